@@ -16,31 +16,13 @@ goes on where it stopped, and one with more samples where the chains ended. Sour
 thesis, tables 7.1 and 7.2.
 """
 
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
-from experiments.activations import figure, judging, moons, network, recipe, sine, trials
-from experiments.harness import Found, Report, Row, Run, Study, Table
+from experiments.activations import findings, moons, network, recipe, sine, trials
+from experiments.harness import Found, Part, Run, Study
 
-MIXING = ("rhat_max", "rhat_share", "ess_min", "ess_median", "divergences", "converged", "seconds")
-
-
-SINE_COLUMNS = (
-    ("activation", "mse_prediction", "mse_aleatoric"),
-    ("activation", "euc", "auroc", "converged"),
-    ("activation", "auroc", *MIXING),
-)
-COLUMNS = {
-    "sine-nuts": SINE_COLUMNS,
-    "sine-nuts-prior": SINE_COLUMNS,
-    "moons-nuts": (
-        ("activation", "accuracy", "auroc", "converged"),
-        ("activation", "auroc", *MIXING),
-    ),
-    "moons-svi": (("activation", "accuracy", "auroc", "seconds"),),
-}
 DIFFERENCES = (
     "the source gives neither regimes, gaps, counts nor the evaluation grid of the noisy sine, nor "
     "the size, noise and out-of-domain quantile of the moons; ours are in `config`",
@@ -54,15 +36,13 @@ DIFFERENCES = (
 )
 
 
-def run(run: Run[recipe.Settings]) -> Found:
-    """Infers networks that differ in nothing but their activation function."""
+def _with_scenes(run: Run[recipe.Settings], found: Found) -> Found:
+    """Moves curves to the arrays, with the data behind them, and compares with the source."""
     settings = run.settings
-    tasks = {(*trial, settings.draws(trial)): trial for trial in settings.plan()}
-    found = run.each([*tasks], lambda task: [trials.infer(tasks[task], run)])
-    rows = [{k: v for k, v in row.items() if k != "curves"} for row in found]
+    rows = [{k: v for k, v in row.items() if k != "curves"} for row in found.rows]
     arrays = {
         f"{row['table']}/{row['activation']}/{name}": np.array(curve)
-        for row in found
+        for row in found.rows
         for name, curve in row["curves"].items()
     }
     known, plane = sine.scene(settings, run.seed), moons.scene(settings, run.seed)
@@ -72,38 +52,18 @@ def run(run: Run[recipe.Settings]) -> Found:
     for name, (x, y) in (("sine", known.train), ("moons", plane.train)):
         scenes |= {f"{name}/train x": x, f"{name}/train y": y}
     arrays |= {name: np.asarray(value) for name, value in scenes.items()}
-    return Found(rows, {"hidden": network.HIDDEN, "rankings": _comparisons(rows)}, arrays)
+    return Found(rows, {"hidden": network.HIDDEN, "rankings": findings.comparisons(rows)}, arrays)
 
 
-def tables(report: Report) -> Sequence[Table]:
-    """Each table by falling AUROC, and how far our order is the source's."""
-    shown = []
-    for name in dict.fromkeys(row["table"] for row in report.rows):
-        rows = sorted((r for r in report.rows if r["table"] == name), key=lambda r: -r["auroc"])
-        shown += [Table.from_rows(name, rows, columns) for columns in COLUMNS[name]]
-    short = [{k: v for k, v in e.items() if k != "ranking"} for e in report.extra["rankings"]]
-    return [*shown, Table.from_rows("rank correlation with the source", short)]
-
-
-def _comparisons(rows: Sequence[Row]) -> list[dict[str, Any]]:
-    sine = ("auroc", "euc", "mse_prediction", "mse_aleatoric")
-    compared = {
-        "sine-nuts": sine,
-        "sine-nuts-prior": sine,
-        "moons-nuts": ("auroc", "accuracy"),
-        "moons-svi": ("auroc", "accuracy"),
-    }
-    return [
-        {"table": table, **judging.compare(own, quantity)}
-        for table, quantities in compared.items()
-        if (own := [row for row in rows if row["table"] == table])
-        for quantity in quantities
-    ]
-
-
+PARTS = (
+    Part[recipe.Settings, tuple[Any, ...]](
+        lambda run: [(*trial, run.settings.draws(trial)) for trial in run.settings.plan()],
+        lambda run, task: [trials.infer(recipe.Trial(*task[:-1]), run)],
+    ),
+)
 STUDY = Study(
     "activations", __doc__, recipe.SIZES,
-    (run,), (judging.judge,), (figure.draw,), (tables,), DIFFERENCES,
+    PARTS, findings.CLAIMS, findings.PLOTS, findings.TABLES, DIFFERENCES, derive=_with_scenes,
 )  # fmt: skip
 
 if __name__ == "__main__":

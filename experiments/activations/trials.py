@@ -10,7 +10,7 @@ import numpy as np
 import optax
 
 from experiments.activations import moons, network, sine
-from experiments.activations.judging import RHAT
+from experiments.activations.findings import RHAT
 from experiments.activations.recipe import Sampling, Settings, Trial
 from experiments.activations.source import MOONS, SINE
 from experiments.activations.starts import trained_starts

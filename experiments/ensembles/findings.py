@@ -12,8 +12,9 @@ from matplotlib.figure import Figure
 from experiments import harness as h
 from experiments.ensembles.sine import GAMMA, SOURCE, grid
 from experiments.harness import Report, Row
+from experiments.sines import draw_sines
 from jaxeff.data import sine as noisy_sine
-from jaxeff.uncertainty import RegressionUncertainty, draw_regression, negative_log_density
+from jaxeff.uncertainty import negative_log_density
 
 COLUMNS = (
     "accuracy", "nll", "ece", "accuracy_ambiguous", "auroc_aleatoric", "auroc", "auroc_ambiguous",
@@ -232,36 +233,23 @@ TABLES = (
 
 def bands(report: Report) -> Mapping[str, Figure]:
     """Draws the source's configurations on the sine: predictions, their errors and the doubt."""
-    places: dict[str, str] = {}
+    settings, panels = report.config["sine"], {}
     for row in sine(report):
         place = f"sine/{row['is']}/{row['activation']}"
         if SOURCE.get(row["method"]) == row["activation"] and f"{place}/x" in report.arrays:
-            places[f"{row['is']}, {row['activation']}: AUROC {row['auroc']:.3f}"] = place
-    if not places:
+            own: dict[str, Any] = {
+                name: jnp.asarray(report.arrays[f"{place}/{name}"])
+                for name in ("x", "y", "mean", "aleatoric", "epistemic")
+            }
+            own["train"] = own["x"][:, None], own["y"]
+            panels[f"{row['is']}, {row['activation']}: AUROC {row['auroc']:.3f}"] = own
+    if not panels:
         return {}
-    at = grid(report.config["sine"]["margin"], report.config["sine"]["points"])
-    figure = plt.figure(figsize=(4.6 * len(places), 4.4), layout="constrained")
-    panels = np.ravel(np.asarray(figure.subfigures(1, len(places), squeeze=False)))
-    for panel, (title, place) in zip(panels, places.items(), strict=True):
-        axes = panel.subplots(3, 1, sharex=True, gridspec_kw={"height_ratios": (2, 1, 1)})
-        arrays = {
-            name: jnp.asarray(report.arrays[f"{place}/{name}"])
-            for name in ("x", "y", *RegressionUncertainty._fields)
-        }
-        train = arrays.pop("x")[:, None], arrays.pop("y")
-        draw_regression(
-            axes, at, RegressionUncertainty(**arrays), train, noisy_sine.noise_std(at),
-            negative_log_density(at[:, None], train[0]), noisy_sine.target(at),
-        )  # fmt: skip
-        for axis in panel.axes:
-            axis.xaxis.label.set_fontsize(7)
-            axis.yaxis.label.set_fontsize(7)
-            axis.tick_params(labelsize=7)
-        panel.suptitle(title, fontsize=9)
-    found = [axis.get_legend_handles_labels() for axis in panel.axes]
-    handles, labels = ([one for own in part for one in own] for part in zip(*found, strict=True))
-    figure.legend(handles, labels, loc="outside lower center", fontsize=7, ncols=len(labels))
-    return {"sine": figure}
+    at = grid(settings["margin"], settings["points"])
+    for own in panels.values():
+        own["sparsity"] = negative_log_density(at[:, None], own["train"][0])
+    noise, target = noisy_sine.noise_std(at), noisy_sine.target(at)
+    return {"sine": draw_sines(panels, None, at, noise, None, target, columns=len(panels))}
 
 
 def histograms(report: Report) -> Mapping[str, Figure]:

@@ -25,6 +25,7 @@ from experiments.harness.plots import Bars as Bars
 from experiments.harness.plots import Curves as Curves
 from experiments.harness.plots import Dots as Dots
 from experiments.harness.plots import Panel as Panel
+from experiments.harness.plots import Panels as Panels
 from experiments.harness.plots import Plot as Plot
 from experiments.harness.report import Report as Report
 from experiments.harness.report import Row as Row

@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from experiments.activations import judging, network, recipe
+from experiments.activations import findings, network, recipe
+from experiments.activations.__main__ import STUDY
 from experiments.activations.source import MOONS, SINE
 from experiments.activations.starts import trained_starts
 from experiments.harness import Refused, Report
@@ -44,7 +45,7 @@ def row(table, activation, auroc, source=None, **more):
 
 def judged(rows):
     report = Report("activations", "default", {}, rows)
-    judging.judge(report)
+    STUDY.judge(report)
     return {check["name"]: check["passed"] for check in report.checks}
 
 
@@ -56,7 +57,7 @@ def test_the_sources_own_numbers_pass_the_checks():
     checks = judged(rows)
     assert len(checks) == 7
     assert all(checks.values())
-    compared = judging.compare(rows[: len(SINE)], "auroc")
+    compared = findings.compare(rows[: len(SINE)], "auroc")
     assert compared["correlation"] == pytest.approx(1)
     assert compared["ranking"][0] == {"activation": "Cosine", "ours": 1, "source": 1}
 
@@ -65,7 +66,7 @@ def test_other_numbers_fail_them():
     rows = [row("sine-nuts", n, 1 - r.auroc, r.auroc) for n, r in SINE.items()]
     rows += [row("moons-nuts", n, 1 - r.auroc_nuts) for n, r in MOONS.items()]
     assert not any(judged(rows).values())
-    assert judging.compare(rows[: len(SINE)], "auroc")["correlation"] == pytest.approx(-1)
+    assert findings.compare(rows[: len(SINE)], "auroc")["correlation"] == pytest.approx(-1)
 
 
 def test_chains_that_did_not_converge_fail_the_check():

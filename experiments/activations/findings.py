@@ -1,0 +1,250 @@
+"""The figures to reach, how our order of activations compares with the source's, and pictures."""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
+from typing import Any
+
+import matplotlib.pyplot as plt
+import numpy as np
+from matplotlib.figure import Figure
+from scipy.stats import spearmanr
+
+from experiments import harness as h
+from experiments.activations.network import LEARNED
+from experiments.activations.source import MOONS, SINE
+from experiments.harness import Report, Row
+from experiments.sines import draw_sines
+from jaxeff.uncertainty import draw_plane
+
+GOOD, SHARE_GOOD = 0.95, 20
+WORST = {"Softmax", "Softmin", "Hardshrink"}
+RHAT = 1.05
+STARTS = {"sine-nuts": "trained", "sine-nuts-prior": "prior"}
+MIXING = ("rhat_max", "rhat_share", "ess_min", "ess_median", "divergences", "converged", "seconds")
+SINE_COLUMNS = (
+    ("activation", "mse_prediction", "mse_aleatoric"),
+    ("activation", "euc", "auroc", "converged"),
+    ("activation", "auroc", *MIXING),
+)
+COLUMNS = {
+    **dict.fromkeys(STARTS, SINE_COLUMNS),
+    "moons-nuts": (
+        ("activation", "accuracy", "auroc", "converged"), ("activation", "auroc", *MIXING),
+    ),
+    "moons-svi": (("activation", "accuracy", "auroc", "seconds"),),
+}  # fmt: skip
+
+
+def of_table(name: str) -> h.Chosen:
+    """Selects the rows of a table, by falling AUROC."""
+    of = h.where(table=name)
+    return lambda report: sorted(of(report), key=lambda row: -row["auroc"])
+
+
+def compare(rows: Sequence[Row], quantity: str) -> dict[str, Any]:
+    """Ranks by a quantity, beside the source's ranking.
+
+    Args:
+        rows: Of one table; those without a number of the source (the learned activation) and
+            those that are not finite don't count.
+        quantity: A key of the rows, such as ``auroc``; the source's number is at
+            ``source_<quantity>``.
+
+    Returns:
+        ``correlation``, Spearman's (None for fewer than three rows), its ``p_value``, and
+        ``ranking``: per activation our and the source's place, 1 the highest number.
+    """
+    known = [row for row in rows if row["activation"] != LEARNED and np.isfinite(row[quantity])]
+    ours = np.array([row[quantity] for row in known])
+    theirs = np.array([row[f"source_{quantity}"] for row in known])
+    if len(known) < 3:
+        return {"quantity": quantity, "correlation": None, "p_value": None, "ranking": []}
+    found = spearmanr(ours, theirs)
+    ranking = [
+        {
+            "activation": row["activation"],
+            "ours": int((ours > row[quantity]).sum()) + 1,
+            "source": int((theirs > row[f"source_{quantity}"]).sum()) + 1,
+        }
+        for row in sorted(known, key=lambda row: -row[quantity])
+    ]
+    return {
+        "quantity": quantity, "correlation": float(found.statistic),
+        "p_value": float(found.pvalue), "ranking": ranking,
+    }  # fmt: skip
+
+
+def comparisons(rows: Sequence[Row]) -> list[Row]:
+    """Compares every table with the source's, quantity by quantity."""
+    return [
+        {"table": table, **compare(own, quantity)}
+        for table in COLUMNS
+        if (own := [row for row in rows if row["table"] == table])
+        for quantity in (
+            ("auroc", "euc", "mse_prediction", "mse_aleatoric")
+            if table in STARTS
+            else ("auroc", "accuracy")
+        )
+    ]
+
+
+def _aurocs(report: Report, table: str) -> dict[str, float]:
+    return {row["activation"]: row["auroc"] for row in h.where(table=table)(report)}
+
+
+def sine_orders(report: Report) -> Iterator[Row]:
+    """Selects a row per kind of start for which all activations of the source were run."""
+    for table, start in STARTS.items():
+        ours = _aurocs(report, table)
+        if SINE.keys() <= ours.keys():
+            lowest = sorted(SINE, key=ours.__getitem__)[: len(WORST)]
+            good = sum(ours[name] > GOOD for name in SINE)
+            yield {
+                "start": start, "good": good, "worst": ", ".join(lowest), "same": {*lowest} == WORST
+            }  # fmt: skip
+
+
+def moons_orders(report: Report) -> Iterator[Row]:
+    """Selects one row if all activations of the source were run on the moons by NUTS."""
+    nuts, svi = (_aurocs(report, f"moons-{method}") for method in ("nuts", "svi"))
+    if MOONS.keys() <= nuts.keys():
+        by_auroc = sorted(MOONS, key=nuts.__getitem__)
+        both = MOONS.keys() <= svi.keys()
+        wins = sum(nuts[name] > svi[name] for name in MOONS) if both else None
+        yield {"best": by_auroc[-1], "worst": by_auroc[0], "wins": wins}
+
+
+claim = partial(h.Claim, needs="default")
+CLAIMS = (
+    h.Claim(
+        f"sine, {{start}} starts: activations with AUROC above {GOOD}", "good",
+        h.at_least(SHARE_GOOD), sum(row.auroc > GOOD for row in SINE.values()), sine_orders,
+    ),
+    h.Claim(
+        "sine, {start} starts: the three worst", "same", h.true, ", ".join(sorted(WORST)),
+        sine_orders, shown="worst",
+    ),
+    h.Claim("moons, NUTS: best AUROC", "best", h.equals("Sine"), "Sine", moons_orders),
+    h.Claim("moons, NUTS: worst AUROC", "worst", h.equals("Sigmoid"), "Sigmoid", moons_orders),
+    h.Claim(
+        "moons: NUTS above SVI in AUROC", "wins", h.above(len(MOONS) / 2),
+        sum(row.auroc_nuts > row.auroc_svi for row in MOONS.values()), moons_orders,
+    ),
+    claim(
+        f"{{table}}: R-hat of predictions below {RHAT}", "converged", h.equals("count"), None,
+        h.summary(
+            h.having("rhat_max"), "table", count=len,
+            converged=lambda rows: sum(row["converged"] for row in rows),
+        ),
+        shown="{converged} of {count}",
+    ),
+)  # fmt: skip
+
+TABLES = (
+    *(h.Listing(name, own, of_table(name)) for name, shown in COLUMNS.items() for own in shown),
+    h.Listing(
+        "rank correlation with the source",
+        ("table", "quantity", "correlation", "p_value"),
+        h.extra("rankings"),
+    ),
+)
+
+
+def sines(name: str, table: str, columns: int, shown: Callable[[Row], Any] = bool) -> Any:
+    """Declares the source's three rows for each activation, by falling AUROC."""
+
+    def draw(report: Report) -> Mapping[str, Figure]:
+        arrays = report.arrays
+        panels = {
+            _title(row): {
+                part: arrays[f"{table}/{row['activation']}/{part}"]
+                for part in ("mean", "aleatoric", "epistemic")
+            }
+            for row in of_table(table)(report)
+            if shown(row)
+        }
+        if not panels:
+            return {}
+        known = [arrays[f"sine/{k}"] for k in ("x", "noise", "sparsity", "target")]
+        train = (arrays["sine/train x"], arrays["sine/train y"])
+        return {name: draw_sines(panels, train, *known, columns=columns)}
+
+    return draw
+
+
+def moons(table: str, columns: int = 2) -> Any:
+    """Declares the source's two panels for each activation, by falling AUROC."""
+
+    def draw(report: Report) -> Mapping[str, Figure]:
+        rows = of_table(table)(report)
+        arrays: Mapping[str, Any] = report.arrays
+        if not rows:
+            return {}
+        grid = (arrays["moons/first"], arrays["moons/second"])
+        train = (arrays["moons/train x"], arrays["moons/train y"])
+        lines = -(-len(rows) // columns)
+        figure = plt.figure(figsize=(6.6 * columns, 2.9 * lines), layout="constrained")
+        panels = np.ravel(np.asarray(figure.subfigures(lines, columns, squeeze=False)))
+        for panel, row in zip(panels, rows, strict=False):
+            axes = panel.subplots(1, 2, sharey=True)
+            place = f"{table}/{row['activation']}"
+            names = (f"{place}/probability", f"{place}/epistemic", "moons/outside")
+            probability, epistemic, ood = (arrays[name].reshape(grid[0].shape) for name in names)
+            filled = draw_plane(axes, grid, probability, epistemic, ood, train)
+            for axis, contours, label in zip(axes, filled, ("mean", "nats"), strict=True):
+                axis.tick_params(labelsize=7)
+                bar = panel.colorbar(contours, ax=axis, format="%.2f")
+                bar.set_label(label, fontsize=7)
+                bar.ax.tick_params(labelsize=6)
+            panel.suptitle(_title(row), fontsize=9)
+        return {table: figure}
+
+    return draw
+
+
+def _title(row: Row) -> str:
+    parts = [f"{row['activation']}: AUROC {row['auroc']:.3f}"]
+    if "source_auroc" in row:
+        parts.append(f"(source {row['source_auroc']:.3f})")
+    if not row.get("converged", True):
+        parts.append(f"not converged, R-hat {row['rhat_max']:.2f}")
+    return " ".join(parts)
+
+
+def ranking(table: str) -> h.Panels:
+    """Declares our AUROC against the source's, by what is missing to 1: most are close to it."""
+
+    def paint(rows: Sequence[Row], axis: Any) -> None:
+        for row in rows:
+            if "source_auroc" not in row:
+                continue
+            colour = "C0" if row.get("converged", True) else "white"
+            place = (1 - row["source_auroc"], 1 - row["auroc"])
+            axis.plot(*place, "o", color="C0", mfc=colour)
+            axis.annotate(
+                row["activation"], place, fontsize=6, xytext=(4, 2), textcoords="offset points"
+            )
+        axis.axline((0.01, 0.01), (0.1, 0.1), color="gray", lw=0.7)
+        axis.set(
+            xscale="log", yscale="log", xlabel="1 - AUROC, source",
+            ylabel="1 - AUROC, ours (hollow: not converged)",
+        )  # fmt: skip
+        axis.invert_xaxis()
+        axis.invert_yaxis()
+
+    def panels(report: Report) -> list[h.Panel]:
+        rows = of_table(table)(report)
+        correlation = compare(rows, "auroc")["correlation"]
+        title = f"Spearman's rank correlation of AUROC {correlation or 0:.2f}"
+        return [h.Panel(title, partial(paint, rows))] if correlation is not None else []
+
+    return panels
+
+
+PLOTS = (
+    *(sines(table, table, 4) for table in STARTS),
+    sines("sine-ten", "sine-nuts", 2, lambda row: row["activation"] in MOONS),
+    moons("moons-nuts"),
+    moons("moons-svi"),
+    *(h.Plot(f"{table}-ranking", ranking(table), size=(6.5, 6)) for table in COLUMNS),
+)
