@@ -17,7 +17,7 @@ import functools
 from dataclasses import dataclass
 
 from experiments import classifiers
-from experiments.compression import allocation, figure, judging, recipe, training, without_training
+from experiments.compression import allocation, findings, recipe, training, without_training
 from experiments.compression.methods import FLOAT, METHODS, at_bits
 from experiments.harness import Row, Run, Study
 
@@ -96,8 +96,7 @@ def _measure(
 
 STUDY = Study(
     "compression", __doc__, recipe.SIZES,
-    (run,), (judging.judge,), (figure.draw,), (judging.tables,),
-    DIFFERENCES,
+    (run,), findings.CLAIMS, findings.PLOTS, findings.TABLES, DIFFERENCES,
 )  # fmt: skip
 
 if __name__ == "__main__":
