@@ -20,9 +20,8 @@ from typing import Any
 
 import numpy as np
 
-from experiments.harness import Found, Report, Row, Run, Study, Table
+from experiments.harness import Found, Row, Run, Study
 from experiments.walking_noise import (
-    figures,
     findings,
     mechanisms,
     network,
@@ -30,16 +29,6 @@ from experiments.walking_noise import (
     repetition,
     training,
 )
-
-MIDPOINTS = ("case", "kind", "where", "site", "mu", "mu_std", "bracket_low", "bracket_high")
-BINARIZATION = (
-    "case", "site", "level", "kept", "valley", "valley_least_noise", "low_peak", "high_peak",
-    "zero", "accuracy", "accuracy_binarized",
-)  # fmt: skip
-REPETITION = (
-    "case", "sigma", "clean", "uniform", "guided", "guided_by_source", "source_uniform",
-    "source_guided",
-)  # fmt: skip
 
 
 def run(run: Run[recipe.Settings]) -> Found:
@@ -83,24 +72,9 @@ def run(run: Run[recipe.Settings]) -> Found:
     )
 
 
-def tables(report: Report) -> Sequence[Table]:
-    """Midpoints, self-binarization, repetition."""
-    fits = report.extra["midpoints"]
-    none = sum(fit["mu"] is None for fit in fits)
-    return [
-        Table.from_rows(
-            f"midpoints ({none} of {len(fits)} curves have none; the JSON says why)",
-            fits,
-            MIDPOINTS,
-        ),
-        Table.from_rows("self-binarization", report.extra["binarization"], BINARIZATION),
-        Table.from_rows("repetition (accuracy)", report.extra["repetition"], REPETITION),
-    ]
-
-
 STUDY = Study(
     "walking_noise", __doc__, recipe.SIZES,
-    (run,), (findings.judge,), (figures.draw,), (tables,),
+    (run,), findings.CLAIMS, findings.PLOTS, findings.TABLES,
 )  # fmt: skip
 
 if __name__ == "__main__":

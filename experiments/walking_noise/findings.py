@@ -1,19 +1,36 @@
-"""What the rows say: midpoints, and the source's findings as checks with numbers."""
+"""What the rows say: midpoints, the source's findings as claims with numbers, and pictures."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
+import matplotlib.pyplot as plt
 import numpy as np
+from matplotlib.axes import Axes
 
-from experiments.harness import Report, Row
-from jaxeff.robustness import Midpoint, fit_midpoint
+from experiments.harness import (
+    Claim,
+    Curves,
+    Listing,
+    Panel,
+    Plot,
+    Report,
+    Row,
+    Table,
+    above,
+    at_least,
+    below,
+    grouped,
+)
+from jaxeff.robustness import Midpoint, fit_midpoint, summarize
+from jaxeff.robustness.curves import draw_contour, draw_curve, draw_histograms, draw_midpoints
 
 HUGE = 1e6
 """Multiplicative noise that no value survives, only its being zero or not."""
 KEEPS = 0.7
 """Share of the accuracy above chance that counts as kept."""
 CHANCE = 0.1
+KINDS = {"add": "additive", "mul": "multiplicative"}
 ORDERS = {"mul_add": "multiplicative first", "add_mul": "additive first"}
 SCALES = {
     ("add", "global"): "linear", ("mul", "global"): "linear",
@@ -52,73 +69,6 @@ def midpoints(rows: Sequence[Row]) -> dict[Curve, Midpoint]:
         scale = SCALES[curve.kind, curve.where]
         found[curve] = fit_midpoint(levels, table, chance=CHANCE, scale=scale)
     return found
-
-
-def judge(report: Report) -> None:
-    """The source's findings, each with its numbers; few epochs on digits decide none of them."""
-    claim = partial(report.check, needs="default")
-    check(claim, report.rows, report.extra.get("repetition", ()))
-    check_binarization(claim, report.extra.get("binarization", ()))
-
-
-def check(claim: Callable[..., None], rows: Sequence[Row], tables: Sequence[Row]) -> None:
-    """What the rows say of midpoints, weights, huge noise and the order of two kinds."""
-    fits = midpoints(rows)
-    for case in sorted({row["case"].removesuffix("-bn") for row in rows}):
-        pair = [Curve(name, "add", "global", "global") for name in (f"{case}-bn", case)]
-        if not all(curve in fits for curve in pair):
-            continue
-        with_bn, without, scale = *(fits[curve] for curve in pair), SCALES["add", "global"]
-        if not (with_bn.found and without.found):  # a long tail: the same scale for both
-            scale = "log"
-            with_bn, without = (
-                fit_midpoint(*accuracies(rows, curve), chance=CHANCE, scale=scale) for curve in pair
-            )
-        if with_bn.found and without.found:
-            claim(
-                f"{case}: batch norm lowers the additive midpoint ({scale} scale, without over "
-                "with)",
-                "> 1", without.mu / with_bn.mu, without.mu > with_bn.mu,
-            )  # fmt: skip
-    for case in _cases(rows, kind="add", where="layers", batch_norm=False):
-        growth, site, level = weight_growth(rows, case)
-        claim(
-            f"{case}: additive noise grows weights (rms over that at the least noise, {site} at "
-            f"{level:.2g})",
-            "> 1", growth, growth > 1,
-        )  # fmt: skip
-    for case in _cases(rows, kind="mul", where="layers"):
-        normed = case.endswith("-bn")
-        kept = kept_shares(rows, case)
-        site = max(kept, key=lambda s: kept[s])
-        words = "with batch norm a slot keeps" if normed else "without batch norm no slot keeps"
-        claim(
-            f"{case}: {words} its accuracy under multiplicative noise >= 1e6 (best: {site})",
-            f"{'>=' if normed else '<'} {KEEPS}", kept[site], (kept[site] >= KEEPS) is normed,
-        )  # fmt: skip
-    for case, site in sorted({(r["case"], r["site"]) for r in rows if r["kind"] in ORDERS}):
-        means = {
-            kind: np.mean([r["accuracy"] for r in found])
-            for kind in ORDERS
-            if (
-                found := [
-                    r for r in rows if (r["case"], r["site"], r["kind"]) == (case, site, kind)
-                ]
-            )
-        }
-        if len(means) == len(ORDERS):
-            first, second = (means[kind] for kind in ORDERS)
-            claim(
-                f"{case}, {site}: multiplicative-first beats additive-first (mean accuracy)",
-                f"> {second:.3f}", first, first > second,
-            )  # fmt: skip
-    for row in tables:
-        claim(
-            f"{row['case']}: guided over uniform repetition (accuracy, sigma {row['sigma']})",
-            f"{row['source_guided']} over {row['source_uniform']}",
-            f"{row['guided']:.3f} over {row['uniform']:.3f}",
-            row["guided"] > row["uniform"],
-        )
 
 
 def weight_growth(rows: Sequence[Row], case: str) -> tuple[float, str, float]:
@@ -166,20 +116,248 @@ def _cases(rows: Iterable[Row], **which: Any) -> list[str]:
     return sorted({r["case"] for r in rows if all(r[k] == v for k, v in which.items())})
 
 
-def check_binarization(claim: Callable[..., None], binarizations: Sequence[Row]) -> None:
-    """Two peaks where noise is survived, and quantization to two values nearly free."""
-    for case in dict.fromkeys(row["case"] for row in binarizations):
-        rows = [row for row in binarizations if row["case"] == case]
-        split = [row["site"] for row in rows if row["valley"] < 1 <= row["valley_least_noise"]]
-        claim(
-            f"{case}: slots that keep their accuracy with two peaks of magnitudes, which they "
-            f"don't have at the least noise ({', '.join(split)})",
-            ">= 1", f"{len(split)} of {len(rows)}", bool(split),
-        )  # fmt: skip
+def normed(report: Report) -> Iterator[Row]:
+    """Selects the additive midpoints without batch norm over those with it."""
+    fits = midpoints(report.rows)
+    for case in sorted({row["case"].removesuffix("-bn") for row in report.rows}):
+        pair = [Curve(name, "add", "global", "global") for name in (f"{case}-bn", case)]
+        if not all(curve in fits for curve in pair):
+            continue
+        found, scale = [fits[curve] for curve in pair], SCALES["add", "global"]
+        if not all(fit.found for fit in found):  # a long tail: the same scale for both
+            scale = "log"
+            found = [
+                fit_midpoint(*accuracies(report.rows, curve), chance=CHANCE, scale=scale)
+                for curve in pair
+            ]
+        if all(fit.found for fit in found):
+            yield {"case": case, "scale": scale, "ratio": found[1].mu / found[0].mu}
+
+
+def grown(report: Report) -> Iterator[Row]:
+    """Selects how far weights grow under additive noise."""
+    for case in _cases(report.rows, kind="add", where="layers", batch_norm=False):
+        growth, site, level = weight_growth(report.rows, case)
+        yield {"case": case, "growth": growth, "site": site, "level": level}
+
+
+def kept(report: Report) -> Iterator[Row]:
+    """Selects the slots that keep most under huge multiplicative noise."""
+    for case in _cases(report.rows, kind="mul", where="layers"):
+        shares = kept_shares(report.rows, case)
+        site = max(shares, key=lambda s: shares[s])
+        known = case.endswith("-bn")
+        words = "with batch norm a slot keeps" if known else "without batch norm no slot keeps"
+        yield {"case": case, "words": words, "normed": known, "site": site, "kept": shares[site]}
+
+
+def mixed(report: Report) -> list[Row]:
+    """Selects the rows of both kinds of noise at once."""
+    return [row for row in report.rows if row["kind"] in ORDERS]
+
+
+def ordered(report: Report) -> Iterator[Row]:
+    """Selects mean accuracies of both orders."""
+    for (case, site), same in sorted(grouped(mixed(report), "case", "site").items()):
+        means = [
+            np.mean([row["accuracy"] for row in same if row["kind"] == kind]) for kind in ORDERS
+            if any(row["kind"] == kind for row in same)
+        ]  # fmt: skip
+        if len(means) == len(ORDERS):
+            yield {"case": case, "site": site, "first": means[0], "second": means[1]}
+
+
+def repeated(report: Report) -> Sequence[Row]:
+    """Selects the table of repetition."""
+    rows: Sequence[Row] = report.extra.get("repetition", ())
+    return rows
+
+
+def binarized(report: Report) -> Sequence[Row]:
+    """Selects the slots that keep their accuracy."""
+    rows: Sequence[Row] = report.extra.get("binarization", ())
+    return rows
+
+
+def split(report: Report) -> Iterator[Row]:
+    """Selects how many of them have two peaks of magnitudes that least noise doesn't give them."""
+    for (case,), rows in grouped(binarized(report), "case").items():
+        sites = [row["site"] for row in rows if row["valley"] < 1 <= row["valley_least_noise"]]
+        yield {"case": case, "sites": ", ".join(sites), "split": len(sites), "slots": len(rows)}
+
+
+claim = partial(Claim, needs="default")  # few epochs on digits decide nothing
+CLAIMS = (
+    claim(
+        "{case}: batch norm lowers the additive midpoint ({scale} scale, without over with)",
+        "ratio", above(1), "> 1", normed,
+    ),
+    claim(
+        "{case}: additive noise grows weights (rms over that at the least noise, {site} at "
+        "{level:.2g})",
+        "growth", above(1), "> 1", grown,
+    ),
+    claim(
+        "{case}: {words} its accuracy under multiplicative noise >= 1e6 (best: {site})",
+        "kept", lambda row, share: (share >= KEEPS) is row["normed"],
+        lambda row: f"{'>=' if row['normed'] else '<'} {KEEPS}", kept,
+    ),
+    claim(
+        "{case}, {site}: multiplicative-first beats additive-first (mean accuracy)",
+        "first", above("second"), "> {second:.3f}", ordered,
+    ),
+    claim(
+        "{case}: guided over uniform repetition (accuracy, sigma {sigma})",
+        "guided", above("uniform"), "{source_guided} over {source_uniform}", repeated,
+        shown="{guided:.3f} over {uniform:.3f}",
+    ),
+    claim(
+        "{case}: slots that keep their accuracy with two peaks of magnitudes, which they don't "
+        "have at the least noise ({sites})",
+        "split", at_least(1), ">= 1", split, shown="{split} of {slots}",
+    ),
+    claim(
+        "{case}, {site}, noise {level:.0e}: accuracy lost by two values",
+        lambda row: row["accuracy"] - row["accuracy_binarized"], below(0.02), "nearly none",
+        binarized, when=lambda row: row["accuracy_binarized"] is not None,
+    ),
+)  # fmt: skip
+
+
+def fitted(report: Report) -> Sequence[Table]:
+    """Tabulates midpoints."""
+    fits = report.extra["midpoints"]
+    none = sum(fit["mu"] is None for fit in fits)
+    title = f"midpoints ({none} of {len(fits)} curves have none; the JSON says why)"
+    columns = ("case", "kind", "where", "site", "mu", "mu_std", "bracket_low", "bracket_high")
+    return [Table.from_rows(title, fits, columns)]
+
+
+TABLES = (
+    fitted,
+    Listing(
+        "self-binarization",
+        (
+            "case", "site", "level", "kept", "valley", "valley_least_noise", "low_peak",
+            "high_peak", "zero", "accuracy", "accuracy_binarized",
+        ),
+        binarized,
+    ),
+    Listing(
+        "repetition (accuracy)",
+        (
+            "case", "sigma", "clean", "uniform", "guided", "guided_by_source", "source_uniform",
+            "source_guided",
+        ),
+        repeated,
+    ),
+)  # fmt: skip
+
+
+def everywhere(report: Report) -> Iterator[Panel]:
+    """Draws accuracy under noise in every slot at once: a panel per network and kind."""
+    fits = midpoints(report.rows)
+    chosen = [curve for curve in fits if curve.where == "global"]
+    for case, kind in dict.fromkeys((c.case.removesuffix("-bn"), c.kind) for c in chosen):
+
+        def paint(axis: Axes, case: str = case, kind: str = kind) -> None:
+            for k, (suffix, label) in enumerate((("-bn", "batch norm"), ("", "no batch norm"))):
+                curve = Curve(case + suffix, kind, "global", "global")
+                if curve in fits:
+                    summary = summarize(*accuracies(report.rows, curve))
+                    draw_curve(axis, summary, fits[curve], label=label, color=f"C{k}")
+            axis.set_ylim(0, 1)
+
+        yield Panel(f"{case}, {KINDS[kind]} noise everywhere", paint)
+
+
+def slots(kind: str, report: Report) -> Iterator[Panel]:
+    """Draws midpoints slot by slot."""
+    fits = midpoints(report.rows)
+    for case in dict.fromkeys(c.case for c in fits if (c.where, c.kind) == ("layers", kind)):
+        own = {c.site: fit for c, fit in fits.items() if c[:3] == (case, kind, "layers")}
+        title = f"{case}: midpoint of {KINDS[kind]} noise in one slot"
+        yield Panel(title, partial(draw_midpoints, midpoints=own))
+
+
+def walked(kind: str, report: Report) -> Iterator[Row]:
+    """Selects the curves of single slots."""
+    for curve in _curves(report.rows):
+        if (curve.where, curve.kind) == ("layers", kind):
+            levels, table = accuracies(report.rows, curve)
+            mean = np.where(np.isnan(table), CHANCE, table).mean(axis=0).tolist()
+            yield {**curve._asdict(), "levels": levels, "accuracy": mean}
+
+
+def looked_at(report: Report) -> Iterator[tuple[Row, dict[str, np.ndarray]]]:
+    """Selects the slots whose values are in the arrays, with those."""
+    names = ("before", "least", "noisy", "thresholds", "accuracies")
+    for row in binarized(report):
+        if row["accuracy"] is not None:
+            yield row, {name: report.arrays[f"{row['case']}/{name}"] for name in names}
+
+
+def peaks(report: Report) -> Iterator[Panel]:
+    """Draws values on both scales (Klein's thesis, section 6.2.2)."""
+    for row, found in looked_at(report):
+        level, before = row["level"], found["before"]
+        trained = {f"trained with σ = {level:.0e}": before, "least noise": found["least"]}
+        scaled = {"with noise, over σ": found["noisy"] / level, "before noise": before}
+        title = f"{row['case']}: values of {row['site']}, before noise"
+        yield Panel(title, partial(draw_histograms, values=trained, scale="log"))
+        yield Panel("the same, linear", partial(draw_histograms, values=scaled))
+
+
+def cuts(report: Report) -> Iterator[Row]:
+    """Selects the threshold checks."""
+    for row, found in looked_at(report):
+        places, two = (found["thresholds"] / row["level"]).tolist(), found["accuracies"].tolist()
+        yield {"case": row["case"], "at": places, "two": two, "all": [row["accuracy"]] * len(two)}
+
+
+def surfaces(report: Report) -> Iterator[Panel]:
+    """Draws accuracy over both kinds of noise: a panel per network and order."""
+    for (case, site, order), rows in grouped(mixed(report), "case", "site", "kind").items():
+        add, mul = (np.unique([row[name] for row in rows]) for name in ("add", "mul"))
+        table = np.full((len(add), len(mul)), np.nan)
         for row in rows:
-            if row["accuracy_binarized"] is not None:
-                loss = row["accuracy"] - row["accuracy_binarized"]
-                claim(
-                    f"{case}, {row['site']}, noise {row['level']:.0e}: accuracy lost by two values",
-                    "nearly none", loss, loss < 0.02,
-                )  # fmt: skip
+            place = np.searchsorted(add, row["add"]), np.searchsorted(mul, row["mul"])
+            table[place] = CHANCE if row["diverged"] else row["accuracy"]
+        if min(table.shape) > 1:  # a surface
+
+            def paint(axis: Axes, drawn: tuple[Any, ...] = (add, mul, table)) -> None:
+                plt.colorbar(draw_contour(axis, *drawn), ax=axis, label="accuracy")
+
+            yield Panel(f"{case}, {site}: {ORDERS[order]}", paint)
+
+
+PLOTS = (
+    Plot("curves", everywhere, columns=len(KINDS), size=(5.5, 2.9)),
+    *(
+        Plot(
+            f"layers-{kind}", partial(slots, kind),
+            Curves(
+                "levels", "accuracy", partial(walked, kind), "{site}", "{case}", style=".-",
+                axes={
+                    "xscale": "log", "ylim": (0, 1), "xlabel": "noise level σ",
+                    "ylabel": "accuracy",
+                },
+            ),
+            columns=2, size=(6, 3.1),
+        )
+        for kind in KINDS
+    ),
+    Plot(
+        "binarization", peaks,
+        Curves(
+            "at", {"two": "two values only", "all": "all values"}, cuts, facet="{case}",
+            style={"two values only": ".-", "all values": "--"},
+            axes={
+                "xscale": "log", "ylim": (0, 1), "xlabel": "threshold / σ",
+                "ylabel": "accuracy under the noise",
+            },
+        ),
+        columns=3, size=(4.3, 3.8),
+    ),
+    Plot("mixed", surfaces, columns=len(ORDERS), size=(5, 3.8)),
+)  # fmt: skip

@@ -1,12 +1,12 @@
 """How well the cheap measures rank slots: Spearman's rank correlation with walking noise."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
-from scipy.stats import spearmanr
+from scipy.stats import rankdata, spearmanr
 
-from experiments.harness import Report, Row
+from experiments.harness import Claim, Curves, Dots, Plot, Report, Row, above
 from experiments.walking_noise.reference import WALKING
 
 AGREES = 0.5
@@ -76,19 +76,20 @@ def compare(rows: Sequence[Row], size: str) -> list[Row]:
     return [plain(row) for row in table]
 
 
-def judge(report: Report) -> None:
-    """The claims; the source proposes the measures and reports no number."""
-    references = {"spearman": "walking noise", "spearman_evaluation": "walking at evaluation"}
+def references(report: Report) -> Iterator[Row]:
+    """Selects the correlation of every cheap measure with either walking noise."""
     for row in report.rows:
-        for column, reference in references.items():
-            if row["measure"] not in (WALKING, EVALUATED):
-                rho = row[column]
-                report.check(
-                    f"{row['case']}: {row['measure']} ranks {row['slots']} slots as {reference} "
-                    "(Spearman)",
-                    f"> {AGREES} (not published)", rho, rho is not None and rho > AGREES,
-                    needs="default",
-                )  # fmt: skip
+        if row["measure"] not in (WALKING, EVALUATED):
+            yield row | {"reference": "walking noise", "rho": row["spearman"]}
+            yield row | {"reference": EVALUATED, "rho": row["spearman_evaluation"]}
+
+
+CLAIMS = (
+    Claim(  # the source proposes the measures and reports no number
+        "{case}: {measure} ranks {slots} slots as {reference} (Spearman)",
+        "rho", above(AGREES), f"> {AGREES} (not published)", references, "default",
+    ),
+)  # fmt: skip
 
 
 def plain(row: Row) -> Row:
@@ -110,3 +111,44 @@ def _sortable(level: float) -> float:
 
 def _finite(value: Any) -> Any:
     return None if isinstance(value, float) and not np.isfinite(value) else value
+
+
+def slots(report: Report) -> Iterator[Row]:
+    """Selects every slot's level and rank by every measure; none beyond the levels."""
+    rows = [restored(row) for row in report.extra["slots"]]
+    for case in dict.fromkeys(row["case"] for row in rows):
+        walking = by_site(rows, case, WALKING)
+        for measure in (WALKING, *MEASURES):
+            found = by_site(rows, case, measure)
+            sites = [s for s in walking if not np.isnan([walking[s], found[s]]).any()]
+            ranks = [rankdata([of[s] for s in sites]).tolist() for of in (walking, found)]
+            known = {"case": case, "rho": correlation(found, walking)[0]}
+            yield {**known, "ranked": measure, "by walking noise": ranks[0], "rank": ranks[1]}
+            for site, level in found.items():
+                drawn = level if 0 < level < np.inf else None
+                yield {**known, "measure": measure, "site": site, "level": drawn}
+
+
+def ranked(report: Report) -> list[Row]:
+    """Selects the cheap measures' ranks."""
+    return [row for row in slots(report) if row.get("ranked") in MEASURES]
+
+
+PLOTS = (
+    Plot(
+        "ranking",
+        Dots(
+            "site", "level", lambda report: (row for row in slots(report) if "site" in row),
+            "{measure}", "{case}: tolerated noise by slot",
+            axes={"xscale": "log", "xlabel": "noise level σ"},
+        ),
+        Curves(
+            "by walking noise", "rank", ranked, "{ranked}: ρ = {rho:.2f}", "{case}", style="o",
+            axes={
+                "xlabel": "rank by walking noise (1: most sensitive)",
+                "ylabel": "rank by the cheap measure",
+            },
+        ),
+        columns=2, size=(6.5, 3.6),
+    ),
+)  # fmt: skip

@@ -17,12 +17,10 @@ the JSON of `experiments.walking_noise`, or trained here: the same sweeps, which
 finished in the same results folder, and the other way round. Killed, a run goes on where it was.
 """
 
-from collections.abc import Sequence
-
 import jax
 
-from experiments.harness import Found, Refused, Report, Row, Run, Study, Table
-from experiments.walking_noise import measures, network, ranking, ranking_figure, recipe, reference
+from experiments.harness import Found, Listing, Refused, Row, Run, Study
+from experiments.walking_noise import measures, network, ranking, recipe, reference
 from experiments.walking_noise.measures import Effort
 from experiments.walking_noise.recipe import Sweep
 
@@ -84,14 +82,10 @@ def measure(run: Run[Effort], problem: Sweep) -> list[Row]:
     return rows
 
 
-def tables(report: Report) -> Sequence[Table]:
-    """The rankings."""
-    return [Table.from_rows("ranking of slots against walking noise", report.rows, COLUMNS)]
-
-
 STUDY = Study(
     "sensitivity", __doc__, SIZES,
-    (run,), (ranking.judge,), (ranking_figure.draw,), (tables,), DIFFERENCES,
+    (run,), ranking.CLAIMS, ranking.PLOTS,
+    (Listing("ranking of slots against walking noise", COLUMNS),), DIFFERENCES,
 )  # fmt: skip
 
 if __name__ == "__main__":

@@ -6,6 +6,7 @@ import pytest
 
 from experiments.harness import Refused, Report
 from experiments.walking_noise import findings, recipe
+from experiments.walking_noise.__main__ import STUDY
 
 SIZES = recipe.SIZES
 
@@ -26,7 +27,7 @@ def curve(case, fall):
 
 def passed(rows, tables=()):
     report = Report("walking_noise", "default", {}, rows, {"repetition": tables})
-    findings.judge(report)
+    STUDY.judge(report)
     return {check["name"]: check["passed"] for check in report.checks}
 
 
