@@ -19,17 +19,17 @@ can't.
 Source: Klein's thesis, chapter 5.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
-from experiments.analog import chips, figure, judging, problems
-from experiments.analog.recipe import SIZES, Settings
+from experiments.analog import chips, findings, problems
+from experiments.analog.recipe import SIZES, Part, Settings
 from experiments.analog.sequences import sequences
 from experiments.analog.training import Problem, Trainer, step_times
-from experiments.harness import Found, Report, Row, Run, Study, Table
+from experiments.harness import Found, Row, Run, Study
 
 DIFFERENCES = (
     "every chip is synthetic: BrainScaleS-2 was not at hand, and absolute accuracies mean nothing",
@@ -42,25 +42,6 @@ DIFFERENCES = (
     "networks are trained through models of a whole array of 32 by 32, on digits of 8 by 8 pixels",
     "seconds are of the whole stage, compilation included, over the chips that ran at once",
 )
-
-
-def run(run: Run[Settings]) -> Found:
-    """Measures chips, then retrains for them."""
-    settings = run.settings
-    rows: list[Row] = []
-    if settings.runs("models"):
-        rows += chips.fidelities(run)
-    if settings.runs("images"):
-        rows += _problem(run, problems.images, settings.chips, settings.data)
-    if settings.speech and settings.runs("speech"):
-        devices = settings.chips[: settings.speech]
-        rows += _problem(run, problems.speech, devices, "speech-commands")
-    if settings.runs("order"):
-        rows += chips.orders(run)
-    if settings.sequence_chips and settings.runs("sequences"):
-        rows += sequences(run)
-    arrays = chips.column(run, settings.chips[0]) if settings.runs("models") else {}
-    return Found(rows, arrays=arrays)
 
 
 def _problem(run: Run[Settings], make: Any, devices: tuple[int, ...], name: str) -> list[Row]:
@@ -76,46 +57,29 @@ def _problem(run: Run[Settings], make: Any, devices: tuple[int, ...], name: str)
     return run.keep({"task": "training", "data": name}, rows)
 
 
-def tables(report: Report) -> Sequence[Table]:
-    """The source's tables beside ours."""
-    rows = report.rows
-    shown = [
-        Table.from_rows(
-            f"{data}: retraining for synthetic chips, accuracy in %",
-            judging.strategies(rows, data),
-            ("strategy", "chips", "epochs", "seconds", "software", "on_chip", "worst", "best"),
-        )
-        for data in dict.fromkeys(r["data"] for r in judging.of(rows, kind="training"))
-    ]
-    fidelity = judging.of(rows, kind="fidelity")
-    models = [
-        {"model": model, "chips": "synthetic" if ordered else "synthetic, order-free", "active": n,
-         "error": judging.mean(own, "error"), "noise": judging.mean(own, "noise"),
-         "ratio": judging.mean(own, "ratio")}
-        for ordered in (True, False)
-        for model in chips.MODELS
-        for n in (8, 32, 128)
-        if (own := judging.of(fidelity, model=model, ordered=ordered, active=n))
-    ]  # fmt: skip
-    order = ("chip", "rms", "control", "noise", "mse_time", "mse_permuted", "mse_none", "mse_ratio")
-    drift = ("data", "chip", "hours", "fresh", "drifted", "recalibrated")
-    step = ("data", "chip", "quantized", "white box", "ratio")
-    return [
-        *shown,
-        Table.from_rows("errors of models in counts", models),
-        Table.from_rows(
-            "networks through models of sequences, accuracy in %",
-            judging.through_sequences(rows),
-            ("model", "chips", "data", *judging.SEQUENCE_COLUMNS),
-        ),
-        Table.from_rows("effects of order in counts", judging.of(rows, kind="order"), order),
-        Table.from_rows("drift: accuracy in %", judging.of(rows, kind="drift"), drift),
-        Table.from_rows("seconds of a training step", judging.of(rows, kind="step"), step),
-    ]
+def _asked(name: Part, make: Callable[[Run[Settings]], Any]) -> Callable[[Run[Settings]], Any]:
+    """Declares a part that is run where the settings ask for it."""
+    return lambda run: make(run) if run.settings.runs(name) else []
 
 
+def _speech(run: Run[Settings]) -> list[Row]:
+    devices = run.settings.chips[: run.settings.speech]
+    return _problem(run, problems.speech, devices, "speech-commands") if devices else []
+
+
+PARTS = (
+    _asked("models", chips.fidelities),
+    _asked(
+        "images", lambda run: _problem(run, problems.images, run.settings.chips, run.settings.data)
+    ),
+    _asked("speech", _speech),
+    _asked("order", chips.orders),
+    _asked("sequences", lambda run: sequences(run) if run.settings.sequence_chips else []),
+    _asked("models", lambda run: Found([], arrays=chips.column(run, run.settings.chips[0]))),
+)
 STUDY = Study(
-    "analog", __doc__, SIZES, (run,), (judging.judge,), (figure.draw,), (tables,), DIFFERENCES
+    "analog", __doc__, SIZES,
+    PARTS, findings.CLAIMS, findings.PLOTS, findings.TABLES, DIFFERENCES,
 )  # fmt: skip
 
 if __name__ == "__main__":
