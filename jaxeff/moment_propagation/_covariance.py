@@ -27,7 +27,7 @@ Sharp edges
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, ClassVar, Protocol
 
 import jax
@@ -36,6 +36,7 @@ from jax import lax
 from jaxtyping import Array
 
 from jaxeff.moment_propagation._calibrated import result_name, uncalibrated
+from jaxeff.moment_propagation._hidden import OutputLayer, last_layer, variance_through
 from jaxeff.moment_propagation._reading import read
 from jaxeff.moment_propagation.dependence import Lineage, identity, walk
 from jaxeff.moment_propagation.values import (
@@ -53,6 +54,8 @@ from jaxeff.program.ir import Value
 MOST_RESULTS = 256
 CHUNK_ENTRIES = 2**25
 """Slopes and activations that are held at once: 128 MiB in float32."""
+HIDDEN_ENTRIES = 2**28
+"""Slopes of a hidden state that may be held at once, 1 GiB; of more, each result is derived."""
 
 
 class Pass(Protocol):
@@ -180,12 +183,16 @@ def _first_order(
 ) -> Any:
     program, values, _ = read(f, args, kwargs)
     program = propagation.prepare(program, values)
+    own_slopes = not propagation.expected_slopes
     known = dict(zip(program.inputs, values, strict=True))
     owned = _owned(program, [v for v in program.inputs if is_gaussian(known[v])])
     # Kernels whose noise is new in each entry of one result are not differentiated: a step added to
     # that result stands for all of their noise.
     apart = {v for inputs in owned.values() for v in inputs}
     followed = [v for v in program.inputs if is_gaussian(known[v]) and v not in apart]
+
+    last = _last_layer(program, followed, apart) if own_slopes and not vector_axes else None
+    taken: list[Array] = []
 
     def means(at: Sequence[Array], noise: Sequence[Array]) -> tuple[list[Array], Any]:
         moved = dict(zip(followed, at, strict=True))
@@ -195,6 +202,8 @@ def _first_order(
 
         def rule(layer: Layer, key: Any, *operands: Any) -> Any:
             outputs = propagation.layer({}, layer, key, *operands)
+            if last is not None and layer is last.layer:
+                taken.append(operands[layer.inputs.index(last.hidden)])
             if layer not in owned:
                 return outputs
             # The layer once more with the other inputs certain: the part of its variance that its
@@ -204,33 +213,52 @@ def _first_order(
                 for v, x in zip(layer.inputs, operands, strict=True)
             ]
             alone[layer] = propagation.own_variance(layer, *only)
-            (out,) = outputs
-            if not is_random(out):
-                return [out + steps[layer]]
-            moments = to_variance(out)
-            return [Gaussian(moments.mean + steps[layer], moments.var)]
+            return [_stepped(outputs[0], steps[layer])]
 
         out = propagation.evaluated(program, rule, given)
         found = filter(is_gaussian, jax.tree.leaves(out, is_leaf=is_gaussian))
-        return [g.mean for g in found], (out, [alone[layer] for layer in owned])
+        return [g.mean for g in found] + taken, (out, [alone[layer] for layer in owned])
 
     # One trace forward serves all results: each then costs a pass backward.
     start = [known[v].mean for v in followed]
     still = [jnp.zeros(o.aval.shape, o.aval.dtype) for layer in owned for o in layer.outputs]
     y, pull, (out, alone) = jax.vjp(means, start, still, has_aux=True)
     spreads = ([known[v].var for v in followed], alone)
-    if propagation.expected_slopes:
+    if not own_slopes:
         _check_sizes(y)
     numbers = range(len(y))
-    if vector_axes:
-        found = iter([_covariance(pull, y, n, spreads, vector_axes) for n in numbers])
+    chunk = _chunk(program, followed)
+    if last is not None:
+        slopes = _hidden_slopes(pull, y, spreads, chunk, [followed.index(v) for v in last.tied])
+        inputs = {**program.constants, **known}
+        found = [variance_through(last, slopes, y[-1], inputs, propagation.own_variance)]
+    elif vector_axes:
+        found = [_covariance(pull, y, n, spreads, vector_axes) for n in numbers]
     else:
-        chunk = _chunk(program, spreads)
-        found = iter([_variance(pull, y, n, spreads, chunk) for n in numbers])
+        found = [_variance(pull, y, n, spreads, chunk) for n in numbers]
     make = JointGaussian if vector_axes else Gaussian
+    each = iter(found)
     return jax.tree.map(
-        lambda r: make(r.mean, next(found)) if is_gaussian(r) else r, out, is_leaf=is_gaussian
+        lambda r: make(r.mean, next(each)) if is_gaussian(r) else r, out, is_leaf=is_gaussian
     )
+
+
+def _last_layer(
+    program: Program, followed: Sequence[Value], apart: Iterable[Value]
+) -> OutputLayer | None:
+    """Finds the last layer to derive the results' variances through, if its slopes fit."""
+    last = last_layer(program, [*followed, *apart])
+    if last is None or last.units * _entries(program, followed) > HIDDEN_ENTRIES:
+        return None
+    return last
+
+
+def _stepped(value: Any, step: Array) -> Any:
+    """Adds a step to a layer's result, or to its mean."""
+    if not is_random(value):
+        return value + step
+    moments = to_variance(value)
+    return Gaussian(moments.mean + step, moments.var)
 
 
 def _owned(program: Program, random: Sequence[Value]) -> dict[Layer, list[Value]]:
@@ -275,11 +303,23 @@ def _check_sizes(y: Sequence[Array]) -> None:
             )
 
 
-def _chunk(program: Program, spreads: Any) -> int:
+def _entries(program: Program, followed: Sequence[Value]) -> int:
+    """Returns how many numbers one pass backward makes: activations and slopes."""
+    made = [v for layer in program.layers for v in layer.outputs]
+    return sum(v.aval.size for v in (*made, *followed)) + 1
+
+
+def _chunk(program: Program, followed: Sequence[Value]) -> int:
     """Returns how many entries of a result are derived at once."""
-    made = sum(v.aval.size for layer in program.layers for v in layer.outputs)
-    slopes = sum(v.size for v in jax.tree.leaves(spreads))
-    return min(max(CHUNK_ENTRIES // (made + slopes + 1), 1), MOST_RESULTS)
+    return min(max(CHUNK_ENTRIES // _entries(program, followed), 1), MOST_RESULTS)
+
+
+def _in_chunks(f: Callable[[Array], Any], count: int, chunk: int) -> Any:
+    """Maps a function over the numbers below `count`, a chunk of them at once."""
+    # Whole chunks, the last one filled up: the rest of a chunk would be compiled a second time.
+    chunk = min(chunk, max(count, 1))
+    numbers = jnp.arange(-(-count // chunk) * chunk) % max(count, 1)
+    return jax.tree.map(lambda a: a[:count], lax.map(f, numbers, batch_size=chunk))
 
 
 def _variance(
@@ -294,11 +334,25 @@ def _variance(
         parts = jax.tree.map(lambda v, s: jnp.sum(v * s * s), spreads, slopes(direction))
         return jnp.stack(jax.tree.leaves(parts)).sum()
 
-    # Whole chunks, the last one filled up: the rest of a chunk would be compiled a second time.
-    chunk = min(chunk, max(one.size, 1))
-    entries = jnp.arange(-(-one.size // chunk) * chunk) % max(one.size, 1)
-    found = lax.map(spread, entries, batch_size=chunk)
-    return found[: one.size].reshape(one.shape)
+    return _in_chunks(spread, one.size, chunk).reshape(one.shape)
+
+
+def _hidden_slopes(
+    pull: Callable[..., Any], y: Sequence[Array], spreads: Any, chunk: int, tied: Sequence[int]
+) -> Callable[[Array], tuple[Array, list[Array]]]:
+    """Makes a function of a position: its hidden state's covariance, and slopes by tied inputs."""
+    hidden = y[-1]
+    width = hidden.shape[-1]
+    slopes = _slopes(pull, y, len(y) - 1)
+
+    def at(position: Array) -> tuple[Array, list[Array]]:
+        def unit(i: Array) -> Any:
+            return slopes(jnp.zeros(hidden.size, hidden.dtype).at[position * width + i].set(1))
+
+        found = _in_chunks(unit, width, chunk)
+        return _spread_product(spreads, found, width), [found[0][i] for i in tied]
+
+    return at
 
 
 def _covariance(
@@ -312,14 +366,17 @@ def _covariance(
             "correlations=True."
         )
     found = jax.vmap(_slopes(pull, y, number))(jnp.eye(one.size, dtype=one.dtype))
+    return _spread_product(spreads, found, one.size).reshape(*one.shape, one.size)
+
+
+def _spread_product(spreads: Any, slopes: Any, count: int) -> Array:
+    """Computes J diag(v) J^T for the slopes of `count` values."""
 
     def part(v: Array, s: Array) -> Array:
-        flat = s.reshape(one.size, -1)
-        # J diag(v) J^T.
+        flat = s.reshape(count, -1)
         return (flat * v.reshape(1, -1)) @ flat.T
 
-    parts = jax.tree.leaves(jax.tree.map(part, spreads, found))
-    return jnp.stack(parts).sum(0).reshape(*one.shape, one.size)
+    return jnp.stack(jax.tree.leaves(jax.tree.map(part, spreads, slopes))).sum(0)
 
 
 def _slopes(pull: Callable[..., Any], y: Sequence[Array], number: int) -> Callable[[Array], Any]:

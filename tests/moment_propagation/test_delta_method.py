@@ -8,6 +8,7 @@ from flax import nnx
 
 import jaxeff
 from jaxeff.moment_propagation import Gaussian, JointGaussian, is_gaussian, moments
+from jaxeff.moment_propagation import _covariance as covariance
 from jaxeff.nn import MLP
 
 KEY = jax.random.key(0)
@@ -118,6 +119,36 @@ def test_chunks_change_nothing(chunk, monkeypatch):
     monkeypatch.setattr("jaxeff.moment_propagation._covariance.CHUNK_ENTRIES", chunk * 3)
     found = moments(f, method="linear")(*args)
     np.testing.assert_allclose(found.var, whole.var, rtol=1e-5)
+
+
+TOKENS = jax.random.randint(KEY, (2, 5), 0, 20)
+
+
+def language_model(p, tokens):
+    x = p["embedding"][tokens]
+    x = x + jnp.tanh(x.mean(1, keepdims=True) @ p["mix"]) + jnp.tanh(x @ p["up"])
+    return x @ p["head"] + p["bias"] if "head" in p else x @ p["embedding"].T
+
+
+@pytest.mark.parametrize("tied", [False, True])
+@pytest.mark.parametrize("positions", [1, 5])
+def test_a_vocabulary_is_derived_through_the_hidden_state(tied, positions, monkeypatch):
+    shapes = {"embedding": (20, 6), "mix": (6, 6), "up": (6, 6)}
+    if not tied:
+        shapes |= {"head": (6, 20), "bias": (1, 20)}
+    params = {n: normal(i, *s) for i, (n, s) in enumerate(shapes.items())}
+    args = noisy(params, 0.1), TOKENS[:, :positions]
+    passes = []
+    through = covariance.variance_through
+    monkeypatch.setattr(
+        covariance, "variance_through", lambda *a: passes.append(a[0].units) or through(*a)
+    )
+    found = moments(language_model, method="linear")(*args)
+    assert passes == [6]
+    monkeypatch.setattr(covariance, "HIDDEN_ENTRIES", 0)
+    each = moments(language_model, method="linear")(*args)
+    assert passes == [6]
+    np.testing.assert_allclose(found.var, each.var, rtol=2e-4)
 
 
 def test_transforms_of_jax():

@@ -1,0 +1,47 @@
+"""Variances of the linear method in artifacts and bundles: a derivative, compiled."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jaxeff_export import deploy
+
+import jaxeff
+
+KEYS = jax.random.split(jax.random.key(0), 3)
+PARAMS = {
+    "first": jax.random.normal(KEYS[0], (8, 6)) / 3,
+    "head": jax.random.normal(KEYS[1], (6, 3)) / 2,
+}
+X = jax.random.normal(KEYS[2], (4, 8))
+
+
+def f(params, x):
+    return jnp.tanh(x @ params["first"]) @ params["head"]
+
+
+@pytest.fixture(scope="module")
+def posterior():
+    return jax.tree.map(lambda w: jaxeff.Gaussian(w, jnp.full_like(w, 1e-3)), PARAMS)
+
+
+def test_an_export_gives_the_same_moments(posterior):
+    linear = jaxeff.moments(f, method="linear")
+
+    def moments(x):
+        found = linear(posterior, x)
+        return found.mean, found.var
+
+    artifact = jax.export.export(jax.jit(moments))(X)
+    mean, var = jax.export.deserialize(artifact.serialize()).call(X)
+    expected = jax.jit(moments)(X)
+    np.testing.assert_allclose(mean, expected[0], rtol=1e-6)
+    np.testing.assert_allclose(var, expected[1], rtol=1e-6)
+
+
+def test_a_bundle_gives_the_same_moments(posterior, tmp_path):
+    linear = jaxeff.moments(f, method="linear")
+    bundle = deploy(linear, (posterior, X), path=tmp_path / "bundle")
+    ours, theirs = bundle.run(X), linear(posterior, X)
+    np.testing.assert_allclose(ours.mean, theirs.mean, rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(ours.var, theirs.var, rtol=1e-4, atol=1e-6)
