@@ -183,7 +183,6 @@ def _first_order(
 ) -> Any:
     program, values, _ = read(f, args, kwargs)
     program = propagation.prepare(program, values)
-    own_slopes = not propagation.expected_slopes
     known = dict(zip(program.inputs, values, strict=True))
     owned = _owned(program, [v for v in program.inputs if is_gaussian(known[v])])
     # Kernels whose noise is new in each entry of one result are not differentiated: a step added to
@@ -191,7 +190,7 @@ def _first_order(
     apart = {v for inputs in owned.values() for v in inputs}
     followed = [v for v in program.inputs if is_gaussian(known[v]) and v not in apart]
 
-    last = _last_layer(program, followed, apart) if own_slopes and not vector_axes else None
+    last = None if vector_axes else _last_layer(propagation, program, followed, apart)
     taken: list[Array] = []
 
     def means(at: Sequence[Array], noise: Sequence[Array]) -> tuple[list[Array], Any]:
@@ -224,10 +223,9 @@ def _first_order(
     still = [jnp.zeros(o.aval.shape, o.aval.dtype) for layer in owned for o in layer.outputs]
     y, pull, (out, alone) = jax.vjp(means, start, still, has_aux=True)
     spreads = ([known[v].var for v in followed], alone)
-    if not own_slopes:
+    if propagation.expected_slopes:
         _check_sizes(y)
-    numbers = range(len(y))
-    chunk = _chunk(program, followed)
+    numbers, chunk = range(len(y)), _chunk(program, followed)
     if last is not None:
         slopes = _hidden_slopes(pull, y, spreads, chunk, [followed.index(v) for v in last.tied])
         inputs = {**program.constants, **known}
@@ -237,16 +235,18 @@ def _first_order(
     else:
         found = [_variance(pull, y, n, spreads, chunk) for n in numbers]
     make = JointGaussian if vector_axes else Gaussian
-    each = iter(found)
+    spread = iter(found)
     return jax.tree.map(
-        lambda r: make(r.mean, next(each)) if is_gaussian(r) else r, out, is_leaf=is_gaussian
+        lambda r: make(r.mean, next(spread)) if is_gaussian(r) else r, out, is_leaf=is_gaussian
     )
 
 
 def _last_layer(
-    program: Program, followed: Sequence[Value], apart: Iterable[Value]
+    propagation: Pass, program: Program, followed: Sequence[Value], apart: Iterable[Value]
 ) -> OutputLayer | None:
     """Finds the last layer to derive the results' variances through, if its slopes fit."""
+    if propagation.expected_slopes:
+        return None
     last = last_layer(program, [*followed, *apart])
     if last is None or last.units * _entries(program, followed) > HIDDEN_ENTRIES:
         return None
