@@ -5,10 +5,13 @@ The JSON has `config`, `versions`, `rows` (a flat record per measured thing), `c
 JSON holds, so they can be made again from it.
 """
 
+import contextlib
 import dataclasses
 import json
 import math
 import platform
+import re
+import subprocess
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib import metadata
@@ -126,11 +129,33 @@ def verdict(check: Mapping[str, Any]) -> str:
 
 
 def versions() -> dict[str, str]:
-    """Versions of what the figures depend on."""
+    """Versions of what the figures depend on, the processor, and the commit that ran."""
     found = {"python": platform.python_version(), "machine": platform.machine()}
+    found |= _processor() | _commit()
     for package in _PACKAGES:
         try:
             found[package] = metadata.version(package)
         except metadata.PackageNotFoundError:
             continue
     return found
+
+
+def _processor() -> dict[str, str]:
+    """The processor's name, where Linux tells it."""
+    with contextlib.suppress(OSError):
+        names = re.findall(
+            r"^model name\s*: (.+)$", Path("/proc/cpuinfo").read_text(), re.MULTILINE
+        )
+        if names:
+            return {"processor": f"{len(names)} x {names[0]}"}
+    return {}
+
+
+def _commit() -> dict[str, str]:
+    """The repository's commit, with a plus sign where files were changed since."""
+    command = ["git", "describe", "--always", "--dirty=+", "--exclude=*"]
+    with contextlib.suppress(OSError, subprocess.CalledProcessError):
+        folder = Path(__file__).parent
+        run = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=True)
+        return {"commit": run.stdout.strip()}
+    return {}
