@@ -89,7 +89,7 @@ def moments(
             method: the mean is `f`'s result at the means, and the variance the sum over random
             entries of their variance times the squared derivative of the result. It takes any
             differentiable function, needs no rules, is exact to first order with everything that
-            results share, and costs about two passes per result of an example. It is for noise up
+            results share, and costs a pass backward per result of an example. It is for noise up
             to some 10 % of a weight array's spread; at more, take `correlations=True`.
         rules: Rules for primitives that have none, or in place of the built-in ones: from the
             primitive to `rule(node, *values)`, which gets arrays and `Gaussian`s and returns a
