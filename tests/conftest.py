@@ -11,8 +11,10 @@ keys that JAX keeps programs under in a process (it is part of those on disk), s
 modules only, and drops all of them where it does. They are dropped too where a worker has grown
 past `MEMORY`, and kept otherwise: hundreds of small ones are the same in every module.
 
-*Compiled once.* `.ci/run` keeps compiled programs on disk, the smallest too, for both workers and
-the next run; by hand, ``JAX_COMPILATION_CACHE_DIR`` does it.
+*Compiled once.* Compiled programs, the smallest too, are kept on disk for the other workers and the
+next run: reading one takes a fifth of the time. ``JAX_COMPILATION_CACHE_DIR`` chooses the folder.
+
+*In tiers*, by the markers and the CPU time of ``tests/tiers.py``.
 
 *On one thread a worker*, of XLA and TVM, where pytest-xdist runs several.
 
@@ -32,7 +34,14 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NoReturn
 
-# Before JAX and TVM start, and for processes that tests start; of a flag said twice the last holds.
+# Before JAX and TVM start, and for processes that tests start: programs of any size are kept.
+if "JAX_COMPILATION_CACHE_DIR" not in os.environ:
+    cache = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    cache = os.environ.get("JAXEFF_CACHE") or Path(cache, "jaxeff")
+    os.environ["JAX_COMPILATION_CACHE_DIR"] = str(Path(cache, "xla"))
+    os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0"
+    os.environ["JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES"] = "-1"
+# Of a flag said twice the last holds.
 if "PYTEST_XDIST_WORKER" in os.environ:
     os.environ["XLA_FLAGS"] = (
         f"--xla_cpu_multi_thread_eigen=false {os.environ.get('XLA_FLAGS', '')}"
@@ -43,6 +52,8 @@ import jax
 import psutil
 import pytest
 from hypothesis import settings
+
+from tests.tiers import CpuTimes, mark_cases
 
 STRICT = {
     "analog_hardware",
@@ -77,6 +88,22 @@ MEMORY = 2_500_000_000
 settings.register_profile("same", derandomize=True)
 if not os.environ.get("JAXEFF_RANDOM_TESTS"):
     settings.load_profile("same")
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Offers the record of CPU times."""
+    parser.addoption("--cpu-times", type=Path, metavar="FILE", help="gets CPU seconds")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Times every test, by CPU."""
+    config.pluginmanager.register(CpuTimes(config.getoption("cpu_times")), "cpu_times")
+
+
+@pytest.hookimpl(tryfirst=True)  # before pytest selects by marker
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Leaves most cases of the largest parametrized tests to the slow tier."""
+    mark_cases(items)
 
 
 def pytest_collection_finish() -> None:

@@ -1,0 +1,99 @@
+"""The tiers of the tests, and the CPU seconds that decide them.
+
+Tests without a marker of `MARKERS` are the default tier: ``addopts`` in ``pyproject.toml`` leaves
+the others out, ``pytest -m ""`` runs everything. A test of the default tier that takes more than
+`LIMIT` CPU seconds fails.
+"""
+
+import json
+import resource
+import time
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+MARKERS = frozenset({"slow", "process", "arm", "oracle", "document"})
+"""Markers of tests outside the default tier."""
+
+CASES = {
+    "bad_arguments": 12,
+    "documents/test_examples.py": 2,
+    "experiments/test_studies.py": 3,
+    "notebooks": 2,
+    "test_laws.py": 4,
+    "test_pairs.py": 4,
+}
+"""Files and rooms with one case per public function, study or pair of transforms, all similar:
+that many cases of each test, evenly spread, are in the default tier; the others are ``slow``."""
+
+LIMIT = 5.0
+"""CPU seconds above which a test of the default tier fails; 1 s is what it should stay below.
+
+How long XLA compiles varies, and the first test of a process imports and traces what later ones
+share.
+"""
+
+_setup = pytest.StashKey[float]()
+
+
+def mark_cases(items: list[pytest.Item]) -> None:
+    """Marks the cases of a test slow that are more than `CASES` allows its file or room."""
+    root = Path(__file__).parent
+    tests = [(item.path, getattr(item, "originalname", item.name)) for item in items]
+    total, seen = Counter(tests), Counter[tuple[Path, str]]()
+    for item, test in zip(items, tests, strict=True):
+        name = test[0].relative_to(root).as_posix()
+        index = seen[test]
+        seen[test] += 1
+        count = CASES.get(name, CASES.get(name.split("/", maxsplit=1)[0], total[test]))
+        # Of n cases those with an index where floor(index count / n) increases: the first as well.
+        if index and index * count // total[test] == (index - 1) * count // total[test]:
+            item.add_marker("slow")
+
+
+def _cpu_seconds() -> float:
+    """Sums the CPU time of this process and of the children that it has waited for."""
+    children = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return time.process_time() + children.ru_utime + children.ru_stime
+
+
+class CpuTimes:
+    """Times every test by CPU, so that a busy machine fails none.
+
+    All threads of the worker count, and the processes that a test started and waited for.
+
+    Args:
+        path: file that gets a line of JSON per test, with the seconds of its fixtures (``setup``)
+            and its own (``call``); none where ``None``
+    """
+
+    def __init__(self, path: Path | None) -> None:
+        self.path = path
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_runtest_setup(self, item: pytest.Item) -> Iterator[None]:
+        """Times the fixtures; the limit leaves them out, since later tests may share them."""
+        start = _cpu_seconds()
+        yield
+        item.stash[_setup] = _cpu_seconds() - start
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_runtest_call(self, item: pytest.Item) -> Iterator[None]:
+        """Times the test itself, and fails it above the limit."""
+        start = _cpu_seconds()
+        try:
+            yield
+        finally:
+            spent = _cpu_seconds() - start
+            if self.path is not None:
+                times = {"setup": round(item.stash[_setup], 3), "call": round(spent, 3)}
+                with self.path.open("a") as file:  # lines are short: workers share the file
+                    file.write(json.dumps({"test": item.nodeid} | times) + "\n")
+        if spent > LIMIT and not MARKERS & {mark.name for mark in item.iter_markers()}:
+            pytest.fail(
+                f"took {spent:.1f} s of CPU, a test of the default tier {LIMIT:g} s at most: make "
+                "it smaller, or mark it slow (CONTRIBUTING.md, Tests)",
+                pytrace=False,
+            )
