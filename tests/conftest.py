@@ -53,7 +53,7 @@ import psutil
 import pytest
 from hypothesis import settings
 
-from tests.tiers import CpuTimes, mark_cases
+from tests.tiers import CpuTimes, mark
 
 STRICT = {
     "analog_hardware",
@@ -102,8 +102,8 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.hookimpl(tryfirst=True)  # before pytest selects by marker
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Leaves most cases of the largest parametrized tests to the slow tier."""
-    mark_cases(items)
+    """Marks tests by their fixtures and their number of cases."""
+    mark(items)
 
 
 def pytest_collection_finish() -> None:

@@ -25,6 +25,7 @@ def loaded(statement: str, names: set[str]) -> set[str]:
     return set(run.stdout.split())
 
 
+@pytest.mark.process
 @pytest.mark.parametrize(
     ("statement", "names"),
     [
@@ -44,6 +45,7 @@ def test_what_is_loaded_is_seen():
     assert loaded("from jaxeff.photonics import BoseEinstein", HEAVY) >= {"distrax"}
 
 
+@pytest.mark.process
 def test_without_distrax_the_rest_works_and_the_way_out_is_named():
     statement = (
         "import sys; sys.modules['distrax'] = None\n"

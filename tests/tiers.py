@@ -17,16 +17,24 @@ import pytest
 MARKERS = frozenset({"slow", "process", "arm", "oracle", "document"})
 """Markers of tests outside the default tier."""
 
-CASES = {
-    "bad_arguments": 12,
-    "documents/test_examples.py": 2,
-    "experiments/test_studies.py": 3,
-    "notebooks": 2,
-    "test_laws.py": 4,
-    "test_pairs.py": 4,
+FIXTURES = {
+    "arm_linker": "arm",
+    "emulator": "arm",
+    "fleet": "process",
+    "installed": "process",
+    "resumed": "process",
+    "searched": "slow",
+    "server": "process",
+    "server_process": "process",
+    "wheel": "process",
 }
-"""Files and rooms with one case per public function, study or pair of transforms, all similar:
-that many cases of each test, evenly spread, are in the default tier; the others are ``slow``."""
+"""Markers that a test has because it uses a fixture."""
+
+CASES = 4
+"""Cases of a parametrized test in the default tier, evenly spread; the others are ``slow``."""
+
+MORE_CASES = {"bad_arguments": 12, "documents": 200, "structure": 50}
+"""Rooms that have another number of cases: these are cheap, or the cases are all there is."""
 
 LIMIT = 5.0
 """CPU seconds above which a test of the default tier fails; 1 s is what it should stay below.
@@ -38,17 +46,18 @@ share.
 _setup = pytest.StashKey[float]()
 
 
-def mark_cases(items: list[pytest.Item]) -> None:
-    """Marks the cases of a test slow that are more than `CASES` allows its file or room."""
+def mark(items: list[pytest.Item]) -> None:
+    """Gives tests the markers that follow from their fixtures and their number of cases."""
     root = Path(__file__).parent
     tests = [(item.path, getattr(item, "originalname", item.name)) for item in items]
     total, seen = Counter(tests), Counter[tuple[Path, str]]()
     for item, test in zip(items, tests, strict=True):
-        name = test[0].relative_to(root).as_posix()
+        for name in FIXTURES.keys() & set(getattr(item, "fixturenames", ())):
+            item.add_marker(FIXTURES[name])
+        count = MORE_CASES.get(test[0].relative_to(root).parts[0], CASES)
         index = seen[test]
         seen[test] += 1
-        count = CASES.get(name, CASES.get(name.split("/", maxsplit=1)[0], total[test]))
-        # Of n cases those with an index where floor(index count / n) increases: the first as well.
+        # Of n cases the first is in the default tier, and those where floor(i count / n) increases.
         if index and index * count // total[test] == (index - 1) * count // total[test]:
             item.add_marker("slow")
 

@@ -168,6 +168,7 @@ def sequences(events):
     }  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.promotes("dtype")
 def test_sequences_are_learnt_per_column(events, sequences):
     assert events.inputs.shape == (256, 12)
@@ -185,6 +186,7 @@ def test_sequences_are_learnt_per_column(events, sequences):
         fit_sequence(jax.random.key(1), train, heads=3)
 
 
+@pytest.mark.slow
 @pytest.mark.promotes("dtype")
 @pytest.mark.parametrize("position", ["time", "none"])
 def test_a_tile_has_its_rows_as_events(sequences, position):

@@ -81,6 +81,7 @@ def test_chips_are_a_vmap():
         np.testing.assert_allclose(run(device), logits[device], rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_a_sweep_over_chips_trains_for_each():
     """Devices are settings of a sweep; each has the training that it would have alone."""
     f, params, data = network()
@@ -109,6 +110,7 @@ def test_a_sweep_over_chips_trains_for_each():
     )
 
 
+@pytest.mark.slow
 def test_a_chip_that_fails_in_training_leaves_the_checkpoint(tmp_path):
     f, params, data = network()
     calls = []
@@ -156,6 +158,7 @@ def test_what_is_no_chip_is_refused():
         in_the_loop(f, {"fc1": Crossbar(**ARRAY)}, Chip)
 
 
+@pytest.mark.slow
 def test_the_recipe_runs_and_goes_on(tmp_path):
     f, params, data = network()
     design = Design(rows=16, columns=8, programs=4, drives=4, vectors=32, active=(1, 8), repeats=8)

@@ -40,12 +40,14 @@ def test_score_against_all_pairs():
     assert float(score) == pytest.approx(np.mean(expected), rel=1e-5)
 
 
+@pytest.mark.slow
 def test_gradient_between_equal_predictions():
     score = energy_score("categorical")
     gradient = jax.grad(lambda a: score(a, jnp.zeros((2, 3, 3))))(jnp.zeros((4, 2, 3)))
     np.testing.assert_array_equal(gradient, 0)
 
 
+@pytest.mark.slow
 def test_spread_of_the_teacher_is_learned():
     """Both are linear in their Gaussian weights, so predictive moments are known."""
     x = jnp.linspace(-1, 1, 40)[:, None]
@@ -103,6 +105,7 @@ def knows(teacher):
         taught(teacher, likelihood="categorical")
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::jaxeff.bayes.ConvergenceWarning")
 def test_the_likelihood_travels_with_the_draws_of_a_sampler(tmp_path):
     params, x, y = regression()
@@ -113,6 +116,7 @@ def test_the_likelihood_travels_with_the_draws_of_a_sampler(tmp_path):
     assert prediction_mixing(affine, result.posterior, x).rhat.shape == (16,)
 
 
+@pytest.mark.slow
 def test_the_likelihood_travels_with_results_and_guides(tmp_path):
     joint = inferred(guide="low_rank")
     save_posterior(tmp_path / "joint", joint.posterior)
@@ -121,6 +125,7 @@ def test_the_likelihood_travels_with_results_and_guides(tmp_path):
         knows(teacher)
 
 
+@pytest.mark.slow
 def test_where_nobody_knows_the_likelihood_it_has_to_be_named():
     posterior, (_, x, _) = inferred().posterior, regression()
     outputs = predict(jax.random.key(1), affine, posterior, x)

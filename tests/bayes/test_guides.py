@@ -115,6 +115,7 @@ def start():
     return {name: (resolve_guide(name), n) for name, n in moved(means, stds).items()}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", GUIDES)
 def test_draws_moments_and_divergence_belong_together(start, name):
     guide, numbers = start[name]
@@ -151,6 +152,7 @@ def test_draws_moments_and_divergence_belong_together(start, name):
         assert np.ptp(divergences) <= 1e-5 * abs(closed_form)
 
 
+@pytest.mark.slow
 def test_correlations_bring_guides_closer_than_mean_field_can_come(regression):
     data, mean, precision = regression
 
@@ -187,6 +189,7 @@ X = np.linspace(-1, 1, 80, dtype=np.float32).reshape(40, 2)
 LABELS = np.arange(40) % 3
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("guide", [LowRank(2), Flow(1)])
 def test_resumed_run_equals_the_uninterrupted_one(tmp_path, guide):
     file, half = tmp_path / "run.safetensors", tmp_path / "half.safetensors"
@@ -209,6 +212,7 @@ def test_resumed_run_equals_the_uninterrupted_one(tmp_path, guide):
     assert whole.history == resumed.history
 
 
+@pytest.mark.slow
 def test_partial_bayes(regression):
     """Fixed parameters reach the maximum of the evidence: generalised least squares."""
     (x, y), _, _ = regression

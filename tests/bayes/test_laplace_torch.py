@@ -24,6 +24,7 @@ def problem():
     return h, kernel, bias, labels
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("structure", ["full", "kron", "diag"])
 def test_it_is_that_of_laplace_torch(structure):

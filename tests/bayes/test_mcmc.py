@@ -112,6 +112,7 @@ def test_samplers_on_mini_batches_sample_the_posterior(sample, settings):
     assert_posterior(vectors(result), mean, covariance)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("temperature", [1.0, 0.25])
 def test_sghmc_keeps_its_temperature(temperature):
     """The posterior to the power of 1 / temperature has variances so much smaller."""
@@ -132,6 +133,7 @@ def test_sghmc_keeps_its_temperature(temperature):
     assert abs((draws**2).mean() / temperature - 1) < 4 * error + size * friction / 2
 
 
+@pytest.mark.slow
 def test_other_data_prior_and_length_use_the_same_program(tmp_path):
     traces = []
 
@@ -165,6 +167,7 @@ def test_chains_together_are_the_chains_alone():
     assert len(np.unique(alone[:, 0, 0])) == 4
 
 
+@pytest.mark.slow
 def test_a_parameter_without_a_prior_keeps_its_value():
     params = {"a": jnp.zeros(3), "b": {"c": jnp.full((1, 1), 1.5)}}
     prior = {"b/c": None, "*": PRIOR}
@@ -201,6 +204,7 @@ def interrupt_after(monkeypatch, iterations):
     monkeypatch.setattr(run, "SECONDS", 0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("stop", [40, 112], ids=["mid-warmup", "mid-chain"])
 def test_an_interrupted_run_goes_on_as_if_it_had_not_stopped(tmp_path, monkeypatch, stop):
     def draw(**options):
@@ -270,6 +274,7 @@ def test_a_checkpoint_of_other_functions_is_refused(tmp_path):
     np.testing.assert_array_equal(forced[:, :5], first)
 
 
+@pytest.mark.slow
 def test_a_funnel_has_not_converged():
     """Neal's, centred: predictions agree long before the logarithm of their scale does."""
 
@@ -348,6 +353,7 @@ def test_a_kernel_that_is_none():
         mcmc(jax.random.key(0), linear, PARAMS, DATA, "nuts", **MODEL)
 
 
+@pytest.mark.slow
 def test_a_density_that_is_nan_at_a_start():
     def broken(params, x):
         return linear(params, x) / jnp.where(params["a"][0] < 0, 0.0, 1.0)
@@ -381,6 +387,7 @@ assert len(result.posterior.random["a"].sharding.device_set) == 1
 """
 
 
+@pytest.mark.process
 def test_chains_spread_over_two_devices(tmp_path):
     path = str(tmp_path / "draws.npy")
     flags = os.environ["XLA_FLAGS"] + " --xla_force_host_platform_device_count=2"

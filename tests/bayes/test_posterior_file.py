@@ -44,6 +44,7 @@ def trained_by(guide):
 GUIDES = [LowRank(rank=3), FullRank(), Flow(flows=1), MeanField()]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("guide", GUIDES, ids=lambda guide: type(guide).__name__)
 def test_what_a_guide_found_comes_back_as_it_was(tmp_path, guide):
     path, posterior = tmp_path / "posterior.safetensors", trained_by(guide)

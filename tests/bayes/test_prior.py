@@ -132,6 +132,7 @@ def test_the_prior_variance_of_an_output_does_not_depend_on_the_layout():
         assert abs(squares.mean() - 2) < 4 * error, name
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", ["svi", "nuts"])
 def test_inference_takes_the_functions_own_fan_ins(method, monkeypatch):
     f = lambda p, x: jnp.einsum("bi,ihd->bhd", x, p["w"]).sum(1)  # noqa: E731

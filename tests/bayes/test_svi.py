@@ -95,6 +95,7 @@ def test_gradient_vanishes_at_the_exact_posterior_only(regression, particles):
     assert (np.abs(standard_scores(wrong)) > 5).all()
 
 
+@pytest.mark.slow
 def test_finds_the_exact_posterior_and_the_best_fixed_parameters(regression):
     (x, y), mean, var = regression
     steps = 1000
@@ -139,6 +140,7 @@ def assert_same(a, b):
     assert a.history == b.history
 
 
+@pytest.mark.slow
 def test_minibatch_classification_learns_and_anneals():
     result = run(epochs=60, optimizer=optax.adam(0.05))
     x, labels = classification()
@@ -163,6 +165,7 @@ def whole():
         yield result, file.read_bytes()
 
 
+@pytest.mark.slow
 def test_another_key_another_result(whole):
     other = svi(
         jax.random.key(6), affine, AFFINE, classification(), epochs=4, batch_size=20
@@ -235,6 +238,7 @@ def test_checkpoint_of_other_functions_is_refused(tmp_path):
     assert run(start=jax.tree.map(lambda p: p + 1, AFFINE), resume="force")[:1] == first
 
 
+@pytest.mark.slow
 def test_one_trace_whatever_the_number_of_epochs():
     def traces(epochs):
         calls = []
@@ -249,6 +253,7 @@ def test_one_trace_whatever_the_number_of_epochs():
     assert traces(2) == traces(6)
 
 
+@pytest.mark.slow
 def test_several_inputs(whole):
     x, labels = classification()
     result = svi(
@@ -306,6 +311,7 @@ def test_bad_parameters():
         svi(jax.random.key(0), affine, integers, (X, LABELS), epochs=1, batch_size=20)
 
 
+@pytest.mark.slow
 def test_function_that_gives_nan():
     with pytest.raises(ValueError, match=r"f gives 60 of 60 values .* NaN or infinite"):
         svi(
@@ -314,6 +320,7 @@ def test_function_that_gives_nan():
         )  # fmt: skip
 
 
+@pytest.mark.slow
 def test_divergence_names_the_epoch(tmp_path):
     file = tmp_path / "run.safetensors"
     with pytest.raises(DivergedError, match=re.compile("epoch [0-9]+")):

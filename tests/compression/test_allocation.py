@@ -230,6 +230,7 @@ def test_errors_are_a_twelfth_of_the_step_squared(params):
     assert zero.weights[0, 0] == 0
 
 
+@pytest.mark.slow
 def test_closed_form_is_the_constrained_optimum():
     sizes = {"a": 100.0, "b": 1000.0, "c": 50_000.0}
     bits = signal_to_noise_bits(sizes, 30.0)

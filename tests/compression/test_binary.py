@@ -98,6 +98,7 @@ def test_a_draw_needs_a_key():
     assert (one != other).any()
 
 
+@pytest.mark.slow
 def test_a_model_of_one_bit_is_trained_by_its_gradient():
     f, params, (x, y) = small_classifier()
     spec = init(

@@ -18,6 +18,7 @@ G = np.random.default_rng(1).normal(size=(60, 3)).astype(np.float32)
 X = jnp.asarray(W)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("bits", "per"), [(3, "tensor"), (2, "channel")])
 def test_values_are_those_of_k_means(bits, per):
     # Han et al., section 3.1 and 3.2: from evenly spaced values. None loses all its members here,
@@ -29,6 +30,7 @@ def test_values_are_those_of_k_means(bits, per):
         np.testing.assert_allclose(values, peer.cluster_centers_[:, 0], rtol=1e-5)
 
 
+@pytest.mark.slow
 def test_values_are_shared_and_stay():
     q = Codebook(3).start(X, WEIGHT)
     y = q.quantize(X, WEIGHT)

@@ -107,6 +107,7 @@ def test_narrow_dtypes_stay(name, q, tensor):
     assert jnp.mean(near) > 0.9
 
 
+@pytest.mark.slow
 @cases
 def test_odd_arrays(name, q, tensor):
     zeros = jnp.zeros((4, 2))

@@ -85,6 +85,7 @@ def test_only_shortcuts_whose_codes_there_are_become_codes(block):
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("training", [False, True])
 def test_the_training_form_has_the_same_shortcuts(training):
     module = ResNet8(10, 3, rngs=nnx.Rngs(0))

@@ -81,6 +81,7 @@ def test_channels_have_widths_of_their_own():
     assert traced == q.storage((6, 4), WEIGHT)
 
 
+@pytest.mark.slow
 def test_numbers_that_training_left_nowhere_still_quantize():
     x = jnp.asarray(X)
     structure = jax.tree.structure(LearnedWidth(step=1.0, maximum=1.0, signed=True))

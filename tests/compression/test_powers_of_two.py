@@ -135,6 +135,7 @@ def test_weights_are_moved_and_held():
         transform.update({"kernel": X}, state)
 
 
+@pytest.mark.slow
 @pytest.mark.promotes("dtype", "rank")  # Adam, and f
 def test_incremental_training_ends_with_powers_of_two():
     x = jax.random.normal(jax.random.key(0), (64, 3))

@@ -44,6 +44,7 @@ def test_quantizing_twice_changes_nothing():
     np.testing.assert_allclose(again, Ternary().quantize(X, WEIGHT), rtol=1e-6)
 
 
+@pytest.mark.slow
 def test_values_are_learnt_as_by_trained_ternary_quantization():
     # Zhu et al., eq. 6 to 9; the sign of the negative value's gradient is that of eq. 6.
     p, n, threshold = 1.5, 0.4, 0.05 * np.abs(W).max()
@@ -57,6 +58,7 @@ def test_values_are_learnt_as_by_trained_ternary_quantization():
     assert of_q.fraction == 0
 
 
+@pytest.mark.slow
 def test_trained_values_start_from_the_means_of_their_sides():
     q = TrainedTernary().start(X, WEIGHT)
     threshold = 0.05 * np.abs(W).max()

@@ -14,6 +14,7 @@ def test_without_the_variable_only_embedded_data(monkeypatch):
         data.load("mnist")
 
 
+@pytest.mark.slow
 def test_the_variable_is_read_when_called(monkeypatch, mnist_root):
     monkeypatch.setenv("JAXEFF_DATA", str(mnist_root))
     assert data.available() == ("mnist", "digits", "digits-ood")
@@ -37,6 +38,7 @@ def test_every_place_that_was_searched_is_named(tmp_path):
         assert part in str(caught.value)
 
 
+@pytest.mark.slow
 def test_one_missing_file(mnist_root):
     path = next((mnist_root / "mnist").glob("t10k-labels*"))
     path.unlink()
@@ -46,6 +48,7 @@ def test_one_missing_file(mnist_root):
     assert "train-images" not in str(caught.value)
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not os.environ.get("JAXEFF_DATA"), reason="JAXEFF_DATA is not set")
 @pytest.mark.parametrize("name", ["mnist", "fashion-mnist", "cifar-10"])
 def test_real_data(name):

@@ -24,6 +24,7 @@ def archive(tmp_path_factory):
     return root, image, arrays
 
 
+@pytest.mark.slow
 def test_archive(archive):
     root, image, _ = archive
     loaded = data.load("cifar-10", root)

@@ -1,10 +1,12 @@
 import numpy as np
+import pytest
 from sklearn.datasets import load_digits
 
 from jaxeff import data
 from jaxeff.data._digits import frame
 
 
+@pytest.mark.slow
 def test_split_is_fixed_stratified_and_complete():
     digits, again = data.load("digits"), data.load("digits")
     np.testing.assert_array_equal(digits.train_images, again.train_images)
@@ -34,6 +36,7 @@ def test_frame_keeps_orientation():
     assert row < 14 < column
 
 
+@pytest.mark.slow
 def test_out_of_domain_patches_look_like_digits_but_for_content():
     ood, digits = data.load("digits-ood"), data.load("digits")
     for part in ("train_images", "test_images"):
@@ -48,6 +51,7 @@ def test_out_of_domain_patches_look_like_digits_but_for_content():
     np.testing.assert_array_equal(ood.test_images, data.load("digits-ood").test_images)
 
 
+@pytest.mark.slow
 def test_train_and_test_patches_are_disjoint():
     ood = data.load("digits-ood")
     train = {image.tobytes() for image in ood.train_images}

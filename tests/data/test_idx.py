@@ -19,6 +19,7 @@ def test_reads_back_what_was_written(idx_bytes, tmp_path_factory, array, compres
     np.testing.assert_array_equal(read_idx(path, array.ndim), array)
 
 
+@pytest.mark.slow
 def test_loads_the_four_files(mnist_root, arrays):
     loaded = data.load("mnist", mnist_root)
     np.testing.assert_array_equal(loaded.train_images[..., 0], arrays["train-images-idx3-ubyte"])
@@ -29,6 +30,7 @@ def test_loads_the_four_files(mnist_root, arrays):
     assert loaded.image_shape == (28, 28, 1)
 
 
+@pytest.mark.slow
 def test_cut_short(mnist_root):
     path = next((mnist_root / "mnist").glob("train-images*"))
     path.write_bytes(path.read_bytes()[:-100])

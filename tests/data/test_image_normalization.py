@@ -6,6 +6,7 @@ import pytest
 from jaxeff import data
 
 
+@pytest.mark.slow
 def test_digits_become_standard():
     images = data.normalize(data.load("digits").train_images, "digits")
     assert images.dtype == jnp.float32

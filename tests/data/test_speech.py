@@ -26,6 +26,7 @@ def folder(tmp_path):
     return tmp_path
 
 
+@pytest.mark.slow
 def test_speakers_are_on_one_side(folder):
     found = data.speech_commands(folder)
     assert found.train_audio.shape[1] == found.test_audio.shape[1] == 16_000

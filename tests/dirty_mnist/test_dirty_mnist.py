@@ -78,6 +78,7 @@ def test_labels_follow_the_probabilities():
     assert (labels[1] == 2).all()
 
 
+@pytest.mark.slow
 def test_holds_what_was_asked_for(dirty):
     for part, n in (("train", 40), ("test", 20)):
         images, labels, probs = (
@@ -107,6 +108,7 @@ def test_reads_its_cache(dirty, folder):
     np.testing.assert_array_equal(again.test_images, dirty.test_images)
 
 
+@pytest.mark.slow
 def test_a_damaged_cache_is_built_again_the_same(dirty, folder):
     path = next(folder.glob("*/ambiguous.safetensors"))
     content = bytearray(path.read_bytes())
@@ -135,6 +137,7 @@ def test_a_foreign_cache_is_refused(dirty, folder):
         dirty_mnist(other, folder=folder, progress=None)
 
 
+@pytest.mark.slow
 def test_recipes_that_make_no_sense():
     with pytest.raises(ValueError, match="members must be at least 2"):
         Recipe(members=1)

@@ -59,6 +59,7 @@ def no_emulator(request):
     return ""
 
 
+@pytest.mark.document
 @pytest.mark.promotes("dtype")  # optax does
 @pytest.mark.filterwarnings("default::jaxeff.bayes.ConvergenceWarning")  # fifty draws of an example
 @pytest.mark.parametrize("document", _with_examples())

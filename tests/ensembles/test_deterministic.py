@@ -108,6 +108,7 @@ def blobs(examples=400, size=5):
     return points + 2.0 * labels[:, None].astype(jnp.float32), labels
 
 
+@pytest.mark.slow
 def test_density_is_that_of_quadratic_discriminant_analysis():
     points, labels = blobs()
     density = feature_density(points, labels, 3)

@@ -58,6 +58,7 @@ def test_parts_sum_to_the_variance_of_draws():
     np.testing.assert_allclose(variance, mixture.var, rtol=1e-3)
 
 
+@pytest.mark.oracle
 def test_regression_in_closed_form_is_that_of_samples():
     n = 20_000
     mixture = Mixture(jax.jit(jaxeff.moments(lambda p, x: x @ p["w"]))(

@@ -39,6 +39,7 @@ def make(key):
     return jaxeff.functional(MLP((6, 12, 8, 3), rngs=nnx.Rngs(key)))[1]
 
 
+@pytest.mark.slow
 @pytest.mark.promotes("dtype")
 def test_every_member_learns_as_if_alone():
     g, params = jaxeff.ensemble(KEY, F, PARAMS, {"*": Members(3)}, init=make)
@@ -116,6 +117,7 @@ def test_stein_averages_gradients_in_function_space():
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-5), ours, by_hand)
 
 
+@pytest.mark.slow
 @pytest.mark.promotes("dtype")
 def test_repulsion_makes_members_disagree_where_there_are_no_data():
     from jaxeff.uncertainty import decompose_logits
@@ -131,6 +133,7 @@ def test_repulsion_makes_members_disagree_where_there_are_no_data():
     assert right[1] > right[0] - 0.05
 
 
+@pytest.mark.slow
 @pytest.mark.promotes("dtype")
 def test_strengths_are_swept_as_one_program():
     def loss_at(strength):
@@ -187,6 +190,7 @@ def test_bootstrap_weights_tell_members_apart():
     np.testing.assert_allclose(other["fc3"]["bias"][2], by_hand["fc3"]["bias"], atol=1e-6)
 
 
+@pytest.mark.slow
 def test_a_prior_function_is_never_trained():
     h = with_prior(F, 2.0)
     both = {"trained": PARAMS, "prior": make(jax.random.key(3))}
@@ -202,6 +206,7 @@ def test_a_prior_function_is_never_trained():
         h(PARAMS, X)
 
 
+@pytest.mark.slow
 @pytest.mark.promotes("dtype")
 def test_members_only_leaves_the_backbone_as_it_is():
     result = fit(

@@ -90,6 +90,7 @@ def test_chains_from_the_prior_are_trials_of_their_own():
         dataclasses.replace(sine, only=("relu",)).plan()
 
 
+@pytest.mark.slow
 def test_a_start_without_training_is_a_draw_of_the_prior():
     tanh, params = network.single("Tanh", (1.4, 0.5, 0.5)), network.start(jax.random.key(0), 1, 2)
     x = jnp.linspace(-1, 1, 40)[:, None]

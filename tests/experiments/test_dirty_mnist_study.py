@@ -98,6 +98,7 @@ def test_misread_is_exp_of_what_softplus_makes_a_deviation():
     np.testing.assert_array_equal(found["b"], given["b"])
 
 
+@pytest.mark.slow
 def test_the_subset_is_half_ambiguous_and_repeats_nothing(sets):
     images, labels = recipe.subset(jax.random.key(3), SETTINGS, sets)
     assert len(np.unique(images.reshape(8, -1), axis=0)) == 8
@@ -127,6 +128,7 @@ def test_the_coordinates_of_the_chains_are_those_of_the_network(sets, model):
     )
 
 
+@pytest.mark.slow
 def test_checks_fail_where_they_should(sets, logits):
     figures = evaluation.evaluate(logits, sets).figures
     methods = [f"{n} {m}" for n in study.PASSES for m in ("svi", "moments")]
@@ -146,6 +148,7 @@ def test_checks_fail_where_they_should(sets, logits):
     assert len(report.checks) == 21
 
 
+@pytest.mark.slow
 def test_a_longer_training_differs_in_nothing_else():
     key = jax.random.key(0)
     short, long, other = (recipe.split(key, name) for name in ("mlp", "mlp-long", "mlp-warm"))

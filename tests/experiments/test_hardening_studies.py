@@ -29,6 +29,7 @@ def row(method, curve, **fields):
     return {**plain, "peak": max(curve), "curve": curve, **fields}
 
 
+@pytest.mark.slow
 def test_full_size_is_the_sources():
     families = hardening.SIZES["full"].families
     trained = {
@@ -47,11 +48,13 @@ def test_full_size_is_the_sources():
         assert of["vant"] <= of["noise"] <= set(settings.levels)
 
 
+@pytest.mark.slow
 def test_levels_that_are_trained_at_are_tested_at():
     with pytest.raises(Refused, match=r"\[0.6\] are missing"):
         replace(vant.SIZES["fast"], levels=(0.1, 0.3, 1.0))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("size", ["--fast", "--full"])
 def test_the_network_that_is_asked_for_is_trained(size, tmp_path, monkeypatch):
     trained = []
@@ -67,6 +70,7 @@ def test_the_network_that_is_asked_for_is_trained(size, tmp_path, monkeypatch):
     assert trained == ["lenet5"]
 
 
+@pytest.mark.slow
 def test_midpoints_and_checks_follow_from_the_curves():
     rows = [row("none", falls_at(0.2))]
     for sigma in (0.5, 1.0, 2.0, 4.0):
@@ -98,6 +102,7 @@ def test_midpoints_and_checks_follow_from_the_curves():
     assert [line["scaling"] for line in table] == ["none", "dynamic", 1.0]
 
 
+@pytest.mark.slow
 def test_vant_is_judged_against_the_envelope():
     narrow = [0.7, 0.9, 0.8, 0.3, 0.1, 0.1, 0.1]
     wide = [0.2, 0.2, 0.2, 0.3, 0.3, 0.4, 0.2]

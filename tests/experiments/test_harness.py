@@ -241,6 +241,7 @@ def test_a_number_that_json_has_not_is_null(tmp_path):
     assert saved["rows"] == [{"tosses": 1, "spread": None}]
 
 
+@pytest.mark.slow
 def test_legends_stand_off_the_points_and_ticks_apart():
     figure, axes = plt.subplots(1, 2, figsize=(4, 3))
     for axis, names in zip(axes, ("abc", "ac"), strict=True):

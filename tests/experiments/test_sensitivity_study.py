@@ -43,6 +43,7 @@ def rows():
     return found
 
 
+@pytest.mark.slow
 def test_rankings_hold_what_lies_beyond_the_levels(rows):
     table = {r["measure"]: r for r in ranking.compare(rows, "fast")}
     assert table["divergence"]["spearman"] == pytest.approx(1)

@@ -73,6 +73,7 @@ def test_sizes(size):
         assert sum(table.guided) == 2 * len(table.guided)  # the uniform budget
 
 
+@pytest.mark.slow
 def test_the_source_is_run_in_full():
     full = SIZES["full"]
     assert len(full.sweeps) == 6 * 2 * 4 + 2

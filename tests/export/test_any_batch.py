@@ -33,6 +33,7 @@ def bundle(tmp_path_factory: pytest.TempPathFactory) -> Bundle:
     return Bundle.load(path)
 
 
+@pytest.mark.slow
 def test_any_number_of_examples(bundle: Bundle) -> None:
     assert bundle.manifest.inputs[0].shape == ("batch", 8)
     for size in SIZES:
@@ -58,6 +59,7 @@ def test_inputs_that_do_not_fit_are_named(bundle: Bundle) -> None:
         bundle.run(np.ones((4, 9), np.float32))
 
 
+@pytest.mark.slow
 def test_several_inputs_share_their_batch() -> None:
     bundle = deploy(pair, PAIR, any_batch=True)
     shift = np.ones((7, 1), np.float32)
@@ -72,6 +74,7 @@ def test_several_inputs_share_their_batch() -> None:
         export(pair, (*PAIR[:2], {**PAIR[2], "shift": jnp.ones((4, 1))}), any_batch=True)
 
 
+@pytest.mark.slow
 def test_one_argument_may_have_a_batch_alone() -> None:
     def f(params, x, table):
         return x @ params @ table
@@ -92,6 +95,7 @@ def test_a_function_that_needs_its_batch_is_told_so() -> None:
         deploy(f, (jnp.eye(9), jnp.ones((3, 8))), any_batch=True)
 
 
+@pytest.mark.slow
 def test_an_artifact_for_any_batch_makes_a_bundle_for_any_batch(tmp_path) -> None:
     path = export(mlp, (parameters(), inputs()), any_batch=True).save(tmp_path / "mlp.zip")
     artifact = Artifact.load(path)
@@ -121,6 +125,7 @@ def test_bundles_of_a_fixed_batch_are_written_as_before(deployed_mlp: Bundle) ->
     assert b"batches" not in (deployed_mlp.folder / "manifest.json").read_bytes()
 
 
+@pytest.mark.process
 def test_on_the_device_itself(bundle: Bundle, tmp_path) -> None:
     np.savez(tmp_path / "in.npz", x=np.asarray(inputs(batch=6)))
     program = [sys.executable, str(bundle.folder / "run.py")]
@@ -139,12 +144,14 @@ def test_on_the_device_itself(bundle: Bundle, tmp_path) -> None:
     assert "batches of 0" in found.stderr
 
 
+@pytest.mark.slow
 def test_on_the_emulated_board(emulated_board, tmp_path) -> None:
     made = deploy(mlp, (parameters(), inputs()), "cortex-a72", any_batch=True)
     assert made.check(emulated_board).passed
     assert made.run(inputs(batch=4), board=emulated_board)["hidden"][0].shape == (4, 16)
 
 
+@pytest.mark.slow
 def test_from_the_command_line(tmp_path, monkeypatch) -> None:
     (tmp_path / "own_model.py").write_text(
         "import jax.numpy as jnp\n"

@@ -89,6 +89,7 @@ def test_a_cut_artifact_is_refused(artifact, tmp_path, part):
         Artifact.load(path)
 
 
+@pytest.mark.slow
 @settings(max_examples=25, deadline=None)
 @given(st.data())
 def test_no_flipped_bit_changes_what_is_read(artifact, data):
@@ -132,6 +133,7 @@ _trees = st.recursive(
 )
 
 
+@pytest.mark.slow
 @settings(max_examples=25, deadline=None)
 @given(_trees)
 def test_structures_are_rebuilt(tree):

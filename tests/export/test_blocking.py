@@ -116,6 +116,7 @@ def test_tuning_tries_tiles_within_a_block():
     assert all(64 % tile.columns == 0 for tile in found)
 
 
+@pytest.mark.slow
 def test_both_moments_have_blocks(tmp_path):
     f, params = jaxeff.functional(MLP((300, 256, 10), rngs=nnx.Rngs(0)))
     posterior = jax.tree.map(lambda p: Gaussian(p, 0.01 * jnp.ones_like(p)), params)

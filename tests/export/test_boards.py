@@ -193,6 +193,7 @@ def _alive(process):
     return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
 
 
+@pytest.mark.process
 def test_an_interrupted_step_is_started_over_and_a_finished_one_kept(tmp_path):
     finished = tmp_path / "root"
 

@@ -367,6 +367,7 @@ def test_scalars_and_no_parameters(tmp_path):
     assert result == np.float32(9.0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("count", "given"), [(0, "abc"), (1, "bc"), (2, "c"), (3, "")])
 def test_parameters_are_as_many_as_is_said(tmp_path, count, given):
     def f(a, b, c):

@@ -124,6 +124,7 @@ def test_run(folder, tmp_path):
         )
 
 
+@pytest.mark.slow
 def test_compile_an_artifact(artifact, folder, tmp_path):
     arrays = ("--arrays", artifact.with_suffix(".npz"))
     result = call("compile", artifact, tmp_path / "mlp", *arrays)
@@ -139,6 +140,7 @@ def test_compile_an_artifact(artifact, folder, tmp_path):
         np.testing.assert_array_equal(a, b)
 
 
+@pytest.mark.slow
 def test_compile_a_function_of_a_module(tmp_path, monkeypatch):
     (tmp_path / "my_models.py").write_text(
         "import jax.numpy as jnp\n"
@@ -173,6 +175,7 @@ def test_compile_a_function_of_a_module(tmp_path, monkeypatch):
     monkeypatch.delitem(sys.modules, "my_models")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

@@ -35,6 +35,7 @@ def deployed(core, path) -> Bundle:
     return Bundle.load(path)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("core", TOOLS)
 def test_a_bundle_is_checked_there(core, tmp_path):
     bundle = deployed(core, tmp_path / "b")
@@ -46,6 +47,7 @@ def test_a_bundle_is_checked_there(core, tmp_path):
         np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("core", ["cortex-a7", "cortex-m7"])
 def test_a_stranger_follows_the_readme(core, tmp_path):
     library = deployed(core, tmp_path / "b").export_c(tmp_path / "net")
@@ -60,6 +62,7 @@ def test_a_stranger_follows_the_readme(core, tmp_path):
     assert "as JAX computed" in call(*run.split(), folder=library.folder)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("core", ["cortex-a7", "cortex-m7"])
 def test_clang_compiles_the_example_as_the_readme_says(core, tmp_path):
     require("clang")
@@ -80,6 +83,7 @@ def test_clang_compiles_the_example_as_the_readme_says(core, tmp_path):
     assert "as JAX computed" in call(*run.split(), folder=library.folder)
 
 
+@pytest.mark.slow
 def test_integer_networks_are_the_same_bits_on_a_microcontroller(tmp_path):
     require(*TOOLS["cortex-m7"])
     f, params = functional(MLP((20, 16, 5), rngs=nnx.Rngs(0)))
@@ -107,6 +111,7 @@ class Convolutions(nnx.Module):
         return self.dense(x.reshape(len(x), -1))
 
 
+@pytest.mark.slow
 def test_integer_convolutions_too_by_the_instruction_for_two_products(tmp_path):
     require(*TOOLS["cortex-m4"], "arm-none-eabi-objdump")
     assert dot_of(Target(C_TARGETS["cortex-m4"])).name == "smlad"

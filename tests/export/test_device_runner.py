@@ -46,6 +46,7 @@ def refusal(capsys, monkeypatch, folder, *arguments):
     return error
 
 
+@pytest.mark.process
 def test_it_runs_without_jax_and_without_this_library(deployed_mlp, tmp_path):
     x = np.asarray(inputs(seed=3))
     np.savez(tmp_path / "in.npz", x=x)

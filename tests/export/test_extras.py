@@ -28,19 +28,23 @@ def one_line(run):
     return run.stderr
 
 
+@pytest.mark.process
 def test_the_command_without_typer():
     assert "jaxeff-export needs typer" in one_line(command("typer", "--help"))
 
 
+@pytest.mark.process
 def test_a_bundle_without_tvm(deployed_mlp):
     assert "running a bundle needs TVM" in one_line(command("tvm", "check", deployed_mlp.folder))
 
 
+@pytest.mark.process
 def test_compiling_without_tvm(tmp_path):
     lines = command("tvm", "compile", "module:f", tmp_path / "b")
     assert "needs TVM" in one_line(lines)
 
 
+@pytest.mark.process
 def test_lists_without_tvm():
     for listed in (command("tvm", "targets"), command("tvm", "boards")):
         assert listed.returncode == 0, listed.stderr

@@ -5,6 +5,7 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 from importer_oracle import assert_agrees, export, run
 from jax import lax
 from jaxeff_export.importer import import_stablehlo
@@ -96,6 +97,7 @@ def _running(x, init, body, *, backwards=False):
     return lax.reduce_window(x, init, body, (1, n), (1, 1), pads)
 
 
+@pytest.mark.slow
 def test_running_windows_of_any_body():
     def larger(a, b):
         first = (a[0] > b[0]) | ((a[0] == b[0]) & (a[1] < b[1]))

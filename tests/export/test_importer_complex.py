@@ -20,6 +20,7 @@ def _parts(z):
     return z.real, z.imag
 
 
+@pytest.mark.slow
 def test_arithmetic():
     def arithmetic(x, y):
         a, b = lax.complex(x, y), lax.complex(y, x + 1)
@@ -85,6 +86,7 @@ def test_loops_and_branches():
     assert_agrees(control, _normal(4), jnp.int32(7), rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("length", [1, 2, 7, 12, 33, 64])
 def test_transforms_of_any_length(length):
     def transforms(x):
@@ -97,6 +99,7 @@ def test_transforms_of_any_length(length):
     assert_agrees(transforms, _normal(2, length), rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_transforms_along_several_axes():
     def transforms(x):
         return (
@@ -107,6 +110,7 @@ def test_transforms_along_several_axes():
     assert_agrees(transforms, _normal(3, 4, 6), rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_programs():
     def convolve(x, y):
         return fft.irfft(fft.rfft(x, n=32) * fft.rfft(y, n=32), n=32)

@@ -31,6 +31,7 @@ def test_state_is_handed_around():
     assert_agrees(f, X, np.int32(0))
 
 
+@pytest.mark.slow
 def test_scans():
     """Long enough not to be unrolled; outputs written in place, forwards and backwards."""
     xs = jnp.asarray(np.random.default_rng(1).normal(size=(300, 5)), jnp.float32)
@@ -68,6 +69,7 @@ def test_what_is_updated_in_place_is_read_before():
     assert_agrees(f, X, np.int32(40))
 
 
+@pytest.mark.slow
 def test_branches():
     """Dear branches are taken, not computed and chosen from."""
 

@@ -167,6 +167,7 @@ def _fill(values: np.ndarray) -> np.ndarray:
     return np.resize(values, SIZE)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", [*FLOATS, *SIGNED, *UNSIGNED, "bool"])
 def test_special_values(dtype):
     values = _special(dtype)
@@ -192,6 +193,7 @@ def _arrays(dtype: str) -> st.SearchStrategy[np.ndarray]:
     return bits.map(as_kind)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", ["float32", "float16", "int32", "uint32", "int8"])
 @settings(deadline=None, max_examples=20)
 @given(data=st.data())

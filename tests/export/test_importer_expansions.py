@@ -122,6 +122,7 @@ def test_deprecated_operations():
     _assert_agrees(_module({k: f"tensor<{v}>" for k, v in kinds.items()}, body), X, S)
 
 
+@pytest.mark.slow
 def test_batch_norms():
     attributes = "{epsilon = 1.0e-3 : f32, feature_index = 1 : i64}"
     body = f"""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import jax.numpy as jnp
 import numpy as np
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from importer_oracle import assert_agrees, run
@@ -13,6 +14,7 @@ from jaxeff_export.importer import import_stablehlo
 FEW = settings(deadline=None, max_examples=12)
 
 
+@pytest.mark.slow
 @FEW
 @given(
     data=st.data(),

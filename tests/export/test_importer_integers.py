@@ -126,6 +126,7 @@ class Dropping(nnx.Module):
         return self.drop(self.first(x))
 
 
+@pytest.mark.slow
 def test_dropout_in_training_has_the_same_mask():
     with jax.enable_x64(False):
         model = Dropping(nnx.Rngs(0))

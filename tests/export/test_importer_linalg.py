@@ -119,6 +119,7 @@ def test_custom_calls_without_a_lowering_are_named():
     assert "lapack_sgees_ffi" in str(caught.value)
 
 
+@pytest.mark.slow
 def test_annotations_are_passed_over():
     mesh = jax.make_mesh((1,), ("x",), (jax.sharding.AxisType.Auto,))
 

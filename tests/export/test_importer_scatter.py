@@ -6,6 +6,7 @@ import hypothesis
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from importer_oracle import assert_agrees
@@ -21,6 +22,7 @@ def _integers(shape, dtype, seed):
     return jnp.asarray(np.random.default_rng(seed).integers(0, 4, shape)).astype(dtype)
 
 
+@pytest.mark.slow
 @FEW
 @given(data=st.data(), dtype=DTYPES, index_dtype=st.sampled_from(["int32", "uint8", "int8"]))
 def test_scatter(data, dtype, index_dtype):
@@ -86,6 +88,7 @@ def test_indexed_updates_of_arrays():
     assert_agrees(updates, x, index, u)
 
 
+@pytest.mark.slow
 @FEW
 @given(data=st.data(), shape=st.lists(st.integers(2, 7), min_size=1, max_size=3))
 def test_select_and_scatter(data, shape):

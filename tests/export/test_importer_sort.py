@@ -16,6 +16,7 @@ FEW = settings(deadline=None, max_examples=10)
 DTYPES = st.sampled_from(["float32", "int8", "uint32", "float16", "bfloat16", "bool"])
 
 
+@pytest.mark.slow
 @FEW
 @given(data=st.data(), shape=st.lists(st.integers(1, 9), min_size=1, max_size=3), dtype=DTYPES)
 def test_sort(data, shape, dtype):

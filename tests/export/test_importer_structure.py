@@ -5,6 +5,7 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from importer_oracle import assert_agrees
@@ -21,6 +22,7 @@ def _integers(shape, dtype="float32", seed=0):
     return jnp.asarray(values).astype(dtype)
 
 
+@pytest.mark.slow
 @FEW
 @given(data=st.data(), shape=st.lists(SMALL, min_size=1, max_size=4), dtype=DTYPES)
 def test_movement(data, shape, dtype):
@@ -53,6 +55,7 @@ def test_movement(data, shape, dtype):
     assert_agrees(moves, x)
 
 
+@pytest.mark.slow
 @FEW
 @given(data=st.data(), dtype=DTYPES)
 def test_dot_general(data, dtype):
@@ -85,6 +88,7 @@ def test_dot_general(data, dtype):
     assert_agrees(dots, x, y)
 
 
+@pytest.mark.slow
 @FEW
 @given(data=st.data(), rank=st.integers(1, 3), dtype=st.sampled_from(["float32", "float16"]))
 def test_convolution(data, rank, dtype):
@@ -120,6 +124,7 @@ def test_convolution(data, rank, dtype):
     assert_agrees(convolve, x, w)
 
 
+@pytest.mark.slow
 @FEW
 @given(data=st.data(), shape=st.lists(SMALL, min_size=1, max_size=4), dtype=DTYPES)
 def test_reduce(data, shape, dtype):
@@ -152,6 +157,7 @@ def test_reduce(data, shape, dtype):
     assert_agrees(reductions, x, jnp.asarray(1, dtype))
 
 
+@pytest.mark.slow
 @FEW
 @given(data=st.data(), shape=st.lists(st.integers(2, 6), min_size=1, max_size=4))
 def test_reduce_window(data, shape):
@@ -195,6 +201,7 @@ def test_long_reductions():
     )
 
 
+@pytest.mark.slow
 @FEW
 @given(data=st.data(), shape=st.lists(SMALL, min_size=1, max_size=3))
 def test_indexing(data, shape):

@@ -71,6 +71,7 @@ def test_the_program_on_a_device_refuses_it(bundles):
         del sys.modules["program"]
 
 
+@pytest.mark.process
 def test_a_c_library_returns_a_code_and_writes_nothing(bundles, tmp_path):
     integer, _ = bundles
     integer.export_c(tmp_path / "library", name="nan")

@@ -84,6 +84,7 @@ def test_dense_forms(form):
         np.testing.assert_allclose(ours, theirs, rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.slow
 @settings(max_examples=8, deadline=None)
 @given(
     rows=st.integers(1, 13),
@@ -101,6 +102,7 @@ def test_dense_shapes(rows, depth, columns, leading, dtype):
         np.testing.assert_allclose(ours, theirs, rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.slow
 @settings(max_examples=8, deadline=None)
 @given(data=st.data())
 def test_convolutions(data):

@@ -196,6 +196,7 @@ Bundle.load(source).save(target)
 """
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("moment", ["before", "after"])
 def test_a_killed_process_leaves_the_old_bundle_or_the_new_one(compiled, folder, moment):
     other = {**parameters(seed=5)}

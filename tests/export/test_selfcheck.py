@@ -15,6 +15,7 @@ def check(ours, theirs):
     return compare("board", [spec], [[ours]], [RecordedPair([], [theirs])])
 
 
+@pytest.mark.slow
 @settings(max_examples=25, deadline=None)
 @given(st.floats(1e-3, 1e3), st.floats(0, 1e-2))
 def test_float32_passes_up_to_its_tolerance(scale, relative):

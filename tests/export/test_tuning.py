@@ -126,6 +126,7 @@ def test_a_default_that_cannot_be_measured_is_an_error_that_names_the_kernel(tmp
         session(tmp_path, Bench(first=None), 4).tune(kernel)
 
 
+@pytest.mark.process
 def test_a_killed_session_loses_only_the_candidate_it_was_measuring(tmp_path, kernel):
     program = [sys.executable, interrupted_tuning.__file__, str(tmp_path)]
     assert subprocess.run(program, check=False).returncode == -signal.SIGKILL
@@ -307,6 +308,7 @@ def test_candidates_that_compute_something_else_are_refused(kernel):
             checking.timed(module, tvm.cpu(), [draws[0], (draws[1][0], {2: spoiled})])
 
 
+@pytest.mark.process
 def test_an_interrupt_waits_for_tvm_and_keeps_its_name():
     reached = []
 

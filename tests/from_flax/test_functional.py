@@ -69,6 +69,7 @@ def names(jaxpr):
     return [e.params["name"] for e in jaxpr.jaxpr.eqns if e.primitive.name == "name"]
 
 
+@pytest.mark.slow
 def test_nnx_parameters_are_a_plain_dict_of_trainable_arrays(net):
     net.eval()
     _, params = functional(net)
@@ -118,6 +119,7 @@ def test_nnx_state_is_passed_and_returned(net, x):
     assert not np.array_equal(again, y)
 
 
+@pytest.mark.slow
 def test_linen_state_is_passed_and_returned(linen, x):
     module, variables = linen
     f, params, state = functional(module, variables, mutable=True)
@@ -128,6 +130,7 @@ def test_linen_state_is_passed_and_returned(linen, x):
     jax.tree.map(np.testing.assert_array_equal, new, dict(updated))
 
 
+@pytest.mark.slow
 def test_immutable_form_discards_updates_and_never_touches_the_model(net, linen, x):
     before = jax.tree.map(lambda leaf: leaf, nnx.to_pure_dict(nnx.state(net, nnx.BatchStat)))
     with pytest.warns(TrainingModeWarning):
@@ -145,6 +148,7 @@ def test_immutable_form_discards_updates_and_never_touches_the_model(net, linen,
     np.testing.assert_array_equal(y, again)
 
 
+@pytest.mark.slow
 def test_snapshot_ignores_later_changes_of_the_model(net, x):
     net.eval()
     f, params = functional(net)
@@ -205,6 +209,7 @@ def test_one_trace_per_shape(net, x):
     assert len(traces) == 1
 
 
+@pytest.mark.slow
 def test_training_in_a_scan_carries_the_state(net, x):
     f, params, state = functional(net, mutable=True)
 

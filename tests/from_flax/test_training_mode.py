@@ -58,6 +58,7 @@ def test_what_an_nnx_model_freezes_is_said_when_it_is_read(net):
         assert way_out in message
 
 
+@pytest.mark.slow
 def test_who_has_what_it_takes_is_not_warned(net):
     with warnings.catch_warnings():
         warnings.simplefilter("error")
@@ -84,6 +85,7 @@ def test_dropout_is_a_function_of_the_key(net, x):
         f(params, x)
 
 
+@pytest.mark.slow
 def test_of_a_method_only_what_it_runs_is_said(net, x):
     with warnings.catch_warnings():
         warnings.simplefilter("error")
@@ -94,6 +96,7 @@ def test_of_a_method_only_what_it_runs_is_said(net, x):
         g(params, x)
 
 
+@pytest.mark.slow
 @pytest.mark.promotes("dtype", "rank")  # optax and Flax do
 def test_batch_norm_trains_with_keyed_dropout(net, x):
     f, params, state = functional(net, keyed=True, mutable=True)
@@ -129,6 +132,7 @@ def test_linen_says_so_when_it_is_called_in_training(x):
         f(params, x, train=True, rngs={"dropout": jax.random.key(1)})
 
 
+@pytest.mark.slow
 def test_linen_takes_the_key_for_its_streams(x):
     module = LinenNet()
     variables = module.init(jax.random.key(0), x)

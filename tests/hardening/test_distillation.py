@@ -36,6 +36,7 @@ def test_gradient_is_the_closed_form():
     np.testing.assert_allclose(grad, X.T @ ((1 - w) * hard + w * t * soft) / 16, atol=1e-6)
 
 
+@pytest.mark.slow
 @pytest.mark.promotes("dtype")
 def test_a_noisy_student_learns_from_a_clean_teacher():
     def loss_at(sigma):

@@ -82,6 +82,7 @@ def test_vant_levels_have_the_published_distribution(form, law):
     assert stats.kstest(np.asarray(levels), other.cdf).pvalue < 1e-6
 
 
+@pytest.mark.slow
 def test_variance_aware_draws_a_level_per_image_after_its_ramp():
     batch = (jnp.zeros((6, 2)), jnp.zeros(6))
     setting = VariableLevel(2.0, 0.5)
@@ -95,6 +96,7 @@ def test_variance_aware_draws_a_level_per_image_after_its_ramp():
     np.testing.assert_allclose(plain(KEY, None, None, batch, 0)[1][0]["levels"], after, rtol=1e-6)
 
 
+@pytest.mark.slow
 def test_no_variance_is_plain_noisy_training():
     batch = (jnp.zeros((3, 2)), jnp.zeros(3))
     loss = variance_aware(report_setting)(VariableLevel(0.7, 0.0, 1.0))

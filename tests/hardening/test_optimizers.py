@@ -28,6 +28,7 @@ def descend(optimizer, epochs, start=(0.4, -0.3)):
     return np.asarray(result.params["w"])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("adaptive", [False, True])
 def test_sam_is_its_definition_inside_a_scanned_epoch(adaptive):
     rate, rho, eta = 0.1, 0.7, 0.01

@@ -52,6 +52,7 @@ def test_weights_have_channels_but_in_the_last_layer():
         relu_quantization(5, last="fc2", scale=1.0)
 
 
+@pytest.mark.slow
 def test_running_ranges_are_the_corrected_moving_average():
     spec = relu_quantization(4, last="fc2")
     ranges = initial_ranges(f, spec, PARAMS, X)
@@ -90,6 +91,7 @@ def test_noise_goes_around_quantization_and_its_ranges():
     np.testing.assert_array_equal(silent[0], g(PARAMS, ranges, X)[0])
 
 
+@pytest.mark.slow
 @pytest.mark.promotes("dtype")
 def test_quantization_noise_ramp_and_vant_train_together():
     spec = relu_quantization(4, last="fc2")

@@ -23,6 +23,7 @@ def entries(count, kind):
     return Gaussian(jnp.zeros_like(mean) if kind == "alike" else mean, var)
 
 
+@pytest.mark.oracle
 @pytest.mark.parametrize("kind", ["alike", "unequal", "scales", "some known"])
 @pytest.mark.parametrize("count", [5, 16, 64])
 def test_the_maximum_of_many_is_that_of_monte_carlo(count, kind, oracle):

@@ -223,6 +223,7 @@ def test_noise_at_the_input_is_listed_from_the_second_layer_on():
     assert [one.site for one in assumptions(f, params, x)] == ["fc2"]
 
 
+@pytest.mark.oracle
 def test_ratios_are_those_of_monte_carlo_layer_by_layer(oracle):
     """A kernel shared over positions and pooled: .0019 of the true variance, and it says so."""
 

@@ -42,6 +42,7 @@ NETS = {
 X = jax.random.normal(jax.random.key(1), (3, 5, 5, 2))
 
 
+@pytest.mark.oracle
 @pytest.mark.parametrize("name", NETS)
 def test_covariances_are_those_of_samples(name):
     f, given = NETS[name]

@@ -22,6 +22,7 @@ def dense(x, w):
     return x @ w
 
 
+@pytest.mark.oracle
 @pytest.mark.parametrize("x_random", [False, True])
 @pytest.mark.parametrize("w_random", [False, True])
 def test_dense_matches_monte_carlo_for_every_mix_of_operands(x_random, w_random, oracle):
@@ -44,6 +45,7 @@ CONVOLUTIONS = {
 }
 
 
+@pytest.mark.oracle
 @pytest.mark.parametrize("name", CONVOLUTIONS)
 def test_convolution_with_bias_matches_monte_carlo(name, oracle):
     options = {"window_strides": (1, 1), **CONVOLUTIONS[name]}
@@ -76,6 +78,7 @@ def test_the_first_layer_takes_two_contractions_and_any_bias(bias, oracle):
     assert str(jax.make_jaxpr(g)(*args)).count("dot_general") == 2
 
 
+@pytest.mark.oracle
 def test_contraction_of_two_random_tensors_matches_monte_carlo(oracle):
     def f(_, q, k):
         return jnp.einsum("bqd,bkd->bqk", q, k)

@@ -94,6 +94,7 @@ MODULES = {
 }
 
 
+@pytest.mark.oracle
 @pytest.mark.parametrize("name", MODULES)
 def test_modules_with_random_scale_and_bias_match_monte_carlo(name, oracle):
     f, params = functional(MODULES[name](nnx.Rngs(0)))
@@ -120,6 +121,7 @@ def test_group_norm_is_within_the_stated_bias(affine, shape, bias, oracle):
     assert {a.site for a in assumptions(f, *args)} == {"scale" if affine else "group_norm"}
 
 
+@pytest.mark.slow
 def test_batch_norm_in_training_is_a_norm_over_the_batch():
     model = nnx.BatchNorm(3, rngs=nnx.Rngs(0))
     with pytest.warns(TrainingModeWarning):

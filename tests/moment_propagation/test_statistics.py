@@ -82,6 +82,7 @@ FUNCTIONS = {
 }
 
 
+@pytest.mark.oracle
 @pytest.mark.parametrize("name", FUNCTIONS)
 def test_the_moments_of_what_is_read_match_monte_carlo(name, oracle):
     f, bias = FUNCTIONS[name]

@@ -246,6 +246,7 @@ def test_vmap_inside_and_outside_are_the_same():
     np.testing.assert_allclose(inside.var, outside.var, rtol=1e-5)
 
 
+@pytest.mark.slow
 def test_training_through_the_moments_lowers_the_loss():
     f, params = functional(MLP((16, 8, 3), rngs=nnx.Rngs(0)))
     target = jax.random.normal(jax.random.key(5), (4, 3))

@@ -171,6 +171,7 @@ def test_vgg_head_repeats_a_single_cell():
         _resize_pool(jnp.ones((1, 3, 3, 2)), 7)
 
 
+@pytest.mark.slow
 @pytest.mark.promotes("rank")
 def test_batch_norm_learns_statistics_in_train_mode_only():
     model = MLP((4, 8, 2), batch_norm=True, rngs=nnx.Rngs(0))

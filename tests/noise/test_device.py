@@ -45,6 +45,7 @@ def test_a_device_is_the_same_in_every_call_and_for_every_sample(name):
     assert model.perturb(KEY, X.astype(jnp.bfloat16)).dtype == jnp.bfloat16
 
 
+@pytest.mark.slow
 @every
 def test_sites_and_devices_differ_and_calls_of_a_network_agree(name):
     model = MODELS[name]
@@ -78,6 +79,7 @@ def test_weights_of_a_device_have_no_samples(name):
     )
 
 
+@pytest.mark.slow
 def test_repetition_does_not_average_a_device_away():
     params, x = {"a": jnp.eye(3), "b": jnp.eye(3)}, X[:, 0, 0]
     once = noisy(two_layers, {"a": MODELS["drift"]})(KEY, params, x)[0]
@@ -85,6 +87,7 @@ def test_repetition_does_not_average_a_device_away():
     np.testing.assert_allclose(once, repeated, rtol=1e-6)
 
 
+@pytest.mark.slow
 def test_other_transforms_see_the_layers_of_a_device():
     g = noisy(two_layers, {"a": MODELS["telegraph"], "b": MODELS["mismatch"]})
     params, x = {"a": jnp.eye(3), "b": jnp.eye(3)}, X[:, 0, 0]
@@ -162,6 +165,7 @@ def test_telegraph_has_the_occupancy_and_autocorrelation_of_its_process(up, down
     assert (np.abs(products.mean(1) - expected) < 5 * error).all()
 
 
+@pytest.mark.oracle
 def test_telegraph_has_exponential_holding_times():
     up, down, step = 0.5, 2.0, 0.02
     trace = np.asarray(Telegraph(1.0, up, down).trace(np.arange(0, 40, step), (500,)))
@@ -174,6 +178,7 @@ def test_telegraph_has_exponential_holding_times():
         assert abs(leaves.sum() / visits - expected) < tolerance
 
 
+@pytest.mark.slow
 def test_reading_and_trace_are_one_process():
     times = jnp.array([0.0, 3.0, 1.0, 7.3])  # one read-out each
     each = Telegraph(1.0, 2.0, 1.0, times, along="sample").perturb(KEY, 0 * X)
@@ -182,6 +187,7 @@ def test_reading_and_trace_are_one_process():
     np.testing.assert_array_equal(last, jnp.broadcast_to(each[3], X.shape))
 
 
+@pytest.mark.slow
 def test_rates_of_zero_and_gradients():
     assert not Telegraph(1.0, up=0.0, down=0.0, time=9.0).perturb(KEY, jnp.zeros((1, 99))).any()
     assert not Telegraph(1.0, up=0.0, down=1.0, time=9.0).perturb(KEY, jnp.zeros((1, 99))).any()
@@ -229,6 +235,7 @@ def test_columns_correlate_by_their_distance(length):
     assert (np.abs(np.corrcoef(errors.T) - expected) < error).all()
 
 
+@pytest.mark.slow
 def test_gain_and_offset_are_independent_and_shared_by_a_column():
     model = Mismatch(0.2, 0.3, length=2.0, device=1)
     offset = model.perturb(KEY, jnp.zeros(X.shape))
@@ -240,6 +247,7 @@ def test_gain_and_offset_are_independent_and_shared_by_a_column():
     assert abs(np.corrcoef(alone)[0, 1]) < 5 / np.sqrt(2_000)
 
 
+@pytest.mark.slow
 def test_gradients_reach_levels_and_length():
     def total(gain, length):
         return (Mismatch(gain, 0.1, length).perturb(KEY, X) ** 2).sum()

@@ -52,6 +52,7 @@ def test_channels_are_dropped_as_a_whole():
     assert 0 < (y == 0).mean() < 1
 
 
+@pytest.mark.oracle
 @pytest.mark.parametrize(
     "spec",
     [
@@ -80,6 +81,7 @@ def convolutional(params, x):
     return hidden.reshape(len(x), -1) @ params["fc"]["kernel"]
 
 
+@pytest.mark.slow
 def test_moments_of_whole_channels_need_their_correlations():
     keys = jax.random.split(KEY, 3)
     params = {
@@ -97,6 +99,7 @@ def test_moments_of_whole_channels_need_their_correlations():
         jaxeff.moments(convolutional, noise=spec, strict=True)(params, x)
 
 
+@pytest.mark.slow
 def test_dropout_and_random_weights_in_one_pass():
     posterior = jax.tree.map(lambda w: jaxeff.Gaussian(w, jnp.full_like(w, 0.02)), PARAMS)
     spec = {"fc1": Dropout(0.2)}
@@ -125,6 +128,7 @@ def test_rates_are_swept_as_one_program():
     np.testing.assert_allclose(variances[2], 9 * variances[1], rtol=1e-5)  # p / (1 - p)
 
 
+@pytest.mark.oracle
 def test_monte_carlo_dropout_in_chunks():
     g = jaxeff.noisy(F, {"silu": Dropout(0.15)})
     together = jax.jit(monte_carlo(g, 6))(KEY, PARAMS, X)

@@ -60,6 +60,7 @@ def test_one_level_per_sample_or_channel():
     np.testing.assert_array_equal(same, Additive(0.3).perturb(KEY, IMAGES))
 
 
+@pytest.mark.slow
 def test_a_level_per_image_reaches_every_slot_of_a_network():
     def f(params, x):
         h = jax.lax.conv_general_dilated(

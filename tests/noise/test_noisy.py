@@ -49,6 +49,7 @@ def test_output_noise_by_hand(params):
     np.testing.assert_allclose(ours, by_hand, rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.oracle
 @pytest.mark.parametrize("model", [Additive(0.3), Multiplicative(0.5), Mixed(0.1, 0.2, "add_mul")])
 def test_weight_and_input_noise_by_monte_carlo(params, model):
     # With one linear layer the result is linear in what is perturbed: its variance is known.
@@ -80,6 +81,7 @@ def test_weight_and_input_noise_by_monte_carlo(params, model):
         np.testing.assert_array_less(np.abs(samples.mean(0) - f({"w": w, "b": b}, X)), 5 * se)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("model", "shape", "slots"),
     [
@@ -113,6 +115,7 @@ def test_global_noise_has_the_source_number_of_slots(model, shape, slots):
     np.testing.assert_array_equal(y, f(params, x))
 
 
+@pytest.mark.slow
 def test_levels_layers_and_seeds_are_one_program(params):
     levels = jnp.array([0.0, 0.1, 1.0])
 
@@ -181,6 +184,7 @@ def test_integers_are_left_alone(params):
     np.testing.assert_array_equal(y, clean[0])
 
 
+@pytest.mark.slow
 def test_biases_and_normalization_stay_clean():
     seen = []
 

@@ -45,6 +45,7 @@ def test_slots_are_the_sources(make, batch_norm, x, count):
     assert len(found) == len(set(found)) == count
 
 
+@pytest.mark.slow
 def test_training_has_the_slots_of_inference():
     assert slots_of(mlp, True, IMAGE, train=True) == slots_of(mlp, True, IMAGE)
     assert slots_of(ResNet18, True, COLOUR, train=True) == slots_of(ResNet18, True, COLOUR)

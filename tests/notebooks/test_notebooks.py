@@ -70,6 +70,7 @@ def test_outputs_are_kept_whole_small_and_clean(path):
     assert not re.search(r"/(tmp|home|root|work|Users)/|site-packages", text)
 
 
+@pytest.mark.document
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
 def test_notebook_runs(path, tmp_path, environment):
     notebook = nbformat.read(path, as_version=4)

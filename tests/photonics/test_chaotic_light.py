@@ -42,6 +42,7 @@ def test_pulses_carry_the_intensity_with_the_chosen_deviation(light, part):
     )
 
 
+@pytest.mark.slow
 @CHECKS
 @given(LIGHTS, st.floats(0, 1), st.integers(0, 1_000))
 def test_bounds_hold_for_any_pulse_train(light, part, seed):

@@ -55,6 +55,7 @@ def test_both_models_have_the_promised_moments(model, noise):
     check_moments(draw(model, light), np.asarray(INTENSITY), sigma**2)
 
 
+@pytest.mark.slow
 def test_the_simulation_is_skewed_and_the_training_model_is_not():
     # One full slot, many photons, no electronics: the exact distribution itself.
     light = ChaoticLight(noise=1.0, slots=4, cap=5.0, photons=1e5, electronic=0.0)

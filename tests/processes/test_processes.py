@@ -145,6 +145,7 @@ def test_chains_that_processes_cannot_share_evenly(monkeypatch):
         _mesh(3, None)
 
 
+@pytest.mark.process
 def test_the_documented_script_finds_in_two_processes_what_it_finds_in_one(tmp_path, monkeypatch):
     (script,) = re.findall(r"```python\n(.*?)```", DOCUMENT.read_text(), re.DOTALL)
     (tmp_path / "two").mkdir()

@@ -217,6 +217,7 @@ def test_dropout_gates_have_their_moments_and_drop_what_is_noise():
     assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(slopes))
 
 
+@pytest.mark.slow
 @pytest.mark.promotes("dtype", "rank")
 @pytest.mark.parametrize("kind", [HardConcrete, DropoutGates])
 def test_training_closes_gates_of_channels_that_only_cost(kind):

@@ -93,6 +93,7 @@ def whole():
     return run()
 
 
+@pytest.mark.process
 @pytest.mark.parametrize(("event", "after"), [
     ("on_round", 1), ("on_epoch", 2), ("on_round", 2), ("on_epoch", 5),
 ])  # fmt: skip
@@ -126,6 +127,7 @@ def test_rounds_meet_budgets_of_the_whole_model_and_are_nested():
     )
 
 
+@pytest.mark.slow
 def test_scores_are_of_the_model_that_is_left_and_measures_of_the_whole():
     seen = []
 
@@ -143,6 +145,7 @@ def test_scores_are_of_the_model_that_is_left_and_measures_of_the_whole():
     assert all(plan.channels is seen[0].channels for plan in seen)
 
 
+@pytest.mark.slow
 def test_a_model_with_batch_statistics(tmp_path):
     f, params, state = jaxeff.functional(Net(nnx.Rngs(0)), mutable=True)
     found = prune_iteratively(

@@ -170,6 +170,7 @@ def test_surgery_removes_and_splices_with_a_margin():
     np.testing.assert_allclose(open_.threshold, w.mean() + 0.5 * w.std(), rtol=1e-6)
 
 
+@pytest.mark.slow
 @pytest.mark.promotes("dtype")
 def test_surgery_in_training_lets_weights_come_back():
     # A target that needs the weights that are small at first.

@@ -131,6 +131,7 @@ def test_zeros_are_refused_where_a_statistic_reads_something_else():
         pruned(f, Plan(keep, found, {"r": "left"}))
 
 
+@pytest.mark.slow
 def test_rounds_files_and_trees_keep_what_is_said_of_statistics(tmp_path):
     f, params = network("layer")
     data = X, (X[:, 0] > 0).astype(jnp.int32)

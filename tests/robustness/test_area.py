@@ -9,6 +9,7 @@ LEVELS = jnp.array([0.1, 0.3, 0.9, 2.0])
 CURVES = jnp.array([[0.9, 0.8, 0.2, 0.1], [0.7, 0.75, 0.6, 0.1], [0.3, 0.4, 0.5, jnp.nan]])
 
 
+@pytest.mark.slow
 def test_envelope_is_the_best_training_at_each_level():
     np.testing.assert_allclose(envelope(CURVES), [0.9, 0.8, 0.6, 0.1])
 

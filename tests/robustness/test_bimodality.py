@@ -14,6 +14,7 @@ NORMAL = jax.random.normal(KEYS[0], (20_000,))
 ON = jax.random.bernoulli(KEYS[1], 0.4, (20_000,))
 
 
+@pytest.mark.slow
 def test_separability_is_two_means_in_one_dimension():
     x = jnp.concatenate([NORMAL[:300], 3 + 2 * NORMAL[300:500]])
     found = bimodality(x)

@@ -66,6 +66,7 @@ def test_one_layer_at_a_time_is_perturbed(params):
         assert found.kl[i, 1] == pytest.approx(np.mean(by_hand), rel=1e-4)
 
 
+@pytest.mark.slow
 @pytest.mark.promotes("dtype")
 def test_the_fragile_layer_ranks_first(params):
     found = kl_sensitivity(KEY, chain, params, X, SITES, jnp.logspace(-5, 2, 15))
@@ -83,6 +84,7 @@ def test_the_fragile_layer_ranks_first(params):
     jax.tree.map(np.testing.assert_array_equal, budget.params, params)  # left as they were
 
 
+@pytest.mark.slow
 @pytest.mark.promotes("dtype")  # optax does
 @pytest.mark.promotes("rank")
 def test_the_budget_equalizes_the_damage():
@@ -109,6 +111,7 @@ def test_the_budget_equalizes_the_damage():
     np.testing.assert_allclose(damage, np.exp(np.log(damage).mean()), rtol=0.05)
 
 
+@pytest.mark.slow
 @pytest.mark.promotes("dtype")
 def test_joint_training_moves_the_weights(params):
     labels = chain(params, X).argmax(-1)

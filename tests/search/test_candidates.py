@@ -37,6 +37,7 @@ def drawn(space, seed):
     return jax.tree.map(np.asarray, ACTIONS.policy(space, actions.astype(np.float32)))
 
 
+@pytest.mark.slow
 def test_one_trace_for_all_policies():
     f, params, data, space = trained()
     traces = []
@@ -54,6 +55,7 @@ def test_one_trace_for_all_policies():
     assert candidates.accuracy(KEY, drawn(space, 0)) == first
 
 
+@pytest.mark.slow
 def test_smaller_models_have_the_statistics_that_were_measured():
     class Normed(nnx.Module):
         def __init__(self, rngs):
@@ -75,6 +77,7 @@ def test_smaller_models_have_the_statistics_that_were_measured():
     np.testing.assert_allclose(small.f(small.params, x), theirs, rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(3))
 def test_untrained_candidates_are_their_smaller_models(seed):
     f, params, (x, y), space = trained()
@@ -90,6 +93,7 @@ def test_untrained_candidates_are_their_smaller_models(seed):
     assert abs(candidates.accuracy(KEY, policy) - accuracy) <= 2 / 512
 
 
+@pytest.mark.slow
 def test_training_helps_and_leaves_the_model_alone():
     f, params, data, space = trained()
     policy = drawn(space, 1)
@@ -100,6 +104,7 @@ def test_training_helps_and_leaves_the_model_alone():
     assert measured[1] > measured[0]
 
 
+@pytest.mark.slow
 def test_states_are_carried():
     class Net(nnx.Module):
         def __init__(self, rngs):
@@ -125,6 +130,7 @@ def test_states_are_carried():
     assert small.f(small.params, small.state, x)[0].shape == (96, 3)
 
 
+@pytest.mark.slow
 def test_results_are_trained_in_their_bits():
     f, params, data, space = trained()
     small = Candidates(f, params, data, data, space, steps=0, batch_size=64).smaller(
@@ -143,6 +149,7 @@ def test_results_are_trained_in_their_bits():
     assert jax.tree.all(same)
 
 
+@pytest.mark.slow
 def test_sensitivities_are_divergences_of_single_layers():
     f, params, (x, _), space = trained()
     x = x[:64]

@@ -25,6 +25,7 @@ def episodes(folder):
     return [line["rows"] for line in tasks if line["task"][0] == "episode"]
 
 
+@pytest.mark.process
 def test_a_killed_process_loses_only_the_episode_it_was_measuring(tmp_path):
     killed = started(tmp_path, 6)
     assert killed.returncode == -signal.SIGKILL, killed.stderr

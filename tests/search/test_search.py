@@ -27,6 +27,7 @@ def run(folder=None, **changed):
     return search(KEY, F, PARAMS, DATA, **given | changed)
 
 
+@pytest.mark.process
 def test_killed_at_any_moment(tmp_path):
     """What was measured isn't measured again, and the numbers are those of one run."""
     whole = run()
@@ -126,6 +127,7 @@ def test_the_best_has_the_highest_reward():
         assert row["reward"] == pytest.approx(wanted)
 
 
+@pytest.mark.slow
 def test_validation_of_sorted_data_has_all_classes(monkeypatch):
     """None of the data is both trained on and measured, and the key decides about each."""
     order = np.argsort(np.asarray(DATA[1]), kind="stable")

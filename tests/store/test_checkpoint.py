@@ -23,6 +23,7 @@ def same(a, b):
         np.testing.assert_array_equal(np.asarray(x), np.asarray(y))
 
 
+@pytest.mark.slow
 def test_a_training_state_comes_back(tmp_path):
     params = {"fc1": {"kernel": jnp.ones((2, 3)), "bias": jnp.zeros(3)}, "scale": jnp.float32(2)}
     tree = {

@@ -25,6 +25,7 @@ from jaxeff.store._writing import _exchange
 WRITERS = Path(__file__).with_name("kill_at_every_line.py")
 
 
+@pytest.mark.process
 def test_a_writer_can_be_killed_at_every_line(tmp_path):
     run = subprocess.run(
         [sys.executable, "-W", "ignore", WRITERS, tmp_path],

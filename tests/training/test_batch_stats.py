@@ -4,6 +4,7 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 
 from jaxeff.training import converge_batch_stats
 
@@ -17,6 +18,7 @@ class Net(nn.Module):
         return nn.BatchNorm(False, momentum=0.6)(nn.Dense(3)(x))
 
 
+@pytest.mark.slow
 def test_many_steps_end_there():
     x = jax.random.normal(jax.random.key(0), (32, 4)) * 3 + 1
     variables = Net().init(jax.random.key(1), x)

@@ -112,6 +112,7 @@ def train(params, xs):
     return lax.scan(step, params, xs)
 
 
+@pytest.mark.slow
 def test_inside_a_scan():
     keys = jax.random.split(jax.random.key(1), 2)
     params = {"kernel": jax.random.normal(keys[0], (3, 3, 2, 4)), "bias": jnp.zeros(4)}
@@ -128,6 +129,7 @@ def test_inside_a_scan():
     )
 
 
+@pytest.mark.slow
 def test_vmap_over_replicates():
     keys = jax.random.split(jax.random.key(2), 2)
     params = {"kernel": jax.random.normal(keys[0], (3, 3, 3, 2, 4)), "bias": jnp.zeros((3, 4))}

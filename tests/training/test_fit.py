@@ -98,6 +98,7 @@ def run(tmp_path, f, params, state, data, name="run", **changes):
     return fit(key, noisy_loss(f), params, data, **(arguments | changes))
 
 
+@pytest.mark.slow
 def test_epochs_equal_a_plain_optax_loop(with_state, data):
     f, params, state = with_state
     # Not Adam: it blows up the rounding of a bias before a batch norm, whose gradient is zero.
@@ -135,6 +136,7 @@ def test_an_epoch_sees_every_example_once(data):
     assert metrics["seen"] * 10 == rows.sum()
 
 
+@pytest.mark.slow
 def test_digits_are_learned():
     digits = load_digits()
     x, y = jnp.asarray(digits.data / 16, jnp.float32), jnp.asarray(digits.target)
@@ -154,6 +156,7 @@ def test_digits_are_learned():
     assert result.history[-1]["test"] > 0.85
 
 
+@pytest.mark.process
 def test_a_killed_run_resumes_bit_for_bit(tmp_path, with_state, data):
     straight = run(tmp_path, *with_state, data, "straight")
 
@@ -189,6 +192,7 @@ def test_an_early_stop_is_kept(tmp_path, with_state, data):
     assert second.history == first.history
 
 
+@pytest.mark.slow
 def test_resume_false_starts_over(tmp_path, with_state, data):
     run(tmp_path, *with_state, data, epochs=1)
     result = run(tmp_path, *with_state, data, epochs=1, key=jax.random.key(9), resume=False)
@@ -307,6 +311,7 @@ def test_another_runs_numbers_are_refused(tmp_path, old, new, message):
     assert train(2, **new) == forced  # it is this run's now
 
 
+@pytest.mark.slow
 def test_arrays_of_the_same_values_are_the_same_run(tmp_path):
     def train(epochs, data, params):
         options = dict(optimizer=optax.sgd(0.1), batch_size=500, checkpoint=tmp_path / "run")
@@ -338,6 +343,7 @@ fit(
 """
 
 
+@pytest.mark.process
 def test_the_same_script_goes_on_in_a_new_process(tmp_path):
     """Whatever differs between processes: addresses, and the order of sets of strings."""
     path = tmp_path / "run"
@@ -365,6 +371,7 @@ def test_damaged_and_foreign_checkpoints_are_refused(tmp_path, with_state, data)
         run(tmp_path, *with_state, data)
 
 
+@pytest.mark.slow
 def test_divergence_names_the_epoch_and_keeps_the_last_good_state(tmp_path):
     def loss(key, params, batch):
         return jnp.mean((params["w"] * batch) ** 2)
@@ -382,6 +389,7 @@ def test_divergence_names_the_epoch_and_keeps_the_last_good_state(tmp_path):
     assert error.value.history == good.history
 
 
+@pytest.mark.slow
 def test_a_parameter_that_is_not_finite_is_divergence():
     def loss(key, params, batch):
         return jnp.sqrt(params["w"])  # its derivative at 0 is infinite, its value is not
@@ -398,6 +406,7 @@ def test_a_parameter_that_is_not_finite_is_divergence():
         )
 
 
+@pytest.mark.slow
 def test_whole_trainings_are_vmapped(plain, data):
     f, params = plain
 
@@ -421,6 +430,7 @@ def test_whole_trainings_are_vmapped(plain, data):
     assert not np.allclose(many.params["fc1"]["kernel"][0], one.params["fc1"]["kernel"])
 
 
+@pytest.mark.slow
 def test_replicates_run_with_checkpoints_and_may_diverge(tmp_path, plain, data):
     f, params = plain
     optimizer = optax.adam(1e-2)
@@ -446,6 +456,7 @@ def test_replicates_run_with_checkpoints_and_may_diverge(tmp_path, plain, data):
         run_epochs(KEY, replicated, first, data, epochs=1)
 
 
+@pytest.mark.slow
 def test_the_loss_is_traced_no_more_often_for_more_epochs(plain, data):
     f, params = plain
     traces = []
@@ -471,6 +482,7 @@ def test_the_loss_is_traced_no_more_often_for_more_epochs(plain, data):
     assert counts[0] == counts[1]
 
 
+@pytest.mark.slow
 def test_sharpness_aware_minimization_gets_its_gradient_function(plain, data):
     f, params = plain
     adversary = optax.chain(optax.contrib.normalize(), optax.sgd(0.05))
@@ -527,6 +539,7 @@ def test_wrong_losses_and_data_are_clear_errors(plain, data):
         run_epochs(KEY, epoch, init(params, optax.sgd(0.1)), data, epochs=1, on_nan="ignore")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("terminal", [True, False])
 def test_progress_shows_on_a_terminal_only(plain, data, capsys, monkeypatch, terminal):
     monkeypatch.setattr("rich.console.Console.is_terminal", terminal)

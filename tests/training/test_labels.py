@@ -37,6 +37,7 @@ def train(loss, data):
     )  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", LOSSES)
 @pytest.mark.parametrize(("labels", "error", "message"), WRONG)
 def test_labels_are_held_to_the_classes_before_training(name, labels, error, message):
@@ -44,11 +45,13 @@ def test_labels_are_held_to_the_classes_before_training(name, labels, error, mes
         train(LOSSES[name], (X, labels))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", LOSSES)
 def test_right_labels_train(name):
     assert np.isfinite(train(LOSSES[name], (X, Y)).history[0]["loss"])
 
 
+@pytest.mark.slow
 def test_labels_of_a_sweep():
     with pytest.raises(ValueError, match="labels must be 0 to 1; found 1 to 2"):
         sweep(
@@ -82,6 +85,7 @@ def test_data_that_are_not_finite_are_named(bad):
         train(wrapped, (x, Y))
 
 
+@pytest.mark.slow
 def test_a_learning_rate_is_still_one():
     loss = stateless(lambda key, params, batch: jnp.exp(1e3 + (params["w"] ** 2).sum()))
     with pytest.raises(DivergedError, match=r"Lower the learning rate or clip the gradients\.$"):

@@ -76,6 +76,7 @@ def test_chunks_change_nothing(problem, whole, chunk):
     assert_same(problem[0](chunk=chunk)._asdict(), whole._asdict())
 
 
+@pytest.mark.slow
 def test_a_replicate_is_the_training_it_would_be_alone(problem, whole, data):
     _, loss_at = problem
     seed, setting = 2, 3
@@ -89,6 +90,7 @@ def test_a_replicate_is_the_training_it_would_be_alone(problem, whole, data):
     assert_same(carry.params, jax.tree.map(lambda p: p[seed, setting], whole.params))
 
 
+@pytest.mark.slow
 def test_start_epochs_and_score_have_keys_of_their_own(problem, data):
     """What each part is given, and the keys that one derives from it in JAX's ways."""
     seen = {"start": [], "train": [], "score": []}
@@ -132,6 +134,7 @@ def test_settings_of_a_seed_share_random_numbers_and_seeds_do_not(problem):
     assert not np.allclose(same.loss[0], same.loss[1])
 
 
+@pytest.mark.slow
 def test_what_is_random_is_drawn_once_for_all_settings(problem, data):
     """Else a sweep over levels would spend its time on drawing noise."""
     from jaxeff.training import epoch_function, start_function
@@ -152,6 +155,7 @@ def test_a_diverged_replicate_is_marked_and_the_others_go_on(problem, whole):
     assert_same(found.loss[:, 2:], whole.loss[:, 2:])
 
 
+@pytest.mark.process
 def test_a_killed_sweep_goes_on_with_the_same_numbers(problem, whole, tmp_path, monkeypatch):
     run, _ = problem
     saves = []
@@ -257,6 +261,7 @@ np.testing.assert_allclose(d, c[:, :1], rtol=1e-4)
 """
 
 
+@pytest.mark.process
 def test_replicates_are_spread_over_eight_devices():
     flags = os.environ["XLA_FLAGS"] + " --xla_force_host_platform_device_count=8"
     environment = os.environ | {"XLA_FLAGS": flags, "JAX_PLATFORMS": "cpu"}

@@ -9,6 +9,7 @@ from jaxeff import uncertainty as u
 NORMAL = jax.random.normal(jax.random.key(0), (400, 1))
 
 
+@pytest.mark.slow
 def test_the_density_is_a_kernel_estimate_of_scotts_bandwidth():
     x = jnp.linspace(-6, 6, 50)[:, None]
     bandwidth = float(len(NORMAL) ** (-1 / 5) * np.std(NORMAL, ddof=1))
@@ -17,6 +18,7 @@ def test_the_density_is_a_kernel_estimate_of_scotts_bandwidth():
     np.testing.assert_allclose(u.negative_log_density(x, NORMAL), expected, rtol=2e-4, atol=2e-4)
 
 
+@pytest.mark.slow
 def test_the_threshold_is_a_quantile_of_the_training_points():
     points = jax.random.normal(jax.random.key(1), (1000, 2))
     labels = u.out_of_domain(points, points, 0.1)

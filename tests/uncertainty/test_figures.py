@@ -21,6 +21,7 @@ def line(axis, label):
     return found.get_ydata()
 
 
+@pytest.mark.slow
 def test_a_regression_is_drawn_in_three_rows_of_standard_deviations(axes):
     x = jnp.linspace(-1, 1, 5)
     parts = RegressionUncertainty(x[:, None], jnp.full((5, 1), 0.04), x[:, None] ** 2)
@@ -37,6 +38,7 @@ def test_a_regression_is_drawn_in_three_rows_of_standard_deviations(axes):
     assert beside.get_lines()[0].get_linestyle() == "--"
 
 
+@pytest.mark.slow
 def test_a_plane_is_drawn_in_two_panels_on_one_scale(axes):
     grid = np.meshgrid(np.linspace(0, 4, 9), np.linspace(0, 2, 7))
     train = (np.array([[1.0, 1.0], [3.0, 1.0], [3.5, 1.5]]), np.array([0, 1, 1]))

@@ -70,6 +70,7 @@ def test_close_to_the_best_of_all_roundings():
     assert spec["fc"].weights.range is not None
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("bits", [3, 4])
 def test_better_than_nearest(trained, divergence, bits):
     f, params, x = trained
@@ -80,6 +81,7 @@ def test_better_than_nearest(trained, divergence, bits):
         np.testing.assert_array_equal(jax.jit(quantized(f, started))(new, x), f(new, x))
 
 
+@pytest.mark.slow
 def test_asymmetric_reconstruction_makes_good_what_came_before():
     """The error of the second layer's outputs, given the first one's at two bits (eq. 25)."""
     params, x = _problem(60, 8, 8)
@@ -96,6 +98,7 @@ def test_asymmetric_reconstruction_makes_good_what_came_before():
     assert errors[True] < errors[False]
 
 
+@pytest.mark.slow
 def test_other_grids():
     params, x = _problem(40, 6, 4)
     for method in (LSQ(3), LSQ(3, asymmetric=True), Uniform(3, per="tensor")):
@@ -106,6 +109,7 @@ def test_other_grids():
         assert jnp.square(linear(new, x) - exact).mean() < jnp.square(nearest - exact).mean()
 
 
+@pytest.mark.slow
 def test_degenerate_weights_and_mistakes():
     params, x = _problem(20, 4, 3)
     for value in (0.0, 0.7):

@@ -35,6 +35,7 @@ def _problem(seed=0):
     )
 
 
+@pytest.mark.slow
 def test_the_search_by_hand():
     """Eqs. 4 and 5, on the same values of alpha."""
     params, x = _problem()
@@ -57,6 +58,7 @@ def test_the_search_by_hand():
     np.testing.assert_array_equal(jax.jit(quantized(linear, spec))(new, x), linear(new, x))
 
 
+@pytest.mark.slow
 def test_scales_move_into_the_layer_before():
     params, x = _problem()
 
@@ -84,6 +86,7 @@ def test_scales_move_into_the_layer_before():
     np.testing.assert_array_equal(kept["a"]["kernel"], params["a"]["kernel"])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("fold", [True, False])
 def test_better_than_nearest(trained, divergence, fold):
     f, params, x = trained
@@ -94,6 +97,7 @@ def test_better_than_nearest(trained, divergence, fold):
         np.testing.assert_array_equal(jax.jit(quantized(f, started))(new, x), f(new, x))
 
 
+@pytest.mark.slow
 def test_groups_of_a_convolution():
     model = nnx.Conv(4, 6, (3, 3), feature_group_count=2, rngs=nnx.Rngs(0))
     f, params = functional(model)
@@ -108,6 +112,7 @@ def test_groups_of_a_convolution():
     assert error < jnp.square(jax.jit(quantized(f, spec))(params, x) - exact).mean()
 
 
+@pytest.mark.slow
 def test_scaled():
     x = jax.random.normal(jax.random.key(0), (6, 4))
     scale = jnp.arange(1.0, 7.0)[:, None]

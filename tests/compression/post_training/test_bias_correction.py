@@ -52,6 +52,7 @@ def test_means_of_every_layer_are_kept():
     np.testing.assert_array_equal(new["plain"]["kernel"], params["plain"]["kernel"])
 
 
+@pytest.mark.slow
 def test_a_trained_classifier(trained, divergence):
     f, params, x = trained
     spec = {"*:linear": Int(3, 8, per="tensor")}

@@ -88,6 +88,7 @@ def test_sorting_is_a_permutation_of_inputs():
     np.testing.assert_array_equal(ours["fc"]["kernel"][order], new["fc"]["kernel"])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("bits", [3, 4])
 def test_better_than_nearest(trained, divergence, bits):
     f, params, x = trained
@@ -102,6 +103,7 @@ def test_better_than_nearest(trained, divergence, bits):
     assert jnp.square(ours - before).mean() < 0.9 * jnp.square(nearest - before).mean()
 
 
+@pytest.mark.slow
 def test_the_spec_reproduces_the_weights_exactly(trained):
     f, params, x = trained
     for method in (
@@ -269,6 +271,7 @@ def _first_layer(params, x):
     return nn.Conv(4, (5, 5), strides=4).apply({"params": params["conv1"]}, x)
 
 
+@pytest.mark.slow
 def test_a_started_spec_is_kept(trained):
     """Ranges that were measured before, such as clipped ones, are those of the result."""
     f, params, x = trained

@@ -62,6 +62,7 @@ def test_linen_and_heads():
     np.testing.assert_array_equal(at.contraction.weight(at.contraction.matrix(w)), w)
 
 
+@pytest.mark.slow
 def test_a_moment_in_parts_is_the_whole_one(monkeypatch):
     model = nnx.Conv(2, 3, (3, 3), rngs=nnx.Rngs(0))
     f, params = functional(model)
