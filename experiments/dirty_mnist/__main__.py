@@ -14,31 +14,12 @@
 Source: chapters 5 and 6 of the dissertation; arXiv 2511.23440.
 """
 
-from collections.abc import Sequence
-
-from experiments.dirty_mnist import figures, recipe, study
-from experiments.harness import Report, Study, Table
-
-COLUMNS = (
-    "method", "accuracy", "accuracy_ambiguous", "nll", "ece", "auroc", "auroc_dirty",
-    "auroc_aleatoric", "max_rhat",
-)  # fmt: skip
-SWEEP = (
-    "network", "reading", "factor", "variance_ratio", "accuracy", "nll", "auroc", "auroc_dirty"
-)  # fmt: skip
-
-
-def tables(report: Report) -> Sequence[Table]:
-    """The methods, and the calibration factor."""
-    sweep = report.extra["sweep"]
-    return [
-        Table.from_rows("methods", report.rows, COLUMNS),
-        Table.from_rows("calibration factor", sweep, SWEEP),
-    ]
-
+from experiments.dirty_mnist import findings, recipe, study
+from experiments.harness import Study
 
 STUDY = Study(
-    "dirty_mnist", __doc__, recipe.SIZES, (study.run,), (study.judge,), (figures.draw,), (tables,),
+    "dirty_mnist", __doc__, recipe.SIZES,
+    (study.run,), findings.CLAIMS, findings.PLOTS, findings.TABLES,
     (
         "The ambiguous digits are made here by the published recipe; they are not the published "
         "ones.",

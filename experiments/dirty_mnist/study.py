@@ -1,6 +1,5 @@
-"""Every method on every set, and the source's claims held to what was found."""
+"""Every method on every set."""
 
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -14,23 +13,11 @@ from experiments.dirty_mnist.evaluation import (
     gaussian_logits,
     sampled_logits,
 )
+from experiments.dirty_mnist.findings import PASSES, SOURCE
 from experiments.dirty_mnist.recipe import Sets, Settings, load, split
 from experiments.dirty_mnist.sampling import Sampled, sample_mlp
 from experiments.dirty_mnist.training import train
-from experiments.harness import Found, Report, Run
-
-# Klein's thesis, table 8.2, and section 7.5.2 (MLP by MCMC and SVI, 0.958 and 0.966).
-SOURCE = {
-    "mlp svi": {"accuracy": 0.963, "auroc": 0.812},
-    "mlp moments": {"accuracy": 0.963, "auroc": 0.858},
-    "mlp mcmc": {"accuracy": 0.958, "auroc": 0.99},
-    "lenet5 svi": {"accuracy": 0.987, "auroc": 0.986},
-    "lenet5 moments": {"accuracy": 0.989, "auroc": 0.966},
-}
-SOURCE |= {f"mlp-long {way}": SOURCE[f"mlp {way}"] for way in ("svi", "moments")}
-SOURCE_FACTOR = {"mlp": 0.3, "mlp-long": 0.3, "lenet5": 0.4}
-PASSES = ("mlp", "mlp-long", "lenet5")
-
+from experiments.harness import Found, Run
 
 Arrays = dict[str, np.ndarray]
 SHOWN = 40
@@ -113,57 +100,6 @@ def _describe(chains: Sampled) -> dict[str, Any]:
         "step_size": float(result.stats["step_size"].mean()),
         "divergences": int(result.divergences.sum()),
     }
-
-
-def judge(report: Report) -> None:
-    """The claims, beside the source's numbers; the embedded digits decide none of them."""
-    claim = partial(report.check, needs="default")
-    figures = {row["method"]: row for row in report.rows}
-
-    def of(method: str, metric: str) -> float:
-        return figures[method][metric]
-
-    for metric, floor in (("accuracy", 0.985), ("auroc", 0.95)):
-        ours = of("lenet5 svi", metric)
-        claim(
-            f"LeNet-5 by SVI: {metric} at least {floor}", SOURCE["lenet5 svi"][metric], ours,
-            ours >= floor,
-        )  # fmt: skip
-    for name in PASSES:
-        svi, moments = SOURCE[f"{name} svi"], SOURCE[f"{name} moments"]
-        for metric, bound in (("accuracy", 0.003), ("auroc", 0.02)):
-            gap = abs(of(f"{name} moments", metric) - of(f"{name} svi", metric))
-            claim(
-                f"{name}: {metric} of the moment pass at factor 1 within {bound} of SVI's",
-                abs(moments[metric] - svi[metric]), gap, gap <= bound,
-            )  # fmt: skip
-        one = {
-            row["reading"]: row
-            for row in report.extra["sweep"]
-            if (row["network"], row["factor"]) == (name, 1)
-        }
-        ratio, wrong = (one[reading]["variance_ratio"] for reading in ("right", "misread"))
-        claim(
-            f"{name}: logit variance at factor 1 over SVI's (source: needs the factor)",
-            SOURCE_FACTOR[name], ratio, 0.5 < ratio < 2,
-        )  # fmt: skip
-        claim(
-            f"{name}: the same with exp(raw) for the variance is ten times too large or more",
-            None, wrong, wrong > 10,
-        )  # fmt: skip
-    source = SOURCE["mlp mcmc"]["auroc"] - 0.75
-    for metric, inside in (("auroc_dirty", "Dirty-MNIST"), ("auroc", "clean digits alone")):
-        for other, images in (
-            ("mlp-long", "all images"), ("mlp", "all images"), ("mlp-subset", "the same images")
-        ):  # fmt: skip
-            gain = of("mlp mcmc", metric) - of(f"{other} svi", metric)
-            epochs = report.extra["trainings"][other]["epoch"] + 1
-            claim(
-                f"MLP: AUROC of MCMC over that of SVI of {images} ({epochs} epochs) by 0.1 or "
-                f"more, in domain {inside}", source, gain, gain >= 0.1,
-            )  # fmt: skip
-    worst = report.extra["chains"]["max_rhat"]
-    claim("MLP by MCMC: R-hat of predictions at most 1.05", None, worst, worst <= 1.05)
 
 
 def notes(settings: Settings) -> list[str]:

@@ -7,7 +7,15 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from experiments.dirty_mnist import calibration, counts, evaluation, recipe, sampling, study
+from experiments.dirty_mnist import (
+    calibration,
+    counts,
+    evaluation,
+    findings,
+    recipe,
+    sampling,
+)
+from experiments.dirty_mnist.__main__ import STUDY
 from experiments.dirty_mnist.networks import build
 from experiments.harness import Report
 from jaxeff.bayes import prior_scales
@@ -131,17 +139,17 @@ def test_the_coordinates_of_the_chains_are_those_of_the_network(sets, model):
 @pytest.mark.slow
 def test_checks_fail_where_they_should(sets, logits):
     figures = evaluation.evaluate(logits, sets).figures
-    methods = [f"{n} {m}" for n in study.PASSES for m in ("svi", "moments")]
+    methods = [f"{n} {m}" for n in findings.PASSES for m in ("svi", "moments")]
     rows = [{"method": m, **figures} for m in (*methods, "mlp-subset svi", "mlp mcmc")]
     sweep = [
         {"network": network, "factor": 1.0, "variance_ratio": 3.0, "reading": reading}
-        for network in study.PASSES
+        for network in findings.PASSES
         for reading in ("right", "misread")
     ]
     trainings = {name: {"epoch": 49} for name in ("mlp", "mlp-long", "mlp-subset")}
     extra = {"sweep": sweep, "trainings": trainings, "chains": {"max_rhat": 1.2}}
     report = Report("dirty_mnist", "default", {}, rows, extra)
-    study.judge(report)
+    STUDY.judge(report)
     passed = [check["name"] for check in report.checks if check["passed"]]
     assert all("within" in name for name in passed)  # the same figures throughout: no gap
     assert len(passed) == 6

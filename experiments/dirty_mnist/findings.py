@@ -1,0 +1,275 @@
+"""The source's numbers, the claims held to them, tables and pictures."""
+
+from collections.abc import Iterator, Mapping
+from functools import partial
+from operator import itemgetter
+from typing import Any
+
+import numpy as np
+from matplotlib.axes import Axes
+from scipy.special import softmax
+
+from experiments.harness import (
+    Claim,
+    Curves,
+    Listing,
+    Panel,
+    Plot,
+    Report,
+    Row,
+    above,
+    at_least,
+    at_most,
+    extra,
+    where,
+)
+
+# Klein's thesis, table 8.2, and section 7.5.2 (MLP by MCMC and SVI, 0.958 and 0.966).
+SOURCE = {
+    "mlp svi": {"accuracy": 0.963, "auroc": 0.812},
+    "mlp moments": {"accuracy": 0.963, "auroc": 0.858},
+    "mlp mcmc": {"accuracy": 0.958, "auroc": 0.99},
+    "lenet5 svi": {"accuracy": 0.987, "auroc": 0.986},
+    "lenet5 moments": {"accuracy": 0.989, "auroc": 0.966},
+}
+SOURCE |= {f"mlp-long {way}": SOURCE[f"mlp {way}"] for way in ("svi", "moments")}
+SOURCE_FACTOR = {"mlp": 0.3, "mlp-long": 0.3, "lenet5": 0.4}
+PASSES = ("mlp", "mlp-long", "lenet5")
+DOMAINS = {"clean": "C0", "ambiguous": "C1", "ood": "C3"}
+
+
+def figures(report: Report) -> dict[str, Row]:
+    """Finds the rows by method."""
+    return {row["method"]: row for row in report.rows}
+
+
+def gaps(report: Report) -> Iterator[Row]:
+    """Selects how far moment passes are from sampling, here and in the source."""
+    for name in PASSES:
+        for metric, bound in (("accuracy", 0.003), ("auroc", 0.02)):
+            gap, source = (
+                abs(of[f"{name} moments"][metric] - of[f"{name} svi"][metric])
+                for of in (figures(report), SOURCE)
+            )
+            yield {"name": name, "metric": metric, "bound": bound, "gap": gap, "source": source}
+
+
+def factors(report: Report) -> Iterator[Row]:
+    """Selects logit variances without a factor, by both readings of the weights."""
+    for name in PASSES:
+        ratios = {
+            row["reading"]: row["variance_ratio"] for row in report.extra["sweep"]
+            if (row["network"], row["factor"]) == (name, 1)
+        }  # fmt: skip
+        yield {"name": name, **ratios}
+
+
+def gains(report: Report) -> Iterator[Row]:
+    """Selects what MCMC gains over SVI on all images and on those that the chains see."""
+    found = figures(report)
+    for metric, inside in (("auroc_dirty", "Dirty-MNIST"), ("auroc", "clean digits alone")):
+        for other in ("mlp-long", "mlp", "mlp-subset"):
+            yield {
+                "gain": found["mlp mcmc"][metric] - found[f"{other} svi"][metric], "inside": inside,
+                "images": "the same images" if other == "mlp-subset" else "all images",
+                "epochs": report.extra["trainings"][other]["epoch"] + 1,
+            }  # fmt: skip
+
+
+claim = partial(Claim, needs="default")  # the embedded digits decide none of them
+CLAIMS = (
+    *(
+        claim(
+            f"LeNet-5 by SVI: {metric} at least {floor}", metric, at_least(floor),
+            SOURCE["lenet5 svi"][metric], where(method="lenet5 svi"),
+        )
+        for metric, floor in (("accuracy", 0.985), ("auroc", 0.95))
+    ),
+    claim(
+        "{name}: {metric} of the moment pass at factor 1 within {bound} of SVI's", "gap",
+        at_most("bound"), itemgetter("source"), gaps,
+    ),
+    claim(
+        "{name}: logit variance at factor 1 over SVI's (source: needs the factor)", "right",
+        lambda row, ratio: 0.5 < ratio < 2, lambda row: SOURCE_FACTOR[row["name"]], factors,
+    ),
+    claim(
+        "{name}: the same with exp(raw) for the variance is ten times too large or more",
+        "misread", above(10), of=factors,
+    ),
+    claim(
+        "MLP: AUROC of MCMC over that of SVI of {images} ({epochs} epochs) by 0.1 or more, in "
+        "domain {inside}", "gain", at_least(0.1), lambda row: SOURCE["mlp mcmc"]["auroc"] - 0.75,
+        gains,
+    ),
+    claim(
+        "MLP by MCMC: R-hat of predictions at most 1.05", "max_rhat", at_most(1.05),
+        of=lambda report: [report.extra["chains"]],
+    ),
+)  # fmt: skip
+
+TABLES = (
+    Listing(
+        "methods",
+        (
+            "method", "accuracy", "accuracy_ambiguous", "nll", "ece", "auroc", "auroc_dirty",
+            "auroc_aleatoric", "max_rhat",
+        ),
+    ),
+    Listing(
+        "calibration factor",
+        (
+            "network", "reading", "factor", "variance_ratio", "accuracy", "nll", "auroc",
+            "auroc_dirty",
+        ),
+        extra("sweep"),
+    ),
+)  # fmt: skip
+
+
+def _image(title: str, image: np.ndarray) -> Panel:
+    def paint(axis: Axes) -> None:
+        axis.imshow(image, cmap="gray_r")
+        axis.axis("off")
+
+    return Panel(title, paint)
+
+
+def digits(report: Report) -> Iterator[Panel]:
+    """Draws ambiguous digits, least to most uncertain."""
+    shown = (report.arrays[f"data/{name}"] for name in ("images", "probs"))
+    for image, probs in zip(*shown, strict=True):
+        likely = np.argsort(probs)[::-1][:2]
+        yield _image("\n".join(f"{c}: {probs[c]:.0%}" for c in likely), image)
+
+
+def _histograms(
+    values: Mapping[str, np.ndarray], lower: float, upper: float, options: Any, axis: Axes
+) -> None:
+    for label, own in values.items():
+        axis.hist(own, np.linspace(lower, upper, 51).tolist(), density=True, label=label, **options)
+    axis.set(xlabel="nats", ylabel="density")
+
+
+def entropies(report: Report) -> Iterator[Panel]:
+    """Draws how the ensemble's entropies of ambiguous digits are spread."""
+    data = report.config["data"]
+    values = {part: report.arrays[f"data/{part}"] for part in ("training", "test")}
+    ends = data["smallest_entropy"], data["largest_entropy"]
+    yield Panel("entropy of the ensemble", partial(_histograms, values, *ends, {"alpha": 0.5}))
+
+
+def spread(report: Report) -> Iterator[Panel]:
+    """Draws uncertainty of the three sets, as Klein's thesis, figure 8.3: a line per method."""
+    for method in (f"{name} {way}" for name in PASSES for way in ("svi", "moments")):
+        for part in ("total", "aleatoric", "epistemic"):
+            values = {d: report.arrays[f"{method}/{d}/{part}"] for d in DOMAINS}
+            top = max(float(np.quantile(v, 0.999)) for v in values.values())
+            options = {"alpha": 0.5, "log": True}
+            yield Panel(f"{method}: {part}", partial(_histograms, values, 0, top, options))
+
+
+def scatter(report: Report) -> Iterator[Panel]:
+    """Draws both kinds of uncertainty of every image, as Klein's thesis, figures 7.11 and 8.4."""
+    for row in report.rows:
+
+        def paint(axis: Axes, method: str = row["method"]) -> None:
+            for domain, color in DOMAINS.items():
+                parts = (f"{method}/{domain}/{part}" for part in ("aleatoric", "epistemic"))
+                points = (report.arrays[part][:2000] for part in parts)
+                axis.plot(*points, ".", color=color, ms=2, alpha=0.4, label=domain, rasterized=True)
+            axis.set(xlabel="softmax entropy / nats", ylabel="mutual information / nats")
+
+        found = f"accuracy {row['accuracy']:.1%}, AUROC {row['auroc']:.3f}"
+        yield Panel(f"{row['method']}: {found}", paint)
+
+
+def counted(report: Report) -> list[Row]:
+    """Selects figures by the number of samples, beside the moment pass."""
+    found = figures(report)
+    flat = {
+        name: {f"{column} of moments": value for column, value in found[f"{name} moments"].items()}
+        for name in PASSES
+    }
+    return [flat[row["network"]] | row for row in report.extra["samples"]]
+
+
+def swept(report: Report) -> Iterator[Row]:
+    """Selects the sweep of factors, beside the sampled network."""
+    found = figures(report)
+    for row in report.extra["sweep"]:
+        yield row | {"of": {"right": "softplus(raw)²", "misread": "exp(raw)"}[row["reading"]]}
+        if row["reading"] == "right":
+            same = {"network": row["network"], "factor": row["factor"], "variance_ratio": 1.0}
+            yield {**found[f"{row['network']} svi"], **same, "of": "SVI"}
+
+
+def examples(network: str, report: Report) -> Iterator[Panel]:
+    """Draws an image of each domain: its logits' samples, their Gaussian, and the moment pass."""
+    rng = np.random.default_rng(0)
+    for domain in DOMAINS:
+        place = f"example/{network}/{domain}"
+        logits, mean, var = (
+            report.arrays[f"{place}/{part}"] for part in ("sampled", "mean", "var")
+        )
+        values = {
+            "SVI": logits,
+            "its Gaussian": rng.normal(logits.mean(0), logits.std(0), logits.shape),
+            "moment pass": rng.normal(mean, np.sqrt(var), logits.shape),
+        }
+        yield _image(domain, report.arrays[f"example/{domain}"])
+        yield Panel("logits", partial(_strips, values))
+        yield Panel(
+            "probabilities", partial(_strips, {k: softmax(v, -1) for k, v in values.items()})
+        )
+
+
+def _strips(values: Mapping[str, np.ndarray], axis: Axes) -> None:
+    for i, (label, own) in enumerate(values.items()):
+        places = np.broadcast_to(np.arange(own.shape[-1]) + 0.25 * (i - 1), own.shape).ravel()
+        axis.plot(places, own.ravel(), ".", ms=2, alpha=0.4, label=label)
+    axis.set(xticks=range(own.shape[-1]), xlabel="class")
+
+
+def _beside_moments(columns: Mapping[str, str], label: str) -> Curves:
+    moments = {f"{column} of moments": f"{of}, moment pass" for column, of in columns.items()}
+    return Curves(
+        "samples", {**columns, **moments}, counted, facet="{network}", style=".-",
+        axes={"xscale": "log", "xlabel": "samples", "ylabel": label},
+    )  # fmt: skip
+
+
+PLOTS = (
+    Plot("data", digits, columns=8, size=(1, 1.3)),
+    Plot("entropies", entropies),
+    Plot("scatter", scatter, columns=3, size=(4.2, 3.6)),
+    Plot("histograms", spread, columns=3, size=(4, 2.8)),
+    Plot(  # as Klein's thesis, figure 8.2
+        "samples",
+        _beside_moments({f"sme_{d}": d for d in DOMAINS}, "mean softmax entropy / nats"),
+        _beside_moments({f"mi_{d}": d for d in DOMAINS}, "mean mutual information / nats"),
+        _beside_moments({"auroc": "SVI"}, "AUROC of mutual information"),
+        _beside_moments({"accuracy": "SVI"}, "accuracy"),
+        columns=len(PASSES), size=(4, 3.2),
+    ),
+    Plot(
+        "calibration",
+        *(
+            Curves(
+                "factor", column, swept, "{of}", "{network}", style=".-",
+                axes={"xscale": "log", "xlabel": "calibration factor", "ylabel": label, **scale},
+            )
+            for column, label, scale in (
+                ("variance_ratio", "logit variance, moments / SVI", {"yscale": "log"}),
+                ("auroc", "AUROC", {}),
+                ("accuracy", "accuracy", {}),
+                ("nll", "negative log-likelihood / nats", {}),
+            )
+        ),
+        columns=len(PASSES), size=(4, 3.2),
+    ),
+    *(
+        Plot(f"examples-{name}", partial(examples, name), columns=3, size=(4.3, 2.6))
+        for name in PASSES
+    ),
+)  # fmt: skip
