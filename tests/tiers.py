@@ -30,7 +30,7 @@ FIXTURES = {
 }
 """Markers that a test has because it uses a fixture."""
 
-CASES = 4
+CASES = 3
 """Cases of a parametrized test in the default tier, evenly spread; the others are ``slow``."""
 
 MORE_CASES = {"bad_arguments": 12, "documents": 200, "structure": 50}

@@ -236,6 +236,7 @@ def test_partial_bayes(regression):
     assert predict(jax.random.key(0), linear, result.posterior, x[:3], samples=2).shape == (2, 3)
 
 
+@pytest.mark.slow
 def test_starts_at_the_moments_of_a_posterior():
     random = {"kernel": jax.random.normal(jax.random.key(8), (2, 50, 2, 3))}
     draws = Draws(random, AFFINE)

@@ -52,6 +52,7 @@ def hessian(params):
     return np.asarray(jax.jit(jax.hessian(nll))(matrix.ravel()), np.float64), features, matrix
 
 
+@pytest.mark.slow
 def test_full_is_the_hessian(params):
     h, features, matrix = hessian(params)
     posterior = laplace(F, params, (X, Y), {"fc2": "full"}, prior_precision=DELTA, batch_size=32)
@@ -73,6 +74,7 @@ def test_full_is_the_hessian(params):
     np.testing.assert_allclose(posterior.evidence(), evidence, rtol=1e-5)
 
 
+@pytest.mark.slow
 def test_kron_blocks_and_diag_are_their_definitions(params):
     h, features, _ = hessian(params)
     probs = jax.nn.softmax(F(params, X))
@@ -103,6 +105,7 @@ def test_kron_blocks_and_diag_are_their_definitions(params):
     assert probs.shape == (60, 3)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("structure", ["full", "outputs", "kron", "diag"])
 def test_drawn_weights_have_the_linearised_predictive(params, structure):
     posterior = laplace(F, params, (X, Y), {"fc2": structure}, prior_precision=DELTA)
@@ -144,6 +147,7 @@ def test_moments_take_it(params):
     np.testing.assert_allclose(out.var, posterior.marginals(X).var, rtol=1e-4)
 
 
+@pytest.mark.slow
 def test_a_regression_with_a_likelihood_of_ones_own():
     f, params = jaxeff.functional(MLP((4, 6, 1), rngs=nnx.Rngs(0)))
     targets = X[:, :1] * 2
@@ -161,6 +165,7 @@ def test_a_regression_with_a_likelihood_of_ones_own():
         posterior.probs(X)
 
 
+@pytest.mark.slow
 def test_a_thousand_classes_fit():
     f, params = jaxeff.functional(MLP((4, 128, 1000), rngs=nnx.Rngs(0)))
     labels = jnp.arange(60, dtype=jnp.int32)

@@ -73,6 +73,7 @@ def assert_posterior(draws, mean, covariance):
     assert mixing(white).min_ess > 200
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("sample", "settings"),
     [
@@ -94,6 +95,7 @@ def test_hamiltonian_samplers_sample_the_posterior(sample, settings):
     assert (np.abs(result.acceptance - 0.85) < 0.13).all()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("sample", "settings"),
     [
@@ -161,6 +163,7 @@ def few_draws(**options):
     return hmc(key, linear, PARAMS, DATA, **settings)
 
 
+@pytest.mark.slow
 def test_chains_together_are_the_chains_alone():
     alone = vectors(few_draws(vectorized=False))
     np.testing.assert_allclose(vectors(few_draws(vectorized=True)), alone, rtol=1e-4)
@@ -250,6 +253,7 @@ def test_a_checkpoint_of_another_run_is_refused(tmp_path, monkeypatch, change, m
         draw(**change, resume=False)
 
 
+@pytest.mark.slow
 def test_a_checkpoint_of_other_functions_is_refused(tmp_path):
     def draw(samples=5, scale=1.0, noise=NOISE, decay=0.5, init=None, **changes):
         model = {**MODEL, "likelihood": lambda mean: dist.Normal(mean, noise)}

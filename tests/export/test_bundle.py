@@ -228,6 +228,7 @@ def test_saving_copies_whole_or_not_at_all(deployed, tmp_path, monkeypatch):
     assert [entry.name for entry in foreign.iterdir()] == ["precious"]
 
 
+@pytest.mark.slow
 def test_nothing_half_written_is_left(tmp_path, monkeypatch):
     def broken(arrays):
         raise OSError("no space left on device")
@@ -253,6 +254,7 @@ def tiny_disk(tmp_path, monkeypatch):
     subprocess.run(["umount", "--lazy", str(place)], check=True)
 
 
+@pytest.mark.slow
 def test_a_full_disk_under_the_compiler_is_an_error(tiny_disk, tmp_path):
     p, x = parameters(), inputs()
     (tiny_disk / "rest").write_bytes(bytes(6 << 12))  # what is left is too little for LLVM
@@ -275,6 +277,7 @@ def test_a_full_disk_names_the_file_of_the_bundle(deployed, tmp_path, monkeypatc
     assert Bundle.load(copy.folder).manifest == copy.manifest
 
 
+@pytest.mark.slow
 def test_a_temporary_bundle_goes_with_its_object():
     bundle = deploy(mlp, (parameters(), inputs()))
     folder = bundle.folder
@@ -284,6 +287,7 @@ def test_a_temporary_bundle_goes_with_its_object():
     assert not folder.exists()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("cores", [1, 2])
 def test_threads_that_share_a_bundle_get_their_own_results(tmp_path, cores):
     target = {**resolve_target("host"), "num-cores": cores}
@@ -358,6 +362,7 @@ def test_dtypes_survive_the_road(dtype, tmp_path):
     assert bundle.check().max_abs_error == 0
 
 
+@pytest.mark.slow
 def test_scalars_and_no_parameters(tmp_path):
     bundle = deploy(
         lambda p, a, b: a * 2 + b.sum(), ({}, 3.0, jnp.arange(3.0)), path=tmp_path / "b"
@@ -385,6 +390,7 @@ def test_parameters_are_as_many_as_is_said(tmp_path, count, given):
     assert (again.parameters, len(again.bound)) == (count, count)
 
 
+@pytest.mark.slow
 def test_a_single_argument_is_neither_parameters_nor_data_unless_that_is_said(tmp_path):
     x = jnp.arange(3.0)
     with pytest.raises(SignatureError, match=r"x is the only argument.*parameters=1 or parame"):
@@ -422,6 +428,7 @@ def test_a_missing_linker_is_named_before_the_work(monkeypatch, tmp_path):
             deploy(mlp, (parameters(), inputs()), target=target)
 
 
+@pytest.mark.slow
 def test_a_failing_linker_leaves_nothing(monkeypatch, tmp_path):
     linker = tmp_path / "cc"
     linker.write_text("#!/bin/sh\necho the disk is on fire >&2\nexit 1\n")

@@ -62,6 +62,7 @@ def kernels_of(module):
     return [CHAINS in (kernel.attrs or {}) for kernel in calls]
 
 
+@pytest.mark.slow
 def test_kernels_between_others_are_one(given):
     artifact = export(network, given)
     module = import_stablehlo(artifact.stablehlo, composites=operators_for(HOST))
@@ -71,6 +72,7 @@ def test_kernels_between_others_are_one(given):
     assert sum(kernels_of(chained(apart))) == 2  # before the hyperbolic tangent, and after it
 
 
+@pytest.mark.slow
 def test_a_view_of_what_comes_before_a_chain_stays_before_it():
     def f(params, x):
         before = jnp.tanh(x)

@@ -36,6 +36,7 @@ def _sites(f, *args):
     return {layer.site for layer in trace(f, *args).sites}
 
 
+@pytest.mark.slow
 def test_lenet():
     f, params = functional(_shaken(LeNet5(batch_norm=True, rngs=nnx.Rngs(0))))
     x = jax.random.normal(jax.random.key(1), (2, 28, 28, 1))
@@ -51,6 +52,7 @@ def test_lenet():
     assert quantized(g, {"*:linear": Int(8)})(folded, x).shape == (2, 10)
 
 
+@pytest.mark.slow
 def test_layers_without_a_bias_get_one():
     block = _shaken(Block(4, 8, 2, True, rngs=nnx.Rngs(0)))
     f, params = functional(block)
@@ -66,6 +68,7 @@ def test_layers_without_a_bias_get_one():
     assert [conv.inputs[i].path for i in conv.biases] == ["conv1/bias"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mutable", [False, True])
 def test_linen_and_state_as_an_argument(mutable):
     model = LinenLeNet5(batch_norm=True)
@@ -84,6 +87,7 @@ def test_linen_and_state_as_an_argument(mutable):
     assert "bn1" not in folded
 
 
+@pytest.mark.slow
 def test_heads_depthwise_and_missing_parameters():
     class Model(nnx.Module):
         def __init__(self, rngs):
@@ -113,6 +117,7 @@ def test_heads_depthwise_and_missing_parameters():
     assert folded["heads"]["bias"].shape == (2, 3)
 
 
+@pytest.mark.slow
 def test_what_stays():
     x = jax.random.normal(jax.random.key(1), (4, 6))
 

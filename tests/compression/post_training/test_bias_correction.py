@@ -10,6 +10,7 @@ from jaxeff.compression import Int, correct_biases, gptq, quantized
 from jaxeff.core import functional
 
 
+@pytest.mark.slow
 def test_one_layer_in_closed_form():
     """Eq. 17: E[e] = e_W E[x] is taken off the bias."""
 
@@ -38,6 +39,7 @@ class Model(nnx.Module):
         return self.heads(nnx.relu(self.plain(nnx.relu(self.conv(x)))))
 
 
+@pytest.mark.slow
 def test_means_of_every_layer_are_kept():
     f, params = functional(Model(nnx.Rngs(0)))
     x = jax.random.normal(jax.random.key(1), (8, 6, 6, 1))

@@ -44,6 +44,7 @@ def _pairs(f, params, x):
     return {(p.first.at.layer.site, p.second.layer.site): p for p in found}
 
 
+@pytest.mark.slow
 def test_pairs_and_their_channels():
     f, params = functional(Separable(nnx.relu, rngs=nnx.Rngs(0)))
     x = jax.random.normal(jax.random.key(0), (2, 8, 8, 1))
@@ -84,6 +85,7 @@ def test_what_is_read_twice_or_mixes_channels_makes_no_pair():
     assert _pairs(lambda p, x: jnp.abs(x @ p["a"])[:, ::-1] @ p["b"], params, x)
 
 
+@pytest.mark.slow
 def test_ranges_become_equal_and_outputs_stay():
     f, params = functional(Separable(nnx.relu, rngs=nnx.Rngs(0)))
     scales = 10.0 ** jnp.linspace(-2, 1, 4)
@@ -122,6 +124,7 @@ def test_one_pair_in_closed_form():
     np.testing.assert_allclose(new["b"], b * s[:, None], rtol=1e-5)
 
 
+@pytest.mark.slow
 def test_linen_and_bfloat16():
     model = LinenLeNet5()
     x = jax.random.normal(jax.random.key(1), (1, 28, 28, 1))

@@ -78,6 +78,7 @@ def test_the_factor_of_the_inverse():
     np.testing.assert_allclose(u.T @ u @ h, np.eye(6), atol=2e-3)
 
 
+@pytest.mark.slow
 def test_sorting_is_a_permutation_of_inputs():
     params, x = _problem(50, 8, 5)
     spec = {"fc": LayerQuantization(Uniform(3, symmetric=True))}
