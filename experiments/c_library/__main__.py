@@ -16,6 +16,7 @@ or have it by default.
 
 import tempfile
 from dataclasses import dataclass
+from itertools import product
 from typing import Annotated, Any
 
 import jax
@@ -23,19 +24,30 @@ import jaxeff_export
 import numpy as np
 from jaxeff_export import Bundle, ToolchainError, resolve_target
 from jaxeff_export.targets import find_c_toolchain
-from matplotlib import pyplot as plt
-from matplotlib.figure import Figure
 
 from experiments import engines
 from experiments.c_library.calling import Loaded, Repeater
 from experiments.c_library.subjects import Case, case
-from experiments.harness import Least, Report, Row, Run, Study, Table
+from experiments.contests.tvm import host, meter_of
+from experiments.harness import (
+    Claim,
+    Curves,
+    Least,
+    Listing,
+    Part,
+    Plot,
+    Row,
+    Run,
+    Study,
+    at_most,
+    equals,
+    where,
+)  # fmt: skip
 from experiments.latency.engines import deviation
-from experiments.latency.engines.with_tvm import meter_of
 from experiments.latency.tasks import cores
 from experiments.timing import measure_rounds, ratio, summary
 
-PEERS = ("onnxruntime", "litert")
+PEERS, METHODS = ("onnxruntime", "litert"), ("deterministic", "moments")
 DISPATCH_NS = 100.0
 OVER_BUNDLE = 1.0
 SECONDS = 0.002
@@ -65,39 +77,27 @@ class Settings:
     sized: tuple[str, ...] = ("lenet5",)
 
 
-def run(run: Run[Settings]) -> list[Row]:
-    """Everything, table by table."""
+def tasks(run: Run[Settings]) -> list[tuple[Any, ...]]:
+    """Plans what there are engines, cores and compilers for: a table and what its rows are of."""
     engines.say_missing(run, PEERS)
-    settings = run.settings
-    todo: list[tuple[Any, ...]] = [
-        ("calls", model, method, batch)
-        for model in settings.models
-        for method in ("deterministic", "moments")
-        for batch in settings.batches
-    ]
+    of = run.settings
+    places = product(of.models, METHODS, of.batches)
+    found: list[tuple[Any, ...]] = [("calls", *place) for place in places]
     if len(cores()) > 1:
-        todo += [
-            ("threads", model, batch) for model in settings.threaded for batch in settings.batches
-        ]
+        found += [("threads", *place) for place in product(of.threaded, of.batches)]
     try:
         find_c_toolchain(resolve_target(CORE))
     except ToolchainError as error:
         run.say(f"without sizes: {error}")
     else:
-        todo += [("sizes", model) for model in settings.sized]
+        found += [("sizes", model) for model in of.sized]
+    return found
 
-    def task(what: tuple[Any, ...]) -> list[Row]:
-        table, *rest = what
-        if table == "calls":
-            rows = _calls(case(*rest), settings.rounds)
-        elif table == "threads":
-            model, batch = rest
-            rows = _threads(case(model, "deterministic", batch), settings.rounds)
-        else:
-            rows = _sizes(*rest)
-        return [{"table": table, **row} for row in rows]
 
-    return run.each(todo, task)
+def make(run: Run[Settings], task: tuple[Any, ...]) -> list[Row]:
+    """Makes the rows of a task."""
+    measure = {"calls": _calls, "threads": _threads, "sizes": _sizes}[task[0]]
+    return [{"table": task[0], **row} for row in measure(run.settings.rounds, *task[1:])]
 
 
 def _deployed(subject: Case, form: str, target: Any) -> Bundle:
@@ -105,8 +105,8 @@ def _deployed(subject: Case, form: str, target: Any) -> Bundle:
     return jaxeff_export.deploy(g, arguments, target=target)
 
 
-def _calls(subject: Case, rounds: int) -> list[Row]:
-    repeater, here = Repeater(), {**resolve_target("host"), "num-cores": 1}
+def _calls(rounds: int, *names: Any) -> list[Row]:
+    subject, repeater, here = case(*names), Repeater(), host()
     inputs = [np.asarray(subject.net.x)]
     meters, found, exact = {}, {}, {}
     with tempfile.TemporaryDirectory() as home:
@@ -149,8 +149,8 @@ def _calls(subject: Case, rounds: int) -> list[Row]:
     return rows
 
 
-def _threads(subject: Case, rounds: int) -> list[Row]:
-    repeater, here = Repeater(), {**resolve_target("host"), "num-cores": 2}
+def _threads(rounds: int, model: str, batch: int) -> list[Row]:
+    subject, repeater, here = case(model, "deterministic", batch), Repeater(), host(2)
     with tempfile.TemporaryDirectory() as home:
         net = subject.net
         bundle = jaxeff_export.deploy(net.f, (net.params, net.x), target=here)
@@ -170,9 +170,9 @@ def _threads(subject: Case, rounds: int) -> list[Row]:
     return [row | {"faster": faster, "same_bits": results["one"] == results["two"]}]
 
 
-def _sizes(model: str) -> list[Row]:
+def _sizes(rounds: int, model: str) -> list[Row]:
     rows = []
-    for method in ("deterministic", "moments"):
+    for method in METHODS:
         subject = case(model, method, 1)
         for form in subject.forms:
             with tempfile.TemporaryDirectory() as home:
@@ -186,71 +186,61 @@ def _sizes(model: str) -> list[Row]:
     return rows
 
 
-def judge(report: Report) -> None:
-    """Holds rows against the figures to reach."""
-    for row in report.rows:
-        if row["table"] == "calls" and row["engine"] == "c":
-            _judge_call(report, row)
-        if row["table"] == "threads":
-            words = f"{row['model']}, batch {row['batch']}: bits with two threads are those of one"
-            report.check(words, 1, int(row["same_bits"]), row["same_bits"])
-        if row["table"] == "sizes":
-            words = f"{row['model']}, {row['method']}, {row['arithmetic']}: "
-            for memory, most in (("flash", FLASH), ("ram", RAM)):
-                named = f"{words}bytes of {memory} on a {row['core']}"
-                report.check(named, most, row[memory], row[memory] <= most)
+CALLS, THREADS, SIZES = (
+    where(table="calls", engine="c"),
+    where(table="threads"),
+    where(table="sizes"),
+)
+DISPATCH = where(
+    table="calls", engine="c", model="tiny", batch=1, method="deterministic", arithmetic="float32"
+)
 
 
-def _judge_call(report: Report, row: Any) -> None:
-    form = f"{row['method']}, {row['arithmetic']}"
-    where = f"{row['model']}, batch {row['batch']}, {form}"
-    report.check(f"{where}: the bundle's bits", 1, int(row["same_bits"]), row["same_bits"])
-    if row["model"] == "tiny":
-        if row["batch"] == 1 and row["method"] == "deterministic" and form.endswith("float32"):
-            words, ns = "dispatch: nanoseconds of a call of next to nothing", row["ns"]
-            report.check(words, DISPATCH_NS, ns, ns <= DISPATCH_NS)
-        return
-    for other in ("bundle", *PEERS):
-        if f"over_{other}" in row:
-            over, words = row[f"over_{other}"], f"{where}: over {other}'s call"
-            report.check(words, OVER_BUNDLE, over, over <= OVER_BUNDLE, needs="default")
+FORM = "{model}, batch {batch}, {method}, {arithmetic}"
+CLAIMS = (
+    Claim(f"{FORM}: the bundle's bits", lambda row: int(row["same_bits"]), equals(1), 1, CALLS),
+    Claim(
+        "dispatch: nanoseconds of a call of next to nothing",
+        "ns", at_most(DISPATCH_NS), DISPATCH_NS, DISPATCH,
+    ),
+    *(
+        Claim(
+            f"{FORM}: over {other}'s call", f"over_{other}", at_most(OVER_BUNDLE), OVER_BUNDLE,
+            CALLS, "default", when=lambda row: row["model"] != "tiny",
+        )
+        for other in ("bundle", *PEERS)
+    ),
+    Claim(
+        "{model}, batch {batch}: bits with two threads are those of one",
+        lambda row: int(row["same_bits"]), equals(1), 1, THREADS,
+    ),
+    *(
+        Claim(
+            f"{{model}}, {{method}}, {{arithmetic}}: bytes of {memory} on a {{core}}",
+            memory, at_most(most), most, SIZES,
+        )
+        for memory, most in (("flash", FLASH), ("ram", RAM))
+    ),
+)  # fmt: skip
 
 
-def draw(report: Report) -> dict[str, Figure]:
-    """Calls at batch 1, by engine."""
-    rows = [r for r in report.rows if r["table"] == "calls" and r["batch"] == 1]
-    if not rows:
-        return {}
-    figure, axis = plt.subplots()
-    names = list(dict.fromkeys(_label(row) for row in rows))
-    for engine in dict.fromkeys(row["engine"] for row in rows):
-        ours = [row for row in rows if row["engine"] == engine]
-        where = [names.index(_label(row)) for row in ours]
-        axis.semilogy(where, [row["ns"] for row in ours], "o", label=engine)
-    axis.set_xticks(range(len(names)), names)
-    axis.set_xlabel("network")
-    axis.set_ylabel("nanoseconds of a call")
-    return {"calls": figure}
-
-
-def _label(row: Any) -> str:
+def _label(row: Row) -> str:
     method = "" if row["method"] == "deterministic" else "\nmoments"
     return f"{row['model']}{method}\n{row['arithmetic']}"
 
 
-def tables(report: Report) -> list[Table]:
-    """A table for each kind of row."""
-    return report.tables({
-        "calls": (
-            "model", "method", "batch", "arithmetic", "engine", "ns", "over_bundle",
-            "over_onnxruntime", "over_litert", "error",
-        ),
-        "threads": ("model", "batch", "ns", "two_ns", "faster"),
-        "sizes": (
-            "model", "method", "arithmetic", "code", "parameters", "workspace", "flash", "ram"
-        ),
-    })  # fmt: skip
-
+COST = Curves(
+    _label, "ns", where(table="calls", batch=1), hue="{engine}", style="o",
+    axes={"yscale": "log", "xlabel": "network", "ylabel": "nanoseconds of a call"},
+)  # fmt: skip
+COLUMNS = {
+    "calls": (
+        "model", "method", "batch", "arithmetic", "engine", "ns", "over_bundle",
+        "over_onnxruntime", "over_litert", "error",
+    ),
+    "threads": ("model", "batch", "ns", "two_ns", "faster"),
+    "sizes": ("model", "method", "arithmetic", "code", "parameters", "workspace", "flash", "ram"),
+}  # fmt: skip
 
 STUDY = Study(
     "c_library", __doc__,
@@ -259,7 +249,7 @@ STUDY = Study(
         "default": Settings(),
         "full": Settings(rounds=201),
     },
-    (run,), (judge,), (draw,), (tables,),
+    (Part(tasks, make),), CLAIMS, (Plot("calls", COST),), (Listing.each(COLUMNS),),
     differences=(
         "The source's code is LiteRT for Microcontrollers' core runtime on a Cortex-M3, as its "
         "guide says; operators and the model's arena come on top. It was not built here.",

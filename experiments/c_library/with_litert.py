@@ -14,8 +14,8 @@ import numpy as np
 
 from experiments.c_library.calling import Repeater, address, aligned
 from experiments.c_library.subjects import Case
+from experiments.contests.litert_graph import build
 from experiments.integer import litert_graph
-from experiments.litert_layers import FORWARD, Layers
 from experiments.timing import Meter
 
 _CPU, _FLOAT32, _RANK = 1, 1, 8
@@ -36,12 +36,7 @@ def meters(case: Case, repeater: Repeater) -> Iterator[tuple[str, Meter, list[np
     """Arithmetic, meter and results of each form of a network."""
     if case.method != "deterministic":
         return
-    layers, net = Layers(), case.net
-    x = layers.tensor(net.x.shape, "float32")
-    models = {
-        "float32": layers.model(x, FORWARD[net.model](layers, net.params, None, x)),
-        "int8": litert_graph.build(net),
-    }
+    models = {"float32": build(case.net), "int8": litert_graph.build(case.net)}
     for arithmetic, model in models.items():
         yield (arithmetic, *_started(model, case, repeater))
 

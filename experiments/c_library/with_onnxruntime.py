@@ -15,8 +15,8 @@ import onnxruntime
 
 from experiments.c_library.calling import Repeater, address, aligned
 from experiments.c_library.subjects import Case
+from experiments.contests.onnx_graph import build
 from experiments.integer.with_onnxruntime import models
-from experiments.latency.engines.onnx_graph import build
 from experiments.timing import Meter
 
 _VERSION = 18  # of the interface: an old one, of which every release since has a copy
@@ -44,8 +44,7 @@ def meters(case: Case, repeater: Repeater) -> Iterator[tuple[str, Meter, list[np
     """Arithmetic, meter and results of each form of a network."""
     net = case.net
     if case.method == "moments":
-        made = build(net.model, case.params, net.x.shape, moments=True)
-        graphs = {"float32": made.SerializeToString()}
+        graphs = {"float32": build(net.model, case.params, net.x.shape, moments=True)}
     else:
         graphs = models(net)
     for arithmetic, graph in graphs.items():

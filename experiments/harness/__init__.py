@@ -30,6 +30,7 @@ from experiments.harness.plots import Plot as Plot
 from experiments.harness.report import Report as Report
 from experiments.harness.report import Row as Row
 from experiments.harness.rows import Chosen as Chosen
+from experiments.harness.rows import Selection as Selection
 from experiments.harness.rows import average as average
 from experiments.harness.rows import every as every
 from experiments.harness.rows import extra as extra

@@ -70,7 +70,8 @@ class Claim:
     """A claim about every row of a selection, one check for each.
 
     Attributes:
-        text: What is claimed, with the row's columns in braces and the rule's ``{bound}``.
+        text: What is claimed: a function of the row, or a text with its columns in braces and the
+            rule's ``{bound}``.
         value: The column or function of the row that is judged; a row without it doesn't count.
         holds: Rule, called with the row and the value.
         source: The source's value: a function of the row, a text with columns in braces, or what
@@ -81,7 +82,7 @@ class Claim:
         when: Which of the selected rows count.
     """
 
-    text: str
+    text: Entry
     value: Entry
     holds: Callable[[Row, Any], Any]
     source: Any = None

@@ -66,11 +66,6 @@ class Report:
         verdict = {"passed": bool(passed)} if decided else {"passed": None, "needs": needs}
         self.checks.append(plain({"name": name, "source": source, "ours": ours} | verdict))
 
-    def tables(self, columns: Mapping[str, Sequence[str]]) -> list[Table]:
-        """A table for each kind of row that there is, by the entry ``table``; `columns` of each."""
-        kinds = {kind: [row for row in self.rows if row["table"] == kind] for kind in columns}
-        return [Table.from_rows(kind, rows, columns[kind]) for kind, rows in kinds.items() if rows]
-
     def save(self, path: Path, differences: Sequence[str] = ()) -> Path:
         """Writes the JSON, atomically."""
         content = {

@@ -20,7 +20,7 @@ from matplotlib.figure import Figure
 from experiments.harness import figures
 from experiments.harness.command import SIZES, Order, Refused, read
 from experiments.harness.report import Report, Row, plain, show_checks
-from experiments.harness.rows import Entry, Selection, cell, every
+from experiments.harness.rows import Entry, Selection, cell, every, where
 from experiments.harness.run import Found, Run, S, T, make_console
 from jaxeff.core import Table
 from jaxeff.store import atomic_file
@@ -64,6 +64,16 @@ class Listing:
     title: str = ""
     columns: Sequence[str] | Mapping[str, Entry] = ()
     of: Selection = every
+
+    @staticmethod
+    def each(columns: Mapping[str, Sequence[str]]) -> Callable[[Report], list[Table]]:
+        """Lists each kind of row that there is, by the entry ``table``; `columns` of each."""
+
+        def show(report: Report) -> list[Table]:
+            kinds = [Listing(kind, names, where(table=kind)) for kind, names in columns.items()]
+            return [table for kind in kinds for table in kind(report)]
+
+        return show
 
     def __call__(self, report: Report) -> list[Table]:
         """Makes the table."""

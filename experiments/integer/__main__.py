@@ -25,8 +25,9 @@ x86 processor and of nothing else.
 """
 
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import product
 from typing import Annotated, Any, Literal, get_args
 
 import jax
@@ -34,22 +35,26 @@ import jaxeff_export
 import numpy as np
 from jaxeff_export import BoardError, Bundle, ToolchainError, resolve_target
 from jaxeff_export.boards import require_emulator
+from jaxeff_export.operators.integer import dot_of
 from jaxeff_export.targets import toolchain
+from tvm.target import Target
 
 from experiments import engines
-from experiments.harness import SELECTS, Least, Row, Run, Study
+from experiments.contests.tvm import host, meter_of
+from experiments.harness import SELECTS, Least, Listing, Part, Row, Run, Study
 from experiments.integer import judging, kernels
-from experiments.integer.subjects import Subject, subject
+from experiments.integer.subjects import subject
 from experiments.integer.tiles import LAYERS, tiles
-from experiments.latency.engines.with_tvm import meter_of
 from experiments.timing import measure_rounds, metered, ratio, summary
 from jaxeff.compression import integer
 
-WITH_LITERT = ("mlp", "lenet5")
-EMULATED = ("mlp", "lenet5")
+SMALL = ("mlp", "lenet5")
+"""Networks that LiteRT runs, and that an emulator is quick enough for."""
 WINDOW = 0.002
+WIDTHS = ((8, 8), (1, 2))
+"""Bits of weights and activations on the Cortex-A72."""
 Model = Literal["mlp", "lenet5", "resnet18"]
-Part = Literal["networks", "sizes", "agreement", "crossover", "depthwise", "modelled", "tiles"]
+Table = Literal["networks", "sizes", "agreement", "crossover", "depthwise", "modelled", "tiles"]
 
 
 @dataclass(frozen=True)
@@ -76,49 +81,23 @@ class Settings:
     threads: Annotated[tuple[Annotated[int, Least(1)], ...], SELECTS] = (1, 2)
     pairs: Annotated[int, Least(1)] = len(kernels.PAIRS)
     tiles: Annotated[int, SELECTS] = len(LAYERS)
-    parts: Annotated[tuple[Part, ...], SELECTS] = ()
+    parts: Annotated[tuple[Table, ...], SELECTS] = ()
 
 
-def run(run: Run[Settings]) -> list[Row]:
-    """Everything, table by table."""
+def tasks(run: Run[Settings]) -> list[tuple[Any, ...]]:
+    """Plans what was asked for; says what is left out because something isn't here."""
     engines.say_missing(run, ["onnxruntime", "litert"])
-    settings = run.settings
-    todo = [task for part, task in _plan(run) if not settings.parts or part in settings.parts]
-
-    def task(what: tuple[Any, ...]) -> list[Row]:
-        name, *rest = what
-        if name == "crossover":
-            return kernels.crossover(settings.rounds, *rest)
-        if name == "depthwise":
-            return kernels.depthwise(settings.rounds)
-        if name == "network":
-            model, batch, threads = rest
-            return _network(subject(model, batch), settings.rounds, threads)
-        if name == "modelled":
-            return _modelled(*rest)
-        if name == "tiles":
-            return tiles(settings.rounds, *rest)
-        if name == "emulated":
-            model, images = rest
-            return _agreement(model, images, target="cortex-a72", board="emulated")
-        return _sizes(*rest) if name == "sizes" else _agreement(*rest)
-
-    return run.each(todo, task)
-
-
-def _plan(run: Run[Settings]) -> Iterator[tuple[Part, tuple[Any, ...]]]:
-    """Tasks, by part; of what isn't here is said that it is left out."""
-    settings = run.settings
-    models = settings.models
-    for threads in settings.threads:
-        for batch in settings.batches:
-            for model in models:
-                yield "networks", ("network", model, batch, threads)
-    yield "crossover", ("crossover", settings.pairs)
-    yield "depthwise", ("depthwise",)
-    yield from (("sizes", ("sizes", model)) for model in models)
-    few = [model for model in models if model in EMULATED]
-    yield from (("agreement", ("agreement", model, settings.images)) for model in few)
+    of, models = run.settings, run.settings.models
+    few = [model for model in models if model in SMALL]
+    found: dict[Table, list[Any]] = {
+        "networks": [("network", m, b, t) for t, b, m in product(of.threads, of.batches, models)],
+        "crossover": [("crossover", of.pairs)],
+        "depthwise": [("depthwise",)],
+        "sizes": [("sizes", model) for model in models],
+        "agreement": [("agreement", model, of.images) for model in few],
+        "modelled": [],
+        "tiles": [("tiles", name, 1) for name, _ in LAYERS[: of.tiles]],
+    }
     try:
         toolchain.find_linker(resolve_target("cortex-a72"))
     except ToolchainError as error:
@@ -129,53 +108,59 @@ def _plan(run: Run[Settings]) -> Iterator[tuple[Part, tuple[Any, ...]]]:
         except (BoardError, ToolchainError) as error:
             run.say(f"without an emulated core: {error}")
         else:
-            for model in few:
-                yield "agreement", ("emulated", model, settings.emulated)
+            found["agreement"] += [("emulated", model, of.emulated) for model in few]
         if shutil.which("llvm-mca"):
-            for model in models:
-                yield from (("modelled", ("modelled", model, *widths)) for widths in WIDTHS)
+            found["modelled"] = [("modelled", m, *widths) for m, widths in product(models, WIDTHS)]
         else:
             run.say("without a static model: llvm-mca isn't installed")
-    yield from (("tiles", ("tiles", name, 1)) for name, _ in LAYERS[: settings.tiles])
+    return [task for part, todo in found.items() for task in todo if part in (of.parts or found)]
 
 
-def _target(threads: int = 1) -> dict[str, Any]:
-    return {**resolve_target("host"), "num-cores": threads}
+def make(run: Run[Settings], task: tuple[Any, ...]) -> list[Row]:
+    """Makes the rows of a task."""
+    rounds, (name, *of) = run.settings.rounds, task
+    made: dict[str, Callable[..., list[Row]]] = {
+        "network": lambda *of: _network(rounds, *of),
+        "crossover": lambda pairs: kernels.crossover(rounds, pairs),
+        "depthwise": lambda: kernels.depthwise(rounds),
+        "sizes": _sizes, "agreement": _agreement, "modelled": _modelled,
+        "emulated": lambda model, images: _agreement(model, images, "cortex-a72", "emulated"),
+        "tiles": lambda *of: tiles(rounds, *of),
+    }  # fmt: skip
+    return made[name](*of)
 
 
 def _deployed(
-    net: Subject, bits: int | None, threads: int = 1, requantize: Any = "float"
+    model: str, batch: int, bits: int | None, target: Any, requantize: Any = "float"
 ) -> Bundle:
-    target = _target(threads)
-    if bits is None:
-        return jaxeff_export.deploy(net.f, (net.params, net.x), target=target)
-    g, codes = net.integer(bits, requantize)
-    return jaxeff_export.deploy(g, (codes, net.x), target=target)
+    net = subject(model, batch)
+    g, params = (net.f, net.params) if bits is None else net.integer(bits, requantize)
+    return jaxeff_export.deploy(g, (params, net.x), target=target)
 
 
-def _network(net: Subject, rounds: int, threads: int) -> list[Row]:
+def _network(rounds: int, model: str, batch: int, threads: int) -> list[Row]:
+    net, target = subject(model, batch), host(threads)
     ours = {
-        "int8": _deployed(net, 8, threads),
-        "int8 fixed": _deployed(net, 8, threads, "fixed"),
-        "float32": _deployed(net, None, threads),
+        "int8": _deployed(model, batch, 8, target),
+        "int8 fixed": _deployed(model, batch, 8, target, "fixed"),
+        "float32": _deployed(model, batch, None, target),
     }
     exact = {name: ours[name].check().max_abs_error == 0 for name in ("int8", "int8 fixed")}
     meters = {("tvm", name): meter_of(bundle) for name, bundle in ours.items()}
-    there = engines.available(["onnxruntime", *(["litert"] if net.model in WITH_LITERT else [])])
+    there = engines.available(["onnxruntime", *(["litert"] if model in SMALL else [])])
     for engine in there:
         calls = engines.load("experiments.integer", engine).calls(net, threads)
         meters |= {(engine, name): metered(call) for name, call in calls.items()}
-    named = {"/".join(place): meter for place, meter in meters.items()}
-    times = measure_rounds(named, rounds, WINDOW)
+    times = measure_rounds({"/".join(place): m for place, m in meters.items()}, rounds, WINDOW)
     waits = times.get("onnxruntime/dispatch", [0.0] * rounds)
-    for name in ("int8", "float32"):
-        if f"onnxruntime/{name}" in times:
-            pairs = zip(times[f"onnxruntime/{name}"], waits, strict=False)
-            times[f"onnxruntime/{name}"] = [max(t - wait, 1e-6) for t, wait in pairs]
+    for name in ("onnxruntime/int8", "onnxruntime/float32"):
+        if name in times:
+            pairs = zip(times[name], waits, strict=False)
+            times[name] = [max(t - wait, 1e-6) for t, wait in pairs]
     rows = []
     for engine, kind in meters:
         values = times[f"{engine}/{kind}"]
-        row = {"table": "networks", "model": net.model, "batch": len(net.x), "threads": threads}
+        row = {"table": "networks", "model": model, "batch": batch, "threads": threads}
         row |= {"engine": engine, "arithmetic": kind, **summary(values)}
         if kind != "dispatch" and f"{engine}/float32" in times:
             row["over_float32"] = ratio(times[f"{engine}/float32"], values)
@@ -183,46 +168,31 @@ def _network(net: Subject, rounds: int, threads: int) -> list[Row]:
             if engine == "tvm" and f"{peer}/{kind}" in times:
                 row[f"over_{peer}"] = ratio(values, times[f"{peer}/{kind}"])
         if engine == "tvm" and kind in exact:
-            row["exact"], row["instructions"] = exact[kind], _instructions()
+            row["exact"], row["instructions"] = exact[kind], dot_of(Target(host())).name
         rows.append(row)
     return rows
 
 
-def _instructions() -> str:
-    from jaxeff_export.operators.integer import dot_of
-    from tvm.target import Target
-
-    return dot_of(Target(_target())).name
-
-
 def _sizes(model: str) -> list[Row]:
-    net = subject(model, 1)
-    of = {bits: _deployed(net, bits) for bits in (None, 8, 2)}
-    size = {
-        bits: sum(f.stat().st_size for f in bundle.folder.iterdir()) for bits, bundle in of.items()
-    }
-    arrays = {
-        bits: sum((b.folder / n).stat().st_size for n in ("parameters.npz", "derived.npz"))
-        for bits, b in of.items()
-    }
+    sizes = {}
+    for bits in (None, 8, 2):
+        bundle = _deployed(model, 1, bits, host())
+        of = {file.name: file.stat().st_size for file in bundle.folder.iterdir()}
+        sizes[bits] = sum(of.values()), of["parameters.npz"] + of["derived.npz"]
+    whole, arrays = sizes.pop(None)
     return [
         {
-            "table": "sizes",
-            "model": model,
-            "bits": bits,
-            "bytes": size[bits],
-            "over_float32": size[bits] / size[None],
-            "arrays": arrays[bits],
-            "arrays_over_float32": arrays[bits] / arrays[None],
+            "table": "sizes", "model": model, "bits": bits, "bytes": of[0],
+            "over_float32": of[0] / whole, "arrays": of[1], "arrays_over_float32": of[1] / arrays,
         }
-        for bits in (8, 2)
-    ]
+        for bits, of in sizes.items()
+    ]  # fmt: skip
 
 
 def _agreement(model: str, images: int, target: Any = None, board: str = "local") -> list[Row]:
     net = subject(model, 100)
     g, codes = net.integer(8)
-    bundle = jaxeff_export.deploy(g, (codes, net.x), target=target or _target())
+    bundle = jaxeff_export.deploy(g, (codes, net.x), target=target or host())
     jitted = jax.jit(g)
     same = equal = 0
     for i in range(-(-images // 100)):
@@ -235,27 +205,21 @@ def _agreement(model: str, images: int, target: Any = None, board: str = "local"
     return [row | {"same_class": same / count, "same_bits": equal / count}]
 
 
-WIDTHS = ((8, 8), (1, 2))
-
-
 def _modelled(model: str, weights: int, activations: int) -> list[Row]:
     net = subject(model, 1)
-    spec = net.spec(weights, activations)
-    g = integer(net.f, spec)
+    g = integer(net.f, net.spec(weights, activations))
     bundle = jaxeff_export.deploy(g, (g.convert(net.params, net.x), net.x), target="cortex-a72")
     work = bundle.manifest.kernels
-    loops = [loop for loop in bundle.model() if loop.products and loop.name in work]
-    rows = []
-    for loop in loops:
-        row: dict[str, Any] = {
-            "table": "modelled",
-            "model": model,
-            "bits": f"{activations} x {weights}",
+    return [
+        {
+            "table": "modelled", "model": model, "bits": f"{activations} x {weights}",
+            "of": "bits" if loop.products == loop.width * loop.multiplies else "bytes",
+            "kernel": loop.name, "per_cycle": loop.per_cycle, "spills": loop.spills,
+            "products": work[loop.name]["products"], "level": loop.level,
         }
-        of = "bits" if loop.products == loop.width * loop.multiplies else "bytes"
-        row |= {"of": of, "kernel": loop.name, "per_cycle": loop.per_cycle, "spills": loop.spills}
-        rows.append(row | {"products": work[loop.name]["products"], "level": loop.level})
-    return rows
+        for loop in bundle.model()
+        if loop.products and loop.name in work
+    ]  # fmt: skip
 
 
 STUDY = Study(
@@ -265,7 +229,7 @@ STUDY = Study(
         "default": Settings(),
         "full": Settings(rounds=201),
     },
-    (run,), (judging.judge,), (judging.draw,), (judging.tables,),
+    (Part(tasks, make),), judging.CLAIMS, (judging.CROSSOVER,), (Listing.each(judging.COLUMNS),),
     differences=(
         "The source deploys on ARM boards; these are times of an x86 processor.",
         "Parameters are random: speed doesn't depend on them, accuracy isn't looked at here.",

@@ -8,12 +8,13 @@ import jax.numpy as jnp
 import numpy as np
 import tvm
 from jax import lax
-from jaxeff_export import export, resolve_target
+from jaxeff_export import export
 from jaxeff_export.compiler import bind_parameters, compile_module
 from jaxeff_export.importer import import_stablehlo
 from jaxeff_export.operators.integer import IntegerKernelError, integer_operators
 from tvm import relax
 
+from experiments.contests.tvm import host, module_meter
 from experiments.timing import Meter, measure_rounds, ratio, summary
 from jaxeff.compression.integers import q_conv2d
 
@@ -26,7 +27,7 @@ BYTES, BITS = 64, 512 / 3
 
 def crossover(rounds: int, pairs: int) -> list[dict[str, Any]]:
     """A row per pair of widths: times, and quotients of the same rounds."""
-    target = {**resolve_target("host"), "num-cores": 1}
+    target = host()
     meters: dict[str, Meter] = {"float32": _float(target), "int8": _integer(8, 8, target, False)}
     try:
         for a, w in PAIRS[:pairs]:
@@ -57,7 +58,7 @@ DEPTHWISE = (
 
 def depthwise(rounds: int) -> list[dict[str, Any]]:
     """Depthwise convolutions in int8 and float32."""
-    target = {**resolve_target("host"), "num-cores": 1}
+    target = host()
     rows = []
     for image, kernel, stride in DEPTHWISE:
         meters = {
@@ -141,12 +142,5 @@ def _meter(f: Any, params: Any, x: Any, target: Any, composites: Any) -> Meter:
     if lifted.derive is not None:
         machine = relax.VirtualMachine(compile_module(lifted.derive), tvm.cpu())
         bound += list(machine["main"](*bound))
-    machine = relax.VirtualMachine(compile_module(lifted.main, target), tvm.cpu())
-    taken = [bound[i] for i in lifted.operands]
-    machine.set_input("main", *taken, tvm.runtime.tensor(np.asarray(x)))
-
-    def meter(repeats: int) -> float:
-        timed = machine.time_evaluator("invoke_stateful", tvm.cpu(), number=repeats, repeat=1)
-        return float(timed("main").mean)
-
-    return meter
+    taken = [*(bound[i] for i in lifted.operands), tvm.runtime.tensor(np.asarray(x))]
+    return module_meter(lifted.main, taken, target)

@@ -10,8 +10,8 @@ import jax
 import numpy as np
 from ai_edge_litert import schema_py_generated as schema
 
+from experiments.contests.litert_graph import FORWARD, Layers
 from experiments.integer.subjects import Subject
-from experiments.litert_layers import FORWARD, Layers
 from jaxeff.compression import Tensor, Uniform
 from jaxeff.compression.integers import Codes, weight_codes
 

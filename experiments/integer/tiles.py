@@ -11,7 +11,6 @@ from typing import Any
 
 import numpy as np
 import tvm
-from jaxeff_export import resolve_target
 from jaxeff_export.compiler import compilation_target
 from jaxeff_export.operators.integer import (
     Dot,
@@ -27,7 +26,8 @@ from jaxeff_export.operators.integer import (
     words_of,
 )
 
-from experiments.timing import Meter, measure_rounds, ratio
+from experiments.contests.tvm import host, kernel_meter
+from experiments.timing import measure_rounds, ratio
 
 LAYERS: tuple[tuple[str, Any], ...] = (
     ("mlp 784-100", (784, 100)),
@@ -49,8 +49,7 @@ _FIRST_ROUNDS, _FINALISTS = 3, 4
 def tiles(rounds: int, name: str, batch: int) -> list[dict[str, Any]]:
     """A row: the rule's tile of a layer, the best one, and how much faster that is."""
     geometry = _geometry(dict(LAYERS)[name], batch)
-    target = {**resolve_target("host"), "num-cores": 1}
-    where = compilation_target(target)
+    where = compilation_target(host())
     dot = dot_of(where)
     registers = dot.registers - 2
     chosen = tile_of(geometry, dot.lanes, registers)
@@ -63,17 +62,7 @@ def tiles(rounds: int, name: str, batch: int) -> list[dict[str, Any]]:
         library = tvm.compile(module, where)
     arrays = [tvm.runtime.tensor(array) for array in _arrays(next(iter(kernels.values())))]
 
-    def meter(kernel: str) -> Meter:
-        function = library[kernel]
-
-        def seconds(repeats: int) -> float:
-            timer = library.mod.time_evaluator(kernel, tvm.cpu(), number=repeats, repeat=1)
-            return float(timer(*arrays).mean)
-
-        del function
-        return seconds
-
-    meters = {kernel: meter(kernel) for kernel in kernels}
+    meters = {kernel: kernel_meter(library, kernel, arrays) for kernel in kernels}
     first = measure_rounds(meters, _FIRST_ROUNDS, seconds=0.002)
     order = sorted(kernels, key=lambda kernel: min(first[kernel]))
     finalists = dict.fromkeys(["tile0", *order[:_FINALISTS]])

@@ -6,9 +6,9 @@ from typing import Any
 import jax
 import numpy as np
 
+from experiments.contests.litert_graph import started
 from experiments.integer.litert_graph import build
 from experiments.integer.subjects import Subject
-from experiments.litert_layers import started
 
 
 def calls(net: Subject, threads: int) -> dict[str, Callable[[], Any]]:

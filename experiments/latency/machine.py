@@ -6,10 +6,9 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import jaxeff_export
-from jaxeff_export import resolve_target
 
+from experiments.contests.tvm import host, meter_of
 from experiments.latency.engines import Setup
-from experiments.latency.engines.with_tvm import meter_of
 from experiments.timing import measure_rounds, metered, summary
 
 SIDE = 1024
@@ -24,8 +23,7 @@ def measure(setup: Setup, rounds: int) -> list[dict[str, Any]]:
     """
     square = jax.random.normal(jax.random.key(0), (SIDE, SIDE))
     small = jnp.ones(1)
-    target = {**resolve_target("host"), "num-cores": setup.threads}
-    bundle = jaxeff_export.deploy(lambda p, x: x + p, (small, small), target=target)
+    bundle = jaxeff_export.deploy(lambda p, x: x + p, (small, small), target=host(setup.threads))
     meters = {
         ("matmul", "xla"): metered(_jitted(jnp.matmul, square, square)),
         ("dispatch", "xla"): metered(_jitted(jnp.add, small, small)),

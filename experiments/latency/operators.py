@@ -11,11 +11,9 @@ from typing import Any
 
 import numpy as np
 import tvm
-from jaxeff_export.compiler import compile_module
 from jaxeff_export.operators import Form, Optimizations, dense_kernel, dense_module
-from jaxeff_export.targets import resolve_target
-from tvm import relax
 
+from experiments.contests.tvm import host, kernel_meter, module_meter, together
 from experiments.latency.engines import Setup
 from experiments.timing import Meter, measure_rounds, ratio, summary
 
@@ -72,7 +70,7 @@ def measure_optimizations(batch: int, setup: Setup, rounds: int) -> list[dict[st
             layers.setdefault(name, []).append(_kernel_meter(kernel, setup))
         module = dense_module(batch, depth, columns, Form("raw"))
         layers.setdefault(DEFAULT, []).append(_module_meter(module, setup))
-    times = measure_rounds({name: _together(meters) for name, meters in layers.items()}, rounds)
+    times = measure_rounds({name: together(meters) for name, meters in layers.items()}, rounds)
     return [
         {
             **_place("mlp", batch, setup),
@@ -106,38 +104,17 @@ def _place(model: str, batch: int, setup: Setup) -> dict[str, Any]:
     return {**place, "batch": batch, "threads": setup.threads}
 
 
-def _together(meters: Sequence[Meter]) -> Meter:
-    return lambda repeats: sum(meter(repeats) for meter in meters)
-
-
-def _target(setup: Setup) -> dict[str, Any]:
-    return {**resolve_target("host"), "num-cores": setup.threads}
-
-
 def _module_meter(module: tvm.IRModule, setup: Setup) -> Meter:
-    """Times a module of one operator, by TVM's clock."""
-    machine = relax.VirtualMachine(compile_module(module, _target(setup)), tvm.cpu())
+    """Times a module of one operator."""
     arguments = [_random(p.ty.shape) for p in module["main"].params]
-    machine.set_input("main", *arguments)
-
-    def meter(repeats: int) -> float:
-        timed = machine.time_evaluator("invoke_stateful", tvm.cpu(), number=repeats, repeat=1)
-        return float(timed("main").mean)
-
-    return meter
+    return module_meter(module, arguments, host(setup.threads))
 
 
 def _kernel_meter(kernel: tvm.tirx.PrimFunc, setup: Setup) -> Meter:
-    """Times a kernel that is scheduled already, by TVM's clock."""
-    target = tvm.target.Target({"fast-math-contract": True, **_target(setup)})
+    """Times a kernel that is scheduled already."""
+    target = tvm.target.Target({"fast-math-contract": True, **host(setup.threads)})
     library = tvm.compile(tvm.IRModule({"main": kernel}), target=target)
-    arguments = [_random(parameter.ty.shape) for parameter in kernel.params]
-
-    def meter(repeats: int) -> float:
-        timed = library.mod.time_evaluator("main", tvm.cpu(), number=repeats, repeat=1)
-        return float(timed(*arguments).mean)
-
-    return meter
+    return kernel_meter(library, "main", [_random(p.ty.shape) for p in kernel.params])
 
 
 def _random(shape: Sequence[Any]) -> Any:

@@ -14,11 +14,11 @@ import jax.numpy as jnp
 import jaxeff_export
 from jax import lax
 from jax.extend.core.primitives import reduce_window_max_p
-from jaxeff_export import Bundle, resolve_target
+from jaxeff_export import Bundle
 from jaxeff_export.tuning import tune
 
+from experiments.contests.tvm import host, meter_of, together
 from experiments.latency.engines import Setup
-from experiments.latency.engines.with_tvm import meter_of
 from experiments.latency.networks import Subject
 from experiments.timing import Meter, measure_rounds, ratio, summary
 from jaxeff.moment_propagation import Gaussian, moments
@@ -33,13 +33,12 @@ Pool = Callable[..., Gaussian]
 
 def measure(net: Subject, setup: Setup, rounds: int) -> list[dict[str, Any]]:
     """Rows per form, part of the network and engine: `implementation`, `part`, `over_generic`."""
-    target = {**resolve_target("host"), "num-cores": setup.threads}
-    deploy = functools.partial(jaxeff_export.deploy, target=target)
+    deploy = functools.partial(jaxeff_export.deploy, target=host(setup.threads))
     batch = len(net.x)
     meters: dict[tuple[str, str, str], Meter] = {}
     for form, pool in ((GENERIC, generic), (BY_ROWS, by_rows)):
         alone = [_pools(pool, deploy, (batch, *shape)) for shape in SHAPES]
-        meters[form, "max pools", "tvm_untuned"] = _together([meter_of(b) for b in alone])
+        meters[form, "max pools", "tvm_untuned"] = together([meter_of(b) for b in alone])
         rules = {reduce_window_max_p: functools.partial(_rule, pool)}
         network = deploy(moments(net.f, rules=rules), (net.belief, net.x))
         meters[form, "network", "tvm_untuned"] = meter_of(network)
@@ -94,7 +93,3 @@ def _pools(pool: Pool, deploy: Callable[..., Bundle], shape: tuple[int, ...]) ->
     mean = jax.random.normal(jax.random.key(0), shape)
     halved = (1, 2, 2, 1)
     return deploy(lambda _, x: pool(x, halved, halved), ((), Gaussian(mean, 0.1 + mean**2)))
-
-
-def _together(meters: list[Meter]) -> Meter:
-    return lambda repeats: sum(meter(repeats) for meter in meters)

@@ -4,9 +4,9 @@ from collections.abc import Collection, Iterator
 
 import jax
 
+from experiments.contests.litert_graph import build, started
 from experiments.latency.engines import Contestant, Setup, deviation
 from experiments.latency.networks import Subject
-from experiments.litert_layers import FORWARD, Layers, started
 from experiments.timing import metered
 
 
@@ -17,9 +17,6 @@ def contestants(net: Subject, methods: Collection[str], setup: Setup) -> Iterato
     """
     if "deterministic" not in methods:
         return
-    layers = Layers()
-    x = layers.tensor(net.x.shape, "float32")
-    model = layers.model(x, FORWARD[net.model](layers, net.params, None, x))
-    call, found = started(model, net.x, setup.threads)
+    call, found = started(build(net), net.x, setup.threads)
     expected = jax.jit(net.f)(net.params, net.x)
     yield Contestant("deterministic", "litert", metered(call), deviation(found, expected))

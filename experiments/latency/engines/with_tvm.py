@@ -3,12 +3,12 @@
 from collections.abc import Collection, Iterator, Mapping
 
 import jaxeff_export
-from jaxeff_export import Bundle, resolve_target
+from jaxeff_export import Bundle
 from jaxeff_export.tuning import tune
 
+from experiments.contests.tvm import host, meter_of
 from experiments.latency.engines import Contestant, Setup
 from experiments.latency.networks import SEVERAL, Subject
-from experiments.timing import Meter
 
 
 def contestants(net: Subject, methods: Collection[str], setup: Setup) -> Iterator[Contestant]:
@@ -22,7 +22,7 @@ def contestants(net: Subject, methods: Collection[str], setup: Setup) -> Iterato
 def bundles(net: Subject, method: str, setup: Setup) -> Mapping[str, Bundle]:
     """A method's bundles, for this processor and as many threads as there are to be."""
     g, params = net.program(method)
-    target = {**resolve_target("host"), "num-cores": setup.threads}
+    target = host(setup.threads)
     untuned = jaxeff_export.deploy(g, (params, net.x), target=target)
     if setup.database is None:
         return {"tvm_untuned": untuned}
@@ -35,8 +35,3 @@ def bundles(net: Subject, method: str, setup: Setup) -> Mapping[str, Bundle]:
     database = setup.database if setup.database.exists() else None
     tuned = jaxeff_export.deploy(g, (params, net.x), target=target, database=database)
     return {"tvm_untuned": untuned, "tvm": tuned}
-
-
-def meter_of(bundle: Bundle) -> Meter:
-    """Times a bundle by TVM's own clock: inputs are on the device, results stay there."""
-    return lambda repeats: bundle.benchmark("local", number=repeats, repeat=1).median_ms / 1e3

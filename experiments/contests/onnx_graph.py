@@ -1,18 +1,20 @@
-"""The networks as ONNX graphs: the hand-written forward passes of `experiments.transforms`.
+"""Networks as ONNX graphs: the hand-written forward passes of `experiments.transforms`.
 
 `Deterministic` and `Moments` give the layers their ONNX operators. Moments use ONNX's own `Erf`
 and the textbook's raw moments, as someone writing this graph would: spelled in additions and
 multiplications, as jaxeff has it for compilers that fuse, it would take a runtime that doesn't
-fuse several times as long. Images are in ONNX's order, channels before height and width.
+fuse several times as long. Images are in ONNX's order, channels before height and width. `started`
+has ONNX Runtime run a graph.
 """
 
 import functools
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import onnx
+import onnxruntime
 from onnx import TensorProto, helper, numpy_helper
 
 from experiments.transforms import networks
@@ -47,8 +49,12 @@ class Deterministic:
     def convolve(self, x: str, kernel: Any, bias: Any, stride: int, padding: Any) -> str:
         """Convolution with a kernel in JAX's order."""
         inputs = (x, np.transpose(kernel, (3, 2, 0, 1)), *(() if bias is None else (bias,)))
-        auto = {"SAME": "SAME_UPPER", "VALID": "VALID"}[padding]
-        return self.node("Conv", *inputs, auto_pad=auto, strides=[stride, stride])
+        where: dict[str, Any]
+        if isinstance(padding, str):
+            where = {"auto_pad": {"SAME": "SAME_UPPER", "VALID": "VALID"}[padding]}
+        else:
+            where = {"pads": [before for before, _ in padding] + [after for _, after in padding]}
+        return self.node("Conv", *inputs, strides=[stride, stride], **where)
 
     def multiply(self, x: str, kernel: Any, bias: Any) -> str:
         """Matrix product."""
@@ -76,16 +82,16 @@ class Deterministic:
         return self.node("Flatten", self.node("Transpose", x, perm=[0, 2, 3, 1]))
 
     def batch_norm(self, params: Any, state: Any, x: Any) -> Any:
-        """No network here has it."""
-        raise NotImplementedError
+        """Hands back its input: batch norms are folded into the layers before them."""
+        return x
 
     def add(self, x: Any, y: Any) -> Any:
-        """No network here has residual sums."""
-        raise NotImplementedError
+        """Residual sum."""
+        return self.node("Add", x, y)
 
     def mean(self, x: Any) -> Any:
-        """No network here averages."""
-        raise NotImplementedError
+        """Average over an image."""
+        return self.node("Flatten", self.node("GlobalAveragePool", x))
 
 
 class Moments(Deterministic):
@@ -159,28 +165,58 @@ class Moments(Deterministic):
         return below, self.node("Mul", self.node("Mul", bell, std), (2 * math.pi) ** -0.5)
 
 
-def build(model: str, params: Any, shape: Sequence[int], moments: bool) -> onnx.ModelProto:
-    """The graph of a network.
+class _Parameters(dict):  # type: ignore[type-arg]
+    """Nested parameters, empty where batch norms were folded."""
+
+    def __missing__(self, key: str) -> "_Parameters":
+        return _Parameters()
+
+
+def _nested(tree: Any) -> Any:
+    if not isinstance(tree, dict):
+        return tree
+    return _Parameters({str(key): _nested(value) for key, value in tree.items()})
+
+
+def build(model: str, params: Any, shape: Sequence[int], moments: bool = False) -> bytes:
+    """Writes a network as an ONNX file.
 
     Args:
-        model: `mlp` or `lenet5`.
-        params: Its parameters, Gaussian ones for `moments`.
+        model: `mlp`, `lenet5` or `resnet18`.
+        params: Its parameters, Gaussian ones for `moments`; batch norms are folded.
         shape: Of the input, batch first, channels last.
         moments: Whether means and variances are propagated; the outputs are then both.
     """
-    layers = Moments() if moments else Deterministic()
-    x = "x"
-    if len(shape) == 4:  # one channel: the order of the axes is all that changes
-        x = layers.node("Transpose", x, perm=[0, 3, 1, 2])
-    outputs = {"mlp": networks.mlp, "lenet5": networks.lenet5}[model](layers, params, None, x)
+    layers, write = Moments() if moments else Deterministic(), getattr(networks, model)
+    x = layers.node("Transpose", "x", perm=[0, 3, 1, 2]) if len(shape) == 4 else "x"
+    outputs = write(layers, _nested(params), _Parameters(), x)
     names = [outputs] if isinstance(outputs, str) else list(outputs)
-    graph = helper.make_graph(
-        layers.nodes,
-        model,
-        [helper.make_tensor_value_info("x", TensorProto.FLOAT, shape)],
-        [helper.make_tensor_value_info(n, TensorProto.FLOAT, (shape[0], "out")) for n in names],
-        layers.constants,
-    )
+    return finish(layers.nodes, layers.constants, shape, {n: (shape[0], "out") for n in names})
+
+
+def finish(nodes: Any, constants: Any, shape: Sequence[int], outputs: Mapping[str, Any]) -> bytes:
+    """Makes a file of operators that read `x`, by the shapes of its outputs."""
+    tensors = [
+        helper.make_tensor_value_info(name, TensorProto.FLOAT, of)
+        for name, of in {"x": shape, **outputs}.items()
+    ]
+    graph = helper.make_graph(nodes, "network", tensors[:1], tensors[1:], constants)
     made = helper.make_model(graph, opset_imports=[helper.make_opsetid("", OPSET)], ir_version=10)
     onnx.checker.check_model(made)
-    return made
+    return bytes(made.SerializeToString())
+
+
+def started(model: bytes, x: Any, threads: int) -> Callable[[], list[np.ndarray]]:
+    """Starts ONNX Runtime, with all of its optimizations; a call hands inputs in and results out.
+
+    Args:
+        model: The file.
+        x: Its input.
+        threads: Threads that work on it.
+    """
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads, options.inter_op_num_threads = threads, 1
+    options.log_severity_level = 3
+    session = onnxruntime.InferenceSession(model, options, providers=["CPUExecutionProvider"])
+    feed = {"x": np.asarray(x)}
+    return lambda: session.run(None, feed)

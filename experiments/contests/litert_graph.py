@@ -140,18 +140,6 @@ class Layers:
         made = self.operate("RESHAPE", inputs, shape, "ReshapeOptions", newShape=list(shape))
         return self.moved(made, x)
 
-    def batch_norm(self, params: Any, state: Any, x: int) -> int:
-        """No network here has it."""
-        raise NotImplementedError
-
-    def add(self, x: int, y: int) -> int:
-        """No network here has residual sums."""
-        raise NotImplementedError
-
-    def mean(self, x: int) -> int:
-        """No network here averages."""
-        raise NotImplementedError
-
     def model(self, x: int, result: int) -> bytes:
         """The flat buffer."""
         graph = schema.SubGraphT()
@@ -167,6 +155,13 @@ class Layers:
         builder = flatbuffers.Builder(1024)
         builder.Finish(made.Pack(builder), b"TFL3")
         return bytes(builder.Output())
+
+
+def build(net: Any) -> bytes:
+    """Writes a network of float32."""
+    layers = Layers()
+    x = layers.tensor(net.x.shape, "float32")
+    return layers.model(x, FORWARD[net.model](layers, net.params, None, x))
 
 
 def started(model: bytes, x: Any, threads: int) -> tuple[Callable[[], Any], np.ndarray]:
