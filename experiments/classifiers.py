@@ -8,10 +8,10 @@ from typing import Any, Literal, Protocol, TypeVar
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 
 import jaxeff
 from experiments.harness import Row, Run, choose
+from experiments.recipes import cosine_adam
 from experiments.trainable import Images, Network, load_images, trainable
 from jaxeff.compression import fold_batch_norm
 from jaxeff.nn import LeNet5, ResNet8, ResNet18
@@ -127,7 +127,7 @@ def how_to_train(
 ) -> dict[str, Any]:
     """What `fit` is told: Adam with a rate that a cosine brings to zero at the training's end."""
     steps = epochs * (len(data[0]) // batch_size)
-    optimizer = optax.adam(optax.cosine_decay_schedule(rate, steps))
+    optimizer = cosine_adam(rate, steps)
     return {
         "optimizer": optimizer, "epochs": epochs, "batch_size": batch_size, "progress": False
     }  # fmt: skip

@@ -9,6 +9,7 @@ import optax
 from jaxtyping import Array, Int, PRNGKeyArray
 
 from experiments.activations.network import LAYERS, PRIOR, Network
+from experiments.recipes import cosine_adam
 from jaxeff.bayes import prior_scales
 from jaxeff.bayes.posteriors import Random, draw_prior, log_joint, log_prior, with_random
 
@@ -49,7 +50,7 @@ def trained_starts(
     """
     scales = prior_scales(PRIOR, params)
     density = log_joint(lambda p, x: f(p, x, index), params, scales, likelihood)
-    optimizer = optax.adam(optax.cosine_decay_schedule(rate, max(steps, 1)))
+    optimizer = cosine_adam(rate, max(steps, 1))
 
     def climb(key: PRNGKeyArray) -> Any:
         random = draw_prior(key, params, scales)

@@ -14,6 +14,7 @@ import optax
 from experiments.analog.recipe import Settings
 from experiments.analog.source import STRATEGIES
 from experiments.harness import Row, Run
+from experiments.recipes import cosine_adam
 from jaxeff.analog_hardware import (
     Chip,
     Crossbar,
@@ -135,7 +136,7 @@ class Trainer:
             return kept["params"], float(kept["seconds"])
         settings = self.run.settings
         steps = epochs * (len(self.problem.train[1]) // settings.batch_size)
-        optimizer = optax.adam(optax.cosine_decay_schedule(settings.rate, steps))
+        optimizer = cosine_adam(settings.rate, steps)
         epoch = make_epoch(self.loss(how, steps), optimizer, settings.batch_size)
         begin = jax.vmap(lambda p, s: init(p, optimizer, s))(start, self.hardware)
         keys = jax.random.split(jax.random.fold_in(self.run.key, 7), self.count)

@@ -13,6 +13,7 @@ import optax
 from experiments.bridges.problems import Problem
 from experiments.bridges.recipe import Settings
 from experiments.harness import Row, Run
+from experiments.recipes import cosine_adam
 from jaxeff.bayes import MCMCResult, around_best_draw, distill, nuts, predict, sample, svi
 from jaxeff.bayes.posteriors import resolve_likelihood
 from jaxeff.training import fit, stateless
@@ -155,7 +156,7 @@ class Comparison:
         }
 
     def _optimizer(self, steps: int) -> optax.GradientTransformation:
-        return optax.adam(optax.cosine_decay_schedule(self.settings.rate, steps))
+        return cosine_adam(self.settings.rate, steps)
 
     def _record(self, name: str, posterior: Any, samples: int | None, **figures: Any) -> None:
         problem = self.problem

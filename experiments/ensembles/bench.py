@@ -18,6 +18,7 @@ from experiments.dirty_mnist.evaluation import figures
 from experiments.ensembles.images import Images
 from experiments.ensembles.recipe import Settings
 from experiments.harness import Row, Run
+from experiments.recipes import cosine_adam
 from jaxeff.nn import MLP, LeNet5, ResNet18
 from jaxeff.training import sweep
 from jaxeff.uncertainty import (
@@ -62,7 +63,7 @@ class Bench:
     def adam(self, epochs: int) -> optax.GradientTransformation:
         """The optimizer of every training."""
         steps = epochs * (len(self.images.train[1]) // self.settings.batch_size)
-        return optax.adam(optax.cosine_decay_schedule(self.settings.rate, steps))
+        return cosine_adam(self.settings.rate, steps)
 
     def train(
         self,

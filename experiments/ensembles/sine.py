@@ -11,13 +11,13 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 from flax import nnx
 from jaxtyping import Array, Float
 
 import jaxeff
 from experiments.ensembles.recipe import Sine
 from experiments.harness import Row
+from experiments.recipes import cosine_adam
 from jaxeff.bayes.posteriors import heteroscedastic
 from jaxeff.data import sine as noisy_sine
 from jaxeff.ensembles import Interval, Members, member_loss, repulsive
@@ -98,7 +98,7 @@ def _trained(settings: Sine, name: str, key: jax.Array, index: Array) -> tuple[A
     data_key, start_key, train_key, key = jax.random.split(key, 4)
     x, y = noisy_sine.noisy_sine(data_key)
     method = _method(settings, name)
-    optimizer = optax.adam(optax.cosine_decay_schedule(settings.rate, settings.steps))
+    optimizer = cosine_adam(settings.rate, settings.steps)
     epoch = make_epoch(method.loss(index), optimizer, len(y))
 
     def step(carry: Any, key: Any) -> tuple[Any, None]:

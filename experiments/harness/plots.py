@@ -178,7 +178,7 @@ class Dots(_Marks):
         names = list(dict.fromkeys(str(cell(row, self.x)) for row in rows))[::-1]
         lines = list(self._lines(rows))
         for i, (label, column, same) in enumerate(lines):
-            offset = 0.2 * (0.5 * (len(lines) - 1) - i)
+            offset = min(0.2, 0.6 / len(lines)) * (0.5 * (len(lines) - 1) - i)
             places = [names.index(str(cell(row, self.x))) + offset for row in same]
             axis.errorbar(
                 [row[column] for row in same], places, xerr=self._errors(same, column),

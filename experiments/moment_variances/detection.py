@@ -10,7 +10,6 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 from flax import nnx
 
 import jaxeff
@@ -18,6 +17,7 @@ from experiments.harness import Refused, Row, Run
 from experiments.moment_variances.methods import BASE, BOTH, CALIBRATED, DIAGONAL, JOINT, passes
 from experiments.moment_variances.networks import Case
 from experiments.moment_variances.recipe import OUTSIDE, Settings
+from experiments.recipes import cosine_adam
 from jaxeff import data
 from jaxeff.bayes import predict, svi
 from jaxeff.dirty_mnist import dirty_mnist
@@ -86,7 +86,7 @@ def trained(run: Run[Settings], network: str, domain: str, sets: Sets) -> tuple[
     examples = (sets.images, sets.labels)
 
     def adam(rate: float, epochs: int) -> Any:
-        return optax.adam(optax.cosine_decay_schedule(rate, epochs * steps))
+        return cosine_adam(rate, epochs * steps)
 
     file = run.work / f"{network}-{domain}"
     recorded = {"images": len(sets.labels), "epochs": epochs}

@@ -5,13 +5,13 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import optax
 from flax import nnx
 
 import jaxeff
 from experiments.harness import Row, Run
 from experiments.photonic import network
 from experiments.photonic.recipe import Settings
+from experiments.recipes import cosine_adam
 from experiments.timing import interleaved
 from jaxeff.bayes import predict, svi
 from jaxeff.nn import LeNet5
@@ -29,14 +29,14 @@ def measure(run: Run[Settings]) -> list[Row]:
     _, labels, domains = network.load(settings)
     f, params = jaxeff.functional(LeNet5(network.KNOWN, 1, pool="avg", rngs=nnx.Rngs(0)))
     size = settings.batch_size
-    decay = optax.cosine_decay_schedule(settings.rate, epochs * (len(x) // size))
+    optimizer = cosine_adam(settings.rate, epochs * (len(x) // size))
     plain = fit(
         run.fast_key, cross_entropy(f), params, (x, y),
-        optimizer=optax.adam(decay), epochs=epochs, batch_size=size, progress=False,
+        optimizer=optimizer, epochs=epochs, batch_size=size, progress=False,
     ).params  # fmt: skip
     result = svi(
         run.fast_key, f, plain, (x, y), epochs=epochs, batch_size=size, init_scale=1e-2,
-        optimizer=optax.adam(decay), progress=False,
+        optimizer=optimizer, progress=False,
     )  # fmt: skip
     moments = jax.jit(jaxeff.moments(f))
     found: dict[str, dict[str, Any]] = {"plain": {}, "SVI": {}, "PFP": {}}

@@ -10,6 +10,7 @@ from flax import nnx
 import jaxeff
 from experiments.harness import Run
 from experiments.quickstart.recipe import Sets, Settings, split
+from experiments.recipes import cosine_adam
 from jaxeff.bayes import svi
 from jaxeff.nn import LeNet5
 from jaxeff.training import cross_entropy, fit
@@ -34,7 +35,7 @@ def train(run: Run[Settings], sets: Sets) -> Models:
     recorded = settings.identity()  # a checkpoint of other settings is refused
 
     def adam(rate: float, epochs: int) -> optax.GradientTransformation:
-        return optax.adam(optax.cosine_decay_schedule(rate, epochs * steps))
+        return cosine_adam(rate, epochs * steps)
 
     run.say(f"point estimate, {own.pretrain_epochs} epochs")
     point = fit(

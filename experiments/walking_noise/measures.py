@@ -13,6 +13,7 @@ import numpy as np
 import optax
 
 from experiments.harness import Least, Row
+from experiments.recipes import cosine_adam
 from experiments.trainable import Images, Network
 from experiments.walking_noise.findings import CHANCE
 from experiments.walking_noise.recipe import Settings, Sweep
@@ -125,7 +126,7 @@ def budget_in_training(
     epochs, net = subject.problem.epochs, subject.network
     steps = epochs * subject.updates_per_epoch
     rate = subject.settings.learning_rate
-    adam = optax.adam(optax.cosine_decay_schedule(rate, steps))
+    adam = cosine_adam(rate, steps)
     start_key, key = jax.random.split(key)
     start = net.init(start_key)
     return _learn(key, subject, net.train, start, level, checkpoint, epochs, adam)

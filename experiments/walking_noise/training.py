@@ -6,10 +6,10 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 
 import jaxeff
 from experiments.harness import Row
+from experiments.recipes import cosine_adam
 from experiments.trainable import Images, Network
 from experiments.walking_noise.recipe import Case, Settings, Sweep
 from jaxeff.noise import Additive, Mixed, Multiplicative, walking_noise
@@ -59,7 +59,7 @@ def run(
         spec,
         images.train,
         score=score,
-        optimizer=optax.adam(optax.cosine_decay_schedule(settings.learning_rate, steps)),
+        optimizer=cosine_adam(settings.learning_rate, steps),
         epochs=plan.epochs,
         batch_size=settings.batch_size,
         seeds=plan.seeds,
@@ -102,7 +102,7 @@ def train_clean(
         network.init,
         {"none": jnp.zeros(1)},
         images.train,
-        optimizer=optax.adam(optax.cosine_decay_schedule(settings.learning_rate, steps)),
+        optimizer=cosine_adam(settings.learning_rate, steps),
         epochs=epochs,
         batch_size=settings.batch_size,
         seeds=seeds,
