@@ -300,6 +300,7 @@ def test_a_funnel_has_not_converged():
     assert not result.converged
 
 
+@pytest.mark.slow
 def test_starts(monkeypatch):
     def start(init, jitter=0.1):
         starts = importlib.import_module("jaxeff.bayes.sampling._starts").starting_points
@@ -322,6 +323,7 @@ def test_starts(monkeypatch):
         start({"a": jnp.zeros(3)})
 
 
+@pytest.mark.slow
 def test_chains_that_diverge_or_are_stuck_are_named():
     with pytest.warns(ConvergenceWarning, match="diverged") as warned:
         result = hmc(

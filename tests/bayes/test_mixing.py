@@ -30,6 +30,7 @@ def test_the_effective_sample_size_of_an_autoregressive_process(rho):
     assert found.max_rhat < 1.04
 
 
+@pytest.mark.slow
 def test_chains_that_disagree_and_what_never_changes():
     x = autoregressive(0.0, 600)
     x[0, :, 1] += 1.0

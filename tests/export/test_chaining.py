@@ -88,6 +88,7 @@ def test_a_view_of_what_comes_before_a_chain_stays_before_it():
         np.testing.assert_array_equal(found, expected)
 
 
+@pytest.mark.slow
 def test_results_are_the_same_bits(given, tmp_path):
     bundle = deploy(network, given, target=HOST, path=tmp_path / "b")
     expected = jax.jit(network)(*given)

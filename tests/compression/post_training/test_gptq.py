@@ -121,6 +121,7 @@ def test_the_spec_reproduces_the_weights_exactly(trained):
         assert new["fc2"]["kernel"] is params["fc2"]["kernel"]
 
 
+@pytest.mark.slow
 def test_later_layers_see_quantized_inputs():
     """With the first layer at one bit, the second is solved on what that one gives."""
     params, x = _problem(60, 6, 6)
@@ -160,6 +161,7 @@ class Blocks(nnx.Module):
         return self.heads(x + self.attention(x)).mean(1)
 
 
+@pytest.mark.slow
 def test_unseen_models():
     x = jax.random.normal(jax.random.key(0), (12, 6, 6, 1))
     f, params = functional(Blocks(nnx.Rngs(0)))
@@ -180,6 +182,7 @@ def _improves(f, params, x):
     assert ours < jnp.square(jax.jit(quantized(f, spec))(params, x) - exact).mean()
 
 
+@pytest.mark.slow
 def test_a_weight_used_twice_is_solved_once():
     params, x = _problem(50, 6, 6)
 
@@ -191,6 +194,7 @@ def test_a_weight_used_twice_is_solved_once():
     np.testing.assert_array_equal(jax.jit(quantized(f, spec))(new, x), f(new, x))
 
 
+@pytest.mark.slow
 def test_bfloat16_and_degenerate_weights():
     params, x = _problem(50, 6, 4)
     narrow = jax.tree.map(lambda a: a.astype(jnp.bfloat16), params)
@@ -208,6 +212,7 @@ def test_bfloat16_and_degenerate_weights():
     np.testing.assert_array_equal(new["fc"]["kernel"], nearest)
 
 
+@pytest.mark.slow
 def test_mistakes_are_named():
     params, x = _problem(20, 4, 3)
     spec = {"fc": Int(4, activations=False)}

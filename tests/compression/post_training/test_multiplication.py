@@ -38,6 +38,7 @@ def test_a_convolution_is_patches_times_a_matrix(name):
     np.testing.assert_array_equal(at.contraction.weight(matrix), w)
 
 
+@pytest.mark.slow
 def test_dot_products_of_all_kinds():
     def f(params, x):
         return jnp.einsum("ghi,bgi->bgh", params["w"].transpose(2, 1, 0), x)

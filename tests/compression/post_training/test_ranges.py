@@ -32,6 +32,7 @@ BATCHES = [
 ]
 
 
+@pytest.mark.slow
 def test_mse_is_the_best_of_a_hundred_factors():
     x = jnp.asarray(BATCHES[0]).reshape(-1)
     for symmetric in (False, True):
@@ -54,6 +55,7 @@ def test_gaussian_clipping_is_the_known_optimum():
     assert abs(high - 8 * 0.3352) < 0.3352
 
 
+@pytest.mark.slow
 def test_divergence_clips_a_long_tail():
     """The threshold minimises KL over all thresholds; computed here bin by bin."""
     rng = np.random.default_rng(0)
@@ -98,6 +100,7 @@ def test_divergence_keeps_what_is_beside_a_peak(bits):
         assert high > 2.7
 
 
+@pytest.mark.slow
 def test_histograms_of_batches_add_up():
     pieces = [BATCHES[0].reshape(-1), 50 * BATCHES[1].reshape(-1), 0 * BATCHES[2].reshape(-1)]
     histograms = []
@@ -132,6 +135,7 @@ def test_degenerate_values():
         clip_range(np.ones(3), 17)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", ["minmax", "percentile", "mse", "kl"])
 def test_calibrate_uniform_and_apart_like_int(method):
     spec = calibrate(net, PARAMS, BATCHES, {"*:linear": Int(4)}, method=method)
@@ -152,6 +156,7 @@ def test_calibrate_uniform_and_apart_like_int(method):
     )
 
 
+@pytest.mark.slow
 def test_clipping_helps_at_few_bits():
     x = jnp.asarray(np.concatenate(BATCHES))
     exact = net(PARAMS, x)
