@@ -380,13 +380,7 @@ def _called(ctx: Any, args: Any, jaxpr: Any, operator: str, attributes: Any) -> 
     ]
     avals = (*(aval for _, aval in constants), *ctx.avals_in)
     function, results, _ = mlir.lower_called_computation(
-        operator,
-        jaxpr,
-        ctx.module_context,
-        len(constants),
-        avals,
-        ctx.avals_out,
-        ctx.tokens_in,
+        operator, jaxpr, ctx.module_context, len(constants), avals, ctx.avals_out, ctx.tokens_in
     )
     said = {name: mlir.ir_attribute(value) for name, value in attributes}
     function.attributes[COMPOSITE] = ir.StringAttr.get(operator)

@@ -40,12 +40,7 @@ NOTEBOOK_SECONDS = 0.25
 
 @contextmanager
 def progress_bar(
-    show: bool | None,
-    unit: str,
-    total: float,
-    done: float = 0,
-    *,
-    console: Console | None = None,
+    show: bool | None, unit: str, total: float, done: float = 0, *, console: Console | None = None
 ) -> Iterator[Advance]:
     """Shows how far a run is, on standard error.
 

@@ -66,10 +66,7 @@ def digits_ood() -> Dataset:
             patches.append(found[rng.choice(len(found), count, replace=False)])
             labels.append(np.full(count, label, np.int32))
         order = rng.permutation(size)
-        parts[part] = (
-            frame(np.concatenate(patches)[order]),
-            np.concatenate(labels)[order],
-        )
+        parts[part] = (frame(np.concatenate(patches)[order]), np.concatenate(labels)[order])
     return Dataset("digits-ood", *parts["train"], *parts["test"], num_classes=len(PHOTOGRAPHS))
 
 

@@ -85,10 +85,7 @@ def assumptions(
 
 
 def places_of(
-    f: Callable[..., Any],
-    args: Sequence[Any],
-    kwargs: Mapping[str, Any],
-    rules: Mapping[Any, Rule],
+    f: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any], rules: Mapping[Any, Rule]
 ) -> Assumptions:
     """Lists the places, without how far each is off."""
     found: list[Assumption] = []

@@ -175,11 +175,7 @@ def _scaled(out: Any, factors: Mapping[str, Array], name: str) -> Any:
 
 
 def _first_order(
-    propagation: Pass,
-    f: Callable[..., Any],
-    args: Any,
-    kwargs: Mapping[str, Any],
-    vector_axes: int,
+    propagation: Pass, f: Callable[..., Any], args: Any, kwargs: Mapping[str, Any], vector_axes: int
 ) -> Any:
     program, values, _ = read(f, args, kwargs)
     program = propagation.prepare(program, values)

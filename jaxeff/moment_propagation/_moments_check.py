@@ -150,18 +150,10 @@ def _row(name: str, ratio: Ratio | None) -> tuple[str, ...]:
 
 
 @validate(
-    key=single_key,
-    f=pure_function,
-    params=input_batch,
-    x=input_batch,
-    draws=static_integer(2),
+    key=single_key, f=pure_function, params=input_batch, x=input_batch, draws=static_integer(2)
 )
 def moments_check(
-    key: PRNGKeyArray,
-    f: Callable[..., Any],
-    params: Any,
-    x: Any,
-    draws: int | None = None,
+    key: PRNGKeyArray, f: Callable[..., Any], params: Any, x: Any, draws: int | None = None
 ) -> MomentsCheck:
     """Compares the moments of a function's results with a reference, and finds what is lost where.
 

@@ -64,10 +64,7 @@ def _fixed_point(
     # Promotion only ever turns an array into a random value and never back, so this ends
     # after at most one step per leaf of the carry. `eval_shape` traces without computing.
     return fixed_point(
-        lambda state: (jax.eval_shape(step, state), None),
-        carry,
-        promote,
-        jax.tree.structure,
+        lambda state: (jax.eval_shape(step, state), None), carry, promote, jax.tree.structure
     )[0]
 
 

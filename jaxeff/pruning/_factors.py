@@ -49,9 +49,7 @@ def made_channels(channels: Channels) -> list[Made]:
 
 
 def chosen_factors(
-    made: Sequence[Made],
-    allowed: Collection[str],
-    missed: Callable[[str, Made], tuple[float, ...]],
+    made: Sequence[Made], allowed: Collection[str], missed: Callable[[str, Made], tuple[float, ...]]
 ) -> set[str]:
     """Returns the groups that lose channels, one factor of what a layer makes.
 

@@ -112,8 +112,7 @@ class Episodes:
         proposed, self._memory = self._agent.propose(to_propose, self._problem, self._memory)
         _check_finite(proposed, episode)
         row: Row = self._measurements.remembered(
-            task,
-            functools.partial(self._evaluate, to_evaluate, episode, self._policy_of(proposed)),
+            task, functools.partial(self._evaluate, to_evaluate, episode, self._policy_of(proposed))
         )
         self.rows.append(row)
         # What couldn't be measured has no reward to learn from.

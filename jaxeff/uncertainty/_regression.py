@@ -38,9 +38,7 @@ class RegressionUncertainty(NamedTuple):
 
 
 @validate(outputs=real_array(nan=True))
-def decompose_regression(
-    outputs: Float[Array, "samples *batch outputs"],
-) -> RegressionUncertainty:
+def decompose_regression(outputs: Float[Array, "samples *batch outputs"]) -> RegressionUncertainty:
     """Splits the uncertainty of a sampled network with an aleatoric head.
 
     Args:

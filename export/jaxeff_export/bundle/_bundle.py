@@ -275,12 +275,7 @@ class Bundle(BundleFolder):
                     raise BundleError(str(error)) from error
                 return ProgramRunner(self.manifest, library, self.recorded, board, self.treedef)
         return Runner(
-            self.manifest,
-            self.folder / LIBRARY,
-            self.operands,
-            self.recorded,
-            board,
-            self.treedef,
+            self.manifest, self.folder / LIBRARY, self.operands, self.recorded, board, self.treedef
         )
 
     def _require_fit(self, board: Board) -> None:

@@ -17,8 +17,7 @@ def c(
         str | None, typer.Option(help="What its names in C begin with; by default the folder's.")
     ] = None,
     blob: Annotated[
-        bool,
-        typer.Option("--blob", help="Keep the parameters in a file that the board loads."),
+        bool, typer.Option("--blob", help="Keep the parameters in a file that the board loads.")
     ] = False,
     flash: Annotated[
         str | None, typer.Option(help="Bytes for code and parameters: 524288, 512k or 2M.")

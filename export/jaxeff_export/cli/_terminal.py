@@ -15,8 +15,7 @@ from rich.table import Table
 
 BundlePath = Annotated[Path, typer.Argument(help="The bundle's folder.")]
 BoardName = Annotated[
-    str,
-    typer.Option(help="local, emulated[:core], rpc://host:port or rpc://tracker:port/key."),
+    str, typer.Option(help="local, emulated[:core], rpc://host:port or rpc://tracker:port/key.")
 ]
 BoardNames = Annotated[
     list[str],

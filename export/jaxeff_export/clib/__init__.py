@@ -8,9 +8,4 @@ advance (`kernels/_memory.py`). There is no allocation, no state and no runtime.
 from jaxeff_export.clib._library import CLibrary, LibraryParts, write_library
 from jaxeff_export.clib._replaying import ExampleProgram
 
-__all__ = [
-    "CLibrary",
-    "ExampleProgram",
-    "LibraryParts",
-    "write_library",
-]
+__all__ = ["CLibrary", "ExampleProgram", "LibraryParts", "write_library"]

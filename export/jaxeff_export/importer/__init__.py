@@ -11,9 +11,4 @@ for loops and branches; ``complex_numbers``, which makes pairs of real tensors o
 from jaxeff_export.importer._module import import_stablehlo
 from jaxeff_export.importer.reading import StableHLOParseError, UnsupportedOp, UnsupportedOpError
 
-__all__ = [
-    "StableHLOParseError",
-    "UnsupportedOp",
-    "UnsupportedOpError",
-    "import_stablehlo",
-]
+__all__ = ["StableHLOParseError", "UnsupportedOp", "UnsupportedOpError", "import_stablehlo"]

@@ -258,10 +258,7 @@ class GraphBuilder:
                 hit = self._node("importer.not", op, (index,), [index.type]).result
             else:
                 hit = self._node(
-                    "importer.equal",
-                    op,
-                    (index, splat(i, index.type)),
-                    [TensorType((), "bool")],
+                    "importer.equal", op, (index, splat(i, index.type)), [TensorType((), "bool")]
                 ).result
             chosen = [
                 a if a is b else self._node("stablehlo.select", op, (hit, a, b), [a.type]).result

@@ -47,12 +47,7 @@ def _dense(
 
 
 def _conv2d(
-    bb: relax.BlockBuilder,
-    *tensors: relax.Expr,
-    input: str,
-    weight: str,
-    bias: str,
-    **window: Any,
+    bb: relax.BlockBuilder, *tensors: relax.Expr, input: str, weight: str, bias: str, **window: Any
 ) -> list[relax.Expr]:
     form = Form(input, weight, bias)
 

@@ -27,11 +27,7 @@ def dense_module(
         its form has, in float32, and returns mean and variance (M, N).
     """
     form = form or Form()
-    parts = [
-        ((rows, depth), form.input),
-        ((depth, columns), form.weight),
-        ((columns,), form.bias),
-    ]
+    parts = [((rows, depth), form.input), ((depth, columns), form.weight), ((columns,), form.bias)]
     shapes = [shape for shape, kind in parts for _ in range(tensors_in(kind))]
     arguments = [relax.Var(f"x{i}", relax.TensorType(s, "float32")) for i, s in enumerate(shapes)]
     bb = relax.BlockBuilder()

@@ -6,6 +6,4 @@
 
 from jaxeff_export.tuning._tune import tune
 
-__all__ = [
-    "tune",
-]
+__all__ = ["tune"]

@@ -2,7 +2,4 @@
 
 from jaxeff.bayes.last_layer._laplace import Laplace, laplace
 
-__all__ = [
-    "Laplace",
-    "laplace",
-]
+__all__ = ["Laplace", "laplace"]

@@ -111,12 +111,7 @@ class Laplace:
         return Gaussian(mean, self.precision.variance(features, self.prior_precision))
 
     def probs(
-        self,
-        x: Any,
-        *,
-        link: str = "probit",
-        key: PRNGKeyArray | None = None,
-        samples: int = 100,
+        self, x: Any, *, link: str = "probit", key: PRNGKeyArray | None = None, samples: int = 100
     ) -> Float[Array, "batch classes"]:
         """Computes class probabilities.
 

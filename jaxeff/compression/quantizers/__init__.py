@@ -3,7 +3,4 @@
 from jaxeff.compression.quantizers._scaled import Scaled
 from jaxeff.compression.quantizers._switched import Switched
 
-__all__ = [
-    "Scaled",
-    "Switched",
-]
+__all__ = ["Scaled", "Switched"]

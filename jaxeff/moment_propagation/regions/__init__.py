@@ -4,10 +4,4 @@ from jaxeff.moment_propagation.regions._integrate import region
 from jaxeff.moment_propagation.regions._linear_patterns import linear_patterns, with_bias_vectors
 from jaxeff.moment_propagation.regions._propagation import Environment, propagate
 
-__all__ = [
-    "Environment",
-    "linear_patterns",
-    "propagate",
-    "region",
-    "with_bias_vectors",
-]
+__all__ = ["Environment", "linear_patterns", "propagate", "region", "with_bias_vectors"]

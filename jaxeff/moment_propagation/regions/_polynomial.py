@@ -26,14 +26,7 @@ import jax.numpy as jnp
 from jaxeff.core import primitives as p
 from jaxeff.program.reading import UNKNOWN, Constant, UnreadableError, known_number, symbolic
 
-__all__ = [
-    "VARIABLE",
-    "Constant",
-    "Pieces",
-    "PolynomialReader",
-    "is_nondecreasing",
-    "known_number",
-]
+__all__ = ["VARIABLE", "Constant", "Pieces", "PolynomialReader", "is_nondecreasing", "known_number"]
 
 _MAX_BREAKS = 6
 _OUT_OF_REACH = 1e18  # its square overflows in float32; such a number stands for an infinity
@@ -215,8 +208,7 @@ def _choose(compare: Callable[[float, float], Any]) -> Callable[..., Pieces]:
         cuts = _crossings(x, y)
         merged = _merge(x, y, cuts)
         return _joined(
-            sorted({*x.breaks, *y.breaks, *cuts}),
-            [_decide(compare, t, a, b) for t, a, b in merged],
+            sorted({*x.breaks, *y.breaks, *cuts}), [_decide(compare, t, a, b) for t, a, b in merged]
         )
 
     return rule

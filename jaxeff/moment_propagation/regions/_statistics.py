@@ -55,11 +55,7 @@ _REDUCED = {
     "exp of shifted": "sum exp of shifted",
 }
 _SQUARED = {"x": "x^2", "mean": "mean^2", "centred": "centred^2"}
-_EXPONENTIALS = {
-    "x": "exp",
-    "shifted": "exp of shifted",
-    "log_softmax": "softmax",
-}
+_EXPONENTIALS = {"x": "exp", "shifted": "exp of shifted", "log_softmax": "softmax"}
 _LOGARITHMS = {
     "sum exp": "logsumexp",
     "sum exp of shifted": "logsumexp of shifted",

@@ -113,9 +113,7 @@ def concatenate(values: list[Value], axis: int) -> Array | Gaussian:
     return Gaussian(mean, jnp.concatenate(parts, axis))
 
 
-def log_normal_parameters(
-    x: Random,
-) -> tuple[Float[Array, "*shape"], Float[Array, "*shape"]]:
+def log_normal_parameters(x: Random) -> tuple[Float[Array, "*shape"], Float[Array, "*shape"]]:
     """Computes mean and variance of log|x| for the log-normal with the moments of `x`."""
     x = to_variance(x)
     # The squared coefficient of variation. Divided twice, for the square of a small mean

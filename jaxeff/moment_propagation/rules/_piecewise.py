@@ -43,10 +43,7 @@ def relu(x: Gaussian) -> Gaussian:
     _, prob, h = tail(t)
     # The tail is taken at |t|, where it is small: Phi(t) near one then loses nothing that counts.
     share = jnp.where(x.mean > 0, 1 - prob, prob) - h * (t + h)
-    return Gaussian(
-        jnp.maximum(x.mean, 0) + x.var * scale * h,
-        x.var * jnp.maximum(share, 0),
-    )
+    return Gaussian(jnp.maximum(x.mean, 0) + x.var * scale * h, x.var * jnp.maximum(share, 0))
 
 
 def piecewise(
@@ -82,10 +79,7 @@ def piecewise(
     numbers = [float(v) for v in (*breaks, *coefficients) if isinstance(v, int | float)]
     if len(numbers) < len(breaks) + len(coefficients):
         return rule(x.mean, x.var)
-    shape = {
-        "breaks": tuple(numbers[: len(breaks)]),
-        "coefficients": tuple(numbers[len(breaks) :]),
-    }
+    shape = {"breaks": tuple(numbers[: len(breaks)]), "coefficients": tuple(numbers[len(breaks) :])}
     return composite("pfp_piecewise", rule, x.mean, x.var, **shape)
 
 

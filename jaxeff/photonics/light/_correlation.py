@@ -76,12 +76,7 @@ def chaotic_intensity(
 
 
 def effective_samples(
-    times: int,
-    channels: int = 1,
-    *,
-    time: float = 0.0,
-    channel: float = 0.0,
-    excess: float = 1.0,
+    times: int, channels: int = 1, *, time: float = 0.0, channel: float = 0.0, excess: float = 1.0
 ) -> float:
     """Computes the number of independent readings worth as much as correlated ones.
 

@@ -105,11 +105,7 @@ class Cost:
 
 @validate(bits=string_mapping)
 def cost(
-    f: Callable[..., Any],
-    params: Any,
-    *args: Any,
-    bits: Bits | None = None,
-    **kwargs: Any,
+    f: Callable[..., Any], params: Any, *args: Any, bits: Bits | None = None, **kwargs: Any
 ) -> Cost:
     """Computes the cost of `f` at the given shapes; a batch of one gives per-sample figures.
 

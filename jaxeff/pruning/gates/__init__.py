@@ -6,10 +6,4 @@
 from jaxeff.pruning.gates._dropout import THRESHOLD, DropoutGates, dropout_divergence, log_rate
 from jaxeff.pruning.gates._hard_concrete import HardConcrete
 
-__all__ = [
-    "THRESHOLD",
-    "DropoutGates",
-    "HardConcrete",
-    "dropout_divergence",
-    "log_rate",
-]
+__all__ = ["THRESHOLD", "DropoutGates", "HardConcrete", "dropout_divergence", "log_rate"]

@@ -89,11 +89,7 @@ class DropoutGates(Setting):
 
     @classmethod
     def start(
-        cls,
-        channels: Channels,
-        *,
-        log_alpha: float = -5.0,
-        groups: Collection[str] | None = None,
+        cls, channels: Channels, *, log_alpha: float = -5.0, groups: Collection[str] | None = None
     ) -> DropoutGates:
         """Makes gates around one.
 

@@ -80,11 +80,7 @@ def gram(product: LinearStatistics, dimension: Dimension) -> np.ndarray:
         # Elementwise: (H * W W^T)_ij sums, over outputs, the products of contributions of
         # inputs i and j.
         overlap = h * (w @ w.T)
-        np.add.at(
-            total,
-            np.ix_(channel[inside], channel[inside]),
-            overlap[np.ix_(inside, inside)],
-        )
+        np.add.at(total, np.ix_(channel[inside], channel[inside]), overlap[np.ix_(inside, inside)])
     return total
 
 
@@ -163,12 +159,7 @@ def _removed_with_correction(
 ) -> list[int]:
     """Orders channels by removal, where the remaining weights make up for it."""
     states = [
-        (
-            _share(product),
-            channel,
-            np.linalg.inv(_damped(h)),
-            w.copy(),
-        )
+        (_share(product), channel, np.linalg.inv(_damped(h)), w.copy())
         for product in reading
         for h, w, channel in zip(
             product.moment, product.weights, product.channel_of(dimension), strict=True

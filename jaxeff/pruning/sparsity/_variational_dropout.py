@@ -50,12 +50,7 @@ LogVariances = Mapping[str, Float[Array, "..."]]
 
 
 def log_variances(
-    f: Callable[..., Any],
-    params: Any,
-    batch: Any,
-    patterns: Sequence[str],
-    *,
-    start: float = -8.0,
+    f: Callable[..., Any], params: Any, batch: Any, patterns: Sequence[str], *, start: float = -8.0
 ) -> dict[str, Float[Array, "..."]]:
     """Initializes the learned log variances, log sigma^2, of the weights of some layers.
 

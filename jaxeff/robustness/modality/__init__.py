@@ -4,12 +4,4 @@ from jaxeff.robustness.modality._bimodality import UNIMODAL, Bimodality, Binariz
 from jaxeff.robustness.modality._one_peak import one_peak_pvalue
 from jaxeff.robustness.modality._peaks import Peaks, peaks
 
-__all__ = [
-    "UNIMODAL",
-    "Bimodality",
-    "Binarized",
-    "Peaks",
-    "bimodality",
-    "one_peak_pvalue",
-    "peaks",
-]
+__all__ = ["UNIMODAL", "Bimodality", "Binarized", "Peaks", "bimodality", "one_peak_pvalue", "peaks"]

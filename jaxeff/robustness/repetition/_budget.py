@@ -162,10 +162,7 @@ def learn_budget(
     # Two optimizers, for logits are few and of order one: a rate that suits weights hardly moves
     # them.
     transform = optax.partition(
-        {
-            "model": optimizer or optax.set_to_zero(),
-            "logits": budget_optimizer or optax.adam(0.02),
-        },
+        {"model": optimizer or optax.set_to_zero(), "logits": budget_optimizer or optax.adam(0.02)},
         {"model": "model", "logits": "logits"},
     )
     result = fit(

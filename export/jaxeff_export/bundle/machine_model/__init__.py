@@ -2,8 +2,4 @@
 
 from jaxeff_export.bundle.machine_model._modelling import SIMILAR_CORES, LoopModel, model_library
 
-__all__ = [
-    "SIMILAR_CORES",
-    "LoopModel",
-    "model_library",
-]
+__all__ = ["SIMILAR_CORES", "LoopModel", "model_library"]

@@ -5,11 +5,4 @@ from jaxeff_export.clib.objects._errors import CLibraryError
 from jaxeff_export.clib.objects._objects import call
 from jaxeff_export.clib.objects._sizes import Sizes, bytes_of, require_room
 
-__all__ = [
-    "CLibraryError",
-    "Sizes",
-    "bytes_of",
-    "call",
-    "objects",
-    "require_room",
-]
+__all__ = ["CLibraryError", "Sizes", "bytes_of", "call", "objects", "require_room"]

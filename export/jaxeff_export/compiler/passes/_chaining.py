@@ -43,10 +43,7 @@ def chained(mod: tvm.IRModule) -> tvm.IRModule:
 
 
 def _rewritten(
-    bb: relax.BlockBuilder,
-    mod: tvm.IRModule,
-    bindings: list[relax.Binding],
-    main: relax.Function,
+    bb: relax.BlockBuilder, mod: tvm.IRModule, bindings: list[relax.Binding], main: relax.Function
 ) -> list[relax.Binding]:
     """Replaces every run of kernels in a list of bindings by one call."""
     made: list[relax.Binding] = []

@@ -27,9 +27,7 @@ class KernelStep:
 
 
 def update_in_place(
-    steps: Sequence[KernelStep],
-    results: Sequence[tirx.Buffer],
-    state: Sequence[tirx.Buffer | None],
+    steps: Sequence[KernelStep], results: Sequence[tirx.Buffer], state: Sequence[tirx.Buffer | None]
 ) -> tuple[list[KernelStep], list[bool]]:
     """Makes steps write the next state over the old where no result changes.
 

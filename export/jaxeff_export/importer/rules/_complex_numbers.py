@@ -30,12 +30,7 @@ _COMPLEX = re.compile(r"complex<(f32|f64)>")
 class ComplexRewriter:
     """Writes real operations in place of one complex operation."""
 
-    def __init__(
-        self,
-        op: ir.Operation,
-        add_node: Callable[..., Any],
-        modules: list[ir.Module],
-    ):
+    def __init__(self, op: ir.Operation, add_node: Callable[..., Any], modules: list[ir.Module]):
         self.op = op
         self._add_node, self._modules = add_node, modules
 

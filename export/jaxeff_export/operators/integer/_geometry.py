@@ -60,11 +60,7 @@ class Geometry:
 
     @classmethod
     def conv2d(
-        cls,
-        x: Sequence[int],
-        w: Sequence[int],
-        attributes: Mapping[str, Any],
-        apart: bool = False,
+        cls, x: Sequence[int], w: Sequence[int], attributes: Mapping[str, Any], apart: bool = False
     ) -> Geometry:
         """Describes a convolution of NHWC with HWIO; ``apart`` makes every tap a stretch."""
         batch, height, width, channels = x

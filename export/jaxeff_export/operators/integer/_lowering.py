@@ -85,11 +85,7 @@ def integer_operators(
     def codes(bb: relax.BlockBuilder, x: relax.Expr, **attributes: Any) -> relax.Expr:
         return write_codes(bb, x, dot.lanes, cores, any_batch=any_batch, **attributes)
 
-    return {
-        CODES: codes,
-        DENSE: lowered(_dense, "q_dense"),
-        CONV2D: lowered(_conv2d, "q_conv2d"),
-    }
+    return {CODES: codes, DENSE: lowered(_dense, "q_dense"), CONV2D: lowered(_conv2d, "q_conv2d")}
 
 
 class IntegerKernelError(ValueError):

@@ -95,9 +95,7 @@ def packed_bias(
     def moved(bias: te.Tensor, w: te.Tensor) -> te.Tensor:
         axes = [te.reduce_axis((0, n), name=f"k{i}") for i, n in enumerate(w.shape[:-1])]
         sums = te.compute(
-            bias.shape,
-            lambda n: te.sum(tirx.Cast("int32", w(*axes, n)), axis=axes),
-            name="sums",
+            bias.shape, lambda n: te.sum(tirx.Cast("int32", w(*axes, n)), axis=axes), name="sums"
         )
         # sum x w = sum (x - offset) w + offset * sum w, in the units of the bias.
         return te.compute(
