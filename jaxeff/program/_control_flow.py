@@ -10,7 +10,7 @@ every site inside has a name of its own.
 """
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -23,6 +23,17 @@ from jaxeff.program.reading import UNNAMED
 
 Run = Callable[[Program, Any, Sequence[Any]], list[Any]]
 Promote = Callable[[Any, Any], Any]
+
+
+class _Evaluation(NamedTuple):
+    """What one control-flow primitive is rebuilt from."""
+
+    node: Node
+    programs: tuple[Program, ...]
+    key: Any
+    values: list[Any]
+    body: Run
+    promote: Promote
 
 
 def run(
@@ -38,7 +49,7 @@ def run(
         prim.p.remat_p: _remat,
     }
     build = builders[node.primitive]
-    outputs = build(node, layer.programs, key, arguments, body, promote or _keep)
+    outputs = build(_Evaluation(node, layer.programs, key, arguments, body, promote or _keep))
     by_value = dict(zip(node.outputs, outputs, strict=True))
     return [by_value[v] for v in layer.outputs]
 
@@ -68,15 +79,8 @@ def _fixed_point(
     )[0]
 
 
-def _scan(
-    node: Node,
-    programs: tuple[Program, ...],
-    key: Any,
-    values: list[Any],
-    body: Run,
-    promote: Promote,
-) -> list[Any]:
-    (program,) = programs
+def _scan(at: _Evaluation) -> list[Any]:
+    node, (program,), key, values, body, promote = at
     loop = Scan.of(node, values)
     # Independent noise in each iteration: one key would repeat the same draw.
     keys = None if key is None else jax.random.split(key, loop.length)
@@ -99,15 +103,8 @@ def _scan(
     return [*carry, *ys]
 
 
-def _while(
-    node: Node,
-    programs: tuple[Program, ...],
-    key: Any,
-    values: list[Any],
-    body: Run,
-    promote: Promote,
-) -> list[Any]:
-    test, program = programs
+def _while(at: _Evaluation) -> list[Any]:
+    node, (test, program), key, values, body, promote = at
     loop = While.of(node, values)
 
     # The number of iterations is unknown, so keys can't be split in advance: the count is
@@ -133,16 +130,8 @@ def _while(
     return lax.while_loop(cond_fun, body_fun, (carry, jnp.int32(0)))[0]
 
 
-def _cond(
-    node: Node,
-    programs: tuple[Program, ...],
-    key: Any,
-    values: list[Any],
-    body: Run,
-    promote: Promote,
-) -> list[Any]:
-    del node
-    index, *operands = values
+def _cond(at: _Evaluation) -> list[Any]:
+    _, programs, key, (index, *operands), body, promote = at
 
     def branch(program: Program) -> Callable[[list[Any]], list[Any]]:
         return lambda inner: body(program, key, inner)
@@ -162,16 +151,8 @@ def _cond(
         return lax.switch(index, [unified(b) for b in branches], operands)
 
 
-def _remat(
-    node: Node,
-    programs: tuple[Program, ...],
-    key: Any,
-    values: list[Any],
-    body: Run,
-    promote: Promote,
-) -> list[Any]:
-    del promote
-    (program,) = programs
+def _remat(at: _Evaluation) -> list[Any]:
+    node, (program,), key, values, body, _ = at
     # The key is an argument and not closed over: the recomputation in the backward pass
     # must draw the same noise as the forward pass.
     checkpointed = jax.checkpoint(
