@@ -8,7 +8,8 @@ import jax.numpy as jnp
 from jax.ops import segment_sum
 from jaxtyping import Array, Float, Int
 
-from jaxeff.core import check_labels, check_probs, static_integer, validate
+from jaxeff.core import static_integer, validate
+from jaxeff.uncertainty._scores import check_prediction
 
 
 @validate(bins=static_integer())
@@ -30,8 +31,7 @@ def ece(
         ValueError: Rows that don't sum to one, as of logits, or a label out of range; where
             arrays are concrete.
     """
-    check_probs("ece: probs", probs)
-    check_labels("ece: labels", labels, probs.shape[-1], probs.shape[:-1])
+    check_prediction("ece", probs, labels)
     confidence = probs.max(-1)
     correct = (probs.argmax(-1) == labels).astype(probs.dtype)
     inner_edges = jnp.linspace(0, 1, bins + 1, dtype=probs.dtype)[1:-1]

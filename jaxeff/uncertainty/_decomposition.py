@@ -5,6 +5,9 @@ aleatoric (the mean entropy of the samples: softmax entropy, SME); the rest, the
 epistemic (mutual information, MI, between label and weights; Houlsby et al. 2011, arXiv 1112.5745;
 Depeweg et al. 2018, arXiv 1710.07283). All in nats, so 0 to log(classes).
 
+Probabilities that are no floating-point array are refused by a TypeError, and rows that don't sum
+to one, as of logits, by a ValueError where they are concrete.
+
 Sharp edges: a sample may put probability 0 on a class (0 log 0 counts as 0), but the gradient of an
 entropy is infinite there: differentiate with respect to logits. The difference of two entropies
 can round to less than zero, so the epistemic part is cut at zero; near there its error is a few
@@ -43,10 +46,6 @@ def predictive_entropy(probs: Float[Array, "samples *batch classes"]) -> Float[A
 
     Returns:
         The total uncertainty of each input.
-
-    Raises:
-        TypeError: They are no floating-point array.
-        ValueError: Rows don't sum to one, as of logits; where they are concrete.
     """
     check_probs("predictive_entropy: probs", probs)
     return entr(probs.mean(0)).sum(-1)
@@ -60,10 +59,6 @@ def softmax_entropy(probs: Float[Array, "samples *batch classes"]) -> Float[Arra
 
     Returns:
         The aleatoric uncertainty of each input.
-
-    Raises:
-        TypeError: They are no floating-point array.
-        ValueError: Rows don't sum to one, as of logits; where they are concrete.
     """
     check_probs("softmax_entropy: probs", probs)
     return entr(probs).sum(-1).mean(0)
@@ -77,10 +72,6 @@ def mutual_information(probs: Float[Array, "samples *batch classes"]) -> Float[A
 
     Returns:
         The epistemic uncertainty of each input.
-
-    Raises:
-        TypeError: They are no floating-point array.
-        ValueError: Rows don't sum to one, as of logits; where they are concrete.
     """
     return decompose(probs).epistemic
 
@@ -93,10 +84,6 @@ def decompose(probs: Float[Array, "samples *batch classes"]) -> Decomposition:
 
     Returns:
         The three uncertainties of each input.
-
-    Raises:
-        TypeError: They are no floating-point array.
-        ValueError: Rows don't sum to one, as of logits; where they are concrete.
     """
     check_probs("probs", probs)
     # Entropy is concave, so the entropy of the mean is at least the mean entropy (Jensen): only

@@ -1,11 +1,15 @@
 """Accuracy and the proper scores of a point prediction: negative log-likelihood and Brier score.
 
 All take the probabilities ``[batch, classes]`` of the prediction itself. From samples that is their
-mean: ``probs.mean(0)``, or ``predictive_log_probs(logits)`` in log space.
+mean: ``probs.mean(0)``, or ``predictive_log_probs(logits)`` in log space. They refuse by a
+TypeError what is no floating-point probabilities or integer labels, and by a ValueError rows that
+don't sum to one, as of logits, or a label out of range.
 
 Sharp edge: under `jit` values are not known, so what is checked there is shapes and dtypes: logits
 in the place of probabilities are refused only where they are concrete.
 """
+
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -39,6 +43,12 @@ def accuracy(
     return jnp.where(jnp.isnan(probs).any(-1), jnp.asarray(jnp.nan, probs.dtype), right).mean()
 
 
+def check_prediction(where: str, probs: Any, labels: Any) -> None:
+    """Checks class probabilities and the labels of their rows."""
+    check_probs(f"{where}: probs", probs)
+    check_labels(f"{where}: labels", labels, probs.shape[-1], probs.shape[:-1])
+
+
 def nll(probs: Float[Array, "batch classes"], labels: Int[Array, " batch"]) -> Float[Array, ""]:
     """Computes the mean negative log-likelihood in nats.
 
@@ -52,14 +62,8 @@ def nll(probs: Float[Array, "batch classes"], labels: Int[Array, " batch"]) -> F
 
     Returns:
         The mean over the batch.
-
-    Raises:
-        TypeError: Something else than floating-point probabilities or integer labels was given.
-        ValueError: Rows that don't sum to one, as of logits, or a label out of range; where
-            arrays are concrete.
     """
-    check_probs("nll: probs", probs)
-    check_labels("nll: labels", labels, probs.shape[-1], probs.shape[:-1])
+    check_prediction("nll", probs, labels)
     # The smallest normal number: below it, many processors flush to zero and the logarithm to -inf.
     return _mean_nll(jnp.log(jnp.maximum(probs, jnp.finfo(probs.dtype).tiny)), labels)
 
@@ -77,11 +81,6 @@ def nll_from_log(
 
     Returns:
         The mean over the batch.
-
-    Raises:
-        TypeError: Something else than floating-point probabilities or integer labels was given.
-        ValueError: Rows that don't sum to one, as of logits, or a label out of range; where
-            arrays are concrete.
     """
     check_probs("nll_from_log: log_probs", log_probs, logs=True)
     check_labels("nll_from_log: labels", labels, log_probs.shape[-1], log_probs.shape[:-1])
@@ -103,13 +102,7 @@ def brier(probs: Float[Array, "batch classes"], labels: Int[Array, " batch"]) ->
 
     Returns:
         The mean over the batch.
-
-    Raises:
-        TypeError: Something else than floating-point probabilities or integer labels was given.
-        ValueError: Rows that don't sum to one, as of logits, or a label out of range; where
-            arrays are concrete.
     """
-    check_probs("brier: probs", probs)
-    check_labels("brier: labels", labels, probs.shape[-1], probs.shape[:-1])
+    check_prediction("brier", probs, labels)
     onehot = jax.nn.one_hot(labels, probs.shape[-1], dtype=probs.dtype)
     return ((probs - onehot) ** 2).sum(-1).mean()
