@@ -35,7 +35,7 @@ import numpy as np
 from jaxtyping import Array, Float
 
 from jaxeff.compression._quantized import of_inputs, settings_of
-from jaxeff.compression.allocation._policy import Method
+from jaxeff.compression.allocation._policy import InWidths, Method
 from jaxeff.compression.allocation._table import BitSensitivity, check_widths
 from jaxeff.compression.numerics import LayerQuantization
 from jaxeff.compression.quantizers.uniform import Uniform
@@ -100,7 +100,7 @@ def quantization_errors(
     """
     sites, widths = tuple(sites), check_widths(widths)
     args = args if isinstance(args, tuple) else (args,)
-    found = np.asarray(_squares(f, method, sites, widths, params, args), float)
+    found = np.asarray(_squares(InWidths(f, method, sites, widths), params, args), float)
     return QuantizationErrors(
         sites, widths, found[0, :, 1:], found[1, :, 1:], found[0, :, 0], found[1, :, 0]
     )
@@ -157,16 +157,12 @@ def signal_to_noise_bits(
     }
 
 
-@functools.partial(jax.jit, static_argnums=(0, 1, 2, 3))
+@functools.partial(jax.jit, static_argnums=0)
 def _squares(
-    f: Any,
-    method: Method,
-    sites: tuple[str, ...],
-    widths: tuple[int, ...],
-    params: Any,
-    args: tuple[Any, ...],
+    model: InWidths, params: Any, args: tuple[Any, ...]
 ) -> Float[Array, "two sites widths"]:
     """Computes mean squares and mean squared errors of weights and of activations, by site."""
+    f, method, sites, widths = model
     program = trace(f, params, *args)
     settings = multiplying(sites, program)
     sums = {site: {"weight": [], "activation": []} for site in settings}  # type: ignore[var-annotated]

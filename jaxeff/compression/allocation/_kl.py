@@ -33,7 +33,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array
 
-from jaxeff.compression.allocation._policy import FLOAT, Method, under_policies
+from jaxeff.compression.allocation._policy import FLOAT, InWidths, Method, under_policies
 from jaxeff.compression.allocation._table import BitSensitivity, check_widths
 from jaxeff.compression.quantizers.uniform import Uniform
 from jaxeff.core import function_of_form, input_batch, static_integer, validate
@@ -75,7 +75,8 @@ def kl_sensitivity(
     sites, widths = tuple(sites), check_widths(widths)
     if not sites or len(set(sites)) < len(sites):
         raise ValueError(f"sites must be layers that differ, got {list(sites)}.")
-    kl = np.asarray(_divergences(f, method, sites, widths, at_once, params, state, x), float)
+    model = InWidths(f, method, sites, widths)
+    kl = np.asarray(_divergences(model, at_once, params, state, x), float)
     mean = kl.mean(-1).reshape(2, len(sites), len(widths))
     # Over inputs. All policies share these, so damages are compared more exactly than this.
     scatter = kl.std(-1, ddof=1) if kl.shape[-1] > 1 else np.full(len(kl), np.nan)
@@ -95,22 +96,13 @@ def one_at_a_time(sites: int, widths: Sequence[int]) -> tuple[np.ndarray, np.nda
     return np.concatenate([alone, others]), np.concatenate([others, alone])
 
 
-@functools.partial(jax.jit, static_argnums=(0, 1, 2, 3, 4))
-def _divergences(
-    f: Any,
-    method: Method,
-    sites: tuple[str, ...],
-    widths: tuple[int, ...],
-    at_once: int,
-    params: Any,
-    state: Any,
-    x: Any,
-) -> Array:
+@functools.partial(jax.jit, static_argnums=(0, 1))
+def _divergences(model: InWidths, at_once: int, params: Any, state: Any, x: Any) -> Array:
     args = (params, x) if state is None else (params, state, x)
     # FLOAT is a width of the look-up too: that of the sites a policy leaves alone.
-    evaluated = under_policies(f, method, sites, (*widths, FLOAT), *args)
-    changes = jax.tree.map(jnp.asarray, one_at_a_time(len(sites), widths))
+    evaluated = under_policies(model._replace(widths=(*model.widths, FLOAT)), *args)
+    changes = jax.tree.map(jnp.asarray, one_at_a_time(len(model.sites), model.widths))
     found = divergences(
-        f, lambda bits: evaluated(*bits), changes, params, x, state=state, at_once=at_once
+        model.f, lambda bits: evaluated(*bits), changes, params, x, state=state, at_once=at_once
     )
     return found.reshape(len(found), -1)

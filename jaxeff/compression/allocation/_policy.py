@@ -27,7 +27,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -104,6 +104,22 @@ def bit_policy(
     return spec
 
 
+class InWidths(NamedTuple):
+    """A model that is quantized to several widths; static to `jit`.
+
+    Attributes:
+        f: The model.
+        method: Function from a bit width to a quantizer.
+        sites: The layers.
+        widths: The widths.
+    """
+
+    f: Callable[..., Any]
+    method: Method
+    sites: tuple[str, ...]
+    widths: tuple[int, ...]
+
+
 @validate(
     x=input_batch,
     weights=integer_array(2),
@@ -151,44 +167,33 @@ def each_policy(
         if is_concrete(bits) and not np.isin(bits, widths).all():
             bad = sorted(set(np.unique(bits).tolist()) - set(widths))
             raise ValueError(f"{name} have a width of {bad[0]}, but widths lists {widths}.")
-    found: Array = _each(f, method, sites, widths, at_once, params, x, weights, activations)
+    model = InWidths(f, method, sites, widths)
+    found: Array = _each(model, at_once, params, x, weights, activations)
     return found
 
 
-@functools.partial(jax.jit, static_argnums=(0, 1, 2, 3, 4))
+@functools.partial(jax.jit, static_argnums=(0, 1))
 def _each(
-    f: Any,
-    method: Method,
-    sites: tuple[str, ...],
-    widths: tuple[int, ...],
-    at_once: int,
-    params: Any,
-    x: Any,
-    weights: Any,
-    activations: Any,
+    model: InWidths, at_once: int, params: Any, x: Any, weights: Any, activations: Any
 ) -> Array:
-    evaluated = under_policies(f, method, sites, widths, params, x)
+    evaluated = under_policies(model, params, x)
     changes = (jnp.asarray(weights), jnp.asarray(activations))
     found: Array = map_changes(lambda c: evaluated(*c)(params, x), changes, at_once)
     return found
 
 
-def under_policies(
-    f: Any, method: Method, sites: Sequence[str], widths: Sequence[int], *args: Any
-) -> Callable[[Any, Any], Callable[..., Any]]:
+def under_policies(model: InWidths, *args: Any) -> Callable[[Any, Any], Callable[..., Any]]:
     """Makes the quantized model from the widths of a policy.
 
     What no policy changes, weights and the model's inputs, is quantized before, once in each width,
     and looked up.
 
     Args:
-        f: The model.
-        method: Function from a bit width to a quantizer.
-        sites: The layers.
-        widths: The widths that policies may have.
+        model: The model, its layers and the widths that policies may have.
         *args: The arguments that the model will be called with.
     """
-    tables = _tables(f, method, sites, widths, args)
+    f, method, sites, widths = model
+    tables = _tables(model, args)
 
     def changed(weights: Any, activations: Any) -> Callable[..., Any]:
         spec = bit_policy(sites, weights, activations, method=method)
@@ -224,13 +229,12 @@ class _LookedUp(BaseQuantizer):
         return jnp.asarray(entry, x.dtype)
 
 
-def _tables(
-    f: Any, method: Method, sites: Sequence[str], widths: Sequence[int], args: Sequence[Any]
-) -> dict[str, dict[str, dict[str, Array]]]:
+def _tables(model: InWidths, args: Sequence[Any]) -> dict[str, dict[str, dict[str, Array]]]:
     """Quantizes what no policy changes to every width: by site, by role, then by name.
 
     Sites inside loops, and those that share their weights, have none.
     """
+    f, method, sites, widths = model
     program = trace(f, *args)
     settings = settings_of(
         {site: LayerQuantization(Uniform(8), Uniform(8)) for site in sites}, program
