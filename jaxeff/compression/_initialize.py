@@ -28,16 +28,16 @@ import jax
 import numpy as np
 
 from jaxeff.compression._quantized import (
+    Arrays,
     check_spec,
-    of_inputs,
-    of_outputs,
     operands,
     quantized,
     settings_of,
+    visiting,
 )
 from jaxeff.compression.numerics import BaseQuantizer, LayerQuantization, Method, Quantizer, Tensor
 from jaxeff.core import input_batch, validate
-from jaxeff.program import Layer, evaluate, plain_rule, trace
+from jaxeff.program import Layer, evaluate, trace
 
 Found = dict[str, Quantizer]
 
@@ -76,18 +76,11 @@ def init(
     def arrays_of(*args: Any) -> dict[str, dict[str, Any]]:
         arrays: dict[str, dict[str, Any]] = {}
 
-        def rule(layer: Layer, key: Any, *values: Any) -> Sequence[Any]:
-            outputs = plain_rule(layer, key, *values)
-            setting = settings.get(layer.site)
-            if setting is None:
-                return outputs
-            read = [(q, t, values[i]) for q, t, i in of_inputs(layer, setting, values)]
-            made = [(q, t, outputs[i]) for q, t, i in of_outputs(layer, setting, outputs)]
-            methods[layer.site] = {t.name: (q, t) for q, t, _ in read + made}
-            arrays[layer.site] = {t.name: x for _, t, x in read + made}
-            return outputs
+        def visit(layer: Layer, found: Arrays) -> None:
+            methods[layer.site] = {t.name: (q, t) for q, t, _ in found}
+            arrays[layer.site] = {t.name: x for _, t, x in found}
 
-        evaluate(program, rule, None, jax.tree.leaves((args, {})))
+        evaluate(program, visiting(settings, visit), None, jax.tree.leaves((args, {})))
         # What is read inside a loop's body exists in that loop's trace alone.
         outside = {layer.site for layer in program.layers}
         return {site: found for site, found in arrays.items() if site in outside}

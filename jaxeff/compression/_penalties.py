@@ -20,16 +20,23 @@ by_params, by_spec = jax.grad(loss, (0, 1))(params, spec)
 ```
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from jaxeff.compression._quantized import check_spec, of_inputs, of_outputs, settings_of
+from jaxeff.compression._quantized import (
+    Arrays,
+    check_spec,
+    of_inputs,
+    of_outputs,
+    settings_of,
+    visiting,
+)
 from jaxeff.compression.numerics import BaseQuantizer, Method, Quantizer, Tensor
 from jaxeff.core import check_choice, validate
-from jaxeff.program import Layer, evaluate, plain_rule, trace
+from jaxeff.program import Layer, evaluate, trace
 from jaxeff.program.reading import argument_leaves
 
 
@@ -61,21 +68,14 @@ def penalty(
     outside = set(program.layers)
     terms: list[Any] = []
 
-    def rule(layer: Layer, key: Any, *values: Any) -> Sequence[Any]:
-        outputs = plain_rule(layer, key, *values)
-        setting = settings.get(layer.site)
-        if setting is None:
-            return outputs
-        read = [(q, t, values[i]) for q, t, i in of_inputs(layer, setting, values)]
-        made = [(q, t, outputs[i]) for q, t, i in of_outputs(layer, setting, outputs)]
-        for quantizer, tensor, x in read + made:
+    def visit(layer: Layer, arrays: Arrays) -> None:
+        for quantizer, tensor, x in arrays:
             if _has_penalty(quantizer):
                 # Terms from a loop's body exist in its trace alone and can't be summed here.
                 _check_outside(layer in outside, quantizer, tensor)
                 terms.append(jnp.asarray(quantizer.penalty(x, tensor)))  # type: ignore[attr-defined]
-        return outputs
 
-    evaluate(program, rule, None, argument_leaves((params, *args), {}))
+    evaluate(program, visiting(settings, visit), None, argument_leaves((params, *args), {}))
     return sum((term.astype(jnp.float32) for term in terms), jnp.zeros((), jnp.float32))
 
 

@@ -42,19 +42,13 @@ from jaxeff.compression.numerics import (
     parts,
 )
 from jaxeff.core import check_key, validate
-from jaxeff.program import (
-    Layer,
-    Program,
-    Rule,
-    check_settings,
-    interpret,
-    plain_rule,
-    read_out_by,
-    resolve,
-)
+from jaxeff.program import Rule, check_settings, interpret, plain_rule, read_out_by, resolve
 from jaxeff.program.costs import bits_scope, is_scalar
-from jaxeff.program.ir import Contraction
+from jaxeff.program.ir import Contraction, Layer, Program
 from jaxeff.program.reading import mark
+
+Arrays = list[tuple[Quantizer, Tensor, Any]]
+"""Quantized arrays of a layer, each with its method and description."""
 
 
 @validate()
@@ -132,6 +126,23 @@ def quantized_layer(
     for quantizer, tensor, i in of_outputs(layer, setting, outputs, key):
         outputs[i] = _quantize(quantizer, outputs[i], tensor)
     return outputs
+
+
+def visiting(
+    settings: Mapping[str, LayerQuantization], visit: Callable[[Layer, Arrays], None]
+) -> Rule:
+    """Makes the rule of the plain model that shows a function what each layer would quantize."""
+
+    def rule(layer: Layer, key: Any, *values: Any) -> Sequence[Any]:
+        outputs = plain_rule(layer, key, *values)
+        setting = settings.get(layer.site)
+        if setting is not None:
+            read = [(q, t, values[i]) for q, t, i in of_inputs(layer, setting, values)]
+            made = [(q, t, outputs[i]) for q, t, i in of_outputs(layer, setting, outputs)]
+            visit(layer, read + made)
+        return outputs
+
+    return rule
 
 
 def check_spec(spec: Any) -> None:

@@ -29,16 +29,8 @@ from jaxtyping import PRNGKeyArray
 
 from jaxeff.core import check_key, validate
 from jaxeff.photonics.elements import PhotonicElement
-from jaxeff.program import (
-    Layer,
-    Program,
-    Rule,
-    check_settings,
-    interpret,
-    plain_rule,
-    read_out_by,
-    resolve,
-)
+from jaxeff.program import Rule, check_settings, interpret, plain_rule, read_out_by, resolve
+from jaxeff.program.ir import Layer, Program
 
 WANTED = "a ChaoticLight, such as ChaoticLight(0.5), or a PhotonicWeights"
 

@@ -43,8 +43,6 @@ from jaxeff.analog_hardware.crossbar._crossbar import Crossbar
 from jaxeff.analog_hardware.crossbar._multiply import Counts, on_crossbar
 from jaxeff.core import check_function, check_key, validate
 from jaxeff.program import (
-    Layer,
-    Program,
     Rule,
     check_settings,
     interpret,
@@ -53,6 +51,7 @@ from jaxeff.program import (
     read_out_by,
     resolve,
 )
+from jaxeff.program.ir import Layer, Program
 
 ChipAt = Callable[[str], Counts]
 """Function that computes the counts of a site in place of the model."""

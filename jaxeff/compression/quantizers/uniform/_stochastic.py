@@ -10,59 +10,29 @@ Sharp edge: a grid that isn't symmetric has its ends moved by up to half a step 
 """
 
 from dataclasses import dataclass
-from typing import Annotated, Any
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from jaxeff.compression.numerics import (
-    MAX_BITS,
-    BaseQuantizer,
-    Bits,
-    Tensor,
-    grid,
-    straight_through,
-    value_range,
-    wide_dtype,
-)
-from jaxeff.compression.quantizers.uniform._uniform import Uniform
-from jaxeff.core import Choice, Width, check_number, register_setting, static, static_number
+from jaxeff.compression.numerics import Tensor, grid, straight_through, value_range, wide_dtype
+from jaxeff.compression.quantizers.uniform._uniform import Ranged, Uniform
+from jaxeff.core import register_setting
 
 
 @register_setting
 @dataclass(frozen=True)
-class Stochastic(BaseQuantizer):
+class Stochastic(Ranged):
     """Stochastic rounding on a uniform grid: `Stochastic(8)`, in `quantized(..., keyed=True)`.
 
-    Attributes:
-        bits: Bit width, 1 to 16; an array may be traced.
-        symmetric: Whether the grid is centred on zero.
-        range: Smallest and largest value. Open: those of the array on every call.
-        per: Part with its own range: the output "channel" of a weight, the "sample" of an
-            activation, or the "tensor". What an array hasn't counts as "tensor".
-
-    Raises:
-        TypeError: `bits` is neither a whole number nor an array.
-        ValueError: `bits` is out of bounds or not whole, or the range holds NaN.
+    Its fields are those of `Uniform`.
 
     References:
         Gupta et al., "Deep Learning with Limited Numerical Precision", arXiv:1502.02551. Höhfeld
         and Fahlman, "Probabilistic rounding in neural network learning with limited precision",
         Neurocomputing 4 (1992).
     """
-
-    bits: Annotated[Bits, Width(1, MAX_BITS)] = static_number()
-    symmetric: bool = static(False)
-    range: tuple[Any, Any] | None = None
-    per: Annotated[str, Choice("channel", "sample", "tensor")] = static("channel")
-
-    def __post_init__(self) -> None:
-        """Checks the fields."""
-        super().__post_init__()
-        if self.range is not None:
-            for i, end in enumerate(self.range):
-                check_number(f"Stochastic.range[{i}]", end)
 
     def quantize(self, x: Float[Array, "*shape"], tensor: Tensor) -> Float[Array, "*shape"]:
         """Draws one of the two neighbours of every value."""
@@ -79,16 +49,6 @@ class Stochastic(BaseQuantizer):
     def deterministic(self) -> Uniform:
         """Returns the nearest values of the same grid."""
         return Uniform(self.bits, self.symmetric, self.range, self.per)
-
-    def start(self, x: Float[Array, "*shape"], tensor: Tensor) -> "Stochastic":
-        """Fixes an open range by an array; for an activation that of the whole tensor."""
-        if self.range is not None:
-            return self
-        keep = tensor.axes("channel") if tensor.role == "weight" and self.per == "channel" else ()
-        low, high = value_range(x, keep)
-        if not keep:
-            low, high = jnp.reshape(low, ()), jnp.reshape(high, ())
-        return Stochastic(self.bits, self.symmetric, (low, high), self.per)
 
     def storage(self, shape: tuple[int, ...], tensor: Tensor) -> Any:
         """Counts codes, and step and zero of each range."""

@@ -4,8 +4,8 @@ This is what `Int` does to each of a layer's arrays.
 """
 
 import math
-from dataclasses import dataclass
-from typing import Annotated, Any
+from dataclasses import dataclass, replace
+from typing import Annotated, Any, Self
 
 import jax.numpy as jnp
 from jaxtyping import Array, Float
@@ -22,9 +22,36 @@ from jaxeff.compression.numerics import (
 from jaxeff.core import Choice, Width, check_number, register_setting, static, static_number
 
 
+@dataclass(frozen=True)
+class Ranged(BaseQuantizer):
+    """A method whose grid is uniform over a range, with the fields that `Uniform` lists."""
+
+    bits: Annotated[Bits, Width(1, MAX_BITS)] = static_number()
+    symmetric: bool = static(False)
+    range: tuple[Any, Any] | None = None
+    per: Annotated[str, Choice("channel", "sample", "tensor")] = static("channel")
+
+    def __post_init__(self) -> None:
+        """Checks the fields."""
+        super().__post_init__()
+        if self.range is not None:
+            for i, end in enumerate(self.range):
+                check_number(f"{type(self).__name__}.range[{i}]", end)
+
+    def start(self, x: Float[Array, "*shape"], tensor: Tensor) -> Self:
+        """Fixes an open range by an array; for an activation that of the whole tensor."""
+        if self.range is not None:
+            return self
+        keep = tensor.axes("channel") if tensor.role == "weight" and self.per == "channel" else ()
+        low, high = value_range(x, keep)
+        if not keep:
+            low, high = jnp.reshape(low, ()), jnp.reshape(high, ())
+        return replace(self, range=(low, high))
+
+
 @register_setting
 @dataclass(frozen=True)
-class Uniform(BaseQuantizer):
+class Uniform(Ranged):
     """A uniform grid: `(q + zero) * step`, with a straight-through gradient.
 
     Attributes:
@@ -42,33 +69,11 @@ class Uniform(BaseQuantizer):
         Krieger et al., arXiv:2212.07818; `jaxeff.compression.numerics` has the formulas.
     """
 
-    bits: Annotated[Bits, Width(1, MAX_BITS)] = static_number()
-    symmetric: bool = static(False)
-    range: tuple[Any, Any] | None = None
-    per: Annotated[str, Choice("channel", "sample", "tensor")] = static("channel")
-
-    def __post_init__(self) -> None:
-        """Checks the fields."""
-        super().__post_init__()
-        if self.range is not None:
-            for i, end in enumerate(self.range):
-                check_number(f"Uniform.range[{i}]", end)
-
     def quantize(self, x: Float[Array, "*shape"], tensor: Tensor) -> Float[Array, "*shape"]:
         """Returns the nearest values of the grid."""
         covered = self.range is None
         low, high = value_range(x, tensor.axes(self.per)) if self.range is None else self.range
         return fake_quantize(x, self.bits, low, high, self.symmetric, covered)
-
-    def start(self, x: Float[Array, "*shape"], tensor: Tensor) -> "Uniform":
-        """Fixes an open range by an array; for an activation that of the whole tensor."""
-        if self.range is not None:
-            return self
-        keep = tensor.axes("channel") if tensor.role == "weight" and self.per == "channel" else ()
-        low, high = value_range(x, keep)
-        if not keep:
-            low, high = jnp.reshape(low, ()), jnp.reshape(high, ())
-        return Uniform(self.bits, self.symmetric, (low, high), self.per)
 
     def storage(self, shape: tuple[int, ...], tensor: Tensor) -> Any:
         """Counts codes, and for each range a step in float32 and, if affine, a code for zero."""
