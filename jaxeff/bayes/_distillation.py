@@ -37,9 +37,8 @@ Sharp edge: the student learns where the inputs are. For uncertainty away from t
 give inputs from there too; they need no labels.
 """
 
-import os
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, Unpack
 
 import jax
 import jax.numpy as jnp
@@ -64,13 +63,14 @@ from jaxeff.core import (
     check_count,
     check_function,
     check_key,
+    forwards,
     function_of_form,
     non_negative,
     positive,
     static_integer,
     validate,
 )
-from jaxeff.store import Resume
+from jaxeff.training import CheckpointOptions, run_epochs
 
 TEACHER_DRAWS = 100
 """Draws of a posterior that teaches; more of them cost time and teach little."""
@@ -83,6 +83,7 @@ TEACHER = 2**32 - 2
     init_scale=positive,
     particles=static_integer(),
 )
+@forwards(run_epochs, CheckpointOptions)
 def distill(
     key: jax.Array,
     f: Callable[..., Any],
@@ -99,11 +100,8 @@ def distill(
     init_scale: float = 0.1,
     optimizer: optax.GradientTransformation | None = None,
     particles: int = 8,
-    checkpoint: str | os.PathLike[str] | None = None,
-    checkpoint_every: int = 1,
-    resume: Resume = True,
     settings: Mapping[str, Any] | None = None,
-    progress: bool | None = None,
+    **run: Unpack[CheckpointOptions],
 ) -> SVIResult:
     """Fits a variational posterior to another posterior's predictions.
 
@@ -131,12 +129,9 @@ def distill(
             too few to reach a teacher's spread.
         optimizer: Any optax optimizer; Adam with learning rate 1e-3 if None.
         particles: Draws of the student per step, at least two.
-        checkpoint: File to keep the run in.
-        checkpoint_every: Epochs between checkpoints.
-        resume: Whether to go on from ``checkpoint`` if it exists; ``"force"`` does so although it
-            is of another run.
         settings: Further facts that define the run, as JSON.
-        progress: Whether to show a bar; see `jaxeff.core`.
+        **run: `checkpoint`, `checkpoint_every`, `resume` and `progress`, as for
+            `jaxeff.training.fit`.
 
     Returns:
         The posterior and the history; its ``nll`` is the score.
@@ -186,11 +181,8 @@ def distill(
         kl=kl,
         optimizer=optimizer,
         particles=particles,
-        checkpoint=checkpoint,
-        checkpoint_every=checkpoint_every,
-        resume=resume,
         settings={**(settings or {}), "method": "distillation"},
-        progress=progress,
+        **run,
     )
 
 

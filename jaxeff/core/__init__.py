@@ -98,7 +98,7 @@ from jaxeff.core._settings import (
     with_leading_axes,
 )
 from jaxeff.core._tables import Table, cell_text
-from jaxeff.core._validation import validate
+from jaxeff.core._validation import forwards, validate
 
 __all__ = [
     "FAST",
@@ -138,6 +138,7 @@ __all__ = [
     "export_composite_p",
     "fast_key",
     "finite",
+    "forwards",
     "from_writer",
     "function_of_form",
     "functional",

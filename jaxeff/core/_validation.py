@@ -101,6 +101,36 @@ def validate(**checks: Check | None) -> Callable[[F], F]:
     return held
 
 
+def forwards(target: Callable[..., Any], options: type) -> Callable[[F], F]:
+    """Gives the `**options` of a function the names and defaults of the function they go to.
+
+    Args:
+        target: The function that gets them.
+        options: TypedDict of those that are passed on: what `**options` is annotated with.
+    """
+    defaults = inspect.signature(target).parameters
+    # The fields of base classes too: a TypedDict's own annotations hold them.
+    passed = [defaults[name] for name in options.__annotations__]
+
+    def signed(run: F) -> F:
+        signature = inspect.signature(run)
+        own = [p for p in signature.parameters.values() if p.kind is not p.VAR_KEYWORD]
+        signature = signature.replace(parameters=[*own, *passed])
+
+        @functools.wraps(run)
+        def called(*args: Any, **kwargs: Any) -> Any:
+            for name in kwargs:
+                # Else the target would refuse it, by its own name.
+                if name not in signature.parameters:
+                    raise TypeError(f"{run.__name__}() got an unexpected keyword argument {name!r}")
+            return run(*args, **kwargs)
+
+        called.__signature__ = signature  # type: ignore[attr-defined]
+        return called  # type: ignore[return-value]
+
+    return signed
+
+
 def _plan(
     run: Callable[..., Any], checks: Mapping[str, Check | None]
 ) -> list[tuple[str, Any, bool, bool, Check]]:

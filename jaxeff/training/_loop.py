@@ -18,7 +18,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypedDict
 
 import jax
 import jax.numpy as jnp
@@ -54,6 +54,21 @@ from jaxeff.store import (
 from jaxeff.training._epoch import Epoch, TrainState, count_examples
 
 History = list[dict[str, Any]]
+
+
+class CheckpointOptions(TypedDict, total=False):
+    """How a run is kept and shown; `run_epochs` has their meaning and defaults."""
+
+    checkpoint: str | os.PathLike[str] | None
+    checkpoint_every: int
+    resume: Resume
+    progress: bool | None
+
+
+class RunOptions(CheckpointOptions, total=False):
+    """How a run is kept, shown and evaluated."""
+
+    eval_every: int
 
 
 class DivergedError(FloatingPointError):

@@ -5,10 +5,9 @@ Kullback-Leibler divergence from the prior; training is `jaxeff.training`'s, eac
 scan, with checkpoints.
 """
 
-import os
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Unpack
 
 import jax
 import jax.numpy as jnp
@@ -33,8 +32,8 @@ from jaxeff.bayes.variational._correlated import CorrelatedPosterior
 from jaxeff.bayes.variational._guide import Guide
 from jaxeff.core import Table, check_count, check_number, check_params
 from jaxeff.moment_propagation import is_gaussian
-from jaxeff.store import Resume, run_identity
-from jaxeff.training import TrainState, describe_training, init, make_epoch, run_epochs
+from jaxeff.store import run_identity
+from jaxeff.training import RunOptions, TrainState, describe_training, init, make_epoch, run_epochs
 
 Loss = Callable[[Any, Any], Float[Array, ""]]
 """From outputs with a leading axis of draws and targets to a loss per example, in nats."""
@@ -192,12 +191,8 @@ def train(
     particles: int,
     on_epoch: Callable[[int, Any, dict[str, Any]], None] | None = None,
     eval_fn: Callable[[Any], Mapping[str, Any]] | None = None,
-    eval_every: int = 1,
-    checkpoint: str | os.PathLike[str] | None = None,
-    checkpoint_every: int = 1,
-    resume: Resume = True,
     settings: Mapping[str, Any] | None = None,
-    progress: bool | None = None,
+    **run: Unpack[RunOptions],
 ) -> SVIResult:
     """Minimises a variational objective; the arguments are those of `jaxeff.bayes.svi`.
 
@@ -218,12 +213,8 @@ def train(
         particles: Parameter draws per step.
         on_epoch: Called with each epoch's index, state and record.
         eval_fn: ``eval_fn(posterior) -> metrics``.
-        eval_every: Epochs between evaluations.
-        checkpoint: File to keep the run in.
-        checkpoint_every: Epochs between checkpoints.
-        resume: Whether to go on from the checkpoint; see `jaxeff.training.fit`.
         settings: Further facts that define the run, as JSON.
-        progress: Whether to show a bar; see `jaxeff.core`.
+        **run: How the run is evaluated, kept and shown, as for `jaxeff.training.run_epochs`.
 
     Returns:
         The posterior and the history of the training.
@@ -244,7 +235,7 @@ def train(
     # independently.
     start = init(guide.start(jax.random.fold_in(key, START), params, stds), optimizer)
     identity = None
-    if checkpoint is not None:
+    if run.get("checkpoint") is not None:
         described = {
             **(settings or {}),
             "batch_size": batch_size,
@@ -264,13 +255,9 @@ def train(
         data,
         epochs=epochs,
         eval_fn=evaluate if eval_fn else None,
-        eval_every=eval_every,
         on_epoch=on_epoch,
-        checkpoint=checkpoint,
-        checkpoint_every=checkpoint_every,
-        resume=resume,
         identity=identity,
-        progress=progress,
+        **run,
     )
     posterior = guide.posterior(final.params, scales)
     if isinstance(posterior, CorrelatedPosterior):

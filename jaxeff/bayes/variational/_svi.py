@@ -20,9 +20,8 @@ Sharp edges:
 - Batch statistics can't be sampled; give a function that treats them as constants.
 """
 
-import os
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, Unpack
 
 import jax
 import optax
@@ -43,6 +42,7 @@ from jaxeff.core import (
     check_examples,
     check_function,
     check_key,
+    forwards,
     function_of_form,
     non_negative,
     positive,
@@ -50,7 +50,7 @@ from jaxeff.core import (
     supervised_data,
     validate,
 )
-from jaxeff.store import Resume
+from jaxeff.training import RunOptions, run_epochs
 
 
 @validate(
@@ -60,6 +60,7 @@ from jaxeff.store import Resume
     particles=static_integer(),
     eval_fn=function_of_form("eval_fn(posterior)"),
 )
+@forwards(run_epochs, RunOptions)
 def svi(
     key: jax.Array,
     f: Callable[..., Any],
@@ -76,12 +77,8 @@ def svi(
     optimizer: optax.GradientTransformation | None = None,
     particles: int = 1,
     eval_fn: Callable[[Any], Mapping[str, Any]] | None = None,
-    eval_every: int = 1,
-    checkpoint: str | os.PathLike[str] | None = None,
-    checkpoint_every: int = 1,
-    resume: Resume = True,
     settings: Mapping[str, Any] | None = None,
-    progress: bool | None = None,
+    **run: Unpack[RunOptions],
 ) -> SVIResult:
     """Fits a variational posterior over the parameters of ``f``.
 
@@ -109,15 +106,11 @@ def svi(
         optimizer: Any optax optimizer; Adam with learning rate 1e-3 if None.
         particles: Weight draws per step, all on the same batch.
         eval_fn: ``eval_fn(posterior) -> metrics``, added to an epoch's record.
-        eval_every: Epochs between evaluations; the last epoch is always evaluated.
-        checkpoint: File to keep the run in (safetensors).
-        checkpoint_every: Epochs between checkpoints.
-        resume: Whether to go on from ``checkpoint`` if it exists; the result is then that of an
-            uninterrupted run, bit for bit. That of another run (another start, function,
-            likelihood, optimizer, other data or numbers) is refused, unless this is ``"force"``.
         settings: Further facts that define the run, as JSON; a checkpoint with other settings is
             refused.
-        progress: Whether to show a bar; see `jaxeff.core`.
+        **run: `eval_every`, `checkpoint`, `checkpoint_every`, `resume` and `progress`, as for
+            `jaxeff.training.fit`; a checkpoint of another start, function, likelihood or optimizer,
+            or of other data or numbers, is refused.
 
     Returns:
         The posterior and the history of the training.
@@ -169,12 +162,8 @@ def svi(
         particles=particles,
         on_epoch=on_epoch,
         eval_fn=eval_fn,
-        eval_every=eval_every,
-        checkpoint=checkpoint,
-        checkpoint_every=checkpoint_every,
-        resume=resume,
         settings=settings,
-        progress=progress,
+        **run,
     )
 
 
