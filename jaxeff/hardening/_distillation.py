@@ -27,7 +27,7 @@ import jax.numpy as jnp
 import optax
 
 from jaxeff.core import check_number, function_of_form, positive, probability, validate
-from jaxeff.training import LabelledLoss, Loss, normalized_call, valid_labels
+from jaxeff.training import LabelledLoss, Loss, label_loss, normalized_call
 
 
 @validate(teacher=function_of_form("teacher(inputs)"), temperature=positive, weight=probability)
@@ -65,10 +65,7 @@ def distilled(
     def loss(key: Any, params: Any, state: Any, batch: Any, step: Any) -> tuple[Any, Any]:
         x, labels = batch
         logits, state = call(key, params, state, x)
-        each = optax.softmax_cross_entropy_with_integer_labels(logits, labels)
-        # A label that is no class makes NaN; as an index below zero it would count from the last
-        # class.
-        hard = (each * valid_labels(labels, logits).astype(each.dtype)).mean()
+        hard = label_loss(logits, labels)
         # A target: no gradient reaches the teacher, even if it shares what is trained.
         taught = jax.nn.log_softmax(jax.lax.stop_gradient(teacher(x)) / temperature)
         learned = jax.nn.log_softmax(logits / temperature)

@@ -11,11 +11,12 @@ from jaxeff.training._canonical import canonical_convolutions, canonical_in_loop
 from jaxeff.training._epoch import Loss, TrainState, count_examples, init, make_epoch
 from jaxeff.training._fit import FitResult, fit
 from jaxeff.training._identity import describe_training
-from jaxeff.training._loop import DivergedError, run_epochs
+from jaxeff.training._loop import CheckpointOptions, DivergedError, RunOptions, run_epochs
 from jaxeff.training._losses import (
     CheckedLoss,
     LabelledLoss,
     cross_entropy,
+    label_loss,
     normalized_call,
     stateless,
     valid_labels,
@@ -28,10 +29,12 @@ from jaxeff.training._sweep import SweepResult, sweep
 __all__ = [
     "CheckedLoss",
     "CheckpointError",
+    "CheckpointOptions",
     "DivergedError",
     "FitResult",
     "LabelledLoss",
     "Loss",
+    "RunOptions",
     "SweepResult",
     "TrainState",
     "canonical_convolutions",
@@ -44,6 +47,7 @@ __all__ = [
     "epoch_function",
     "fit",
     "init",
+    "label_loss",
     "load_metadata",
     "load_pytree",
     "make_epoch",

@@ -79,6 +79,13 @@ def valid_labels(labels: Any, logits: Any) -> Any:
     return jnp.where((labels >= 0) & (labels < logits.shape[-1]), 1.0, jnp.nan)
 
 
+def label_loss(logits: Any, labels: Any) -> jax.Array:
+    """Computes the mean cross-entropy of logits with integer labels."""
+    each = optax.softmax_cross_entropy_with_integer_labels(logits, labels)
+    # Out of range, an index would wrap or be clamped and train another class: NaN shows it.
+    return (each * valid_labels(labels, logits).astype(each.dtype)).mean()
+
+
 @validate(loss=function_of_form("loss(key, params, batch)"))
 def stateless(loss: Callable[[Any, Any, Any], Any]) -> Loss:
     """Adapts ``loss(key, params, batch)``, which returns a scalar or (scalar, metrics)."""
@@ -110,9 +117,7 @@ def cross_entropy(f: Callable[..., Any], *, keyed: bool = False, mutable: bool =
     def loss(key: Any, params: Any, state: Any, batch: Any, step: Any) -> tuple[Any, Any]:
         x, labels = batch
         logits, state = call(key, params, state, x)
-        each = optax.softmax_cross_entropy_with_integer_labels(logits, labels)
-        # Out of range, an index would wrap or be clamped and train another class: NaN shows it.
-        value = (each * valid_labels(labels, logits).astype(each.dtype)).mean()
+        value = label_loss(logits, labels)
         accuracy = jnp.mean(jnp.argmax(logits, axis=-1) == labels)
         return value, ({"accuracy": accuracy}, state)
 

@@ -318,6 +318,7 @@ LEFT_OUT: dict[str, str] = {
     "jaxeff.training.describe_training": "for the library's own packages",
     "jaxeff.training.divergences": "for the library's own packages",
     "jaxeff.training.epoch_function": "for the library's own packages",
+    "jaxeff.training.label_loss": "for the library's own packages",
     "jaxeff.training.valid_labels": "for the library's own packages",
     "jaxeff.training.map_changes": "for the library's own packages",
     "jaxeff.training.converge_batch_stats": "for the library's own packages",

@@ -173,8 +173,7 @@ class Bundle(BundleFolder):
           batch: same as for `benchmark`.
 
         Raises:
-          BoardError: on the emulated board, whose timings mean nothing.
-          SignatureError: if there is a `batch`, and the bundle's is fixed.
+          BoardError, SignatureError: same as for `benchmark`.
         """
         require_timed(make_board(board))
         with self._place(board) as runner:

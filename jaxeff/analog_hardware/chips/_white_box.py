@@ -71,9 +71,19 @@ class ReadOutNoise(Setting):
         return jnp.asarray(self.level, inputs.dtype) ** 2 * (still + per_row * active[:, None])
 
 
+class _WithNoise(Setting):
+    """A model whose noise depends on the number of columns alone."""
+
+    noise: ReadOutNoise
+
+    def variance(self, inputs: Any, weights: Any) -> Any:
+        """Returns the variance of the columns."""
+        return self.noise.variance(inputs, weights.shape[1])
+
+
 @register_setting
 @dataclass(frozen=True)
-class LinearFit(Setting):
+class LinearFit(_WithNoise):
     """One slope and one offset for all columns.
 
     Attributes:
@@ -91,14 +101,10 @@ class LinearFit(Setting):
         del gain
         return (inputs @ weights) * self.slope + self.offset
 
-    def variance(self, inputs: Any, weights: Any) -> Any:
-        """Returns the variance of the columns."""
-        return self.noise.variance(inputs, weights.shape[1])
-
 
 @register_setting
 @dataclass(frozen=True)
-class Columnar(Setting):
+class Columnar(_WithNoise):
     """A spline per column on the ideal sum of products.
 
     Attributes:
@@ -114,14 +120,10 @@ class Columnar(Setting):
         del gain
         return self.splines(inputs @ weights)
 
-    def variance(self, inputs: Any, weights: Any) -> Any:
-        """Returns the variance of the columns."""
-        return self.noise.variance(inputs, weights.shape[1])
-
 
 @register_setting
 @dataclass(frozen=True)
-class WhiteBox(Setting):
+class WhiteBox(_WithNoise):
     """A factorised table of synapses, a spline per column, and noise.
 
     Attributes:
@@ -166,10 +168,6 @@ class WhiteBox(Setting):
         """Evaluates each column's spline at its sum."""
         del gain
         return self.splines(self.sums(inputs, weights))
-
-    def variance(self, inputs: Any, weights: Any) -> Any:
-        """Returns the variance of the columns."""
-        return self.noise.variance(inputs, weights.shape[1])
 
 
 def _looked_up(table: Any, x: Any) -> Any:

@@ -8,7 +8,14 @@ from typing import Any
 from jaxeff.core import split_p
 from jaxeff.program.ir import primitives as prim
 from jaxeff.pruning.dependencies._alignment import cut, unify
-from jaxeff.pruning.dependencies._dimensions import Axis, Concatenation, fresh, hold, is_held
+from jaxeff.pruning.dependencies._dimensions import (
+    Axis,
+    Concatenation,
+    fresh,
+    hold,
+    is_held,
+    kept_if,
+)
 from jaxeff.pruning.dependencies._errors import BLOCK
 from jaxeff.pruning.dependencies._labels import Axes, ChannelReader, Rule
 
@@ -107,14 +114,8 @@ def gather(eqn: Any, axes: Sequence[Axes], reader: ChannelReader) -> list[Axes]:
 
 def dynamic_slice(eqn: Any, axes: Sequence[Axes], reader: ChannelReader) -> list[Axes]:
     """Holds axes whose range is known only when it runs."""
-    result = []
-    for axis, n in zip(axes[0], eqn.params["slice_sizes"], strict=True):
-        if axis.size == n:
-            result.append(axis)
-        else:
-            hold(axis, reader.reason(eqn))
-            result.append(fresh(int(n), reader.reason(eqn)))
-    return [tuple(result)]
+    sizes = zip(axes[0], eqn.params["slice_sizes"], strict=True)
+    return [tuple(kept_if(axis.size == n, axis, int(n), reader.reason(eqn)) for axis, n in sizes)]
 
 
 def dynamic_update(eqn: Any, axes: Sequence[Axes], reader: ChannelReader) -> list[Axes]:

@@ -20,6 +20,7 @@ from jaxeff.pruning.dependencies._dimensions import (
     Concatenation,
     fresh,
     hold,
+    kept_if,
 )
 from jaxeff.pruning.dependencies._errors import PLACE, RECTANGLE
 from jaxeff.pruning.dependencies._labels import Axes, ChannelReader, Rule
@@ -151,11 +152,7 @@ def window(eqn: Any, axes: Sequence[Axes], reader: ChannelReader) -> list[Axes]:
     result = []
     for i, (axis, n) in enumerate(zip(axes[0], eqn.outvars[0].aval.shape, strict=True)):
         whole = q["window_dimensions"][i] == q["window_strides"][i] == 1
-        if whole and axis.size == n:
-            result.append(axis)
-        else:
-            hold(axis, reader.reason(eqn))
-            result.append(fresh(int(n), reader.reason(eqn)))
+        result.append(kept_if(whole and axis.size == n, axis, int(n), reader.reason(eqn)))
     return [tuple(result)]
 
 

@@ -172,8 +172,7 @@ class Runner:
           batch: same as for `benchmark`.
 
         Raises:
-          BoardError: if timings on this board mean nothing, or it fails.
-          SignatureError: if there is a `batch`, and the bundle's is fixed.
+          BoardError, SignatureError: same as for `benchmark`.
         """
         require_timed(self._board)
         _require_positive(number, repeat)
