@@ -29,7 +29,8 @@ Sharp edges
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import itertools
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -37,32 +38,44 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, PRNGKeyArray
 
-from jaxeff.core import input_batch, instance_of, static_integer, validate
-from jaxeff.moment_propagation._calibrated import Calibrated, is_scaled, result_name
+from jaxeff.core import (
+    boolean,
+    input_batch,
+    instance_of,
+    progress_bar,
+    static_integer,
+    validate,
+)
+from jaxeff.moment_propagation._calibrated import Calibrated, is_scaled, may_scale, result_name
 from jaxeff.moment_propagation._covariance import correlated
 from jaxeff.moment_propagation._linear import check_method, first_order_pass
 from jaxeff.moment_propagation._moment_pass import Propagation, promote
-from jaxeff.moment_propagation._monte_carlo import sampled_moments
+from jaxeff.moment_propagation._monte_carlo import Sampling, Sums, draw_keys, random_values
 from jaxeff.moment_propagation._reading import read
 from jaxeff.moment_propagation.rules import Rule
 from jaxeff.moment_propagation.values import Gaussian, is_gaussian, to_variance
-from jaxeff.program import Layer, evaluate
+from jaxeff.program import Layer, Program, evaluate
 from jaxeff.program.ir import Value
+
+# Calls that the draws are spread over: the progress bar moves as often.
+_CALLS = 20
 
 
 @validate(
     posterior=input_batch, args=input_batch, samples=static_integer(2), rules=instance_of(Mapping)
+    progress=boolean,
 )
 def calibrate_moments(
     key: PRNGKeyArray,
     f: Callable[..., Any],
     posterior: Any,
     *args: Any,
-    samples: int = 1000,
-    chunk: int = 20,
+    samples: int = 200,
+    chunk: int = 1,
     rules: Mapping[Any, Rule] | None = None,
     correlations: bool = False,
     method: str = "layers",
+    progress: bool | None = None,
     **kwargs: Any,
 ) -> Calibrated:
     """Measures what the variances of `moments(f)` have to be multiplied by, per site and channel.
@@ -81,6 +94,7 @@ def calibrate_moments(
             of a result's last axis, instead.
         method: Method of `moments`: "linear" measures factors for `moments(f, method="linear")`,
             one per entry of a result's last axis, instead.
+        progress: Whether to show a bar of draws; see `jaxeff.core`.
         **kwargs: Further arguments.
 
     Returns:
@@ -103,11 +117,15 @@ def calibrate_moments(
         )
     propagation = Propagation(rules or {}, "variance", lambda one: None)
     first_order = first_order_pass(propagation, method)
+    given = (posterior, *args), dict(kwargs)
+    program, values, _ = read(f, *given)
+    sampling = Sampling(program, _measured(propagation, program, values, correlations or method == "linear"), chunk)
+    keys = draw_keys(key, samples, chunk)
 
-    @jax.jit
-    def measure(key: PRNGKeyArray, args: Any, kwargs: Any) -> tuple[dict[str, Array], ...]:
-        program, values, _ = read(f, args, kwargs)
-        sampled = sampled_moments(key, program, values, samples, chunk)
+    def measure(
+        sums: Sums, values: Sequence[Any], args: Any, kwargs: Any
+    ) -> tuple[dict[str, Array], ...]:
+        sampled = sampling.moments(sums, keys.size)
         factors: dict[str, Array] = {}
         errors: dict[str, Array] = {}
         if correlations or method == "linear":
@@ -136,9 +154,34 @@ def calibrate_moments(
         evaluate(program, rule, None, values, promote, propagation.prepare)
         return factors, errors
 
-    factors, errors = measure(key, (posterior, *args), dict(kwargs))
+    start = jax.jit(sampling.start)
+    # Before any draw: what has no rule is refused in seconds, not after minutes.
+    finish = jax.jit(measure).lower(jax.eval_shape(start, values), values, *given)
+    sums = start(values)
+    add = jax.jit(sampling.add, donate_argnums=0)
+    stops = np.linspace(0, len(keys), min(len(keys), _CALLS) + 1).astype(int)
+    with progress_bar(progress, "draw", keys.size, 0) as advance:
+        for first, last in itertools.pairwise(stops.tolist()):
+            sums = jax.block_until_ready(add(sums, values, keys, first, last))
+            advance((last - first) * chunk, "")
+    factors, errors = finish.compile()(sums, values, *given)
     stated = tuple((site, float(np.median(np.asarray(e)))) for site, e in errors.items())
     return Calibrated(posterior, factors, stated)
+
+
+def _measured(
+    propagation: Propagation, program: Program, values: Sequence[Any], results: bool
+) -> list[Value]:
+    """Finds the values whose sampled variance a factor is made of.
+
+    Sums over all values of a network would take longer than the network itself.
+    """
+    if results:
+        ends = {v for v in program.outputs if isinstance(v, Value)}
+    else:
+        prepared = propagation.prepare(program, values)
+        ends = {layer.outputs[0] for layer in prepared.layers if may_scale(layer)}
+    return [v for v in random_values(program, values) if v in ends]
 
 
 def _factor(ours: Gaussian, sampled: Gaussian, samples: int) -> tuple[Array, Array]:

@@ -6,6 +6,7 @@ takes the pair in place of the posterior, and so do `deploy` and bundles.
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -46,18 +47,26 @@ class Calibrated:
     errors: tuple[tuple[str, float], ...] = field(default=(), metadata={"static": True})
 
     def __repr__(self) -> str:
-        """Returns the number of sites and their names."""
-        return f"Calibrated({len(self.factors)} sites: {', '.join(self.factors)})"
+        """Returns the number of sites, their names, and the standard error of the factors."""
+        sites = f"{len(self.factors)} sites: {', '.join(self.factors)}"
+        if not self.errors:
+            return f"Calibrated({sites})"
+        errors = [error for _, error in self.errors]
+        middle, most = statistics.median(errors), max(errors)
+        return f"Calibrated({sites}; standard error {middle:.1%}, at most {most:.1%})"
 
 
 def is_scaled(layer: Layer, result: Any) -> bool:
     """Returns whether a layer's result may have a factor."""
-    if not is_random(result) or isinstance(result, Activated) or not layer.site:
-        return False
+    return is_random(result) and not isinstance(result, Activated) and may_scale(layer)
+
+
+def may_scale(layer: Layer) -> bool:
+    """Returns whether a layer's result may have a factor if it is random."""
     # A pointwise function of one array is exact; of several arrays (a residual sum) the shared
     # noise is missing.
     joins = sum(v.is_data for v in layer.inputs) > 1
-    return layer.kind in _SCALED or joins
+    return bool(layer.site) and (layer.kind in _SCALED or joins)
 
 
 def uncalibrated(args: Sequence[Any]) -> tuple[tuple[Any, ...], Mapping[str, Array]]:

@@ -8,18 +8,101 @@ factor to correct it (`calibrate_moments`).
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, PRNGKeyArray
 
-from jaxeff.moment_propagation.values import Gaussian, is_gaussian
+from jaxeff.moment_propagation.values import Gaussian, is_gaussian, sample_all
 from jaxeff.program import Program, plain_rule
 from jaxeff.program.ir import Value
 
 Sampled = dict[Value, Gaussian]
+
+
+class Sums(NamedTuple):
+    """Sums over draws, one array per sampled value.
+
+    Attributes:
+        centre: Values at the means of all arguments.
+        first: Sums of offsets from them.
+        second: Sums of the squares of those offsets.
+    """
+
+    centre: list[Array]
+    first: list[Array]
+    second: list[Array]
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """Sums over draws of a program's random values, which further calls add draws to.
+
+    Attributes:
+        program: A program; loops are run as they are, and what is inside isn't looked at.
+        wanted: Values to sample.
+        chunk: Number of draws that run side by side.
+    """
+
+    program: Program
+    wanted: Sequence[Value]
+    chunk: int
+
+    def start(self, values: Sequence[Any]) -> Sums:
+        """Evaluates the program at the means; the sums are of no draws yet."""
+        # Sums of offsets from the values at the means: sums of squares of the values themselves
+        # would cancel in float32.
+        made = _everything(self.program, [v.mean if is_gaussian(v) else v for v in values])
+        centre = [made[v] for v in self.wanted]
+        first, second = ([jnp.zeros_like(c) for c in centre] for _ in range(2))
+        return Sums(centre, first, second)
+
+    def add(self, sums: Sums, values: Sequence[Any], keys: Any, start: Any, stop: Any) -> Sums:
+        """Adds draws to sums.
+
+        Args:
+            sums: Sums so far.
+            values: One per input of the program; a `Gaussian` for random ones, which are sampled.
+            keys: Keys of all draws, `[chunks, chunk]`.
+            start: Number of the first chunk to add, which may be traced.
+            stop: Number after that of the last one.
+        """
+
+        def draw(key: PRNGKeyArray) -> list[Array]:
+            made = _everything(self.program, sample_all(key, values))
+            pairs = zip((made[v] for v in self.wanted), sums.centre, strict=True)
+            # What is minus infinity in every draw doesn't vary.
+            return [jnp.where(y == c, 0, y - c) for y, c in pairs]
+
+        def step(i: Any, total: tuple[list[Array], list[Array]]) -> tuple[list[Array], list[Array]]:
+            # A mapped convolution has a kernel per draw: it compiles and runs for three times as
+            # long as one draw after the other.
+            if self.chunk == 1:
+                offsets = draw(keys[i, 0])
+                parts = [(o, o * o) for o in offsets]
+            else:
+                offsets = jax.vmap(draw)(keys[i])
+                parts = [(o.sum(0), (o * o).sum(0)) for o in offsets]
+            first = [t + o for t, (o, _) in zip(total[0], parts, strict=True)]
+            second = [t + o for t, (_, o) in zip(total[1], parts, strict=True)]
+            return first, second
+
+        # Sums of sums: bounds that are traced let calls of any length share one program.
+        total = lax.fori_loop(start, stop, step, (sums.first, sums.second))
+        return Sums(sums.centre, *total)
+
+    def moments(self, sums: Sums, count: int) -> Sampled:
+        """Computes means and unbiased variances from the sums of `count` draws."""
+        found: Sampled = {}
+        for value, centre, total, squares in zip(self.wanted, *sums, strict=True):
+            # The unbiased variance from sums of offsets, whose mean is small against their spread.
+            mean = total / count
+            var = jnp.maximum(squares - count * mean * mean, 0) / (count - 1)
+            found[value] = Gaussian(centre + mean, var)
+        return found
 
 
 def sampled_moments(
@@ -31,43 +114,21 @@ def sampled_moments(
         key: A PRNG key.
         program: A program; loops are run as they are, and what is inside isn't looked at.
         values: One per input; a `Gaussian` for random ones, which are sampled.
-        samples: Number of samples to draw, at least 2; rounded up to a multiple of `chunk`.
-        chunk: Number of samples that run at once: memory is this many times that of the function.
+        samples: How many samples to draw, at least 2; rounded up to a multiple of `chunk`.
+        chunk: How many are run at once: memory is this many times that of the function.
 
     Returns:
         The mean and the unbiased variance by value, arrays of the value's shape.
     """
-    means = [v.mean if is_gaussian(v) else v for v in values]
-    # Sums of offsets from the values at the means: sums of squares of the values themselves would
-    # cancel in float32.
-    centre = _everything(program, means)
-    random = [v for v in _random(program, values) if v in centre]
-    chunks = max(1, -(-samples // chunk))
+    sampling = Sampling(program, random_values(program, values), chunk)
+    keys = draw_keys(key, samples, chunk)
+    sums = sampling.add(sampling.start(values), values, keys, 0, len(keys))
+    return sampling.moments(sums, keys.size)
 
-    def draw(one: PRNGKeyArray) -> list[Array]:
-        keys = jax.random.split(one, len(values))
-        drawn = [v.sample(k) if is_gaussian(v) else v for k, v in zip(keys, values, strict=True)]
-        made = _everything(program, drawn)
-        # What is minus infinity in every draw doesn't vary.
-        return [jnp.where(made[v] == centre[v], 0, made[v] - centre[v]) for v in random]
 
-    def step(total: Any, chunk_key: PRNGKeyArray) -> tuple[Any, None]:
-        # A chunk side by side, chunks after each other: memory is bounded by a chunk.
-        offsets = jax.vmap(draw)(jax.random.split(chunk_key, chunk))
-        first = [t + o.sum(0) for t, o in zip(total[0], offsets, strict=True)]
-        second = [t + (o * o).sum(0) for t, o in zip(total[1], offsets, strict=True)]
-        return (first, second), None
-
-    zeros = [jnp.zeros_like(centre[v]) for v in random]
-    (first, second), _ = lax.scan(step, (zeros, zeros), jax.random.split(key, chunks))
-    count = chunks * chunk
-    found: Sampled = {}
-    for value, total, squares in zip(random, first, second, strict=True):
-        # The unbiased variance from sums of offsets, whose mean is small against their spread.
-        mean = total / count
-        var = jnp.maximum(squares - count * mean * mean, 0) / (count - 1)
-        found[value] = Gaussian(centre[value] + mean, var)
-    return found
+def draw_keys(key: PRNGKeyArray, samples: int, chunk: int) -> PRNGKeyArray:
+    """Splits a key into one per draw, `[chunks, chunk]`, at least `samples` of them."""
+    return jax.random.split(key, (-(-samples // chunk), chunk))
 
 
 def _everything(program: Program, values: Sequence[Any]) -> dict[Value, Any]:
@@ -83,7 +144,7 @@ def _everything(program: Program, values: Sequence[Any]) -> dict[Value, Any]:
     return env
 
 
-def _random(program: Program, values: Sequence[Any]) -> list[Value]:
+def random_values(program: Program, values: Sequence[Any]) -> list[Value]:
     """Returns the floating-point values that depend on random inputs."""
     reached = {v for v, x in zip(program.inputs, values, strict=True) if is_gaussian(x)}
     for layer in program.layers:

@@ -7,7 +7,12 @@ from jaxeff.moment_propagation.values._errors import (
     at_mean,
     no_rule,
 )
-from jaxeff.moment_propagation.values._gaussian import Gaussian, check_gaussian, is_gaussian
+from jaxeff.moment_propagation.values._gaussian import (
+    Gaussian,
+    check_gaussian,
+    is_gaussian,
+    sample_all,
+)
 from jaxeff.moment_propagation.values._joint_gaussian import JointGaussian, is_joint_gaussian
 from jaxeff.moment_propagation.values._normal import cdf, inverse_std, tail
 from jaxeff.moment_propagation.values._raw import (
@@ -36,6 +41,7 @@ __all__ = [
     "is_joint_gaussian",
     "is_random",
     "no_rule",
+    "sample_all",
     "tail",
     "to_raw",
     "to_variance",

@@ -12,6 +12,7 @@ Sharp edges
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -85,7 +86,10 @@ class Gaussian:
             and variance (reparameterised); where the variance is zero they equal the mean and the
             gradient to the variance is zero.
         """
-        noise = jax.random.normal(key, (*shape, *self.shape), self.dtype)
+        return self._drawn(jax.random.normal(key, (*shape, *self.shape), self.dtype))
+
+    def _drawn(self, noise: Array) -> Array:
+        """Scales and moves standard normal numbers."""
         # Two selections: the root has an infinite slope at zero, and zero times that is NaN, so the
         # branch that is not taken must be finite as well.
         positive = self.var > 0
@@ -102,6 +106,23 @@ def _range(values: np.ndarray) -> str:
 def is_gaussian(x: Any) -> TypeIs[Gaussian]:
     """Returns whether `x` is a `Gaussian`; the `is_leaf` of `jax.tree` calls that keep them."""
     return isinstance(x, Gaussian)
+
+
+def sample_all(key: PRNGKeyArray, values: Sequence[Any]) -> list[Any]:
+    """Draws the Gaussians among values, all from one array of random numbers.
+
+    Numbers per value would take as long to compile as the network: a random function is hundreds of
+    operations, which are compiled for every shape anew.
+    """
+    given = [v for v in values if is_gaussian(v)]
+    dtype = jnp.result_type(*(v.dtype for v in given)) if given else jnp.float32
+    flat = jax.random.normal(key, (sum(np.size(v.mean) for v in given),), dtype)
+    ends = np.cumsum([np.size(v.mean) for v in given])
+    parts = iter(jnp.split(flat, ends[:-1]))
+    return [
+        v._drawn(next(parts).reshape(v.shape).astype(v.dtype)) if is_gaussian(v) else v
+        for v in values
+    ]
 
 
 @validate(x=instance_of(Gaussian), name=string)
