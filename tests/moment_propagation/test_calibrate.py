@@ -96,9 +96,30 @@ def test_factors_say_their_error_and_travel_as_a_pytree(calibrated):
     assert all(0 < error <= np.sqrt(2 / 2000) * 1.001 for _, error in calibrated.errors)
     assert calibrated.factors["fc"].shape == (4,)
     assert "fc" in repr(calibrated)
+    assert f"at most {max(error for _, error in calibrated.errors):.1%}" in repr(calibrated)
     copied = jax.tree.map(lambda a: a + 0, calibrated)
     assert isinstance(copied, Calibrated)
     assert copied.errors == calibrated.errors
+
+
+def test_stated_errors_hold_between_keys():
+    """Factors of independent draws differ by no more than what is stated for each."""
+    runs = [calibrate_moments(key, F, POSTERIOR, TRAIN) for key in jax.random.split(KEY, 6)]
+    stated = dict(runs[0].errors)
+    for site in stated:
+        logs = np.log([run.factors[site] for run in runs])
+        # The variance over 6 runs of a channel has a relative standard error of sqrt(2 / 5);
+        # channels share their draws, so their mean counts as one.
+        variance = logs.var(0, ddof=1).mean()
+        assert variance < (1 + 4 * np.sqrt(2 / 5)) * stated[site] ** 2, site
+    assert max(stated.values()) > 0.05
+
+
+def test_draws_do_not_depend_on_the_calls_they_are_spread_over():
+    some = calibrate_moments(KEY, F, POSTERIOR, TRAIN, samples=41, progress=False)
+    side_by_side = calibrate_moments(KEY, F, POSTERIOR, TRAIN, samples=41, chunk=41)
+    for site, factor in some.factors.items():
+        np.testing.assert_allclose(factor, side_by_side.factors[site], rtol=1e-4)
 
 
 def test_neutral_factors_change_nothing(calibrated):
