@@ -39,7 +39,6 @@ import numpy as np
 from jaxtyping import Array, PRNGKeyArray
 
 from jaxeff.core import (
-    boolean,
     input_batch,
     instance_of,
     progress_bar,
@@ -62,8 +61,10 @@ _CALLS = 20
 
 
 @validate(
-    posterior=input_batch, args=input_batch, samples=static_integer(2), rules=instance_of(Mapping)
-    progress=boolean,
+    posterior=input_batch,
+    args=input_batch,
+    samples=static_integer(2),
+    rules=instance_of(Mapping),
 )
 def calibrate_moments(
     key: PRNGKeyArray,
@@ -119,7 +120,8 @@ def calibrate_moments(
     first_order = first_order_pass(propagation, method)
     given = (posterior, *args), dict(kwargs)
     program, values, _ = read(f, *given)
-    sampling = Sampling(program, _measured(propagation, program, values, correlations or method == "linear"), chunk)
+    of_results = correlations or method == "linear"
+    sampling = Sampling(program, _measured(propagation, program, values, of_results), chunk)
     keys = draw_keys(key, samples, chunk)
 
     def measure(
@@ -128,7 +130,7 @@ def calibrate_moments(
         sampled = sampling.moments(sums, keys.size)
         factors: dict[str, Array] = {}
         errors: dict[str, Array] = {}
-        if correlations or method == "linear":
+        if of_results:
             # Those variances are of results alone, so there is one factor per result and none
             # inside.
             full = correlated(first_order, f, args, kwargs)
@@ -170,13 +172,13 @@ def calibrate_moments(
 
 
 def _measured(
-    propagation: Propagation, program: Program, values: Sequence[Any], results: bool
+    propagation: Propagation, program: Program, values: Sequence[Any], of_results: bool
 ) -> list[Value]:
     """Finds the values whose sampled variance a factor is made of.
 
     Sums over all values of a network would take longer than the network itself.
     """
-    if results:
+    if of_results:
         ends = {v for v in program.outputs if isinstance(v, Value)}
     else:
         prepared = propagation.prepare(program, values)
