@@ -156,19 +156,27 @@ def calibrate_moments(
         evaluate(program, rule, None, values, promote, propagation.prepare)
         return factors, errors
 
-    start = jax.jit(sampling.start)
     # Before any draw: what has no rule is refused in seconds, not after minutes.
-    finish = jax.jit(measure).lower(jax.eval_shape(start, values), values, *given)
-    sums = start(values)
+    like = jax.eval_shape(sampling.start, values)
+    finish = jax.jit(measure).lower(like, values, *given)
+    sums = _sum_of_draws(sampling, values, keys, progress)
+    factors, errors = finish.compile()(sums, values, *given)
+    stated = tuple((site, float(np.median(np.asarray(e)))) for site, e in errors.items())
+    return Calibrated(posterior, factors, stated)
+
+
+def _sum_of_draws(
+    sampling: Sampling, values: Sequence[Any], keys: PRNGKeyArray, progress: bool | None
+) -> Sums:
+    """Sums all draws, in calls that a progress bar counts."""
+    sums = jax.jit(sampling.start)(values)
     add = jax.jit(sampling.add, donate_argnums=0)
     stops = np.linspace(0, len(keys), min(len(keys), _CALLS) + 1).astype(int)
     with progress_bar(progress, "draw", keys.size, 0) as advance:
         for first, last in itertools.pairwise(stops.tolist()):
             sums = jax.block_until_ready(add(sums, values, keys, first, last))
-            advance((last - first) * chunk, "")
-    factors, errors = finish.compile()(sums, values, *given)
-    stated = tuple((site, float(np.median(np.asarray(e)))) for site, e in errors.items())
-    return Calibrated(posterior, factors, stated)
+            advance((last - first) * sampling.chunk, "")
+    return sums
 
 
 def _measured(
