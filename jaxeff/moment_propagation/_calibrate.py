@@ -49,7 +49,7 @@ from jaxeff.moment_propagation._calibrated import Calibrated, is_scaled, may_sca
 from jaxeff.moment_propagation._covariance import correlated
 from jaxeff.moment_propagation._linear import check_method, first_order_pass
 from jaxeff.moment_propagation._moment_pass import Propagation, promote
-from jaxeff.moment_propagation._monte_carlo import Sampling, Sums, draw_keys, random_values
+from jaxeff.moment_propagation._monte_carlo import DrawSums, Sampling, draw_keys, random_values
 from jaxeff.moment_propagation._reading import read
 from jaxeff.moment_propagation.rules import Rule
 from jaxeff.moment_propagation.values import Gaussian, is_gaussian, to_variance
@@ -125,7 +125,7 @@ def calibrate_moments(
     keys = draw_keys(key, samples, chunk)
 
     def measure(
-        sums: Sums, values: Sequence[Any], args: Any, kwargs: Any
+        sums: DrawSums, values: Sequence[Any], args: Any, kwargs: Any
     ) -> tuple[dict[str, Array], ...]:
         sampled = sampling.moments(sums, keys.size)
         factors: dict[str, Array] = {}
@@ -167,7 +167,7 @@ def calibrate_moments(
 
 def _sum_of_draws(
     sampling: Sampling, values: Sequence[Any], keys: PRNGKeyArray, progress: bool | None
-) -> Sums:
+) -> DrawSums:
     """Sums all draws, in calls that a progress bar counts."""
     sums = jax.jit(sampling.start)(values)
     add = jax.jit(sampling.add, donate_argnums=0)
@@ -184,7 +184,7 @@ def _measured(
 ) -> list[Value]:
     """Finds the values whose sampled variance a factor is made of.
 
-    Sums over all values of a network would take longer than the network itself.
+    DrawSums over all values of a network would take longer than the network itself.
     """
     if of_results:
         ends = {v for v in program.outputs if isinstance(v, Value)}

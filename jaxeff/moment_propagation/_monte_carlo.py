@@ -23,7 +23,7 @@ from jaxeff.program.ir import Value
 Sampled = dict[Value, Gaussian]
 
 
-class Sums(NamedTuple):
+class DrawSums(NamedTuple):
     """Sums over draws, one array per sampled value.
 
     Attributes:
@@ -51,16 +51,18 @@ class Sampling:
     wanted: Sequence[Value]
     chunk: int
 
-    def start(self, values: Sequence[Any]) -> Sums:
+    def start(self, values: Sequence[Any]) -> DrawSums:
         """Evaluates the program at the means; the sums are of no draws yet."""
         # Sums of offsets from the values at the means: sums of squares of the values themselves
         # would cancel in float32.
         made = _everything(self.program, [v.mean if is_gaussian(v) else v for v in values])
         centre = [made[v] for v in self.wanted]
         first, second = ([jnp.zeros_like(c) for c in centre] for _ in range(2))
-        return Sums(centre, first, second)
+        return DrawSums(centre, first, second)
 
-    def add(self, sums: Sums, values: Sequence[Any], keys: Any, start: Any, stop: Any) -> Sums:
+    def add(
+        self, sums: DrawSums, values: Sequence[Any], keys: Any, start: Any, stop: Any
+    ) -> DrawSums:
         """Adds draws to sums.
 
         Args:
@@ -92,9 +94,9 @@ class Sampling:
 
         # Sums of sums: bounds that are traced let calls of any length share one program.
         total = lax.fori_loop(start, stop, step, (sums.first, sums.second))
-        return Sums(sums.centre, *total)
+        return DrawSums(sums.centre, *total)
 
-    def moments(self, sums: Sums, count: int) -> Sampled:
+    def moments(self, sums: DrawSums, count: int) -> Sampled:
         """Computes means and unbiased variances from the sums of `count` draws."""
         found: Sampled = {}
         for value, centre, total, squares in zip(self.wanted, *sums, strict=True):
