@@ -16,23 +16,15 @@ correlations below the cost of 30 samples; an AUROC of at least that of 30 sampl
 """
 
 import os
-from collections.abc import Sequence
 from functools import partial
 
 import jax
 
-from experiments.harness import Found, Report, Row, Run, Study, Table
-from experiments.moment_variances import figure, recipe
+from experiments.harness import Found, Row, Run, Study
+from experiments.moment_variances import findings, recipe
 from experiments.moment_variances.detection import MODELS, detect, lenet5
-from experiments.moment_variances.judging import TIMING, by_network, judge
-from experiments.moment_variances.methods import METHODS, measure
+from experiments.moment_variances.methods import measure
 from experiments.moment_variances.networks import build
-
-COLUMNS = (
-    "network", "method", "ratio", "low", "high", "error", "standard_error",
-    "over diagonal, batch 10", f"over {TIMING}, batch 10", f"over {TIMING}, batch 1",
-)  # fmt: skip
-DETECTION = ("network", "in domain", "out", "method", "accuracy", "auroc", "base", "standard_error")
 
 
 def run(run: Run[recipe.Settings]) -> Found:
@@ -55,23 +47,9 @@ def run(run: Run[recipe.Settings]) -> Found:
     return Found(found, {"detection": detection})
 
 
-def tables(report: Report) -> Sequence[Table]:
-    """Errors alone, every network's methods, and detection."""
-    errors = [
-        {"network": network} | {method: rows[method]["error"] for method in METHODS}
-        for network, rows in by_network(report).items()
-    ]
-    return [
-        Table.from_rows("median error of variances, held-out inputs", errors),
-        Table.from_rows("variances over Monte Carlo's, held-out inputs", report.rows, COLUMNS),
-        Table.from_rows(
-            "out-of-domain AUROC of mutual information", report.extra["detection"], DETECTION
-        ),
-    ]
-
-
 STUDY = Study(
-    "moment_variances", __doc__, recipe.SIZES, (run,), (judge,), (figure.draw,), (tables,),
+    "moment_variances", __doc__, recipe.SIZES,
+    (run,), findings.CLAIMS, findings.PLOTS, findings.TABLES,
     (
         "The one factor is fitted to the very inputs it is judged on, so it is the best there is.",
         "The cost of n samples is n / 30 of that of 30.",
