@@ -280,7 +280,11 @@ def test_a_checkpoint_of_other_functions_is_refused(tmp_path):
 
 @pytest.mark.slow
 def test_a_funnel_has_not_converged():
-    """Neal's, centred: predictions agree long before the logarithm of their scale does."""
+    """Neal's, centred: predictions mix long before the logarithm of their scale does.
+
+    Of both, effective draws are what is looked at: an R-hat of chains this short is chance here,
+    1.04 to 1.5 by the key, and with one key by how XLA rounds.
+    """
 
     def funnel(params, x):
         return jnp.concatenate([params["x"], params["v"][None]])[None]
@@ -295,7 +299,7 @@ def test_a_funnel_has_not_converged():
             likelihood=likelihood, prior={"v": 3.0, "x": 1e3}, warmup=250, samples=500,
             jitter=0.01, vectorized=True,
         )  # fmt: skip
-    assert result.predictions.max_rhat < 1.05
+    assert result.predictions.min_ess > 1000
     assert " v has " in str(warned[0].message)
     assert not result.converged
 
