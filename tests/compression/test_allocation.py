@@ -31,23 +31,16 @@ from jaxeff.compression import (
 )
 from jaxeff.nn import ResNet18
 from jaxeff.program import Cost, LayerCost
+from tests.chains import chain, chain_parameters
 
 KEY = jax.random.key(0)
 X = jax.random.normal(jax.random.key(1), (16, 6))
 SITES = ("fc1", "fc2", "fc3")
 
 
-def chain(params, x):
-    hidden = jax.nn.relu(x @ params["fc1"]["kernel"])
-    hidden = jax.nn.relu(hidden @ params["fc2"]["kernel"])
-    return hidden @ params["fc3"]["kernel"]
-
-
 @pytest.fixture(scope="module")
 def params():
-    keys = jax.random.split(jax.random.key(2), 3)
-    shapes = ((6, 12), (12, 12), (12, 4))
-    return {f"fc{i + 1}": {"kernel": jax.random.normal(keys[i], shapes[i])} for i in range(3)}
+    return chain_parameters(((6, 12), (12, 12), (12, 4)))
 
 
 def kl(clean, other):

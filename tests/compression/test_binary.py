@@ -7,11 +7,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxeff.compression import Binary, LayerQuantization, Tensor, init, quantized
+from jaxeff.compression import Binary, LayerQuantization, init, quantized
 from jaxeff.nn import small_classifier
+from tests.compression.tensors import DATA, WEIGHT
 
-WEIGHT = Tensor("fc", "weights_1", "weight", 2, find_channels=lambda: (1,))
-DATA = Tensor("fc", "input_0", "activation", 2)
 W = np.random.default_rng(0).normal(size=(6, 4)).astype(np.float32)
 G = np.random.default_rng(1).normal(size=(6, 4)).astype(np.float32)
 

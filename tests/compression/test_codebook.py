@@ -6,13 +6,12 @@ import numpy as np
 import pytest
 from sklearn.cluster import KMeans
 
-from jaxeff.compression import Codebook, LayerQuantization, Tensor, init
+from jaxeff.compression import Codebook, LayerQuantization, init
 from jaxeff.compression.numerics import mean_length
 from jaxeff.compression.numerics._entropy_coding import code_lengths, entropy
 from jaxeff.nn import small_classifier
+from tests.compression.tensors import DATA, WEIGHT
 
-WEIGHT = Tensor("fc", "weights_1", "weight", 2, find_channels=lambda: (1,))
-DATA = Tensor("fc", "input_0", "activation", 2)
 W = np.random.default_rng(0).normal(size=(60, 3)).astype(np.float32)
 G = np.random.default_rng(1).normal(size=(60, 3)).astype(np.float32)
 X = jnp.asarray(W)

@@ -7,8 +7,8 @@ import pytest
 
 from jaxeff.compression import DoReFa, LayerQuantization, Tensor, quantized
 from jaxeff.nn import small_classifier
+from tests.compression.tensors import WEIGHT
 
-WEIGHT = Tensor("fc", "weights_1", "weight", 2, find_channels=lambda: (1,))
 DATA = Tensor("fc", "input_0", "activation", 2, jax.random.key(3))
 X = np.random.default_rng(0).normal(size=(6, 4)).astype(np.float32)
 G = np.random.default_rng(1).normal(size=(6, 4)).astype(np.float32)

@@ -6,10 +6,9 @@ import ml_dtypes  # noqa: F401 - gives NumPy the narrow dtypes
 import numpy as np
 import pytest
 
-from jaxeff.compression import Floating, Tensor
+from jaxeff.compression import Floating
 from jaxeff.compression.quantizers.codebooks._floating import FORMATS
-
-WEIGHT = Tensor("fc", "weights_1", "weight", 2, find_channels=lambda: (1,))
+from tests.compression.tensors import WEIGHT
 
 
 def values_of(dtype):

@@ -17,9 +17,8 @@ from jaxeff.compression import (
     update_statistics,
 )
 from jaxeff.nn import small_classifier
+from tests.compression.tensors import DATA, WEIGHT
 
-WEIGHT = Tensor("fc", "weights_1", "weight", 2, find_channels=lambda: (1,))
-DATA = Tensor("fc", "input_0", "activation", 2)
 W = np.random.default_rng(0).normal(size=(40, 3)).astype(np.float32)
 G = np.random.default_rng(1).normal(size=(40, 3)).astype(np.float32)
 X = jnp.asarray(W)

@@ -5,10 +5,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxeff.compression import LearnedPowers, Tensor
+from jaxeff.compression import LearnedPowers
 from jaxeff.compression.quantizers.codebooks._learned_powers import nearest_power
+from tests.compression.tensors import WEIGHT
 
-WEIGHT = Tensor("fc", "weights_1", "weight", 2, find_channels=lambda: (1,))
 X = np.random.default_rng(0).normal(size=(8, 4)).astype(np.float32)
 G = np.random.default_rng(1).normal(size=(8, 4)).astype(np.float32)
 

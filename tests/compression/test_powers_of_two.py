@@ -12,16 +12,14 @@ from jaxeff.compression import (
     Incremental,
     LayerQuantization,
     PowersOfTwo,
-    Tensor,
     incremental_quantization,
     quantized,
     share_schedule,
 )
 from jaxeff.hardening import incremental_noise
 from jaxeff.training import cross_entropy, fit
+from tests.compression.tensors import DATA, WEIGHT
 
-WEIGHT = Tensor("fc", "weights_1", "weight", 2, find_channels=lambda: (1,))
-DATA = Tensor("fc", "input_0", "activation", 2)
 W = np.random.default_rng(0).normal(size=(9, 4)).astype(np.float32)
 G = np.random.default_rng(1).normal(size=(9, 4)).astype(np.float32)
 X = jnp.asarray(W)

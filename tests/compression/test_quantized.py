@@ -11,14 +11,9 @@ from jaxeff.core import functional
 from jaxeff.nn import LeNet5, LinenLeNet5, TransformerEncoder
 from jaxeff.noise import Additive, noisy
 from jaxeff.program import trace
+from tests.chains import two_layers as net
 
 X = jax.random.normal(jax.random.key(2), (4, 5)) * jnp.array([[1.0], [10.0], [0.1], [3.0]])
-
-
-def net(params, x):
-    with jax.numpy_rank_promotion("allow"):
-        hidden = jax.nn.relu(x @ params["fc1"]["kernel"] + params["fc1"]["bias"])
-        return hidden @ params["fc2"]["kernel"] + params["fc2"]["bias"]
 
 
 @pytest.fixture(scope="module")

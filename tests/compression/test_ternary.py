@@ -5,10 +5,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxeff.compression import Tensor, Ternary, TrainedTernary
+from jaxeff.compression import Ternary, TrainedTernary
+from tests.compression.tensors import DATA, WEIGHT
 
-WEIGHT = Tensor("fc", "weights_1", "weight", 2, find_channels=lambda: (1,))
-DATA = Tensor("fc", "input_0", "activation", 2)
 W = np.random.default_rng(0).normal(size=(9, 4)).astype(np.float32)
 G = np.random.default_rng(1).normal(size=(9, 4)).astype(np.float32)
 X = jnp.asarray(W)

@@ -32,28 +32,20 @@ def test_conversions_of_every_value(dtype):
     with np.errstate(invalid="ignore"):
         wide = np.concatenate([np.nextafter(near, np.inf), np.nextafter(near, -np.inf), near])
 
-    def convert(codes, wide):
+    def convert(codes, wide, numpy=jnp):
         return (
-            codes.astype(jnp.float32),
+            codes.astype(numpy.float32),
             codes.astype(jnp.bfloat16),
             wide.astype(dtype),
-            wide.astype(dtype).astype(jnp.float16),
-            jnp.concatenate([codes, codes]).reshape(2, 256).T[::2],
-            jnp.full(5000, 1.5, dtype),
-            jnp.asarray(codes[:7]),
+            wide.astype(dtype).astype(numpy.float16),
+            numpy.concatenate([codes, codes]).reshape(2, 256).T[::2],
+            numpy.full(5000, 1.5, dtype),
+            numpy.asarray(codes[:7]),
         )
 
     got = run(import_stablehlo(export(convert, codes, wide)), codes, wide)
     with np.errstate(over="ignore", invalid="ignore"):
-        want = (
-            codes.astype(np.float32),
-            codes.astype(jnp.bfloat16),
-            wide.astype(dtype),
-            wide.astype(dtype).astype(np.float16),
-            np.concatenate([codes, codes]).reshape(2, 256).T[::2],
-            np.full(5000, 1.5, dtype),
-            codes[:7],
-        )
+        want = convert(codes, wide, np)
     for ours, theirs in zip(got, want, strict=True):
         _assert_same(ours, theirs)
 

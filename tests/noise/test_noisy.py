@@ -12,14 +12,9 @@ from jaxeff.core import functional
 from jaxeff.nn import MLP, LeNet5
 from jaxeff.noise import Additive, Mixed, Multiplicative, noisy
 from jaxeff.program import site_key, trace
+from tests.chains import two_layers as net
 
 KEY = jax.random.key(0)
-
-
-def net(params, x):
-    with jax.numpy_rank_promotion("allow"):
-        hidden = jax.nn.relu(x @ params["fc1"]["kernel"] + params["fc1"]["bias"])
-        return hidden @ params["fc2"]["kernel"] + params["fc2"]["bias"]
 
 
 @pytest.fixture(scope="module")
@@ -32,6 +27,18 @@ def params():
 
 
 X = jax.random.normal(jax.random.key(2), (4, 5))
+
+
+@dataclass(frozen=True)
+class Recording:
+    """Noise that changes nothing and lists the shapes it was given."""
+
+    at: str
+    seen: list
+
+    def perturb(self, key, x):
+        self.seen.append(x.shape)
+        return x
 
 
 def fold(f, params, site, i):
@@ -99,19 +106,10 @@ def test_global_noise_has_the_source_number_of_slots(model, shape, slots):
     module = model()
     module.eval()
     f, params = functional(module)
-    counted = []
-
-    @dataclass(frozen=True)
-    class Counting:
-        at: str = "output"
-
-        def perturb(self, key, x):
-            counted.append(x.shape)
-            return x
-
+    recording = Recording("output", [])
     x = jnp.ones(shape)
-    y = noisy(f, {"*": Counting()})(KEY, params, x)
-    assert len(counted) == slots
+    y = noisy(f, {"*": recording})(KEY, params, x)
+    assert len(recording.seen) == slots
     np.testing.assert_array_equal(y, f(params, x))
 
 
@@ -186,25 +184,16 @@ def test_integers_are_left_alone(params):
 
 @pytest.mark.slow
 def test_biases_and_normalization_stay_clean():
-    seen = []
-
-    @dataclass(frozen=True)
-    class Recording:
-        at: str = "weights"
-
-        def perturb(self, key, x):
-            seen.append(x.shape)
-            return x
-
+    recording = Recording("weights", [])
     module = LeNet5(rngs=nnx.Rngs(0), batch_norm=True)
     module.eval()
     f, params = functional(module)
     x = jnp.ones((1, 28, 28, 1))
-    noisy(f, {"*": Recording()})(KEY, params, x)
-    sizes = [np.prod(s) for s in seen]
+    noisy(f, {"*": recording})(KEY, params, x)
+    sizes = [np.prod(s) for s in recording.seen]
     assert sizes == [5 * 5 * 6, 5 * 5 * 6 * 16, 400 * 120, 120 * 84, 84 * 10]
     with pytest.raises(ValueError, match=r"bn1 \(normalization\), which has nothing"):
-        noisy(f, {"bn1": Recording()})(KEY, params, x)
+        noisy(f, {"bn1": recording})(KEY, params, x)
 
 
 def test_running_statistics_are_no_signal():

@@ -15,27 +15,17 @@ from jaxeff.robustness import (
     tolerated_level,
 )
 from jaxeff.training import stateless
+from tests.chains import chain, chain_parameters
 
 KEY = jax.random.key(0)
 X = jax.random.normal(jax.random.key(1), (64, 6))
 SITES = ("input", "fc1", "fc2", "fc3")
 
 
-def chain(params, x):
-    """Dense layers whose second one speaks so quietly that a little noise drowns it."""
-    hidden = jax.nn.relu(x @ params["fc1"]["kernel"])
-    hidden = jax.nn.relu(hidden @ params["fc2"]["kernel"])
-    return hidden @ params["fc3"]["kernel"]
-
-
 @pytest.fixture(scope="module")
 def params():
-    keys = jax.random.split(jax.random.key(2), 3)
-    shapes, scales = ((6, 16), (16, 16), (16, 4)), (0.6, 1e-3, 1e3)
-    return {
-        f"fc{i + 1}": {"kernel": scales[i] * jax.random.normal(keys[i], shapes[i])}
-        for i in range(3)
-    }
+    """The second layer speaks so quietly that a little noise drowns it."""
+    return chain_parameters(((6, 16), (16, 16), (16, 4)), (0.6, 1e-3, 1e3))
 
 
 def test_weak_noise_on_the_logits_by_the_fisher_information(params):
