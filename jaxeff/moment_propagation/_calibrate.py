@@ -184,7 +184,7 @@ def _measured(
 ) -> list[Value]:
     """Finds the values whose sampled variance a factor is made of.
 
-    DrawSums over all values of a network would take longer than the network itself.
+    Sums over all values of a network would take longer than the network itself.
     """
     if of_results:
         ends = {v for v in program.outputs if isinstance(v, Value)}
