@@ -102,6 +102,7 @@ def test_factors_say_their_error_and_travel_as_a_pytree(calibrated):
     assert copied.errors == calibrated.errors
 
 
+@pytest.mark.slow
 def test_stated_errors_hold_between_keys():
     """Factors of independent draws differ by no more than what is stated for each."""
     runs = [calibrate_moments(key, F, POSTERIOR, TRAIN) for key in jax.random.split(KEY, 6)]
