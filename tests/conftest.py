@@ -97,7 +97,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_configure(config: pytest.Config) -> None:
     """Times every test, by CPU."""
-    config.pluginmanager.register(CpuTimes(config.getoption("cpu_times")), "cpu_times")
+    limited = bool(config.getoption("markexpr"))  # -m "" asks for everything
+    config.pluginmanager.register(CpuTimes(config.getoption("cpu_times"), limited), "cpu_times")
 
 
 @pytest.hookimpl(tryfirst=True)  # before pytest selects by marker

@@ -40,6 +40,7 @@ def test_its_numbers_are_those_that_were_published():
     }  # fmt: skip
 
 
+@pytest.mark.slow
 def test_a_device_is_its_number():
     weights, inputs = codes()
     chips = jax.vmap(lambda d: Chip(d, **SMALL).query(jax.random.key(0), weights, inputs))
@@ -74,6 +75,7 @@ def test_order_matters_only_where_events_have_a_past():
         np.testing.assert_array_equal(chip.query(key, weights, inputs, rows), plain)
 
 
+@pytest.mark.slow
 def test_order_effect_and_its_control():
     live = order_effect(jax.random.key(0), Chip(1, **SMALL), DESIGN, vectors=8)
     dead = order_effect(jax.random.key(0), Chip(1, physics=STATIC, **SMALL), DESIGN, vectors=8)
@@ -97,6 +99,7 @@ def test_noise_grows_with_active_rows():
     assert added == pytest.approx(15 * 0.015 * spread, abs=4 * 0.6 * np.sqrt(2 / n))
 
 
+@pytest.mark.slow
 def test_recalibration_takes_drift_back():
     chip = Chip(2, **SMALL)
     before = reference(jax.random.key(0), chip, DESIGN)

@@ -48,6 +48,7 @@ def sizes(rng, tile, most):
     return int(min(near if rng.random() < 0.6 else rng.integers(1, most + 1), most))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("sends", [1, 3])
 def test_it_equals_the_mock_bit_for_bit(sends):
     gain = 0.002
@@ -73,6 +74,7 @@ def test_it_equals_the_mock_bit_for_bit(sends):
     assert saturated > 1000
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("k", [127, 129])
 def test_unpadded_shapes_equal_the_mock(k):
     rng = np.random.default_rng(k)
@@ -82,6 +84,7 @@ def test_unpadded_shapes_equal_the_mock(k):
     np.testing.assert_array_equal(np.round(y * 0.002), mock(x, w, 0.002, 1))
 
 
+@pytest.mark.slow
 def test_the_noise_has_the_moments_of_its_level():
     n, level = 20_000, 2.0
     x = jnp.full((n, 4), 10.0)
@@ -161,6 +164,7 @@ def network():
     return f, params, jax.random.uniform(jax.random.key(2), (16, 150))
 
 
+@pytest.mark.slow
 def test_it_composes():
     f, params, x = network()
     key = jax.random.key(3)
@@ -208,6 +212,7 @@ def test_ranges_are_those_of_the_batches():
     np.testing.assert_allclose(spec["fc2"].weight_step, kernel / 63, rtol=1e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.promotes("dtype", "rank")
 def test_moments_have_the_variance_of_read_outs():
     f, params, x = network()

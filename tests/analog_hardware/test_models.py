@@ -107,6 +107,7 @@ def test_a_crossbar_takes_it(box):
         assert np.corrcoef(ours, wanted)[0, 1] > 0.9
 
 
+@pytest.mark.slow
 def test_splines_follow_what_rises():
     rng = np.random.default_rng(0)
     x = rng.uniform(-3, 3, (400, 3))
@@ -214,6 +215,7 @@ def test_a_tile_has_its_rows_as_events(sequences, position):
     )
 
 
+@pytest.mark.slow
 def test_a_crossbar_learns_through_a_model_of_sequences(sequences):
     """Tiles of rows and columns, compiled, on several chips at once, with a gradient."""
     models = jax.tree.map(lambda x: jnp.stack([x, 1.1 * x]), sequences["time"])

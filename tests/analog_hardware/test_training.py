@@ -40,6 +40,7 @@ def ideal(seed, weights, inputs):
     return np.floor(inputs @ weights * np.float32(0.004)).clip(-128, 127).astype(int)
 
 
+@pytest.mark.slow
 def test_an_ideal_chip_is_the_ideal_array():
     f, params, (x, _) = network()
     spec = {"fc*:linear": Crossbar(**ARRAY)}
@@ -65,6 +66,7 @@ def test_the_value_is_the_chips_and_the_gradient_the_models():
     np.testing.assert_allclose(of_chip["fc"]["kernel"], of_model["fc"]["kernel"], rtol=1e-5)
 
 
+@pytest.mark.slow
 def test_chips_are_a_vmap():
     f, params, (x, _) = network()
     spec = {"fc*:linear": Crossbar(**ARRAY)}
@@ -136,6 +138,7 @@ def test_a_chip_that_fails_in_training_leaves_the_checkpoint(tmp_path):
     assert len(calls) < 4 * 4 * 4
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("answer", "message"),
     [

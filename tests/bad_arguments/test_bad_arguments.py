@@ -73,6 +73,7 @@ def _shows(result: Any, what: str) -> bool:
     return what == "empty" and bool(arrays) and all(not a.size for a in arrays)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", TRIED)
 def test_bad_arguments_are_refused_and_named(name, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)  # where a path that should be refused would be written

@@ -228,6 +228,7 @@ def test_an_interrupted_run_goes_on_as_if_it_had_not_stopped(tmp_path, monkeypat
         assert values.shape == (4, 50)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("change", "message"),
     [

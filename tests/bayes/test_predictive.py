@@ -27,6 +27,7 @@ def network(width=4):
 X = np.linspace(-1, 1, 15, dtype=np.float32).reshape(5, 3)
 
 
+@pytest.mark.slow
 def test_each_sample_is_f_at_its_draw():
     f, _, posterior = network()
     logits = predict(jax.random.key(0), f, posterior, X, samples=7)
@@ -73,6 +74,7 @@ def test_plain_arrays_stay():
     assert (drawn["a"][0] != drawn["a"][1]).all()
 
 
+@pytest.mark.slow
 def test_jit_vmap_and_gradient():
     posterior = {"kernel": Gaussian(jnp.ones((3, 2)), jnp.full((3, 2), 0.5))}
     f = lambda p, x: jnp.tanh(x @ p["kernel"])  # noqa: E731
@@ -115,6 +117,7 @@ def test_bad_input():
         predict(jax.random.key(0), f, posterior, X, samples=0)
 
 
+@pytest.mark.slow
 def test_draws():
     f, params, posterior = network()
     flat = named_leaves(sample(jax.random.key(5), posterior, 6))

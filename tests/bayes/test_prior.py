@@ -110,6 +110,7 @@ def test_a_convolution_is_fed_by_its_window_and_the_channels_of_its_group():
     }  # fmt: skip
 
 
+@pytest.mark.slow
 def test_the_prior_variance_of_an_output_does_not_depend_on_the_layout():
     """By draws: the mean square of x @ w for unit inputs is 2, whichever way the array lies."""
     x = jnp.ones((1, 400))

@@ -216,6 +216,7 @@ def test_checkpoint_of_another_run_is_refused(tmp_path, whole, change, message):
         run(checkpoint=file, **change)
 
 
+@pytest.mark.slow
 def test_checkpoint_of_other_functions_is_refused(tmp_path):
     def run(epochs=2, scale=1.0, spread=0.1, start=AFFINE, **changes):
         return svi(

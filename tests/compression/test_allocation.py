@@ -51,6 +51,7 @@ def kl(clean, other):
 # Policies.
 
 
+@pytest.mark.slow
 def test_policies_are_the_specs_they_stand_for(params):
     weights = np.array([[4, 32, 2], [32, 32, 32], [8, 1, 3]])
     activations = np.array([[8, 3, 32], [32, 32, 32], [1, 2, 32]])
@@ -70,6 +71,7 @@ def test_policies_are_the_specs_they_stand_for(params):
     np.testing.assert_allclose(together, many, rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.slow
 @pytest.mark.promotes("rank")
 def test_what_policies_change_is_not_looked_up():
     """After a loop and at a second use of a weight, arrays depend on the policy."""
@@ -90,6 +92,7 @@ def test_what_policies_change_is_not_looked_up():
         np.testing.assert_allclose(many[i], expected, rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.slow
 def test_a_policy_is_an_argument_and_vmaps(params):
     weights = jnp.array([[4, 32, 2], [8, 8, 8]])
     spec = bit_policy(SITES, weights)
@@ -114,6 +117,7 @@ def test_other_bits_compile_nothing(params):
     assert count(lambda: [each_policy(chain, params, X, SITES, *d) for d in draw]) == 0
 
 
+@pytest.mark.slow
 def test_a_switch_is_off_or_the_method(params):
     x = jnp.linspace(-1, 1, 7)
     q = {"fc1": LayerQuantization(Switched(LSQ(3), jnp.zeros(())))}
@@ -146,6 +150,7 @@ def test_bad_policies():
 # Sensitivities.
 
 
+@pytest.mark.slow
 def test_kl_is_that_of_each_array_alone(params):
     found = kl_sensitivity(chain, params, X, SITES, (2, 5))
     clean = chain(params, X)
@@ -190,6 +195,7 @@ def test_a_single_probe_has_no_error():
     assert np.isnan(trace.weights_error[0])
 
 
+@pytest.mark.slow
 def test_the_second_order_damage_of_small_steps():
     # A quadratic loss: the mean over roundings of random weights is the trace term itself.
     x = jnp.eye(64)

@@ -56,11 +56,13 @@ def drawn_gates(phi):
     return hard_concrete(of_bits, phi[0]), hard_concrete(of_channels, phi[1])
 
 
+@pytest.mark.slow
 def test_every_method_keeps_the_rules(check_method):
     check_method(BayesianBits(pruned="channel"), exact=False)
     check_method(BayesianBits(gates=gates(4), hard=True))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("tensor", "signed"), [(WEIGHT, True), (DATA, False)])
 def test_the_decomposition_and_its_gradients(tensor, signed):
     beta, low = 1.2, -1.2 if signed else 0.0
@@ -157,6 +159,7 @@ def test_the_penalty_and_its_gradient():
     assert (grads.gates > 0).all()
 
 
+@pytest.mark.slow
 def test_drawn_gates_are_open_as_often_as_they_say():
     n, phi = 4000, np.float32(-0.5)
     q = BayesianBits(
@@ -171,6 +174,7 @@ def test_drawn_gates_are_open_as_often_as_they_say():
     assert abs(1 - zeros - chance) < 4 * np.sqrt(chance * (1 - chance) / n)
 
 
+@pytest.mark.slow
 def test_a_price_lowers_the_width_of_a_model():
     f, params, (x, _) = small_classifier()
     method = BayesianBits(1.0, "channel")

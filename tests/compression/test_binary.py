@@ -60,6 +60,7 @@ def test_the_scale_is_nearest_and_learnt_by_its_own_gradient():
     assert Binary(follow=True).start(jnp.asarray(W), DATA).scale.shape == ()
 
 
+@pytest.mark.slow
 def test_drawn_signs_are_unbiased_within_the_scale():
     # Courbariaux et al., eq. 2 and 3: P(+1) = clip((x / scale + 1) / 2, 0, 1).
     x, scale, n = jnp.array([-3.0, -0.5, 0.0, 0.2, 1.0, 4.0]), 2.0, 4000
@@ -86,6 +87,7 @@ def test_drawn_signs_are_unbiased_within_the_scale():
     assert abs(by_scale.mean()) < 4 * by_scale.std() / np.sqrt(n)
 
 
+@pytest.mark.slow
 def test_a_draw_needs_a_key():
     f, params, (x, _) = small_classifier()
     spec = {"*:linear": LayerQuantization(Binary(stochastic=True))}

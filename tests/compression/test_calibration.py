@@ -21,6 +21,7 @@ PARAMS = {
 }
 
 
+@pytest.mark.slow
 def test_ranges_are_those_of_all_batches():
     spec = calibrate(net, PARAMS, BATCHES, {"*": Int(8)})
     data = jnp.concatenate(BATCHES)
@@ -59,6 +60,7 @@ def test_constant_ranges_and_other_layers_stay():
     assert spec["relu"].range[0] == 0
 
 
+@pytest.mark.slow
 def test_loops_and_shared_layers():
     def f(params, x):
         def step(h, _):

@@ -67,6 +67,7 @@ def model():
     return functional(LeNet5(rngs=nnx.Rngs(0)))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("which", ["noisy", "quantized"])
 @pytest.mark.promotes("rank")
 def test_cost_is_that_of_the_hand_written_net(model, which):

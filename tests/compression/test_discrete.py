@@ -44,11 +44,13 @@ def small():
     return params, x, init(net, params, x, {"*:linear": LayerQuantization(Discrete())})
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("levels", [2, 3])
 def test_every_method_keeps_the_rules(check_method, levels):
     check_method(Discrete(levels, draw="mode"), exact=False)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("levels", [2, 3])
 def test_moments_draws_and_gradients(levels):
     n, values = 4000, np.linspace(-1, 1, levels)
@@ -93,6 +95,7 @@ def test_where_logits_start():
     )
 
 
+@pytest.mark.slow
 def test_moments_of_a_layer_are_those_of_discrete_weights(small):
     params, x, spec = small
     f = lambda p, x: x @ p["fc"]  # noqa: E731
@@ -113,6 +116,7 @@ def test_moments_of_a_layer_are_those_of_discrete_weights(small):
     assert (np.abs(tricks.var(0) - exact.var) <= deviation).all()
 
 
+@pytest.mark.slow
 def test_the_trick_has_gradients_of_less_variance(small):
     params, _, spec = small
     x = jax.random.normal(jax.random.key(9), (64, 6))
@@ -134,6 +138,7 @@ def test_the_trick_has_gradients_of_less_variance(small):
     assert local.var(0).sum() < 0.5 * apart.var(0).sum()
 
 
+@pytest.mark.slow
 @pytest.mark.promotes("dtype")  # Optax
 def test_logits_are_learnt():
     # Targets of a ternary layer are found again from random weights.
@@ -163,6 +168,7 @@ def test_logits_are_learnt():
     np.testing.assert_allclose(ours, truth, atol=1e-6)
 
 
+@pytest.mark.slow
 def test_in_a_flax_model():
     f, params, (x, _) = small_classifier()
     spec = init(f, params, x, {"*:linear": LayerQuantization(Discrete(2))})

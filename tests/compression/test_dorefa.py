@@ -22,6 +22,7 @@ def gradient(q, tensor, x=X):
     return jax.grad(lambda x: jnp.vdot(G, q.quantize(x, tensor)))(jnp.asarray(x))
 
 
+@pytest.mark.slow
 def test_every_method_keeps_the_rules(check_method):
     check_method(DoReFa(1))
     check_method(DoReFa(jnp.array(3.0)))
@@ -88,6 +89,7 @@ def test_gradients_are_of_few_values_and_right_on_average():
     np.testing.assert_array_equal(zero, 0)
 
 
+@pytest.mark.slow
 def test_in_a_model():
     f, params, (x, y) = small_classifier()
     spec = {"*:linear": LayerQuantization(DoReFa(2), DoReFa(4, gradient_bits=6))}

@@ -60,6 +60,7 @@ def _quantized(q, x, role):
     return q.quantize(x, WEIGHT if role == "weight" else DATA)
 
 
+@pytest.mark.slow
 @cases
 def test_transformations(name, q, tensor):
     started = q.start(W, tensor)
@@ -141,6 +142,7 @@ METHODS = (
 )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("three", [METHODS[:3], METHODS[3:]])
 @pytest.mark.promotes("dtype", "rank")
 def test_a_model_learns_parameters_and_spec_under_one_gradient(three):

@@ -44,6 +44,7 @@ def hard_values(name):
     return some[np.isfinite(some)]
 
 
+@pytest.mark.slow
 def test_every_method_keeps_the_rules(check_method):
     check_method(Floating("e4m3", scaling="power_of_two"))
     check_method(Floating("e5m2", scaling="real", per="channel"))

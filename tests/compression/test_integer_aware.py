@@ -48,6 +48,7 @@ def error(f, g, params, x):
     return float(jnp.abs(y - z).mean() / y.std())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("bits", [(8, 8), (4, 4), (3, 2), (1, 2), (2, 3)])
 def test_it_is_what_codes_compute(block, bits):
     f, params, x = block
@@ -99,6 +100,7 @@ def test_the_training_form_has_the_same_shortcuts(training):
     assert [reader.site for _, reader in found.values()] == ["stage1/conv1"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("of_beside", [Int(8, 4, symmetric="weights"), None])
 def test_what_is_read_in_several_forms_is_multiplied_once(block, of_beside):
     f, params, x = block
@@ -127,6 +129,7 @@ def test_results_may_be_read_inside_too_and_may_be_constants():
     assert text.count('stablehlo.composite "jaxeff.q_dense"') == 2
 
 
+@pytest.mark.slow
 def test_gradients_pass_through_shortcuts(block):
     f, params, x = block
     spec = calibrate(f, params, [x], {"*:linear": Int(8, 4, symmetric="weights")})

@@ -61,6 +61,7 @@ def classifier():
     return f, params, x, calibrate(f, params, [x], {"*:linear": WEIGHTS})
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("bits", [(8, 8), (4, 8), (2, 4), (1, 2)])
 def test_codes_are_those_of_quantized_but_for_one(classifier, bits):
     f, params, x, _ = classifier
@@ -77,6 +78,7 @@ def test_codes_are_those_of_quantized_but_for_one(classifier, bits):
     assert np.abs(both[0] - both[1]).max() <= most
 
 
+@pytest.mark.slow
 def test_converted_parameters_give_the_same_bits_and_hold_no_float_weight(residual):
     f, params, x, spec = residual
     g = integer(f, spec)
@@ -154,6 +156,7 @@ def test_tables_are_codes_of_which_rows_are_scaled(per):
     assert "tensor<50x16xf32>" not in text  # rows are scaled, not the table
 
 
+@pytest.mark.slow
 def test_dynamic_ranges_are_found_in_every_call(classifier):
     f, params, x, _ = classifier
     spec = {"*:linear": WEIGHTS}

@@ -94,6 +94,7 @@ def test_every_method_is_held_to_the_laws():
     assert kinds - {BaseQuantizer} <= used
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", METHODS)
 @pytest.mark.promotes("dtype", "rank")
 def test_laws(name):

@@ -55,6 +55,7 @@ def test_an_update_is_a_turn_averaged(tensor, ends):
     np.testing.assert_allclose(ours, expected, rtol=1e-5)
 
 
+@pytest.mark.slow
 def test_turns_never_make_the_error_larger():
     def error(turns):
         q = LearnedBasis(3, turns=turns)
@@ -80,6 +81,7 @@ def test_what_is_not_determined_stays():
     np.testing.assert_allclose(q.basis, v + (1 - 0.6) / 2, rtol=1e-6)
 
 
+@pytest.mark.slow
 def test_a_model_is_updated_within_a_compiled_step():
     f, params, (x, _) = small_classifier()
     method = LearnedBasis(2, turns=1)

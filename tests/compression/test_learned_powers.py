@@ -13,6 +13,7 @@ X = np.random.default_rng(0).normal(size=(8, 4)).astype(np.float32)
 G = np.random.default_rng(1).normal(size=(8, 4)).astype(np.float32)
 
 
+@pytest.mark.slow
 def test_every_method_keeps_the_rules(check_method):
     check_method(LearnedPowers(3, zero=True))
     check_method(LearnedPowers(4, per="channel"))

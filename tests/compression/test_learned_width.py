@@ -12,6 +12,7 @@ X = np.random.default_rng(0).normal(size=(6, 4)).astype(np.float32)
 G = np.random.default_rng(1).normal(size=(6, 4)).astype(np.float32)
 
 
+@pytest.mark.slow
 def test_every_method_keeps_the_rules(check_method):
     check_method(LearnedWidth(3, price=jnp.array(1.0)))
     check_method(LearnedWidth(5, per="channel"))

@@ -12,6 +12,7 @@ X = np.random.default_rng(0).normal(size=(6, 4)).astype(np.float32)
 G = np.random.default_rng(1).normal(size=(6, 4)).astype(np.float32)
 
 
+@pytest.mark.slow
 def test_every_method_keeps_the_rules(check_method):
     check_method(LSQ(3), exact=False)
     check_method(LSQ(jnp.array(3.0), per="channel", initial="error"), exact=False)

@@ -54,6 +54,7 @@ def test_memory_counts_each_weight_once():
     assert memory(twice, {"*:linear": LayerQuantization(LSQ(4))}, shapes, x) == 16 * 4 + 32
 
 
+@pytest.mark.slow
 @pytest.mark.promotes("dtype")  # Optax
 def test_widths_shrink_to_a_budget(model):
     f, params, (x, y) = model

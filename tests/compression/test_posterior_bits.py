@@ -81,6 +81,7 @@ def test_weights_of_little_signal_are_removed():
     assert (np.asarray(found.var)[~low] > 0).all()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("per", ["tensor", "channel", "weight"])
 def test_the_spec_says_the_same(per):
     x = jax.random.normal(jax.random.key(0), (3, 400))

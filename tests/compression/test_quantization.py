@@ -100,6 +100,7 @@ def test_zero_is_on_the_grid(low, high, symmetric):
         assert to.lower <= float(codes[1]) <= to.upper
 
 
+@pytest.mark.slow
 @CHECKS
 @given(st.floats(-1e6, 1e6, width=32), st.floats(0, 1e6, width=32), st.integers(1, 8))
 def test_every_affine_range_holds_zero_and_its_ends_to_half_a_step(low, width, bits):
@@ -162,6 +163,7 @@ def test_values_outside_the_range_are_clamped():
     np.testing.assert_allclose(y, [0, 1.5], rtol=1e-6)
 
 
+@pytest.mark.slow
 def test_jit_equals_eager_bit_for_bit():
     x = jax.random.normal(jax.random.key(0), (7, 300))
     for bits in (1, 8):

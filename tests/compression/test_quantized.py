@@ -35,6 +35,7 @@ def hand(x, bits, keep, symmetric=False):
     return fake_quantize(x, bits, *value_range(x, keep), symmetric)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("symmetric", [False, True, "weights", "activations"])
 @pytest.mark.parametrize(("per", "channels"), [("channel", (1,)), ("tensor", ())])
 @pytest.mark.parametrize(("each", "samples"), [("sample", (0,)), ("tensor", ())])
@@ -98,6 +99,7 @@ def test_relu_outputs_with_a_constant_range(params):
     np.testing.assert_array_equal(ours, short)
 
 
+@pytest.mark.slow
 def test_none_leaves_a_layer_alone_and_more_bits_are_closer(lenet):
     f, params, x = lenet
     clean = jax.jit(f)(params, x)
@@ -127,6 +129,7 @@ def test_gradients_are_those_at_the_quantized_point(params):
     np.testing.assert_array_equal(grads["fc1"]["bias"], 4)
 
 
+@pytest.mark.slow
 def test_sites_and_composition(lenet):
     f, params, x = lenet
     g = quantized(f, {"*": Int(4)})
@@ -146,6 +149,7 @@ def test_quantizing_twice_finds_the_same_grids(params):
     np.testing.assert_allclose(twice(params, X), once(params, X), rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_linen_and_ranges_of_an_ensemble():
     model = LinenLeNet5()
     x = jax.random.normal(jax.random.key(1), (2, 28, 28, 1))
@@ -164,6 +168,7 @@ def test_linen_and_ranges_of_an_ensemble():
         np.testing.assert_allclose(inside[i], g(member, x), rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.slow
 def test_attention_contractions_are_quantized():
     module = TransformerEncoder(rngs=nnx.Rngs(0))
     f, params = functional(module)

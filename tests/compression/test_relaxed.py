@@ -53,12 +53,14 @@ def by_hand(x, step, sigma, temperature, bits=3, reach=2):
     return codes * step, pi, z, slopes
 
 
+@pytest.mark.slow
 def test_every_method_keeps_the_rules(check_method):
     check_method(Relaxed(3), exact=False)
     check_method(Relaxed(4, draw="hard", per="channel"), exact=False)
     check_method(Relaxed(3, draw="deterministic"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("step", "sigma", "temperature"), [(0.4, 0.15, 1.0), (0.3, 0.3, 0.5)])
 def test_the_soft_draw_and_its_gradients(step, sigma, temperature):
     grid, _, z, slopes = by_hand(X, step, sigma, temperature)
@@ -81,6 +83,7 @@ def test_the_soft_draw_and_its_gradients(step, sigma, temperature):
     np.testing.assert_allclose(again, by_x, rtol=1e-5, atol=2e-6)
 
 
+@pytest.mark.slow
 def test_hard_draws_have_the_probabilities_of_the_noise():
     n, x = 4000, jnp.asarray(X[:2])
     q = Relaxed(3, 0.4, 0.15, True, draw="hard")
@@ -117,6 +120,7 @@ def test_soft_values_sharpen_with_the_temperature():
     assert gaps[-1] < 0.01
 
 
+@pytest.mark.slow
 def test_in_a_model():
     f, params, (x, _) = small_classifier()
     with pytest.raises(ValueError, match="Relaxed at 'conv1' draws random numbers"):

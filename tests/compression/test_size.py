@@ -217,6 +217,7 @@ def test_statistics_need_an_array_of_their_own():
     assert cost(lambda p, x: jax.nn.relu(p["a"] * x), {"a": jnp.ones(())}, x).peak == 64 * 4
 
 
+@pytest.mark.slow
 def test_the_summary_shows_bits_where_there_are_some(lenet):
     f, params = lenet
     plain = str(summary(f, params, X))

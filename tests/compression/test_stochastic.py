@@ -14,6 +14,7 @@ WEIGHT = Tensor("fc", "weights_1", "weight", 2, jax.random.key(1), lambda: (1,))
 X = np.random.default_rng(0).normal(size=(6, 4)).astype(np.float32)
 
 
+@pytest.mark.slow
 def test_every_method_keeps_the_rules(check_method):
     check_method(Stochastic(3))
     check_method(Stochastic(jnp.array(4.0), symmetric=True, per="tensor"))
@@ -59,6 +60,7 @@ def test_the_gradient_is_one():
     np.testing.assert_array_equal(grads, 1)
 
 
+@pytest.mark.slow
 def test_in_a_model():
     f, params, (x, _) = small_classifier()
     spec = {"*:linear": Stochastic(3)}

@@ -7,6 +7,7 @@ from jaxeff.data import REGIMES, sine
 from jaxeff.data._noisy_sine import DENSE_NOISE, MID_NOISE, Regime, dense, mid
 
 
+@pytest.mark.slow
 def test_regimes_have_their_noise_and_density():
     regimes = (Regime(-3.0, -1.0, 4000, DENSE_NOISE), Regime(2.0, 4.0, 2000, MID_NOISE))
     x, y = sine.noisy_sine(jax.random.key(0), regimes)
@@ -24,6 +25,7 @@ def test_regimes_have_their_noise_and_density():
         assert left == pytest.approx(inside.sum() / 2, abs=2.5 * np.sqrt(inside.sum()))
 
 
+@pytest.mark.slow
 def test_the_default_layout_is_the_sources():
     assert dense(0, 1).count == 2 * mid(0, 1).count
     assert (dense(0, 1).noise, mid(0, 1).noise) == (0.05, 0.25)

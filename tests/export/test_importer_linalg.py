@@ -28,6 +28,7 @@ def test_cholesky():
     assert_agrees(factors, _definite(2, 5, 5), failing, rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("dtype", "tolerance"), [("float32", 1e-4), ("bfloat16", 5e-2)])
 def test_triangular_solve(dtype, tolerance):
     a = _normal(2, 4, 4, dtype=dtype) / 2 + 2 * jnp.eye(4, dtype=dtype)
@@ -56,6 +57,7 @@ def test_double_precision():
         )  # fmt: skip
 
 
+@pytest.mark.slow
 def test_lu_with_partial_pivoting():
     singular = jnp.array([[0.0, 1, 2], [0, 3, 4], [0, 5, 6]])
 
@@ -67,6 +69,7 @@ def test_lu_with_partial_pivoting():
     )
 
 
+@pytest.mark.slow
 def test_solvers():
     def solutions(a, b):
         return jnp.linalg.inv(a), jnp.linalg.solve(a, b), jnp.linalg.slogdet(a)
@@ -148,6 +151,7 @@ def test_symmetric_decompositions_of_larger_matrices():
                   rtol=1e-4, atol=1e-4)  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("shape", [(5, 5), (2, 7, 3), (9, 12), (3, 8)])
 def test_singular_vectors_have_the_signs_of_lapack(shape):
     def decompositions(x):
@@ -157,6 +161,7 @@ def test_singular_vectors_have_the_signs_of_lapack(shape):
     assert_agrees(decompositions, _normal(*shape), rtol=1e-3, atol=1e-4)
 
 
+@pytest.mark.slow
 def test_singular_values_of_deficient_matrices():
     def values(*matrices):
         return [(jnp.linalg.svd(x, compute_uv=False), jnp.linalg.pinv(x)) for x in matrices]

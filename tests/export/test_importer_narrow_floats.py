@@ -62,6 +62,7 @@ def test_operations_on_every_float8(dtype):
     _assert_same(_results(operations, module, *args), jax.jit(operations)(*args))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", ["bfloat16", "float8_e5m2"])
 def test_movement_and_loops_around_arithmetic(dtype):
     x = (np.arange(9) - 3).astype(jnp.dtype(dtype))

@@ -6,6 +6,7 @@ import itertools
 
 import jax
 import jax.numpy as jnp
+import pytest
 import tvm
 from importer_oracle import assert_agrees
 from jaxeff_export.importer import import_stablehlo
@@ -17,6 +18,7 @@ def _normal(seed: int, *shape: int, scale: float = 1.0) -> jax.Array:
     return scale * jax.random.normal(jax.random.key(seed), shape)
 
 
+@pytest.mark.slow
 def test_mlp():
     sizes = (20, 16, 10)
     params = [
@@ -32,6 +34,7 @@ def test_mlp():
     assert_agrees(mlp, params, _normal(3, 4, 20), rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.slow
 def test_lenet_in_plain_lax():
     kernels = [_normal(0, 5, 5, 3, 6, scale=0.1), _normal(1, 5, 5, 6, 16, scale=0.1)]
     dense = _normal(2, 400, 10, scale=0.05)
@@ -71,6 +74,7 @@ def test_attention():
     assert_agrees(attention, weights, tokens, _normal(8, 8, 16), rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_residual_block_with_batch_norm():
     kernels = [_normal(i, 3, 3, 8, 8, scale=0.1) for i in range(2)]
     norm = {"mean": _normal(2, 8), "var": jnp.abs(_normal(3, 8)) + 0.5, "scale": _normal(4, 8)}

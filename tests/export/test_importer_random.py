@@ -13,6 +13,7 @@ SHAPES = [((), "uint32"), ((3, 5, 7), "uint32"), ((4, 3), "uint32"), ((3, 4), "u
           ((), "uint64"), ((5, 2), "uint8"), ((3, 3), "uint16"), ((1,), "uint8")]  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("algorithm", list(lax.RandomAlgorithm))
 def test_bits_of_every_dtype_and_layout(algorithm):
     def generate(key):
@@ -25,6 +26,7 @@ def test_bits_of_every_dtype_and_layout(algorithm):
             assert_agrees(generate, jnp.array(words, "uint64"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("implementation", ["threefry2x32", "rbg", "unsafe_rbg"])
 def test_keys(implementation):
     def draw(data):

@@ -47,6 +47,7 @@ def test_order_of_nan_and_zeros():
     assert_agrees(sorts, x)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "int32"])
 def test_first_elements_of_a_sort(dtype):
     """Slices of a sort: only what they read is kept in order, with its ties and NaN."""
@@ -94,6 +95,7 @@ def test_comparator_that_is_no_known_one():
         np.testing.assert_array_equal(got, want)
 
 
+@pytest.mark.slow
 def test_statistics_and_searches_that_sort():
     x = jax.random.normal(jax.random.key(0), (6, 40))
 

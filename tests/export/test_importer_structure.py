@@ -253,6 +253,7 @@ def test_scalars_and_bit_casts():
     assert_agrees(scalars, jnp.float32(1.5), jnp.array([-(2**31), 77]))
 
 
+@pytest.mark.slow
 def test_cumulative_reductions():
     x = jax.random.normal(jax.random.key(0), (3, 40, 2))
 

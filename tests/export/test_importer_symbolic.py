@@ -85,6 +85,7 @@ def _exported(function, shape):
     return jax_export.export(jax.jit(function))(jax.ShapeDtypeStruct((batch, *shape), jnp.float32))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_one_module_runs_at_every_batch_size(name):
     make, shape = PROGRAMS[name]

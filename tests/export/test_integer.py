@@ -102,6 +102,7 @@ def hold(cases, target, by_planes=False, any_batch=False) -> None:
         np.testing.assert_array_equal(result.numpy(), case.expected(), err_msg=str(case.attributes))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "missing",
     [
@@ -117,6 +118,7 @@ def test_every_shape_is_exact_with_every_instruction(missing):
     hold(SHAPES, masked(*missing))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("missing", [(), ("avx512f",)])
 @pytest.mark.parametrize("any_batch", [False, True])
 def test_pixels_of_several_channels_are_exact(missing, any_batch):
@@ -156,10 +158,12 @@ def test_examples_of_dense_layers_are_shared_by_threads(examples, cores, by_plan
     hold([case], target, by_planes)
 
 
+@pytest.mark.slow
 def test_kernels_of_any_batch_are_exact():
     hold([*SHAPES, *MANY], HOST, any_batch=True)
 
 
+@pytest.mark.slow
 def test_kernels_of_any_batch_are_exact_on_copies_and_planes():
     if "avx512" in str(integer_machine()):
         hold([SHAPES[0], SHAPES[7], MANY[0]], masked("avx512vnni", "avxvnni"), any_batch=True)
@@ -172,11 +176,13 @@ def integer_machine() -> list[str]:
         return next((line.split() for line in lines if line.startswith("flags")), [])
 
 
+@pytest.mark.slow
 def test_every_shape_is_exact_by_planes():
     require_counts(HOST)
     hold([*SHAPES, *NARROW], HOST, by_planes=True)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("by_planes", [False, True])
 def test_all_pairs_of_bits_are_exact(by_planes):
     if by_planes:
@@ -234,6 +240,7 @@ def fixed_network():
     return g, g.convert(params, x), x[:5]
 
 
+@pytest.mark.slow
 def test_a_network_is_the_same_bits_here_and_under_xla(network, tmp_path):
     g, codes, params, x = network
     bundle = deploy(g, (codes, x), path=tmp_path / "b")
@@ -248,6 +255,7 @@ def test_a_network_is_the_same_bits_here_and_under_xla(network, tmp_path):
     assert again < 3 * sum(w.size for w in jax.tree.leaves(params))  # packed, and not twice
 
 
+@pytest.mark.slow
 def test_a_network_of_any_batch_is_the_same_bits(network, fixed_network, tmp_path):
     for name, (g, codes, *_, x) in {"float": network, "fixed": fixed_network}.items():
         bundle = deploy(g, (codes, x), path=tmp_path / name, any_batch=True)
@@ -292,6 +300,7 @@ def layers(params, x):
     return results
 
 
+@pytest.mark.slow
 def test_arm_is_the_same_bits(arm_linker, emulated_board, network, tmp_path):
     rng = np.random.default_rng(0)
     x = rng.integers(0, 256, (2, 6, 7, 33)).astype(np.uint8)
@@ -324,6 +333,7 @@ def counted(params, x):
     ]
 
 
+@pytest.mark.slow
 def test_long_sums_of_bits_are_exact_on_arm(arm_linker, emulated_board, tmp_path):
     rng = np.random.default_rng(0)
     x = rng.integers(0, 4, (3, LONG[-1])).astype(np.uint8)
@@ -354,6 +364,7 @@ def test_a_model_of_planes_on_a72_holds_its_roof(arm_linker, tmp_path):
     assert loop.spills == 0
 
 
+@pytest.mark.slow
 def test_fixed_point_is_the_same_bits_here_under_xla_and_on_arm(
     arm_linker, emulated_board, fixed_network, tmp_path
 ):
@@ -364,6 +375,7 @@ def test_fixed_point_is_the_same_bits_here_under_xla_and_on_arm(
     np.testing.assert_array_equal(there.run(x, board=emulated_board), expected)
 
 
+@pytest.mark.slow
 def test_dot_products_of_a76_are_the_same_bits(arm_linker, emulator, network, tmp_path):
     g, codes, _, x = network
     bundle = deploy(g, (codes, x), target="cortex-a76", path=tmp_path / "b")
@@ -413,6 +425,7 @@ class Averaged(nnx.Module):
         return self.fc(mean), mean, y.sum((1, 2)), nnx.avg_pool(y, (3, 3), strides=(2, 2))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("requantize", ["float", "fixed"])
 def test_means_over_positions_are_the_same_bits_as_under_xla(requantize, tmp_path):
     """In float32, the order of the sum would show in nearly every result."""

@@ -39,6 +39,7 @@ def folder(tmp_path_factory):
     return tmp_path_factory.mktemp("table")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("bits", [32, 8])
 def test_kernels_belong_to_the_layers_whose_weights_they_read(bits):
     small = candidate(bits).small
@@ -121,6 +122,7 @@ def widths(weights, activations):
     return Policy(whole.kept, whole.datatypes, np.full(n, weights), np.full(n, activations))
 
 
+@pytest.mark.slow
 def test_layers_of_one_geometry_share_cells():
     """The inner blocks of a ResNet are alike but for what is added to an earlier layer."""
     model = ResNet8(widths=(8, 8, 8), rngs=nnx.Rngs(0))
@@ -189,6 +191,7 @@ def test_lost_boards():
         table_latency(X[:1], board="rpc://127.0.0.1:9", **FEW)(candidate(32))
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(shutil.which("llvm-mca") is None, reason="llvm-mca is not installed")
 def test_a_model_counts_cycles():
     """An A72 adds four products of floats in a cycle, and eight of bytes."""

@@ -23,6 +23,7 @@ def candidate(strength):
     return Candidate(policy, SPACE, CANDIDATES.smaller)
 
 
+@pytest.mark.slow
 def test_candidates_are_timed():
     """The next board takes over from one that isn't there."""
     latency = measured_latency(X[:1], boards=[NOWHERE, "local"], number=2, repeat=3)
@@ -30,6 +31,7 @@ def test_candidates_are_timed():
     assert 0 < latency(candidate(0.4)) < 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("strength", [0.0, 0.3, 0.8])
 def test_codes_compute_what_the_search_measured(strength):
     """Ranges are kept in a library, and those of each sample in a search: predictions agree."""
@@ -67,6 +69,7 @@ def test_boards_measure_at_once(monkeypatch):
     assert latency.measure_many(many) == [float(one.policy.kept.sum()) for one in many]
 
 
+@pytest.mark.slow
 def test_many_where_boards_are_lost():
     latency = measured_latency(X[:1], boards=[NOWHERE, "local"], number=2, repeat=3)
     assert all(0 < found < 1 for found in latency.measure_many([candidate(0.0), candidate(0.4)]))

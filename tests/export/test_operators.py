@@ -255,6 +255,7 @@ def assert_within_1e_5(ours, theirs):
     np.testing.assert_allclose(ours.mean, theirs.mean, rtol=0, atol=1e-5 * scale)
 
 
+@pytest.mark.slow
 def test_lenet_on_the_host(lenet):
     g, args, theirs = lenet
     assert_within_1e_5(deploy(g, args).run(args[1]), theirs)
@@ -267,6 +268,7 @@ def test_lenet_on_an_emulated_a72(lenet, arm_linker, emulated_board):
     assert_within_1e_5(bundle.run(args[1], board=emulated_board), theirs)
 
 
+@pytest.mark.slow
 def test_large_images_of_moments_are_copied_one_by_one():
     """Means and squares of an image are one copy with two results."""
     f, params = jaxeff.functional(nnx.Conv(32, 16, (3, 3), rngs=nnx.Rngs(0)))

@@ -259,6 +259,7 @@ def test_tiles_fill_the_registers_and_no_more():
     assert found[0].width == 8
 
 
+@pytest.mark.slow
 def test_a_tuned_bundle_computes_the_same_and_its_database_serves_deploy(bundle, tmp_path):
     database, folder = tmp_path / "database", tmp_path / "tuned"
     arguments = ["tune", bundle.folder, "--database", database, "--trials", 2, "--output", folder]

@@ -173,6 +173,7 @@ def test_state_leaves_are_named_in_the_jaxpr(net, linen, x):
     assert "jaxeff.state:batch_stats/bn1/mean" in names(jax.make_jaxpr(f)(params, x))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["nnx", "linen"])
 def test_composes_with_jit_vmap_grad_and_scan(kind, net, linen, x):
     net.eval()

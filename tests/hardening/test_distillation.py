@@ -25,6 +25,7 @@ def teacher(x):
     return x @ TAUGHT
 
 
+@pytest.mark.slow
 def test_gradient_is_the_closed_form():
     # Of the logits: (1 - w) (p - y) + w T (p_T - q_T), averaged over the batch (Hinton, section 2).
     t, w = 3.0, 0.7

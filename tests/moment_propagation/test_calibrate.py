@@ -51,6 +51,7 @@ def test_calibrated_variances_are_within_5_percent_on_unseen_inputs(samples, cal
     assert off(jax.jit(moments(F))(calibrated, TEST), samples) < 0.05
 
 
+@pytest.mark.slow
 def test_derived_variances_know_all_correlations(samples):
     first = jax.jit(moments(F, correlations=True))
     assert off(first(POSTERIOR, TEST), samples) < 0.1
@@ -61,6 +62,7 @@ def test_derived_variances_know_all_correlations(samples):
     assert off(first(factors, TEST), samples) < 0.05
 
 
+@pytest.mark.slow
 def test_derived_variances_of_noise_at_the_input(oracle):
     f, params = functional(MLP((16, 32, 32, 4), rngs=nnx.Rngs(0)))
     x = Gaussian(jax.random.normal(KEY, (8, 16)), jnp.full((8, 16), 0.02))
@@ -116,6 +118,7 @@ def test_stated_errors_hold_between_keys():
     assert max(stated.values()) > 0.05
 
 
+@pytest.mark.slow
 def test_draws_do_not_depend_on_the_calls_they_are_spread_over():
     some = calibrate_moments(KEY, F, POSTERIOR, TRAIN, samples=41, progress=False)
     side_by_side = calibrate_moments(KEY, F, POSTERIOR, TRAIN, samples=41, chunk=41)
@@ -142,6 +145,7 @@ def test_what_cannot_be_measured_is_refused():
         )
 
 
+@pytest.mark.slow
 def test_embedded_tokens_are_examples_too():
     """They are told apart by their tokens; together their results would be too many to derive."""
     params = {"table": jnp.eye(4), "w": jax.random.normal(KEY, (4, 40))}
@@ -156,6 +160,7 @@ def test_embedded_tokens_are_examples_too():
     np.testing.assert_allclose(batch.var[3], alone.var[0], rtol=1e-4)
 
 
+@pytest.mark.slow
 def test_a_kernel_with_fresh_noise_counts_as_if_derived():
     """Whether a network is followed to its kernels or to the results of its dense layers."""
     f, params = functional(MLP((6, 8, 8, 3), rngs=nnx.Rngs(0)))

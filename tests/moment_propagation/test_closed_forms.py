@@ -72,6 +72,7 @@ VARIANCES = [0.0, 1e-38, 1e-30, 1e-12, 1e-4, 1.0, 1e6, 1e20]
 EXTREMES = np.float32(np.meshgrid([0, 0.5, -0.5, 1e-20, 1, -1, 3, 6, 1e4, -1e4], VARIANCES))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", PLAIN)
 def test_finite_and_non_negative_with_finite_gradients_at_extremes_in_float32(name):
     mean, var = EXTREMES.reshape(2, -1)
@@ -91,6 +92,7 @@ def test_finite_and_non_negative_with_finite_gradients_at_extremes_in_float32(na
     assert all(np.isfinite(g).all() for g in grads)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", PLAIN)
 def test_the_limit_of_zero_variance_is_the_delta_method_with_its_gradients(name):
     plain, rule = PLAIN[name], propagated(PLAIN[name])
@@ -149,6 +151,7 @@ def test_variance_of_a_relu_keeps_its_digits_where_the_textbook_form_loses_all()
     assert abs(float(textbook) - 1e-3) > 5e-4
 
 
+@pytest.mark.slow
 def test_slopes_may_be_arrays():
     x = Gaussian(jnp.zeros((4, 3)), jnp.ones((4, 3)))
     slopes = jnp.array([0.0, 0.25, 1.0])
@@ -159,6 +162,7 @@ def test_slopes_may_be_arrays():
         np.testing.assert_allclose(ours.var[:, i], expected.var, rtol=1e-6)
 
 
+@pytest.mark.slow
 def test_a_stopped_gradient_stays_one_in_a_piecewise_polynomial():
     """The straight-through clip: its values are the clip's, its gradient the identity's."""
 

@@ -95,6 +95,7 @@ def test_the_layers_of_lenet():
     assert found[3][2] == ["2x14x14x6", "2x14x14x6", "5x5x6x16", "5x5x6x16", "16", "16"]
 
 
+@pytest.mark.slow
 def test_the_layers_of_a_residual_network():
     model = ResNet18(rngs=nnx.Rngs(0))
     model.eval()

@@ -78,6 +78,7 @@ def noisy(params, noise):
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", NETS)
 def test_variances_are_those_of_samples_at_small_noise(name, oracle):
     f, params, x = NETS[name]
@@ -94,6 +95,7 @@ def test_variances_are_those_of_samples_at_small_noise(name, oracle):
     np.testing.assert_allclose(ours.mean, f(params, x), rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.slow
 def test_noise_at_the_input_and_what_layers_share(oracle):
     f, params, x = NETS["mlp"]
     twice = lambda p, x: f(p, x) * f(p, x)[:, ::-1]  # noqa: E731
@@ -130,6 +132,7 @@ def language_model(p, tokens):
     return x @ p["head"] + p["bias"] if "head" in p else x @ p["embedding"].T
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("tied", [False, True])
 @pytest.mark.parametrize("positions", [1, 5])
 def test_a_vocabulary_is_derived_through_the_hidden_state(tied, positions, monkeypatch):
@@ -151,6 +154,7 @@ def test_a_vocabulary_is_derived_through_the_hidden_state(tied, positions, monke
     np.testing.assert_allclose(found.var, each.var, rtol=2e-4)
 
 
+@pytest.mark.slow
 def test_transforms_of_jax():
     f, params, x = NETS["mlp"]
     args = noisy(params, 0.03), x
@@ -197,6 +201,7 @@ def test_covariances_have_the_same_diagonal():
     np.testing.assert_allclose(joint.var, moments(f, method="linear")(*args).var, rtol=1e-5)
 
 
+@pytest.mark.slow
 def test_factors_are_those_of_the_linear_method():
     f, params, x = NETS["mlp"]
     given = noisy(params, 0.3)

@@ -54,6 +54,7 @@ def test_known_and_infinite_entries():
     assert (top.mean, top.var) == (jnp.inf, 0)
 
 
+@pytest.mark.slow
 def test_the_largest_of_what_is_written_to_a_place(oracle):
     """5 standard errors of 40,000 draws; a segment without entries is certain."""
     segments = jnp.array([0, 2, 2, 2, 4, 2, 0])
@@ -97,6 +98,7 @@ STATISTICS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", STATISTICS)
 def test_powers_and_logarithms_of_a_variance(name, oracle):
     """Within 5 % of 16 entries with a variance as large as their mean square, 3 % of 64."""
@@ -158,6 +160,7 @@ def test_poles_do_not_depend_on_the_scale_of_their_operand():
         assert (jnp.diff(relative) < 0).all()  # from log-normal to Gaussian without a jump back
 
 
+@pytest.mark.slow
 def test_a_pole_within_reach_makes_a_log_normal():
     """Its variance is infinite; what is given is finite, and exact for a log-normal variable."""
     x = Gaussian(jnp.array([1.0, -1.0]), jnp.array([0.2, 0.2]))

@@ -151,6 +151,7 @@ def test_statistics_are_close(name, oracle):
     oracle.assert_matches(jax.jit(moments(f))(x), samples, mean=0.02, var=var)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", LISTED)
 def test_what_is_not_exact_is_listed_and_refused_on_request(name):
     f, x = LISTED[name]
@@ -187,6 +188,7 @@ def test_names_do_not_change_numbers():
         np.testing.assert_allclose(found.var, expected.var, rtol=1e-5)
 
 
+@pytest.mark.slow
 def test_a_function_that_is_often_undefined_has_no_moments():
     """Given that it is defined, where it nearly always is; NaN where it often isn't."""
     x = Gaussian(jnp.array([5.0, 1.0, -1.0]), jnp.ones(3))
@@ -271,6 +273,7 @@ class Gated(nnx.Module):
         return h
 
 
+@pytest.mark.slow
 def test_gates_that_read_what_a_whole_made():
     # A part of a whole reads what an earlier whole made: the equations have to be put in order.
     f, params = functional(Gated())

@@ -40,6 +40,7 @@ def everything(x, low):
     return jnp.concatenate([r.ravel() for r in results])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", LOWEST)
 def test_masked_scores_have_the_moments_of_the_others(name, oracle):
     """Within 5 standard errors of 20,000 draws and 2 % (3 % of a deviation in the mean)."""
@@ -50,6 +51,7 @@ def test_masked_scores_have_the_moments_of_the_others(name, oracle):
     assert all(np.isfinite(a).all() for a in (ours.mean, ours.var))
 
 
+@pytest.mark.slow
 def test_derivatives_and_vmap_of_masked_scores():
     def total(x):
         y = moments(lambda x: everything(x, -jnp.inf))(x)
@@ -99,6 +101,7 @@ ATTENTION = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ATTENTION)
 def test_masked_attention(name, oracle):
     """Keys and values pick entries out, so that nothing is shared: 5 standard errors and 2 %."""
@@ -110,6 +113,7 @@ def test_masked_attention(name, oracle):
     oracle.assert_matches(ours, true, mean=0.03, var=0.02)
 
 
+@pytest.mark.slow
 def test_the_cost_of_assumptions_is_measured_with_masked_scores():
     """Sampled moments of what is minus infinity in every draw are certain."""
     v = Gaussian(X.mean[None, :, None], X.var[None, :, None])

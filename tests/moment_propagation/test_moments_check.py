@@ -45,6 +45,7 @@ def test_right_variances_are_called_right():
     assert check.mean_error < 0.3
 
 
+@pytest.mark.slow
 def test_draws_state_their_error_and_agree_with_the_linear_method():
     given = posterior(0.05, 128, 32)
     check = jaxeff.moments_check(KEY, dense, given, X, draws=800)
@@ -56,6 +57,7 @@ def test_draws_state_their_error_and_agree_with_the_linear_method():
     assert jaxeff.moments_check(KEY, dense, posterior(0.3, 128, 32), X).reference == "draws"
 
 
+@pytest.mark.slow
 def test_wrong_variances_have_a_place_and_an_advice():
     given = posterior(0.05, 3, 3, 2, 2)
     given["head"] = given["head"].mean
@@ -72,6 +74,7 @@ def test_wrong_variances_have_a_place_and_an_advice():
     assert "<table>" in check._repr_html_()
 
 
+@pytest.mark.slow
 def test_calibrated_variances_are_checked_as_calibrated():
     given = posterior(0.05, 3, 3, 2, 2)
     calibrated = jaxeff.calibrate_moments(KEY, conv, given, X, samples=400)
@@ -80,6 +83,7 @@ def test_calibrated_variances_are_checked_as_calibrated():
     assert abs(after - 1) < abs(before - 1)
 
 
+@pytest.mark.slow
 def test_several_results_and_undefined_ones():
     given = posterior(0.05, 128, 32)
     f = lambda p, x: (dense(p, x), dense(p, x).argmax(-1), jnp.ones(3))  # noqa: E731

@@ -34,6 +34,7 @@ def plain_rms_norm(x):
 
 
 # Relative bias of the variance and of the mean (in standard deviations), by width.
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("width", "var", "bias"),
     [
@@ -51,6 +52,7 @@ def test_norms_are_within_the_stated_bias(rule, plain, width, var, bias, oracle)
     oracle.assert_matches(rule(x), samples, **bias)
 
 
+@pytest.mark.slow
 def test_statistics_themselves_are_exact(oracle):
     x = random(10, 6)
     for rule, plain in (
@@ -106,6 +108,7 @@ def test_modules_with_random_scale_and_bias_match_monte_carlo(name, oracle):
 
 
 # Noise that an entry shares with its statistics is assumed away: the fewer entries, the more it is.
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("shape", "bias"),
     [((3, 8, 8, 8), {"mean": 0.03, "var": 0.08}), ((3, 4, 4, 8), {"mean": 0.05, "var": 0.35})],

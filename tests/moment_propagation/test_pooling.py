@@ -16,6 +16,7 @@ def random(*shape, seed=0, spread=1.0):
     return Gaussian(spread * jax.random.normal(a, shape), 0.2 + jax.random.uniform(b, shape))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("rule", "plain"), [(maximum, jnp.maximum), (minimum, jnp.minimum)])
 def test_clark_is_exact_for_two_gaussians(rule, plain, oracle):
     x, y = random(50, seed=1), random(50, seed=2)
@@ -28,6 +29,7 @@ def test_maximum_with_a_constant_is_the_rectifier(oracle):
     oracle.assert_matches(ours, oracle.monte_carlo(lambda x: jnp.maximum(x, 0.3), (x,), 100_000))
 
 
+@pytest.mark.slow
 def test_the_tree_over_four_is_as_far_off_as_documented(oracle):
     alike = Gaussian(jnp.zeros((1, 4)), jnp.ones((1, 4)))
     samples = oracle.monte_carlo(lambda x: x.max(1), (alike,), 400_000, 50_000)
@@ -44,6 +46,7 @@ def test_the_tree_over_four_is_as_far_off_as_documented(oracle):
 EXTREME = [-np.inf, -1e38, -1.0, 0.0, 1e-30, 1.0, 3e38]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("var", [0.0, 1e-38, 1e-12, 1.0, 1e20])
 def test_clark_never_gives_nan_nor_a_negative_variance_in_float32(var):
     m1, m2 = (jnp.asarray(m, jnp.float32).ravel() for m in np.meshgrid(EXTREME, EXTREME))
@@ -62,6 +65,7 @@ def test_clark_never_gives_nan_nor_a_negative_variance_in_float32(var):
         np.testing.assert_array_equal(out[:, 1], 0)
 
 
+@pytest.mark.slow
 @settings(deadline=None, max_examples=8)
 @given(
     shape=st.tuples(st.integers(4, 9), st.integers(4, 9)),
@@ -92,6 +96,7 @@ def pool(kind, size, stride, padding):
     return f
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("size", [2, 3])
 @pytest.mark.parametrize("padding", ["VALID", "SAME"])
 def test_average_pooling_is_exact_and_max_pooling_within_its_bias(size, padding, oracle):
@@ -104,6 +109,7 @@ def test_average_pooling_is_exact_and_max_pooling_within_its_bias(size, padding,
     oracle.assert_matches(jax.jit(moments(top))({}, x), oracle.monte_carlo(top, ({}, x)), **bias)
 
 
+@pytest.mark.slow
 def test_global_pooling(oracle):
     x = random(2, 3, 3, 2)
     for f, bias in (
@@ -116,6 +122,7 @@ def test_global_pooling(oracle):
     assert reduce_min(x, (1, 2)).shape == (2, 2)
 
 
+@pytest.mark.slow
 def test_a_rectifier_is_pooled_before_it_is_applied(oracle):
     """Clark's rule wants Gaussian operands: pooling first removes most of the bias."""
     x = random(1, 12, 12, 2)
@@ -136,6 +143,7 @@ def test_a_rectifier_is_pooled_before_it_is_applied(oracle):
     oracle.assert_matches(ours, samples, mean=0.06, var=0.35)
 
 
+@pytest.mark.slow
 def test_commuting_with_the_maximum_also_holds_for_other_nondecreasing_activations():
     x = random(1, 4, 4, 2)
     for activation in (jax.nn.relu6, jax.nn.leaky_relu, jax.nn.hard_tanh):

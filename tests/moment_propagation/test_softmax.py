@@ -15,6 +15,7 @@ def logits(classes, spread, var, rows=6):
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("var", [0.01, 1.0, 9.0])
 @pytest.mark.parametrize("classes", [2, 10])
 def test_probabilities_are_within_the_documented_bias(classes, var, oracle):
@@ -27,6 +28,7 @@ def test_probabilities_are_within_the_documented_bias(classes, var, oracle):
     np.testing.assert_allclose(ours.mean.sum(-1), 1, atol=0.02)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("var", [0.1, 4.0])
 def test_log_probabilities_are_within_the_documented_bias(var, oracle):
     x = logits(10, 2.0, var)
@@ -65,6 +67,7 @@ def test_logsumexp(oracle):
     oracle.assert_matches(jax.jit(logsumexp)(x), samples, mean=0.02, var=0.10)
 
 
+@pytest.mark.slow
 def test_masked_entries_are_zero_and_one_class_is_certain():
     x = Gaussian(jnp.array([0.0, -jnp.inf, 1.0, -1e9]), jnp.array([1.0, 0.0, 0.5, 0.0]))
     ours = jax.jit(softmax)(x)
@@ -81,6 +84,7 @@ def test_masked_entries_are_zero_and_one_class_is_certain():
     np.testing.assert_allclose(one.var, 0, atol=1e-6)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("var", [0.0, 1e6])
 def test_extremes_are_finite_with_finite_gradients(var):
     x = Gaussian(jnp.array([100.0, -200.0, 3e4, 100.0]), jnp.full(4, var))

@@ -122,6 +122,7 @@ def test_calls_and_functions_with_derivatives_of_their_own_are_read_through(f):
     assert symbol(custom(jax.jit(custom(f))), x) == expected
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("f", [jax.nn.softmax, jax.nn.log_softmax, lambda x: centred(x) / std(x)])
 def test_a_custom_derivative_is_read_by_the_transform(f):
     x = random(3, 8)
@@ -183,6 +184,7 @@ def test_what_only_looks_like_a_known_function_is_not_read(name):
     assert symbol(UNREADABLE[name], random(8, 8)) is UNKNOWN
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("floor", [1e-4, 1e-12, 1e-24])
 def test_a_quotient_over_a_floor_of_a_zero_vector_is_finite_with_finite_gradients(floor):
     x = Gaussian(jnp.zeros((2, 4)), jnp.zeros((2, 4)))

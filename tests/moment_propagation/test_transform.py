@@ -31,6 +31,7 @@ def deviations(ours, samples):
 # Whole networks ----------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("width", [16, 64])
 def test_mlp_with_random_weights_is_as_close_as_documented(width, oracle):
     f, params = functional(MLP((16, width, width, 5), rngs=nnx.Rngs(0)))
@@ -54,6 +55,7 @@ def test_noise_at_the_input_alone_is_off_by_the_documented_factor(oracle):
     assert ratio.max() < 3.5
 
 
+@pytest.mark.slow
 def test_lenet_is_as_close_as_documented(oracle):
     f, params = functional(LeNet5(size=28, rngs=nnx.Rngs(0)))
     x = jax.random.normal(jax.random.key(2), (1, 28, 28, 1))
@@ -65,6 +67,7 @@ def test_lenet_is_as_close_as_documented(oracle):
     assert ratio.max() < 1.12 + 0.08
 
 
+@pytest.mark.slow
 def test_transformer_with_residuals_and_attention(oracle):
     f, params = functional(
         TransformerEncoder(width=16, heads=2, hidden=32, depth=1, rngs=nnx.Rngs(0))
@@ -156,6 +159,7 @@ def test_independent_values_meet_exactly(name, oracle):
     oracle.assert_matches(jax.jit(moments(f))(*args), oracle.monte_carlo(f, args, 50_000))
 
 
+@pytest.mark.slow
 def test_quotients_and_positive_functions_where_the_operand_is_positive(oracle):
     x = Gaussian(jnp.linspace(3, 6, 5), jnp.full(5, 0.1))
     for f in (
@@ -276,6 +280,7 @@ def test_both_forms_give_the_same_moments():
         moments(f, form="second")
 
 
+@pytest.mark.slow
 def test_quantization_acts_on_the_mean_and_keeps_the_variance():
     f, params = functional(MLP((16, 3), rngs=nnx.Rngs(0)))
     quantized = jaxeff.quantized(f, {"*:linear": Int(8)})

@@ -29,6 +29,7 @@ def test_beyond_its_limits_it_is_silu():
     assert abs(phi(near) - jax.nn.silu(near)).max() > 1e-2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("features", [None, 3])
 def test_it_learns_a_function_and_can_be_one_for_each_unit(features):
     phi = SplineActivation(features, intervals=16, scale=0.0, rngs=nnx.Rngs(0))
@@ -45,6 +46,7 @@ def test_it_learns_a_function_and_can_be_one_for_each_unit(features):
     assert params["coefficients"].shape == ((19,) if features is None else (19, 3))
 
 
+@pytest.mark.slow
 def test_its_coefficients_are_parameters_of_the_network():
     class Net(nnx.Module):
         def __init__(self, rngs):

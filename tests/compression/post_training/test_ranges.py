@@ -206,6 +206,7 @@ def test_operands_and_outputs_of_apart():
     assert jax.jit(quantized(f, spec))(params, jnp.asarray(BATCHES[0])).shape == (64, 64)
 
 
+@pytest.mark.slow
 def test_mistakes_are_named():
     spec = {"*:linear": Int(4)}
     for method in ("minmax", "percentile", "mse", "kl"):
