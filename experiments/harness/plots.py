@@ -1,6 +1,8 @@
 """Figures as data: a `Plot` has panels, each made from rows by `Curves`, `Dots` or `Bars`.
 
-    Plot("speed", Curves("batch", "speedup", hue="{net}", axes={"xscale": "log"}))
+```text
+Plot("speed", Curves("batch", "speedup", hue="{net}", axes={"xscale": "log"}))
+```
 
 A study's own panels are a function from the report to `Panel`s.
 """
