@@ -127,7 +127,7 @@ def tables(report: Report) -> list[Table]:
 STUDY = Study(
     "importer", __doc__,
     {"fast": Settings(most=FAST), "default": Settings(), "full": Settings()},
-    run, judge, lambda report: {}, tables,
+    (run,), (judge,), (), (tables,),
 )  # fmt: skip
 
 if __name__ == "__main__":

@@ -175,7 +175,7 @@ def keep(folder: Path, name: str, source: Source, message: str) -> None:
 STUDY = Study(
     "fuzz", __doc__,
     {"fast": Settings(250, 80), "default": Settings(5000, 3000), "full": Settings(50_000, 30_000)},
-    run, check, lambda report: {},
+    (run,), (check,), (),
 )  # fmt: skip
 
 if __name__ == "__main__":

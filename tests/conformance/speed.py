@@ -272,7 +272,7 @@ def tables(report: Report) -> list[Table]:
 STUDY = Study(
     "importer-speed", __doc__,
     {"fast": Settings(5, (250, 1000, 4000)), "default": Settings(), "full": Settings(101)},
-    run, judge, lambda report: {}, tables,
+    (run,), (judge,), (), (tables,),
 )  # fmt: skip
 
 if __name__ == "__main__":
