@@ -73,10 +73,17 @@ class StatementBuilder:
         """Writes an element, or a vector of neighbours."""
         self.write(tirx.BufferStore(buffer, value, _flat(buffer, at, lanes)))
 
-    def local(self, size: int, dtype: str, name: str = "local", scope: str = "global") -> Any:
+    def local(
+        self,
+        size: int,
+        dtype: str,
+        name: str = "local",
+        scope: str = "global",
+        volatile: bool = False,
+    ) -> Any:
         """Allocates a buffer here: in this scope, TVM puts it on the stack below 1024 bytes."""
         buffer = declare([max(size, 1)], dtype, name, scope)
-        self.write(tirx.AllocBuffer(buffer))
+        self.write(tirx.AllocBuffer(buffer, {"tirx.volatile": True} if volatile else None))
         return buffer
 
     def vector(self, value: Expr, lanes: int, dtype: str, name: str = "v") -> Vector:
@@ -84,6 +91,12 @@ class StatementBuilder:
         made = Vector(self, self.local(lanes, dtype, name), lanes)
         made.set(value)
         return made
+
+    def through_memory(self, value: Expr, dtype: str, name: str) -> Expr:
+        """Writes a value to the stack and reads it again: LLVM can't tell how it was computed."""
+        made = Vector(self, self.local(1, dtype, name, volatile=True), 1)
+        made.set(value)
+        return made.get()
 
     @contextmanager
     def loop(self, extent: Index, parallel: bool = False) -> Iterator[Expr]:

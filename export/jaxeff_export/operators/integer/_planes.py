@@ -194,7 +194,10 @@ class PlanesKernel(ContractionBuilder):
             self.code, self.x, base, count, self.activation_bits, self.planes.by_signs
         )
         for plane, word in enumerate(words):
-            held = self.code.vector(word, 1, "int32", "word").get()
+            # LLVM 22 miscompiles signs of bytes that are gathered to a word and broadcast (it
+            # broadcasts an undefined mask register), where it sees both in one block.
+            seen = self.code.through_memory(word, "int32", "word")
+            held = self.code.vector(seen, 1, "int32", "held").get()
             self.code.store(made, place * self.each + plane * self.words + k, held)
             if self.summed:
                 # sum_i 2^i popcount(x_i) is the sum of the codes, from words that are at hand.
