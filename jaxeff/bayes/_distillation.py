@@ -67,6 +67,7 @@ from jaxeff.core import (
     function_of_form,
     non_negative,
     positive,
+    posterior_like,
     static_integer,
     validate,
 )
@@ -80,6 +81,7 @@ TEACHER = 2**32 - 2
 
 @validate(
     kl=any_of(function_of_form("kl(step)"), non_negative),
+    params=posterior_like,
     init_scale=positive,
     particles=static_integer(),
 )

@@ -12,7 +12,7 @@ import optax
 import pytest
 from scipy.stats import multivariate_normal
 
-from jaxeff.bayes import MeanField, prior_scales, svi
+from jaxeff.bayes import Draws, MeanField, distill, prior_scales, svi
 from jaxeff.bayes.posteriors import named_leaves
 from jaxeff.bayes.variational import make_loss, mean_nll
 from jaxeff.moment_propagation import Gaussian, is_gaussian
@@ -262,6 +262,21 @@ def test_several_inputs(whole):
         (x, jnp.zeros((60, 1)), labels), epochs=4, batch_size=20,
     )  # fmt: skip
     assert_same(result, whole[0])
+
+
+def test_starts_at_a_samplers_draws():
+    random = {name: jnp.stack([w + 1, w + 3])[None] for name, w in AFFINE.items()}
+    draws, options = Draws(random, AFFINE), {"epochs": 1, "batch_size": 20, "progress": False}
+    start = svi(
+        jax.random.key(0), affine, draws, classification(), optimizer=optax.sgd(0.0), **options
+    ).posterior
+    np.testing.assert_allclose(start["kernel"].mean, 2.0)
+    np.testing.assert_allclose(start["kernel"].std, 1.0, rtol=1e-5)
+    student = distill(
+        jax.random.key(0), affine, draws, (jnp.ones((20, 2)),), draws, likelihood="categorical",
+        optimizer=optax.sgd(0.0), **options,
+    ).posterior  # fmt: skip
+    np.testing.assert_allclose(student["kernel"].mean, 2.0)
 
 
 X, LABELS = np.ones((40, 2), np.float32), np.zeros(40, np.int32)

@@ -46,6 +46,7 @@ from jaxeff.core import (
     function_of_form,
     non_negative,
     positive,
+    posterior_like,
     static_integer,
     supervised_data,
     validate,
@@ -55,6 +56,7 @@ from jaxeff.training import RunOptions, run_epochs
 
 @validate(
     kl=any_of(function_of_form("kl(step)"), non_negative),
+    params=posterior_like,
     data=supervised_data,
     init_scale=positive,
     particles=static_integer(),
