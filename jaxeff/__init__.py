@@ -23,7 +23,8 @@ g(params, x).var                                           # [2, 10]: zero, for 
 Settings and everything else live in the rooms: `jaxeff.noise`, `jaxeff.compression`,
 `jaxeff.pruning`, `jaxeff.moment_propagation`, `jaxeff.photonics`, `jaxeff.robustness`,
 `jaxeff.hardening`, `jaxeff.bayes`, `jaxeff.uncertainty`, `jaxeff.ensembles`, `jaxeff.data`,
-`jaxeff.nn`, `jaxeff.analog_hardware`, `jaxeff.dirty_mnist`, `jaxeff.training`, `jaxeff.store`.
+`jaxeff.nn`, `jaxeff.analog_hardware`, `jaxeff.dirty_mnist`, `jaxeff.training`, `jaxeff.store`,
+`jaxeff.weights`.
 """
 
 from importlib import import_module
@@ -43,6 +44,7 @@ from jaxeff.noise import Additive, Mixed, Multiplicative, noisy
 from jaxeff.photonics import ChaoticLight, photonic
 from jaxeff.program import cost, sites, summary, trace
 from jaxeff.pruning import channels, masked, prune_plan, pruned
+from jaxeff.weights import load_weights
 
 if TYPE_CHECKING:
     from jaxeff.analog_hardware import Crossbar, analog
@@ -65,6 +67,7 @@ __all__ = [
     "ensemble",
     "functional",
     "integer",
+    "load_weights",
     "masked",
     "moments",
     "moments_check",

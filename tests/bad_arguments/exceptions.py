@@ -80,6 +80,7 @@ ACCEPTED: dict[tuple[str, str, str], str] = {
     ("jaxeff.hardening.relu_quantization", "*", "unknown"): "sites are known when it is applied",
     ("jaxeff.analog_hardware.train_for_chip", "sites", "unknown"): "known when a model is traced",
     ("jaxeff.moment_propagation.check_gaussian", "name", "unknown"): "any name",
+    ("jaxeff.load_weights", "source", "text"): "a path, of a file that isn't there",
     ("jaxeff.store.write_atomically", "content", "unknown"): "any text",
     ("jaxeff.hardening.scale_levels", "spec", "*"): "any pytree",
     ("*", "rules", "numbers as names"): "rules are those of primitives, no names",

@@ -1,0 +1,33 @@
+"""Weights that other libraries trained: names and shapes are matched, and the pairs are printed.
+
+```python
+import numpy as np
+from flax import nnx
+
+import jaxeff
+from jaxeff.nn import MLP
+
+f, params = jaxeff.functional(MLP((3, 4, 2), rngs=nnx.Rngs(0)))
+torch = {                                  # as `{k: v.numpy() for k, v in model.state_dict()...}`
+    "layers.0.weight": np.ones((4, 3)), "layers.0.bias": np.zeros(4),
+    "layers.1.weight": np.ones((2, 4)), "layers.1.bias": np.zeros(2),
+}
+params, pairs = jaxeff.load_weights(params, torch)   # or "model.safetensors", .gguf, .npz, .onnx
+print(pairs)                               # parameter, tensor, shape, what was done to it
+```
+
+Either every parameter gets its tensor, or an error says what is ambiguous and with which
+candidates, and nothing is loaded. No format that is read here can hold code.
+"""
+
+from jaxeff.weights._errors import WeightsError
+from jaxeff.weights._layouts import channels_last_inputs, rotary_halves
+from jaxeff.weights._load import LoadedWeights, load_weights
+
+__all__ = [
+    "LoadedWeights",
+    "WeightsError",
+    "channels_last_inputs",
+    "load_weights",
+    "rotary_halves",
+]

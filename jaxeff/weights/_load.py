@@ -1,0 +1,192 @@
+"""`load_weights`: a pytree of parameters with the values of a file that another library wrote.
+
+Sharp edges:
+
+- Batch statistics are no parameters: load both in one tree, `load_weights({"params": params,
+  "state": state}, ...)` with those of `functional(model, mutable=True)`.
+- A square matrix lies as the others of the file do; where all are square, a `weight` of a file is
+  `[out, in]` to a `kernel`. Transposed convolutions, whose kernels some libraries also mirror,
+  recurrent cells, whose gates stand in an order of their own, and experts in one stack need rules.
+- Positions within a head (rotary halves or pairs), the axes of a flattened image and epsilons are
+  conventions that no name or shape tells. The second is refused where it's met; compare outputs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxeff.core import Table, parameter_tree, string_sequence, validate
+from jaxeff.weights._errors import WeightsError
+from jaxeff.weights._files import Source, check_source, read_tensors
+from jaxeff.weights._fused import split_fused
+from jaxeff.weights._layouts import Change, apply_layout
+from jaxeff.weights._matching import match_names, nearest
+from jaxeff.weights._names import parse_name
+from jaxeff.weights._refusals import (
+    decide_layouts,
+    refuse_doubts,
+    refuse_flattened,
+    refuse_left,
+    refuse_missing,
+)
+from jaxeff.weights._rules import Rules, apply_rules, check_rules, select
+
+
+class LoadedWeights(NamedTuple):
+    """What `load_weights` returns.
+
+    Attributes:
+        params: The parameters with the file's values, in the structure and dtypes they had.
+        pairs: A table to print: parameter, tensor, shape, and what was done.
+    """
+
+    params: Any
+    pairs: Table
+
+
+@validate(params=parameter_tree, source=check_source, rules=check_rules, keep=string_sequence,
+          ignore=string_sequence)  # fmt: skip
+def load_weights(
+    params: Any,
+    source: Source,
+    rules: Rules | None = None,
+    *,
+    keep: Sequence[str] = (),
+    ignore: Sequence[str] = (),
+) -> LoadedWeights:
+    """Gives parameters the values of a file of weights.
+
+    Names are compared by their words, numbers and roles, shapes by how libraries lay kernels out:
+    `[out, in]` and `OIHW` become `[in, out]` and `HWIO`, heads are split from or joined to widths,
+    query, key and value are cut from one tensor, and a tied head takes the embedding.
+
+    Args:
+        params: Pytree of arrays, or of `jax.ShapeDtypeStruct`, that says the shapes and dtypes.
+        source: A file (`.safetensors`, `.npz`, `.gguf`, `.onnx`), a sequence of files (shards), or
+            a mapping of names to arrays, such as a torch `state_dict` of NumPy arrays.
+        rules: What isn't found alone: patterns of parameters to names of tensors, where a `*`
+            stands for what the `*` of the pattern matched; or tuples of the name and a function
+            from the tensor to the parameter's array.
+        keep: Patterns of parameters that stay as they are, such as a new head.
+        ignore: Patterns of tensors that the model doesn't have.
+
+    Returns:
+        The parameters and the table of pairs.
+
+    Raises:
+        TypeError: An argument is of another kind.
+        FileNotFoundError: There is no such file.
+        ImportError: The package that reads the format isn't there (`jaxeff[weights]`).
+        WeightsError: A file is damaged or a pickle; a parameter has no tensor, or several that fit;
+            a tensor is left, isn't finite, or lies in a way that can't be told. Nothing is loaded.
+
+    ```python
+    import jax.numpy as jnp
+    import numpy as np
+
+    import jaxeff
+
+    params = {"fc": {"kernel": jnp.zeros((3, 2)), "bias": jnp.zeros(2)}}
+    torch = {"linear.weight": np.ones((2, 3)), "linear.bias": np.ones(2)}
+    params, pairs = jaxeff.load_weights(params, torch)
+    print(pairs)
+    ```
+    """
+    paths, treedef = jax.tree_util.tree_flatten_with_path(params)
+    leaves = {jax.tree_util.keystr(p, simple=True, separator="/"): leaf for p, leaf in paths}
+    shapes = {name: tuple(np.shape(leaf)) for name, leaf in leaves.items()}
+    tensors = read_tensors(source)
+    ruled = apply_rules(rules or {}, leaves, tensors.arrays)
+    kept = select("keep", keep, leaves)
+    ignored = select("ignore", ignore, tensors.arrays)
+    for name in sorted(kept & ruled.keys()):
+        raise WeightsError(f"{name!r} is kept, but a rule gives it a tensor.")
+
+    pool = {n: a for n, a in tensors.arrays.items() if n not in ignored}
+    given = {tensor for tensor, _ in ruled.values()}
+    free, whole = split_fused({n: a for n, a in pool.items() if n not in given}, leaves)
+    wanted = {n: s for n, s in shapes.items() if n not in ruled and n not in kept}
+    free_shapes = {n: a.shape for n, a in free.items()}
+    found = match_names(wanted, free_shapes, leaves)
+    tied = _tie_heads(wanted, found, free)
+    refuse_missing(tensors.origin, wanted, found | tied, free_shapes)
+    refuse_left(tensors.origin, free, set(found.values()), wanted)
+
+    arrays = pool | free
+    plain = {n: t for n, (t, change) in ruled.items() if change is None} | found | tied
+    refuse_doubts(tensors.doubts, plain)
+    layouts = decide_layouts(plain, tied, shapes, arrays, tensors.layouts)
+    refuse_flattened(plain, layouts, shapes, arrays)
+    new: dict[str, Any] = {name: leaves[name] for name in kept}
+    rows = {name: _row(name, "", leaves[name], "kept") for name in kept}
+    for name, (tensor, change) in ({n: (t, None) for n, t in plain.items()} | ruled).items():
+        value, done = _make(name, tensor, arrays[tensor], change, layouts.get(name), shapes[name])
+        new[name] = _convert(name, tensor, value, leaves[name])
+        notes = [done, "tied" if name in tied else "", "a third" if tensor in whole else ""]
+        rows[name] = _row(name, whole.get(tensor, tensor), value, ", ".join(filter(None, notes)))
+    table = Table(("parameter", "tensor", "shape", "done"), [rows[name] for name in leaves])
+    return LoadedWeights(jax.tree.unflatten(treedef, [new[name] for name in leaves]), table)
+
+
+def _tie_heads(
+    wanted: Mapping[str, tuple[int, ...]], found: Mapping[str, str], free: Mapping[str, np.ndarray]
+) -> dict[str, str]:
+    """Gives a head without a tensor the embedding of tokens, if the file has just one."""
+    taken = set(found.values())
+    tied = {}
+    for name in wanted.keys() - found.keys():
+        if not {"head", "out"} & set(parse_name(name).words):
+            continue
+        fitting = [
+            other
+            for other in nearest(name, wanted[name], {n: a.shape for n, a in free.items()}, 99)
+            if other in taken and "embed" in parse_name(other).words and free[other].ndim == 2
+        ]
+        if len(fitting) == 1:
+            tied[name] = fitting[0]
+    return tied
+
+
+def _make(
+    name: str,
+    tensor: str,
+    array: np.ndarray,
+    change: Change | None,
+    layout: str | None,
+    shape: tuple[int, ...],
+) -> tuple[np.ndarray, str]:
+    if change is None:
+        assert layout is not None
+        return apply_layout(array, layout, shape), "" if layout == "as is" else layout
+    try:
+        value = np.asarray(change(array))
+    except Exception as error:
+        raise WeightsError(f"the rule of {name!r} fails at {tensor!r}: {error}") from error
+    if value.shape != shape:
+        raise WeightsError(
+            f"the rule of {name!r} makes {list(value.shape)} of {tensor!r}, not {list(shape)}."
+        )
+    return value, getattr(change, "__name__", "changed")
+
+
+def _convert(name: str, tensor: str, value: np.ndarray, leaf: Any) -> jax.Array:
+    dtype = jnp.result_type(leaf)
+    if jnp.issubdtype(dtype, jnp.floating) != jnp.issubdtype(value.dtype, jnp.floating):
+        raise WeightsError(
+            f"{tensor!r} holds {value.dtype}, but {name!r} is {dtype}: codes of a quantized model "
+            "have to become numbers first, by a rule with a function."
+        )
+    with np.errstate(over="ignore"):  # what is too large for the dtype is found below
+        made = value.astype(dtype)
+    if jnp.issubdtype(dtype, jnp.floating) and not np.isfinite(made).all():
+        raise WeightsError(f"{tensor!r} has values that aren't finite as {dtype}.")
+    return jnp.asarray(made)
+
+
+def _row(name: str, tensor: str, value: Any, done: str) -> tuple[str, str, str, str]:
+    return name, tensor, "x".join(map(str, np.shape(value))) or "one number", done

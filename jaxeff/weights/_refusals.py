@@ -1,0 +1,159 @@
+"""What isn't guessed: layouts that can't be told, tensors that are missing or left."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Mapping
+
+import numpy as np
+
+from jaxeff.weights._errors import WeightsError
+from jaxeff.weights._layouts import Layout, fitting_layouts, is_kernel
+from jaxeff.weights._matching import Shapes, nearest
+from jaxeff.weights._names import parse_name
+
+_SHOWN = 8
+# Counters and tables that are computed anew, no weights.
+_BOOKKEEPING = ("num_batches_tracked", "inv_freq", "position_ids", "attn.bias", "masked_bias")
+_MIRRORED = ("deconv", "transp", "transposed", "transpose", "upconv", "up")
+
+
+def refuse_missing(origin: str, wanted: Shapes, found: Collection[str], tensors: Shapes) -> None:
+    """Raises if a parameter has no tensor, with those it may mean."""
+    missing = [name for name in wanted if name not in found]
+    if not missing:
+        return
+    lines = [
+        f"{len(missing)} of {len(wanted)} parameters have no clear tensor in {origin}, and nothing "
+        "was loaded. Candidates by shape, the likest names first:"
+    ]
+    for name in missing[:_SHOWN]:
+        near = [f"{t} {list(tensors[t])}" for t in nearest(name, wanted[name], tensors)]
+        lines.append(f"  {name} {list(wanted[name])}: {', '.join(near) or 'none of its shape'}")
+    if len(missing) > _SHOWN:
+        lines.append(f"  and {len(missing) - _SHOWN} more")
+    lines.append(
+        f"Name the tensor, rules={{{missing[0]!r}: 'its name'}}, or keep=({missing[0]!r},)."
+    )
+    raise WeightsError("\n".join(lines))
+
+
+def refuse_left(
+    origin: str, tensors: Mapping[str, np.ndarray], used: set[str], wanted: Collection[str]
+) -> None:
+    """Raises if a tensor with weights is left: the file may be of a larger model."""
+    left = [
+        name
+        for name, array in tensors.items()
+        # Integers and single numbers are counters and shapes; a copy of what is used is tied to it.
+        if name not in used
+        and array.dtype.kind in "fV"
+        and array.ndim
+        and not name.endswith(_BOOKKEEPING)
+        and not any(_same(array, tensors[other]) for other in used)
+    ]
+    if not left:
+        return
+    shown = ", ".join(f"{name} {list(tensors[name].shape)}" for name in left[:_SHOWN])
+    more = f" and {len(left) - _SHOWN} more" if len(left) > _SHOWN else ""
+    statistics = any(parse_name(name).role in ("mean", "var") for name in left)
+    hint = (
+        ' Batch statistics are state: load {"params": params, "state": state} as one tree.'
+        if statistics and not any(parse_name(name).role in ("mean", "var") for name in wanted)
+        else ""
+    )
+    raise WeightsError(
+        f"{len(left)} tensors of {origin} belong to no parameter, and nothing was loaded: {shown}"
+        f"{more}.{hint} Where the model doesn't have them, ignore=({left[0]!r},)."
+    )
+
+
+def refuse_doubts(doubts: Mapping[str, str], pairs: Mapping[str, str]) -> None:
+    """Raises if a tensor that a format makes ambiguous is taken without a function."""
+    for name, tensor in pairs.items():
+        if tensor in doubts:
+            raise WeightsError(f"{tensor!r} for {name!r}: {doubts[tensor]}.")
+
+
+def decide_layouts(
+    pairs: Mapping[str, str],
+    tied: Collection[str],
+    shapes: Shapes,
+    arrays: Mapping[str, np.ndarray],
+    known: Mapping[str, Layout],
+) -> dict[str, Layout]:
+    """Decides how each tensor lies; those that fit both ways follow the others of the file.
+
+    Raises:
+        WeightsError: A tensor fits no way, or both, and nothing tells.
+    """
+    found: dict[str, Layout] = {}
+    open_: dict[str, str] = {}
+    evidence: dict[int, set[Layout]] = {}
+    for name, tensor in pairs.items():
+        array, parameter = arrays[tensor], parse_name(name)
+        options = fitting_layouts(shapes[name], parameter, array.shape)
+        if array.ndim > 2 and {*parse_name(tensor).words, *parameter.words} & {*_MIRRORED}:
+            raise WeightsError(
+                f"{tensor!r} for {name!r} looks like a transposed convolution, whose kernel "
+                "libraries lay out and mirror differently: give a rule with a function."
+            )
+        if not options:
+            raise WeightsError(
+                f"{tensor!r} {list(array.shape)} doesn't become {name!r} {list(shapes[name])} by "
+                "any known layout: give a rule with a function."
+            )
+        if len(options) == 1:
+            (found[name],) = options
+            line = sum(n != 1 for n in array.shape) <= 1
+            if is_kernel(parameter) and not line and name not in tied:
+                evidence.setdefault(array.ndim, set()).add(found[name])
+        elif known.get(tensor) in options:
+            found[name] = known[tensor]
+        else:
+            open_[name] = tensor
+    for name, tensor in open_.items():
+        seen = evidence.get(arrays[tensor].ndim, set()) or _by_leaf(name, tensor)
+        if len(seen) != 1:
+            raise WeightsError(
+                f"{tensor!r} fits {name!r} {list(shapes[name])} as it is and transposed, and the "
+                "file's others don't tell: give a rule with a function, (name, numpy.transpose) or "
+                "(name, numpy.asarray)."
+            )
+        (found[name],) = seen
+    return found
+
+
+def refuse_flattened(
+    pairs: Mapping[str, str],
+    layouts: Mapping[str, Layout],
+    shapes: Shapes,
+    arrays: Mapping[str, np.ndarray],
+) -> None:
+    """Raises at a dense layer behind a flattened image, whose inputs may stand in another order."""
+    kernels = {n: arrays[t] for n, t in pairs.items() if is_kernel(parse_name(n))}
+    images = {len(a) for n, a in kernels.items() if a.ndim == 4 and layouts[n] == "reversed"}
+    # What other layers make, among them those with rules, stands in order.
+    widths = {s[-1] for s in shapes.values() if s} | {math.prod(s[1:]) for s in shapes.values()}
+    for name, array in kernels.items():
+        if array.ndim != 2 or layouts[name] != "reversed" or array.shape[1] in widths:
+            continue
+        if channels := sorted(c for c in images if array.shape[1] % c == 0):
+            raise WeightsError(
+                f"{pairs[name]!r} for {name!r} reads {array.shape[1]} inputs, which may be an "
+                f"image of {' or '.join(map(str, channels))} channels, flattened with channels "
+                f"first: give a rule, ({pairs[name]!r}, channels_last_inputs({channels[-1]})), or "
+                f"({pairs[name]!r}, numpy.transpose) if its inputs are in order."
+            )
+
+
+def _by_leaf(name: str, tensor: str) -> set[Layout]:
+    """Goes by what libraries call a kernel, if they differ: `weight` is torch's."""
+    leaves = parse_name(name).leaf, parse_name(tensor).leaf
+    if leaves == ("kernel", "weight"):
+        return {"reversed"}
+    return {"as is"} if leaves == ("kernel", "kernel") else set()
+
+
+def _same(a: np.ndarray, b: np.ndarray) -> bool:
+    return a.shape == b.shape and a.dtype == b.dtype and np.array_equal(a, b)
