@@ -155,6 +155,12 @@ def test_an_empty_spec_is_the_function_bit_for_bit(name, compiled):
     np.testing.assert_array_equal(g(KEY, PARAMS, X), wrap(F)(PARAMS, X))
 
 
+@pytest.mark.parametrize("name", [name for name, at in TRANSFORMS.items() if at.keyed])
+def test_several_keys_are_refused_where_one_is_meant(name):
+    with pytest.raises(ValueError, match="must be one random key, not an array of them"):
+        TRANSFORMS[name].apply(F)(jax.random.split(KEY, 3), PARAMS, X)
+
+
 def test_moments_of_deterministic_inputs_have_zero_variance():
     out = jaxeff.moments(F)(PARAMS, X)
     np.testing.assert_array_equal(out.mean, F(PARAMS, X))

@@ -41,7 +41,7 @@ from jaxeff.compression.numerics import (
     Tensor,
     parts,
 )
-from jaxeff.core import check_key, validate
+from jaxeff.core import single_key, validate
 from jaxeff.program import Rule, check_settings, interpret, plain_rule, read_out_by, resolve
 from jaxeff.program.costs import bits_scope, is_scalar
 from jaxeff.program.ir import Contraction, Layer, Program
@@ -99,7 +99,7 @@ def by_layer(
         key = None
         if keyed:
             key, *rest = args
-            check_key("the first argument, a key,", key)
+            single_key("the first argument, a key,", key)
             args = tuple(rest)
 
         def make_rule(program: Program) -> Rule | None:

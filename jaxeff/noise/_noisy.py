@@ -33,7 +33,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import PRNGKeyArray
 
-from jaxeff.core import check_key, validate
+from jaxeff.core import single_key, validate
 from jaxeff.noise.models import Noise, check_noise, perturb_at, place
 from jaxeff.program import Layer, Program, Rule, interpret, plain_rule, resolve
 from jaxeff.program.ir import Value
@@ -59,7 +59,7 @@ def noisy(f: Callable[..., Any], spec: Mapping[str, Noise | None]) -> Callable[.
     check_noise(spec)
 
     def g(key: PRNGKeyArray, *args: Any, **kwargs: Any) -> Any:
-        check_key("the first argument, a key,", key)
+        single_key("the first argument, a key,", key)
 
         def make_rule(program: Program) -> Rule | None:
             models = resolve(spec, program, perturbs_layer, "noise to perturb")

@@ -42,10 +42,10 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, PRNGKeyArray
 
 from jaxeff.core import (
-    check_key,
     check_number,
     instance_of,
     real_array,
+    single_key,
     spec_of,
     string_mapping,
     validate,
@@ -171,7 +171,7 @@ def divergence(
     check_settings(spec, ChaoticLight, WANTED.split(", or")[0])
 
     def g(key: PRNGKeyArray, *args: Any, **kwargs: Any) -> Any:
-        check_key("the first argument, a key,", key)
+        single_key("the first argument, a key,", key)
         program = trace(f, *args, **kwargs)
         lights: Any = carried(spec, program)
         # A value inside a loop can't leave it, so its divergence would be missing from the sum.

@@ -27,7 +27,7 @@ from typing import Any
 
 from jaxtyping import PRNGKeyArray
 
-from jaxeff.core import check_key, validate
+from jaxeff.core import single_key, validate
 from jaxeff.photonics.elements import PhotonicElement
 from jaxeff.program import Rule, check_settings, interpret, plain_rule, read_out_by, resolve
 from jaxeff.program.ir import Layer, Program
@@ -58,7 +58,7 @@ def photonic(
     check_settings(spec, PhotonicElement, WANTED)
 
     def g(key: PRNGKeyArray, *args: Any, **kwargs: Any) -> Any:
-        check_key("the first argument, a key,", key)
+        single_key("the first argument, a key,", key)
 
         def make_rule(program: Program) -> Rule | None:
             elements = carried(spec, program)

@@ -41,7 +41,7 @@ from jaxtyping import PRNGKeyArray
 
 from jaxeff.analog_hardware.crossbar._crossbar import Crossbar
 from jaxeff.analog_hardware.crossbar._multiply import Counts, on_crossbar
-from jaxeff.core import check_function, check_key, validate
+from jaxeff.core import check_function, single_key, validate
 from jaxeff.program import (
     Rule,
     check_settings,
@@ -86,7 +86,7 @@ def with_chip(
     check_crossbars(spec)
 
     def g(key: PRNGKeyArray, *args: Any, **kwargs: Any) -> Any:
-        check_key("the first argument, a key,", key)
+        single_key("the first argument, a key,", key)
 
         def make_rule(program: Program) -> Rule | None:
             arrays = crossbars(spec, program)
