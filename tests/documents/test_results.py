@@ -22,6 +22,33 @@ def test_a_page_is_that_of_its_run(path):
     assert ROOT in path.parents
 
 
+LABELS = {
+    "deterministic": "deterministic",
+    "variational inference, 30 samples": "svi30",
+    "**moments, one pass**": "moments",
+}
+"""Methods of the quickstart as its tables call them."""
+
+
+@pytest.mark.parametrize("page", ["README.md", "docs/results/quickstart.md"])
+def test_tables_of_the_quickstart_are_those_of_its_kept_run(page):
+    rows = {
+        row["method"]: row for row in json.loads((RUNS / "quickstart.json").read_text())["rows"]
+    }
+    unit = rows["moments"]["latency_ms"]
+    lines = [line.strip("| ").split(" | ") for line in (ROOT / page).read_text().splitlines()]
+    shown = {cells[0]: cells[1:] for cells in lines if cells[0] in LABELS}
+    assert shown.keys() == LABELS.keys()
+    for label, method in LABELS.items():
+        row, compiled = rows[method], rows[f"{method}_tvm"]
+        numbers = [
+            f"{100 * row['accuracy']:.2f} %",
+            *(f"{row[name]:.{digits}f}" for name, digits in (("nll", 3), ("ece", 4), ("auroc", 3))),
+            *(f"{one['latency_ms'] / unit:.2f}" for one in (row, compiled)),
+        ]
+        assert shown[label] == [text.removeprefix("0") for text in numbers]
+
+
 def test_a_changed_number_is_found():
     content = json.loads(KEPT[0].read_text())
     content["checks"][0]["ours"] = -12345.0
