@@ -1,4 +1,20 @@
-"""Posteriors on disk: one safetensors file, without pickle."""
+"""Posteriors on disk: one safetensors file, without pickle.
+
+```python
+import jax
+import jax.numpy as jnp
+
+from jaxeff import Gaussian
+from jaxeff.bayes import load_posterior, save_posterior
+from jaxeff.nn import small_classifier
+
+f, params, (x, y) = small_classifier(10)
+posterior = jax.tree.map(lambda w: Gaussian(w, 0.01 * w**2), params)
+save_posterior("posterior.safetensors", posterior)
+again = load_posterior("posterior.safetensors", params)
+assert jnp.array_equal(again["fc1"]["kernel"].var, posterior["fc1"]["kernel"].var)
+```
+"""
 
 import dataclasses
 import os

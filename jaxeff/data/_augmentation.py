@@ -1,4 +1,15 @@
-"""The usual augmentation of CIFAR-10: a random crop of the padded image, and a random flip."""
+"""The usual augmentation of CIFAR-10: a random crop of the padded image, and a random flip.
+
+```python
+import jax
+import jax.numpy as jnp
+
+from jaxeff.data import augment
+
+images = jnp.ones((8, 32, 32, 3))
+assert augment(jax.random.key(0), images, pad=4).shape == images.shape
+```
+"""
 
 import jax
 import jax.numpy as jnp

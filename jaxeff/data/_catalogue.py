@@ -4,6 +4,14 @@ Files are looked for under the folder named by the environment variable ``JAXEFF
 as ``root``): MNIST in ``mnist/`` or ``MNIST/raw/``, Fashion-MNIST in ``fashion-mnist/`` or
 ``FashionMNIST/raw/``, CIFAR-10 in ``cifar-10-batches-bin/`` or ``cifar-10/``. ``digits`` and
 ``digits-ood`` come with scikit-learn and need no files. Nothing is ever downloaded.
+
+```python
+from jaxeff.data import available, load
+
+assert "digits" in available()                          # and what lies under JAXEFF_DATA
+digits = load("digits")
+assert len(digits.train_images) == len(digits.train_labels)
+```
 """
 
 import os

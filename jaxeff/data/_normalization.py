@@ -2,6 +2,15 @@
 
 Sharp edge: an out-of-domain image must be normalised as the model's own training data was, so pass
 the name of the *model's* data set: ``normalize(fashion.test_images, "mnist")``.
+
+```python
+import numpy as np
+
+from jaxeff.data import normalize
+
+white = np.full((1, 28, 28, 1), 255, np.uint8)
+assert abs(normalize(white, "mnist") - (1 - 0.1307) / 0.3081).max() < 1e-5
+```
 """
 
 import jax.numpy as jnp

@@ -1,4 +1,16 @@
-"""Two half moons: classification in the plane (scikit-learn's ``make_moons``)."""
+"""Two half moons: classification in the plane (scikit-learn's ``make_moons``).
+
+```python
+import jax
+
+from jaxeff.data import plane, two_moons
+
+x, y = two_moons(jax.random.key(0), samples=100)
+assert x.shape == (100, 2) and y.shape == (100,)
+axes, cells = plane(x, margin=1.0, side=20)             # a grid around them, to predict on
+assert cells.shape == (400, 2)
+```
+"""
 
 import jax
 import jax.numpy as jnp

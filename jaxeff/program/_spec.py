@@ -9,6 +9,18 @@ its keys, as an argument of a jitted function or a sweep's settings.
 `fc` matches every use of a shared layer `fc`, `fc#1` its second use only; `relu` is the first
 unnamed ReLU alone, `relu*` all of them. A pattern without a kind selects layers that compute; shape
 operations and control flow are selected by naming their kind, or the site exactly.
+
+```python
+from jaxeff import Int, trace
+from jaxeff.nn import small_classifier
+from jaxeff.program import matching, resolve
+
+f, params, (x, y) = small_classifier(10)
+program = trace(f, params, x)
+chosen = resolve({"*:linear": Int(8), "fc*": Int(4), "fc2": None}, program)
+assert {site: setting.bits for site, setting in chosen.items()} == {"conv1": 8, "fc1": 4}
+assert matching(["fc*"], program) == ["fc1", "fc2"]
+```
 """
 
 from collections.abc import Callable, Mapping, Sequence

@@ -6,6 +6,28 @@ class, silently.
 
 The full form is ``loss(key, params, state, batch, step) -> (loss, (metrics, new_state))``. Write
 it out where a loss anneals or carries state of its own; the adapters here cover the rest.
+
+```python
+import jax
+import optax
+
+from jaxeff.nn import small_classifier
+from jaxeff.training import cross_entropy, fit, label_loss, stateless
+
+f, params, (x, y) = small_classifier()
+run = {"optimizer": optax.adam(1e-2), "epochs": 2, "batch_size": 32}
+trained = fit(jax.random.key(0), cross_entropy(f), params, (x, y), **run).params
+assert label_loss(f(trained, x), y) < label_loss(f(params, x), y)
+
+
+def smoothed(key, params, batch):                       # a loss of your own
+    x, y = batch
+    targets = optax.smooth_labels(jax.nn.one_hot(y, 10), 0.1)
+    return optax.softmax_cross_entropy(f(params, x), targets).mean()
+
+
+fit(jax.random.key(0), stateless(smoothed), params, (x, y), **run)
+```
 """
 
 from __future__ import annotations

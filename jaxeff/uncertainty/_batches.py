@@ -1,4 +1,14 @@
-"""Outputs for more inputs than fit in memory at once."""
+"""Outputs for more inputs than fit in memory at once.
+
+```python
+import jax.numpy as jnp
+
+from jaxeff.uncertainty import in_batches
+
+images = jnp.ones((1200, 8))
+assert in_batches(lambda x: x.sum(1), images, batch=500).shape == (1200,)   # three calls
+```
+"""
 
 from collections.abc import Callable
 from typing import Any

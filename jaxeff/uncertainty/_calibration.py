@@ -2,6 +2,15 @@
 
 Guo et al. 2017 (arXiv 1706.04599). Sharp edge: the estimate depends on the number of bins and is
 biased upwards on small test sets (a perfectly calibrated model scores above zero).
+
+```python
+import jax.numpy as jnp
+
+from jaxeff.uncertainty import ece
+
+probs, labels = jnp.tile(jnp.array([0.75, 0.25]), (4, 1)), jnp.array([0, 0, 0, 1])
+assert ece(probs, labels) < 1e-6                        # 75 % sure, and right as often
+```
 """
 
 import jax.numpy as jnp

@@ -12,6 +12,28 @@ Sharp edges: a sample may put probability 0 on a class (0 log 0 counts as 0), bu
 entropy is infinite there: differentiate with respect to logits. The difference of two entropies
 can round to less than zero, so the epistemic part is cut at zero; near there its error is a few
 units of float rounding.
+
+```python
+import jax
+import jax.numpy as jnp
+
+from jaxeff.uncertainty import (
+    decompose, decompose_logits, mutual_information, predictive_entropy, predictive_log_probs,
+    softmax_entropy,
+)
+
+agree = jnp.array([[0.5, 0.5], [0.5, 0.5]])           # two samples of one prediction: ambiguous
+disagree = jnp.array([[0.99, 0.01], [0.01, 0.99]])    # each is sure, of another class
+assert predictive_entropy(agree) == predictive_entropy(disagree)             # total: log 2
+assert softmax_entropy(agree) > softmax_entropy(disagree)                    # aleatoric
+assert mutual_information(agree) < 1e-6 < mutual_information(disagree)        # epistemic
+found = decompose(disagree)
+assert jnp.allclose(found.total, found.aleatoric + found.epistemic, atol=1e-6)
+
+logits = jax.random.normal(jax.random.key(0), (30, 5, 10))          # samples, batch, classes
+assert decompose_logits(logits).epistemic.shape == (5,)
+assert jnp.allclose(jnp.exp(predictive_log_probs(logits)).sum(-1), 1, atol=1e-5)
+```
 """
 
 from typing import NamedTuple

@@ -8,6 +8,21 @@ in-domain from out-of-domain inputs where nothing else does.
 Sharp edges: EUC measures shape only. A network that is far too sure of itself everywhere can score
 close to 1; look at `jaxeff.uncertainty.auroc` beside it. The training points are checked, so they
 can't be traced.
+
+```python
+import jax
+import jax.numpy as jnp
+
+from jaxeff.uncertainty import euc, negative_log_density, out_of_domain, sparsity_threshold
+
+train = jax.random.normal(jax.random.key(0), (200, 2))
+x = jnp.array([[0.0, 0.0], [1.0, 1.0], [5.0, 5.0]])
+sparsity = negative_log_density(x, train)
+assert sparsity[0] < sparsity[1] < sparsity[2]
+assert sparsity_threshold(train) > sparsity[0]
+assert out_of_domain(x, train).tolist() == [False, False, True]
+assert euc(jnp.array([0.1, 0.2, 0.9]), sparsity) > 0.9
+```
 """
 
 import jax.numpy as jnp

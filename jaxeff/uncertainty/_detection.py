@@ -8,6 +8,17 @@ the scores makes the result NaN. Both sets must hold at least one score.
 Sharp edges: AUPR depends on the shares of the two sets (chance level is n_out / (n_in + n_out)).
 Some of the literature calls *in*-domain positive: for FPR95 in that sense (the share of
 out-of-domain inputs accepted when 95 % of in-domain inputs are) call ``fpr95(-out, -inside)``.
+
+```python
+import jax.numpy as jnp
+
+from jaxeff.uncertainty import aupr, auroc, fpr95
+
+inside, outside = jnp.array([0.1, 0.2, 0.3, 0.4]), jnp.array([0.35, 0.5, 0.6, 0.7])
+assert auroc(inside, outside) == 15 / 16                # of 16 pairs one is the wrong way round
+assert aupr(inside, outside) > 0.9
+assert fpr95(inside, outside) == 0.25
+```
 """
 
 import jax.numpy as jnp

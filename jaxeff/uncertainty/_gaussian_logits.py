@@ -14,6 +14,22 @@ Sharp edges:
   after a few epochs of SVI on MNIST it told MNIST from Fashion-MNIST no better than chance or the
   wrong way round (AUROC 0.04 to 0.57, depending on the prior), where the mutual information of
   drawn logits separated them well (0.97 to 0.99). Validate it before relying on it.
+
+```python
+import jax
+
+from jaxeff import Gaussian, moments
+from jaxeff.nn import small_classifier
+from jaxeff.uncertainty import from_gaussian, predict_probs, raw_variance, sample_logits
+
+f, params, (x, y) = small_classifier(10)
+posterior = jax.tree.map(lambda w: Gaussian(w, 0.01 * w**2), params)
+key, logits = jax.random.key(0), moments(f)(posterior, x)             # one forward pass
+assert sample_logits(key, logits, 100).shape == (100, 10, 10)
+assert (from_gaussian(key, logits, 100).epistemic >= 0).all()
+assert predict_probs(key, logits, 100).shape == (10, 10)
+assert raw_variance(logits).shape == (10,)
+```
 """
 
 from typing import Any

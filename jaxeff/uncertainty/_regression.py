@@ -8,6 +8,20 @@ variance (Kendall & Gal 2017, arXiv 1703.04977).
 Sharp edges: variances are in squared units of the target; ``standard_deviations`` of them add up in
 squares only. A sample with a large log-variance dominates a mean of exponentials, so far from the
 data the aleatoric part may be infinite.
+
+```python
+import jax.numpy as jnp
+
+from jaxeff.uncertainty import aleatoric_mse, decompose_regression, prediction_mse
+
+mean, log_variance = jnp.array([[0.9], [1.1]]), jnp.log(jnp.full((2, 1), 0.04))   # two samples
+found = decompose_regression(jnp.stack([mean, log_variance], -1))
+assert jnp.allclose(found.aleatoric, 0.04) and jnp.allclose(found.epistemic, 0.01)
+inside = jnp.array([True])
+std = found.aleatoric[:, 0] ** 0.5
+assert jnp.allclose(prediction_mse(found.mean[:, 0], jnp.array([1.2]), inside), 0.04)
+assert jnp.allclose(aleatoric_mse(std, jnp.array([0.2]), inside), 0, atol=1e-6)
+```
 """
 
 from typing import NamedTuple

@@ -7,6 +7,18 @@ don't sum to one, as of logits, or a label out of range.
 
 Sharp edge: under `jit` values are not known, so what is checked there is shapes and dtypes: logits
 in the place of probabilities are refused only where they are concrete.
+
+```python
+import jax.numpy as jnp
+
+from jaxeff.uncertainty import accuracy, brier, nll, nll_from_log
+
+probs, labels = jnp.array([[0.8, 0.2], [0.4, 0.6]]), jnp.array([0, 0])
+assert accuracy(probs, labels) == 0.5
+assert jnp.allclose(nll(probs, labels), -(jnp.log(0.8) + jnp.log(0.4)) / 2)
+assert jnp.allclose(nll_from_log(jnp.log(probs), labels), nll(probs, labels))
+assert jnp.allclose(brier(probs, labels), (0.08 + 0.72) / 2)
+```
 """
 
 from typing import Any

@@ -237,6 +237,7 @@ def test_a_crossbar_learns_through_a_model_of_sequences(sequences):
     assert (np.asarray(slope) > 0).all()
 
 
+@pytest.mark.slow
 def test_tiles_that_were_not_measured_are_refused(sequences):
     model = sequences["time"]
     with pytest.raises(ValueError, match="13 rows and 2 columns is larger than the 12 events"):

@@ -101,6 +101,7 @@ def test_holds_what_was_asked_for(dirty):
     np.testing.assert_array_equal(labels[1437 + 10 : 1437 + 20], dirty.train_labels[1])
 
 
+@pytest.mark.slow
 def test_reads_its_cache(dirty, folder):
     lines = []
     again = dirty_mnist(SMALL, folder=folder, progress=lines.append)
@@ -120,6 +121,7 @@ def test_a_damaged_cache_is_built_again_the_same(dirty, folder):
     np.testing.assert_array_equal(again.train_labels, dirty.train_labels)
 
 
+@pytest.mark.slow
 def test_a_foreign_cache_is_refused(dirty, folder):
     path = next(folder.glob("*/ambiguous.safetensors"))
     other = Recipe(**{**vars(SMALL), "rounds": 1, "surplus": 10**6})

@@ -1,10 +1,14 @@
 """What the site is built of. The build itself, warnings as errors, is `.ci/run`'s."""
 
+import inspect
 import re
+import sys
 
 import pytest
 import yaml
 from documents import ROOT, markdown_files
+
+from tests.bad_arguments import faces
 
 DOCS = ROOT / "docs"
 SETTINGS = re.sub(r"!\S+", "", (ROOT / "mkdocs.yml").read_text())
@@ -40,3 +44,28 @@ def test_a_page_is_in_the_navigation_once():
 
 def test_the_readme_is_short():
     assert len((ROOT / "README.md").read_text().splitlines()) <= 150
+
+
+WITHOUT_EXAMPLES = 119
+"""Public functions whose page shows no example that calls them. It may only fall."""
+
+
+def examples(name, function):
+    """The examples at a function: its own, those of its module (docs/examples.py) and of its face.
+
+    `test_examples` runs them.
+    """
+    function = inspect.unwrap(function)
+    face = sys.modules[name.rpartition(".")[0]]
+    texts = (function.__doc__, sys.modules[function.__module__].__doc__, face.__doc__)
+    return "".join(re.findall(r"```python\n(.*?)```", "\n".join(filter(None, texts)), re.DOTALL))
+
+
+def test_no_more_functions_are_without_an_example():
+    functions = faces.public("functions")
+    without = [
+        name
+        for name, function in functions.items()
+        if not re.search(rf"\b{inspect.unwrap(function).__name__}\(", examples(name, function))
+    ]
+    assert len(without) <= WITHOUT_EXAMPLES, without

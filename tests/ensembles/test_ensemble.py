@@ -70,6 +70,7 @@ def flops(g, *args):
     return jax.jit(g).lower(*args).compile().cost_analysis()["flops"]
 
 
+@pytest.mark.slow
 def test_what_is_shared_is_computed_once():
     f, params = jaxeff.functional(MLP((64, 256, 256, 10), rngs=nnx.Rngs(0)))
     x = jnp.ones((32, 64))
@@ -81,6 +82,7 @@ def test_what_is_shared_is_computed_once():
     assert flops(g, networks, x) == pytest.approx(10 * single, rel=0.02)
 
 
+@pytest.mark.slow
 def test_multiplications_are_those_of_the_source():
     net = LeNet5(padding="VALID", rngs=nnx.Rngs(0))
     f, params = jaxeff.functional(net)
@@ -123,6 +125,7 @@ def test_quantized_members_are_the_quantized_network():
     assert np.abs(around - g(params, X)).max() < 1.0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("own", ["*", "*fc3*"])
 def test_learnt_settings_have_members_like_parameters(own):
     # Fields of a setting that are None are no leaves, neither shared ones nor members'.
@@ -162,6 +165,7 @@ def test_a_pruned_ensemble_is_the_ensemble_of_pruned_networks():
     np.testing.assert_allclose(around[2], alone, atol=1e-6)
 
 
+@pytest.mark.slow
 def test_a_state_goes_with_its_module():
     net = MLP((6, 8, 8, 3), batch_norm=True, rngs=nnx.Rngs(0))
     f, params, state = jaxeff.functional(net, mutable=True)

@@ -87,6 +87,7 @@ def test_entropies_of_classes_have_the_same_three_parts():
     np.testing.assert_allclose(parts.total, predictive_entropy(parts.mean[None]), atol=1e-5)
 
 
+@pytest.mark.slow
 def test_draws_take_turns():
     posterior = MixturePosterior(
         tuple(around(p, 0.0) for p in (PARAMS, jax.tree.map(jnp.negative, PARAMS)))

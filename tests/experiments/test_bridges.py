@@ -21,6 +21,7 @@ def both():
     return [problems.moons(SETTINGS, 0), problems.sine(SETTINGS, 0)]
 
 
+@pytest.mark.slow
 def test_predictive_scores(both):
     rng = np.random.default_rng(0)
     moons, sine = both

@@ -30,6 +30,7 @@ def test_draws_have_the_exact_uncertainties(regime):
         assert abs(values.mean() - expected) < 5 * error + CLASSES / (2 * 2000)
 
 
+@pytest.mark.slow
 def test_a_full_run_outlives_a_fast_one(tmp_path):
     """Both had one name once."""
     small = {size: gaussian_limits.Settings(200 * n) for n, size in enumerate(SIZES, 1)}

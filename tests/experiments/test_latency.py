@@ -30,6 +30,7 @@ def row(table, model, method, engine, batch=10, **more):
     return {**place, "threads": 1, "ms": 1.0, "spread": 0.1, "error": 1e-7, "macs": 1, **more}
 
 
+@pytest.mark.slow
 def test_methods_agree_with_what_they_stand_for():
     net = networks.subject("mlp", 2)
     members = net.stacked("ensemble")
@@ -45,6 +46,7 @@ def test_methods_agree_with_what_they_stand_for():
     assert abs(macs / 7.8e6 - 1) < 0.02  # the source's count
 
 
+@pytest.mark.slow
 def test_a_contest_compares_within_rounds():
     net = networks.subject("mlp", 2)
     methods = ("deterministic", "svi30", "moments")
@@ -78,6 +80,7 @@ def test_slow_calls_are_measured_in_the_first_rounds_only():
     assert set(calls) == {1}
 
 
+@pytest.mark.slow
 def test_predictive_draws_networks():
     from experiments.latency.engines.with_numpyro import make_predictive
 

@@ -11,6 +11,16 @@ and ``artifact.json`` (names, shapes, dtypes, versions, checksums).
 Sharp edges: all shapes are static but for one batch. Arguments the function does not use are kept,
 so that the module's arguments are the function's. Arrays that `f` closes over become constants of
 the module: pass what should stay exchangeable as an argument.
+
+```python
+from jaxeff.nn import small_classifier
+from jaxeff_export import Artifact, export
+
+f, params, (x, y) = small_classifier(10)
+artifact = export(f, (params, x))
+artifact.save("net.zip")
+assert "stablehlo.convolution" in Artifact.load("net.zip").text
+```
 """
 
 from __future__ import annotations

@@ -3,6 +3,16 @@
 export (JAX to StableHLO), import (StableHLO to Relax), compute what depends on the parameters
 alone, compile the rest (Relax to machine code), link, and record what JAX itself computes, so that
 every board can be checked against it.
+
+```python
+from jaxeff.nn import small_classifier
+from jaxeff_export import deploy
+
+f, params, (x, y) = small_classifier(10)
+bundle = deploy(f, (params, x))                         # for this machine
+assert bundle.check()                                   # replays what JAX recorded
+assert bundle.run(x).shape == (10, 10)
+```
 """
 
 from __future__ import annotations

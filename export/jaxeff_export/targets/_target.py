@@ -7,6 +7,13 @@ Sharp edges: a bare ``{"kind": "llvm"}`` names no CPU and compiles for the lowes
 denominator, so ``"host"`` always names the CPU it found. LLVM infers the CPU from its model
 number, and virtual machines may mask instructions that the model has; instructions the kernel does
 not report are switched off.
+
+```python
+from jaxeff_export import resolve_target, target_names
+
+assert {"host", "cortex-a72", "cortex-m7"} <= set(target_names())
+assert resolve_target("cortex-a72")["mcpu"] == "cortex-a72"
+```
 """
 
 from __future__ import annotations

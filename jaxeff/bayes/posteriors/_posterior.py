@@ -10,6 +10,22 @@ A posterior is one of
 All three take `sample`, `jaxeff.bayes.predict` and `to_gaussians`. What the outputs of the function
 mean (its likelihood) travels with `Draws`, guides and every result of an inference; a pytree of
 `Gaussian` is one of parameters and knows nothing of outputs, so what needs it then has to be told.
+
+```python
+import jax
+
+from jaxeff import Gaussian
+from jaxeff.bayes import check_posterior, draw, sample, to_gaussians
+from jaxeff.nn import small_classifier
+
+f, params, (x, y) = small_classifier(10)
+posterior = jax.tree.map(lambda w: Gaussian(w, 0.01 * w**2), params)
+check_posterior(posterior, params)                      # it has the structure of params
+one = draw(jax.random.key(0), posterior)                # parameters, for f(one, x)
+many = sample(jax.random.key(0), posterior, 5)          # a leading axis of five
+assert many["fc1"]["bias"].shape == (5, *one["fc1"]["bias"].shape)
+assert to_gaussians(posterior)["fc1"]["bias"].var.shape == one["fc1"]["bias"].shape
+```
 """
 
 from __future__ import annotations

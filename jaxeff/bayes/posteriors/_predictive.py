@@ -5,6 +5,18 @@ images, however many samples). A convolution with another kernel for each sample
 CPU and takes more memory than that, so for large batches one sample at a time (the default) is
 best; for a handful of inputs raise ``chunk``. Inputs that don't fit may be split: the same key and
 number of samples draw the same weights for each part.
+
+```python
+import jax
+
+from jaxeff import Gaussian
+from jaxeff.bayes import predict
+from jaxeff.nn import small_classifier
+
+f, params, (x, y) = small_classifier(10)
+posterior = jax.tree.map(lambda w: Gaussian(w, 0.01 * w**2), params)
+assert predict(jax.random.key(0), f, posterior, x, samples=5).shape == (5, 10, 10)
+```
 """
 
 from collections.abc import Callable

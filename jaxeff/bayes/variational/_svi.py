@@ -18,6 +18,17 @@ Sharp edges:
 - A final KL weight below 1 is a cold posterior: variances come out smaller than Bayes' rule would
   have them.
 - Batch statistics can't be sampled; give a function that treats them as constants.
+
+```python
+import jax
+
+from jaxeff.bayes import svi
+from jaxeff.nn import small_classifier
+
+f, params, (x, y) = small_classifier()
+result = svi(jax.random.key(0), f, params, (x, y), epochs=2, batch_size=32)
+assert result.posterior["fc1"]["kernel"].var.shape == params["fc1"]["kernel"].shape
+```
 """
 
 from collections.abc import Callable, Mapping

@@ -24,6 +24,25 @@ Sharp edges:
 References:
     Krieger et al., "Galen: Hardware-specific Automatic Compression of Neural Networks",
     arXiv:2212.07818. Jacob et al., arXiv:1712.05877.
+
+```python
+import jax
+import jax.numpy as jnp
+
+from jaxeff.compression import (
+    dequantize, fake_quantize, grid, quantize, round_through, straight_through,
+)
+
+x = jnp.array([-1.0, -0.2, 0.3, 1.0])
+four = grid(4, jnp.float32(-1), jnp.float32(1), symmetric=True)
+codes = quantize(x, four)
+assert codes.tolist() == [-7, -1, 2, 7]
+assert jnp.allclose(dequantize(codes, four), codes / 7)
+rounded = fake_quantize(x, 4, jnp.float32(-1), jnp.float32(1), True)    # the same, with a gradient
+assert jnp.allclose(rounded, codes / 7)
+assert jax.grad(round_through)(0.3) == 1 and round_through(0.3) == 0
+assert straight_through(x, rounded).tolist() == rounded.tolist()        # the gradient is that of x
+```
 """
 
 import functools

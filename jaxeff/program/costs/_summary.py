@@ -1,4 +1,14 @@
-"""The program as a table for people."""
+"""The program as a table for people.
+
+```python
+from jaxeff import sites, summary
+from jaxeff.nn import small_classifier
+
+f, params, (x, y) = small_classifier(10)
+assert sites(f, params, x)[:3] == ("input", "conv1", "relu")
+print(summary(f, params, x))                            # layers, parameters, MACs, bit operations
+```
+"""
 
 import math
 from collections.abc import Callable, Mapping

@@ -4,6 +4,15 @@ Sharp edges:
     The first positional argument that is not a PRNG key holds the parameters; what follows is data.
     Keyword arguments that are arrays count as data; other keyword arguments are static.
     Reading is tracing: it costs a few milliseconds, so put transformed functions under `jax.jit`.
+
+```python
+from jaxeff import trace
+from jaxeff.nn import small_classifier
+
+f, params, (x, y) = small_classifier(10)
+program = trace(f, params, x)
+assert [layer.site for layer in program.layers if layer.kind == "linear"] == ["conv1", "fc1", "fc2"]
+```
 """
 
 from collections.abc import Callable, Mapping, Sequence

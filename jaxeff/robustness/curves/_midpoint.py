@@ -18,6 +18,16 @@ Sharp edges:
 References:
     Borras et al., "Walking Noise: On Layer-Specific Robustness of Neural Architectures against
     Noisy Computations and Associated Characteristic Learning Dynamics", arXiv:2212.10430.
+
+```python
+import jax.numpy as jnp
+
+from jaxeff.robustness import fit_midpoint
+
+levels = jnp.linspace(0, 2, 21)
+accuracies = 0.1 + 0.8 / (1 + jnp.exp((levels - 1) / 0.1))       # falls from .9 to .1 around 1
+assert abs(fit_midpoint(levels, accuracies).mu - 1) < 0.01
+```
 """
 
 from __future__ import annotations
