@@ -3,22 +3,19 @@
 import functools
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol, TypeVar
+from typing import Annotated, Any, Literal
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 import jaxeff
-from experiments.harness import Row, Run, choose
-from experiments.recipes import cosine_adam
+from experiments.harness import SELECTS, Count, Row, Run, choose
+from experiments.recipes import Training, cosine_adam
 from experiments.trainable import Images, Network, load_images, trainable
 from jaxeff.compression import fold_batch_norm
 from jaxeff.nn import LeNet5, ResNet8, ResNet18
 from jaxeff.training import cross_entropy, fit
-
-BATCH = 500
-"""Test images evaluated at once."""
 
 
 @dataclass(frozen=True)
@@ -47,28 +44,58 @@ class Classifier:
         return f"{self.network}-{self.data}"
 
 
-class Settings(Protocol):
-    """What of a study's settings the training and the choice of networks depend on."""
+BATCH = 500
+"""Test images evaluated at once."""
 
-    @property
-    def subjects(self) -> tuple[Any, ...]:
-        """Classifiers."""
-        ...
 
-    @property
-    def only(self) -> tuple[str, ...]:
-        """Subjects to run; all if none is given."""
-        ...
+@dataclass(frozen=True)
+class Retrained(Classifier):
+    """A classifier that is changed, and trained on.
 
-    @property
-    def batch_size(self) -> int:
-        """Images per update."""
-        ...
+    Attributes:
+        retrain_images: Images of the training after the change.
+        retrain: Passes over them.
+    """
 
-    @property
-    def rate(self) -> float:
-        """Learning rate of Adam, decayed by a cosine."""
-        ...
+    retrain_images: int
+    retrain: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings(Training):
+    """What the trainings of a study depend on, and which of its networks are run.
+
+    Attributes:
+        subjects: The networks.
+        retrain_rate: Learning rate of training on.
+        calibration: Training images that numbers are measured on.
+        only: Subjects to run; all if none is given.
+    """
+
+    subjects: tuple[Any, ...]
+    retrain_rate: float = 1e-3
+    calibration: Count = 512
+    only: Annotated[tuple[str, ...], SELECTS] = ()
+
+
+@dataclass(frozen=True)
+class Task:
+    """What is kept once it is done.
+
+    Attributes:
+        subject: The network's name.
+        seed: Of its training.
+        part: Of the study.
+        what: Within the part.
+    """
+
+    subject: str
+    seed: int
+    part: str
+    what: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.subject} {self.seed} {self.what or self.part}"
 
 
 @dataclass(frozen=True)
@@ -153,39 +180,17 @@ def trained(run: Run[Any], subject: Classifier, settings: Settings, seed: int) -
     return Trained(subject, network, images, result.params, result.state, seed, sites)
 
 
-class Task(Protocol):
-    """One thing to measure of a trained network."""
-
-    @property
-    def subject(self) -> str:
-        """The network's name."""
-        ...
-
-    @property
-    def seed(self) -> int:
-        """Of its training."""
-        ...
-
-    @property
-    def part(self) -> str:
-        """Of the study."""
-        ...
-
-
-T = TypeVar("T", bound=Task)
-
-
 def each(
     run: Run[Any],
-    tasks: Callable[[Any, int], Iterable[T]],
-    measure: Callable[[T, Any, Trained], Iterable[Row]],
+    tasks: Callable[[Any, Any, int], Iterable[Any]],
+    measure: Callable[[Run[Any], Any, Any, Trained], Iterable[Row]],
 ) -> list[Row]:
     """Trains each network that is asked for, and measures every task of it.
 
     Args:
         run: Whose settings are `Settings`.
-        tasks: Of a subject and a seed.
-        measure: A task's rows, from its subject and the trained network.
+        tasks: A `Task` for everything to measure, from the settings, a subject and a seed.
+        measure: A task's rows, from the run, the task, its subject and the trained network.
     """
     settings: Settings = run.settings
     names = [subject.name for subject in settings.subjects]
@@ -196,11 +201,16 @@ def each(
     def model(subject: str, seed: int) -> Trained:
         return trained(run, subjects[subject], settings, seed)
 
-    def make(task: T) -> list[Row]:
-        rows = measure(task, subjects[task.subject], model(task.subject, task.seed))
+    def make(task: Task) -> list[Row]:
+        rows = measure(run, task, subjects[task.subject], model(task.subject, task.seed))
         return [{"part": task.part, **row} for row in rows]
 
-    todo = [t for own in subjects.values() for seed in range(own.seeds) for t in tasks(own, seed)]
+    todo = [
+        task
+        for own in subjects.values()
+        for seed in range(own.seeds)
+        for task in tasks(settings, own, seed)
+    ]
     return run.each(todo, make)
 
 

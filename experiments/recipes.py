@@ -1,6 +1,33 @@
-"""Optimizers that several studies train with."""
+"""Settings and optimizers that several studies train with."""
+
+from dataclasses import dataclass
 
 import optax
+
+from experiments.harness import Count
+
+
+@dataclass(frozen=True, kw_only=True)
+class Training:
+    """How networks are trained by Adam.
+
+    Attributes:
+        batch_size: Images per update.
+        rate: Learning rate of Adam, decayed by a cosine.
+    """
+
+    batch_size: Count = 64
+    rate: float = 2e-3
+
+
+class Selected:
+    """Settings with `parts` to run; all of them if none is given."""
+
+    parts: tuple[str, ...]
+
+    def runs(self, part: str) -> bool:
+        """Whether a part is to be run."""
+        return not self.parts or part in self.parts
 
 
 def cosine_adam(rate: float, steps: int) -> optax.GradientTransformation:

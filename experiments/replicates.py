@@ -14,7 +14,7 @@ import functools
 import itertools
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Annotated, Any
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -26,7 +26,7 @@ from matplotlib.figure import Figure
 import jaxeff
 from experiments import growth
 from experiments.growth import BATCH, WIDTHS, fresh, loss_at
-from experiments.harness import Found, Least, Report, Row, Run, Study, Table
+from experiments.harness import Count, Found, Report, Row, Run, Study, Table
 from experiments.timing import measure_rounds, metered, ratio, summary
 from jaxeff.nn import MLP
 from jaxeff.noise import Additive
@@ -45,8 +45,8 @@ class Settings:
         rounds: Interleaved rounds.
     """
 
-    steps: Annotated[int, Least(1)]
-    rounds: Annotated[int, Least(1)]
+    steps: Count
+    rounds: Count
 
 
 def jax_forms(steps: int, replicates: list[tuple[int, int]]) -> dict[str, Callable[[], Any]]:

@@ -8,30 +8,19 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxeff.core import (
-    Choice,
-    Count,
-    NonNegative,
-    Number,
-    Positive,
-    Setting,
-    check_count,
-    check_number,
-    register_setting,
-    static,
-)
+from jaxeff import core
 
 
-@register_setting
+@core.register_setting
 @dataclass(frozen=True)
-class Example(Setting):
-    sigma: NonNegative
-    scale: Positive = 1.0
-    share: Annotated[float | None, Number(above=0, high=1)] = None
-    device: Annotated[int, Number(0, integer=True)] = 0
-    times: Annotated[int, Count(1, 8)] = static(1)
-    order: Annotated[str, Choice("first", "last")] = static("first")
-    anything: object = static(None)
+class Example(core.Setting):
+    sigma: core.NonNegative
+    scale: core.Positive = 1.0
+    share: Annotated[float | None, core.Number(above=0, high=1)] = None
+    device: Annotated[int, core.Number(0, integer=True)] = 0
+    times: Annotated[int, core.Count(1, 8)] = core.static(1)
+    order: Annotated[str, core.Choice("first", "last")] = core.static("first")
+    anything: object = core.static(None)
 
 
 @pytest.mark.parametrize(
@@ -75,9 +64,9 @@ def test_traced_counts_are_refused():
 
 
 def test_arguments_are_checked_by_the_same_rules():
-    check_number("rate", np.inf, above=0, finite=False)
-    check_count("epochs", 3)
+    core.check_number("rate", np.inf, above=0, finite=False)
+    core.check_count("epochs", 3)
     with pytest.raises(ValueError, match="rate must be below 1, but is 1"):
-        check_number("rate", 1, below=1)
+        core.check_number("rate", 1, below=1)
     with pytest.raises(ValueError, match="epochs must be at least 1, but is 0"):
-        check_count("epochs", 0)
+        core.check_count("epochs", 0)

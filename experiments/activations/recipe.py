@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal, NamedTuple
 
 from experiments.activations.network import LEARNED, NAMES, Scales
 from experiments.activations.source import MOONS
-from experiments.harness import SELECTS, Least, choose
+from experiments.harness import SELECTS, Count, Least, choose
 from jaxeff.data import NOISE
 from jaxeff.uncertainty import OOD_QUANTILE
 
@@ -45,9 +45,9 @@ class Sampling:
         kernel_scales: Prior standard deviation of each layer's kernel; biases have 1.
     """
 
-    warmup: Annotated[int, Least(1)]
+    warmup: Count
     samples: Annotated[int, Least(4), SELECTS]
-    chains: Annotated[int, Least(1)] = 4
+    chains: Count = 4
     max_depth: int = 8
     target_acceptance: float = 0.7
     start_steps: int = 400

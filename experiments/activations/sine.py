@@ -8,16 +8,9 @@ import jax.numpy as jnp
 
 from experiments.activations.network import Network
 from experiments.activations.recipe import Settings
+from jaxeff import uncertainty as unc
 from jaxeff.bayes import Draws, predict
 from jaxeff.data import sine as noisy_sine
-from jaxeff.uncertainty import (
-    aleatoric_mse,
-    auroc,
-    decompose_regression,
-    euc,
-    negative_log_density,
-    prediction_mse,
-)
 
 
 class Scene(NamedTuple):
@@ -55,7 +48,7 @@ def scene(settings: Settings, seed: int) -> Scene:
         noisy_sine.target(x),
         noisy_sine.noise_std(x),
         noisy_sine.in_regime(x),
-        negative_log_density(x[:, None], train[0]),
+        unc.negative_log_density(x[:, None], train[0]),
     )
 
 
@@ -72,14 +65,14 @@ def evaluate(
     """
     # All draws in their order, so the key plays no part.
     outputs = predict(jax.random.key(0), f, posterior, known.inputs(known.x[:, None]), index)
-    parts = decompose_regression(outputs)
+    parts = unc.decompose_regression(outputs)
     mean, aleatoric, epistemic = (part[:, 0] for part in parts)
     std, doubt = jnp.sqrt(aleatoric), jnp.sqrt(epistemic)
     figures = {
-        "mse_prediction": prediction_mse(mean, known.target, known.inside),
-        "mse_aleatoric": aleatoric_mse(std, known.noise, known.inside),
-        "euc": euc(doubt, known.sparsity),
-        "auroc": auroc(doubt[known.inside], doubt[~known.inside]),
+        "mse_prediction": unc.prediction_mse(mean, known.target, known.inside),
+        "mse_aleatoric": unc.aleatoric_mse(std, known.noise, known.inside),
+        "euc": unc.euc(doubt, known.sparsity),
+        "auroc": unc.auroc(doubt[known.inside], doubt[~known.inside]),
     }
     curves = {"mean": mean, "aleatoric": aleatoric, "epistemic": epistemic}
     return {name: float(value) for name, value in figures.items()}, curves

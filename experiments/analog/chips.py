@@ -11,45 +11,32 @@ import numpy as np
 from experiments.analog.recipe import Settings
 from experiments.analog.source import ORDERED, UNORDERED
 from experiments.harness import Row, Run
-from jaxeff.analog_hardware import (
-    PUBLISHED_PHYSICS,
-    Chip,
-    Design,
-    WhiteBox,
-    characterize,
-    fidelity,
-    fit_columnar,
-    fit_linear,
-    fit_sequence,
-    fit_white_box,
-    measure_events,
-    order_effect,
-)
+from jaxeff import analog_hardware as hardware
 
 ACTIVE = (8, 16, 32, 64, 128)
 MODELS: dict[str, Callable[..., Any]] = {
-    "linear": fit_linear,
-    "columnar": fit_columnar,
-    "white box": fit_white_box,
+    "linear": hardware.fit_linear,
+    "columnar": hardware.fit_columnar,
+    "white box": hardware.fit_white_box,
 }
-STATIC = dataclasses.replace(PUBLISHED_PHYSICS, ordered=False)
+STATIC = dataclasses.replace(hardware.PUBLISHED_PHYSICS, ordered=False)
 
 
-def make(device: int, ordered: bool = True) -> Chip:
+def make(device: int, ordered: bool = True) -> hardware.Chip:
     """A chip, or its control without leakage and memory."""
-    return Chip(device, physics=PUBLISHED_PHYSICS if ordered else STATIC)
+    return hardware.Chip(device, physics=hardware.PUBLISHED_PHYSICS if ordered else STATIC)
 
 
-def measured(run: Run[Settings], chip: Chip) -> Any:
+def measured(run: Run[Settings], chip: hardware.Chip) -> Any:
     """What every model of a chip is fitted to."""
     settings = run.settings
-    design = Design(programs=settings.programs, drives=settings.programs)
-    return characterize(jax.random.fold_in(run.key, 1), chip, design)
+    design = hardware.Design(programs=settings.programs, drives=settings.programs)
+    return hardware.characterize(jax.random.fold_in(run.key, 1), chip, design)
 
 
-def white_box(run: Run[Settings], device: int) -> WhiteBox:
+def white_box(run: Run[Settings], device: int) -> hardware.WhiteBox:
     """The white box of a chip."""
-    return fit_white_box(measured(run, make(device)))
+    return hardware.fit_white_box(measured(run, make(device)))
 
 
 def fidelities(run: Run[Settings]) -> list[Row]:
@@ -64,7 +51,7 @@ def fidelities(run: Run[Settings]) -> list[Row]:
         rows = []
         for name, fit in MODELS.items():
             key = jax.random.fold_in(run.key, 2)
-            result = fidelity(key, fit(found), chip, active=ACTIVE)
+            result = hardware.fidelity(key, fit(found), chip, active=ACTIVE)
             for n, error, floor in zip(result.active, result.error, result.floor, strict=True):
                 rows.append(
                     {"kind": "fidelity", "chip": _name(chip, task["ordered"]), **task,
@@ -88,16 +75,18 @@ def orders(run: Run[Settings]) -> list[Row]:
     def one(task: dict[str, Any]) -> list[Row]:
         chip = make(task["device"], task["ordered"])
         keys = jax.random.split(jax.random.fold_in(run.key, 3), 3)
-        effect = order_effect(keys[0], chip)
+        effect = hardware.order_effect(keys[0], chip)
         row = {
             "kind": "order", "chip": _name(chip, task["ordered"]), **task, "rms": effect.rms,
             "control": effect.control, "noise": effect.noise,
         }  # fmt: skip
         if task["device"] in settings.chips[: settings.order_chips]:
-            events = measure_events(keys[1], chip, columns=2, programs=settings.event_programs)
+            events = hardware.measure_events(
+                keys[1], chip, columns=2, programs=settings.event_programs
+            )
             train, test = events.split()
             for position in ("time", "permuted", "none"):
-                model = fit_sequence(
+                model = hardware.fit_sequence(
                     keys[2], train, position=position, epochs=settings.event_epochs, progress=False
                 )
                 row[f"mse_{position}"] = float(jnp.mean(model.error(test)))
@@ -118,11 +107,11 @@ def column(run: Run[Settings], device: int, at: int = 5) -> dict[str, np.ndarray
     """
     chip = make(device, ordered=False)
     found = measured(run, chip)
-    box = fit_white_box(found)
+    box = hardware.fit_white_box(found)
     drives = found.drives
     inputs = jnp.asarray(drives.inputs[:6], jnp.float32)
     weights = jnp.asarray(drives.weights[:6], jnp.float32)
-    ideal = PUBLISHED_PHYSICS.gain * jnp.einsum("dpr,drc->dpc", inputs, weights)
+    ideal = hardware.PUBLISHED_PHYSICS.gain * jnp.einsum("dpr,drc->dpc", inputs, weights)
     sums = jax.vmap(box.sums)(inputs, weights)
     means = jax.vmap(lambda a, w: box.counts(a, w, 1.0))(inputs, weights)
     parts = {"ideal": ideal, "table": sums, "spline": means, "counts": drives.counts[:6]}
@@ -134,5 +123,5 @@ def column(run: Run[Settings], device: int, at: int = 5) -> dict[str, np.ndarray
     }
 
 
-def _name(chip: Chip, ordered: bool) -> str:
+def _name(chip: hardware.Chip, ordered: bool) -> str:
     return f"synthetic {int(chip.device)}" + ("" if ordered else ", order-free")

@@ -3,13 +3,14 @@
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
-from experiments.harness import SELECTS, Least
+from experiments.harness import SELECTS, Count, Least
+from experiments.recipes import Selected, Training
 
 Part = Literal["models", "images", "speech", "order", "sequences"]
 
 
 @dataclass(frozen=True)
-class Settings:
+class Settings(Training, Selected):
     """Chips, networks and epochs.
 
     Attributes:
@@ -20,8 +21,6 @@ class Settings:
         widths: Hidden layers of the image classifier.
         digital: Epochs of digital training before anything analog.
         retrain: Epochs of retraining (the source: 300); shares of them are the short loops.
-        batch_size: Examples per update.
-        rate: Learning rate of Adam, which decays by a cosine in every stage.
         programs: Weight matrices under which single rows, and full drive, are measured.
         event_programs: Weight matrices of the measurement of order.
         event_epochs: Epochs of the sequence models.
@@ -39,42 +38,36 @@ class Settings:
 
     chips: tuple[int, ...] = (0, 1, 2, 3, 4)
     data: str = "mnist"
-    images: Annotated[int, Least(1)] = 3000
-    test_images: Annotated[int, Least(1)] = 1500
-    widths: tuple[Annotated[int, Least(1)], ...] = (64, 32)
-    digital: Annotated[int, Least(1)] = 20
-    retrain: Annotated[int, Least(1)] = 30
-    batch_size: Annotated[int, Least(1)] = 50
-    rate: float = 1e-3
+    images: Count = 3000
+    test_images: Count = 1500
+    widths: tuple[Count, ...] = (64, 32)
+    digital: Count = 20
+    retrain: Count = 30
     programs: Annotated[int, Least(2)] = 32
-    event_programs: Annotated[int, Least(1)] = 96
-    event_epochs: Annotated[int, Least(1)] = 10
     order_chips: Annotated[int, Least(0)] = 5
+    event_programs: Count = 96
     sequence_chips: Annotated[int, Least(0)] = 3
-    sequence_size: Annotated[int, Least(8)] = 32
-    sequence_images: Annotated[int, Least(1)] = 1000
-    sequence_retrain: Annotated[int, Least(1)] = 18
-    speech: Annotated[int, Least(0)] = 1
-    speech_widths: tuple[Annotated[int, Least(1)], ...] = (128, 64)
-    speech_bands: Annotated[int, Least(1)] = 16
     hours: float = 24.0
+    event_epochs: Count = 10
+    sequence_size: Annotated[int, Least(8)] = 32
+    sequence_images: Count = 1000
+    speech: Annotated[int, Least(0)] = 1
+    speech_widths: tuple[Count, ...] = (128, 64)
+    sequence_retrain: Count = 18
+    speech_bands: Count = 16
     parts: Annotated[tuple[Part, ...], SELECTS] = ()
-
-    def runs(self, part: Part) -> bool:
-        """Whether a part is to be run."""
-        return not self.parts or part in self.parts
 
 
 SIZES = {
     "fast": Settings(
         (0, 1), "digits", 1000, 360, (32,), 10, 6, programs=8, event_programs=16, event_epochs=3,
         order_chips=1, sequence_chips=1, sequence_size=16, sequence_images=400,
-        sequence_retrain=6, speech=0,
+        sequence_retrain=6, speech=0, batch_size=50, rate=1e-3,
     ),
-    "default": Settings(),
+    "default": Settings(batch_size=50, rate=1e-3),
     "full": Settings(
         images=60_000, test_images=10_000, widths=(1024, 128), retrain=300, batch_size=100,
-        event_programs=512, event_epochs=100, sequence_chips=5, sequence_size=64,
+        rate=1e-3, event_programs=512, event_epochs=100, sequence_chips=5, sequence_size=64,
         sequence_retrain=300, speech=5, speech_widths=(1024, 128),
         speech_bands=32,
     ),

@@ -14,17 +14,7 @@ from experiments.analog.recipe import Settings
 from experiments.analog.source import SEQUENCES
 from experiments.analog.training import GAIN, Problem, Trainer
 from experiments.harness import Row, Run
-from jaxeff.analog_hardware import (
-    Chip,
-    Design,
-    Linear,
-    characterize,
-    fidelity,
-    fit_noise,
-    fit_sequence,
-    fit_white_box,
-    measure_events,
-)
+from jaxeff import analog_hardware as hardware
 
 POSITIONS = {"ordered": "time", "order-free": "none"}
 WIDTH, HEADS = 8, 1
@@ -87,28 +77,28 @@ def models(run: Run[Settings], device: int) -> tuple[dict[str, Any], dict[str, R
     """The models of a chip, and how far they are from it."""
     settings = run.settings
     size = settings.sequence_size
-    chip = Chip(device, rows=size, columns=size)
+    chip = hardware.Chip(device, rows=size, columns=size)
     active = tuple(sorted({1, max(1, size // 8), size // 2, size}))
-    design = Design(
+    design = hardware.Design(
         rows=size, columns=size, programs=settings.programs, drives=settings.programs,
         active=active,
     )  # fmt: skip
     keys = jax.random.split(jax.random.fold_in(run.key, 10), 4)
-    measured = characterize(keys[0], chip, design)
-    events = measure_events(
+    measured = hardware.characterize(keys[0], chip, design)
+    events = hardware.measure_events(
         keys[1], chip, design, columns=size, active=None, programs=settings.event_programs
     )
     train, test = events.split()
-    found: dict[str, Any] = {"white box": fit_white_box(measured)}
-    found["no model"] = Linear()
+    found: dict[str, Any] = {"white box": hardware.fit_white_box(measured)}
+    found["no model"] = hardware.Linear()
     errors: dict[str, Row] = {"white box": {}, "no model": {}}
     for name, position in POSITIONS.items():
-        found[name] = fit_sequence(
-            keys[2], train, design, noise=fit_noise(measured.noise), position=position,
+        found[name] = hardware.fit_sequence(
+            keys[2], train, design, noise=hardware.fit_noise(measured.noise), position=position,
             width=WIDTH, heads=HEADS, epochs=settings.event_epochs, progress=False,
         )  # fmt: skip
         errors[name] = {"mse": float(jnp.mean(found[name].error(test)))}
     for name, model in found.items():
-        far = fidelity(keys[3], model, chip, design, active=(size,), gain=GAIN)
+        far = hardware.fidelity(keys[3], model, chip, design, active=(size,), gain=GAIN)
         errors[name] |= {"error": far.error[0], "noise": far.floor[0]}
     return found, errors

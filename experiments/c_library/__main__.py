@@ -17,7 +17,7 @@ or have it by default.
 import tempfile
 from dataclasses import dataclass
 from itertools import product
-from typing import Annotated, Any
+from typing import Any
 
 import jax
 import jaxeff_export
@@ -26,23 +26,11 @@ from jaxeff_export import Bundle, ToolchainError, resolve_target
 from jaxeff_export.targets import find_c_toolchain
 
 from experiments import engines
+from experiments import harness as h
 from experiments.c_library.calling import Loaded, Repeater
 from experiments.c_library.subjects import Case, case
 from experiments.contests.tvm import host, meter_of
-from experiments.harness import (
-    Claim,
-    Curves,
-    Least,
-    Listing,
-    Part,
-    Plot,
-    Row,
-    Run,
-    Study,
-    at_most,
-    equals,
-    where,
-)  # fmt: skip
+from experiments.harness import Row, Run
 from experiments.latency.engines import deviation
 from experiments.latency.tasks import cores
 from experiments.timing import measure_rounds, ratio, summary
@@ -70,9 +58,9 @@ class Settings:
         sized: The networks whose memory is told.
     """
 
-    rounds: Annotated[int, Least(1)] = 51
+    rounds: h.Count = 51
     models: tuple[str, ...] = ("tiny", "mlp", "lenet5")
-    batches: tuple[Annotated[int, Least(1)], ...] = (1, 10)
+    batches: tuple[h.Count, ...] = (1, 10)
     threaded: tuple[str, ...] = ("mlp", "lenet5", "resnet18")
     sized: tuple[str, ...] = ("lenet5",)
 
@@ -187,37 +175,37 @@ def _sizes(rounds: int, model: str) -> list[Row]:
 
 
 CALLS, THREADS, SIZES = (
-    where(table="calls", engine="c"),
-    where(table="threads"),
-    where(table="sizes"),
+    h.where(table="calls", engine="c"),
+    h.where(table="threads"),
+    h.where(table="sizes"),
 )
-DISPATCH = where(
+DISPATCH = h.where(
     table="calls", engine="c", model="tiny", batch=1, method="deterministic", arithmetic="float32"
 )
 
 
 FORM = "{model}, batch {batch}, {method}, {arithmetic}"
 CLAIMS = (
-    Claim(f"{FORM}: the bundle's bits", lambda row: int(row["same_bits"]), equals(1), 1, CALLS),
-    Claim(
+    h.Claim(f"{FORM}: the bundle's bits", lambda row: int(row["same_bits"]), h.equals(1), 1, CALLS),
+    h.Claim(
         "dispatch: nanoseconds of a call of next to nothing",
-        "ns", at_most(DISPATCH_NS), DISPATCH_NS, DISPATCH,
+        "ns", h.at_most(DISPATCH_NS), DISPATCH_NS, DISPATCH,
     ),
     *(
-        Claim(
-            f"{FORM}: over {other}'s call", f"over_{other}", at_most(OVER_BUNDLE), OVER_BUNDLE,
+        h.Claim(
+            f"{FORM}: over {other}'s call", f"over_{other}", h.at_most(OVER_BUNDLE), OVER_BUNDLE,
             CALLS, "default", when=lambda row: row["model"] != "tiny",
         )
         for other in ("bundle", *PEERS)
     ),
-    Claim(
+    h.Claim(
         "{model}, batch {batch}: bits with two threads are those of one",
-        lambda row: int(row["same_bits"]), equals(1), 1, THREADS,
+        lambda row: int(row["same_bits"]), h.equals(1), 1, THREADS,
     ),
     *(
-        Claim(
+        h.Claim(
             f"{{model}}, {{method}}, {{arithmetic}}: bytes of {memory} on a {{core}}",
-            memory, at_most(most), most, SIZES,
+            memory, h.at_most(most), most, SIZES,
         )
         for memory, most in (("flash", FLASH), ("ram", RAM))
     ),
@@ -229,8 +217,8 @@ def _label(row: Row) -> str:
     return f"{row['model']}{method}\n{row['arithmetic']}"
 
 
-COST = Curves(
-    _label, "ns", where(table="calls", batch=1), hue="{engine}", style="o",
+COST = h.Curves(
+    _label, "ns", h.where(table="calls", batch=1), hue="{engine}", style="o",
     axes={"yscale": "log", "xlabel": "network", "ylabel": "nanoseconds of a call"},
 )  # fmt: skip
 COLUMNS = {
@@ -242,14 +230,14 @@ COLUMNS = {
     "sizes": ("model", "method", "arithmetic", "code", "parameters", "workspace", "flash", "ram"),
 }  # fmt: skip
 
-STUDY = Study(
+STUDY = h.Study(
     "c_library", __doc__,
     {
         "fast": Settings(5, ("tiny", "mlp"), (1,), ("mlp",), ("lenet5",)),
         "default": Settings(),
         "full": Settings(rounds=201),
     },
-    (Part(tasks, make),), CLAIMS, (Plot("calls", COST),), (Listing.each(COLUMNS),),
+    (h.Part(tasks, make),), CLAIMS, (h.Plot("calls", COST),), (h.Listing.each(COLUMNS),),
     differences=(
         "The source's code is LiteRT for Microcontrollers' core runtime on a Cortex-M3, as its "
         "guide says; operators and the model's arena come on top. It was not built here.",

@@ -13,10 +13,8 @@ Finished trainings are kept: a run that was killed goes on. Source: Klein's thes
 comparison (figure 3.3, after Roth et al., arXiv 2001.03048) is DenseNet-BC-100 on CIFAR-100.
 """
 
-import functools
-from dataclasses import dataclass
-
 from experiments import classifiers
+from experiments.classifiers import Task, Trained
 from experiments.compression import allocation, findings, recipe, training, without_training
 from experiments.compression.methods import FLOAT, METHODS, at_bits
 from experiments.harness import Row, Run, Study
@@ -31,38 +29,7 @@ DIFFERENCES = (
 )
 
 
-@dataclass(frozen=True)
-class Task:
-    """What is kept once it is done.
-
-    Attributes:
-        subject: The network's name.
-        seed: Of its float training.
-        part: Of the study.
-        what: Within the part.
-    """
-
-    subject: str
-    seed: int
-    part: str
-    what: str = ""
-
-    @property
-    def name(self) -> str:
-        """For the progress bar."""
-        return f"{self.subject} {self.seed} {self.what or self.part}"
-
-
-def run(run: Run[recipe.Settings]) -> list[Row]:
-    """Trains each float network, then everything that is asked for of it."""
-
-    def tasks(subject: recipe.Subject, seed: int) -> list[Task]:
-        return [Task(subject.name, seed, *rest) for rest in _tasks(run.settings, subject)]
-
-    return classifiers.each(run, tasks, functools.partial(_measure, run))
-
-
-def _tasks(settings: recipe.Settings, subject: recipe.Subject) -> list[tuple[str, ...]]:
+def _tasks(settings: recipe.Settings, subject: recipe.Subject, seed: int) -> list[Task]:
     found: list[tuple[str, ...]] = [("float",)]
     if settings.runs(subject, "bits"):
         found += [("bits", "policies")]
@@ -74,11 +41,11 @@ def _tasks(settings: recipe.Settings, subject: recipe.Subject) -> list[tuple[str
         found += [("without training",)]
     if settings.runs(subject, "allocation"):
         found += [("allocation",)]
-    return found
+    return [Task(subject.name, seed, *rest) for rest in found]
 
 
 def _measure(
-    run: Run[recipe.Settings], task: Task, subject: recipe.Subject, model: classifiers.Trained
+    run: Run[recipe.Settings], task: Task, subject: recipe.Subject, model: Trained
 ) -> list[Row]:
     if task.part == "float":
         return [classifiers.describe(model)]
@@ -96,7 +63,8 @@ def _measure(
 
 STUDY = Study(
     "compression", __doc__, recipe.SIZES,
-    (run,), findings.CLAIMS, findings.PLOTS, findings.TABLES, DIFFERENCES,
+    (lambda run: classifiers.each(run, _tasks, _measure),),
+    findings.CLAIMS, findings.PLOTS, findings.TABLES, DIFFERENCES,
 )  # fmt: skip
 
 if __name__ == "__main__":

@@ -11,19 +11,7 @@ import jaxeff
 from experiments.classifiers import Trained, accuracy
 from experiments.compression.recipe import Settings
 from experiments.harness import Row, Run
-from jaxeff.compression import (
-    BitSensitivity,
-    LayerQuantization,
-    Uniform,
-    allocate_bits,
-    hessian_sensitivity,
-    hessian_trace,
-    kl_sensitivity,
-    noise_to_signal,
-    quantization_errors,
-    quantized,
-    signal_to_noise_bits,
-)
+from jaxeff import compression as jc
 
 WIDTHS = (2, 3, 4, 5, 6, 7, 8)
 
@@ -40,28 +28,28 @@ def allocate(run: Run[Settings], model: Trained) -> list[Row]:
     labels = jnp.asarray(model.images.train[1][: settings.calibration])
     sites = model.sites
     found = jaxeff.cost(f, params, x[:1])
-    errors = quantization_errors(f, params, x, sites, WIDTHS)
+    errors = jc.quantization_errors(f, params, x, sites, WIDTHS)
 
     def loss(params: Any, x: jax.Array, labels: jax.Array) -> jax.Array:
         each = optax.softmax_cross_entropy_with_integer_labels(f(params, x), labels)
         return each.mean()
 
     key = jax.random.fold_in(run.fast_key, 200 + model.seed)
-    trace = hessian_trace(key, loss, params, (x, labels), sites, probes=settings.probes)
+    trace = jc.hessian_trace(key, loss, params, (x, labels), sites, probes=settings.probes)
     sensitivities = {
-        "kl": kl_sensitivity(f, params, x, sites, WIDTHS),
-        "hessian": hessian_sensitivity(trace, errors),
-        "noise to signal": noise_to_signal(errors),
+        "kl": jc.kl_sensitivity(f, params, x, sites, WIDTHS),
+        "hessian": jc.hessian_sensitivity(trace, errors),
+        "noise to signal": jc.noise_to_signal(errors),
     }
     macs = {row.site: row.macs for row in found.layers if row.site in sites}
     rows = []
     for bits in settings.budgets:
         budget = sum(macs.values()) * bits**2
         policies: dict[str, dict[str, Any]] = {
-            "uniform": {s: LayerQuantization(Uniform(bits), Uniform(bits)) for s in sites}
+            "uniform": {s: jc.LayerQuantization(jc.Uniform(bits), jc.Uniform(bits)) for s in sites}
         }
         policies |= {
-            name: allocate_bits(_finite(table), found, budget, unit="bops")
+            name: jc.allocate_bits(_finite(table), found, budget, unit="bops")
             for name, table in sensitivities.items()
         }
         policies["closed form"] = _closed_form(macs, budget)
@@ -75,13 +63,13 @@ def allocate(run: Run[Settings], model: Trained) -> list[Row]:
                     "activation_bits": [a for _, a in chosen.values()],
                     "sites": list(sites),
                     "bops": sum(macs[s] * w * a for s, (w, a) in chosen.items()) / budget,
-                    "accuracy": accuracy(quantized(f, spec), (params,), model.images),
+                    "accuracy": accuracy(jc.quantized(f, spec), (params,), model.images),
                 }
             )  # fmt: skip
     return rows
 
 
-def _finite(table: BitSensitivity) -> BitSensitivity:
+def _finite(table: jc.BitSensitivity) -> jc.BitSensitivity:
     """Curvature that is negative by chance counts as none."""
     weights, activations = (
         None if found is None else np.maximum(found, 0.0)
@@ -90,7 +78,7 @@ def _finite(table: BitSensitivity) -> BitSensitivity:
     return table._replace(weights=weights, activations=activations)
 
 
-def _closed_form(macs: dict[str, int], budget: float) -> dict[str, LayerQuantization]:
+def _closed_form(macs: dict[str, int], budget: float) -> dict[str, jc.LayerQuantization]:
     """Whole bits of the largest signal-to-noise ratio that the budget allows (Lin et al.)."""
     low, high = 0.0, 200.0
     for _ in range(60):
@@ -100,11 +88,11 @@ def _closed_form(macs: dict[str, int], budget: float) -> dict[str, LayerQuantiza
         else:
             high = middle
     bits = _whole(macs, low)
-    return {site: LayerQuantization(Uniform(b), Uniform(b)) for site, b in bits.items()}
+    return {site: jc.LayerQuantization(jc.Uniform(b), jc.Uniform(b)) for site, b in bits.items()}
 
 
 def _whole(macs: dict[str, int], decibels: float) -> dict[str, int]:
-    found = signal_to_noise_bits({site: float(m) for site, m in macs.items()}, decibels)
+    found = jc.signal_to_noise_bits({site: float(m) for site, m in macs.items()}, decibels)
     return {site: int(np.clip(np.floor(b), WIDTHS[0], WIDTHS[-1])) for site, b in found.items()}
 
 

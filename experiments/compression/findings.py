@@ -218,13 +218,10 @@ def _upright(axis: Axes, report: Report) -> None:
 
 
 PLOTS = (
-    h.Plot(
-        "bits",
-        h.Curves(
-            "bits", "curve", bit_curves, "{label}", "{subject}", style="{style}",
-            axes={"xlabel": "bits", "ylabel": "accuracy"},
-        ),
-    ),
+    h.Plot("bits", h.Curves(
+        "bits", "curve", bit_curves, "{label}", "{subject}", style="{style}",
+        axes={"xlabel": "bits", "ylabel": "accuracy"},
+    )),
     h.Plot("sizes", sizes, size=(4.6, 4.4)),
     h.Plot(
         "layers",

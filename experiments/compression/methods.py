@@ -4,43 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import jax
 import optax
 
-from jaxeff.compression import (
-    LSQ,
-    PACT,
-    BayesianBits,
-    Binary,
-    BinaryBases,
-    Codebook,
-    Discrete,
-    DoReFa,
-    Floating,
-    HalfWave,
-    Incremental,
-    LayerQuantization,
-    LearnedBasis,
-    LearnedPowers,
-    LearnedWidth,
-    PowersOfTwo,
-    Quantizer,
-    Relaxed,
-    Stochastic,
-    Ternary,
-    TrainedTernary,
-    Uniform,
-    incremental_quantization,
-    share_schedule,
-)
+from jaxeff import compression as jc
 
 FLOAT = 32
 ENDS = 8
 """Bits of the first and last layer under a method, as the papers have them."""
 
-Make = Callable[[], Quantizer]
+Make = Callable[[], jc.Quantizer]
 
 
 @dataclass(frozen=True)
@@ -79,27 +55,31 @@ class Method:
             last: Site of the last.
         """
         weights, activations = (make and make() for make in (self.weights, self.activations))
-        inside = LayerQuantization(weights, activations)
-        end = LSQ(ENDS) if self.learns else _grid(ENDS)
-        ends = LayerQuantization(weights and end, activations and end)
+        inside = jc.LayerQuantization(weights, activations)
+        end = jc.LSQ(ENDS) if self.learns else _grid(ENDS)
+        ends = jc.LayerQuantization(weights and end, activations and end)
         return {"*:linear": inside, first: ends, last: ends}
 
 
-def _grid(bits: int) -> Uniform:
-    return Uniform(bits)
+def _grid(bits: int) -> jc.Uniform:
+    return jc.Uniform(bits)
+
+
+def _floating(form: str, bits: int) -> jc.Floating:
+    return jc.Floating(form, scaling="power_of_two")
 
 
 def _apart(
     family: str,
     bits: int,
-    weights: Callable[[int], Quantizer],
-    activations: Callable[[int], Quantizer],
+    weights: Callable[[int], jc.Quantizer],
+    activations: Callable[[int], jc.Quantizer],
     **rest: Any,
 ) -> Method:
     return Method(family, bits, bits, lambda: weights(bits), lambda: activations(bits), **rest)
 
 
-def _both(family: str, bits: int, make: Callable[[int], Quantizer], **rest: Any) -> Method:
+def _both(family: str, bits: int, make: Callable[[int], jc.Quantizer], **rest: Any) -> Method:
     return _apart(family, bits, make, make, **rest)
 
 
@@ -117,55 +97,62 @@ def _inq(steps: int, ends: tuple[str, str]) -> optax.GradientTransformation:
 
         return jax.tree_util.tree_map_with_path(chosen, params)
 
-    return optax.masked(incremental_quantization(Incremental(4), share_schedule(every)), inner)
+    return optax.masked(
+        jc.incremental_quantization(jc.Incremental(4), jc.share_schedule(every)), inner
+    )
 
 
 METHODS: dict[str, Method] = {
     **{f"fixed {b}": _both("fixed", b, _grid, learns=False) for b in (8, 4, 3, 2)},
-    **{f"lsq {b}": _both("lsq", b, LSQ) for b in (8, 4, 3, 2)},
+    **{f"lsq {b}": _both("lsq", b, jc.LSQ) for b in (8, 4, 3, 2)},
     **{
-        f"lsq {b}, least error": _both("lsq, least error", b, lambda b: LSQ(b, initial="error"))
+        f"lsq {b}, least error": _both("lsq, least error", b, lambda b: jc.LSQ(b, initial="error"))
         for b in (4, 2)
     },
-    **{f"lsq+ {b}": _apart("lsq+", b, LSQ, lambda b: LSQ(b, asymmetric=True)) for b in (4, 2)},
-    **{f"pact {b}": _apart("pact", b, DoReFa, PACT, penalty=True) for b in (4, 2)},
-    **{f"dorefa {b}": _both("dorefa", b, DoReFa) for b in (4, 2, 1)},
+    **{
+        f"lsq+ {b}": _apart("lsq+", b, jc.LSQ, lambda b: jc.LSQ(b, asymmetric=True))
+        for b in (4, 2)
+    },
+    **{f"pact {b}": _apart("pact", b, jc.DoReFa, jc.PACT, penalty=True) for b in (4, 2)},
+    **{f"dorefa {b}": _both("dorefa", b, jc.DoReFa) for b in (4, 2, 1)},
     "dorefa 4, gradients 6": _both(
-        "dorefa, gradients", 4, lambda b: DoReFa(b, gradient_bits=6), keyed=True
+        "dorefa, gradients", 4, lambda b: jc.DoReFa(b, gradient_bits=6), keyed=True
     ),
-    "stochastic 4": _both("stochastic", 4, Stochastic, learns=False, keyed=True),
-    "fp8 e4m3": _both("fp8", 8, lambda b: Floating("e4m3", scaling="power_of_two"), learns=False),
-    "fp8 e5m2": _both("fp8", 8, lambda b: Floating("e5m2", scaling="power_of_two"), learns=False),
+    "stochastic 4": _both("stochastic", 4, jc.Stochastic, learns=False, keyed=True),
+    **{
+        f"fp8 {form}": _both("fp8", 8, partial(_floating, form), learns=False)
+        for form in ("e4m3", "e5m2")
+    },
     "width 4": Method(
-        "learned width", 4, 4, lambda: LearnedWidth(8), lambda: LSQ(4), bounded=True
+        "learned width", 4, 4, lambda: jc.LearnedWidth(8), lambda: jc.LSQ(4), bounded=True
     ),
     "powers, learned": Method(
-        "learned powers", 4, 4, lambda: LearnedPowers(4, zero=True), lambda: LSQ(4)
+        "learned powers", 4, 4, lambda: jc.LearnedPowers(4, zero=True), lambda: jc.LSQ(4)
     ),
-    "relaxed 4": _both("relaxed", 4, Relaxed, keyed=True),
-    "relaxed 2": _both("relaxed", 2, Relaxed, keyed=True),
+    "relaxed 4": _both("relaxed", 4, jc.Relaxed, keyed=True),
+    "relaxed 2": _both("relaxed", 2, jc.Relaxed, keyed=True),
     "bayesian bits": Method(
         "bayesian bits", 8, 8,
-        lambda: BayesianBits(price=2e-4), lambda: BayesianBits(price=2e-4),
+        lambda: jc.BayesianBits(price=2e-4), lambda: jc.BayesianBits(price=2e-4),
         keyed=True, penalty=True,
     ),
-    "lq-net 2": _both("lq-net", 2, LearnedBasis),
-    "half-wave": Method("half-wave", 1, 2, lambda: Binary(follow=True), lambda: HalfWave(2)),
-    "sign weights": _weights("sign", 1, lambda: Binary(per="none")),
-    "drawn signs": _weights("drawn signs", 1, lambda: Binary(stochastic=True), keyed=True),
-    "xnor weights": _weights("xnor", 1, lambda: Binary(follow=True)),
-    "xnor, bi-real": _weights("bi-real", 1, lambda: Binary(gradient="polynomial")),
-    "abc 3 weights": _weights("abc", 3, lambda: BinaryBases(3, follow=True)),
+    "lq-net 2": _both("lq-net", 2, jc.LearnedBasis),
+    "half-wave": Method("half-wave", 1, 2, lambda: jc.Binary(follow=True), lambda: jc.HalfWave(2)),
+    "sign weights": _weights("sign", 1, lambda: jc.Binary(per="none")),
+    "drawn signs": _weights("drawn signs", 1, lambda: jc.Binary(stochastic=True), keyed=True),
+    "xnor weights": _weights("xnor", 1, lambda: jc.Binary(follow=True)),
+    "xnor, bi-real": _weights("bi-real", 1, lambda: jc.Binary(gradient="polynomial")),
+    "abc 3 weights": _weights("abc", 3, lambda: jc.BinaryBases(3, follow=True)),
     "abc 3 and 3": Method(
-        "abc both", 3, 3, lambda: BinaryBases(3, follow=True), lambda: BinaryBases(3)
+        "abc both", 3, 3, lambda: jc.BinaryBases(3, follow=True), lambda: jc.BinaryBases(3)
     ),
-    "twn weights": _weights("twn", 2, Ternary, learns=False),
-    "ttq weights": _weights("ttq", 2, TrainedTernary),
-    "discrete weights": _weights("discrete", 2, Discrete, keyed=True, penalty=True),
-    "powers 4 weights": _weights("powers", 4, lambda: PowersOfTwo(4)),
-    "inq 4 weights": _weights("inq", 4, lambda: Incremental(4), learns=False, after=_inq),
-    "codebook 4": _weights("codebook", 4, lambda: Codebook(4, coding="huffman")),
-    "codebook 2": _weights("codebook", 2, lambda: Codebook(2, coding="huffman")),
+    "twn weights": _weights("twn", 2, jc.Ternary, learns=False),
+    "ttq weights": _weights("ttq", 2, jc.TrainedTernary),
+    "discrete weights": _weights("discrete", 2, jc.Discrete, keyed=True, penalty=True),
+    "powers 4 weights": _weights("powers", 4, lambda: jc.PowersOfTwo(4)),
+    "inq 4 weights": _weights("inq", 4, lambda: jc.Incremental(4), learns=False, after=_inq),
+    "codebook 4": _weights("codebook", 4, lambda: jc.Codebook(4, coding="huffman")),
+    "codebook 2": _weights("codebook", 2, lambda: jc.Codebook(2, coding="huffman")),
 }  # fmt: skip
 """By name; those in whose name stands "weights" leave activations alone."""
 
@@ -176,6 +163,6 @@ def at_bits(weights: int, activations: int) -> Method:
         "lsq",
         weights,
         activations,
-        (lambda: LSQ(weights)) if weights < FLOAT else None,
-        (lambda: LSQ(activations)) if activations < FLOAT else None,
+        (lambda: jc.LSQ(weights)) if weights < FLOAT else None,
+        (lambda: jc.LSQ(activations)) if activations < FLOAT else None,
     )

@@ -26,7 +26,8 @@ from matplotlib.figure import Figure
 
 import jaxeff
 from experiments.classifiers import accuracy, how_to_train
-from experiments.harness import Least, Report, Row, Run, Study, Table, averaged
+from experiments.harness import Count, Least, Report, Row, Run, Study, Table, averaged
+from experiments.recipes import Training
 from experiments.timing import interleaved
 from experiments.trainable import Images, load_images
 from jaxeff.compression import LSQ, Binary, Int, LayerQuantization, init, learned, quantized
@@ -42,7 +43,7 @@ LIMIT = 1.0
 
 
 @dataclass(frozen=True)
-class Settings:
+class Settings(Training):
     """What is compared.
 
     Attributes:
@@ -52,22 +53,18 @@ class Settings:
         epochs: Passes of float training.
         retrain: Passes in few bits.
         seeds: Trainings of each method.
-        batch_size: Images per update.
-        rate: Learning rate of Adam for the float network, decayed by a cosine.
         retrain_rate: The same in few bits, and a tenth for steps.
         rounds: Rounds of the timing.
     """
 
     data: str = "fashion-mnist"
-    images: Annotated[int, Least(1)] = 20_000
-    test_images: Annotated[int, Least(1)] = 10_000
-    epochs: Annotated[int, Least(1)] = 4
-    retrain: Annotated[int, Least(1)] = 2
+    images: Count = 20_000
+    test_images: Count = 10_000
+    epochs: Count = 4
+    retrain: Count = 2
     seeds: Annotated[int, Least(2)] = 3
-    batch_size: Annotated[int, Least(1)] = 64
-    rate: float = 2e-3
     retrain_rate: float = 1e-3
-    rounds: Annotated[int, Least(1)] = 15
+    rounds: Count = 15
 
 
 def run(run: Run[Settings]) -> list[Row]:
@@ -279,7 +276,7 @@ def draw(report: Report) -> dict[str, Figure]:
 STUDY = Study(
     "compression.peers", __doc__,
     {
-        "fast": Settings("digits", 1437, 360, 8, 2, 2, 32, rounds=5),
+        "fast": Settings("digits", 1437, 360, 8, 2, 2, batch_size=32, rounds=5),
         "default": Settings(),
         "full": Settings(images=60_000, epochs=20, retrain=10, seeds=5, rounds=50),
     },

@@ -3,59 +3,44 @@
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
-from experiments.classifiers import Classifier
+from experiments import classifiers
 from experiments.compression.methods import METHODS
-from experiments.harness import SELECTS, Least
+from experiments.harness import SELECTS, Count, Least
 
 Part = Literal["bits", "methods", "without training", "allocation"]
 PARTS: tuple[Part, ...] = ("bits", "methods", "without training", "allocation")
 
 
 @dataclass(frozen=True)
-class Subject(Classifier):
+class Subject(classifiers.Retrained):
     """A network on a data set, and how it is compressed.
 
     Attributes:
-        retrain_images: Images of quantization-aware training.
-        retrain: Passes over them.
         widths: Bits of the accuracy over bits with training.
         methods: Methods that are compared.
         parts: Of the study.
     """
 
-    retrain_images: int
-    retrain: int
     widths: tuple[int, ...] = (2, 3, 4, 6, 8)
     methods: tuple[str, ...] = tuple(METHODS)
     parts: tuple[str, ...] = PARTS
 
 
-@dataclass(frozen=True)
-class Settings:
+@dataclass(frozen=True, kw_only=True)
+class Settings(classifiers.Settings):
     """What is measured.
 
     Attributes:
-        subjects: The networks.
-        batch_size: Images per update.
-        rate: Learning rate of Adam for the float network, decayed by a cosine.
         retrain_rate: The same for quantization-aware training, and a tenth for a method's numbers.
-        calibration: Training images that ranges, layers and sensitivities are measured on.
         rounding_steps: Steps of AdaRound for each layer.
         budgets: Bits of the uniform policies whose bit operations an allocator may spend.
         probes: Random directions behind a Hessian's trace.
-        only: Subjects to run; all if none is given.
         parts: Parts to run; all if none is given.
     """
 
-    subjects: tuple[Subject, ...]
-    batch_size: Annotated[int, Least(1)] = 64
-    rate: float = 2e-3
-    retrain_rate: float = 1e-3
-    calibration: Annotated[int, Least(1)] = 512
-    rounding_steps: Annotated[int, Least(1)] = 500
+    rounding_steps: Count = 500
     budgets: tuple[Annotated[int, Least(2)], ...] = (3, 4)
     probes: Annotated[int, Least(2)] = 16
-    only: Annotated[tuple[str, ...], SELECTS] = ()
     parts: Annotated[tuple[Part, ...], SELECTS] = ()
 
     def runs(self, subject: Subject, part: Part) -> bool:
@@ -72,7 +57,7 @@ _FEW = (
 
 SIZES = {
     "fast": Settings(
-        (
+        subjects=(
             Subject(
                 "lenet5", "digits", 1437, 12, 360, 2, 1437, 4, (2, 4, 8),
                 ("fixed 4", "fixed 2", "lsq 4", "lsq 2", "ttq weights", "inq 4 weights"),
@@ -81,7 +66,7 @@ SIZES = {
         batch_size=32, calibration=256, rounding_steps=100, probes=4,
     ),
     "default": Settings(
-        (
+        subjects=(
             Subject(
                 "lenet5", "mnist", 20_000, 4, 10_000, 2, 20_000, 2, (2, 4, 8), (),
                 ("bits", "without training"),
@@ -91,7 +76,7 @@ SIZES = {
         ),
     ),
     "full": Settings(
-        (
+        subjects=(
             Subject("lenet5", "mnist", 60_000, 20, 10_000, 5, 60_000, 10),
             Subject("lenet5", "fashion-mnist", 60_000, 20, 10_000, 5, 60_000, 10),
             Subject("resnet8", "cifar-10", 50_000, 100, 10_000, 3, 50_000, 20),

@@ -10,19 +10,7 @@ from experiments.classifiers import BATCH, Trained, accuracy
 from experiments.compression.methods import FLOAT
 from experiments.compression.recipe import Settings
 from experiments.harness import Row, Run
-from jaxeff.compression import (
-    Int,
-    LayerQuantization,
-    Uniform,
-    adaround,
-    awq,
-    calibrate,
-    correct_biases,
-    each_policy,
-    equalize,
-    gptq,
-    quantized,
-)
+from jaxeff import compression as jc
 
 WIDTHS = (2, 3, 4, 5, 6, 7, 8)
 """Of the accuracy over bits."""
@@ -46,7 +34,7 @@ def over_bits(run: Run[Settings], model: Trained) -> list[Row]:
     step = min(BATCH, len(labels))
     starts = range(0, len(labels) - step + 1, step)
     for i in starts:
-        logits = each_policy(f, params, x[i : i + step], model.sites, weights, activations)
+        logits = jc.each_policy(f, params, x[i : i + step], model.sites, weights, activations)
         right += np.sum(np.asarray(logits).argmax(-1) == np.asarray(labels[i : i + step]), axis=1)
     return [
         {
@@ -69,7 +57,7 @@ def side_by_side(run: Run[Settings], model: Trained) -> list[Row]:
                 {
                     "subject": model.subject.name, "seed": model.seed, "method": name,
                     "weight_bits": weights, "activation_bits": activations,
-                    "accuracy": accuracy(quantized(f, spec), (params,), model.images),
+                    "accuracy": accuracy(jc.quantized(f, spec), (params,), model.images),
                 }
             )  # fmt: skip
     return rows
@@ -84,29 +72,31 @@ def _methods(steps: int) -> dict[str, Make]:
 
     def ranges(method: str) -> Make:
         def make(f: Any, params: Any, x: Any, weights: int, activations: int) -> Compressed:
-            spec = calibrate(f, params, [x], {"*:linear": Int(weights, activations)}, method=method)
+            spec = jc.calibrate(
+                f, params, [x], {"*:linear": jc.Int(weights, activations)}, method=method
+            )
             return f, params, spec
 
         return make
 
     def clipped(f: Any, params: Any, x: Any, weights: int, activations: int) -> Compressed:
-        spec = {"*:linear": LayerQuantization(Uniform(weights), Uniform(activations))}
-        return f, params, calibrate(f, params, [x], spec, method="mse", weights=True)
+        spec = {"*:linear": jc.LayerQuantization(jc.Uniform(weights), jc.Uniform(activations))}
+        return f, params, jc.calibrate(f, params, [x], spec, method="mse", weights=True)
 
     def equalized(f: Any, params: Any, x: Any, weights: int, activations: int) -> Compressed:
-        params = equalize(f, params, x)
+        params = jc.equalize(f, params, x)
         return ranges("minmax")(f, params, x, weights, activations)
 
     def corrected(f: Any, params: Any, x: Any, weights: int, activations: int) -> Compressed:
         f, params, spec = equalized(f, params, x, weights, activations)
-        return f, correct_biases(f, params, x, spec), spec
+        return f, jc.correct_biases(f, params, x, spec), spec
 
     def rounded(method: Callable[..., Any]) -> Make:
         def make(f: Any, params: Any, x: Any, weights: int, activations: int) -> Compressed:
-            spec = {"*:linear": LayerQuantization(Uniform(weights), None)}
+            spec = {"*:linear": jc.LayerQuantization(jc.Uniform(weights), None)}
             new, found = method(f, params, x, spec)
-            measured = calibrate(
-                f, params, [x], {"*:linear": LayerQuantization(None, Uniform(activations))}
+            measured = jc.calibrate(
+                f, params, [x], {"*:linear": jc.LayerQuantization(None, jc.Uniform(activations))}
             )
             return f, new, _joined(found, measured)
 
@@ -120,15 +110,17 @@ def _methods(steps: int) -> dict[str, Make]:
         "mse, weights too": clipped,
         "equalized": equalized,
         "equalized, biases": corrected,
-        "adaround": rounded(lambda *a: adaround(*a, steps=steps)),
-        "gptq": rounded(gptq),
-        "awq": rounded(awq),
+        "adaround": rounded(lambda *a: jc.adaround(*a, steps=steps)),
+        "gptq": rounded(jc.gptq),
+        "awq": rounded(jc.awq),
     }
 
 
-def _joined(weights: dict[str, Any], activations: dict[str, Any]) -> dict[str, LayerQuantization]:
+def _joined(
+    weights: dict[str, Any], activations: dict[str, Any]
+) -> dict[str, jc.LayerQuantization]:
     """Settings of the same sites for weights and for activations as one."""
     return {
-        site: LayerQuantization(weights[site].weights, activations[site].activations)
+        site: jc.LayerQuantization(weights[site].weights, activations[site].activations)
         for site in activations
     }

@@ -10,19 +10,9 @@ from jaxtyping import Array, Float
 
 import jaxeff
 from experiments.dirty_mnist.recipe import Sets, Settings, split
+from jaxeff import uncertainty as unc
 from jaxeff.bayes import predict
 from jaxeff.moment_propagation import Gaussian
-from jaxeff.uncertainty import (
-    Decomposition,
-    accuracy,
-    auroc,
-    decompose_logits,
-    ece,
-    in_batches,
-    nll_from_log,
-    predictive_log_probs,
-    sample_logits,
-)
 
 
 @dataclass
@@ -36,7 +26,7 @@ class Outcome:
     """
 
     figures: dict[str, Any]
-    uncertainty: dict[str, Decomposition]
+    uncertainty: dict[str, unc.Decomposition]
     log_probs: dict[str, Float[Array, "n classes"]]
 
 
@@ -48,14 +38,16 @@ def sampled_logits(
     def of_batch(images: Any) -> Any:
         return predict(key, f, posterior, images, samples=samples)
 
-    return {domain: in_batches(of_batch, images, axis=-2) for domain, images in sets.test.items()}
+    return {
+        domain: unc.in_batches(of_batch, images, axis=-2) for domain, images in sets.test.items()
+    }
 
 
 def gaussian_logits(f: Callable[..., Any], posterior: Any, sets: Sets) -> dict[str, Gaussian]:
     """Logits of a moment pass, by domain."""
     propagate = jax.jit(jaxeff.moments(f))
     return {
-        domain: in_batches(lambda images: propagate(posterior, images), images, axis=-2)
+        domain: unc.in_batches(lambda images: propagate(posterior, images), images, axis=-2)
         for domain, images in sets.test.items()
     }
 
@@ -65,18 +57,18 @@ def draw_logits(
 ) -> dict[str, Float[Array, "samples n classes"]]:
     """Samples of Gaussian logits, by domain."""
     key = split(key, "logits")
-    return {d: sample_logits(key, g, settings.logit_samples) for d, g in logits.items()}
+    return {d: unc.sample_logits(key, g, settings.logit_samples) for d, g in logits.items()}
 
 
 def evaluate(logits: dict[str, Float[Array, "samples n classes"]], sets: Sets) -> Outcome:
     """The figures of a method from samples of its logits."""
-    log_probs = {d: jax.jit(predictive_log_probs)(values) for d, values in logits.items()}
-    uncertainty = {d: jax.jit(decompose_logits)(values) for d, values in logits.items()}
+    log_probs = {d: jax.jit(unc.predictive_log_probs)(values) for d, values in logits.items()}
+    uncertainty = {d: jax.jit(unc.decompose_logits)(values) for d, values in logits.items()}
     return Outcome(figures(uncertainty, log_probs, sets), uncertainty, log_probs)
 
 
 def figures(
-    uncertainty: dict[str, Decomposition], log_probs: dict[str, Array], sets: Sets
+    uncertainty: dict[str, unc.Decomposition], log_probs: dict[str, Array], sets: Sets
 ) -> dict[str, float]:
     """The numbers that are reported.
 
@@ -89,15 +81,15 @@ def figures(
     for domain, labels in labels_of(sets, log_probs).items():
         repeated = jnp.repeat(log_probs[domain], len(labels) // len(log_probs[domain]), axis=0)
         suffix = "" if domain == "clean" else f"_{domain}"
-        numbers[f"accuracy{suffix}"] = accuracy(repeated, labels)
-        numbers[f"nll{suffix}"] = nll_from_log(repeated, labels)
-        numbers[f"ece{suffix}"] = ece(jnp.exp(repeated), labels)
+        numbers[f"accuracy{suffix}"] = unc.accuracy(repeated, labels)
+        numbers[f"nll{suffix}"] = unc.nll_from_log(repeated, labels)
+        numbers[f"ece{suffix}"] = unc.ece(jnp.exp(repeated), labels)
     clean, ambiguous, ood = (uncertainty[d] for d in ("clean", "ambiguous", "ood"))
     in_domain = jnp.concatenate([clean.epistemic, ambiguous.epistemic])
-    numbers["auroc"] = auroc(clean.epistemic, ood.epistemic)
-    numbers["auroc_dirty"] = auroc(in_domain, ood.epistemic)
-    numbers["auroc_total"] = auroc(clean.total, ood.total)
-    numbers["auroc_aleatoric"] = auroc(clean.aleatoric, ambiguous.aleatoric)
+    numbers["auroc"] = unc.auroc(clean.epistemic, ood.epistemic)
+    numbers["auroc_dirty"] = unc.auroc(in_domain, ood.epistemic)
+    numbers["auroc_total"] = unc.auroc(clean.total, ood.total)
+    numbers["auroc_aleatoric"] = unc.auroc(clean.aleatoric, ambiguous.aleatoric)
     for domain, u in uncertainty.items():
         numbers[f"sme_{domain}"], numbers[f"mi_{domain}"] = u.aleatoric.mean(), u.epistemic.mean()
     return {name: float(value) for name, value in numbers.items()}

@@ -9,20 +9,8 @@ import numpy as np
 from matplotlib.axes import Axes
 from scipy.special import softmax
 
-from experiments.harness import (
-    Claim,
-    Curves,
-    Listing,
-    Panel,
-    Plot,
-    Report,
-    Row,
-    above,
-    at_least,
-    at_most,
-    extra,
-    where,
-)
+from experiments import harness as h
+from experiments.harness import Report, Row
 
 # Klein's thesis, table 8.2, and section 7.5.2 (MLP by MCMC and SVI, 0.958 and 0.966).
 SOURCE = {
@@ -76,18 +64,18 @@ def gains(report: Report) -> Iterator[Row]:
             }  # fmt: skip
 
 
-claim = partial(Claim, needs="default")  # the embedded digits decide none of them
+claim = partial(h.Claim, needs="default")  # the embedded digits decide none of them
 CLAIMS = (
     *(
         claim(
-            f"LeNet-5 by SVI: {metric} at least {floor}", metric, at_least(floor),
-            SOURCE["lenet5 svi"][metric], where(method="lenet5 svi"),
+            f"LeNet-5 by SVI: {metric} at least {floor}", metric, h.at_least(floor),
+            SOURCE["lenet5 svi"][metric], h.where(method="lenet5 svi"),
         )
         for metric, floor in (("accuracy", 0.985), ("auroc", 0.95))
     ),
     claim(
         "{name}: {metric} of the moment pass at factor 1 within {bound} of SVI's", "gap",
-        at_most("bound"), itemgetter("source"), gaps,
+        h.at_most("bound"), itemgetter("source"), gaps,
     ),
     claim(
         "{name}: logit variance at factor 1 over SVI's (source: needs the factor)", "right",
@@ -95,47 +83,47 @@ CLAIMS = (
     ),
     claim(
         "{name}: the same with exp(raw) for the variance is ten times too large or more",
-        "misread", above(10), of=factors,
+        "misread", h.above(10), of=factors,
     ),
     claim(
         "MLP: AUROC of MCMC over that of SVI of {images} ({epochs} epochs) by 0.1 or more, in "
-        "domain {inside}", "gain", at_least(0.1), lambda row: SOURCE["mlp mcmc"]["auroc"] - 0.75,
+        "domain {inside}", "gain", h.at_least(0.1), lambda row: SOURCE["mlp mcmc"]["auroc"] - 0.75,
         gains,
     ),
     claim(
-        "MLP by MCMC: R-hat of predictions at most 1.05", "max_rhat", at_most(1.05),
+        "MLP by MCMC: R-hat of predictions at most 1.05", "max_rhat", h.at_most(1.05),
         of=lambda report: [report.extra["chains"]],
     ),
 )  # fmt: skip
 
 TABLES = (
-    Listing(
+    h.Listing(
         "methods",
         (
             "method", "accuracy", "accuracy_ambiguous", "nll", "ece", "auroc", "auroc_dirty",
             "auroc_aleatoric", "max_rhat",
         ),
     ),
-    Listing(
+    h.Listing(
         "calibration factor",
         (
             "network", "reading", "factor", "variance_ratio", "accuracy", "nll", "auroc",
             "auroc_dirty",
         ),
-        extra("sweep"),
+        h.extra("sweep"),
     ),
 )  # fmt: skip
 
 
-def _image(title: str, image: np.ndarray) -> Panel:
+def _image(title: str, image: np.ndarray) -> h.Panel:
     def paint(axis: Axes) -> None:
         axis.imshow(image, cmap="gray_r")
         axis.axis("off")
 
-    return Panel(title, paint)
+    return h.Panel(title, paint)
 
 
-def digits(report: Report) -> Iterator[Panel]:
+def digits(report: Report) -> Iterator[h.Panel]:
     """Draws ambiguous digits, least to most uncertain."""
     shown = (report.arrays[f"data/{name}"] for name in ("images", "probs"))
     for image, probs in zip(*shown, strict=True):
@@ -151,25 +139,25 @@ def _histograms(
     axis.set(xlabel="nats", ylabel="density")
 
 
-def entropies(report: Report) -> Iterator[Panel]:
+def entropies(report: Report) -> Iterator[h.Panel]:
     """Draws how the ensemble's entropies of ambiguous digits are spread."""
     data = report.config["data"]
     values = {part: report.arrays[f"data/{part}"] for part in ("training", "test")}
     ends = data["smallest_entropy"], data["largest_entropy"]
-    yield Panel("entropy of the ensemble", partial(_histograms, values, *ends, {"alpha": 0.5}))
+    yield h.Panel("entropy of the ensemble", partial(_histograms, values, *ends, {"alpha": 0.5}))
 
 
-def spread(report: Report) -> Iterator[Panel]:
+def spread(report: Report) -> Iterator[h.Panel]:
     """Draws uncertainty of the three sets, as Klein's thesis, figure 8.3: a line per method."""
     for method in (f"{name} {way}" for name in PASSES for way in ("svi", "moments")):
         for part in ("total", "aleatoric", "epistemic"):
             values = {d: report.arrays[f"{method}/{d}/{part}"] for d in DOMAINS}
             top = max(float(np.quantile(v, 0.999)) for v in values.values())
             options = {"alpha": 0.5, "log": True}
-            yield Panel(f"{method}: {part}", partial(_histograms, values, 0, top, options))
+            yield h.Panel(f"{method}: {part}", partial(_histograms, values, 0, top, options))
 
 
-def scatter(report: Report) -> Iterator[Panel]:
+def scatter(report: Report) -> Iterator[h.Panel]:
     """Draws both kinds of uncertainty of every image, as Klein's thesis, figures 7.11 and 8.4."""
     for row in report.rows:
 
@@ -181,7 +169,7 @@ def scatter(report: Report) -> Iterator[Panel]:
             axis.set(xlabel="softmax entropy / nats", ylabel="mutual information / nats")
 
         found = f"accuracy {row['accuracy']:.1%}, AUROC {row['auroc']:.3f}"
-        yield Panel(f"{row['method']}: {found}", paint)
+        yield h.Panel(f"{row['method']}: {found}", paint)
 
 
 def counted(report: Report) -> list[Row]:
@@ -204,7 +192,7 @@ def swept(report: Report) -> Iterator[Row]:
             yield {**found[f"{row['network']} svi"], **same, "of": "SVI"}
 
 
-def examples(network: str, report: Report) -> Iterator[Panel]:
+def examples(network: str, report: Report) -> Iterator[h.Panel]:
     """Draws an image of each domain: its logits' samples, their Gaussian, and the moment pass."""
     rng = np.random.default_rng(0)
     for domain in DOMAINS:
@@ -218,8 +206,8 @@ def examples(network: str, report: Report) -> Iterator[Panel]:
             "moment pass": rng.normal(mean, np.sqrt(var), logits.shape),
         }
         yield _image(domain, report.arrays[f"example/{domain}"])
-        yield Panel("logits", partial(_strips, values))
-        yield Panel(
+        yield h.Panel("logits", partial(_strips, values))
+        yield h.Panel(
             "probabilities", partial(_strips, {k: softmax(v, -1) for k, v in values.items()})
         )
 
@@ -231,20 +219,20 @@ def _strips(values: Mapping[str, np.ndarray], axis: Axes) -> None:
     axis.set(xticks=range(own.shape[-1]), xlabel="class")
 
 
-def _beside_moments(columns: Mapping[str, str], label: str) -> Curves:
+def _beside_moments(columns: Mapping[str, str], label: str) -> h.Curves:
     moments = {f"{column} of moments": f"{of}, moment pass" for column, of in columns.items()}
-    return Curves(
+    return h.Curves(
         "samples", {**columns, **moments}, counted, facet="{network}", style=".-",
         axes={"xscale": "log", "xlabel": "samples", "ylabel": label},
     )  # fmt: skip
 
 
 PLOTS = (
-    Plot("data", digits, columns=8, size=(1, 1.3)),
-    Plot("entropies", entropies),
-    Plot("scatter", scatter, columns=3, size=(4.2, 3.6)),
-    Plot("histograms", spread, columns=3, size=(4, 2.8)),
-    Plot(  # as Klein's thesis, figure 8.2
+    h.Plot("data", digits, columns=8, size=(1, 1.3)),
+    h.Plot("entropies", entropies),
+    h.Plot("scatter", scatter, columns=3, size=(4.2, 3.6)),
+    h.Plot("histograms", spread, columns=3, size=(4, 2.8)),
+    h.Plot(  # as Klein's thesis, figure 8.2
         "samples",
         _beside_moments({f"sme_{d}": d for d in DOMAINS}, "mean softmax entropy / nats"),
         _beside_moments({f"mi_{d}": d for d in DOMAINS}, "mean mutual information / nats"),
@@ -252,10 +240,10 @@ PLOTS = (
         _beside_moments({"accuracy": "SVI"}, "accuracy"),
         columns=len(PASSES), size=(4, 3.2),
     ),
-    Plot(
+    h.Plot(
         "calibration",
         *(
-            Curves(
+            h.Curves(
                 "factor", column, swept, "{of}", "{network}", style=".-",
                 axes={"xscale": "log", "xlabel": "calibration factor", "ylabel": label, **scale},
             )
@@ -269,7 +257,7 @@ PLOTS = (
         columns=len(PASSES), size=(4, 3.2),
     ),
     *(
-        Plot(f"examples-{name}", partial(examples, name), columns=3, size=(4.3, 2.6))
+        h.Plot(f"examples-{name}", partial(examples, name), columns=3, size=(4.3, 2.6))
         for name in PASSES
     ),
 )  # fmt: skip

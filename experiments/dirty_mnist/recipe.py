@@ -1,5 +1,6 @@
 """What the study trains on and for how long; every number here is ours unless named."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Any
@@ -8,7 +9,7 @@ import jax
 import numpy as np
 from jaxtyping import Int, UInt8
 
-from experiments.harness import SELECTS, Least, Refused
+from experiments.harness import SELECTS, Count, Least, Refused
 from jaxeff import data
 from jaxeff.dirty_mnist import DirtyMNIST, Recipe, dirty_mnist
 
@@ -39,6 +40,30 @@ class SVISettings:
     init_mean: float = 0.08
     prior: float | str = "fan_in"
     subset: bool = False
+
+
+def posteriors(
+    cold: Sequence[int], rate: float, pretrain: int, warm: Sequence[int]
+) -> dict[str, SVISettings]:
+    """Names what is trained: cold starts at a constant rate, warm ones at a point estimate.
+
+    Args:
+        cold: Epochs of the four cold starts, all of the MLP.
+        rate: Their learning rate.
+        pretrain: Epochs of the point estimates.
+        warm: Epochs of the MLP and LeNet-5 that start there.
+    """
+    own: dict[str, dict[str, Any]] = {
+        "mlp": {}, "mlp-long": {}, "mlp-unit": {"prior": 1.0}, "mlp-subset": {"subset": True}
+    }  # fmt: skip
+    found = {
+        name: SVISettings("mlp", 0, epochs, rate, False, 1e-4, **rest)
+        for (name, rest), epochs in zip(own.items(), cold, strict=True)
+    }
+    for name, epochs in zip(("mlp-warm", "lenet5"), warm, strict=True):
+        network = name.removesuffix("-warm")
+        found[name] = SVISettings(network, pretrain, epochs, 3e-3, True, 1e-2)
+    return found
 
 
 @dataclass(frozen=True)
@@ -84,20 +109,13 @@ class Settings:
 
     data: Recipe = field(default_factory=Recipe)
     ood: str = "fashion-mnist"
-    images: Annotated[int, Least(1)] = 10_000
+    images: Count = 10_000
+    # The source's start and learning rate, for a twentieth and a third of its epochs.
     svi: dict[str, SVISettings] = field(
-        default_factory=lambda: {
-            # The source's start and learning rate, for a twentieth and a third of its epochs.
-            "mlp": SVISettings("mlp", 0, 50, 1e-3, False, 1e-4),
-            "mlp-long": SVISettings("mlp", 0, 300, 1e-3, False, 1e-4),
-            "mlp-unit": SVISettings("mlp", 0, 50, 1e-3, False, 1e-4, prior=1.0),
-            "mlp-subset": SVISettings("mlp", 0, 3000, 1e-3, False, 1e-4, subset=True),
-            "mlp-warm": SVISettings("mlp", 2, 12, 3e-3, True, 1e-2),
-            "lenet5": SVISettings("lenet5", 2, 16, 3e-3, True, 1e-2),
-        }
+        default_factory=lambda: posteriors((50, 300, 50, 3000), 1e-3, 2, (12, 16))
     )
     mcmc: MCMCSettings = MCMCSettings()
-    batch_size: Annotated[int, Least(1)] = 100
+    batch_size: Count = 100
     kl: float = 0.25
     samples: Annotated[int, Least(2)] = 100
     logit_samples: int = 100
@@ -119,14 +137,7 @@ FAST = Settings(
     ),
     ood="digits-ood",
     images=100,
-    svi={
-        "mlp": SVISettings("mlp", 0, 20, 3e-3, False, 1e-4),
-        "mlp-long": SVISettings("mlp", 0, 40, 3e-3, False, 1e-4),
-        "mlp-unit": SVISettings("mlp", 0, 20, 3e-3, False, 1e-4, prior=1.0),
-        "mlp-subset": SVISettings("mlp", 0, 100, 3e-3, False, 1e-4, subset=True),
-        "mlp-warm": SVISettings("mlp", 3, 8, 3e-3, True, 1e-2),
-        "lenet5": SVISettings("lenet5", 3, 8, 3e-3, True, 1e-2),
-    },
+    svi=posteriors((20, 40, 20, 100), 3e-3, 3, (8, 8)),
     mcmc=MCMCSettings(images=200, steps=10, warmup=20, samples=20, chains=2),
     samples=30,
     factors=(0.3, 1.0, 2.0),

@@ -64,21 +64,13 @@ def sample_mlp(
         return trained.f(from_axes(turned, units, axes), images)
 
     result = hmc(
-        split(key, "mcmc"),
-        f,
-        to_axes(params, units, axes),
-        data,
-        step_size=own.step_size,
-        steps=own.steps,
-        warmup=own.warmup,
-        samples=own.samples,
-        chains=own.chains,
-        prior=1.0,
+        split(key, "mcmc"), f, to_axes(params, units, axes), data,
+        step_size=own.step_size, steps=own.steps, warmup=own.warmup, samples=own.samples,
+        chains=own.chains, prior=1.0,
         init=jax.vmap(lambda p: to_axes(p, units, axes))(starts),
         monitor=(np.concatenate([images[:MONITORED] for images in sets.test.values()]),),
-        checkpoint=run.work / "mcmc",
-        settings={"data": asdict(settings.data)},
-    )
+        checkpoint=run.work / "mcmc", settings={"data": asdict(settings.data)},
+    )  # fmt: skip
     return Sampled(f, result)
 
 

@@ -10,8 +10,8 @@ import optax
 from experiments.dirty_mnist.networks import Function, build
 from experiments.dirty_mnist.recipe import Sets, Settings, split, subset
 from experiments.harness import Run
-from jaxeff.bayes import svi
-from jaxeff.training import cross_entropy, fit
+from experiments.posteriors import point_then_svi
+from experiments.recipes import cosine_adam
 
 
 @dataclass(frozen=True)
@@ -42,43 +42,22 @@ def train(
     data = (sets.train_images, sets.train_labels)
     if own.subset:
         data = subset(key, settings, sets)
-    steps = len(data[1]) // settings.batch_size
     recorded = {**asdict(own), "data": asdict(settings.data)}
     del recorded["prior"], recorded["subset"]  # `svi` keeps the prior and knows the data itself
-
-    def adam(epochs: int) -> optax.GradientTransformation:
-        schedule = optax.cosine_decay_schedule(own.rate, epochs * steps)
-        return optax.adam(schedule if own.decay else own.rate)
-
-    if own.pretrain_epochs:
-        run.say(f"{name}: point estimate, {own.pretrain_epochs} epochs")
-        params = fit(
-            point_key,
-            cross_entropy(f),
-            params,
-            data,
-            optimizer=adam(own.pretrain_epochs),
-            epochs=own.pretrain_epochs,
-            batch_size=settings.batch_size,
-            checkpoint=run.work / f"{name}-point.safetensors",
-            settings=recorded,
-        ).params
-    else:
+    epochs = own.pretrain_epochs, own.epochs
+    if not own.pretrain_epochs:
         params = jax.tree.map(lambda p: jnp.full_like(p, own.init_mean), params)
-    run.say(f"{name}: stochastic variational inference, {own.epochs} epochs")
-    result = svi(
-        svi_key,
-        f,
-        params,
-        data,
-        epochs=own.epochs,
-        batch_size=settings.batch_size,
-        prior=own.prior,
-        kl=settings.kl,
-        init_scale=own.init_scale,
-        optimizer=adam(own.epochs),
-        checkpoint=run.work / f"{name}.safetensors",
+
+    def adam(steps: int, epochs: int) -> optax.GradientTransformation:
+        return cosine_adam(own.rate, epochs * steps) if own.decay else optax.adam(own.rate)
+
+    _, result = point_then_svi(
+        (point_key, svi_key), f, params, data, epochs,
+        lambda steps: (adam(steps, epochs[0]), adam(steps, epochs[1])),
+        (run.work / f"{name}-point.safetensors", run.work / f"{name}.safetensors"),
+        {"batch_size": settings.batch_size, "settings": recorded},
+        lambda text: run.say(f"{name}: {text}"),
+        prior=own.prior, kl=settings.kl, init_scale=own.init_scale,
         checkpoint_every=max(1, own.epochs // 50),
-        settings=recorded,
-    )
+    )  # fmt: skip
     return Trained(f, result.posterior, result.history)

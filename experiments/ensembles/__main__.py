@@ -117,8 +117,8 @@ PARTS = (
 )  # fmt: skip
 
 STUDY = Study(
-    "ensembles", __doc__, recipe.SIZES,
-    PARTS, findings.CLAIMS, findings.PLOTS, findings.TABLES, DIFFERENCES, derive=_with_curves,
+    "ensembles", __doc__, recipe.SIZES, PARTS, findings.CLAIMS, findings.PLOTS, findings.TABLES,
+    DIFFERENCES, derive=_with_curves,
 )  # fmt: skip
 
 if __name__ == "__main__":

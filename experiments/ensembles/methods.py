@@ -15,23 +15,8 @@ from jaxtyping import Array
 import jaxeff
 from experiments.ensembles.bench import CLASSES, Bench, Said, chosen, said, said_by_entropy
 from experiments.ensembles.recipe import KINDS
+from jaxeff import ensembles
 from jaxeff.bayes import laplace
-from jaxeff.ensembles import (
-    Ensemble,
-    Members,
-    NoiseImages,
-    Patches,
-    ShuffledPixels,
-    Spectral,
-    batch_inputs,
-    bootstrap_weights,
-    feature_density,
-    member_loss,
-    repulsive,
-    sngp,
-    spectral,
-    with_prior,
-)
 from jaxeff.noise import Dropout
 from jaxeff.program.costs import inputs_of
 from jaxeff.training import cross_entropy
@@ -94,15 +79,15 @@ def samples_of(bench: Bench, kind: str) -> Callable[[Any, Any], Any]:
         images = bench.images.spare if kind == "ambiguous" else bench.images.other
         return OfSet(images, count)
     made: dict[str, Callable[[Any, Any], Any]] = {
-        "shuffled": ShuffledPixels(), "noise": NoiseImages(),
-        **{f"patches {size}": Patches(size) for size in (4, 8, 16)},
+        "shuffled": ensembles.ShuffledPixels(), "noise": ensembles.NoiseImages(),
+        **{f"patches {size}": ensembles.Patches(size) for size in (4, 8, 16)},
     }  # fmt: skip
     return Few(made[kind], count)
 
 
-def heads(bench: Bench, sites: tuple[str, ...] | None = None) -> tuple[Ensemble, Any]:
+def heads(bench: Bench, sites: tuple[str, ...] | None = None) -> tuple[ensembles.Ensemble, Any]:
     """The last layer with members, or others, and what makes fresh parameters from a key."""
-    spec = dict.fromkeys(sites or (bench.last,), Members(bench.settings.members))
+    spec = dict.fromkeys(sites or (bench.last,), ensembles.Members(bench.settings.members))
     key = jax.random.key(0)
     g, _ = jaxeff.ensemble(key, bench.f, bench.init(key), spec, init=bench.init)
 
@@ -115,7 +100,9 @@ def heads(bench: Bench, sites: tuple[str, ...] | None = None) -> tuple[Ensemble,
 
 def bounded(bench: Bench) -> Callable[..., Array]:
     """The network with bounded layers."""
-    return spectral(bench.f, dict.fromkeys(bench.hidden, Spectral(bench.settings.bound)))
+    return ensembles.spectral(
+        bench.f, dict.fromkeys(bench.hidden, ensembles.Spectral(bench.settings.bound))
+    )
 
 
 def dropping(bench: Bench) -> dict[str, Dropout]:
@@ -165,7 +152,7 @@ def _ddu(bench: Bench, seeds: int) -> Saying:
         def features(images: Any, params: Any = params) -> Any:
             return in_batches(lambda x: hidden(params, x), images)
 
-        density = feature_density(
+        density = ensembles.feature_density(
             features(x), labels, CLASSES, shrinkage=bench.settings.shrinkage
         )  # fmt: skip
         alone = said_by_entropy(f, params, bench.images.test)
@@ -180,7 +167,7 @@ def _ddu(bench: Bench, seeds: int) -> Saying:
 
 def _sngp(bench: Bench, seeds: int) -> Saying:
     f, key, x = bounded(bench), jax.random.key(0), bench.images.train[0]
-    g, start = sngp(
+    g, start = ensembles.sngp(
         key, f, bench.init(key), bench.last, x[:500], features=bench.settings.features
     )  # fmt: skip
 
@@ -236,20 +223,20 @@ def _probit(bench: Bench, seeds: int) -> Saying:
         }
 
 
-def _of_heads(bench: Bench, g: Ensemble, trained: list[Any]) -> Saying:
+def _of_heads(bench: Bench, g: ensembles.Ensemble, trained: list[Any]) -> Saying:
     for params in trained:
         yield said(g, params, bench.images.test)
 
 
 def _plain(bench: Bench, seeds: int) -> Saying:
     g, init = heads(bench)
-    yield from _of_heads(bench, g, bench.train("ll", member_loss(g), init, seeds))
+    yield from _of_heads(bench, g, bench.train("ll", ensembles.member_loss(g), init, seeds))
 
 
 def _weights(bench: Bench, seeds: int) -> Saying:
     g, init = heads(bench)
     strength = bench.settings.weight_strength
-    loss = repulsive(member_loss(g), g, strength=strength, space="weights")
+    loss = ensembles.repulsive(ensembles.member_loss(g), g, strength=strength, space="weights")
     yield from _of_heads(bench, g, bench.train("rll", loss, init, seeds, strength=strength))
 
 
@@ -257,7 +244,9 @@ def repelled(bench: Bench, kind: str, strength: Any) -> Any:
     """The loss of heads that disagree on a kind of samples."""
     g, _ = heads(bench)
     samples = samples_of(bench, kind)
-    return repulsive(member_loss(g), g, samples, strength=strength, on="probabilities")
+    return ensembles.repulsive(
+        ensembles.member_loss(g), g, samples, strength=strength, on="probabilities"
+    )
 
 
 def choose(bench: Bench) -> list[dict[str, Any]]:
@@ -282,7 +271,7 @@ def choose(bench: Bench) -> list[dict[str, Any]]:
 
 def trained_apart(
     bench: Bench, kind: str, seeds: int, strength: float
-) -> tuple[Ensemble, list[Any]]:
+) -> tuple[ensembles.Ensemble, list[Any]]:
     """Heads that disagree on a kind of samples, of the chosen strength."""
     g, init = heads(bench)
     trained = bench.train(
@@ -308,9 +297,11 @@ def strength_of(bench: Bench) -> float:
 def _bootstrap(bench: Bench, seeds: int) -> Saying:
     g, init = heads(bench)
     x, labels = bench.images.train
-    weights = bootstrap_weights(bench.run.key, len(x), bench.settings.members)
+    weights = ensembles.bootstrap_weights(bench.run.key, len(x), bench.settings.members)
     data = (x, labels, weights)
-    yield from _of_heads(bench, g, bench.train("bootstrap", member_loss(g), init, seeds, data=data))
+    yield from _of_heads(
+        bench, g, bench.train("bootstrap", ensembles.member_loss(g), init, seeds, data=data)
+    )
 
 
 def _features(bench: Bench, seeds: int) -> Saying:
@@ -318,8 +309,8 @@ def _features(bench: Bench, seeds: int) -> Saying:
     g, init = heads(bench, (*bench.hidden[-1:], bench.last))
     hidden = g.of(inputs_of(bench.f, bench.last))
     strength = bench.settings.weight_strength
-    loss = repulsive(
-        member_loss(g), g, Few(batch_inputs, bench.settings.repulsive),
+    loss = ensembles.repulsive(
+        ensembles.member_loss(g), g, Few(ensembles.batch_inputs, bench.settings.repulsive),
         strength=strength, space=hidden,
     )  # fmt: skip
     yield from _of_heads(bench, g, bench.train("features", loss, init, seeds, strength=strength))
@@ -327,7 +318,7 @@ def _features(bench: Bench, seeds: int) -> Saying:
 
 def _priors(bench: Bench, seeds: int) -> Saying:
     """Random heads on a random network, added to trained ones: twice the cost of one network."""
-    h, members = with_prior(bench.f), Members(bench.settings.members)
+    h, members = ensembles.with_prior(bench.f), ensembles.Members(bench.settings.members)
     spec = {f"{part}/{bench.last}": members for part in ("trained", "prior")}
 
     def both(key: jax.Array) -> Any:
@@ -339,7 +330,7 @@ def _priors(bench: Bench, seeds: int) -> Saying:
 
     key = jax.random.key(0)
     g, _ = jaxeff.ensemble(key, h, both(key), spec, init=both)
-    yield from _of_heads(bench, g, bench.train("priors", member_loss(g), init, seeds))
+    yield from _of_heads(bench, g, bench.train("priors", ensembles.member_loss(g), init, seeds))
 
 
 def members_of(bench: Bench, seed: int, count: int) -> list[Any]:

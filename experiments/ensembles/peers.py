@@ -18,7 +18,7 @@ import matplotlib.pyplot as plt
 import numpy as np
 from matplotlib.figure import Figure
 
-from experiments.harness import Least, Report, Row, Run, Study, Table
+from experiments.harness import Count, Least, Report, Row, Run, Study, Table
 from jaxeff import uncertainty as ours
 
 LIMIT = 1e-5
@@ -38,7 +38,7 @@ class Settings:
     members: Annotated[int, Least(2)] = 10
     images: Annotated[int, Least(10)] = 2000
     classes: Annotated[int, Least(2)] = 10
-    trials: Annotated[int, Least(1)] = 10
+    trials: Count = 10
 
 
 def run(run: Run[Settings]) -> list[Row]:

@@ -5,7 +5,8 @@ from pathlib import Path
 from typing import Annotated, Literal
 
 from experiments.dirty_mnist.recipe import FAST as FAST_DIRTY
-from experiments.harness import SELECTS, Least
+from experiments.harness import SELECTS, Count, Least
+from experiments.recipes import Selected, Training
 from jaxeff.dirty_mnist import Recipe
 from jaxeff.nn import ACTIVATIONS
 
@@ -40,9 +41,9 @@ class Sine:
     """
 
     activations: tuple[str, ...] = tuple(ACTIVATIONS)
-    seeds: Annotated[int, Least(1)] = 5
-    hidden: Annotated[int, Least(1)] = 50
-    steps: Annotated[int, Least(1)] = 2000
+    seeds: Count = 5
+    hidden: Count = 50
+    steps: Count = 2000
     rate: float = 5e-3
     members: Annotated[int, Least(2)] = 10
     dropout: float = 0.15
@@ -54,7 +55,7 @@ class Sine:
 
 
 @dataclass(frozen=True)
-class Settings:
+class Settings(Training, Selected):
     """Everything the figures depend on.
 
     Attributes:
@@ -69,8 +70,6 @@ class Settings:
         held: Digits of each kind that are kept out of the training, for choosing.
         tests: Images of each test set at most.
         epochs: Passes over the data.
-        batch_size: Images per step.
-        rate: Learning rate of Adam, decayed by a cosine.
         members: Heads (the source's), and networks of the large ensemble.
         few: Networks of the small one (the source's DE-5).
         seeds: Trainings of the main rows.
@@ -103,34 +102,28 @@ class Settings:
     ambiguous: Annotated[int, Least(10)] = 1000
     held: Annotated[int, Least(10)] = 1000
     tests: Annotated[int, Least(10)] = 5000
-    epochs: Annotated[int, Least(1)] = 4
-    batch_size: Annotated[int, Least(1)] = 64
-    rate: float = 2e-3
+    epochs: Count = 4
     members: Annotated[int, Least(2)] = 10
     few: Annotated[int, Least(2)] = 5
     seeds: Annotated[int, Least(2)] = 5
-    some: Annotated[int, Least(1)] = 5
-    one: Annotated[int, Least(1)] = 1
+    some: Count = 5
+    one: Count = 1
     strengths: tuple[float, ...] = (0.3, 1.0, 3.0)
     weight_strength: float = 0.1
     kinds: tuple[Kind, ...] = KINDS
     repulsive: Annotated[int, Least(2)] = 16
     dropout: float = 0.15
     bound: float = 3.0
-    features: Annotated[int, Least(1)] = 256
+    features: Count = 256
     shrinkage: float = 0.01
     samples: Annotated[int, Least(2)] = 30
-    svi_epochs: Annotated[int, Least(1)] = 2
+    svi_epochs: Count = 2
     svi_scale: float = 1e-2
     times: Annotated[float, Least(1)] = 2.0
     sites: tuple[str, ...] = ()
-    rounds: Annotated[int, Least(1)] = 5
+    rounds: Count = 5
     parts: Annotated[tuple[Part, ...], SELECTS] = ()
     cache: Annotated[Path | None, SELECTS] = None
-
-    def runs(self, part: Part) -> bool:
-        """Whether a part is to be run."""
-        return not self.parts or part in self.parts
 
 
 DEFAULT = Settings()

@@ -18,21 +18,13 @@ import jaxeff
 from experiments.ensembles.recipe import Sine
 from experiments.harness import Row
 from experiments.recipes import cosine_adam
+from jaxeff import uncertainty as unc
 from jaxeff.bayes.posteriors import heteroscedastic
 from jaxeff.data import sine as noisy_sine
 from jaxeff.ensembles import Interval, Members, member_loss, repulsive
 from jaxeff.nn import ACTIVATIONS, MLP
 from jaxeff.noise import Dropout
 from jaxeff.training import init, make_epoch, stateless
-from jaxeff.uncertainty import (
-    RegressionUncertainty,
-    aleatoric_mse,
-    auroc,
-    decompose_regression,
-    euc,
-    negative_log_density,
-    prediction_mse,
-)
 
 GAMMA = "RLLE, gamma "
 # The configurations of Klein's thesis, figure 9.2.
@@ -108,21 +100,21 @@ def _trained(settings: Sine, name: str, key: jax.Array, index: Array) -> tuple[A
     carry, _ = jax.lax.scan(step, init(method.init(start_key), optimizer), keys)
     at = grid(settings.margin, settings.points)
     outputs = method.outputs(key, carry.params, scaled(at[:, None]), index)
-    parts = decompose_regression(outputs)
-    return RegressionUncertainty(*(part[:, 0] for part in parts)), (x, y)
+    parts = unc.decompose_regression(outputs)
+    return unc.RegressionUncertainty(*(part[:, 0] for part in parts)), (x, y)
 
 
-def _figures(at: Array, parts: RegressionUncertainty, x: Array) -> dict[str, float]:
+def _figures(at: Array, parts: unc.RegressionUncertainty, x: Array) -> dict[str, float]:
     """The columns of the source's table of activations, and where doubt rises."""
     inside = noisy_sine.in_regime(at)
     std, doubt = jnp.sqrt(parts.aleatoric), jnp.sqrt(parts.epistemic)
     low, high = noisy_sine.span()
     places, beyond = np.asarray(inside), np.asarray((at < low) | (at > high))
     found = {
-        "auroc": auroc(doubt[places], doubt[~places]),
-        "mse_prediction": prediction_mse(parts.mean, noisy_sine.target(at), inside),
-        "mse_aleatoric": aleatoric_mse(std, noisy_sine.noise_std(at), inside),
-        "euc": euc(doubt, negative_log_density(at[:, None], x)),
+        "auroc": unc.auroc(doubt[places], doubt[~places]),
+        "mse_prediction": unc.prediction_mse(parts.mean, noisy_sine.target(at), inside),
+        "mse_aleatoric": unc.aleatoric_mse(std, noisy_sine.noise_std(at), inside),
+        "euc": unc.euc(doubt, unc.negative_log_density(at[:, None], x)),
         "epistemic_inside": doubt[places].mean(),
         "epistemic_middle": doubt[~places & ~beyond].mean(),
         "epistemic_beyond": doubt[beyond].mean(),

@@ -35,9 +35,7 @@ class Task:
     target: float = 0.0
     seed: int = 0
 
-    @property
-    def name(self) -> str:
-        """For the progress bar."""
+    def __str__(self) -> str:
         return f"{self.part} {self.searcher} {self.target:g} {self.seed}"
 
 

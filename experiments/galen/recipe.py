@@ -4,17 +4,9 @@ from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
 from experiments.classifiers import Classifier
-from experiments.harness import SELECTS, Least
-from jaxeff.search import (
-    DDPG,
-    Actions,
-    Evolution,
-    Greedy,
-    Knapsack,
-    RandomSearch,
-    Sequential,
-    UniformSearch,
-)
+from experiments.harness import SELECTS, Count, Least
+from experiments.recipes import Training
+from jaxeff import search
 
 AGENTS = ("pruning", "quantization", "joint")
 """The source's, all by reinforcement learning."""
@@ -28,7 +20,7 @@ NAMES = (*AGENTS, BLIND, *OTHERS)
 
 
 @dataclass(frozen=True)
-class Settings:
+class Settings(Training):
     """What is measured.
 
     Attributes:
@@ -41,9 +33,7 @@ class Settings:
         decay: Of the agent's noise, per episode.
         steps: Of every candidate's training; 0 takes an epoch.
         step_images: Images per step of it.
-        rate: Learning rate of Adam for the float network, decayed by a cosine.
         retrain_rate: Of a candidate's training by momentum of .9, decayed by a cosine.
-        batch_size: Images per update.
         validation: Images that candidates are measured on, none of the others.
         images: That sensitivities are measured on.
         epochs: Of the final training; 0 leaves it away.
@@ -61,48 +51,48 @@ class Settings:
 
     subject: Classifier
     targets: tuple[float, ...] = (0.3, 0.2)
-    seeds: Annotated[int, Least(1)] = 5
-    episodes: Annotated[int, Least(1)] = 30
+    seeds: Count = 5
     warm_up: Annotated[int, Least(0)] = 10
-    updates: Annotated[int, Least(1)] = 20
-    decay: float = 0.9
-    steps: Annotated[int, Least(0)] = 16
-    step_images: Annotated[int, Least(1)] = 32
-    rate: float = 2e-3
-    retrain_rate: float = 0.02
-    batch_size: Annotated[int, Least(1)] = 64
-    validation: Annotated[int, Least(1)] = 512
-    images: Annotated[int, Least(1)] = 32
-    epochs: Annotated[int, Least(0)] = 1
-    final_images: Annotated[int, Least(1)] = 10_000
+    episodes: Count = 30
     finals: Annotated[int, Least(0)] = 1
+    updates: Count = 20
+    steps: Annotated[int, Least(0)] = 16
+    step_images: Count = 32
+    decay: float = 0.9
     finished: tuple[str, ...] = (*AGENTS, "greedy", "knapsack")
+    validation: Count = 512
+    images: Count = 32
     latency: Literal["table", "operations"] = "table"
-    round_to: Annotated[int, Least(1)] = 16
-    few: Annotated[int, Least(1)] = 4
-    nodes: tuple[Annotated[int, Least(1)], ...] = (4, 8, 12, 16, 32, 48)
-    inputs: Annotated[int, Least(1)] = 8
+    retrain_rate: float = 0.02
+    final_images: Count = 10_000
+    epochs: Annotated[int, Least(0)] = 1
+    round_to: Count = 16
+    nodes: tuple[Count, ...] = (4, 8, 12, 16, 32, 48)
+    few: Count = 4
+    inputs: Count = 8
     only: Annotated[tuple[str, ...], SELECTS] = ()
 
 
-def actions_of(settings: Settings, name: str) -> Actions:
+def actions_of(settings: Settings, name: str) -> search.Actions:
     """What the actions of a searcher mean."""
     if name == "pruning":
-        return Actions("pruning", settings.few)
+        return search.Actions("pruning", settings.few)
     of = "quantization" if name == "quantization" else "both"
-    return Actions(of, settings.round_to)
+    return search.Actions(of, settings.round_to)
 
 
 def searcher_of(settings: Settings, name: str) -> Any:
     """What proposes a searcher's actions."""
-    agent = DDPG(warm_up=settings.warm_up, updates=settings.updates, decay=settings.decay)
-    half = DDPG(warm_up=settings.warm_up // 2, updates=settings.updates, decay=settings.decay)
+    agent = search.DDPG(warm_up=settings.warm_up, updates=settings.updates, decay=settings.decay)
+    half = search.DDPG(
+        warm_up=settings.warm_up // 2, updates=settings.updates, decay=settings.decay
+    )
     others: dict[str, Any] = {
-        "uniform": UniformSearch(), "random": RandomSearch(), "greedy": Greedy(),
-        "knapsack": Knapsack(),
-        "evolution": Evolution(population=max(4, min(10, settings.episodes // 4))),
-        "pruning first": Sequential("pruning", half),
-        "quantization first": Sequential("quantization", half),
+        "uniform": search.UniformSearch(), "random": search.RandomSearch(),
+        "greedy": search.Greedy(), "knapsack": search.Knapsack(),
+        "evolution": search.Evolution(population=max(4, min(10, settings.episodes // 4))),
+        "pruning first": search.Sequential("pruning", half),
+        "quantization first": search.Sequential("quantization", half),
     }  # fmt: skip
     return others.get(name, agent)
 

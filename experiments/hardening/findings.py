@@ -239,8 +239,8 @@ PLOTS = (
     h.Plot(
         "curves",
         h.Curves(
-            "places", "curve", curves, "{label}", "{network}, {panel}", style="{style}",
-            axes={"xlabel": "noise level σ", "ylabel": "accuracy"}, then=_levels,
+            "places", "curve", curves, "{label}", "{network}, {panel}",
+            style="{style}", axes={"xlabel": "noise level σ", "ylabel": "accuracy"}, then=_levels,
         ),
         h.Curves(
             "mu", "peak",

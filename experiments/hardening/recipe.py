@@ -6,11 +6,12 @@ results names its size.
 """
 
 from dataclasses import dataclass
-from typing import Annotated, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from experiments.harness import Least, Refused
+from experiments.harness import Count, Refused
+from experiments.recipes import Training
 
 SCALES = (0.5, 1.0, 2.0, 3.0)
 """Constant scales of activations (Klein's thesis, table 6.2: VGG-11's)."""
@@ -71,7 +72,7 @@ class Family:
 
 
 @dataclass(frozen=True)
-class Settings:
+class Settings(Training):
     """What is trained, how long, and how it is tested.
 
     Attributes:
@@ -81,24 +82,20 @@ class Settings:
         epochs: Passes over the training images (the source: 500).
         levels: Evaluation noise; with the levels that are trained at.
         families: The trainings.
-        batch_size: Images per update (the source: 128).
-        rate: Learning rate of Adam, which decays by a cosine.
         decay: Weight decay, as a gradient of Adam's.
         seeds: Trainings of each setting.
         repeats: Draws of the noise per test image.
     """
 
     data: str
-    images: Annotated[int, Least(1)]
-    test_images: Annotated[int, Least(1)]
-    epochs: Annotated[int, Least(1)]
+    images: Count
+    test_images: Count
     levels: tuple[float, ...]
+    epochs: Count
     families: tuple[Family, ...]
-    batch_size: Annotated[int, Least(1)] = 128
-    rate: float = 1e-3
     decay: float = 0.0
-    seeds: Annotated[int, Least(1)] = 1
-    repeats: Annotated[int, Least(1)] = 1
+    seeds: Count = 1
+    repeats: Count = 1
 
     def __post_init__(self) -> None:
         trained = {s.sigma for f in self.families if f.noisy for s in f.settings}
@@ -166,18 +163,18 @@ _DEFAULT = (0.3, 0.6, 1.2, 2.4, 4.8)
 _FULL = tuple(np.geomspace(0.1, 10.0, 13).round(3).tolist())
 SIZES = {
     "fast": Settings(
-        "digits", 1437, 360, 12, levels(0.05, 10.0, 7, *_FAST),
+        "digits", 1437, 360, levels(0.05, 10.0, 7, *_FAST), 12,
         families("lenet5", _FAST, (1.0,), (4,), (), ramp=RAMP), batch_size=32, rate=2e-3,
     ),
     # Fewer epochs won't do: with 4, networks trained at high levels have hardly learned yet, and
     # noisy training appears to raise the midpoint 4.6 times instead of 7.6 times.
     "default": Settings(
-        "cifar-10", 20_000, 2000, 12, levels(0.03, 10.0, 11, *_DEFAULT),
+        "cifar-10", 20_000, 2000, levels(0.03, 10.0, 11, *_DEFAULT), 12,
         families("lenet5", _DEFAULT, SCALES, combined_sigmas=_DEFAULT[1:], ramp=RAMP),
         batch_size=32, rate=2e-3,
     ),
     "full": Settings(
-        "cifar-10", 50_000, 10_000, 500, levels(0.01, 10.0, 16, *_FULL),
+        "cifar-10", 50_000, 10_000, levels(0.01, 10.0, 16, *_FULL), 500,
         (
             *families("lenet5", _FULL, SCALES, combined_bits=BITS),
             *families("vgg11", _FULL, SCALES, combined_bits=(), qat_rate=1e-4, ramp=0.25),
@@ -185,6 +182,6 @@ SIZES = {
                 "resnet18", _FULL, RESNET_SCALES, combined_bits=BITS, qat_rate=1e-2, rate=1e-2
             ),
         ),
-        seeds=3, repeats=5,
+        seeds=3, repeats=5, batch_size=128, rate=1e-3,
     ),
 }  # fmt: skip

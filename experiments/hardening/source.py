@@ -11,31 +11,30 @@ class Reported(NamedTuple):
 
 
 # Klein's thesis, table 6.2: network, bits, scaling; a constant scale by its number.
-TABLE: dict[tuple[str, int, str | float], Reported] = {
-    ("vgg11", 32, "none"): Reported(87.7, 0.154),
-    ("vgg11", 8, "dynamic"): Reported(87.2, 0.024),
-    ("vgg11", 8, 0.5): Reported(84.3, 0.145),
-    ("vgg11", 8, 1.0): Reported(82.2, 0.2),
-    ("vgg11", 8, 2.0): Reported(76.8, 0.222),
-    ("vgg11", 8, 3.0): Reported(10.0, 0.013),
-    ("vgg11", 4, "dynamic"): Reported(86.5, 0.031),
-    ("vgg11", 4, 0.5): Reported(84.5, 0.12),
-    ("vgg11", 4, 1.0): Reported(82.6, 0.177),
-    ("vgg11", 4, 2.0): Reported(78.3, 0.23),
-    ("vgg11", 4, 3.0): Reported(10.0, 0.010),
-    ("resnet18", 32, "none"): Reported(87.0, 0.495),
-    ("resnet18", 8, "dynamic"): Reported(87.3, 0.452),
-    ("resnet18", 8, 0.5): Reported(87.1, 0.526),
-    ("resnet18", 8, 1.0): Reported(87.0, 0.557),
-    ("resnet18", 8, 4.0): Reported(86.5, 0.577),
-    ("resnet18", 8, 8.0): Reported(85.7, 0.625),
-    ("resnet18", 8, 10.0): Reported(10.0, 0.05),
-    ("resnet18", 4, "dynamic"): Reported(86.8, 0.281),
-    ("resnet18", 4, 0.5): Reported(86.5, 0.492),
-    ("resnet18", 4, 1.0): Reported(86.7, 0.605),
-    ("resnet18", 4, 4.0): Reported(86.5, 0.657),
-    ("resnet18", 4, 8.0): Reported(86.5, 0.665),
-    ("resnet18", 4, 10.0): Reported(10.0, 0.005),
+_CELLS: dict[tuple[str, int], dict[str | float, tuple[float, float]]] = {
+    ("vgg11", 32): {"none": (87.7, 0.154)},
+    ("vgg11", 8): {
+        "dynamic": (87.2, 0.024), 0.5: (84.3, 0.145), 1.0: (82.2, 0.2), 2.0: (76.8, 0.222),
+        3.0: (10.0, 0.013),
+    },
+    ("vgg11", 4): {
+        "dynamic": (86.5, 0.031), 0.5: (84.5, 0.12), 1.0: (82.6, 0.177), 2.0: (78.3, 0.23),
+        3.0: (10.0, 0.010),
+    },
+    ("resnet18", 32): {"none": (87.0, 0.495)},
+    ("resnet18", 8): {
+        "dynamic": (87.3, 0.452), 0.5: (87.1, 0.526), 1.0: (87.0, 0.557), 4.0: (86.5, 0.577),
+        8.0: (85.7, 0.625), 10.0: (10.0, 0.05),
+    },
+    ("resnet18", 4): {
+        "dynamic": (86.8, 0.281), 0.5: (86.5, 0.492), 1.0: (86.7, 0.605), 4.0: (86.5, 0.657),
+        8.0: (86.5, 0.665), 10.0: (10.0, 0.005),
+    },
+}  # fmt: skip
+TABLE = {
+    (network, bits, scaling): Reported(*found)
+    for (network, bits), cells in _CELLS.items()
+    for scaling, found in cells.items()
 }
 
 

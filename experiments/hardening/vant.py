@@ -93,7 +93,7 @@ def families(
 
 SIZES = {
     "fast": Settings(
-        "digits", 1437, 360, 8, (0.1, 0.3, 0.6, 1.0),
+        "digits", 1437, 360, (0.1, 0.3, 0.6, 1.0), 8,
         families(
             (0.3, 0.6, 1.0), (0.3, 1.0), (THETA_PER_SIGMA,), (), (0.3,), (0.5,), (4,),
             ramp=SHORT_RAMP,
@@ -102,18 +102,18 @@ SIZES = {
     # Noise is weaker than the source's, since so is the network: at 1.5 little is left of the
     # accuracy of LeNet-5, which stands in for its ResNet-18.
     "default": Settings(
-        "cifar-10", 20_000, 2000, 3, SHORT_LEVELS,
+        "cifar-10", 20_000, 2000, SHORT_LEVELS, 3,
         families(
             (0.1, 0.3, 0.5, 0.9, 1.3), (0.1, 0.5, 0.9, 1.3), (0.2, THETA_PER_SIGMA, 0.8),
             (0.2, 1.0), (0.5,), (0.05, 0.5), (8, 4), ramp=SHORT_RAMP,
         ), batch_size=32, rate=2e-3,
     ),
     "full": Settings(
-        "cifar-10", 50_000, 10_000, 400, LEVELS,
+        "cifar-10", 50_000, 10_000, LEVELS, 400,
         families(
             LEVELS, tuple(PUBLISHED_THETAS), (0.1, 0.2, 0.3, THETA_PER_SIGMA, 0.5, 0.6, 0.8),
             (0.2, 0.7, 1.0), (0.5, 1.3, 2.1), (0.05, 0.1, 0.5, 1.5, 2.5, 5.0), (8, 4), ramp=0.25,
-        ), decay=1e-4, seeds=3, repeats=5, network="resnet18",
+        ), decay=1e-4, seeds=3, repeats=5, network="resnet18", batch_size=128, rate=1e-3,
     ),
 }  # fmt: skip
 

@@ -14,6 +14,7 @@ from experiments.harness.claims import equals as equals
 from experiments.harness.claims import near as near
 from experiments.harness.claims import true as true
 from experiments.harness.command import SELECTS as SELECTS
+from experiments.harness.command import Count as Count
 from experiments.harness.command import Least as Least
 from experiments.harness.command import Refused as Refused
 from experiments.harness.command import choose as choose

@@ -41,6 +41,10 @@ class Least(NamedTuple):
     value: float
 
 
+Count = Annotated[int, Least(1)]
+"""A number of things, of which there is one at least."""
+
+
 class Order(NamedTuple):
     """What the command line asks for.
 

@@ -41,7 +41,7 @@ from tvm.target import Target
 
 from experiments import engines
 from experiments.contests.tvm import host, meter_of
-from experiments.harness import SELECTS, Least, Listing, Part, Row, Run, Study
+from experiments.harness import SELECTS, Count, Least, Listing, Part, Row, Run, Study
 from experiments.integer import judging, kernels
 from experiments.integer.subjects import subject
 from experiments.integer.tiles import LAYERS, tiles
@@ -73,12 +73,12 @@ class Settings:
         parts: Parts to run; all if none is given.
     """
 
-    rounds: Annotated[int, Least(1)] = 41
+    rounds: Count = 41
     models: Annotated[tuple[Model, ...], SELECTS] = get_args(Model)
-    batches: Annotated[tuple[Annotated[int, Least(1)], ...], SELECTS] = (1, 10, 100)
-    images: Annotated[int, Least(1)] = 10_000
-    emulated: Annotated[int, Least(1)] = 200
-    threads: Annotated[tuple[Annotated[int, Least(1)], ...], SELECTS] = (1, 2)
+    batches: Annotated[tuple[Count, ...], SELECTS] = (1, 10, 100)
+    images: Count = 10_000
+    emulated: Count = 200
+    threads: Annotated[tuple[Count, ...], SELECTS] = (1, 2)
     pairs: Annotated[int, Least(1)] = len(kernels.PAIRS)
     tiles: Annotated[int, SELECTS] = len(LAYERS)
     parts: Annotated[tuple[Table, ...], SELECTS] = ()

@@ -2,19 +2,8 @@
 
 import statistics
 
-from experiments.harness import (
-    Claim,
-    Curves,
-    Plot,
-    Report,
-    Row,
-    Selection,
-    at_least,
-    at_most,
-    equals,
-    grouped,
-    where,
-)  # fmt: skip
+from experiments import harness as h
+from experiments.harness import Report, Row
 
 OVER_FLOAT = {"vnni": 2.5, "avx2": 1.5}
 OVER_PEER = 1.0
@@ -37,7 +26,7 @@ def _per_cycle(report: Report) -> list[Row]:
             "spills": sum(r["spills"] for r in own),
             "limit": PER_CYCLE[of],
         }
-        for (model, bits, of), own in sorted(grouped(loops, "model", "bits", "of").items())
+        for (model, bits, of), own in sorted(h.grouped(loops, "model", "bits", "of").items())
     ]
 
 
@@ -60,51 +49,52 @@ def _most(row: Row) -> float:
     return SIZES[row["bits"]]
 
 
-OURS: Selection = where(table="networks", engine="tvm")
+OURS: h.Selection = h.where(table="networks", engine="tvm")
 
 
-def _over(column: str, peer: str) -> Claim:
-    return Claim(
+def _over(column: str, peer: str) -> h.Claim:
+    return h.Claim(
         lambda row: f"{_place(row)}: our {row['arithmetic']} over {peer}'s", column,
-        at_most(OVER_PEER), OVER_PEER, OURS, "default",
+        h.at_most(OVER_PEER), OVER_PEER, OURS, "default",
     )  # fmt: skip
 
 
 CLAIMS = (
-    Claim(
+    h.Claim(
         lambda row: f"{_place(row)}: {row['arithmetic']} is JAX's bit for bit",
-        lambda row: int(row["exact"]), equals(1), 1, OURS, when=lambda row: "exact" in row,
+        lambda row: int(row["exact"]), h.equals(1), 1, OURS, when=lambda row: "exact" in row,
     ),
-    Claim(
-        lambda row: f"{_place(row)}: int8 over our float32", "over_float32", at_least(_least),
-        _least, where(table="networks", engine="tvm", arithmetic="int8"), "default",
+    h.Claim(
+        lambda row: f"{_place(row)}: int8 over our float32", "over_float32", h.at_least(_least),
+        _least, h.where(table="networks", engine="tvm", arithmetic="int8"), "default",
     ),
     *(_over(f"over_{peer}", name) for peer, name in PEERS.items()),
-    Claim(
-        "{model}: bundle of {bits} bits over float32's", "over_float32", at_most(_most), _most,
-        where(table="sizes"),
+    h.Claim(
+        "{model}: bundle of {bits} bits over float32's", "over_float32", h.at_most(_most), _most,
+        h.where(table="sizes"),
     ),
-    Claim(
+    h.Claim(
         "{model}, {where}: results on {images} images that are JAX's bit for bit",
-        "same_bits", equals(1), 1.0, where(table="agreement"),
+        "same_bits", h.equals(1), 1.0, h.where(table="agreement"),
     ),
-    Claim(
-        "{place}: products in a cycle of the loops", "per_cycle", at_least("limit"),
+    h.Claim(
+        "{place}: products in a cycle of the loops", "per_cycle", h.at_least("limit"),
         lambda row: row["limit"], _per_cycle,
     ),
-    Claim("{place}: spills", "spills", equals(0), 0, _per_cycle),
-    Claim(
-        "time of the rule's tiles over the best, median", "over_best", at_most(1.05), 1.05, _median
+    h.Claim("{place}: spills", "spills", h.equals(0), 0, _per_cycle),
+    h.Claim(
+        "time of the rule's tiles over the best, median", "over_best", h.at_most(1.05), 1.05,
+        _median,
     ),
-    Claim(
-        "1 x 1 bits by planes over int8", "over_int8", at_least(PLANES_OVER_INT8),
-        PLANES_OVER_INT8, where(table="crossover", bits="1 x 1"),
+    h.Claim(
+        "1 x 1 bits by planes over int8", "over_int8", h.at_least(PLANES_OVER_INT8),
+        PLANES_OVER_INT8, h.where(table="crossover", bits="1 x 1"),
     ),
 )  # fmt: skip
 
-CROSSOVER = Plot(
+CROSSOVER = h.Plot(
     "crossover",
-    Curves(
+    h.Curves(
         "product", {"over_int8": "measured", "expected_over_int8": "by number of instructions"},
         lambda report: [row for row in report.rows if "product" in row],
         style={"measured": "o", "by number of instructions": "s"}, guides=(1,),

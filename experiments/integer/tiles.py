@@ -12,19 +12,7 @@ from typing import Any
 import numpy as np
 import tvm
 from jaxeff_export.compiler import compilation_target
-from jaxeff_export.operators.integer import (
-    Dot,
-    DotTile,
-    Geometry,
-    Sharing,
-    contraction,
-    dot_of,
-    epilogue_of,
-    tile_of,
-    tiles_of,
-    vectors_of,
-    words_of,
-)
+from jaxeff_export.operators import integer as operators
 
 from experiments.contests.tvm import host, kernel_meter
 from experiments.timing import measure_rounds, ratio
@@ -50,10 +38,10 @@ def tiles(rounds: int, name: str, batch: int) -> list[dict[str, Any]]:
     """A row: the rule's tile of a layer, the best one, and how much faster that is."""
     geometry = _geometry(dict(LAYERS)[name], batch)
     where = compilation_target(host())
-    dot = dot_of(where)
+    dot = operators.dot_of(where)
     registers = dot.registers - 2
-    chosen = tile_of(geometry, dot.lanes, registers)
-    given = tiles_of(geometry, dot.lanes, registers)
+    chosen = operators.tile_of(geometry, dot.lanes, registers)
+    given = operators.tiles_of(geometry, dot.lanes, registers)
     full = [t for t in given if t.pixels * t.vectors * t.chains * 2 >= registers]
     found = dict.fromkeys([chosen, *full])
     kernels = {f"tile{i}": _kernel(geometry, dot, tile) for i, tile in enumerate(found)}
@@ -76,13 +64,13 @@ def tiles(rounds: int, name: str, batch: int) -> list[dict[str, Any]]:
     return [row | {"tile": _words(chosen), "best": _words(list(found)[int(best[4:])])}]
 
 
-def _words(tile: DotTile) -> str:
+def _words(tile: operators.DotTile) -> str:
     return f"{tile.rows}x{tile.columns} pixels, {tile.vectors} vectors, {tile.chains} chains"
 
 
-def _geometry(layer: Any, batch: int) -> Geometry:
+def _geometry(layer: Any, batch: int) -> operators.Geometry:
     if len(layer) == 2:
-        return Geometry.dense(batch, *layer)
+        return operators.Geometry.dense(batch, *layer)
     image, kernel, stride, pad, pool = layer
     attributes: dict[str, Any] = {
         "padding": (pad,) * 4,
@@ -90,20 +78,22 @@ def _geometry(layer: Any, batch: int) -> Geometry:
         "dilation": (1, 1),
     }
     attributes |= {"groups": 1, "pool": (pool, pool)}
-    return Geometry.conv2d((batch, *image), kernel, attributes)
+    return operators.Geometry.conv2d((batch, *image), kernel, attributes)
 
 
-def _kernel(geometry: Geometry, dot: Dot, tile: DotTile) -> Any:
-    wide = vectors_of(geometry, dot) * dot.lanes
+def _kernel(geometry: operators.Geometry, dot: operators.Dot, tile: operators.DotTile) -> Any:
+    wide = operators.vectors_of(geometry, dot) * dot.lanes
     taps = [count for count, _ in geometry.taps]
-    weights = (wide // dot.lanes, *taps, words_of(geometry, dot), dot.lanes, dot.group)
+    weights = (wide // dot.lanes, *taps, operators.words_of(geometry, dot), dot.lanes, dot.group)
     height, width, channels = geometry.image
     x = (width, channels) if geometry.is_dense else (geometry.batch, height, width, channels)
     y = (width, geometry.features) if geometry.is_dense else geometry.shape
     operands = [(x, "uint8"), (weights, dot.weight), ((wide,), "int32"), ((wide,), "float32")]
     attributes = {"result": "codes", "shortcut": "none", "zero": 3, "lower": 3, "upper": 255}
     attributes |= {"shortcut_zero": 0, "input_zero": 3}
-    return contraction(geometry, dot, attributes, epilogue_of, operands, y, Sharing(), tile)
+    return operators.contraction(
+        geometry, dot, attributes, operators.epilogue_of, operands, y, operators.Sharing(), tile
+    )
 
 
 def _arrays(kernel: Any) -> list[np.ndarray]:

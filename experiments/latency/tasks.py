@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, get_args
 
 from experiments.engines import available
-from experiments.harness import SELECTS, Least, Refused
+from experiments.harness import SELECTS, Count, Least, Refused
 from experiments.latency import contest, machine, modelled, networks, operators, pooling, profiling
 from experiments.latency.engines import ENGINES, Setup
 
@@ -56,9 +56,7 @@ class Task:
     rounds: int
     trials: int = 0
 
-    @property
-    def name(self) -> str:
-        """For people."""
+    def __str__(self) -> str:
         threads = f"{self.threads} thread{'s' if self.threads > 1 else ''}"
         return f"{self.table}: {self.model}, batch {self.batch}, {threads}"
 
@@ -79,11 +77,11 @@ class Settings:
         parts: Tables to measure; all if none is given.
     """
 
-    rounds: Annotated[int, Least(1)] = 21
-    threads: Annotated[tuple[Annotated[int, Least(1)], ...], SELECTS] = (1, 2)
+    rounds: Count = 21
+    threads: Annotated[tuple[Count, ...], SELECTS] = (1, 2)
     trials: Annotated[int, Least(0)] = 16
-    main: Annotated[tuple[Annotated[int, Least(1)], ...], SELECTS] = (1, 10, 100)
-    curve: Annotated[tuple[Annotated[int, Least(1)], ...], SELECTS] = (
+    main: Annotated[tuple[Count, ...], SELECTS] = (1, 10, 100)
+    curve: Annotated[tuple[Count, ...], SELECTS] = (
         1, 2, 4, 8, 16, 32, 64, 128, 256,
     )  # fmt: skip
     beside: Annotated[tuple[int, ...], SELECTS] = (1, 8, 16, 32, 64)
@@ -191,7 +189,7 @@ def run_all(
                 try:
                     yield task, pool.submit(run, task, database).result()
                 except BrokenProcessPool as error:
-                    died = f"the process that measured {task.name!r} died; run again to go on"
+                    died = f"the process that measured {str(task)!r} died; run again to go on"
                     raise RuntimeError(died) from error
 
 

@@ -17,12 +17,12 @@ from experiments.harness import Refused, Row, Run
 from experiments.moment_variances.methods import BASE, BOTH, CALIBRATED, DIAGONAL, JOINT, passes
 from experiments.moment_variances.networks import Case
 from experiments.moment_variances.recipe import OUTSIDE, Settings
+from experiments.posteriors import point_then_svi
 from experiments.recipes import cosine_adam
 from jaxeff import data
-from jaxeff.bayes import predict, svi
+from jaxeff.bayes import predict
 from jaxeff.dirty_mnist import dirty_mnist
 from jaxeff.nn import MLP, LeNet5
-from jaxeff.training import cross_entropy, fit
 from jaxeff.uncertainty import accuracy, auroc, decompose_logits, sample_logits
 
 MODELS: dict[str, Callable[[nnx.Rngs], nnx.Module]] = {
@@ -80,24 +80,16 @@ def load(domain: str, settings: Settings) -> Sets:
 
 def trained(run: Run[Settings], network: str, domain: str, sets: Sets) -> tuple[Any, Any]:
     """The function and its posterior, trained by SVI from a point estimate; kept."""
-    epochs, steps = run.settings.epochs, len(sets.labels) // 100
+    epochs = run.settings.epochs
     keys = jax.random.split(run.key, 3)
     f, params = jaxeff.functional(MODELS[network](nnx.Rngs(keys[0])))
-    examples = (sets.images, sets.labels)
-
-    def adam(rate: float, epochs: int) -> Any:
-        return cosine_adam(rate, epochs * steps)
-
     file = run.work / f"{network}-{domain}"
     recorded = {"images": len(sets.labels), "epochs": epochs}
-    point = fit(
-        keys[1], cross_entropy(f), params, examples, optimizer=adam(2e-3, 1), epochs=1,
-        batch_size=100, checkpoint=file.with_suffix(".point.safetensors"), settings=recorded,
-    )  # fmt: skip
-    result = svi(
-        keys[2], f, point.params, examples, epochs=epochs, batch_size=100, prior=1.0, kl=0.25,
-        init_scale=1e-2, optimizer=adam(3e-3, epochs),
-        checkpoint=file.with_suffix(".svi.safetensors"), settings=recorded,
+    _, result = point_then_svi(
+        (keys[1], keys[2]), f, params, (sets.images, sets.labels), (1, epochs),
+        lambda steps: (cosine_adam(2e-3, steps), cosine_adam(3e-3, epochs * steps)),
+        (file.with_suffix(".point.safetensors"), file.with_suffix(".svi.safetensors")),
+        {"batch_size": 100, "settings": recorded}, prior=1.0, kl=0.25, init_scale=1e-2,
     )  # fmt: skip
     return f, result.posterior
 

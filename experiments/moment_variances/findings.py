@@ -4,20 +4,8 @@ from collections.abc import Iterator
 from functools import partial
 from operator import itemgetter
 
-from experiments.harness import (
-    Claim,
-    Curves,
-    Listing,
-    Plot,
-    Report,
-    Row,
-    at_least,
-    at_most,
-    below,
-    extra,
-    grouped,
-    where,
-)
+from experiments import harness as h
+from experiments.harness import Report, Row
 from experiments.moment_variances.methods import (
     BASE,
     BATCHES,
@@ -35,7 +23,7 @@ PASSES = (DIAGONAL, CALIBRATED, CORRELATED, BOTH)
 
 def errors(report: Report) -> Iterator[Row]:
     """Selects a row per network, the methods' errors its columns."""
-    for (network,), same in grouped(report.rows, "network").items():
+    for (network,), same in h.grouped(report.rows, "network").items():
         found = {row["method"]: row["error"] for row in same}
         yield {"network": network} | {method: found[method] for method in METHODS}
 
@@ -55,9 +43,9 @@ def timed(method: str, report: Report) -> list[Row]:
     return [row for row in report.rows if rounds and row["method"] == method]
 
 
-claim = partial(Claim, needs="default")
+claim = partial(h.Claim, needs="default")
 CLAIMS = (
-    claim("{network}: {method}", "error", at_most(ERROR), ERROR, where(method=BOTH)),
+    claim("{network}: {method}", "error", h.at_most(ERROR), ERROR, h.where(method=BOTH)),
     *(
         claim(
             f"{{network}}, batch {batch}: cost of {method}{of}", column, rule, source,
@@ -65,38 +53,38 @@ CLAIMS = (
         )
         for batch in BATCHES
         for method, of, rule, source, column in (
-            (CALIBRATED, "", at_most(EXTRA), EXTRA, f"over diagonal, batch {batch}"),
-            (CORRELATED, f" over {TIMING}", below(1), 1.0, f"over {TIMING}, batch {batch}"),
+            (CALIBRATED, "", h.at_most(EXTRA), EXTRA, f"over diagonal, batch {batch}"),
+            (CORRELATED, f" over {TIMING}", h.below(1), 1.0, f"over {TIMING}, batch {batch}"),
         )
     ),
     claim(
-        "AUROC, {network} on {in domain}, {method}", "auroc", at_least("base"), itemgetter("base"),
-        extra("detection"), when=lambda row: "draw" not in row["method"],
+        "AUROC, {network} on {in domain}, {method}", "auroc", h.at_least("base"),
+        itemgetter("base"), h.extra("detection"), when=lambda row: "draw" not in row["method"],
     ),
 )  # fmt: skip
 
 TABLES = (
-    Listing("median error of variances, held-out inputs", of=errors),
-    Listing(
+    h.Listing("median error of variances, held-out inputs", of=errors),
+    h.Listing(
         "variances over Monte Carlo's, held-out inputs",
         (
             "network", "method", "ratio", "low", "high", "error", "standard_error", COST,
             f"over {TIMING}, batch 10", f"over {TIMING}, batch 1",
         ),
     ),
-    Listing(
+    h.Listing(
         "out-of-domain AUROC of mutual information",
         (
             "network", "in domain", "out", "method", "accuracy", "auroc", "base", "standard_error",
         ),
-        extra("detection"),
+        h.extra("detection"),
     ),
 )  # fmt: skip
 
 PLOTS = (
-    Plot(
+    h.Plot(
         "pareto",
-        Curves(
+        h.Curves(
             COST, "error", drawn, "{way}", "{network}", guides=(ERROR,),
             style={DIAGONAL: "o", CALIBRATED: "s", CORRELATED: "^", BOTH: "*", "sampling": ".-"},
             axes={

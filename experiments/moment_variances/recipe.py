@@ -3,7 +3,7 @@
 from dataclasses import dataclass, replace
 from typing import Annotated, Literal
 
-from experiments.harness import SELECTS, Least
+from experiments.harness import SELECTS, Count, Least
 
 NETWORKS = (
     "MLP", "MLP, noise at the input", "LSTM", "GRU", "LayerNorm MLP", "BatchNorm", "depthwise",
@@ -41,7 +41,7 @@ class Settings:
     counts: tuple[Annotated[int, Least(2)], ...] = (3, 10, 30, 100, 300)
     rounds: Annotated[int, Least(0)] = 9
     train_images: Annotated[int, Least(100)] = 20_000
-    epochs: Annotated[int, Least(1)] = 3
+    epochs: Count = 3
     test_images: Annotated[int, Least(100)] = 1000
     domains: Annotated[
         tuple[Literal["mnist", "fashion-mnist", "dirty-mnist"], ...], SELECTS

@@ -18,7 +18,7 @@ The source searches bits per layer with one compiled model per policy (arXiv 221
 
 import time
 from dataclasses import dataclass
-from typing import Annotated, Literal
+from typing import Literal
 
 import numpy as np
 
@@ -48,11 +48,11 @@ class Settings:
         steps: Networks whose training step is counted.
     """
 
-    rounds: Annotated[int, h.Least(1)] = 7
-    policies: Annotated[int, h.Least(1)] = 1000
+    rounds: h.Count = 7
+    policies: h.Count = 1000
     nets: tuple[Net, ...] = ("mlp", "lenet5")
-    batches: tuple[Annotated[int, h.Least(1)], ...] = (1, 10)
-    at_once: tuple[Annotated[int, h.Least(1)], ...] = (1, 10)
+    batches: tuple[h.Count, ...] = (1, 10)
+    at_once: tuple[h.Count, ...] = (1, 10)
     steps: tuple[Net, ...] = ("lenet5", "resnet18-imagenet")
 
 

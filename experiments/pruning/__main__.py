@@ -14,7 +14,6 @@ with Torch-Pruning (`experiments.pruning.peer`) and time a ResNet-18 (`experimen
 Source: Klein's thesis, section 3.3, and section 3.6: multiply-accumulates are a poor proxy of time.
 """
 
-import functools
 from dataclasses import dataclass
 
 from experiments import classifiers
@@ -31,35 +30,19 @@ DIFFERENCES = (
 
 
 @dataclass(frozen=True)
-class Task:
+class Task(classifiers.Task):
     """What is kept once it is done.
 
     Attributes:
-        subject: The network's name.
-        seed: Of its training.
-        part: Of the study.
-        what: Within the part.
         amount: What is left of the multiply-accumulates, or the share of weights that goes.
         uniform: Whether channels compete within layers alone.
     """
 
-    subject: str
-    seed: int
-    part: str
-    what: str = ""
     amount: float = 1.0
     uniform: bool = False
 
-    @property
-    def name(self) -> str:
-        """For the progress bar."""
-        return f"{self.subject} {self.seed} {self.what or self.part} {self.amount:g}"
-
-
-def run(run: Run[recipe.Settings]) -> list[Row]:
-    """Trains each network, then prunes it in every way."""
-    tasks = functools.partial(_tasks, run.settings)
-    return classifiers.each(run, tasks, functools.partial(_measure, run))
+    def __str__(self) -> str:
+        return f"{super().__str__()} {self.amount:g}"
 
 
 def _tasks(settings: recipe.Settings, subject: recipe.Subject, seed: int) -> list[Task]:
@@ -102,8 +85,8 @@ def _measure(
 
 
 STUDY = Study(
-    "pruning", __doc__, recipe.SIZES,
-    (run,), findings.CLAIMS, findings.PLOTS, findings.TABLES, DIFFERENCES,
+    "pruning", __doc__, recipe.SIZES, (lambda run: classifiers.each(run, _tasks, _measure),),
+    findings.CLAIMS, findings.PLOTS, findings.TABLES, DIFFERENCES,
 )  # fmt: skip
 
 if __name__ == "__main__":

@@ -6,44 +6,31 @@ from functools import partial
 import numpy as np
 from scipy.stats import spearmanr
 
-from experiments.harness import (
-    Claim,
-    Curves,
-    Dots,
-    Listing,
-    Plot,
-    Report,
-    Row,
-    above,
-    at_most,
-    below,
-    grouped,
-    means,
-    where,
-)
+from experiments import harness as h
+from experiments.harness import Report, Row
 
 NEAR = 0.01
 """Accuracies that differ by less are the same."""
 ENGINES = ("xla", "tvm")
 
-whole = means(where(part="whole"), ("subject",), ("accuracy", "bytes"))
-scores = means(
-    where(part="scores"),
+whole = h.means(h.where(part="whole"), ("subject",), ("accuracy", "bytes"))
+scores = h.means(
+    h.where(part="scores"),
     ("subject", "macs", "uniform", "score"),
     ("macs_left", "params_left", "before", "after"),
 )
-methods = means(
-    lambda report: [row | {"kB": row["bytes"] / 1000} for row in where(part="sparsity")(report)],
+methods = h.means(
+    lambda report: [row | {"kB": row["bytes"] / 1000} for row in h.where(part="sparsity")(report)],
     ("subject", "share", "method"),
     ("kB", "before", "after"),
 )
-starts = means(where(part="small"), ("subject", "macs", "start", "epochs"), ("after",))
-timed = where(part="time")
+starts = h.means(h.where(part="small"), ("subject", "macs", "start", "epochs"), ("after",))
+timed = h.where(part="time")
 
 
 def best(report: Report) -> Iterable[Row]:
     """Selects the best score at each cost, with what it gains over random channels."""
-    for (subject, macs), same in grouped(scores(report), "subject", "macs").items():
+    for (subject, macs), same in h.grouped(scores(report), "subject", "macs").items():
         first = max((r for r in same if r["score"] != "random"), key=lambda r: r["after"])
         chance = max(r["after"] for r in same if r["score"] == "random")
         left = max(r["macs_left"] for r in same)
@@ -55,7 +42,7 @@ def best(report: Report) -> Iterable[Row]:
 
 def rethought(report: Report) -> Iterable[Row]:
     """Selects what training on gains over new weights, trained as long and in full."""
-    for (subject, macs), same in grouped(starts(report), "subject", "macs").items():
+    for (subject, macs), same in h.grouped(starts(report), "subject", "macs").items():
         on = next(row["after"] for row in same if row["start"] == "pruned")
         new = sorted((row["epochs"], row["after"]) for row in same if row["start"] == "new")
         (_, short), (_, long) = new
@@ -69,7 +56,7 @@ def plans(report: Report) -> list[Row]:
 
 def correlations(report: Report) -> Iterable[Row]:
     """Selects how far multiply-accumulates order plans by time, and how much less is saved."""
-    for (subject,), same in grouped(plans(report), "subject").items():
+    for (subject,), same in h.grouped(plans(report), "subject").items():
         macs = [row["macs_left"] for row in same]
         row: Row = {"subject": subject, "plans": len(same)}
         for engine in ENGINES:
@@ -79,35 +66,36 @@ def correlations(report: Report) -> Iterable[Row]:
         yield row
 
 
-claim = partial(Claim, needs="default")
+claim = partial(h.Claim, needs="default")
 CLAIMS = (
-    claim("{at}: best score ({score}) over random, trained on", "gain", above(0), "> 0", best),
-    Claim(
-        "{at}: most multiply-accumulates that a plan leaves", "left", at_most("macs"),
+    claim("{at}: best score ({score}) over random, trained on", "gain", h.above(0), "> 0", best),
+    h.Claim(
+        "{at}: most multiply-accumulates that a plan leaves", "left", h.at_most("macs"),
         lambda row: row["macs"], best,
     ),
-    claim("{at}: trained on over new weights trained as long", "short", above(0), "> 0", rethought),
+    claim("{at}: trained on over new weights trained as long", "short", h.above(0), "> 0",
+          rethought),
     claim(
-        "{at}: trained on over new weights trained in full (Liu et al.)", "long", at_most(NEAR),
+        "{at}: trained on over new weights trained in full (Liu et al.)", "long", h.at_most(NEAR),
         "<= 0", rethought,
     ),
     *(
         claim(f"{{subject}}, {engine}: {what}", f"{engine} {column}", rule, source, correlations)
         for engine in ENGINES
         for what, column, rule, source in (
-            ("rank correlation of multiply-accumulates and time", "Spearman", below(1), "< 1"),
-            ("time left over multiply-accumulates left", "time over MACs left", above(1), "> 1"),
+            ("rank correlation of multiply-accumulates and time", "Spearman", h.below(1), "< 1"),
+            ("time left over multiply-accumulates left", "time over MACs left", h.above(1), "> 1"),
         )
     ),
 )  # fmt: skip
 
 TABLES = (
-    Listing("whole", ("subject", "accuracy"), whole),
-    Listing("scores", of=scores),
-    Listing("single weights", of=methods),
-    Listing("the small network", of=starts),
-    Listing("time", of=timed),
-    Listing("time and multiply-accumulates", of=correlations),
+    h.Listing("whole", ("subject", "accuracy"), whole),
+    h.Listing("scores", of=scores),
+    h.Listing("single weights", of=methods),
+    h.Listing("the small network", of=starts),
+    h.Listing("time", of=timed),
+    h.Listing("time and multiply-accumulates", of=correlations),
 )
 
 
@@ -115,7 +103,7 @@ def ranked(report: Report) -> list[Row]:
     """Selects the scores, and the whole network's accuracy as if it were one more."""
     rows = [*scores(report)]
     accuracy = {row["subject"]: row["accuracy"] for row in whole(report)}
-    for subject, macs in grouped(rows, "subject", "macs"):
+    for subject, macs in h.grouped(rows, "subject", "macs"):
         same = {"subject": subject, "macs": macs, "uniform": False, "score": "whole network"}
         rows.append(same | {"after": accuracy[subject]})
     return [row | {"among": "within layers" if row["uniform"] else "over layers"} for row in rows]
@@ -136,25 +124,25 @@ def sizes(report: Report) -> list[Row]:
 
 
 PLOTS = (
-    Plot(
+    h.Plot(
         "scores",
-        Dots(
+        h.Dots(
             "score", {"after": "trained on", "before": "before"}, ranked, "{among}",
             "{subject}, {macs:.0%} of MACs", axes={"xlabel": "accuracy"},
         ),
     ),
-    Plot(
+    h.Plot(
         "times",
-        Curves(
+        h.Curves(
             "macs_left",
             {"xla_time_left": "XLA", "tvm_time_left": "TVM", "macs_left": "time = MACs"},
             plans, facet="{subject}", style={"XLA": "o", "TVM": "s", "time = MACs": "-"},
             axes={"xlabel": "multiply-accumulates left", "ylabel": "time left"},
         ),
     ),
-    Plot(
+    h.Plot(
         "sparsity",
-        Curves(
+        h.Curves(
             "kB", "after", sizes, "{method}", "{subject}",
             style={"channels, l1": "k^", "whole network": "ks"},
             axes={

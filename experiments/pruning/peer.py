@@ -23,25 +23,14 @@ from dataclasses import dataclass
 from functools import partial
 from importlib.util import find_spec
 from operator import itemgetter
-from typing import Annotated, Any
+from typing import Any
 
 import jax
 import numpy as np
 
 import jaxeff
-from experiments.harness import (
-    Bars,
-    Claim,
-    Least,
-    Listing,
-    Plot,
-    Report,
-    Row,
-    Rule,
-    Run,
-    Study,
-    below,
-)
+from experiments import harness as h
+from experiments.harness import Report, Row, Run
 from experiments.pruning.networks import NETWORKS, build
 from jaxeff.pruning import Channels, Group, Plan, channels, masked, pruned
 from jaxeff.pruning.dependencies import Axis, AxisProduct, Dimension, dimensions, resolve
@@ -60,7 +49,7 @@ class Settings:
         plans: Random plans whose pruned network is compared with the masked one.
     """
 
-    plans: Annotated[int, Least(1)] = 3
+    plans: h.Count = 3
 
 
 def run(run: Run[Settings]) -> list[Row]:
@@ -199,31 +188,31 @@ def comparable(report: Report) -> list[Row]:
     ]
 
 
-near = partial(Rule, lambda left, theirs: abs(left - theirs) < 1e-9)
+near = partial(h.Rule, lambda left, theirs: abs(left - theirs) < 1e-9)
 CLAIMS = (
-    Claim("{name}: pruned is masked", "error_to_masked", below(1e-5), 0.0, named),
-    Claim(
+    h.Claim("{name}: pruned is masked", "error_to_masked", h.below(1e-5), 0.0, named),
+    h.Claim(
         "{name}: the groups are {relation}", "groups",
         lambda row, _: row["relation"] in ("same", "finer"), itemgetter("their_groups"),
         comparable,
     ),
     *(
-        Claim(
+        h.Claim(
             f"{{name}}: {kind} left at a half", f"{kind}_left", near(f"their_{kind}_left"),
             itemgetter(f"their_{kind}_left"), comparable,
         )
         for kind in ("macs", "params")
     ),
 )  # fmt: skip
-LEFT = Bars(
+LEFT = h.Bars(
     "name", {"macs_left": "ours", "their_macs_left": "theirs"}, named, axes={"ylabel": "MACs left"}
 )
 TABLES = (
-    Listing(
+    h.Listing(
         "groups of channels",
         ("network", "heads_told", "groups", "more", "their_groups", "relation", "their_failure"),
     ),
-    Listing(
+    h.Listing(
         "half of them gone",
         (
             "network", "heads_told", "macs_left", "their_macs_left", "params_left",
@@ -232,11 +221,11 @@ TABLES = (
     ),
 )  # fmt: skip
 
-STUDY = Study(
+STUDY = h.Study(
     "pruning.peer",
     __doc__,
     {"fast": Settings(1), "default": Settings(), "full": Settings(10)},
-    (run,), CLAIMS, (Plot("peer", LEFT, size=(7.5, 3.4)),), TABLES,
+    (run,), CLAIMS, (h.Plot("peer", LEFT, size=(7.5, 3.4)),), TABLES,
     differences=(
         "Torch-Pruning ignores the output layer because it is told to; here outputs are held.",
     ),

@@ -11,14 +11,7 @@ from experiments.classifiers import Trained, accuracy, how_to_train
 from experiments.harness import Row, Run
 from experiments.pruning.recipe import Settings, Subject
 from jaxeff.compression import init, quantized, update_statistics
-from jaxeff.pruning.sparsity import (
-    Magnitude,
-    NofM,
-    RandomMask,
-    Surgery,
-    cubic_schedule,
-    optimal_brain_surgeon,
-)
+from jaxeff.pruning import sparsity
 from jaxeff.training import cross_entropy, fit
 
 METHODS = ("random", "magnitude", "cubic", "surgery", "brain surgeon")
@@ -36,16 +29,16 @@ def sparse(run: Run[Settings], subject: Subject, model: Trained, method: str, sh
     params, state = model.params, model.state
     spec: Any = {"*:linear": _setting(method, share)} | ends
     if method == "brain surgeon":
-        params, spec = optimal_brain_surgeon(net.evaluate, params, (state, x), spec)
+        params, spec = sparsity.optimal_brain_surgeon(net.evaluate, params, (state, x), spec)
     else:
         spec = init(net.evaluate, params, (state, x), spec)
     data = tuple(part[: subject.retrain_images] for part in model.images.train)
     steps = subject.retrain * (len(data[1]) // settings.batch_size)
-    growing = cubic_schedule(share, begin=0, end=max(1, steps // 2))
+    growing = sparsity.cubic_schedule(share, begin=0, end=max(1, steps // 2))
 
     def loss(key: Any, params: Any, carried: Any, batch: Any, step: Any) -> Any:
         state, spec = carried
-        used = {"*:linear": Magnitude(growing(step))} | ends if method == "cubic" else spec
+        used = {"*:linear": sparsity.Magnitude(growing(step))} | ends if method == "cubic" else spec
         of_network = cross_entropy(quantized(net.train, used), mutable=True)
         value, (metrics, after) = of_network(key, params, state, batch, step)
         if method == "surgery":
@@ -73,10 +66,10 @@ def sparse(run: Run[Settings], subject: Subject, model: Trained, method: str, sh
 
 def _setting(method: str, share: float) -> Any:
     if method == "random":
-        return RandomMask(share)
+        return sparsity.RandomMask(share)
     if method == BLOCKS:
-        return NofM(2, 4)
+        return sparsity.NofM(2, 4)
     if method == "surgery":  # whose threshold lies so many deviations above the mean of |w|
         mean = (2 / math.pi) ** 0.5
-        return Surgery(float((norm.ppf((1 + share) / 2) - mean) / (1 - mean**2) ** 0.5))
-    return Magnitude(share)
+        return sparsity.Surgery(float((norm.ppf((1 + share) / 2) - mean) / (1 - mean**2) ** 0.5))
+    return sparsity.Magnitude(share)

@@ -27,21 +27,8 @@ import numpy as np
 from flax import nnx
 
 import jaxeff
-from experiments.harness import (
-    Bars,
-    Claim,
-    Least,
-    Listing,
-    Part,
-    Plot,
-    Report,
-    Row,
-    Run,
-    Study,
-    at_most,
-    below,
-    having,
-)
+from experiments import harness as h
+from experiments.harness import Report, Row, Run
 from experiments.pruning.networks import ResNet50
 from experiments.timing import measure_rounds, ratio, summary
 from jaxeff.nn import ResNet18
@@ -61,9 +48,9 @@ class Settings:
     """
 
     macs: float = 0.3
-    round_to: tuple[Annotated[int, Least(1)], ...] = (8, 16)
-    rounds: Annotated[int, Least(1)] = 15
-    image: Annotated[int, Least(8)] = 32
+    round_to: tuple[h.Count, ...] = (8, 16)
+    rounds: h.Count = 15
+    image: Annotated[int, h.Least(8)] = 32
 
 
 def planning() -> list[Row]:
@@ -184,37 +171,38 @@ def fastest(report: Report) -> list[Row]:
 
 
 CLAIMS = (
-    Claim(
+    h.Claim(
         "planning and shrinking ResNet-50 (s)",
-        lambda row: row["planning_s"] + row["shrinking_s"], below(10), 10.0, having("planning_s"),
+        lambda row: row["planning_s"] + row["shrinking_s"], h.below(10), 10.0,
+        h.having("planning_s"),
     ),
-    Claim(
-        "time left at {macs_left:.3f} of the multiply-accumulates", "time_left", at_most(0.36),
+    h.Claim(
+        "time left at {macs_left:.3f} of the multiply-accumulates", "time_left", h.at_most(0.36),
         0.36, fastest, "default",
     ),
 )  # fmt: skip
-LEFT = Bars(
+LEFT = h.Bars(
     "multiples of {round_to}", {"macs_left": "MACs", "time_left": "time"}, narrow,
     axes={"ylabel": "left of ResNet-18"},
 )  # fmt: skip
 TABLES = (
-    Listing(
+    h.Listing(
         "time, one thread",
         (
             "network", "round_to", "macs_left", "params_left", "time_left", "ms", "spread",
             "gmacs_per_s",
         ),
-        having("ms"),
+        h.having("ms"),
     ),
-    Listing(
+    h.Listing(
         "planning",
         ("network", "groups", "planning_s", "shrinking_s", "processor_s", "macs_left"),
-        having("planning_s"),
+        h.having("planning_s"),
     ),
 )  # fmt: skip
 
 
-STUDY = Study(
+STUDY = h.Study(
     "pruning.speed",
     __doc__,
     {
@@ -223,10 +211,10 @@ STUDY = Study(
         "full": Settings(rounds=51),
     },
     (
-        Part[Settings, str](lambda run: ("planning",), lambda run, _: planning()),
-        Part[Settings, str](lambda run: ("time",), lambda run, _: timed(run)),
+        h.Part[Settings, str](lambda run: ("planning",), lambda run, _: planning()),
+        h.Part[Settings, str](lambda run: ("time",), lambda run, _: timed(run)),
     ),
-    CLAIMS, (Plot("time", LEFT),), TABLES,
+    CLAIMS, (h.Plot("time", LEFT),), TABLES,
     differences=("The source times a Cortex-A72; this is the host, with default schedules.",),
 )  # fmt: skip
 

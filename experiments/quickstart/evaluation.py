@@ -11,18 +11,9 @@ import jaxeff
 from experiments.harness import Report, Run
 from experiments.quickstart.recipe import Sets, Settings, split
 from experiments.quickstart.training import Models
+from jaxeff import uncertainty as unc
 from jaxeff.bayes import predict
 from jaxeff.moment_propagation import Gaussian
-from jaxeff.uncertainty import (
-    accuracy,
-    auroc,
-    decompose_logits,
-    ece,
-    in_batches,
-    nll_from_log,
-    predictive_log_probs,
-    sample_logits,
-)
 
 # Klein's thesis, table 8.2: Dirty-MNIST, calibration factor 0.4 for its moment pass.
 SOURCE = {
@@ -55,15 +46,15 @@ def metrics(
     logits: Float[Array, "samples n 10"], outside: Float[Array, "samples o 10"], sets: Sets
 ) -> tuple[dict[str, float], tuple[Any, Any]]:
     """Figures of a method from its logit samples; a single sample scores by its entropy."""
-    log_probs = predictive_log_probs(logits)
-    inside, out = decompose_logits(logits), decompose_logits(outside)
+    log_probs = unc.predictive_log_probs(logits)
+    inside, out = unc.decompose_logits(logits), unc.decompose_logits(outside)
     score = (inside.total, out.total) if len(logits) == 1 else (inside.epistemic, out.epistemic)
     labels = sets.test_labels
     return {
-        "accuracy": float(accuracy(jnp.exp(log_probs), labels)),
-        "nll": float(nll_from_log(log_probs, labels)),
-        "ece": float(ece(jnp.exp(log_probs), labels)),
-        "auroc": float(auroc(*score)),
+        "accuracy": float(unc.accuracy(jnp.exp(log_probs), labels)),
+        "nll": float(unc.nll_from_log(log_probs, labels)),
+        "ece": float(unc.ece(jnp.exp(log_probs), labels)),
+        "auroc": float(unc.auroc(*score)),
     }, score
 
 
@@ -83,8 +74,8 @@ def evaluate(run: Run[Settings], sets: Sets, models: Models) -> Outcome:
         ("svi30", sampled),
         ("moments", lambda x: propagate(models.posterior, x)),
     ):
-        inside = in_batches(function, sets.test_images)
-        outside = in_batches(function, sets.ood_images)
+        inside = unc.in_batches(function, sets.test_images)
+        outside = unc.in_batches(function, sets.ood_images)
         record(outcome, method, run, sets, inside, outside)
     return outcome
 
@@ -101,7 +92,7 @@ def record(
 
     def samples(out: Any) -> Float[Array, "samples n 10"]:
         if isinstance(out, Gaussian):
-            return sample_logits(split(run.key, "logits"), out, run.settings.logit_samples)
+            return unc.sample_logits(split(run.key, "logits"), out, run.settings.logit_samples)
         return jnp.swapaxes(out, 0, 1)
 
     figures, scores = metrics(samples(inside), samples(outside), sets)

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
-from experiments.harness import Least, Refused
+from experiments.harness import Count, Least, Refused
 from jaxeff import data
 from jaxeff.data import VARIABLE
 
@@ -28,11 +28,11 @@ class Training:
     """
 
     ood: Literal["fashion-mnist", "digits-ood"]
-    pretrain_epochs: Annotated[int, Least(1)]
-    epochs: Annotated[int, Least(1)]
+    pretrain_epochs: Count
+    epochs: Count
     pretrain_rate: float
     rate: float
-    batch_size: Annotated[int, Least(1)]
+    batch_size: Count
     prior: float | str
 
 
@@ -61,9 +61,9 @@ class Settings:
     kl: float = 0.25
     samples: Annotated[int, Least(2)] = 30
     logit_samples: Annotated[int, Least(2)] = 100
-    batch: Annotated[int, Least(1)] = 10
-    images: Annotated[int, Least(1)] = 10_000
-    emulated_batches: Annotated[int, Least(1)] = 2
+    batch: Count = 10
+    images: Count = 10_000
+    emulated_batches: Count = 2
     arm: bool = True
 
     @property

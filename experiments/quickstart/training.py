@@ -4,16 +4,14 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-import optax
 from flax import nnx
 
 import jaxeff
 from experiments.harness import Run
+from experiments.posteriors import point_then_svi
 from experiments.quickstart.recipe import Sets, Settings, split
 from experiments.recipes import cosine_adam
-from jaxeff.bayes import svi
 from jaxeff.nn import LeNet5
-from jaxeff.training import cross_entropy, fit
 
 
 @dataclass(frozen=True)
@@ -30,38 +28,17 @@ def train(run: Run[Settings], sets: Sets) -> Models:
     key, settings, own = run.key, run.settings, run.settings.training
     model = LeNet5(rngs=nnx.Rngs(split(key, "model")))
     f, params = jaxeff.functional(model)
-    data = (sets.train_images, sets.train_labels)
-    steps = len(sets.train_labels) // own.batch_size
-    recorded = settings.identity()  # a checkpoint of other settings is refused
-
-    def adam(rate: float, epochs: int) -> optax.GradientTransformation:
-        return cosine_adam(rate, epochs * steps)
-
-    run.say(f"point estimate, {own.pretrain_epochs} epochs")
-    point = fit(
-        split(key, "pretrain"),
-        cross_entropy(f),
-        params,
-        data,
-        optimizer=adam(own.pretrain_rate, own.pretrain_epochs),
-        epochs=own.pretrain_epochs,
-        batch_size=own.batch_size,
-        checkpoint=run.work / "point.safetensors",
-        settings=recorded,
-    )
-    run.say(f"stochastic variational inference, {own.epochs} epochs")
-    result = svi(
-        split(key, "svi"),
-        f,
-        point.params,
-        data,
-        epochs=own.epochs,
-        batch_size=own.batch_size,
-        prior=own.prior,
-        kl=settings.kl,
-        init_scale=settings.init_scale,
-        optimizer=adam(own.rate, own.epochs),
-        checkpoint=run.work / "svi.safetensors",
-        settings=recorded,
-    )
-    return Models(f, point.params, result.posterior)
+    epochs = own.pretrain_epochs, own.epochs
+    point, result = point_then_svi(
+        (split(key, "pretrain"), split(key, "svi")), f, params,
+        (sets.train_images, sets.train_labels), epochs,
+        lambda steps: (
+            cosine_adam(own.pretrain_rate, epochs[0] * steps),
+            cosine_adam(own.rate, epochs[1] * steps),
+        ),
+        (run.work / "point.safetensors", run.work / "svi.safetensors"),
+        # A checkpoint of other settings is refused.
+        {"batch_size": own.batch_size, "settings": settings.identity()},
+        run.say, prior=own.prior, kl=settings.kl, init_scale=settings.init_scale,
+    )  # fmt: skip
+    return Models(f, point, result.posterior)

@@ -18,7 +18,7 @@ from typing import Annotated, Any
 import matplotlib.pyplot as plt
 from matplotlib.figure import Figure
 
-from experiments.harness import SELECTS, Found, Least, Report, Row, Run, Study, Table
+from experiments.harness import SELECTS, Count, Found, Least, Report, Row, Run, Study, Table
 from experiments.scaling.samplers import CORES, run_alone
 
 RHAT = 1.05
@@ -39,9 +39,9 @@ class Chains:
         chains: Number of chains.
     """
 
-    warmup: Annotated[int, Least(1)]
+    warmup: Count
     samples: Annotated[int, Least(4)]
-    chains: Annotated[int, Least(1)]
+    chains: Count
 
 
 @dataclass(frozen=True)
@@ -57,7 +57,7 @@ class Settings:
 
     numpyro: Chains
     jaxeff: Chains
-    hidden: Annotated[int, Least(1)] = 50
+    hidden: Count = 50
     rounds: Annotated[int, Least(1), SELECTS] = 3
 
 

@@ -2,7 +2,7 @@
 
 import math
 from dataclasses import dataclass, replace
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, NamedTuple
 
 from experiments.engines import available, require
 from experiments.harness import SELECTS, Least
@@ -12,26 +12,6 @@ from experiments.scaling.problem import EXAMPLES, Configuration, Settings
 DEFAULT = Configuration()
 DEEPER = 10
 """The depth that NUTS may reach by the default of every engine."""
-
-
-@dataclass(frozen=True)
-class Task:
-    """Engines that are measured beside each other.
-
-    Attributes:
-        contestants: Pairs of engine and method.
-        configuration: What they infer.
-        settings: How.
-    """
-
-    contestants: tuple[tuple[str, str], ...]
-    configuration: Configuration
-    settings: Settings
-
-    @property
-    def name(self) -> str:
-        """For people."""
-        return f"{self.configuration.name}, trees up to {self.settings.doublings}"
 
 
 @dataclass(frozen=True)
@@ -62,7 +42,7 @@ class Plan:
         there: Any = tuple(available(ENGINES))
         return replace(self, engines=self.engines or there)
 
-    def tasks(self) -> list[Task]:
+    def tasks(self) -> "list[Task]":
         """Everything that is measured; jaxeff at the default only."""
         contestants = [(name, method) for name in self.engines for method in ENGINES[name]]
         others = tuple(pair for pair in contestants if pair[0] != "jaxeff")
@@ -76,6 +56,17 @@ class Plan:
             deeper = replace(self.inference, doublings=DEEPER, rounds=1)
             tasks.append(Task((("numpyro", "mcmc"),), DEFAULT, deeper))
         return tasks
+
+
+class Task(NamedTuple):
+    """Pairs of engine and method that infer the same beside each other."""
+
+    contestants: tuple[tuple[str, str], ...]
+    configuration: Configuration
+    settings: Settings
+
+    def __str__(self) -> str:
+        return f"{self.configuration}, trees up to {self.settings.doublings}"
 
 
 # The ends of each series first: a run that is cut short has them.

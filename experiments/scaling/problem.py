@@ -8,12 +8,12 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
-from typing import Annotated, Any
+from typing import Any
 
 import jax
 import numpy as np
 
-from experiments.harness import Least, Refused
+from experiments.harness import Count, Refused
 from jaxeff.data import REGIMES, noisy_sine
 
 EXAMPLES = 192
@@ -47,9 +47,7 @@ class Configuration:
         """Weights and biases."""
         return sum(n * m + m for n, m in pairwise(self.widths))
 
-    @property
-    def name(self) -> str:
-        """For people."""
+    def __str__(self) -> str:
         return f"{self.depth} x {self.width}, {self.examples} examples"
 
 
@@ -66,12 +64,12 @@ class Settings:
         rounds: How often everything after warm-up is timed.
     """
 
-    warmup: Annotated[int, Least(1)] = 100
-    samples: Annotated[int, Least(1)] = 50
-    doublings: Annotated[int, Least(1)] = 6
-    epochs: Annotated[int, Least(1)] = 150
-    batch: Annotated[int, Least(1)] = 48
-    rounds: Annotated[int, Least(1)] = 2
+    warmup: Count = 100
+    samples: Count = 50
+    doublings: Count = 6
+    epochs: Count = 150
+    batch: Count = 48
+    rounds: Count = 2
 
     def __post_init__(self) -> None:
         if self.warmup % self.samples:

@@ -32,6 +32,21 @@ class Work:
     held: int | None
 
 
+def repeated(
+    epoch: Callable[[Any, Any], tuple[Any, Any]], initial: Any, epochs: int, updates: int
+) -> Callable[[], list[int]]:
+    """Makes a run of SVI over so many epochs, which says how many updates each had."""
+
+    def run() -> list[int]:
+        state = initial
+        for key in jax.random.split(jax.random.key(1), epochs):
+            state, losses = epoch(state, key)
+        jax.block_until_ready((state, losses))
+        return [updates] * epochs
+
+    return run
+
+
 def compiled_work(f: Callable[..., Any], *args: Any) -> Work:
     """The work of `f` on this machine.
 

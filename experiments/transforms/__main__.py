@@ -16,12 +16,12 @@ import statistics
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Annotated, Literal
+from typing import Literal
 
 import jax
 
 import jaxeff
-from experiments.harness import Found, Least, Report, Row, Run, Study, Table
+from experiments.harness import Count, Found, Report, Row, Run, Study, Table
 from experiments.transforms import cost, figure, latency
 
 LIMIT = 1.02  # of the hand-written count
@@ -41,9 +41,9 @@ class Settings:
         batches: Batch sizes of the timings.
     """
 
-    rounds: Annotated[int, Least(1)]
+    rounds: Count
     nets: tuple[Net, ...] = ("lenet5", "resnet18-imagenet", "resnet18-cifar")
-    batches: tuple[Annotated[int, Least(1)], ...] = (1, 5, 10)
+    batches: tuple[Count, ...] = (1, 5, 10)
 
 
 def run(run: Run[Settings]) -> Found:

@@ -50,11 +50,11 @@ def run(run: Run[recipe.Settings]) -> Found:
             if (plan.kind, plan.where, case.batch_norm) == ("mul", "layers", True):
                 slots, look = mechanisms.binarization(key, plan, net, images, found, result)
                 binarized += slots
-                looks |= {f"{case.name}/{name}": array for name, array in look.items()}
+                looks |= {f"{case}/{name}": array for name, array in look.items()}
         for table in (r for r in tables if r.case == case):
             again = lambda row=table: [repetition.run(key, row, net, images, settings, run.work)]  # noqa: B023, E731
             repeated += run.keep(table, again)
-            run.say(f"{case.name}: guided repetition")
+            run.say(f"{case}: guided repetition")
     fits = findings.midpoints(rows)
     described = [{**curve._asdict(), **fit.record()} for curve, fit in fits.items()]
 

@@ -8,20 +8,8 @@ import matplotlib.pyplot as plt
 import numpy as np
 from matplotlib.axes import Axes
 
-from experiments.harness import (
-    Claim,
-    Curves,
-    Listing,
-    Panel,
-    Plot,
-    Report,
-    Row,
-    Table,
-    above,
-    at_least,
-    below,
-    grouped,
-)
+from experiments import harness as h
+from experiments.harness import Report, Row, Table
 from jaxeff.robustness import Midpoint, fit_midpoint, summarize
 from jaxeff.robustness.curves import draw_contour, draw_curve, draw_histograms, draw_midpoints
 
@@ -158,7 +146,7 @@ def mixed(report: Report) -> list[Row]:
 
 def ordered(report: Report) -> Iterator[Row]:
     """Selects mean accuracies of both orders."""
-    for (case, site), same in sorted(grouped(mixed(report), "case", "site").items()):
+    for (case, site), same in sorted(h.grouped(mixed(report), "case", "site").items()):
         means = [
             np.mean([row["accuracy"] for row in same if row["kind"] == kind]) for kind in ORDERS
             if any(row["kind"] == kind for row in same)
@@ -181,21 +169,21 @@ def binarized(report: Report) -> Sequence[Row]:
 
 def split(report: Report) -> Iterator[Row]:
     """Selects how many of them have two peaks of magnitudes that least noise doesn't give them."""
-    for (case,), rows in grouped(binarized(report), "case").items():
+    for (case,), rows in h.grouped(binarized(report), "case").items():
         sites = [row["site"] for row in rows if row["valley"] < 1 <= row["valley_least_noise"]]
         yield {"case": case, "sites": ", ".join(sites), "split": len(sites), "slots": len(rows)}
 
 
-claim = partial(Claim, needs="default")  # few epochs on digits decide nothing
+claim = partial(h.Claim, needs="default")  # few epochs on digits decide nothing
 CLAIMS = (
     claim(
         "{case}: batch norm lowers the additive midpoint ({scale} scale, without over with)",
-        "ratio", above(1), "> 1", normed,
+        "ratio", h.above(1), "> 1", normed,
     ),
     claim(
         "{case}: additive noise grows weights (rms over that at the least noise, {site} at "
         "{level:.2g})",
-        "growth", above(1), "> 1", grown,
+        "growth", h.above(1), "> 1", grown,
     ),
     claim(
         "{case}: {words} its accuracy under multiplicative noise >= 1e6 (best: {site})",
@@ -204,21 +192,21 @@ CLAIMS = (
     ),
     claim(
         "{case}, {site}: multiplicative-first beats additive-first (mean accuracy)",
-        "first", above("second"), "> {second:.3f}", ordered,
+        "first", h.above("second"), "> {second:.3f}", ordered,
     ),
     claim(
         "{case}: guided over uniform repetition (accuracy, sigma {sigma})",
-        "guided", above("uniform"), "{source_guided} over {source_uniform}", repeated,
+        "guided", h.above("uniform"), "{source_guided} over {source_uniform}", repeated,
         shown="{guided:.3f} over {uniform:.3f}",
     ),
     claim(
         "{case}: slots that keep their accuracy with two peaks of magnitudes, which they don't "
         "have at the least noise ({sites})",
-        "split", at_least(1), ">= 1", split, shown="{split} of {slots}",
+        "split", h.at_least(1), ">= 1", split, shown="{split} of {slots}",
     ),
     claim(
         "{case}, {site}, noise {level:.0e}: accuracy lost by two values",
-        lambda row: row["accuracy"] - row["accuracy_binarized"], below(0.02), "nearly none",
+        lambda row: row["accuracy"] - row["accuracy_binarized"], h.below(0.02), "nearly none",
         binarized, when=lambda row: row["accuracy_binarized"] is not None,
     ),
 )  # fmt: skip
@@ -235,7 +223,7 @@ def fitted(report: Report) -> Sequence[Table]:
 
 TABLES = (
     fitted,
-    Listing(
+    h.Listing(
         "self-binarization",
         (
             "case", "site", "level", "kept", "valley", "valley_least_noise", "low_peak",
@@ -243,7 +231,7 @@ TABLES = (
         ),
         binarized,
     ),
-    Listing(
+    h.Listing(
         "repetition (accuracy)",
         (
             "case", "sigma", "clean", "uniform", "guided", "guided_by_source", "source_uniform",
@@ -254,7 +242,7 @@ TABLES = (
 )  # fmt: skip
 
 
-def everywhere(report: Report) -> Iterator[Panel]:
+def everywhere(report: Report) -> Iterator[h.Panel]:
     """Draws accuracy under noise in every slot at once: a panel per network and kind."""
     fits = midpoints(report.rows)
     chosen = [curve for curve in fits if curve.where == "global"]
@@ -268,16 +256,16 @@ def everywhere(report: Report) -> Iterator[Panel]:
                     draw_curve(axis, summary, fits[curve], label=label, color=f"C{k}")
             axis.set_ylim(0, 1)
 
-        yield Panel(f"{case}, {KINDS[kind]} noise everywhere", paint)
+        yield h.Panel(f"{case}, {KINDS[kind]} noise everywhere", paint)
 
 
-def slots(kind: str, report: Report) -> Iterator[Panel]:
+def slots(kind: str, report: Report) -> Iterator[h.Panel]:
     """Draws midpoints slot by slot."""
     fits = midpoints(report.rows)
     for case in dict.fromkeys(c.case for c in fits if (c.where, c.kind) == ("layers", kind)):
         own = {c.site: fit for c, fit in fits.items() if c[:3] == (case, kind, "layers")}
         title = f"{case}: midpoint of {KINDS[kind]} noise in one slot"
-        yield Panel(title, partial(draw_midpoints, midpoints=own))
+        yield h.Panel(title, partial(draw_midpoints, midpoints=own))
 
 
 def walked(kind: str, report: Report) -> Iterator[Row]:
@@ -297,15 +285,15 @@ def looked_at(report: Report) -> Iterator[tuple[Row, dict[str, np.ndarray]]]:
             yield row, {name: report.arrays[f"{row['case']}/{name}"] for name in names}
 
 
-def peaks(report: Report) -> Iterator[Panel]:
+def peaks(report: Report) -> Iterator[h.Panel]:
     """Draws values on both scales (Klein's thesis, section 6.2.2)."""
     for row, found in looked_at(report):
         level, before = row["level"], found["before"]
         trained = {f"trained with σ = {level:.0e}": before, "least noise": found["least"]}
         scaled = {"with noise, over σ": found["noisy"] / level, "before noise": before}
         title = f"{row['case']}: values of {row['site']}, before noise"
-        yield Panel(title, partial(draw_histograms, values=trained, scale="log"))
-        yield Panel("the same, linear", partial(draw_histograms, values=scaled))
+        yield h.Panel(title, partial(draw_histograms, values=trained, scale="log"))
+        yield h.Panel("the same, linear", partial(draw_histograms, values=scaled))
 
 
 def cuts(report: Report) -> Iterator[Row]:
@@ -315,9 +303,9 @@ def cuts(report: Report) -> Iterator[Row]:
         yield {"case": row["case"], "at": places, "two": two, "all": [row["accuracy"]] * len(two)}
 
 
-def surfaces(report: Report) -> Iterator[Panel]:
+def surfaces(report: Report) -> Iterator[h.Panel]:
     """Draws accuracy over both kinds of noise: a panel per network and order."""
-    for (case, site, order), rows in grouped(mixed(report), "case", "site", "kind").items():
+    for (case, site, order), rows in h.grouped(mixed(report), "case", "site", "kind").items():
         add, mul = (np.unique([row[name] for row in rows]) for name in ("add", "mul"))
         table = np.full((len(add), len(mul)), np.nan)
         for row in rows:
@@ -328,15 +316,15 @@ def surfaces(report: Report) -> Iterator[Panel]:
             def paint(axis: Axes, drawn: tuple[Any, ...] = (add, mul, table)) -> None:
                 plt.colorbar(draw_contour(axis, *drawn), ax=axis, label="accuracy")
 
-            yield Panel(f"{case}, {site}: {ORDERS[order]}", paint)
+            yield h.Panel(f"{case}, {site}: {ORDERS[order]}", paint)
 
 
 PLOTS = (
-    Plot("curves", everywhere, columns=len(KINDS), size=(5.5, 2.9)),
+    h.Plot("curves", everywhere, columns=len(KINDS), size=(5.5, 2.9)),
     *(
-        Plot(
+        h.Plot(
             f"layers-{kind}", partial(slots, kind),
-            Curves(
+            h.Curves(
                 "levels", "accuracy", partial(walked, kind), "{site}", "{case}", style=".-",
                 axes={
                     "xscale": "log", "ylim": (0, 1), "xlabel": "noise level σ",
@@ -347,9 +335,9 @@ PLOTS = (
         )
         for kind in KINDS
     ),
-    Plot(
+    h.Plot(
         "binarization", peaks,
-        Curves(
+        h.Curves(
             "at", {"two": "two values only", "all": "all values"}, cuts, facet="{case}",
             style={"two values only": ".-", "all values": "--"},
             axes={
@@ -359,5 +347,5 @@ PLOTS = (
         ),
         columns=3, size=(4.3, 3.8),
     ),
-    Plot("mixed", surfaces, columns=len(ORDERS), size=(5, 3.8)),
+    h.Plot("mixed", surfaces, columns=len(ORDERS), size=(5, 3.8)),
 )  # fmt: skip

@@ -5,27 +5,20 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
 
-from experiments.harness import Least, Row
+from experiments.harness import Count, Row
 from experiments.recipes import cosine_adam
 from experiments.trainable import Images, Network
 from experiments.walking_noise.findings import CHANCE
 from experiments.walking_noise.recipe import Settings, Sweep
+from jaxeff import robustness
 from jaxeff.noise import Additive, walking_noise
-from jaxeff.robustness import (
-    Midpoint,
-    fit_midpoint,
-    kl_sensitivity,
-    learn_budget,
-    noisy_accuracy,
-    tolerated_level,
-)
 
 BUDGET = 0.1
 """Size of a budget in bits. With ten times as much, networks that train along with it no longer
@@ -48,10 +41,10 @@ class Effort(Settings):
         walking: JSON of the walking-noise study to take midpoints from, rather than train for them.
     """
 
-    networks: Annotated[int, Least(1)] = 1
-    inputs: Annotated[int, Least(1)] = 1
-    draws: Annotated[int, Least(1)] = 1
-    budget_epochs: Annotated[int, Least(1)] = 1
+    networks: Count = 1
+    inputs: Count = 1
+    draws: Count = 1
+    budget_epochs: Count = 1
     walking: Path | None = None
 
 
@@ -79,7 +72,7 @@ class Subject:
         return len(self.images.train[1]) // self.settings.batch_size
 
 
-def midpoint_level(midpoint: Midpoint) -> float:
+def midpoint_level(midpoint: robustness.Midpoint) -> float:
     """The midpoint for a ranking: infinite beyond the levels, 0 below them, NaN if unknown."""
     if midpoint.found:
         return midpoint.mu
@@ -93,10 +86,10 @@ def divergence(key: jax.Array, subject: Subject, model: Model) -> np.ndarray:
     params, state = model
     x = jnp.asarray(subject.images.train[0][: settings.inputs])
     levels, draws = jnp.asarray(KL_LEVELS), settings.draws
-    found = kl_sensitivity(
+    found = robustness.kl_sensitivity(
         key, net.evaluate, params, x, net.slots, levels, draws=draws, state=state
     )
-    return tolerated_level(found)
+    return robustness.tolerated_level(found)
 
 
 def evaluated(key: jax.Array, subject: Subject, model: Model) -> np.ndarray:
@@ -105,9 +98,11 @@ def evaluated(key: jax.Array, subject: Subject, model: Model) -> np.ndarray:
     params, state = model
     specs, _ = walking_noise(net.slots, KL_LEVELS, Additive)
     test = jax.tree.map(lambda leaf: leaf[: subject.settings.inputs], subject.images.test)
-    found = noisy_accuracy(key, net.evaluate, params, specs, test, repeats=1, state=state)
+    found = robustness.noisy_accuracy(
+        key, net.evaluate, params, specs, test, repeats=1, state=state
+    )
     curves = np.asarray(found[0]).reshape(len(net.slots), len(KL_LEVELS))
-    fits = [fit_midpoint(KL_LEVELS, c, chance=CHANCE, scale="log") for c in curves]
+    fits = [robustness.fit_midpoint(KL_LEVELS, c, chance=CHANCE, scale="log") for c in curves]
     return np.array([midpoint_level(fit) for fit in fits])
 
 
@@ -155,7 +150,7 @@ def measure_all(key: jax.Array, subject: Subject, model: Model, seed: int) -> li
         return levels
 
     def kept(name: str) -> Path:
-        return subject.folder / f"{subject.problem.case.name}-{name}-{seed}.safetensors"
+        return subject.folder / f"{subject.problem.case}-{name}-{seed}.safetensors"
 
     tolerated = timed("divergence", lambda: divergence(key, subject, model))
     timed("walking at evaluation", lambda: evaluated(key, subject, model))
@@ -197,7 +192,7 @@ def _learn(
     # Weights that start from scratch have to settle before levels can follow them.
     rate = optax.warmup_cosine_decay_schedule(0.0, 0.05, steps // 2, steps)
     params, state = start
-    budget = learn_budget(
+    budget = robustness.learn_budget(
         key,
         f,
         params,

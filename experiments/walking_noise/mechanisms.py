@@ -46,7 +46,7 @@ def binarization(
         result: Its trained models.
     """
     count = len(plan.levels)
-    shares = kept_shares(rows, plan.case.name)
+    shares = kept_shares(rows, str(plan.case))
     found: list[tuple[Row, list[np.ndarray]]] = []
     for place, site in enumerate(network.slots):
         if shares[site] < KEEPS or site == "input":  # no network learns its input
@@ -58,7 +58,7 @@ def binarization(
         ]
         strong, weak = (peaks(v, scale="log") for v in values)
         row = {
-            "case": plan.case.name, "site": site, "level": float(plan.levels[-1]),
+            "case": str(plan.case), "site": site, "level": float(plan.levels[-1]),
             "kept": shares[site], "valley": strong.valley, "low_peak": strong.low,
             "high_peak": strong.high, "zero": strong.zero, "valley_least_noise": weak.valley,
             "accuracy": None, "accuracy_binarized": None,

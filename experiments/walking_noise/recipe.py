@@ -5,13 +5,15 @@ trained (arXiv 2212.10430), which an accelerator runs with the same code. Every 
 names its size.
 """
 
+import itertools
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any
 
 import numpy as np
 from jaxtyping import Float
 
-from experiments.harness import SELECTS, Least, Refused
+from experiments.harness import SELECTS, Count, Refused
 
 
 @dataclass(frozen=True)
@@ -28,10 +30,11 @@ class Case:
     data: str
     batch_norm: bool
 
-    @property
-    def name(self) -> str:
-        """The case in one word."""
+    def __str__(self) -> str:
         return f"{self.network}-{self.data}{'-bn' if self.batch_norm else ''}"
+
+
+NORMS = (True, False)
 
 
 @dataclass(frozen=True)
@@ -58,7 +61,13 @@ class Sweep:
     @property
     def name(self) -> str:
         """The sweep in one word."""
-        return f"{self.case.name}-{self.kind}-{self.where}"
+        return f"{self.case}-{self.kind}-{self.where}"
+
+
+def pairs(add: Any, mul: Any) -> Float[np.ndarray, "pairs 2"]:
+    """Every additive level with every multiplicative one."""
+    grid = np.meshgrid(add, mul, indexing="ij")
+    return np.stack([axis.ravel() for axis in grid], axis=-1)
 
 
 @dataclass(frozen=True)
@@ -98,9 +107,9 @@ class Settings:
 
     sweeps: tuple[Sweep, ...]
     repetitions: tuple[Repetition, ...]
-    images: Annotated[int, Least(1)]
-    test_images: Annotated[int, Least(1)]
-    batch_size: Annotated[int, Least(1)] = 128
+    images: Count
+    test_images: Count
+    batch_size: Count = 128
     learning_rate: float = 1e-3
     only: Annotated[tuple[str, ...], SELECTS] = ()
 
@@ -115,7 +124,7 @@ class Settings:
             return not self.only or any(part in name for part in self.only)
 
         sweeps = [s for s in self.sweeps if wanted(s.name)]
-        tables = [r for r in self.repetitions if wanted(r.case.name)]
+        tables = [r for r in self.repetitions if wanted(str(r.case))]
         if not sweeps and not tables:
             names = ", ".join(s.name for s in self.sweeps)
             raise Refused(f"no sweep of a name with {' or '.join(self.only)}: there are {names}")
@@ -126,7 +135,6 @@ ADDITIVE = np.logspace(-2, 2, 17)
 MULTIPLICATIVE = np.linspace(0, 2, 21)
 LAYER_ADDITIVE = np.logspace(-1, 8, 19)
 LAYER_MULTIPLICATIVE = np.logspace(0, 10, 11)
-NORMS = (True, False)
 # Data set and epochs of the source's trainings.
 EPOCHS = {
     ("mlp", "mnist"): 100, ("lenet5", "mnist"): 50,
@@ -148,24 +156,23 @@ REPETITIONS = {
 }  # fmt: skip
 
 
-def pairs(add: Any, mul: Any) -> Float[np.ndarray, "pairs 2"]:
-    """Every additive level with every multiplicative one."""
-    grid = np.meshgrid(add, mul, indexing="ij")
-    return np.stack([axis.ravel() for axis in grid], axis=-1)
+def everywhere(
+    case: Case, levels: Sequence[np.ndarray], seeds: Sequence[int], epochs: Sequence[int]
+) -> Iterator[Sweep]:
+    """The four sweeps of a case: additive and multiplicative noise, everywhere and by layers."""
+    places = itertools.product(("global", "layers"), ("add", "mul"))
+    for (where, kind), own, n, long in zip(places, levels, seeds, epochs, strict=True):
+        yield Sweep(case, kind, where, own, n, long)
 
 
 def _full() -> Settings:
     """The source's configuration."""
-    sweeps = []
+    sweeps: list[Sweep] = []
     for (network, data), epochs in EPOCHS.items():
         for norm in NORMS:
             case = Case(network, data, norm)
-            sweeps += [
-                Sweep(case, "add", "global", ADDITIVE, 10, epochs),
-                Sweep(case, "mul", "global", MULTIPLICATIVE, 10, epochs),
-                Sweep(case, "add", "layers", LAYER_ADDITIVE, 5, epochs),
-                Sweep(case, "mul", "layers", LAYER_MULTIPLICATIVE, 5, epochs),
-            ]
+            levels = (ADDITIVE, MULTIPLICATIVE, LAYER_ADDITIVE, LAYER_MULTIPLICATIVE)
+            sweeps += everywhere(case, levels, (10, 10, 5, 5), (epochs,) * 4)
     case = Case("lenet5", "cifar-10", True)
     grid = pairs(np.logspace(-1, 3, 9), np.logspace(0, 6, 7))
     sweeps += [
@@ -177,16 +184,11 @@ def _full() -> Settings:
 
 def _default() -> Settings:
     """What two processor cores train in about half an hour."""
-    sweeps = []
+    sweeps: list[Sweep] = []
+    levels = ADDITIVE, MULTIPLICATIVE[::2], np.logspace(-1, 4, 11), LAYER_MULTIPLICATIVE[::2]
     for norm in NORMS:
-        case = Case("mlp", "mnist", norm)
-        sweeps += [
-            Sweep(case, "add", "global", ADDITIVE, 3, 10),
-            Sweep(case, "mul", "global", MULTIPLICATIVE[::2], 3, 10),
-            Sweep(case, "add", "layers", np.logspace(-1, 4, 11), 1, 4),
-            Sweep(case, "mul", "layers", LAYER_MULTIPLICATIVE[::2], 1, 12),
-        ]
-    for network, data, levels in (
+        sweeps += everywhere(Case("mlp", "mnist", norm), levels, (3, 3, 1, 1), (10, 10, 4, 12))
+    for network, data, some in (
         ("mlp", "cifar-10", ADDITIVE[::2]),
         ("mlp", "fashion-mnist", ADDITIVE[::2]),
         ("lenet5", "mnist", ADDITIVE[4:15:2]),
@@ -194,15 +196,15 @@ def _default() -> Settings:
     ):
         epochs = {"mlp": 5, "lenet5": 2}[network]
         sweeps += [
-            Sweep(Case(network, data, norm), "add", "global", levels, 1, epochs) for norm in NORMS
+            Sweep(Case(network, data, norm), "add", "global", some, 1, epochs) for norm in NORMS
         ]
     grid = pairs(np.logspace(-1, 3, 5), np.logspace(0, 6, 4))
     for network, data, site, length in (
         ("mlp", "mnist", "fc2", 4), ("lenet5", "cifar-10", "conv2", 2),
     ):  # fmt: skip
-        levels = grid if network == "mlp" else grid[::2]
+        both = grid if network == "mlp" else grid[::2]
         sweeps += [
-            Sweep(Case(network, data, True), order, site, levels, 1, length)
+            Sweep(Case(network, data, True), order, site, both, 1, length)
             for order in ("mul_add", "add_mul")
         ]
     clean = {
@@ -215,15 +217,12 @@ def _default() -> Settings:
 
 def _fast() -> Settings:
     """A minute or two, on the embedded digits."""
-    sweeps = []
+    sweeps: list[Sweep] = []
     for norm in NORMS:
-        case = Case("mlp", "digits", norm)
-        sweeps += [
-            Sweep(case, "add", "global", ADDITIVE, 2, 30),
-            Sweep(case, "mul", "global", MULTIPLICATIVE[::4], 2, 30),
-            Sweep(case, "add", "layers", np.logspace(-1, 4, 6), 1, 20),
-            Sweep(case, "mul", "layers", LAYER_MULTIPLICATIVE[::2], 1, 20),
-        ]
+        levels = (
+            ADDITIVE, MULTIPLICATIVE[::4], np.logspace(-1, 4, 6), LAYER_MULTIPLICATIVE[::2]
+        )  # fmt: skip
+        sweeps += everywhere(Case("mlp", "digits", norm), levels, (2, 2, 1, 1), (30, 30, 20, 20))
     case = Case("mlp", "digits", True)
     grid = pairs(np.logspace(-1, 3, 3), np.logspace(0, 6, 3))
     sweeps += [Sweep(case, order, "fc2", grid, 1, 20) for order in ("mul_add", "add_mul")]

@@ -36,7 +36,7 @@ def walk(key: jax.Array, subject: Subject, folder: Path) -> list[Row]:
     updates = trainings * problem.epochs * subject.updates_per_epoch
     rows = []
     for site in network.slots:
-        levels, table = accuracies(trained, Curve(problem.case.name, "add", "layers", site))
+        levels, table = accuracies(trained, Curve(str(problem.case), "add", "layers", site))
         table = np.where(np.isnan(table), CHANCE, table)
         for seed in (None, *range(problem.seeds)):
             chosen = table if seed is None else table[seed]
@@ -60,13 +60,13 @@ def read(path: Path, problem: Sweep, network: Network) -> list[Row]:
         found = json.loads(path.read_text())["midpoints"]
     except (OSError, json.JSONDecodeError, KeyError) as error:
         raise Refused(f"{path} is no JSON of the walking-noise study: {error}") from error
-    wanted = (problem.case.name, "add", "layers")
+    wanted = (str(problem.case), "add", "layers")
     fits = {m["site"]: m for m in found if (m["case"], m["kind"], m["where"]) == wanted}
     if not fits:
         return []
     missing = [site for site in network.slots if site not in fits]
     if missing:
-        raise Refused(f"{path}: {problem.case.name} has no midpoint of {missing}")
+        raise Refused(f"{path}: {problem.case} has no midpoint of {missing}")
     return [
         {
             "measure": WALKING, "site": site, "seed": None, "level": _recorded(fits[site]),

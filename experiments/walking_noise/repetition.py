@@ -76,7 +76,7 @@ def run(
     lists = {"source's": list(row.guided), "ours": ours}
     found = {name: repeated(times) for name, times in lists.items()}
     return {
-        "case": row.case.name, "sigma": row.sigma, "clean": float(clean.mean()),
+        "case": str(row.case), "sigma": row.sigma, "clean": float(clean.mean()),
         "uniform": float(uniform.mean()), "uniform_std": float(uniform.std()),
         "guided_by_source": float(found["source's"].mean()),
         "guided": float(found["ours"].mean()), "guided_std": float(found["ours"].std()),

@@ -52,7 +52,7 @@ def run(run: Run[Effort]) -> Found:
     if not problems:
         raise Refused(f"noise walks in no network with {' or '.join(run.settings.only)}")
     rows = [
-        {"case": problem.case.name, **row, "size": run.size}
+        {"case": str(problem.case), **row, "size": run.size}
         for problem in problems
         for row in measure(run, problem)
     ]
@@ -70,15 +70,15 @@ def measure(run: Run[Effort], problem: Sweep) -> list[Row]:
     if not rows:
         # Found finished by the study of walking noise in the same results, and the other way round.
         shared = run.shared(run.name.replace("sensitivity", "walking_noise")) / "work"
-        rows = run.keep(["walking", case.name], lambda: reference.walk(key, subject, shared))
-    run.say(f"{case.name}: walking noise in {len(net.slots)} slots")
+        rows = run.keep(["walking", str(case)], lambda: reference.walk(key, subject, shared))
+    run.say(f"{case}: walking noise in {len(net.slots)} slots")
     clean = reference.train_clean(key, subject)
     for i in range(settings.networks):
         model = measures.take((clean.params, clean.state or {}), i)
         own = jax.random.fold_in(key, i)
         cheap = lambda i=i: measures.measure_all(own, subject, model, i)  # noqa: B023, E731
-        rows = rows + run.keep(["measures", case.name, i], cheap)
-        run.say(f"{case.name}: cheap measures of network {i + 1} of {settings.networks}")
+        rows = rows + run.keep(["measures", str(case), i], cheap)
+        run.say(f"{case}: cheap measures of network {i + 1} of {settings.networks}")
     return rows
 
 

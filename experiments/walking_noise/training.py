@@ -70,7 +70,7 @@ def run(
     )
     rows = [
         {
-            "case": plan.case.name, "network": plan.case.network, "data": plan.case.data,
+            "case": str(plan.case), "network": plan.case.network, "data": plan.case.data,
             "batch_norm": plan.case.batch_norm, "kind": plan.kind, "where": plan.where, **label,
             "seed": seed, "accuracy": float(result.scores["accuracy"][seed, i]),
             "weight_rms": _weights_before(label["site"], network, result.scores, seed, i),
@@ -108,7 +108,7 @@ def train_clean(
         seeds=seeds,
         chunk=_chunk(case),
         keep=True,
-        checkpoint=folder / f"{case.name}-clean",
+        checkpoint=folder / f"{case}-clean",
         identity={"sweep": "clean", "learning_rate": settings.learning_rate},
     )
 

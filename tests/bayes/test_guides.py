@@ -25,19 +25,11 @@ from jaxeff.bayes import (
     to_gaussians,
 )
 from jaxeff.bayes.variational import make_loss, mean_nll, resolve_guide, start_from
+from tests.bayes.linear_model import NOISE, PRIOR, N, gaussian, infer, linear, parameters
 
-NOISE, PRIOR, N = 0.5, 0.8, 64
-PARAMS = {"a": jnp.zeros(3), "b": {"c": jnp.zeros((2, 1))}}
+PARAMS = parameters(2)
 SCALES = prior_scales(PRIOR, PARAMS)
 GUIDES = ["mean_field", "low_rank", "full_rank", "flow"]
-
-
-def linear(params, x):
-    return x @ jnp.concatenate([params["a"], params["b"]["c"][:, 0]])
-
-
-def gaussian(mean):
-    return dist.Normal(mean, NOISE)
 
 
 @pytest.fixture(scope="module")
@@ -216,12 +208,9 @@ def test_resumed_run_equals_the_uninterrupted_one(tmp_path, guide):
 def test_partial_bayes(regression):
     """Fixed parameters reach the maximum of the evidence: generalised least squares."""
     (x, y), _, _ = regression
-    steps = 400
-    result = svi(
-        jax.random.key(7), linear, PARAMS, (x, y), epochs=steps, batch_size=N,
-        prior={"b/*": PRIOR, "a": None}, guide="full_rank", likelihood=gaussian, init_scale=0.03,
-        kl=optax.constant_schedule(1.0), particles=4,
-        optimizer=optax.adam(optax.cosine_decay_schedule(0.1, steps)),
+    result = infer(
+        jax.random.key(7), PARAMS, (x, y), 400, 0.1, prior={"b/*": PRIOR, "a": None},
+        guide="full_rank", init_scale=0.03, particles=4,
     )  # fmt: skip
     gaussians = to_gaussians(result.posterior)
     assert isinstance(gaussians["a"], jax.Array)

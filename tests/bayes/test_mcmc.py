@@ -27,18 +27,10 @@ from jaxeff.bayes import (
 )
 from jaxeff.moment_propagation import Gaussian
 from jaxeff.training import CheckpointError
+from tests.bayes.linear_model import NOISE, PRIOR, N, gaussian, linear, parameters
 
-NOISE, PRIOR, N = 0.5, 0.8, 64
-PARAMS = {"a": jnp.zeros(3), "b": {"c": jnp.zeros((1, 1))}}
+PARAMS = parameters(1)
 run = importlib.import_module("jaxeff.bayes.sampling._run")
-
-
-def linear(params, x):
-    return x @ jnp.concatenate([params["a"], params["b"]["c"][:, 0]])
-
-
-def gaussian(mean):
-    return dist.Normal(mean, NOISE)
 
 
 MODEL = {"likelihood": gaussian, "prior": PRIOR, "monitor": ()}

@@ -17,18 +17,9 @@ from jaxeff.bayes.posteriors import named_leaves
 from jaxeff.bayes.variational import make_loss, mean_nll
 from jaxeff.moment_propagation import Gaussian, is_gaussian
 from jaxeff.training import CheckpointError, DivergedError
+from tests.bayes.linear_model import NOISE, PRIOR, N, gaussian, infer, linear, parameters
 
-NOISE, PRIOR, N = 0.5, 0.8, 64
-PARAMS = {"a": jnp.zeros(3), "b": {"c": jnp.zeros((2, 1))}}
-
-
-def linear(params, x):
-    weights = jnp.concatenate([params["a"], params["b"]["c"][:, 0]])
-    return x @ weights
-
-
-def gaussian(mean):
-    return dist.Normal(mean, NOISE)
+PARAMS = parameters(2)
 
 
 @pytest.fixture(scope="module")
@@ -98,12 +89,9 @@ def test_gradient_vanishes_at_the_exact_posterior_only(regression, particles):
 @pytest.mark.slow
 def test_finds_the_exact_posterior_and_the_best_fixed_parameters(regression):
     (x, y), mean, var = regression
-    steps = 1000
-    result = svi(
-        jax.random.key(3), linear, PARAMS, (x, y), epochs=steps, batch_size=N,
-        prior={"a": PRIOR, "b/*": None}, likelihood=gaussian, kl=optax.constant_schedule(1.0),
+    result = infer(
+        jax.random.key(3), PARAMS, (x, y), 1000, 0.05, prior={"a": PRIOR, "b/*": None},
         init_scale=1e-2, particles=8,
-        optimizer=optax.adam(optax.cosine_decay_schedule(0.05, steps)),
     )  # fmt: skip
     found = result.posterior
     assert jax.tree.structure(found, is_leaf=is_gaussian) == jax.tree.structure(PARAMS)

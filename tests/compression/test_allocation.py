@@ -11,24 +11,7 @@ import pytest
 from flax import nnx
 
 import jaxeff
-from jaxeff.compression import (
-    LSQ,
-    BitSensitivity,
-    Int,
-    LayerQuantization,
-    Switched,
-    Uniform,
-    allocate_bits,
-    bit_policy,
-    each_policy,
-    hessian_sensitivity,
-    hessian_trace,
-    kl_sensitivity,
-    noise_to_signal,
-    quantization_errors,
-    quantized,
-    signal_to_noise_bits,
-)
+from jaxeff import compression as jc
 from jaxeff.nn import ResNet18
 from jaxeff.program import Cost, LayerCost
 from tests.chains import chain, chain_parameters
@@ -55,19 +38,19 @@ def kl(clean, other):
 def test_policies_are_the_specs_they_stand_for(params):
     weights = np.array([[4, 32, 2], [32, 32, 32], [8, 1, 3]])
     activations = np.array([[8, 3, 32], [32, 32, 32], [1, 2, 32]])
-    many = each_policy(chain, params, X, SITES, weights, activations)
+    many = jc.each_policy(chain, params, X, SITES, weights, activations)
     for i in range(3):
         spec = {
-            site: LayerQuantization(*(None if b == 32 else Uniform(int(b)) for b in (w, a)))
+            site: jc.LayerQuantization(*(None if b == 32 else jc.Uniform(int(b)) for b in (w, a)))
             for site, w, a in zip(SITES, weights[i], activations[i], strict=True)
             if not w == a == 32
         }
-        one = bit_policy(SITES, weights[i], activations[i])
+        one = jc.bit_policy(SITES, weights[i], activations[i])
         assert {s: v for s, v in one.items() if v is not None} == spec
-        expected = quantized(chain, spec)(params, X)
+        expected = jc.quantized(chain, spec)(params, X)
         np.testing.assert_allclose(many[i], expected, rtol=1e-4, atol=1e-4)
     np.testing.assert_allclose(many[1], chain(params, X), rtol=1e-5)
-    together = each_policy(chain, params, X, SITES, weights, activations, at_once=2)
+    together = jc.each_policy(chain, params, X, SITES, weights, activations, at_once=2)
     np.testing.assert_allclose(together, many, rtol=1e-4, atol=1e-4)
 
 
@@ -85,22 +68,22 @@ def test_what_policies_change_is_not_looked_up():
     rows = [row.site for row in jaxeff.cost(f, params, X).layers if row.macs]
     assert rows == ["a", "b", "b#1"]
     weights, activations = np.array([[3, 2], [2, 4]]), np.array([[2, 3], [4, 2]])
-    many = each_policy(f, params, X, ("a", "b"), weights, activations)
+    many = jc.each_policy(f, params, X, ("a", "b"), weights, activations)
     for i in range(2):
-        spec = bit_policy(("a", "b"), weights[i], activations[i])
-        expected = quantized(f, spec)(params, X)
+        spec = jc.bit_policy(("a", "b"), weights[i], activations[i])
+        expected = jc.quantized(f, spec)(params, X)
         np.testing.assert_allclose(many[i], expected, rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.slow
 def test_a_policy_is_an_argument_and_vmaps(params):
     weights = jnp.array([[4, 32, 2], [8, 8, 8]])
-    spec = bit_policy(SITES, weights)
-    found = jax.jit(jax.vmap(lambda s: quantized(chain, s)(params, X)))(spec)
-    expected = each_policy(chain, params, X, SITES, weights, jnp.full((2, 3), 32))
+    spec = jc.bit_policy(SITES, weights)
+    found = jax.jit(jax.vmap(lambda s: jc.quantized(chain, s)(params, X)))(spec)
+    expected = jc.each_policy(chain, params, X, SITES, weights, jnp.full((2, 3), 32))
     np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-4)
-    other = bit_policy(SITES, weights, method=lambda bits: LSQ(bits, per="channel"))
-    assert found.shape == jax.vmap(lambda s: quantized(chain, s)(params, X))(other).shape
+    other = jc.bit_policy(SITES, weights, method=lambda bits: jc.LSQ(bits, per="channel"))
+    assert found.shape == jax.vmap(lambda s: jc.quantized(chain, s)(params, X))(other).shape
 
 
 def test_other_bits_compile_nothing(params):
@@ -113,38 +96,38 @@ def test_other_bits_compile_nothing(params):
         return _each._cache_size() - before
 
     draw = np.random.default_rng(0).integers(1, 9, (4, 2, 5, 3))
-    assert count(lambda: each_policy(chain, params, X, SITES, *draw[0])) == 1
-    assert count(lambda: [each_policy(chain, params, X, SITES, *d) for d in draw]) == 0
+    assert count(lambda: jc.each_policy(chain, params, X, SITES, *draw[0])) == 1
+    assert count(lambda: [jc.each_policy(chain, params, X, SITES, *d) for d in draw]) == 0
 
 
 @pytest.mark.slow
 def test_a_switch_is_off_or_the_method(params):
     x = jnp.linspace(-1, 1, 7)
-    q = {"fc1": LayerQuantization(Switched(LSQ(3), jnp.zeros(())))}
-    np.testing.assert_array_equal(quantized(chain, q)(params, X), chain(params, X))
-    on, off = (Switched(Uniform(2), jnp.asarray(v)) for v in (1.0, 0.0))
-    layer = quantized(lambda p, x: x @ p["w"], {"*:linear": LayerQuantization(None, off)})
+    q = {"fc1": jc.LayerQuantization(jc.Switched(jc.LSQ(3), jnp.zeros(())))}
+    np.testing.assert_array_equal(jc.quantized(chain, q)(params, X), chain(params, X))
+    on, off = (jc.Switched(jc.Uniform(2), jnp.asarray(v)) for v in (1.0, 0.0))
+    layer = jc.quantized(lambda p, x: x @ p["w"], {"*:linear": jc.LayerQuantization(None, off)})
     grad = jax.grad(lambda x: layer({"w": jnp.ones((7,))}, x))(x)
     np.testing.assert_array_equal(grad, jnp.ones(7))
     assert (on.width, off.width) == (2, 32)
-    always, never = Switched(Uniform(2)), Switched(Uniform(2), False)
-    spec = {"fc1": LayerQuantization(always), "fc2": LayerQuantization(never)}
-    expected = quantized(chain, {"fc1": LayerQuantization(Uniform(2))})(params, X)
-    np.testing.assert_array_equal(quantized(chain, spec)(params, X), expected)
+    always, never = jc.Switched(jc.Uniform(2)), jc.Switched(jc.Uniform(2), False)
+    spec = {"fc1": jc.LayerQuantization(always), "fc2": jc.LayerQuantization(never)}
+    expected = jc.quantized(chain, {"fc1": jc.LayerQuantization(jc.Uniform(2))})(params, X)
+    np.testing.assert_array_equal(jc.quantized(chain, spec)(params, X), expected)
 
 
 def test_bad_policies():
     with pytest.raises(ValueError, match="weights, of activations, or of both"):
-        bit_policy(SITES)
+        jc.bit_policy(SITES)
     with pytest.raises(ValueError, match="for each of 3 sites"):
-        bit_policy(SITES, np.array([8, 8]))
+        jc.bit_policy(SITES, np.array([8, 8]))
     with pytest.raises(ValueError, match=r"activations of 'fc2' has 17 bits"):
-        bit_policy(SITES, None, np.array([[8, 8, 8], [8, 17, 8]]))
+        jc.bit_policy(SITES, None, np.array([[8, 8, 8], [8, 17, 8]]))
     eight = np.full((2, 3), 8)
     with pytest.raises(ValueError, match="weights must be an array of 2 axes"):
-        each_policy(chain, {}, X, SITES, eight[0], eight[0])
+        jc.each_policy(chain, {}, X, SITES, eight[0], eight[0])
     with pytest.raises(ValueError, match="weights have a width of 12"):
-        each_policy(chain, {}, X, SITES, eight + 4, eight)
+        jc.each_policy(chain, {}, X, SITES, eight + 4, eight)
 
 
 # Sensitivities.
@@ -152,17 +135,17 @@ def test_bad_policies():
 
 @pytest.mark.slow
 def test_kl_is_that_of_each_array_alone(params):
-    found = kl_sensitivity(chain, params, X, SITES, (2, 5))
+    found = jc.kl_sensitivity(chain, params, X, SITES, (2, 5))
     clean = chain(params, X)
     for i, site in enumerate(SITES):
         for j, bits in enumerate((2, 5)):
-            w = quantized(chain, {site: LayerQuantization(Uniform(bits))})(params, X)
-            a = quantized(chain, {site: LayerQuantization(None, Uniform(bits))})(params, X)
+            w = jc.quantized(chain, {site: jc.LayerQuantization(jc.Uniform(bits))})(params, X)
+            a = jc.quantized(chain, {site: jc.LayerQuantization(None, jc.Uniform(bits))})(params, X)
             assert found.weights[i, j] == pytest.approx(float(kl(clean, w)), rel=1e-3, abs=1e-6)
             assert found.activations[i, j] == pytest.approx(float(kl(clean, a)), rel=1e-3, abs=1e-6)
     assert np.all(found.weights[:, 1] < found.weights[:, 0])
     assert np.all(found.weights_error > 0)
-    together = kl_sensitivity(chain, params, X, SITES, (2, 5), at_once=4)
+    together = jc.kl_sensitivity(chain, params, X, SITES, (2, 5), at_once=4)
     np.testing.assert_allclose(together.weights, found.weights, rtol=1e-3, atol=1e-6)
 
 
@@ -176,7 +159,7 @@ def test_traces_are_those_of_the_hessian():
     # Over w[i, j] of the first: sum over the batch of x_i^2 scale_j^2; over x by (w D^2 w^T).
     x = jax.random.normal(KEY, (5, 3))
     params = {n: {"w": jax.random.normal(k, (3, 2))} for n, k in zip("ab", (KEY, KEY), strict=True)}
-    trace = hessian_trace(KEY, quadratic, params, x, ("a", "b"), probes=400, at_once=8)
+    trace = jc.hessian_trace(KEY, quadratic, params, x, ("a", "b"), probes=400, at_once=8)
     squares = np.asarray((x**2).sum())
     w = np.asarray(params["a"]["w"])
     exact = np.array([[squares * 5, squares * 2], [5 * (w**2 @ [1, 4]).sum(), 5 * (w**2).sum()]])
@@ -190,7 +173,7 @@ def test_traces_are_those_of_the_hessian():
 def test_a_single_probe_has_no_error():
     x = jnp.ones((2, 3))
     params = {"a": {"w": jnp.ones((3, 2))}, "b": {"w": jnp.ones((3, 2))}}
-    trace = hessian_trace(KEY, quadratic, params, x, ("b",), probes=1)
+    trace = jc.hessian_trace(KEY, quadratic, params, x, ("b",), probes=1)
     assert np.isfinite(trace.weights[0])
     assert np.isnan(trace.weights_error[0])
 
@@ -204,35 +187,37 @@ def test_the_second_order_damage_of_small_steps():
     def loss(params, x):
         return 0.5 * jnp.sum((x @ params["a"]["w"]) ** 2)
 
-    errors = quantization_errors(loss, params, x, ("a",), (4, 8))
-    trace = hessian_trace(KEY, loss, params, x, ("a",), probes=200)
-    found = hessian_sensitivity(trace, errors)
-    delta = quantized(lambda p, x: x @ p["a"]["w"], {"a": LayerQuantization(Uniform(4))})(params, x)
+    errors = jc.quantization_errors(loss, params, x, ("a",), (4, 8))
+    trace = jc.hessian_trace(KEY, loss, params, x, ("a",), probes=200)
+    found = jc.hessian_sensitivity(trace, errors)
+    delta = jc.quantized(lambda p, x: x @ p["a"]["w"], {"a": jc.LayerQuantization(jc.Uniform(4))})(
+        params, x
+    )
     expected = 0.5 * float(jnp.sum((delta - params["a"]["w"]) ** 2))
     assert abs(found.weights[0, 0] - expected) < 4 * found.weights_error[0, 0] + 1e-3 * expected
     with pytest.raises(ValueError, match="The traces are of"):
-        hessian_sensitivity(trace._replace(sites=("b",)), errors)
+        jc.hessian_sensitivity(trace._replace(sites=("b",)), errors)
 
 
 def test_errors_are_a_twelfth_of_the_step_squared(params):
     w = jax.random.uniform(KEY, (400, 50), minval=-1.0)
     f = lambda p, x: x @ p["w"]  # noqa: E731
     x = jax.random.uniform(jax.random.key(3), (50, 400), minval=-1.0)
-    method = lambda bits: Uniform(bits, per="tensor")  # noqa: E731
-    errors = quantization_errors(f, {"w": w}, x, ("w",), (3, 6, 8), method=method)
+    method = lambda bits: jc.Uniform(bits, per="tensor")  # noqa: E731
+    errors = jc.quantization_errors(f, {"w": w}, x, ("w",), (3, 6, 8), method=method)
     steps = 2 / (2.0 ** np.array([3, 6, 8]) - 1)
     for measured in (errors.weights[0], errors.activations[0]):
         np.testing.assert_allclose(measured, steps**2 / 12, rtol=0.03)
-    ratio = noise_to_signal(errors)
+    ratio = jc.noise_to_signal(errors)
     np.testing.assert_allclose(ratio.weights[0], 3 * steps**2 / 12, rtol=0.03)
-    zero = noise_to_signal(quantization_errors(f, {"w": 0 * w}, x, ("w",), (3,)))
+    zero = jc.noise_to_signal(jc.quantization_errors(f, {"w": 0 * w}, x, ("w",), (3,)))
     assert zero.weights[0, 0] == 0
 
 
 @pytest.mark.slow
 def test_closed_form_is_the_constrained_optimum():
     sizes = {"a": 100.0, "b": 1000.0, "c": 50_000.0}
-    bits = signal_to_noise_bits(sizes, 30.0)
+    bits = jc.signal_to_noise_bits(sizes, 30.0)
     slope = 20 * math.log10(2)
     assert bits["a"] - bits["b"] == pytest.approx(10 / slope)
     noise = {s: 10 ** (-slope * b / 10) for s, b in bits.items()}
@@ -264,7 +249,7 @@ def table(rng, sites, widths, both=True):
     falls = [rng.exponential(1, shape) * 4.0 ** -np.array(widths) for _ in range(2)]
     falls = [np.sort(f, 1)[:, ::-1] * 10 ** rng.uniform(-3, 1, (sites, 1)) for f in falls]
     names = tuple(f"l{i}" for i in range(sites))
-    return BitSensitivity(names, tuple(widths), falls[0], falls[1] if both else None)
+    return jc.BitSensitivity(names, tuple(widths), falls[0], falls[1] if both else None)
 
 
 def bits_of(spec, part):
@@ -294,7 +279,7 @@ def test_no_choice_is_better(of, together):
         every = [of_choice(c) for c in itertools.product(pairs, repeat=3)]
         spent = sorted(s for s, _ in every)
         budget = spent[rng.integers(len(spent))]
-        spec = allocate_bits(found, cost, budget, unit=of, together=together)
+        spec = jc.allocate_bits(found, cost, budget, unit=of, together=together)
         chosen = of_choice(zip(bits_of(spec, "weights"), bits_of(spec, "activations"), strict=True))
         assert chosen[0] <= budget
         best = min(d for s, d in every if s <= budget)
@@ -305,18 +290,18 @@ def test_limits_and_what_was_not_measured():
     rng = np.random.default_rng(0)
     cost = rows([100, 200, 0], [10, 20, 30], ["linear", "linear", "matmul"])
     found = table(rng, 3, (2, 4, 8))
-    spec = allocate_bits(found, cost, 1e9, unit="bops", weights={"l0": (4,), "l*": (2, 8)})
+    spec = jc.allocate_bits(found, cost, 1e9, unit="bops", weights={"l0": (4,), "l*": (2, 8)})
     assert bits_of(spec, "weights") == [4, 8, None]
     assert bits_of(spec, "activations") == [8, 8, 8]
-    spec = allocate_bits(found._replace(activations=None), cost, 300 * 4)
+    spec = jc.allocate_bits(found._replace(activations=None), cost, 300 * 4)
     assert bits_of(spec, "activations") == [None] * 3
     assert spec["l2"] is None
     # Products of two activations cost the square of their bits.
     least = 10 * 2 * 2 + 20 * 2 * 2 + 30 * 2 * 2
-    allocate_bits(found, cost, least, unit="bops")
+    jc.allocate_bits(found, cost, least, unit="bops")
     with pytest.raises(ValueError, match=rf"below the least that these widths can cost, {least}"):
-        allocate_bits(found, cost, least - 1, unit="bops")
-    spec = allocate_bits(found, cost, 1e9, method=lambda b: Uniform(b, symmetric=True))
+        jc.allocate_bits(found, cost, least - 1, unit="bops")
+    spec = jc.allocate_bits(found, cost, 1e9, method=lambda b: jc.Uniform(b, symmetric=True))
     assert all(s.activations.symmetric for s in spec.values())
 
 
@@ -324,34 +309,36 @@ def test_bad_input():
     rng = np.random.default_rng(0)
     cost, found = rows([100, 200], [10, 20]), table(rng, 2, (2, 4))
     with pytest.raises(ValueError, match=r"600\.5 bits of weights|599"):
-        allocate_bits(found, cost, 599)
+        jc.allocate_bits(found, cost, 599)
     with pytest.raises(ValueError, match="'l1' is no layer of the cost"):
-        allocate_bits(found, rows([100], [10]), 1e4)
+        jc.allocate_bits(found, rows([100], [10]), 1e4)
     nan = found._replace(weights=found.weights * np.array([[1, 1], [1, np.nan]]))
     with pytest.raises(ValueError, match="weights of 'l1' in 4 bits is nan"):
-        allocate_bits(nan, cost, 1e4)
+        jc.allocate_bits(nan, cost, 1e4)
     with pytest.raises(ValueError, match=r"'l0' may have \[3\] bits, but the damage of \[3\]"):
-        allocate_bits(found, cost, 1e4, weights={"l0": (3,)})
+        jc.allocate_bits(found, cost, 1e4, weights={"l0": (3,)})
     with pytest.raises(ValueError, match="matches no site"):
-        allocate_bits(found, cost, 1e4, weights={"conv*": (2,)})
+        jc.allocate_bits(found, cost, 1e4, weights={"conv*": (2,)})
     with pytest.raises(ValueError, match="can't have one width for both"):
-        allocate_bits(found, cost, 1e4, together=True, weights={"*": (2,)}, activations={"*": (4,)})
+        jc.allocate_bits(
+            found, cost, 1e4, together=True, weights={"*": (2,)}, activations={"*": (4,)}
+        )
     with pytest.raises(ValueError, match="neither of weights nor of activations"):
-        allocate_bits(BitSensitivity(("l0",), (2,)), cost, 1e4)
+        jc.allocate_bits(jc.BitSensitivity(("l0",), (2,)), cost, 1e4)
     with pytest.raises(ValueError, match="widths must be rising"):
-        kl_sensitivity(chain, {}, X, ("fc1",), (4, 2))
+        jc.kl_sensitivity(chain, {}, X, ("fc1",), (4, 2))
     with pytest.raises(ValueError, match="layers that differ"):
-        kl_sensitivity(chain, {}, X, ("fc1", "fc1"))
+        jc.kl_sensitivity(chain, {}, X, ("fc1", "fc1"))
 
 
 def test_sites_that_cannot_be_measured(params):
     for site, message in (("fc9", "matches no site"), ("relu", "nothing for a quantizer")):
         with pytest.raises(ValueError, match=message):
-            kl_sensitivity(chain, params, X, (site,), (4,))
+            jc.kl_sensitivity(chain, params, X, (site,), (4,))
         with pytest.raises(ValueError, match=message):
-            quantization_errors(chain, params, X, (site,), (4,))
+            jc.quantization_errors(chain, params, X, (site,), (4,))
     with pytest.raises(ValueError, match="must be a scalar"):
-        hessian_trace(KEY, chain, params, X, ("fc1",))
+        jc.hessian_trace(KEY, chain, params, X, ("fc1",))
 
     def looped(p, x):
         return jax.lax.scan(lambda c, w: (jnp.tanh(c @ w), None), x, p["w"])[0]
@@ -359,19 +346,19 @@ def test_sites_that_cannot_be_measured(params):
     stack = {"w": jax.random.normal(KEY, (2, 6, 6))}
     (site,) = [row.site for row in jaxeff.cost(looped, stack, X).layers if row.macs]
     with pytest.raises(ValueError, match="outside loops and branches"):
-        quantization_errors(looped, stack, X, (site,))
-    found = kl_sensitivity(looped, stack, X, (site,), (1, 8))  # a policy reaches into a loop
+        jc.quantization_errors(looped, stack, X, (site,))
+    found = jc.kl_sensitivity(looped, stack, X, (site,), (1, 8))  # a policy reaches into a loop
     assert found.weights[0, 0] > found.weights[0, 1] > 0
 
 
 def test_the_budget_holds_in_the_spec_itself(params):
-    found = kl_sensitivity(chain, params, X, SITES, (1, 2, 3, 4, 8))
+    found = jc.kl_sensitivity(chain, params, X, SITES, (1, 2, 3, 4, 8))
     cost = jaxeff.cost(chain, params, X[:1])
     budget = 4 * 4 * cost.macs
-    spec = allocate_bits(found, cost, budget, unit="bops")
-    assert jaxeff.cost(quantized(chain, spec), params, X[:1]).bops <= budget
-    even = {"*:linear": Int(4, activations_per="tensor")}
-    assert jaxeff.cost(quantized(chain, even), params, X[:1]).bops == budget
+    spec = jc.allocate_bits(found, cost, budget, unit="bops")
+    assert jaxeff.cost(jc.quantized(chain, spec), params, X[:1]).bops <= budget
+    even = {"*:linear": jc.Int(4, activations_per="tensor")}
+    assert jaxeff.cost(jc.quantized(chain, even), params, X[:1]).bops == budget
 
     def damage(w, a):
         return sum(
@@ -402,5 +389,5 @@ def test_resnet18_takes_seconds():
         ("bops", 16 * cost.macs),
     ):
         found = table(rng, 21, range(1, 9))._replace(sites=sites)
-        allocate_bits(found, cost, budget, unit=of)
+        jc.allocate_bits(found, cost, budget, unit=of)
     assert time.perf_counter() - start < 2 * 5

@@ -8,26 +8,12 @@ import numpy as np
 import optax
 import pytest
 
-from jaxeff.compression import (
-    BayesianBits,
-    Binary,
-    Discrete,
-    DoReFa,
-    LayerQuantization,
-    Relaxed,
-    Stochastic,
-    Switched,
-    Tensor,
-    deterministic,
-    init,
-    quantized,
-    random_weights,
-)
+from jaxeff import compression as jc
 from jaxeff.moment_propagation import Gaussian, moments, sampled
 from jaxeff.nn import small_classifier
 
 KEY = jax.random.key(2)
-WEIGHT = Tensor("fc", "weights_1", "weight", 2, KEY, lambda: (1,))
+WEIGHT = jc.Tensor("fc", "weights_1", "weight", 2, KEY, lambda: (1,))
 X = np.random.default_rng(0).normal(size=(6, 4)).astype(np.float32)
 G = np.random.default_rng(1).normal(size=(6, 4)).astype(np.float32)
 
@@ -41,13 +27,13 @@ def small():
     keys = jax.random.split(jax.random.key(0), 3)
     params = {"fc": jax.random.normal(keys[0], (6, 5)), "out": jax.random.normal(keys[1], (5, 3))}
     x = jax.random.normal(keys[2], (4, 6))
-    return params, x, init(net, params, x, {"*:linear": LayerQuantization(Discrete())})
+    return params, x, jc.init(net, params, x, {"*:linear": jc.LayerQuantization(jc.Discrete())})
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("levels", [2, 3])
 def test_every_method_keeps_the_rules(check_method, levels):
-    check_method(Discrete(levels, draw="mode"), exact=False)
+    check_method(jc.Discrete(levels, draw="mode"), exact=False)
 
 
 @pytest.mark.slow
@@ -56,7 +42,7 @@ def test_moments_draws_and_gradients(levels):
     n, values = 4000, np.linspace(-1, 1, levels)
     logits = np.random.default_rng(3).normal(size=(6, 4, levels)).astype(np.float32)
     scale = np.array([[0.5, 1.0, 2.0, 0.1]], np.float32)
-    q = Discrete(levels, jnp.asarray(logits), jnp.asarray(scale))
+    q = jc.Discrete(levels, jnp.asarray(logits), jnp.asarray(scale))
     p = np.exp(logits) / np.exp(logits).sum(-1, keepdims=True)
     mean = scale * (p * values).sum(-1)
     var = scale**2 * (p * values**2).sum(-1) - mean**2
@@ -80,7 +66,7 @@ def test_moments_draws_and_gradients(levels):
 
 
 def test_where_logits_start():
-    q = Discrete().start(jnp.asarray(X), WEIGHT)
+    q = jc.Discrete().start(jnp.asarray(X), WEIGHT)
     u = X / X.std(0, keepdims=True)
     zero = np.clip(0.95 - 0.9 * np.abs(u), 0.05, 0.95)
     up = np.clip((1 + u / (1 - zero)) / 2, 0.05, 0.95)
@@ -101,15 +87,15 @@ def test_moments_of_a_layer_are_those_of_discrete_weights(small):
     f = lambda p, x: x @ p["fc"]  # noqa: E731
     spec = {"fc": spec["fc"]}
     n = 4000
-    draws = jax.vmap(lambda key: quantized(f, spec, keyed=True)(key, params, x))
+    draws = jax.vmap(lambda key: jc.quantized(f, spec, keyed=True)(key, params, x))
     drawn = np.asarray(draws(jax.random.split(KEY, n)))
-    exact = moments(f)(random_weights(f, spec, params, x), x)
+    exact = moments(f)(jc.random_weights(f, spec, params, x), x)
     assert (np.abs(drawn.mean(0) - exact.mean) <= 4.5 * exact.std / np.sqrt(n)).all()
     # The squared deviation's standard error, from the draws themselves.
     squares = (drawn - np.asarray(exact.mean)) ** 2
     assert (np.abs(squares.mean(0) - exact.var) <= 4.5 * squares.std(0) / np.sqrt(n)).all()
     # The trick draws with the same moments.
-    tricked = jax.vmap(lambda key: sampled(f)(key, random_weights(f, spec, params, x), x))
+    tricked = jax.vmap(lambda key: sampled(f)(key, jc.random_weights(f, spec, params, x), x))
     tricks = np.asarray(tricked(jax.random.split(KEY, n)))
     assert (np.abs(tricks.mean(0) - exact.mean) <= 4.5 * exact.std / np.sqrt(n)).all()
     deviation = 4.5 * np.sqrt(2 / n) * exact.var
@@ -124,7 +110,7 @@ def test_the_trick_has_gradients_of_less_variance(small):
 
     def total(g):
         def of(spec, key):
-            return jnp.mean(g(key, random_weights(net, spec, params, x), x) ** 2)
+            return jnp.mean(g(key, jc.random_weights(net, spec, params, x), x) ** 2)
 
         grads = jax.vmap(jax.grad(of), (None, 0))(spec, keys)
         return grads["fc"].weights.logits
@@ -147,8 +133,8 @@ def test_logits_are_learnt():
     x = jax.random.normal(keys[1], (256, 8))
     f = lambda p, x: x @ p["fc"]  # noqa: E731
     params = {"fc": 0.5 * jax.random.normal(keys[2], (8, 4))}
-    spec = {"fc": LayerQuantization(Discrete(scale=1.0))}
-    spec = init(f, params, x, spec)
+    spec = {"fc": jc.LayerQuantization(jc.Discrete(scale=1.0))}
+    spec = jc.init(f, params, x, spec)
     optimizer = optax.adam(0.1)
 
     @jax.jit
@@ -156,7 +142,7 @@ def test_logits_are_learnt():
         spec, state = carry
 
         def loss(spec):
-            y = sampled(f)(key, random_weights(f, spec, params, x), x)
+            y = sampled(f)(key, jc.random_weights(f, spec, params, x), x)
             return jnp.mean((y - x @ truth) ** 2)
 
         updates, state = optimizer.update(jax.grad(loss)(spec), state)
@@ -164,15 +150,15 @@ def test_logits_are_learnt():
 
     (spec, _), _ = jax.lax.scan(step, (spec, optimizer.init(spec)), jax.random.split(KEY, 200))
     scale = spec["fc"].weights.scale
-    ours = quantized(f, deterministic(spec))(params, jnp.eye(8)) / scale
+    ours = jc.quantized(f, jc.deterministic(spec))(params, jnp.eye(8)) / scale
     np.testing.assert_allclose(ours, truth, atol=1e-6)
 
 
 @pytest.mark.slow
 def test_in_a_flax_model():
     f, params, (x, _) = small_classifier()
-    spec = init(f, params, x, {"*:linear": LayerQuantization(Discrete(2))})
-    gaussians = random_weights(f, spec, params, x)
+    spec = jc.init(f, params, x, {"*:linear": jc.LayerQuantization(jc.Discrete(2))})
+    gaussians = jc.random_weights(f, spec, params, x)
     where = lambda v: isinstance(v, Gaussian)  # noqa: E731
     found = sum(where(leaf) for leaf in jax.tree.leaves(gaussians, is_leaf=where))
     assert found == len(spec)
@@ -180,39 +166,46 @@ def test_in_a_flax_model():
     one, same, other = (drawn(jax.random.key(i), gaussians, x) for i in (0, 0, 1))
     np.testing.assert_array_equal(one, same)
     assert (one != other).any()
-    assert np.isfinite(jax.jit(quantized(f, deterministic(spec)))(params, x)).all()
+    assert np.isfinite(jax.jit(jc.quantized(f, jc.deterministic(spec)))(params, x)).all()
 
 
 def test_settled_leaves_nothing_to_chance(small):
     params, x, _ = small
     for method in (
-        Relaxed(4),
-        BayesianBits(),
-        Stochastic(4),
-        DoReFa(4, gradient_bits=4),
-        Binary(stochastic=True),
-        Switched(Stochastic(4)),
+        jc.Relaxed(4),
+        jc.BayesianBits(),
+        jc.Stochastic(4),
+        jc.DoReFa(4, gradient_bits=4),
+        jc.Binary(stochastic=True),
+        jc.Switched(jc.Stochastic(4)),
     ):
         with pytest.raises(ValueError, match="keyed=True"):
-            jax.eval_shape(quantized(net, {"*": method}), params, x)
-        jax.eval_shape(quantized(net, deterministic({"*": method})), params, x)
+            jax.eval_shape(jc.quantized(net, {"*": method}), params, x)
+        jax.eval_shape(jc.quantized(net, jc.deterministic({"*": method})), params, x)
 
 
 def test_what_cannot_be(small):
     params, x, _ = small
     with pytest.raises(ValueError, match="Discrete at fc/input_0 has an activation"):
-        quantized(net, {"*": LayerQuantization(activations=Discrete())})(params, x)
+        jc.quantized(net, {"*": jc.LayerQuantization(activations=jc.Discrete())})(params, x)
     with pytest.raises(ValueError, match=r"Discrete.logits at fc/weights_1 has shape \(2, 3\)"):
-        quantized(net, {"fc": LayerQuantization(Discrete(logits=jnp.zeros((2, 3))))})(params, x)
+        jc.quantized(net, {"fc": jc.LayerQuantization(jc.Discrete(logits=jnp.zeros((2, 3))))})(
+            params, x
+        )
     twice = lambda p, x: jnp.tanh(x @ p["w"]) @ p["w"]  # noqa: E731
     with pytest.raises(ValueError, match="The weight of 'w#1' is read by 'w', too"):
-        random_weights(twice, {"*:linear": LayerQuantization(Discrete())}, {"w": jnp.eye(6)}, x)
+        jc.random_weights(
+            twice, {"*:linear": jc.LayerQuantization(jc.Discrete())}, {"w": jnp.eye(6)}, x
+        )
     turned = lambda p, x: x @ p["w"].T  # noqa: E731
     with pytest.raises(ValueError, match="'w' reaches its product in another form"):
-        random_weights(
-            turned, {"w": LayerQuantization(Discrete(per="tensor"))}, {"w": jnp.ones((5, 6))}, x
+        jc.random_weights(
+            turned,
+            {"w": jc.LayerQuantization(jc.Discrete(per="tensor"))},
+            {"w": jnp.ones((5, 6))},
+            x,
         )
     with pytest.raises(ValueError, match="levels must be one of 2, 3"):
-        Discrete(4)
-    assert Discrete(2).storage((6, 4), WEIGHT) == 24 + 4 * 32
-    assert Discrete().width == 2
+        jc.Discrete(4)
+    assert jc.Discrete(2).storage((6, 4), WEIGHT) == 24 + 4 * 32
+    assert jc.Discrete().width == 2

@@ -7,43 +7,29 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxeff.compression import (
-    Binary,
-    BinaryBases,
-    Codebook,
-    HalfWave,
-    Incremental,
-    LayerQuantization,
-    LearnedBasis,
-    PowersOfTwo,
-    Tensor,
-    Ternary,
-    TrainedTernary,
-    init,
-    learned,
-)
+from jaxeff import compression as jc
 from jaxeff.nn import small_classifier
 from jaxeff.program import trace
 
 KEY = jax.random.key(3)
-WEIGHT = Tensor("fc", "weights_1", "weight", 2, KEY, lambda: (1,))
-DATA = Tensor("fc", "input_0", "activation", 2, KEY)
+WEIGHT = jc.Tensor("fc", "weights_1", "weight", 2, KEY, lambda: (1,))
+DATA = jc.Tensor("fc", "input_0", "activation", 2, KEY)
 W = jax.random.normal(jax.random.key(0), (8, 5))
 BOTH = {
-    "binary": Binary(),
-    "drawn": Binary(stochastic=True),
-    "polynomial": Binary(per="none", gradient="polynomial"),
-    "bases": BinaryBases(2, per="channel"),
-    "ternary": Ternary(per="channel"),
-    "trained": TrainedTernary(),
-    "powers": PowersOfTwo(3, per="channel"),
-    "basis": LearnedBasis(2, turns=2),
-    "codebook": Codebook(2),
+    "binary": jc.Binary(),
+    "drawn": jc.Binary(stochastic=True),
+    "polynomial": jc.Binary(per="none", gradient="polynomial"),
+    "bases": jc.BinaryBases(2, per="channel"),
+    "ternary": jc.Ternary(per="channel"),
+    "trained": jc.TrainedTernary(),
+    "powers": jc.PowersOfTwo(3, per="channel"),
+    "basis": jc.LearnedBasis(2, turns=2),
+    "codebook": jc.Codebook(2),
 }
 CASES = [(name, q, t) for name, q in BOTH.items() for t in (WEIGHT, DATA)] + [
-    ("incremental", Incremental(3, 0.5), WEIGHT),
-    ("half_wave", HalfWave(2), DATA),
-    ("log", HalfWave(2, gradient="log"), DATA),
+    ("incremental", jc.Incremental(3, 0.5), WEIGHT),
+    ("half_wave", jc.HalfWave(2), DATA),
+    ("log", jc.HalfWave(2, gradient="log"), DATA),
 ]
 IDS = [f"{name}-{tensor.role}" for name, _, tensor in CASES]
 VALUES = {"drawn": 2, "binary": 2, "polynomial": 2, "bases": 3, "ternary": 3, "trained": 3,
@@ -133,12 +119,12 @@ def test_odd_arrays(name, q, tensor):
 
 
 METHODS = (
-    LayerQuantization(Binary(follow=True), HalfWave(2)),
-    LayerQuantization(BinaryBases(2), BinaryBases(2)),
-    LayerQuantization(TrainedTernary(per="channel"), Ternary()),
-    LayerQuantization(LearnedBasis(2), LearnedBasis(2)),
-    LayerQuantization(Codebook(2), Codebook(3)),
-    LayerQuantization(Incremental(4, 0.5), PowersOfTwo(3)),
+    jc.LayerQuantization(jc.Binary(follow=True), jc.HalfWave(2)),
+    jc.LayerQuantization(jc.BinaryBases(2), jc.BinaryBases(2)),
+    jc.LayerQuantization(jc.TrainedTernary(per="channel"), jc.Ternary()),
+    jc.LayerQuantization(jc.LearnedBasis(2), jc.LearnedBasis(2)),
+    jc.LayerQuantization(jc.Codebook(2), jc.Codebook(3)),
+    jc.LayerQuantization(jc.Incremental(4, 0.5), jc.PowersOfTwo(3)),
 )
 
 
@@ -149,31 +135,31 @@ def test_a_model_learns_parameters_and_spec_under_one_gradient(three):
     f, params, (x, y) = small_classifier()
     x, y = x[:32], y[:32]
     sites = [site.site for site in trace(f, params, x).sites if site.kind == "linear"]
-    spec = init(f, params, x, dict(zip(sites, three, strict=True)))
+    spec = jc.init(f, params, x, dict(zip(sites, three, strict=True)))
 
     def loss(both):
-        logits = learned(f)(both, x)
+        logits = jc.learned(f)(both, x)
         return -jnp.take_along_axis(jax.nn.log_softmax(logits), y[:, None], 1).mean()
 
     of_params, of_spec = jax.jit(jax.grad(loss))((params, spec))
     leaves = jax.tree.leaves(of_spec)
     assert all(jnp.isfinite(g).all() for g in (*leaves, *jax.tree.leaves(of_params)))
     for site, method in zip(sites, three, strict=True):
-        learns = not isinstance(method.weights, Incremental)  # whole exponents have no gradient
+        learns = not isinstance(method.weights, jc.Incremental)  # whole exponents have no gradient
         assert any(jnp.any(g != 0) for g in jax.tree.leaves(of_spec[site])) == learns
 
 
 def test_methods_say_what_they_are_for():
     with pytest.raises(ValueError, match="fc/input_0 is an activation: write LayerQuantization"):
-        Incremental(4).quantize(W, DATA)
+        jc.Incremental(4).quantize(W, DATA)
     with pytest.raises(ValueError, match="fc/weights_1 is a weight: write LayerQuantization"):
-        HalfWave(2).quantize(W, WEIGHT)
+        jc.HalfWave(2).quantize(W, WEIGHT)
 
 
 @pytest.mark.parametrize("q", [
-    lambda: BinaryBases(2, jnp.ones(3)),
-    lambda: LearnedBasis(2, jnp.ones((1, 3))),
-    lambda: Codebook(2, jnp.ones(3)),
+    lambda: jc.BinaryBases(2, jnp.ones(3)),
+    lambda: jc.LearnedBasis(2, jnp.ones((1, 3))),
+    lambda: jc.Codebook(2, jnp.ones(3)),
 ])  # fmt: skip
 def test_numbers_that_are_too_few_or_too_many(q):
     with pytest.raises(ValueError, match=r"has shape .*last axis"):
@@ -181,9 +167,10 @@ def test_numbers_that_are_too_few_or_too_many(q):
 
 
 @pytest.mark.parametrize("q", [
-    BinaryBases(2, None, jnp.ones((3, 2))), LearnedBasis(2, jnp.ones((3, 2))),
-    Codebook(1, jnp.ones((3, 2))), Ternary(scale=jnp.ones(3)), TrainedTernary(positive=jnp.ones(3)),
-    PowersOfTwo(3, jnp.ones(3)), Incremental(3, top=jnp.ones(3)),
+    jc.BinaryBases(2, None, jnp.ones((3, 2))), jc.LearnedBasis(2, jnp.ones((3, 2))),
+    jc.Codebook(1, jnp.ones((3, 2))), jc.Ternary(scale=jnp.ones(3)),
+    jc.TrainedTernary(positive=jnp.ones(3)),
+    jc.PowersOfTwo(3, jnp.ones(3)), jc.Incremental(3, top=jnp.ones(3)),
 ])  # fmt: skip
 def test_numbers_of_another_model(q):
     with pytest.raises(ValueError, match=r"at fc/weights_1 has shape \(3,\)"):
@@ -191,10 +178,11 @@ def test_numbers_of_another_model(q):
 
 
 @pytest.mark.parametrize("make", [
-    lambda: PowersOfTwo(1), lambda: PowersOfTwo(2.5), lambda: Incremental(9),
-    lambda: Incremental(4, 1.5), lambda: HalfWave(0), lambda: Codebook(9), lambda: LearnedBasis(9),
-    lambda: BinaryBases(0), lambda: Ternary(-0.1), lambda: TrainedTernary(positive=jnp.nan),
-    lambda: HalfWave(2, gradient="tanh"), lambda: PowersOfTwo(jnp.array([3, 9])),
+    lambda: jc.PowersOfTwo(1), lambda: jc.PowersOfTwo(2.5), lambda: jc.Incremental(9),
+    lambda: jc.Incremental(4, 1.5), lambda: jc.HalfWave(0), lambda: jc.Codebook(9),
+    lambda: jc.LearnedBasis(9), lambda: jc.BinaryBases(0), lambda: jc.Ternary(-0.1),
+    lambda: jc.TrainedTernary(positive=jnp.nan),
+    lambda: jc.HalfWave(2, gradient="tanh"), lambda: jc.PowersOfTwo(jnp.array([3, 9])),
 ])  # fmt: skip
 def test_numbers_out_of_bounds(make):
     with pytest.raises((TypeError, ValueError), match="must be"):

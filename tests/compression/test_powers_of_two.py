@@ -8,14 +8,7 @@ import numpy as np
 import optax
 import pytest
 
-from jaxeff.compression import (
-    Incremental,
-    LayerQuantization,
-    PowersOfTwo,
-    incremental_quantization,
-    quantized,
-    share_schedule,
-)
+from jaxeff import compression as jc
 from jaxeff.hardening import incremental_noise
 from jaxeff.training import cross_entropy, fit
 from tests.compression.tensors import DATA, WEIGHT
@@ -41,44 +34,44 @@ def test_all_weights_are_the_powers_of_equations_1_to_4(bits, scale):
     w = (scale * W).astype(np.float32)
     n1 = int(np.floor(np.log2(4 * np.abs(w).max() / 3)))
     n2 = n1 + 1 - 2 ** (bits - 2)
-    ours = Incremental(bits).quantize(jnp.asarray(w), WEIGHT)
+    ours = jc.Incremental(bits).quantize(jnp.asarray(w), WEIGHT)
     np.testing.assert_array_equal(ours, inq(w, n1, n2))
-    np.testing.assert_array_equal(Incremental(bits).quantize(ours, WEIGHT), ours)
-    traced = jax.jit(lambda b, x: Incremental(b).quantize(x, WEIGHT))(jnp.array(bits), w)
+    np.testing.assert_array_equal(jc.Incremental(bits).quantize(ours, WEIGHT), ours)
+    traced = jax.jit(lambda b, x: jc.Incremental(b).quantize(x, WEIGHT))(jnp.array(bits), w)
     np.testing.assert_array_equal(traced, ours)
 
 
 def test_values_in_the_middle_belong_to_the_larger():
     x = jnp.array([[0.25, 0.2499, 0.75, 1.5, -1.5, 0.0, 2.9, 100.0]])
-    ours = PowersOfTwo(3, 1.0).quantize(x, WEIGHT)  # 3 exponents: 1/2, 1, 2
+    ours = jc.PowersOfTwo(3, 1.0).quantize(x, WEIGHT)  # 3 exponents: 1/2, 1, 2
     np.testing.assert_array_equal(ours, [[0.5, 0, 1, 2, -2, 0, 2, 2]])
-    ours = PowersOfTwo(3, 1.0, nearest="exponent").quantize(x, WEIGHT)
+    ours = jc.PowersOfTwo(3, 1.0, nearest="exponent").quantize(x, WEIGHT)
     np.testing.assert_array_equal(ours, [[0.5, 0, 1, 2, -2, 0, 2, 2]])
     near = jnp.array([[0.72, 0.70]])  # the square root of a half is between
-    ours = PowersOfTwo(3, 1.0, nearest="exponent").quantize(near, WEIGHT)
+    ours = jc.PowersOfTwo(3, 1.0, nearest="exponent").quantize(near, WEIGHT)
     np.testing.assert_array_equal(ours, [[1.0, 0.5]])
 
 
 def test_all_codes_are_used():
     x = jnp.linspace(-1, 1, 4001)[:, None]
-    assert len(np.unique(PowersOfTwo(4).quantize(x, WEIGHT))) == 2**4 - 1
-    unsigned = PowersOfTwo(3).quantize(jnp.abs(x), DATA)
+    assert len(np.unique(jc.PowersOfTwo(4).quantize(x, WEIGHT))) == 2**4 - 1
+    unsigned = jc.PowersOfTwo(3).quantize(jnp.abs(x), DATA)
     assert len(np.unique(unsigned)) == 2**3
-    assert PowersOfTwo(3).start(jnp.abs(x), DATA).signed is False
-    assert (PowersOfTwo(3, 0.0, signed=False).quantize(x, DATA) >= 0).all()
+    assert jc.PowersOfTwo(3).start(jnp.abs(x), DATA).signed is False
+    assert (jc.PowersOfTwo(3, 0.0, signed=False).quantize(x, DATA) >= 0).all()
 
 
 def test_widths_and_exponents_are_swept_in_one_program():
     tops = jnp.array([-1.0, 0.0, 1.0])
-    both = jax.jit(jax.vmap(lambda b, t: PowersOfTwo(b, t).quantize(X, WEIGHT)))
+    both = jax.jit(jax.vmap(lambda b, t: jc.PowersOfTwo(b, t).quantize(X, WEIGHT)))
     ours = both(jnp.array([2, 3, 4]), tops)
     for i, (bits, top) in enumerate(((2, -1), (3, 0), (4, 1))):
-        by_hand = PowersOfTwo(bits, float(top)).quantize(X, WEIGHT)
+        by_hand = jc.PowersOfTwo(bits, float(top)).quantize(X, WEIGHT)
         np.testing.assert_array_equal(ours[i], by_hand)
 
 
 def test_a_gradient_of_one():
-    slope = jax.grad(lambda x: jnp.vdot(G, PowersOfTwo(3).quantize(x, WEIGHT)))(X)
+    slope = jax.grad(lambda x: jnp.vdot(G, jc.PowersOfTwo(3).quantize(x, WEIGHT)))(X)
     np.testing.assert_allclose(slope, G, rtol=1e-6)
 
 
@@ -89,11 +82,11 @@ def test_the_largest_weights_first(fraction):
     done = np.zeros(W.size, bool)
     done[np.argsort(-np.abs(W), axis=None)[:count]] = True
     done = done.reshape(W.shape)
-    full = Incremental(4).quantize(X, WEIGHT)
+    full = jc.Incremental(4).quantize(X, WEIGHT)
 
     @jax.jit
     def both(fraction):
-        q = Incremental(4, fraction)
+        q = jc.Incremental(4, fraction)
         return q.quantize(X, WEIGHT), jax.grad(lambda x: jnp.vdot(G, q.quantize(x, WEIGHT)))(X)
 
     y, slope = both(fraction)
@@ -102,7 +95,7 @@ def test_the_largest_weights_first(fraction):
 
 
 def test_shares_follow_the_step_without_a_second_trace():
-    schedule, traces = share_schedule(3), []
+    schedule, traces = jc.share_schedule(3), []
 
     @jax.jit
     def share(step):
@@ -115,20 +108,20 @@ def test_shares_follow_the_step_without_a_second_trace():
 
 
 def test_weights_are_moved_and_held():
-    transform = incremental_quantization(Incremental(4), share_schedule(1, (0.5, 1.0)))
+    transform = jc.incremental_quantization(jc.Incremental(4), jc.share_schedule(1, (0.5, 1.0)))
     params = {"kernel": X}
     state = transform.init(params)
     first, state = transform.update({"kernel": jnp.asarray(G)}, state, params)
     once = optax.apply_updates(params, first)["kernel"]
     done = np.abs(W) >= np.sort(np.abs(W), axis=None)[W.size // 2]
-    full = Incremental(4).quantize(X, WEIGHT)
+    full = jc.Incremental(4).quantize(X, WEIGHT)
     np.testing.assert_array_equal(once, np.where(done, full, X + G))
     # The second update, however large, leaves those alone and moves the rest.
     second, state = transform.update({"kernel": 10 * jnp.asarray(G)}, state, {"kernel": once})
     twice = optax.apply_updates({"kernel": once}, second)["kernel"]
     np.testing.assert_array_equal(np.where(done, twice, 0), np.where(done, once, 0))
     top = state.top["kernel"]
-    np.testing.assert_array_equal(twice, Incremental(4, top=top).quantize(twice, WEIGHT))
+    np.testing.assert_array_equal(twice, jc.Incremental(4, top=top).quantize(twice, WEIGHT))
     with pytest.raises(ValueError, match="pass update the parameters"):
         transform.update({"kernel": X}, state)
 
@@ -152,7 +145,7 @@ def test_incremental_training_ends_with_powers_of_two():
         return jax.tree_util.tree_map_with_path(lambda path, w: "kernel" in str(path[-1]), params)
 
     each = 16  # updates, two epochs
-    inq = incremental_quantization(Incremental(5), share_schedule(each))
+    inq = jc.incremental_quantization(jc.Incremental(5), jc.share_schedule(each))
     adam = optax.adam(1e-2)
     after = optax.chain(adam, optax.masked(inq, kernels))
     run = fit(jax.random.key(0), cross_entropy(f), params, (x, y),
@@ -165,9 +158,9 @@ def test_incremental_training_ends_with_powers_of_two():
     # A schedule of the step works for the quantizer as well, as one for noise does.
     growing = incremental_noise(
         lambda share: cross_entropy(
-            quantized(f, {"fc*": LayerQuantization(Incremental(5, share))})
+            jc.quantized(f, {"fc*": jc.LayerQuantization(jc.Incremental(5, share))})
         ),
-        share_schedule(each),
+        jc.share_schedule(each),
     )
     run = fit(jax.random.key(0), growing(1.0), params, (x, y),
               optimizer=adam, epochs=10, batch_size=8, progress=False)  # fmt: skip
@@ -175,5 +168,5 @@ def test_incremental_training_ends_with_powers_of_two():
 
 
 def test_bits_of_an_array():
-    assert PowersOfTwo(4, per="channel").storage((9, 4), WEIGHT) == 36 * 4 + 4 * 8
-    assert Incremental(5).storage((9, 4), WEIGHT) == 36 * 5 + 8
+    assert jc.PowersOfTwo(4, per="channel").storage((9, 4), WEIGHT) == 36 * 4 + 4 * 8
+    assert jc.Incremental(5).storage((9, 4), WEIGHT) == 36 * 5 + 8

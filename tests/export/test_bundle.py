@@ -1,6 +1,5 @@
 """Bundles: right results in the right structure, and a clear refusal of everything else."""
 
-import dataclasses
 import gc
 import os
 import resource
@@ -14,6 +13,7 @@ import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
 import pytest
+from damaged import reseal
 from jaxeff_export import (
     Bundle,
     BundleError,
@@ -45,19 +45,12 @@ def folder(deployed, tmp_path):
     return shutil.copytree(deployed.folder, tmp_path / "copy")
 
 
-def reseal(folder, **changes):
-    """Rewrites the manifest consistently: a well-formed bundle that says something else."""
-    manifest = dataclasses.replace(Bundle.load(folder).manifest, **changes)
-    (folder / MANIFEST).write_bytes(manifest.to_bytes())
-
-
 def rewrite(folder, name, content):
     """Replaces a file and its checksum."""
     manifest = Bundle.load(folder).manifest
     files = {**manifest.files, name: {"size": len(content), "sha256": digest(content)}}
     (folder / name).write_bytes(content)
-    manifest = dataclasses.replace(manifest, files=files)
-    (folder / MANIFEST).write_bytes(manifest.to_bytes())
+    reseal(folder, files=files)
 
 
 def assert_close(ours, theirs):

@@ -1,6 +1,5 @@
 """The file in every bundle that runs it on a device: alone, and refusing what it should."""
 
-import dataclasses
 import os
 import shutil
 import subprocess
@@ -9,6 +8,7 @@ import sys
 import jax
 import numpy as np
 import pytest
+from damaged import reseal
 from jaxeff_export import Bundle
 from jaxeff_export.boards._sysroot import Sysroot
 from jaxeff_export.bundle.files import FILES, MANIFEST, PROGRAM
@@ -29,11 +29,6 @@ runpy.run_path(sys.argv[0], run_name="__main__")
 def folder(deployed_mlp, tmp_path):
     """A copy to damage."""
     return shutil.copytree(deployed_mlp.folder, tmp_path / "copy")
-
-
-def reseal(folder, **changes):
-    manifest = dataclasses.replace(Bundle.load(folder).manifest, **changes)
-    (folder / MANIFEST).write_bytes(manifest.to_bytes())
 
 
 def refusal(capsys, monkeypatch, folder, *arguments):

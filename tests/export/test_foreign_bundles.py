@@ -4,7 +4,6 @@ What the library refuses, the program for devices in every bundle refuses too.
 """
 
 import contextlib
-import copy
 import dataclasses
 import io
 import itertools
@@ -34,8 +33,8 @@ from jaxeff_export.bundle.files import (
 from jaxeff_export.bundle.running import _device_runner as device_runner
 
 from jaxeff.moment_propagation import Gaussian
+from tests.edited import DELETED, with_edit
 
-DELETED = object()
 CHANGES = [
     *(DELETED, None, True, -1, 0, 2**70, float("nan"), 1.5, "", "../other", "O", "f4,f4"),
     *([], {}, [[[]]], [{}], {"kind": "dict"}),
@@ -119,25 +118,12 @@ def places(value, path=()):
             yield from places(value[key], (*path, key))
 
 
-def changed(document, path, change):
-    document = copy.deepcopy(document)
-    *parents, last = path
-    at = document
-    for key in parents:
-        at = at[key]
-    if change is DELETED:
-        del at[last]
-    else:
-        at[last] = change
-    return document
-
-
 def edits(document):
     """Documents that differ in one entry, with its path and what it became."""
     whole = json.dumps(document)
     for path in places(document):
         for change in CHANGES:
-            edited = changed(document, path, change)
+            edited = with_edit(document, path, change)
             if json.dumps(edited) != whole:
                 yield path, change, edited
 

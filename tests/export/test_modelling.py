@@ -10,31 +10,33 @@ from jaxeff_export.bundle.machine_model import _machine_code as code
 from jaxeff_export.bundle.machine_model import _modelling as modelling
 from jaxeff_export.bundle.machine_model._caches import level_of
 
+LINES = """
+vfmadd231ps 0x18(%r9,%r13,1){1to16},%zmm24,%zmm20    16  512  1   0  -
+vfmadd231ps %ymm1,%ymm2,%ymm3                         8  256  0   0  -
+vmovaps (%rsi,%rax,4),%zmm30                          0  512  1   0  -
+vmovaps %zmm7,(%rcx,%rax,4)                           0  512  0  64  -
+vmovaps %zmm7,0x40(%rsp)                              0  512  0   0  spill
+vpdpbusd %zmm1,%zmm2,%zmm3                           64  512  0   0  -
+add $0x40,%r12                                        0    0  0   0  -
+fmla v18.4s, v24.4s, v23.s[0]                         4  128  0   0  -
+ldp q24, q25, [x13]                                   0  128  1   0  -
+stp q24, q25, [x13]                                   0  128  0  32  -
+str q24, [sp, #32]                                    0  128  0   0  spill
+cnt v0.16b, v1.16b                                  128  128  0   0  -
+"""
+"""Instructions: products, width of the vector, loads, bytes stored, and whether it spills."""
 
-@pytest.mark.parametrize(
-    ("line", "products", "width", "loads", "stored", "spill"),
-    [
-        ("vfmadd231ps 0x18(%r9,%r13,1){1to16},%zmm24,%zmm20", 16, 512, 1, 0, False),
-        ("vfmadd231ps %ymm1,%ymm2,%ymm3", 8, 256, 0, 0, False),
-        ("vmovaps (%rsi,%rax,4),%zmm30", 0, 512, 1, 0, False),
-        ("vmovaps %zmm7,(%rcx,%rax,4)", 0, 512, 0, 64, False),
-        ("vmovaps %zmm7,0x40(%rsp)", 0, 512, 0, 0, True),
-        ("vpdpbusd %zmm1,%zmm2,%zmm3", 64, 512, 0, 0, False),
-        ("add $0x40,%r12", 0, 0, 0, 0, False),
-        ("fmla v18.4s, v24.4s, v23.s[0]", 4, 128, 0, 0, False),
-        ("ldp q24, q25, [x13]", 0, 128, 1, 0, False),
-        ("stp q24, q25, [x13]", 0, 128, 0, 32, False),
-        ("str q24, [sp, #32]", 0, 128, 0, 0, True),
-        ("cnt v0.16b, v1.16b", 128, 128, 0, 0, False),
-    ],
-)
-def test_instructions(line, products, width, loads, stored, spill):
-    assert code.products([line]) == products
-    assert code.multiplies([line]) == (products > 0)
-    assert code.width(line) == width
-    assert code.loads([line]) == loads
-    assert code.stored_bytes([line]) == stored
-    assert code.is_spill(line) == spill
+
+@pytest.mark.parametrize("row", LINES.strip().split("\n"))
+def test_instructions(row):
+    *words, products, width, loads, stored, spill = row.split()
+    line = " ".join(words)
+    assert code.products([line]) == int(products)
+    assert code.multiplies([line]) == (int(products) > 0)
+    assert code.width(line) == int(width)
+    assert code.loads([line]) == int(loads)
+    assert code.stored_bytes([line]) == int(stored)
+    assert code.is_spill(line) == (spill == "spill")
 
 
 def test_caches():

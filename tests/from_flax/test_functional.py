@@ -9,6 +9,7 @@ from flax import nnx
 
 from jaxeff.core import functional
 from jaxeff.core._training_mode import TrainingModeWarning
+from tests.edited import DELETED, with_edit
 
 pytestmark = pytest.mark.promotes("rank")  # Flax's batch norm does
 
@@ -236,16 +237,7 @@ def test_numpy_and_half_precision_parameters_fit(net, x):
 
 
 def change(params, path, leaf):
-    out = jax.tree.map(lambda p: p, params)
-    node = out
-    *parents, last = path.split("/")
-    for key in parents:
-        node = node[key]
-    if leaf is None:
-        del node[last]
-    else:
-        node[last] = leaf
-    return out
+    return with_edit(params, path.split("/"), DELETED if leaf is None else leaf)
 
 
 @pytest.mark.parametrize(

@@ -30,16 +30,16 @@ class Net(nnx.Module):
         return self.last(self.bn(self.hidden(x)))
 
 
+@pytest.fixture
+def x():
+    return jax.random.normal(jax.random.key(1), (8, 4))
+
+
 class LinenNet(nn.Module):
     @nn.compact
     def __call__(self, x, train=False):
         x = nn.Dropout(0.5, deterministic=not train)(nn.Dense(64, name="fc")(x))
         return nn.BatchNorm(use_running_average=not train, momentum=0.5, name="bn")(x)
-
-
-@pytest.fixture
-def x():
-    return jax.random.normal(jax.random.key(1), (8, 4))
 
 
 @pytest.fixture

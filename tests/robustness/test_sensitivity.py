@@ -17,9 +17,9 @@ from jaxeff.robustness import (
 from jaxeff.training import stateless
 from tests.chains import chain, chain_parameters
 
+SITES = ("input", "fc1", "fc2", "fc3")
 KEY = jax.random.key(0)
 X = jax.random.normal(jax.random.key(1), (64, 6))
-SITES = ("input", "fc1", "fc2", "fc3")
 
 
 @pytest.fixture(scope="module")

@@ -37,6 +37,16 @@ def drawn(space, seed):
     return jax.tree.map(np.asarray, ACTIONS.policy(space, actions.astype(np.float32)))
 
 
+class Normed(nnx.Module):
+    def __init__(self, features, norm):
+        rngs = nnx.Rngs(0)
+        self.first, self.norm = nnx.Linear(features, 8, rngs=rngs), norm(8, rngs=rngs)
+        self.last = nnx.Linear(8, 3, rngs=rngs)
+
+    def __call__(self, x):
+        return self.last(jax.nn.gelu(self.norm(self.first(x))))
+
+
 @pytest.mark.slow
 def test_one_trace_for_all_policies():
     f, params, data, space = trained()
@@ -57,15 +67,7 @@ def test_one_trace_for_all_policies():
 
 @pytest.mark.slow
 def test_smaller_models_have_the_statistics_that_were_measured():
-    class Normed(nnx.Module):
-        def __init__(self, rngs):
-            self.first, self.norm = nnx.Linear(6, 8, rngs=rngs), nnx.LayerNorm(8, rngs=rngs)
-            self.last = nnx.Linear(8, 3, rngs=rngs)
-
-        def __call__(self, x):
-            return self.last(jax.nn.gelu(self.norm(self.first(x))))
-
-    f, params = jaxeff.functional(Normed(nnx.Rngs(0)))
+    f, params = jaxeff.functional(Normed(6, nnx.LayerNorm))
     x = jax.random.normal(KEY, (4, 6))
     space = SearchSpace.read(f, params, x)
     policy = dataclasses.replace(space.whole, kept=np.array([5], np.int32))
@@ -106,15 +108,7 @@ def test_training_helps_and_leaves_the_model_alone():
 
 @pytest.mark.slow
 def test_states_are_carried():
-    class Net(nnx.Module):
-        def __init__(self, rngs):
-            self.first, self.norm = nnx.Linear(5, 8, rngs=rngs), nnx.BatchNorm(8, rngs=rngs)
-            self.head = nnx.Linear(8, 3, rngs=rngs)
-
-        def __call__(self, x):
-            return self.head(jax.nn.relu(self.norm(self.first(x))))
-
-    model = Net(nnx.Rngs(0))
+    model = Normed(5, nnx.BatchNorm)
     train, *_ = jaxeff.functional(model, mutable=True)
     model.eval()
     f, params, state = jaxeff.functional(model, mutable=True)

@@ -5,8 +5,9 @@ import numpy as np
 import pytest
 
 from jaxeff.nn import small_classifier
-from jaxeff.search import Actions, LatencyError, RandomSearch, Refinement, bit_operations, search
+from jaxeff.search import Actions, RandomSearch, Refinement, bit_operations, search
 from jaxeff.search._refinement import Course
+from tests.search.lost_boards import loses
 
 pytestmark = pytest.mark.promotes("dtype", "rank")
 F, PARAMS, DATA = small_classifier(256)
@@ -77,23 +78,12 @@ def test_refinements_are_kept(tmp_path):
 
 
 def test_boards_that_are_lost():
-    calls = []
-
-    def lost_once(candidate):
-        calls.append(1)
-        if len(calls) == 2:
-            raise LatencyError("the board is gone")
-        return bit_operations(candidate)
-
-    found = run(Refinement(lost_once))
+    found = run(Refinement(loses(lambda call: call == 2)))
     assert found.refined[0]["message"] == "the board is gone"
     assert "ratio" in found.refined[1]
 
-    def lost(candidate):
-        raise LatencyError("the board is gone")
-
     with pytest.raises(RuntimeError, match="from end to end; the last said: the board is gone"):
-        run(Refinement(lost))
+        run(Refinement(loses(lambda call: True)))
 
 
 @pytest.mark.parametrize("of", ["pruning", "quantization", "both"])

@@ -9,8 +9,9 @@ import optax
 import pytest
 
 from jaxeff.nn import small_classifier
-from jaxeff.search import DDPG, Actions, LatencyError, RandomSearch, bit_operations, search
+from jaxeff.search import DDPG, Actions, RandomSearch, bit_operations, search
 from jaxeff.store import CheckpointError
+from tests.search.lost_boards import loses
 
 pytestmark = pytest.mark.promotes("dtype", "rank")
 KEY = jax.random.key(0)
@@ -79,27 +80,11 @@ def test_other_searches_are_refused(tmp_path):
 
 
 def test_lost_boards_cost_a_measurement():
-    calls = []
-
-    def loses(candidate):
-        calls.append(1)
-        if len(calls) == 4:
-            raise LatencyError("the board is gone")
-        return bit_operations(candidate)
-
-    found = run(latency=loses, episodes=3, sensitivities=False)
+    found = run(latency=loses(lambda call: call == 4), episodes=3, sensitivities=False)
     assert [("reward" in row) for row in found.episodes] == [True, False, True]
     assert found.episodes[1]["message"] == "the board is gone"
-
-    def lost(candidate):
-        calls.append(1)
-        if len(calls) > 2:
-            raise LatencyError("the board is gone")
-        return bit_operations(candidate)
-
-    calls.clear()
     with pytest.raises(RuntimeError, match="the board is gone"):
-        run(latency=lost, episodes=2, sensitivities=False)
+        run(latency=loses(lambda call: call > 2), episodes=2, sensitivities=False)
 
 
 def test_an_agent_that_diverges(tmp_path):

@@ -9,24 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxeff.search import (
-    DDPG,
-    Absolute,
-    Actions,
-    CompressionSensitivity,
-    EpisodeResult,
-    Evolution,
-    Exponential,
-    FewBitLayers,
-    Greedy,
-    Knapsack,
-    OneSided,
-    RandomSearch,
-    SearchProblem,
-    SearchSpace,
-    Sequential,
-    UniformSearch,
-)
+from jaxeff import search
 from jaxeff.search.searchers._features import Running, fixed
 from jaxeff.search.searchers._knapsack import _solved
 
@@ -43,13 +26,15 @@ def problem(of="both", known=True):
 
     shapes = {"a": (4, 8), "b": (8, 8), "c": (8, 3)}
     params = {name: jax.random.normal(KEY, shape) for name, shape in shapes.items()}
-    space = SearchSpace.read(
-        f, params, jnp.ones((1, 4)), few_bit_layers=FewBitLayers(last=True, outputs=1)
+    space = search.SearchSpace.read(
+        f, params, jnp.ones((1, 4)), few_bit_layers=search.FewBitLayers(last=True, outputs=1)
     )
     strengths = np.linspace(0, 1, 10, endpoint=False)
     table = np.outer([1.0, 0.1, 10.0], strengths)
-    found = CompressionSensitivity(strengths, table, table, table, table[:, 1])
-    return SearchProblem(space, Actions(of, round_to=1), found if known else None, 60, 0.3)
+    found = search.CompressionSensitivity(strengths, table, table, table, table[:, 1])
+    return search.SearchProblem(
+        space, search.Actions(of, round_to=1), found if known else None, 60, 0.3
+    )
 
 
 def run(agent, problem, reward, episodes, ratio=lambda actions: 1.0):
@@ -64,7 +49,7 @@ def run(agent, problem, reward, episodes, ratio=lambda actions: 1.0):
         value = float(reward(actions))
         found.append((actions, value))
         state = agent.learn(
-            second, problem, state, EpisodeResult(actions, 0.0, ratio(actions), value)
+            second, problem, state, search.EpisodeResult(actions, 0.0, ratio(actions), value)
         )
     return found, state
 
@@ -74,24 +59,24 @@ def near(actions):
 
 
 def test_rewards_by_hand():
-    assert Absolute()(0.9, 0.2, 0.25) == pytest.approx(0.9 - 3 * 0.2)
-    assert Absolute(-1.0)(0.9, 0.5, 0.25) == pytest.approx(-0.1)
-    assert OneSided()(0.9, 0.2, 0.25) == 0.9
-    assert OneSided()(0.9, 0.5, 0.25) == pytest.approx(-2.1)
-    assert Exponential()(0.9, 0.5, 0.25) == pytest.approx(0.9 * 2**-0.07)
+    assert search.Absolute()(0.9, 0.2, 0.25) == pytest.approx(0.9 - 3 * 0.2)
+    assert search.Absolute(-1.0)(0.9, 0.5, 0.25) == pytest.approx(-0.1)
+    assert search.OneSided()(0.9, 0.2, 0.25) == 0.9
+    assert search.OneSided()(0.9, 0.5, 0.25) == pytest.approx(-2.1)
+    assert search.Exponential()(0.9, 0.5, 0.25) == pytest.approx(0.9 * 2**-0.07)
     with pytest.raises(ValueError, match="weight"):
-        Absolute(3.0)
+        search.Absolute(3.0)
 
 
 def test_evolution_finds_the_best_actions():
-    found, _ = run(Evolution(population=8), problem("pruning"), near, 160)
+    found, _ = run(search.Evolution(population=8), problem("pruning"), near, 160)
     first, last = (np.mean([r for _, r in part]) for part in (found[:16], found[-16:]))
     assert last > -0.05 > first
 
 
 def test_ddpg_climbs():
     """One setting with which it does, found by trying; Galen's own makes far fewer updates."""
-    agent = DDPG(
+    agent = search.DDPG(
         warm_up=30, updates=20, actor_rate=3e-4, critic_rate=3e-3, critic_decay=1e-3, follow=0.01,
         discount=0.5, decay=0.97,
     )  # fmt: skip
@@ -102,7 +87,7 @@ def test_ddpg_climbs():
 
 @pytest.mark.parametrize("noise", ["truncated", "ou"])
 def test_ddpg_repeats_itself(noise):
-    agent = DDPG(warm_up=1, noise=noise, batch_size=8)
+    agent = search.DDPG(warm_up=1, noise=noise, batch_size=8)
     once, twice = (run(agent, problem(), near, 4)[0] for _ in range(2))
     for (a, _), (b, _) in zip(once, twice, strict=True):
         np.testing.assert_array_equal(a, b)
@@ -111,7 +96,7 @@ def test_ddpg_repeats_itself(noise):
 
 def test_what_ddpg_remembers():
     """Every step has the episode's reward; the last leads nowhere; the mean reward is followed."""
-    agent = DDPG(warm_up=9, batch_size=8)
+    agent = search.DDPG(warm_up=9, batch_size=8)
     found, state = run(agent, problem(), near, 3)
     memory = jax.tree.map(lambda leaf: np.asarray(leaf[0, :9]), state.memory.experience)
     np.testing.assert_allclose(memory["reward"], np.repeat([r for _, r in found], 3), rtol=1e-6)
@@ -130,7 +115,7 @@ def test_agents_are_told_what_concerns_them():
     sizes = {of: fixed(problem(of).space, problem(of).actions, problem(of).known).shape[1]
              for of in ("pruning", "quantization", "both")}  # fmt: skip
     assert sizes == {"pruning": 17, "quantization": 30, "both": 40}
-    assert fixed(problem("both", known=False).space, Actions(), None).shape[1] == 8
+    assert fixed(problem("both", known=False).space, search.Actions(), None).shape[1] == 8
 
 
 def test_running_numbers_are_numpys():
@@ -146,7 +131,7 @@ def test_running_numbers_are_numpys():
 
 def test_uniform_bisects():
     found, _ = run(
-        UniformSearch(), problem(), near, 12, ratio=lambda actions: 2 - actions.mean() / 0.3
+        search.UniformSearch(), problem(), near, 12, ratio=lambda actions: 2 - actions.mean() / 0.3
     )
     assert np.ptp(found[-1][0]) == 0
     assert found[-1][0][0, 0] == pytest.approx(0.3, abs=1e-3)
@@ -154,19 +139,19 @@ def test_uniform_bisects():
 
 def test_greedy_takes_what_hurts_least():
     """The middle layer is a tenth as sensitive as the first and a hundredth as the last."""
-    found, _ = run(Greedy(), problem("pruning"), near, 6, ratio=lambda actions: 2.0)
+    found, _ = run(search.Greedy(), problem("pruning"), near, 6, ratio=lambda actions: 2.0)
     assert found[-1][0][1, 0] > found[-1][0][0, 0]
     grown = np.diff([actions.sum() for actions, _ in found])
     assert (grown > 0).all()
-    found, _ = run(Greedy(), problem("pruning"), near, 4, ratio=lambda actions: 0.5)
+    found, _ = run(search.Greedy(), problem("pruning"), near, 4, ratio=lambda actions: 0.5)
     steps = [np.flatnonzero(actions).tolist() for actions, _ in found]
     assert steps == [[1], [0], [], []]  # what was too much isn't taken again
     with pytest.raises(ValueError, match="Greedy goes by sensitivities"):
-        Greedy().start(KEY, problem(known=False))
+        search.Greedy().start(KEY, problem(known=False))
 
 
 def test_ddpg_learns_after_its_warm_up():
-    agent = DDPG(warm_up=2, batch_size=8)
+    agent = search.DDPG(warm_up=2, batch_size=8)
     states = [run(agent, problem(), near, n)[1] for n in (0, 2, 3)]
     first, warm, after = (jax.tree.leaves(state.actor) for state in states)
     assert all(np.array_equal(a, b) for a, b in zip(first, warm, strict=True))
@@ -196,7 +181,7 @@ def operations(problem):
 def test_a_knapsack_lands_on_its_target(of, target, within):
     """Layers save more together than apart, which the measurements tell it."""
     known, ratio = operations(dataclasses.replace(problem(of), target=target))
-    found, _ = run(Knapsack(levels=8), known, near, 8, ratio)
+    found, _ = run(search.Knapsack(levels=8), known, near, 8, ratio)
     off = [abs(ratio(actions) - 1) for actions, _ in found]
     assert min(off) < within
     best = found[int(np.argmin(off))][0].sum(1)
@@ -205,7 +190,7 @@ def test_a_knapsack_lands_on_its_target(of, target, within):
     if of == "pruning":  # bits of layers multiply: what one saves, it saves beside others too
         assert min(off[1:]) <= off[0]  # each is another than those before
     with pytest.raises(ValueError, match="Knapsack goes by sensitivities"):
-        Knapsack().start(KEY, problem(known=False))
+        search.Knapsack().start(KEY, problem(known=False))
 
 
 def test_a_knapsack_is_solved_exactly():
@@ -250,7 +235,7 @@ def test_a_knapsack_near_its_budget():
 @pytest.mark.parametrize(("of", "target"), [("both", 0.03), ("quantization", 0.03)])
 def test_a_knapsack_repeats_nothing(of, target):
     known, ratio = operations(dataclasses.replace(problem(of), target=target))
-    found, _ = run(Knapsack(), known, near, 20, ratio)
+    found, _ = run(search.Knapsack(), known, near, 20, ratio)
     policies = {str(known.actions.policy(known.space, actions).plain()) for actions, _ in found}
     assert len(policies) == 20
     assert np.quantile([abs(ratio(actions) - 1) for actions, _ in found[5:]], 0.5) < 0.1
@@ -259,7 +244,7 @@ def test_a_knapsack_repeats_nothing(of, target):
 def test_a_knapsack_of_few_policies():
     """Where all were tried, they come again."""
     known, ratio = operations(problem("pruning"))
-    agent = Knapsack(levels=2)
+    agent = search.Knapsack(levels=2)
     found, _ = run(agent, known, near, 6, ratio)
     policies = [str(known.actions.policy(known.space, actions).plain()) for actions, _ in found]
     assert len(set(policies[:4])) == 4
@@ -269,7 +254,7 @@ def test_a_knapsack_of_few_policies():
 def test_a_knapsack_lands_above_eight_bits():
     """Some layers stay in float where eight bits everywhere are faster than asked."""
     known, ratio = operations(dataclasses.replace(problem("quantization"), target=0.3))
-    found, _ = run(Knapsack(), known, near, 10, ratio)
+    found, _ = run(search.Knapsack(), known, near, 10, ratio)
     eight = np.full(known.shape, known.actions.eight_below, np.float32)
     assert ratio(eight) < 0.5
     assert min(abs(ratio(actions) - 1) for actions, _ in found) < 0.25
@@ -277,7 +262,7 @@ def test_a_knapsack_lands_above_eight_bits():
 
 @pytest.mark.parametrize(("first", "column"), [("pruning", 0), ("quantization", 1)])
 def test_one_method_after_the_other(first, column):
-    agent = Sequential(first, RandomSearch())
+    agent = search.Sequential(first, search.RandomSearch())
     found, state = run(agent, problem(), near, 60)
     early, late = found[:30], found[30:]
     rest = [c for c in range(3) if c not in ((0,) if column == 0 else (1, 2))]
@@ -291,20 +276,22 @@ def test_one_method_after_the_other(first, column):
 
 def test_the_first_method_goes_halfway():
     """Its target is the square root of the whole one, and its rewards are by that."""
-    agent = Sequential("pruning", RandomSearch())
+    agent = search.Sequential("pruning", search.RandomSearch())
     known = problem()
     state = agent.start(KEY, known)
     actions, state = agent.propose(KEY, known, state)
     ratio = known.target**-0.5  # exactly at the first stage's target
-    state = agent.learn(KEY, known, state, EpisodeResult(np.asarray(actions), 0.8, ratio, -9.0))
+    state = agent.learn(
+        KEY, known, state, search.EpisodeResult(np.asarray(actions), 0.8, ratio, -9.0)
+    )
     assert state.reward == pytest.approx(0.8)
 
 
 def test_random_is_random():
-    found, _ = run(RandomSearch(), problem(), near, 30)
+    found, _ = run(search.RandomSearch(), problem(), near, 30)
     assert np.mean([a for a, _ in found]) == pytest.approx(0.5, abs=4 / (12 * 270) ** 0.5)
 
 
 def test_an_unknown_strategy():
     with pytest.raises(ValueError, match="evosax has no algorithm 'CMA'"):
-        Evolution(algorithm="CMA").start(KEY, problem())
+        search.Evolution(algorithm="CMA").start(KEY, problem())

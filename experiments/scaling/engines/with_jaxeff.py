@@ -9,7 +9,7 @@ import optax
 
 from experiments.scaling.engines import Session
 from experiments.scaling.problem import INIT_SCALE, LEARNING_RATE, Problem, Settings, forward
-from experiments.scaling.work import compiled_work
+from experiments.scaling.work import compiled_work, repeated
 from jaxeff.bayes import ConvergenceWarning, MeanField, nuts, prior_scales
 from jaxeff.bayes.posteriors import log_joint
 from jaxeff.bayes.variational import make_loss, mean_nll, start_from
@@ -66,13 +66,8 @@ def svi(problem: Problem, settings: Settings) -> Session:
     compiled = jax.jit(epoch)
     initial = init(guide.start(jax.random.key(0), means, stds), optimizer)
 
-    def run() -> list[int]:
-        state = initial
-        for key in jax.random.split(jax.random.key(1), settings.epochs):
-            state, metrics = compiled(state, key, data)
-        jax.block_until_ready((state, metrics))
-        return [examples // settings.batch] * settings.epochs
-
+    steps = examples // settings.batch
+    run = repeated(lambda state, key: compiled(state, key, data), initial, settings.epochs, steps)
     # An epoch of one batch is one update, and the shuffling of that batch.
     batch = tuple(part[: settings.batch] for part in data)
     work = compiled_work(

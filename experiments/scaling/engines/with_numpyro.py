@@ -14,7 +14,7 @@ from numpyro.infer.util import initialize_model
 
 from experiments.scaling.engines import Session
 from experiments.scaling.problem import INIT_SCALE, LEARNING_RATE, Problem, Settings, forward
-from experiments.scaling.work import compiled_work
+from experiments.scaling.work import compiled_work, repeated
 
 
 def mcmc(problem: Problem, settings: Settings) -> Session:
@@ -74,13 +74,7 @@ def svi(problem: Problem, settings: Settings) -> Session:
 
     initial = inference.init(jax.random.key(0), x[: settings.batch], y[: settings.batch])
 
-    def run() -> list[int]:
-        state = initial
-        for key in jax.random.split(jax.random.key(1), settings.epochs):
-            state, loss = epoch(state, key)
-        jax.block_until_ready((state, loss))
-        return [steps] * settings.epochs
-
+    run = repeated(epoch, initial, settings.epochs, steps)
     return Session(compiled_work(update, initial, jnp.arange(settings.batch)), run)
 
 

@@ -11,7 +11,7 @@ from jax.flatten_util import ravel_pytree
 
 from experiments.scaling.engines import Session
 from experiments.scaling.problem import INIT_SCALE, LEARNING_RATE, Problem, Settings, forward
-from experiments.scaling.work import compiled_work
+from experiments.scaling.work import compiled_work, repeated
 
 tfd = tfp.distributions
 STEP_SIZE = 1e-3
@@ -93,13 +93,7 @@ def svi(problem: Problem, settings: Settings) -> Session:
 
     initial = (posterior, optimizer.init(posterior))
 
-    def run() -> list[int]:
-        state = initial
-        for key in jax.random.split(jax.random.key(1), settings.epochs):
-            state, losses = epoch(state, key)
-        jax.block_until_ready((state, losses))
-        return [steps] * settings.epochs
-
+    run = repeated(epoch, initial, settings.epochs, steps)
     inputs = (jax.random.key(0), jnp.arange(settings.batch))
     return Session(compiled_work(update, initial, inputs), run)
 

@@ -276,12 +276,14 @@ def _train_step_of_an_mlp():
 
 @FAMILY.built
 def _train_step_of_lenet_5():
-    return classifier(LeNet5(rngs=nnx.Rngs(0)), 4, 28, 28, 1)
+    model = LeNet5(rngs=nnx.Rngs(0))
+    return classifier(model, 4, 28, 28, 1)
 
 
 @FAMILY.built
 def _train_step_of_a_transformer():
-    return classifier(TransformerEncoder(rngs=nnx.Rngs(0)), 4, 8, 8)
+    model = TransformerEncoder(rngs=nnx.Rngs(0))
+    return classifier(model, 4, 8, 8)
 
 
 class _SmallResNet(nn.Module):

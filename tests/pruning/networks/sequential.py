@@ -311,6 +311,12 @@ def _halves(rngs, half, **sizes):
     return Llama(rngs, size=2 * half, **sizes)
 
 
+def _two_narrowed(network, x, prefix, axis, width):
+    """A network with encoders, whose heads and values are narrowed alike."""
+    sizes = _encoder(prefix, axis, width=width)
+    return of_nnx(network, x, narrow=_inside(network), alike=("each", "values"), sizes=sizes)
+
+
 FLAT = np.random.default_rng(4).standard_normal((2, 20), np.float32)
 
 NETWORKS = {
@@ -320,13 +326,7 @@ NETWORKS = {
     "library attention": lambda: of_nnx(Library, SEQUENCE),
     "library multi-query": lambda: of_nnx(lambda rngs: Library(rngs, 4, 1), SEQUENCE),
     "einsum attention": lambda: of_nnx(Linear, SEQUENCE),
-    "vit": lambda: of_nnx(
-        ViT,
-        IMAGE,
-        narrow=_inside(ViT),
-        alike=("each", "values"),
-        sizes=_encoder("block/", 0, width="patch/kernel:3"),
-    ),
+    "vit": lambda: _two_narrowed(ViT, IMAGE, "block/", 0, "patch/kernel:3"),
     "llama": lambda: of_nnx(
         Llama,
         TOKENS,
@@ -357,12 +357,8 @@ NETWORKS = {
     "fused lstm": lambda: of_nnx(lambda rngs: Recurrent(nnx.OptimizedLSTMCell, rngs), SEQUENCE),
     "gru": lambda: of_nnx(lambda rngs: Recurrent(nnx.GRUCell, rngs), SEQUENCE),
     "linen bidirectional": lambda: of_linen(LinenRecurrent(), SEQUENCE),
-    "scanned transformer": lambda: of_nnx(
-        Scanned,
-        SEQUENCE,
-        narrow=_inside(Scanned),
-        alike=("each", "values"),
-        sizes=_encoder("blocks/", 1, width="blocks/attention/out/kernel:3"),
+    "scanned transformer": lambda: _two_narrowed(
+        Scanned, SEQUENCE, "blocks/", 1, "blocks/attention/out/kernel:3"
     ),
     "linen scanned": lambda: of_linen(LinenScanned(), SEQUENCE),
     "scan": _stacked,

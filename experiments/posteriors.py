@@ -1,0 +1,55 @@
+"""Posteriors by variational inference that starts at a point estimate."""
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import jax
+import optax
+
+from jaxeff.bayes import SVIResult, svi
+from jaxeff.training import cross_entropy, fit
+
+
+def point_then_svi(
+    keys: Sequence[jax.Array],
+    f: Callable[..., Any],
+    params: Any,
+    data: tuple[Any, Any],
+    epochs: tuple[int, int],
+    optimizer: Callable[[int], tuple[optax.GradientTransformation, optax.GradientTransformation]],
+    files: tuple[Path, Path],
+    shared: Mapping[str, Any],
+    say: Callable[[str], None] = lambda text: None,
+    **options: Any,
+) -> tuple[Any, SVIResult]:
+    """Trains a classifier by maximum likelihood, then its posterior; both go on after a kill.
+
+    Args:
+        keys: Of both trainings.
+        f: The network.
+        params: Its initial parameters.
+        data: Inputs and labels.
+        epochs: Of both; without any of the first, the posterior starts at `params`.
+        optimizer: Makes both, from the number of batches in an epoch.
+        files: Checkpoints of both.
+        shared: What both are told: ``batch_size``, and ``settings`` that a checkpoint must have.
+        say: Prints a line.
+        **options: What `svi` is told besides.
+
+    Returns:
+        Parameters of the point estimate, and the result of `svi`.
+    """
+    first, second = optimizer(len(data[1]) // shared["batch_size"])
+    if epochs[0]:
+        say(f"point estimate, {epochs[0]} epochs")
+        params = fit(
+            keys[0], cross_entropy(f), params, data, optimizer=first, epochs=epochs[0],
+            checkpoint=files[0], **shared,
+        ).params  # fmt: skip
+    say(f"stochastic variational inference, {epochs[1]} epochs")
+    result = svi(
+        keys[1], f, params, data, optimizer=second, epochs=epochs[1], checkpoint=files[1],
+        **shared, **options,
+    )  # fmt: skip
+    return params, result
