@@ -1,5 +1,7 @@
 """Statistics read from whole functions, calls included, however they are written."""
 
+import functools
+
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
@@ -8,8 +10,10 @@ import pytest
 
 from jaxeff.moment_propagation import Gaussian, moments
 from jaxeff.moment_propagation.regions import _statistics as st
-from jaxeff.moment_propagation.rules._normalization import layer_norm, rms_norm
+from jaxeff.moment_propagation.rules._normalization import normalize
 from jaxeff.program.reading import UNKNOWN
+
+rms_norm = functools.partial(normalize, centre=False)
 
 
 def random(*shape, var=0.3):
@@ -135,7 +139,7 @@ def test_a_custom_derivative_is_read_by_the_transform(f):
 WRITTEN = {
     "deviation and more": (
         lambda x: centred(x) / (std(x) + 0.2),
-        lambda x: layer_norm(x, eps=0.0, shift=0.2),
+        lambda x: normalize(x, eps=0.0, shift=0.2),
     ),
     "over the norm": (
         lambda x: x / jnp.maximum(norm(x), 1e-6),
@@ -147,7 +151,7 @@ WRITTEN = {
     ),
     "vmapped": (
         jax.vmap(lambda x: (x - x.mean()) / (x.std() + 0.2)),
-        lambda x: layer_norm(x, eps=0.0, shift=0.2),
+        lambda x: normalize(x, eps=0.0, shift=0.2),
     ),
 }
 

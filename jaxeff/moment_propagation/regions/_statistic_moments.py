@@ -140,6 +140,10 @@ def _logarithm_of(s: Statistic, x: Gaussian) -> Gaussian:
     return Gaussian(log.mean + s.shift, log.var)
 
 
+def _norm_over(centre: bool) -> Callable[[Statistic, Gaussian], Gaussian]:
+    return lambda s, x: normalization.normalize(x, s.axes, s.eps, s.shift, s.floor, centre=centre)
+
+
 _MANY = 16
 _OF_MANY = {
     f"{function}{power}"
@@ -169,6 +173,6 @@ _MOMENTS: dict[str, Callable[[Statistic, Gaussian], Gaussian]] = {
     "1/mean square": _inverse_of,
     "log variance": _logarithm_of,
     "log mean square": _logarithm_of,
-    "layer_norm": lambda s, x: normalization.layer_norm(x, s.axes, s.eps, s.shift, s.floor),
-    "rms_norm": lambda s, x: normalization.rms_norm(x, s.axes, s.eps, s.shift, s.floor),
+    "layer_norm": _norm_over(centre=True),
+    "rms_norm": _norm_over(centre=False),
 }

@@ -21,7 +21,7 @@ Sharp edges
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import overload
+from typing import Protocol, cast, overload
 
 import jax.numpy as jnp
 from jax import lax
@@ -31,6 +31,22 @@ from jaxeff.moment_propagation.rules._quadrature import gauss_legendre
 from jaxeff.moment_propagation.values import Gaussian, Random, is_random, to_variance
 
 Value = Array | Random
+
+
+class BinaryRule(Protocol):
+    """A rule of two operands: random where at least one of them is."""
+
+    @overload
+    def __call__(self, x: Random, y: Value) -> Gaussian: ...
+    @overload
+    def __call__(self, x: Value, y: Random) -> Gaussian: ...
+    @overload
+    def __call__(self, x: Array, y: Array) -> Array: ...
+
+
+def binary(rule: Callable[[Value, Value], Array | Gaussian]) -> BinaryRule:
+    """Tells a type checker that a rule of two operands is a `BinaryRule`."""
+    return cast(BinaryRule, rule)
 
 
 def mean_of(x: Value) -> Array:
@@ -68,12 +84,7 @@ def subtract(x: Value, y: Value) -> Array | Gaussian:
     return add(x, negate(y))
 
 
-@overload
-def multiply(x: Random, y: Value) -> Gaussian: ...
-@overload
-def multiply(x: Value, y: Random) -> Gaussian: ...
-@overload
-def multiply(x: Array, y: Array) -> Array: ...
+@binary
 def multiply(x: Value, y: Value) -> Array | Gaussian:
     """Computes the moments of x * y for independent operands."""
     if not is_random(x):

@@ -18,26 +18,19 @@ Sharp edges
 
 from __future__ import annotations
 
-from typing import overload
-
 import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array
 
-from jaxeff.moment_propagation.rules._arithmetic import Value, negate
-from jaxeff.moment_propagation.values import Gaussian, Random, inverse_std, is_random, tail
+from jaxeff.moment_propagation.rules._arithmetic import Value, binary, negate
+from jaxeff.moment_propagation.values import Gaussian, inverse_std, is_random, tail
 
 
 def _as_gaussian(x: Value) -> Gaussian:
     return Gaussian(x.mean, x.var) if is_random(x) else Gaussian(x, jnp.zeros_like(x))
 
 
-@overload
-def maximum(x: Random, y: Value) -> Gaussian: ...
-@overload
-def maximum(x: Value, y: Random) -> Gaussian: ...
-@overload
-def maximum(x: Array, y: Array) -> Array: ...
+@binary
 def maximum(x: Value, y: Value) -> Array | Gaussian:
     """Computes the moments of max(x, y) for independent operands (Clark 1961).
 

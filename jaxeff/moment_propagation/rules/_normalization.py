@@ -69,48 +69,30 @@ def _raw_statistics(x: Gaussian, axes: tuple[int, ...], eps: float | Array) -> _
     return _Statistics(x.mean, x.var, power, power_var, 2 / n * weighted)
 
 
-def layer_norm(
+def normalize(
     x: Random,
     axes: tuple[int, ...] = (-1,),
     eps: float | Array = 1e-5,
     shift: float = 0.0,
     floor: float = 0.0,
+    *,
+    centre: bool = True,
 ) -> Gaussian:
-    """Computes the moments of (x - mean(x)) / (sqrt(var(x) + eps) + shift), statistics over `axes`.
-
-    Args:
-        x: Random input.
-        axes: The axes the statistics are taken over.
-        eps: Added to the variance.
-        shift: Added to the standard deviation, non-negative.
-        floor: Least value of `var(x) + eps`; only without a shift.
-
-    Returns:
-        Mean and variance, shaped like `x`, no scale or bias.
-    """
-    return _quotient(_centred_statistics(to_variance(x), axes, eps), shift, floor)
-
-
-def rms_norm(
-    x: Random,
-    axes: tuple[int, ...] = (-1,),
-    eps: float | Array = 1e-6,
-    shift: float = 0.0,
-    floor: float = 0.0,
-) -> Gaussian:
-    """Computes the moments of x / (sqrt(mean(x^2) + eps) + shift), the mean over `axes`, no scale.
+    """Computes the moments of c / (sqrt(mean(c^2) + eps) + shift), the mean over `axes`.
 
     Args:
         x: Random input.
         axes: The axes the statistics are taken over.
         eps: Added to the mean square.
         shift: Added to the root, non-negative.
-        floor: Least value of `mean(x^2) + eps`; only without a shift.
+        floor: Least value of `mean(c^2) + eps`; only without a shift.
+        centre: Whether c is x - mean(x), as for layer norm, or x itself, as for RMS norm.
 
     Returns:
-        Mean and variance, shaped like `x`.
+        Mean and variance, shaped like `x`, no scale or bias.
     """
-    return _quotient(_raw_statistics(to_variance(x), axes, eps), shift, floor)
+    statistics = _centred_statistics if centre else _raw_statistics
+    return _quotient(statistics(to_variance(x), axes, eps), shift, floor)
 
 
 def centred(x: Random, axes: tuple[int, ...]) -> Gaussian:

@@ -25,18 +25,10 @@ from typing_extensions import TypeIs
 from jaxeff.core import instance_of, string, validate
 
 
-@jax.tree_util.register_dataclass
-@dataclass(frozen=True, eq=False)
-class Gaussian:
-    """Independent normal variables given by their means and variances.
+class RandomArray:
+    """What all random arrays have: the shape and the dtype of their mean."""
 
-    Attributes:
-        mean: Means, any shape, a floating-point dtype.
-        var: Variances (squared units of `mean`), the same shape and dtype, never negative.
-    """
-
-    mean: Float[Array, "*shape"]
-    var: Float[Array, "*shape"]
+    mean: Array
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -52,6 +44,20 @@ class Gaussian:
     def dtype(self) -> Any:
         """The floating-point dtype of the random array."""
         return jnp.result_type(self.mean)
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True, eq=False)
+class Gaussian(RandomArray):
+    """Independent normal variables given by their means and variances.
+
+    Attributes:
+        mean: Means, any shape, a floating-point dtype.
+        var: Variances (squared units of `mean`), the same shape and dtype, never negative.
+    """
+
+    mean: Float[Array, "*shape"]
+    var: Float[Array, "*shape"]
 
     @property
     def std(self) -> Float[Array, "*shape"]:

@@ -7,15 +7,14 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jaxtyping import Array, Float, PRNGKeyArray
 
-from jaxeff.moment_propagation.values._gaussian import Gaussian
+from jaxeff.moment_propagation.values._gaussian import Gaussian, RandomArray
 
 
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True, eq=False)
-class JointGaussian:
+class JointGaussian(RandomArray):
     """Vectors of normal variables: the logits of each example, with what they share.
 
     Attributes:
@@ -25,16 +24,6 @@ class JointGaussian:
 
     mean: Float[Array, "*batch n"]
     cov: Float[Array, "*batch n n"]
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """The shape of the random array."""
-        return tuple(np.shape(self.mean))
-
-    @property
-    def dtype(self) -> Any:
-        """The floating-point dtype of the random array."""
-        return jnp.result_type(self.mean)
 
     @property
     def var(self) -> Float[Array, "*batch n"]:

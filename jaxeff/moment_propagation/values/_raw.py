@@ -27,12 +27,12 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 from typing_extensions import TypeIs
 
-from jaxeff.moment_propagation.values._gaussian import Gaussian
+from jaxeff.moment_propagation.values._gaussian import Gaussian, RandomArray
 
 
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True, eq=False)
-class RawMoments:
+class RawMoments(RandomArray):
     """Independent random variables given by their first two raw moments.
 
     Attributes:
@@ -42,21 +42,6 @@ class RawMoments:
 
     mean: Float[Array, "*shape"]
     second_moment: Float[Array, "*shape"]
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """The shape of the random array."""
-        return tuple(self.mean.shape)
-
-    @property
-    def ndim(self) -> int:
-        """The number of axes of the random array."""
-        return self.mean.ndim
-
-    @property
-    def dtype(self) -> Any:
-        """The floating-point dtype of the random array."""
-        return self.mean.dtype
 
     @property
     def var(self) -> Float[Array, "*shape"]:
