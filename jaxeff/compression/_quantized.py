@@ -42,7 +42,15 @@ from jaxeff.compression.numerics import (
     parts,
 )
 from jaxeff.core import single_key, validate
-from jaxeff.program import Rule, check_settings, interpret, plain_rule, read_out_by, resolve
+from jaxeff.program import (
+    Rule,
+    at_sites,
+    check_settings,
+    interpret,
+    plain_rule,
+    read_out_by,
+    resolve,
+)
 from jaxeff.program.costs import bits_scope, is_scalar
 from jaxeff.program.ir import Contraction, Layer, Program
 from jaxeff.program.reading import mark
@@ -74,9 +82,7 @@ def quantized(
             specific at one, a setting has nothing to quantize in any of its layers, or a method
             draws and there is no key.
     """
-    return by_layer(
-        f, spec, keyed, lambda _, settings: functools.partial(quantized_layer, settings)
-    )
+    return by_layer(f, spec, keyed, lambda _, settings: at_sites(settings, quantized_layer))
 
 
 def by_layer(
@@ -113,12 +119,9 @@ def by_layer(
 
 
 def quantized_layer(
-    settings: Mapping[str, LayerQuantization], layer: Layer, key: Any, *values: Any
+    setting: LayerQuantization, layer: Layer, key: Any, *values: Any
 ) -> Sequence[Any]:
-    """Computes one layer as its setting says: the rule of `quantized`."""
-    setting = settings.get(layer.site)
-    if setting is None:
-        return plain_rule(layer, key, *values)
+    """Computes one layer as its setting says: the rule of `quantized`, at its sites."""
     inputs = list(values)
     for quantizer, tensor, i in of_inputs(layer, setting, values, key):
         inputs[i] = _quantize(quantizer, inputs[i], tensor)

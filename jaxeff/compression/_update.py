@@ -20,7 +20,7 @@ from jaxtyping import Array, Float
 from jaxeff.compression._quantized import check_spec, of_inputs, of_outputs, settings_of
 from jaxeff.compression.numerics import LayerQuantization, Method, Quantizer, Tensor
 from jaxeff.core import input_batch, validate
-from jaxeff.program import Layer, evaluate, plain_rule, trace
+from jaxeff.program import Layer, at_sites, evaluate, plain_rule, trace
 
 
 @runtime_checkable
@@ -58,10 +58,7 @@ def update_statistics(
     outside = {layer.site for layer in program.layers}
     found: dict[str, dict[str, Quantizer]] = {}
 
-    def rule(layer: Layer, key: Any, *values: Any) -> Sequence[Any]:
-        setting = settings.get(layer.site)
-        if setting is None:
-            return plain_rule(layer, key, *values)
+    def rule(setting: LayerQuantization, layer: Layer, key: Any, *values: Any) -> Sequence[Any]:
         of_layer: dict[str, Quantizer] = {}
 
         def quantized(arrays: Sequence[Any], read: Sequence[Any]) -> list[Any]:
@@ -83,7 +80,7 @@ def update_statistics(
             found[layer.site] = of_layer
         return outputs
 
-    evaluate(program, rule, None, jax.tree.leaves((params, args, {})))
+    evaluate(program, at_sites(settings, rule), None, jax.tree.leaves((params, args, {})))
     missing = sorted(set(found) - set(spec))
     if missing:
         raise ValueError(

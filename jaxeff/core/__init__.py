@@ -26,6 +26,7 @@ from jaxeff.core._array_checks import (
     supervised_data,
 )
 from jaxeff.core._checks import (
+    Check,
     all_of,
     any_of,
     boolean,
@@ -97,13 +98,14 @@ from jaxeff.core._settings import (
     static_number,
     with_leading_axes,
 )
-from jaxeff.core._tables import Table, cell_text
+from jaxeff.core._tables import Table, cell_text, shown_as_table
 from jaxeff.core._validation import forwards, validate
 
 __all__ = [
     "FAST",
     "NEW_STATE_TAG",
     "STATE_TAG",
+    "Check",
     "Choice",
     "ClosedJaxpr",
     "Count",
@@ -172,6 +174,7 @@ __all__ = [
     "reshard_p",
     "sequence_of",
     "short_repr",
+    "shown_as_table",
     "single_key",
     "span_processes",
     "spec_of",

@@ -5,11 +5,13 @@ from __future__ import annotations
 import html
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 from rich.console import Console, Group, RenderableType
 from rich.table import Table as RichTable
 from rich.text import Text
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, repr=False)
@@ -105,6 +107,21 @@ class Table:
         lines = html.escape("\n".join(texts)).replace("\n", "<br>")
         caption = f'<caption style="caption-side: bottom">{lines}</caption>' if lines else ""
         return f"<table>{caption}<thead>{head}</thead><tbody>{body}</tbody>{foot}</table>"
+
+
+def shown_as_table(cls: type[T]) -> type[T]:
+    """Shows objects of a class, in a terminal or a notebook, as what their `_table` returns."""
+
+    def __repr__(self: Any) -> str:
+        return str(self._table())
+
+    def _repr_html_(self: Any) -> str:
+        return str(self._table()._repr_html_())
+
+    # Set, not inherited: a dataclass or a `NamedTuple` would put its own `__repr__` in between.
+    cls.__repr__ = __repr__  # type: ignore[assignment]
+    cls._repr_html_ = _repr_html_  # type: ignore[attr-defined]
+    return cls
 
 
 def cell_text(value: Any) -> str:

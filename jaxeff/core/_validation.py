@@ -111,6 +111,7 @@ def forwards(target: Callable[..., Any], options: type) -> Callable[[F], F]:
     defaults = inspect.signature(target).parameters
     # The fields of base classes too: a TypedDict's own annotations hold them.
     passed = [defaults[name] for name in options.__annotations__]
+    required = [p.name for p in passed if p.default is p.empty]
 
     def signed(run: F) -> F:
         signature = inspect.signature(run)
@@ -123,6 +124,13 @@ def forwards(target: Callable[..., Any], options: type) -> Callable[[F], F]:
                 # Else the target would refuse it, by its own name.
                 if name not in signature.parameters:
                     raise TypeError(f"{run.__name__}() got an unexpected keyword argument {name!r}")
+            missing = [repr(name) for name in required if name not in kwargs]
+            if missing:  # said before the function does what the target can then not use
+                many = "argument" if len(missing) == 1 else "arguments"
+                raise TypeError(
+                    f"{run.__name__}() missing {len(missing)} required keyword-only {many}: "
+                    f"{' and '.join(missing)}"
+                )
             return run(*args, **kwargs)
 
         called.__signature__ = signature  # type: ignore[attr-defined]

@@ -35,7 +35,15 @@ import jax
 import numpy as np
 from jaxtyping import PRNGKeyArray
 
-from jaxeff.core import Table, input_batch, pure_function, single_key, static_integer, validate
+from jaxeff.core import (
+    Table,
+    input_batch,
+    pure_function,
+    shown_as_table,
+    single_key,
+    static_integer,
+    validate,
+)
 from jaxeff.moment_propagation._assumptions import (
     Place,
     places_of,
@@ -61,6 +69,7 @@ _COMMON = 2.0
 _SHOWN = 5
 
 
+@shown_as_table
 @dataclass(frozen=True)
 class MomentsCheck:
     """How far the moments of a function's results are off. It prints as a table.
@@ -117,14 +126,6 @@ class MomentsCheck:
         first = f", first {', '.join(self.sites[0].shares[:3])}" if self.sites else ""
         other = "draw samples" if self.undefined else "take moments(f, correlations=True)"
         return f"The variances are off: {other}, or make fewer parameters random{first}."
-
-    def __repr__(self) -> str:
-        """Renders the table."""
-        return str(self._table())
-
-    def _repr_html_(self) -> str:
-        """Renders the table for a notebook."""
-        return self._table()._repr_html_()
 
     def _table(self) -> Table:
         rows = [_row("results", self.ratio)]

@@ -17,7 +17,7 @@ import jax.numpy as jnp
 from jaxeff.moment_propagation.values import Gaussian, is_gaussian
 from jaxeff.noise import MomentNoise, Noise, perturbed_inputs, perturbs_layer
 from jaxeff.noise.models import place
-from jaxeff.program import Layer, Program, interpret, plain_rule, resolve, trace
+from jaxeff.program import Layer, Program, at_sites, interpret, plain_rule, resolve, trace
 
 
 def with_noise(
@@ -61,11 +61,7 @@ def with_noise(
     def g(*given: Any, **keywords: Any) -> Any:
         *rest, drawn = given
 
-        def rule(layer: Layer, key: Any, *values: Any) -> Sequence[Any]:
-            model = models.get(layer.site)
-            if model is None:
-                return plain_rule(layer, key, *values)
-
+        def rule(model: Any, layer: Layer, key: Any, *values: Any) -> Sequence[Any]:
             def noisy(name: str, x: Any) -> Any:
                 return model.combine(x, *drawn[name]) if name in drawn else x
 
@@ -74,7 +70,7 @@ def with_noise(
             return [noisy(f"{layer.site}>{i}", y) for i, y in enumerate(outputs)]
 
         def make_rule(_: Program) -> Any:
-            return rule if models else None
+            return at_sites(models, rule) if models else None
 
         # Noise becomes sums and products with arguments, which moments have rules for like any
         # others.

@@ -35,7 +35,7 @@ from jaxtyping import PRNGKeyArray
 
 from jaxeff.core import single_key, validate
 from jaxeff.noise.models import Noise, check_noise, perturb_at, place
-from jaxeff.program import Layer, Program, Rule, interpret, plain_rule, resolve
+from jaxeff.program import Layer, Program, Rule, at_sites, interpret, plain_rule, resolve
 from jaxeff.program.ir import Value
 
 
@@ -64,15 +64,10 @@ def noisy(f: Callable[..., Any], spec: Mapping[str, Noise | None]) -> Callable[.
         def make_rule(program: Program) -> Rule | None:
             models = resolve(spec, program, perturbs_layer, "noise to perturb")
             # Without a rule `interpret` gives f's own result, bit for bit.
-            return functools.partial(rule, models) if models else None
+            return at_sites(models, rule) if models else None
 
-        def rule(
-            models: Mapping[str, Noise], layer: Layer, site_key: PRNGKeyArray, *values: Any
-        ) -> Sequence[Any]:
-            model = models.get(layer.site)
-            # The site's key is made of its name: a layer without noise changes no other's draws.
-            if model is None:
-                return plain_rule(layer, site_key, *values)
+        # The site's key is made of its name: a layer without noise changes no other's draws.
+        def rule(model: Noise, layer: Layer, site_key: PRNGKeyArray, *values: Any) -> Sequence[Any]:
             inputs = list(values)
             _perturb_all(
                 model, site_key, layer, perturbed_inputs(layer, model), layer.inputs, inputs

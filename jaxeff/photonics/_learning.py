@@ -53,7 +53,7 @@ from jaxeff.core import (
 from jaxeff.photonics._photonic import WANTED, carried, carry
 from jaxeff.photonics.elements import ChaoticLight, pooling_of, quant_relu
 from jaxeff.photonics.light import noise_sigma, sigma_bounds
-from jaxeff.program import Layer, Program, check_settings, evaluate, trace
+from jaxeff.program import Layer, Program, at_sites, check_settings, evaluate, trace
 from jaxeff.program.reading import argument_leaves
 
 Lights = Mapping[str, ChaoticLight]
@@ -178,17 +178,18 @@ def divergence(
         _check_reachable(lights, program)
         nats: list[Array] = []
 
-        def rule(layer: Layer, site_key: PRNGKeyArray, *values: Any) -> Sequence[Any]:
-            if light := lights.get(layer.site):
-                i, _, pool = pooling_of(layer, values)
-                intensity = pool(quant_relu(values[i], light.bits, light.full_scale))
-                each = light_divergence(intensity, light)
-                # Independent activations: their divergences add; the batch stays, for losses are
-                # means over it.
-                nats.append(each.sum(tuple(range(1, each.ndim))))
-            return carry(lights, layer, site_key, *values)
+        def rule(
+            light: ChaoticLight, layer: Layer, site_key: PRNGKeyArray, *values: Any
+        ) -> Sequence[Any]:
+            i, _, pool = pooling_of(layer, values)
+            intensity = pool(quant_relu(values[i], light.bits, light.full_scale))
+            each = light_divergence(intensity, light)
+            # Independent activations: their divergences add; the batch stays, for losses are means
+            # over it.
+            nats.append(each.sum(tuple(range(1, each.ndim))))
+            return carry(light, layer, site_key, *values)
 
-        outputs = evaluate(program, rule, key, argument_leaves(args, kwargs))
+        outputs = evaluate(program, at_sites(lights, rule), key, argument_leaves(args, kwargs))
         total = functools.reduce(jnp.add, nats) if nats else jnp.zeros(())
         return jax.tree.unflatten(program.out_tree, outputs), total
 

@@ -21,7 +21,6 @@ Sharp edges:
     What enters a matched layer passes a ReLU; negative values are lost, as light can't carry them.
 """
 
-import functools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -29,7 +28,7 @@ from jaxtyping import PRNGKeyArray
 
 from jaxeff.core import single_key, validate
 from jaxeff.photonics.elements import PhotonicElement
-from jaxeff.program import Rule, check_settings, interpret, plain_rule, read_out_by, resolve
+from jaxeff.program import Rule, at_sites, check_settings, interpret, read_out_by, resolve
 from jaxeff.program.ir import Layer, Program
 
 WANTED = "a ChaoticLight, such as ChaoticLight(0.5), or a PhotonicWeights"
@@ -62,7 +61,7 @@ def photonic(
 
         def make_rule(program: Program) -> Rule | None:
             elements = carried(spec, program)
-            return functools.partial(carry, elements) if elements else None
+            return at_sites(elements, carry) if elements else None
 
         return interpret(f, make_rule, key, args, kwargs, "photonic")
 
@@ -90,9 +89,6 @@ def carried(
     return elements
 
 
-def carry(
-    elements: Mapping[str, PhotonicElement], layer: Layer, key: PRNGKeyArray, *values: Any
-) -> Sequence[Any]:
-    """Evaluates a layer, by its element if it has one."""
-    element = elements.get(layer.site)
-    return plain_rule(layer, key, *values) if element is None else element.carry(key, layer, values)
+def carry(element: PhotonicElement, layer: Layer, key: PRNGKeyArray, *values: Any) -> Sequence[Any]:
+    """Evaluates a layer by its element: the rule of `photonic`, at its sites."""
+    return element.carry(key, layer, values)

@@ -2,7 +2,7 @@
 
 from jaxeff.program import _control_flow as control_flow
 from jaxeff.program._closed import CORRELATIONS, INTEGER, check_open, closed, read_out, read_out_by
-from jaxeff.program._evaluate import Rule, evaluate, plain_rule, site_key
+from jaxeff.program._evaluate import Rule, at_sites, evaluate, plain_rule, run_layers, site_key
 from jaxeff.program._interpret import interpret
 from jaxeff.program._patterns import SpecError, Target, deciding_patterns, select
 from jaxeff.program._spec import check_settings, matching, resolve
@@ -23,6 +23,7 @@ __all__ = [
     "Summary",
     "Target",
     "Widths",
+    "at_sites",
     "check_open",
     "check_settings",
     "closed",
@@ -38,6 +39,7 @@ __all__ = [
     "read_out",
     "read_out_by",
     "resolve",
+    "run_layers",
     "select",
     "site_key",
     "sites",

@@ -15,7 +15,7 @@ sites.
 
 import contextlib
 import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -38,6 +38,29 @@ def site_key(key: PRNGKeyArray | None, layer: Layer) -> PRNGKeyArray | None:
         return None
     name = jax.random.fold_in(key, zlib.crc32(layer.base.encode()))
     return jax.random.fold_in(name, layer.occurrence)
+
+
+def run_layers(
+    program: Program,
+    values: Sequence[Any],
+    outputs_of: Callable[[Layer, list[Any]], Sequence[Any]],
+) -> list[Any]:
+    """Runs a program's layers in order, each by a function of the layer and its inputs.
+
+    Args:
+        program: Result of `trace`.
+        values: One per flattened argument.
+        outputs_of: `outputs_of(layer, inputs) -> outputs`.
+
+    Returns:
+        One value per flattened result.
+    """
+    env: dict[Any, Any] = dict(program.constants)
+    env.update(zip(program.inputs, values, strict=True))
+    for layer in program.layers:
+        outputs = outputs_of(layer, [env[v] for v in layer.inputs])
+        env.update(zip(layer.outputs, outputs, strict=True))
+    return [v.val if isinstance(v, Literal) else env[v] for v in program.outputs]
 
 
 def evaluate(
@@ -64,27 +87,23 @@ def evaluate(
     """
     if prepare is not None:
         program = prepare(program, values)
-    env: dict[Any, Any] = dict(program.constants)
-    env.update(zip(program.inputs, values, strict=True))
-    for layer in program.layers:
-        arguments = [env[v] for v in layer.inputs]
+
+    def run(body: Program, body_key: Any, body_values: Sequence[Any]) -> list[Any]:
+        return evaluate(body, rule, body_key, body_values, promote, prepare)
+
+    def outputs_of(layer: Layer, arguments: list[Any]) -> Sequence[Any]:
         if layer.kind == "control flow":
+            return control.run(layer, key, arguments, run, promote)
+        scope = (
+            jax.named_scope(mark(layer.kind, layer.site, layer.occurrence))
+            if layer.site and layer.kind != "input"
+            else contextlib.nullcontext()
+        )
+        with scope:
+            outputs = rule(layer, site_key(key, layer), *arguments)
+            return [_tag_spread(value) for value in outputs]
 
-            def run(body: Program, body_key: Any, body_values: Sequence[Any]) -> list[Any]:
-                return evaluate(body, rule, body_key, body_values, promote, prepare)
-
-            outputs = control.run(layer, key, arguments, run, promote)
-        else:
-            scope = (
-                jax.named_scope(mark(layer.kind, layer.site, layer.occurrence))
-                if layer.site and layer.kind != "input"
-                else contextlib.nullcontext()
-            )
-            with scope:
-                outputs = rule(layer, site_key(key, layer), *arguments)
-                outputs = [_tag_spread(value) for value in outputs]
-        env.update(zip(layer.outputs, outputs, strict=True))
-    return [v.val if isinstance(v, Literal) else env[v] for v in program.outputs]
+    return run_layers(program, values, outputs_of)
 
 
 def _tag_spread(value: Any) -> Any:
@@ -100,3 +119,20 @@ def plain_rule(layer: Layer, key: PRNGKeyArray | None, *values: Any) -> Sequence
     """Returns the rule that changes nothing."""
     del key
     return layer.fn(*values) if layer.nodes else values
+
+
+def at_sites(settings: Mapping[str, Any], rule: Rule) -> Rule:
+    """Makes the rule that changes the layers that have a setting, and no others.
+
+    Args:
+        settings: A setting by site, from `resolve`.
+        rule: `rule(setting, layer, key, *values) -> sequence of outputs`, for a layer with one.
+    """
+
+    def at_site(layer: Layer, key: PRNGKeyArray | None, *values: Any) -> Sequence[Any]:
+        setting = settings.get(layer.site)
+        if setting is None:
+            return plain_rule(layer, key, *values)
+        return rule(setting, layer, key, *values)
+
+    return at_site

@@ -30,7 +30,7 @@ import functools
 import os
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Required, TypedDict, Unpack
 
 import jax
 import jax.numpy as jnp
@@ -39,9 +39,11 @@ import optax
 from jaxtyping import PRNGKeyArray
 
 from jaxeff.core import (
+    Check,
     any_of,
     check_count,
     check_number,
+    forwards,
     function_of_form,
     instance_of,
     labelled_data,
@@ -70,127 +72,36 @@ from jaxeff.store import Journal, run_identity
 from jaxeff.training import count_examples
 
 
-@validate(
-    data=labelled_data,
-    latency=function_of_form("latency(candidate)"),
-    target=number(above=0, high=1),
-    agent=instance_of(Searcher),
-    actions=instance_of(Actions),
-    episodes=static_integer(),
-    reward=function_of_form("reward(accuracy, ratio, target)"),
-    validation=labelled_data,
-    train=pure_function,
-    steps=static_integer(0),
-    images=static_integer(),
-    score=function_of_form("score(params, channels)"),
-    few_bit_layers=instance_of(FewBitLayers),
-    refinement=instance_of(Refinement),
-)
-def search(
-    key: PRNGKeyArray,
-    f: Callable[..., Any],
-    params: Any,
-    data: Any,
-    *,
-    latency: Latency,
-    target: float,
-    agent: Searcher = Knapsack(),  # noqa: B008
-    actions: Actions = Actions(),  # noqa: B008
-    episodes: int = 30,
-    reward: Reward = Absolute(),  # noqa: B008
-    validation: Any = None,
-    state: Any = None,
-    train: Callable[..., Any] | None = None,
-    steps: int | None = None,
-    batch_size: int = 128,
-    optimizer: optax.GradientTransformation | None = None,
-    sensitivities: bool = True,
-    images: int = 256,
-    score: Score = l1,
-    few_bit_layers: FewBitLayers = FewBitLayers(),  # noqa: B008
-    folder: str | os.PathLike[str] | None = None,
-    settings: Mapping[str, Any] | None = None,
-    refinement: Refinement | None = None,
-    progress: bool = True,
-) -> Search:
-    """Searches for the policy of the highest reward.
+class SearchOptions(TypedDict, total=False):
+    """The options of `search_among`, which `search` takes too."""
 
-    Args:
-        key: Random key of everything.
-        f: A classifier `f(params, x) -> logits`; with a state `f(params, state, x) -> (logits,
-            state)`.
-        params: The trained parameters.
-        data: Pairs of inputs and labels.
-        latency: Function that measures a candidate; called once per episode, and for the whole
-            model.
-        target: Share of the whole model's latency that is asked for, above 0.
-        agent: Searcher that proposes actions; of those that `python -m experiments.galen`
-            compares, the default finds the best at a few dozen episodes.
-        actions: Meaning of actions.
-        episodes: Candidates; an agent that learns takes hundreds.
-        reward: Reward of a candidate's accuracy and latency.
-        validation: Pairs that accuracies are measured on; None shuffles the data by the key, since
-            they may be in order of their classes, and takes the last fifth, which is then not
-            trained on.
-        state: The model's state; None if it has none.
-        train: The model in training form; None takes `f`.
-        steps: Updates of every candidate's training; None takes an epoch, 0 none.
-        batch_size: Images per update.
-        optimizer: Optimizer of that training; None takes momentum of .9 at a rate of .05.
-        sensitivities: Whether to measure how sensitive layers are, and tell the agent.
-        images: Number of images on which sensitivities are measured.
-        score: Score of channels: the highest stay longest.
-        few_bit_layers: Rule of which layers may have few bits.
-        folder: Folder that keeps the episodes; None keeps none.
-        settings: Further facts that define the search, such as the latency's target, as JSON.
-        refinement: Refinement of the result by measurements from end to end; None
-            returns the best candidate by `latency`.
-        progress: Whether to show how far it is.
+    latency: Required[Latency]
+    target: Required[float]
+    agent: Searcher
+    episodes: int
+    reward: Reward
+    folder: str | os.PathLike[str] | None
+    settings: Mapping[str, Any] | None
+    refinement: Refinement | None
+    progress: bool
 
-    Raises:
-        ValueError: A number is out of bounds, the model has nothing to compress, or the target
-            can't be reached: the message says what can.
-        LatencyError: No candidate could be measured.
-        CheckpointError: The folder holds another search, or is damaged.
-    """
-    if validation is None:
-        count = count_examples(data)
-        # A fifth of the training data is held out: rewards on data that the candidates are
-        # trained on would favour what fits, not what generalizes.
-        order = np.asarray(jax.random.permutation(jax.random.fold_in(key, _SPLIT), count))
-        data, validation = (
-            jax.tree.map(lambda leaf, rows=rows: leaf[rows], data)  # type: ignore[misc]
-            for rows in np.split(order, [count * 4 // 5])
-        )
-    one = jax.tree.map(lambda leaf: leaf[:1], data[0])
-    before = (params,) if state is None else (params, state)
-    space = SearchSpace.read(f, *before, one, score=score, few_bit_layers=few_bit_layers)
-    _check_prunable(space, actions)
-    candidates = Candidates(
-        f, params, data, validation, space, state=state, train=train, steps=steps,
-        batch_size=batch_size, optimizer=optimizer,
-    )  # fmt: skip
-    known: Any = None
-    if sensitivities:
-        x = jax.tree.map(lambda leaf: leaf[:images], data[0])
-        known = functools.partial(sensitivity, f, params, x, space, actions, state=state)
-    return search_among(
-        key, candidates, latency=latency, target=target, agent=agent, actions=actions,
-        episodes=episodes, reward=reward, known=known, folder=folder, settings=settings,
-        refinement=refinement, progress=progress,
-    )  # fmt: skip
+
+_CHECKS: dict[str, Check] = {
+    "latency": function_of_form("latency(candidate)"),
+    "target": number(above=0, high=1),
+    "agent": instance_of(Searcher),
+    "actions": instance_of(Actions),
+    "episodes": static_integer(),
+    "reward": function_of_form("reward(accuracy, ratio, target)"),
+    "refinement": instance_of(Refinement),
+}
+"""The checks of what both functions take."""
 
 
 @validate(
     candidates=instance_of(Candidates),
-    latency=function_of_form("latency(candidate)"),
-    target=number(above=0, high=1),
-    agent=instance_of(Searcher),
-    actions=instance_of(Actions),
-    episodes=static_integer(),
-    reward=function_of_form("reward(accuracy, ratio, target)"),
     known=any_of(function_of_form("known()"), instance_of(CompressionSensitivity)),
-    refinement=instance_of(Refinement),
+    **_CHECKS,
 )
 def search_among(
     key: PRNGKeyArray,
@@ -213,20 +124,24 @@ def search_among(
     Args:
         key: Random key of everything.
         candidates: Prepared candidates of the model.
-        latency: Function that measures a candidate, as for `search`.
-        target: Share of the whole model's latency, as for `search`.
-        agent: Searcher that proposes actions, as for `search`.
-        actions: Meaning of actions, as for `search`.
-        episodes: Number of candidates, as for `search`.
-        reward: Reward of accuracy and latency, as for `search`.
+        latency: Function that measures a candidate; called once per episode, and for the whole
+            model.
+        target: Share of the whole model's latency that is asked for, above 0.
+        agent: Searcher that proposes actions; of those that `python -m experiments.galen`
+            compares, the default finds the best at a few dozen episodes.
+        actions: Meaning of actions.
+        episodes: Candidates; an agent that learns takes hundreds.
+        reward: Reward of a candidate's accuracy and latency.
         known: Sensitivities, or what measures them; None to do without.
-        folder: Folder that keeps the episodes, as for `search`.
-        settings: Further facts that define the search, as for `search`.
-        refinement: Refinement of the result, as for `search`.
+        folder: Folder that keeps the episodes; None keeps none.
+        settings: Further facts that define the search, such as the latency's target, as JSON.
+        refinement: Refinement of the result by measurements from end to end; None
+            returns the best candidate by `latency`.
         progress: Whether to show how far it is.
 
     Raises:
-        ValueError: As for `search`.
+        ValueError: A number is out of bounds, the model has nothing to compress, or the target
+            can't be reached: the message says what can.
         LatencyError: No candidate could be measured.
         CheckpointError: The folder holds another search, or is damaged.
     """
@@ -277,6 +192,90 @@ def search_among(
             )
     best = Policy.from_plain(max(measured, key=lambda row: row["reward"])["policy"])
     return Search(best, candidates.smaller(best), run.rows, whole, target, known, space, refined)
+
+
+@validate(
+    data=labelled_data,
+    validation=labelled_data,
+    train=pure_function,
+    steps=static_integer(0),
+    images=static_integer(),
+    score=function_of_form("score(params, channels)"),
+    few_bit_layers=instance_of(FewBitLayers),
+    **_CHECKS,
+)
+@forwards(search_among, SearchOptions)
+def search(
+    key: PRNGKeyArray,
+    f: Callable[..., Any],
+    params: Any,
+    data: Any,
+    *,
+    actions: Actions = Actions(),  # noqa: B008
+    validation: Any = None,
+    state: Any = None,
+    train: Callable[..., Any] | None = None,
+    steps: int | None = None,
+    batch_size: int = 128,
+    optimizer: optax.GradientTransformation | None = None,
+    sensitivities: bool = True,
+    images: int = 256,
+    score: Score = l1,
+    few_bit_layers: FewBitLayers = FewBitLayers(),  # noqa: B008
+    **options: Unpack[SearchOptions],
+) -> Search:
+    """Searches for the policy of the highest reward.
+
+    Args:
+        key: Random key of everything.
+        f: A classifier `f(params, x) -> logits`; with a state `f(params, state, x) -> (logits,
+            state)`.
+        params: The trained parameters.
+        data: Pairs of inputs and labels.
+        actions: Meaning of actions.
+        validation: Pairs that accuracies are measured on; None shuffles the data by the key, since
+            they may be in order of their classes, and takes the last fifth, which is then not
+            trained on.
+        state: The model's state; None if it has none.
+        train: The model in training form; None takes `f`.
+        steps: Updates of every candidate's training; None takes an epoch, 0 none.
+        batch_size: Images per update.
+        optimizer: Optimizer of that training; None takes momentum of .9 at a rate of .05.
+        sensitivities: Whether to measure how sensitive layers are, and tell the agent.
+        images: Number of images on which sensitivities are measured.
+        score: Score of channels: the highest stay longest.
+        few_bit_layers: Rule of which layers may have few bits.
+        **options: `latency`, `target`, `agent`, `episodes`, `reward`, `folder`, `settings`,
+            `refinement` and `progress`, as for `search_among`.
+
+    Raises:
+        ValueError: A number is out of bounds, the model has nothing to compress, or the target
+            can't be reached: the message says what can.
+        LatencyError: No candidate could be measured.
+        CheckpointError: The folder holds another search, or is damaged.
+    """
+    if validation is None:
+        count = count_examples(data)
+        # A fifth of the training data is held out: rewards on data that the candidates are
+        # trained on would favour what fits, not what generalizes.
+        order = np.asarray(jax.random.permutation(jax.random.fold_in(key, _SPLIT), count))
+        data, validation = (
+            jax.tree.map(lambda leaf, rows=rows: leaf[rows], data)  # type: ignore[misc]
+            for rows in np.split(order, [count * 4 // 5])
+        )
+    one = jax.tree.map(lambda leaf: leaf[:1], data[0])
+    before = (params,) if state is None else (params, state)
+    space = SearchSpace.read(f, *before, one, score=score, few_bit_layers=few_bit_layers)
+    _check_prunable(space, actions)
+    candidates = Candidates(
+        f, params, data, validation, space, state=state, train=train, steps=steps,
+        batch_size=batch_size, optimizer=optimizer,
+    )  # fmt: skip
+    known: Any = None
+    if sensitivities:
+        x = jax.tree.map(lambda leaf: leaf[:images], data[0])
+        known = functools.partial(sensitivity, f, params, x, space, actions, state=state)
+    return search_among(key, candidates, actions=actions, known=known, **options)
 
 
 def _course(

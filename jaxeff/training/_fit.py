@@ -21,26 +21,17 @@ divergence are handled around it (`jaxeff.training`).
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Unpack
 
 import jax
 import optax
 
-from jaxeff.core import (
-    aligned_arrays,
-    check_function,
-    check_key,
-    check_params,
-    function_of_form,
-    static_integer,
-    validate,
-)
-from jaxeff.store import Resume, run_identity
+from jaxeff.core import check_function, check_key, check_params, forwards, validate
+from jaxeff.store import run_identity
 from jaxeff.training._epoch import Loss, TrainState, count_examples, init, make_epoch
 from jaxeff.training._identity import describe_training
-from jaxeff.training._loop import History, run_epochs
+from jaxeff.training._loop import LOOP_CHECKS, History, RunOptions, run_epochs
 from jaxeff.training._losses import CheckedLoss
 
 
@@ -60,12 +51,8 @@ class FitResult(NamedTuple):
     history: History
 
 
-@validate(
-    data=aligned_arrays,
-    epochs=static_integer(0),
-    eval_fn=function_of_form("eval_fn(train_state)"),
-    on_epoch=function_of_form("on_epoch(epoch, train_state, row)"),
-)
+@validate(**LOOP_CHECKS)
+@forwards(run_epochs, RunOptions)
 def fit(
     key: jax.Array,
     loss: Loss,
@@ -77,13 +64,9 @@ def fit(
     batch_size: int,
     state: Any = None,
     eval_fn: Callable[[TrainState], Mapping[str, Any]] | None = None,
-    eval_every: int = 1,
     on_epoch: Callable[[int, TrainState, dict[str, Any]], bool | None] | None = None,
-    checkpoint: str | os.PathLike[str] | None = None,
-    checkpoint_every: int = 1,
-    resume: Resume = True,
     settings: Mapping[str, Any] | None = None,
-    progress: bool | None = None,
+    **run: Unpack[RunOptions],
 ) -> FitResult:
     """Minimizes a loss over mini-batches.
 
@@ -98,15 +81,14 @@ def fit(
       batch_size: Examples per update; a last incomplete batch is left out of the epoch.
       state: The model's mutable state, from ``functional(model, mutable=True)``.
       eval_fn: ``eval_fn(train_state) -> metrics``, added to the epoch's record.
-      eval_every: Epochs between evaluations.
       on_epoch: Called with the epoch's index, state and record; returning True stops the run.
-      checkpoint: File to keep the run in (safetensors).
-      checkpoint_every: Epochs between checkpoints.
-      resume: Whether to go on from ``checkpoint`` if it exists. One of a run with another key,
-        loss, start, optimizer, batch size or other data is refused, unless this is ``"force"``.
       settings: Further facts that define the run, as JSON. A checkpoint with other settings is
         refused.
-      progress: Whether to show a bar; see `jaxeff.core`.
+      **run: ``eval_every``, the epochs between evaluations; ``checkpoint``, a file to keep the run
+        in (safetensors), and ``checkpoint_every``, the epochs between writing it; ``resume``,
+        whether to go on from it if it exists: one of a run with another key, loss, start,
+        optimizer, batch size or other data is refused, unless this is ``"force"``; and
+        ``progress``, whether to show a bar (`jaxeff.core`).
 
     Returns:
       The trained parameters, state, optimizer state and history.
@@ -129,7 +111,7 @@ def fit(
     _check_loss(loss, key, start, data, batch_size)
     identity = None
     # Hashing the data and tracing the loss cost: only for runs that are kept.
-    if checkpoint is not None:
+    if run.get("checkpoint") is not None:
         described = describe_training(key, loss, optimizer, start, data, batch_size)
         given = {**(settings or {}), "batch_size": batch_size}
         identity = run_identity(key, data, given, described)
@@ -140,13 +122,9 @@ def fit(
         data,
         epochs=epochs,
         eval_fn=eval_fn,
-        eval_every=eval_every,
         on_epoch=on_epoch,
-        checkpoint=checkpoint,
-        checkpoint_every=checkpoint_every,
-        resume=resume,
         identity=identity,
-        progress=progress,
+        **run,
     )
     return FitResult(final.params, final.state, final.opt_state, history)
 

@@ -25,6 +25,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxeff.core import (
+    Check,
     aligned_arrays,
     check_choice,
     check_count,
@@ -85,14 +86,21 @@ class DivergedError(FloatingPointError):
         self.history = history
 
 
+ON_EPOCH = function_of_form("on_epoch(epoch, train_state, row)")
+LOOP_CHECKS: dict[str, Check] = {
+    "data": aligned_arrays,
+    "epochs": static_integer(0),
+    "eval_fn": function_of_form("eval_fn(train_state)"),
+    "on_epoch": ON_EPOCH,
+}
+"""The checks of the arguments that a training shares with its loop."""
+
+
 @validate(
     key=check_key,
     epoch=function_of_form("epoch(train_state, key, data)"),
     start=instance_of(TrainState),
-    data=aligned_arrays,
-    epochs=static_integer(0),
-    eval_fn=function_of_form("eval_fn(train_state)"),
-    on_epoch=function_of_form("on_epoch(epoch, train_state, row)"),
+    **LOOP_CHECKS,
 )
 def run_epochs(
     key: jax.Array,

@@ -13,7 +13,7 @@ LIMITS = {
     "docs of an argument without a noun": 0,
     "classes that share a name": 0,
     "deferred imports without a reason": 0,
-    "pairs of places that share six lines": 9,
+    "pairs of places that share six lines": 3,
 }
 
 COMMENTS = 3.0

@@ -7,6 +7,7 @@ from jaxeff_export.artifact._archive import (
     max_inflated_size,
     require_member,
     verify_checksum,
+    version_complaint,
 )
 from jaxeff_export.artifact._artifact import Artifact, ArtifactError, export, package_versions
 from jaxeff_export.artifact._forms import COUNT, SPEC, MappingOf, require_form
@@ -51,5 +52,6 @@ __all__ = [
     "require_structure",
     "specs_from_json",
     "verify_checksum",
+    "version_complaint",
     "with_batch",
 ]

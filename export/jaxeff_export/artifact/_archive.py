@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import zipfile
+from collections.abc import Mapping
 from typing import Any
 
 MOST_TEXT = 1 << 24
@@ -49,6 +50,14 @@ def verify_checksum(data: bytes) -> dict[str, Any]:
     except RecursionError:
         raise ValueError("it is nested deeper than any that jaxeff writes") from None
     return body
+
+
+def version_complaint(document: Mapping[str, Any], known: tuple[int, int]) -> str:
+    """Says that a document's format version is none of the known ones; empty if it is."""
+    version = document.get("format_version")
+    if version in known:
+        return ""
+    return f"format version {version}, this jaxeff reads {known[0]} and {known[1]}"
 
 
 def max_inflated_size(size: int) -> int:

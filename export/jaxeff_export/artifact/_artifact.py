@@ -46,6 +46,7 @@ from jaxeff_export.artifact._archive import (
     max_inflated_size,
     read_member,
     verify_checksum,
+    version_complaint,
 )
 from jaxeff_export.artifact._forms import SPEC, MappingOf, require_form
 from jaxeff_export.artifact._signature import (
@@ -171,11 +172,8 @@ class Artifact:
                 index = verify_checksum(read_member(archive, _INDEX, MOST_TEXT))
                 if index.get("format") != FORMAT:
                     raise ArtifactError(f"{name} is a {index.get('format')!r}, not a {FORMAT}")
-                if index.get("format_version") not in (FORMAT_VERSION, FORMAT_VERSION_ANY_BATCH):
-                    raise ArtifactError(
-                        f"{name} has format version {index.get('format_version')}, this jaxeff "
-                        f"reads {FORMAT_VERSION} and {FORMAT_VERSION_ANY_BATCH}; export it again"
-                    )
+                if wrong := version_complaint(index, (FORMAT_VERSION, FORMAT_VERSION_ANY_BATCH)):
+                    raise ArtifactError(f"{name} has {wrong}; export it again")
                 # A checksum doesn't tell who wrote it: its form is checked before it is used.
                 require_form(index, _FORM, "")
                 require_form(index["versions"], MappingOf(str), "versions")

@@ -11,15 +11,8 @@ import numpy as np
 
 from jaxeff.store import atomic_folder, write_atomically
 from jaxeff_export.artifact import Artifact, TensorSpec, digest
+from jaxeff_export.bundle import files
 from jaxeff_export.bundle.files import (
-    ARTIFACT,
-    DERIVED,
-    FILES,
-    LIBRARY,
-    MANIFEST,
-    PARAMETERS,
-    PROGRAM,
-    SELFCHECK,
     Manifest,
     RecordedPair,
     own_files,
@@ -86,21 +79,21 @@ def write_bundle(parts: BundleParts, path: Path) -> Manifest:
     bound = len(parts.parameters)
     artifact = parts.artifact
     kept, operands = _kept(bound, parts.operands)
-    with atomic_folder(path, MANIFEST, own_files) as folder:
+    with atomic_folder(path, files.MANIFEST, own_files) as folder:
         # Pair by pair, inputs before outputs: the order of `Manifest.recorded`.
         recorded = [array for pair in parts.recorded for array in (*pair.inputs, *pair.outputs)]
         contents = {
-            LIBRARY: parts.library.read_bytes,
-            PARAMETERS: lambda: pack_arrays([parts.parameters[index] for index in kept]),
-            DERIVED: lambda: pack_arrays(parts.derived),
-            ARTIFACT: artifact.to_bytes,
-            SELFCHECK: lambda: pack_arrays(recorded),
-            PROGRAM: _PROGRAM.read_bytes,
+            files.LIBRARY: parts.library.read_bytes,
+            files.PARAMETERS: lambda: pack_arrays([parts.parameters[index] for index in kept]),
+            files.DERIVED: lambda: pack_arrays(parts.derived),
+            files.ARTIFACT: artifact.to_bytes,
+            files.SELFCHECK: lambda: pack_arrays(recorded),
+            files.PROGRAM: _PROGRAM.read_bytes,
         }
-        files = {}
-        for name in FILES:
+        written = {}
+        for name in files.FILES:
             content = contents[name]()  # one in memory at a time
-            files[name] = {"size": len(content), "sha256": digest(content)}
+            written[name] = {"size": len(content), "sha256": digest(content)}
             write_atomically(folder / name, content)
         # After all other files, whose sizes and checksums it has.
         manifest = Manifest(
@@ -119,12 +112,12 @@ def write_bundle(parts: BundleParts, path: Path) -> Manifest:
             outputs=artifact.outputs,
             structure=artifact.structure,
             versions=parts.versions,
-            files=files,
+            files=written,
             kernels=parts.kernels,
             batches=tuple(pair.batch for pair in parts.recorded if pair.batch is not None),
             rounds_inputs=parts.rounds_inputs,
         )
-        write_atomically(folder / MANIFEST, manifest.to_bytes())
+        write_atomically(folder / files.MANIFEST, manifest.to_bytes())
     return manifest
 
 

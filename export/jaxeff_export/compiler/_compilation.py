@@ -167,13 +167,9 @@ def ready_to_lower(mod: tvm.IRModule) -> tvm.IRModule:
 
 def _fold(mod: tvm.IRModule) -> tvm.IRModule:
     """Computes what depends on constants only; kernels still hold locals, so they compile fast."""
-    passes = [
-        relax.backend.DispatchSampling(),
-        relax.backend.DispatchSortScan(),
-        relax.transform.LegalizeOps(),
-        relax.transform.FoldConstant(),
-    ]
-    return tvm.transform.Sequential(passes)(mod)
+    dispatch = [relax.backend.DispatchSampling(), relax.backend.DispatchSortScan()]
+    fold = [relax.transform.LegalizeOps(), relax.transform.FoldConstant()]
+    return tvm.transform.Sequential([*dispatch, *fold])(mod)
 
 
 def fuse(mod: tvm.IRModule) -> tvm.IRModule:

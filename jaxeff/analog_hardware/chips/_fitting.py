@@ -38,7 +38,7 @@ from jaxeff.core import (
     validate,
 )
 from jaxeff.noise import ReadOut
-from jaxeff.program import Layer, evaluate, plain_rule, trace
+from jaxeff.program import Layer, at_sites, evaluate, plain_rule, trace
 from jaxeff.program.reading import argument_leaves
 
 SATURATED = 0.05
@@ -66,12 +66,10 @@ def _run(
             "at; set its steps by hand, or leave it out with None."
         )
 
-    def at(layer: Layer, key: Any, *values: Any) -> Sequence[Any]:
-        if layer.site not in arrays:
-            return plain_rule(layer, key, *values)
-        return rule(arrays[layer.site], layer, values)
+    def at(array: Crossbar, layer: Layer, key: Any, *values: Any) -> Sequence[Any]:
+        return rule(array, layer, values)
 
-    evaluate(program, at, None, argument_leaves((params, *args), {}))
+    evaluate(program, at_sites(arrays, at), None, argument_leaves((params, *args), {}))
 
 
 @dataclass(frozen=True)

@@ -33,7 +33,6 @@ Source: Klein's thesis, section 5.2; Klein et al., "Towards addressing noise and
 of analog computations using efficient retraining" (2021).
 """
 
-import functools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -44,9 +43,9 @@ from jaxeff.analog_hardware.crossbar._multiply import Counts, on_crossbar
 from jaxeff.core import check_function, single_key, validate
 from jaxeff.program import (
     Rule,
+    at_sites,
     check_settings,
     interpret,
-    plain_rule,
     read_out,
     read_out_by,
     resolve,
@@ -90,14 +89,11 @@ def with_chip(
 
         def make_rule(program: Program) -> Rule | None:
             arrays = crossbars(spec, program)
-            return functools.partial(rule, arrays) if arrays else None
+            return at_sites(arrays, rule) if arrays else None
 
         def rule(
-            arrays: Mapping[str, Crossbar], layer: Layer, site_key: PRNGKeyArray, *values: Any
+            array: Crossbar, layer: Layer, site_key: PRNGKeyArray, *values: Any
         ) -> Sequence[Any]:
-            array = arrays.get(layer.site)
-            if array is None:
-                return plain_rule(layer, site_key, *values)
             counts = None if chip is None else chip(layer.site)
             outputs = on_crossbar(array, layer, site_key, values, counts)
             return [

@@ -43,7 +43,7 @@ from jaxtyping import PRNGKeyArray
 from jaxeff.bayes.posteriors._density import Random, with_random
 from jaxeff.bayes.posteriors._likelihood import Likelihood
 from jaxeff.bayes.posteriors._prior import named_leaves
-from jaxeff.core import Table, posterior_like, static_integer, validate
+from jaxeff.core import Table, posterior_like, shown_as_table, static_integer, validate
 from jaxeff.moment_propagation import Gaussian, is_gaussian
 
 
@@ -63,6 +63,7 @@ class Posterior(Protocol):
         """Computes the mean and variance of every parameter, as a pytree of `Gaussian`."""
 
 
+@shown_as_table
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True, eq=False)
 class Draws:
@@ -91,14 +92,6 @@ class Draws:
 
     def __len__(self) -> int:
         return self.chains * self.draws_per_chain
-
-    def __repr__(self) -> str:
-        """Renders a table of its parameters; the arrays are in `random`."""
-        return str(self._table())
-
-    def _repr_html_(self) -> str:
-        """Renders the table for a notebook."""
-        return self._table()._repr_html_()
 
     def _table(self) -> Table:
         shapes = {path: np.shape(a) for path, a in self.random.items()}

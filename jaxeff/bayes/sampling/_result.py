@@ -11,7 +11,7 @@ from jaxtyping import Float
 
 from jaxeff.bayes.posteriors import Draws, Likelihood
 from jaxeff.bayes.sampling._diagnostics import RHAT, Mixing, mixing, parameter_mixing
-from jaxeff.core import Table
+from jaxeff.core import Table, shown_as_table
 
 LEAST_DRAWS = 25
 """Least effective draws of a parameter per chain; R-hat is unreliable for fewer."""
@@ -26,6 +26,7 @@ _ARVIZ = {
 }
 
 
+@shown_as_table
 @dataclass(frozen=True, eq=False)
 class MCMCResult:
     """Draws of a sampler, with its statistics.
@@ -70,14 +71,6 @@ class MCMCResult:
         Of a network R-hat says little: see `jaxeff.bayes.sampling`.
         """
         return parameter_mixing(self.posterior)
-
-    def __repr__(self) -> str:
-        """Renders a summary; the arrays are the attributes."""
-        return str(self._table())
-
-    def _repr_html_(self) -> str:
-        """Renders a summary for a notebook."""
-        return self._table()._repr_html_()
 
     def _table(self) -> Table:
         sampled = [np.asarray(self.divergences), np.asarray(self.acceptance)]

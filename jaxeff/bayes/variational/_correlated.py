@@ -23,7 +23,7 @@ from jaxeff.bayes.posteriors import (
     with_random,
 )
 from jaxeff.bayes.variational._mean_field import inverse_softplus, own_arrays
-from jaxeff.core import Setting, Table
+from jaxeff.core import Setting, Table, shown_as_table
 from jaxeff.moment_propagation import Gaussian
 
 Vector = Float[Array, "size"]
@@ -88,6 +88,7 @@ def _divergence(
     return (spread - prior.log_prob(of_vector.mean)).sum() - of_vector.entropy()
 
 
+@shown_as_table
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True, eq=False)
 class CorrelatedPosterior:
@@ -104,14 +105,6 @@ class CorrelatedPosterior:
     guide: Any = field(metadata={"static": True})
     paths: tuple[str, ...] = field(metadata={"static": True})
     likelihood: Likelihood | None = field(default=None, metadata={"static": True})
-
-    def __repr__(self) -> str:
-        """Renders a table of its parameters; the arrays are in `numbers`."""
-        return str(self._table())
-
-    def _repr_html_(self) -> str:
-        """Renders the table for a notebook."""
-        return self._table()._repr_html_()
 
     def _table(self) -> Table:
         shapes = {path: np.shape(leaf) for path, leaf in self.random_of_mean().items()}

@@ -30,7 +30,7 @@ from jaxeff.bayes.posteriors import (
 )
 from jaxeff.bayes.variational._correlated import CorrelatedPosterior
 from jaxeff.bayes.variational._guide import Guide
-from jaxeff.core import Table, check_count, check_number, check_params
+from jaxeff.core import Table, check_count, check_number, check_params, shown_as_table
 from jaxeff.moment_propagation import is_gaussian
 from jaxeff.store import run_identity
 from jaxeff.training import RunOptions, TrainState, describe_training, init, make_epoch, run_epochs
@@ -42,6 +42,7 @@ START = 2**32 - 1
 """Folded into a run's key to start the guide; the epochs have the numbers below."""
 
 
+@shown_as_table
 class SVIResult(NamedTuple):
     """A trained posterior.
 
@@ -62,14 +63,6 @@ class SVIResult(NamedTuple):
     def losses(self) -> np.ndarray:
         """The objective per example of each epoch, in nats, ``[epochs]``."""
         return np.array([record["loss"] for record in self.history])
-
-    def __repr__(self) -> str:
-        """Renders a summary; the numbers are the attributes."""
-        return str(self._table())
-
-    def _repr_html_(self) -> str:
-        """Renders a summary for a notebook."""
-        return self._table()._repr_html_()
 
     def _table(self) -> Table:
         gaussians = named_leaves(to_gaussians(self.posterior), is_gaussian)

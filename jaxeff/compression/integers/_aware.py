@@ -27,7 +27,7 @@ from jaxeff.compression._quantized import by_layer, of_inputs, quantized_layer
 from jaxeff.compression.integers import _layers as read
 from jaxeff.compression.numerics import LayerQuantization, Method
 from jaxeff.core import validate
-from jaxeff.program import Layer, Program, Rule
+from jaxeff.program import Layer, Program, Rule, at_sites
 
 Reader = tuple[int, Layer]
 """Input of a sum that takes codes, and the layer that their grid belongs to."""
@@ -55,11 +55,12 @@ def integer_aware(
 
     def rule_of(program: Program, settings: Mapping[str, LayerQuantization]) -> Rule:
         readers = shortcuts(program, settings)
+        quantize = at_sites(settings, quantized_layer)
 
         def rule(layer: Layer, key: Any, *values: Any) -> Sequence[Any]:
             if layer in readers:
                 values = _as_codes(settings, *readers[layer], key, values)
-            return quantized_layer(settings, layer, key, *values)
+            return quantize(layer, key, *values)
 
         return rule
 

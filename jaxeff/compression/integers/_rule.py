@@ -30,7 +30,7 @@ from jaxeff.compression.integers._operators import LIMIT
 from jaxeff.compression.integers._values import AffineMap, IntegerProduct, Mean, Plain, Sums, Value
 from jaxeff.compression.numerics import LayerQuantization
 from jaxeff.compression.quantizers.uniform import Uniform
-from jaxeff.program import Layer, Program, plain_rule
+from jaxeff.program import Layer, Program, at_sites, plain_rule
 from jaxeff.program.costs import bits_scope
 from jaxeff.program.reading import mark
 
@@ -103,7 +103,7 @@ class IntegerRule:
             self.read.update(path for v in layer.inputs for path in v.leaves)
         floats = [to_float(v) for v in values]
         if layer not in self.outside:
-            return quantized_layer(self.settings, layer, key, *floats)
+            return at_sites(self.settings, quantized_layer)(layer, key, *floats)
         if setting is None:
             with _named(layer):
                 made = plain_rule(layer, key, *floats)
@@ -111,7 +111,7 @@ class IntegerRule:
             # Kept with its codes, of which several readers take one.
             return [Plain(y) if s else y for s, y in zip(several, made, strict=True)]
         with _named(layer):
-            return quantized_layer(self.settings, layer, key, *floats)
+            return quantized_layer(setting, layer, key, *floats)
 
     def _product(
         self, layer: Layer, setting: LayerQuantization, values: Sequence[Any]

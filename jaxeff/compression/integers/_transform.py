@@ -48,9 +48,8 @@ from jaxeff.compression.integers._grids import IntegerError
 from jaxeff.compression.integers._rule import IntegerRule, ParameterCache, to_float
 from jaxeff.compression.integers._values import Sums
 from jaxeff.compression.numerics import Method
-from jaxeff.core import Literal as JaxprLiteral
 from jaxeff.core import validate
-from jaxeff.program import INTEGER, Program, check_open, closed, evaluate, trace
+from jaxeff.program import INTEGER, Layer, Program, check_open, closed, evaluate, run_layers, trace
 from jaxeff.program import control_flow as control
 from jaxeff.program.reading import argument_leaves
 
@@ -222,24 +221,18 @@ def _check_certain(program: Program) -> None:
 
 def _evaluate(program: Program, rule: IntegerRule, values: Sequence[Any]) -> list[Any]:
     """Runs layers in order; a product runs where it is read, under the name of its own layer."""
-    env: dict[Any, Any] = dict(program.constants)
-    env.update(zip(program.inputs, values, strict=True))
-    for layer in program.layers:
-        arguments = [env[v] for v in layer.inputs]
+
+    def body(program: Program, key: Any, values: Sequence[Any]) -> list[Any]:
+        return evaluate(program, rule, key, values)
+
+    def outputs_of(layer: Layer, arguments: list[Any]) -> Sequence[Any]:
         if layer.kind == "control flow":
+            return control.run(layer, None, list(map(to_float, arguments)), body, None)
+        made = rule(layer, None, *arguments)
+        # A sum that is read in several forms is written once in float, and codes are made of that.
+        return [
+            value.changed(several=True) if isinstance(value, Sums) and v in rule.several else value
+            for v, value in zip(layer.outputs, made, strict=True)
+        ]
 
-            def body(program: Program, key: Any, values: Sequence[Any]) -> list[Any]:
-                return evaluate(program, rule, key, values)
-
-            made: Sequence[Any] = control.run(
-                layer, None, list(map(to_float, arguments)), body, None
-            )
-        else:
-            made = rule(layer, None, *arguments)
-        for v, value in zip(layer.outputs, made, strict=True):
-            # A sum that is read in several forms is written once in float, and codes are
-            # made of that.
-            if isinstance(value, Sums) and v in rule.several:
-                value = value.changed(several=True)
-            env[v] = value
-    return [v.val if isinstance(v, JaxprLiteral) else to_float(env[v]) for v in program.outputs]
+    return [to_float(value) for value in run_layers(program, values, outputs_of)]

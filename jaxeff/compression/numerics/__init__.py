@@ -9,6 +9,7 @@ from jaxeff.compression.numerics._fitting import (
     largest_magnitude,
     magnitude,
     safe_scale,
+    start_scale,
 )
 from jaxeff.compression.numerics._grid import (
     MAX_BITS,
@@ -32,6 +33,7 @@ from jaxeff.compression.numerics._layer_quantization import (
     Method,
     parts,
 )
+from jaxeff.compression.numerics._learned_bits import LearnedBits
 from jaxeff.compression.numerics._nearest_level import (
     at_least_float32,
     least_squares,
@@ -48,6 +50,7 @@ __all__ = [
     "Grid",
     "HasParts",
     "LayerQuantization",
+    "LearnedBits",
     "Method",
     "Quantizer",
     "Tensor",
@@ -72,6 +75,7 @@ __all__ = [
     "ranges",
     "round_through",
     "safe_scale",
+    "start_scale",
     "straight_through",
     "sums",
     "value_range",

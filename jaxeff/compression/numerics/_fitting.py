@@ -41,6 +41,14 @@ def magnitude(x: Float[Array, "*shape"], tensor: Tensor, per: str) -> Float[Arra
     return largest_magnitude(x, tensor.axes(per))
 
 
+def start_scale(x: Float[Array, "*shape"], tensor: Tensor, per: str) -> Float[Array, "..."]:
+    """Computes a positive scale to start from: the largest magnitude, one if that is zero.
+
+    The arguments and the shape of the result are those of `magnitude`.
+    """
+    return safe_scale(magnitude(x, tensor, per))
+
+
 def largest_magnitude(x: Float[Array, "*shape"], keep: Sequence[int] = ()) -> Float[Array, "..."]:
     """Computes the largest magnitude along all axes but those kept.
 

@@ -78,7 +78,7 @@ def correct_biases(
         # A bias that is computed, or read elsewhere too, can't take this layer's error alone.
         if bias is None or users(program, bias.path) != [layer.site]:
             return None
-        rule = jax.jit(partial(quantized_layer, settings, layer, None))
+        rule = jax.jit(partial(quantized_layer, settings[layer.site], layer, None))
         (result,) = rule(*given)
         check_finite("correct_biases", layer.site, outputs=result)
         leaf = leaves[bias.leaf]

@@ -22,7 +22,7 @@ from jaxeff.compression._quantized import check_spec, of_inputs, quantized_layer
 from jaxeff.compression.numerics import LayerQuantization, Method, Quantizer, Tensor
 from jaxeff.compression.post_training._multiplication import Matrix, Multiplication, multiplications
 from jaxeff.compression.post_training._origins import parameter_values, users
-from jaxeff.program import Layer, Program, Rule, evaluate, plain_rule, trace
+from jaxeff.program import Layer, Program, Rule, at_sites, evaluate, plain_rule, trace
 
 At = Callable[[Layer, Sequence[Any], Sequence[Any], Sequence[Any]], Sequence[Any] | None]
 
@@ -201,7 +201,7 @@ def side_by_side(
             if changed is None:
                 # Without a setting both evaluations share one compiled function.
                 quantizes = layer.kind == "control flow" or layer.site in settings
-                rule = partial(_run, layer, partial(quantized_layer, settings))
+                rule = partial(_run, layer, at_sites(settings, quantized_layer))
                 changed = (jax.jit(rule) if quantizes else run)(others)
             given.update(zip(layer.outputs, changed, strict=True))
         for v in layer.inputs:

@@ -38,9 +38,7 @@ class MLP(nnx.Module):
         Raises:
           ValueError: Fewer than two widths.
         """
-        if len(widths) < 2:
-            raise ValueError(f"MLP needs the input's and the output's width, got {tuple(widths)}.")
-        self.depth = len(widths) - 1
+        self.depth = count_layers("MLP needs the input's and the output's width", widths)
         self.activation = activation
         self.batch_norm = batch_norm
         for i in range(1, len(widths)):
@@ -59,3 +57,14 @@ class MLP(nnx.Module):
                 x = getattr(self, f"bn{i}")(x)
             x = self.activation(x)
         return getattr(self, f"fc{self.depth}")(x)
+
+
+def count_layers(needs: str, widths: Sequence[int]) -> int:
+    """Counts the layers between widths.
+
+    Raises:
+      ValueError: Fewer than two widths; the message says what the model needs.
+    """
+    if len(widths) < 2:
+        raise ValueError(f"{needs}, got {tuple(widths)}.")
+    return len(widths) - 1

@@ -12,6 +12,8 @@ import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Float, Key
 
+from jaxeff.nn.models._mlp import count_layers
+
 
 class VAE(nnx.Module):
     """Dense ReLU layers ``enc1``, …, heads ``mean`` and ``log_var``, and ``dec1``, … back.
@@ -33,9 +35,7 @@ class VAE(nnx.Module):
         Raises:
           ValueError: Fewer than two widths.
         """
-        if len(widths) < 2:
-            raise ValueError(f"VAE needs the input's and a hidden width, got {tuple(widths)}.")
-        self.depth = len(widths) - 1
+        self.depth = count_layers("VAE needs the input's and a hidden width", widths)
         # The decoder mirrors the encoder, so it has one layer more: from the code to the last
         # width.
         back = (latents, *reversed(widths))

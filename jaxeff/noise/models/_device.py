@@ -46,6 +46,11 @@ class DeviceModel(NoiseModel):
         self, key: PRNGKeyArray, site: int, x: Float[Array, "*shape"]
     ) -> Float[Array, "*shape"]:
         """Distorts `x` as the device does at one site; the key isn't used."""
+        del key
+        return self._at_site(site, x)
+
+    def _at_site(self, site: int, x: Float[Array, "*shape"]) -> Float[Array, "*shape"]:
+        """Distorts `x` by the imperfections that the device has at one site."""
         raise NotImplementedError
 
     def _device_key(self, site: int) -> PRNGKeyArray:

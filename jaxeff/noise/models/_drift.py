@@ -13,7 +13,7 @@ from typing import Annotated, ClassVar
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float, PRNGKeyArray
+from jaxtyping import Array, Float
 
 from jaxeff.core import NonNegative, Number, register_setting, static
 from jaxeff.noise.models._device import Device, DeviceModel, DeviceSharing
@@ -35,8 +35,7 @@ class Drift(DeviceModel):
             0.05.
         spread: Standard deviation of the exponents, which may become negative.
         device: The device, an integer; see `jaxeff.noise.models`.
-        at: Place where a layer is perturbed: "output", "weights" or "input". Memory cells are
-            weights.
+        at: Place where a layer is perturbed; memory cells are "weights".
         per: What shares one exponent: "element" (nothing) or "channel"; samples always do.
         along: Axis that arrays have one entry along: "sample" (each was read at its own time) or
             "channel".
@@ -57,11 +56,8 @@ class Drift(DeviceModel):
 
     levels: ClassVar[tuple[str, ...]] = ("nu", "spread")
 
-    def perturb_site(
-        self, key: PRNGKeyArray, site: int, x: Float[Array, "*shape"]
-    ) -> Float[Array, "*shape"]:
-        """Applies the drift of one site; the key isn't used."""
-        del key
+    def _at_site(self, site: int, x: Float[Array, "*shape"]) -> Float[Array, "*shape"]:
+        """Applies the drift of one site."""
         dtype = real_dtype(x)
         # Drawn without the time: a device that is read later is further along the same curve.
         z = jax.random.normal(self._device_key(site), self._device_shape(x))

@@ -31,9 +31,31 @@ from jaxeff.noise.models._protocol import Part
 ORDERS = ("mul_add", "add_mul")
 
 
+@dataclass(frozen=True)
+class GaussianNoise(NoiseModel):
+    """Noise of one standard deviation; its subclasses say what it does to a value.
+
+    Attributes:
+        sigma: The standard deviation.
+        at: Place where a layer is perturbed.
+        per: Scope of one draw.
+        along: Axis that an array of levels has one entry along.
+    """
+
+    sigma: NonNegative
+    at: Place = static("output")
+    per: Sharing = static("element")
+    along: Axis = static(None)
+
+    def _variance(self, x: Any) -> Array:
+        """Computes the variance of the draws for a value."""
+        shape = self._draw_shape(jnp.shape(x))
+        return self._fitting("sigma", self._level("sigma", x) ** 2, shape)
+
+
 @register_setting
 @dataclass(frozen=True)
-class Additive(NoiseModel):
+class Additive(GaussianNoise):
     """Additive Gaussian noise, `x + N(0, sigma)`.
 
     Attributes:
@@ -48,10 +70,6 @@ class Additive(NoiseModel):
         ValueError: `sigma` is negative, NaN or infinite, or a choice is unknown.
     """
 
-    sigma: NonNegative
-    at: Place = static("output")
-    per: Sharing = static("element")
-    along: Axis = static(None)
     relative: Flag = static(False)
 
     def perturb(self, key: PRNGKeyArray, x: Float[Array, "*shape"]) -> Float[Array, "*shape"]:
@@ -61,8 +79,7 @@ class Additive(NoiseModel):
 
     def terms(self, x: Any) -> Sequence[Part]:
         """Returns the noise, of mean 0."""
-        shape = self._draw_shape(jnp.shape(x))
-        variance = self._fitting("sigma", self._level("sigma", x) ** 2, shape)
+        variance = self._variance(x)
         return [(jnp.zeros_like(variance), variance)]
 
     def combine(self, x: Any, *parts: Any) -> Any:
@@ -72,7 +89,7 @@ class Additive(NoiseModel):
 
 @register_setting
 @dataclass(frozen=True)
-class Multiplicative(NoiseModel):
+class Multiplicative(GaussianNoise):
     """Multiplicative Gaussian noise, `x * N(1, sigma)`.
 
     Attributes:
@@ -86,19 +103,13 @@ class Multiplicative(NoiseModel):
         ValueError: `sigma` is negative, NaN or infinite, or a choice is unknown.
     """
 
-    sigma: NonNegative
-    at: Place = static("output")
-    per: Sharing = static("element")
-    along: Axis = static(None)
-
     def perturb(self, key: PRNGKeyArray, x: Float[Array, "*shape"]) -> Float[Array, "*shape"]:
         """Multiplies `x` by fresh noise, normal around one."""
         return x * (1 + self._level("sigma", x) * self._normal(key, x))
 
     def terms(self, x: Any) -> Sequence[Part]:
         """Returns the factor, of mean 1."""
-        shape = self._draw_shape(jnp.shape(x))
-        variance = self._fitting("sigma", self._level("sigma", x) ** 2, shape)
+        variance = self._variance(x)
         return [(jnp.ones_like(variance), variance)]
 
     def combine(self, x: Any, *parts: Any) -> Any:

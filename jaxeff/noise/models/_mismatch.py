@@ -50,11 +50,8 @@ class Mismatch(DeviceModel):
 
     levels: ClassVar[tuple[str, ...]] = ("gain", "offset")
 
-    def perturb_site(
-        self, key: PRNGKeyArray, site: int, x: Float[Array, "*shape"]
-    ) -> Float[Array, "*shape"]:
-        """Distorts `x` by the columns of one site; the key isn't used."""
-        del key
+    def _at_site(self, site: int, x: Float[Array, "*shape"]) -> Float[Array, "*shape"]:
+        """Distorts `x` by the columns of one site."""
         dtype, columns = real_dtype(x), jnp.shape(x)[-1:]
         gain_key, offset_key = jax.random.split(self._device_key(site))
         gain = correlated_normal(gain_key, columns, self.length).astype(dtype)

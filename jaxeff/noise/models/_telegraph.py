@@ -41,8 +41,7 @@ class Telegraph(DeviceModel):
         down: Rate of switching from 1 to 0, per unit of time.
         time: Time of the read-out, at least 0; a scalar or an array.
         device: The device, an integer; see `jaxeff.noise.models`.
-        at: Place where a layer is perturbed: "output", "weights" or "input". Memory cells are
-            weights.
+        at: Place where a layer is perturbed; memory cells are "weights".
         per: Scope of one trap: "element" (nothing) or "channel"; samples always do.
         along: Axis that arrays have one entry along: "sample" (each was read at its own time) or
             "channel".
@@ -74,11 +73,8 @@ class Telegraph(DeviceModel):
         super().__post_init__()
         _check_switches(self.up, self.down, self.time)
 
-    def perturb_site(
-        self, key: PRNGKeyArray, site: int, x: Float[Array, "*shape"]
-    ) -> Float[Array, "*shape"]:
-        """Reads `x` at `time` at one site; the key isn't used."""
-        del key
+    def _at_site(self, site: int, x: Float[Array, "*shape"]) -> Float[Array, "*shape"]:
+        """Reads `x` at `time` at one site."""
         dtype = real_dtype(x)
         return x + self._amount("amplitude", x) * self._occupied(site, x).astype(dtype)
 

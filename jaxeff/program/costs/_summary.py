@@ -15,13 +15,14 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from jaxeff.core import Table, short_repr, spec_of, string_mapping, validate
+from jaxeff.core import Table, short_repr, shown_as_table, spec_of, string_mapping, validate
 from jaxeff.program._spec import resolve
 from jaxeff.program.costs._cost import Cost, LayerCost, program_cost
 from jaxeff.program.costs._widths import Bits
 from jaxeff.program.reading import trace
 
 
+@shown_as_table
 @dataclass(frozen=True)
 class Summary:
     """A function's layers and what they cost; prints as a table, also in a notebook.
@@ -68,16 +69,6 @@ class Summary:
     def __rich__(self) -> Any:
         """Returns the table, for `rich`."""
         return self._table().__rich__()
-
-    def __str__(self) -> str:
-        """Returns the table as plain text, wide enough for every cell."""
-        return str(self._table())
-
-    __repr__ = __str__
-
-    def _repr_html_(self) -> str:
-        """Returns the table, for a notebook."""
-        return self._table()._repr_html_()
 
 
 def _number(n: float) -> str:

@@ -80,7 +80,7 @@ class Crossing:
             reader = ChannelReader(self.labels, layer.site, {})
             for node in layer.nodes:
                 read = [self._of(a) for a in node.inputs]
-                made = self._equation(node.eqn, node.inputs, node.outputs, read, reader)
+                made = self._equation(node, read, reader)
                 self.known.update(zip(node.outputs, made, strict=True))
         return [self._of(a) for a in program.outputs]
 
@@ -88,37 +88,28 @@ class Crossing:
         return frozenset() if isinstance(atom, Literal) else self.known[atom]
 
     def _equation(
-        self,
-        eqn: Any,
-        inputs: Sequence[Any],
-        outputs: Sequence[Any],
-        given: Sequence[Dimensions],
-        reader: ChannelReader,
+        self, node: Node, given: Sequence[Dimensions], reader: ChannelReader
     ) -> list[Dimensions]:
-        if eqn.primitive not in prim.CALLS | prim.CUSTOM:
-            return self._made(eqn, inputs, outputs, given, reader)
+        if node.primitive not in prim.CALLS | prim.CUSTOM:
+            return self._made(node, given, reader)
         # Not `entering`: each call of a jaxpr has labels of its own.
-        inner = ChannelReader(reader.labels.bodies[id(eqn)], reader.where, {})
+        inner = ChannelReader(reader.labels.bodies[id(node.eqn)], reader.where, {})
 
         def rule(e: Any, read: Sequence[Dimensions]) -> list[Dimensions]:
-            return self._equation(e, e.invars, e.outvars, read, inner)
+            return self._equation(Node(e, e.invars, e.outvars), read, inner)
 
         def constant(atom: Any, value: Any) -> Dimensions:
             del value
             return frozenset() if isinstance(atom, Literal) else every(inner.labels, atom)
 
-        return walk(_compat.sub_jaxprs(eqn)[0], given, rule, constant)
+        return walk(_compat.sub_jaxprs(node.eqn)[0], given, rule, constant)
 
     def _made(
-        self,
-        eqn: Any,
-        inputs: Sequence[Any],
-        outputs: Sequence[Any],
-        given: Sequence[Dimensions],
-        reader: ChannelReader,
+        self, node: Node, given: Sequence[Dimensions], reader: ChannelReader
     ) -> list[Dimensions]:
         """Follows one equation and notes what crosses in it."""
-        labels, primitive = reader.labels, eqn.primitive
+        labels, eqn, primitive = reader.labels, node.eqn, node.primitive
+        inputs, outputs = node.inputs, node.outputs
         has = [every(labels, a) for a in inputs]
         made = [every(labels, v) for v in outputs]
         for axis in labels.numbers.averaged(eqn, inputs):

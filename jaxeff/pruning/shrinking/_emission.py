@@ -19,7 +19,7 @@ import numpy as np
 from jaxeff.core import Literal, split_p
 from jaxeff.core import jax_internals as _compat
 from jaxeff.program import Layer
-from jaxeff.program.ir import Contraction, run_nodes, walk
+from jaxeff.program.ir import Contraction, Node, run_nodes, walk
 from jaxeff.program.ir import primitives as prim
 from jaxeff.pruning.dependencies import (
     RULES,
@@ -67,7 +67,7 @@ class Emission:
         def bind(eqn: Any, *operands: Any) -> list[Any]:
             node = by_equation[id(eqn)]
             try:
-                made = self.equation(eqn, node.inputs, node.outputs, operands, self.labels)
+                made = self.equation(node, operands, self.labels)
                 self._check(made, [self.labels.of(v) for v in node.outputs])
                 return made
             except (TypeError, ValueError) as error:
@@ -80,16 +80,10 @@ class Emission:
 
         return run_nodes(layer.nodes, layer.inputs, values, layer.outputs, bind)
 
-    def equation(
-        self,
-        eqn: Any,
-        inputs: Sequence[Any],
-        outputs: Sequence[Any],
-        operands: Sequence[Any],
-        labels: Labels,
-    ) -> list[Any]:
+    def equation(self, node: Node, operands: Sequence[Any], labels: Labels) -> list[Any]:
         """Evaluates one equation on operands of the new shapes."""
-        results = [labels.of(v) for v in outputs]
+        eqn, inputs = node.eqn, node.inputs
+        results = [labels.of(v) for v in node.outputs]
         # Before the shapes: a mean's divisor is a literal that has to become the new count.
         operands = labels.numbers.restated(
             eqn, inputs, operands, labels.of, self.size, self.counted, rescale=self.rescale
@@ -204,7 +198,7 @@ class Emission:
         """Evaluates a jaxpr."""
 
         def rule(eqn: Any, operands: Sequence[Any]) -> list[Any]:
-            return self.equation(eqn, eqn.invars, eqn.outvars, operands, labels)
+            return self.equation(Node(eqn, eqn.invars, eqn.outvars), operands, labels)
 
         def constant(atom: Any, value: Any) -> Any:
             return value if isinstance(atom, Literal) else self.cut(value, labels.of(atom))

@@ -21,7 +21,7 @@ from jaxtyping import Array
 from jaxeff.core import Literal
 from jaxeff.core import jax_internals as _compat
 from jaxeff.program import Layer, Program, interpret
-from jaxeff.program.ir import Contraction, Value
+from jaxeff.program.ir import Contraction, Node, Value
 from jaxeff.program.ir import primitives as prim
 from jaxeff.pruning.dependencies import (
     Axis,
@@ -144,15 +144,9 @@ class Gating(Emission):
                     values[i] = self._times(values[i], number, axis, which, power)
         return layer.fn(*values)
 
-    def equation(
-        self,
-        eqn: Any,
-        inputs: Sequence[Any],
-        outputs: Sequence[Any],
-        operands: Sequence[Any],
-        labels: Labels,
-    ) -> list[Any]:
+    def equation(self, node: Node, operands: Sequence[Any], labels: Labels) -> list[Any]:
         """Evaluates one equation; channels that it sums over are multiplied by their gates."""
+        eqn, inputs = node.eqn, node.inputs
         operands = list(operands)
         if eqn.primitive in prim.CALLS | prim.CUSTOM:
             if not self._sums_inside(eqn, labels):

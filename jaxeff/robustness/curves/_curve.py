@@ -3,21 +3,19 @@
 ```python
 import jax
 import jax.numpy as jnp
-import optax
 
 from jaxeff.nn import small_classifier
 from jaxeff.noise import Additive
-from jaxeff.robustness import accuracy_curve, fit_midpoint
-from jaxeff.training import cross_entropy, fit
+from jaxeff.robustness import accuracy_curve
 
-key, levels = jax.random.key(0), jnp.logspace(-2, 2, 17)
 f, params, (x, y) = small_classifier()
-params = fit(
-    key, cross_entropy(f), params, (x, y), optimizer=optax.adam(1e-2), epochs=15, batch_size=32
-).params
-curve = accuracy_curve(key, f, params, lambda level: {"*": Additive(level)}, levels, (x, y))
-midpoint = fit_midpoint(curve.levels, curve.draws)
+levels = jnp.logspace(-2, 2, 17)
+accuracy_curve(
+    jax.random.key(0), f, params, lambda level: {"*": Additive(level)}, levels, (x, y)
+)
 ```
+
+Of a trained network, `fit_midpoint` finds where the curve falls (example: `jaxeff.robustness`).
 
 `noisy_accuracy` is the measurement alone: pure, so it can be jitted and vmapped over parameters.
 `summarize` also takes what several trained networks scored, such as `[seeds, settings]` of
@@ -50,6 +48,7 @@ from jaxeff.core import (
     function_of_form,
     labelled_data,
     real_array,
+    shown_as_table,
     static_integer,
     validate,
 )
@@ -62,6 +61,7 @@ CONFIDENCE = 0.95
 Spec = Mapping[str, Noise | None]
 
 
+@shown_as_table
 class Curve(NamedTuple):
     """Accuracy over noise levels.
 
@@ -82,14 +82,6 @@ class Curve(NamedTuple):
     high: Float[np.ndarray, " levels"]
     replicates: Int[np.ndarray, " levels"]
     draws: Float[np.ndarray, "replicates levels"]
-
-    def __repr__(self) -> str:
-        """Returns a summary; the arrays are the attributes."""
-        return str(self._table())
-
-    def _repr_html_(self) -> str:
-        """Returns a summary, for a notebook."""
-        return self._table()._repr_html_()
 
     def _table(self) -> Table:
         rows = [

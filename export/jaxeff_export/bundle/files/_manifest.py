@@ -18,6 +18,7 @@ from jaxeff_export.artifact import (
     require_structure,
     specs_from_json,
     verify_checksum,
+    version_complaint,
 )
 
 FORMAT = "jaxeff-bundle"
@@ -155,11 +156,8 @@ class Manifest:
         if content.get("format") != FORMAT:
             raise BundleError(f"manifest.json is of a {content.get('format')!r}, not a {FORMAT}")
         # Before the entries: those of another version may have any form.
-        if content.get("format_version") not in (FORMAT_VERSION, FORMAT_VERSION_ANY_BATCH):
-            raise BundleError(
-                f"manifest.json has format version {content.get('format_version')}, this jaxeff "
-                f"reads {FORMAT_VERSION} and {FORMAT_VERSION_ANY_BATCH}; deploy the model again"
-            )
+        if wrong := version_complaint(content, (FORMAT_VERSION, FORMAT_VERSION_ANY_BATCH)):
+            raise BundleError(f"manifest.json has {wrong}; deploy the model again")
         try:
             return cls._checked(content)
         except ValueError as error:

@@ -89,9 +89,7 @@ static int instrument(void* self, const TVMFFIAny* args, int32_t count, TVMFFIAn
 static int make_instrument(void* self, const TVMFFIAny* args, int32_t count, TVMFFIAny* result) {
   TVMFFIObjectHandle function = NULL;
   int failed = TVMFFIFunctionCreate(NULL, instrument, NULL, &function);
-  (void)self;
-  (void)args;
-  (void)count;
+  (void)self, (void)args, (void)count;
   if (failed) return failed;
   memset(operators, 0, (size_t)operator_count * sizeof(Operator));
   operator_count = 0;
@@ -110,9 +108,7 @@ TVM_FFI_DLL_EXPORT int __tvm_ffi_profile_register(void* self, const TVMFFIAny* a
   TVMFFIByteArray name = {global, strlen(global)};
   TVMFFIObjectHandle function = NULL;
   int failed = TVMFFIFunctionCreate(NULL, make_instrument, NULL, &function);
-  (void)self;
-  (void)args;
-  (void)count;
+  (void)self, (void)args, (void)count;
   if (failed) return failed;
   failed = TVMFFIFunctionSetGlobal(&name, function, 1);
   TVMFFIObjectDecRef(function);

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import tvm
@@ -36,17 +37,10 @@ def block_weights(mod: tvm.IRModule, parameters: int, machine: Machine) -> tvm.I
     Returns:
         A module that computes the same and lays weights out on the way, for `lift_parameters`.
     """
-    return _Blocking(mod, parameters, machine).module()
+    return _Blocking(mod, parameters, partial(_blocked, machine)).module()
 
 
 class _Blocking(CallRewriter):
-    def __init__(self, mod: tvm.IRModule, parameters: int, machine: Machine) -> None:
-        super().__init__(mod, parameters)
-        self._machine = machine
-
-    def _other(self, kernel: tirx.PrimFunc, weights: Sequence[int]) -> Other | None:
-        return _blocked(kernel, weights, self._machine)
-
     def _laid_out(self, array: relax.Var, columns: int) -> relax.Var:
         *rows, width = (int(n) for n in array.ty.shape)
         # [rows, width] -> [width / columns, rows, columns]: a tile's columns, row after row.
@@ -57,7 +51,7 @@ class _Blocking(CallRewriter):
         return self._bound("blocks", turned, array, [count, *rows, columns])
 
 
-def _blocked(function: tirx.PrimFunc, weights: Sequence[int], machine: Machine) -> Other | None:
+def _blocked(machine: Machine, function: tirx.PrimFunc, weights: Sequence[int]) -> Other | None:
     """Makes a kernel's contractions read weights in blocks; None where that has no use."""
     root = root_of(function)
     statements = statements_of(root.body) if root else []

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import abc
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import tvm
 from tvm import ir, relax, tirx
@@ -22,16 +22,22 @@ class Other:
     columns: int
 
 
+FindOther = Callable[[tirx.PrimFunc, Sequence[int]], Other | None]
+
+
 class CallRewriter(abc.ABC):
     """Replaces calls of kernels by calls of kernels that take operands in another form.
 
     Args:
         mod: a module of kernels (operators are legalised); it is not changed.
         parameters: number of leading arguments of ``main`` that are parameters.
+        other: finds the kernel to call instead of a kernel, if there is one, given which of its
+            operands depend on parameters alone.
     """
 
-    def __init__(self, mod: tvm.IRModule, parameters: int) -> None:
+    def __init__(self, mod: tvm.IRModule, parameters: int, other: FindOther) -> None:
         self._mod = mod
+        self._other = other
         self._sources = sources_of(mod["main"], parameters)
         self._builder = relax.BlockBuilder(mod)
         self._bindings: list[relax.VarBinding] = []
@@ -74,15 +80,6 @@ class CallRewriter(abc.ABC):
         if (array, columns) not in self._others:
             self._others[array, columns] = self._laid_out(array, columns)
         return self._others[array, columns]
-
-    @abc.abstractmethod
-    def _other(self, kernel: tirx.PrimFunc, weights: Sequence[int]) -> Other | None:
-        """Finds the kernel to call instead, if there is one.
-
-        Args:
-            kernel: the called kernel.
-            weights: operands that depend on parameters alone.
-        """
 
     @abc.abstractmethod
     def _laid_out(self, array: relax.Var, columns: int) -> relax.Var:

@@ -10,6 +10,7 @@ used for many rows and equal vectors would be short.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 
 import tvm
 from tvm import ir, relax, s_tir, tirx
@@ -32,17 +33,10 @@ def widen_contractions(mod: tvm.IRModule, parameters: int, lanes: int) -> tvm.IR
     Returns:
         A module that computes the same and pads operands on the way, for `lift_parameters`.
     """
-    return _Widening(mod, parameters, lanes).module()
+    return _Widening(mod, parameters, partial(_widened, lanes)).module()
 
 
 class _Widening(CallRewriter):
-    def __init__(self, mod: tvm.IRModule, parameters: int, lanes: int) -> None:
-        super().__init__(mod, parameters)
-        self._lanes = lanes
-
-    def _other(self, kernel: tirx.PrimFunc, weights: Sequence[int]) -> Other | None:
-        return _widened(kernel, weights, self._lanes)
-
     def _laid_out(self, array: relax.Var, columns: int) -> relax.Var:
         shape = [int(n) for n in array.ty.shape]
         margins = [0] * (2 * len(shape) - 1) + [columns - shape[-1]]
@@ -50,7 +44,7 @@ class _Widening(CallRewriter):
         return self._bound("padded", padded, array, [*shape[:-1], columns])
 
 
-def _widened(function: tirx.PrimFunc, weights: Sequence[int], lanes: int) -> Other | None:
+def _widened(lanes: int, function: tirx.PrimFunc, weights: Sequence[int]) -> Other | None:
     """Widens the contractions of a kernel; None if there is no need or no way."""
     root = root_of(function)
     if root is None:

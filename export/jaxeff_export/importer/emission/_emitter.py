@@ -39,6 +39,7 @@ from jaxeff_export.importer.reading import (
     attribute,
     describe,
     failure,
+    registrar,
 )
 from jaxeff_export.importer.scalar import HELD_AS_FLOAT32, SCALAR_RULES, store
 
@@ -52,13 +53,7 @@ _OPAQUE = 8  # TVM's OpPatternKind.kOpaque
 
 def rule(*names: str) -> Callable[[Rule], Rule]:
     """Registers the lowering of one or more operations."""
-
-    def register(function: Rule) -> Rule:
-        for name in names:
-            RULES[name] = function
-        return function
-
-    return register
+    return registrar(RULES, names)
 
 
 def known_ops() -> set[str]:

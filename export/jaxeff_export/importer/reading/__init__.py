@@ -19,6 +19,7 @@ from jaxeff_export.importer.reading._errors import (
     failure,
     source_location,
 )
+from jaxeff_export.importer.reading._expansions import registrar
 from jaxeff_export.importer.reading._functions import (
     functions_of,
     public_function,
@@ -80,6 +81,7 @@ __all__ = [
     "part_type",
     "public_function",
     "refuse_endless_calls",
+    "registrar",
     "source_location",
     "splat",
     "tensor_type",

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -28,18 +28,23 @@ Expansion = Callable[..., "jax.Array | Sequence[jax.Array]"]
 # jaxlib's CHLO decompositions are XLA's own, so the numbers agree with XLA's.
 LEGALIZE_CHLO = "builtin.module(func.func(chlo-legalize-to-stablehlo))"
 EXPANSIONS: dict[str, Expansion] = {}
+T = TypeVar("T")
 _SYMBOL = re.compile(r"@([\w$.-]+)")
+
+
+def registrar(table: dict[str, T], names: Sequence[str]) -> Callable[[T], T]:
+    """Makes a decorator that enters a function into a table under several names."""
+
+    def register(function: T) -> T:
+        table.update(dict.fromkeys(names, function))
+        return function
+
+    return register
 
 
 def expansion(*names: str) -> Callable[[Expansion], Expansion]:
     """Registers the expansion of one or more operations."""
-
-    def register(function: Expansion) -> Expansion:
-        for name in names:
-            EXPANSIONS[name] = function
-        return function
-
-    return register
+    return registrar(EXPANSIONS, names)
 
 
 def expand(module: ir.Module) -> None:

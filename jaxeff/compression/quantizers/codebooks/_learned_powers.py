@@ -16,22 +16,19 @@ Sharp edge: there is no zero among the values, unless `zero` adds one for all ma
 q_min / sqrt(2); zeros become +q_min.
 """
 
-import math
 from dataclasses import dataclass, replace
-from typing import Annotated, Any
+from typing import Annotated, Any, ClassVar
 
 import jax.numpy as jnp
-import numpy as np
 from jax import lax
 from jaxtyping import Array, Float
 
 from jaxeff.compression.numerics import (
-    BaseQuantizer,
+    LearnedBits,
     Tensor,
     at_least_float32,
     keep_ordered,
-    magnitude,
-    safe_scale,
+    start_scale,
     straight_through,
     wide_dtype,
 )
@@ -40,7 +37,7 @@ from jaxeff.core import Choice, Count, Number, register_setting, static, static_
 
 @register_setting
 @dataclass(frozen=True)
-class LearnedPowers(BaseQuantizer):
+class LearnedPowers(LearnedBits):
     """Signed powers of two whose range, and so width, is learnt: `LearnedPowers()`.
 
     Attributes:
@@ -53,10 +50,6 @@ class LearnedPowers(BaseQuantizer):
 
     Raises:
         TypeError, ValueError: A number is out of bounds.
-
-    References:
-        Uhlich et al., "Mixed Precision DNNs: All you need is a good parametrization",
-        arXiv:1905.11452.
     """
 
     initial: Annotated[int, Count(2, 6)] = static(4)
@@ -65,6 +58,8 @@ class LearnedPowers(BaseQuantizer):
     zero: bool = static(False)
     price: Annotated[Float[Array, "..."] | float, Number(0)] = static_number(0.0)
     per: Annotated[str, Choice("channel", "tensor")] = static("tensor")
+
+    beside: ClassVar[int] = 2 * 8  # the exponents of both ends
 
     def quantize(self, x: Float[Array, "*shape"], tensor: Tensor) -> Float[Array, "*shape"]:
         """Returns the nearest powers of two in range, with the gradients above."""
@@ -95,19 +90,13 @@ class LearnedPowers(BaseQuantizer):
         if least is not None and most is not None:
             return self
         if most is None:
-            top = safe_scale(magnitude(x, tensor, self.per))
+            top = start_scale(x, tensor, self.per)
             most = nearest_power(top.astype(wide_dtype(x)))
         if least is None:
             # Powers per sign that fit the width; zero takes one code of them.
             codes = 2 ** (self.initial - 1) - int(self.zero)
             least = jnp.asarray(most) * 2.0 ** (1 - codes)
         return replace(self, minimum=least, maximum=most)
-
-    def storage(self, shape: tuple[int, ...], tensor: Tensor) -> Any:
-        """Counts codes, each channel's of its own width, and the exponents of both ends."""
-        width = self.width
-        mean = width if np.ndim(width) == 0 else width.mean()
-        return math.prod(shape) * mean + 2 * 8 * tensor.count(shape, self.per)
 
     @property
     def width(self) -> Any:
@@ -120,12 +109,6 @@ class LearnedPowers(BaseQuantizer):
         # ceil(log2(count)) exactly: the exponent that `frexp` has for count - 1.
         exponent = jnp.frexp((count - 1).astype(least.dtype))[1].astype(least.dtype)
         return straight_through(jnp.log2(jnp.log2(most / least) + 1) + 1, exponent)
-
-    def penalty(self, x: Float[Array, "*shape"], tensor: Tensor) -> Any:
-        """Returns the price of its bits."""
-        own = self.start(lax.stop_gradient(x), tensor)
-        bits = jnp.asarray(own.storage(x.shape, tensor), wide_dtype(x))
-        return jnp.asarray(self.price, bits.dtype) * bits
 
 
 def nearest_power(x: Float[Array, "*shape"]) -> Float[Array, "*shape"]:

@@ -28,9 +28,27 @@ from jaxeff.core import Choice, NonNegative, Number, register_setting, static
 Open = Annotated[Float[Array, "..."] | float | None, Number(0)]
 
 
+@dataclass(frozen=True)
+class Thresholded(BaseQuantizer):
+    """Three values, of which a threshold decides: what both methods share.
+
+    Attributes:
+        fraction: The threshold over a magnitude of the array.
+        threshold: Largest magnitude that becomes zero. Open: by `fraction`.
+    """
+
+    fraction: NonNegative
+    threshold: Open = None
+
+    @property
+    def width(self) -> int:
+        """Two bits."""
+        return 2
+
+
 @register_setting
 @dataclass(frozen=True)
-class Ternary(BaseQuantizer):
+class Ternary(Thresholded):
     """Three values with a scale that follows the weights: `Ternary()`.
 
     Attributes:
@@ -47,7 +65,6 @@ class Ternary(BaseQuantizer):
     """
 
     fraction: NonNegative = 0.7
-    threshold: Open = None
     scale: Open = None
     per: Annotated[str, Choice("channel", "tensor")] = static("tensor")
 
@@ -67,11 +84,6 @@ class Ternary(BaseQuantizer):
         """Counts two bits for each value and a float for each scale."""
         return super().storage(shape, tensor) + 32 * tensor.count(shape, self.per)
 
-    @property
-    def width(self) -> int:
-        """Two bits."""
-        return 2
-
     def _filled(self, x: Array, tensor: Tensor) -> "Ternary":
         axes, shape = kept_axes(x, tensor.axes(self.per))
         threshold: Any = self.threshold
@@ -89,7 +101,7 @@ class Ternary(BaseQuantizer):
 
 @register_setting
 @dataclass(frozen=True)
-class TrainedTernary(BaseQuantizer):
+class TrainedTernary(Thresholded):
     """Three values, two of them learnt: `TrainedTernary()`.
 
     Attributes:
@@ -108,7 +120,6 @@ class TrainedTernary(BaseQuantizer):
     """
 
     fraction: NonNegative = 0.05
-    threshold: Open = None
     positive: Open = None
     negative: Open = None
     per: Annotated[str, Choice("channel", "tensor")] = static("tensor")
@@ -136,11 +147,6 @@ class TrainedTernary(BaseQuantizer):
     def storage(self, shape: tuple[int, ...], tensor: Tensor) -> int:
         """Counts two bits for each value and a float for each learnt one."""
         return super().storage(shape, tensor) + 64 * tensor.count(shape, self.per)
-
-    @property
-    def width(self) -> int:
-        """Two bits."""
-        return 2
 
     def _threshold(self, x: Array, tensor: Tensor) -> Any:
         if self.threshold is not None:

@@ -40,9 +40,8 @@ from jaxeff.compression.numerics import (
     infer_sign,
     keep_positive,
     kept_axes,
-    magnitude,
     round_through,
-    safe_scale,
+    start_scale,
     wide_dtype,
 )
 from jaxeff.compression.quantizers.uniform._hard_concrete import hard_concrete, open_probability
@@ -127,7 +126,7 @@ class BayesianBits(BaseQuantizer):
         if signed is None:
             signed = infer_sign(x, tensor)
         if maximum is None:
-            maximum = safe_scale(magnitude(x, tensor, "tensor"))
+            maximum = start_scale(x, tensor, "tensor")
         if gates is None:
             # q = sigmoid(6 + 1.6): open with a probability of 0.9995.
             gates = jnp.full(len(WIDTHS) - 1, 6.0, wide_dtype(x))

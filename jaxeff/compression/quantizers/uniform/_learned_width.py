@@ -25,25 +25,21 @@ Sharp edges:
     that are.
 """
 
-import math
 from dataclasses import dataclass, replace
-from typing import Annotated, Any
+from typing import Annotated, Any, ClassVar
 
 import jax.numpy as jnp
-import numpy as np
 from jax import lax
 from jaxtyping import Array, Float
 
 from jaxeff.compression.numerics import (
-    BaseQuantizer,
+    LearnedBits,
     Tensor,
     at_least_float32,
     infer_sign,
     keep_ordered,
-    magnitude,
-    safe_scale,
+    start_scale,
     straight_through,
-    wide_dtype,
 )
 from jaxeff.core import Choice, Count, Number, register_setting, static, static_number
 
@@ -53,7 +49,7 @@ MAX_WIDTH = 24
 
 @register_setting
 @dataclass(frozen=True)
-class LearnedWidth(BaseQuantizer):
+class LearnedWidth(LearnedBits):
     """A uniform grid whose width is learnt: `LearnedWidth()`.
 
     Attributes:
@@ -67,10 +63,6 @@ class LearnedWidth(BaseQuantizer):
 
     Raises:
         TypeError, ValueError: A number is out of bounds.
-
-    References:
-        Uhlich et al., "Mixed Precision DNNs: All you need is a good parametrization",
-        arXiv:1905.11452.
     """
 
     initial: Annotated[int, Count(2, 16)] = static(8)
@@ -79,6 +71,8 @@ class LearnedWidth(BaseQuantizer):
     signed: bool | Array | None = static_number(None)
     price: Annotated[Float[Array, "..."] | float, Number(0)] = static_number(0.0)
     per: Annotated[str, Choice("channel", "tensor")] = static("tensor")
+
+    beside: ClassVar[int] = 64  # step and maximum, as floats
 
     def quantize(self, x: Float[Array, "*shape"], tensor: Tensor) -> Float[Array, "*shape"]:
         """Returns the nearest values of the grid, with the gradients above."""
@@ -109,7 +103,7 @@ class LearnedWidth(BaseQuantizer):
         if signed is None:
             signed = infer_sign(x, tensor)
         if maximum is None:
-            maximum = safe_scale(magnitude(x, tensor, self.per))
+            maximum = start_scale(x, tensor, self.per)
         if step is None:
             # Eq. 2 solved for d: q_max / (2^(bits-1) - 1), and a bit more without a sign.
             with_sign, without = (1 / (2.0 ** (self.initial - s) - 1) for s in (1, 0))
@@ -119,12 +113,6 @@ class LearnedWidth(BaseQuantizer):
             ends = jnp.asarray(maximum)
             step = ends * jnp.asarray(share, ends.dtype)
         return replace(self, signed=signed, step=step, maximum=maximum)
-
-    def storage(self, shape: tuple[int, ...], tensor: Tensor) -> Any:
-        """Counts codes, each channel's of its own width, and two floats that decode them."""
-        width = self.width
-        mean = width if np.ndim(width) == 0 else width.mean()
-        return math.prod(shape) * mean + 64 * tensor.count(shape, self.per)
 
     @property
     def width(self) -> Any:
@@ -138,12 +126,6 @@ class LearnedWidth(BaseQuantizer):
         exponent = jnp.frexp(count)[1].astype(step.dtype)
         smooth = jnp.log2(maximum / step + 1)
         return straight_through(smooth, exponent) + jnp.asarray(sign, step.dtype)
-
-    def penalty(self, x: Float[Array, "*shape"], tensor: Tensor) -> Any:
-        """Returns the price of its bits."""
-        own = self.start(lax.stop_gradient(x), tensor)
-        bits = jnp.asarray(own.storage(x.shape, tensor), wide_dtype(x))
-        return jnp.asarray(self.price, bits.dtype) * bits
 
 
 def _sound(step: Array, maximum: Array) -> tuple[Array, Array]:

@@ -25,8 +25,7 @@ from jaxeff.compression.numerics import (
     code_range,
     infer_sign,
     keep_positive,
-    magnitude,
-    safe_scale,
+    start_scale,
     straight_through,
     wide_dtype,
 )
@@ -93,7 +92,7 @@ class PACT(BaseQuantizer):
         if self.signed is not None and alpha is not None:
             return self
         if alpha is None:
-            alpha = safe_scale(magnitude(x, tensor, self.per))
+            alpha = start_scale(x, tensor, self.per)
         return replace(self, signed=signed, alpha=alpha)
 
     def storage(self, shape: tuple[int, ...], tensor: Tensor) -> Any:

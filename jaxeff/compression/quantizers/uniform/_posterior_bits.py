@@ -56,12 +56,14 @@ from jaxeff.core import (
     non_negative,
     positive,
     posterior_like,
+    shown_as_table,
     validate,
 )
 from jaxeff.moment_propagation import Gaussian, check_gaussian, is_gaussian
 from jaxeff.program import trace
 
 
+@shown_as_table
 @dataclass(frozen=True)
 class PosteriorBits:
     """A posterior whose means lie on grids.
@@ -120,14 +122,6 @@ class PosteriorBits:
             step = jnp.where(jnp.asarray(bits) == 0, 1e3 * (step + 1), step)
             found[layer.site] = LayerQuantization(LSQ(given, step, signed=True, scaled=False))
         return found
-
-    def __repr__(self) -> str:
-        """Returns a row for each random parameter."""
-        return str(self._table())
-
-    def _repr_html_(self) -> str:
-        """Renders the table for a notebook."""
-        return self._table()._repr_html_()
 
     def _table(self) -> Table:
         rows = [

@@ -34,8 +34,7 @@ from jaxeff.compression.numerics import (
     code_range,
     infer_sign,
     keep_positive,
-    magnitude,
-    safe_scale,
+    start_scale,
     straight_through,
     wide_dtype,
 )
@@ -117,7 +116,7 @@ class Relaxed(BaseQuantizer):
             signed = infer_sign(x, tensor)
         known = replace(self, signed=signed)
         if step is None:
-            top = safe_scale(magnitude(x, tensor, self.per)).astype(wide_dtype(x))
+            top = start_scale(x, tensor, self.per).astype(wide_dtype(x))
             _, upper = code_range(self.bits, signed, top.dtype)
             # A product: compilers make one of a division by a constant, and move values by an ulp.
             step = top * (1 / jnp.maximum(upper, 1))
