@@ -17,7 +17,7 @@ import jax.numpy as jnp
 from jaxeff.moment_propagation.values import Gaussian, is_gaussian
 from jaxeff.noise import MomentNoise, Noise, perturbed_inputs, perturbs_layer
 from jaxeff.noise.models import place
-from jaxeff.program import Layer, Program, at_sites, interpret, plain_rule, resolve, trace
+from jaxeff.program import Layer, interpret_sites, plain_rule, resolve, trace
 
 
 def with_noise(
@@ -69,12 +69,11 @@ def with_noise(
             outputs = plain_rule(layer, key, *inputs)
             return [noisy(f"{layer.site}>{i}", y) for i, y in enumerate(outputs)]
 
-        def make_rule(_: Program) -> Any:
-            return at_sites(models, rule) if models else None
-
         # Noise becomes sums and products with arguments, which moments have rules for like any
         # others.
-        return interpret(f, make_rule, None, rest, keywords, "moments(noise=...)")
+        return interpret_sites(
+            f, lambda _: models, rule, None, rest, keywords, "moments(noise=...)"
+        )
 
     return g, (*args, draws)
 

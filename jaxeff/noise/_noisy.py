@@ -35,7 +35,7 @@ from jaxtyping import PRNGKeyArray
 
 from jaxeff.core import single_key, validate
 from jaxeff.noise.models import Noise, check_noise, perturb_at, place
-from jaxeff.program import Layer, Program, Rule, at_sites, interpret, plain_rule, resolve
+from jaxeff.program import Layer, Program, interpret_sites, plain_rule, resolve
 from jaxeff.program.ir import Value
 
 
@@ -61,10 +61,8 @@ def noisy(f: Callable[..., Any], spec: Mapping[str, Noise | None]) -> Callable[.
     def g(key: PRNGKeyArray, *args: Any, **kwargs: Any) -> Any:
         single_key("the first argument, a key,", key)
 
-        def make_rule(program: Program) -> Rule | None:
-            models = resolve(spec, program, perturbs_layer, "noise to perturb")
-            # Without a rule `interpret` gives f's own result, bit for bit.
-            return at_sites(models, rule) if models else None
+        def models(program: Program) -> Mapping[str, Noise]:
+            return resolve(spec, program, perturbs_layer, "noise to perturb")
 
         # The site's key is made of its name: a layer without noise changes no other's draws.
         def rule(model: Noise, layer: Layer, site_key: PRNGKeyArray, *values: Any) -> Sequence[Any]:
@@ -78,7 +76,7 @@ def noisy(f: Callable[..., Any], spec: Mapping[str, Noise | None]) -> Callable[.
                 _perturb_all(model, site_key, layer, numbers, layer.outputs, outputs)
             return outputs
 
-        return interpret(f, make_rule, key, args, kwargs, "noisy")
+        return interpret_sites(f, models, rule, key, args, kwargs, "noisy")
 
     return g
 

@@ -21,6 +21,7 @@ Sharp edges:
     What enters a matched layer passes a ReLU; negative values are lost, as light can't carry them.
 """
 
+import functools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -28,7 +29,7 @@ from jaxtyping import PRNGKeyArray
 
 from jaxeff.core import single_key, validate
 from jaxeff.photonics.elements import PhotonicElement
-from jaxeff.program import Rule, at_sites, check_settings, interpret, read_out_by, resolve
+from jaxeff.program import check_settings, interpret_sites, read_out_by, resolve
 from jaxeff.program.ir import Layer, Program
 
 WANTED = "a ChaoticLight, such as ChaoticLight(0.5), or a PhotonicWeights"
@@ -58,12 +59,8 @@ def photonic(
 
     def g(key: PRNGKeyArray, *args: Any, **kwargs: Any) -> Any:
         single_key("the first argument, a key,", key)
-
-        def make_rule(program: Program) -> Rule | None:
-            elements = carried(spec, program)
-            return at_sites(elements, carry) if elements else None
-
-        return interpret(f, make_rule, key, args, kwargs, "photonic")
+        elements = functools.partial(carried, spec)
+        return interpret_sites(f, elements, carry, key, args, kwargs, "photonic")
 
     return g
 

@@ -7,7 +7,7 @@ import jax
 from jaxtyping import PRNGKeyArray
 
 from jaxeff.program._closed import check_open
-from jaxeff.program._evaluate import Rule, evaluate
+from jaxeff.program._evaluate import Rule, at_sites, evaluate
 from jaxeff.program.ir import Program
 from jaxeff.program.reading import argument_leaves, trace
 
@@ -49,3 +49,37 @@ def interpret(
     check_open(program, transform)
     outputs = evaluate(program, rule, key, argument_leaves(args, kwargs))
     return jax.tree.unflatten(program.out_tree, outputs)
+
+
+def interpret_sites(
+    f: Callable[..., Any],
+    settings_of: Callable[[Program], Mapping[str, Any]],
+    rule: Rule,
+    key: PRNGKeyArray | None,
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any],
+    transform: str,
+) -> Any:
+    """Evaluates `f` with a rule for the layers that have a setting; without any it is `f` itself.
+
+    Args:
+        f: A pure function `f(params, *args)`.
+        settings_of: Gives the settings of a program by site.
+        rule: `rule(setting, layer, key, *values)`, as for `at_sites`.
+        key: The transform's PRNG key, if it has one.
+        args: Positional arguments of `f`.
+        kwargs: Keyword arguments of `f`.
+        transform: Name of the transform in error messages.
+
+    Returns:
+        A result of the structure that `f` returns.
+
+    Raises:
+        ClosedError: As for `interpret`.
+    """
+
+    def make_rule(program: Program) -> Rule | None:
+        settings = settings_of(program)
+        return at_sites(settings, rule) if settings else None
+
+    return interpret(f, make_rule, key, args, kwargs, transform)

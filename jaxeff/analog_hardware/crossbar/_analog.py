@@ -33,6 +33,7 @@ Source: Klein's thesis, section 5.2; Klein et al., "Towards addressing noise and
 of analog computations using efficient retraining" (2021).
 """
 
+import functools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -42,10 +43,8 @@ from jaxeff.analog_hardware.crossbar._crossbar import Crossbar
 from jaxeff.analog_hardware.crossbar._multiply import Counts, on_crossbar
 from jaxeff.core import check_function, single_key, validate
 from jaxeff.program import (
-    Rule,
-    at_sites,
     check_settings,
-    interpret,
+    interpret_sites,
     read_out,
     read_out_by,
     resolve,
@@ -87,10 +86,6 @@ def with_chip(
     def g(key: PRNGKeyArray, *args: Any, **kwargs: Any) -> Any:
         single_key("the first argument, a key,", key)
 
-        def make_rule(program: Program) -> Rule | None:
-            arrays = crossbars(spec, program)
-            return at_sites(arrays, rule) if arrays else None
-
         def rule(
             array: Crossbar, layer: Layer, site_key: PRNGKeyArray, *values: Any
         ) -> Sequence[Any]:
@@ -102,7 +97,8 @@ def with_chip(
                 for v, y in zip(layer.outputs, outputs, strict=True)
             ]
 
-        return interpret(f, make_rule, key, args, kwargs, "analog")
+        arrays = functools.partial(crossbars, spec)
+        return interpret_sites(f, arrays, rule, key, args, kwargs, "analog")
 
     return g
 

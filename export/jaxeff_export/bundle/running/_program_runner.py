@@ -36,10 +36,7 @@ class ProgramRunner(Runner):
         board: ProgramBoard,
         treedef: Any = None,
     ) -> None:
-        self._manifest = manifest
-        self._recorded = recorded
-        self._board = board
-        self._treedef = treedef
+        self._keep(manifest, recorded, board, treedef)
         self._program = ExampleProgram(library, board.core)
         self._turn = threading.Lock()
 

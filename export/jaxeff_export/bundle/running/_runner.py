@@ -66,13 +66,9 @@ class Runner:
         board: Board,
         treedef: Any = None,
     ) -> None:
-        self._manifest = manifest
+        self._keep(manifest, recorded, board, treedef)
         self._library = library
         self._bound = operands
-        self._recorded = recorded
-        self._board = board
-        self._treedef = treedef
-
         self._threads = int(manifest.target.get("num-cores", 1))
         self._closed = False
         self._loaded: Any = None
@@ -82,6 +78,15 @@ class Runner:
             f"load the library, which is for {manifest.machine} ({manifest.target_name})",
             lambda: None,
         )
+
+    def _keep(
+        self, manifest: Manifest, recorded: Sequence[RecordedPair], board: Any, treedef: Any
+    ) -> None:
+        """Keeps what `run`, `check` and the timings need on any board."""
+        self._manifest = manifest
+        self._recorded = recorded
+        self._board = board
+        self._treedef = treedef
 
     def close(self) -> None:
         """Releases everything on the board; a remote session ends only when nobody holds it."""

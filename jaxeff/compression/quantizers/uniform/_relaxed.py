@@ -110,11 +110,8 @@ class Relaxed(BaseQuantizer):
     def start(self, x: Float[Array, "*shape"], tensor: Tensor) -> "Relaxed":
         """Computes open step, noise and sign from an array."""
         signed, step, sigma = self.signed, self.step, self.sigma
-        if signed is not None and step is not None and sigma is not None:
-            return self
         if signed is None:
             signed = infer_sign(x, tensor)
-        known = replace(self, signed=signed)
         if step is None:
             top = start_scale(x, tensor, self.per).astype(wide_dtype(x))
             _, upper = code_range(self.bits, signed, top.dtype)
@@ -122,7 +119,7 @@ class Relaxed(BaseQuantizer):
             step = top * (1 / jnp.maximum(upper, 1))
         if sigma is None:
             sigma = jnp.asarray(step) * (1 / 3)
-        return replace(known, step=step, sigma=sigma)
+        return replace(self, signed=signed, step=step, sigma=sigma)
 
     def storage(self, shape: tuple[int, ...], tensor: Tensor) -> Any:
         """Counts codes, and a float for each step."""
