@@ -81,12 +81,12 @@ class GraphBuilder:
         function = public_function(self._functions)
         refuse_endless_calls(function, self._functions)
         try:
-            kinds = [tensor_type(a.type) for a in function.regions[0].blocks[0].arguments]
+            kinds = [tensor_type(a.type) for a in _body(function).arguments]
         except Unsupported as error:
             self.unsupported.append(describe(function, f"argument of the public function: {error}"))
             return HloGraph((), [], ())
         arguments = tuple(HloValue(kind) for kind in kinds)
-        outputs = tuple(self._block(function.regions[0].blocks[0], arguments, {}))
+        outputs = tuple(self._block(_body(function), arguments, {}))
         if any(isinstance(output, Complex) for output in outputs):
             reason = "result of the public function: TVM has no complex types"
             self.unsupported.append(describe(function, reason))
@@ -181,28 +181,15 @@ class GraphBuilder:
         return node
 
     def _call(self, name: str, operands: tuple[HloValue, ...]) -> list[HloValue]:
-        return self._block(self._functions[name].regions[0].blocks[0], operands, {})
-
-    def _region(
-        self,
-        op: ir.Operation,
-        index: int,
-        arguments: Sequence[HloValue],
-        env: dict[ir.Value, HloValue],
-    ) -> list[HloValue]:
-        return self._block(op.regions[index].blocks[0], arguments, env)
+        return self._block(_body(self._functions[name]), operands, {})
 
     def _subgraph(
-        self,
-        op: ir.Operation,
-        index: int,
-        arguments: Sequence[HloValue],
-        env: dict[ir.Value, HloValue],
+        self, block: ir.Block, arguments: Sequence[HloValue], env: dict[ir.Value, HloValue]
     ) -> HloGraph:
-        """Builds region ``index`` as a graph of its own; arguments without a node are its own."""
+        """Builds a block as a graph of its own; arguments without a node are its own."""
         outer, self._nodes = self._nodes, []
         try:
-            outputs = self._region(op, index, arguments, env)
+            outputs = self._block(block, arguments, env)
             return HloGraph(tuple(arguments), self._nodes, tuple(outputs))
         finally:
             self._nodes = outer
@@ -231,8 +218,9 @@ class GraphBuilder:
         # Negative indices are out of range too, so they must not count from the end here.
         if index.constant is not None:
             i = int(index.constant)
-            return self._region(op, regions[i if 0 <= i < len(regions) else -1], (), env)
-        branches = [self._subgraph(op, i, (), env) for i in regions]
+            region = regions[i if 0 <= i < len(regions) else -1]
+            return self._block(_body(op, region), (), env)
+        branches = [self._subgraph(_body(op, i), (), env) for i in regions]
         chosen = branches[0].outputs
         for branch in branches:
             branch.outputs = tuple(flattened(branch.outputs))
@@ -282,14 +270,14 @@ class GraphBuilder:
                 or self._turns > MAX_TURNS
             ):
                 break
-            (proceed,) = self._region(op, 0, carried, env)
+            (proceed,) = self._block(_body(op, 0), carried, env)
             # Data decides when to stop, so the trip count is unknown until the call.
             if proceed.constant is None:
                 break
             if not bool(proceed.constant):
                 return carried
             self._turns += 1
-            carried = self._region(op, 1, carried, env)
+            carried = self._block(_body(op, 1), carried, env)
         del self._nodes[start:]
         del self.unsupported[refused:]
         return None
@@ -298,13 +286,13 @@ class GraphBuilder:
         self, op: ir.Operation, operands: tuple[HloValue, ...], env: dict[ir.Value, HloValue]
     ) -> list[HloValue]:
         """Adds a loop; values that its body returns unchanged are not carried."""
-        block = op.regions[1].blocks[0]
+        block = _body(op, 1)
         returned = list(block.operations)[-1].operands
         # Loop-invariant values are captured instead: no state buffer, and no copy at each turn.
         unchanged = [a == r for a, r in zip(block.arguments, returned, strict=True)]
         fresh = paired([HloValue(o.type) for o in flattened(operands)], operands)
         arguments = [o if u else f for o, u, f in zip(operands, unchanged, fresh, strict=True)]
-        bodies = [self._subgraph(op, i, arguments, env) for i in (0, 1)]
+        bodies = [self._subgraph(_body(op, i), arguments, env) for i in (0, 1)]
         carried = [i for i, u in enumerate(unchanged) if not u]
         for body in bodies:
             body.arguments = tuple(flattened(arguments[i] for i in carried))
@@ -313,6 +301,11 @@ class GraphBuilder:
         results = self._control("importer.loop", op, inits, bodies, [o.type for o in inits])
         final = iter(paired(results, [operands[i] for i in carried]))
         return [o if u else next(final) for o, u in zip(operands, unchanged, strict=True)]
+
+
+def _body(op: Any, index: int = 0) -> ir.Block:
+    """Returns the block of a function, or of a region of an operation."""
+    return op.regions[index].blocks[0]
 
 
 def _is_cheap(node: HloNode) -> bool:
