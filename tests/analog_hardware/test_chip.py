@@ -52,6 +52,7 @@ def test_a_device_is_its_number():
     assert float(jnp.mean(both[0] != one)) > 0.5
 
 
+@pytest.mark.slow
 def test_without_imperfections_it_multiplies():
     ideal = silent(
         synapse_mismatch=0.0, weight_curve=0.0, pulse_offset=0.0, column_mismatch=0.0,

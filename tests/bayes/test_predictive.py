@@ -37,6 +37,7 @@ def test_each_sample_is_f_at_its_draw():
     np.testing.assert_allclose(logits, expected, rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("chunk", [2, 7, 100])
 def test_chunks_change_nothing(chunk):
     f, _, posterior = network()

@@ -194,6 +194,7 @@ def test_fixed_point_networks_differ_by_little(residual):
         integer(f, spec, requantize="shift")
 
 
+@pytest.mark.slow
 def test_sums_are_exact_at_extreme_codes():
     x = jnp.full((1, 60), 1.0)
     params = {"w": jnp.full((60, 3), -2.0)}

@@ -66,6 +66,7 @@ def test_the_bound_has_a_gradient():
     np.testing.assert_allclose(ours, jax.grad(exact)(w), atol=2e-3)
 
 
+@pytest.mark.slow
 def test_it_is_a_transform_like_others():
     np.testing.assert_array_equal(spectral(F, {})(PARAMS, X), F(PARAMS, X))
     np.testing.assert_array_equal(spectral(F, {"*": None})(PARAMS, X), F(PARAMS, X))
@@ -140,6 +141,7 @@ def test_what_a_density_refuses():
         feature_density(points[:, :, None], labels, 3)
 
 
+@pytest.mark.slow
 @pytest.mark.promotes("dtype", "rank")  # NumPyro
 def test_variance_is_that_of_an_exact_gaussian_process():
     f = lambda params, x: x @ params["last"]["kernel"]  # noqa: E731

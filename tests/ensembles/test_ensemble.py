@@ -53,6 +53,7 @@ def test_what_is_shared_stays_as_it_is():
     assert params["fc3"]["bias"].shape == (4, 3)
 
 
+@pytest.mark.slow
 def test_members_start_by_statistics_of_each_leaf():
     wide, params = jaxeff.functional(MLP((1, 200, 300), rngs=nnx.Rngs(0)))
     _, redrawn = jaxeff.ensemble(KEY, wide, params, {"*": Members(3)})

@@ -26,6 +26,7 @@ MEMBERS = tuple(
 )
 
 
+@pytest.mark.slow
 def test_one_pass_for_each_member():
     mixture = jax.jit(lambda x: mixture_moments(F, MixturePosterior(MEMBERS), x))(X)
     alone = jax.jit(jaxeff.moments(F))
@@ -77,6 +78,7 @@ def test_regression_in_closed_form_is_that_of_samples():
         Mixture(jaxeff.Gaussian(jnp.ones((2, 5, 3)), jnp.ones((2, 5, 3)))).regression()
 
 
+@pytest.mark.slow
 def test_entropies_of_classes_have_the_same_three_parts():
     mean = jnp.array([[[5.0, 0, 0], [0, 0, 0], [0, 0, 0]], [[0, 5.0, 0], [0, 0, 0], [0, 0, 0]]])
     var = jnp.zeros((2, 3, 3)).at[:, 2].set(9.0)

@@ -62,6 +62,7 @@ def gradients(loss, params, batch=(X, Y), key=KEY):
     return value, metrics, grads
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("on", ["outputs", "probabilities"])
 @pytest.mark.parametrize("method", ["wgd", "svgd"])
 def test_function_space_repulsion_is_the_field_pulled_back(on, method):
@@ -106,6 +107,7 @@ def test_stein_averages_gradients_in_weight_space():
     np.testing.assert_allclose(ours["fc1"]["kernel"], without["fc1"]["kernel"], atol=1e-6)
 
 
+@pytest.mark.slow
 def test_stein_averages_gradients_in_function_space():
     loss = repulsive(member_loss(G), G, OUTSIDE, strength=0.0, method="svgd")
     value, _, ours = gradients(loss, HEADS)
@@ -159,6 +161,7 @@ def test_repulsion_goes_around_a_noisy_ensemble():
     assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(grads))
 
 
+@pytest.mark.slow
 def test_features_of_the_batch_are_pushed_apart_without_samples():
     g, params = jaxeff.ensemble(KEY, F, PARAMS, {"fc2": Members(3), "fc3": Members(3)})
 
@@ -174,6 +177,7 @@ def test_features_of_the_batch_are_pushed_apart_without_samples():
     np.testing.assert_allclose(ours["fc3"]["kernel"], without["fc3"]["kernel"], atol=1e-6)
 
 
+@pytest.mark.slow
 def test_bootstrap_weights_tell_members_apart():
     weights = bootstrap_weights(KEY, 64, 4)
     np.testing.assert_allclose(weights.mean(0), np.ones(4), rtol=1e-5)
@@ -219,6 +223,7 @@ def test_members_only_leaves_the_backbone_as_it_is():
     assert np.abs(result.params["fc3"]["kernel"] - HEADS["fc3"]["kernel"]).max() > 1e-3
 
 
+@pytest.mark.slow
 @pytest.mark.promotes("dtype")
 def test_a_regression_has_a_gaussian_likelihood():
     f, params = jaxeff.functional(MLP((1, 8, 2), rngs=nnx.Rngs(0)))

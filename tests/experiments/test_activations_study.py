@@ -17,6 +17,7 @@ from jaxeff.nn import ACTIVATIONS, SplineActivation
 from jaxeff.nn.layers import prelu
 
 
+@pytest.mark.slow
 def test_one_compiled_network_is_that_of_every_activation():
     params = network.start(jax.random.key(0), 3, 2, hidden=8)
     x = jax.random.normal(jax.random.key(1), (5, 3))

@@ -37,6 +37,7 @@ def test_predictive_scores(both):
     np.testing.assert_allclose(sine.epistemic(outputs), outputs[..., 0].std(0), rtol=1e-4)
 
 
+@pytest.mark.slow
 def test_regions(both):
     for problem in both:
         assert 0.1 < float(problem.outside.mean()) < 0.9

@@ -64,6 +64,7 @@ def logits(sets, model):
     return evaluation.sampled_logits(jax.random.key(1), *model, sets, SETTINGS.samples)
 
 
+@pytest.mark.slow
 def test_ambiguous_images_count_once_per_label(sets, logits):
     log_probs = evaluation.evaluate(logits, sets).log_probs
     numbers = evaluation.evaluate(logits, sets).figures
@@ -119,6 +120,7 @@ def test_the_subset_is_half_ambiguous_and_repeats_nothing(sets):
         assert sets.dirty.train_labels[row, 0] == label
 
 
+@pytest.mark.slow
 def test_the_coordinates_of_the_chains_are_those_of_the_network(sets, model):
     f, posterior = model
     params = jax.tree.map(lambda g: g.mean, posterior, is_leaf=lambda x: isinstance(x, Gaussian))

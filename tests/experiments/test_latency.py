@@ -169,6 +169,7 @@ def test_operators_are_told_apart():
     assert list(kinds.values()) == ["convolutions", "dense layers", "ReLU"]
 
 
+@pytest.mark.slow
 def test_operators_are_measured(monkeypatch):
     for name in ("LAYERS", "PADDED"):
         monkeypatch.setattr(operators, name, ((8, 16),))

@@ -147,6 +147,7 @@ def test_a_share_out_of_reach(searched, place):
     assert (place / "far" / "kernels" / "kernels.jsonl").read_bytes() == measured
 
 
+@pytest.mark.slow
 def test_a_board_that_is_not_there(place):
     result = search("searched_models:wide", "b", "--board", "rpc://127.0.0.1:1")
     assert refused(result, "nothing answers at 127.0.0.1:1")

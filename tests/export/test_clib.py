@@ -273,6 +273,7 @@ def test_names_in_c():
     assert identifier("ü") == "value"
 
 
+@pytest.mark.slow
 def test_moments_of_an_ensemble_are_the_same_bits(tmp_path):
     f, params = functional(MLP((6, 12, 3), rngs=nnx.Rngs(0)))
     x = jax.random.normal(jax.random.key(1), (4, 6))

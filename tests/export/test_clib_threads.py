@@ -126,6 +126,7 @@ def test_threads_have_scratch_of_their_own(bundle, tmp_path):
     assert all(line.split()[1:3] == ["0", "0"] for line in listed)  # no state
 
 
+@pytest.mark.slow
 def test_a_padded_image_is_a_threads_own(tmp_path):
     def convolution(w, x):
         dims = ("NHWC", "HWIO", "NHWC")
@@ -192,6 +193,7 @@ def test_an_argument_of_the_same_name(tmp_path):
     assert "const float *threads_2;" in (library.folder / "net.h").read_text()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("core", "tools"),
     [

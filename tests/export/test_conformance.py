@@ -59,6 +59,7 @@ def test_other_types():
     assert judge([np.zeros(0, np.float64)], [np.zeros(0, np.float64)]).outcome == "ok"
 
 
+@pytest.mark.slow
 def test_survives_crashes_and_hangs_and_resumes(tmp_path, monkeypatch):
     (tmp_path / "difficult_cases.py").write_text(DIFFICULT)
     monkeypatch.syspath_prepend(tmp_path)

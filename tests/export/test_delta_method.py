@@ -39,6 +39,7 @@ def test_an_export_gives_the_same_moments(posterior):
     np.testing.assert_allclose(var, expected[1], rtol=1e-6)
 
 
+@pytest.mark.slow
 def test_a_bundle_gives_the_same_moments(posterior, tmp_path):
     linear = jaxeff.moments(f, method="linear")
     bundle = deploy(linear, (posterior, X), path=tmp_path / "bundle")

@@ -14,6 +14,7 @@ X = jax.random.normal(jax.random.key(1), (4, 6))
 F, PARAMS = jaxeff.functional(MLP((6, 12, 3), rngs=nnx.Rngs(0)))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("spec", [{"fc2": Members(3)}, {"*": Members(3)}], ids=["heads", "whole"])
 def test_an_ensemble_is_deployed(spec, tmp_path):
     g, params = jaxeff.ensemble(jax.random.key(0), F, PARAMS, spec)

@@ -143,6 +143,7 @@ def loaded(folder):
     return dataclasses.replace(manifest, **dict.fromkeys(LABELS))
 
 
+@pytest.mark.slow
 def test_every_edit_of_a_manifest_is_refused_or_changes_nothing(original, folder):
     document = verify_checksum((original.folder / MANIFEST).read_bytes())
     same, accepted, wrong = loaded(folder), set(), []
@@ -176,6 +177,7 @@ def test_what_other_labels_leave_runs_as_before_or_is_refused(original, folder):
     assert ran > 10
 
 
+@pytest.mark.slow
 def test_the_device_refuses_every_edit_or_finds_what_jax_found(original, folder, monkeypatch):
     for name, value in (("TVM_USE_RUNTIME_LIB", "1"), ("TVM_NUM_THREADS", "1")):
         monkeypatch.setenv(name, value)  # so that what it sets is undone
