@@ -24,12 +24,21 @@ outside = decompose_logits(predict(jax.random.key(0), f, posterior, x[:, ::-1]))
 auroc(inside.epistemic, outside.epistemic)
 ```
 
+A decision is made of a score: `conformal` returns sets that hold the truth as often as was asked,
+`selective` leaves what is uncertain to others, `tempered` makes confidence mean what it says.
+
 A regression with an aleatoric head has variances instead: `decompose_regression`, and `euc` holds
 the epistemic part to the sparsity of the training data.
 """
 
 from jaxeff.uncertainty._batches import in_batches
-from jaxeff.uncertainty._calibration import ece
+from jaxeff.uncertainty._calibration import (
+    Reliability,
+    adaptive_ece,
+    classwise_ece,
+    ece,
+    reliability,
+)
 from jaxeff.uncertainty._decomposition import (
     Decomposition,
     decompose,
@@ -51,9 +60,11 @@ from jaxeff.uncertainty._figures import draw_plane, draw_regression
 from jaxeff.uncertainty._gaussian_logits import (
     from_gaussian,
     predict_probs,
+    probit_logits,
     raw_variance,
     sample_logits,
 )
+from jaxeff.uncertainty._quality_figures import draw_reliability, draw_risk_coverage
 from jaxeff.uncertainty._regression import (
     RegressionUncertainty,
     aleatoric_mse,
@@ -61,23 +72,72 @@ from jaxeff.uncertainty._regression import (
     prediction_mse,
 )
 from jaxeff.uncertainty._scores import accuracy, brier, nll, nll_from_log
+from jaxeff.uncertainty._selective import (
+    RiskCoverage,
+    aurc,
+    coverage_threshold,
+    excess_aurc,
+    risk_coverage,
+    selective,
+)
+from jaxeff.uncertainty._temperature import (
+    Temperature,
+    temperature_scale,
+    tempered,
+)
+from jaxeff.uncertainty.prediction_sets import (
+    APS,
+    CQR,
+    LAC,
+    RAPS,
+    AbsoluteResidual,
+    ConformalCalibration,
+    ConformalMethod,
+    NormalizedResidual,
+    PredictionInterval,
+    conformal,
+    conformalize,
+    covered,
+)
 
 __all__ = [
+    "APS",
+    "CQR",
+    "LAC",
     "OOD_QUANTILE",
+    "RAPS",
+    "AbsoluteResidual",
+    "ConformalCalibration",
+    "ConformalMethod",
     "Decomposition",
+    "NormalizedResidual",
+    "PredictionInterval",
     "RegressionUncertainty",
+    "Reliability",
+    "RiskCoverage",
+    "Temperature",
     "accuracy",
+    "adaptive_ece",
     "aleatoric_mse",
     "aupr",
+    "aurc",
     "auroc",
     "brier",
+    "classwise_ece",
+    "conformal",
+    "conformalize",
+    "coverage_threshold",
+    "covered",
     "decompose",
     "decompose_logits",
     "decompose_regression",
     "draw_plane",
     "draw_regression",
+    "draw_reliability",
+    "draw_risk_coverage",
     "ece",
     "euc",
+    "excess_aurc",
     "fpr95",
     "from_gaussian",
     "in_batches",
@@ -90,8 +150,14 @@ __all__ = [
     "prediction_mse",
     "predictive_entropy",
     "predictive_log_probs",
+    "probit_logits",
     "raw_variance",
+    "reliability",
+    "risk_coverage",
     "sample_logits",
+    "selective",
     "softmax_entropy",
     "sparsity_threshold",
+    "temperature_scale",
+    "tempered",
 ]

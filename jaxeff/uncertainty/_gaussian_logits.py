@@ -35,9 +35,11 @@ assert raw_variance(logits).shape == (10,)
 from typing import Any
 
 import jax
+import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, Float, PRNGKeyArray
 
-from jaxeff.core import validate
+from jaxeff.core import real_array, validate
 from jaxeff.moment_propagation import Gaussian, JointGaussian, is_gaussian, is_joint_gaussian
 from jaxeff.uncertainty._decomposition import Decomposition, decompose_logits
 
@@ -112,6 +114,38 @@ def raw_variance(logits: Gaussian | JointGaussian) -> Float[Array, "*batch"]:
     """
     _check("raw_variance", logits)
     return logits.var.mean(-1)
+
+
+def real_outputs(where: str, value: Any) -> None:
+    """Checks outputs of a network: an array, or a `Gaussian` or `JointGaussian`."""
+    # NaN passes, so that it shows in the result.
+    gaussian = is_gaussian(value) or is_joint_gaussian(value)
+    mean = value.mean if gaussian else value
+    real_array(nan=True)(where, mean)
+    if not np.ndim(mean):
+        raise TypeError(f"{where} must be an array with an axis of classes, not {value!r}.")
+
+
+@validate(logits=real_outputs)
+def probit_logits(logits: Any) -> Float[Array, "*batch classes"]:
+    """Computes logits whose softmax approximates the mean softmax of Gaussian ones.
+
+    ```python
+    import jax, jax.numpy as jnp, jaxeff
+    from jaxeff.uncertainty import probit_logits
+
+    logits = jaxeff.Gaussian(jnp.array([[2.0, 0.0]]), jnp.ones((1, 2)))
+    jax.nn.softmax(probit_logits(logits))            # less sure than softmax of the means
+    ```
+
+    No key is needed, so that it can be deployed; logits that aren't Gaussian stay as they are.
+    MacKay, "The Evidence Framework Applied to Classification Networks", Neural Computation 4
+    (1992).
+    """
+    if is_gaussian(logits) or is_joint_gaussian(logits):
+        # pi / 8 makes the slopes of sigmoid and probit equal at zero.
+        return logits.mean / jnp.sqrt(1 + np.pi / 8 * logits.var)
+    return logits
 
 
 def _check(where: str, logits: Any) -> None:

@@ -57,6 +57,7 @@ ACCEPTED: dict[tuple[str, str, str], str] = {
     ("*", "x", "complex"): "a network may compute with complex numbers",
     ("*", "batch", "complex"): "a network may compute with complex numbers",
     ("*", "inputs", "complex"): "a network may compute with complex numbers",
+    ("jaxeff.uncertainty.selective", "threshold", "negative"): "a score may be negative",
     ("jaxeff.uncertainty.in_batches", "inputs", "NaN"): "the function says what it takes",
     ("jaxeff.data.log_mel", "audio", "negative"): "sound has both signs",
     ("jaxeff.data.log_mel", "audio", "too large"): "int32 is louder",

@@ -49,6 +49,7 @@ from jaxeff.robustness import NoiseSensitivity
 from jaxeff.search import Candidate, Candidates, Refinement, SearchSpace
 from jaxeff.search import CompressionSensitivity as Known
 from jaxeff.training import TrainState, cross_entropy
+from jaxeff.uncertainty import LAC, ConformalCalibration, Temperature
 from tests.bad_arguments import faces
 
 
@@ -90,6 +91,8 @@ SCORES = jnp.linspace(0.1, 1.0, 4)
 IMAGES = jnp.ones((4, 4, 4, 1))
 SITES = ("fc1", "fc2")
 LIGHT = ChaoticLight(0.5)
+SETS = ConformalCalibration(jnp.asarray(0.5), LAC())
+GROUPED = ConformalCalibration(SCORES[:2], LAC())
 ADAM = optax.adam(1e-3)
 
 COMMON: dict[str, Any] = {
@@ -102,6 +105,7 @@ COMMON: dict[str, Any] = {
     "count": 3,
     "bits": 4, "budget": 10, "seeds": 2, "levels": SCORES, "level": 0.5, "probs": PROBS,
     "labels": Y, "logits": LOGITS, "inside": SCORES, "outside": SCORES, "train": X,
+    "uncertainty": SCORES, "losses": SCORES,
     "intensity": SCORES, "light": LIGHT, "query": Chip(3), "design": Design(),
     "measured": empty(Characterization), "plan": empty(Plan), "channels": empty(Channels),
     "program": empty(Program), "layer": empty(Layer), "bundle": empty(Bundle),
@@ -257,6 +261,13 @@ OWN: dict[str, dict[str, Any]] = {
     "jaxeff.training.run_epochs": {"epoch": print, "start": empty(TrainState)},
     "jaxeff.training.init": {"params": PARAMS},
     "jaxeff.training.sweep": {"init": lambda key: (PARAMS, None), "settings": {"level": SCORES}},
+    "jaxeff.uncertainty.conformalize": {"outputs": jnp.zeros((4, 2)), "targets": Y,
+                                        "method": LAC(), "groups": Y, "group_count": 2},
+    "jaxeff.uncertainty.conformal": {"calibration": GROUPED, "group": lambda x: Y},
+    "jaxeff.uncertainty.covered": {"calibration": SETS, "region": PROBS > 0, "targets": Y},
+    "jaxeff.uncertainty.coverage_threshold": {"coverage": 0.5},
+    "jaxeff.uncertainty.selective": {"score": lambda outputs: outputs.max(-1), "threshold": 0.5},
+    "jaxeff.uncertainty.tempered": {"temperature": Temperature(2.0)},
     "jaxeff.uncertainty.aleatoric_mse": {"std": SCORES, "true_std": SCORES,
                                          "inside": SCORES > 0.5},
     "jaxeff.uncertainty.decompose": {"probs": PROBS[None]},
@@ -329,6 +340,8 @@ LEFT_OUT: dict[str, str] = {
     "jaxeff.training.spread_replicates": "for the library's own packages",
     "jaxeff.training.start_function": "for the library's own packages",
     "jaxeff.uncertainty.draw_plane": "for the library's own packages",
+    "jaxeff.uncertainty.draw_reliability": "for the library's own packages",
+    "jaxeff.uncertainty.draw_risk_coverage": "for the library's own packages",
     "jaxeff.uncertainty.draw_regression": "for the library's own packages",
     "jaxeff_export.boards.run_on_threads": "for the library's own packages",
 }

@@ -44,3 +44,50 @@ def test_calibrated_predictions_score_near_zero():
 def test_certain_and_right():
     assert u.ece(jnp.eye(4), jnp.arange(4)) == 0
     assert u.ece(jnp.eye(4), (jnp.arange(4) + 1) % 4) == 1
+
+
+@settings(deadline=None, max_examples=10)
+@given(st.integers(0, 2**32 - 1))
+def test_adaptive_bins_agree_with_calibration_curve(seed):
+    """scikit-learn's bins between quantiles hold equally many, where no two are equal."""
+    rng = np.random.default_rng(seed)
+    probs = rng.dirichlet(np.full(5, 0.5), 200).astype(np.float32)
+    labels = rng.integers(0, 5, 200)
+    confidence, correct = probs.max(1), probs.argmax(1) == labels
+    assert len(set(confidence)) == 200
+    curve = calibration_curve(correct, confidence, n_bins=10, strategy="quantile")
+    expected = np.abs(curve[0] - curve[1]).mean()
+    np.testing.assert_allclose(u.adaptive_ece(jnp.asarray(probs), labels, 10), expected, atol=1e-6)
+
+
+def test_equal_confidences_share_an_adaptive_bin():
+    probs = jnp.tile(jnp.array([[0.75, 0.25]]), (8, 1))
+    labels = jnp.array([0, 0, 0, 0, 0, 0, 1, 1])
+    np.testing.assert_allclose(u.adaptive_ece(probs, labels, 4), 0, atol=1e-7)
+
+
+def test_every_class_agrees_with_calibration_curve():
+    rng = np.random.default_rng(0)
+    probs = rng.dirichlet(np.full(4, 0.4), 300).astype(np.float32)
+    labels = rng.integers(0, 4, 300)
+    errors = []
+    for c in range(4):
+        curve = calibration_curve(labels == c, probs[:, c], n_bins=10)
+        counts = np.histogram(probs[:, c], np.linspace(0, 1, 11))[0]
+        errors.append((counts[counts > 0] * np.abs(curve[0] - curve[1])).sum() / 300)
+    found = u.classwise_ece(jnp.asarray(probs), labels, 10)
+    np.testing.assert_allclose(found, np.mean(errors), atol=1e-6)
+
+
+def test_reliability_is_the_calibration_curve():
+    rng = np.random.default_rng(0)
+    probs = rng.dirichlet(np.full(5, 0.3), 100).astype(np.float32)
+    labels = rng.integers(0, 5, 100)
+    accuracies, confidences = calibration_curve(probs.argmax(1) == labels, probs.max(1), n_bins=20)
+    found = u.reliability(jnp.asarray(probs), labels, 20)
+    filled = found.size > 0
+    np.testing.assert_allclose(found.accuracy[filled], accuracies, atol=1e-6)
+    np.testing.assert_allclose(found.confidence[filled], confidences, atol=1e-6)
+    assert found.size.sum() == 100
+    assert jnp.isnan(found.accuracy[~filled]).all()
+    assert (~filled).any()

@@ -6,7 +6,15 @@ import pytest
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 
-from jaxeff.uncertainty import RegressionUncertainty, draw_plane, draw_regression
+from jaxeff.uncertainty import (
+    RegressionUncertainty,
+    Reliability,
+    draw_plane,
+    draw_regression,
+    draw_reliability,
+    draw_risk_coverage,
+    risk_coverage,
+)
 
 
 @pytest.fixture
@@ -50,3 +58,16 @@ def test_a_plane_is_drawn_in_two_panels_on_one_scale(axes):
     border = axes[1].collections[-1]
     assert border.get_paths()[0].vertices[:, 0].mean() == pytest.approx(3.25)
     assert [len(points.get_xdata()) for points in axes[1].get_lines()] == [1, 2]
+
+
+def test_a_reliability_diagram_leaves_empty_bins_out(axes):
+    found = Reliability(jnp.array([jnp.nan, 0.7]), jnp.array([jnp.nan, 0.6]), jnp.array([0, 5]))
+    draw_reliability(axes[0], found)
+    np.testing.assert_allclose(line(axes[0], "accuracy"), [0.6], rtol=1e-6)
+    assert [bar.get_height() for bar in axes[0].patches] == [0, 1]
+
+
+def test_risk_is_drawn_by_coverage(axes):
+    curve = risk_coverage(jnp.array([0.0, 1.0]), jnp.array([0.0, 1.0]))
+    draw_risk_coverage(axes[0], {"entropy": curve})
+    np.testing.assert_allclose(line(axes[0], "entropy"), [0, 0.5])

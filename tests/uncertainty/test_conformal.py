@@ -1,0 +1,223 @@
+"""Coverage of conformal sets against its distribution, a second formula, and MAPIE."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from scipy import stats
+
+import jaxeff
+from jaxeff import Gaussian
+from jaxeff import uncertainty as u
+from jaxeff.nn import small_classifier
+
+CLASSES = [u.LAC(), u.APS(), u.RAPS(0.05, 1)]
+
+
+def drawn(key, n, classes=5):
+    """Logits, and labels that a sharper softmax draws: the model is wrong about its confidence."""
+    first, second = jax.random.split(key)
+    logits = 2 * jax.random.normal(first, (n, classes))
+    return logits, jax.random.categorical(second, 0.4 * logits)
+
+
+def regression(key, n):
+    """Gaussian predictions, and targets of another spread."""
+    keys = jax.random.split(key, 3)
+    mean = jax.random.normal(keys[0], (n,))
+    var = 0.1 + jax.random.uniform(keys[1], (n,))
+    return Gaussian(mean, var), mean + 2 * jnp.sqrt(var) * jax.random.t(keys[2], 4, (n,))
+
+
+def quantiles(key, n):
+    predicted, targets = regression(key, n)
+    return jnp.stack([predicted.mean - 0.3, predicted.mean + 0.5], -1), targets
+
+
+CASES = [
+    *((method, drawn) for method in CLASSES),
+    (u.AbsoluteResidual(), regression),
+    (u.NormalizedResidual(), regression),
+    (u.CQR(), quantiles),
+]
+
+
+@pytest.mark.oracle
+@pytest.mark.parametrize(("method", "draw"), CASES, ids=lambda c: type(c).__name__)
+def test_coverage_over_many_splits_is_beta_binomial(method, draw):
+    """Mean and variance over 2,000 splits lie within four standard errors of the theory's."""
+    n, fresh, splits, level = 49, 100, 2000, 0.8
+
+    @jax.jit
+    @jax.vmap
+    def hits(key):
+        first, second = jax.random.split(key)
+        calibration = u.conformalize(*draw(first, n), method, level)
+        outputs, targets = draw(second, fresh)
+        return u.covered(calibration, method.region(outputs, calibration.threshold), targets).sum()
+
+    found = np.asarray(hits(jax.random.split(jax.random.key(3), splits)))
+    k = 40  # ceil(50 * 0.8)
+    theory = stats.betabinom(fresh, k, n + 1 - k)
+    assert abs(found.mean() - theory.mean()) < 4 * theory.std() / splits**0.5
+    kurtosis = theory.stats("k") + 3
+    error = theory.var() * np.sqrt((kurtosis - 1) / splits)
+    assert abs(found.var() - theory.var()) < 4 * error
+
+
+@pytest.mark.parametrize("method", CLASSES, ids=lambda m: type(m).__name__)
+def test_sets_are_those_of_a_second_formula(method):
+    """Written with loops over classes in the order of their probability."""
+    logits, labels = drawn(jax.random.key(0), 60)
+    probs = np.asarray(jax.nn.softmax(logits), np.float64)
+
+    def score(row, label):
+        if isinstance(method, u.RAPS | u.APS):
+            place = int((row > row[label]).sum()) + 1
+            regular = method.penalty * max(0, place - method.free) if hasattr(method, "free") else 0
+            return row[row >= row[label]].sum() + regular
+        return 1 - row[label]
+
+    scores = sorted(score(row, label) for row, label in zip(probs, labels, strict=True))
+    threshold = scores[int(np.ceil(61 * 0.7)) - 1]
+    calibration = u.conformalize(logits, labels, method, 0.7)
+    np.testing.assert_allclose(calibration.threshold, threshold, rtol=1e-5)
+    fresh, _ = drawn(jax.random.key(1), 60)
+    rows = np.asarray(jax.nn.softmax(fresh), np.float64)
+    expected = [[score(row, c) <= threshold for c in range(5)] for row in rows]
+    found = u.conformal(lambda x: x, calibration)(fresh)
+    np.testing.assert_array_equal(found, expected)
+    assert 0 < found.mean() < 1
+
+
+@pytest.mark.parametrize("n", [4, 9, 19])
+def test_every_level_has_the_right_rank(n):
+    """Tenths of n + 1 that are whole numbers stay so in float32."""
+    scores, levels = jnp.arange(1.0, n + 1), jnp.linspace(0.1, 0.9, 9)
+
+    @jax.jit
+    @jax.vmap
+    def threshold(level):
+        return u.conformalize(jnp.zeros(n), scores, u.AbsoluteResidual(), level).threshold
+
+    found = threshold(levels)
+    ranks = [-(-(n + 1) * tenth // 10) for tenth in range(1, 10)]
+    np.testing.assert_array_equal(found, [k if k <= n else np.inf for k in ranks])
+
+
+def test_groups_have_thresholds_of_their_own():
+    """Each is that of the group alone; one for all leaves the hard group out too often."""
+    key = jax.random.key(5)
+    groups = jnp.arange(400) % 2
+    targets = jax.random.normal(key, (400,)) * (1.0 + 9.0 * groups.astype(float))
+    calibration = u.conformalize(jnp.zeros(400), targets, u.AbsoluteResidual(), groups=groups)
+    for g in (0, 1):
+        alone = u.conformalize(jnp.zeros(200), targets[groups == g], u.AbsoluteResidual())
+        assert calibration.threshold[g] == alone.threshold
+    found = u.conformal(lambda x, g: jnp.zeros(len(x)), calibration, lambda x, g: g)(
+        targets, groups
+    )
+    inside = u.covered(calibration, found, targets)
+    assert all(0.9 <= inside[groups == g].mean() <= 0.92 for g in (0, 1))
+    missing = u.conformalize(
+        jnp.zeros(400), targets, u.AbsoluteResidual(), groups=groups, group_count=3
+    )
+    assert missing.threshold[2] == jnp.inf
+    with pytest.raises(ValueError, match="group"):
+        u.conformal(lambda x: x, calibration)
+
+
+def test_a_set_keeps_the_most_probable_class_where_asked():
+    logits = jnp.array([[0.0, 0.1, 0.0]])
+    calibration = u.ConformalCalibration(jnp.asarray(0.1), u.LAC())
+    assert not u.conformal(lambda x: x, calibration)(logits).any()
+    kept = u.ConformalCalibration(jnp.asarray(0.1), u.LAC(allow_empty=False))
+    np.testing.assert_array_equal(u.conformal(lambda x: x, kept)(logits), [[False, True, False]])
+
+
+@pytest.mark.slow
+def test_it_jits_vmaps_and_takes_moments():
+    f, params, (x, y) = small_classifier()
+    posterior = jax.tree.map(lambda w: Gaussian(w, 0.05 * w**2), params)
+    moments = jaxeff.moments(f)
+    levels = jnp.array([0.5, 0.9])
+    outputs = moments(posterior, x)
+    swept = jax.jit(jax.vmap(lambda c: u.conformalize(outputs, y, u.LAC(), c)))(levels)
+    for i, level in enumerate((0.5, 0.9)):
+        one = u.conformalize(outputs, y, u.LAC(), level)
+        np.testing.assert_allclose(swept.threshold[i], one.threshold, rtol=1e-6)
+    sets = jax.jit(lambda c, p, x: u.conformal(moments, c)(p, x))(one, posterior, x)
+    # Those that it was calibrated on: the rank's share, up to rounding on the threshold itself.
+    assert abs(u.covered(one, sets, y).mean() - 0.9) < 2 / len(y) + 0.005
+
+
+def test_not_a_number_is_seen():
+    bad = jnp.array([0.0, jnp.nan, 1.0])
+    assert jnp.isnan(u.conformalize(bad, jnp.zeros(3), u.AbsoluteResidual(), 0.5).threshold)
+
+
+def test_sets_are_those_of_mapie():
+    """On the same probabilities, at several levels; MAPIE is not among the tested versions.
+
+    Its APS takes a random share off the scores, so that it can't be compared set by set.
+    """
+    mapie = pytest.importorskip("mapie.classification")
+    from sklearn.base import BaseEstimator, ClassifierMixin
+
+    class Given(ClassifierMixin, BaseEstimator):
+        """A fitted classifier whose inputs are logits."""
+
+        def __init__(self):
+            self.classes_ = np.arange(5)
+
+        def fit(self, x, y):
+            return self
+
+        def __sklearn_is_fitted__(self):
+            return True
+
+        def predict_proba(self, x):
+            return np.asarray(jax.nn.softmax(jnp.asarray(x)))
+
+        def predict(self, x):
+            return self.predict_proba(x).argmax(-1)
+
+    logits, labels = (np.asarray(a) for a in drawn(jax.random.key(7), 300))
+    fresh, _ = drawn(jax.random.key(8), 200)
+    for level in (0.6, 0.8, 0.9):
+        theirs = mapie.SplitConformalClassifier(
+            Given(), confidence_level=level, conformity_score="lac", prefit=True
+        )
+        theirs.conformalize(logits, labels)
+        _, expected = theirs.predict_set(np.asarray(fresh))
+        calibration = u.conformalize(logits, labels, u.LAC(), level)
+        found = u.conformal(lambda x: x, calibration)(fresh)
+        np.testing.assert_array_equal(found, expected[:, :, 0])
+
+
+def test_intervals_are_those_of_mapie():
+    mapie = pytest.importorskip("mapie.regression")
+    from sklearn.base import BaseEstimator, RegressorMixin
+
+    class Given(RegressorMixin, BaseEstimator):
+        """A fitted regression that returns its only input."""
+
+        n_features_in_ = 1
+
+        def fit(self, x, y):
+            return self
+
+        def __sklearn_is_fitted__(self):
+            return True
+
+        def predict(self, x):
+            return x[:, 0]
+
+    predicted, targets = regression(jax.random.key(2), 157)
+    x = np.asarray(predicted.mean)[:, None]
+    theirs = mapie.SplitConformalRegressor(Given(), confidence_level=0.85, prefit=True)
+    theirs.conformalize(x, np.asarray(targets))
+    _, expected = theirs.predict_interval(x)
+    calibration = u.conformalize(predicted, targets, u.AbsoluteResidual(), 0.85)
+    found = u.conformal(lambda x: x[:, 0], calibration)(jnp.asarray(x))
+    np.testing.assert_allclose(jnp.stack(found, -1), expected[:, :, 0], rtol=1e-5, atol=1e-5)
