@@ -14,6 +14,11 @@ from jaxtyping import Array
 
 from jaxeff.moment_propagation._calibrated import is_scaled
 from jaxeff.moment_propagation._reading import check_certain, read
+from jaxeff.moment_propagation.attention import (
+    AttentionLayer,
+    attention_moments,
+    fuse_attention,
+)
 from jaxeff.moment_propagation.dependence import FusedLayer, Note, fuse_dependent
 from jaxeff.moment_propagation.regions import Environment, linear_patterns, propagate, region
 from jaxeff.moment_propagation.rules import Rule
@@ -80,6 +85,7 @@ class Propagation:
         random = [v for v, x in zip(program.inputs, values, strict=True) if is_random(x)]
         if not random:
             return program
+        program = fuse_attention(program, random, self.rules)
         # Slopes are taken through means, which products with dependent operands hardly change.
         return fuse_dependent(program, random, self.note, products=self.differentiable)
 
@@ -123,6 +129,8 @@ class Propagation:
         if layer.mark and layer.programs:
             rule = functools.partial(self.layer, {})
             return evaluate(layer.programs[0], rule, key, values, promote, self.prepare)
+        if isinstance(layer, AttentionLayer):
+            return attention_moments(layer, values)
         # Dependent entries may meet in these kinds: they are integrated as one function.
         if layer.kind in _REGIONS or isinstance(layer, FusedLayer):
             return region(layer, values, self.rules, self.note)

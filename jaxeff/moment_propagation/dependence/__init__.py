@@ -2,7 +2,13 @@
 
 from jaxeff.moment_propagation.dependence._assumption import Assumption, Assumptions, Note, Ratio
 from jaxeff.moment_propagation.dependence._expansion import degree, second_order
-from jaxeff.moment_propagation.dependence._fusion import FusedLayer, fuse_dependent
+from jaxeff.moment_propagation.dependence._fusion import (
+    FusedLayer,
+    WholeLayer,
+    fuse_dependent,
+    join,
+    with_layers,
+)
 from jaxeff.moment_propagation.dependence._lineage import (
     SHARED,
     DependentCombination,
@@ -29,6 +35,7 @@ __all__ = [
     "Lineage",
     "Note",
     "Ratio",
+    "WholeLayer",
     "degree",
     "degrees",
     "fuse_dependent",
@@ -36,6 +43,8 @@ __all__ = [
     "independent_lineages",
     "is_limited",
     "is_pointwise",
+    "join",
     "second_order",
     "walk",
+    "with_layers",
 ]

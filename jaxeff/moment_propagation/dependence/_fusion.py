@@ -44,6 +44,10 @@ class FusedLayer(Layer):
     """Layers that are integrated as one: the equations of all, the name and kind of the last."""
 
 
+class WholeLayer(Layer):
+    """Layers that have a rule together, which takes their inputs: joined with no others."""
+
+
 def fuse_dependent(
     program: Program, random: Collection[Value], note: Note, products: bool = True
 ) -> Program:
@@ -68,11 +72,16 @@ def fuse_dependent(
     layers = [state.visit(layer) for layer in program.layers]
     if not any(isinstance(layer, FusedLayer) for layer in layers):
         return program
-    return replace(program, layers=_read(layers, program))
+    return with_layers(program, layers)
 
 
-def _read(layers: Sequence[Layer], program: Program) -> tuple[Layer, ...]:
-    """Drops layers that are read no more; those that nobody read to begin with are kept."""
+def with_layers(program: Program, layers: Sequence[Layer]) -> Program:
+    """Puts layers in the place of a program's, and drops those that are read no more.
+
+    Args:
+        program: The program. Layers that nobody read in it are kept.
+        layers: Layers that make what its own do, at least what is read.
+    """
     results = {v for v in program.outputs if isinstance(v, Value)}
     before = results.union(*(layer.inputs for layer in program.layers))
     after = set(results)
@@ -81,7 +90,7 @@ def _read(layers: Sequence[Layer], program: Program) -> tuple[Layer, ...]:
         if before.isdisjoint(layer.outputs) or not after.isdisjoint(layer.outputs):
             kept.append(layer)
             after.update(layer.inputs)
-    return tuple(kept[::-1])
+    return replace(program, layers=tuple(kept[::-1]))
 
 
 @dataclass
@@ -122,11 +131,12 @@ class _DependenceState:
             self._pass(layer, random)
             return layer
         # A layer that another transform has acted on is evaluated by its own program: never joined.
-        whole = layer if layer.mark else self._joined(layer)
+        apart = bool(layer.mark) or isinstance(layer, WholeLayer)
+        whole = layer if apart else self._joined(layer)
         # After joining back to atoms, atoms may still share noise through products that were not
         # followed. Only where they do is the dearer exact treatment tried.
         assumed = external(self._random(whole), whole.nodes, self.leaves)
-        if assumed and not layer.mark and (exact := self._exact(layer)) is not None:
+        if assumed and not apart and (exact := self._exact(layer)) is not None:
             whole, assumed = exact, []
         for meeting in assumed:
             self.note(Assumption.of(whole, meeting, self.leaves))
@@ -162,18 +172,18 @@ class _DependenceState:
                 return layer
             nearest = max(before, key=self.position.__getitem__)
             parts = [*sorted([nearest, *parts[:-1]], key=self.position.__getitem__), layer]
-            whole = _join(parts)
+            whole = join(parts)
         # The rule of a product is exact for independent operands. For dependent ones a fused layer
         # is worth its cost only if it is exact as well.
         if layer.kind in _PRODUCTS:
             if len(parts) == 1 and not internal(self._random(layer), layer.nodes):
                 return layer
-            whole = _join(parts)
+            whole = join(parts)
             return whole if has_rule(whole, self._random(whole)) else layer
         # Two curved functions in a row are one integral instead of two approximations by a
         # Gaussian.
         extended = self._extended(parts, whole)
-        return layer if len(extended) == 1 else _join(extended)
+        return layer if len(extended) == 1 else join(extended)
 
     def _exact(self, layer: Layer) -> Layer | None:
         """Joins a layer with products before it, if the fused layer is exact and cheap."""
@@ -190,7 +200,7 @@ class _DependenceState:
                 return None
             nearest = max(before, key=self.position.__getitem__)
             parts = [*sorted([nearest, *parts[:-1]], key=self.position.__getitem__), layer]
-            whole = _join(parts)
+            whole = join(parts)
             if not has_rule(whole, self._random(whole)):
                 return None
         return whole if len(parts) > 1 else None
@@ -241,7 +251,8 @@ class _DependenceState:
     def _follow(self, layer: Layer) -> None:
         """Records the lineages of what a layer makes."""
         joinable = not layer.mark and (isinstance(layer, FusedLayer) or layer.kind in _JOINABLE)
-        product = not layer.mark and not joinable and layer.kind in _PRODUCTS
+        product = not (layer.mark or joinable) and layer.kind in _PRODUCTS
+        product = product and not isinstance(layer, WholeLayer)
         followed = [self.leaves]
         if joinable or product:
             followed.append(self.roots)
@@ -269,7 +280,8 @@ class _DependenceState:
                 self.position.setdefault(layer, len(self.position))
 
 
-def _join(parts: Sequence[Layer]) -> Layer:
+def join(parts: Sequence[Layer]) -> FusedLayer:
+    """Joins layers, the last of which makes the results, to one."""
     last = parts[-1]
     # A fused layer among the parts may have made what a part before it reads.
     nodes = _in_order(dict.fromkeys(n for part in parts for n in part.nodes))

@@ -21,6 +21,10 @@ Names, operands and attributes are a contract with `jaxeff_export.operators`:
     jaxeff.pfp_relu (pfp_exp, pfp_sin, pfp_cos, pfp_erf, pfp_square)  mean var
     jaxeff.pfp_piecewise mean var; a polynomial between each two neighbouring breaks
         breaks; coefficients (constant, linear and quadratic of each piece, in one list)
+    jaxeff.pfp_attention softmax(scores) v: `operands` names the arrays, of scores, slope, bias_var,
+                         v, q, k and the variances v_var, q_var, k_var, those that there are
+        operands; q_axes, k_axes, v_axes, scores_axes, result_axes (a letter for each axis),
+        softmax_axes
 
 Every result is (mean, variance); operands and results are of one dtype, float32 or float64.
 

@@ -1,0 +1,226 @@
+"""Recognises attention in a program: a softmax of random scores whose probabilities weigh values.
+
+The product with the values is where a pattern starts. From its operands the equations are followed
+back through what is pointwise or only moves entries, to a softmax however it is written, and on to
+the product of queries and keys. Axes get letters on the way, so it doesn't matter in which order
+heads, batch and tokens stand, and whether queries share keys in groups. A mask, a scale, a bias and
+a cap are functions of single scores.
+
+Sharp edges
+- A reshape that merges or splits axes between the scores and the values isn't followed, and
+  nothing but a move may come between the probabilities and the values: no dropout.
+- A random factor of the scores (a learnt temperature with a posterior) isn't recognised.
+- Queries, keys and values that are one array aren't attention: they are dependent.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from jaxeff.core import Literal
+from jaxeff.core import primitives as p
+from jaxeff.moment_propagation.attention import _axis_letters as letters
+from jaxeff.moment_propagation.attention._layer import AttentionLayer, Score
+from jaxeff.moment_propagation.attention._rule import Axes
+from jaxeff.moment_propagation.dependence import is_pointwise, join
+from jaxeff.moment_propagation.regions import statistics
+from jaxeff.program import Layer, Program
+from jaxeff.program.ir import Node, Value
+from jaxeff.program.ir import primitives as prim
+from jaxeff.program.reading import known_number
+
+_MOST_NODES = 96
+_REDUCTIONS = {p.reduce_max_p, p.reduce_sum_p}
+_PASSED = prim.SHAPE | _REDUCTIONS | {p.convert_element_type_p}
+
+
+@dataclass
+class Source:
+    """A program's equations by what they make.
+
+    Attributes:
+        made_by: The equation that makes a value, and its layer.
+        position: The order of equations.
+        dependent: The values that depend on what is random.
+    """
+
+    made_by: dict[Value, tuple[Node, Layer]]
+    position: dict[Node, int]
+    dependent: set[Value]
+
+    @classmethod
+    def of(cls, program: Program, random: Collection[Value]) -> Source:
+        """Reads a program some of whose inputs are random."""
+        source = cls({}, {}, set(random))
+        for layer in program.layers:
+            # Layers without equations pass their inputs on; loops and layers of other transforms
+            # have no equations that can be followed.
+            if not layer.nodes and not source.dependent.isdisjoint(layer.inputs):
+                source.dependent.update(layer.outputs)
+            for node in layer.nodes:
+                source.position[node] = len(source.position)
+                if not source.dependent.isdisjoint(node.values):
+                    source.dependent.update(node.outputs)
+                if not layer.mark and layer.kind != "control flow":
+                    source.made_by.update((v, (node, layer)) for v in node.outputs)
+        return source
+
+    def behind(self, value: Value, through: Callable[[Node], bool]) -> list[Node]:
+        """Returns the equations that a value's noise comes through, those that are followed."""
+        found: set[Node] = set()
+        left = [value]
+        while left and len(found) <= _MOST_NODES:
+            node, _ = self.made_by.get(left.pop(), (None, None))
+            if node is None or node in found or len(node.outputs) != 1:
+                continue
+            if through(node):
+                found.add(node)
+                left += [v for v in node.values if v in self.dependent]
+        return sorted(found, key=self.position.__getitem__)
+
+    def number(self, atom: Any) -> float | None:
+        """Returns the number an operand is everywhere, None where that isn't known."""
+        if isinstance(atom, Literal):
+            return float(atom.val) if np.ndim(atom.val) == 0 else None
+        node, _ = self.made_by.get(atom, (None, None))
+        if node is None or atom in self.dependent:
+            return None
+        return known_number(node.eqn, [self.number(a) for a in node.inputs])
+
+
+def softmax_of(
+    source: Source, nodes: Sequence[Node], result: Value | None
+) -> tuple[Value, statistics.Statistic] | None:
+    """Finds the softmax that a value is, or any softmax among equations.
+
+    Args:
+        source: The program.
+        nodes: Equations, in order.
+        result: The value; None for any.
+
+    Returns:
+        What the softmax is taken of, and the statistic of it that the value is.
+    """
+    starts = {p.exp_p, p.reduce_max_p}
+    candidates = [v for n in nodes if n.primitive in starts for v in n.values]
+    for x in dict.fromkeys(candidates):
+        symbols: dict[Any, Any] = {x: statistics.tensor(x.aval)}
+        for node in nodes:
+            symbol = _symbol(source, node, symbols)
+            if symbol is not None:
+                symbols[node.outputs[0]] = symbol
+        results = list(symbols.values()) if result is None else [symbols.get(result)]
+        for found in results:
+            if found is not None and found.name == "softmax" and found.is_plain:
+                return x, found
+    return None
+
+
+def _symbol(source: Source, node: Node, symbols: Mapping[Any, Any]) -> Any:
+    operands = [symbols.get(a) if isinstance(a, Value) else None for a in node.inputs]
+    if not any(operands):
+        return None
+    if node.primitive is p.convert_element_type_p:
+        return operands[0]
+    return statistics.read(node, operands, [source.number(a) for a in node.inputs])
+
+
+def attention_layer(source: Source, layer: Layer) -> AttentionLayer | None:
+    """Returns the attention whose last product a layer is, if it is one."""
+    if layer.mark or len(layer.nodes) != 1 or layer.nodes[0].primitive is not p.dot_general_p:
+        return None
+    for side in (0, 1):
+        found = _attention(source, layer, side)
+        if found is not None:
+            return found
+    return None
+
+
+def _attention(source: Source, layer: Layer, side: int) -> AttentionLayer | None:
+    (product,) = layer.nodes
+    probabilities, values = product.inputs[side], product.inputs[1 - side]
+    nodes = source.behind(probabilities, _in_softmax) if probabilities in source.dependent else []
+    found = softmax_of(source, nodes, probabilities)
+    if found is None:
+        return None
+    scores, softmax = found
+    alphabet = letters.Alphabet()
+    of_scores = alphabet.take(len(scores.aval.shape))
+    # Probabilities that are repeated along an axis aren't followed.
+    if any(i is None and n != 1 for i, n in zip(softmax.labels, softmax.shape, strict=True)):
+        return None
+    own = "".join(alphabet.take(1) if i is None else of_scores[i] for i in softmax.labels)
+    of_values, of_result = letters.of_product(product, side, own, alphabet)
+    over = "".join(of_scores[i] for i in softmax.axes)
+    summed = set(own) & set(of_values) - set(of_result)
+    if summed != set(over):
+        return None
+    inner = source.behind(scores, letters.is_followed)
+    known = letters.of_values(inner, source.dependent, {scores: of_scores}, alphabet)
+    if known is None:
+        return None
+    made = {v for n in inner for v in n.outputs}
+    terms = {v: of for v, of in known.items() if v not in made}
+    score = _score(source, terms, over, alphabet)
+    if score is None and any(_holds_product(source, v) for v in terms):
+        return None
+    biases = {v: of for v, of in terms.items() if score is None or v is not score.value}
+    # A bias along some of the softmax's axes only is shared by the scores along the others.
+    if any(0 < len(set(over) & set(of)) < len(over) for of in biases.values()):
+        return None
+    pair = (score.of_queries, score.of_keys) if score else ("", "")
+    # Axes of one entry that no array has are added at the end.
+    of_result = "".join(a for a in of_result if a in of_scores + of_values)
+    axes = Axes(*pair, of_values, of_scores, of_result, over)
+    parts = [source.made_by[n.outputs[0]][1] for n in (*nodes, *([score.node] if score else []))]
+    whole = join([*dict.fromkeys(parts), layer])
+    operands = [*((score.queries, score.keys) if score else ()), values]
+    random = [v for v in whole.inputs if v in source.dependent]
+    known_inputs = set(operands) | set(biases)
+    # Random operands come from outside. Certain ones may be made inside, as from constants.
+    inside = set(operands) & source.dependent - set(whole.inputs)
+    if inside or not set(random) <= known_inputs:
+        return None
+    if len(set(operands)) < len(operands) or not biases.keys().isdisjoint(operands):
+        return None
+    return AttentionLayer(
+        whole.kind, whole.nodes, whole.inputs, whole.outputs, whole.site, whole.base,
+        whole.occurrence, axes=axes, scores=scores, score=score, values=values, terms=biases,
+    )  # fmt: skip
+
+
+def _in_softmax(node: Node) -> bool:
+    return node.primitive in _REDUCTIONS or letters.is_followed(node)
+
+
+def passes(node: Node) -> bool:
+    """Returns whether an equation moves or sums entries, or is pointwise, however that is done."""
+    return node.primitive in _PASSED or is_pointwise(node.eqn)
+
+
+def _holds_product(source: Source, value: Value) -> bool:
+    """Returns whether a value is a product whose axes can't be followed."""
+    ends = {value}.union(*(n.values for n in source.behind(value, passes)))
+    made = (source.made_by.get(v) for v in ends & source.dependent)
+    return any(found is not None and found[0].primitive is p.dot_general_p for found in made)
+
+
+def _score(
+    source: Source, terms: Mapping[Value, str], over: str, alphabet: letters.Alphabet
+) -> Score | None:
+    """Returns the first product of queries and keys among the terms of scores."""
+    for value, own in terms.items():
+        node, _ = source.made_by.get(value, (None, None))
+        if node is None or node.primitive is not p.dot_general_p:
+            continue
+        sides = letters.of_operands(node, own, alphabet)
+        for queries, keys in ((0, 1), (1, 0)):
+            if set(over) <= set(sides[keys]) and set(over).isdisjoint(sides[queries]):
+                q, k = node.inputs[queries], node.inputs[keys]
+                if isinstance(q, Value) and isinstance(k, Value):
+                    return Score(node, q, k, sides[queries], sides[keys])
+    return None

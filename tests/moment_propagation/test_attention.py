@@ -1,0 +1,206 @@
+"""Attention as one rule: how it is recognised, and its moments against Monte Carlo."""
+
+import warnings
+
+import flax.linen as linen
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+
+import jaxeff
+from jaxeff.moment_propagation import Gaussian, assumptions, moments
+from jaxeff.moment_propagation.attention import Axes, attention
+
+CAUSAL = jnp.tril(jnp.ones((5, 5), bool))
+HEAD = Axes("id", "jd", "je", "ij", "ie", "j")
+
+
+def normal(seed, *shape):
+    return jax.random.normal(jax.random.key(seed), shape)
+
+
+def random(seed, *shape, std=0.1):
+    return Gaussian(normal(seed, *shape), jnp.full(shape, std**2))
+
+
+def heads(groups=2, std=0.1):
+    """Queries, keys and values `[batch, tokens, heads, features]`, keys of `groups` heads."""
+    shapes = (2, 5, 4, 3), (2, 5, groups, 3), (2, 5, groups, 3)
+    return [random(i, *shape, std=std) for i, shape in enumerate(shapes)]
+
+
+def by_hand(q, k, v, mask=lambda s: s):
+    """Attention `[batch, heads, tokens, features]`, one operation after the other."""
+    s = mask(q @ k.mT / q.shape[-1] ** 0.5)
+    p = jnp.exp(s - s.max(-1, keepdims=True))
+    return p / p.sum(-1, keepdims=True) @ v
+
+
+def shared(q, k, v):
+    """Grouped queries by `einsum`, heads and tokens as they come."""
+    q = q.reshape(2, 5, k.shape[2], -1, 3)
+    p = jax.nn.softmax(jnp.einsum("btkgd,bskd->bkgts", q, k) / 3**0.5)
+    return jnp.einsum("bkgts,bskd->btkgd", p, v).reshape(2, 5, 4, 3)
+
+
+def repeated(q, k, v):
+    k, v = (jnp.repeat(x, 4 // x.shape[2], 2) for x in (k, v))
+    p = jax.nn.softmax(jnp.einsum("btnd,bsnd->bnts", q, k) / 3**0.5)
+    return jnp.einsum("bnts,bsnd->btnd", p, v)
+
+
+def in_front(q, k, v, **mask):
+    """Heads in front of tokens."""
+    q, k, v = (jnp.moveaxis(jnp.repeat(x, 4 // x.shape[2], 2), 2, 1) for x in (q, k, v))
+    return jnp.moveaxis(by_hand(q, k, v, **mask), 1, 2)
+
+
+def vmapped(q, k, v):
+    k, v = (jnp.repeat(x, 4 // x.shape[2], 2) for x in (k, v))
+    return jax.vmap(jax.vmap(by_hand), 2, 2)(q, k, v)
+
+
+FORMS = {
+    "jax": jax.nn.dot_product_attention,
+    "jax, causal": lambda *qkv: jax.nn.dot_product_attention(*qkv, is_causal=True),
+    "jax, mask": lambda *qkv: jax.nn.dot_product_attention(*qkv, mask=CAUSAL[None, None]),
+    "jax, bias": lambda *qkv: jax.nn.dot_product_attention(*qkv, bias=normal(9, 1, 4, 5, 5)),
+    "einsum": shared,
+    "repeated keys": repeated,
+    "heads in front": in_front,
+    "where, -inf": lambda *qkv: in_front(*qkv, mask=lambda s: jnp.where(CAUSAL, s, -jnp.inf)),
+    "added, -1e9": lambda *qkv: in_front(*qkv, mask=lambda s: s + jnp.where(CAUSAL, 0, -1e9)),
+    "capped": lambda *qkv: in_front(*qkv, mask=lambda s: 2 * jnp.tanh(s / 2)),
+    "vmapped": vmapped,
+}
+
+
+def linearized(f, *args):
+    """First-order variances, by the derivatives by all random entries."""
+    at = [x.mean for x in args]
+    slopes = jax.jacobian(lambda at: f(*at))(at)
+    return sum(
+        (s**2 * x.var).sum(tuple(range(s.ndim - x.mean.ndim, s.ndim)))
+        for s, x in zip(slopes, args, strict=True)
+    )
+
+
+@pytest.mark.parametrize("name", FORMS)
+def test_attention_is_exact_to_first_order_however_it_is_written(name):
+    """Noise of 1e-3: what the second order adds is below 1e-4 of the variance."""
+    args = heads(std=1e-3)
+    y = jax.jit(moments(FORMS[name]))(*args)
+    expected = jax.jit(lambda *args: linearized(FORMS[name], *args))(*args)
+    np.testing.assert_allclose(y.mean, FORMS[name](*[x.mean for x in args]), rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(y.var, expected, rtol=2e-3, atol=1e-12)
+
+
+@pytest.mark.parametrize("only", [0, 1, 2])
+def test_what_is_certain_adds_nothing(only):
+    args = [x if i == only else x.mean for i, x in enumerate(heads(std=1e-3))]
+    x = args[only]
+
+    def f(x):
+        return shared(*args[:only], x, *args[only + 1 :])
+
+    y = jax.jit(moments(f))(x)
+    np.testing.assert_allclose(y.var, linearized(f, x), rtol=2e-3, atol=1e-12)
+
+
+def rope(x):
+    turn = jnp.arange(5.0)[:, None, None]
+    return x * jnp.cos(turn) + jnp.roll(x, 1, -1) * jnp.sin(turn)
+
+
+def test_rotary_positions_and_a_cache_only_feed_queries_and_keys():
+    q, k, v = heads()
+    new = random(5, 2, 2, 2, 3)
+
+    def f(q, k, v, new):
+        k, v = (jax.lax.dynamic_update_slice(x, new, (0, 3, 0, 0)) for x in (rope(k), v))
+        return repeated(rope(q), k, v)
+
+    given = [moments(rope)(q), moments(rope)(k), v]
+    for i in (1, 2):
+        parts = zip(jax.tree.leaves(given[i]), jax.tree.leaves(new), strict=True)
+        given[i] = Gaussian(*(x.at[:, 3:].set(y) for x, y in parts))
+    y, expected = jax.jit(moments(f))(q, k, v, new), jax.jit(moments(repeated))(*given)
+    np.testing.assert_allclose(y.mean, expected.mean, rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(y.var, expected.var, rtol=1e-5)
+
+
+@pytest.mark.oracle
+@pytest.mark.parametrize("case", ["one shift dominates", "all noisy"])
+def test_noise_that_a_row_of_scores_shares_cancels(case, oracle):
+    """Scores taken as independent give 18 and 2 times the variance and more."""
+    q, k, v = (normal(i, 16, 8) for i in range(3))
+    std = 0.3
+    if case == "one shift dominates":
+        args = Gaussian(q, jnp.full(q.shape, std**2)), k + 5 * normal(7, 8), v
+    else:
+        args = tuple(Gaussian(a, jnp.full(a.shape, std**2)) for a in (q, k, v))
+    samples = oracle.monte_carlo(by_hand, args, 20_000, 1_000)
+    ratio = np.asarray(jax.jit(moments(by_hand))(*args).var) / samples.var
+    # A variance of 20,000 samples has a standard error of 1 %.
+    assert 0.95 < np.median(ratio) < 1.05
+    low, high = np.quantile(ratio, [0.05, 0.95])
+    assert 0.85 < low < high < 1.15
+
+
+def test_probes_estimate_the_queries_part_without_bias():
+    """64 keys, features and values: too many products; entries are off by 50 %, their mean by 5."""
+    q, k, v = (normal(i, 64, 64) for i in range(3))
+    s = q @ k.T / 8
+    var = jnp.full((64, 64), 1e-4)
+    given = {"scores": s, "v": v, "q": q, "k": k, "slope": jnp.full_like(s, 1 / 8), "q_var": var}
+    ours = np.asarray(jax.jit(lambda given: attention(HEAD, given))(given).var)
+    p = jax.nn.softmax(s)
+    apart = v[None] - (p @ v)[:, None]
+    slopes = jnp.einsum("ij,jd,ije->ide", p / 8, k, apart)
+    ratio = ours / np.asarray(jnp.einsum("id,ide->ie", var, slopes**2))
+    assert abs(ratio.mean() - 1) < 0.05
+    assert 0.3 < ratio.std() < 0.7
+
+
+def test_transforms_of_a_layer_of_attention():
+    args = heads()
+    y = jax.jit(moments(shared))(*args)
+    scanned = moments(lambda *qkv: jax.lax.scan(lambda c, _: (c, shared(*qkv)), 0.0, None, 1)[1][0])
+    for other in (moments(jax.remat(shared)), scanned):
+        other = jax.jit(other)(*args)
+        np.testing.assert_allclose(other.mean, y.mean, rtol=1e-5, atol=1e-6)
+        np.testing.assert_allclose(other.var, y.var, rtol=1e-4, atol=1e-8)
+    certain = [Gaussian(x.mean, jnp.zeros_like(x.var)) for x in args]
+    loss = lambda args: sum(a.sum() for a in jax.tree.leaves(moments(shared)(*args)))  # noqa: E731
+    value, slopes = jax.jit(jax.value_and_grad(loss))(certain)
+    assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves((value, slopes)))
+    np.testing.assert_array_equal(jax.jit(moments(shared))(*certain).var, 0)
+
+
+@pytest.mark.parametrize("library", ["nnx", "linen"])
+def test_layers_of_flax_are_recognised(library):
+    x = normal(0, 2, 5, 8)
+    if library == "nnx":
+        f, params = jaxeff.functional(nnx.MultiHeadAttention(2, 8, decode=False, rngs=nnx.Rngs(0)))
+    else:
+        layer = linen.MultiHeadDotProductAttention(num_heads=2)
+        f, params = layer.apply, layer.init(jax.random.key(0), x)
+    posterior = jax.tree.map(lambda w: Gaussian(w, jnp.full(w.shape, 1e-4)), params)
+    places = assumptions(f, posterior, x)
+    # The softmax is no place any more; that queries, keys and values share weights is one.
+    assert any("dot_general" in str(place) for place in places)
+    assert jnp.isfinite(jax.jit(moments(f))(posterior, x).var).all()
+
+
+def test_a_softmax_that_is_not_recognised_is_named():
+    def scaled(x, v):
+        return jax.nn.softmax(x["q"] @ x["k"].T * x["temperature"]) @ v
+
+    x = {"q": random(0, 4, 3), "k": random(1, 4, 3), "temperature": random(2)}
+    with pytest.warns(UserWarning, match='method="linear"'):
+        moments(scaled)(x, random(3, 4, 3))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        moments(lambda x, v: jax.nn.softmax(x["q"] @ x["k"].T) @ v)(x, random(3, 4, 3))
