@@ -275,3 +275,11 @@ def test_large_images_of_moments_are_copied_one_by_one():
     posterior = jax.tree.map(lambda p: Gaussian(p, 0.01 * jnp.ones_like(p)), params)
     x = jax.random.normal(jax.random.key(0), (4, 96, 96, 32))
     assert deploy(jaxeff.moments(f), (posterior, x)).check().passed
+
+
+@pytest.mark.slow
+def test_attention_is_compiled_from_what_it_stands_for():
+    f, params = jaxeff.functional(nnx.MultiHeadAttention(2, 8, decode=False, rngs=nnx.Rngs(0)))
+    posterior = jax.tree.map(lambda p: Gaussian(p, 0.01 * jnp.ones_like(p)), params)
+    x = jax.random.normal(jax.random.key(0), (2, 5, 8))
+    assert deploy(jaxeff.moments(f), (posterior, x)).check().passed

@@ -4,6 +4,7 @@ import warnings
 
 import flax.linen as linen
 import jax
+import jax.export
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -87,6 +88,7 @@ def linearized(f, *args):
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", FORMS)
 def test_attention_is_exact_to_first_order_however_it_is_written(name):
     """Noise of 1e-3: what the second order adds is below 1e-4 of the variance."""
@@ -97,6 +99,7 @@ def test_attention_is_exact_to_first_order_however_it_is_written(name):
     np.testing.assert_allclose(y.var, expected, rtol=2e-3, atol=1e-12)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("only", [0, 1, 2])
 def test_what_is_certain_adds_nothing(only):
     args = [x if i == only else x.mean for i, x in enumerate(heads(std=1e-3))]
@@ -114,6 +117,7 @@ def rope(x):
     return x * jnp.cos(turn) + jnp.roll(x, 1, -1) * jnp.sin(turn)
 
 
+@pytest.mark.slow
 def test_rotary_positions_and_a_cache_only_feed_queries_and_keys():
     q, k, v = heads()
     new = random(5, 2, 2, 2, 3)
@@ -164,6 +168,7 @@ def test_probes_estimate_the_queries_part_without_bias():
     assert 0.3 < ratio.std() < 0.7
 
 
+@pytest.mark.slow
 def test_transforms_of_a_layer_of_attention():
     args = heads()
     y = jax.jit(moments(shared))(*args)
@@ -179,6 +184,7 @@ def test_transforms_of_a_layer_of_attention():
     np.testing.assert_array_equal(jax.jit(moments(shared))(*certain).var, 0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("library", ["nnx", "linen"])
 def test_layers_of_flax_are_recognised(library):
     x = normal(0, 2, 5, 8)
@@ -194,13 +200,33 @@ def test_layers_of_flax_are_recognised(library):
     assert jnp.isfinite(jax.jit(moments(f))(posterior, x).var).all()
 
 
+def test_attention_keeps_its_mean_and_has_a_variance():
+    q, k, v = (random(i, 4, 3, std=1e-3) for i in range(3))
+    y, var = jax.jit(lambda *qkv: (moments(by_hand)(*qkv), linearized(by_hand, *qkv)))(q, k, v)
+    np.testing.assert_allclose(y.mean, by_hand(q.mean, k.mean, v.mean), rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(y.var, var, rtol=2e-3, atol=1e-12)
+
+
 def test_a_softmax_that_is_not_recognised_is_named():
     def scaled(x, v):
         return jax.nn.softmax(x["q"] @ x["k"].T * x["temperature"]) @ v
 
     x = {"q": random(0, 4, 3), "k": random(1, 4, 3), "temperature": random(2)}
     with pytest.warns(UserWarning, match='method="linear"'):
-        moments(scaled)(x, random(3, 4, 3))
+        jax.eval_shape(moments(scaled), x, random(3, 4, 3))
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        moments(lambda x, v: jax.nn.softmax(x["q"] @ x["k"].T) @ v)(x, random(3, 4, 3))
+        plain = moments(lambda x, v: jax.nn.softmax(x["q"] @ x["k"].T) @ v)
+        jax.eval_shape(plain, x, random(3, 4, 3))
+
+
+def test_an_export_keeps_attention_as_one_composite():
+    args = heads()
+    leaves, structure = jax.tree.flatten(args)
+
+    def flat(*leaves):
+        return jax.tree.leaves(moments(shared)(*structure.unflatten(leaves)))
+
+    text = jax.export.export(jax.jit(flat), platforms=["cpu"])(*leaves).mlir_module()
+    assert text.count('stablehlo.composite "jaxeff.pfp_attention"') == 1
+    assert 'operands = "scores slope v v_var q q_var k k_var"' in text

@@ -9,7 +9,7 @@ from typing import Any
 from jaxeff.core import primitives as p
 from jaxeff.moment_propagation.attention._layer import AttentionLayer
 from jaxeff.moment_propagation.attention._recognition import (
-    Source,
+    Equations,
     attention_layer,
     passes,
     softmax_of,
@@ -39,13 +39,13 @@ def fuse_attention(
     nodes = [n for layer in program.layers if not layer.mark for n in layer.nodes]
     if not any(n.primitive is p.exp_p for n in nodes):
         return program
-    source = Source.of(program, random)
+    equations = Equations.of(program, random)
     layers: list[Layer] = []
     for layer in program.layers:
-        found = attention_layer(source, layer)
+        found = attention_layer(equations, layer)
         if found is not None and any(n.primitive in rules for n in found.nodes):
             found = None
-        elif found is None and _weighs(source, layer):
+        elif found is None and _weighs(equations, layer):
             warnings.warn(
                 f"moments: the softmax before {layer.site or layer.kind!r} wasn't recognised as "
                 "attention. Its probabilities are taken as independent, and variances may be far "
@@ -59,9 +59,11 @@ def fuse_attention(
     return with_layers(program, layers)
 
 
-def _weighs(source: Source, layer: Layer) -> bool:
+def _weighs(equations: Equations, layer: Layer) -> bool:
     """Returns whether a layer is a product that takes probabilities of random scores."""
     if layer.mark or len(layer.nodes) != 1 or layer.nodes[0].primitive is not p.dot_general_p:
         return False
-    operands = [v for v in layer.nodes[0].values if v in source.dependent]
-    return any(softmax_of(source, source.behind(v, passes), None) is not None for v in operands)
+    operands = [v for v in layer.nodes[0].values if v in equations.dependent]
+    return any(
+        softmax_of(equations, equations.behind(v, passes), None) is not None for v in operands
+    )

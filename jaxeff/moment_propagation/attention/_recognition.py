@@ -39,7 +39,7 @@ _PASSED = prim.SHAPE | _REDUCTIONS | {p.convert_element_type_p}
 
 
 @dataclass
-class Source:
+class Equations:
     """A program's equations by what they make.
 
     Attributes:
@@ -53,21 +53,21 @@ class Source:
     dependent: set[Value]
 
     @classmethod
-    def of(cls, program: Program, random: Collection[Value]) -> Source:
+    def of(cls, program: Program, random: Collection[Value]) -> Equations:
         """Reads a program some of whose inputs are random."""
-        source = cls({}, {}, set(random))
+        equations = cls({}, {}, set(random))
         for layer in program.layers:
             # Layers without equations pass their inputs on; loops and layers of other transforms
             # have no equations that can be followed.
-            if not layer.nodes and not source.dependent.isdisjoint(layer.inputs):
-                source.dependent.update(layer.outputs)
+            if not layer.nodes and not equations.dependent.isdisjoint(layer.inputs):
+                equations.dependent.update(layer.outputs)
             for node in layer.nodes:
-                source.position[node] = len(source.position)
-                if not source.dependent.isdisjoint(node.values):
-                    source.dependent.update(node.outputs)
+                equations.position[node] = len(equations.position)
+                if not equations.dependent.isdisjoint(node.values):
+                    equations.dependent.update(node.outputs)
                 if not layer.mark and layer.kind != "control flow":
-                    source.made_by.update((v, (node, layer)) for v in node.outputs)
-        return source
+                    equations.made_by.update((v, (node, layer)) for v in node.outputs)
+        return equations
 
     def behind(self, value: Value, through: Callable[[Node], bool]) -> list[Node]:
         """Returns the equations that a value's noise comes through, those that are followed."""
@@ -93,12 +93,12 @@ class Source:
 
 
 def softmax_of(
-    source: Source, nodes: Sequence[Node], result: Value | None
+    equations: Equations, nodes: Sequence[Node], result: Value | None
 ) -> tuple[Value, statistics.Statistic] | None:
     """Finds the softmax that a value is, or any softmax among equations.
 
     Args:
-        source: The program.
+        equations: The program's.
         nodes: Equations, in order.
         result: The value; None for any.
 
@@ -110,7 +110,7 @@ def softmax_of(
     for x in dict.fromkeys(candidates):
         symbols: dict[Any, Any] = {x: statistics.tensor(x.aval)}
         for node in nodes:
-            symbol = _symbol(source, node, symbols)
+            symbol = _symbol(equations, node, symbols)
             if symbol is not None:
                 symbols[node.outputs[0]] = symbol
         results = list(symbols.values()) if result is None else [symbols.get(result)]
@@ -120,31 +120,33 @@ def softmax_of(
     return None
 
 
-def _symbol(source: Source, node: Node, symbols: Mapping[Any, Any]) -> Any:
+def _symbol(equations: Equations, node: Node, symbols: Mapping[Any, Any]) -> Any:
     operands = [symbols.get(a) if isinstance(a, Value) else None for a in node.inputs]
     if not any(operands):
         return None
     if node.primitive is p.convert_element_type_p:
         return operands[0]
-    return statistics.read(node, operands, [source.number(a) for a in node.inputs])
+    return statistics.read(node, operands, [equations.number(a) for a in node.inputs])
 
 
-def attention_layer(source: Source, layer: Layer) -> AttentionLayer | None:
+def attention_layer(equations: Equations, layer: Layer) -> AttentionLayer | None:
     """Returns the attention whose last product a layer is, if it is one."""
     if layer.mark or len(layer.nodes) != 1 or layer.nodes[0].primitive is not p.dot_general_p:
         return None
     for side in (0, 1):
-        found = _attention(source, layer, side)
+        found = _attention(equations, layer, side)
         if found is not None:
             return found
     return None
 
 
-def _attention(source: Source, layer: Layer, side: int) -> AttentionLayer | None:
+def _attention(equations: Equations, layer: Layer, side: int) -> AttentionLayer | None:
     (product,) = layer.nodes
     probabilities, values = product.inputs[side], product.inputs[1 - side]
-    nodes = source.behind(probabilities, _in_softmax) if probabilities in source.dependent else []
-    found = softmax_of(source, nodes, probabilities)
+    if probabilities not in equations.dependent:
+        return None
+    nodes = equations.behind(probabilities, _in_softmax)
+    found = softmax_of(equations, nodes, probabilities)
     if found is None:
         return None
     scores, softmax = found
@@ -159,14 +161,14 @@ def _attention(source: Source, layer: Layer, side: int) -> AttentionLayer | None
     summed = set(own) & set(of_values) - set(of_result)
     if summed != set(over):
         return None
-    inner = source.behind(scores, letters.is_followed)
-    known = letters.of_values(inner, source.dependent, {scores: of_scores}, alphabet)
+    inner = equations.behind(scores, letters.is_followed)
+    known = letters.of_values(inner, equations.dependent, {scores: of_scores}, alphabet)
     if known is None:
         return None
     made = {v for n in inner for v in n.outputs}
     terms = {v: of for v, of in known.items() if v not in made}
-    score = _score(source, terms, over, alphabet)
-    if score is None and any(_holds_product(source, v) for v in terms):
+    score = _score(equations, terms, over, alphabet)
+    if score is None and any(_holds_product(equations, v) for v in terms):
         return None
     biases = {v: of for v, of in terms.items() if score is None or v is not score.value}
     # A bias along some of the softmax's axes only is shared by the scores along the others.
@@ -176,13 +178,13 @@ def _attention(source: Source, layer: Layer, side: int) -> AttentionLayer | None
     # Axes of one entry that no array has are added at the end.
     of_result = "".join(a for a in of_result if a in of_scores + of_values)
     axes = Axes(*pair, of_values, of_scores, of_result, over)
-    parts = [source.made_by[n.outputs[0]][1] for n in (*nodes, *([score.node] if score else []))]
+    parts = [equations.made_by[n.outputs[0]][1] for n in (*nodes, *([score.node] if score else []))]
     whole = join([*dict.fromkeys(parts), layer])
     operands = [*((score.queries, score.keys) if score else ()), values]
-    random = [v for v in whole.inputs if v in source.dependent]
+    random = [v for v in whole.inputs if v in equations.dependent]
     known_inputs = set(operands) | set(biases)
     # Random operands come from outside. Certain ones may be made inside, as from constants.
-    inside = set(operands) & source.dependent - set(whole.inputs)
+    inside = set(operands) & equations.dependent - set(whole.inputs)
     if inside or not set(random) <= known_inputs:
         return None
     if len(set(operands)) < len(operands) or not biases.keys().isdisjoint(operands):
@@ -202,19 +204,19 @@ def passes(node: Node) -> bool:
     return node.primitive in _PASSED or is_pointwise(node.eqn)
 
 
-def _holds_product(source: Source, value: Value) -> bool:
+def _holds_product(equations: Equations, value: Value) -> bool:
     """Returns whether a value is a product whose axes can't be followed."""
-    ends = {value}.union(*(n.values for n in source.behind(value, passes)))
-    made = (source.made_by.get(v) for v in ends & source.dependent)
+    ends = {value}.union(*(n.values for n in equations.behind(value, passes)))
+    made = (equations.made_by.get(v) for v in ends & equations.dependent)
     return any(found is not None and found[0].primitive is p.dot_general_p for found in made)
 
 
 def _score(
-    source: Source, terms: Mapping[Value, str], over: str, alphabet: letters.Alphabet
+    equations: Equations, terms: Mapping[Value, str], over: str, alphabet: letters.Alphabet
 ) -> Score | None:
     """Returns the first product of queries and keys among the terms of scores."""
     for value, own in terms.items():
-        node, _ = source.made_by.get(value, (None, None))
+        node, _ = equations.made_by.get(value, (None, None))
         if node is None or node.primitive is not p.dot_general_p:
             continue
         sides = letters.of_operands(node, own, alphabet)
