@@ -6,6 +6,24 @@ evaluation. Values are arrays, or any pytree a rule chooses to put in an array's
 does gives `promote(value, like)`, which brings a value to another's structure, so that a loop's
 carry and a branch's results keep one type.
 
+```python
+import jax
+
+from jaxeff.nn import small_classifier
+from jaxeff.program import at_sites, evaluate, plain_rule, run_layers, trace
+
+f, params, (x, _) = small_classifier()
+program, leaves = trace(f, params, x), jax.tree.leaves(((params, x), {}))
+
+
+def scaled(factor, layer, key, *values):
+    return [factor * y for y in plain_rule(layer, key, *values)]
+
+
+(doubled,) = evaluate(program, at_sites({"fc2": 2.0}, scaled), None, leaves)
+(logits,) = run_layers(program, leaves, lambda layer, inputs: plain_rule(layer, None, *inputs))
+```
+
 Randomness: a site's key is `fold_in(fold_in(key, crc32(base name)), occurrence)`, so one site's
 noise doesn't depend on which others there are; a scan's body gets a key per iteration.
 

@@ -1,4 +1,23 @@
-"""Calls a function under a rule: what every transform's result does when it is called."""
+"""Calls a function under a rule: what every transform's result does when it is called.
+
+```python
+from jaxeff.nn import small_classifier
+from jaxeff.program import interpret_sites, plain_rule, resolve
+
+f, params, (x, _) = small_classifier()
+
+
+def scaled(factor, layer, key, *values):
+    return [factor * y for y in plain_rule(layer, key, *values)]
+
+
+def factors(program):
+    return resolve({"fc*": 0.5}, program)
+
+
+logits = interpret_sites(f, factors, scaled, None, (params, x), {}, "scaled")
+```
+"""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any

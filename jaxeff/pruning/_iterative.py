@@ -58,7 +58,7 @@ from jaxeff.pruning.dependencies import kept as kept_indices
 from jaxeff.pruning.scores import Score, l1
 from jaxeff.pruning.shrinking import Plan, pruned
 from jaxeff.store import Journal, run_identity
-from jaxeff.training import ON_EPOCH, Loss, describe_training, fit, init
+from jaxeff.training import Loss, describe_training, fit, init
 
 Model = Callable[..., Any]
 
@@ -90,7 +90,7 @@ class Pruned(NamedTuple):
     score=function_of_form("score(f)"),
     inputs=input_batch,
     on_round=function_of_form("on_round(round, plan)"),
-    on_epoch=ON_EPOCH,
+    on_epoch=function_of_form("on_epoch(epoch, train_state, row)"),
 )
 def prune_iteratively(
     key: jax.Array,

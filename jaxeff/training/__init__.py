@@ -11,7 +11,7 @@ from jaxeff.training._canonical import canonical_convolutions, canonical_in_loop
 from jaxeff.training._epoch import Loss, TrainState, count_examples, init, make_epoch
 from jaxeff.training._fit import FitResult, fit
 from jaxeff.training._identity import describe_training
-from jaxeff.training._loop import ON_EPOCH, CheckpointOptions, DivergedError, RunOptions, run_epochs
+from jaxeff.training._loop import CheckpointOptions, DivergedError, RunOptions, run_epochs
 from jaxeff.training._losses import (
     CheckedLoss,
     LabelledLoss,
@@ -27,7 +27,6 @@ from jaxeff.training._spreading import spread_replicates
 from jaxeff.training._sweep import SweepResult, sweep
 
 __all__ = [
-    "ON_EPOCH",
     "CheckedLoss",
     "CheckpointError",
     "CheckpointOptions",

@@ -86,12 +86,11 @@ class DivergedError(FloatingPointError):
         self.history = history
 
 
-ON_EPOCH = function_of_form("on_epoch(epoch, train_state, row)")
 LOOP_CHECKS: dict[str, Check] = {
     "data": aligned_arrays,
     "epochs": static_integer(0),
     "eval_fn": function_of_form("eval_fn(train_state)"),
-    "on_epoch": ON_EPOCH,
+    "on_epoch": function_of_form("on_epoch(epoch, train_state, row)"),
 }
 """The checks of the arguments that a training shares with its loop."""
 
