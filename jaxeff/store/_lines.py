@@ -7,6 +7,15 @@ JSON, so a last line that only lacks its line feed counts as whole.
 
 Any other damage is refused, and the file stays as it is. White space around a value (and so the
 line ends of Windows) and a byte order mark, which editors may add, are no damage.
+
+```python
+from jaxeff.store import add_line, read_lines, repair_lines
+
+repair_lines("rows.jsonl")                              # nothing to set aside: there is no file
+add_line("rows.jsonl", {"seed": 0, "accuracy": 0.9})
+add_line("rows.jsonl", {"seed": 1, "accuracy": 0.8})
+assert [row["seed"] for row in read_lines("rows.jsonl")] == [0, 1]
+```
 """
 
 from __future__ import annotations

@@ -11,6 +11,17 @@ itself names a temporary one, or none.
 Sharp edges:
     The target's folder must be on one file system with itself, that is, no mount point.
     A link at the target is replaced by what is written, not followed.
+
+```python
+from pathlib import Path
+
+from jaxeff.store import atomic_file, write_atomically
+
+write_atomically("notes.txt", "whole, or not at all")
+with atomic_file("notes.txt") as path:                  # for what writes by itself
+    path.write_text("newer")
+assert Path("notes.txt").read_text() == "newer"
+```
 """
 
 from __future__ import annotations

@@ -8,6 +8,16 @@ Sharp edges
   `Gaussian` leaves are independent of each other.
 - The constructor validates nothing, because JAX also builds pytrees out of tracers and
   placeholders; `check_gaussian` is the explicit check for concrete input.
+
+```python
+import jax.numpy as jnp
+
+from jaxeff.moment_propagation import Gaussian, check_gaussian, is_gaussian
+
+weights = Gaussian(jnp.zeros(3), jnp.ones(3))
+check_gaussian(weights, "weights")
+assert is_gaussian(weights) and not is_gaussian(jnp.zeros(3))
+```
 """
 
 from __future__ import annotations

@@ -18,6 +18,12 @@ Sharp edges:
     Normalised activations have scale 1. The open scale is that of x = max(Gaussian, 0), whose mean
     square is half the variance: sqrt(2 mean(max(x, 0)^2)); an array without positive values has
     scale zero, and only zeros.
+
+```python
+from jaxeff.compression import half_wave_levels
+
+assert len(half_wave_levels(2)) == 3                    # beside zero
+```
 """
 
 import functools
