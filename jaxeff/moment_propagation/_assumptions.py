@@ -80,7 +80,7 @@ def assumptions(
     places = places_of(f, args, kwargs, rules or {})
     if key is None or not places:
         return places
-    errors, _ = site_ratios(key, f, args, kwargs, rules or {}, samples, chunk)
+    errors, _ = site_ratios(key, f, args, kwargs, rules or {}, samples, chunk, places)
     return with_ratios(places, errors)
 
 
@@ -112,8 +112,9 @@ def site_ratios(
     rules: Mapping[Any, Rule],
     samples: int,
     chunk: int,
+    places: Assumptions,
 ) -> tuple[dict[Place, Ratio | None], list[Gaussian | None]]:
-    """Divides the variances of each layer's rule, given sampled inputs, by sampled ones.
+    """Divides the variances of each place's rule, given sampled inputs, by sampled ones.
 
     Returns:
         The ratios by site and kind, and the sampled moments of the function's results; None for
@@ -121,18 +122,27 @@ def site_ratios(
     """
     propagation = Propagation(rules, "variance", lambda one: None)
     plain_args, _ = uncalibrated(args)
+    wanted = {_place(one) for one in places}
 
     @jax.jit
     def run(key: PRNGKeyArray, args: Any, kwargs: Any) -> tuple[dict[str, Any], list[Any]]:
         program, values, _ = read(f, args, kwargs)
-        sampled = sampled_moments(key, program, values, samples, chunk)
+        prepared = propagation.prepare(program, values)
+        layers = [
+            layer
+            for layer in prepared.layers
+            if _place(layer) in wanted and layer.kind != "control flow" and layer.nodes
+        ]
+        # Sums over draws of what no place reads or makes would be most of the loop's work.
+        ends = {v for v in program.outputs if isinstance(v, Value)}
+        ends.update(v for layer in layers for v in (*layer.inputs, layer.outputs[0]))
+        sampled = sampled_moments(key, program, values, samples, chunk, ends)
         results = [sampled.get(v) if isinstance(v, Value) else None for v in program.outputs]
-        program = propagation.prepare(program, values)
         known = dict(zip(program.inputs, values, strict=True))
         found = {}
-        for number, layer in enumerate(program.layers):
+        for number, layer in enumerate(layers):
             result = layer.outputs[0]
-            if layer.kind == "control flow" or not layer.nodes or result not in sampled:
+            if result not in sampled:
                 continue
             # Sampled moments of the inputs, not propagated ones: what is measured is each place's
             # own error.
@@ -141,14 +151,14 @@ def site_ratios(
                 continue  # made from constants alone, or discrete
             outputs = propagation.layer({}, layer, None, *inputs)
             if is_random(outputs[0]):
-                places[str(number)] = _place(layer)
+                measured_at[str(number)] = _place(layer)
                 found[str(number)] = ratios(to_variance(outputs[0]), sampled[result])
         return found, results
 
-    places: dict[str, Place] = {}
+    measured_at: dict[str, Place] = {}
     measured, results = run(key, plain_args, dict(kwargs))
     error = float(np.sqrt(2 / samples))
-    return {places[n]: summary_of(np.asarray(r), error) for n, r in measured.items()}, results
+    return {measured_at[n]: summary_of(np.asarray(r), error) for n, r in measured.items()}, results
 
 
 def summary_of(ratio: np.ndarray, error: float) -> Ratio | None:

@@ -19,8 +19,8 @@ Sharp edges
 - The delta method's own error is that of the networks it was measured on, 6 % up to noise of 10 %;
   a function with bends (a threshold, a softmax that is nearly one-hot) may have more. Give `draws`
   to be sure.
-- The table of sites costs what `assumptions(..., key=key)` does: compilation takes seconds for a
-  small convolutional network and minutes for a transformer.
+- The table of sites compiles the rules of all places where independence is assumed: seconds for a
+  small convolutional network, more for a deep transformer.
 - What a layer loses by itself may cancel further on: the table of sites says where to look, the
   ratio of the results whether it matters.
 """
@@ -127,9 +127,15 @@ class MomentsCheck:
         other = "draw samples" if self.undefined else "take moments(f, correlations=True)"
         return f"The variances are off: {other}, or make fewer parameters random{first}."
 
-    def _table(self) -> Table:
-        rows = [_row("results", self.ratio)]
-        rows += [_row(one.site or "(operand)", one.ratio) for one in self.sites[:_SHOWN]]
+    @property
+    def verdict(self) -> str:
+        """The table's words without its rows, as `jaxeff_export.deploy(..., verdict=)` takes it."""
+        if self.ratio is None:
+            return self._words()
+        spread = f"{self.ratio.median:.2f} ({self.ratio.low:.2f} to {self.ratio.high:.2f})"
+        return f"variances, divided by the true ones: {spread}\n{self._words()}"
+
+    def _words(self) -> str:
         source = 'method="linear"' if self.reference == "linear" else f"{self.draws} draws of f"
         error = "" if self.ratio is None else f", whose own error is {self.ratio.error:.0%}"
         parts = [
@@ -142,8 +148,13 @@ class MomentsCheck:
             del parts[1]
         if self.undefined:
             parts.insert(0, f"{self.undefined:.1%} of the variances are NaN or infinite")
+        return "\n".join(parts)
+
+    def _table(self) -> Table:
+        rows = [_row("results", self.ratio)]
+        rows += [_row(one.site or "(operand)", one.ratio) for one in self.sites[:_SHOWN]]
         columns = ("variance, divided by the true one", "median>", "5 %>", "95 %>")
-        return Table(columns, rows, caption="\n".join(parts))
+        return Table(columns, rows, caption=self._words())
 
 
 def _row(name: str, ratio: Ratio | None) -> tuple[str, ...]:
@@ -186,7 +197,7 @@ def moments_check(
     errors: dict[Place, Ratio | None] = {}
     sampled: list[Gaussian | None] = []
     if places or not linear:
-        errors, sampled = site_ratios(key, f, plain, {}, {}, count, min(count, 20))
+        errors, sampled = site_ratios(key, f, plain, {}, {}, count, 1, places)
     ours = jax.tree.leaves(jax.jit(moments(f))(params, x), is_leaf=is_gaussian)
     truth = (
         jax.tree.leaves(jax.jit(moments(f, method="linear"))(*plain), is_leaf=is_gaussian)

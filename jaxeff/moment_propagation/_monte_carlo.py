@@ -7,7 +7,7 @@ factor to correct it (`calibrate_moments`).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -108,9 +108,14 @@ class Sampling:
 
 
 def sampled_moments(
-    key: PRNGKeyArray, program: Program, values: Sequence[Any], samples: int, chunk: int
+    key: PRNGKeyArray,
+    program: Program,
+    values: Sequence[Any],
+    samples: int,
+    chunk: int,
+    wanted: Collection[Value],
 ) -> Sampled:
-    """Samples the moments of every random floating-point value of a program.
+    """Samples the moments of random floating-point values of a program.
 
     Args:
         key: A PRNG key.
@@ -118,11 +123,13 @@ def sampled_moments(
         values: One per input; a `Gaussian` for random ones, which are sampled.
         samples: How many samples to draw, at least 2; rounded up to a multiple of `chunk`.
         chunk: How many are run at once: memory is this many times that of the function.
+        wanted: Values to sample; those that aren't random or no floats are left out.
 
     Returns:
         The mean and the unbiased variance by value, arrays of the value's shape.
     """
-    sampling = Sampling(program, random_values(program, values), chunk)
+    random = [v for v in random_values(program, values) if v in wanted]
+    sampling = Sampling(program, random, chunk)
     keys = draw_keys(key, samples, chunk)
     sums = sampling.add(sampling.start(values), values, keys, 0, len(keys))
     return sampling.moments(sums, keys.size)

@@ -116,7 +116,8 @@ def _while(at: _Evaluation) -> list[Any]:
     carry = _fixed_point(loop.carry, step, promote)
 
     def cond_fun(state: tuple[list[Any], Any]) -> Any:
-        return body(test, key, loop.test_inputs(state[0]))[0]
+        # Converted: a value that a rule put in an array's place says why it can't decide.
+        return lax.convert_element_type(body(test, key, loop.test_inputs(state[0]))[0], bool)
 
     def body_fun(state: tuple[list[Any], Any]) -> tuple[list[Any], Any]:
         inner, count = state

@@ -45,6 +45,16 @@ def folder(deployed, tmp_path):
     return shutil.copytree(deployed.folder, tmp_path / "copy")
 
 
+def test_a_verdict_travels_with_a_bundle(folder):
+    assert Bundle.load(folder).manifest.verdict == ""
+    said = "variances within 6 % [of method='linear']"
+    reseal(folder, verdict=said)
+    assert Bundle.load(folder).example.verdict == said
+    reseal(folder, verdict=3)
+    with pytest.raises(BundleError, match="verdict"):
+        Bundle.load(folder)
+
+
 def rewrite(folder, name, content):
     """Replaces a file and its checksum."""
     manifest = Bundle.load(folder).manifest

@@ -4,7 +4,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jaxeff_export import deploy
+from jaxeff_export import Bundle, deploy
+from jaxeff_export.cli import app
+from typer.testing import CliRunner
 
 import jaxeff
 
@@ -42,7 +44,11 @@ def test_an_export_gives_the_same_moments(posterior):
 @pytest.mark.slow
 def test_a_bundle_gives_the_same_moments(posterior, tmp_path):
     linear = jaxeff.moments(f, method="linear")
-    bundle = deploy(linear, (posterior, X), path=tmp_path / "bundle")
+    said = jaxeff.moments_check(jax.random.key(0), f, posterior, X).verdict
+    bundle = deploy(linear, (posterior, X), path=tmp_path / "bundle", verdict=said)
+    assert Bundle.load(bundle.folder).manifest.verdict == said
+    shown = CliRunner().invoke(app, ["inspect", str(bundle.folder)]).output
+    assert said.splitlines()[-1] in shown.replace("\n", " ")
     ours, theirs = bundle.run(X), linear(posterior, X)
     np.testing.assert_allclose(ours.mean, theirs.mean, rtol=1e-5, atol=1e-6)
     np.testing.assert_allclose(ours.var, theirs.var, rtol=1e-4, atol=1e-6)

@@ -72,6 +72,8 @@ def test_wrong_variances_have_a_place_and_an_advice():
     assert check.advice in text
     assert "own error is 6%" in text
     assert "<table>" in check._repr_html_()
+    assert check.advice in check.verdict
+    assert f"{check.ratio.median:.2f} ({check.ratio.low:.2f}" in check.verdict
 
 
 @pytest.mark.slow

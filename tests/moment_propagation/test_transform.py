@@ -324,6 +324,10 @@ def test_a_rule_of_ones_own_fills_the_gap():
         (lambda _, x: jnp.where(x > 0, 1.0, x[::-1]), "discrete function of a random value"),
         (lambda _, x: jnp.round(x), "'round'.*no moment rule"),
         (lambda _, x: jax.lax.cond(x[0] > 0, lambda: 1.0, lambda: 0.0), "decided by a random"),
+        (
+            lambda _, x: jax.lax.while_loop(lambda c: c.sum() < 9, lambda c: 2 * c, x),
+            "decided by a random",
+        ),
         (lambda _, x: jax.nn.one_hot(jnp.argmax(x), 3), "discrete function"),
     ],
 )

@@ -44,6 +44,7 @@ class BundleParts:
       versions: versions of the packages that made it.
       kernels: per kernel what it has to do, as the manifest has it.
       rounds_inputs: whether the function rounds its data to codes.
+      verdict: what is known of the results beside their values.
     """
 
     library: Path
@@ -60,6 +61,7 @@ class BundleParts:
     versions: Mapping[str, str]
     kernels: Mapping[str, Mapping[str, int]]
     rounds_inputs: bool
+    verdict: str
 
 
 def write_bundle(parts: BundleParts, path: Path) -> Manifest:
@@ -116,6 +118,7 @@ def write_bundle(parts: BundleParts, path: Path) -> Manifest:
             kernels=parts.kernels,
             batches=tuple(pair.batch for pair in parts.recorded if pair.batch is not None),
             rounds_inputs=parts.rounds_inputs,
+            verdict=parts.verdict,
         )
         write_atomically(folder / files.MANIFEST, manifest.to_bytes())
     return manifest

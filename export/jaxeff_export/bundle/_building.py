@@ -126,6 +126,7 @@ def build(
             versions=package_versions("jaxeff", "jax", "jaxlib", "apache-tvm", "apache-tvm-ffi"),
             kernels={work.name: work.facts for work in works},
             rounds_inputs=rounded,
+            verdict=example.verdict,
         )
         return Bundle(path, write_bundle(parts, path), example.treedef)
 

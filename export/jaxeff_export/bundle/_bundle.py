@@ -78,7 +78,8 @@ class Bundle(BundleFolder):
             else np.zeros(tuple(int(n) for n in spec.shape), dtype_of(spec.dtype))
             for spec in artifact.inputs[: artifact.leaf_count(parameters)]
         ]
-        return Example(artifact, parameters, bound, self.recorded, self.treedef, self.derived)
+        known = self.treedef, self.derived, self.manifest.verdict
+        return Example(artifact, parameters, bound, self.recorded, *known)
 
     @contextlib.contextmanager
     def on(self, board: str | Board = "local") -> Iterator[Runner]:

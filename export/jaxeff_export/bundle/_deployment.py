@@ -62,6 +62,7 @@ from jaxeff_export.schedules import TuningDatabase
     database=path_like,
     progress=function_of_form("progress(line)"),
     any_batch=any_of(boolean, string_sequence),
+    verdict=instance_of(str),
 )
 def deploy(
     f: Callable[..., Any],
@@ -71,6 +72,7 @@ def deploy(
     *,
     parameters: int | None = None,
     any_batch: bool | Collection[str] = False,
+    verdict: str = "",
     database: str | Path | None = None,
     progress: Progress | None = None,
 ) -> Bundle:
@@ -91,6 +93,8 @@ def deploy(
       any_batch: True if the bundle is to take any number of examples: the first axis of all inputs
         is a batch, the same for all; or the names of the arguments that have one. It costs speed,
         see export/README.md.
+      verdict: a text that travels with the bundle and that `inspect` shows, as
+        ``jaxeff.moments_check(...).verdict``: how far its variances can be trusted.
       database: a folder that `tune` filled: kernels it knows for this target get the schedules
         found there, the others the default ones.
       progress: called with one line per step.
@@ -129,7 +133,7 @@ def deploy(
         return jax.tree.leaves(jitted(*jax.tree.unflatten(structure, given)))
 
     treedef = jax.tree.structure(jax.eval_shape(jitted, *example_args))
-    return order.built(artifact, leaves, reference, treedef)
+    return order.built(artifact, leaves, reference, treedef, verdict)
 
 
 @validate(
@@ -224,6 +228,7 @@ class _Order:
         leaves: Sequence[Any],
         reference: Callable[[Sequence[Any]], Sequence[Any]],
         treedef: Any = None,
+        verdict: str = "",
     ) -> Bundle:
         """Records what JAX computes, and builds the bundle.
 
@@ -232,6 +237,7 @@ class _Order:
           leaves: the values of its inputs.
           reference: what JAX computes from such leaves, flattened.
           treedef: the exact structure of results, where it is known.
+          verdict: what is known of the results beside their values.
         """
         specs = artifact.inputs
         self.say("computing the reference with JAX")
@@ -249,7 +255,8 @@ class _Order:
                 for leaf, spec in zip(given, specs, strict=True)
             ]
             recorded.append(RecordedPair(values[bound:], outputs, batch))
-        example = Example(artifact, self.parameters, values[:bound], recorded, treedef)
+        bounded = values[:bound]
+        example = Example(artifact, self.parameters, bounded, recorded, treedef, verdict=verdict)
         return build(example, self.target, self.path, self.say, self.database)
 
 

@@ -71,6 +71,7 @@ class Example:
       recorded: pairs of values of the other inputs and what JAX computed from them.
       treedef: the exact structure of results, if this process knows it.
       derived: what was computed from the leaves, if it was.
+      verdict: what is known of the results beside their values.
     """
 
     artifact: Artifact
@@ -79,6 +80,7 @@ class Example:
     recorded: Sequence[RecordedPair]
     treedef: Any = None
     derived: Sequence[np.ndarray] | None = None
+    verdict: str = ""
 
 
 def lift(example: Example, target: NamedTarget) -> LiftedModule:

@@ -63,6 +63,8 @@ def _show_bundle(path: Path) -> None:
     console.print(f"target: {json.dumps(dict(manifest.target))}", markup=False, highlight=False)
     for name, facts in manifest.files.items():
         console.print(f"{name}: {facts['size']:,} bytes, intact")
+    if manifest.verdict:
+        console.print(manifest.verdict, markup=False, highlight=False)
     _show_versions(manifest.versions)
 
 

@@ -87,6 +87,7 @@ class Manifest:
         bundles of older versions.
       batches: batches of the pairs of inputs and outputs recorded for the self-check, the example's
         own first, where the batch may vary; empty where it is fixed, and one pair is recorded.
+      verdict: what is known of the results beside their values, as it was given to `deploy`.
     """
 
     target_name: str
@@ -105,6 +106,7 @@ class Manifest:
     files: Mapping[str, Mapping[str, Any]] = field(repr=False)
     kernels: Mapping[str, Mapping[str, int]] = field(default_factory=dict, repr=False)
     batches: tuple[int, ...] = ()
+    verdict: str = ""
 
     @property
     def any_batch(self) -> bool:
@@ -139,6 +141,7 @@ class Manifest:
                 "files": {name: dict(facts) for name, facts in self.files.items()},
                 "kernels": {name: dict(work) for name, work in self.kernels.items()},
                 **more,
+                **({"verdict": self.verdict} if self.verdict else {}),
             }
         )
 
@@ -170,6 +173,7 @@ class Manifest:
         require_form(content["versions"], MappingOf(str), "versions")
         require_form(content.get("kernels", {}), MappingOf(_WORK), "kernels")
         require_form(content.get("batches", []), [COUNT], "batches")
+        require_form(content.get("verdict", ""), str, "verdict")
         target = content["target"]
         # Settings of a target are optional, and TVM has more of them: those known are checked.
         said = {name: form for name, form in _TARGET.items() if name in target}
@@ -194,6 +198,7 @@ class Manifest:
             files=content["files"],
             kernels=content.get("kernels", {}),
             batches=tuple(content.get("batches", ())),
+            verdict=content.get("verdict", ""),
         )
         # Each entry fits its form; now whether they agree, which all later code relies on.
         if require_structure(manifest.structure) != len(manifest.outputs):
