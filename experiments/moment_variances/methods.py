@@ -1,6 +1,6 @@
 """Every way to a variance, on one network: how right it is and what it costs.
 
-- diagonal: `moments(f)` as it is;
+- diagonal: `moments(f, shared=False)`;
 - one factor: its variances times the one number that suits the held-out inputs best;
 - calibrated: `calibrate_moments`, a factor per site and channel;
 - correlated: `moments(f, correlations=True)`;
@@ -48,7 +48,8 @@ def passes(
         samples: How many samples it draws.
         chunk: How many of them are run at once.
     """
-    plain, correlated = jax.jit(moments(f)), jax.jit(moments(f, correlations=True))
+    plain = jax.jit(moments(f, shared=False))
+    correlated = jax.jit(moments(f, correlations=True))
     given = {
         correlations: calibrate_moments(
             key, f, posterior, seen, samples=samples, chunk=chunk, correlations=correlations

@@ -22,6 +22,7 @@ from jaxeff.moment_propagation.attention import (
 from jaxeff.moment_propagation.dependence import FusedLayer, Note, fuse_dependent
 from jaxeff.moment_propagation.regions import Environment, linear_patterns, propagate, region
 from jaxeff.moment_propagation.rules import Rule
+from jaxeff.moment_propagation.shared_kernels import with_shared_noise
 from jaxeff.moment_propagation.values import (
     AtMean,
     Gaussian,
@@ -51,6 +52,7 @@ class Propagation:
         form: Moments that layers pass to each other, "variance" or "raw".
         note: Called for each place where independence is assumed.
         differentiable: Whether derivatives pass through variances; not those by expected slopes.
+        shared: Whether noise of a kernel that positions share is followed to their mean.
         expected_slopes: Whether derivatives of its results are expected slopes.
     """
 
@@ -58,6 +60,7 @@ class Propagation:
     form: str
     note: Note
     differentiable: bool = True
+    shared: bool = False
     expected_slopes: ClassVar[bool] = True
 
     def run(self, f: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
@@ -68,8 +71,12 @@ class Propagation:
             check_certain(result)
             return jax.tree.map(_result, result)
         program, values, factors = read(f, args, kwargs)
-        program = self.prepare(program, values)
-        return self.evaluated(program, functools.partial(self.layer, factors), values)
+        prepared = self.prepare(program, values)
+        rule: Callable[..., Sequence[Any]] = functools.partial(self.layer, factors)
+        # Factors were measured beside the diagonal pass, and hold what it forgets.
+        if self.shared and not factors:
+            prepared, rule = with_shared_noise(rule, program, prepared, values, self.rules)
+        return self.evaluated(prepared, rule, values)
 
     def evaluated(self, program: Program, rule: Callable[..., Any], values: Sequence[Any]) -> Any:
         """Evaluates a prepared program under a rule."""

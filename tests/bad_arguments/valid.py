@@ -155,7 +155,7 @@ OWN: dict[str, dict[str, Any]] = {
     "jaxeff.cost": {"bits": {"fc1": (4, 4)}},
     "jaxeff.ensemble": {"init": lambda key: PARAMS},
     "jaxeff.functional": {"model": nnx.Linear(3, 2, rngs=nnx.Rngs(0))},
-    "jaxeff.moments": {"noise": {"fc1": Additive(0.1)}},
+    "jaxeff.moments": {"noise": {"fc1": Additive(0.1)}, "shared": True},
     "jaxeff.prune_plan": {"budget": Budget(macs=0.5)},
     "jaxeff.summary": {"bits": {"fc1": (4, 4)}},
     "jaxeff.analog_hardware.compensate_drift": {"before": empty(Reference)},

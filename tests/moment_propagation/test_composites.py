@@ -100,7 +100,7 @@ def test_the_layers_of_a_residual_network():
     model = ResNet18(rngs=nnx.Rngs(0))
     model.eval()
     f, params = functional(model)
-    found = composites(moments(f), posterior(params), jnp.ones((1, 32, 32, 3)))
+    found = composites(moments(f, shared=False), posterior(params), jnp.ones((1, 32, 32, 3)))
     names = Counter(name.removeprefix("jaxeff.pfp_") for name, *_ in found)
     assert names == {"conv2d": 20, "dense": 1, "relu": 17, "max_pool": 1}
     convolutions = [a for name, a, _ in found if name == "jaxeff.pfp_conv2d"]

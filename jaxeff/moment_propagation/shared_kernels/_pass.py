@@ -1,0 +1,107 @@
+"""The diagonal pass with what positions share, where a kernel's noise reaches a mean over them."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+from jaxeff.moment_propagation.dependence import FusedLayer, WholeLayer, with_layers
+from jaxeff.moment_propagation.shared_kernels import _rules as rules
+from jaxeff.moment_propagation.shared_kernels._noise import SharedNoise
+from jaxeff.moment_propagation.shared_kernels._plan import (
+    CONTRACTION,
+    POINTWISE,
+    POOLING,
+    Lost,
+    Plan,
+    plan_of,
+)
+from jaxeff.moment_propagation.values import is_random
+from jaxeff.program import Layer, Program
+from jaxeff.program.ir import primitives as prim
+
+_RULES = {
+    CONTRACTION: rules.contraction,
+    POINTWISE: rules.pointwise,
+    POOLING: rules.pooling,
+}
+
+
+def with_shared_noise(
+    moments: Callable[..., Sequence[Any]],
+    program: Program,
+    prepared: Program,
+    values: Sequence[Any],
+    own_rules: Mapping[Any, Any],
+) -> tuple[Program, Callable[..., Sequence[Any]]]:
+    """Makes the rule of layers that carries what positions share; the given one if none does.
+
+    Args:
+        moments: The diagonal rule, `moments(layer, key, *values)`.
+        program: The program.
+        prepared: The same with layers joined that the diagonal pass integrates together.
+        values: Its inputs.
+        own_rules: The user's rules by primitive.
+
+    Returns:
+        The prepared program, in which poolings that have a rule here aren't joined with what comes
+        before them, and a rule for one evaluation of it.
+    """
+    random = [v for v, x in zip(program.inputs, values, strict=True) if is_random(x)]
+    together = [v for v in prepared.layers if isinstance(v, FusedLayer | WholeLayer)]
+    joined = {layer.outputs[0]: layer for layer in together}
+    plan = plan_of(_with(program, [v for v in joined.values() if not _pools(v)]), random, own_rules)
+    for one in plan.lost:
+        _warn(one)
+    if not plan.rules:
+        return prepared, moments
+    apart = {v for layer in plan.rules for v in layer.outputs}
+    kept = [v for made, v in joined.items() if made not in apart or not _pools(v)]
+    return _with(program, kept), _rule(moments, plan)
+
+
+def _pools(layer: Layer) -> bool:
+    """Returns whether a joined layer holds more than functions of entries."""
+    if isinstance(layer, WholeLayer):
+        return False
+    primitives = {node.primitive for node in layer.nodes}
+    return not primitives.isdisjoint({*prim.REDUCTION, *prim.WINDOW, *prim.LINEAR})
+
+
+def _with(program: Program, joined: Iterable[Layer]) -> Program:
+    """Puts joined layers in the places of the last that each was joined of."""
+    instead = {layer.outputs[0]: layer for layer in joined}
+    layers = [instead.get(layer.outputs[0], layer) for layer in program.layers]
+    return with_layers(program, layers)
+
+
+def _rule(moments: Callable[..., Sequence[Any]], plan: Plan) -> Callable[..., Sequence[Any]]:
+    noise = SharedNoise()
+
+    def rule(layer: Layer, key: Any, *values: Any) -> Sequence[Any]:
+        if layer not in plan.rules:
+            return moments(layer, key, *values)
+
+        def diagonal(part: Layer, *given: Any) -> Sequence[Any]:
+            return moments(part, key, *given)
+
+        number = plan.numbers[layer]
+        later = [v for v in noise.amplitudes if plan.last_read.get(v, -1) > number]
+        here = rules.Setting(noise, diagonal, plan.sources[layer], plan.layouts, later)
+        outputs = _RULES[plan.rules[layer]](here, layer, values)
+        done = [v for v in noise.amplitudes if plan.last_read.get(v, -1) <= number]
+        noise.forget(v for v in done if v not in layer.outputs)
+        return outputs
+
+    return rule
+
+
+def _warn(one: Lost) -> None:
+    warnings.warn(
+        f"moments: positions share the noise of a kernel, which {one.pooling!r} doesn't average "
+        f"away, and {one.site!r} has no rule that keeps what they share: variances may be several "
+        "times too small. Take method='linear' or correlations=True, or moments(f, shared=False) "
+        "to leave it so.",
+        stacklevel=2,
+    )

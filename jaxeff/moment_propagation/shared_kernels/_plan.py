@@ -1,0 +1,250 @@
+"""Where a random convolution's result reaches a pooling over all positions, found from shapes.
+
+Nothing is computed: the layers between the two carry the covariance of channels' means; all other
+layers are those of the diagonal pass. Where a layer on the way has no rule, the covariance is lost,
+and the site is named.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from jaxeff.moment_propagation.dependence import WholeLayer
+from jaxeff.moment_propagation.shared_kernels._contraction import PositionContraction
+from jaxeff.moment_propagation.shared_kernels._layout import (
+    BATCH,
+    CHANNEL,
+    follow,
+    only_moves,
+    pooled,
+    positions,
+)
+from jaxeff.program import Layer, Program
+from jaxeff.program.ir import Axes, Node, Value
+from jaxeff.program.ir import primitives as prim
+
+CONTRACTION, POINTWISE, POOLING = "contraction", "pointwise", "pooling"
+
+
+@dataclass(frozen=True)
+class Lost:
+    """A layer without a rule, and the pooling that its result reaches.
+
+    Attributes:
+        site: The layer.
+        pooling: The pooling over positions.
+    """
+
+    site: str
+    pooling: str
+
+
+@dataclass
+class Plan:
+    """The layers that carry what positions share.
+
+    Attributes:
+        rules: The kind of rule by layer.
+        sources: The inputs of a layer whose covariance it reads.
+        layouts: The layouts of the values that carry a covariance.
+        last_read: The number of the last layer with a rule that reads a value.
+        numbers: The order of the layers.
+        lost: Layers without a rule on the way to a pooling over positions.
+    """
+
+    rules: dict[Layer, str] = field(default_factory=dict)
+    sources: dict[Layer, tuple[Value, ...]] = field(default_factory=dict)
+    layouts: dict[Value, Axes] = field(default_factory=dict)
+    last_read: dict[Value, int] = field(default_factory=dict)
+    numbers: dict[Layer, int] = field(default_factory=dict)
+    lost: list[Lost] = field(default_factory=list)
+
+
+def plan_of(program: Program, random: Collection[Value], own_rules: Mapping[Any, Any]) -> Plan:
+    """Finds the layers that carry what positions share, from a kernel to a pooling.
+
+    Args:
+        program: A program, prepared.
+        random: Its inputs that are random.
+        own_rules: The user's rules by primitive; a layer with one has none here.
+
+    Returns:
+        The plan; without rules where no random convolution reaches a pooling over all positions.
+    """
+    search = _Search(set(random), own_rules)
+    for layer in program.layers:
+        search.visit(layer)
+    return search.needed(program)
+
+
+@dataclass
+class _Search:
+    random: set[Value]
+    own_rules: Mapping[Any, Any]
+    plan: Plan = field(default_factory=Plan)
+    without: dict[Value, tuple[Axes, str]] = field(default_factory=dict)
+    anchors: set[Layer] = field(default_factory=set)
+
+    def visit(self, layer: Layer) -> None:
+        """Finds the rule of a layer and the layout of its result."""
+        if not any(v in self.random for v in layer.inputs):
+            return
+        self.random.update(layer.outputs)
+        layouts = self.plan.layouts
+        if not layer.nodes:
+            return
+        found = self._rule(layer)
+        if found is None:
+            self._lose(layer)
+            return
+        kind, layout = found
+        self.plan.rules[layer], layouts[layer.outputs[0]] = kind, layout
+        several = any(positions(v.aval.shape, layouts[v]) > 1 for v in self.plan.sources[layer])
+        if kind is POOLING and several and self._all_positions(layer, layout):
+            self.anchors.add(layer)
+
+    def _rule(self, layer: Layer) -> tuple[str, Axes] | None:
+        """Returns the kind of rule and the layout of the result; None if there is no rule."""
+        known = any(node.primitive in self.own_rules for node in layer.nodes)
+        if known or layer.mark or len(layer.outputs) != 1 or layer.kind == "control flow":
+            return None
+        if layer.kind in {"quantize", "matmul"} or isinstance(layer, WholeLayer):
+            return None
+        if layer.kind == "linear":
+            layout = self._contraction(layer)
+            return None if layout is None else (CONTRACTION, layout)
+        start = self._start(layer)
+        if not start or any(node.primitive in prim.LINEAR for node in layer.nodes):
+            return None
+        made = follow(layer.nodes, start)
+        if made is None:
+            # What has no positions any more (a gate) is a factor of each channel, as a parameter.
+            start = {v: x for v, x in start.items() if positions(v.aval.shape, x) != 1}
+            made = follow(layer.nodes, start)
+        if made is None or layer.outputs[0] not in made:
+            return None
+        self.plan.sources[layer] = tuple(start)
+        if pooled(layer.nodes, start) == 1:
+            return POINTWISE, made[layer.outputs[0]]
+        # One state, no other noise: what is pooled is followed as one.
+        alone = sum(v in self.random for v in layer.inputs) == 1
+        return (POOLING, made[layer.outputs[0]]) if alone else None
+
+    def _start(self, layer: Layer) -> dict[Value, Axes]:
+        return {v: self.plan.layouts[v] for v in layer.inputs if v in self.plan.layouts}
+
+    def _contraction(self, layer: Layer) -> Axes | None:
+        """Returns the layout of a linear layer's result, if it has a rule."""
+        before, op, after = split(layer)
+        read = None if op is None else PositionContraction.of(op)
+        if op is None or read is None:
+            return None
+        image, kernel = op.inputs
+        start = self._start(layer)
+        self.plan.sources[layer] = tuple(start)
+        moved = follow(before, start) if only_moves(before, start) else None
+        if moved is None or kernel in moved or (start and image not in moved):
+            return None
+        if read.layouts is None:
+            # Only a dense layer on what a convolution made is followed.
+            layout = moved.get(image)
+            if layout is None or layout[-1] != CHANNEL:
+                return None
+        elif start and not _agree(moved[image], read.layouts[0]):
+            return None
+        else:
+            if not start and not depends(before, self.random, kernel):
+                return None
+            layout = read.layouts[1]
+        made = follow(after, {op.outputs[0]: layout}) or {}
+        return made.get(layer.outputs[0]) if pooled(after, {op.outputs[0]: layout}) == 1 else None
+
+    def _lose(self, layer: Layer) -> None:
+        """Remembers what was lost at a layer without a rule, as far as its layout is known."""
+        for value in layer.inputs:
+            layout, site = self.plan.layouts.get(value), layer.site or layer.kind
+            if layout is None:
+                layout, site = self.without.get(value, (None, ""))
+            if layout is None or positions(value.aval.shape, layout) == 1:
+                continue
+            for made in layer.outputs:
+                if made.aval.shape == value.aval.shape:
+                    self.without.setdefault(made, (layout, site))
+            if not any(n.primitive in prim.REDUCTION for n in layer.nodes) or site == layer.site:
+                continue
+            after = follow(layer.nodes, {value: layout}) or {}
+            made_of = after.get(layer.outputs[0])
+            if made_of is not None and self._all_positions(layer, made_of):
+                self.plan.lost.append(Lost(site, layer.site or layer.kind))
+
+    @staticmethod
+    def _all_positions(layer: Layer, layout: Axes) -> bool:
+        return positions(layer.outputs[0].aval.shape, layout) == 1
+
+    def needed(self, program: Program) -> Plan:
+        """Keeps the rules of layers between a kernel and a pooling, and of dense layers after."""
+        plan, wanted, kept = self.plan, set[Value](), set[Layer]()
+        after = self._after_pooling(program)
+        for layer in reversed(program.layers):
+            if layer not in plan.rules:
+                continue
+            dense = plan.rules[layer] is CONTRACTION and after.intersection(layer.inputs)
+            if layer in self.anchors or dense or wanted.intersection(layer.outputs):
+                kept.add(layer)
+                wanted.update(plan.sources[layer])
+        rules = {layer: kind for layer, kind in plan.rules.items() if layer in kept}
+        numbers = {layer: i for i, layer in enumerate(program.layers)}
+        last = {v: numbers[layer] for layer in rules for v in plan.sources[layer]}
+        made = wanted.union(*(layer.outputs for layer in rules))
+        layouts = {v: layout for v, layout in plan.layouts.items() if v in made}
+        return Plan(rules, plan.sources, layouts, last, numbers, plan.lost)
+
+    def _after_pooling(self, program: Program) -> set[Value]:
+        """Returns the values that are made of what was pooled over all positions."""
+        found: set[Value] = set()
+        for layer in program.layers:
+            carried = layer in self.plan.rules and found.intersection(layer.inputs)
+            if layer in self.anchors or carried:
+                found.update(layer.outputs)
+        return found
+
+
+def split(layer: Layer) -> tuple[Sequence[Node], Node | None, Sequence[Node]]:
+    """Splits a linear layer into what prepares its operands, the contraction, and what follows."""
+    op = layer.op
+    if op is None or sum(node.primitive in prim.LINEAR for node in layer.nodes) != 1:
+        return layer.nodes, None, ()
+    number = layer.nodes.index(op)
+    after = layer.nodes[number + 1 :]
+    made = {op.outputs[0]}
+    for node in after:
+        if not made.isdisjoint(node.values):
+            made.update(node.outputs)
+    # What prepares a bias may stand after the contraction.
+    later = [n for n in after if not made.isdisjoint(n.outputs)]
+    return [*layer.nodes[:number], *(n for n in after if n not in later)], op, later
+
+
+def depends(nodes: Sequence[Node], random: Collection[Value], value: Any) -> bool:
+    """Returns whether a value is random, or made of random ones by nodes."""
+    known = set(random)
+    for node in nodes:
+        if not known.isdisjoint(node.values):
+            known.update(node.outputs)
+    return value in known
+
+
+def _agree(one: Axes, other: Axes) -> bool:
+    """Returns whether two layouts have examples, channels and positions along the same axes."""
+
+    def role(axis: int | None) -> int | None:
+        return axis if axis in (BATCH, CHANNEL) else None
+
+    # An axis of size one may have lost its role: it is the one that is missing.
+    pairs = [(role(a), role(b)) for a, b in zip(one, other, strict=True)]
+    return all(a == b or (a is None and b not in one) for a, b in pairs)
+
+
+__all__ = ["CONTRACTION", "POINTWISE", "POOLING", "Lost", "Plan", "plan_of", "split"]

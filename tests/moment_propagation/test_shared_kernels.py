@@ -1,0 +1,237 @@
+"""Noise of kernels that all positions share, up to a mean over them."""
+
+import warnings
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+from jax import lax
+
+import jaxeff
+from jaxeff.moment_propagation import Gaussian, calibrate_moments, moments
+from jaxeff.nn import LeNet5
+
+KEYS = iter(jax.random.split(jax.random.key(11), 200))
+NUMBERS = ("NHWC", "HWIO", "NHWC")
+
+
+def normal(*shape):
+    return jax.random.normal(next(KEYS), shape)
+
+
+def random(*shape):
+    return Gaussian(normal(*shape), 0.2 + jnp.abs(normal(*shape)))
+
+
+def posterior(params, noise=0.1):
+    """Random parameters whose deviations are a share of their arrays'."""
+    return jax.tree.map(lambda p: Gaussian(p, jnp.full_like(p, (noise * p.std()) ** 2)), params)
+
+
+def kept(x):
+    """What it is given, as long as that is above -1000: no exact rule looks through it."""
+    return nnx.relu(x + 1000.0) - 1000.0
+
+
+def convolve(x, w, **options):
+    given = {"window_strides": (1, 1), "padding": "SAME", "dimension_numbers": NUMBERS, **options}
+    return lax.conv_general_dilated(x, w, **given)
+
+
+X = jax.random.normal(jax.random.key(3), (3, 6, 5, 4)) + 0.5
+LINEAR = {
+    "same": ({}, (3, 3, 4, 6)),
+    "strided": ({"window_strides": (2, 3), "padding": [(1, 2), (0, 1)]}, (3, 2, 4, 6)),
+    "dilated": ({"rhs_dilation": (2, 1)}, (3, 3, 4, 6)),
+    "grouped": ({"feature_group_count": 2}, (3, 3, 2, 6)),
+    "depthwise": ({"feature_group_count": 4}, (3, 3, 1, 4)),
+    "two for a channel": ({"feature_group_count": 4}, (3, 3, 1, 8)),
+    "pointwise": ({}, (1, 1, 4, 6)),
+}
+
+
+@pytest.mark.parametrize("name", LINEAR)
+def test_a_kernel_and_the_mean_over_positions_are_exact(name):
+    options, shape = LINEAR[name]
+    head = normal(shape[-1], 3)
+
+    def f(params, x):
+        y = convolve(x, params["kernel"], **options) + params["bias"]
+        return kept(y).mean((1, 2)) @ head
+
+    params = {"kernel": random(*shape), "bias": random(shape[-1])}
+    ours, diagonal = (jax.jit(moments(f, shared=s))(params, X) for s in (True, False))
+    exact = jax.jit(moments(f, method="linear"))(params, X)
+    np.testing.assert_allclose(ours.var, exact.var, rtol=1e-4)
+    np.testing.assert_allclose(ours.mean, exact.mean, rtol=1e-4, atol=1e-5)
+    assert (diagonal.var < 0.7 * exact.var).any()
+
+
+def test_channels_in_front_and_no_batch_are_exact_too():
+    w, head = random(6, 4, 3, 3), normal(6, 3)
+
+    def f(w, x):
+        y = lax.conv_general_dilated(x[None], w, (1, 1), "SAME")[0]
+        return kept(y).mean((1, 2)) @ head
+
+    x = jnp.transpose(X[0], (2, 0, 1))
+    ours = jax.jit(moments(f, shared=True))(w, x)
+    exact = jax.jit(moments(f, method="linear"))(w, x)
+    np.testing.assert_allclose(ours.var, exact.var, rtol=1e-4)
+
+
+def test_a_residual_sum_keeps_what_its_operands_share():
+    mix, scale, head = normal(1, 1, 6, 6), normal(6), normal(6, 3)
+
+    def f(w, x):
+        y = kept(convolve(x, w))
+        y = y + kept(convolve(y, mix)) * scale  # 1x1: what it reads is the mean's own
+        return y.mean((1, 2)) @ head
+
+    w = random(3, 3, 4, 6)
+    ours, exact = jax.jit(moments(f, shared=True))(w, X), jax.jit(moments(f, method="linear"))(w, X)
+    np.testing.assert_allclose(ours.var, exact.var, rtol=1e-3)
+
+
+def test_a_sum_is_the_mean_times_positions_and_windows_may_come_before():
+    w = random(3, 3, 4, 6)
+
+    def mean(w, x):
+        return kept(convolve(x, w)).mean((1, 2))
+
+    def total(w, x):
+        return kept(convolve(x, w)).sum((1, 2))
+
+    def windows(w, x):
+        y = nnx.avg_pool(kept(convolve(x[:, :, :4], w)), (2, 2), (2, 2))
+        return nnx.avg_pool(y, (3, 2)).reshape(len(x), -1)
+
+    found = (
+        jax.jit(moments(total, shared=True))(w, X).var
+        / jax.jit(moments(mean, shared=True))(w, X).var
+    )
+    np.testing.assert_allclose(found, 900, rtol=1e-4)
+    exact = jax.jit(moments(windows, method="linear"))(w, X)
+    np.testing.assert_allclose(
+        jax.jit(moments(windows, shared=True))(w, X).var, exact.var, rtol=1e-4
+    )
+
+
+class Net(nnx.Module):
+    """Convolutions of a kind, batch norm, and a pooling of all positions."""
+
+    def __init__(self, kind):
+        rngs = nnx.Rngs(4)
+        self.kind = kind
+        self.stem = nnx.Conv(4, 8, (3, 3), rngs=rngs)
+        groups = {"depthwise": 8, "grouped": 2}.get(kind, 1)
+        self.conv1 = nnx.Conv(8, 8, (3, 3), feature_group_count=groups, rngs=rngs)
+        self.conv2 = nnx.Conv(8, 8, (1, 1) if groups > 1 else (3, 3), rngs=rngs)
+        self.bn = nnx.BatchNorm(8, use_running_average=True, rngs=rngs)
+        self.fc = nnx.Linear(8, 3, rngs=rngs)
+
+    def __call__(self, x):
+        x = nnx.relu(self.stem(x))
+        y = self.conv2(nnx.relu(self.bn(self.conv1(x))))
+        if self.kind == "gated":
+            y = y * nnx.sigmoid(self.fc(y.mean((1, 2))) @ jnp.ones((3, 8)))[:, None, None]
+        x = nnx.relu(x + y) if self.kind in {"residual", "maximum"} else nnx.swish(y)
+        return self.fc(x.max((1, 2)) if self.kind == "maximum" else x.mean((1, 2)))
+
+
+def network(kind):
+    """A network and a posterior over all of its parameters but the running statistics."""
+    graph, params, rest = nnx.split(Net(kind), nnx.Param, ...)
+    return (lambda p, x: nnx.merge(graph, p, rest)(x)), nnx.to_pure_dict(params)
+
+
+@pytest.mark.oracle
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["residual", "depthwise", "grouped", "plain", "gated"])
+def test_networks_match_monte_carlo(kind, oracle):
+    f, params = network(kind)
+    given = posterior(params, 0.1)
+    samples = oracle.monte_carlo(f, (given, X), 4000, 100)
+    ours, diagonal = (jax.jit(moments(f, shared=s))(given, X) for s in (True, False))
+    ratio = np.asarray(ours.var) / samples.var
+    # 4000 draws know a variance to 2.2 %.
+    assert abs(np.median(ratio) - 1) < 0.1 + 0.022
+    assert np.quantile(ratio, 0.05) > 0.75
+    assert np.quantile(ratio, 0.95) < 1.3
+    error = np.median(np.abs(ratio - 1))
+    assert error < 0.6 * np.median(np.abs(np.asarray(diagonal.var) / samples.var - 1))
+
+
+def test_lenet_is_the_diagonal_pass_bit_for_bit():
+    f, params = jaxeff.functional(LeNet5(rngs=nnx.Rngs(0)))
+    given, x = posterior(params), jnp.ones((1, 28, 28, 1))
+    one, other = (jax.make_jaxpr(moments(f, shared=s))(given, x) for s in (True, False))
+    assert str(one) == str(other)
+
+
+def residual():
+    f, params = network("residual")
+    return jax.jit(moments(f, shared=True)), f, posterior(params)
+
+
+@pytest.mark.slow
+def test_the_laws_hold():
+    g, f, given = residual()
+    expected = g(given, X)
+    np.testing.assert_allclose(moments(f, shared=True)(given, X).var, expected.var, rtol=1e-3)
+    rows = jax.vmap(lambda x: moments(f, shared=True)(given, x[None]))(X)
+    np.testing.assert_allclose(rows.var[:, 0], expected.var, rtol=1e-3)
+    _, steps = lax.scan(lambda c, x: (c, moments(f, shared=True)(given, x[None]).var[0]), None, X)
+    np.testing.assert_allclose(steps, expected.var, rtol=1e-3)
+
+
+@pytest.mark.slow
+def test_derivatives_are_those_of_differences():
+    g, _, given = residual()
+
+    def loss(scale):
+        scaled = jax.tree.map(lambda v: v * scale, given)
+        return g(scaled, X).var.sum()
+
+    step = 1e-2
+    found, expected = jax.grad(loss)(1.0), (loss(1 + step) - loss(1 - step)) / (2 * step)
+    np.testing.assert_allclose(found, expected, rtol=1e-2)
+
+
+@pytest.mark.slow
+def test_a_posterior_without_noise_has_none_and_finite_derivatives():
+    g, _, given = residual()
+    still = jax.tree.map(lambda v: Gaussian(v.mean, 0 * v.var), given, is_leaf=jaxeff.is_gaussian)
+    assert not g(still, X).var.any()
+    slopes = jax.grad(lambda p: g(p, X).var.sum())(still)
+    assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(slopes))
+
+
+def test_calibrated_factors_belong_to_the_diagonal_pass():
+    def f(w, x):
+        return kept(convolve(x, w)).mean((1, 2))
+
+    w = random(3, 3, 4, 2)
+    found = calibrate_moments(jax.random.key(0), f, w, X, samples=200)
+    one, other = (moments(f, shared=s)(found, X) for s in (True, False))
+    np.testing.assert_array_equal(one.var, other.var)
+
+
+def normalized(w, x):
+    y = kept(convolve(x, w))
+    y = y - y.mean(-1, keepdims=True)
+    return (y / jnp.sqrt((y**2).mean(-1, keepdims=True) + 1e-3)).mean((1, 2))
+
+
+def test_a_layer_without_a_rule_is_named():
+    w = random(3, 3, 4, 2)
+    with pytest.warns(UserWarning, match="'mean'.*has no rule"):
+        moments(normalized, shared=True)(w, X)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        moments(normalized, shared=False)(w, X)
+        # What was flattened isn't averaged, and nothing is followed.
+        flat = moments(lambda w, x: convolve(x, w).reshape(3, -1), shared=True)(w, X)
+    assert flat.var.all()
