@@ -44,6 +44,10 @@ MobileNet-like                .47 (.42 to .53)         53      2.7      4.8   1.
 ViT                           .52 (.36 to .68)         48       16      8.1   1.7
 ```
 
+- `shared=True` knows what a kernel shares over positions, at about twice the diagonal's arithmetic:
+  with it the residual network above, its weights drawn once, goes from a median of .47 of the
+  sampled variance to .98 (.91 to 1.01), the one like MobileNet from .56 to .92 (.88 to .97). What
+  is left is of second order in shared noise, and what channels share at one position.
 - Discrete results (an argmax, a comparison) are those of the means; computing on with one is an
   error, and so is any primitive without a rule that meets a random value.
 - Quantization that `jaxeff.quantized` put there acts on the mean and keeps the variance.

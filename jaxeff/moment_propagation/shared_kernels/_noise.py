@@ -58,11 +58,11 @@ class SharedNoise:
 
         Args:
             made: The value.
-            amplitude: Its amplitude.
+            amplitude: The amplitude of the value.
             variance: The variances of its means, `[batch, channels]`.
             own: The covariance that it has beside its sources'; `[batch, channels]` for a
                 diagonal one.
-            sources: By source the slopes of the means, as `through` takes them.
+            sources: Slopes of the means by source, as `through` takes them.
             read_later: Other values whose covariance with it is needed.
         """
         total = own if own.ndim == 3 else own[:, :, None] * jnp.eye(own.shape[-1], dtype=own.dtype)

@@ -14,7 +14,7 @@ from jaxeff.moment_propagation.shared_kernels._plan import (
     POINTWISE,
     POOLING,
     Lost,
-    Plan,
+    SharingPlan,
     plan_of,
 )
 from jaxeff.moment_propagation.values import is_random
@@ -41,7 +41,7 @@ def with_shared_noise(
         moments: The diagonal rule, `moments(layer, key, *values)`.
         program: The program.
         prepared: The same with layers joined that the diagonal pass integrates together.
-        values: Its inputs.
+        values: Inputs of the program.
         own_rules: The user's rules by primitive.
 
     Returns:
@@ -76,7 +76,7 @@ def _with(program: Program, joined: Iterable[Layer]) -> Program:
     return with_layers(program, layers)
 
 
-def _rule(moments: Callable[..., Sequence[Any]], plan: Plan) -> Callable[..., Sequence[Any]]:
+def _rule(moments: Callable[..., Sequence[Any]], plan: SharingPlan) -> Callable[..., Sequence[Any]]:
     noise = SharedNoise()
 
     def rule(layer: Layer, key: Any, *values: Any) -> Sequence[Any]:
@@ -88,7 +88,7 @@ def _rule(moments: Callable[..., Sequence[Any]], plan: Plan) -> Callable[..., Se
 
         number = plan.numbers[layer]
         later = [v for v in noise.amplitudes if plan.last_read.get(v, -1) > number]
-        here = rules.Setting(noise, diagonal, plan.sources[layer], plan.layouts, later)
+        here = rules.RuleContext(noise, diagonal, plan.sources[layer], plan.layouts, later)
         outputs = _RULES[plan.rules[layer]](here, layer, values)
         done = [v for v in noise.amplitudes if plan.last_read.get(v, -1) <= number]
         noise.forget(v for v in done if v not in layer.outputs)

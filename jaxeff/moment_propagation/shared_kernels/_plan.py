@@ -42,7 +42,7 @@ class Lost:
 
 
 @dataclass
-class Plan:
+class SharingPlan:
     """The layers that carry what positions share.
 
     Attributes:
@@ -62,28 +62,30 @@ class Plan:
     lost: list[Lost] = field(default_factory=list)
 
 
-def plan_of(program: Program, random: Collection[Value], own_rules: Mapping[Any, Any]) -> Plan:
+def plan_of(
+    program: Program, random: Collection[Value], own_rules: Mapping[Any, Any]
+) -> SharingPlan:
     """Finds the layers that carry what positions share, from a kernel to a pooling.
 
     Args:
         program: A program, prepared.
-        random: Its inputs that are random.
+        random: Inputs of the program that are random.
         own_rules: The user's rules by primitive; a layer with one has none here.
 
     Returns:
         The plan; without rules where no random convolution reaches a pooling over all positions.
     """
-    search = _Search(set(random), own_rules)
+    search = _KernelSearch(set(random), own_rules)
     for layer in program.layers:
         search.visit(layer)
     return search.needed(program)
 
 
 @dataclass
-class _Search:
+class _KernelSearch:
     random: set[Value]
     own_rules: Mapping[Any, Any]
-    plan: Plan = field(default_factory=Plan)
+    plan: SharingPlan = field(default_factory=SharingPlan)
     without: dict[Value, tuple[Axes, str]] = field(default_factory=dict)
     anchors: set[Layer] = field(default_factory=set)
 
@@ -183,7 +185,7 @@ class _Search:
     def _all_positions(layer: Layer, layout: Axes) -> bool:
         return positions(layer.outputs[0].aval.shape, layout) == 1
 
-    def needed(self, program: Program) -> Plan:
+    def needed(self, program: Program) -> SharingPlan:
         """Keeps the rules of layers between a kernel and a pooling, and of dense layers after."""
         plan, wanted, kept = self.plan, set[Value](), set[Layer]()
         after = self._after_pooling(program)
@@ -199,7 +201,7 @@ class _Search:
         last = {v: numbers[layer] for layer in rules for v in plan.sources[layer]}
         made = wanted.union(*(layer.outputs for layer in rules))
         layouts = {v: layout for v, layout in plan.layouts.items() if v in made}
-        return Plan(rules, plan.sources, layouts, last, numbers, plan.lost)
+        return SharingPlan(rules, plan.sources, layouts, last, numbers, plan.lost)
 
     def _after_pooling(self, program: Program) -> set[Value]:
         """Returns the values that are made of what was pooled over all positions."""
@@ -247,4 +249,4 @@ def _agree(one: Axes, other: Axes) -> bool:
     return all(a == b or (a is None and b not in one) for a, b in pairs)
 
 
-__all__ = ["CONTRACTION", "POINTWISE", "POOLING", "Lost", "Plan", "plan_of", "split"]
+__all__ = ["CONTRACTION", "POINTWISE", "POOLING", "Lost", "SharingPlan", "plan_of", "split"]

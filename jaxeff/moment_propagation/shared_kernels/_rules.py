@@ -48,7 +48,7 @@ Moments = Callable[..., Sequence[Any]]
 """The diagonal pass: `moments(layer, *values)`."""
 
 
-class Setting(NamedTuple):
+class RuleContext(NamedTuple):
     """What a rule needs beside a layer and its values.
 
     Attributes:
@@ -66,7 +66,7 @@ class Setting(NamedTuple):
     read_later: Collection[Value]
 
 
-def contraction(here: Setting, layer: Layer, values: Sequence[Any]) -> Sequence[Any]:
+def contraction(here: RuleContext, layer: Layer, values: Sequence[Any]) -> Sequence[Any]:
     """Computes a convolution or dense layer, and adds its result to the noise."""
     noise, layouts = here.noise, here.layouts
     before, op, after = split(layer)
@@ -95,7 +95,7 @@ def contraction(here: Setting, layer: Layer, values: Sequence[Any]) -> Sequence[
 
 
 def _contracted(
-    here: Setting,
+    here: RuleContext,
     read: PositionContraction,
     source: Value | None,
     operands: tuple[Any, Any],
@@ -168,7 +168,7 @@ def _parts(value: Any) -> tuple[Array, Array]:
     return moments.mean, moments.var
 
 
-def pointwise(here: Setting, layer: Layer, values: Sequence[Any]) -> Sequence[Any]:
+def pointwise(here: RuleContext, layer: Layer, values: Sequence[Any]) -> Sequence[Any]:
     """Computes a function of entries, and adds its result to the noise."""
     noise, layouts = here.noise, here.layouts
     given, layout = dict(zip(layer.inputs, values, strict=True)), layouts[layer.outputs[0]]
@@ -245,7 +245,7 @@ def _shared(layer: Layer, random: Sequence[Value], layout: Axes) -> dict[Value, 
     return found
 
 
-def pooling(here: Setting, layer: Layer, values: Sequence[Any]) -> Sequence[Any]:
+def pooling(here: RuleContext, layer: Layer, values: Sequence[Any]) -> Sequence[Any]:
     """Computes a pooling of positions, and adds its result to the noise."""
     noise, layouts = here.noise, here.layouts
     given, layout = dict(zip(layer.inputs, values, strict=True)), layouts[layer.outputs[0]]
