@@ -85,6 +85,7 @@ from jaxeff.uncertainty._temperature import (
     temperature_scale,
     tempered,
 )
+from jaxeff.uncertainty.domain_scores import energy, generalized_entropy, max_logit, msp
 from jaxeff.uncertainty.prediction_sets import (
     APS,
     CQR,
@@ -136,11 +137,15 @@ __all__ = [
     "draw_reliability",
     "draw_risk_coverage",
     "ece",
+    "energy",
     "euc",
     "excess_aurc",
     "fpr95",
     "from_gaussian",
+    "generalized_entropy",
     "in_batches",
+    "max_logit",
+    "msp",
     "mutual_information",
     "negative_log_density",
     "nll",

@@ -267,6 +267,8 @@ OWN: dict[str, dict[str, Any]] = {
     "jaxeff.uncertainty.covered": {"calibration": SETS, "region": PROBS > 0, "targets": Y},
     "jaxeff.uncertainty.coverage_threshold": {"coverage": 0.5},
     "jaxeff.uncertainty.selective": {"score": lambda outputs: outputs.max(-1), "threshold": 0.5},
+    **{f"jaxeff.uncertainty.{name}": {"logits": PROBS}
+       for name in ("energy", "generalized_entropy", "max_logit", "msp")},
     "jaxeff.uncertainty.tempered": {"temperature": Temperature(2.0)},
     "jaxeff.uncertainty.aleatoric_mse": {"std": SCORES, "true_std": SCORES,
                                          "inside": SCORES > 0.5},
