@@ -43,6 +43,9 @@ if TYPE_CHECKING:
     from jaxeff_export.latency import measured_latency as measured_latency
     from jaxeff_export.latency import modelled_latency as modelled_latency
     from jaxeff_export.latency import table_latency as table_latency
+    from jaxeff_export.onnx_files import OnnxError as OnnxError
+    from jaxeff_export.onnx_files import OnnxFile as OnnxFile
+    from jaxeff_export.onnx_files import to_onnx as to_onnx
     from jaxeff_export.schedules import TuningError as TuningError
     from jaxeff_export.targets import ARM_TARGETS as ARM_TARGETS
     from jaxeff_export.targets import C_TARGETS as C_TARGETS
@@ -63,6 +66,7 @@ _MODULES = {
     "compiler": ("compile_module",),
     "importer": ("StableHLOParseError", "UnsupportedOpError", "import_stablehlo"),
     "latency": ("measured_latency", "modelled_latency", "table_latency"),
+    "onnx_files": ("OnnxError", "OnnxFile", "to_onnx"),
     "schedules": ("TuningError",),
     "targets": (
         "ARM_TARGETS",

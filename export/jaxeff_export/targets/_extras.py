@@ -1,10 +1,10 @@
-"""Packages of the extra ``export``, which this package can be imported without."""
+"""Packages of the extras ``export`` and ``weights``, which this package can be imported without."""
 
 from __future__ import annotations
 
 import importlib.util
 
-_NAMES = {"flatbuffers": "flatbuffers", "tvm": "TVM", "typer": "typer"}
+_NAMES = {"flatbuffers": "flatbuffers", "onnx": "onnx", "tvm": "TVM", "typer": "typer"}
 
 
 class MissingExtraError(ModuleNotFoundError):
@@ -15,12 +15,13 @@ def require_extra(module: str, what: str) -> None:
     """Raises `MissingExtraError` unless a module of the extra can be imported.
 
     Args:
-      module: ``"tvm"``, ``"flatbuffers"`` or ``"typer"``; it is not imported.
+      module: ``"tvm"``, ``"flatbuffers"``, ``"onnx"`` or ``"typer"``; it is not imported.
       what: what needs it, the sentence's subject.
     """
     # Looked for, not imported: importing TVM takes seconds.
     if importlib.util.find_spec(module) is None:
+        extra = "weights" if module == "onnx" else "export"
         raise MissingExtraError(
-            f"{what} needs {_NAMES[module]}, which is not installed: pip install 'jaxeff[export]'",
+            f"{what} needs {_NAMES[module]}, which is not installed: pip install 'jaxeff[{extra}]'",
             name=module,
         )

@@ -1,0 +1,100 @@
+"""A graph of ONNX in the making: nodes, constants, and the dtypes that the format knows."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+
+OPSET, IR_VERSION = 18, 9
+
+Value = str | np.ndarray
+"""The name of a tensor, or a constant that is known already."""
+
+
+class OnnxError(ValueError):
+    """A function has what ONNX, or this export to it, can't express; the message names it."""
+
+
+class OnnxGraph:
+    """Nodes and constants, in order.
+
+    Attributes:
+        nodes: What was emitted.
+        constants: Tensors with values, by name.
+    """
+
+    def __init__(self) -> None:
+        """Starts an empty graph."""
+        self.nodes: list[Any] = []
+        self.constants: dict[str, np.ndarray] = {}
+        self._known: dict[int, tuple[str, np.ndarray]] = {}
+        self._count = 0
+
+    def name(self, value: Value) -> str:
+        """Returns the name of a value; a constant becomes a tensor of the file, once."""
+        if isinstance(value, str):
+            return value
+        if id(value) not in self._known:  # held, so that no other array gets its id
+            made = f"c{len(self.constants)}"
+            self.constants[made] = value
+            self._known[id(value)] = made, value
+        return self._known[id(value)][0]
+
+    def emit(self, op: str, inputs: Sequence[Value], **attributes: Any) -> str:
+        """Adds a node with one result and returns the result's name."""
+        import onnx  # optional
+
+        self._count += 1
+        made = f"v{self._count}"
+        names = [self.name(value) for value in inputs]
+        self.nodes.append(onnx.helper.make_node(op, names, [made], **attributes))
+        return made
+
+    def transpose(self, value: Value, order: Sequence[int]) -> Value:
+        """Permutes axes; of a constant at once."""
+        if list(order) == list(range(len(order))):
+            return value
+        if not isinstance(value, str):
+            return np.ascontiguousarray(value.transpose(order))
+        return self.emit("Transpose", [value], perm=list(order))
+
+    def reshape(self, value: Value, shape: Sequence[int]) -> Value:
+        """Changes a shape; of a constant at once."""
+        if not isinstance(value, str):
+            return value.reshape(shape)
+        return self.emit("Reshape", [value, integers(shape)])
+
+    def cast(self, value: Value, dtype: Any) -> Value:
+        """Converts to a dtype; a constant at once."""
+        if not isinstance(value, str):
+            return value.astype(dtype)
+        return self.emit("Cast", [value], to=tensor_type(dtype))
+
+
+def integers(values: Sequence[int]) -> np.ndarray:
+    """Makes the constant that operators take shapes and axes by."""
+    return np.array(values, np.int64)
+
+
+def tensor_type(dtype: Any) -> int:
+    """Finds ONNX's number of a dtype.
+
+    Raises:
+        OnnxError: The format has none.
+    """
+    import onnx  # optional
+
+    kinds = onnx.TensorProto
+    types = {
+        "float64": kinds.DOUBLE, "float32": kinds.FLOAT, "float16": kinds.FLOAT16,
+        "int64": kinds.INT64, "int32": kinds.INT32, "int16": kinds.INT16, "int8": kinds.INT8,
+        "uint64": kinds.UINT64, "uint32": kinds.UINT32, "uint16": kinds.UINT16,
+        "uint8": kinds.UINT8, "bool": kinds.BOOL, np.dtype(ml_dtypes.bfloat16).name: kinds.BFLOAT16,
+    }  # fmt: skip
+    name = np.dtype(dtype).name
+    if name not in types:
+        raise OnnxError(f"to_onnx: an array of dtype {name} can't be written.")
+    return types[name]

@@ -1,0 +1,172 @@
+"""`to_onnx`: a pure function as an ONNX file, by its jaxpr.
+
+Sharp edges:
+
+- Operators of `jaxeff_export` (composites) are written as the plain operations they stand for.
+- What depends on parameters alone is computed here: the file holds the grid's values of a quantized
+  function's weights, as floats, not integers with scales.
+- Loops, branches, gathers and random numbers are refused by name.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+
+from jaxeff.core import (
+    ClosedJaxpr,
+    JaxprEqn,
+    composite_p,
+    export_composite_p,
+    function_of_form,
+    instance_of,
+    jax_internals,
+    static_integer,
+    validate,
+)
+from jaxeff.core import primitives as p
+from jaxeff.store import write_atomically
+from jaxeff_export.artifact import argument_names, flatten_named
+from jaxeff_export.onnx_files._elementwise import ELEMENTWISE
+from jaxeff_export.onnx_files._graph import (
+    IR_VERSION,
+    OPSET,
+    OnnxError,
+    OnnxGraph,
+    Value,
+    tensor_type,
+)
+from jaxeff_export.onnx_files._tensors import TENSORS
+from jaxeff_export.targets import require_extra
+
+_RULES = ELEMENTWISE | TENSORS
+_SAME = {p.copy_p, p.name_p, p.stop_gradient_p, p.sharding_constraint_p}
+_CALLS = {
+    p.jit_p, p.closed_call_p, p.call_p, p.custom_jvp_call_p, p.custom_vjp_call_p, p.remat_p,
+    composite_p, export_composite_p,
+}  # fmt: skip
+
+
+class OnnxFile(NamedTuple):
+    """What `to_onnx` wrote.
+
+    Attributes:
+        path: The file.
+        inputs: Names of its inputs: leaves of the arguments that aren't parameters.
+        outputs: Names of its results, the leaves of what the function returns.
+    """
+
+    path: Path
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+
+
+@validate(
+    fn=function_of_form("fn(*args)"), args=instance_of(tuple, list), parameters=static_integer(0)
+)
+def to_onnx(
+    fn: Callable[..., Any],
+    args: Sequence[Any],
+    path: str | os.PathLike[str],
+    *,
+    parameters: int = 1,
+) -> OnnxFile:
+    """Writes a function as an ONNX file of standard operators (opset 18).
+
+    Args:
+        fn: Pure function; transforms such as `moments(f)` are functions too.
+        args: Arguments that say the shapes and dtypes; those of parameters are written.
+        path: The file, `.onnx`.
+        parameters: How many of the first arguments are parameters: constants of the file.
+
+    Returns:
+        The path and the names of inputs and results.
+
+    Raises:
+        MissingExtraError: The package `onnx` isn't installed.
+        OnnxError: The function has an operation that isn't written; it is named.
+        OSError: The file can't be written.
+
+    ```text
+    file = to_onnx(f, (params, x), "net.onnx")
+    session = onnxruntime.InferenceSession(file.path)
+    (logits,) = session.run(None, {file.inputs[0]: x})
+    ```
+    """
+    require_extra("onnx", "to_onnx")
+    import onnx  # optional
+
+    names = argument_names(fn, len(args))
+    closed, result = jax.make_jaxpr(fn, return_shape=True)(*args)
+    leaves, specs = flatten_named(args, names)
+    fixed = len(jax.tree.leaves(tuple(args[:parameters])))
+    graph = OnnxGraph()
+    inputs = [spec.name for spec in specs[fixed:]]
+    given: list[Value] = [*(np.asarray(leaf) for leaf in leaves[:fixed]), *inputs]
+    _, outputs = flatten_named((result,), ("result",))
+    results = []
+    for value, spec in zip(_write(graph, closed, given), outputs, strict=True):
+        # A node of its own, so that the result has its name even if it is an input or a constant.
+        node = onnx.helper.make_node("Identity", [graph.name(value)], [spec.name])
+        graph.nodes.append(node)
+        results.append(spec.name)
+    info = onnx.helper.make_tensor_value_info
+    model = onnx.helper.make_model(
+        onnx.helper.make_graph(
+            graph.nodes,
+            getattr(fn, "__name__", "function"),
+            [info(s.name, tensor_type(s.dtype), s.shape) for s in specs[fixed:]],
+            [info(s.name, tensor_type(s.dtype), s.shape) for s in outputs],
+            [onnx.numpy_helper.from_array(a, n) for n, a in graph.constants.items()],
+        ),
+        opset_imports=[onnx.helper.make_opsetid("", OPSET)],
+        ir_version=IR_VERSION,
+        producer_name="jaxeff",
+    )
+    onnx.checker.check_model(model)
+    write_atomically(path, model.SerializeToString())
+    return OnnxFile(Path(path), tuple(inputs), tuple(results))
+
+
+def _write(graph: OnnxGraph, closed: ClosedJaxpr, given: Sequence[Value]) -> list[Value]:
+    """Writes the equations of a jaxpr; calls are written in place."""
+    values: dict[Any, Value] = {}
+    for var, constant in zip(closed.jaxpr.constvars, closed.consts, strict=True):
+        values[var] = _known(constant)
+    values |= dict(zip(closed.jaxpr.invars, given, strict=True))
+
+    def read(var: Any) -> Value:
+        literal = isinstance(var, jax_internals.Literal)
+        return np.asarray(var.val, var.aval.dtype) if literal else values[var]
+
+    for eqn in closed.jaxpr.eqns:
+        results = _write_equation(graph, eqn, [read(var) for var in eqn.invars])
+        values |= dict(zip(eqn.outvars, results, strict=True))
+    return [read(var) for var in closed.jaxpr.outvars]
+
+
+def _known(array: Any) -> Any:
+    # A random key has no NumPy array: dropout that is off holds one that nothing reads.
+    return array if jax.dtypes.issubdtype(array.dtype, jax.dtypes.prng_key) else np.asarray(array)
+
+
+def _write_equation(graph: OnnxGraph, eqn: JaxprEqn, given: list[Value]) -> list[Value]:
+    if eqn.primitive in _SAME:
+        return given
+    if eqn.primitive in _CALLS:
+        return _write(graph, jax_internals.sub_jaxprs(eqn)[0], given)
+    if not any(isinstance(value, str) for value in given):
+        # Of parameters alone: computed here, once.
+        made = eqn.primitive.bind(*given, **eqn.params)
+        return [_known(a) for a in (made if eqn.primitive.multiple_results else [made])]
+    rule = _RULES.get(eqn.primitive)
+    if rule is None:
+        raise OnnxError(
+            f"to_onnx: `{eqn.primitive}` isn't written yet; deploy and import_stablehlo take it."
+        )
+    return [rule(graph, eqn, given)]

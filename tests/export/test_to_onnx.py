@@ -1,0 +1,87 @@
+"""ONNX files compute what JAX computes, in ONNX Runtime; what can't be written is named."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+from jaxeff_export import MissingExtraError, OnnxError, to_onnx
+
+import jaxeff
+from jaxeff import Gaussian, Int
+from jaxeff.nn import MLP, LeNet5, ResNet8, SmallCNN, TransformerEncoder
+
+MODELS = {
+    "mlp": (lambda: MLP((3, 8, 2), rngs=nnx.Rngs(0)), (2, 3)),
+    "small": (lambda: SmallCNN(rngs=nnx.Rngs(0)), (2, 28, 28, 1)),
+    "lenet": (lambda: LeNet5(rngs=nnx.Rngs(0)), (2, 28, 28, 1)),
+    "resnet": (lambda: ResNet8(rngs=nnx.Rngs(0)), (2, 32, 32, 3)),
+    "encoder": (lambda: TransformerEncoder(rngs=nnx.Rngs(0)), (2, 8, 8)),
+}
+
+
+def assert_same(path, fn, *args):
+    """Holds the file against JAX: to a few roundings of the largest result."""
+    onnxruntime = pytest.importorskip("onnxruntime")
+    pytest.importorskip("onnx")
+    file = to_onnx(fn, args, path)
+    session = onnxruntime.InferenceSession(path)
+    inputs = dict(zip(file.inputs, map(np.asarray, jax.tree.leaves(args[1:])), strict=True))
+    outputs = session.run(list(file.outputs), inputs)
+    for ours, want in zip(outputs, jax.tree.leaves(jax.jit(fn)(*args)), strict=True):
+        assert ours.dtype == want.dtype
+        np.testing.assert_allclose(ours, want, rtol=0, atol=2e-5 * np.abs(want).max())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("transform", ["plain", "quantized", "moments"])
+@pytest.mark.parametrize("name", MODELS)
+def test_models(name, transform, tmp_path):
+    build, shape = MODELS[name]
+    model = build()
+    model.eval()
+    f, params = jaxeff.functional(model)
+    x = np.random.default_rng(0).normal(size=shape).astype(np.float32)
+    if transform == "quantized":
+        f = jaxeff.quantized(f, {"*:linear": Int(8)})
+    if transform == "moments":
+        f, means = jaxeff.moments(f), params
+        params = jax.tree.map(lambda w: Gaussian(w, jnp.full_like(w, 1e-3)), means)
+    assert_same(tmp_path / "net.onnx", f, params, x)
+
+
+W = np.linspace(-1, 1, 12, dtype=np.float32).reshape(3, 4)
+FUNCTIONS = {
+    "products": lambda w, x: jnp.einsum("bij,bkj->bik", x @ w, x @ w),
+    "pooling": lambda w, x: nnx.avg_pool(x[..., None], (2, 3), (1, 2), "SAME")[..., 0] + w[0, 0],
+    "shapes": lambda w, x: jnp.pad(jnp.flip(x, 1), ((0, 0), (1, 2), (0, 0))).swapaxes(0, 2)[::2],
+    "choices": lambda w, x: jnp.where((x > 0) & ~(x > 1), jnp.round(3 * x), jnp.clip(x, -1, 0)),
+    "integers": lambda w, x: (jnp.argmax(x @ w, -1), jnp.stack([x, x], 1).astype(jnp.int32)),
+    "functions": lambda w, x: jax.nn.softplus(x) + jax.nn.gelu(x) + jax.lax.erfc(x) + x**3,
+    "constants": lambda w, x: {"a": w + 1, "b": x},
+}
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_functions(name, tmp_path):
+    x = np.random.default_rng(1).normal(size=(2, 5, 3)).astype(np.float32)
+    assert_same(tmp_path / "f.onnx", FUNCTIONS[name], W, x)
+
+
+def test_refusals_are_named(tmp_path):
+    pytest.importorskip("onnx")
+    path = tmp_path / "f.onnx"
+
+    def looped(w, x):
+        return jax.lax.scan(lambda c, row: (c + row, c), x[0] @ w * 0, x @ w)
+
+    for fn, name in ((looped, "scan"), (lambda w, x: w[x.astype(int)[:, 0]], "gather")):
+        with pytest.raises(OnnxError, match=f"`{name}`"):
+            to_onnx(fn, (W, np.ones((2, 3), np.float32)), path)
+    assert not path.exists()
+
+
+def test_the_package_is_asked_for(tmp_path, monkeypatch):
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    with pytest.raises(MissingExtraError, match=r"jaxeff\[weights\]"):
+        to_onnx(FUNCTIONS["constants"], (W, W), tmp_path / "f.onnx")
