@@ -10,7 +10,7 @@ from flax import nnx
 from jax import lax
 
 import jaxeff
-from jaxeff.moment_propagation import Gaussian, calibrate_moments, moments
+from jaxeff.moment_propagation import Gaussian, calibrate_moments, is_gaussian, moments
 from jaxeff.nn import LeNet5
 
 KEYS = iter(jax.random.split(jax.random.key(11), 200))
@@ -203,7 +203,7 @@ def test_derivatives_are_those_of_differences():
 @pytest.mark.slow
 def test_a_posterior_without_noise_has_none_and_finite_derivatives():
     g, _, given = residual()
-    still = jax.tree.map(lambda v: Gaussian(v.mean, 0 * v.var), given, is_leaf=jaxeff.is_gaussian)
+    still = jax.tree.map(lambda v: Gaussian(v.mean, 0 * v.var), given, is_leaf=is_gaussian)
     assert not g(still, X).var.any()
     slopes = jax.grad(lambda p: g(p, X).var.sum())(still)
     assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(slopes))
