@@ -103,14 +103,15 @@ ATTENTION = {
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ATTENTION)
-def test_masked_attention(name, oracle):
-    """Noise is small, as attention is expanded about its means: 5 standard errors and 2 %."""
+@pytest.mark.parametrize(("noise", "bias"), [(0.2, 0.02), (2.0, 0.3)])
+def test_masked_attention(name, noise, bias, oracle):
+    """Attention is expanded about its means: 2 % at small noise, 30 % where scores vary by 1.3."""
     pick = jnp.eye(5)[None, :, None]
-    q = Gaussian(X.mean[None, :, None] * 2, X.var[None, :, None] * 0.04)
+    q = Gaussian(X.mean[None, :, None] * 2, X.var[None, :, None] * noise**2)
     f = ATTENTION[name]
     ours = jax.jit(lambda q: moments(f)(q, pick, pick))(q)
     true = oracle.monte_carlo(lambda q: f(q, pick, pick), (q,))
-    oracle.assert_matches(ours, true, mean=0.03, var=0.02)
+    oracle.assert_matches(ours, true, mean=0.1 if noise > 1 else 0.03, var=bias)
 
 
 @pytest.mark.slow
