@@ -85,7 +85,7 @@ def test_midpoints_of_the_walking_noise_study(tmp_path):
     ]
     path = tmp_path / "walking_noise.json"
     path.write_text(json.dumps({"midpoints": recorded}, allow_nan=False))
-    problem = next(p for p in PROBLEMS if p.case.name == CASE)
+    problem = next(p for p in PROBLEMS if str(p.case) == CASE)
     network = Network(None, None, None, SITES)
     found = {r["site"]: r["level"] for r in reference.read(path, problem, network)}
     assert found == {s: measures.midpoint_level(fit) for s, fit in fits.items()}
@@ -93,7 +93,7 @@ def test_midpoints_of_the_walking_noise_study(tmp_path):
     assert found["fc1"] == np.inf
     assert found["relu"] == 0
 
-    other = next(p for p in PROBLEMS if p.case.name != CASE)
+    other = next(p for p in PROBLEMS if str(p.case) != CASE)
     assert reference.read(path, other, network) == []
     with pytest.raises(Refused, match="no midpoint of"):
         reference.read(path, problem, Network(None, None, None, (*SITES, "fc9")))
