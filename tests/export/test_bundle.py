@@ -59,8 +59,8 @@ def rewrite(folder, name, content):
     """Replaces a file and its checksum."""
     manifest = Bundle.load(folder).manifest
     files = {**manifest.files, name: {"size": len(content), "sha256": digest(content)}}
+    reseal(folder, files=files)  # before the file, as it reads the bundle
     (folder / name).write_bytes(content)
-    reseal(folder, files=files)
 
 
 def assert_close(ours, theirs):
