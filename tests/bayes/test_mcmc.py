@@ -380,7 +380,7 @@ def test_mini_batches():
 ON_TWO_DEVICES = """
 import sys
 import numpy as np
-from test_mcmc import COVARIANCE, MEAN, assert_posterior, few_draws, vectors
+from tests.bayes.test_mcmc import COVARIANCE, MEAN, assert_posterior, few_draws, vectors
 
 np.save(sys.argv[1], vectors(few_draws()))
 result = few_draws(warmup=300, samples=400)
@@ -393,10 +393,10 @@ assert len(result.posterior.random["a"].sharding.device_set) == 1
 @pytest.mark.process
 def test_chains_spread_over_two_devices(tmp_path):
     path = str(tmp_path / "draws.npy")
-    flags = os.environ["XLA_FLAGS"] + " --xla_force_host_platform_device_count=2"
+    flags = f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count=2"
     environment = os.environ | {"XLA_FLAGS": flags, "JAX_PLATFORMS": "cpu"}
     done = subprocess.run(
-        [sys.executable, "-c", ON_TWO_DEVICES, path], cwd=Path(__file__).parent, env=environment,
+        [sys.executable, "-c", ON_TWO_DEVICES, path], cwd=Path(__file__).parents[2], env=environment,
         capture_output=True, text=True, timeout=300, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
