@@ -396,8 +396,8 @@ def test_chains_spread_over_two_devices(tmp_path):
     flags = f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count=2"
     environment = os.environ | {"XLA_FLAGS": flags, "JAX_PLATFORMS": "cpu"}
     done = subprocess.run(
-        [sys.executable, "-c", ON_TWO_DEVICES, path], cwd=Path(__file__).parents[2], env=environment,
-        capture_output=True, text=True, timeout=300, check=False,
+        [sys.executable, "-c", ON_TWO_DEVICES, path], cwd=Path(__file__).parents[2],
+        env=environment, capture_output=True, text=True, timeout=300, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     np.testing.assert_allclose(np.load(path), vectors(few_draws(vectorized=False)), rtol=1e-4)
