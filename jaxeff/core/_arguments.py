@@ -112,15 +112,21 @@ def check_examples(where: str, data: Any) -> None:
 
 
 def check_labels(
-    where: str, labels: Any, classes: int, batch: tuple[int, ...] | None = None
+    where: str,
+    labels: Any,
+    classes: int,
+    batch: tuple[int, ...] | None = None,
+    *,
+    positions: tuple[int, ...] = (),
 ) -> None:
     """Checks integer class labels, their range where they are concrete.
 
     Args:
         where: What an error message calls them.
-        labels: Integers, one for each example.
+        labels: Integers, one for each example, or for each of its positions.
         classes: Number of classes.
-        batch: The shape of the examples; one axis of any length if None.
+        batch: The shape of the examples; one axis of any length, and `positions`, if None.
+        positions: Axes behind that of the examples, such as the tokens of a text.
 
     Raises:
         TypeError: They have another dtype or shape.
@@ -129,9 +135,10 @@ def check_labels(
     if not _is_array(labels) and not isinstance(labels, list | tuple):
         raise TypeError(f"{where} must be integer class labels, not {describe_value(labels)}")
     shape, dtype = np.shape(labels), jnp.result_type(labels)
-    fits = len(shape) == 1 if batch is None else shape == batch
+    fits = bool(shape) and shape[1:] == positions if batch is None else shape == batch
     if not jnp.issubdtype(dtype, jnp.integer) or not fits:
-        wanted = "[examples]" if batch is None else str(list(batch))
+        axes = ("examples", *positions) if batch is None else batch
+        wanted = f"[{', '.join(map(str, axes))}]"
         raise TypeError(
             f"{where} must be integer class labels of shape {wanted}, not {dtype}{list(shape)}"
         )

@@ -115,14 +115,17 @@ class MemberLoss:
         if self.likelihood == "categorical":
             first = jax.tree.map(lambda leaf: leaf[:batch_size], data[0])
             outputs = jax.eval_shape(self.outputs, key, params, state, first)[0]
-            check_labels("the data's labels", data[1], outputs.shape[-1])
+            check_labels(
+                "the data's labels", data[1], outputs.shape[-1], positions=outputs.shape[2:-1]
+            )
 
     def _each(self, outputs: Any, targets: Any) -> Float[Array, " batch"]:
         if self.likelihood == "categorical":
             # A label out of range would read another class's logit: multiplied by NaN, it
             # shows.
             each = optax.softmax_cross_entropy_with_integer_labels(outputs, targets)
-            return each * valid_labels(targets, outputs).astype(each.dtype)
+            each *= valid_labels(targets, outputs).astype(each.dtype)
+            return each.reshape(len(each), -1).mean(1)  # over the tokens of an example, if any
         each = -_resolved(self.likelihood)(outputs).log_prob(targets)
         return each.reshape(len(each), -1).sum(1)
 

@@ -63,7 +63,7 @@ class LabelledLoss:
 
     Attributes:
       loss: The loss itself.
-      logits: ``logits(key, params, state, x)`` of shape ``[batch, classes]``.
+      logits: ``logits(key, params, state, x)`` of shape ``[batch, ..., classes]``.
     """
 
     loss: Loss
@@ -90,11 +90,11 @@ class LabelledLoss:
         first = jax.tree.map(lambda leaf: leaf[:batch_size], x)
         # Classes are counted on shapes: no pass over the data.
         logits = jax.eval_shape(self.logits, key, params, state, first)
-        check_labels("the data's labels", labels, logits.shape[-1])
+        check_labels("the data's labels", labels, logits.shape[-1], positions=logits.shape[1:-1])
 
 
 def valid_labels(labels: Any, logits: Any) -> Any:
-    """Marks labels: one where they are classes, else NaN, ``[batch]``, to multiply a loss by.
+    """Marks labels: one where they are classes, else NaN, to multiply a loss by.
 
     An index below zero would count from the last class.
     """
@@ -125,13 +125,14 @@ def cross_entropy(f: Callable[..., Any], *, keyed: bool = False, mutable: bool =
     """Makes the mean softmax cross entropy of a classifier, with its accuracy as a metric.
 
     Args:
-      f: ``f(params, x) -> logits`` of shape ``[batch, classes]``.
+      f: ``f(params, x) -> logits`` of shape ``[batch, classes]``, or ``[batch, tokens, classes]``.
       keyed: Whether ``f`` takes a random key first, as the transforms with noise do.
       mutable: Whether ``f`` takes a state after its parameters and returns (logits, new state),
         as ``functional(model, mutable=True)`` does.
 
     Returns:
-      The loss; its batches are pairs of inputs and integer labels of shape ``[batch]``.
+      The loss; its batches are pairs of inputs and integer labels of shape ``[batch]``, or
+      ``[batch, tokens]``: then it is the mean over tokens.
     """
     check_function("cross_entropy: f", f, "f(params, x)")
     call = normalized_call(f, keyed=keyed, mutable=mutable)

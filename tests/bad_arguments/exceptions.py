@@ -25,7 +25,7 @@ WORDS = {
 SHAPES = (
     "channels", "cost", "sites", "summary", "trace", "compression.initial_ranges",
     "compression.memory", "compression.penalty", "compression.random_weights", "noise.slots",
-    "photonics.levels_per_activation", "bayes.prior_scales",
+    "photonics.levels_per_activation", "bayes.prior_scales", "uncertainty.dense_head",
 )  # fmt: skip
 """Functions that read a program, not the numbers it is given."""
 
@@ -78,6 +78,7 @@ ACCEPTED: dict[tuple[str, str, str], str] = {
     ("jaxeff.*.learn_budget", "data", "NaN"): "a loss may mask NaN; one that doesn't diverges",
     ("jaxeff.pruning.prune_iteratively", "data", "*"): "the loss says what it takes",
     # Names that mean something later, or anything
+    ("jaxeff.uncertainty.scored", "site", "unknown"): "sites are known when it is called",
     ("jaxeff.hardening.relu_quantization", "*", "unknown"): "sites are known when it is applied",
     ("jaxeff.analog_hardware.train_for_chip", "sites", "unknown"): "known when a model is traced",
     ("jaxeff.moment_propagation.check_gaussian", "name", "unknown"): "any name",

@@ -49,7 +49,7 @@ from jaxeff.robustness import NoiseSensitivity
 from jaxeff.search import Candidate, Candidates, Refinement, SearchSpace
 from jaxeff.search import CompressionSensitivity as Known
 from jaxeff.training import TrainState, cross_entropy
-from jaxeff.uncertainty import LAC, ConformalCalibration, Temperature
+from jaxeff.uncertainty import LAC, ConformalCalibration, DenseHead, Temperature
 from tests.bad_arguments import faces
 
 
@@ -94,6 +94,7 @@ LIGHT = ChaoticLight(0.5)
 SETS = ConformalCalibration(jnp.asarray(0.5), LAC())
 GROUPED = ConformalCalibration(SCORES[:2], LAC())
 ADAM = optax.adam(1e-3)
+HEAD = DenseHead(jnp.ones((3, 2)), jnp.ones(2))
 
 COMMON: dict[str, Any] = {
     "key": KEY, "f": f, "g": f, "fn": f, "params": PARAMS, "start": PARAMS, "x": X, "args": (X,),
@@ -269,6 +270,14 @@ OWN: dict[str, dict[str, Any]] = {
     "jaxeff.uncertainty.selective": {"score": lambda outputs: outputs.max(-1), "threshold": 0.5},
     **{f"jaxeff.uncertainty.{name}": {"logits": PROBS}
        for name in ("energy", "generalized_entropy", "max_logit", "msp")},
+    **{f"jaxeff.uncertainty.{name}": {"features": X, "head": HEAD}
+       for name in ("ash", "dice", "react")},
+    "jaxeff.uncertainty.dense_head": {"site": "fc2", "args": (X,)},
+    "jaxeff.uncertainty.knn": {"features": X, "k": 2},
+    **{f"jaxeff.uncertainty.{name}": {"features": X, "classes": 2}
+       for name in ("mahalanobis", "relative_mahalanobis")},
+    "jaxeff.uncertainty.scored": {"site": "fc2", "score": lambda features, outputs: outputs},
+    "jaxeff.uncertainty.vim": {"features": X, "head": HEAD, "dimensions": 2},
     "jaxeff.uncertainty.tempered": {"temperature": Temperature(2.0)},
     "jaxeff.uncertainty.aleatoric_mse": {"std": SCORES, "true_std": SCORES,
                                          "inside": SCORES > 0.5},

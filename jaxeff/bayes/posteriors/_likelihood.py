@@ -193,7 +193,10 @@ def check_targets(
     *inputs, targets = data
     outputs = jax.eval_shape(f, params, *inputs)
     if likelihood == "categorical":
-        check_labels("the targets of a categorical likelihood", targets, outputs.shape[-1])
+        check_labels(
+            "the targets of a categorical likelihood", targets, outputs.shape[-1],
+            positions=outputs.shape[1:-1],
+        )  # fmt: skip
     _check_shapes(resolve_likelihood(likelihood), outputs, targets)
 
 

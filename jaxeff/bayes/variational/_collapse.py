@@ -37,8 +37,9 @@ def guess_nll(likelihood: Likelihood, targets: Any) -> float | None:
     targets = np.asarray(targets)
     if likelihood == "categorical":
         # The entropy of class frequencies is the NLL of always predicting them.
-        shares = np.bincount(targets) / len(targets)
-        return float(-sum(p * np.log(p) for p in shares if p > 0))
+        shares = np.bincount(targets.ravel()) / targets.size
+        tokens = targets.size // len(targets)  # an example's are summed
+        return float(-tokens * sum(p * np.log(p) for p in shares if p > 0))
     if likelihood == "gaussian":
         # The entropy of a Gaussian of the targets' variance, 1/2 log(2 pi e var).
         variances = targets.reshape(len(targets), -1).var(0)
