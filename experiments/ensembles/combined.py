@@ -46,13 +46,13 @@ def deep(bench: Bench) -> Iterator[Row]:
 def heads(bench: Bench) -> Iterator[Row]:
     """Repulsive heads, each with the curvature of its own weights."""
     g, trained = trained_apart(bench, HEADS, bench.settings.seeds, strength_of(bench))
-    spec = {bench.last: "diag"}  # a moment pass takes weights for independent
+    spec = bench.last, "diag"  # a moment pass takes weights for independent
     for i, params in enumerate(trained[: bench.settings.some]):
-        single = laplace(bench.f, bench.networks[i], bench.images.train, spec)
+        single = laplace(bench.f, bench.networks[i], bench.images.train, *spec)
         yield _row(bench, "heads", "PFP", i, _one(bench, single))
         yield _row(bench, "heads", "ensemble", i, said(g, params, bench.images.test))
         own = tuple(
-            laplace(bench.f, g.member(params, j), bench.images.train, spec)
+            laplace(bench.f, g.member(params, j), bench.images.train, *spec)
             for j in range(bench.settings.members)
         )
         yield _row(bench, "heads", "PFP x ensemble", i, _mixture(bench, own))

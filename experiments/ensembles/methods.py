@@ -176,7 +176,7 @@ def _sngp(bench: Bench, seeds: int) -> Saying:
 
     for params in bench.train("sngp", cross_entropy(g), init, seeds, bound=bench.settings.bound):
         process = laplace(
-            g, params, bench.images.train, {"head": "outputs"}, prior_precision=1.0
+            g, params, bench.images.train, "head", "outputs", prior_precision=1.0
         )  # fmt: skip
         yield said_by_entropy(_log_probs, process, bench.images.test)
 
@@ -192,9 +192,10 @@ def _laplace(structure: str) -> Callable[[Bench, int], Saying]:
         def logits(posterior: Any, x: Any) -> Array:
             return posterior.logits(x).sample(key, shape)
 
-        spec = {bench.last: STRUCTURES[structure]}
         for params in bench.networks[:seeds]:
-            posterior = laplace(bench.f, params, bench.images.train, spec)
+            posterior = laplace(
+                bench.f, params, bench.images.train, bench.last, STRUCTURES[structure]
+            )
             yield said(logits, posterior, bench.images.test)
 
     return say
@@ -216,7 +217,7 @@ def _probit(bench: Bench, seeds: int) -> Saying:
         return jnp.log(probs), Decomposition(total, aleatoric, var)
 
     for params in bench.networks[:seeds]:
-        posterior = laplace(bench.f, params, bench.images.train, {bench.last: "full"})
+        posterior = laplace(bench.f, params, bench.images.train, bench.last, "full")
         yield {
             domain: in_batches(lambda x: of_batch(posterior, x), images)  # noqa: B023
             for domain, images in bench.images.test.items()

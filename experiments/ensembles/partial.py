@@ -30,7 +30,7 @@ def rows(bench: Bench, site: str) -> Iterator[Row]:
         key = jax.random.fold_in(bench.run.key, seed)
         found = {"SVI": sampled(key, bench.f, _svi(bench, site, seed, start), count)}
         if site == bench.last:
-            posterior = laplace(bench.f, start, bench.images.train, {site: "full"})
+            posterior = laplace(bench.f, start, bench.images.train, site, "full")
             found["Laplace"] = sampled(key, bench.f, posterior, count)
         found["members"] = _members(bench, site, seed, start, count)
         for method, (g, params) in found.items():

@@ -18,13 +18,13 @@ jaxeff.moments(f)(result.posterior, x)                      # one pass instead o
 ```
 
 `nuts`, `hmc`, `sgld` and `sghmc` sample instead (`jaxeff.bayes.sampling.mcmc`); `laplace` fits a
-Gaussian around a trained last layer; a `MixturePosterior` has several modes.
+Gaussian around trained weights; a `MixturePosterior` has several modes.
 """
 
 from jaxeff.bayes._bridges import around_best_draw
 from jaxeff.bayes._distillation import distill
 from jaxeff.bayes._posterior_file import load_posterior, save_posterior
-from jaxeff.bayes.last_layer import Laplace, laplace
+from jaxeff.bayes.curvature import Laplace, laplace
 from jaxeff.bayes.posteriors import (
     Draws,
     MixturePosterior,

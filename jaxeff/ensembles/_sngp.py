@@ -15,14 +15,14 @@ bounded = spectral(f, {"conv*": Spectral(3.0), "fc1": Spectral(3.0)})
 g, start = sngp(key, bounded, params, "fc2", data[0], features=128)
 trained = fit(key, cross_entropy(g), start, data, optimizer=optax.adam(1e-2), epochs=1,
               batch_size=64).params
-posterior = laplace(g, trained, data, {"head": "outputs"}, prior_precision=1.0)
+posterior = laplace(g, trained, data, "head", "outputs", prior_precision=1.0)
 posterior.probs(data[0])                            # mean field
 ```
 
 Features h become `sqrt(2 / n) cos(h W + b)` with fixed random W and b, whose products approach the
 kernel `exp(-|h - h'|^2 / (2 length_scale^2))`; a linear layer of them with normal weights is a
 Gaussian process. Its posterior is the Laplace approximation of that layer, with one covariance for
-each output, `prior I + sum_n p (1 - p) phi phi^T`: `laplace(..., {"head": "outputs"})`, whose
+each output, `prior I + sum_n p (1 - p) phi phi^T`: `laplace(..., "head", "outputs")`, whose
 probit link is SNGP's mean field.
 
 Sharp edges:

@@ -123,7 +123,6 @@ COMMON: dict[str, Any] = {
 SPECS: dict[str, Any] = {
     "jaxeff.analog": {"fc1": Crossbar()},
     "jaxeff.analog_hardware": {"fc1": Crossbar()},
-    "jaxeff.bayes": {"fc2": "kron"},
     "jaxeff.boards": "local",
     "jaxeff.compression": {"fc1": Int(4)},
     "jaxeff.ensemble": {"fc2": Members(2)},

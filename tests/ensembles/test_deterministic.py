@@ -151,7 +151,7 @@ def test_variance_is_that_of_an_exact_gaussian_process():
     assert jaxeff.sites(g, params, X)[-1] == "head"
     noise = 0.3
     posterior = laplace(
-        g, params, (X, X[:, :1]), {"head": "outputs"}, prior_precision=1.0,
+        g, params, (X, X[:, :1]), "head", "outputs", prior_precision=1.0,
         likelihood=lambda out: dist.Normal(out, noise).to_event(1),
     )  # fmt: skip
     at = np.concatenate([np.asarray(X), 3 * np.asarray(X), 0.5 * np.asarray(X)]).astype(np.float64)
@@ -177,7 +177,7 @@ def test_a_classifier_with_random_features():
     np.testing.assert_allclose(
         hidden, jax.nn.relu(X @ PARAMS["fc1"]["kernel"] + PARAMS["fc1"]["bias"][None]), atol=1e-6
     )
-    posterior = laplace(g, params, (X, labels), {"head": "outputs"}, prior_precision=1.0)
+    posterior = laplace(g, params, (X, labels), "head", "outputs", prior_precision=1.0)
     phi = np.asarray(g.features(params, X), np.float64)
     covariance = np.linalg.inv(np.eye(64) + 2 / 9 * phi.T @ phi)  # of a guess, p (1 - p) = 2 / 9
     expected = np.einsum("nd,de,ne->n", phi, covariance, phi)

@@ -11,7 +11,7 @@ kron      A (x) B / N     A = sum_n h h^T, B = sum_n L
 diag      sum_n h_d^2 L_cc
 ```
 
-`jaxeff.bayes.last_layer` has what follows from them.
+`jaxeff.bayes.curvature` has what follows from them.
 """
 
 from __future__ import annotations
@@ -25,7 +25,6 @@ from jaxtyping import Array, Float
 
 from jaxeff.bayes.posteriors import Likelihood, resolve_likelihood
 
-STRUCTURES = ("full", "outputs", "kron", "diag")
 MOST = 16_384
 """Weights of a full curvature at most: a gibibyte of float32."""
 
@@ -59,7 +58,7 @@ def check_size(structure: str, features: int, outputs: int) -> None:
     if structure == "full" and size > MOST:
         raise ValueError(
             f"laplace: a full curvature of {features} x {outputs} weights takes "
-            f"{4 * size**2 / 2**30:.0f} GiB; choose 'kron' or 'diag'"
+            f"{4 * size**2 / 2**30:.0f} GiB; choose 'kron', 'diag' or 'lowrank'"
         )
 
 

@@ -1,8 +1,13 @@
 """Gaussian posteriors of a matrix of weights, precision = curvature + prior, by eigenvalues.
 
-`Full`, `Outputs`, `Kron` and `Diag` keep a curvature `[features, outputs]` by its eigenvalues: a
-prior precision is added to each, and the evidence, its best prior precision and every variance are
-sums over them. All have the same methods.
+`Full`, `Outputs`, `Kron`, `Diag` and `Leading` keep a curvature `[features, outputs]` by its
+eigenvalues: a prior precision is added to each, and the evidence, its best prior precision and
+every variance are sums over them.
+
+A last layer's features tell the covariance of its outputs (`Precision`). Weights further inside
+meet outputs by a Jacobian `[..., features, outputs]` (`SiteCurvature`): times a root of the
+covariance of the weights it is a root of that of the outputs, and covariances by independent blocks
+add up (`Blocks`). A vector of weights is a matrix with one output.
 """
 
 from __future__ import annotations
@@ -17,18 +22,45 @@ import numpy as np
 from jaxtyping import Array, Float, PRNGKeyArray
 
 
-class Precision(Protocol):
-    """A curvature of weights `[features, outputs]`."""
+class Curvature(Protocol):
+    """A curvature of weights, and what follows for them from it and the precision of a prior."""
 
     @property
     def values(self) -> Array:
         """Its eigenvalues."""
+
+    def weights_variance(self, prior: Any) -> Any:
+        """Computes the variance of each weight."""
+
+    def sample(self, key: PRNGKeyArray, n: int, prior: Any) -> Any:
+        """Draws weights around zero."""
+
+    def covariance(self, features: Any, prior: Any) -> Float[Array, "*batch outputs outputs"]:
+        """Computes the covariance of outputs, of what outputs are linear in the weights by."""
+
+    def variance(self, features: Any, prior: Any) -> Float[Array, "*batch outputs"]:
+        """Computes the diagonal of the covariance alone."""
+
+
+class Precision(Curvature, Protocol):
+    """A curvature of weights `[features, outputs]` of a last layer."""
 
     def covariance(self, features: Array, prior: Any) -> Float[Array, "batch outputs outputs"]:
         """Computes the covariance of `features @ W`."""
 
     def variance(self, features: Array, prior: Any) -> Float[Array, "batch outputs"]:
         """Computes the diagonal of the covariance alone."""
+
+
+class SiteCurvature(Protocol):
+    """A curvature of weights `[features, outputs]` anywhere in a network."""
+
+    @property
+    def values(self) -> Array:
+        """Its eigenvalues."""
+
+    def root(self, jacobian: Array, prior: Any) -> Float[Array, "*batch n"]:
+        """Multiplies a Jacobian `[..., features, outputs]` by a root of the covariance."""
 
     def weights_variance(self, prior: Any) -> Float[Array, "features outputs"]:
         """Computes the variance of each weight."""
@@ -56,6 +88,11 @@ class Full:
         """Computes the diagonal of the covariance."""
         turned = jnp.tensordot(features, self.vectors, 1)
         return (turned**2 / (self.values + prior)).sum(-1)
+
+    def root(self, jacobian: Array, prior: Any) -> Float[Array, "*batch n"]:
+        """Multiplies a Jacobian `[..., features, outputs]` by a root of the covariance."""
+        scale = 1 / jnp.sqrt(self.values + prior)
+        return jnp.tensordot(jacobian, self.vectors, 2) * _rows(scale, jacobian)
 
     def weights_variance(self, prior: Any) -> Float[Array, "features outputs"]:
         """Computes the variance of each weight."""
@@ -116,6 +153,12 @@ class Kron:
         """The eigenvalues of the product."""
         return self.left[:, None] * self.right[None]
 
+    def root(self, jacobian: Array, prior: Any) -> Float[Array, "*batch n"]:
+        """Multiplies a Jacobian `[..., features, outputs]` by a root of the covariance."""
+        turned = jnp.einsum("de,...dc,co->...eo", self.left_vectors, jacobian, self.right_vectors)
+        turned = turned.reshape(*turned.shape[:-2], -1)
+        return turned * _rows(1 / jnp.sqrt(self.values.ravel() + prior), jacobian)
+
     def _spread(self, features: Array, prior: Any) -> Float[Array, "batch outputs"]:
         """Computes variances along the eigenvectors of the outputs."""
         # h^T U diag(1 / (l r_o + prior)) U^T h for each eigenvalue r_o of the outputs.
@@ -158,6 +201,11 @@ class Diag:
         """Computes the diagonal of the covariance."""
         return features**2 @ (1 / (self.values + prior))
 
+    def root(self, jacobian: Array, prior: Any) -> Float[Array, "*batch n"]:
+        """Multiplies a Jacobian `[..., features, outputs]` by a root of the covariance."""
+        flat = jacobian.reshape(*jacobian.shape[:-2], -1)
+        return flat * _rows(1 / jnp.sqrt(self.values.ravel() + prior), jacobian)
+
     def weights_variance(self, prior: Any) -> Float[Array, "features outputs"]:
         """Computes the variance of each weight."""
         return 1 / (self.values + prior)
@@ -180,17 +228,17 @@ def precision(structure: str, parts: Sequence[Array], examples: int, shape: Any)
     if structure == "diag":
         return Diag(parts[0])
     if structure == "kron":
-        (left, turn), (right, other) = (_eigen(part) for part in parts)
+        (left, turn), (right, other) = (decompose(part) for part in parts)
         # Both factors are sums over n examples; the product of the sums would count n
         # twice.
         return Kron(left, turn, right / jnp.asarray(examples, right.dtype), other)
-    values, vectors = _eigen(parts[0])
+    values, vectors = decompose(parts[0])
     if structure == "outputs":
         return Outputs(values, vectors)
     return Full(values, vectors.reshape(*shape, -1))
 
 
-def _eigen(matrix: Array) -> tuple[Array, Array]:
+def decompose(matrix: Array) -> tuple[Array, Array]:
     """Computes eigenvalues, none below zero, and eigenvectors, in double precision."""
     # Curvatures are positive semi-definite; rounding makes small eigenvalues negative.
     values, vectors = np.linalg.eigh(np.asarray(matrix, np.float64))
@@ -198,3 +246,8 @@ def _eigen(matrix: Array) -> tuple[Array, Array]:
         jnp.asarray(np.maximum(values, 0).astype(matrix.dtype)),
         jnp.asarray(vectors.astype(matrix.dtype)),
     )
+
+
+def _rows(scale: Array, jacobian: Array) -> Array:
+    """Brings a scale to the rank of the products of a Jacobian's rows."""
+    return scale.reshape(*[1] * (jacobian.ndim - 2), -1)

@@ -1,0 +1,153 @@
+"""`Laplace`: a Gaussian posterior around trained weights, and what follows from it for outputs."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from jaxtyping import Array, Float, PRNGKeyArray
+
+from jaxeff.bayes.curvature._precision import Curvature
+from jaxeff.bayes.curvature._weights import Weights
+from jaxeff.bayes.posteriors import Likelihood
+from jaxeff.core import check_choice, check_count
+from jaxeff.moment_propagation import Gaussian, JointGaussian
+from jaxeff.uncertainty import probit_logits
+
+LINKS = ("probit", "samples")
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True, eq=False)
+class Laplace:
+    """A Gaussian posterior of some weights; the other parameters are not random.
+
+    Attributes:
+        params: All parameters, the random ones at the mean.
+        precision: The curvature of the likelihood by the random weights.
+        prior_precision: Precision of the zero-mean normal prior of every weight.
+        log_likelihood: Log-likelihood of the data at the mean, in nats.
+        f: The function.
+        weights: The weights that are random.
+        likelihood: Meaning of the outputs.
+    """
+
+    params: Any
+    precision: Curvature
+    prior_precision: Float[Array, ""]
+    log_likelihood: Float[Array, ""]
+    f: Callable[..., Any] = dataclasses.field(metadata={"static": True})
+    weights: Weights = dataclasses.field(metadata={"static": True})
+    likelihood: Likelihood = dataclasses.field(metadata={"static": True})
+
+    def logits(self, x: Any, *, params: Any = None) -> JointGaussian:
+        """Computes the joint distribution of outputs, to first order in the weights.
+
+        Outputs are linear in the weights of a last layer, so that there it is exact.
+
+        Args:
+            x: Inputs of the function.
+            params: Parameters to take in the place of the posterior's means, as those of the other
+                layers.
+
+        Returns:
+            Means `[batch, ..., outputs]` and the covariances along the last axis.
+        """
+        mean, cov = self._at(x, params, self.weights.covariance)
+        return JointGaussian(mean, cov)
+
+    def marginals(self, x: Any, *, params: Any = None) -> Gaussian:
+        """Computes outputs as if independent: covariances of a thousand classes don't fit."""
+        mean, var = self._at(x, params, self.weights.variance)
+        return Gaussian(mean, var)
+
+    def probs(
+        self, x: Any, *, link: str = "probit", key: PRNGKeyArray | None = None, samples: int = 100
+    ) -> Float[Array, "*batch classes"]:
+        """Computes class probabilities.
+
+        Args:
+            x: Inputs of the function.
+            link: "probit", the closed form of `jaxeff.uncertainty.probit_logits`, or "samples" of
+                the joint logits.
+            key: Random key of the samples.
+            samples: Number of samples.
+
+        Raises:
+            ValueError: The link is unknown, samples have no key, or the likelihood is none of
+                classes.
+        """
+        check_choice("probs: link", link, LINKS)
+        if self.likelihood != "categorical":
+            raise ValueError("probs: the outputs are no logits of classes; see logits(x)")
+        if link == "probit":
+            return jax.nn.softmax(probit_logits(self.marginals(x)))
+        if key is None:
+            raise ValueError('probs: link="samples" draws, so it needs a key')
+        check_count("samples", samples)
+        return jax.nn.softmax(self.logits(x).sample(key, (samples,))).mean(0)
+
+    def evidence(self, prior_precision: Any = None) -> Float[Array, ""]:
+        """Computes the logarithm of the marginal likelihood of the data, in nats.
+
+        ```text
+        log p(y | W) - 1/2 (sum log(1 + value / prior) + prior |W|^2)
+        ```
+
+        Args:
+            prior_precision: The posterior's own if None; may be traced.
+        """
+        prior = self.prior_precision if prior_precision is None else jnp.asarray(prior_precision)
+        # log det(H + prior I) - log det(prior I), from the eigenvalues; log1p where the
+        # data say little.
+        ratio = jnp.log1p(self.precision.values / prior).sum()
+        square = optax.tree.norm(self.weights.pack(self.params), squared=True)
+        return self.log_likelihood - 0.5 * (ratio + prior * square)
+
+    def tuned(self) -> Laplace:
+        """Chooses the prior precision of the highest evidence."""
+        from scipy.optimize import minimize_scalar
+
+        # On the host in float64: a function of one number and the eigenvalues, no pass over data.
+        values = np.asarray(self.precision.values, np.float64)
+        packed = jax.tree.leaves(self.weights.pack(self.params))
+        square = sum(float((np.asarray(part, np.float64) ** 2).sum()) for part in packed)
+
+        def negative(log_prior: float) -> float:
+            prior = np.exp(log_prior)
+            return 0.5 * (np.log1p(values / prior).sum() + prior * square)
+
+        # The evidence may have several optima: a grid finds the basin, Brent's method its bottom.
+        grid = np.linspace(-18.0, 18.0, 145)
+        best = grid[int(np.argmin([negative(p) for p in grid]))]
+        found = minimize_scalar(negative, bounds=(best - 0.5, best + 0.5), method="bounded",
+                                options={"xatol": 1e-8})  # fmt: skip
+        dtype = self.prior_precision.dtype
+        return dataclasses.replace(self, prior_precision=jnp.asarray(np.exp(found.x), dtype))
+
+    def draws(self, key: PRNGKeyArray, n: int) -> tuple[Any, Callable[[Any], Any]]:
+        """Prepares ``n`` draws, as `jaxeff.bayes.Posterior.draws`."""
+        noise = self.precision.sample(key, n, self.prior_precision)
+        # Only the random weights are drawn; `unpack` puts them among the fixed others.
+        drawn = jax.tree.map(lambda mean, w: mean[None] + w, self.weights.pack(self.params), noise)
+        return drawn, lambda one: self.weights.unpack(self.params, one)
+
+    def to_gaussians(self) -> Any:
+        """Returns mean and variance of the random weights; the others as they are."""
+        var = self.precision.weights_variance(self.prior_precision)
+        means, structure = jax.tree.flatten(self.params)
+        variances = jax.tree.leaves(self.weights.unpack(self.params, var))
+        own = self.weights.leaves
+        found = [Gaussian(leaf, variances[i]) if i in own else leaf for i, leaf in enumerate(means)]
+        return jax.tree.unflatten(structure, found)
+
+    def _at(self, x: Any, params: Any, spread_of: Callable[..., Array]) -> tuple[Array, Array]:
+        params = self.params if params is None else params
+        spread = spread_of(self.f, params, x, self.precision, self.prior_precision)
+        return self.f(params, x), spread

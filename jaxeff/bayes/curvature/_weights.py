@@ -1,0 +1,253 @@
+"""Which weights are random, and how outputs depend on them: of a last layer, or of any sites.
+
+`LastWeights` are one matrix, of which outputs are linear in the features. `SiteWeights` are blocks
+of leaves: a kernel with its bias as the matrix `[inputs, outputs]` that a dense layer or a
+convolution multiplies by, any other leaves as one vector `[n, 1]`. Outputs depend on them by their
+Jacobian.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array
+
+from jaxeff.bayes.curvature._precision import Curvature
+from jaxeff.program import Layer, Program, resolve, trace
+from jaxeff.program.costs import LastLayer, flat, inputs_of, with_constant, with_flat
+from jaxeff.program.ir import Contraction
+
+NUMBERS = 1 << 24
+"""Entries of Jacobians at once: 64 MiB of float32."""
+
+
+@dataclass(frozen=True)
+class LastWeights:
+    """The weights of a last dense layer.
+
+    Attributes:
+        layer: The layer.
+    """
+
+    layer: LastLayer
+
+    @property
+    def leaves(self) -> frozenset[int]:
+        """The indices of its leaves."""
+        return frozenset(i for i in (self.layer.kernel, self.layer.bias) if i is not None)
+
+    def pack(self, params: Any) -> Array:
+        """Joins its parameters to `[features, outputs]`."""
+        return flat(params, self.layer)
+
+    def unpack(self, params: Any, weights: Array) -> Any:
+        """Replaces its parameters; leading axes become theirs."""
+        return with_flat(params, self.layer, weights)
+
+    def features(self, f: Callable[..., Any], params: Any, x: Any) -> Array:
+        """Computes what the layer reads: `[batch, features]`."""
+        return with_constant(inputs_of(f, self.layer.site)(params, x), self.layer)
+
+    def covariance(self, f: Any, params: Any, x: Any, curvature: Curvature, prior: Any) -> Array:
+        """Computes the covariance of each example's outputs."""
+        # Outputs are linear in the last layer's weights: its inputs are their Jacobian.
+        return curvature.covariance(self.features(f, params, x), prior)
+
+    def variance(self, f: Any, params: Any, x: Any, curvature: Curvature, prior: Any) -> Array:
+        """Computes the variance of each output."""
+        return curvature.variance(self.features(f, params, x), prior)
+
+
+@dataclass(frozen=True)
+class WeightBlock:
+    """Leaves that make one matrix.
+
+    Attributes:
+        leaves: Their indices among those of the parameters: a kernel and, if any, its bias; or any.
+        shapes: Their shapes.
+        order: Axes of the kernel, its inputs first; None if the leaves are one vector.
+        inputs: How many axes are inputs.
+        site: The layer that multiplies by it; empty for a vector.
+    """
+
+    leaves: tuple[int, ...]
+    shapes: tuple[tuple[int, ...], ...]
+    order: tuple[int, ...] | None = None
+    inputs: int = 0
+    site: str = ""
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """The shape of the matrix."""
+        if self.order is None:
+            return sum(math.prod(shape) for shape in self.shapes), 1
+        sizes = [self.shapes[0][axis] for axis in self.order]
+        rows = math.prod(sizes[: self.inputs]) + len(self.leaves) - 1
+        return rows, math.prod(sizes[self.inputs :])
+
+    def pack(self, leaves: list[Any]) -> Array:
+        """Makes the matrix of the leaves of the parameters."""
+        own = [jnp.asarray(leaves[i]) for i in self.leaves]
+        if self.order is None:
+            return jnp.concatenate([leaf.ravel() for leaf in own])[:, None]
+        kernel = own[0].transpose(self.order).reshape(-1, self.shape[1])
+        return jnp.concatenate([kernel, *(bias.reshape(1, -1) for bias in own[1:])])
+
+    def unpack(self, matrix: Array) -> list[Array]:
+        """Takes the matrix apart; leading axes become those of the leaves."""
+        lead = matrix.shape[:-2]
+        if self.order is None:
+            ends = np.cumsum([math.prod(shape) for shape in self.shapes])[:-1]
+            parts = jnp.split(matrix[..., 0], ends, axis=-1)
+            pairs = zip(parts, self.shapes, strict=True)
+            return [part.reshape(*lead, *shape) for part, shape in pairs]
+        rows = self.shape[0] - len(self.leaves) + 1
+        sizes = [self.shapes[0][axis] for axis in self.order]
+        back = [len(lead) + self.order.index(axis) for axis in range(len(sizes))]
+        kernel = matrix[..., :rows, :].reshape(*lead, *sizes)
+        kernel = kernel.transpose(*range(len(lead)), *back)
+        return [kernel, *(matrix[..., rows, :].reshape(*lead, *s) for s in self.shapes[1:])]
+
+
+@dataclass(frozen=True)
+class SiteWeights:
+    """The weights of any sites, in blocks."""
+
+    blocks: tuple[WeightBlock, ...]
+
+    @property
+    def leaves(self) -> frozenset[int]:
+        """The indices of all leaves."""
+        return frozenset(i for block in self.blocks for i in block.leaves)
+
+    def pack(self, params: Any) -> tuple[Array, ...]:
+        """Makes a matrix of each block."""
+        leaves = jax.tree.leaves(params)
+        return tuple(block.pack(leaves) for block in self.blocks)
+
+    def unpack(self, params: Any, weights: tuple[Array, ...]) -> Any:
+        """Replaces the parameters; leading axes of the matrices become theirs."""
+        leaves, structure = jax.tree.flatten(params)
+        for block, matrix in zip(self.blocks, weights, strict=True):
+            for i, leaf in zip(block.leaves, block.unpack(matrix), strict=True):
+                leaves[i] = leaf
+        return jax.tree.unflatten(structure, leaves)
+
+    def jacobian(self, f: Callable[..., Any], params: Any, x: Any) -> tuple[Array, ...]:
+        """Computes how one example's outputs depend on each block, `[*outputs, rows, columns]`."""
+
+        def outputs(weights: tuple[Array, ...]) -> Array:
+            return single(f, self.unpack(params, weights), x)
+
+        found: tuple[Array, ...] = jax.jacrev(outputs)(self.pack(params))
+        return found
+
+    def covariance(self, f: Any, params: Any, x: Any, curvature: Curvature, prior: Any) -> Array:
+        """Computes the covariance of each example's outputs, to first order in the weights."""
+        return self._each(f, params, x, lambda jacobian: curvature.covariance(jacobian, prior))
+
+    def variance(self, f: Any, params: Any, x: Any, curvature: Curvature, prior: Any) -> Array:
+        """Computes the variance of each output, to first order in the weights."""
+        return self._each(f, params, x, lambda jacobian: curvature.variance(jacobian, prior))
+
+    def _each(self, f: Any, params: Any, x: Any, of: Callable[[Any], Array]) -> Array:
+        def one(example: Any) -> Array:
+            return of(self.jacobian(f, params, example))
+
+        size = self.examples(jax.eval_shape(f, params, x).size // len(jax.tree.leaves(x)[0]))
+        # In parts: an example's Jacobian has as many rows as outputs, of all weights each.
+        found: Array = jax.lax.map(one, x, batch_size=size)
+        return found
+
+    def examples(self, outputs: int) -> int:
+        """Returns how many examples' Jacobians fit at once."""
+        weights = sum(math.prod(block.shape) for block in self.blocks)
+        return max(1, NUMBERS // (outputs * weights))
+
+
+Weights = LastWeights | SiteWeights
+
+
+def single(f: Callable[..., Any], params: Any, x: Any) -> Array:
+    """Computes the outputs of one example."""
+    outputs: Array = f(params, jax.tree.map(lambda leaf: leaf[None], x))[0]
+    return outputs
+
+
+def site_weights(
+    program: Program, params: Any, sites: Mapping[str, Any], kron: bool
+) -> SiteWeights:
+    """Finds the leaves that sites read.
+
+    Args:
+        program: What the function computes.
+        params: The parameters of the function.
+        sites: The chosen sites.
+        kron: Whether kernels are blocks of their own; else all leaves are one vector.
+
+    Raises:
+        ValueError: The sites read no parameters.
+    """
+    leaves = jax.tree.leaves(params)
+    index = {v.path: i for i, v in enumerate(program.inputs[: len(leaves)])}
+    read = {
+        path for layer in program.sites if layer.site in sites and layer.kind != "control flow"
+        for v in layer.inputs if v.is_weight for path in v.leaves
+    }  # fmt: skip
+    own = sorted(index[path] for path in read if path in index)
+    own = [i for i in own if jnp.issubdtype(jnp.result_type(leaves[i]), jnp.floating)]
+    if not own:
+        raise ValueError(f"laplace: {', '.join(sites)} have no parameters; choose others")
+    blocks: list[WeightBlock] = []
+    for layer in program.layers if kron else ():
+        if layer.site in sites and (block := _kernel(program, layer, leaves)) is not None:
+            blocks.append(block)
+    taken = {i for block in blocks for i in block.leaves}
+    rest = tuple(i for i in own if i not in taken)
+    if rest:
+        blocks.append(WeightBlock(rest, tuple(jnp.shape(leaves[i]) for i in rest)))
+    return SiteWeights(tuple(blocks))
+
+
+def _kernel(program: Program, layer: Layer, leaves: list[Any]) -> WeightBlock | None:
+    """Reads a layer as a product with one matrix of its own, or returns None."""
+    if layer.kind != "linear" or layer.op is None or len(layer.outputs) != 1:
+        return None
+    product, inputs = Contraction.of(layer.op), list(program.inputs[: len(leaves)])
+    read = [layer.inputs[i] for i in (*layer.weights, *layer.biases)]
+    operand = layer.op.inputs[1 - product.side]
+    if len(layer.weights) != 1 or product.groups != 1 or product.batch(0):
+        return None
+    if operand not in layer.inputs or read[0] is not layer.op.inputs[product.side]:
+        return None
+    paths = {v.path: i for i, v in enumerate(inputs)}
+    if read[0] not in inputs or any(v.path not in paths for v in read):
+        return None
+    # Read twice, a kernel changes outputs in two ways that a single product doesn't hold.
+    for v in read:
+        if sum(v.path in u.leaves for each in program.sites for u in each.inputs) != 1:
+            return None
+    own = tuple(paths[v.path] for v in read)
+    shapes = tuple(jnp.shape(leaves[i]) for i in own)
+    side = product.side
+    inside = product.summed(side) + product.window(side)
+    block = WeightBlock(own, shapes, inside + product.free(side), len(inside), layer.site)
+    right = all(math.prod(shape) == block.shape[1] for shape in shapes[1:])
+    return block if right and len(own) < 3 else None
+
+
+def chosen_sites(program: Program, sites: Any) -> Mapping[str, Any]:
+    """Resolves one pattern of sites, or several."""
+    patterns = (sites,) if isinstance(sites, str) else tuple(sites)
+    return resolve(dict.fromkeys(patterns, True), program)
+
+
+def traced(f: Callable[..., Any], params: Any, x: Any) -> Program:
+    """Reads a function as it computes one example."""
+    return trace(f, params, jax.tree.map(lambda leaf: leaf[:1], x))
