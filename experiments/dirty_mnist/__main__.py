@@ -23,9 +23,9 @@ STUDY = Study(
     (
         "The ambiguous digits are made here by the published recipe; they are not the published "
         "ones.",
-        "auroc is that of mutual information, clean digits against out-of-domain images; "
-        "auroc_dirty counts the ambiguous digits as in domain too, each image once. All images "
-        "are normalised by the clean digits' statistics.",
+        "auroc_dirty is that of mutual information, clean and ambiguous digits (each image once) "
+        "against out-of-domain images, as in the source; auroc leaves the ambiguous ones out. All "
+        "images are normalised by the clean digits' statistics.",
         "Trainings and chains are shorter than the source's or start elsewhere; `notes` in the "
         "JSON says which.",
     ),

@@ -73,8 +73,8 @@ def figures(
     """The numbers that are reported.
 
     An ambiguous image counts once per label for accuracy, likelihood and calibration, and once for
-    the AUROC. ``auroc`` is that of the mutual information, clean digits against out-of-domain
-    images; ``auroc_dirty`` has the ambiguous ones in domain too; ``auroc_aleatoric`` tells
+    the AUROC. ``auroc_dirty`` is that of the mutual information, all digits against out-of-domain
+    images (the source's); ``auroc`` has clean digits alone in domain; ``auroc_aleatoric`` tells
     ambiguous from clean digits by the softmax entropy.
     """
     numbers: dict[str, Any] = {}

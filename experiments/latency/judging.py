@@ -21,7 +21,6 @@ UNTUNED_OVER_TUNED = 2.0
 PYRO_OVER_MOMENTS = {"mlp": 600, "lenet5": 120}
 PYRO_BATCH = 10
 DRAWN_OVER_MOMENTS = 6.0
-HEADS_FASTER = {"sine": 3.4, "lenet5_valid": 8.1}
 AGREEMENT = 1e-5
 OF_PEAK = {"convolutions": 0.6, "dense layers": 0.75}
 IN_ORDER, MODEL_ERROR = 0.9, 0.5
@@ -172,7 +171,7 @@ def _judge_ensembles(row: Row, rows: Iterable[Row], claim: Claim) -> None:
     where = f"{row['model']}, batch {row['batch']}"
     if (several := best(rows, **place, method="ensemble")) is not None:
         tuned = source.ENSEMBLES[row["model"], "A72"]["tuned"]
-        ours, limit = several["ms"] / row["ms"], HEADS_FASTER[row["model"]]
+        ours, limit = several["ms"] / row["ms"], source.HEADS_FASTER[row["model"]]
         words = f"{where}: ten networks over ten heads: at least {limit}"
         claim(words, tuned[2] / tuned[1], ours, ours >= limit)
     if (moments := best(rows, **place, method="moments")) is not None:

@@ -27,6 +27,8 @@ ENSEMBLES = {
     ("lenet5_valid", "A72"): {"naive": (59.43, 62.41, 594.31), "tuned": (8.17, 7.94, 81.69)},
     ("lenet5_valid", "A76"): {"naive": (26.50, 27.88, 265.04), "tuned": (2.55, 2.96, 25.49)},
 }
+HEADS_FASTER = {"sine": 3.4, "lenet5_valid": 8.1}
+"""How many times faster a network with ten heads is than ten (Klein's thesis, section 9.3)."""
 ENSEMBLE_METHODS = ("deterministic", "multihead", "ensemble")
 # Per batch: the moment pass and ten heads of LeNet-5 on a Cortex-A72 and on an A76, both tuned.
 MOMENTS_AND_HEADS = {

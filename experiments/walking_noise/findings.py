@@ -15,6 +15,8 @@ from jaxeff.robustness.curves import draw_contour, draw_curve, draw_histograms, 
 
 HUGE = 1e6
 """Multiplicative noise that no value survives, only its being zero or not."""
+STRONGER = 10
+"""Additive over multiplicative noise that networks withstand in the source's best cases."""
 KEEPS = 0.7
 """Share of the accuracy above chance that counts as kept."""
 CHANCE = 0.1
@@ -59,25 +61,24 @@ def midpoints(rows: Sequence[Row]) -> dict[Curve, Midpoint]:
     return found
 
 
-def weight_growth(rows: Sequence[Row], case: str) -> tuple[float, str, float]:
-    """The largest growth of the weights before a noisy slot, at which slot and level.
+def weight_growth(rows: Sequence[Row], case: str) -> dict[str, float]:
+    """How far the weights before each noisy slot grow, from the least noise to the most.
 
-    Only levels at which the network still learns count: half the accuracy above chance.
+    The most is that with which networks still learn: half the accuracy above chance. Slots that
+    tolerate no more than the least have no growth.
     """
-    found = [(0.0, "", 0.0)]
+    found = {}
     chosen = [r for r in rows if (r["case"], r["kind"], r["where"]) == (case, "add", "layers")]
     for site in dict.fromkeys(r["site"] for r in chosen if r["weight_rms"] is not None):
         at_site = [r for r in chosen if r["site"] == site and not r["diverged"]]
-        least = min(r["level"] for r in at_site)
-        start = [r for r in at_site if r["level"] == least]
-        clean = np.mean([r["accuracy"] for r in start])
-        rms = np.mean([r["weight_rms"] for r in start])
-        found += [
-            (r["weight_rms"] / rms, site, r["level"])
-            for r in at_site
-            if r["accuracy"] - CHANCE > (clean - CHANCE) / 2
-        ]
-    return max(found)
+        levels = h.averaged(at_site, ["level"], ["accuracy", "weight_rms"])
+        start = min(levels, key=lambda row: row["level"])
+        least = CHANCE + (start["accuracy"] - CHANCE) / 2
+        learned = [row for row in levels if row["accuracy"] > least and row is not start]
+        if learned:
+            most = max(learned, key=lambda row: row["level"])
+            found[site] = float(most["weight_rms"] / start["weight_rms"])
+    return found
 
 
 def kept_shares(rows: Sequence[Row], case: str) -> dict[str, float]:
@@ -123,10 +124,28 @@ def normed(report: Report) -> Iterator[Row]:
 
 
 def grown(report: Report) -> Iterator[Row]:
-    """Selects how far weights grow under additive noise."""
-    for case in _cases(report.rows, kind="add", where="layers", batch_norm=False):
-        growth, site, level = weight_growth(report.rows, case)
-        yield {"case": case, "growth": growth, "site": site, "level": level}
+    """Selects how far weights grow under additive noise: geometric means over the slots."""
+    for case in _cases(report.rows, kind="add", where="layers"):
+        if found := weight_growth(report.rows, case):
+            logs = np.log([*found.values()])
+            yield {
+                "case": case, "normed": case.endswith("-bn"), "slots": len(logs),
+                "growth": float(np.exp(logs.mean())), "error": h.error(logs) or 0.0,
+            }  # fmt: skip
+
+
+def suppressed(report: Report) -> Iterator[Row]:
+    """Selects the growth without batch norm over that with it."""
+    growths = {row["case"]: row for row in grown(report)}
+    for case, row in growths.items():
+        if (normed := growths.get(f"{case}-bn")) is not None:
+            error = float(np.hypot(row["error"], normed["error"]))
+            yield {"case": case, "growth": row["growth"] / normed["growth"], "error": error}
+
+
+def beyond(row: Row, growth: float) -> bool:
+    """Requires a ratio to exceed one by two standard errors of its logarithm."""
+    return bool(np.log(growth) > 2 * row["error"])
 
 
 def kept(report: Report) -> Iterator[Row]:
@@ -145,14 +164,31 @@ def mixed(report: Report) -> list[Row]:
 
 
 def ordered(report: Report) -> Iterator[Row]:
-    """Selects mean accuracies of both orders."""
+    """Selects what multiplicative noise first gains over additive noise first, level by level."""
     for (case, site), same in sorted(h.grouped(mixed(report), "case", "site").items()):
-        means = [
-            np.mean([row["accuracy"] for row in same if row["kind"] == kind]) for kind in ORDERS
-            if any(row["kind"] == kind for row in same)
+        pairs = h.grouped(same, "add", "mul", "seed").values()
+        of = [{row["kind"]: row["accuracy"] for row in pair} for pair in pairs]
+        gains = [one["mul_add"] - one["add_mul"] for one in of if one.keys() == ORDERS.keys()]
+        if gains:
+            yield {
+                "case": case, "site": site, "gain": float(np.mean(gains)),
+                "error": 2 * (h.error(gains) or 0.0),
+            }  # fmt: skip
+
+
+def stronger(report: Report) -> Iterator[Row]:
+    """Selects the best row in which ten times as much additive noise follows multiplicative."""
+    for (case, _), same in sorted(h.grouped(mixed(report), "case", "site").items()):
+        learned = [r for r in report.rows if r["case"] == case and not r["diverged"]]
+        clean = max(row["accuracy"] for row in learned)
+        found = [
+            row for row in same
+            if row["kind"] == "mul_add" and row["add"] >= STRONGER * row["mul"] > 0
+            and not row["diverged"]
         ]  # fmt: skip
-        if len(means) == len(ORDERS):
-            yield {"case": case, "site": site, "first": means[0], "second": means[1]}
+        if found:
+            most = max(found, key=lambda row: row["accuracy"])  # "in some cases"
+            yield {**most, "kept": (most["accuracy"] - CHANCE) / (clean - CHANCE)}
 
 
 def repeated(report: Report) -> Sequence[Row]:
@@ -181,9 +217,14 @@ CLAIMS = (
         "ratio", h.above(1), "> 1", normed,
     ),
     claim(
-        "{case}: additive noise grows weights (rms over that at the least noise, {site} at "
-        "{level:.2g})",
-        "growth", h.above(1), "> 1", grown,
+        "{case}: additive noise grows weights (rms at the most noise with which a slot learns over "
+        "that at the least, mean of {slots} slots, log error {error:.2f}; by two errors)",
+        "growth", beyond, "> 1", grown, when=lambda row: not row["normed"],
+    ),
+    claim(
+        "{case}: batch norm suppresses that growth (without over with, log error {error:.2f}; by "
+        "two errors)",
+        "growth", beyond, "> 1", suppressed,
     ),
     claim(
         "{case}: {words} its accuracy under multiplicative noise >= 1e6 (best: {site})",
@@ -191,8 +232,14 @@ CLAIMS = (
         lambda row: f"{'>=' if row['normed'] else '<'} {KEEPS}", kept,
     ),
     claim(
-        "{case}, {site}: multiplicative-first beats additive-first (mean accuracy)",
-        "first", h.above("second"), "> {second:.3f}", ordered,
+        "{case}, {site}: accuracy that multiplicative-first gains over additive-first (mean of all "
+        "levels; by two errors)",
+        "gain", h.above("error"), "> {bound:.3f}", ordered,
+    ),
+    claim(
+        "{case}, {site}: multiplicative-first keeps its accuracy with ten times as much additive "
+        "noise (share, at {add:.2g} and {mul:.2g})",
+        "kept", h.at_least(KEEPS), "in some cases", stronger,
     ),
     claim(
         "{case}: guided over uniform repetition (accuracy, sigma {sigma})",

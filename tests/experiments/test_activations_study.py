@@ -56,7 +56,7 @@ def test_the_sources_own_numbers_pass_the_checks():
     rows += [row("moons-nuts", n, r.auroc_nuts) for n, r in MOONS.items()]
     rows += [row("moons-svi", n, r.auroc_svi) for n, r in MOONS.items()]
     checks = judged(rows)
-    assert len(checks) == 7
+    assert len(checks) == 8
     assert all(checks.values())
     compared = findings.compare(rows[: len(SINE)], "auroc")
     assert compared["correlation"] == pytest.approx(1)

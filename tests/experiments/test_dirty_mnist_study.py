@@ -150,12 +150,13 @@ def test_checks_fail_where_they_should(sets, logits):
     ]
     trainings = {name: {"epoch": 49} for name in ("mlp", "mlp-long", "mlp-subset")}
     extra = {"sweep": sweep, "trainings": trainings, "chains": {"max_rhat": 1.2}}
+    extra["samples"] = [{"network": network, "samples": 100} for network in findings.PASSES]
     report = Report("dirty_mnist", "default", {}, rows, extra)
     STUDY.judge(report)
     passed = [check["name"] for check in report.checks if check["passed"]]
     assert all("within" in name for name in passed)  # the same figures throughout: no gap
-    assert len(passed) == 6
-    assert len(report.checks) == 21
+    assert len(passed) == 9
+    assert len(report.checks) == 24
 
 
 @pytest.mark.slow

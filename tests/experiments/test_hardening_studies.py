@@ -74,8 +74,8 @@ def test_the_network_that_is_asked_for_is_trained(size, tmp_path, monkeypatch):
 def test_midpoints_and_checks_follow_from_the_curves():
     rows = [row("none", falls_at(0.2))]
     for sigma in (0.5, 1.0, 2.0, 4.0):
-        # The network trained at a level does there what a midpoint of 1.5 asks for.
-        own = np.interp(sigma, LEVELS, falls_at(1.5))
+        # The network trained at a level does there what a midpoint of 2 asks for.
+        own = np.interp(sigma, LEVELS, falls_at(2.0))
         rows.append(row("noise", [own] * len(LEVELS), sigma=sigma))
     quantized = {"scaling": "dynamic", "bits": 4}
     rows.append(row("qat", falls_at(0.15, 0.85), **quantized))
@@ -87,7 +87,7 @@ def test_midpoints_and_checks_follow_from_the_curves():
 
     matched = findings.matched_curves(rows, LEVELS)
     assert [m["scaling"] for m in matched] == ["none"]
-    assert matched[0]["mu"] == pytest.approx(1.5, rel=0.1)
+    assert matched[0]["mu"] == pytest.approx(2.0, rel=0.1)
 
     report = Report("hardening", "default", {}, rows, {"tables": {"matched": matched}})
     STUDY.judge(report)

@@ -61,7 +61,46 @@ def test_weights_that_grow_where_nothing_is_learned_do_not_count():
         row("net", "add", "layers", "fc1", level, accuracy, weight_rms=rms)
         for level, accuracy, rms in levels
     ]
-    assert findings.weight_growth(rows, "net") == (1.5, "fc1", 1.0)
+    assert findings.weight_growth(rows, "net") == {"fc1": 1.5}
+    # The least noise alone says nothing of growth.
+    assert findings.weight_growth(rows[:1] + rows[2:], "net") == {}
+
+
+def grown_rows(case, growths):
+    return [
+        row(case, "add", "layers", f"fc{i}", level, accuracy, weight_rms=rms)
+        for i, growth in enumerate(growths)
+        for level, accuracy, rms in ((0.1, 0.9, 1.0), (1.0, 0.8, growth))
+    ]
+
+
+@pytest.mark.parametrize(
+    ("without", "normed", "grows", "suppressed"),
+    [
+        ([1.5, 1.6], [1.0, 1.1], True, True),
+        ([1.1, 1.2], [1.5, 1.6], True, False),
+        ([0.5, 3.0], [1.0, 1.0], False, False),  # one slot alone
+    ],
+)
+def test_growth_and_its_suppression_are_judged_by_their_errors(without, normed, grows, suppressed):
+    checks = passed(grown_rows("net", without) + grown_rows("net-bn", normed))
+    growth = {
+        name: result for name, result in checks.items() if "growth" in name or "grows" in name
+    }
+    assert [*growth.values()] == [grows, suppressed]
+
+
+@pytest.mark.parametrize(("strong", "kept"), [(0.85, True), (0.3, False)])
+def test_orders_are_judged_where_additive_noise_is_ten_times_stronger(strong, kept):
+    rows = [
+        row("net-bn", kind, "fc2", "fc2", add, accuracy, add=add, mul=1.0)
+        for kind, accuracies in (("mul_add", (0.9, 0.88, strong)), ("add_mul", (0.6, 0.5, 0.1)))
+        for add, accuracy in zip((0.1, 1.0, 10.0), accuracies, strict=True)
+    ]
+    gain, stronger = passed(rows).items()
+    assert gain[1] is True
+    assert "ten times" in stronger[0]
+    assert stronger[1] is kept
 
 
 @pytest.mark.parametrize("size", SIZES)
