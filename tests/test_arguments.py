@@ -104,6 +104,7 @@ def test_what_it_is_and_what_it_should_be(call, message):
         call()
 
 
+@pytest.mark.slow
 def test_old_style_keys_and_arrays_of_keys_pass():
     old = jax.random.key_data(KEY)
     assert NOISY(old, PARAMS, X).shape == (4, 2)

@@ -51,6 +51,7 @@ def streams():
         yield f"keys that differ by one in word {i}", x, jax.random.normal(near, (N,))
 
 
+@pytest.mark.slow
 def test_streams_are_independent():
     for name, x, y in streams():
         for power in (1, 2, 3):

@@ -237,6 +237,7 @@ def test_jit_equals_eager_and_traces_once(name):
     assert_same(out, transform.eager(F, KEY, PARAMS, X), rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.slow
 @every
 def test_no_tracer_outlives_its_trace(name):
     # Here and not everywhere: the check collects garbage after every trace, and the laws reach all
@@ -265,6 +266,7 @@ def test_vmap_equals_a_loop(name):
     assert_same(out, jax.tree.map(lambda *r: jnp.stack(r), *each), rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.slow
 @every
 def test_gradients_are_finite_jit_and_agree_with_the_forward_derivative(name):
     transform = TRANSFORMS[name]
@@ -325,6 +327,7 @@ SPECS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", SPECS)
 def test_a_spec_means_the_same_in_any_order_and_as_an_argument(name):
     def run(spec):

@@ -460,6 +460,7 @@ def evaluated(outer: Case, inner: Case):
     return everything(arguments, params)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("outer", "inner"), list(itertools.product(CASES, repeat=2)))
 @pytest.mark.filterwarnings("ignore::jaxeff.compression.integers._rule.IntegerFallbackWarning")
 def test_a_pair_is_right_or_refused(outer, inner):
@@ -472,6 +473,7 @@ def test_a_pair_is_right_or_refused(outer, inner):
     assert all(distance(other, wanted) > 3e-3 for other in others)
 
 
+@pytest.mark.slow
 def test_moments_by_hand_are_those_of_samples():
     # In two layers of which the first is random alone, moment matching is exact: the standard error
     # of a mean is sqrt(v / n), of a variance below 2 v sqrt(2 / n).

@@ -55,6 +55,7 @@ def test_pytest_and_pipes_stay_silent(capfd):
     assert capfd.readouterr() == ("", "")
 
 
+@pytest.mark.slow
 def test_a_notebook_shows_a_bar_that_needs_no_widgets():
     cell = """
         from jaxeff.core import progress_bar

@@ -6,6 +6,7 @@ takes more than `LIMIT` CPU seconds fails; a landing runs everything, and doesn'
 XLA takes to compile on its machine.
 """
 
+import contextlib
 import json
 import resource
 from collections import Counter
@@ -83,6 +84,16 @@ class CpuTimes:
 
     def __init__(self, path: Path | None, limited: bool = True) -> None:
         self.path, self.limited = path, limited
+        self.unwritten = ""
+
+    def _write(self, line: str) -> None:
+        """Writes a line, or keeps it for the next time: a test may have made files impossible."""
+        assert self.path is not None
+        self.unwritten += line
+        with contextlib.suppress(OSError), self.path.open("a") as file:
+            file.write(self.unwritten)  # lines are short: workers share the file
+            file.flush()
+            self.unwritten = ""
 
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_setup(self, item: pytest.Item) -> Iterator[None]:
@@ -101,8 +112,7 @@ class CpuTimes:
             spent = _cpu_seconds() - start
             if self.path is not None:
                 times = {"setup": round(item.stash[_setup], 3), "call": round(spent, 3)}
-                with self.path.open("a") as file:  # lines are short: workers share the file
-                    file.write(json.dumps({"test": item.nodeid} | times) + "\n")
+                self._write(json.dumps({"test": item.nodeid} | times) + "\n")
         marked = MARKERS & {mark.name for mark in item.iter_markers()}
         if self.limited and spent > LIMIT and not marked:
             pytest.fail(

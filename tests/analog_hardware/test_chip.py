@@ -64,6 +64,7 @@ def test_without_imperfections_it_multiplies():
     assert np.abs(np.asarray(found) + 0.5 - exact).max() <= 0.5 + 1e-2
 
 
+@pytest.mark.slow
 def test_order_matters_only_where_events_have_a_past():
     weights, inputs = codes()
     order = jnp.argsort(jax.random.uniform(jax.random.key(5), inputs.shape), 1)
@@ -87,6 +88,7 @@ def test_order_effect_and_its_control():
     assert 0.5 < live.noise < 1.2
 
 
+@pytest.mark.slow
 def test_noise_grows_with_active_rows():
     weights, _ = codes()
     chip = Chip(0, physics=STATIC, **SMALL)

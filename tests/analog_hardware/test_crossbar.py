@@ -105,6 +105,7 @@ def conv(features, groups=1, **kwargs):
     return jaxeff.functional(model)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "made",
     [
@@ -185,6 +186,7 @@ def test_it_composes():
     np.testing.assert_allclose(both[1], wanted, rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_partition_counts_tiles_and_calls():
     f, params, x = network()
     spec = {"fc*:linear": Crossbar(gain=0.004, rows=64, columns=16)}
@@ -231,6 +233,7 @@ def test_moments_have_the_variance_of_read_outs():
     assert 0.85 < float(ratio.mean()) < 1.15
 
 
+@pytest.mark.slow
 def test_a_correction_changes_columns():
     f, params, x = network()
     scale, shift = jnp.ones(256).at[2].set(0.5), jnp.zeros(256)

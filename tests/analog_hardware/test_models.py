@@ -41,6 +41,7 @@ def box(measured):
     return fit_white_box(measured)
 
 
+@pytest.mark.slow
 def test_the_white_box_is_near_the_noise_and_ahead_of_simpler_models(measured, box):
     chip = Chip(4, physics=STATIC, **SMALL)
     errors = []
@@ -52,6 +53,7 @@ def test_the_white_box_is_near_the_noise_and_ahead_of_simpler_models(measured, b
     assert "noise" in str(found)
 
 
+@pytest.mark.slow
 def test_the_table_is_that_of_the_synapses(box):
     pattern = Chip(4, **SMALL).pattern
     wanted = (1 + 0.1 * pattern["synapse"]) * (1 + 0.08 * pattern["column"]["gain"])[None, None]
@@ -75,6 +77,7 @@ def test_the_noise_is_that_of_repeats(box):
     np.testing.assert_allclose(quiet.variance(inputs, weights)[0], found / 4, rtol=1e-5)
 
 
+@pytest.mark.slow
 def test_the_white_box_has_the_gradient_of_its_neighbours(box):
     inputs = jax.random.randint(jax.random.key(0), (5, 24), 1, 31).astype(jnp.float32)
     weights = jax.random.randint(jax.random.key(1), (24, 6), -60, 61).astype(jnp.float32)
@@ -94,6 +97,7 @@ def test_the_white_box_has_the_gradient_of_its_neighbours(box):
     assert (np.asarray(at_zero) > 0).all()
 
 
+@pytest.mark.slow
 def test_a_crossbar_takes_it(box):
     def f(params, x):
         return x @ params["fc"]["kernel"]

@@ -49,6 +49,7 @@ def test_an_ideal_chip_is_the_ideal_array():
     np.testing.assert_allclose(found, wanted, rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_the_value_is_the_chips_and_the_gradient_the_models():
     _, params, (x, _) = network()
     key = jax.random.key(0)

@@ -16,6 +16,7 @@ def affine(params, x):
     return x @ params["kernel"] + params["bias"]
 
 
+@pytest.mark.slow
 def test_categorical_against_scipy():
     scales = prior_scales({"kernel": 0.5, "bias": None}, PARAMS)
     random = random_part(PARAMS, scales)

@@ -24,6 +24,7 @@ def affine(params, x):
     return x @ params["kernel"] + params["bias"]
 
 
+@pytest.mark.slow
 def test_score_against_all_pairs():
     """A student of five draws and a teacher of three, on two examples of three classes."""
     rng = np.random.default_rng(0)

@@ -238,6 +238,7 @@ def test_starts_at_the_moments_of_a_posterior():
         np.testing.assert_allclose(to_gaussians(posterior)["kernel"].std, stds["kernel"], rtol=1e-5)
 
 
+@pytest.mark.slow
 def test_a_run_that_knows_nothing_says_so():
     with pytest.warns(CollapseWarning, match=r"'I don't know' to everything: its NLL of .* nats"):
         svi(

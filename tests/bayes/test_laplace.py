@@ -127,6 +127,7 @@ def test_drawn_weights_have_the_linearised_predictive(params, structure):
     np.testing.assert_array_equal(one["fc1"]["kernel"][1], params["fc1"]["kernel"])
 
 
+@pytest.mark.slow
 def test_the_prior_is_that_of_the_highest_evidence(params):
     for structure in ("full", "kron", "diag"):
         tuned = laplace(F, params, (X, Y), "fc2", structure)

@@ -365,6 +365,7 @@ def test_a_density_that_is_nan_at_a_start():
         hmc(jax.random.key(0), broken, PARAMS, DATA, **MODEL)
 
 
+@pytest.mark.slow
 def test_mini_batches():
     def draw(**options):
         return sgld(jax.random.key(0), linear, PARAMS, DATA, **MODEL, **options)

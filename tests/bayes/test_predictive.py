@@ -90,6 +90,7 @@ def test_jit_vmap_and_gradient():
         assert (jnp.isfinite(leaf) & (leaf != 0)).all()
 
 
+@pytest.mark.slow
 def test_posterior_of_another_model():
     f, params, _ = network()
     _, _, other = network(width=6)

@@ -60,6 +60,7 @@ def of_fan_in(n):
     return pytest.approx(np.sqrt(2 / n))
 
 
+@pytest.mark.slow
 def test_an_attention_kernel_is_fed_by_its_inputs_not_by_its_heads():
     x = jnp.ones((1, 3, 64))
     linens = scales_of(linen.MultiHeadDotProductAttention(8, qkv_features=512), x)
@@ -102,6 +103,7 @@ class Convolutions(linen.Module):
         return linen.ConvTranspose(2, (4, 4), strides=(2, 2), name="up")(x)
 
 
+@pytest.mark.slow
 def test_a_convolution_is_fed_by_its_window_and_the_channels_of_its_group():
     scales = scales_of(Convolutions(), jnp.ones((1, 8, 8, 4)))
     assert {path.removesuffix("/kernel"): s for path, s in scales.items() if "kernel" in path} == {

@@ -161,6 +161,7 @@ def test_another_key_another_result(whole):
     assert (other["kernel"].mean != whole[0].posterior["kernel"].mean).any()
 
 
+@pytest.mark.slow
 def test_resumed_run_equals_the_uninterrupted_one(tmp_path, whole):
     file = tmp_path / "run.safetensors"
     seen = []
@@ -177,6 +178,7 @@ def test_resumed_run_equals_the_uninterrupted_one(tmp_path, whole):
     assert_same(run(checkpoint=file), whole[0])
 
 
+@pytest.mark.slow
 def test_evaluation_joins_the_record_and_nothing_is_printed(capfd):
     result = run(
         epochs=3, eval_every=2, eval_fn=lambda posterior: {"bias": posterior["bias"].mean[0]}
@@ -187,6 +189,7 @@ def test_evaluation_joins_the_record_and_nothing_is_printed(capfd):
     assert captured.out == captured.err == ""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("change", "message"),
     [
@@ -252,6 +255,7 @@ def test_several_inputs(whole):
     assert_same(result, whole[0])
 
 
+@pytest.mark.slow
 def test_starts_at_a_samplers_draws():
     random = {name: jnp.stack([w + 1, w + 3])[None] for name, w in AFFINE.items()}
     draws, options = Draws(random, AFFINE), {"epochs": 1, "batch_size": 20, "progress": False}

@@ -351,6 +351,7 @@ def test_sites_that_cannot_be_measured(params):
     assert found.weights[0, 0] > found.weights[0, 1] > 0
 
 
+@pytest.mark.slow
 def test_the_budget_holds_in_the_spec_itself(params):
     found = jc.kl_sensitivity(chain, params, X, SITES, (1, 2, 3, 4, 8))
     cost = jaxeff.cost(chain, params, X[:1])

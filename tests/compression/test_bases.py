@@ -33,6 +33,7 @@ def test_weights_are_the_nearest_sum_of_bases(m, per):
         assert len(np.unique(column.round(5))) <= m + 1
 
 
+@pytest.mark.slow
 def test_more_bases_are_nearer():
     def error(m):
         q = BinaryBases(m, per="channel")

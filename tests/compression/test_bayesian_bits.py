@@ -122,6 +122,7 @@ def test_all_gates_open_return_the_array():
     np.testing.assert_allclose(q.quantize(jnp.asarray(X), WEIGHT), X, rtol=1e-6)
 
 
+@pytest.mark.slow
 def test_gates_close_from_the_first_that_is_closed():
     phi = jnp.array([OPEN, SHUT, OPEN, OPEN])
     assert BayesianBits(gates=phi).width == 4
@@ -140,6 +141,7 @@ def test_gates_close_from_the_first_that_is_closed():
     assert BayesianBits(gates=jnp.full(4, edge - 1e-3)).width == 2
 
 
+@pytest.mark.slow
 def test_the_penalty_and_its_gradient():
     phi, kept = np.array([0.5, -0.3, 1.0, 0.2]), np.array([[0.4, -1.0]])
     q = BayesianBits(0.1, "channel", 1.0, jnp.asarray(phi), jnp.asarray(kept), signed=True)

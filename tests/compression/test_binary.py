@@ -19,6 +19,7 @@ def gradient(q, x=W, tensor=WEIGHT):
     return jax.grad(lambda x: jnp.vdot(G, q.quantize(x, tensor)))(jnp.asarray(x))
 
 
+@pytest.mark.slow
 def test_the_sign_and_its_clipped_gradient():
     # Hubara et al., eq. 1 and 4.
     q = Binary(per="none")

@@ -101,6 +101,7 @@ def test_the_first_use_alone():
     assert spec["fc"].range is not None
 
 
+@pytest.mark.slow
 def test_contractions_have_a_range_per_operand():
     def f(params, x):
         q = x @ params["q"]["kernel"]

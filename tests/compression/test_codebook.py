@@ -42,6 +42,7 @@ def test_values_are_shared_and_stay():
     np.testing.assert_array_equal(crossed, np.where(W > 0, 1, -1))
 
 
+@pytest.mark.slow
 def test_the_gradient_of_a_value_is_the_sum_over_its_members():
     # Han et al., eq. 3.
     q = Codebook(3).start(X, WEIGHT)
@@ -95,6 +96,7 @@ def test_bits_of_an_array():
     assert apart.storage((60, 3), WEIGHT) < 180 * 3 + 24 * 40
 
 
+@pytest.mark.slow
 def test_a_codebook_larger_than_the_weights():
     f, params, (x, _) = small_classifier()
     with pytest.raises(ValueError, match=r"/weights_1 has \d+ value.*fewer bits there.*\(None\)"):

@@ -65,6 +65,7 @@ def test_moments_draws_and_gradients(levels):
     np.testing.assert_allclose(grads.logits, slope, rtol=1e-4, atol=1e-6)
 
 
+@pytest.mark.slow
 def test_where_logits_start():
     q = jc.Discrete().start(jnp.asarray(X), WEIGHT)
     u = X / X.std(0, keepdims=True)
@@ -169,6 +170,7 @@ def test_in_a_flax_model():
     assert np.isfinite(jax.jit(jc.quantized(f, jc.deterministic(spec)))(params, x)).all()
 
 
+@pytest.mark.slow
 def test_settled_leaves_nothing_to_chance(small):
     params, x, _ = small
     for method in (
@@ -184,6 +186,7 @@ def test_settled_leaves_nothing_to_chance(small):
         jax.eval_shape(jc.quantized(net, jc.deterministic({"*": method})), params, x)
 
 
+@pytest.mark.slow
 def test_what_cannot_be(small):
     params, x, _ = small
     with pytest.raises(ValueError, match="Discrete at fc/input_0 has an activation"):

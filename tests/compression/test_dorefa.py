@@ -66,6 +66,7 @@ def test_the_error_is_that_of_a_uniform_grid():
         np.testing.assert_allclose(error, 1 / (2**bits - 1) ** 2 / 12, rtol=0.01)
 
 
+@pytest.mark.slow
 def test_gradients_are_of_few_values_and_right_on_average():
     bits, n = 2, 3000
     q = DoReFa(8, gradient_bits=bits)

@@ -85,6 +85,7 @@ def test_not_by_way_of_another_format(name):
     np.testing.assert_array_equal(ends[:, 0], [most, -most, np.nan])
 
 
+@pytest.mark.slow
 def test_scales():
     x = jnp.array([[1.0, 300.0], [-3.0, 500.0], [0.01, -1000.0]])
     power = Floating("e4m3", scaling="power_of_two", per="channel").start(x, WEIGHT)

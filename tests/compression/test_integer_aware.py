@@ -73,6 +73,7 @@ def test_a_bias_between_the_units_of_few_bits_is_kept():
     np.testing.assert_allclose(found, near, atol=1e-4 * unit.min())
 
 
+@pytest.mark.slow
 def test_only_shortcuts_whose_codes_there_are_become_codes(block):
     f, params, x = block
     spec = calibrate(f, params, [x], {"*:linear": Int(2, symmetric="weights")})

@@ -90,6 +90,7 @@ def test_converted_parameters_give_the_same_bits_and_hold_no_float_weight(residu
     assert max(int(jnp.abs(a.astype(jnp.int32)).max()) for a in weights) == 127
 
 
+@pytest.mark.slow
 def test_batch_norm_shortcut_and_mean_agree_with_floats(residual):
     f, params, x, spec = residual
     found, exact = jax.jit(integer(f, spec))(params, x), jax.jit(f)(params, x)
@@ -99,6 +100,7 @@ def test_batch_norm_shortcut_and_mean_agree_with_floats(residual):
     assert np.abs(found - exact).max() < 0.05 * scale
 
 
+@pytest.mark.slow
 def test_a_network_is_codes_from_end_to_end(residual):
     f, params, x, spec = residual
     g = integer(f, spec)
@@ -181,6 +183,7 @@ def test_fixed_point_is_float_but_for_one_code():
     assert np.abs(np.asarray(found) - exact)[inside].max() < 0.52
 
 
+@pytest.mark.slow
 def test_fixed_point_networks_differ_by_little(residual):
     f, params, x, spec = residual
     near, found = (
@@ -241,6 +244,7 @@ def test_codes_that_kernels_cannot_hold_are_refused(setting, words):
         integer(f, {"*": setting})(params, x)
 
 
+@pytest.mark.slow
 def test_a_layer_without_a_kernel_is_named_and_computed_as_quantized():
     params = {"w": jnp.ones((3, 2, 4))}
     f = lambda p, x: jnp.einsum("bi,jik->bjk", x, p["w"])  # noqa: E731

@@ -19,6 +19,7 @@ def test_every_method_keeps_the_rules(check_method):
     check_method(LearnedPowers(4, per="channel"))
 
 
+@pytest.mark.slow
 def test_values_and_gradients_of_the_paper():
     low, high = 0.25, 1.0
     size = np.abs(X)

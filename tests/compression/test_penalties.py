@@ -24,6 +24,7 @@ def model():
     return small_classifier()
 
 
+@pytest.mark.slow
 def test_the_penalty_is_the_sum_over_sites(model):
     f, params, (x, _) = model
     spec = init(

@@ -41,6 +41,7 @@ def test_all_weights_are_the_powers_of_equations_1_to_4(bits, scale):
     np.testing.assert_array_equal(traced, ours)
 
 
+@pytest.mark.slow
 def test_values_in_the_middle_belong_to_the_larger():
     x = jnp.array([[0.25, 0.2499, 0.75, 1.5, -1.5, 0.0, 2.9, 100.0]])
     ours = jc.PowersOfTwo(3, 1.0).quantize(x, WEIGHT)  # 3 exponents: 1/2, 1, 2

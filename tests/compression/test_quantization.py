@@ -36,6 +36,7 @@ def test_affine_follows_the_source(bits):
     np.testing.assert_allclose(ours[~same], expected[~same], atol=1.001 * step)
 
 
+@pytest.mark.slow
 @CHECKS
 @given(ARRAYS, st.integers(1, 8), st.booleans())
 def test_levels_error_and_idempotence(x, bits, symmetric):
@@ -58,6 +59,7 @@ def test_levels_error_and_idempotence(x, bits, symmetric):
         np.testing.assert_allclose(step, expected, rtol=1e-5)
 
 
+@pytest.mark.slow
 @CHECKS
 @given(ARRAYS, st.integers(1, 8), st.booleans())
 def test_a_covering_range_changes_no_bit(x, bits, symmetric):
@@ -176,6 +178,7 @@ def test_jit_equals_eager_bit_for_bit():
                 np.testing.assert_array_equal(jax.jit(f)(x), f(x))
 
 
+@pytest.mark.slow
 @pytest.mark.promotes("rank")
 def test_a_range_per_channel_is_that_of_each_channel():
     x = jax.random.normal(jax.random.key(1), (5, 4, 3)) * jnp.array([1.0, 10.0, 0.1])

@@ -52,6 +52,7 @@ def test_dense_layers_by_hand(params, symmetric, per, channels, each, samples):
     np.testing.assert_allclose(ours, by_hand, rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.promotes("rank")
 def test_weights_and_activations_apart(params):
     def one(params, x):
@@ -68,6 +69,7 @@ def test_weights_and_activations_apart(params):
         np.testing.assert_allclose(ours, by_hand, rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_kernels_have_few_levels_per_output_channel(lenet):
     _, params, _ = lenet
 
@@ -114,6 +116,7 @@ def test_none_leaves_a_layer_alone_and_more_bits_are_closer(lenet):
     assert errors[-1] < 0.02 * float(jnp.abs(clean).max())
 
 
+@pytest.mark.slow
 def test_gradients_are_those_at_the_quantized_point(params):
     # One layer: the straight-through gradient of the weights is the quantized input's, and so on.
     def one(params, x):
@@ -139,6 +142,7 @@ def test_sites_and_composition(lenet):
     np.testing.assert_allclose(both, jax.jit(g)(params, x), rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_quantizing_twice_finds_the_same_grids(params):
     def one(params, x):
         with jax.numpy_rank_promotion("allow"):
@@ -214,6 +218,7 @@ def test_mistakes_are_named(params):
         quantized(net, {"fc1": Int(8, range=two)})(params, X)
 
 
+@pytest.mark.slow
 def test_a_constant_range_can_be_swept_and_calibrated_settings_pass_jit(params):
     tops = jnp.array([0.5, 1.0, 2.0])
 
@@ -233,6 +238,7 @@ def _two_layers(params, x):
     return jax.nn.relu(x @ params["fc1"]["w"] + params["fc1"]["b"][None]) @ params["fc2"]["w"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("own", [("fc1", "fc2"), ("fc2",), ("fc1",)])
 def test_draws_of_parameters_have_ranges_of_their_own(own):
     # Wherever the axis of draws stands, no draw's range is another's.

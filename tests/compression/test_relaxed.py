@@ -108,6 +108,7 @@ def test_the_deterministic_value_is_the_nearest():
         np.testing.assert_allclose(jnp.mean((y - x) ** 2), q.step**2 / 12, rtol=0.02)
 
 
+@pytest.mark.slow
 def test_soft_values_sharpen_with_the_temperature():
     x = jnp.asarray(X)
     q = Relaxed(3, 0.4, 0.15, True)

@@ -53,6 +53,7 @@ def test_a_quantized_function_knows_its_bits(lenet):
     assert (found.params, found.macs) == (whole.params, whole.macs)
 
 
+@pytest.mark.slow
 def test_bits_survive_other_transforms_and_methods_count_what_decodes(lenet):
     f, params = lenet
     spec = {

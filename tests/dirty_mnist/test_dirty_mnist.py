@@ -44,6 +44,7 @@ def test_mixtures_are_convex_and_of_distinct_classes():
         mix_codes(np.random.default_rng(0), np.eye(6), labels[:6] % 2, 4, 5)
 
 
+@pytest.mark.slow
 def test_ambiguous_means_that_members_agree_on_several_classes():
     certain, torn, other = [9.0, 0, 0], [4.0, 4, 0], [0.0, 9, 0]
     logits = np.array([[certain, torn, certain], [certain, torn, other]])

@@ -94,6 +94,7 @@ def unfenced_code(text: Text) -> list[str]:
     return found
 
 
+@pytest.mark.slow
 def test_no_example_escapes():
     found = {text.name: code for text in texts() if (code := unfenced_code(text))}
     assert not found, "fence these as ```python, or as ```text if they aren't examples"

@@ -36,6 +36,7 @@ def largest(f, params, shape):
     return np.linalg.norm(np.asarray(jacobian, np.float64).reshape(-1, np.prod(shape)), 2)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("f", "params", "x", "site"),
     [
@@ -55,6 +56,7 @@ def test_the_norm_is_bounded(f, params, x, site):
     assert bound * 0.999 < largest(few, params, x.shape[1:]) < 1.1 * bound
 
 
+@pytest.mark.slow
 def test_the_bound_has_a_gradient():
     w = jax.random.normal(KEY, (6, 5))
     g = spectral(lambda p, x: x @ p["w"], {"w": Spectral(1.0, iterations=300)})
@@ -89,6 +91,7 @@ def test_it_is_a_transform_like_others():
     np.testing.assert_allclose(bounded(cell, X), recurrent(one, X), atol=1e-5)
 
 
+@pytest.mark.slow
 def test_members_of_a_bounded_network():
     bounded = spectral(F, {"fc*": Spectral(0.5)})
     assert jaxeff.sites(bounded, PARAMS, X) == jaxeff.sites(F, PARAMS, X)
@@ -124,6 +127,7 @@ def test_density_is_that_of_quadratic_discriminant_analysis():
     np.testing.assert_allclose(density.log_probs(x), oracle.predict_log_proba(x), atol=1e-3)
 
 
+@pytest.mark.slow
 def test_what_a_density_refuses():
     points, labels = blobs(60)
     with pytest.raises(ValueError, match="class 3 has no examples among 60"):
@@ -168,6 +172,7 @@ def test_variance_is_that_of_an_exact_gaussian_process():
     assert np.abs(ours - exact).max() < 0.15
 
 
+@pytest.mark.slow
 @pytest.mark.promotes("dtype", "rank")  # NumPyro
 def test_a_classifier_with_random_features():
     g, params = sngp(KEY, F, PARAMS, "fc2", X, features=64)

@@ -16,6 +16,7 @@ X = jax.random.normal(jax.random.key(1), (20, 6))
 F, PARAMS = jaxeff.functional(MLP((6, 12, 8, 3), rngs=nnx.Rngs(0)))
 
 
+@pytest.mark.slow
 def test_draws_of_some_layers_share_the_others():
     posterior = {**PARAMS, "fc2": jax.tree.map(
         lambda w: jaxeff.Gaussian(w, jnp.full_like(w, 0.1)), PARAMS["fc2"]
@@ -30,6 +31,7 @@ def test_draws_of_some_layers_share_the_others():
         np.testing.assert_allclose(out[i], F(one, X), atol=1e-6)
 
 
+@pytest.mark.slow
 @pytest.mark.promotes("dtype", "rank")  # NumPyro
 def test_draws_of_a_laplace_approximation():
     labels = (X[:, 0] > 0).astype(jnp.int32)

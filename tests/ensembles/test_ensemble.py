@@ -33,6 +33,7 @@ SPECS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("spec", SPECS.values(), ids=list(SPECS))
 @pytest.mark.parametrize("init", [None, make], ids=["redrawn", "fresh"])
 def test_each_member_is_the_network_alone(spec, init):
@@ -97,6 +98,7 @@ def test_multiplications_are_those_of_the_source():
     assert round(millions(*jaxeff.ensemble(KEY, f, params, {"*": Members(10)})), 1) == 360.5
 
 
+@pytest.mark.slow
 def test_sites_are_those_of_the_network():
     for spec in ({"fc3": Members(4)}, {"*": Members(4)}):
         g, params = jaxeff.ensemble(KEY, F, PARAMS, spec)
@@ -114,6 +116,7 @@ def test_noise_around_an_ensemble_is_drawn_for_each_member():
     np.testing.assert_allclose(out[0], out[3], atol=1e-6)
 
 
+@pytest.mark.slow
 def test_quantized_members_are_the_quantized_network():
     g, params = jaxeff.ensemble(KEY, F, PARAMS, {"fc3": Members(4)})
     spec = {"*:linear": Int(4, 8)}
@@ -142,6 +145,7 @@ def test_learnt_settings_have_members_like_parameters(own):
     np.testing.assert_allclose(jax.jit(g)(params, X), np.stack(members), atol=1e-5)
 
 
+@pytest.mark.slow
 def test_moments_of_an_ensemble_are_those_of_its_members():
     g, params = jaxeff.ensemble(KEY, F, PARAMS, {"fc3": Members(4)})
     posterior = jax.tree.map(lambda w: jaxeff.Gaussian(w, 0.01 + 0.01 * w**2), params)
@@ -193,6 +197,7 @@ def tied(params, x):
 TIED = {"code": {"kernel": jnp.eye(6)[:, :4]}, "head": {"kernel": jnp.ones((6, 3))}}
 
 
+@pytest.mark.slow
 def test_a_tied_site_is_refused_unless_meant():
     g, params = jaxeff.ensemble(KEY, tied, TIED, {"code": Members(3)})
     with pytest.raises(ValueError, match=r"code/kernel is read at code, code#1.*tied=True"):

@@ -46,6 +46,7 @@ def derived(points, kernel, method):
     return jnp.stack(field)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kernel", KERNELS, ids=str)
 @pytest.mark.parametrize("method", ["wgd", "svgd"])
 def test_the_field_is_that_of_autograd(kernel, method):

@@ -41,6 +41,7 @@ def test_one_pass_for_each_member():
     assert jax.tree.map(jnp.shape, params) == jax.tree.map(lambda w: w.shape, params)
 
 
+@pytest.mark.slow
 def test_parts_sum_to_the_variance_of_draws():
     keys = jax.random.split(KEY, 3)
     members = jaxeff.Gaussian(

@@ -83,6 +83,7 @@ def test_function_space_repulsion_is_the_field_pulled_back(on, method):
     np.testing.assert_allclose(metrics["repulsion"], field.potential, rtol=1e-4)
 
 
+@pytest.mark.slow
 def test_weight_space_repulsion_acts_on_members_alone():
     loss = repulsive(member_loss(G), G, strength=0.3, space="weights")
     _, _, ours = gradients(loss, HEADS)
@@ -95,6 +96,7 @@ def test_weight_space_repulsion_acts_on_members_alone():
     )
 
 
+@pytest.mark.slow
 def test_stein_averages_gradients_in_weight_space():
     loss = repulsive(member_loss(G), G, strength=0.0, space="weights", method="svgd")
     value, _, ours = gradients(loss, HEADS)
@@ -153,6 +155,7 @@ def test_strengths_are_swept_as_one_program():
     assert np.abs(np.diff(result.params["fc3"]["kernel"], axis=1)).max() > 1e-3
 
 
+@pytest.mark.slow
 def test_repulsion_goes_around_a_noisy_ensemble():
     noisy = jaxeff.noisy(G, {"fc1": Additive(0.1)})
     loss = repulsive(member_loss(noisy, members=4, keyed=True), G, OUTSIDE, strength=0.1)
@@ -257,6 +260,7 @@ def test_patches_are_in_another_order(size):
     assert set(np.asarray(out).ravel()) <= set(np.asarray(IMAGES).ravel())
 
 
+@pytest.mark.slow
 def test_pixels_and_noise():
     out = ShuffledPixels()(KEY, IMAGES)
     np.testing.assert_array_equal(np.sort(out.reshape(8, -1)), np.sort(IMAGES.reshape(8, -1)))
@@ -274,6 +278,7 @@ def run(loss, data=(X, Y)):
                progress=False)  # fmt: skip
 
 
+@pytest.mark.slow
 def test_what_repulsion_refuses():
     loss = member_loss(G)
     single, _ = jaxeff.ensemble(KEY, F, PARAMS, {"fc3": Members(1)})

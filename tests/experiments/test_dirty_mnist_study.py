@@ -75,6 +75,7 @@ def test_ambiguous_images_count_once_per_label(sets, logits):
     assert numbers["nll_ambiguous"] == pytest.approx(-likelihood.mean(), rel=1e-5)
 
 
+@pytest.mark.slow
 def test_figures_of_the_first_samples_are_those_of_fewer_samples(sets, logits):
     rows = {row["samples"]: row for row in counts.over_samples(logits, sets)}
     assert max(rows) == 50  # of the 64 there are
@@ -83,6 +84,7 @@ def test_figures_of_the_first_samples_are_those_of_fewer_samples(sets, logits):
     assert {k: rows[7][k] for k in direct} == pytest.approx(direct, rel=1e-4, abs=1e-5)
 
 
+@pytest.mark.slow
 def test_the_sweep_scales_variances(sets, model, logits):
     rows = calibration.sweep(jax.random.key(2), *model, logits, SETTINGS, sets)
     ratio = {(row["reading"], row["factor"]): row["variance_ratio"] for row in rows}

@@ -21,6 +21,7 @@ EXACT = {  # without the noise
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("regime", EXACT)
 def test_draws_have_the_exact_uncertainties(regime):
     found = compare(jax.random.key(1), regime, 40_000)["draws"]

@@ -47,6 +47,7 @@ def read(path):
     return json.loads(path.read_text())
 
 
+@pytest.mark.slow
 def test_the_example_runs(coins, tmp_path, capsys):
     coins.main(["--results", str(tmp_path)])
     printed = capsys.readouterr().out
@@ -76,6 +77,7 @@ def test_a_size_that_cannot_decide_says_so(quiet, tmp_path, capsys):
     assert [(check["passed"], check["needs"]) for check in checks] == [(None, "default")] * 3
 
 
+@pytest.mark.slow
 def test_no_run_overwrites_another(quiet, tmp_path):
     for arguments in ([], ["--fast"], ["--full"], ["--coins", "5"], ["--tosses", "4", "9"],
                       ["--fast", "--seed", "1"]):  # fmt: skip

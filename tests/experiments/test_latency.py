@@ -153,6 +153,7 @@ def test_a_model_is_held_to_the_clock():
     ]
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not modelled.possible(), reason="needs llvm-mca and objdump")
 def test_kernels_are_modelled_and_timed():
     rows = modelled.measure("mlp", 4, ("deterministic",), SETUP, rounds=1)
@@ -225,6 +226,7 @@ def test_plans_hold_the_main_table_whole():
     assert len(plan(SIZES["fast"])) < len(default)
 
 
+@pytest.mark.slow
 def test_tasks_are_measured_in_a_process_of_their_threads(tmp_path):
     methods = ("deterministic", "moments")
     tasks = [

@@ -17,6 +17,7 @@ from experiments.quickstart import evaluation, recipe, training
 from experiments.quickstart.__main__ import STUDY
 from jaxeff.data import VARIABLE
 
+pytestmark = pytest.mark.slow
 ARM = all(map(shutil.which, ("aarch64-linux-gnu-gcc", "qemu-aarch64")))
 
 
@@ -70,7 +71,6 @@ def test_a_figure_is_drawn(run):
     assert picture.read_bytes().startswith(b"\x89PNG")
 
 
-@pytest.mark.slow
 def test_training_goes_on_from_its_checkpoints(run):
     (folder,) = run[0].glob("quickstart-fast*")
     work = folder / "work"
@@ -82,7 +82,6 @@ def test_training_goes_on_from_its_checkpoints(run):
     assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(models.posterior))
 
 
-@pytest.mark.slow
 def test_part_of_mnist_is_no_reason_for_digits(tmp_path, monkeypatch):
     settings = recipe.SIZES["default"]
     monkeypatch.delenv(VARIABLE, raising=False)

@@ -34,6 +34,7 @@ def test_more_examples_keep_the_regimes():
         make_problem(Configuration(examples=97))
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")  # Pyro's JIT
 @pytest.mark.parametrize(
     ("engine", "method"),

@@ -88,6 +88,7 @@ def faults(figure):
     return found
 
 
+@pytest.mark.slow
 def test_draws_from_its_rows(study):
     drawn = study.draw(open_can(study.name))
     assert drawn

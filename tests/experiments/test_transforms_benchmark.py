@@ -38,6 +38,7 @@ class FirstStages(nnx.Module):
         return self.fc(x.mean((-3, -2)))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("transform", cost.TRANSFORMS)
 @pytest.mark.parametrize(("net", "batch"), [("lenet5", 10), ("first stages of resnet18", 1)])
 def test_costs_no_more_than_written_by_hand(net, batch, transform, monkeypatch):
@@ -50,6 +51,7 @@ def test_costs_no_more_than_written_by_hand(net, batch, transform, monkeypatch):
     assert row["difference"] <= AGREEMENT[transform], row
 
 
+@pytest.mark.slow
 def test_contestants_agree():
     net = cost.subject("mlp", 2)
     calls = latency.contestants(net)

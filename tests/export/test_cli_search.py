@@ -154,6 +154,7 @@ def test_a_board_that_is_not_there(place):
     assert not (place / "b").exists()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

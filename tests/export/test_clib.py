@@ -107,6 +107,7 @@ def test_the_bits_of_the_bundle(deployed_mlp, library):
             assert_same_bits(program.run(given_now), runner.run_leaves(given_now))
 
 
+@pytest.mark.slow
 def test_loops_branches_noise_and_dtypes_too(all_of_it, tmp_path):
     library = all_of_it.export_c(tmp_path / "c", name="everything")
     recorded = all_of_it.recorded[0].inputs
@@ -167,6 +168,7 @@ def test_readme_cmake_and_sizes(library, tmp_path):
     assert "as JAX computed" in call("build/net_example", folder=tmp_path / "c")
 
 
+@pytest.mark.slow
 def test_parameters_in_a_file(deployed_mlp, library, tmp_path):
     blob = deployed_mlp.export_c(tmp_path / "blob", name="net", embed=False)
     size = (blob.folder / "net_parameters.bin").stat().st_size
@@ -176,6 +178,7 @@ def test_parameters_in_a_file(deployed_mlp, library, tmp_path):
     assert_same_bits(ExampleProgram(blob, None).run(), ExampleProgram(library, None).run())
 
 
+@pytest.mark.slow
 def test_what_does_not_fit_is_said_with_sizes(deployed_mlp, tmp_path):
     with pytest.raises(CLibraryError, match=r"flash: [\d,]+ bytes are needed .* 1,024 are there"):
         deployed_mlp.export_c(tmp_path / "c", flash="1k")
@@ -187,6 +190,7 @@ def test_what_does_not_fit_is_said_with_sizes(deployed_mlp, tmp_path):
     assert bytes_of("2M") == 2 << 20
 
 
+@pytest.mark.slow
 def test_bad_input(deployed_mlp, library, tmp_path):
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine/thesis.tex").write_text("mine")

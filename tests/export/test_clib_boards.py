@@ -125,6 +125,7 @@ def test_integer_convolutions_too_by_the_instruction_for_two_products(tmp_path):
     assert "smlad" in call("arm-none-eabi-objdump", "-d", str(archive), folder=tmp_path)
 
 
+@pytest.mark.slow
 def test_other_boards_are_refused(tmp_path, deployed_mlp):
     bundle = deployed("cortex-m7", tmp_path / "b")
     with pytest.raises(BundleError, match=r"for thumbv7em \(cortex-m7\), the board local is"):

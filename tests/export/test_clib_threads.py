@@ -104,6 +104,7 @@ def bundle(tmp_path_factory) -> Bundle:
     return deployed(tmp_path_factory.mktemp("deployed") / "b")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("threads", [2, 3])
 def test_the_bits_of_the_bundle(bundle, tmp_path, threads):
     library = bundle.export_c(tmp_path / "net", threads=threads)
@@ -117,6 +118,7 @@ def test_the_bits_of_the_bundle(bundle, tmp_path, threads):
         assert a.tobytes() == b.tobytes() == np.ascontiguousarray(c).tobytes()
 
 
+@pytest.mark.slow
 def test_threads_have_scratch_of_their_own(bundle, tmp_path):
     one, two, nine = (bundle.export_c(tmp_path / str(n), name="net", threads=n) for n in (1, 2, 9))
     assert "pthread" not in (one.folder / "net.h").read_text()
@@ -154,6 +156,7 @@ def test_callers_at_the_same_time_under_the_thread_sanitizer(bundle, tmp_path):
     call("./user", folder=tmp_path)
 
 
+@pytest.mark.slow
 def test_readme_cmake_and_cpp(bundle, tmp_path):
     library = bundle.export_c(tmp_path / "net", threads=2, embed=False)
     build, run = instructions(library.folder)
@@ -171,6 +174,7 @@ def test_readme_cmake_and_cpp(bundle, tmp_path):
     assert "as JAX computed" in call("build/net_example", folder=library.folder)
 
 
+@pytest.mark.slow
 def test_nothing_to_share(tmp_path):
     bundle = deploy(lambda x: x * 2, (np.ones(3, np.float32),), parameters=0)
     (twice,) = ExampleProgram(bundle.export_c(tmp_path / "net", threads=2), None).run()

@@ -22,6 +22,7 @@ def test_an_ensemble_is_deployed(spec, tmp_path):
     np.testing.assert_allclose(bundle.run(X), g(params, X), rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.slow
 def test_moments_of_an_ensemble_are_deployed(tmp_path):
     g, params = jaxeff.ensemble(jax.random.key(0), F, PARAMS, {"fc2": Members(3)})
     posterior = jax.tree.map(lambda w: jaxeff.Gaussian(w, 0.01 * w**2), params)

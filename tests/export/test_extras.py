@@ -51,6 +51,7 @@ def test_lists_without_tvm():
         assert "needs TVM" in " ".join(listed.stdout.split())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("module", "said"),
     [

@@ -163,6 +163,7 @@ def test_every_edit_of_a_manifest_is_refused_or_changes_nothing(original, folder
     assert accepted <= {*LABELS}
 
 
+@pytest.mark.slow
 def test_what_other_labels_leave_runs_as_before_or_is_refused(original, folder):
     document = verify_checksum((original.folder / MANIFEST).read_bytes())
     x = np.float32([[1, 2], [3, 4], [5, 6]])
@@ -306,6 +307,7 @@ def test_an_artifact_is_a_regular_file_or_a_link_to_one(damaged):
             Artifact.load(path)
 
 
+@pytest.mark.slow
 def test_every_edit_of_an_artifacts_index_is_refused_or_changes_nothing(original):
     data = (original.folder / ARTIFACT).read_bytes()
     with zipfile.ZipFile(io.BytesIO(data)) as members:

@@ -64,6 +64,7 @@ def test_roots_that_jax_did_not_expand(imaginary):
         np.testing.assert_allclose(ours, xla, rtol=1e-6)
 
 
+@pytest.mark.slow
 def test_sums_and_updates():
     def sums(x, i):
         z = lax.complex(x, x * 2 + 1)

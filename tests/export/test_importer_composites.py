@@ -3,6 +3,7 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 from flax import nnx
 from importer_oracle import run
 from jaxeff_export import Artifact, export
@@ -25,6 +26,7 @@ def dense(params, x):
     return jnp.tanh(x) @ params
 
 
+@pytest.mark.slow
 def test_a_saved_artifact_hands_its_layers_to_an_operator_library():
     artifact = Artifact.from_bytes(export(moments(dense), (WEIGHT, X)).to_bytes())
     expected = moments(dense)(WEIGHT, X)

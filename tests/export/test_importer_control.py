@@ -16,6 +16,7 @@ from tvm import relax
 X = jnp.asarray(np.random.default_rng(0).normal(size=(6, 5)), jnp.float32)
 
 
+@pytest.mark.slow
 def test_state_is_handed_around():
     """Swaps, constants, unchanged and repeated state, integers, booleans and empty tensors."""
 
@@ -124,6 +125,7 @@ def test_a_million_iterations(ours):
     assert_close(result, np.asarray(jax.jit(f)(X[0, :2], np.int32(1_000_000))), rtol=1e-4)
 
 
+@pytest.mark.slow
 def test_state_is_written_over_only_when_nothing_needs_it_any_more():
     """Elementwise updates and scatters of state that other kernels of the body read too."""
     big = jnp.asarray(np.random.default_rng(2).normal(size=(8, 9)), jnp.float32)

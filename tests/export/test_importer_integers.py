@@ -63,6 +63,7 @@ def test_shifts(c):
     assert_agrees(f, ends(c.dtype))
 
 
+@pytest.mark.slow
 @constants
 def test_conversions(c):
     def f(x):

@@ -133,6 +133,7 @@ def test_annotations_are_passed_over():
     assert_agrees(constrained, _normal(2, 3))
 
 
+@pytest.mark.slow
 def test_symmetric_eigenvectors_have_the_signs_of_lapack():
     def decompositions(x, y):
         return jnp.linalg.eigh(x), jnp.linalg.eigh(y, UPLO="U"), jnp.linalg.eigvalsh(-x)
@@ -141,6 +142,7 @@ def test_symmetric_eigenvectors_have_the_signs_of_lapack():
     assert_agrees(decompositions, x, _normal(4, 4), rtol=1e-3, atol=1e-4)
 
 
+@pytest.mark.slow
 def test_symmetric_decompositions_of_larger_matrices():
     def rebuilt(x):
         values, vectors = jnp.linalg.eigh(x)

@@ -33,6 +33,7 @@ def _results(function, module: tvm.IRModule, *args) -> dict:
     return dict(zip(sorted(jax.eval_shape(function, *args)), run(module, *args), strict=True))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", FLOAT8)
 def test_operations_on_every_float8(dtype):
     kind = jnp.dtype(dtype)

@@ -53,6 +53,7 @@ def test_lenet_in_plain_lax():
     assert_agrees(lenet, kernels, dense, _normal(3, 2, 32, 32, 3), rtol=1e-4, atol=1e-6)
 
 
+@pytest.mark.slow
 def test_attention():
     weights = {name: _normal(i, 16, 16, scale=0.25) for i, name in enumerate("qkvo")}
 
@@ -92,6 +93,7 @@ def test_residual_block_with_batch_norm():
     assert_agrees(block, kernels, norm, _normal(5, 2, 9, 9, 8), rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_moment_pass():
     params = {
         "w1": jaxeff.Gaussian(_normal(0, 12, 16, scale=0.3), jnp.full((12, 16), 0.01)),
@@ -115,6 +117,7 @@ def test_dense_gradient_through_a_comparison():
         )  # fmt: skip
 
 
+@pytest.mark.slow
 def test_mixed_precision():
     """Kernels of bfloat16 one after another, at top level and in a loop."""
 

@@ -68,6 +68,7 @@ def test_scatter(data, dtype, index_dtype):
     assert_agrees(scatters, x, indices, updates)
 
 
+@pytest.mark.slow
 def test_indexed_updates_of_arrays():
     x, u = _integers((4, 3), "float32", 0), _integers((5, 3), "float32", 1)
     index = jnp.array([0, 3, -1, 9, 3])

@@ -280,6 +280,7 @@ def test_a_network_of_any_batch_is_the_same_bits(network, fixed_network, tmp_pat
             np.testing.assert_array_equal(artifact[0], jax.jit(g)(codes, given))
 
 
+@pytest.mark.slow
 def test_float_bundles_hold_no_weight_twice(tmp_path):
     f, params, (x, _) = small_classifier(4)
     bundle = deploy(f, (params, x), path=tmp_path / "b")
@@ -408,6 +409,7 @@ def test_a_model_of_a72_holds_its_roofs(arm_linker, network, tmp_path):
         Bundle.load(tmp_path / "b").model("no-core")
 
 
+@pytest.mark.slow
 def test_a_model_says_what_is_missing(network, tmp_path, monkeypatch):
     g, codes, _, x = network
     bundle = deploy(g, (codes, x), path=tmp_path / "b")
@@ -416,6 +418,7 @@ def test_a_model_says_what_is_missing(network, tmp_path, monkeypatch):
         bundle.model()
 
 
+@pytest.mark.slow
 def test_summary_of_an_exported_network_knows_its_bits(network):
     g, codes, _, x = network
     rows = {row.site: row for row in jaxeff.cost(g, codes, x).layers}

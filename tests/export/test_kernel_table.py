@@ -66,6 +66,7 @@ def test_times_are_split_by_kernels():
     assert _split([profile], calls, 2, 20.0) == pytest.approx([14.0, 6.0])
 
 
+@pytest.mark.slow
 def test_what_is_known_is_not_measured_again(folder):
     latency = table_latency(X[:1], folder=folder, **FEW)
     seconds = latency(candidate(32))

@@ -43,6 +43,7 @@ def test_codes_compute_what_the_search_measured(strength):
         assert {str(leaf.dtype) for leaf in jax.tree.leaves(params) if leaf.ndim > 1} == {"int8"}
 
 
+@pytest.mark.slow
 def test_boards_measure_at_once(monkeypatch):
     """Three boards are at it at the same time, and each candidate has its own time."""
     together = threading.Barrier(3, timeout=60)  # breaks if they take turns
@@ -77,6 +78,7 @@ def test_many_where_boards_are_lost():
     assert isinstance(lost, LatencyError)
 
 
+@pytest.mark.slow
 def test_no_board():
     with pytest.raises(LatencyError, match=NOWHERE):
         measured_latency(X[:1], boards=NOWHERE)(candidate(0.0))

@@ -48,6 +48,7 @@ def bundles(tmp_path_factory):
 BAD = np.array([[1, 2, np.nan, 4]], np.float32)
 
 
+@pytest.mark.slow
 def test_bundles_refuse_it_and_those_of_floats_hand_it_on(bundles):
     integer, plain = bundles
     with pytest.raises(SignatureError, match="holds NaN"):

@@ -82,6 +82,7 @@ def test_nnx_parameters_are_a_plain_dict_of_trainable_arrays(net):
     assert all(isinstance(leaf, jax.Array) for leaf in jax.tree.leaves(params))
 
 
+@pytest.mark.slow
 def test_nnx_equals_the_model(net, x):
     net.eval()
     f, params = functional(net)

@@ -71,6 +71,7 @@ def test_who_has_what_it_takes_is_not_warned(net):
         functional(net, keyed=True)
 
 
+@pytest.mark.slow
 def test_dropout_is_a_function_of_the_key(net, x):
     f, params = functional(net, keyed=True, method="hidden")
     key, other = jax.random.split(jax.random.key(3))

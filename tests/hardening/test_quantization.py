@@ -75,6 +75,7 @@ def test_running_ranges_are_the_corrected_moving_average():
     assert all(jax.tree.leaves(jax.tree.map(jnp.array_equal, after, ranges)))
 
 
+@pytest.mark.slow
 def test_noise_goes_around_quantization_and_its_ranges():
     spec = relu_quantization(4, last="fc2")
     ranges = initial_ranges(f, spec, PARAMS, X)

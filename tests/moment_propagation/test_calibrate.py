@@ -46,6 +46,7 @@ def calibrated():
     return calibrate_moments(KEY, F, POSTERIOR, TRAIN, samples=2000, chunk=100)
 
 
+@pytest.mark.slow
 def test_calibrated_variances_are_within_5_percent_on_unseen_inputs(samples, calibrated):
     assert off(jax.jit(moments(F, shared=False))(POSTERIOR, TEST), samples) > 0.2
     assert off(jax.jit(moments(F))(calibrated, TEST), samples) < 0.05
@@ -71,6 +72,7 @@ def test_derived_variances_of_noise_at_the_input(oracle):
     assert off(jax.jit(moments(f, correlations=True))(params, x), samples) < 0.1
 
 
+@pytest.mark.slow
 def test_examples_are_derived_one_by_one():
     """As many results as a batch has examples, at the cost of one each, and the same numbers."""
     batch = jax.jit(moments(F, correlations=True))(POSTERIOR, TEST)
@@ -80,6 +82,7 @@ def test_examples_are_derived_one_by_one():
     np.testing.assert_allclose(batch.mean, mean, rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.slow
 def test_one_linear_layer_is_exact_in_any_form():
     f, params = functional(nnx.Linear(6, 3, rngs=nnx.Rngs(0)))
     posterior = jax.tree.map(lambda p: Gaussian(p, jnp.full_like(p, 0.1)), params)
@@ -93,6 +96,7 @@ def test_one_linear_layer_is_exact_in_any_form():
     np.testing.assert_allclose(factor, 1, atol=4 * np.sqrt(2 / 4000))
 
 
+@pytest.mark.slow
 def test_factors_say_their_error_and_travel_as_a_pytree(calibrated):
     assert set(calibrated.factors) == {site for site, _ in calibrated.errors}
     assert all(0 < error <= np.sqrt(2 / 2000) * 1.001 for _, error in calibrated.errors)

@@ -114,6 +114,7 @@ def test_the_limit_of_zero_variance_is_the_delta_method_with_its_gradients(name)
     np.testing.assert_allclose(total("var")[1], slope**2, rtol=2e-3, atol=1e-4)
 
 
+@pytest.mark.slow
 @settings(deadline=None, max_examples=10)
 @given(
     low=st.floats(-3, 0),

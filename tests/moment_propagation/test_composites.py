@@ -78,6 +78,7 @@ def test_the_layers_of_a_quantized_network():
     assert shapes["jaxeff.pfp_dense"] == ["3x5", "3x5", "5x4", "5x4", "4", "4"]
 
 
+@pytest.mark.slow
 def test_the_layers_of_lenet():
     f, params = functional(LeNet5(size=28, rngs=nnx.Rngs(0)))
     found = composites(moments(f), posterior(params), jnp.ones((2, 28, 28, 1)))

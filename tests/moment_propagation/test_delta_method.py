@@ -174,6 +174,7 @@ def test_transforms_of_jax():
     np.testing.assert_allclose(jax.grad(total)(1.0), plain.var.sum(), rtol=1e-5)
 
 
+@pytest.mark.slow
 def test_results_that_do_not_vary():
     f, params, x = NETS["mlp"]
 

@@ -80,6 +80,7 @@ def test_the_largest_of_what_is_written_to_a_place(oracle):
     np.testing.assert_allclose(rows.var[:, 0], ours.var, rtol=1e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["alike", "some known"])
 def test_gradients_are_those_of_finite_differences(kind):
     x = entries(8, kind)
@@ -136,6 +137,7 @@ POSITIVE = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", POSITIVE)
 def test_functions_with_a_pole_or_a_branch_that_is_out_of_reach(name, oracle):
     """From 6.3 standard deviations on exact: 5 standard errors of 100,000 draws and 1 %."""

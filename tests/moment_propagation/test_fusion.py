@@ -137,6 +137,7 @@ def test_functions_of_parameters_are_regions(name, oracle):
     oracle.assert_matches(jax.jit(moments(OPERANDS[name]))(V), samples, mean=1e-3, var=0.01)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", EXACT)
 def test_what_meets_itself_is_exact(name, oracle):
     f, x = EXACT[name]
@@ -168,6 +169,7 @@ def test_differences_with_oneself_are_certain():
     assert (jnp.diag(distances.var) == 0).all()
 
 
+@pytest.mark.slow
 def test_names_do_not_change_numbers():
     """A tag, a reader in between, another owner: layers are cut there, moments aren't."""
     tag = jax.ad_checkpoint.checkpoint_name
@@ -209,6 +211,7 @@ def network(model, *shape, noisy=False):
     return f, jax.tree.map(lambda p: Gaussian(p, (0.1 * jnp.abs(p) + 0.02) ** 2), params), x
 
 
+@pytest.mark.slow
 def test_two_layers_assume_nothing_and_the_third_is_listed():
     """Hidden units of the first layer have weights of their own; those of the second share them."""
     f, params, x = network(MLP((16, 8, 5), rngs=nnx.Rngs(0)), 4, 16)
@@ -287,6 +290,7 @@ def test_gates_that_read_what_a_whole_made():
     np.testing.assert_allclose(y.var, expected, rtol=1e-3)
 
 
+@pytest.mark.slow
 def test_a_scaled_tensor_is_rectified_and_averaged():
     """Batch norm with a random scale, ReLU, global pooling: positions share the scale."""
     keys = jax.random.split(jax.random.key(0), 3)

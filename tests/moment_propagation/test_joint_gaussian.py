@@ -62,6 +62,7 @@ def test_covariances_are_those_of_samples(name):
         assert np.abs(away).max() > 0.15  # there is something to find
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", NETS)
 def test_the_diagonal_is_that_of_correlations(name):
     f, given = NETS[name]
@@ -72,6 +73,7 @@ def test_the_diagonal_is_that_of_correlations(name):
     assert isinstance(joint.independent(), Gaussian)
 
 
+@pytest.mark.slow
 def test_calibration_scales_both_sides():
     f, given = NETS["dense"]
     calibrated = jaxeff.calibrate_moments(KEY, f, given, X, samples=200, correlations=True)

@@ -63,6 +63,7 @@ def test_convolution_with_bias_matches_monte_carlo(name, oracle):
     oracle.assert_matches(jax.jit(moments(f))(*args), oracle.monte_carlo(f, args))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("bias", ["none", "deterministic", "random"])
 def test_the_first_layer_takes_two_contractions_and_any_bias(bias, oracle):
     def f(params, x):
@@ -87,6 +88,7 @@ def test_contraction_of_two_random_tensors_matches_monte_carlo(oracle):
     oracle.assert_matches(moments(f)(*args), oracle.monte_carlo(f, args, 50_000))
 
 
+@pytest.mark.slow
 def test_both_forms_agree_where_both_are_accurate():
     x, w = random(3, 16), random(16, 5)
     a, b = bilinear(dense, x, w), bilinear(dense, to_raw(x), w)

@@ -66,6 +66,7 @@ def test_derivatives_and_vmap_of_masked_scores():
     np.testing.assert_allclose(mapped.var[0], alone.var, rtol=1e-4, atol=1e-7)
 
 
+@pytest.mark.slow
 def test_a_row_without_scores_has_a_certain_log_sum():
     rows = jnp.arange(5)[:, None] > 0
     for f in (lambda s: jax.nn.logsumexp(s, -1), lambda s: s.max(-1)):
@@ -74,6 +75,7 @@ def test_a_row_without_scores_has_a_certain_log_sum():
         assert np.isfinite(y.mean[1:]).all()
 
 
+@pytest.mark.slow
 def test_kinked_functions_of_an_infinity_are_their_limits():
     x = Gaussian(jnp.array([-jnp.inf, jnp.inf, 1.0]), jnp.array([0.0, 0.0, 0.5]))
     for f in (jnp.abs, jax.nn.relu, jax.nn.leaky_relu, jax.nn.hard_tanh, jax.nn.relu6):

@@ -140,6 +140,7 @@ def test_batch_norm_in_training_is_a_norm_over_the_batch():
     np.testing.assert_allclose(ours.var, expected.var, rtol=1e-4)
 
 
+@pytest.mark.slow
 def test_a_deterministic_input_has_zero_variance_and_finite_gradients():
     x = random(3, 8)
     zero = Gaussian(x.mean, jnp.zeros_like(x.var))

@@ -52,6 +52,7 @@ LINEAR = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", LINEAR)
 def test_a_kernel_and_the_mean_over_positions_are_exact(name):
     options, shape = LINEAR[name]
@@ -69,6 +70,7 @@ def test_a_kernel_and_the_mean_over_positions_are_exact(name):
     assert (diagonal.var < 0.7 * exact.var).any()
 
 
+@pytest.mark.slow
 def test_channels_in_front_and_no_batch_are_exact_too():
     w, head = random(6, 4, 3, 3), normal(6, 3)
 
@@ -82,6 +84,7 @@ def test_channels_in_front_and_no_batch_are_exact_too():
     np.testing.assert_allclose(ours.var, exact.var, rtol=1e-4)
 
 
+@pytest.mark.slow
 def test_a_residual_sum_keeps_what_its_operands_share():
     mix, scale, head = normal(1, 1, 6, 6), normal(6), normal(6, 3)
 
@@ -95,6 +98,7 @@ def test_a_residual_sum_keeps_what_its_operands_share():
     np.testing.assert_allclose(ours.var, exact.var, rtol=1e-3)
 
 
+@pytest.mark.slow
 def test_a_sum_is_the_mean_times_positions_and_windows_may_come_before():
     w = random(3, 3, 4, 6)
 
@@ -164,6 +168,7 @@ def test_networks_match_monte_carlo(kind, oracle):
     assert error < 0.6 * np.median(np.abs(np.asarray(diagonal.var) / samples.var - 1))
 
 
+@pytest.mark.slow
 def test_lenet_is_the_diagonal_pass_bit_for_bit():
     f, params = jaxeff.functional(LeNet5(rngs=nnx.Rngs(0)))
     given, x = posterior(params), jnp.ones((1, 28, 28, 1))
@@ -209,6 +214,7 @@ def test_a_posterior_without_noise_has_none_and_finite_derivatives():
     assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(slopes))
 
 
+@pytest.mark.slow
 def test_calibrated_factors_belong_to_the_diagonal_pass():
     def f(w, x):
         return kept(convolve(x, w)).mean((1, 2))

@@ -50,6 +50,7 @@ def test_two_classes_are_exact(oracle):
     np.testing.assert_allclose(ours.var[:, 0], var, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_small_variances_give_the_delta_method():
     x = logits(6, 1.0, 1e-6)
     ours = jax.jit(softmax)(x)
@@ -61,6 +62,7 @@ def test_small_variances_give_the_delta_method():
     )
 
 
+@pytest.mark.slow
 def test_logsumexp(oracle):
     x = logits(8, 1.0, 0.5)
     samples = oracle.monte_carlo(lambda x: jax.nn.logsumexp(x, -1), (x,), 20_000, 5_000)
@@ -128,6 +130,7 @@ RECOGNISED = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", RECOGNISED)
 def test_softmax_is_recognised_however_it_is_written(name):
     f, rule = RECOGNISED[name]
@@ -137,6 +140,7 @@ def test_softmax_is_recognised_however_it_is_written(name):
     np.testing.assert_allclose(ours.var, expected.var, rtol=1e-4, atol=1e-6)
 
 
+@pytest.mark.slow
 def test_softmax_over_two_axes():
     x = logits(3, 1.0, 0.5, rows=2)
     ours = jax.jit(moments(lambda _, x: jax.nn.softmax(x, (0, 1))))({}, x)

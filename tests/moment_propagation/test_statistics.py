@@ -95,6 +95,7 @@ def test_the_moments_of_what_is_read_match_monte_carlo(name, oracle):
     oracle.assert_matches(read(f, x), samples, **bias)
 
 
+@pytest.mark.slow
 def test_small_widths_are_finite_where_quadrature_met_negative_variances(oracle):
     x = random(6, 4)
     for f in (lambda x: jnp.std(x, -1), lambda x: 1 / jnp.std(x, -1)):
@@ -165,6 +166,7 @@ def test_quotients_are_recognised_by_the_transform(name):
     np.testing.assert_allclose(ours.var, expected.var, rtol=1e-4)
 
 
+@pytest.mark.slow
 def test_a_scalar_statistic_of_a_vector_meets_it(oracle):
     x = random(16)
     for f in (lambda x: x - x.mean(), lambda x: (x - x.mean()) / (x.std() + 0.1)):

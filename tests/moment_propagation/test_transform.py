@@ -46,6 +46,7 @@ def test_mlp_with_random_weights_is_as_close_as_documented(width, oracle):
     assert (deviations(jax.jit(moments(f))(*args), samples)[0] <= 0.05 + error).all()
 
 
+@pytest.mark.slow
 def test_noise_at_the_input_alone_is_off_by_the_documented_factor(oracle):
     """Hidden units that share their noise are correlated: the stated limit of the method."""
     f, params = functional(MLP((16, 64, 64, 5), rngs=nnx.Rngs(0)))
@@ -80,6 +81,7 @@ def test_transformer_with_residuals_and_attention(oracle):
     assert ratio.max() < 1.1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["relu", "silu", "gelu", "tanh", "hard_swish", "elu"])
 def test_layer_by_layer_a_dense_layer_and_an_activation(name, oracle):
     activation = getattr(jax.nn, name)
@@ -127,6 +129,7 @@ def test_silu_is_not_taken_primitive_by_primitive():
     np.testing.assert_allclose(out.var, 0.3131, atol=1e-4)
 
 
+@pytest.mark.slow
 def test_a_random_slope_is_integrated_with_its_input(oracle):
     f, params = functional(nnx.PReLU())
     args = (posterior(params, 0.5), random(20, var=1.0))
@@ -211,6 +214,7 @@ def test_a_loop_and_a_branch_promote_their_values():
     np.testing.assert_array_equal(out.var, 0)
 
 
+@pytest.mark.slow
 def test_a_rectifier_inside_a_scan_may_be_pooled_outside():
     def f(_, x):
         return jax.lax.scan(lambda c, row: (c, jax.nn.relu(row)), 0.0, x)[1].max(1)
@@ -241,6 +245,7 @@ def test_moments_inside_a_sharded_function_are_those_outside():
         np.testing.assert_allclose(ours.var, expected.var, rtol=1e-6)
 
 
+@pytest.mark.slow
 def test_vmap_inside_and_outside_are_the_same():
     f, params = functional(MLP((16, 8, 3), rngs=nnx.Rngs(0)))
     gaussians = posterior(params)
@@ -271,6 +276,7 @@ def test_training_through_the_moments_lowers_the_loss():
     assert step(gaussians)[0] < 0.5 * first
 
 
+@pytest.mark.slow
 def test_both_forms_give_the_same_moments():
     f, params = functional(MLP((16, 32, 3), rngs=nnx.Rngs(0)))
     a = moments(f)(posterior(params), X)

@@ -55,6 +55,7 @@ def test_there_are_the_27_of_the_source():
     assert len(ACTIVATIONS) == 27
 
 
+@pytest.mark.slow
 def test_each_is_pytorchs_function():
     for name, form in FORMS.items():
         x = ROWS if "oft" in name and name[-3:] in ("max", "min") else X

@@ -122,6 +122,7 @@ def convolve(x, kernel, bias, pad):
     return y + np.asarray(bias)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("padding", "pool"), [("SAME", "max"), ("VALID", "avg")])
 def test_lenet5_equals_its_layers_in_numpy(padding, pool):
     model = LeNet5(padding=padding, pool=pool, rngs=nnx.Rngs(0))

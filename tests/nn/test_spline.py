@@ -11,6 +11,7 @@ from jaxeff.nn import SplineActivation
 from jaxeff.nn.layers._spline import cubic_basis
 
 
+@pytest.mark.slow
 def test_the_basis_is_scipys():
     intervals, (low, high) = 5, (-1.0, 2.0)
     spacing = (high - low) / intervals
@@ -22,6 +23,7 @@ def test_the_basis_is_scipys():
     )
 
 
+@pytest.mark.slow
 def test_beyond_its_limits_it_is_silu():
     phi = SplineActivation(limits=(-1.0, 1.0), intervals=4, scale=3.0, rngs=nnx.Rngs(0))
     far, near = jnp.array([[-9.0, -2.6, 2.6, 9.0]]), jnp.array([[0.3]])

@@ -18,6 +18,7 @@ def f(params, x):
     return jax.nn.relu(jax.nn.relu(x @ params["a"]) @ params["b"]) @ params["a"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("model", "levels"),
     [

@@ -23,6 +23,7 @@ def test_log_prob_is_the_negative_binomial(mean, modes, count):
     )
 
 
+@pytest.mark.slow
 def test_probabilities_sum_to_one_and_others_are_zero():
     light = BoseEinstein(jnp.array([0.01, 1.0, 50.0]))
     total = jnp.exp(light.log_prob(jnp.arange(2_000)[:, None])).sum(0)
@@ -49,6 +50,7 @@ def test_mode_is_the_most_likely_count(modes):
     assert light.mode() == jnp.argmax(light.log_prob(jnp.arange(200)))
 
 
+@pytest.mark.slow
 def test_samples_have_the_moments():
     light = BoseEinstein(jnp.array([0.0, 0.2, 4.0, 300.0]), modes=jnp.array([1.0, 5.0, 10.64, 3]))
     n = 40_000
@@ -63,6 +65,7 @@ def test_samples_have_the_moments():
     )
 
 
+@pytest.mark.slow
 def test_samples_follow_the_probabilities():
     light = BoseEinstein(4.0, 2.5)
     n = 40_000
@@ -73,6 +76,7 @@ def test_samples_follow_the_probabilities():
     assert scipy.stats.chisquare(observed, expected * n / expected.sum()).pvalue > 1e-4
 
 
+@pytest.mark.slow
 def test_it_is_a_distrax_distribution():
     light = BoseEinstein(jnp.ones((2, 3)), jnp.ones(3))
     assert isinstance(light, distrax.Distribution)

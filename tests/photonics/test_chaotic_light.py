@@ -28,6 +28,7 @@ def deviation(pulses, light):
     return np.sqrt(variance.sum(0))
 
 
+@pytest.mark.slow
 @CHECKS
 @given(LIGHTS, st.floats(0, 1))
 def test_pulses_carry_the_intensity_with_the_chosen_deviation(light, part):
@@ -76,6 +77,7 @@ def test_full_slots_are_the_noisiest():
     )
 
 
+@pytest.mark.slow
 def test_nothing_is_finite_with_finite_gradients():
     light = ChaoticLight(electronic=0.0)
     intensity = jnp.zeros(2)

@@ -36,12 +36,14 @@ def light():
     return np.asarray(intensity(KEY, (5, 3, N), MODES, 0.6, 0.3), np.float64)
 
 
+@pytest.mark.slow
 def test_every_reading_is_gamma_distributed(light):
     law = scipy.stats.gamma(MODES, scale=1 / MODES)
     for reading in light.reshape(15, N)[::7]:
         assert scipy.stats.kstest(reading, law.cdf).pvalue > 0.01 / 3
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("a", "b", "expected"),
     [
@@ -57,6 +59,7 @@ def test_correlations_are_those_asked_for(light, a, b, expected):
     assert abs(found - expected) < 5 * 2 * (1 - expected**2) / np.sqrt(N)
 
 
+@pytest.mark.slow
 def test_without_correlation_readings_are_independent():
     free = np.asarray(intensity(KEY, (2, 2, N), MODES, 0.0, 0.0), np.float64).reshape(4, N)
     apart = np.corrcoef(free)[np.triu_indices(4, 1)]
@@ -64,6 +67,7 @@ def test_without_correlation_readings_are_independent():
     np.testing.assert_allclose(free.var(1), 1 / MODES, rtol=0.05)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("time", "channel"), [(0.0, 0.0), (0.6, 0.0), (0.0, 0.3), (0.8, 0.1)])
 def test_effective_samples_are_those_of_the_mean(time, channel):
     light = np.asarray(intensity(KEY, (5, 3, N), MODES, time, channel), np.float64)
@@ -72,6 +76,7 @@ def test_effective_samples_are_those_of_the_mean(time, channel):
     assert abs(found / expected - 1) < 0.05  # five standard errors of a variance of 20,000 draws
 
 
+@pytest.mark.slow
 def test_shot_noise_is_never_correlated():
     mean, electronic = 20.0, 3.0
     share = excess_share(mean, MODES, electronic)
@@ -84,6 +89,7 @@ def test_shot_noise_is_never_correlated():
     assert effective_samples(6, time=0.7, excess=0.0) == 6
 
 
+@pytest.mark.slow
 def test_correlated_slots_have_the_promised_deviation():
     light = ChaoticLight(noise=0.3, slots=4, correlation=0.7, photons=60.0, electronic=0.05)
     at = jnp.array([0.3, 1.7, 4.0])
@@ -95,6 +101,7 @@ def test_correlated_slots_have_the_promised_deviation():
     assert (noise_sigma(at, light) > noise_sigma(at, ChaoticLight(noise=0.3, slots=4))).all()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("model", "time"), [("gaussian", 0.0), ("gaussian", 0.6), ("physical", 0.6)]
 )
@@ -119,6 +126,7 @@ def test_wavelength_channels_share_what_they_are_told(model, time):
     assert (np.abs(products.mean(0) - expected) < 5 * products.std(0) / np.sqrt(4000)).all()
 
 
+@pytest.mark.slow
 def test_an_array_of_correlations_is_the_same_computation():
     at = jnp.array([[0.4, 1.3, 2.6]])
     light = ChaoticLight(slots=3, channel=0.5)
@@ -128,6 +136,7 @@ def test_an_array_of_correlations_is_the_same_computation():
     assert gaussian_noise(KEY, at[0, 0], light).shape == ()  # nothing to share with
 
 
+@pytest.mark.slow
 def test_a_fast_key_counts_too():
     fast = jax.random.key(0, impl="rbg")
     counts = photon_counts(fast, jnp.full(2000, 5.0), MODES, (2000,))

@@ -35,6 +35,7 @@ def test_the_level_gives_the_deviation(correlation):
     np.testing.assert_allclose(noise_for(high, INTENSITY, light), 1, atol=1e-4)
 
 
+@pytest.mark.slow
 def test_counts_are_negative_binomial_at_twenty_intensities():
     means = np.geomspace(0.5, 300, 20).astype(np.float32)
     draw = jax.jit(lambda key: photon_counts(key, jnp.asarray(means)[None], MODES, (20_000, 20)))

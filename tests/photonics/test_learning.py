@@ -53,6 +53,7 @@ def test_the_divergence_is_that_of_two_normals(model):
     np.testing.assert_allclose(light_divergence(at, light), expected, rtol=1e-3, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_the_outputs_are_those_of_the_transform_and_nats_are_counted():
     spec = levels_per_activation(pooled, PARAMS, X, spec=LIGHT)
     outputs, nats = jax.jit(divergence(pooled, spec))(KEY, PARAMS, X)

@@ -21,6 +21,7 @@ def lenet():
     return functional(LeNet5(pool="avg", rngs=nnx.Rngs(0)))
 
 
+@pytest.mark.slow
 @pytest.mark.promotes("dtype")
 def test_it_is_what_is_written_by_hand():
     def f(params, x):
@@ -38,6 +39,7 @@ def test_it_is_what_is_written_by_hand():
     np.testing.assert_allclose(ours, by_hand, rtol=1e-6, atol=1e-6)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("model", ["gaussian", "physical"])
 def test_lenet_runs_jitted_and_differs_by_key(lenet, model):
     f, params = lenet
@@ -65,6 +67,7 @@ def test_one_site_does_not_change_anothers_noise():
     assert (both[0] != second[0]).any()
 
 
+@pytest.mark.slow
 @pytest.mark.promotes("dtype")
 def test_noise_is_learned_through_the_transform(lenet):
     f, params = lenet

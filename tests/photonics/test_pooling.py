@@ -47,6 +47,7 @@ def check_moments(samples, mean, var):
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("noise", [0.0, 0.4, 1.0])
 @pytest.mark.parametrize("model", [gaussian_noise, physical_sample])
 def test_both_models_have_the_promised_moments(model, noise):
@@ -67,6 +68,7 @@ def test_the_simulation_is_skewed_and_the_training_model_is_not():
         assert 5 * se < 0.2  # tight enough to tell the two apart
 
 
+@pytest.mark.slow
 def test_stochastic_rounding_adds_the_variance_it_should():
     light = ChaoticLight(noise=0.0, slots=4, cap=1.2, photons=60.0, electronic=0.05, levels=4)
     step = 1.2 / 3
@@ -78,6 +80,7 @@ def test_stochastic_rounding_adds_the_variance_it_should():
     )
 
 
+@pytest.mark.slow
 def test_saturation_bounds_the_reading():
     light = ChaoticLight(noise=1.0, slots=4, cap=1.2, electronic=0.0, saturation=1.3)
     samples = draw(physical_sample, light)
@@ -87,6 +90,7 @@ def test_saturation_bounds_the_reading():
     assert samples[:, -1].std() < unbounded[:, -1].std()
 
 
+@pytest.mark.slow
 def test_gradients():
     light = ChaoticLight(noise=0.3)
     key = jax.random.key(3)
@@ -123,6 +127,7 @@ def test_quant_relu(bits):
     np.testing.assert_array_equal(slope[(x < 0) | (x > 4)], 0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("model", ["gaussian", "physical"])
 def test_pooling_end_to_end(model):
     def pool(x):
@@ -145,6 +150,7 @@ def pool4(x):
     return x.reshape(*x.shape[:-1], -1, 4).mean(-1)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("noise", [0.0, 1.0])
 def test_patterns_before_pooling_have_the_promised_moments(noise):
     x = jnp.array([0.2, 1.9, 3.1, 0.6, 4.0, 4.0, 4.0, 4.0])
@@ -170,6 +176,7 @@ def test_windows_hand_their_noise_to_what_is_in_them():
     np.testing.assert_allclose(spread, noise_sigma(jnp.ones(2), light), rtol=0.06)
 
 
+@pytest.mark.slow
 def test_stochastic_rounding_before_pooling_keeps_the_mean():
     x = jnp.array([0.2, 1.9, 3.1, 0.6])
     light = ChaoticLight(noise=0.5, slots=4, levels=3, pattern="before", model="physical")

@@ -29,6 +29,7 @@ def readings(setting, x=X):
     return np.asarray(run(jax.random.split(KEY, N), PARAMS, x), np.float64)[:, 0]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rails", ["two", "one"])
 @pytest.mark.parametrize("model", ["gaussian", "physical"])
 def test_readings_have_the_moments_of_carriers_and_detectors(model, rails):
@@ -61,6 +62,7 @@ def test_transmissions_are_levels_of_their_rail():
     np.testing.assert_allclose(scale, 0.9)
 
 
+@pytest.mark.slow
 def test_a_convolution_is_one_too_and_learns():
     def f(params, x):
         return jax.lax.conv_general_dilated(
@@ -78,6 +80,7 @@ def test_a_convolution_is_one_too_and_learns():
         np.testing.assert_allclose(gradient, expected, rtol=0.02, atol=0.2)
 
 
+@pytest.mark.slow
 def test_a_saturating_detector_holds_readings_down():
     light = replace(LIGHT, model="physical", saturation=0.1, electronic=0.0)
     found = readings(PhotonicWeights(light, rails="one"))

@@ -50,6 +50,7 @@ def dots(draw):
     return ((ls, rs), (lb, rb)), left_shape, right_shape
 
 
+@pytest.mark.slow
 @FEW
 @given(dots())
 def test_a_dot_product_is_a_product_of_matrices(drawn):
@@ -130,6 +131,7 @@ def read(drawn):
     return f, equation(f, image, kernel), whole_numbers(image, 0), whole_numbers(kernel, 1)
 
 
+@pytest.mark.slow
 @FEW
 @given(convolutions())
 def test_a_convolution_is_a_product_of_matrices(drawn):
@@ -154,6 +156,7 @@ def test_a_convolution_is_a_product_of_matrices(drawn):
         assert c.macs == expected.size * c.fan_in
 
 
+@pytest.mark.slow
 @FEW
 @given(convolutions())
 def test_a_batch_of_another_size_and_a_kernel_without_inputs(drawn):

@@ -228,6 +228,7 @@ def test_long_and_branching_constants_are_read():
     assert len(trace(f, jnp.float32(2), X).sites) == 3
 
 
+@pytest.mark.slow
 @pytest.mark.promotes("rank")
 def test_a_shard_map_is_one_layer_that_runs_as_it_is():
     mesh = jax.sharding.Mesh(np.array(jax.devices()[:1]), ("batch",))

@@ -131,6 +131,7 @@ def test_biases_and_weights_are_told_apart():
             assert len(layer.data) == 1
 
 
+@pytest.mark.slow
 def test_batch_norm_and_residuals_of_resnet():
     model = ResNet18(rngs=nnx.Rngs(0))
     model.eval()
@@ -144,6 +145,7 @@ def test_batch_norm_and_residuals_of_resnet():
     assert found["mean"] == "reduction"
 
 
+@pytest.mark.slow
 def test_attention_of_a_transformer():
     f, params = functional(TransformerEncoder(rngs=nnx.Rngs(0)))
     found = kinds(f, params, jnp.ones((2, 8, 8)))

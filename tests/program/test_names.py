@@ -332,6 +332,7 @@ class LinenBlock(linen.Module):
 IMAGES, VECTORS = jnp.ones((2, 4, 4, 8)), jnp.ones((2, 8))
 
 
+@pytest.mark.slow
 @pytest.mark.promotes("rank")
 @pytest.mark.parametrize("affine", [True, False], ids=["affine", "plain"])
 @pytest.mark.parametrize("x", [IMAGES, VECTORS], ids=["images", "vectors"])

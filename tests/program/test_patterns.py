@@ -132,6 +132,7 @@ GLOBS = st.sampled_from(
 SPECS = st.dictionaries(GLOBS, st.sampled_from([None, 0.1, 0.2, 0.4, 0.8]), min_size=1, max_size=5)
 
 
+@pytest.mark.slow
 @settings(deadline=None, max_examples=25)
 @given(SPECS, st.randoms())
 def test_a_spec_means_the_same_as_an_argument_of_a_jitted_function(levels, random):

@@ -32,6 +32,7 @@ def test_the_most_specific_pattern_decides_and_none_leaves_alone(program):
         assert found == {"fc1": 1, "fc2": 1, "conv1": 2, "conv2": 2}
 
 
+@pytest.mark.slow
 def test_the_first_spec_of_the_readme_leaves_its_last_layer_alone():
     f, params = functional(LeNet5(rngs=nnx.Rngs(0)))
     x = jax.random.uniform(jax.random.key(0), (2, 28, 28, 1))
@@ -273,6 +274,7 @@ def test_summary_is_a_table_people_can_read():
     assert "total" in text
 
 
+@pytest.mark.slow
 def test_vgg11_macs_are_the_published_ones_with_its_thousand_class_head():
     macs = counts(lambda: VGG11(num_classes=1000, rngs=nnx.Rngs(0)), (1, 32, 32, 3))[1]
     assert macs / 1e6 == pytest.approx(276.4, abs=0.05)

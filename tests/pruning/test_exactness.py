@@ -147,6 +147,7 @@ def read(name):
     return network, channels(network.f, network.params, *network.args)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", NETWORKS)
 def test_pruned_is_masked_or_the_narrower_one(name):
     network, found = read(name)
@@ -173,6 +174,7 @@ def test_pruned_is_masked_or_the_narrower_one(name):
     )
 
 
+@pytest.mark.slow
 def test_the_real_resnet50_is_planned_in_seconds():
     network = of_nnx(resnet50, np.zeros((1, 224, 224, 3), np.float32))
     start = time.process_time()

@@ -49,6 +49,7 @@ def drawn(f):
     return {n: jnp.asarray(rng.normal(size=s), jnp.float32) for n, s in SHAPES[f].items()}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("groups", "ratio", "left"),
     # Whole blocks go where that is what was asked, and channels of every block elsewhere.
@@ -74,6 +75,7 @@ def test_whole_blocks_of_a_group_norm_go_where_it_makes_no_difference():
         pruned(f, plan)  # nothing to warn of
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("ratio", [0.25, 0.5, 0.8])
 @pytest.mark.parametrize("f", SHAPES)
 def test_heads_and_convolutions_in_groups_lose_what_was_asked(f, ratio):

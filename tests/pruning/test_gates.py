@@ -65,6 +65,7 @@ def drawn(params):
     return jax.tree.unflatten(structure, new)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["net", "attention"])
 def test_gates_of_zero_and_one_are_the_mask(name):
     f, params, x = nets()[name]
@@ -90,6 +91,7 @@ def test_gates_of_zero_and_one_are_the_mask(name):
     assert [s for s in jaxeff.sites(masked(f, gates), params, x) if s in sites] == list(sites)
 
 
+@pytest.mark.slow
 def test_a_gate_counts_once_and_is_not_undone_by_a_normalization():
     f, params, x = nets()["net"]
     found = channels(f, params, x)
@@ -109,6 +111,7 @@ def test_a_gate_counts_once_and_is_not_undone_by_a_normalization():
     np.testing.assert_allclose(with_gates(plan.shrink(params), x), whole, rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_gates_of_a_product_of_activations_act_on_one_side():
     f, params, x = nets()["attention"]
     found = channels(f, params, x)
@@ -132,6 +135,7 @@ def test_a_key_may_stand_before_the_parameters(kind):
     assert jnp.abs(ours - jaxeff.noisy(f, noise)(KEY, params, x)).max() > 1e-3
 
 
+@pytest.mark.slow
 def test_gates_trace_vmap_and_differentiate():
     f, params, x = nets()["net"]
     found = channels(f, params, x)
@@ -151,6 +155,7 @@ def test_gates_trace_vmap_and_differentiate():
     assert jax.grad(value)(gates[0].at[1].set(0.0))[1] != 0
 
 
+@pytest.mark.slow
 def test_expected_gates_are_what_draws_have():
     f, params, x = nets()["net"]
     found = channels(f, params, x)

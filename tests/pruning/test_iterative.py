@@ -110,6 +110,7 @@ def test_a_killed_run_comes_to_the_same_numbers(tmp_path, event, after):
     assert again.rounds == whole().rounds
 
 
+@pytest.mark.slow
 def test_rounds_meet_budgets_of_the_whole_model_and_are_nested():
     plans = []
     found = run(on_round=lambda i, plan: plans.append(plan))
@@ -160,6 +161,7 @@ def test_a_model_with_batch_statistics(tmp_path):
     assert sizes[1] <= 0.5 * sizes[0]
 
 
+@pytest.mark.slow
 def test_folders_of_other_runs_are_refused(tmp_path):
     run(tmp_path, epochs=1)
     with pytest.raises(CheckpointError, match="of another run"):

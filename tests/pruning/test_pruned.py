@@ -27,6 +27,7 @@ def drawn(found, seed):
     return Plan(keep, found)
 
 
+@pytest.mark.slow
 def test_any_batch_and_eager_are_the_same():
     f, params, (x,) = network("resnet18")
     plan = drawn(channels(f, params, x), 0)
@@ -35,6 +36,7 @@ def test_any_batch_and_eager_are_the_same():
     np.testing.assert_allclose(g(small, both)[:2], jax.jit(g)(small, x), rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_a_mean_over_channels_is_that_of_those_left():
     class Normed(nnx.Module):
         def __init__(self, width, rngs):
@@ -57,6 +59,7 @@ def test_a_mean_over_channels_is_that_of_those_left():
     assert np.abs(ours - masked(wide[0], plan)(wide[1], x)).max() > 1e-3
 
 
+@pytest.mark.slow
 def test_running_statistics_are_cut_whether_closed_over_or_given():
     f, params, state = jaxeff.functional(Residual(nnx.Rngs(0)), mutable=True)
     plan = drawn(channels(f, params, state, IMAGE), 1)
@@ -94,6 +97,7 @@ def test_optimizers_and_posteriors_shrink_too():
     assert (logits.var > 0).all()
 
 
+@pytest.mark.slow
 def test_transforms_compose():
     f, params, (x,) = network("mobilenet3")
     plan = drawn(channels(f, params, x), 0)
@@ -124,6 +128,7 @@ def test_plans_keep_what_was_asked(score):
     assert left == {"conv2/kernel:3": 8, "fc1/kernel:1": 72, "fc2/kernel:1": 42}
 
 
+@pytest.mark.slow
 def test_scores_rank_channels_by_what_they_do():
     f, params, (x,) = network("linen mlp")
     found = channels(f, params, x)
@@ -202,6 +207,7 @@ def test_what_cannot_be_pruned_says_why():
     assert "sort" in str(found)
 
 
+@pytest.mark.slow
 def test_what_was_pruned_is_pruned_again():
     f, params, (x,) = network("resnet18")
     first = drawn(channels(f, params, x), 0)

@@ -32,11 +32,12 @@ def net(params, x):
 
 @functools.cache
 def drawn():
-    keys = jax.random.split(jax.random.key(1))
-    return {
-        "conv": {"w": jax.random.normal(keys[0], (3, 3, 2, 5))},
-        "fc": {"w": jax.random.normal(keys[1], (80, 3))},
-    }
+    with jax.ensure_compile_time_eval():  # kept beyond the trace that may be the first to ask
+        keys = jax.random.split(jax.random.key(1))
+        return {
+            "conv": {"w": jax.random.normal(keys[0], (3, 3, 2, 5))},
+            "fc": {"w": jax.random.normal(keys[1], (80, 3))},
+        }
 
 
 def weights(spec, params=None):
@@ -46,6 +47,7 @@ def weights(spec, params=None):
     return matrix(jnp.eye(80))[:, 0]
 
 
+@pytest.mark.slow
 def test_magnitude_keeps_the_largest():
     w = np.asarray(drawn()["fc"]["w"])
     ours = weights({"fc": Magnitude(0.75)})
@@ -112,6 +114,7 @@ def test_random_masks_depend_on_the_site_and_the_seed():
     assert (one == 0).sum() == 120
 
 
+@pytest.mark.slow
 def test_values_of_what_is_kept_are_quantized_and_zeros_stay_zeros():
     ours = weights({"fc": Magnitude(0.5, values=Uniform(4))})
     dense = weights({"fc": LayerQuantization(weights=Uniform(4))})

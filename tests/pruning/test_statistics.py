@@ -68,6 +68,7 @@ def test_a_statistic_over_fewer_channels_is_told(name):
     pruned(f, crossing_plan(name, "left"))  # a warning would be an error
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", NORMS)
 def test_removed_channels_that_count_as_zeros_are_masked_ones(name):
     f, params = network(name)
@@ -90,6 +91,7 @@ def test_removed_channels_that_count_as_zeros_are_masked_ones(name):
     assert np.abs(ours - left).max() > 1e-3
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("budget", [None, Budget(parameters=0.8)])
 def test_what_prune_says_of_statistics_is_what_the_plan_does(budget):
     f, params = network("layer")

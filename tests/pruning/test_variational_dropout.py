@@ -25,6 +25,7 @@ PARAMS = {
 }
 
 
+@pytest.mark.slow
 def test_results_have_the_moments_of_drawn_weights():
     def linear(params, x):
         return x @ params["a"]["w"] + params["a"]["b"][None]
@@ -59,6 +60,7 @@ def test_what_is_kept_is_a_spec():
     np.testing.assert_allclose(quantized(net, spec)(PARAMS, X), net(by_hand, X), rtol=1e-6)
 
 
+@pytest.mark.slow
 @pytest.mark.promotes("dtype", "rank")
 def test_training_drops_inputs_that_say_nothing():
     def f(params, x):

@@ -43,6 +43,7 @@ def test_accuracy_is_that_of_the_closed_form():
     assert curve.draws[0, 2] != curve.draws[1, 2]
 
 
+@pytest.mark.slow
 def test_batches_chunks_and_state_change_nothing():
     model = MLP((4, 8, 3), batch_norm=True, rngs=nnx.Rngs(0))
     model.eval()

@@ -28,6 +28,7 @@ def params():
     return chain_parameters(((6, 16), (16, 16), (16, 4)), (0.6, 1e-3, 1e3))
 
 
+@pytest.mark.slow
 def test_weak_noise_on_the_logits_by_the_fisher_information(params):
     levels = jnp.array([1e-3, 1e-2])
     soft = jax.tree.map(lambda leaf: leaf, params) | {
@@ -41,6 +42,7 @@ def test_weak_noise_on_the_logits_by_the_fisher_information(params):
     np.testing.assert_array_less(np.abs(found.kl[0] - expected)[1:], 4 * error[1:])
 
 
+@pytest.mark.slow
 def test_one_layer_at_a_time_is_perturbed(params):
     levels = jnp.array([0.0, 0.1])
     found = kl_sensitivity(KEY, chain, params, X, SITES, levels, noise=Multiplicative, draws=2)

@@ -51,6 +51,7 @@ def run(latency, agent, folder=None, episodes=7):
     )  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("agent", "groups"),
     [
@@ -68,6 +69,7 @@ def test_results_are_those_of_one_by_one(agent, groups):
     assert found.episodes == run(bit_operations, agent).episodes
 
 
+@pytest.mark.slow
 def test_what_is_lost_costs_one_measurement():
     alone = run(bit_operations, RandomSearch())
     lost = alone.episodes[1]["policy"]

@@ -44,6 +44,7 @@ def run(refinement, folder=None, **changed):
     return search(jax.random.key(0), F, PARAMS, DATA, **given | changed)
 
 
+@pytest.mark.slow
 def test_what_is_returned_meets_the_target():
     """The table is a third off, and what is returned within 5 % of what was asked for."""
     found = run(Refinement(Slower()))
@@ -59,6 +60,7 @@ def test_what_is_returned_meets_the_target():
     assert rewards[-1] > alone.top["accuracy"] - 3 * abs(4 / 3 * alone.top["ratio"] - 1)
 
 
+@pytest.mark.slow
 def test_a_latency_that_costs_is_not_asked_for_neighbours():
     """Without a table, the candidates are those of the episodes."""
     slower = Slower()
@@ -77,6 +79,7 @@ def test_refinements_are_kept(tmp_path):
     assert again.best.plain() == first.best.plain()
 
 
+@pytest.mark.slow
 def test_boards_that_are_lost():
     found = run(Refinement(loses(lambda call: call == 2)))
     assert found.refined[0]["message"] == "the board is gone"

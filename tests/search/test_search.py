@@ -59,6 +59,7 @@ def test_killed_at_any_moment(tmp_path):
     assert logits.shape == (2, 10)
 
 
+@pytest.mark.slow
 def test_other_searches_are_refused(tmp_path):
     run(tmp_path, agent=RandomSearch(), episodes=1, sensitivities=False)
     with pytest.raises(CheckpointError, match="target"):
@@ -79,6 +80,7 @@ def test_other_searches_are_refused(tmp_path):
         run(tmp_path, agent=RandomSearch(), episodes=1)
 
 
+@pytest.mark.slow
 def test_lost_boards_cost_a_measurement():
     found = run(latency=loses(lambda call: call == 4), episodes=3, sensitivities=False)
     assert [("reward" in row) for row in found.episodes] == [True, False, True]
@@ -87,6 +89,7 @@ def test_lost_boards_cost_a_measurement():
         run(latency=loses(lambda call: call > 2), episodes=2, sensitivities=False)
 
 
+@pytest.mark.slow
 def test_an_agent_that_diverges(tmp_path):
     """What was measured before is kept."""
 

@@ -68,12 +68,14 @@ def test_rewards_by_hand():
         search.Absolute(3.0)
 
 
+@pytest.mark.slow
 def test_evolution_finds_the_best_actions():
     found, _ = run(search.Evolution(population=8), problem("pruning"), near, 160)
     first, last = (np.mean([r for _, r in part]) for part in (found[:16], found[-16:]))
     assert last > -0.05 > first
 
 
+@pytest.mark.slow
 def test_ddpg_climbs():
     """One setting with which it does, found by trying; Galen's own makes far fewer updates."""
     agent = search.DDPG(
@@ -85,6 +87,7 @@ def test_ddpg_climbs():
     assert last > warm + 0.1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("noise", ["truncated", "ou"])
 def test_ddpg_repeats_itself(noise):
     agent = search.DDPG(warm_up=1, noise=noise, batch_size=8)
@@ -94,6 +97,7 @@ def test_ddpg_repeats_itself(noise):
     assert not np.allclose(once[2][0], once[3][0])
 
 
+@pytest.mark.slow
 def test_what_ddpg_remembers():
     """Every step has the episode's reward; the last leads nowhere; the mean reward is followed."""
     agent = search.DDPG(warm_up=9, batch_size=8)
@@ -150,6 +154,7 @@ def test_greedy_takes_what_hurts_least():
         search.Greedy().start(KEY, problem(known=False))
 
 
+@pytest.mark.slow
 def test_ddpg_learns_after_its_warm_up():
     agent = search.DDPG(warm_up=2, batch_size=8)
     states = [run(agent, problem(), near, n)[1] for n in (0, 2, 3)]
@@ -174,6 +179,7 @@ def operations(problem):
     return known, ratio
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("of", "target", "within"),
     [("pruning", 0.3, 0.25), ("quantization", 0.03, 0.1), ("both", 0.03, 0.1)],
@@ -232,6 +238,7 @@ def test_a_knapsack_near_its_budget():
     assert found == [0, 2, 3, 1, 0]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("of", "target"), [("both", 0.03), ("quantization", 0.03)])
 def test_a_knapsack_repeats_nothing(of, target):
     known, ratio = operations(dataclasses.replace(problem(of), target=target))

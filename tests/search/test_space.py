@@ -24,6 +24,7 @@ def resnet():
     return f, params, SearchSpace.read(f, params, X, few_bit_layers=FewBitLayers(inputs=8))
 
 
+@pytest.mark.slow
 def test_who_decides():
     """The first layer that makes a group decides about it; what adds to it follows."""
     _, _, space = resnet()
@@ -36,6 +37,7 @@ def test_who_decides():
     assert space.sites[-1].name == "fc"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(3))
 def test_counts_are_those_of_the_smaller_model(seed):
     f, params, space = resnet()
@@ -57,6 +59,7 @@ def test_counts_are_those_of_the_smaller_model(seed):
     assert [outputs["conv1"], outputs["fc"]] == made
 
 
+@pytest.mark.slow
 def test_channels_go_in_the_order_of_their_scores():
     _, params, space = resnet()
     name = space.groups[0]
@@ -91,6 +94,7 @@ def space_of_two():
     )
 
 
+@pytest.mark.slow
 def test_actions_by_hand():
     """The formulas of Klein's thesis, section 4.2.3, with C = 64, R = 32 or 1, B = 8."""
     space = space_of_two()

@@ -10,6 +10,7 @@ from .modules import ROOT, Module, circles, read_modules, whole_line_comments
 MODULES = read_modules()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", COUNTS)
 def test_no_count_rises(name):
     found = COUNTS[name](MODULES)

@@ -185,6 +185,7 @@ def test_a_killed_run_resumes_bit_for_bit(tmp_path, with_state, data):
     assert longer.history[:5] == straight.history
 
 
+@pytest.mark.slow
 def test_an_early_stop_is_kept(tmp_path, with_state, data):
     first = run(tmp_path, *with_state, data, on_epoch=lambda epoch, *_: epoch == 1)
     assert len(first.history) == 2
@@ -200,6 +201,7 @@ def test_resume_false_starts_over(tmp_path, with_state, data):
     equal(result.params, other.params)
 
 
+@pytest.mark.slow
 def test_another_runs_checkpoint_is_refused_with_the_difference(tmp_path, with_state, data):
     f, params, state = with_state
     x, y = data
@@ -360,6 +362,7 @@ def test_the_same_script_goes_on_in_a_new_process(tmp_path):
     assert done.stdout.strip() == "[1]"
 
 
+@pytest.mark.slow
 def test_damaged_and_foreign_checkpoints_are_refused(tmp_path, with_state, data):
     run(tmp_path, *with_state, data, epochs=1)
     path = tmp_path / "run"
@@ -493,6 +496,7 @@ def test_sharpness_aware_minimization_gets_its_gradient_function(plain, data):
     assert losses[-1]["loss"] < losses[0]["loss"]
 
 
+@pytest.mark.slow
 def test_cross_entropy_of_keyed_and_stateful_functions(plain, with_state, data):
     f, params = plain
     x, y = data

@@ -62,6 +62,7 @@ def assert_same(a, b):
     jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, rtol=1e-4, atol=1e-5), a, b)
 
 
+@pytest.mark.slow
 def test_shapes(whole):
     assert whole.scores["logits"].shape == (3, 5, 2, 3)
     np.testing.assert_array_equal(whole.scores["level"], np.tile(LEVELS, (3, 1)))
@@ -71,6 +72,7 @@ def test_shapes(whole):
     assert not whole.diverged.any()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("chunk", [1, 4])
 def test_chunks_change_nothing(problem, whole, chunk):
     assert_same(problem[0](chunk=chunk)._asdict(), whole._asdict())
@@ -128,6 +130,7 @@ def test_start_epochs_and_score_have_keys_of_their_own(problem, data):
     assert flat["score"].isdisjoint(flat["train"] | epochs)
 
 
+@pytest.mark.slow
 def test_settings_of_a_seed_share_random_numbers_and_seeds_do_not(problem):
     same = problem[0](levels=jnp.array([0.5, 0.5]), seeds=2)
     np.testing.assert_array_equal(same.loss[:, 0], same.loss[:, 1])

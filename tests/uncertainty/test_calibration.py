@@ -1,6 +1,7 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from sklearn.calibration import calibration_curve
@@ -8,6 +9,7 @@ from sklearn.calibration import calibration_curve
 from jaxeff import uncertainty as u
 
 
+@pytest.mark.slow
 @settings(deadline=None, max_examples=25)
 @given(st.integers(0, 2**32 - 1), st.sampled_from([1, 200]), st.sampled_from([1, 15, 20]))
 def test_agrees_with_calibration_curve(seed, n, bins):
@@ -30,6 +32,7 @@ def test_bins_hold_their_upper_edge():
     np.testing.assert_allclose(u.ece(probs, labels, bins=1), abs(0.5 - 0.55), rtol=1e-5)
 
 
+@pytest.mark.slow
 def test_calibrated_predictions_score_near_zero():
     """With labels drawn from the predictions themselves, only sampling error is left."""
     n, bins = 20_000, 15

@@ -65,6 +65,7 @@ def test_coverage_over_many_splits_is_beta_binomial(method, draw):
     assert abs(found.var() - theory.var()) < 4 * error
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", CLASSES, ids=lambda m: type(m).__name__)
 def test_sets_are_those_of_a_second_formula(method):
     """Written with loops over classes in the order of their probability."""
@@ -105,6 +106,7 @@ def test_every_level_has_the_right_rank(n):
     np.testing.assert_array_equal(found, [k if k <= n else np.inf for k in ranks])
 
 
+@pytest.mark.slow
 def test_groups_have_thresholds_of_their_own():
     """Each is that of the group alone; one for all leaves the hard group out too often."""
     key = jax.random.key(5)

@@ -23,6 +23,7 @@ def rounding(probs):
     return 20 * EPS * (1 + np.log(probs.shape[-1])) * probs.shape[-1]
 
 
+@pytest.mark.slow
 @settings(deadline=None, max_examples=25)
 @given(LOGITS)
 def test_entropies_agree_with_scipy(logits):
@@ -39,6 +40,7 @@ def test_entropies_agree_with_scipy(logits):
         assert (np.asarray(parts.epistemic) >= 0).all()
 
 
+@pytest.mark.slow
 def test_single_functions_are_the_fields():
     probs = jax.nn.softmax(jax.random.normal(jax.random.key(0), (7, 5, 4)))
     parts = u.decompose(probs)
@@ -47,6 +49,7 @@ def test_single_functions_are_the_fields():
     np.testing.assert_array_equal(parts.epistemic, u.mutual_information(probs))
 
 
+@pytest.mark.slow
 def test_limits():
     agree = jnp.full((3, 1, 4), 0.25)
     disagree = jnp.eye(4)[:, None]
@@ -54,6 +57,7 @@ def test_limits():
     np.testing.assert_allclose(u.decompose(disagree), [[np.log(4)], [0], [np.log(4)]], atol=4 * EPS)
 
 
+@pytest.mark.slow
 def test_gradient_through_logits_is_finite_with_zero_probabilities():
     logits = jnp.array([[[0.0, -jnp.inf, 1.0]], [[300.0, -300.0, 0.0]]])
     gradient = jax.grad(lambda x: u.decompose_logits(x).epistemic.sum())(logits)
@@ -61,6 +65,7 @@ def test_gradient_through_logits_is_finite_with_zero_probabilities():
     assert jnp.isfinite(u.decompose_logits(logits).total).all()
 
 
+@pytest.mark.slow
 def test_nan_is_not_swallowed():
     logits = jnp.zeros((2, 3, 4)).at[0, 1, 2].set(jnp.nan)
     for parts in (u.decompose_logits(logits), u.decompose(jax.nn.softmax(logits))):
@@ -68,6 +73,7 @@ def test_nan_is_not_swallowed():
             np.testing.assert_array_equal(jnp.isnan(part), [False, True, False])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("function", [u.decompose_logits, u.decompose])
 def test_jit_and_vmap(function):
     values = jax.nn.softmax(jax.random.normal(jax.random.key(1), (3, 7, 5, 4)))

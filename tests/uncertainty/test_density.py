@@ -28,6 +28,7 @@ def test_the_threshold_is_a_quantile_of_the_training_points():
     assert u.out_of_domain(jnp.array([[5.0, 5.0], [0.0, 0.0]]), points).tolist() == [True, False]
 
 
+@pytest.mark.slow
 def test_euc_is_pearsons_correlation():
     sparsity = u.negative_log_density(NORMAL[:50], NORMAL)
     other = jax.random.normal(jax.random.key(2), (50,))

@@ -28,6 +28,7 @@ def fpr95_by_curve(labels, scores):
 ORACLES = {u.auroc: sk.roc_auc_score, u.aupr: sk.average_precision_score, u.fpr95: fpr95_by_curve}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("metric", ORACLES)
 @settings(deadline=None, max_examples=25)
 @given(SCORES, SCORES)
@@ -56,6 +57,7 @@ def test_only_the_order_counts(metric):
     np.testing.assert_array_equal(ours, metric(jnp.exp(inside), jnp.exp(outside)))
 
 
+@pytest.mark.slow
 def test_limits():
     low, high = jnp.arange(4.0), jnp.arange(10.0, 15.0)
     assert u.auroc(low, high) == u.aupr(low, high) == 1

@@ -38,6 +38,7 @@ def test_binary_probability_agrees_with_quadrature():
     assert abs(float(ours) - mean) <= 5 * std / np.sqrt(SAMPLES)
 
 
+@pytest.mark.slow
 def test_no_variance_means_no_epistemic_part(logits):
     certain = Gaussian(logits.mean, jnp.zeros_like(logits.var))
     parts = u.from_gaussian(jax.random.key(3), certain, 10)
@@ -59,6 +60,7 @@ def test_raw_variance(logits):
     np.testing.assert_allclose(u.raw_variance(logits), logits.var.mean(-1))
 
 
+@pytest.mark.slow
 def test_key_and_jit(logits):
     run = jax.jit(u.from_gaussian, static_argnums=2)
     first, again = (run(jax.random.key(5), logits, 50) for _ in range(2))

@@ -25,6 +25,7 @@ CASES = (
 )
 
 
+@pytest.mark.slow
 @settings(deadline=None, max_examples=25)
 @given(*CASES)
 def test_agree_with_scikit_learn(seed, n, classes, sharpness):
