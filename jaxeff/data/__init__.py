@@ -10,7 +10,8 @@ ood = data.normalize(data.load("digits-ood").test_images, "digits")
 
 Two small sets are drawn rather than loaded: `noisy_sine`, whose exact target and noise are in
 `sine`, and `two_moons`. `jaxeff.dirty_mnist` builds a third by training networks.
-`speech_commands` loads recordings of spoken words; `log_mel` computes their features.
+`speech_commands` loads recordings of spoken words; `log_mel` computes their features. `corrupt`
+makes images worse in fifteen ways.
 """
 
 from jaxeff.data import _noisy_sine as sine
@@ -22,8 +23,10 @@ from jaxeff.data._noisy_sine import REGIMES, noisy_sine, span
 from jaxeff.data._normalization import normalize
 from jaxeff.data._speech import Recordings, log_mel, speech_commands, tones
 from jaxeff.data._two_moons import NOISE, plane, two_moons
+from jaxeff.data.corruptions import CORRUPTIONS, corrupt
 
 __all__ = [
+    "CORRUPTIONS",
     "NAMES",
     "NOISE",
     "REGIMES",
@@ -33,6 +36,7 @@ __all__ = [
     "Recordings",
     "augment",
     "available",
+    "corrupt",
     "load",
     "log_mel",
     "noisy_sine",

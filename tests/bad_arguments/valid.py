@@ -192,6 +192,7 @@ OWN: dict[str, dict[str, Any]] = {
     "jaxeff.compression.signal_to_noise_bits": {"sizes": {"fc1": 10.0}, "decibels": 20.0},
     "jaxeff.compression.straight_through": {"y": X},
     "jaxeff.data.augment": {"images": IMAGES},
+    "jaxeff.data.corrupt": {"images": IMAGES, "name": "fog", "severity": 2},
     "jaxeff.data.load": {"name": "mnist"},
     "jaxeff.data.log_mel": {"audio": np.ones((2, 16000), np.int16)},
     "jaxeff.data.normalize": {"images": IMAGES, "name": "mnist"},
