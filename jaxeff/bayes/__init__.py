@@ -17,14 +17,16 @@ logits = predict(key, f, result.posterior, x, samples=30)   # [samples, batch, c
 jaxeff.moments(f)(result.posterior, x)                      # one pass instead of 30
 ```
 
-`nuts`, `hmc`, `sgld` and `sghmc` sample instead (`jaxeff.bayes.sampling.mcmc`); `laplace` fits a
-Gaussian around trained weights; a `MixturePosterior` has several modes.
+`nuts`, `hmc`, `mclmc`, `sgld` and `sghmc` sample instead (`jaxeff.bayes.sampling.mcmc`); `laplace`
+fits a Gaussian around trained weights; `ivon` and `swag` are optimizers that leave one behind. A
+`MixturePosterior` has several modes.
 """
 
 from jaxeff.bayes._bridges import around_best_draw
 from jaxeff.bayes._distillation import distill
 from jaxeff.bayes._posterior_file import load_posterior, save_posterior
 from jaxeff.bayes.curvature import Laplace, laplace
+from jaxeff.bayes.optimizers import ivon, ivon_posterior, swag, swag_posterior
 from jaxeff.bayes.posteriors import (
     Draws,
     MixturePosterior,
@@ -38,14 +40,17 @@ from jaxeff.bayes.posteriors import (
 )
 from jaxeff.bayes.sampling import (
     HMC,
+    MCLMC,
     NUTS,
     SGHMC,
     SGLD,
     ChainsDivergedError,
     ConvergenceWarning,
+    Cyclical,
     MCMCResult,
     Mixing,
     hmc,
+    mclmc,
     mcmc,
     mixing,
     nuts,
@@ -66,12 +71,14 @@ from jaxeff.bayes.variational import (
 
 __all__ = [
     "HMC",
+    "MCLMC",
     "NUTS",
     "SGHMC",
     "SGLD",
     "ChainsDivergedError",
     "CollapseWarning",
     "ConvergenceWarning",
+    "Cyclical",
     "Draws",
     "Flow",
     "FullRank",
@@ -88,8 +95,11 @@ __all__ = [
     "distill",
     "draw",
     "hmc",
+    "ivon",
+    "ivon_posterior",
     "laplace",
     "load_posterior",
+    "mclmc",
     "mcmc",
     "mixing",
     "nuts",
@@ -102,5 +112,7 @@ __all__ = [
     "sghmc",
     "sgld",
     "svi",
+    "swag",
+    "swag_posterior",
     "to_gaussians",
 ]

@@ -51,6 +51,9 @@ ACCEPTED: dict[tuple[str, str, str], str] = {
     ("jaxeff.robustness.preserved_accuracy", "level", "negative"): "levels of any kind",
     ("jaxeff.bayes.*", "step_size", "a function"): "a schedule",
     ("jaxeff.bayes.*", "kl", "a function"): "a schedule",
+    ("jaxeff.bayes.*", "temperature", "a function"): "a schedule",
+    ("jaxeff.bayes.ivon", "learning_rate", "a function"): "a schedule",
+    ("jaxeff.bayes.swag", "start", "zero"): "from the first update",
     ("jaxeff.bayes.*", "prior", "a number"): "one deviation for all",
     ("jaxeff.ensembles.repulsive", "strength", "a function"): "a schedule",
     # Arrays

@@ -28,7 +28,7 @@ from jaxeff.analog_hardware import (
     Reference,
 )
 from jaxeff.analog_hardware.chips._characterize import NoiseMeasurement as MeasuredNoise
-from jaxeff.bayes import NUTS, Draws, MCMCResult, MixturePosterior
+from jaxeff.bayes import NUTS, Draws, MCMCResult, MixturePosterior, ivon, swag
 from jaxeff.compression import (
     BitSensitivity,
     HessianTrace,
@@ -167,6 +167,13 @@ OWN: dict[str, dict[str, Any]] = {
     "jaxeff.analog_hardware.train_for_chip": {"epochs": (1, 1, 1), "array": Crossbar()},
     "jaxeff.bayes.around_best_draw": {"result": empty(MCMCResult)},
     "jaxeff.bayes.distill": {"batch_size": 2, "inputs": (X,), "teacher": GAUSSIANS},
+    "jaxeff.bayes.ivon": {
+        "learning_rate": 0.1, "examples": 4.0, "weight_decay": 0.1, "momentum": 0.9, "decay": 0.9,
+        "curvature": 1.0, "clip": 1.0,
+    },
+    "jaxeff.bayes.ivon_posterior": {"opt_state": ivon(KEY, 0.1, 4).init(PARAMS)},
+    "jaxeff.bayes.swag": {"start": 2, "every": 2, "rank": 3},
+    "jaxeff.bayes.swag_posterior": {"opt_state": swag(ADAM, start=0, every=1).init(PARAMS)},
     "jaxeff.bayes.svi": {"batch_size": 2},
     "jaxeff.bayes.mcmc": {"kernel": NUTS()},
     "jaxeff.bayes.mixing": {"values": jnp.ones((2, 4))},

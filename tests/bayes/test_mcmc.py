@@ -17,8 +17,10 @@ import pytest
 from jaxeff.bayes import (
     ChainsDivergedError,
     ConvergenceWarning,
+    Cyclical,
     Draws,
     hmc,
+    mclmc,
     mcmc,
     mixing,
     nuts,
@@ -74,9 +76,13 @@ def assert_posterior(draws, mean, covariance):
         (nuts, {"pooled": False, "dense": True, "vectorized": True}),
         (hmc, {"steps": 4}),
         (hmc, {"steps": 4, "engine": "numpyro"}),
+        (mclmc, {"steps": 4, "target_acceptance": 0.85}),
     ],
-    ids=["blackjax-nuts", "numpyro-nuts", "separate-dense-nuts", "blackjax-hmc", "numpyro-hmc"],
-)
+    ids=[
+        "blackjax-nuts", "numpyro-nuts", "separate-dense-nuts", "blackjax-hmc", "numpyro-hmc",
+        "blackjax-mclmc",
+    ],
+)  # fmt: skip
 def test_hamiltonian_samplers_sample_the_posterior(sample, settings):
     key = jax.random.key(0)
     result = sample(key, linear, PARAMS, DATA, warmup=300, samples=400, **MODEL, **settings)
@@ -402,3 +408,53 @@ def test_chains_spread_over_two_devices(tmp_path):
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     np.testing.assert_allclose(np.load(path), vectors(few_draws(vectorized=False)), rtol=1e-4)
+
+
+def test_microcanonical_dynamics_need_a_direction():
+    def one(params, x):
+        return x[:, 0] * params["a"]
+
+    with pytest.raises(ValueError, match="a single random number has no direction"):
+        mclmc(jax.random.key(0), one, {"a": jnp.zeros(())}, DATA, warmup=1, samples=1, **MODEL)
+    with pytest.raises(ValueError, match="MCLMC has a diagonal mass matrix"):
+        mclmc(jax.random.key(0), linear, PARAMS, DATA, dense=True)
+
+
+def test_a_cycle_cools_and_then_samples():
+    cycle = Cyclical(0.2, 8, exploring=0.25)
+    steps = jnp.arange(16)
+    sizes, temperatures = jax.vmap(cycle)(steps), jax.vmap(cycle.temperature)(steps)
+    expected = 0.1 * (1 + np.cos(np.pi * (np.arange(16) % 8) / 8))
+    np.testing.assert_allclose(sizes, expected, rtol=1e-5)
+    np.testing.assert_array_equal(temperatures, [0, 0, 1, 1, 1, 1, 1, 1] * 2)
+    with pytest.raises(ValueError, match="length must be at least 1"):
+        Cyclical(0.2, 0)
+    with pytest.raises(ValueError, match="temperature"):
+        sgld(jax.random.key(0), linear, PARAMS, DATA, step_size=0.1, batch_size=8, temperature=-1.0)
+
+
+@pytest.mark.slow
+def test_cycles_visit_modes_that_a_constant_step_size_does_not():
+    """A weight that enters by its sine: a mode wherever it is half, hundreds of nats between."""
+    x = jnp.ones((64, 1))
+    y = jnp.full((64,), 2.0) + NOISE * jax.random.normal(jax.random.key(1), (64,))
+
+    def wave(params, x):
+        return 4 * jnp.sin(x @ params["w"])
+
+    start = {"w": jnp.full(1, np.pi / 6, jnp.float32)}
+    options = {
+        "batch_size": 64, "warmup": 0, "chains": 2, "likelihood": gaussian, "prior": 3.0,
+        "monitor": (), "init": start, "jitter": 0.0, "thin": 100, "samples": 60,
+    }  # fmt: skip
+    cycle = Cyclical(1e-3, 100, exploring=0.3)
+    key = jax.random.key(0)
+    cycles = sgld(
+        key, wave, start, (x, y), step_size=cycle, temperature=cycle.temperature, **options
+    )
+    alone = sgld(key, wave, start, (x, y), step_size=1e-4, **options)
+    drawn, stayed = (np.asarray(r.posterior.random["w"])[..., 0] for r in (cycles, alone))
+    np.testing.assert_allclose(stayed, np.pi / 6, atol=0.2)
+    # Modes lie at pi / 6 and 5 pi / 6; each draw is in one of them.
+    np.testing.assert_allclose(4 * np.sin(drawn), np.mean(y), atol=5 * NOISE / 8)
+    assert 0.1 < (drawn > np.pi / 2).mean() < 0.9

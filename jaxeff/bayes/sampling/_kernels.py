@@ -1,11 +1,12 @@
 """Markov kernels: which sampler, and its settings.
 
-`NUTS` and `HMC` use the whole data in each step and adapt their step size and mass matrix during
-warm-up; `SGLD` and `SGHMC` use mini-batches, have a step size that you choose, and no correction
-for its error.
+`NUTS`, `HMC` and `MCLMC` use the whole data in each step and adapt their step size and mass matrix
+during warm-up; `SGLD` and `SGHMC` use mini-batches, have a step size that you choose, and no
+correction for its error.
 
 Sources: Hoffman and Gelman 2014 (NUTS, dual averaging), Neal 2011 (HMC), Welling and Teh 2011
-(SGLD), Chen et al. 2014 (SGHMC).
+(SGLD), Chen et al. 2014 (SGHMC), Robnik et al. 2025 (MCLMC, arXiv:2503.01707), Zhang et al. 2020
+(cyclical step sizes, arXiv:1902.03932).
 """
 
 from collections.abc import Callable
@@ -64,28 +65,56 @@ class HMC(Hamiltonian):
 
 
 @dataclass(frozen=True, kw_only=True)
+class MCLMC(Hamiltonian):
+    """Microcanonical Langevin Monte Carlo, adjusted: its moves are accepted or rejected.
+
+    The particle keeps its speed, whatever the density, and only turns towards where there is more.
+    It needs two random numbers or more. The mass matrix is diagonal, and the transition BlackJAX's.
+
+    Attributes:
+        steps: Steps of a trajectory on average, drawn anew for each iteration as those of `HMC`.
+    """
+
+    target_acceptance: Annotated[float, Number(above=0, below=1)] = 0.9
+    steps: Annotated[int, Count()] = 16
+
+    def __post_init__(self) -> None:
+        """Checks the fields."""
+        super().__post_init__()
+        if self.dense or self.engine != "blackjax":
+            raise ValueError('MCLMC has a diagonal mass matrix (dense=False) and engine="blackjax"')
+
+
+@dataclass(frozen=True, kw_only=True)
 class StochasticGradient(Setting):
     """Common settings of the samplers on mini-batches.
 
     Attributes:
         step_size: Step size, or a schedule of the iteration, such as optax's.
         batch_size: Examples in each mini-batch, drawn with replacement for each chain.
-        temperature: Temperature of the noise; 1 samples the posterior, less a sharpened one.
+        temperature: Temperature of the noise, or a schedule of the iteration; 1 samples the
+            posterior, less a sharpened one, 0 descends to an optimum.
     """
 
     step_size: StepSize
     batch_size: Annotated[int, Count()]
-    temperature: Annotated[float, Number(0)] = 1.0
+    temperature: StepSize = 1.0
 
     def step_size_at(self, iteration: Any) -> Any:
         """Returns the step size of an iteration."""
         return self.step_size(iteration) if callable(self.step_size) else self.step_size
+
+    def temperature_at(self, iteration: Any) -> Any:
+        """Returns the temperature of an iteration."""
+        return self.temperature(iteration) if callable(self.temperature) else self.temperature
 
     def __post_init__(self) -> None:
         """Checks the fields."""
         super().__post_init__()
         if not callable(self.step_size):
             check_number(f"{type(self).__name__}.step_size", self.step_size, above=0)
+        if not callable(self.temperature):
+            check_number(f"{type(self).__name__}.temperature", self.temperature, 0)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -115,4 +144,4 @@ class SGHMC(StochasticGradient):
     friction: Annotated[float, Number(above=0)] = 1.0
 
 
-Kernel = NUTS | HMC | SGLD | SGHMC
+Kernel = NUTS | HMC | MCLMC | SGLD | SGHMC

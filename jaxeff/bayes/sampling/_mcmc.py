@@ -25,7 +25,7 @@ same function object, and what tells models apart as an input: with ``f(params, 
 
 Sharp edges:
 
-- `NUTS` and `HMC` use all data in each step.
+- `NUTS`, `HMC` and `MCLMC` use all data in each step.
 - Chains that run together wait for the longest trajectory among them.
 - On a CPU, spread chains over the cores by giving JAX as many devices, before it starts:
   ``XLA_FLAGS=--xla_force_host_platform_device_count=2``.
@@ -128,8 +128,8 @@ def mcmc(
         params: Pytree of parameters: structure, shapes and dtypes, and the values of those that
             have no prior.
         data: ``(*inputs, targets)``: arrays (or pytrees) with a common first axis of examples.
-        kernel: The sampler: `NUTS`, `HMC`, `SGLD` or `SGHMC`.
-        warmup: Iterations that come first and aren't kept; `NUTS` and `HMC` adapt in them.
+        kernel: The sampler: `NUTS`, `HMC`, `MCLMC`, `SGLD` or `SGHMC`.
+        warmup: Iterations that come first and aren't kept; `NUTS`, `HMC` and `MCLMC` adapt in them.
         samples: Draws to keep of each chain.
         chains: Number of chains.
         thin: Iterations for each kept draw; memory is ``chains * samples`` times the parameters.
@@ -173,7 +173,7 @@ def mcmc(
         ConvergenceWarning: The chains disagree, diverge or are stuck.
     """
     if not isinstance(kernel, Kernel):
-        raise TypeError(f"kernel must be NUTS(), HMC(), SGLD() or SGHMC(), not {kernel!r}")
+        raise TypeError(f"kernel must be NUTS(), HMC(), MCLMC(), SGLD() or SGHMC(), not {kernel!r}")
     check_key("key", key)
     check_function("f", f)
     check_params("params", params)
@@ -286,6 +286,7 @@ def _described(kernel: Kernel) -> dict[str, Any]:
     if isinstance(kernel, StochasticGradient):
         # A schedule is known by a few of its values.
         described["step_size"] = [float(kernel.step_size_at(10**n)) for n in range(7)]
+        described["temperature"] = [float(kernel.temperature_at(10**n)) for n in range(7)]
     return described
 
 
@@ -305,9 +306,10 @@ def _describe_functions(
 
     position = jax.ShapeDtypeStruct(positions.shape[1:], positions.dtype)
     parts = {"log-density": describe_computation(density, position, problem)}
-    step_size = getattr(program.kernel, "step_size", None)
-    if callable(step_size):
-        parts["step size"] = describe_computation(step_size, jnp.int32(0))
+    for name in ("step_size", "temperature"):
+        of_iteration = getattr(program.kernel, name, None)
+        if callable(of_iteration):
+            parts[name.replace("_", " ")] = describe_computation(of_iteration, jnp.int32(0))
     return parts
 
 

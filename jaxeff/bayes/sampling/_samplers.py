@@ -25,7 +25,7 @@ from typing import Any, Required, TypedDict, TypeVar, Unpack, get_type_hints
 import jax
 
 from jaxeff.bayes.posteriors import Likelihood, Prior
-from jaxeff.bayes.sampling._kernels import HMC, NUTS, SGHMC, SGLD, Engine, Kernel, StepSize
+from jaxeff.bayes.sampling._kernels import HMC, MCLMC, NUTS, SGHMC, SGLD, Engine, Kernel, StepSize
 from jaxeff.bayes.sampling._mcmc import mcmc
 from jaxeff.bayes.sampling._result import MCMCResult
 from jaxeff.core import (
@@ -88,12 +88,16 @@ class HMCOptions(HamiltonianOptions, total=False):
     steps: int
 
 
+class MCLMCOptions(HMCOptions, total=False):
+    """The options of `mclmc`."""
+
+
 class SGLDOptions(ChainOptions, total=False):
     """The options of `sgld`."""
 
     step_size: Required[StepSize]
     batch_size: Required[int]
-    temperature: float
+    temperature: StepSize
 
 
 class SGHMCOptions(SGLDOptions, total=False):
@@ -188,6 +192,31 @@ def hmc(
         TypeError: An unknown option; the message names the nearest one.
     """
     return _sample(HMC, (key, f, params, data), options)
+
+
+@_sampler(MCLMC)
+def mclmc(
+    key: jax.Array,
+    f: Callable[..., Any],
+    params: Any,
+    data: tuple[Any, ...],
+    **options: Unpack[MCLMCOptions],
+) -> MCMCResult:
+    """Samples by microcanonical Langevin Monte Carlo, adjusted.
+
+    Args:
+        key: Random key, as for `mcmc`.
+        f: Function, as for `mcmc`.
+        params: Parameters, as for `mcmc`.
+        data: Data, as for `mcmc`.
+        **options: `step_size`, `target_acceptance`, `pooled` and `steps`, the settings of `MCLMC`;
+            all others are those of `mcmc`.
+
+    Raises:
+        TypeError: An unknown option; the message names the nearest one.
+        ValueError: There is a single random number, or another engine or a dense mass matrix.
+    """
+    return _sample(MCLMC, (key, f, params, data), options)
 
 
 @_sampler(SGLD)

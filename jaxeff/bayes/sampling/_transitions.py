@@ -15,7 +15,7 @@ from jaxtyping import Array, Float, PRNGKeyArray
 from numpyro.infer.hmc import hmc as numpyro_hmc
 from numpyro.infer.util import ParamInfo
 
-from jaxeff.bayes.sampling._kernels import HMC, NUTS, SGHMC, Hamiltonian, StochasticGradient
+from jaxeff.bayes.sampling._kernels import HMC, MCLMC, NUTS, SGHMC, Hamiltonian, StochasticGradient
 
 LogDensity = Callable[..., Float[Array, ""]]
 """``log_density(position, data, weight=1)``, in nats."""
@@ -66,7 +66,7 @@ def hamiltonian_step(
     step_size: Array,
     inverse_mass: Array,
 ) -> tuple[Point, TransitionInfo]:
-    """Moves a chain by `NUTS` or `HMC`.
+    """Moves a chain by `NUTS`, `HMC` or `MCLMC`.
 
     Args:
         kernel: The settings.
@@ -81,7 +81,7 @@ def hamiltonian_step(
         Where the chain is next, and the report.
     """
     length = None
-    if isinstance(kernel, HMC):
+    if isinstance(kernel, HMC | MCLMC):
         # The same for all chains, so that none waits for another.
         length = jax.random.randint(shared_key, (), 1, 2 * kernel.steps)
     if kernel.engine == "numpyro":
@@ -92,6 +92,11 @@ def hamiltonian_step(
     if isinstance(kernel, NUTS):
         step = blackjax.nuts.build_kernel()
         state, info = step(key, state, log_density, step_size, inverse_mass, kernel.max_depth)
+    elif isinstance(kernel, MCLMC):
+        if point.position.size < 2:
+            raise ValueError("mclmc: a single random number has no direction; use nuts or hmc")
+        step = blackjax.adjusted_mclmc.build_kernel()
+        state, info = step(key, state, log_density, step_size, (length,), inverse_mass)
     else:
         step = blackjax.hmc.build_kernel()
         state, info = step(key, state, log_density, step_size, inverse_mass, length)
@@ -159,7 +164,7 @@ def stochastic_step(
     def gradient(position: Array, batch: Any) -> Array:
         return jax.grad(log_density)(position, batch, weight)
 
-    size, temperature = kernel.step_size_at(iteration), kernel.temperature
+    size, temperature = kernel.step_size_at(iteration), kernel.temperature_at(iteration)
     start = point.position
     if isinstance(kernel, SGHMC):
         position = _underdamped(

@@ -6,7 +6,7 @@ from jaxeff.bayes.variational._elbo import Loss, SVIResult, make_loss, start_fro
 from jaxeff.bayes.variational._flow import Flow
 from jaxeff.bayes.variational._guide import Guide, resolve_guide
 from jaxeff.bayes.variational._mean_field import MeanField
-from jaxeff.bayes.variational._multivariate import FullRank, LowRank
+from jaxeff.bayes.variational._multivariate import FullRank, LowRank, low_rank_posterior
 from jaxeff.bayes.variational._svi import mean_nll, svi
 
 __all__ = [
@@ -19,6 +19,7 @@ __all__ = [
     "LowRank",
     "MeanField",
     "SVIResult",
+    "low_rank_posterior",
     "make_loss",
     "mean_nll",
     "resolve_guide",

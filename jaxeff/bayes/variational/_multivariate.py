@@ -9,9 +9,11 @@ from typing import Annotated, Any
 import jax
 import jax.numpy as jnp
 import numpyro.distributions as dist
-from jaxtyping import PRNGKeyArray
+from jaxtyping import Array, Float, PRNGKeyArray
 
-from jaxeff.bayes.variational._correlated import CorrelatedGuide, Vector
+from jaxeff.bayes.posteriors import named_leaves
+from jaxeff.bayes.variational._correlated import CorrelatedGuide, CorrelatedPosterior, Vector
+from jaxeff.bayes.variational._mean_field import inverse_softplus
 from jaxeff.core import Count
 
 LARGEST = 2**30
@@ -41,6 +43,20 @@ class LowRank(CorrelatedGuide):
         # Rows of F and the identity scale together: S (F F' + I) S.
         factor = shape["factor"] * std[:, None]
         return dist.LowRankMultivariateNormal(mean, factor, std**2)
+
+
+def low_rank_posterior(
+    mean: Any, std: Vector, factor: Float[Array, "size rank"]
+) -> CorrelatedPosterior:
+    """Makes a Gaussian of all parameters of covariance ``factor factor' + diag(std**2)``.
+
+    Args:
+        mean: The mean, a pytree of parameters.
+        std: Standard deviations of the independent part, in the order of the sorted paths.
+        factor: The dependent part.
+    """
+    numbers = {"mean": mean, "raw": inverse_softplus(std), "factor": factor / std[:, None]}
+    return CorrelatedPosterior(numbers, LowRank(factor.shape[1]), tuple(named_leaves(mean)))
 
 
 @dataclass(frozen=True)
