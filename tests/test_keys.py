@@ -7,7 +7,7 @@ import pytest
 import scipy.stats
 
 from jaxeff.core import fast_key
-from jaxeff.store import run_difference, run_identity
+from jaxeff.store import CheckpointError, require_same_run, run_identity
 from jaxeff.training import load_pytree, save_pytree
 
 N = 1_000_000
@@ -82,4 +82,5 @@ def test_checkpoints_know_it(tmp_path):
     loaded = load_pytree(tmp_path / "run")["key"]
     np.testing.assert_array_equal(jax.random.normal(loaded, (3,)), jax.random.normal(key, (3,)))
     identities = [run_identity(k, jnp.zeros(2), {}) for k in (key, jax.random.key(3))]
-    assert "implementation" in run_difference(*identities)
+    with pytest.raises(CheckpointError, match="implementation"):
+        require_same_run("it is", *identities)

@@ -16,7 +16,15 @@ loss = growing({"*": Additive(0.5)})
 fit(jax.random.key(0), loss, params, data, optimizer=optax.adam(1e-2), epochs=2, batch_size=32)
 ```
 
-`optax.join_schedules` gives a clean start before a ramp, or stairs.
+`optax.join_schedules` gives a clean start before a ramp, or stairs. Each step trains under the
+noise of
+
+```python
+from jaxeff.hardening import scale_levels
+
+halfway = scale_levels({"conv*": Additive(0.5), "fc*": None}, 0.5)
+assert halfway == {"conv*": Additive(0.25), "fc*": None}
+```
 """
 
 import dataclasses

@@ -11,6 +11,18 @@ g = noisy(f, {"conv*": Additive(0.3), "relu*": Multiplicative(0.1)})
 logits = g(jax.random.key(0), params, x)
 ```
 
+Which layers a model can act on, and where in them, other transforms ask with:
+
+```python
+from jaxeff import trace
+from jaxeff.noise import perturbed_inputs, perturbs_layer
+
+layers = {layer.site: layer for layer in trace(f, params, x).sites}
+read = Additive(0.1, at="weights")
+assert perturbs_layer(layers["fc1"], read) and not perturbs_layer(layers["relu"], read)
+assert perturbed_inputs(layers["fc1"], read) == list(layers["fc1"].weights)
+```
+
 Sharp edges:
     Same key, same noise: split the key for another draw. A layer's noise depends only on the key
     and the layer's name, so making another layer noisy doesn't change it. What belongs to a device

@@ -19,6 +19,18 @@ def loss(params, raw, key):                           # the likelihood's part is
 gradients = jax.grad(loss, (0, 1))(params, raw, jax.random.key(0))
 ```
 
+Each pooled activation's part of it is `light_divergence`:
+
+```python
+import jax.numpy as jnp
+
+from jaxeff.photonics import light_divergence
+
+intensity = jnp.array([1.0, 4.0])
+light_divergence(intensity, ChaoticLight(noise=0.2))  # nats: quiet light has its price
+assert light_divergence(intensity, ChaoticLight(noise=1.0)).tolist() == [0.0, 0.0]
+```
+
 Variational inference over activations: the guide of a pooled activation is N(I, sigma) with sigma
 between the hardware's bounds, its prior N(I, sigma_max), the noisiest light of the same intensity.
 The divergence is then bounded too, by that of the quietest light. `ChaoticLight(model="free")` is

@@ -3,6 +3,17 @@
 A reading I of chaotic light in one slot has the variance I²/M + I/photons + electronic²: a parabola
 whose coefficients are the three numbers (Klein's thesis, eq. (10.1), with M = 10.64 by such a fit).
 
+```python
+import numpy as np
+
+from jaxeff.photonics import ChaoticLight, fit_light
+
+mean = np.linspace(0, 1, 11)                             # readings at eleven intensities
+variance = mean**2 / 10.64 + mean / 500 + 0.02**2        # measured, in practice
+found = fit_light(mean, variance)                        # modes 10.64, photons 500, electronic 0.02
+light = ChaoticLight(modes=found.modes, photons=found.photons, electronic=found.electronic)
+```
+
 Sharp edge: a saturating detector narrows readings at large means; leave those out.
 """
 

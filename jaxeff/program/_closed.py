@@ -6,6 +6,36 @@ without an error and return wrong numbers. So these transforms *close* their res
 a transform that reads a program refuses closed ones that it can't act on, by name. A physical
 read-out is only marked, for it misleads moments alone.
 
+```python
+import jax.numpy as jnp
+
+from jaxeff.nn import small_classifier
+from jaxeff.program import CORRELATIONS, INTEGER, check_open, closed, read_out, read_out_by, trace
+
+f, params, (x, _) = small_classifier(4)
+
+
+def coded(params, x):                                   # as if its layers passed codes
+    return closed(f(params, x), INTEGER)
+
+
+check_open(trace(f, params, x), "noisy")
+check_open(trace(coded, params, x), "cost", allowed=(INTEGER,))      # reads codes, too
+try:
+    check_open(trace(coded, params, x), "noisy")
+except ValueError as error:
+    assert str(error).startswith("noisy can't act on integer(f, spec)")
+
+
+def lit(params, x):                                     # a layer read by a detector
+    return read_out(x @ params, "photonic")
+
+
+(layer,) = (layer for layer in trace(lit, jnp.ones((3, 2)), jnp.ones((1, 3))).layers
+            if layer.kind == "linear")
+assert read_out_by(layer.nodes) == "photonic"
+```
+
 Sharp edge: a closed result that isn't used (only the means of first-order moments are) closes
 nothing.
 """

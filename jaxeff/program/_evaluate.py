@@ -27,6 +27,15 @@ def scaled(factor, layer, key, *values):
 Randomness: a site's key is `fold_in(fold_in(key, crc32(base name)), occurrence)`, so one site's
 noise doesn't depend on which others there are; a scan's body gets a key per iteration.
 
+```python
+from jaxeff.program import site_key
+
+fc1, fc2 = (layer for layer in program.sites if layer.site in ("fc1", "fc2"))
+key = jax.random.key(0)
+assert site_key(key, fc1) != site_key(key, fc2)         # what a rule gets as its key
+assert site_key(None, fc1) is None
+```
+
 Each layer runs under a name scope that records its site, so a transform of the result sees the same
 sites.
 """

@@ -17,6 +17,27 @@ def factors(program):
 
 logits = interpret_sites(f, factors, scaled, None, (params, x), {}, "scaled")
 ```
+
+`interpret` is the same with a rule for every layer, such as one that looks at all of them:
+
+```python
+from jaxeff.program import interpret
+
+sizes = {}
+
+
+def observing(program):
+    def rule(layer, key, *values):
+        outputs = plain_rule(layer, key, *values)
+        sizes[layer.site] = max(float(abs(y).max()) for y in outputs)
+        return outputs
+
+    return rule
+
+
+logits = interpret(f, observing, None, (params, x), {})
+assert sizes["fc2"] == abs(logits).max()
+```
 """
 
 from collections.abc import Callable, Mapping, Sequence

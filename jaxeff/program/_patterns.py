@@ -17,6 +17,16 @@ pattern that decides for no name: one that matches none, or always finds a more 
 
 This one rule serves sites (`jaxeff.program`), parameters (`jaxeff.bayes.posteriors`) and the
 kernels that `jaxeff_export.tune` takes.
+
+```python
+from jaxeff.program import Target, deciding_patterns, select
+
+paths = [Target(path) for path in ("conv1/kernel", "conv1/bias", "fc/kernel", "fc/bias")]
+assert deciding_patterns({"*/kernel": 1.0, "fc/*": 2.0, "fc/kernel": 0.1}, paths) == {
+    "conv1/kernel": "*/kernel", "fc/kernel": "fc/kernel", "fc/bias": "fc/*"
+}
+assert select(["*bias", "fc*"], paths) == ["conv1/bias", "fc/kernel", "fc/bias"]
+```
 """
 
 import difflib

@@ -21,6 +21,20 @@ chosen = resolve({"*:linear": Int(8), "fc*": Int(4), "fc2": None}, program)
 assert {site: setting.bits for site, setting in chosen.items()} == {"conv1": 8, "fc1": 4}
 assert matching(["fc*"], program) == ["fc1", "fc2"]
 ```
+
+A transform checks a spec as soon as it gets it, before there is a program:
+
+```python
+from jaxeff.program import check_settings
+
+check_settings({"fc*": Int(4), "fc2": None}, Int, "an Int, such as Int(8)")
+try:
+    check_settings({"fc*": 4}, Int, "an Int, such as Int(8)")
+except TypeError as error:
+    assert str(error) == (
+        "The setting of 'fc*' must be an Int, such as Int(8), or None; not 4."
+    )
+```
 """
 
 from collections.abc import Callable, Mapping, Sequence

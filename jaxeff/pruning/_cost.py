@@ -2,6 +2,19 @@
 
 Counted on the axes of the program that was read, so that thousands of plans cost no trace: the
 entries of parameters, and the multiply-accumulates that `jaxeff.cost` counts for the smaller model.
+
+```python
+from jaxeff.nn import small_classifier
+from jaxeff.pruning import axis_size, channels
+from jaxeff.pruning.dependencies import resolve
+
+f, params, (x, y) = small_classifier(4)
+found = channels(f, params, x)
+conv1 = found.dimensions[0]                       # its channels
+rows = resolve(found.leaves["fc1/kernel"][0])     # the pixels of these channels, flattened
+assert axis_size(rows, {}) == params["fc1"]["kernel"].shape[0]
+assert axis_size(rows, {conv1: 1}) == axis_size(rows, {}) // conv1.size
+```
 """
 
 from __future__ import annotations

@@ -16,6 +16,20 @@ def loss(key, params, state, batch, step):
 (value, _), gradient = jax.value_and_grad(loss, 1, True)(jax.random.key(0), params, None, (x, y), 0)
 ```
 
+`slimming` penalises the scales of normalizations alone:
+
+```python
+from flax import nnx
+from jaxeff import functional
+from jaxeff.pruning import slimming
+
+rngs = nnx.Rngs(0)
+layers = nnx.Linear(3, 5, rngs=rngs), nnx.LayerNorm(5, rngs=rngs), nnx.relu
+normalized, params = functional(nnx.Sequential(*layers, nnx.Linear(5, 2, rngs=rngs)))
+found = channels(normalized, params, jax.numpy.ones((4, 3)))
+assert slimming(params, found) == 5                      # five scales, which start at one
+```
+
 A gradient step makes norms small but never zero; `prune_plan` with a score (`l2`,
 `batch_norm_scale`) then removes what is smallest.
 """

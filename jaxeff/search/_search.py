@@ -15,6 +15,23 @@ g = found.smaller.f                                   # quantized, with new shap
 logits = g(found.smaller.params, data[0][:2])
 ```
 
+Searches that share their candidates compile and train each of them once:
+
+```python
+from jaxeff.search import Candidates, SearchSpace, UniformSearch, search_among
+
+x, y = data
+candidates = Candidates(
+    f, params, (x[64:], y[64:]), (x[:64], y[:64]), SearchSpace.read(f, params, x[:1]),
+    steps=2, batch_size=32,
+)
+for agent in (RandomSearch(), UniformSearch()):
+    search_among(
+        jax.random.key(0), candidates, agent=agent, latency=bit_operations, target=0.3,
+        actions=Actions(round_to=4), episodes=1,
+    )
+```
+
 Every episode starts from the model that is given. With a `folder` an episode is a line of
 `episodes.jsonl` as soon as it has been measured. A search that is started again reads what was
 measured, learns from it again in the same order, and goes on with the same numbers.

@@ -19,7 +19,6 @@ from jaxeff.store._identity import (
     Resume,
     describe_arrays,
     require_same_run,
-    run_difference,
     run_identity,
 )
 from jaxeff.store._journal import Journal
@@ -44,7 +43,6 @@ __all__ = [
     "repair_lines",
     "require_absent",
     "require_same_run",
-    "run_difference",
     "run_identity",
     "save_pytree",
     "write_atomically",

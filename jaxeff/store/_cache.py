@@ -1,4 +1,13 @@
-"""Folder of what is made once and used again: built data sets, an emulated board."""
+"""Folder of what is made once and used again: built data sets, an emulated board.
+
+```python
+from jaxeff.store import cache_folder
+
+built = cache_folder() / "primes" / "first.json"     # ~/.cache/jaxeff/primes/first.json
+if not built.exists():
+    pass                                             # make it: write_atomically(built, ...)
+```
+"""
 
 import os
 from pathlib import Path

@@ -4,6 +4,19 @@ The file is an ordinary safetensors file (any reader opens it); its header also 
 format can't: dtypes it doesn't know, random key types, a checksum and the caller's metadata. It
 contains no pickle, and loading executes nothing.
 
+```python
+import jax
+import jax.numpy as jnp
+
+from jaxeff.store import load_metadata, load_pytree, save_pytree
+
+tree = {"fc": {"kernel": jnp.ones((2, 3), jnp.bfloat16)}, "key": jax.random.key(0)}
+save_pytree("run.safetensors", tree, {"epoch": 3})
+assert load_metadata("run.safetensors") == {"epoch": 3}
+found = load_pytree("run.safetensors", like=tree)        # refuses other paths, shapes or dtypes
+assert found["fc"]["kernel"].dtype == jnp.bfloat16 and found["key"] == tree["key"]
+```
+
 Sharp edges:
 
 - The tree's *structure* is not stored, only the paths of its leaves. `load_pytree` rebuilds

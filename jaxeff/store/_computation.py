@@ -5,6 +5,22 @@ number inside of one. Traced on shapes, a function is a list of operations; thei
 literals and constants are hashed. Python's names, addresses and places in source files are not, so
 a function that is defined again, or elsewhere, has the same hash.
 
+```python
+import jax.numpy as jnp
+
+from jaxeff.store import describe_computation
+
+
+def decayed(rate):
+    return lambda params: params - rate * params
+
+
+weights = jnp.ones(3)
+known = describe_computation(decayed(0.1), weights)
+assert describe_computation(decayed(0.1), weights) == known     # another object, the same function
+assert describe_computation(decayed(0.2), weights)["numbers"] != known["numbers"]
+```
+
 Sharp edges:
     Of a host callback (`jax.pure_callback`) only the name is seen.
     A function that is traced in another order each time, by looping over a set of strings, has

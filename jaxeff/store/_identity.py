@@ -1,4 +1,25 @@
-"""Identity of a run: a checkpoint is continued only by the run that wrote it."""
+"""Identity of a run: a checkpoint is continued only by the run that wrote it.
+
+```python
+import jax
+import jax.numpy as jnp
+
+from jaxeff.store import (
+    CheckpointError, describe_arrays, describe_computation, require_same_run, run_identity
+)
+
+key, data, params = jax.random.key(0), jnp.arange(4.0), {"w": jnp.ones(())}
+parts = describe_arrays("start", params)
+parts["loss"] = describe_computation(lambda w, x: ((w["w"] * x) ** 2).mean(), params, data)
+written = run_identity(key, data, {"rate": 0.1}, parts)          # goes into the checkpoint
+
+require_same_run("the checkpoint is", written, run_identity(key, data, {"rate": 0.1}, parts))
+try:
+    require_same_run("the checkpoint is", written, run_identity(key, data, {"rate": 0.2}, parts))
+except CheckpointError as error:
+    assert "setting 'rate' is 0.1 there and 0.2 here" in str(error)
+```
+"""
 
 from __future__ import annotations
 

@@ -2,6 +2,21 @@
 
 A folder from elsewhere may hold links, pipes and devices as well. A pipe without a writer blocks
 its reader, ``/dev/zero`` has no end, and a link leads out of the folder.
+
+```python
+from pathlib import Path
+
+from jaxeff.store import open_regular
+
+Path("theirs.json").write_text("{}")
+with open_regular("theirs.json", links=False) as (file, size):
+    content = file.read(min(size, 1_000_000))            # never more than a file may hold
+try:
+    with open_regular("/dev/zero") as (file, size):
+        file.read()
+except OSError as error:
+    assert "it is a device, not a regular file" in str(error)
+```
 """
 
 from __future__ import annotations

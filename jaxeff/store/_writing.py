@@ -22,6 +22,27 @@ with atomic_file("notes.txt") as path:                  # for what writes by its
     path.write_text("newer")
 assert Path("notes.txt").read_text() == "newer"
 ```
+
+A folder is replaced if a file in it lists all that it holds, so that nobody's own files are lost:
+
+```python
+import json
+
+from jaxeff.store import atomic_folder, require_absent
+
+for version in ("first", "second"):
+    with atomic_folder(Path("bundle"), "files.json", json.loads) as folder:
+        (folder / "notes.txt").write_text(version)
+        (folder / "files.json").write_text('["notes.txt"]')
+assert Path("bundle/notes.txt").read_text() == "second"
+
+assert require_absent(Path("bundle"), "files.json", json.loads) == {"files.json", "notes.txt"}
+Path("bundle/mine.txt").touch()
+try:
+    require_absent(Path("bundle"), "files.json", json.loads)     # before work that takes long
+except FileExistsError as error:
+    assert "mine.txt" in str(error)
+```
 """
 
 from __future__ import annotations

@@ -9,6 +9,15 @@ Names and default parameters are PyTorch's, so that rows of tables match. Sharp 
 - ``RReLU`` here is its evaluation form: the mean slope of PyTorch's U(1/8, 1/3). In training,
   PyTorch draws a slope per element and call, which is not a function of its input, and a
   likelihood made of it is not a fixed density.
+
+```python
+import jax.numpy as jnp
+
+from jaxeff.nn import activation
+
+assert activation("Hardshrink")(jnp.array([-2.0, 0.4, 1.0])).tolist() == [-2.0, 0.0, 1.0]
+f = lambda params, x: activation("Softplus")(x @ params)     # chosen by a setting, for example
+```
 """
 
 from collections.abc import Callable

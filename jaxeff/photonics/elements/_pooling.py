@@ -12,6 +12,29 @@ the amplitude levels, then pooled slot by slot. The crossbar is linear, so an ev
 in both; full slots of different activations end at different places, and their mean is a smoother
 train than the mean's own: the largest noise is smaller.
 
+```python
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from jaxeff.photonics import (
+    ChaoticLight, gaussian_noise, noise_sigma, physical_sample, probabilistic_pooling, quant_relu
+)
+
+light = ChaoticLight(noise=0.5, bits=4)
+assert quant_relu(jnp.array([-1.0, 0.5, 9.0]), 2, 3.0).tolist() == [0.0, 0.0, 3.0]
+
+x = jax.random.normal(jax.random.key(0), (2, 8, 8, 3))       # before the nonlinearity
+pooled = probabilistic_pooling(jax.random.key(1), x, light, lambda x: nnx.avg_pool(x, (2, 2)))
+assert pooled.shape == (2, 7, 7, 3)
+
+intensity = jnp.full(10_000, 2.0)                            # what is pooled already
+trained = gaussian_noise(jax.random.key(2), intensity, light)
+simulated = physical_sample(jax.random.key(3), intensity, light)
+for reading in (trained, simulated):                         # both models have one deviation
+    assert abs(reading.std() / noise_sigma(jnp.array(2.0), light) - 1) < 0.05
+```
+
 Sharp edges:
     "before" takes `slots` times the memory of the activations in the Gaussian model too.
     Stochastic rounding adds variance the training model doesn't know: up to

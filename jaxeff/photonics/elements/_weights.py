@@ -10,6 +10,21 @@ With noisy carriers this is a probabilistic convolution. A carrier is drawn once
 element and fans out to all outputs that read it, on both rails, so that outputs share its
 fluctuations; shot noise and electronic noise are each output's own.
 
+```python
+import jax
+import jax.numpy as jnp
+
+from jaxeff.nn import small_classifier
+from jaxeff.photonics import PhotonicWeights, photonic, transmissions
+
+f, params, (x, y) = small_classifier(4)
+crossbar = PhotonicWeights(levels=5)
+logits = photonic(f, {"fc2": crossbar})(jax.random.key(0), params, x)
+
+scale, cells = transmissions(jnp.array([-2.0, 0.4, 0.6, 1.0]), crossbar)
+assert (float(scale), cells.tolist()) == (2.0, [-1.0, 0.25, 0.25, 0.5])
+```
+
 Sharp edges:
     All of it beyond levels and signs is ours; the source names convolution as an outlook.
     The layer's input passes the quantized ReLU of `light.bits`, cut off at full scale.

@@ -12,6 +12,20 @@ effective_samples(100, time=0.5)                      # 33.9 of 100
 effective_samples(1, 100, channel=0.1)                # 9.2: a common share doesn't average out
 ```
 
+```python
+import jax
+import jax.numpy as jnp
+
+from jaxeff.photonics import chaotic_intensity, effective_samples, excess_share
+
+light = chaotic_intensity(jax.random.key(0), (20_000, 2), modes=4.0, time=0.5, channel=0.1)
+print(jnp.corrcoef(light[1:, 0], light[:-1, 0])[0, 1])     # 0.5, of neighbouring readings
+print(jnp.corrcoef(light.T)[0, 1])                         # 0.1, of the channels
+
+share = excess_share(mean=100.0, modes=4.0)                # the rest of the variance is shot noise
+effective_samples(100, time=0.5, excess=share)             # so that averaging helps a bit more
+```
+
 Sharp edges:
     Only the light is correlated. Shot noise and electronic noise are new in every reading:
     `excess` is the light's share of a reading's variance.

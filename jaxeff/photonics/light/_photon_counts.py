@@ -2,6 +2,18 @@
 
 A Poisson count whose rate is Gamma(M, n / M) distributed: the M-fold Bose-Einstein distribution,
 whose density and moments `BoseEinstein` has. This file needs JAX alone.
+
+```python
+import jax
+import jax.numpy as jnp
+
+from jaxeff.photonics import photon_counts
+
+mean, modes = 20.0, 5.0
+counts = photon_counts(jax.random.key(0), jnp.array(mean), modes, (20_000,))
+assert abs(counts.mean() / mean - 1) < 0.05
+assert abs(counts.var() / (mean + mean**2 / modes) - 1) < 0.05
+```
 """
 
 import jax

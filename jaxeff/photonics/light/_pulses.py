@@ -4,6 +4,22 @@ Light in k slots of equal intensity has excess noise I²/(kM): the same total in
 noisier than in many weak ones. `sigma_bounds` gives the ends of that range, `noise_sigma` what
 `ChaoticLight.noise` picks of it, `slot_pattern` pulses of exactly this deviation, and
 `pattern_sigma` the deviation of any pulses. `ChaoticLight` lists what the source leaves open.
+
+```python
+import jax.numpy as jnp
+
+from jaxeff.photonics import ChaoticLight, noise_sigma, pattern_sigma, sigma_bounds, slot_pattern
+
+light = ChaoticLight(noise=0.25, slots=8)
+intensity = jnp.array([0.5, 2.0, 6.0])
+low, high = sigma_bounds(intensity, light)               # of an even split, of few full slots
+sigma = noise_sigma(intensity, light)                    # a quarter of the way up
+assert jnp.allclose(sigma, low + 0.25 * (high - low))
+
+pulses = slot_pattern(intensity, light)                  # [8 slots, 3]
+assert jnp.allclose(pulses.sum(0), intensity)
+assert jnp.allclose(pattern_sigma(pulses, light), sigma, rtol=1e-4)
+```
 """
 
 from typing import Any

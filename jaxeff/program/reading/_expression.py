@@ -6,6 +6,26 @@ count. For an elementwise layer shapes don't count either. For any other layer, 
 the data input's, so that an example matches the same function under `vmap`, which moves axes about.
 `expression_of(jax.nn.softmax, x)` is the text of an example: a table of known functions is a table
 of examples, and a function is never recognised by its name.
+
+```python
+import jax
+import jax.numpy as jnp
+
+from jaxeff.program import expression, expression_of, trace
+
+examples = {"relu": jax.nn.relu, "silu": jax.nn.silu}
+x = jax.ShapeDtypeStruct((4, 3), jnp.float32)
+known = {expression_of(example, x): name for name, example in examples.items()}
+
+
+def f(params, x):
+    return jax.nn.silu(jnp.maximum(x @ params["fc1"], 0) @ params["fc2"])     # a ReLU by hand
+
+
+program = trace(f, {"fc1": jnp.ones((3, 5)), "fc2": jnp.ones((5, 2))}, x)
+found = [known.get(expression(layer)) for layer in program.layers if layer.kind == "elementwise"]
+assert found == ["relu", "silu"]
+```
 """
 
 import functools

@@ -21,6 +21,14 @@ Of a trained network, `fit_midpoint` finds where the curve falls (example: `jaxe
 `summarize` also takes what several trained networks scored, such as `[seeds, settings]` of
 `jaxeff.training.sweep`.
 
+```python
+from jaxeff.robustness import noisy_accuracy, summarize
+
+key, seeds = jax.random.key(0), jax.tree.map(lambda w: jnp.stack([w, 0.9 * w]), params)
+score = lambda p: noisy_accuracy(key, f, p, {"*": Additive(levels)}, (x, y), repeats=2).mean(0)
+print(summarize(levels, jax.vmap(score)(seeds)))        # the band is over the two networks
+```
+
 Sharp edges:
     The band is a confidence interval of the mean over whatever the replicates are. Over draws of
     the noise it says nothing about another training; over seeds it does. Neither holds what the

@@ -2,6 +2,17 @@
 
 On the scale "linear" it is a function of the noise level, on "log" one of its natural logarithm.
 `jaxeff.robustness.fit_midpoint` decides whether a curve can be fitted and judges the result.
+
+```python
+import numpy as np
+
+from jaxeff.robustness import logistic
+
+levels = np.array([0.0, 0.5, 5.0])
+accuracy = logistic(levels, mu=0.5, slope=0.1, a_max=0.9, a_min=0.1)
+assert np.isclose(accuracy[1], 0.5)                      # halfway, at the midpoint
+assert np.allclose(accuracy[[0, 2]], [0.9, 0.1], atol=0.01)
+```
 """
 
 from __future__ import annotations

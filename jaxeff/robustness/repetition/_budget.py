@@ -21,6 +21,15 @@ geometric mean of the levels (the sum of their logarithms): with logits z, layer
 
     sigma_i = level * exp(z_i - mean(z)).
 
+```python
+import jax.numpy as jnp
+
+from jaxeff.robustness import spread_levels
+
+levels = spread_levels(0.5, jnp.log(jnp.array([1.0, 2.0, 4.0])))
+assert jnp.allclose(levels, jnp.array([0.25, 0.5, 1.0]))
+```
+
 Where noise is weak, the loss grows by sum_i c_i sigma_i^2. With the geometric mean fixed, its
 minimum is at c_i sigma_i^2 all equal: every layer does the same damage, and sigma_i, being
 proportional to 1 / sqrt(c_i), is a measure of robustness. A fixed sum of variances would instead

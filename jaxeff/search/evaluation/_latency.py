@@ -1,4 +1,26 @@
-"""Latencies: what a search asks of a candidate, as functions that the caller gives."""
+"""Latencies: what a search asks of a candidate, as functions that the caller gives.
+
+```python
+import jax
+
+from jaxeff import cost
+from jaxeff.nn import small_classifier
+from jaxeff.search import Actions, RandomSearch, bit_operations, search
+
+f, params, data = small_classifier(64)
+
+
+def latency(candidate):                                  # any number above zero, such as seconds
+    macs = cost(candidate.small.f, candidate.small.params, data[0][:1]).macs
+    return macs + 1e-3 * bit_operations(candidate)
+
+
+search(
+    jax.random.key(0), f, params, data, agent=RandomSearch(), latency=latency, target=0.5,
+    actions=Actions(round_to=4), episodes=1, steps=0, batch_size=8, sensitivities=False,
+)
+```
+"""
 
 from __future__ import annotations
 
