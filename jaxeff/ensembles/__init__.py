@@ -13,6 +13,7 @@ from jaxeff.ensembles._losses import MemberLoss, member_loss, optimize_members
 from jaxeff.ensembles._members import Members
 from jaxeff.ensembles._mixture import Mixture, MixtureUncertainty, mixture_moments
 from jaxeff.ensembles._natural import bootstrap_weights, with_prior
+from jaxeff.ensembles._random_sites import RandomSites, SiteTrial, choose_random
 from jaxeff.ensembles._repulsive import RepulsiveLoss, repulsive
 from jaxeff.ensembles._sampled import affordable_members, sampled
 from jaxeff.ensembles._samples import Interval, NoiseImages, Patches, ShuffledPixels, batch_inputs
@@ -31,13 +32,16 @@ __all__ = [
     "NoiseImages",
     "Patches",
     "RandomFeatures",
+    "RandomSites",
     "Repulsion",
     "RepulsiveLoss",
     "ShuffledPixels",
+    "SiteTrial",
     "Spectral",
     "affordable_members",
     "batch_inputs",
     "bootstrap_weights",
+    "choose_random",
     "ensemble",
     "feature_density",
     "member_loss",

@@ -22,7 +22,7 @@ equal cost: which layers should be Bayesian (Sharma et al. 2023, arXiv:2211.0629
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -30,6 +30,7 @@ import jax.numpy as jnp
 from jaxtyping import PRNGKeyArray
 
 from jaxeff.core import (
+    any_of,
     check_count,
     check_function,
     check_key,
@@ -38,6 +39,7 @@ from jaxeff.core import (
     positive,
     static_integer,
     string,
+    string_sequence,
     validate,
 )
 from jaxeff.ensembles._ensemble import Ensemble
@@ -82,9 +84,9 @@ def sampled(
     return Ensemble(f, count, dict.fromkeys(names, Members(count, tied=True))), tree
 
 
-@validate(x=input_batch, pattern=string, times=positive)
+@validate(x=input_batch, pattern=any_of(string, string_sequence), times=positive)
 def affordable_members(
-    f: Callable[..., Any], params: Any, x: Any, pattern: str, *, times: float
+    f: Callable[..., Any], params: Any, x: Any, pattern: str | Sequence[str], *, times: float
 ) -> int:
     """Computes how many members of a site, or draws of its parameters, fit a budget.
 
@@ -92,7 +94,7 @@ def affordable_members(
         f: `f(params, x)`.
         params: The parameters of `f`.
         x: Inputs; shapes are enough.
-        pattern: Pattern of the sites that have members, as `jaxeff.ensemble` takes it.
+        pattern: Pattern of the sites that have members, as `jaxeff.ensemble` takes it, or several.
         times: The budget, in multiples of the network's own multiplications.
 
     Returns:
@@ -105,7 +107,8 @@ def affordable_members(
     check_number("affordable_members: times", times, 1)
 
     def macs(count: int) -> int:
-        chosen = chosen_leaves({pattern: Members(count, tied=True)}, params)
+        patterns = (pattern,) if isinstance(pattern, str) else pattern
+        chosen = chosen_leaves(dict.fromkeys(patterns, Members(count, tied=True)), params)
         g = Ensemble(f, count, chosen)
         leaves, structure = jax.tree.flatten(params)
         stacked = [

@@ -57,6 +57,7 @@ ACCEPTED: dict[tuple[str, str, str], str] = {
     ("jaxeff.bayes.*", "prior", "a number"): "one deviation for all",
     ("jaxeff.ensembles.repulsive", "strength", "a function"): "a schedule",
     # Arrays
+    ("jaxeff.ensembles.choose_random", "outside", "complex"): "the same as x",
     ("*", "x", "complex"): "a network may compute with complex numbers",
     ("*", "batch", "complex"): "a network may compute with complex numbers",
     ("*", "inputs", "complex"): "a network may compute with complex numbers",

@@ -70,6 +70,11 @@ def at_setting(setting: Any) -> Any:
     return cross_entropy(f)
 
 
+def inferred(sites: Any) -> Any:
+    """A posterior of any sites."""
+    return GAUSSIANS
+
+
 def schedule(step: Any) -> Any:
     """A schedule."""
     return 0.1 * step
@@ -172,6 +177,7 @@ OWN: dict[str, dict[str, Any]] = {
         "curvature": 1.0, "clip": 1.0,
     },
     "jaxeff.bayes.ivon_posterior": {"opt_state": ivon(KEY, 0.1, 4).init(PARAMS)},
+    "jaxeff.ensembles.choose_random": {"infer": inferred, "times": 20.0, "outside": X},
     "jaxeff.bayes.swag": {"start": 2, "every": 2, "rank": 3},
     "jaxeff.bayes.swag_posterior": {"opt_state": swag(ADAM, start=0, every=1).init(PARAMS)},
     "jaxeff.bayes.svi": {"batch_size": 2},
