@@ -68,9 +68,12 @@ def save_posterior(path: str | os.PathLike[str], posterior: Any) -> None:
             # By number: names of sites hold slashes, which separate the paths of arrays.
             "factors": {str(i): f for i, f in enumerate(factors)},
         }
-        sites = {"sites": list(posterior.factors), "errors": dict(posterior.errors)}
-        random = _random(posterior.posterior)
-        save_pytree(path, content, {"posterior": _CALIBRATED, "random": random} | sites)
+        about: dict[str, Any] = {
+            "posterior": _CALIBRATED, "random": _random(posterior.posterior),
+            "sites": list(posterior.factors), "errors": dict(posterior.errors),
+            "unseen": posterior.unseen,
+        }  # fmt: skip
+        save_pytree(path, content, about)
         return
     check_params("posterior", posterior)
     random = _random(posterior)
@@ -116,7 +119,8 @@ def load_posterior(path: str | os.PathLike[str], params: Any) -> Any:
         found = _gaussians(path, tree["posterior"], metadata["random"], params)
         arrays = named_leaves(tree["factors"])
         factors = {site: arrays[str(i)] for i, site in enumerate(metadata["sites"])}
-        return Calibrated(found, factors, tuple(metadata["errors"].items()))
+        errors = tuple(metadata["errors"].items())
+        return Calibrated(found, factors, errors, metadata.get("unseen"))
     if kind == _JOINT:
         settings = dict(metadata["guide"])
         name = settings.pop("name")

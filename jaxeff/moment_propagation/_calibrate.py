@@ -20,9 +20,16 @@ ratio of the sampled variance to the rule's, given already calibrated inputs, is
 per channel. Klein's thesis, section 8.3, scales the variance of a whole network by one factor
 chosen by hand (its calibration factor, 0.3 and 0.4); here factors are measured.
 
+Such factors are averages over inputs, and on other inputs what is left is how much the ratio varies
+between them. So a second form is tried as well: the variance of every result as a power of the
+propagated one, log E[s^2] = a_c + p log V, in the place of factors inside or after them. It is
+taken where it is better on inputs that it wasn't fitted to (`form="best"`).
+
 Sharp edges
-- Factors are averages over the batch they were measured on and over places; what is left is how
-  much the ratio varies between inputs.
+- Factors were measured on a batch; inputs of another kind may have others. `repr` states the median
+  error on the half of the inputs that factors weren't measured on.
+- Factors of positions (scores of attention that wasn't recognised) have their mean in common where
+  a sequence is of another length.
 - They belong to the posterior: another one, or another scale of noise at the input, has others.
 - Means are left as they are. Covariances between results stay unknown.
 """
@@ -46,13 +53,14 @@ from jaxeff.core import (
     validate,
 )
 from jaxeff.moment_propagation._calibrated import Calibrated, is_scaled, may_scale, result_name
+from jaxeff.moment_propagation._choice import FORMS, Measured, choose, examples_of
 from jaxeff.moment_propagation._covariance import correlated
 from jaxeff.moment_propagation._linear import check_method, first_order_pass
 from jaxeff.moment_propagation._moment_pass import Propagation, promote
 from jaxeff.moment_propagation._monte_carlo import DrawSums, Sampling, draw_keys, random_values
 from jaxeff.moment_propagation._reading import read
 from jaxeff.moment_propagation.rules import Rule
-from jaxeff.moment_propagation.values import Gaussian, is_gaussian, to_variance
+from jaxeff.moment_propagation.values import Gaussian, is_gaussian, is_random, to_variance
 from jaxeff.program import Layer, Program, evaluate
 from jaxeff.program.ir import Value
 
@@ -76,6 +84,7 @@ def calibrate_moments(
     rules: Mapping[Any, Rule] | None = None,
     correlations: bool = False,
     method: str = "layers",
+    form: str = "best",
     progress: bool | None = None,
     **kwargs: Any,
 ) -> Calibrated:
@@ -95,6 +104,11 @@ def calibrate_moments(
             of a result's last axis, instead.
         method: Method of `moments`: "linear" measures factors for `moments(f, method="linear")`,
             one per entry of a result's last axis, instead.
+        form: "static": a factor per site and channel. "level": the variance of a result is a
+            power of the propagated one, times a factor of its channel. "static and level": the
+            second after the first. "best": the one of least error on the half of the inputs that
+            it wasn't measured on, and "static" unless another is surely better, or there are fewer
+            than 8 inputs. Static with `correlations` and the linear method.
         progress: Whether to show a bar of draws; see `jaxeff.core`.
         **kwargs: Further arguments.
 
@@ -102,12 +116,15 @@ def calibrate_moments(
         The posterior with its factors, for `moments(f)`, `deploy` and files.
 
     Raises:
-        ValueError: Fewer than 2 samples, an unknown method, or nothing in the arguments is random.
+        ValueError: Fewer than 2 samples, an unknown method or form, or nothing in the arguments is
+            random.
         MomentsError: As `moments`.
     """
     if samples < 2:
         raise ValueError(f"calibrate_moments: samples is {samples}; 2 or more are needed.")
     check_method("calibrate_moments", method)
+    if form not in FORMS:
+        raise ValueError(f"calibrate_moments: form {form!r} is unknown; choose one of {FORMS}.")
     if isinstance(posterior, Calibrated):
         posterior = posterior.posterior
     everything = (posterior, *args, *kwargs.values())
@@ -123,13 +140,13 @@ def calibrate_moments(
     of_results = correlations or method == "linear"
     sampling = Sampling(program, _measured(propagation, program, values, of_results), chunk)
     keys = draw_keys(key, samples, chunk)
+    examples = 1 if of_results else examples_of(program)
 
     def measure(
-        sums: DrawSums, values: Sequence[Any], args: Any, kwargs: Any
-    ) -> tuple[dict[str, Array], ...]:
+        sums: DrawSums, rows: Array, scale: Array, values: Sequence[Any], args: Any, kwargs: Any
+    ) -> Measured:
         sampled = sampling.moments(sums, keys.size)
-        factors: dict[str, Array] = {}
-        errors: dict[str, Array] = {}
+        found = Measured({}, {}, {})
         if of_results:
             # Those variances are of results alone, so there is one factor per result and none
             # inside.
@@ -138,8 +155,9 @@ def calibrate_moments(
             for i, (atom, ours) in enumerate(zip(program.outputs, results, strict=True)):
                 if isinstance(atom, Value) and atom in sampled:
                     site = result_name(first_order.expected_slopes, i)
-                    factors[site], errors[site] = _factor(ours, sampled[atom], samples)
-            return factors, errors
+                    factor = _factor(ours, sampled[atom], rows, samples)
+                    found.factors[site], found.errors[site] = factor
+            return found
 
         def rule(layer: Layer, layer_key: Any, *operands: Any) -> Any:
             outputs = propagation.layer({}, layer, layer_key, *operands)
@@ -147,22 +165,31 @@ def calibrate_moments(
             if result not in sampled or not is_scaled(layer, outputs[0]):
                 return outputs
             ours = to_variance(outputs[0])
-            factor, error = _factor(ours, sampled[result], samples)
+            factor, error = _factor(ours, sampled[result], rows, samples)
             # The calibrated variance goes on, so that a later factor corrects what its own layer
             # adds and not what has been corrected before.
-            factors[layer.site], errors[layer.site] = factor, error
-            return [Gaussian(ours.mean, ours.var * factor), *outputs[1:]]
+            found.factors[layer.site], found.errors[layer.site] = factor, error
+            return [Gaussian(ours.mean, ours.var * factor**scale), *outputs[1:]]
 
-        evaluate(program, rule, None, values, promote, propagation.prepare)
-        return factors, errors
+        outputs = evaluate(program, rule, None, values, promote, propagation.prepare)
+        for i, (atom, ours) in enumerate(zip(program.outputs, outputs, strict=True)):
+            if isinstance(atom, Value) and atom in sampled and is_random(ours):
+                found.results[i] = to_variance(ours), sampled[atom]
+        return found
 
     # Before any draw: what has no rule is refused in seconds, not after minutes.
     like = jax.eval_shape(sampling.start, values)
-    finish = jax.jit(measure).lower(like, values, *given)
+    rows, scale = np.ones(examples, np.float32), np.float32(1)
+    finish = jax.jit(measure).lower(like, rows, scale, values, *given).compile()
     sums = _sum_of_draws(sampling, values, keys, progress)
-    factors, errors = finish.compile()(sums, values, *given)
-    stated = tuple((site, float(np.median(np.asarray(e)))) for site, e in errors.items())
-    return Calibrated(posterior, factors, stated)
+    chosen = choose(
+        "static" if of_results else form,
+        examples,
+        lambda rows, scale: finish(sums, rows, np.float32(scale), values, *given),
+        samples,
+    )
+    stated = tuple((site, float(np.median(np.asarray(e)))) for site, e in chosen.errors.items())
+    return Calibrated(posterior, chosen.factors, stated, chosen.unseen)
 
 
 def _sum_of_draws(
@@ -191,10 +218,11 @@ def _measured(
     else:
         prepared = propagation.prepare(program, values)
         ends = {layer.outputs[0] for layer in prepared.layers if may_scale(layer)}
+        ends |= {v for v in program.outputs if isinstance(v, Value)}
     return [v for v in random_values(program, values) if v in ends]
 
 
-def _factor(ours: Gaussian, sampled: Gaussian, samples: int) -> tuple[Array, Array]:
+def _factor(ours: Gaussian, sampled: Gaussian, rows: Array, samples: int) -> tuple[Array, Array]:
     """Computes the factor of each channel, and its relative standard error.
 
     The factor is the geometric mean of the entries' ratios, so that no entry dominates. Its
@@ -206,7 +234,10 @@ def _factor(ours: Gaussian, sampled: Gaussian, samples: int) -> tuple[Array, Arr
     known = (ours.var > 0) & (sampled.var > 0)
     ratio = jnp.where(known, sampled.var, 1) / jnp.where(known, ours.var, 1)
     axes = tuple(range(ours.ndim - 1))
-    logs = jnp.sum(jnp.log(ratio), axes) / jnp.maximum(jnp.sum(known, axes), 1)
+    if axes and ours.shape[0] % rows.size == 0:
+        weights = jnp.repeat(rows, ours.shape[0] // rows.size) > 0
+        known &= weights.reshape(-1, *(1,) * (ours.ndim - 1))
+    logs = jnp.sum(jnp.where(known, jnp.log(ratio), 0), axes) / jnp.maximum(jnp.sum(known, axes), 1)
     # The variance of the logarithm of a sample variance, for normal results. Its share in the
     # spread of the channels is how far they are shrunk to their common mean.
     noise = 2 / samples

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 from jaxtyping import Array
 
 from jaxeff.moment_propagation.values import Activated, is_random
@@ -37,23 +38,41 @@ class Calibrated:
         factors: Mapping from site to the factors of its result's variance, `[channels]`: one
             factor per entry of its last axis. For `moments(f, correlations=True)` those of the
             function's own results, `"result 0"`, ..., and for `moments(f, method="linear")`
-            `"linear result 0"`, ...
+            `"linear result 0"`, ... Factors that depend on the input are `"level 0"`, ...,
+            `[2, channels]`: a and p of the variance exp(a) V^p of a result, V the propagated one.
         errors: Mapping from site to the median standard error of its factors, relative to them,
             that the number of samples left; `()` if it isn't known.
+        unseen: Median error of the results' variances, relative, on the half of the inputs that
+            factors weren't measured on, or None if that isn't known.
     """
 
     posterior: Any
     factors: Mapping[str, Array]
     errors: tuple[tuple[str, float], ...] = field(default=(), metadata={"static": True})
+    unseen: float | None = field(default=None, metadata={"static": True})
 
     def __repr__(self) -> str:
-        """Returns the number of sites, their names, and the standard error of the factors."""
-        sites = f"{len(self.factors)} sites: {', '.join(self.factors)}"
-        if not self.errors:
-            return f"Calibrated({sites})"
-        errors = [error for _, error in self.errors]
-        middle, most = statistics.median(errors), max(errors)
-        return f"Calibrated({sites}; standard error {middle:.1%}, at most {most:.1%})"
+        """Returns the number of sites, their names, and what error is left."""
+        parts = [f"{len(self.factors)} sites: {', '.join(self.factors)}"]
+        if self.errors:
+            errors = [error for _, error in self.errors]
+            middle, most = statistics.median(errors), max(errors)
+            parts.append(f"standard error {middle:.1%}, at most {most:.1%}")
+        if self.unseen is not None:
+            parts.append(f"median error on unseen inputs {self.unseen:.1%}")
+        return f"Calibrated({'; '.join(parts)})"
+
+
+def factor_of(factors: Mapping[str, Array], site: str, result: Any) -> Array:
+    """Returns the factors of a site's result, for its channels.
+
+    Where it has another number of them than it was measured with (positions of a sequence of
+    another length), they have their geometric mean in common.
+    """
+    factor = factors[site]
+    if jnp.ndim(factor) and jnp.shape(factor) != jnp.shape(result)[-1:]:
+        return jnp.exp(jnp.mean(jnp.log(factor)))
+    return factor
 
 
 def is_scaled(layer: Layer, result: Any) -> bool:

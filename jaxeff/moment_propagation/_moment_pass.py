@@ -12,7 +12,8 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array
 
-from jaxeff.moment_propagation._calibrated import is_scaled
+from jaxeff.moment_propagation._calibrated import factor_of, is_scaled
+from jaxeff.moment_propagation._levels import with_levels
 from jaxeff.moment_propagation._reading import check_certain, read
 from jaxeff.moment_propagation.attention import (
     AttentionLayer,
@@ -76,7 +77,7 @@ class Propagation:
         # Factors were measured beside the diagonal pass, and hold what it forgets.
         if self.shared and not factors:
             prepared, rule = with_shared_noise(rule, program, prepared, values, self.rules)
-        return self.evaluated(prepared, rule, values)
+        return with_levels(self.evaluated(prepared, rule, values), factors)
 
     def evaluated(self, program: Program, rule: Callable[..., Any], values: Sequence[Any]) -> Any:
         """Evaluates a prepared program under a rule."""
@@ -105,7 +106,8 @@ class Propagation:
             outputs = [_held(value) for value in outputs]
         # Factors come after the rule and before the next layer, as they were measured.
         if layer.site in factors and is_scaled(layer, outputs[0]):
-            first = Gaussian(outputs[0].mean, outputs[0].var * factors[layer.site])
+            factor = factor_of(factors, layer.site, outputs[0])
+            first = Gaussian(outputs[0].mean, outputs[0].var * factor)
             return [first, *outputs[1:]]
         return outputs
 

@@ -8,6 +8,7 @@ from flax import nnx
 
 from jaxeff.core import functional
 from jaxeff.moment_propagation import Calibrated, Gaussian, MomentsError, calibrate_moments, moments
+from jaxeff.moment_propagation._levels import at_level, fit_level
 from jaxeff.nn import MLP
 
 
@@ -43,7 +44,7 @@ def samples(oracle):
 
 @pytest.fixture(scope="module")
 def calibrated():
-    return calibrate_moments(KEY, F, POSTERIOR, TRAIN, samples=2000, chunk=100)
+    return calibrate_moments(KEY, F, POSTERIOR, TRAIN, samples=2000, chunk=100, form="static")
 
 
 @pytest.mark.slow
@@ -111,7 +112,10 @@ def test_factors_say_their_error_and_travel_as_a_pytree(calibrated):
 @pytest.mark.slow
 def test_stated_errors_hold_between_keys():
     """Factors of independent draws differ by no more than what is stated for each."""
-    runs = [calibrate_moments(key, F, POSTERIOR, TRAIN) for key in jax.random.split(KEY, 6)]
+    runs = [
+        calibrate_moments(key, F, POSTERIOR, TRAIN, form="static")
+        for key in jax.random.split(KEY, 6)
+    ]
     stated = dict(runs[0].errors)
     for site in stated:
         logs = np.log([run.factors[site] for run in runs])
@@ -141,6 +145,8 @@ def test_neutral_factors_change_nothing(calibrated):
 def test_what_cannot_be_measured_is_refused():
     with pytest.raises(ValueError, match="nothing is random"):
         calibrate_moments(KEY, F, PARAMS, TRAIN)
+    with pytest.raises(ValueError, match="form 'levels' is unknown"):
+        calibrate_moments(KEY, F, POSTERIOR, TRAIN, form="levels")
     with pytest.raises(ValueError, match="samples must be at least 2"):
         calibrate_moments(KEY, F, POSTERIOR, TRAIN, samples=1)
     with pytest.raises(MomentsError, match="vmap over them"):
@@ -179,3 +185,99 @@ def test_a_kernel_with_fresh_noise_counts_as_if_derived():
                         is_leaf=lambda v: isinstance(v, Gaussian))  # fmt: skip
     two = jax.jit(moments(split, correlations=True))((half, half), x)
     np.testing.assert_allclose(one.var, two.var, rtol=1e-4)
+
+
+class Attending(nnx.Module):
+    """Attention and the mean of its results: what its factors are depends on the input."""
+
+    def __init__(self, rngs):
+        self.attn = nnx.MultiHeadAttention(4, 16, decode=False, rngs=rngs)
+        self.fc = nnx.Linear(16, 10, rngs=rngs)
+
+    def __call__(self, x):
+        return self.fc(self.attn(x).mean(1))
+
+
+@pytest.fixture(scope="module")
+def attending():
+    f, params = functional(Attending(nnx.Rngs(0)))
+    posterior = jax.tree.map(lambda p: Gaussian(p, (0.1 * jnp.abs(p) + 0.02) ** 2), params)
+    return f, posterior, jax.random.normal(jax.random.key(5), (48, 8, 16))
+
+
+@pytest.mark.slow
+def test_levels_are_chosen_where_factors_depend_on_the_input(attending, oracle):
+    """By default within 15 % on other inputs, and on a sequence that is half as long again."""
+    f, posterior, seen = attending
+    best = calibrate_moments(KEY, f, posterior, seen)
+    static = calibrate_moments(KEY, f, posterior, seen, form="static")
+    assert list(best.factors) == ["level 0"]
+    assert best.factors["level 0"].shape == (2, 10)
+    assert best.unseen < static.unseen
+    assert f"median error on unseen inputs {best.unseen:.1%}" in repr(best)
+    g = jax.jit(moments(f))
+    held = jax.random.normal(jax.random.key(6), (20, 8, 16))
+    truth = oracle.monte_carlo(f, (posterior, held), 10_000, 500)
+    # The oracle's own error is sqrt(2 / 10,000), 1.4 %.
+    assert off(g(best, held), truth) < min(0.15, off(g(static, held), truth))
+    longer = jax.random.normal(jax.random.key(7), (20, 12, 16))
+    truth = oracle.monte_carlo(f, (posterior, longer), 4000, 500)
+    plain = jax.jit(moments(f, shared=False))(posterior, longer)
+    assert off(g(best, longer), truth) < 0.5 * off(plain, truth)
+
+
+@pytest.mark.slow
+def test_static_factors_stay_where_nothing_else_is_surely_better():
+    """The diagonal is exact for one dense layer, so there is nothing that an input could tell."""
+    f, params = functional(nnx.Linear(6, 3, rngs=nnx.Rngs(0)))
+    posterior = jax.tree.map(lambda p: Gaussian(p, jnp.full_like(p, 0.1)), params)
+    x = jax.random.normal(KEY, (24, 6))
+    found = calibrate_moments(KEY, f, posterior, x)
+    assert "level 0" not in found.factors
+    assert found.unseen < 3 * np.sqrt(2 / 200)
+
+
+def test_a_level_is_the_power_law_that_variances_were_made_by():
+    rng = np.random.default_rng(0)
+    var = rng.lognormal(size=(400, 3))
+    a, slope, noise = np.array([0.3, -1.0, 2.0]), 1.4, 0.01
+    sampled = np.exp(a + slope * np.log(var) + noise**0.5 * rng.normal(size=var.shape))
+    rows = np.arange(400) % 2 == 0
+    level = fit_level(var, sampled, rows, noise)
+    # Standard errors: of the slope over 600 entries of unit variance, of a mean over 200.
+    np.testing.assert_allclose(level[1], slope, atol=4 * (noise / 600) ** 0.5)
+    np.testing.assert_allclose(level[0], a, atol=4 * (2 * noise / 200) ** 0.5)
+    moved = np.asarray(at_level(jnp.asarray(var, jnp.float32), jnp.asarray(level, jnp.float32)))
+    assert np.median(np.abs(moved[~rows] / sampled[~rows] - 1)) < noise**0.5
+    assert at_level(jnp.zeros(3), jnp.asarray(level)).sum() == 0
+    # Equal variances say nothing about a slope, which stays that of a static factor.
+    equal = fit_level(np.ones((8, 2)), np.full((8, 2), 3.0), np.ones(8, bool), noise)
+    np.testing.assert_allclose(equal, [[np.log(3)] * 2, [1.0] * 2])
+
+
+@pytest.mark.slow
+def test_factors_of_positions_serve_sequences_of_other_lengths():
+    """Scores that aren't recognised as attention have a factor per key, of which there are more."""
+
+    def f(w, x):
+        scores = jnp.tanh(jnp.einsum("btd,de,bse->bts", x, w, x))
+        return jnp.einsum("bts,bsd->btd", scores, x).mean(1)
+
+    w = Gaussian(jax.random.normal(KEY, (4, 4)), jnp.full((4, 4), 0.01))
+    x = jax.random.normal(jax.random.key(1), (6, 5, 4))
+    found = calibrate_moments(KEY, f, w, x, form="static")
+    assert any(factor.shape == (5,) for factor in found.factors.values())
+    longer = moments(f)(found, jax.random.normal(jax.random.key(2), (6, 8, 4)))
+    assert bool(jnp.all(jnp.isfinite(longer.var) & (longer.var > 0)))
+
+
+def test_one_result_per_example_is_one_channel():
+    def f(w, x):
+        return jnp.tanh(x @ w)
+
+    w = Gaussian(jnp.linspace(-1, 1, 5), jnp.full(5, 0.04))
+    found = calibrate_moments(KEY, f, w, jax.random.normal(KEY, (9, 5)), form="static and level")
+    assert found.factors["level 0"].shape == (2, 1)
+    other = moments(f)(found, jax.random.normal(jax.random.key(4), (4, 5)))
+    assert other.var.shape == (4,)
+    assert bool(jnp.all(other.var > 0))
