@@ -16,6 +16,20 @@ result = train_for_chip(
 result.params, result.spec                        # for in_the_loop(f, result.spec, chip)
 ```
 
+Its white-box stage by hand, of a fitted model such as `box`:
+
+```python
+from jaxeff.analog_hardware import analog, growing_noise, with_model, with_noise_level
+from jaxeff.training import fit
+
+box = next(iter(result.spec.values())).model
+boxed = with_model(result.spec, box)
+loss = growing_noise(f, boxed, optax.linear_schedule(0.0, 1.0, 2))
+run = {"optimizer": optax.adam(1e-3), "epochs": 1, "batch_size": 64, "progress": False}
+fit(jax.random.key(0), loss, result.params, (x - x.min(), y), **run)
+silent = analog(f, with_noise_level(boxed, 0.0))(jax.random.key(0), result.params, x - x.min())
+```
+
 The recipe of Klein's thesis, chapter 5: a digital network, quantization-aware training, training
 through a white box with noise that grows from nothing to what was measured, and a few epochs with
 the chip in the loop. The noise grows over the first half of the epochs: an optimizer whose rate

@@ -1,4 +1,19 @@
-"""`deterministic`: a spec as it is used after training, with nothing left to chance."""
+"""`deterministic`: a spec as it is used after training, with nothing left to chance.
+
+```python
+import jax.numpy as jnp
+
+from jaxeff.compression import Stochastic, Uniform, deterministic, quantized
+from jaxeff.nn import small_classifier
+
+f, params, (x, y) = small_classifier(4)
+spec = {"conv1": Stochastic(4), "fc*": Uniform(8)}       # drawn in training: keyed=True
+settled = deterministic(spec)
+assert settled["fc*"] is spec["fc*"]
+logits = quantized(f, settled)(params, x)                # no key
+assert jnp.array_equal(logits, quantized(f, {"conv1": Uniform(4), "fc*": Uniform(8)})(params, x))
+```
+"""
 
 from collections.abc import Mapping
 from dataclasses import replace

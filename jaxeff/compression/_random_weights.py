@@ -1,4 +1,17 @@
-"""Draws random weights from trained distributions over discrete values."""
+"""Draws random weights from trained distributions over discrete values.
+
+```python
+from jaxeff import moments
+from jaxeff.compression import Discrete, LayerQuantization, init, random_weights
+from jaxeff.nn import small_classifier
+
+f, params, (x, y) = small_classifier(4)
+spec = init(f, params, x, {"fc2": LayerQuantization(Discrete())})       # ternary weights
+posterior = random_weights(f, spec, params, x)
+assert posterior["fc2"]["kernel"].var.shape == params["fc2"]["kernel"].shape
+logits = moments(f)(posterior, x)                        # their mean and variance, in one pass
+```
+"""
 
 from collections.abc import Callable, Mapping
 from typing import Any

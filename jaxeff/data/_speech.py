@@ -10,6 +10,23 @@ from jaxeff import data
 assert data.log_mel(data.tones(4)).shape == (4, 32, 32)     # [recordings, frames, bands]
 ```
 
+```python
+import wave
+from pathlib import Path
+
+words = (*"yes no up down left right on off stop go".split(), "_unknown_", "_silence_")
+for i, word in enumerate(words):                            # a folder like that of the data set
+    for speaker, tone in enumerate(data.tones(10)):
+        path = Path("data/speech-commands", word, f"{speaker}_nohash_0.wav")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with wave.open(str(path), "wb") as file:
+            file.setparams((1, 2, 16_000, 0, "NONE", ""))
+            file.writeframes(tone.tobytes())
+recordings = data.speech_commands("data")
+assert len(recordings.train_labels) + len(recordings.test_labels) == 120
+assert recordings.words == words and recordings.train_audio.shape[1] == 16_000
+```
+
 Sharp edges:
     The official split needs the training archive. Here a fifth of the speakers is held out, by a
     hash of their names, so that no speaker is on both sides, whatever part of the set is there.

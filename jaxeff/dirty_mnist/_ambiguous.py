@@ -1,4 +1,32 @@
-"""Steps of the recipe: mixing codes, stretching contrast, judging, balancing, labelling."""
+"""Steps of the recipe: mixing codes, stretching contrast, judging, balancing, labelling.
+
+```python
+import jax.numpy as jnp
+import numpy as np
+
+from jaxeff.dirty_mnist import (
+    balance_entropy, draw_labels, is_ambiguous, mix_codes, stretch_contrast
+)
+
+rng = np.random.default_rng(0)
+labels = np.arange(30) % 10
+codes = mix_codes(rng, np.eye(30), labels, parts=3, n=200)           # weights of the digits
+assert ((codes > 0).sum(1) == 3).all() and np.allclose(codes.sum(1), 1)
+
+images = stretch_contrast(jnp.array([0.1, 0.5, 0.99]))               # of what is decoded
+assert jnp.allclose(images, jnp.array([0.0, 0.45, 1.0]))
+
+certain, torn, other = [9.0, 0, 0], [4.0, 4, 0], [0.0, 9, 0]
+logits = jnp.array([[certain, torn, certain], [certain, torn, other]])     # of two members
+assert is_ambiguous(logits, largest_mi=0.05, smallest_entropy=0.05).tolist() == [False, True, False]
+
+entropy = rng.uniform(0, 1.6, 1000) ** 2 / 1.6                       # low ones are frequent
+chosen = balance_entropy(rng, entropy, 100)
+assert np.median(entropy[chosen]) > np.median(entropy)
+drawn = draw_labels(rng, np.array([[0.5, 0.5, 0.0]]), 10)            # ten labels of one image
+assert set(drawn[0]) <= {0, 1}
+```
+"""
 
 import jax.numpy as jnp
 import numpy as np

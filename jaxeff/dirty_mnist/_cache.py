@@ -1,4 +1,18 @@
-"""`dirty_mnist`: the data set from its cache, built first where it isn't there."""
+"""`dirty_mnist`: the data set from its cache, built first where it isn't there.
+
+```python
+from jaxeff.dirty_mnist import Recipe, dirty_mnist
+
+tiny = Recipe(                                           # of scikit-learn's digits, in seconds
+    source="digits", train=8, test=8, labels=3, vae_epochs=2, vae_drops=(), members=2,
+    member_epochs=1, candidates=200, surplus=1, largest_mi=1.0, largest_entropy=2.4,
+    batch_size=64,
+)
+data = dirty_mnist(tiny, folder="cache", progress=None)  # dirty_mnist() is the published one
+images, labels = data.train()                            # digits, and ambiguous ones three times
+assert len(images) == len(data.digits.train_images) + 8 * 3
+```
+"""
 
 import dataclasses
 import json

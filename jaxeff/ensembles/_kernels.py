@@ -13,6 +13,18 @@ second Stein's. Without a bandwidth it is the median distance between different 
 the logarithm of their number: the kernels of a member with the others then sum to about one,
 whatever the scale of the points.
 
+```python
+import jax.numpy as jnp
+
+from jaxeff.ensembles import RBF, repulsion
+
+points = jnp.array([[0.0, 0.0], [1.0, 0.0], [5.0, 0.0]])       # a point for each member
+field, potential, kernel = repulsion(points, RBF(bandwidth=2.0))
+assert field[0, 0] < 0 < field[1, 0]                           # neighbours are pushed apart,
+assert jnp.abs(field[2, 0]) < jnp.abs(field[1, 0])             # the distant one hardly
+assert jnp.allclose(kernel[0, 1], jnp.exp(-0.5))
+```
+
 Sharp edges:
     Members that are the same feel nothing, so they stay the same: start them apart.
     No gradient passes through a bandwidth.

@@ -16,6 +16,19 @@ result = fit(key, member_loss(g), networks, data, optimizer=optax.adam(1e-2), ep
              batch_size=64)
 ```
 
+Members behind a trained network leave it as it is with `optimize_members`:
+
+```python
+import numpy as np
+
+from jaxeff.ensembles import optimize_members
+
+g, heads = jaxeff.ensemble(key, f, params, {"fc2": Members(3)})
+optimizer = optimize_members(g, optax.adam(1e-2))
+result = fit(key, member_loss(g), heads, data, optimizer=optimizer, epochs=1, batch_size=64)
+assert np.array_equal(result.params["conv1"]["kernel"], params["conv1"]["kernel"])
+```
+
 It is the sum over members of each one's mean loss over the batch, so a parameter of one member has
 the gradient that it has in a network of its own, and what is shared has the sum of all.
 

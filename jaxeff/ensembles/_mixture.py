@@ -14,6 +14,18 @@ mixture = Mixture(jaxeff.moments(g)(posterior, x))
 mixture.within, mixture.between                     # their sum is mixture.var, exactly
 ```
 
+Of several posteriors of one network, `mixture_moments` is the mixture:
+
+```python
+from jaxeff.bayes import MixturePosterior
+from jaxeff.ensembles import mixture_moments
+
+around = lambda p: jax.tree.map(lambda w: jaxeff.Gaussian(w, 0.01 * w**2), p)
+modes = MixturePosterior((around(params), around(jax.tree.map(lambda w: 0.9 * w, params))))
+mixture = mixture_moments(f, modes, x[:8])
+assert mixture.mean.shape == (8, 10)
+```
+
 Every member predicts a Gaussian; together they are a mixture of equal weights. By the law of total
 variance its variance is the mean of the members' variances (within) plus the variance of their
 means (between), in closed form. With an aleatoric head there is a third part, the noise that

@@ -5,6 +5,21 @@ statistics in another order, so that no label is left in them. `Patches`, `Shuff
 `NoiseImages` and `Interval` are such functions; an array of out-of-domain or ambiguous inputs is
 the other kind, which every step draws from.
 
+Where the samples may be the batch itself, as for repulsion of a hidden layer, they are
+`batch_inputs`:
+
+```python
+import jax
+import jax.numpy as jnp
+
+from jaxeff.ensembles import Patches, batch_inputs
+
+x = jnp.arange(64.0).reshape(1, 8, 8, 1)
+shuffled = Patches(4)(jax.random.key(0), x)                    # four squares in another order
+assert jnp.array_equal(jnp.sort(shuffled.ravel()), x.ravel())
+assert batch_inputs(jax.random.key(0), x) is x
+```
+
 Sharp edges:
     28 pixels are no multiple of 16 or 8: images are then continued by their border up to the next
     multiple, cut, and cropped to their middle again.

@@ -26,6 +26,18 @@ keys, levels = jax.random.split(jax.random.key(0), 3), jnp.array([0.1, 0.2, 0.4]
 final, metrics = jax.jit(jax.vmap(train))(keys, levels)
 ```
 
+How long the data are, whatever their structure, tells `count_examples`:
+
+```python
+from jaxeff.training import count_examples
+
+assert count_examples(data) == 256                       # of images and of labels
+try:
+    count_examples((data[0], data[1][:-1]))
+except ValueError as error:
+    assert "255" in str(error)
+```
+
 Sharp edges: the data lie on the device as a whole and batches are gathered inside the scan; the
 last ``n mod batch_size`` examples of an epoch's permutation are left out of that epoch.
 Convolutions vmapped over weights are grouped convolutions, which CPUs run slowly: there, three

@@ -1,4 +1,26 @@
-"""Identity of a training: its start, its loss and its optimizer, beside its data."""
+"""Identity of a training: its start, its loss and its optimizer, beside its data.
+
+```python
+import jax
+import optax
+
+from jaxeff.nn import small_classifier
+from jaxeff.store import run_identity
+from jaxeff.training import cross_entropy, describe_training, init
+
+f, params, data = small_classifier(64)
+
+
+def identity(rate):                                      # goes into a checkpoint of your own loop
+    key, optimizer = jax.random.key(0), optax.sgd(rate)
+    start, loss = init(params, optimizer), cross_entropy(f)
+    return run_identity(key, data, {}, describe_training(key, loss, optimizer, start, data, 32))
+
+
+assert identity(0.1) == identity(0.1)
+assert identity(0.1)["optimizer"] != identity(0.2)["optimizer"]
+```
+"""
 
 from __future__ import annotations
 

@@ -1,5 +1,25 @@
 """The host's side of training: run epochs, show progress, keep checkpoints, stop on NaN.
 
+```python
+import jax
+import jax.numpy as jnp
+import optax
+
+from jaxeff.nn import small_classifier
+from jaxeff.training import cross_entropy, init, make_epoch, run_epochs
+
+f, params, (x, y) = small_classifier(64)
+optimizer = optax.adam(1e-2)
+epoch = make_epoch(cross_entropy(f), optimizer, batch_size=32)
+run = {
+    "start": init(params, optimizer), "data": (x, y), "checkpoint": "run.safetensors",
+    "eval_fn": lambda state: {"largest": jnp.abs(f(state.params, x)).max()},
+}
+state, history = run_epochs(jax.random.key(0), epoch, epochs=1, **run)
+state, history = run_epochs(jax.random.key(0), epoch, epochs=3, **run)      # goes on from there
+assert [row["epoch"] for row in history] == [0, 1, 2] and state.step == 6
+```
+
 Sharp edges:
 
 - Epoch ``i`` always gets ``fold_in(key, i)``, so a run that was killed and resumed equals the

@@ -28,6 +28,34 @@ def smoothed(key, params, batch):                       # a loss of your own
 
 fit(jax.random.key(0), stateless(smoothed), params, (x, y), **run)
 ```
+
+A loss factory of your own takes functions of any form by `normalized_call`, and shows labels that
+are no classes by `valid_labels`:
+
+```python
+import jax.numpy as jnp
+
+from jaxeff.noise import Additive, noisy
+from jaxeff.training import normalized_call, valid_labels
+
+
+def hinge(f, *, keyed=False, mutable=False):
+    call = normalized_call(f, keyed=keyed, mutable=mutable)
+
+    def loss(key, params, state, batch, step):
+        x, labels = batch
+        logits, state = call(key, params, state, x)
+        each = optax.losses.multiclass_hinge_loss(logits, labels) * valid_labels(labels, logits)
+        return each.mean(), ({}, state)
+
+    return loss
+
+
+g, key = noisy(f, {"fc*": Additive(0.1)}), jax.random.key(0)
+for loss in (hinge(f), hinge(g, keyed=True)):
+    assert jnp.isfinite(loss(key, params, None, (x, y), 0)[0])
+    assert jnp.isnan(loss(key, params, None, (x, y.at[0].set(10)), 0)[0])
+```
 """
 
 from __future__ import annotations

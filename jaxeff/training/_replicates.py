@@ -4,6 +4,27 @@ A setting rides in the place of the model's state, so that one compiled epoch se
 a sweep. Everything leads with the axes of seeds and settings; random keys belong to seeds, so all
 settings of a seed see the same numbers, and what is random is computed once for all of them. Start,
 epochs and score have keys of their own: `replicate_keys`.
+
+```python
+import jax
+import jax.numpy as jnp
+import optax
+
+from jaxeff.nn import small_classifier
+from jaxeff.noise import Additive, noisy
+from jaxeff.training import cross_entropy, epoch_function, start_function
+
+f, params, data = small_classifier(64)
+optimizer, levels = optax.sgd(0.1), jnp.array([0.1, 0.3, 0.5])
+keys = jax.random.split(jax.random.key(0), 2)                          # of two seeds
+start = start_function(lambda key: (params, None), optimizer)
+epoch = epoch_function(
+    lambda level: cross_entropy(noisy(f, {"fc*": Additive(level)}), keyed=True), optimizer,
+    batch_size=32, seeds=2, settings=3,
+)
+carry, metrics = jax.jit(epoch)(start(keys, levels), keys, data)
+assert metrics["loss"].shape == (2, 3)                                 # [seeds, settings]
+```
 """
 
 from __future__ import annotations

@@ -22,6 +22,18 @@ def changed(level):
 
 divergences(f, changed, jnp.array([0.0, 0.1, 1.0]), params, x).mean(-1)      # nats, one per level
 ```
+
+Other numbers of each change take the loop below it:
+
+```python
+from jaxeff.training import map_changes
+
+def accuracy(level):
+    return (changed(level)(params, x).argmax(-1) == y).mean()
+
+found = map_changes(accuracy, jnp.array([0.0, 0.1, 1.0]), at_once=2)       # two side by side
+assert found[0] == (f(params, x).argmax(-1) == y).mean()
+```
 """
 
 from __future__ import annotations

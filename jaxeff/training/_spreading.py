@@ -1,4 +1,17 @@
-"""Distribution of a chunk's replicates over the devices of all processes."""
+"""Distribution of a chunk's replicates over the devices of all processes.
+
+```python
+import jax
+
+from jaxeff.training import spread_replicates
+
+spread = spread_replicates(seeds=3, settings=5, devices=jax.devices())
+data = spread.whole({"x": jax.numpy.ones((4, 2))})           # on each of the devices
+assert spread.seeds * spread.settings >= 15                  # filled up to fit the devices
+if jax.device_count() == 1:
+    assert spread == (3, 5, None)                            # nothing to spread over
+```
+"""
 
 from __future__ import annotations
 

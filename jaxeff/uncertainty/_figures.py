@@ -15,6 +15,22 @@ figure, axes = plt.subplots(3, 1, sharex=True)
 draw_regression(axes, x, decompose_regression(outputs), train, jnp.full(50, 0.1), x**2)
 ```
 
+```python
+from jaxeff.uncertainty import decompose_logits, draw_plane
+
+grid = jnp.meshgrid(jnp.linspace(-2, 2, 20), jnp.linspace(-2, 2, 20))
+points = jnp.stack(grid, -1)
+weights = jnp.array([[3.0, 0.5], [2.0, -0.5], [3.0, 0.0]])           # of three members
+score = points @ weights.T                                           # [20, 20, members]
+parts = decompose_logits(jnp.moveaxis(jnp.stack([-score, score], -1) / 2, 2, 0))
+train = jnp.array([[-1.0, 0.0], [1.0, 0.0]]), jnp.array([0, 1])
+figure, axes = plt.subplots(1, 2)
+mean, information = draw_plane(
+    axes, grid, jax.nn.sigmoid(score).mean(-1), parts.epistemic, jnp.hypot(*grid) > 1.5, train
+)
+figure.colorbar(mean, ax=axes[0])
+```
+
 What every panel shows is labelled; titles, legends and files are the caller's. All arrays may be of
 JAX or NumPy. Nothing but the axes is changed.
 """

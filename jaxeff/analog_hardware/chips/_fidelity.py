@@ -1,4 +1,16 @@
-"""`fidelity`: how far a model is from its chip, over the number of active rows."""
+"""`fidelity`: how far a model is from its chip, over the number of active rows.
+
+```python
+import jax
+
+from jaxeff.analog_hardware import Chip, Design, Linear, fidelity
+
+chip, design = Chip(3, rows=16, columns=8), Design(rows=16, columns=8, active=(1, 8, 16))
+found = fidelity(jax.random.key(0), Linear(), chip, design, active=(4, 16), vectors=8, gain=0.004)
+print(found)                                             # a row for 4 and for 16 active rows
+assert found.error[1] > found.floor[1]                   # a real chip isn't ideal
+```
+"""
 
 from __future__ import annotations
 

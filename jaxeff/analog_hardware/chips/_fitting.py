@@ -2,6 +2,21 @@
 
 `partition` reports it, `calibrate_ranges` measures ranges for it, and `read_out` hands it to
 `jaxeff.moments`. Each runs the model once, eagerly, layer by layer.
+
+```python
+import jax
+
+import jaxeff
+from jaxeff.analog_hardware import Crossbar, analog, calibrate_ranges, partition, read_out
+from jaxeff.nn import small_classifier
+
+f, params, (x, y) = small_classifier(32)
+x = x - x.min()                                          # pulses can't be negative
+spec = calibrate_ranges(f, params, [x], {"fc1": Crossbar(gain=0.004)})
+print(partition(f, params, x, spec))                     # tiles, and what is clipped
+logits = analog(f, spec)(jax.random.key(0), params, x)
+moments = jaxeff.moments(f, noise=read_out(f, params, x, spec))(params, x)
+```
 """
 
 from __future__ import annotations

@@ -13,6 +13,20 @@ print(fidelity(jax.random.key(1), box, chip, design, active=(4, 16)))
 print(fidelity(jax.random.key(1), fit_linear(measured), chip, design, active=(4, 16)))
 ```
 
+Between the two lies a spline per column; all three have the noise that repeated read-outs show:
+
+```python
+from jaxeff.analog_hardware import fit_columnar, fit_noise
+
+columnar, noise = fit_columnar(measured), fit_noise(measured.noise)
+errors = [
+    fidelity(jax.random.key(1), model, chip, design, active=(16,)).error[0]
+    for model in (fit_linear(measured), columnar)
+]
+assert errors[1] < errors[0]
+assert (columnar.noise.still == noise.still).all() and noise.per_row.shape == (8,)
+```
+
 The white box is ``y_c = f_c(sum_r LUT[r, c, a, w]) + N(0, var(c, N))`` (Klein's thesis, eqs. (5.1)
 and (5.2)). The table of every synapse has 128 x 256 x 32 x 127 entries, 533 MB; here it is a
 product of what its parts depend on, ``strength[sign(w), r, c] * pulse[r, a] * curve[abs(w)]``, 300

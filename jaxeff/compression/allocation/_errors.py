@@ -19,6 +19,17 @@ sizes = {row.site: row.weights for row in jaxeff.cost(f, params, x[:1]).layers i
 spec = {site: Int(round(bits), 8) for site, bits in signal_to_noise_bits(sizes, 20.0).items()}
 ```
 
+Measured, they tell which layers need their bits:
+
+```python
+from jaxeff.compression import allocate_bits, noise_to_signal, quantization_errors
+
+errors = quantization_errors(f, params, x[:32], tuple(sizes), widths=(2, 4, 8))
+ratios = noise_to_signal(errors)
+assert (ratios.weights[:, 0] > ratios.weights[:, 2]).all()        # two bits, and eight
+spec = allocate_bits(ratios, jaxeff.cost(f, params, x[:1]), 4 * sum(sizes.values()))
+```
+
 References:
     Lin, Talathi and Annapureddy, "Fixed Point Quantization of Deep Convolutional Networks",
     arXiv:1511.06393.

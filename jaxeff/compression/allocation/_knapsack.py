@@ -7,6 +7,25 @@ that no other beats in both cost and damage, and that could still beat the best 
 linear relaxation. (Integer programming solvers stop within absolute tolerances, and damages span
 many decades.)
 
+```python
+import numpy as np
+
+import jaxeff
+from jaxeff.compression import BitSensitivity, allocate_bits
+from jaxeff.nn import small_classifier
+
+f, params, (x, y) = small_classifier(4)
+cost = jaxeff.cost(f, params, x[:1])
+sites, widths = ("conv1", "fc1", "fc2"), (2, 4, 8)
+damage = np.array([[9.0, 3.0, 0.0], [0.2, 0.1, 0.0], [0.2, 0.1, 0.0]])     # in nats, measured
+sizes = {row.site: row.weights for row in cost.layers}
+spec = allocate_bits(
+    BitSensitivity(sites, widths, damage), cost, 4 * sum(sizes[site] for site in sites),
+    weights={"fc2": (8,)},
+)
+assert [spec[site].weights.bits for site in sites] == [8, 2, 8]
+```
+
 Sharp edges:
     Damages are taken to add up over sites, and over the weights and activations of one.
     A weight that several sites read is paid for at the first of them.

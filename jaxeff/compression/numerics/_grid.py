@@ -30,7 +30,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxeff.compression import (
-    dequantize, fake_quantize, grid, quantize, round_through, straight_through,
+    dequantize, fake_quantize, grid, quantize, round_through, straight_through, value_range,
 )
 
 x = jnp.array([-1.0, -0.2, 0.3, 1.0])
@@ -40,6 +40,8 @@ assert codes.tolist() == [-7, -1, 2, 7]
 assert jnp.allclose(dequantize(codes, four), codes / 7)
 rounded = fake_quantize(x, 4, jnp.float32(-1), jnp.float32(1), True)    # the same, with a gradient
 assert jnp.allclose(rounded, codes / 7)
+low, high = value_range(x.reshape(2, 2), keep=(0,))                     # of every row
+assert low.tolist() == [[-1.0], [jnp.float32(0.3)]] and high.tolist() == [[jnp.float32(-0.2)], [1]]
 assert jax.grad(round_through)(0.3) == 1 and round_through(0.3) == 0
 assert straight_through(x, rounded).tolist() == rounded.tolist()        # the gradient is that of x
 ```

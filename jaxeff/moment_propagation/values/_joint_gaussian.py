@@ -1,4 +1,14 @@
-"""`JointGaussian`: normal variables with the covariance that the entries of the last axis have."""
+"""`JointGaussian`: normal variables with the covariance that the entries of the last axis have.
+
+```python
+import jax.numpy as jnp
+
+from jaxeff.moment_propagation import JointGaussian, is_joint_gaussian
+
+logits = JointGaussian(jnp.zeros(2), jnp.array([[1.0, 0.9], [0.9, 1.0]]))
+assert is_joint_gaussian(logits) and not is_joint_gaussian(logits.independent())
+```
+"""
 
 from __future__ import annotations
 

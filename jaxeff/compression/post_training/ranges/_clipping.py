@@ -12,6 +12,18 @@ that it lacks what was clipped; and a bin counts no more than nearly all filled 
 since a single value that many entries have, such as the background of images, is no density that a
 level spreads. Without them a histogram with a peak is clipped at the peak.
 
+```python
+import numpy as np
+
+from jaxeff.compression import clip_range
+
+values = np.append(np.random.default_rng(0).normal(size=1000), 20.0)       # and one far out
+assert clip_range(values, 4, method="minmax")[1] == 20.0
+for method in ("percentile", "mse", "kl"):               # one value doesn't make all others coarse
+    low, high = clip_range(values, 4, symmetric=True, method=method)
+    assert high < 8
+```
+
 Sharp edges:
     A range of no width, as that of a constant or of zeros alone, is returned as it is; the grid of
     it holds the one value exactly (`jaxeff.compression.numerics`).
