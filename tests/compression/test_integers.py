@@ -246,9 +246,8 @@ def test_codes_that_kernels_cannot_hold_are_refused(setting, words):
 
 @pytest.mark.slow
 def test_a_layer_without_a_kernel_is_named_and_computed_as_quantized():
-    params = {"w": jnp.ones((3, 2, 4))}
-    f = lambda p, x: jnp.einsum("bi,jik->bjk", x, p["w"])  # noqa: E731
-    x = jax.random.normal(KEY, (5, 2))
+    f, params = jaxeff.functional(nnx.Conv(2, 3, (2, 2, 2), rngs=nnx.Rngs(0)))
+    x = jax.random.normal(KEY, (1, 3, 3, 3, 2))
     spec = calibrate(f, params, [x], {"*": Int(8, symmetric="weights", per="tensor")})
     with pytest.warns(IntegerFallbackWarning, match="no integer kernel takes; .* floating point"):
         found = integer(f, spec)(params, x)

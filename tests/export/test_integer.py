@@ -463,3 +463,36 @@ def test_means_over_positions_are_the_same_bits_as_under_xla(requantize, tmp_pat
         assert np.isfinite(ours).all()
     with pytest.raises(SignatureError, match="holds NaN"):
         bundle.run(given.at[0, 3:5].set(np.nan))
+
+
+class Sequence(nnx.Module):
+    """Attention's projections, a weight for each head, convolutions over time, a transpose."""
+
+    def __init__(self, rngs):
+        self.query = nnx.LinearGeneral(16, (2, 8), rngs=rngs)
+        self.out = nnx.LinearGeneral((2, 8), 16, axis=(-2, -1), rngs=rngs)
+        self.each = nnx.Einsum("bshk,hkd->bshd", (2, 8, 8), (2, 8), rngs=rngs)
+        self.down = nnx.Conv(16, 24, (3,), strides=2, rngs=rngs)
+        self.up = nnx.ConvTranspose(24, 16, (4,), strides=(2,), rngs=rngs)
+        self.position = nnx.Param(jax.random.normal(rngs.params(), (6, 16)))
+        self.last = nnx.Linear(16, 16, use_bias=False, rngs=rngs)
+
+    def __call__(self, x):
+        x = x + self.out(nnx.relu(self.query(x)))
+        x = self.each(x.reshape(*x.shape[:2], 2, 8)).reshape(x.shape)
+        x = self.up(nnx.relu(self.down(x))) + x
+        return self.last(x) + self.position
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("any_batch", [False, True])
+def test_products_over_other_axes_are_the_same_bits(any_batch, tmp_path):
+    f, params = jaxeff.functional(Sequence(nnx.Rngs(0)))
+    x = jax.random.normal(jax.random.key(0), (3, 6, 16))
+    g = integer(f, calibrate(f, params, [x], {"*:linear": Int(8, symmetric="weights")}))
+    codes = g.convert(params, x)
+    assert sum(name.endswith("/codes") for name in codes.arrays) == 6
+    bundle = deploy(g, (codes, x), path=tmp_path / "b", any_batch=any_batch)
+    names = {row.name.rstrip("0123456789") for row in bundle.profile(number=1, repeat=1)}
+    assert {"q_conv2d", "q_dense"} <= names
+    np.testing.assert_array_equal(bundle.run(x), jax.jit(g)(codes, x))

@@ -25,6 +25,7 @@ from typing import Any
 
 from jaxeff.compression._quantized import by_layer, of_inputs, quantized_layer
 from jaxeff.compression.integers import _layers as read
+from jaxeff.compression.integers._kernels import kernel_of
 from jaxeff.compression.numerics import LayerQuantization, Method
 from jaxeff.core import validate
 from jaxeff.program import Layer, Program, Rule, at_sites
@@ -98,7 +99,7 @@ def shortcuts(program: Program, settings: Mapping[str, LayerQuantization]) -> di
 
 def _is_product(layer: Layer, settings: Mapping[str, LayerQuantization]) -> bool:
     """Returns whether a layer multiplies codes."""
-    return not isinstance(read.kernel_of(layer, settings[layer.site]), str)
+    return not isinstance(kernel_of(layer, settings[layer.site]), str)
 
 
 def _depth(v: Any, makers: Mapping[Any, Layer], settings: Mapping[str, LayerQuantization]) -> int:
@@ -107,7 +108,8 @@ def _depth(v: Any, makers: Mapping[Any, Layer], settings: Mapping[str, LayerQuan
     if layer is None:
         return 0
     if layer.site in settings:
-        return read.depth_of(layer) if _is_product(layer, settings) else 0
+        kernel = kernel_of(layer, settings[layer.site])
+        return 0 if isinstance(kernel, str) or not kernel.takes_lines else kernel.depth
     is_norm = layer.kind == "normalization" and v is layer.outputs[0]
     if len(layer.data) == 1 and (is_norm or read.is_line(layer)):
         return _depth(layer.inputs[layer.data[0]], makers, settings)

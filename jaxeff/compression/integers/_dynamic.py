@@ -6,26 +6,27 @@ arrays. So the result goes through memory as int32 and nothing is folded into it
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Float
 
-from jaxeff.compression.integers import _layers as read
 from jaxeff.compression.integers._grids import HALF_TO_EVEN, levels, width
+from jaxeff.compression.integers._kernels import Kernel
 from jaxeff.compression.integers._operators import LIMIT, finer_units
 from jaxeff.compression.numerics import Tensor, grid, value_range
 from jaxeff.compression.quantizers.uniform import Uniform
-from jaxeff.program import Layer
 
 
 def ranged_by_itself(
+    kernel: Kernel,
     call: Callable[..., Array],
     weights: Callable[[], tuple[Array, Array]],
-    layer: Layer,
-    values: Sequence[Any],
+    site: str,
+    bias_of: Callable[[], Array],
     put: Callable[[str, Callable[[], Array]], Array],
     weight_bits: int,
     quantizer: Uniform,
@@ -35,31 +36,32 @@ def ranged_by_itself(
     """Computes a linear layer whose activations are quantized by their own range.
 
     Args:
-        call: The composite.
+        kernel: How its products are computed.
+        call: The kernel's operator, under the name of the layer.
         weights: Function that returns codes of the weights and their steps.
-        layer: The layer.
-        values: Inputs of the layer.
+        site: The layer's.
+        bias_of: Function that returns what is added to each output.
         put: Keeps what depends on parameters alone.
         weight_bits: Width of the weights' codes.
         quantizer: The activations' grid, of no range.
         tensor: Description of the activations for their grid.
         x: The activations.
     """
-    bits = width(quantizer, layer.site)
+    bits = width(quantizer, site)
     low, high = value_range(x, tensor.axes(quantizer.per))
     to = grid(bits, low.astype(jnp.float32), high.astype(jnp.float32), quantizer.symmetric)
     half = 2 ** (bits - 1)
     attributes: dict[str, Any] = {}
-    if read.is_convolution(layer):
-        # Padded as values: a code of zero per sample is no number that a kernel could pad with.
-        (top, bottom), (left, right) = layer.op.params["padding"]  # type: ignore[union-attr]
-        x = jnp.pad(x, ((0, 0), (top, bottom), (left, right), (0, 0)))
+    if kernel.window:
         attributes = {"padding": (0, 0, 0, 0), "input_zero": 0}
-    nearest = lax.round(x / to.step, HALF_TO_EVEN)
-    u = jnp.clip(nearest - to.zero, to.lower, to.upper) + half
+    # Padded as values: a code of zero per sample is no number that a kernel could pad with.
+    x = kernel.padded(kernel.lay_input(x))
+    of_x = jax.tree.map(lambda v: kernel.lay_scale(v, x.shape[-1]), to)
+    nearest = lax.round(x / of_x.step, HALF_TO_EVEN)
+    u = jnp.clip(nearest - of_x.zero, of_x.lower, of_x.upper) + half
     w = put("codes", lambda: weights()[0])
     steps = put("steps", lambda: weights()[1])
-    bias = put("bias", lambda: read.bias_of(layer, values))
+    bias = put("bias", bias_of)
     over = tuple(range(w.ndim - 1))
     sums = put("sums", lambda: weights()[0].astype(jnp.int32).sum(over, dtype=jnp.int32))
     acc = call(
@@ -80,11 +82,12 @@ def ranged_by_itself(
     def along(vector: Array) -> Array:
         return vector.reshape((1,) * (acc.ndim - 1) + vector.shape)
 
-    zero = (half - to.zero).astype(jnp.int32)
-    finer = finer_units(read.depth_of(layer), bits, levels(weight_bits))
+    step, offset = (kernel.lay_scale(v, acc.shape[-1]) for v in (to.step, to.zero))
+    zero = (half - offset).astype(jnp.int32)
+    finer = finer_units(kernel.depth, bits, levels(weight_bits))
     # One unit of the accumulator as a number; spare bits of int32 make the bias finer.
-    unit = to.step * along(steps) / 2**finer
-    offset = jnp.clip(lax.round(along(bias) / unit, HALF_TO_EVEN), float(-LIMIT), float(LIMIT))
+    unit = step * along(steps) / 2**finer
+    added = jnp.clip(lax.round(along(bias) / unit, HALF_TO_EVEN), float(-LIMIT), float(LIMIT))
     # sum (u - zero) w = sum u w - zero sum w, with a zero that only this call knows.
-    whole = ((acc - zero * along(sums)) << finer) + offset.astype(jnp.int32)
-    return whole.astype(jnp.float32) * unit
+    whole = ((acc - zero * along(sums)) << finer) + added.astype(jnp.int32)
+    return kernel.lay_result(whole.astype(jnp.float32) * unit)

@@ -13,6 +13,7 @@ from typing import Any
 from jaxeff.compression._quantized import of_inputs
 from jaxeff.compression.integers import _layers as read
 from jaxeff.compression.integers._grids import Codes
+from jaxeff.compression.integers._kernels import kernel_of
 from jaxeff.compression.numerics import LayerQuantization
 from jaxeff.core import Literal
 from jaxeff.program import Layer, Program
@@ -49,7 +50,7 @@ def _forms(layer: Layer, settings: Mapping[str, LayerQuantization]) -> tuple[Cod
     if setting is None:
         taken = read.is_sum(layer) or read.is_line(layer) or read.is_move(layer)
         return () if taken or read.bounds_of(layer) or read.pool_of(layer) else (None,)
-    if isinstance(read.kernel_of(layer, setting), str):
+    if isinstance(kernel_of(layer, setting), str):
         return (None,)
     grids = [
         Codes.of(quantizer, tensor)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import math
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -12,92 +11,12 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array
 
-from jaxeff.compression.integers._operators import q_conv2d, q_dense
-from jaxeff.compression.numerics import LayerQuantization
 from jaxeff.core import jax_internals as _compat
 from jaxeff.program import Layer
-from jaxeff.program.ir import Contraction, entering, run_nodes
-from jaxeff.program.ir import primitives as prim
+from jaxeff.program.ir import entering, run_nodes
 
 # On, between and far beyond the ends of usual clamps, all exact in float32.
 _PROBES = np.array([-50, -7.25, -6, -3, -1, -0.5, 0, 0.25, 1, 2.5, 3, 6, 7.25, 60], np.float32)
-
-
-def kernel_of(layer: Layer, setting: LayerQuantization) -> Callable[..., Array] | str:
-    """Finds the operator of a linear layer on codes, `(x, w, bias, *rest, **attributes)`.
-
-    Returns:
-        It; or why there is none.
-    """
-    if setting.weights is None or setting.activations is None or setting.at != "input":
-        return "quantized in its weights or its inputs alone"
-    node = layer.op
-    if node is None or len(layer.weights) != 1 or len(layer.data) != 1:
-        return f"a {layer.kind} of {len(layer.data)} arrays of data"
-    if len(layer.outputs) != 1:
-        return "a layer of several results"
-    x, w = layer.inputs[layer.data[0]], layer.inputs[layer.weights[0]]
-    if [node.inputs[0], node.inputs[1]] != [x, w] or node.primitive not in prim.LINEAR:
-        return "a product whose operands are rearranged or have another order"
-    contraction = Contraction.of(node)
-    if contraction.is_convolution:
-        return _convolution(contraction)
-    if not contraction.is_channels_last:
-        return "a product over other axes than the input's last and the weight's first"
-    return _dense
-
-
-def is_convolution(layer: Layer) -> bool:
-    """Returns whether a linear layer is a convolution."""
-    return layer.op is not None and layer.op.primitive is prim.p.conv_general_dilated_p
-
-
-def _dense(x: Array, w: Array, bias: Array, *rest: Array, **attributes: Any) -> Array:
-    flat = x.reshape(-1, x.shape[-1])
-    shape = (*x.shape[:-1], w.shape[1])
-    more = [r.reshape(-1, r.shape[-1]) if r.ndim == x.ndim else r for r in rest]
-    return q_dense(flat, w, bias, *more, **attributes).reshape(shape)
-
-
-def _convolution(contraction: Contraction) -> Callable[..., Array] | str:
-    params, places = contraction.params, len(contraction.window(0))
-    if places != 2:
-        return f"a convolution over {places} axes; kernels have two"
-    # Kernels read channels side by side.
-    if not contraction.is_channels_last:
-        return "a convolution in another layout than NHWC with HWIO"
-    if tuple(params["lhs_dilation"]) != (1, 1):
-        return "a transposed convolution"
-    if params["batch_group_count"] != 1:
-        return "a convolution with groups of its batch"
-    if any(low < 0 or high < 0 for low, high in params["padding"]):
-        return "a convolution that is padded by less than nothing"
-    (top, bottom), (left, right) = params["padding"]
-    return functools.partial(
-        q_conv2d,
-        strides=tuple(params["window_strides"]),
-        padding=(top, bottom, left, right),
-        dilation=tuple(params["rhs_dilation"]),
-        groups=contraction.groups,
-    )
-
-
-def bias_of(layer: Layer, values: Sequence[Any]) -> Array:
-    """Computes what a linear layer adds to its product, one number for each output."""
-    columns = layer.outputs[0].aval.shape[-1]
-    if not layer.biases:
-        return jnp.zeros(columns, jnp.float32)
-    given = list(values)
-    for i in (*layer.data, *layer.weights):
-        # Without data and weights what is left is the bias, the same at every position.
-        given[i] = jnp.zeros(layer.inputs[i].aval.shape, layer.inputs[i].aval.dtype)
-    out = layer.fn(*given)[0]
-    return out[(0,) * (out.ndim - 1)].astype(jnp.float32)
-
-
-def depth_of(layer: Layer) -> int:
-    """Counts the products in each sum of a linear layer."""
-    return math.prod(layer.inputs[layer.weights[0]].aval.shape[:-1])
 
 
 def is_line(layer: Layer) -> bool:

@@ -15,6 +15,7 @@ from jaxtyping import Array
 from jaxeff.compression import _embedding as tables
 from jaxeff.compression._quantized import of_inputs, quantized_layer
 from jaxeff.compression.integers import _layers as read
+from jaxeff.compression.integers._biases import added_by, bias_of, is_by_output, makers_of
 from jaxeff.compression.integers._dynamic import ranged_by_itself
 from jaxeff.compression.integers._forms import in_several_forms
 from jaxeff.compression.integers._grids import (
@@ -25,6 +26,7 @@ from jaxeff.compression.integers._grids import (
     weight_codes,
     width,
 )
+from jaxeff.compression.integers._kernels import Kernel, kernel_of
 from jaxeff.compression.integers._means import Addition
 from jaxeff.compression.integers._operators import LIMIT
 from jaxeff.compression.integers._values import AffineMap, IntegerProduct, Mean, Plain, Sums, Value
@@ -77,7 +79,7 @@ class IntegerRule:
         fixed: bool,
     ):
         self.settings, self.store, self.dynamic, self.fixed = settings, store, dynamic, fixed
-        self.outside = set(program.layers)
+        self.outside, self.makers = set(program.layers), makers_of(program)
         self.read: set[str] = set()
         loops = [layer for layer in program.layers if layer.kind == "control flow"]
         # Bodies of loops stay in float: all that they read is kept.
@@ -117,7 +119,7 @@ class IntegerRule:
         self, layer: Layer, setting: LayerQuantization, values: Sequence[Any]
     ) -> Value | None:
         inside = layer not in self.outside
-        kernel = "inside a loop or branch" if inside else read.kernel_of(layer, setting)
+        kernel = "inside a loop or branch" if inside else kernel_of(layer, setting)
         if isinstance(kernel, str):
             warnings.warn(
                 f"{layer.site!r} is {kernel}, which no integer kernel takes; it is computed in "
@@ -127,22 +129,52 @@ class IntegerRule:
                 stacklevel=2,
             )
             return None
+        if is_by_output(layer, kernel, self.makers):
+            return self._codes_product(layer, setting, kernel, values, layer.biases)
+        # Added to positions, not outputs: by the accumulator as a shortcut, where it takes one.
+        self.read.update(path for i in layer.biases for path in layer.inputs[i].leaves)
+        added = added_by(layer, values)
+        product = self._codes_product(layer, setting, kernel, values, ())
+        if isinstance(product, Sums) and product.takes_lines:
+            return product.changed(shortcut=Plain(added))
+        with _named(layer):
+            return Plain(product.values() + added)
+
+    def _codes_product(
+        self,
+        layer: Layer,
+        setting: LayerQuantization,
+        kernel: Kernel,
+        values: Sequence[Any],
+        biases: Sequence[int],
+    ) -> Value:
+        """Computes the product of a layer, and what of its biases goes to outputs."""
         both = {t.role: (q, t, i) for q, t, i in of_inputs(layer, setting, read.arrays_like(layer))}
         (of_x, x_tensor, x_at), (of_w, w_tensor, w_at) = both["activation"], both["weight"]
         # The widths decide whether int32 accumulators suffice, so they have to be known.
         bits = weight_bits(of_w, f"{layer.site}/{w_tensor.name}")
-        w, depth = values[w_at], read.depth_of(layer)
+        w, depth = values[w_at], kernel.depth
         put = functools.partial(self.store.put, layer.site)
 
         @functools.cache
         def weights() -> tuple[Array, Array]:
             codes, steps = weight_codes(of_w, w, w_tensor)
-            return codes, jnp.broadcast_to(steps, (1,) * (w.ndim - 1) + w.shape[-1:]).reshape(-1)
+            own = w_tensor.axes("channel")
+            sizes = [n if axis in own else 1 for axis, n in enumerate(w.shape)]
+            of_outputs = kernel.lay_weight(jnp.broadcast_to(steps, sizes))
+            return kernel.lay_weight(codes), of_outputs.reshape(-1)
+
+        def bias() -> Array:
+            if not biases:
+                return jnp.zeros(kernel.shape[-1], jnp.float32)
+            return bias_of(layer, kernel, values)
 
         widths = [_bits(of_x, x_tensor, layer, x_at), _bits(of_w, w_tensor, layer, w_at)]
-        told = _told(kernel, layer, widths)
         if self.dynamic and isinstance(of_x, Uniform) and of_x.range is None:
-            made = functools.partial(ranged_by_itself, told, weights, layer, values, put, bits)
+            told = _told(kernel.product, layer, widths)
+            made = functools.partial(
+                ranged_by_itself, kernel, told, weights, layer.site, bias, put, bits
+            )
             _check_depth(layer.site, depth, width(of_x, layer.site), bits)
             with _named(layer):
                 return Plain(made(of_x, x_tensor, to_float(values[x_at])))
@@ -154,14 +186,12 @@ class IntegerRule:
         value = _value(values[x_at])
         with _named(layer) if isinstance(value, Plain) else contextlib.nullcontext():
             x = value.codes(grid)
-        if read.is_convolution(layer):
+        told = _told(kernel, layer, widths)
+        if kernel.window:
             # Padding stands for zeros, so it is filled with their code.
             told = functools.partial(told, input_zero=grid.zero)
-        pools = read.is_convolution(layer)
-        product = IntegerProduct(told, x, grid, weights, bits, depth, pools, self.fixed)
-        line = AffineMap(
-            lambda: jnp.ones(w.shape[-1], jnp.float32), lambda: read.bias_of(layer, values)
-        )
+        product = IntegerProduct(kernel, told, x, grid, weights, bits, self.fixed)
+        line = AffineMap(lambda: jnp.ones(kernel.shape[-1], jnp.float32), bias)
         shape = layer.outputs[0].aval.shape
         return Sums(layer.site, shape, product, line, put)
 
@@ -218,14 +248,14 @@ class IntegerRule:
             return None
         if not read.is_line(layer):
             return None
-        before = value.line
+        before, along = value.line, value.product.kernel.along
 
         def gain() -> Array:
-            return before.gain() * read.line_of(layer, values)[0]
+            return before.gain() * along(read.line_of(layer, values)[0])
 
         def offset() -> Array:
             a, b = read.line_of(layer, values)
-            return before.offset() * a + b
+            return before.offset() * along(a) + along(b)
 
         return value.changed(line=AffineMap(gain, offset))
 
@@ -264,7 +294,7 @@ def _added(values: Sequence[Any]) -> Sums | None:
     able = [v for v in values if isinstance(v, Sums) and v.takes_lines]
     if not able:
         return None
-    first = max(able, key=lambda v: v.product.depth)
+    first = max(able, key=lambda v: v.product.kernel.depth)
     other = values[1] if values[0] is first else values[0]
     other = _value(other)
     return first.changed(shortcut=other) if other.shape == first.shape else None

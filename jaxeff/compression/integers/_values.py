@@ -20,12 +20,12 @@ from jaxtyping import Array, Float, Int8
 
 from jaxeff.compression.integers._fixed import factor_of, multiplier_of
 from jaxeff.compression.integers._grids import HALF_TO_EVEN, Codes, levels
+from jaxeff.compression.integers._kernels import Kernel, Move
 from jaxeff.compression.integers._means import Addition
 from jaxeff.compression.integers._operators import LIMIT, finer_units, q_codes
 
 Put = Callable[[str, Callable[[], Array]], Array]
 """`put(name, make)`: an array that depends on parameters alone, made once or taken as it was."""
-Move = Callable[[Array], Array]
 _FAR = 80
 """Exponents of float32 from which 2^31 units, and fractions of one, are numbers still."""
 
@@ -35,29 +35,27 @@ class IntegerProduct:
     """A dense layer or convolution of codes.
 
     Attributes:
-        call: The composite: `call(x, w, bias, *rest, **attributes)`.
+        kernel: How it is computed.
+        call: The kernel under its layer's name: `call(x, w, bias, *rest, **attributes)`.
         x: Codes it reads.
         grid: Grid of these codes.
         weights: Function that returns codes of the weights and their steps, one for each output.
         bits: Bits of the weights.
-        depth: Products in a sum.
-        pools: Whether maxima over windows of its pixels can go into it.
         fixed: Whether scales are fixed-point multipliers.
     """
 
+    kernel: Kernel
     call: Callable[..., Array]
     x: Array
     grid: Codes
     weights: Callable[[], tuple[Int8[Array, "*shape"], Float[Array, " columns"]]]
     bits: int
-    depth: int
-    pools: bool = False
     fixed: bool = False
 
     @property
     def finer(self) -> int:
         """Bits by which biases and shortcuts are finer than its products."""
-        return finer_units(self.depth, self.grid.bits, levels(self.bits))
+        return finer_units(self.kernel.depth, self.grid.bits, levels(self.bits))
 
 
 @dataclass(frozen=True, eq=False)
@@ -103,12 +101,12 @@ class Sums:
     def takes_lines(self) -> bool:
         """Whether a batch norm or a shortcut can still go into it."""
         changed = self.low is not None or self.pool is not None or self.moves
-        return self.shortcut is None and not changed
+        return self.product.kernel.takes_lines and self.shortcut is None and not changed
 
     @property
     def takes_pool(self) -> bool:
         """Whether maxima over windows can still go into it."""
-        return self.product.pools and self.pool is None and not self.moves
+        return self.product.kernel.pools and self.pool is None and not self.moves
 
     def codes(self, to: Codes) -> Array:
         """Computes the array's codes on a grid."""

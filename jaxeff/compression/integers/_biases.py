@@ -1,0 +1,72 @@
+"""What a linear layer adds to its product: a number for each output, or one for each position too.
+
+A bias is the former and goes into the accumulator of its output. An embedding of positions that
+stands right after a product is read as its bias as well, and is added as a shortcut is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import jax.numpy as jnp
+from jaxtyping import Array
+
+from jaxeff.compression.integers._kernels import Kernel
+from jaxeff.program import Layer, Program
+from jaxeff.program.ir import Node, axes
+from jaxeff.program.ir import primitives as prim
+
+Makers = Mapping[Any, Node]
+
+
+def makers_of(program: Program) -> Makers:
+    """Returns the node that makes each value of a program."""
+    nodes = (node for layer in program.layers for node in layer.nodes)
+    return {v: node for node in nodes for v in node.outputs}
+
+
+def is_by_output(layer: Layer, kernel: Kernel, makers: Makers) -> bool:
+    """Returns whether a layer adds one number to each output of its kernel, or nothing."""
+    if not layer.biases:
+        return True
+    positions = len(layer.outputs[0].aval.shape) - kernel.columns
+    found = [_varies(layer.inputs[i], makers) for i in layer.biases]
+    return kernel.takes_lines and all(axis >= positions for moving in found for axis in moving)
+
+
+def _varies(v: Any, makers: Makers) -> set[int]:
+    """Finds the axes along which the entries of a value may differ."""
+    all_axes = {axis for axis, n in enumerate(v.aval.shape) if n != 1}
+    node = makers.get(v)
+    if node is None or len(node.outputs) != 1:
+        return all_axes
+    if node.primitive in prim.ELEMENTWISE and all(
+        len(operand.aval.shape) in (0, len(v.aval.shape)) for operand in node.inputs
+    ):
+        return set().union(*(_varies(operand, makers) for operand in node.values))
+    if len(node.inputs) == 1 and len(node.values) == 1:
+        (operand,) = node.values
+        shape, moving = operand.aval.shape, _varies(operand, makers)
+        known = tuple(axis if axis in moving else None for axis in range(len(shape)))
+        after = axes.moved(node.eqn, known, shape)
+        if after is not None:
+            return {axis for axis, of in enumerate(after) if of is not None}
+    return all_axes
+
+
+def added_by(layer: Layer, values: Sequence[Any]) -> Array:
+    """Computes what a linear layer adds to its product, in the shape of its result."""
+    shape, given = layer.outputs[0].aval.shape, list(values)
+    first = layer.biases[0]
+    if len(layer.biases) == 1 and jnp.ndim(given[first]) == len(shape):
+        return jnp.broadcast_to(given[first].astype(jnp.float32), shape)
+    for i in (*layer.data, *layer.weights):
+        # Without data and weights what is left is the bias.
+        given[i] = jnp.zeros(layer.inputs[i].aval.shape, layer.inputs[i].aval.dtype)
+    return layer.fn(*given)[0].astype(jnp.float32)
+
+
+def bias_of(layer: Layer, kernel: Kernel, values: Sequence[Any]) -> Array:
+    """Computes what a linear layer adds, a number for each output of its kernel."""
+    return kernel.column_of(added_by(layer, values))
