@@ -107,8 +107,9 @@ def load_weights(
     for name in sorted(kept & ruled.keys()):
         raise WeightsError(f"{name!r} is kept, but a rule gives it a tensor.")
 
-    pool = {n: a for n, a in tensors.arrays.items() if n not in ignored}
     given = {tensor for tensor, _ in ruled.values()}
+    # What a rule names is taken, also if a pattern leaves out the rest.
+    pool = {n: a for n, a in tensors.arrays.items() if n in given or n not in ignored}
     free, whole = split_fused({n: a for n, a in pool.items() if n not in given}, leaves)
     wanted = {n: s for n, s in shapes.items() if n not in ruled and n not in kept}
     free_shapes = {n: a.shape for n, a in free.items()}

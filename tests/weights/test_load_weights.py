@@ -176,6 +176,8 @@ def test_rules_keep_and_ignore():
     rules = {"layers/*/kernel": "x.*.u"}
     loaded, _ = jaxeff.load_weights(params, tensors, rules, keep=["head/*"], ignore=["x.2.*"])
     assert [float(leaf.max()) for leaf in jax.tree.leaves(loaded)] == [7.0, 1.0, 2.0]
+    again, _ = jaxeff.load_weights(params, tensors, rules, keep=["head/*"], ignore=["*"])
+    jax.tree.map(np.testing.assert_array_equal, again, loaded)  # what a rule names isn't ignored
     for options, message in (
         ({"rules": {"nothing": "x.0.u"}}, "matches no parameter"),
         ({"rules": {"head/kernel": "y"}}, "asks for 'y'"),
