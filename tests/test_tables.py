@@ -52,6 +52,14 @@ def layers(**settings):
     return jaxeff.summary(f, PARAMS, jnp.ones((1, 2)), **settings)
 
 
+def test_a_summary_shows_what_is_known_of_variances():
+    said = "variances, divided by the true ones: 0.98"
+    shown = layers(verdict=said)
+    assert said in str(shown)
+    assert said in shown._repr_html_()
+    assert "activations at a time" in str(shown)
+
+
 def variational():
     posterior = {"fc": {"bias": jnp.zeros(3), "kernel": jaxeff.Gaussian(*jnp.ones((2, 2, 3)))}}
     history = [{"epoch": i, "loss": 2.5, "nll": 2.0 - i, "kl": 30.0} for i in range(2)]

@@ -52,6 +52,7 @@ def assumptions(
     samples: int = 1000,
     chunk: int = 50,
     rules: Mapping[Any, Rule] | None = None,
+    shared: bool = True,
     **kwargs: Any,
 ) -> Assumptions:
     """Lists the places where `moments(f)(*args, **kwargs)` assumes independence.
@@ -65,6 +66,8 @@ def assumptions(
             sqrt(2 / samples).
         chunk: Number of samples that run at once.
         rules: Same as for `moments`.
+        shared: Same as for `moments`: poolings that what a kernel shares is followed to are no
+            places. False lists them, too.
         **kwargs: Further arguments.
 
     Returns:
@@ -77,7 +80,7 @@ def assumptions(
     """
     if samples < 2:
         raise ValueError(f"assumptions: samples is {samples}; 2 or more are needed.")
-    places = places_of(f, args, kwargs, rules or {})
+    places = places_of(f, args, kwargs, rules or {}, shared)
     if key is None or not places:
         return places
     errors, _ = site_ratios(key, f, args, kwargs, rules or {}, samples, chunk, places)
@@ -85,11 +88,15 @@ def assumptions(
 
 
 def places_of(
-    f: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any], rules: Mapping[Any, Rule]
+    f: Callable[..., Any],
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any],
+    rules: Mapping[Any, Rule],
+    shared: bool = True,
 ) -> Assumptions:
     """Lists the places, without how far each is off."""
     found: list[Assumption] = []
-    propagation = Propagation(rules, "variance", found.append)
+    propagation = Propagation(rules, "variance", found.append, shared=shared)
     # The places depend on the program and on shapes alone: nothing is computed to find them.
     jax.eval_shape(functools.partial(propagation.run, f), tuple(args), dict(kwargs))
     return Assumptions.merged(found)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
@@ -20,7 +20,12 @@ from jaxeff.moment_propagation.attention import (
     attention_moments,
     fuse_attention,
 )
-from jaxeff.moment_propagation.dependence import FusedLayer, Note, fuse_dependent
+from jaxeff.moment_propagation.dependence import (
+    Assumption,
+    FusedLayer,
+    Note,
+    fuse_dependent,
+)
 from jaxeff.moment_propagation.regions import Environment, linear_patterns, propagate, region
 from jaxeff.moment_propagation.rules import Rule
 from jaxeff.moment_propagation.shared_kernels import with_shared_noise
@@ -72,11 +77,17 @@ class Propagation:
             check_certain(result)
             return jax.tree.map(_result, result)
         program, values, factors = read(f, args, kwargs)
-        prepared = self.prepare(program, values)
+        found: list[Assumption] = []
+        prepared = replace(self, note=found.append).prepare(program, values)
         rule: Callable[..., Sequence[Any]] = functools.partial(self.layer, factors)
+        known: Collection[Layer] = ()
         # Factors were measured beside the diagonal pass, and hold what it forgets.
         if self.shared and not factors:
-            prepared, rule = with_shared_noise(rule, program, prepared, values, self.rules)
+            prepared, rule, known = with_shared_noise(rule, program, prepared, values, self.rules)
+        answered = {(layer.site, layer.kind) for layer in known}
+        for one in found:
+            if (one.site, one.kind) not in answered:
+                self.note(one)
         return with_levels(self.evaluated(prepared, rule, values), factors)
 
     def evaluated(self, program: Program, rule: Callable[..., Any], values: Sequence[Any]) -> Any:

@@ -44,10 +44,11 @@ MobileNet-like                .47 (.42 to .53)         53      2.7      4.8   1.
 ViT                           .52 (.36 to .68)         48       16      8.1   1.7
 ```
 
-- `shared=True` knows what a kernel shares over positions, at about twice the diagonal's arithmetic:
-  with it the residual network above, its weights drawn once, goes from a median of .47 of the
+- What a kernel shares over positions is followed to their mean, at about twice the diagonal's
+  arithmetic: the residual network above, its weights drawn once, goes from a median of .47 of the
   sampled variance to .98 (.91 to 1.01), the one like MobileNet from .56 to .92 (.88 to .97). What
   is left is of second order in shared noise, and what channels share at one position.
+  `moments(f, shared=False)` is the diagonal pass that the table's figures are of.
 - Discrete results (an argmax, a comparison) are those of the means; computing on with one is an
   error, and so is any primitive without a rule that meets a random value.
 - Quantization that `jaxeff.quantized` put there acts on the mean and keeps the variance.
@@ -84,7 +85,7 @@ def moments(
     correlations: bool | Literal["full"] = False,
     strict: bool = False,
     noise: Mapping[str, Any] | None = None,
-    shared: bool = False,
+    shared: bool = True,
 ) -> Callable[..., Any]:
     """Turns a function of arrays into one of random arrays.
 
@@ -114,8 +115,8 @@ def moments(
         shared: Follow the noise of a convolution's kernel, which all positions share, to a mean,
             sum or maximum over all positions, where there is one. It costs about twice the
             arithmetic of the diagonal pass there, some three times its compilation, and nothing
-            elsewhere. A layer on the way that has no rule for it is named in a warning. A
-            calibrated posterior has it in its factors already.
+            elsewhere. False is the diagonal pass. A calibrated posterior has it in its factors
+            already.
 
     Returns:
         A function of the same arguments, any leaf of which may be a `Gaussian`. It returns what

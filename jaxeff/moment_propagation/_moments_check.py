@@ -129,7 +129,7 @@ class MomentsCheck:
 
     @property
     def verdict(self) -> str:
-        """The table's words without its rows, as `jaxeff_export.deploy(..., verdict=)` takes it."""
+        """The table's words without its rows, as `summary` and `deploy` take it (`verdict=`)."""
         if self.ratio is None:
             return self._words()
         spread = f"{self.ratio.median:.2f} ({self.ratio.low:.2f} to {self.ratio.high:.2f})"
@@ -193,7 +193,7 @@ def moments_check(
     noise = _relative_noise(plain)
     linear = draws is None and noise <= SMALL_NOISE
     count = DRAWS if draws is None else draws
-    places = places_of(f, plain, {}, {})
+    places = places_of(f, (params, x), {}, {})
     errors: dict[Place, Ratio | None] = {}
     sampled: list[Gaussian | None] = []
     if places or not linear:

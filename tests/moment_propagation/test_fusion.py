@@ -237,7 +237,7 @@ def test_ratios_are_those_of_monte_carlo_layer_by_layer(oracle):
 
     w = Gaussian(jnp.full((2, 1, 3, 3), 0.5), jnp.full((2, 1, 3, 3), 0.01))
     x = jnp.ones((3, 1, 24, 24)) + 0.1 * jax.random.normal(jax.random.key(0), (3, 1, 24, 24))
-    (found,) = assumptions(f, w, x, key=jax.random.key(1), samples=4000)
+    (found,) = assumptions(f, w, x, key=jax.random.key(1), samples=4000, shared=False)
     samples = oracle.monte_carlo(f, (w, x), 20_000, 1_000)
     ratio = np.median(jax.jit(moments(f, shared=False))(w, x).var / samples.var)
     assert ratio < 0.003
@@ -315,3 +315,43 @@ def test_assumptions_are_listed_in_one_order():
     # Reading anew puts its values at other addresses, by which sets of them are ordered.
     first, *others = (str(assumptions(network.f, params, *network.args)) for _ in range(4))
     assert all(other == first for other in others)
+
+
+def decays(c):
+    return c[:, :, None] - c[:, None, :]
+
+
+@pytest.mark.parametrize("axis", [1, 2])
+def test_entries_of_a_running_sum_cancel_where_they_are_subtracted(axis):
+    """c_i - c_j is the sum of what lies between: Gaussian, and its exponential log-normal."""
+    a = random(2, 40, 3, var=0.04, mean=-1.0)
+    given = a if axis == 1 else jax.tree.map(lambda v: jnp.swapaxes(v, 1, 2), a)
+    known = jnp.tri(40, dtype=bool)[..., None]
+
+    def f(a):
+        c = jnp.cumsum(a, axis)
+        c = c if axis == 1 else jnp.swapaxes(c, 1, 2)
+        return jnp.exp(jnp.where(known, decays(c), -jnp.inf))
+
+    found = jax.jit(moments(f))(given)
+    mean, var = (jnp.where(known, decays(jnp.cumsum(v, 1)), 0) for v in (a.mean, a.var))
+    expected = jnp.where(known, jnp.exp(mean + var / 2), 0)
+    np.testing.assert_allclose(found.mean, expected, rtol=1e-4)
+    np.testing.assert_allclose(found.var, expected**2 * jnp.expm1(var), rtol=1e-3, atol=1e-9)
+
+
+def test_a_slice_of_a_running_sum_cancels_too():
+    a = random(2, 40, 3, var=0.04)
+    found = jax.jit(moments(lambda a: jnp.cumsum(a, 1)[:, -1:] - jnp.cumsum(a, 1)))(a)
+    expected = a.var.sum(1, keepdims=True) - jnp.cumsum(a.var, 1)
+    np.testing.assert_allclose(found.var, expected, rtol=1e-4, atol=1e-6)
+
+
+def twice_summed(a):
+    c = jnp.cumsum(jnp.cumsum(a, 1), 1)
+    return jnp.exp(decays(c)).sum((1, 2))
+
+
+def test_differences_of_other_running_sums_are_named():
+    with pytest.warns(UserWarning, match="takes the exponential of a difference"):
+        moments(twice_summed)(random(2, 80, 3, var=1e-4))

@@ -10,7 +10,13 @@ from flax import nnx
 from jax import lax
 
 import jaxeff
-from jaxeff.moment_propagation import Gaussian, calibrate_moments, is_gaussian, moments
+from jaxeff.moment_propagation import (
+    Gaussian,
+    MomentsError,
+    calibrate_moments,
+    is_gaussian,
+    moments,
+)
 from jaxeff.nn import LeNet5
 
 KEYS = iter(jax.random.split(jax.random.key(11), 200))
@@ -49,6 +55,7 @@ LINEAR = {
     "depthwise": ({"feature_group_count": 4}, (3, 3, 1, 4)),
     "two for a channel": ({"feature_group_count": 4}, (3, 3, 1, 8)),
     "pointwise": ({}, (1, 1, 4, 6)),
+    "transposed": ({"lhs_dilation": (2, 3), "padding": [(1, 2), (2, 1)]}, (3, 2, 4, 6)),
 }
 
 
@@ -79,7 +86,7 @@ def test_channels_in_front_and_no_batch_are_exact_too():
         return kept(y).mean((1, 2)) @ head
 
     x = jnp.transpose(X[0], (2, 0, 1))
-    ours = jax.jit(moments(f, shared=True))(w, x)
+    ours = jax.jit(moments(f))(w, x)
     exact = jax.jit(moments(f, method="linear"))(w, x)
     np.testing.assert_allclose(ours.var, exact.var, rtol=1e-4)
 
@@ -94,7 +101,7 @@ def test_a_residual_sum_keeps_what_its_operands_share():
         return y.mean((1, 2)) @ head
 
     w = random(3, 3, 4, 6)
-    ours, exact = jax.jit(moments(f, shared=True))(w, X), jax.jit(moments(f, method="linear"))(w, X)
+    ours, exact = jax.jit(moments(f))(w, X), jax.jit(moments(f, method="linear"))(w, X)
     np.testing.assert_allclose(ours.var, exact.var, rtol=1e-3)
 
 
@@ -112,15 +119,23 @@ def test_a_sum_is_the_mean_times_positions_and_windows_may_come_before():
         y = nnx.avg_pool(kept(convolve(x[:, :, :4], w)), (2, 2), (2, 2))
         return nnx.avg_pool(y, (3, 2)).reshape(len(x), -1)
 
-    found = (
-        jax.jit(moments(total, shared=True))(w, X).var
-        / jax.jit(moments(mean, shared=True))(w, X).var
-    )
+    found = jax.jit(moments(total))(w, X).var / jax.jit(moments(mean))(w, X).var
     np.testing.assert_allclose(found, 900, rtol=1e-4)
     exact = jax.jit(moments(windows, method="linear"))(w, X)
-    np.testing.assert_allclose(
-        jax.jit(moments(windows, shared=True))(w, X).var, exact.var, rtol=1e-4
-    )
+    np.testing.assert_allclose(jax.jit(moments(windows))(w, X).var, exact.var, rtol=1e-4)
+
+
+def test_channels_side_by_side_keep_what_their_positions_share():
+    grown, head = normal(1, 1, 10, 5), normal(15, 3)
+
+    def f(w, x):
+        y = jnp.concatenate([kept(convolve(x, w)), x], -1)
+        y = jnp.concatenate([kept(convolve(y, grown)), y], -1)
+        return y.mean((1, 2)) @ head
+
+    w = random(3, 3, 4, 6)
+    ours, exact = jax.jit(moments(f))(w, X), jax.jit(moments(f, method="linear"))(w, X)
+    np.testing.assert_allclose(ours.var, exact.var, rtol=1e-3)
 
 
 class Net(nnx.Module):
@@ -178,17 +193,17 @@ def test_lenet_is_the_diagonal_pass_bit_for_bit():
 
 def residual():
     f, params = network("residual")
-    return jax.jit(moments(f, shared=True)), f, posterior(params)
+    return jax.jit(moments(f)), f, posterior(params)
 
 
 @pytest.mark.slow
 def test_the_laws_hold():
     g, f, given = residual()
     expected = g(given, X)
-    np.testing.assert_allclose(moments(f, shared=True)(given, X).var, expected.var, rtol=1e-3)
-    rows = jax.vmap(lambda x: moments(f, shared=True)(given, x[None]))(X)
+    np.testing.assert_allclose(moments(f)(given, X).var, expected.var, rtol=1e-3)
+    rows = jax.vmap(lambda x: moments(f)(given, x[None]))(X)
     np.testing.assert_allclose(rows.var[:, 0], expected.var, rtol=1e-3)
-    _, steps = lax.scan(lambda c, x: (c, moments(f, shared=True)(given, x[None]).var[0]), None, X)
+    _, steps = lax.scan(lambda c, x: (c, moments(f)(given, x[None]).var[0]), None, X)
     np.testing.assert_allclose(steps, expected.var, rtol=1e-3)
 
 
@@ -225,19 +240,110 @@ def test_calibrated_factors_belong_to_the_diagonal_pass():
     np.testing.assert_array_equal(one.var, other.var)
 
 
-def normalized(w, x):
-    y = kept(convolve(x, w))
+def normalized_at_positions(y):
     y = y - y.mean(-1, keepdims=True)
-    return (y / jnp.sqrt((y**2).mean(-1, keepdims=True) + 1e-3)).mean((1, 2))
+    return y / jnp.sqrt((y**2).mean(-1, keepdims=True) + 1e-3)
 
 
-def test_a_layer_without_a_rule_is_named():
+def normalized(w, x):
+    return normalized_at_positions(kept(convolve(x, w))).mean((1, 2))
+
+
+def group_normalized(w, x):
+    norm = nnx.GroupNorm(2, num_groups=1, rngs=nnx.Rngs(0))
+    return norm(kept(convolve(x, w))).mean((1, 2))
+
+
+def convolved_again(w, x):
+    y = normalized_at_positions(kept(convolve(x, w)))
+    return kept(convolve(y, jnp.ones((1, 1, 2, 2)))).sum((1, 2))
+
+
+def sliced(w, x):
+    return kept(convolve(x, w)[..., :1]).mean((1, 2))
+
+
+@pytest.mark.parametrize(
+    ("f", "site"),
+    [
+        (normalized, "normalize"),
+        (group_normalized, "group_norm"),
+        (convolved_again, "normalize"),
+        (sliced, "slice"),
+    ],
+)
+def test_a_layer_without_a_rule_is_named(f, site):
     w = random(3, 3, 4, 2)
-    with pytest.warns(UserWarning, match="'mean'.*has no rule"):
-        moments(normalized, shared=True)(w, X)
+    with pytest.warns(UserWarning, match=f"{site!r} has no rule"):
+        moments(f)(w, X)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        moments(normalized, shared=False)(w, X)
+        moments(f, shared=False)(w, X)
         # What was flattened isn't averaged, and nothing is followed.
-        flat = moments(lambda w, x: convolve(x, w).reshape(3, -1), shared=True)(w, X)
+        flat = moments(lambda w, x: convolve(x, w).reshape(3, -1))(w, X)
+        calibrated = calibrate_moments(jax.random.key(0), f, w, X, samples=4)
+        moments(f)(calibrated, X)
     assert flat.var.all()
+
+
+def test_followed_poolings_are_no_assumptions_any_more():
+    def f(w, x):
+        return kept(convolve(x, w)).mean((1, 2))
+
+    w = random(3, 3, 4, 2)
+    assert not jaxeff.assumptions(f, w, X)
+    moments(f, strict=True)(w, X)
+    with pytest.raises(MomentsError, match="strict"):
+        moments(f, strict=True, shared=False)(w, X)
+
+
+SEQUENCE = jax.random.normal(jax.random.key(4), (6, 3, 4))
+
+
+def tied(w, x, steps=4):
+    return lax.fori_loop(0, steps, lambda _, h: h + jnp.tanh(h @ w), x[0])
+
+
+def recurrent(w, x):
+    def step(h, x):
+        h = jnp.tanh(h @ w + x)
+        return h, h
+
+    return lax.scan(step, jnp.zeros((3, 4)), x)[1]
+
+
+def averaged(w, x):
+    return recurrent(w, x).mean(0)
+
+
+def last(w, x):
+    return recurrent(w, x)[-1]
+
+
+@pytest.mark.parametrize(
+    ("f", "words"),
+    [
+        (tied, "the steps of 'scan' read the same random parameters, and their noise adds up"),
+        (averaged, "the same random parameters, and 'mean' doesn't average their noise away"),
+    ],
+)
+def test_loops_that_forget_what_their_steps_share_are_named(f, words):
+    with pytest.warns(UserWarning, match=words):
+        moments(f)(random(4, 4), SEQUENCE)
+
+
+@pytest.mark.parametrize(
+    ("f", "shape"),
+    [
+        (last, (4, 4)),
+        (lambda w, x: tied(w, x, 2), (4, 4)),
+        # A layer of its own at every step.
+        (lambda w, x: lax.scan(lambda h, w: (h + jnp.tanh(h @ w), None), x[0], w)[0], (6, 4, 4)),
+        # A state that is forgotten.
+        (lambda w, x: lax.scan(lambda h, x: (0.5 * h + x @ w, None), x[0], x)[0], (4, 4)),
+    ],
+)
+def test_other_loops_are_taken_without_a_word(f, shape):
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        moments(f)(random(*shape), SEQUENCE)

@@ -32,6 +32,7 @@ from jaxeff.moment_propagation.dependence._pointwise import degrees, is_pointwis
 from jaxeff.moment_propagation.dependence._tracking import external, internal, shared_sources, walk
 from jaxeff.program import Layer, Program
 from jaxeff.program.ir import Node, Scan, Value
+from jaxeff.program.ir import primitives as prim
 from jaxeff.program.reading import reduces
 
 _JOINABLE = {"elementwise", "normalization", "reduction", "shape", "other"}
@@ -215,7 +216,25 @@ class _DependenceState:
         # A mask made by a random comparison has no moments of its own: joined with the comparison
         # it becomes part of the function that is integrated.
         discrete = [v for v in random if _is_discrete(v)]
-        return list(dict.fromkeys([*discrete, *(m.source for m in meetings)]))
+        sums = self._running_sums(whole, random)
+        return list(dict.fromkeys([*discrete, *(m.source for m in meetings), *sums]))
+
+    def _running_sums(self, whole: Layer, random: Sequence[Value]) -> list[Value]:
+        """Returns the running sums whose entries are subtracted from each other."""
+        subtracted = any(n.primitive is p.sub_p for n in whole.nodes)
+        sums = [v for v in random if self._is_running_sum(v)] if subtracted else []
+        if not sums:
+            return []
+        # What two entries have in common cancels, which is seen where the sum is made.
+        met = [m for m in internal(random, whole.nodes) if m.eqn.primitive is p.sub_p]
+        return [v for v in sums if any(m.source is v for m in met)]
+
+    def _is_running_sum(self, value: Value) -> bool:
+        """Returns whether a value is a running sum, or one that was moved."""
+        layer = self.made_by.get(value)
+        while layer is not None and all(n.primitive in prim.SHAPE for n in layer.nodes):
+            layer = self.made_by.get(layer.inputs[0])
+        return layer is not None and layer.nodes[-1].primitive is p.cumsum_p
 
     def _extended(self, parts: list[Layer], whole: Layer) -> list[Layer]:
         """Goes back along a chain of pointwise functions to the first curved one."""

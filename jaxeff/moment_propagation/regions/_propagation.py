@@ -9,6 +9,7 @@ to assume independence, which is then noted.
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -25,6 +26,7 @@ from jaxeff.moment_propagation.dependence import (
     independent_lineages,
     walk,
 )
+from jaxeff.moment_propagation.regions._running_sums import difference, weighs_by_differences
 from jaxeff.moment_propagation.rules import DISCRETE, RULES, Rule, shared_operand
 from jaxeff.moment_propagation.values import (
     AtMean,
@@ -140,12 +142,17 @@ def _apply(node: Node, operands: Sequence[Any], env: Environment) -> Sequence[An
         same = shared_operand(node, operands[0]) if _is_twice(node) else None
         if same is not None:
             return same
+        between = difference(node, env.layer.nodes, env.meetings, operands)
+        if between is not None:
+            return [between]
         if env.assume is None:
             reason = "combines values that depend on the same random input"
             raise no_rule(node, env.site, reason, DependenceError)
         # The last resort of `region`: earlier attempts had no `assume` and failed here.
         for meeting in env.meetings[node]:
             env.assume(Assumption.of(env.layer, meeting))
+        if weighs_by_differences(node, env.layer.nodes):
+            _warn_of_differences(env)
     rule = RULES.get(node.primitive)
     if rule is None:
         raise no_rule(node, env.site)
@@ -155,6 +162,15 @@ def _apply(node: Node, operands: Sequence[Any], env: Environment) -> Sequence[An
         if isinstance(error, MomentsError):
             raise
         raise no_rule(node, env.site, f"can't be propagated here: {error}") from error
+
+
+def _warn_of_differences(env: Environment) -> None:
+    warnings.warn(
+        f"moments: {env.site or env.layer.kind!r} takes the exponential of a difference of two "
+        "running sums, whose terms share noise, as if the two were independent: variances may be "
+        "far too large. Take method='linear', or draw samples.",
+        stacklevel=2,
+    )
 
 
 def _is_twice(node: Node) -> bool:

@@ -38,8 +38,7 @@ class PositionContraction:
         c, q = Contraction.of(node), node.params
         if not c.is_convolution:
             return cls(node, c) if c.is_channels_last else None
-        plain = q["batch_group_count"] == 1 and all(d == 1 for d in q["lhs_dilation"])
-        return cls(node, c) if plain else None
+        return cls(node, c) if q["batch_group_count"] == 1 else None
 
     @property
     def layouts(self) -> tuple[Axes, Axes] | None:
@@ -110,7 +109,8 @@ class PositionContraction:
             stride, apart = q["window_strides"][axis], q["rhs_dilation"][axis]
             first = np.arange(results) * stride - q["padding"][axis][0]
             read = first[None, :, None] + apart * np.arange(taps)[:, None, None]
-            found.append((read == np.arange(size)).mean(1))
+            # A transposed convolution reads zeros between the entries of its image.
+            found.append((read == q["lhs_dilation"][axis] * np.arange(size)).mean(1))
         return found
 
     def by_group(self, kernel: Array) -> Array:
@@ -142,6 +142,12 @@ class PositionContraction:
         """
         made = jnp.einsum("bgit,tigo->bgo", squares, self.by_group(var))
         return made.reshape(made.shape[0], -1)
+
+
+def convolved_layout(op: Node) -> Axes | None:
+    """Returns the layout of a convolution's result; None for a dense layer."""
+    contraction = Contraction.of(op)
+    return _layout(contraction.layouts[2]) if contraction.is_convolution else None
 
 
 def _layout(numbers: tuple[int, ...]) -> Axes:

@@ -4,11 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import jax.numpy as jnp
 from jaxtyping import Array
 
 from jaxeff.program.ir import Value
+
+
+class Columns(NamedTuple):
+    """Slopes of channels that are put beside others, in place of a matrix.
+
+    Attributes:
+        start: The place of the first one.
+        size: The number of all.
+    """
+
+    start: int
+    size: int
 
 
 @dataclass
@@ -51,7 +64,7 @@ class SharedNoise:
         amplitude: Array,
         variance: Array,
         own: Array,
-        sources: Mapping[Value, Array],
+        sources: Mapping[Value, Array | Columns],
         read_later: Collection[Value],
     ) -> None:
         """Adds a value that is made linearly of others.
@@ -94,8 +107,11 @@ class SharedNoise:
             del self.covariances[pair]
 
 
-def through(slopes: Array, covariance: Array) -> Array:
+def through(slopes: Array | Columns, covariance: Array) -> Array:
     """Multiplies a covariance's first axis by slopes, `[batch, in, out]` or `[batch, channels]`."""
+    if isinstance(slopes, Columns):
+        after = slopes.size - slopes.start - covariance.shape[1]
+        return jnp.pad(covariance, ((0, 0), (slopes.start, after), (0, 0)))
     if slopes.ndim == 2:
         return slopes[:, :, None] * covariance
     return jnp.einsum("bio,bij->boj", slopes, covariance)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 from jaxeff.moment_propagation.dependence import FusedLayer, WholeLayer, with_layers
@@ -11,9 +11,9 @@ from jaxeff.moment_propagation.shared_kernels import _rules as rules
 from jaxeff.moment_propagation.shared_kernels._noise import SharedNoise
 from jaxeff.moment_propagation.shared_kernels._plan import (
     CONTRACTION,
+    JOIN,
     POINTWISE,
     POOLING,
-    Lost,
     SharingPlan,
     plan_of,
 )
@@ -25,6 +25,7 @@ _RULES = {
     CONTRACTION: rules.contraction,
     POINTWISE: rules.pointwise,
     POOLING: rules.pooling,
+    JOIN: rules.join,
 }
 
 
@@ -34,7 +35,7 @@ def with_shared_noise(
     prepared: Program,
     values: Sequence[Any],
     own_rules: Mapping[Any, Any],
-) -> tuple[Program, Callable[..., Sequence[Any]]]:
+) -> tuple[Program, Callable[..., Sequence[Any]], Collection[Layer]]:
     """Makes the rule of layers that carries what positions share; the given one if none does.
 
     Args:
@@ -46,19 +47,22 @@ def with_shared_noise(
 
     Returns:
         The prepared program, in which poolings that have a rule here aren't joined with what comes
-        before them, and a rule for one evaluation of it.
+        before them; a rule for one evaluation of it; and the layers that don't take what positions
+        share as independent any more.
     """
     random = [v for v, x in zip(program.inputs, values, strict=True) if is_random(x)]
     together = [v for v in prepared.layers if isinstance(v, FusedLayer | WholeLayer)]
     joined = {layer.outputs[0]: layer for layer in together}
     plan = plan_of(_with(program, [v for v in joined.values() if not _pools(v)]), random, own_rules)
     for one in plan.lost:
-        _warn(one)
+        warnings.warn(str(one), stacklevel=2)
     if not plan.rules:
-        return prepared, moments
+        return prepared, moments, ()
     apart = {v for layer in plan.rules for v in layer.outputs}
     kept = [v for made, v in joined.items() if made not in apart or not _pools(v)]
-    return _with(program, kept), _rule(moments, plan)
+    # A sum of two branches still lacks what they share at a single position.
+    answered = [layer for layer, kind in plan.rules.items() if kind in {CONTRACTION, POOLING}]
+    return _with(program, kept), _rule(moments, plan), answered
 
 
 def _pools(layer: Layer) -> bool:
@@ -95,13 +99,3 @@ def _rule(moments: Callable[..., Sequence[Any]], plan: SharingPlan) -> Callable[
         return outputs
 
     return rule
-
-
-def _warn(one: Lost) -> None:
-    warnings.warn(
-        f"moments: positions share the noise of a kernel, which {one.pooling!r} doesn't average "
-        f"away, and {one.site!r} has no rule that keeps what they share: variances may be several "
-        "times too small. Take method='linear' or correlations=True, or moments(f, shared=False) "
-        "to leave it so.",
-        stacklevel=2,
-    )

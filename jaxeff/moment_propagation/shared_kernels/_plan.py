@@ -11,6 +11,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from jaxeff.core import primitives as p
 from jaxeff.moment_propagation.dependence import WholeLayer
 from jaxeff.moment_propagation.shared_kernels._contraction import PositionContraction
 from jaxeff.moment_propagation.shared_kernels._layout import (
@@ -21,24 +22,12 @@ from jaxeff.moment_propagation.shared_kernels._layout import (
     pooled,
     positions,
 )
+from jaxeff.moment_propagation.shared_kernels._losses import LossSearch, Lost
 from jaxeff.program import Layer, Program
 from jaxeff.program.ir import Axes, Node, Value
 from jaxeff.program.ir import primitives as prim
 
-CONTRACTION, POINTWISE, POOLING = "contraction", "pointwise", "pooling"
-
-
-@dataclass(frozen=True)
-class Lost:
-    """A layer without a rule, and the pooling that its result reaches.
-
-    Attributes:
-        site: The layer.
-        pooling: The pooling over positions.
-    """
-
-    site: str
-    pooling: str
+CONTRACTION, POINTWISE, POOLING, JOIN = "contraction", "pointwise", "pooling", "join"
 
 
 @dataclass
@@ -86,7 +75,7 @@ class _KernelSearch:
     random: set[Value]
     own_rules: Mapping[Any, Any]
     plan: SharingPlan = field(default_factory=SharingPlan)
-    without: dict[Value, tuple[Axes, str]] = field(default_factory=dict)
+    losses: LossSearch = field(default_factory=LossSearch)
     anchors: set[Layer] = field(default_factory=set)
 
     def visit(self, layer: Layer) -> None:
@@ -98,11 +87,13 @@ class _KernelSearch:
         if not layer.nodes:
             return
         found = self._rule(layer)
+        if found is not None:
+            layouts[layer.outputs[0]] = found[1]
+        self.losses.visit(layer, layouts, self.random)
         if found is None:
-            self._lose(layer)
             return
         kind, layout = found
-        self.plan.rules[layer], layouts[layer.outputs[0]] = kind, layout
+        self.plan.rules[layer] = kind
         several = any(positions(v.aval.shape, layouts[v]) > 1 for v in self.plan.sources[layer])
         if kind is POOLING and several and self._all_positions(layer, layout):
             self.anchors.add(layer)
@@ -118,6 +109,9 @@ class _KernelSearch:
             layout = self._contraction(layer)
             return None if layout is None else (CONTRACTION, layout)
         start = self._start(layer)
+        if start and (joined := _joined(layer, start)) is not None:
+            self.plan.sources[layer] = tuple(start)
+            return JOIN, joined
         if not start or any(node.primitive in prim.LINEAR for node in layer.nodes):
             return None
         made = follow(layer.nodes, start)
@@ -163,24 +157,6 @@ class _KernelSearch:
         made = follow(after, {op.outputs[0]: layout}) or {}
         return made.get(layer.outputs[0]) if pooled(after, {op.outputs[0]: layout}) == 1 else None
 
-    def _lose(self, layer: Layer) -> None:
-        """Remembers what was lost at a layer without a rule, as far as its layout is known."""
-        for value in layer.inputs:
-            layout, site = self.plan.layouts.get(value), layer.site or layer.kind
-            if layout is None:
-                layout, site = self.without.get(value, (None, ""))
-            if layout is None or positions(value.aval.shape, layout) == 1:
-                continue
-            for made in layer.outputs:
-                if made.aval.shape == value.aval.shape:
-                    self.without.setdefault(made, (layout, site))
-            if not any(n.primitive in prim.REDUCTION for n in layer.nodes) or site == layer.site:
-                continue
-            after = follow(layer.nodes, {value: layout}) or {}
-            made_of = after.get(layer.outputs[0])
-            if made_of is not None and self._all_positions(layer, made_of):
-                self.plan.lost.append(Lost(site, layer.site or layer.kind))
-
     @staticmethod
     def _all_positions(layer: Layer, layout: Axes) -> bool:
         return positions(layer.outputs[0].aval.shape, layout) == 1
@@ -201,7 +177,7 @@ class _KernelSearch:
         last = {v: numbers[layer] for layer in rules for v in plan.sources[layer]}
         made = wanted.union(*(layer.outputs for layer in rules))
         layouts = {v: layout for v, layout in plan.layouts.items() if v in made}
-        return SharingPlan(rules, plan.sources, layouts, last, numbers, plan.lost)
+        return SharingPlan(rules, plan.sources, layouts, last, numbers, self.losses.found)
 
     def _after_pooling(self, program: Program) -> set[Value]:
         """Returns the values that are made of what was pooled over all positions."""
@@ -211,6 +187,17 @@ class _KernelSearch:
             if layer in self.anchors or carried:
                 found.update(layer.outputs)
         return found
+
+
+def _joined(layer: Layer, start: Mapping[Value, Axes]) -> Axes | None:
+    """Returns the layout of arrays whose channels a layer puts side by side; else None."""
+    (node, *others), layouts = layer.nodes, set(start.values())
+    if others or node.primitive is not p.concatenate_p or len(layouts) != 1:
+        return None
+    if len(set(node.values)) < len(node.values):
+        return None  # one array twice
+    layout = layouts.pop()
+    return layout if layout[node.params["dimension"]] == CHANNEL else None
 
 
 def split(layer: Layer) -> tuple[Sequence[Node], Node | None, Sequence[Node]]:
@@ -249,4 +236,4 @@ def _agree(one: Axes, other: Axes) -> bool:
     return all(a == b or (a is None and b not in one) for a, b in pairs)
 
 
-__all__ = ["CONTRACTION", "POINTWISE", "POOLING", "Lost", "SharingPlan", "plan_of", "split"]
+__all__ = ["CONTRACTION", "JOIN", "POINTWISE", "POOLING", "SharingPlan", "plan_of", "split"]

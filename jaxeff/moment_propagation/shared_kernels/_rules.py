@@ -33,6 +33,7 @@ from jaxeff.moment_propagation.shared_kernels._layout import (
     takes_extremum,
 )
 from jaxeff.moment_propagation.shared_kernels._noise import (
+    Columns,
     SharedNoise,
     divided,
     normalized,
@@ -210,6 +211,28 @@ def pointwise(here: RuleContext, layer: Layer, values: Sequence[Any]) -> Sequenc
     least = amplitude**2 * spread(jnp.maximum(total, 0), like)
     var = jnp.maximum(canonical(result.var, layout) + extra, least)
     return [Gaussian(result.mean, restored(var, layout))]
+
+
+def join(here: RuleContext, layer: Layer, values: Sequence[Any]) -> Sequence[Any]:
+    """Puts channels side by side, and what their positions share."""
+    noise, outputs = here.noise, here.moments(layer, *values)
+    made = layer.outputs[0]
+    layout = here.layouts[made]
+    size, start = made.aval.shape[layout.index(CHANNEL)], 0
+    amplitudes, variances, sources = [], [], {}
+    for value in layer.nodes[0].inputs:
+        shape = canonical(jnp.empty(value.aval.shape, value.aval.dtype), layout).shape
+        known = isinstance(value, Value) and value in noise.amplitudes
+        if known:
+            sources[value] = Columns(start, size)
+        amplitudes.append(noise.amplitudes[value] if known else jnp.ones(shape, made.aval.dtype))
+        variances.append(noise.variances[value] if known else jnp.zeros((shape[0], shape[-1])))
+        start += shape[-1]
+    total = jnp.concatenate(variances, -1)
+    own = jnp.zeros_like(total)
+    amplitude = jnp.concatenate(amplitudes, -1)
+    noise.record(made, amplitude, total, own, sources, here.read_later)
+    return outputs
 
 
 def _fresh_covariance(own: Array, means: dict[Value, Array], shared: dict[Value, bool]) -> Array:

@@ -15,7 +15,15 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from jaxeff.core import Table, short_repr, shown_as_table, spec_of, string_mapping, validate
+from jaxeff.core import (
+    Table,
+    instance_of,
+    short_repr,
+    shown_as_table,
+    spec_of,
+    string_mapping,
+    validate,
+)
 from jaxeff.program._spec import resolve
 from jaxeff.program.costs._cost import Cost, LayerCost, program_cost
 from jaxeff.program.costs._widths import Bits
@@ -30,10 +38,12 @@ class Summary:
     Attributes:
         cost: The same as numbers.
         settings: Setting of each site, if a spec was given.
+        verdict: What is known of the function's results beside their values; shown below the table.
     """
 
     cost: Cost
     settings: Mapping[str, Any] | None = field(default=None)
+    verdict: str = ""
 
     def _table(self) -> Table:
         columns = ["site", "kind", "output", "params>", "MACs>", "BOPs>"]
@@ -64,6 +74,7 @@ class Summary:
             f"{len(cells)} layers, {self.cost.size:,} bytes of parameters, "
             f"{self.cost.peak:,} of activations at a time"
         )
+        caption = f"{caption}\n{self.verdict}" if self.verdict else caption
         return Table(columns, cells, total, caption)
 
     def __rich__(self) -> Any:
@@ -82,13 +93,14 @@ def _bits(row: LayerCost) -> str:
     return f"{row.weight_bits:.3g} x {row.activation_bits:.3g}"
 
 
-@validate(bits=string_mapping, spec=spec_of())
+@validate(bits=string_mapping, spec=spec_of(), verdict=instance_of(str))
 def summary(
     f: Callable[..., Any],
     params: Any,
     *args: Any,
     bits: Bits | None = None,
     spec: Mapping[str, Any] | None = None,
+    verdict: str = "",
     **kwargs: Any,
 ) -> Summary:
     """Returns the layers of `f`: site, kind, output shape, parameters, MACs and BOPs.
@@ -102,6 +114,8 @@ def summary(
         bits: Same as for `cost`: widths by site, of a network that will be quantized.
         spec: Settings by pattern, of any transform; a column says what each site gets. Costs are
             those of `f`; of `quantized(f, spec)` they are those in its bits.
+        verdict: A text that is shown below the table, as `moments_check(...).verdict`: how far the
+            variances of the function's moments can be trusted.
         **kwargs: Same as for `trace`.
 
     Raises:
@@ -110,7 +124,7 @@ def summary(
     """
     program = trace(f, params, *args, **kwargs)
     settings = None if spec is None else resolve(spec, program)
-    return Summary(program_cost(program, bits or {}), settings)
+    return Summary(program_cost(program, bits or {}), settings, verdict)
 
 
 class Sites(tuple[str, ...]):

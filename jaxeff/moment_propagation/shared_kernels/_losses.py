@@ -1,0 +1,109 @@
+"""Where what positions share is lost on its way to a pooling over them, and at which layer."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field, replace
+
+from jaxeff.moment_propagation.shared_kernels._contraction import convolved_layout
+from jaxeff.moment_propagation.shared_kernels._layout import follow, positions
+from jaxeff.moment_propagation.shared_kernels._steps import adds_up, stacked_steps
+from jaxeff.program import Layer
+from jaxeff.program.ir import Axes, Value
+from jaxeff.program.ir import primitives as prim
+
+
+@dataclass(frozen=True)
+class Lost:
+    """A layer without a rule, and the pooling that its result reaches.
+
+    Attributes:
+        site: The layer.
+        pooling: The pooling over positions; empty for a loop whose steps add up what they share.
+        of_steps: Whether the layer is a loop.
+    """
+
+    site: str
+    pooling: str = ""
+    of_steps: bool = False
+
+    def __str__(self) -> str:
+        """Returns what is lost where, and the ways out."""
+        if not self.of_steps:
+            what = (
+                f"positions share the noise of a kernel, which {self.pooling!r} doesn't average "
+                f"away, and {self.site!r} has no rule that keeps what they share"
+            )
+        else:
+            away = f"{self.pooling!r} doesn't average their noise away"
+            end = away if self.pooling else "their noise adds up"
+            what = f"the steps of {self.site!r} read the same random parameters, and {end}"
+        return (
+            f"moments: {what}: variances may be several times too small. Take "
+            "method='linear' or correlations=True, or moments(f, shared=False) to leave it so."
+        )
+
+
+@dataclass
+class LossSearch:
+    """What has been lost so far.
+
+    Attributes:
+        places: The layout of a value that lacks what positions share, and where that was lost.
+        found: The losses that reach a pooling over all positions.
+    """
+
+    places: dict[Value, tuple[Axes, Lost]] = field(default_factory=dict)
+    found: list[Lost] = field(default_factory=list)
+
+    def visit(self, layer: Layer, layouts: Mapping[Value, Axes], random: Collection[Value]) -> None:
+        """Follows what was lost before a layer, or is lost at it.
+
+        Args:
+            layer: The layer.
+            layouts: The layouts of values that are followed, the layer's result among them if it
+                has a rule.
+            random: Random values, those that the layer reads among them.
+        """
+        name = layer.site or layer.kind
+        followed = layer.outputs[0] in layouts
+        for value in layer.inputs:
+            if value in self.places:
+                layout, lost = self.places[value]
+            elif value in layouts and not followed:
+                layout, lost = layouts[value], Lost(name)
+            else:
+                continue
+            if positions(value.aval.shape, layout) == 1:
+                continue
+            for made in layer.outputs:
+                after = layouts.get(made) or _after(layer, value, layout, made)
+                if after is None:
+                    continue
+                if positions(made.aval.shape, after) > 1:
+                    self.places.setdefault(made, (after, lost))
+                elif lost.site != name and _pools(layer):
+                    self.found.append(replace(lost, pooling=name))
+        if adds_up(layer, random):
+            self.found.append(Lost(name, of_steps=True))
+        for made, layout in stacked_steps(layer, random).items():
+            self.places[made] = layout, Lost(name, of_steps=True)
+
+
+def _after(layer: Layer, value: Value, layout: Axes, made: Value) -> Axes | None:
+    """Returns the layout of what a layer makes of a value, as far as its shape tells."""
+    if made.aval.shape == value.aval.shape:
+        return layout
+    if layer.kind == "linear" and layer.op is not None:
+        same = len(made.aval.shape) == len(layout)
+        return convolved_layout(layer.op) or (layout if same else None)
+    followed = (follow(layer.nodes, {value: layout}) or {}).get(made)
+    if followed is not None:
+        return followed
+    # Slices and what is put side by side keep the axes.
+    beside = all(node.primitive in prim.SHAPE for node in layer.nodes)
+    return layout if beside and len(made.aval.shape) == len(layout) else None
+
+
+def _pools(layer: Layer) -> bool:
+    return any(node.primitive in {*prim.REDUCTION, *prim.WINDOW} for node in layer.nodes)

@@ -1,0 +1,95 @@
+"""Loops whose steps read the same random parameters, and add up what these share.
+
+`h + f(w, h)` moves h in the same direction at every step, and so do the errors that w's noise
+makes: their standard deviations add up, and not their variances, which is what a pass that takes w
+anew at every step adds. A gate that forgets (`a * h + f(w, h)`) bounds the difference, and a step
+that doesn't read h (`h + f(w, x)`) adds what inputs of both signs cancel: neither is reported.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Sequence
+
+from jaxeff.core import primitives as p
+from jaxeff.moment_propagation.shared_kernels._layout import BATCH, CHANNEL, FIRST_PLACE
+from jaxeff.program import Layer, Program
+from jaxeff.program.ir import Axes, Node, Scan, Value, While, axes
+from jaxeff.program.ir import primitives as prim
+
+# Twice the same layer: .80 of the true variance; six times .44, twenty times .12.
+_FEW_STEPS = 2
+_SUMS = {p.add_p, p.add_jaxvals_p, p.sub_p}
+_SAME = axes.MOVES | prim.IN_PLACE | {p.convert_element_type_p}
+
+
+def adds_up(layer: Layer, random: Collection[Value]) -> bool:
+    """Returns whether the steps of a loop add what the same random parameters make of its carry.
+
+    Args:
+        layer: A layer.
+        random: Random values, those that the layer reads among them.
+    """
+    loop = _loop(layer)
+    if loop is None or (isinstance(loop, Scan) and loop.length <= _FEW_STEPS):
+        return False
+    program = layer.programs[-1]
+    known = program.inputs[: len(loop.consts)]
+    tied = [v for v, given in zip(known, loop.consts, strict=True) if given in random]
+    before = program.inputs[len(loop.consts) :]
+    ends = program.outputs[: len(loop.carry)]
+    of_parameters = _made_of(program, tied)
+    return any(
+        isinstance(end, Value) and _is_sum(program, start, end, of_parameters)
+        for start, end in zip(before, ends, strict=False)
+    )
+
+
+def stacked_steps(layer: Layer, random: Collection[Value]) -> dict[Value, Axes]:
+    """Returns the layouts of a scan's rows, if its steps read the same random parameters.
+
+    Steps are the positions; which of the other axes are what isn't known, and doesn't matter.
+    """
+    loop = _loop(layer)
+    if not isinstance(loop, Scan) or not any(v in random for v in loop.consts):
+        return {}
+    rows = layer.nodes[0].outputs[len(loop.carry) :]
+    tail = (BATCH, *(CHANNEL,) * 8)
+    return {v: (FIRST_PLACE, *tail[: len(v.aval.shape) - 1]) for v in rows if v in layer.outputs}
+
+
+def _loop(layer: Layer) -> Scan[object] | While[object] | None:
+    if layer.kind != "control flow":
+        return None
+    (node,) = layer.nodes
+    if node.primitive is p.scan_p:
+        return Scan.of(node, node.inputs)
+    return While.of(node, node.inputs) if node.primitive is p.while_p else None
+
+
+def _is_sum(program: Program, start: Value, end: Value, of_parameters: set[Value]) -> bool:
+    """Returns whether a carry is itself and something that parameters make of it."""
+    made_by = {v: node for node in _nodes(program) for v in node.outputs}
+    of_carry = _made_of(program, [start])
+    waiting, terms = [end], list[Value]()
+    while waiting:
+        value = waiting.pop()
+        node = made_by.get(value)
+        if node is not None and node.primitive in _SUMS | _SAME:
+            waiting += node.values
+        else:
+            terms.append(value)
+    added = (v for v in terms if v is not start)
+    return start in terms and any(v in of_carry and v in of_parameters for v in added)
+
+
+def _nodes(program: Program) -> Iterable[Node]:
+    return (node for layer in program.layers for node in layer.nodes)
+
+
+def _made_of(program: Program, values: Sequence[Value]) -> set[Value]:
+    """Returns what a program makes of some values, and these."""
+    found = set(values)
+    for node in _nodes(program):
+        if not found.isdisjoint(node.values):
+            found.update(node.outputs)
+    return found
