@@ -16,6 +16,7 @@ g = jaxeff.noisy(f, {"conv*": Additive(0.3)})              # g(key, params, x)
 g = jaxeff.photonic(f, {"avg_pool*": ChaoticLight(0.5)})   # g(key, params, x)
 g = jaxeff.analog(f, {"fc*:linear": jaxeff.Crossbar()})    # g(key, params, x)
 g = jaxeff.quantized(f, {"*:linear": Int(8)})              # g(params, x)
+g = jaxeff.lora(f, {"fc*": jaxeff.LoRA(rank=4)})           # g(params, adapters, x)
 g = jaxeff.moments(f)                                      # g(params, x), any leaf may be Gaussian
 g(params, x).var                                           # [2, 10]: zero, for nothing is random
 ```
@@ -24,12 +25,13 @@ Settings and everything else live in the rooms: `jaxeff.noise`, `jaxeff.compress
 `jaxeff.pruning`, `jaxeff.moment_propagation`, `jaxeff.photonics`, `jaxeff.robustness`,
 `jaxeff.hardening`, `jaxeff.bayes`, `jaxeff.uncertainty`, `jaxeff.ensembles`, `jaxeff.data`,
 `jaxeff.nn`, `jaxeff.analog_hardware`, `jaxeff.dirty_mnist`, `jaxeff.training`, `jaxeff.store`,
-`jaxeff.weights`.
+`jaxeff.weights`, `jaxeff.adapters`.
 """
 
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from jaxeff.adapters import LoRA, lora
 from jaxeff.compression import Int, integer, quantized
 from jaxeff.core import functional
 from jaxeff.ensembles import ensemble
@@ -57,6 +59,7 @@ __all__ = [
     "Crossbar",
     "Gaussian",
     "Int",
+    "LoRA",
     "Mixed",
     "Multiplicative",
     "analog",
@@ -68,6 +71,7 @@ __all__ = [
     "functional",
     "integer",
     "load_weights",
+    "lora",
     "masked",
     "moments",
     "moments_check",

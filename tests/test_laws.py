@@ -105,6 +105,17 @@ ARRAY = Crossbar(
     model=Linear(200.0),
 )  # fmt: skip
 
+LOW_RANK = {"conv": jaxeff.LoRA(2), "fc": jaxeff.LoRA(3)}
+FACTORS = jax.tree.map(
+    lambda leaf: leaf + 0.1, jaxeff.adapters.init_lora(KEY, F, LOW_RANK, PARAMS, X)
+)
+
+
+def low_rank(spec, adapters):
+    """A model with fixed adapters, as a function of its own parameters."""
+    return lambda f: lambda *args: jaxeff.lora(f, spec)(*args[:-1], adapters, args[-1])
+
+
 TRANSFORMS = {
     "noisy": Transform(lambda f: jaxeff.noisy(f, NOISE), lambda f: jaxeff.noisy(f, {}), keyed=True),
     "quantized": Transform(
@@ -124,6 +135,7 @@ TRANSFORMS = {
         keyed=False,
     ),
     "pruned": Transform(pruned(Plan(KEEP, GROUPS)), pruned(Plan({}, GROUPS)), keyed=False),
+    "lora": Transform(low_rank(LOW_RANK, FACTORS), low_rank({}, {}), keyed=False),
     "photonic": Transform(
         lambda f: jaxeff.photonic(f, LIGHT), lambda f: jaxeff.photonic(f, {}), keyed=True
     ),
@@ -362,6 +374,9 @@ REFUSED = {  # what cuts weights into tiles of integer codes is the last to touc
     # Shrunk or cut inside, channels are summed nowhere that gates could act on.
     ("gated", "pruned"): (PlanError, r"take masked\(f, plan\)"),
     ("gated", "analog"): (PlanError, r"take masked\(f, plan\)"),
+    ("lora", "moments"): (ValueError, r"Take moments\(lora"),
+    ("lora", "pruned"): (ValueError, "whose weight is a part of conv/kernel"),
+    ("lora", "analog"): (ValueError, r"Take analog\(lora"),
     ("moments", "moments"): (MomentsError, "Take moments once"),
 }
 

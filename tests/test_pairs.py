@@ -200,6 +200,20 @@ def photonic_integrated(site, plain):
     return lambda *values: read(relu(values[0])) if site == "mean" else plain(*values)
 
 
+def lora_hand(site, plain):
+    def run(x, *rest):
+        y = plain(x, *rest)
+        if site != "fc1":
+            return y
+        a, b = (FACTORS["fc1/kernel"][name][0] for name in ("a", "b"))
+        update = 0.5 * mean_of(x) @ a @ b
+        if mean_of(y).shape[-1] == 4:  # as the weights' channels went
+            update = update[:, np.repeat(LEFT, 2)]
+        return (y[0] + update, y[1]) if isinstance(y, tuple) else y + update
+
+    return run
+
+
 def analog_hand(site, plain):
     def run(x, *rest):
         if site != "fc2":
@@ -296,6 +310,13 @@ ARRAY = Crossbar(
     rows=2, columns=8, output_bits=24, gain=1.0, input_step=0.3, weight_step=0.35, signed=True,
     model=Linear(0.0),
 )  # fmt: skip
+LOW_RANK = {"fc1": jaxeff.LoRA(2, alpha=1.0)}
+FACTORS = {
+    "fc1/kernel": {
+        "a": 0.3 * jax.random.normal(jax.random.key(4), (1, 4, 2)),
+        "b": jax.random.normal(jax.random.key(5), (1, 2, 6)),
+    }
+}
 NOISE = {"relu": Known(), "fc1": KnownAtWeights(), "fc2": KnownAtInput()}
 CODES = {"*:linear": Int(5, symmetric="weights", range=(-1.0, 2.1))}
 
@@ -370,6 +391,9 @@ CASES = {
     ),
     "masked": Case(lambda f, *_: jaxeff.masked(f, ZEROED), whole=masked_whole),
     "gated": Case(lambda f, *_: jaxeff.masked(f, WEIGHED), gated_hand),
+    "lora": Case(
+        lambda f, *_: lambda *a: jaxeff.lora(f, LOW_RANK)(*a[:-1], FACTORS, a[-1]), lora_hand
+    ),
     "ensemble": Case(ensemble, whole=each_member, params=members),
     "integer": Case(lambda f, *_: jaxeff.integer(f, CODES), integer_hand),
 }
@@ -387,6 +411,9 @@ REFUSED: dict[tuple[str, str], str] = {
     ("analog", "analog"): "which analog reads out already; leave it out",
     ("pruned", "analog"): "act on analog.*'fc2'.*take pruned",
     ("pruned", "pruned"): "take pruned",
+    ("lora", "moments"): r"can't act on moments\(f\) at 'fc1'.*Take moments\(lora",
+    ("lora", "pruned"): "'fc1', whose weight is a part of fc1/kernel",
+    ("lora", "ensemble"): "adapter of 'fc1' must have shapes.*made for another function",
     # A plan belongs to the function that it was made of.
     **{(outer, "ensemble"): "plan is of a model" for outer in ("pruned", "masked", "gated")},
     **{("gated", inner): "make the plan of this one" for inner in ("pruned", "analog")},

@@ -123,6 +123,13 @@ from jaxeff.uncertainty.prediction_sets import (
     conformalize,
     covered,
 )
+from jaxeff.uncertainty.tokens import (
+    TokenUncertainty,
+    accepted_prefix,
+    sequence_entropy,
+    sequence_score,
+    token_uncertainty,
+)
 
 __all__ = [
     "APS",
@@ -146,7 +153,9 @@ __all__ = [
     "Reliability",
     "RiskCoverage",
     "Temperature",
+    "TokenUncertainty",
     "ViM",
+    "accepted_prefix",
     "accuracy",
     "adaptive_ece",
     "aleatoric_mse",
@@ -201,9 +210,12 @@ __all__ = [
     "sample_logits",
     "scored",
     "selective",
+    "sequence_entropy",
+    "sequence_score",
     "softmax_entropy",
     "sparsity_threshold",
     "temperature_scale",
     "tempered",
+    "token_uncertainty",
     "vim",
 ]

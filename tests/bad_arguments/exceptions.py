@@ -26,6 +26,7 @@ SHAPES = (
     "channels", "cost", "sites", "summary", "trace", "compression.initial_ranges",
     "compression.memory", "compression.penalty", "compression.random_weights", "noise.slots",
     "photonics.levels_per_activation", "bayes.prior_scales", "uncertainty.dense_head",
+    "adapters.init_lora", "adapters.merge_lora",
 )  # fmt: skip
 """Functions that read a program, not the numbers it is given."""
 
@@ -62,6 +63,8 @@ ACCEPTED: dict[tuple[str, str, str], str] = {
     ("*", "batch", "complex"): "a network may compute with complex numbers",
     ("*", "inputs", "complex"): "a network may compute with complex numbers",
     ("jaxeff.uncertainty.selective", "threshold", "negative"): "a score may be negative",
+    ("jaxeff.uncertainty.accepted_prefix", "threshold", "negative"): "a score may be negative",
+    ("jaxeff.uncertainty.accepted_prefix", "uncertainty", "NaN"): "a text ends there",
     ("jaxeff.uncertainty.in_batches", "inputs", "NaN"): "the function says what it takes",
     ("jaxeff.data.log_mel", "audio", "negative"): "sound has both signs",
     ("jaxeff.data.log_mel", "audio", "too large"): "int32 is louder",

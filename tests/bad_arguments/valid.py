@@ -18,6 +18,7 @@ from flax import nnx
 from jaxeff_export import Artifact, Bundle
 from jaxeff_export.boards import LocalBoard
 
+from jaxeff.adapters import LoRA
 from jaxeff.analog_hardware import (
     Characterization,
     Chip,
@@ -126,6 +127,7 @@ COMMON: dict[str, Any] = {
 }  # fmt: skip
 
 SPECS: dict[str, Any] = {
+    "jaxeff.adapters": {"fc1": LoRA(2)},
     "jaxeff.analog": {"fc1": Crossbar()},
     "jaxeff.analog_hardware": {"fc1": Crossbar()},
     "jaxeff.boards": "local",
@@ -134,6 +136,7 @@ SPECS: dict[str, Any] = {
     "jaxeff.ensembles": {"fc2": Spectral()},
     "jaxeff.hardening": {"fc1": Additive(0.1)},
     "jaxeff.integer": {"fc1": Int(4)},
+    "jaxeff.lora": {"fc1": LoRA(2)},
     "jaxeff.noisy": {"fc1": Additive(0.1)},
     "jaxeff.photonic": {"relu": LIGHT},
     "jaxeff.photonics": {"relu": LIGHT},
@@ -147,6 +150,10 @@ SPECS: dict[str, Any] = {
 """What `spec` is: of a function, or of all functions of a room."""
 
 OWN: dict[str, dict[str, Any]] = {
+    "jaxeff.adapters.init_lora": {"args": (X,)},
+    "jaxeff.adapters.merge_lora": {"args": (X,), "adapters": {
+        "fc1/kernel": {"a": jnp.ones((1, 3, 2)), "b": jnp.ones((1, 2, 4))}
+    }},
     "jaxeff.data.plane": {"points": POINTS, "margin": 1.0, "side": 3},
     "jaxeff_export.table_latency": {"inputs": (X,)},
     "jaxeff_export.modelled_latency": {"inputs": (X,)},
@@ -290,6 +297,10 @@ OWN: dict[str, dict[str, Any]] = {
     **{f"jaxeff.uncertainty.{name}": {"features": X, "classes": 2}
        for name in ("mahalanobis", "relative_mahalanobis")},
     "jaxeff.uncertainty.scored": {"site": "fc2", "score": lambda features, outputs: outputs},
+    "jaxeff.uncertainty.accepted_prefix": {"threshold": 0.5, "mask": SCORES > 0.5},
+    "jaxeff.uncertainty.sequence_entropy": {"log_probs": jnp.log(PROBS), "mask": PROBS > 0},
+    "jaxeff.uncertainty.sequence_score": {"scores": PROBS, "mask": PROBS > 0},
+    "jaxeff.uncertainty.token_uncertainty": {"logits": jnp.zeros((3, 4, 2))},
     "jaxeff.uncertainty.vim": {"features": X, "head": HEAD, "dimensions": 2},
     "jaxeff.uncertainty.tempered": {"temperature": Temperature(2.0)},
     "jaxeff.uncertainty.aleatoric_mse": {"std": SCORES, "true_std": SCORES,

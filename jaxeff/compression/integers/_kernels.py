@@ -116,6 +116,10 @@ def kernel_of(layer: Layer, setting: LayerQuantization) -> Kernel | str:
         return f"a {layer.kind} of {len(layer.data)} arrays of data"
     if len(layer.outputs) != 1:
         return "a layer of several results"
+    # An adapter beside the weight, say: a kernel would leave all but one product out.
+    products = [n for n in layer.nodes if n.primitive in prim.LINEAR]
+    if sum(any(v.is_data for v in n.values) for n in products) > 1:
+        return "a sum of several products"
     x, w = layer.inputs[layer.data[0]], layer.inputs[layer.weights[0]]
     if node.primitive not in prim.LINEAR or list(node.inputs) not in ([x, w], [w, x]):
         return "a product whose operands are rearranged"

@@ -1,0 +1,207 @@
+"""`lora`: a model whose layers have low-rank updates of their weights beside them.
+
+`jaxeff.adapters` has an example. A layer of weight W becomes
+
+```text
+y = x W + alpha / rank * (x a) b      a [groups, inputs, rank], b [groups, rank, outputs]
+```
+
+with `groups` one but for grouped convolutions. W is read as the function has it, so around
+`quantized(f, spec)` it is rounded and the update isn't: QLoRA. The product with W doesn't depend on
+the adapters: under `jax.vmap` over several of them it is computed once.
+
+Sharp edges:
+    Adapters belong to parameters: all uses of a shared layer have the same ones.
+    A convolution's update is computed of patches, which takes memory.
+    Sites inside a loop over stacked parameters are refused, for their weight is another in every
+    pass; a loop that closes over its parameters, and `remat`, are not.
+    Moments are taken of the adapted function, `moments(lora(f, spec))`, not the reverse; where the
+    layer's input is random, both terms share it: `merge_lora` first is more exact.
+
+References:
+    Hu et al., "LoRA: Low-Rank Adaptation of Large Language Models", ICLR 2022, arXiv 2106.09685.
+    Dettmers et al., "QLoRA: Efficient Finetuning of Quantized LLMs", NeurIPS 2023,
+    arXiv 2305.14314.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Annotated, Any, NamedTuple
+
+import jax.numpy as jnp
+
+from jaxeff.core import (
+    Count,
+    Positive,
+    Setting,
+    bind,
+    is_key,
+    register_setting,
+    static,
+    validate,
+)
+from jaxeff.program import check_settings, interpret_sites, read_out_by, resolve
+from jaxeff.program.ir import Contraction, Layer, Program, run_nodes
+
+
+@register_setting
+@dataclass(frozen=True)
+class LoRA(Setting):
+    """A low-rank update of a layer's weight.
+
+    Attributes:
+        rank: Rank of the update.
+        alpha: The update is multiplied by this over the rank.
+    """
+
+    rank: Annotated[int, Count(1)] = static(8)
+    alpha: Positive = 16.0
+
+    @property
+    def scale(self) -> Any:
+        """What the product of both factors is multiplied by."""
+        return self.alpha / self.rank
+
+
+class AdaptedLayer(NamedTuple):
+    """A linear layer that has an adapter.
+
+    Attributes:
+        setting: The adapter's setting.
+        path: The parameter that the weight comes from.
+        layer: The layer.
+        contraction: The product of the layer.
+    """
+
+    setting: LoRA
+    path: str
+    layer: Layer
+    contraction: Contraction
+
+
+@validate()
+def lora(f: Callable[..., Any], spec: Mapping[str, LoRA | None]) -> Callable[..., Any]:
+    """Adds low-rank updates to the linear layers of a model.
+
+    Args:
+        f: A pure function `f(params, *args)`.
+        spec: Settings by pattern of sites; the most specific pattern decides, and None leaves a
+            layer alone. Layers that a pattern matches without a weight are left alone, too.
+
+    Returns:
+        A pure function `g(params, adapters, *args)`, adapters as `init_lora` makes them; behind the
+        keys if `f` takes keys first.
+
+    Raises:
+        TypeError: The spec isn't a mapping from patterns to `LoRA`.
+        ValueError: On the first call: a pattern matches no layer with a weight, a layer can't be
+            adapted, or the adapters aren't those of the spec.
+    """
+    check_settings(spec, LoRA, "an adapter, such as LoRA(8)")
+
+    def g(*args: Any, **kwargs: Any) -> Any:
+        first = next((i for i, arg in enumerate(args) if not is_key(arg)), len(args))
+        if len(args) < first + 2:
+            raise TypeError("lora: the adapted function takes (params, adapters, *args)")
+        params, adapters, *rest = args[first:]
+
+        def settings_of(program: Program) -> Mapping[str, Any]:
+            found = adapted(spec, program)
+            check_adapters(adapters, found)
+            return {site: (each, adapters[each.path]) for site, each in found.items()}
+
+        arguments = (*args[:first], params, *rest)
+        return interpret_sites(f, settings_of, _beside, None, arguments, kwargs, "lora")
+
+    return g
+
+
+def adapted(spec: Mapping[str, LoRA | None], program: Program) -> dict[str, AdaptedLayer]:
+    """Finds the layers that a spec adapts, by site.
+
+    Raises:
+        ValueError: A pattern has no layer with a weight, or one can't be adapted.
+    """
+    chosen = resolve(spec, program, lambda layer, _: _weight(layer) is not None, "an adapter")
+    sizes = {v.path: v.aval.size for v in program.inputs if v.is_weight}
+    found = {}
+    for layer in program.sites:
+        weight = _weight(layer)
+        if layer.site not in chosen or weight is None:
+            continue
+        if any(v.spread for v in layer.outputs):
+            raise ValueError(
+                f"lora can't act on moments(f) at {layer.site!r}: a shift of the mean weight "
+                "changes variances behind it. Take moments(lora(f, spec))."
+            )
+        if transform := read_out_by(layer.nodes):
+            raise ValueError(
+                f"lora can't act on {layer.site!r}, which {transform} reads out. Take "
+                f"{transform}(lora(f, spec), ...), or leave the site out with None."
+            )
+        if sizes.get(weight.path) != weight.aval.size:
+            raise ValueError(
+                f"lora can't act on {layer.site!r}, whose weight is a part of {weight.path}, as in "
+                "a loop over stacked layers: unroll the loop, or leave the site out with None."
+            )
+        contraction = Contraction.of(layer.op)
+        found[layer.site] = AdaptedLayer(chosen[layer.site], weight.path, layer, contraction)
+    return found
+
+
+def _weight(layer: Layer) -> Any:
+    """Returns the operand of a layer's product that comes from a parameter, if there is one."""
+    if layer.kind != "linear" or layer.op is None:
+        return None
+    weight = layer.op.inputs[Contraction.of(layer.op).side]
+    return weight if getattr(weight, "path", "") and weight.is_weight else None
+
+
+def check_adapters(adapters: Any, found: Mapping[str, AdaptedLayer]) -> None:
+    """Checks that adapters are those of the layers that a spec adapts.
+
+    Raises:
+        ValueError: They are of other parameters, or have other shapes.
+    """
+    paths = {each.path for each in found.values()}
+    if not isinstance(adapters, Mapping) or adapters.keys() != paths:
+        given = sorted(adapters) if isinstance(adapters, Mapping) else type(adapters).__name__
+        raise ValueError(
+            f"lora: adapters must be those of {sorted(paths)}, not {given}: make them with "
+            "init_lora(key, f, spec, params, *args)"
+        )
+    for site, each in found.items():
+        groups, inputs, outputs = each.contraction.matrix_shape
+        rank = each.setting.rank
+        wanted = (groups, inputs, rank), (groups, rank, outputs)
+        shapes = tuple(jnp.shape(adapters[each.path][name]) for name in ("a", "b"))
+        if shapes != wanted:
+            raise ValueError(
+                f"lora: the adapter of {site!r} must have shapes {wanted}, not {shapes}: it was "
+                "made for another function or rank"
+            )
+
+
+def _beside(setting: Any, layer: Layer, key: Any, *values: Any) -> Sequence[Any]:
+    """Computes a layer with its update: the rule of `lora`, at its sites."""
+    del key
+    each, adapter = setting
+    contraction, product = each.contraction, each.layer.op.eqn
+
+    # Of another transform's layer, what enters it: a rounding of inputs is the weight's affair.
+    data = layer.data[0] if layer.mark and len(layer.data) == 1 else None
+
+    def bound(eqn: Any, *operands: Any) -> list[Any]:
+        made: list[Any] = bind(eqn, *operands)
+        # Added to the product itself: what stands around it, such as the bias, stays in place.
+        if eqn is not product:
+            return made
+        x = operands[1 - contraction.side]
+        if data is not None and jnp.shape(values[data]) == x.shape:
+            x = values[data]
+        a, b = (adapter[name].astype(x.dtype) for name in ("a", "b"))
+        # Through the narrow middle: never the product of a and b, which is as large as W.
+        update = each.setting.scale * contraction.restore(contraction.rows(x) @ a @ b)
+        return [made[0] + update.astype(made[0].dtype)]
+
+    return run_nodes(layer.nodes, layer.inputs, values, layer.outputs, bound)

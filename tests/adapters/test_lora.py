@@ -1,0 +1,215 @@
+"""Adapters beside layers: as merged ones, around rounded weights, in other transforms."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from flax import linen, nnx
+
+import jaxeff
+from jaxeff.adapters import LoRA, init_lora, lora, merge_lora
+from jaxeff.compression import Int, quantized
+from jaxeff.nn import MLP, SmallCNN, TransformerEncoder
+from jaxeff.program import SpecError
+from jaxeff.training import cross_entropy, fit
+
+KEY = jax.random.key(0)
+
+
+class Grouped(nnx.Module):
+    """A strided convolution with groups, and a dense layer."""
+
+    def __init__(self, rngs):
+        self.conv = nnx.Conv(4, 6, (3, 3), strides=2, feature_group_count=2, rngs=rngs)
+        self.fc = nnx.Linear(6, 3, rngs=rngs)
+
+    def __call__(self, x):
+        return self.fc(nnx.relu(self.conv(x)).mean((1, 2)))
+
+
+def build(name):
+    rngs = nnx.Rngs(0)
+    model, shape = {
+        "dense": (lambda: MLP((6, 12, 5), rngs=rngs), (7, 6)),
+        "attention": (
+            lambda: TransformerEncoder(5, 4, 6, width=8, heads=2, hidden=12, depth=1, rngs=rngs),
+            (3, 6, 4),
+        ),
+        "convolution": (lambda: SmallCNN(rngs=rngs), (2, 28, 28, 1)),
+        "groups": (lambda: Grouped(rngs), (2, 9, 9, 4)),
+    }[name]
+    f, params = jaxeff.functional(model())
+    return f, params, jax.random.normal(jax.random.key(1), shape)
+
+
+def spread(adapters):
+    """Adapters with an update: `b` isn't zero."""
+    return jax.tree.map(
+        lambda leaf: leaf + 0.1 * jax.random.normal(jax.random.key(2), leaf.shape), adapters
+    )
+
+
+F, PARAMS, X = build("dense")
+SPEC = {"*:linear": LoRA(2, alpha=3.0)}
+G = lora(F, SPEC)
+ADAPTERS = spread(init_lora(KEY, F, SPEC, PARAMS, X))
+
+
+@pytest.mark.parametrize("name", ["dense", "attention", "convolution", "groups"])
+def test_a_start_changes_nothing_and_merging_keeps_what_was_added(name):
+    f, params, x = build(name)
+    g = jax.jit(lora(f, SPEC))
+    start = init_lora(KEY, f, SPEC, params, x)
+    np.testing.assert_array_equal(g(params, start, x), jax.jit(f)(params, x))
+    adapters = spread(start)
+    apart = g(params, adapters, x)
+    assert np.abs(apart - f(params, x)).max() > 1e-2
+    merged = merge_lora(f, SPEC, params, adapters, x)
+    assert jax.tree.structure(merged) == jax.tree.structure(params)
+    np.testing.assert_allclose(f(merged, x), apart, rtol=1e-4, atol=1e-4)
+
+
+def test_a_layer_is_its_formula():
+    weights = np.asarray(PARAMS["fc1"]["kernel"], np.float64)
+    a, b = (np.asarray(ADAPTERS["fc1/kernel"][name][0], np.float64) for name in ("a", "b"))
+    assert a.shape == (6, 2)
+    assert b.shape == (2, 12)
+    hidden = np.asarray(X) @ (weights + 3 / 2 * a @ b) + np.asarray(PARAMS["fc1"]["bias"])
+    only = {"fc1": LoRA(2, alpha=3.0)}
+    found = lora(F, only)(PARAMS, {"fc1/kernel": ADAPTERS["fc1/kernel"]}, X)
+    expected = np.maximum(hidden, 0) @ np.asarray(PARAMS["fc2"]["kernel"])
+    np.testing.assert_allclose(found, expected + np.asarray(PARAMS["fc2"]["bias"]), rtol=1e-4,
+                               atol=1e-5)  # fmt: skip
+
+
+def test_globs_choose_the_layers():
+    f, params, x = build("attention")
+    found = init_lora(KEY, f, {"*attn*": LoRA(2), "*attn/value": None}, params, x)
+    names = ("key", "out", "query")
+    assert sorted(found) == [f"blocks/0/attn/{name}/kernel" for name in names]
+    with pytest.raises(SpecError, match="nothing"):
+        init_lora(KEY, f, {"nothing*": LoRA(2)}, params, x)
+    with pytest.raises(ValueError, match="nothing for an adapter"):
+        init_lora(KEY, F, {"relu": LoRA(2)}, PARAMS, X)
+
+
+def test_linen_has_the_same_adapters():
+    class Net(linen.Module):
+        @linen.compact
+        def __call__(self, x):
+            return linen.Dense(5, name="fc2")(linen.relu(linen.Dense(12, name="fc1")(x)))
+
+    f, _ = jaxeff.functional(Net(), Net().init(KEY, X))
+    np.testing.assert_allclose(
+        lora(f, SPEC)(PARAMS, ADAPTERS, X), G(PARAMS, ADAPTERS, X), rtol=1e-5, atol=1e-5
+    )
+
+
+def test_rounded_weights_keep_an_update_that_is_not():
+    rounding = {"*:linear": Int(4, activations=False)}
+    rounded = quantized(F, rounding)
+    found = lora(rounded, SPEC)(PARAMS, ADAPTERS, X)
+    np.testing.assert_array_equal(
+        lora(rounded, SPEC)(PARAMS, init_lora(KEY, rounded, SPEC, PARAMS, X), X),
+        rounded(PARAMS, X),
+    )
+
+    def on_grid(w):
+        low, high = (end(w, axis=0, keepdims=True) for end in (jnp.min, jnp.max))
+        step = (jnp.maximum(high, 0) - jnp.minimum(low, 0)) / 15
+        zero = jnp.round(jnp.minimum(low, 0) / step)
+        return jnp.clip(jnp.round(w / step), zero, zero + 15) * step
+
+    by_hand = {
+        name: own | {"kernel": on_grid(own["kernel"])
+                     + 1.5 * (ADAPTERS[f"{name}/kernel"]["a"] @ ADAPTERS[f"{name}/kernel"]["b"])[0]}
+        for name, own in PARAMS.items()
+    }  # fmt: skip
+    np.testing.assert_allclose(found, F(by_hand, X), rtol=1e-4, atol=1e-4)
+    with pytest.raises(ValueError, match="can't be merged"):
+        merge_lora(rounded, SPEC, PARAMS, ADAPTERS, X)
+
+
+def test_only_adapters_are_trained():
+    y = jnp.arange(7) % 5
+    found = fit(
+        KEY, cross_entropy(lambda adapters, x: G(PARAMS, adapters, x)), ADAPTERS, (X, y),
+        optimizer=optax.sgd(0.1), epochs=20, batch_size=7, progress=False,
+    )  # fmt: skip
+    assert found.history[-1]["loss"] < found.history[0]["loss"]
+    assert jax.tree.structure(found.params) == jax.tree.structure(ADAPTERS)
+    slopes = jax.grad(lambda a: G(PARAMS, a, X).sum())(ADAPTERS)
+    merged = jax.grad(lambda a: F(merge_lora(F, SPEC, PARAMS, a, X), X).sum())(ADAPTERS)
+    for ours, expected in zip(jax.tree.leaves(slopes), jax.tree.leaves(merged), strict=True):
+        np.testing.assert_allclose(ours, expected, rtol=1e-4, atol=1e-4)
+
+
+def test_members_share_the_frozen_product():
+    several = jax.tree.map(lambda leaf: jnp.stack([leaf, 2 * leaf, -leaf]), ADAPTERS)
+    members = jax.vmap(G, (None, 0, None))
+    found = jax.jit(members)(PARAMS, several, X)
+    for i in range(3):
+        alone = G(PARAMS, jax.tree.map(lambda leaf, i=i: leaf[i], several), X)
+        np.testing.assert_allclose(found[i], alone, rtol=1e-4, atol=1e-5)
+    # The first layer's product with the frozen kernel has no axis of members.
+    products = [
+        eqn for eqn in jax.make_jaxpr(members)(PARAMS, several, X).jaxpr.eqns
+        if eqn.primitive.name == "dot_general" and eqn.invars[1].aval.shape == (6, 12)
+    ]  # fmt: skip
+    assert [eqn.outvars[0].aval.shape for eqn in products] == [(7, 12)]
+
+
+def test_uses_of_a_shared_layer_have_one_adapter():
+    def f(params, x):
+        return jnp.tanh(x @ params["fc"]["w"]) @ params["fc"]["w"]
+
+    params, spec = {"fc": {"w": jax.random.normal(KEY, (6, 6))}}, {"fc": LoRA(2)}
+    adapters = spread(init_lora(KEY, f, spec, params, X))
+    assert list(adapters) == ["fc/w"]
+    merged = merge_lora(f, spec, params, adapters, X)
+    np.testing.assert_allclose(f(merged, X), lora(f, spec)(params, adapters, X), rtol=1e-3,
+                               atol=1e-4)  # fmt: skip
+    alone = {"fc": LoRA(2), "fc#1": None}
+    with pytest.raises(ValueError, match="fc#1 reads fc/w, too"):
+        merge_lora(f, alone, params, adapters, X)
+
+
+def test_transposed_and_keyed_functions():
+    def f(key, params, x):
+        noise = 0.1 * jax.random.normal(key, (7, 5))
+        return x @ params["fc"]["w"].T + noise
+
+    params, spec = {"fc": {"w": jax.random.normal(KEY, (5, 6))}}, {"fc": LoRA(2)}
+    plain = lambda params, x: f(KEY, params, x)  # noqa: E731
+    adapters = spread(init_lora(KEY, plain, spec, params, X))
+    merged = merge_lora(plain, spec, params, adapters, X)
+    assert merged["fc"]["w"].shape == (5, 6)
+    np.testing.assert_allclose(
+        lora(f, spec)(KEY, params, adapters, X), f(KEY, merged, X), rtol=1e-4, atol=1e-5
+    )
+
+
+def test_loops_over_stacked_parameters_are_refused_and_remat_is_not():
+    stacked = {"layers": {"w": jax.random.normal(KEY, (3, 6, 6))}}
+
+    def loop(params, x):
+        return jax.lax.scan(lambda h, w: (jnp.tanh(h @ w), None), x, params["layers"]["w"])[0]
+
+    with pytest.raises(ValueError, match="is a part of layers/w, as in a loop"):
+        init_lora(KEY, loop, {"*:linear": LoRA(2)}, stacked, X)
+    found = lora(jax.checkpoint(F), SPEC)(PARAMS, ADAPTERS, X)
+    np.testing.assert_allclose(found, G(PARAMS, ADAPTERS, X), rtol=1e-5, atol=1e-5)
+
+
+def test_what_does_not_fit_is_named():
+    with pytest.raises(ValueError, match=r"those of \['fc1/kernel', 'fc2/kernel'\], not \['fc1/ke"):
+        G(PARAMS, {"fc1/kernel": ADAPTERS["fc1/kernel"]}, X)
+    with pytest.raises(ValueError, match="'fc1' must have shapes"):
+        lora(F, {"*:linear": LoRA(3)})(PARAMS, ADAPTERS, X)
+    with pytest.raises(TypeError, match=r"takes \(params, adapters"):
+        G(PARAMS)
+    with pytest.raises(ValueError, match=r"Take moments\(lora"):
+        lora(jaxeff.moments(F), SPEC)(
+            jax.tree.map(lambda w: jaxeff.Gaussian(w, w**2), PARAMS), ADAPTERS, X
+        )
