@@ -2,7 +2,8 @@
 
 `ensemble` gives sites members, `member_loss` trains them as one program, `repulsive` keeps them
 apart where there are no data; `bootstrap_weights` and `with_prior` do without samples from
-elsewhere. `Mixture` is what members with uncertain weights predict. One network that knows what it
+elsewhere. `batch_ensemble`, `packed` and `mimo` are members at less memory or less computation.
+`Mixture` is what members with uncertain weights predict. One network that knows what it
 has seen: `spectral` keeps distances, `feature_density` and `sngp` measure them.
 """
 
@@ -19,8 +20,10 @@ from jaxeff.ensembles._sampled import affordable_members, sampled
 from jaxeff.ensembles._samples import Interval, NoiseImages, Patches, ShuffledPixels, batch_inputs
 from jaxeff.ensembles._sngp import RandomFeatures, sngp
 from jaxeff.ensembles._spectral import Spectral, spectral
+from jaxeff.ensembles.efficient import MIMO, batch_ensemble, mimo, mimo_loss, packed
 
 __all__ = [
+    "MIMO",
     "RBF",
     "Ensemble",
     "FeatureDensity",
@@ -39,14 +42,18 @@ __all__ = [
     "SiteTrial",
     "Spectral",
     "affordable_members",
+    "batch_ensemble",
     "batch_inputs",
     "bootstrap_weights",
     "choose_random",
     "ensemble",
     "feature_density",
     "member_loss",
+    "mimo",
+    "mimo_loss",
     "mixture_moments",
     "optimize_members",
+    "packed",
     "repulsion",
     "repulsive",
     "sampled",

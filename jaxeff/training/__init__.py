@@ -9,6 +9,7 @@ from jaxeff.store import CheckpointError, load_metadata, load_pytree, save_pytre
 from jaxeff.training._batch_stats import converge_batch_stats
 from jaxeff.training._canonical import canonical_convolutions, canonical_in_loops
 from jaxeff.training._epoch import Loss, TrainState, count_examples, init, make_epoch
+from jaxeff.training._evidential import evidential
 from jaxeff.training._fit import FitResult, fit
 from jaxeff.training._identity import describe_training
 from jaxeff.training._loop import CheckpointOptions, DivergedError, RunOptions, run_epochs
@@ -45,6 +46,7 @@ __all__ = [
     "describe_training",
     "divergences",
     "epoch_function",
+    "evidential",
     "fit",
     "init",
     "label_loss",

@@ -56,6 +56,7 @@ from jaxeff.uncertainty._density import (
     sparsity_threshold,
 )
 from jaxeff.uncertainty._detection import aupr, auroc, fpr95
+from jaxeff.uncertainty._dirichlet import dirichlet_decomposition, dirichlet_probs, evidence
 from jaxeff.uncertainty._figures import draw_plane, draw_regression
 from jaxeff.uncertainty._gaussian_logits import (
     from_gaussian,
@@ -174,6 +175,8 @@ __all__ = [
     "decompose_regression",
     "dense_head",
     "dice",
+    "dirichlet_decomposition",
+    "dirichlet_probs",
     "draw_plane",
     "draw_regression",
     "draw_reliability",
@@ -181,6 +184,7 @@ __all__ = [
     "ece",
     "energy",
     "euc",
+    "evidence",
     "excess_aurc",
     "fpr95",
     "from_gaussian",

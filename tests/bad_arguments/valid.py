@@ -39,7 +39,7 @@ from jaxeff.compression import (
     grid,
 )
 from jaxeff.compression import Uniform as UniformGrid
-from jaxeff.ensembles import RBF, Ensemble, Members, NoiseImages, Spectral, ensemble
+from jaxeff.ensembles import RBF, Ensemble, Members, NoiseImages, Spectral, ensemble, mimo
 from jaxeff.moment_propagation import Gaussian
 from jaxeff.noise import Additive
 from jaxeff.photonics import ChaoticLight, PhotonicWeights
@@ -134,6 +134,7 @@ SPECS: dict[str, Any] = {
     "jaxeff.compression": {"fc1": Int(4)},
     "jaxeff.ensemble": {"fc2": Members(2)},
     "jaxeff.ensembles": {"fc2": Spectral()},
+    "jaxeff.ensembles.batch_ensemble": {"fc2": Members(2)},
     "jaxeff.hardening": {"fc1": Additive(0.1)},
     "jaxeff.integer": {"fc1": Int(4)},
     "jaxeff.lora": {"fc1": LoRA(2)},
@@ -184,6 +185,12 @@ OWN: dict[str, dict[str, Any]] = {
         "curvature": 1.0, "clip": 1.0,
     },
     "jaxeff.bayes.ivon_posterior": {"opt_state": ivon(KEY, 0.1, 4).init(PARAMS)},
+    "jaxeff.ensembles.packed": {"width": 1.5},
+    "jaxeff.ensembles.mimo_loss": {"g": mimo(f, 2), "repetition": 0.5},
+    "jaxeff.training.evidential": {"ramp": 10, "weight": 1.0},
+    "jaxeff.uncertainty.evidence": {"outputs": LOGITS.mean},
+    "jaxeff.uncertainty.dirichlet_probs": {"concentration": PROBS},
+    "jaxeff.uncertainty.dirichlet_decomposition": {"concentration": PROBS},
     "jaxeff.ensembles.choose_random": {"infer": inferred, "times": 20.0, "outside": X},
     "jaxeff.bayes.swag": {"start": 2, "every": 2, "rank": 3},
     "jaxeff.bayes.swag_posterior": {"opt_state": swag(ADAM, start=0, every=1).init(PARAMS)},
