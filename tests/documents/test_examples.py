@@ -10,6 +10,7 @@ from the reader is the folder they run in.
 import ast
 import re
 import textwrap
+from importlib.util import find_spec
 from unittest import SkipTest
 
 import matplotlib as mpl
@@ -68,6 +69,7 @@ def test_examples_run_as_printed(document, request, tmp_path, monkeypatch):
     mpl.use("agg")
     if "no_emulator" in document.text:
         document.namespace["no_emulator"] = request.getfixturevalue("no_emulator")
+    document.namespace["no_onnx"] = not all(map(find_spec, ("onnx", "onnxruntime")))
     skipped = []
     try:
         for example in document.examples():

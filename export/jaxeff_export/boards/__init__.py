@@ -3,6 +3,16 @@
 ``"local"`` is this process, ``"rpc://host:port"`` a machine that runs TVM's RPC server,
 ``"rpc://host:port/key"`` any free board that registered with a tracker under that key, and
 ``"emulated"`` a core in software (``"emulated:cortex-a53"``, ``"emulated:cortex-m7"`` name it).
+
+```python
+from jaxeff_export.boards import make_board
+
+board = make_board("emulated", cpu="cortex-a53")        # not started yet
+assert board.name == "emulated:cortex-a53" and "emulated" in board.untimed_because
+assert make_board(board) is board                       # wherever a name may stand, a board may
+with make_board("local") as here:
+    assert here.untimed_because is None                 # its timings mean something
+```
 """
 
 from __future__ import annotations

@@ -7,6 +7,16 @@ the time an emulator takes says nothing about a board, and timing on it is refus
 Call `prepare` once; it downloads what the board runs. Starting takes a few seconds (an emulated
 Python importing TVM's runtime), so open one board and run many bundles on it.
 
+```python
+from jaxeff_export.boards import BoardError, require_emulator
+from jaxeff_export.targets import ToolchainError
+
+try:
+    print(require_emulator().folder)                     # what the board runs lies here
+except (BoardError, ToolchainError) as missing:          # qemu, or the download
+    print(missing)                                       # how to get it
+```
+
 Sharp edge: the emulated core has only its own instructions. A library for a newer core (A76) is
 refused on an older one (A72), where it would die; pick the core with ``emulated:cortex-a76``.
 """

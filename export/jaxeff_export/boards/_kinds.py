@@ -1,4 +1,12 @@
-"""Kinds of boards, and which of them can be used on this machine."""
+"""Kinds of boards, and which of them can be used on this machine.
+
+```python
+from jaxeff_export.boards import board_kinds
+
+for kind in board_kinds():                               # as `jaxeff-export boards` shows them
+    print(kind.name, kind.missing or kind.what)
+```
+"""
 
 from __future__ import annotations
 

@@ -6,6 +6,20 @@ this one starts later, from the other half of the cores. The pool belongs to the
 kernels, and doesn't grow once it was used. It doesn't end with that thread either: its own threads
 stay, and spin. So kernels with parallel loops are called by two threads at most; calls of all other
 threads are passed to one of these.
+
+```python
+import jax.numpy as jnp
+import numpy as np
+
+from jaxeff_export import deploy
+from jaxeff_export.boards import run_on_threads
+
+bundle = deploy(lambda w, x: x @ w, (jnp.eye(3), jnp.ones((2, 3))))
+cores = bundle.manifest.target["num-cores"]
+with bundle.on("local") as runner:                       # each of its calls does this by itself
+    result = run_on_threads(1, lambda: runner.run(np.ones((2, 3), np.float32)))
+assert result.shape == (2, 3)
+```
 """
 
 from __future__ import annotations

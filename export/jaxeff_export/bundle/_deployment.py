@@ -13,6 +13,20 @@ bundle = deploy(f, (params, x))                         # for this machine
 assert bundle.check()                                   # replays what JAX recorded
 assert bundle.run(x).shape == (10, 10)
 ```
+
+A saved artifact is compiled without the Python that made it, here with parameters of its own:
+
+```python
+import numpy as np
+
+from jaxeff_export import Artifact, deploy_artifact, export
+
+export(f, (params, x)).save("net.zip")
+artifact = Artifact.load("net.zip")
+rng = np.random.default_rng(0)
+arrays = {spec.name: rng.normal(size=spec.shape).astype(np.float32) for spec in artifact.inputs}
+bundle = deploy_artifact(artifact, arrays)
+```
 """
 
 from __future__ import annotations

@@ -1,4 +1,18 @@
-"""Runs the same work on several boards at once, each with an outcome of its own."""
+"""Runs the same work on several boards at once, each with an outcome of its own.
+
+```python
+import jax.numpy as jnp
+import numpy as np
+
+from jaxeff_export import deploy, run_on_boards
+
+bundle = deploy(lambda w, x: x @ w, (jnp.eye(3), jnp.ones((2, 3))))
+x = np.ones((2, 3), np.float32)
+here, lost = run_on_boards(bundle, ["local", "rpc://localhost:1"], lambda runner: runner.run(x))
+assert here.error is None and (here.result == x).all()
+assert lost.result is None and "localhost" in str(lost.error)        # nothing answers there
+```
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,21 @@
-"""Relax to machine code for a CPU: passes, schedules, and the target's description."""
+"""Relax to machine code for a CPU: passes, schedules, and the target's description.
+
+```python
+import jax
+import jax.numpy as jnp
+import numpy as np
+import tvm
+from tvm import relax
+
+from jaxeff_export import compile_module, import_stablehlo
+
+x = np.linspace(-1, 1, 6, dtype=np.float32)
+exported = jax.export.export(jax.jit(lambda x: jnp.tanh(x) * 2))(x)
+executable = compile_module(import_stablehlo(exported))
+main = relax.VirtualMachine(executable, tvm.cpu())["main"]
+assert np.allclose(main(tvm.runtime.tensor(x)).numpy(), np.tanh(x) * 2, atol=1e-6)
+```
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,17 @@
-"""The entry point: StableHLO in, a TVM module out."""
+"""The entry point: StableHLO in, a TVM module out.
+
+```python
+import jax
+import jax.numpy as jnp
+
+from jaxeff_export import import_stablehlo
+
+exported = jax.export.export(jax.jit(lambda x, w: jax.nn.softmax(x @ w)))
+module = import_stablehlo(exported(jnp.ones((2, 3)), jnp.ones((3, 5))))
+print(module["main"])                                    # its operators, as Relax
+assert len(module["main"].params) == 2                   # x and w
+```
+"""
 
 from __future__ import annotations
 

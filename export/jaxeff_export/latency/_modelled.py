@@ -1,6 +1,21 @@
 """`modelled_latency`: cycles of a candidate by a static model of a core, and no measurement.
 
 In a search it is `search(..., latency=modelled_latency(x[:1], target="cortex-a72"))`.
+
+```python
+import shutil
+
+from jaxeff.nn import small_classifier
+from jaxeff.search import Candidate, Candidates, SearchSpace
+from jaxeff_export import modelled_latency
+
+f, params, (x, y) = small_classifier(32)
+space = SearchSpace.read(f, params, x[:1])
+candidates = Candidates(f, params, (x, y), (x, y), space, steps=0, batch_size=32)
+cycles = modelled_latency(x[:1], target="cortex-a72")
+if shutil.which("llvm-mca"):                             # Debian's package llvm
+    assert cycles(Candidate(space.whole, space, candidates.smaller)) > 0
+```
 """
 
 from __future__ import annotations

@@ -1,5 +1,20 @@
 """`to_onnx`: a pure function as an ONNX file, by its jaxpr.
 
+<!-- skip: next if(no_onnx, reason="onnx or onnxruntime isn't installed") -->
+```python
+import numpy as np
+import onnxruntime
+
+from jaxeff.nn import small_classifier
+from jaxeff_export import to_onnx
+
+f, params, (x, y) = small_classifier(4)
+file = to_onnx(f, (params, x), "net.onnx")
+session = onnxruntime.InferenceSession(file.path)
+(logits,) = session.run(file.outputs, {file.inputs[0]: np.asarray(x)})
+assert np.allclose(logits, f(params, x), atol=1e-5)
+```
+
 Sharp edges:
 
 - Operators of `jaxeff_export` (composites) are written as the plain operations they stand for.
@@ -91,12 +106,6 @@ def to_onnx(
         MissingExtraError: The package `onnx` isn't installed.
         OnnxError: The function has an operation that isn't written; it is named.
         OSError: The file can't be written.
-
-    ```text
-    file = to_onnx(f, (params, x), "net.onnx")
-    session = onnxruntime.InferenceSession(file.path)
-    (logits,) = session.run(None, {file.inputs[0]: x})
-    ```
     """
     require_extra("onnx", "to_onnx")
     import onnx  # optional

@@ -1,4 +1,17 @@
-"""Tuning a bundle: one call, measured on one board, kept in one folder."""
+"""Tuning a bundle: one call, measured on one board, kept in one folder.
+
+```python
+import jax.numpy as jnp
+
+from jaxeff_export import deploy, tune
+
+f, args = lambda w, x: x @ w, (jnp.ones((16, 8)), jnp.ones((4, 16)))
+bundle = deploy(f, args)
+tuned = tune(bundle, "tuned", trials=1)                  # some dozens, in practice
+assert tuned.check()
+again = deploy(f, args, database="tuned")                # takes what was found
+```
+"""
 
 from __future__ import annotations
 

@@ -15,6 +15,16 @@ Bayes).
 A mapping's patterns are globs over parameter paths, of which the most specific one decides, in any
 order (`jaxeff.program`).
 
+```python
+from jaxeff.bayes import prior_scales
+from jaxeff.nn import small_classifier
+
+f, params, (x, y) = small_classifier(4)
+scales = prior_scales({"fc2/*": 0.1, "*/bias": None}, params, f, x)
+assert scales["fc2/kernel"] == 0.1 and scales["fc1/bias"] is None
+assert scales["conv1/kernel"] == (2 / 25) ** 0.5         # of a window of 5 x 5 pixels
+```
+
 Sharp edge: `prior_scales` without the function knows shapes alone, and takes arrays for laid out
 and named as Flax does: ``[in, out]``, ``[height, width, in, out]``, ``embedding``.
 """

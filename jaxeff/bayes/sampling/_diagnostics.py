@@ -2,6 +2,28 @@
 
 For a network the question is about its *predictions*: hidden units may be exchanged, so chains
 that agree on every prediction may disagree on every weight.
+
+```python
+import jax
+import jax.numpy as jnp
+
+from jaxeff.bayes import Draws, mixing, parameter_mixing, prediction_mixing
+
+values = jax.random.normal(jax.random.key(0), (4, 100, 2))           # [chains, draws, quantities]
+assert mixing(values).max_rhat < 1.05
+apart = values + jnp.array([0.0, 0.0, 3.0, 3.0])[:, None, None]      # two chains are elsewhere
+assert mixing(apart).max_rhat > 1.5
+
+# Chains that differ by the sign of a weight agree on what the function predicts.
+w = (5 + values[..., 0]) * jnp.array([1.0, 1.0, -1.0, -1.0])[:, None]
+posterior = Draws({"w": w}, {"w": jnp.zeros(())}, likelihood="gaussian")
+
+def even(params, x):                                                 # mean and log-variance
+    return jnp.stack([params["w"] ** 2 * x, jnp.zeros_like(x)], -1)
+
+assert parameter_mixing(posterior)["w"].max_rhat > 1.5
+assert prediction_mixing(even, posterior, jnp.array([1.0, 2.0])).max_rhat < 1.05
+```
 """
 
 import math

@@ -17,6 +17,17 @@ outputs = predict(key, f, result.posterior, x)             # [chains * samples, 
 result.predictions.max_rhat, result.converged
 ```
 
+`mcmc` takes the sampler as an object, such as a setting of a study:
+
+```python
+from jaxeff.bayes import HMC, mcmc
+
+kernel = HMC(steps=5)
+run = {"likelihood": "gaussian", "warmup": 50, "samples": 50, "chains": 2}
+result = mcmc(key, f, params, (x, y), kernel, **run)
+assert abs(result.posterior.random["slope"].mean() - 2) < 0.5
+```
+
 All chains run in one compiled program, spread over the devices there are, of all processes
 (`jaxeff.core`). The program is compiled once for each `f`, likelihood, kernel and set of
 shapes: for other data, another prior, or another value of an input it is used again. So pass the

@@ -11,6 +11,29 @@ result = nuts(
     jax.random.key(0), f, params, (x[:50], y[:50]), chains=2, warmup=20, samples=20, max_depth=3
 )
 ```
+
+All of them take a model and data alike. Those of mini-batches have a step size that you choose:
+
+```python
+import jax.numpy as jnp
+
+from jaxeff.bayes import hmc, mclmc, sghmc, sgld
+
+def line(params, x):                                       # mean and log-variance
+    return jnp.stack([params["slope"] * x + params["offset"], jnp.full_like(x, -2.0)], -1)
+
+key, x = jax.random.key(0), jnp.linspace(-1, 1, 40)
+params, y = {"slope": jnp.ones(()), "offset": jnp.zeros(())}, 2 * x
+model = key, line, params, (x, y + 0.3 * jax.random.normal(key, (40,)))
+run = {"likelihood": "gaussian", "chains": 2, "warmup": 500, "samples": 500}
+found = [
+    hmc(*model, steps=5, **run), mclmc(*model, steps=5, **run),
+    sgld(*model, step_size=2e-3, batch_size=20, **run),
+    sghmc(*model, step_size=1e-2, batch_size=20, steps=20, friction=10.0, **run),
+]
+for result in found:
+    assert abs(result.posterior.random["slope"].mean() - 1.89) < 0.05
+```
 """
 
 from __future__ import annotations
