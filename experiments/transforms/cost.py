@@ -97,7 +97,8 @@ def pair(net: Subject, transform: str) -> tuple[Callable[..., Any], Callable[...
             lambda p, x: net.by_hand(handwritten.Quantized(BITS), p, net.state, x),
             (net.params, net.x),
         )
-    return moments(net.f), moments_by_hand(net), (posterior(net.params), net.x)
+    diagonal = moments(net.f, shared=False)  # as it is written by hand
+    return diagonal, moments_by_hand(net), (posterior(net.params), net.x)
 
 
 def moments_by_hand(net: Subject, layers: Any = handwritten.Moments) -> Callable[..., Any]:

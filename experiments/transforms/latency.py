@@ -28,7 +28,7 @@ def contestants(net: Subject) -> dict[str, Callable[[], Any]]:
     key = jax.random.key(3)
     weights = sample(key, belief, SAMPLES)
     separate = [jax.tree.map(lambda w, i=i: w[i], weights) for i in range(SAMPLES)]
-    point, propagate = jax.jit(f), jax.jit(moments(f))
+    point, propagate = jax.jit(f), jax.jit(moments(f, shared=False))
     by_hand = jax.jit(moments_by_hand(net))
 
     @jax.jit
