@@ -355,3 +355,25 @@ def twice_summed(a):
 def test_differences_of_other_running_sums_are_named():
     with pytest.warns(UserWarning, match="takes the exponential of a difference"):
         moments(twice_summed)(random(2, 80, 3, var=1e-4))
+
+
+ROWS = jnp.array([[0, 1, 0, 2], [3, 3, 3, 1]])
+
+
+@pytest.mark.parametrize("g", [lambda x: x, lambda x: jax.nn.relu(2 * x - 0.1)])
+def test_rows_that_are_looked_up_twice_are_the_same_twice(g):
+    """By indices known at run time only; n times a row has n^2 times its variance."""
+    table = random(4, 3)
+    found = jax.jit(lambda rows: moments(lambda w: g(w[rows]).mean(1))(table))(ROWS)
+    counts = jax.nn.one_hot(ROWS, 4).sum(1) / 4
+    each = moments(g)(table)
+    np.testing.assert_allclose(found.mean, counts @ each.mean, rtol=1e-5)
+    np.testing.assert_allclose(found.var, counts**2 @ each.var, rtol=1e-5)
+
+
+def test_rows_that_differ_by_their_place_are_listed():
+    def f(w, rows):
+        return jax.nn.relu(w[rows] + jnp.arange(12.0).reshape(4, 3)).sum(1)
+
+    (found,) = assumptions(f, random(4, 3), ROWS)
+    assert "reduce_sum combines entries" in found.reason

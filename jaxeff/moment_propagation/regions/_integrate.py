@@ -34,6 +34,7 @@ from jaxeff.moment_propagation.dependence import (
 )
 from jaxeff.moment_propagation.regions import _statistics as statistics
 from jaxeff.moment_propagation.regions._deferred import Deferred
+from jaxeff.moment_propagation.regions._masked import masked_alike
 from jaxeff.moment_propagation.regions._polynomial import (
     VARIABLE,
     Pieces,
@@ -178,6 +179,10 @@ def _dependent(nodes: Sequence[Node], root: Value) -> set[Node]:
 
 def _with_statistics(nodes: Sequence[Node], root: Value, env: Environment) -> None:
     """Follows the tensor's statistics symbolically until they make a known function."""
+    masks = masked_alike(nodes, root, env)
+    if masks:
+        step(masks[0], env)
+        env.values[root] = env.values.pop(masks[0].outputs[0])
     tensor = env.values[root]
     deferred = _deferred(env)
     # Invariant: a value is in `symbols` if it is a known statistic of the root, in `env.values`
@@ -196,6 +201,9 @@ def _with_statistics(nodes: Sequence[Node], root: Value, env: Environment) -> No
                     env.approximated.append(Assumption.approximated(env.layer, node, root, name))
 
     for node in nodes:
+        if node in masks and node.inputs[2] in symbols:
+            symbols[node.outputs[0]] = symbols[node.inputs[2]]
+            continue
         waits = any(a in deferred.root_of and a not in symbols for a in node.values)
         symbolic = any(a in symbols for a in node.values)
         settled = any(root in env.sources(a) for a in node.values if a not in symbols)

@@ -26,6 +26,7 @@ from jaxeff.moment_propagation.dependence import (
     independent_lineages,
     walk,
 )
+from jaxeff.moment_propagation.regions._repeated_rows import sum_of_rows
 from jaxeff.moment_propagation.regions._running_sums import difference, weighs_by_differences
 from jaxeff.moment_propagation.rules import DISCRETE, RULES, Rule, shared_operand
 from jaxeff.moment_propagation.values import (
@@ -143,6 +144,11 @@ def _apply(node: Node, operands: Sequence[Any], env: Environment) -> Sequence[An
         if same is not None:
             return same
         between = difference(node, env.layer.nodes, env.meetings, operands)
+        if between is None:
+            tables = [v for v in env.layer.inputs if env.lineages.get(v)]
+            between = sum_of_rows(
+                node, env.layer.nodes, tables, lambda a: env.number(a) is not None, env.read
+            )
         if between is not None:
             return [between]
         if env.assume is None:
