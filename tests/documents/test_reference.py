@@ -1,12 +1,14 @@
 """What the site is built of. The build itself, warnings as errors, is `.ci/run`'s."""
 
+import ast
 import inspect
 import re
+import runpy
 import sys
 
 import pytest
 import yaml
-from documents import ROOT, markdown_files
+from documents import ROOT, markdown_files, modules
 
 from tests.bad_arguments import faces
 
@@ -65,3 +67,17 @@ def test_every_function_has_an_example_that_calls_it():
         if not re.search(rf"\b{inspect.unwrap(function).__name__}\(", examples(name, function))
     ]
     assert not without, "show it in its module's docstring, or take it off the face"
+
+
+def test_an_example_is_shown_with_what_it_needs():
+    shown = runpy.run_path(str(DOCS / "examples.py"))
+    assert shown["with_definitions"](["a = 1\n", "b = 2\n", "print(a)\n"]) == "a = 1\n\nprint(a)\n"
+    missing = {}
+    for path in modules():
+        blocks = re.findall(
+            r"```python\n(.*?)```", ast.get_docstring(ast.parse(path.read_text())) or "", re.DOTALL
+        )
+        for i in range(len(blocks)):
+            if names := shown["undefined"](shown["with_definitions"](blocks[: i + 1])):
+                missing[f"{path.relative_to(ROOT)} {i}"] = names
+    assert not missing
