@@ -1,13 +1,80 @@
-"""Pictures of networks on the noisy sine, which several studies draw."""
+"""The noisy sine as several studies judge and draw it."""
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
+import jax
+import jax.numpy as jnp
 import matplotlib.pyplot as plt
 import numpy as np
 from matplotlib.figure import Figure
 
+from jaxeff import uncertainty as unc
+from jaxeff.data import sine
 from jaxeff.uncertainty import RegressionUncertainty, draw_regression
+
+MARGIN = 3.0
+"""How far beyond the data predictions are judged, in all studies, so that they can be compared."""
+
+
+class Scene(NamedTuple):
+    """Training data, and what is known at the evaluation points.
+
+    Attributes:
+        train: Inputs ``[n, 1]`` and targets ``[n]``, as drawn.
+        x: Evaluation points ``[m]``, evenly spaced.
+        target: The function without noise.
+        noise: Standard deviation of the noise; NaN in gaps.
+        inside: Whether there are data.
+        sparsity: Negative log density of the training inputs.
+    """
+
+    train: tuple[jax.Array, jax.Array]
+    x: jax.Array
+    target: jax.Array
+    noise: jax.Array
+    inside: jax.Array
+    sparsity: jax.Array
+
+    def inputs(self, x: jax.Array) -> jax.Array:
+        """Standardises inputs, so that a network's kinks lie where the data are."""
+        return (x - self.train[0].mean()) / self.train[0].std()
+
+    def figures(self, parts: RegressionUncertainty) -> dict[str, float]:
+        """Computes the columns of the source's table from what is predicted at `x`."""
+        std, doubt = jnp.sqrt(parts.aleatoric), jnp.sqrt(parts.epistemic)
+        found = {
+            "mse_prediction": unc.prediction_mse(parts.mean, self.target, self.inside),
+            "mse_aleatoric": unc.aleatoric_mse(std, self.noise, self.inside),
+            "euc": unc.euc(doubt, self.sparsity),
+            "auroc": unc.auroc(doubt[self.inside], doubt[~self.inside]),
+        }
+        return {name: float(value) for name, value in found.items()}
+
+
+def grid(margin: float, points: int) -> jax.Array:
+    """Makes the evaluation points."""
+    return jnp.linspace(*sine.span(margin=margin), points)
+
+
+def scene(train: Any, margin: float, points: int) -> Scene:
+    """Evaluates what is known of the noisy sine beside some training data."""
+    x = grid(margin, points)
+    sparsity = unc.negative_log_density(x[:, None], train[0])
+    return Scene(train, x, sine.target(x), sine.noise_std(x), sine.in_regime(x), sparsity)
+
+
+def doubt_at_midpoints(x: Any, epistemic: Any) -> float:
+    """Computes the doubt in the middle of gaps over that in the middle of regimes.
+
+    These are the points that Klein's thesis, section 7.4.1, names: too few for an AUROC.
+
+    Args:
+        x: Evaluation points.
+        epistemic: The epistemic variance there.
+    """
+    regimes, gaps = (np.interp(at, x, np.sqrt(epistemic)) for at in sine.midpoints())
+    return float(gaps.mean() / regimes.mean())
 
 
 def draw_sines(

@@ -13,7 +13,7 @@ from experiments import harness as h
 from experiments.activations.network import LEARNED
 from experiments.activations.source import MOONS, SINE
 from experiments.harness import Report, Row
-from experiments.sines import draw_sines
+from experiments.sines import doubt_at_midpoints, draw_sines
 from jaxeff.uncertainty import draw_plane
 
 GOOD = 0.95
@@ -151,8 +151,20 @@ CLAIMS = (
     ),
 )  # fmt: skip
 
+
+def middles(report: Report) -> Iterator[Row]:
+    """Selects how far the doubt of each activation rises in the middle of the gap."""
+    for table in STARTS:
+        for row in of_table(table)(report):
+            place = f"{table}/{row['activation']}/epistemic"
+            if place in report.arrays:
+                found = doubt_at_midpoints(report.arrays["sine/x"], report.arrays[place])
+                yield {"table": table, "activation": row["activation"], "gap_over_regimes": found}
+
+
 TABLES = (
     *(h.Listing(name, own, of_table(name)) for name, shown in COLUMNS.items() for own in shown),
+    h.Listing("doubt at the middles of gap and regimes", of=middles),
     h.Listing(
         "rank correlation with the source",
         ("table", "quantity", "correlation", "p_value"),

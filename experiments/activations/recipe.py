@@ -7,6 +7,7 @@ from typing import Annotated, Any, Literal, NamedTuple
 from experiments.activations.network import LEARNED, NAMES, Scales
 from experiments.activations.source import MOONS
 from experiments.harness import SELECTS, Count, Least, choose
+from experiments.sines import MARGIN
 from jaxeff.data import NOISE
 from jaxeff.uncertainty import OOD_QUANTILE
 
@@ -110,7 +111,7 @@ class Settings:
     moons: Sampling
     svi: Variational
     prior_start: Sampling
-    sine_margin: float = 3.0
+    sine_margin: float = MARGIN
     sine_points: int = 300
     moons_examples: int = 200
     moons_noise: float = NOISE

@@ -1,4 +1,4 @@
-"""Networks through models of sequences: ordered, order-free, and the white box.
+"""Networks through models of sequences: ordered, in a wrong order, order-free, and the white box.
 
 See Klein's thesis, tables 5.2 and 5.3.
 """
@@ -16,7 +16,7 @@ from experiments.analog.training import GAIN, Problem, Trainer
 from experiments.harness import Row, Run
 from jaxeff import analog_hardware as hardware
 
-POSITIONS = {"ordered": "time", "order-free": "none"}
+POSITIONS = {"ordered": "time", "non-ordered": "permuted", "order-free": "none"}
 WIDTH, HEADS = 8, 1
 """Of the transformers: smaller than where they are judged alone, for there is one per column."""
 

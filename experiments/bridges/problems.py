@@ -12,6 +12,7 @@ from jax.scipy.special import logsumexp
 from jax.scipy.stats import norm
 from jaxtyping import Array, Bool, Float
 
+from experiments import sines
 from experiments.bridges.recipe import Settings
 from jaxeff import functional
 from jaxeff.data import plane, two_moons
@@ -28,7 +29,7 @@ from jaxeff.uncertainty import (
 
 TEST = 1000
 SIDE = 40
-MARGIN = {"moons": 1.0, "sine": 3.0}
+MOONS_MARGIN = 1.0
 
 
 @dataclass(frozen=True)
@@ -73,7 +74,7 @@ def moons(settings: Settings, seed: int) -> Problem:
     train, test = (
         jax.tree.map(jnp.asarray, two_moons(keys[i], n)) for i, n in ((0, 200), (1, TEST))
     )
-    _, points = plane(train[0], MARGIN["moons"], SIDE)
+    _, points = plane(train[0], MOONS_MARGIN, SIDE)
     low, high = points.min(0), points.max(0)
     f, params = functional(_network(2, settings.width))
     return Problem(
@@ -89,10 +90,9 @@ def sine(settings: Settings, seed: int) -> Problem:
     keys = jax.random.split(jax.random.key(seed), 3)
     train, test = noisy_sine.noisy_sine(keys[0]), noisy_sine.noisy_sine(keys[1])
     mean, std = train[0].mean(), train[0].std()
-    low, high = noisy_sine.span(margin=MARGIN["sine"])
-    x = jnp.linspace(low, high, SIDE * 10)
+    x = sines.grid(sines.MARGIN, SIDE * 10)
     f, params = functional(_network(1, settings.width))
-    anywhere = jax.random.uniform(keys[2], (settings.unlabelled, 1), minval=low, maxval=high)
+    anywhere = jax.random.uniform(keys[2], (settings.unlabelled, 1), minval=x[0], maxval=x[-1])
 
     def nll(outputs: Float[Array, "draws test 2"]) -> Float[Array, ""]:
         log_density = norm.logpdf(test[1], outputs[..., 0], jnp.exp(outputs[..., 1] / 2))

@@ -36,6 +36,12 @@ DIFFERENCES = (
     "patches of 8 and 16 pixels don't divide 28: images are continued by their border",
     "deep ensembles are drawn from one pool of networks: those of 'DE, few' share none, those of "
     "'DE, many' overlap, so that their standard errors are too small",
+    "the repulsion acts on the heads' own parameters, by the distance |.|_p with p = 2, which the "
+    "source leaves open; in 'heads, other, all layers' the layers that heads share are moved as "
+    "well, by its square, with a strength of its own",
+    "the source evaluates the sine in the middle of regimes and gaps, of which ours has four and "
+    "one: a table has the doubt there, AUROCs are those of a grid to 3 beyond the data, as in "
+    "`activations`",
     "on the sine, means alone repel each other; lambda_var weighs what log-variances have above "
     "zero at the repulsive inputs, squared, which is our reading",
     "the ResNet-18 of --full has no batch norm, so that it is a function of its parameters",
@@ -111,7 +117,8 @@ PARTS = (
     _cost("training", cost.trainings),
     _cost("members", cost.members),
     Part[recipe.Settings, str](
-        lambda run: ("strengths",), lambda run, _: choose(_bench(run)),
+        lambda run: [f"strengths, {form}" for form in recipe.FORMS],
+        lambda run, task: choose(_bench(run), task.removeprefix("strengths, ")),
         lambda settings: settings.runs("table"), {"part": "strengths"},
     ),
 )  # fmt: skip

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 
 import jaxeff
 from experiments.ensembles.bench import Bench, Said, judged, said
-from experiments.ensembles.methods import apart, strength_of, trained_apart
+from experiments.ensembles.methods import apart, trained_apart
 from experiments.harness import Row
 from jaxeff.bayes import MixturePosterior, laplace, svi, to_gaussians
 from jaxeff.ensembles import Mixture, MixtureUncertainty, mixture_moments
@@ -45,7 +45,7 @@ def deep(bench: Bench) -> Iterator[Row]:
 
 def heads(bench: Bench) -> Iterator[Row]:
     """Repulsive heads, each with the curvature of its own weights."""
-    g, trained = trained_apart(bench, HEADS, bench.settings.seeds, strength_of(bench))
+    g, trained = trained_apart(bench, HEADS, bench.settings.seeds)
     spec = bench.last, "diag"  # a moment pass takes weights for independent
     for i, params in enumerate(trained[: bench.settings.some]):
         single = laplace(bench.f, bench.networks[i], bench.images.train, *spec)

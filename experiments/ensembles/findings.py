@@ -1,6 +1,6 @@
 """What the study claims, prints and draws, from means over seeds."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -10,10 +10,10 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from experiments import harness as h
-from experiments.ensembles.sine import GAMMA, SOURCE, grid
+from experiments.ensembles.sine import GAMMA, SOURCE
 from experiments.harness import Report, Row
 from experiments.latency.source import HEADS_FASTER
-from experiments.sines import draw_sines
+from experiments.sines import doubt_at_midpoints, draw_sines, grid
 from jaxeff.data import sine as noisy_sine
 from jaxeff.uncertainty import negative_log_density
 
@@ -205,6 +205,20 @@ CLAIMS = (
 )  # fmt: skip
 
 
+def middles(report: Report) -> Iterator[Row]:
+    """Selects each method's best activation: how far doubt rises in the middle of the gap."""
+    for row in best(sine(report)):
+        place = f"sine/{row['is']}/{row['activation']}/epistemic"
+        if place in report.arrays:
+            settings, found = report.config["sine"], report.arrays[place]
+            ratio = doubt_at_midpoints(grid(settings["margin"], settings["points"]), found)
+            yield {
+                "method": row["method"],
+                "activation": row["activation"],
+                "gap_over_regimes": ratio,
+            }
+
+
 def _scores(*keys: str) -> dict[str, Any]:
     return {k: k for k in (*keys, "seeds")} | {c: h.plus_minus(c) for c in COLUMNS}
 
@@ -219,6 +233,7 @@ TABLES = (
         },
         lambda report: best(every_sine(report)),
     ),
+    h.Listing("noisy sine, seed 0: doubt at the middles of gap and regimes", of=middles),
     h.Listing(
         "Dirty-MNIST: means and standard errors over seeds", _scores("method", "source"), table
     ),

@@ -14,7 +14,7 @@ from jaxtyping import Array
 
 import jaxeff
 from experiments.ensembles.bench import CLASSES, Bench, Said, chosen, said, said_by_entropy
-from experiments.ensembles.recipe import KINDS
+from experiments.ensembles.recipe import FORMS, KINDS
 from jaxeff import ensembles
 from jaxeff.bayes import laplace
 from jaxeff.noise import Dropout
@@ -241,17 +241,17 @@ def _weights(bench: Bench, seeds: int) -> Saying:
     yield from _of_heads(bench, g, bench.train("rll", loss, init, seeds, strength=strength))
 
 
-def repelled(bench: Bench, kind: str, strength: Any) -> Any:
-    """The loss of heads that disagree on a kind of samples."""
+def repelled(bench: Bench, kind: str, strength: Any, form: str = "source") -> Any:
+    """The loss of heads that disagree on a kind of samples, in one of `FORMS`."""
     g, _ = heads(bench)
     samples = samples_of(bench, kind)
     return ensembles.repulsive(
-        ensembles.member_loss(g), g, samples, strength=strength, on="probabilities"
+        ensembles.member_loss(g), g, samples, strength=strength, on="probabilities", **FORMS[form]
     )
 
 
-def choose(bench: Bench) -> list[dict[str, Any]]:
-    """Strengths tried on held-out images, with a seed that no row has."""
+def choose(bench: Bench, form: str = "source") -> list[dict[str, Any]]:
+    """Strengths of a form tried on held-out images, with a seed that no row has."""
     g, init = heads(bench)
     tried = bench.settings.strengths
 
@@ -259,7 +259,7 @@ def choose(bench: Bench) -> list[dict[str, Any]]:
         return init(jax.random.fold_in(key, 1))
 
     (trained,) = bench.train(
-        "choice", lambda strength: repelled(bench, CHOSEN, strength), other_seed, 1,
+        f"choice, {form}", lambda strength: repelled(bench, CHOSEN, strength, form), other_seed, 1,
         strengths=tried, repulsive=bench.settings.repulsive,
     )  # fmt: skip
     found = [
@@ -267,31 +267,32 @@ def choose(bench: Bench) -> list[dict[str, Any]]:
         for strength, params in zip(tried, trained, strict=True)
     ]
     best, rows = chosen(found, bench)
-    return [{**row, "chosen": row["strength"] == best} for row in rows]
+    return [{"form": form, **row, "chosen": row["strength"] == best} for row in rows]
 
 
 def trained_apart(
-    bench: Bench, kind: str, seeds: int, strength: float
+    bench: Bench, kind: str, seeds: int, form: str = "source"
 ) -> tuple[ensembles.Ensemble, list[Any]]:
-    """Heads that disagree on a kind of samples, of the chosen strength."""
+    """Heads that disagree on a kind of samples, of the form's chosen strength."""
     g, init = heads(bench)
+    strength = strength_of(bench, form)
     trained = bench.train(
-        f"fll {kind}", repelled(bench, kind, strength), init, seeds,
+        f"fll {kind}, {form}", repelled(bench, kind, strength, form), init, seeds,
         strength=strength, repulsive=bench.settings.repulsive,
     )  # fmt: skip
     return g, trained
 
 
-def _repelled(kind: str) -> Callable[[Bench, int], Saying]:
+def _repelled(kind: str, form: str = "source") -> Callable[[Bench, int], Saying]:
     def say(bench: Bench, seeds: int) -> Saying:
-        yield from _of_heads(bench, *trained_apart(bench, kind, seeds, strength_of(bench)))
+        yield from _of_heads(bench, *trained_apart(bench, kind, seeds, form))
 
     return say
 
 
-def strength_of(bench: Bench) -> float:
-    """The chosen strength."""
-    rows = bench.run.keep("strengths", lambda: choose(bench))
+def strength_of(bench: Bench, form: str = "source") -> float:
+    """The strength that was chosen for a form."""
+    rows = bench.run.keep(f"strengths, {form}", lambda: choose(bench, form))
     return next(row["strength"] for row in rows if row["chosen"])
 
 
@@ -373,6 +374,7 @@ METHODS = (
         Method(f"{RLLE}{kind}", _repelled(kind), main=kind in MAIN, source=SOURCES.get(kind))
         for kind in KINDS
     ),
+    Method("heads, other, all layers", _repelled("other", "all layers"), main=False),
     Method("heads, bootstrap", _bootstrap, main=False),
     Method("heads, priors", _priors, main=False),
     Method("last two layers, features repel", _features, main=False),

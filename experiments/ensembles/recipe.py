@@ -2,13 +2,22 @@
 
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from experiments.dirty_mnist.recipe import FAST as FAST_DIRTY
 from experiments.harness import SELECTS, Count, Least
 from experiments.recipes import Selected, Training
+from experiments.sines import MARGIN
 from jaxeff.dirty_mnist import Recipe
+from jaxeff.ensembles import RBF
 from jaxeff.nn import ACTIVATIONS
+
+FORMS: dict[str, dict[str, Any]] = {
+    "source": {"moves": "members", "kernel": RBF(power=1)},
+    "all layers": {"moves": "all", "kernel": RBF()},
+}
+"""Repulsion in function space: Klein's thesis, section 9.1.3, moves the heads' own parameters, by
+the distance itself; ours the layers that they share as well, by its square."""
 
 Part = Literal["sine", "table", "combined", "partial", "cost"]
 PARTS: tuple[Part, ...] = ("sine", "table", "combined", "partial", "cost")
@@ -50,7 +59,7 @@ class Sine:
     samples: Annotated[int, Least(2)] = 100
     gammas: tuple[float, ...] = (1000.0, 100.0, 10.0)
     lambda_var: float = 0.25
-    margin: float = 1.0
+    margin: float = MARGIN
     points: Annotated[int, Least(10)] = 300
 
 

@@ -12,12 +12,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
-from jaxtyping import Array, Float
+from jaxtyping import Array
 
 import jaxeff
-from experiments.ensembles.recipe import Sine
+from experiments.ensembles.recipe import FORMS, Sine
 from experiments.harness import Row
 from experiments.recipes import cosine_adam
+from experiments.sines import Scene, grid, scene
 from jaxeff import uncertainty as unc
 from jaxeff.bayes.posteriors import heteroscedastic
 from jaxeff.data import sine as noisy_sine
@@ -29,8 +30,8 @@ from jaxeff.training import init, make_epoch, stateless
 GAMMA = "RLLE, gamma "
 # The configurations of Klein's thesis, figure 9.2.
 SOURCE = {"MC dropout": "SiLU", "DE": "SiLU", "RLLE": "SELU"}
-PUSHED = 32
-"""Inputs per step at which heads repel each other."""
+PUSHED, FARTHER = 32, 1.0
+"""Inputs per step at which heads repel each other, and how far beyond the judged ones they lie."""
 
 
 class Method(NamedTuple):
@@ -52,11 +53,6 @@ def methods(settings: Sine) -> list[str]:
     return ["MC dropout", "DE", *(f"{GAMMA}{gamma:g}" for gamma in settings.gammas)]
 
 
-def grid(margin: float, points: int) -> Float[Array, " points"]:
-    """The inputs of all predictions."""
-    return jnp.linspace(*noisy_sine.span(margin=margin), points)
-
-
 def rows(settings: Sine, key: jax.Array, method: str, activation: str) -> list[Row]:
     """A row for each seed; that of the first has the curves of its predictions.
 
@@ -69,11 +65,12 @@ def rows(settings: Sine, key: jax.Array, method: str, activation: str) -> list[R
     keys = jax.random.split(key, settings.seeds)
     index = jnp.asarray([*ACTIVATIONS].index(activation))
     predicted = jax.device_get(_program(settings, method)(keys, index))
-    found, at = [], grid(settings.margin, settings.points)
+    found = []
     for seed in range(settings.seeds):
         parts, (x, y) = jax.tree.map(lambda leaf: leaf[seed], predicted)  # noqa: B023
         own = {"method": method, "activation": activation, "seed": seed}
-        found.append(own | _figures(at, parts, x))
+        known = scene((x, y), settings.margin, settings.points)
+        found.append(own | _figures(known, parts))
         if seed == 0:
             found[0]["curves"] = {"x": x[:, 0], "y": y, **parts._asdict()}
     return found
@@ -104,22 +101,14 @@ def _trained(settings: Sine, name: str, key: jax.Array, index: Array) -> tuple[A
     return unc.RegressionUncertainty(*(part[:, 0] for part in parts)), (x, y)
 
 
-def _figures(at: Array, parts: unc.RegressionUncertainty, x: Array) -> dict[str, float]:
+def _figures(known: Scene, parts: unc.RegressionUncertainty) -> dict[str, float]:
     """The columns of the source's table of activations, and where doubt rises."""
-    inside = noisy_sine.in_regime(at)
-    std, doubt = jnp.sqrt(parts.aleatoric), jnp.sqrt(parts.epistemic)
+    doubt, inside = np.sqrt(parts.epistemic), np.asarray(known.inside)
     low, high = noisy_sine.span()
-    places, beyond = np.asarray(inside), np.asarray((at < low) | (at > high))
-    found = {
-        "auroc": unc.auroc(doubt[places], doubt[~places]),
-        "mse_prediction": unc.prediction_mse(parts.mean, noisy_sine.target(at), inside),
-        "mse_aleatoric": unc.aleatoric_mse(std, noisy_sine.noise_std(at), inside),
-        "euc": unc.euc(doubt, unc.negative_log_density(at[:, None], x)),
-        "epistemic_inside": doubt[places].mean(),
-        "epistemic_middle": doubt[~places & ~beyond].mean(),
-        "epistemic_beyond": doubt[beyond].mean(),
-    }
-    return {name: float(value) for name, value in found.items()}
+    beyond = np.asarray((known.x < low) | (known.x > high))
+    places = {"inside": inside, "middle": ~inside & ~beyond, "beyond": beyond}
+    means = {f"epistemic_{name}": float(doubt[place].mean()) for name, place in places.items()}
+    return known.figures(parts) | means
 
 
 CENTRE, SPREAD = -0.5, 3.5
@@ -197,7 +186,7 @@ def _ensemble(settings: Sine, name: str) -> Method:
 
 def _repulsive(settings: Sine, name: str, g: Any, plain: Any) -> Any:
     """Heads' means repel each other anywhere; variances above one are kept from growing there."""
-    low, high = (scaled(x) for x in noisy_sine.span(margin=2 * settings.margin))
+    low, high = (scaled(x) for x in noisy_sine.span(margin=settings.margin + FARTHER))
     samples = Interval(low, high, PUSHED)
     examples = sum(regime.count for regime in noisy_sine.REGIMES)
     gamma = float(name.partition(GAMMA)[2])
@@ -208,5 +197,6 @@ def _repulsive(settings: Sine, name: str, g: Any, plain: Any) -> Any:
         return value + settings.lambda_var * (jax.nn.relu(log_variances) ** 2).mean(1).sum(), aux
 
     return repulsive(
-        regularised, g, samples, strength=gamma / examples, space=lambda p, x: g(p, x)[..., :1]
-    )
+        regularised, g, samples, strength=gamma / examples, space=lambda p, x: g(p, x)[..., :1],
+        **FORMS["source"],
+    )  # fmt: skip

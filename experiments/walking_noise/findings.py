@@ -61,6 +61,14 @@ def midpoints(rows: Sequence[Row]) -> dict[Curve, Midpoint]:
     return found
 
 
+def walked_midpoints(rows: Sequence[Row], case: str) -> dict[str, float]:
+    """The midpoints of a network's slots under additive walking noise, where it was walked."""
+    own = [
+        row for row in rows if (row["case"], row["kind"], row["where"]) == (case, "add", "layers")
+    ]
+    return {curve.site: fit.mu for curve, fit in midpoints(own).items()}
+
+
 def weight_growth(rows: Sequence[Row], case: str) -> dict[str, float]:
     """How far the weights before each noisy slot grow, from the least noise to the most.
 
@@ -247,6 +255,11 @@ CLAIMS = (
         shown="{guided:.3f} over {uniform:.3f}",
     ),
     claim(
+        "{case}: the same guided by noise at evaluation alone, which isn't the source's",
+        "guided_by_evaluation", h.above("uniform"), None, repeated,
+        shown="{guided_by_evaluation:.3f} over {uniform:.3f}",
+    ),
+    claim(
         "{case}: slots that keep their accuracy with two peaks of magnitudes, which they don't "
         "have at the least noise ({sites})",
         "split", h.at_least(1), ">= 1", split, shown="{split} of {slots}",
@@ -281,8 +294,8 @@ TABLES = (
     h.Listing(
         "repetition (accuracy)",
         (
-            "case", "sigma", "clean", "uniform", "guided", "guided_by_source", "source_uniform",
-            "source_guided",
+            "case", "sigma", "clean", "uniform", "guided", "guided_by_source",
+            "guided_by_evaluation",
         ),
         repeated,
     ),

@@ -16,6 +16,7 @@ from experiments.harness import Count, Row
 from experiments.recipes import cosine_adam
 from experiments.trainable import Images, Network
 from experiments.walking_noise.findings import CHANCE
+from experiments.walking_noise.network import Bench
 from experiments.walking_noise.recipe import Settings, Sweep
 from jaxeff import robustness
 from jaxeff.noise import Additive, walking_noise
@@ -54,22 +55,23 @@ class Subject:
 
     Attributes:
         problem: The network and its walking noise.
-        network: The network as functions.
-        images: Its data.
+        bench: The network and its data.
         settings: The study's size.
-        folder: Where trainings are kept.
     """
 
     problem: Sweep
-    network: Network
-    images: Images
+    bench: Bench
     settings: Effort
-    folder: Path
 
     @property
-    def updates_per_epoch(self) -> int:
-        """Gradient steps that an epoch takes."""
-        return len(self.images.train[1]) // self.settings.batch_size
+    def network(self) -> Network:
+        """The network as functions."""
+        return self.bench.network
+
+    @property
+    def images(self) -> Images:
+        """Its data."""
+        return self.bench.images
 
 
 def midpoint_level(midpoint: robustness.Midpoint) -> float:
@@ -119,9 +121,7 @@ def budget_in_training(
 ) -> np.ndarray:
     """Levels of a budget that is spread in one training from scratch, along with the weights."""
     epochs, net = subject.problem.epochs, subject.network
-    steps = epochs * subject.updates_per_epoch
-    rate = subject.settings.learning_rate
-    adam = cosine_adam(rate, steps)
+    adam = cosine_adam(subject.settings.learning_rate, subject.bench.steps(epochs))
     start_key, key = jax.random.split(key)
     start = net.init(start_key)
     return _learn(key, subject, net.train, start, level, checkpoint, epochs, adam)
@@ -143,14 +143,14 @@ def measure_all(key: jax.Array, subject: Subject, model: Model, seed: int) -> li
         levels = run()
         cost = {
             "seconds": time.perf_counter() - begin,
-            "updates": epochs * subject.updates_per_epoch,
+            "updates": subject.bench.steps(epochs),
         }
         for site, level in zip(subject.network.slots, levels.tolist(), strict=True):
             rows.append({"measure": measure, "site": site, "level": level, "seed": seed, **cost})
         return levels
 
     def kept(name: str) -> Path:
-        return subject.folder / f"{subject.problem.case}-{name}-{seed}.safetensors"
+        return subject.bench.folder / f"{subject.problem.case}-{name}-{seed}.safetensors"
 
     tolerated = timed("divergence", lambda: divergence(key, subject, model))
     timed("walking at evaluation", lambda: evaluated(key, subject, model))
@@ -188,7 +188,7 @@ def _learn(
     epochs: int,
     optimizer: optax.GradientTransformation | None = None,
 ) -> np.ndarray:
-    steps = epochs * subject.updates_per_epoch
+    steps = subject.bench.steps(epochs)
     # Weights that start from scratch have to settle before levels can follow them.
     rate = optax.warmup_cosine_decay_schedule(0.0, 0.05, steps // 2, steps)
     params, state = start

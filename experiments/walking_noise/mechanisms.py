@@ -8,8 +8,8 @@ import numpy as np
 
 import jaxeff
 from experiments.harness import Row
-from experiments.trainable import Images, Network
 from experiments.walking_noise.findings import KEEPS, kept_shares
+from experiments.walking_noise.network import Bench
 from experiments.walking_noise.recipe import Sweep
 from experiments.walking_noise.training import accuracies
 from jaxeff.noise import Multiplicative
@@ -28,24 +28,17 @@ where noisy values are cut in two, and `accuracies` of the network under the noi
 
 
 def binarization(
-    key: jax.Array,
-    plan: Sweep,
-    network: Network,
-    images: Images,
-    rows: list[Row],
-    result: SweepResult,
+    bench: Bench, plan: Sweep, rows: list[Row], result: SweepResult
 ) -> tuple[list[Row], Look]:
     """A row for every slot that keeps its accuracy, and a closer look at one of them.
 
     Args:
-        key: Random key of the noise.
+        bench: Its network.
         plan: The sweep of multiplicative noise, slot by slot.
-        network: Its network.
-        images: Its data.
         rows: Its rows.
         result: Its trained models.
     """
-    count = len(plan.levels)
+    network, count = bench.network, len(plan.levels)
     shares = kept_shares(rows, str(plan.case))
     found: list[tuple[Row, list[np.ndarray]]] = []
     for place, site in enumerate(network.slots):
@@ -53,7 +46,7 @@ def binarization(
             continue
         read = activations(network.evaluate, [site])
         values = [
-            np.asarray(read(*_model(result, setting), images.test[0][:SHOWN])[site])
+            np.asarray(read(*_model(result, setting), bench.images.test[0][:SHOWN])[site])
             for setting in (place * count + count - 1, place * count)
         ]
         strong, weak = (peaks(v, scale="log") for v in values)
@@ -68,22 +61,15 @@ def binarization(
         return [], {}
     row, (before, least) = min(found, key=lambda item: item[0]["valley"])
     model = _model(result, network.slots.index(row["site"]) * count + count - 1)
-    look = _quantize(key, row, network, images, model, before, least)
+    look = {"before": before, "least": least, **_quantize(bench, row, model)}
     row["accuracy_binarized"] = float(look["accuracies"].max())
     return [row for row, _ in found], look
 
 
-def _quantize(
-    key: jax.Array,
-    row: Row,
-    network: Network,
-    images: Images,
-    model: tuple[Any, Any],
-    before: np.ndarray,
-    least: np.ndarray,
-) -> Look:
+def _quantize(bench: Bench, row: Row, model: tuple[Any, Any]) -> Look:
     """The threshold check, without retraining: every noisy value becomes one of two."""
-    params, state = model
+    (params, state), key, network = model, bench.key, bench.network
+    images = bench.images
     site, level = row["site"], row["level"]
     noise = Multiplicative(jnp.asarray(level, jnp.float32))
     read = activations(jaxeff.noisy(network.evaluate, {site: noise}), [site])
@@ -96,10 +82,7 @@ def _quantize(
     many, one = (Multiplicative(jnp.full(n, level, jnp.float32)) for n in (THRESHOLDS, 1))
     row["accuracy"] = float(accuracy(one)[0])
     found = accuracy(Binarized(jnp.asarray(thresholds, jnp.float32), after=many))
-    return {
-        "noisy": values, "before": before, "least": least, "thresholds": thresholds,
-        "accuracies": found,
-    }  # fmt: skip
+    return {"noisy": values, "thresholds": thresholds, "accuracies": found}
 
 
 def _model(result: SweepResult, setting: int) -> tuple[Any, Any]:

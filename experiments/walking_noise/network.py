@@ -7,6 +7,8 @@ the MLP without batch norm: 0.98 instead of 0.68).
 """
 
 import dataclasses
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -16,6 +18,37 @@ from flax import nnx
 from experiments.trainable import Images, Network, load_images, trainable
 from experiments.walking_noise.recipe import Case, Settings
 from jaxeff.nn import MLP, LeNet5
+
+
+@dataclass(frozen=True, eq=False)
+class Bench:
+    """A network of the study with all that its trainings and measurements share.
+
+    Attributes:
+        key: The study's key: sweeps of one case share initial parameters, batches and draws.
+        case: The network and its data.
+        network: As functions.
+        images: The data.
+        settings: The study's size.
+        folder: Where finished trainings are kept.
+    """
+
+    key: jax.Array
+    case: Case
+    network: Network
+    images: Images
+    settings: Settings
+    folder: Path
+
+    def steps(self, epochs: int) -> int:
+        """Gradient steps of so many epochs."""
+        return epochs * (len(self.images.train[1]) // self.settings.batch_size)
+
+
+def bench(key: jax.Array, case: Case, settings: Settings, folder: Path) -> Bench:
+    """Loads the data of a case and builds its network."""
+    images = load(case, settings)
+    return Bench(key, case, build(case, images.shape), images, settings, folder)
 
 
 def load(case: Case, settings: Settings) -> Images:

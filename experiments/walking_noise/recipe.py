@@ -198,6 +198,9 @@ def _default() -> Settings:
         sweeps += [
             Sweep(Case(network, data, norm), "add", "global", some, 1, epochs) for norm in NORMS
         ]
+    for norm in NORMS:  # which guides the repetition of this network
+        case = Case("mlp", "cifar-10", norm)
+        sweeps.append(Sweep(case, "add", "layers", np.logspace(-1, 4, 6), 1, 3))
     grid = pairs(np.logspace(-1, 3, 5), np.logspace(0, 6, 4))
     for network, data, site, length in (
         ("mlp", "mnist", "fc2", 4), ("lenet5", "cifar-10", "conv2", 2),

@@ -3,6 +3,7 @@
 import json
 import math
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -27,13 +28,13 @@ def walk(key: jax.Array, subject: Subject, folder: Path) -> list[Row]:
     A training that diverges counts as one that has learned nothing.
     """
     problem, network = subject.problem, subject.network
+    bench = replace(subject.bench, key=key, folder=folder)
     # What another run has begun takes no meaningful time.
     begin = math.nan if (folder / problem.name).exists() else time.perf_counter()
-    shared = subject.settings
-    trained, _ = training.run(key, problem, network, subject.images, shared, folder)
+    trained, _ = training.run(bench, problem)
     seconds = time.perf_counter() - begin
     trainings = len(network.slots) * len(problem.levels) * problem.seeds
-    updates = trainings * problem.epochs * subject.updates_per_epoch
+    updates = trainings * bench.steps(problem.epochs)
     rows = []
     for site in network.slots:
         levels, table = accuracies(trained, Curve(str(problem.case), "add", "layers", site))
@@ -86,14 +87,7 @@ def _recorded(fit: Any) -> float:
 
 def train_clean(key: jax.Array, subject: Subject) -> SweepResult:
     """Networks trained without noise, one per seed, for the cheap measures."""
-    problem, settings = subject.problem, subject.settings
+    bench = replace(subject.bench, key=key)
     return training.train_clean(
-        key,
-        problem.case,
-        subject.network,
-        subject.images,
-        settings,
-        subject.folder,
-        epochs=problem.epochs,
-        seeds=settings.networks,
+        bench, epochs=subject.problem.epochs, seeds=subject.settings.networks
     )

@@ -2,7 +2,6 @@
 
 import functools
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import jax
@@ -10,40 +9,41 @@ import jax.numpy as jnp
 import numpy as np
 
 from experiments.harness import Row
-from experiments.trainable import Images, Network
+from experiments.trainable import Network
 from experiments.walking_noise.findings import CHANCE
-from experiments.walking_noise.recipe import Repetition, Settings
+from experiments.walking_noise.network import Bench
+from experiments.walking_noise.recipe import Repetition
 from experiments.walking_noise.training import train_clean
 from jaxeff.noise import Additive, Repeated, walking_noise
 from jaxeff.robustness import allocate_repetitions, fit_midpoint, noisy_accuracy
 
 LEVELS = np.logspace(-2, 3, 21)
 """Noise levels that find each slot's midpoint in a network trained without noise."""
+Midpoints = dict[str, float]
+"""Noise that each slot tolerates; not finite where it has no midpoint."""
 UNIFORM = 2
 """Executions of every slot that the budget is worth."""
-WALKED_IMAGES = 2000
-"""Test images behind every point of those curves."""
+EVALUATED = 2000
+"""Training images behind every point of those curves, which score nothing else."""
 DRAWS = 3
 """Passes over all test images per accuracy of the table."""
 
 
-def run(
-    key: jax.Array,
-    row: Repetition,
-    network: Network,
-    images: Images,
-    settings: Settings,
-    folder: Path,
-) -> Row:
+def run(bench: Bench, row: Repetition, walked: Midpoints) -> Row:
     """One row of the table: a network trained without noise, tested with.
 
-    Two guided lists are tested: the source's, and one of our own, from the midpoints of the same
-    networks with noise in one slot at a time.
+    Three guided lists are tested: the source's own; one of midpoints of walking noise, networks
+    trained with noise in one slot at a time, as in the source; and one of ours, from the midpoints
+    of the same networks under noise at evaluation, which costs no training.
+
+    Args:
+        bench: The case's network.
+        row: What is to be measured.
+        walked: Midpoints of walking noise; none where it isn't walked.
     """
-    trained = train_clean(
-        key, row.case, network, images, settings, folder, epochs=row.epochs, seeds=row.seeds
-    )
-    test_key = jax.random.fold_in(key, row.seeds)  # seeds have the numbers before it
+    network, images = bench.network, bench.images
+    trained = train_clean(bench, epochs=row.epochs, seeds=row.seeds)
+    test_key = jax.random.fold_in(bench.key, row.seeds)  # seeds have the numbers before it
 
     def measure(specs: Any, test: Any = images.test, draws: int = DRAWS) -> np.ndarray:
         """Accuracy of every network at every level of a spec, over draws, `[seeds, levels]`."""
@@ -63,25 +63,37 @@ def run(
         return measure({site: Repeated(noise, n) for site, n in executions})[:, 0]
 
     spec, _ = walking_noise(network.slots, LEVELS, Additive)
-    few = tuple(part[:WALKED_IMAGES] for part in images.test)
-    walked = measure(spec, few, 1).reshape(row.seeds, len(network.slots), len(LEVELS))
-    midpoints = {
+    few = tuple(part[:EVALUATED] for part in images.train)
+    curves = measure(spec, few, 1).reshape(row.seeds, len(network.slots), len(LEVELS))
+    evaluated = {
         site: fit_midpoint(LEVELS, curve, chance=CHANCE, scale="log").mu
-        for site, curve in zip(network.slots, walked.swapaxes(0, 1), strict=True)
+        for site, curve in zip(network.slots, curves.swapaxes(0, 1), strict=True)
     }
-    tolerated = {site: mu if np.isfinite(mu) else np.inf for site, mu in midpoints.items()}
-    ours = list(allocate_repetitions(tolerated, UNIFORM * len(network.slots)).values())
     clean = measure({"*": Additive(jnp.zeros(1))})[:, 0]
-    uniform = repeated([UNIFORM] * len(network.slots))
-    lists = {"source's": list(row.guided), "ours": ours}
+    lists = {
+        "uniform": [UNIFORM] * len(network.slots), "guided_by_source": list(row.guided),
+        "guided_by_evaluation": allocated(network, evaluated),
+    }  # fmt: skip
+    if walked:
+        lists["guided"] = allocated(network, walked)
     found = {name: repeated(times) for name, times in lists.items()}
     return {
-        "case": str(row.case), "sigma": row.sigma, "clean": float(clean.mean()),
-        "uniform": float(uniform.mean()), "uniform_std": float(uniform.std()),
-        "guided_by_source": float(found["source's"].mean()),
-        "guided": float(found["ours"].mean()), "guided_std": float(found["ours"].std()),
-        "source_uniform": row.source[0], "source_guided": row.source[1],
-        "executions_source": lists["source's"], "executions": ours,
-        "midpoints": {s: mu if np.isfinite(mu) else None for s, mu in midpoints.items()},
+        "case": str(row.case), "sigma": row.sigma, "clean": float(clean.mean()), "guided": None,
+        **{name: float(accuracy.mean()) for name, accuracy in found.items()},
+        **{f"{name}_std": float(accuracy.std()) for name, accuracy in found.items()},
+        "source_uniform": row.source[0], "source_guided": row.source[1], "executions": lists,
+        "midpoints": known(walked), "midpoints_by_evaluation": known(evaluated),
         "epochs": row.epochs, "seeds": row.seeds,
     }  # fmt: skip
+
+
+def allocated(network: Network, midpoints: Midpoints) -> list[int]:
+    """Spends the uniform budget on the slots that tolerate least."""
+    tolerated = {s: mu if np.isfinite(mu) else np.inf for s, mu in midpoints.items()}
+    budget = UNIFORM * len(network.slots)
+    return list(allocate_repetitions({s: tolerated[s] for s in network.slots}, budget).values())
+
+
+def known(midpoints: Midpoints) -> dict[str, float | None]:
+    """The midpoints as JSON has them."""
+    return {site: mu if np.isfinite(mu) else None for site, mu in midpoints.items()}

@@ -63,9 +63,8 @@ def run(run: Run[Effort]) -> Found:
 def measure(run: Run[Effort], problem: Sweep) -> list[Row]:
     """All measures of a network, slot by slot."""
     case, settings, key = problem.case, run.settings, run.fast_key
-    images = network.load(case, settings)
-    net = network.build(case, images.shape)
-    subject = measures.Subject(problem, net, images, settings, run.work)
+    bench = network.bench(key, case, settings, run.work)
+    subject, net = measures.Subject(problem, bench, settings), bench.network
     rows = reference.read(settings.walking, problem, net) if settings.walking else []
     if not rows:
         # Found finished by the study of walking noise in the same results, and the other way round.

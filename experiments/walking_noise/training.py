@@ -1,6 +1,5 @@
 """Runs a sweep of the study: one compiled program for all levels that fit, row by row."""
 
-from pathlib import Path
 from typing import Any
 
 import jax
@@ -10,8 +9,9 @@ import numpy as np
 import jaxeff
 from experiments.harness import Row
 from experiments.recipes import cosine_adam
-from experiments.trainable import Images, Network
-from experiments.walking_noise.recipe import Case, Settings, Sweep
+from experiments.trainable import Network
+from experiments.walking_noise.network import Bench
+from experiments.walking_noise.recipe import Sweep
 from jaxeff.noise import Additive, Mixed, Multiplicative, walking_noise
 from jaxeff.robustness import noisy_accuracy, weight_rms
 from jaxeff.training import SweepResult, cross_entropy, sweep
@@ -21,53 +21,28 @@ CHUNKS = {"mlp": 64, "lenet5": 1}
 ACCELERATOR_CHUNK = 256
 
 
-def run(
-    key: jax.Array,
-    plan: Sweep,
-    network: Network,
-    images: Images,
-    settings: Settings,
-    folder: Path,
-) -> tuple[list[Row], SweepResult]:
+def run(bench: Bench, plan: Sweep) -> tuple[list[Row], SweepResult]:
     """Trains and tests every replicate of a sweep.
-
-    Args:
-        key: The study's key: sweeps of one case share initial parameters, batches and draws.
-        plan: What to train.
-        network: The case's network.
-        images: The case's data.
-        settings: The study's size.
-        folder: Where finished replicates are kept.
 
     Returns:
         A row per replicate, and the sweep's result with the trained models.
     """
+    network = bench.network
     spec, labels = specs(plan, network)
-    steps = plan.epochs * (len(images.train[1]) // settings.batch_size)
 
     def score(key: jax.Array, params: Any, state: Any, spec: Any) -> dict[str, Any]:
         at_one = jax.tree.map(lambda level: level[None], spec)
         return {
-            "accuracy": accuracies(key, network, params, state, at_one, images.test)[0],
+            "accuracy": accuracies(key, network, params, state, at_one, bench.images.test)[0],
             **{f"weight_rms/{layer}": rms for layer, rms in weight_rms(params).items()},
         }
 
-    result = sweep(
-        key,
+    result = _swept(
+        bench, plan.name, plan.name,
         lambda spec: cross_entropy(jaxeff.noisy(network.train, spec), keyed=True, mutable=True),
-        network.init,
-        spec,
-        images.train,
-        score=score,
-        optimizer=cosine_adam(settings.learning_rate, steps),
-        epochs=plan.epochs,
-        batch_size=settings.batch_size,
-        seeds=plan.seeds,
-        chunk=_chunk(plan.case),
+        spec, plan.epochs, plan.seeds, score=score,
         keep=plan.kind == "mul" and plan.where == "layers",  # for the look at their activations
-        checkpoint=folder / plan.name,
-        identity={"sweep": plan.name, "learning_rate": settings.learning_rate},
-    )
+    )  # fmt: skip
     rows = [
         {
             "case": str(plan.case), "network": plan.case.network, "data": plan.case.data,
@@ -83,38 +58,33 @@ def run(
     return rows, result
 
 
-def train_clean(
-    key: jax.Array,
-    case: Case,
-    network: Network,
-    images: Images,
-    settings: Settings,
-    folder: Path,
-    *,
+def train_clean(bench: Bench, *, epochs: int, seeds: int) -> SweepResult:
+    """Networks trained without noise, one per seed; the axis of settings has one entry."""
+    return _swept(
+        bench, f"{bench.case}-clean", "clean",
+        lambda _: cross_entropy(bench.network.train, mutable=True), {"none": jnp.zeros(1)},
+        epochs, seeds, keep=True,
+    )  # fmt: skip
+
+
+def _swept(
+    bench: Bench,
+    file: str,
+    name: str,
+    loss: Any,
+    spec: Any,
     epochs: int,
     seeds: int,
+    **options: Any,
 ) -> SweepResult:
-    """Networks trained without noise, one per seed; the axis of settings has one entry."""
-    steps = epochs * (len(images.train[1]) // settings.batch_size)
+    rate, on_cpu = bench.settings.learning_rate, jax.default_backend() == "cpu"
     return sweep(
-        key,
-        lambda _: cross_entropy(network.train, mutable=True),
-        network.init,
-        {"none": jnp.zeros(1)},
-        images.train,
-        optimizer=cosine_adam(settings.learning_rate, steps),
-        epochs=epochs,
-        batch_size=settings.batch_size,
-        seeds=seeds,
-        chunk=_chunk(case),
-        keep=True,
-        checkpoint=folder / f"{case}-clean",
-        identity={"sweep": "clean", "learning_rate": settings.learning_rate},
-    )
-
-
-def _chunk(case: Case) -> int:
-    return CHUNKS[case.network] if jax.default_backend() == "cpu" else ACCELERATOR_CHUNK
+        bench.key, loss, bench.network.init, spec, bench.images.train,
+        optimizer=cosine_adam(rate, bench.steps(epochs)), epochs=epochs,
+        batch_size=bench.settings.batch_size, seeds=seeds,
+        chunk=CHUNKS[bench.case.network] if on_cpu else ACCELERATOR_CHUNK,
+        checkpoint=bench.folder / file, identity={"sweep": name, "learning_rate": rate}, **options,
+    )  # fmt: skip
 
 
 def specs(plan: Sweep, network: Network) -> tuple[Any, list[Row]]:

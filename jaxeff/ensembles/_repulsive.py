@@ -29,8 +29,12 @@ What is pushed apart is a choice:
 ```text
 LL-POVI     ensemble of last layers, member_loss
 RLL-POVI    the same, repulsive(..., space="weights")
-fLL-POVI    the same, repulsive(..., samples), space="function"
+fLL-POVI    the same, repulsive(..., samples, moves="members", kernel=RBF(power=1))
 ```
+
+By default the field passes through all layers, so that those which members share learn to tell them
+apart as well; with `moves="members"` it acts on the members' own parameters, as in the source, and
+`RBF(power=1)` is its kernel.
 
 The gradient of the loss by a member's point f_i is that of the wrapped loss minus `strength` times
 the field phi_i (`jaxeff.ensembles`), pulled back to the parameters. With `method="svgd"`
@@ -87,6 +91,7 @@ class RepulsiveLoss:
     on: str
     kernel: RBF
     method: str
+    moves: str
     keyed: bool
     mutable: bool
 
@@ -111,6 +116,8 @@ class RepulsiveLoss:
         if self.space == "weights":
             own = self.g.own(params)
             return jnp.concatenate([leaf.reshape(self.g.count, -1) for leaf in own], axis=1)
+        if self.moves == "members":
+            params = self._held(params)
         sample_key, call_key = jax.random.split(key)
         samples = chosen(sample_key, self.samples, x)
         if callable(self.space):
@@ -120,6 +127,15 @@ class RepulsiveLoss:
             values, _ = call(call_key, params, state, samples)
             values = jax.nn.softmax(values) if self.on == "probabilities" else values
         return values.reshape(self.g.count, -1)
+
+    def _held(self, params: Any) -> Any:
+        """Stops the gradient by what members share."""
+        leaves, structure = jax.tree.flatten(params)
+        held = [
+            jax.lax.stop_gradient(leaf) if axis is None else leaf
+            for leaf, axis in zip(leaves, self.g.leaf_axes(params), strict=True)
+        ]
+        return jax.tree.unflatten(structure, held)
 
     def check(self, key: Any, params: Any, state: Any, data: Any, batch_size: int) -> None:
         """Checks that data fit the loss.
@@ -184,6 +200,7 @@ def repulsive(
     on: str = "outputs",
     kernel: RBF | None = None,
     method: str = "wgd",
+    moves: str = "all",
     keyed: bool = False,
     mutable: bool = False,
 ) -> RepulsiveLoss:
@@ -200,6 +217,7 @@ def repulsive(
         on: In function space, "outputs" as they are (logits) or "probabilities".
         kernel: Between members; an RBF kernel with the median rule if None.
         method: "wgd" or "svgd".
+        moves: Parameters that the repulsion moves: "all", or those of "members" alone.
         keyed: Whether `g` takes a random key first.
         mutable: Whether `g` takes a state after its parameters; repulsion doesn't change it.
 
@@ -226,6 +244,7 @@ def repulsive(
         check_choice("repulsive: space", space, ("function", "weights"))
     check_choice("repulsive: on", on, ("outputs", "probabilities"))
     check_choice("repulsive: method", method, METHODS)
+    check_choice("repulsive: moves", moves, ("all", "members"))
     check_number("repulsive: strength", strength, 0)
     if method == "svgd" and callable(space):
         raise ValueError(
@@ -240,7 +259,7 @@ def repulsive(
     check_samples(samples, wanted=space != "weights")
     kernel = RBF() if kernel is None else kernel
     return RepulsiveLoss(
-        loss, g, samples, strength, space, on, kernel, method, keyed=keyed, mutable=mutable
+        loss, g, samples, strength, space, on, kernel, method, moves, keyed=keyed, mutable=mutable
     )
 
 

@@ -37,7 +37,27 @@ def test_its_numbers_are_those_that_were_published():
         "column_mismatch": 0.08, "column_offset": 3.0, "limit": 110.0, "limit_mismatch": 0.05,
         "leak": 500.0, "memory": 0.95, "line": 40.0, "noise": 0.6, "row_noise": 0.015,
         "noise_mismatch": 0.2, "gain_drift": 0.05, "offset_drift": 3.0, "ordered": True,
+        "curve_mismatch": 0.0,
     }  # fmt: skip
+
+
+def test_synapses_may_have_curves_of_their_own():
+    """Charges over the weight then bend differently in each; halving the weight tells the bend."""
+    physics = dataclasses.replace(PUBLISHED_PHYSICS, weight_curve=0.1, curve_mismatch=0.5)
+    bends = []
+    for one in (PUBLISHED_PHYSICS, physics):
+        chip = Chip(3, rows=40, columns=30, physics=one)
+        full, half = (np.asarray(chip._charge(jnp.full((40, 30), w))) for w in (60, 30))
+        # full / half = 2 (1 - 60 c / 63) / (1 - 30 c / 63)
+        share = full / half / 2
+        bends.append((1 - share) / (60 / 63 - share * 30 / 63))
+    np.testing.assert_allclose(bends[0], 0.1, rtol=1e-3)
+    assert bends[1].mean() == pytest.approx(0.1, abs=3 * 0.05 / 1200**0.5)
+    assert bends[1].std() == pytest.approx(0.05, rel=3 / 2400**0.5)
+    plain, bent = (
+        Chip(3, rows=4, columns=4, physics=one).pattern for one in (PUBLISHED_PHYSICS, physics)
+    )
+    np.testing.assert_array_equal(plain["synapse"], bent["synapse"])
 
 
 @pytest.mark.slow

@@ -220,6 +220,27 @@ def test_a_tile_has_its_rows_as_events(sequences, position):
 
 
 @pytest.mark.slow
+def test_permuted_times_are_permuted_alike_and_shuffled_ones_are_not(sequences, events):
+    """With times permuted, the positions learnt are another model's, in another order."""
+    model, few = sequences["time"], jax.tree.map(lambda a: a[:16], events)
+    permuted = dataclasses.replace(model, position="permuted")
+    order = jax.random.permutation(jax.random.key(12), 12)
+    assert (np.sort(order) == np.arange(12)).all()
+    flat = {"lag": 0 * model.params["lag"]}  # without distances, which are those of wrong places
+    moved = {"when": model.params["when"][:, order]}
+    np.testing.assert_allclose(
+        dataclasses.replace(permuted, params={**model.params, **flat}).predict(few),
+        dataclasses.replace(model, params={**model.params, **flat, **moved}).predict(few),
+        rtol=1e-4, atol=1e-3,
+    )  # fmt: skip
+    same = [permuted.predict(few, jax.random.key(i)) for i in range(2)]
+    np.testing.assert_array_equal(*same)
+    shuffled = dataclasses.replace(model, position="shuffled")
+    one, two = (shuffled.predict(few, jax.random.key(i)) for i in range(2))
+    assert np.abs(one - two).max() > 1e-3
+
+
+@pytest.mark.slow
 def test_a_crossbar_learns_through_a_model_of_sequences(sequences):
     """Tiles of rows and columns, compiled, on several chips at once, with a gradient."""
     models = jax.tree.map(lambda x: jnp.stack([x, 1.1 * x]), sequences["time"])
@@ -246,7 +267,7 @@ def test_tiles_that_were_not_measured_are_refused(sequences):
     model = sequences["time"]
     with pytest.raises(ValueError, match="13 rows and 2 columns is larger than the 12 events"):
         model.counts(jnp.ones((1, 13)), jnp.ones((13, 2)), 1.0)
-    with pytest.raises(ValueError, match="permuted times are a control"):
-        dataclasses.replace(model, position="permuted").counts(
+    with pytest.raises(ValueError, match="shuffled times are a control"):
+        dataclasses.replace(model, position="shuffled").counts(
             jnp.ones((1, 12)), jnp.ones((12, 2)), 1.0
         )

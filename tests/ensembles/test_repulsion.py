@@ -84,6 +84,24 @@ def test_function_space_repulsion_is_the_field_pulled_back(on, method):
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("kernel", [RBF(), RBF(power=1)])
+def test_repulsion_may_move_the_members_alone(kernel):
+    own = {"samples": OUTSIDE, "strength": 0.3, "kernel": kernel}
+    everything, alone = (
+        gradients(repulsive(member_loss(G), G, moves=moves, **own), HEADS)
+        for moves in ("all", "members")
+    )
+    _, _, without = gradients(member_loss(G), HEADS)
+    np.testing.assert_allclose(alone[0], everything[0], rtol=1e-6)
+    # What members share learns as if nothing repelled them; they are pushed as far as before.
+    for name in ("fc1", "fc2"):
+        found = alone[2][name]["kernel"]
+        np.testing.assert_allclose(found, without[name]["kernel"], atol=1e-6)
+        assert np.abs(everything[2][name]["kernel"] - found).max() > 1e-4
+    np.testing.assert_allclose(alone[2]["fc3"]["kernel"], everything[2]["fc3"]["kernel"], atol=1e-6)
+
+
+@pytest.mark.slow
 def test_weight_space_repulsion_acts_on_members_alone():
     loss = repulsive(member_loss(G), G, strength=0.3, space="weights")
     _, _, ours = gradients(loss, HEADS)
@@ -294,6 +312,8 @@ def test_what_repulsion_refuses():
         repulsive(loss, G, OUTSIDE, strength=-1.0)
     with pytest.raises(ValueError, match="method must be one of"):
         repulsive(loss, G, OUTSIDE, strength=0.1, method="sgd")
+    with pytest.raises(ValueError, match="moves must be one of"):
+        repulsive(loss, G, OUTSIDE, strength=0.1, moves="heads")
     with pytest.raises(TypeError, match=r"a class, write ShuffledPixels\(\.\.\.\)"):
         repulsive(loss, G, ShuffledPixels, strength=0.1)
     with pytest.raises(TypeError, match=r"what jaxeff\.ensemble returned"):

@@ -146,7 +146,12 @@ class Chip(Setting):
         rows, columns = weights.shape
         w = weights.astype(jnp.float32)
         # The multiplier falls short of a linear one, by `weight_curve` at the largest weight.
-        size = jnp.abs(w) * (1 - self.physics.weight_curve * jnp.abs(w) / WEIGHT_TOP)
+        curve: Any = self.physics.weight_curve
+        if self.physics.curve_mismatch:
+            own = self.pattern["curve"][:, :rows, :columns]
+            spread = jnp.where(w > 0, own[0], own[1])
+            curve = curve * (1 + self.physics.curve_mismatch * spread)
+        size = jnp.abs(w) * (1 - curve * jnp.abs(w) / WEIGHT_TOP)
         mismatch = self.pattern["synapse"][:, :rows, :columns]
         # Excitatory and inhibitory synapses are different circuits, each with its mismatch.
         own = jnp.where(w > 0, mismatch[0], mismatch[1])
@@ -196,7 +201,12 @@ class Chip(Setting):
         synapse, row, column = jax.random.split(key, 3)
         names = ("gain", "offset", "limit", "noise", "gain_drift", "offset_drift")
         drawn = jax.random.normal(column, (len(names), self.columns))
-        return {
+        curves = {}
+        if self.physics.curve_mismatch:
+            # A key of its own: the rest of the chip stays what it was.
+            apart = jax.random.fold_in(synapse, 1)
+            curves["curve"] = jax.random.normal(apart, (2, self.rows, self.columns))
+        return curves | {
             "synapse": jax.random.normal(synapse, (2, self.rows, self.columns)),
             "row": jax.random.normal(row, (self.rows,)),
             "column": dict(zip(names, drawn, strict=True)),

@@ -20,11 +20,15 @@ logits = analog(f, {"fc*:linear": array})(jax.random.key(2), params, x.clip(0))
 
 One small transformer per column (Klein's thesis, section 5.4.2) gets the events of a vector as a
 sequence: input code, weight code, and, apart from each other, the row (which synapse) and the time
-(when). With
-`position="time"` the time is the true one; with "permuted" it is a random one, anew for every
-vector, so that everything but the order is left: the control of the positions themselves; with
-"none" the model has no time, a function of the set. Each column's output is a sum over events of
-their charge times what the transformer makes of it, plus an offset.
+(when). With `position="time"` the time is the true one. There are three controls:
+
+- "permuted": the times of all vectors are permuted alike, as in the source. Events are in a wrong
+  order, which learnt positions can find out;
+- "shuffled": times are random, anew for every vector, so that nothing of the order is left;
+- "none": the model has no time, a function of the set.
+
+Each column's output is a sum over events of their charge times what the transformer makes of it,
+plus an offset.
 
 On a crossbar a vector's events are its rows whose input isn't zero, in their order.
 
@@ -67,7 +71,7 @@ from jaxeff.core import (
 )
 from jaxeff.training import fit, stateless
 
-POSITIONS = ("time", "permuted", "none")
+POSITIONS = ("time", "permuted", "shuffled", "none")
 
 
 @register_setting
@@ -78,7 +82,7 @@ class SequenceModel(Setting):
     Attributes:
         params: The numbers, each with a first axis of columns.
         noise: Noise of the read-out.
-        position: Knowledge of time: "time", "permuted" or "none".
+        position: Knowledge of time: "time", "permuted", "shuffled" or "none".
         input_top: The largest input code.
         weight_top: The largest magnitude of a weight code.
     """
@@ -90,7 +94,7 @@ class SequenceModel(Setting):
     weight_top: Annotated[int, Count(1)] = static(WEIGHT_TOP)
 
     def predict(self, events: Events, key: Any = None) -> Float[Array, "n columns"]:
-        """Predicts the counts of each column; the key is that of permuted times."""
+        """Predicts the counts of each column; the key is that of shuffled times."""
         weights = jnp.moveaxis(jnp.asarray(events.weights), 2, 0)
         key = jax.random.key(0) if key is None else key
         inputs, rows = jnp.asarray(events.inputs), jnp.asarray(events.rows)
@@ -106,13 +110,13 @@ class SequenceModel(Setting):
         """Predicts the counts of vectors whose events come in the order of the rows.
 
         Raises:
-            ValueError: The tile is larger than what was measured, or times are permuted.
+            ValueError: The tile is larger than what was measured, or times are shuffled.
         """
         del gain
-        if self.position == "permuted":
+        if self.position == "shuffled":
             raise ValueError(
-                "SequenceModel: permuted times are a control, drawn anew for every vector; fit a "
-                "model with position='time' or 'none' for a crossbar."
+                "SequenceModel: shuffled times are a control, drawn anew for every vector; fit a "
+                "model with position='time', 'permuted' or 'none' for a crossbar."
             )
         rows, columns = weights.shape
         known = self.params["when"].shape[-2], len(self.params["offset"])
@@ -164,7 +168,7 @@ def fit_sequence(
         events: Measured events.
         design: Size of the array and its codes.
         noise: Noise of the read-out, as `fit_noise` finds it; none if None.
-        position: "time", "permuted" or "none"; see the module.
+        position: "time", "permuted", "shuffled" or "none"; see the module.
         width: Features per event.
         heads: Number of attention heads; divides the width.
         rate: Learning rate of Adam, which decays to zero.
@@ -245,6 +249,9 @@ def _predict(params: Any, position: str, key: Any, inputs: Any, weights: Any, ro
     # Time counts events: rows without a pulse send none and take no time.
     time = jnp.maximum(jnp.cumsum(there, 1) - 1, 0)
     if position == "permuted":
+        length = params["when"].shape[-2]
+        time = jax.random.permutation(jax.random.key(length), length)[time]
+    if position == "shuffled":
         # Ranks of random numbers: events change places, and what isn't sent stays behind.
         draw = jnp.where(there, jax.random.uniform(key, inputs.shape), 2.0)
         time = jnp.argsort(jnp.argsort(draw, 1), 1)

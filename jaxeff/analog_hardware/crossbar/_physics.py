@@ -43,6 +43,8 @@ class Physics(Setting):
         offset_drift: Spread of the offsets per unit of `log(1 + hours)`, in counts.
         ordered: Whether leakage and memory act; without them the chip is a function of the set of
             its events, which is the control of every measurement of order.
+        curve_mismatch: Relative spread of `weight_curve` over the synapses of each sign: a chip
+            whose table of synapses has no factors. The published one has none.
     """
 
     gain: Positive = 0.004
@@ -62,6 +64,7 @@ class Physics(Setting):
     gain_drift: NonNegative = 0.05
     offset_drift: NonNegative = 3.0
     ordered: bool = static(True)
+    curve_mismatch: Annotated[float, Number(0)] = static(0.0)
 
 
 PUBLISHED_PHYSICS = Physics()
