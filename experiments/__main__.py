@@ -21,6 +21,7 @@ MODULES = (
     "integer",
     "latency",
     "moment_variances",
+    "out_of_domain",
     "photonic",
     "policies",
     "pruning",

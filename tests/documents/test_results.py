@@ -49,6 +49,29 @@ def test_tables_of_the_quickstart_are_those_of_its_kept_run(page):
         assert shown[label] == [text.removeprefix("0") for text in numbers]
 
 
+def test_the_table_of_scores_is_that_of_its_kept_run():
+    rows = json.loads((RUNS / "out_of_domain-fast.json").read_text())["rows"]
+    found = {
+        (row["score"], row["outside"], row["posterior"]): row["auroc"]
+        for row in rows if row["part"] == "detection"
+    }  # fmt: skip
+    names = {score: score for score, *_ in found} | {"epistemic": "epistemic part"}
+    lines = (ROOT / "docs" / "guides" / "certainty.md").read_text().splitlines()
+    cells = [line.strip("| ").split(" | ") for line in lines if line.startswith("| ")]
+    shown = {row[0]: row[3:] for row in cells if len(row) == 5 and row[0] in names.values()}
+    posteriors = ("deterministic", "moments", "ensemble")
+    for score, name in names.items():
+        numbers = [
+            [found.get((score, outside, posterior)) for posterior in posteriors]
+            for outside in ("classes left out", "digits-ood")
+        ]
+        texts = [
+            " ".join("–" if n is None else f"{n:.3f}".removeprefix("0") for n in three)
+            for three in numbers
+        ]
+        assert shown[name] == texts
+
+
 def test_a_changed_number_is_found():
     content = json.loads(KEPT[0].read_text())
     content["checks"][0]["ours"] = -12345.0

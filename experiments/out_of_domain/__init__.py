@@ -1,0 +1,1 @@
+"""Scores that find inputs out of domain, by posterior: `python -m experiments.out_of_domain`."""

@@ -1,0 +1,103 @@
+"""What is trained, and on what it is judged; every number is ours."""
+
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float, Int
+
+from experiments.harness import Count, Least, Refused
+from jaxeff import data
+from jaxeff.data import CORRUPTIONS
+
+CLASSES = 8
+"""Classes that networks learn; the other two are near their domain."""
+FAR = {"digits": "digits-ood", "mnist": "fashion-mnist"}
+Name = Literal["digits", "mnist"]
+
+
+@dataclass(frozen=True)
+class Settings:
+    """Everything the figures depend on.
+
+    Attributes:
+        data: Data set in domain.
+        images: Training images.
+        test_images: Images of every test set, at most.
+        epochs: Epochs of each training.
+        members: Networks of the ensemble.
+        corruptions: Corruptions of the curves.
+        severities: Severities of the curves.
+        rate: Learning rate of Adam, decayed by a cosine.
+        batch_size: Images per update.
+        kl: Final weight of the divergence from the prior.
+        init_scale: Standard deviation that posteriors start with.
+    """
+
+    data: Name
+    images: Count
+    test_images: Count
+    epochs: Count
+    members: Annotated[int, Least(2)] = 5
+    corruptions: tuple[str, ...] = CORRUPTIONS
+    severities: tuple[Count, ...] = (1, 2, 3, 4, 5)
+    rate: float = 2e-3
+    batch_size: Count = 64
+    kl: float = 0.1
+    init_scale: float = 1e-2
+
+
+FEW = ("gaussian_noise", "motion_blur", "fog", "contrast")
+SIZES = {
+    "fast": Settings("digits", 1437, 360, 20, 3, FEW, (1, 3, 5)),
+    "default": Settings("mnist", 20_000, 2000, 10),
+    "full": Settings("mnist", 60_000, 10_000, 30, 10),
+}
+
+
+class Sets(NamedTuple):
+    """Images, normalized but for `clean`, and labels.
+
+    Attributes:
+        train: Training images and labels.
+        test: Test images and labels.
+        clean: The test images before they are normalized, from 0 to 1.
+        outside: Images out of domain, by name: near ones first.
+    """
+
+    train: tuple[Float[Array, "n 28 28 1"], Int[Array, " n"]]
+    test: tuple[Float[Array, "m 28 28 1"], Int[Array, " m"]]
+    clean: Float[Array, "m 28 28 1"]
+    outside: dict[str, Float[Array, "o 28 28 1"]]
+
+
+def load(settings: Settings, key: Array) -> Sets:
+    """Loads all sets; near ones are classes that are left out, far ones other images and noise."""
+    try:
+        inside, far = data.load(settings.data), data.load(FAR[settings.data])
+    except data.DataError as error:
+        raise Refused(str(error)) from error
+
+    def normalized(images: Any) -> Any:
+        return jnp.asarray(data.normalize(images, settings.data))
+
+    known, unknown = (
+        np.flatnonzero((labels < CLASSES) == seen)
+        for labels, seen in ((inside.train_labels, True), (inside.test_labels, False))
+    )
+    tested = np.flatnonzero(inside.test_labels < CLASSES)[: settings.test_images]
+    rows = known[: settings.images]
+    clean = jnp.asarray(inside.test_images[tested], jnp.float32) / 255
+    noise = jax.random.uniform(key, clean.shape)
+    return Sets(
+        (normalized(inside.train_images[rows]), jnp.asarray(inside.train_labels[rows])),
+        (normalized(clean), jnp.asarray(inside.test_labels[tested])),
+        clean,
+        {
+            "classes left out": normalized(inside.test_images[unknown[: settings.test_images]]),
+            far.name: normalized(far.test_images[: settings.test_images]),
+            "noise": normalized(noise),
+        },
+    )
