@@ -24,9 +24,10 @@ Of a trained network, `fit_midpoint` finds where the curve falls (example: `jaxe
 ```python
 from jaxeff.robustness import noisy_accuracy, summarize
 
-key, seeds = jax.random.key(0), jax.tree.map(lambda w: jnp.stack([w, 0.9 * w]), params)
-score = lambda p: noisy_accuracy(key, f, p, {"*": Additive(levels)}, (x, y), repeats=2).mean(0)
-print(summarize(levels, jax.vmap(score)(seeds)))        # the band is over the two networks
+networks = jax.tree.map(lambda w: jnp.stack([w, 0.9 * w]), params)     # of two seeds, in a study
+spec, some, key = {"*": Additive(levels[::4])}, (x[:64], y[:64]), jax.random.key(0)
+score = lambda network: noisy_accuracy(key, f, network, spec, some, repeats=2).mean(0)
+print(summarize(levels[::4], jax.vmap(score)(networks)))               # the band is over networks
 ```
 
 Sharp edges:
