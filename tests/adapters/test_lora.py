@@ -106,6 +106,7 @@ def test_linen_has_the_same_adapters():
     )
 
 
+@pytest.mark.slow
 def test_rounded_weights_keep_an_update_that_is_not():
     rounding = {"*:linear": Int(4, activations=False)}
     rounded = quantized(F, rounding)
@@ -131,6 +132,7 @@ def test_rounded_weights_keep_an_update_that_is_not():
         merge_lora(rounded, SPEC, PARAMS, ADAPTERS, X)
 
 
+@pytest.mark.slow
 def test_only_adapters_are_trained():
     y = jnp.arange(7) % 5
     found = fit(

@@ -56,6 +56,7 @@ def test_glass_is_blurred_more_and_then_moved_twice():
     assert twice > once
 
 
+@pytest.mark.slow
 def test_frost_hides_more_with_severity():
     def likeness(severity):
         made = corrupt(KEY, PATCHES, "frost", severity).reshape(len(PATCHES), -1)
@@ -65,6 +66,7 @@ def test_frost_hides_more_with_severity():
     assert (np.diff([likeness(severity) for severity in (1, 2, 3, 4, 5)]) < 0).all()
 
 
+@pytest.mark.slow
 def test_displacements_get_rougher_with_severity():
     ramps = jnp.stack(jnp.meshgrid(jnp.linspace(0, 1, 32), jnp.linspace(0, 1, 32)), -1)
     ramps = jnp.broadcast_to(ramps[None], (8, 32, 32, 2))
@@ -110,6 +112,7 @@ def test_contrast_and_brightness_are_their_formulas():
     np.testing.assert_allclose(black, 0.05, rtol=1e-6)
 
 
+@pytest.mark.slow
 def test_blurs_keep_what_is_even():
     even = jnp.full((2, 16, 16, 3), 0.3)
     for name in ("defocus_blur", "glass_blur", "motion_blur", "zoom_blur", "pixelate"):

@@ -114,6 +114,7 @@ def test_a_score_is_its_formula(name):
     np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-4 * scale)
 
 
+@pytest.mark.slow
 def test_all_are_pytrees_that_go_through_jit_and_vmap():
     for fit, _ in CASES.values():
         score = fit()
