@@ -34,6 +34,7 @@ MODULES = (
     "transforms",
     "walking_noise",
     "walking_noise.sensitivity",
+    "zoo",
 )
 
 

@@ -58,6 +58,26 @@ FUNCTIONS = {
     "choices": lambda w, x: jnp.where((x > 0) & ~(x > 1), jnp.round(3 * x), jnp.clip(x, -1, 0)),
     "integers": lambda w, x: (jnp.argmax(x @ w, -1), jnp.stack([x, x], 1).astype(jnp.int32)),
     "functions": lambda w, x: jax.nn.softplus(x) + jax.nn.gelu(x) + jax.lax.erfc(x) + x**3,
+    "rows": lambda w, x: (
+        w[x.astype(int)],
+        jnp.take(x, (x[:, 0] > 0).astype(int), axis=1),
+        jnp.take(w, x[..., 0].astype(int) * 2, axis=1, mode="fill", fill_value=7),
+        jnp.take(w, x.astype(int) * 9, axis=0, mode="clip"),
+        jax.lax.dynamic_index_in_dim(x, 1, 1) + w[0, 0],
+    ),
+    "sums": lambda w, x: (
+        jax.ops.segment_sum(x, (x[:, 0, 0] > 0).astype(int) * 5 + 1, 3),
+        w.at[x[0].astype(int)[:, 0]].add(1.0),
+    ),
+    "loops": lambda w, x: (
+        jax.lax.scan(lambda c, row: (c + row @ w, (c, row * 2)), x[:, 0] @ w, x.swapaxes(0, 1)),
+        jax.lax.scan(lambda c, row: (c + 1, row + c), 0.0, x, reverse=True),
+    ),
+    "parts": lambda w, x: jnp.split(x, [1, 3], 1),
+    "transposed": lambda w, x: (
+        jax.lax.conv_transpose(x, w[None].repeat(2, 0), (3,), "SAME"),
+        jax.lax.conv_transpose(x[..., None], w.reshape(3, 2, 1, 2), (2, 3), "VALID"),
+    ),
     "constants": lambda w, x: {"a": w + 1, "b": x},
 }
 
@@ -73,9 +93,16 @@ def test_refusals_are_named(tmp_path):
     path = tmp_path / "f.onnx"
 
     def looped(w, x):
-        return jax.lax.scan(lambda c, row: (c + row, c), x[0] @ w * 0, x @ w)
+        return jax.lax.fori_loop(0, x[0, 0].astype(int), lambda i, c: c + w[0], x[0] @ w)
 
-    for fn, name in ((looped, "scan"), (lambda w, x: w[x.astype(int)[:, 0]], "gather")):
+    def long(w, x):
+        return jax.lax.scan(lambda c, _: (c + w[0], None), x[0] @ w, None, length=200)
+
+    def pairs(w, x):
+        at = x.astype(int)[:, 0]
+        return w[at, at]
+
+    for fn, name in ((looped, "while"), (long, "scan"), (pairs, "gather")):
         with pytest.raises(OnnxError, match=f"`{name}`"):
             to_onnx(fn, (W, np.ones((2, 3), np.float32)), path)
     assert not path.exists()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import ml_dtypes
@@ -74,9 +74,9 @@ class OnnxGraph:
         return self.emit("Cast", [value], to=tensor_type(dtype))
 
 
-def integers(values: Sequence[int]) -> np.ndarray:
+def integers(values: Iterable[int]) -> np.ndarray:
     """Makes the constant that operators take shapes and axes by."""
-    return np.array(values, np.int64)
+    return np.array(list(values), np.int64)
 
 
 def tensor_type(dtype: Any) -> int:

@@ -37,19 +37,39 @@ def _convolution(g: OnnxGraph, eqn: Any, values: list[Value]) -> Value:
     q = eqn.params
     numbers = q["dimension_numbers"]
     pads = q["padding"]
-    if any(n != 1 for n in q["lhs_dilation"]) or q["batch_group_count"] != 1:
-        raise OnnxError("to_onnx: a transposed or batch-grouped convolution isn't written yet.")
+    if q["batch_group_count"] != 1:
+        raise OnnxError("to_onnx: a batch-grouped convolution isn't written yet.")
     if any(n < 0 for pair in pads for n in pair):
         raise OnnxError("to_onnx: a convolution with negative padding has no operator in ONNX.")
+    image = g.transpose(values[0], numbers.lhs_spec)
+    shape = [eqn.invars[0].aval.shape[axis] for axis in numbers.lhs_spec]
+    for axis, apart in enumerate(q["lhs_dilation"], 2):
+        if apart != 1:
+            zero = np.zeros((), eqn.invars[0].aval.dtype)
+            image, shape = _spread(g, image, shape, axis, apart, zero)
     y = g.emit(
         "Conv",
-        [g.transpose(values[0], numbers.lhs_spec), g.transpose(values[1], numbers.rhs_spec)],
+        [image, g.transpose(values[1], numbers.rhs_spec)],
         strides=list(q["window_strides"]),
         dilations=list(q["rhs_dilation"]),
         pads=[a for a, _ in pads] + [b for _, b in pads],
         group=q["feature_group_count"],
     )
     return g.transpose(y, [int(i) for i in np.argsort(numbers.out_spec)])
+
+
+def _spread(
+    g: OnnxGraph, x: Value, shape: list[int], axis: int, apart: int, zero: np.ndarray
+) -> tuple[Value, list[int]]:
+    """Puts zeros between the entries of an axis, as a transposed convolution has them."""
+    before, n, after = shape[:axis], shape[axis], shape[axis + 1 :]
+    ends = [0] * (len(shape) + 1)
+    after_each = [*ends[: axis + 1], apart - 1, *ends[axis + 2 :]]
+    x = g.emit("Pad", [g.reshape(x, [*before, n, 1, *after]), integers([*ends, *after_each]), zero])
+    x = g.reshape(x, [*before, n * apart, *after])
+    made = [*before, (n - 1) * apart + 1, *after]
+    axes = [integers([number]) for number in (0, made[axis], axis)]
+    return g.emit("Slice", [x, *axes]), made
 
 
 def _reduction(op: str) -> Rule:
@@ -108,6 +128,16 @@ def _slice(g: OnnxGraph, eqn: Any, values: list[Value]) -> Value:
     starts, ends = q["start_indices"], q["limit_indices"]
     axes, steps = range(len(starts)), q["strides"] or [1] * len(starts)
     return g.emit("Slice", [values[0], *map(integers, (starts, ends, axes, steps))])
+
+
+def split_value(g: OnnxGraph, eqn: Any, values: list[Value]) -> list[Value]:
+    """Cuts an array into parts along an axis."""
+    axis, start, parts = eqn.params["axis"], 0, list[Value]()
+    for size in eqn.params["sizes"]:
+        ends = [integers([number]) for number in (start, start + size, axis)]
+        parts.append(g.emit("Slice", [values[0], *ends]))
+        start += size
+    return parts
 
 
 def _reverse(g: OnnxGraph, eqn: Any, values: list[Value]) -> Value:

@@ -20,7 +20,8 @@ Sharp edges:
 - Operators of `jaxeff_export` (composites) are written as the plain operations they stand for.
 - What depends on parameters alone is computed here: the file holds the grid's values of a quantized
   function's weights, as floats, not integers with scales.
-- Loops, branches, gathers and random numbers are refused by name.
+- A `scan` is written once for each of its steps, up to 128; while loops, branches, random numbers
+  and gathers along several axes are refused by name.
 """
 
 from __future__ import annotations
@@ -41,13 +42,16 @@ from jaxeff.core import (
     function_of_form,
     instance_of,
     jax_internals,
+    split_p,
     static_integer,
     validate,
 )
 from jaxeff.core import primitives as p
+from jaxeff.program.ir import Scan
 from jaxeff.store import write_atomically
 from jaxeff_export.artifact import argument_names, flatten_named
 from jaxeff_export.onnx_files._elementwise import ELEMENTWISE
+from jaxeff_export.onnx_files._gathers import GATHERS
 from jaxeff_export.onnx_files._graph import (
     IR_VERSION,
     OPSET,
@@ -56,10 +60,11 @@ from jaxeff_export.onnx_files._graph import (
     Value,
     tensor_type,
 )
-from jaxeff_export.onnx_files._tensors import TENSORS
+from jaxeff_export.onnx_files._tensors import TENSORS, split_value
 from jaxeff_export.targets import require_extra
 
-_RULES = ELEMENTWISE | TENSORS
+_RULES = ELEMENTWISE | TENSORS | GATHERS
+_LONGEST = 128
 _SAME = {p.copy_p, p.name_p, p.stop_gradient_p, p.sharding_constraint_p}
 _CALLS = {
     p.jit_p, p.closed_call_p, p.call_p, p.custom_jvp_call_p, p.custom_vjp_call_p, p.remat_p,
@@ -159,6 +164,31 @@ def _write(graph: OnnxGraph, closed: ClosedJaxpr, given: Sequence[Value]) -> lis
     return [read(var) for var in closed.jaxpr.outvars]
 
 
+def _unrolled(graph: OnnxGraph, scan: Scan[Value], outputs: Sequence[Any]) -> list[Value]:
+    """Writes the body of a scan for each step."""
+    if scan.length > _LONGEST:
+        raise OnnxError(
+            f"to_onnx: a `scan` of {scan.length} steps isn't written, as each step is, up to "
+            f"{_LONGEST}; deploy and import_stablehlo take it."
+        )
+    steps = range(scan.length)
+    carry, made = scan.carry, []
+    for i in reversed(steps) if scan.reverse else steps:
+        row = [
+            graph.emit("Gather", [x, np.asarray(i)], axis=0) if isinstance(x, str) else x[i]
+            for x in scan.xs
+        ]
+        carry, ys = scan.split(_write(graph, scan.body, scan.inputs(carry, row)))
+        made.append(ys)
+    made = made[::-1] if scan.reverse else made
+    stacked: list[Value] = []
+    for j, var in enumerate(outputs[len(carry) :]):
+        each = [graph.emit("Unsqueeze", [ys[j], np.zeros(1, np.int64)]) for ys in made]
+        none = np.zeros(var.aval.shape, var.aval.dtype)
+        stacked.append(graph.emit("Concat", each, axis=0) if each else none)
+    return [*carry, *stacked]
+
+
 def _known(array: Any) -> Any:
     # A random key has no NumPy array: dropout that is off holds one that nothing reads.
     return array if jax.dtypes.issubdtype(array.dtype, jax.dtypes.prng_key) else np.asarray(array)
@@ -173,6 +203,10 @@ def _write_equation(graph: OnnxGraph, eqn: JaxprEqn, given: list[Value]) -> list
         # Of parameters alone: computed here, once.
         made = eqn.primitive.bind(*given, **eqn.params)
         return [_known(a) for a in (made if eqn.primitive.multiple_results else [made])]
+    if eqn.primitive is p.scan_p:
+        return _unrolled(graph, Scan.of(eqn, given), eqn.outvars)
+    if eqn.primitive is split_p:
+        return split_value(graph, eqn, given)
     rule = _RULES.get(eqn.primitive)
     if rule is None:
         raise OnnxError(

@@ -1,0 +1,1 @@
+"""Models as people bring them, and every transform of each."""

@@ -1,0 +1,143 @@
+"""Architectures as people write them, and what every transform makes of each.
+
+    python -m experiments.zoo --models vit t5
+
+Each model runs in a process of its own, with a time limit for each cell. A cell is
+
+- right: held against the function, draws of it, or another way to compute the same;
+- off: a variance of moments that is more than a third away from that of 256 draws;
+- refused: an error of the library, whose words are in the JSON;
+- wrong or crash: a defect;
+- slow: not done within the limit;
+- absent: a package isn't installed.
+
+The number is the largest error over the largest result (functional to quantized, ensemble to onnx),
+the share of all multiply-accumulates that is in codes (integer), the variance over that of draws
+(moments, linear) or of the reference (verdict), or the share of the parameters that is left
+(pruned). Parameters are initial values, and noise of 5 % of each.
+"""
+
+import json
+import queue
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Annotated
+
+from experiments.harness import SELECTS, Claim, Least, Report, Row, Run, Study, Table, choose, true
+from experiments.zoo.cells import COLUMNS
+from experiments.zoo.models import ZOO
+
+Task = tuple[str, str]
+"""A model and a column."""
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What is tried.
+
+    Attributes:
+        models: Names of models; all if empty.
+        columns: Names of transforms; all if empty.
+        limit: Seconds for a cell, the start of its process included.
+    """
+
+    models: Annotated[tuple[str, ...], SELECTS] = ()
+    columns: Annotated[tuple[str, ...], SELECTS] = ()
+    limit: Annotated[float, Least(1)] = 240.0
+
+
+def cells(run: Run[Settings]) -> list[Row]:
+    """Fills the table, each model's row by processes of its own."""
+    models = choose(run.settings.models, tuple(ZOO), "model")
+    columns = choose(run.settings.columns, tuple(COLUMNS), "column")
+    tasks = [(model, column) for model in models for column in columns]
+
+    def make(todo: Sequence[Task]) -> Iterator[tuple[Task, list[Row]]]:
+        for model in dict.fromkeys(model for model, _ in todo):
+            left = [column for name, column in todo if name == model]
+            for column, cell in _row(model, left, run.settings.limit):
+                yield (model, column), [{"model": model, "column": column, **cell}]
+
+    return run.stream(tasks, make)
+
+
+def _row(model: str, columns: Sequence[str], limit: float) -> Iterator[tuple[str, Row]]:
+    """Tries columns of a model; where a process dies or takes too long, another goes on after."""
+    left = list(columns)
+    while left:
+        command = [sys.executable, "-m", "experiments.zoo.worker", model, *left]
+        with subprocess.Popen(
+            command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
+        ) as process:
+            lines: queue.Queue[str] = queue.Queue()
+            threading.Thread(target=_read, args=(process, lines), daemon=True).start()
+            while left:
+                column = left.pop(0)
+                try:
+                    line = lines.get(timeout=limit)
+                except queue.Empty:
+                    process.kill()
+                    yield column, _lost("slow", f"not done in {limit:g} s")
+                    break
+                if not line:
+                    yield column, _lost("crash", f"the process ended with {process.wait()}")
+                    break
+                cell = json.loads(line)
+                yield cell.pop("column"), cell
+
+
+def _read(process: subprocess.Popen[str], lines: queue.Queue[str]) -> None:
+    assert process.stdout is not None
+    for line in process.stdout:
+        lines.put(line)
+    lines.put("")
+
+
+def _lost(status: str, words: str) -> Row:
+    return {"status": status, "number": None, "words": words}
+
+
+def matrix(report: Report) -> list[Table]:
+    """A row per model and a column per transform."""
+    found = {(row["model"], row["column"]): row for row in report.rows}
+    columns = [name for name in COLUMNS if any(name == column for _, column in found)]
+    rows = [
+        {"model": model, **{c: _short(found.get((model, c))) for c in columns}}
+        for model in dict.fromkeys(model for model, _ in found)
+    ]
+    refused = [r for r in report.rows if r["status"] not in ("right", "off")]
+    words = [{key: r[key] for key in ("model", "column", "status", "words")} for r in refused]
+    tables = [Table.from_rows("what each transform makes of each model", rows)]
+    return [*tables, Table.from_rows("and why not", words)] if words else tables
+
+
+def _short(row: Row | None) -> str:
+    if row is None:
+        return ""
+    number = row["number"]
+    shown = "" if number is None or row["column"] not in _SHOWN else f" {number:.2f}"
+    return ("" if row["status"] == "right" and shown else row["status"]) + shown
+
+
+_SHOWN = {"integer", "moments", "linear", "verdict", "pruned"}
+
+STUDY = Study(
+    "zoo",
+    __doc__,
+    {"fast": Settings(("mobilenet",), ("functional", "noisy")), "default": Settings(),
+     "full": Settings(limit=1200.0)},
+    parts=(cells,),
+    claims=[
+        Claim("{model}, {column}: no defect", lambda row: row["status"] not in ("wrong", "crash"),
+              true)
+    ],
+    plots=(),
+    tables=(matrix,),
+    differences=("The models are tiny and untrained: real sizes and weights are another study.",),
+)  # fmt: skip
+
+if __name__ == "__main__":
+    STUDY.main()

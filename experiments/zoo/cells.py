@@ -1,0 +1,211 @@
+"""The columns of the zoo: one transform of one model, held against what it should compute."""
+
+import dataclasses
+import tempfile
+import traceback
+import warnings
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+import jaxeff
+from experiments.zoo.models import Subject
+from jaxeff import Additive, Crossbar, Gaussian, Int
+from jaxeff.compression import calibrate
+from jaxeff.ensembles import Members
+from jaxeff.moment_propagation import is_gaussian
+from jaxeff.pruning import Prune, masked
+
+_KEY = jax.random.key(0)
+_DRAWS = 256
+_LINEAR = "*:linear"
+_OURS = ("jaxeff", "jaxeff_export")
+
+
+@dataclasses.dataclass(frozen=True)
+class Cell:
+    """What became of one transform of one model.
+
+    Attributes:
+        status: "right", "off" (variances that are another order), "wrong", "refused" (an error of
+            the library that says why), "crash" (any other error) or "absent" (a package is).
+        number: What was measured: an error, a share, a ratio.
+        words: An error's, or a warning's.
+    """
+
+    status: str
+    number: float | None = None
+    words: str = ""
+
+
+def apart(found: Any, exact: Any) -> float:
+    """The largest distance of two results, over the largest value of the second."""
+    pairs = zip(jax.tree.leaves(found), jax.tree.leaves(exact), strict=True)
+    return max(float(np.abs(a - b).max() / np.abs(b).max()) for a, b in pairs)
+
+
+def _judged(number: float, limit: float) -> Cell:
+    return Cell("right" if number <= limit else "wrong", number)
+
+
+def functional(s: Subject) -> Cell:
+    """The pure function computes what the model does."""
+    return _judged(apart(jax.jit(s.f)(s.params, *s.args), s.alone), 1e-5)
+
+
+def noisy(s: Subject) -> Cell:
+    """Noise of no scale changes nothing; some does."""
+    still, shaken = (
+        jax.jit(jaxeff.noisy(s.f, {_LINEAR: Additive(scale)}))(_KEY, s.params, *s.args)
+        for scale in (0.0, 0.1)
+    )
+    exact = jax.jit(s.f)(s.params, *s.args)
+    moved = apart(shaken, exact)
+    cell = _judged(apart(still, exact), 1e-5)
+    return cell if 0 < moved < 100 else Cell("wrong", moved, "no noise, or too much")
+
+
+def quantized(s: Subject) -> Cell:
+    """Sixteen bits are nearly the function."""
+    g = jaxeff.quantized(s.f, {_LINEAR: Int(16)})
+    return _judged(apart(jax.jit(g)(s.params, *s.args), jax.jit(s.f)(s.params, *s.args)), 5e-3)
+
+
+def integer(s: Subject) -> Cell:
+    """Codes compute what `quantized` does; the number is the share of all MACs in codes."""
+    spec = calibrate(s.f, s.params, [s.args], {_LINEAR: Int(8, symmetric="weights")})
+    g = jaxeff.integer(s.f, spec)
+    codes = g.convert(s.params, *s.args)
+    near = jax.jit(jaxeff.quantized(s.f, spec))(s.params, *s.args)
+    error = apart(jax.jit(g)(codes, *s.args), near)
+    sites = {name.removesuffix("/codes") for name in codes.arrays if name.endswith("/codes")}
+    rows = jaxeff.cost(s.f, s.params, *s.args).layers
+    share = sum(r.macs for r in rows if r.site in sites) / sum(r.macs for r in rows)
+    status = "right" if error <= 0.1 else "wrong"
+    return Cell(status, share, "" if status == "right" else f"differs by {error:.2g}")
+
+
+def _posterior(s: Subject) -> Any:
+    return jax.tree.map(lambda w: Gaussian(w, (0.05 * w) ** 2), s.params)
+
+
+def _variance_ratio(s: Subject, **settings: Any) -> Cell:
+    posterior = _posterior(s)
+    found = jax.jit(jaxeff.moments(s.f, **settings))(posterior, *s.args)
+
+    def draw(key: jax.Array) -> Any:
+        leaves, structure = jax.tree.flatten(posterior, is_leaf=is_gaussian)
+        keys = jax.random.split(key, len(leaves))
+        drawn = [g.sample(k) for g, k in zip(leaves, keys, strict=True)]
+        return s.f(jax.tree.unflatten(structure, drawn), *s.args)
+
+    drawn = jax.jit(jax.vmap(draw))(jax.random.split(_KEY, _DRAWS))
+    pairs = zip(jax.tree.leaves(found, is_leaf=is_gaussian), jax.tree.leaves(drawn), strict=True)
+    ratios = np.concatenate([np.ravel(g.var / y.var(0)) for g, y in pairs if is_gaussian(g)])
+    if not np.isfinite(ratios).all():
+        return Cell("wrong", None, "a variance that is no number")
+    ratio = float(np.median(ratios))
+    # A variance of so many draws has a standard error of 9 %, the median of entries less.
+    return Cell("right" if 0.75 <= ratio <= 1 / 0.75 else "off", ratio)
+
+
+def moments(s: Subject) -> Cell:
+    """Variances of the moment pass over sampled ones, their median."""
+    return _variance_ratio(s)
+
+
+def linear(s: Subject) -> Cell:
+    """The same of the delta method."""
+    return _variance_ratio(s, method="linear")
+
+
+def verdict(s: Subject) -> Cell:
+    """`moments_check` says whether the moment pass is right; the number is its ratio."""
+    first, *rest = s.args
+    found = jaxeff.moments_check(_KEY, lambda p, x: s.f(p, x, *rest), _posterior(s), first)
+    ratio = None if found.ratio is None else float(found.ratio.median)
+    return Cell("right", ratio, found.advice)
+
+
+def pruned(s: Subject) -> Cell:
+    """The smaller network computes what zeros in place of its channels do."""
+    plan = jaxeff.prune_plan(s.f, s.params, s.args, {_LINEAR: Prune(0.5, crossed="zeros")})
+    small = plan.shrink(s.params)
+    error = apart(
+        jax.jit(jaxeff.pruned(s.f, plan))(small, *s.args),
+        jax.jit(masked(s.f, plan))(s.params, *s.args),
+    )
+    sizes = [sum(leaf.size for leaf in jax.tree.leaves(tree)) for tree in (small, s.params)]
+    return Cell(
+        "right" if error <= 1e-4 else "wrong", sizes[0] / sizes[1], f"differs by {error:.2g}"
+    )
+
+
+def ensemble(s: Subject) -> Cell:
+    """Each member computes what its parameters do."""
+    g, members = jaxeff.ensemble(_KEY, s.f, s.params, {s.last: Members(3)})
+    found = jax.jit(g)(members, *s.args)
+    each = [jax.jit(s.f)(g.member(members, i), *s.args) for i in range(3)]
+    return _judged(apart(found, jax.tree.map(lambda *ys: jnp.stack(ys), *each)), 1e-5)
+
+
+def analog(s: Subject) -> Cell:
+    """Tiles of many bits and no noise are nearly the function."""
+    tile = Crossbar(
+        rows=64, columns=64, input_bits=12, weight_bits=11, output_bits=24, gain=0.03, signed=True
+    )
+    found = jax.jit(jaxeff.analog(s.f, {_LINEAR: tile}))(_KEY, s.params, *s.args)
+    return _judged(apart(found, jax.jit(s.f)(s.params, *s.args)), 0.05)
+
+
+def deploy(s: Subject) -> Cell:
+    """A bundle of this machine replays what JAX computes."""
+    from jaxeff_export import deploy
+
+    with tempfile.TemporaryDirectory() as folder:
+        found = deploy(s.f, (s.params, *s.args), path=Path(folder) / "bundle").check()
+    return Cell("right" if found.passed else "wrong", float(found.max_abs_error))
+
+
+def onnx(s: Subject) -> Cell:
+    """ONNX Runtime computes what JAX computes."""
+    try:
+        import onnxruntime
+    except ImportError:
+        return Cell("absent", None, "onnxruntime isn't installed")
+    from jaxeff_export import to_onnx
+
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "net.onnx"
+        file = to_onnx(s.f, (s.params, *s.args), path)
+        given = dict(zip(file.inputs, map(np.asarray, jax.tree.leaves(s.args)), strict=True))
+        found = onnxruntime.InferenceSession(path).run(list(file.outputs), given)
+    return _judged(apart(found, jax.tree.leaves(s.alone)), 1e-4)
+
+
+COLUMNS: Mapping[str, Callable[[Subject], Cell]] = {
+    of.__name__: of
+    for of in (
+        functional, noisy, quantized, integer, moments, linear, verdict, pruned, ensemble, analog,
+        deploy, onnx,
+    )
+}  # fmt: skip
+"""What is tried, by name."""
+
+
+def tried(column: str, s: Subject) -> Cell:
+    """One cell, whatever happens."""
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            return COLUMNS[column](s)
+    except Exception as error:
+        last = traceback.extract_tb(error.__traceback__)[-1].filename
+        ours = any(f"/{package}/" in last for package in _OURS)
+        meant = ours and isinstance(error, ValueError | TypeError | NotImplementedError)
+        words = f"{type(error).__name__}: {error}".split("\n")[0]
+        return Cell("refused" if meant else "crash", None, words[:400])

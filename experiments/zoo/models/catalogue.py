@@ -1,0 +1,86 @@
+"""The models of the zoo: how each is built, its examples, and what it computes by itself."""
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+import jaxeff
+from experiments.zoo.models import graphs, images, texts
+from jaxeff.nn import ResNet8
+
+
+@dataclasses.dataclass(frozen=True)
+class Subject:
+    """A model as a pure function.
+
+    Attributes:
+        name: In `ZOO`.
+        f: The function `f(params, *args)`.
+        params: Its parameters.
+        args: An example of its data.
+        alone: What the model returned by itself, without jaxeff.
+        last: Pattern of the sites of its last layer.
+    """
+
+    name: str
+    f: Callable[..., Any]
+    params: Any
+    args: tuple[Any, ...]
+    alone: Any
+    last: str
+
+
+def _normal(*shape: int) -> jax.Array:
+    return jax.random.normal(jax.random.key(sum(shape)), shape)
+
+
+def _tokens(*shape: int) -> jax.Array:
+    return jax.random.randint(jax.random.key(sum(shape)), shape, 0, texts.WORDS)
+
+
+def _cached() -> tuple[Any, ...]:
+    """One new token after five, whose keys and values are given."""
+    caches = [(_normal(2, 5, 2, 8), 0.5 * _normal(2, 5, 2, 8)) for _ in range(2)]
+    return _tokens(2, 1), caches
+
+
+def _edges() -> tuple[Any, ...]:
+    senders = jnp.array([0, 1, 2, 3, 4, 5, 0, 2])
+    return _normal(6, 4), senders, jnp.roll(senders, 3)
+
+
+ZOO: dict[str, tuple[Callable[[nnx.Rngs], nnx.Module], Callable[[], tuple[Any, ...]], str]] = {
+    "resnet": (lambda rngs: ResNet8(rngs=rngs), lambda: (_normal(2, 16, 16, 3),), "fc"),
+    "mobilenet": (images.MobileNet, lambda: (_normal(2, 16, 16, 3),), "head"),
+    "convnext": (images.ConvNeXt, lambda: (_normal(2, 16, 16, 3),), "head"),
+    "unet": (images.UNet, lambda: (_normal(2, 8, 8, 3),), "out"),
+    "vae": (graphs.Autoencoder, lambda: (_normal(3, 8, 8, 1),), "up2"),
+    "vit": (images.ViT, lambda: (_normal(2, 16, 16, 3),), "head"),
+    "decoder": (texts.Decoder, lambda: (_tokens(2, 6),), "blocks/1/down"),
+    "decoder-cache": (texts.Decoder, _cached, "blocks/1/down"),
+    "t5": (texts.T5, lambda: (_tokens(2, 7), _tokens(2, 5)), "head"),
+    "whisper": (texts.Whisper, lambda: (_normal(2, 12, 8),), "blocks/1/down"),
+    "lstm": (texts.Seq2Seq, lambda: (_tokens(2, 6), _tokens(2, 4)), "head"),
+    "mamba": (texts.Mamba, lambda: (_tokens(2, 6),), "head"),
+    "graph": (graphs.GraphNet, _edges, "head"),
+}
+"""How each model is built, its data, and its last layer."""
+
+
+def subject(name: str) -> Subject:
+    """Builds a model, with batch statistics that are none of the initial ones."""
+    make, data, last = ZOO[name]
+    model, args = make(nnx.Rngs(0)), data()
+    model.eval()
+    for i, (_, module) in enumerate(nnx.iter_graph(model)):
+        if isinstance(module, nnx.BatchNorm):
+            width = module.mean[...].shape
+            module.mean[...] = 0.1 * jax.random.normal(jax.random.key(i), width)
+            module.var[...] = jax.random.uniform(jax.random.key(i), width, minval=0.5, maxval=1.5)
+    alone = model(*args)
+    f, params = jaxeff.functional(model)
+    return Subject(name, f, params, args, alone, last)

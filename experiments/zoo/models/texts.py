@@ -1,0 +1,195 @@
+"""Networks of sequences: a decoder with a cache, an encoder-decoder, speech, LSTM, state space."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from experiments.zoo.models.images import EncoderBlock
+
+WORDS = 32
+
+
+def rotate(x: jax.Array, at: jax.Array) -> jax.Array:
+    """Rotary positions (RoPE) of ``[batch, length, heads, size]``."""
+    half = x.shape[-1] // 2
+    angle = at[:, None, None] / 100.0 ** (jnp.arange(half) / half)
+    left, right = x[..., :half], x[..., half:]
+    cos, sin = jnp.cos(angle), jnp.sin(angle)
+    return jnp.concatenate([left * cos - right * sin, right * cos + left * sin], -1)
+
+
+class GroupedAttention(nnx.Module):
+    """Four query heads that share two heads of keys and values."""
+
+    def __init__(self, width: int, rngs: nnx.Rngs):
+        """Builds the layers."""
+        shape: dict[str, Any] = {"use_bias": False, "rngs": rngs}
+        self.query = nnx.LinearGeneral(width, (4, 8), **shape)
+        self.key = nnx.LinearGeneral(width, (2, 8), **shape)
+        self.value = nnx.LinearGeneral(width, (2, 8), **shape)
+        self.out = nnx.LinearGeneral((4, 8), width, axis=(-2, -1), **shape)
+
+    def __call__(
+        self, x: jax.Array, at: jax.Array, cache: tuple[jax.Array, jax.Array] | None = None
+    ) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
+        """Returns the output, and keys and values with what was cached before them."""
+        query, key = rotate(self.query(x), at), rotate(self.key(x), at)
+        value = self.value(x)
+        if cache is not None:
+            key, value = (
+                jnp.concatenate([old, new], 1) for old, new in zip(cache, (key, value), strict=True)
+            )
+        wide_key, wide_value = (jnp.repeat(array, 2, 2) for array in (key, value))
+        scores = jnp.einsum("bqhd,bkhd->bhqk", query, wide_key) / jnp.sqrt(8.0)
+        allowed = jnp.arange(key.shape[1]) <= at[:, None]
+        weights = nnx.softmax(jnp.where(allowed, scores, -1e9), -1)
+        mixed = jnp.einsum("bhqk,bkhd->bqhd", weights, wide_value)
+        return self.out(mixed), (key, value)
+
+
+class DecoderBlock(nnx.Module):
+    """RMS norms, grouped attention, a gated feed-forward layer (Llama, Qwen)."""
+
+    def __init__(self, width: int, rngs: nnx.Rngs):
+        """Builds the layers."""
+        self.norm1, self.norm2 = (nnx.RMSNorm(width, rngs=rngs) for _ in range(2))
+        self.attention = GroupedAttention(width, rngs)
+        self.gate = nnx.Linear(width, 3 * width, use_bias=False, rngs=rngs)
+        self.up = nnx.Linear(width, 3 * width, use_bias=False, rngs=rngs)
+        self.down = nnx.Linear(3 * width, width, use_bias=False, rngs=rngs)
+
+
+class Decoder(nnx.Module):
+    """Two blocks over tokens; ``cache`` has the keys and values of earlier ones by block."""
+
+    def __init__(self, rngs: nnx.Rngs):
+        """Builds the layers."""
+        self.embed = nnx.Embed(WORDS, 16, rngs=rngs)
+        self.blocks = nnx.List([DecoderBlock(16, rngs) for _ in range(2)])
+        self.norm = nnx.RMSNorm(16, rngs=rngs)
+
+    def __call__(
+        self, tokens: jax.Array, caches: list[tuple[jax.Array, jax.Array]] | None = None
+    ) -> jax.Array:
+        """Returns logits of the next tokens; the head is the embedding."""
+        x = self.embed(tokens)
+        before = 0 if caches is None else caches[0][0].shape[1]
+        at = before + jnp.arange(tokens.shape[1])
+        for i, block in enumerate(self.blocks):
+            cache = None if caches is None else caches[i]
+            x = x + block.attention(block.norm1(x), at, cache)[0]
+            y = block.norm2(x)
+            x = x + block.down(nnx.silu(block.gate(y)) * block.up(y))
+        return self.embed.attend(self.norm(x))
+
+
+class T5(nnx.Module):
+    """An encoder with relative positions and a decoder that attends to it; no biases."""
+
+    def __init__(self, rngs: nnx.Rngs):
+        """Builds the layers."""
+        attention: dict[str, Any] = {"use_bias": False, "decode": False, "rngs": rngs}
+        self.embed = nnx.Embed(WORDS, 16, rngs=rngs)
+        self.relative = nnx.Embed(15, 2, rngs=rngs)
+        self.norms = nnx.List([nnx.RMSNorm(16, rngs=rngs) for _ in range(7)])
+        self.encoder = nnx.MultiHeadAttention(2, 16, **attention)
+        self.decoder = nnx.MultiHeadAttention(2, 16, **attention)
+        self.cross = nnx.MultiHeadAttention(2, 16, **attention)
+        self.up1, self.up2 = (nnx.Linear(16, 32, use_bias=False, rngs=rngs) for _ in range(2))
+        self.down1, self.down2 = (nnx.Linear(32, 16, use_bias=False, rngs=rngs) for _ in range(2))
+        self.head = nnx.Linear(16, WORDS, use_bias=False, rngs=rngs)
+
+    def __call__(self, source: jax.Array, target: jax.Array) -> jax.Array:
+        """Returns logits of the target's next tokens."""
+        x, y = self.embed(source), self.embed(target)
+        at = jnp.arange(x.shape[1])
+        bias = self.relative(at[:, None] - at[None] + 7).transpose(2, 0, 1)[None]
+
+        def biased(query: jax.Array, key: jax.Array, value: jax.Array, **_: object) -> jax.Array:
+            return nnx.dot_product_attention(query, key, value, bias=bias)
+
+        self.encoder.attention_fn = biased
+        x = x + self.encoder(self.norms[0](x))
+        x = self.norms[2](x + self.down1(nnx.relu(self.up1(self.norms[1](x)))))
+        mask = nnx.make_causal_mask(target)
+        y = y + self.decoder(self.norms[3](y), mask=mask)
+        y = y + self.cross(self.norms[4](y), x)
+        y = y + self.down2(nnx.relu(self.up2(self.norms[5](y))))
+        return self.head(self.norms[6](y))
+
+
+class Whisper(nnx.Module):
+    """The encoder: two convolutions over time, fixed positions, blocks of attention."""
+
+    def __init__(self, rngs: nnx.Rngs):
+        """Builds the layers."""
+        self.conv1 = nnx.Conv(8, 16, (3,), rngs=rngs)
+        self.conv2 = nnx.Conv(16, 16, (3,), strides=2, rngs=rngs)
+        self.blocks = nnx.List([EncoderBlock(16, 2, rngs) for _ in range(2)])
+        self.norm = nnx.LayerNorm(16, rngs=rngs)
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        """Returns features of spectrograms."""
+        x = nnx.gelu(self.conv2(nnx.gelu(self.conv1(x))))
+        angle = jnp.arange(x.shape[1])[:, None] / 100.0 ** (jnp.arange(8) / 8)
+        x = x + jnp.concatenate([jnp.sin(angle), jnp.cos(angle)], -1)
+        for block in self.blocks:
+            x = block(x)
+        return self.norm(x)
+
+
+class Seq2Seq(nnx.Module):
+    """An LSTM whose last state starts another, which reads the target."""
+
+    def __init__(self, rngs: nnx.Rngs):
+        """Builds the layers."""
+        self.embed = nnx.Embed(WORDS, 8, rngs=rngs)
+        self.encoder = nnx.RNN(nnx.LSTMCell(8, 16, rngs=rngs), return_carry=True, rngs=rngs)
+        self.decoder = nnx.RNN(nnx.LSTMCell(8, 16, rngs=rngs), rngs=rngs)
+        self.head = nnx.Linear(16, WORDS, rngs=rngs)
+
+    def __call__(self, source: jax.Array, target: jax.Array) -> jax.Array:
+        """Returns logits of the target's next tokens."""
+        carry, _ = self.encoder(self.embed(source))
+        return self.head(self.decoder(self.embed(target), initial_carry=carry))
+
+
+class Mamba(nnx.Module):
+    """A block with a causal convolution and a selective state space, scanned over time."""
+
+    def __init__(self, rngs: nnx.Rngs, width: int = 8, inner: int = 16, state: int = 4):
+        """Builds the layers."""
+        self.embed = nnx.Embed(WORDS, width, rngs=rngs)
+        self.norm = nnx.RMSNorm(width, rngs=rngs)
+        self.enter = nnx.Linear(width, 2 * inner, use_bias=False, rngs=rngs)
+        self.conv = nnx.Conv(
+            inner, inner, (4,), padding="CAUSAL", feature_group_count=inner, rngs=rngs
+        )
+        self.select = nnx.Linear(inner, 1 + 2 * state, use_bias=False, rngs=rngs)
+        self.delta = nnx.Linear(1, inner, rngs=rngs)
+        self.decay = nnx.Param(jnp.log(jnp.tile(jnp.arange(1.0, state + 1), (inner, 1))))
+        self.skip = nnx.Param(jnp.ones(inner))
+        self.leave = nnx.Linear(inner, width, use_bias=False, rngs=rngs)
+        self.head = nnx.Linear(width, WORDS, rngs=rngs)
+
+    def __call__(self, tokens: jax.Array) -> jax.Array:
+        """Returns logits of the next tokens."""
+        residual = self.embed(tokens)
+        x, gate = jnp.split(self.enter(self.norm(residual)), 2, -1)
+        x = nnx.silu(self.conv(x))
+        size = self.decay.shape[1]
+        delta, b, c = jnp.split(self.select(x), [1, 1 + size], -1)
+        delta = nnx.softplus(self.delta(delta))
+        keep = jnp.exp(-delta[..., None] * jnp.exp(self.decay[...]))
+        new = (delta * x)[..., None] * b[:, :, None]
+
+        def step(h: jax.Array, at: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
+            h = at[0] * h + at[1]
+            return h, h
+
+        start = jnp.zeros(new[:, 0].shape, new.dtype)
+        _, h = jax.lax.scan(step, start, (keep.swapaxes(0, 1), new.swapaxes(0, 1)))
+        y = (h.swapaxes(0, 1) * c[:, :, None]).sum(-1) + self.skip * x
+        return self.head(residual + self.leave(y * nnx.silu(gate)))

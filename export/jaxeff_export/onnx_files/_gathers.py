@@ -1,0 +1,115 @@
+"""Entries at computed places, as embeddings and graphs take and add them, as nodes of ONNX.
+
+Sharp edge: ONNX Runtime refuses places beyond the array, so they are clamped here; where JAX fills
+such entries the result is replaced after the fact, and where it drops them zeros are added.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from jax.lax import GatherScatterMode
+
+from jaxeff.core import primitives as p
+from jaxeff_export.onnx_files._elementwise import Rule
+from jaxeff_export.onnx_files._graph import OnnxError, OnnxGraph, Value, integers
+
+
+def _gather(g: OnnxGraph, eqn: Any, values: list[Value]) -> Value:
+    q, (table, at), out = eqn.params, (v.aval for v in eqn.invars), eqn.outvars[0].aval
+    numbers = q["dimension_numbers"]
+    axes, kept = numbers.start_index_map, len(at.shape) - 1
+    wanted = [1 if i in axes else n for i, n in enumerate(table.shape)]
+    batched = numbers.operand_batching_dims or numbers.start_indices_batching_dims
+    if len(axes) != 1 or batched or list(q["slice_sizes"]) != wanted:
+        raise OnnxError(
+            "to_onnx: `gather` of anything but entries along one axis isn't written yet; deploy "
+            "and import_stablehlo take it."
+        )
+    (axis,) = axes
+    n = table.shape[axis]
+    rows, inside = _places(g, g.reshape(values[1], at.shape[:-1]), n, q["mode"])
+    taken: Value = g.emit("Gather", [values[0], rows], axis=axis)
+    if inside is not None:
+        ones = [1] * axis + list(at.shape[:-1]) + [1] * (len(table.shape) - axis - 1)
+        taken = g.emit("Where", [g.reshape(inside, ones), taken, _fill(q["fill_value"], out.dtype)])
+    # ONNX puts the axes of the indices in the place of the table's; JAX says where they go.
+    others = [i for i in range(len(table.shape)) if i != axis]
+    shape = [*table.shape[:axis], *at.shape[:-1], *table.shape[axis + 1 :]]
+    if axis not in numbers.collapsed_slice_dims:  # stays, with size one
+        place = axis + kept
+        shape.insert(place, 1)
+        taken = g.reshape(taken, shape)
+        offsets = [*range(axis), place, *range(place + 1, len(shape))]
+    else:
+        offsets = [i if i < axis else i + kept - 1 for i in others]
+    order: list[int] = []
+    slices, batch = iter(offsets), iter(range(axis, axis + kept))
+    for i in range(len(out.shape)):
+        order.append(next(slices if i in numbers.offset_dims else batch))
+    return g.transpose(taken, order)
+
+
+def _places(g: OnnxGraph, at: Value, n: int, mode: Any) -> tuple[Value, Value | None]:
+    """Clamps places to an axis of `n` entries; and says which were there, if others are dropped."""
+    rows, inside = g.cast(at, np.int64), None
+    if mode is GatherScatterMode.PROMISE_IN_BOUNDS:
+        return rows, None
+    first, last = np.asarray(0, np.int64), np.asarray(n - 1, np.int64)
+    if mode is GatherScatterMode.FILL_OR_DROP:
+        lower, upper = g.emit("GreaterOrEqual", [rows, first]), g.emit("LessOrEqual", [rows, last])
+        inside = g.emit("And", [lower, upper])
+    return g.emit("Min", [g.emit("Max", [rows, first]), last]), inside
+
+
+def _scatter_add(g: OnnxGraph, eqn: Any, values: list[Value]) -> Value:
+    q, (table, at, added) = eqn.params, (v.aval for v in eqn.invars)
+    numbers, rank = q["dimension_numbers"], len(table.shape)
+    rows = len(at.shape) - 1
+    whole = added.shape[rows:] == table.shape[1:]
+    is_plain = numbers.scatter_dims_to_operand_dims == numbers.inserted_window_dims == (0,)
+    if not (
+        is_plain and whole and numbers.update_window_dims == tuple(range(rows, rows + rank - 1))
+    ):
+        raise OnnxError(
+            "to_onnx: `scatter-add` of anything but entries of the first axis isn't written yet; "
+            "deploy and import_stablehlo take it."
+        )
+    places, inside = _places(g, g.reshape(values[1], at.shape[:-1]), table.shape[0], q["mode"])
+    given: Value = values[2]
+    if inside is not None:
+        mask = g.reshape(inside, [*at.shape[:-1], *(1 for _ in table.shape[1:])])
+        given = g.emit("Where", [mask, given, np.zeros((), added.dtype)])
+    return g.emit(
+        "ScatterND", [values[0], g.reshape(places, [*at.shape[:-1], 1]), given], reduction="add"
+    )
+
+
+def _dynamic_slice(g: OnnxGraph, eqn: Any, values: list[Value]) -> Value:
+    shape, sizes = eqn.invars[0].aval.shape, eqn.params["slice_sizes"]
+    each = [g.reshape(g.cast(start, np.int64), [1]) for start in values[1:]]
+    starts: Value = g.emit("Concat", each, axis=0)
+    room = integers([n - size for n, size in zip(shape, sizes, strict=True)])
+    starts = g.emit("Min", [g.emit("Max", [starts, integers([0])]), room])
+    ends = g.emit("Add", [starts, integers(sizes)])
+    return g.emit("Slice", [values[0], starts, ends, integers(range(len(shape)))])
+
+
+def _fill(value: Any, dtype: Any) -> np.ndarray:
+    """What JAX puts where an index is beyond the table."""
+    if value is None:
+        if np.issubdtype(dtype, np.inexact):
+            value = np.nan
+        else:
+            info = np.iinfo(dtype)
+            value = info.min if info.min else info.max
+    return np.asarray(value, dtype)
+
+
+GATHERS: dict[Any, Rule] = {
+    p.dynamic_slice_p: _dynamic_slice,
+    p.gather_p: _gather,
+    p.scatter_add_p: _scatter_add,
+}
+"""How entries are taken and added."""
