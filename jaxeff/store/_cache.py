@@ -3,9 +3,8 @@
 ```python
 from jaxeff.store import cache_folder
 
-built = cache_folder() / "primes" / "first.json"     # ~/.cache/jaxeff/primes/first.json
-if not built.exists():
-    pass                                             # make it: write_atomically(built, ...)
+kept = cache_folder() / "dirty-mnist"                # such as ~/.cache/jaxeff/dirty-mnist
+print(sorted(path.name for path in kept.glob("*")))  # the data sets that were built, if any
 ```
 """
 
