@@ -41,6 +41,7 @@ def test_its_numbers_are_those_that_were_published():
     }  # fmt: skip
 
 
+@pytest.mark.slow
 def test_synapses_may_have_curves_of_their_own():
     """Charges over the weight then bend differently in each; halving the weight tells the bend."""
     physics = dataclasses.replace(PUBLISHED_PHYSICS, weight_curve=0.1, curve_mismatch=0.5)
