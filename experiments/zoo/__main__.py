@@ -26,7 +26,22 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Annotated
 
-from experiments.harness import SELECTS, Claim, Least, Report, Row, Run, Study, Table, choose, true
+from matplotlib.axes import Axes
+
+from experiments.harness import (
+    SELECTS,
+    Claim,
+    Least,
+    Panel,
+    Plot,
+    Report,
+    Row,
+    Run,
+    Study,
+    Table,
+    choose,
+    true,
+)
 from experiments.zoo.cells import COLUMNS
 from experiments.zoo.models import ZOO
 
@@ -114,6 +129,26 @@ def matrix(report: Report) -> list[Table]:
     return [*tables, Table.from_rows("and why not", words)] if words else tables
 
 
+def picture(report: Report) -> list[Panel]:
+    """A panel for each status, with a mark for each cell that has it."""
+    models = list(dict.fromkeys(row["model"] for row in report.rows))[::-1]
+    columns = list(dict.fromkeys(row["column"] for row in report.rows))
+
+    def panel(status: str) -> Panel:
+        rows = [row for row in report.rows if row["status"] == status]
+
+        def paint(axis: Axes) -> None:
+            places = [columns.index(row["column"]) for row in rows]
+            axis.plot(places, [models.index(row["model"]) for row in rows], "s")
+            axis.set_xticks(range(len(columns)), columns, fontsize=7)
+            axis.set_yticks(range(len(models)), models, fontsize=8)
+            axis.margins(0.1)
+
+        return Panel(status, paint)
+
+    return [panel(status) for status in dict.fromkeys(row["status"] for row in report.rows)]
+
+
 def _short(row: Row | None) -> str:
     if row is None:
         return ""
@@ -134,7 +169,7 @@ STUDY = Study(
         Claim("{model}, {column}: no defect", lambda row: row["status"] not in ("wrong", "crash"),
               true)
     ],
-    plots=(),
+    plots=(Plot("cells", picture, columns=1, size=(8.0, 3.6)),),
     tables=(matrix,),
     differences=("The models are tiny and untrained: real sizes and weights are another study.",),
 )  # fmt: skip
