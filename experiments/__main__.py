@@ -9,6 +9,7 @@ MODULES = (
     "analog",
     "bridges",
     "c_library",
+    "certainty",
     "compression",
     "compression.peers",
     "dirty_mnist",

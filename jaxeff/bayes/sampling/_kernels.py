@@ -16,7 +16,7 @@ from typing import Annotated, Any, Literal, get_args
 from jaxeff.core import Choice, Count, Number, Setting, check_number
 
 Engine = Literal["blackjax", "numpyro"]
-StepSize = float | Callable[..., float]
+StepSize = float | Callable[..., Any]
 
 
 @dataclass(frozen=True, kw_only=True)
