@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
-from jax._src import api_util, core, source_info_util
+from jax._src import api_util, config, core, source_info_util
 from jax._src import linear_util as lu
 from jax._src.core import Atom, eval_jaxpr, jaxpr_as_fun, pvary_p, set_current_trace, trace_ctx
 from jax._src.export.shape_poly import is_symbolic_dim
@@ -30,6 +30,7 @@ from jax._src.interpreters.partial_eval import (
 )
 from jax._src.lax.lax import composite_p, split_p, stack_p, tile_p
 from jax._src.pjit import reshard_p
+from jax._src.random.threefry2x32 import _threefry2x32_lowering as _threefry
 from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal, Primitive, Var
 from jax.extend.core import primitives as primitives
 from jaxlib.mlir import ir
@@ -51,6 +52,7 @@ __all__ = [
     "bind",
     "call_name",
     "composite_p",
+    "counter_bits",
     "dce_jaxpr",
     "dce_rules",
     "derivatives",
@@ -60,6 +62,7 @@ __all__ = [
     "is_key",
     "is_transposed",
     "jaxpr_as_fun",
+    "numbers_by_place",
     "primitives",
     "primitives_in",
     "pvary_p",
@@ -275,6 +278,28 @@ def is_transposed(eqn: JaxprEqn) -> bool:
 def source_line(eqn: JaxprEqn) -> str:
     """Finds where in the user's code an equation was written, as `file:line (function)`."""
     return source_info_util.summarize(eqn.source_info)
+
+
+def counter_bits(first: Any, second: Any, places: Any) -> Any:
+    """Makes the random bits that `jax.random` has at places of arrays, with a key for each entry.
+
+    Args:
+        first: First words of keys of Threefry, `uint32[...]`.
+        second: Second words.
+        places: Places in the array that each key is for.
+
+    Returns:
+        Bits, `uint32[...]`.
+    """
+    # Unrolled it is one pass over memory; as the primitive's loop on processors it is twenty.
+    zero = jax.numpy.zeros_like(places)
+    high, low = _threefry(first, second, zero, places, use_rolled_loops=False)
+    return high ^ low
+
+
+def numbers_by_place() -> bool:
+    """Tells whether `jax.random` makes each number of a key and its place alone."""
+    return bool(config.threefry_partitionable.value)
 
 
 def is_key(value: Any) -> bool:

@@ -2,7 +2,15 @@
 
 from jaxeff.program import _control_flow as control_flow
 from jaxeff.program._closed import CORRELATIONS, INTEGER, check_open, closed, read_out, read_out_by
-from jaxeff.program._evaluate import Rule, at_sites, evaluate, plain_rule, run_layers, site_key
+from jaxeff.program._evaluate import (
+    Rule,
+    at_sites,
+    evaluate,
+    plain_rule,
+    run_layers,
+    site_key,
+    site_keys,
+)
 from jaxeff.program._interpret import interpret, interpret_sites
 from jaxeff.program._patterns import SpecError, Target, deciding_patterns, select
 from jaxeff.program._spec import check_settings, matching, resolve
@@ -43,6 +51,7 @@ __all__ = [
     "run_layers",
     "select",
     "site_key",
+    "site_keys",
     "sites",
     "summary",
     "trace",

@@ -46,6 +46,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
+import numpy as np
 from jax.ad_checkpoint import checkpoint_name
 from jaxtyping import PRNGKeyArray
 
@@ -65,6 +66,28 @@ def site_key(key: PRNGKeyArray | None, layer: Layer) -> PRNGKeyArray | None:
         return None
     name = jax.random.fold_in(key, zlib.crc32(layer.base.encode()))
     return jax.random.fold_in(name, layer.occurrence)
+
+
+def site_keys(key: PRNGKeyArray, layers: Sequence[Layer]) -> PRNGKeyArray:
+    """Returns the keys of several sites, `[layers]`, as `site_key` would one by one.
+
+    ```python
+    import jax
+
+    from jaxeff.nn import small_classifier
+    from jaxeff.program import site_key, site_keys, trace
+
+    f, params, (x, _) = small_classifier(2)
+    layers = [layer for layer in trace(f, params, x).layers if layer.site]
+    keys = site_keys(jax.random.key(0), layers)
+    assert keys[0] == site_key(jax.random.key(0), layers[0])
+    ```
+    """
+    names = np.array([zlib.crc32(layer.base.encode()) for layer in layers], np.uint32)
+    occurrences = np.array([layer.occurrence for layer in layers], np.uint32)
+    # One function of all of them: every call of a random function is compiled anew.
+    of_names = jax.vmap(jax.random.fold_in, (None, 0))(key, names)
+    return jax.vmap(jax.random.fold_in)(of_names, occurrences)
 
 
 def run_layers(

@@ -1,5 +1,6 @@
 """Distributions of noise, one a file: additive, multiplicative, drift, dropout, device mismatch."""
 
+from jaxeff.noise.models._draws import Draw, DrawnNoise, drawn_together, fits, is_counted
 from jaxeff.noise.models._drift import Drift
 from jaxeff.noise.models._dropout import Dropout
 from jaxeff.noise.models._gaussian import Additive, Mixed, Multiplicative
@@ -20,6 +21,8 @@ from jaxeff.noise.models._telegraph import Telegraph
 
 __all__ = [
     "Additive",
+    "Draw",
+    "DrawnNoise",
     "Drift",
     "Dropout",
     "Mismatch",
@@ -36,6 +39,9 @@ __all__ = [
     "Telegraph",
     "UniformNoise",
     "check_noise",
+    "drawn_together",
+    "fits",
+    "is_counted",
     "perturb_at",
     "place",
 ]

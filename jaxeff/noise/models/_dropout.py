@@ -26,19 +26,19 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any
 
-import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float, PRNGKeyArray
+from jaxtyping import Array, Float
 
 from jaxeff.core import Number, is_concrete, register_setting, static
-from jaxeff.noise.models._model import Axis, NoiseModel, Place, Sharing, real_dtype
+from jaxeff.noise.models._draws import Draw, DrawnNoise
+from jaxeff.noise.models._model import Axis, Place, Sharing, real_dtype
 from jaxeff.noise.models._protocol import Part
 
 
 @register_setting
 @dataclass(frozen=True)
-class Dropout(NoiseModel):
+class Dropout(DrawnNoise):
     """Dropout, `x * B / (1 - rate)` with B of 0 (probability `rate`) or 1.
 
     The mean is `x`. The rate may be traced, for a sweep; it has no gradient.
@@ -68,12 +68,15 @@ class Dropout(NoiseModel):
                 "left of the site; give a lower rate, or remove the layer"
             )
 
-    def perturb(self, key: PRNGKeyArray, x: Float[Array, "*shape"]) -> Float[Array, "*shape"]:
-        """Sets fresh random entries to zero and scales the others."""
+    def draws(self, x: Any) -> Sequence[Draw]:
+        """Returns one array of uniform numbers."""
+        return [self._uniform(x)]
+
+    def apply(self, x: Any, *numbers: Any) -> Any:
+        """Sets random entries to zero and scales the others."""
         kept = 1 - self._level("rate", x)
-        draws = jax.random.uniform(key, self._draw_shape(jnp.shape(x)), real_dtype(x))
-        # Draws lie in [0, 1), so a rate of zero keeps every value exactly.
-        return x * jnp.where(draws < kept, 1 / kept, 0)
+        # Numbers lie in [0, 1), so a rate of zero keeps every value exactly.
+        return x * jnp.where(numbers[0] < kept, 1 / kept, 0)
 
     def terms(self, x: Any) -> Sequence[Part]:
         """Returns the random factor, of mean 1."""

@@ -20,19 +20,19 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any
 
-import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float, PRNGKeyArray
+from jaxtyping import Array
 
 from jaxeff.core import Choice, NonNegative, register_setting, static
-from jaxeff.noise.models._model import Axis, Flag, NoiseModel, Place, Sharing
+from jaxeff.noise.models._draws import Draw, DrawnNoise
+from jaxeff.noise.models._model import Axis, Flag, Place, Sharing
 from jaxeff.noise.models._protocol import Part
 
 ORDERS = ("mul_add", "add_mul")
 
 
 @dataclass(frozen=True)
-class GaussianNoise(NoiseModel):
+class GaussianNoise(DrawnNoise):
     """Noise of one standard deviation; its subclasses say what it does to a value.
 
     Attributes:
@@ -46,6 +46,10 @@ class GaussianNoise(NoiseModel):
     at: Place = static("output")
     per: Sharing = static("element")
     along: Axis = static(None)
+
+    def draws(self, x: Any) -> Sequence[Draw]:
+        """Returns one array of normal numbers."""
+        return [self._normal(x)]
 
     def _variance(self, x: Any) -> Array:
         """Computes the variance of the draws for a value."""
@@ -72,10 +76,10 @@ class Additive(GaussianNoise):
 
     relative: Flag = static(False)
 
-    def perturb(self, key: PRNGKeyArray, x: Float[Array, "*shape"]) -> Float[Array, "*shape"]:
-        """Adds fresh normal noise."""
+    def apply(self, x: Any, *numbers: Any) -> Any:
+        """Adds normal numbers."""
         # Reparameterised: the draw depends on neither x nor sigma, so gradients reach both.
-        return x + self._amount("sigma", x) * self._normal(key, x)
+        return x + self._amount("sigma", x) * numbers[0]
 
     def terms(self, x: Any) -> Sequence[Part]:
         """Returns the noise, of mean 0."""
@@ -103,9 +107,9 @@ class Multiplicative(GaussianNoise):
         ValueError: `sigma` is negative, NaN or infinite, or a choice is unknown.
     """
 
-    def perturb(self, key: PRNGKeyArray, x: Float[Array, "*shape"]) -> Float[Array, "*shape"]:
-        """Multiplies `x` by fresh noise, normal around one."""
-        return x * (1 + self._level("sigma", x) * self._normal(key, x))
+    def apply(self, x: Any, *numbers: Any) -> Any:
+        """Multiplies `x` by noise that is normal around one."""
+        return x * (1 + self._level("sigma", x) * numbers[0])
 
     def terms(self, x: Any) -> Sequence[Part]:
         """Returns the factor, of mean 1."""
@@ -119,7 +123,7 @@ class Multiplicative(GaussianNoise):
 
 @register_setting
 @dataclass(frozen=True)
-class Mixed(NoiseModel):
+class Mixed(DrawnNoise):
     """Additive and multiplicative Gaussian noise, independent of each other, in either order.
 
     Attributes:
@@ -144,12 +148,14 @@ class Mixed(NoiseModel):
     along: Axis = static(None)
     relative: Flag = static(False)
 
-    def perturb(self, key: PRNGKeyArray, x: Float[Array, "*shape"]) -> Float[Array, "*shape"]:
+    def draws(self, x: Any) -> Sequence[Draw]:
+        """Returns normal numbers for the sum, and for the product."""
+        return [self._normal(x), self._normal(x)]
+
+    def apply(self, x: Any, *numbers: Any) -> Any:
         """Perturbs `x` by both kinds of noise, in the given order."""
-        # Independent parts: from one key both would be the same draws.
-        add_key, mul_key = jax.random.split(key)
-        offset = self._amount("add", x) * self._normal(add_key, x)
-        gain = 1 + self._level("mul", x) * self._normal(mul_key, x)
+        offset = self._amount("add", x) * numbers[0]
+        gain = 1 + self._level("mul", x) * numbers[1]
         # The same formula as for moments, so that samples and moments can't differ in the order.
         return self.combine(x, offset, gain)
 

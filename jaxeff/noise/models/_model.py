@@ -117,14 +117,6 @@ class NoiseModel(Setting):
         check_broadcasts(name, variance, shape)
         return jnp.broadcast_to(variance, shape)
 
-    def _normal(self, key: Any, x: Any) -> Array:
-        """Draws standard normal numbers for `x`."""
-        return jax.random.normal(key, self._draw_shape(jnp.shape(x)), real_dtype(x))
-
-    def _uniform(self, key: Any, x: Any) -> Array:
-        """Draws numbers for `x`, uniform between -1/2 and 1/2."""
-        return jax.random.uniform(key, self._draw_shape(jnp.shape(x)), real_dtype(x), -0.5, 0.5)
-
 
 def real_dtype(x: Any) -> Any:
     """Returns the dtype of an array that noise can act on.

@@ -9,19 +9,22 @@ References:
     Esser et al., "Learned Step Size Quantization", arXiv:1902.08153: the gradient of the step.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, PRNGKeyArray
 
 from jaxeff.core import NonNegative, register_setting, static
+from jaxeff.noise.models._draws import Draw, DrawnNoise
 from jaxeff.noise.models._model import Axis, Flag, NoiseModel, Place, Sharing, real_dtype
 
 
 @register_setting
 @dataclass(frozen=True)
-class UniformNoise(NoiseModel):
+class UniformNoise(DrawnNoise):
     """Uniform noise, `x + U(-width / 2, width / 2)`, of standard deviation `width / sqrt(12)`.
 
     Attributes:
@@ -41,9 +44,13 @@ class UniformNoise(NoiseModel):
     along: Axis = static(None)
     relative: Flag = static(False)
 
-    def perturb(self, key: PRNGKeyArray, x: Float[Array, "*shape"]) -> Float[Array, "*shape"]:
-        """Adds fresh uniform noise."""
-        return x + self._amount("width", x) * self._uniform(key, x)
+    def draws(self, x: Any) -> Sequence[Draw]:
+        """Returns one array of uniform numbers."""
+        return [self._uniform(x)]
+
+    def apply(self, x: Any, *numbers: Any) -> Any:
+        """Adds uniform noise."""
+        return x + self._amount("width", x) * (numbers[0] - 0.5)
 
 
 @register_setting

@@ -1,0 +1,73 @@
+"""Noise that is drawn for all sites at once is the noise that each site draws by itself."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxeff.nn import small_classifier
+from jaxeff.noise import Additive, Dropout, Mixed, Multiplicative, UniformNoise, noisy
+from jaxeff.noise.models import Draw, drawn_together, is_counted
+
+KEY = jax.random.key(3)
+F, PARAMS, (X, _) = small_classifier(4)
+SPEC = {
+    "conv1": Additive(0.3), "relu*": Mixed(0.1, 0.2), "avg_pool*": Dropout(0.4),
+    "fc1": Multiplicative(0.1, at="weights"), "fc2": UniformNoise(0.5, at="input"),
+}  # fmt: skip
+
+
+class Alone:
+    """A model that says nothing about what it draws."""
+
+    def __init__(self, model):
+        self.perturb, self.at = model.perturb, model.at
+
+
+def test_draws_are_those_of_each_alone_bit_for_bit():
+    draws = [
+        Draw((3, 5), jnp.float32), Draw((300,), jnp.float32, normal=False), Draw((), jnp.float32),
+        Draw((257, 2), jnp.float32), Draw((1,), jnp.float32, normal=False),
+    ]  # fmt: skip
+    keys = jax.random.split(KEY, len(draws))
+    for draw, key, ours in zip(draws, keys, jax.jit(drawn_together, static_argnums=0)(
+        tuple(draws), keys), strict=True):  # fmt: skip
+        np.testing.assert_array_equal(ours, draw.numbers(key))
+
+
+@pytest.mark.parametrize("key", [KEY, jax.random.PRNGKey(3)])
+def test_every_site_has_the_noise_of_its_own_key(key):
+    together = jax.jit(noisy(F, SPEC, together=True))(key, PARAMS, X)
+    alone = {site: Alone(model) for site, model in SPEC.items()}
+    for g in (noisy(F, SPEC), noisy(F, alone), noisy(F, alone, together=True)):
+        apart = jax.jit(g)(key, PARAMS, X)
+        np.testing.assert_allclose(together, apart, rtol=1e-5, atol=1e-6)
+    assert np.abs(np.asarray(together - F(PARAMS, X))).max() > 0.1
+
+
+def test_noise_of_many_keys_is_that_of_each():
+    keys = jax.random.split(KEY, 3)
+    mapped = jax.jit(jax.vmap(noisy(F, SPEC, together=True), (0, None, None)))(keys, PARAMS, X)
+    one = jax.jit(noisy(F, SPEC, together=True))(keys[1], PARAMS, X)
+    np.testing.assert_allclose(mapped[1], one, rtol=1e-5, atol=1e-5)
+
+
+def test_other_generators_draw_site_by_site():
+    """Numbers of a generator without counters aren't a function of a key and a place."""
+    key = jax.random.key(0, impl="rbg")
+    assert is_counted(KEY)
+    assert not is_counted(key)
+    assert noisy(F, SPEC, together=True)(key, PARAMS, X).shape == (4, 10)
+
+
+def test_many_sites_are_one_call_of_the_generator():
+    def f(params, x):
+        for _ in range(12):
+            x = jnp.tanh(x)
+        return x
+
+    text = str(
+        jax.make_jaxpr(noisy(f, {"*": Additive(0.1)}, together=True))(KEY, {}, jnp.ones((2, 3)))
+    )
+    assert text.count("erf_inv") == 1
+    assert "random_bits" not in text
