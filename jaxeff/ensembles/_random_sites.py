@@ -55,7 +55,6 @@ from jaxeff.core import (
 )
 from jaxeff.ensembles._sampled import affordable_members
 from jaxeff.program import trace
-from jaxeff.uncertainty import auroc, decompose_logits, nll_from_log, predictive_log_probs
 
 
 class SiteTrial(NamedTuple):
@@ -171,6 +170,8 @@ def _with_weights(f: Callable[..., Any], params: Any, x: Any) -> list[str]:
 
 
 def _alone(f: Callable[..., Any], params: Any, validation: Any, outside: Any) -> SiteTrial:
+    from jaxeff.uncertainty import nll_from_log  # matplotlib comes with it
+
     x, labels = validation
     nll = float(nll_from_log(jax.nn.log_softmax(f(params, x)), jnp.asarray(labels)))
     # Without draws there is no mutual information: all inputs look the same.
@@ -180,7 +181,9 @@ def _alone(f: Callable[..., Any], params: Any, validation: Any, outside: Any) ->
 def _trial(
     key: PRNGKeyArray, f: Any, posterior: Any, sites: Any, count: int, validation: Any, outside: Any
 ) -> SiteTrial:
-    from jaxeff.bayes import predict  # NumPyro and BlackJAX come with it
+    # NumPyro, BlackJAX and matplotlib come with them.
+    from jaxeff.bayes import predict
+    from jaxeff.uncertainty import auroc, decompose_logits, nll_from_log, predictive_log_probs
 
     x, labels = validation
     logits = predict(key, f, posterior, x, samples=count)
