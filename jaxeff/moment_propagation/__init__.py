@@ -2,10 +2,10 @@
 
 from jaxeff.moment_propagation._assumptions import assumptions
 from jaxeff.moment_propagation._calibrate import calibrate_moments
-from jaxeff.moment_propagation._calibrated import Calibrated
 from jaxeff.moment_propagation._moments import moments
 from jaxeff.moment_propagation._moments_check import MomentsCheck, moments_check
 from jaxeff.moment_propagation._sampled import sampled
+from jaxeff.moment_propagation.calibration import Calibrated
 from jaxeff.moment_propagation.dependence import Assumption, Assumptions
 from jaxeff.moment_propagation.values import (
     Gaussian,

@@ -30,10 +30,10 @@ import numpy as np
 from jaxtyping import PRNGKeyArray
 
 from jaxeff.core import input_batch, instance_of, static_integer, validate
-from jaxeff.moment_propagation._calibrated import uncalibrated
 from jaxeff.moment_propagation._moment_pass import Propagation
 from jaxeff.moment_propagation._monte_carlo import ratios, sampled_moments
 from jaxeff.moment_propagation._reading import read
+from jaxeff.moment_propagation.calibration import uncalibrated
 from jaxeff.moment_propagation.dependence import Assumption, Assumptions, Ratio
 from jaxeff.moment_propagation.rules import Rule
 from jaxeff.moment_propagation.values import Gaussian, is_random, to_variance

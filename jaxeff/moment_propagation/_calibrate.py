@@ -52,13 +52,21 @@ from jaxeff.core import (
     static_integer,
     validate,
 )
-from jaxeff.moment_propagation._calibrated import Calibrated, is_scaled, may_scale, result_name
-from jaxeff.moment_propagation._choice import FORMS, Measured, choose, examples_of
 from jaxeff.moment_propagation._covariance import correlated
 from jaxeff.moment_propagation._linear import check_method, first_order_pass
 from jaxeff.moment_propagation._moment_pass import Propagation, promote
 from jaxeff.moment_propagation._monte_carlo import DrawSums, Sampling, draw_keys, random_values
 from jaxeff.moment_propagation._reading import read
+from jaxeff.moment_propagation.calibration import (
+    FORMS,
+    Calibrated,
+    FactorPass,
+    choose,
+    examples_of,
+    is_scaled,
+    may_scale,
+    result_name,
+)
 from jaxeff.moment_propagation.rules import Rule
 from jaxeff.moment_propagation.values import Gaussian, is_gaussian, is_random, to_variance
 from jaxeff.program import Layer, Program, evaluate
@@ -120,19 +128,10 @@ def calibrate_moments(
             random.
         MomentsError: As `moments`.
     """
-    if samples < 2:
-        raise ValueError(f"calibrate_moments: samples is {samples}; 2 or more are needed.")
     check_method("calibrate_moments", method)
-    if form not in FORMS:
-        raise ValueError(f"calibrate_moments: form {form!r} is unknown; choose one of {FORMS}.")
     if isinstance(posterior, Calibrated):
         posterior = posterior.posterior
-    everything = (posterior, *args, *kwargs.values())
-    if not any(map(is_gaussian, jax.tree.leaves(everything, is_leaf=is_gaussian))):
-        raise ValueError(
-            "calibrate_moments: nothing is random; give a posterior with Gaussian leaves, as "
-            "svi(...).posterior, or a Gaussian input."
-        )
+    _check(samples, form, (posterior, *args, *kwargs.values()))
     propagation = Propagation(rules or {}, "variance", lambda one: None)
     first_order = first_order_pass(propagation, method)
     given = (posterior, *args), dict(kwargs)
@@ -144,9 +143,9 @@ def calibrate_moments(
 
     def measure(
         sums: DrawSums, rows: Array, scale: Array, values: Sequence[Any], args: Any, kwargs: Any
-    ) -> Measured:
+    ) -> FactorPass:
         sampled = sampling.moments(sums, keys.size)
-        found = Measured({}, {}, {})
+        found = FactorPass({}, {}, {})
         if of_results:
             # Those variances are of results alone, so there is one factor per result and none
             # inside.
@@ -190,6 +189,19 @@ def calibrate_moments(
     )
     stated = tuple((site, float(np.median(np.asarray(e)))) for site, e in chosen.errors.items())
     return Calibrated(posterior, chosen.factors, stated, chosen.unseen)
+
+
+def _check(samples: int, form: str, arguments: Any) -> None:
+    """Checks what `validate` can't: numbers, names, and that something is random."""
+    if samples < 2:
+        raise ValueError(f"calibrate_moments: samples is {samples}; 2 or more are needed.")
+    if form not in FORMS:
+        raise ValueError(f"calibrate_moments: form {form!r} is unknown; choose one of {FORMS}.")
+    if not any(map(is_gaussian, jax.tree.leaves(arguments, is_leaf=is_gaussian))):
+        raise ValueError(
+            "calibrate_moments: nothing is random; give a posterior with Gaussian leaves, as "
+            "svi(...).posterior, or a Gaussian input."
+        )
 
 
 def _sum_of_draws(

@@ -35,9 +35,9 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array
 
-from jaxeff.moment_propagation._calibrated import result_name, uncalibrated
 from jaxeff.moment_propagation._hidden import OutputLayer, last_layer, variance_through
 from jaxeff.moment_propagation._reading import read
+from jaxeff.moment_propagation.calibration import result_name, uncalibrated
 from jaxeff.moment_propagation.dependence import Lineage, identity, walk
 from jaxeff.moment_propagation.values import (
     Gaussian,

@@ -12,14 +12,13 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array
 
-from jaxeff.moment_propagation._calibrated import factor_of, is_scaled
-from jaxeff.moment_propagation._levels import with_levels
 from jaxeff.moment_propagation._reading import check_certain, read
 from jaxeff.moment_propagation.attention import (
     AttentionLayer,
     attention_moments,
     fuse_attention,
 )
+from jaxeff.moment_propagation.calibration import factor_of, is_scaled, with_levels
 from jaxeff.moment_propagation.dependence import (
     Assumption,
     FusedLayer,

@@ -51,8 +51,8 @@ from jaxeff.moment_propagation._assumptions import (
     summary_of,
     with_ratios,
 )
-from jaxeff.moment_propagation._calibrated import uncalibrated
 from jaxeff.moment_propagation._moments import moments
+from jaxeff.moment_propagation.calibration import uncalibrated
 from jaxeff.moment_propagation.dependence import Assumption, Ratio
 from jaxeff.moment_propagation.values import Gaussian, is_gaussian
 

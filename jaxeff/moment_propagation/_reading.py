@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import jax
 
-from jaxeff.moment_propagation._calibrated import uncalibrated
+from jaxeff.moment_propagation.calibration import uncalibrated
 from jaxeff.moment_propagation.regions import with_bias_vectors
 from jaxeff.moment_propagation.values import MomentsError, check_gaussian, is_gaussian
 from jaxeff.program import Program, check_open

@@ -204,10 +204,9 @@ def _with_statistics(nodes: Sequence[Node], root: Value, env: Environment) -> No
         if node in masks and node.inputs[2] in symbols:
             symbols[node.outputs[0]] = symbols[node.inputs[2]]
             continue
-        waits = any(a in deferred.root_of and a not in symbols for a in node.values)
-        symbolic = any(a in symbols for a in node.values)
-        settled = any(root in env.sources(a) for a in node.values if a not in symbols)
-        if symbolic and not settled and not waits and len(node.outputs) == 1:
+        others = [a for a in node.values if a not in symbols]
+        settled = any(a in deferred.root_of or root in env.sources(a) for a in others)
+        if len(others) < len(node.values) and not settled and len(node.outputs) == 1:
             operands = [
                 symbols[a] if isinstance(a, Value) and a in symbols else env.read(a)
                 for a in node.inputs

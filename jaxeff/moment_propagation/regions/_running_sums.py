@@ -30,7 +30,7 @@ def difference(
     Args:
         node: The equation.
         nodes: The equations of its layer.
-        dependent: Those among them that combine dependent entries.
+        dependent: Equations among them that combine dependent entries.
         operands: The equation's operands.
 
     Returns:

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array
 
-from jaxeff.moment_propagation._levels import at_level, fit_level, level_name
+from jaxeff.moment_propagation.calibration._levels import at_level, fit_level, level_name
 from jaxeff.moment_propagation.values import Gaussian
 from jaxeff.program import Program
 
@@ -24,7 +24,7 @@ FEWEST = 8
 _SURE = 2.0
 
 
-class Measured(NamedTuple):
+class FactorPass(NamedTuple):
     """What one pass over the inputs finds.
 
     Attributes:
@@ -69,7 +69,7 @@ def examples_of(program: Program) -> int:
 def choose(
     form: str,
     examples: int,
-    measure: Callable[[np.ndarray, float], Measured],
+    measure: Callable[[np.ndarray, float], FactorPass],
     samples: int,
 ) -> Chosen:
     """Measures factors of the form asked for, or of the best one.
@@ -112,7 +112,10 @@ def _best(unseen: Mapping[str, np.ndarray]) -> str:
 
 
 def _unseen(
-    measure: Callable[[np.ndarray, float], Measured], plain: Measured, examples: int, noise: float
+    measure: Callable[[np.ndarray, float], FactorPass],
+    plain: FactorPass,
+    examples: int,
+    noise: float,
 ) -> dict[str, np.ndarray]:
     """Computes errors of the logarithm on halves that weren't measured, `[examples, entries]`."""
     found: dict[str, list[np.ndarray]] = {}
@@ -151,7 +154,7 @@ def _stacked(parts: Sequence[np.ndarray]) -> np.ndarray:
     return np.concatenate([np.concatenate(side, 1) for side in (parts[:half], parts[half:])])
 
 
-def _tables(measured: Measured) -> dict[int, _Tables]:
+def _tables(measured: FactorPass) -> dict[int, _Tables]:
     def table(var: Any) -> np.ndarray:
         array = np.asarray(var, float)
         return array.reshape(-1, array.shape[-1] if array.ndim > 1 else 1)

@@ -36,8 +36,8 @@ def fit_level(var: np.ndarray, sampled: np.ndarray, rows: np.ndarray, noise: flo
 
     Args:
         var: Propagated variances, `[entries, channels]`.
-        sampled: Sampled ones, of the same shape.
-        rows: Which entries count.
+        sampled: FactorPass ones, of the same shape.
+        rows: Marks of the entries that count, `[entries]`.
         noise: The variance of the logarithm of a sampled variance.
 
     Returns:
