@@ -331,10 +331,23 @@ def _schedule_spatial(sch: Schedule, block: SBlockRV, machine: Machine) -> None:
         enough = LONG * machine.lanes if flat and threads else math.inf if flat else LONG
         # One loop without threads; with them, outer loops are left to share.
         while len(loops) > 1 and extents[-1] < enough:
+            if not flat and _wraps_in_a_vector(extents[-1], machine):
+                break
             extents[-2:] = [extents[-2] * extents[-1]]
             loops[-2:] = [sch.fuse(*loops[-2:])]
     if threads and len(loops) > 1:
         sch.parallel(sch.fuse(*loops[:-1]))
+
+
+def _wraps_in_a_vector(extent: int, machine: Machine) -> bool:
+    """Tells whether an index that starts again after so many turns may not be written for LLVM.
+
+    Of a fused loop the inner index is the remainder by its extent, for a power of two a mask.
+    LLVM 22 takes an array that is read at it for one that is read on and on, and loads a whole
+    vector past the place where the index starts again: channels of positions get each other's
+    values, or what lies behind the array. Vectors that end before that place are right.
+    """
+    return extent < machine.lanes and extent & (extent - 1) == 0
 
 
 def _is_flat(block: s_tir.SBlock) -> bool:
