@@ -164,9 +164,26 @@ def _dense(c: Contraction, moves: Move | None) -> Kernel:
             return each[0]
         return _pixels(jnp.broadcast_to(each, (*each.shape[:2], entries // groups)), height)
 
+    # A usual product is one reshape away from `q_dense`, or none: what moves groups would leave a
+    # chain of reshapes around every layer.
+    usual = whole and c.side == 1 and not c.batch(0)
+    in_order = usual and (*c.free(0), *c.summed(0)) == tuple(range(len(given)))
+
+    def lay_input(x: Array) -> Array:
+        if in_order:
+            return x.reshape(-1, depth)
+        return c.rows(x)[0] if whole else _pixels(c.rows(x), height)
+
+    def lay_weights(w: Array) -> Array:
+        if usual and (*c.summed(1), *c.free(1)) == tuple(range(w.ndim)):
+            return w.reshape(math.prod(w.shape[axis] for axis in c.summed(1)), -1)
+        return c.matrix(w)[0] if whole else _pixels(c.matrix(w), 1).swapaxes(0, 2)
+
     def lay_result(y: Array) -> Array:
-        y = y[None] if whole else y.reshape(-1, groups, outputs).swapaxes(0, 1)
-        y = c.restore(y)
+        if usual:
+            y = y.reshape(-1, *result[1:]) if c.free(0) else y.reshape(result)
+        else:
+            y = c.restore(y[None] if whole else y.reshape(-1, groups, outputs).swapaxes(0, 1))
         return y if moves is None else moves(y)
 
     def lay_shortcut(added: Array) -> Array:
@@ -176,8 +193,8 @@ def _dense(c: Contraction, moves: Move | None) -> Kernel:
         q_dense if whole else q_conv2d,
         (first * height, outputs) if whole else (first, height, 1, groups * outputs),
         depth,
-        lambda x: c.rows(x)[0] if whole else _pixels(c.rows(x), height),
-        lambda w: c.matrix(w)[0] if whole else _pixels(c.matrix(w), 1).swapaxes(0, 2),
+        lay_input,
+        lay_weights,
         lay_scale,
         lay_result,
         lay_shortcut if is_last and result else None,
