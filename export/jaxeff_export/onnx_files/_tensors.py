@@ -74,6 +74,8 @@ def _spread(
 
 def _reduction(op: str) -> Rule:
     def rule(g: OnnxGraph, eqn: Any, values: list[Value]) -> Value:
+        if not eqn.params["axes"]:
+            return values[0]  # in ONNX no axes are all
         return g.emit(op, [values[0], integers(eqn.params["axes"])], keepdims=0)
 
     return rule
