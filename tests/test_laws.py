@@ -419,6 +419,7 @@ def feed_forward(params, x):
     return x.reshape(4, 4, 2).mean(-1) @ w["w2"][:4]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["noisy", "quantized", "moments"])
 def test_two_weights_of_a_module_keep_their_names(name):
     transforms = {
@@ -434,6 +435,7 @@ def test_two_weights_of_a_module_keep_their_names(name):
         assert not np.allclose(only, g(BLOCK, X))
 
 
+@pytest.mark.slow
 def test_composition_is_the_sum_of_its_parts():
     both = jaxeff.noisy(
         jaxeff.quantized(F, {"fc": Int(3, activations=False)}), {"fc": Additive(0.2)}

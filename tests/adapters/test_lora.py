@@ -56,6 +56,7 @@ G = lora(F, SPEC)
 ADAPTERS = spread(init_lora(KEY, F, SPEC, PARAMS, X))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["dense", "attention", "convolution", "groups"])
 def test_a_start_changes_nothing_and_merging_keeps_what_was_added(name):
     f, params, x = build(name)
@@ -83,6 +84,7 @@ def test_a_layer_is_its_formula():
                                atol=1e-5)  # fmt: skip
 
 
+@pytest.mark.slow
 def test_globs_choose_the_layers():
     f, params, x = build("attention")
     found = init_lora(KEY, f, {"*attn*": LoRA(2), "*attn/value": None}, params, x)
@@ -177,6 +179,7 @@ def test_uses_of_a_shared_layer_have_one_adapter():
         merge_lora(f, alone, params, adapters, X)
 
 
+@pytest.mark.slow
 def test_transposed_and_keyed_functions():
     def f(key, params, x):
         noise = 0.1 * jax.random.normal(key, (7, 5))
@@ -192,6 +195,7 @@ def test_transposed_and_keyed_functions():
     )
 
 
+@pytest.mark.slow
 def test_loops_over_stacked_parameters_are_refused_and_remat_is_not():
     stacked = {"layers": {"w": jax.random.normal(KEY, (3, 6, 6))}}
 

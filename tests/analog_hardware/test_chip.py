@@ -138,6 +138,7 @@ def test_recalibration_takes_drift_back():
     assert mended < 0.1 * off
 
 
+@pytest.mark.slow
 def test_a_dead_column_is_refused():
     def dead(seed, weights, inputs):
         counts = inputs @ weights // 300
@@ -152,6 +153,7 @@ def test_a_dead_column_is_refused():
         compensate_drift(jax.random.key(0), dead, before, DESIGN, repeats=2)
 
 
+@pytest.mark.slow
 def test_codes_are_held_to_their_form():
     weights, inputs = codes()
     chip, key = Chip(0, **SMALL), jax.random.key(0)

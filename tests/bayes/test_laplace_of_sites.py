@@ -236,6 +236,7 @@ def test_draws_have_the_covariance_of_the_weights(structure):
     assert outputs.shape == (3, 2, 3)
 
 
+@pytest.mark.slow
 @pytest.mark.promotes("dtype", "rank")  # NumPyro
 def test_some_sites_and_the_laws():
     posterior = laplace(F, PARAMS, (X, Y), "fc1", "diag")

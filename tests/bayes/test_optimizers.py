@@ -122,6 +122,7 @@ def walk(rank=3):
     return params, state, seen
 
 
+@pytest.mark.slow
 @pytest.mark.promotes("dtype", "rank")  # optax
 def test_swag_is_the_moments_of_the_way():
     params, state, seen = walk()

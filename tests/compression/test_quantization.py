@@ -71,6 +71,7 @@ def test_a_covering_range_changes_no_bit(x, bits, symmetric):
         )
 
 
+@pytest.mark.slow
 @CHECKS
 @given(ARRAYS, st.integers(1, 8), st.booleans())
 def test_codes_are_the_same_quantization(x, bits, symmetric):

@@ -47,6 +47,7 @@ def test_a_corruption_keeps_shape_and_range_and_grows_with_severity(name):
         assert (steps > 0).all(), distances
 
 
+@pytest.mark.slow
 def test_glass_is_blurred_more_and_then_moved_twice():
     made = [corrupt(KEY, PATCHES, "glass_blur", severity) for severity in (1, 2, 3, 4, 5)]
     edges = [float(jnp.abs(jnp.diff(images, axis=1)).mean()) for images in made]
@@ -88,6 +89,7 @@ def test_gray_images_and_keys(name):
     assert np.array_equal(made, other) == (name not in RANDOM)
 
 
+@pytest.mark.slow
 def test_noise_is_as_wide_as_it_says():
     middle = jnp.full((4, 64, 64, 1), 0.5)
     # Of n = 16384 values the deviation is known to 1 / sqrt(2 n) of itself: .6 %.
@@ -119,6 +121,7 @@ def test_blurs_keep_what_is_even():
         np.testing.assert_allclose(corrupt(KEY, even, name, 5), even, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_an_affine_deformation_moves_a_ramp_linearly():
     ramp = jnp.broadcast_to(jnp.linspace(0, 1, 32)[None, :, None, None], (1, 32, 32, 1))
     moved = corrupt(KEY, ramp, "elastic_transform", 1)[0, 12:20, 12:20, 0]  # no displacement field

@@ -69,6 +69,7 @@ def test_every_function_has_an_example_that_calls_it():
     assert not without, "show it in its module's docstring, or take it off the face"
 
 
+@pytest.mark.slow
 def test_an_example_is_shown_with_what_it_needs():
     shown = runpy.run_path(str(DOCS / "examples.py"))
     assert shown["with_definitions"](["a = 1\n", "b = 2\n", "print(a)\n"]) == "a = 1\n\nprint(a)\n"

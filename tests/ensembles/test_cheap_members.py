@@ -18,6 +18,7 @@ Y = jnp.arange(12, dtype=jnp.int32) % 3
 F, PARAMS = jaxeff.functional(MLP((6, 8, 3), rngs=nnx.Rngs(0)))
 
 
+@pytest.mark.slow
 def test_factors_multiply_kernels():
     g, members = batch_ensemble(KEY, F, PARAMS, {"*": Members(4)}, X)
     factors = members["factors"]["fc1/kernel"]
@@ -40,6 +41,7 @@ def test_factors_multiply_kernels():
     np.testing.assert_array_equal(again["factors"]["fc1/kernel"]["inputs"], factors["inputs"])
 
 
+@pytest.mark.slow
 def test_factors_of_convolutions_have_channels():
     f, params, (x, _) = small_classifier(4)
     g, members = batch_ensemble(KEY, f, params, {"conv1": Members(3)}, x)
@@ -56,6 +58,7 @@ def test_factors_of_convolutions_have_channels():
         batch_ensemble(KEY, F, PARAMS, {"fc1": Members(3), "fc2": Members(2)}, X)
 
 
+@pytest.mark.slow
 def test_packed_members_are_narrower_networks_and_cost_as_said():
     wide, params = jaxeff.functional(MLP((6, 64, 64, 3), rngs=nnx.Rngs(0)))
     g, members = packed(KEY, wide, params, X, 4, width=2.0)
@@ -78,6 +81,7 @@ def test_packed_members_are_narrower_networks_and_cost_as_said():
     assert deep(as_wide, X).shape == (2, 12, 3)
 
 
+@pytest.mark.slow
 def test_one_run_holds_several_inputs_and_outputs():
     f, params = jaxeff.functional(MLP((12, 16, 6), rngs=nnx.Rngs(0)))
     g = mimo(f, 2)

@@ -37,6 +37,7 @@ def infer(sites):
     }
 
 
+@pytest.mark.slow
 def test_it_finds_the_layer_that_knows_what_it_has_not_seen():
     found = choose_random(
         KEY, f, PARAMS, infer, (X, LABELS), outside=OUTSIDE, times=20.0, samples=20

@@ -89,6 +89,7 @@ def test_predictive_draws_networks():
     assert drawn["logits"].shape == (networks.SAMPLES, 2, networks.CLASSES)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("model", ["mlp", "lenet5"])
 @pytest.mark.parametrize("engine", ["onnxruntime", "litert", "iree", "pyro"])
 def test_optional_engines(engine, model):

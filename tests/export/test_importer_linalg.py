@@ -20,6 +20,7 @@ def _definite(*shape, dtype="float32"):
     return (x @ x.swapaxes(-1, -2) + jnp.eye(shape[-1])).astype(dtype)
 
 
+@pytest.mark.slow
 def test_cholesky():
     def factors(x, y):
         return jnp.linalg.cholesky(x), jnp.linalg.cholesky(y, upper=True)

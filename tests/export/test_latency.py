@@ -84,6 +84,7 @@ def test_no_board():
         measured_latency(X[:1], boards=NOWHERE)(candidate(0.0))
 
 
+@pytest.mark.slow
 def test_what_the_compiler_cannot(monkeypatch):
     def refuse(*args, **kwargs):
         raise UnsupportedOpError(["no fft"])

@@ -222,6 +222,7 @@ def test_compiled_tails_are_as_exact_as_stated():
     assert not prob[~near].any()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("scale", [0.0, 1e-30, 1e-10, 1.0, 1e10])
 def test_compiled_activations_stay_finite(scale):
     rng = np.random.default_rng(1)

@@ -271,6 +271,7 @@ def test_factors_of_positions_serve_sequences_of_other_lengths():
     assert bool(jnp.all(jnp.isfinite(longer.var) & (longer.var > 0)))
 
 
+@pytest.mark.slow
 def test_one_result_per_example_is_one_channel():
     def f(w, x):
         return jnp.tanh(x @ w)

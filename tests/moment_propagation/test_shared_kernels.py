@@ -125,6 +125,7 @@ def test_a_sum_is_the_mean_times_positions_and_windows_may_come_before():
     np.testing.assert_allclose(jax.jit(moments(windows))(w, X).var, exact.var, rtol=1e-4)
 
 
+@pytest.mark.slow
 def test_channels_side_by_side_keep_what_their_positions_share():
     grown, head = normal(1, 1, 10, 5), normal(15, 3)
 
@@ -263,6 +264,7 @@ def sliced(w, x):
     return kept(convolve(x, w)[..., :1]).mean((1, 2))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("f", "site"),
     [
@@ -286,6 +288,7 @@ def test_a_layer_without_a_rule_is_named(f, site):
     assert flat.var.all()
 
 
+@pytest.mark.slow
 def test_followed_poolings_are_no_assumptions_any_more():
     def f(w, x):
         return kept(convolve(x, w)).mean((1, 2))

@@ -155,6 +155,7 @@ ARITHMETIC = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ARITHMETIC)
 def test_independent_values_meet_exactly(name, oracle):
     f = ARITHMETIC[name]

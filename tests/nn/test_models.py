@@ -141,6 +141,7 @@ def test_lenet5_equals_its_layers_in_numpy(padding, pool):
     np.testing.assert_allclose(f(p, x), y, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_linen_twins_compute_the_same_from_the_same_parameters():
     x = jax.random.normal(jax.random.key(1), (2, 28, 28, 1))
     pairs = [

@@ -35,6 +35,7 @@ def test_draws_are_those_of_each_alone_bit_for_bit():
         np.testing.assert_array_equal(ours, draw.numbers(key))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("key", [KEY, jax.random.PRNGKey(3)])
 def test_every_site_has_the_noise_of_its_own_key(key):
     together = jax.jit(noisy(F, SPEC, together=True))(key, PARAMS, X)
@@ -52,6 +53,7 @@ def test_noise_of_many_keys_is_that_of_each():
     np.testing.assert_allclose(mapped[1], one, rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_other_generators_draw_site_by_site():
     """Numbers of a generator without counters aren't a function of a key and a place."""
     key = jax.random.key(0, impl="rbg")

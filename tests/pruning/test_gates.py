@@ -122,6 +122,7 @@ def test_gates_of_a_product_of_activations_act_on_one_side():
     np.testing.assert_allclose(ours, f({**params, "blocks": blocks}, x), rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", [bool, float])
 def test_a_key_may_stand_before_the_parameters(kind):
     f, params, x = nets()["net"]
@@ -201,6 +202,7 @@ def test_the_dropout_divergence_is_the_integral_within_a_hundredth():
     assert (np.diff(ours) < 0).all()
 
 
+@pytest.mark.slow
 def test_dropout_gates_have_their_moments_and_drop_what_is_noise():
     f, params, x = nets()["net"]
     found = channels(f, params, x)

@@ -57,6 +57,7 @@ def test_magnitude_keeps_the_largest():
     np.testing.assert_array_equal(weights({"fc": Magnitude(0.0)}), w)
 
 
+@pytest.mark.slow
 def test_a_share_is_a_leaf_and_many_are_one_program():
     def left(share):
         return (quantized(net, {"fc": Magnitude(share)})(drawn(), X) ** 2).sum()

@@ -81,6 +81,7 @@ def test_what_is_lost_costs_one_measurement():
             assert ours == theirs
 
 
+@pytest.mark.slow
 def test_what_is_kept_is_not_measured_again(tmp_path):
     run(bit_operations, RandomSearch(), tmp_path, episodes=7)
     farm = Farm()

@@ -70,6 +70,7 @@ def test_a_latency_that_costs_is_not_asked_for_neighbours():
     assert all(row["policy"] in tried for row in found.refined)
 
 
+@pytest.mark.slow
 def test_refinements_are_kept(tmp_path):
     first = run(Refinement(Slower()), tmp_path)
     slower = Slower()

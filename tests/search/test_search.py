@@ -106,6 +106,7 @@ def test_an_agent_that_diverges(tmp_path):
     assert '["episode", 0]' in (tmp_path / "episodes.jsonl").read_text()
 
 
+@pytest.mark.slow
 def test_the_best_has_the_highest_reward():
     found = run(agent=RandomSearch(), sensitivities=False)
     rewards = [row["reward"] for row in found.episodes]

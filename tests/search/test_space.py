@@ -70,6 +70,7 @@ def test_channels_go_in_the_order_of_their_scores():
     assert stays == norms.argmax()
 
 
+@pytest.mark.slow
 def test_few_bits_are_legal_by_the_channels_that_are_left():
     _, _, space = resnet()
     whole = dict(zip(space.names, np.asarray(space.few_bits(space.sizes)).tolist(), strict=True))

@@ -27,6 +27,7 @@ def is_canonical(eqn):
     return (numbers.lhs_spec, numbers.rhs_spec, numbers.out_spec) == (inputs, kernel, inputs)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("names", "shape", "kernel", "options"),
     [

@@ -261,6 +261,7 @@ def with_rate(rate):
     return optax.inject_hyperparams(optax.sgd)(learning_rate=rate)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("old", "new", "message"),
     [

@@ -193,6 +193,7 @@ def test_a_folder_of_another_sweep_is_refused(problem, tmp_path):
         run(LEVELS + 1, epochs=1, checkpoint=tmp_path)
 
 
+@pytest.mark.slow
 def test_a_folder_of_other_functions_is_refused(data, tmp_path):
     """A learning rate, a loss, a start and a score are numbers inside of functions."""
 

@@ -46,6 +46,7 @@ def test_training_lowers_it():
     assert mean_nll(found.params) < 0.5 * mean_nll(PARAMS)
 
 
+@pytest.mark.slow
 def test_members_have_the_sum_of_their_means():
     g, members = jaxeff.ensemble(KEY, f, PARAMS, {"*": Members(3)})
     loss, _ = value(member_loss(g), members)

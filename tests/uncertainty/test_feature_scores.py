@@ -122,6 +122,7 @@ def test_all_are_pytrees_that_go_through_jit_and_vmap():
         np.testing.assert_allclose(alone, score(NEW, LOGITS), rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["KNN", "Mahalanobis", "relative Mahalanobis", "ViM"])
 def test_what_lies_far_away_scores_higher(name):
     score = CASES[name][0]()
@@ -138,6 +139,7 @@ def test_what_excites_no_class_scores_higher():
         assert u.auroc(score(inside, inside), score(outside, outside)) == 1
 
 
+@pytest.mark.slow
 def test_odin_is_its_formula():
     x, step, temperature = X[:20], 0.02, 50.0
 

@@ -17,6 +17,7 @@ SCORES = jax.random.uniform(jax.random.key(1), (3, 6))
 MASK = jnp.arange(6)[None] < jnp.array([6, 4, 1])[:, None]
 
 
+@pytest.mark.slow
 def test_samples_are_taken_token_by_token():
     found = jax.jit(u.token_uncertainty)(LOGITS)
     probs = softmax(np.asarray(LOGITS, np.float64), -1)
@@ -57,6 +58,7 @@ def test_moments_are_those_of_samples_where_variances_are_small():
         )
 
 
+@pytest.mark.slow
 def test_a_model_with_random_weights_says_it_of_every_token():
     params = {"embed": {"table": jax.random.normal(KEY, (11, 4))},
               "fc": {"kernel": jax.random.normal(KEY, (4, 11))}}  # fmt: skip
