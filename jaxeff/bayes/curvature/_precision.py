@@ -22,7 +22,7 @@ import numpy as np
 from jaxtyping import Array, Float, PRNGKeyArray
 
 
-class Curvature(Protocol):
+class WeightCurvature(Protocol):
     """A curvature of weights, and what follows for them from it and the precision of a prior."""
 
     @property
@@ -34,6 +34,10 @@ class Curvature(Protocol):
 
     def sample(self, key: PRNGKeyArray, n: int, prior: Any) -> Any:
         """Draws weights around zero."""
+
+
+class Curvature(WeightCurvature, Protocol):
+    """A curvature that the covariance of outputs follows from, too."""
 
     def covariance(self, features: Any, prior: Any) -> Float[Array, "*batch outputs outputs"]:
         """Computes the covariance of outputs, of what outputs are linear in the weights by."""
@@ -52,21 +56,11 @@ class Precision(Curvature, Protocol):
         """Computes the diagonal of the covariance alone."""
 
 
-class SiteCurvature(Protocol):
+class SiteCurvature(WeightCurvature, Protocol):
     """A curvature of weights `[features, outputs]` anywhere in a network."""
-
-    @property
-    def values(self) -> Array:
-        """Its eigenvalues."""
 
     def root(self, jacobian: Array, prior: Any) -> Float[Array, "*batch n"]:
         """Multiplies a Jacobian `[..., features, outputs]` by a root of the covariance."""
-
-    def weights_variance(self, prior: Any) -> Float[Array, "features outputs"]:
-        """Computes the variance of each weight."""
-
-    def sample(self, key: PRNGKeyArray, n: int, prior: Any) -> Float[Array, "n features outputs"]:
-        """Draws weights around zero."""
 
 
 @jax.tree_util.register_dataclass
@@ -91,8 +85,7 @@ class Full:
 
     def root(self, jacobian: Array, prior: Any) -> Float[Array, "*batch n"]:
         """Multiplies a Jacobian `[..., features, outputs]` by a root of the covariance."""
-        scale = 1 / jnp.sqrt(self.values + prior)
-        return jnp.tensordot(jacobian, self.vectors, 2) * _rows(scale, jacobian)
+        return _narrowed(jnp.tensordot(jacobian, self.vectors, 2), self.values, prior)
 
     def weights_variance(self, prior: Any) -> Float[Array, "features outputs"]:
         """Computes the variance of each weight."""
@@ -115,8 +108,7 @@ class Outputs:
 
     def covariance(self, features: Array, prior: Any) -> Float[Array, "batch outputs outputs"]:
         """Computes the covariance of `features @ W`: outputs are independent."""
-        eye = jnp.eye(len(self.values), dtype=features.dtype)
-        return self.variance(features, prior)[:, :, None] * eye
+        return _independent(self.variance(features, prior))
 
     def variance(self, features: Array, prior: Any) -> Float[Array, "batch outputs"]:
         """Computes the diagonal of the covariance."""
@@ -156,8 +148,7 @@ class Kron:
     def root(self, jacobian: Array, prior: Any) -> Float[Array, "*batch n"]:
         """Multiplies a Jacobian `[..., features, outputs]` by a root of the covariance."""
         turned = jnp.einsum("de,...dc,co->...eo", self.left_vectors, jacobian, self.right_vectors)
-        turned = turned.reshape(*turned.shape[:-2], -1)
-        return turned * _rows(1 / jnp.sqrt(self.values.ravel() + prior), jacobian)
+        return _narrowed(turned.reshape(*turned.shape[:-2], -1), self.values.ravel(), prior)
 
     def _spread(self, features: Array, prior: Any) -> Float[Array, "batch outputs"]:
         """Computes variances along the eigenvectors of the outputs."""
@@ -194,8 +185,7 @@ class Diag:
 
     def covariance(self, features: Array, prior: Any) -> Float[Array, "batch outputs outputs"]:
         """Computes the covariance of `features @ W`: outputs are independent."""
-        eye = jnp.eye(self.values.shape[1], dtype=features.dtype)
-        return self.variance(features, prior)[:, :, None] * eye
+        return _independent(self.variance(features, prior))
 
     def variance(self, features: Array, prior: Any) -> Float[Array, "batch outputs"]:
         """Computes the diagonal of the covariance."""
@@ -204,7 +194,7 @@ class Diag:
     def root(self, jacobian: Array, prior: Any) -> Float[Array, "*batch n"]:
         """Multiplies a Jacobian `[..., features, outputs]` by a root of the covariance."""
         flat = jacobian.reshape(*jacobian.shape[:-2], -1)
-        return flat * _rows(1 / jnp.sqrt(self.values.ravel() + prior), jacobian)
+        return _narrowed(flat, self.values.ravel(), prior)
 
     def weights_variance(self, prior: Any) -> Float[Array, "features outputs"]:
         """Computes the variance of each weight."""
@@ -248,6 +238,12 @@ def decompose(matrix: Array) -> tuple[Array, Array]:
     )
 
 
-def _rows(scale: Array, jacobian: Array) -> Array:
-    """Brings a scale to the rank of the products of a Jacobian's rows."""
-    return scale.reshape(*[1] * (jacobian.ndim - 2), -1)
+def _narrowed(rows: Array, values: Array, prior: Any) -> Array:
+    """Scales rows along eigenvectors by the posterior's deviation there."""
+    scale = 1 / jnp.sqrt(values + prior)
+    return rows * scale.reshape(*[1] * (rows.ndim - 1), -1)
+
+
+def _independent(variance: Array) -> Array:
+    """Makes covariances of outputs that are independent, `[batch, outputs, outputs]`."""
+    return variance[:, :, None] * jnp.eye(variance.shape[1], dtype=variance.dtype)

@@ -174,7 +174,7 @@ def _dense(c: Contraction, moves: Move | None) -> Kernel:
             return x.reshape(-1, depth)
         return c.rows(x)[0] if whole else _pixels(c.rows(x), height)
 
-    def lay_weights(w: Array) -> Array:
+    def lay_weight(w: Array) -> Array:
         if usual and (*c.summed(1), *c.free(1)) == tuple(range(w.ndim)):
             return w.reshape(math.prod(w.shape[axis] for axis in c.summed(1)), -1)
         return c.matrix(w)[0] if whole else _pixels(c.matrix(w), 1).swapaxes(0, 2)
@@ -194,7 +194,7 @@ def _dense(c: Contraction, moves: Move | None) -> Kernel:
         (first * height, outputs) if whole else (first, height, 1, groups * outputs),
         depth,
         lay_input,
-        lay_weights,
+        lay_weight,
         lay_scale,
         lay_result,
         lay_shortcut if is_last and result else None,

@@ -330,9 +330,11 @@ def _schedule_spatial(sch: Schedule, block: SBlockRV, machine: Machine) -> None:
     if flat or is_dear(sch.get(block)):
         enough = LONG * machine.lanes if flat and threads else math.inf if flat else LONG
         # One loop without threads; with them, outer loops are left to share.
-        while len(loops) > 1 and extents[-1] < enough:
-            if not flat and _wraps_in_a_vector(extents[-1], machine):
-                break
+        while (
+            len(loops) > 1
+            and extents[-1] < enough
+            and (flat or not _wraps_in_a_vector(extents[-1], machine))
+        ):
             extents[-2:] = [extents[-2] * extents[-1]]
             loops[-2:] = [sch.fuse(*loops[-2:])]
     if threads and len(loops) > 1:
