@@ -55,9 +55,10 @@ def equals(bound: Any) -> Rule:
     return Rule(operator.eq, bound)
 
 
-def near(bound: Any, tolerance: float) -> Rule:
-    """Requires a value to be no farther than a tolerance from a number or column."""
-    return Rule(lambda value, expected: abs(value - expected) <= tolerance, bound)
+def near(bound: Any, tolerance: float | str) -> Callable[[Row, Any], bool]:
+    """Requires a value to be no farther than a tolerance from another; numbers or columns."""
+    expected, far = Rule(operator.eq, bound), Rule(operator.eq, tolerance)
+    return lambda row, value: bool(abs(value - expected.of(row)) <= far.of(row))
 
 
 def true(row: Row, value: Any) -> bool:

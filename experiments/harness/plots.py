@@ -33,6 +33,26 @@ class Panel(NamedTuple):
     paint: Callable[[Axes], Any]
 
 
+def painted(title: str, draw: Callable[[Axes], Any], **axes: Any) -> Panel:
+    """Makes a panel that a function draws, and whose axes `Axes.set` is then told the rest of."""
+
+    def paint(axis: Axes) -> None:
+        draw(axis)
+        axis.set(**axes)
+
+    return Panel(title, paint)
+
+
+def histograms(values: Mapping[str, Any], bins: Any, **options: Any) -> Callable[[Axes], None]:
+    """Makes a function that draws the densities of labelled values over the same bins."""
+
+    def draw(axis: Axes) -> None:
+        for label, own in values.items():
+            axis.hist(own, [*bins], density=True, alpha=0.5, label=label, **options)
+
+    return draw
+
+
 Panels: TypeAlias = Callable[[Report], Iterable[Panel]]
 
 

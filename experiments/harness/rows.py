@@ -74,6 +74,21 @@ def summary(of: Selection, *by: str, **columns: Callable[[list[Row]], Any]) -> C
     ]
 
 
+def pivot(of: Selection, by: Sequence[str], column: str, value: str) -> Chosen:
+    """Selects a row per group, with what each row has as `value` under what it has as `column`."""
+    return lambda report: [
+        {**dict(zip(by, key, strict=True)), **{row[column]: row[value] for row in rows}}
+        for key, rows in grouped(of(report), *by).items()
+    ]
+
+
+def highest(of: Selection, what: Entry, *by: str) -> Chosen:
+    """Selects of each group the row with the largest value of a column, the first of equals."""
+    return lambda report: [
+        max(rows, key=lambda row: entry(row, what)) for rows in grouped(of(report), *by).values()
+    ]
+
+
 def most(what: Entry) -> Callable[[list[Row]], Any]:
     """Reduces rows to the largest value of a column."""
     return lambda rows: max(entry(row, what) for row in rows)

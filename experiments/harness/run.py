@@ -34,6 +34,17 @@ class Found(NamedTuple):
     arrays: dict[str, np.ndarray] = {}  # noqa: RUF012
 
 
+def without_curves(found: Found, place: Callable[[Row], str]) -> Found:
+    """Moves what rows have in "curves" to the arrays, whose names begin with a row's place."""
+    arrays = {
+        f"{place(row)}/{name}": np.asarray(curve)
+        for row in found.rows
+        for name, curve in (row.get("curves") or {}).items()
+    }
+    rows = [{k: v for k, v in row.items() if k != "curves"} for row in found.rows]
+    return Found(rows, found.extra, found.arrays | arrays)
+
+
 class Run(Generic[S]):
     """What a study is given to run with.
 

@@ -42,6 +42,29 @@ class Part(Generic[S, T]):
     when: Callable[[S], bool] = lambda settings: True
     mark: Mapping[str, Any] = field(default_factory=dict)
 
+    @classmethod
+    def of(
+        cls,
+        name: str,
+        whats: Callable[[Run[S]], Iterable[Any]],
+        make: Callable[[Run[S], Any], Iterable[Row]],
+        option: str = "",
+    ) -> "Part[S, Any]":
+        """Declares a part of settings with `runs`, whose rows bear its name as ``part``.
+
+        Args:
+            name: Of the part; with each of `whats` a task.
+            whats: What it is made for.
+            make: Makes the rows of one of them.
+            option: What `runs` is asked for, if it isn't the name.
+        """
+        return Part(
+            lambda run: [(name, what) for what in whats(run)],
+            lambda run, task: make(run, task[1]),
+            lambda settings: settings.runs(option or name),  # type: ignore[attr-defined]
+            {"part": name},
+        )
+
     def __call__(self, run: Run[S]) -> list[Row]:
         """Makes what an earlier run hasn't kept."""
         if not self.when(run.settings):
@@ -55,13 +78,13 @@ class Listing:
     """A printed table.
 
     Attributes:
-        title: Above it; the study's name if empty.
+        title: Above it, or a function of the report; the study's name if empty.
         columns: Their names, or heads with the column, template or function that fills them; all
             columns if empty.
         of: Selection of rows; without rows there is no table.
     """
 
-    title: str = ""
+    title: str | Callable[[Report], str] = ""
     columns: Sequence[str] | Mapping[str, Entry] = ()
     of: Selection = every
 
@@ -81,7 +104,8 @@ class Listing:
         if isinstance(columns, Mapping):
             rows = [{head: cell(row, what) for head, what in columns.items()} for row in rows]
             columns = ()
-        return [Table.from_rows(self.title or report.name, rows, columns)] if rows else []
+        title = self.title(report) if callable(self.title) else self.title or report.name
+        return [Table.from_rows(title, rows, columns)] if rows else []
 
 
 @dataclass(frozen=True)

@@ -8,21 +8,29 @@ from experiments.harness import (
     Claim,
     Curves,
     Dots,
+    Found,
     Listing,
+    Part,
     Plot,
     Report,
     above,
     at_least,
     at_most,
     average,
+    every,
     having,
+    highest,
+    histograms,
     least,
     means,
     most,
     near,
+    painted,
+    pivot,
     summary,
     true,
     where,
+    without_curves,
 )
 
 ROWS = [
@@ -73,6 +81,44 @@ def test_rules():
     assert near("expected", 0.5)({"expected": 2.0}, 1.5)
     assert not near("expected", 0.5)({"expected": 2.0}, 2.6)
     assert true({}, [0])
+    assert not near(1, "error")({"error": 0.1}, 1.2)
+
+
+def test_rows_of_a_group_become_columns_or_the_highest(report):
+    assert pivot(where(seed=0), ["net"], "bits", "score")(report) == [
+        {"net": "a", 4: 1.0, 8: 2.0}, {"net": "b", 4: 3.0, 8: 4.0},
+    ]  # fmt: skip
+    best = highest(every, "score", "net")(report)
+    assert [(row["net"], row["bits"], row["seed"]) for row in best] == [("a", 8, 1), ("b", 8, 1)]
+
+
+def test_curves_of_rows_become_arrays_under_their_place():
+    rows = [{"net": "a", "curves": {"x": [0.0, 1.0]}}, {"net": "b", "curves": None}]
+    found = without_curves(Found(rows, {"k": 1}), lambda row: row["net"])
+    assert found.rows == [{"net": "a"}, {"net": "b"}]
+    assert found.extra == {"k": 1}
+    assert list(found.arrays) == ["a/x"]
+    assert found.arrays["a/x"].tolist() == [0.0, 1.0]
+
+
+def test_a_part_is_made_where_its_option_is_asked_for_and_marks_its_rows():
+    class Settings:
+        def runs(self, part):
+            return part == "cost"
+
+    class Run:
+        settings = Settings()
+
+        def each(self, tasks, make):
+            return [row for task in tasks for row in make(task)]
+
+    def make(run, what):
+        return [{"what": what}]
+
+    assert Part.of("time", lambda run: "ab", make, "cost")(Run()) == [
+        {"part": "time", "what": "a"}, {"part": "time", "what": "b"},
+    ]  # fmt: skip
+    assert Part.of("time", lambda run: "ab", make)(Run()) == []
 
 
 def test_a_summary_has_a_row_per_group(report):
@@ -100,6 +146,8 @@ def test_a_listing_fills_templates_and_leaves_out_what_has_no_rows(report):
     (table,) = Listing("scores", {"net": "{net}{bits}", "half": lambda r: r["score"] / 2})(report)
     assert table.rows[0] == ["a4", "0.5"]
     assert Listing("none", of=having("nothing"))(report) == []
+    (table,) = Listing(lambda report: f"of {report.name}")(report)
+    assert table.title == "of any"
 
 
 def test_a_plot_has_a_panel_per_facet_and_a_line_per_hue(report):
@@ -130,3 +178,12 @@ def test_a_row_may_hold_a_curve(report):
         panel.paint(axis)
         assert [list(line.get_xdata()) for line in axis.lines[:2]] == [places] * 2
         plt.close(figure)
+
+
+def test_panels_of_a_function_and_of_histograms():
+    panel = painted("shares", histograms({"all": [0.0, 0.1, 0.9]}, (0, 0.5, 1)), xlabel="nats")
+    (figure,) = Plot("shares", lambda report: [panel])(None).values()
+    (axis,) = figure.axes
+    assert [patch.get_height() for patch in axis.patches] == pytest.approx([4 / 3, 2 / 3])
+    assert axis.get_xlabel() == "nats"
+    plt.close(figure)
