@@ -21,6 +21,7 @@ MODULES = (
     "hardening.vant",
     "integer",
     "latency",
+    "microcontroller",
     "moment_variances",
     "out_of_domain",
     "photonic",

@@ -8,7 +8,9 @@ from flax import nnx
 from jax import lax
 
 import jaxeff
-from jaxeff.compression import Int, calibrate, integer, quantized
+from jaxeff.compression import Int, calibrate, fold_batch_norm, integer, quantized
+from jaxeff.core import functional
+from jaxeff.nn.layers import Block
 
 pytestmark = pytest.mark.promotes("rank")
 WEIGHTS = Int(8, symmetric="weights")
@@ -136,3 +138,16 @@ def test_layers_are_those_of_quantized(name, dynamic):
 def test_images_are_those_of_quantized(name, dynamic):
     params = {"w": normal(3, 3, 8, 6), "b": normal(6)}
     check(IMAGES[name], params, normal(2, 5, 4, 8), dynamic)
+
+
+def test_a_folded_batch_norm_leaves_no_convolution_in_float():
+    model = Block(2, 3, 1, rngs=nnx.Rngs(0))
+    model.eval()
+    f, params = functional(model)
+    x = jax.random.normal(jax.random.key(1), (1, 4, 4, 2))
+    f, params = fold_batch_norm(f, params, x)
+    g = integer(f, calibrate(f, params, [x], {"*:linear": Int(8, symmetric="weights")}))
+    codes = g.convert(params, x)
+    names = {eqn.primitive.name for eqn in jax.make_jaxpr(g)(codes, x).eqns}
+    assert "export_composite" in names
+    assert "conv_general_dilated" not in names

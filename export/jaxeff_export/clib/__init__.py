@@ -5,7 +5,15 @@ calls them one after the other (`codegen`); the places of all arrays in between 
 advance (`kernels/_memory.py`). There is no allocation, no state and no runtime.
 """
 
+from jaxeff_export.clib._counting import InstructionCount, count_instructions
 from jaxeff_export.clib._library import CLibrary, LibraryParts, write_library
 from jaxeff_export.clib._replaying import ExampleProgram
 
-__all__ = ["CLibrary", "ExampleProgram", "LibraryParts", "write_library"]
+__all__ = [
+    "CLibrary",
+    "ExampleProgram",
+    "InstructionCount",
+    "LibraryParts",
+    "count_instructions",
+    "write_library",
+]

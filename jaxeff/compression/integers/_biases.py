@@ -31,8 +31,17 @@ def is_by_output(layer: Layer, kernel: Kernel, makers: Makers) -> bool:
     if not layer.biases:
         return True
     positions = len(layer.outputs[0].aval.shape) - kernel.columns
-    found = [_varies(layer.inputs[i], makers) for i in layer.biases]
+    found = [_varies(_spread(layer, layer.inputs[i]), makers) for i in layer.biases]
     return kernel.takes_lines and all(axis >= positions for moving in found for axis in moving)
+
+
+def _spread(layer: Layer, v: Any) -> Any:
+    """Follows what a layer adds to where it has as many axes as the layer's result."""
+    rank = len(layer.outputs[0].aval.shape)
+    for node in layer.nodes:
+        if len(v.aval.shape) < rank and list(node.values) == [v] and len(node.outputs) == 1:
+            (v,) = node.outputs
+    return v
 
 
 def _varies(v: Any, makers: Makers) -> set[int]:

@@ -8,6 +8,7 @@ from jaxeff_export.clib.codegen import _threads as threads
 from jaxeff_export.clib.codegen._example import record
 from jaxeff_export.clib.codegen._interface import fields_of, identifier
 from jaxeff_export.clib.codegen._parameters import assembly, pack
+from jaxeff_export.clib.codegen._rendering import render
 
 __all__ = [
     "assembly",
@@ -19,5 +20,6 @@ __all__ = [
     "instructions",
     "pack",
     "record",
+    "render",
     "threads",
 ]

@@ -1,0 +1,90 @@
+"""The four networks of MLPerf Tiny (arXiv 2106.07597), random, as integer functions.
+
+Convolutions have biases and no batch norm, as they have once it is folded into them.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import jax
+from flax import nnx
+
+import jaxeff
+from jaxeff.compression import Int, calibrate, fold_batch_norm, integer
+from jaxeff.nn import MLP, ResNet8
+
+SHAPES = {
+    "keywords": (49, 10, 1),
+    "images": (32, 32, 3),
+    "anomalies": (640,),
+    "wake_words": (96, 96, 3),
+}
+BITS = 8
+_AUTOENCODER = (640, 128, 128, 128, 128, 8, 128, 128, 128, 128, 640)
+# Features, and the stride of the depthwise convolution before them.
+_DS_CNN = ((64, 1),) * 4
+_MOBILE_NET = (
+    *((16, 1), (32, 2), (32, 1), (64, 2), (64, 1), (128, 2)),
+    *((128, 1),) * 5,
+    *((256, 2), (256, 1)),
+)
+
+
+class Separable(nnx.Module):
+    """A convolution, depthwise and pointwise ones in turns, a mean and a dense layer."""
+
+    def __init__(
+        self,
+        first: dict[str, Any],
+        blocks: tuple[tuple[int, int], ...],
+        classes: int,
+        rngs: nnx.Rngs,
+    ):
+        self.conv = nnx.Conv(**first, rngs=rngs)
+        width, self.blocks = first["out_features"], len(blocks)
+        for i, (features, stride) in enumerate(blocks):
+            depthwise = nnx.Conv(
+                width, width, (3, 3), strides=stride, feature_group_count=width, rngs=rngs
+            )
+            setattr(self, f"depthwise{i}", depthwise)
+            setattr(self, f"pointwise{i}", nnx.Conv(width, features, (1, 1), rngs=rngs))
+            width = features
+        self.dense = nnx.Linear(width, classes, rngs=rngs)
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        """Returns the logits."""
+        x = nnx.relu(self.conv(x))
+        for i in range(self.blocks):
+            x = nnx.relu(getattr(self, f"depthwise{i}")(x))
+            x = nnx.relu(getattr(self, f"pointwise{i}")(x))
+        return self.dense(x.mean((1, 2)))
+
+
+def network(name: str) -> tuple[Callable[..., Any], Any]:
+    """A network and its parameters, by the name of a row."""
+    rngs = nnx.Rngs(0)
+    if name == "anomalies":
+        return jaxeff.functional(MLP(_AUTOENCODER, rngs=rngs))
+    if name == "images":
+        net = ResNet8(rngs=rngs)
+        net.eval()
+        f, params = jaxeff.functional(net)
+        return fold_batch_norm(f, params, jax.numpy.ones((1, *SHAPES[name])))
+    if name == "keywords":
+        first = {"in_features": 1, "out_features": 64, "kernel_size": (10, 4), "strides": 2}
+        return jaxeff.functional(Separable(first, _DS_CNN, 12, rngs))
+    first = {"in_features": 3, "out_features": 8, "kernel_size": (3, 3), "strides": 2}
+    return jaxeff.functional(Separable(first, _MOBILE_NET, 2, rngs))
+
+
+@functools.cache
+def in_codes(name: str) -> tuple[Callable[..., Any], Any, jax.Array]:
+    """A network in int8, its converted parameters and an input."""
+    f, params = network(name)
+    x = jax.random.normal(jax.random.key(1), (1, *SHAPES[name]))
+    spec = calibrate(f, params, [x], {"*:linear": Int(BITS, symmetric="weights")})
+    g = integer(f, spec)
+    return g, g.convert(params, x), x
