@@ -16,9 +16,28 @@ trained = fit(key, cross_entropy(lambda a, x: g(params, a, x)), adapters, (x, y)
               optimizer=optax.adam(1e-2), epochs=2, batch_size=64).params
 merged = merge_lora(f, spec, params, trained, x)             # f(merged, x) is g(params, trained, x)
 ```
+
+Adapters are parameters like any others: what is random, or has members, may be they alone.
+
+```python
+from jaxeff import bayes
+from jaxeff.ensembles import Members
+
+h = lambda adapters, x: g(params, adapters, x)
+posterior = bayes.laplace(h, trained, (x, y), "*", "kron")   # a Kronecker product for each factor
+logits = jaxeff.moments(h, method="linear")(bayes.to_gaussians(posterior), x)
+one = {"*/b": None}                                          # the second factors aren't random
+result = bayes.svi(key, h, trained, (x, y), epochs=2, batch_size=64, prior=one)
+several, members = jaxeff.ensemble(key, h, adapters, {"*": Members(3)},
+                                   init=lambda key: init_lora(key, f, spec, params, x))
+```
+
+These are Laplace-LoRA (Yang et al. 2024, arXiv 2308.13111), BLoB (Wang et al. 2024, arXiv
+2406.11675) and an ensemble whose members share all that comes before the first adapter.
 """
 
 from jaxeff.adapters._lora import LoRA, lora
 from jaxeff.adapters._parameters import init_lora, merge_lora
+from jaxeff.adapters._untied import untied
 
-__all__ = ["LoRA", "init_lora", "lora", "merge_lora"]
+__all__ = ["LoRA", "init_lora", "lora", "merge_lora", "untied"]

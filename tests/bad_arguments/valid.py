@@ -151,6 +151,7 @@ SPECS: dict[str, Any] = {
 """What `spec` is: of a function, or of all functions of a room."""
 
 OWN: dict[str, dict[str, Any]] = {
+    "jaxeff.adapters.untied": {"site": "fc1"},
     "jaxeff.adapters.init_lora": {"args": (X,)},
     "jaxeff.adapters.merge_lora": {"args": (X,), "adapters": {
         "fc1/kernel": {"a": jnp.ones((1, 3, 2)), "b": jnp.ones((1, 2, 4))}

@@ -29,8 +29,9 @@ Sharp edges:
     nothing of how far from the mean it holds (Immer et al. 2021, arXiv:2008.08400).
     A bias counts as a weight whose input is one, also in the Kronecker product; laplace-torch
     gives biases a block of their own.
-    An example's outputs are taken one by one by their Jacobians: a decoder's thousands of tokens
-    times words don't fit, its last layer does where outputs are `[batch, outputs]`.
+    An example's outputs are taken one by one by their Jacobians, and a decoder's are tokens times
+    words: give a key, and curvature costs as many passes backward as labels are drawn;
+    `posterior.linear_draws` predicts without Jacobians. Its last layer needs neither.
     Evidence and curvature are those of the data given, without augmentation.
 
 References:
@@ -47,11 +48,18 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jaxtyping import PRNGKeyArray
 
 from jaxeff.bayes.curvature._laplace import Laplace
 from jaxeff.bayes.curvature._last_layer import batch_curvature, check_size
 from jaxeff.bayes.curvature._precision import Precision, precision
-from jaxeff.bayes.curvature._sites import SiteProblem, batches, site_precision, summed
+from jaxeff.bayes.curvature._sites import (
+    DrawnLabels,
+    SiteProblem,
+    batches,
+    site_precision,
+    summed,
+)
 from jaxeff.bayes.curvature._weights import (
     LastWeights,
     Weights,
@@ -79,7 +87,12 @@ from jaxeff.program.costs import last_layer
 STRUCTURES = ("full", "kron", "diag", "lowrank", "outputs", "last_layer")
 
 
-@validate(data=supervised_data, sites=any_of(string, string_sequence), rank=static_integer())
+@validate(
+    data=supervised_data,
+    sites=any_of(string, string_sequence),
+    rank=static_integer(),
+    draws=static_integer(),
+)
 def laplace(
     f: Callable[..., Any],
     params: Any,
@@ -91,6 +104,8 @@ def laplace(
     prior_precision: Any = None,
     batch_size: int = 1000,
     rank: int = 20,
+    key: PRNGKeyArray | None = None,
+    draws: int = 1,
 ) -> Laplace:
     """Fits a Laplace approximation to trained weights.
 
@@ -108,6 +123,9 @@ def laplace(
             highest evidence.
         batch_size: Examples at a time, or fewer where their Jacobians don't fit.
         rank: Number of eigenvalues of "lowrank".
+        key: Random key; if given, Jacobians are taken along labels drawn from the outputs, an
+            estimate without bias of the Fisher information, which for logits is the same curvature.
+        draws: Labels drawn for each example.
 
     Returns:
         The posterior, for `jaxeff.bayes.predict` and `jaxeff.moments` too.
@@ -129,7 +147,7 @@ def laplace(
     if prior_precision is not None:
         check_number("laplace: prior_precision", prior_precision, above=0)
     first = jax.tree.map(lambda leaf: jnp.asarray(leaf[:batch_size]), data)
-    weights = _weights(f, params, first[0], sites, structure)
+    weights = _weights(f, params, first[0], sites, structure, likelihood)
     check_targets(f, params, first, likelihood)
     structure = "full" if structure == "last_layer" else structure
 
@@ -143,7 +161,8 @@ def laplace(
             structure, f, params, data, weights, likelihood, batch_size
         )
     else:
-        problem = SiteProblem(f, params, data, weights, likelihood, batch_size)
+        labels = None if key is None else DrawnLabels(key, draws)
+        problem = SiteProblem(f, params, data, weights, likelihood, batch_size, labels)
         curvature = site_precision(structure, rank, problem)
     posterior = Laplace(
         jax.tree.map(jnp.asarray, params), curvature,
@@ -154,7 +173,12 @@ def laplace(
 
 
 def _weights(
-    f: Callable[..., Any], params: Any, x: Any, sites: str | Sequence[str], structure: str
+    f: Callable[..., Any],
+    params: Any,
+    x: Any,
+    sites: str | Sequence[str],
+    structure: str,
+    likelihood: Likelihood,
 ) -> Weights:
     """Finds the random weights, and checks that the curvature fits."""
     program = trace(f, params, x)
@@ -169,8 +193,10 @@ def _weights(
             f"laplace: the structure {structure!r} is one of a single layer, but the sites are "
             f"{', '.join(chosen)}"
         )
+    # Of a likelihood of one's own it is unknown whether positions are independent.
+    positions = likelihood == "categorical"
     try:
-        last = LastWeights(last_layer(f, chosen[0], params, x))
+        last = LastWeights(last_layer(f, chosen[0], params, x, positions=positions))
     except ValueError:
         if structure in ("outputs", "last_layer"):
             raise
@@ -199,8 +225,13 @@ def _last_precision(
     @jax.jit
     def part(params: Any, x: Any, targets: Any) -> Any:
         features = weights.features(f, params, x)
-        return batch_curvature(structure, features, f(params, x), targets, likelihood)
+        # Positions have one layer, and count as examples.
+        lead = features.ndim - 1
+        rows, outputs, each = (
+            jax.tree.map(lambda a: a.reshape(-1, *a.shape[lead:]), value)
+            for value in (features, f(params, x), targets)
+        )
+        return jnp.asarray(len(rows)), batch_curvature(structure, rows, outputs, each, likelihood)
 
-    sums = summed(part, params, batches(data, size))
-    examples = len(jax.tree.leaves(data)[0])
+    examples, sums = summed(part, params, batches(data, size))
     return precision(structure, sums, examples, weights.pack(params).shape)

@@ -93,6 +93,27 @@ class Laplace:
         check_count("samples", samples)
         return jax.nn.softmax(self.logits(x).sample(key, (samples,))).mean(0)
 
+    def linear_draws(
+        self, key: PRNGKeyArray, x: Any, samples: int = 30, *, params: Any = None
+    ) -> Float[Array, "samples *batch outputs"]:
+        """Draws outputs that are linear in drawn weights: those of `logits`, all together.
+
+        A draw costs a derivative forward, however many outputs there are.
+
+        Args:
+            key: Random key.
+            x: Inputs of the function.
+            samples: Number of draws.
+            params: Parameters to take in the place of the posterior's means.
+        """
+        check_count("linear_draws: samples", samples)
+        params = self.params if params is None else params
+        mean, along = jax.linearize(
+            lambda packed: self.f(self.weights.unpack(params, packed), x), self.weights.pack(params)
+        )
+        moved: Array = jax.lax.map(along, self.precision.sample(key, samples, self.prior_precision))
+        return mean[None] + moved
+
     def evidence(self, prior_precision: Any = None) -> Float[Array, ""]:
         """Computes the logarithm of the marginal likelihood of the data, in nats.
 

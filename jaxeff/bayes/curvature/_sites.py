@@ -23,14 +23,15 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array
+from jaxtyping import Array, Float, PRNGKeyArray
 
 from jaxeff.bayes.curvature._blocks import Blocks, Leading
 from jaxeff.bayes.curvature._precision import Diag, Full, Kron, decompose
-from jaxeff.bayes.curvature._weights import SiteWeights, WeightBlock, single
+from jaxeff.bayes.curvature._weights import SiteWeights, WeightBlock, products, single
 from jaxeff.bayes.posteriors import Likelihood, resolve_likelihood
+from jaxeff.core import bind
 from jaxeff.program import Layer, evaluate, plain_rule, trace
-from jaxeff.program.ir import Contraction
+from jaxeff.program.ir import Contraction, Node, run_nodes
 from jaxeff.program.reading import argument_leaves
 
 
@@ -65,6 +66,18 @@ def example_curvature(likelihood: Likelihood, outputs: Array, target: Any) -> Ar
     return jax.hessian(nll)(outputs.ravel())
 
 
+class DrawnLabels(NamedTuple):
+    """Labels drawn from a model's own predictions.
+
+    Attributes:
+        key: Random key.
+        draws: Draws for each example.
+    """
+
+    key: PRNGKeyArray
+    draws: int
+
+
 class SiteProblem(NamedTuple):
     """What a curvature is computed from.
 
@@ -75,6 +88,7 @@ class SiteProblem(NamedTuple):
         weights: The random ones.
         likelihood: Meaning of the outputs.
         size: Examples at a time, at most.
+        labels: Draws of labels that curvature is taken at; None for the exact one.
     """
 
     f: Callable[..., Any]
@@ -83,6 +97,7 @@ class SiteProblem(NamedTuple):
     weights: SiteWeights
     likelihood: Likelihood
     size: int
+    labels: DrawnLabels | None = None
 
 
 def site_precision(structure: str, rank: int, problem: SiteProblem) -> Blocks:
@@ -95,19 +110,27 @@ def site_precision(structure: str, rank: int, problem: SiteProblem) -> Blocks:
     """
     if structure == "lowrank":
         return _low_rank(problem, rank)
-    f, params, (x, targets), weights, likelihood, size = problem
+    f, params, (x, targets), weights, likelihood, size, labels = problem
     outputs = jax.eval_shape(f, params, jax.tree.map(lambda leaf: leaf[:1], x)).size
+    keys = None if labels is None else jax.random.split(labels.key, len(jax.tree.leaves(x)[0]))
 
     @jax.jit
-    def part(params: Any, x: Any, targets: Any) -> Any:
-        def one(example: Any, target: Any) -> Any:
-            inside = example_curvature(likelihood, single(f, params, example), target)
+    def part(params: Any, x: Any, targets: Any, keys: Any) -> Any:
+        def one(example: Any, target: Any, key: Any) -> Any:
+            out = single(f, params, example)
+            if labels is None:
+                rows = jnp.eye(outputs, dtype=out.dtype)
+                inside = example_curvature(likelihood, out, target)
+            else:
+                rows = sampled_slopes(likelihood, out, key, labels.draws)
+                inside = jnp.eye(labels.draws, dtype=out.dtype) / labels.draws
             if structure == "kron":
-                return _factors(f, params, example, weights, inside)
-            (jacobian,) = _rows(weights.jacobian(f, params, example), outputs)
+                return _factors(f, params, example, weights, rows, inside)
+            made = lambda packed: single(f, weights.unpack(params, packed), example)  # noqa: E731
+            ((jacobian,),), _ = _pulled(made, (weights.pack(params),), rows)
             return jacobian[..., 0], inside
 
-        found = jax.vmap(one)(x, targets)
+        found = jax.vmap(one)(x, targets, keys)
         if structure == "kron":
             return jax.tree.map(lambda each: each.sum(0), found)
         jacobian, inside = found
@@ -116,7 +139,8 @@ def site_precision(structure: str, rank: int, problem: SiteProblem) -> Blocks:
             return (jacobian * bent).sum((0, 1))
         return jnp.einsum("bkp,bkq->pq", jacobian, bent)
 
-    total = summed(part, params, batches((x, targets), min(size, weights.examples(outputs))))
+    size = min(size, weights.examples(outputs if labels is None else labels.draws))
+    total = summed(part, params, batches((x, targets, keys), size))
     if structure == "kron":
         return Blocks(tuple(map(_of_factors, total)))
     if structure == "diag":
@@ -125,9 +149,29 @@ def site_precision(structure: str, rank: int, problem: SiteProblem) -> Blocks:
     return Blocks((Full(values, vectors[:, None, :]),))
 
 
-def _rows(jacobian: tuple[Array, ...], outputs: int) -> list[Array]:
-    """Joins the axes of an example's outputs."""
-    return [part.reshape(outputs, *part.shape[-2:]) for part in jacobian]
+def sampled_slopes(
+    likelihood: Likelihood, outputs: Array, key: PRNGKeyArray, draws: int
+) -> Float[Array, "draws outputs"]:
+    """Computes slopes of the negative log-likelihood of targets drawn from the outputs themselves.
+
+    Their mean square is the Fisher information, which is the second derivative where outputs are
+    natural parameters, as logits are (Martens 2020, arXiv:1412.1193, section 9).
+    """
+    drawn = resolve_likelihood(likelihood)(outputs[None]).sample(key, (draws,))
+
+    def slope(target: Any) -> Array:
+        return jax.grad(lambda out: negative_log_likelihood(likelihood, out, target[0]))(outputs)
+
+    return jax.vmap(slope)(drawn).reshape(draws, -1)
+
+
+def _pulled(made: Callable[..., Any], args: Any, rows: Array, aux: bool = False) -> tuple[Any, Any]:
+    """Multiplies rows `[rows, outputs]` by the Jacobian of a function's first result."""
+    if not aux:
+        whole = made
+        made = lambda *args: (whole(*args), None)  # noqa: E731
+    out, pull, more = jax.vjp(made, *args, has_aux=True)
+    return jax.vmap(pull)(rows.reshape(-1, *out.shape)), more
 
 
 def _diagonal(values: Array) -> Diag:
@@ -145,61 +189,66 @@ def _of_factors(factors: tuple[Array, ...]) -> Kron | Diag:
 
 
 def _factors(
-    f: Callable[..., Any], params: Any, x: Any, weights: SiteWeights, inside: Array
+    f: Callable[..., Any], params: Any, x: Any, weights: SiteWeights, rows: Array, inside: Array
 ) -> tuple[tuple[Array, ...], ...]:
     """Computes one example's part of each block: rows and two factors, or a diagonal."""
-    program = trace(f, params, jax.tree.map(lambda leaf: leaf[None], x))
-    layers = {layer.site: layer for layer in program.layers if layer.site}
-    blocks = {block.site: block for block in weights.blocks if block.site}
-    rest = SiteWeights(tuple(block for block in weights.blocks if not block.site))
+    program = trace(f, params, _first(x))
+    found = products(program)
+    blocks = {found[block.leaves[0]]: block for block in weights.blocks if block.order is not None}
+    rest = SiteWeights(tuple(block for block in weights.blocks if block.order is None))
 
-    def run(added: Mapping[str, Array], vector: tuple[Array, ...]) -> tuple[Array, Any]:
-        read: dict[str, Array] = {}
+    def run(added: Mapping[int, Array], vector: tuple[Array, ...]) -> tuple[Array, Any]:
+        read: dict[int, Array] = {}
 
         def rule(each: Layer, key: Any, *values: Any) -> Any:
-            result = plain_rule(each, key, *values)
-            if each.site not in blocks:
-                return result
-            rows, restored = _product(each, blocks[each.site], values, added[each.site])
-            read[each.site] = rows
-            return [result[0] + restored]
+            if blocks.keys().isdisjoint(each.nodes):
+                return plain_rule(each, key, *values)
+            # Nodes of two calls of one function share their equations: it is their order that
+            # tells them apart.
+            nodes = iter(each.nodes)
+
+            def bound(eqn: Any, *operands: Any) -> list[Any]:
+                made: list[Any] = bind(eqn, *operands)
+                node = next(nodes)
+                if node not in blocks:
+                    return made
+                leaf = blocks[node].leaves[0]
+                read[leaf], more = _product(node, blocks[node], operands, added[leaf])
+                return [made[0] + more]
+
+            return run_nodes(each.nodes, each.inputs, values, each.outputs, bound)
 
         leaves = argument_leaves((rest.unpack(params, vector), _first(x)), {})
         return evaluate(program, rule, None, leaves)[0][0], read
 
-    added = {site: jnp.zeros(_made(layers[site])) for site in blocks}
-    (by_row, by_vector), read = jax.jacrev(run, (0, 1), has_aux=True)(added, rest.pack(params))
-    outputs = len(inside)
-    found: list[tuple[Array, ...]] = []
+    added = {block.leaves[0]: jnp.zeros(_made(node)) for node, block in blocks.items()}
+    (by_row, by_vector), read = _pulled(run, (added, rest.pack(params)), rows, aux=True)
+    sums: list[tuple[Array, ...]] = []
     for block in weights.blocks:
-        if not block.site:
-            (jacobian,) = _rows(by_vector, outputs)
-            found.append((jnp.einsum("kpo,kl,lpo->p", jacobian, inside, jacobian),))
+        if block.order is None:
+            (jacobian,) = by_vector
+            sums.append((jnp.einsum("kpo,kl,lpo->p", jacobian, inside, jacobian),))
             continue
-        a, g = read[block.site], by_row[block.site]
-        g = g.reshape(outputs, *g.shape[-2:])
+        a, g = read[block.leaves[0]], by_row[block.leaves[0]]
         right = jnp.einsum("ksc,kl,lsd->cd", g, inside, g)
-        found.append((jnp.asarray(len(a)), a.T @ a, right))
-    return tuple(found)
+        sums.append((jnp.asarray(len(a)), a.T @ a, right))
+    return tuple(sums)
 
 
 def _first(x: Any) -> Any:
     return jax.tree.map(lambda leaf: leaf[None], x)
 
 
-def _made(layer: Layer) -> tuple[int, int]:
-    """Returns the shape of a layer's result as a matrix."""
-    product = Contraction.of(layer.op)
-    outputs = product.matrix_shape[2]
-    return layer.outputs[0].aval.size // outputs, outputs
+def _made(node: Node) -> tuple[int, int]:
+    """Returns the shape of a product's result as a matrix."""
+    outputs = Contraction.of(node).matrix_shape[2]
+    return node.outputs[0].aval.size // outputs, outputs
 
 
-def _product(layer: Layer, block: WeightBlock, values: Any, added: Array) -> tuple[Array, Array]:
+def _product(node: Node, block: WeightBlock, operands: Any, added: Array) -> tuple[Array, Array]:
     """Returns the rows that a kernel multiplies, and what is added to its result, in its shape."""
-    assert layer.op is not None
-    product = Contraction.of(layer.op)
-    operand = layer.op.inputs[1 - product.side]
-    rows = product.rows(values[layer.inputs.index(operand)])[0]
+    product = Contraction.of(node)
+    rows = product.rows(operands[1 - product.side])[0]
     if len(block.leaves) > 1:
         # The bias is a weight whose input is one.
         rows = jnp.concatenate([rows, jnp.ones((len(rows), 1), rows.dtype)], axis=1)
@@ -210,7 +259,7 @@ def _low_rank(problem: SiteProblem, rank: int) -> Blocks:
     """Finds the largest eigenvalues by Lanczos' method, a pass over the data for each product."""
     from scipy.sparse.linalg import LinearOperator, eigsh
 
-    f, params, data, weights, likelihood, size = problem
+    f, params, data, weights, likelihood, size, _ = problem
 
     @jax.jit
     def part(given: Any, x: Any, targets: Any) -> Array:

@@ -9,8 +9,9 @@ Jacobian.
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import jax
@@ -21,7 +22,10 @@ from jaxtyping import Array
 from jaxeff.bayes.curvature._precision import Curvature
 from jaxeff.program import Layer, Program, resolve, trace
 from jaxeff.program.costs import LastLayer, flat, inputs_of, with_constant, with_flat
-from jaxeff.program.ir import Contraction
+from jaxeff.program.ir import Contraction, Node
+from jaxeff.program.ir import primitives as prim
+
+_RESHAPING = {prim.p.reshape_p, prim.p.squeeze_p}
 
 NUMBERS = 1 << 24
 """Entries of Jacobians at once: 64 MiB of float32."""
@@ -51,17 +55,22 @@ class LastWeights:
         return with_flat(params, self.layer, weights)
 
     def features(self, f: Callable[..., Any], params: Any, x: Any) -> Array:
-        """Computes what the layer reads: `[batch, features]`."""
+        """Computes what the layer reads: `[batch, ..., features]`."""
         return with_constant(inputs_of(f, self.layer.site)(params, x), self.layer)
 
     def covariance(self, f: Any, params: Any, x: Any, curvature: Curvature, prior: Any) -> Array:
         """Computes the covariance of each example's outputs."""
         # Outputs are linear in the last layer's weights: its inputs are their Jacobian.
-        return curvature.covariance(self.features(f, params, x), prior)
+        return self._each(f, params, x, lambda rows: curvature.covariance(rows, prior))
 
     def variance(self, f: Any, params: Any, x: Any, curvature: Curvature, prior: Any) -> Array:
         """Computes the variance of each output."""
-        return curvature.variance(self.features(f, params, x), prior)
+        return self._each(f, params, x, lambda rows: curvature.variance(rows, prior))
+
+    def _each(self, f: Any, params: Any, x: Any, of: Callable[[Any], Array]) -> Array:
+        features = self.features(f, params, x)
+        found = of(features.reshape(-1, features.shape[-1]))
+        return found.reshape(*features.shape[:-1], *found.shape[1:])
 
 
 @dataclass(frozen=True)
@@ -73,21 +82,21 @@ class WeightBlock:
         shapes: Their shapes.
         order: Axes of the kernel, its inputs first; None if the leaves are one vector.
         inputs: How many axes are inputs.
-        site: The layer that multiplies by it; empty for a vector.
+        read: The kernel's shape as the product reads it.
     """
 
     leaves: tuple[int, ...]
     shapes: tuple[tuple[int, ...], ...]
     order: tuple[int, ...] | None = None
     inputs: int = 0
-    site: str = ""
+    read: tuple[int, ...] = ()
 
     @property
     def shape(self) -> tuple[int, int]:
         """The shape of the matrix."""
         if self.order is None:
             return sum(math.prod(shape) for shape in self.shapes), 1
-        sizes = [self.shapes[0][axis] for axis in self.order]
+        sizes = [self.read[axis] for axis in self.order]
         rows = math.prod(sizes[: self.inputs]) + len(self.leaves) - 1
         return rows, math.prod(sizes[self.inputs :])
 
@@ -96,7 +105,7 @@ class WeightBlock:
         own = [jnp.asarray(leaves[i]) for i in self.leaves]
         if self.order is None:
             return jnp.concatenate([leaf.ravel() for leaf in own])[:, None]
-        kernel = own[0].transpose(self.order).reshape(-1, self.shape[1])
+        kernel = own[0].reshape(self.read).transpose(self.order).reshape(-1, self.shape[1])
         return jnp.concatenate([kernel, *(bias.reshape(1, -1) for bias in own[1:])])
 
     def unpack(self, matrix: Array) -> list[Array]:
@@ -108,10 +117,11 @@ class WeightBlock:
             pairs = zip(parts, self.shapes, strict=True)
             return [part.reshape(*lead, *shape) for part, shape in pairs]
         rows = self.shape[0] - len(self.leaves) + 1
-        sizes = [self.shapes[0][axis] for axis in self.order]
+        sizes = [self.read[axis] for axis in self.order]
         back = [len(lead) + self.order.index(axis) for axis in range(len(sizes))]
         kernel = matrix[..., :rows, :].reshape(*lead, *sizes)
         kernel = kernel.transpose(*range(len(lead)), *back)
+        kernel = kernel.reshape(*lead, *self.shapes[0])
         return [kernel, *(matrix[..., rows, :].reshape(*lead, *s) for s in self.shapes[1:])]
 
 
@@ -206,8 +216,8 @@ def site_weights(
         raise ValueError(f"laplace: {', '.join(sites)} have no parameters; choose others")
     blocks: list[WeightBlock] = []
     for layer in program.layers if kron else ():
-        if layer.site in sites and (block := _kernel(program, layer, leaves)) is not None:
-            blocks.append(block)
+        if layer.site in sites:
+            blocks += _kernels(program, layer, leaves)
     taken = {i for block in blocks for i in block.leaves}
     rest = tuple(i for i in own if i not in taken)
     if rest:
@@ -215,31 +225,62 @@ def site_weights(
     return SiteWeights(tuple(blocks))
 
 
-def _kernel(program: Program, layer: Layer, leaves: list[Any]) -> WeightBlock | None:
-    """Reads a layer as a product with one matrix of its own, or returns None."""
-    if layer.kind != "linear" or layer.op is None or len(layer.outputs) != 1:
-        return None
-    product, inputs = Contraction.of(layer.op), list(program.inputs[: len(leaves)])
-    read = [layer.inputs[i] for i in (*layer.weights, *layer.biases)]
-    operand = layer.op.inputs[1 - product.side]
-    if len(layer.weights) != 1 or product.groups != 1 or product.batch(0):
-        return None
-    if operand not in layer.inputs or read[0] is not layer.op.inputs[product.side]:
-        return None
-    paths = {v.path: i for i, v in enumerate(inputs)}
-    if read[0] not in inputs or any(v.path not in paths for v in read):
-        return None
-    # Read twice, a kernel changes outputs in two ways that a single product doesn't hold.
-    for v in read:
-        if sum(v.path in u.leaves for each in program.sites for u in each.inputs) != 1:
-            return None
-    own = tuple(paths[v.path] for v in read)
-    shapes = tuple(jnp.shape(leaves[i]) for i in own)
-    side = product.side
-    inside = product.summed(side) + product.window(side)
-    block = WeightBlock(own, shapes, inside + product.free(side), len(inside), layer.site)
-    right = all(math.prod(shape) == block.shape[1] for shape in shapes[1:])
-    return block if right and len(own) < 3 else None
+def products(program: Program) -> dict[int, Node]:
+    """Finds the products that multiply data by a parameter, which nothing else reads.
+
+    Returns:
+        By the index of the parameter among the program's inputs; none inside loops, and none whose
+        parameter is more than reshaped.
+    """
+    index = {v: i for i, v in enumerate(program.inputs)}
+    nodes = [node for layer in program.layers for node in layer.nodes]
+    maker = {v: node for node in nodes for v in node.outputs}
+    readers = Counter(v for node in nodes for v in set(node.values))
+    found = {}
+    for node in nodes:
+        if node.primitive not in prim.LINEAR or not any(v.is_data for v in node.values):
+            continue
+        kernel = node.inputs[Contraction.of(node).side]
+        # Read twice, a kernel changes outputs in two ways that a single product doesn't hold.
+        while readers[kernel] == 1 and kernel in maker and maker[kernel].primitive in _RESHAPING:
+            (kernel,) = maker[kernel].values
+        if readers[kernel] == 1 and kernel in index:
+            found[index[kernel]] = node
+    return found
+
+
+def _kernels(program: Program, layer: Layer, leaves: list[Any]) -> list[WeightBlock]:
+    """Reads a layer's products, each with one matrix of its own; an adapted layer has several."""
+    own = {v.path for v in layer.inputs if v.is_weight}
+    read = {
+        i: node for i, node in products(program).items()
+        if i < len(leaves) and program.inputs[i].path in own and node in layer.nodes
+    }  # fmt: skip
+    if layer.kind != "linear" or any(_elsewhere(program, i) for i in read):
+        return []
+    blocks = []
+    for i, node in read.items():
+        product = Contraction.of(node)
+        if product.groups != 1:
+            continue
+        side, shape = product.side, jnp.shape(leaves[i])
+        inside = product.batch(side) + product.summed(side) + product.window(side)
+        order = inside + product.free(side)
+        block = WeightBlock((i,), (shape,), order, len(inside), product.weight_shape)
+        paths = [layer.inputs[at].path for at in layer.biases] if len(read) == 1 else []
+        biases = [j for j, v in enumerate(program.inputs[: len(leaves)]) if v.path in paths]
+        if len(paths) == len(biases) == 1 and not _elsewhere(program, biases[0]):
+            taken, shapes = (i, biases[0]), (shape, jnp.shape(leaves[biases[0]]))
+            whole = math.prod(shapes[1]) == block.shape[1]
+            block = replace(block, leaves=taken, shapes=shapes) if whole else block
+        blocks.append(block)
+    return blocks
+
+
+def _elsewhere(program: Program, index: int) -> bool:
+    """Tells whether several layers read a parameter."""
+    path = program.inputs[index].path
+    return sum(path in v.leaves for layer in program.sites for v in layer.inputs) != 1
 
 
 def chosen_sites(program: Program, sites: Any) -> Mapping[str, Any]:

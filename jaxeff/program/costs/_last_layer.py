@@ -88,7 +88,9 @@ def find(program: Program, site: str) -> Layer:
     )
 
 
-def last_layer(f: Callable[..., Any], site: str, params: Any, *args: Any) -> LastLayer:
+def last_layer(
+    f: Callable[..., Any], site: str, params: Any, *args: Any, positions: bool = False
+) -> LastLayer:
     """Returns the last layer of a function.
 
     Args:
@@ -96,6 +98,7 @@ def last_layer(f: Callable[..., Any], site: str, params: Any, *args: Any) -> Las
         site: The layer's name.
         params: The parameters of `f`.
         *args: The inputs; shapes are enough.
+        positions: Whether features may have axes of positions, `[batch, ..., n]`.
 
     Raises:
         ValueError: The site isn't a dense layer of features `[batch, n]`, its result isn't the
@@ -103,7 +106,7 @@ def last_layer(f: Callable[..., Any], site: str, params: Any, *args: Any) -> Las
     """
     program = trace(f, params, *args)
     layer = find(program, site)
-    reason = _what_is_wrong(program, layer)
+    reason = _what_is_wrong(program, layer, positions)
     if reason:
         linear = [each.site for each in program.layers if each.kind == "linear"]
         raise ValueError(
@@ -120,7 +123,7 @@ def last_layer(f: Callable[..., Any], site: str, params: Any, *args: Any) -> Las
     return LastLayer(site, at, names[bias[0].path])
 
 
-def _what_is_wrong(program: Program, layer: Layer) -> str:
+def _what_is_wrong(program: Program, layer: Layer, positions: bool) -> str:
     op = layer.op
     if layer.kind != "linear" or op is None or op.primitive is not prim.p.dot_general_p:
         return f"its kind is {layer.kind}, of {layer.outputs[0].aval.str_short()}"
@@ -132,7 +135,8 @@ def _what_is_wrong(program: Program, layer: Layer) -> str:
     product = Contraction.of(op)
     data = layer.inputs[layer.data[0]]
     summed = product.summed(0), product.summed(1)
-    if data.aval.ndim != 2 or summed != ((1,), (0,)) or product.batch(0):
+    ranks = (data.aval.ndim,) if positions else (2,)
+    if data.aval.ndim not in ranks or summed != ((ranks[0] - 1,), (0,)) or product.batch(0):
         return f"it multiplies {data.aval.str_short()} along other axes than [batch, features]"
     if len(layer.weights) != 1 or layer.inputs[layer.weights[0]] not in program.inputs:
         return "its kernel is computed from its parameter"
@@ -178,5 +182,5 @@ def with_constant(features: Array, layer: LastLayer) -> Array:
     """Appends a feature of 1 where the layer has a bias."""
     if layer.bias is None:
         return features
-    ones = jax.numpy.ones((len(features), 1), features.dtype)
-    return jax.numpy.concatenate([features, ones], axis=1)
+    ones = jax.numpy.ones((*features.shape[:-1], 1), features.dtype)
+    return jax.numpy.concatenate([features, ones], axis=-1)

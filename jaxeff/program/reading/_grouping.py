@@ -50,7 +50,7 @@ def group(graph: Graph, depth: int = 0) -> Program:
     marked, rest = _by_mark(graph.nodes, depth, auxiliary)
     # Marks win over what a node computes: an earlier transform may have replaced a layer's
     # product by arithmetic that no longer looks like one.
-    layers = [_marked_layer(found, nodes, readers, depth) for found, nodes in marked]
+    layers = [_marked_layer(found, nodes, readers) for found, nodes in marked]
     # An auxiliary node is a layer by itself: grouped with its neighbours it would become
     # part of a named layer.
     for node in rest:
@@ -61,6 +61,10 @@ def group(graph: Graph, depth: int = 0) -> Program:
     layers += _natural([n for n in rest if n not in auxiliary], readers)
     layers = _inline_constants(layers, graph)
     for layer in layers:
+        if layer.mark:
+            # The inside is grouped by the next mark inwards: transforms nest.
+            inner = Graph(layer.inputs, {}, list(layer.nodes), layer.outputs)
+            layer.programs = (group(inner, depth + 1),)
         for value in layer.outputs:
             # A batch's statistics leave its normalization for the running ones: no signal.
             value.spread |= readers[value] - set(layer.nodes) <= updates
@@ -128,15 +132,12 @@ def _by_mark(
     return runs, rest
 
 
-def _marked_layer(found: _Mark, nodes: list[Node], readers: Readers, depth: int) -> Layer:
+def _marked_layer(found: _Mark, nodes: list[Node], readers: Readers) -> Layer:
     kind, site, occurrence = found
     layer = layer_of(kind, nodes, readers)
     layer.mark, layer.occurrence = site, int(occurrence)
     # One character stands between the base and the occurrence.
     layer.base = site[: -len(occurrence) - 1] if layer.occurrence else site
-    # The inside is grouped by the next mark inwards: transforms nest.
-    inner = Graph(layer.inputs, {}, list(nodes), layer.outputs)
-    layer.programs = (group(inner, depth + 1),)
     return layer
 
 

@@ -1,0 +1,120 @@
+"""`untied`: a layer's own copy of a weight that it shares with another, such as a decoder's head.
+
+```python
+import jax
+import jax.numpy as jnp
+
+import jaxeff
+from jaxeff.adapters import untied
+from jaxeff.bayes import laplace
+from jaxeff.ensembles import Members
+
+
+def f(params, tokens):
+    return jnp.tanh(params["embed"][tokens]) @ params["embed"].T
+
+
+params = {"embed": jax.random.normal(jax.random.key(0), (7, 4))}
+tokens = jnp.arange(12).reshape(3, 4) % 7
+g, own = untied(f, "embed#1", params, tokens)                 # sites: jaxeff.summary
+posterior = laplace(g, own, (tokens, tokens), "embed#1", "diag")
+h, heads = jaxeff.ensemble(jax.random.key(1), g, own, {"own": Members(3)})
+```
+
+A table that is looked up and multiplied by can't be random, or have members, in one of both uses
+alone; what stands between them would be computed for each draw. Adapters need none of this: they
+are beside a product, and leave the look-up as it is.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+from jaxtyping import Array
+
+from jaxeff.core import check_params, string, validate
+from jaxeff.program import evaluate, interpret_sites, plain_rule, trace
+from jaxeff.program.ir import Contraction, Layer, Node, Program, Value, run_nodes
+from jaxeff.program.reading import argument_leaves
+
+
+@validate(site=string)
+def untied(
+    f: Callable[..., Any], site: str, params: Any, *args: Any
+) -> tuple[Callable[..., Any], dict[str, Any]]:
+    """Gives a linear layer its own copy of its weight.
+
+    Args:
+        f: A pure function `f(params, *args)`.
+        site: The layer.
+        params: The parameters of `f`.
+        *args: Inputs.
+
+    Returns:
+        A pure function `g(params, *args)`, and its parameters: `{"shared": params, "own":
+        {"kernel": the weight, as the product reads it}}`.
+
+    Raises:
+        ValueError: There is no linear layer of this name outside loops whose weight comes from a
+            parameter.
+    """
+    check_params("untied: params", params)
+    program = trace(f, params, *args)
+    layer = _layer(program, site)
+    before, weight, _ = _parts(layer)
+    found: list[Array] = []
+
+    def reading(each: Layer, key: Any, *values: Any) -> Any:
+        if each.site == site:
+            found.extend(run_nodes(before, layer.inputs, values, (weight,)))
+        return plain_rule(each, key, *values)
+
+    evaluate(program, reading, None, argument_leaves((params, *args), {}))
+
+    def g(given: Any, *args: Any, **kwargs: Any) -> Any:
+        def settings_of(program: Program) -> dict[str, Any]:
+            _layer(program, site)
+            return {site: given["own"]["kernel"]}
+
+        arguments = (given["shared"], *args)
+        return interpret_sites(f, settings_of, _replaced, None, arguments, kwargs, "untied")
+
+    return g, {"shared": params, "own": {"kernel": found[0]}}
+
+
+def _layer(program: Program, site: str) -> Layer:
+    for layer in program.layers:
+        if layer.site == site and layer.kind == "linear":
+            _, weight, _ = _parts(layer)
+            if getattr(weight, "path", "") and weight.is_weight:
+                return layer
+    there = [layer.site for layer in program.layers if layer.kind == "linear"]
+    raise ValueError(
+        f"untied: {site!r} is no linear layer outside loops with a parameter for its weight; "
+        f"linear here: {', '.join(there) or 'none'}"
+    )
+
+
+def _parts(layer: Layer) -> tuple[list[Node], Value, list[Node]]:
+    """Returns what makes a layer's weight of its inputs, the weight, and the nodes without that."""
+    product = layer.op
+    assert product is not None
+    weight = product.inputs[Contraction.of(product).side]
+    before, after, needed = [], [], {weight}
+    for node in reversed(layer.nodes):
+        if needed.isdisjoint(node.outputs):
+            after.append(node)
+        else:
+            before.append(node)
+            needed.update(node.values)
+    return before[::-1], weight, after[::-1]
+
+
+def _replaced(own: Any, layer: Layer, key: Any, *values: Any) -> Any:
+    """Computes a layer with another weight: the rule of `untied`."""
+    del key
+    _, weight, after = _parts(layer)
+    # What made the shared weight is left out, so that this layer doesn't read it any more.
+    known = [(v, x) for v, x in zip(layer.inputs, values, strict=True) if v is not weight]
+    names, arrays = zip(*known, (weight, jax.numpy.asarray(own)), strict=True)
+    return run_nodes(after, names, arrays, layer.outputs)
