@@ -55,7 +55,7 @@ from jaxeff.compression.post_training import (
     initial_ranges,
     running,
 )
-from jaxeff.compression.quantizers import Scaled, Switched
+from jaxeff.compression.quantizers import Scaled, Switched, mxfp, mxint, nf4, nvfp4
 from jaxeff.compression.quantizers.codebooks import (
     Binary,
     BinaryBases,
@@ -65,6 +65,7 @@ from jaxeff.compression.quantizers.codebooks import (
     Incremental,
     LearnedBasis,
     LearnedPowers,
+    Levels,
     PowersOfTwo,
     Ternary,
     TrainedTernary,
@@ -76,6 +77,7 @@ from jaxeff.compression.quantizers.uniform import (
     PACT,
     BayesianBits,
     DoReFa,
+    Grouped,
     HalfWave,
     Int,
     LearnedWidth,
@@ -101,6 +103,7 @@ __all__ = [
     "DoReFa",
     "Floating",
     "Grid",
+    "Grouped",
     "HalfWave",
     "HessianTrace",
     "Incremental",
@@ -112,6 +115,7 @@ __all__ = [
     "LearnedBasis",
     "LearnedPowers",
     "LearnedWidth",
+    "Levels",
     "PosteriorBits",
     "PowersOfTwo",
     "QuantizationErrors",
@@ -151,7 +155,11 @@ __all__ = [
     "kl_sensitivity",
     "learned",
     "memory",
+    "mxfp",
+    "mxint",
+    "nf4",
     "noise_to_signal",
+    "nvfp4",
     "penalty",
     "posterior_bits",
     "quantization_errors",

@@ -191,9 +191,12 @@ def of_inputs(
     for i in _weights(layer, setting):
         if setting.weights is not None and _is_real(values[i]):
             channels = functools.partial(_channels, layer, i)
+            summed = functools.partial(_summed, layer, i)
             rank = jnp.ndim(values[i])
             name = f"weights_{i}"
-            tensor = Tensor(layer.site, name, "weight", rank, _folded(key, i), channels)
+            tensor = Tensor(
+                layer.site, name, "weight", rank, _folded(key, i), channels, find_summed=summed
+            )
             found.append((setting.weights, tensor, i))
     read = operands(layer, setting)
     for operand, i in enumerate(read):
@@ -203,6 +206,7 @@ def of_inputs(
             tensor = Tensor(
                 layer.site, name, "activation", rank, _folded(key, i),
                 samples=sample_axes(layer, layer.inputs[i], read=True),
+                find_summed=functools.partial(_summed, layer, i),
             )  # fmt: skip
             found.append((quantizer, tensor, i))
     return found
@@ -275,15 +279,7 @@ def _channels(layer: Layer, index: int) -> tuple[int, ...]:
     node = layer.op
     assert node is not None
     shape = layer.inputs[index].aval.shape
-    # By shape, not identity: a cast or a scaling may lie between a weight and its product.
-    side = next(
-        (
-            side
-            for side, v in enumerate(node.inputs)
-            if not getattr(v, "is_data", False) and v.aval.shape == shape
-        ),
-        None,
-    )
+    side = _side(layer, index, is_data=False)
     if side is None and (transform := read_out_by(layer.nodes)):
         raise ValueError(
             f"{layer.site!r} can't be quantized per channel, for {transform} has cut it into tiles:"
@@ -298,3 +294,42 @@ def _channels(layer: Layer, index: int) -> tuple[int, ...]:
     contraction = Contraction.of(node)
     # A step per axis that isn't summed factors out of the sum; one per summed axis wouldn't.
     return tuple(sorted(contraction.batch(side) + contraction.free(side)))
+
+
+def _summed(layer: Layer, index: int) -> int:
+    """Finds the axis of an array that its layer sums over; the last one, if there are several.
+
+    Of a kernel, and of what it reads, these are input channels; of a table, a row's entries.
+
+    Raises:
+        ValueError: The array reaches its product in another shape.
+    """
+    if is_look_up(layer):
+        rows = rows_of(layer)
+        rank = len(layer.inputs[index].aval.shape)
+        return max(axis for axis in range(rank) if axis not in rows)
+    v = layer.inputs[index]
+    side = _side(layer, index, is_data=bool(getattr(v, "is_data", False)))
+    if side is None:
+        raise ValueError(
+            f"{layer.site!r} reads an array of shape {v.aval.shape} that reaches its product in "
+            "another, so the axis that it sums over is unknown: take a method per channel or per "
+            "tensor there."
+        )
+    assert layer.op is not None
+    return Contraction.of(layer.op).summed(side)[-1]
+
+
+def _side(layer: Layer, index: int, is_data: bool) -> int | None:
+    """Finds which operand of its product an array of a layer is."""
+    assert layer.op is not None
+    shape = layer.inputs[index].aval.shape
+    # By shape, not identity: a cast or a scaling may lie between a weight and its product.
+    return next(
+        (
+            side
+            for side, v in enumerate(layer.op.inputs)
+            if bool(getattr(v, "is_data", False)) == is_data and v.aval.shape == shape
+        ),
+        None,
+    )

@@ -38,6 +38,8 @@ METHODS = {
     "relaxed": jc.LayerQuantization(jc.Relaxed(3), jc.Relaxed(3, draw="hard")),
     "bayesian bits": jc.LayerQuantization(jc.BayesianBits(), jc.BayesianBits()),
     "discrete": jc.LayerQuantization(jc.Discrete()),
+    "grouped": jc.LayerQuantization(jc.Grouped(jc.LSQ(3), 1)),
+    "levels": jc.LayerQuantization(jc.Levels((-1.0, -0.2, 0.3, 1.0))),
     "scaled": jc.LayerQuantization(jc.Scaled(jc.Uniform(3), jnp.array(2.0))),
     "switched": jc.LayerQuantization(
         jc.Switched(jc.Uniform(3), jnp.array(True)), jc.Switched(jc.Uniform(3), jnp.array(False))

@@ -63,8 +63,8 @@ def gptq(
         params: The parameters of `f`.
         batch: `args` as a tuple, or the only one of them: some hundred examples.
         spec: Quantizers by site, as for `quantized`; methods that quantize elementwise, with
-            numbers per tensor or output channel. Open numbers of weights are those of the original
-            weights.
+            numbers per tensor, output channel or group. Open numbers of weights are those of the
+            original weights.
         damping: Added to the diagonal of H, in units of its mean.
         block: Inputs between two updates of all later ones; changes rounding errors only.
         sort: Whether inputs are taken by decreasing diagonal of H instead of in their order.
@@ -82,7 +82,9 @@ def gptq(
     def solve(problem: RoundingProblem) -> Matrix:
         hessian = problem.at.moment(problem.given, problem.given)
         width = min(block, problem.weights.shape[1])
-        new = _solve(problem.weights, hessian, damping, width, sort, problem.nearest)
+        new = _solve(
+            problem.weights, hessian, problem.numbers, damping, width, sort, problem.nearest
+        )
         # A Cholesky decomposition that fails gives NaN instead of an error.
         if not np.isfinite(new).all():
             raise ValueError(
@@ -94,14 +96,15 @@ def gptq(
     return on_grids("gptq", f, params, batch, spec, solve)
 
 
-@partial(jax.jit, static_argnums=(3, 4, 5))
+@partial(jax.jit, static_argnums=(4, 5, 6))
 def _solve(
     w: Matrix,
     hessian: Float[Array, "groups inputs inputs"],
+    numbers: tuple[Matrix, ...],
     damping: float,
     block: int,
     sort: bool,
-    nearest: Callable[[Matrix], Matrix],
+    nearest: Callable[..., Matrix],
 ) -> Matrix:
     """Returns the new weights; not finite where the Hessian has no Cholesky factor."""
     diagonal = jnp.diagonal(hessian, axis1=1, axis2=2)
@@ -115,16 +118,23 @@ def _solve(
     # compensate them.
     order = jnp.argsort(-diagonal, axis=1) if sort else None
     if order is not None:
-        w = jnp.take_along_axis(w, order[:, :, None], 1)
+        w, *rest = (jnp.take_along_axis(rows, order[:, :, None], 1) for rows in (w, *numbers))
+        numbers = tuple(rest)
         hessian = jnp.take_along_axis(hessian, order[:, :, None], 1)
         hessian = jnp.take_along_axis(hessian, order[:, None, :], 2)
-    new = _rounded(w, hessian, block, nearest)
+    new = _rounded(w, hessian, numbers, block, nearest)
     if order is not None:
         new = jnp.take_along_axis(new, jnp.argsort(order, axis=1)[:, :, None], 1)
     return new
 
 
-def _rounded(w: Matrix, hessian: Array, block: int, nearest: Callable[[Matrix], Matrix]) -> Matrix:
+def _rounded(
+    w: Matrix,
+    hessian: Array,
+    numbers: tuple[Matrix, ...],
+    block: int,
+    nearest: Callable[..., Matrix],
+) -> Matrix:
     inputs = w.shape[1]
     factor = inverse_factor(hessian)
     # Padded inputs have a zero row in the factor: they change nothing.
@@ -142,7 +152,8 @@ def _rounded(w: Matrix, hessian: Array, block: int, nearest: Callable[[Matrix], 
             value = lax.dynamic_slice_in_dim(here, i, 1, 1)
             row = lax.dynamic_slice_in_dim(square, i, 1, 1)
             pivot = lax.dynamic_slice_in_dim(row, i, 1, 2)
-            rounded = nearest(value)
+            own = (lax.dynamic_slice_in_dim(each, k * block + i, 1, 1) for each in numbers)
+            rounded = nearest(value, *own)
             error = (value - rounded) / jnp.where(pivot == 0, 1.0, pivot)  # zero: only padded
             later = jnp.arange(block)[None, None, :] > i
             # Equation 3: later inputs take over the error along the row of the factor.

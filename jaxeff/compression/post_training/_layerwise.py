@@ -22,6 +22,7 @@ from jaxeff.compression._quantized import check_spec, of_inputs, quantized_layer
 from jaxeff.compression.numerics import LayerQuantization, Method, Quantizer, Tensor
 from jaxeff.compression.post_training._multiplication import Matrix, Multiplication, multiplications
 from jaxeff.compression.post_training._origins import parameter_values, users
+from jaxeff.compression.quantizers.uniform import Grouped
 from jaxeff.program import Layer, Program, Rule, at_sites, evaluate, plain_rule, trace
 
 At = Callable[[Layer, Sequence[Any], Sequence[Any], Sequence[Any]], Sequence[Any] | None]
@@ -54,10 +55,29 @@ class RoundingProblem:
         """`nearest`, compiled."""
         return jax.jit(self.nearest)
 
-    def nearest(self, matrix: Matrix) -> Matrix:
-        """Rounds to values of the grid; weights of all inputs, or of a single one."""
+    @cached_property
+    def numbers(self) -> tuple[Matrix, ...]:
+        """The numbers of a method by group, as matrices like the weights; none of others."""
+        if not isinstance(self.quantizer, Grouped):
+            return ()
+        shape = self.at.contraction.weight(np.zeros_like(self.weights)).shape
+        return tuple(map(self.at.contraction.matrix, self.quantizer.by_entry(shape, self.tensor)))
+
+    def nearest(self, matrix: Matrix, *numbers: Matrix) -> Matrix:
+        """Rounds to values of the grid; weights of all inputs, or of a single one.
+
+        Args:
+            matrix: Weights.
+            *numbers: Rows of `numbers`, where a method by group rounds a single input.
+        """
         weight = self.at.contraction.weight(matrix).astype(self.dtype)
-        rounded = self.quantizer.quantize(weight, self.tensor)
+        quantizer = self.quantizer
+        if numbers:
+            assert isinstance(quantizer, Grouped)
+            quantizer = quantizer.with_numbers(
+                [self.at.contraction.weight(each) for each in numbers]
+            )
+        rounded = quantizer.quantize(weight, self.tensor)
         return self.at.contraction.matrix(rounded).astype(jnp.float32)
 
 

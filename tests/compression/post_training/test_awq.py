@@ -7,6 +7,7 @@ import pytest
 from flax import nnx
 
 from jaxeff.compression import (
+    Grouped,
     Int,
     LayerQuantization,
     Scaled,
@@ -18,7 +19,7 @@ from jaxeff.compression import (
 )
 from jaxeff.core import functional
 
-TENSOR = Tensor("fc", "weights_1", "weight", 2, None, lambda: (1,))
+TENSOR = Tensor("fc", "weights_1", "weight", 2, None, lambda: (1,), find_summed=lambda: 0)
 
 
 def linear(params, x):
@@ -95,6 +96,20 @@ def test_better_than_nearest(trained, divergence, fold):
         new, started = awq(f, params, x, spec, fold=fold)
         assert divergence(new, started) < divergence(params, spec)
         np.testing.assert_array_equal(jax.jit(quantized(f, started))(new, x), f(new, x))
+
+
+def test_by_group():
+    params, x = _problem()
+    setting = Int(3, per="group", group=4, activations=False)
+    new, spec = awq(linear, params, x, {"fc": setting}, points=10)
+    np.testing.assert_array_equal(jax.jit(quantized(linear, spec))(new, x), linear(new, x))
+    exact = linear(params, x)
+
+    def error(params):
+        return float(jnp.square(linear(params, x) - exact).mean())
+
+    nearest = Grouped(Uniform(3), 4).quantize(params["fc"]["kernel"], TENSOR)
+    assert error(new) < 0.8 * error({"fc": {"kernel": nearest}})
 
 
 @pytest.mark.slow

@@ -56,6 +56,23 @@ def test_against_the_definition(block):
     np.testing.assert_allclose(new["fc"]["kernel"], expected, rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.parametrize("sort", [False, True])
+def test_groups_have_steps_of_their_own(sort):
+    params, x = _problem(50, 8, 5)
+    w = np.asarray(params["fc"]["kernel"], np.float64)
+    step = np.abs(w).reshape(2, 4, 5).max(1).repeat(4, 0) / 3
+    order = np.argsort(-np.square(np.asarray(x)).mean(0)) if sort else np.arange(8)
+    rows = iter(step[order])
+    expected = np.empty_like(w)
+    expected[order] = _reference(
+        w[order], x[:, order], lambda w: (s := next(rows)) * np.clip(np.rint(w / s), -3, 3), 0.01
+    )
+    setting = Int(3, per="group", group=4, symmetric=True, activations=False)
+    new, spec = gptq(linear, params, x, {"fc": setting}, sort=sort, block=3)
+    np.testing.assert_allclose(new["fc"]["kernel"], expected, rtol=1e-5, atol=1e-6)
+    np.testing.assert_array_equal(jax.jit(quantized(linear, spec))(new, x), linear(new, x))
+
+
 def test_two_inputs_in_closed_form():
     """With the first weight rounded, the second one is w2 + H12 (w1 - q1) / H22, rounded."""
     params, x = _problem(40, 2, 6)

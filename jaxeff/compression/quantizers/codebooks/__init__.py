@@ -13,6 +13,7 @@ from jaxeff.compression.quantizers.codebooks._incremental import (
 )
 from jaxeff.compression.quantizers.codebooks._learned_basis import LearnedBasis
 from jaxeff.compression.quantizers.codebooks._learned_powers import LearnedPowers
+from jaxeff.compression.quantizers.codebooks._levels import Levels
 from jaxeff.compression.quantizers.codebooks._powers_of_two import PowersOfTwo
 from jaxeff.compression.quantizers.codebooks._ternary import Ternary, TrainedTernary
 
@@ -25,6 +26,7 @@ __all__ = [
     "Incremental",
     "LearnedBasis",
     "LearnedPowers",
+    "Levels",
     "PowersOfTwo",
     "Ternary",
     "TrainedTernary",

@@ -11,7 +11,7 @@ With a scale the value is that of x / scale, times the scale: what fits an array
 The gradient is straight-through, and zero beyond the largest value where values saturate.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Annotated, Any
 
 import jax.numpy as jnp
@@ -20,14 +20,12 @@ from jax import lax
 from jaxtyping import Array, Float
 
 from jaxeff.compression.numerics import (
-    BaseQuantizer,
     Tensor,
     at_least_float32,
     keep_positive,
-    magnitude,
     straight_through,
-    wide_dtype,
 )
+from jaxeff.compression.quantizers.codebooks._scales import ScaledValues, Scaling
 from jaxeff.core import Choice, Number, register_setting, static
 
 FORMATS = (
@@ -42,7 +40,7 @@ _NAMES = ("e4m3", "e5m2")
 
 @register_setting
 @dataclass(frozen=True)
-class Floating(BaseQuantizer):
+class Floating(ScaledValues):
     """A floating-point format: `Floating("bfloat16")`, `Floating("e4m3", scaling="power_of_two")`.
 
     Attributes:
@@ -53,7 +51,9 @@ class Floating(BaseQuantizer):
             `scaling`.
         scaling: Choice of an open scale: "none" has none; "real" takes the largest magnitude to
             the format's largest value; "power_of_two" the smallest power of two that keeps it
-            below, so that scaling is exact.
+            below, so that scaling is exact; "shared_exponent" the power of two of the MX formats,
+            whose largest values saturate; "e4m3" rounds a "real" one to an 8-bit float in units of
+            the array (NVFP4).
         saturate: Whether values beyond the largest become it.
         per: Part with its own scale: the output "channel" of a weight, or the "tensor".
 
@@ -67,7 +67,7 @@ class Floating(BaseQuantizer):
 
     format: Annotated[str, Choice(*FORMATS, *_NAMES)] = static("bfloat16")
     scale: Annotated[Float[Array, "..."] | float | None, Number(above=0)] = None
-    scaling: Annotated[str, Choice("none", "real", "power_of_two")] = static("none")
+    scaling: Scaling = static("none")
     saturate: bool = static(True)
     per: Annotated[str, Choice("channel", "tensor")] = static("tensor")
 
@@ -81,29 +81,10 @@ class Floating(BaseQuantizer):
         scale = keep_positive(scale)
         return (self._nearest(value / scale) * scale).astype(x.dtype)
 
-    def start(self, x: Float[Array, "*shape"], tensor: Tensor) -> "Floating":
-        """Computes an open scale from an array, if there is to be one."""
-        if self.scale is not None or self.scaling == "none":
-            return self
-        top = magnitude(x, tensor, self.per).astype(wide_dtype(x))
-        most = float(self._info.max)
-        if self.scaling == "real":
-            scale = top * (1 / most)
-        else:
-            # The smallest power of two with top / scale <= most, whose fraction is that of _info.
-            fraction, exponent = jnp.frexp(top)
-            limit, power = np.frexp(most)
-            exponent = exponent - int(power) + (fraction > float(limit)).astype(exponent.dtype)
-            scale = jnp.ldexp(jnp.ones_like(top), exponent)
-        # An array of zeros has no scale, and any is right for it.
-        return replace(self, scale=jnp.where(top > 0, scale, jnp.ones_like(scale)))
-
-    def storage(self, shape: tuple[int, ...], tensor: Tensor) -> Any:
-        """Counts codes, and for each scale a float or an exponent."""
-        scaled = self.scale is not None or self.scaling != "none"
-        bits = 8 if self.scaling == "power_of_two" else 32
-        codes = super().storage(shape, tensor)
-        return codes + bits * tensor.count(shape, self.per) * int(scaled)
+    @property
+    def most(self) -> float:
+        """The format's largest value."""
+        return float(self._info.max)
 
     @property
     def width(self) -> int:
@@ -115,8 +96,7 @@ class Floating(BaseQuantizer):
         return jnp.finfo(_dtype(self.format))
 
     def _nearest(self, x: Array) -> Array:
-        info = self._info
-        most = float(info.max)
+        info, most = self._info, self.most
         fixed = lax.stop_gradient(x)
         # The exponent e of 2^e <= |x|; that of zero is below all.
         exponent = jnp.frexp(fixed)[1] - 1

@@ -2,6 +2,7 @@
 
 from jaxeff.compression.quantizers.uniform._bayesian_bits import BayesianBits
 from jaxeff.compression.quantizers.uniform._dorefa import DoReFa
+from jaxeff.compression.quantizers.uniform._grouped import Grouped, multiples_of
 from jaxeff.compression.quantizers.uniform._half_wave import HalfWave, half_wave_levels
 from jaxeff.compression.quantizers.uniform._hard_concrete import (
     deterministic_gates,
@@ -23,6 +24,7 @@ __all__ = [
     "PACT",
     "BayesianBits",
     "DoReFa",
+    "Grouped",
     "HalfWave",
     "Int",
     "LearnedWidth",
@@ -34,6 +36,7 @@ __all__ = [
     "gate_location",
     "half_wave_levels",
     "hard_concrete",
+    "multiples_of",
     "open_probability",
     "posterior_bits",
 ]

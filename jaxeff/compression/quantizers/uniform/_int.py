@@ -15,7 +15,8 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
-from jaxeff.compression.numerics import MAX_BITS, Bits, LayerQuantization
+from jaxeff.compression.numerics import MAX_BITS, Bits, LayerQuantization, Quantizer
+from jaxeff.compression.quantizers.uniform._grouped import Grouped
 from jaxeff.compression.quantizers.uniform._uniform import Uniform
 from jaxeff.core import (
     Choice,
@@ -28,6 +29,7 @@ from jaxeff.core import (
     static_number,
 )
 
+DEFAULT_GROUP = 32
 Bound = Float[Array, "..."] | float
 
 
@@ -41,8 +43,12 @@ class Int(Setting):
             it evaluates many policies in one program.
         activation_bits: Bit width of the activations; None for that of the weights.
         symmetric: Whether grids are centred on zero: True, False, "weights" or "activations".
-        per: Weights share one range per output "channel" or per "tensor".
-        activations_per: Activations share one range per "sample" or per "tensor".
+        per: Weights share one range per output "channel", per "tensor", or per "group" of
+            neighbours along the axis that the layer sums over (`Grouped`).
+        group: Entries of a group; None for 32.
+        steps: Numbers that steps of groups are stored as, as `Grouped` has them.
+        activations_per: Activations share one range per "sample", per "token" (all that one product
+            reads: the axis that is summed over) or per "tensor".
         range: Range of the activations. None: their own smallest and largest value, on every call.
             A number c: [0, c], or [-c, c] where symmetric. A pair: smallest and largest value,
             extended to zero where they don't enclose it (see `jaxeff.compression.grid`); each may
@@ -54,23 +60,29 @@ class Int(Setting):
 
     Raises:
         TypeError: A bit width is neither an integer nor an array.
-        ValueError: A bit width isn't whole or not between 1 and 16, a choice is unknown, or the
-            range is empty.
+        ValueError: A bit width isn't whole or not between 1 and 16, a choice is unknown, the range
+            is empty, or `group` or `steps` don't go with the rest.
     """
 
     bits: Annotated[Bits, Width(1, MAX_BITS)] = static_number()
     activation_bits: Annotated[Bits | None, Width(1, MAX_BITS)] = static_number(None)
     symmetric: Annotated[bool | str, Choice(False, True, "weights", "activations")] = static(False)
-    per: Annotated[str, Choice("channel", "tensor")] = static("channel")
-    activations_per: Annotated[str, Choice("sample", "tensor")] = static("sample")
+    per: Annotated[str, Choice("channel", "tensor", "group")] = static("channel")
+    activations_per: Annotated[str, Choice("sample", "tensor", "token")] = static("sample")
     range: tuple[Bound, Bound] | Bound | None = None
     weights: bool = static(True)
     activations: bool = static(True)
     at: Annotated[str, Choice("input", "output")] = static("input")
+    group: int | None = static(None)
+    steps: Annotated[str, Choice("float32", "float16", "int8")] = static("float32")
 
     def __post_init__(self) -> None:
         """Checks the fields."""
         super().__post_init__()
+        if self.per == "group":
+            self._weights()  # has the checks of groups
+        elif self.group is not None or self.steps != "float32":
+            raise ValueError('Int.group and Int.steps are for per="group".')
         if not (self.weights or self.activations):
             raise ValueError("Int quantizes neither weights nor activations; use None instead.")
         _check_range(self.range)
@@ -113,12 +125,18 @@ class Int(Setting):
         # A tuple has a grid for each activation, a single grid serves any number of them.
         activations: Any = grids if _is_array(self.range) else grids[0]
         return LayerQuantization(
-            Uniform(self.bits, self.is_symmetric("weights"), None, self.per)
-            if self.weights
-            else None,
+            self._weights() if self.weights else None,
             activations if self.activations else None,
             self.at,
         )
+
+    def _weights(self) -> Quantizer:
+        """Returns the grid of weights."""
+        symmetric = self.is_symmetric("weights")
+        if self.per != "group":
+            return Uniform(self.bits, symmetric, None, self.per)
+        size = DEFAULT_GROUP if self.group is None else self.group
+        return Grouped(Uniform(self.bits, symmetric), size, self.steps)
 
 
 def _is_array(bounds: Any) -> bool:

@@ -29,7 +29,7 @@ class Ranged(BaseQuantizer):
     bits: Annotated[Bits, Width(1, MAX_BITS)] = static_number()
     symmetric: bool = static(False)
     range: tuple[Any, Any] | None = None
-    per: Annotated[str, Choice("channel", "sample", "tensor")] = static("channel")
+    per: Annotated[str, Choice("channel", "sample", "tensor", "token")] = static("channel")
 
     def __post_init__(self) -> None:
         """Checks the fields."""
@@ -59,7 +59,8 @@ class Uniform(Ranged):
         symmetric: Whether the grid is centred on zero.
         range: Smallest and largest value; None takes those of the array on every call.
         per: Part with its own range: the output "channel" of a weight, the "sample" of an
-            activation, or the "tensor". What an array hasn't counts as "tensor".
+            activation, its "token" (what one product reads), or the "tensor". What an array hasn't
+            counts as "tensor".
 
     Raises:
         TypeError: `bits` is neither a whole number nor an array.
