@@ -35,6 +35,7 @@ from jaxeff.analog_hardware._recipe import (
     with_model,
     with_noise_level,
 )
+from jaxeff.analog_hardware._tile_costs import TileCosts, TileLayerCost, TileReport, tile_costs
 from jaxeff.analog_hardware.chips import (
     Characterization,
     Chip,
@@ -73,6 +74,7 @@ from jaxeff.analog_hardware.crossbar import (
     Linear,
     Physics,
     TileModel,
+    Wires,
     analog,
 )
 from jaxeff.noise import ReadOut
@@ -101,8 +103,12 @@ __all__ = [
     "Reference",
     "SequenceModel",
     "Splines",
+    "TileCosts",
+    "TileLayerCost",
     "TileModel",
+    "TileReport",
     "WhiteBox",
+    "Wires",
     "analog",
     "calibrate_ranges",
     "characterize",
@@ -121,6 +127,7 @@ __all__ = [
     "partition",
     "read_out",
     "reference",
+    "tile_costs",
     "train_for_chip",
     "with_model",
     "with_noise_level",

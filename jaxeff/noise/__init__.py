@@ -2,8 +2,9 @@
 
 Models that draw anew in every call: `Additive`, `Multiplicative`, `Mixed`, `UniformNoise`,
 `Dropout`; rounding, `Quantization`; models of one device, the same in every call: `Drift`,
-`Telegraph`, `Mismatch`; `Repeated`, the mean of several executions; `ReadOut`, what hardware
-was seen to do.
+`Telegraph`, `Mismatch`; weights in memory cells as they were measured, `PhaseChange`,
+`ResistiveRAM`, `ChargeTrap`, or by your numbers, `ProgrammedCell`; `Repeated`, the mean of several
+executions; `ReadOut`, what hardware was seen to do.
 `noisy` applies any of them, and any object with a method `perturb(key, x)`, at chosen layers;
 `monte_carlo` draws several times. Where noise enters an analog computation:
 
@@ -32,16 +33,21 @@ from jaxeff.noise._slots import slots
 from jaxeff.noise._walking import walking_noise
 from jaxeff.noise.models import (
     Additive,
+    ChargeTrap,
     Drift,
     Dropout,
+    MemoryCell,
     Mismatch,
     Mixed,
     MomentNoise,
     Multiplicative,
     Noise,
+    PhaseChange,
+    ProgrammedCell,
     Quantization,
     ReadOut,
     Repeated,
+    ResistiveRAM,
     SiteNoise,
     Telegraph,
     UniformNoise,
@@ -49,16 +55,21 @@ from jaxeff.noise.models import (
 
 __all__ = [
     "Additive",
+    "ChargeTrap",
     "Drift",
     "Dropout",
+    "MemoryCell",
     "Mismatch",
     "Mixed",
     "MomentNoise",
     "Multiplicative",
     "Noise",
+    "PhaseChange",
+    "ProgrammedCell",
     "Quantization",
     "ReadOut",
     "Repeated",
+    "ResistiveRAM",
     "SiteNoise",
     "Telegraph",
     "UniformNoise",

@@ -27,6 +27,7 @@ from jaxeff.analog_hardware import (
     Events,
     Linear,
     Reference,
+    TileCosts,
 )
 from jaxeff.analog_hardware.chips._characterize import NoiseMeasurement as MeasuredNoise
 from jaxeff.bayes import NUTS, Draws, MCMCResult, MixturePosterior, ivon, swag
@@ -115,6 +116,7 @@ COMMON: dict[str, Any] = {
     "uncertainty": SCORES, "losses": SCORES,
     "intensity": SCORES, "light": LIGHT, "query": Chip(3), "design": Design(),
     "measured": empty(Characterization), "plan": empty(Plan), "channels": empty(Channels),
+    "costs": TileCosts(),
     "program": empty(Program), "layer": empty(Layer), "bundle": empty(Bundle),
     "sensitivity": empty(NoiseSensitivity), "errors": empty(QuantizationErrors),
     "space": empty(SearchSpace),

@@ -13,6 +13,7 @@ from jaxeff.analog_hardware.crossbar._multiply import (
     variance_of,
 )
 from jaxeff.analog_hardware.crossbar._physics import PUBLISHED_PHYSICS, Physics
+from jaxeff.analog_hardware.crossbar._wires import Wires
 
 __all__ = [
     "PUBLISHED_PHYSICS",
@@ -23,6 +24,7 @@ __all__ = [
     "Physics",
     "TileModel",
     "TiledProduct",
+    "Wires",
     "analog",
     "check_crossbars",
     "crossbars",

@@ -18,23 +18,35 @@ from jaxeff.noise.models._read_out import ReadOut
 from jaxeff.noise.models._repeated import Repeated
 from jaxeff.noise.models._roundoff import Quantization, UniformNoise
 from jaxeff.noise.models._telegraph import Telegraph
+from jaxeff.noise.models.cells import (
+    ChargeTrap,
+    MemoryCell,
+    PhaseChange,
+    ProgrammedCell,
+    ResistiveRAM,
+)
 
 __all__ = [
     "Additive",
+    "ChargeTrap",
     "Draw",
     "DrawnNoise",
     "Drift",
     "Dropout",
+    "MemoryCell",
     "Mismatch",
     "Mixed",
     "MomentNoise",
     "Multiplicative",
     "Noise",
     "NoiseModel",
+    "PhaseChange",
     "Place",
+    "ProgrammedCell",
     "Quantization",
     "ReadOut",
     "Repeated",
+    "ResistiveRAM",
     "SiteNoise",
     "Telegraph",
     "UniformNoise",
