@@ -76,6 +76,7 @@ class Wires(Setting):
     def effective(self, weights: Float[Array, "r c"]) -> Float[Array, "r c"]:
         """Computes the weight codes that the array seems to have; each sign has a column."""
         top = 2**self.weight_bits - 1
+        # Each sign has a column of its own, with less current and so less loss than both had.
         codes = jnp.stack([jnp.maximum(weights, 0), jnp.maximum(-weights, 0)])
         seen = codes * _shares(codes / top, self.resistance)
         return seen[0] - seen[1]

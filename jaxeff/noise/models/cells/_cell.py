@@ -97,16 +97,19 @@ class MemoryCell(DeviceModel):
             What is read, in the units, shape and dtype of `x`.
         """
         dtype = real_dtype(x)
+        # Straight through: what cells do to a weight is a constant for its gradient.
         weights = jax.lax.stop_gradient(x.astype(jnp.float32))
         axes = tuple(range(x.ndim - 1)) if self.tops == "channel" else None
         largest = jnp.max(jnp.abs(weights), axis=axes, keepdims=True, initial=0)
         # A tensor of zeros has no scale of its own; any will do.
         scale = jnp.where(largest > 0, largest, 1)
+        # A weight's sign is the choice between two cells, of which the other holds nothing.
         share = weights / scale
         pair = jnp.stack([jnp.maximum(share, 0), jnp.maximum(-share, 0)])
         digits, places = self._digits(pair)
         read = self._read(self._device_key(site), key, digits * self.top) / self.top
         pairs = jnp.tensordot(places, read, 1)
+        # Added as an error, so that the exact part of a weight isn't rounded by the scaling.
         error = (pairs[0] - pairs[1]) * scale - weights
         return x + error.astype(dtype)
 
@@ -122,6 +125,7 @@ class MemoryCell(DeviceModel):
         highest = base**self.slices - 1
         code = jnp.round(share * highest)
         powers = [base**place for place in reversed(range(self.slices))]
+        # Positions of a number to the base `states`, the first one counting most.
         digits = jnp.stack([jnp.floor(code / power) % base for power in powers])
         return digits / largest, jnp.asarray([power * largest / highest for power in powers])
 

@@ -65,6 +65,7 @@ class ChargeTrap(MemoryCell):
     def _read(self, device: PRNGKeyArray, key: PRNGKeyArray, target: Conductances) -> Conductances:
         shifts = over_time(self.time, MEASURED, SHIFT)
         mean = target + self.drift * jnp.interp(target, jnp.asarray(CURRENTS), shifts)
+        # A cell that holds no charge has nothing to lose: deviations vanish with the current.
         size, scale = over_time(self.time, MEASURED, SPREAD)
         written = programmed(device, mean, self.spread * size * -jnp.expm1(-mean / scale))
         size, scale = READING

@@ -64,6 +64,7 @@ class PhaseChange(MemoryCell):
         deviation = self.programming * polynomial(PROGRAMMING, share)
         written = programmed(writing, target, deviation)
         decayed = written * self._remaining(drifting, share)
+        # One factor for the whole array: cells have exponents of their own, which stay.
         if self.compensate:
             decayed = decayed * (jnp.sum(written) / jnp.maximum(jnp.sum(decayed), LEAST))
         # Integrated 1/f noise: its bandwidth reaches from the read pulse to the time since then.

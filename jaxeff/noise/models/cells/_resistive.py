@@ -60,6 +60,7 @@ class ResistiveRAM(MemoryCell):
         powers = jnp.stack([share**power for power in range(5)])
         curves = jnp.tensordot(jnp.asarray(RELAXATION), powers, 1) * (self.top / REFERENCE)
         logs = tuple(float(jnp.log(time)) for time in MEASURED)
+        # Relaxation slows down: between the measured times it is linear in their logarithm.
         now = over_time(jnp.log(jnp.maximum(self.time, 1.0)), logs, curves)
         written = programmed(device, target, self.relaxation * now)
         noise = self.read * self.top * jax.random.normal(key, target.shape)
