@@ -23,7 +23,13 @@ from jaxeff_export.artifact._signature import (
     specs_from_json,
     with_batch,
 )
-from jaxeff_export.artifact._structure import Description, rebuild, require_structure
+from jaxeff_export.artifact._state import belongs, state_places
+from jaxeff_export.artifact._structure import (
+    Description,
+    count_leaves,
+    rebuild,
+    require_structure,
+)
 
 __all__ = [
     "COUNT",
@@ -38,8 +44,10 @@ __all__ = [
     "add_checksum",
     "argument_names",
     "batch_of",
+    "belongs",
     "check_array",
     "check_leaves",
+    "count_leaves",
     "digest",
     "dtype_of",
     "export",
@@ -51,6 +59,7 @@ __all__ = [
     "require_member",
     "require_structure",
     "specs_from_json",
+    "state_places",
     "verify_checksum",
     "version_complaint",
     "with_batch",

@@ -59,6 +59,7 @@ from jaxeff_export.artifact._signature import (
     flatten_named,
     specs_from_json,
 )
+from jaxeff_export.artifact._state import belongs
 from jaxeff_export.artifact._structure import Description, describe, require_structure
 from jaxeff_export.targets import require_extra
 
@@ -107,11 +108,6 @@ class Artifact:
 
     def leaf_count(self, arguments: int) -> int:
         """Counts the inputs that are leaves of the first `arguments` arguments."""
-
-        def belongs(spec: TensorSpec, name: str) -> bool:
-            # What follows the name has to begin a path: `x` is no prefix of `x2`.
-            return spec.name.startswith(name) and spec.name[len(name) :][:1] in ("", "[", ".")
-
         names = self.arguments[:arguments]
         return sum(any(belongs(spec, name) for name in names) for spec in self.inputs)
 

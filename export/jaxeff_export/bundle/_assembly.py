@@ -45,6 +45,7 @@ class BundleParts:
       kernels: per kernel what it has to do, as the manifest has it.
       rounds_inputs: whether the function rounds its data to codes.
       verdict: what is known of the results beside their values.
+      state: names of the arguments that the bundle keeps and updates.
     """
 
     library: Path
@@ -62,6 +63,7 @@ class BundleParts:
     kernels: Mapping[str, Mapping[str, int]]
     rounds_inputs: bool
     verdict: str
+    state: tuple[str, ...]
 
 
 def write_bundle(parts: BundleParts, path: Path) -> Manifest:
@@ -119,6 +121,7 @@ def write_bundle(parts: BundleParts, path: Path) -> Manifest:
             batches=tuple(pair.batch for pair in parts.recorded if pair.batch is not None),
             rounds_inputs=parts.rounds_inputs,
             verdict=parts.verdict,
+            state=parts.state,
         )
         write_atomically(folder / files.MANIFEST, manifest.to_bytes())
     return manifest

@@ -127,6 +127,7 @@ def build(
             kernels={work.name: work.facts for work in works},
             rounds_inputs=rounded,
             verdict=example.verdict,
+            state=example.state,
         )
         return Bundle(path, write_bundle(parts, path), example.treedef)
 

@@ -38,7 +38,14 @@ from jaxeff_export.bundle.files import (
     SelfCheck,
 )
 from jaxeff_export.bundle.machine_model import LoopModel, model_library
-from jaxeff_export.bundle.running import OperatorTime, ProgramRunner, Runner, Timing, require_timed
+from jaxeff_export.bundle.running import (
+    OperatorTime,
+    ProgramRunner,
+    Runner,
+    Session,
+    Timing,
+    require_timed,
+)
 from jaxeff_export.clib.objects import CLibraryError
 from jaxeff_export.targets import ToolchainError, require_extra
 
@@ -78,7 +85,7 @@ class Bundle(BundleFolder):
             else np.zeros(tuple(int(n) for n in spec.shape), dtype_of(spec.dtype))
             for spec in artifact.inputs[: artifact.leaf_count(parameters)]
         ]
-        known = self.treedef, self.derived, self.manifest.verdict
+        known = self.treedef, self.derived, self.manifest.verdict, self.manifest.state
         return Example(artifact, parameters, bound, self.recorded, *known)
 
     @contextlib.contextmanager
@@ -128,6 +135,25 @@ class Bundle(BundleFolder):
         """
         with self._place(board) as runner:
             return runner.run(*inputs)
+
+    def session(self, shared: Session | None = None) -> Session:
+        """Begins a session on this machine: calls whose state stays where it is.
+
+        Any number of sessions run beside each other, each with a state of its own; on other boards
+        they are made by ``bundle.on(board)``, whose runner has the same method.
+
+        Args:
+          shared: a session of another bundle with the same state, which both then update: one that
+            reads a prompt, and one that takes a token at a time.
+
+        Returns:
+          The session: ``session.step(token)``, `reset`, `state`, `restore`, `save` and `load`.
+
+        Raises:
+          BundleError: if the bundle has no state, or another than the shared session.
+        """
+        with self._place("local") as runner:
+            return runner.session(shared)
 
     def check(self, board: str | Board = "local") -> SelfCheck:
         """Replays the recorded pairs on a board: whether it computes what JAX computed."""

@@ -61,6 +61,7 @@ from jaxeff_export.artifact import (
     check_array,
     dtype_of,
     export,
+    state_places,
     with_batch,
 )
 from jaxeff_export.bundle._building import Progress, build
@@ -77,6 +78,7 @@ from jaxeff_export.schedules import TuningDatabase
     progress=function_of_form("progress(line)"),
     any_batch=any_of(boolean, string_sequence),
     verdict=instance_of(str),
+    state=string_sequence,
 )
 def deploy(
     f: Callable[..., Any],
@@ -87,6 +89,7 @@ def deploy(
     parameters: int | None = None,
     any_batch: bool | Collection[str] = False,
     verdict: str = "",
+    state: Sequence[str] = (),
     database: str | Path | None = None,
     progress: Progress | None = None,
 ) -> Bundle:
@@ -109,6 +112,10 @@ def deploy(
         see export/README.md.
       verdict: a text that travels with the bundle and that `inspect` shows, as
         ``jaxeff.moments_check(...).verdict``: how far its variances can be trusted.
+      state: names of arguments that a session of the bundle keeps and updates in place, such as a
+        cache: ``step(params, token, cache) -> (logits, cache)`` with ``state=("cache",)``. The
+        function returns a tuple, whose last elements replace them, in this order and in the same
+        trees. What they are in the example is what a session begins with. See `Bundle.session`.
       database: a folder that `tune` filled: kernels it knows for this target get the schedules
         found there, the others the default ones.
       progress: called with one line per step.
@@ -124,7 +131,7 @@ def deploy(
         and no `parameters`, there are fewer arguments than `parameters`, JAX cannot trace the
         function without knowing the batch, the example is an empty batch, its result on the
         example has NaN, which nothing can be checked against, or the example itself has where it
-        is rounded to codes.
+        is rounded to codes; naming what of `state` is no argument, or isn't returned as it was.
       FileExistsError: if `path` holds anything but a bundle's own files.
       TuningError: if `database` is none, damaged, or of another TVM version.
       UnsupportedOpError: if the function uses an operation the importer does not know.
@@ -147,7 +154,7 @@ def deploy(
         return jax.tree.leaves(jitted(*jax.tree.unflatten(structure, given)))
 
     treedef = jax.tree.structure(jax.eval_shape(jitted, *example_args))
-    return order.built(artifact, leaves, reference, treedef, verdict)
+    return order.built(artifact, leaves, reference, treedef, verdict, tuple(state))
 
 
 @validate(
@@ -243,6 +250,7 @@ class _Order:
         reference: Callable[[Sequence[Any]], Sequence[Any]],
         treedef: Any = None,
         verdict: str = "",
+        state: tuple[str, ...] = (),
     ) -> Bundle:
         """Records what JAX computes, and builds the bundle.
 
@@ -252,8 +260,13 @@ class _Order:
           reference: what JAX computes from such leaves, flattened.
           treedef: the exact structure of results, where it is known.
           verdict: what is known of the results beside their values.
+          state: names of the arguments that sessions keep.
         """
         specs = artifact.inputs
+        # Before the reference is computed, which takes long.
+        names = artifact.arguments[self.parameters :]
+        after = artifact.leaf_count(self.parameters)
+        state_places(state, names, specs[after:], artifact.outputs, artifact.structure)
         self.say("computing the reference with JAX")
         bound = artifact.leaf_count(self.parameters)
         data = zip(specs[bound:], leaves[bound:], strict=True)
@@ -270,7 +283,9 @@ class _Order:
             ]
             recorded.append(RecordedPair(values[bound:], outputs, batch))
         bounded = values[:bound]
-        example = Example(artifact, self.parameters, bounded, recorded, treedef, verdict=verdict)
+        example = Example(
+            artifact, self.parameters, bounded, recorded, treedef, verdict=verdict, state=state
+        )
         return build(example, self.target, self.path, self.say, self.database)
 
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from jaxeff_export.artifact import Artifact
+from jaxeff_export.artifact import Artifact, state_places
 from jaxeff_export.bundle.files import Manifest, RecordedPair, tolerance
 from jaxeff_export.clib import LibraryParts
 from jaxeff_export.clib.codegen import identifier
@@ -72,6 +72,7 @@ class Example:
       treedef: the exact structure of results, if this process knows it.
       derived: what was computed from the leaves, if it was.
       verdict: what is known of the results beside their values.
+      state: names of the arguments that a bundle keeps and updates.
     """
 
     artifact: Artifact
@@ -81,6 +82,16 @@ class Example:
     treedef: Any = None
     derived: Sequence[np.ndarray] | None = None
     verdict: str = ""
+    state: tuple[str, ...] = ()
+
+    @property
+    def places(self) -> list[tuple[int, int]]:
+        """Pairs the arrays of state: indices of those among the data and among the results."""
+        artifact, bound = self.artifact, len(self.bound)
+        data = artifact.arguments[self.parameters :]
+        return state_places(
+            self.state, data, artifact.inputs[bound:], artifact.outputs, artifact.structure
+        )
 
 
 def lift(example: Example, target: NamedTarget) -> LiftedModule:
@@ -91,11 +102,15 @@ def lift(example: Example, target: NamedTarget) -> LiftedModule:
     """
     # Start-up time: each of these loads TVM.
     from jaxeff_export.compiler import bind_parameters
+    from jaxeff_export.compiler.passes import with_state
     from jaxeff_export.importer import import_stablehlo
     from jaxeff_export.operators import operators_for
 
     composites = operators_for(target.settings, example.artifact.any_batch)
     module = import_stablehlo(example.artifact.stablehlo, composites=composites)
+    data = len(example.artifact.inputs) - len(example.bound)
+    # From the last argument: what is bound before them changes in number.
+    module = with_state(module, [(old - data, new) for old, new in example.places])
     # Only the first inputs are bound; what is computed of them alone is done once.
     return bind_parameters(module, len(example.bound), target.settings)
 
@@ -139,5 +154,6 @@ def c_order(
         given=pair.inputs,
         expected=pair.outputs,
         tolerances=[tolerance(array.dtype) for array in pair.outputs],
+        state=example.places,
         **more,
     )

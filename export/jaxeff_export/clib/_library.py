@@ -24,6 +24,7 @@ import numpy as np
 from jaxeff.store import atomic_folder, write_atomically
 from jaxeff_export.artifact import TensorSpec
 from jaxeff_export.clib.codegen import (
+    STATE,
     assembly,
     bare_metal,
     driver,
@@ -31,6 +32,7 @@ from jaxeff_export.clib.codegen import (
     fields_of,
     identifier,
     instructions,
+    kept_apart,
     pack,
     threads,
 )
@@ -64,6 +66,7 @@ class LibraryParts:
         ram: bytes of it that are there.
         threads: the most threads that may share a loop.
         rounds_inputs: whether arguments are rounded to codes, so that a call refuses NaN.
+        state: indices of arguments that calls update, each with that of the result it becomes.
     """
 
     name: str
@@ -82,6 +85,7 @@ class LibraryParts:
     ram: int | None = None
     threads: int = 1
     rounds_inputs: bool = False
+    state: Sequence[tuple[int, int]] = ()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -200,8 +204,9 @@ def _compile(order: LibraryParts, tools: CToolchain, folder: Path) -> tuple[driv
     program = program_of(module, len(order.operands))
     # Fields of its own that the struct may have: an argument of such a name gets another one.
     ours = {"parameters": not order.embed, threads.FIELD: order.threads > 1}
+    ours[STATE] = bool(order.state)
     inputs = fields_of(order.inputs, frozenset(name for name, there in ours.items() if there))
-    outputs = fields_of(order.outputs)
+    inputs, outputs = kept_apart(inputs, fields_of(order.outputs), order.state)
     # Object files are made elsewhere: the library's folder has their archive alone.
     with tempfile.TemporaryDirectory(prefix="jaxeff-c-") as temporary:
         made = Path(temporary)
@@ -218,6 +223,7 @@ def _compile(order: LibraryParts, tools: CToolchain, folder: Path) -> tuple[driv
             embedded=order.embed,
             threads=order.threads,
             rounds_inputs=order.rounds_inputs,
+            initial=[order.given[old] for old, _ in sorted(order.state)],
         )
         # Before sizes are taken: what is left out here takes no room on a device.
         objects.trim(tools, made / "kernels.o")
@@ -230,7 +236,7 @@ def _compile(order: LibraryParts, tools: CToolchain, folder: Path) -> tuple[driv
             parameters=len(library.parameters.blob),
             workspace=library.memory.size,
             live=library.memory.live,
-            arrays=sum(field.size for field in (*inputs, *outputs)),
+            arrays=sum(field.size for field in (*inputs, *library.returned)),
             stack=library.stack,
         )
         board = tools.board

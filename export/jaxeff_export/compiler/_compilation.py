@@ -35,7 +35,9 @@ from jaxeff_export.compiler.passes import (
     decode_where_read,
     lift_parameters,
     narrow_floats_to_bits,
+    updates_alone,
     widen_contractions,
+    write_over_state,
 )
 from jaxeff_export.compiler.schedules import Machine, schedule_cpu
 from jaxeff_export.compiler.tir import (
@@ -81,7 +83,8 @@ def schedule_module(
         mod = fused_kernels(mod, where)
         if tuned:
             mod = map_kernels(mod, tuned)
-        return ready_to_lower(schedule_cpu(mod, Machine.of(where)))
+        mod = ready_to_lower(schedule_cpu(mod, Machine.of(where)))
+        return write_over_state(mod)
 
 
 def lower_module(
@@ -172,7 +175,7 @@ def fused_kernels(mod: tvm.IRModule, target: Target) -> tvm.IRModule:
     """Fuses an imported module into the kernels that will be compiled, not scheduled yet."""
     with target, tvm.transform.PassContext(opt_level=3):
         # Lets can be inlined and vectorised by schedules, which blocks with local buffers cannot.
-        return decode_where_read(fuse(locals_to_lets(_fold(mod))))
+        return decode_where_read(fuse(locals_to_lets(updates_alone(_fold(mod)))))
 
 
 def ready_to_lower(mod: tvm.IRModule) -> tvm.IRModule:

@@ -17,6 +17,7 @@ from jaxeff_export.artifact import (
     require_form,
     require_structure,
     specs_from_json,
+    state_places,
     verify_checksum,
     version_complaint,
 )
@@ -88,6 +89,7 @@ class Manifest:
       batches: batches of the pairs of inputs and outputs recorded for the self-check, the example's
         own first, where the batch may vary; empty where it is fixed, and one pair is recorded.
       verdict: what is known of the results beside their values, as it was given to `deploy`.
+      state: names of the arguments that sessions keep and update, in the order of the results.
     """
 
     target_name: str
@@ -107,6 +109,12 @@ class Manifest:
     kernels: Mapping[str, Mapping[str, int]] = field(default_factory=dict, repr=False)
     batches: tuple[int, ...] = ()
     verdict: str = ""
+    state: tuple[str, ...] = ()
+
+    @property
+    def places(self) -> list[tuple[int, int]]:
+        """Pairs the arrays of state: indices of those among `inputs` and among `outputs`."""
+        return state_places(self.state, self.arguments, self.inputs, self.outputs, self.structure)
 
     @property
     def any_batch(self) -> bool:
@@ -142,6 +150,7 @@ class Manifest:
                 "kernels": {name: dict(work) for name, work in self.kernels.items()},
                 **more,
                 **({"verdict": self.verdict} if self.verdict else {}),
+                **({"state": list(self.state)} if self.state else {}),
             }
         )
 
@@ -174,6 +183,7 @@ class Manifest:
         require_form(content.get("kernels", {}), MappingOf(_WORK), "kernels")
         require_form(content.get("batches", []), [COUNT], "batches")
         require_form(content.get("verdict", ""), str, "verdict")
+        require_form(content.get("state", []), [str], "state")
         target = content["target"]
         # Settings of a target are optional, and TVM has more of them: those known are checked.
         said = {name: form for name, form in _TARGET.items() if name in target}
@@ -199,10 +209,12 @@ class Manifest:
             kernels=content.get("kernels", {}),
             batches=tuple(content.get("batches", ())),
             verdict=content.get("verdict", ""),
+            state=tuple(content.get("state", ())),
         )
         # Each entry fits its form; now whether they agree, which all later code relies on.
         if require_structure(manifest.structure) != len(manifest.outputs):
             raise ValueError("structure and outputs differ in how many arrays they have")
+        _ = manifest.places  # raises where state and the arrays differ
         if manifest.any_batch != any(spec.varies for spec in manifest.inputs):
             raise ValueError("batches and inputs differ in whether the batch may vary")
         if manifest.any_batch != (content["format_version"] == FORMAT_VERSION_ANY_BATCH):

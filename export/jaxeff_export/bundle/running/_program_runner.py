@@ -9,8 +9,10 @@ from typing import Any
 import numpy as np
 
 from jaxeff_export.boards import BoardError, ProgramBoard
-from jaxeff_export.bundle.files import Manifest, RecordedPair
+from jaxeff_export.bundle.files import BundleError, Manifest, RecordedPair
 from jaxeff_export.bundle.running._runner import Runner
+from jaxeff_export.bundle.running._session import Session
+from jaxeff_export.bundle.running._state_memory import HostMemory, StateMemory
 from jaxeff_export.clib import CLibrary, ExampleProgram
 from jaxeff_export.clib.objects import CLibraryError
 from jaxeff_export.targets import ToolchainError
@@ -43,6 +45,11 @@ class ProgramRunner(Runner):
     def close(self) -> None:
         """Removes the program."""
         self._program.close()
+
+    def _memory(self, shared: Session | None) -> StateMemory:
+        if shared is not None:
+            raise BundleError(f"{self._board.name} shares no state between bundles")
+        return HostMemory(self._call, self._recorded[0].inputs, self._manifest)
 
     def _call(self, leaves: Sequence[np.ndarray]) -> list[np.ndarray]:
         try:

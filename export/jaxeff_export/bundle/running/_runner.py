@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -35,6 +36,8 @@ from jaxeff_export.boards import Board, BoardError, BoardLost
 from jaxeff_export.bundle.files import BundleError, Manifest, RecordedPair, SelfCheck, compare
 from jaxeff_export.bundle.running._instrument import Instrument
 from jaxeff_export.bundle.running._numbers import require_numbers
+from jaxeff_export.bundle.running._session import Session
+from jaxeff_export.bundle.running._state_memory import MachineMemory, StateMemory
 from jaxeff_export.bundle.running._timing import OperatorTime, Timing, operator_times, require_timed
 from jaxeff_export.targets import OPERATOR_BY_OPERATOR
 
@@ -136,6 +139,28 @@ class Runner:
             require_numbers(arrays, specs)
         return self._call(arrays)
 
+    def session(self, shared: Session | None = None) -> Session:
+        """Begins a session: calls of a function whose state stays on the board.
+
+        Args:
+          shared: a session of another bundle on this machine, with the same state, which both then
+            update.
+
+        Returns:
+          The session, whose state is that of the example, or the shared one as it is.
+
+        Raises:
+          BundleError: if the bundle has no state, or another than the shared session.
+          BoardError: if the board fails.
+        """
+        if not self._manifest.state:
+            raise BundleError(
+                "the bundle keeps no state; name its arguments that are in deploy(..., state=...)"
+            )
+        inputs = self._recorded[0].inputs
+        initial = [inputs[old] for old, _ in self._manifest.places]
+        return Session(self._manifest, self._memory(shared), initial, self._treedef)
+
     def check(self) -> SelfCheck:
         """Replays the recorded inputs and compares the results with JAX's recorded ones."""
         results = [self._call(pair.inputs) for pair in self._recorded]
@@ -225,6 +250,30 @@ class Runner:
             result if spec.varies else result.reshape([int(n) for n in spec.shape])
             for result, spec in zip(results, self._manifest.outputs, strict=True)
         ]
+
+    def _memory(self, shared: Session | None) -> StateMemory:
+        """Makes the arrays of a session on the board."""
+
+        def memory() -> MachineMemory:
+            tensors, turn = self._put(self._recorded[0].inputs), threading.RLock()
+            if shared is not None:
+                theirs, turn = shared.tensors(self._manifest)
+                for (old, _), tensor in zip(self._manifest.places, theirs, strict=True):
+                    tensors[old] = tensor
+            # A machine of its own holds the arrays, so sessions run beside each other.
+            machine = self._new_machine()
+            return MachineMemory(machine, self._operands, tensors, self._manifest, self._once, turn)
+
+        return self._on_board("begin a session", memory)
+
+    def _once(self, what: str, action: Callable[[], _T]) -> _T:
+        """Runs an action on the board that a lost connection ends: its state is lost with it."""
+        if self._closed:
+            raise BoardError(
+                f"{self._board.name} was left; use its sessions inside its with statement"
+            )
+        with self._board.turn:
+            return self._attempt(what, action)
 
     @contextlib.contextmanager
     def _machine(self, leaves: Sequence[np.ndarray]) -> Iterator[Any]:

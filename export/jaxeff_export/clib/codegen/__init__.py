@@ -6,11 +6,12 @@ from jaxeff_export.clib.codegen import _example as example
 from jaxeff_export.clib.codegen import _instructions as instructions
 from jaxeff_export.clib.codegen import _threads as threads
 from jaxeff_export.clib.codegen._example import record
-from jaxeff_export.clib.codegen._interface import fields_of, identifier
+from jaxeff_export.clib.codegen._interface import STATE, fields_of, identifier, kept_apart
 from jaxeff_export.clib.codegen._parameters import assembly, pack
 from jaxeff_export.clib.codegen._rendering import render
 
 __all__ = [
+    "STATE",
     "assembly",
     "bare_metal",
     "driver",
@@ -18,6 +19,7 @@ __all__ = [
     "fields_of",
     "identifier",
     "instructions",
+    "kept_apart",
     "pack",
     "record",
     "render",

@@ -6,6 +6,7 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 
 from jaxeff_export.clib.codegen import _numbers as numbers
+from jaxeff_export.clib.codegen import _state as state
 from jaxeff_export.clib.codegen import _threads as threads
 from jaxeff_export.clib.codegen._interface import Field
 from jaxeff_export.clib.codegen._rendering import render
@@ -15,9 +16,9 @@ from jaxeff_export.clib.codegen._sources import Library
 def header(library: Library) -> str:
     """Writes ``NAME.h``."""
     n, u, memory = library.name, library.upper, library.memory
-    blob = []
+    blob = state.pointer(library)
     if not library.embedded:
-        blob = [
+        blob += [
             f"    /* the content of {n}_parameters.bin, {u}_PARAMETER_BYTES, aligned to "
             f"{u}_PARAMETER_ALIGNMENT */",
             "    const void *parameters;",
@@ -27,7 +28,7 @@ def header(library: Library) -> str:
         blob += ["    /* NULL, or started */", f"    {n}_threads *{threads.FIELD};"]
     sizes = [
         f"#define {u}_{field.name.upper()}_SIZE {field.count} /* elements of {field.kind} */"
-        for field in _apart(library.inputs, library.outputs)
+        for field in _apart(library.given, library.returned)
     ]
     codes = ",\n".join(f"    {u}_{code} = {number}" for code, number in library.codes.items())
     rounded = []
@@ -52,8 +53,9 @@ def header(library: Library) -> str:
         codes=codes,
         threads=threads.declarations(library) if library.threads > 1 else [],
         rounded=rounded,
-        inputs=[*_struct(library.inputs, "const "), *blob],
-        outputs=_struct(library.outputs, ""),
+        state=state.declarations(library),
+        inputs=[*_struct(library.given, "const "), *blob],
+        outputs=_struct(library.returned, ""),
     )
 
 
@@ -97,6 +99,7 @@ def source(library: Library) -> str:
         ],
         threads=threads.source(library, shared) if library.threads > 1 else [],
         numbers=numbers.source(library),
+        state=state.source(library),
         unpacked=unpacked,
         # NaN is looked for before threads are taken, which a return would keep.
         refused=[*check, *numbers.checks(library)],
@@ -133,9 +136,9 @@ def _places(library: Library) -> dict[int, str]:
     # Of results that are one array the first has it; one that is an argument or a constant lies
     # there. `_copies` fills the others.
     for number, field in zip(program.outputs, library.outputs, strict=True):
-        places.setdefault(number, f"outputs->{field.name}")
+        places.setdefault(number, field.within("outputs"))
     for number, field in zip(program.inputs, library.inputs, strict=True):
-        places[number] = f"inputs->{field.name}"
+        places[number] = field.within("inputs")
     for number, offset in library.parameters.offsets.items():
         places[number] = f"{n}_parameters + {offset}"
     return places
@@ -173,7 +176,7 @@ def _copies(library: Library, places: Mapping[int, str]) -> list[str]:
     """
     lines = []
     for number, field in zip(library.program.outputs, library.outputs, strict=True):
-        here = f"outputs->{field.name}"
+        here = field.within("outputs")
         if places[number] != here and field.size:
             lines.append(f"    memcpy({here}, {places[number]}, {field.size});")
     return lines
@@ -197,10 +200,13 @@ def _declarations(library: Library, name: str) -> list[str]:
 
 
 def _checks(library: Library) -> list[str]:
-    pointers = [(f"inputs->{f.name}", f"sizeof(*inputs->{f.name})", f.size) for f in library.inputs]
+    pointers = [(f"inputs->{f.name}", f"sizeof(*inputs->{f.name})", f.size) for f in library.given]
     pointers += [
-        (f"outputs->{f.name}", f"sizeof(*outputs->{f.name})", f.size) for f in library.outputs
+        (f"outputs->{f.name}", f"sizeof(*outputs->{f.name})", f.size) for f in library.returned
     ]
+    if library.state:
+        # Whether it is there at all; its arrays lie in it as C aligns them.
+        pointers.append(("inputs->state", f"_Alignof({library.name}_state)", 1))
     workspace = f"{library.upper}_WORKSPACE_ALIGNMENT"
     pointers.append(("workspace", workspace, library.memory.size))
     if not library.embedded:

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from jaxeff_export.artifact import dtype_of
+from jaxeff_export.clib.codegen._interface import Field
 from jaxeff_export.clib.codegen._rendering import render
 from jaxeff_export.clib.codegen._sources import Library
 
@@ -51,12 +52,21 @@ def main_c(library: Library, recorded: RecordedCall, tolerances: Sequence[float]
     n, u = library.name, library.upper
     # C has no arrays of no elements.
     buffers = [
-        f"static {field.kind} {field.name}_[{max(1, field.count)}];" for field in library.outputs
+        f"static {field.kind} {field.name}_[{max(1, field.count)}];" for field in library.returned
     ]
     given = [
         f"    inputs.{field.name} = (const {field.kind} *)(const void *)({n}_recorded + {place});"
         for field, place in zip(library.inputs, recorded.inputs, strict=True)
+        if not field.kept
     ] or ["    inputs.nothing = 0;"]
+    if library.state:
+        buffers.append(f"static {n}_state state;")
+        given += [
+            f"    memcpy(state.{field.name}, {n}_recorded + {place}, {field.size});"
+            for field, place in zip(library.inputs, recorded.inputs, strict=True)
+            if field.kept
+        ]
+        given.append("    inputs.state = &state;")
     blob = []
     if not library.embedded:
         given.append(f"    inputs.parameters = {n}_parameters;")
@@ -75,15 +85,15 @@ def main_c(library: Library, recorded: RecordedCall, tolerances: Sequence[float]
             "    inputs.threads = &threads;",
         ]
         stopped = [f"    {n}_stop(&threads);"]
-    filled = [f"    outputs.{field.name} = {field.name}_;" for field in library.outputs]
+    filled = [f"    outputs.{field.name} = {field.name}_;" for field in library.returned]
     compared = [
-        f'    failures += differs("{field.name}", {field.name}_, {n}_recorded + {place}, '
+        f'    failures += differs("{field.name}", {_array(field)}, {n}_recorded + {place}, '
         f"{field.count}, {_kind(field.spec.dtype)}, {tolerance!r});"
         for field, place, tolerance in zip(
             library.outputs, recorded.outputs, tolerances, strict=True
         )
     ]
-    written = [f"    fwrite({field.name}_, 1, {field.size}, file);" for field in library.outputs]
+    written = [f"    fwrite({_array(field)}, 1, {field.size}, file);" for field in library.outputs]
     return render(
         "main.c",
         name=n,
@@ -99,6 +109,10 @@ def main_c(library: Library, recorded: RecordedCall, tolerances: Sequence[float]
         written=written,
         stopped=stopped,
     )
+
+
+def _array(field: Field) -> str:
+    return f"state.{field.name}" if field.kept else f"{field.name}_"
 
 
 def _kind(name: str) -> str:

@@ -55,7 +55,11 @@ def readme(
     arrays = [
         f"| {role} | `{field.name}` | {'x'.join(map(str, field.spec.shape)) or 'one number'} "
         f"| {field.spec.dtype} | {field.size:,} |"
-        for role, fields in (("argument", library.inputs), ("result", library.outputs))
+        for role, fields in (
+            ("argument", library.given),
+            ("state", library.state),
+            ("result", library.returned),
+        )
         for field in fields
     ]
     blob = ""
@@ -73,6 +77,13 @@ others, `inputs.threads = &threads` lends them to a call, `{n}_stop(&threads)` e
 in place of them, and while another call has them, a call runs on its caller's thread alone. The
 results are the same bits. Waking threads takes some microseconds a loop. Programs are linked with
 `-pthread`.
+"""
+    kept = ""
+    if library.state:
+        kept = f"""
+What stays from call to call is a struct of yours, one for each session: `{n}_init(&state)` sets it
+to what a session begins with, now or again, `inputs.state = &state` hands it to a call, which
+updates it in place.
 """
     refused = ""
     if library.rounds_inputs:
@@ -95,7 +106,7 @@ It allocates nothing and keeps no state, so threads may call it at the same time
 workspace of its own. It returns {u}_OK, or {u}_WORKSPACE_TOO_SMALL; where `NDEBUG` is not
 defined, pointers are checked too ({u}_MISALIGNED, {u}_NULL_POINTER). The archive needs libm and
 `memcpy`, and the compiler's own helpers.
-{blob}{shared}{refused}
+{blob}{kept}{shared}{refused}
 |  | name | shape | dtype | bytes |
 |---|---|---|---|---|
 {chr(10).join(arrays)}

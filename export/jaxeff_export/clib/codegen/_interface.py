@@ -10,6 +10,8 @@ from collections.abc import Sequence
 from jaxeff_export.artifact import TensorSpec, dtype_of
 from jaxeff_export.clib.objects import CLibraryError
 
+STATE = "state"  # field of the inputs
+
 _TYPES = {
     "bool": "uint8_t",
     "float32": "float",
@@ -40,17 +42,23 @@ class Field:
         kind: the C type of an element.
         count: number of elements of that type.
         spec: what it is in the function.
+        kept: whether it is state, in a struct of its own.
     """
 
     name: str
     kind: str
     count: int
     spec: TensorSpec
+    kept: bool = False
 
     @property
     def size(self) -> int:
         """In bytes."""
         return self.count * dtype_of(self.spec.dtype).itemsize
+
+    def within(self, struct: str) -> str:
+        """Returns the expression in C of the array, given that of its struct."""
+        return f"inputs->{STATE}->{self.name}" if self.kept else f"{struct}->{self.name}"
 
     @property
     def remark(self) -> str:
@@ -81,6 +89,17 @@ def fields_of(
         count = math.prod(int(n) for n in spec.shape)
         fields.append(Field(name, _c_type(spec), count, spec))
     return tuple(fields)
+
+
+def kept_apart(
+    inputs: Sequence[Field], outputs: Sequence[Field], pairs: Sequence[tuple[int, int]]
+) -> tuple[tuple[Field, ...], tuple[Field, ...]]:
+    """Marks arguments and results that are state: one array, of the argument's name."""
+    places, replaced = {old for old, _ in pairs}, {new: old for old, new in pairs}
+    marked = tuple(dataclasses.replace(field, kept=i in places) for i, field in enumerate(inputs))
+    return marked, tuple(
+        marked[replaced[i]] if i in replaced else field for i, field in enumerate(outputs)
+    )
 
 
 def identifier(text: str, taken: set[str] | frozenset[str] = frozenset()) -> str:

@@ -42,7 +42,7 @@ def _checked(library: Library) -> list[Field]:
     if not library.rounds_inputs:
         return []
     whole = ("bool", "int", "uint")  # these have no NaN
-    return [f for f in library.inputs if f.count and not f.spec.dtype.startswith(whole)]
+    return [f for f in library.given if f.count and not f.spec.dtype.startswith(whole)]
 
 
 def _function(dtype: str, library: Library) -> list[str]:

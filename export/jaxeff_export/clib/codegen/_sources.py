@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from jaxeff_export.clib.codegen._interface import Field
 
 if TYPE_CHECKING:
+    import numpy as np
+
     from jaxeff_export.clib.codegen._parameters import Parameters
     from jaxeff_export.clib.kernels import CKernel, KernelProgram, Memory
 
@@ -33,6 +35,7 @@ class Library:
         embedded: whether these are part of the archive.
         threads: the most threads that may share a loop.
         rounds_inputs: whether arguments are rounded to codes, and looked through for NaN before.
+        initial: what each array of state begins with.
     """
 
     name: str
@@ -46,6 +49,22 @@ class Library:
     embedded: bool = True
     threads: int = 1
     rounds_inputs: bool = False
+    initial: Sequence[np.ndarray] = ()
+
+    @property
+    def given(self) -> tuple[Field, ...]:
+        """The arguments that a call is given: those that are no state."""
+        return tuple(field for field in self.inputs if not field.kept)
+
+    @property
+    def returned(self) -> tuple[Field, ...]:
+        """The results that a call returns: those that are no state."""
+        return tuple(field for field in self.outputs if not field.kept)
+
+    @property
+    def state(self) -> tuple[Field, ...]:
+        """The arrays that calls update."""
+        return tuple(field for field in self.inputs if field.kept)
 
     @property
     def upper(self) -> str:

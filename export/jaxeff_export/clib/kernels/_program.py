@@ -24,7 +24,7 @@ class KernelCall:
 
     Attributes:
         kernel: the name of the kernel.
-        arguments: the arrays it reads.
+        arguments: the arrays it reads; state among them it also writes.
         results: the arrays it writes.
     """
 
@@ -108,6 +108,11 @@ class _ArrayNumbering:
         # The same bytes in the same order: the view has the number of what it views.
         if name == "relax.reshape":
             return self._of(value.args[0])
+        # State: the kernel writes over the array that it is given first.
+        if name == "relax.call_tir_inplace":
+            read = [self._one(argument) for argument in value.args[1]]
+            self._calls.append(KernelCall(value.args[0].name_hint, tuple(read), ()))
+            return read[0]
         # A third argument would be sizes that only a call tells.
         if name != "relax.call_tir" or len(value.args) != 2:
             raise CLibraryError(

@@ -10,6 +10,12 @@ from jaxeff_export.compiler.passes._lifting import (
     lift_parameters,
     sources_of,
 )
+from jaxeff_export.compiler.passes._resident import (
+    WINDOW,
+    updates_alone,
+    with_state,
+    write_over_state,
+)
 from jaxeff_export.compiler.passes._storage import narrow_floats_to_bits
 from jaxeff_export.compiler.passes._widening import widen_contractions
 
@@ -17,6 +23,7 @@ __all__ = [
     "BOUND",
     "CHAINS",
     "PACKS",
+    "WINDOW",
     "LiftedModule",
     "block_weights",
     "chained",
@@ -24,5 +31,8 @@ __all__ = [
     "lift_parameters",
     "narrow_floats_to_bits",
     "sources_of",
+    "updates_alone",
     "widen_contractions",
+    "with_state",
+    "write_over_state",
 ]

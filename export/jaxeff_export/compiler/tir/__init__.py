@@ -1,5 +1,6 @@
 """Reads and builds tensor programs: loop nests, products, local buffers, entry points."""
 
+from jaxeff_export.compiler.tir._indices import clamped
 from jaxeff_export.compiler.tir._locals import becomes_locals, lets_to_locals, locals_to_lets
 from jaxeff_export.compiler.tir._nests import Nest, columns_of, index_uses
 from jaxeff_export.compiler.tir._products import unpair_products
@@ -21,6 +22,7 @@ __all__ = [
     "Nest",
     "becomes_locals",
     "bytes_of",
+    "clamped",
     "columns_of",
     "contains",
     "count",

@@ -166,17 +166,24 @@ class Emitter:
         return self.bb.emit_te(fill, primfunc_name_hint="splat")
 
     def te(
-        self, function: Callable, *operands: HloValue, name: str, alone: bool = False
+        self,
+        function: Callable,
+        *operands: HloValue,
+        name: str,
+        alone: bool = False,
+        marks: Mapping[str, Any] | None = None,
     ) -> relax.Var:
         """Emits ``function``, which maps TE tensors of the operands to its result in TE.
 
         A kernel that is ``alone`` is not fused with its neighbours, nor is one of narrow floats.
+        Its ``marks`` are attributes that later passes know it by.
         """
         tensors = [self.tensor(operand) for operand in operands]
         alone = alone or any(operand.type.dtype in HELD_AS_FLOAT32 for operand in operands)
-        attributes = {"op_pattern": _OPAQUE} if alone else None
+        attributes = {"op_pattern": _OPAQUE} if alone else {}
+        attributes |= marks or {}
         return self.bb.emit_te(
-            function, *tensors, primfunc_name_hint=name, primfunc_attrs=attributes
+            function, *tensors, primfunc_name_hint=name, primfunc_attrs=attributes or None
         )
 
     def kernel(self, body: Callable[..., None], node: HloNode, *, name: str) -> list[relax.Expr]:

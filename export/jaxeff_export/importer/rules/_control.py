@@ -11,6 +11,7 @@ from collections.abc import Sequence
 
 from tvm import relax, tirx
 
+from jaxeff_export.compiler.tir import clamped
 from jaxeff_export.importer.emission import (
     Emitter,
     KernelBuilder,
@@ -20,7 +21,6 @@ from jaxeff_export.importer.emission import (
     update_in_place,
 )
 from jaxeff_export.importer.reading import HloGraph, HloNode, HloValue, TensorType
-from jaxeff_export.importer.rules._indexing import clamped
 
 
 @rule("importer.loop")

@@ -8,6 +8,8 @@ from jaxlib.mlir.dialects import stablehlo
 from tvm import relax, te, tirx
 from tvm.tirx import Expr
 
+from jaxeff_export.compiler.passes import WINDOW
+from jaxeff_export.compiler.tir import clamped
 from jaxeff_export.importer.emission import Emitter, immediate, is_immediate, rule
 from jaxeff_export.importer.reading import HloNode, HloValue, integers
 
@@ -96,17 +98,23 @@ def _dynamic_update_slice(e: Emitter, node: HloNode) -> Sequence[relax.Expr]:
 
         return te.compute(shape, element, name="dynamic_update_slice")
 
-    return [e.te(replace, operand, update, *_runtime(starts), name="dynamic_update_slice")]
+    # Where the operand is state that a bundle keeps, the window alone is written (`_resident.py`).
+    known = [_known(start) for start in starts]
+    return [
+        e.te(
+            replace,
+            operand,
+            update,
+            *_runtime(starts),
+            name="dynamic_update_slice",
+            marks={WINDOW: known},
+        )
+    ]
 
 
-def clamped(index: Expr, limit: int) -> Expr:
-    """Clamps a start index of any integer dtype to [0, limit], as int64."""
-    if limit <= 0:
-        return tirx.const(0, "int64")
-    if str(index.ty.dtype) == "uint64":  # beyond int64 it is beyond the limit too
-        index = tirx.Select(index > tirx.const(limit, "uint64"), tirx.const(limit, "uint64"), index)
-    wide = tirx.Cast("int64", index)
-    return tirx.max(tirx.min(wide, tirx.const(limit, "int64")), tirx.const(0, "int64"))
+def _known(start: HloValue) -> int:
+    """Returns a start that the program says, as XLA clamps it from below; -1 of others."""
+    return max(0, int(start.constant.item())) if start.constant is not None else -1
 
 
 def _runtime(starts: Sequence[HloValue]) -> list[HloValue]:

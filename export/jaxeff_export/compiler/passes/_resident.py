@@ -1,0 +1,312 @@
+"""State that a bundle keeps: kernels write over the arguments that hold it.
+
+``main`` is told in an attribute which arguments are state and which results replace them. Where a
+new state is the old one with windows replaced (``dynamic_update_slice``), the windows alone are
+written, whatever the size of the array. What else computes a state is copied over the old one at
+the end of a call, so that the array a caller gave always holds the new state.
+
+Sharp edge: a window is written in place only if nothing reads what it replaces afterwards; the
+order is that after fusion, which puts a reader behind all that it was fused with.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import tvm
+from tvm import relax, tirx
+
+from jaxeff_export.compiler.tir import clamped
+
+WINDOW = "jaxeff.window"  # attribute of an update: its starts, -1 for those that a call tells
+STATE = "jaxeff.state"  # attribute of ``main``: pairs of an argument, from the last, and a result
+_CALL = tvm.ir.Op.get("relax.call_tir")
+_OPAQUE = 8  # TVM's OpPatternKind.kOpaque
+
+
+def with_state(mod: tvm.IRModule, pairs: Sequence[tuple[int, int]]) -> tvm.IRModule:
+    """Declares which arguments of ``main`` are state.
+
+    Args:
+        mod: an imported module; it is not changed.
+        pairs: per array the argument, counted from the last one (-1), and the result.
+    """
+    result = mod.clone()
+    if pairs:
+        # Attributes of functions are flat lists of numbers.
+        flat = [number for pair in pairs for number in pair]
+        result["main"] = mod["main"].with_attr(STATE, flat)
+    return result
+
+
+def updates_alone(mod: tvm.IRModule) -> tvm.IRModule:
+    """Keeps updates of state apart from what fusion joins, so that they are still known after."""
+    found = _pairs(mod["main"])
+    if not found:
+        return mod
+    result, program = mod.clone(), _Program(mod, legalised=True)
+    for pair in found:
+        for binding in program.chain(*pair) or ():
+            callee = binding.value.args[0]
+            # Other calls of the same kernel stay apart as well, which only costs their fusion.
+            result[callee] = mod[callee].with_attr("op_pattern", _OPAQUE)
+    return result
+
+
+def write_over_state(mod: tvm.IRModule) -> tvm.IRModule:
+    """Makes kernels of a scheduled module write new states over the old ones."""
+    if not _pairs(mod["main"]):
+        return mod
+    mod = relax.transform.RewriteDataflowReshape()(mod)  # views share the memory of an array
+    return _InPlace(mod).module()
+
+
+class _Program:
+    """Bindings of ``main``, and the arrays whose memory a variable shares.
+
+    Where operators are `legalised`, reshapes are kernels, which will be views later.
+    """
+
+    def __init__(self, mod: tvm.IRModule, *, legalised: bool = False) -> None:
+        self.mod, self.main, self._legalised = mod, mod["main"], legalised
+        self.bindings = [b for block in self.main.body.blocks for b in block.bindings]
+        self.made = {b.var: i for i, b in enumerate(self.bindings)}
+        body = self.main.body.body
+        # The result is a name of a tuple, or of the only array.
+        while isinstance(body, relax.Var) and body in self.made:
+            value = self.bindings[self.made[body]].value
+            if not isinstance(value, relax.Var | relax.Tuple):
+                break
+            body = value
+        self.alone = not isinstance(body, relax.Tuple)
+        self.results = [body] if self.alone else list(body.fields)
+
+    def owner(self, value: relax.Expr) -> relax.Expr:
+        """Follows views and names back to the variable that owns the memory."""
+        while isinstance(value, relax.Var) and value in self.made:
+            made = self.bindings[self.made[value]].value
+            if isinstance(made, relax.Var):
+                value = made
+            elif isinstance(made, relax.TupleGetItem):
+                # Of a kernel's tuple each field is an array of its own.
+                fields = self._fields(made.tuple_value)
+                if fields is None:
+                    return value
+                value = fields[made.index]
+            elif (viewed := self._viewed(made)) is not None:
+                value = viewed
+            else:
+                return value
+        return value
+
+    def _viewed(self, value: relax.Expr) -> relax.Expr | None:
+        """Returns the array that a reshape is a view of."""
+        if not isinstance(value, tvm.ir.Call):
+            return None
+        if value.op == tvm.ir.Op.get("relax.reshape"):
+            return value.args[0]
+        if not self._legalised or value.op != _CALL or len(value.args[1].fields) != 1:
+            return None
+        # The test of the pass that will make a view of it.
+        is_view = relax.analysis.has_reshape_pattern(self.mod[value.args[0]])
+        return value.args[1].fields[0] if is_view else None
+
+    def _fields(self, value: relax.Expr) -> list[relax.Expr] | None:
+        while isinstance(value, relax.Var) and value in self.made:
+            value = self.bindings[self.made[value]].value
+        return list(value.fields) if isinstance(value, relax.Tuple) else None
+
+    def chain(self, argument: relax.Var, result: relax.Expr) -> list[relax.VarBinding] | None:
+        """Finds the updates that lead from a state to its result, the first one first."""
+        found: list[relax.VarBinding] = []
+        at = self.owner(result)
+        while not at.same_as(argument):
+            if not isinstance(at, relax.Var) or at not in self.made:
+                return None
+            binding = self.bindings[self.made[at]]
+            if _window(self.mod, binding.value) is None:
+                return None
+            found.append(binding)
+            # The first operand is what the window is replaced in.
+            at = self.owner(binding.value.args[1].fields[0])
+        return found[::-1]
+
+    def read_after(self, array: relax.Expr, place: int) -> bool:
+        """Tells whether a binding behind a place, or a result, reads the memory of an array."""
+        # Views read where they are read themselves: owners are compared, not names.
+        later = [v for b in self.bindings[place + 1 :] for v in self._read(b.value)]
+        return any(self.owner(v).same_as(array) for v in [*later, *self.results])
+
+    def _read(self, value: relax.Expr) -> list[relax.Var]:
+        """Lists what a binding reads; a name or a view reads nothing by itself."""
+        named = isinstance(value, relax.Var | relax.Tuple | relax.TupleGetItem)
+        if named or self._viewed(value) is not None:
+            return []
+        return list(relax.analysis.free_vars(value))
+
+
+class _InPlace:
+    """Rewrites ``main`` so that its results of state lie in the arguments."""
+
+    def __init__(self, mod: tvm.IRModule) -> None:
+        self._program = _Program(mod)
+        self._builder = relax.BlockBuilder(mod)
+        self._mod = mod
+        self._before: list[relax.Binding] = []
+        self._after: list[relax.Binding] = []
+        self._changed: dict[relax.Var, relax.Binding] = {}
+
+    def module(self) -> tvm.IRModule:
+        program = self._program
+        pairs = _pairs(program.main)
+        states = [argument for argument, _ in pairs]
+        results = list(program.results)
+        numbers = _results(program.main)
+        chains = {n: self._chain(*pair) for n, pair in zip(numbers, pairs, strict=True)}
+        # Whatever returns the old content of a state takes it before anything is written.
+        for i, result in enumerate(results):
+            owner = program.owner(result)
+            mine = i in chains and chains[i] is not None
+            if not mine and any(owner.same_as(state) for state in states):
+                results[i] = self._copy(result, self._before)
+        for number, (argument, _) in zip(numbers, pairs, strict=True):
+            chain = chains[number]
+            # At the end all readers of the old state are done.
+            if chain is None:
+                results[number] = self._overwritten(argument, results[number])
+                continue
+            for binding in chain:
+                self._changed[binding.var] = self._window_written(binding)
+            results[number] = argument if not chain else results[number]
+        middle = [self._changed.get(b.var, b) for b in program.bindings]
+        made = self._builder.get()
+        returned = relax.Var("results", program.main.ret_ty)
+        value = results[0] if program.alone else relax.Tuple(results)
+        bindings = [*self._before, *middle, *self._after, relax.VarBinding(returned, value)]
+        made["main"] = _with_body(program.main, bindings, returned)
+        return made
+
+    def _chain(self, argument: relax.Var, result: relax.Expr) -> list[relax.VarBinding] | None:
+        """Returns the updates that may be written in place; none at all for an unchanged state."""
+        program = self._program
+        chain = program.chain(argument, result)
+        if chain is None:
+            return None
+        for binding in chain:
+            old = program.owner(binding.value.args[1].fields[0])
+            # A window that is part of the state itself would change while it is copied.
+            new = [program.owner(v) for v in binding.value.args[1].fields[1:]]
+            place = program.made[binding.var]
+            if program.read_after(old, place) or any(v.same_as(old) for v in new):
+                return None
+        return chain
+
+    def _window_written(self, binding: relax.VarBinding) -> relax.Binding:
+        callee, operands = binding.value.args[:2]
+        # Starts that the program says are in the attribute, the others are operands.
+        starts = [int(n) for n in self._mod[callee].attrs[WINDOW]]
+        kernel = _writes_window(operands.fields, starts)
+        return self._call(kernel, "write_window", binding.var, list(operands.fields))
+
+    def _overwritten(self, argument: relax.Var, result: relax.Expr) -> relax.Var:
+        written = relax.DataflowVar("state", argument.ty)
+        kernel = _writes_window([argument, result], [0] * len(argument.ty.shape))
+        call = self._call(kernel, "keep", written, [argument, result])
+        self._after.append(call)
+        return written
+
+    def _copy(self, value: relax.Expr, bindings: list[relax.Binding]) -> relax.Var:
+        made = relax.DataflowVar("before", value.ty)
+        name = self._builder.add_func(_copies(value), "copy_state")
+        call = relax.call_tir(name, relax.Tuple([value, value]), value.ty)
+        bindings.append(relax.VarBinding(made, self._builder.normalize(call)))
+        return made
+
+    def _call(
+        self, kernel: tirx.PrimFunc, name: str, var: relax.Var, operands: list[relax.Expr]
+    ) -> relax.Binding:
+        callee = self._builder.add_func(kernel, name)
+        call = relax.op.call_tir_inplace(callee, relax.Tuple(operands), [0], var.ty)
+        return relax.VarBinding(var, self._builder.normalize(call))
+
+
+def _pairs(main: relax.Function) -> list[tuple[relax.Var, relax.Expr]]:
+    """Returns the arguments that are state, each with the result that replaces it."""
+    numbers = [int(n) for n in (main.attrs or {}).get(STATE, ())]
+    if not numbers:
+        return []
+    # From the last argument: binding parameters changes how many come before.
+    results = _Program(tvm.IRModule({"main": main})).results
+    return [(main.params[a], results[r]) for a, r in zip(numbers[::2], numbers[1::2], strict=True)]
+
+
+def _results(main: relax.Function) -> list[int]:
+    return [int(n) for n in main.attrs[STATE]][1::2]
+
+
+def _window(mod: tvm.IRModule, value: relax.Expr) -> Sequence[int] | None:
+    """Returns the starts of a call that replaces a window of an array."""
+    if not isinstance(value, tvm.ir.Call) or value.op != _CALL:
+        return None
+    return (getattr(mod[value.args[0]], "attrs", None) or {}).get(WINDOW)
+
+
+def _with_body(
+    main: relax.Function, bindings: Sequence[relax.Binding], result: relax.Var
+) -> relax.Function:
+    """Returns a function of other bindings, with the rest as it was."""
+    body = relax.SeqExpr([relax.DataflowBlock(list(bindings))], result)
+    return relax.Function(main.params, body, main.ret_ty, main.is_pure, main.attrs)
+
+
+def _writes_window(operands: Sequence[relax.Expr], starts: Sequence[int]) -> tirx.PrimFunc:
+    """Makes the kernel that writes a window into an array, both of any axes."""
+    state, new, *runtime = [
+        tirx.decl_buffer([int(n) for n in operand.ty.shape], operand.ty.dtype, f"x{i}")
+        for i, operand in enumerate(operands)
+    ]
+    rest = iter(runtime)
+    # StableHLO moves a window until it lies inside.
+    limits = [int(n) - int(w) for n, w in zip(state.shape, new.shape, strict=True)]
+    begin = [
+        clamped(tirx.BufferLoad(next(rest), []), limit)
+        if start < 0
+        else tirx.const(min(start, limit), "int64")
+        for start, limit in zip(starts, limits, strict=True)
+    ]
+    index = [tirx.Var(f"i{d}", "int64") for d in range(len(limits))]
+    places = [b + i for b, i in zip(begin, index, strict=True)]
+    body: tirx.Stmt = tirx.BufferStore(state, tirx.BufferLoad(new, index), places)
+    return _kernel([state, new, *runtime], _looped(body, index, new))
+
+
+def _copies(value: relax.Expr) -> tirx.PrimFunc:
+    """Makes the kernel that copies an array, which it is given twice.
+
+    TVM takes a kernel that reads one array and writes another of its size for a reshape. So both
+    operands are read, until it finds that a loop of one turn has no second one.
+    """
+    shape = [int(n) for n in value.ty.shape]
+    old, again, new = (tirx.decl_buffer(shape, value.ty.dtype, name) for name in "xzy")
+    turn, *index = (tirx.Var(f"i{d}", "int64") for d in range(len(shape) + 1))
+    loads = [tirx.BufferLoad(source, index) for source in (old, again)]
+    copied = tirx.Select(turn < tirx.const(1, "int64"), *loads)
+    body = _looped(tirx.BufferStore(new, copied, index), index, new)
+    once = tirx.For(turn, tirx.const(0, "int64"), tirx.const(1, "int64"), _serial(), body)
+    return _kernel([old, again, new], once)
+
+
+def _looped(body: tirx.Stmt, index: Sequence[tirx.Var], like: tirx.Buffer) -> tirx.Stmt:
+    for i, size in reversed(list(zip(index, like.shape, strict=True))):
+        body = tirx.For(i, tirx.const(0, "int64"), tirx.const(int(size), "int64"), _serial(), body)
+    return body
+
+
+def _serial() -> int:
+    return tirx.ForKind.SERIAL
+
+
+def _kernel(buffers: Sequence[tirx.Buffer], body: tirx.Stmt) -> tirx.PrimFunc:
+    # No `noalias`: state and window may be parts of one array.
+    attributes = {"tirx.is_scheduled": True, "op_pattern": _OPAQUE}
+    return tirx.PrimFunc(list(buffers), body).with_attrs(attributes)
