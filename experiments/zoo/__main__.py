@@ -12,9 +12,10 @@ Each model runs in a process of its own, with a time limit for each cell. A cell
 - absent: a package isn't installed.
 
 The number is the largest error over the largest result (functional to quantized, ensemble to onnx),
-the share of all multiply-accumulates that is in codes (integer), the variance over that of draws
-(moments, linear) or of the reference (verdict), or the share of the parameters that is left
-(pruned). Parameters are initial values, and noise of 5 % of each.
+the share of all multiply-accumulates that is in codes (integer, which is held against
+`integer_aware`: the same to the digits of float32, but where a value lies between two codes), the
+variance over that of draws (moments, linear) or of the reference (verdict), or the share of the
+parameters that is left (pruned). Parameters are initial values, and noise of 5 % of each.
 """
 
 import json

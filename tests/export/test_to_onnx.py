@@ -78,6 +78,11 @@ FUNCTIONS = {
         jax.lax.scan(lambda c, row: (c + row @ w, (c, row * 2)), x[:, 0] @ w, x.swapaxes(0, 1)),
         jax.lax.scan(lambda c, row: (c + 1, row + c), 0.0, x, reverse=True),
     ),
+    "updates": lambda w, x: (
+        jax.lax.dynamic_update_slice(x, x[:1, :2, :2] * w[0, 0], (x[0, 0, 0].astype(int), 2, 9)),
+        jax.lax.dynamic_update_slice(x, 2 * x, (1, 1, 1)),
+        jax.lax.dynamic_update_slice(w, x[0, :1], (1, x[0, 0, 0].astype(int) + 1)),
+    ),
     "parts": lambda w, x: jnp.split(x, [1, 3], 1),
     "transposed": lambda w, x: (
         jax.lax.conv_transpose(x, w[None].repeat(2, 0), (3,), "SAME"),

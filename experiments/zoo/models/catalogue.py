@@ -10,7 +10,7 @@ from flax import nnx
 
 import jaxeff
 from experiments.zoo.models import graphs, images, texts
-from jaxeff.nn import ResNet8
+from jaxeff.nn import Decoder, DecoderConfig, ResNet8
 
 
 @dataclasses.dataclass(frozen=True)
@@ -42,10 +42,20 @@ def _tokens(*shape: int) -> jax.Array:
     return jax.random.randint(jax.random.key(sum(shape)), shape, 0, texts.WORDS)
 
 
+_DECODER = DecoderConfig(
+    vocabulary=texts.WORDS, width=32, hidden=48, depth=2, heads=4, key_heads=2, rotary_base=100.0
+)
+
+
+def _decoder(rngs: nnx.Rngs) -> Decoder:
+    return Decoder(_DECODER, rngs=rngs)
+
+
 def _cached() -> tuple[Any, ...]:
     """One new token after five, whose keys and values are given."""
-    caches = [(_normal(2, 5, 2, 8), 0.5 * _normal(2, 5, 2, 8)) for _ in range(2)]
-    return _tokens(2, 1), caches
+    empty = _DECODER.empty_cache(2, 8)
+    given = jax.tree.map(lambda a: a.at[:, :5].set(_normal(2, 5, *a.shape[2:])), empty[:2])
+    return _tokens(2, 1), empty._replace(keys=given[0], values=given[1], length=jnp.array(5))
 
 
 def _edges() -> tuple[Any, ...]:
@@ -60,8 +70,8 @@ ZOO: dict[str, tuple[Callable[[nnx.Rngs], nnx.Module], Callable[[], tuple[Any, .
     "unet": (images.UNet, lambda: (_normal(2, 8, 8, 3),), "out"),
     "vae": (graphs.Autoencoder, lambda: (_normal(3, 8, 8, 1),), "up2"),
     "vit": (images.ViT, lambda: (_normal(2, 16, 16, 3),), "head"),
-    "decoder": (texts.Decoder, lambda: (_tokens(2, 6),), "blocks/1/down"),
-    "decoder-cache": (texts.Decoder, _cached, "blocks/1/down"),
+    "decoder": (_decoder, lambda: (_tokens(2, 6),), "blocks/1/down"),
+    "decoder-cache": (_decoder, _cached, "blocks/1/down"),
     "t5": (texts.T5, lambda: (_tokens(2, 7), _tokens(2, 5)), "head"),
     "whisper": (texts.Whisper, lambda: (_normal(2, 12, 8),), "blocks/1/down"),
     "lstm": (texts.Seq2Seq, lambda: (_tokens(2, 6), _tokens(2, 4)), "head"),

@@ -86,14 +86,33 @@ def _scatter_add(g: OnnxGraph, eqn: Any, values: list[Value]) -> Value:
     )
 
 
+def _starts(g: OnnxGraph, given: list[Value], room: list[int]) -> Value:
+    """Makes a vector of starts; those from which a part would go beyond the array are clamped."""
+    each = [g.reshape(g.cast(start, np.int64), [1]) for start in given]
+    starts = g.emit("Concat", each, axis=0)
+    return g.emit("Min", [g.emit("Max", [starts, integers([0])]), integers(room)])
+
+
 def _dynamic_slice(g: OnnxGraph, eqn: Any, values: list[Value]) -> Value:
     shape, sizes = eqn.invars[0].aval.shape, eqn.params["slice_sizes"]
-    each = [g.reshape(g.cast(start, np.int64), [1]) for start in values[1:]]
-    starts: Value = g.emit("Concat", each, axis=0)
-    room = integers([n - size for n, size in zip(shape, sizes, strict=True)])
-    starts = g.emit("Min", [g.emit("Max", [starts, integers([0])]), room])
+    starts = _starts(g, values[1:], [n - size for n, size in zip(shape, sizes, strict=True)])
     ends = g.emit("Add", [starts, integers(sizes)])
     return g.emit("Slice", [values[0], starts, ends, integers(range(len(shape)))])
+
+
+def _dynamic_update_slice(g: OnnxGraph, eqn: Any, values: list[Value]) -> Value:
+    shape, sizes = (v.aval.shape for v in eqn.invars[:2])
+    # Only these axes have a start; they come first, as ScatterND writes whole entries.
+    cut = [i for i, n in enumerate(shape) if sizes[i] != n]
+    if not cut:
+        return values[1]
+    order = [*cut, *(i for i in range(len(shape)) if i not in cut)]
+    room = [shape[i] - sizes[i] for i in cut]
+    grid = np.moveaxis(np.indices([sizes[i] for i in cut], np.int64), 0, -1)
+    places = g.emit("Add", [grid, _starts(g, [values[2 + i] for i in cut], room)])
+    moved = [g.transpose(value, order) for value in values[:2]]
+    made = g.emit("ScatterND", [moved[0], places, moved[1]])
+    return g.transpose(made, [int(i) for i in np.argsort(order)])
 
 
 def _fill(value: Any, dtype: Any) -> np.ndarray:
@@ -109,6 +128,7 @@ def _fill(value: Any, dtype: Any) -> np.ndarray:
 
 GATHERS: dict[Any, Rule] = {
     p.dynamic_slice_p: _dynamic_slice,
+    p.dynamic_update_slice_p: _dynamic_update_slice,
     p.gather_p: _gather,
     p.scatter_add_p: _scatter_add,
 }
