@@ -21,7 +21,7 @@ Rows are kept as they come: a run that was killed goes on where it stopped. Tuni
 
 from experiments import engines
 from experiments.harness import Found, Run, Study
-from experiments.latency import figure, judging, networks, source, tables, tasks
+from experiments.latency import findings, networks, source, tasks
 from experiments.latency.engines import ENGINES
 
 
@@ -34,7 +34,7 @@ def run(run: Run[tasks.Settings]) -> Found:
 
 
 STUDY = Study(
-    "latency", __doc__, tasks.SIZES, (run,), (judging.judge,), (figure.draw,), (tables.tables,),
+    "latency", __doc__, tasks.SIZES, (run,), findings.CLAIMS, findings.PLOTS, findings.TABLES,
     source.DIFFERENCES, tasks.settle,
 )  # fmt: skip
 

@@ -3,8 +3,7 @@
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
-from experiments import engines
-from experiments.latency.engines import Contestant, Setup
+from experiments.latency.engines import Contestant, Setup, contestants
 from experiments.latency.networks import METHODS, Subject
 from experiments.timing import measure_rounds, ratio, summary
 from jaxeff.program import cost
@@ -30,30 +29,19 @@ def hold(
         - `over_moments`: over our compiled moment pass;
         - `over_tuned`: of the untuned TVM, over the tuned.
     """
-    entries = [
-        c
-        for name in names
-        for c in engines.load("experiments.latency.engines", name).contestants(net, methods, setup)
-    ]
+    entries = [entry for name in names for entry in contestants(name, net, methods, setup)]
     measured = measure_rounds({entry.name: entry.meter for entry in entries}, rounds)
     places = settle(entries, measured)
     times = {place: measured[entry.name] for place, entry in places.items()}
     macs = {method: cost(*net.program(method), net.x).macs for method in methods}
     return [
         {
-            "model": net.model,
-            "method": place[0],
-            "engine": place[1],
-            "batch": net.batch,
-            "threads": setup.threads,
-            **summary(times[place]),
-            **_quotients(times, place),
-            "macs": macs[place[0]],
-            "error": entry.error,
+            **net.place(place[0], place[1], setup.threads), **summary(times[place]),
+            **_quotients(times, place), "macs": macs[place[0]], "error": entry.error,
             **({"form": entry.form} if entry.form else {}),
         }
         for place, entry in sorted(places.items(), key=lambda item: METHODS.index(item[0][0]))
-    ]
+    ]  # fmt: skip
 
 
 def settle(

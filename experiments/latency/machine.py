@@ -1,6 +1,5 @@
 """What the machine and the engines can do at best, to read the other figures by."""
 
-from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -8,7 +7,9 @@ import jax.numpy as jnp
 import jaxeff_export
 
 from experiments.contests.tvm import host, meter_of
+from experiments.contests.xla import compiled
 from experiments.latency.engines import Setup
+from experiments.latency.networks import place
 from experiments.timing import measure_rounds, metered, summary
 
 SIDE = 1024
@@ -25,26 +26,16 @@ def measure(setup: Setup, rounds: int) -> list[dict[str, Any]]:
     small = jnp.ones(1)
     bundle = jaxeff_export.deploy(lambda p, x: x + p, (small, small), target=host(setup.threads))
     meters = {
-        ("matmul", "xla"): metered(_jitted(jnp.matmul, square, square)),
-        ("dispatch", "xla"): metered(_jitted(jnp.add, small, small)),
+        ("matmul", "xla"): metered(compiled(jnp.matmul, square, square)),
+        ("dispatch", "xla"): metered(compiled(jnp.add, small, small)),
         ("dispatch", "tvm_untuned"): meter_of(bundle),
     }
-    times = measure_rounds({"/".join(place): meter for place, meter in meters.items()}, rounds)
+    times = measure_rounds({"/".join(of): meter for of, meter in meters.items()}, rounds)
     macs = {"matmul": SIDE**3, "dispatch": 0}
     return [
         {
-            "model": "machine",
-            "method": method,
-            "engine": engine,
-            "batch": 1,
-            "threads": setup.threads,
-            **summary(times[f"{method}/{engine}"]),
-            "macs": macs[method],
+            **place("machine", method, engine, 1, setup.threads),
+            **summary(times[f"{method}/{engine}"]), "macs": macs[method],
         }
         for method, engine in meters
-    ]
-
-
-def _jitted(f: Callable[..., Any], *args: Any) -> Callable[[], Any]:
-    compiled = jax.jit(f).lower(*args).compile()
-    return lambda: compiled(*args)
+    ]  # fmt: skip

@@ -26,6 +26,7 @@ from scipy.stats import spearmanr
 import jaxeff
 from experiments.latency import peak
 from experiments.latency.engines import Setup
+from experiments.latency.networks import place
 from experiments.latency.profiling import kind_of
 from experiments.transforms.cost import posterior
 from jaxeff.compression import Int, calibrate, fold_batch_norm
@@ -52,6 +53,8 @@ STAND_INS = ("sapphirerapids", "skylake-avx512", "haswell")
 MILLISECONDS, SLICES = 1, 10
 """Of calls of the network in a slice, and slices of a round."""
 KINDS = ("convolutions", "dense layers")
+LOOP = ("products", "per_cycle", "width", "spills", "loads_per_multiply", "bytes", "level")
+"""Of a kernel's innermost loop, as the model has them."""
 SHORT_US = 0.2
 """Kernels below it are mostly their call."""
 
@@ -80,29 +83,15 @@ def measure(
             products = bundle.manifest.kernels[name]["products"]
             rows.append(
                 {
-                    "model": model,
-                    "method": method,
-                    "engine": "tvm_untuned",
-                    "batch": batch,
-                    "threads": setup.threads,
-                    "operator": name,
-                    "kind": kind_of(name),
-                    "ms": median(times[name]),
+                    **place(model, method, "tvm_untuned", batch, setup.threads),
+                    "operator": name, "kind": kind_of(name), "ms": median(times[name]),
                     "least_ms": (least := max(min(times[name]) - call, 1e-6)),
-                    "GMAC/s": products / least / 1e6,
-                    "of_peak": products / least / 1e6 / fastest,
-                    "core": core,
-                    "cycles": loop.total,
-                    "products": loop.products,
-                    "per_cycle": loop.per_cycle,
-                    "width": loop.width,
+                    "GMAC/s": products / least / 1e6, "of_peak": products / least / 1e6 / fastest,
+                    "core": core, "cycles": loop.total,
+                    **{column: getattr(loop, column) for column in LOOP},
                     "in_widest": dict(loop.widths).get(loop.width, 0),
-                    "spills": loop.spills,
-                    "loads_per_multiply": loop.loads_per_multiply,
-                    "bytes": loop.bytes,
-                    "level": loop.level,
                 }
-            )
+            )  # fmt: skip
     return rows
 
 

@@ -65,6 +65,10 @@ class Subject:
         """Inputs per prediction."""
         return len(self.x)
 
+    def place(self, method: str, engine: str, threads: int) -> dict[str, Any]:
+        """What a row says of where it was measured."""
+        return place(self.model, method, engine, self.batch, threads)
+
     def program(self, method: str) -> tuple[Callable[..., Any], Any]:
         """The function `g(params, x)` of a method, and its parameters.
 
@@ -96,16 +100,17 @@ def subject(model: str, batch: int) -> Subject:
     belief = jax.jit(posterior)(params)
     draws, key = jax.jit(sample, static_argnums=2), jax.random.key(2)
     return Subject(
-        model=model,
-        f=f,
-        params=params,
-        belief=belief,
-        samples=draws(key, belief, SAMPLES),
-        members=draws(key, belief, MEMBERS),
-        heads=lambda p, x: heads(p, x).reshape(len(x), MEMBERS, -1),
-        heads_params=heads_params,
+        model, f, params, belief,
+        samples=draws(key, belief, SAMPLES), members=draws(key, belief, MEMBERS),
+        heads=lambda p, x: heads(p, x).reshape(len(x), MEMBERS, -1), heads_params=heads_params,
         x=jax.random.normal(jax.random.key(1), (batch, *SHAPES[model])),
-    )
+    )  # fmt: skip
+
+
+def place(model: str, method: str, engine: str, batch: int, threads: int) -> dict[str, Any]:
+    """The columns that all rows begin with."""
+    columns = {"model": model, "method": method, "engine": engine}
+    return {**columns, "batch": batch, "threads": threads}
 
 
 def unstacked(stacked: Any) -> list[Any]:

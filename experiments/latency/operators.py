@@ -15,6 +15,7 @@ from jaxeff_export.operators import Form, Optimizations, dense_kernel, dense_mod
 
 from experiments.contests.tvm import host, kernel_meter, module_meter, together
 from experiments.latency.engines import Setup
+from experiments.latency.networks import place
 from experiments.timing import Meter, measure_rounds, ratio, summary
 
 LAYERS = ((784, 100), (100, 100), (100, 10))
@@ -54,7 +55,13 @@ def measure_forms(batch: int, setup: Setup, rounds: int) -> list[dict[str, Any]]
         for name, values in times.items():
             relative = ratio(values, times[next(iter(FORMS))])
             layer = {"layer": f"{depth} to {columns}", "form": name, "over_joint": relative}
-            rows.append({**_place("mlp", batch, setup), **layer, **summary(values)})
+            rows.append(
+                {
+                    **place("mlp", "moments", "tvm_untuned", batch, setup.threads),
+                    **layer,
+                    **summary(values),
+                }
+            )
     return rows
 
 
@@ -73,7 +80,7 @@ def measure_optimizations(batch: int, setup: Setup, rounds: int) -> list[dict[st
     times = measure_rounds({name: together(meters) for name, meters in layers.items()}, rounds)
     return [
         {
-            **_place("mlp", batch, setup),
+            **place("mlp", "moments", "tvm_untuned", batch, setup.threads),
             "optimizations": name,
             **summary(values),
             "speedup": ratio(times["none"], values),
@@ -97,11 +104,6 @@ def switched(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
             lines.append(line | {"with_ms": with_it, "speedup": without / with_it})
     line = {"optimization": "all but tiling", "others": "", "without_ms": ms["none"]}
     return [*lines, line | {"with_ms": ms[ALL], "speedup": ms["none"] / ms[ALL]}]
-
-
-def _place(model: str, batch: int, setup: Setup) -> dict[str, Any]:
-    place = {"model": model, "method": "moments", "engine": "tvm_untuned"}
-    return {**place, "batch": batch, "threads": setup.threads}
 
 
 def _module_meter(module: tvm.IRModule, setup: Setup) -> Meter:

@@ -49,18 +49,12 @@ def measure(net: Subject, setup: Setup, rounds: int) -> list[dict[str, Any]]:
     times = measure_rounds({key: meters[place] for key, place in keys.items()}, rounds)
     return [
         {
-            "model": net.model,
-            "method": "moments",
-            "engine": engine,
-            "batch": batch,
-            "threads": setup.threads,
-            "implementation": form,
-            "part": part,
+            **net.place("moments", engine, setup.threads), "implementation": form, "part": part,
             "over_generic": ratio(times[key], times["/".join((GENERIC, part, engine))]),
             **summary(times[key]),
         }
         for key, (form, part, engine) in keys.items()
-    ]
+    ]  # fmt: skip
 
 
 def generic(x: Gaussian, size: tuple[int, ...], strides: tuple[int, ...]) -> Gaussian:

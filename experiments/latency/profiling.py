@@ -5,8 +5,7 @@ from collections.abc import Collection
 from statistics import median
 from typing import Any
 
-from experiments.latency.engines import Setup
-from experiments.latency.engines.with_tvm import bundles
+from experiments.latency.engines import Setup, bundles
 from experiments.latency.networks import Subject
 
 MILLISECONDS = 20  # of calls of the network, in a round
@@ -35,8 +34,7 @@ def measure(
     rows = []
     for method in methods:
         for engine, bundle in bundles(net, method, setup).items():
-            place: dict[str, Any] = {"model": net.model, "method": method, "engine": engine}
-            place |= {"batch": net.batch, "threads": setup.threads}
+            place = net.place(method, engine, setup.threads)
             rows += [{**place, **row} for row in _operators(bundle, rounds)]
     return rows
 

@@ -1,31 +1,16 @@
 """What the source measured (its tables, in milliseconds), and how its set-up differs from ours."""
 
-import itertools
-
-# Per model, batch and processor: deterministic untuned and tuned; 30 samples in Pyro; the moment
-# pass untuned and tuned.
-_PLACES = itertools.product(("mlp", "lenet5"), (10, 100), ("A53", "A72", "A76"))
-_CELLS: tuple[tuple[float | None, ...], ...] = (
-    (14.02, 4.59, 1.64, 137.8, 45.81, 16.3, 21.14, 6.89, 3.16, 209.28, 70.08, 31.51),
-    (0.933, 0.186, 0.071, 6.565, 1.134, 0.23, 4.726, 0.754, 0.347, 41.697, 9.524, 3.131),
-    (None, 734.74, 307.52, None, 775.32, 306.89, None, 1196.42, 801.4, None, 2708.16, 2488.73),
-    (15.26, 3.75, 1.89, 147.61, 36.33, 18.6, 76.09, 21.23, 9.63, 801.33, 240.94, 119.76),
-    (4.989, 0.742, 0.341, 15.358, 5.182, 1.2, 35.159, 10.022, 3.897, 383.68, 116.33, 45.039),
-)  # fmt: skip
-MAIN = dict(zip(_PLACES, zip(*_CELLS, strict=True), strict=True))
-COLUMNS = (
-    ("deterministic", "tvm_untuned"),
-    ("deterministic", "tvm"),
-    ("svi30", "pyro"),
-    ("moments", "tvm_untuned"),
-    ("moments", "tvm"),
-)
-# Per model and processor: the deterministic net, ten heads, ten networks, untuned and tuned.
+# Per model and batch: deterministic, 30 samples in Pyro, moment pass; tuned, on a Cortex-A72.
+MAIN = {
+    ("mlp", 10): {"deterministic": 0.186, "svi30": 734.74, "moments": 0.742},
+    ("mlp", 100): {"deterministic": 1.134, "svi30": 775.32, "moments": 5.182},
+    ("lenet5", 10): {"deterministic": 0.754, "svi30": 1196.42, "moments": 10.022},
+    ("lenet5", 100): {"deterministic": 9.524, "svi30": 2708.16, "moments": 116.33},
+}
+# Per model: the deterministic net, ten heads, ten networks, untuned and tuned, on a Cortex-A72.
 ENSEMBLES = {
-    ("sine", "A72"): {"naive": (9.14, 25.93, 91.43), "tuned": (0.99, 2.93, 9.92)},
-    ("sine", "A76"): {"naive": (4.05, 11.31, 40.53), "tuned": (0.46, 1.22, 4.58)},
-    ("lenet5_valid", "A72"): {"naive": (59.43, 62.41, 594.31), "tuned": (8.17, 7.94, 81.69)},
-    ("lenet5_valid", "A76"): {"naive": (26.50, 27.88, 265.04), "tuned": (2.55, 2.96, 25.49)},
+    "sine": {"naive": (9.14, 25.93, 91.43), "tuned": (0.99, 2.93, 9.92)},
+    "lenet5_valid": {"naive": (59.43, 62.41, 594.31), "tuned": (8.17, 7.94, 81.69)},
 }
 HEADS_FASTER = {"sine": 3.4, "lenet5_valid": 8.1}
 """How many times faster a network with ten heads is than ten (Klein's thesis, section 9.3)."""
@@ -77,24 +62,19 @@ DIFFERENCES = (
 )
 
 
-def main_ms(model: str, method: str, engine: str, batch: int, processor: str) -> float | None:
-    """A cell of the source's main table."""
-    cells = MAIN.get((model, batch, processor))
-    if cells is None or (method, engine) not in COLUMNS:
-        return None
-    return cells[COLUMNS.index((method, engine))]
+def main_ratio(model: str, batch: int, method: str, over: str) -> float | None:
+    """One method over another in the source's main table."""
+    cells = MAIN.get((model, batch))
+    return cells[method] / cells[over] if cells else None
 
 
-def main_ratio(model: str, batch: int, over: str, method: str, engine: str) -> float | None:
-    """Tuned moment pass or Pyro over another tuned method, on the Cortex-A72.
+def networks_over_heads(model: str) -> float:
+    """Ten networks over ten heads, tuned."""
+    _, heads, several = ENSEMBLES[model]["tuned"]
+    return several / heads
 
-    Args:
-        model: The network.
-        batch: Inputs per prediction.
-        over: The method in the denominator.
-        method: That in the numerator.
-        engine: Its engine.
-    """
-    above = main_ms(model, method, engine, batch, "A72")
-    below = main_ms(model, over, "tvm", batch, "A72")
-    return above / below if above and below else None
+
+def moments_over_heads(batch: int) -> float:
+    """The moment pass of LeNet-5 over ten heads, on a Cortex-A72."""
+    moments, heads, *_ = MOMENTS_AND_HEADS[batch]
+    return moments / heads

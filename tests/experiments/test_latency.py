@@ -4,11 +4,10 @@ import jax
 import numpy as np
 import pytest
 
-from experiments.engines import PACKAGES, load
+from experiments.engines import PACKAGES
 from experiments.harness import Report
 from experiments.latency import (
     contest,
-    judging,
     machine,
     modelled,
     networks,
@@ -17,7 +16,8 @@ from experiments.latency import (
     profiling,
     source,
 )
-from experiments.latency.engines import Contestant, Setup
+from experiments.latency.__main__ import STUDY
+from experiments.latency.engines import Contestant, Setup, contestants
 from experiments.latency.tasks import SIZES, Settings, Task, plan, run_all
 from experiments.timing import measure_rounds
 from jaxeff.moment_propagation import Gaussian
@@ -82,7 +82,7 @@ def test_slow_calls_are_measured_in_the_first_rounds_only():
 
 @pytest.mark.slow
 def test_predictive_draws_networks():
-    from experiments.latency.engines.with_numpyro import make_predictive
+    from experiments.latency.with_numpyro import make_predictive
 
     net = networks.subject("mlp", 2)
     drawn = jax.eval_shape(make_predictive(net), jax.random.key(0), net.x)
@@ -96,9 +96,7 @@ def test_optional_engines(engine, model):
     for package in PACKAGES[engine]:
         pytest.importorskip(package)
     net = networks.subject(model, 2)
-    found = list(
-        load("experiments.latency.engines", engine).contestants(net, networks.METHODS, SETUP)
-    )
+    found = list(contestants(engine, net, networks.METHODS, SETUP))
     expected = {"pyro": {"svi30"}, "litert": {"deterministic"}}
     every = {"deterministic", "moments", "multihead"}
     assert {c.method for c in found} == expected.get(engine, every)
@@ -123,7 +121,7 @@ def test_targets_are_held_to(value, passed):
         row("ensembles", "lenet5_valid", "moments", "tvm", 8, ms=7.77 / 0.91 * value),
     ]
     report = Report("latency", "default", {}, rows)
-    judging.judge(report)
+    STUDY.judge(report)
     held = {check["name"]: check["passed"] for check in report.checks}
     always = {name for name in held if "of JAX" in name}
     always |= {"mlp, batch 10, 1 thread(s): moments over deterministic: at most 3"}
@@ -146,7 +144,7 @@ def test_a_model_is_held_to_the_clock():
     assert modelled.narrow(rows) == ["mlp/relu"]
     assert modelled.shares(rows) == {("mlp", "deterministic", "dense layers"): pytest.approx(0.5)}
     report = Report("latency", "default", {}, rows)
-    judging.judge(report)
+    STUDY.judge(report)
     held = {check["name"]: check for check in report.checks}
     assert held["mlp: float kernels without a vector as wide as its widest"]["ours"] == 1
     assert not held["mlp, batch 10, deterministic: dense layers of the core's peak: at least 0.75"][
@@ -216,7 +214,7 @@ def test_pooling_is_held_to_the_source():
     rows = [row("pooling", "lenet5", "moments", "tvm_untuned", over_generic=n, **place)
             for n in (0.1, 0.9)]  # fmt: skip
     report = Report("latency", "default", {}, rows)
-    judging.judge(report)
+    STUDY.judge(report)
     assert [c["passed"] for c in report.checks if "pooling" in c["name"]] == [True, False]
 
 

@@ -1,6 +1,6 @@
 """Pyro's `Predictive` on PyTorch, as the source measures its sampled networks."""
 
-from collections.abc import Collection, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -14,29 +14,25 @@ from torch import nn
 from torch.nn.functional import max_pool2d
 
 from experiments.engines import fresh_pyro
-from experiments.latency.engines import Contestant, Setup
 from experiments.latency.networks import CLASSES, SAMPLES, Subject
-from experiments.timing import metered
 
 
-def contestants(net: Subject, methods: Collection[str], setup: Setup) -> Iterator[Contestant]:
-    """`svi30` only."""
-    if "svi30" not in methods:
-        return
-    fresh_pyro(setup.threads)
+def predictive(net: Subject, threads: int) -> Callable[[], Any]:
+    """A call of 30 samples by an `AutoNormal` guide."""
+    fresh_pyro(threads)
     x = torch.tensor(np.moveaxis(np.asarray(net.x), -1, 1) if net.x.ndim == 4 else np.array(net.x))
     model = {"mlp": Mlp, "lenet5": LeNet5}[net.model]()
     guide = AutoNormal(model)
     guide(x, torch.zeros(net.batch))
-    predictive = Predictive(model, guide=guide, num_samples=SAMPLES, return_sites=("_RETURN",))
+    found = Predictive(model, guide=guide, num_samples=SAMPLES, return_sites=("_RETURN",))
 
     def call() -> Any:
         with torch.no_grad():
-            return predictive(x)
+            return found(x)
 
     if (shape := call()["_RETURN"].shape) != (SAMPLES, net.batch, CLASSES):
         raise ValueError(f"Pyro predicts logits of shape {tuple(shape)}")
-    yield Contestant("svi30", "pyro", metered(call))
+    return call
 
 
 class Classifier(PyroModule):

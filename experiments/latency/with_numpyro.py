@@ -4,7 +4,6 @@ Each call as it stands traces and compiles the model again, which is what takes 
 `jax.jit` (`numpyro_jit`) it is compiled once, and draws its weights on every call.
 """
 
-from collections.abc import Collection, Iterator
 from typing import Any
 
 import jax
@@ -15,21 +14,7 @@ from numpyro import handlers
 from numpyro.infer import Predictive
 from numpyro.infer.autoguide import AutoNormal
 
-from experiments.latency.engines import Contestant, Setup
 from experiments.latency.networks import SAMPLES, Subject
-from experiments.timing import metered
-
-
-def contestants(net: Subject, methods: Collection[str], setup: Setup) -> Iterator[Contestant]:
-    """`svi30` only."""
-    del setup
-    if "svi30" not in methods:
-        return
-    predictive = make_predictive(net)
-    jitted = jax.jit(predictive)
-    key = jax.random.key(0)
-    yield Contestant("svi30", "numpyro", metered(lambda: predictive(key, net.x)))
-    yield Contestant("svi30", "numpyro_jit", metered(lambda: jitted(key, net.x)))
 
 
 def make_predictive(net: Subject) -> Predictive:

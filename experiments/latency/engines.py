@@ -1,0 +1,170 @@
+"""The engines that are timed: what each runs a network's methods with, ready to be called.
+
+Every one gets the function that a method is, with its parameters and the batch. XLA runs several
+networks (samples, members) as a loop, vmapped, or written out one after the other; which is fastest
+depends on network and batch. TVM has default schedules, and tuned ones where there is a folder for
+records. IREE compiles what JAX lowers. ONNX Runtime and LiteRT have graphs of their own, see
+`experiments.contests`; XNNPACK, which LiteRT delegates to, has no error function for moments to be
+quick with. NumPyro and Pyro draw their weights on every call, see `predictive`.
+"""
+
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import jax
+import jaxeff_export
+import numpy as np
+from jaxeff_export import Bundle
+from jaxeff_export.tuning import tune
+
+from experiments.contests.tvm import host, meter_of
+from experiments.contests.xla import compiled
+from experiments.latency.networks import SEVERAL, Subject
+from experiments.timing import Meter, metered
+
+
+@dataclass(frozen=True)
+class Setup:
+    """How engines are to run.
+
+    Attributes:
+        threads: Threads of each; the process is confined to as many cores.
+        database: A folder for TVM's tuning records; without one nothing is tuned.
+        trials: Candidates per kernel.
+    """
+
+    threads: int
+    database: Path | None = None
+    trials: int = 0
+
+
+@dataclass(frozen=True)
+class Contestant:
+    """One way of predicting, ready to be timed.
+
+    Attributes:
+        method: One of `networks.METHODS`.
+        engine: What runs it, as rows name it.
+        meter: Times it.
+        error: The largest deviation from JAX's float32 result, each output's relative to its own
+            largest magnitude; None where results are random.
+        form: Which of several forms of the same method and engine it is; the fastest counts.
+    """
+
+    method: str
+    engine: str
+    meter: Meter
+    error: float | None = None
+    form: str = ""
+
+    @property
+    def name(self) -> str:
+        """Unique in a contest."""
+        return "/".join(part for part in (self.method, self.engine, self.form) if part)
+
+
+def deviation(found: Any, expected: Any) -> float:
+    """The largest difference of two results, each leaf's relative to its largest magnitude."""
+    pairs = zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True)
+    return max(
+        float(np.max(np.abs(np.asarray(a) - np.asarray(b))) / np.max(np.abs(b))) for a, b in pairs
+    )
+
+
+def contestants(
+    engine: str, net: Subject, methods: Collection[str], setup: Setup
+) -> Iterator[Contestant]:
+    """The methods that an engine can run, of those that are asked for."""
+    for method in methods:
+        yield from ENGINES[engine](net, method, setup)
+
+
+def bundles(net: Subject, method: str, setup: Setup) -> Mapping[str, Bundle]:
+    """A method's bundles, for this processor and as many threads as there are to be."""
+    g, params = net.program(method)
+    target = host(setup.threads)
+    untuned = jaxeff_export.deploy(g, (params, net.x), target=target)
+    if setup.database is None:
+        return {"tvm_untuned": untuned}
+    # Several networks have the kernels of one, and are much slower to search through.
+    if method not in SEVERAL:
+        tuned = tune(untuned, setup.database, trials=setup.trials)
+    else:
+        database = setup.database if setup.database.exists() else None
+        tuned = jaxeff_export.deploy(g, (params, net.x), target=target, database=database)
+    return {"tvm_untuned": untuned, "tvm": tuned}
+
+
+def _xla(net: Subject, method: str, setup: Setup) -> Iterator[Contestant]:
+    forms = {"": net.program(method)}
+    if method in SEVERAL:
+        stacked = net.stacked(method)
+        loop = lambda weights, x: jax.lax.map(lambda w: net.f(w, x), weights)  # noqa: E731
+        together = jax.vmap(net.f, (0, None))
+        forms = {"map": (loop, stacked), "vmap": (together, stacked), "unrolled": forms[""]}
+    for form, (g, params) in forms.items():
+        yield Contestant(method, "xla", metered(compiled(g, params, net.x)), 0.0, form)
+
+
+def _tvm(net: Subject, method: str, setup: Setup) -> Iterator[Contestant]:
+    for engine, bundle in bundles(net, method, setup).items():
+        yield Contestant(method, engine, meter_of(bundle), bundle.check().max_relative_error)
+
+
+def _single(net: Subject, method: str, engine: str, call: Any, found: Any) -> Contestant:
+    """A method of a single pass, and how far what it found is from what JAX computes."""
+    g, params = net.program(method)
+    expected = jax.tree.leaves(jax.jit(g)(params, net.x))
+    shaped = [np.reshape(a, b.shape) for a, b in zip(found, expected, strict=True)]
+    return Contestant(method, engine, metered(call), deviation(shaped, expected))
+
+
+def _onnxruntime(net: Subject, method: str, setup: Setup) -> Iterator[Contestant]:
+    if method not in SEVERAL:
+        from experiments.contests.onnx_graph import build, started
+
+        graph = build(net.model, net.program(method)[1], net.x.shape, method == "moments")
+        call = started(graph, net.x, setup.threads)
+        yield _single(net, method, "onnxruntime", call, call())
+
+
+def _litert(net: Subject, method: str, setup: Setup) -> Iterator[Contestant]:
+    if method == "deterministic":
+        from experiments.contests.litert_graph import build, started
+
+        call, found = started(build(net), net.x, setup.threads)
+        yield _single(net, method, "litert", call, [found])
+
+
+def _iree(net: Subject, method: str, setup: Setup) -> Iterator[Contestant]:
+    if method not in SEVERAL:
+        from experiments.contests.iree import started
+
+        call = started(*net.program(method), net.x, setup.threads)
+        found = [np.asarray(result) for result in jax.tree.leaves(call())]
+        yield _single(net, method, "iree", call, found)
+
+
+def _numpyro(net: Subject, method: str, setup: Setup) -> Iterator[Contestant]:
+    if method == "svi30":
+        from experiments.latency.with_numpyro import make_predictive
+
+        predictive, key = make_predictive(net), jax.random.key(0)
+        jitted = jax.jit(predictive)
+        yield Contestant(method, "numpyro", metered(lambda: predictive(key, net.x)))
+        yield Contestant(method, "numpyro_jit", metered(lambda: jitted(key, net.x)))
+
+
+def _pyro(net: Subject, method: str, setup: Setup) -> Iterator[Contestant]:
+    if method == "svi30":
+        from experiments.latency.with_pyro import predictive
+
+        yield Contestant(method, "pyro", metered(predictive(net, setup.threads)))
+
+
+ENGINES: dict[str, Callable[[Subject, str, Setup], Iterable[Contestant]]] = {
+    "xla": _xla, "tvm": _tvm, "numpyro": _numpyro, "pyro": _pyro, "onnxruntime": _onnxruntime,
+    "litert": _litert, "iree": _iree,
+}  # fmt: skip

@@ -1,0 +1,530 @@
+"""What the study claims, prints and draws."""
+
+from collections.abc import Iterable, Iterator
+from functools import partial
+from typing import Any
+
+from matplotlib.axes import Axes
+
+from experiments import harness as h
+from experiments.harness import Report, Row
+from experiments.latency import modelled, source
+from experiments.latency.contest import OURS
+from experiments.latency.operators import DEFAULT, switched
+from experiments.latency.pooling import BY_ROWS, GENERIC
+from experiments.latency.profiling import ORDER, OVERHEAD
+
+OVER_DETERMINISTIC = 3.0
+OVER_XLA = {
+    "moments": {"mlp": 0.5, "lenet5": 0.25},
+    "deterministic": {"mlp": 0.4, "lenet5": 0.18},
+    "multihead": {"mlp": 0.4, "lenet5": 0.18},
+}
+UNTUNED_OVER_TUNED = 2.0
+PYRO_OVER_MOMENTS = {"mlp": 600, "lenet5": 120}
+PYRO_BATCH = 10
+DRAWN_OVER_MOMENTS = 6.0
+AGREEMENT = 1e-5
+OF_PEAK = {"convolutions": 0.6, "dense layers": 0.75}
+IN_ORDER, MODEL_ERROR = 0.9, 0.5
+OVER_OTHERS = ("onnxruntime", "litert")
+LABELS = {
+    "tvm": "TVM, tuned", "tvm_untuned": "TVM", "onnxruntime": "ONNX Runtime", "litert": "LiteRT",
+    "iree": "IREE", "xla": "XLA", "pyro": "Pyro", "numpyro_jit": "NumPyro, jitted",
+    "numpyro": "NumPyro",
+}  # fmt: skip
+"""Engines in the order of columns and bars; others are the slower forms of one of these."""
+ENGINES = [*LABELS]
+COLOURS = dict(zip(ENGINES, ("C3", "C1", "C0", "C8", "C9", "C2", "C4", "C6", "C5"), strict=True))
+METHODS = {
+    "deterministic": "deterministic", "multihead": "ten heads", "moments": "moment pass",
+    "ensemble": "ten networks", "svi30": "30 samples",
+}  # fmt: skip
+TITLES = {
+    "mlp": "MLP 784-100-100-10", "lenet5": "LeNet-5", "sine": "noisy sine, MLP",
+    "lenet5_valid": "LeNet-5, unpadded",
+}  # fmt: skip
+PLACE = ("model", "batch", "threads", "method")
+WHERE = "{model}, batch {batch}, {threads} thread(s)"
+
+MACHINE, MAIN, CURVE, ENSEMBLES, PROFILE, POOLING, MODELLED, FORMS, OPTIMIZATIONS = (
+    h.where(table=name) for name in ("machine", "main", "curve", "ensembles", "profile", "pooling",
+                                     "modelled", "forms", "optimizations")
+)  # fmt: skip
+
+
+def best(rows: Iterable[Row], **wanted: Any) -> Row | None:
+    """The row of our best engine with these entries."""
+    fitting = [r for r in rows if all(r.get(k) == v for k, v in wanted.items())]
+    return next((r for e in OURS for r in fitting if r["engine"] == e), None)
+
+
+def _over_others(report: Report) -> Iterator[Row]:
+    """Selects what else people would deploy with, and our best engine's time over theirs."""
+    for row in MAIN(report):
+        ours = best(MAIN(report), **{key: row[key] for key in PLACE})
+        single = row["method"] in ("deterministic", "moments")
+        if ours and single and row["engine"] in OVER_OTHERS:
+            yield {**row, "over": ours["ms"] / row["ms"]}
+
+
+def _heads(report: Report) -> Iterator[Row]:
+    """Selects ten heads by our engines, with ten networks and the moment pass over them."""
+    rows = ENSEMBLES(report)
+    for row in rows:
+        if row["method"] == "multihead" and row["engine"] in OURS:
+            place = {key: row[key] for key in ("model", "batch", "threads", "engine")}
+            for method in ("ensemble", "moments"):
+                if other := best(rows, **place, method=method):
+                    yield {**row, method: other["ms"] / row["ms"]}
+
+
+def _manual(report: Report) -> Iterator[Row]:
+    """Selects the best optimizations of the dense operator, and the default schedule's gain."""
+    faster = {row["optimizations"]: row["speedup"] for row in OPTIMIZATIONS(report)}
+    if faster:
+        default, ours = faster.pop(DEFAULT), max(faster.values())
+        theirs = max(without / with_it for without, with_it in source.OPTIMIZATIONS)
+        yield {"best": ours, "theirs": theirs, "over": ours / default}
+
+
+def _agreement(report: Report) -> Iterator[Row]:
+    """Selects how the static model and the clock agree, all kernels together."""
+    if rows := MODELLED(report):
+        order, error, _ = modelled.agreement(rows)
+        count = f"{len(rows)} kernels of {len({row['model'] for row in rows})} networks"
+        yield {"count": count, "order": order, "error": error}
+
+
+def _agreements(report: Report) -> Iterator[Row]:
+    """Selects the same for each method."""
+    for (method,), own in h.grouped(MODELLED(report), "method").items():
+        if len(own) > 2:
+            order, error, clock = modelled.agreement(own)
+            yield {
+                "method": method, "kernels": len(own), "Spearman": order, "median error": error,
+                "clock fitted, GHz": clock,
+            }  # fmt: skip
+
+
+def _of_peak(report: Report) -> Iterator[Row]:
+    """Selects shares of the core's peak, by network, method and kind of layer."""
+    for (model, method, kind), share in modelled.shares(MODELLED(report)).items():
+        yield {"model": model, "method": method, "kind": kind, "of the peak": share}
+
+
+def _narrow(report: Report) -> Iterator[Row]:
+    """Selects how many kernels of a network have no vector as wide as its widest."""
+    for (model,), own in h.grouped(MODELLED(report), "model").items():
+        yield {"model": model, "narrow": len(modelled.narrow(own))}
+
+
+def _errors(report: Report) -> Iterator[Row]:
+    """Selects the largest deviation of our compiled results."""
+    ours = [r["error"] for r in report.rows if r["engine"] in OURS and "error" in r]
+    if ours:
+        yield {"worst": max(ours), "count": len(ours)}
+
+
+def _by_rows(row: Row) -> float:
+    place = row["part"], row["engine"]
+    return source.POOLING[(BY_ROWS, *place)] / source.POOLING[(GENERIC, *place)]
+
+
+def _ours(row: Row) -> bool:
+    """Where tuning was done, it is held to the targets, and the default to the tuned."""
+    untuned = row["engine"] == "tvm_untuned" and "over_tuned" not in row
+    return row["method"] in OVER_XLA and (row["engine"] == "tvm" or untuned)
+
+
+def _tuned(row: Row) -> bool:
+    return row["method"] in OVER_XLA and row["engine"] == "tvm_untuned" and "over_tuned" in row
+
+
+def _is(**columns: Any) -> Any:
+    return lambda row: all(row[key] == value for key, value in columns.items())
+
+
+FASTER = {1: source.FASTER_AT_ONE, 256: source.FASTER_AT_256}
+claim = partial(h.Claim, needs="default")  # few rounds decide no timing
+CLAIMS = (
+    claim(
+        f"{WHERE}: {{method}} over XLA: at most {{bound:g}}", "over_xla",
+        h.at_most(lambda row: OVER_XLA[row["method"]][row["model"]]), of=MAIN, when=_ours,
+    ),
+    claim(
+        f"{WHERE}: moments over deterministic: at most {{bound:g}}", "over_deterministic",
+        h.at_most(OVER_DETERMINISTIC),
+        lambda row: source.main_ratio(row["model"], row["batch"], "moments", "deterministic"), MAIN,
+when=lambda row: _ours(row) and row["method"] == "moments",
+    ),
+    claim(
+        f"{WHERE}: {{method}}, untuned over tuned: at most {{bound:g}}", "over_tuned",
+        h.at_most(UNTUNED_OVER_TUNED), of=MAIN, when=_tuned,
+    ),
+    claim(
+        f"{WHERE}: moments of {{engine}} over ours: at least {{bound:g}}", "over_moments",
+        h.at_least(1.0), of=MAIN,
+        when=lambda row: row["method"] == "moments" and row["engine"] not in ("xla", *OURS),
+    ),
+    claim(
+        f"{WHERE}: 30 drawn samples, jitted, over moments: at least {{bound:g}}", "over_moments",
+        h.at_least(DRAWN_OVER_MOMENTS), of=MAIN, when=_is(method="svi30", engine="xla"),
+    ),
+    claim(
+        f"{WHERE}: 30 samples in Pyro over moments: at least {{bound:g}}", "over_moments",
+        h.at_least(lambda row: PYRO_OVER_MOMENTS[row["model"]]),
+        lambda row: source.main_ratio(row["model"], row["batch"], "svi30", "moments"), MAIN,
+        when=_is(method="svi30", engine="pyro", batch=PYRO_BATCH),
+    ),
+    claim(
+        "{model}, batch {batch}: 30 samples in Pyro over moments: at least {bound}",
+        "over_moments", h.at_least(lambda row: FASTER[row["batch"]][0]),
+        lambda row: "{} to {}".format(*FASTER[row["batch"]]),
+        CURVE, when=lambda row: row["engine"] == "pyro" and row["batch"] in FASTER,
+    ),
+    claim(
+        "{model}, batch {batch}: ten networks over ten heads: at least {bound}", "ensemble",
+        h.at_least(lambda row: source.HEADS_FASTER[row["model"]]),
+        lambda row: source.networks_over_heads(row["model"]), _heads,
+    ),
+    claim(
+        "{model}, batch {batch}: moments over ten heads: no more than the source's", "moments",
+        h.at_most(lambda row: source.moments_over_heads(row["batch"])),
+        lambda row: source.moments_over_heads(row["batch"]), _heads,
+    ),
+    claim(
+        "max pooling by rows over the generic one, {part}, {engine}: at most {bound:.3g}",
+        "over_generic", h.at_most(_by_rows), _by_rows,
+        h.where(table="pooling", implementation=BY_ROWS),
+    ),
+    claim(
+        "dense {layer}: joint with second moments is the faster form", "over_joint",
+        h.at_least(1), "yes", h.where(table="forms", form="separate, variances"),
+    ),
+    claim(
+        "the best optimizations of the dense operator: at least {bound:.3g} times faster",
+        "best", h.at_least("theirs"), lambda row: row["theirs"], _manual,
+    ),
+    claim("the default schedule over the best of them: at most {bound}", "over", h.at_most(1),
+          of=_manual),
+    claim(
+        f"{WHERE}: {{method}} over {{engine}}'s: at most {{bound}}", "over", h.at_most(1),
+        of=_over_others,
+    ),
+    claim(
+        "static model and times, {count}: Spearman's correlation at least {bound}", "order",
+        h.at_least(IN_ORDER), of=_agreement,
+    ),
+    claim(
+        "static model over times, {count}: median error at most {bound}", "error",
+        h.at_most(MODEL_ERROR), of=_agreement,
+    ),
+    claim(
+        "{model}, batch 10, {method}: {kind} of the core's peak: at least {bound}", "of the peak",
+        h.at_least(lambda row: OF_PEAK[row["kind"]]), of=_of_peak,
+        when=lambda row: row["model"] in PYRO_OVER_MOMENTS,
+    ),
+    h.Claim("{model}: float kernels without a vector as wide as its widest", "narrow",
+            h.equals(0), 0, _narrow),
+    h.Claim("{count} compiled results within {bound} of JAX", "worst", h.at_most(AGREEMENT),
+            of=_errors),
+)  # fmt: skip
+
+
+def _shortened(length: int) -> Any:
+    def short(row: Row) -> str:
+        name: str = row["operator"]
+        return name if len(name) <= length else f"{name[: length - 1]}…"
+
+    return short
+
+
+def _main(report: Report) -> list[Row]:
+    """Selects milliseconds by engine, beside the source's."""
+    lines = h.beside(MAIN, PLACE, "engine", "ms", ENGINES)(report)
+    known = source.MAIN
+    return [
+        line | {"A72": known.get((line["model"], line["batch"]), {}).get(line["method"])}
+        for line in lines
+    ]
+
+
+def _ensembles(report: Report) -> Iterator[Row]:
+    """Selects milliseconds of ensembles by engine, beside the source's."""
+    for line in h.beside(ENSEMBLES, PLACE, "engine", "ms", ENGINES)(report):
+        cells = source.ENSEMBLES.get(line["model"])
+        if cells and line["method"] in source.ENSEMBLE_METHODS and line["batch"] >= 128:
+            at = source.ENSEMBLE_METHODS.index(line["method"])
+            line |= {"A72_naive": cells["naive"][at], "A72_tuned": cells["tuned"][at]}
+        elif line["model"] == "lenet5_valid":
+            both = source.MOMENTS_AND_HEADS[line["batch"]]
+            line |= {"A72_tuned": both[line["method"] == "multihead"]}
+        yield line
+
+
+def _per_image(report: Report) -> list[Row]:
+    """Selects the curve's rows of named engines, with what plots say of them."""
+    return [
+        {
+            **row, "per_image": row["ms"] / row["batch"], "title": TITLES[row["model"]],
+            "label": f"{METHODS[row['method']]}, {LABELS[row['engine']]}",
+            "style": COLOURS[row["engine"]] + ("o-" if row["method"] == "moments" else "s--"),
+        }
+        for row in CURVE(report)
+        if row["engine"] in LABELS
+    ]  # fmt: skip
+
+
+def _sampled(report: Report) -> list[Row]:
+    return [row for row in _per_image(report) if row["method"] == "svi30"]
+
+
+def _profiles(report: Report) -> list[h.Table]:
+    """Lists operators and shares of each moment pass, beside the source's."""
+    found = []
+    columns = {name: name for name in ("operator", "kind", "calls", "ms", "share")}
+    for (model, engine), own in h.grouped(PROFILE(report), "model", "engine").items():
+        title = f"moment pass of {model} by {engine}, batch {own[0]['batch']}"
+        rows = h.where(table="profile", model=model, engine=engine)
+        found += h.Listing(title, columns | {"operator": _shortened(60)}, rows)(report)
+        beside = [
+            {"kind": kind, "share": share, "A72": source.SHARES[model].get(kind)}
+            for kind, share in kinds(own).items()
+        ]
+        found.append(h.Table.from_rows(f"shares of {model}, the source's before tuning", beside))
+    return found
+
+
+def kinds(rows: Iterable[Row]) -> dict[str, float]:
+    """The shares of a profile by kind of operator; the overhead is never negative."""
+    shares = dict.fromkeys(ORDER, 0.0)
+    for row in rows:
+        shares[row["kind"]] += row["share"]
+    shares[OVERHEAD] = max(shares[OVERHEAD], 0.0)
+    return {kind: share for kind, share in shares.items() if share or kind == OVERHEAD}
+
+
+def _switches(report: Report) -> list[Row]:
+    """Selects what each optimization brings, beside the source's."""
+    rows = OPTIMIZATIONS(report)
+    if not rows:
+        return []
+    lines = [
+        ours | {"A72_without": without, "A72_with": with_it, "A72_speedup": without / with_it}
+        for ours, (without, with_it) in zip(switched(rows), source.OPTIMIZATIONS, strict=True)
+    ]
+    (default,) = (row for row in rows if row["optimizations"] == DEFAULT)
+    last = {"optimization": DEFAULT, "with_ms": default["ms"], "speedup": default["speedup"]}
+    return [*lines, last]
+
+
+def _operators(report: Report) -> list[h.Table]:
+    """Lists forms, optimizations and pooling, whose titles say the batch."""
+    found = []
+    if rows := FORMS(report):
+        title = f"forms of the dense operator, batch {rows[0]['batch']}, ms"
+        of = [row | {"dense layer": row["layer"]} for row in rows]
+        found += h.Listing(title, of=h.beside(lambda _: of, ("dense layer",), "form", "ms"))(report)
+    if rows := OPTIMIZATIONS(report):
+        batch, threads = rows[0]["batch"], rows[0]["threads"]
+        title = f"the dense operator of an MLP, batch {batch}, {threads} thread(s), ms"
+        found += h.Listing(title, of=_switches)(report)
+    return found
+
+
+def _pooled(report: Report) -> list[h.Table]:
+    rows = [
+        {**row, "A72": source.POOLING[row["implementation"], row["part"], row["engine"]]}
+        for row in POOLING(report)
+    ]
+    batch = rows[0]["batch"] if rows else 0
+    columns = ("part", "implementation", "engine", "ms", "over_generic", "A72")
+    title = f"max pooling in the moment pass of LeNet-5, batch {batch}, ms"
+    return h.Listing(title, columns, lambda _: rows)(report)
+
+
+def _kernels(report: Report) -> list[h.Table]:
+    """Lists kernels by the clock and by the model, whose title says the core."""
+    columns = (
+        "model", "method", "operator", "ms", "least_ms", "of_peak", "cycles", "per_cycle", "width",
+        "in_widest", "spills", "loads_per_multiply", "bytes", "level",
+    )  # fmt: skip
+    rows = [row | {"operator": _shortened(36)(row)} for row in MODELLED(report)]
+    core = rows[0]["core"] if rows else ""
+    title = f"kernels by the clock, and by a static model of {core}"
+    return h.Listing(title, columns, lambda _: rows)(report)
+
+
+TABLES = (
+    h.Listing(
+        "what the machine does",
+        {
+            "threads": "threads", "call": "{method} by {engine}",
+            "GMAC/s": lambda row: row["macs"] / row["ms"] / 1e6 if row["macs"] else None,
+            "us": lambda row: 1e3 * row["ms"],
+        },
+        MACHINE,
+    ),
+    h.Listing("milliseconds; the source's on a Cortex-A72, tuned (30 samples: Pyro)", of=_main),
+    h.Listing("over XLA, medians of the same rounds",
+              of=h.beside(MAIN, PLACE, "engine", "over_xla", ENGINES)),
+    h.Listing("over our moment pass",
+              of=h.beside(MAIN, PLACE, "engine", "over_moments", ENGINES)),
+    h.Listing("milliseconds per image",
+              of=h.beside(_per_image, PLACE, "engine", "per_image", ENGINES)),
+    h.Listing("30 samples over our moment pass",
+              of=h.beside(_sampled, PLACE, "engine", "over_moments", ENGINES)),
+    h.Listing("ensembles, milliseconds; the source's on a Cortex-A72 with four threads",
+              of=_ensembles),
+    _profiles, _pooled, _kernels,
+    h.Listing("how the model and the clock agree", of=_agreements),
+    h.Listing("multiply-accumulates, padding included, over the core's peak", of=_of_peak),
+    _operators,
+)  # fmt: skip
+
+
+def _bars(report: Report) -> list[Row]:
+    """Selects the main table with the fewest threads, in the order of bars."""
+    threads = min((row["threads"] for row in MAIN(report)), default=0)
+    order, methods = [*METHODS], ENGINES.index
+    rows = [r for r in MAIN(report) if r["threads"] == threads and r["engine"] in LABELS]
+    rows.sort(key=lambda r: (r["batch"], order.index(r["method"]), methods(r["engine"])))
+    rows.sort(key=lambda r: r["model"] != "mlp")
+    return [
+        row | {"title": TITLES[row["model"]], "label": LABELS[row["engine"]],
+               "what": METHODS[row["method"]]}
+        for row in rows
+    ]  # fmt: skip
+
+
+def _beside_one(report: Report) -> list[Row]:
+    """Selects ten heads and ten networks over one, at the largest batch, and the source's."""
+    found = []
+    for (model,), rows in h.grouped(ENSEMBLES(report), "model").items():
+        most = max(row["batch"] for row in rows)
+        one, *theirs = source.ENSEMBLES[model]["tuned"]
+        for method, tuned in zip(source.ENSEMBLE_METHODS[1:], theirs, strict=True):
+            place = {"place": f"{TITLES[model]}\nbatch {most}\n{METHODS[method]}"}
+            found += [
+                {**place, "label": LABELS[row["engine"]], "over": row["over_deterministic"]}
+                for row in sorted(rows, key=lambda row: row["engine"])
+                if (row["method"], row["batch"]) == (method, most) and row["engine"] in LABELS
+            ]
+            found.append({**place, "label": "source, A72, tuned", "over": tuned / one})
+    return found
+
+
+def _over_heads(report: Report) -> list[Row]:
+    """Selects the moment pass of LeNet-5 over ten heads, and the source's on two processors."""
+    rows = [row for row in ENSEMBLES(report) if row["model"] == "lenet5_valid"]
+    by = {(row["engine"], row["batch"], row["method"]): row["ms"] for row in rows}
+    found: list[Row] = [
+        {"label": LABELS[engine], "batch": batch, "over": ms / by[engine, batch, "multihead"],
+         "style": f"{COLOURS[engine]}o-"}
+        for (engine, batch, method), ms in sorted(by.items())
+        if method == "moments" and engine in LABELS and (engine, batch, "multihead") in by
+    ]  # fmt: skip
+    for k, (processor, style) in enumerate((("A72", "C7s--"), ("A76", "C7^:"))):
+        found += [
+            {"label": f"source, {processor}", "batch": batch, "over": ms[2 * k] / ms[2 * k + 1],
+             "style": style}
+            for batch, ms in source.MOMENTS_AND_HEADS.items()
+        ]  # fmt: skip
+    return found
+
+
+def _shares(report: Report) -> list[Row]:
+    """Selects a bar per engine and network, the source's first."""
+    found = []
+    for (model,), rows in h.grouped(PROFILE(report), "model").items():
+        title = f"{TITLES[model]}, batch {rows[0]['batch']}"
+        found.append({"title": title, "place": "source, A72, untuned", **source.SHARES[model]})
+        by = {engine: own for (engine,), own in h.grouped(rows, "engine").items()}
+        for engine in (engine for engine in ENGINES if engine in by):
+            found.append({"title": title, "place": f"{LABELS[engine]}, here", **kinds(by[engine])})
+    return found
+
+
+def _switch_bars(report: Report) -> list[Row]:
+    found = []
+    for row in _switches(report)[:-1]:
+        others = f"others {row['others']}" if row["others"] else "on"
+        place = {"place": f"{row['optimization']}\n{others}"}
+        found.append({**place, "here": row["speedup"], "theirs": row["A72_speedup"]})
+    return found
+
+
+def _ticks(axis: Axes, batches: Iterable[int]) -> None:
+    axis.set_xscale("log", base=2)
+    axis.set_xticks([*batches], [*batches])
+
+
+def _over_batches(axis: Axes, report: Report) -> None:
+    _ticks(axis, sorted({row["batch"] for row in CURVE(report)}))
+
+
+def _ranges(axis: Axes, report: Report) -> None:
+    _over_batches(axis, report)
+    for batch, (low, high) in FASTER.items():
+        span = axis.vlines(batch, low, high, color="gray", linewidth=5, alpha=0.4)
+        span.set_label("the source's range, Pyro" if batch == 1 else None)
+
+
+def _short(value: float) -> str:
+    return f"{value:.0f}" if value >= 100 else f"{value:.2g}"
+
+
+def _percent(share: float) -> str:
+    return f"{share:.0%}" if share > 0.04 else ""
+
+
+LOG = {"yscale": "log"}
+TIMES = (1, 2, 5, 10, 20)
+PLOTS = (
+    h.Plot(
+        "main",
+        h.Bars("what", "ms", _bars, "{label}", "{title}, batch {batch}, {threads} thread(s)",
+               axes=LOG | {"ylabel": "ms per batch"}, then=h.labelled(_short)),
+        columns=3, size=(5.6, 3.8),
+    ),
+    h.Plot(
+        "curve",
+        h.Curves("batch", "per_image", _per_image, "{label}", "{title}", style="{style}",
+                 axes=LOG | {"ylabel": "ms per image"}, then=_over_batches),
+        h.Curves("batch", "over_moments", _sampled, "{label}", "{title}: 30 samples",
+                 style="{style}", then=_ranges,
+                 axes=LOG | {"ylabel": "30 samples over our moment pass", "xlabel": "batch"}),
+        columns=2, size=(5.2, 3.6),
+    ),
+    h.Plot(
+        "ensembles",
+        h.Bars("place", "over", _beside_one, "{label}", then=h.labelled("%.3g"),
+               axes={"ylabel": "times one deterministic network"}),
+        h.Curves("batch", "over", _over_heads, "{label}", style="{style}",
+                 axes=LOG | {"xlabel": "batch", "yticks": TIMES, "yticklabels": TIMES,
+                             "ylabel": "moment pass over ten heads, LeNet-5"},
+                 then=lambda axis, report: _ticks(axis, source.MOMENTS_AND_HEADS)),
+        size=(5.6, 4),
+    ),
+    h.Plot(
+        "profile",
+        h.Stacks("place", {kind: kind for kind in ORDER}, _shares, facet="{title}",
+                 axes={"xlim": (0, 1), "xlabel": "share of the moment pass"},
+                 then=h.labelled(_percent, label_type="center")),
+        size=(5.6, 2.6),
+    ),
+    h.Plot(
+        "forms",
+        h.Bars("layer", "over_joint", FORMS, "{form}",
+               "forms of the dense operator, batch {batch}", then=h.labelled("%.2f"),
+               axes={"ylabel": "time over joint, second moments"}),
+        size=(7.5, 3.4),
+    ),
+    h.Plot(
+        "optimizations",
+        h.Bars("place", {"here": "here", "theirs": "source, A72, 4 threads"}, _switch_bars,
+               guides=(1,), then=h.labelled("%.2g"), axes=LOG | {"ylabel": "times faster with it"}),
+        size=(9, 3.6),
+    ),
+)  # fmt: skip
