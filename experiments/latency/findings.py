@@ -457,7 +457,7 @@ def _switch_bars(report: Report) -> list[Row]:
 
 def _ticks(axis: Axes, batches: Iterable[int]) -> None:
     axis.set_xscale("log", base=2)
-    axis.set_xticks([*batches], [*batches])
+    axis.set_xticks([*batches], [str(batch) for batch in batches])
 
 
 def _over_batches(axis: Axes, report: Report) -> None:

@@ -31,7 +31,7 @@ import numpy as np
 import jaxeff
 from experiments import harness as h
 from experiments.harness import Report, Row, Run
-from experiments.pruning.networks import NETWORKS, build
+from experiments.pruning.networks import NAMES, build
 from jaxeff.pruning import Channels, Group, Plan, channels, masked, pruned
 from jaxeff.pruning.dependencies import Axis, AxisProduct, Dimension, dimensions, resolve
 
@@ -57,7 +57,7 @@ def run(run: Run[Settings]) -> list[Row]:
     missing = [name for name in ("torch", "torch_pruning") if find_spec(name) is None]
     if missing:
         run.say(f"without {' and '.join(missing)}: pip install torch torch-pruning")
-    tasks = [(name, told) for name in NETWORKS for told in (False, True)]
+    tasks = [(name, told) for name in NAMES for told in (False, True)]
     tasks = [(name, told) for name, told in tasks if name in ATTENTION or not told]
 
     def compare(task: tuple[str, bool]) -> list[Row]:
@@ -83,14 +83,11 @@ def _ours(f: Any, params: Any, x: np.ndarray, found: Channels, plans: int) -> Ro
     rng = np.random.default_rng(0)
     errors = [_error(f, params, x, found, rng) for _ in range(plans)]
     return {
-        "groups": len(inner),
-        "more": len(found.free) - len(inner),
+        "groups": len(inner), "more": len(found.free) - len(inner),
         "macs_left": _macs(g, small, x) / _macs(f, params, x),
-        "params_left": _size(small) / _size(params),
-        "macs": _macs(f, params, x),
-        "params": _size(params),
-        "error_to_masked": max(errors),
-    }
+        "params_left": _size(small) / _size(params), "macs": _macs(f, params, x),
+        "params": _size(params), "error_to_masked": max(errors),
+    }  # fmt: skip
 
 
 def _theirs(name: str, x: np.ndarray, found: Channels, told: bool) -> Row:

@@ -15,19 +15,19 @@ Multiply-accumulates predict time poorly in general (Klein's thesis, section 3.6
 pruned networks follow them (table 4.1: .297 of the time at .299).
 """
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any
 
 import jax
+import jaxeff_export
 import numpy as np
 from flax import nnx
 
 import jaxeff
 from experiments import harness as h
+from experiments.contests.tvm import host, meter_of
 from experiments.harness import Report, Row, Run
 from experiments.pruning.networks import ResNet50
 from experiments.timing import measure_rounds, ratio, summary
@@ -66,31 +66,23 @@ def planning() -> list[Row]:
     small = plan.shrink(params)
     out = jax.eval_shape(pruned(f, plan), small, x)
     end = time.perf_counter()
-    return [
-        {
-            "network": "ResNet-50",
-            "groups": len(plan.channels),
-            "planning_s": planned - start,
-            "shrinking_s": end - planned,
-            "processor_s": time.process_time() - processor,
-            "macs_left": _macs(pruned(f, plan), small, x) / _macs(f, params, x),
-            "params_left": _size(small) / _size(params),
-            "outputs": list(out.shape),
-        }
-    ]
+    row = {
+        "network": "ResNet-50", "groups": len(plan.channels), "planning_s": planned - start,
+        "shrinking_s": end - planned, "processor_s": time.process_time() - processor,
+        "macs_left": _macs(pruned(f, plan), small, x) / _macs(f, params, x),
+        "params_left": _size(small) / _size(params), "outputs": list(out.shape),
+    }  # fmt: skip
+    return [row]
 
 
 def timed(run: Run[Settings]) -> list[Row]:
     """Whole and pruned in turn, by TVM's own clock."""
-    import jaxeff_export
-
     settings = run.settings
     module = ResNet18(stem="cifar", rngs=nnx.Rngs(run.seed))
     module.eval()
     f, params = jaxeff.functional(module)
     rng = np.random.default_rng(run.seed)
     x = rng.standard_normal((1, settings.image, settings.image, 3), np.float32)
-    target = {**jaxeff_export.resolve_target("host"), "num-cores": 1}
     subjects = {0: (f, params)}
     for multiple in settings.round_to:
         plan = to_budget(f, params, x, settings.macs, multiple)
@@ -99,7 +91,7 @@ def timed(run: Run[Settings]) -> list[Row]:
     bundles = {}
     for name, (g, p) in subjects.items():
         run.say(f"compiling {name or 'the whole network'}")
-        bundles[name] = jaxeff_export.deploy(g, (p, x), target=target)
+        bundles[name] = jaxeff_export.deploy(g, (p, x), target=host())
         bundles[name].check()
     meters = {str(name): meter_of(bundle) for name, bundle in bundles.items()}
     times = measure_rounds(meters, settings.rounds, 0.5)
@@ -108,15 +100,12 @@ def timed(run: Run[Settings]) -> list[Row]:
         found, macs = summary(times[str(name)]), _macs(g, p, x)
         rows.append(
             {
-                "network": "ResNet-18" if not name else "pruned",
-                "round_to": name,
-                "macs_left": macs / whole,
-                "params_left": _size(p) / _size(params),
+                "network": "ResNet-18" if not name else "pruned", "round_to": name,
+                "macs_left": macs / whole, "params_left": _size(p) / _size(params),
                 "time_left": ratio(times[str(name)], times["0"]),
-                "gmacs_per_s": macs / found["ms"] / 1e6,
-                **found,
+                "gmacs_per_s": macs / found["ms"] / 1e6, **found,
             }
-        )
+        )  # fmt: skip
     return rows
 
 
@@ -145,11 +134,6 @@ def to_budget(f: Callable[..., Any], params: Any, x: Any, macs: float, multiple:
         if more[name] <= len(order[name]) and fits(more):
             kept = more
     return plan(kept)
-
-
-def meter_of(bundle: Any) -> Callable[[int], float]:
-    """Times a bundle by TVM's own clock: inputs are on the device, results stay there."""
-    return lambda repeats: bundle.benchmark("local", number=repeats, repeat=1).median_ms / 1e3
 
 
 def _macs(f: Any, params: Any, x: Any) -> int:

@@ -1,19 +1,21 @@
 """What plans of many shapes save on the clock in XLA and TVM, beside multiply-accumulates."""
 
-from collections.abc import Callable
 from typing import Any
 
-import jax
-import jax.numpy as jnp
+import jaxeff_export
 import numpy as np
 
 import jaxeff
 from experiments.classifiers import Trained
+from experiments.contests.tvm import host, meter_of
+from experiments.contests.xla import compiled
 from experiments.harness import Row, Run
 from experiments.pruning.recipe import Settings
 from experiments.timing import measure_rounds, metered, ratio
 from jaxeff.compression import fold_batch_norm
 from jaxeff.pruning import Plan, channels, pruned
+
+ENGINES = ("xla", "tvm")
 
 
 def timed(run: Run[Settings], model: Trained) -> list[Row]:
@@ -32,22 +34,18 @@ def timed(run: Run[Settings], model: Trained) -> list[Row]:
         plan = _random(rng, found)
         subjects[f"plan {number}"] = pruned(g, plan), plan.shrink(folded)
     macs = {name: jaxeff.cost(h, p, x).macs for name, (h, p) in subjects.items()}
-    meters = {("xla", name): metered(_jitted(h, p, x)) for name, (h, p) in subjects.items()}
-    meters |= {("tvm", name): _library(h, p, x) for name, (h, p) in subjects.items()}
-    flat = {f"{engine} {name}": meter for (engine, name), meter in meters.items()}
-    times = measure_rounds(flat, settings.rounds, 0.02)
+    meters = {f"xla {name}": metered(compiled(h, p, x)) for name, (h, p) in subjects.items()}
+    for name, (h, p) in subjects.items():
+        meters[f"tvm {name}"] = meter_of(jaxeff_export.deploy(h, (p, x), target=host()))
+    times = measure_rounds(meters, settings.rounds, 0.02)
     return [
         {
             "subject": model.subject.name, "plan": name, "batch": settings.batch,
             "macs_left": macs[name] / macs["whole"],
             **{
-                f"{engine}_time_left": ratio(times[f"{engine} {name}"], times[f"{engine} whole"])
-                for engine in ("xla", "tvm")
+                f"{e}_time_left": ratio(times[f"{e} {name}"], times[f"{e} whole"]) for e in ENGINES
             },
-            **{
-                f"{engine}_ms": float(np.median(times[f"{engine} {name}"]))
-                for engine in ("xla", "tvm")
-            },
+            **{f"{e}_ms": float(np.median(times[f"{e} {name}"])) for e in ENGINES},
         }
         for name in subjects
     ]  # fmt: skip
@@ -60,16 +58,3 @@ def _random(rng: np.random.Generator, found: Any) -> Plan:
         count = max(1, round(group.size * rng.uniform(0.15, 1.0)))
         keep[group.name] = np.isin(np.arange(group.size), rng.permutation(group.size)[:count])
     return Plan(keep, found)
-
-
-def _jitted(f: Any, params: Any, x: Any) -> Callable[[], Any]:
-    compiled = jax.jit(f).lower(params, x).compile()
-    return lambda: compiled(params, x)
-
-
-def _library(f: Any, params: Any, x: jnp.ndarray) -> Callable[[int], float]:
-    import jaxeff_export
-
-    target = {**jaxeff_export.resolve_target("host"), "num-cores": 1}
-    bundle = jaxeff_export.deploy(f, (params, x), target=target)
-    return lambda repeats: bundle.benchmark("local", number=repeats, repeat=1).median_ms / 1e3

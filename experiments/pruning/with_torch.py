@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -17,7 +18,7 @@ import torch.nn.functional as F
 import torch_pruning as tp
 from torch import nn
 
-from experiments.pruning.networks import MobileNet as Flax
+from experiments.pruning.wirings import WIRINGS, Wiring
 
 Groups = frozenset[frozenset[tuple[str, int]]]
 
@@ -83,170 +84,65 @@ class ResNet18(nn.Module):
         return self.fc(x.mean((2, 3)))
 
 
-class MobileNet(nn.Module):
-    """Inverted residuals."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.stem = nn.Conv2d(3, 16, 3, padding=1)
-        for i, (inner, hidden, out) in enumerate(Flax.SIZES):
-            setattr(self, f"expand{i}", nn.Conv2d(inner, hidden, 1))
-            setattr(self, f"expand_bn{i}", nn.BatchNorm2d(hidden))
-            setattr(self, f"depthwise{i}", nn.Conv2d(hidden, hidden, 3, padding=1, groups=hidden))
-            setattr(self, f"depthwise_bn{i}", nn.BatchNorm2d(hidden))
-            setattr(self, f"project{i}", nn.Conv2d(hidden, out, 1))
-        self.head = nn.Linear(24, 10)
-
-    def forward(self, x: Any) -> Any:
-        """The output."""
-        x = F.relu6(self.stem(x))
-        for i, (inner, _, out) in enumerate(Flax.SIZES):
-            y = F.relu6(getattr(self, f"expand_bn{i}")(getattr(self, f"expand{i}")(x)))
-            y = F.relu6(getattr(self, f"depthwise_bn{i}")(getattr(self, f"depthwise{i}")(y)))
-            y = getattr(self, f"project{i}")(y)
-            x = x + y if inner == out else y
-        return self.head(x.mean((2, 3)))
+def _shuffle(x: Any, groups: int) -> Any:
+    b, c, h, w = x.shape
+    return x.reshape(b, groups, c // groups, h, w).transpose(1, 2).reshape(b, c, h, w)
 
 
-class DenseNet(nn.Module):
-    """A dense block."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.stem = nn.Conv2d(3, 16, 3, padding=1)
-        for i in range(3):
-            setattr(self, f"norm{i}", nn.BatchNorm2d(16 + 8 * i))
-            setattr(self, f"grow{i}", nn.Conv2d(16 + 8 * i, 8, 3, padding=1))
-        self.norm, self.transition = nn.BatchNorm2d(40), nn.Conv2d(40, 20, 1)
-        self.head = nn.Linear(20, 10)
-
-    def forward(self, x: Any) -> Any:
-        """The output."""
-        x = self.stem(x)
-        for i in range(3):
-            y = getattr(self, f"grow{i}")(F.relu(getattr(self, f"norm{i}")(x)))
-            x = torch.cat([x, y], 1)
-        return self.head(self.transition(F.relu(self.norm(x))).mean((2, 3)))
+def _tokens(net: Any, x: Any) -> Any:
+    x = x.flatten(2).transpose(1, 2)
+    return torch.cat([net.token.expand(x.shape[0], -1, -1), x], 1) + net.position
 
 
-class UNet(nn.Module):
-    """Down and up."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.down, self.deep = nn.Conv2d(3, 16, 3, padding=1), nn.Conv2d(16, 32, 3, padding=1)
-        self.up = nn.ConvTranspose2d(32, 16, 2, 2)
-        self.join, self.head = nn.Conv2d(32, 16, 3, padding=1), nn.Conv2d(16, 2, 1)
-
-    def forward(self, x: Any) -> Any:
-        """The output."""
-        x = F.relu(self.down(x))
-        y = F.relu(self.deep(F.max_pool2d(x, 2)))
-        return self.head(F.relu(self.join(torch.cat([x, self.up(y)], 1))))
-
-
-class ResNeXt(nn.Module):
-    """A grouped convolution."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.stem, self.reduce = nn.Conv2d(3, 32, 3, padding=1), nn.Conv2d(32, 16, 1)
-        self.grouped = nn.Conv2d(16, 16, 3, padding=1, groups=4)
-        self.expand, self.head = nn.Conv2d(16, 32, 1), nn.Linear(32, 10)
-
-    def forward(self, x: Any) -> Any:
-        """The output."""
-        x = F.relu(self.stem(x))
-        y = F.relu(self.grouped(F.relu(self.reduce(x))))
-        return self.head((x + self.expand(y)).mean((2, 3)))
-
-
-class Shuffle(nn.Module):
-    """Shuffled channels."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.stem, self.first = nn.Conv2d(3, 16, 3, padding=1), nn.Conv2d(16, 32, 1, groups=2)
-        self.second, self.head = nn.Conv2d(32, 32, 1, groups=2), nn.Linear(32, 10)
-
-    def forward(self, x: Any) -> Any:
-        """The output."""
-        x = F.relu(self.first(self.stem(x)))
-        b, c, h, w = x.shape
-        x = x.reshape(b, 2, c // 2, h, w).transpose(1, 2).reshape(b, c, h, w)
-        return self.head(F.relu(self.second(x)).mean((2, 3)))
-
-
-class ViT(nn.Module):
-    """Attention with heads."""
-
-    def __init__(self, keys: int = 4) -> None:
-        super().__init__()
-        self.keys = keys
-        self.patch = nn.Conv2d(3, 32, 4, 4)
-        self.token, self.position = (nn.Parameter(torch.zeros(1, n, 32)) for n in (1, 17))
-        self.norm1, self.norm2, self.norm = (nn.LayerNorm(32) for _ in range(3))
-        self.query, self.out = nn.Linear(32, 32), nn.Linear(32, 32)
-        self.key, self.value = nn.Linear(32, 8 * keys), nn.Linear(32, 8 * keys)
-        self.up, self.down, self.head = nn.Linear(32, 64), nn.Linear(64, 32), nn.Linear(32, 10)
-
-    def forward(self, x: Any) -> Any:
-        """The output."""
-        x = self.patch(x).flatten(2).transpose(1, 2)
-        x = torch.cat([self.token.expand(x.shape[0], -1, -1), x], 1) + self.position
-        x = x + self.out(self._attended(self.norm1(x)))
-        x = x + self.down(F.gelu(self.up(self.norm2(x))))
-        return self.head(self.norm(x)[:, 0])
-
-    def _attended(self, x: Any) -> Any:
-        b, t, _ = x.shape
-        query = self.query(x).reshape(b, t, self.keys, 4 // self.keys, -1)
-        key, value = (f(x).reshape(b, t, self.keys, -1) for f in (self.key, self.value))
-        scores = torch.einsum("btngd,bsnd->bngts", query, key) / 8**0.5
-        return torch.einsum("bngts,bsnd->btngd", scores.softmax(-1), value).reshape(b, t, -1)
-
-
-class Recurrent(nn.Module):
-    """An LSTM."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.inner, self.rnn = nn.Linear(10, 16), nn.LSTM(16, 24, batch_first=True)
-        self.head = nn.Linear(24, 4)
-
-    def forward(self, x: Any) -> Any:
-        """The output."""
-        return self.head(self.rnn(self.inner(x))[0])
-
-
-TWINS: dict[str, Callable[[], nn.Module]] = {
-    "ResNet-18": ResNet18,
-    "MobileNetV2": MobileNet,
-    "DenseNet": DenseNet,
-    "U-Net": UNet,
-    "ResNeXt": ResNeXt,
-    "ShuffleNet": Shuffle,
-    "ViT": ViT,
-    "grouped queries": lambda: ViT(2),
-    "LSTM": Recurrent,
+LAYERS: dict[str, Callable[..., Any]] = {
+    "conv": lambda inner, out, size=1, groups=1: nn.Conv2d(
+        inner, out, size, padding=size // 2, groups=groups
+    ),
+    "patches": lambda inner, out, size: nn.Conv2d(inner, out, size, size),
+    "doubled": lambda inner, out: nn.ConvTranspose2d(inner, out, 2, 2),
+    "linear": nn.Linear,
+    "batch_norm": nn.BatchNorm2d,
+    "layer_norm": nn.LayerNorm,
+    "parameter": lambda *shape: nn.Parameter(torch.zeros(shape)),
+    "lstm": lambda inner, out: nn.LSTM(inner, out, batch_first=True),
 }
+FUNCTIONS = SimpleNamespace(
+    relu=F.relu, relu6=F.relu6, gelu=F.gelu, softmax=F.softmax, einsum=torch.einsum,
+    join=lambda parts: torch.cat(parts, 1), mean=lambda x: x.mean((2, 3)),
+    max_pool=lambda x: F.max_pool2d(x, 2), run=lambda rnn, x: rnn(x)[0], shuffle=_shuffle,
+    tokens=_tokens,
+)  # fmt: skip
+
+
+class Wired(nn.Module):
+    """A network of `WIRINGS`."""
+
+    def __init__(self, wiring: Wiring) -> None:
+        super().__init__()
+        self.wiring = wiring
+        for name, (kind, *sizes) in wiring.layers.items():
+            setattr(self, name, LAYERS[kind](*sizes))
+
+    def forward(self, x: Any) -> Any:
+        """The output."""
+        return self.wiring.forward(FUNCTIONS, self, x)
 
 
 def measure(name: str, x: np.ndarray, *, heads: bool) -> Found:
     """Groups, and half of every one gone.
 
     Args:
-        name: A network of `TWINS`.
+        name: A network of `networks.NAMES`.
         x: An input, as Flax has it.
         heads: Whether it is told the heads of attention; without, it has to find them.
     """
     torch.manual_seed(0)
-    model = TWINS[name]().eval()
+    model: Any = (Wired(WIRINGS[name]) if name in WIRINGS else ResNet18()).eval()
     inputs = torch.from_numpy(x.transpose(0, 3, 1, 2).copy() if x.ndim == 4 else x)
     last: Any = model.fc if hasattr(model, "fc") else model.head
     told = {}
-    if heads and isinstance(model, ViT):
-        told = {model.query: 4, model.key: model.keys, model.value: model.keys}
+    if heads and hasattr(model, "query"):
+        told = {model.query: 4} | dict.fromkeys((model.key, model.value), WIRINGS[name].keys)
     before, size = _macs(model, inputs), sum(p.numel() for p in model.parameters())
     groups: Groups = frozenset()
     try:

@@ -14,20 +14,25 @@ The source (arXiv 2511.23440) compares its compiled moment pass with sampling in
 
 import statistics
 import time
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
 import jax
 
 import jaxeff
-from experiments.harness import Count, Found, Report, Row, Run, Study, Table
-from experiments.transforms import cost, figure, latency
+from experiments import harness as h
+from experiments.harness import Found, Report, Row
+from experiments.transforms import cost, latency
 
 LIMIT = 1.02  # of the hand-written count
 FRESH_TARGET, DRAWN_TARGET = 10, 5  # times faster than sampling
 READING_TARGET = 1.0  # seconds
 BATCH = {"lenet5": 10, "resnet18-imagenet": 1, "resnet18-cifar": 1}
+LABELS = {
+    "deterministic": "one deterministic pass", "draw_map": "drawn per call, one by one",
+    "draw_vmap": "drawn per call, vmapped", "drawn_map": "drawn before, one by one",
+    "drawn_vmap": "drawn before, vmapped", "drawn_unrolled": "drawn before, unrolled",
+}  # fmt: skip
 Net = Literal["lenet5", "resnet18-imagenet", "resnet18-cifar"]
 
 
@@ -41,25 +46,9 @@ class Settings:
         batches: Batch sizes of the timings.
     """
 
-    rounds: Count
+    rounds: h.Count
     nets: tuple[Net, ...] = ("lenet5", "resnet18-imagenet", "resnet18-cifar")
-    batches: tuple[Count, ...] = (1, 5, 10)
-
-
-def run(run: Run[Settings]) -> Found:
-    """Counts, reads, times; each row is kept."""
-    settings = run.settings
-    counted = run.each(
-        [(net, transform) for net in settings.nets for transform in cost.TRANSFORMS],
-        lambda task: [cost.compare(cost.subject(task[0], BATCH[task[0]]), task[1])],
-    )
-    reading = run.keep("reading", lambda: [read(settings.rounds)])
-    timed = run.each(
-        [(net, batch) for net in ("lenet5", "mlp") for batch in settings.batches],
-        lambda task: latency.measure(cost.subject(*task), settings.rounds),
-    )
-    samples = {"samples": latency.SAMPLES, "backend": jax.default_backend()}
-    return Found([*counted, *reading, *timed], samples)
+    batches: tuple[h.Count, ...] = (1, 5, 10)
 
 
 def read(rounds: int) -> Row:
@@ -75,62 +64,114 @@ def read(rounds: int) -> Row:
     return {"net": net.name, "batch": 1, "method": "trace", "ms": ms}
 
 
-def judge(report: Report) -> None:
-    """Holds counts and timings to the targets; few rounds decide no timing."""
-    for row in report.rows:
-        if "transform" in row:
-            for what in ("flops", "bytes"):
-                claim = f"{what} of {row['transform']} {row['net']} over hand-written: at most"
-                ratio = row[f"{what}_ratio"]
-                report.check(f"{claim} {LIMIT}", None, ratio, ratio <= LIMIT)
-        elif row["method"] == "trace":
-            claim = f"seconds to read ResNet-18: less than {READING_TARGET:g}"
-            seconds = row["ms"] / 1e3
-            report.check(claim, None, seconds, seconds < READING_TARGET, needs="default")
-    timed = [row for row in report.rows if "times_moments" in row]
-    for net, batch in dict.fromkeys((row["net"], row["batch"]) for row in timed):
-        fresh, drawn = latency.speedups(
-            [r for r in timed if (r["net"], r["batch"]) == (net, batch)]
-        )
-        for what, ours, target in (
-            ("drawn per call", fresh, FRESH_TARGET),
-            ("drawn beforehand", drawn, DRAWN_TARGET),
+PARTS = (
+    h.Part[Settings, tuple[str, str]](
+        lambda run: [(net, of) for net in run.settings.nets for of in cost.TRANSFORMS],
+        lambda run, task: [cost.compare(cost.subject(task[0], BATCH[task[0]]), task[1])],
+    ),
+    h.Part[Settings, str](lambda run: ("reading",), lambda run, _: [read(run.settings.rounds)]),
+    h.Part[Settings, tuple[str, int]](
+        lambda run: [(net, batch) for net in ("lenet5", "mlp") for batch in run.settings.batches],
+        lambda run, task: latency.measure(cost.subject(*task), run.settings.rounds),
+    ),
+    lambda run: Found([], {"samples": latency.SAMPLES, "backend": jax.default_backend()}),
+)
+COUNTED, TIMED = h.having("transform"), h.having("times_moments")
+
+
+def speedups(report: Report) -> list[Row]:
+    """Selects the moment pass against the fastest sampling, drawn per call and beforehand."""
+    found = []
+    for (net, batch), rows in h.grouped(TIMED(report), "net", "batch").items():
+        times = {row["method"]: row["times_moments"] for row in rows}
+        for what, methods, target in (
+            ("drawn per call", latency.FRESH, FRESH_TARGET),
+            ("drawn beforehand", latency.DRAWN, DRAWN_TARGET),
         ):
-            claim = f"{net}, batch {batch}: moments over {latency.SAMPLES} samples {what}: at least"
-            report.check(f"{claim} {target}x", None, ours, ours >= target, needs="default")
+            row: Row = {"net": net, "batch": batch, "what": what, "target": target}
+            found.append(row | {"faster": min(times[method] for method in methods)})
+    return found
 
 
-def tables(report: Report) -> Sequence[Table]:
-    """The counts in short, and the timings."""
-    short = [
+CLAIMS = (
+    *(
+        h.Claim(
+            f"{what} of {{transform}} {{net}} over hand-written: at most {{bound}}",
+            f"{what}_ratio", h.at_most(LIMIT), of=COUNTED,
+        )
+        for what in ("flops", "bytes")
+    ),
+    h.Claim(
+        "seconds to read ResNet-18: less than {bound:g}", lambda row: row["ms"] / 1e3,
+        h.below(READING_TARGET), of=h.where(method="trace"), needs="default",
+    ),
+    h.Claim(
+        f"{{net}}, batch {{batch}}: moments over {latency.SAMPLES} samples {{what}}: "
+        "at least {bound}x",
+        "faster", h.at_least("target"), of=speedups, needs="default",
+    ),
+)  # fmt: skip
+TABLES = (
+    h.Listing(
+        "XLA's count, ours over hand-written",
         {
-            "net": f"{row['net']} x {row['batch']}",
-            "transform": row["transform"],
-            "MFLOPs": row["flops"] / 1e6,
-            "ratio": row["flops_ratio"],
-            "MB": row["bytes"] / 1e6,
-            "ratio ": row["bytes_ratio"],
-            "differ by": row["difference"],
-        }
-        for row in report.rows
-        if "transform" in row
-    ]
-    timed = [row for row in report.rows if "method" in row]
+            "net": "{net} x {batch}", "transform": "transform",
+            "MFLOPs": lambda row: row["flops"] / 1e6, "ratio": "flops_ratio",
+            "MB": lambda row: row["bytes"] / 1e6, "ratio ": "bytes_ratio",
+            "differ by": "difference",
+        },
+        COUNTED,
+    ),
+    h.Listing("milliseconds", of=h.having("method")),
+)  # fmt: skip
+
+
+def excess(report: Report) -> list[Row]:
+    """Selects what transforms cost more than hand-written ones, in percent."""
     return [
-        Table.from_rows("XLA's count, ours over hand-written", short),
-        Table.from_rows("milliseconds", timed),
+        row | {what: 100 * (row[f"{what}_ratio"] - 1) for what in ("flops", "bytes")}
+        for row in COUNTED(report)
     ]
 
 
-STUDY = Study(
+def sampled(report: Report) -> list[Row]:
+    """Selects the timings that are drawn, method by method."""
+    return [
+        row | {"label": label}
+        for method, label in LABELS.items()
+        for row in TIMED(report) if row["method"] == method
+    ]  # fmt: skip
+
+
+PLOTS = (
+    h.Plot(
+        "costs",
+        h.Dots(
+            "{net}\n{transform}", {"flops": "FLOPs", "bytes": "bytes"}, excess, guides=(0, 2),
+            axes={"xlabel": "% more than written by hand (XLA's count; limit dotted)"},
+        ),
+        size=(7, 4.6),
+    ),
+    h.Plot(
+        "latency",
+        h.Bars(
+            "batch {batch}", "times_moments", sampled, "{label}",
+            f"{{net}}: {latency.SAMPLES} samples over one moment pass",
+            guides=(1, FRESH_TARGET, DRAWN_TARGET), then=h.labelled("%.3g"),
+            axes={"yscale": "log", "ylabel": "times the moment pass (targets dotted)"},
+        ),
+        size=(5.6, 4.6),
+    ),
+)  # fmt: skip
+
+STUDY = h.Study(
     "transforms", __doc__,
     {
         "fast": Settings(7, ("lenet5", "resnet18-imagenet"), (10,)),
         "default": Settings(25),
         "full": Settings(101, batches=(1, 5, 10, 100)),
     },
-    (run,), (judge,), (lambda report: figure.draw(report.rows, (FRESH_TARGET, DRAWN_TARGET)),),
-    (tables,),
+    PARTS, CLAIMS, PLOTS, TABLES,
 )  # fmt: skip
 
 if __name__ == "__main__":

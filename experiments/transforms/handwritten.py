@@ -80,15 +80,16 @@ class Noisy(Plain):
     def _noise(self, x: jax.Array) -> jax.Array:
         return jax.random.normal(next(self.keys), x.shape, x.dtype)
 
+    def _added(self, y: jax.Array) -> jax.Array:
+        return y + self.add_std * self._noise(y)
+
     def conv(self, params: Any, x: Any, stride: int, padding: Any) -> Any:
         """Convolution and noise."""
-        y = super().conv(params, x, stride, padding)
-        return y + self.add_std * self._noise(y)
+        return self._added(super().conv(params, x, stride, padding))
 
     def dense(self, params: Any, x: Any) -> Any:
         """Matrix product, bias and noise."""
-        y = super().dense(params, x)
-        return y + self.add_std * self._noise(y)
+        return self._added(super().dense(params, x))
 
     def relu(self, x: Any) -> Any:
         """Maximum with zero, times noise around one."""

@@ -61,18 +61,8 @@ def measure(net: Subject, rounds: int) -> list[dict[str, Any]]:
     timings = interleaved(contestants(net), rounds, relative_to="moments")
     return [
         {
-            "net": net.name,
-            "batch": len(net.x),
-            "method": name,
-            "ms": timing["ms"],
-            "spread_ms": timing["spread"],
-            "times_moments": timing["ratio"],
+            "net": net.name, "batch": len(net.x), "method": name, "ms": timing["ms"],
+            "spread_ms": timing["spread"], "times_moments": timing["ratio"],
         }
         for name, timing in timings.items()
-    ]
-
-
-def speedups(rows: list[dict[str, Any]]) -> tuple[float, float]:
-    """The moment pass against the fastest sampling: weights drawn per call, and beforehand."""
-    times = {row["method"]: row["times_moments"] for row in rows}
-    return min(times[m] for m in FRESH), min(times[m] for m in DRAWN)
+    ]  # fmt: skip

@@ -1,41 +1,14 @@
 """The reference networks written out by hand, over whatever a layer is to be.
 
 Each function is the forward pass of the network of that name in `jaxeff.nn`, with its parameter
-names, spelled in the operations that `Layers` lists; `handwritten` has them for each transform.
+names, spelled in the operations that `handwritten.Plain` lists and `handwritten` has for each
+transform.
 """
 
-from typing import Any, Protocol
+from typing import Any
 
 
-class Layers(Protocol):
-    """The operations that a hand-written forward pass is made of."""
-
-    def conv(self, params: Any, x: Any, stride: int, padding: Any) -> Any:
-        """Convolution with `params["kernel"]` and, where there is one, `params["bias"]`."""
-
-    def dense(self, params: Any, x: Any) -> Any:
-        """Dense layer."""
-
-    def batch_norm(self, params: Any, state: Any, x: Any) -> Any:
-        """Batch norm with its running statistics."""
-
-    def relu(self, x: Any) -> Any:
-        """Rectifier."""
-
-    def relu_max_pool(self, x: Any, size: int, stride: int, padding: int) -> Any:
-        """Rectifier, then max pooling."""
-
-    def add(self, x: Any, y: Any) -> Any:
-        """Residual sum."""
-
-    def mean(self, x: Any) -> Any:
-        """Mean over height and width."""
-
-    def flatten(self, x: Any) -> Any:
-        """Everything but the batch axis in one."""
-
-
-def mlp(layers: Layers, params: Any, state: Any, x: Any) -> Any:
+def mlp(layers: Any, params: Any, state: Any, x: Any) -> Any:
     """The MLP with dense layers `fc1` to `fc3`."""
     del state
     x = layers.relu(layers.dense(params["fc1"], x))
@@ -43,7 +16,7 @@ def mlp(layers: Layers, params: Any, state: Any, x: Any) -> Any:
     return layers.dense(params["fc3"], x)
 
 
-def lenet5(layers: Layers, params: Any, state: Any, x: Any) -> Any:
+def lenet5(layers: Any, params: Any, state: Any, x: Any) -> Any:
     """LeNet-5 with max pooling, `conv1` padded to keep its size."""
     del state
     x = layers.relu_max_pool(layers.conv(params["conv1"], x, 1, "SAME"), 2, 2, 0)
@@ -54,14 +27,10 @@ def lenet5(layers: Layers, params: Any, state: Any, x: Any) -> Any:
     return layers.dense(params["fc3"], x)
 
 
-def resnet18(layers: Layers, params: Any, state: Any, x: Any) -> Any:
+def resnet18(layers: Any, params: Any, state: Any, x: Any) -> Any:
     """ResNet-18 with batch norm, or its first stages; the first kernel's size tells the stem."""
     imagenet = params["conv1"]["kernel"].shape[0] == 7
-    x = (
-        layers.conv(params["conv1"], x, 2, _pad(3))
-        if imagenet
-        else layers.conv(params["conv1"], x, 1, _pad(1))
-    )
+    x = layers.conv(params["conv1"], x, *((2, _pad(3)) if imagenet else (1, _pad(1))))
     x = layers.batch_norm(params["bn1"], state["bn1"], x)
     x = layers.relu_max_pool(x, 3, 2, 1) if imagenet else layers.relu(x)
     for name in sorted(name for name in params if name.startswith("stage")):
@@ -71,7 +40,7 @@ def resnet18(layers: Layers, params: Any, state: Any, x: Any) -> Any:
     return layers.dense(params["fc"], layers.mean(x))
 
 
-def _block(layers: Layers, params: Any, state: Any, x: Any, stride: int) -> Any:
+def _block(layers: Any, params: Any, state: Any, x: Any, stride: int) -> Any:
     y = layers.conv(params["conv1"], x, stride, _pad(1))
     y = layers.relu(layers.batch_norm(params["bn1"], state["bn1"], y))
     y = layers.conv(params["conv2"], y, 1, _pad(1))
