@@ -15,7 +15,7 @@ Source: Klein's thesis, chapter 4; Krieger et al., arXiv 2212.07818.
 
 from dataclasses import dataclass
 
-from experiments.galen import figure, judging, recipe, searching, source
+from experiments.galen import findings, recipe, searching
 from experiments.harness import Row, Run, Study, choose
 
 
@@ -64,8 +64,8 @@ def run(run: Run[recipe.Settings]) -> list[Row]:
 
 
 STUDY = Study(
-    "galen", __doc__, recipe.SIZES, (run,), (judging.judge,), (figure.draw,), (judging.tables,),
-    source.DIFFERENCES,
+    "galen", __doc__, recipe.SIZES, (run,), findings.CLAIMS, findings.PLOTS, findings.TABLES,
+    findings.DIFFERENCES,
 )  # fmt: skip
 
 if __name__ == "__main__":

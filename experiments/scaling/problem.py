@@ -124,10 +124,7 @@ def make_problem(configuration: Configuration) -> Problem:
     widths = configuration.widths
     scales = tuple(math.sqrt(2 / n) for n in widths[:-1])
     layers = tuple(
-        (
-            (scale * generator.standard_normal((n, m))).astype(np.float32),
-            np.zeros(m, np.float32),
-        )
+        ((scale * generator.standard_normal((n, m))).astype(np.float32), np.zeros(m, np.float32))
         for (n, m), scale in zip(pairwise(widths), scales, strict=True)
     )
     return Problem(x, y, layers, scales)

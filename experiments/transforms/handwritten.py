@@ -168,10 +168,7 @@ class Moments:
         mean, var = x
         inverse, t, beyond, excess = _standardised(mean, var)
         share = jnp.where(mean > 0, 1 - beyond, beyond) - excess * (t + excess)
-        return (
-            jnp.maximum(mean, 0) + var * inverse * excess,
-            var * jnp.maximum(share, 0),
-        )
+        return (jnp.maximum(mean, 0) + var * inverse * excess, var * jnp.maximum(share, 0))
 
     def maximum(self, x: Pair, y: Pair) -> Pair:
         """Clark's maximum of two independent Gaussians, arranged the same way.
