@@ -14,16 +14,12 @@ thesis, section 7.5.3.
 import time
 
 from experiments import engines
-from experiments.harness import Found, Refused, Report, Row, Run, Study, Table
-from experiments.scaling import figure, judging, workers
+from experiments.harness import Found, Refused, Row, Run, Study
+from experiments.scaling import findings, workers
 from experiments.scaling.engines import ENGINES
 from experiments.scaling.plan import SIZES, Plan, Task
 from experiments.scaling.problem import analytic_macs
 
-COLUMNS = (
-    "engine", "method", "depth", "width", "examples", "ms", "total_flops", "intensity", "gflops",
-    "peak_mb", "step_size",
-)  # fmt: skip
 CEILING_ROUNDS = 10
 
 
@@ -52,15 +48,9 @@ def finished(row: Row, task: Task) -> Row:
     return {**row, "doublings": settings.doublings, "analytic_macs": macs}
 
 
-def tables(report: Report) -> list[Table]:
-    """Every row."""
-    return [Table.from_rows("cost of inference", report.rows, COLUMNS)]
-
-
 STUDY = Study(
-    "scaling", __doc__, SIZES,
-    (run,), (judging.judge,), (figure.draw,), (tables,), judging.DIFFERENCES,
-    Plan.settled,
+    "scaling", __doc__, SIZES, (run,), (findings.judge,), findings.PLOTS, findings.TABLES,
+    findings.DIFFERENCES, Plan.settled,
 )  # fmt: skip
 
 if __name__ == "__main__":

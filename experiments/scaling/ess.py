@@ -12,13 +12,12 @@ A round that was run is kept and not run again.
 """
 
 import statistics
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from typing import Annotated, Any
 
-import matplotlib.pyplot as plt
-from matplotlib.figure import Figure
-
-from experiments.harness import SELECTS, Count, Found, Least, Report, Row, Run, Study, Table
+from experiments import harness as h
+from experiments.harness import SELECTS, Count, Found, Least, Report, Row, Run
 from experiments.scaling.samplers import CORES, run_alone
 
 RHAT = 1.05
@@ -95,57 +94,51 @@ def rates(found: Row) -> Row:
     return row
 
 
-def judge(report: Report) -> None:
-    """Our convergence, and our rates over NumPyro's; short chains decide neither."""
-    theirs, ours = (
-        [row for row in report.rows if row["contender"] == name] for name in ("numpyro", "jaxeff")
-    )
-    worst = max(row["max_rhat"] for row in ours)
-    report.check(
-        "R-hat of our predictions at most 1.05", None, worst, worst <= RHAT, needs="default"
-    )
+def worst(report: Report) -> list[Row]:
+    """Selects our chains that mix worst."""
+    return [max(h.where(contender="jaxeff")(report), key=lambda row: row["max_rhat"])]
+
+
+def compared(report: Report) -> Iterator[Row]:
+    """Selects our rates over NumPyro's, the median over rounds."""
+    theirs, ours = (h.where(contender=name)(report) for name in ("numpyro", "jaxeff"))
     for rate in (name for name in ours[0] if "_ess_per_" in name):
         # A chain of theirs that has not converged counts for nothing: any of ours is more.
-        ratios = [
-            a[rate] / b[rate] if b[rate] else float("inf")
-            for a, b in zip(ours, theirs, strict=True)
-        ]
-        ratio = statistics.median(ratios)
+        pairs = [(a[rate], b[rate]) for a, b in zip(ours, theirs, strict=True)]
+        ratio = statistics.median(a / b if b else float("inf") for a, b in pairs)
         shown = ratio if ratio < float("inf") else "theirs has not converged"
-        claim = f"{rate} over NumPyro's at least {FACTOR:g}"
-        report.check(claim, None, shown, ratio >= FACTOR, needs="default")
+        yield {"rate": rate, "ratio": ratio, "shown": shown}
 
 
-def draw(report: Report) -> dict[str, Figure]:
-    """Where each run's seconds go, and what comes of them."""
-    figure, (left, right) = plt.subplots(1, 2, figsize=(10, 3.6), layout="constrained")
-    names = [f"{row['contender']}, {row['round']}" for row in report.rows]
-    start = [0.0] * len(names)
-    for part in ("compile_s", "warmup_s", "sampling_s"):
-        seconds = [row[part] for row in report.rows]
-        left.barh(names, seconds, left=start, label=part.removesuffix("_s"))
-        start = [a + b for a, b in zip(start, seconds, strict=True)]
-    left.set_xlabel("seconds")
-    for shift, which in ((-0.2, "min"), (0.2, "median")):
-        values = [row[f"{which}_ess_per_s"] for row in report.rows]
-        places = [i + shift for i in range(len(names))]
-        right.barh(places, values, 0.38, color=f"C{3 if which == 'min' else 4}", label=which)
-    right.set_yticks(range(len(names)), names)
-    right.set_xlabel("effective samples per second, over 100 inputs")
-    for axis in (left, right):
-        axis.invert_yaxis()
-    return {"ess": figure}
-
-
-def tables(report: Report) -> list[Table]:
-    """Times and rates."""
-    return [
-        Table.from_rows("NUTS on the noisy sine", report.rows, TIMES),
-        Table.from_rows("predictive means over 100 inputs", report.rows, RATES),
-    ]
-
-
-STUDY = Study("ess", __doc__, SIZES, (run,), (judge,), (draw,), (tables,))
+CLAIMS = (  # short chains decide neither
+    h.Claim(
+        "R-hat of our predictions at most {bound}", "max_rhat", h.at_most(RHAT), of=worst,
+        needs="default",
+    ),
+    h.Claim(
+        "{rate} over NumPyro's at least {bound:g}", "ratio", h.at_least(FACTOR), of=compared,
+        needs="default", shown="shown",
+    ),
+)  # fmt: skip
+RUN = "{contender}, {round}"
+PLOT = h.Plot(
+    "ess",
+    h.Stacks(
+        RUN, {f"{part}_s": part for part in ("compile", "warmup", "sampling")},
+        axes={"xlabel": "seconds"},
+    ),
+    h.Dots(
+        RUN, {"min_ess_per_s": "min", "median_ess_per_s": "median"},
+        axes={"xlabel": "effective samples per second, over 100 inputs"},
+    ),
+)  # fmt: skip
+STUDY = h.Study(
+    "ess", __doc__, SIZES, (run,), CLAIMS, (PLOT,),
+    (
+        h.Listing("NUTS on the noisy sine", TIMES),
+        h.Listing("predictive means over 100 inputs", RATES),
+    ),
+)  # fmt: skip
 
 if __name__ == "__main__":
     STUDY.main()

@@ -1,5 +1,7 @@
 """The two contenders, each a whole run in a process of its own: `run_alone`.
 
+Both infer the noisy sine by a 2x50 MLP; effective samples are counted of its predictions.
+
 NumPyro's is what its documentation has a user write: a model of sample statements, `NUTS` and
 `MCMC` with one chain. Ours has its chains on both cores and one warm-up for all of them.
 """
@@ -16,12 +18,55 @@ import jax.numpy as jnp
 import numpy as np
 import numpyro
 import numpyro.distributions as dist
+from jaxtyping import Array, Float
 from numpyro.infer import MCMC, NUTS
 
-from experiments.scaling import chains as problem
-from jaxeff.bayes import nuts, predict, prior_scales
+from jaxeff.bayes import mixing, nuts, predict, prior_scales
+from jaxeff.data import REGIMES, noisy_sine, span
 
 Record = dict[str, Any]
+INPUTS = 100
+"""Inputs of the predictions, over the data, the gaps, and one unit beyond."""
+
+
+def make_params(hidden: int) -> dict[str, Any]:
+    """Shapes of the network: two hidden layers; outputs are mean and log-variance."""
+    widths = [1, hidden, hidden, 2]
+    return {
+        f"fc{i}": {"kernel": jnp.zeros((widths[i - 1], widths[i])), "bias": jnp.zeros(widths[i])}
+        for i in (1, 2, 3)
+    }
+
+
+def network(params: dict[str, Any], x: Float[Array, "batch 1"]) -> Float[Array, "batch 2"]:
+    """The network, with tanh."""
+    for name in ("fc1", "fc2"):
+        x = jnp.tanh(x @ params[name]["kernel"] + params[name]["bias"])
+    return x @ params["fc3"]["kernel"] + params["fc3"]["bias"]
+
+
+def data() -> tuple[Float[Array, "n 1"], Float[Array, " n"]]:
+    """The training set, always the same."""
+    return noisy_sine(jax.random.key(0))
+
+
+def inputs() -> Float[Array, "inputs 1"]:
+    """Where predictions are held to R-hat and counted."""
+    return jnp.linspace(*span(REGIMES, margin=1.0), INPUTS)[:, None]
+
+
+def summarize(means: Float[np.ndarray, "chains draws inputs"]) -> dict[str, float]:
+    """Effective sample sizes and R-hat of the predictive mean over the inputs.
+
+    Args:
+        means: The network's mean for each draw.
+    """
+    found = mixing(means)
+    return {
+        "min_ess": found.min_ess,
+        "median_ess": float(np.median(found.ess)),
+        "max_rhat": found.max_rhat,
+    }
 
 
 class CompileClock:
@@ -49,7 +94,7 @@ def run_numpyro(seed: int, hidden: int, warmup: int, samples: int, chains: int) 
     Returns:
         Seconds, gradients, effective sample sizes and R-hat.
     """
-    params = problem.make_params(hidden)
+    params = make_params(hidden)
     scales = prior_scales("fan_in", params)
 
     def model(x: Any, y: Any) -> None:
@@ -65,12 +110,12 @@ def run_numpyro(seed: int, hidden: int, warmup: int, samples: int, chains: int) 
             }
             for layer, leaves in params.items()
         }
-        outputs = problem.network(weights, x)
+        outputs = network(weights, x)
         likelihood = dist.Normal(outputs[:, 0], jnp.exp(outputs[:, 1] / 2))
         with numpyro.plate("data", len(x)):
             numpyro.sample("y", likelihood, obs=y)
 
-    x, y = problem.data()
+    x, y = data()
     clock, start = CompileClock(), time.perf_counter()
     run = MCMC(
         NUTS(model), num_warmup=warmup, num_samples=samples, num_chains=chains, progress_bar=False
@@ -90,7 +135,7 @@ def run_numpyro(seed: int, hidden: int, warmup: int, samples: int, chains: int) 
             layer: {name: draw[f"{layer}/{name}"] for name in leaves}
             for layer, leaves in params.items()
         }
-        return problem.network(weights, problem.inputs())[:, 0]
+        return network(weights, inputs())[:, 0]
 
     means = jax.lax.map(predict_means, run.get_samples())
     return {
@@ -100,20 +145,20 @@ def run_numpyro(seed: int, hidden: int, warmup: int, samples: int, chains: int) 
         "warmup_gradients": warm_steps,
         "sampling_gradients": int(extra["num_steps"].sum()),
         "divergences": int(extra["diverging"].sum()),
-        **problem.summarize(np.reshape(means, (chains, samples, -1))),
+        **summarize(np.reshape(means, (chains, samples, -1))),
     }
 
 
 def run_jaxeff(seed: int, hidden: int, warmup: int, samples: int, chains: int) -> Record:
     """Several chains by `jaxeff.bayes.nuts`; arguments and result as of `run_numpyro`."""
-    params = problem.make_params(hidden)
+    params = make_params(hidden)
     clock, start = CompileClock(), time.perf_counter()
     result = nuts(
-        jax.random.key(seed), problem.network, params, problem.data(), likelihood="gaussian",
+        jax.random.key(seed), network, params, data(), likelihood="gaussian",
         warmup=warmup, samples=samples, chains=chains, monitor=(), progress=False,
     )  # fmt: skip
     total, compiled = time.perf_counter() - start, clock.seconds
-    outputs = predict(jax.random.key(0), problem.network, result.posterior, problem.inputs())
+    outputs = predict(jax.random.key(0), network, result.posterior, inputs())
     means = np.reshape(outputs[..., 0], (chains, samples, -1))
     return {
         "compile_s": compiled,
@@ -122,7 +167,7 @@ def run_jaxeff(seed: int, hidden: int, warmup: int, samples: int, chains: int) -
         "warmup_gradients": int(result.warmup_stats["steps"].sum()),
         "sampling_gradients": int(result.stats["steps"].sum()),
         "divergences": int(result.divergences.sum()),
-        **problem.summarize(means),
+        **summarize(means),
     }
 
 

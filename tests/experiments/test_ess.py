@@ -1,7 +1,7 @@
 """The comparison of effective samples per second: what is counted, and what is made of it."""
 
 from experiments.harness import Report
-from experiments.scaling.ess import judge, rates
+from experiments.scaling.ess import STUDY, rates
 
 RECORD = {
     "compile_s": 1.0, "warmup_s": 4.0, "sampling_s": 5.0, "warmup_gradients": 10,
@@ -14,7 +14,7 @@ def judged(**ours):
     contenders = {"numpyro": RECORD, "jaxeff": RECORD | ours}
     rows = [rates({"contender": name, **record}) for name, record in contenders.items()]
     report = Report("ess", "default", {}, rows)
-    judge(report)
+    STUDY.judge(report)
     return rows, {check["name"].split(" over")[0]: check for check in report.checks}
 
 

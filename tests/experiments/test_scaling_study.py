@@ -8,7 +8,7 @@ import pytest
 
 from experiments.engines import PACKAGES
 from experiments.harness import Refused, Report
-from experiments.scaling import engines, judging, machine, plan, workers
+from experiments.scaling import engines, findings, machine, plan, workers
 from experiments.scaling.problem import Configuration, Settings, analytic_macs, make_problem
 from jaxeff.data import REGIMES
 
@@ -85,7 +85,7 @@ def ideal(*names):
 
 def failures(rows):
     report = Report("scaling", "default", {}, rows, {"ceilings": CEILINGS})
-    judging.judge(report)
+    findings.judge(report)
     assert report.checks
     return {check["name"] for check in report.checks if not check["passed"]}
 
@@ -121,7 +121,7 @@ def test_each_claim_can_fail(key, change, name):
 
 def test_growth_is_that_of_a_power():
     rows = [{"n": n, "cost": 3 * n**1.3} for n in (1.0, 4.0, 9.0)]
-    assert judging.growth(rows, "n", "cost") == (pytest.approx(1.3), pytest.approx(1))
+    assert findings.growth(rows, "n", "cost") == (pytest.approx(1.3), pytest.approx(1))
 
 
 def test_times_are_those_of_the_samples():

@@ -9,9 +9,8 @@ import numpy as np
 from jax.flatten_util import ravel_pytree
 from jax.scipy.stats import norm
 
-from experiments.scaling.engines import Session
+from experiments.scaling.engines import Session, compiled_work
 from experiments.scaling.problem import Problem, Settings, forward
-from experiments.scaling.work import compiled_work
 
 
 def mcmc(problem: Problem, settings: Settings) -> Session:

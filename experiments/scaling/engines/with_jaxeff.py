@@ -7,9 +7,8 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from experiments.scaling.engines import Session
+from experiments.scaling.engines import Session, compiled_work, repeated
 from experiments.scaling.problem import INIT_SCALE, LEARNING_RATE, Problem, Settings, forward
-from experiments.scaling.work import compiled_work, repeated
 from jaxeff.bayes import ConvergenceWarning, MeanField, nuts, prior_scales
 from jaxeff.bayes.posteriors import log_joint
 from jaxeff.bayes.variational import make_loss, mean_nll, start_from

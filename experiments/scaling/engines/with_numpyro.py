@@ -12,9 +12,8 @@ from numpyro.infer.autoguide import AutoNormal
 from numpyro.infer.initialization import init_to_value
 from numpyro.infer.util import initialize_model
 
-from experiments.scaling.engines import Session
+from experiments.scaling.engines import Session, compiled_work, repeated
 from experiments.scaling.problem import INIT_SCALE, LEARNING_RATE, Problem, Settings, forward
-from experiments.scaling.work import compiled_work, repeated
 
 
 def mcmc(problem: Problem, settings: Settings) -> Session:

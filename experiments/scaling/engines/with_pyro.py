@@ -13,9 +13,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import FlopCounterMode
 
 from experiments.engines import fresh_pyro
-from experiments.scaling.engines import Session
+from experiments.scaling.engines import Session, Work
 from experiments.scaling.problem import INIT_SCALE, LEARNING_RATE, Problem, Settings, forward
-from experiments.scaling.work import Work
 
 
 def mcmc(problem: Problem, settings: Settings) -> Session:

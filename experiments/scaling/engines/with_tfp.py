@@ -9,9 +9,8 @@ import optax
 import tensorflow_probability.substrates.jax as tfp
 from jax.flatten_util import ravel_pytree
 
-from experiments.scaling.engines import Session
+from experiments.scaling.engines import Session, compiled_work, repeated
 from experiments.scaling.problem import INIT_SCALE, LEARNING_RATE, Problem, Settings, forward
-from experiments.scaling.work import compiled_work, repeated
 
 tfd = tfp.distributions
 STEP_SIZE = 1e-3

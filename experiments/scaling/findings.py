@@ -1,4 +1,4 @@
-"""The source's claims, held to what was measured, and how far its study and this one differ."""
+"""The source's claims, held to what was measured, its figures, and how far both studies differ."""
 
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -6,7 +6,9 @@ from itertools import groupby
 from typing import Any
 
 import numpy as np
+from matplotlib.axes import Axes
 
+from experiments import harness as h
 from experiments.harness import Report, Row
 from experiments.scaling.plan import DEEPER, DEFAULT
 
@@ -215,3 +217,103 @@ def _pairs(mcmc: Sequence[Row], svi: Sequence[Row]) -> list[tuple[Row, Row]]:
     """MCMC and SVI of the same engine at the same point."""
     others = {_place(row): row for row in svi}
     return [(row, others[_place(row)]) for row in mcmc if _place(row) in others]
+
+
+LABELS = {
+    "numpyro": "NumPyro", "blackjax": "BlackJAX", "tfp": "TFP", "pyro": "Pyro", "jaxeff": "jaxeff",
+}  # fmt: skip
+COLOURS = dict(zip(LABELS, ("C0", "C1", "C2", "C3", "C4"), strict=True))
+STYLES = {"mcmc": "o-", "svi": "s--"}
+AXES = {"parameters": "parameters", "examples": "training examples"}
+ROOF = {"L2": "0.6", "L3": "0.4", "DRAM": "0.1"}
+
+
+def _drawn(report: Report, over: str) -> list[Row]:
+    """Selects a series of every engine and method, with what plots say of it."""
+    rows = [row for row in report.rows if row["doublings"] != DEEPER or report.size == "full"]
+    return [
+        row | {
+            "label": f"{LABELS[engine]}, {method.upper()}", "style": COLOURS[engine] + style,
+            "size": 15 + 75 * i / max(1, len(line) - 1), "title": f"{AXES[over]}: larger markers, more",
+        }
+        for method, style in STYLES.items()
+        for engine, own in by_engine([row for row in rows if row["method"] == method]).items()
+        for line in [SERIES[over](own)] for i, row in enumerate(line)
+    ]  # fmt: skip
+
+
+def _work(report: Report) -> list[Row]:
+    """Selects FLOPs over the samples of MCMC at the default point."""
+    found = []
+    for row in _drawn(report, "examples"):
+        if row["method"] == "mcmc" and row["examples"] == DEFAULT.examples:
+            counts = row["warmup_evaluations"] + np.cumsum([0, *row["per_iteration"]])
+            flops = (counts * row["flops"]).tolist()
+            found.append(row | {"work": flops, "samples": [*range(len(flops))]})
+    return found
+
+
+def _over(over: str, column: str, label: str) -> h.Curves:
+    def ticks(axis: Axes, report: Report) -> None:
+        if over == "examples":
+            found = sorted({row["examples"] for row in _drawn(report, over)})
+            axis.set_xticks(found, [str(tick) for tick in found])
+
+    return h.Curves(
+        over, column, partial(_drawn, over=over), "{label}", style="{style}", then=ticks,
+        axes={"xscale": "log", "yscale": "log", "xlabel": AXES[over], "ylabel": label},
+    )  # fmt: skip
+
+
+def _roof(over: str) -> h.Curves:
+    """Makes a panel of arithmetic over operational intensity, below measured ceilings."""
+
+    def ceilings(axis: Axes, report: Report) -> None:
+        rows, found = _drawn(report, over), report.extra["ceilings"]
+        intensities = [row["intensity"] for row in rows]
+        span = np.geomspace(min(intensities) / 3, 3 * max(intensities), 200)
+        for level, gray in ROOF.items():
+            speed = found["bandwidths"][level]
+            axis.plot(span, np.minimum(span * speed, found["peak"]) / 1e9, color=gray, lw=1)
+            label = f"{level} {speed / 1e9:.0f} GB/s"
+            axis.annotate(label, (span[0], span[0] * speed / 1e9), fontsize=7, color=gray)
+        for row in rows:
+            colour, marker = COLOURS[row["engine"]], STYLES[row["method"]][0]
+            face = colour if row["method"] == "mcmc" else "none"
+            axis.scatter(row["intensity"], row["gflops"], row["size"], marker=marker,
+                         edgecolors=colour, facecolors=face, alpha=0.7)  # fmt: skip
+
+    return h.Curves(
+        "intensity", "gflops", partial(_drawn, over=over), "{label}", "{title}", style="{style}",
+        axes={
+            "xscale": "log", "yscale": "log", "xlabel": "operational intensity, FLOP/byte",
+            "ylabel": "GFLOP/s, one core",
+        },
+        then=ceilings,
+    )  # fmt: skip
+
+
+PLOTS = (
+    h.Plot(
+        "flops",
+        h.Curves(
+            "samples", "work", _work, "{label}",
+            style=lambda row: COLOURS[row["engine"]] + "-",
+            axes={"xlabel": "MCMC samples (warm-up at 0)", "ylabel": "FLOPs"},
+        ),
+        *(_over(over, "total_flops", "FLOPs") for over in SERIES),
+    ),
+    h.Plot(
+        "latency", *(_over(over, "ms", "ms per sample (MCMC) or epoch (SVI)") for over in SERIES)
+    ),
+    h.Plot("roofline", *map(_roof, SERIES), size=(5.5, 4.6)),
+)  # fmt: skip
+TABLES = (
+    h.Listing(
+        "cost of inference",
+        (
+            "engine", "method", "depth", "width", "examples", "ms", "total_flops", "intensity",
+            "gflops", "peak_mb", "step_size",
+        ),
+    ),
+)  # fmt: skip
