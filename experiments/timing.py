@@ -7,11 +7,12 @@ up to a tenth of a second: a turn begins when those of the turn before have gone
 
 import statistics
 import time
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from typing import Any, TypeVar
 
 import jax
 
+Name = TypeVar("Name", bound=Hashable)
 Meter = Callable[[int], float]
 """`meter(n)`: seconds per call, measured over n calls in a row."""
 SLOW, SLOW_ROUNDS = 1.0, 2
@@ -64,12 +65,12 @@ def metered(call: Callable[[], Any]) -> Meter:
 
 
 def measure_rounds(
-    meters: Mapping[str, Meter], rounds: int, seconds: float = 0.02
-) -> dict[str, list[float]]:
+    meters: Mapping[Name, Meter], rounds: int, seconds: float = 0.02
+) -> dict[Name, list[float]]:
     """The milliseconds of each, round by round.
 
     Args:
-        meters: What is measured.
+        meters: What is measured, by any name.
         rounds: How often.
         seconds: About how long one measurement takes.
     """
@@ -80,7 +81,7 @@ def measure_rounds(
         repeats[name] = max(1, int(seconds / max(again, 1e-7)))
         if again > SLOW:
             repeats[name] = 0
-    times: dict[str, list[float]] = {name: [] for name in meters}
+    times: dict[Name, list[float]] = {name: [] for name in meters}
     for i in range(rounds):
         for name, meter in meters.items():
             if repeats[name] or i < SLOW_ROUNDS:

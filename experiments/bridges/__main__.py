@@ -16,21 +16,36 @@ Chains and trainings are kept: a run that was killed goes on where it stopped.
 """
 
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterator
 from functools import partial
 
 import numpy as np
+from matplotlib.axes import Axes
 
-from experiments.bridges import figure, problems, recipe
+from experiments import harness as h
+from experiments.bridges import problems
 from experiments.bridges.methods import Comparison
-from experiments.harness import Found, Report, Row, Run, Study, Table
+from experiments.bridges.problems import SIDE, Settings
+from experiments.harness import Found, Report, Row, Run
 from jaxeff.bayes import CollapseWarning, ConvergenceWarning
 
 QUALITY = ("method", "nll", "auroc", "epistemic_outside", "distance_to_mcmc", "loss")
 SAMPLING = ("method", "rhat", "ess", "gradients", "ess_per_1000_gradients", "ess_per_second")
 
 
-def run(run: Run[recipe.Settings]) -> Found:
+SIZES = {
+    "fast": Settings(8, 100, 30, 100, 6, 100, 600),
+    "default": Settings(20, 300, 50, 200, 8, 300, 2000),
+    "full": Settings(50, 1000, 100, 1000, 10, 300, 5000),
+}
+SHOWN = (
+    "mcmc", "mcmc, short warm-up, from the prior", "mcmc, short warm-up, from svi", "svi",
+    "svi from mcmc's best draw", "distilled: mean", "distilled: draws, mean_field",
+    "distilled: draws, low_rank",
+)  # fmt: skip
+
+
+def run(run: Run[Settings]) -> Found:
     """Compares what each method gains from another."""
     rows: list[Row] = []
     arrays: dict[str, np.ndarray] = {}
@@ -48,35 +63,73 @@ def run(run: Run[recipe.Settings]) -> Found:
     return Found(rows, arrays=arrays)
 
 
-def judge(report: Report) -> None:
-    """Hold the bridges to what they are for; the source has no numbers."""
-    claim = partial(report.check, needs="default")
-    by_name = {(row["problem"], row["method"]): row for row in report.rows}
-    for problem in ("moons", "sine"):
-        reference = by_name[problem, "mcmc"]
-        usual, kept = (
-            by_name[problem, f"distilled: {how}"] for how in ("mean", "draws, mean_field")
-        )
-        share = kept["epistemic_outside"] / reference["epistemic_outside"]
-        claim(f"{problem}: distilling draws keeps epistemic uncertainty", None, share, share > 0.5)
-        share = usual["epistemic_outside"] / reference["epistemic_outside"]
-        claim(f"{problem}: distilling the mean loses it", None, share, share < 0.5)
-        closer = kept["distance_to_mcmc"] / by_name[problem, "svi"]["distance_to_mcmc"]
-        claim(f"{problem}: distance to MCMC, distilled over SVI", None, closer, closer < 1)
+def distilled(report: Report) -> Iterator[Row]:
+    """Selects a row per problem: what is left of MCMC's uncertainty, by what was distilled."""
+    for (problem,), rows in h.grouped(report.rows, "problem").items():
+        by = {row["method"]: row for row in rows}
+        outside = by["mcmc"]["epistemic_outside"]
+        draws, mean = by["distilled: draws, mean_field"], by["distilled: mean"]
+        yield {
+            "problem": problem, "draws": draws["epistemic_outside"] / outside,
+            "mean": mean["epistemic_outside"] / outside,
+            "closer": draws["distance_to_mcmc"] / by["svi"]["distance_to_mcmc"],
+        }  # fmt: skip
 
 
-def tables(report: Report) -> Sequence[Table]:
-    """What is predicted, and how well samplers mix."""
+claim = partial(h.Claim, of=distilled, needs="default")  # the source has no numbers
+CLAIMS = (
+    claim("{problem}: distilling draws keeps epistemic uncertainty", "draws", h.above(0.5)),
+    claim("{problem}: distilling the mean loses it", "mean", h.below(0.5)),
+    claim("{problem}: distance to MCMC, distilled over SVI", "closer", h.below(1)),
+)
+
+
+def tables(report: Report) -> list[h.Table]:
+    """Lists what is predicted, and how well samplers mix."""
     found = []
-    for problem in dict.fromkeys(row["problem"] for row in report.rows):
-        rows = [row for row in report.rows if row["problem"] == problem]
+    for (problem,), rows in h.grouped(report.rows, "problem").items():
         sampled = [row for row in rows if "rhat" in row]
-        found.append(Table.from_rows(f"{problem}: predictions", rows, QUALITY))
-        found.append(Table.from_rows(f"{problem}: samplers", sampled, SAMPLING))
+        found.append(h.Table.from_rows(f"{problem}: predictions", rows, QUALITY))
+        found.append(h.Table.from_rows(f"{problem}: samplers", sampled, SAMPLING))
     return found
 
 
-STUDY = Study("bridges", __doc__, recipe.SIZES, (run,), (judge,), (figure.draw,), (tables,))
+def maps(report: Report) -> Iterator[h.Panel]:
+    """Makes a panel per problem and method: epistemic uncertainty over the input space."""
+    for (problem,), rows in h.grouped(report.rows, "problem").items():
+        auroc = {row["method"]: row["auroc"] for row in rows}
+        found = {
+            name.partition("/")[2]: array for name, array in report.arrays.items()
+            if name.partition("/")[0] == problem
+        }  # fmt: skip
+        paint = {"moons": _plane, "sine": _line}[problem]
+        for name in SHOWN:
+            title = name.replace(", ", ",\n", 1)
+            paints = partial(paint, found, found[name])
+            yield h.Panel(f"{title}\nAUROC {auroc[name]:.2f}", paints)
+
+
+def _plane(of: dict[str, np.ndarray], epistemic: np.ndarray, axis: Axes) -> None:
+    square = partial(np.reshape, shape=(SIDE, SIDE))
+    first, second = (square(of["points"][:, i]) for i in (0, 1))
+    levels = np.linspace(0, of[SHOWN[0]].max() * 1.2, 13)
+    axis.contourf(first, second, square(epistemic), levels, extend="max")
+    border = square(of["outside"]).astype(float)
+    axis.contour(first, second, border, [0.5], colors="w", linestyles="--", linewidths=0.8)
+    axis.scatter(of["train"][:, 0], of["train"][:, 1], s=1, c="w")
+
+
+def _line(of: dict[str, np.ndarray], epistemic: np.ndarray, axis: Axes) -> None:
+    x, top = of["points"][:, 0], of[SHOWN[0]].max() * 1.2
+    axis.plot(x, epistemic, lw=1)
+    axis.fill_between(x, 0, top, where=~of["outside"], color="0.9")
+    axis.set_ylim(0, top)
+
+
+STUDY = h.Study(
+    "bridges", __doc__, SIZES, (run,), CLAIMS,
+    (h.Plot("epistemic", maps, columns=len(SHOWN), size=(2.4, 2.5)),), (tables,),
+)  # fmt: skip
 
 if __name__ == "__main__":
     STUDY.main()

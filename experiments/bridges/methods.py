@@ -10,8 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from experiments.bridges.problems import Problem
-from experiments.bridges.recipe import Settings
+from experiments.bridges.problems import Problem, Settings
 from experiments.harness import Row, Run
 from experiments.recipes import cosine_adam
 from jaxeff.bayes import MCMCResult, around_best_draw, distill, nuts, predict, sample, svi
@@ -81,16 +80,10 @@ class Comparison:
         gradients = sum(int(s["steps"].sum()) for s in (result.stats, result.warmup_stats))
         ess = float(np.nanmedian(mixed.ess))
         self._record(
-            name,
-            result.posterior,
-            None,
-            rhat=mixed.max_rhat,
-            rhat_median=float(np.nanmedian(mixed.rhat)),
-            ess=ess,
-            gradients=gradients,
-            ess_per_1000_gradients=1000 * ess / gradients,
-            ess_per_second=ess / result.seconds[1],
-        )
+            name, result.posterior, None, rhat=mixed.max_rhat,
+            rhat_median=float(np.nanmedian(mixed.rhat)), ess=ess, gradients=gradients,
+            ess_per_1000_gradients=1000 * ess / gradients, ess_per_second=ess / result.seconds[1],
+        )  # fmt: skip
         return result
 
     def _infer(self, name: str, start: Any, data: Any = None, **options: Any) -> Any:
@@ -131,10 +124,8 @@ class Comparison:
         self._say(f"{self.problem.name}: {name}")
         problem = self.problem
         file = self.folder / f"{_file_name(name)}.safetensors"
-        options = self._common(len(problem.unlabelled) // 96, epochs) | {
-            "kl": 0.0,
-            "init_scale": 0.1,
-        }
+        options = self._common(len(problem.unlabelled) // 96, epochs)
+        options |= {"kl": 0.0, "init_scale": 0.1}
         result = distill(
             self._key, problem.f, point, (problem.unlabelled,), draws, guide=guide,
             likelihood=problem.likelihood, batch_size=96, checkpoint=file, checkpoint_every=epochs,
@@ -146,14 +137,10 @@ class Comparison:
         settings = self.settings
         epochs = epochs or settings.epochs
         return {
-            "epochs": epochs,
-            "kl": settings.kl,
-            "init_scale": 1e-2,
-            "particles": settings.particles,
-            "optimizer": self._optimizer(epochs * steps),
-            "settings": {"rate": settings.rate},
-            "progress": False,
-        }
+            "epochs": epochs, "kl": settings.kl, "init_scale": 1e-2,
+            "particles": settings.particles, "optimizer": self._optimizer(epochs * steps),
+            "settings": {"rate": settings.rate}, "progress": False,
+        }  # fmt: skip
 
     def _optimizer(self, steps: int) -> optax.GradientTransformation:
         return cosine_adam(self.settings.rate, steps)
@@ -167,17 +154,14 @@ class Comparison:
         epistemic = np.asarray(problem.epistemic(outputs(problem.points)))
         self.maps[name] = epistemic
         distance = float(np.sqrt(np.mean((epistemic - self.maps["mcmc"]) ** 2)))
-        self.rows.append(
-            {
-                "problem": problem.name,
-                "method": name,
-                "nll": float(problem.nll(outputs(problem.test[0]))),
-                "auroc": problem.auroc(jnp.asarray(epistemic)),
-                "epistemic_outside": float(epistemic[np.asarray(problem.outside)].mean()),
-                "distance_to_mcmc": distance,
-                **figures,
-            }
-        )
+        row = {
+            "problem": problem.name, "method": name,
+            "nll": float(problem.nll(outputs(problem.test[0]))),
+            "auroc": problem.auroc(jnp.asarray(epistemic)),
+            "epistemic_outside": float(epistemic[np.asarray(problem.outside)].mean()),
+            "distance_to_mcmc": distance,
+        }  # fmt: skip
+        self.rows.append(row | figures)
 
 
 def _file_name(name: str) -> str:

@@ -114,25 +114,19 @@ def _calls(rounds: int, *names: Any) -> list[Row]:
         ):
             if form in subject.forms:
                 meters[peer, form], found[peer, form] = meter, results
-    times = measure_rounds(
-        {"/".join(place): meter for place, meter in meters.items()}, rounds, SECONDS
-    )
     rows = []
-    for (engine, form), results in ((place, found.get(place)) for place in meters):
-        values = times[f"{engine}/{form}"]
+    times = measure_rounds(meters, rounds, SECONDS)
+    for (engine, form), values in times.items():
         row = {"model": subject.name, "method": subject.method, "batch": len(subject.net.x)}
         row |= {"engine": engine, "arithmetic": form, "ns": 1e6 * summary(values)["ms"]}
         row["spread"] = 1e6 * summary(values)["spread"]
-        if results is not None:
-            row["error"] = deviation(results, subject.expected(form))
+        if (engine, form) in found:
+            row["error"] = deviation(found[engine, form], subject.expected(form))
         if engine == "c":
             row["same_bits"] = exact[form]
-            others = ("bundle", *PEERS)
-            row |= {
-                f"over_{other}": ratio(values, times[f"{other}/{form}"])
-                for other in others
-                if f"{other}/{form}" in times
-            }
+            for other in ("bundle", *PEERS):
+                if (other, form) in times:
+                    row[f"over_{other}"] = ratio(values, times[other, form])
         rows.append(row)
     return rows
 

@@ -15,7 +15,7 @@ import numpy as np
 from experiments.c_library.calling import Repeater, address, aligned
 from experiments.c_library.subjects import Case
 from experiments.contests.litert_graph import build
-from experiments.integer import litert_graph
+from experiments.integer import with_litert
 from experiments.timing import Meter
 
 _CPU, _FLOAT32, _RANK = 1, 1, 8
@@ -36,7 +36,7 @@ def meters(case: Case, repeater: Repeater) -> Iterator[tuple[str, Meter, list[np
     """Arithmetic, meter and results of each form of a network."""
     if case.method != "deterministic":
         return
-    models = {"float32": build(case.net), "int8": litert_graph.build(case.net)}
+    models = {"float32": build(case.net), "int8": with_litert.build(case.net)}
     for arithmetic, model in models.items():
         yield (arithmetic, *_started(model, case, repeater))
 

@@ -12,21 +12,19 @@ A package that isn't there is said, and left out.
 """
 
 import importlib.util
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Annotated, Any
 
 import jax
 import jax.numpy as jnp
-import matplotlib.pyplot as plt
-import numpy as np
 import optax
 from flax import nnx
-from matplotlib.figure import Figure
 
 import jaxeff
+from experiments import harness as h
 from experiments.classifiers import accuracy, how_to_train
-from experiments.harness import Count, Least, Report, Row, Run, Study, Table, averaged
+from experiments.harness import Count, Least, Report, Row, Run
 from experiments.recipes import Training
 from experiments.timing import interleaved
 from experiments.trainable import Images, load_images
@@ -231,56 +229,38 @@ def _step(f: Callable[..., Any], params: Any, x: jax.Array, y: jax.Array) -> Cal
 
 
 def _compared(report: Report) -> list[Row]:
-    """Means over seeds, and the error of their difference."""
+    """Selects means over seeds, and the error of their difference."""
     rows = [r | {"ours less theirs": r["ours"] - r["theirs"]} for r in report.rows if "ours" in r]
-    return averaged(rows, ("peer", "method"), ("float", "ours", "theirs", "ours less theirs"))
+    columns = ("float", "ours", "theirs", "ours less theirs")
+    return h.averaged(rows, ("peer", "method"), columns)
 
 
-def tables(report: Report) -> Sequence[Table]:
-    """Accuracies and times."""
-    return [
-        Table.from_rows("accuracy", _compared(report)),
-        Table.from_rows("a training step", [r for r in report.rows if "ratio" in r]),
-    ]
+def _least(row: Row) -> float:
+    return -(row["ours less theirs error"] or 0)
 
 
-def judge(report: Report) -> None:
-    """At least as accurate, within a standard error, and at least as fast."""
-    for row in _compared(report):
-        gap = row["ours less theirs"]
-        claim = f"{row['peer']}, {row['method']}: accuracy, ours less theirs"
-        least = -(row["ours less theirs error"] or 0)
-        report.check(claim, f"> {least:.4f}", gap, gap >= least, needs="default")
-    for row in report.rows:
-        if "ratio" in row:
-            claim = f"a step of {row['method']}, ours over qwix'"
-            report.check(claim, LIMIT, row["ratio"], row["ratio"] <= LIMIT, needs="default")
-
-
-def draw(report: Report) -> dict[str, Figure]:
-    """Accuracies side by side."""
-    rows = _compared(report)
-    if not rows:
-        return {}
-    figure, axis = plt.subplots(figsize=(6, 3.4))
-    places = np.arange(len(rows))
-    for i, name in enumerate(("ours", "theirs")):
-        axis.bar(places + 0.4 * i - 0.2, [r[name] for r in rows], 0.36, label=name)
-    axis.plot(places, [r["float"] for r in rows], "k_", ms=24, label="float32")
-    axis.set_xticks(places, [f"{r['method']}\n{r['peer']}" for r in rows])
-    axis.set_ylim(bottom=max(0.0, min(min(r["ours"], r["theirs"]) for r in rows) - 0.05))
-    axis.set_ylabel("accuracy")
-    return {"peers": figure}
-
-
-STUDY = Study(
+STEPS = h.having("ratio")
+CLAIMS = (
+    h.Claim(
+        "{peer}, {method}: accuracy, ours less theirs", "ours less theirs", h.at_least(_least),
+        "> {bound:.4f}", _compared, "default",
+    ),
+    h.Claim("a step of {method}, ours over qwix'", "ratio", h.at_most(LIMIT), LIMIT, STEPS,
+            "default"),
+)  # fmt: skip
+SIDE_BY_SIDE = h.Bars(
+    "{method}\n{peer}", {"ours": "ours", "theirs": "theirs", "float": "float32"}, _compared,
+    axes={"ylabel": "accuracy"},
+)  # fmt: skip
+STUDY = h.Study(
     "compression.peers", __doc__,
     {
         "fast": Settings("digits", 1437, 360, 8, 2, 2, batch_size=32, rounds=5),
         "default": Settings(),
         "full": Settings(images=60_000, epochs=20, retrain=10, seeds=5, rounds=50),
     },
-    (run,), (judge,), (draw,), (tables,),
+    (run,), CLAIMS, (h.Plot("peers", SIDE_BY_SIDE, size=(6, 3.4)),),
+    (h.Listing("accuracy", of=_compared), h.Listing("a training step", of=STEPS)),
     differences=(
         "batches are drawn by each framework, so trainings differ as two seeds do",
         "Brevitas starts the steps of activations from statistics that it collects over its first "

@@ -151,22 +151,21 @@ def _network(rounds: int, model: str, batch: int, threads: int) -> list[Row]:
     for engine in there:
         calls = engines.load("experiments.integer", engine).calls(net, threads)
         meters |= {(engine, name): metered(call) for name, call in calls.items()}
-    times = measure_rounds({"/".join(place): m for place, m in meters.items()}, rounds, WINDOW)
-    waits = times.get("onnxruntime/dispatch", [0.0] * rounds)
-    for name in ("onnxruntime/int8", "onnxruntime/float32"):
-        if name in times:
-            pairs = zip(times[name], waits, strict=False)
-            times[name] = [max(t - wait, 1e-6) for t, wait in pairs]
+    times = measure_rounds(meters, rounds, WINDOW)
+    waits = times.get(("onnxruntime", "dispatch"), [])
+    for place in (("onnxruntime", "int8"), ("onnxruntime", "float32")):
+        if waits:
+            pairs = zip(times[place], waits, strict=False)
+            times[place] = [max(t - wait, 1e-6) for t, wait in pairs]
     rows = []
-    for engine, kind in meters:
-        values = times[f"{engine}/{kind}"]
+    for (engine, kind), values in times.items():
         row = {"table": "networks", "model": model, "batch": batch, "threads": threads}
         row |= {"engine": engine, "arithmetic": kind, **summary(values)}
-        if kind != "dispatch" and f"{engine}/float32" in times:
-            row["over_float32"] = ratio(times[f"{engine}/float32"], values)
+        if kind != "dispatch" and (engine, "float32") in times:
+            row["over_float32"] = ratio(times[engine, "float32"], values)
         for peer in there:
-            if engine == "tvm" and f"{peer}/{kind}" in times:
-                row[f"over_{peer}"] = ratio(values, times[f"{peer}/{kind}"])
+            if engine == "tvm" and (peer, kind) in times:
+                row[f"over_{peer}"] = ratio(values, times[peer, kind])
         if engine == "tvm" and kind in exact:
             row["exact"], row["instructions"] = exact[kind], dot_of(Target(host())).name
         rows.append(row)

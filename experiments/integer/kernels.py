@@ -75,14 +75,9 @@ def depthwise(rounds: int) -> list[dict[str, Any]]:
 
 
 def _integer(
-    a: int,
-    w: int,
-    target: Any,
-    by_planes: bool | None,
-    image: Any = IMAGE,
-    kernel: Any = KERNEL,
-    stride: int = 1,
-) -> Meter:
+    a: int, w: int, target: Any, by_planes: bool | None,
+    image: Any = IMAGE, kernel: Any = KERNEL, stride: int = 1,
+) -> Meter:  # fmt: skip
     rng = np.random.default_rng(0)
     most = max(1, 2 ** (w - 1) - 1)
     x = rng.integers(0, 2**a, image).astype(np.uint8)
@@ -94,22 +89,10 @@ def _integer(
 
     def f(params: Any, x: Any) -> Any:
         return q_conv2d(
-            x,
-            *params,
-            strides=(stride, stride),
-            padding=(pad, pad, pad, pad),
-            dilation=(1, 1),
-            groups=image[-1] // kernel[2],
-            input_zero=0,
-            result="codes",
-            zero=0,
-            lower=0,
-            upper=2**a - 1,
-            shortcut="none",
-            shortcut_zero=0,
-            weight_bits=w,
-            activation_bits=a,
-        )
+            x, *params, strides=(stride, stride), padding=(pad,) * 4, dilation=(1, 1),
+            groups=image[-1] // kernel[2], input_zero=0, result="codes", zero=0, lower=0,
+            upper=2**a - 1, shortcut="none", shortcut_zero=0, weight_bits=w, activation_bits=a,
+        )  # fmt: skip
 
     params = weights, np.zeros(features, np.int32), np.full(features, 1e-4, np.float32)
     return _meter(f, params, x, target, integer_operators(target, by_planes))
@@ -119,16 +102,11 @@ def _float(target: Any, image: Any = IMAGE, kernel: Any = KERNEL, stride: int = 
     key, pad = jax.random.key(0), kernel[0] // 2
 
     def f(params: Any, x: Any) -> Any:
-        numbers = ("NHWC", "HWIO", "NHWC")
-        groups = image[-1] // kernel[2]
         y = lax.conv_general_dilated(
-            x,
-            params[0],
-            (stride, stride),
-            [(pad, pad)] * 2,
-            dimension_numbers=numbers,
-            feature_group_count=groups,
-        )
+            x, params[0], (stride, stride), [(pad, pad)] * 2,
+            dimension_numbers=("NHWC", "HWIO", "NHWC"),
+            feature_group_count=image[-1] // kernel[2],
+        )  # fmt: skip
         return jax.nn.relu(y + params[1])
 
     params = jax.random.normal(key, kernel), jnp.zeros(kernel[-1])

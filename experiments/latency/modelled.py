@@ -24,8 +24,8 @@ from jaxeff_export.targets import ToolchainError
 from scipy.stats import spearmanr
 
 import jaxeff
-from experiments.latency import peak
 from experiments.latency.engines import Setup
+from experiments.latency.machine import peak_meter
 from experiments.latency.networks import place
 from experiments.latency.profiling import kind_of
 from experiments.transforms.cost import posterior
@@ -174,7 +174,7 @@ def _times(bundle: Bundle, rounds: int) -> tuple[dict[str, list[float]], float, 
     number = max(1, int(MILLISECONDS / whole))
     slices = max(1, SLICES * MILLISECONDS // math.ceil(number * whole))
     idle = jaxeff_export.deploy(jnp.add, (jnp.ones(1), jnp.ones(1)), target=bundle.manifest.target)
-    meter, products = peak.meter()
+    meter, products = peak_meter()
     found: dict[str, list[float]] = {}
     calls, peaks = [], []
     for _ in range(rounds * slices):

@@ -45,15 +45,13 @@ def measure(net: Subject, setup: Setup, rounds: int) -> list[dict[str, Any]]:
         if setup.database is not None:
             tuned = tune(network, setup.database, trials=setup.trials)
             meters[form, "network", "tvm"] = meter_of(tuned)
-    keys = {"/".join(place): place for place in meters}
-    times = measure_rounds({key: meters[place] for key, place in keys.items()}, rounds)
+    times = measure_rounds(meters, rounds)
     return [
         {
             **net.place("moments", engine, setup.threads), "implementation": form, "part": part,
-            "over_generic": ratio(times[key], times["/".join((GENERIC, part, engine))]),
-            **summary(times[key]),
+            "over_generic": ratio(values, times[GENERIC, part, engine]), **summary(values),
         }
-        for key, (form, part, engine) in keys.items()
+        for (form, part, engine), values in times.items()
     ]  # fmt: skip
 
 

@@ -234,7 +234,8 @@ def _drawn(report: Report, over: str) -> list[Row]:
     return [
         row | {
             "label": f"{LABELS[engine]}, {method.upper()}", "style": COLOURS[engine] + style,
-            "size": 15 + 75 * i / max(1, len(line) - 1), "title": f"{AXES[over]}: larger markers, more",
+            "size": 15 + 75 * i / max(1, len(line) - 1),
+            "title": f"{AXES[over]}: larger markers, more",
         }
         for method, style in STYLES.items()
         for engine, own in by_engine([row for row in rows if row["method"] == method]).items()

@@ -9,8 +9,7 @@ from scipy import stats
 from scipy.special import softmax
 
 from experiments.bridges import problems
-from experiments.bridges.__main__ import judge
-from experiments.bridges.recipe import SIZES
+from experiments.bridges.__main__ import SIZES, STUDY
 from experiments.harness import Report
 
 SETTINGS = dataclasses.replace(SIZES["fast"], width=3)
@@ -54,6 +53,6 @@ def test_judging():
         for i, method in enumerate(methods)
     ]
     report = Report("bridges", "default", {}, rows)
-    judge(report)
+    STUDY.judge(report)
     # Nothing was lost by distilling the mean, and distilled draws lie farther away than SVI.
     assert [check["passed"] for check in report.checks] == [True, False, False] * 2

@@ -25,21 +25,10 @@ def mcmc(problem: Problem, settings: Settings) -> Session:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", ConvergenceWarning)  # so short a run can't converge
             return nuts(
-                jax.random.key(0),
-                _network,
-                start,
-                data,
-                likelihood="gaussian",
-                prior=PRIOR,
-                init=start,
-                jitter=0.0,
-                chains=1,
-                warmup=settings.warmup,
-                samples=settings.samples,
-                max_depth=settings.doublings,
-                monitor=(),
-                progress=False,
-            )
+                jax.random.key(0), _network, start, data, likelihood="gaussian", prior=PRIOR,
+                init=start, jitter=0.0, chains=1, warmup=settings.warmup, samples=settings.samples,
+                max_depth=settings.doublings, monitor=(), progress=False,
+            )  # fmt: skip
 
     def run() -> list[int]:
         found = call()

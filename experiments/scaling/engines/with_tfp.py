@@ -21,10 +21,9 @@ def mcmc(problem: Problem, settings: Settings) -> Session:
     """NUTS whose step size is adapted by dual averaging; the mass matrix is the identity."""
     start, log_density = _log_density(problem)
     nuts = tfp.mcmc.NoUTurnSampler(
-        lambda position: log_density(position, problem.x, problem.y),
-        STEP_SIZE,
+        lambda position: log_density(position, problem.x, problem.y), STEP_SIZE,
         max_tree_depth=settings.doublings,
-    )
+    )  # fmt: skip
     kernel = tfp.mcmc.DualAveragingStepSizeAdaptation(
         nuts, num_adaptation_steps=settings.warmup, target_accept_prob=0.8
     )
@@ -35,14 +34,9 @@ def mcmc(problem: Problem, settings: Settings) -> Session:
     @jax.jit
     def sample(key: Any, position: Any, results: Any) -> Any:
         return tfp.mcmc.sample_chain(
-            settings.samples,
-            position,
-            previous_kernel_results=results,
-            kernel=kernel,
-            trace_fn=steps_of,
-            return_final_kernel_results=True,
-            seed=key,
-        )
+            settings.samples, position, previous_kernel_results=results, kernel=kernel,
+            trace_fn=steps_of, return_final_kernel_results=True, seed=key,
+        )  # fmt: skip
 
     position, results = start, jax.jit(kernel.bootstrap_results)(start)
     warm: list[int] = []
