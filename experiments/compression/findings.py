@@ -1,6 +1,5 @@
 """What the study claims, prints and draws, from means over seeds."""
 
-from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from functools import partial
 
@@ -11,8 +10,8 @@ from experiments import harness as h
 from experiments.harness import Report, Row, averaged, error, grouped, mean
 
 FLOAT = 32
-KINDS = {"weights": (True, False), "activations": (False, True), "both": (True, True)}
-"""Which of the two have few bits."""
+KINDS = {(True, False): "weights", (False, True): "activations", (True, True): "both"}
+"""What has few bits."""
 COLOURS = {"weights": "C0", "activations": "C1", "both": "C2"}
 NEAR = 0.005
 """Accuracy that 8 bits may cost without training."""
@@ -22,35 +21,28 @@ FEW = 4
 
 def float_accuracy(report: Report) -> dict[str, float]:
     """Computes the mean accuracy in float32, by subject."""
-    own = [row for row in report.rows if row["part"] == "float"]
-    return {row["subject"]: row["accuracy"] for row in averaged(own, ("subject",), ("accuracy",))}
+    own = averaged(h.where(part="float")(report), ("subject",), ("accuracy",))
+    return {row["subject"]: row["accuracy"] for row in own}
 
 
-def over_bits(report: Report) -> list[Row]:
-    """Averages accuracies by subject, by what has few bits, and training, over bits."""
-    found = []
-    bits = [row for row in report.rows if row["part"] == "bits"]
-    for (subject,), own in grouped(bits, "subject").items():
-        for trained in (False, True):
-            column = "trained" if trained else "accuracy"
-            for kind, (weights, activations) in KINDS.items():
-                points = defaultdict(list)
-                for row in own:
-                    w, a = row["weight_bits"], row["activation_bits"]
-                    if column in row and (w < FLOAT, a < FLOAT) == (weights, activations):
-                        points[min(w, a)].append(row[column])
-                means = {int(b): mean(points[b]) for b in sorted(points)}
-                if means:
-                    own_bits = {f"{b} bits": value for b, value in means.items()}
-                    one = {"subject": subject, "quantized": kind, "training": trained}
-                    found.append(one | own_bits)
-    return found
+def _bits(report: Report) -> Iterator[Row]:
+    """Selects accuracies without and with training, by what has few bits."""
+    for trained, column in ((False, "accuracy"), (True, "trained")):
+        for row in h.where(part="bits")(report):
+            w, a = row["weight_bits"], row["activation_bits"]
+            kind = KINDS.get((w < FLOAT, a < FLOAT))
+            if kind and column in row:
+                one = {"subject": row["subject"], "quantized": kind, "training": trained}
+                yield one | {"bits": int(min(w, a)), "value": row[column]}
+
+
+over_bits = h.means(_bits, ("subject", "training", "quantized", "bits"), ("value",))
 
 
 def methods(report: Report) -> list[Row]:
     """Sets methods side by side: means over seeds with their standard errors."""
-    own = [row for row in report.rows if row["part"] == "methods"]
     found = []
+    own = h.where(part="methods")(report)
     for (subject, method), same in grouped(own, "subject", "method").items():
         trained = [row["trained"] for row in same]
         first = same[0]
@@ -67,32 +59,27 @@ def methods(report: Report) -> list[Row]:
     return found
 
 
-def without_training(report: Report) -> list[Row]:
-    """Lists methods without training, a column per pair of bits."""
-    own = [row for row in report.rows if row["part"] == "without training"]
-    found = []
-    for (subject, method), same in grouped(own, "subject", "method").items():
-        row: Row = {"subject": subject, "method": method}
-        for (w, a), equal in grouped(same, "weight_bits", "activation_bits").items():
-            row[f"W{w} A{a}"] = mean(r["accuracy"] for r in equal)
-        found.append(row)
-    return found
-
-
-def allocated(report: Report) -> list[Row]:
-    """Compares allocators at equal bit operations."""
-    own = [row for row in report.rows if row["part"] == "allocation"]
-    return averaged(own, ("subject", "budget", "allocator"), ("bops", "accuracy"))
+without_training = h.beside(
+    h.means(
+        h.where(part="without training"),
+        ("subject", "method", "weight_bits", "activation_bits"), ("accuracy",),
+    ),
+    ("subject", "method"), "W{weight_bits} A{activation_bits}", "accuracy",
+)  # fmt: skip
+allocated = h.means(
+    h.where(part="allocation"), ("subject", "budget", "allocator"), ("bops", "accuracy")
+)
 
 
 def activation_losses(report: Report) -> Iterator[Row]:
     """Selects a row per subject and training: what activations lose beyond weights."""
     for (subject, trained), own in grouped(over_bits(report), "subject", "training").items():
-        by = {row["quantized"]: row for row in own}
-        if {"weights", "activations"} <= by.keys():
-            weights, activations = by["weights"], by["activations"]
-            few = [k for k in weights if k.endswith(" bits") and int(k.split()[0]) <= FEW]
-            gaps = [weights[k] - activations[k] for k in few if k in activations]
+        by = {(row["quantized"], row["bits"]): row["value"] for row in own}
+        gaps = [
+            value - by["activations", bits] for (kind, bits), value in by.items()
+            if kind == "weights" and bits <= FEW and ("activations", bits) in by
+        ]  # fmt: skip
+        if gaps:
             name = "learned steps" if trained else "without training"
             yield {"subject": subject, "name": name, "gap": float(np.mean(gaps))}
 
@@ -152,7 +139,10 @@ TABLES = (
             for subject, value in float_accuracy(report).items()
         ],
     ),
-    h.Listing("accuracy over bits", of=over_bits),
+    h.Listing(
+        "accuracy over bits",
+        of=h.beside(over_bits, ("subject", "quantized", "training"), "{bits} bits", "value"),
+    ),
     h.Listing("methods, with training", of=methods),
     h.Listing("methods, without training", of=without_training),
     h.Listing("bits per layer, without training", of=allocated),
@@ -160,25 +150,17 @@ TABLES = (
 
 
 def bit_curves(report: Report) -> Iterator[Row]:
-    """Selects a curve per subject, by what has few bits and training, and the float accuracy."""
+    """Selects accuracy over bits, with what plots say of it, and the float accuracy."""
     floats, rows = float_accuracy(report), over_bits(report)
     for row in rows:
-        points = {int(k.split()[0]): v for k, v in row.items() if k.endswith(" bits")}
         label = f"{row['quantized']}, {'learned steps' if row['training'] else 'no training'}"
         style = COLOURS[row["quantized"]] + ("o-" if row["training"] else "x:")
-        yield {
-            **row,
-            "bits": [*points],
-            "curve": [*points.values()],
-            "label": label,
-            "style": style,
-        }
+        yield row | {"label": label, "style": style}
     for (subject,), same in grouped(rows, "subject").items():
-        ends = sorted(int(k.split()[0]) for k in same[0] if k.endswith(" bits"))
-        yield {
-            "subject": subject, "bits": [ends[0], ends[-1]], "curve": [floats[subject]] * 2,
-            "label": "float32", "style": "k-",
-        }  # fmt: skip
+        bits = [row["bits"] for row in same]
+        for end in (min(bits), max(bits)):
+            one: Row = {"subject": subject, "bits": end, "value": floats[subject]}
+            yield one | {"label": "float32", "style": "k-"}
 
 
 def sizes(report: Report) -> list[h.Panel]:
@@ -219,7 +201,7 @@ def _upright(axis: Axes, report: Report) -> None:
 
 PLOTS = (
     h.Plot("bits", h.Curves(
-        "bits", "curve", bit_curves, "{label}", "{subject}", style="{style}",
+        "bits", "value", bit_curves, "{label}", "{subject}", style="{style}",
         axes={"xlabel": "bits", "ylabel": "accuracy"},
     )),
     h.Plot("sizes", sizes, size=(4.6, 4.4)),

@@ -248,9 +248,9 @@ CLAIMS = (
     h.Claim("a step of {method}, ours over qwix'", "ratio", h.at_most(LIMIT), LIMIT, STEPS,
             "default"),
 )  # fmt: skip
-SIDE_BY_SIDE = h.Bars(
-    "{method}\n{peer}", {"ours": "ours", "theirs": "theirs", "float": "float32"}, _compared,
-    axes={"ylabel": "accuracy"},
+SIDE_BY_SIDE = h.Dots(
+    "{method}, {peer}", {"ours": "ours", "theirs": "theirs", "float": "float32"}, _compared,
+    axes={"xlabel": "accuracy"},
 )  # fmt: skip
 STUDY = h.Study(
     "compression.peers", __doc__,

@@ -6,10 +6,11 @@ they may use, or the environment, when they first run.
 
 import os
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass, replace
+from itertools import product
 from multiprocessing import get_context, parent_process
 from multiprocessing.connection import wait
 from pathlib import Path
@@ -26,10 +27,6 @@ Part = Literal[
     "machine", "main", "curve", "ensembles", "profile", "pooling", "modelled", "forms",
     "optimizations",
 ]  # fmt: skip
-OPERATORS = {
-    "forms": operators.measure_forms,
-    "optimizations": operators.measure_optimizations,
-}
 
 
 @dataclass(frozen=True)
@@ -106,66 +103,55 @@ def settle(settings: Settings) -> Settings:
 
 def plan(settings: Settings) -> list[Task]:
     """Everything that is measured, in order."""
-    rounds, threads, trials = settings.rounds, settings.threads, settings.trials
-    first, last = threads[0], threads[-1]
+    first, last = settings.threads[0], settings.threads[-1]
+
+    def task(table: str, model: str, batch: int, methods: Any = (), **more: Any) -> Task:
+        more = {"threads": first, "engines": ("tvm",)} | more
+        return Task(table, model, batch, methods=methods, rounds=settings.rounds, **more)
+
+    tuned: dict[str, Any] = {"trials": settings.trials}
+    every, samplers = (tuple(available(names)) for names in (ENGINES, ("xla", "tvm", "pyro")))
+    both: dict[str, Any] = {"engines": ("xla", "tvm")}
+    several = ("deterministic", "multihead", "ensemble")
     tasks = []
-    for count in threads:
-        tasks.append(Task("machine", "machine", 1, count, (), (), rounds))
-        tasks += _main(settings, Task("main", "", 0, count, (), (), rounds, trials))
-    tasks += _curves(settings, Task("curve", "", 0, first, (), (), rounds))
-    tasks += _ensembles(settings, Task("ensembles", "", 0, first, (), (), rounds))
-    profile = Task("profile", "", 10, first, ("moments",), ("tvm",), rounds, trials)
-    tasks += [replace(profile, model=model) for model in NETS]
-    tasks.append(replace(profile, table="pooling", model="lenet5"))
+    for threads in settings.threads:
+        tasks.append(task("machine", "machine", 1, threads=threads, engines=()))
+        how = {"threads": threads, "engines": every} | tuned
+        tasks += [task("main", *of, networks.METHODS, **how) for of in product(NETS, settings.main)]
+    for of in product(NETS, settings.curve):
+        tasks.append(task("curve", *of, ("svi30", "moments"), engines=samplers))
+    tasks.append(task("ensembles", "sine", 1000, several, **both))
+    for batch in settings.beside:
+        tasks.append(task("ensembles", "lenet5_valid", batch, ("moments", "multihead"), **both))
+    tasks.append(task("ensembles", "lenet5_valid", 128, (*several, "moments"), **both))
+    tasks += [task("profile", model, 10, ("moments",), **tuned) for model in NETS]
+    tasks.append(task("pooling", "lenet5", 10, ("moments",), **tuned))
     if modelled.possible():
-        of = Task("modelled", "", 10, first, (), ("tvm",), rounds)
-        tasks += [
-            replace(of, model=model, methods=(method,))
-            for model in settings.modelled
-            for method in modelled.METHODS[model]
-        ]
-    forms = Task("forms", "mlp", 10, first, ("moments",), ("tvm",), rounds)
-    tasks += [forms, replace(forms, table="optimizations", threads=last)]
-    return [task for task in tasks if not settings.parts or task.table in settings.parts]
-
-
-def _main(settings: Settings, task: Task) -> list[Task]:
-    task = replace(task, methods=networks.METHODS, engines=tuple(available(ENGINES)))
-    return [replace(task, model=model, batch=batch) for model in NETS for batch in settings.main]
-
-
-def _curves(settings: Settings, task: Task) -> list[Task]:
-    samplers = available(("xla", "tvm", "pyro"))
-    task = replace(task, methods=("svi30", "moments"), engines=tuple(samplers))
-    return [replace(task, model=model, batch=batch) for model in NETS for batch in settings.curve]
-
-
-def _ensembles(settings: Settings, task: Task) -> list[Task]:
-    members = ("deterministic", "multihead", "ensemble")
-    task = replace(task, model="sine", batch=1000, methods=members, engines=("xla", "tvm"))
-    beside = replace(task, model="lenet5_valid", methods=("moments", "multihead"))
-    largest = replace(beside, batch=128, methods=(*members, "moments"))
-    return [task, *(replace(beside, batch=batch) for batch in settings.beside), largest]
+        for model in settings.modelled:
+            tasks += [task("modelled", model, 10, (of,)) for of in modelled.METHODS[model]]
+    tasks.append(task("forms", "mlp", 10, ("moments",)))
+    tasks.append(task("optimizations", "mlp", 10, ("moments",), threads=last))
+    return [one for one in tasks if not settings.parts or one.table in settings.parts]
 
 
 def run(task: Task, database: Path | None) -> list[dict[str, Any]]:
     """Measures a task in this process; one row per measured thing."""
     setup = Setup(task.threads, database if task.trials else None, task.trials)
-    if task.table == "machine":
-        rows = machine.measure(setup, task.rounds)
-    elif task.table == "modelled":
-        rows = modelled.measure(task.model, task.batch, task.methods, setup, task.rounds)
-    elif task.table in OPERATORS:
-        rows = OPERATORS[task.table](task.batch, setup, task.rounds)
-    else:
-        net = networks.subject(task.model, task.batch)
-        if task.table == "pooling":
-            rows = pooling.measure(net, setup, task.rounds)
-        elif task.table == "profile":
-            rows = profiling.measure(net, task.methods, setup, task.rounds)
-        else:
-            rows = contest.hold(net, task.engines, task.methods, setup, task.rounds)
-    return [{"table": task.table, **row} for row in rows]
+    how = setup, task.rounds
+
+    def net() -> networks.Subject:
+        return networks.subject(task.model, task.batch)
+
+    measure: dict[str, Callable[[], list[dict[str, Any]]]] = {
+        "machine": lambda: machine.measure(*how),
+        "modelled": lambda: modelled.measure(task.model, task.batch, task.methods, *how),
+        "forms": lambda: operators.measure_forms(task.batch, *how),
+        "optimizations": lambda: operators.measure_optimizations(task.batch, *how),
+        "pooling": lambda: pooling.measure(net(), *how),
+        "profile": lambda: profiling.measure(net(), task.methods, *how),
+    }
+    compare = lambda: contest.hold(net(), task.engines, task.methods, *how)  # noqa: E731
+    return [{"table": task.table, **row} for row in measure.get(task.table, compare)()]
 
 
 def run_all(

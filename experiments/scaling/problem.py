@@ -88,24 +88,12 @@ class Problem:
     Attributes:
         x: Inputs, ``[examples, 1]``.
         y: Targets, ``[examples]``.
-        layers: Kernel and bias of each layer, to start from.
-        scales: Prior standard deviation of each layer's kernel; biases have 1.
+        sites: Starting value and prior standard deviation of every array, by name.
     """
 
     x: np.ndarray
     y: np.ndarray
-    layers: tuple[tuple[np.ndarray, np.ndarray], ...]
-    scales: tuple[float, ...]
-
-    @property
-    def sites(self) -> dict[str, tuple[np.ndarray, float]]:
-        """Starting value and prior standard deviation of every array, by name."""
-        found: dict[str, tuple[np.ndarray, float]] = {}
-        for i, ((kernel, bias), scale) in enumerate(
-            zip(self.layers, self.scales, strict=True), start=1
-        ):
-            found |= {f"kernel{i}": (kernel, scale), f"bias{i}": (bias, 1.0)}
-        return found
+    sites: dict[str, tuple[np.ndarray, float]]
 
 
 def make_problem(configuration: Configuration) -> Problem:
@@ -121,13 +109,12 @@ def make_problem(configuration: Configuration) -> Problem:
     if len(y) != configuration.examples:
         raise ValueError(f"{configuration.examples} examples can't be spread over the regimes")
     generator = np.random.default_rng(0)
-    widths = configuration.widths
-    scales = tuple(math.sqrt(2 / n) for n in widths[:-1])
-    layers = tuple(
-        ((scale * generator.standard_normal((n, m))).astype(np.float32), np.zeros(m, np.float32))
-        for (n, m), scale in zip(pairwise(widths), scales, strict=True)
-    )
-    return Problem(x, y, layers, scales)
+    sites: dict[str, tuple[np.ndarray, float]] = {}
+    for i, (n, m) in enumerate(pairwise(configuration.widths), start=1):
+        scale = math.sqrt(2 / n)
+        kernel = (scale * generator.standard_normal((n, m))).astype(np.float32)
+        sites |= {f"kernel{i}": (kernel, scale), f"bias{i}": (np.zeros(m, np.float32), 1.0)}
+    return Problem(x, y, sites)
 
 
 def forward(sites: dict[str, Any], x: Any, relu: Callable[[Any], Any]) -> tuple[Any, Any]:

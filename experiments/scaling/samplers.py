@@ -97,20 +97,19 @@ def run_numpyro(seed: int, hidden: int, warmup: int, samples: int, chains: int) 
     params = make_params(hidden)
     scales = prior_scales("fan_in", params)
 
-    def model(x: Any, y: Any) -> None:
-        weights = {
-            layer: {
-                name: numpyro.sample(
-                    f"{layer}/{name}",
-                    dist.Normal(0.0, scales[f"{layer}/{name}"])
-                    .expand(leaf.shape)
-                    .to_event(leaf.ndim),
-                )
-                for name, leaf in leaves.items()
-            }
+    def weights(value: Any) -> dict[str, Any]:
+        """Values of all parameters, by their names."""
+        return {
+            layer: {name: value(f"{layer}/{name}", leaf) for name, leaf in leaves.items()}
             for layer, leaves in params.items()
         }
-        outputs = network(weights, x)
+
+    def prior(name: str, leaf: Any) -> Any:
+        normal = dist.Normal(0.0, scales[name]).expand(leaf.shape).to_event(leaf.ndim)
+        return numpyro.sample(name, normal)
+
+    def model(x: Any, y: Any) -> None:
+        outputs = network(weights(prior), x)
         likelihood = dist.Normal(outputs[:, 0], jnp.exp(outputs[:, 1] / 2))
         with numpyro.plate("data", len(x)):
             numpyro.sample("y", likelihood, obs=y)
@@ -131,22 +130,15 @@ def run_numpyro(seed: int, hidden: int, warmup: int, samples: int, chains: int) 
     sampling = time.perf_counter() - start - (clock.seconds - compiled)
 
     def predict_means(draw: dict[str, Any]) -> Any:
-        weights = {
-            layer: {name: draw[f"{layer}/{name}"] for name in leaves}
-            for layer, leaves in params.items()
-        }
-        return network(weights, inputs())[:, 0]
+        return network(weights(lambda name, _: draw[name]), inputs())[:, 0]
 
     means = jax.lax.map(predict_means, run.get_samples())
     return {
-        "compile_s": compiled,
-        "warmup_s": warm - compiled,
-        "sampling_s": sampling,
-        "warmup_gradients": warm_steps,
-        "sampling_gradients": int(extra["num_steps"].sum()),
+        "compile_s": compiled, "warmup_s": warm - compiled, "sampling_s": sampling,
+        "warmup_gradients": warm_steps, "sampling_gradients": int(extra["num_steps"].sum()),
         "divergences": int(extra["diverging"].sum()),
         **summarize(np.reshape(means, (chains, samples, -1))),
-    }
+    }  # fmt: skip
 
 
 def run_jaxeff(seed: int, hidden: int, warmup: int, samples: int, chains: int) -> Record:
@@ -161,14 +153,13 @@ def run_jaxeff(seed: int, hidden: int, warmup: int, samples: int, chains: int) -
     outputs = predict(jax.random.key(0), network, result.posterior, inputs())
     means = np.reshape(outputs[..., 0], (chains, samples, -1))
     return {
-        "compile_s": compiled,
-        "warmup_s": total - compiled - result.seconds[1],
+        "compile_s": compiled, "warmup_s": total - compiled - result.seconds[1],
         "sampling_s": result.seconds[1],
         "warmup_gradients": int(result.warmup_stats["steps"].sum()),
         "sampling_gradients": int(result.stats["steps"].sum()),
         "divergences": int(result.divergences.sum()),
         **summarize(means),
-    }
+    }  # fmt: skip
 
 
 RUNS = {"numpyro": run_numpyro, "jaxeff": run_jaxeff}

@@ -99,12 +99,9 @@ def _started(
 
 
 def serve(
-    connection: Connection,
-    engine: str,
-    method: str,
-    configuration: Configuration,
+    connection: Connection, engine: str, method: str, configuration: Configuration,
     settings: Settings,
-) -> None:
+) -> None:  # fmt: skip
     """What a process does: prepares, says what it found, and runs as often as it is told to."""
     confine()
     load("experiments.scaling.engines", engine)
@@ -112,14 +109,8 @@ def serve(
     session = prepare(engine, method, make_problem(configuration), settings)
     if method == "svi":
         session.run()  # compiles
-    connection.send(
-        {
-            **asdict(session.work),
-            "warmup_evaluations": sum(session.warmup),
-            "step_size": session.step_size,
-            "prepare_s": time.process_time() - start,
-        }
-    )
+    found = {"warmup_evaluations": sum(session.warmup), "step_size": session.step_size}
+    connection.send(asdict(session.work) | found | {"prepare_s": time.process_time() - start})
     while True:
         try:
             connection.recv()

@@ -2,9 +2,7 @@
 
 The yardstick of `experiments.transforms`: no tracing and no rules, only what has to be computed.
 `Moments` calls the special functions of `jaxeff.moment_propagation.values` as it would call
-`lax.erf`, and has the formulas that are safe in float32; `TextbookMoments` has those of the
-literature, E[x^2] - E[x]^2, whose variances drown in rounding where the mean is large, to show what
-that safety costs.
+`lax.erf`, and has the formulas that are safe in float32.
 """
 
 import functools
@@ -213,35 +211,6 @@ class Moments:
     def flatten(self, x: Any) -> Any:
         """Everything but the batch axis in one."""
         return jax.tree.map(lambda m: m.reshape(m.shape[0], -1), x)
-
-
-class TextbookMoments(Moments):
-    """The formulas as the literature has them."""
-
-    def relu(self, x: Pair) -> Pair:
-        """The rectified Gaussian by its first two raw moments."""
-        mean, var = x
-        std = jnp.sqrt(var + 1e-12)
-        below = 0.5 * (1 + lax.erf(mean / std * 0.5**0.5))
-        density = jnp.exp(-(mean**2) / (2 * var + 1e-12)) * (0.5 / jnp.pi) ** 0.5 * std
-        first = mean * below + density
-        second = (var + mean**2) * below + mean * density
-        return first, second - first**2
-
-    def relu_max_pool(self, x: Pair, size: int, stride: int, padding: int) -> Pair:
-        """Pools rectified values, as if they were Gaussian."""
-        return self.max_pool(self.relu(x), size, stride, padding)
-
-    def maximum(self, x: Pair, y: Pair) -> Pair:
-        """Clark's maximum by its first two raw moments."""
-        (m1, v1), (m2, v2) = x, y
-        std = jnp.sqrt(v1 + v2 + 1e-12)
-        t = (m1 - m2) / std
-        above = 0.5 * (1 + lax.erf(t * 0.5**0.5))
-        density = jnp.exp(-0.5 * t**2) * (0.5 / jnp.pi) ** 0.5 * std
-        first = m1 * above + m2 * (1 - above) + density
-        second = (m1**2 + v1) * above + (m2**2 + v2) * (1 - above) + (m1 + m2) * density
-        return first, second - first**2
 
 
 def _standardised(mean: jax.Array, var: jax.Array) -> tuple[jax.Array, ...]:
