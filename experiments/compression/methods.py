@@ -160,9 +160,6 @@ METHODS: dict[str, Method] = {
 def at_bits(weights: int, activations: int) -> Method:
     """Learned steps of some bits for weights and activations, 32 leaving one alone."""
     return Method(
-        "lsq",
-        weights,
-        activations,
-        (lambda: jc.LSQ(weights)) if weights < FLOAT else None,
+        "lsq", weights, activations, (lambda: jc.LSQ(weights)) if weights < FLOAT else None,
         (lambda: jc.LSQ(activations)) if activations < FLOAT else None,
-    )
+    )  # fmt: skip

@@ -60,12 +60,9 @@ class Workshop:
         held = tuple(part[subject.images :] for part in more.train)
         net, x = model.network, model.calibration(1)
         space = SearchSpace.read(
-            net.evaluate,
-            model.params,
-            model.state,
-            x,
+            net.evaluate, model.params, model.state, x,
             few_bit_layers=FewBitLayers(inputs=settings.inputs),
-        )
+        )  # fmt: skip
         size = min(settings.step_images, len(held[0]))
         steps = settings.steps or len(model.images.train[0]) // size
         rate = optax.cosine_decay_schedule(settings.retrain_rate, steps)

@@ -79,12 +79,9 @@ class LeNet5(Classifier):
 
     def __init__(self) -> None:
         super().__init__(
-            conv1=nn.Conv2d(1, 6, 5, padding=2),
-            conv2=nn.Conv2d(6, 16, 5),
-            fc1=nn.Linear(400, 120),
-            fc2=nn.Linear(120, 84),
-            fc3=nn.Linear(84, CLASSES),
-        )
+            conv1=nn.Conv2d(1, 6, 5, padding=2), conv2=nn.Conv2d(6, 16, 5),
+            fc1=nn.Linear(400, 120), fc2=nn.Linear(120, 84), fc3=nn.Linear(84, CLASSES),
+        )  # fmt: skip
 
     def features(self, x: torch.Tensor) -> torch.Tensor:
         """Logits."""

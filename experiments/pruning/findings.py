@@ -90,13 +90,10 @@ CLAIMS = (
 )  # fmt: skip
 
 TABLES = (
-    h.Listing("whole", ("subject", "accuracy"), whole),
-    h.Listing("scores", of=scores),
-    h.Listing("single weights", of=methods),
-    h.Listing("the small network", of=starts),
-    h.Listing("time", of=timed),
-    h.Listing("time and multiply-accumulates", of=correlations),
-)
+    h.Listing("whole", ("subject", "accuracy"), whole), h.Listing("scores", of=scores),
+    h.Listing("single weights", of=methods), h.Listing("the small network", of=starts),
+    h.Listing("time", of=timed), h.Listing("time and multiply-accumulates", of=correlations),
+)  # fmt: skip
 
 
 def ranked(report: Report) -> list[Row]:

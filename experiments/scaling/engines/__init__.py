@@ -18,12 +18,9 @@ from experiments.engines import load
 from experiments.scaling.problem import Problem, Settings
 
 ENGINES: dict[str, tuple[str, ...]] = {
-    "numpyro": ("mcmc", "svi"),
-    "blackjax": ("mcmc",),
-    "tfp": ("mcmc", "svi"),
-    "pyro": ("mcmc", "svi"),
-    "jaxeff": ("mcmc", "svi"),
-}
+    "numpyro": ("mcmc", "svi"), "blackjax": ("mcmc",), "tfp": ("mcmc", "svi"),
+    "pyro": ("mcmc", "svi"), "jaxeff": ("mcmc", "svi"),
+}  # fmt: skip
 """The methods that each engine is measured with; BlackJAX's own SVI takes no mini-batches."""
 
 

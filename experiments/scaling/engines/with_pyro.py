@@ -23,12 +23,9 @@ def mcmc(problem: Problem, settings: Settings) -> Session:
     model, start = _model(problem)
     data = (torch.tensor(problem.x), torch.tensor(problem.y))
     kernel = CountingNUTS(
-        model,
-        jit_compile=True,
-        ignore_jit_warnings=True,
-        init_strategy=start,
+        model, jit_compile=True, ignore_jit_warnings=True, init_strategy=start,
         max_tree_depth=settings.doublings,
-    )
+    )  # fmt: skip
     kernel.setup(settings.warmup, *data)
     params = kernel.initial_params
 
