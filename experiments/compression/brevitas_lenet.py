@@ -75,7 +75,6 @@ class Net(torch.nn.Module):
     """LeNet-5 with max-pooling and same-padding; every layer's input and weights are quantized."""
 
     def __init__(self, method: str, params: Any):
-        """Builds it with given weights."""
         super().__init__()
         name, _, bits = method.rpartition(" ")
         weights: dict[str, Any]
@@ -105,7 +104,7 @@ class Net(torch.nn.Module):
             state = layer.state_dict()
             state |= {"weight": torch.as_tensor(kernel.copy()), "bias": bias}
             layer.load_state_dict(state, strict=False)
-            _restart(layer)
+            layer.weight_quant.init_tensor_quant()  # the step was that of the random weights
             layers.append(layer)
         self.layers = torch.nn.ModuleList(layers)
 
@@ -123,8 +122,3 @@ class Net(torch.nn.Module):
             if i < 2:
                 x = torch.nn.functional.max_pool2d(x, 2)
         return x
-
-
-def _restart(layer: Any) -> None:
-    """Computes a learned step from the weights again; it was that of the random ones."""
-    layer.weight_quant.init_tensor_quant()

@@ -108,6 +108,3 @@ def _budget(model: Trained, method: Method) -> float:
     return sum(
         row.weights * (8 if row.site in ends else method.weight_bits) for row in rows if row.macs
     )
-
-
-__all__ = ["start", "train"]

@@ -1,6 +1,6 @@
 """Networks as ONNX graphs: the hand-written forward passes of `experiments.transforms`.
 
-`Deterministic` and `Moments` give the layers their ONNX operators. Moments use ONNX's own `Erf`
+`_Deterministic` and `_Moments` give the layers their ONNX operators. Moments use ONNX's own `Erf`
 and the textbook's raw moments, as someone writing this graph would: spelled in additions and
 multiplications, as jaxeff has it for compilers that fuse, it would take a runtime that doesn't
 fuse several times as long. Images are in ONNX's order, channels before height and width. `started`
@@ -23,7 +23,7 @@ OPSET = 18
 Pair = tuple[str, str]
 
 
-class Deterministic:
+class _Deterministic:
     """Layers as ONNX operators; values are names of tensors."""
 
     def __init__(self) -> None:
@@ -57,23 +57,18 @@ class Deterministic:
         return self.node("Conv", *inputs, strides=[stride, stride], **where)
 
     def multiply(self, x: str, kernel: Any, bias: Any) -> str:
-        """Matrix product."""
         return self.node("Gemm", x, kernel, *(() if bias is None else (bias,)))
 
     def conv(self, params: Any, x: Any, stride: int, padding: Any) -> Any:
-        """Convolution."""
         return self.convolve(x, params["kernel"], params["bias"], stride, padding)
 
     def dense(self, params: Any, x: Any) -> Any:
-        """Dense layer."""
         return self.multiply(x, params["kernel"], params["bias"])
 
     def relu(self, x: Any) -> Any:
-        """Rectifier."""
         return self.node("Relu", x)
 
     def relu_max_pool(self, x: Any, size: int, stride: int, padding: int) -> Any:
-        """Rectifier, then max pooling."""
         window = {"kernel_shape": [size, size], "strides": [stride, stride]}
         return self.node("MaxPool", self.relu(x), pads=[padding] * 4, **window)
 
@@ -86,24 +81,20 @@ class Deterministic:
         return x
 
     def add(self, x: Any, y: Any) -> Any:
-        """Residual sum."""
         return self.node("Add", x, y)
 
     def mean(self, x: Any) -> Any:
-        """Average over an image."""
         return self.node("Flatten", self.node("GlobalAveragePool", x))
 
 
-class Moments(Deterministic):
+class _Moments(_Deterministic):
     """Means with variances after linear layers and pooling, with second moments after ReLU."""
 
     def conv(self, params: Any, x: Any, stride: int, padding: Any) -> Pair:
-        """Convolution, `_linear`."""
         op = functools.partial(self.convolve, stride=stride, padding=padding)
         return self._linear(op, params, x)
 
     def dense(self, params: Any, x: Any) -> Pair:
-        """Dense layer, `_linear`."""
         return self._linear(self.multiply, params, x)
 
     def _linear(self, op: Any, params: Any, x: str | Pair) -> Pair:
@@ -135,7 +126,6 @@ class Moments(Deterministic):
         return self.relu(x)
 
     def flatten(self, x: Pair) -> Pair:
-        """Both parts."""
         mean, second = x
         return super().flatten(mean), super().flatten(second)
 
@@ -187,7 +177,7 @@ def build(model: str, params: Any, shape: Sequence[int], moments: bool = False) 
         shape: Of the input, batch first, channels last.
         moments: Whether means and variances are propagated; the outputs are then both.
     """
-    layers, write = Moments() if moments else Deterministic(), getattr(networks, model)
+    layers, write = _Moments() if moments else _Deterministic(), getattr(networks, model)
     x = layers.node("Transpose", "x", perm=[0, 3, 1, 2]) if len(shape) == 4 else "x"
     outputs = write(layers, _nested(params), _Parameters(), x)
     names = [outputs] if isinstance(outputs, str) else list(outputs)

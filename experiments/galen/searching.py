@@ -7,10 +7,11 @@ from typing import Any
 import jax
 import numpy as np
 import optax
-from jaxeff_export import deploy, measured_latency, resolve_target, table_latency
+from jaxeff_export import deploy, measured_latency, table_latency
 from jaxeff_export.latency import AlternatingTimer, compiled
 
 from experiments import classifiers
+from experiments.contests.tvm import host
 from experiments.galen.recipe import AGENTS, BLIND, Settings, actions_of, searcher_of
 from experiments.harness import Row, Run
 from experiments.trainable import load_images
@@ -43,7 +44,7 @@ class Workshop:
 
     def __init__(self, run: Run[Settings]) -> None:
         self.run, self.settings = run, run.settings
-        self.target = {**resolve_target("host"), "num-cores": 1}
+        self.target = host()
 
     @functools.cached_property
     def model(self) -> classifiers.Trained:
@@ -216,6 +217,3 @@ class Workshop:
         return classifiers.accuracy(
             lambda p, s, x: f(p, s, x)[0], (small.params, small.state), self.model.images
         )
-
-
-__all__ = ["Workshop"]

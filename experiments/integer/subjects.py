@@ -10,9 +10,16 @@ from flax import nnx
 
 import jaxeff
 from jaxeff.compression import Converted, Int, Integer, calibrate, fold_batch_norm, integer
-from jaxeff.nn import MLP, LeNet5, ResNet18
+from jaxeff.nn import MLP, LeNet5, ResNet8, ResNet18, TransformerEncoder
 
-SHAPES = {"mlp": (784,), "lenet5": (28, 28, 1), "resnet18": (32, 32, 3)}
+NETWORKS: dict[str, tuple[Callable[[nnx.Rngs], nnx.Module], tuple[int, ...]]] = {
+    "mlp": (lambda rngs: MLP((784, 100, 100, 10), rngs=rngs), (784,)),
+    "lenet5": (lambda rngs: LeNet5(10, rngs=rngs), (28, 28, 1)),
+    "resnet8": (lambda rngs: ResNet8(10, rngs=rngs), (32, 32, 3)),
+    "resnet18": (lambda rngs: ResNet18(10, stem="cifar", rngs=rngs), (32, 32, 3)),
+    "transformer": (lambda rngs: TransformerEncoder(10, 28, 28, rngs=rngs), (28, 28, 1)),
+}
+"""How a network is made, and the shape of one input."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -20,7 +27,7 @@ class Subject:
     """A network and a batch.
 
     Attributes:
-        model: One of `SHAPES`.
+        model: One of `NETWORKS`.
         f: The network as `f(params, x)`.
         params: Its parameters, random: no engine's speed depends on them.
         x: The batch.
@@ -45,20 +52,17 @@ class Subject:
 
 
 def subject(model: str, batch: int) -> Subject:
-    """A network of `SHAPES`."""
+    """A network of `NETWORKS`."""
     f, params = _network(model)
-    x = jax.random.normal(jax.random.key(1), (batch, *SHAPES[model]))
+    x = jax.random.normal(jax.random.key(1), (batch, *NETWORKS[model][1]))
     return Subject(model, f, params, x)
 
 
 @functools.cache
 def _network(model: str) -> tuple[Callable[..., Any], Any]:
-    rngs = nnx.Rngs(0)
-    if model == "mlp":
-        return jaxeff.functional(MLP((784, 100, 100, 10), rngs=rngs))
-    if model == "lenet5":
-        return jaxeff.functional(LeNet5(10, rngs=rngs))
-    net = ResNet18(10, stem="cifar", rngs=rngs)
+    make, shape = NETWORKS[model]
+    net = make(nnx.Rngs(0))
     net.eval()
     f, params = jaxeff.functional(net)
-    return fold_batch_norm(f, params, jax.numpy.ones((1, *SHAPES[model])))
+    folded = model.startswith("resnet")
+    return fold_batch_norm(f, params, jax.numpy.ones((1, *shape))) if folded else (f, params)

@@ -17,30 +17,21 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import jaxeff_export
-from flax import nnx
-from jaxeff_export import Bundle, resolve_target
+from jaxeff_export import Bundle
 from jaxeff_export.bundle.machine_model import SIMILAR_CORES
 from jaxeff_export.targets import ToolchainError
 from scipy.stats import spearmanr
 
 import jaxeff
+from experiments.contests.tvm import host
+from experiments.integer.subjects import subject
 from experiments.latency.engines import Setup
 from experiments.latency.machine import peak_meter
 from experiments.latency.networks import place
 from experiments.latency.profiling import kind_of
 from experiments.transforms.cost import posterior
-from jaxeff.compression import Int, calibrate, fold_batch_norm
-from jaxeff.nn import MLP, LeNet5, ResNet8, ResNet18, TransformerEncoder
 
 Row = Mapping[str, Any]
-NETS: Mapping[str, tuple[Callable[[nnx.Rngs], nnx.Module], tuple[int, ...]]] = {
-    "mlp": (lambda rngs: MLP((784, 100, 100, 10), rngs=rngs), (784,)),
-    "lenet5": (lambda rngs: LeNet5(10, rngs=rngs), (28, 28, 1)),
-    "resnet8": (lambda rngs: ResNet8(10, rngs=rngs), (32, 32, 3)),
-    "resnet18": (lambda rngs: ResNet18(10, stem="cifar", rngs=rngs), (32, 32, 3)),
-    "transformer": (lambda rngs: TransformerEncoder(10, 28, 28, rngs=rngs), (28, 28, 1)),
-}
-"""How a network is made, and the shape of one input."""
 METHODS = {
     "mlp": ("deterministic", "moments", "int8"),
     "lenet5": ("deterministic", "moments", "int8"),
@@ -73,7 +64,7 @@ def measure(
     """
     rows = []
     for method in methods:
-        bundle = deployed(model, batch, method, {"num-cores": setup.threads})
+        bundle = deployed(model, batch, method, setup.threads)
         core, loops = _modelled(bundle)
         times, call, fastest = _times(bundle, rounds)
         for loop in loops:
@@ -95,24 +86,16 @@ def measure(
     return rows
 
 
-def deployed(model: str, batch: int, method: str, more: Mapping[str, Any]) -> Bundle:
-    """A network of `NETS`, compiled for the processor at hand."""
-    make, shape = NETS[model]
-    net = make(nnx.Rngs(0))
-    net.eval()
-    f, params = jaxeff.functional(net)
-    bound: Any = params
-    x = jax.random.normal(jax.random.key(1), (batch, *shape))
-    if model.startswith("resnet"):
-        f, bound = fold_batch_norm(f, params, x)
-    g: Callable[..., Any] = f
+def deployed(model: str, batch: int, method: str, threads: int) -> Bundle:
+    """A network of `METHODS`, compiled for the processor at hand."""
+    net = subject(model, batch)
+    g: Callable[..., Any] = net.f
+    params = net.params
     if method == "moments":
-        g, bound = jaxeff.moments(f), jax.jit(posterior)(bound)
+        g, params = jaxeff.moments(net.f), jax.jit(posterior)(params)
     elif method == "int8":
-        spec = calibrate(f, bound, [x], {"*:linear": Int(8, 8, symmetric="weights")})
-        integer = jaxeff.integer(f, spec)
-        g, bound = integer, integer.convert(bound, x)
-    return jaxeff_export.deploy(g, (bound, x), target={**resolve_target("host"), **more})
+        g, params = net.integer(8)
+    return jaxeff_export.deploy(g, (params, net.x), target=host(threads))
 
 
 def agreement(rows: Iterable[Row]) -> tuple[float, float, float]:

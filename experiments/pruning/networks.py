@@ -59,7 +59,6 @@ class Wired(nnx.Module):
     """A network of `WIRINGS`."""
 
     def __init__(self, wiring: Wiring, rngs: nnx.Rngs) -> None:
-        """Makes the layers."""
         self.forward = wiring.forward
         for name, (kind, *sizes) in wiring.layers.items():
             setattr(self, name, LAYERS[kind](rngs, *sizes))
@@ -92,7 +91,6 @@ class ResNet50(nnx.Module):
     """The network itself (arXiv 1512.03385), for 224x224 images."""
 
     def __init__(self, rngs: nnx.Rngs) -> None:
-        """Makes the layers."""
         self.stem, self.stem_bn = _plain(3, 64, 7, rngs, 2), nnx.BatchNorm(64, rngs=rngs)
         blocks, inner = [], 64
         for width, depth in ((64, 3), (128, 4), (256, 6), (512, 3)):
@@ -115,7 +113,6 @@ class Bottleneck(nnx.Module):
     """1x1, 3x3, 1x1 and the shortcut around them."""
 
     def __init__(self, inner: int, width: int, strides: int, rngs: nnx.Rngs) -> None:
-        """Makes the layers."""
         out = 4 * width
         self.conv1, self.bn1 = _plain(inner, width, 1, rngs), nnx.BatchNorm(width, rngs=rngs)
         self.conv2 = _plain(width, width, 3, rngs, strides)
