@@ -277,9 +277,7 @@ TABLES = (
     h.Listing(
         "a training step by XLA's count, ours over hand-written",
         {
-            "net": "{net} x {batch}", "method": "method",
-            "MFLOPs": lambda row: row["flops"] / 1e6, "ratio": "flops_ratio",
-            "MB": lambda row: row["bytes"] / 1e6, "ratio ": "bytes_ratio",
+            "net": "{net} x {batch}", "method": "method", **cost.COLUMNS,
             "losses differ by": "difference",
         },
         STEPS,

@@ -59,7 +59,7 @@ def methods(report: Report) -> list[Row]:
     return found
 
 
-without_training = h.beside(
+without_training = h.pivot(
     h.means(
         h.where(part="without training"),
         ("subject", "method", "weight_bits", "activation_bits"), ("accuracy",),
@@ -141,7 +141,7 @@ TABLES = (
     ),
     h.Listing(
         "accuracy over bits",
-        of=h.beside(over_bits, ("subject", "quantized", "training"), "{bits} bits", "value"),
+        of=h.pivot(over_bits, ("subject", "quantized", "training"), "{bits} bits", "value"),
     ),
     h.Listing("methods, with training", of=methods),
     h.Listing("methods, without training", of=without_training),

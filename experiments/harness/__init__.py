@@ -17,7 +17,6 @@ from experiments.harness.claims import (
 )  # fmt: skip
 from experiments.harness.command import SELECTS, Count, Least, Refused, choose
 from experiments.harness.means import averaged, error, grouped, mean
-from experiments.harness.pivots import beside
 from experiments.harness.plots import Bars, Curves, Dots, Panel, Panels, Plot, histograms, painted
 from experiments.harness.report import Report, Row
 from experiments.harness.rows import (
@@ -45,7 +44,7 @@ __all__ = [
     "SELECTS", "Bars", "Chosen", "Claim", "Count", "Curves", "Dots", "Found", "Least",
     "Listing", "Panel", "Panels", "Part", "Plot", "Refused", "Report", "Row", "Rule", "Run",
     "Selection", "Stacks", "Study", "Table", "above", "at_least", "at_most", "average", "averaged",
-    "below", "beside", "choose", "equals", "error", "every", "extra", "grouped", "having", "highest",
+    "below", "choose", "equals", "error", "every", "extra", "grouped", "having", "highest",
     "histograms", "labelled", "least", "mean", "means", "most", "near", "painted", "pivot", "plus_minus",
     "summary", "true", "where", "without_curves",
 ]  # fmt: skip

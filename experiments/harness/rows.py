@@ -74,12 +74,32 @@ def summary(of: Selection, *by: str, **columns: Callable[[list[Row]], Any]) -> C
     ]
 
 
-def pivot(of: Selection, by: Sequence[str], column: str, value: str) -> Chosen:
-    """Selects a row per group, with what each row has as `value` under what it has as `column`."""
-    return lambda report: [
-        {**dict(zip(by, key, strict=True)), **{row[column]: row[value] for row in rows}}
-        for key, rows in grouped(of(report), *by).items()
-    ]
+def pivot(
+    of: Selection, by: Sequence[str], column: Entry, value: Entry,
+    order: Sequence[Any] | None = None,
+) -> Chosen:  # fmt: skip
+    """Selects a row per group of another selection, with a column for each of the group's rows.
+
+    Args:
+        of: The selection; rows without the value are left out.
+        by: Columns that the rows of a group agree in.
+        column: Column, template or function that names a row's column.
+        value: What stands there; None in groups that have no such row.
+        order: Columns as they are to stand, others left out; as they come if None.
+    """
+
+    def select(report: Report) -> list[Row]:
+        rows = [row for row in of(report) if entry(row, value) is not None]
+        names = dict.fromkeys(cell(row, column) for row in rows)
+        shown = names if order is None else [name for name in order if name in names]
+        found = []
+        rows = [row for row in rows if cell(row, column) in shown]
+        for key, same in grouped(rows, *by).items():
+            own = {cell(row, column): entry(row, value) for row in same}
+            found.append({**dict(zip(by, key, strict=True)), **dict.fromkeys(shown), **own})
+        return found
+
+    return select
 
 
 def highest(of: Selection, what: Entry, *by: str) -> Chosen:

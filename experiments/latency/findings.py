@@ -242,7 +242,7 @@ def _shortened(length: int) -> Any:
 
 def _main(report: Report) -> list[Row]:
     """Selects milliseconds by engine, beside the source's."""
-    lines = h.beside(MAIN, PLACE, "engine", "ms", ENGINES)(report)
+    lines = h.pivot(MAIN, PLACE, "engine", "ms", ENGINES)(report)
     known = source.MAIN
     return [
         line | {"A72": known.get((line["model"], line["batch"]), {}).get(line["method"])}
@@ -252,7 +252,7 @@ def _main(report: Report) -> list[Row]:
 
 def _ensembles(report: Report) -> Iterator[Row]:
     """Selects milliseconds of ensembles by engine, beside the source's."""
-    for line in h.beside(ENSEMBLES, PLACE, "engine", "ms", ENGINES)(report):
+    for line in h.pivot(ENSEMBLES, PLACE, "engine", "ms", ENGINES)(report):
         cells = source.ENSEMBLES.get(line["model"])
         if cells and line["method"] in source.ENSEMBLE_METHODS and line["batch"] >= 128:
             at = source.ENSEMBLE_METHODS.index(line["method"])
@@ -325,7 +325,7 @@ def _operators(report: Report) -> list[h.Table]:
     if rows := FORMS(report):
         title = f"forms of the dense operator, batch {rows[0]['batch']}, ms"
         of = [row | {"dense layer": row["layer"]} for row in rows]
-        found += h.Listing(title, of=h.beside(lambda _: of, ("dense layer",), "form", "ms"))(report)
+        found += h.Listing(title, of=h.pivot(lambda _: of, ("dense layer",), "form", "ms"))(report)
     if rows := OPTIMIZATIONS(report):
         batch, threads = rows[0]["batch"], rows[0]["threads"]
         title = f"the dense operator of an MLP, batch {batch}, {threads} thread(s), ms"
@@ -368,13 +368,13 @@ TABLES = (
     ),
     h.Listing("milliseconds; the source's on a Cortex-A72, tuned (30 samples: Pyro)", of=_main),
     h.Listing("over XLA, medians of the same rounds",
-              of=h.beside(MAIN, PLACE, "engine", "over_xla", ENGINES)),
+              of=h.pivot(MAIN, PLACE, "engine", "over_xla", ENGINES)),
     h.Listing("over our moment pass",
-              of=h.beside(MAIN, PLACE, "engine", "over_moments", ENGINES)),
+              of=h.pivot(MAIN, PLACE, "engine", "over_moments", ENGINES)),
     h.Listing("milliseconds per image",
-              of=h.beside(_per_image, PLACE, "engine", "per_image", ENGINES)),
+              of=h.pivot(_per_image, PLACE, "engine", "per_image", ENGINES)),
     h.Listing("30 samples over our moment pass",
-              of=h.beside(_sampled, PLACE, "engine", "over_moments", ENGINES)),
+              of=h.pivot(_sampled, PLACE, "engine", "over_moments", ENGINES)),
     h.Listing("ensembles, milliseconds; the source's on a Cortex-A72 with four threads",
               of=_ensembles),
     _profiles, _pooled, _kernels,

@@ -106,8 +106,8 @@ def plan(settings: Settings) -> list[Task]:
     first, last = settings.threads[0], settings.threads[-1]
 
     def task(table: str, model: str, batch: int, methods: Any = (), **more: Any) -> Task:
-        more = {"threads": first, "engines": ("tvm",)} | more
-        return Task(table, model, batch, methods=methods, rounds=settings.rounds, **more)
+        how: dict[str, Any] = {"threads": first, "engines": ("tvm",)} | more
+        return Task(table, model, batch, methods=methods, rounds=settings.rounds, **how)
 
     tuned: dict[str, Any] = {"trials": settings.trials}
     every, samplers = (tuple(available(names)) for names in (ENGINES, ("xla", "tvm", "pyro")))
@@ -116,10 +116,11 @@ def plan(settings: Settings) -> list[Task]:
     tasks = []
     for threads in settings.threads:
         tasks.append(task("machine", "machine", 1, threads=threads, engines=()))
-        how = {"threads": threads, "engines": every} | tuned
-        tasks += [task("main", *of, networks.METHODS, **how) for of in product(NETS, settings.main)]
-    for of in product(NETS, settings.curve):
-        tasks.append(task("curve", *of, ("svi30", "moments"), engines=samplers))
+        how: dict[str, Any] = {"threads": threads, "engines": every} | tuned
+        for model, batch in product(NETS, settings.main):
+            tasks.append(task("main", model, batch, networks.METHODS, **how))
+    for model, batch in product(NETS, settings.curve):
+        tasks.append(task("curve", model, batch, ("svi30", "moments"), engines=samplers))
     tasks.append(task("ensembles", "sine", 1000, several, **both))
     for batch in settings.beside:
         tasks.append(task("ensembles", "lenet5_valid", batch, ("moments", "multihead"), **both))

@@ -115,9 +115,7 @@ TABLES = (
     h.Listing(
         "XLA's count, ours over hand-written",
         {
-            "net": "{net} x {batch}", "transform": "transform",
-            "MFLOPs": lambda row: row["flops"] / 1e6, "ratio": "flops_ratio",
-            "MB": lambda row: row["bytes"] / 1e6, "ratio ": "bytes_ratio",
+            "net": "{net} x {batch}", "transform": "transform", **cost.COLUMNS,
             "differ by": "difference",
         },
         COUNTED,

@@ -11,6 +11,7 @@ from flax import nnx
 from jax.stages import Compiled
 
 import jaxeff
+from experiments.harness.rows import Entry
 from experiments.transforms import handwritten, networks
 from jaxeff.compression import Int, quantized
 from jaxeff.moment_propagation import Gaussian, moments
@@ -22,6 +23,11 @@ TRANSFORMS = ("noisy", "quantized", "moments")
 ADD, MUL, BITS = 0.1, 0.05, 8
 NOISE: dict[str, Noise | None] = {"*:linear": Additive(ADD), "relu*": Multiplicative(MUL)}
 GRID = {"*:linear": Int(BITS)}
+COLUMNS: dict[str, Entry] = {
+    "MFLOPs": lambda row: row["flops"] / 1e6, "ratio": "flops_ratio",
+    "MB": lambda row: row["bytes"] / 1e6, "ratio ": "bytes_ratio",
+}  # fmt: skip
+"""Of tables of counts."""
 # Per name: the Flax model, the same by hand, and the shape of an input.
 NETS: dict[str, tuple[Callable[[nnx.Rngs], Any], Callable[..., Any], tuple[int, ...]]] = {
     "mlp": (lambda rngs: MLP((784, 100, 100, 10), rngs=rngs), networks.mlp, (784,)),

@@ -13,6 +13,7 @@ from experiments.harness import (
     Part,
     Plot,
     Report,
+    Stacks,
     above,
     at_least,
     at_most,
@@ -21,6 +22,7 @@ from experiments.harness import (
     having,
     highest,
     histograms,
+    labelled,
     least,
     means,
     most,
@@ -186,4 +188,29 @@ def test_panels_of_a_function_and_of_histograms():
     (axis,) = figure.axes
     assert [patch.get_height() for patch in axis.patches] == pytest.approx([4 / 3, 2 / 3])
     assert axis.get_xlabel() == "nats"
+    plt.close(figure)
+
+
+def test_a_pivot_has_every_column(report):
+    wide = pivot(where(seed=0), ("bits",), "net {net}", "score")
+    assert wide(report) == [
+        {"bits": 4, "net a": 1.0, "net b": 3.0}, {"bits": 8, "net a": 2.0, "net b": 4.0},
+    ]  # fmt: skip
+    del report.rows[-2]  # b's of eight bits
+    assert wide(report)[1] == {"bits": 8, "net a": 2.0, "net b": None}
+    only = pivot(where(seed=0), ("net",), "bits", "score", [8, 2])
+    assert only(report) == [{"net": "a", 8: 2.0}]
+
+
+def test_parts_are_stacked_in_colours_of_their_own(report):
+    report.rows[:] = [{"run": "a", "first": 1.0, "last": 2.0}, {"run": "b", "last": 4.0}]
+    parts = {"first": "at first", "last": "at last"}
+    (panel,) = Stacks("run", parts, then=labelled("%g"))(report)
+    figure, axis = plt.subplots()
+    panel.paint(axis)
+    first, second = axis.containers
+    assert [(bar.get_x(), bar.get_width()) for bar in first] == [(0, 1)]
+    assert [(bar.get_x(), bar.get_width()) for bar in second] == [(1, 2), (0, 4)]
+    assert first[0].get_facecolor() != second[0].get_facecolor()
+    assert [text.get_text() for text in axis.texts] == ["1", "2", "4"]
     plt.close(figure)
