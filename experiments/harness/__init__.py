@@ -45,6 +45,6 @@ __all__ = [
     "Listing", "Panel", "Panels", "Part", "Plot", "Refused", "Report", "Row", "Rule", "Run",
     "Selection", "Stacks", "Study", "Table", "above", "at_least", "at_most", "average", "averaged",
     "below", "choose", "equals", "error", "every", "extra", "grouped", "having", "highest",
-    "histograms", "labelled", "least", "mean", "means", "most", "near", "painted", "pivot", "plus_minus",
-    "summary", "true", "where", "without_curves",
+    "histograms", "labelled", "least", "mean", "means", "most", "near", "painted", "pivot",
+    "plus_minus", "summary", "true", "where", "without_curves",
 ]  # fmt: skip
