@@ -1,6 +1,7 @@
 """Pages of results say what the kept runs' JSON says."""
 
 import json
+import re
 
 import pytest
 from documents import ROOT
@@ -47,6 +48,40 @@ def test_tables_of_the_quickstart_are_those_of_its_kept_run(page):
             *(f"{one['latency_ms'] / unit:.2f}" for one in (row, compiled)),
         ]
         assert shown[label] == [text.removeprefix("0") for text in numbers]
+
+
+TRACED = {"noise": ["walking_noise-fast", "hardening-fast"]}
+"""Pages whose column "ours" is checked number by number, and the kept runs that it is of."""
+
+
+def numbers_in(content):
+    """All numbers of a run's JSON, shares also in per cent; texts of checks hold some too."""
+    if isinstance(content, dict | list):
+        parts = content.values() if isinstance(content, dict) else content
+        return [number for part in parts for number in numbers_in(part)]
+    if isinstance(content, str):
+        return [float(text) for text in re.findall(r"\d*\.?\d+(?:e[+-]?\d+)?", content)]
+    return [] if content is None or isinstance(content, bool) else [content, 100 * content]
+
+
+@pytest.mark.parametrize("page", TRACED)
+def test_numbers_of_a_page_are_those_of_its_kept_runs(page):
+    known = [
+        number
+        for run in TRACED[page]
+        for number in numbers_in(json.loads((RUNS / f"{run}.json").read_text()))
+    ]
+    lines = (ROOT / "docs" / "results" / f"{page}.md").read_text().splitlines()
+    rows = [line.strip("| ").split(" | ") for line in lines if line.startswith("| ")]
+    (head,) = {len(row) for row in rows}
+    assert rows[0][-1] == "ours"
+    assert head == len(rows[0])
+    for row in rows[1:]:
+        found = re.findall(r"\d*\.\d+|\d+", row[-1])
+        assert found, row
+        for text in found:
+            digits = len(text.partition(".")[2])
+            assert any(abs(float(text) - number) <= 0.501 * 10**-digits for number in known), text
 
 
 def test_the_table_of_scores_is_that_of_its_kept_run():
