@@ -20,8 +20,8 @@ from typing import Any
 
 import numpy as np
 
-from experiments.activations import findings, moons, network, recipe, sine, trials
-from experiments.harness import Found, Part, Run, Study
+from experiments.activations import findings, network, recipe, scenes, trials
+from experiments.harness import Found, Part, Run, Study, without_curves
 
 DIFFERENCES = (
     "the source gives neither regimes, gaps, counts nor the evaluation grid of the noisy sine, nor "
@@ -38,32 +38,24 @@ DIFFERENCES = (
 
 def _with_scenes(run: Run[recipe.Settings], found: Found) -> Found:
     """Moves curves to the arrays, with the data behind them, and compares with the source."""
-    settings = run.settings
-    rows = [{k: v for k, v in row.items() if k != "curves"} for row in found.rows]
-    arrays = {
-        f"{row['table']}/{row['activation']}/{name}": np.array(curve)
-        for row in found.rows
-        for name, curve in row["curves"].items()
-    }
-    known, plane = sine.scene(settings, run.seed), moons.scene(settings, run.seed)
-    scenes: dict[str, Any] = {f"sine/{k}": v for k, v in known._asdict().items() if k != "train"}
-    scenes |= {"moons/first": plane.grid[0], "moons/second": plane.grid[1]}
-    scenes |= {"moons/outside": plane.outside}
-    for name, (x, y) in (("sine", known.train), ("moons", plane.train)):
-        scenes |= {f"{name}/train x": x, f"{name}/train y": y}
-    arrays |= {name: np.asarray(value) for name, value in scenes.items()}
+    rows, _, arrays = without_curves(found, lambda row: f"{row['table']}/{row['activation']}")
+    sine, moons = scenes.sine(run.settings, run.seed), scenes.moons(run.settings, run.seed)
+    known: dict[str, Any] = {f"sine/{k}": v for k, v in sine._asdict().items() if k != "train"}
+    known |= {"moons/first": moons.grid[0], "moons/second": moons.grid[1]}
+    known |= {"moons/outside": moons.outside}
+    for name, (x, y) in (("sine", sine.train), ("moons", moons.train)):
+        known |= {f"{name}/train x": x, f"{name}/train y": y}
+    arrays |= {name: np.asarray(value) for name, value in known.items()}
     return Found(rows, {"hidden": network.HIDDEN, "rankings": findings.comparisons(rows)}, arrays)
 
 
-PARTS = (
-    Part[recipe.Settings, tuple[Any, ...]](
-        lambda run: [(*trial, run.settings.draws(trial)) for trial in run.settings.plan()],
-        lambda run, task: [trials.infer(recipe.Trial(*task[:-1]), run)],
-    ),
+PART = Part[recipe.Settings, tuple[Any, ...]](
+    lambda run: [(*trial, run.settings.how(trial).samples) for trial in run.settings.plan()],
+    lambda run, task: [trials.infer(recipe.Trial(*task[:-1]), run)],
 )
 STUDY = Study(
     "activations", __doc__, recipe.SIZES,
-    PARTS, findings.CLAIMS, findings.PLOTS, findings.TABLES, DIFFERENCES, derive=_with_scenes,
+    (PART,), findings.CLAIMS, findings.PLOTS, findings.TABLES, DIFFERENCES, derive=_with_scenes,
 )  # fmt: skip
 
 if __name__ == "__main__":

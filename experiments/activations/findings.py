@@ -6,6 +6,7 @@ from typing import Any
 
 import matplotlib.pyplot as plt
 import numpy as np
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from scipy.stats import spearmanr
 
@@ -39,6 +40,10 @@ COLUMNS = {
 }  # fmt: skip
 
 
+QUANTITIES = (("auroc", "accuracy"), ("auroc", "euc", "mse_prediction", "mse_aleatoric"))
+"""Ranked for the moons, and for the sine."""
+
+
 def of_table(name: str) -> h.Chosen:
     """Selects the rows of a table, by falling AUROC."""
     of = h.where(table=name)
@@ -46,17 +51,10 @@ def of_table(name: str) -> h.Chosen:
 
 
 def compare(rows: Sequence[Row], quantity: str) -> dict[str, Any]:
-    """Ranks by a quantity, beside the source's ranking.
+    """Ranks one table's rows by a column, beside the source's ranking.
 
-    Args:
-        rows: Of one table; those without a number of the source (the learned activation) and
-            those that are not finite don't count.
-        quantity: A key of the rows, such as ``auroc``; the source's number is at
-            ``source_<quantity>``.
-
-    Returns:
-        ``correlation``, Spearman's (None for fewer than three rows), its ``p_value``, and
-        ``ranking``: per activation our and the source's place, 1 the highest number.
+    The learned activation, of which the source has no number, and what isn't finite don't count.
+    Fewer than three rows have no rank correlation (Spearman's); places begin with 1, the highest.
     """
     known = [row for row in rows if row["activation"] != LEARNED and np.isfinite(row[quantity])]
     ours = np.array([row[quantity] for row in known])
@@ -66,12 +64,11 @@ def compare(rows: Sequence[Row], quantity: str) -> dict[str, Any]:
     found = spearmanr(ours, theirs)
     ranking = [
         {
-            "activation": row["activation"],
-            "ours": int((ours > row[quantity]).sum()) + 1,
+            "activation": row["activation"], "ours": int((ours > row[quantity]).sum()) + 1,
             "source": int((theirs > row[f"source_{quantity}"]).sum()) + 1,
         }
         for row in sorted(known, key=lambda row: -row[quantity])
-    ]
+    ]  # fmt: skip
     return {
         "quantity": quantity, "correlation": float(found.statistic),
         "p_value": float(found.pvalue), "ranking": ranking,
@@ -84,11 +81,7 @@ def comparisons(rows: Sequence[Row]) -> list[Row]:
         {"table": table, **compare(own, quantity)}
         for table in COLUMNS
         if (own := [row for row in rows if row["table"] == table])
-        for quantity in (
-            ("auroc", "euc", "mse_prediction", "mse_aleatoric")
-            if table in STARTS
-            else ("auroc", "accuracy")
-        )
+        for quantity in QUANTITIES[table in STARTS]
     ]
 
 
@@ -121,7 +114,6 @@ def moons_orders(report: Report) -> Iterator[Row]:
         }  # fmt: skip
 
 
-claim = partial(h.Claim, needs="default")
 CLAIMS = (
     h.Claim(
         f"sine, {{start}} starts: activations with AUROC above {GOOD}", "good",
@@ -141,13 +133,13 @@ CLAIMS = (
         "moons, Softplus: AUROC of SVI less that of NUTS", "softplus", h.above(0),
         MOONS["Softplus"].auroc_svi - MOONS["Softplus"].auroc_nuts, moons_orders,
     ),
-    claim(
+    h.Claim(
         f"{{table}}: R-hat of predictions below {RHAT}", "converged", h.equals("count"), None,
         h.summary(
             h.having("rhat_max"), "table", count=len,
             converged=lambda rows: sum(row["converged"] for row in rows),
         ),
-        shown="{converged} of {count}",
+        needs="default", shown="{converged} of {count}",
     ),
 )  # fmt: skip
 
@@ -234,13 +226,12 @@ def _title(row: Row) -> str:
     return " ".join(parts)
 
 
-def ranking(table: str) -> h.Panels:
-    """Declares our AUROC against the source's, by what is missing to 1: most are close to it."""
+def ranking(table: str, report: Report) -> Iterator[h.Panel]:
+    """Draws our AUROC against the source's, by what is missing to 1: most are close to it."""
+    rows = of_table(table)(report)
 
-    def paint(rows: Sequence[Row], axis: Any) -> None:
-        for row in rows:
-            if "source_auroc" not in row:
-                continue
+    def paint(axis: Axes) -> None:
+        for row in (row for row in rows if "source_auroc" in row):
             colour = "C0" if row.get("converged", True) else "white"
             place = (1 - row["source_auroc"], 1 - row["auroc"])
             axis.plot(*place, "o", color="C0", mfc=colour)
@@ -255,13 +246,8 @@ def ranking(table: str) -> h.Panels:
         axis.invert_xaxis()
         axis.invert_yaxis()
 
-    def panels(report: Report) -> list[h.Panel]:
-        rows = of_table(table)(report)
-        correlation = compare(rows, "auroc")["correlation"]
-        title = f"Spearman's rank correlation of AUROC {correlation or 0:.2f}"
-        return [h.Panel(title, partial(paint, rows))] if correlation is not None else []
-
-    return panels
+    if (correlation := compare(rows, "auroc")["correlation"]) is not None:
+        yield h.Panel(f"Spearman's rank correlation of AUROC {correlation:.2f}", paint)
 
 
 PLOTS = (
@@ -269,5 +255,5 @@ PLOTS = (
     sines("sine-ten", "sine-nuts", 2, lambda row: row["activation"] in MOONS),
     moons("moons-nuts"),
     moons("moons-svi"),
-    *(h.Plot(f"{table}-ranking", ranking(table), size=(6.5, 6)) for table in COLUMNS),
+    *(h.Plot(f"{table}-ranking", partial(ranking, table), size=(6.5, 6)) for table in COLUMNS),
 )

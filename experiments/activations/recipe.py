@@ -1,6 +1,7 @@
 """What the study samples, on what, and for how long; every number here is ours unless named."""
 
 import dataclasses
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal, NamedTuple
 
@@ -128,25 +129,24 @@ class Settings:
         Raises:
             Refused: None has such an activation function.
         """
-        sine = [Trial("sine", "nuts", name) for name in self.sine_activations]
-        published = (name for name in self.sine_activations if name != LEARNED)
-        sine += [Trial("sine", "nuts-prior", name) for name in published]
-        moons = [
-            Trial("moons", method, name)
-            for method in ("nuts", "svi")
-            for name in self.moons_activations
-        ]
-        trials = {"sine": sine, "moons": moons, "all": sine + moons}[self.task]
+        published = [name for name in self.sine_activations if name != LEARNED]
+        kinds: list[tuple[Task, Method, Sequence[str]]] = [
+            ("sine", "nuts", self.sine_activations), ("sine", "nuts-prior", published),
+            ("moons", "nuts", self.moons_activations), ("moons", "svi", self.moons_activations),
+        ]  # fmt: skip
+        trials = [
+            Trial(task, method, name)
+            for task, method, names in kinds if self.task in (task, "all")
+            for name in names
+        ]  # fmt: skip
         there = list(dict.fromkeys(trial.activation for trial in trials))
         wanted = choose(self.only, there, "activation")
         return [trial for trial in trials if trial.activation in wanted]
 
-    def draws(self, trial: Trial) -> int:
-        """Draws of the chains that a trial's posterior has, or of its approximation."""
-        chains = {"nuts": self.sine if trial.task == "sine" else self.moons,
-                  "nuts-prior": self.prior_start, "svi": self.svi}  # fmt: skip
-        found: Any = chains[trial.method]
-        return found.samples
+    def how(self, trial: Trial) -> Any:
+        """How a trial's posterior is sampled or approximated."""
+        return {"nuts": self.sine if trial.task == "sine" else self.moons,
+                "nuts-prior": self.prior_start, "svi": self.svi}[trial.method]  # fmt: skip
 
 
 DEFAULT = Settings(

@@ -2,141 +2,141 @@
 
 import time
 import warnings
+from functools import partial
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+from jaxtyping import Array, Int, PRNGKeyArray
 
-from experiments.activations import moons, network, sine
+from experiments.activations import network, scenes
 from experiments.activations.findings import RHAT
-from experiments.activations.recipe import Sampling, Settings, Trial
+from experiments.activations.network import LAYERS, PRIOR, Network
+from experiments.activations.recipe import Settings, Trial
 from experiments.activations.source import MOONS, SINE
-from experiments.activations.starts import trained_starts
 from experiments.harness import Row, Run
-from jaxeff.bayes import ConvergenceWarning, MCMCResult, nuts, prediction_mixing, svi
+from experiments.recipes import cosine_adam
+from jaxeff import bayes
+from jaxeff.bayes.posteriors import Random, draw_prior, log_joint, log_prior, with_random
 from jaxeff.training import cross_entropy, fit
 
 
 def infer(trial: Trial, run: Run[Settings]) -> Row:
     """One trial, from data to figures; its "curves" are what figures show of it."""
-    index = jnp.asarray(network.NAMES.index(trial.activation))
-    runners = {
-        ("sine", "nuts"): _sine_nuts,
-        ("sine", "nuts-prior"): _sine_nuts,
-        ("moons", "nuts"): _moons_nuts,
-        ("moons", "svi"): _moons_svi,
-    }
     started = time.perf_counter()
-    figures, curves = runners[trial.task, trial.method](trial, index, run)
+    how = _svi if trial.method == "svi" else _nuts
+    figures, curves = how(trial, jnp.asarray(network.NAMES.index(trial.activation)), run)
     row = {"table": f"{trial.task}-{trial.method}", "activation": trial.activation, **figures}
     seconds = time.perf_counter() - started
     return row | _source(trial) | {"seconds": seconds, "curves": curves}
 
 
-def _sine_nuts(trial: Trial, index: jax.Array, run: Run[Settings]) -> Any:
-    settings = run.settings
-    sampling = settings.sine if trial.method == "nuts" else settings.prior_start
-    known, f = sine.scene(settings, run.seed), network.network(sampling.kernel_scales)
-    train = (known.inputs(known.train[0]), known.train[1])
-    result = _sample(trial, index, train, 1, "gaussian", sampling, run)
-    figures, curves = sine.evaluate(f, result.posterior, index, known)
-    mixed = _mixing(f, result, index, known.inputs(known.x[:, None]), "gaussian")
-    return figures | mixed, curves
-
-
-def _moons_nuts(trial: Trial, index: jax.Array, run: Run[Settings]) -> Any:
-    sampling = run.settings.moons
-    known, f = moons.scene(run.settings, run.seed), network.network(sampling.kernel_scales)
-    result = _sample(trial, index, known.train, 2, "categorical", sampling, run)
-    # All draws are used, so the key plays no part.
-    figures, maps = moons.evaluate(run.key, f, result.posterior, index, known)
-    mixed = _mixing(f, result, index, known.points, "categorical")
-    return figures | mixed, maps
-
-
-def _moons_svi(trial: Trial, index: jax.Array, run: Run[Settings]) -> Any:
-    own, known = run.settings.svi, moons.scene(run.settings, run.seed)
-    start_key, fit_key, svi_key, key = jax.random.split(run.key, 4)
-    params = network.start(start_key, 2, 2)
-    # Each training is compiled anew, so for this function alone.
-    f = network.single(trial.activation, own.kernel_scales)
-    point = fit(
-        fit_key,
-        cross_entropy(f),
-        params,
-        known.train,
-        optimizer=optax.adam(own.rate),
-        epochs=own.pretrain_epochs,
-        batch_size=own.batch_size,
-        progress=False,
-    )
-    result = svi(
-        svi_key,
-        f,
-        point.params,
-        known.train,
-        epochs=own.epochs,
-        batch_size=own.batch_size,
-        kl=own.kl,
-        prior=network.PRIOR,
-        init_scale=own.init_scale,
-        optimizer=optax.adam(own.rate),
-        progress=False,
-    )
-    of_index = network.network(own.kernel_scales)
-    return moons.evaluate(key, of_index, result.posterior, index, known, own.samples)
-
-
-def _sample(
-    trial: Trial,
-    index: jax.Array,
-    train: tuple[Any, Any],
-    inputs: int,
-    likelihood: str,
-    sampling: Sampling,
-    run: Run[Settings],
-) -> MCMCResult:
+def _nuts(trial: Trial, index: Array, run: Run[Settings]) -> scenes.Judged:
+    own = run.settings.how(trial)
+    f = network.network(own.kernel_scales)
+    if trial.task == "sine":
+        sine, outputs, likelihood = scenes.sine(run.settings, run.seed), 1, "gaussian"
+        train, points = (sine.inputs(sine.train[0]), sine.train[1]), sine.inputs(sine.x[:, None])
+    else:
+        moons, outputs, likelihood = scenes.moons(run.settings, run.seed), 2, "categorical"
+        train, points = moons.train, moons.points
     start_key, key = jax.random.split(run.key)
-    f, params = network.network(sampling.kernel_scales), network.start(start_key, inputs, 2)
+    params = network.start(start_key, outputs, 2)
     starts = trained_starts(
-        start_key,
-        f,
-        params,
-        train,
-        index,
-        likelihood=likelihood,
-        chains=sampling.chains,
-        steps=sampling.start_steps,
-    )
+        start_key, f, params, train, index, likelihood=likelihood, chains=own.chains,
+        steps=own.start_steps,
+    )  # fmt: skip
     with warnings.catch_warnings():
         # What has not converged is marked in the tables.
-        warnings.simplefilter("ignore", ConvergenceWarning)
-        return nuts(
-            key,
-            f,
-            params,
-            train,
-            shared=(index,),
-            warmup=sampling.warmup,
-            samples=sampling.samples,
-            chains=sampling.chains,
-            max_depth=sampling.max_depth,
-            likelihood=likelihood,
-            target_acceptance=sampling.target_acceptance,
-            prior=network.PRIOR,
-            init=starts,
-            monitor=(),
+        warnings.simplefilter("ignore", bayes.ConvergenceWarning)
+        result = bayes.nuts(
+            key, f, params, train, shared=(index,), warmup=own.warmup, samples=own.samples,
+            chains=own.chains, max_depth=own.max_depth, likelihood=likelihood,
+            target_acceptance=own.target_acceptance, prior=PRIOR, init=starts, monitor=(),
             checkpoint=run.work / f"{trial}-chains",
-        )
+        )  # fmt: skip
+    if trial.task == "sine":
+        figures, curves = scenes.on_sine(f, result.posterior, index, sine)
+    else:  # all draws are used, so the key plays no part
+        figures, curves = scenes.on_moons(run.key, f, result.posterior, index, moons)
+    return figures | _mixing(f, result, index, points, likelihood), curves
+
+
+@partial(jax.jit, static_argnames=("f", "likelihood", "chains", "steps"))
+def trained_starts(
+    key: PRNGKeyArray, f: Network, params: Any, data: tuple[Array, Array], index: Int[Array, ""], *,
+    likelihood: str, chains: int, steps: int, rate: float = 0.01,
+) -> Any:  # fmt: skip
+    """Climb the likelihood with Adam, from a draw of the prior for each chain.
+
+    The starts differ as draws of the prior do, so R-hat keeps its meaning; but no chain has to find
+    its way to the data with a step size that isn't adapted yet. The prior is left out of the climb:
+    it would lead to its mode, where next to none of the posterior is in so many dimensions, and a
+    mass matrix estimated on the way back from there is far too small.
+
+    Args:
+        key: Random key.
+        f: The network.
+        params: Parameters: structure and shapes.
+        data: Inputs and targets.
+        index: Of the activation function.
+        likelihood: As `jaxeff.bayes.nuts` takes it.
+        chains: How many starts.
+        steps: Steps of Adam for each; with none it stays at the draw, the last layer zero.
+        rate: Its learning rate, decayed by a cosine.
+
+    Returns:
+        Parameters with a leading axis of chains.
+    """
+    scales = bayes.prior_scales(PRIOR, params)
+    density = log_joint(lambda p, x: f(p, x, index), params, scales, likelihood)
+    optimizer = cosine_adam(rate, max(steps, 1))
+
+    def climb(key: PRNGKeyArray) -> Any:
+        random = draw_prior(key, params, scales)
+        # Outputs of zero: elsewhere a drawn log-variance may be beyond what floats hold.
+        last = (f"{LAYERS[-1]}/kernel", f"{LAYERS[-1]}/bias")
+        random |= {path: jnp.zeros_like(random[path]) for path in last}
+
+        def step(_: Array, carry: tuple[Random, Any]) -> tuple[Random, Any]:
+            random, state = carry
+            gradient = jax.grad(lambda r: log_prior(r, scales) - density(r, data))(random)
+            updates, state = optimizer.update(gradient, state)
+            return optax.apply_updates(random, updates), state
+
+        random, _ = jax.lax.fori_loop(0, steps, step, (random, optimizer.init(random)))
+        return with_random(jax.tree.map(jnp.asarray, params), random)
+
+    return jax.vmap(climb)(jax.random.split(key, chains))
+
+
+def _svi(trial: Trial, index: Array, run: Run[Settings]) -> scenes.Judged:
+    own, known = run.settings.how(trial), scenes.moons(run.settings, run.seed)
+    start_key, fit_key, svi_key, key = jax.random.split(run.key, 4)
+    # Each training is compiled anew, so for this function alone.
+    f = network.single(trial.activation, own.kernel_scales)
+    shared: dict[str, Any] = {
+        "optimizer": optax.adam(own.rate), "batch_size": own.batch_size, "progress": False
+    }  # fmt: skip
+    point = fit(
+        fit_key, cross_entropy(f), network.start(start_key, 2, 2), known.train,
+        epochs=own.pretrain_epochs, **shared,
+    )  # fmt: skip
+    result = bayes.svi(
+        svi_key, f, point.params, known.train, epochs=own.epochs, kl=own.kl, prior=PRIOR,
+        init_scale=own.init_scale, **shared,
+    )  # fmt: skip
+    of_index = network.network(own.kernel_scales)
+    return scenes.on_moons(key, of_index, result.posterior, index, known, own.samples)
 
 
 def _mixing(
-    f: network.Network, result: MCMCResult, index: jax.Array, x: jax.Array, likelihood: str
+    f: Network, result: bayes.MCMCResult, index: Array, x: Array, likelihood: str
 ) -> dict[str, Any]:
     """Do the chains agree on what they predict?"""
-    mixing = prediction_mixing(f, result.posterior, x, index, likelihood=likelihood)
+    mixing = bayes.prediction_mixing(f, result.posterior, x, index, likelihood=likelihood)
     changing = ~np.isnan(mixing.rhat)
     return {
         "rhat_max": mixing.max_rhat,
@@ -153,6 +153,7 @@ def _mixing(
 
 def _source(trial: Trial) -> dict[str, float]:
     """The source's numbers, under the names of ours."""
+    theirs: dict[str, float] = {}
     if trial.task == "sine" and trial.activation in SINE:
         theirs = SINE[trial.activation]._asdict()
     elif trial.task == "moons" and trial.activation in MOONS:
@@ -161,6 +162,4 @@ def _source(trial: Trial) -> dict[str, float]:
             "accuracy": row[f"accuracy_{trial.method}"] / 100,
             "auroc": row[f"auroc_{trial.method}"],
         }
-    else:
-        theirs = {}
     return {f"source_{name}": value for name, value in theirs.items()}

@@ -11,7 +11,7 @@ from flax import nnx
 from experiments.activations import findings, network, recipe
 from experiments.activations.__main__ import STUDY
 from experiments.activations.source import MOONS, SINE
-from experiments.activations.starts import trained_starts
+from experiments.activations.trials import trained_starts
 from experiments.harness import Refused, Report
 from jaxeff.nn import ACTIVATIONS, SplineActivation
 from jaxeff.nn.layers import prelu
@@ -86,7 +86,7 @@ def test_chains_from_the_prior_are_trials_of_their_own():
     assert (methods.count("nuts"), methods.count("nuts-prior")) == (28, 27)
     assert (sine.sine.start_steps, sine.prior_start.start_steps) == (400, 0)
     longer = dataclasses.replace(sine, sine=dataclasses.replace(sine.sine, samples=700))
-    assert [longer.draws(trial) for trial in (plan[0], plan[-1])] == [700, 200]
+    assert [longer.how(trial).samples for trial in (plan[0], plan[-1])] == [700, 200]
     with pytest.raises(Refused, match="no activation 'relu': choose among Cosine"):
         dataclasses.replace(sine, only=("relu",)).plan()
 
