@@ -22,13 +22,8 @@ Source: Klein's thesis, chapter 5.
 from collections.abc import Callable
 from typing import Any
 
-import jax
-import jax.numpy as jnp
-
-from experiments.analog import chips, findings, problems
+from experiments.analog import chips, findings, training
 from experiments.analog.recipe import SIZES, Part, Settings
-from experiments.analog.sequences import sequences
-from experiments.analog.training import Problem, Trainer, step_times
 from experiments.harness import Found, Row, Run, Study
 
 DIFFERENCES = (
@@ -54,11 +49,11 @@ def _problem(run: Run[Settings], make: Any, devices: tuple[int, ...], name: str)
     """All rows of a data set: retraining, drift, the time of a step."""
 
     def rows() -> list[Row]:
-        problem: Problem = make(run)
+        problem: training.Problem = make(run)
         boxes = [chips.white_box(run, d) for d in devices]
-        stacked = jax.tree.map(lambda *a: jnp.stack([jnp.asarray(x) for x in a]), *boxes)
-        trainer = Trainer(run, problem, devices, stacked)
-        return [*trainer.rows(), *trainer.drift_rows(), step_times(problem, boxes[0])]
+        trainer = training.Trainer(run, problem, devices, boxes)
+        times = training.step_times(problem, boxes[0])
+        return [*trainer.rows(), *trainer.drift_rows(), times]
 
     return run.keep({"task": "training", "data": name}, rows)
 
@@ -68,19 +63,21 @@ def _asked(name: Part, make: Callable[[Run[Settings]], Any]) -> Callable[[Run[Se
     return lambda run: make(run) if run.settings.runs(name) else []
 
 
+def _images(run: Run[Settings]) -> list[Row]:
+    return _problem(run, training.images, run.settings.chips, run.settings.data)
+
+
 def _speech(run: Run[Settings]) -> list[Row]:
     devices = run.settings.chips[: run.settings.speech]
-    return _problem(run, problems.speech, devices, "speech-commands") if devices else []
+    return _problem(run, training.speech, devices, "speech-commands") if devices else []
 
 
 PARTS = (
     _asked("models", chips.fidelities),
-    _asked(
-        "images", lambda run: _problem(run, problems.images, run.settings.chips, run.settings.data)
-    ),
+    _asked("images", _images),
     _asked("speech", _speech),
     _asked("order", chips.orders),
-    _asked("sequences", lambda run: sequences(run) if run.settings.sequence_chips else []),
+    _asked("sequences", lambda run: chips.sequences(run) if run.settings.sequence_chips else []),
     _asked("models", lambda run: Found([], arrays=chips.column(run, run.settings.chips[0]))),
 )
 STUDY = Study(

@@ -1,4 +1,4 @@
-"""Retraining for chips: all chips at once, as replicates of one program."""
+"""The classifiers, and their retraining for chips: all at once, as replicates of one program."""
 
 import dataclasses
 import time
@@ -10,28 +10,20 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+from flax import nnx
 
+import jaxeff
 from experiments.analog.recipe import Settings
 from experiments.analog.source import STRATEGIES
 from experiments.harness import Row, Run
 from experiments.recipes import cosine_adam
-from jaxeff.analog_hardware import (
-    Chip,
-    Crossbar,
-    WhiteBox,
-    analog,
-    calibrate_ranges,
-    compensate_drift,
-    in_the_loop,
-    read_out,
-    reference,
-    with_model,
-    with_noise_level,
-)
+from jaxeff import analog_hardware as hw
+from jaxeff import data
 from jaxeff.hardening import incremental_noise
+from jaxeff.nn import MLP
 from jaxeff.noise import Additive, noisy
 from jaxeff.store import load_pytree, save_pytree
-from jaxeff.training import Loss, cross_entropy, init, make_epoch, run_epochs
+from jaxeff.training import Loss, cross_entropy, fit, init, make_epoch, run_epochs
 
 GAIN = 0.004
 """Counts per product of codes that a crossbar's result is decoded with, the chip's nominal gain."""
@@ -55,13 +47,7 @@ class Problem:
     params: Any
     train: tuple[Any, Any]
     test: tuple[Any, Any]
-    spec: dict[str, Crossbar]
-
-
-def calibrated(name: str, f: Any, params: Any, train: Any, test: Any, array: Crossbar) -> Problem:
-    """A problem with the ranges of its codes."""
-    spec = calibrate_ranges(f, params, [train[0][:500]], {"*:linear": array})
-    return Problem(name, f, params, train, test, spec)
+    spec: dict[str, hw.Crossbar]
 
 
 class Trainer:
@@ -70,18 +56,21 @@ class Trainer:
     What a strategy starts from is kept in a file, so that a run which was killed goes on.
     """
 
-    def __init__(self, run: Run[Settings], problem: Problem, devices: tuple[int, ...], boxes: Any):
+    def __init__(
+        self, run: Run[Settings], problem: Problem, devices: tuple[int, ...], models: list[Any]
+    ):
         self.run, self.problem, self.devices = run, problem, devices
+        boxes = jax.tree.map(lambda *a: jnp.stack([jnp.asarray(x) for x in a]), *models)
         array = next(iter(problem.spec.values()))
-        chips = jax.vmap(lambda d: Chip(d, rows=array.rows, columns=array.columns))(
+        chips = jax.vmap(lambda d: hw.Chip(d, rows=array.rows, columns=array.columns))(
             jnp.asarray(devices)
         )
         # Hardware is the state of a training: an argument, not a constant of the program.
         self.hardware = jax.tree.map(jnp.asarray, {"chip": chips, "box": boxes})
         self.count = len(devices)
-        spread = read_out(
+        spread = hw.read_out(
             problem.f, problem.params, problem.train[0][:200],
-            with_model(problem.spec, jax.tree.map(lambda a: a[0], boxes)),
+            hw.with_model(problem.spec, jax.tree.map(lambda a: a[0], boxes)),
         )  # fmt: skip
         self.levels = {
             site: Additive(float(jnp.sqrt(jnp.mean(jnp.asarray(r.var)))))
@@ -92,26 +81,26 @@ class Trainer:
     def function(self, how: str, hardware: Any) -> Callable[..., Any]:
         """`g(key, params, x)` of a way to evaluate the network."""
         f, spec = self.problem.f, self.problem.spec
-        boxed = with_model(spec, hardware["box"])
+        boxed = hw.with_model(spec, hardware["box"])
         if how == "digital":
             return lambda key, params, x: f(params, x)
         if how == "quantized":
-            return analog(f, spec)
+            return hw.analog(f, spec)
         if how == "noise":
             return noisy(f, self.levels)
         if how == "loop":
-            return in_the_loop(f, boxed, hardware["chip"])
-        return analog(f, with_noise_level(boxed, {"silent": 0.0, "box": 1.0}[how]))
+            return hw.in_the_loop(f, boxed, hardware["chip"])
+        return hw.analog(f, hw.with_noise_level(boxed, {"silent": 0.0, "box": 1.0}[how]))
 
     def loss(self, how: str, steps: int) -> Loss:
         """The loss of a stage; the state holds the hardware."""
 
         def loss(key: Any, params: Any, state: Any, batch: Any, step: Any) -> Any:
             if how == "incremental":
-                boxed = with_model(self.problem.spec, state["box"])
+                boxed = hw.with_model(self.problem.spec, state["box"])
 
                 def at(level: Any) -> Loss:
-                    noisy_box = analog(self.problem.f, with_noise_level(boxed, level))
+                    noisy_box = hw.analog(self.problem.f, hw.with_noise_level(boxed, level))
                     return cross_entropy(noisy_box, keyed=True)
 
                 # All of it from half-way on: a rate that decays learns little of what comes later.
@@ -163,7 +152,7 @@ class Trainer:
                         site: dataclasses.replace(array, correction=hardware["correction"])
                         for site, array in spec.items()
                     }
-                    g = in_the_loop(self.problem.f, corrected, hardware["chip"])
+                    g = hw.in_the_loop(self.problem.f, corrected, hardware["chip"])
                 return jnp.mean(g(jax.random.key(5), params, x).argmax(-1) == labels)
 
             compiled = jax.jit(jax.vmap(score, (0, 0, None, None)))
@@ -234,9 +223,9 @@ class Trainer:
         corrections = []
         for i in range(self.count):
             chip = jax.tree.map(lambda a, i=i: a[i], self.hardware["chip"])
-            before = reference(jax.random.fold_in(key, 8), chip)
+            before = hw.reference(jax.random.fold_in(key, 8), chip)
             now = chip.after(jnp.float32(settings.hours))
-            corrections.append(compensate_drift(jax.random.fold_in(key, 9), now, before))
+            corrections.append(hw.compensate_drift(jax.random.fold_in(key, 9), now, before))
         correction = jax.tree.map(lambda *a: jnp.stack(a), *corrections)
         fresh = self.accuracy("loop", self.final)
         drifted = self.accuracy("loop", self.final, {**self.hardware, "chip": late})
@@ -252,17 +241,17 @@ class Trainer:
         ]  # fmt: skip
 
 
-def step_times(problem: Problem, box: WhiteBox, batch: int = 50, rounds: int = 15) -> Row:
+def step_times(problem: Problem, box: hw.WhiteBox, batch: int = 50, rounds: int = 15) -> Row:
     """Seconds of a training step, quantized and through the white box, interleaved."""
     x, labels = (jnp.asarray(a[:batch]) for a in problem.train)
-    specs = {"quantized": problem.spec, "white box": with_model(problem.spec, box)}
+    specs = {"quantized": problem.spec, "white box": hw.with_model(problem.spec, box)}
     steps = {}
     for name, spec in specs.items():
-        loss = cross_entropy(analog(problem.f, spec), keyed=True)
+        loss = cross_entropy(hw.analog(problem.f, spec), keyed=True)
 
         def step(params: Any, spec: Any, loss: Any = loss) -> Any:
             def value(p: Any) -> Any:
-                g = analog(problem.f, spec)
+                g = hw.analog(problem.f, spec)
                 return cross_entropy(g, keyed=True)(jax.random.key(0), p, None, (x, labels), 0)[0]
 
             gradient = jax.grad(value)(params)
@@ -282,3 +271,74 @@ def step_times(problem: Problem, box: WhiteBox, batch: int = 50, rounds: int = 1
         "kind": "step", "data": problem.name, "chip": "synthetic", **seconds,
         "ratio": seconds["white box"] / seconds["quantized"],
     }  # fmt: skip
+
+
+def images(run: Run[Settings]) -> Problem:
+    """Pixels from 0 to 1 of an image data set."""
+    settings = run.settings
+    found, n, m = data.load(settings.data), settings.images, settings.test_images
+    train, test = (
+        ((x.reshape(len(x), -1) / 255).astype(np.float32), labels)
+        for x, labels in (
+            (found.train_images[:n], found.train_labels[:n]),
+            (found.test_images[:m], found.test_labels[:m]),
+        )
+    )
+    return _trained(run, settings.data, train, test, settings.widths, found.num_classes)
+
+
+def small_images(run: Run[Settings]) -> Problem:
+    """Digits of 8 by 8 pixels, from 0 to 1, on an array that sequence models can afford."""
+    settings = run.settings
+    found = data.load("digits")
+
+    def scaled(x: np.ndarray) -> np.ndarray:
+        x = x.reshape(len(x), -1).astype(np.float32)
+        return x / x.max()
+
+    count, size = settings.sequence_images, settings.sequence_size
+    train = scaled(found.train_images)[:count], found.train_labels[:count]
+    test = scaled(found.test_images), found.test_labels
+    array = hw.Crossbar(rows=size, columns=size, gain=GAIN)
+    return _trained(run, "digits-small", train, test, (size,), found.num_classes, array)
+
+
+def speech(run: Run[Settings]) -> Problem:
+    """Log-mel features of spoken words, from 0 to 1."""
+    settings = run.settings
+    found = data.speech_commands()
+    bands = settings.speech_bands
+    parts = [
+        data.log_mel(a, bands, bands).reshape(len(a), -1)
+        for a in (found.train_audio, found.test_audio)
+    ]
+    top = parts[0].max()
+    train, test = (
+        (x / top, y) for x, y in zip(parts, (found.train_labels, found.test_labels), strict=True)
+    )
+    return _trained(run, "speech-commands", train, test, settings.speech_widths, len(found.words))
+
+
+def _trained(
+    run: Run[Settings],
+    name: str,
+    train: Any,
+    test: Any,
+    widths: tuple[int, ...],
+    classes: int,
+    array: hw.Crossbar | None = None,
+) -> Problem:
+    """A network that was trained digitally, with its crossbars."""
+    settings = run.settings
+    f, params = jaxeff.functional(
+        MLP((train[0].shape[1], *widths, classes), rngs=nnx.Rngs(run.seed))
+    )
+    result = fit(
+        jax.random.fold_in(run.key, 6), cross_entropy(f), params, train,
+        optimizer=optax.adam(settings.rate), epochs=settings.digital,
+        batch_size=settings.batch_size, checkpoint=run.work / f"{name}-digital.safetensors",
+        progress=False,
+    )  # fmt: skip
+    spec = {"*:linear": array or hw.Crossbar(gain=GAIN)}
+    spec = hw.calibrate_ranges(f, result.params, [train[0][:500]], spec)
+    return Problem(name, f, result.params, train, test, spec)

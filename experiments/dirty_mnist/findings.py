@@ -48,10 +48,8 @@ def gaps(report: Report) -> Iterator[Row]:
 def factors(report: Report) -> Iterator[Row]:
     """Selects logit variances without a factor, by both readings of the weights."""
     for name in PASSES:
-        ratios = {
-            row["reading"]: row["variance_ratio"] for row in report.extra["sweep"]
-            if (row["network"], row["factor"]) == (name, 1)
-        }  # fmt: skip
+        own = [r for r in report.extra["sweep"] if (r["network"], r["factor"]) == (name, 1)]
+        ratios = {row["reading"]: row["variance_ratio"] for row in own}
         # Two standard errors of the variance of so many draws.
         drawn = max(r["samples"] for r in report.extra["samples"] if r["network"] == name)
         error = 2 * (2 / drawn) ** 0.5
@@ -63,11 +61,10 @@ def gains(report: Report) -> Iterator[Row]:
     found = figures(report)
     for metric, inside in (("auroc_dirty", "Dirty-MNIST"), ("auroc", "clean digits alone")):
         for other in ("mlp-subset", "mlp-long", "mlp"):
+            alike = other == "mlp-subset"
             yield {
                 "gain": found["mlp mcmc"][metric] - found[f"{other} svi"][metric], "inside": inside,
-                "images": (
-                    "the same images" if other == "mlp-subset" else "all images, which are more"
-                ),
+                "images": "the same images" if alike else "all images, which are more",
                 "epochs": report.extra["trainings"][other]["epoch"] + 1,
             }  # fmt: skip
 
@@ -88,8 +85,7 @@ CLAIMS = (
     claim(
         "{name}: logit variance at factor 1 over SVI's, 1 within {error:.2f}: two errors of the "
         "draws (source: needs the factor)",
-        "right", lambda row, ratio: abs(ratio - 1) <= row["error"],
-        lambda row: SOURCE_FACTOR[row["name"]], factors,
+        "right", h.near(1, "error"), lambda row: SOURCE_FACTOR[row["name"]], factors,
     ),
     claim(
         "{name}: the same with exp(raw) for the variance is ten times too large or more",
@@ -125,12 +121,9 @@ TABLES = (
 )  # fmt: skip
 
 
-def _image(title: str, image: np.ndarray) -> h.Panel:
-    def paint(axis: Axes) -> None:
-        axis.imshow(image, cmap="gray_r")
-        axis.axis("off")
-
-    return h.Panel(title, paint)
+def _image(image: np.ndarray, axis: Axes) -> None:
+    axis.imshow(image, cmap="gray_r")
+    axis.axis("off")
 
 
 def digits(report: Report) -> Iterator[h.Panel]:
@@ -138,15 +131,14 @@ def digits(report: Report) -> Iterator[h.Panel]:
     shown = (report.arrays[f"data/{name}"] for name in ("images", "probs"))
     for image, probs in zip(*shown, strict=True):
         likely = np.argsort(probs)[::-1][:2]
-        yield _image("\n".join(f"{c}: {probs[c]:.0%}" for c in likely), image)
+        yield h.Panel("\n".join(f"{c}: {probs[c]:.0%}" for c in likely), partial(_image, image))
 
 
-def _histograms(
-    values: Mapping[str, np.ndarray], lower: float, upper: float, options: Any, axis: Axes
-) -> None:
-    for label, own in values.items():
-        axis.hist(own, np.linspace(lower, upper, 51).tolist(), density=True, label=label, **options)
-    axis.set(xlabel="nats", ylabel="density")
+def _spread(
+    title: str, values: Mapping[str, Any], low: float, high: float, **options: Any
+) -> h.Panel:
+    drawn = h.histograms(values, np.linspace(low, high, 51), **options)
+    return h.painted(title, drawn, xlabel="nats", ylabel="density")
 
 
 def entropies(report: Report) -> Iterator[h.Panel]:
@@ -154,7 +146,7 @@ def entropies(report: Report) -> Iterator[h.Panel]:
     data = report.config["data"]
     values = {part: report.arrays[f"data/{part}"] for part in ("training", "test")}
     ends = data["smallest_entropy"], data["largest_entropy"]
-    yield h.Panel("entropy of the ensemble", partial(_histograms, values, *ends, {"alpha": 0.5}))
+    yield _spread("entropy of the ensemble", values, *ends)
 
 
 def spread(report: Report) -> Iterator[h.Panel]:
@@ -163,23 +155,23 @@ def spread(report: Report) -> Iterator[h.Panel]:
         for part in ("total", "aleatoric", "epistemic"):
             values = {d: report.arrays[f"{method}/{d}/{part}"] for d in DOMAINS}
             top = max(float(np.quantile(v, 0.999)) for v in values.values())
-            options = {"alpha": 0.5, "log": True}
-            yield h.Panel(f"{method}: {part}", partial(_histograms, values, 0, top, options))
+            yield _spread(f"{method}: {part}", values, 0, top, log=True)
 
 
 def scatter(report: Report) -> Iterator[h.Panel]:
     """Draws both kinds of uncertainty of every image, as Klein's thesis, figures 7.11 and 8.4."""
     for row in report.rows:
 
-        def paint(axis: Axes, method: str = row["method"]) -> None:
+        def draw(axis: Axes, method: str = row["method"]) -> None:
             for domain, color in DOMAINS.items():
                 parts = (f"{method}/{domain}/{part}" for part in ("aleatoric", "epistemic"))
                 points = (report.arrays[part][:2000] for part in parts)
                 axis.plot(*points, ".", color=color, ms=2, alpha=0.4, label=domain, rasterized=True)
-            axis.set(xlabel="softmax entropy / nats", ylabel="mutual information / nats")
 
-        found = f"accuracy {row['accuracy']:.1%}, AUROC {row['auroc_dirty']:.3f}"
-        yield h.Panel(f"{row['method']}: {found}", paint)
+        yield h.painted(
+            "{method}: accuracy {accuracy:.1%}, AUROC {auroc_dirty:.3f}".format(**row), draw,
+            xlabel="softmax entropy / nats", ylabel="mutual information / nats",
+        )  # fmt: skip
 
 
 def counted(report: Report) -> list[Row]:
@@ -207,19 +199,16 @@ def examples(network: str, report: Report) -> Iterator[h.Panel]:
     rng = np.random.default_rng(0)
     for domain in DOMAINS:
         place = f"example/{network}/{domain}"
-        logits, mean, var = (
-            report.arrays[f"{place}/{part}"] for part in ("sampled", "mean", "var")
-        )
+        logits, mean, var = (report.arrays[f"{place}/{of}"] for of in ("sampled", "mean", "var"))
         values = {
             "SVI": logits,
             "its Gaussian": rng.normal(logits.mean(0), logits.std(0), logits.shape),
             "moment pass": rng.normal(mean, np.sqrt(var), logits.shape),
         }
-        yield _image(domain, report.arrays[f"example/{domain}"])
+        probabilities = {k: softmax(v, -1) for k, v in values.items()}
+        yield h.Panel(domain, partial(_image, report.arrays[f"example/{domain}"]))
         yield h.Panel("logits", partial(_strips, values))
-        yield h.Panel(
-            "probabilities", partial(_strips, {k: softmax(v, -1) for k, v in values.items()})
-        )
+        yield h.Panel("probabilities", partial(_strips, probabilities))
 
 
 def _strips(values: Mapping[str, np.ndarray], axis: Axes) -> None:

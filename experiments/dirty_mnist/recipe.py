@@ -47,11 +47,8 @@ def posteriors(
 ) -> dict[str, SVISettings]:
     """Names what is trained: cold starts at a constant rate, warm ones at a point estimate.
 
-    Args:
-        cold: Epochs of the four cold starts, all of the MLP.
-        rate: Their learning rate.
-        pretrain: Epochs of the point estimates.
-        warm: Epochs of the MLP and LeNet-5 that start there.
+    `cold` are the epochs of four trainings of the MLP, `pretrain` those of the point estimates, and
+    `warm` those of the MLP and LeNet-5 that start there.
     """
     own: dict[str, dict[str, Any]] = {
         "mlp": {}, "mlp-long": {}, "mlp-unit": {"prior": 1.0}, "mlp-subset": {"subset": True}
@@ -125,23 +122,13 @@ class Settings:
 
 FAST = Settings(
     data=Recipe(
-        source="digits",
-        train=200,
-        test=100,
-        vae_epochs=25,
-        vae_drops=(18,),
-        members=3,
-        member_epochs=5,
-        batch_size=64,
-        candidates=3000,
+        source="digits", train=200, test=100, vae_epochs=25, vae_drops=(18,), members=3,
+        member_epochs=5, batch_size=64, candidates=3000,
     ),
-    ood="digits-ood",
-    images=100,
-    svi=posteriors((20, 40, 20, 100), 3e-3, 3, (8, 8)),
+    ood="digits-ood", images=100, svi=posteriors((20, 40, 20, 100), 3e-3, 3, (8, 8)), samples=30,
     mcmc=MCMCSettings(images=200, steps=10, warmup=20, samples=20, chains=2),
-    samples=30,
     factors=(0.3, 1.0, 2.0),
-)
+)  # fmt: skip
 
 
 DEFAULT = Settings()
@@ -206,13 +193,10 @@ def subset(
     The proportions are those of Dirty-MNIST, where an ambiguous image occurs once for each label.
     """
     dirty, half = sets.dirty, settings.mcmc.images // 2
+    sources = dirty.digits.train_images, dirty.train_images
     clean, ambiguous = (
         np.asarray(jax.random.permutation(k, len(images))[:half])
-        for k, images in zip(
-            jax.random.split(split(key, "subset")),
-            (dirty.digits.train_images, dirty.train_images),
-            strict=True,
-        )
+        for k, images in zip(jax.random.split(split(key, "subset")), sources, strict=True)
     )
     return (
         np.concatenate([dirty.digits.train_images[clean], dirty.train_images[ambiguous]]),

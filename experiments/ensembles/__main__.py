@@ -16,15 +16,12 @@ Klein's thesis, chapter 9 (arXiv 2412.15758); the numbers of its table 9.1 are n
 """
 
 import functools
-from collections.abc import Callable, Iterable
 from typing import Any
 
-import numpy as np
-
-from experiments.ensembles import bench, combined, cost, findings, images, partial, recipe
+from experiments.ensembles import bench, combined, cost, findings, recipe
 from experiments.ensembles import sine as sine_task
 from experiments.ensembles.methods import choose, methods
-from experiments.harness import Found, Part, Row, Run, Study
+from experiments.harness import Part, Row, Run, Study, without_curves
 
 DIFFERENCES = (
     "the networks see a part of Dirty-MNIST, and for fewer epochs; its ambiguous digits are made "
@@ -50,29 +47,15 @@ DIFFERENCES = (
 
 @functools.cache
 def _bench(run: Run[recipe.Settings]) -> bench.Bench:
-    return bench.build(run, images.load(run.settings, run.say))
+    return bench.build(run, bench.load(run.settings, run.say))
 
 
-def _part(
-    name: str,
-    whats: Callable[[bench.Bench], Iterable[str]],
-    make: Callable[[bench.Bench, str], Iterable[Row]],
-    option: recipe.Part | None = None,
-) -> Part[recipe.Settings, tuple[str, str]]:
-    """Declares a part of the digits, which `option` asks for."""
-    return Part(
-        lambda run: [(name, what) for what in whats(_bench(run))],
-        lambda run, task: make(_bench(run), task[1]),
-        lambda settings: settings.runs(option or name),  # type: ignore[arg-type]
-        {"part": name},
-    )
+def _cost(name: str, make: Any) -> Part[Any, Any]:
+    return Part.of(name, lambda run: ("",), lambda run, _: make(_bench(run)), "cost")
 
 
-def _cost(name: str, make: Callable[[bench.Bench], Iterable[Row]]) -> Part[Any, Any]:
-    return _part(name, lambda made: ("",), lambda made, _: make(made), "cost")
-
-
-def _table(made: bench.Bench, name: str) -> list[Row]:
+def _table(run: Run[recipe.Settings], name: str) -> list[Row]:
+    made = _bench(run)
     method = next(method for method in methods(made) if method.name == name)
     seeds = made.settings.seeds if method.main else min(made.settings.some, made.settings.seeds)
     return [
@@ -85,19 +68,16 @@ def _table(made: bench.Bench, name: str) -> list[Row]:
     ]  # fmt: skip
 
 
-def _with_curves(run: Run[recipe.Settings], found: Found) -> Found:
-    """Moves what figures show of single rows to the arrays, by part and method."""
-    rows, arrays = [], {}
-    for row in found.rows:
-        curves = row.get("curves")
-        rows.append({key: value for key, value in row.items() if key != "curves"})
-        place = "/".join(str(row[k]) for k in ("part", "method", "activation") if k in row)
-        for name, values in (curves or {}).items():
-            arrays[f"{place}/{name}"] = np.asarray(values, np.float32)
-    return Found(rows, {}, arrays)
+def _place(row: Row) -> str:
+    return "/".join(str(row[k]) for k in ("part", "method", "activation") if k in row)
 
 
-PARTS = (
+def _sites(run: Run[recipe.Settings]) -> tuple[str, ...]:
+    made = _bench(run)
+    return run.settings.sites or (*made.hidden, made.last, "*")
+
+
+PARTS: tuple[Part[recipe.Settings, Any], ...] = (
     Part[recipe.Settings, tuple[str, str, str]](
         lambda run: [
             ("sine", method, activation)
@@ -108,11 +88,11 @@ PARTS = (
         lambda settings: settings.runs("sine"),
         {"part": "sine"},
     ),
-    _part("table", lambda made: (method.name for method in methods(made)), _table),
-    _part("combined", lambda made: combined.KINDS, lambda made, kind: combined.KINDS[kind](made)),
-    _part(
-        "partial", lambda made: made.settings.sites or (*made.hidden, made.last, "*"), partial.rows
+    Part.of("table", lambda run: [method.name for method in methods(_bench(run))], _table),
+    Part.of(
+        "combined", lambda run: combined.KINDS, lambda run, kind: combined.KINDS[kind](_bench(run))
     ),
+    Part.of("partial", _sites, lambda run, site: combined.partial(_bench(run), site)),
     _cost("prediction", cost.predictions),
     _cost("training", cost.trainings),
     _cost("members", cost.members),
@@ -125,7 +105,7 @@ PARTS = (
 
 STUDY = Study(
     "ensembles", __doc__, recipe.SIZES, PARTS, findings.CLAIMS, findings.PLOTS, findings.TABLES,
-    DIFFERENCES, derive=_with_curves,
+    DIFFERENCES, derive=lambda run, found: without_curves(found, _place),
 )  # fmt: skip
 
 if __name__ == "__main__":

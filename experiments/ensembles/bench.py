@@ -1,4 +1,4 @@
-"""What all methods are trained and judged with: one network, one recipe, one evaluation."""
+"""What all methods are trained and judged with: a network, images, a recipe and an evaluation."""
 
 import functools
 from collections.abc import Callable, Mapping
@@ -11,14 +11,17 @@ import numpy as np
 import optax
 from flax import nnx
 from jax.scipy.special import entr
-from jaxtyping import Array, Float
+from jaxtyping import Array, Float, Int
 
 import jaxeff
 from experiments.dirty_mnist.evaluation import figures
-from experiments.ensembles.images import Images
+from experiments.dirty_mnist.recipe import Sets
 from experiments.ensembles.recipe import Settings
-from experiments.harness import Row, Run
+from experiments.harness import Refused, Row, Run
 from experiments.recipes import cosine_adam
+from jaxeff import data
+from jaxeff.data import normalize
+from jaxeff.dirty_mnist import dirty_mnist
 from jaxeff.nn import MLP, LeNet5, ResNet18
 from jaxeff.training import sweep
 from jaxeff.uncertainty import (
@@ -29,7 +32,89 @@ from jaxeff.uncertainty import (
     predictive_log_probs,
 )
 
-CLASSES = 10
+SIDE = 28
+GREY = (0.299, 0.587, 0.114)
+
+
+@dataclass(frozen=True, eq=False)
+class Images:
+    """Normalised images and their labels.
+
+    Attributes:
+        train: Clean digits, then each ambiguous one once for every label.
+        spare: Ambiguous digits that nothing is trained on.
+        other: Images from elsewhere, to repel on.
+        held: What strengths are chosen by: "clean" digits, "ood" images that are in neither
+            training nor tests, and nothing else.
+        held_labels: Of the clean ones.
+        test: Test images by domain: "clean", "ambiguous" and "ood".
+        sets: The raw ones, with the labels of the tests.
+    """
+
+    train: tuple[Float[Array, "n 28 28 1"], Int[Array, " n"]]
+    spare: Float[Array, "n 28 28 1"]
+    other: Float[Array, "n 28 28 1"]
+    held: dict[str, Float[Array, "n 28 28 1"]]
+    held_labels: Int[Array, " n"]
+    test: dict[str, Float[Array, "n 28 28 1"]]
+    sets: Sets
+
+
+def load(settings: Settings, say: Any) -> Images:
+    """Loads the images; the first time, Dirty-MNIST is built."""
+    try:
+        dirty = dirty_mnist(settings.data, folder=settings.cache, progress=say)
+        ood, other = data.load(settings.ood), data.load(settings.other)
+    except data.DataError as error:
+        raise Refused(str(error)) from error
+    digits, n, m = dirty.digits, settings.clean, settings.ambiguous
+    if n + settings.held > len(digits.train_images) or m >= len(dirty.train_images):
+        raise Refused(
+            f"there are {len(digits.train_images)} clean and {len(dirty.train_images)} ambiguous "
+            f"training digits: --clean {n} with --held {settings.held}, or --ambiguous {m}, are "
+            "too many"
+        )
+    labels = dirty.train_labels.shape[1]
+    train = np.concatenate(
+        [digits.train_images[:n], np.repeat(dirty.train_images[:m], labels, axis=0)]
+    )
+    targets = np.concatenate([digits.train_labels[:n], dirty.train_labels[:m].reshape(-1)])
+    half = min(len(other.train_images) // 2, 4 * settings.held)
+    raw = {
+        "clean": digits.test_images[: settings.tests],
+        "ambiguous": dirty.test_images[: settings.tests],
+        "ood": ood.test_images[: settings.tests],
+    }
+    held = slice(len(digits.train_images) - settings.held, None)
+
+    def scaled(images: np.ndarray) -> Array:
+        return normalize(_grey(images), digits.name)
+
+    return Images(
+        (scaled(train), jnp.asarray(targets)),
+        scaled(dirty.train_images[m : m + settings.held]),
+        scaled(other.train_images[:half]),
+        {
+            "clean": scaled(digits.train_images[held]),
+            "ood": scaled(other.train_images[half : half + settings.held]),
+        },
+        jnp.asarray(digits.train_labels[held]),
+        {domain: scaled(images) for domain, images in raw.items()},
+        Sets(dirty, train, targets, raw),
+    )
+
+
+def _grey(images: np.ndarray) -> np.ndarray:
+    """One channel, and the middle 28 by 28 pixels."""
+    if images.shape[-1] == len(GREY):
+        images = np.rint(images @ np.array(GREY))[..., None].astype(np.uint8)
+    top, left = ((side - SIDE) // 2 for side in images.shape[1:3])
+    return images[:, top : top + SIDE, left : left + SIDE]
+
+
+CLASSES, BINS = 10, 40
+NEAR = 0.005
+"""Accuracy on held-out digits that may be lost to a stronger repulsion."""
 Logits = Callable[[Any, Any], Any]
 Said = dict[str, tuple[Float[Array, "n classes"], Decomposition]]
 """By domain, the log-probabilities of the mean prediction, and uncertainties."""
@@ -139,26 +224,22 @@ def build(run: Run[Settings], images: Images) -> Bench:
     return Bench(run, images, f, init, last, tuple(site for site in sites if site != last))
 
 
-def said(logits: Logits, params: Any, domains: Mapping[str, Any]) -> Said:
+def said(logits: Logits, params: Any, domains: Mapping[str, Any], how: Any = None) -> Said:
     """What samples of logits say: members, masks, or draws.
 
     Args:
         logits: `logits(params, x)`, `[samples, n, classes]`; compiled once for all seeds.
         params: Of one seed.
         domains: Images.
+        how: Makes log-probabilities and uncertainties of them otherwise.
     """
-    return {
-        domain: in_batches(lambda x: _of_samples(logits, params, x), images)
-        for domain, images in domains.items()
-    }
+    of_batch = functools.partial(how or _of_samples, logits, params)
+    return {domain: in_batches(of_batch, images) for domain, images in domains.items()}
 
 
 def said_by_entropy(logits: Logits, params: Any, domains: Mapping[str, Any]) -> Said:
     """What one network says: the entropy of its softmax is all its uncertainty."""
-    return {
-        domain: in_batches(lambda x: _of_one(logits, params, x), images)
-        for domain, images in domains.items()
-    }
+    return said(logits, params, domains, _of_one)
 
 
 @functools.partial(jax.jit, static_argnums=0)
@@ -190,12 +271,7 @@ def judged(found: Said, bench: Bench) -> Row:
 
 
 def chosen(tried: list[tuple[float, Said]], bench: Bench) -> tuple[float, list[Row]]:
-    """The strength of the highest AUROC on held-out images, among those that cost no accuracy.
-
-    Args:
-        tried: Strengths and what networks of them say of the held-out images.
-        bench: The bench.
-    """
+    """The strength of the highest AUROC on held-out images, among those that cost no accuracy."""
     rows = []
     for strength, found in tried:
         log_probs, inside = found["clean"]
@@ -209,13 +285,6 @@ def chosen(tried: list[tuple[float, Said]], bench: Bench) -> tuple[float, list[R
     return max(able, key=lambda row: row["held_auroc"])["strength"], rows
 
 
-NEAR = 0.005
-"""Accuracy on held-out digits that may be lost to a stronger repulsion."""
-
-
-BINS = 40
-
-
 def histograms(found: Said) -> Row:
     """Shares of images by uncertainty, for the figures: the domains over common bins."""
     curves: Row = {}
@@ -225,7 +294,6 @@ def histograms(found: Said) -> Row:
         edges = np.linspace(low, max(high, low + 1e-6), BINS + 1)
         curves[f"{part}/edges"] = edges
         for domain, v in values.items():
-            curves[f"{part}/{domain}"] = np.histogram(v.clip(edges[0], edges[-1]), edges)[0] / len(
-                v
-            )
+            counts, _ = np.histogram(v.clip(edges[0], edges[-1]), edges)
+            curves[f"{part}/{domain}"] = counts / len(v)
     return curves

@@ -1,4 +1,4 @@
-"""Moment passes of ensembles: each member's weights are uncertain, too."""
+"""Ensembles and posteriors: moment passes of members, and which layers should be random at all."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -11,21 +11,29 @@ from experiments.ensembles.bench import Bench, Said, judged, said
 from experiments.ensembles.methods import apart, trained_apart
 from experiments.harness import Row
 from jaxeff.bayes import MixturePosterior, laplace, svi, to_gaussians
-from jaxeff.ensembles import Mixture, MixtureUncertainty, mixture_moments
+from jaxeff.ensembles import (
+    Members,
+    Mixture,
+    MixtureUncertainty,
+    affordable_members,
+    member_loss,
+    mixture_moments,
+    sampled,
+)
 from jaxeff.uncertainty import Decomposition, in_batches, sample_logits
 
 HEADS = "other"
 """The repulsive samples of the heads that are combined."""
 
 
-def variational(bench: Bench, index: int) -> Any:
-    """A posterior over all weights, started at a trained network."""
+def variational(bench: Bench, index: int, name: str, prior: Any = "fan_in") -> Any:
+    """A posterior that starts at a trained network, over all weights unless its prior says less."""
     settings = bench.settings
     return svi(
         jax.random.fold_in(bench.run.fast_key, index), bench.f, bench.networks[index],
-        bench.images.train, epochs=settings.svi_epochs, batch_size=settings.batch_size,
+        bench.images.train, epochs=settings.svi_epochs, batch_size=settings.batch_size, prior=prior,
         init_scale=settings.svi_scale, optimizer=bench.adam(settings.svi_epochs), progress=False,
-        checkpoint=bench.run.work / "trained" / f"svi-{index}.safetensors",
+        checkpoint=bench.run.work / "trained" / f"svi-{name}.safetensors",
         settings={"rate": settings.rate},
     ).posterior  # fmt: skip
 
@@ -33,7 +41,7 @@ def variational(bench: Bench, index: int) -> Any:
 def deep(bench: Bench) -> Iterator[Row]:
     """Networks with posteriors of their own: a mixture of them, and of the networks alone."""
     few = bench.settings.few
-    posteriors = [variational(bench, i) for i in range(few * MIXTURES)]
+    posteriors = [variational(bench, i, str(i)) for i in range(few * MIXTURES)]
     for i, posterior in enumerate(posteriors):
         yield _row(bench, "deep", "PFP", i, _one(bench, posterior))
     for i in range(MIXTURES):
@@ -92,3 +100,53 @@ def _mixture(bench: Bench, members: tuple[Any, ...]) -> Said:
         log_probs = jnp.log(jnp.maximum(parts.mean, jnp.finfo(parts.mean.dtype).tiny))
         found[domain] = log_probs, Decomposition(parts.total, parts.aleatoric, parts.epistemic)
     return found
+
+
+def partial(bench: Bench, site: str) -> Iterator[Row]:
+    """Every method at a site, `*` for all of them, each seed.
+
+    All start at a trained network, are trained as long, and predict for as many multiplications:
+    as many draws, or members, as `times` networks pay for.
+    """
+    settings = bench.settings
+    x = bench.images.train[0][:1]
+    alone = jaxeff.cost(bench.f, bench.networks[0], x).macs
+    count = min(
+        affordable_members(bench.f, bench.networks[0], x, site, times=settings.times),
+        settings.samples,
+    )
+    for seed in range(settings.one):
+        start = bench.networks[seed]
+        key = jax.random.fold_in(bench.run.key, seed)
+        prior = "fan_in" if site == "*" else {"*": None, f"{site}/*": "fan_in"}
+        posterior = variational(bench, seed, _name(site, seed), prior)
+        found = {"SVI": sampled(key, bench.f, posterior, count)}
+        if site == bench.last:
+            posterior = laplace(bench.f, start, bench.images.train, site, "full")
+            found["Laplace"] = sampled(key, bench.f, posterior, count)
+        found["members"] = _members(bench, site, seed, start, count)
+        for method, (g, params) in found.items():
+            one = {
+                "site": site, "method": method, "seed": seed, "members": count,
+                "macs_over_one": jaxeff.cost(g, params, x).macs / alone,
+            }  # fmt: skip
+            yield one | judged(said(g, params, bench.images.test), bench)
+
+
+def _name(site: str, seed: int) -> str:
+    return f"{'all' if site == '*' else site.replace('/', '.')}-of-{seed}"
+
+
+def _members(bench: Bench, site: str, seed: int, start: Any, count: int) -> Any:
+    spec: dict[str, Members | None] = {site: Members(count)}
+
+    def ensemble(key: jax.Array) -> Any:
+        return jaxeff.ensemble(key, bench.f, start, spec, init=bench.init)
+
+    g, _ = ensemble(bench.run.key)
+    (params,) = bench.train(
+        f"members-{_name(site, seed)}", member_loss(g),
+        lambda key: ensemble(jax.random.fold_in(key, seed))[1], 1,
+        epochs=bench.settings.svi_epochs, count=count,
+    )  # fmt: skip
+    return g, params

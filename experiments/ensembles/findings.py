@@ -1,12 +1,13 @@
 """What the study claims, prints and draws, from means over seeds."""
 
+import itertools
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
 
 import jax.numpy as jnp
-import matplotlib.pyplot as plt
 import numpy as np
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from experiments import harness as h
@@ -25,6 +26,7 @@ SINE_COLUMNS = (
     "epistemic_beyond",
 )  # fmt: skip
 RLLE = ("RLLE, other", "RLLE, patches 8")
+ALL = "DE, many, one program"
 FREE = (
     "heads, weights repel", "heads, bootstrap", "heads, priors", "last two layers, features repel"
 )  # fmt: skip
@@ -67,13 +69,10 @@ def sine(report: Report) -> list[Row]:
 def best(rows: Iterable[Row]) -> list[Row]:
     """Finds each method's activation of the highest AUROC, and how many are good."""
     return [
-        {
-            **max(same, key=lambda row: row["auroc"]),
-            "works": sum(row["auroc"] > GOOD for row in same),
-            "mean": float(np.mean([row["auroc"] for row in same])),
-        }
+        {**max(same, key=lambda row: row["auroc"]), "mean": h.mean(row["auroc"] for row in same),
+         "works": sum(row["auroc"] > GOOD for row in same)}
         for same in h.grouped(rows, "method").values()
-    ]
+    ]  # fmt: skip
 
 
 def favourites(report: Report) -> list[Row]:
@@ -124,32 +123,25 @@ def free(report: Report) -> list[Row]:
 
 def over_parents(report: Report) -> list[Row]:
     """Selects a row per kind of ensemble: what moment passes of its members gain."""
-    found = []
-    for (kind,), same in h.grouped(combined(report), "kind").items():
-        by = {row["method"]: row["auroc"] for row in same}
-        gain = by["PFP x ensemble"] - max(by["PFP"], by["ensemble"])
-        found.append({"kind": kind, "gain": gain})
-    return found
+    return [
+        {**by, "gain": by["PFP x ensemble"] - max(by["PFP"], by["ensemble"])}
+        for by in h.pivot(combined, ["kind"], "method", "auroc")(report)
+    ]
 
 
 def predictions(report: Report) -> list[Row]:
     """Selects the timed predictions, with the least that networks should cost over heads."""
-    return [
-        {**row, "least": NETWORKS_OVER_HEADS.get(row["network"], 1.0)}
-        for row in report.rows
-        if row["part"] == "prediction"
-    ]
+    rows = h.where(part="prediction")(report)
+    return [{**row, "least": NETWORKS_OVER_HEADS.get(row["network"], 1.0)} for row in rows]
 
 
 def trainings(report: Report) -> list[Row]:
     """Selects the main RLLE rows, with their training's share of a large deep ensemble's."""
-    over: dict[str, Any] = {
-        row["method"]: row["over_one"] for row in report.rows if row["part"] == "training"
-    }
-    if not over:
-        return []
-    deep = min(over["DE, many, one program"], report.config["members"])
-    return [{"method": name, "share": over[name] / deep} for name in RLLE]
+    return [
+        {"method": name, "share": over[name] / min(over[ALL], report.config["members"])}
+        for over in h.pivot(h.where(part="training"), (), "method", "over_one")(report)
+        for name in RLLE
+    ]
 
 
 claim = partial(h.Claim, needs="default")
@@ -212,11 +204,7 @@ def middles(report: Report) -> Iterator[Row]:
         if place in report.arrays:
             settings, found = report.config["sine"], report.arrays[place]
             ratio = doubt_at_midpoints(grid(settings["margin"], settings["points"]), found)
-            yield {
-                "method": row["method"],
-                "activation": row["activation"],
-                "gap_over_regimes": ratio,
-            }
+            yield {k: row[k] for k in ("method", "activation")} | {"gap_over_regimes": ratio}
 
 
 def _scores(*keys: str) -> dict[str, Any]:
@@ -267,28 +255,24 @@ def bands(report: Report) -> Mapping[str, Figure]:
     return {"sine": draw_sines(panels, None, at, noise, None, target, columns=len(panels))}
 
 
-def histograms(report: Report) -> Mapping[str, Figure]:
-    """Draws the shares of images by uncertainty: aleatoric above, epistemic below."""
+def histograms(report: Report) -> Iterator[h.Panel]:
+    """Draws the shares of images by uncertainty: a line of panels for each method."""
     arrays = report.arrays
-    names = [name for name in SHOWN if f"table/{name}/epistemic/edges" in arrays]
-    if not names:
-        return {}
-    figure, axes = plt.subplots(2, len(names), figsize=(2.4 * len(names), 4.2), squeeze=False)
-    for row, part in zip(axes, ("aleatoric", "epistemic"), strict=True):
-        for axis, name in zip(row, names, strict=True):
-            place = f"table/{name}/{part}"
+    names = (name for name in SHOWN if f"table/{name}/epistemic/edges" in arrays)
+    for name, part in itertools.product(names, ("aleatoric", "epistemic")):
+
+        def draw(axis: Axes, place: str = f"table/{name}/{part}") -> None:
             for domain, colour in DOMAINS.items():
                 axis.stairs(
                     arrays[f"{place}/{domain}"], arrays[f"{place}/edges"], color=colour, fill=True,
                     alpha=0.5, label=domain,
                 )  # fmt: skip
-            unit = "-log density" if (name, part) == ("DDU", "epistemic") else "nats"
-            axis.set(yscale="log", ylim=(1e-4, 1.5))
-            axis.set_xlabel(f"{part} / {unit}", fontsize=8)
-            axis.tick_params(labelsize=7)
-            axis.set_title(name if part == "aleatoric" else "", fontsize=9)
-        row[0].set_ylabel("share of images")
-    return {"histograms": figure}
+
+        unit = "-log density" if (name, part) == ("DDU", "epistemic") else "nats"
+        yield h.painted(
+            name, draw, yscale="log", ylim=(1e-4, 1.5), xlabel=f"{part} / {unit}",
+            ylabel="share of images",
+        )  # fmt: skip
 
 
 def activations(report: Report) -> Sequence[Row]:
@@ -319,7 +303,7 @@ PLOTS = (
         h.Dots("method", AUROCS, table, error=True, axes={"xlabel": "AUROC"}),
         size=(5.5, 6),
     ),
-    histograms,
+    h.Plot("histograms", histograms, columns=4, size=(3, 2.4)),
     h.Plot(
         "combined",
         h.Dots(

@@ -3,8 +3,9 @@
 Each method trains its networks and yields, seed by seed, what they say of the test images.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import jax
@@ -116,6 +117,11 @@ def _map(bench: Bench, seeds: int) -> Saying:
         yield said_by_entropy(bench.f, params, bench.images.test)
 
 
+def _sampled(bench: Bench, logits: Callable[..., Array], trained: Iterable[Any]) -> Saying:
+    for params in trained:
+        yield said(logits, params, bench.images.test)
+
+
 def _dropout_networks(bench: Bench, seeds: int) -> list[Any]:
     loss = cross_entropy(jaxeff.noisy(bench.f, dropping(bench)), keyed=True)
     return bench.train("dropout", loss, bench.init, seeds)
@@ -128,8 +134,7 @@ def _dropout(bench: Bench, seeds: int) -> Saying:
     def logits(params: Any, x: Any) -> Array:
         return jax.lax.map(lambda key: g(key, params, x), keys)
 
-    for params in _dropout_networks(bench, seeds):
-        yield said(logits, params, bench.images.test)
+    return _sampled(bench, logits, _dropout_networks(bench, seeds))
 
 
 def _dropout_moments(bench: Bench, seeds: int) -> Saying:
@@ -139,8 +144,7 @@ def _dropout_moments(bench: Bench, seeds: int) -> Saying:
     def logits(params: Any, x: Any) -> Array:
         return sample_logits(key, g(params, x), samples)
 
-    for params in _dropout_networks(bench, seeds):
-        yield said(logits, params, bench.images.test)
+    return _sampled(bench, logits, _dropout_networks(bench, seeds))
 
 
 def _ddu(bench: Bench, seeds: int) -> Saying:
@@ -175,9 +179,7 @@ def _sngp(bench: Bench, seeds: int) -> Saying:
         return {**start, "network": bench.init(key)}
 
     for params in bench.train("sngp", cross_entropy(g), init, seeds, bound=bench.settings.bound):
-        process = laplace(
-            g, params, bench.images.train, "head", "outputs", prior_precision=1.0
-        )  # fmt: skip
+        process = laplace(g, params, bench.images.train, "head", "outputs", prior_precision=1.0)
         yield said_by_entropy(_log_probs, process, bench.images.test)
 
 
@@ -185,20 +187,18 @@ def _log_probs(posterior: Any, x: Any) -> Array:
     return jnp.log(posterior.probs(x))
 
 
-def _laplace(structure: str) -> Callable[[Bench, int], Saying]:
-    def say(bench: Bench, seeds: int) -> Saying:
-        key, shape = bench.run.key, (bench.settings.samples,)
+def _posteriors(bench: Bench, seeds: int, structure: str) -> Iterator[Any]:
+    for params in bench.networks[:seeds]:
+        yield laplace(bench.f, params, bench.images.train, bench.last, structure)
 
-        def logits(posterior: Any, x: Any) -> Array:
-            return posterior.logits(x).sample(key, shape)
 
-        for params in bench.networks[:seeds]:
-            posterior = laplace(
-                bench.f, params, bench.images.train, bench.last, STRUCTURES[structure]
-            )
-            yield said(logits, posterior, bench.images.test)
+def _laplace(bench: Bench, seeds: int, structure: str) -> Saying:
+    key, shape = bench.run.key, (bench.settings.samples,)
 
-    return say
+    def logits(posterior: Any, x: Any) -> Array:
+        return posterior.logits(x).sample(key, shape)
+
+    return _sampled(bench, logits, _posteriors(bench, seeds, structure))
 
 
 def _probit(bench: Bench, seeds: int) -> Saying:
@@ -216,29 +216,23 @@ def _probit(bench: Bench, seeds: int) -> Saying:
         var = posterior.marginals(x).var.mean(-1)
         return jnp.log(probs), Decomposition(total, aleatoric, var)
 
-    for params in bench.networks[:seeds]:
-        posterior = laplace(bench.f, params, bench.images.train, bench.last, "full")
+    for posterior in _posteriors(bench, seeds, "full"):
         yield {
-            domain: in_batches(lambda x: of_batch(posterior, x), images)  # noqa: B023
+            domain: in_batches(partial(of_batch, posterior), images)
             for domain, images in bench.images.test.items()
         }
 
 
-def _of_heads(bench: Bench, g: ensembles.Ensemble, trained: list[Any]) -> Saying:
-    for params in trained:
-        yield said(g, params, bench.images.test)
-
-
 def _plain(bench: Bench, seeds: int) -> Saying:
     g, init = heads(bench)
-    yield from _of_heads(bench, g, bench.train("ll", ensembles.member_loss(g), init, seeds))
+    return _sampled(bench, g, bench.train("ll", ensembles.member_loss(g), init, seeds))
 
 
 def _weights(bench: Bench, seeds: int) -> Saying:
     g, init = heads(bench)
     strength = bench.settings.weight_strength
     loss = ensembles.repulsive(ensembles.member_loss(g), g, strength=strength, space="weights")
-    yield from _of_heads(bench, g, bench.train("rll", loss, init, seeds, strength=strength))
+    return _sampled(bench, g, bench.train("rll", loss, init, seeds, strength=strength))
 
 
 def repelled(bench: Bench, kind: str, strength: Any, form: str = "source") -> Any:
@@ -283,11 +277,8 @@ def trained_apart(
     return g, trained
 
 
-def _repelled(kind: str, form: str = "source") -> Callable[[Bench, int], Saying]:
-    def say(bench: Bench, seeds: int) -> Saying:
-        yield from _of_heads(bench, *trained_apart(bench, kind, seeds, form))
-
-    return say
+def _repelled(bench: Bench, seeds: int, kind: str, form: str = "source") -> Saying:
+    return _sampled(bench, *trained_apart(bench, kind, seeds, form))
 
 
 def strength_of(bench: Bench, form: str = "source") -> float:
@@ -300,10 +291,8 @@ def _bootstrap(bench: Bench, seeds: int) -> Saying:
     g, init = heads(bench)
     x, labels = bench.images.train
     weights = ensembles.bootstrap_weights(bench.run.key, len(x), bench.settings.members)
-    data = (x, labels, weights)
-    yield from _of_heads(
-        bench, g, bench.train("bootstrap", ensembles.member_loss(g), init, seeds, data=data)
-    )
+    loss, data = ensembles.member_loss(g), (x, labels, weights)
+    return _sampled(bench, g, bench.train("bootstrap", loss, init, seeds, data=data))
 
 
 def _features(bench: Bench, seeds: int) -> Saying:
@@ -315,7 +304,7 @@ def _features(bench: Bench, seeds: int) -> Saying:
         ensembles.member_loss(g), g, Few(ensembles.batch_inputs, bench.settings.repulsive),
         strength=strength, space=hidden,
     )  # fmt: skip
-    yield from _of_heads(bench, g, bench.train("features", loss, init, seeds, strength=strength))
+    return _sampled(bench, g, bench.train("features", loss, init, seeds, strength=strength))
 
 
 def _priors(bench: Bench, seeds: int) -> Saying:
@@ -332,7 +321,7 @@ def _priors(bench: Bench, seeds: int) -> Saying:
 
     key = jax.random.key(0)
     g, _ = jaxeff.ensemble(key, h, both(key), spec, init=both)
-    yield from _of_heads(bench, g, bench.train("priors", ensembles.member_loss(g), init, seeds))
+    return _sampled(bench, g, bench.train("priors", ensembles.member_loss(g), init, seeds))
 
 
 def members_of(bench: Bench, seed: int, count: int) -> list[Any]:
@@ -347,13 +336,10 @@ def apart(f: Callable[..., Array]) -> Callable[..., Array]:
     return lambda networks, x: jnp.stack([f(params, x) for params in networks])
 
 
-def _deep(count: Callable[[Bench], int]) -> Callable[[Bench, int], Saying]:
-    def say(bench: Bench, seeds: int) -> Saying:
-        g = apart(bench.f)
-        for seed in range(seeds):
-            yield said(g, members_of(bench, seed, count(bench)), bench.images.test)
-
-    return say
+def _deep(bench: Bench, seeds: int, count: str) -> Saying:
+    size = getattr(bench.settings, count)
+    members = (members_of(bench, seed, size) for seed in range(seeds))
+    return _sampled(bench, apart(bench.f), members)
 
 
 SOURCES = {
@@ -366,20 +352,25 @@ METHODS = (
     Method("MC dropout, one moment pass", _dropout_moments, main=False),
     Method("DDU", _ddu, main=False, source="DDU"),
     Method("SNGP", _sngp, main=False, source="SNGP"),
-    *(Method(f"Laplace, {name}", _laplace(name), source="LL-Laplace") for name in STRUCTURES),
+    *(
+        Method(f"Laplace, {name}", partial(_laplace, structure=how), source="LL-Laplace")
+        for name, how in STRUCTURES.items()
+    ),
     Method("Laplace, full, probit", _probit),
     Method("heads", _plain, source="LL-POVI"),
     Method("heads, weights repel", _weights, main=False, source="RLL-POVI"),
     *(
-        Method(f"{RLLE}{kind}", _repelled(kind), main=kind in MAIN, source=SOURCES.get(kind))
+        Method(f"{RLLE}{kind}", partial(_repelled, kind=kind), kind in MAIN, SOURCES.get(kind))
         for kind in KINDS
     ),
-    Method("heads, other, all layers", _repelled("other", "all layers"), main=False),
+    Method(
+        "heads, other, all layers", partial(_repelled, kind="other", form="all layers"), main=False
+    ),
     Method("heads, bootstrap", _bootstrap, main=False),
     Method("heads, priors", _priors, main=False),
     Method("last two layers, features repel", _features, main=False),
-    Method("DE, few", _deep(lambda bench: bench.settings.few), source="DE-5"),
-    Method("DE, many", _deep(lambda bench: bench.settings.members)),
+    Method("DE, few", partial(_deep, count="few"), source="DE-5"),
+    Method("DE, many", partial(_deep, count="members")),
 )
 
 

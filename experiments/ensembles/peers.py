@@ -8,17 +8,15 @@ Without the package the study says so and has no rows but one.
 """
 
 import importlib.util
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any
 
 import jax
 import jax.numpy as jnp
-import matplotlib.pyplot as plt
 import numpy as np
-from matplotlib.figure import Figure
 
-from experiments.harness import Count, Least, Report, Row, Run, Study, Table
+from experiments import harness as h
+from experiments.harness import Count, Least, Row, Run
 from jaxeff import uncertainty as ours
 
 LIMIT = 1e-5
@@ -120,54 +118,36 @@ def _theirs(logits: np.ndarray, labels: np.ndarray, outside: np.ndarray) -> dict
     }  # fmt: skip
 
 
-def differences(report: Report) -> list[Row]:
-    """The largest difference of each metric."""
-    found: dict[str, Row] = {}
-    for row in report.rows:
-        if "ours" in row:
-            gap = abs(row["ours"] - row["theirs"])
-            worst = found.get(row["metric"], {"difference": -1.0})["difference"]
-            if gap > worst:
-                found[row["metric"]] = {
-                    "metric": row["metric"], "ours": row["ours"], "theirs": row["theirs"],
-                    "difference": gap,
-                }  # fmt: skip
-    return [*found.values()]
+def gaps(report: h.Report) -> list[Row]:
+    """Selects the values of both, with their difference."""
+    rows = [row for row in report.rows if "ours" in row]
+    return [{**row, "difference": abs(row["ours"] - row["theirs"])} for row in rows]
 
 
-def judge(report: Report) -> None:
-    """The same to rounding."""
-    for row in differences(report):
-        gap = row["difference"]
-        report.check(f"{row['metric']}: largest difference", LIMIT, gap, gap <= LIMIT)
-
-
-def draw(report: Report) -> dict[str, Figure]:
-    """The differences."""
-    rows = differences(report)
-    if not rows:
-        return {}
-    figure, axis = plt.subplots(figsize=(6, 3))
-    axis.barh([r["metric"] for r in rows], [max(r["difference"], 1e-9) for r in rows])
-    axis.axvline(LIMIT, color="grey", lw=0.8, label="limit")
-    axis.set_xscale("log")
-    axis.set_xlabel("largest difference")
-    return {"peers": figure}
-
-
-def tables(report: Report) -> Sequence[Table]:
-    """The differences, with the values that differ most."""
-    return [Table.from_rows("largest differences", differences(report))]
-
-
-STUDY = Study(
+largest = h.highest(gaps, "difference", "metric")
+STUDY = h.Study(
     "ensembles.peers", __doc__,
     {
         "fast": Settings(trials=2, images=500),
         "default": Settings(),
         "full": Settings(trials=100),
     },
-    (run,), (judge,), (draw,), (tables,),
+    (run,),
+    (h.Claim("{metric}: largest difference", "difference", h.at_most(LIMIT), LIMIT, largest),),
+    (
+        h.Plot(
+            "peers",
+            h.Dots(
+                "metric", "shown",
+                lambda report: [
+                    {**row, "shown": max(row["difference"], 1e-9)} for row in largest(report)
+                ],
+                guides=(LIMIT,), axes={"xscale": "log", "xlabel": "largest difference"},
+            ),
+            size=(6, 3),
+        ),
+    ),
+    (h.Listing("largest differences", ("metric", "ours", "theirs", "difference"), largest),),
     differences=("both see the same logits; probabilities are each library's own",),
 )  # fmt: skip
 

@@ -54,14 +54,7 @@ def methods(settings: Sine) -> list[str]:
 
 
 def rows(settings: Sine, key: jax.Array, method: str, activation: str) -> list[Row]:
-    """A row for each seed; that of the first has the curves of its predictions.
-
-    Args:
-        settings: Of this part.
-        key: Random key.
-        method: One of `methods(settings)`.
-        activation: Name of the activation function.
-    """
+    """A row for each seed; that of the first has the curves of its predictions."""
     keys = jax.random.split(key, settings.seeds)
     index = jnp.asarray([*ACTIVATIONS].index(activation))
     predicted = jax.device_get(_program(settings, method)(keys, index))
@@ -86,7 +79,7 @@ def _trained(settings: Sine, name: str, key: jax.Array, index: Array) -> tuple[A
     """One training: what it predicts, and its data."""
     data_key, start_key, train_key, key = jax.random.split(key, 4)
     x, y = noisy_sine.noisy_sine(data_key)
-    method = _method(settings, name)
+    method = _dropout(settings) if name == "MC dropout" else _ensemble(settings, name)
     optimizer = cosine_adam(settings.rate, settings.steps)
     epoch = make_epoch(method.loss(index), optimizer, len(y))
 
@@ -136,10 +129,6 @@ def _network(settings: Sine) -> tuple[Callable[..., Array], Callable[[jax.Array]
         return jaxeff.functional(MLP(widths, rngs=nnx.Rngs(key)))[1]
 
     return f, start
-
-
-def _method(settings: Sine, name: str) -> Method:
-    return _dropout(settings) if name == "MC dropout" else _ensemble(settings, name)
 
 
 def _dropout(settings: Sine) -> Method:

@@ -17,7 +17,7 @@ Source: Klein's thesis, chapter 10; Brückerhoff-Plückelmann et al., Nature Com
 (2024).
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -82,11 +82,7 @@ def _dark(run: Run[recipe.Settings], seed: int) -> list[Row]:
 
 
 def _read(
-    run: Run[recipe.Settings],
-    model: network.Model,
-    kind: str,
-    shown: bool = False,
-    **fields: float,
+    run: Run[recipe.Settings], model: network.Model, kind: str, shown: bool = False, **fields: float
 ) -> Row:
     """Figures of a trained network on the test images."""
     _, labels, domains = network.load(run.settings)
@@ -95,26 +91,13 @@ def _read(
         run.fast_key, model, domains, run.settings.samples, model=kind, levels=levels, **fields
     )
     noise = [float(np.mean(light.noise)) for light in model.spec.values()]
-    return {
-        **network.figures(logits, labels, shown=shown),
-        "level_1": noise[0],
-        "level_2": noise[1],
-    }
+    found = network.figures(logits, labels, shown=shown)
+    return {**found, "level_1": noise[0], "level_2": noise[1]}
 
 
-def _part(
-    name: str,
-    whats: Callable[[recipe.Settings], Sequence[Any]],
-    make: Callable[[Run[recipe.Settings], Any], Iterable[Row]],
-    option: str = "",
-) -> Part[recipe.Settings, Any]:
+def _part(name: str, whats: Callable[[recipe.Settings], Any], make: Any, option: str = "") -> Any:
     """Declares a part, whose rows bear its name unless they say another."""
-    return Part(
-        lambda run: [(name, what) for what in whats(run.settings)],
-        lambda run, task: make(run, task[1]),
-        lambda settings: settings.runs(option or name),
-        {"part": name},
-    )
+    return Part.of(name, lambda run: whats(run.settings), make, option)
 
 
 PARTS = (

@@ -8,15 +8,15 @@ import jax.numpy as jnp
 from flax import nnx
 
 import jaxeff
+from experiments.classifiers import how_to_train
 from experiments.harness import Row, Run
 from experiments.photonic import network
 from experiments.photonic.recipe import Settings
-from experiments.recipes import cosine_adam
 from experiments.timing import interleaved
 from jaxeff.bayes import predict, svi
 from jaxeff.nn import LeNet5
 from jaxeff.training import cross_entropy, fit
-from jaxeff.uncertainty import sample_logits
+from jaxeff.uncertainty import in_batches, sample_logits
 
 BATCH, SAMPLES = 50, 100
 """Images of a timed prediction, and readings behind it."""
@@ -28,23 +28,15 @@ def measure(run: Run[Settings]) -> list[Row]:
     x, y, epochs = network.first(settings, short=True)
     _, labels, domains = network.load(settings)
     f, params = jaxeff.functional(LeNet5(network.KNOWN, 1, pool="avg", rngs=nnx.Rngs(0)))
-    size = settings.batch_size
-    optimizer = cosine_adam(settings.rate, epochs * (len(x) // size))
-    plain = fit(
-        run.fast_key, cross_entropy(f), params, (x, y),
-        optimizer=optimizer, epochs=epochs, batch_size=size, progress=False,
-    ).params  # fmt: skip
-    result = svi(
-        run.fast_key, f, plain, (x, y), epochs=epochs, batch_size=size, init_scale=1e-2,
-        optimizer=optimizer, progress=False,
-    )  # fmt: skip
+    how = how_to_train(settings.rate, (x, y), epochs, settings.batch_size)
+    plain = fit(run.fast_key, cross_entropy(f), params, (x, y), **how).params
+    result = svi(run.fast_key, f, plain, (x, y), init_scale=1e-2, **how)
     moments = jax.jit(jaxeff.moments(f))
     found: dict[str, dict[str, Any]] = {"plain": {}, "SVI": {}, "PFP": {}}
     for name, images in domains.items():
         found["plain"][name] = jax.jit(f)(plain, images)[None]
         found["SVI"][name] = predict(run.key, f, result.posterior, images, samples=settings.samples)
-        parts = [moments(result.posterior, images[i : i + 250]) for i in range(0, len(images), 250)]
-        gaussian = jax.tree.map(lambda *leaves: jnp.concatenate(leaves), *parts)
+        gaussian = in_batches(lambda x: moments(result.posterior, x), images, 250)
         found["PFP"][name] = sample_logits(run.key, gaussian, 100)
     return [
         {"part": "beside", "method": method, **network.figures(logits, labels, shown=True)}
@@ -98,16 +90,12 @@ def time(run: Run[Settings]) -> list[Row]:
             key, p, None, batch, 0
         )[0],
     }
-    flops = {
-        name: _flops(jax.jit(jax.value_and_grad(step, 1)).lower(run.fast_key, params).compile())
-        for name, step in steps.items()
-    }
+    flops = {}
+    for name, step in steps.items():
+        program: Any = jax.jit(jax.value_and_grad(step, 1)).lower(run.fast_key, params).compile()
+        flops[name] = float(program.cost_analysis()["flops"])
     rows.append({
         "part": "time", "method": "training step, operations",
         "ratio": flops["surrogate"] / flops["deterministic"],
     })  # fmt: skip
     return rows
-
-
-def _flops(compiled: Any) -> float:
-    return float(compiled.cost_analysis()["flops"])

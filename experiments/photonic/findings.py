@@ -3,9 +3,8 @@
 from collections.abc import Iterator, Sequence
 from functools import partial
 
-import matplotlib.pyplot as plt
 import numpy as np
-from matplotlib.figure import Figure
+from matplotlib.axes import Axes
 
 from experiments import harness as h
 from experiments.harness import Report, Row
@@ -160,40 +159,20 @@ TABLES = (
 
 def variances(report: Report) -> list[Row]:
     """Selects the variance over the intensity, with the law of the fitted modes."""
-    rows = _light("variance")(report)
-    if not rows:
-        return []
-    (fit,) = _light("fit")(report)
     return [
-        {
-            **row,
-            "law": row["intensity"] ** 2 / fit["modes"] + row["intensity"] / fit["photons"]
-            + fit["electronic"] ** 2,
-        }
-        for row in rows
+        {**row, "law": row["intensity"] ** 2 / fit["modes"] + row["intensity"] / fit["photons"]
+         + fit["electronic"] ** 2}
+        for fit in _light("fit")(report)
+        for row in _light("variance")(report)
     ]  # fmt: skip
 
 
-def encoding(report: Report) -> dict[str, Figure]:
-    """Draws the range of encoded intensities, and readings at the levels of noise."""
+def _bounds(axis: Axes, report: Report) -> None:
+    """Shades what the encoding can reach."""
     found = _light("range")(report)
-    if not found:
-        return {}
-    figure, (ranges, shapes) = plt.subplots(1, 2, figsize=(9, 3.6))
-    ends = [r for r in found if r["level"] == found[0]["level"]]
-    ranges.fill_between(
-        [r["intensity"] for r in ends], [r["smallest"] for r in ends],
-        [r["largest"] for r in ends], color="0.88", label="bounds",
-    )  # fmt: skip
-    for i, level in enumerate(sorted({r["level"] for r in found})):
-        own = [r for r in found if r["level"] == level]
-        ranges.plot([r["intensity"] for r in own], [r["std"] for r in own], "o", ms=4,
-                    color=f"C{i}", label=f"L = {level:g}")  # fmt: skip
-        (row,) = (r for r in _light("encoded")(report) if r["level"] == level)
-        shapes.plot(_middle(light.EDGES), row["density"], color=f"C{i}", label=f"L = {level:g}")
-    ranges.set(xlabel="intensity", ylabel="standard deviation")
-    shapes.set(xlabel=f"readings of intensity {row['intensity']:.2f}", ylabel="density")
-    return {"encoding": figure}
+    ends = [row for row in found if row["level"] == found[0]["level"]]
+    places, low, high = ([r[k] for r in ends] for k in ("intensity", "smallest", "largest"))
+    axis.fill_between(places, low, high, color="0.88", label="bounds", zorder=0)
 
 
 def information(report: Report) -> list[Row]:
@@ -201,9 +180,8 @@ def information(report: Report) -> list[Row]:
     rows = h.where(part="digits")(report)
     found = [
         {**row, "title": f"light, {row['model']} model"}
-        for row in rows
-        if row["seed"] == rows[0]["seed"]
-    ]
+        for row in rows if row["seed"] == rows[0]["seed"]
+    ]  # fmt: skip
     beside = [row for row in h.where(part="beside")(report) if row["method"] != "plain"]
     return [*found, *({**row, "title": row["method"]} for row in beside)] if rows else []
 
@@ -237,7 +215,18 @@ PLOTS = (
             axes={"xlabel": "carriers added", "ylabel": "reading"},
         ),
     ),
-    encoding,
+    h.Plot(
+        "encoding",
+        h.Curves(
+            "intensity", "std", _light("range"), "L = {level:g}", style="o",
+            axes={"xlabel": "intensity", "ylabel": "standard deviation"}, then=_bounds,
+        ),
+        h.Curves(
+            lambda row: _middle(light.EDGES), "density", _light("encoded"), "L = {level:g}",
+            "readings of intensity {intensity:.2f}", style="-",
+            axes={"xlabel": "reading", "ylabel": "density"},
+        ),
+    ),
     h.Plot(
         "information",
         h.Curves(

@@ -31,7 +31,7 @@ from jaxeff.photonics import (
 )
 from jaxeff.robustness import one_peak_pvalue, peaks
 from jaxeff.training import fit, stateless
-from jaxeff.uncertainty import auroc, predictive_log_probs
+from jaxeff.uncertainty import auroc, in_batches, predictive_log_probs
 
 KNOWN = 9
 """Digits below it are known; it isn't."""
@@ -96,15 +96,10 @@ def first(settings: Settings, short: bool) -> tuple[Any, Any, int]:
 
 
 def train(
-    run: Run[Settings],
-    seed: int,
-    *,
-    short: bool = True,
-    bits: int | None = None,
-    kl: float | None = None,
-    free: bool = False,
-) -> tuple[Model, list[Row]]:
-    """Variational training with the Gaussian model.
+    run: Run[Settings], seed: int, *, short: bool = True, bits: int | None = None,
+    kl: float | None = None, free: bool = False,
+) -> tuple[Model, list[Row]]:  # fmt: skip
+    """Trains with the Gaussian model, variationally.
 
     Args:
         run: The run.
@@ -145,14 +140,12 @@ def train(
         return {name: float(found[name]) for name in ("accuracy", "auroc_nine")}
 
     result = fit(
-        jax.random.fold_in(run.fast_key, seed),
-        stateless(loss),
-        {"params": params, "raw": level_logits(spec)},
-        (x, y),
-        **how_to_train(settings.rate, (x, y), epochs, settings.batch_size),
+        jax.random.fold_in(run.fast_key, seed), stateless(loss),
+        {"params": params, "raw": level_logits(spec)}, (x, y),
         eval_fn=None if short else watch,
         checkpoint=run.work / f"{seed}-{short}-{bits}-{weight:g}-{free}.safetensors",
-    )
+        **how_to_train(settings.rate, (x, y), epochs, settings.batch_size),
+    )  # fmt: skip
     numbers = result.params
     return Model(f, numbers["params"], replace_levels(spec, numbers["raw"])), result.history
 
@@ -180,11 +173,8 @@ def draw(
     levels = {site: light.noise for site, light in trained.spec.items()}
     if "noise" in fields:  # of the same shape: the same program for all of a budget
         levels = {site: jnp.full_like(level, fields["noise"]) for site, level in levels.items()}
-    run = _program(
-        trained.f,
-        tuple((site, replace(light, noise=0.5)) for site, light in lights.items()),
-        samples,
-    )
+    fixed = tuple((site, replace(light, noise=0.5)) for site, light in lights.items())
+    run = _program(trained.f, fixed, samples)
     found = {}
     for name, images in domains.items():
         step = min(250, len(images))
@@ -250,9 +240,7 @@ def dark(trained: Model, domains: Domains) -> dict[str, Any]:
     """Logits `[1, images, classes]` by domain, of the same parameters without any light."""
     f = jax.jit(trained.f)
     return {
-        name: jnp.concatenate(
-            [f(trained.params, images[i : i + 250]) for i in range(0, len(images), 250)]
-        )[None]
+        name: in_batches(lambda x: f(trained.params, x), images, 250)[None]
         for name, images in domains.items()
     }
 

@@ -7,16 +7,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from experiments.dirty_mnist import (
-    calibration,
-    counts,
-    evaluation,
-    findings,
-    recipe,
-    sampling,
-)
+from experiments.dirty_mnist import evaluation, findings, recipe, training
 from experiments.dirty_mnist.__main__ import STUDY
-from experiments.dirty_mnist.networks import build
+from experiments.dirty_mnist.training import build
 from experiments.harness import Report
 from jaxeff.bayes import prior_scales
 from jaxeff.data import Dataset
@@ -77,7 +70,7 @@ def test_ambiguous_images_count_once_per_label(sets, logits):
 
 @pytest.mark.slow
 def test_figures_of_the_first_samples_are_those_of_fewer_samples(sets, logits):
-    rows = {row["samples"]: row for row in counts.over_samples(logits, sets)}
+    rows = {row["samples"]: row for row in evaluation.over_samples(logits, sets)}
     assert max(rows) == 50  # of the 64 there are
     few = {domain: values[:7] for domain, values in logits.items()}
     direct = evaluation.evaluate(few, sets).figures
@@ -86,7 +79,7 @@ def test_figures_of_the_first_samples_are_those_of_fewer_samples(sets, logits):
 
 @pytest.mark.slow
 def test_the_sweep_scales_variances(sets, model, logits):
-    rows = calibration.sweep(jax.random.key(2), *model, logits, SETTINGS, sets)
+    rows = evaluation.sweep(jax.random.key(2), *model, logits, SETTINGS, sets)
     ratio = {(row["reading"], row["factor"]): row["variance_ratio"] for row in rows}
     # 64 samples know a variance to about 18 %; the median over 80 of them better.
     assert ratio["right", 1.0] == pytest.approx(1, abs=0.18)
@@ -104,7 +97,7 @@ def test_misread_is_exp_of_what_softplus_makes_a_deviation():
     raw = np.array([-6.0, -1.0, 0.5])
     deviation = np.log1p(np.exp(raw))
     given = {"w": Gaussian(np.zeros(3), jnp.asarray(deviation**2)), "b": np.ones(2)}
-    found = calibration.misread(given)
+    found = evaluation.misread(given)
     np.testing.assert_allclose(found["w"].var, np.exp(raw), rtol=1e-5)
     np.testing.assert_array_equal(found["b"], given["b"])
 
@@ -126,14 +119,14 @@ def test_the_subset_is_half_ambiguous_and_repeats_nothing(sets):
 def test_the_coordinates_of_the_chains_are_those_of_the_network(sets, model):
     f, posterior = model
     params = jax.tree.map(lambda g: g.mean, posterior, is_leaf=lambda x: isinstance(x, Gaussian))
-    units = sampling.prior_units(SETTINGS, params)
+    units = training.prior_units(SETTINGS, params)
     assert units["fc1"]["kernel"] == pytest.approx(prior_scales("fan_in", params)["fc1/kernel"])
     assert units["fc2"]["bias"] == 1
     images = sets.test["clean"]
-    axes = sampling.principal_axes(images, "digits")
+    axes = training.principal_axes(images, "digits")
     np.testing.assert_allclose(axes.T @ axes, np.eye(784), atol=2e-5)  # the prior stays as it is
-    turned = sampling.to_axes(params, units, axes)
-    back = sampling.from_axes(turned, units, axes)
+    turned = training.to_axes(params, units, axes)
+    back = training.from_axes(turned, units, axes)
     np.testing.assert_allclose(f(back, images), f(params, images), rtol=1e-3, atol=1e-3)
     assert not np.allclose(
         turned["fc1"]["kernel"] * units["fc1"]["kernel"], params["fc1"]["kernel"]
