@@ -41,14 +41,13 @@ def having(*columns: str) -> Chosen:
 
 
 def extra(*path: str) -> Chosen:
-    """Selects the rows that are a further entry of the JSON."""
+    """Selects the rows that are a further entry of the JSON, none where it has no such entry."""
 
     def select(report: Report) -> list[Row]:
         found: Any = report.extra
         for name in path:
-            found = found[name]
-        rows: list[Row] = found
-        return rows
+            found = found.get(name, {})
+        return list(found)
 
     return select
 

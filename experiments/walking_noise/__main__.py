@@ -24,9 +24,7 @@ from experiments.harness import Found, Row, Run, Study
 from experiments.walking_noise import (
     findings,
     mechanisms,
-    network,
     recipe,
-    repetition,
     training,
 )
 
@@ -47,7 +45,7 @@ def run(run: Run[recipe.Settings]) -> Found:
     repeated: list[Row] = []
     looks: dict[str, np.ndarray] = {}
     for case in dict.fromkeys([s.case for s in sweeps] + [r.case for r in tables]):
-        bench = network.bench(run.fast_key, case, run.settings, run.work)
+        bench = training.bench(run.fast_key, case, run.settings, run.work)
         for plan in (s for s in sweeps if s.case == case):
             found, result = training.run(bench, plan)
             diverged = sum(row["diverged"] for row in found)
@@ -59,7 +57,7 @@ def run(run: Run[recipe.Settings]) -> Found:
                 looks |= {f"{case}/{name}": array for name, array in look.items()}
         for table in (r for r in tables if r.case == case):
             walked = findings.walked_midpoints(rows, str(case))
-            again = lambda of=(bench, table, walked): [repetition.run(*of)]  # noqa: E731
+            again = lambda of=(bench, table, walked): [mechanisms.repetition(*of)]  # noqa: E731
             repeated += run.keep(table, again)
             run.say(f"{case}: guided repetition")
     fits = findings.midpoints(rows)

@@ -9,7 +9,7 @@ import numpy as np
 from matplotlib.axes import Axes
 
 from experiments import harness as h
-from experiments.harness import Report, Row, Table
+from experiments.harness import Report, Row
 from jaxeff.robustness import Midpoint, fit_midpoint, summarize
 from jaxeff.robustness.curves import draw_contour, draw_curve, draw_histograms, draw_midpoints
 
@@ -22,10 +22,7 @@ KEEPS = 0.7
 CHANCE = 0.1
 KINDS = {"add": "additive", "mul": "multiplicative"}
 ORDERS = {"mul_add": "multiplicative first", "add_mul": "additive first"}
-SCALES = {
-    ("add", "global"): "linear", ("mul", "global"): "linear",
-    ("add", "layers"): "log", ("mul", "layers"): "log",
-}  # fmt: skip
+SCALES = {"global": "linear", "layers": "log"}
 """Of the fit: single slots are probed over many decades."""
 
 
@@ -56,17 +53,18 @@ def midpoints(rows: Sequence[Row]) -> dict[Curve, Midpoint]:
     found = {}
     for curve in _curves(rows):
         levels, table = accuracies(rows, curve)
-        scale = SCALES[curve.kind, curve.where]
-        found[curve] = fit_midpoint(levels, table, chance=CHANCE, scale=scale)
+        found[curve] = fit_midpoint(levels, table, chance=CHANCE, scale=SCALES[curve.where])
     return found
+
+
+def walked(rows: Iterable[Row], case: str, kind: str) -> list[Row]:
+    """Finds the rows of a network with noise in one slot at a time."""
+    return [r for r in rows if (r["case"], r["kind"], r["where"]) == (case, kind, "layers")]
 
 
 def walked_midpoints(rows: Sequence[Row], case: str) -> dict[str, float]:
     """The midpoints of a network's slots under additive walking noise, where it was walked."""
-    own = [
-        row for row in rows if (row["case"], row["kind"], row["where"]) == (case, "add", "layers")
-    ]
-    return {curve.site: fit.mu for curve, fit in midpoints(own).items()}
+    return {curve.site: fit.mu for curve, fit in midpoints(walked(rows, case, "add")).items()}
 
 
 def weight_growth(rows: Sequence[Row], case: str) -> dict[str, float]:
@@ -76,7 +74,7 @@ def weight_growth(rows: Sequence[Row], case: str) -> dict[str, float]:
     tolerate no more than the least have no growth.
     """
     found = {}
-    chosen = [r for r in rows if (r["case"], r["kind"], r["where"]) == (case, "add", "layers")]
+    chosen = walked(rows, case, "add")
     for site in dict.fromkeys(r["site"] for r in chosen if r["weight_rms"] is not None):
         at_site = [r for r in chosen if r["site"] == site and not r["diverged"]]
         levels = h.averaged(at_site, ["level"], ["accuracy", "weight_rms"])
@@ -91,7 +89,7 @@ def weight_growth(rows: Sequence[Row], case: str) -> dict[str, float]:
 
 def kept_shares(rows: Sequence[Row], case: str) -> dict[str, float]:
     """Share of the accuracy above chance that each slot keeps under huge multiplicative noise."""
-    chosen = [r for r in rows if (r["case"], r["kind"], r["where"]) == (case, "mul", "layers")]
+    chosen = walked(rows, case, "mul")
     best = max(r["accuracy"] for r in chosen if not r["diverged"])
     kept = {}
     for site in dict.fromkeys(r["site"] for r in chosen):
@@ -120,7 +118,7 @@ def normed(report: Report) -> Iterator[Row]:
         pair = [Curve(name, "add", "global", "global") for name in (f"{case}-bn", case)]
         if not all(curve in fits for curve in pair):
             continue
-        found, scale = [fits[curve] for curve in pair], SCALES["add", "global"]
+        found, scale = [fits[curve] for curve in pair], SCALES["global"]
         if not all(fit.found for fit in found):  # a long tail: the same scale for both
             scale = "log"
             found = [
@@ -199,16 +197,7 @@ def stronger(report: Report) -> Iterator[Row]:
             yield {**most, "kept": (most["accuracy"] - CHANCE) / (clean - CHANCE)}
 
 
-def repeated(report: Report) -> Sequence[Row]:
-    """Selects the table of repetition."""
-    rows: Sequence[Row] = report.extra.get("repetition", ())
-    return rows
-
-
-def binarized(report: Report) -> Sequence[Row]:
-    """Selects the slots that keep their accuracy."""
-    rows: Sequence[Row] = report.extra.get("binarization", ())
-    return rows
+repeated, binarized = h.extra("repetition"), h.extra("binarization")
 
 
 def split(report: Report) -> Iterator[Row]:
@@ -272,17 +261,20 @@ CLAIMS = (
 )  # fmt: skip
 
 
-def fitted(report: Report) -> Sequence[Table]:
-    """Tabulates midpoints."""
-    fits = report.extra["midpoints"]
+fitted = h.extra("midpoints")
+
+
+def _fitted(report: Report) -> str:
+    fits = fitted(report)
     none = sum(fit["mu"] is None for fit in fits)
-    title = f"midpoints ({none} of {len(fits)} curves have none; the JSON says why)"
-    columns = ("case", "kind", "where", "site", "mu", "mu_std", "bracket_low", "bracket_high")
-    return [Table.from_rows(title, fits, columns)]
+    return f"midpoints ({none} of {len(fits)} curves have none; the JSON says why)"
 
 
 TABLES = (
-    fitted,
+    h.Listing(
+        _fitted,
+        ("case", "kind", "where", "site", "mu", "mu_std", "bracket_low", "bracket_high"), fitted,
+    ),
     h.Listing(
         "self-binarization",
         (
@@ -308,15 +300,14 @@ def everywhere(report: Report) -> Iterator[h.Panel]:
     chosen = [curve for curve in fits if curve.where == "global"]
     for case, kind in dict.fromkeys((c.case.removesuffix("-bn"), c.kind) for c in chosen):
 
-        def paint(axis: Axes, case: str = case, kind: str = kind) -> None:
+        def draw(axis: Axes, case: str = case, kind: str = kind) -> None:
             for k, (suffix, label) in enumerate((("-bn", "batch norm"), ("", "no batch norm"))):
                 curve = Curve(case + suffix, kind, "global", "global")
                 if curve in fits:
                     summary = summarize(*accuracies(report.rows, curve))
                     draw_curve(axis, summary, fits[curve], label=label, color=f"C{k}")
-            axis.set_ylim(0, 1)
 
-        yield h.Panel(f"{case}, {KINDS[kind]} noise everywhere", paint)
+        yield h.painted(f"{case}, {KINDS[kind]} noise everywhere", draw, ylim=(0, 1))
 
 
 def slots(kind: str, report: Report) -> Iterator[h.Panel]:
@@ -328,7 +319,7 @@ def slots(kind: str, report: Report) -> Iterator[h.Panel]:
         yield h.Panel(title, partial(draw_midpoints, midpoints=own))
 
 
-def walked(kind: str, report: Report) -> Iterator[Row]:
+def single(kind: str, report: Report) -> Iterator[Row]:
     """Selects the curves of single slots."""
     for curve in _curves(report.rows):
         if (curve.where, curve.kind) == ("layers", kind):
@@ -385,7 +376,7 @@ PLOTS = (
         h.Plot(
             f"layers-{kind}", partial(slots, kind),
             h.Curves(
-                "levels", "accuracy", partial(walked, kind), "{site}", "{case}", style=".-",
+                "levels", "accuracy", partial(single, kind), "{site}", "{case}", style=".-",
                 axes={
                     "xscale": "log", "ylim": (0, 1), "xlabel": "noise level σ",
                     "ylabel": "accuracy",

@@ -1,9 +1,13 @@
-"""The measures: for every slot of a network, a noise level that says how much it tolerates."""
+"""The measures: for every slot of a network, a noise level that says how much it tolerates.
 
-import functools
+Walking noise, the expensive one, is trained here, or read from the walking-noise study.
+"""
+
+import json
+import math
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -12,14 +16,16 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from experiments.harness import Count, Row
+from experiments.harness import Count, Refused, Row
 from experiments.recipes import cosine_adam
 from experiments.trainable import Images, Network
-from experiments.walking_noise.findings import CHANCE
-from experiments.walking_noise.network import Bench
+from experiments.walking_noise import training
+from experiments.walking_noise.findings import CHANCE, Curve, accuracies
 from experiments.walking_noise.recipe import Settings, Sweep
+from experiments.walking_noise.training import Bench
 from jaxeff import robustness
 from jaxeff.noise import Additive, walking_noise
+from jaxeff.robustness import fit_midpoint
 
 BUDGET = 0.1
 """Size of a budget in bits. With ten times as much, networks that train along with it no longer
@@ -84,20 +90,18 @@ def midpoint_level(midpoint: robustness.Midpoint) -> float:
 
 def divergence(key: jax.Array, subject: Subject, model: Model) -> np.ndarray:
     """The level at which a slot's noise moves the predictions by one bit."""
-    net, settings = subject.network, subject.settings
-    params, state = model
-    x = jnp.asarray(subject.images.train[0][: settings.inputs])
-    levels, draws = jnp.asarray(KL_LEVELS), settings.draws
+    net, (params, state) = subject.network, model
+    x = jnp.asarray(subject.images.train[0][: subject.settings.inputs])
     found = robustness.kl_sensitivity(
-        key, net.evaluate, params, x, net.slots, levels, draws=draws, state=state
-    )
+        key, net.evaluate, params, x, net.slots, jnp.asarray(KL_LEVELS),
+        draws=subject.settings.draws, state=state,
+    )  # fmt: skip
     return robustness.tolerated_level(found)
 
 
 def evaluated(key: jax.Array, subject: Subject, model: Model) -> np.ndarray:
     """Midpoints under noise that walks at evaluation only: the same sweep without its trainings."""
-    net = subject.network
-    params, state = model
+    net, (params, state) = subject.network, model
     specs, _ = walking_noise(net.slots, KL_LEVELS, Additive)
     test = jax.tree.map(lambda leaf: leaf[: subject.settings.inputs], subject.images.test)
     found = robustness.noisy_accuracy(
@@ -108,63 +112,38 @@ def evaluated(key: jax.Array, subject: Subject, model: Model) -> np.ndarray:
     return np.array([midpoint_level(fit) for fit in fits])
 
 
-def budget_of_trained(
-    key: jax.Array, subject: Subject, model: Model, level: float, checkpoint: Path
-) -> np.ndarray:
-    """Levels of a budget that is spread while the weights stay as they are."""
-    epochs = subject.settings.budget_epochs
-    return _learn(key, subject, subject.network.evaluate, model, level, checkpoint, epochs)
-
-
-def budget_in_training(
-    key: jax.Array, subject: Subject, level: float, checkpoint: Path
-) -> np.ndarray:
-    """Levels of a budget that is spread in one training from scratch, along with the weights."""
-    epochs, net = subject.problem.epochs, subject.network
-    adam = cosine_adam(subject.settings.learning_rate, subject.bench.steps(epochs))
-    start_key, key = jax.random.split(key)
-    start = net.init(start_key)
-    return _learn(key, subject, net.train, start, level, checkpoint, epochs, adam)
-
-
 def measure_all(key: jax.Array, subject: Subject, model: Model, seed: int) -> list[Row]:
-    """Every measure of one trained network, slot by slot, with the time each took.
+    """Every measure of one network that was trained without noise, with the time each took.
 
-    Args:
-        key: Of the noise, the mini-batches and the initial weights of the joint training.
-        subject: What is measured.
-        model: The network trained without noise.
-        seed: Which one it is.
+    The key is that of the noise, the mini-batches and the initial weights of the joint training.
     """
     rows: list[Row] = []
+    net, problem = subject.network, subject.problem
 
     def timed(measure: str, run: Callable[[], np.ndarray], epochs: int = 0) -> np.ndarray:
         begin = time.perf_counter()
         levels = run()
-        cost = {
-            "seconds": time.perf_counter() - begin,
-            "updates": subject.bench.steps(epochs),
-        }
-        for site, level in zip(subject.network.slots, levels.tolist(), strict=True):
+        cost = {"seconds": time.perf_counter() - begin, "updates": subject.bench.steps(epochs)}
+        for site, level in zip(net.slots, levels.tolist(), strict=True):
             rows.append({"measure": measure, "site": site, "level": level, "seed": seed, **cost})
         return levels
 
-    def kept(name: str) -> Path:
-        return subject.bench.folder / f"{subject.problem.case}-{name}-{seed}.safetensors"
+    def spread(name: str, measure: str, key: jax.Array, f: Any, epochs: int, *how: Any) -> None:
+        file = subject.bench.folder / f"{problem.case}-{name}-{seed}.safetensors"
+        timed(measure, lambda: _learn(key, subject, f, level, file, epochs, *how), epochs)
 
     tolerated = timed("divergence", lambda: divergence(key, subject, model))
     timed("walking at evaluation", lambda: evaluated(key, subject, model))
     level = total_level(tolerated)
-    timed(
-        "budget, trained net",
-        lambda: budget_of_trained(key, subject, model, level, kept("budget")),
-        subject.settings.budget_epochs,
-    )
-    timed(
-        "budget, in training",
-        lambda: budget_in_training(key, subject, level, kept("budget-in-training")),
-        subject.problem.epochs,
-    )
+    # A budget that is spread while the weights stay as they are, and one along with them.
+    few = subject.settings.budget_epochs
+    spread("budget", "budget, trained net", key, net.evaluate, few, lambda: model)
+    start, key = jax.random.split(key)
+    adam = cosine_adam(subject.settings.learning_rate, subject.bench.steps(problem.epochs))
+    spread(
+        "budget-in-training", "budget, in training", key, net.train, problem.epochs,
+        lambda: net.init(start), adam,
+    )  # fmt: skip
     return rows
 
 
@@ -179,40 +158,88 @@ def total_level(tolerated: np.ndarray) -> float:
 
 
 def _learn(
-    key: jax.Array,
-    subject: Subject,
-    f: Callable[..., Any],
-    start: Model,
-    level: float,
-    checkpoint: Path,
-    epochs: int,
-    optimizer: optax.GradientTransformation | None = None,
-) -> np.ndarray:
+    key: jax.Array, subject: Subject, f: Callable[..., Any], level: float, checkpoint: Path,
+    epochs: int, start: Callable[[], Model], optimizer: optax.GradientTransformation | None = None,
+) -> np.ndarray:  # fmt: skip
+    """The levels of a budget, learnt by themselves or, by an optimizer, along with the weights."""
     steps = subject.bench.steps(epochs)
     # Weights that start from scratch have to settle before levels can follow them.
     rate = optax.warmup_cosine_decay_schedule(0.0, 0.05, steps // 2, steps)
-    params, state = start
+    params, state = start()
     budget = robustness.learn_budget(
-        key,
-        f,
-        params,
-        subject.images.train,
-        subject.network.slots,
-        level,
-        epochs=epochs,
-        batch_size=subject.settings.batch_size,
-        optimizer=optimizer,
-        budget_optimizer=optax.adam(rate),
-        state=state,
-        checkpoint=checkpoint,
-    )
+        key, f, params, subject.images.train, subject.network.slots, level, epochs=epochs,
+        batch_size=subject.settings.batch_size, optimizer=optimizer,
+        budget_optimizer=optax.adam(rate), state=state, checkpoint=checkpoint,
+    )  # fmt: skip
     return np.array([*budget.levels.values()])
 
 
 def take(models: Any, seed: int) -> Any:
     """One seed's model of a sweep over a single setting."""
-    return jax.tree.map(functools.partial(_slice, seed), models)
+    return jax.tree.map(lambda leaf: leaf[seed, 0], models)
 
 
-def _slice(seed: int, leaf: Any) -> Any:
-    return leaf[seed, 0]
+WALKING = "walking noise"
+
+
+def walk(key: jax.Array, subject: Subject, folder: Path) -> list[Row]:
+    """Trains with noise in one slot at a time; a midpoint per slot and seed, and one of all seeds.
+
+    A training that diverges counts as one that has learned nothing.
+    """
+    problem, network = subject.problem, subject.network
+    bench = replace(subject.bench, key=key, folder=folder)
+    # What another run has begun takes no meaningful time.
+    begin = math.nan if (folder / problem.name).exists() else time.perf_counter()
+    trained, _ = training.run(bench, problem)
+    seconds = time.perf_counter() - begin
+    trainings = len(network.slots) * len(problem.levels) * problem.seeds
+    updates = trainings * bench.steps(problem.epochs)
+    rows = []
+    for site in network.slots:
+        levels, table = accuracies(trained, Curve(str(problem.case), "add", "layers", site))
+        table = np.where(np.isnan(table), CHANCE, table)
+        for seed in (None, *range(problem.seeds)):
+            chosen = table if seed is None else table[seed]
+            fit = fit_midpoint(levels, chosen, chance=CHANCE, scale="log")
+            rows.append(
+                {
+                    "measure": WALKING, "site": site, "seed": seed, "level": midpoint_level(fit),
+                    "seconds": seconds, "updates": updates, "message": fit.message,
+                }
+            )  # fmt: skip
+    return rows
+
+
+def read(path: Path, problem: Sweep, network: Network) -> list[Row]:
+    """Midpoints that the walking-noise study left in its JSON; none if it hasn't this problem.
+
+    Raises:
+        Refused: The file isn't that study's, or lacks some of the slots.
+    """
+    try:
+        found = json.loads(path.read_text())["midpoints"]
+    except (OSError, json.JSONDecodeError, KeyError) as error:
+        raise Refused(f"{path} is no JSON of the walking-noise study: {error}") from error
+    wanted = (str(problem.case), "add", "layers")
+    fits = {m["site"]: m for m in found if (m["case"], m["kind"], m["where"]) == wanted}
+    if not fits:
+        return []
+    missing = [site for site in network.slots if site not in fits]
+    if missing:
+        raise Refused(f"{path}: {problem.case} has no midpoint of {missing}")
+    return [
+        {
+            "measure": WALKING, "site": site, "seed": None, "level": _recorded(fits[site]),
+            "seconds": math.nan, "updates": None, "message": fits[site]["message"],
+        }
+        for site in network.slots
+    ]  # fmt: skip
+
+
+def _recorded(fit: Any) -> float:
+    """The level of a recorded midpoint, as `midpoint_level` gives it."""
+    if fit["mu"] is not None:
+        return fit["mu"]
+    low, high = fit["bracket_low"], fit["bracket_high"]
+    return math.nan if low is None else math.inf if high is None else 0.0 if low == 0 else math.nan

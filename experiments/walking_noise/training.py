@@ -1,20 +1,95 @@
 """Runs a sweep of the study: one compiled program for all levels that fit, row by row."""
 
+import dataclasses
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from flax import nnx
 
 import jaxeff
 from experiments.harness import Row
 from experiments.recipes import cosine_adam
-from experiments.trainable import Network
-from experiments.walking_noise.network import Bench
-from experiments.walking_noise.recipe import Sweep
+from experiments.trainable import Images, Network, load_images, trainable
+from experiments.walking_noise.recipe import Case, Settings, Sweep
+from jaxeff.nn import MLP, LeNet5
 from jaxeff.noise import Additive, Mixed, Multiplicative, walking_noise
 from jaxeff.robustness import noisy_accuracy, weight_rms
 from jaxeff.training import SweepResult, cross_entropy, sweep
+
+
+@dataclass(frozen=True, eq=False)
+class Bench:
+    """A network of the study with all that its trainings and measurements share.
+
+    Attributes:
+        key: The study's key: sweeps of one case share initial parameters, batches and draws.
+        case: The network and its data.
+        network: As functions.
+        images: The data.
+        settings: The study's size.
+        folder: Where finished trainings are kept.
+    """
+
+    key: jax.Array
+    case: Case
+    network: Network
+    images: Images
+    settings: Settings
+    folder: Path
+
+    def steps(self, epochs: int) -> int:
+        """Gradient steps of so many epochs."""
+        return epochs * (len(self.images.train[1]) // self.settings.batch_size)
+
+
+def bench(key: jax.Array, case: Case, settings: Settings, folder: Path) -> Bench:
+    """Loads the data of a case and builds its network."""
+    images = load(case, settings)
+    return Bench(key, case, build(case, images.shape), images, settings, folder)
+
+
+def load(case: Case, settings: Settings) -> Images:
+    """The data of a case, pixels from 0 to 1."""
+    return load_images(case.data, settings.images, settings.test_images, standardize=False)
+
+
+def build(case: Case, shape: tuple[int, int, int]) -> Network:
+    """The network of a case for images of a shape."""
+    height, _, channels = shape
+
+    def make(rngs: nnx.Rngs) -> nnx.Module:
+        if case.network == "mlp":
+            widths = (int(np.prod(shape)), 64, 64, 64, 10)
+            return MLP(widths, batch_norm=case.batch_norm, rngs=rngs)
+        return LeNet5(
+            10, channels, size=height, padding="VALID", batch_norm=case.batch_norm, rngs=rngs
+        )
+
+    network = trainable(make, shape)
+
+    def init(key: jax.Array) -> tuple[Any, Any]:
+        params, state = network.init(key)
+        for i, name in enumerate(sorted(params)):
+            if "kernel" in params[name]:
+                params[name] = uniform_by_fan_in(jax.random.fold_in(key, i), params[name])
+        return params, state
+
+    return dataclasses.replace(network, init=init)
+
+
+def uniform_by_fan_in(key: jax.Array, layer: dict[str, jax.Array]) -> dict[str, jax.Array]:
+    """Weights and biases from U(-1, 1) / sqrt(fan-in), PyTorch's default for these layers."""
+    bound = 1 / np.sqrt(np.prod(layer["kernel"].shape[:-1]))
+    keys = jax.random.split(key, len(layer))
+    return {
+        name: jax.random.uniform(k, leaf.shape, leaf.dtype, -bound, bound)
+        for k, (name, leaf) in zip(keys, sorted(layer.items()), strict=True)
+    }
+
 
 CHUNKS = {"mlp": 64, "lenet5": 1}
 """Replicates trained at once on a processor; vmapped convolutions are slow there."""

@@ -7,7 +7,7 @@ import pytest
 
 from experiments.harness import Refused, Report
 from experiments.trainable import Network
-from experiments.walking_noise import measures, ranking, reference
+from experiments.walking_noise import measures, sensitivity
 from experiments.walking_noise.sensitivity import SIZES, STUDY
 from jaxeff.robustness import fit_midpoint, logistic
 
@@ -34,7 +34,7 @@ def rows_of(measure, levels, seed=0):
 
 @pytest.fixture
 def rows():
-    found = rows_of(reference.WALKING, [0.5, 3.0, 2.0, np.inf], seed=None)
+    found = rows_of(measures.WALKING, [0.5, 3.0, 2.0, np.inf], seed=None)
     for seed in (0, 1):
         found += rows_of("divergence", [0.1, 0.9, 0.6, 40.0], seed)
         found += rows_of("walking at evaluation", [9.0, 3.0, 4.0, 1.0], seed)
@@ -45,7 +45,7 @@ def rows():
 
 @pytest.mark.slow
 def test_rankings_hold_what_lies_beyond_the_levels(rows):
-    table = {r["measure"]: r for r in ranking.compare(rows, "fast")}
+    table = {r["measure"]: r for r in sensitivity.compare(rows, "fast")}
     assert table["divergence"]["spearman"] == pytest.approx(1)
     assert table["walking at evaluation"]["spearman"] == pytest.approx(-1)
     assert table["walking at evaluation"]["most_sensitive"] == "fc2"
@@ -53,21 +53,22 @@ def test_rankings_hold_what_lies_beyond_the_levels(rows):
     # Medians rank 1, 2, 4, 3 against 1, 3, 2, 4; the seeds 2, 3, 4, 1 and 1, 2, 3, 4.
     assert table["budget, in training"]["spearman"] == pytest.approx(1 - 6 * 6 / 60)
     assert table["budget, in training"]["between_seeds"] == pytest.approx(1 - 6 * 12 / 60)
-    assert table[reference.WALKING]["spearman"] is None
+    assert table[measures.WALKING]["spearman"] is None
     # The trained networks themselves tolerate the reverse of what walking noise teaches.
     assert table["divergence"]["spearman_evaluation"] == pytest.approx(-1)
-    assert table[reference.WALKING]["spearman_evaluation"] == pytest.approx(-1)
+    assert table[measures.WALKING]["spearman_evaluation"] == pytest.approx(-1)
     report = Report("sensitivity", "default", {}, [*table.values()])
     STUDY.judge(report)
     assert [c["passed"] for c in report.checks] == [True, False, True, False, False, False]
 
 
 def test_rows_are_json_and_come_back(rows):
-    plain = [ranking.plain(row) for row in rows]
+    plain = [sensitivity.plain(row) for row in rows]
     json.dumps(plain, allow_nan=False)
     assert plain[3]["level"] is None
     assert plain[3]["beyond"]
-    levels, restored = ([row["level"] for row in r] for r in (rows, map(ranking.restored, plain)))
+    returned = [sensitivity.restored(row) for row in plain]
+    levels, restored = ([row["level"] for row in r] for r in (rows, returned))
     np.testing.assert_array_equal(levels, restored)
 
 
@@ -87,19 +88,19 @@ def test_midpoints_of_the_walking_noise_study(tmp_path):
     path.write_text(json.dumps({"midpoints": recorded}, allow_nan=False))
     problem = next(p for p in PROBLEMS if str(p.case) == CASE)
     network = Network(None, None, None, SITES)
-    found = {r["site"]: r["level"] for r in reference.read(path, problem, network)}
+    found = {r["site"]: r["level"] for r in measures.read(path, problem, network)}
     assert found == {s: measures.midpoint_level(fit) for s, fit in fits.items()}
     assert found["input"] == pytest.approx(2, rel=1e-3)
     assert found["fc1"] == np.inf
     assert found["relu"] == 0
 
     other = next(p for p in PROBLEMS if str(p.case) != CASE)
-    assert reference.read(path, other, network) == []
+    assert measures.read(path, other, network) == []
     with pytest.raises(Refused, match="no midpoint of"):
-        reference.read(path, problem, Network(None, None, None, (*SITES, "fc9")))
+        measures.read(path, problem, Network(None, None, None, (*SITES, "fc9")))
     path.write_text("{}")
     with pytest.raises(Refused, match="walking-noise study"):
-        reference.read(path, problem, network)
+        measures.read(path, problem, network)
 
 
 def test_a_budgets_size_is_shared_among_the_slots():
