@@ -14,7 +14,7 @@ one by the epoch: a run that was killed goes on. Source: Klein's thesis, section
 2501.14531.
 """
 
-from experiments.hardening import findings, networks, recipe, training
+from experiments.hardening import findings, recipe, training
 from experiments.harness import Found, Part, Run, Study
 
 DIFFERENCES = (
@@ -38,7 +38,7 @@ def _with_tables(run: Run[recipe.Settings], found: Found) -> Found:
     tables = {
         "quantization": findings.quantization_table(rows),
         "architectures": findings.architecture_table(
-            rows, matched, lambda network: networks.build(network, shape)
+            rows, matched, lambda network: training.build(network, shape)
         ),
         "matched": matched,
     }

@@ -6,10 +6,10 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from experiments.hardening import findings, training, vant, vant_findings
+from experiments.hardening import findings, training, vant
 from experiments.hardening import recipe as hardening
 from experiments.hardening.__main__ import STUDY
-from experiments.hardening.source import TABLE
+from experiments.hardening.findings import TABLE
 from experiments.harness import Refused, Report
 from jaxeff.hardening import ALPHA
 
@@ -114,12 +114,12 @@ def test_vant_is_judged_against_the_envelope():
     ]  # fmt: skip
     between = np.interp(LEVELS, [0.1, 2.0], [0.9, 0.4], left=0, right=0)  # the levels trained at
     best = np.maximum(np.maximum(narrow, wide), between)
-    np.testing.assert_allclose(vant_findings.ideal(rows, LEVELS), best, rtol=1e-6)
-    vant_findings.add_robustness(rows, LEVELS)
+    np.testing.assert_allclose(vant.ideal(rows, LEVELS), best, rtol=1e-6)
+    vant.add_robustness(rows, LEVELS)
     area = np.trapezoid(varied, LEVELS) / np.trapezoid(best, LEVELS)
     assert rows[2]["rauc"] == pytest.approx(area, rel=1e-5)
     assert rows[2]["preserved"] == pytest.approx(1.0)
-    table, ratios, sigmas = vant_findings.heatmap(rows, "rauc")
+    table, ratios, sigmas = vant.heatmap(rows, "rauc")
     assert (ratios, sigmas) == ([0.4], [0.1])
     assert table[0, 0] == rows[2]["rauc"]
 
@@ -128,7 +128,7 @@ def test_vant_is_judged_against_the_envelope():
     assert len(report.checks) == 6
     assert all(check["passed"] for check in report.checks)
     rows[2]["curve"] = narrow
-    vant_findings.add_robustness(rows, LEVELS)
+    vant.add_robustness(rows, LEVELS)
     report.checks = []
     vant.STUDY.judge(report)
     # No better than noisy training, which is what the check is about.
