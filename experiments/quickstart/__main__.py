@@ -12,14 +12,10 @@ Training can be killed and started again: it goes on from its last epoch. Source
 forward pass, arXiv 2511.23440.
 """
 
-from collections.abc import Sequence
-
 import numpy as np
 
-from experiments.harness import Found, Report, Run, Study, Table
-from experiments.quickstart import compiled, evaluation, figure, latency, recipe, training
-
-COLUMNS = ("method", "accuracy", "nll", "ece", "auroc", "latency_ms", "max_abs_error")
+from experiments.harness import Found, Run, Study
+from experiments.quickstart import compiled, findings, models, recipe
 
 
 def run(run: Run[recipe.Settings]) -> Found:
@@ -30,11 +26,11 @@ def run(run: Run[recipe.Settings]) -> Found:
         f"{len(sets.train_labels):,} training images of {settings.data}, {len(sets.test_labels):,} "
         f"test images, {len(sets.ood_images):,} out of domain ({settings.training.ood})"
     )
-    models = training.train(run, sets)
-    outcome = evaluation.evaluate(run, sets, models)
-    libraries = compiled.compile_all(run, sets, models)
-    compiled.measure(run, sets, libraries, outcome)
-    for method, timing in latency.measure(run, sets, models, libraries).items():
+    trained = models.train(run, sets)
+    outcome = models.evaluate(run, sets, trained)
+    libraries = compiled.compile_all(run, sets, trained)
+    compiled.compare(run, sets, libraries, outcome)
+    for method, timing in compiled.latencies(run, sets, trained, libraries).items():
         outcome.methods.setdefault(method, {}).update(
             latency_ms=timing["ms"], latency_spread_ms=timing["spread"]
         )
@@ -47,14 +43,8 @@ def run(run: Run[recipe.Settings]) -> Found:
     return Found(rows, {"dataset": settings.data}, scores)
 
 
-def tables(report: Report) -> Sequence[Table]:
-    """The methods."""
-    where = f"LeNet-5 on {report.config['data']}, batch {report.config['batch']}"
-    return [Table.from_rows(where, report.rows, COLUMNS)]
-
-
 STUDY = Study(
-    "quickstart", __doc__, recipe.SIZES, (run,), (evaluation.judge,), (figure.draw,), (tables,),
+    "quickstart", __doc__, recipe.SIZES, (run,), findings.CLAIMS, findings.PLOTS, findings.TABLES,
     (
         "The source trains on Dirty-MNIST (MNIST with ambiguous digits) for 1000 epochs; here it "
         "is the data set and the epochs of `config`, warm-started from a trained point estimate.",

@@ -1,4 +1,4 @@
-"""The same functions as compiled libraries, for this machine and for an ARM Cortex-A72."""
+"""The same functions as compiled libraries, for this machine and an ARM Cortex-A72; latencies."""
 
 import functools
 from dataclasses import dataclass
@@ -14,10 +14,10 @@ from jaxeff_export.targets import find_emulator, find_linker
 
 import jaxeff
 from experiments.harness import Run
-from experiments.quickstart.evaluation import Outcome, record
+from experiments.quickstart.models import Models, Outcome, record
 from experiments.quickstart.recipe import Sets, Settings, split
-from experiments.quickstart.training import Models
-from jaxeff.bayes import sample
+from experiments.timing import interleaved
+from jaxeff.bayes import draw, sample
 
 ARM = "cortex-a72"
 
@@ -61,7 +61,7 @@ def compile_all(run: Run[Settings], sets: Sets, models: Models) -> Libraries:
     return Libraries(functions, bundles)
 
 
-def measure(run: Run[Settings], sets: Sets, libraries: Libraries, outcome: Outcome) -> None:
+def compare(run: Run[Settings], sets: Sets, libraries: Libraries, outcome: Outcome) -> None:
     """Runs every library, compares it with JAX, and records its figures."""
     settings = run.settings
     for (method, target), bundle in libraries.bundles.items():
@@ -113,11 +113,7 @@ def _agreement(found: Any, expected: Any) -> dict[str, Any]:
         relative = max(relative, error / float(jnp.abs(b).max()))
     # A sum of n float32 terms rounds to about sqrt(n) eps; LeNet-5 sums at most 400, four times.
     bound = 4 * 400**0.5 * float(jnp.finfo(jnp.float32).eps)
-    return {
-        "max_abs_error": absolute,
-        "max_rel_error": relative,
-        "agrees": relative < bound,
-    }
+    return {"max_abs_error": absolute, "max_rel_error": relative, "agrees": relative < bound}
 
 
 def _arm_tools(run: Run[Settings]) -> bool:
@@ -130,3 +126,39 @@ def _arm_tools(run: Run[Settings]) -> bool:
         run.say(f"[bold red]no ARM part:[/] {error}")
         return False
     return True
+
+
+def latencies(
+    run: Run[Settings], sets: Sets, models: Models, libraries: Libraries
+) -> dict[str, dict[str, float]]:
+    """Milliseconds per batch, by method.
+
+    `svi30` draws its weights on every call, as a probabilistic library does; `svi30_presampled` is
+    the fastest form, with the weights drawn beforehand.
+    """
+    key, settings = run.key, run.settings
+    x = sets.test_images[: settings.batch]
+    f = models.f
+    keys = jax.random.split(split(key, "samples"), settings.samples)
+    weights = sample(split(key, "samples"), models.posterior, settings.samples)
+    point, propagate = jax.jit(f), jax.jit(jaxeff.moments(f))
+    fresh = jax.jit(
+        lambda posterior, keys, x: jax.lax.map(lambda k: f(draw(k, posterior), x), keys)
+    )
+    drawn = jax.jit(lambda weights, x: jax.lax.map(lambda w: f(w, x), weights))
+    calls: dict[str, Any] = {
+        "deterministic": lambda: point(models.params, x),
+        "moments": lambda: propagate(models.posterior, x),
+        "svi30": lambda: fresh(models.posterior, keys, x),
+        "svi30_presampled": lambda: drawn(weights, x),
+    }
+    timings = interleaved(calls)
+    host = {m: b for (m, target), b in libraries.bundles.items() if target == "host"}
+    rounds: dict[str, list[float]] = {m: [] for m in host}
+    for _ in range(15):
+        for method, bundle in host.items():
+            rounds[method].append(bundle.benchmark("local", number=3, repeat=1).median_ms)
+    for method, values in rounds.items():
+        low, middle, high = jnp.quantile(jnp.array(values), jnp.array([0.25, 0.5, 0.75]))
+        timings[f"{method}_tvm"] = {"ms": float(middle), "spread": float(high - low)}
+    return timings

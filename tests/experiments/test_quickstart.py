@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from experiments.harness import Refused, Report
-from experiments.quickstart import evaluation, recipe, training
+from experiments.quickstart import models, recipe
 from experiments.quickstart.__main__ import STUDY
 from jaxeff.data import VARIABLE
 
@@ -77,9 +77,9 @@ def test_training_goes_on_from_its_checkpoints(run):
     before = {p.name: p.read_bytes() for p in work.iterdir()}
     settings = replace(recipe.SIZES["fast"], data="digits")
     again = SimpleNamespace(key=jax.random.key(0), settings=settings, work=work, say=str)
-    models = training.train(again, recipe.load(settings))
+    trained = models.train(again, recipe.load(settings))
     assert {p.name: p.read_bytes() for p in work.iterdir()} == before
-    assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(models.posterior))
+    assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(trained.posterior))
 
 
 def test_part_of_mnist_is_no_reason_for_digits(tmp_path, monkeypatch):
@@ -98,7 +98,7 @@ def test_part_of_mnist_is_no_reason_for_digits(tmp_path, monkeypatch):
 def test_detection_that_hardly_detects_is_no_success(auroc, passed):
     rows = [{"method": m, "accuracy": 0.99, "auroc": auroc} for m in ("svi30", "moments")]
     report = Report("quickstart", "default", {"data": "mnist"}, rows)
-    evaluation.judge(report)
+    STUDY.judge(report)
     found = [check["passed"] for check in report.checks if "AUROC" in check["name"]]
     assert found == [passed, passed]
 
