@@ -21,23 +21,8 @@ from flax import nnx
 from jax.scipy.special import entr
 
 import jaxeff
-from experiments.harness import (
-    Claim,
-    Count,
-    Dots,
-    Least,
-    Listing,
-    Part,
-    Plot,
-    Report,
-    Row,
-    Run,
-    Study,
-    at_least,
-    average,
-    every,
-    summary,
-)
+from experiments import harness as h
+from experiments.harness import Count, Least, Report, Row, Run
 from experiments.recipes import Training, cosine_adam
 from experiments.timing import interleaved
 from jaxeff import bayes, data, ensembles, training, uncertainty
@@ -80,11 +65,14 @@ class Bench(NamedTuple):
     trained: Any
     train: tuple[Any, Any]
 
+    def steps(self) -> int:
+        """Batches of an epoch."""
+        return len(self.train[1]) // self.settings.batch_size
+
     def fit(self, loss: Any, params: Any, optimizer: Any = None, epochs: int | None = None) -> Any:
         """Trains by Adam, or another optimizer."""
         epochs = epochs or self.settings.epochs
-        steps = epochs * (len(self.train[1]) // self.settings.batch_size)
-        optimizer = optimizer or cosine_adam(self.settings.rate, steps)
+        optimizer = optimizer or cosine_adam(self.settings.rate, epochs * self.steps())
         return training.fit(
             self.key, loss, params, self.train, optimizer=optimizer, epochs=epochs,
             batch_size=self.settings.batch_size, progress=False,
@@ -127,19 +115,18 @@ def _laplace(sites: str, structure: str, *others: str) -> Callable[[Bench], Form
 
 
 def _svi(bench: Bench) -> Forms:
-    steps = bench.settings.epochs * (len(bench.train[1]) // bench.settings.batch_size)
+    own = bench.settings
     posterior = bayes.svi(
-        bench.key, bench.f, bench.start, bench.train, epochs=bench.settings.epochs,
-        batch_size=bench.settings.batch_size, init_scale=1e-2, progress=False,
-        optimizer=cosine_adam(bench.settings.rate, steps),
+        bench.key, bench.f, bench.start, bench.train, epochs=own.epochs, init_scale=1e-2,
+        batch_size=own.batch_size, optimizer=cosine_adam(own.rate, own.epochs * bench.steps()),
+        progress=False,
     ).posterior  # fmt: skip
     yield "draws", 1.0, bench.draws(posterior)
     yield "moments", 1.0, bench.moments(posterior)
 
 
 def _ivon(bench: Bench) -> Forms:
-    steps = bench.settings.epochs * (len(bench.train[1]) // bench.settings.batch_size)
-    rate = optax.cosine_decay_schedule(0.3, steps)
+    rate = optax.cosine_decay_schedule(0.3, bench.settings.epochs * bench.steps())
     optimizer = bayes.ivon(bench.key, rate, len(bench.train[1]), weight_decay=1e-3, decay=0.999)
     found = bench.fit(training.cross_entropy(bench.f), bench.start, optimizer)
     posterior = bayes.ivon_posterior(found.params, found.opt_state)
@@ -149,8 +136,7 @@ def _ivon(bench: Bench) -> Forms:
 
 def _swag(bench: Bench) -> Forms:
     settings = bench.settings
-    every_epoch = len(bench.train[1]) // settings.batch_size
-    optimizer = bayes.swag(optax.sgd(0.05, momentum=0.9), start=0, every=every_epoch)
+    optimizer = bayes.swag(optax.sgd(0.05, momentum=0.9), start=0, every=bench.steps())
     loss = training.cross_entropy(bench.f)
     found = bench.fit(loss, bench.trained, optimizer, settings.tail)
     posterior = bayes.swag_posterior(found.params, found.opt_state)
@@ -159,8 +145,7 @@ def _swag(bench: Bench) -> Forms:
 
 def _cyclical(bench: Bench) -> Forms:
     settings = bench.settings
-    steps = settings.epochs * (len(bench.train[1]) // settings.batch_size)
-    cycle = bayes.Cyclical(2e-4, max(1, steps // settings.members))
+    cycle = bayes.Cyclical(2e-4, max(1, settings.epochs * bench.steps() // settings.members))
     result = bayes.sgld(
         bench.key, bench.f, bench.start, bench.train, step_size=cycle,
         temperature=cycle.temperature, batch_size=settings.batch_size, warmup=0, chains=1,
@@ -217,8 +202,7 @@ def _mimo(bench: Bench) -> Forms:
 
 
 def _evidential(bench: Bench) -> Forms:
-    steps = 10 * (len(bench.train[1]) // bench.settings.batch_size)
-    loss = training.evidential(bench.f, ramp=steps, weight=0.1)
+    loss = training.evidential(bench.f, ramp=10 * bench.steps(), weight=0.1)
     yield "evidence", 1.0, (bench.f, bench.fit(loss, bench.start).params)
 
 
@@ -251,12 +235,10 @@ def _fresh(key: jax.Array) -> Any:
 @functools.cache
 def _images() -> dict[str, Any]:
     digits, others = data.load("digits"), data.load("digits-ood")
-    scaled = {
-        "train": digits.train_images, "test": digits.test_images, "ood": others.test_images
-    }  # fmt: skip
+    raw = {"train": digits.train_images, "test": digits.test_images, "ood": others.test_images}
     images = {
         name: nnx.avg_pool(data.normalize(images, "digits"), (2, 2), strides=(2, 2))
-        for name, images in scaled.items()
+        for name, images in raw.items()
     }
     labels = {"train": digits.train_labels, "test": digits.test_labels}
     return {**images, "labels": {k: jnp.asarray(v) for k, v in labels.items()}}
@@ -317,7 +299,7 @@ def rows(run: Run[Settings], method: str) -> Iterator[Row]:
 
 
 COLUMNS = ("accuracy", "nll", "ece", "auroc", "gradients_over_one", "time_over_one")
-MEANS = summary(every, "method", "by", **{name: average(name) for name in COLUMNS})
+MEANS = h.summary(h.every, "method", "by", **{name: h.average(name) for name in COLUMNS})
 
 
 def _held(report: Report) -> list[Row]:
@@ -325,36 +307,30 @@ def _held(report: Report) -> list[Row]:
     return [row for row in MEANS(report) if not (row["method"][0] == "L" and row["by"] == "draws")]
 
 
-STUDY = Study(
-    "certainty",
-    __doc__,
+STUDY = h.Study(
+    "certainty", __doc__,
     {
         "fast": Settings(seeds=1, epochs=15, tail=5, samples=20, chain=30, rounds=3),
         "default": Settings(),
         "full": Settings(seeds=10, epochs=100, tail=30, samples=100, chain=600, rounds=15),
     },
-    parts=(Part(lambda run: tuple(METHODS), rows),),
-    claims=(
-        Claim(
-            "{method} {by}: accuracy of nine tenths",
-            "accuracy",
-            at_least(0.9),
-            of=_held,
-            needs="default",
+    (h.Part(lambda run: tuple(METHODS), rows),),
+    (
+        h.Claim(
+            "{method} {by}: accuracy of nine tenths", "accuracy", h.at_least(0.9), None, _held,
+            "default",
         ),
     ),
-    plots=(
-        Plot(
+    (
+        h.Plot(
             "quality",
-            Dots(
-                "{method} {by}",
-                {"accuracy": "accuracy", "auroc": "AUROC"},
-                of=MEANS,
+            h.Dots(
+                "{method} {by}", {"accuracy": "accuracy", "auroc": "AUROC"}, MEANS,
                 axes={"xlabel": "higher is better"},
             ),
         ),
     ),
-    tables=(Listing("digits, and photographs out of domain", ("method", "by", *COLUMNS), MEANS),),
+    (h.Listing("digits, and photographs out of domain", ("method", "by", *COLUMNS), MEANS),),
     differences=(
         "Embedded digits and a perceptron: an order of magnitude, and no ranking for other tasks.",
         "Gradients are counted, of one example by all weights; a forward pass alone isn't.",
@@ -362,7 +338,7 @@ STUDY = Study(
         "decay are the best of seven settings on another small classifier, a search that its "
         "rivals didn't get.",
     ),
-)
+)  # fmt: skip
 
 if __name__ == "__main__":
     STUDY.main()

@@ -15,19 +15,19 @@ puts the whole loss of mutual information down to the shape of the distribution,
 the lost correlation between the logits. A sweep over the height of the peak shows both.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
+from operator import itemgetter
 from typing import Annotated, Any
 
 import jax
 import jax.numpy as jnp
-import matplotlib.pyplot as plt
 import numpy as np
 from jaxtyping import Array, Float, PRNGKeyArray
-from matplotlib.figure import Figure
 
-from experiments.harness import Found, Least, Refused, Report, Row, Run, Study, Table
+from experiments import harness as h
+from experiments.harness import Found, Least, Refused, Report, Row, Run, Study
 from jaxeff.moment_propagation import Gaussian
 from jaxeff.uncertainty import Decomposition, decompose_logits, sample_logits
 
@@ -62,14 +62,7 @@ class Settings:
 def draw_logits(
     key: PRNGKeyArray, regime: str, n: int, height: float | Array = 1.0
 ) -> Float[Array, "n classes"]:
-    """Draw logits of one input.
-
-    Args:
-        key: Random key.
-        regime: A key of `SOURCE`.
-        n: Number of draws.
-        height: Of the peak, in nats.
-    """
+    """Draw logits of one input in a regime of `SOURCE`; the peak's height is in nats."""
     which, noise = jax.random.split(key)
     peaks = {
         "low": jnp.zeros(n, int),
@@ -86,15 +79,8 @@ def compare(
 ) -> dict[str, Decomposition]:
     """Uncertainties of the draws, of independent Gaussians, and of correlated ones.
 
-    Args:
-        key: Random key.
-        regime: A key of `SOURCE`.
-        n: Number of draws of each.
-        height: Of the peak, in nats.
-
-    Returns:
-        By distribution the three uncertainties in nats, each ``[GROUPS]``: of as many independent
-        groups of ``n / GROUPS`` draws.
+    By distribution, the three uncertainties in nats are each ``[GROUPS]``: of as many independent
+    groups of ``n / GROUPS`` draws.
     """
     keys = jax.random.split(key, 3)
     drawn = draw_logits(keys[0], regime, n, height)
@@ -137,57 +123,76 @@ def run(run: Run[Settings]) -> Found:
     return Found(rows, {"sweep": {"height": HEIGHTS, **curves}, "lost_with_correlation": lost})
 
 
-def judge(report: Report) -> None:
-    """A mean is off by its standard error, the source by its four digits."""
+def parts(report: Report) -> Iterator[Row]:
+    """Selects each uncertainty of which the source has a number."""
     for row in report.rows:
-        for part in PARTS if f"{PARTS[0]}_source" in row else ():
-            source, ours, error = row[f"{part}_source"], row[part], row[f"{part}_error"]
-            close = abs(ours - source) < max(1e-3, 4 * error)
-            report.check(f"{row['regime']}, {row['distribution']}: {part}", source, ours, close)
-    lost = {row["distribution"]: row["epistemic"] for row in report.rows[-3:]}
-    share = 1 - lost["independent"] / lost["draws"]
-    report.check("mutual information lost, high epistemic", 0.44, share, abs(share - 0.44) < 0.01)
+        for part in (part for part in PARTS if f"{part}_source" in row):
+            of = {k: row[k] for k in ("regime", "distribution")}
+            known = {"source": row[f"{part}_source"], "error": row[f"{part}_error"]}
+            yield {**of, **known, "part": part, "ours": row[part]}
 
 
-def draw(report: Report) -> dict[str, Figure]:
-    """The sweep: mutual information, and the share that an approximation keeps."""
-    curves = {name: np.array(values) for name, values in report.extra["sweep"].items()}
-    figure, (left, right) = plt.subplots(1, 2, figsize=(9, 3.8), layout="constrained")
-    for name, style in zip(DISTRIBUTIONS, ("k-", "C0--", "C3:"), strict=True):
-        left.plot(HEIGHTS, curves[name], style, label=name)
-        if name != "draws":
-            right.plot(HEIGHTS, curves[name] / curves["draws"], style, label=name)
-    left.set_ylabel("mutual information / nats")
-    left.axhline(np.log(CLASSES), color="0.8", zorder=0)
-    right.set_ylabel("over that of the draws")
-    right.axhline(1, color="0.8", zorder=0)
-    for axis in (left, right):
-        axis.set_xscale("log")
-        axis.set_xlabel("height of the peak / nats")
-        axis.axvline(1, color="0.8", zorder=0)
-    figure.suptitle("A peak at another class in each draw, and its Gaussian approximations")
-    return {"sweep": figure}
+def lost(report: Report) -> list[Row]:
+    """Selects one row: the share of mutual information that independent Gaussians lose."""
+    found = {row["distribution"]: row["epistemic"] for row in report.rows[-3:]}
+    return [{"share": 1 - found["independent"] / found["draws"]}]
 
 
-def tables(report: Report) -> Sequence[Table]:
-    """All rows, to four digits, the source's beside them."""
-    columns = [column for part in PARTS for column in (part, f"{part}_source")]
-    digits = [
+CLAIMS = (
+    # A mean is off by its standard error, the source by its four digits.
+    h.Claim(
+        "{regime}, {distribution}: {part}", "ours",
+        lambda row, ours: abs(ours - row["source"]) < max(1e-3, 4 * row["error"]),
+        itemgetter("source"), parts,
+    ),
+    h.Claim(
+        "mutual information lost, high epistemic", "share", h.near(0.44, 0.01), 0.44, lost
+    ),
+)  # fmt: skip
+
+
+def shown(report: Report) -> list[Row]:
+    """Selects all rows, to four digits."""
+    return [
         {k: f"{v:.4f}" if isinstance(v, float) else v for k, v in row.items()}
         for row in report.rows
     ]
-    kept = f"correlated Gaussians lose {report.extra['lost_with_correlation']:.0%} of the last"
-    return [
-        Table.from_rows(
-            f"uncertainty in nats; {kept}", digits, ["regime", "distribution", *columns]
-        )
-    ]
 
 
+def swept(report: Report) -> Iterator[Row]:
+    """Selects the sweep: mutual information, and the share that an approximation keeps."""
+    curves = {name: np.array(values) for name, values in report.extra["sweep"].items()}
+    for name, style in zip(DISTRIBUTIONS, ("k-", "C0--", "C3:"), strict=True):
+        kept = (curves[name] / curves["draws"]).tolist() if name != "draws" else None
+        yield {
+            "distribution": name, "style": style, "heights": curves["height"].tolist(),
+            "information": curves[name].tolist(), "kept": kept,
+        }  # fmt: skip
+
+
+def _curves(column: str, label: str, guide: float) -> h.Curves:
+    return h.Curves(
+        "heights", column, swept, "{distribution}", "a peak at another class in each draw",
+        style="{style}", guides=(guide,),
+        axes={"xscale": "log", "xlabel": "height of the peak / nats", "ylabel": label},
+        then=lambda axis, _: axis.axvline(1, color="0.8", zorder=0),
+    )  # fmt: skip
+
+
+PLOT = h.Plot(
+    "sweep",
+    _curves("information", "mutual information / nats", float(np.log(CLASSES))),
+    _curves("kept", "over that of the draws", 1),
+)
+TABLE = h.Listing(
+    lambda report: "uncertainty in nats; correlated Gaussians lose "
+    f"{report.extra['lost_with_correlation']:.0%} of the last",
+    ("regime", "distribution", *(c for part in PARTS for c in (part, f"{part}_source"))), shown,
+)  # fmt: skip
 STUDY = Study(
     "gaussian_limits", __doc__,
     {"fast": Settings(40_000), "default": Settings(400_000), "full": Settings(4_000_000)},
-    (run,), (judge,), (draw,), (tables,),
+    (run,), CLAIMS, (PLOT,), (TABLE,),
     (
         "The source states no distributions; these were found from its numbers.",
         f"The noise of {NOISE} is ours. In the low regime the source's total of 1.5008 lies .0006 "

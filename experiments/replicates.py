@@ -12,21 +12,21 @@ devices share its cores: they show what spreading costs, not what it gains.
 
 import functools
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from operator import itemgetter
 from typing import Any
 
 import jax
 import jax.numpy as jnp
-import matplotlib.pyplot as plt
 import optax
 from flax import nnx
-from matplotlib.figure import Figure
 
 import jaxeff
 from experiments import growth
+from experiments import harness as h
 from experiments.growth import BATCH, WIDTHS, fresh, loss_at
-from experiments.harness import Count, Found, Report, Row, Run, Study, Table
+from experiments.harness import Count, Found, Row, Run, Study
 from experiments.timing import measure_rounds, metered, ratio, summary
 from jaxeff.nn import MLP
 from jaxeff.noise import Additive
@@ -34,6 +34,8 @@ from jaxeff.training import epoch_function, init, make_epoch, start_function
 
 SIGMA = 0.3
 TORCH = "PyTorch loop"
+TARGETS = {"jitted steps": ("jitted steps", 4.0), TORCH: ("PyTorch's loop", 3.5)}
+"""What a step of loops costs over a replicate's share: their names, and the least."""
 
 
 @dataclass(frozen=True)
@@ -63,8 +65,7 @@ def jax_forms(steps: int, replicates: list[tuple[int, int]]) -> dict[str, Callab
     def loop() -> Any:
         carry = start
         for i in range(steps):
-            rows = slice(i * BATCH, (i + 1) * BATCH)
-            data = (images[rows], labels[rows])
+            data = tuple(part[i * BATCH : (i + 1) * BATCH] for part in (images, labels))
             carry, _ = one_step(carry, jax.random.fold_in(key, i), data)
         return carry
 
@@ -167,53 +168,51 @@ def run(run: Run[Settings]) -> Found:
     return Found(rows, setup | {"growth": grown})
 
 
-def judge(report: Report) -> None:
-    """Holds a replicate's share of a step to a step of its own."""
-    rows = {row["form"]: row for row in report.rows}
+def targets(report: h.Report) -> Iterator[Row]:
+    """Selects the loops, with what a step of theirs costs over the cheapest replicate's share."""
     many = [row for row in report.rows if row["replicates"] >= 8]
     best = min(many, key=lambda row: row["ms_per_step"])["form"]
-    for form, target in (("jitted steps", 4.0), (TORCH, 3.5)):
-        if form in rows:
-            speedup = rows[form][f"over {best}"]
-            name = form if form != TORCH else "PyTorch's loop"
-            report.check(
-                f"{name} over a replicate ({best})", target, speedup, speedup >= target,
-                needs="default",
-            )  # fmt: skip
-    if (most := "512 levels x 1 seeds") in rows:
-        slowdown = 512 * rows[most]["over 1 levels x 1 seeds"]
-        report.check("512 replicates over one, in time", 5.0, slowdown, slowdown < 5)
+    for form, name, target in (
+        ("jitted steps", "jitted steps", 4.0),
+        (TORCH, "PyTorch's loop", 3.5),
+    ):
+        for row in h.where(form=form)(report):
+            yield {"name": name, "best": best, "target": target, "speedup": row[f"over {best}"]}
 
 
-def draw(report: Report) -> dict[str, Figure]:
-    """Milliseconds per step and replicate."""
-    figure, axis = plt.subplots(figsize=(7, 0.6 + 0.4 * len(report.rows)), layout="constrained")
-    names = [row["form"] for row in report.rows]
-    bars = axis.barh(names, [row["ms_per_step"] for row in report.rows], color="C0")
-    axis.bar_label(bars, fmt=" %.3g", fontsize=8)
-    axis.invert_yaxis()
-    axis.set_xscale("log")
-    axis.margins(x=0.1)
-    axis.set_xlabel("ms per step and replicate")
-    return {"forms": figure}
-
-
-COLUMNS = ("form", "replicates", "ms_per_step", "spread_per_step", "over jitted steps")
-GROWTH = ("devices", "replicates", "step_ms", "ms_per_replicate", "mb_per_device")
-
-
-def tables(report: Report) -> list[Table]:
-    """Every form, and how the vmapped ones grow."""
-    return [
-        Table.from_rows("ms per step and replicate", report.rows, COLUMNS),
-        Table.from_rows("growth over replicates and devices", report.extra["growth"], GROWTH),
-    ]
-
-
+CLAIMS = (
+    h.Claim(
+        "{name} over a replicate ({best})", "speedup", h.at_least("target"), itemgetter("target"),
+        targets, "default",
+    ),
+    h.Claim(
+        "512 replicates over one, in time", lambda row: 512 * row["over 1 levels x 1 seeds"],
+        h.below(5), 5.0, h.where(form="512 levels x 1 seeds"),
+    ),
+)  # fmt: skip
+PLOT = h.Plot(
+    "forms",
+    h.Dots(
+        "{form}: {ms_per_step:.3g}", "ms_per_step",
+        axes={"xscale": "log", "xlabel": "ms per step and replicate"},
+    ),
+    size=(7, 4),
+)  # fmt: skip
+TABLES = (
+    h.Listing(
+        "ms per step and replicate",
+        ("form", "replicates", "ms_per_step", "spread_per_step", "over jitted steps"),
+    ),
+    h.Listing(
+        "growth over replicates and devices",
+        ("devices", "replicates", "step_ms", "ms_per_replicate", "mb_per_device"),
+        h.extra("growth"),
+    ),
+)  # fmt: skip
 STUDY = Study(
     "replicates", __doc__,
     {"fast": Settings(20, 3), "default": Settings(100, 11), "full": Settings(400, 21)},
-    (run,), (judge,), (draw,), (tables,),
+    (run,), CLAIMS, (PLOT,), TABLES,
 )  # fmt: skip
 
 if __name__ == "__main__":

@@ -16,18 +16,21 @@ from experiments.harness.claims import (
     true,
 )  # fmt: skip
 from experiments.harness.command import SELECTS, Count, Least, Refused, choose
-from experiments.harness.means import averaged, error, grouped, mean
 from experiments.harness.plots import Bars, Curves, Dots, Panel, Panels, Plot, histograms, painted
 from experiments.harness.report import Report, Row
 from experiments.harness.rows import (
     Chosen,
     Selection,
     average,
+    averaged,
+    error,
     every,
     extra,
+    grouped,
     having,
     highest,
     least,
+    mean,
     means,
     most,
     pivot,

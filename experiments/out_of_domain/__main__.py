@@ -12,6 +12,7 @@ sets and networks are larger.
 """
 
 from collections.abc import Iterable, Iterator
+from functools import partial
 from typing import Any
 
 import jax
@@ -19,11 +20,75 @@ import jax.numpy as jnp
 import numpy as np
 from sklearn.metrics import average_precision_score, roc_auc_score
 
-from experiments.harness import Found, Row, Run, Study
-from experiments.out_of_domain import findings, recipe
+from experiments import harness as h
+from experiments.harness import Found, Report, Row, Run, Study
+from experiments.out_of_domain import recipe
 from experiments.out_of_domain.scoring import Scores, scorer, train
 from jaxeff import data
 from jaxeff import uncertainty as u
+
+METRICS = ("auroc", "aupr", "fpr95")
+detected, shifted = h.where(part="detection"), h.where(part="shift")
+
+
+by_score = h.pivot(detected, ("posterior", "score"), "outside", "auroc")
+
+
+accuracies = h.means(shifted, ("posterior", "severity"), ("accuracy",))
+
+
+def severest(report: Report) -> Iterator[Row]:
+    """Selects a row for each posterior: accuracy at the least and the largest severity."""
+    for (posterior,), rows in h.grouped(accuracies(report), "posterior").items():
+        found = {row["severity"]: row["accuracy"] for row in rows}
+        yield {"posterior": posterior, "clean": found[0], "worst": found[max(found)]}
+
+
+curves = h.means(shifted, ("posterior", "severity", "score"), ("accuracy", "auroc"))
+
+CLAIMS = (
+    h.Claim(
+        "{posterior}, {score}, {outside}: as scikit-learn", "scikit_error", h.at_most(1e-4),
+        of=detected, when=lambda row: row["score"] in ("MSP", "ViM"),
+    ),
+    h.Claim("{posterior}: accuracy", "clean", h.at_least(0.9), of=severest),
+    h.Claim("{posterior}: accuracy falls with severity", "worst", h.below("clean"), of=severest),
+    h.Claim(
+        "{posterior}: AUROC of ViM on {outside}", "auroc", h.at_least(0.9), of=detected,
+        needs="default", when=lambda row: row["score"] == "ViM" and row["kind"] == "far",
+    ),
+)  # fmt: skip
+
+TABLES = (
+    h.Listing("AUROC by score and posterior", of=by_score),
+    h.Listing("all figures", ("posterior", "score", "outside", "kind", *METRICS), detected),
+    h.Listing(
+        "under corruptions, means over them",
+        ("posterior", "severity", "score", "accuracy", "auroc"), curves,
+    ),
+)  # fmt: skip
+
+_curve = partial(h.Curves, "severity", hue="{posterior}")
+PLOTS = (
+    h.Plot(
+        "scores",
+        h.Dots(
+            "score", "auroc", detected, hue="{posterior}", facet="{outside} ({kind})",
+            guides=(0.5,), axes={"xlabel": "AUROC"},
+        ),
+        columns=3, size=(4.2, 4.6),
+    ),
+    h.Plot(
+        "shift",
+        _curve("accuracy", accuracies, axes={"xlabel": "severity", "ylabel": "accuracy"}),
+        _curve(
+            "auroc", curves, facet="{score}",
+            axes={"xlabel": "severity", "ylabel": "AUROC of corrupted images"},
+        ),
+        columns=3, size=(4.2, 3.4),
+    ),
+)  # fmt: skip
+
 
 FOLLOWED = ("MSP", "energy", "KNN", "ViM", "epistemic")
 """Scores of the curves."""
@@ -82,8 +147,8 @@ def shift(
 
 
 STUDY = Study(
-    "out_of_domain", __doc__, recipe.SIZES, (run,), findings.CLAIMS, findings.PLOTS,
-    findings.TABLES,
+    "out_of_domain", __doc__, recipe.SIZES, (run,), CLAIMS, PLOTS,
+    TABLES,
     (
         "OpenOOD trains ResNet-18 on CIFAR and ImageNet and chooses settings of scores on held-out "
         "sets; here it is LeNet-5 on digits, with settings that were not chosen by results.",

@@ -4,8 +4,9 @@ A score of features is fitted to each network of a posterior and averaged over t
 logits takes those of the mean prediction.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import jax
@@ -83,11 +84,8 @@ def train(run: Run[Settings], sets: Sets) -> dict[str, Posterior]:
     def each(x: Any) -> Any:
         return jax.vmap(f, (0, None))(stacked, x)
 
-    def first(x: Any) -> Any:
-        return f(members[0], x)
-
     return {
-        "deterministic": Posterior(members[:1], first, first),
+        "deterministic": Posterior(members[:1], *[partial(f, members[0])] * 2),
         "moments": Posterior(
             [means], lambda x: moments(gaussian, x).mean,
             lambda x: u.probit_logits(moments(gaussian, x)),
@@ -120,9 +118,9 @@ def scorer(posterior: Posterior, sets: Sets) -> Callable[[Any], Scores]:
     own = [(params, fitted(f, params, sets)) for params in posterior.networks]
     perturbed = u.odin(f, 100.0, 0.01)
 
-    def score(x: Any) -> Mapping[str, Array]:
+    def score(x: Any) -> Scores:
         prediction = posterior.prediction(x)
-        found = {name: of(posterior.logits(x)) for name, of in OF_LOGITS.items()}
+        found: Scores = {name: of(posterior.logits(x)) for name, of in OF_LOGITS.items()}
         found |= {name: of(prediction) for name, of in OF_PREDICTION.items()}
         each: list[dict[str, Array]] = []
         for params, scores in own:
@@ -136,9 +134,4 @@ def scorer(posterior: Posterior, sets: Sets) -> Callable[[Any], Scores]:
         return {**found, "class": prediction.argmax(-1)}
 
     compiled = jax.jit(score)
-
-    def all_of(x: Any) -> Scores:
-        found: Scores = u.in_batches(compiled, x, PART)
-        return found
-
-    return all_of
+    return lambda x: u.in_batches(compiled, x, PART)
