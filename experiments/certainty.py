@@ -34,25 +34,17 @@ CLASSES, PIXELS = 10, 14 * 14
 
 @dataclass(frozen=True)
 class Settings(Training):
-    """How the networks are trained and asked.
+    """How the networks are trained and asked."""
 
-    Attributes:
-        seeds: Trainings of each method.
-        epochs: Passes of a training.
-        tail: Passes that SWAG goes on for.
-        samples: Draws of a prediction.
-        members: Members of an ensemble; half of them with several inputs.
-        chain: Iterations of the microcanonical sampler, a third of them warm-up.
-        rounds: Rounds of the timing.
-    """
-
-    seeds: Count = 3
-    epochs: Count = 30
-    tail: Count = 10
-    samples: Annotated[int, Least(4)] = 30
+    seeds: Count = 3  # trainings of each method
+    epochs: Count = 30  # passes of a training
+    tail: Count = 10  # passes that SWAG goes on for
+    samples: Annotated[int, Least(4)] = 30  # draws of a prediction
+    # members of an ensemble; half of them with several inputs
     members: Annotated[int, Least(4)] = 4
+    # iterations of the microcanonical sampler, a third of them warm-up
     chain: Annotated[int, Least(12)] = 90
-    rounds: Count = 5
+    rounds: Count = 5  # rounds of the timing
 
 
 class Bench(NamedTuple):

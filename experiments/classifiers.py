@@ -20,23 +20,15 @@ from jaxeff.training import cross_entropy, fit
 
 @dataclass(frozen=True)
 class Classifier:
-    """A network on a data set.
+    """A network on a data set."""
 
-    Attributes:
-        network: "lenet5" (with batch norm), "resnet8" or "resnet18".
-        data: The data set.
-        images: Training images.
-        epochs: Passes over them.
-        test_images: Images behind every accuracy.
-        seeds: Trainings.
-    """
-
+    # "lenet5" (with batch norm), "resnet8" or "resnet18"
     network: Literal["lenet5", "resnet8", "resnet18"]
-    data: str
-    images: int
-    epochs: int
-    test_images: int
-    seeds: int
+    data: str  # the data set
+    images: int  # training images
+    epochs: int  # passes over them
+    test_images: int  # images behind every accuracy
+    seeds: int  # trainings
 
     @property
     def name(self) -> str:
@@ -50,49 +42,30 @@ BATCH = 500
 
 @dataclass(frozen=True)
 class Retrained(Classifier):
-    """A classifier that is changed, and trained on.
+    """A classifier that is changed, and trained on."""
 
-    Attributes:
-        retrain_images: Images of the training after the change.
-        retrain: Passes over them.
-    """
-
-    retrain_images: int
-    retrain: int
+    retrain_images: int  # images of the training after the change
+    retrain: int  # passes over them
 
 
 @dataclass(frozen=True, kw_only=True)
 class Settings(Training):
-    """What the trainings of a study depend on, and which of its networks are run.
+    """What the trainings of a study depend on, and which of its networks are run."""
 
-    Attributes:
-        subjects: The networks.
-        retrain_rate: Learning rate of training on.
-        calibration: Training images that numbers are measured on.
-        only: Subjects to run; all if none is given.
-    """
-
-    subjects: tuple[Any, ...]
-    retrain_rate: float = 1e-3
-    calibration: Count = 512
-    only: Annotated[tuple[str, ...], SELECTS] = ()
+    subjects: tuple[Any, ...]  # the networks
+    retrain_rate: float = 1e-3  # learning rate of training on
+    calibration: Count = 512  # training images that numbers are measured on
+    only: Annotated[tuple[str, ...], SELECTS] = ()  # subjects to run; all if none is given
 
 
 @dataclass(frozen=True)
 class Task:
-    """What is kept once it is done.
+    """What is kept once it is done."""
 
-    Attributes:
-        subject: The network's name.
-        seed: Of its training.
-        part: Of the study.
-        what: Within the part.
-    """
-
-    subject: str
-    seed: int
-    part: str
-    what: str = ""
+    subject: str  # the network's name
+    seed: int  # of its training
+    part: str  # of the study
+    what: str = ""  # within the part
 
     def __str__(self) -> str:
         return f"{self.subject} {self.seed} {self.what or self.part}"
@@ -100,25 +73,15 @@ class Task:
 
 @dataclass(frozen=True)
 class Trained:
-    """A network trained in float32.
+    """A network trained in float32."""
 
-    Attributes:
-        subject: What it is.
-        network: As a function.
-        images: What it was trained and is tested on.
-        params: Its parameters.
-        state: Its running statistics.
-        seed: Of its training.
-        sites: Its multiply-accumulates in order.
-    """
-
-    subject: Classifier
-    network: Network
-    images: Images
-    params: Any
-    state: Any
-    seed: int
-    sites: tuple[str, ...]
+    subject: Classifier  # what it is
+    network: Network  # as a function
+    images: Images  # what it was trained and is tested on
+    params: Any  # its parameters
+    state: Any  # its running statistics
+    seed: int  # of its training
+    sites: tuple[str, ...]  # its multiply-accumulates in order
 
     def calibration(self, count: int) -> jax.Array:
         """Training images that numbers are measured on."""

@@ -46,12 +46,9 @@ HEIGHTS = np.geomspace(0.25, 16, 25)
 
 @dataclass(frozen=True)
 class Settings:
-    """How much is drawn.
+    """How much is drawn."""
 
-    Attributes:
-        draws: Draws of every distribution, a multiple of 200; the sweep takes a tenth.
-    """
-
+    # draws of every distribution, a multiple of 200; the sweep takes a tenth
     draws: Annotated[int, Least(200)]
 
     def __post_init__(self) -> None:

@@ -9,15 +9,10 @@ from experiments.harness import Count
 
 @dataclass(frozen=True, kw_only=True)
 class Training:
-    """How networks are trained by Adam.
+    """How networks are trained by Adam."""
 
-    Attributes:
-        batch_size: Images per update.
-        rate: Learning rate of Adam, decayed by a cosine.
-    """
-
-    batch_size: Count = 64
-    rate: float = 2e-3
+    batch_size: Count = 64  # images per update
+    rate: float = 2e-3  # learning rate of Adam, decayed by a cosine
 
 
 class Selected:

@@ -40,15 +40,10 @@ TARGETS = {"jitted steps": ("jitted steps", 4.0), TORCH: ("PyTorch's loop", 3.5)
 
 @dataclass(frozen=True)
 class Settings:
-    """How much is timed.
+    """How much is timed."""
 
-    Attributes:
-        steps: Training steps of one call.
-        rounds: Interleaved rounds.
-    """
-
-    steps: Count
-    rounds: Count
+    steps: Count  # training steps of one call
+    rounds: Count  # interleaved rounds
 
 
 def jax_forms(steps: int, replicates: list[tuple[int, int]]) -> dict[str, Callable[[], Any]]:

@@ -18,23 +18,14 @@ MARGIN = 3.0
 
 
 class Scene(NamedTuple):
-    """Training data, and what is known at the evaluation points.
+    """Training data, and what is known at the evaluation points."""
 
-    Attributes:
-        train: Inputs ``[n, 1]`` and targets ``[n]``, as drawn.
-        x: Evaluation points ``[m]``, evenly spaced.
-        target: The function without noise.
-        noise: Standard deviation of the noise; NaN in gaps.
-        inside: Whether there are data.
-        sparsity: Negative log density of the training inputs.
-    """
-
-    train: tuple[jax.Array, jax.Array]
-    x: jax.Array
-    target: jax.Array
-    noise: jax.Array
-    inside: jax.Array
-    sparsity: jax.Array
+    train: tuple[jax.Array, jax.Array]  # inputs ``[n, 1]`` and targets ``[n]``, as drawn
+    x: jax.Array  # evaluation points ``[m]``, evenly spaced
+    target: jax.Array  # the function without noise
+    noise: jax.Array  # standard deviation of the noise; NaN in gaps
+    inside: jax.Array  # whether there are data
+    sparsity: jax.Array  # negative log density of the training inputs
 
     def inputs(self, x: jax.Array) -> jax.Array:
         """Standardises inputs, so that a network's kinks lie where the data are."""

@@ -16,32 +16,21 @@ from jaxeff.noise import slots
 
 @dataclass(frozen=True)
 class Network:
-    """A network without its numbers.
+    """A network without its numbers."""
 
-    Attributes:
-        train: `f(params, state, x) -> (logits, state)` with dropout and the batch's statistics.
-        evaluate: The same without dropout, with the running statistics.
-        init: Initial parameters and state from a key.
-        slots: The sites at which noise acts, in order.
-    """
-
+    # `f(params, state, x) -> (logits, state)` with dropout and the batch's statistics
     train: Callable[..., Any]
-    evaluate: Callable[..., Any]
-    init: Callable[[jax.Array], tuple[Any, Any]]
-    slots: tuple[str, ...]
+    evaluate: Callable[..., Any]  # the same without dropout, with the running statistics
+    init: Callable[[jax.Array], tuple[Any, Any]]  # initial parameters and state from a key
+    slots: tuple[str, ...]  # the sites at which noise acts, in order
 
 
 @dataclass(frozen=True)
 class Images:
-    """Scaled images and labels.
+    """Scaled images and labels."""
 
-    Attributes:
-        train: For training.
-        test: For accuracies.
-    """
-
-    train: tuple[np.ndarray, np.ndarray]
-    test: tuple[jax.Array, jax.Array]
+    train: tuple[np.ndarray, np.ndarray]  # for training
+    test: tuple[jax.Array, jax.Array]  # for accuracies
 
     @property
     def shape(self) -> tuple[int, int, int]:

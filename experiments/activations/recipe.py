@@ -35,24 +35,17 @@ class Trial(NamedTuple):
 
 @dataclass(frozen=True)
 class Sampling:
-    """How the posterior is sampled.
+    """How the posterior is sampled."""
 
-    Attributes:
-        warmup: Iterations of warm-up for each chain.
-        samples: Draws for each chain; with more, finished chains go on where they ended.
-        chains: Number of chains.
-        max_depth: NUTS trajectories have at most ``2**max_depth - 1`` steps.
-        target_acceptance: What warm-up adapts the step size to.
-        start_steps: Steps of Adam before the chains start; 0 starts them at draws of the prior.
-        kernel_scales: Prior standard deviation of each layer's kernel; biases have 1.
-    """
-
-    warmup: Count
+    warmup: Count  # iterations of warm-up for each chain
+    # draws for each chain; with more, finished chains go on where they ended
     samples: Annotated[int, Least(4), SELECTS]
-    chains: Count = 4
-    max_depth: int = 8
-    target_acceptance: float = 0.7
+    chains: Count = 4  # number of chains
+    max_depth: int = 8  # NUTS trajectories have at most ``2**max_depth - 1`` steps
+    target_acceptance: float = 0.7  # what warm-up adapts the step size to
+    # steps of Adam before the chains start; 0 starts them at draws of the prior
     start_steps: int = 400
+    # prior standard deviation of each layer's kernel; biases have 1
     kernel_scales: Scales = SINE_SCALES
 
 
@@ -61,67 +54,40 @@ class Variational:
     """How the posterior is approximated: linear annealing after pretraining.
 
     See Klein's thesis, figure 7.10.
-
-    Attributes:
-        pretrain_epochs: Epochs of the point estimate, from which SVI starts.
-        epochs: Epochs of SVI (the source: 500).
-        rate: Learning rate of Adam.
-        batch_size: Points per training step.
-        kl: Final weight of the annealed KL term.
-        init_scale: Standard deviation the posterior starts with.
-        samples: Weight draws of a prediction.
-        kernel_scales: Prior standard deviation of each layer's kernel; biases have 1.
     """
 
-    pretrain_epochs: int
-    epochs: int
-    rate: float = 5e-3
-    batch_size: int = 50
-    kl: float = 0.25
-    init_scale: float = 1e-2
-    samples: int = 200
+    pretrain_epochs: int  # epochs of the point estimate, from which SVI starts
+    epochs: int  # epochs of SVI (the source: 500)
+    rate: float = 5e-3  # learning rate of Adam
+    batch_size: int = 50  # points per training step
+    kl: float = 0.25  # final weight of the annealed KL term
+    init_scale: float = 1e-2  # standard deviation the posterior starts with
+    samples: int = 200  # weight draws of a prediction
+    # prior standard deviation of each layer's kernel; biases have 1
     kernel_scales: Scales = MOONS_SCALES
 
 
 @dataclass(frozen=True)
 class Settings:
-    """Everything the figures depend on.
+    """Everything the figures depend on."""
 
-    Attributes:
-        sine_activations: Sampled on the noisy sine (the source: 27).
-        moons_activations: Inferred on two moons (the source's representative ten).
-        sine: NUTS on the noisy sine (the source: 1000 + 1000 iterations).
-        moons: NUTS on two moons (the source: 2000 + 2000).
-        svi: SVI on two moons.
-        prior_start: NUTS on the noisy sine once more, all 27 from draws of the prior.
-        sine_margin: How far the noisy sine is evaluated beyond the data.
-        sine_points: Evaluation points, evenly spaced.
-        moons_examples: Training points.
-        moons_noise: Their noise.
-        moons_test: Test points.
-        moons_margin: How far the plane is evaluated beyond the training points.
-        moons_points: Evaluation points along each axis.
-        quantile: Share of the training points that lie where is called out of domain.
-        task: Which of both to run.
-        only: Activation functions to run only.
-    """
-
-    sine_activations: tuple[str, ...]
-    moons_activations: tuple[str, ...]
-    sine: Sampling
-    moons: Sampling
-    svi: Variational
-    prior_start: Sampling
-    sine_margin: float = MARGIN
-    sine_points: int = 300
-    moons_examples: int = 200
-    moons_noise: float = NOISE
-    moons_test: int = 1500
-    moons_margin: float = 1.0
-    moons_points: int = 40
+    sine_activations: tuple[str, ...]  # sampled on the noisy sine (the source: 27)
+    moons_activations: tuple[str, ...]  # inferred on two moons (the source's representative ten)
+    sine: Sampling  # NUTS on the noisy sine (the source: 1000 + 1000 iterations)
+    moons: Sampling  # NUTS on two moons (the source: 2000 + 2000)
+    svi: Variational  # SVI on two moons
+    prior_start: Sampling  # NUTS on the noisy sine once more, all 27 from draws of the prior
+    sine_margin: float = MARGIN  # how far the noisy sine is evaluated beyond the data
+    sine_points: int = 300  # evaluation points, evenly spaced
+    moons_examples: int = 200  # training points
+    moons_noise: float = NOISE  # their noise
+    moons_test: int = 1500  # test points
+    moons_margin: float = 1.0  # how far the plane is evaluated beyond the training points
+    moons_points: int = 40  # evaluation points along each axis
+    # share of the training points that lie where is called out of domain
     quantile: float = OOD_QUANTILE
-    task: Annotated[Literal["sine", "moons", "all"], SELECTS] = "all"
-    only: Annotated[tuple[str, ...], SELECTS] = ()
+    task: Annotated[Literal["sine", "moons", "all"], SELECTS] = "all"  # which of both to run
+    only: Annotated[tuple[str, ...], SELECTS] = ()  # activation functions to run only
 
     def plan(self) -> list[Trial]:
         """The trials that are asked for.

@@ -18,21 +18,14 @@ Judged = tuple[dict[str, float], dict[str, jax.Array]]
 
 
 class Moons(NamedTuple):
-    """Training and test data, and the plane around them.
+    """Training and test data, and the plane around them."""
 
-    Attributes:
-        train: Points and classes.
-        test: Points and classes.
-        grid: Coordinates of the evaluation points, as ``np.meshgrid`` gives them.
-        points: The same as a list, ``[rows * columns, 2]``.
-        outside: Which of them are out of domain.
-    """
-
-    train: tuple[jax.Array, jax.Array]
-    test: tuple[jax.Array, jax.Array]
+    train: tuple[jax.Array, jax.Array]  # points and classes
+    test: tuple[jax.Array, jax.Array]  # points and classes
+    # coordinates of the evaluation points, as ``np.meshgrid`` gives them
     grid: tuple[jax.Array, ...]
-    points: jax.Array
-    outside: jax.Array
+    points: jax.Array  # the same as a list, ``[rows * columns, 2]``
+    outside: jax.Array  # which of them are out of domain
 
 
 @cache

@@ -11,51 +11,33 @@ Part = Literal["models", "images", "speech", "order", "sequences"]
 
 @dataclass(frozen=True)
 class Settings(Training, Selected):
-    """Chips, networks and epochs.
+    """Chips, networks and epochs."""
 
-    Attributes:
-        chips: Numbers of the synthetic chips.
-        data: The image data set.
-        images: Training images.
-        test_images: Test images.
-        widths: Hidden layers of the image classifier.
-        digital: Epochs of digital training before anything analog.
-        retrain: Epochs of retraining (the source: 300); shares of them are the short loops.
-        programs: Weight matrices under which single rows, and full drive, are measured.
-        event_programs: Weight matrices of the measurement of order.
-        event_epochs: Epochs of the sequence models.
-        order_chips: Chips whose order is modelled.
-        sequence_chips: Chips for networks through sequence models; 0 leaves them out.
-        sequence_size: Rows and columns of their arrays, whose attention grows with the square.
-        sequence_images: Training images of these networks, of 8 by 8 pixels.
-        sequence_retrain: Epochs of their retraining; the loop has a sixth.
-        speech: Chips for keyword spotting; 0 leaves it out.
-        speech_widths: Hidden layers of its classifier (the source: 1024, 128).
-        speech_bands: Mel bands, and as many frames.
-        hours: Of drift.
-        parts: Parts to run; all if none is given.
-    """
-
-    chips: tuple[int, ...] = (0, 1, 2, 3, 4)
-    data: str = "mnist"
-    images: Count = 3000
-    test_images: Count = 1500
-    widths: tuple[Count, ...] = (64, 32)
-    digital: Count = 20
+    chips: tuple[int, ...] = (0, 1, 2, 3, 4)  # numbers of the synthetic chips
+    data: str = "mnist"  # the image data set
+    images: Count = 3000  # training images
+    test_images: Count = 1500  # test images
+    widths: tuple[Count, ...] = (64, 32)  # hidden layers of the image classifier
+    digital: Count = 20  # epochs of digital training before anything analog
+    # epochs of retraining (the source: 300); shares of them are the short loops
     retrain: Count = 30
+    # weight matrices under which single rows, and full drive, are measured
     programs: Annotated[int, Least(2)] = 32
-    order_chips: Annotated[int, Least(0)] = 5
-    event_programs: Count = 96
+    order_chips: Annotated[int, Least(0)] = 5  # chips whose order is modelled
+    event_programs: Count = 96  # weight matrices of the measurement of order
+    # chips for networks through sequence models; 0 leaves them out
     sequence_chips: Annotated[int, Least(0)] = 3
-    hours: float = 24.0
-    event_epochs: Count = 10
+    hours: float = 24.0  # of drift
+    event_epochs: Count = 10  # epochs of the sequence models
+    # rows and columns of their arrays, whose attention grows with the square
     sequence_size: Annotated[int, Least(8)] = 32
-    sequence_images: Count = 1000
-    speech: Annotated[int, Least(0)] = 1
+    sequence_images: Count = 1000  # training images of these networks, of 8 by 8 pixels
+    speech: Annotated[int, Least(0)] = 1  # chips for keyword spotting; 0 leaves it out
+    # hidden layers of its classifier (the source: 1024, 128)
     speech_widths: tuple[Count, ...] = (128, 64)
-    sequence_retrain: Count = 18
-    speech_bands: Count = 16
-    parts: Annotated[tuple[Part, ...], SELECTS] = ()
+    sequence_retrain: Count = 18  # epochs of their retraining; the loop has a sixth
+    speech_bands: Count = 16  # mel bands, and as many frames
+    parts: Annotated[tuple[Part, ...], SELECTS] = ()  # parts to run; all if none is given
 
 
 SIZES = {

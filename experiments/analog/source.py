@@ -27,19 +27,12 @@ ORDERED, UNORDERED = 0.5, 0.9
 
 
 class Through(NamedTuple):
-    """Networks through a model of sequences.
+    """Networks through a model of sequences."""
 
-    Attributes:
-        mse: Of the model.
-        software: Accuracy on the model.
-        on_chip: On the chip.
-        after_loop: There, after 50 of 300 epochs in the loop.
-    """
-
-    mse: float | None
-    software: float | None
-    on_chip: float | None
-    after_loop: float | None
+    mse: float | None  # of the model
+    software: float | None  # accuracy on the model
+    on_chip: float | None  # on the chip
+    after_loop: float | None  # there, after 50 of 300 epochs in the loop
 
 
 SEQUENCES = {

@@ -31,23 +31,14 @@ GAIN = 0.004
 
 @dataclass(frozen=True, eq=False)
 class Problem:
-    """A classifier, trained digitally, and its data.
+    """A classifier, trained digitally, and its data."""
 
-    Attributes:
-        name: Of the data set.
-        f: `f(params, x)`.
-        params: Trained digitally.
-        train: Inputs from 0 on, and labels.
-        test: The same.
-        spec: Its crossbars, with ranges.
-    """
-
-    name: str
-    f: Callable[..., Any]
-    params: Any
-    train: tuple[Any, Any]
-    test: tuple[Any, Any]
-    spec: dict[str, hw.Crossbar]
+    name: str  # of the data set
+    f: Callable[..., Any]  # `f(params, x)`
+    params: Any  # trained digitally
+    train: tuple[Any, Any]  # inputs from 0 on, and labels
+    test: tuple[Any, Any]  # the same
+    spec: dict[str, hw.Crossbar]  # its crossbars, with ranges
 
 
 class Trainer:

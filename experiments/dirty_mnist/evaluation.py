@@ -31,17 +31,11 @@ Logits = dict[str, Float[Array, "samples n classes"]]
 
 @dataclass
 class Outcome:
-    """What one method says of the three test sets.
+    """What one method says of the three test sets."""
 
-    Attributes:
-        figures: One number per metric.
-        uncertainty: Per domain, of every image.
-        log_probs: Per domain, of the mean prediction.
-    """
-
-    figures: dict[str, Any]
-    uncertainty: dict[str, unc.Decomposition]
-    log_probs: dict[str, Float[Array, "n classes"]]
+    figures: dict[str, Any]  # one number per metric
+    uncertainty: dict[str, unc.Decomposition]  # per domain, of every image
+    log_probs: dict[str, Float[Array, "n classes"]]  # per domain, of the mean prediction
 
 
 def sampled_logits(

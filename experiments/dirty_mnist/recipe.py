@@ -16,30 +16,18 @@ from jaxeff.dirty_mnist import DirtyMNIST, Recipe, dirty_mnist
 
 @dataclass(frozen=True)
 class SVISettings:
-    """How one posterior is trained.
+    """How one posterior is trained."""
 
-    Attributes:
-        network: ``"mlp"`` or ``"lenet5"``.
-        pretrain_epochs: Epochs of a point estimate that the means start from; 0 for a cold start
-            at `init_mean`.
-        epochs: Epochs of SVI.
-        rate: Learning rate of Adam.
-        decay: Whether it falls to zero by a cosine.
-        init_scale: Standard deviation the posterior starts with.
-        init_mean: Where all means start if there is no point estimate.
-        prior: Prior of the weights, as `jaxeff.bayes` takes it.
-        subset: Whether to train on the images that the chains see, and on no others.
-    """
-
-    network: str
+    network: str  # ``"mlp"`` or ``"lenet5"``
+    # epochs of a point estimate that the means start from; 0 for a cold start at `init_mean`
     pretrain_epochs: int
-    epochs: int
-    rate: float
-    decay: bool
-    init_scale: float
-    init_mean: float = 0.08
-    prior: float | str = "fan_in"
-    subset: bool = False
+    epochs: int  # epochs of SVI
+    rate: float  # learning rate of Adam
+    decay: bool  # whether it falls to zero by a cosine
+    init_scale: float  # standard deviation the posterior starts with
+    init_mean: float = 0.08  # where all means start if there is no point estimate
+    prior: float | str = "fan_in"  # prior of the weights, as `jaxeff.bayes` takes it
+    subset: bool = False  # whether to train on the images that the chains see, and on no others
 
 
 def posteriors(
@@ -65,58 +53,37 @@ def posteriors(
 
 @dataclass(frozen=True)
 class MCMCSettings:
-    """How the MLP is sampled.
+    """How the MLP is sampled."""
 
-    Attributes:
-        images: Training images, half of them clean and half ambiguous.
-        step_size: First step size, in standard deviations of the prior.
-        steps: Mean number of steps of a trajectory.
-        warmup: Iterations that adapt the step size and the mass matrix, and are not kept.
-        samples: Draws of each chain.
-        chains: Chains.
-        prior: Prior of the weights.
-    """
-
-    images: int = 2000
-    step_size: float = 0.02
-    steps: int = 24
-    warmup: int = 80
-    samples: int = 400
-    chains: Annotated[int, Least(2)] = 4
-    prior: float | str = "fan_in"
+    images: int = 2000  # training images, half of them clean and half ambiguous
+    step_size: float = 0.02  # first step size, in standard deviations of the prior
+    steps: int = 24  # mean number of steps of a trajectory
+    warmup: int = 80  # iterations that adapt the step size and the mass matrix, and are not kept
+    samples: int = 400  # draws of each chain
+    chains: Annotated[int, Least(2)] = 4  # chains
+    prior: float | str = "fan_in"  # prior of the weights
 
 
 @dataclass(frozen=True)
 class Settings:
-    """Everything the figures depend on.
+    """Everything the figures depend on."""
 
-    Attributes:
-        data: How the ambiguous digits are made, and of which.
-        ood: Out-of-domain data set.
-        images: Images of each test set at most.
-        svi: The posteriors, by name.
-        mcmc: How the MLP is sampled.
-        batch_size: Images per training step (the source's).
-        kl: Final weight of the KL term (the source's).
-        samples: Weight samples of the SVI predictions (the source's).
-        logit_samples: Draws from the Gaussian logits of a moment pass.
-        factors: Calibration factors of the sweep: they scale the variances of the weights.
-        cache: Folder of the data set; the user's cache if unset.
-    """
-
-    data: Recipe = field(default_factory=Recipe)
-    ood: str = "fashion-mnist"
-    images: Count = 10_000
+    data: Recipe = field(default_factory=Recipe)  # how the ambiguous digits are made, and of which
+    ood: str = "fashion-mnist"  # out-of-domain data set
+    images: Count = 10_000  # images of each test set at most
     # The source's start and learning rate, for a twentieth and a third of its epochs.
+    # the posteriors, by name
     svi: dict[str, SVISettings] = field(
         default_factory=lambda: posteriors((50, 300, 50, 3000), 1e-3, 2, (12, 16))
     )
-    mcmc: MCMCSettings = MCMCSettings()
-    batch_size: Count = 100
-    kl: float = 0.25
-    samples: Annotated[int, Least(2)] = 100
-    logit_samples: int = 100
+    mcmc: MCMCSettings = MCMCSettings()  # how the MLP is sampled
+    batch_size: Count = 100  # images per training step (the source's)
+    kl: float = 0.25  # final weight of the KL term (the source's)
+    samples: Annotated[int, Least(2)] = 100  # weight samples of the SVI predictions (the source's)
+    logit_samples: int = 100  # draws from the Gaussian logits of a moment pass
+    # calibration factors of the sweep: they scale the variances of the weights
     factors: tuple[float, ...] = (0.1, 0.2, 0.3, 0.4, 0.5, 0.7, 1.0, 1.4, 2.0)
+    # folder of the data set; the user's cache if unset
     cache: Annotated[Path | None, SELECTS] = None
 
 
@@ -146,18 +113,13 @@ SIZES = {
 
 @dataclass(frozen=True)
 class Sets:
-    """Raw images and labels.
+    """Raw images and labels."""
 
-    Attributes:
-        dirty: The whole of Dirty-MNIST.
-        train_images: Its training set: clean digits, then each ambiguous one once per label.
-        train_labels: Their labels.
-        test: Test images by domain: ``clean``, ``ambiguous`` and ``ood``.
-    """
-
-    dirty: DirtyMNIST
+    dirty: DirtyMNIST  # the whole of Dirty-MNIST
+    # its training set: clean digits, then each ambiguous one once per label
     train_images: UInt8[np.ndarray, "n 28 28 1"]
-    train_labels: Int[np.ndarray, " n"]
+    train_labels: Int[np.ndarray, " n"]  # their labels
+    # test images by domain: ``clean``, ``ambiguous`` and ``ood``
     test: dict[str, UInt8[np.ndarray, "m 28 28 1"]]
 
 

@@ -38,26 +38,19 @@ GREY = (0.299, 0.587, 0.114)
 
 @dataclass(frozen=True, eq=False)
 class Images:
-    """Normalised images and their labels.
+    """Normalised images and their labels."""
 
-    Attributes:
-        train: Clean digits, then each ambiguous one once for every label.
-        spare: Ambiguous digits that nothing is trained on.
-        other: Images from elsewhere, to repel on.
-        held: What strengths are chosen by: "clean" digits, "ood" images that are in neither
-            training nor tests, and nothing else.
-        held_labels: Of the clean ones.
-        test: Test images by domain: "clean", "ambiguous" and "ood".
-        sets: The raw ones, with the labels of the tests.
-    """
-
+    # clean digits, then each ambiguous one once for every label
     train: tuple[Float[Array, "n 28 28 1"], Int[Array, " n"]]
-    spare: Float[Array, "n 28 28 1"]
-    other: Float[Array, "n 28 28 1"]
+    spare: Float[Array, "n 28 28 1"]  # ambiguous digits that nothing is trained on
+    other: Float[Array, "n 28 28 1"]  # images from elsewhere, to repel on
+    # what strengths are chosen by: "clean" digits, "ood" images that are in neither training nor
+    # tests, and nothing else
     held: dict[str, Float[Array, "n 28 28 1"]]
-    held_labels: Int[Array, " n"]
+    held_labels: Int[Array, " n"]  # of the clean ones
+    # test images by domain: "clean", "ambiguous" and "ood"
     test: dict[str, Float[Array, "n 28 28 1"]]
-    sets: Sets
+    sets: Sets  # the raw ones, with the labels of the tests
 
 
 def load(settings: Settings, say: Any) -> Images:
@@ -122,23 +115,14 @@ Said = dict[str, tuple[Float[Array, "n classes"], Decomposition]]
 
 @dataclass(frozen=True, eq=False)
 class Bench:
-    """A study's network and images.
+    """A study's network and images."""
 
-    Attributes:
-        run: The study's.
-        images: What is trained on and judged by.
-        f: The network, `f(params, images) -> logits`.
-        init: Fresh parameters from a key.
-        last: Its last layer.
-        hidden: Its other layers, in order.
-    """
-
-    run: Run[Settings]
-    images: Images
-    f: Callable[..., Array]
-    init: Callable[[jax.Array], Any]
-    last: str
-    hidden: tuple[str, ...]
+    run: Run[Settings]  # the study's
+    images: Images  # what is trained on and judged by
+    f: Callable[..., Array]  # the network, `f(params, images) -> logits`
+    init: Callable[[jax.Array], Any]  # fresh parameters from a key
+    last: str  # its last layer
+    hidden: tuple[str, ...]  # its other layers, in order
 
     @property
     def settings(self) -> Settings:

@@ -34,19 +34,13 @@ STRUCTURES = {"diagonal": "diag", "Kronecker": "kron", "full": "full"}
 
 @dataclass(frozen=True)
 class Method:
-    """A row of the table.
+    """A row of the table."""
 
-    Attributes:
-        name: As it is printed.
-        say: What each seed's network says of the test images, from a bench and the number of seeds.
-        main: Whether it is trained with all seeds.
-        source: What the source calls it.
-    """
-
-    name: str
+    name: str  # as it is printed
+    # what each seed's network says of the test images, from a bench and the number of seeds
     say: Callable[[Bench, int], Saying]
-    main: bool = True
-    source: str | None = None
+    main: bool = True  # whether it is trained with all seeds
+    source: str | None = None  # what the source calls it
 
 
 @dataclass(frozen=True)

@@ -24,19 +24,12 @@ LIMIT = 1e-5
 
 @dataclass(frozen=True)
 class Settings:
-    """What is compared.
+    """What is compared."""
 
-    Attributes:
-        members: Members of an ensemble.
-        images: Predictions.
-        classes: Classes.
-        trials: Ensembles; the largest difference counts.
-    """
-
-    members: Annotated[int, Least(2)] = 10
-    images: Annotated[int, Least(10)] = 2000
-    classes: Annotated[int, Least(2)] = 10
-    trials: Count = 10
+    members: Annotated[int, Least(2)] = 10  # members of an ensemble
+    images: Annotated[int, Least(10)] = 2000  # predictions
+    classes: Annotated[int, Least(2)] = 10  # classes
+    trials: Count = 10  # ensembles; the largest difference counts
 
 
 def run(run: Run[Settings]) -> list[Row]:

@@ -30,108 +30,71 @@ KINDS: tuple[Kind, ...] = (
 
 @dataclass(frozen=True)
 class Sine:
-    """The noisy sine (Klein's thesis, figure 9.2).
+    """The noisy sine (Klein's thesis, figure 9.2)."""
 
-    Attributes:
-        activations: Activation functions, as the source's table names them.
-        seeds: Data sets and trainings of each.
-        hidden: Units of both hidden layers (the source's).
-        steps: Steps of Adam, each on all examples.
-        rate: Its learning rate, decayed by a cosine.
-        members: Networks of a deep ensemble, and heads (the source's).
-        dropout: Rate behind both hidden layers (the source's).
-        samples: Dropout masks of a prediction.
-        gammas: Strengths of the repulsion of heads, for a likelihood summed over the data; the
-            first is the source's.
-        lambda_var: Weight of what keeps log-variances from growing in the gaps (the source's
-            number; what it multiplies there is not said).
-        margin: How far beyond the data predictions are judged.
-        points: Inputs at which they are.
-    """
-
+    # activation functions, as the source's table names them
     activations: tuple[str, ...] = tuple(ACTIVATIONS)
-    seeds: Count = 5
-    hidden: Count = 50
-    steps: Count = 2000
-    rate: float = 5e-3
-    members: Annotated[int, Least(2)] = 10
-    dropout: float = 0.15
-    samples: Annotated[int, Least(2)] = 100
+    seeds: Count = 5  # data sets and trainings of each
+    hidden: Count = 50  # units of both hidden layers (the source's)
+    steps: Count = 2000  # steps of Adam, each on all examples
+    rate: float = 5e-3  # its learning rate, decayed by a cosine
+    members: Annotated[int, Least(2)] = 10  # networks of a deep ensemble, and heads (the source's)
+    dropout: float = 0.15  # rate behind both hidden layers (the source's)
+    samples: Annotated[int, Least(2)] = 100  # dropout masks of a prediction
+    # strengths of the repulsion of heads, for a likelihood summed over the data; the first is the
+    # source's
     gammas: tuple[float, ...] = (1000.0, 100.0, 10.0)
+    # weight of what keeps log-variances from growing in the gaps (the source's number; what it
+    # multiplies there is not said)
     lambda_var: float = 0.25
-    margin: float = MARGIN
-    points: Annotated[int, Least(10)] = 300
+    margin: float = MARGIN  # how far beyond the data predictions are judged
+    points: Annotated[int, Least(10)] = 300  # inputs at which they are
 
 
 @dataclass(frozen=True)
 class Settings(Training, Selected):
-    """Everything the figures depend on.
+    """Everything the figures depend on."""
 
-    Attributes:
-        sine: The regression.
-        network: The classifier: "mlp" (784-64-32-10), "lenet5", or "resnet18" without batch norm.
-        data: How the ambiguous digits are made, and of which clean ones.
-        ood: Out-of-domain data set of the tests.
-        other: Another one: repulsive samples in the place of letters, and strengths are chosen by
-            it. Its images become grey and are cropped.
-        clean: Clean digits to train on.
-        ambiguous: Ambiguous ones; each counts once for every label.
-        held: Digits of each kind that are kept out of the training, for choosing.
-        tests: Images of each test set at most.
-        epochs: Passes over the data.
-        members: Heads (the source's), and networks of the large ensemble.
-        few: Networks of the small one (the source's DE-5).
-        seeds: Trainings of the main rows.
-        some: Trainings of the other rows, at most.
-        one: The same where it is asked which layers should be random.
-        strengths: Of repulsion in function space, to choose from.
-        weight_strength: The same in the space of weights.
-        kinds: Repulsive samples that are compared.
-        repulsive: How many there are in a step.
-        dropout: Rate behind dense hidden layers.
-        bound: Of spectral norms (DDU's).
-        features: Random features of SNGP.
-        shrinkage: Of the class covariances of DDU.
-        samples: Draws of a prediction: masks, weights, or logits of a Gaussian.
-        svi_epochs: Passes of variational inference that starts at a trained network.
-        svi_scale: Standard deviations that it starts with.
-        times: Multiplications that a partial Bayesian network may cost, in networks.
-        sites: Layers that may be random, `*` for all; each of them and all if none is given.
-        rounds: Rounds of the timing.
-        parts: Parts to run; all if none is given.
-        cache: Folder of Dirty-MNIST; the user's cache if unset.
-    """
-
-    sine: Sine = Sine()
+    sine: Sine = Sine()  # the regression
+    # the classifier: "mlp" (784-64-32-10), "lenet5", or "resnet18" without batch norm
     network: Literal["mlp", "lenet5", "resnet18"] = "lenet5"
+    # how the ambiguous digits are made, and of which clean ones
     data: Recipe = field(default_factory=Recipe)
-    ood: str = "fashion-mnist"
+    ood: str = "fashion-mnist"  # out-of-domain data set of the tests
+    # another one: repulsive samples in the place of letters, and strengths are chosen by it. Its
+    # images become grey and are cropped
     other: str = "cifar-10"
-    clean: Annotated[int, Least(100)] = 20_000
-    ambiguous: Annotated[int, Least(10)] = 1000
+    clean: Annotated[int, Least(100)] = 20_000  # clean digits to train on
+    ambiguous: Annotated[int, Least(10)] = 1000  # ambiguous ones; each counts once for every label
+    # digits of each kind that are kept out of the training, for choosing
     held: Annotated[int, Least(10)] = 1000
-    tests: Annotated[int, Least(10)] = 5000
-    epochs: Count = 4
+    tests: Annotated[int, Least(10)] = 5000  # images of each test set at most
+    epochs: Count = 4  # passes over the data
+    # heads (the source's), and networks of the large ensemble
     members: Annotated[int, Least(2)] = 10
-    few: Annotated[int, Least(2)] = 5
-    seeds: Annotated[int, Least(2)] = 5
-    some: Count = 5
-    one: Count = 1
-    strengths: tuple[float, ...] = (0.3, 1.0, 3.0)
-    weight_strength: float = 0.1
-    kinds: tuple[Kind, ...] = KINDS
-    repulsive: Annotated[int, Least(2)] = 16
-    dropout: float = 0.15
-    bound: float = 3.0
-    features: Count = 256
-    shrinkage: float = 0.01
+    few: Annotated[int, Least(2)] = 5  # networks of the small one (the source's DE-5)
+    seeds: Annotated[int, Least(2)] = 5  # trainings of the main rows
+    some: Count = 5  # trainings of the other rows, at most
+    one: Count = 1  # the same where it is asked which layers should be random
+    strengths: tuple[float, ...] = (0.3, 1.0, 3.0)  # of repulsion in function space, to choose from
+    weight_strength: float = 0.1  # the same in the space of weights
+    kinds: tuple[Kind, ...] = KINDS  # repulsive samples that are compared
+    repulsive: Annotated[int, Least(2)] = 16  # how many there are in a step
+    dropout: float = 0.15  # rate behind dense hidden layers
+    bound: float = 3.0  # of spectral norms (DDU's)
+    features: Count = 256  # random features of SNGP
+    shrinkage: float = 0.01  # of the class covariances of DDU
+    # draws of a prediction: masks, weights, or logits of a Gaussian
     samples: Annotated[int, Least(2)] = 30
-    svi_epochs: Count = 2
-    svi_scale: float = 1e-2
+    svi_epochs: Count = 2  # passes of variational inference that starts at a trained network
+    svi_scale: float = 1e-2  # standard deviations that it starts with
+    # multiplications that a partial Bayesian network may cost, in networks
     times: Annotated[float, Least(1)] = 2.0
+    # layers that may be random, `*` for all; each of them and all if none is given
     sites: tuple[str, ...] = ()
-    rounds: Count = 5
-    parts: Annotated[tuple[Part, ...], SELECTS] = ()
+    rounds: Count = 5  # rounds of the timing
+    parts: Annotated[tuple[Part, ...], SELECTS] = ()  # parts to run; all if none is given
+    # folder of Dirty-MNIST; the user's cache if unset
     cache: Annotated[Path | None, SELECTS] = None
 
 

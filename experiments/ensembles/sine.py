@@ -35,16 +35,11 @@ PUSHED, FARTHER = 32, 1.0
 
 
 class Method(NamedTuple):
-    """How one of the three is trained and asked.
+    """How one of the three is trained and asked."""
 
-    Attributes:
-        loss: Of a training, for the number of an activation.
-        init: Parameters from a key.
-        outputs: `outputs(key, params, x, index)`, means and log-variances `[samples, n, 2]`.
-    """
-
-    loss: Callable[[Any], Any]
-    init: Callable[[Any], Any]
+    loss: Callable[[Any], Any]  # of a training, for the number of an activation
+    init: Callable[[Any], Any]  # parameters from a key
+    # `outputs(key, params, x, index)`, means and log-variances `[samples, n, 2]`
     outputs: Callable[[Any, Any, Any, Any], Array]
 
 

@@ -20,48 +20,29 @@ BITS = (8, 4)
 
 
 class Setting(NamedTuple):
-    """What differs between the trainings of one program.
+    """What differs between the trainings of one program."""
 
-    Attributes:
-        sigma: Nominal noise level.
-        theta: Spread of the level over images (VANT); 0 for plain noisy training.
-        alpha: Calibration of its centre (VANT); 1 for plain noisy training.
-        scale: Constant scale of the activations, where they have one.
-    """
-
-    sigma: float = 0.0
-    theta: float = 0.0
-    alpha: float = 1.0
-    scale: float = 1.0
+    sigma: float = 0.0  # nominal noise level
+    theta: float = 0.0  # spread of the level over images (VANT); 0 for plain noisy training
+    alpha: float = 1.0  # calibration of its centre (VANT); 1 for plain noisy training
+    scale: float = 1.0  # constant scale of the activations, where they have one
 
 
 @dataclass(frozen=True)
 class Family:
-    """Trainings that one compiled program runs.
+    """Trainings that one compiled program runs."""
 
-    Attributes:
-        method: What its curves are called.
-        network: "lenet5", "lenet5-bn" (with batch norm), "vgg11" or "resnet18".
-        settings: One training each, for every seed.
-        scaling: Of quantized activations: "none" (not quantized), "constant" or "dynamic".
-        bits: Bit width where quantized.
-        noisy: Whether noise is injected in training.
-        rho: Radius of adaptive SAM; 0 for none.
-        ramp: Share of the training during which the noise grows.
-        form: Distribution of varying levels, see `jaxeff.hardening.vant`.
-        rate: Learning rate; the size's if None.
-    """
-
-    method: str
-    network: str
-    settings: tuple[Setting, ...]
+    method: str  # what its curves are called
+    network: str  # "lenet5", "lenet5-bn" (with batch norm), "vgg11" or "resnet18"
+    settings: tuple[Setting, ...]  # one training each, for every seed
+    # of quantized activations: "none" (not quantized), "constant" or "dynamic"
     scaling: str = "none"
-    bits: int = 32
-    noisy: bool = False
-    rho: float = 0.0
-    ramp: float = 0.0
-    form: str = "half_normal"
-    rate: float | None = None
+    bits: int = 32  # bit width where quantized
+    noisy: bool = False  # whether noise is injected in training
+    rho: float = 0.0  # radius of adaptive SAM; 0 for none
+    ramp: float = 0.0  # share of the training during which the noise grows
+    form: str = "half_normal"  # distribution of varying levels, see `jaxeff.hardening.vant`
+    rate: float | None = None  # learning rate; the size's if None
 
     @property
     def name(self) -> str:
@@ -73,29 +54,17 @@ class Family:
 
 @dataclass(frozen=True)
 class Settings(Training):
-    """What is trained, how long, and how it is tested.
+    """What is trained, how long, and how it is tested."""
 
-    Attributes:
-        data: The data set.
-        images: Training images.
-        test_images: Images behind every point of a curve.
-        epochs: Passes over the training images (the source: 500).
-        levels: Evaluation noise; with the levels that are trained at.
-        families: The trainings.
-        decay: Weight decay, as a gradient of Adam's.
-        seeds: Trainings of each setting.
-        repeats: Draws of the noise per test image.
-    """
-
-    data: str
-    images: Count
-    test_images: Count
-    levels: tuple[float, ...]
-    epochs: Count
-    families: tuple[Family, ...]
-    decay: float = 0.0
-    seeds: Count = 1
-    repeats: Count = 1
+    data: str  # the data set
+    images: Count  # training images
+    test_images: Count  # images behind every point of a curve
+    levels: tuple[float, ...]  # evaluation noise; with the levels that are trained at
+    epochs: Count  # passes over the training images (the source: 500)
+    families: tuple[Family, ...]  # the trainings
+    decay: float = 0.0  # weight decay, as a gradient of Adam's
+    seeds: Count = 1  # trainings of each setting
+    repeats: Count = 1  # draws of the noise per test image
 
     def __post_init__(self) -> None:
         trained = {s.sigma for f in self.families if f.noisy for s in f.settings}

@@ -29,15 +29,10 @@ NAMES = ("lenet5", "lenet5-bn", "vgg11", "resnet18")
 
 @dataclass(frozen=True)
 class Network(trainable.Network):
-    """A network without its numbers.
+    """A network without its numbers."""
 
-    Attributes:
-        last: Site of the last layer.
-        facts: What the architecture table says of it.
-    """
-
-    last: str
-    facts: dict[str, float]
+    last: str  # site of the last layer
+    facts: dict[str, float]  # what the architecture table says of it
 
     def noise(self, sigma: Any) -> dict[str, Additive]:
         """Additive noise at every slot; a level, or one per image."""

@@ -267,12 +267,9 @@ PUBLISHED_THETAS = {
 
 @dataclass(frozen=True)
 class Settings(recipe.Settings):
-    """As in the study of hardening, of one network.
+    """As in the study of hardening, of one network."""
 
-    Attributes:
-        network: Which network is trained.
-    """
-
+    # which network is trained
     network: Literal["lenet5-bn", "lenet5", "vgg11", "resnet18"] = "lenet5-bn"
 
 

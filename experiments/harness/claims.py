@@ -11,15 +11,10 @@ from experiments.harness.rows import Entry, Selection, cell, entry, every, text
 
 @dataclass(frozen=True)
 class Rule:
-    """A comparison with a bound.
+    """A comparison with a bound."""
 
-    Attributes:
-        compare: Of the value and the bound.
-        bound: A number, or what an entry of the row says.
-    """
-
-    compare: Callable[[Any, Any], Any]
-    bound: Any
+    compare: Callable[[Any, Any], Any]  # of the value and the bound
+    bound: Any  # a number, or what an entry of the row says
 
     def of(self, row: Row) -> Any:
         """Evaluates the bound for a row."""
@@ -68,29 +63,21 @@ def true(row: Row, value: Any) -> bool:
 
 @dataclass(frozen=True)
 class Claim:
-    """A claim about every row of a selection, one check for each.
+    """A claim about every row of a selection, one check for each."""
 
-    Attributes:
-        text: What is claimed: a function of the row, or a text with its columns in braces and the
-            rule's ``{bound}``.
-        value: The column or function of the row that is judged; a row without it doesn't count.
-        holds: Rule, called with the row and the value.
-        source: The source's value: a function of the row, a text with columns in braces, or what
-            it is; None where it reports none.
-        of: Selection of rows.
-        needs: The smallest size that can decide it.
-        shown: What the report says in place of the value, if that is another column.
-        when: Which of the selected rows count.
-    """
-
+    # what is claimed: a function of the row, or a text with its columns in braces and the rule's
+    # ``{bound}``
     text: Entry
-    value: Entry
-    holds: Callable[[Row, Any], Any]
+    value: Entry  # the column or function of the row that is judged; a row without it doesn't count
+    holds: Callable[[Row, Any], Any]  # rule, called with the row and the value
+    # the source's value: a function of the row, a text with columns in braces, or what it is; None
+    # where it reports none
     source: Any = None
-    of: Selection = every
-    needs: str = "fast"
+    of: Selection = every  # selection of rows
+    needs: str = "fast"  # the smallest size that can decide it
+    # what the report says in place of the value, if that is another column
     shown: Entry | None = None
-    when: Callable[[Row], Any] = lambda row: True
+    when: Callable[[Row], Any] = lambda row: True  # which of the selected rows count
 
     def __call__(self, report: Report) -> None:
         """Adds a check for every row."""

@@ -1,4 +1,4 @@
-"""A command line from a dataclass of settings: an option per field, its help from the docstring.
+"""A command line from a dataclass of settings: an option per field, its help what stands beside it.
 
 Fields that a command line can hold become options: numbers, texts, paths, `Literal` choices,
 booleans, tuples of these, and the fields of settings within settings. `Annotated` says more:
@@ -46,42 +46,25 @@ Count = Annotated[int, Least(1)]
 
 
 class Order(NamedTuple):
-    """What the command line asks for.
+    """What the command line asks for."""
 
-    Attributes:
-        size: One of `SIZES`.
-        settings: Of that size, with what was overridden.
-        changed: The overrides that make it another run, by option.
-        seed: Of everything.
-        json: Where the JSON goes; beside the figures if None.
-        results: Folder of all results.
-        fresh: Whether to forget what an earlier run kept.
-    """
-
-    size: str
-    settings: Any
-    changed: dict[str, Any]
-    seed: int
-    json: Path | None
-    results: Path
-    fresh: bool
+    size: str  # one of `SIZES`
+    settings: Any  # of that size, with what was overridden
+    changed: dict[str, Any]  # the overrides that make it another run, by option
+    seed: int  # of everything
+    json: Path | None  # where the JSON goes; beside the figures if None
+    results: Path  # folder of all results
+    fresh: bool  # whether to forget what an earlier run kept
 
 
 @dataclass(frozen=True)
 class Option:
-    """A field of the settings, on the command line.
+    """A field of the settings, on the command line."""
 
-    Attributes:
-        path: Names of the fields that lead to it.
-        help: From the docstring.
-        arguments: What `argparse` is told.
-        selects: Whether it picks among tasks only.
-    """
-
-    path: tuple[str, ...]
-    help: str
-    arguments: dict[str, Any]
-    selects: bool
+    path: tuple[str, ...]  # names of the fields that lead to it
+    help: str  # what is said of it
+    arguments: dict[str, Any]  # what `argparse` is told
+    selects: bool  # whether it picks among tasks only
 
     @property
     def name(self) -> str:
@@ -126,7 +109,7 @@ def read(
 
 def find_options(settings: type, path: tuple[str, ...] = ()) -> Iterator[Option]:
     """The options of a dataclass, those of dataclasses within it behind the field's name."""
-    texts = _attributes(settings)
+    texts = _texts(settings)
     hints = get_type_hints(settings, include_extras=True)
     for field in dataclasses.fields(settings):
         here = (*path, field.name)
@@ -246,14 +229,25 @@ def _text(value: Any) -> str:
     return "unset" if value is None else "all" if value == "" else str(value)
 
 
-def _attributes(settings: type) -> dict[str, str]:
-    """What a Google-style docstring says about each attribute, as help: no capital, no stop."""
+def _texts(settings: type) -> dict[str, str]:
+    """What is said of each field, beside it, above it or in the docstring: no capital, no stop."""
     texts: dict[str, str] = {}
-    for base in reversed(settings.__mro__):
+    for base in reversed(settings.__mro__[:-1]):
         _, _, listed = inspect.cleandoc(base.__doc__ or "").partition("Attributes:\n")
-        found = re.findall(r"^    (\w+): (.*(?:\n {8}.*)*)", listed, re.MULTILINE)
-        texts |= {name: " ".join(text.split()).rstrip(".") for name, text in found}
+        texts |= re.findall(r"^    (\w+): (.*(?:\n {8}.*)*)", listed, re.MULTILINE)
+        fields = r"^((?:    # .*\n)*)    (\w+): .*?(?:  # (.*))?$"
+        for above, name, beside in re.findall(fields, _source(base), re.MULTILINE):
+            if said := beside or above.replace("#", " "):
+                texts[name] = said
+    plain = {name: " ".join(text.split()).rstrip(".") for name, text in texts.items()}
     return {
         name: text[:1].lower() + text[1:] if text[1:2].islower() else text
-        for name, text in texts.items()
+        for name, text in plain.items()
     }
+
+
+def _source(settings: type) -> str:
+    try:
+        return inspect.cleandoc("\n" + inspect.getsource(settings))
+    except (OSError, TypeError):  # made where no file is
+        return ""

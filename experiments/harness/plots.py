@@ -22,15 +22,10 @@ from experiments.harness.rows import Entry, Selection, cell, every, text
 
 
 class Panel(NamedTuple):
-    """One set of axes.
+    """One set of axes."""
 
-    Attributes:
-        title: Above it; none if empty.
-        paint: Draws into the axes.
-    """
-
-    title: str
-    paint: Callable[[Axes], Any]
+    title: str  # above it; none if empty
+    paint: Callable[[Axes], Any]  # draws into the axes
 
 
 def painted(title: str, draw: Callable[[Axes], Any], **axes: Any) -> Panel:
@@ -99,30 +94,20 @@ class Plot:
 
 @dataclass(frozen=True)
 class _Marks:
-    """What the kinds of panels share.
+    """What the kinds of panels share."""
 
-    Attributes:
-        x: Column, template or function of the places.
-        y: Column of the values, or several with their labels.
-        of: Selection of rows.
-        hue: Label of a row's line, with its columns in braces; rows of one label are one line.
-        facet: Title of a row's panel, likewise.
-        error: Whether rows have the spread of `y` as ``<y> error``.
-        style: Format of a line, with columns of its first row in braces; or by the column of `y`.
-        guides: Values that a grey line marks.
-        axes: Given to `Axes.set`, such as ``xlabel``.
-        then: Called with the axes and the report once all is drawn.
-    """
-
-    x: Entry
-    y: str | Mapping[str, str]
-    of: Selection = every
+    x: Entry  # column, template or function of the places
+    y: str | Mapping[str, str]  # column of the values, or several with their labels
+    of: Selection = every  # selection of rows
+    # label of a row's line, with its columns in braces; rows of one label are one line
     hue: Entry = ""
-    facet: Entry = ""
-    error: bool = False
+    facet: Entry = ""  # title of a row's panel, likewise
+    error: bool = False  # whether rows have the spread of `y` as ``<y> error``
+    # format of a line, with columns of its first row in braces; or by the column of `y`
     style: Entry | Mapping[str, str] = "o-"
-    guides: Sequence[float] = ()
-    axes: Mapping[str, Any] = field(default_factory=dict)
+    guides: Sequence[float] = ()  # values that a grey line marks
+    axes: Mapping[str, Any] = field(default_factory=dict)  # given to `Axes.set`, such as ``xlabel``
+    # called with the axes and the report once all is drawn
     then: Callable[[Axes, Report], Any] | None = None
 
     def __call__(self, report: Report) -> list[Panel]:

@@ -31,25 +31,17 @@ _PACKAGES = ("jaxeff", "jax", "jaxlib", "flax", "optax", "numpyro", "apache-tvm"
 
 @dataclass
 class Report:
-    """What a study has found, as its JSON has it.
+    """What a study has found, as its JSON has it."""
 
-    Attributes:
-        name: The study's.
-        size: At which it ran.
-        config: Every setting that the figures depend on.
-        rows: Flat records, one per measured thing.
-        extra: Further top-level entries of the JSON.
-        arrays: What figures need and JSON is no place for, by name.
-        checks: Claims, each with the source's value, ours, and whether it holds: None where the
-            size can't decide it.
-    """
-
-    name: str
-    size: str
-    config: dict[str, Any]
-    rows: list[Row] = field(default_factory=list)
-    extra: dict[str, Any] = field(default_factory=dict)
+    name: str  # the study's
+    size: str  # at which it ran
+    config: dict[str, Any]  # every setting that the figures depend on
+    rows: list[Row] = field(default_factory=list)  # flat records, one per measured thing
+    extra: dict[str, Any] = field(default_factory=dict)  # further top-level entries of the JSON
+    # what figures need and JSON is no place for, by name
     arrays: dict[str, np.ndarray] = field(default_factory=dict)
+    # claims, each with the source's value, ours, and whether it holds: None where the size can't
+    # decide it
     checks: list[dict[str, Any]] = field(default_factory=list)
 
     def check(self, name: str, source: Any, ours: Any, passed: Any, needs: str = "fast") -> None:

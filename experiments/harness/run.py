@@ -21,16 +21,12 @@ T = TypeVar("T")
 
 
 class Found(NamedTuple):
-    """What a study has measured.
+    """What a study has measured."""
 
-    Attributes:
-        rows: Flat records, one per measured thing.
-        extra: Further top-level entries of the JSON.
-        arrays: What only figures need, by name.
-    """
-
-    rows: Sequence[Row]
+    rows: Sequence[Row]  # flat records, one per measured thing
+    # further top-level entries of the JSON
     extra: dict[str, Any] = {}  # noqa: RUF012
+    # what only figures need, by name
     arrays: dict[str, np.ndarray] = {}  # noqa: RUF012
 
 

@@ -28,19 +28,13 @@ from jaxeff.store import atomic_file
 
 @dataclass(frozen=True)
 class Part(Generic[S, T]):
-    """Rows that tasks make, each kept as soon as it is made.
+    """Rows that tasks make, each kept as soon as it is made."""
 
-    Attributes:
-        tasks: The tasks for a run: dataclasses or what JSON can say, different in all parts.
-        make: Makes the rows of one.
-        when: Whether the settings ask for it.
-        mark: Columns that all its rows begin with.
-    """
-
+    # the tasks for a run: dataclasses or what JSON can say, different in all parts
     tasks: Callable[[Run[S]], Sequence[T]]
-    make: Callable[[Run[S], T], Iterable[Row]]
-    when: Callable[[S], bool] = lambda settings: True
-    mark: Mapping[str, Any] = field(default_factory=dict)
+    make: Callable[[Run[S], T], Iterable[Row]]  # makes the rows of one
+    when: Callable[[S], bool] = lambda settings: True  # whether the settings ask for it
+    mark: Mapping[str, Any] = field(default_factory=dict)  # columns that all its rows begin with
 
     @classmethod
     def of(
@@ -75,18 +69,14 @@ class Part(Generic[S, T]):
 
 @dataclass(frozen=True)
 class Listing:
-    """A printed table.
+    """A printed table."""
 
-    Attributes:
-        title: Above it, or a function of the report; the study's name if empty.
-        columns: Their names, or heads with the column, template or function that fills them; all
-            columns if empty.
-        of: Selection of rows; without rows there is no table.
-    """
-
+    # above it, or a function of the report; the study's name if empty
     title: str | Callable[[Report], str] = ""
+    # their names, or heads with the column, template or function that fills them; all columns if
+    # empty
     columns: Sequence[str] | Mapping[str, Entry] = ()
-    of: Selection = every
+    of: Selection = every  # selection of rows; without rows there is no table
 
     @staticmethod
     def each(columns: Mapping[str, Sequence[str]]) -> Callable[[Report], list[Table]]:
@@ -114,29 +104,22 @@ class Study(Generic[S]):
 
     Parts, claims, plots and tables are functions, of which `Part`, `Claim`, `Plot` and `Listing`
     are the declared ones; what these can't say is a function of the study's own.
-
-    Attributes:
-        name: As in the names of its results.
-        about: What it does and what its source is; the command's help.
-        sizes: Settings at `fast`, `default` and `full`, of one dataclass.
-        parts: Measure. What they pass through `Run.keep` or `Run.each` outlives a kill.
-        claims: Add checks to the report, from its rows.
-        plots: Make figures by name, from the report alone.
-        tables: Make what is printed; all rows unless told otherwise.
-        differences: From the source, in words.
-        settle: Fills in what depends on the machine: processors, data sets, engines.
-        derive: Changes what all parts have found, before it is judged.
     """
 
-    name: str
-    about: str
-    sizes: Mapping[str, S]
+    name: str  # as in the names of its results
+    about: str  # what it does and what its source is; the command's help
+    sizes: Mapping[str, S]  # settings at `fast`, `default` and `full`, of one dataclass
+    # measure. What they pass through `Run.keep` or `Run.each` outlives a kill
     parts: Sequence[Callable[[Run[S]], Found | Sequence[Row]]]
-    claims: Sequence[Callable[[Report], None]]
+    claims: Sequence[Callable[[Report], None]]  # add checks to the report, from its rows
+    # make figures by name, from the report alone
     plots: Sequence[Callable[[Report], Mapping[str, Figure]]]
+    # make what is printed; all rows unless told otherwise
     tables: Sequence[Callable[[Report], Sequence[Table]]] = (Listing(),)
-    differences: tuple[str, ...] = ()
+    differences: tuple[str, ...] = ()  # from the source, in words
+    # fills in what depends on the machine: processors, data sets, engines
     settle: Callable[[S], S] = lambda settings: settings
+    # changes what all parts have found, before it is judged
     derive: Callable[[Run[S], Found], Found] = lambda run, found: found
 
     def __post_init__(self) -> None:

@@ -20,33 +20,19 @@ Name = Literal["digits", "mnist"]
 
 @dataclass(frozen=True)
 class Settings:
-    """Everything the figures depend on.
+    """Everything the figures depend on."""
 
-    Attributes:
-        data: Data set in domain.
-        images: Training images.
-        test_images: Images of every test set, at most.
-        epochs: Epochs of each training.
-        members: Networks of the ensemble.
-        corruptions: Corruptions of the curves.
-        severities: Severities of the curves.
-        rate: Learning rate of Adam, decayed by a cosine.
-        batch_size: Images per update.
-        kl: Final weight of the divergence from the prior.
-        init_scale: Standard deviation that posteriors start with.
-    """
-
-    data: Name
-    images: Count
-    test_images: Count
-    epochs: Count
-    members: Annotated[int, Least(2)] = 5
-    corruptions: tuple[str, ...] = CORRUPTIONS
-    severities: tuple[Count, ...] = (1, 2, 3, 4, 5)
-    rate: float = 2e-3
-    batch_size: Count = 64
-    kl: float = 0.1
-    init_scale: float = 1e-2
+    data: Name  # data set in domain
+    images: Count  # training images
+    test_images: Count  # images of every test set, at most
+    epochs: Count  # epochs of each training
+    members: Annotated[int, Least(2)] = 5  # networks of the ensemble
+    corruptions: tuple[str, ...] = CORRUPTIONS  # corruptions of the curves
+    severities: tuple[Count, ...] = (1, 2, 3, 4, 5)  # severities of the curves
+    rate: float = 2e-3  # learning rate of Adam, decayed by a cosine
+    batch_size: Count = 64  # images per update
+    kl: float = 0.1  # final weight of the divergence from the prior
+    init_scale: float = 1e-2  # standard deviation that posteriors start with
 
 
 FEW = ("gaussian_noise", "motion_blur", "fog", "contrast")
@@ -58,19 +44,12 @@ SIZES = {
 
 
 class Sets(NamedTuple):
-    """Images, normalized but for `clean`, and labels.
+    """Images, normalized but for `clean`, and labels."""
 
-    Attributes:
-        train: Training images and labels.
-        test: Test images and labels.
-        clean: The test images before they are normalized, from 0 to 1.
-        outside: Images out of domain, by name: near ones first.
-    """
-
-    train: tuple[Float[Array, "n 28 28 1"], Int[Array, " n"]]
-    test: tuple[Float[Array, "m 28 28 1"], Int[Array, " m"]]
-    clean: Float[Array, "m 28 28 1"]
-    outside: dict[str, Float[Array, "o 28 28 1"]]
+    train: tuple[Float[Array, "n 28 28 1"], Int[Array, " n"]]  # training images and labels
+    test: tuple[Float[Array, "m 28 28 1"], Int[Array, " m"]]  # test images and labels
+    clean: Float[Array, "m 28 28 1"]  # the test images before they are normalized, from 0 to 1
+    outside: dict[str, Float[Array, "o 28 28 1"]]  # images out of domain, by name: near ones first
 
 
 def load(settings: Settings, key: Array) -> Sets:

@@ -35,18 +35,14 @@ Scores = dict[str, Array]
 
 @dataclass(frozen=True)
 class Posterior:
-    """A way to predict.
+    """A way to predict."""
 
-    Attributes:
-        networks: Parameters of the networks that features are read from.
-        logits: Logits, of several networks their mean, from images.
-        prediction: Logits whose softmax is the prediction.
-        epistemic: What of its uncertainty stems from not knowing the weights; None for one network.
-    """
-
-    networks: list[Any]
+    networks: list[Any]  # parameters of the networks that features are read from
+    # logits, of several networks their mean, from images
     logits: Callable[[Any], Float[Array, "batch classes"]]
+    # logits whose softmax is the prediction
     prediction: Callable[[Any], Float[Array, "batch classes"]]
+    # what of its uncertainty stems from not knowing the weights; None for one network
     epistemic: Callable[[Any], Float[Array, " batch"]] | None = None
 
 

@@ -44,16 +44,11 @@ Domains = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class Model:
-    """A trained network.
+    """A trained network."""
 
-    Attributes:
-        f: It, without light.
-        params: Its parameters.
-        spec: The light of its poolings, of the Gaussian model, with learnt levels.
-    """
-
-    f: Callable[..., Any]
-    params: Any
+    f: Callable[..., Any]  # it, without light
+    params: Any  # its parameters
+    # the light of its poolings, of the Gaussian model, with learnt levels
     spec: dict[str, ChaoticLight]
 
     def carried(self, **fields: Any) -> Callable[..., Any]:

@@ -10,51 +10,32 @@ from jaxeff.photonics import ChaoticLight
 
 @dataclass(frozen=True)
 class Settings(Training, Selected):
-    """A network on digits, carried by light.
+    """A network on digits, carried by light."""
 
-    Attributes:
-        data: The digits; all but 9 are known.
-        other: Images of something else, or nothing.
-        images: Training images of the known digits.
-        epochs: Passes over them.
-        short_images: The same of every training but those of the first figures.
-        short_epochs: The same.
-        kl: Weight of the divergence from the noisiest light.
-        test_images: Known test images; of the unknown ones half as many of each kind.
-        samples: Readings behind a prediction.
-        draws: Readings behind a figure of the light alone.
-        slots: Time slots of an activation.
-        cap: Largest intensity of a slot.
-        levels: Amplitudes of the modulator.
-        activation_bits: Bit width of pooled activations.
-        weight_bits: Bit width of weights.
-        rounds: Rounds of the timing.
-        seeds: Trainings behind the first figures.
-        bits: Bit widths of weights and activations alike.
-        guides: Weights of the divergence that guides with and without bounds are trained with.
-        parts: Parts to run; all if none is given.
-    """
-
-    data: str = "mnist"
-    other: str = "fashion-mnist"
-    images: Annotated[int, Least(100)] = 54_000
-    epochs: Count = 4
+    data: str = "mnist"  # the digits; all but 9 are known
+    other: str = "fashion-mnist"  # images of something else, or nothing
+    images: Annotated[int, Least(100)] = 54_000  # training images of the known digits
+    epochs: Count = 4  # passes over them
+    # the same of every training but those of the first figures
     short_images: Annotated[int, Least(100)] = 10_000
-    short_epochs: Count = 3
-    kl: float = 1e-5
+    short_epochs: Count = 3  # the same
+    kl: float = 1e-5  # weight of the divergence from the noisiest light
+    # known test images; of the unknown ones half as many of each kind
     test_images: Annotated[int, Least(20)] = 4000
-    samples: Annotated[int, Least(2)] = 30
-    draws: Annotated[int, Least(1000)] = 50_000
-    slots: Count = 4
-    cap: float = 2.0
-    levels: Annotated[int, Least(2)] = 32
-    activation_bits: Count = 5
-    weight_bits: Count = 8
-    rounds: Count = 5
-    seeds: Annotated[tuple[int, ...], SELECTS] = (0, 1, 2)
+    samples: Annotated[int, Least(2)] = 30  # readings behind a prediction
+    draws: Annotated[int, Least(1000)] = 50_000  # readings behind a figure of the light alone
+    slots: Count = 4  # time slots of an activation
+    cap: float = 2.0  # largest intensity of a slot
+    levels: Annotated[int, Least(2)] = 32  # amplitudes of the modulator
+    activation_bits: Count = 5  # bit width of pooled activations
+    weight_bits: Count = 8  # bit width of weights
+    rounds: Count = 5  # rounds of the timing
+    seeds: Annotated[tuple[int, ...], SELECTS] = (0, 1, 2)  # trainings behind the first figures
+    # bit widths of weights and activations alike
     bits: Annotated[tuple[int, ...], SELECTS] = (1, 2, 3, 4, 6, 8)
+    # weights of the divergence that guides with and without bounds are trained with
     guides: Annotated[tuple[float, ...], SELECTS] = (1e-4, 1e-2)
-    parts: Annotated[tuple[str, ...], SELECTS] = ()
+    parts: Annotated[tuple[str, ...], SELECTS] = ()  # parts to run; all if none is given
 
     def light(self, **fields: Any) -> ChaoticLight:
         """The hardware."""

@@ -24,15 +24,11 @@ ARM = "cortex-a72"
 
 @dataclass(frozen=True)
 class Libraries:
-    """Compiled bundles by method and target, and the JAX functions they were made from.
+    """Compiled bundles by method and target, and the JAX functions they were made from."""
 
-    Attributes:
-        functions: Per method, the function `g(params, x)` and its parameters.
-        bundles: Per (method, target).
-    """
-
+    # per method, the function `g(params, x)` and its parameters
     functions: dict[str, tuple[Any, Any]]
-    bundles: dict[tuple[str, str], Any]
+    bundles: dict[tuple[str, str], Any]  # per (method, target)
 
 
 def compile_all(run: Run[Settings], sets: Sets, models: Models) -> Libraries:

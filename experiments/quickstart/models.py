@@ -52,15 +52,11 @@ def train(run: Run[Settings], sets: Sets) -> Models:
 
 @dataclass
 class Outcome:
-    """What was measured.
+    """What was measured."""
 
-    Attributes:
-        methods: Figures by method.
-        scores: Per method, the score that tells the domains apart: of every in-domain and every
-            out-of-domain image.
-    """
-
-    methods: dict[str, dict[str, Any]]
+    methods: dict[str, dict[str, Any]]  # figures by method
+    # per method, the score that tells the domains apart: of every in-domain and every out-of-domain
+    # image
     scores: dict[str, tuple[Float[Array, " n"], Float[Array, " o"]]]
 
 

@@ -15,56 +15,33 @@ from jaxeff.data import VARIABLE
 
 @dataclass(frozen=True)
 class Training:
-    """How the networks are trained on one data set.
+    """How the networks are trained on one data set."""
 
-    Attributes:
-        ood: Out-of-domain data set.
-        pretrain_epochs: Epochs of the point estimate, from which SVI starts.
-        epochs: Epochs of SVI (the source: 1000, from scratch).
-        pretrain_rate: Learning rate of Adam for the point estimate, decayed by a cosine.
-        rate: The same for SVI (the source: 1e-3, constant).
-        batch_size: Images per training step (the source: 100).
-        prior: Standard deviation of the weights' prior, or a rule's name.
-    """
-
-    ood: Literal["fashion-mnist", "digits-ood"]
-    pretrain_epochs: Count
-    epochs: Count
-    pretrain_rate: float
-    rate: float
-    batch_size: Count
-    prior: float | str
+    ood: Literal["fashion-mnist", "digits-ood"]  # out-of-domain data set
+    pretrain_epochs: Count  # epochs of the point estimate, from which SVI starts
+    epochs: Count  # epochs of SVI (the source: 1000, from scratch)
+    pretrain_rate: float  # learning rate of Adam for the point estimate, decayed by a cosine
+    rate: float  # the same for SVI (the source: 1e-3, constant)
+    batch_size: Count  # images per training step (the source: 100)
+    prior: float | str  # standard deviation of the weights' prior, or a rule's name
 
 
 @dataclass(frozen=True)
 class Settings:
-    """Everything the figures depend on.
+    """Everything the figures depend on."""
 
-    Attributes:
-        mnist: The training on MNIST.
-        digits: The training on scikit-learn's digits.
-        data: Data set; auto is mnist where JAXEFF_DATA names a folder, else the embedded digits.
-        init_scale: Standard deviation the posterior starts with (the source: 1e-4).
-        kl: Final weight of the annealed KL term (the source: 0.25).
-        samples: Weight samples of the SVI predictions.
-        logit_samples: Draws from the moment pass' Gaussian logits.
-        batch: Images per call where latency is measured (the source: 10).
-        images: Test images at most, in and out of domain each.
-        emulated_batches: Batches run on the emulated board.
-        arm: Whether to compile for a Cortex-A72 too and check it under emulation.
-    """
-
-    mnist: Training
-    digits: Training
+    mnist: Training  # the training on MNIST
+    digits: Training  # the training on scikit-learn's digits
+    # data set; auto is mnist where JAXEFF_DATA names a folder, else the embedded digits
     data: Literal["auto", "mnist", "digits"] = "auto"
-    init_scale: float = 1e-2
-    kl: float = 0.25
-    samples: Annotated[int, Least(2)] = 30
-    logit_samples: Annotated[int, Least(2)] = 100
-    batch: Count = 10
-    images: Count = 10_000
-    emulated_batches: Count = 2
-    arm: bool = True
+    init_scale: float = 1e-2  # standard deviation the posterior starts with (the source: 1e-4)
+    kl: float = 0.25  # final weight of the annealed KL term (the source: 0.25)
+    samples: Annotated[int, Least(2)] = 30  # weight samples of the SVI predictions
+    logit_samples: Annotated[int, Least(2)] = 100  # draws from the moment pass' Gaussian logits
+    batch: Count = 10  # images per call where latency is measured (the source: 10)
+    images: Count = 10_000  # test images at most, in and out of domain each
+    emulated_batches: Count = 2  # batches run on the emulated board
+    arm: bool = True  # whether to compile for a Cortex-A72 too and check it under emulation
 
     @property
     def training(self) -> Training:

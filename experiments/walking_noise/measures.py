@@ -38,36 +38,23 @@ Model = tuple[Any, Any]  # parameters and state of a network trained without noi
 
 @dataclass(frozen=True)
 class Effort(Settings):
-    """What is measured, and how carefully.
+    """What is measured, and how carefully."""
 
-    Attributes:
-        networks: Networks trained without noise that are measured, per problem.
-        inputs: Training images of the divergence.
-        draws: Draws of its noise.
-        budget_epochs: Epochs of the budget of a trained network.
-        walking: JSON of the walking-noise study to take midpoints from, rather than train for them.
-    """
-
-    networks: Count = 1
-    inputs: Count = 1
-    draws: Count = 1
-    budget_epochs: Count = 1
+    networks: Count = 1  # networks trained without noise that are measured, per problem
+    inputs: Count = 1  # training images of the divergence
+    draws: Count = 1  # draws of its noise
+    budget_epochs: Count = 1  # epochs of the budget of a trained network
+    # JSON of the walking-noise study to take midpoints from, rather than train for them
     walking: Path | None = None
 
 
 @dataclass(frozen=True)
 class Subject:
-    """What is measured.
+    """What is measured."""
 
-    Attributes:
-        problem: The network and its walking noise.
-        bench: The network and its data.
-        settings: The study's size.
-    """
-
-    problem: Sweep
-    bench: Bench
-    settings: Effort
+    problem: Sweep  # the network and its walking noise
+    bench: Bench  # the network and its data
+    settings: Effort  # the study's size
 
     @property
     def network(self) -> Network:

@@ -18,17 +18,11 @@ from experiments.harness import SELECTS, Count, Refused
 
 @dataclass(frozen=True)
 class Case:
-    """A network on a data set.
+    """A network on a data set."""
 
-    Attributes:
-        network: "mlp" (three hidden layers of 64) or "lenet5" (without padding).
-        data: "mnist", "fashion-mnist", "cifar-10" or "digits".
-        batch_norm: Whether every hidden layer is normalized.
-    """
-
-    network: str
-    data: str
-    batch_norm: bool
+    network: str  # "mlp" (three hidden layers of 64) or "lenet5" (without padding)
+    data: str  # "mnist", "fashion-mnist", "cifar-10" or "digits"
+    batch_norm: bool  # whether every hidden layer is normalized
 
     def __str__(self) -> str:
         return f"{self.network}-{self.data}{'-bn' if self.batch_norm else ''}"
@@ -39,24 +33,15 @@ NORMS = (True, False)
 
 @dataclass(frozen=True)
 class Sweep:
-    """Trainings of one case under one kind of noise.
+    """Trainings of one case under one kind of noise."""
 
-    Attributes:
-        case: The network and its data.
-        kind: "add" or "mul"; "mul_add" and "add_mul" for both, in this order.
-        where: "global" for all slots at once, "layers" for one slot at a time, or one slot.
-        levels: Standard deviations, `[n]`, or pairs of an additive and a multiplicative one,
-            `[n, 2]`.
-        seeds: Trainings per level.
-        epochs: Epochs per training.
-    """
-
-    case: Case
-    kind: str
-    where: str
+    case: Case  # the network and its data
+    kind: str  # "add" or "mul"; "mul_add" and "add_mul" for both, in this order
+    where: str  # "global" for all slots at once, "layers" for one slot at a time, or one slot
+    # standard deviations, `[n]`, or pairs of an additive and a multiplicative one, `[n, 2]`
     levels: Float[np.ndarray, "..."]
-    seeds: int
-    epochs: int
+    seeds: int  # trainings per level
+    epochs: int  # epochs per training
 
     @property
     def name(self) -> str:
@@ -72,45 +57,27 @@ def pairs(add: Any, mul: Any) -> Float[np.ndarray, "pairs 2"]:
 
 @dataclass(frozen=True)
 class Repetition:
-    """A row of the source's table of guided repetition.
+    """A row of the source's table of guided repetition."""
 
-    Attributes:
-        case: The network and its data.
-        sigma: Additive noise of every slot, at evaluation.
-        guided: The source's executions per slot.
-        source: The source's accuracies, uniform and guided.
-        epochs: Epochs of the training without noise.
-        seeds: Trainings.
-    """
-
-    case: Case
-    sigma: float
-    guided: tuple[int, ...]
-    source: tuple[float, float]
-    epochs: int
-    seeds: int
+    case: Case  # the network and its data
+    sigma: float  # additive noise of every slot, at evaluation
+    guided: tuple[int, ...]  # the source's executions per slot
+    source: tuple[float, float]  # the source's accuracies, uniform and guided
+    epochs: int  # epochs of the training without noise
+    seeds: int  # trainings
 
 
 @dataclass(frozen=True)
 class Settings:
-    """What is trained, and on how many images.
+    """What is trained, and on how many images."""
 
-    Attributes:
-        sweeps: Trainings under noise.
-        repetitions: Rows of the table of guided repetition.
-        images: Training images.
-        test_images: Test images.
-        batch_size: Images per update.
-        learning_rate: Of Adam, decayed by a cosine.
-        only: Parts of sweeps' names, such as mlp-mnist, to run only these.
-    """
-
-    sweeps: tuple[Sweep, ...]
-    repetitions: tuple[Repetition, ...]
-    images: Count
-    test_images: Count
-    batch_size: Count = 128
-    learning_rate: float = 1e-3
+    sweeps: tuple[Sweep, ...]  # trainings under noise
+    repetitions: tuple[Repetition, ...]  # rows of the table of guided repetition
+    images: Count  # training images
+    test_images: Count  # test images
+    batch_size: Count = 128  # images per update
+    learning_rate: float = 1e-3  # of Adam, decayed by a cosine
+    # parts of sweeps' names, such as mlp-mnist, to run only these
     only: Annotated[tuple[str, ...], SELECTS] = ()
 
     def chosen(self) -> tuple[list[Sweep], list[Repetition]]:

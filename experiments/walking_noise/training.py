@@ -23,23 +23,15 @@ from jaxeff.training import SweepResult, cross_entropy, sweep
 
 @dataclass(frozen=True, eq=False)
 class Bench:
-    """A network of the study with all that its trainings and measurements share.
+    """A network of the study with all that its trainings and measurements share."""
 
-    Attributes:
-        key: The study's key: sweeps of one case share initial parameters, batches and draws.
-        case: The network and its data.
-        network: As functions.
-        images: The data.
-        settings: The study's size.
-        folder: Where finished trainings are kept.
-    """
-
+    # the study's key: sweeps of one case share initial parameters, batches and draws
     key: jax.Array
-    case: Case
-    network: Network
-    images: Images
-    settings: Settings
-    folder: Path
+    case: Case  # the network and its data
+    network: Network  # as functions
+    images: Images  # the data
+    settings: Settings  # the study's size
+    folder: Path  # where finished trainings are kept
 
     def steps(self, epochs: int) -> int:
         """Gradient steps of so many epochs."""

@@ -3,6 +3,7 @@
 import importlib.util
 import json
 import re
+import sys
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Literal
@@ -24,7 +25,9 @@ def coins(tmp_path_factory):
     spec = importlib.util.spec_from_file_location("coins", path)
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
-    return module.STUDY
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(sys.modules, "coins", module)  # where an imported one would be
+        yield module.STUDY
 
 
 @pytest.fixture
@@ -163,13 +166,9 @@ def test_help_suffices(coins, capsys):
 
 @dataclass(frozen=True)
 class Inner:
-    """Within others.
+    """Within others."""
 
-    Attributes:
-        rate: A rate.
-    """
-
-    rate: float = 0.5
+    rate: float = 0.5  # Rate of it.
 
 
 @dataclass(frozen=True)
@@ -178,17 +177,17 @@ class Outer:
 
     Attributes:
         inner: Settings of their own.
-        which: One of two.
-        flag: Yes or no.
-        path: A path.
+        path: Path of it.
         only: What to run only.
         table: No option.
         either: None, too.
     """
 
     inner: Inner = Inner()
+    # one of two,
+    # whichever it is
     which: Literal["a", "b"] = "a"
-    flag: bool = True
+    flag: bool = True  # yes or no
     path: Path | None = None
     only: Annotated[tuple[str, ...], SELECTS] = ()
     least: Annotated[int | None, Least(1)] = None
@@ -211,6 +210,8 @@ def test_options_come_from_the_settings():
     options = {option.name: option for option in command.find_options(Outer)}
     assert [*options] == ["inner-rate", "which", "flag", "path", "only", "least"]
     assert options["least"].arguments["metavar"] == "INT"
+    said = ["rate of it", "one of two, whichever it is", "yes or no", "path of it"]
+    assert [option.help for option in options.values()] == [*said, "what to run only", ""]
     with pytest.raises(Refused, match="at most 1"):
         order("--inner-rate", "2")
     with pytest.raises(Refused, match="no letter 'z': choose among x, y"):
