@@ -116,31 +116,20 @@ class Settings:
 
 
 DEFAULT = Settings(
-    sine_activations=NAMES,
-    moons_activations=(*MOONS, LEARNED),
-    sine=Sampling(warmup=150, samples=400),
-    moons=Sampling(warmup=150, samples=800, max_depth=7, kernel_scales=MOONS_SCALES),
-    svi=Variational(pretrain_epochs=200, epochs=500),
-    prior_start=Sampling(warmup=300, samples=200, start_steps=0),
-)
-FAST = dataclasses.replace(
-    DEFAULT,
-    sine_activations=("Sine", "ReLU", "Sigmoid", "Softmax"),
-    moons_activations=("Sine", "Sigmoid"),
-    sine=Sampling(warmup=60, samples=40, max_depth=5),
-    moons=Sampling(warmup=60, samples=40, max_depth=5, kernel_scales=MOONS_SCALES),
-    svi=Variational(pretrain_epochs=40, epochs=40),
-    prior_start=Sampling(warmup=60, samples=40, max_depth=5, start_steps=0),
-    sine_points=100,
-    moons_points=20,
-)
+    NAMES, (*MOONS, LEARNED), Sampling(150, 400),
+    Sampling(150, 800, max_depth=7, kernel_scales=MOONS_SCALES),
+    Variational(pretrain_epochs=200, epochs=500), Sampling(300, 200, start_steps=0),
+)  # fmt: skip
 SIZES = {
-    "fast": FAST,
+    "fast": Settings(
+        ("Sine", "ReLU", "Sigmoid", "Softmax"), ("Sine", "Sigmoid"), Sampling(60, 40, max_depth=5),
+        Sampling(60, 40, max_depth=5, kernel_scales=MOONS_SCALES), Variational(40, 40),
+        Sampling(60, 40, max_depth=5, start_steps=0), sine_points=100, moons_points=20,
+    ),
     "default": DEFAULT,
     "full": dataclasses.replace(
-        DEFAULT,
-        sine=Sampling(1000, 1000, max_depth=10),
+        DEFAULT, sine=Sampling(1000, 1000, max_depth=10),
         moons=Sampling(2000, 2000, max_depth=10, kernel_scales=MOONS_SCALES),
         prior_start=Sampling(1000, 1000, max_depth=10, start_steps=0),
     ),
-}
+}  # fmt: skip

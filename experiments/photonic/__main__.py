@@ -23,7 +23,7 @@ from typing import Any
 import numpy as np
 
 from experiments.harness import Part, Row, Run, Study
-from experiments.photonic import beside, findings, light, network, recipe
+from experiments.photonic import findings, light, network, recipe
 
 DIFFERENCES = (
     "the source's slots, levels, widths, bit widths and epochs are not public: those of `config` "
@@ -106,8 +106,8 @@ PARTS = (
     _part("samples", lambda s: s.seeds[:1], _samples, "digits"),
     _part("budget", lambda s: s.seeds[:1], _budget, "digits"),
     _part("bits", lambda s: s.bits, _bits),
-    _part("time", lambda s: ("",), lambda run, _: beside.time(run)),
-    _part("beside", lambda s: ("",), lambda run, _: beside.measure(run)),
+    _part("time", lambda s: ("",), lambda run, _: network.timed(run)),
+    _part("beside", lambda s: ("",), lambda run, _: network.others(run)),
     _part("guides", lambda s: [(g, kl) for kl in s.guides for g in ("bounded", "free")], _guides),
     _part("digits", lambda s: s.seeds[1:], _digits),
     _part("dark", lambda s: s.seeds, _dark),

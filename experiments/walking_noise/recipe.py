@@ -132,6 +132,11 @@ def everywhere(
         yield Sweep(case, kind, where, own, n, long)
 
 
+def mixed(case: Case, site: str, grid: Any, epochs: int) -> list[Sweep]:
+    """Both kinds of noise in one slot, in either order."""
+    return [Sweep(case, order, site, grid, 1, epochs) for order in ("mul_add", "add_mul")]
+
+
 def _full() -> Settings:
     """The source's configuration."""
     sweeps: list[Sweep] = []
@@ -140,12 +145,9 @@ def _full() -> Settings:
             case = Case(network, data, norm)
             levels = (ADDITIVE, MULTIPLICATIVE, LAYER_ADDITIVE, LAYER_MULTIPLICATIVE)
             sweeps += everywhere(case, levels, (10, 10, 5, 5), (epochs,) * 4)
-    case = Case("lenet5", "cifar-10", True)
     grid = pairs(np.logspace(-1, 3, 9), np.logspace(0, 6, 7))
-    sweeps += [
-        Sweep(case, order, "conv2", grid, 1, EPOCHS["lenet5", "cifar-10"])
-        for order in ("mul_add", "add_mul")
-    ]
+    case = Case("lenet5", "cifar-10", True)
+    sweeps += mixed(case, "conv2", grid, EPOCHS["lenet5", "cifar-10"])
     return Settings(tuple(sweeps), _repetitions(EPOCHS, {"mlp": 10, "lenet5": 10}), 60_000, 10_000)
 
 
@@ -169,14 +171,8 @@ def _default() -> Settings:
         case = Case("mlp", "cifar-10", norm)
         sweeps.append(Sweep(case, "add", "layers", np.logspace(-1, 4, 6), 1, 3))
     grid = pairs(np.logspace(-1, 3, 5), np.logspace(0, 6, 4))
-    for network, data, site, length in (
-        ("mlp", "mnist", "fc2", 4), ("lenet5", "cifar-10", "conv2", 2),
-    ):  # fmt: skip
-        both = grid if network == "mlp" else grid[::2]
-        sweeps += [
-            Sweep(Case(network, data, True), order, site, both, 1, length)
-            for order in ("mul_add", "add_mul")
-        ]
+    sweeps += mixed(Case("mlp", "mnist", True), "fc2", grid, 4)
+    sweeps += mixed(Case("lenet5", "cifar-10", True), "conv2", grid[::2], 2)
     clean = {
         ("mlp", "mnist"): EPOCHS["mlp", "mnist"], ("mlp", "cifar-10"): 20,
         ("lenet5", "cifar-10"): 12,
@@ -189,13 +185,10 @@ def _fast() -> Settings:
     """A minute or two, on the embedded digits."""
     sweeps: list[Sweep] = []
     for norm in NORMS:
-        levels = (
-            ADDITIVE, MULTIPLICATIVE[::4], np.logspace(-1, 4, 6), LAYER_MULTIPLICATIVE[::2]
-        )  # fmt: skip
+        levels = ADDITIVE, MULTIPLICATIVE[::4], np.logspace(-1, 4, 6), LAYER_MULTIPLICATIVE[::2]
         sweeps += everywhere(Case("mlp", "digits", norm), levels, (2, 2, 1, 1), (30, 30, 20, 20))
-    case = Case("mlp", "digits", True)
     grid = pairs(np.logspace(-1, 3, 3), np.logspace(0, 6, 3))
-    sweeps += [Sweep(case, order, "fc2", grid, 1, 20) for order in ("mul_add", "add_mul")]
+    sweeps += mixed(Case("mlp", "digits", True), "fc2", grid, 20)
     rows = tuple(
         Repetition(Case("mlp", "digits", case.batch_norm), sigma, guided, source, 30, 2)
         for case, (sigma, guided, source) in REPETITIONS.items()

@@ -24,20 +24,8 @@ import jax
 import numpy as np
 from scipy.stats import rankdata, spearmanr
 
-from experiments.harness import (
-    Claim,
-    Curves,
-    Dots,
-    Found,
-    Listing,
-    Plot,
-    Refused,
-    Report,
-    Row,
-    Run,
-    Study,
-    above,
-)
+from experiments import harness as h
+from experiments.harness import Found, Refused, Report, Row, Run, Study
 from experiments.walking_noise import measures, recipe, training
 from experiments.walking_noise.measures import WALKING, Effort
 from experiments.walking_noise.recipe import Sweep
@@ -118,9 +106,9 @@ def references(report: Report) -> Iterator[Row]:
 
 
 CLAIMS = (
-    Claim(  # the source proposes the measures and reports no number
+    h.Claim(  # the source proposes the measures and reports no number
         "{case}: {measure} ranks {slots} slots as {reference} (Spearman)",
-        "rho", above(AGREES), f"> {AGREES} (not published)", references, "default",
+        "rho", h.above(AGREES), f"> {AGREES} (not published)", references, "default",
     ),
 )  # fmt: skip
 
@@ -168,14 +156,14 @@ def ranked(report: Report) -> list[Row]:
 
 
 PLOTS = (
-    Plot(
+    h.Plot(
         "ranking",
-        Dots(
+        h.Dots(
             "site", "level", lambda report: (row for row in slots(report) if "site" in row),
             "{measure}", "{case}: tolerated noise by slot",
             axes={"xscale": "log", "xlabel": "noise level σ"},
         ),
-        Curves(
+        h.Curves(
             "by walking noise", "rank", ranked, "{ranked}: ρ = {rho:.2f}", "{case}", style="o",
             axes={
                 "xlabel": "rank by walking noise (1: most sensitive)",
@@ -198,15 +186,12 @@ DIFFERENCES = (
     "Additive noise only: under multiplicative noise layers learn to binarize, which no measure of "
     "a network trained without noise can foresee.",
 )
-SIZES = {
-    "fast": Effort(**vars(recipe.SIZES["fast"]), networks=2, inputs=256, draws=4, budget_epochs=20),
-    "default": Effort(
-        **vars(recipe.SIZES["default"]), networks=3, inputs=512, draws=4, budget_epochs=2
-    ),
-    "full": Effort(
-        **vars(recipe.SIZES["full"]), networks=5, inputs=1024, draws=16, budget_epochs=10
-    ),
+EFFORTS: dict[str, Any] = {
+    "fast": {"networks": 2, "inputs": 256, "draws": 4, "budget_epochs": 20},
+    "default": {"networks": 3, "inputs": 512, "draws": 4, "budget_epochs": 2},
+    "full": {"networks": 5, "inputs": 1024, "draws": 16, "budget_epochs": 10},
 }
+SIZES = {size: Effort(**vars(recipe.SIZES[size]), **own) for size, own in EFFORTS.items()}
 
 
 def run(run: Run[Effort]) -> Found:
@@ -247,7 +232,7 @@ def measure(run: Run[Effort], problem: Sweep) -> list[Row]:
 STUDY = Study(
     "sensitivity", __doc__, SIZES,
     (run,), CLAIMS, PLOTS,
-    (Listing("ranking of slots against walking noise", COLUMNS),), DIFFERENCES,
+    (h.Listing("ranking of slots against walking noise", COLUMNS),), DIFFERENCES,
 )  # fmt: skip
 
 if __name__ == "__main__":
