@@ -12,30 +12,20 @@ from jaxeff.training import cross_entropy, fit
 
 
 def point_then_svi(
-    keys: Sequence[jax.Array],
-    f: Callable[..., Any],
-    params: Any,
-    data: tuple[Any, Any],
-    epochs: tuple[int, int],
+    keys: Sequence[jax.Array],  # of both trainings
+    f: Callable[..., Any],  # the network
+    params: Any,  # its initial parameters
+    data: tuple[Any, Any],  # inputs and labels
+    epochs: tuple[int, int],  # of both; without any of the first, the posterior starts at `params`
+    # makes both, from the number of batches in an epoch
     optimizer: Callable[[int], tuple[optax.GradientTransformation, optax.GradientTransformation]],
-    files: tuple[Path, Path],
+    files: tuple[Path, Path],  # checkpoints of both
+    # what both are told: ``batch_size``, and ``settings`` that a checkpoint must have
     shared: Mapping[str, Any],
-    say: Callable[[str], None] = lambda text: None,
-    **options: Any,
+    say: Callable[[str], None] = lambda text: None,  # prints a line
+    **options: Any,  # what `svi` is told besides
 ) -> tuple[Any, SVIResult]:
     """Trains a classifier by maximum likelihood, then its posterior; both go on after a kill.
-
-    Args:
-        keys: Of both trainings.
-        f: The network.
-        params: Its initial parameters.
-        data: Inputs and labels.
-        epochs: Of both; without any of the first, the posterior starts at `params`.
-        optimizer: Makes both, from the number of batches in an epoch.
-        files: Checkpoints of both.
-        shared: What both are told: ``batch_size``, and ``settings`` that a checkpoint must have.
-        say: Prints a line.
-        **options: What `svi` is told besides.
 
     Returns:
         Parameters of the point estimate, and the result of `svi`.

@@ -58,38 +58,26 @@ def scene(train: Any, margin: float, points: int) -> Scene:
 def doubt_at_midpoints(x: Any, epistemic: Any) -> float:
     """Computes the doubt in the middle of gaps over that in the middle of regimes.
 
-    These are the points that Klein's thesis, section 7.4.1, names: too few for an AUROC.
-
-    Args:
-        x: Evaluation points.
-        epistemic: The epistemic variance there.
+    These are the points that Klein's thesis, section 7.4.1, names: too few for an AUROC. Given are
+    evaluation points and the epistemic variance there.
     """
     regimes, gaps = (np.interp(at, x, np.sqrt(epistemic)) for at in sine.midpoints())
     return float(gaps.mean() / regimes.mean())
 
 
 def draw_sines(
+    # by title, the fields of `RegressionUncertainty`, and ``train`` and ``sparsity`` where they
+    # differ
     panels: Mapping[str, Mapping[str, Any]],
-    train: Any,
-    at: Any,
-    noise: Any,
-    sparsity: Any,
-    target: Any,
+    train: Any,  # inputs and targets
+    at: Any,  # inputs of the predictions
+    noise: Any,  # the true deviation there
+    sparsity: Any,  # how rare data are there
+    target: Any,  # the true function there
     *,
-    columns: int,
+    columns: int,  # networks side by side
 ) -> Figure:
-    """Draws for each network its prediction, the noise it predicts, and its doubt.
-
-    Args:
-        panels: By title, the fields of `RegressionUncertainty`, and ``train`` and ``sparsity``
-            where they differ.
-        train: Inputs and targets.
-        at: Inputs of the predictions.
-        noise: The true deviation there.
-        sparsity: How rare data are there.
-        target: The true function there.
-        columns: Networks side by side.
-    """
+    """Draws for each network its prediction, the noise it predicts, and its doubt."""
     lines = -(-len(panels) // columns)
     figure = plt.figure(figsize=(4.6 * columns, 4.4 * lines), layout="constrained")
     places = np.ravel(np.asarray(figure.subfigures(lines, columns, squeeze=False)))

@@ -54,14 +54,7 @@ def trainable(make: Callable[[nnx.Rngs], nnx.Module], shape: tuple[int, ...]) ->
 
 
 def load_images(name: str, images: int, test_images: int, *, standardize: bool = True) -> Images:
-    """The first so many images of a data set.
-
-    Args:
-        name: The data set.
-        images: Training images.
-        test_images: Test images.
-        standardize: Whether to scale pixels to zero mean and unit variance, or to 0 to 1.
-    """
+    """The first so many images of a data set, of zero mean and unit variance, or from 0 to 1."""
     found = data.load(name)
     train, test = (
         data.normalize(part, name) if standardize else part.astype(np.float32) / 255

@@ -36,14 +36,7 @@ _spline, _spline_start = jaxeff.functional(SplineActivation(rngs=nnx.Rngs(0)))
 
 
 def start(key: PRNGKeyArray, inputs: int, outputs: int, hidden: int = HIDDEN) -> dict[str, Any]:
-    """Draw the parameters of an MLP with two hidden layers from the prior.
-
-    Args:
-        key: Random key.
-        inputs: Features of the input.
-        outputs: Outputs: logits, or a mean and a log-variance.
-        hidden: Units of both hidden layers.
-    """
+    """Draw the parameters of an MLP with two hidden layers from the prior."""
     _, params = jaxeff.functional(MLP((inputs, hidden, hidden, outputs), rngs=nnx.Rngs(0)))
     vector, unravel = ravel_pytree({**params, "slope": jnp.ones(()), "spline": _spline_start})
     return unravel(PRIOR * jax.random.normal(key, vector.shape))
@@ -56,11 +49,7 @@ Network = Callable[[dict[str, Any], Float[Array, "batch inputs"], Int[Array, ""]
 def network(scales: Scales) -> Network:
     """The MLP as a function of parameters, inputs, and the number of its activation in `NAMES`.
 
-    Args:
-        scales: Prior standard deviation of each layer's kernel.
-
-    Returns:
-        The same function for the same scales, so that it is compiled once.
+    It is the same function for the same scales, so that it is compiled once.
     """
 
     def of_index(params: dict[str, Any], x: Array, index: Array) -> Array:

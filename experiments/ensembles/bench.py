@@ -136,30 +136,21 @@ class Bench:
 
     def train(
         self,
-        name: str,
-        loss: Any,
-        init: Callable[[jax.Array], Any],
-        seeds: int,
+        name: str,  # of the training, and of its folder
+        loss: Any,  # the loss, or with `strengths` a function to it from a strength
+        init: Callable[[jax.Array], Any],  # parameters to start from
+        seeds: int,  # how many trainings
         *,
+        # repulsions to try; the result is then a list for each seed
         strengths: tuple[float, ...] | None = None,
-        data: Any = None,
-        epochs: int | None = None,
-        **identity: Any,
+        data: Any = None,  # instead of the images and labels
+        epochs: int | None = None,  # instead of the study's
+        **identity: Any,  # what else the training depends on
     ) -> list[Any]:
         """Trained parameters of each seed, kept for the next run.
 
         Every method has the same keys, so that a seed has the same batches in all of them.
-
-        Args:
-            name: Of the training, and of its folder.
-            loss: The loss, or with `strengths` a function to it from a strength.
-            init: Parameters to start from.
-            seeds: How many trainings.
-            strengths: Repulsions to try; the result is then a list for each seed.
-            data: Instead of the images and labels.
-            epochs: Instead of the study's.
-            **identity: What else the training depends on.
-        """  # fmt: skip
+        """
         epochs = self.settings.epochs if epochs is None else epochs
         tried = jnp.asarray([0.0] if strengths is None else strengths)
         found = sweep(
@@ -209,13 +200,10 @@ def build(run: Run[Settings], images: Images) -> Bench:
 
 
 def said(logits: Logits, params: Any, domains: Mapping[str, Any], how: Any = None) -> Said:
-    """What samples of logits say: members, masks, or draws.
+    """What samples of logits say: members, masks, or draws, of one seed's parameters.
 
-    Args:
-        logits: `logits(params, x)`, `[samples, n, classes]`; compiled once for all seeds.
-        params: Of one seed.
-        domains: Images.
-        how: Makes log-probabilities and uncertainties of them otherwise.
+    `logits(params, x)` are `[samples, n, classes]`, compiled once for all seeds; `how` makes
+    log-probabilities and uncertainties of others.
     """
     of_batch = functools.partial(how or _of_samples, logits, params)
     return {domain: in_batches(of_batch, images) for domain, images in domains.items()}

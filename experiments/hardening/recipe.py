@@ -77,27 +77,16 @@ RAMP = 0.5
 
 
 def families(
-    network: str,
-    sigmas: tuple[float, ...],
-    scales: tuple[float, ...],
-    bits: tuple[int, ...] = BITS,
-    combined_bits: tuple[int, ...] = (4,),
-    combined_sigmas: tuple[float, ...] | None = None,
-    qat_rate: float | None = None,
-    **training: Any,
+    network: str,  # which
+    sigmas: tuple[float, ...],  # levels of noisy training
+    scales: tuple[float, ...],  # constant scales
+    bits: tuple[int, ...] = BITS,  # bit widths of the table
+    combined_bits: tuple[int, ...] = (4,),  # bit widths under noisy training
+    combined_sigmas: tuple[float, ...] | None = None,  # its levels; `sigmas` if None
+    qat_rate: float | None = None,  # learning rate of quantization-aware training
+    **training: Any,  # further fields of the families
 ) -> tuple[Family, ...]:
-    """Everything that is trained of one network.
-
-    Args:
-        network: Which.
-        sigmas: Levels of noisy training.
-        scales: Constant scales.
-        bits: Bit widths of the table.
-        combined_bits: Bit widths under noisy training.
-        combined_sigmas: Its levels; `sigmas` if None.
-        qat_rate: Learning rate of quantization-aware training.
-        **training: Further fields of the families.
-    """
+    """Everything that is trained of one network."""
 
     def quantized(method: str, b: int, kind: str, *settings: Setting, **own: Any) -> Family:
         return Family(method, network, settings, kind, b, **own)  # type: ignore[arg-type]

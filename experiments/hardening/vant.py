@@ -274,27 +274,17 @@ class Settings(recipe.Settings):
 
 
 def families(
-    sigmas: tuple[float, ...],
-    centres: tuple[float, ...],
-    ratios: tuple[float, ...],
-    alphas: tuple[float, ...],
+    sigmas: tuple[float, ...],  # levels of noisy training, whose best make the ideal
+    centres: tuple[float, ...],  # nominal levels of VANT, all among `sigmas`
+    ratios: tuple[float, ...],  # its spreads theta, relative to the level, with the published alpha
+    alphas: tuple[float, ...],  # its calibrations, with the rule's theta
+    # nominal levels for them, and for the normal form of the distribution
     alpha_centres: tuple[float, ...],
-    rhos: tuple[float, ...],
-    bits: tuple[int, ...],
-    **training: Any,
+    rhos: tuple[float, ...],  # radii of adaptive SAM
+    bits: tuple[int, ...],  # bit widths of quantization-aware training
+    **training: Any,  # further fields of the families
 ) -> tuple[Family, ...]:
-    """Everything that is trained.
-
-    Args:
-        sigmas: Levels of noisy training, whose best make the ideal.
-        centres: Nominal levels of VANT, all among `sigmas`.
-        ratios: Its spreads theta, relative to the level, with the published alpha.
-        alphas: Its calibrations, with the rule's theta.
-        alpha_centres: Nominal levels for them, and for the normal form of the distribution.
-        rhos: Radii of adaptive SAM.
-        bits: Bit widths of quantization-aware training.
-        **training: Further fields of the families.
-    """
+    """Everything that is trained."""
     network = Settings.network
     spread = [Setting(s, round(r * s, 6), ALPHA) for s in centres for r in ratios]
     rule = [Setting(s, round(THETA_PER_SIGMA * s, 6), ALPHA) for s in alpha_centres]

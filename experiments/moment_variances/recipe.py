@@ -17,24 +17,32 @@ OUTSIDE = {"mnist": "fashion-mnist", "fashion-mnist": "mnist", "dirty-mnist": "f
 
 @dataclass(frozen=True)
 class Settings:
-    """How much is measured."""
+    """How much is measured.
 
-    # numbers of the networks, in the order of the table; all if empty
+    Attributes:
+        networks: Numbers of the networks, in the order of the table; all if empty.
+        oracle: Samples of the Monte Carlo oracle.
+        samples: Samples that calibration draws.
+        calibration: Inputs that calibration sees.
+        held_out: Inputs that errors are measured on, a multiple of ten.
+        counts: Numbers of samples that sampling is judged with.
+        rounds: Interleaved rounds of timing; 0 leaves costs out.
+        train_images: Images that LeNet-5 and the MLP are trained on.
+        epochs: Epochs of SVI, after one of a point estimate.
+        test_images: Images of each domain that the AUROC is measured on.
+        domains: In-domain data sets of detection.
+    """
+
     networks: Annotated[tuple[int, ...], SELECTS] = ()
-    oracle: Annotated[int, Least(100)] = 10_000  # samples of the Monte Carlo oracle
-    samples: Annotated[int, Least(2)] = 1000  # samples that calibration draws
-    calibration: Annotated[int, Least(2)] = 48  # inputs that calibration sees
-    # inputs that errors are measured on, a multiple of ten
+    oracle: Annotated[int, Least(100)] = 10_000
+    samples: Annotated[int, Least(2)] = 1000
+    calibration: Annotated[int, Least(2)] = 48
     held_out: Annotated[int, Least(10)] = 20
-    # numbers of samples that sampling is judged with
     counts: tuple[Annotated[int, Least(2)], ...] = (3, 10, 30, 100, 300)
-    rounds: Annotated[int, Least(0)] = 9  # interleaved rounds of timing; 0 leaves costs out
-    # images that LeNet-5 and the MLP are trained on
+    rounds: Annotated[int, Least(0)] = 9
     train_images: Annotated[int, Least(100)] = 20_000
-    epochs: Count = 3  # epochs of SVI, after one of a point estimate
-    # images of each domain that the AUROC is measured on
+    epochs: Count = 3
     test_images: Annotated[int, Least(100)] = 1000
-    # in-domain data sets of detection
     domains: Annotated[
         tuple[Literal["mnist", "fashion-mnist", "dirty-mnist"], ...], SELECTS
     ] = ("mnist", "fashion-mnist")  # fmt: skip

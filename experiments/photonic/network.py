@@ -160,12 +160,7 @@ def draw(
 ) -> dict[str, Any]:
     """Logits `[samples, images, classes]` by domain, in batches; all readings in one program.
 
-    Args:
-        key: Random key.
-        trained: The network.
-        domains: Images by domain.
-        samples: Readings of each.
-        **fields: What of the light is another than in training.
+    The `fields` are what of the light is another than in training.
     """
     lights = {site: replace(light, **fields) for site, light in trained.spec.items()}
     levels = {site: light.noise for site, light in trained.spec.items()}

@@ -89,11 +89,7 @@ ACCELERATOR_CHUNK = 256
 
 
 def run(bench: Bench, plan: Sweep) -> tuple[list[Row], SweepResult]:
-    """Trains and tests every replicate of a sweep.
-
-    Returns:
-        A row per replicate, and the sweep's result with the trained models.
-    """
+    """Trains and tests every replicate of a sweep, a row for each; the result has the models."""
     network = bench.network
     spec, labels = specs(plan, network)
 
