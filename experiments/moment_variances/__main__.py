@@ -16,7 +16,6 @@ correlations below the cost of 30 samples; an AUROC of at least that of 30 sampl
 """
 
 import os
-from collections.abc import Iterator
 from functools import partial
 from operator import itemgetter
 
@@ -43,10 +42,7 @@ COST = "over diagonal, batch 10"
 PASSES = (DIAGONAL, CALIBRATED, CORRELATED, BOTH)
 
 
-def errors(report: Report) -> Iterator[Row]:
-    """Selects a row per network, the methods' errors its columns."""
-    for row in h.pivot(h.every, ["network"], "method", "error")(report):
-        yield {name: row[name] for name in ("network", *METHODS)}
+errors = h.pivot(h.every, ["network"], "method", "error", METHODS)
 
 
 def drawn(report: Report) -> list[Row]:
