@@ -11,7 +11,9 @@ from jaxeff.nn.language import (
     DecoderConfig,
     PretrainedDecoder,
     Tokenizer,
+    generate,
     load_decoder,
+    sample,
     smollm2_135m,
 )
 from jaxeff.nn.layers import ACTIVATIONS, SplineActivation, activation
@@ -48,7 +50,9 @@ __all__ = [
     "Tokenizer",
     "TransformerEncoder",
     "activation",
+    "generate",
     "load_decoder",
+    "sample",
     "small_classifier",
     "smollm2_135m",
 ]

@@ -158,6 +158,7 @@ OWN: dict[str, dict[str, Any]] = {
     "jaxeff.adapters.merge_lora": {"args": (X,), "adapters": {
         "fc1/kernel": {"a": jnp.ones((1, 3, 2)), "b": jnp.ones((1, 2, 4))}
     }},
+    "jaxeff.nn.sample": {"logits": PROBS, "temperature": 0.5, "top_k": 2, "top_p": 0.9},
     "jaxeff.data.plane": {"points": POINTS, "margin": 1.0, "side": 3},
     "jaxeff_export.table_latency": {"inputs": (X,)},
     "jaxeff_export.modelled_latency": {"inputs": (X,)},
@@ -341,6 +342,7 @@ OWN: dict[str, dict[str, Any]] = {
 """What parameters of one function are, where they differ from `COMMON`."""
 
 LEFT_OUT: dict[str, str] = {
+    "jaxeff.nn.generate": "takes a decoder: function, parameters, cache and tokens of one model",
     "jaxeff.store.describe_arrays": "for writers of stores",
     "jaxeff.store.describe_computation": "for writers of stores",
     "jaxeff.store.run_identity": "for writers of stores",

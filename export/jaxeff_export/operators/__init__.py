@@ -8,6 +8,7 @@ Pass either to ``import_stablehlo(source, composites=...)``, as ``deploy`` does.
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from jaxeff_export.operators._attention import attention_operators
 from jaxeff_export.operators._composites import OPERATORS
 from jaxeff_export.operators._layers import Form
 from jaxeff_export.operators._linear import conv2d, dense
@@ -21,7 +22,9 @@ def operators_for(
 ) -> Mapping[str, Callable[..., Any]]:
     """Returns all operators for a TVM target dict; for any batch, those that fix no batch size."""
     integers = integer_operators(target, any_batch=any_batch)
-    return integers if any_batch else {**OPERATORS, **integers}
+    if any_batch:
+        return integers
+    return {**OPERATORS, **attention_operators(target), **integers}
 
 
 __all__ = [

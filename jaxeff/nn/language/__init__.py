@@ -21,6 +21,7 @@ last, cache = f(params, tokens[:, 3:], cache)                  # as logits[:, 3:
 from jaxeff.nn.language._config import DecoderCache, DecoderConfig, smollm2_135m
 from jaxeff.nn.language._decoder import Decoder
 from jaxeff.nn.language._pretrained import PretrainedDecoder, load_decoder
+from jaxeff.nn.language._sampling import generate, sample
 from jaxeff.nn.language._tokenizer import Tokenizer
 
 __all__ = [
@@ -29,6 +30,8 @@ __all__ = [
     "DecoderConfig",
     "PretrainedDecoder",
     "Tokenizer",
+    "generate",
     "load_decoder",
+    "sample",
     "smollm2_135m",
 ]

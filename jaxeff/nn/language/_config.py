@@ -6,9 +6,10 @@ from dataclasses import dataclass
 from typing import Annotated, Any, NamedTuple
 
 import jax.numpy as jnp
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Int
 
 from jaxeff.core import Count, Number, Setting, register_setting, static
+from jaxeff.nn.language._attention import Int8Rows, Rows
 
 _POSITIVE = Number(above=0)
 
@@ -17,13 +18,13 @@ class DecoderCache(NamedTuple):
     """Keys and values of the tokens that were read, with room for those to come.
 
     Attributes:
-        keys: One array per block, `[batch, room, key heads, size]`.
+        keys: One array per block, `[batch, room, key heads, size]`, or codes with their steps.
         values: The same of the values.
         length: How many tokens were read.
     """
 
-    keys: tuple[Float[Array, "batch room heads size"], ...]
-    values: tuple[Float[Array, "batch room heads size"], ...]
+    keys: tuple[Rows, ...]
+    values: tuple[Rows, ...]
     length: Int[Array, ""]
 
 
@@ -80,17 +81,23 @@ class DecoderConfig(Setting):
         Args:
             batch: Number of sequences.
             room: Tokens that it can hold.
-            dtype: The floating dtype of keys and values.
+            dtype: The floating dtype of keys and values; int8 for codes of 8 bits, whose steps
+                each head and slot has for itself.
         """
         # Arrays of their own: what is donated to a compiled step mustn't be there twice.
         keys, values = (
             tuple(
-                jnp.zeros((batch, room, self.key_heads, self.size), dtype)
-                for _ in range(self.depth)
+                _empty((batch, room, self.key_heads, self.size), dtype) for _ in range(self.depth)
             )
             for _ in range(2)
         )
         return DecoderCache(keys, values, jnp.zeros((), jnp.int32))
+
+
+def _empty(shape: tuple[int, ...], dtype: Any) -> Rows:
+    zeros = jnp.zeros(shape, dtype)
+    # Steps of zero would be as good: what isn't filled is never read.
+    return zeros if zeros.dtype != jnp.int8 else Int8Rows(zeros, jnp.zeros(shape[:-1]))
 
 
 def smollm2_135m() -> DecoderConfig:

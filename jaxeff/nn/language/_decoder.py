@@ -19,9 +19,10 @@ import numpy as np
 from flax import nnx
 from jaxtyping import Array, Float, Int
 
+from jaxeff.nn.language._attention import Rows, cached_attention, written
 from jaxeff.nn.language._config import DecoderCache, DecoderConfig
 
-_Cached = tuple[jax.Array, jax.Array, jax.Array]  # keys, values, and the tokens before
+_Cached = tuple[Rows, Rows, jax.Array]  # keys, values, and the tokens before
 
 
 class GroupedAttention(nnx.Module):
@@ -38,7 +39,7 @@ class GroupedAttention(nnx.Module):
 
     def __call__(
         self, x: Float[Array, "batch length width"], cached: _Cached | None
-    ) -> tuple[Float[Array, "batch length width"], jax.Array, jax.Array]:
+    ) -> tuple[Float[Array, "batch length width"], Rows, Rows]:
         """Returns the output, and keys and values with those that were cached."""
         apart = (*x.shape[:2], -1, self.size)
         query, key, value = (
@@ -48,10 +49,12 @@ class GroupedAttention(nnx.Module):
         at = before + jnp.arange(x.shape[1])
         query, key = (_rotate(a, at, self.base) for a in (query, key))
         if cached is not None:
-            key, value = (
-                jax.lax.dynamic_update_slice(old, new.astype(old.dtype), (0, before, 0, 0))
+            keys, values = (
+                written(old, new, cached[2])
                 for old, new in zip(cached[:2], (key, value), strict=True)
             )
+            mixed = cached_attention(query, keys, values, cached[2])
+            return self.out(mixed.reshape(x.shape)), keys, values
         wide_key, wide_value = (jnp.repeat(a, self.heads // a.shape[2], 2) for a in (key, value))
         allowed = jnp.arange(key.shape[1])[None] <= at[:, None]
         mixed = nnx.dot_product_attention(query, wide_key, wide_value, mask=allowed[None, None])
@@ -73,7 +76,7 @@ class DecoderBlock(nnx.Module):
 
     def __call__(
         self, x: Float[Array, "batch length width"], cached: _Cached | None = None
-    ) -> tuple[Float[Array, "batch length width"], jax.Array, jax.Array]:
+    ) -> tuple[Float[Array, "batch length width"], Rows, Rows]:
         """Returns the block's output, and its keys and values."""
         mixed, key, value = self.attn(self.norm1(x), cached)
         x = x + mixed
@@ -106,17 +109,28 @@ class Decoder(nnx.Module):
         self, tokens: Int[Array, "batch length"], cache: DecoderCache
     ) -> tuple[Float[Array, "batch length words"], DecoderCache]: ...
 
+    @overload
     def __call__(
-        self, tokens: jax.Array, cache: DecoderCache | None = None
+        self, tokens: Int[Array, "batch length"], cache: DecoderCache, count: Int[Array, ""]
+    ) -> tuple[Float[Array, "batch words"], DecoderCache]: ...
+
+    def __call__(
+        self,
+        tokens: jax.Array,
+        cache: DecoderCache | None = None,
+        count: jax.Array | None = None,
     ) -> jax.Array | tuple[jax.Array, DecoderCache]:
         """Computes the logits of the token after each.
 
         Args:
             tokens: Numbers of tokens; with a cache, those that follow the ones in it.
             cache: Keys and values of the tokens before, from `DecoderConfig.empty_cache` or a call.
+            count: How many of the first tokens count, beside a cache; the others fill a fixed
+                length up, and are overwritten by what follows.
 
         Returns:
-            The logits; with a cache, also the cache with these tokens.
+            The logits; with a cache, also the cache with these tokens. With a count the logits of
+            the last token that counts alone, `[batch, words]`.
         """
         x = self.embed(tokens)
         keys, values = [], []
@@ -125,10 +139,15 @@ class Decoder(nnx.Module):
             x, key, value = block(x, cached)
             keys.append(key)
             values.append(value)
-        logits = self.embed.attend(self.norm(x))
         if cache is None:
-            return logits
-        return logits, DecoderCache(tuple(keys), tuple(values), cache.length + tokens.shape[1])
+            return self.embed.attend(self.norm(x))
+        if count is not None:
+            # One row for the head, which is a third of a small decoder's work.
+            x = jax.lax.dynamic_slice_in_dim(x, count - 1, 1, axis=1)
+        logits = self.embed.attend(self.norm(x))
+        length = cache.length + (tokens.shape[1] if count is None else count)
+        made = DecoderCache(tuple(keys), tuple(values), length)
+        return (logits if count is None else logits[:, 0]), made
 
 
 def _rotate(

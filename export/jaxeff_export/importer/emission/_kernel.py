@@ -145,6 +145,9 @@ class _Body:
         taken = [self._value(a) for a in arguments.fields]
         place = dict(zip(function.params, [*taken, *results], strict=True))
         body = renamed(function.body, place)
-        self._kernel.adopt(body.block.alloc_buffers)
-        self._steps.append(KernelStep(body.block.body, tuple(taken), tuple(results)))  # type: ignore[arg-type]
+        # Kernels that are written statement by statement have no block around them.
+        if isinstance(body, s_tir.SBlockRealize):
+            self._kernel.adopt(body.block.alloc_buffers)
+            body = body.block.body
+        self._steps.append(KernelStep(body, tuple(taken), tuple(results)))  # type: ignore[arg-type]
         return results if tuple_type else results[0]

@@ -1,0 +1,160 @@
+"""Tokens drawn from logits, and texts of them as one loop that compiles.
+
+```python
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+import jaxeff
+from jaxeff.nn import Decoder, DecoderConfig, generate
+
+config = DecoderConfig(vocabulary=50, width=16, hidden=32, depth=2, heads=4, key_heads=2)
+f, params = jaxeff.functional(Decoder(config, rngs=nnx.Rngs(0)))
+prompt, cache = jnp.array([[3, 1, 4]]), config.empty_cache(1, 16)
+tokens, cache = generate(jax.random.key(0), f, params, prompt, cache, 8, temperature=0.8, top_k=5)
+print(tokens.shape, cache.length)                              # (1, 8) 11
+```
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float, Int
+
+from jaxeff.core import (
+    function_of_form,
+    instance_of,
+    integer_array,
+    number,
+    parameter_tree,
+    real_array,
+    single_key,
+    static_integer,
+    validate,
+)
+from jaxeff.nn.language._config import DecoderCache
+
+
+@validate(
+    key=single_key,
+    logits=real_array(),
+    temperature=number(0),
+    top_k=static_integer(1),
+    top_p=number(0, 1, above=0),
+)
+def sample(
+    key: jax.Array,
+    logits: Float[Array, "... words"],
+    temperature: float = 1.0,
+    top_k: int | None = None,
+    top_p: float | None = None,
+) -> Int[Array, ...]:
+    """Draws a token from each row of logits.
+
+    Args:
+        key: A key; it isn't used at a temperature of 0.
+        logits: Logarithms of probabilities, up to a constant.
+        temperature: What logits are divided by; 0 takes the most probable token (greedy).
+        top_k: How many of the most probable tokens may be drawn; all by default.
+        top_p: Only the most probable tokens that together have at least this probability may be
+            drawn (nucleus sampling, Holtzman et al., arXiv 1904.09751); all by default.
+
+    Returns:
+        The tokens, int32.
+
+    ```python
+    import jax
+    import jax.numpy as jnp
+    from jaxeff.nn import sample
+
+    logits = jnp.log(jnp.array([[0.5, 0.3, 0.15, 0.05]]))
+    print(sample(jax.random.key(0), logits, temperature=0.0))      # [0]
+    draws = sample(jax.random.key(0), jnp.tile(logits, (1000, 1)), top_p=0.7)
+    print(draws.max())                                             # 1
+    ```
+    """
+    if temperature == 0:
+        return jnp.argmax(logits, axis=-1).astype(jnp.int32)
+    logits = logits / temperature
+    if top_k is not None or top_p is not None:
+        # Both are a threshold: the smallest logit that may still be drawn.
+        descending = -jnp.sort(-logits, axis=-1)
+        least = descending[..., -1:]
+        if top_k is not None:
+            least = descending[..., min(top_k, logits.shape[-1]) - 1, None]
+            descending = jnp.where(descending >= least, descending, -jnp.inf)
+        if top_p is not None:
+            probs = jax.nn.softmax(descending, axis=-1)
+            # The token that reaches the probability belongs to those that have it.
+            inside = jnp.cumsum(probs, axis=-1) - probs < top_p
+            nucleus = jnp.min(jnp.where(inside, descending, jnp.inf), axis=-1, keepdims=True)
+            least = jnp.maximum(least, nucleus)
+        logits = jnp.where(logits >= least, logits, -jnp.inf)
+    return jax.random.categorical(key, logits, axis=-1).astype(jnp.int32)
+
+
+@validate(
+    key=single_key,
+    f=function_of_form("f(params, tokens, cache, count)"),
+    params=parameter_tree,
+    tokens=integer_array(2),
+    cache=instance_of(DecoderCache),
+    count=integer_array(0),
+    steps=static_integer(1),
+    temperature=number(0),
+    top_k=static_integer(1),
+    top_p=number(0, 1, above=0),
+)
+def generate(
+    key: jax.Array,
+    f: Callable[..., Any],
+    params: Any,
+    tokens: Int[Array, "batch length"],
+    cache: DecoderCache,
+    steps: int,
+    temperature: float = 1.0,
+    top_k: int | None = None,
+    top_p: float | None = None,
+    count: Int[Array, ""] | None = None,
+) -> tuple[Int[Array, "batch steps"], DecoderCache]:
+    """Continues texts token by token, in one loop that jits and deploys.
+
+    Args:
+        key: A key; token `i` is drawn by `jax.random.fold_in(key, i)`.
+        f: `f(params, tokens, cache, count)`, as `Decoder` computes.
+        params: The decoder's parameters.
+        tokens: The texts' beginning, or what follows what is in the cache.
+        cache: From `DecoderConfig.empty_cache`, with room for all of it.
+        steps: How many tokens to draw.
+        temperature: Same as for `sample`.
+        top_k: Same as for `sample`.
+        top_p: Same as for `sample`.
+        count: How many of the first tokens count, where the others only fill a fixed length up.
+
+    Returns:
+        The tokens, and the cache with all of them.
+
+    Raises:
+        ValueError: The cache has no room for them.
+    """
+    room = jax.tree.leaves(cache.keys)[0].shape[1]
+    if tokens.shape[1] + steps > room:
+        raise ValueError(
+            f"generate: {tokens.shape[1]} tokens and {steps} more don't fit a cache of {room}."
+        )
+    length = jnp.asarray(tokens.shape[1] if count is None else count, jnp.int32)
+    first, cache = f(params, tokens, cache, length)
+
+    def step(
+        carry: tuple[jax.Array, DecoderCache], i: jax.Array
+    ) -> tuple[tuple[jax.Array, DecoderCache], jax.Array]:
+        logits, cache = carry
+        token = sample(jax.random.fold_in(key, i), logits, temperature, top_k, top_p)
+        return f(params, token[:, None], cache, jnp.int32(1)), token
+
+    (_, cache), drawn = jax.lax.scan(step, (first, cache), jnp.arange(steps))
+    return drawn.T, cache

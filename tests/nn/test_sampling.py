@@ -1,0 +1,101 @@
+"""Tokens drawn from logits: greedy, by temperature, of the top k, of a nucleus; texts of them."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+
+import jaxeff
+from jaxeff.nn import Decoder, DecoderConfig, generate, sample
+from jaxeff.nn.language._attention import Int8Rows
+
+PROBS = np.array([0.4, 0.3, 0.2, 0.06, 0.04])
+DRAWS = 20_000
+CONFIG = DecoderConfig(vocabulary=30, width=16, hidden=24, depth=2, heads=4, key_heads=2)
+
+
+def frequencies(key, **how):
+    logits = jnp.tile(jnp.log(PROBS), (DRAWS, 1))
+    return np.bincount(sample(key, logits, **how), minlength=5) / DRAWS
+
+
+@pytest.mark.parametrize(
+    ("how", "expected"),
+    [
+        ({}, PROBS),
+        ({"temperature": 0.0}, [1, 0, 0, 0, 0]),
+        ({"temperature": 0.5}, PROBS**2),
+        ({"top_k": 2}, [0.4, 0.3, 0, 0, 0]),
+        ({"top_k": 9}, PROBS),
+        ({"top_p": 0.8}, [0.4, 0.3, 0.2, 0, 0]),
+        ({"top_p": 0.05}, [1, 0, 0, 0, 0]),
+        # Of the two that are left, the first has 4/7 of the probability.
+        ({"top_k": 2, "top_p": 0.5}, [1, 0, 0, 0, 0]),
+        ({"top_k": 2, "top_p": 0.6}, [0.4, 0.3, 0, 0, 0]),
+    ],
+)
+def test_tokens_are_drawn_by_the_probabilities_that_are_left(how, expected):
+    expected = np.asarray(expected) / np.sum(expected)
+    found = frequencies(jax.random.key(3), **how)
+    # Five standard errors of a frequency; what may not be drawn never is.
+    errors = np.sqrt(expected * (1 - expected) / DRAWS)
+    assert (np.abs(found - expected) <= 5 * errors).all()
+
+
+@pytest.fixture(scope="module")
+def decoder():
+    return jaxeff.functional(Decoder(CONFIG, rngs=nnx.Rngs(0)))
+
+
+@pytest.mark.slow
+def test_a_text_continues_by_its_own_tokens(decoder):
+    f, params = decoder
+    key, prompt = jax.random.key(1), jnp.array([[3, 1, 4, 1, 5], [9, 2, 6, 5, 3]])
+    how = {"temperature": 0.7, "top_k": 8}
+    speak = jax.jit(lambda params, *given: generate(key, f, params, *given, 6, **how))
+    tokens, cache = speak(params, prompt, CONFIG.empty_cache(2, 12))
+    assert cache.length == 11
+    text = prompt
+    for i in range(6):  # without a cache: the whole text anew for each token
+        logits = jax.jit(f)(params, text)[:, -1]
+        token = sample(jax.random.fold_in(key, i), logits, **how)
+        np.testing.assert_array_equal(token, tokens[:, i])
+        text = jnp.concatenate([text, token[:, None]], 1)
+    with pytest.raises(ValueError, match="5 tokens and 8 more don't fit a cache of 12"):
+        generate(key, f, params, prompt, CONFIG.empty_cache(2, 12), 8)
+
+
+@pytest.mark.slow
+def test_padding_after_a_prompt_changes_nothing(decoder):
+    f, params = decoder
+    key, prompt = jax.random.key(1), jnp.array([[3, 1, 4]])
+    speak = jax.jit(
+        lambda params, tokens, count: generate(
+            key, f, params, tokens, CONFIG.empty_cache(1, 16), 5, count=count
+        )
+    )
+    exact, _ = speak(params, prompt, None)
+    padded = jnp.pad(prompt, ((0, 0), (0, 5)), constant_values=7)
+    filled, cache = speak(params, padded, jnp.int32(3))
+    np.testing.assert_array_equal(filled, exact)
+    assert cache.length == 8
+
+
+@pytest.mark.slow
+def test_a_cache_of_8_bits_is_within_its_steps_and_a_third_as_large(decoder):
+    f, params = decoder
+    x = jax.random.normal(jax.random.key(0), (2, 3, 4, 8))
+    x = x.at[0, 0, 0].set(0.0)
+    rows = Int8Rows.of(x)
+    error = jnp.abs(rows.floats() - x)
+    assert (error <= rows.steps[..., None] / 2 * (1 + 1e-6)).all()
+    assert (rows.floats()[0, 0, 0] == 0).all()
+    wide, small = (CONFIG.empty_cache(1, 16, dtype) for dtype in (jnp.float32, jnp.int8))
+    sizes = [sum(a.nbytes for a in jax.tree.leaves(c)) for c in (wide, small)]
+    assert sizes[1] < 0.51 * sizes[0]  # heads of 4: a step of 4 bytes for 4 codes
+    tokens = jnp.arange(10)[None]
+    (exact, _), (close, cache) = (jax.jit(f)(params, tokens, c) for c in (wide, small))
+    assert isinstance(cache.keys[0], Int8Rows)
+    # Rounding moves logits by some hundredths of what they spread.
+    assert 0 < jnp.abs(close - exact).max() < 0.05 * jnp.std(exact)
