@@ -1,6 +1,7 @@
 """Compression without training: ranges, equalization, rounding, and what each is worth."""
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import jax
@@ -64,55 +65,46 @@ def side_by_side(run: Run[Settings], model: Trained) -> list[Row]:
 
 
 Compressed = tuple[Any, Any, Any]
+"""A function, its parameters and their spec."""
 Make = Callable[[Any, Any, jax.Array, int, int], Compressed]
+
+
+def _ranges(method: str, f: Any, params: Any, x: Any, weights: int, bits: int) -> Compressed:
+    wanted = {"*:linear": jc.Int(weights, bits)}
+    return f, params, jc.calibrate(f, params, [x], wanted, method=method)
+
+
+def _clipped(f: Any, params: Any, x: Any, weights: int, bits: int) -> Compressed:
+    wanted = {"*:linear": jc.LayerQuantization(jc.Uniform(weights), jc.Uniform(bits))}
+    return f, params, jc.calibrate(f, params, [x], wanted, method="mse", weights=True)
+
+
+def _equalized(f: Any, params: Any, x: Any, weights: int, bits: int) -> Compressed:
+    return _ranges("minmax", f, jc.equalize(f, params, x), x, weights, bits)
+
+
+def _corrected(f: Any, params: Any, x: Any, weights: int, bits: int) -> Compressed:
+    f, params, spec = _equalized(f, params, x, weights, bits)
+    return f, jc.correct_biases(f, params, x, spec), spec
+
+
+def _rounded(method: Any, f: Any, params: Any, x: Any, weights: int, bits: int) -> Compressed:
+    spec = {"*:linear": jc.LayerQuantization(jc.Uniform(weights), None)}
+    new, found = method(f, params, x, spec)
+    wanted = {"*:linear": jc.LayerQuantization(None, jc.Uniform(bits))}
+    return f, new, _joined(found, jc.calibrate(f, params, [x], wanted))
 
 
 def _methods(steps: int) -> dict[str, Make]:
     """By name, a function of (f, params, x, weight bits, activation bits)."""
-
-    def ranges(method: str) -> Make:
-        def make(f: Any, params: Any, x: Any, weights: int, activations: int) -> Compressed:
-            spec = jc.calibrate(
-                f, params, [x], {"*:linear": jc.Int(weights, activations)}, method=method
-            )
-            return f, params, spec
-
-        return make
-
-    def clipped(f: Any, params: Any, x: Any, weights: int, activations: int) -> Compressed:
-        spec = {"*:linear": jc.LayerQuantization(jc.Uniform(weights), jc.Uniform(activations))}
-        return f, params, jc.calibrate(f, params, [x], spec, method="mse", weights=True)
-
-    def equalized(f: Any, params: Any, x: Any, weights: int, activations: int) -> Compressed:
-        params = jc.equalize(f, params, x)
-        return ranges("minmax")(f, params, x, weights, activations)
-
-    def corrected(f: Any, params: Any, x: Any, weights: int, activations: int) -> Compressed:
-        f, params, spec = equalized(f, params, x, weights, activations)
-        return f, jc.correct_biases(f, params, x, spec), spec
-
-    def rounded(method: Callable[..., Any]) -> Make:
-        def make(f: Any, params: Any, x: Any, weights: int, activations: int) -> Compressed:
-            spec = {"*:linear": jc.LayerQuantization(jc.Uniform(weights), None)}
-            new, found = method(f, params, x, spec)
-            measured = jc.calibrate(
-                f, params, [x], {"*:linear": jc.LayerQuantization(None, jc.Uniform(activations))}
-            )
-            return f, new, _joined(found, measured)
-
-        return make
-
     return {
-        "minmax": ranges("minmax"),
-        "percentile": ranges("percentile"),
-        "mse": ranges("mse"),
-        "kl": ranges("kl"),
-        "mse, weights too": clipped,
-        "equalized": equalized,
-        "equalized, biases": corrected,
-        "adaround": rounded(lambda *a: jc.adaround(*a, steps=steps)),
-        "gptq": rounded(jc.gptq),
-        "awq": rounded(jc.awq),
+        **{name: partial(_ranges, name) for name in ("minmax", "percentile", "mse", "kl")},
+        "mse, weights too": _clipped,
+        "equalized": _equalized,
+        "equalized, biases": _corrected,
+        "adaround": partial(_rounded, partial(jc.adaround, steps=steps)),
+        "gptq": partial(_rounded, jc.gptq),
+        "awq": partial(_rounded, jc.awq),
     }
 
 

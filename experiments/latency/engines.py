@@ -5,7 +5,9 @@ networks (samples, members) as a loop, vmapped, or written out one after the oth
 depends on network and batch. TVM has default schedules, and tuned ones where there is a folder for
 records. IREE compiles what JAX lowers. ONNX Runtime and LiteRT have graphs of their own, see
 `experiments.contests`; XNNPACK, which LiteRT delegates to, has no error function for moments to be
-quick with. NumPyro and Pyro draw their weights on every call, see `predictive`.
+quick with. NumPyro and Pyro draw their weights on every call. NumPyro's `Predictive` as it stands
+traces and compiles the model again then, which is what takes the time; under `jax.jit`
+(`numpyro_jit`) it is compiled once.
 """
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
@@ -14,14 +16,20 @@ from pathlib import Path
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import jaxeff_export
 import numpy as np
+import numpyro
+import numpyro.distributions as dist
 from jaxeff_export import Bundle
 from jaxeff_export.tuning import tune
+from numpyro import handlers
+from numpyro.infer import Predictive
+from numpyro.infer.autoguide import AutoNormal
 
 from experiments.contests.tvm import host, meter_of
 from experiments.contests.xla import compiled
-from experiments.latency.networks import SEVERAL, Subject
+from experiments.latency.networks import SAMPLES, SEVERAL, Subject
 from experiments.timing import Meter, metered
 
 
@@ -97,6 +105,26 @@ def bundles(net: Subject, method: str, setup: Setup) -> Mapping[str, Bundle]:
     return {"tvm_untuned": untuned, "tvm": tuned}
 
 
+def make_predictive(net: Subject) -> Predictive:
+    """NumPyro's, as its users call it: an `AutoNormal` guide over every parameter, untrained."""
+
+    def site(path: Any, leaf: jax.Array) -> Any:
+        normal = dist.Normal(0, 1).expand(leaf.shape).to_event(leaf.ndim)
+        return numpyro.sample(jax.tree_util.keystr(path, simple=True, separator="/"), normal)
+
+    def model(x: jax.Array, labels: jax.Array | None = None) -> None:
+        params = jax.tree_util.tree_map_with_path(site, net.params)
+        logits = numpyro.deterministic("logits", net.f(params, x))
+        with numpyro.plate("data", len(x)):
+            numpyro.sample("labels", dist.Categorical(logits=logits), obs=labels)
+
+    guide = AutoNormal(model)
+    with handlers.trace() as sites, handlers.seed(rng_seed=0):
+        guide(net.x, jnp.zeros(net.batch, int))
+    params = {name: s["value"] for name, s in sites.items() if s["type"] == "param"}
+    return Predictive(model, guide=guide, params=params, num_samples=SAMPLES)
+
+
 def _xla(net: Subject, method: str, setup: Setup) -> Iterator[Contestant]:
     forms = {"": net.program(method)}
     if method in SEVERAL:
@@ -149,8 +177,6 @@ def _iree(net: Subject, method: str, setup: Setup) -> Iterator[Contestant]:
 
 def _numpyro(net: Subject, method: str, setup: Setup) -> Iterator[Contestant]:
     if method == "svi30":
-        from experiments.latency.with_numpyro import make_predictive
-
         predictive, key = make_predictive(net), jax.random.key(0)
         jitted = jax.jit(predictive)
         yield Contestant(method, "numpyro", metered(lambda: predictive(key, net.x)))

@@ -93,17 +93,11 @@ def _ours(f: Any, params: Any, x: np.ndarray, found: Channels, plans: int) -> Ro
 def _theirs(name: str, x: np.ndarray, found: Channels, told: bool) -> Row:
     from experiments.pruning.with_torch import measure
 
-    theirs = measure(name, x, heads=told)
-    return {
-        "their_groups": len(theirs.groups),
-        "relation": _relation(_partition(found), theirs.groups),
-        "their_macs": theirs.macs[0],
-        "their_params": theirs.params[0],
-        "their_macs_left": theirs.macs[1] / theirs.macs[0] if not theirs.failure else None,
-        "their_params_left": theirs.params[1] / theirs.params[0] if not theirs.failure else None,
-        "their_error": theirs.error if not any(g.crossed for g in found.free) else None,
-        "their_failure": theirs.failure,
-    }
+    theirs, row = measure(name, x, heads=told)
+    if any(group.crossed for group in found.free):
+        row["their_error"] = None
+    relation = _relation(_partition(found), theirs)
+    return {"their_groups": len(theirs), "relation": relation, **row}
 
 
 def _inner(found: Channels) -> list[Group]:

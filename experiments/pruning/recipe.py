@@ -8,7 +8,6 @@ from experiments.harness import SELECTS, Count, Least
 from experiments.recipes import Selected
 
 Part = Literal["scores", "sparsity", "small", "time"]
-PARTS: tuple[Part, ...] = ("scores", "sparsity", "small", "time")
 
 
 @dataclass(frozen=True)

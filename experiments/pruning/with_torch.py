@@ -10,7 +10,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable
 from types import SimpleNamespace
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
@@ -18,29 +18,10 @@ import torch.nn.functional as F
 import torch_pruning as tp
 from torch import nn
 
+from experiments.harness import Row
 from experiments.pruning.wirings import WIRINGS, Wiring
 
 Groups = frozenset[frozenset[tuple[str, int]]]
-
-
-class Found(NamedTuple):
-    """What it makes of a network.
-
-    Attributes:
-        groups: Axes of parameters that lose channels together, in Flax's names and axes (counted
-            from the last).
-        macs: Multiply-accumulates of all layers before and after half of the channels went.
-        params: Numbers of parameters, before and after.
-        error: Of the pruned network to the one with zeros where channels went, relative to the
-            largest result.
-        failure: Why it failed, if it did.
-    """
-
-    groups: Groups
-    macs: tuple[int, int]
-    params: tuple[int, int]
-    error: float | None
-    failure: str
 
 
 class Block(nn.Module):
@@ -128,13 +109,18 @@ class Wired(nn.Module):
         return self.wiring.forward(FUNCTIONS, self, x)
 
 
-def measure(name: str, x: np.ndarray, *, heads: bool) -> Found:
-    """Groups, and half of every one gone.
+def measure(name: str, x: np.ndarray, *, heads: bool) -> tuple[Groups, Row]:
+    """Makes groups, and takes half of every one.
 
     Args:
         name: A network of `networks.NAMES`.
         x: An input, as Flax has it.
         heads: Whether it is told the heads of attention; without, it has to find them.
+
+    Returns:
+        Axes of parameters that lose channels together, in Flax's names and axes (counted from the
+        last); and work and parameters, with what is left of them, the error of the pruned network
+        to the one with zeros where channels went, relative to the largest result, or why it failed.
     """
     torch.manual_seed(0)
     model: Any = (Wired(WIRINGS[name]) if name in WIRINGS else ResNet18()).eval()
@@ -143,7 +129,9 @@ def measure(name: str, x: np.ndarray, *, heads: bool) -> Found:
     told = {}
     if heads and hasattr(model, "query"):
         told = {model.query: 4} | dict.fromkeys((model.key, model.value), WIRINGS[name].keys)
-    before, size = _macs(model, inputs), sum(p.numel() for p in model.parameters())
+    before, size = _macs(model, inputs), _size(model)
+    row: Row = {"their_macs": before, "their_params": size}
+    row |= dict.fromkeys(("their_macs_left", "their_params_left", "their_error"))
     groups: Groups = frozenset()
     try:
         groups = _groups(model, inputs, last)
@@ -156,12 +144,17 @@ def measure(name: str, x: np.ndarray, *, heads: bool) -> Found:
         for group in pruner.step(interactive=True):
             _mask(whole, model, group)
             group.prune()
-        error = _error(model, whole, inputs)
-        after, left = _macs(model, inputs), sum(p.numel() for p in model.parameters())
+        row["their_error"] = _error(model, whole, inputs)
+        left = {"macs": _macs(model, inputs) / before, "params": _size(model) / size}
     except Exception as failure:  # whatever it stumbles over is what is asked for
         line = str(failure).splitlines()[0] if str(failure) else type(failure).__name__
-        return Found(groups, (before, 0), (size, 0), None, line)
-    return Found(groups, (before, after), (size, left), error, "")
+        return groups, row | {"their_error": None, "their_failure": line}
+    shares = {f"their_{what}_left": share for what, share in left.items()}
+    return groups, row | shares | {"their_failure": ""}
+
+
+def _size(model: nn.Module) -> int:
+    return sum(parameter.numel() for parameter in model.parameters())
 
 
 def _groups(model: nn.Module, x: Any, last: Any) -> Groups:

@@ -1,8 +1,7 @@
 """The source's claims, held to what was measured, its figures, and how far both studies differ."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Iterator, Sequence
 from functools import partial
-from itertools import groupby
 from typing import Any
 
 import numpy as np
@@ -41,29 +40,28 @@ DIFFERENCES = (
 )
 
 
-Claim = Callable[..., None]
+Check = tuple[str, Any, Any, bool]
+"""What is claimed, the source's value, ours, and whether it holds."""
 HUNDRED, TWOFOLD = 100, 2
 """FLOPs of MCMC over those of SVI in the source, two orders of magnitude; how near is about it."""
+POINT = ("depth", "width", "examples")
 
 
 def judge(report: Report) -> None:
     """Adds the checks; short chains decide no cost of a whole inference."""
-    rows, ceilings = report.rows, report.extra["ceilings"]
-    claim = partial(report.check, needs="default")
-    usual = [row for row in rows if row["doublings"] != DEEPER or report.size == "full"]
-    mcmc, svi = ([row for row in usual if row["method"] == m] for m in ("mcmc", "svi"))
-    _products(usual, report)
+    rows = _usual(report)
+    mcmc, svi = ([row for row in rows if row["method"] == m] for m in ("mcmc", "svi"))
+    off = max(abs(row["macs"] / row["analytic_macs"] - 1) for row in rows)
+    report.check("matrix products counted over the formula: no deviation", None, off, off == 0)
     # Those of SVI are a count times a number of updates: linear in the data by construction.
-    _linear(mcmc, claim)
+    found = [*_linear(mcmc)]
     for own, bound in ((mcmc, 1.05), (svi, 1.25)):
         if own:
-            _agreement(own, bound, claim)
-            _overhead(own, claim)
-            _roofline(own, ceilings, claim)
+            found += _beside(own, bound, report.extra["ceilings"]["bandwidths"])
     if _pairs(mcmc, svi):
-        _ratios(rows, mcmc, svi, claim)
-        _latency(mcmc, svi, claim)
-        _intensity(mcmc, svi, claim)
+        found += [*_ratios(report.rows, mcmc, svi), *_exponents(mcmc, svi), *_intensity(mcmc, svi)]
+    for check in found:
+        report.check(*check, needs="default")
 
 
 def growth(rows: Sequence[Row], over: str, of: str) -> tuple[float, float]:
@@ -80,143 +78,117 @@ def growth(rows: Sequence[Row], over: str, of: str) -> tuple[float, float]:
     return float(slope), float(1 - residual / np.sum((y - y.mean()) ** 2))
 
 
-def model_series(rows: Sequence[Row]) -> list[Row]:
-    """Those of the default data set, by number of parameters."""
-    own = [row for row in rows if row["examples"] == DEFAULT.examples]
-    return sorted(own, key=lambda row: row["parameters"])
-
-
-def data_series(rows: Sequence[Row]) -> list[Row]:
-    """Those of the default network, by size of the data set."""
-    shape = (DEFAULT.depth, DEFAULT.width)
-    own = [row for row in rows if (row["depth"], row["width"]) == shape]
-    return sorted(own, key=lambda row: row["examples"])
-
-
-SERIES = {"parameters": model_series, "examples": data_series}
+def series(rows: Sequence[Row], over: str) -> list[Row]:
+    """Those of the default data set by number of parameters, or of the default network by data."""
+    fixed = {"parameters": ("examples",), "examples": ("depth", "width")}[over]
+    own = [row for row in rows if all(row[key] == getattr(DEFAULT, key) for key in fixed)]
+    return sorted(own, key=lambda row: row[over])
 
 
 def by_engine(rows: Sequence[Row]) -> dict[str, list[Row]]:
     """Rows of each engine."""
     ordered = sorted(rows, key=lambda row: row["engine"])
-    return {name: list(own) for name, own in groupby(ordered, lambda row: row["engine"])}
+    return {name: own for (name,), own in h.grouped(ordered, "engine").items()}
 
 
 def lines(rows: Sequence[Row], over: str) -> dict[str, list[Row]]:
     """The series of each engine that has more than one point of it."""
-    found = {engine: SERIES[over](own) for engine, own in by_engine(rows).items()}
+    found = {engine: series(own, over) for engine, own in by_engine(rows).items()}
     return {engine: line for engine, line in found.items() if len(line) > 1}
 
 
-def _products(rows: Sequence[Row], report: Report) -> None:
-    off = max(abs(row["macs"] / row["analytic_macs"] - 1) for row in rows)
-    report.check("matrix products counted over the formula: no deviation", None, off, off == 0)
+def _usual(report: Report) -> list[Row]:
+    """Selects the rows of the usual depth of trees."""
+    return [row for row in report.rows if row["doublings"] != DEEPER or report.size == "full"]
 
 
-def _linear(rows: Sequence[Row], claim: Claim) -> None:
-    for over in SERIES if rows else ():
+def _linear(rows: Sequence[Row]) -> Iterator[Check]:
+    for over in AXES:
         fits = [growth(line, over, "total_flops") for line in lines(rows, over).values()]
-        if not fits:
-            continue
-        worst = max((slope for slope, _ in fits), key=lambda slope: abs(slope - 1))
-        least = min(r2 for _, r2 in fits)
-        name = f"{_method(rows)}: FLOPs over {over}, exponent farthest from 1, R² over {least:.3f}"
-        claim(name, "linear", worst, abs(worst - 1) < 0.15 and least > 0.97)
+        if fits:
+            worst = max((slope for slope, _ in fits), key=lambda slope: abs(slope - 1))
+            least = min(r2 for _, r2 in fits)
+            name = f"FLOPs over {over}, exponent farthest from 1, R² over {least:.3f}"
+            holds = abs(worst - 1) < 0.15 and least > 0.97
+            yield f"{_method(rows)}: {name}", "linear", worst, holds
 
 
-def _agreement(rows: Sequence[Row], bound: float, claim: Claim) -> None:
-    points: dict[tuple[Any, ...], list[float]] = {}
-    for row in rows:
-        points.setdefault(_place(row)[1:], []).append(row["flops"])
-    worst = max(max(flops) / min(flops) for flops in points.values())
-    each = {"MCMC": "a gradient", "SVI": "an update"}[_method(rows)]
+def _beside(rows: Sequence[Row], bound: float, speeds: dict[str, float]) -> Iterator[Check]:
+    """Engines of one method beside each other, and beside the ceilings."""
+    method = _method(rows)
+    points = [[row["flops"] for row in own] for own in h.grouped(rows, *POINT).values()]
+    worst = max(max(flops) / min(flops) for flops in points)
+    each = {"MCMC": "a gradient", "SVI": "an update"}[method]
     name = f"FLOPs of {each}, largest over smallest engine: at most {bound}"
-    claim(name, "negligible", worst, worst <= bound)
+    yield name, "negligible", worst, worst <= bound
+    slower = []
+    for own in h.grouped(series(rows, "parameters"), *POINT).values():
+        ms = {row["engine"]: row["ms_per_evaluation"] for row in own}
+        if "pyro" in ms and len(ms) > 1:
+            slower.append(ms.pop("pyro") / min(ms.values()))
+    if slower:
+        name = f"time of Pyro over the fastest, smallest network ({slower[0]:.1f}), largest"
+        yield f"{method}: {name}", "overhead", slower[-1], slower[0] > max(2, slower[-1])
+    reached = [1e9 * row["gflops"] / row["intensity"] for row in rows]
+    between = float(np.mean([speeds["DRAM"] < speed < speeds["L3"] for speed in reached]))
+    name = f"{method}: points between the DRAM and the L3 ceiling, share"
+    yield name, "most", between, between > 0.5
 
 
-def _ratios(rows: Sequence[Row], mcmc: Sequence[Row], svi: Sequence[Row], claim: Claim) -> None:
+def _ratios(rows: Sequence[Row], mcmc: Sequence[Row], svi: Sequence[Row]) -> Iterator[Check]:
+    deep = [row for row in rows if row["doublings"] == DEEPER]
     for name, own in (
         ("FLOPs of MCMC over SVI, same engine", mcmc),
-        (
-            f"the same with trees up to depth {DEEPER} (the engines' default)",
-            [row for row in rows if row["doublings"] == DEEPER],
-        ),
+        (f"the same with trees up to depth {DEEPER} (the engines' default)", deep),
     ):
         ratios = [a["total_flops"] / b["total_flops"] for a, b in _pairs(own, svi)]
         if ratios:
             ratio, spread = float(np.median(ratios)), float(np.exp(np.std(np.log(ratios))))
             words = f"{name}, median of {len(ratios)} points (spread: a factor of {spread:.2g})"
             passed = HUNDRED / TWOFOLD <= ratio <= HUNDRED * TWOFOLD
-            claim(f"{words}: within {TWOFOLD} times", f"about {HUNDRED}", ratio, passed)
+            yield f"{words}: within {TWOFOLD} times", f"about {HUNDRED}", ratio, passed
     ratio = min(a["ms"] / b["ms"] for a, b in _pairs(mcmc, svi))
-    claim("a sample of MCMC over an epoch of SVI, time, least", "> 1", ratio, ratio > 1)
+    yield "a sample of MCMC over an epoch of SVI, time, least", "> 1", ratio, ratio > 1
 
 
-def _latency(mcmc: Sequence[Row], svi: Sequence[Row], claim: Claim) -> None:
+def _exponents(mcmc: Sequence[Row], svi: Sequence[Row]) -> Iterator[Check]:
     """Exponents of latency over parameters, engine by engine."""
     others = lines(svi, "parameters")
     for engine, line in lines(mcmc, "parameters").items():
         if engine in others:
             flatter, steeper = (growth(of, "parameters", "ms")[0] for of in (others[engine], line))
             name = f"{engine}: latency over parameters, exponent of MCMC (SVI's: {flatter:.2f})"
-            claim(name, "MCMC steeper", steeper, steeper > flatter)
+            yield name, "MCMC steeper", steeper, steeper > flatter
 
 
-def _overhead(rows: Sequence[Row], claim: Claim) -> None:
-    """Pyro beside the fastest other engine at the same point."""
-    points: dict[tuple[Any, ...], dict[str, float]] = {}
-    for row in model_series(rows):
-        points.setdefault(_place(row)[1:], {})[row["engine"]] = row["ms_per_evaluation"]
-    slower = [
-        times["pyro"] / min(ms for engine, ms in times.items() if engine != "pyro")
-        for times in points.values()
-        if "pyro" in times and len(times) > 1
-    ]
-    if slower:
-        method = _method(rows)
-        name = (
-            f"{method}: time of Pyro over the fastest, smallest network ({slower[0]:.1f}), largest"
-        )
-        claim(name, "overhead", slower[-1], slower[0] > max(2, slower[-1]))
-
-
-def _intensity(mcmc: Sequence[Row], svi: Sequence[Row], claim: Claim) -> None:
+def _intensity(mcmc: Sequence[Row], svi: Sequence[Row]) -> Iterator[Check]:
     """Rises where the last point of a series lies above the first in every engine."""
+
+    def rises(rows: Sequence[Row], over: str) -> list[float]:
+        return [own[-1]["intensity"] / own[0]["intensity"] for own in lines(rows, over).values()]
+
+    what = "operational intensity, largest over smallest"
     for rows, over in ((mcmc, "parameters"), (mcmc, "examples"), (svi, "parameters")):
-        if rises := [_rise(line) for line in lines(rows, over).values()]:
-            name = f"{_method(rows)}: operational intensity, largest over smallest {over}, least"
-            claim(name, "rises", min(rises), min(rises) > 1)
-    if rises := [_rise(line) for line in lines(svi, "examples").values()]:
-        name = "SVI: operational intensity, largest over smallest examples, most"
-        claim(name, "constant", max(rises), abs(max(rises) - 1) < 0.1)
+        if found := rises(rows, over):
+            least = min(found)
+            yield f"{_method(rows)}: {what} {over}, least", "rises", least, least > 1
+    if found := rises(svi, "examples"):
+        most = max(found)
+        yield f"SVI: {what} examples, most", "constant", most, abs(most - 1) < 0.1
     below = float(np.mean([b["intensity"] < a["intensity"] for a, b in _pairs(mcmc, svi)]))
-    claim("SVI's intensity below MCMC's, share of points", "all", below, below == 1)
-
-
-def _roofline(rows: Sequence[Row], ceilings: dict[str, Any], claim: Claim) -> None:
-    low, high = (ceilings["bandwidths"][level] for level in ("DRAM", "L3"))
-    speeds = [1e9 * row["gflops"] / row["intensity"] for row in rows]
-    between = float(np.mean([low < speed < high for speed in speeds]))
-    name = f"{_method(rows)}: points between the DRAM and the L3 ceiling, share"
-    claim(name, "most", between, between > 0.5)
+    yield "SVI's intensity below MCMC's, share of points", "all", below, below == 1
 
 
 def _method(rows: Sequence[Row]) -> str:
-    return rows[0]["method"].upper()
-
-
-def _rise(rows: Sequence[Row]) -> float:
-    return rows[-1]["intensity"] / rows[0]["intensity"]
-
-
-def _place(row: Row) -> tuple[Any, ...]:
-    return row["engine"], row["depth"], row["width"], row["examples"]
+    return rows[0]["method"].upper() if rows else ""
 
 
 def _pairs(mcmc: Sequence[Row], svi: Sequence[Row]) -> list[tuple[Row, Row]]:
     """MCMC and SVI of the same engine at the same point."""
-    others = {_place(row): row for row in svi}
-    return [(row, others[_place(row)]) for row in mcmc if _place(row) in others]
+    others = h.grouped(svi, "engine", *POINT)
+    places = [tuple(row[key] for key in ("engine", *POINT)) for row in mcmc]
+    pairs = zip(mcmc, places, strict=True)
+    return [(row, others[place][-1]) for row, place in pairs if place in others]
 
 
 LABELS = {
@@ -230,7 +202,7 @@ ROOF = {"L2": "0.6", "L3": "0.4", "DRAM": "0.1"}
 
 def _drawn(report: Report, over: str) -> list[Row]:
     """Selects a series of every engine and method, with what plots say of it."""
-    rows = [row for row in report.rows if row["doublings"] != DEEPER or report.size == "full"]
+    rows = _usual(report)
     return [
         row | {
             "label": f"{LABELS[engine]}, {method.upper()}", "style": COLOURS[engine] + style,
@@ -239,7 +211,7 @@ def _drawn(report: Report, over: str) -> list[Row]:
         }
         for method, style in STYLES.items()
         for engine, own in by_engine([row for row in rows if row["method"] == method]).items()
-        for line in [SERIES[over](own)] for i, row in enumerate(line)
+        for line in [series(own, over)] for i, row in enumerate(line)
     ]  # fmt: skip
 
 
@@ -302,12 +274,12 @@ PLOTS = (
             style=lambda row: COLOURS[row["engine"]] + "-",
             axes={"xlabel": "MCMC samples (warm-up at 0)", "ylabel": "FLOPs"},
         ),
-        *(_over(over, "total_flops", "FLOPs") for over in SERIES),
+        *(_over(over, "total_flops", "FLOPs") for over in AXES),
     ),
     h.Plot(
-        "latency", *(_over(over, "ms", "ms per sample (MCMC) or epoch (SVI)") for over in SERIES)
+        "latency", *(_over(over, "ms", "ms per sample (MCMC) or epoch (SVI)") for over in AXES)
     ),
-    h.Plot("roofline", *map(_roof, SERIES), size=(5.5, 4.6)),
+    h.Plot("roofline", *map(_roof, AXES), size=(5.5, 4.6)),
 )  # fmt: skip
 TABLES = (
     h.Listing(

@@ -17,7 +17,7 @@ from experiments.latency import (
     source,
 )
 from experiments.latency.__main__ import STUDY
-from experiments.latency.engines import Contestant, Setup, contestants
+from experiments.latency.engines import Contestant, Setup, contestants, make_predictive
 from experiments.latency.tasks import SIZES, Settings, Task, plan, run_all
 from experiments.timing import measure_rounds
 from jaxeff.moment_propagation import Gaussian
@@ -82,8 +82,6 @@ def test_slow_calls_are_measured_in_the_first_rounds_only():
 
 @pytest.mark.slow
 def test_predictive_draws_networks():
-    from experiments.latency.with_numpyro import make_predictive
-
     net = networks.subject("mlp", 2)
     drawn = jax.eval_shape(make_predictive(net), jax.random.key(0), net.x)
     assert drawn["logits"].shape == (networks.SAMPLES, 2, networks.CLASSES)
