@@ -9,7 +9,8 @@ from jaxeff_export import MissingExtraError, OnnxError, to_onnx
 
 import jaxeff
 from jaxeff import Gaussian, Int
-from jaxeff.nn import MLP, LeNet5, ResNet8, SmallCNN, TransformerEncoder
+from jaxeff.compression import calibrate
+from jaxeff.nn import MLP, LeNet5, ResNet8, SmallCNN, TransformerEncoder, small_classifier
 
 MODELS = {
     "mlp": (lambda: MLP((3, 8, 2), rngs=nnx.Rngs(0)), (2, 3)),
@@ -25,7 +26,10 @@ def assert_same(path, fn, *args):
     onnxruntime = pytest.importorskip("onnxruntime")
     pytest.importorskip("onnx")
     file = to_onnx(fn, args, path)
-    session = onnxruntime.InferenceSession(path)
+    options = onnxruntime.SessionOptions()
+    # Else it rounds activations beside weights of integers by itself.
+    options.add_session_config_entry("session.qdq_matmulnbits_accuracy_level", "1")
+    session = onnxruntime.InferenceSession(path, options)
     inputs = dict(zip(file.inputs, map(np.asarray, jax.tree.leaves(args[1:])), strict=True))
     outputs = session.run(list(file.outputs), inputs)
     for ours, want in zip(outputs, jax.tree.leaves(jax.jit(fn)(*args)), strict=True):
@@ -96,6 +100,61 @@ FUNCTIONS = {
 def test_functions(name, tmp_path):
     x = np.random.default_rng(1).normal(size=(2, 5, 3)).astype(np.float32)
     assert_same(tmp_path / "f.onnx", FUNCTIONS[name], W, x)
+
+
+def nodes_of(path, kind):
+    onnx = pytest.importorskip("onnx")
+    graph = onnx.load(path).graph
+    dtypes = {t.name: onnx.TensorProto.DataType.Name(t.data_type) for t in graph.initializer}
+    found = [node for node in graph.node if node.op_type == kind]
+    return [dtypes.get(node.input[0]) for node in found]
+
+
+@pytest.mark.parametrize(
+    ("setting", "stored"),
+    [
+        (Int(8, symmetric="weights"), "INT8"),
+        (Int(8), "UINT8"),
+        (Int(4, symmetric="weights"), "INT4"),
+        (Int(4), "UINT4"),
+        (Int(4, per="tensor"), "UINT4"),
+    ],
+)
+def test_quantized_weights_are_integers(setting, stored, tmp_path):
+    f, params, (x, _) = small_classifier(4)
+    g = jaxeff.quantized(f, calibrate(f, params, [x], {"*:linear": setting}))
+    assert_same(tmp_path / "q.onnx", g, params, x)
+    to_onnx(f, (params, x), tmp_path / "f.onnx")
+    sizes = [(tmp_path / name).stat().st_size for name in ("q.onnx", "f.onnx")]
+    weights = sum(w.size for w in jax.tree.leaves(params) if w.ndim > 1)
+    saved = weights * (4 - (0.5 if "4" in stored else 1))
+    # But for the names and steps of a few more nodes.
+    assert saved - 2000 < sizes[1] - sizes[0] < saved
+    kinds = nodes_of(tmp_path / "q.onnx", "DequantizeLinear")
+    assert sorted(map(str, kinds)) == sorted(["None"] * 3 + [stored] * 3)
+    assert len(nodes_of(tmp_path / "q.onnx", "QuantizeLinear")) == 3
+    assert not nodes_of(tmp_path / "q.onnx", "Round")
+
+
+def test_values_between_codes_and_beyond_the_range(tmp_path):
+    spec = {"*": Int(3, range=(-1.0, 2.0))}
+    g = jaxeff.quantized(lambda w, x: x @ w, spec)
+    x = np.concatenate([np.linspace(-9, 9, 301), [0.0, 2.0]]).astype(np.float32).reshape(-1, 3)
+    assert_same(tmp_path / "q.onnx", g, W, x)
+
+
+def test_grids_that_no_operator_has_stay_in_float(tmp_path):
+    # A range that is measured anew in every call; and a step for each row and column.
+    dynamic = jaxeff.quantized(lambda w, x: x @ w, {"*": Int(8)})
+    assert_same(tmp_path / "d.onnx", dynamic, W, W.T.copy()[:, :3])
+    assert nodes_of(tmp_path / "d.onnx", "Round")
+    assert nodes_of(tmp_path / "d.onnx", "DequantizeLinear") == ["UINT8"]
+
+    def blocks(w, x):
+        return x @ (jnp.round(w * 3) * jnp.array([[1.1, 2, 3, 4]]) * (w[:, :1] + 2))
+
+    assert_same(tmp_path / "b.onnx", blocks, W, W.T.copy())
+    assert not nodes_of(tmp_path / "b.onnx", "DequantizeLinear")
 
 
 def test_refusals_are_named(tmp_path):

@@ -108,6 +108,7 @@ def _dynamic_update_slice(g: OnnxGraph, eqn: Any, values: list[Value]) -> Value:
         return values[1]
     order = [*cut, *(i for i in range(len(shape)) if i not in cut)]
     room = [shape[i] - sizes[i] for i in cut]
+    # The places of a part that starts at zero, one coordinate for each axis that is cut.
     grid = np.moveaxis(np.indices([sizes[i] for i in cut], np.int64), 0, -1)
     places = g.emit("Add", [grid, _starts(g, [values[2 + i] for i in cut], room)])
     moved = [g.transpose(value, order) for value in values[:2]]

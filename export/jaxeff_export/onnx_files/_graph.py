@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import ml_dtypes
 import numpy as np
 
-OPSET, IR_VERSION = 18, 9
+from jaxeff_export.onnx_files._grids import Whole, stored
+
+_VERSIONS = {18: 9, 21: 10}  # operator sets, and the version of the format that came with them
 
 Value = str | np.ndarray
 """The name of a tensor, or a constant that is known already."""
@@ -24,24 +26,49 @@ class OnnxGraph:
     Attributes:
         nodes: What was emitted.
         constants: Tensors with values, by name.
+        whole: The whole numbers and steps of constants on a grid, by their `id`.
     """
 
     def __init__(self) -> None:
         """Starts an empty graph."""
         self.nodes: list[Any] = []
         self.constants: dict[str, np.ndarray] = {}
+        self.whole: dict[int, Whole] = {}
         self._known: dict[int, tuple[str, np.ndarray]] = {}
         self._count = 0
+
+    @property
+    def versions(self) -> tuple[int, int]:
+        """The operator set and the version of the format: those of integers of 4 bits are newer."""
+        few = any(a.dtype in (ml_dtypes.int4, ml_dtypes.uint4) for a in self.constants.values())
+        opset = 21 if few else 18
+        return opset, _VERSIONS[opset]
 
     def name(self, value: Value) -> str:
         """Returns the name of a value; a constant becomes a tensor of the file, once."""
         if isinstance(value, str):
             return value
         if id(value) not in self._known:  # held, so that no other array gets its id
-            made = f"c{len(self.constants)}"
-            self.constants[made] = value
-            self._known[id(value)] = made, value
+            self._known[id(value)] = self._written(value), value
         return self._known[id(value)][0]
+
+    def _written(self, value: np.ndarray) -> str:
+        found = self.whole.get(id(value))
+        if found is not None and (parts := stored(found)) is not None:
+            codes, steps, zeros, axis = parts
+            along = {} if axis is None else {"axis": axis}
+            return self.emit("DequantizeLinear", [codes, steps, zeros], **along)
+        made = f"c{len(self.constants)}"
+        self.constants[made] = value
+        return made
+
+    def _moved(self, value: np.ndarray, move: Callable[[np.ndarray], np.ndarray]) -> np.ndarray:
+        """Moves the elements of a constant, and those of its whole numbers."""
+        if id(value) not in self.whole:
+            return move(value)
+        found = self.whole[id(value)].moved(move)
+        self.whole[id(found.values)] = found
+        return found.values
 
     def emit(self, op: str, inputs: Sequence[Value], **attributes: Any) -> str:
         """Adds a node with one result and returns the result's name."""
@@ -58,13 +85,13 @@ class OnnxGraph:
         if list(order) == list(range(len(order))):
             return value
         if not isinstance(value, str):
-            return np.ascontiguousarray(value.transpose(order))
+            return self._moved(value, lambda a: np.ascontiguousarray(a.transpose(order)))
         return self.emit("Transpose", [value], perm=list(order))
 
     def reshape(self, value: Value, shape: Sequence[int]) -> Value:
         """Changes a shape; of a constant at once."""
         if not isinstance(value, str):
-            return value.reshape(shape)
+            return self._moved(value, lambda a: a.reshape(shape))
         return self.emit("Reshape", [value, integers(shape)])
 
     def cast(self, value: Value, dtype: Any) -> Value:

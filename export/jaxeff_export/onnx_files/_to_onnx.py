@@ -18,8 +18,11 @@ assert np.allclose(logits, f(params, x), atol=1e-5)
 Sharp edges:
 
 - Operators of `jaxeff_export` (composites) are written as the plain operations they stand for.
-- What depends on parameters alone is computed here: the file holds the grid's values of a quantized
-  function's weights, as floats, not integers with scales.
+- What depends on parameters alone is computed here. Weights on uniform grids of at most 8 bits are
+  written as integers with `DequantizeLinear` (of 4 bits in opset 21), unless their steps differ
+  along several axes; activations of a known range pass `QuantizeLinear`.
+- ONNX Runtime rounds activations that don't to 8 bits by itself where their weights are integers.
+  The session option `session.qdq_matmulnbits_accuracy_level` at "1" has it compute what is written.
 - A `scan` is written once for each of its steps, up to 128; while loops, branches, random numbers
   and gathers along several axes are refused by name.
 """
@@ -50,16 +53,11 @@ from jaxeff.core import primitives as p
 from jaxeff.program.ir import Scan
 from jaxeff.store import write_atomically
 from jaxeff_export.artifact import argument_names, flatten_named
+from jaxeff_export.onnx_files._activations import fuse_roundings
 from jaxeff_export.onnx_files._elementwise import ELEMENTWISE
 from jaxeff_export.onnx_files._gathers import GATHERS
-from jaxeff_export.onnx_files._graph import (
-    IR_VERSION,
-    OPSET,
-    OnnxError,
-    OnnxGraph,
-    Value,
-    tensor_type,
-)
+from jaxeff_export.onnx_files._graph import OnnxError, OnnxGraph, Value, tensor_type
+from jaxeff_export.onnx_files._grids import whole_of
 from jaxeff_export.onnx_files._tensors import TENSORS, split_value
 from jaxeff_export.targets import require_extra
 
@@ -96,7 +94,7 @@ def to_onnx(
     *,
     parameters: int = 1,
 ) -> OnnxFile:
-    """Writes a function as an ONNX file of standard operators (opset 18).
+    """Writes a function as an ONNX file of standard operators (opset 18, or 21).
 
     Args:
         fn: Pure function; transforms such as `moments(f)` are functions too.
@@ -129,6 +127,8 @@ def to_onnx(
         node = onnx.helper.make_node("Identity", [graph.name(value)], [spec.name])
         graph.nodes.append(node)
         results.append(spec.name)
+    fuse_roundings(graph, results)
+    opset, version = graph.versions
     info = onnx.helper.make_tensor_value_info
     model = onnx.helper.make_model(
         onnx.helper.make_graph(
@@ -138,8 +138,8 @@ def to_onnx(
             [info(s.name, tensor_type(s.dtype), s.shape) for s in outputs],
             [onnx.numpy_helper.from_array(a, n) for n, a in graph.constants.items()],
         ),
-        opset_imports=[onnx.helper.make_opsetid("", OPSET)],
-        ir_version=IR_VERSION,
+        opset_imports=[onnx.helper.make_opsetid("", opset)],
+        ir_version=version,
         producer_name="jaxeff",
     )
     onnx.checker.check_model(model)
@@ -201,8 +201,14 @@ def _write_equation(graph: OnnxGraph, eqn: JaxprEqn, given: list[Value]) -> list
         return _write(graph, jax_internals.sub_jaxprs(eqn)[0], given)
     if not any(isinstance(value, str) for value in given):
         # Of parameters alone: computed here, once.
-        made = eqn.primitive.bind(*given, **eqn.params)
-        return [_known(a) for a in (made if eqn.primitive.multiple_results else [made])]
+        if eqn.primitive.multiple_results:
+            return [_known(a) for a in eqn.primitive.bind(*given, **eqn.params)]
+        made = _known(eqn.primitive.bind(*given, **eqn.params))
+        constants = [value for value in given if not isinstance(value, str)]
+        whole = whole_of(eqn, constants, [graph.whole.get(id(value)) for value in given])
+        if whole is not None and np.array_equal(whole.values, made):
+            graph.whole[id(made)] = whole._replace(values=made)
+        return [made]
     if eqn.primitive is p.scan_p:
         return _unrolled(graph, Scan.of(eqn, given), eqn.outvars)
     if eqn.primitive is split_p:

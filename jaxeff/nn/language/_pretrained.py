@@ -114,6 +114,7 @@ def _read_config(path: Path, facts: Mapping[str, Any]) -> DecoderConfig:
         key_heads=facts.get("llama.attention.head_count_kv", found["heads"]),
         rotary_base=facts.get("llama.rope.freq_base", 10000.0),
     )
+    # Known, but computed otherwise: refused, as logits would be wrong without a word.
     if facts.get("llama.rope.scaling.type", "none") != "none":
         raise WeightsError(f"load_decoder: {path} stretches its rotary positions.")
     if facts.get("llama.rope.dimension_count", made.size) != made.size:

@@ -105,6 +105,7 @@ class Tokenizer:
         parts = [_CHARACTERS[byte] for byte in word.encode()]
         while len(parts) > 1:
             pairs = set(pairwise(parts))
+            # The pair that was merged first in training, wherever it stands in the word.
             first = min(pairs, key=lambda pair: self._ranks.get(pair, len(self._ranks)))
             if first not in self._ranks:
                 break
