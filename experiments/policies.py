@@ -57,22 +57,14 @@ Net = Literal["mlp", "lenet5", "resnet18-imagenet"]
 
 @dataclass(frozen=True)
 class Settings:
-    """What is measured, how often.
+    """What is measured, how often."""
 
-    Attributes:
-        rounds: Rounds of each timing.
-        policies: Policies in one program.
-        nets: Networks under many policies.
-        batches: Images each policy is evaluated on.
-        at_once: How many policies a program takes side by side.
-        steps: Networks whose training step is counted.
-    """
-
-    rounds: h.Count = 7
-    policies: h.Count = 1000
-    nets: tuple[Net, ...] = ("mlp", "lenet5")
-    batches: tuple[h.Count, ...] = (1, 10)
-    at_once: tuple[h.Count, ...] = (1, 10)
+    rounds: h.Count = 7  # rounds of each timing
+    policies: h.Count = 1000  # policies in one program
+    nets: tuple[Net, ...] = ("mlp", "lenet5")  # networks under many policies
+    batches: tuple[h.Count, ...] = (1, 10)  # images each policy is evaluated on
+    at_once: tuple[h.Count, ...] = (1, 10)  # how many policies a program takes side by side
+    # networks whose training step is counted
     steps: tuple[Net, ...] = ("lenet5", "resnet18-imagenet")
 
 

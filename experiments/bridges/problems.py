@@ -36,70 +36,41 @@ MOONS_MARGIN = 1.0
 
 @dataclass(frozen=True)
 class Settings:
-    """Everything the figures depend on.
+    """Everything the figures depend on."""
 
-    Attributes:
-        width: Units of both hidden layers.
-        warmup: Iterations of warm-up of the reference, the teacher.
-        short_warmup: Of the samplers that are compared by where they start.
-        samples: Draws of each chain that are kept.
-        max_depth: Of NUTS.
-        chains: Markov chains.
-        pretrain_epochs: Of the point estimate, from which variational inference starts.
-        epochs: Of variational inference.
-        kl: Final weight of the KL term, reached linearly.
-        rate: Learning rate of Adam, decayed by a cosine.
-        particles: Weight draws of a training step.
-        unlabelled: Inputs for distillation.
-        teacher_draws: Draws of the teacher that are distilled.
-        draws: Of a variational posterior, to predict with.
-    """
-
-    width: int
-    warmup: int
-    short_warmup: int
-    samples: int
-    max_depth: int
-    pretrain_epochs: int
-    epochs: int
-    chains: int = 4
-    kl: float = 0.25
-    rate: float = 1e-2
-    particles: int = 8
-    unlabelled: int = 800
-    teacher_draws: int = 100
-    draws: int = 300
+    width: int  # units of both hidden layers
+    warmup: int  # iterations of warm-up of the reference, the teacher
+    short_warmup: int  # of the samplers that are compared by where they start
+    samples: int  # draws of each chain that are kept
+    max_depth: int  # of NUTS
+    pretrain_epochs: int  # of the point estimate, from which variational inference starts
+    epochs: int  # of variational inference
+    chains: int = 4  # Markov chains
+    kl: float = 0.25  # final weight of the KL term, reached linearly
+    rate: float = 1e-2  # learning rate of Adam, decayed by a cosine
+    particles: int = 8  # weight draws of a training step
+    unlabelled: int = 800  # inputs for distillation
+    teacher_draws: int = 100  # draws of the teacher that are distilled
+    draws: int = 300  # of a variational posterior, to predict with
 
 
 @dataclass(frozen=True)
 class Problem:
-    """A data set, a network and what is asked of its posterior.
+    """A data set, a network and what is asked of its posterior."""
 
-    Attributes:
-        name: The problem's.
-        likelihood: As `jaxeff.bayes` takes it.
-        f: The network.
-        params: Its initial parameters.
-        train: Inputs and targets.
-        test: Inputs and targets from the same distribution.
-        points: Where uncertainty is evaluated.
-        outside: Which of them lie where there are no data.
-        unlabelled: Inputs for distillation, uniform over the same region.
-        nll: From outputs ``[draws, test, ...]`` to the predictive NLL, nats per example.
-        epistemic: From outputs to the epistemic uncertainty: mutual information in nats, or a
-            standard deviation in units of the target.
-    """
-
-    name: str
-    likelihood: str
-    f: Callable[..., Any]
-    params: Any
-    train: tuple[Array, Array]
-    test: tuple[Array, Array]
-    points: Float[Array, "points features"]
-    outside: Bool[Array, " points"]
-    unlabelled: Float[Array, "n features"]
+    name: str  # the problem's
+    likelihood: str  # as `jaxeff.bayes` takes it
+    f: Callable[..., Any]  # the network
+    params: Any  # its initial parameters
+    train: tuple[Array, Array]  # inputs and targets
+    test: tuple[Array, Array]  # inputs and targets from the same distribution
+    points: Float[Array, "points features"]  # where uncertainty is evaluated
+    outside: Bool[Array, " points"]  # which of them lie where there are no data
+    unlabelled: Float[Array, "n features"]  # inputs for distillation, uniform over the same region
+    # from outputs ``[draws, test, ...]`` to the predictive NLL, nats per example
     nll: Callable[[Any], Float[Array, ""]]
+    # from outputs to the epistemic uncertainty: mutual information in nats, or a standard deviation
+    # in units of the target
     epistemic: Callable[[Any], Float[Array, " points"]]
 
     def auroc(self, epistemic: Float[Array, " points"]) -> float:

@@ -48,21 +48,13 @@ CORE = "cortex-m7"
 
 @dataclass(frozen=True)
 class Settings:
-    """What is measured.
+    """What is measured."""
 
-    Attributes:
-        rounds: Rounds of each timing.
-        models: The networks of the calls.
-        batches: Inputs per call.
-        threaded: The networks that two threads share.
-        sized: The networks whose memory is told.
-    """
-
-    rounds: h.Count = 51
-    models: tuple[str, ...] = ("tiny", "mlp", "lenet5")
-    batches: tuple[h.Count, ...] = (1, 10)
-    threaded: tuple[str, ...] = ("mlp", "lenet5", "resnet18")
-    sized: tuple[str, ...] = ("lenet5",)
+    rounds: h.Count = 51  # rounds of each timing
+    models: tuple[str, ...] = ("tiny", "mlp", "lenet5")  # the networks of the calls
+    batches: tuple[h.Count, ...] = (1, 10)  # inputs per call
+    threaded: tuple[str, ...] = ("mlp", "lenet5", "resnet18")  # the networks that two threads share
+    sized: tuple[str, ...] = ("lenet5",)  # the networks whose memory is told
 
 
 def tasks(run: Run[Settings]) -> list[tuple[Any, ...]]:

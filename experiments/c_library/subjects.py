@@ -31,17 +31,11 @@ class Codes(NamedTuple):
 
 @dataclass(frozen=True)
 class Case:
-    """A network and what is asked of it.
+    """A network and what is asked of it."""
 
-    Attributes:
-        name: `tiny`, `mlp` or `lenet5`.
-        method: `deterministic` or `moments`.
-        net: The network and its batch.
-    """
-
-    name: str
-    method: str
-    net: Subject
+    name: str  # `tiny`, `mlp` or `lenet5`
+    method: str  # `deterministic` or `moments`
+    net: Subject  # the network and its batch
 
     @property
     def params(self) -> Any:

@@ -21,30 +21,18 @@ Make = Callable[[], jc.Quantizer]
 
 @dataclass(frozen=True)
 class Method:
-    """A way to quantize the layers between the first and the last.
+    """A way to quantize the layers between the first and the last."""
 
-    Attributes:
-        family: Methods that differ in bits alone.
-        weight_bits: Of a weight.
-        activation_bits: Of an activation.
-        weights: Makes the quantizer of weights.
-        activations: That of activations.
-        learns: Whether its numbers are learnt; else they are those of the calibration.
-        keyed: Whether training draws random numbers.
-        penalty: Whether it adds a penalty to the loss.
-        bounded: Whether the bits that all weights take are held to `weight_bits` each.
-        after: What comes after an update of the weights, from the number of updates and the ends.
-    """
-
-    family: str
-    weight_bits: float
-    activation_bits: float = FLOAT
-    weights: Make | None = None
-    activations: Make | None = None
-    learns: bool = True
-    keyed: bool = False
-    penalty: bool = False
-    bounded: bool = False
+    family: str  # methods that differ in bits alone
+    weight_bits: float  # of a weight
+    activation_bits: float = FLOAT  # of an activation
+    weights: Make | None = None  # makes the quantizer of weights
+    activations: Make | None = None  # that of activations
+    learns: bool = True  # whether its numbers are learnt; else they are those of the calibration
+    keyed: bool = False  # whether training draws random numbers
+    penalty: bool = False  # whether it adds a penalty to the loss
+    bounded: bool = False  # whether the bits that all weights take are held to `weight_bits` each
+    # what comes after an update of the weights, from the number of updates and the ends
     after: Callable[[int, tuple[str, str]], optax.GradientTransformation] | None = None
 
     def spec(self, first: str, last: str) -> dict[str, Any]:

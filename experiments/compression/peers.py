@@ -42,27 +42,16 @@ LIMIT = 1.0
 
 @dataclass(frozen=True)
 class Settings(Training):
-    """What is compared.
+    """What is compared."""
 
-    Attributes:
-        data: The data set.
-        images: Training images.
-        test_images: Test images.
-        epochs: Passes of float training.
-        retrain: Passes in few bits.
-        seeds: Trainings of each method.
-        retrain_rate: The same in few bits, and a tenth for steps.
-        rounds: Rounds of the timing.
-    """
-
-    data: str = "fashion-mnist"
-    images: Count = 20_000
-    test_images: Count = 10_000
-    epochs: Count = 4
-    retrain: Count = 2
-    seeds: Annotated[int, Least(2)] = 3
-    retrain_rate: float = 1e-3
-    rounds: Count = 15
+    data: str = "fashion-mnist"  # the data set
+    images: Count = 20_000  # training images
+    test_images: Count = 10_000  # test images
+    epochs: Count = 4  # passes of float training
+    retrain: Count = 2  # passes in few bits
+    seeds: Annotated[int, Least(2)] = 3  # trainings of each method
+    retrain_rate: float = 1e-3  # the same in few bits, and a tenth for steps
+    rounds: Count = 15  # rounds of the timing
 
 
 def run(run: Run[Settings]) -> list[Row]:

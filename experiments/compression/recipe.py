@@ -13,17 +13,11 @@ PARTS: tuple[Part, ...] = ("bits", "methods", "without training", "allocation")
 
 @dataclass(frozen=True)
 class Subject(classifiers.Retrained):
-    """A network on a data set, and how it is compressed.
+    """A network on a data set, and how it is compressed."""
 
-    Attributes:
-        widths: Bits of the accuracy over bits with training.
-        methods: Methods that are compared.
-        parts: Of the study.
-    """
-
-    widths: tuple[int, ...] = (2, 3, 4, 6, 8)
-    methods: tuple[str, ...] = tuple(METHODS)
-    parts: tuple[str, ...] = PARTS
+    widths: tuple[int, ...] = (2, 3, 4, 6, 8)  # bits of the accuracy over bits with training
+    methods: tuple[str, ...] = tuple(METHODS)  # methods that are compared
+    parts: tuple[str, ...] = PARTS  # of the study
 
 
 @dataclass(frozen=True, kw_only=True)

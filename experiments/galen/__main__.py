@@ -21,19 +21,12 @@ from experiments.harness import Row, Run, Study, choose
 
 @dataclass(frozen=True)
 class Task:
-    """What is kept once it is done.
+    """What is kept once it is done."""
 
-    Attributes:
-        part: "float", "search" or "final".
-        searcher: Its name.
-        target: Share of the latency.
-        seed: Of the search.
-    """
-
-    part: str
-    searcher: str = ""
-    target: float = 0.0
-    seed: int = 0
+    part: str  # "float", "search" or "final"
+    searcher: str = ""  # its name
+    target: float = 0.0  # share of the latency
+    seed: int = 0  # of the search
 
     def __str__(self) -> str:
         return f"{self.part} {self.searcher} {self.target:g} {self.seed}"

@@ -21,56 +21,34 @@ NAMES = (*AGENTS, BLIND, *OTHERS)
 
 @dataclass(frozen=True)
 class Settings(Training):
-    """What is measured.
+    """What is measured."""
 
-    Attributes:
-        subject: The network.
-        targets: Shares of the whole model's latency that are asked for.
-        seeds: Searches by each searcher.
-        episodes: Of every search.
-        warm_up: Those of them in which the agent acts at random.
-        updates: Of the agent, per episode.
-        decay: Of the agent's noise, per episode.
-        steps: Of every candidate's training; 0 takes an epoch.
-        step_images: Images per step of it.
-        retrain_rate: Of a candidate's training by momentum of .9, decayed by a cosine.
-        validation: Images that candidates are measured on, none of the others.
-        images: That sensitivities are measured on.
-        epochs: Of the final training; 0 leaves it away.
-        final_images: Of the final training.
-        finals: Seeds of searches whose results are trained, compiled and measured.
-        finished: Searchers whose results are.
-        latency: What a search is told: a table of kernels' times, or bit operations, which are no
-            time.
-        round_to: Channels of joint searches are multiples of it.
-        few: Channels of the pruning agent are multiples of it.
-        nodes: Numbers of channels that the table of kernels holds.
-        inputs: Few bits take multiples of so many input channels.
-        only: Searchers; all if none is given.
-    """
-
-    subject: Classifier
+    subject: Classifier  # the network
+    # shares of the whole model's latency that are asked for
     targets: tuple[float, ...] = (0.3, 0.2)
-    seeds: Count = 5
-    warm_up: Annotated[int, Least(0)] = 10
-    episodes: Count = 30
+    seeds: Count = 5  # searches by each searcher
+    warm_up: Annotated[int, Least(0)] = 10  # those of them in which the agent acts at random
+    episodes: Count = 30  # of every search
+    # seeds of searches whose results are trained, compiled and measured
     finals: Annotated[int, Least(0)] = 1
-    updates: Count = 20
-    steps: Annotated[int, Least(0)] = 16
-    step_images: Count = 32
-    decay: float = 0.9
-    finished: tuple[str, ...] = (*AGENTS, "greedy", "knapsack")
-    validation: Count = 512
-    images: Count = 32
+    updates: Count = 20  # of the agent, per episode
+    steps: Annotated[int, Least(0)] = 16  # of every candidate's training; 0 takes an epoch
+    step_images: Count = 32  # images per step of it
+    decay: float = 0.9  # of the agent's noise, per episode
+    finished: tuple[str, ...] = (*AGENTS, "greedy", "knapsack")  # searchers whose results are
+    validation: Count = 512  # images that candidates are measured on, none of the others
+    images: Count = 32  # that sensitivities are measured on
+    # what a search is told: a table of kernels' times, or bit operations, which are no time
     latency: Literal["table", "operations"] = "table"
-    retrain_rate: float = 0.02
-    final_images: Count = 10_000
-    epochs: Annotated[int, Least(0)] = 1
-    round_to: Count = 16
+    retrain_rate: float = 0.02  # of a candidate's training by momentum of .9, decayed by a cosine
+    final_images: Count = 10_000  # of the final training
+    epochs: Annotated[int, Least(0)] = 1  # of the final training; 0 leaves it away
+    round_to: Count = 16  # channels of joint searches are multiples of it
+    # numbers of channels that the table of kernels holds
     nodes: tuple[Count, ...] = (4, 8, 12, 16, 32, 48)
-    few: Count = 4
-    inputs: Count = 8
-    only: Annotated[tuple[str, ...], SELECTS] = ()
+    few: Count = 4  # channels of the pruning agent are multiples of it
+    inputs: Count = 8  # few bits take multiples of so many input channels
+    only: Annotated[tuple[str, ...], SELECTS] = ()  # searchers; all if none is given
 
 
 def actions_of(settings: Settings, name: str) -> search.Actions:

@@ -59,29 +59,17 @@ Table = Literal["networks", "sizes", "agreement", "crossover", "depthwise", "mod
 
 @dataclass(frozen=True)
 class Settings:
-    """What is measured.
+    """What is measured."""
 
-    Attributes:
-        rounds: Rounds of each timing.
-        models: The networks.
-        batches: Inputs per prediction.
-        images: Images that results are compared on.
-        emulated: Images that an emulated ARM core is compared on, if there is one.
-        threads: Of each engine.
-        pairs: Pairs of widths of the crossover.
-        tiles: Layers whose tiles are timed.
-        parts: Parts to run; all if none is given.
-    """
-
-    rounds: Count = 41
-    models: Annotated[tuple[Model, ...], SELECTS] = get_args(Model)
-    batches: Annotated[tuple[Count, ...], SELECTS] = (1, 10, 100)
-    images: Count = 10_000
-    emulated: Count = 200
-    threads: Annotated[tuple[Count, ...], SELECTS] = (1, 2)
-    pairs: Annotated[int, Least(1)] = len(kernels.PAIRS)
-    tiles: Annotated[int, SELECTS] = len(LAYERS)
-    parts: Annotated[tuple[Table, ...], SELECTS] = ()
+    rounds: Count = 41  # rounds of each timing
+    models: Annotated[tuple[Model, ...], SELECTS] = get_args(Model)  # the networks
+    batches: Annotated[tuple[Count, ...], SELECTS] = (1, 10, 100)  # inputs per prediction
+    images: Count = 10_000  # images that results are compared on
+    emulated: Count = 200  # images that an emulated ARM core is compared on, if there is one
+    threads: Annotated[tuple[Count, ...], SELECTS] = (1, 2)  # of each engine
+    pairs: Annotated[int, Least(1)] = len(kernels.PAIRS)  # pairs of widths of the crossover
+    tiles: Annotated[int, SELECTS] = len(LAYERS)  # layers whose tiles are timed
+    parts: Annotated[tuple[Table, ...], SELECTS] = ()  # parts to run; all if none is given
 
 
 def tasks(run: Run[Settings]) -> list[tuple[Any, ...]]:

@@ -24,19 +24,12 @@ NETWORKS: dict[str, tuple[Callable[[nnx.Rngs], nnx.Module], tuple[int, ...]]] = 
 
 @dataclasses.dataclass(frozen=True)
 class Subject:
-    """A network and a batch.
+    """A network and a batch."""
 
-    Attributes:
-        model: One of `NETWORKS`.
-        f: The network as `f(params, x)`.
-        params: Its parameters, random: no engine's speed depends on them.
-        x: The batch.
-    """
-
-    model: str
-    f: Callable[..., Any]
-    params: Any
-    x: jax.Array
+    model: str  # one of `NETWORKS`
+    f: Callable[..., Any]  # the network as `f(params, x)`
+    params: Any  # its parameters, random: no engine's speed depends on them
+    x: jax.Array  # the batch
 
     def spec(self, bits: int, activations: int = 8) -> dict[str, Any]:
         """Grids of weights, and of activations by their ranges in the batch."""

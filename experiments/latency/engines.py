@@ -35,37 +35,24 @@ from experiments.timing import Meter, metered
 
 @dataclass(frozen=True)
 class Setup:
-    """How engines are to run.
+    """How engines are to run."""
 
-    Attributes:
-        threads: Threads of each; the process is confined to as many cores.
-        database: A folder for TVM's tuning records; without one nothing is tuned.
-        trials: Candidates per kernel.
-    """
-
-    threads: int
-    database: Path | None = None
-    trials: int = 0
+    threads: int  # threads of each; the process is confined to as many cores
+    database: Path | None = None  # a folder for TVM's tuning records; without one nothing is tuned
+    trials: int = 0  # candidates per kernel
 
 
 @dataclass(frozen=True)
 class Contestant:
-    """One way of predicting, ready to be timed.
+    """One way of predicting, ready to be timed."""
 
-    Attributes:
-        method: One of `networks.METHODS`.
-        engine: What runs it, as rows name it.
-        meter: Times it.
-        error: The largest deviation from JAX's float32 result, each output's relative to its own
-            largest magnitude; None where results are random.
-        form: Which of several forms of the same method and engine it is; the fastest counts.
-    """
-
-    method: str
-    engine: str
-    meter: Meter
+    method: str  # one of `networks.METHODS`
+    engine: str  # what runs it, as rows name it
+    meter: Meter  # times it
+    # the largest deviation from JAX's float32 result, each output's relative to its own largest
+    # magnitude; None where results are random
     error: float | None = None
-    form: str = ""
+    form: str = ""  # which of several forms of the same method and engine it is; the fastest counts
 
     @property
     def name(self) -> str:

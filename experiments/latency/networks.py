@@ -36,29 +36,18 @@ SHAPES = {"mlp": (784,), "lenet5": (28, 28, 1), "lenet5_valid": (28, 28, 1), "si
 
 @dataclass(frozen=True)
 class Subject:
-    """One network with one batch, and what each method needs of it.
+    """One network with one batch, and what each method needs of it."""
 
-    Attributes:
-        model: One of `SHAPES`.
-        f: The network as `f(params, x)`.
-        params: Of one network.
-        belief: A posterior over `params`.
-        samples: 30 draws from it, stacked.
-        members: The parameters of ten networks, stacked.
-        heads: The network with ten last layers, `g(params, x)` of shape [batch, heads, classes].
-        heads_params: Its parameters.
-        x: The batch.
-    """
-
-    model: str
-    f: Callable[..., Any]
-    params: Any
-    belief: Any
-    samples: Any
-    members: Any
+    model: str  # one of `SHAPES`
+    f: Callable[..., Any]  # the network as `f(params, x)`
+    params: Any  # of one network
+    belief: Any  # a posterior over `params`
+    samples: Any  # 30 draws from it, stacked
+    members: Any  # the parameters of ten networks, stacked
+    # the network with ten last layers, `g(params, x)` of shape [batch, heads, classes]
     heads: Callable[..., Any]
-    heads_params: Any
-    x: jax.Array
+    heads_params: Any  # its parameters
+    x: jax.Array  # the batch
 
     @property
     def batch(self) -> int:

@@ -31,27 +31,16 @@ Part = Literal[
 
 @dataclass(frozen=True)
 class Task:
-    """One table's worth of one network at one batch and number of threads.
+    """One table's worth of one network at one batch and number of threads."""
 
-    Attributes:
-        table: Which table its rows are for.
-        model: The network.
-        batch: Inputs per prediction.
-        threads: Threads and cores.
-        methods: What is predicted with.
-        engines: What runs it.
-        rounds: How often each is timed.
-        trials: Candidates per kernel to tune with; none: nothing is tuned.
-    """
-
-    table: str
-    model: str
-    batch: int
-    threads: int
-    methods: tuple[str, ...]
-    engines: tuple[str, ...]
-    rounds: int
-    trials: int = 0
+    table: str  # which table its rows are for
+    model: str  # the network
+    batch: int  # inputs per prediction
+    threads: int  # threads and cores
+    methods: tuple[str, ...]  # what is predicted with
+    engines: tuple[str, ...]  # what runs it
+    rounds: int  # how often each is timed
+    trials: int = 0  # candidates per kernel to tune with; none: nothing is tuned
 
     def __str__(self) -> str:
         threads = f"{self.threads} thread{'s' if self.threads > 1 else ''}"
@@ -60,30 +49,24 @@ class Task:
 
 @dataclass(frozen=True)
 class Settings:
-    """What is measured, how often.
+    """What is measured, how often."""
 
-    Attributes:
-        rounds: Rounds of each timing.
-        threads: Numbers of threads; what isn't measured with each takes the first, and the manual
-            optimizations, one of which is parallelization, the last.
-        trials: Candidates per kernel to tune with, for the main table and the profile.
-        main: Batch sizes of the main table.
-        curve: Batch sizes of the curve.
-        beside: Batch sizes of the moment pass beside ten heads, but for the largest.
-        modelled: Networks whose kernels are modelled too, where llvm-mca is installed.
-        parts: Tables to measure; all if none is given.
-    """
-
-    rounds: Count = 21
+    rounds: Count = 21  # rounds of each timing
+    # numbers of threads; what isn't measured with each takes the first, and the manual
+    # optimizations, one of which is parallelization, the last
     threads: Annotated[tuple[Count, ...], SELECTS] = (1, 2)
+    # candidates per kernel to tune with, for the main table and the profile
     trials: Annotated[int, Least(0)] = 16
-    main: Annotated[tuple[Count, ...], SELECTS] = (1, 10, 100)
+    main: Annotated[tuple[Count, ...], SELECTS] = (1, 10, 100)  # batch sizes of the main table
+    # batch sizes of the curve
     curve: Annotated[tuple[Count, ...], SELECTS] = (
         1, 2, 4, 8, 16, 32, 64, 128, 256,
     )  # fmt: skip
+    # batch sizes of the moment pass beside ten heads, but for the largest
     beside: Annotated[tuple[int, ...], SELECTS] = (1, 8, 16, 32, 64)
+    # networks whose kernels are modelled too, where llvm-mca is installed
     modelled: Annotated[tuple[Modelled, ...], SELECTS] = get_args(Modelled)
-    parts: Annotated[tuple[Part, ...], SELECTS] = ()
+    parts: Annotated[tuple[Part, ...], SELECTS] = ()  # tables to measure; all if none is given
 
 
 SIZES = {

@@ -31,15 +31,11 @@ DIFFERENCES = (
 
 @dataclass(frozen=True)
 class Task(classifiers.Task):
-    """What is kept once it is done.
+    """What is kept once it is done."""
 
-    Attributes:
-        amount: What is left of the multiply-accumulates, or the share of weights that goes.
-        uniform: Whether channels compete within layers alone.
-    """
-
+    # what is left of the multiply-accumulates, or the share of weights that goes
     amount: float = 1.0
-    uniform: bool = False
+    uniform: bool = False  # whether channels compete within layers alone
 
     def __str__(self) -> str:
         return f"{super().__str__()} {self.amount:g}"

@@ -43,13 +43,9 @@ Partition = frozenset[frozenset[tuple[str, int]]]
 
 @dataclass(frozen=True)
 class Settings:
-    """What is compared.
+    """What is compared."""
 
-    Attributes:
-        plans: Random plans whose pruned network is compared with the masked one.
-    """
-
-    plans: h.Count = 3
+    plans: h.Count = 3  # random plans whose pruned network is compared with the masked one
 
 
 def run(run: Run[Settings]) -> list[Row]:

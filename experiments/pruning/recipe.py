@@ -12,35 +12,22 @@ Part = Literal["scores", "sparsity", "small", "time"]
 
 @dataclass(frozen=True)
 class Subject(classifiers.Retrained):
-    """A network on a data set, and how it is pruned.
+    """A network on a data set, and how it is pruned."""
 
-    Attributes:
-        macs: Shares of the multiply-accumulates that are left.
-        sparsities: Shares of single weights that go.
-    """
-
-    macs: tuple[float, ...] = (0.5, 0.3)
-    sparsities: tuple[float, ...] = (0.5, 0.8, 0.95)
+    macs: tuple[float, ...] = (0.5, 0.3)  # shares of the multiply-accumulates that are left
+    sparsities: tuple[float, ...] = (0.5, 0.8, 0.95)  # shares of single weights that go
 
 
 @dataclass(frozen=True, kw_only=True)
 class Settings(classifiers.Settings, Selected):
-    """What is measured.
-
-    Attributes:
-        round_to: Kept channels are a multiple of it.
-        plans: Plans of random shapes that are timed.
-        rounds: Rounds of the timing.
-        batch: Images per call where time is measured.
-        parts: Parts to run; all if none is given.
-    """
+    """What is measured."""
 
     calibration: Count = 256
-    round_to: Count = 2
-    plans: Annotated[int, Least(4)] = 10
-    rounds: Count = 11
-    batch: Count = 1
-    parts: Annotated[tuple[Part, ...], SELECTS] = ()
+    round_to: Count = 2  # kept channels are a multiple of it
+    plans: Annotated[int, Least(4)] = 10  # plans of random shapes that are timed
+    rounds: Count = 11  # rounds of the timing
+    batch: Count = 1  # images per call where time is measured
+    parts: Annotated[tuple[Part, ...], SELECTS] = ()  # parts to run; all if none is given
 
 
 SIZES = {

@@ -38,19 +38,12 @@ from jaxeff.pruning.scores import l1
 
 @dataclass(frozen=True)
 class Settings:
-    """What is compiled and how often it is timed.
+    """What is compiled and how often it is timed."""
 
-    Attributes:
-        macs: The share of multiply-accumulates that may be left.
-        round_to: Multiples that are kept.
-        rounds: How often each network is timed.
-        image: Pixels along a side.
-    """
-
-    macs: float = 0.3
-    round_to: tuple[h.Count, ...] = (8, 16)
-    rounds: h.Count = 15
-    image: Annotated[int, h.Least(8)] = 32
+    macs: float = 0.3  # the share of multiply-accumulates that may be left
+    round_to: tuple[h.Count, ...] = (8, 16)  # multiples that are kept
+    rounds: h.Count = 15  # how often each network is timed
+    image: Annotated[int, h.Least(8)] = 32  # pixels along a side
 
 
 def planning() -> list[Row]:

@@ -16,19 +16,13 @@ INVERTED = ((16, 32, 16), (16, 32, 24), (24, 48, 24))
 
 
 class Wiring(NamedTuple):
-    """A network.
+    """A network."""
 
-    Attributes:
-        layers: By name.
-        forward: Of a library's functions, of the layers and of an input.
-        shape: Of an input, channels last.
-        keys: Attention's keys for four queries.
-    """
-
-    layers: Mapping[str, Layer]
+    layers: Mapping[str, Layer]  # by name
+    # of a library's functions, of the layers and of an input
     forward: Callable[[Any, Any, Any], Any]
-    shape: tuple[int, ...] = IMAGES
-    keys: int = 4
+    shape: tuple[int, ...] = IMAGES  # of an input, channels last
+    keys: int = 4  # attention's keys for four queries
 
 
 def _mobile_net() -> Wiring:

@@ -30,34 +30,21 @@ RATES = (
 
 @dataclass(frozen=True)
 class Chains:
-    """A contender's run.
+    """A contender's run."""
 
-    Attributes:
-        warmup: Iterations of warm-up.
-        samples: Draws of each chain.
-        chains: Number of chains.
-    """
-
-    warmup: Count
-    samples: Annotated[int, Least(4)]
-    chains: Count
+    warmup: Count  # iterations of warm-up
+    samples: Annotated[int, Least(4)]  # draws of each chain
+    chains: Count  # number of chains
 
 
 @dataclass(frozen=True)
 class Settings:
-    """Both contenders.
+    """Both contenders."""
 
-    Attributes:
-        numpyro: NumPyro's run.
-        jaxeff: Ours.
-        hidden: Units of both hidden layers.
-        rounds: How often each contender runs.
-    """
-
-    numpyro: Chains
-    jaxeff: Chains
-    hidden: Count = 50
-    rounds: Annotated[int, Least(1), SELECTS] = 3
+    numpyro: Chains  # NumPyro's run
+    jaxeff: Chains  # ours
+    hidden: Count = 50  # units of both hidden layers
+    rounds: Annotated[int, Least(1), SELECTS] = 3  # how often each contender runs
 
 
 SIZES = {

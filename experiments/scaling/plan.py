@@ -16,20 +16,15 @@ DEEPER = 10
 
 @dataclass(frozen=True)
 class Plan:
-    """What is measured.
+    """What is measured."""
 
-    Attributes:
-        inference: How inference is run, the same at every point.
-        points: What is changed of the default configuration, one at a time, in this order.
-        deeper: Whether NUTS is also run with trees of its default depth.
-        engines: Those that take part; all there are if none is named.
-        minutes: Start nothing after so long, and report what there is.
-    """
-
-    inference: Settings
+    inference: Settings  # how inference is run, the same at every point
+    # what is changed of the default configuration, one at a time, in this order
     points: tuple[tuple[str, int], ...]
-    deeper: bool = True
+    deeper: bool = True  # whether NUTS is also run with trees of its default depth
+    # those that take part; all there are if none is named
     engines: tuple[Literal["numpyro", "blackjax", "tfp", "pyro", "jaxeff"], ...] = ()
+    # start nothing after so long, and report what there is
     minutes: Annotated[float, Least(0), SELECTS] = math.inf
 
     def settled(self) -> "Plan":

@@ -25,17 +25,11 @@ LEARNING_RATE = 1e-3
 
 @dataclass(frozen=True)
 class Configuration:
-    """A point of the study.
+    """A point of the study."""
 
-    Attributes:
-        depth: Hidden layers.
-        width: Neurons of each.
-        examples: Size of the data set.
-    """
-
-    depth: int = 3
-    width: int = 50
-    examples: int = EXAMPLES
+    depth: int = 3  # hidden layers
+    width: int = 50  # neurons of each
+    examples: int = EXAMPLES  # size of the data set
 
     @property
     def widths(self) -> tuple[int, ...]:
@@ -53,23 +47,14 @@ class Configuration:
 
 @dataclass(frozen=True)
 class Settings:
-    """How inference is run, the same for every configuration.
+    """How inference is run, the same for every configuration."""
 
-    Attributes:
-        warmup: MCMC transitions that adapt step size and mass matrix.
-        samples: MCMC transitions after them.
-        doublings: Largest depth of a NUTS tree.
-        epochs: Passes of SVI over the data.
-        batch: Examples per SVI update.
-        rounds: How often everything after warm-up is timed.
-    """
-
-    warmup: Count = 100
-    samples: Count = 50
-    doublings: Count = 6
-    epochs: Count = 150
-    batch: Count = 48
-    rounds: Count = 2
+    warmup: Count = 100  # MCMC transitions that adapt step size and mass matrix
+    samples: Count = 50  # MCMC transitions after them
+    doublings: Count = 6  # largest depth of a NUTS tree
+    epochs: Count = 150  # passes of SVI over the data
+    batch: Count = 48  # examples per SVI update
+    rounds: Count = 2  # how often everything after warm-up is timed
 
     def __post_init__(self) -> None:
         if self.warmup % self.samples:
@@ -83,16 +68,11 @@ class Settings:
 
 @dataclass(frozen=True)
 class Problem:
-    """Data, starting point and priors, as NumPy arrays in float32.
+    """Data, starting point and priors, as NumPy arrays in float32."""
 
-    Attributes:
-        x: Inputs, ``[examples, 1]``.
-        y: Targets, ``[examples]``.
-        sites: Starting value and prior standard deviation of every array, by name.
-    """
-
-    x: np.ndarray
-    y: np.ndarray
+    x: np.ndarray  # inputs, ``[examples, 1]``
+    y: np.ndarray  # targets, ``[examples]``
+    # starting value and prior standard deviation of every array, by name
     sites: dict[str, tuple[np.ndarray, float]]
 
 

@@ -38,17 +38,12 @@ Net = Literal["lenet5", "resnet18-imagenet", "resnet18-cifar"]
 
 @dataclass(frozen=True)
 class Settings:
-    """What is measured, how often.
+    """What is measured, how often."""
 
-    Attributes:
-        rounds: Rounds of each timing.
-        nets: Networks whose operations XLA counts.
-        batches: Batch sizes of the timings.
-    """
-
-    rounds: h.Count
+    rounds: h.Count  # rounds of each timing
+    # networks whose operations XLA counts
     nets: tuple[Net, ...] = ("lenet5", "resnet18-imagenet", "resnet18-cifar")
-    batches: tuple[h.Count, ...] = (1, 5, 10)
+    batches: tuple[h.Count, ...] = (1, 5, 10)  # batch sizes of the timings
 
 
 def read(rounds: int) -> Row:

@@ -43,23 +43,14 @@ NETS: dict[str, tuple[Callable[[nnx.Rngs], Any], Callable[..., Any], tuple[int, 
 
 @dataclass(frozen=True)
 class Subject:
-    """A network, written as a Flax model and by hand.
+    """A network, written as a Flax model and by hand."""
 
-    Attributes:
-        name: How figures name it.
-        f: The model as a pure function `f(params, x)`.
-        by_hand: The same as `by_hand(layers, params, state, x)`.
-        params: Its parameters.
-        state: Its batch statistics, which both close over.
-        x: A batch.
-    """
-
-    name: str
-    f: Callable[..., Any]
-    by_hand: Callable[..., Any]
-    params: Any
-    state: Any
-    x: jax.Array
+    name: str  # how figures name it
+    f: Callable[..., Any]  # the model as a pure function `f(params, x)`
+    by_hand: Callable[..., Any]  # the same as `by_hand(layers, params, state, x)`
+    params: Any  # its parameters
+    state: Any  # its batch statistics, which both close over
+    x: jax.Array  # a batch
 
 
 def subject(name: str, batch: int) -> Subject:

@@ -26,36 +26,24 @@ ENGINES: dict[str, tuple[str, ...]] = {
 
 @dataclass(frozen=True)
 class Work:
-    """What a gradient of the log density, or an update of SVI, costs.
+    """What a gradient of the log density, or an update of SVI, costs."""
 
-    Attributes:
-        flops: Floating-point operations.
-        bytes: Read and written by its operations.
-        macs: Multiply-accumulates of its matrix products alone.
-        held: Bytes of its arguments, results and temporary arrays; None where nobody knows.
-    """
-
-    flops: float
-    bytes: float
-    macs: int
+    flops: float  # floating-point operations
+    bytes: float  # read and written by its operations
+    macs: int  # multiply-accumulates of its matrix products alone
+    # bytes of its arguments, results and temporary arrays; None where nobody knows
     held: int | None
 
 
 @dataclass(frozen=True)
 class Session:
-    """An engine that is through its warm-up, its sampler compiled.
+    """An engine that is through its warm-up, its sampler compiled."""
 
-    Attributes:
-        work: Of one gradient (MCMC) or of one update (SVI).
-        run: Draws samples or trains the epochs; returns the gradients or updates of each.
-        warmup: Gradients of each transition of the warm-up.
-        step_size: What the warm-up arrived at; None for SVI.
-    """
-
-    work: Work
+    work: Work  # of one gradient (MCMC) or of one update (SVI)
+    # draws samples or trains the epochs; returns the gradients or updates of each
     run: Callable[[], Sequence[int]]
-    warmup: Sequence[int] = ()
-    step_size: float | None = None
+    warmup: Sequence[int] = ()  # gradients of each transition of the warm-up
+    step_size: float | None = None  # what the warm-up arrived at; None for SVI
 
 
 def prepare(engine: str, method: str, problem: Problem, settings: Settings) -> Session:
