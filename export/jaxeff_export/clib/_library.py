@@ -28,6 +28,7 @@ from jaxeff_export.clib.codegen import (
     assembly,
     bare_metal,
     driver,
+    dual,
     example,
     fields_of,
     identifier,
@@ -231,6 +232,13 @@ def _compile(order: LibraryParts, tools: CToolchain, folder: Path) -> tuple[driv
         write_atomically(folder / f"{n}.c", driver.source(library))
         objects.compile_c(tools, folder / f"{n}.c", made / "driver.o")
         code = [made / "kernels.o", made / "driver.o"]
+        if layers := objects.wanted(tools, made / "kernels.o", dual.PREFIX):
+            # Two libraries in one program may have the same layers: names are the library's own.
+            own = {layer: layer.replace(dual.PREFIX, f"{n}_dual_", 1) for layer in layers}
+            objects.rename(tools, made / "kernels.o", own)
+            write_atomically(made / "dual.c", dual.source(own))
+            objects.compile_c(tools, made / "dual.c", made / "dual.o")
+            code.append(made / "dual.o")
         sizes = Sizes(
             code=objects.code_size(tools, code),
             parameters=len(library.parameters.blob),

@@ -19,8 +19,8 @@ With scales="fixed" the scale of codes is three arrays, int32 (N,): multiplier, 
 after; and the factor of a shortcut of codes two: multiplier and shift after (`_fixed.py`).
 
 Attributes:
-    result            "codes" (uint8) | "float" (float32) | "sums" (int32)
-    zero, lower, upper  of a result of codes: its zero, and the ends that it is clamped to
+    result            "codes" (uint8) | "steps" (int16) | "float" (float32) | "sums" (int32)
+    zero, lower, upper  of codes and steps: its zero, and the ends that it is clamped to
     shortcut          "none" | "codes" | "float"
     shortcut_zero     the zero of a shortcut of codes
     scales            "fixed", if it is there: fixed-point multipliers
@@ -134,7 +134,8 @@ def _rule(sums: Any, attributes: Mapping[str, Any], *operands: Array) -> tuple[A
     zero, lower, upper = (attributes[name] for name in ("zero", "lower", "upper"))
     # Clamped while floating-point: a number beyond int32 has no defined conversion.
     steps = jnp.clip(_nearest(y), float(lower - zero), float(upper - zero))
-    return ((steps.astype(jnp.int32) + zero).astype(jnp.uint8),)
+    dtype = jnp.uint8 if attributes["result"] == "codes" else jnp.int16
+    return ((steps.astype(jnp.int32) + zero).astype(dtype),)
 
 
 def _products(x: Array, w: Array, attributes: Mapping[str, Any]) -> Array:
@@ -173,7 +174,7 @@ def finer_units(depth: int, activation_bits: int, weight_levels: int) -> int:
 def parted(attributes: Mapping[str, Any], rest: Sequence[Any]) -> tuple[list[Any], list[Any]]:
     """Splits the operands after the bias into those of the scale and of the shortcut."""
     is_fixed = attributes.get("scales") == "fixed"
-    count = {"sums": 0, "float": 1, "codes": 3 if is_fixed else 1}[str(attributes["result"])]
+    count = {"sums": 0, "codes": 3 if is_fixed else 1}.get(str(attributes["result"]), 1)
     return list(rest[:count]), list(rest[count:])
 
 

@@ -16,7 +16,7 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
-from jaxtyping import Array, Float, Int8
+from jaxtyping import Array, Float, Int8, Int16
 
 from jaxeff.compression.integers._fixed import factor_of, multiplier_of
 from jaxeff.compression.integers._grids import HALF_TO_EVEN, Codes, levels
@@ -26,6 +26,8 @@ from jaxeff.compression.integers._operators import LIMIT, finer_units, q_codes
 
 Put = Callable[[str, Callable[[], Array]], Array]
 """`put(name, make)`: an array that depends on parameters alone, made once or taken as it was."""
+_SHORT = 15
+"""Bits of a number in int16, the sign not counted."""
 _FAR = 80
 """Exponents of float32 from which 2^31 units, and fractions of one, are numbers still."""
 
@@ -115,6 +117,16 @@ class Sums:
             self._made[to] = self._moved(self._rounded(to) if apart else self._written(to))
         return self._made[to]
 
+    @property
+    def takes_steps(self) -> bool:
+        """Whether it can be written as whole numbers of a step, by its product."""
+        return not (self.several or self.product.fixed)
+
+    def steps(self, step: float, most: int) -> Int16[Array, "*shape"]:
+        """Computes the array as whole numbers of a step, from `-most` to `most`."""
+        whole = Codes(step=step, zero=0, lower=-most, upper=most, bits=_SHORT + 1)
+        return self._moved(self._written(whole, "steps"))
+
     def values(self) -> Array:
         """Computes the array in float32, for a reader that takes no codes."""
         if None not in self._made:
@@ -156,7 +168,7 @@ class Sums:
             self._floats, per_step=float(to.per_step), zero=zero, lower=lower, upper=upper
         )
 
-    def _written(self, to: Codes | None) -> Array:
+    def _written(self, to: Codes | None, result: str = "codes") -> Array:
         product = self.product
         w = self.put("codes", lambda: self._constants[0])
         bias = self.put("bias", lambda: self._constants[1])
@@ -177,7 +189,7 @@ class Sums:
             w,
             bias,
             *rest,
-            result="float" if to is None else "codes",
+            result="float" if to is None else result,
             zero=zero,
             lower=lower,
             upper=upper,
@@ -295,10 +307,16 @@ class Mean:
             # Fractions of a step as whole numbers whose sums stay below 2^24, float32's own.
             count = self.addition.count
             room = 2.0 ** np.floor(np.log2(2**24 / (count * 2**to.bits * 4)))
-            wide = lax.round(self.of.values() * (to.per_step * np.float32(room)), HALF_TO_EVEN)
-            most = float(room * 2**to.bits * 4)
-            whole = jnp.clip(wide, -most, most).astype(jnp.int32)
-            mean = self.addition.divided(self.addition.total(whole).astype(jnp.float32))
+            if self.of.takes_steps:
+                # As many as int16 holds, which the product writes itself.
+                room = min(room, 2.0 ** (_SHORT - 2 - to.bits))
+                whole = self.of.steps(to.step / room, int(room * 2**to.bits * 4) - 1)
+            else:
+                wide = lax.round(self.of.values() * (to.per_step * np.float32(room)), HALF_TO_EVEN)
+                most = float(room * 2**to.bits * 4)
+                whole = jnp.clip(wide, -most, most)
+            total = self.addition.total(whole.astype(jnp.int32))
+            mean = self.addition.divided(total.astype(jnp.float32))
             # The mean counts fractions 1 / room of a step, so a grid of step `room` rounds it.
             self._made[to] = self._moved(replace(to, step=float(room)).write(mean))
         return self._made[to]

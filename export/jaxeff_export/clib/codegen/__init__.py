@@ -2,6 +2,7 @@
 
 from jaxeff_export.clib.codegen import _bare_metal as bare_metal
 from jaxeff_export.clib.codegen import _driver as driver
+from jaxeff_export.clib.codegen import _dual as dual
 from jaxeff_export.clib.codegen import _example as example
 from jaxeff_export.clib.codegen import _instructions as instructions
 from jaxeff_export.clib.codegen import _threads as threads
@@ -15,6 +16,7 @@ __all__ = [
     "assembly",
     "bare_metal",
     "driver",
+    "dual",
     "example",
     "fields_of",
     "identifier",

@@ -24,6 +24,7 @@ from tvm.target import Target
 from jaxeff_export.clib.kernels._sharing import Part, declared, phases, some_turns, turns, used
 from jaxeff_export.clib.objects import CLibraryError
 from jaxeff_export.compiler import in_memory_files
+from jaxeff_export.compiler.passes import IN_PLACE
 
 STACK_BYTES = 1024
 """Arrays below this many bytes stay on the stack, as in TVM's own pipeline."""
@@ -55,11 +56,13 @@ class CKernel:
         parts: these functions; all take the same arguments.
         scratch: what they take after arguments and results.
         stack: bytes of the arrays they keep on the stack; registers that spill come on top.
+        over: positions of the arguments that the result may be written over.
     """
 
     parts: tuple[Part, ...]
     scratch: tuple[Scratch, ...]
     stack: int
+    over: tuple[int, ...] = ()
 
 
 def compile_kernels(
@@ -204,7 +207,8 @@ def _with_pointers(
             body = tirx.AttrStmt(0, attribute, value, body)
         plain = tirx.PrimFunc([*pointers, *more], body, function.ret_type, function.attrs)
         made.append(plain.with_attr("global_symbol", part.symbol))
-    return made, CKernel(tuple(parts), tuple(scratch), stack)
+    over = tuple(int(i) for i in (function.attrs or {}).get(IN_PLACE, ()))
+    return made, CKernel(tuple(parts), tuple(scratch), stack, over)
 
 
 def _allocates(statement: tirx.Stmt) -> bool:

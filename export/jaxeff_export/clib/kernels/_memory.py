@@ -2,8 +2,9 @@
 
 An array of the workspace lives from the call that writes it to the last that reads it; a kernel's
 scratch lives for its call. Arrays that live at the same time lie apart, others may lie in the same
-place. The largest arrays are placed first, each as low as those that it meets allow (greedy by
-size: Pisarchyk and Lee 2020, arXiv 2001.03288).
+place, and a result where the argument was that its kernel reads for the last time, if the kernel
+allows that. The largest arrays are placed first, each as low as those that it meets allow (greedy
+by size: Pisarchyk and Lee 2020, arXiv 2001.03288).
 """
 
 from __future__ import annotations
@@ -71,7 +72,8 @@ def plan(
     """
     scratch = [kernels[call.kernel].scratch for call in program.calls]
     alignment = max([alignment, *(s.alignment for several in scratch for s in several)])
-    arrays = _lives(program)
+    owners = _owners(program, kernels)
+    arrays = _lives(program, owners)
     pieces = [*arrays.values()]
     for step, several in enumerate(scratch):
         # Scratch is needed for its call alone: arrays of other calls may lie there.
@@ -79,11 +81,12 @@ def plan(
     # With sizes that are multiples of the alignment, all offsets below are as well.
     pieces = [dataclasses.replace(p, size=_rounded(p.size, alignment)) for p in pieces]
     offsets = place(pieces)
+    places = dict(zip(arrays, offsets, strict=False))
     rest = iter(offsets[len(arrays) :])
     ends = [p.size + offset for p, offset in zip(pieces, offsets, strict=True)]
     steps = range(len(program.calls))
     return Memory(
-        arrays=dict(zip(arrays, offsets, strict=False)),
+        arrays={number: places[owner] for number, owner in owners.items()},
         scratch=tuple(tuple(next(rest) for _ in several) for several in scratch),
         size=max(ends, default=0),
         # At each call the sum of what is needed: no plan can do with less than the largest.
@@ -109,17 +112,41 @@ def place(pieces: Sequence[Piece]) -> list[int]:
     return offsets
 
 
-def _lives(program: KernelProgram) -> dict[int, Piece]:
-    """Finds when arrays of the workspace are needed: those not given, bound or results."""
+def _owners(program: KernelProgram, kernels: Mapping[str, CKernel]) -> dict[int, int]:
+    """Finds the array in whose place each array of the workspace lies, mostly its own."""
     elsewhere = {*program.operands, *program.inputs, *program.outputs}
     elsewhere.update(number for number, _ in program.constants)
+    last = {n: step for step, call in enumerate(program.calls) for n in call.arguments}
+    owners: dict[int, int] = {}
+    for step, call in enumerate(program.calls):
+        # Written before it is read: its first call is the one that makes it.
+        for made in (*call.results, *call.arguments):
+            if made not in elsewhere:
+                owners.setdefault(made, made)
+        for i in kernels[call.kernel].over:
+            given, made = call.arguments[i], call.results[0]
+            alone = call.arguments.count(given) == 1 and last[given] == step
+            if given in owners and owners.get(made) == made and alone:
+                owner = owners[given]
+                if program.sizes[made] <= program.sizes[owner]:
+                    owners[made] = owner
+    return owners
+
+
+def _lives(program: KernelProgram, owners: Mapping[int, int]) -> dict[int, Piece]:
+    """Finds when the places of the workspace are needed: arrays neither given, bound nor results.
+
+    Args:
+        program: the calls.
+        owners: the array in whose place each array lies.
+    """
     lives: dict[int, Piece] = {}
     for step, call in enumerate(program.calls):
         for number in (*call.results, *call.arguments):
-            if number not in elsewhere:
-                # Written before it is read: its first call is the one that makes it.
-                first = lives[number].first if number in lives else step
-                lives[number] = Piece(program.sizes[number], first, step)
+            if number in owners:
+                owner = owners[number]
+                first = lives[owner].first if owner in lives else step
+                lives[owner] = Piece(program.sizes[owner], first, step)
     return lives
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import subprocess
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 from jaxeff_export.clib.objects._errors import CLibraryError
@@ -32,8 +32,11 @@ def compile_c(tools: CToolchain, source: Path, made: Path) -> None:
 def trim(tools: CToolchain, made: Path) -> None:
     """Removes what only debuggers read, and conversions of half floats that nothing calls."""
     # Unwinding tables serve exceptions, of which C has none.
-    unwinding = ("-R", ".eh_frame", "-R", ".rela.eh_frame")
-    call([tools.tool("objcopy"), "--strip-debug", *unwinding, str(made)])
+    unwinding = (".eh_frame", ".rela.eh_frame", ".ARM.exidx", ".rel.ARM.exidx")
+    removed = [x for name in unwinding for x in ("-R", name)]
+    # What reads the tables of 32-bit ARM would bring an allocator and more.
+    removed += ["-N", "__aeabi_unwind_cpp_pr0"]
+    call([tools.tool("objcopy"), "--strip-debug", *removed, str(made)])
     section, half = "", re.compile(r"__(truncsfhf2|extendhfsf2)|\.text\.tvm\.fp16")
     for line in call([tools.tool("readelf"), "-rW", str(made)]).splitlines():
         # A relocation elsewhere that names a conversion is a call of it: then both stay.
@@ -45,6 +48,18 @@ def trim(tools: CToolchain, made: Path) -> None:
     more = [x for name in (_HALF, f".ARM.exidx{_HALF}") for x in ("-R", name, "-R", f".rel{name}")]
     symbols = ["-N", "__truncsfhf2", "-N", "__extendhfsf2"]
     call([tools.tool("objcopy"), *symbols, *more, str(made)])
+
+
+def wanted(tools: CToolchain, made: Path, prefix: str) -> list[str]:
+    """Lists the functions of a prefix that an object file takes from elsewhere."""
+    words = [line.split() for line in call([tools.tool("nm"), "-u", str(made)]).splitlines()]
+    return sorted(word[-1] for word in words if word and word[-1].startswith(prefix))
+
+
+def rename(tools: CToolchain, made: Path, names: Mapping[str, str]) -> None:
+    """Renames symbols of an object file."""
+    pairs = [x for old, new in names.items() for x in ("--redefine-sym", f"{old}={new}")]
+    call([tools.tool("objcopy"), *pairs, str(made)])
 
 
 def archive(tools: CToolchain, members: Sequence[Path], made: Path) -> None:

@@ -1,7 +1,7 @@
 """Rewrites of a module between import and scheduling, one pass a file."""
 
 from jaxeff_export.compiler.passes._blocking import block_weights
-from jaxeff_export.compiler.passes._chaining import CHAINS, chained
+from jaxeff_export.compiler.passes._chaining import CHAINS, IN_PLACE, chained
 from jaxeff_export.compiler.passes._decoding import decode_where_read
 from jaxeff_export.compiler.passes._lifting import (
     BOUND,
@@ -22,6 +22,7 @@ from jaxeff_export.compiler.passes._widening import widen_contractions
 __all__ = [
     "BOUND",
     "CHAINS",
+    "IN_PLACE",
     "PACKS",
     "WINDOW",
     "LiftedModule",

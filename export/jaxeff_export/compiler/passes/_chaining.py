@@ -21,6 +21,8 @@ from tvm import relax, s_tir, tirx
 from jaxeff_export.compiler.tir import bytes_of, renamed, statements_of
 
 CHAINS = "jaxeff.chains"  # attribute of a kernel of flat loops: how much it multiplies
+IN_PLACE = "jaxeff.in_place"
+"""Attribute of a kernel: positions of the arguments that its result may be written over."""
 _MOST_PRODUCTS = 20_000_000
 """From here on calls are a hundredth of the time, and code counts."""
 _MOST_SCRATCH = 1 << 20
@@ -161,6 +163,7 @@ def _joined(
     parameters = [*operands.values(), *outputs]
     attributes = dict(_kernel(mod, run[0]).attrs)  # type: ignore[union-attr]
     attributes.pop("global_symbol", None)
+    attributes.pop(IN_PLACE, None)
     kernel = tirx.PrimFunc(parameters, tirx.SeqStmt(statements)).with_attrs(attributes)
     stem = "_".join(names) if len(names) <= 3 else f"{names[0]}_to_{names[-1]}"
     name = bb.add_func(kernel, stem)

@@ -15,7 +15,8 @@ from jaxeff_export.operators.integer._code import StatementBuilder, cast, const,
 LIMIT = 2.0**29  # what a shortcut may add, as `jaxeff.compression.integers` has it
 
 MOST = 2**15  # before a multiplier, as `jaxeff.compression.integers` has it
-_RESULTS = {"codes": "uint8", "float": "float32", "sums": "int32"}
+RESULTS = {"codes": "uint8", "steps": "int16", "float": "float32", "sums": "int32"}
+"""Dtypes of a layer's results."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -23,7 +24,7 @@ class Epilogue:
     """The operations on a vector of sums.
 
     Attributes:
-        result: "codes", "float" or "sums".
+        result: "codes", "steps", "float" or "sums".
         shortcut: "none", "codes" or "float".
         zero: zero point of the result's codes, `lower` and `upper` their ends.
         shortcut_zero: zero point of the shortcut's codes.
@@ -49,7 +50,7 @@ class Epilogue:
     @property
     def dtype(self) -> str:
         """Names the dtype of the result."""
-        return _RESULTS[self.result]
+        return RESULTS[self.result]
 
     @property
     def scale_dtype(self) -> str:
@@ -105,8 +106,8 @@ class Epilogue:
         return cast(total, "float32", lanes) * of(self.scale[0])
 
     def rounded(self, y: Expr, lanes: int) -> Expr:
-        """Rounds scaled sums to codes in 32 bits, where the result is codes."""
-        if self.result != "codes":
+        """Rounds scaled sums to codes or steps in 32 bits, where the result is such."""
+        if self.result in ("float", "sums"):
             return y
         if len(self.scale) > 1:
             return _clamped(y, self.lower - self.zero, self.upper - self.zero, lanes) + const(
@@ -118,8 +119,8 @@ class Epilogue:
         return steps + const(self.zero, "int32", lanes)
 
     def narrowed(self, wide: Expr, lanes: int) -> Expr:
-        """Converts codes to bytes."""
-        return cast(wide, "uint8", lanes) if self.result == "codes" else wide
+        """Converts codes to bytes, and steps to words."""
+        return cast(wide, self.dtype, lanes) if self.result in ("codes", "steps") else wide
 
     def _units(self, value: Expr, factor: Sequence[Expr], lanes: int) -> Expr:
         if self.shortcut == "codes":
@@ -197,7 +198,7 @@ def epilogue_of(attributes: Mapping[str, Any], *operands: tirx.Buffer) -> Epilog
     """Reads an epilogue from a composite's attributes and its operands after the weights."""
     bias, *rest = operands
     is_fixed = attributes.get("scales") == "fixed"
-    count = {"sums": 0, "float": 1, "codes": 3 if is_fixed else 1}[attributes["result"]]
+    count = {"sums": 0, "codes": 3 if is_fixed else 1}.get(attributes["result"], 1)
     scale, (added, *factor) = rest[:count], rest[count:] or (None,)
     return Epilogue(
         attributes["result"],

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from tvm import relax, tirx
@@ -20,7 +20,8 @@ from jaxeff_export.operators.integer._depthwise import (
     depthwise_weights,
 )
 from jaxeff_export.operators.integer._dots import Dot, dot_of
-from jaxeff_export.operators.integer._epilogue import epilogue_of
+from jaxeff_export.operators.integer._dual import dual_kernel, dual_weights, form_of
+from jaxeff_export.operators.integer._epilogue import RESULTS, epilogue_of
 from jaxeff_export.operators.integer._geometry import Geometry, tile_of
 from jaxeff_export.operators.integer._packing import (
     packed_bias,
@@ -42,7 +43,6 @@ STEPS_SHARED = 12_000
 """Vectors of products that are worth waking threads for, which takes a microsecond or more."""
 COMPOSITES = CODES, DENSE, CONV2D = "jaxeff.q_codes", "jaxeff.q_dense", "jaxeff.q_conv2d"
 """The layers of an integer network, in the order of `jaxeff.compression.integers`."""
-_DTYPES = {"codes": "uint8", "float": "float32", "sums": "int32"}
 
 
 def integer_operators(
@@ -78,6 +78,12 @@ def integer_operators(
                 counted = are_faster(planes, bits, dot, geometry, apart)
             geometry = apart if counted else geometry
             how = How(dot, cores, planes if counted else None, any_batch)
+            form = None if any_batch else form_of(name, geometry, dot, tensors, attributes)
+            if form is not None:
+                weights = dual_weights(bb, tensors[1], form, geometry)
+                operands = [tensors[0], weights, *tensors[2:]]
+                kernel = dual_kernel(form, operands, attributes, shape)
+                return _called(bb, kernel, name, operands, attributes, shape)
             return _emit(bb, geometry, how, tensors, attributes, shape, name)
 
         return lower
@@ -180,7 +186,19 @@ def _emit(
     kernel = contraction(
         geometry, dot, attributes, epilogue_of, sizes, result, sharing, tile, kernel_of
     )
-    kind = relax.TensorType(shape, _DTYPES[attributes["result"]])
+    return _called(bb, kernel, name, operands, attributes, shape)
+
+
+def _called(
+    bb: relax.BlockBuilder,
+    kernel: tirx.PrimFunc,
+    name: str,
+    operands: Sequence[relax.Expr],
+    attributes: Mapping[str, Any],
+    shape: tuple[int, ...],
+) -> relax.Expr:
+    """Emits the call of a layer's kernel."""
+    kind = relax.TensorType(shape, RESULTS[attributes["result"]])
     return bb.emit(relax.call_tir(bb.add_func(kernel, name), relax.Tuple(operands), kind))
 
 

@@ -1,0 +1,239 @@
+"""Layers of Cortex-M4 and M7: calls of C functions, which multiply by `smlad`.
+
+Registers are few there, so the loops are written by hand, in C and assembler that a C library
+brings (`clib/codegen/templates/dual.c.in`): one function for all layers of a form, with its sizes
+as arguments. Two features share a word of weights, 256 times the second plus the first, so that a
+load serves four products. What these functions don't take stays a kernel of its own
+(`_contraction.py`): windows of maxima, groups, dilation, fixed-point scales.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from tvm import relax, te, tirx
+
+from jaxeff_export.compiler.passes import IN_PLACE, PACKS
+from jaxeff_export.operators.integer._code import StatementBuilder, declare, function, load
+from jaxeff_export.operators.integer._dots import Dot
+from jaxeff_export.operators.integer._epilogue import RESULTS
+from jaxeff_export.operators.integer._geometry import Geometry
+
+PREFIX = "jaxeff_dual"
+"""Of the functions' names; after it the form of a layer, as the C has it."""
+_GROUP = 8  # products of a feature in a turn
+_QUARTER = 4
+_MOST = 2**23
+"""Sums of a word's second feature are below it, since they lie in the upper 24 bits."""
+_FEW = 2
+"""Examples of a dense layer up to which its weights are read for one at a time."""
+
+
+@dataclasses.dataclass(frozen=True)
+class DualForm:
+    """What a function is compiled for, and the sizes it is called with.
+
+    Attributes:
+        kind: `convolution`, `dense`, `depthwise`, or that of 3 by 3, `windowed`.
+        images: how many are computed one after the other.
+        sizes: fields of the C's `struct image`, in its order.
+        constants: what its name has after the kind.
+    """
+
+    kind: str
+    images: int
+    sizes: tuple[int, ...]
+    constants: tuple[str, ...]
+
+    @property
+    def name(self) -> str:
+        """Name of the function."""
+        return "_".join((PREFIX, self.kind, *self.constants))
+
+
+def form_of(
+    name: str,
+    geometry: Geometry,
+    dot: Dot,
+    tensors: Sequence[relax.Expr],
+    attributes: Mapping[str, Any],
+) -> DualForm | None:
+    """Describes a layer as the C functions compute it; None if they don't."""
+    if dot.name != "smlad" or geometry.pool != (1, 1) or attributes.get("scales") == "fixed":
+        return None
+    x, w = ([int(n) for n in tensor.ty.shape] for tensor in tensors[:2])
+    images, window, padding, strides = 1, (1, 1), (0, 0), (1, 1)
+    kind = "convolution"
+    if name == "q_dense":
+        rows, columns, image = 1, x[0], (1, x[0], x[1])
+        kind = "dense" if x[0] <= _FEW else kind
+    else:
+        if tuple(attributes["dilation"]) != (1, 1):
+            return None
+        if geometry.is_depthwise:
+            kind = "depthwise"
+        if geometry.groups > 1 and (kind == "convolution" or x[3] % _QUARTER):
+            return None
+        images, image, window = x[0], (x[1], x[2], x[3]), (w[0], w[1])
+        rows, columns = geometry.rows, geometry.columns
+        padding = (attributes["padding"][0], attributes["padding"][2])
+        strides = tuple(attributes["strides"])
+        if kind == "depthwise" and window == (3, 3) and strides in ((1, 1), (2, 2)):
+            kind = "windowed"
+    ends = attributes["zero"], attributes["lower"], attributes["upper"]
+    sizes: tuple[int, ...] = (rows, columns, w[-1], *image, *padding, *strides, *window)
+    sizes += (attributes.get("input_zero", 0), *ends, attributes["shortcut_zero"])
+    constants = (
+        str(attributes.get("finer", 0)),
+        attributes["result"],
+        attributes["shortcut"],
+        _clamp(attributes["result"], *ends),
+        str(_part(geometry.depth, attributes)),
+    )
+    return DualForm(kind, images, tuple(int(n) for n in sizes), constants)
+
+
+def _clamp(result: str, zero: int, lower: int, upper: int) -> str:
+    """Names the shortest way to clamp results."""
+    if result not in ("codes", "steps"):
+        return "none"
+    if result == "codes" and upper == 2**8 - 1:
+        if lower == 0:
+            return "byte" if zero == 0 else "shifted"
+        if lower == zero:
+            return "rectified"
+    return "clamped"
+
+
+def _part(depth: int, attributes: Mapping[str, Any]) -> int:
+    """Computes how many turns a word's sums have room for; 0 if that is all of them."""
+    most = (2 ** attributes["activation_bits"] - 1) * max(1, 2 ** (attributes["weight_bits"] - 1))
+    part = (_MOST - 1) // most // _GROUP
+    return part if -(-depth // _GROUP) > part else 0
+
+
+def dual_weights(
+    bb: relax.BlockBuilder, w: relax.Expr, form: DualForm, geometry: Geometry
+) -> relax.Expr:
+    """Packs weights (K, N) or HWIO as the function reads them."""
+    shape = [int(n) for n in w.ty.shape]
+    if form.kind in ("depthwise", "windowed"):
+        high, wide, _, channels = shape
+
+        def four(w: te.Tensor) -> te.Tensor:
+            def element(v: Any, i: Any, j: Any, word: Any, half: Any) -> Any:
+                return tirx.Cast("int16", w(i, j, 0, v * _QUARTER + word + 2 * half))
+
+            size = (channels // _QUARTER, high, wide, 2, 2)
+            return te.compute(size, element, name="packed")
+
+        return bb.emit_te(four, w, primfunc_name_hint="q_pack", primfunc_attrs={PACKS: True})
+    depth, features = geometry.depth, shape[-1]
+    words = 2 if form.kind == "dense" else 1  # of a step
+    blocks, turns = -(-features // (2 * words)), -(-depth // _GROUP)
+
+    def place(along: Any) -> list[Any]:
+        if len(shape) == 2:
+            return [along]
+        line = shape[1] * shape[2]
+        rest = tirx.indexmod(along, line)
+        return [
+            tirx.indexdiv(along, line),
+            tirx.indexdiv(rest, shape[2]),
+            tirx.indexmod(rest, shape[2]),
+        ]
+
+    def pack(w: te.Tensor) -> te.Tensor:
+        def element(block: Any, turn: Any, pair: Any, word: Any, half: Any) -> Any:
+            # Codes 0 and 2 of four are a pair, then 1 and 3, as `uxtb16` finds them.
+            along = turn * _GROUP + tirx.indexdiv(pair, 2) * 4 + tirx.indexmod(pair, 2) + 2 * half
+            feature = (block * words + word) * 2
+
+            def one(feature: Any) -> Any:
+                inside = tirx.all(feature < features, along < depth)
+                found = tirx.Cast("int32", w(*place(along), feature))
+                return tirx.if_then_else(inside, found, tirx.const(0, "int32"))
+
+            return tirx.Cast("int16", one(feature + 1) * tirx.const(256, "int32") + one(feature))
+
+        return te.compute((blocks, turns, _QUARTER, words, 2), element, name="packed")
+
+    return bb.emit_te(pack, w, primfunc_name_hint="q_pack", primfunc_attrs={PACKS: True})
+
+
+def dual_kernel(
+    form: DualForm,
+    operands: Sequence[relax.Expr],
+    attributes: Mapping[str, Any],
+    shape: Sequence[int],
+) -> tirx.PrimFunc:
+    """Writes a kernel that calls the function, image by image.
+
+    Args:
+        form: the layer's.
+        operands: x, the packed weights, bias and what follows.
+        attributes: the composite's.
+        shape: shape of the result.
+    """
+    buffers = [
+        declare([int(n) for n in o.ty.shape], str(o.ty.dtype), f"x{i}")
+        for i, o in enumerate(operands)
+    ]
+    x, w, bias, *rest = buffers
+    y = declare(shape, RESULTS[attributes["result"]], "y")
+    # Where there is none, any other stands: the function doesn't look at it.
+    scale = rest.pop(0) if attributes["result"] != "sums" else bias
+    added, factor = rest or (bias, bias)
+    code = StatementBuilder()
+    strip = code.local(_words(form), "int32", "strip")
+    # TVM allocates no more of an array than it sees in use.
+    code.store(strip, _words(form) - 1, tirx.const(0, "int32"))
+    each = math.prod(int(n) for n in shape[1:]) if form.kind != "dense" else 0
+    given = math.prod(form.sizes[3:6])
+    with code.loop(form.images) as n:
+        shortcut = n * each if rest else n * 0
+        places = [(x, n * given), (w, 0), (bias, 0), (scale, 0), (added, shortcut), (factor, 0)]
+        places += [(y, n * each), (strip, 0)]
+        pointers = [tirx.address_of(load(buffer, at)) for buffer, at in places]
+        sizes = [tirx.const(n, "int32") for n in form.sizes]
+        code.write(tirx.Evaluate(tirx.call_extern("int32", form.name, *pointers, *sizes)))
+    kernel = function([*buffers, y], code.finish())
+    width = np.dtype(RESULTS[attributes["result"]]).itemsize
+    over = [0] if _goes_over_input(form, width) else []
+    if rest and width == np.dtype(str(added.dtype)).itemsize:
+        # A shortcut is read where it is added, right before the result is written there.
+        over.append(len(operands) - 2)
+    return kernel.with_attr(IN_PLACE, over) if over else kernel
+
+
+def _goes_over_input(form: DualForm, width: int) -> bool:
+    """Tells whether no result lies on codes that are read later, if both begin at one place."""
+    rows, columns, features, height, across, channels, *more = form.sizes
+    padding, strides, window = more[:2], more[2:4], more[4:6]
+    if form.kind == "dense":
+        return features * width <= channels
+    if form.kind == "windowed":
+        # Lines are copied before a row is written: all up to the last of its windows.
+        return width == 1 and columns <= across and rows <= height and padding[0] <= 2
+    # The codes of pixels are copied before these are written.
+    alone = form.kind == "convolution" and (*window, *strides, *padding) == (1, 1, 1, 1, 0, 0)
+    return alone and features * width <= channels
+
+
+def _words(form: DualForm) -> int:
+    """Counts the words that a function needs while it runs."""
+    _, columns, _, _, _, channels, _, _, _, right, high, wide, *_ = form.sizes
+    if form.kind == "windowed":
+        # Three lines, each for the windows of two pixels more than there may be.
+        return channels // _QUARTER * 6 * ((columns + 1) * right + 2)
+    turns = -(-high * wide * channels // _GROUP)
+    if form.kind == "depthwise":
+        return high * wide + channels // _QUARTER
+    if form.kind == "dense":
+        return 6 * turns
+    # Beside the words of three pixels the bytes of one, where they don't lie in fours.
+    return 12 * turns + (2 * turns + 2 if channels % _QUARTER else 0)

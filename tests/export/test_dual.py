@@ -1,0 +1,119 @@
+"""Layers of Cortex-M4 and M7 by C functions: every form of them, to XLA's bits."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from c_programs import require
+from flax import nnx
+from jaxeff_export import deploy
+from jaxeff_export.clib.kernels import CKernel, KernelProgram, plan
+from jaxeff_export.clib.kernels._program import KernelCall
+
+import jaxeff
+from jaxeff.compression import Int, calibrate
+from jaxeff.core import functional
+
+
+def _conv(a, b, window, rngs, **more):
+    return nnx.Conv(a, b, window, rngs=rngs, **more)
+
+
+class Forms(nnx.Module):
+    """Layers whose depths, widths and edges don't divide evenly, with and without a ReLU."""
+
+    def __init__(self, rngs):
+        self.bytes = _conv(3, 7, (4, 3), rngs, strides=(2, 1))
+        self.fours = _conv(4, 12, (3, 3), rngs)
+        self.deep = _conv(12, 5, (5, 5), rngs, padding="VALID")
+        self.windowed = _conv(12, 12, (3, 3), rngs, feature_group_count=12)
+        self.apart = _conv(12, 12, (3, 3), rngs, strides=2, feature_group_count=12)
+        self.depthwise = _conv(12, 12, (2, 5), rngs, feature_group_count=12)
+        self.back = _conv(12, 12, (1, 1), rngs)
+        self.project = _conv(12, 12, (1, 1), rngs)
+        self.rows = nnx.Linear(12, 6, rngs=rngs)
+        self.grouped = _conv(12, 6, (3, 3), rngs, feature_group_count=3)
+        self.dilated = _conv(12, 4, (3, 3), rngs, kernel_dilation=2)
+        self.long = nnx.Linear(9 * 7 * 12, 9, rngs=rngs)
+        self.last = nnx.Linear(9, 3, rngs=rngs)
+
+    def __call__(self, x):
+        first = jax.nn.relu6(self.bytes(x))
+        y = nnx.relu(self.fours(x[..., [0, 1, 2, 1]]))
+        wide = self.windowed(y)
+        short = nnx.relu(self.depthwise(wide))
+        summed = nnx.relu(self.back(short) + short)
+        projected = self.back(nnx.relu(summed)) + self.project(wide)
+        last = self.last(nnx.relu(self.long(summed.reshape(len(x), -1))))
+        half = self.apart(y)
+        deep = self.deep(y)
+        mean = self.rows(nnx.relu(half).mean((1, 2)))
+        return first, projected, last, half, deep, mean, self.grouped(y), self.dilated(y)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("core", "bits"), [("cortex-m4", 8), ("cortex-m7", 4)])
+def test_every_form_has_the_bits_of_xla(core, bits, tmp_path):
+    require("arm-none-eabi-gcc", "qemu-system-arm")
+    f, params = functional(Forms(nnx.Rngs(0)))
+    x = jax.random.normal(jax.random.key(bits), (2, 9, 7, 3))
+    spec = calibrate(f, params, [x], {"*:linear": Int(bits, 8, symmetric="weights")})
+    g = jaxeff.integer(f, spec)
+    codes = g.convert(params, x)
+    bundle = deploy(g, (codes, x), target=core, path=tmp_path / "b")
+    # Beyond what was calibrated too: results are clamped at both ends.
+    for given in (x, 8 * x, jnp.zeros_like(x)):
+        ours, theirs = bundle.run(given, board="emulated"), jax.jit(g)(codes, given)
+        for one, other in zip(ours, theirs, strict=True):
+            np.testing.assert_array_equal(one, other)
+
+
+@pytest.mark.slow
+def test_functions_are_shared_by_layers_of_a_form(tmp_path):
+    require("arm-none-eabi-gcc")
+
+    def size(layers):
+        def f(params, x):
+            for w in params:
+                x = jax.nn.relu(x @ w)
+            return x
+
+        keys = jax.random.split(jax.random.key(0), layers)
+        params = [jax.random.normal(key, (24, 24)) / 4 for key in keys]
+        x = jax.random.normal(jax.random.key(1), (1, 24))
+        g = jaxeff.integer(f, calibrate(f, params, [x], {"*": Int(8, symmetric="weights")}))
+        library = deploy(g, (g.convert(params, x), x), target="cortex-m7")
+        return library.export_c(tmp_path / str(layers), name="net").sizes.code
+
+    two, six = size(2), size(6)
+    assert six - two < 4 * 200
+
+
+def test_results_take_the_place_of_what_is_read_last():
+    def kernel(*over):
+        return CKernel((), (), 0, over)
+
+    kernels = {"plain": kernel(), "over": kernel(0), "second": kernel(1)}
+    calls = [
+        KernelCall("plain", (0,), (1,)),
+        KernelCall("over", (1,), (2,)),  # nobody reads 1 any more
+        KernelCall("over", (2,), (3,)),  # 2 is read once more
+        KernelCall("second", (3, 2), (4,)),
+        KernelCall("plain", (4,), (5,)),
+    ]
+    program = KernelProgram((64,) * 6, (), (0,), (), (5,), tuple(calls))
+    memory = plan(program, kernels)
+    assert memory.arrays[1] == memory.arrays[2] == memory.arrays[4] != memory.arrays[3]
+    assert memory.size == memory.live == 128
+    plain = {name: kernel() for name in kernels}
+    assert plan(program, plain).size == 192
+
+
+def test_a_larger_result_lies_elsewhere():
+    calls = (KernelCall("over", (0,), (1,)), KernelCall("over", (1,), (2,)))
+    calls += (KernelCall("over", (2,), (3,)),)
+    program = KernelProgram((16, 16, 32, 16), (), (0,), (), (3,), calls)
+    memory = plan(program, {"over": CKernel((), (), 0, (0,))})
+    assert memory.arrays[1] != memory.arrays[2]
