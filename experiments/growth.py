@@ -41,12 +41,7 @@ def fresh(key: jax.Array) -> tuple[Any, None]:
 
 
 def measure(steps: int, rounds: int) -> list[Row]:
-    """Time and memory over the devices there are, or over virtual ones of a processor.
-
-    Args:
-        steps: Training steps of one call.
-        rounds: Interleaved rounds.
-    """
+    """Time and memory over the devices there are, or over virtual ones of a processor."""
     if jax.default_backend() != "cpu":
         return grow(steps, rounds)
     flag = f"--xla_force_host_platform_device_count={VIRTUAL}"

@@ -22,16 +22,9 @@ COLLECTED = 30
 def train(
     method: str, params: Any, images: Images, seed: int, epochs: int, batch_size: int, rate: float
 ) -> float:
-    """Test accuracy after training on in few bits, by Adam with a cosine, as in `peers`.
+    """Test accuracy after training on by a method of `peers`, by Adam with a cosine as there.
 
-    Args:
-        method: Of `peers.METHODS`.
-        params: The float network's, as numpy arrays.
-        images: The data, channels last.
-        seed: Of the batches.
-        epochs: Passes over the data.
-        batch_size: Images per update.
-        rate: Learning rate; a tenth of it for steps.
+    It begins at the float network's parameters, as numpy arrays; steps have a tenth of the rate.
     """
     torch.manual_seed(seed)
     net = Net(method, params)

@@ -36,12 +36,7 @@ class Method:
     after: Callable[[int, tuple[str, str]], optax.GradientTransformation] | None = None
 
     def spec(self, first: str, last: str) -> dict[str, Any]:
-        """The setting of every multiply-accumulate; see `jaxeff.compression.quantized`.
-
-        Args:
-            first: Site of the first layer, whose input is the image.
-            last: Site of the last.
-        """
+        """The setting of every site, given the first and the last; see `jaxeff.quantized`."""
         weights, activations = (make and make() for make in (self.weights, self.activations))
         inside = jc.LayerQuantization(weights, activations)
         end = jc.LSQ(ENDS) if self.learns else _grid(ENDS)

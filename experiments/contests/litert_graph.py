@@ -165,14 +165,9 @@ def build(net: Any) -> bytes:
 
 
 def started(model: bytes, x: Any, threads: int) -> tuple[Callable[[], Any], np.ndarray]:
-    """A call of a model, and what it computed.
+    """A call of a flat buffer by XNNPACK, and what it computed.
 
     The call is `invoke` alone: its input is in place, its result isn't copied.
-
-    Args:
-        model: The flat buffer.
-        x: Its input.
-        threads: Threads of XNNPACK.
     """
     interpreter = Interpreter(model_content=model, num_threads=threads)
     interpreter.allocate_tensors()

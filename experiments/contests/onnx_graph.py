@@ -197,13 +197,7 @@ def finish(nodes: Any, constants: Any, shape: Sequence[int], outputs: Mapping[st
 
 
 def started(model: bytes, x: Any, threads: int) -> Callable[[], list[np.ndarray]]:
-    """Starts ONNX Runtime, with all of its optimizations; a call hands inputs in and results out.
-
-    Args:
-        model: The file.
-        x: Its input.
-        threads: Threads that work on it.
-    """
+    """Starts ONNX Runtime with all of its optimizations; a call hands inputs in, results out."""
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads, options.inter_op_num_threads = threads, 1
     options.log_severity_level = 3

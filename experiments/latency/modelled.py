@@ -99,10 +99,7 @@ def deployed(model: str, batch: int, method: str, threads: int) -> Bundle:
 
 
 def agreement(rows: Iterable[Row]) -> tuple[float, float, float]:
-    """How the model and the times agree.
-
-    Args:
-        rows: Those of `measure`.
+    """How the model and the times of `measure` agree.
 
     Returns:
         Spearman's correlation of cycles and least times; the median of

@@ -140,13 +140,9 @@ def run(task: Task, database: Path | None) -> list[dict[str, Any]]:
 
 def run_all(
     tasks: Sequence[Task],
-    database: Path | None = None,
+    database: Path | None = None,  # a folder for tuning records
 ) -> Iterator[tuple[Task, list[dict[str, Any]]]]:
     """Measures tasks one after the other, those of as many threads in one process.
-
-    Args:
-        tasks: What to measure.
-        database: A folder for tuning records.
 
     Raises:
         RuntimeError: If that process dies; says at which task.

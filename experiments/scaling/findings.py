@@ -65,13 +65,7 @@ def judge(report: Report) -> None:
 
 
 def growth(rows: Sequence[Row], over: str, of: str) -> tuple[float, float]:
-    """The exponent of a power law fitted in logarithms, and its R².
-
-    Args:
-        rows: Some measurements.
-        over: What grows.
-        of: What grows with it.
-    """
+    """The exponent of a power law of one column over another, fitted in logarithms; its R²."""
     x, y = (np.log([row[key] for row in rows]) for key in (over, of))
     slope, intercept = np.polyfit(x, y, 1)
     residual = np.sum((y - slope * x - intercept) ** 2)

@@ -20,10 +20,7 @@ ELEMENT = 12
 
 
 def ceilings(rounds: int) -> dict[str, Any]:
-    """Peak arithmetic and bandwidths of this core.
-
-    Args:
-        rounds: How often each is measured; the best counts.
+    """Peak arithmetic and bandwidths of this core, the best of so many rounds.
 
     Returns:
         `peak` in FLOP/s; `bandwidths` in bytes/s and `working_sets` in bytes, by level.

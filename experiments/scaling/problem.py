@@ -79,8 +79,7 @@ class Problem:
 def make_problem(configuration: Configuration) -> Problem:
     """The problem of a configuration; a larger data set is a denser one.
 
-    Args:
-        configuration: Its `examples` should be a multiple of the noisy sine's own number.
+    The number of examples is a multiple of the noisy sine's own.
     """
     density = configuration.examples / sum(regime.count for regime in REGIMES)
     regimes = tuple(replace(regime, density=regime.density * density) for regime in REGIMES)
@@ -98,12 +97,9 @@ def make_problem(configuration: Configuration) -> Problem:
 
 
 def forward(sites: dict[str, Any], x: Any, relu: Callable[[Any], Any]) -> tuple[Any, Any]:
-    """Mean and log-variance of the targets, for arrays of any library.
+    """Mean and log-variance of the targets, for arrays of any library and its rectifier.
 
-    Args:
-        sites: The parameters by name, as `Problem.sites` has them.
-        x: Inputs.
-        relu: The library's rectifier.
+    Parameters have the names of `Problem.sites`.
     """
     last = len(sites) // 2
     for i in range(1, last + 1):

@@ -56,17 +56,10 @@ def inputs() -> Float[Array, "inputs 1"]:
 
 
 def summarize(means: Float[np.ndarray, "chains draws inputs"]) -> dict[str, float]:
-    """Effective sample sizes and R-hat of the predictive mean over the inputs.
-
-    Args:
-        means: The network's mean for each draw.
-    """
+    """Effective sample sizes and R-hat of the predictive mean over the inputs."""
     found = mixing(means)
-    return {
-        "min_ess": found.min_ess,
-        "median_ess": float(np.median(found.ess)),
-        "max_rhat": found.max_rhat,
-    }
+    ess = {"min_ess": found.min_ess, "median_ess": float(np.median(found.ess))}
+    return {**ess, "max_rhat": found.max_rhat}
 
 
 class CompileClock:

@@ -30,15 +30,7 @@ _PRELOADED = ("numpyro", "tfp", "pyro")
 def measure(
     contestants: Sequence[tuple[str, str]], configuration: Configuration, settings: Settings
 ) -> list[dict[str, Any]]:
-    """Measures engines beside each other.
-
-    Args:
-        contestants: Pairs of engine and method.
-        configuration: What they infer.
-        settings: How.
-
-    Returns:
-        One row for each contestant.
+    """Measures engines beside each other: a row for each pair of engine and method.
 
     Raises:
         RuntimeError: If a process dies; says which.

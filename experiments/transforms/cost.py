@@ -54,12 +54,7 @@ class Subject:
 
 
 def subject(name: str, batch: int) -> Subject:
-    """A reference network with random parameters and batch statistics, and a random batch.
-
-    Args:
-        name: One of `NETS`.
-        batch: Images in the batch.
-    """
+    """A network of `NETS` with random parameters and batch statistics, and a random batch."""
     make, by_hand, shape = NETS[name]
     model = make(nnx.Rngs(0))
     model.eval()

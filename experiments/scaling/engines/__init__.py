@@ -67,12 +67,7 @@ def repeated(
 
 
 def compiled_work(f: Callable[..., Any], *args: Any) -> Work:
-    """The work of `f` on this machine.
-
-    Args:
-        f: A function of arrays: parameters first, data after them.
-        *args: Its arguments, arrays or pytrees of them.
-    """
+    """The work on this machine of a function of parameters and data, arrays or pytrees of them."""
     lowered = jax.jit(f).lower(*args)
     compiled = lowered.compile()
     # Before fusion: a fused program computes cheap things again wherever they are needed.
