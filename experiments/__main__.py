@@ -33,7 +33,6 @@ MODULES = (
     "replicates",
     "scaling",
     "scaling.ess",
-    "tokens",
     "transforms",
     "walking_noise",
     "walking_noise.sensitivity",

@@ -34,8 +34,8 @@ DIFFERENCES = (
     "hidden layers are narrower than the source's 1024 and 128 but at full size; those of the "
     "digits were chosen among four by how far the plain network falls, before any retraining",
     "the white box has the factors of the synthetic chips' own circuits, so it is well specified "
-    "by construction; 'own curves' are chips outside of its form. The source's table is free, its "
-    "chip real",
+    "by construction; 'own curves' are chips outside of its form, and chips of circuits outside of "
+    "any model's. The source's table is free, its chip real",
     "sizes of the chips' effects were chosen so that order matters; whether it does is no finding",
     "'permuted' and 'non-ordered' permute all vectors alike, as the source says; 'shuffled' draws "
     "an order anew for every vector and 'order-free' has no positions, both ours",

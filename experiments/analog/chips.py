@@ -52,12 +52,17 @@ def fidelities(run: Run[Settings]) -> list[Row]:
     """Errors of the three models on every chip, and on its order-free controls.
 
     As in Klein's thesis, figure 5.6. One control has the form of the white box, the other hasn't.
+    Chips of circuits have the form of no model.
     """
 
     def one(task: dict[str, Any]) -> list[Row]:
-        chip, kind = make(task["device"], task["ordered"]), "fidelity"
+        chip: Any = make(task["device"], task["ordered"])
+        kind, name_of_chip = "fidelity", _name(chip, task["ordered"])
         if task.get("bent"):
             chip, kind = hardware.Chip(task["device"], physics=BENT), "fidelity, own curves"
+        if task.get("circuit"):
+            chip, kind = hardware.CircuitChip(task["device"]), "fidelity, circuits"
+            name_of_chip = f"circuits {task['device']}"
         found = measured(run, chip)
         rows = []
         for name, fit in MODELS.items():
@@ -65,17 +70,18 @@ def fidelities(run: Run[Settings]) -> list[Row]:
             result = hardware.fidelity(key, fit(found), chip, active=ACTIVE)
             for n, error, floor in zip(result.active, result.error, result.floor, strict=True):
                 rows.append(
-                    {"kind": kind, "chip": _name(chip, task["ordered"]), **task,
+                    {"kind": kind, "chip": name_of_chip, **task,
                      "model": name, "active": n, "error": error, "noise": floor,
                      "ratio": error / floor}
                 )  # fmt: skip
         return rows
 
-    bent = [
-        {"task": "fidelity", "device": d, "ordered": False, "bent": True}
+    others = [
+        {"task": "fidelity", "device": d, "ordered": form == "circuit", form: True}
+        for form in ("bent", "circuit")
         for d in run.settings.chips
     ]
-    return run.each([*_tasks(run, "fidelity"), *bent], one)
+    return run.each([*_tasks(run, "fidelity"), *others], one)
 
 
 def _tasks(run: Run[Settings], name: str) -> list[dict[str, Any]]:

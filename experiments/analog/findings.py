@@ -52,13 +52,17 @@ def through_sequences(report: Report) -> list[Row]:
     return [{**row, **theirs[row["model"]]} for row in means(report)]
 
 
-def model_orders(report: Report) -> Iterator[Row]:
+def model_orders(**which: Any) -> h.Selection:
     """Selects a row per number of active rows: on how many chips the models rank as expected."""
-    each = h.pivot(fidelity(ordered=True), ("active", "device"), "model", "error")(report)
-    for n in (32, 128) if each else ():
-        own = [row for row in each if row["active"] == n]
-        right = sum(row["linear"] > row["columnar"] > row["white box"] for row in own)
-        yield {"active": n, "right": right, "chips": len(own)}
+
+    def rows(report: Report) -> Iterator[Row]:
+        each = h.pivot(h.where(**which), ("active", "device"), "model", "error")(report)
+        for n in (32, 128) if each else ():
+            own = [row for row in each if row["active"] == n]
+            right = sum(row["linear"] > row["columnar"] > row["white box"] for row in own)
+            yield {"active": n, "right": right, "chips": len(own)}
+
+    return rows
 
 
 def order_effects(report: Report) -> Iterator[Row]:
@@ -140,8 +144,17 @@ CLAIMS = (
         "worst", h.at_most(1.3), None, worst(kind="fidelity, own curves", model="white box"),
     ),
     claim(
+        "the same on chips of circuits in time, which no model's form holds, {active} rows",
+        "worst", h.at_most(1.3), None, worst(kind="fidelity, circuits", model="white box"),
+    ),
+    claim(
         "chips where linear > columnar > white box, {active} rows", "right", h.equals("chips"),
-        "all", model_orders, shown="{right} of {chips}",
+        "all", model_orders(kind="fidelity", ordered=True), shown="{right} of {chips}",
+    ),
+    claim(
+        "chips of circuits where linear > columnar > white box, {active} rows", "right",
+        h.equals("chips"), "all", model_orders(kind="fidelity, circuits"),
+        shown="{right} of {chips}",
     ),
     claim(
         "MSE ordered over {control}, mean of {count} {name}{spread}", "good", h.true,

@@ -15,7 +15,8 @@ logits = in_the_loop(f, spec, Chip(3))(jax.random.key(0), params, x)       # a (
 
 1. `analog` runs layers on tiles of `Crossbar`s; `partition` says how they lie there, and
    `calibrate_ranges` what codes stand for. `read_out` hands the noise to `jaxeff.moments`.
-2. `Chip` is a synthetic chip, known through integer codes alone; your own is a Python callable.
+2. `Chip` is a synthetic chip, known through integer codes alone, and `CircuitChip` one given by its
+   circuits' equations in time; your own is a Python callable.
 3. `characterize` measures either; `fit_linear`, `fit_columnar` and `fit_white_box` model it, and
    `fidelity` says how well. `order_effect` and `fit_sequence` ask whether order matters; networks
    can be trained through each of these models.
@@ -39,6 +40,8 @@ from jaxeff.analog_hardware._tile_costs import TileCosts, TileLayerCost, TileRep
 from jaxeff.analog_hardware.chips import (
     Characterization,
     Chip,
+    Circuit,
+    CircuitChip,
     Columnar,
     Design,
     Events,
@@ -83,6 +86,8 @@ __all__ = [
     "PUBLISHED_PHYSICS",
     "Characterization",
     "Chip",
+    "Circuit",
+    "CircuitChip",
     "Columnar",
     "Correction",
     "Crossbar",

@@ -9,6 +9,7 @@ from jaxeff.analog_hardware.chips._characterize import (
     read_counts,
 )
 from jaxeff.analog_hardware.chips._chip import Chip
+from jaxeff.analog_hardware.chips._circuit import Circuit, CircuitChip
 from jaxeff.analog_hardware.chips._events import Events, measure_events
 from jaxeff.analog_hardware.chips._fidelity import Fidelity, fidelity
 from jaxeff.analog_hardware.chips._fitting import (
@@ -36,6 +37,8 @@ from jaxeff.analog_hardware.chips._white_box import (
 __all__ = [
     "Characterization",
     "Chip",
+    "Circuit",
+    "CircuitChip",
     "Columnar",
     "Design",
     "Events",

@@ -115,7 +115,7 @@ class Chip(Setting):
         check_key("Chip.query: key", key)
         check_codes("Chip.query", weights, inputs, self.rows, self.columns)
         if order is not None:
-            _check_order(order, inputs.shape)
+            check_order(order, inputs.shape)
         columns = weights.shape[1]
         charge = self._charge(weights)
         pulses = self._pulses(inputs)
@@ -183,12 +183,7 @@ class Chip(Setting):
             return (held, line), None
 
         start = jnp.zeros((pulses.shape[0], charge.shape[1]))
-        if order is None:
-            trains = (pulses.T, charge)
-        elif order.ndim == 1:
-            trains = (pulses[:, order].T, charge[order])
-        else:
-            trains = (jnp.take_along_axis(pulses, order, 1).T, charge[order.T])
+        trains = in_order(pulses, charge, order)
         state = (start, start)
         for _ in range(self.sends):
             state, _ = jax.lax.scan(event, state, trains, unroll=min(8, pulses.shape[1]))
@@ -248,7 +243,9 @@ def check_codes(
         ("weights", weights, -weight_top, weight_top), ("inputs", inputs, 0, input_top)
     ):  # fmt: skip
         if is_concrete(codes) and np.size(codes):
-            least, most = int(np.min(codes)), int(np.max(codes))
+            # NumPy's: inside of a trace JAX would trace the minimum of a constant too.
+            known = np.asarray(codes)
+            least, most = int(known.min()), int(known.max())
             if least < low or most > high:
                 raise ValueError(
                     f"{where}: {name} hold codes from {least} to {most}, out of the range {low} to "
@@ -256,7 +253,21 @@ def check_codes(
                 )
 
 
-def _check_order(order: Any, shape: tuple[int, ...]) -> None:
+def in_order(pulses: Any, charge: Any, order: Any) -> tuple[Any, Any]:
+    """Sorts the events of a train: pulses `[r, p]` and charges `[r, c]` or `[r, p, c]`."""
+    if order is None:
+        return pulses.T, charge
+    if order.ndim == 1:
+        return pulses[:, order].T, charge[order]
+    return jnp.take_along_axis(pulses, order, 1).T, charge[order.T]
+
+
+def check_order(order: Any, shape: tuple[int, ...]) -> None:
+    """Checks that an order holds every row once.
+
+    Raises:
+        ValueError: It doesn't, or has another shape.
+    """
     if order.shape not in {shape, shape[1:]}:
         raise ValueError(
             f"Chip.query: order must be permutations of the rows, {list(shape)} or "

@@ -1,1 +1,0 @@
-"""How sure a language model is of every token."""
