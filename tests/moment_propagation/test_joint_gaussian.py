@@ -95,6 +95,13 @@ def test_draws_have_the_covariance_even_a_singular_one():
         )
 
 
+def test_draws_need_no_promotion_of_ranks():
+    joint = JointGaussian(jnp.zeros((2, 3)), jnp.broadcast_to(jnp.eye(3), (2, 3, 3)))
+    with jax.numpy_rank_promotion("raise"):
+        assert joint.sample(KEY, (5, 4)).shape == (5, 4, 2, 3)
+        assert joint.sample(KEY).shape == (2, 3)
+
+
 def test_mistakes_are_named():
     with pytest.raises(ValueError, match="correlations is False, True or 'full', not 'all'"):
         jaxeff.moments(dense, correlations="all")

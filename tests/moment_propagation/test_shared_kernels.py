@@ -139,6 +139,43 @@ def test_channels_side_by_side_keep_what_their_positions_share():
     np.testing.assert_allclose(ours.var, exact.var, rtol=1e-3)
 
 
+def small(*shape):
+    """A kernel whose noise is too small to bend a function."""
+    w = normal(*shape) / np.prod(shape[:-1]) ** 0.5
+    return Gaussian(w, jnp.full(shape, 1e-9))
+
+
+def test_a_relu_lets_through_what_it_lets_through():
+    """At inputs without a mean, a kernel's noise reaches the mean through the ReLU alone."""
+    first, head = small(3, 3, 4, 6), normal(6, 3)
+    x = X - X.mean((1, 2), keepdims=True)
+
+    def f(w, x):
+        return nnx.relu(convolve(x, w)).mean((1, 2)) @ head
+
+    ours, exact = jax.jit(moments(f))(first, x), jax.jit(moments(f, method="linear"))(first, x)
+    np.testing.assert_allclose(ours.var, exact.var, rtol=5e-3)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["same", "strided", "dilated", "grouped", "depthwise"])
+def test_two_kernels_and_their_relus_are_exact(name):
+    """The second one's own noise is; of the first one's, positions share most."""
+    options, shape = LINEAR[name]
+    first, second, head = small(3, 3, 4, 4), small(*shape), normal(shape[-1], 3)
+    x = X - X.mean((1, 2), keepdims=True)
+
+    def f(w, x):
+        y = nnx.relu(convolve(nnx.relu(convolve(x, w[0])), w[1], **options))
+        return y.mean((1, 2)) @ head
+
+    for given, tolerance in (((first.mean, second), 5e-3), ((first, second.mean), 0.35)):
+        ours = jax.jit(moments(f))(given, x)
+        exact = jax.jit(moments(f, method="linear"))(given, x)
+        ratio = np.asarray(ours.var / exact.var)
+        assert abs(np.median(ratio) - 1) < tolerance
+
+
 class Net(nnx.Module):
     """Convolutions of a kind, batch norm, and a pooling of all positions."""
 

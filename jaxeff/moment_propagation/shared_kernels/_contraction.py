@@ -1,12 +1,13 @@
 """A convolution or dense layer as it acts on the means of channels over positions.
 
-The mean over the result's positions of `y[p] = sum_t w_t x[s p + t]` is `sum_t w_t x_t`, where x_t
-is the mean of what a tap t reads. So the noise of the mean of a result is a matrix times the noise
-of the means of the channels, plus what the kernel's own noise adds.
+Of the result `y[p] = sum_t w_t x[s p + t]` a gate g lets `sum_t w_t mean_p(g[p] x[s p + t])`
+through to the mean over positions. So the noise of that mean is a matrix times the noise of the
+means of the channels, plus what the kernel's own noise adds.
 """
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -87,7 +88,7 @@ class PositionContraction:
             x: `[batch, *positions, channels]`.
 
         Returns:
-            `[batch, groups, channels of a group, taps]`.
+            `[batch, taps, channels of a group, groups, 1]`.
         """
         if not self.contraction.is_convolution:
             means = x.mean(tuple(range(1, x.ndim - 1)))[..., None]
@@ -97,7 +98,8 @@ class PositionContraction:
                 # The next axis of positions is always the first that is left.
                 means = jnp.tensordot(means, reads.astype(x.dtype), axes=((1,), (1,)))
             means = means.reshape(x.shape[0], x.shape[-1], -1)
-        return means.reshape(x.shape[0], self.groups, -1, means.shape[-1])
+        means = means.reshape(x.shape[0], self.groups, -1, means.shape[-1])
+        return jnp.transpose(means, (0, 3, 2, 1))[..., None]
 
     def _reads(self, sizes: tuple[int, ...]) -> list[Any]:
         """Makes a matrix per axis: the share of the result's positions at which a tap reads one."""
@@ -117,31 +119,87 @@ class PositionContraction:
         """Brings a kernel `[*taps, in, out]` to `[taps, in, groups, out of a group]`."""
         return kernel.reshape(-1, kernel.shape[-2], self.groups, kernel.shape[-1] // self.groups)
 
-    def slopes(self, kernel: Array, by_tap: Array) -> Array:
+    def slopes(self, kernel: Array, read: Array) -> Array:
         """Computes the matrix that acts on the channels' means.
+
+        Args:
+            kernel: `[*taps, in, out]`.
+            read: What each tap reads on average, as `by_tap` or `let_through` returns it.
 
         Returns:
             `[batch, in, out]`; its diagonal `[batch, channels]` if it is depthwise.
         """
-        blocks = jnp.einsum("bgit,tigo->bgio", by_tap, self.by_group(kernel))
-        batch, groups, inputs, outputs = blocks.shape
+        return self.joined((self.by_group(kernel) * read).sum(1))
+
+    def joined(self, blocks: Array) -> Array:
+        """Puts matrices of groups, `[batch, in, groups, out]`, into one, as `slopes` returns it."""
+        batch, inputs, groups, outputs = blocks.shape
         if self.is_depthwise:
             return blocks.reshape(batch, groups)
         if groups == 1:
             return blocks.reshape(batch, inputs, outputs)
         unit = jnp.eye(groups, dtype=blocks.dtype)
-        full = blocks[:, :, :, None, :] * unit[:, None, :, None]
+        full = jnp.einsum("bigo,gh->bgiho", blocks, unit)
         return full.reshape(batch, groups * inputs, groups * outputs)
 
-    def own(self, var: Array, squares: Array) -> Array:
-        """Computes the variance of the means that the kernel's own noise makes, `[batch, out]`.
+    def apart(self, matrix: Array) -> Array:
+        """Takes the matrices of groups out of one, `[batch, in, out]`: `joined` turned round."""
+        batch, inputs, outputs = matrix.shape
+        shape = batch, self.groups, inputs // self.groups, self.groups, outputs // self.groups
+        return jnp.einsum("bgigo->bigo", matrix.reshape(shape))
+
+    def windows(self, x: Array) -> Array:
+        """Reads what each tap reads at each of the result's positions.
 
         Args:
-            var: The kernel's variances, `[*taps, in, out]`.
-            squares: The mean square of what each tap reads on average, as `by_tap` returns it.
+            x: `[batch, *positions, channels]`.
+
+        Returns:
+            `[batch, positions, taps, groups, channels of a group]`.
         """
-        made = jnp.einsum("bgit,tigo->bgo", squares, self.by_group(var))
-        return made.reshape(made.shape[0], -1)
+        q, c, last = self.node.params, self.contraction, x.ndim - 1
+        if c.is_convolution:
+            around = [(*q["padding"][i], q["lhs_dilation"][i] - 1) for i in range(last - 1)]
+            x = lax.pad(x, jnp.zeros((), x.dtype), [(0, 0, 0), *around, (0, 0, 0)])
+            for axis in range(last - 1):
+                taps, results = (c.shapes[k][c.window(k)[axis]] for k in (1, 2))
+                stride, apart = q["window_strides"][axis], q["rhs_dilation"][axis]
+                starts = range(0, taps * apart, apart)
+                end = (results - 1) * stride + 1
+                read = [lax.slice_in_dim(x, i, i + end, stride, axis + 1) for i in starts]
+                x = jnp.stack(read, -2)
+        places = math.prod(c.shapes[2][i] for i in c.window(2)) if c.is_convolution else -1
+        shape = (x.shape[0], places, -1) if c.is_convolution else (x.shape[0], places, 1)
+        return x.reshape(*shape, self.groups, x.shape[-1] // self.groups)
+
+    def let_through(self, windows: Array, gate: Array) -> Array:
+        """Averages what each tap reads, weighted by how much of each result goes on.
+
+        Args:
+            windows: What `windows` returns.
+            gate: `[batch, *positions, out]`.
+
+        Returns:
+            `[batch, taps, channels of a group, groups, out of a group]`.
+        """
+        batch, places, taps, _, inputs = windows.shape
+        gates = gate.reshape(batch, places, self.groups, -1) / places
+        if self.groups > 1:
+            return jnp.einsum("bptgi,bpgo->btigo", windows, gates)
+        # A batch of plain matrices, which compilers have fast code for.
+        rows, columns = windows.reshape(batch, places, -1), gates[:, :, 0]
+        made = jnp.swapaxes(jnp.einsum("bpo,bpk->bok", columns, rows), 1, 2)
+        return made.reshape(batch, taps, inputs, 1, -1)
+
+    def apply_to_windows(self, windows: Array, kernels: Array, like: Array) -> Array:
+        """Contracts windows with a kernel for each example, as `let_through` returns them."""
+        batch, places = windows.shape[:2]
+        if self.groups > 1:
+            made = jnp.einsum("bptgi,btigo->bpgo", windows, kernels)
+        else:
+            rows = windows.reshape(batch, places, -1)
+            made = rows @ kernels.reshape(batch, rows.shape[-1], -1)
+        return made.reshape(like.shape)
 
 
 def convolved_layout(op: Node) -> Axes | None:

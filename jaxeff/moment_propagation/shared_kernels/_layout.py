@@ -15,6 +15,7 @@ from jaxtyping import Array
 
 from jaxeff.core import primitives as p
 from jaxeff.moment_propagation.dependence import is_pointwise
+from jaxeff.program import Layer
 from jaxeff.program.ir import Axes, Node, Value, axes
 from jaxeff.program.ir import primitives as prim
 
@@ -106,6 +107,18 @@ def only_moves(nodes: Sequence[Node], start: Mapping[Value, Axes]) -> bool:
         if node.primitive not in axes.MOVES | _CONVERTING:
             return False
     return True
+
+
+def keeps_entries(layer: Layer, value: Value) -> bool:
+    """Returns whether each entry of a layer's one result is made of the same entry of a value."""
+    known, made = {value}, layer.outputs[0]
+    for node in layer.nodes:
+        if known.isdisjoint(node.values):
+            continue
+        if node.primitive in axes.MOVES:
+            return False
+        known.update(node.outputs)
+    return made.aval.shape == value.aval.shape
 
 
 def _after(node: Node, layout: Axes) -> Axes | None:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 from jaxtyping import Array
@@ -24,6 +24,9 @@ class Columns(NamedTuple):
     size: int
 
 
+Slopes = Array | Columns
+
+
 @dataclass
 class SharedNoise:
     """The noise that is shared by the positions of the arrays of one pass.
@@ -36,11 +39,14 @@ class SharedNoise:
         variances: The variance of z by value, `[batch, channels]`.
         covariances: The covariance of z of two values, `[batch, channels, channels]`; the later
             value first.
+        terms: What other values are made of (`NoiseTerm`), whose z isn't computed yet: it is the
+            mean of what the functions that follow let through.
     """
 
     amplitudes: dict[Value, Array] = field(default_factory=dict)
     variances: dict[Value, Array] = field(default_factory=dict)
     covariances: dict[tuple[Value, Value], Array] = field(default_factory=dict)
+    terms: dict[Value, Sequence[Any]] = field(default_factory=dict)
 
     def covariance(self, one: Value, other: Value) -> Array | None:
         """Returns the covariance of two values' means; None where they share nothing."""
@@ -49,56 +55,65 @@ class SharedNoise:
         found = self.covariances.get((other, one))
         return None if found is None else jnp.swapaxes(found, 1, 2)
 
-    def shared_variance(self, one: Value, other: Value) -> Array:
-        """Returns the covariances of the same channels of two values, `[batch, channels]`."""
-        if one is other:
-            return self.variances[one]
-        found = self.covariance(one, other)
-        if found is None:
-            return jnp.zeros_like(self.variances[one])
-        return jnp.einsum("bcc->bc", found)
+    @property
+    def values(self) -> list[Value]:
+        """The values whose noise is followed."""
+        return [*self.amplitudes, *self.terms]
+
+    def knows(self, value: Value) -> bool:
+        """Returns whether the noise of a value is followed."""
+        return value in self.amplitudes or value in self.terms
+
+    def combined(
+        self, parts: Sequence[tuple[Value, Slopes]], own: Array
+    ) -> tuple[Array, dict[Value, Array]]:
+        """Computes the covariances of noise that is made linearly of others.
+
+        Args:
+            parts: Sources and slopes, as `through` takes them.
+            own: The covariance that it has beside its sources'; `[batch, channels]` for a
+                diagonal one.
+
+        Returns:
+            Its covariance, and its covariances with all other values, itself first.
+        """
+        total = own if own.ndim == 3 else matrix(own)
+        with_others = {}
+        for other in self.amplitudes:
+            halves = [
+                through(slopes, found)
+                for v, slopes in parts
+                if (found := self.covariance(v, other)) is not None
+            ]
+            if halves:
+                with_others[other] = sum(halves[1:], start=halves[0])
+        for v, slopes in parts:
+            total = total + jnp.swapaxes(through(slopes, jnp.swapaxes(with_others[v], 1, 2)), 1, 2)
+        return total, with_others
 
     def record(
-        self,
-        made: Value,
-        amplitude: Array,
-        variance: Array,
-        own: Array,
-        sources: Mapping[Value, Array | Columns],
-        read_later: Collection[Value],
+        self, made: Value, amplitude: Array, total: Array, with_others: Mapping[Value, Array]
     ) -> None:
-        """Adds a value that is made linearly of others.
+        """Adds a value.
 
         Args:
             made: The value.
-            amplitude: The amplitude of the value.
-            variance: The variances of its means, `[batch, channels]`.
-            own: The covariance that it has beside its sources'; `[batch, channels]` for a
-                diagonal one.
-            sources: Slopes of the means by source, as `through` takes them.
-            read_later: Other values whose covariance with it is needed.
+            amplitude: The amplitude a of the value, `[batch, *positions, channels]`.
+            total: The covariance of its channels' means.
+            with_others: Their covariance with those of other values, `made` first.
         """
-        total = own if own.ndim == 3 else own[:, :, None] * jnp.eye(own.shape[-1], dtype=own.dtype)
-        for v, slopes in sources.items():
-            for u, others in sources.items():
-                found = self.covariance(v, u)
-                if found is not None:
-                    half = through(slopes, found)
-                    total = total + jnp.swapaxes(through(others, jnp.swapaxes(half, 1, 2)), 1, 2)
-        for other in read_later:
-            parts = [
-                through(slopes, found)
-                for v, slopes in sources.items()
-                if other in self.amplitudes and (found := self.covariance(v, other)) is not None
-            ]
-            if parts:
-                self.covariances[made, other] = sum(parts[1:], start=parts[0])
-        self.amplitudes[made], self.variances[made] = amplitude, variance
+        self.amplitudes[made] = amplitude
+        self.variances[made] = jnp.maximum(diagonal(total), 0)
         self.covariances[made, made] = total
+        self.covariances.update({(made, other): x for other, x in with_others.items()})
 
     def forget(self, dead: Iterable[Value]) -> None:
         """Drops values that nobody reads any more."""
         dead = set(dead)
+        for value in dead:
+            self.terms.pop(value, None)
+        # What other values are made of is still needed.
+        dead -= {term.source for terms in self.terms.values() for term in terms}
         for value in dead:
             self.amplitudes.pop(value, None)
             self.variances.pop(value, None)
@@ -107,7 +122,7 @@ class SharedNoise:
             del self.covariances[pair]
 
 
-def through(slopes: Array | Columns, covariance: Array) -> Array:
+def through(slopes: Slopes, covariance: Array) -> Array:
     """Multiplies a covariance's first axis by slopes, `[batch, in, out]` or `[batch, channels]`."""
     if isinstance(slopes, Columns):
         after = slopes.size - slopes.start - covariance.shape[1]
@@ -119,8 +134,23 @@ def through(slopes: Array | Columns, covariance: Array) -> Array:
 
 def normalized(amplitude: Array) -> tuple[Array, Array]:
     """Divides an amplitude by its mean over positions, and returns that mean; one where it is 0."""
-    mean = amplitude.mean(tuple(range(1, amplitude.ndim - 1)))
+    mean = mean_over_positions(amplitude)
     return divided(amplitude, spread(mean, amplitude)), mean
+
+
+def mean_over_positions(x: Array) -> Array:
+    """Computes means over positions, `[batch, channels]`."""
+    return x.mean(tuple(range(1, x.ndim - 1)))
+
+
+def diagonal(matrices: Array) -> Array:
+    """Takes the diagonals of matrices, `[batch, channels]`."""
+    return jnp.einsum("bcc->bc", matrices)
+
+
+def matrix(diagonals: Array) -> Array:
+    """Makes diagonal matrices, `[batch, channels, channels]`."""
+    return diagonals[:, :, None] * jnp.eye(diagonals.shape[-1], dtype=diagonals.dtype)
 
 
 def spread(x: Array, like: Array) -> Array:

@@ -91,10 +91,10 @@ def _rule(moments: Callable[..., Sequence[Any]], plan: SharingPlan) -> Callable[
             return moments(part, key, *given)
 
         number = plan.numbers[layer]
-        later = [v for v in noise.amplitudes if plan.last_read.get(v, -1) > number]
-        here = rules.RuleContext(noise, diagonal, plan.sources[layer], plan.layouts, later)
+        sources, shared = plan.sources[layer], plan.read_by_several
+        here = rules.RuleContext(noise, diagonal, sources, plan.layouts, shared)
         outputs = _RULES[plan.rules[layer]](here, layer, values)
-        done = [v for v in noise.amplitudes if plan.last_read.get(v, -1) <= number]
+        done = [v for v in noise.values if plan.last_read.get(v, -1) <= number]
         noise.forget(v for v in done if v not in layer.outputs)
         return outputs
 

@@ -7,6 +7,7 @@ and the site is named.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -39,6 +40,7 @@ class SharingPlan:
         sources: The inputs of a layer whose covariance it reads.
         layouts: The layouts of the values that carry a covariance.
         last_read: The number of the last layer with a rule that reads a value.
+        read_by_several: The values that several layers with a rule read.
         numbers: The order of the layers.
         lost: Layers without a rule on the way to a pooling over positions.
     """
@@ -47,6 +49,7 @@ class SharingPlan:
     sources: dict[Layer, tuple[Value, ...]] = field(default_factory=dict)
     layouts: dict[Value, Axes] = field(default_factory=dict)
     last_read: dict[Value, int] = field(default_factory=dict)
+    read_by_several: Collection[Value] = ()
     numbers: dict[Layer, int] = field(default_factory=dict)
     lost: list[Lost] = field(default_factory=list)
 
@@ -175,9 +178,11 @@ class _KernelSearch:
         rules = {layer: kind for layer, kind in plan.rules.items() if layer in kept}
         numbers = {layer: i for i, layer in enumerate(program.layers)}
         last = {v: numbers[layer] for layer in rules for v in plan.sources[layer]}
+        readers = Counter(v for layer in rules for v in set(plan.sources[layer]))
+        several = {v for v, n in readers.items() if n > 1}
         made = wanted.union(*(layer.outputs for layer in rules))
         layouts = {v: layout for v, layout in plan.layouts.items() if v in made}
-        return SharingPlan(rules, plan.sources, layouts, last, numbers, self.losses.found)
+        return SharingPlan(rules, plan.sources, layouts, last, several, numbers, self.losses.found)
 
     def _after_pooling(self, program: Program) -> set[Value]:
         """Returns the values that are made of what was pooled over all positions."""

@@ -2,11 +2,9 @@
 
 With S the variances of z (`SharedNoise`), V the variance of an entry and rest = V - a^2 S:
 
-- A contraction with kernel w of variance v, tap by tap: z' = L^T z + e, where L is the kernel
-  summed over taps, each weighted by the amplitude it reads on average, and e the kernel's own
-  noise, independent by channel, of variance sum v (x_t^2 + a_t^2 S), x_t the mean a tap reads.
-- A function of entries: z' = sum_i g_i z_i over its operands, with the expected slopes g times a,
-  averaged over positions. Variances are the diagonal pass's, plus what two operands share.
+- A contraction adds its kernel's noise to what it makes of its operand's (`_terms`).
+- A function of entries multiplies what its operands are made of by expected slopes, position by
+  position. Variances are the diagonal pass's, plus what two operands share.
 - A pooling: the rest is pooled as if it were independent, the shared part by its expected slope.
 
 Expected slopes are derivatives of propagated means by means (`_covariance` says why).
@@ -14,7 +12,10 @@ Expected slopes are derivatives of propagated means by means (`_covariance` says
 
 from __future__ import annotations
 
+import itertools
+import math
 from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import jax
@@ -27,6 +28,7 @@ from jaxeff.moment_propagation.shared_kernels._contraction import PositionContra
 from jaxeff.moment_propagation.shared_kernels._layout import (
     CHANNEL,
     canonical,
+    keeps_entries,
     pooled,
     positions,
     restored,
@@ -35,12 +37,20 @@ from jaxeff.moment_propagation.shared_kernels._layout import (
 from jaxeff.moment_propagation.shared_kernels._noise import (
     Columns,
     SharedNoise,
-    divided,
     normalized,
     root,
     spread,
 )
 from jaxeff.moment_propagation.shared_kernels._plan import split
+from jaxeff.moment_propagation.shared_kernels._terms import (
+    ContractionTerm,
+    EntryTerm,
+    NoiseTerm,
+    RestTerm,
+    covary,
+    gated,
+    read_out,
+)
 from jaxeff.moment_propagation.values import Gaussian, is_random, to_variance
 from jaxeff.program import Layer
 from jaxeff.program.ir import Axes, Value
@@ -57,14 +67,22 @@ class RuleContext(NamedTuple):
         moments: The diagonal pass.
         sources: The layer's inputs whose noise is followed.
         layouts: The layouts of values that are followed.
-        read_later: Values that later layers read.
+        shared: Values that several layers read.
     """
 
     noise: SharedNoise
     moments: Moments
     sources: Sequence[Value]
     layouts: Mapping[Value, Axes]
-    read_later: Collection[Value]
+    shared: Collection[Value]
+
+    def keep(self, made: Value, terms: Sequence[NoiseTerm]) -> None:
+        """Keeps what the noise of a layer's result is made of."""
+        self.noise.terms[made] = terms
+        if made in self.shared:
+            # Each of its readers would take another part of a kernel's noise, and forget that it
+            # is the same noise.
+            read_out(self.noise, made)
 
 
 def contraction(here: RuleContext, layer: Layer, values: Sequence[Any]) -> Sequence[Any]:
@@ -77,71 +95,70 @@ def contraction(here: RuleContext, layer: Layer, values: Sequence[Any]) -> Seque
     assert read is not None
     env = Environment.of(layer, values, {}, lambda _: None)
     propagate(before, env)
-    given, kernel = (env.read(a) for a in op.inputs)
-    source, made = next((v for v in here.sources if v in noise.amplitudes), None), layer.outputs[0]
-    made_in = layouts[made] if read.layouts is None else read.layouts[1]
-    mean, var = _contracted(here, read, source, (given, kernel), (op.outputs[0], layouts[made]))
-    env.write(op.outputs, [Gaussian(restored(mean, made_in), restored(var, made_in))])
+    source, made = next((v for v in here.sources if noise.knows(v)), None), layer.outputs[0]
+    layout = layouts[made] if read.layouts is None else read.layouts[1]
+    image, kernel = (env.read(a) for a in op.inputs)
+    terms, outputs = _contracted(noise, read, source, (image, kernel), layouts[made])
+    env.write(op.outputs, [Gaussian(*(restored(part, layout) for part in outputs))])
     if not after:
+        here.keep(made, terms)
         return [env.read(made)]
     inner = {v for n in after for v in n.outputs}
     inputs = tuple(dict.fromkeys(v for n in after for v in n.values if v not in inner))
     rest = Layer("elementwise", tuple(after), inputs, layer.outputs, layer.site, layer.base)
-    inside = here._replace(
-        sources=op.outputs, layouts={op.outputs[0]: made_in, made: layouts[made]}
-    )
-    outputs = pointwise(inside, rest, [env.read(v) for v in inputs])
+    noise.terms[op.outputs[0]] = terms
+    known = {op.outputs[0]: layout, made: layouts[made]}
+    inside = here._replace(sources=op.outputs, layouts=known)
+    results = pointwise(inside, rest, [env.read(v) for v in inputs])
     noise.forget([op.outputs[0]])
-    return outputs
+    return results
 
 
 def _contracted(
-    here: RuleContext,
+    noise: SharedNoise,
     read: PositionContraction,
     source: Value | None,
     operands: tuple[Any, Any],
-    result: tuple[Value, Axes],
-) -> tuple[Array, Array]:
-    """Computes the canonical mean and variance of a contraction, and records its result."""
-    noise, (given, kernel), (made, layout) = here.noise, operands, result
+    layout: Axes,
+) -> tuple[list[NoiseTerm], tuple[Array, Array]]:
+    """Computes what a contraction's noise is made of, and its canonical mean and variance."""
+    given, kernel = operands
     w, v = (read.kernel(part) for part in _parts(kernel))
     m, spreads = (canonical(part, _of_operand(read, layout)) for part in _parts(given))
     mean = read.apply(m, w)
-    local = m * spread(m.mean(tuple(range(1, m.ndim - 1))), m)
-    var = shared = jnp.zeros_like(mean)
-    sources, through_kernel = {}, jnp.zeros((m.shape[0], w.shape[-1]), w.dtype)
+    none = jnp.zeros((len(m), mean.shape[-1]), mean.dtype)
+    term = ContractionTerm(jnp.ones_like(mean), none, read, m, (w, v))
+    rest, share = spreads, 0.0
     if source is not None:
-        a = noise.amplitudes[source].reshape(m.shape)
-        s = noise.variances[source]
+        read_out(noise, source)
+        a, s = noise.amplitudes[source].reshape(m.shape), noise.variances[source]
         common = a * a * spread(s, m)
-        # Both at once: half as many operations to compile.
-        a_taps, taps = jnp.split(read.by_tap(jnp.concatenate([a, m])), 2)
-        squares = taps**2 + a_taps**2 * s.reshape(*a_taps.shape[:-1], 1)
-        local = local + a * spread(s, m)
-        slopes = read.slopes(w, a_taps)
-        sources[source] = slopes
-        through_kernel = _own_variance(slopes, noise, source)
-        shared = _amplitude(read, w, a, common)
-        var = read.apply(jnp.maximum(spreads - common, 0), w * w)
-        var = var + shared**2 * spread(through_kernel, mean)
-    else:
-        squares = read.by_tap(m) ** 2
-        var = read.apply(spreads, w * w) if is_random(given) else shared
-    own = read.own(v, squares)
+        slopes = read.slopes(w, read.by_tap(a))
+        term = replace(
+            term,
+            variance=_variance_through(slopes, noise.covariances[source, source], s),
+            source=source,
+            through=(a, s),
+            slopes=slopes,
+            acts=_where_it_acts(read, w, a, common),
+        )
+        rest, share = jnp.maximum(spreads - common, 0), _size(mean) / _size(m)
+    terms, var = list[NoiseTerm]([term]), jnp.zeros_like(mean)
+    if is_random(given):
+        var = read.apply(rest, w * w)
+        terms.append(RestTerm(term.gate, var, share))
+        var = var + term.shared**2 * spread(term.variance, mean)
     if is_random(kernel):
         var = var + read.apply(m * m + spreads, v)
-        profile, _ = normalized(read.apply(local, v))
-    else:
-        profile = jnp.ones_like(mean)
-    total = own + through_kernel
-    numerator = profile * spread(own, mean) + shared * spread(through_kernel, mean)
-    # Its mean over positions is one, for those of both profiles are.
-    amplitude = divided(numerator, spread(total, mean))
-    noise.record(made, amplitude, total, own, sources, here.read_later)
-    return mean, var
+    return terms, (mean, var)
 
 
-def _amplitude(read: PositionContraction, w: Array, a: Array, common: Array) -> Array:
+def _size(x: Array) -> int:
+    """Returns the number of positions."""
+    return math.prod(x.shape[1:-1])
+
+
+def _where_it_acts(read: PositionContraction, w: Array, a: Array, common: Array) -> Array:
     """Computes where a result's share of its operand's noise acts, with a mean of one."""
     if read.is_depthwise:
         return normalized(read.apply(a, w))[0]
@@ -151,10 +168,9 @@ def _amplitude(read: PositionContraction, w: Array, a: Array, common: Array) -> 
     return normalized(root(jnp.maximum(read.apply(common, w * taps), 0)))[0]
 
 
-def _own_variance(slopes: Array, noise: SharedNoise, source: Value) -> Array:
-    covariance = noise.covariances[source, source]
+def _variance_through(slopes: Array, covariance: Array, variances: Array) -> Array:
     if slopes.ndim == 2:
-        return slopes**2 * noise.variances[source]
+        return slopes**2 * variances
     return jnp.maximum((slopes * (covariance @ slopes)).sum(1), 0)
 
 
@@ -173,44 +189,56 @@ def pointwise(here: RuleContext, layer: Layer, values: Sequence[Any]) -> Sequenc
     """Computes a function of entries, and adds its result to the noise."""
     noise, layouts = here.noise, here.layouts
     given, layout = dict(zip(layer.inputs, values, strict=True)), layouts[layer.outputs[0]]
-    sources = [v for v in here.sources if v in noise.amplitudes]
+    sources = [v for v in here.sources if noise.knows(v)]
+    for v in sources:
+        if not keeps_entries(layer, v):
+            read_out(noise, v)
     shared = _shared(layer, [v for v in given if is_random(given[v]) and v not in sources], layout)
     along, outputs = _slopes(here.moments, layer, given, [*sources, *shared])
     if along is None:
         return outputs
-    made = layer.outputs[0]
-    # What one unit of each source's noise moves the result by.
-    steps = {
-        v: canonical(along(v, restored(noise.amplitudes[v], layouts[v])), layout) for v in sources
-    }
-    fresh = {v: canonical(along(v, root(to_variance(given[v]).var)), layout) for v in shared}
-    means = {v: normalized(t)[1] for v, t in {**steps, **fresh}.items()}
-    like = next(iter({**steps, **fresh}.values()))
-    own = jnp.zeros((*like.shape[:1], like.shape[-1]), like.dtype)
-    total, numerator, extra = own, jnp.zeros_like(like), jnp.zeros_like(like)
-    for v, t in steps.items():
-        with_all = jnp.zeros_like(total)
-        for u in sources:
-            with_all = with_all + noise.shared_variance(v, u) * means[u]
-        total = total + means[v] * with_all
-        numerator = numerator + t * spread(with_all, t)
-    for v, t in fresh.items():
-        own = own + means[v] ** 2
-        numerator = numerator + t * spread(means[v], t)
-    total = total + own
-    for i, v in enumerate(sources):
-        for u in sources[i + 1 :]:
-            both = jnp.broadcast_to(noise.shared_variance(v, u), total.shape)
-            extra = extra + 2 * steps[v] * steps[u] * spread(both, like)
-    amplitude = divided(numerator, spread(total, like))
-    matrix = _fresh_covariance(own, means, shared)
-    noise.record(made, amplitude, total, matrix, {v: means[v] for v in sources}, here.read_later)
+    parts: list[list[NoiseTerm]] = []
+    for v in sources:
+        if v in noise.terms:
+            slope = canonical(along(v, jnp.ones(v.aval.shape, v.aval.dtype)), layout)
+            parts.append(gated(noise.terms[v], slope))
+            continue
+        a, s = noise.amplitudes[v], noise.variances[v]
+        step = canonical(along(v, restored(a, layouts[v])), layout)
+        parts.append([EntryTerm(step, s, v)])
+        if keeps_entries(layer, v):
+            slope = canonical(along(v, jnp.ones(v.aval.shape, v.aval.dtype)), layout)
+            var = canonical(to_variance(given[v]).var, layout)
+            parts[-1].append(RestTerm(slope, jnp.maximum(var - a * a * spread(s, a), 0), 1.0))
+    for v, is_number in shared.items():
+        step = canonical(along(v, root(to_variance(given[v]).var)), layout)
+        one = jnp.ones((len(step), step.shape[-1]), step.dtype)
+        parts.append([EntryTerm(step, one, is_number=is_number)])
+    here.keep(layer.outputs[0], [term for part in parts for term in part])
     if len(sources) < 2:
         return outputs
+    extra = _shared_by_operands(noise, parts)
+    terms = [term for part in parts for term in part]
+    alone = sum(
+        term.shared**2 * spread(term.variance, term.gate)
+        for term in terms
+        if not isinstance(term, RestTerm)
+    )
     result = to_variance(outputs[0])
-    least = amplitude**2 * spread(jnp.maximum(total, 0), like)
-    var = jnp.maximum(canonical(result.var, layout) + extra, least)
+    var = canonical(result.var, layout) + extra
+    var = jnp.maximum(var, jnp.maximum(alone + extra, 0))
     return [Gaussian(result.mean, restored(var, layout))]
+
+
+def _shared_by_operands(noise: SharedNoise, parts: Sequence[Sequence[NoiseTerm]]) -> Array:
+    """Computes twice the covariance of what different operands do to entries."""
+    extra = jnp.zeros_like(parts[0][0].gate)
+    for i, ours in enumerate(parts):
+        for one, other in itertools.product(ours, itertools.chain(*parts[i + 1 :])):
+            both = covary(noise, one, other)
+            if both is not None:
+                extra = extra + 2 * both
+    return extra
 
 
 def join(here: RuleContext, layer: Layer, values: Sequence[Any]) -> Sequence[Any]:
@@ -218,33 +246,22 @@ def join(here: RuleContext, layer: Layer, values: Sequence[Any]) -> Sequence[Any
     noise, outputs = here.noise, here.moments(layer, *values)
     made = layer.outputs[0]
     layout = here.layouts[made]
+    for value in layer.inputs:
+        if noise.knows(value):
+            read_out(noise, value)
     size, start = made.aval.shape[layout.index(CHANNEL)], 0
-    amplitudes, variances, sources = [], [], {}
+    amplitudes, sources = [], []
     for value in layer.nodes[0].inputs:
         shape = canonical(jnp.empty(value.aval.shape, value.aval.dtype), layout).shape
         known = isinstance(value, Value) and value in noise.amplitudes
         if known:
-            sources[value] = Columns(start, size)
+            sources.append((value, Columns(start, size)))
         amplitudes.append(noise.amplitudes[value] if known else jnp.ones(shape, made.aval.dtype))
-        variances.append(noise.variances[value] if known else jnp.zeros((shape[0], shape[-1])))
         start += shape[-1]
-    total = jnp.concatenate(variances, -1)
-    own = jnp.zeros_like(total)
     amplitude = jnp.concatenate(amplitudes, -1)
-    noise.record(made, amplitude, total, own, sources, here.read_later)
+    own = jnp.zeros((len(amplitude), size), amplitude.dtype)
+    noise.record(made, amplitude, *noise.combined(sources, own))
     return outputs
-
-
-def _fresh_covariance(own: Array, means: dict[Value, Array], shared: dict[Value, bool]) -> Array:
-    """Returns the covariance that parameters add: diagonal, but for a number for all channels."""
-    if not any(shared.values()):
-        return own
-    matrix = jnp.zeros((*own.shape, own.shape[-1]), own.dtype)
-    for v, is_number in shared.items():
-        product = means[v][:, :, None] * means[v][:, None, :]
-        unit = jnp.eye(own.shape[-1], dtype=own.dtype)
-        matrix = matrix + (product if is_number else product * unit)
-    return matrix
 
 
 def _shared(layer: Layer, random: Sequence[Value], layout: Axes) -> dict[Value, bool]:
@@ -272,9 +289,10 @@ def pooling(here: RuleContext, layer: Layer, values: Sequence[Any]) -> Sequence[
     """Computes a pooling of positions, and adds its result to the noise."""
     noise, layouts = here.noise, here.layouts
     given, layout = dict(zip(layer.inputs, values, strict=True)), layouts[layer.outputs[0]]
-    source = next((v for v in here.sources if v in noise.amplitudes), None)
+    source = next((v for v in here.sources if noise.knows(v)), None)
     if source is None:
         return here.moments(layer, *values)
+    read_out(noise, source)
     before = layouts[source]
     m, var = _parts(given[source])
     a, s = noise.amplitudes[source], noise.variances[source]
@@ -285,14 +303,8 @@ def pooling(here: RuleContext, layer: Layer, values: Sequence[Any]) -> Sequence[
         return outputs
     step = canonical(along(source, restored(a, before)), layout)
     amplitude, mean = normalized(step)
-    noise.record(
-        layer.outputs[0],
-        amplitude,
-        mean**2 * s,
-        jnp.zeros_like(mean),
-        {source: mean},
-        here.read_later,
-    )
+    of_source = noise.combined([(source, mean)], jnp.zeros_like(mean))
+    noise.record(layer.outputs[0], amplitude, *of_source)
     result = to_variance(outputs[0])
     of_rest = canonical(result.var, layout)
     if not takes_extremum(layer.nodes):

@@ -12,6 +12,7 @@ assert is_joint_gaussian(logits) and not is_joint_gaussian(logits.independent())
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -58,8 +59,9 @@ class JointGaussian(RandomArray):
         # entries the covariance is singular, and rounding makes its smallest eigenvalues negative.
         values, vectors = jnp.linalg.eigh(self.cov)
         roots = vectors * jnp.sqrt(jnp.maximum(values, 0))[..., None, :]
-        normal = jax.random.normal(key, (*shape, *self.shape), self.dtype)
-        return self.mean + jnp.einsum("...ij,...j->...i", roots, normal)
+        normal = jax.random.normal(key, (math.prod(shape), *self.shape), self.dtype)
+        draws = jax.vmap(lambda z: self.mean + jnp.einsum("...ij,...j->...i", roots, z))(normal)
+        return draws.reshape(*shape, *self.shape)
 
 
 def is_joint_gaussian(value: Any) -> bool:

@@ -1,0 +1,232 @@
+"""What the noise of a value is made of, until it is known which of it reaches the mean.
+
+A kernel's noise moves an entry by what its taps read there, and a ReLU that follows lets some
+positions through and others not. So z, the noise of the mean over positions, is computed where the
+functions after a layer are known: at the next layer that mixes positions or channels. With gate g,
+the product of their expected slopes, an image x and a source of amplitude a and noise z_i,
+
+    y[p, c] = g[p, c] sum_(t, i) (x[p + t, i] dw_(t, i, c) + w_(t, i, c) a[p + t, i] z_i),
+    z'_c    = mean_p y[p, c] = sum_i L_(i, c) z_i + e_c.
+
+Where it acts is a'[p, c] = Cov[y[p, c], z'_c] / Var[z'_c], the best guess of an entry's noise from
+its channel's; its mean over positions is one.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+import jax.numpy as jnp
+from jaxtyping import Array
+
+from jaxeff.moment_propagation.shared_kernels._contraction import PositionContraction
+from jaxeff.moment_propagation.shared_kernels._noise import (
+    SharedNoise,
+    diagonal,
+    divided,
+    matrix,
+    mean_over_positions,
+    spread,
+    through,
+)
+from jaxeff.program.ir import Value
+
+
+class Reached(NamedTuple):
+    """A term's part of the mean over positions.
+
+    Attributes:
+        slopes: The slopes of the mean by the source's channels, as `through` takes them; None
+            without a source.
+        own: The covariance of the term's own noise.
+        covariance: Computes the covariance of each entry with the noise of the mean, from the
+            source's with it, `[batch, channels, channels of the source]`.
+    """
+
+    slopes: Array | None
+    own: Array
+    covariance: Callable[[Array | None], Array]
+
+
+@dataclass(frozen=True)
+class EntryTerm:
+    """Noise that moves each entry by what its own channel has: a source's, or a parameter's.
+
+    Attributes:
+        gate: What one unit of it moves each entry by, `[batch, *positions, channels]`.
+        variance: The variance of a unit of it, `[batch, channels]`.
+        source: The value whose noise it is; None for a parameter that all positions share.
+        is_number: Whether the parameter is one number for all channels.
+    """
+
+    gate: Array
+    variance: Array
+    source: Value | None = None
+    is_number: bool = False
+
+    @property
+    def shared(self) -> Array:
+        """Where the source's noise acts, `[batch, *positions, channels]`."""
+        return self.gate
+
+    @property
+    def slopes(self) -> None:
+        """None: channels keep their noise."""
+
+    def read_out(self) -> Reached:
+        """Computes what reaches the mean."""
+        mean = mean_over_positions(self.gate)
+        own = jnp.zeros_like(mean)
+        if self.source is not None:
+            return Reached(mean, own, self._of_source)
+        own = mean[:, :, None] * mean[:, None, :] if self.is_number else mean**2
+        return Reached(None, own, lambda _: self.gate * spread(mean, self.gate))
+
+    def _of_source(self, given: Array | None) -> Array:
+        assert given is not None
+        return self.gate * spread(diagonal(given), self.gate)
+
+
+@dataclass(frozen=True)
+class ContractionTerm:
+    """Noise of a kernel, and of the values that it mixes.
+
+    Attributes:
+        gate: How much of the result goes on, `[batch, *positions, channels]`.
+        variance: The variance of the mean by the source's noise with all gates open,
+            `[batch, channels]`.
+        read: The contraction.
+        image: What it reads, `[batch, *positions, channels]`.
+        kernel: The kernel's means and variances, `[*taps, in, out]`.
+        source: The value whose noise the image has; None if it has none.
+        through: The source's amplitude in the form of the image, and its variances.
+        slopes: What makes the source's noise to the mean's with all gates open.
+        acts: The amplitude of that, with a mean of one.
+    """
+
+    gate: Array
+    variance: Array
+    read: PositionContraction
+    image: Array
+    kernel: tuple[Array, Array]
+    source: Value | None = None
+    through: tuple[Array, Array] | None = None
+    slopes: Array | None = None
+    acts: Array | float = 1.0
+
+    @property
+    def shared(self) -> Array:
+        """Where the source's noise acts, `[batch, *positions, channels]`."""
+        return self.gate * self.acts
+
+    def read_out(self) -> Reached:
+        """Computes what reaches the mean."""
+        read, gate, (w, v) = self.read, self.gate, self.kernel
+        by_group = read.by_group(v)
+        windows = read.windows(self.image)
+        let_through = read.let_through(windows, gate)
+        of_kernel = by_group * let_through
+        squares = of_kernel * let_through
+        entries = read.apply_to_windows(windows, of_kernel, gate)
+        if self.through is None:
+            own = squares.sum((1, 2)).reshape(len(gate), -1)
+            return Reached(None, own, lambda _: gate * entries)
+        amplitude, s = read.windows(self.through[0]), self.through[1]
+        reached = read.let_through(amplitude, gate)
+        varied = reached * by_group * _by_group(read, s)
+        own = (squares + varied * reached).sum((1, 2)).reshape(len(gate), -1)
+
+        def covariance(given: Array | None) -> Array:
+            assert given is not None
+            kernels = read.by_group(w) * read.apart(jnp.swapaxes(given, 1, 2))[:, None] + varied
+            return gate * (entries + read.apply_to_windows(amplitude, kernels, gate))
+
+        return Reached(read.slopes(w, reached), own, covariance)
+
+
+@dataclass(frozen=True)
+class RestTerm:
+    """What positions don't share, of which a gate that differs between them leaves some.
+
+    The rest of N positions has no mean, but what is let through of it has one. Taken as independent
+    otherwise, `mean_p g[p] rest[p]` over P positions has the variance
+    `(mean g^2 V - P / N mean(g)^2 mean V) / P`.
+
+    Attributes:
+        gate: How much of it goes on, `[batch, *positions, channels]`.
+        variance: The variance V of the rest at each position, of the same shape.
+        share: P / N; 0 where the rest has a mean.
+        source: None: it is nobody else's.
+    """
+
+    gate: Array
+    variance: Array
+    share: float
+    source: None = None
+
+    def read_out(self) -> Reached:
+        """Computes what reaches the mean."""
+        gate, var = self.gate, self.variance
+        less = spread(self.share * mean_over_positions(gate), gate)
+        entries = gate * (gate - less) * var * (var.shape[-1] / (var.size // len(var)))
+        own = mean_over_positions(entries)
+        positive = jnp.maximum(own, 0)
+        return Reached(None, positive, lambda _: entries * spread(divided(positive, own), entries))
+
+
+NoiseTerm = EntryTerm | ContractionTerm | RestTerm
+
+
+def gated(terms: Sequence[NoiseTerm], slope: Array) -> list[NoiseTerm]:
+    """Multiplies what terms do to entries by the slope of a function of these."""
+    return [replace(term, gate=term.gate * slope) for term in terms]
+
+
+def covary(noise: SharedNoise, one: NoiseTerm, other: NoiseTerm) -> Array | None:
+    """Computes the covariance of entries by two terms' sources; None where they share nothing."""
+    if isinstance(one, RestTerm) or isinstance(other, RestTerm):
+        return None
+    if one.source is None or other.source is None:
+        return None
+    found = noise.covariance(one.source, other.source)
+    if found is None:
+        return None
+    half = found if one.slopes is None else through(one.slopes, found)
+    turned = jnp.swapaxes(half, 1, 2)
+    both = turned if other.slopes is None else through(other.slopes, turned)
+    return one.shared * other.shared * spread(diagonal(both), one.gate)
+
+
+def read_out(noise: SharedNoise, value: Value) -> None:
+    """Computes the noise of a value's mean over positions from its terms, if it isn't known."""
+    if value in noise.amplitudes:
+        return
+    terms = noise.terms.pop(value)
+    found = [(term.source, term.read_out()) for term in terms]
+    own = _sum(_alike([one.own for _, one in found]))
+    parts = [(v, one.slopes) for v, one in found if v is not None and one.slopes is not None]
+    total, with_others = noise.combined(parts, own)
+    var = jnp.maximum(diagonal(total), 0)
+    covariance = _sum(
+        [one.covariance(None if v is None else with_others.get(v)) for v, one in found]
+    )
+    noise.record(value, divided(covariance, spread(var, covariance)), total, with_others)
+
+
+def _alike(covariances: Sequence[Array]) -> Sequence[Array]:
+    """Makes matrices of diagonals, `[batch, channels]`, where others are matrices."""
+    if all(one.ndim == 2 for one in covariances):
+        return covariances
+    return [one if one.ndim == 3 else matrix(one) for one in covariances]
+
+
+def _sum(parts: Sequence[Array]) -> Array:
+    return functools.reduce(jnp.add, parts)
+
+
+def _by_group(read: PositionContraction, x: Array) -> Array:
+    """Brings `[batch, channels]` to `[batch, 1, channels of a group, groups, 1]`."""
+    return jnp.swapaxes(x.reshape(len(x), read.groups, -1), 1, 2)[:, None, :, :, None]
