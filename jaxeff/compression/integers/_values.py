@@ -28,6 +28,8 @@ Put = Callable[[str, Callable[[], Array]], Array]
 """`put(name, make)`: an array that depends on parameters alone, made once or taken as it was."""
 _SHORT = 15
 """Bits of a number in int16, the sign not counted."""
+_MANY = 16
+"""Elements of a mean from which on they may be rounded to int16."""
 _FAR = 80
 """Exponents of float32 from which 2^31 units, and fractions of one, are numbers still."""
 
@@ -307,8 +309,9 @@ class Mean:
             # Fractions of a step as whole numbers whose sums stay below 2^24, float32's own.
             count = self.addition.count
             room = 2.0 ** np.floor(np.log2(2**24 / (count * 2**to.bits * 4)))
-            if self.of.takes_steps:
-                # As many as int16 holds, which the product writes itself.
+            if self.of.takes_steps and count >= _MANY:
+                # As many as int16 holds, which the product writes itself: fewer, so of few
+                # elements, whose errors don't average out, means would round otherwise.
                 room = min(room, 2.0 ** (_SHORT - 2 - to.bits))
                 whole = self.of.steps(to.step / room, int(room * 2**to.bits * 4) - 1)
             else:
