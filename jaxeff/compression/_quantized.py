@@ -296,8 +296,8 @@ def _channels(layer: Layer, index: int) -> tuple[int, ...]:
     return tuple(sorted(contraction.batch(side) + contraction.free(side)))
 
 
-def _summed(layer: Layer, index: int) -> int:
-    """Finds the axis of an array that its layer sums over; the last one, if there are several.
+def _summed(layer: Layer, index: int) -> tuple[int, ...]:
+    """Finds the axes of an array that its layer sums over.
 
     Of a kernel, and of what it reads, these are input channels; of a table, a row's entries.
 
@@ -307,7 +307,7 @@ def _summed(layer: Layer, index: int) -> int:
     if is_look_up(layer):
         rows = rows_of(layer)
         rank = len(layer.inputs[index].aval.shape)
-        return max(axis for axis in range(rank) if axis not in rows)
+        return tuple(axis for axis in range(rank) if axis not in rows)
     v = layer.inputs[index]
     side = _side(layer, index, is_data=bool(getattr(v, "is_data", False)))
     if side is None:
@@ -317,7 +317,7 @@ def _summed(layer: Layer, index: int) -> int:
             "tensor there."
         )
     assert layer.op is not None
-    return Contraction.of(layer.op).summed(side)[-1]
+    return Contraction.of(layer.op).summed(side)
 
 
 def _side(layer: Layer, index: int, is_data: bool) -> int | None:

@@ -11,8 +11,8 @@ from jaxeff.compression import Grouped, Int, Tensor, Uniform, quantized
 from jaxeff.compression.quantizers._formats import NF4_VALUES
 
 W = jax.random.normal(jax.random.key(0), (64, 6)) * jnp.linspace(0.1, 2, 64)[:, None]
-WEIGHT = Tensor("fc", "weights_1", "weight", 2, None, lambda: (1,), find_summed=lambda: 0)
-DATA = Tensor("fc", "input_0", "activation", 2, find_summed=lambda: 1)
+WEIGHT = Tensor("fc", "weights_1", "weight", 2, None, lambda: (1,), find_summed=lambda: (0,))
+DATA = Tensor("fc", "input_0", "activation", 2, find_summed=lambda: (1,))
 ALONE = Tensor("fc", "weights_1", "weight", 1, find_channels=lambda: ())
 
 

@@ -36,6 +36,7 @@ SHAPES = [
     conv2d(7, (1, 3, 3, 130), (1, 1, 130, 33), finer=2),
     dense(8, 3, 37, 21),
     dense(9, 1, 4, 1),
+    dense(90, 2, 300, 40, extreme=True),
     dense(10, 17, 300, 40, extreme=True),
     dense(11, 5, 64, 50, result="codes", shortcut="codes", zero=7, finer=3),
     dense(12, 2, 64, 19, result="float", shortcut="float", finer=6),

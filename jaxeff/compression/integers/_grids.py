@@ -152,19 +152,19 @@ def weight_bits(quantizer: Any, where: str) -> int:
     return width(quantizer, where)
 
 
-def width(quantizer: Uniform, where: str) -> int:
+def width(quantizer: Uniform, where: str, most: int = MOST_BITS) -> int:
     """Returns the width of a grid's codes.
 
     Raises:
-        IntegerError: It isn't known, or above 8.
+        IntegerError: It isn't known, or above `most`.
     """
     if not isinstance(quantizer.bits, int) and not is_concrete(quantizer.bits):
         raise IntegerError(f"{where}: a bit width must be a known number, but this one is traced.")
     if np.size(quantizer.bits) != 1:
         raise IntegerError(f"{where}: one bit width per array, not {np.shape(quantizer.bits)}.")
     bits = int(np.asarray(quantizer.bits).item())
-    if bits > MOST_BITS:
-        raise IntegerError(f"{where} has {bits} bits, but integer kernels take 1 to {MOST_BITS}.")
+    if bits > most:
+        raise IntegerError(f"{where} has {bits} bits, but integer kernels take 1 to {most}.")
     return bits
 
 

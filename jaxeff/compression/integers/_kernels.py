@@ -22,6 +22,7 @@ from jaxtyping import Array
 
 from jaxeff.compression.integers._operators import parted, q_conv2d, q_dense
 from jaxeff.compression.numerics import LayerQuantization
+from jaxeff.compression.quantizers.uniform import Grouped
 from jaxeff.core import jax_internals as _compat
 from jaxeff.program import Layer
 from jaxeff.program.ir import Contraction, run_nodes
@@ -111,6 +112,13 @@ def kernel_of(layer: Layer, setting: LayerQuantization) -> Kernel | str:
     """
     if setting.weights is None or setting.activations is None or setting.at != "input":
         return "quantized in its weights or its inputs alone"
+    if isinstance(setting.weights, Grouped):
+        return "quantized by group"
+    return product_of(layer)
+
+
+def product_of(layer: Layer) -> Kernel | str:
+    """Finds the operator of a linear layer, whatever its operands are; or why there is none."""
     node = layer.op
     if node is None or len(layer.weights) != 1 or len(layer.data) != 1:
         return f"a {layer.kind} of {len(layer.data)} arrays of data"

@@ -29,6 +29,14 @@ from jaxeff.compression.integers._grids import (
 from jaxeff.compression.integers._kernels import Kernel, kernel_of
 from jaxeff.compression.integers._means import Addition
 from jaxeff.compression.integers._operators import LIMIT
+from jaxeff.compression.integers._packed import (
+    check_grids,
+    packed_kernel,
+    packed_product,
+    packed_weight,
+    q_packed,
+    takes_packed,
+)
 from jaxeff.compression.integers._values import AffineMap, IntegerProduct, Mean, Plain, Sums, Value
 from jaxeff.compression.numerics import LayerQuantization
 from jaxeff.compression.quantizers.uniform import Uniform
@@ -119,15 +127,11 @@ class IntegerRule:
         self, layer: Layer, setting: LayerQuantization, values: Sequence[Any]
     ) -> Value | None:
         inside = layer not in self.outside
+        if takes_packed(setting) and not inside:
+            return self._packed_product(layer, setting, values)
         kernel = "inside a loop or branch" if inside else kernel_of(layer, setting)
         if isinstance(kernel, str):
-            warnings.warn(
-                f"{layer.site!r} is {kernel}, which no integer kernel takes; it is computed in "
-                "floating point on the values of its grid, as jaxeff.quantized does. Give it None "
-                "in the spec to leave it in float.",
-                IntegerFallbackWarning,
-                stacklevel=2,
-            )
+            _left_in_float(layer, kernel)
             return None
         if is_by_output(layer, kernel, self.makers):
             return self._codes_product(layer, setting, kernel, values, layer.biases)
@@ -139,6 +143,44 @@ class IntegerRule:
             return product.changed(shortcut=Plain(added))
         with _named(layer):
             return Plain(product.values() + added)
+
+    def _packed_product(
+        self, layer: Layer, setting: LayerQuantization, values: Sequence[Any]
+    ) -> Value | None:
+        """Computes a product with weights by group, or with activations in float."""
+        both = {t.role: (q, t, i) for q, t, i in of_inputs(layer, setting, read.arrays_like(layer))}
+        of_w, w_tensor, w_at = both["weight"]
+        kernel = packed_kernel(layer)
+        if isinstance(kernel, str):
+            _left_in_float(layer, kernel)
+            return None
+        weight = packed_weight(of_w, w_tensor, kernel.depth)
+        if isinstance(weight, str):
+            _left_in_float(layer, weight)
+            return None
+        grid = None
+        if "activation" in both:
+            grid = both["activation"][:2]
+            check_grids(layer.site, grid[0], weight, self.dynamic)
+        # Codes and steps come from one pass over the weight, but are stored by name.
+        made = functools.cache(lambda: weight.made(values[w_at].astype(jnp.float32), kernel))
+
+        def stored(name: str) -> Array:
+            return self.store.put(layer.site, name, lambda: made()[name])
+
+        by_output = is_by_output(layer, kernel, self.makers)
+        bias = None
+        if layer.biases and by_output:
+            bias = self.store.put(layer.site, "bias", lambda: bias_of(layer, kernel, values))
+        widths = [_bits(q, t, layer, i) for q, t, i in both.values()]
+        call = _told(q_packed, layer, widths)
+        x = to_float(values[layer.data[0]])
+        with _named(layer):
+            y = packed_product(layer, kernel, call, weight, stored, x, bias, grid)
+            if layer.biases and not by_output:
+                self.read.update(path for i in layer.biases for path in layer.inputs[i].leaves)
+                y = y + added_by(layer, values).astype(y.dtype)
+            return Plain(y)
 
     def _codes_product(
         self,
@@ -258,6 +300,17 @@ class IntegerRule:
             return before.offset() * along(a) + along(b)
 
         return value.changed(line=AffineMap(gain, offset))
+
+
+def _left_in_float(layer: Layer, kind: str) -> None:
+    """Warns of a layer that no integer kernel takes."""
+    warnings.warn(
+        f"{layer.site!r} is {kind}, which no integer kernel takes; it is computed in "
+        "floating point on the values of its grid, as jaxeff.quantized does. Give it None in "
+        "the spec to leave it in float.",
+        IntegerFallbackWarning,
+        stacklevel=2,
+    )
 
 
 def _named(layer: Layer) -> Any:

@@ -57,7 +57,7 @@ class Tensor:
         rank: Number of axes.
         key: A key of this array's own, where the caller of `quantized` gave one.
         find_channels: Function that finds a weight's axes of output channels.
-        find_summed: Function that finds the axis that the layer's product sums over.
+        find_summed: Function that finds the axes that the layer's product sums over.
         samples: The axes that count samples, and draws of the parameters; of an activation. None if
             one axis counts draws and something else.
     """
@@ -69,7 +69,7 @@ class Tensor:
     key: PRNGKeyArray | None = None
     find_channels: Callable[[], Axes] | None = None
     samples: Axes | None = (0,)
-    find_summed: Callable[[], int] | None = None
+    find_summed: Callable[[], Axes] | None = None
 
     def axes(self, per: str) -> Axes:
         """Returns the axes along which every entry has numbers of its own.
@@ -77,7 +77,7 @@ class Tensor:
         Args:
             per: "tensor": none. "channel": of a weight, the axes of its output channels. "sample":
                 of an activation with more than one axis, `samples`. "token": of an activation, all
-                axes but the one that the layer sums over.
+                axes but those that the layer sums over.
 
         Raises:
             ValueError: The output channels of a weight are unknown, because it reaches its product
@@ -88,7 +88,7 @@ class Tensor:
             return self.find_channels()
         if per == "token" and self.role == "activation" and self.find_summed is not None:
             summed = self.find_summed()
-            return tuple(axis for axis in range(self.rank) if axis != summed)
+            return tuple(axis for axis in range(self.rank) if axis not in summed)
         if per != "sample" or self.role != "activation" or self.rank < 2:
             return ()
         if self.samples is None:

@@ -19,7 +19,7 @@ from jaxeff.compression import (
 )
 from jaxeff.core import functional
 
-TENSOR = Tensor("fc", "weights_1", "weight", 2, None, lambda: (1,), find_summed=lambda: 0)
+TENSOR = Tensor("fc", "weights_1", "weight", 2, None, lambda: (1,), find_summed=lambda: (0,))
 
 
 def linear(params, x):

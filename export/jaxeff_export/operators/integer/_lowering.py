@@ -19,10 +19,11 @@ from jaxeff_export.operators.integer._depthwise import (
     depthwise_tile,
     depthwise_weights,
 )
-from jaxeff_export.operators.integer._dots import Dot, dot_of
+from jaxeff_export.operators.integer._dots import Dot, dot_of, of_few
 from jaxeff_export.operators.integer._dual import dual_kernel, dual_weights, form_of
 from jaxeff_export.operators.integer._epilogue import RESULTS, epilogue_of
 from jaxeff_export.operators.integer._geometry import Geometry, tile_of
+from jaxeff_export.operators.integer._packed import PACKED, packed_products
 from jaxeff_export.operators.integer._packing import (
     packed_bias,
     packed_planes,
@@ -39,6 +40,8 @@ from jaxeff_export.operators.integer._planes import (
 )
 from jaxeff_export.operators.integer._quantizing import write_codes
 
+FEW = 8
+"""Examples of a dense layer whose weights take longer to fetch than to multiply."""
 STEPS_SHARED = 12_000
 """Vectors of products that are worth waking threads for, which takes a microsecond or more."""
 COMPOSITES = CODES, DENSE, CONV2D = "jaxeff.q_codes", "jaxeff.q_dense", "jaxeff.q_conv2d"
@@ -77,7 +80,7 @@ def integer_operators(
             if by_planes is None and planes is not None and not geometry.is_depthwise:
                 counted = are_faster(planes, bits, dot, geometry, apart)
             geometry = apart if counted else geometry
-            how = How(dot, cores, planes if counted else None, any_batch)
+            how = How(dot, of_few(where, dot), cores, planes if counted else None, any_batch)
             form = None if any_batch else form_of(name, geometry, dot, tensors, attributes)
             if form is not None:
                 weights = dual_weights(bb, tensors[1], form, geometry)
@@ -91,7 +94,12 @@ def integer_operators(
     def codes(bb: relax.BlockBuilder, x: relax.Expr, **attributes: Any) -> relax.Expr:
         return write_codes(bb, x, dot.lanes, cores, any_batch=any_batch, **attributes)
 
-    return {CODES: codes, DENSE: lowered(_dense, "q_dense"), CONV2D: lowered(_conv2d, "q_conv2d")}
+    return {
+        CODES: codes,
+        DENSE: lowered(_dense, "q_dense"),
+        CONV2D: lowered(_conv2d, "q_conv2d"),
+        PACKED: packed_products(where, cores, any_batch),
+    }
 
 
 class IntegerKernelError(ValueError):
@@ -104,12 +112,14 @@ class How:
 
     Attributes:
         dot: products of bytes.
+        few: products of bytes for few examples.
         cores: number of cores of the target.
         planes: counts of bits, where these are taken instead.
         any_batch: whether a kernel takes any number of examples.
     """
 
     dot: Dot
+    few: Dot
     cores: int
     planes: Planes | None = None
     any_batch: bool = False
@@ -165,6 +175,8 @@ def _emit(
         kernel_of, tile = DepthwiseKernel, depthwise_tile(geometry)
         weights = depthwise_weights(bb, w, geometry, dot)
     else:
+        if geometry.is_dense and not how.any_batch and geometry.columns * geometry.batch <= FEW:
+            dot = how.few
         # With few features most lanes would be empty, so lanes become pixels.
         kernel_of = PixelsKernel if suits(geometry, dot) else None
         weights = packed_weights(bb, w, geometry, dot)

@@ -147,6 +147,12 @@ class Grouped(BaseQuantizer):
         """Returns the method with a number for each of some entries, of those of `by_entry`."""
         return jax.tree.unflatten(jax.tree.structure(self._by_channel()), numbers)
 
+    def grid_of(self, x: Float[Array, "*shape"], tensor: Tensor) -> Uniform:
+        """Returns the uniform grid of every group of a weight, with its range."""
+        inner, split = self.split(x, tensor)
+        grid: Uniform = self._narrowed(split, inner, self.outputs(tensor)).start(split, inner)
+        return grid
+
     def _narrowed(self, x: Array, tensor: Tensor, outputs: tuple[int, ...]) -> Any:
         """Returns the method per channel, an open range such that narrow steps can hold it."""
         own: Any = self._by_channel()
@@ -174,7 +180,7 @@ class Grouped(BaseQuantizer):
                 f"{tensor.site}/{tensor.name} has no axis that a product sums over, so it has no "
                 "groups; take a method per channel or per tensor there."
             )
-        return tensor.find_summed()
+        return tensor.find_summed()[-1]
 
     def _parts(self, shape: tuple[int, ...], tensor: Tensor) -> tuple[Tensor, tuple[int, ...]]:
         axis = self._axis(tensor)
@@ -190,7 +196,7 @@ class Grouped(BaseQuantizer):
             return tuple(a for a in range(tensor.rank + 1) if a != axis + 1)
 
         inner = replace(
-            tensor, rank=tensor.rank + 1, find_channels=kept, find_summed=lambda: axis + 1
+            tensor, rank=tensor.rank + 1, find_channels=kept, find_summed=lambda: (axis + 1,)
         )
         return inner, sizes
 

@@ -1,0 +1,248 @@
+"""Products with weights of few bits that stay codes in memory, two of four bits in a byte.
+
+Exported, they are composites `jaxeff.q_packed`, whose decomposition is the arithmetic below. With
+weight codes w, K of them for each of N outputs, and a step s for each group of them,
+
+    y[m, n] = sum_k x[m, k] (w[k, n] s[k // group, n])
+
+Operands, in order:
+
+    x         float32 (M, K); or int8, codes on a grid around zero
+    w         int8 (K, N); or uint8 (ceil(K / 2), N): code 2i plus 8 in the lower half of byte i,
+              code 2i + 1 plus 8 in the upper one
+    steps     (groups, N): float32, float16, or int8 multiples of a step of the output; of a single
+              group there may be none, for a step of one
+
+Attributes: `weight_bits`, `group`. The result is float32; of int8 codes with int8 steps, or none,
+it is int32, the same bits on every machine.
+
+References:
+    Lin et al., "AWQ", arXiv:2306.00978 (weights alone, by group). Dettmers et al., "LLM.int8()",
+    arXiv:2208.07339 (activations by token).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import jax.numpy as jnp
+from jax import lax
+from jaxtyping import Array, Float, Int8, UInt8
+
+from jaxeff.compression.integers._grids import (
+    HALF_TO_EVEN,
+    MOST_BITS,
+    IntegerError,
+    levels,
+    weight_codes,
+    width,
+)
+from jaxeff.compression.integers._kernels import Kernel, product_of
+from jaxeff.compression.integers._operators import LIMIT, finer_units, q_dense
+from jaxeff.compression.numerics import LayerQuantization, Tensor, grid, value_range
+from jaxeff.compression.quantizers.uniform import Grouped, Uniform, multiples_of
+from jaxeff.core import jax_internals as _compat
+from jaxeff.program import Layer
+
+HALF = 4
+"""Bits of codes that share a byte."""
+_MULTIPLES = 127
+
+
+def q_packed(x: Array, w: Array, *steps: Array, weight_bits: int, group: int) -> Array:
+    """Multiplies by packed weights, with the operands and attributes listed above."""
+    depth = x.shape[-1]
+
+    def rule(x: Array, w: Array, *steps: Array) -> tuple[Array]:
+        dtype = jnp.int32 if x.dtype == jnp.int8 else jnp.float32
+        codes = (unpacked(w, depth) if w.dtype == jnp.uint8 else w).astype(dtype)
+        for each in steps:
+            codes = codes * jnp.repeat(each.astype(dtype), group, 0)[:depth]
+        return (jnp.matmul(x.astype(dtype), codes),)
+
+    attributes = {"weight_bits": weight_bits, "group": group}
+    (y,) = _compat.export_composite(rule, (x, w, *steps), "jaxeff.q_packed", attributes)
+    return y
+
+
+def packed(codes: Int8[Array, "depth columns"]) -> UInt8[Array, "half columns"]:
+    """Packs codes of at most four bits, two in a byte."""
+    # Moved to be unsigned, so that a mask unpacks them.
+    low = jnp.pad(codes, ((0, len(codes) % 2), (0, 0))).astype(jnp.int32) + 8
+    return (low[0::2] | (low[1::2] << HALF)).astype(jnp.uint8)
+
+
+def unpacked(w: UInt8[Array, "half columns"], depth: int) -> Int8[Array, "depth columns"]:
+    """Unpacks the codes of `packed`."""
+    both = jnp.stack([w & 15, w >> HALF], 1).reshape(-1, w.shape[-1])[:depth]
+    return both.astype(jnp.int8) - jnp.int8(8)
+
+
+@dataclass(frozen=True)
+class PackedWeight:
+    """How a weight of few bits is stored.
+
+    Attributes:
+        quantizer: Method of its grid, a symmetric `Uniform`, by itself or by group.
+        tensor: Description of it.
+        bits: Bits of a code.
+        group: Codes that share a step.
+    """
+
+    quantizer: Any
+    tensor: Tensor
+    bits: int
+    group: int
+
+    @property
+    def steps(self) -> str:
+        """What steps are stored as."""
+        return self.quantizer.steps if isinstance(self.quantizer, Grouped) else "float32"
+
+    def made(self, w: Float[Array, "*shape"], kernel: Kernel) -> dict[str, Array]:
+        """Computes what is stored: `codes`, `steps` by group and `units` by output."""
+        codes, step, sizes = self._codes(w)
+
+        def rows(numbers: Array) -> Array:
+            each = jnp.broadcast_to(numbers, sizes).reshape(w.shape)
+            return kernel.lay_weight(each)[:: self.group]
+
+        laid = kernel.lay_weight(codes)
+        found = {"codes": packed(laid) if self.bits <= HALF else laid}
+        if self.steps == "int8":
+            multiples, unit = multiples_of(step, self.quantizer.outputs(self.tensor))
+            return {**found, "steps": rows(multiples), "units": rows(unit)[0]}
+        return {**found, "steps": rows(step).astype(self.steps)}
+
+    def _codes(self, w: Array) -> tuple[Array, Array, tuple[int, ...]]:
+        """Returns codes, steps, and the shape that the steps broadcast against."""
+        if not isinstance(self.quantizer, Grouped):
+            return *weight_codes(self.quantizer, w, self.tensor), w.shape
+        tensor, split = self.quantizer.split(w, self.tensor)
+        codes, step = weight_codes(self.quantizer.grid_of(w, self.tensor), split, tensor)
+        return codes.reshape(w.shape), step, split.shape
+
+
+def packed_weight(quantizer: Any, tensor: Tensor, depth: int) -> PackedWeight | str:
+    """Describes how a weight is stored; or why it can't be."""
+    method = quantizer.method if isinstance(quantizer, Grouped) else quantizer
+    if not isinstance(method, Uniform):
+        return f"a product with weights of {type(method).__name__}"
+    if not method.symmetric:
+        return "a product with weights on a grid that isn't centred on zero"
+    bits = width(method, f"{tensor.site}/{tensor.name}", most=16)
+    if bits > MOST_BITS:
+        return f"a product with weights of {bits} bits"
+    # A step for each output is one group as long as the sum.
+    group = quantizer.size if isinstance(quantizer, Grouped) else depth
+    return PackedWeight(quantizer, tensor, bits, group)
+
+
+def takes_packed(setting: LayerQuantization) -> bool:
+    """Returns whether a setting's products are those of packed weights."""
+    alone = setting.weights is not None and setting.activations is None
+    return alone or isinstance(setting.weights, Grouped)
+
+
+def packed_kernel(layer: Layer) -> Kernel | str:
+    """Finds how a layer with packed weights is laid out; or why there is no kernel."""
+    kernel = product_of(layer)
+    if not isinstance(kernel, str) and kernel.operator is not q_dense:
+        return "quantized by group or in its weights alone and no product with one matrix"
+    return kernel
+
+
+def packed_product(
+    layer: Layer,
+    kernel: Kernel,
+    call: Callable[..., Array],
+    weight: PackedWeight,
+    stored: Callable[[str], Array],
+    x: Float[Array, "*shape"],
+    bias: Float[Array, " columns"] | None,
+    grid_of_x: tuple[Any, Tensor] | None,
+) -> Array:
+    """Computes a layer whose weights are packed.
+
+    Args:
+        layer: The layer.
+        kernel: How its arrays are laid out.
+        call: The operator, under the name of the layer.
+        weight: How its weight is stored.
+        stored: Returns an array of `PackedWeight.made`, by name.
+        x: The activations.
+        bias: What is added to each output, or None.
+        grid_of_x: Grid and description of the activations, if they are quantized.
+    """
+    dtype, codes, steps = layer.outputs[0].aval.dtype, stored("codes"), stored("steps")
+    units = stored("units") if weight.steps == "int8" else None
+    at = {"weight_bits": weight.bits, "group": weight.group}
+    # Steps are float32, so products are too, whatever the layer's dtype is.
+    rows = kernel.lay_input(x.astype(jnp.float32))
+    if grid_of_x is None:
+        y = call(rows, codes, steps, **at)
+        y = y if units is None else y * units[None]
+        y = y if bias is None else y + bias[None]
+        return kernel.lay_result(y).astype(dtype)
+    quantizer, tensor = grid_of_x
+    bits, most = width(quantizer, layer.site), _MULTIPLES if units is not None else 1
+    check_sums(layer.site, kernel.depth, bits, weight, most)
+    low, high = quantizer.range or value_range(x, tensor.axes(quantizer.per))
+    to = grid(bits, jnp.asarray(low, jnp.float32), jnp.asarray(high, jnp.float32), True)
+    step, lower, upper = (kernel.lay_scale(v, kernel.depth) for v in (to.step, to.lower, to.upper))
+    q = jnp.clip(lax.round(rows / step, HALF_TO_EVEN), lower, upper).astype(jnp.int8)
+    acc = call(q, codes, *([steps] if units is not None else []), **at)
+    # What is left of the steps once the groups' multiples are in the sums.
+    by_output = steps[0] if units is None else units
+    finer = finer_units(kernel.depth, bits, levels(weight.bits) * most)
+    unit = kernel.lay_scale(to.step, acc.shape[-1]) * by_output[None] / 2**finer
+    if bias is None:
+        return kernel.lay_result(acc.astype(jnp.float32) * unit * 2**finer).astype(dtype)
+    # Whole units of the accumulator: a compiler that fused a product and a sum would round less.
+    added = jnp.clip(lax.round(bias[None] / unit, HALF_TO_EVEN), float(-LIMIT), float(LIMIT))
+    whole = (acc << finer) + added.astype(jnp.int32)
+    return kernel.lay_result(whole.astype(jnp.float32) * unit).astype(dtype)
+
+
+def check_grids(site: str, quantizer: Any, weight: PackedWeight, dynamic: bool) -> None:
+    """Checks that sums of codes need neither floats nor the sums of a group's weights.
+
+    Raises:
+        IntegerError: They do.
+    """
+    if not isinstance(quantizer, Uniform) or not quantizer.symmetric:
+        raise IntegerError(
+            f"{site!r}: weights by group multiply activations on a grid around zero, whose sums "
+            "need no sum of each group's weights: take symmetric=True, or activations=False."
+        )
+    if weight.steps != "int8":
+        raise IntegerError(
+            f"{site!r}: codes of activations are summed over groups without a float, so groups "
+            'need steps of 8 bits: take steps="int8", or activations=False.'
+        )
+    if width(quantizer, site) < 2:  # a symmetric grid of one bit has no zero
+        raise IntegerError(f"{site!r}: activations of products by group need two bits or more.")
+    if quantizer.range is None and not dynamic:
+        raise IntegerError(
+            f"{site!r}: its activations have no range: calibrate measures one; dynamic=True "
+            "computes it anew in every call."
+        )
+
+
+def check_sums(site: str, depth: int, bits: int, weight: PackedWeight, most: int) -> None:
+    """Checks that int32 holds the sums of a layer, with a bias.
+
+    Raises:
+        IntegerError: It doesn't.
+    """
+    largest = levels(bits) * levels(weight.bits) * most
+    # The largest bias takes a quarter of int32.
+    deepest = (3 * LIMIT - 1) // largest
+    if depth > deepest:
+        raise IntegerError(
+            f"{site!r} sums {depth} products of {bits} and {weight.bits} bits with steps of "
+            f"8 bits, which can overflow int32 from {deepest + 1} on; take fewer bits, or "
+            "activations=False."
+        )
