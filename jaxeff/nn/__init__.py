@@ -13,6 +13,7 @@ from jaxeff.nn.language import (
     Tokenizer,
     generate,
     load_decoder,
+    load_tokenizer,
     sample,
     smollm2_135m,
 )
@@ -52,6 +53,7 @@ __all__ = [
     "activation",
     "generate",
     "load_decoder",
+    "load_tokenizer",
     "sample",
     "small_classifier",
     "smollm2_135m",

@@ -35,8 +35,8 @@ def artifact(tmp_path_factory):
 def test_help_names_the_commands_and_their_arguments():
     listed = call("--help").stdout
     for command in (
-        "compile", "inspect", "check", "run", "benchmark", "profile", "search", "targets",
-        "boards", "prepare",
+        "compile", "inspect", "check", "run", "generate", "benchmark", "profile", "search",
+        "targets", "boards", "prepare",
     ):  # fmt: skip
         assert command in listed
         assert "--help" in call(command, "--help").stdout

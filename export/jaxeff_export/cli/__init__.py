@@ -15,6 +15,7 @@ import typer
 
 from jaxeff_export.cli._c_library import c
 from jaxeff_export.cli._compiling import compile_bundle
+from jaxeff_export.cli._generating import generate
 from jaxeff_export.cli._inspecting import inspect
 from jaxeff_export.cli._listing import boards, targets
 from jaxeff_export.cli._preparing import prepare
@@ -65,6 +66,7 @@ app.command()(c)
 app.command()(inspect)
 app.command()(check)
 app.command()(run)
+app.command()(generate)
 app.command()(benchmark)
 app.command()(profile)
 app.command()(tune)

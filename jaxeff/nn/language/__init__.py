@@ -20,7 +20,7 @@ last, cache = f(params, tokens[:, 3:], cache)                  # as logits[:, 3:
 
 from jaxeff.nn.language._config import DecoderCache, DecoderConfig, smollm2_135m
 from jaxeff.nn.language._decoder import Decoder
-from jaxeff.nn.language._pretrained import PretrainedDecoder, load_decoder
+from jaxeff.nn.language._pretrained import PretrainedDecoder, load_decoder, load_tokenizer
 from jaxeff.nn.language._sampling import generate, sample
 from jaxeff.nn.language._tokenizer import Tokenizer
 
@@ -32,6 +32,7 @@ __all__ = [
     "Tokenizer",
     "generate",
     "load_decoder",
+    "load_tokenizer",
     "sample",
     "smollm2_135m",
 ]

@@ -82,6 +82,31 @@ def load_decoder(path: str | os.PathLike[str] | None = None) -> PretrainedDecode
     return PretrainedDecoder(f, params, config, tokenizer, pairs)
 
 
+@validate(path=path_like)
+def load_tokenizer(path: str | os.PathLike[str] | None = None) -> Tokenizer:
+    """Reads the tokenizer of a GGUF file, without its weights.
+
+    Args:
+        path: Same as for `load_decoder`.
+
+    Raises:
+        FileNotFoundError: There is no such file, or the package isn't installed.
+        ImportError: The package `gguf` isn't there (`jaxeff[weights]`).
+        WeightsError: The file is damaged, or its tokenizer is of another kind.
+
+    ```python
+    from jaxeff.nn import load_tokenizer
+
+    try:
+        print(load_tokenizer().encode("Hello"))                        # [19556]
+    except FileNotFoundError as error:
+        print(error)                                                   # how to install the file
+    ```
+    """
+    path = _installed() if path is None else Path(path)
+    return _read_tokenizer(path, gguf_metadata(path))
+
+
 def _installed() -> Path:
     package = find_spec(_PACKAGE)
     for folder in (package and package.submodule_search_locations) or ():
