@@ -43,6 +43,9 @@ if TYPE_CHECKING:
     from jaxeff_export.latency import measured_latency as measured_latency
     from jaxeff_export.latency import modelled_latency as modelled_latency
     from jaxeff_export.latency import table_latency as table_latency
+    from jaxeff_export.litert_files import LitertError as LitertError
+    from jaxeff_export.litert_files import LitertFile as LitertFile
+    from jaxeff_export.litert_files import to_litert as to_litert
     from jaxeff_export.onnx_files import OnnxError as OnnxError
     from jaxeff_export.onnx_files import OnnxFile as OnnxFile
     from jaxeff_export.onnx_files import to_onnx as to_onnx
@@ -66,6 +69,7 @@ _MODULES = {
     "compiler": ("compile_module",),
     "importer": ("StableHLOParseError", "UnsupportedOpError", "import_stablehlo"),
     "latency": ("measured_latency", "modelled_latency", "table_latency"),
+    "litert_files": ("LitertError", "LitertFile", "to_litert"),
     "onnx_files": ("OnnxError", "OnnxFile", "to_onnx"),
     "schedules": ("TuningError",),
     "targets": (

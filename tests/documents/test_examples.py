@@ -70,6 +70,8 @@ def test_examples_run_as_printed(document, request, tmp_path, monkeypatch):
     if "no_emulator" in document.text:
         document.namespace["no_emulator"] = request.getfixturevalue("no_emulator")
     document.namespace["no_onnx"] = not all(map(find_spec, ("onnx", "onnxruntime")))
+    found = all(map(find_spec, ("litert_converter", "ai_edge_litert")))
+    document.namespace["no_litert"] = not found
     skipped = []
     try:
         for example in document.examples():

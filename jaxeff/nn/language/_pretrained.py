@@ -161,6 +161,7 @@ def _read_tokenizer(path: Path, facts: Mapping[str, Any]) -> Tokenizer:
         )
     tokens = _tokens(path, facts)
     kinds = facts.get("tokenizer.ggml.token_type", [1] * len(tokens))
+    # Never made of text's parts: they begin and end what a model reads and writes.
     special = (t for t, kind in zip(tokens, kinds, strict=True) if kind in _SPECIAL)
     try:
         return Tokenizer(

@@ -1,0 +1,58 @@
+"""LiteRT files compute what JAX computes, in LiteRT's interpreter."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jaxeff_export import LitertError, MissingExtraError, to_litert
+
+import jaxeff
+from jaxeff import Gaussian
+from jaxeff.nn import small_classifier
+
+
+def run(path, file, *xs):
+    interpreter = pytest.importorskip("ai_edge_litert.interpreter").Interpreter(str(path))
+    found = interpreter.get_signature_runner()(**dict(zip(file.inputs, xs, strict=True)))
+    return [found[name] for name in file.outputs]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("transform", ["plain", "moments"])
+def test_models(transform, tmp_path):
+    pytest.importorskip("litert_converter")
+    f, params, (x, _) = small_classifier(4)
+    if transform == "moments":
+        params = jax.tree.map(lambda w: Gaussian(w, (0.05 * w) ** 2), params)
+        f = jaxeff.moments(f)
+    file = to_litert(f, (params, x), tmp_path / "net.tflite")
+    found = run(tmp_path / "net.tflite", file, np.asarray(x))
+    for ours, want in zip(found, jax.tree.leaves(jax.jit(f)(params, x)), strict=True):
+        np.testing.assert_allclose(ours, want, rtol=0, atol=2e-5 * np.abs(want).max())
+
+
+@pytest.mark.slow
+def test_several_arguments_and_results(tmp_path):
+    pytest.importorskip("litert_converter")
+    a, b = np.arange(6.0, dtype=np.float32).reshape(2, 3), np.ones(3, np.float32)
+    file = to_litert(lambda w, p: {"b": p["a"] * w, "a": p["b"] - w}, (2.0, {"a": a, "b": b}),
+                     tmp_path / "f.tflite")  # fmt: skip
+    assert (file.inputs, file.outputs) == (("x0", "x1"), ("y0", "y1"))
+    found = run(tmp_path / "f.tflite", file, a, b)
+    np.testing.assert_array_equal(found[0], b - 2)
+    np.testing.assert_array_equal(found[1], a * 2)
+
+
+@pytest.mark.slow
+def test_what_the_converter_refuses_is_an_error(tmp_path):
+    pytest.importorskip("litert_converter")
+    with pytest.raises(LitertError, match="refuses the function"):
+        to_litert(lambda w, x: jnp.linalg.qr(x)[0], (0, np.eye(3, dtype=np.float32)),
+                  tmp_path / "f.tflite")  # fmt: skip
+    assert not (tmp_path / "f.tflite").exists()
+
+
+def test_the_package_is_asked_for(tmp_path, monkeypatch):
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    with pytest.raises(MissingExtraError, match=r"jaxeff\[litert\]"):
+        to_litert(lambda w, x: x, (0, np.ones(2, np.float32)), tmp_path / "f.tflite")
