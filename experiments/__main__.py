@@ -33,6 +33,7 @@ MODULES = (
     "replicates",
     "scaling",
     "scaling.ess",
+    "tokens",
     "transforms",
     "walking_noise",
     "walking_noise.sensitivity",

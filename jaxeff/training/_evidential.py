@@ -20,8 +20,11 @@ Dirichlet distribution over class probabilities. The loss is the squared error e
 plus the divergence of what it says of wrong classes from knowing nothing (Sensoy et al. 2018,
 equations (5) to (7), arXiv:1806.01768).
 
-Sharp edge: what is called epistemic is learnt by this loss and no posterior's: it depends on the
-weight of the divergence (Bengs et al. 2022, arXiv:2203.06102).
+Sharp edges:
+    What is called epistemic is learnt by this loss and no posterior's: it depends on the weight of
+    the divergence (Bengs et al. 2022, arXiv:2203.06102).
+    Evidence grows as slowly as outputs do: a short training ends with little of it everywhere, far
+    too unsure in domain and no surer there than out of it. Train until its sum has settled.
 """
 
 from __future__ import annotations

@@ -1,0 +1,1 @@
+"""How sure a language model is of every token."""
