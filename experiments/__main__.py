@@ -12,6 +12,7 @@ MODULES = (
     "certainty",
     "compression",
     "compression.peers",
+    "decoding",
     "dirty_mnist",
     "ensembles",
     "ensembles.peers",

@@ -184,14 +184,29 @@ def build(model: str, params: Any, shape: Sequence[int], moments: bool = False) 
     return finish(layers.nodes, layers.constants, shape, {n: (shape[0], "out") for n in names})
 
 
-def finish(nodes: Any, constants: Any, shape: Sequence[int], outputs: Mapping[str, Any]) -> bytes:
-    """Makes a file of operators that read `x`, by the shapes of its outputs."""
+def finish(
+    nodes: Any,
+    constants: Any,
+    shape: Sequence[int],
+    outputs: Mapping[str, Any],
+    domains: Sequence[str] = (),
+) -> bytes:
+    """Makes a file of operators that read `x`, by the shapes of its outputs.
+
+    Args:
+        nodes: The operators.
+        constants: Their constants.
+        shape: Shape of `x`.
+        outputs: Shapes of the outputs.
+        domains: Domains of operators beyond the standard's.
+    """
     tensors = [
         helper.make_tensor_value_info(name, TensorProto.FLOAT, of)
         for name, of in {"x": shape, **outputs}.items()
     ]
     graph = helper.make_graph(nodes, "network", tensors[:1], tensors[1:], constants)
-    made = helper.make_model(graph, opset_imports=[helper.make_opsetid("", OPSET)], ir_version=10)
+    sets = [helper.make_opsetid("", OPSET), *(helper.make_opsetid(name, 1) for name in domains)]
+    made = helper.make_model(graph, opset_imports=sets, ir_version=10)
     onnx.checker.check_model(made)
     return bytes(made.SerializeToString())
 

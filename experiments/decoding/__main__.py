@@ -1,0 +1,92 @@
+"""Matrix products of few rows with weights of four to 32 bits, as decoders make them.
+
+    python -m experiments.decoding --fast
+
+CPU time of one thread, the least of interleaved rounds: hot, one call after the other, and cold,
+after the caches were read through with something else. `reading` is what the processor takes to
+read the codes once; nothing can be faster than that from memory. ONNX Runtime multiplies int4 by
+`MatMulNBits` (accuracy level 4: activations in int8) and int8 by `MatMulInteger` after a dynamic
+quantization.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import product
+from typing import Annotated, Literal
+
+from experiments import harness as h
+from experiments.decoding.products import FORMATS, measured
+from experiments.decoding.quality import perplexities
+from experiments.harness import SELECTS, Count, Least, Row, Run
+from experiments.recipes import Selected
+
+
+@dataclass(frozen=True)
+class Settings(Selected):
+    """What is measured.
+
+    Attributes:
+        rows: Rows of the products.
+        outputs: Outputs of 2048 inputs each.
+        rounds: Rounds that all take turns in.
+        steps: Steps of training of the language model.
+        parts: Parts to run; all if none is given.
+    """
+
+    rows: tuple[Count, ...] = (1, 8, 64)
+    outputs: tuple[Count, ...] = (2048, 5632)
+    rounds: Annotated[int, Least(1)] = 7
+    steps: Count = 2000
+    parts: Annotated[tuple[Literal["products", "quality"], ...], SELECTS] = ()
+
+
+def products(run: Run[Settings], task: tuple[int, int]) -> Iterator[Row]:
+    """Measures a product in all formats on all engines."""
+    rows, outputs = task
+    yield from measured(rows, (2048, outputs), run.settings.rounds)
+
+
+def quality(run: Run[Settings], steps: int) -> Iterator[Row]:
+    """Measures a small language model in formats of about four bits."""
+    yield from perplexities(run.key, steps)
+
+
+def tasks(run: Run[Settings]) -> list[tuple[int, int]]:
+    """Lists rows and outputs."""
+    return list(product(run.settings.rows, run.settings.outputs))
+
+
+CLAIMS = [
+    h.Claim(
+        "{rows} x {shape} {format}: " + f"{kind} over the fastest other engine",
+        f"{kind}_ratio", h.at_most(1.0), 1, h.where(rows=1, format=form, engine="jaxeff"),
+    )
+    for kind in ("hot", "cold")
+    for form in FORMATS
+]  # fmt: skip
+COLUMNS = (
+    "rows", "shape", "format", "engine", "hot_us", "cold_us", "hot_ratio", "cold_ratio",
+    "over_limit",
+)  # fmt: skip
+STUDY = h.Study(
+    "decoding", __doc__,
+    {"fast": Settings((1,), (2048,), 5, 300), "default": Settings(), "full": Settings(rounds=21)},
+    parts=[
+        h.Part.of("products", tasks, products),
+        h.Part.of("quality", lambda run: [run.settings.steps], quality),
+    ],
+    claims=CLAIMS,
+    plots=[
+        h.Plot(
+            "products", h.Bars("{format}\n{engine}", "over_limit", h.where(part="products", rows=1))
+        )
+    ],
+    tables=[
+        h.Listing("products", COLUMNS, h.where(part="products")),
+        h.Listing("quality", ("format", "bits", "perplexity"), h.where(part="quality")),
+    ],
+    differences=("Weights are random: their codes don't change how long a product takes.",),
+)  # fmt: skip
+
+if __name__ == "__main__":
+    STUDY.main()

@@ -1,0 +1,173 @@
+"""Products of few rows with one matrix of weights, in formats of four to 32 bits, on engines."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from functools import partial
+from importlib.util import find_spec
+from typing import Any
+
+import jax
+import jaxeff_export
+import numpy as np
+
+from experiments.harness import Row
+from experiments.timing import Meter, measure_rounds
+from jaxeff.compression import Int, integer
+
+Call = Callable[[], Any]
+FORMATS = ("float32", "int8", "int4 g32", "int4 g128")
+BITS = {"float32": 32, "int8": 8, "int4 g32": 4, "int4 g128": 4}
+_GROUPS = Int(4, 8, True, "group", "token", steps="int8")
+SETTINGS = {
+    "int8": Int(8, symmetric="weights"),
+    "int4 g32": replace(_GROUPS, group=32),
+    "int4 g128": replace(_GROUPS, group=128),
+}
+ALONE = {
+    "int8": Int(8, symmetric="weights", activations=False),
+    "int4 g32": Int(4, symmetric="weights", activations=False, per="group", steps="float16"),
+}
+"""Weights alone: activations are floats."""
+CACHES = np.zeros(1 << 26, np.uint8)
+"""More than the caches hold: read through before a call that is to find nothing there."""
+
+
+def product(params: Any, x: Any) -> Any:
+    """Multiplies by a matrix."""
+    return x @ params["w"]
+
+
+def measured(rows: int, shape: tuple[int, int], rounds: int) -> Iterator[Row]:
+    """Times all formats on all engines in turns, hot and cold, in CPU time of one thread.
+
+    Args:
+        rows: Rows of the product.
+        shape: Inputs and outputs.
+        rounds: How often every call is measured.
+    """
+    keys = jax.random.split(jax.random.key(rows), 2)
+    params = {"w": jax.random.normal(keys[0], shape) / shape[0] ** 0.5}
+    x = jax.random.normal(keys[1], (rows, shape[0]))
+    with contextlib.ExitStack() as stack:
+        calls = {("float32", "XLA"): _xla(params, x)}
+        for name, target in _targets().items():
+            calls |= _ours(stack, params, x, name, target)
+        if find_spec("onnxruntime"):
+            calls |= _onnxruntime(params, x)
+        for name, bits in BITS.items():
+            data = np.zeros(shape[0] * shape[1] * bits // 8, np.uint8)
+            calls[name, "reading"] = data.max
+        named = {f"{form}|{engine}": call for (form, engine), call in calls.items()}
+        hot = measure_rounds({n: _hot(c) for n, c in named.items()}, rounds)
+        cold = measure_rounds({n: _cold(c) for n, c in named.items()}, rounds, 0.05)
+    best = {name: (min(hot[name]) * 1e3, min(cold[name]) * 1e3) for name in named}
+    for form, engine in calls:
+        first, second = best[f"{form}|{engine}"]
+        peers = [best[f"{f}|{e}"] for f, e in calls if f == form and e in ("XLA", "onnxruntime")]
+        limit = best[f"{form}|reading"]
+        yield {
+            "rows": rows, "shape": "{}x{}".format(*shape), "format": form, "engine": engine,
+            "hot_us": first, "cold_us": second, "over_limit": second / limit[1],
+            **({"hot_ratio": first / min(p[0] for p in peers),
+                "cold_ratio": second / min(p[1] for p in peers)} if peers else {}),
+        }  # fmt: skip
+
+
+def _targets() -> dict[str, Any]:
+    host = {**jaxeff_export.resolve_target("host"), "num-cores": 1}
+    attributes = [*host.get("mattr", ()), "-avx512f", "-avxvnni"]
+    return {"jaxeff": host, "jaxeff, AVX2": {**host, "mattr": attributes}}
+
+
+def _ours(
+    stack: contextlib.ExitStack, params: Any, x: Any, name: str, target: Any
+) -> dict[tuple[str, str], Call]:
+    functions: dict[tuple[str, str], tuple[Any, Any]] = {("float32", name): (product, params)}
+    kinds = {name: SETTINGS, f"{name}, weights alone": ALONE}
+    for engine, settings in kinds.items():
+        for form, setting in settings.items():
+            g = integer(product, {"*": setting}, dynamic=True)
+            functions[form, engine] = g, g.convert(params, x)
+    found: dict[tuple[str, str], Call] = {}
+    for key, (g, taken) in functions.items():
+        bundle = jaxeff_export.deploy(g, (taken, x), target=target)
+        runner = stack.enter_context(bundle.on())
+        data = np.asarray(x)
+        found[key] = partial(runner.run, data)
+    return found
+
+
+def _xla(params: Any, x: Any) -> Call:
+    run = jax.jit(product)
+    return lambda: run(params, x).block_until_ready()
+
+
+def _onnxruntime(params: Any, x: Any) -> dict[tuple[str, str], Call]:
+    # Optional packages, which the other engines are measured without.
+    from onnx import helper, numpy_helper
+
+    from experiments.contests.onnx_graph import finish, started
+
+    w = np.asarray(params["w"], np.float32)
+    depth, columns = w.shape
+    shape, result = x.shape, {"y": (x.shape[0], columns)}
+    made = {
+        "float32": finish(
+            [helper.make_node("MatMul", ["x", "w"], ["y"])], [numpy_helper.from_array(w, "w")],
+            shape, result,
+        )
+    }  # fmt: skip
+    step = np.abs(w).max(0) / 127
+    eight = [
+        numpy_helper.from_array(np.rint(w / step).astype(np.int8), "w"),
+        numpy_helper.from_array(step, "s"),
+    ]
+    nodes = [
+        helper.make_node("DynamicQuantizeLinear", ["x"], ["q", "by", "zero"]),
+        helper.make_node("MatMulInteger", ["q", "w", "zero"], ["sums"]),
+        helper.make_node("Cast", ["sums"], ["floats"], to=1),
+        helper.make_node("Mul", ["by", "s"], ["unit"]),
+        helper.make_node("Mul", ["floats", "unit"], ["y"]),
+    ]
+    made["int8"] = finish(nodes, eight, shape, result)
+    rng = np.random.default_rng(0)
+    for size in (32, 128):
+        codes = rng.integers(0, 256, (columns, depth // size, size // 2)).astype(np.uint8)
+        steps = rng.uniform(0.01, 0.02, columns * (depth // size)).astype(np.float32)
+        node = helper.make_node(
+            "MatMulNBits", ["x", "codes", "steps"], ["y"], domain="com.microsoft", K=depth,
+            N=columns, bits=4, block_size=size, accuracy_level=4,
+        )  # fmt: skip
+        tensors = [numpy_helper.from_array(codes, "codes"), numpy_helper.from_array(steps, "steps")]
+        made[f"int4 g{size}"] = finish([node], tensors, shape, result, ("com.microsoft",))
+    return {(form, "onnxruntime"): started(file, x, 1) for form, file in made.items()}
+
+
+def _hot(call: Call) -> Meter:
+    def meter(repeats: int) -> float:
+        start = time.process_time()
+        for _ in range(repeats):
+            call()
+        return (time.process_time() - start) / repeats
+
+    return meter
+
+
+def _cold(call: Call) -> Meter:
+    def meter(repeats: int) -> float:
+        total = 0.0
+        for _ in range(repeats):
+            CACHES.max()
+            start = time.process_time()
+            call()
+            total += time.process_time() - start
+        return total / repeats
+
+    return meter
+
+
+__all__ = ["FORMATS", "measured"]
