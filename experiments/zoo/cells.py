@@ -119,7 +119,16 @@ def _variance_ratio(s: Subject, **settings: Any) -> Cell:
 
     drawn = jax.jit(jax.vmap(draw))(jax.random.split(_KEY, _DRAWS))
     pairs = zip(jax.tree.leaves(found, is_leaf=is_gaussian), jax.tree.leaves(drawn), strict=True)
-    ratios = np.concatenate([np.ravel(g.var / y.var(0)) for g, y in pairs if is_gaussian(g)])
+    both = [
+        np.stack([np.ravel(v) for v in (g.var, y.var(0), y.mean(0))])
+        for g, y in pairs
+        if is_gaussian(g)
+    ]
+    found, sampled, means = np.concatenate(both, 1)
+    # What is random to neither, such as slots of a cache that are passed on, has no ratio; its
+    # draws differ by the rounding of their mean at most.
+    some = (found != 0) | (sampled > (_DIGITS * means) ** 2)
+    ratios = found[some] / sampled[some]
     if not np.isfinite(ratios).all():
         return Cell("wrong", None, "a variance that is no number")
     ratio = float(np.median(ratios))
