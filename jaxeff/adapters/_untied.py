@@ -90,7 +90,7 @@ def _layer(program: Program, site: str) -> Layer:
                 return layer
     there = [layer.site for layer in program.layers if layer.kind == "linear"]
     raise ValueError(
-        f"untied: {site!r} is no linear layer outside loops with a parameter for its weight; "
+        f"untied: site {site!r} is no linear layer outside loops with a parameter for its weight; "
         f"linear here: {', '.join(there) or 'none'}"
     )
 

@@ -26,7 +26,7 @@ SHAPES = (
     "channels", "cost", "sites", "summary", "trace", "compression.initial_ranges",
     "compression.memory", "compression.penalty", "compression.random_weights", "noise.slots",
     "photonics.levels_per_activation", "bayes.prior_scales", "uncertainty.dense_head",
-    "adapters.init_lora", "adapters.merge_lora",
+    "adapters.init_lora", "adapters.merge_lora", "adapters.untied",
 )  # fmt: skip
 """Functions that read a program, not the numbers it is given."""
 
