@@ -8,10 +8,10 @@ from jaxeff.compression import LayerQuantization, mxfp, mxint, nf4, nvfp4, quant
 from jaxeff.nn import small_classifier
 
 f, params, (x, y) = small_classifier()
-logits = quantized(f, {"fc*": LayerQuantization(nf4(16))})(params, x)      # weights alone
-logits = quantized(f, {"fc*": nvfp4()})(params, x)                         # what it reads, too
+logits = quantized(f, {"fc2": LayerQuantization(nf4(16))})(params, x)      # weights alone
+logits = quantized(f, {"fc2": nvfp4()})(params, x)                         # what it reads, too
 both = LayerQuantization(mxfp("e2m1"), mxint(8))                           # MXFP4 times MXINT8
-logits = quantized(f, {"fc1": both})(params, x)
+logits = quantized(f, {"fc2": both})(params, x)
 ```
 """
 
