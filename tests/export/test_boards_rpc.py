@@ -14,7 +14,7 @@ import jaxeff_export.boards
 import numpy as np
 import psutil
 import pytest
-from jaxeff_export import ARM_TARGETS, BoardError, BundleError
+from jaxeff_export import ARM_TARGETS, BoardError, BundleError, deploy
 from jaxeff_export.boards import LocalBoard, RpcBoard, make_board
 from jaxeff_export.boards import _connecting as connecting
 from jaxeff_export.boards import _processor as processor
@@ -105,6 +105,27 @@ def test_a_tracked_board_that_dies_in_the_middle_is_replaced_by_another(
                 session.kill()
             with pytest.raises(BoardError, match=r"lost.*given up after 3 attempts; the last:"):
                 runner.run(inputs())
+
+
+def test_a_session_stays_on_a_board_and_shares_no_state_of_another(server):
+    one = np.float32(1)
+    bundle = deploy(lambda x, total: (2 * x, total + x), (one, one), parameters=0, state=("total",))
+    here = bundle.session()
+    with bundle.on(f"rpc://127.0.0.1:{server}") as runner:
+        there, other = runner.session(), runner.session()
+        both = runner.session(shared=there)
+        for x in (one, 5 * one):
+            assert there.step(x) == 2 * x
+        assert both.step(3 * one) == 6
+        assert there.state()["total"] == both.state()["total"] == 10
+        there.reset()
+        assert both.step(one) == 2
+        assert there.state()["total"] == 2
+        assert other.state()["total"] == 1
+        with pytest.raises(BundleError, match="the shared session is not on rpc://"):
+            runner.session(shared=here)
+        with pytest.raises(BundleError, match=r"is not on local: .* pass on its state\(\)"):
+            bundle.session(shared=there)
 
 
 def test_a_tracker_names_what_it_lacks(fleet):

@@ -14,7 +14,7 @@ from tvm import relax
 from tvm.target import Target
 
 from jaxeff.compression import Int, integer
-from jaxeff.compression.integers._packed import packed
+from jaxeff.compression.integers._packed import packed, q_packed
 
 HOST = {**resolve_target("host"), "num-cores": 1}
 SHAPES = [  # rows, inputs, outputs, codes that share a step
@@ -68,14 +68,13 @@ def hold(cases, target, any_batch=False):
         bb.emit_func_output(output)
     machine = relax.VirtualMachine(compile_module(bb.get(), target), tvm.cpu())
     results = machine["main"](*(tvm.runtime.tensor(a) for arrays, _, _ in cases for a in arrays))
+    compare([result.numpy() for result in results], cases)
+
+
+def compare(results, cases):
     for result, ((x, *_), at, expected) in zip(results, cases, strict=True):
-        if x.dtype == np.int8:
-            np.testing.assert_array_equal(result.numpy(), expected, err_msg=str((x.shape, at)))
-        else:
-            scale = np.abs(expected).max()
-            np.testing.assert_allclose(
-                result.numpy(), expected, atol=2e-6 * scale, err_msg=str((x.shape, at))
-            )
+        atol = 0.0 if x.dtype == np.int8 else 2e-6 * np.abs(expected).max()
+        np.testing.assert_allclose(result, expected, rtol=0, atol=atol, err_msg=str((x.shape, at)))
 
 
 def masked(*features):
@@ -98,6 +97,23 @@ def test_every_instruction_gives_the_same(missing):
     cases += [case(shape, 8, "float32", False) for shape in SHAPES[:4]]
     cases += [case(SHAPES[0], 3, "int8", False), case(SHAPES[1], 8, "int8", True)]
     hold(cases, masked(*missing))
+
+
+@pytest.mark.arm
+@pytest.mark.parametrize("core", ["cortex-a72", "cortex-a76"])
+def test_arm_gives_the_same(core, arm_linker, emulator):
+    cases = [case(shape, 4, "int8", True) for shape in [*SHAPES, ODD[0]]]
+    cases += [case((2, 64, 40, 32), 4, "int8", True, extreme=True)]
+    cases += [case(shape, 4, "float16", False) for shape in SHAPES[:5]]
+    cases += [case(SHAPES[2], 8, "float32", False)]
+
+    def products(weights, inputs):
+        given = zip(inputs, weights, cases, strict=True)
+        return [q_packed(x, *w, **at) for x, w, (_, at, _) in given]
+
+    inputs = [x for (x, *_), _, _ in cases]
+    bundle = deploy(products, ([w for (_, *w), _, _ in cases], inputs), target=core)
+    compare(bundle.run(inputs, board=f"emulated:{core}"), cases)
 
 
 def f(params, x):

@@ -111,6 +111,43 @@ def test_state_is_saved_restored_and_refused_by_name(decoder, tmp_path):
         other.load(tmp_path / "absent.npz")
 
 
+def one_and_two(x, a, b):
+    return x, a + 1, b + 2
+
+
+def two_and_one(x, b, a):
+    return x, b + 2, a + 1
+
+
+@pytest.mark.slow
+def test_a_file_of_other_names_is_refused_though_its_arrays_fit(tmp_path):
+    sessions = [
+        deploy(f, (1.0, np.zeros(3), np.ones(3)), HOST, parameters=0, state=state).session()
+        for f, state in ((one_and_two, ("a", "b")), (two_and_one, ("b", "a")))
+    ]
+    sessions[0].save(tmp_path / "state.npz")
+    with pytest.raises(BundleError, match="another bundle: this one's is, in this order, b, a"):
+        sessions[1].load(tmp_path / "state.npz")
+    sessions[1].restore(sessions[0].state())
+    np.testing.assert_array_equal(sessions[1].state()["b"], np.ones(3))
+
+
+def summed(x, total):
+    return x - total, total + x.sum(0)
+
+
+@pytest.mark.slow
+def test_data_of_a_session_may_have_any_batch():
+    example = np.ones((2, 3), np.float32), np.zeros(3, np.float32)
+    bundle = deploy(summed, example, HOST, parameters=0, state=("total",), any_batch=["x"])
+    session, total = bundle.session(), example[1]
+    for rows in (2, 5, 5, 1, 2):
+        x = np.arange(3 * rows, dtype=np.float32).reshape(rows, 3)
+        np.testing.assert_array_equal(session.step(x), x - total)
+        total = total + x.sum(0)
+        np.testing.assert_array_equal(session.state()["total"], total)
+
+
 def test_threads_have_sessions_of_their_own(decoder):
     texts = [tokens(16, seed) for seed in range(4)]
     expected = [jax_steps(words, empty())[0] for words in texts]
@@ -197,8 +234,18 @@ def swapped(token, a, b):
             ("a", "b"),
             (np.arange(4, dtype=np.float32), np.ones(4, np.float32)),
         ),
+        (
+            # The old content in another shape.
+            lambda token, a: (
+                a.reshape(2, 2),
+                a[None],
+                jax.lax.dynamic_update_slice(a, token[None], (1,)),
+            ),
+            ("a",),
+            (np.arange(4, dtype=np.float32),),
+        ),
     ],
-    ids=["swapped", "read-later", "reshaped"],
+    ids=["swapped", "read-later", "reshaped", "views"],
 )
 def test_state_that_is_no_plain_update_is_still_right(f, state, example):
     bundle = deploy(f, (np.float32(0.5), *example), HOST, parameters=0, state=state)

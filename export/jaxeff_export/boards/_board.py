@@ -32,6 +32,7 @@ class Board(abc.ABC):
       name: name that the board was requested by, for messages and results.
       machine: the processor architecture (``"x86_64"``, ``"aarch64"``), or None if unknown.
       untimed_because: why its timings mean nothing, or None if they mean something.
+      takes_copies: whether a call works on copies of the arrays that it is given.
       attempts: number of tries of a call in all when the connection to the board is lost.
       turn: held during a call. By default calls of several threads take turns: they share a
         session, which one of them may have to open again.
@@ -41,6 +42,7 @@ class Board(abc.ABC):
     name: str
     machine: str | None = None
     untimed_because: str | None = None
+    takes_copies: bool = False
     attempts: int = 1
 
     def __init__(self) -> None:

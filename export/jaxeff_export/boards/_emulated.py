@@ -75,6 +75,7 @@ class EmulatedBoard(Board):
         "it is emulated: the time an emulator takes says nothing about a real board; "
         "benchmark on local or on a board at rpc://host:port"
     )
+    takes_copies = True
 
     def __init__(
         self,

@@ -44,6 +44,8 @@ class RpcBoard(Board):
       pause: seconds between two attempts.
     """
 
+    takes_copies = True
+
     def __init__(
         self,
         host: str,

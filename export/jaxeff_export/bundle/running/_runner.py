@@ -150,7 +150,7 @@ class Runner:
           The session, whose state is that of the example, or the shared one as it is.
 
         Raises:
-          BundleError: if the bundle has no state, or another than the shared session.
+          BundleError: if the bundle has no state, or the shared session another, or elsewhere.
           BoardError: if the board fails.
         """
         if not self._manifest.state:
@@ -259,10 +259,17 @@ class Runner:
             if shared is not None:
                 theirs, turn = shared.tensors(self._manifest)
                 for (old, _), tensor in zip(self._manifest.places, theirs, strict=True):
+                    # The virtual machine would copy an array of elsewhere, and share nothing.
+                    if tensor.device != tensors[old].device:
+                        raise BundleError(
+                            f"the shared session is not on {self._board.name}: begin both on "
+                            "one connection, or pass on its state() by restore()"
+                        )
                     tensors[old] = tensor
             # A machine of its own holds the arrays, so sessions run beside each other.
             machine = self._new_machine()
-            return MachineMemory(machine, self._operands, tensors, self._manifest, self._once, turn)
+            how = self._put, self._manifest, self._once, turn, self._board.takes_copies
+            return MachineMemory(machine, self._operands, tensors, *how)
 
         return self._on_board("begin a session", memory)
 

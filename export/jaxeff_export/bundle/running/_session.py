@@ -18,14 +18,18 @@ import numpy as np
 from jaxeff.store import open_regular, write_atomically
 from jaxeff_export.artifact import (
     SignatureError,
+    TensorSpec,
     belongs,
     check_leaves,
     count_leaves,
+    digest,
     rebuild,
 )
 from jaxeff_export.bundle.files import BundleError, Manifest, pack_arrays, unpack_arrays
 from jaxeff_export.bundle.running._numbers import require_numbers
 from jaxeff_export.bundle.running._state_memory import MachineMemory, StateMemory
+
+_NAMES = TensorSpec("a digest of its arrays' names", (32,), "uint8")  # the first in a file
 
 
 class Session:
@@ -50,6 +54,8 @@ class Session:
         places = manifest.places
         self._state = [manifest.inputs[old] for old, _ in places]
         kept = {old for old, _ in places}
+        told = digest("\n".join(spec.name for spec in self._state).encode())
+        self._names = np.frombuffer(bytes.fromhex(told), np.uint8)
         self._data = [spec for i, spec in enumerate(manifest.inputs) if i not in kept]
         self._arguments = [name for name in manifest.arguments if name not in manifest.state]
 
@@ -109,7 +115,7 @@ class Session:
         with self._memory.turn:
             arrays = self._memory.read()
         path = Path(path)
-        write_atomically(path, pack_arrays(arrays))
+        write_atomically(path, pack_arrays([self._names, *arrays]))
         return path
 
     def load(self, path: str | Path) -> None:
@@ -124,9 +130,15 @@ class Session:
         except OSError as error:
             raise BundleError(f"{path} cannot be read: {error.strerror}") from error
         try:
-            arrays = unpack_arrays(data, self._state)
+            names, *arrays = unpack_arrays(data, [_NAMES, *self._state])
         except ValueError as error:
             raise BundleError(f"{path} is no state of this bundle: {error}") from error
+        # Arrays of other names may have the same shapes.
+        if not np.array_equal(names, self._names):
+            raise BundleError(
+                f"{path} is the state of another bundle: this one's is, in this order, "
+                f"{', '.join(spec.name for spec in self._state)}; restore takes it by name"
+            )
         self._write(arrays)
 
     def tensors(self, manifest: Manifest) -> tuple[list[Any], threading.RLock]:

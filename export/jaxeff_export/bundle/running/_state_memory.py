@@ -34,9 +34,11 @@ class MachineMemory:
       machine: a virtual machine of its own.
       operands: what the library takes before the data.
       tensors: all data on the board, state among them.
+      put: makes such tensors of arrays.
       manifest: the bundle's.
       on_board: runs an action on the board, given what it does.
       turn: held by calls that use the arrays.
+      copies: whether the machine takes copies of what it is given, as it does across RPC.
     """
 
     def __init__(
@@ -44,19 +46,22 @@ class MachineMemory:
         machine: Any,
         operands: Sequence[Any],
         tensors: Sequence[Any],
+        put: Callable[[Sequence[np.ndarray]], list[Any]],
         manifest: Manifest,
         on_board: Callable[[str, Callable[[], Any]], Any],
         turn: threading.RLock,
+        copies: bool,
     ) -> None:
         self.turn = turn
-        self._on_board = on_board
+        self._on_board, self._copies = on_board, copies
         self._machine, self._outputs = machine, manifest.outputs
+        self._operands, self._tensors, self._put = operands, list(tensors), put
         olds = [old for old, _ in manifest.places]
-        news = {new for _, new in manifest.places}
+        self._news = [new for _, new in manifest.places]
         self.state = [tensors[old] for old in olds]
-        self._data = [tensor for i, tensor in enumerate(tensors) if i not in olds]
-        self._results = [i for i in range(len(manifest.outputs)) if i not in news]
-        # Once: later calls write into these very arrays.
+        self._data = [i for i in range(len(tensors)) if i not in olds]
+        self._results = [i for i in range(len(manifest.outputs)) if i not in self._news]
+        # Once, unless it takes copies: later calls write into these very arrays.
         machine.set_input("main", *operands, *tensors)
         self._invoke, self._output = (
             machine.module[name] for name in ("invoke_stateful", "get_output")
@@ -67,18 +72,33 @@ class MachineMemory:
         # A single result is no tuple of one.
         alone = len(self._outputs) == 1
 
+        def output(i: int) -> Any:
+            return self._output("main") if alone else self._output("main", i)
+
         def call() -> list[np.ndarray]:
-            # State isn't touched here: kernels write over it where it lies.
-            for tensor, leaf in zip(self._data, leaves, strict=True):
-                tensor.copyfrom(leaf)
+            self._give(leaves)
             self._invoke("main")
-            if alone:
-                return [self._output("main").numpy() for _ in self._results]
-            return [self._output("main", i).numpy() for i in self._results]
+            if self._copies:
+                # From one place of the board to another.
+                for new, tensor in zip(self._news, self.state, strict=True):
+                    output(new).copyto(tensor)
+            return [output(i).numpy() for i in self._results]
 
         results = self._on_board("run the library", call)
         specs = [self._outputs[i] for i in self._results]
         return [_shaped(result, spec) for result, spec in zip(results, specs, strict=True)]
+
+    def _give(self, leaves: Sequence[np.ndarray]) -> None:
+        """Copies data to the board; state isn't touched, kernels write over it where it lies."""
+        moved = self._copies
+        for i, leaf in zip(self._data, leaves, strict=True):
+            # Another batch than that of the call before.
+            if tuple(self._tensors[i].shape) != leaf.shape:
+                (self._tensors[i],), moved = self._put([leaf]), True
+            else:
+                self._tensors[i].copyfrom(leaf)
+        if moved:
+            self._machine.set_input("main", *self._operands, *self._tensors)
 
     def read(self) -> list[np.ndarray]:
         """Copies the state from the board."""
@@ -136,4 +156,4 @@ class HostMemory:
 
 
 def _shaped(array: np.ndarray, spec: TensorSpec) -> np.ndarray:
-    return array.reshape([int(n) for n in spec.shape])
+    return array if spec.varies else array.reshape([int(n) for n in spec.shape])

@@ -216,11 +216,18 @@ class _InPlace:
         return written
 
     def _copy(self, value: relax.Expr, bindings: list[relax.Binding]) -> relax.Var:
-        made = relax.DataflowVar("before", value.ty)
-        name = self._builder.add_func(_copies(value), "copy_state")
-        call = relax.call_tir(name, relax.Tuple([value, value]), value.ty)
+        # Of the state itself: a view of it is made later than the copy.
+        owner = self._program.owner(value)
+        made = relax.DataflowVar("before", owner.ty)
+        name = self._builder.add_func(_copies(owner), "copy_state")
+        call = relax.call_tir(name, relax.Tuple([owner, owner]), owner.ty)
         bindings.append(relax.VarBinding(made, self._builder.normalize(call)))
-        return made
+        if value.same_as(owner):
+            return made
+        view = relax.DataflowVar("view", value.ty)
+        shaped = self._builder.normalize(relax.op.reshape(made, value.ty.shape))
+        bindings.append(relax.VarBinding(view, shaped))
+        return view
 
     def _call(
         self, kernel: tirx.PrimFunc, name: str, var: relax.Var, operands: list[relax.Expr]
