@@ -18,12 +18,13 @@ ROOM = 24
 PROMPT = "Once upon a"
 
 
-def bundle(folder, length, words=256):
+def bundle(folder, length, words=256, held=0):
     def step(params, tokens, count, cache):
         logits, cache = F(params, tokens, cache, count)
         return logits[:, :words], cache
 
-    example = PARAMS, jnp.ones((1, length), jnp.int32), jnp.int32(1), CONFIG.empty_cache(1, ROOM)
+    cache = CONFIG.empty_cache(1, ROOM)._replace(length=jnp.int32(held))
+    example = PARAMS, jnp.ones((1, length), jnp.int32), jnp.int32(1), cache
     return deploy(step, example, HOST, folder, state=("cache",)).folder
 
 
@@ -71,5 +72,7 @@ def test_what_is_no_decoder_or_no_text_of_it_is_refused(folders, deployed_mlp, t
     refused(call("generate", str(tmp_path), "--prompt", "a"), "is no bundle")
     other = str(bundle(tmp_path / "other", 1, words=100))
     refused(call("generate", other, "--prompt", "a"), "100 tokens, which are no bytes")
+    held = str(bundle(tmp_path / "held", 1, held=20))
+    refused(call("generate", held, "--prompt", "x" * 5), "room for 24 tokens; 20 are read")
     absent = str(tmp_path / "absent.gguf")
     refused(call("generate", one, "--prompt", "a", "--tokenizer", absent), "absent.gguf")

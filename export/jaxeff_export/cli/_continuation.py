@@ -84,7 +84,10 @@ class Continuation:
         caches = [s for n in manifest.state for s in manifest.inputs if belongs(s, n)]
         # Slots are the second axis of keys and values; what counts tokens has no axes.
         self.room = min((int(s.shape[1]) for s in caches if len(s.shape) > 2), default=0)
-        self._read = 0
+        # A session begins with the example's cache, which may hold tokens already.
+        held = [np.asarray(leaf) for leaf in jax.tree.leaves(session.state())]
+        counts = [int(leaf) for leaf in held if leaf.ndim == 0 and leaf.dtype.kind in "iu"]
+        self._read = max(counts, default=0)
 
     def read(self, tokens: Sequence[int]) -> Any:
         """Reads tokens, and returns the logits of what follows.
