@@ -99,6 +99,23 @@ def test_every_instruction_gives_the_same(missing):
     hold(cases, masked(*missing))
 
 
+@pytest.mark.slow
+def test_short_vectors_of_avx_vnni_give_the_same(monkeypatch):
+    """AVX-512 has the instructions of AVX-VNNI for the same vectors, so it runs their kernels."""
+    if dot_of(Target(HOST)).lanes != 16 or dot_of(Target(HOST)).name != "vpdpbusd":
+        pytest.skip("this processor has no AVX-512 VNNI")
+    without = masked("avx512f")
+    short = dot_of(Target({**without, "mattr": [*without["mattr"], "+avxvnni"]}))
+    assert (short.name, short.lanes) == ("vpdpbusd", 8)
+    for module in ("_dots", "_packed"):
+        name = f"jaxeff_export.operators.integer.{module}.dot_of"
+        monkeypatch.setattr(name, lambda target: short)
+    cases = [case(shape, 4, "int8", True) for shape in [*SHAPES, ODD[0]]]
+    cases += [case((2, 64, 40, 32), 4, "int8", True, extreme=True)]
+    cases += [case(shape, 4, "float16", False) for shape in SHAPES[:4]]
+    hold(cases, HOST)
+
+
 @pytest.mark.arm
 @pytest.mark.parametrize("core", ["cortex-a72", "cortex-a76"])
 def test_arm_gives_the_same(core, arm_linker, emulator):
