@@ -323,13 +323,11 @@ def _summed(layer: Layer, index: int) -> tuple[int, ...]:
 def _side(layer: Layer, index: int, is_data: bool) -> int | None:
     """Finds which operand of its product an array of a layer is."""
     assert layer.op is not None
-    shape = layer.inputs[index].aval.shape
-    # By shape, not identity: a cast or a scaling may lie between a weight and its product.
-    return next(
-        (
-            side
-            for side, v in enumerate(layer.op.inputs)
-            if bool(getattr(v, "is_data", False)) == is_data and v.aval.shape == shape
-        ),
-        None,
+    given = layer.inputs[index]
+    # By shape where it isn't there itself: a cast or a scaling may lie between.
+    alike = (
+        side
+        for side, v in enumerate(layer.op.inputs)
+        if bool(getattr(v, "is_data", False)) == is_data and v.aval.shape == given.aval.shape
     )
+    return next((s for s, v in enumerate(layer.op.inputs) if v is given), next(alike, None))

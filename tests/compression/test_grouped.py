@@ -134,6 +134,18 @@ def test_layers_by_group():
     np.testing.assert_allclose(y, f(by_hand, x), rtol=1e-5, atol=1e-5)
 
 
+def test_square_arrays_are_told_apart():
+    def f(params, x):
+        return (x * params["s"]) @ jnp.sin(x)
+
+    x = jax.random.normal(jax.random.key(2), (4, 4)) * jnp.array([[1, 0.1, 0.01, 0.001]])
+    method, rows = Grouped(Uniform(4), 2), Tensor("", "", "activation", 2, find_summed=lambda: (1,))
+    found = quantized(f, {"*": jc.LayerQuantization(None, method)})({"s": jnp.ones(())}, x)
+    # Of the second factor columns are summed over.
+    expected = method.quantize(x, rows) @ method.quantize(jnp.sin(x).T, rows).T
+    np.testing.assert_allclose(found, expected, rtol=1e-6)
+
+
 def test_what_cannot_be():
     def f(params, x):
         return x @ params["w"]
@@ -147,6 +159,8 @@ def test_what_cannot_be():
         Grouped(Uniform(4), 32, "int8")
     with pytest.raises(ValueError, match=r"Int.group and Int.steps are for per="):
         Int(4, group=32)
+    with pytest.raises(ValueError, match=r'activations_per="token" is for what layers read'):
+        Int(8, activations_per="token", at="output")
     with pytest.raises(ValueError, match=r"Levels.values must be two finite numbers or more"):
         jc.Levels((1.0, 0.0))
     with pytest.raises(TypeError, match=r"Levels.values must be a tuple of numbers"):

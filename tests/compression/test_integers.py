@@ -244,6 +244,17 @@ def test_codes_that_kernels_cannot_hold_are_refused(setting, words):
         integer(f, {"*": setting})(params, x)
 
 
+def test_zeros_have_no_sign():
+    f, params, x = dense(5)
+    params = jax.tree.map(lambda w: w.at[..., 0].set(0), params)
+    for per in ("channel", "tensor"):
+        spec = {"*": Int(1, 8, symmetric="weights", range=1.0, per=per)}
+        for how in ({}, {"requantize": "fixed"}):
+            zeros = jax.tree.map(jnp.zeros_like, params) if per == "tensor" else params
+            with pytest.raises(ValueError, match="zeros alone in an output, which have no sign"):
+                integer(f, spec, **how).convert(zeros, x)
+
+
 @pytest.mark.slow
 def test_a_layer_without_a_kernel_is_named_and_computed_as_quantized():
     f, params = jaxeff.functional(nnx.Conv(2, 3, (2, 2, 2), rngs=nnx.Rngs(0)))

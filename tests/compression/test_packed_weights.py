@@ -62,6 +62,20 @@ def test_weights_alone_are_those_of_quantized(setting):
     np.testing.assert_allclose(jax.jit(g)(codes, X), expected, rtol=1e-5, atol=1e-4)
 
 
+@pytest.mark.parametrize("bits", [1, 4])
+@pytest.mark.parametrize("steps", ["float32", "float16", "int8"])
+def test_a_group_of_zeros_stays_zero(bits, steps):
+    def one(params, x):
+        return x @ params["w"]
+
+    spec = {"*": Int(bits, symmetric="weights", activations=False, steps=steps, **GROUPS)}
+    params = {"w": (0.01 * PARAMS["up"]["w"]).at[:16].set(0).at[:, 3].set(0)}
+    g = integer(one, spec)
+    found = g(g.convert(params, X), X)
+    np.testing.assert_allclose(found, quantized(one, spec)(params, X), rtol=1e-5, atol=1e-6)
+    assert (found[..., 3] == 0).all()
+
+
 def test_bytes():
     spec = {"*:linear": Int(4, symmetric="weights", activations=False, steps="int8", per="group")}
     arrays = integer(f, spec).convert(PARAMS, X).arrays

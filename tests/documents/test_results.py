@@ -16,6 +16,12 @@ def test_runs_are_kept():
 
 
 @pytest.mark.parametrize("path", KEPT, ids=lambda path: path.stem)
+def test_a_run_is_listed(path):
+    assert f"](runs/{path.stem}.md)" in (ROOT / "docs" / "results" / "README.md").read_text()
+    assert f"results/runs/{path.stem}.md" in (ROOT / "mkdocs.yml").read_text()
+
+
+@pytest.mark.parametrize("path", KEPT, ids=lambda path: path.stem)
 def test_a_page_is_that_of_its_run(path):
     figures = sorted(picture.name for picture in RUNS.glob(f"{path.stem}-*.png"))
     written = (RUNS / f"{path.stem}.md").read_text()

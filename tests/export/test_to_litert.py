@@ -44,6 +44,15 @@ def test_several_arguments_and_results(tmp_path):
 
 
 @pytest.mark.slow
+def test_arguments_that_nothing_reads_stay(tmp_path):
+    pytest.importorskip("litert_converter")
+    a, b, c = (np.full(2, n, np.float32) for n in (1, 2, 3))
+    file = to_litert(lambda w, a, b, c: 2 * b - c, (0, a, b, c), tmp_path / "f.tflite")
+    (found,) = run(tmp_path / "f.tflite", file, a, b, c)
+    np.testing.assert_array_equal(found, 2 * b - c)
+
+
+@pytest.mark.slow
 def test_what_the_converter_refuses_is_an_error(tmp_path):
     pytest.importorskip("litert_converter")
     with pytest.raises(LitertError, match="refuses the function"):

@@ -143,6 +143,15 @@ def test_values_between_codes_and_beyond_the_range(tmp_path):
     assert_same(tmp_path / "q.onnx", g, W, x)
 
 
+@pytest.mark.parametrize("bits", [8, 9])
+def test_codes_far_below_zero(bits, tmp_path):
+    # They span few integers, none of which is their zero.
+    w = np.linspace(-1, -0.98, 12, dtype=np.float32).reshape(3, 4)
+    g = jaxeff.quantized(lambda w, x: x @ w, {"*": Int(bits, activations=False)})
+    for weights in (w, np.full_like(w, -1)):
+        assert_same(tmp_path / "q.onnx", g, weights, W.T.copy())
+
+
 def test_grids_that_no_operator_has_stay_in_float(tmp_path):
     # A range that is measured anew in every call; and a step for each row and column.
     dynamic = jaxeff.quantized(lambda w, x: x @ w, {"*": Int(8)})

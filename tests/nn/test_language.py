@@ -40,13 +40,15 @@ def write(path, *, architecture="llama", pre="smollm", leave=(), **facts):
     writer.add_layer_norm_rms_eps(1e-5)
     writer.add_rope_freq_base(5000.0)
     writer.add_tokenizer_model("gpt2")
-    writer.add_tokenizer_pre(pre)
+    if pre:
+        writer.add_tokenizer_pre(pre)
     writer.add_token_list(tokens)
     writer.add_token_types([3 if token in SPECIAL else 1 for token in tokens])
     writer.add_token_merges(MERGES)
     writer.add_eos_token_id(0)
     for name, value in facts.items():
-        writer.add_string(f"{architecture}.{name.replace('__', '.')}", value)
+        add = writer.add_string if isinstance(value, str) else writer.add_float32
+        add(f"{architecture}.{name.replace('__', '.')}", value)
     shapes = {"token_embd": (len(tokens), width), "output_norm": (width,)}
     for i in range(2):
         shapes |= {
@@ -194,8 +196,10 @@ def test_tokens_of_other_kinds(tiny):
     [
         ({"architecture": "qwen2"}, "architecture 'qwen2'"),
         ({"pre": "llama-bpe"}, "'llama-bpe' cuts text"),
+        ({"pre": None}, "'default' cuts text"),
         ({"leave": ("blk.1.ffn_up",)}, "blk.1.ffn_up.weight"),
         ({"rope__scaling__type": "yarn"}, "stretches its rotary positions"),
+        ({"rope__scaling__factor": 4.0}, "stretches its rotary positions"),
     ],
 )
 def test_other_files_are_refused(tmp_path, changes, words):

@@ -67,6 +67,24 @@ def test_a_text_continues_by_its_own_tokens(decoder):
 
 
 @pytest.mark.slow
+def test_what_does_not_fit_is_refused(decoder):
+    f, params = decoder
+    prompt, cache = jnp.array([[3, 1, 4]]), CONFIG.empty_cache(1, 8)
+
+    def speak(cache, steps, count=None):
+        return generate(jax.random.key(1), f, params, prompt, cache, steps, count=count)
+
+    _, full = speak(cache, 2)
+    with pytest.raises(ValueError, match="3 tokens and 1 more don't fit a cache of 8 of which 5"):
+        speak(full, 1)
+    for count in (0, 4):
+        with pytest.raises(ValueError, match=f"count must be 1 to 3, not {count}"):
+            speak(cache, 1, jnp.int32(count))
+    with pytest.raises(TypeError, match="keys and values are floating or int8, not int32"):
+        CONFIG.empty_cache(1, 8, jnp.int32)
+
+
+@pytest.mark.slow
 def test_padding_after_a_prompt_changes_nothing(decoder):
     f, params = decoder
     key, prompt = jax.random.key(1), jnp.array([[3, 1, 4]])
@@ -83,7 +101,7 @@ def test_padding_after_a_prompt_changes_nothing(decoder):
 
 
 @pytest.mark.slow
-def test_a_cache_of_8_bits_is_within_its_steps_and_a_third_as_large(decoder):
+def test_a_cache_of_8_bits_is_within_its_steps_and_smaller(decoder):
     f, params = decoder
     x = jax.random.normal(jax.random.key(0), (2, 3, 4, 8))
     x = x.at[0, 0, 0].set(0.0)

@@ -86,7 +86,7 @@ def to_litert(
         return jax.tree.leaves(fn(*fixed, *jax.tree.unflatten(structure, values)))
 
     # Parameters are closed over, so they are constants of the file.
-    lowered = jax.jit(flat).lower(*leaves)
+    lowered = jax.jit(flat, keep_unused=True).lower(*leaves)
     inputs = tuple(f"x{i}" for i in range(len(leaves)))
     outputs = tuple(f"y{i}" for i in range(len(jax.tree.leaves(lowered.out_info))))
     write_atomically(path, _converted(lowered.as_text(), inputs, outputs))

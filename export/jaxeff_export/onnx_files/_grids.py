@@ -122,7 +122,8 @@ def _along(whole: Whole, axis: int | None) -> Stored | None:
         (np.int8, none, -128, 127),
         (np.uint8, below, 0, _WIDEST),
     ):
-        if (low + zeros).min() >= first and (high + zeros).max() <= last:
+        # The zero is an integer of the same kind, which codes that are all below it are far from.
+        if (low + zeros).min() >= first and max((high + zeros).max(), zeros.max()) <= last:
             shape = [-1 if i == axis else 1 for i in range(whole.codes.ndim)]
             integers = (whole.codes + zeros.reshape(shape)).astype(np.int32).astype(kind)
             each = () if axis is None else (-1,)

@@ -128,9 +128,20 @@ def weight_codes(
         low, high = quantizer.range
     to = grid(bits, jnp.asarray(low, jnp.float32), jnp.asarray(high, jnp.float32), True)
     codes = quantize(w.astype(jnp.float32), to)
-    if bits == 1:  # -step/2 and step/2
-        return (2 * codes + 1).astype(jnp.int8), to.step / 2
+    if bits == 1:  # -step/2 and step/2; zeros alone stay zeros
+        codes = jnp.where(to.lower < to.upper, 2 * codes + 1, 0)
+        return codes.astype(jnp.int8), to.step / 2
     return codes.astype(jnp.int8), to.step
+
+
+def steps_of_signs(codes: Int8[Array, "*shape"], steps: Float[Array, ...]) -> Float[Array, ...]:
+    """Returns the steps of codes of one bit, NaN where the weights are zeros alone.
+
+    Kernels by bit planes take signs and nothing else, so `convert` refuses what isn't finite.
+    """
+    shared = tuple(axis for axis in range(codes.ndim) if steps.ndim == 0 or steps.shape[axis] == 1)
+    has_signs = jnp.all(codes != 0, shared, keepdims=steps.ndim > 0)
+    return jnp.where(has_signs, steps, jnp.nan)
 
 
 def weight_bits(quantizer: Any, where: str) -> int:

@@ -22,6 +22,7 @@ from jaxeff.compression.integers._grids import (
     Codes,
     IntegerError,
     levels,
+    steps_of_signs,
     weight_bits,
     weight_codes,
     width,
@@ -201,6 +202,7 @@ class IntegerRule:
         @functools.cache
         def weights() -> tuple[Array, Array]:
             codes, steps = weight_codes(of_w, w, w_tensor)
+            steps = steps_of_signs(codes, steps) if bits == 1 else steps
             own = w_tensor.axes("channel")
             sizes = [n if axis in own else 1 for axis, n in enumerate(w.shape)]
             of_outputs = kernel.lay_weight(jnp.broadcast_to(steps, sizes))

@@ -130,7 +130,8 @@ class Integer:
         Raises:
             IntegerError: A range was never calibrated, a grid is none that integer kernels take, or
                 an accumulator could overflow.
-            ValueError: A weight isn't finite, or as for `quantized`.
+            ValueError: A weight isn't finite, weights of one bit are zeros alone in an output, or
+                as for `quantized`.
         """
         kept: list[int] = []
 
@@ -145,7 +146,8 @@ class Integer:
         for name, array in arrays.items():
             if array.dtype == np.float32 and not np.isfinite(array).all():
                 raise ValueError(
-                    f"{name} isn't finite: the layer's parameters hold NaN or infinity."
+                    f"{name} isn't finite: the layer's parameters hold NaN or infinity, or weights "
+                    "of one bit that are zeros alone in an output, which have no sign."
                 )
         leaves, structure = jax.tree.flatten(params)
         shapes = tuple((np.shape(leaf), str(jnp.result_type(leaf))) for leaf in leaves)

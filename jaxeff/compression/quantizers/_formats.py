@@ -72,7 +72,8 @@ def mxint(bits: int = 8) -> Grouped:
     """Returns an MX format of whole numbers that share an exponent.
 
     MXINT8 is the standard's; other widths have its grid of fewer values. Its values are those of
-    two's complement without the lowest, as the standard allows.
+    two's complement without the lowest, as the standard allows. What lies in the middle of two
+    becomes the lower.
 
     Args:
         bits: Width of a value, 2 to 8.

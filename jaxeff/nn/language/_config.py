@@ -83,7 +83,15 @@ class DecoderConfig(Setting):
             room: Tokens that it can hold.
             dtype: The floating dtype of keys and values; int8 for codes of 8 bits, whose steps
                 each head and slot has for itself.
+
+        Raises:
+            TypeError: The dtype is another.
         """
+        kind = jnp.dtype(dtype)
+        if kind != jnp.int8 and not jnp.issubdtype(kind, jnp.floating):
+            raise TypeError(
+                f"DecoderConfig.empty_cache: keys and values are floating or int8, not {kind}."
+            )
         # Arrays of their own: what is donated to a compiled step mustn't be there twice.
         keys, values = (
             tuple(

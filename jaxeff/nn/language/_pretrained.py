@@ -140,7 +140,10 @@ def _read_config(path: Path, facts: Mapping[str, Any]) -> DecoderConfig:
         rotary_base=facts.get("llama.rope.freq_base", 10000.0),
     )
     # Known, but computed otherwise: refused, as logits would be wrong without a word.
-    if facts.get("llama.rope.scaling.type", "none") != "none":
+    # A factor without a type is linear.
+    factors = (facts.get(f"llama.rope.{key}", 1.0) for key in ("scaling.factor", "scale_linear"))
+    stretched = any(factor not in (0.0, 1.0) for factor in factors)
+    if facts.get("llama.rope.scaling.type", "linear" if stretched else "none") != "none":
         raise WeightsError(f"load_decoder: {path} stretches its rotary positions.")
     if facts.get("llama.rope.dimension_count", made.size) != made.size:
         raise WeightsError(f"load_decoder: {path} turns a part of its heads only.")
@@ -168,7 +171,7 @@ def _read_tokenizer(path: Path, facts: Mapping[str, Any]) -> Tokenizer:
             tokens,
             facts.get("tokenizer.ggml.merges", []),
             frozenset(special),
-            facts.get("tokenizer.ggml.pre", "gpt-2"),
+            facts.get("tokenizer.ggml.pre", "default"),  # which is no cut that is known
             facts.get("tokenizer.ggml.eos_token_id"),
         )
     except ValueError as error:

@@ -29,6 +29,7 @@ from jaxeff.core import (
     function_of_form,
     instance_of,
     integer_array,
+    is_concrete,
     number,
     parameter_tree,
     real_array,
@@ -139,14 +140,14 @@ def generate(
         The tokens, and the cache with all of them.
 
     Raises:
-        ValueError: The cache has no room for them.
+        ValueError: The cache has no room for them, behind those that it holds if their number is
+            known; or `count` is none of 1 to the length of `tokens`.
     """
-    room = jax.tree.leaves(cache.keys)[0].shape[1]
-    if tokens.shape[1] + steps > room:
-        raise ValueError(
-            f"generate: {tokens.shape[1]} tokens and {steps} more don't fit a cache of {room}."
-        )
-    length = jnp.asarray(tokens.shape[1] if count is None else count, jnp.int32)
+    given = tokens.shape[1]
+    _check_room(cache, given, steps)
+    if count is not None and is_concrete(count) and not 1 <= int(count) <= given:
+        raise ValueError(f"generate: count must be 1 to {given}, not {count}.")
+    length = jnp.asarray(given if count is None else count, jnp.int32)
     first, cache = f(params, tokens, cache, length)
 
     def step(
@@ -158,3 +159,14 @@ def generate(
 
     (_, cache), drawn = jax.lax.scan(step, (first, cache), jnp.arange(steps))
     return drawn.T, cache
+
+
+def _check_room(cache: DecoderCache, given: int, steps: int) -> None:
+    room = jax.tree.leaves(cache.keys)[0].shape[1]
+    # Inside of jit the length is unknown.
+    before = int(cache.length) if is_concrete(cache.length) else 0
+    if before + given + steps > room:
+        held = f" of which {before} are taken" if before else ""
+        raise ValueError(
+            f"generate: {given} tokens and {steps} more don't fit a cache of {room}{held}."
+        )

@@ -12,7 +12,8 @@ Sharp edges:
     The axis is that of input channels: of several axes that a product sums over the last one. Of a
     table that rows are looked up in it is a row.
     Groups of activations are measured anew in every call: they have no numbers to start from.
-    Narrow steps need a grid around zero with a range, `Uniform(bits, symmetric=True)`.
+    Narrow steps need a grid around zero with a range, `Uniform(bits, symmetric=True)`. Those of
+    float16 end at 6e-8: a group that would need finer ones becomes zero.
 """
 
 from collections.abc import Sequence

@@ -61,7 +61,7 @@ class Int(Setting):
     Raises:
         TypeError: A bit width is neither an integer nor an array.
         ValueError: A bit width isn't whole or not between 1 and 16, a choice is unknown, the range
-            is empty, or `group` or `steps` don't go with the rest.
+            is empty, or `group`, `steps` or "token" don't go with the rest.
     """
 
     bits: Annotated[Bits, Width(1, MAX_BITS)] = static_number()
@@ -83,6 +83,8 @@ class Int(Setting):
             self._weights()  # has the checks of groups
         elif self.group is not None or self.steps != "float32":
             raise ValueError('Int.group and Int.steps are for per="group".')
+        if self.activations_per == "token" and self.at == "output":
+            raise ValueError('Int.activations_per="token" is for what layers read, at="input".')
         if not (self.weights or self.activations):
             raise ValueError("Int quantizes neither weights nor activations; use None instead.")
         _check_range(self.range)
