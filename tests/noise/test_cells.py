@@ -41,6 +41,25 @@ def test_reading_is_noisy_and_weights_have_the_gradient_of_none(name):
     np.testing.assert_array_equal(gradient, jnp.ones_like(W))
 
 
+@every
+def test_compiled_cells_are_the_same(name):
+    model = MODELS[name]
+    np.testing.assert_allclose(
+        jax.jit(model.perturb)(KEY, W), model.perturb(KEY, W), rtol=1e-4, atol=1e-5
+    )
+
+
+@pytest.mark.parametrize("name", ["phase-change", "resistive", "charge-trap"])
+def test_cells_do_the_same_whatever_the_largest_weight_takes(name):
+    kind = type(MODELS[name])
+    whole, half = kind(read=0.0), kind(read=0.0, top=kind().top / 2)
+    share = jax.random.uniform(OTHER, (1000,)).at[0].set(1.0)
+    low = half.perturb(KEY, share)[1:] * half.top
+    # The same conductances, of which the largest weight takes twice as much.
+    same = whole.perturb(KEY, (share / 2).at[0].set(1.0))[1:] * whole.top
+    np.testing.assert_allclose(low, same, rtol=1e-4, atol=1e-3)
+
+
 def cells(model, share, count=20_000, key=KEY):
     """Reads many cells that were asked for a share of the top, beside one that sets the scale."""
     read = model.perturb(key, jnp.full(count, share, jnp.float32).at[0].set(1.0))[1:]
@@ -121,6 +140,9 @@ def test_digits_are_exact_where_cells_are():
     code = np.asarray(perfect.perturb(KEY, W) / jnp.abs(W).max() * 63)
     np.testing.assert_allclose(code, np.round(code), atol=1e-4)
     np.testing.assert_allclose(code, np.round(W / jnp.abs(W).max() * 63), atol=1e-3)
+    # A compiler multiplies by a reciprocal, and 121 / 11**2 comes out below one.
+    odd, codes = ProgrammedCell(0.0, states=11, slices=3), jnp.arange(11.0**3)
+    np.testing.assert_allclose(jax.jit(odd.perturb)(KEY, codes), codes, atol=1e-3)
     whole = np.abs(PhaseChange(read=0.0).perturb(KEY, W) - W).mean()
     sliced = np.abs(PhaseChange(read=0.0, states=4, slices=4).perturb(KEY, W) - W).mean()
     assert sliced < 0.8 * whole
@@ -158,6 +180,9 @@ def test_devices_and_times_are_vmapped_and_the_transform_takes_cells():
 
 @pytest.mark.parametrize(("bad", "message"), [
     (lambda: PhaseChange(time=-1.0), "time"),
+    (lambda: PhaseChange(top=50.0), "top"),
+    (lambda: ResistiveRAM(top=50.0), "top"),
+    (lambda: ChargeTrap(top=1500.0), "top"),
     (lambda: ResistiveRAM(slices=2), "number of states"),
     (lambda: ChargeTrap(states=1), "states"),
     (lambda: ProgrammedCell(tops="row"), "tops"),

@@ -125,8 +125,9 @@ class MemoryCell(DeviceModel):
         highest = base**self.slices - 1
         code = jnp.round(share * highest)
         powers = [base**place for place in reversed(range(self.slices))]
-        # Positions of a number to the base `states`, the first one counting most.
-        digits = jnp.stack([jnp.floor(code / power) % base for power in powers])
+        # Positions of a number to the base `states`, the first one counting most. Compilers divide
+        # by multiplying with a rounded reciprocal: a half keeps quotients away from whole numbers.
+        digits = jnp.stack([jnp.floor((code + 0.5) / power) % base for power in powers])
         return digits / largest, jnp.asarray([power * largest / highest for power in powers])
 
     def _read(self, device: PRNGKeyArray, key: PRNGKeyArray, target: Conductances) -> Conductances:

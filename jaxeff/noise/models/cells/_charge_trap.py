@@ -7,13 +7,13 @@ References:
 """
 
 from dataclasses import dataclass, field
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import PRNGKeyArray
+from jaxtyping import Array, Float, PRNGKeyArray
 
-from jaxeff.core import NonNegative, Positive, register_setting
+from jaxeff.core import NonNegative, Number, register_setting
 from jaxeff.noise.models.cells._cell import DAY, Conductances, MemoryCell, over_time, programmed
 
 MEASURED = tuple(day * DAY for day in range(6))
@@ -58,7 +58,9 @@ class ChargeTrap(MemoryCell):
     spread: NonNegative = 1.0
     drift: NonNegative = 1.0
     read: NonNegative = 1.0
-    top: Positive = field(default=1400.0, kw_only=True)
+    top: Annotated[Float[Array, ""] | float, Number(above=0, high=CURRENTS[-1])] = field(
+        default=CURRENTS[-1], kw_only=True
+    )
 
     levels: ClassVar[tuple[str, ...]] = ("spread", "drift", "read")
 

@@ -8,17 +8,18 @@ References:
 """
 
 from dataclasses import dataclass, field
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import PRNGKeyArray
+from jaxtyping import Array, Float, PRNGKeyArray
 
-from jaxeff.core import NonNegative, Positive, register_setting, static
+from jaxeff.core import NonNegative, Number, register_setting, static
 from jaxeff.noise.models._model import Flag
 from jaxeff.noise.models.cells._cell import Conductances, MemoryCell, polynomial, programmed
 
-# Conductances in microsiemens, relative to the largest (25) as r.
+# Conductances in microsiemens, as shares r of the largest that was measured.
+LARGEST = 25.0
 PROGRAMMING = (0.26348, 1.9650, -1.1731)  # deviation of what is written: c0 + c1 r + c2 r^2
 FIRST_READ = 20.0  # seconds after programming to which conductances and drift refer
 PULSE = 250e-9  # seconds that a read takes
@@ -30,14 +31,15 @@ LEAST = 1e-7  # relative conductance below which the logarithms are cut off
 class PhaseChange(MemoryCell):
     """Weights in phase-change cells, as they were measured.
 
-    What is written deviates by `c0 + c1 r + c2 r^2`, decays as `((t + 20 s) / 20 s)**-nu` with an
-    exponent of its own, and is read with 1/f noise that has grown since.
+    A conductance of 25 r microsiemens is written with a deviation of `c0 + c1 r + c2 r^2`, decays
+    as `((t + 20 s) / 20 s)**-nu` with an exponent of its own, and is read with 1/f noise that has
+    grown since.
 
     States, slices, the device and tops are those of `MemoryCell`.
 
     Attributes:
         time: Seconds since programming, a scalar.
-        top: Conductance of the largest weight, in microsiemens.
+        top: Conductance of the largest weight, in microsiemens, at most 25.
         programming: Factor of the programming errors; 1 as measured.
         drift: Factor of the drift exponents; 1 as measured.
         read: Factor of the read noise; 1 as measured.
@@ -46,7 +48,7 @@ class PhaseChange(MemoryCell):
 
     Raises:
         TypeError: `device` isn't an integer.
-        ValueError: A number is negative, NaN or infinite, or there are slices without states.
+        ValueError: A number is out of bounds, or there are slices without states.
     """
 
     time: NonNegative = 0.0
@@ -54,13 +56,16 @@ class PhaseChange(MemoryCell):
     drift: NonNegative = 1.0
     read: NonNegative = 1.0
     compensate: Flag = static(False)
-    top: Positive = field(default=25.0, kw_only=True)
+    top: Annotated[Float[Array, ""] | float, Number(above=0, high=LARGEST)] = field(
+        default=LARGEST, kw_only=True
+    )
 
     levels: ClassVar[tuple[str, ...]] = ("programming", "drift", "read")
 
     def _read(self, device: PRNGKeyArray, key: PRNGKeyArray, target: Conductances) -> Conductances:
         writing, drifting = jax.random.split(device)
-        share = target / self.top
+        # What a cell does depends on its own conductance, whatever a weight of one takes.
+        share = target / LARGEST
         deviation = self.programming * polynomial(PROGRAMMING, share)
         written = programmed(writing, target, deviation)
         decayed = written * self._remaining(drifting, share)
@@ -68,7 +73,7 @@ class PhaseChange(MemoryCell):
         if self.compensate:
             decayed = decayed * (jnp.sum(written) / jnp.maximum(jnp.sum(decayed), LEAST))
         # Integrated 1/f noise: its bandwidth reaches from the read pulse to the time since then.
-        relative = jnp.maximum(written / self.top, LEAST)
+        relative = jnp.maximum(written / LARGEST, LEAST)
         amplitude = jnp.minimum(0.0088 / jnp.maximum(relative**0.65, 1e-3), 0.2)
         elapsed = self.time + FIRST_READ
         spread = amplitude * jnp.sqrt(jnp.log((elapsed + PULSE) / (2 * PULSE)))

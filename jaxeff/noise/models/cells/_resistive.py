@@ -6,24 +6,33 @@ References:
     which polynomials were fitted.
 """
 
+import math
 from dataclasses import dataclass, field
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import PRNGKeyArray
+from jaxtyping import Array, Float, PRNGKeyArray
 
-from jaxeff.core import NonNegative, Positive, register_setting
-from jaxeff.noise.models.cells._cell import DAY, Conductances, MemoryCell, over_time, programmed
+from jaxeff.core import NonNegative, Number, register_setting
+from jaxeff.noise.models.cells._cell import (
+    DAY,
+    Conductances,
+    MemoryCell,
+    over_time,
+    polynomial,
+    programmed,
+)
 
 MEASURED = (1.0, DAY, 2 * DAY)
-# Deviations in microsiemens, c0 + c1 r + ... + c4 r^4 with r relative to the largest of 40.
+# Deviations in microsiemens, c0 + c1 r + ... + c4 r^4 with r relative to the largest that was
+# measured.
 RELAXATION = (
     (0.348, 16.030, -43.853, 45.393, -16.815),
     (0.701, 22.086, -50.773, 47.095, -16.458),
     (0.782, 20.274, -43.507, 37.062, -11.934),
 )
-REFERENCE = 40.0
+LARGEST = 40.0
 
 
 @register_setting
@@ -39,27 +48,28 @@ class ResistiveRAM(MemoryCell):
     Attributes:
         time: Seconds since programming, a scalar; what is below 1 counts as 1, and what is beyond
             two days as two days.
-        top: Conductance of the largest weight, in microsiemens.
+        top: Conductance of the largest weight, in microsiemens, at most 40.
         relaxation: Factor of the deviations; 1 as measured.
         read: Standard deviation of a reading relative to `top`; a hundredth was measured.
 
     Raises:
         TypeError: `device` isn't an integer.
-        ValueError: A number is negative, NaN or infinite, or there are slices without states.
+        ValueError: A number is out of bounds, or there are slices without states.
     """
 
     time: NonNegative = 1.0
     relaxation: NonNegative = 1.0
     read: NonNegative = 0.01
-    top: Positive = field(default=40.0, kw_only=True)
+    top: Annotated[Float[Array, ""] | float, Number(above=0, high=LARGEST)] = field(
+        default=LARGEST, kw_only=True
+    )
 
     levels: ClassVar[tuple[str, ...]] = ("relaxation", "read")
 
     def _read(self, device: PRNGKeyArray, key: PRNGKeyArray, target: Conductances) -> Conductances:
-        share = target / self.top
-        powers = jnp.stack([share**power for power in range(5)])
-        curves = jnp.tensordot(jnp.asarray(RELAXATION), powers, 1) * (self.top / REFERENCE)
-        logs = tuple(float(jnp.log(time)) for time in MEASURED)
+        # What a cell does depends on its own conductance, whatever a weight of one takes.
+        curves = jnp.stack([polynomial(curve, target / LARGEST) for curve in RELAXATION])
+        logs = tuple(math.log(time) for time in MEASURED)
         # Relaxation slows down: between the measured times it is linear in their logarithm.
         now = over_time(jnp.log(jnp.maximum(self.time, 1.0)), logs, curves)
         written = programmed(device, target, self.relaxation * now)
