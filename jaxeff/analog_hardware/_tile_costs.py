@@ -189,12 +189,13 @@ def _layer(placement: Placement, array: Crossbar, costs: TileCosts) -> TileLayer
     cycles = array.input_bits if costs.serial else array.input_top
     conversions_per_column = cycles if costs.serial else 1
     # Placement.calls counts every tile, and both passes of signed inputs.
-    sent = placement.calls * array.sends
-    vectors = sent / placement.tiles
+    vectors = placement.calls / placement.tiles
     width = 2.0 ** (array.output_bits - costs.conversion_bits)
-    converted = sent * array.columns * conversions_per_column
+    converted = placement.calls * array.columns * conversions_per_column
     conversions = converted * float(costs.conversion) * width
-    # All rows and cells of a tile take part, whether a weight is there or not.
+    # A column collects what is sent several times before it is read out. All rows and cells of a
+    # tile take part, whether a weight is there or not.
+    sent = placement.calls * array.sends
     drivers = sent * cycles * array.rows * float(costs.driver)
     cells = sent * cycles * array.rows * array.columns * 2 * float(costs.cell)
     # Counts of further row tiles, and of bits sent before, are added to what is there.
@@ -203,11 +204,11 @@ def _layer(placement: Placement, array: Crossbar, costs: TileCosts) -> TileLayer
     energy = conversions + drivers + cells + converted * partial * float(costs.addition)
     # Columns wait for the tile's converters, which take one after the other.
     reading = math.ceil(array.columns / costs.converters) * float(costs.conversion_time)
-    driving = float(costs.cycle)
+    driving = float(costs.cycle) * array.sends
     # Serial inputs: a bit is sent while the one before is read. A pulse ends before it is read.
     vector = cycles * max(driving, reading) if costs.serial else cycles * driving + reading
     slower = reading > driving if costs.serial else reading > cycles * driving
-    products = vectors / (array.sends * (2 if array.signed else 1))
+    products = vectors / (2 if array.signed else 1)
     # What the layer computes, by which its converters' work is worth it.
     operations = 2 * placement.rows * placement.columns * placement.groups * products
     return TileLayerCost(

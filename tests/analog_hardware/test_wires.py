@@ -74,14 +74,18 @@ def test_energy_and_time_by_hand():
 def test_pulses_are_converted_once_and_a_bit_doubles_a_conversion():
     f, params, (x, _) = small_classifier(16)
 
-    def cost(**options):
+    def cost(driver=0.0, **options):
         array = Crossbar(rows=128, columns=128, **{"input_bits": 4, "output_bits": 8, **options})
-        costs = TileCosts(serial=False, driver=0.0, cell=0.0, addition=0.0)
+        costs = TileCosts(serial=False, driver=driver, cell=0.0, addition=0.0)
         return tile_costs(f, params, x - x.min(), {"fc1": array}, costs)
 
     np.testing.assert_allclose(cost().energy, 128 * 1.67e-12, rtol=1e-6)
     np.testing.assert_allclose(cost(output_bits=9).energy, 2 * cost().energy)
-    np.testing.assert_allclose(cost(sends=3).energy, 3 * cost().energy)
+    # Vectors that are sent several times are read out once.
+    np.testing.assert_allclose(cost(sends=3).energy, cost().energy)
+    rows = cost(driver=1e-12).energy - cost().energy
+    np.testing.assert_allclose(cost(driver=1e-12, sends=3).energy, cost().energy + 3 * rows)
+    np.testing.assert_allclose(cost(sends=3).latency, 45e-7 + 128 / 1.2e9, rtol=1e-6)
     np.testing.assert_allclose(cost(signed=True).energy, 2 * cost().energy)
     np.testing.assert_allclose(cost(signed=True)[0].operations, cost()[0].operations)
     np.testing.assert_allclose(cost().latency, 15e-7 + 128 / 1.2e9, rtol=1e-6)
