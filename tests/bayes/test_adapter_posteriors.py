@@ -97,6 +97,46 @@ def test_each_factor_of_an_adapter_has_a_kronecker_product():
         np.testing.assert_allclose(np.ravel(found[path][name].var), expected, rtol=2e-3)
 
 
+@pytest.mark.slow
+@pytest.mark.promotes("dtype", "rank")  # NumPyro
+def test_a_factor_of_rank_one_alone_is_no_bias():
+    spec = {"two": LoRA(1, alpha=3.0)}
+    adapters = init_lora(KEY, f, spec, PARAMS, X)
+    g = lora(f, spec)
+
+    def of_b(b, x):
+        return g(PARAMS, {"two/kernel": adapters["two/kernel"] | b}, x)
+
+    b = {"b": adapters["two/kernel"]["b"] + 0.5}
+    posterior = laplace(of_b, b, (X, Y), "*", "kron", prior_precision=PRIOR)
+    # One row of inputs: the product of factors is their mean square times the curvature.
+    hidden = np.tanh(X @ PARAMS["one"]["kernel"] + PARAMS["one"]["bias"])
+    rows = np.asarray(hidden @ adapters["two/kernel"]["a"][0], np.float64)
+    probs = np.asarray(jax.nn.softmax(of_b(b, X)), np.float64)
+    inside = np.einsum("nc,ck->nck", probs, np.eye(3)) - probs[:, :, None] * probs[:, None]
+    precision = (rows**2).mean() * 9 * inside.sum(0) + PRIOR * np.eye(3)
+    expected = np.diag(np.linalg.inv(precision))
+    np.testing.assert_allclose(np.ravel(to_gaussians(posterior)["b"].var), expected, rtol=2e-3)
+
+
+@pytest.mark.slow
+@pytest.mark.promotes("dtype", "rank")  # NumPyro
+@pytest.mark.parametrize("structure", ["full", "kron"])
+def test_a_bias_that_is_scaled_is_no_weight_whose_input_is_one(structure):
+    def scaled(params, x):
+        return x @ params["fc"]["kernel"] + 3 * params["fc"]["bias"].reshape(1, -1)
+
+    params = {"fc": {"kernel": WEIGHTS[:4, :3], "bias": WEIGHTS[8, :3]}}
+    curvature, _ = gauss_newton(scaled, params, X, Y)
+    posterior = laplace(scaled, params, (X, Y), "fc", structure, prior_precision=PRIOR)
+    found = to_gaussians(posterior)["fc"]["bias"].var
+    if structure == "full":
+        expected = np.diag(np.linalg.inv(curvature + PRIOR * np.eye(15)))[:3]
+    else:
+        expected = 1 / (np.diag(curvature)[:3] + PRIOR)
+    np.testing.assert_allclose(found, expected, rtol=2e-3)
+
+
 @pytest.mark.oracle
 @pytest.mark.promotes("dtype", "rank")  # NumPyro
 def test_drawn_labels_estimate_the_curvature_without_bias():

@@ -21,7 +21,7 @@ from jaxtyping import Array
 
 from jaxeff.bayes.curvature._precision import Curvature
 from jaxeff.program import Layer, Program, resolve, trace
-from jaxeff.program.costs import LastLayer, flat, inputs_of, with_constant, with_flat
+from jaxeff.program.costs import LastLayer, flat, inputs_of, is_plain_bias, with_constant, with_flat
 from jaxeff.program.ir import Contraction, Node
 from jaxeff.program.ir import primitives as prim
 
@@ -269,7 +269,8 @@ def _kernels(program: Program, layer: Layer, leaves: list[Any]) -> list[WeightBl
         block = WeightBlock((i,), (shape,), order, len(inside), product.weight_shape)
         paths = [layer.inputs[at].path for at in layer.biases] if len(read) == 1 else []
         biases = [j for j, v in enumerate(program.inputs[: len(leaves)]) if v.path in paths]
-        if len(paths) == len(biases) == 1 and not _elsewhere(program, biases[0]):
+        plain = len(paths) == len(biases) == 1 and is_plain_bias(program, biases[0])
+        if plain and not _elsewhere(program, biases[0]):
             taken, shapes = (i, biases[0]), (shape, jnp.shape(leaves[biases[0]]))
             whole = math.prod(shapes[1]) == block.shape[1]
             block = replace(block, leaves=taken, shapes=shapes) if whole else block

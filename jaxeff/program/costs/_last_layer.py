@@ -23,6 +23,8 @@ from jaxeff.program.ir import Contraction, Layer, Program
 from jaxeff.program.ir import primitives as prim
 from jaxeff.program.reading import argument_leaves, trace
 
+_SHAPING = {prim.p.reshape_p, prim.p.squeeze_p, prim.p.broadcast_in_dim_p}
+
 
 class LastLayer(NamedTuple):
     """A dense layer whose result is the function's.
@@ -147,6 +149,8 @@ def _what_is_wrong(program: Program, layer: Layer, positions: bool) -> str:
         bias = layer.inputs[i]
         if sizes.get(bias.path) != layer.outputs[0].aval.shape[-1]:
             return "its bias is not one number for each output"
+        if not is_plain_bias(program, [v.path for v in program.inputs].index(bias.path)):
+            return "its bias is computed from its parameter"
     # A kernel that is tied to another layer changes that one too: the model wouldn't be linear in
     # it.
     path = layer.inputs[layer.weights[0]].path
@@ -155,6 +159,21 @@ def _what_is_wrong(program: Program, layer: Layer, positions: bool) -> str:
         if each is not layer and any(path in v.leaves for v in each.inputs if v.is_weight)
     ]  # fmt: skip
     return f"{', '.join(readers)} reads its kernel, too" if readers else ""
+
+
+def is_plain_bias(program: Program, index: int) -> bool:
+    """Tells whether an input of a program is added as it is, but for its shape, by its one reader.
+
+    A bias that is scaled, or a factor that is multiplied first, is no weight whose input is one.
+    """
+    known = {program.inputs[index]}
+    for node in (node for layer in program.layers for node in layer.nodes):
+        if known.isdisjoint(node.values):
+            continue
+        if node.primitive not in _SHAPING:
+            return node.primitive is prim.p.add_p
+        known.update(node.outputs)
+    return False
 
 
 def flat(params: Any, layer: LastLayer) -> Array:
