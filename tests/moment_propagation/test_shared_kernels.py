@@ -10,6 +10,8 @@ from flax import nnx
 from jax import lax
 
 import jaxeff
+from jaxeff.adapters import LoRA, init_lora, lora
+from jaxeff.compression import Int
 from jaxeff.moment_propagation import (
     Gaussian,
     MomentsError,
@@ -18,6 +20,7 @@ from jaxeff.moment_propagation import (
     moments,
 )
 from jaxeff.nn import LeNet5
+from jaxeff.noise import Additive, noisy
 
 KEYS = iter(jax.random.split(jax.random.key(11), 200))
 NUMBERS = ("NHWC", "HWIO", "NHWC")
@@ -259,6 +262,12 @@ def test_derivatives_are_those_of_differences():
 
 
 @pytest.mark.slow
+def test_an_empty_batch_has_empty_moments():
+    f, params = network("residual")
+    assert moments(f)(posterior(params), X[:0]).var.shape == (0, 3)
+
+
+@pytest.mark.slow
 def test_a_posterior_without_noise_has_none_and_finite_derivatives():
     g, _, given = residual()
     still = jax.tree.map(lambda v: Gaussian(v.mean, 0 * v.var), given, is_leaf=is_gaussian)
@@ -323,6 +332,37 @@ def test_a_layer_without_a_rule_is_named(f, site):
         calibrated = calibrate_moments(jax.random.key(0), f, w, X, samples=4)
         moments(f)(calibrated, X)
     assert flat.var.all()
+
+
+def one_convolution(params, x):
+    return kept(convolve(x, params["conv"]["kernel"])).mean((1, 2))
+
+
+KEY = jax.random.key(5)
+FROZEN = {"conv": {"kernel": jax.random.normal(KEY, (3, 3, 4, 2))}}
+ADAPTERS = init_lora(KEY, one_convolution, {"conv": LoRA(2)}, FROZEN, X)
+TRANSFORMED = {
+    "quantized": jaxeff.quantized(one_convolution, {"conv": Int(8)}),
+    "quantized throughout": jaxeff.quantized(one_convolution, {"*": Int(8)}),
+    "lora": lambda w, x: lora(one_convolution, {"conv": LoRA(2)})(FROZEN, w, x),
+    # Other layers become ones that a transform has acted on, too.
+    "noisy pooling": lambda w, x: noisy(one_convolution, {"mean": Additive(0.1)})(KEY, w, x),
+    "noisy": lambda w, x: noisy(one_convolution, {"conv": Additive(0.1)})(KEY, w, x),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", TRANSFORMED)
+def test_a_convolution_that_a_transform_has_acted_on_is_named(name):
+    still = ADAPTERS if name == "lora" else FROZEN
+    w = jax.tree.map(lambda leaf: Gaussian(leaf, jnp.full_like(leaf, 0.2)), still)
+    with pytest.warns(UserWarning, match="'conv' has no rule"):
+        moments(TRANSFORMED[name])(w, X)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        moments(TRANSFORMED[name], shared=False)(w, X)
+        # Noise of the inputs has a mean of its own at every position.
+        moments(TRANSFORMED[name])(still, Gaussian(X, jnp.ones_like(X)))
 
 
 @pytest.mark.slow

@@ -8,7 +8,8 @@ axis of size one that is none of them. In the *canonical* layout an array is
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any
 
 import jax.numpy as jnp
 from jaxtyping import Array
@@ -107,6 +108,15 @@ def only_moves(nodes: Sequence[Node], start: Mapping[Value, Axes]) -> bool:
         if node.primitive not in axes.MOVES | _CONVERTING:
             return False
     return True
+
+
+def depends(nodes: Sequence[Node], random: Collection[Value], value: Any) -> bool:
+    """Returns whether a value is random, or made of random ones by nodes."""
+    known = set(random)
+    for node in nodes:
+        if not known.isdisjoint(node.values):
+            known.update(node.outputs)
+    return value in known
 
 
 def keeps_entries(layer: Layer, value: Value) -> bool:

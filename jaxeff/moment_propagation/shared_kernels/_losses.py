@@ -6,7 +6,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 
 from jaxeff.moment_propagation.shared_kernels._contraction import convolved_layout
-from jaxeff.moment_propagation.shared_kernels._layout import follow, positions
+from jaxeff.moment_propagation.shared_kernels._layout import depends, follow, positions
 from jaxeff.moment_propagation.shared_kernels._steps import adds_up, stacked_steps
 from jaxeff.program import Layer
 from jaxeff.program.ir import Axes, Value
@@ -88,6 +88,23 @@ class LossSearch:
             self.found.append(Lost(name, of_steps=True))
         for made, layout in stacked_steps(layer, random).items():
             self.places[made] = layout, Lost(name, of_steps=True)
+        for made, layout in _made_inside(layer, random).items():
+            self.places.setdefault(made, (layout, Lost(name)))
+
+
+def _made_inside(layer: Layer, random: Collection[Value]) -> dict[Value, Axes]:
+    """Returns the layout of what random parameters make in a convolution that a transform acted on.
+
+    Its inside is a program of its own, which the diagonal pass evaluates.
+    """
+    op, made = layer.op if layer.mark else None, layer.outputs[0]
+    layout = None if op is None else convolved_layout(op)
+    if op is None or layout is None or len(layout) != len(made.aval.shape):
+        return {}
+    # All that doesn't make the image acts alike at all positions, an adapter's factors too.
+    image = op.inputs[0]
+    shared = [v for v in layer.inputs if v in random and not depends(layer.nodes, {v}, image)]
+    return {made: layout} if shared else {}
 
 
 def _after(layer: Layer, value: Value, layout: Axes, made: Value) -> Axes | None:

@@ -18,6 +18,7 @@ from jaxeff.moment_propagation.shared_kernels._contraction import PositionContra
 from jaxeff.moment_propagation.shared_kernels._layout import (
     BATCH,
     CHANNEL,
+    depends,
     follow,
     only_moves,
     pooled,
@@ -108,6 +109,8 @@ class _KernelSearch:
             return None
         if layer.kind in {"quantize", "matmul"} or isinstance(layer, WholeLayer):
             return None
+        if not layer.outputs[0].aval.size:
+            return None  # an empty batch has nothing to share
         if layer.kind == "linear":
             layout = self._contraction(layer)
             return None if layout is None else (CONTRACTION, layout)
@@ -219,15 +222,6 @@ def split(layer: Layer) -> tuple[Sequence[Node], Node | None, Sequence[Node]]:
     # What prepares a bias may stand after the contraction.
     later = [n for n in after if not made.isdisjoint(n.outputs)]
     return [*layer.nodes[:number], *(n for n in after if n not in later)], op, later
-
-
-def depends(nodes: Sequence[Node], random: Collection[Value], value: Any) -> bool:
-    """Returns whether a value is random, or made of random ones by nodes."""
-    known = set(random)
-    for node in nodes:
-        if not known.isdisjoint(node.values):
-            known.update(node.outputs)
-    return value in known
 
 
 def _agree(one: Axes, other: Axes) -> bool:

@@ -153,7 +153,7 @@ class RestTerm:
 
     The rest of N positions has no mean, but what is let through of it has one. Taken as independent
     otherwise, `mean_p g[p] rest[p]` over P positions has the variance
-    `(mean g^2 V - P / N mean(g)^2 mean V) / P`.
+    `(mean g^2 V - P / N mean(g) mean(g V)) / P`.
 
     Attributes:
         gate: How much of it goes on, `[batch, *positions, channels]`.
