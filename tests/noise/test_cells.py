@@ -131,6 +131,9 @@ def test_charge_traps_are_as_they_were_measured():
     mean = 800 - 24.9
     deviation = size * (1 - np.exp(-mean / scale))
     close(cells(ChargeTrap(time=DAY, read=0.0), 800 / 1400), mean, deviation)
+    # Of small currents the change bends: the other sign's cell gains .7 nA, this one loses as much.
+    low = cells(ChargeTrap(time=DAY, spread=0.0, read=0.0), 100 / 1400)
+    np.testing.assert_allclose(low, 100 - 0.7 - 0.7, atol=0.01)
     model = ChargeTrap(spread=0.0)
     close(cells(model, 800 / 1400), 800, 12.58037 * (1 - np.exp(-800 / 215.36557)))
 
