@@ -2,7 +2,6 @@
 
 import subprocess
 import threading
-import time
 
 import jax
 import jax.numpy as jnp
@@ -180,28 +179,17 @@ def row(token, cache):
 
 
 @pytest.mark.slow
-def test_arrays_stay_where_they_are_and_only_windows_are_written():
-    sessions = {}
-    for slots in (64, 65_536):
-        example = jnp.int32(1), jnp.zeros((slots, 64))
-        bundle = deploy(row, example, HOST, parameters=0, state=("cache",))
-        sessions[slots] = bundle.session()
-    large = sessions[65_536]
+def test_arrays_stay_where_they_are_and_only_windows_are_written(tmp_path):
+    example = jnp.int32(1), jnp.zeros((65_536, 64))
+    bundle = deploy(row, example, HOST, parameters=0, state=("cache",))
+    large = bundle.session()
     before = address(large, 0)
     marked = np.from_dlpack(large._memory.state[0])
     assert large.step(np.int32(7)) == 7 * 64
     assert address(large, 0) == before
     np.testing.assert_array_equal(marked[6:9, 0], [0, 7, 0])  # the same memory has the new row
-
-    def cpu(session):
-        began = time.process_time()
-        for _ in range(200):
-            session.step(np.int32(3))
-        return time.process_time() - began
-
-    # 16 MB moved would take a hundred times as long as the step; the best of some is quiet.
-    times = {slots: min(cpu(s) for _ in range(5)) for slots, s in sessions.items()}
-    assert times[65_536] < 3 * times[64]
+    # Of 16 MB that were copied a second array would be needed.
+    assert bundle.export_c(tmp_path, name="net").sizes.workspace < 64 * 64
 
 
 def read_later(token, a, b, still):
