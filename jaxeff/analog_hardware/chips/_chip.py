@@ -114,8 +114,7 @@ class Chip(Setting):
         """
         check_key("Chip.query: key", key)
         check_codes("Chip.query", weights, inputs, self.rows, self.columns)
-        if order is not None:
-            check_order(order, inputs.shape)
+        check_order("Chip.query", order, inputs.shape)
         columns = weights.shape[1]
         charge = self._charge(weights)
         pulses = self._pulses(inputs)
@@ -262,18 +261,20 @@ def in_order(pulses: Any, charge: Any, order: Any) -> tuple[Any, Any]:
     return jnp.take_along_axis(pulses, order, 1).T, charge[order.T]
 
 
-def check_order(order: Any, shape: tuple[int, ...]) -> None:
-    """Checks that an order holds every row once.
+def check_order(where: str, order: Any, shape: tuple[int, ...]) -> None:
+    """Checks that an order, if there is one, holds every row once.
 
     Raises:
         ValueError: It doesn't, or has another shape.
     """
+    if order is None:
+        return
     if order.shape not in {shape, shape[1:]}:
         raise ValueError(
-            f"Chip.query: order must be permutations of the rows, {list(shape)} or "
+            f"{where}: order must be permutations of the rows, {list(shape)} or "
             f"{list(shape[1:])}, not {list(order.shape)}."
         )
     if is_concrete(order):
         wanted = np.broadcast_to(np.arange(shape[1]), order.shape)
         if not (np.sort(np.asarray(order), -1) == wanted).all():
-            raise ValueError("Chip.query: order must hold every row once.")
+            raise ValueError(f"{where}: order must hold every row once.")

@@ -125,8 +125,7 @@ class CircuitChip(Setting):
         """
         check_key("CircuitChip.query: key", key)
         check_codes("CircuitChip.query", weights, inputs, self.rows, self.columns)
-        if order is not None:
-            check_order(order, inputs.shape)
+        check_order("CircuitChip.query", order, inputs.shape)
         voltages = self.voltages(weights, inputs, order)
         # The converter's own noise; its patterns below belong to the device.
         noise = self.circuit.noise * jax.random.normal(key, voltages.shape)

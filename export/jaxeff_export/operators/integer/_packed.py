@@ -404,13 +404,7 @@ def _weights(
         def code(k: Any, feature: Any) -> Any:
             """Reads a code as a whole number; zero where there is none."""
             inside = tirx.all(k < depth, feature < geometry.features)
-            if halved:
-                byte = tirx.Cast("int32", w(tirx.indexdiv(k, 2), feature))
-                found = (
-                    tirx.shift_right(byte, 4 * tirx.Cast("int32", tirx.indexmod(k, 2))) & 15
-                ) - 8
-            else:
-                found = tirx.Cast("int32", w(k, feature))
+            found = _nibble(w, k, feature) if halved else tirx.Cast("int32", w(k, feature))
             return tirx.if_then_else(inside, found, tirx.const(0, "int32"))
 
         # Bytes lie output beside output: a load that widens is cheaper than unpacking dwords.
@@ -439,6 +433,12 @@ def _weights(
         return te.compute((*dwords, lanes, 4), byte, name="packed")
 
     return bb.emit_te(pack, w, primfunc_name_hint="q_nibbles", primfunc_attrs={PACKS: True})
+
+
+def _nibble(w: te.Tensor, k: Any, feature: Any) -> Any:
+    """Reads a code of 4 bits, of which a byte holds two inputs of an output, each 8 above it."""
+    byte = tirx.Cast("int32", w(tirx.indexdiv(k, 2), feature))
+    return (tirx.shift_right(byte, 4 * tirx.Cast("int32", tirx.indexmod(k, 2))) & 15) - 8
 
 
 def _steps(bb: relax.BlockBuilder, steps: relax.Expr, geometry: Geometry, lanes: int) -> relax.Expr:
@@ -473,14 +473,7 @@ def _written_out(
         columns = w.shape[1]
 
         def weight(k: Any, n: Any) -> Any:
-            if halved:
-                byte = tirx.Cast("int32", w(tirx.indexdiv(k, 2), n))
-                code = (
-                    tirx.shift_right(byte, 4 * tirx.Cast("int32", tirx.indexmod(k, 2))) & 15
-                ) - 8
-            else:
-                code = w(k, n)
-            value = tirx.Cast(dtype, code)
+            value = tirx.Cast(dtype, _nibble(w, k, n) if halved else w(k, n))
             for each in steps:
                 value = value * tirx.Cast(dtype, each(tirx.indexdiv(k, group), n))
             return value
