@@ -1,15 +1,5 @@
 """Integer kernels: dense layers and convolutions of codes of up to 8 bits."""
 
-from jaxeff_export.operators.integer._code import (
-    StatementBuilder,
-    Vector,
-    cast,
-    const,
-    declare,
-    function,
-    load,
-    splat,
-)
 from jaxeff_export.operators.integer._contraction import Sharing, contraction, vectors_of, words_of
 from jaxeff_export.operators.integer._dots import Dot, dot_of
 from jaxeff_export.operators.integer._epilogue import epilogue_of
@@ -28,19 +18,11 @@ __all__ = [
     "Geometry",
     "IntegerKernelError",
     "Sharing",
-    "StatementBuilder",
-    "Vector",
-    "cast",
-    "const",
     "contraction",
-    "declare",
     "dot_of",
     "epilogue_of",
-    "function",
     "integer_operators",
-    "load",
     "planes_of",
-    "splat",
     "tile_of",
     "tiles_of",
     "vectors_of",

@@ -12,7 +12,7 @@ from tvm import tirx
 from tvm.script import tirx as T
 from tvm.tirx import Expr
 
-from jaxeff_export.operators.integer._code import StatementBuilder, const, load, splat
+from jaxeff_export.operators.statements import StatementBuilder, const, load, splat
 
 WORD = 32
 _ONES, _GATHER = 0x0101010101010101, 0x0102040810204080

@@ -17,7 +17,10 @@ from typing import Any
 from tvm import tirx
 from tvm.tirx import Expr
 
-from jaxeff_export.operators.integer._code import (
+from jaxeff_export.operators.integer._dots import Dot
+from jaxeff_export.operators.integer._epilogue import Epilogue, Taken
+from jaxeff_export.operators.integer._geometry import BLOCK, DotTile, Geometry, chains_of, tile_of
+from jaxeff_export.operators.statements import (
     StatementBuilder,
     Vector,
     cast,
@@ -27,9 +30,6 @@ from jaxeff_export.operators.integer._code import (
     index,
     load,
 )
-from jaxeff_export.operators.integer._dots import Dot
-from jaxeff_export.operators.integer._epilogue import Epilogue, Taken
-from jaxeff_export.operators.integer._geometry import BLOCK, DotTile, Geometry, chains_of, tile_of
 
 _WIDE = 64
 

@@ -15,10 +15,10 @@ from tvm import relax, te, tirx
 from tvm.tirx import Expr
 
 from jaxeff_export.compiler.passes import PACKS
-from jaxeff_export.operators.integer._code import cast, const, load
 from jaxeff_export.operators.integer._contraction import ContractionBuilder
 from jaxeff_export.operators.integer._dots import Dot
 from jaxeff_export.operators.integer._geometry import DotTile, Geometry
+from jaxeff_export.operators.statements import cast, const, load
 
 _PIXELS = 8
 

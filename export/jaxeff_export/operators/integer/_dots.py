@@ -40,7 +40,7 @@ from tvm.target import Target
 from tvm.target.codegen import llvm_cpu_has_features
 from tvm.tirx import Expr
 
-from jaxeff_export.operators.integer._code import cast, const, splat
+from jaxeff_export.operators.statements import cast, const, splat
 from jaxeff_export.targets import target_machine
 
 Load = Callable[[int, int], Expr]

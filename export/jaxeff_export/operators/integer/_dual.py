@@ -18,10 +18,10 @@ import numpy as np
 from tvm import relax, te, tirx
 
 from jaxeff_export.compiler.passes import IN_PLACE, PACKS
-from jaxeff_export.operators.integer._code import StatementBuilder, declare, function, load
 from jaxeff_export.operators.integer._dots import Dot
 from jaxeff_export.operators.integer._epilogue import RESULTS
 from jaxeff_export.operators.integer._geometry import Geometry
+from jaxeff_export.operators.statements import StatementBuilder, declare, function, load
 
 PREFIX = "jaxeff_dual"
 """Of the functions' names; after it the form of a layer, as the C has it."""

@@ -10,7 +10,7 @@ from typing import Any
 from tvm import tirx
 from tvm.tirx import Expr
 
-from jaxeff_export.operators.integer._code import StatementBuilder, cast, const, load, splat
+from jaxeff_export.operators.statements import StatementBuilder, cast, const, load, splat
 
 LIMIT = 2.0**29  # what a shortcut may add, as `jaxeff.compression.integers` has it
 

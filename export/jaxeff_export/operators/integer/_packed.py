@@ -18,7 +18,6 @@ from tvm.target import Target
 from tvm.tirx import Expr
 
 from jaxeff_export.compiler.passes import PACKS
-from jaxeff_export.operators.integer._code import Vector, cast, const, declare, load, splat
 from jaxeff_export.operators.integer._contraction import (
     ContractionBuilder,
     Sharing,
@@ -28,6 +27,7 @@ from jaxeff_export.operators.integer._contraction import (
 from jaxeff_export.operators.integer._dots import CHUNK, Dot, NibbleDot, dot_of, nibbles_of
 from jaxeff_export.operators.integer._epilogue import Epilogue
 from jaxeff_export.operators.integer._geometry import DotTile, Geometry
+from jaxeff_export.operators.statements import Vector, cast, const, declare, load, splat
 
 PACKED = "jaxeff.q_packed"
 _STEPS_SHARED = 12_000

@@ -17,10 +17,10 @@ from typing import Any
 from tvm import tirx
 from tvm.tirx import Expr
 
-from jaxeff_export.operators.integer._code import const, index, load, splat
 from jaxeff_export.operators.integer._contraction import ContractionBuilder, over
 from jaxeff_export.operators.integer._dots import Dot
 from jaxeff_export.operators.integer._geometry import Geometry
+from jaxeff_export.operators.statements import const, index, load, splat
 
 _BYTES = 64
 MOST_FEATURES = 8

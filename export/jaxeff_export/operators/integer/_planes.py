@@ -37,7 +37,11 @@ from tvm.target.codegen import llvm_cpu_has_features
 from tvm.tirx import Expr
 
 from jaxeff_export.operators.integer._bits import WORD, packing, words_of_planes
-from jaxeff_export.operators.integer._code import (
+from jaxeff_export.operators.integer._contraction import ContractionBuilder, nested, vectors_of
+from jaxeff_export.operators.integer._dots import Dot, has_neon
+from jaxeff_export.operators.integer._geometry import Geometry
+from jaxeff_export.operators.integer._pixels import suits
+from jaxeff_export.operators.statements import (
     StatementBuilder,
     Vector,
     const,
@@ -45,10 +49,6 @@ from jaxeff_export.operators.integer._code import (
     load,
     splat,
 )
-from jaxeff_export.operators.integer._contraction import ContractionBuilder, nested, vectors_of
-from jaxeff_export.operators.integer._dots import Dot, has_neon
-from jaxeff_export.operators.integer._geometry import Geometry
-from jaxeff_export.operators.integer._pixels import suits
 
 _COUNT = 3  # instructions
 MOST_ADDED = 31  # counts of a byte, at most 8 each, that fit a byte

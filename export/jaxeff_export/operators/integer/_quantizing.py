@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from tvm import relax, tirx
 
-from jaxeff_export.operators.integer._code import (
+from jaxeff_export.operators.statements import (
     StatementBuilder,
     cast,
     const,
