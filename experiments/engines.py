@@ -12,8 +12,6 @@ from typing import Any
 from experiments.harness import Refused, Run
 
 PACKAGES = {
-    "iree": ("iree",),
-    "litert": ("ai_edge_litert",),
     "onnxruntime": ("onnx", "onnxruntime"),
     "pyro": ("torch", "pyro"),
     "tfp": ("tensorflow_probability",),

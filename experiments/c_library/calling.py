@@ -1,12 +1,10 @@
 """Calls of C functions, repeated and timed in C: a call from Python costs more than many of them.
 
-A function takes pointers and sizes and returns 0 if all went well, as those of our libraries, of
-ONNX Runtime's interface and of LiteRT's do.
+A function takes pointers and sizes and returns 0 if all went well, as those of our libraries do.
 """
 
 import ctypes
 import tempfile
-import weakref
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -20,17 +18,14 @@ from jaxeff_export.targets import find_c_toolchain
 from experiments.timing import Meter
 
 LINE = 64  # bytes; what arrays are aligned to
-_ARGUMENTS = 8
-_THREADS = 1 << 12  # bytes, more than the struct of a library's threads
 _REPEAT = r"""
 #define _POSIX_C_SOURCE 199309L
 #include <stdint.h>
 #include <time.h>
 
-typedef int (*function)(uintptr_t, uintptr_t, uintptr_t, uintptr_t, uintptr_t, uintptr_t,
-                        uintptr_t, uintptr_t);
+typedef int (*function)(uintptr_t, uintptr_t, uintptr_t, uintptr_t);
 
-/* Seconds of so many calls; negative if one fails. Arguments beyond a function's are not read. */
+/* Seconds of so many calls; negative if one fails. */
 double repeat(function f, const uintptr_t *a, long times)
 {
     struct timespec begin, end;
@@ -38,7 +33,7 @@ double repeat(function f, const uintptr_t *a, long times)
     int failed = 0;
     clock_gettime(CLOCK_MONOTONIC, &begin);
     for (i = 0; i < times; i++)
-        failed |= f(a[0], a[1], a[2], a[3], a[4], a[5], a[6], a[7]);
+        failed |= f(a[0], a[1], a[2], a[3]);
     clock_gettime(CLOCK_MONOTONIC, &end);
     if (failed)
         return -1;
@@ -70,7 +65,7 @@ class Repeater:
             keep: what has to live as long as the meter, as the arguments do.
         """
         address = ctypes.cast(function, ctypes.c_void_p)
-        given = (ctypes.c_size_t * _ARGUMENTS)(*map(_word, arguments))
+        given = (ctypes.c_size_t * 4)(*map(_word, arguments))
 
         def meter(repeats: int) -> float:
             _ = arguments, keep
@@ -101,19 +96,10 @@ class Loaded:
         outputs = [np.zeros(tuple(map(int, o.shape)), o.dtype) for o in library.outputs]
         self.outputs = [aligned(o) for o in outputs]
         self._workspace = aligned(np.zeros(max(1, library.sizes.workspace), np.uint8))
-        self._threads = aligned(np.zeros(_THREADS, np.uint8))
-        self._started = getattr(loaded, f"{library.name}_start", None)
-        if self._started is not None:
-            if self._started(address(self._threads)):
-                raise RuntimeError("the library's threads did not start")
-            stop = getattr(loaded, f"{library.name}_stop")
-            self.close = weakref.finalize(self, stop, address(self._threads))
 
-    def arguments(self, *, threads: bool = False) -> tuple[Any, ...]:
-        """Of its function: inputs, outputs, workspace and its size; with its threads or without."""
+    def arguments(self) -> tuple[Any, ...]:
+        """Of its function: inputs, outputs, workspace and its size."""
         given = [address(x) for x in self._inputs]
-        if self._started is not None:
-            given.append(address(self._threads) if threads else ctypes.c_void_p(None))
         sizes = address(self._workspace), self._workspace.nbytes
         return (_struct(given), _struct([address(o) for o in self.outputs]), *sizes)
 

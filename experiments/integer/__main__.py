@@ -2,19 +2,14 @@
 
 1. `networks`: MLP 784-100-100-10, LeNet-5 and ResNet-18 (32x32) at batch 1, 10 and 100, one thread
    and two: int8 (also with fixed-point multipliers) and float32 compiled by us; int8 (QDQ, static,
-   per channel) and float32 by ONNX Runtime, int8 by LiteRT (XNNPACK, the first two networks, our
-   ranges), where they can be imported. Ours are timed by TVM's clock, without a call of Python; of
-   ONNX Runtime's the time of a graph that hands back an example is taken off, of the same rounds;
-   LiteRT's is a call of `invoke`, of which nothing is taken off.
+   per channel) and float32 by ONNX Runtime, where it can be imported. Ours are timed by TVM's clock
+   without a call of Python. From ONNX Runtime's the time of a graph that hands back an example is
+   taken off, of the same rounds.
 2. `sizes`: bytes of the bundles at 8 and 2 bits, over float32's.
 3. `agreement`: results of the compiled integer network that are JAX's bit for bit, here and on an
    emulated Cortex-A72.
 4. `crossover`: a 3x3 convolution by planes of few bits, over int8 and float32, beside what the
    number of instructions lets expect where all of them take the same time.
-5. `depthwise`: depthwise convolutions in int8 over float32.
-6. `modelled`: the innermost loops of the networks on a Cortex-A72 by llvm-mca's static model: no
-   measurement.
-7. `tiles`: register tiles of the rule against the best of all, on the clock.
 
 Times are of windows of two milliseconds: where others share the processor, longer ones hold their
 turns too.
@@ -24,7 +19,6 @@ that pruning and quantization save time only where layouts fit (section 3.6). Ti
 x86 processor and of nothing else.
 """
 
-import shutil
 from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import product
@@ -44,17 +38,13 @@ from experiments.contests.tvm import host, meter_of
 from experiments.harness import SELECTS, Count, Least, Listing, Part, Row, Run, Study
 from experiments.integer import judging, kernels
 from experiments.integer.subjects import subject
-from experiments.integer.tiles import LAYERS, tiles
 from experiments.timing import measure_rounds, metered, ratio, summary
-from jaxeff.compression import integer
 
 SMALL = ("mlp", "lenet5")
-"""Networks that LiteRT runs, and that an emulator is quick enough for."""
+"""Networks that an emulator is quick enough for."""
 WINDOW = 0.002
-WIDTHS = ((8, 8), (1, 2))
-"""Bits of weights and activations on the Cortex-A72."""
 Model = Literal["mlp", "lenet5", "resnet18"]
-Table = Literal["networks", "sizes", "agreement", "crossover", "depthwise", "modelled", "tiles"]
+Table = Literal["networks", "sizes", "agreement", "crossover"]
 
 
 @dataclass(frozen=True)
@@ -68,23 +58,19 @@ class Settings:
     emulated: Count = 200  # images that an emulated ARM core is compared on, if there is one
     threads: Annotated[tuple[Count, ...], SELECTS] = (1, 2)  # of each engine
     pairs: Annotated[int, Least(1)] = len(kernels.PAIRS)  # pairs of widths of the crossover
-    tiles: Annotated[int, SELECTS] = len(LAYERS)  # layers whose tiles are timed
     parts: Annotated[tuple[Table, ...], SELECTS] = ()  # parts to run; all if none is given
 
 
 def tasks(run: Run[Settings]) -> list[tuple[Any, ...]]:
     """Plans what was asked for; says what is left out because something isn't here."""
-    engines.say_missing(run, ["onnxruntime", "litert"])
+    engines.say_missing(run, ["onnxruntime"])
     of, models = run.settings, run.settings.models
     few = [model for model in models if model in SMALL]
     found: dict[Table, list[Any]] = {
         "networks": [("network", m, b, t) for t, b, m in product(of.threads, of.batches, models)],
         "crossover": [("crossover", of.pairs)],
-        "depthwise": [("depthwise",)],
         "sizes": [("sizes", model) for model in models],
         "agreement": [("agreement", model, of.images) for model in few],
-        "modelled": [],
-        "tiles": [("tiles", name, 1) for name, _ in LAYERS[: of.tiles]],
     }
     try:
         toolchain.find_linker(resolve_target("cortex-a72"))
@@ -97,10 +83,6 @@ def tasks(run: Run[Settings]) -> list[tuple[Any, ...]]:
             run.say(f"without an emulated core: {error}")
         else:
             found["agreement"] += [("emulated", model, of.emulated) for model in few]
-        if shutil.which("llvm-mca"):
-            found["modelled"] = [("modelled", m, *widths) for m, widths in product(models, WIDTHS)]
-        else:
-            run.say("without a static model: llvm-mca isn't installed")
     return [task for part, todo in found.items() for task in todo if part in (of.parts or found)]
 
 
@@ -110,10 +92,8 @@ def make(run: Run[Settings], task: tuple[Any, ...]) -> list[Row]:
     made: dict[str, Callable[..., list[Row]]] = {
         "network": lambda *of: _network(rounds, *of),
         "crossover": lambda pairs: kernels.crossover(rounds, pairs),
-        "depthwise": lambda: kernels.depthwise(rounds),
-        "sizes": _sizes, "agreement": _agreement, "modelled": _modelled,
+        "sizes": _sizes, "agreement": _agreement,
         "emulated": lambda model, images: _agreement(model, images, "cortex-a72", "emulated"),
-        "tiles": lambda *of: tiles(rounds, *of),
     }  # fmt: skip
     return made[name](*of)
 
@@ -135,10 +115,9 @@ def _network(rounds: int, model: str, batch: int, threads: int) -> list[Row]:
     }
     exact = {name: ours[name].check().max_abs_error == 0 for name in ("int8", "int8 fixed")}
     meters = {("tvm", name): meter_of(bundle) for name, bundle in ours.items()}
-    there = engines.available(["onnxruntime", *(["litert"] if model in SMALL else [])])
-    for engine in there:
-        calls = engines.load("experiments.integer", engine).calls(net, threads)
-        meters |= {(engine, name): metered(call) for name, call in calls.items()}
+    if engines.available(["onnxruntime"]):
+        calls = engines.load("experiments.integer", "onnxruntime").calls(net, threads)
+        meters |= {("onnxruntime", name): metered(call) for name, call in calls.items()}
     times = measure_rounds(meters, rounds, WINDOW)
     waits = times.get(("onnxruntime", "dispatch"), [])
     for place in (("onnxruntime", "int8"), ("onnxruntime", "float32")):
@@ -151,9 +130,8 @@ def _network(rounds: int, model: str, batch: int, threads: int) -> list[Row]:
         row |= {"engine": engine, "arithmetic": kind, **summary(values)}
         if kind != "dispatch" and (engine, "float32") in times:
             row["over_float32"] = ratio(times[engine, "float32"], values)
-        for peer in there:
-            if engine == "tvm" and (peer, kind) in times:
-                row[f"over_{peer}"] = ratio(values, times[peer, kind])
+        if engine == "tvm" and ("onnxruntime", kind) in times:
+            row["over_onnxruntime"] = ratio(values, times["onnxruntime", kind])
         if engine == "tvm" and kind in exact:
             row["exact"], row["instructions"] = exact[kind], dot_of(Target(host())).name
         rows.append(row)
@@ -192,27 +170,10 @@ def _agreement(model: str, images: int, target: Any = None, board: str = "local"
     return [row | {"same_class": same / count, "same_bits": equal / count}]
 
 
-def _modelled(model: str, weights: int, activations: int) -> list[Row]:
-    net = subject(model, 1)
-    g = integer(net.f, net.spec(weights, activations))
-    bundle = jaxeff_export.deploy(g, (g.convert(net.params, net.x), net.x), target="cortex-a72")
-    work = bundle.manifest.kernels
-    return [
-        {
-            "table": "modelled", "model": model, "bits": f"{activations} x {weights}",
-            "of": "bits" if loop.products == loop.width * loop.multiplies else "bytes",
-            "kernel": loop.name, "per_cycle": loop.per_cycle, "spills": loop.spills,
-            "products": work[loop.name]["products"], "level": loop.level,
-        }
-        for loop in bundle.model()
-        if loop.products and loop.name in work
-    ]  # fmt: skip
-
-
 STUDY = Study(
     "integer", __doc__,
     {
-        "fast": Settings(5, ("mlp", "lenet5"), (1, 10), 200, 100, (1,), 3, 3),
+        "fast": Settings(5, ("mlp", "lenet5"), (1, 10), 200, 100, (1,), 3),
         "default": Settings(),
         "full": Settings(rounds=201),
     },

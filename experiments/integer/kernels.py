@@ -1,4 +1,4 @@
-"""Single kernels: a convolution of ResNet-18 by bytes, in float and by planes; depthwise ones."""
+"""A convolution of ResNet-18 by bytes, in float and by planes."""
 
 import statistics
 from typing import Any
@@ -48,69 +48,37 @@ def crossover(rounds: int, pairs: int) -> list[dict[str, Any]]:
     return rows
 
 
-DEPTHWISE = (
-    ((1, 56, 56, 128), (3, 3, 1, 128), 1),
-    ((1, 28, 28, 96), (3, 3, 1, 96), 2),
-    ((1, 14, 14, 480), (5, 5, 1, 480), 1),
-)
-"""Images, kernels and strides, as in networks for telephones."""
-
-
-def depthwise(rounds: int) -> list[dict[str, Any]]:
-    """Depthwise convolutions in int8 and float32."""
-    target = host()
-    rows = []
-    for image, kernel, stride in DEPTHWISE:
-        meters = {
-            "float32": _float(target, image, kernel, stride),
-            "int8": _integer(8, 8, target, None, image, kernel, stride),
-        }
-        times = measure_rounds(meters, rounds, 0.002)
-        for name, values in times.items():
-            row: dict[str, Any] = {"table": "depthwise", "image": "x".join(map(str, image[1:]))}
-            row |= {"kernel": f"{kernel[0]}x{kernel[1]}", "stride": stride, "arithmetic": name}
-            over = ratio(times["float32"], values)
-            rows.append({**row, **summary(values), "over_float32": over})
-    return rows
-
-
-def _integer(
-    a: int, w: int, target: Any, by_planes: bool | None,
-    image: Any = IMAGE, kernel: Any = KERNEL, stride: int = 1,
-) -> Meter:  # fmt: skip
+def _integer(a: int, w: int, target: Any, by_planes: bool) -> Meter:
     rng = np.random.default_rng(0)
     most = max(1, 2 ** (w - 1) - 1)
-    x = rng.integers(0, 2**a, image).astype(np.uint8)
-    weights = rng.integers(-most, most + 1, kernel).astype(np.int8)
+    x = rng.integers(0, 2**a, IMAGE).astype(np.uint8)
+    weights = rng.integers(-most, most + 1, KERNEL).astype(np.int8)
     if w == 1:
         weights = np.where(weights < 0, -1, 1).astype(np.int8)
-    features = kernel[-1]
-    pad = kernel[0] // 2
 
     def f(params: Any, x: Any) -> Any:
         return q_conv2d(
-            x, *params, strides=(stride, stride), padding=(pad,) * 4, dilation=(1, 1),
-            groups=image[-1] // kernel[2], input_zero=0, result="codes", zero=0, lower=0,
+            x, *params, strides=(1, 1), padding=(1,) * 4, dilation=(1, 1),
+            groups=1, input_zero=0, result="codes", zero=0, lower=0,
             upper=2**a - 1, shortcut="none", shortcut_zero=0, weight_bits=w, activation_bits=a,
         )  # fmt: skip
 
-    params = weights, np.zeros(features, np.int32), np.full(features, 1e-4, np.float32)
+    params = weights, np.zeros(KERNEL[-1], np.int32), np.full(KERNEL[-1], 1e-4, np.float32)
     return _meter(f, params, x, target, integer_operators(target, by_planes))
 
 
-def _float(target: Any, image: Any = IMAGE, kernel: Any = KERNEL, stride: int = 1) -> Meter:
-    key, pad = jax.random.key(0), kernel[0] // 2
+def _float(target: Any) -> Meter:
+    key = jax.random.key(0)
 
     def f(params: Any, x: Any) -> Any:
         y = lax.conv_general_dilated(
-            x, params[0], (stride, stride), [(pad, pad)] * 2,
+            x, params[0], (1, 1), "SAME",
             dimension_numbers=("NHWC", "HWIO", "NHWC"),
-            feature_group_count=image[-1] // kernel[2],
         )  # fmt: skip
         return jax.nn.relu(y + params[1])
 
-    params = jax.random.normal(key, kernel), jnp.zeros(kernel[-1])
-    return _meter(f, params, jax.random.normal(key, image), target, {})
+    params = jax.random.normal(key, KERNEL), jnp.zeros(KERNEL[-1])
+    return _meter(f, params, jax.random.normal(key, IMAGE), target, {})
 
 
 def _meter(f: Any, params: Any, x: Any, target: Any, composites: Any) -> Meter:

@@ -1,4 +1,4 @@
-"""The networks, their batch norms folded, as functions, as integer ones and as ONNX graphs."""
+"""The networks, their batch norms folded, as functions and as integer ones."""
 
 import dataclasses
 import functools
@@ -10,14 +10,12 @@ from flax import nnx
 
 import jaxeff
 from jaxeff.compression import Converted, Int, Integer, calibrate, fold_batch_norm, integer
-from jaxeff.nn import MLP, LeNet5, ResNet8, ResNet18, TransformerEncoder
+from jaxeff.nn import MLP, LeNet5, ResNet18
 
 NETWORKS: dict[str, tuple[Callable[[nnx.Rngs], nnx.Module], tuple[int, ...]]] = {
     "mlp": (lambda rngs: MLP((784, 100, 100, 10), rngs=rngs), (784,)),
     "lenet5": (lambda rngs: LeNet5(10, rngs=rngs), (28, 28, 1)),
-    "resnet8": (lambda rngs: ResNet8(10, rngs=rngs), (32, 32, 3)),
     "resnet18": (lambda rngs: ResNet18(10, stem="cifar", rngs=rngs), (32, 32, 3)),
-    "transformer": (lambda rngs: TransformerEncoder(10, 28, 28, rngs=rngs), (28, 28, 1)),
 }
 """How a network is made, and the shape of one input."""
 
@@ -31,16 +29,13 @@ class Subject:
     params: Any  # its parameters, random: no engine's speed depends on them
     x: jax.Array  # the batch
 
-    def spec(self, bits: int, activations: int = 8) -> dict[str, Any]:
-        """Grids of weights, and of activations by their ranges in the batch."""
-        wanted = {"*:linear": Int(bits, activations, symmetric="weights")}
-        return dict(calibrate(self.f, self.params, [self.x], wanted))
-
     def integer(
         self, bits: int, requantize: Literal["float", "fixed"] = "float"
     ) -> tuple[Integer, Converted]:
-        """The network in codes, and its parameters."""
-        g = integer(self.f, self.spec(bits), requantize=requantize)
+        """The network in codes, ranges by the batch, and its parameters."""
+        wanted = {"*:linear": Int(bits, 8, symmetric="weights")}
+        spec = calibrate(self.f, self.params, [self.x], wanted)
+        g = integer(self.f, spec, requantize=requantize)
         return g, g.convert(self.params, self.x)
 
 

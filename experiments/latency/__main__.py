@@ -5,15 +5,12 @@
 1. the main table: MLP 784-100-100-10 and LeNet-5 at batch 1, 10 and 100, with one thread and two;
 2. latency per image and speed-up over sampling, at batch 1 to 256;
 3. ten-head networks, deep ensembles, and ten heads beside the moment pass;
-4. where the time of the moment pass goes, operator by operator, and max pooling in two forms;
-5. the forms of the dense operator, and its optimizations switched on and off;
-6. the kernels of five networks beside a static model of their machine code, with the vectors they
-   use and their share of the core's peak (where llvm-mca is installed).
+4. where the time of the moment pass goes, operator by operator;
+5. the optimizations of the dense operator, switched on and off.
 
-XLA and TVM (`jaxeff_export.deploy`) are always there, NumPyro's `Predictive` too; Pyro, ONNX
-Runtime, LiteRT and IREE where they can be imported (`pip install "jaxeff[benchmark]"`). Everything
-of one network, batch and number of threads is timed in the same rounds, so ratios hold on a busy
-machine; times don't.
+XLA, TVM (`jaxeff_export.deploy`) and NumPyro's `Predictive`, in the place of Pyro's; ONNX Runtime
+where it can be imported (`pip install "jaxeff[benchmark]"`). Everything of one network, batch and
+number of threads is timed in the same rounds, so ratios hold on a busy machine; times don't.
 
 Rows are kept as they come: a run that was killed goes on where it stopped. Tuning records outlive
 `--fresh`. Source: arXiv 2511.23440 and 2412.15758.

@@ -3,11 +3,9 @@
 Every one gets the function that a method is, with its parameters and the batch. XLA runs several
 networks (samples, members) as a loop, vmapped, or written out one after the other; which is fastest
 depends on network and batch. TVM has default schedules, and tuned ones where there is a folder for
-records. IREE compiles what JAX lowers. ONNX Runtime and LiteRT have graphs of their own, see
-`experiments.contests`; XNNPACK, which LiteRT delegates to, has no error function for moments to be
-quick with. NumPyro and Pyro draw their weights on every call. NumPyro's `Predictive` as it stands
-traces and compiles the model again then, which is what takes the time; under `jax.jit`
-(`numpyro_jit`) it is compiled once.
+records. ONNX Runtime has graphs of its own, see `experiments.contests`. NumPyro draws its weights
+on every call; its `Predictive` as it stands traces and compiles the model again then, which is what
+takes the time; under `jax.jit` (`numpyro_jit`) it is compiled once.
 """
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
@@ -128,38 +126,16 @@ def _tvm(net: Subject, method: str, setup: Setup) -> Iterator[Contestant]:
         yield Contestant(method, engine, meter_of(bundle), bundle.check().max_relative_error)
 
 
-def _single(net: Subject, method: str, engine: str, call: Any, found: Any) -> Contestant:
-    """A method of a single pass, and how far what it found is from what JAX computes."""
-    g, params = net.program(method)
-    expected = jax.tree.leaves(jax.jit(g)(params, net.x))
-    shaped = [np.reshape(a, b.shape) for a, b in zip(found, expected, strict=True)]
-    return Contestant(method, engine, metered(call), deviation(shaped, expected))
-
-
 def _onnxruntime(net: Subject, method: str, setup: Setup) -> Iterator[Contestant]:
     if method not in SEVERAL:
         from experiments.contests.onnx_graph import build, started
 
-        graph = build(net.model, net.program(method)[1], net.x.shape, method == "moments")
+        g, params = net.program(method)
+        graph = build(net.model, params, net.x.shape, method == "moments")
         call = started(graph, net.x, setup.threads)
-        yield _single(net, method, "onnxruntime", call, call())
-
-
-def _litert(net: Subject, method: str, setup: Setup) -> Iterator[Contestant]:
-    if method == "deterministic":
-        from experiments.contests.litert_graph import build, started
-
-        call, found = started(build(net), net.x, setup.threads)
-        yield _single(net, method, "litert", call, [found])
-
-
-def _iree(net: Subject, method: str, setup: Setup) -> Iterator[Contestant]:
-    if method not in SEVERAL:
-        from experiments.contests.iree import started
-
-        call = started(*net.program(method), net.x, setup.threads)
-        found = [np.asarray(result) for result in jax.tree.leaves(call())]
-        yield _single(net, method, "iree", call, found)
+        expected = jax.tree.leaves(jax.jit(g)(params, net.x))
+        found = [np.reshape(a, b.shape) for a, b in zip(call(), expected, strict=True)]
+        yield Contestant(method, "onnxruntime", metered(call), deviation(found, expected))
 
 
 def _numpyro(net: Subject, method: str, setup: Setup) -> Iterator[Contestant]:
@@ -170,14 +146,6 @@ def _numpyro(net: Subject, method: str, setup: Setup) -> Iterator[Contestant]:
         yield Contestant(method, "numpyro_jit", metered(lambda: jitted(key, net.x)))
 
 
-def _pyro(net: Subject, method: str, setup: Setup) -> Iterator[Contestant]:
-    if method == "svi30":
-        from experiments.latency.with_pyro import predictive
-
-        yield Contestant(method, "pyro", metered(predictive(net, setup.threads)))
-
-
 ENGINES: dict[str, Callable[[Subject, str, Setup], Iterable[Contestant]]] = {
-    "xla": _xla, "tvm": _tvm, "numpyro": _numpyro, "pyro": _pyro, "onnxruntime": _onnxruntime,
-    "litert": _litert, "iree": _iree,
+    "xla": _xla, "tvm": _tvm, "numpyro": _numpyro, "onnxruntime": _onnxruntime,
 }  # fmt: skip

@@ -8,10 +8,9 @@ from matplotlib.axes import Axes
 
 from experiments import harness as h
 from experiments.harness import Report, Row
-from experiments.latency import modelled, source
+from experiments.latency import source
 from experiments.latency.contest import OURS
 from experiments.latency.operators import DEFAULT, switched
-from experiments.latency.pooling import BY_ROWS, GENERIC
 from experiments.latency.profiling import ORDER, OVERHEAD
 
 OVER_DETERMINISTIC = 3.0
@@ -21,21 +20,15 @@ OVER_XLA = {
     "multihead": {"mlp": 0.4, "lenet5": 0.18},
 }
 UNTUNED_OVER_TUNED = 2.0
-PYRO_OVER_MOMENTS = {"mlp": 600, "lenet5": 120}
-PYRO_BATCH = 10
 DRAWN_OVER_MOMENTS = 6.0
 AGREEMENT = 1e-5
-OF_PEAK = {"convolutions": 0.6, "dense layers": 0.75}
-IN_ORDER, MODEL_ERROR = 0.9, 0.5
-OVER_OTHERS = ("onnxruntime", "litert")
 LABELS = {
-    "tvm": "TVM, tuned", "tvm_untuned": "TVM", "onnxruntime": "ONNX Runtime", "litert": "LiteRT",
-    "iree": "IREE", "xla": "XLA", "pyro": "Pyro", "numpyro_jit": "NumPyro, jitted",
-    "numpyro": "NumPyro",
+    "tvm": "TVM, tuned", "tvm_untuned": "TVM", "onnxruntime": "ONNX Runtime", "xla": "XLA",
+    "numpyro_jit": "NumPyro, jitted", "numpyro": "NumPyro",
 }  # fmt: skip
 """Engines in the order of columns and bars; others are the slower forms of one of these."""
 ENGINES = [*LABELS]
-COLOURS = dict(zip(ENGINES, ("C3", "C1", "C0", "C8", "C9", "C2", "C4", "C6", "C5"), strict=True))
+COLOURS = dict(zip(ENGINES, ("C3", "C1", "C0", "C2", "C6", "C5"), strict=True))
 METHODS = {
     "deterministic": "deterministic", "multihead": "ten heads", "moments": "moment pass",
     "ensemble": "ten networks", "svi30": "30 samples",
@@ -47,10 +40,9 @@ TITLES = {
 PLACE = ("model", "batch", "threads", "method")
 WHERE = "{model}, batch {batch}, {threads} thread(s)"
 
-MACHINE, MAIN, CURVE, ENSEMBLES, PROFILE, POOLING, MODELLED, FORMS, OPTIMIZATIONS = (
-    h.where(table=name) for name in ("machine", "main", "curve", "ensembles", "profile", "pooling",
-                                     "modelled", "forms", "optimizations")
-)  # fmt: skip
+MAIN, CURVE, ENSEMBLES, PROFILE, OPTIMIZATIONS = (
+    h.where(table=name) for name in ("main", "curve", "ensembles", "profile", "optimizations")
+)
 
 
 def best(rows: Iterable[Row], **wanted: Any) -> Row | None:
@@ -64,7 +56,7 @@ def _over_others(report: Report) -> Iterator[Row]:
     for row in MAIN(report):
         ours = best(MAIN(report), **{key: row[key] for key in PLACE})
         single = row["method"] in ("deterministic", "moments")
-        if ours and single and row["engine"] in OVER_OTHERS:
+        if ours and single and row["engine"] == "onnxruntime":
             yield {**row, "over": ours["ms"] / row["ms"]}
 
 
@@ -88,37 +80,6 @@ def _manual(report: Report) -> Iterator[Row]:
         yield {"best": ours, "theirs": theirs, "over": ours / default}
 
 
-def _agreement(report: Report) -> Iterator[Row]:
-    """Selects how the static model and the clock agree, all kernels together."""
-    if rows := MODELLED(report):
-        order, error, _ = modelled.agreement(rows)
-        count = f"{len(rows)} kernels of {len({row['model'] for row in rows})} networks"
-        yield {"count": count, "order": order, "error": error}
-
-
-def _agreements(report: Report) -> Iterator[Row]:
-    """Selects the same for each method."""
-    for (method,), own in h.grouped(MODELLED(report), "method").items():
-        if len(own) > 2:
-            order, error, clock = modelled.agreement(own)
-            yield {
-                "method": method, "kernels": len(own), "Spearman": order, "median error": error,
-                "clock fitted, GHz": clock,
-            }  # fmt: skip
-
-
-def _of_peak(report: Report) -> Iterator[Row]:
-    """Selects shares of the core's peak, by network, method and kind of layer."""
-    for (model, method, kind), share in modelled.shares(MODELLED(report)).items():
-        yield {"model": model, "method": method, "kind": kind, "of the peak": share}
-
-
-def _narrow(report: Report) -> Iterator[Row]:
-    """Selects how many kernels of a network have no vector as wide as its widest."""
-    for (model,), own in h.grouped(MODELLED(report), "model").items():
-        yield {"model": model, "narrow": len(modelled.narrow(own))}
-
-
 def _errors(report: Report) -> Iterator[Row]:
     """Selects the largest deviation of our compiled results."""
     ours = [r["error"] for r in report.rows if r["engine"] in OURS and "error" in r]
@@ -126,9 +87,8 @@ def _errors(report: Report) -> Iterator[Row]:
         yield {"worst": max(ours), "count": len(ours)}
 
 
-def _by_rows(row: Row) -> float:
-    place = row["part"], row["engine"]
-    return source.POOLING[(BY_ROWS, *place)] / source.POOLING[(GENERIC, *place)]
+def _sampled_by_source(row: Row) -> float | None:
+    return source.main_ratio(row["model"], row["batch"], "svi30", "moments")
 
 
 def _ours(row: Row) -> bool:
@@ -172,16 +132,15 @@ when=lambda row: _ours(row) and row["method"] == "moments",
         h.at_least(DRAWN_OVER_MOMENTS), of=MAIN, when=_is(method="svi30", engine="xla"),
     ),
     claim(
-        f"{WHERE}: 30 samples in Pyro over moments: at least {{bound:g}}", "over_moments",
-        h.at_least(lambda row: PYRO_OVER_MOMENTS[row["model"]]),
-        lambda row: source.main_ratio(row["model"], row["batch"], "svi30", "moments"), MAIN,
-        when=_is(method="svi30", engine="pyro", batch=PYRO_BATCH),
+        f"{WHERE}: 30 samples in NumPyro over moments: at least the source's in Pyro",
+        "over_moments", h.at_least(_sampled_by_source), _sampled_by_source, MAIN,
+        when=lambda row: row["engine"] == "numpyro" and _sampled_by_source(row) is not None,
     ),
     claim(
-        "{model}, batch {batch}: 30 samples in Pyro over moments: at least {bound}",
+        "{model}, batch {batch}: 30 samples in NumPyro over moments: at least {bound}",
         "over_moments", h.at_least(lambda row: FASTER[row["batch"]][0]),
         lambda row: "{} to {}".format(*FASTER[row["batch"]]),
-        CURVE, when=lambda row: row["engine"] == "pyro" and row["batch"] in FASTER,
+        CURVE, when=lambda row: row["engine"] == "numpyro" and row["batch"] in FASTER,
     ),
     claim(
         "{model}, batch {batch}: ten networks over ten heads: at least {bound}", "ensemble",
@@ -194,15 +153,6 @@ when=lambda row: _ours(row) and row["method"] == "moments",
         lambda row: source.moments_over_heads(row["batch"]), _heads,
     ),
     claim(
-        "max pooling by rows over the generic one, {part}, {engine}: at most {bound:.3g}",
-        "over_generic", h.at_most(_by_rows), _by_rows,
-        h.where(table="pooling", implementation=BY_ROWS),
-    ),
-    claim(
-        "dense {layer}: joint with second moments is the faster form", "over_joint",
-        h.at_least(1), "yes", h.where(table="forms", form="separate, variances"),
-    ),
-    claim(
         "the best optimizations of the dense operator: at least {bound:.3g} times faster",
         "best", h.at_least("theirs"), lambda row: row["theirs"], _manual,
     ),
@@ -212,21 +162,6 @@ when=lambda row: _ours(row) and row["method"] == "moments",
         f"{WHERE}: {{method}} over {{engine}}'s: at most {{bound}}", "over", h.at_most(1),
         of=_over_others,
     ),
-    claim(
-        "static model and times, {count}: Spearman's correlation at least {bound}", "order",
-        h.at_least(IN_ORDER), of=_agreement,
-    ),
-    claim(
-        "static model over times, {count}: median error at most {bound}", "error",
-        h.at_most(MODEL_ERROR), of=_agreement,
-    ),
-    claim(
-        "{model}, batch 10, {method}: {kind} of the core's peak: at least {bound}", "of the peak",
-        h.at_least(lambda row: OF_PEAK[row["kind"]]), of=_of_peak,
-        when=lambda row: row["model"] in PYRO_OVER_MOMENTS,
-    ),
-    h.Claim("{model}: float kernels without a vector as wide as its widest", "narrow",
-            h.equals(0), 0, _narrow),
     h.Claim("{count} compiled results within {bound} of JAX", "worst", h.at_most(AGREEMENT),
             of=_errors),
 )  # fmt: skip
@@ -320,52 +255,16 @@ def _switches(report: Report) -> list[Row]:
 
 
 def _operators(report: Report) -> list[h.Table]:
-    """Lists forms, optimizations and pooling, whose titles say the batch."""
-    found = []
-    if rows := FORMS(report):
-        title = f"forms of the dense operator, batch {rows[0]['batch']}, ms"
-        of = [row | {"dense layer": row["layer"]} for row in rows]
-        found += h.Listing(title, of=h.pivot(lambda _: of, ("dense layer",), "form", "ms"))(report)
-    if rows := OPTIMIZATIONS(report):
-        batch, threads = rows[0]["batch"], rows[0]["threads"]
-        title = f"the dense operator of an MLP, batch {batch}, {threads} thread(s), ms"
-        found += h.Listing(title, of=_switches)(report)
-    return found
-
-
-def _pooled(report: Report) -> list[h.Table]:
-    rows = [
-        {**row, "A72": source.POOLING[row["implementation"], row["part"], row["engine"]]}
-        for row in POOLING(report)
-    ]
-    batch = rows[0]["batch"] if rows else 0
-    columns = ("part", "implementation", "engine", "ms", "over_generic", "A72")
-    title = f"max pooling in the moment pass of LeNet-5, batch {batch}, ms"
-    return h.Listing(title, columns, lambda _: rows)(report)
-
-
-def _kernels(report: Report) -> list[h.Table]:
-    """Lists kernels by the clock and by the model, whose title says the core."""
-    columns = (
-        "model", "method", "operator", "ms", "least_ms", "of_peak", "cycles", "per_cycle", "width",
-        "in_widest", "spills", "loads_per_multiply", "bytes", "level",
-    )  # fmt: skip
-    rows = [row | {"operator": _shortened(36)(row)} for row in MODELLED(report)]
-    core = rows[0]["core"] if rows else ""
-    title = f"kernels by the clock, and by a static model of {core}"
-    return h.Listing(title, columns, lambda _: rows)(report)
+    """Lists the optimizations, whose title says the batch."""
+    rows = OPTIMIZATIONS(report)
+    if not rows:
+        return []
+    batch, threads = rows[0]["batch"], rows[0]["threads"]
+    title = f"the dense operator of an MLP, batch {batch}, {threads} thread(s), ms"
+    return h.Listing(title, of=_switches)(report)
 
 
 TABLES = (
-    h.Listing(
-        "what the machine does",
-        {
-            "threads": "threads", "call": "{method} by {engine}",
-            "GMAC/s": lambda row: row["macs"] / row["ms"] / 1e6 if row["macs"] else None,
-            "us": lambda row: 1e3 * row["ms"],
-        },
-        MACHINE,
-    ),
     h.Listing("milliseconds; the source's on a Cortex-A72, tuned (30 samples: Pyro)", of=_main),
     h.Listing("over XLA, medians of the same rounds",
               of=h.pivot(MAIN, PLACE, "engine", "over_xla", ENGINES)),
@@ -377,10 +276,7 @@ TABLES = (
               of=h.pivot(_sampled, PLACE, "engine", "over_moments", ENGINES)),
     h.Listing("ensembles, milliseconds; the source's on a Cortex-A72 with four threads",
               of=_ensembles),
-    _profiles, _pooled, _kernels,
-    h.Listing("how the model and the clock agree", of=_agreements),
-    h.Listing("multiply-accumulates, padding included, over the core's peak", of=_of_peak),
-    _operators,
+    _profiles, _operators,
 )  # fmt: skip
 
 
@@ -513,13 +409,6 @@ PLOTS = (
                  axes={"xlim": (0, 1), "xlabel": "share of the moment pass"},
                  then=h.labelled(_percent, label_type="center")),
         size=(5.6, 2.6),
-    ),
-    h.Plot(
-        "forms",
-        h.Bars("layer", "over_joint", FORMS, "{form}",
-               "forms of the dense operator, batch {batch}", then=h.labelled("%.2f"),
-               axes={"ylabel": "time over joint, second moments"}),
-        size=(7.5, 3.4),
     ),
     h.Plot(
         "optimizations",

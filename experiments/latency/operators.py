@@ -1,9 +1,9 @@
-"""Single operators: the forms of the dense layer, and its optimizations switched on one by one.
+"""The optimizations of the dense layer's joint operator, switched on one by one.
 
-The source measures both on a Cortex-A72, the optimizations for the joint operator in a three-layer
-MLP at batch 10; here it is the three layers of that MLP, one after the other. Its stochastic tuning
-of the optimizations has no counterpart: tile sizes and unrolling are fixed. Beside them is the
-default schedule, with which deployed networks run.
+The source measures them on a Cortex-A72, in a three-layer MLP at batch 10; here it is the three
+layers of that MLP, one after the other. Its stochastic tuning of the optimizations has no
+counterpart: tile sizes and unrolling are fixed. Beside them is the default schedule, with which
+deployed networks run.
 """
 
 from collections.abc import Mapping, Sequence
@@ -19,14 +19,6 @@ from experiments.latency.networks import place
 from experiments.timing import Meter, measure_rounds, ratio, summary
 
 LAYERS = ((784, 100), (100, 100), (100, 10))
-PADDED = ((784, 112), (112, 112), (112, 16))
-"""The same layers with whole vectors of 16, as bundles pad their weights."""
-FORMS = {
-    "joint, second moments": (Form("raw"), True),
-    "joint, variances": (Form("variance"), True),
-    "separate, second moments": (Form("raw"), False),
-    "separate, variances": (Form("variance"), False),
-}
 SWITCHES = ("tiling", "reordering", "vectorization", "parallelization", "unrolling")
 DEFAULT = "default schedule"
 ALL = "all"
@@ -43,29 +35,7 @@ def choices() -> dict[str, Optimizations]:
     return made
 
 
-def measure_forms(batch: int, setup: Setup, rounds: int) -> list[dict[str, Any]]:
-    """A row per form and layer: `layer`, `form`, and `over_joint`, over the first form."""
-    rows = []
-    for depth, columns in PADDED:
-        meters = {
-            name: _module_meter(dense_module(batch, depth, columns, form, joint=joint), setup)
-            for name, (form, joint) in FORMS.items()
-        }
-        times = measure_rounds(meters, rounds)
-        for name, values in times.items():
-            relative = ratio(values, times[next(iter(FORMS))])
-            layer = {"layer": f"{depth} to {columns}", "form": name, "over_joint": relative}
-            rows.append(
-                {
-                    **place("mlp", "moments", "tvm_untuned", batch, setup.threads),
-                    **layer,
-                    **summary(values),
-                }
-            )
-    return rows
-
-
-def measure_optimizations(batch: int, setup: Setup, rounds: int) -> list[dict[str, Any]]:
+def measure(batch: int, setup: Setup, rounds: int) -> list[dict[str, Any]]:
     """A row per combination, all three layers together, and one of the default schedule.
 
     Columns: `optimizations`, and `speedup` over none of them.

@@ -32,16 +32,6 @@ OPTIMIZATIONS = (
     (0.754, 4.237), (0.750, 0.743), (0.759, 0.743), (1.953, 0.743), (3.042, 0.743),
     (3.760, 0.743),
 )  # fmt: skip
-# Max pools and entire LeNet-5, batch 10, on a Cortex-A72: generic and vectorised, nothing tuned and
-# all but the pools.
-POOLING = {
-    ("generic", "max pools", "tvm_untuned"): 12.09,
-    ("generic", "network", "tvm_untuned"): 29.13,
-    ("generic", "network", "tvm"): 17.82,
-    ("by rows", "max pools", "tvm_untuned"): 3.54,
-    ("by rows", "network", "tvm_untuned"): 21.10,
-    ("by rows", "network", "tvm"): 9.79,
-}
 SHARES = {
     "mlp": {"dense layers": 0.775, "ReLU": 0.074, "overhead": 0.151},
     "lenet5": {
@@ -54,8 +44,11 @@ SHARES = {
 DIFFERENCES = (
     "The source's processors are ARM Cortex-A53, A72 and A76 with four cores; this is the machine "
     "named in `versions`, confined to as many cores as there are threads. Compare ratios.",
-    "XLA, ONNX Runtime, IREE, Pyro and NumPyro are called from Python, as their users do; TVM by "
-    "its own clock. The rows `dispatch` of the model `machine` say what that makes.",
+    "The source draws its samples with Pyro on PyTorch, here NumPyro's `Predictive` stands for it: "
+    "both draw the weights at every call, NumPyro traces and compiles the model again as well. "
+    "Jitted, it is compiled once.",
+    "XLA, ONNX Runtime and NumPyro are called from Python, as their users do; TVM by its own "
+    "clock.",
     "Weights are random, their variances 1e-4 + 1e-2 w^2; no engine's speed depends on them.",
     "The source pools after ReLU. jaxeff pools first, which is the same function of the samples.",
     "The source doesn't describe the heads of its sine network; ours have ten hidden units each.",

@@ -14,19 +14,15 @@ from itertools import product
 from multiprocessing import get_context, parent_process
 from multiprocessing.connection import wait
 from pathlib import Path
-from typing import Annotated, Any, Literal, get_args
+from typing import Annotated, Any, Literal
 
 from experiments.engines import available
 from experiments.harness import SELECTS, Count, Least, Refused
-from experiments.latency import contest, machine, modelled, networks, operators, pooling, profiling
+from experiments.latency import contest, networks, operators, profiling
 from experiments.latency.engines import ENGINES, Setup
 
 NETS = ("mlp", "lenet5")
-Modelled = Literal["mlp", "lenet5", "resnet8", "resnet18", "transformer"]
-Part = Literal[
-    "machine", "main", "curve", "ensembles", "profile", "pooling", "modelled", "forms",
-    "optimizations",
-]  # fmt: skip
+Part = Literal["main", "curve", "ensembles", "profile", "optimizations"]
 
 
 @dataclass(frozen=True)
@@ -64,13 +60,11 @@ class Settings:
     )  # fmt: skip
     # batch sizes of the moment pass beside ten heads, but for the largest
     beside: Annotated[tuple[int, ...], SELECTS] = (1, 8, 16, 32, 64)
-    # networks whose kernels are modelled too, where llvm-mca is installed
-    modelled: Annotated[tuple[Modelled, ...], SELECTS] = get_args(Modelled)
     parts: Annotated[tuple[Part, ...], SELECTS] = ()  # tables to measure; all if none is given
 
 
 SIZES = {
-    "fast": Settings(5, (1,), 0, (10,), (1, 32), (), ("mlp", "lenet5")),
+    "fast": Settings(5, (1,), 0, (10,), (1, 256), ()),
     "default": Settings(),
     "full": Settings(rounds=51, trials=64),
 }
@@ -93,12 +87,11 @@ def plan(settings: Settings) -> list[Task]:
         return Task(table, model, batch, methods=methods, rounds=settings.rounds, **how)
 
     tuned: dict[str, Any] = {"trials": settings.trials}
-    every, samplers = (tuple(available(names)) for names in (ENGINES, ("xla", "tvm", "pyro")))
+    every, samplers = (tuple(available(names)) for names in (ENGINES, ("xla", "tvm", "numpyro")))
     both: dict[str, Any] = {"engines": ("xla", "tvm")}
     several = ("deterministic", "multihead", "ensemble")
     tasks = []
     for threads in settings.threads:
-        tasks.append(task("machine", "machine", 1, threads=threads, engines=()))
         how: dict[str, Any] = {"threads": threads, "engines": every} | tuned
         for model, batch in product(NETS, settings.main):
             tasks.append(task("main", model, batch, networks.METHODS, **how))
@@ -109,11 +102,6 @@ def plan(settings: Settings) -> list[Task]:
         tasks.append(task("ensembles", "lenet5_valid", batch, ("moments", "multihead"), **both))
     tasks.append(task("ensembles", "lenet5_valid", 128, (*several, "moments"), **both))
     tasks += [task("profile", model, 10, ("moments",), **tuned) for model in NETS]
-    tasks.append(task("pooling", "lenet5", 10, ("moments",), **tuned))
-    if modelled.possible():
-        for model in settings.modelled:
-            tasks += [task("modelled", model, 10, (of,)) for of in modelled.METHODS[model]]
-    tasks.append(task("forms", "mlp", 10, ("moments",)))
     tasks.append(task("optimizations", "mlp", 10, ("moments",), threads=last))
     return [one for one in tasks if not settings.parts or one.table in settings.parts]
 
@@ -127,11 +115,7 @@ def run(task: Task, database: Path | None) -> list[dict[str, Any]]:
         return networks.subject(task.model, task.batch)
 
     measure: dict[str, Callable[[], list[dict[str, Any]]]] = {
-        "machine": lambda: machine.measure(*how),
-        "modelled": lambda: modelled.measure(task.model, task.batch, task.methods, *how),
-        "forms": lambda: operators.measure_forms(task.batch, *how),
-        "optimizations": lambda: operators.measure_optimizations(task.batch, *how),
-        "pooling": lambda: pooling.measure(net(), *how),
+        "optimizations": lambda: operators.measure(task.batch, *how),
         "profile": lambda: profiling.measure(net(), task.methods, *how),
     }
     compare = lambda: contest.hold(net(), task.engines, task.methods, *how)  # noqa: E731

@@ -3,14 +3,13 @@
     python -m experiments.pruning
 
 1. scores: accuracy at equal multiply-accumulates before and after training on, with channels that
-   compete over all layers or within each;
+   compete over all layers;
 2. sparsity: single weights removed, trained on as long, and the bytes that they take then;
 3. small: the small network trained on against the same trained from new weights, as long and as
-   long as the whole network was (Liu et al., arXiv 1810.05270), and pruned in rounds;
+   long as the whole network was (Liu et al., arXiv 1810.05270);
 4. time: plans of random shapes on the clock, in XLA and TVM, beside their multiply-accumulates.
 
-Finished trainings are kept: a run that was killed goes on. Other programs of this package compare
-with Torch-Pruning (`experiments.pruning.peer`) and time a ResNet-18 (`experiments.pruning.speed`).
+Finished trainings are kept: a run that was killed goes on.
 Source: Klein's thesis, section 3.3, and section 3.6: multiply-accumulates are a poor proxy of time.
 """
 
@@ -35,7 +34,6 @@ class Task(classifiers.Task):
 
     # what is left of the multiply-accumulates, or the share of weights that goes
     amount: float = 1.0
-    uniform: bool = False  # whether channels compete within layers alone
 
     def __str__(self) -> str:
         return f"{super().__str__()} {self.amount:g}"
@@ -46,10 +44,7 @@ def _tasks(settings: recipe.Settings, subject: recipe.Subject, seed: int) -> lis
     found = [Task(*own, "whole")]
     if settings.runs("scores"):
         found += [
-            Task(*own, "scores", name, macs, uniform)
-            for macs in subject.macs
-            for uniform in (False, True)
-            for name in structured.SCORES
+            Task(*own, "scores", name, macs) for macs in subject.macs for name in structured.SCORES
         ]
     if settings.runs("sparsity"):
         found += [
@@ -72,7 +67,7 @@ def _measure(
     if task.part == "whole":
         return [classifiers.describe(model)]
     if task.part == "scores":
-        return [structured.by_score(run, subject, model, task.what, task.amount, task.uniform)]
+        return [structured.by_score(run, subject, model, task.what, task.amount)]
     if task.part == "sparsity":
         return [sparse.sparse(run, subject, model, task.what, task.amount)]
     if task.part == "small":

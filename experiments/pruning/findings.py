@@ -16,7 +16,7 @@ ENGINES = ("xla", "tvm")
 whole = h.means(h.where(part="whole"), ("subject",), ("accuracy", "bytes"))
 scores = h.means(
     h.where(part="scores"),
-    ("subject", "macs", "uniform", "score"),
+    ("subject", "macs", "score"),
     ("macs_left", "params_left", "before", "after"),
 )
 methods = h.means(
@@ -101,9 +101,9 @@ def ranked(report: Report) -> list[Row]:
     rows = [*scores(report)]
     accuracy = {row["subject"]: row["accuracy"] for row in whole(report)}
     for subject, macs in h.grouped(rows, "subject", "macs"):
-        same = {"subject": subject, "macs": macs, "uniform": False, "score": "whole network"}
+        same = {"subject": subject, "macs": macs, "score": "whole network"}
         rows.append(same | {"after": accuracy[subject]})
-    return [row | {"among": "within layers" if row["uniform"] else "over layers"} for row in rows]
+    return rows
 
 
 def sizes(report: Report) -> list[Row]:
@@ -124,8 +124,8 @@ PLOTS = (
     h.Plot(
         "scores",
         h.Dots(
-            "score", {"after": "trained on", "before": "before"}, ranked, "{among}",
-            "{subject}, {macs:.0%} of MACs", axes={"xlabel": "accuracy"},
+            "score", {"after": "trained on", "before": "before"}, ranked,
+            facet="{subject}, {macs:.0%} of MACs", axes={"xlabel": "accuracy"},
         ),
     ),
     h.Plot(

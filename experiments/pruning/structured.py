@@ -11,18 +11,16 @@ import jaxeff
 from experiments.classifiers import Trained, accuracy, how_to_train
 from experiments.harness import Row, Run
 from experiments.pruning.recipe import Settings, Subject
-from jaxeff.pruning import Budget, Plan, Prune, prune_iteratively, prune_plan, pruned
+from jaxeff.pruning import Budget, Plan, Prune, prune_plan, pruned
 from jaxeff.pruning import scores as scoring
 from jaxeff.training import cross_entropy, fit
 
 SCORES = (
-    "random", "l1", "l2", "geometric median", "slimming", "taylor", "brain damage",
+    "random", "l1", "geometric median", "slimming", "taylor", "brain damage",
     "reconstruction", "determinantal",
 )  # fmt: skip
 MOST = 0.9
 """Of a layer's channels, at most so many go."""
-ROUNDS = 3
-"""Of iterative pruning."""
 
 
 def scores(run: Run[Settings], model: Trained) -> dict[str, Callable[[], Any]]:
@@ -43,7 +41,6 @@ def scores(run: Run[Settings], model: Trained) -> dict[str, Callable[[], Any]]:
     return {
         "random": lambda: scoring.random(key),
         "l1": lambda: scoring.l1,
-        "l2": lambda: scoring.l2,
         "geometric median": lambda: scoring.geometric_median,
         "slimming": lambda: scoring.batch_norm_scale,
         "taylor": lambda: scoring.taylor(loss, batches),
@@ -53,22 +50,20 @@ def scores(run: Run[Settings], model: Trained) -> dict[str, Callable[[], Any]]:
     }
 
 
-def plan_for(run: Run[Settings], model: Trained, score: Any, macs: float, uniform: bool) -> Plan:
+def plan_for(run: Run[Settings], model: Trained, score: Any, macs: float) -> Plan:
     """The channels that stay within a share of the multiply-accumulates."""
     x = model.images.test[0][:1]
     spec = {"*:linear": Prune(MOST, round_to=run.settings.round_to), model.sites[-1]: None}
-    budget = Budget(macs=macs, uniform=uniform)
+    budget = Budget(macs=macs)
     f, params, state = model.network.evaluate, model.params, model.state
     return prune_plan(f, params, (state, x), spec, score=score, budget=budget)
 
 
-def by_score(
-    run: Run[Settings], subject: Subject, model: Trained, name: str, macs: float, uniform: bool
-) -> Row:
-    """One score at one cost: channels compete over all layers, or within each."""
+def by_score(run: Run[Settings], subject: Subject, model: Trained, name: str, macs: float) -> Row:
+    """One score at one cost, of channels that compete over all layers."""
     score = scores(run, model)[name]()
-    plan = plan_for(run, model, score, macs, uniform)
-    return {"score": name, "uniform": uniform, "macs": macs, **measured(run, subject, model, plan)}
+    plan = plan_for(run, model, score, macs)
+    return {"score": name, "macs": macs, **measured(run, subject, model, plan)}
 
 
 def measured(run: Run[Settings], subject: Subject, model: Trained, plan: Plan) -> Row:
@@ -114,7 +109,7 @@ def against_scratch(run: Run[Settings], subject: Subject, model: Trained, macs: 
 
     Liu et al., "Rethinking the Value of Network Pruning", arXiv 1810.05270.
     """
-    plan = plan_for(run, model, scores(run, model)["l1"](), macs, uniform=False)
+    plan = plan_for(run, model, scores(run, model)["l1"](), macs)
     evaluate = pruned(model.network.evaluate, plan)
     rows = []
     long = subject.epochs * subject.images // subject.retrain_images
@@ -133,26 +128,4 @@ def against_scratch(run: Run[Settings], subject: Subject, model: Trained, macs: 
                 "epochs": epochs, "after": accuracy(evaluate, found, model.images),
             }
         )  # fmt: skip
-    return [*rows, _iterative(run, subject, model, macs)]
-
-
-def _iterative(run: Run[Settings], subject: Subject, model: Trained, macs: float) -> Row:
-    """The same cost reached in rounds, trained as long in all."""
-    settings, net = run.settings, model.network
-    data = tuple(part[: subject.retrain_images] for part in model.images.train)
-    epochs = max(1, subject.retrain // ROUNDS)
-    shares = [macs ** ((i + 1) / ROUNDS) for i in range(ROUNDS)]
-    found = prune_iteratively(
-        jax.random.fold_in(run.fast_key, 600 + model.seed), net.train, model.params, data,
-        {"*:linear": Prune(MOST, round_to=settings.round_to), model.sites[-1]: None},
-        [Budget(macs=share) for share in shares],
-        loss=lambda f: cross_entropy(f, mutable=True), state=model.state,
-        **how_to_train(settings.retrain_rate, data, epochs, settings.batch_size),
-        inputs=model.images.test[0][:1],
-    )  # fmt: skip
-    evaluate = pruned(net.evaluate, found.plan)
-    return {
-        "subject": subject.name, "seed": model.seed, "macs": macs,
-        "start": f"pruned in {ROUNDS} rounds", "epochs": epochs * ROUNDS,
-        "after": accuracy(evaluate, (found.params, found.state), model.images),
-    }  # fmt: skip
+    return rows

@@ -6,21 +6,11 @@ import pytest
 
 from experiments.engines import PACKAGES
 from experiments.harness import Report
-from experiments.latency import (
-    contest,
-    machine,
-    modelled,
-    networks,
-    operators,
-    pooling,
-    profiling,
-    source,
-)
+from experiments.latency import contest, networks, operators, profiling, source
 from experiments.latency.__main__ import STUDY
 from experiments.latency.engines import Contestant, Setup, contestants, make_predictive
 from experiments.latency.tasks import SIZES, Settings, Task, plan, run_all
 from experiments.timing import measure_rounds
-from jaxeff.moment_propagation import Gaussian
 
 SETUP = Setup(threads=1)
 
@@ -89,17 +79,14 @@ def test_predictive_draws_networks():
 
 @pytest.mark.slow
 @pytest.mark.parametrize("model", ["mlp", "lenet5"])
-@pytest.mark.parametrize("engine", ["onnxruntime", "litert", "iree", "pyro"])
-def test_optional_engines(engine, model):
-    for package in PACKAGES[engine]:
+def test_onnx_runtime_agrees(model):
+    for package in PACKAGES["onnxruntime"]:
         pytest.importorskip(package)
     net = networks.subject(model, 2)
-    found = list(contestants(engine, net, networks.METHODS, SETUP))
-    expected = {"pyro": {"svi30"}, "litert": {"deterministic"}}
-    every = {"deterministic", "moments", "multihead"}
-    assert {c.method for c in found} == expected.get(engine, every)
+    found = list(contestants("onnxruntime", net, networks.METHODS, SETUP))
+    assert {c.method for c in found} == {"deterministic", "moments", "multihead"}
     # The textbook's variances of the ONNX graph are differences of raw moments.
-    assert all(c.error < 1e-4 for c in found if c.error is not None)
+    assert all(c.error < 1e-4 for c in found)
     assert all(c.meter(1) > 0 for c in found)
 
 
@@ -109,10 +96,10 @@ def test_targets_are_held_to(value, passed):
         row("main", "mlp", "moments", "tvm_untuned", over_xla=0.5 * value, over_deterministic=2.0),
         row("main", "lenet5", "moments", "tvm", over_xla=0.2, over_deterministic=3.0 * value),
         row("main", "lenet5", "moments", "tvm_untuned", over_tuned=2 * value, over_xla=9.0),
-        row("main", "lenet5", "svi30", "pyro", over_moments=120 / value),
-        row("main", "lenet5", "moments", "iree", over_moments=1 / value),
+        row("main", "lenet5", "svi30", "numpyro", over_moments=119.4 / value),
+        row("main", "lenet5", "moments", "onnxruntime", over_moments=1 / value, ms=1 / value),
         row("main", "mlp", "svi30", "xla", over_moments=6 / value),
-        row("curve", "mlp", "svi30", "pyro", 256, over_moments=13 / value),
+        row("curve", "mlp", "svi30", "numpyro", 256, over_moments=13 / value),
         row("ensembles", "sine", "multihead", "tvm", 1000),
         row("ensembles", "sine", "ensemble", "tvm", 1000, ms=3.4 / value),
         row("ensembles", "lenet5_valid", "multihead", "tvm", 8),
@@ -124,42 +111,8 @@ def test_targets_are_held_to(value, passed):
     always = {name for name in held if "of JAX" in name}
     always |= {"mlp, batch 10, 1 thread(s): moments over deterministic: at most 3"}
     always |= {"lenet5, batch 10, 1 thread(s): moments over XLA: at most 0.25"}
-    assert len(held) == 9 + len(always)
+    assert len(held) == 10 + len(always)
     assert all(held[name] == (name in always or passed) for name in held), held
-
-
-def kernel(operator, ms, cycles, width=512, method="deterministic"):
-    of = {"operator": operator, "kind": profiling.kind_of(operator), "width": width, "core": "x"}
-    of |= {"cycles": cycles, "GMAC/s": 50.0, "of_peak": 0.5}
-    return row("modelled", "mlp", method, "tvm_untuned", **of) | {"ms": ms, "least_ms": ms}
-
-
-def test_a_model_is_held_to_the_clock():
-    rows = [kernel(f"matmul{i}", 1e-3 * 2**i, 4e3 * 2**i) for i in range(4)]
-    assert modelled.agreement(rows) == pytest.approx((1.0, 0.0, 4.0))
-    rows += [kernel("relu", 0.5, 1e3, width=256), kernel("q_dense", 0.5, 1e3, 128, "int8")]
-    assert modelled.agreement(rows)[0] < 1
-    assert modelled.narrow(rows) == ["mlp/relu"]
-    assert modelled.shares(rows) == {("mlp", "deterministic", "dense layers"): pytest.approx(0.5)}
-    report = Report("latency", "default", {}, rows)
-    STUDY.judge(report)
-    held = {check["name"]: check for check in report.checks}
-    assert held["mlp: float kernels without a vector as wide as its widest"]["ours"] == 1
-    assert not held["mlp, batch 10, deterministic: dense layers of the core's peak: at least 0.75"][
-        "passed"
-    ]
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(not modelled.possible(), reason="needs llvm-mca and objdump")
-def test_kernels_are_modelled_and_timed():
-    rows = modelled.measure("mlp", 4, ("deterministic",), SETUP, rounds=1)
-    assert [r["kind"] for r in rows] == ["dense layers"] * 3
-    assert all(r["cycles"] > 0 and r["bytes"] > 0 for r in rows)
-    assert all(r["ms"] > r["least_ms"] > 0 for r in rows)
-    (first,) = (r for r in rows if r["bytes"] > 4 * 784 * 100)
-    assert first["level"] in ("", "L2", "L3")
-    assert 0 < first["of_peak"] < 1.5
 
 
 def test_operators_are_told_apart():
@@ -169,12 +122,8 @@ def test_operators_are_told_apart():
 
 @pytest.mark.slow
 def test_operators_are_measured(monkeypatch):
-    for name in ("LAYERS", "PADDED"):
-        monkeypatch.setattr(operators, name, ((8, 16),))
-    rows = operators.measure_forms(2, SETUP, rounds=1)
-    assert [row["form"] for row in rows] == list(operators.FORMS)
-    assert rows[0]["over_joint"] == 1
-    rows = operators.measure_optimizations(2, SETUP, rounds=1)
+    monkeypatch.setattr(operators, "LAYERS", ((8, 16),))
+    rows = operators.measure(2, SETUP, rounds=1)
     assert {row["optimizations"] for row in rows} == {*operators.choices(), operators.DEFAULT}
     assert all(row["ms"] > 0 for row in rows)
 
@@ -195,25 +144,6 @@ def test_an_optimization_is_switched_alone_and_among_the_others():
     tiled = lines["tiling", "on"]  # the only one that "all" is without
     assert made["all, tiling the other way"].tiling
     assert tiled["with_ms"] == times["all, tiling the other way"]
-
-
-def test_both_forms_of_pooling_are_maxima():
-    """Two entries make one Clark maximum in either form; of four, the order differs."""
-    mean = jax.random.normal(jax.random.key(0), (2, 6, 4, 3))
-    x = Gaussian(mean, 0.1 + mean**2)
-    size = (1, 2, 1, 1)
-    ours, theirs = (pool(x, size, size) for pool in (pooling.by_rows, pooling.generic))
-    np.testing.assert_allclose(ours.mean, theirs.mean, rtol=1e-5, atol=1e-6)
-    np.testing.assert_allclose(ours.var, theirs.var, rtol=1e-5)
-
-
-def test_pooling_is_held_to_the_source():
-    place = {"implementation": "by rows", "part": "max pools"}
-    rows = [row("pooling", "lenet5", "moments", "tvm_untuned", over_generic=n, **place)
-            for n in (0.1, 0.9)]  # fmt: skip
-    report = Report("latency", "default", {}, rows)
-    STUDY.judge(report)
-    assert [c["passed"] for c in report.checks if "pooling" in c["name"]] == [True, False]
 
 
 def test_plans_hold_the_main_table_whole():
@@ -238,9 +168,3 @@ def test_tasks_are_measured_in_a_process_of_their_threads(tmp_path):
         ("profile", "tvm"),
     }
     assert sum(r["share"] for r in found[tasks[1]] if r["engine"] == "tvm") == pytest.approx(1)
-
-
-def test_the_machine_is_measured():
-    rows = machine.measure(SETUP, rounds=1)
-    assert {(r["method"], r["engine"]) for r in rows} >= {("matmul", "xla")}
-    assert all(r["ms"] > 0 for r in rows)

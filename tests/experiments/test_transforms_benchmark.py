@@ -3,11 +3,10 @@
 import functools
 
 import jax
-import numpy as np
 import pytest
 from flax import nnx
 
-from experiments.transforms import cost, latency, networks
+from experiments.transforms import cost, networks
 from jaxeff.nn.layers import _residual as residual
 
 # Where both round a quantized activation to different sides of a tie, it is one step of 255 apart.
@@ -49,21 +48,3 @@ def test_costs_no_more_than_written_by_hand(net, batch, transform, monkeypatch):
     assert row["flops_ratio"] <= 1.02, row
     assert row["bytes_ratio"] <= 1.02, row
     assert row["difference"] <= AGREEMENT[transform], row
-
-
-@pytest.mark.slow
-def test_contestants_agree():
-    net = cost.subject("mlp", 2)
-    calls = latency.contestants(net)
-    drawn = [np.asarray(calls[name]()) for name in latency.DRAWN]
-    assert all(len(d) == latency.SAMPLES for d in drawn)
-    for other in drawn[1:]:
-        np.testing.assert_allclose(other, drawn[0], rtol=1e-4, atol=1e-5)
-    propagated, by_hand = calls["moments"](), calls["moments_by_hand"]()
-    np.testing.assert_allclose(propagated.mean, by_hand.mean, rtol=1e-4, atol=1e-5)
-    # 30 draws of the logits, each of which has the moments that were propagated.
-    for name in ("draw_map", "draw_vmap", "drawn_map"):
-        error = np.asarray(calls[name]()).mean(0) - propagated.mean
-        assert np.max(np.abs(error)) <= 5 * np.max(propagated.std) / latency.SAMPLES**0.5
-    timings = latency.measure(net, rounds=1)
-    assert {row["method"] for row in timings} == set(calls)
