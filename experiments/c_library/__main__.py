@@ -168,7 +168,7 @@ COLUMNS = {
 STUDY = h.Study(
     "c_library", __doc__,
     {
-        "fast": Settings(15, batches=(1,)),
+        "fast": Settings(15, ("tiny", "mlp"), (1,)),
         "default": Settings(),
         "full": Settings(rounds=201),
     },

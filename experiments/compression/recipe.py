@@ -53,7 +53,7 @@ SIZES = {
     "fast": Settings(
         subjects=(
             Subject(
-                "lenet5", "digits", 1437, 12, 360, 2, 1437, 4, (2, 4, 8),
+                "lenet5", "digits", 1437, 12, 360, 1, 1437, 4, (2, 4),
                 ("fixed 4", "fixed 2", "lsq 4", "lsq 2", "ttq weights", "inq 4 weights"),
             ),
         ),

@@ -173,7 +173,7 @@ def _agreement(model: str, images: int, target: Any = None, board: str = "local"
 STUDY = Study(
     "integer", __doc__,
     {
-        "fast": Settings(5, ("mlp", "lenet5"), (1, 10), 200, 100, (1,), 3),
+        "fast": Settings(11, ("mlp", "lenet5"), (10,), 200, 100, (1,), 3),
         "default": Settings(),
         "full": Settings(rounds=201),
     },

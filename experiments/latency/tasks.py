@@ -64,7 +64,7 @@ class Settings:
 
 
 SIZES = {
-    "fast": Settings(5, (1,), 0, (10,), (1, 256), ()),
+    "fast": Settings(7, (1,), 0, (10,), (), ()),
     "default": Settings(),
     "full": Settings(rounds=51, trials=64),
 }

@@ -32,7 +32,7 @@ class Settings(classifiers.Settings, Selected):
 
 SIZES = {
     "fast": Settings(
-        subjects=(Subject("lenet5", "digits", 1437, 12, 360, 2, 1437, 4, (0.3,), (0.8,)),),
+        subjects=(Subject("lenet5", "digits", 1437, 12, 360, 1, 1437, 4, (0.3,), (0.8,)),),
         batch_size=32, round_to=1, plans=4, rounds=5,
     ),
     "default": Settings(
