@@ -286,8 +286,8 @@ def _errors(said: dict[str, Any]) -> Row:
 
 def _price(bench: Bench, one: Callable[..., Any], params: Any) -> float:
     x, y = (tokens[0] for tokens in bench.asked[INSIDE])
-    # The decoder alone is asked the same questions: entropies of a small decoder's tokens take longer
-    # than its logits.
+    # The decoder alone is asked the same questions: entropies of a small decoder's tokens take
+    # longer than its logits.
     _, (logits, own) = next(_alone(bench))
     calls = {
         "alone": functools.partial(_asking(logits), own, x, y),
