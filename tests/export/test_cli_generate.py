@@ -6,10 +6,11 @@ import numpy as np
 import pytest
 from command_line import call, refused
 from flax import nnx
-from jaxeff_export import deploy, resolve_target
+from jaxeff_export import Bundle, BundleError, deploy, resolve_target
+from jaxeff_export.bundle.files import TOKENIZER, unpack_tokenizer
 
 import jaxeff
-from jaxeff.nn import Decoder, DecoderConfig, generate
+from jaxeff.nn import Decoder, DecoderConfig, Tokenizer, generate
 
 HOST = {**resolve_target("host"), "num-cores": 1}
 CONFIG = DecoderConfig(vocabulary=256, width=16, hidden=24, depth=1, heads=2, key_heads=1)
@@ -18,14 +19,20 @@ ROOM = 24
 PROMPT = "Once upon a"
 
 
-def bundle(folder, length, words=256, held=0):
+# Bytes as their visible characters, from the last to the first.
+VISIBLE = [*range(33, 127), *range(161, 173), *range(174, 256)]
+LETTERS = [chr(b) for b in VISIBLE] + [chr(256 + i) for i in range(256 - len(VISIBLE))]
+BACKWARDS = Tokenizer(LETTERS[::-1], [], frozenset("!"), end=255)
+
+
+def bundle(folder, length, words=256, held=0, tokenizer=None):
     def step(params, tokens, count, cache):
         logits, cache = F(params, tokens, cache, count)
         return logits[:, :words], cache
 
     cache = CONFIG.empty_cache(1, ROOM)._replace(length=jnp.int32(held))
     example = PARAMS, jnp.ones((1, length), jnp.int32), jnp.int32(1), cache
-    return deploy(step, example, HOST, folder, state=("cache",)).folder
+    return deploy(step, example, HOST, folder, state=("cache",), tokenizer=tokenizer).folder
 
 
 @pytest.fixture(scope="module")
@@ -76,3 +83,46 @@ def test_what_is_no_decoder_or_no_text_of_it_is_refused(folders, deployed_mlp, t
     refused(call("generate", held, "--prompt", "x" * 5), "room for 24 tokens; 20 are read")
     absent = str(tmp_path / "absent.gguf")
     refused(call("generate", one, "--prompt", "a", "--tokenizer", absent), "absent.gguf")
+
+
+@pytest.mark.slow
+def test_a_bundle_with_its_tokenizer_needs_nothing_else(tmp_path):
+    made = bundle(tmp_path / "made", 1, tokenizer=BACKWARDS)
+    # A copy, and what is built again of it, have it too.
+    for kept in (Bundle.load(made).save(tmp_path / "copy"), Bundle.load(tmp_path / "copy")):
+        assert kept.tokenizer == kept.example.tokenizer == BACKWARDS
+    numbers = BACKWARDS.encode(PROMPT)
+    assert numbers != list(PROMPT.encode())
+    cache = CONFIG.empty_cache(1, ROOM)
+    drawn, _ = generate(jax.random.key(0), F, PARAMS, jnp.array([numbers]), cache, 3, 0.0)
+    lines = call("generate", str(made), "--prompt", PROMPT, "--tokens", "3", "--certainty")
+    assert lines.exit_code == 0, lines.output
+    texts = [line.split("  ")[1] for line in lines.stdout.splitlines()[:-1]]
+    assert texts == [repr(BACKWARDS.decode([n])) for n in drawn[0]][: len(texts)]
+    assert texts
+    assert "tokenizer.json" in call("inspect", str(made)).stdout
+    few = bundle(tmp_path / "few", 1, tokenizer=Tokenizer(["a"], []))
+    refused(call("generate", str(few), "--prompt", "a"), "1 tokens, the decoder 256")
+    (made / TOKENIZER).write_text("{}")
+    refused(call("generate", str(made), "--prompt", "a"), "tokenizer.json is damaged")
+    with pytest.raises(TypeError, match="tokenizer"):
+        deploy(F, (PARAMS, jnp.ones((1, 1), jnp.int32)), HOST, tokenizer="smollm")
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        ("[]", "object"),
+        ("{", "damaged"),
+        ("[" * 100_000, "damaged"),
+        ('{"tokens": ["a"], "merges": ["ab"], "special": [], "cut": "gpt-2"}', "'ab' is no pair"),
+        ('{"tokens": [], "merges": [], "special": [], "cut": "gpt-2"}', "no tokens"),
+        ('{"tokens": ["a"], "merges": [], "special": [], "cut": "b"}', "'b' cuts text"),
+        ('{"tokens": ["a"], "merges": [], "special": [], "cut": "gpt-2", "end": 1}', "token 1 of"),
+        ('{"tokens": ["a"], "merges": [], "special": [], "cut": "gpt-2", "end": -1}', "end"),
+        ('{"tokens": [1], "merges": [], "special": [], "cut": "gpt-2"}', "tokens"),
+    ],
+)
+def test_foreign_tokenizers_are_refused(content, words):
+    with pytest.raises(BundleError, match=words):
+        unpack_tokenizer(content.encode())

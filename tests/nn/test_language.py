@@ -189,6 +189,14 @@ def test_tokens_of_other_kinds(tiny):
     assert tokenizer.decode([vocabulary().index("Ã")]) == "\ufffd"
     with pytest.raises(ValueError, match="'z' isn't among the 1 tokens"):
         Tokenizer(["a"], []).encode("z")
+    # Unused tokens stand for no bytes: they are written as they are.
+    assert Tokenizer(["a", "<空>"], []).decode([1, 0]) == "<空>a"
+    with pytest.raises(ValueError, match="'<s>' isn't among"):
+        Tokenizer(["a"], [], frozenset(["<s>"])).encode("<s>")
+    with pytest.raises(ValueError, match="'a b c' is no pair"):
+        Tokenizer(["a"], ["a b c"])
+    with pytest.raises(ValueError, match="token 3 of 1"):
+        Tokenizer(["a"], [], end=3)
 
 
 @pytest.mark.parametrize(

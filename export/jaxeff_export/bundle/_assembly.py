@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from jaxeff.nn import Tokenizer
 from jaxeff.store import atomic_folder, write_atomically
 from jaxeff_export.artifact import Artifact, TensorSpec, digest
 from jaxeff_export.bundle import files
@@ -17,6 +18,7 @@ from jaxeff_export.bundle.files import (
     RecordedPair,
     own_files,
     pack_arrays,
+    pack_tokenizer,
 )
 
 _PROGRAM = Path(__file__).parent / "running" / "_device_runner.py"
@@ -46,6 +48,7 @@ class BundleParts:
       rounds_inputs: whether the function rounds its data to codes.
       verdict: what is known of the results beside their values.
       state: names of the arguments that the bundle keeps and updates.
+      tokenizer: what makes tokens of texts, or None.
     """
 
     library: Path
@@ -64,6 +67,7 @@ class BundleParts:
     rounds_inputs: bool
     verdict: str
     state: tuple[str, ...]
+    tokenizer: Tokenizer | None
 
 
 def write_bundle(parts: BundleParts, path: Path) -> Manifest:
@@ -86,7 +90,7 @@ def write_bundle(parts: BundleParts, path: Path) -> Manifest:
     with atomic_folder(path, files.MANIFEST, own_files) as folder:
         # Pair by pair, inputs before outputs: the order of `Manifest.recorded`.
         recorded = [array for pair in parts.recorded for array in (*pair.inputs, *pair.outputs)]
-        contents = {
+        contents: dict[str, Callable[[], bytes]] = {
             files.LIBRARY: parts.library.read_bytes,
             files.PARAMETERS: lambda: pack_arrays([parts.parameters[index] for index in kept]),
             files.DERIVED: lambda: pack_arrays(parts.derived),
@@ -94,8 +98,11 @@ def write_bundle(parts: BundleParts, path: Path) -> Manifest:
             files.SELFCHECK: lambda: pack_arrays(recorded),
             files.PROGRAM: _PROGRAM.read_bytes,
         }
+        if parts.tokenizer is not None:
+            tokenizer = parts.tokenizer
+            contents[files.TOKENIZER] = lambda: pack_tokenizer(tokenizer)
         written = {}
-        for name in files.FILES:
+        for name in contents:
             content = contents[name]()  # one in memory at a time
             written[name] = {"size": len(content), "sha256": digest(content)}
             write_atomically(folder / name, content)

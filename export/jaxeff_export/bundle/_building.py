@@ -128,6 +128,7 @@ def build(
             rounds_inputs=rounded,
             verdict=example.verdict,
             state=example.state,
+            tokenizer=example.tokenizer,
         )
         return Bundle(path, write_bundle(parts, path), example.treedef)
 

@@ -6,6 +6,7 @@
     artifact.zip      the StableHLO artifact the library was compiled from
     selfcheck.npz     inputs, and the outputs JAX computed from them
     run.py            runs the bundle on a device that has TVM's runtime and numpy, nothing else
+    tokenizer.json    a decoder's tokens, where they were given
     manifest.json     shapes, dtypes, target, versions, and the checksum of every file
 
 Sharp edges: loading a library runs native code, so load bundles only from where you would install
@@ -85,7 +86,8 @@ class Bundle(BundleFolder):
             else np.zeros(tuple(int(n) for n in spec.shape), dtype_of(spec.dtype))
             for spec in artifact.inputs[: artifact.leaf_count(parameters)]
         ]
-        known = self.treedef, self.derived, self.manifest.verdict, self.manifest.state
+        manifest = self.manifest
+        known = self.treedef, self.derived, manifest.verdict, manifest.state, self.tokenizer
         return Example(artifact, parameters, bound, self.recorded, *known)
 
     @contextlib.contextmanager

@@ -52,6 +52,7 @@ from jaxeff.core import (
     string_sequence,
     validate,
 )
+from jaxeff.nn import Tokenizer
 from jaxeff_export.artifact import (
     Artifact,
     SignatureError,
@@ -79,6 +80,7 @@ from jaxeff_export.schedules import TuningDatabase
     any_batch=any_of(boolean, string_sequence),
     verdict=instance_of(str),
     state=string_sequence,
+    tokenizer=instance_of(Tokenizer),
 )
 def deploy(
     f: Callable[..., Any],
@@ -90,6 +92,7 @@ def deploy(
     any_batch: bool | Collection[str] = False,
     verdict: str = "",
     state: Sequence[str] = (),
+    tokenizer: Tokenizer | None = None,
     database: str | Path | None = None,
     progress: Progress | None = None,
 ) -> Bundle:
@@ -116,6 +119,8 @@ def deploy(
         cache: ``step(params, token, cache) -> (logits, cache)`` with ``state=("cache",)``. The
         function returns a tuple, whose last elements replace them, in this order and in the same
         trees. What they are in the example is what a session begins with. See `Bundle.session`.
+      tokenizer: of a decoder, `jaxeff.nn.load_decoder(...).tokenizer`: it goes into the bundle, so
+        that ``generate`` of the command line needs nothing else.
       database: a folder that `tune` filled: kernels it knows for this target get the schedules
         found there, the others the default ones.
       progress: called with one line per step.
@@ -154,7 +159,8 @@ def deploy(
         return jax.tree.leaves(jitted(*jax.tree.unflatten(structure, given)))
 
     treedef = jax.tree.structure(jax.eval_shape(jitted, *example_args))
-    return order.built(artifact, leaves, reference, treedef, verdict, tuple(state))
+    more = {"verdict": verdict, "state": tuple(state), "tokenizer": tokenizer}
+    return order.built(artifact, leaves, reference, treedef, **more)
 
 
 @validate(
@@ -249,8 +255,7 @@ class _Order:
         leaves: Sequence[Any],
         reference: Callable[[Sequence[Any]], Sequence[Any]],
         treedef: Any = None,
-        verdict: str = "",
-        state: tuple[str, ...] = (),
+        **more: Any,
     ) -> Bundle:
         """Records what JAX computes, and builds the bundle.
 
@@ -259,13 +264,13 @@ class _Order:
           leaves: the values of its inputs.
           reference: what JAX computes from such leaves, flattened.
           treedef: the exact structure of results, where it is known.
-          verdict: what is known of the results beside their values.
-          state: names of the arguments that sessions keep.
+          **more: the verdict, state and tokenizer of an `Example`.
         """
         specs = artifact.inputs
         # Before the reference is computed, which takes long.
         names = artifact.arguments[self.parameters :]
         after = artifact.leaf_count(self.parameters)
+        state = more.get("state", ())
         state_places(state, names, specs[after:], artifact.outputs, artifact.structure)
         self.say("computing the reference with JAX")
         bound = artifact.leaf_count(self.parameters)
@@ -283,9 +288,7 @@ class _Order:
             ]
             recorded.append(RecordedPair(values[bound:], outputs, batch))
         bounded = values[:bound]
-        example = Example(
-            artifact, self.parameters, bounded, recorded, treedef, verdict=verdict, state=state
-        )
+        example = Example(artifact, self.parameters, bounded, recorded, treedef, **more)
         return build(example, self.target, self.path, self.say, self.database)
 
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from jaxeff.nn import Tokenizer
 from jaxeff_export.artifact import Artifact, state_places
 from jaxeff_export.bundle.files import Manifest, RecordedPair, tolerance
 from jaxeff_export.clib import LibraryParts
@@ -73,6 +74,7 @@ class Example:
       derived: what was computed from the leaves, if it was.
       verdict: what is known of the results beside their values.
       state: names of the arguments that a bundle keeps and updates.
+      tokenizer: what makes tokens of texts, if they are a decoder's.
     """
 
     artifact: Artifact
@@ -83,6 +85,7 @@ class Example:
     derived: Sequence[np.ndarray] | None = None
     verdict: str = ""
     state: tuple[str, ...] = ()
+    tokenizer: Tokenizer | None = None
 
     @property
     def places(self) -> list[tuple[int, int]]:

@@ -12,10 +12,11 @@ import typer
 from jaxeff_export.cli._terminal import BundlePath, console, failures_in_one_line
 
 if TYPE_CHECKING:
-    from jaxeff_export.cli._continuation import Continuation, TextCodec
+    from jaxeff_export.bundle import Bundle
+    from jaxeff_export.cli._continuation import TextCodec
 
 _PREFILL = "Another bundle with the same cache, which reads the prompt in blocks; may be repeated."
-_TOKENIZER = "A GGUF file with the tokenizer; bytes by default, where there are 256 tokens."
+_TOKENIZER = "A GGUF file with the tokenizer; by default the bundle's, or bytes, of 256 tokens."
 
 
 def generate(
@@ -43,8 +44,9 @@ def generate(
         from jaxeff_export.bundle import Bundle
         from jaxeff_export.cli._continuation import Continuation
 
-        decoder = Continuation(Bundle.load(bundle), [Bundle.load(path) for path in prefill])
-        codec = _codec(tokenizer, decoder)
+        main = Bundle.load(bundle)
+        decoder = Continuation(main, [Bundle.load(path) for path in prefill])
+        codec = _codec(tokenizer, main, decoder.words)
         # What isn't asked for stays None, and leaves all tokens to be drawn.
         how = {"temperature": temperature, "top_k": top_k, "top_p": top_p}
         drawn, shown, began = [], 0, time.perf_counter()
@@ -69,8 +71,8 @@ def generate(
     console.print(f"{len(drawn)} tokens, {len(drawn) / seconds:.1f} a second", highlight=False)
 
 
-def _codec(path: Path | None, decoder: Continuation) -> TextCodec:
-    """Returns the tokenizer of a file, or bytes."""
+def _codec(path: Path | None, bundle: Bundle, words: int) -> TextCodec:
+    """Returns the tokenizer of a file, that of the bundle, or bytes."""
     # JAX, as above.
     from jaxeff.nn import load_tokenizer
     from jaxeff.weights import WeightsError
@@ -78,19 +80,22 @@ def _codec(path: Path | None, decoder: Continuation) -> TextCodec:
     from jaxeff_export.cli._continuation import ByteCodec
 
     if path is None:
-        if decoder.words != 256:
+        codec, origin = bundle.tokenizer, bundle.folder
+        if codec is None and words == 256:
+            return ByteCodec()
+        if codec is None:
             raise BundleError(
-                f"the decoder has {decoder.words} tokens, which are no bytes; give its tokenizer: "
-                "--tokenizer FILE.gguf"
+                f"the decoder has {words} tokens, which are no bytes, and the bundle has no "
+                "tokenizer: deploy(..., tokenizer=...), or give --tokenizer FILE.gguf"
             )
-        return ByteCodec()
-    try:
-        codec = load_tokenizer(path)
-    except (WeightsError, ImportError) as error:
-        raise BundleError(str(error)) from error
+    else:
+        try:
+            codec, origin = load_tokenizer(path), path
+        except (WeightsError, ImportError) as error:
+            raise BundleError(str(error)) from error
     # Numbers of another vocabulary would be read as other tokens, without a word.
-    if len(codec.tokens) != decoder.words:
+    if len(codec.tokens) != words:
         raise BundleError(
-            f"{path} has {len(codec.tokens)} tokens, the decoder {decoder.words}; give its own"
+            f"{origin} has {len(codec.tokens)} tokens, the decoder {words}; give its own"
         )
     return codec

@@ -47,12 +47,21 @@ class Tokenizer:
         """Makes the tables of tokens and merges.
 
         Raises:
-            ValueError: The cut is unknown.
+            ValueError: The cut is unknown, there are no tokens, a merge is no pair of parts, or the
+                end no token.
         """
         if self.cut not in _CUTS:
             raise ValueError(
                 f"Tokenizer: how {self.cut!r} cuts text isn't known; there are {', '.join(_CUTS)}."
             )
+        if not self.tokens:
+            raise ValueError("Tokenizer: there are no tokens.")
+        if self.end is not None and not 0 <= self.end < len(self.tokens):
+            raise ValueError(
+                f"Tokenizer: the end is token {self.end} of {len(self.tokens)}, which isn't there."
+            )
+        if torn := [merge for merge in self.merges if len(merge.split(" ")) != 2]:
+            raise ValueError(f"Tokenizer: the merge {torn[0]!r} is no pair of parts.")
         pairs = (merge.split(" ") for merge in self.merges)
         ranks = {(left, right): i for i, (left, right) in enumerate(pairs)}
         object.__setattr__(self, "_numbers", {token: i for i, token in enumerate(self.tokens)})
@@ -76,7 +85,7 @@ class Tokenizer:
         found: list[int] = []
         for i, part in enumerate(parts):
             if i % 2:
-                found.append(self._numbers[part])
+                found.append(self._number(part))
                 continue
             for word in _words(part, single_digits=_CUTS[self.cut]):
                 found.extend(self._number(token) for token in self._merge(word))
@@ -87,11 +96,9 @@ class Tokenizer:
         made = bytearray()
         for number in numbers:
             token = self.tokens[int(number)]
-            made += (
-                token.encode()
-                if token in self.special
-                else bytes(_BYTES[character] for character in token)
-            )
+            # Besides special tokens, files have unused ones, whose characters stand for no bytes.
+            plain = token in self.special or any(letter not in _BYTES for letter in token)
+            made += token.encode() if plain else bytes(_BYTES[letter] for letter in token)
         return made.decode(errors="replace")
 
     def _number(self, token: str) -> int:

@@ -11,11 +11,13 @@ from jaxeff_export.bundle.files._manifest import (
     PARAMETERS,
     PROGRAM,
     SELFCHECK,
+    TOKENIZER,
     BundleError,
     Manifest,
     own_files,
 )
 from jaxeff_export.bundle.files._selfcheck import RecordedPair, SelfCheck, compare, tolerance
+from jaxeff_export.bundle.files._tokenizer import pack_tokenizer, unpack_tokenizer
 
 __all__ = [
     "ARTIFACT",
@@ -26,6 +28,7 @@ __all__ = [
     "PARAMETERS",
     "PROGRAM",
     "SELFCHECK",
+    "TOKENIZER",
     "BundleError",
     "BundleFolder",
     "Manifest",
@@ -34,6 +37,8 @@ __all__ = [
     "compare",
     "own_files",
     "pack_arrays",
+    "pack_tokenizer",
     "tolerance",
     "unpack_arrays",
+    "unpack_tokenizer",
 ]

@@ -8,21 +8,23 @@ from typing import Any, Self
 
 import numpy as np
 
+from jaxeff.nn import Tokenizer
 from jaxeff.store import atomic_folder, open_regular, write_atomically
 from jaxeff_export.artifact import MOST_TEXT, Artifact, ArtifactError, digest
 from jaxeff_export.bundle.files._arrays import unpack_arrays
 from jaxeff_export.bundle.files._manifest import (
     ARTIFACT,
     DERIVED,
-    FILES,
     MANIFEST,
     PARAMETERS,
     SELFCHECK,
+    TOKENIZER,
     BundleError,
     Manifest,
     own_files,
 )
 from jaxeff_export.bundle.files._selfcheck import RecordedPair
+from jaxeff_export.bundle.files._tokenizer import unpack_tokenizer
 
 _RENEW = "copy the bundle again, or deploy the model again"
 
@@ -67,10 +69,10 @@ class BundleFolder:
             bundle = cls(folder, Manifest.from_bytes(data))
             # Everything is read and decoded once, so that damage shows here and not in some later
             # call.
-            for name in FILES:
+            for name in bundle.manifest.files:
                 bundle._read(name)
             bundle.manifest.require_artifact(bundle.artifact)
-            _ = bundle.operands, bundle.recorded
+            _ = bundle.operands, bundle.recorded, bundle.tokenizer
         except BundleError as error:
             raise BundleError(f"{folder}: {error}") from error
         return bundle
@@ -84,7 +86,7 @@ class BundleFolder:
         """
         path = Path(path)
         with atomic_folder(path, MANIFEST, own_files) as folder:
-            for name in FILES:
+            for name in self.manifest.files:
                 write_atomically(folder / name, self._read(name))
             write_atomically(folder / MANIFEST, self.manifest.to_bytes())
         return type(self)(path, self.manifest, self.treedef)
@@ -134,6 +136,13 @@ class BundleFolder:
                         f"{MANIFEST} says {pair.batch}"
                     )
         return pairs
+
+    @property
+    def tokenizer(self) -> Tokenizer | None:
+        """What makes tokens of texts, if `deploy` was given it."""
+        if TOKENIZER not in self.manifest.files:
+            return None
+        return unpack_tokenizer(self._read(TOKENIZER))
 
     def _arrays(self, name: str, specs: Sequence[Any]) -> list[np.ndarray]:
         try:

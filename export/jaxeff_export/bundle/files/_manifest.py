@@ -35,9 +35,12 @@ LIBRARY, PARAMETERS, DERIVED, ARTIFACT, SELFCHECK, PROGRAM = (
     "run.py",
 )
 FILES = (LIBRARY, PARAMETERS, DERIVED, ARTIFACT, SELFCHECK, PROGRAM)
+TOKENIZER = "tokenizer.json"
+OPTIONAL_FILES = (TOKENIZER,)
 MANIFEST = "manifest.json"
 
 
+_FILE = {"size": COUNT, "sha256": str}
 _WORK = {name: COUNT for name in ("read", "written", "bound", "products", "calls")}
 _TARGET = {
     **{name: str for name in ("kind", "mcpu", "mtriple", "mfloat-abi", "mabi")},
@@ -53,7 +56,7 @@ _FORM = {
     "structure": {},
     "rounds_inputs": bool,
     "versions": {name: str for name in ("apache-tvm", "apache-tvm-ffi")},
-    "files": {name: {"size": COUNT, "sha256": str} for name in FILES},
+    "files": dict.fromkeys(FILES, _FILE),
 }
 
 
@@ -82,7 +85,8 @@ class Manifest:
       rounds_inputs: whether the function rounds its data to codes, which have no NaN, so that a
         call refuses data that hold it.
       versions: versions of the packages that made the bundle.
-      files: per file name its size in bytes and SHA-256.
+      files: per file name its size in bytes and SHA-256; a tokenizer is among them where `deploy`
+        was given one.
       kernels: per kernel whose sizes are known before the call the bytes `read` and `written`,
         those of parameters that are `bound`, the `products` it adds up and its `calls`; empty in
         bundles of older versions.
@@ -181,6 +185,7 @@ class Manifest:
         require_form(content, _FORM, "")
         require_form(content["versions"], MappingOf(str), "versions")
         require_form(content.get("kernels", {}), MappingOf(_WORK), "kernels")
+        require_form(content["files"], MappingOf(_FILE), "files")
         require_form(content.get("batches", []), [COUNT], "batches")
         require_form(content.get("verdict", ""), str, "verdict")
         require_form(content.get("state", []), [str], "state")
@@ -189,7 +194,8 @@ class Manifest:
         said = {name: form for name, form in _TARGET.items() if name in target}
         require_form(target, said, "target")
         # A name may lead anywhere; files beside these are never opened.
-        if foreign := [name for name in content["files"] if name not in FILES]:
+        known = (*FILES, *OPTIONAL_FILES)
+        if foreign := [name for name in content["files"] if name not in known]:
             raise ValueError(f"files names {foreign[0]!r}, which no bundle has")
         manifest = cls(
             target_name=content["target_name"],
@@ -279,4 +285,4 @@ def own_files(data: bytes) -> frozenset[str]:
     if content.get("format") != FORMAT or not isinstance(files, dict):
         raise BundleError("it lists no files of a bundle")
     # The answer says what may be replaced: a stranger's manifest must not name other files.
-    return frozenset(files).intersection(FILES)
+    return frozenset(files).intersection((*FILES, *OPTIONAL_FILES))
