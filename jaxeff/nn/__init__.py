@@ -5,6 +5,7 @@ Images are NHWC; models flatten what they need to. Layers have short names (``co
 ``model.eval()`` before ``jaxeff.functional`` where it has batch norm or dropout.
 """
 
+from jaxeff.nn.file_types import Magika, PretrainedMagika, file_tokens, load_magika
 from jaxeff.nn.language import (
     Decoder,
     DecoderCache,
@@ -43,7 +44,9 @@ __all__ = [
     "LeNet5",
     "LinenLeNet5",
     "LinenMLP",
+    "Magika",
     "PretrainedDecoder",
+    "PretrainedMagika",
     "ResNet8",
     "ResNet18",
     "SmallCNN",
@@ -51,8 +54,10 @@ __all__ = [
     "Tokenizer",
     "TransformerEncoder",
     "activation",
+    "file_tokens",
     "generate",
     "load_decoder",
+    "load_magika",
     "load_tokenizer",
     "sample",
     "small_classifier",

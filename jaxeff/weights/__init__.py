@@ -24,6 +24,7 @@ from jaxeff.weights._errors import WeightsError
 from jaxeff.weights._gguf import gguf_metadata
 from jaxeff.weights._layouts import channels_last_inputs, rotary_halves
 from jaxeff.weights._load import LoadedWeights, load_weights
+from jaxeff.weights._packaged import packaged_file
 
 __all__ = [
     "LoadedWeights",
@@ -31,5 +32,6 @@ __all__ = [
     "channels_last_inputs",
     "gguf_metadata",
     "load_weights",
+    "packaged_file",
     "rotary_halves",
 ]

