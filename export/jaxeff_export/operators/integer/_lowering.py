@@ -23,7 +23,6 @@ from jaxeff_export.operators.integer._dots import Dot, dot_of, of_few
 from jaxeff_export.operators.integer._dual import dual_kernel, dual_weights, form_of
 from jaxeff_export.operators.integer._epilogue import RESULTS, epilogue_of
 from jaxeff_export.operators.integer._geometry import Geometry, tile_of
-from jaxeff_export.operators.integer._packed import PACKED, packed_products
 from jaxeff_export.operators.integer._packing import (
     packed_bias,
     packed_planes,
@@ -39,6 +38,7 @@ from jaxeff_export.operators.integer._planes import (
     step_of,
 )
 from jaxeff_export.operators.integer._quantizing import write_codes
+from jaxeff_export.operators.integer.packed import PACKED, packed_products
 
 FEW = 8
 """Examples of a dense layer whose weights take longer to fetch than to multiply."""

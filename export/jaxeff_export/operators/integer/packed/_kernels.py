@@ -8,31 +8,18 @@ a half or one byte a weight; with more, unpacked weights serve all rows of a til
 from __future__ import annotations
 
 import dataclasses
-import functools
 import itertools
 from collections.abc import Callable
 from typing import Any
 
-from tvm import relax, te, tirx
-from tvm.target import Target
+from tvm import tirx
 from tvm.tirx import Expr
 
-from jaxeff_export.compiler.passes import PACKS
-from jaxeff_export.operators.integer._contraction import (
-    ContractionBuilder,
-    Sharing,
-    contraction,
-    vectors_of,
-)
-from jaxeff_export.operators.integer._dots import CHUNK, Dot, NibbleDot, dot_of, nibbles_of
+from jaxeff_export.operators.integer._contraction import ContractionBuilder
+from jaxeff_export.operators.integer._dots import NibbleDot
 from jaxeff_export.operators.integer._epilogue import Epilogue
-from jaxeff_export.operators.integer._geometry import DotTile, Geometry
+from jaxeff_export.operators.integer.packed._layout import CODES
 from jaxeff_export.operators.statements import Vector, cast, const, declare, load, splat
-
-PACKED = "jaxeff.q_packed"
-_STEPS_SHARED = 12_000
-CODES = 8
-"""Codes of an output in a dword."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -284,34 +271,6 @@ class FloatBuilder(PackedBuilder):
         return code_at
 
 
-def float_dot(dot: Dot, bits: int) -> Dot:
-    """Describes products of codes by floats in vectors of a processor's length."""
-    group = CODES if bits <= 4 else 1
-    lanes = max(4, dot.lanes)
-    return dataclasses.replace(
-        dot, name="codes", lanes=lanes, group=group, data="float32", offset=0
-    )
-
-
-def packed_tile(geometry: Geometry, lanes: int, registers: int, sums: int) -> DotTile:
-    """Chooses a tile of rows and vectors.
-
-    Args:
-        geometry: the product's.
-        lanes: outputs in a vector.
-        registers: for sums and operands.
-        sums: registers that a sum takes.
-    """
-    across = -(-geometry.per_group // lanes)
-    # Four are for unpacked weights and an input.
-    room = max(1, (registers - 4) // sums)
-    rows = min(geometry.walked[1], 4, room)
-    # A rest of unknown length is walked in tiles of halving widths.
-    if geometry.examples is not None and rows == 3:
-        rows = 2
-    return DotTile(1, rows, max(1, min(across, room // rows, 8)))
-
-
 def _at(source: tirx.Buffer, here: Any) -> Callable[[int, int], Expr]:
     return lambda offset, count: load(source, here + offset, count)
 
@@ -324,170 +283,3 @@ def _as_float(value: Expr, buffer: tirx.Buffer, lanes: int) -> Expr:
         bits = tirx.shift_left(cast(value, "int32", lanes), const(13, "int32", lanes))
         return tirx.reinterpret(f"float32x{lanes}", bits) * const(2.0**112, "float32", lanes)
     return value if dtype == "float32" else cast(value, "float32", lanes)
-
-
-def packed_products(target: Target, cores: int, any_batch: bool) -> Any:
-    """Returns the lowering of products with packed weights for a target."""
-    nibbles, plain = nibbles_of(target), dot_of(target)
-
-    def lower(
-        bb: relax.BlockBuilder,
-        x: relax.Expr,
-        w: relax.Expr,
-        *steps: relax.Expr,
-        weight_bits: int,
-        group: int,
-    ) -> relax.Expr:
-        (rows, depth), columns = _shape(x), _shape(w)[1]
-        codes = str(x.ty.dtype) == "int8"
-        chunk = _chunk(depth, group, codes, weight_bits)
-        # Other sizes of groups are rare: loops that the scheduler tiles do for them.
-        if not chunk:
-            return _written_out(bb, x, w, *steps, group=group)
-        dot = nibbles.dot if codes else float_dot(plain, weight_bits)
-        geometry = Geometry.dense(rows, depth, columns)
-        result = "sums" if codes else "float"
-        # A sum takes a register for the part of its group, too.
-        tile = packed_tile(geometry, dot.lanes, dot.registers, 2)
-        make: Any = FloatBuilder
-        if codes:
-            make = functools.partial(NibbleBuilder, nibbles)
-        operands = [x, _weights(bb, w, geometry, dot, chunk, codes)]
-        operands += [_steps(bb, each, geometry, dot.lanes) for each in steps]
-        if not codes and not steps:
-            raise ValueError("products of floats have steps")
-        batch = tirx.Var("batch", "int64")
-        geometry = geometry.of_any(batch) if any_batch else geometry
-        if any_batch:
-            tile = packed_tile(geometry, dot.lanes, dot.registers, 2)
-        sizes: list[Any] = [(_shape(o), str(o.ty.dtype)) for o in operands]
-        if any_batch:
-            sizes[0] = ((batch, depth), sizes[0][1])
-        kernel = contraction(
-            geometry,
-            dot,
-            {},
-            lambda _, *rest: Unscaled.of(result, *rest),
-            sizes,
-            (batch if any_batch else rows, columns),
-            Sharing(cores, _STEPS_SHARED * dot.lanes * 4),
-            tile,
-            functools.partial(make, group, chunk),
-        )
-        kind = relax.TensorType((rows, columns), "int32" if codes else "float32")
-        name = bb.add_func(kernel, "q_packed")
-        return bb.emit(relax.call_tir(name, relax.Tuple(operands), kind))
-
-    return lower
-
-
-def _chunk(depth: int, group: int, codes: bool, bits: int) -> int:
-    """Chooses how many codes a turn of a kernel takes; none if there is no kernel."""
-    if codes and bits > 4:
-        return 0
-    # Floats have no part that could overflow: a dword at a time keeps the loop's body short.
-    most = CHUNK if codes else CODES
-    if group >= depth:
-        return most
-    return next((n for n in (32, 16, 8) if n <= most and group % n == 0), 0)
-
-
-def _weights(
-    bb: relax.BlockBuilder, w: relax.Expr, geometry: Geometry, dot: Dot, chunk: int, codes: bool
-) -> relax.Expr:
-    """Packs weights as vectors of outputs, dwords and lanes; or as vectors, inputs and lanes."""
-    lanes, depth = dot.lanes, geometry.depth
-    vectors, padded = vectors_of(geometry, dot), -(-depth // chunk) * chunk
-    halved = str(w.ty.dtype) == "uint8"
-
-    def pack(w: te.Tensor) -> te.Tensor:
-        def code(k: Any, feature: Any) -> Any:
-            """Reads a code as a whole number; zero where there is none."""
-            inside = tirx.all(k < depth, feature < geometry.features)
-            found = _nibble(w, k, feature) if halved else tirx.Cast("int32", w(k, feature))
-            return tirx.if_then_else(inside, found, tirx.const(0, "int32"))
-
-        # Bytes lie output beside output: a load that widens is cheaper than unpacking dwords.
-        if not halved:
-            shape = (vectors, padded, lanes)
-            return te.compute(
-                shape, lambda v, k, n: tirx.Cast("int8", code(k, v * lanes + n)), name="packed"
-            )
-        # Unsigned for products with bytes; floats take two's complement, which shifts extend.
-        moved = 8 if codes else 0
-
-        def byte(v: Any, d: Any, lane: Any, one: Any) -> Any:
-            low, high = (code(d * CODES + at + one, v * lanes + lane) for at in (0, 4))
-            both = ((low + moved) & 15) | tirx.shift_left(
-                (high + moved) & 15, tirx.const(4, "int32")
-            )
-            return tirx.Cast("uint8", both)
-
-        dwords = (vectors, padded // CODES)
-        if codes and dot.halves:
-            return te.compute(
-                (*dwords, 2, lanes, 2),
-                lambda v, d, h, n, i: byte(v, d, n, 2 * h + i),
-                name="packed",
-            )
-        return te.compute((*dwords, lanes, 4), byte, name="packed")
-
-    return bb.emit_te(pack, w, primfunc_name_hint="q_nibbles", primfunc_attrs={PACKS: True})
-
-
-def _nibble(w: te.Tensor, k: Any, feature: Any) -> Any:
-    """Reads a code of 4 bits, of which a byte holds two inputs of an output, each 8 above it."""
-    byte = tirx.Cast("int32", w(tirx.indexdiv(k, 2), feature))
-    return (tirx.shift_right(byte, 4 * tirx.Cast("int32", tirx.indexmod(k, 2))) & 15) - 8
-
-
-def _steps(bb: relax.BlockBuilder, steps: relax.Expr, geometry: Geometry, lanes: int) -> relax.Expr:
-    """Packs steps as vectors of outputs, groups and lanes; float16 as its bits."""
-    groups, columns = _shape(steps)
-    half = str(steps.ty.dtype) == "float16"
-    dtype = "uint16" if half else str(steps.ty.dtype)
-
-    def pack(s: te.Tensor) -> te.Tensor:
-        def element(v: Any, g: Any, lane: Any) -> Any:
-            feature = v * lanes + lane
-            found = s(g, feature)
-            # Not every processor reads float16, and TVM would call a function for it.
-            found = tirx.reinterpret("uint16", found) if half else found
-            return tirx.if_then_else(feature < columns, found, tirx.const(0, dtype))
-
-        return te.compute((-(-columns // lanes), groups, lanes), element, name="packed")
-
-    return bb.emit_te(pack, steps, primfunc_name_hint="q_steps", primfunc_attrs={PACKS: True})
-
-
-def _written_out(
-    bb: relax.BlockBuilder, x: relax.Expr, w: relax.Expr, *steps: relax.Expr, group: int
-) -> relax.Expr:
-    """Emits the product as tensor expressions, for groups that no kernel has."""
-    halved, dtype = str(w.ty.dtype) == "uint8", "float32"
-    if str(x.ty.dtype) == "int8":
-        dtype = "int32"
-
-    def product(x: te.Tensor, w: te.Tensor, *steps: te.Tensor) -> te.Tensor:
-        rows, depth = x.shape
-        columns = w.shape[1]
-
-        def weight(k: Any, n: Any) -> Any:
-            value = tirx.Cast(dtype, _nibble(w, k, n) if halved else w(k, n))
-            for each in steps:
-                value = value * tirx.Cast(dtype, each(tirx.indexdiv(k, group), n))
-            return value
-
-        made = te.compute((depth, columns), weight, name="weights")
-        k = te.reduce_axis((0, depth), name="k")
-        return te.compute(
-            (rows, columns),
-            lambda m, n: te.sum(tirx.Cast(dtype, x(m, k)) * made(k, n), axis=k),
-            name="product",
-        )
-
-    return bb.emit_te(product, x, w, *steps, primfunc_name_hint="q_product")
-
-
-def _shape(tensor: relax.Expr) -> tuple[int, ...]:
-    return tuple(int(n) for n in tensor.ty.shape)
