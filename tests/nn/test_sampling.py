@@ -43,6 +43,13 @@ def test_tokens_are_drawn_by_the_probabilities_that_are_left(how, expected):
     assert (np.abs(found - expected) <= 5 * errors).all()
 
 
+@pytest.mark.parametrize("how", [{"top_k": 2}, {"top_p": 0.4}])
+def test_of_equal_tokens_no_more_than_asked_are_drawn(how):
+    logits = jnp.log(jnp.tile(jnp.array([0.1, 0.3, 0.3, 0.3]), (500, 1)))
+    drawn = sample(jax.random.key(0), logits, **how)
+    assert set(drawn.tolist()) == {1, 2}
+
+
 @pytest.fixture(scope="module")
 def decoder():
     return jaxeff.functional(Decoder(CONFIG, rngs=nnx.Rngs(0)))

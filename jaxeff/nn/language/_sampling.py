@@ -60,7 +60,8 @@ def sample(
         key: A key; it isn't used at a temperature of 0.
         logits: Logarithms of probabilities, up to a constant.
         temperature: What logits are divided by; 0 takes the most probable token (greedy).
-        top_k: How many of the most probable tokens may be drawn; all by default.
+        top_k: How many of the most probable tokens may be drawn, of equals the first; all by
+            default.
         top_p: Only the most probable tokens that together have at least this probability may be
             drawn (nucleus sampling, Holtzman et al., arXiv 1904.09751); all by default.
 
@@ -81,21 +82,22 @@ def sample(
     if temperature == 0:
         return jnp.argmax(logits, axis=-1).astype(jnp.int32)
     logits = logits / temperature
-    if top_k is not None or top_p is not None:
-        # Both are a threshold: the smallest logit that may still be drawn.
-        descending = -jnp.sort(-logits, axis=-1)
-        least = descending[..., -1:]
-        if top_k is not None:
-            least = descending[..., min(top_k, logits.shape[-1]) - 1, None]
-            descending = jnp.where(descending >= least, descending, -jnp.inf)
-        if top_p is not None:
-            probs = jax.nn.softmax(descending, axis=-1)
-            # The token that reaches the probability belongs to those that have it.
-            inside = jnp.cumsum(probs, axis=-1) - probs < top_p
-            nucleus = jnp.min(jnp.where(inside, descending, jnp.inf), axis=-1, keepdims=True)
-            least = jnp.maximum(least, nucleus)
-        logits = jnp.where(logits >= least, logits, -jnp.inf)
-    return jax.random.categorical(key, logits, axis=-1).astype(jnp.int32)
+    if top_k is None and top_p is None:
+        return jax.random.categorical(key, logits, axis=-1).astype(jnp.int32)
+    # Drawn among places in decreasing order: a threshold would let all that equal it in.
+    order = jnp.argsort(-logits, axis=-1, stable=True)
+    descending = jnp.take_along_axis(logits, order, -1)
+    if top_k is not None:
+        places = jnp.arange(logits.shape[-1])
+        descending = jnp.where(places < top_k, descending, -jnp.inf)
+    if top_p is not None:
+        probs = jax.nn.softmax(descending, axis=-1)
+        # The token that reaches the probability belongs to those that have it.
+        inside = jnp.cumsum(probs, axis=-1) - probs < top_p
+        descending = jnp.where(inside, descending, -jnp.inf)
+    drawn = jax.random.categorical(key, descending, axis=-1)
+    token = jnp.take_along_axis(order, drawn[..., None], -1)[..., 0]
+    return token.astype(jnp.int32)
 
 
 @validate(
