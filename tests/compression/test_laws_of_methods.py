@@ -32,6 +32,7 @@ METHODS = {
     "trained ternary": jc.LayerQuantization(jc.TrainedTernary(), jc.TrainedTernary()),
     "powers": jc.LayerQuantization(jc.PowersOfTwo(3), jc.PowersOfTwo(4)),
     "incremental": jc.LayerQuantization(jc.Incremental(4, 0.5)),
+    "half-quadratic": jc.LayerQuantization(jc.HalfQuadratic(3), jc.HalfQuadratic(4, per="tensor")),
     "half-wave": jc.LayerQuantization(jc.Binary(follow=True), jc.HalfWave(2)),
     "basis": jc.LayerQuantization(jc.LearnedBasis(2, turns=2), jc.LearnedBasis(2, turns=2)),
     "codebook": jc.LayerQuantization(jc.Codebook(2), jc.Codebook(2)),
@@ -40,6 +41,7 @@ METHODS = {
     "discrete": jc.LayerQuantization(jc.Discrete()),
     "grouped": jc.LayerQuantization(jc.Grouped(jc.LSQ(3), 1)),
     "levels": jc.LayerQuantization(jc.Levels((-1.0, -0.2, 0.3, 1.0))),
+    "rotated": jc.LayerQuantization(jc.Rotated(jc.Uniform(3)), jc.Rotated(jc.LSQ(3))),
     "scaled": jc.LayerQuantization(jc.Scaled(jc.Uniform(3), jnp.array(2.0))),
     "switched": jc.LayerQuantization(
         jc.Switched(jc.Uniform(3), jnp.array(True)), jc.Switched(jc.Uniform(3), jnp.array(False))

@@ -11,6 +11,8 @@ from jaxeff.compression.post_training._equalization import equalize
 from jaxeff.compression.post_training._gptq import gptq
 from jaxeff.compression.post_training._layerwise import RoundingProblem, arguments, on_grids
 from jaxeff.compression.post_training._multiplication import Matrix, Multiplication, multiplications
+from jaxeff.compression.post_training._rotation import rotate
+from jaxeff.compression.post_training._smooth_quant import smooth_quant
 from jaxeff.compression.post_training.ranges import (
     RunningRange,
     calibrate,
@@ -36,5 +38,7 @@ __all__ = [
     "initial_ranges",
     "multiplications",
     "on_grids",
+    "rotate",
     "running",
+    "smooth_quant",
 ]

@@ -117,7 +117,7 @@ def awq(
     scales: dict[str, np.ndarray] = {}
     for site, (at, quantizer, tensor, second, size) in sites.items():
         pair = into.get(site)
-        channels = _input_channels(at) if pair is None else pair.channels
+        channels = input_channels(at) if pair is None else pair.channels
         scale = _search(at, leaves, quantizer, tensor, second, size, channels, points)
         if pair is not None:
             rescale(pair, leaves, scale)
@@ -129,7 +129,7 @@ def awq(
         leaf = leaves[at.origin.leaf]
         w = at.origin.to_input(leaf)
         if site in scales:
-            quantizer = Scaled(quantizer, _narrow(at, scales[site]))
+            quantizer = Scaled(quantizer, narrow(at, scales[site]))
         method = start(quantizer, w, tensor)
         new = compiled(method, tensor)(w)
         check_kept("awq", method, new, tensor)
@@ -182,20 +182,26 @@ def _search(
     return best
 
 
-def _input_channels(at: Multiplication) -> Int[np.ndarray, "groups inputs"]:
+def input_channels(at: Multiplication) -> Int[np.ndarray, "groups inputs"]:
     """Numbers the input channels; the places of a kernel share a number."""
     groups, inputs, _ = at.contraction.matrix_shape
     # The taps of a channel lie beside each other among the matrix's inputs.
     return (np.arange(groups * inputs) // at.contraction.taps).reshape(groups, inputs)
 
 
-def _narrow(at: Multiplication, scale: Float[np.ndarray, "groups inputs"]) -> Array:
+def narrow(at: Multiplication, scale: Float[np.ndarray, "groups inputs"]) -> Array:
     """Shapes a scale like the weight, with one entry along axes where it is constant."""
-    wide = at.contraction.weight(np.broadcast_to(scale[:, :, None], at.contraction.matrix_shape))
+    return narrowed(
+        at.contraction.weight(np.broadcast_to(scale[:, :, None], at.contraction.matrix_shape))
+    )
+
+
+def narrowed(wide: np.ndarray) -> Array:
+    """Keeps one entry along axes where an array is constant."""
     for axis in range(wide.ndim):
         first = wide.take([0], axis)
         wide = first if (wide == first).all() else wide
     return jnp.asarray(wide, jnp.float32)
 
 
-__all__ = ["awq"]
+__all__ = ["awq", "input_channels", "narrow", "narrowed"]

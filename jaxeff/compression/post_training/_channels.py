@@ -81,22 +81,27 @@ def pairs(program: Program, leaves: Sequence[Any]) -> list[LayerPair]:
     """
     found, _ = multiplications(program)
     env = parameter_values(program, leaves)
-    readers: dict[Value, list[Layer]] = {}
-    for layer in program.layers:
-        for v in layer.inputs:
-            readers.setdefault(v, []).append(layer)
-    results = {v for v in program.outputs if isinstance(v, Value)}
+    readers, results = readers_of(program)
     made: list[LayerPair] = []
     for at in found.values():
         # Rescaling is only allowed where nothing else reads the channels in between.
         way = _way(at.layer, readers, results, found, env)
-        if way is None or not _alone(program, at) or not _alone(program, way[1]):
+        if way is None or not alone(program, at) or not alone(program, way[1]):
             continue
         first = source(program, at, leaves, env)
         channels = None if first is None else _carried(first, *way, env)
         if first is not None and channels is not None:
             made.append(LayerPair(first, way[1], channels))
     return made
+
+
+def readers_of(program: Program) -> tuple[dict[Value, list[Layer]], set[Value]]:
+    """Lists the layers that read each value, and the values that are results."""
+    readers: dict[Value, list[Layer]] = {}
+    for layer in program.layers:
+        for v in layer.inputs:
+            readers.setdefault(v, []).append(layer)
+    return readers, {v for v in program.outputs if isinstance(v, Value)}
 
 
 def source(
@@ -112,7 +117,7 @@ def source(
     bias = origin(program, at.layer.inputs[biases[0]], producers(program), grows=True)
     if bias is None or users(program, bias.path) != [at.layer.site]:
         return None
-    values = [env.get(v, _zeros(v)) for v in at.layer.inputs]
+    values = [env.get(v, zeros_like(v)) for v in at.layer.inputs]
     # The mean of channel numbers over the places that a bias entry adds to is that entry's
     # channel.
     labels = channels.astype(np.float32)
@@ -127,7 +132,7 @@ def output_channels(at: Multiplication) -> Labels | None:
     """
     groups, inputs, outputs = at.contraction.matrix_shape
     # With data of ones and columns that hold one factor, an output scales with its own channel.
-    zeros = [z + 1 if v.is_data else z for v in at.layer.inputs for z in (_zeros(v),)]
+    zeros = [z + 1 if v.is_data else z for v in at.layer.inputs for z in (zeros_like(v),)]
 
     @jax.jit
     def output(scales: Float[Array, " channels"]) -> Array:
@@ -138,7 +143,7 @@ def output_channels(at: Multiplication) -> Labels | None:
         made: Array = at.layer.fn(*values)[0]
         return made
 
-    labels = _labels(output, groups * outputs)
+    labels = labels_of(output, groups * outputs)
     return None if labels is None or (labels < 0).any() else labels
 
 
@@ -178,7 +183,7 @@ def _carried(
         known = {**env, value: x}
         for layer in between:
             known[layer.outputs[0]] = layer.fn(*(known[v] for v in layer.inputs))[0]
-        return second.reads([known.get(v, _zeros(v)) for v in second.layer.inputs])
+        return second.reads([known.get(v, zeros_like(v)) for v in second.layer.inputs])
 
     @jax.jit
     def scaled(x: Array, scales: Array) -> Array:
@@ -194,7 +199,7 @@ def _carried(
         # What a ReLU stops with one sign, it lets through with the other.
         x = np.where((random.random(x.shape) < 0.5) == bool(draw % 2), x, -x)
         x = x.astype(value.aval.dtype)
-        drawn = _labels(partial(scaled, x), count)
+        drawn = labels_of(partial(scaled, x), count)
         if drawn is None:
             return None
         labels = drawn if labels is None else labels
@@ -204,10 +209,12 @@ def _carried(
             return None
         labels = np.maximum(labels, drawn)
     assert labels is not None
-    return _inputs(second, labels)
+    return labels_of_inputs(second, labels)
 
 
-def _inputs(second: Multiplication, labels: Labels) -> Int[np.ndarray, "groups inputs"] | None:
+def labels_of_inputs(
+    second: Multiplication, labels: Labels
+) -> Int[np.ndarray, "groups inputs"] | None:
     """Finds the label of each input of a layer, if all rows agree; padding counts as none."""
     # First the label of each input, then a check of all rows: they agree, but for the padding.
     highest: Any = None
@@ -223,7 +230,7 @@ def _inputs(second: Multiplication, labels: Labels) -> Int[np.ndarray, "groups i
     return None if (highest == 0).any() else highest - 1
 
 
-def _labels(run: Callable[[Any], Array], count: int) -> Labels | None:
+def labels_of(run: Callable[[Any], Array], count: int) -> Labels | None:
     """Finds the channel that each entry of a result scales with: -1 where it is zero anyway.
 
     Args:
@@ -256,14 +263,25 @@ def _labels(run: Callable[[Any], Array], count: int) -> Labels | None:
     return None if (labels >= count).any() else np.where(alive, labels, -1)
 
 
-def _alone(program: Program, at: Multiplication) -> bool:
+def alone(program: Program, at: Multiplication) -> bool:
     """Returns whether no other layer reads the weight."""
     return users(program, at.origin.path) == [at.layer.site]
 
 
-def _zeros(value: Value) -> np.ndarray:
+def zeros_like(value: Value) -> np.ndarray:
     """Makes zeros like a value."""
     return np.zeros(value.aval.shape, value.aval.dtype)
 
 
-__all__ = ["LayerPair", "Source", "output_channels", "pairs", "source"]
+__all__ = [
+    "LayerPair",
+    "Source",
+    "alone",
+    "labels_of",
+    "labels_of_inputs",
+    "output_channels",
+    "pairs",
+    "readers_of",
+    "source",
+    "zeros_like",
+]

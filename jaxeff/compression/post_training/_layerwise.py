@@ -22,9 +22,11 @@ from jaxeff.compression._quantized import check_spec, of_inputs, quantized_layer
 from jaxeff.compression.numerics import LayerQuantization, Method, Quantizer, Tensor
 from jaxeff.compression.post_training._multiplication import Matrix, Multiplication, multiplications
 from jaxeff.compression.post_training._origins import parameter_values, users
+from jaxeff.compression.quantizers import Scaled
 from jaxeff.compression.quantizers.uniform import Grouped
 from jaxeff.program import Layer, Program, Rule, at_sites, evaluate, plain_rule, trace
 
+_LAST_BITS = 4 * float(jnp.finfo(jnp.float32).eps)
 At = Callable[[Layer, Sequence[Any], Sequence[Any], Sequence[Any]], Sequence[Any] | None]
 
 
@@ -57,8 +59,8 @@ class RoundingProblem:
 
     @cached_property
     def numbers(self) -> tuple[Matrix, ...]:
-        """The numbers of a method by group, as matrices like the weights; none of others."""
-        if not isinstance(self.quantizer, Grouped):
+        """Numbers of groups and of inputs, as matrices like the weights; none of other methods."""
+        if not isinstance(self.quantizer, Grouped | Scaled):
             return ()
         shape = self.at.contraction.weight(np.zeros_like(self.weights)).shape
         return tuple(map(self.at.contraction.matrix, self.quantizer.by_entry(shape, self.tensor)))
@@ -68,12 +70,12 @@ class RoundingProblem:
 
         Args:
             matrix: Weights.
-            *numbers: Rows of `numbers`, where a method by group rounds a single input.
+            *numbers: Rows of `numbers`, where a single input is rounded.
         """
         weight = self.at.contraction.weight(matrix).astype(self.dtype)
         quantizer = self.quantizer
-        if numbers:
-            assert isinstance(quantizer, Grouped)
+        # A single input is no group: the method by itself, with the numbers of its entries.
+        if isinstance(quantizer, Grouped | Scaled) and matrix.shape != self.weights.shape:
             quantizer = quantizer.with_numbers(
                 [self.at.contraction.weight(each) for each in numbers]
             )
@@ -175,9 +177,7 @@ def on_grids(
                 w.dtype,
             )
             new = jnp.asarray(here.contraction.weight(np.asarray(solve(problem))).astype(w.dtype))
-            # The returned spec must reproduce these weights: quantizing them again changes
-            # nothing.
-            check_kept(where, quantizer, new, tensor)
+            new = _snapped(where, quantizer, new, tensor)
             leaf = here.origin.leaf
             leaves[leaf] = here.origin.to_leaf(new, leaves[leaf])
             solved[path] = new, quantizer
@@ -190,6 +190,20 @@ def on_grids(
     count = len(jax.tree.leaves(params))
     fitted = jax.tree.unflatten(jax.tree.structure(params), leaves[:count])
     return fitted, started_spec(program, settings, started)
+
+
+def _snapped(where: str, quantizer: Quantizer, new: Array, tensor: Tensor) -> Array:
+    """Moves weights to the values that a method by itself gives for them.
+
+    Raises:
+        ValueError: These are others.
+    """
+    # Compiled by itself, a method may round the last bits otherwise.
+    again = compiled(quantizer, tensor)(new)
+    new = jnp.where(jnp.abs(again - new) <= _LAST_BITS * jnp.abs(new), again, new)
+    # The returned spec must reproduce these weights: quantizing them again changes nothing.
+    check_kept(where, quantizer, new, tensor)
+    return new
 
 
 def side_by_side(

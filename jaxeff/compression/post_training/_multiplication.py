@@ -79,6 +79,17 @@ class Multiplication:
         rows = self.contraction.rows
         return self._mean(jax.jit(lambda x: jnp.abs(rows(x.astype(jnp.float32))).mean(1)), x)
 
+    def squares(self, x: Array) -> Float[Array, "groups inputs"]:
+        """Computes the mean of x^2 of every input."""
+        rows = self.contraction.rows
+        return self._mean(jax.jit(lambda x: jnp.square(rows(x.astype(jnp.float32))).mean(1)), x)
+
+    def largest(self, x: Array) -> Float[Array, "groups inputs"]:
+        """Computes the largest |x| of every input."""
+        rows = jax.jit(lambda x: jnp.abs(self.contraction.rows(x.astype(jnp.float32))).max(1))
+        found = [rows(*part) for part, _ in self.parts(x)]
+        return jnp.max(jnp.stack(found), 0)
+
     def _mean(self, of: Callable[..., Array], *xs: Array) -> Array:
         """Averages over parts of the batch, weighted by their sizes."""
         # Parts are added on the host in float64: float32 sums of many parts lose digits.

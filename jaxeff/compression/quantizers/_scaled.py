@@ -4,6 +4,7 @@ AWQ protects inputs of a layer that are large by a scale of their weights; where
 move into the layer before, it is kept here.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -11,6 +12,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from jaxeff.compression.numerics import BaseQuantizer, Quantizer, Tensor, wide_dtype
+from jaxeff.compression.quantizers.uniform import Grouped
 from jaxeff.core import Positive, check_broadcasts, register_setting, with_leading_axes
 
 
@@ -60,6 +62,19 @@ class Scaled(BaseQuantizer):
     def width(self) -> Any:
         """Bits of one code of the method."""
         return getattr(self.method, "width", 32)
+
+    def by_entry(self, shape: tuple[int, ...], tensor: Tensor) -> list[Array]:
+        """Repeats the scale, and the numbers of a method by group, for every entry of an array."""
+        # Only methods by group have numbers that differ from input to input.
+        inner = self.method.by_entry(shape, tensor) if isinstance(self.method, Grouped) else []
+        scale = with_leading_axes(jnp.asarray(self.scale), shape)
+        return [jnp.broadcast_to(scale, shape), *inner]
+
+    def with_numbers(self, numbers: Sequence[Array]) -> "Scaled":
+        """Returns the method for some entries, with their numbers of those of `by_entry`."""
+        scale, *rest = numbers
+        method: Any = self.method
+        return Scaled(method.with_numbers(rest) if isinstance(method, Grouped) else method, scale)
 
     def _scaled(self, x: Array, tensor: Tensor) -> tuple[Array, Array]:
         check_broadcasts(f"Scaled.scale at {tensor.site!r}", self.scale, x.shape)

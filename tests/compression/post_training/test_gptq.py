@@ -7,7 +7,18 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from jaxeff.compression import LSQ, Int, LayerQuantization, Uniform, gptq, init, quantized
+from jaxeff.compression import (
+    LSQ,
+    Floating,
+    Grouped,
+    Int,
+    LayerQuantization,
+    Scaled,
+    Uniform,
+    gptq,
+    init,
+    quantized,
+)
 from jaxeff.compression.post_training._gptq import inverse_factor
 from jaxeff.core import functional
 from jaxeff.nn import LinenMLP
@@ -70,6 +81,32 @@ def test_groups_have_steps_of_their_own(sort):
     setting = Int(3, per="group", group=4, symmetric=True, activations=False)
     new, spec = gptq(linear, params, x, {"fc": setting}, sort=sort, block=3)
     np.testing.assert_allclose(new["fc"]["kernel"], expected, rtol=1e-5, atol=1e-6)
+    np.testing.assert_array_equal(jax.jit(quantized(linear, spec))(new, x), linear(new, x))
+
+
+def test_groups_of_a_format_without_scales_are_as_without_groups():
+    params, x = _problem(50, 8, 5)
+    alone, grouped = (
+        gptq(linear, params, x, {"fc": LayerQuantization(method)})[0]["fc"]["kernel"]
+        for method in (Floating("float4_e2m1fn"), Grouped(Floating("float4_e2m1fn"), 4))
+    )
+    np.testing.assert_array_equal(grouped, alone)
+    assert (alone != params["fc"]["kernel"]).all()
+
+
+@pytest.mark.parametrize("group", [None, 4])
+def test_scaled_inputs_are_rounded_where_they_are_large(group):
+    """With scales s of inputs it is the problem of x / s and s W, whose result is divided by s."""
+    params, x = _problem(50, 8, 5)
+    scale = jnp.linspace(0.5, 3, 8)[:, None]
+    method = Uniform(3, symmetric=True)
+    method = method if group is None else Grouped(method, group)
+    new, spec = gptq(linear, params, x, {"fc": LayerQuantization(Scaled(method, scale))}, damping=0)
+    scaled = {"fc": {"kernel": params["fc"]["kernel"] * scale}}
+    other, _ = gptq(
+        linear, scaled, x / scale[:, 0][None], {"fc": LayerQuantization(method)}, damping=0
+    )
+    np.testing.assert_allclose(new["fc"]["kernel"] * scale, other["fc"]["kernel"], rtol=1e-4)
     np.testing.assert_array_equal(jax.jit(quantized(linear, spec))(new, x), linear(new, x))
 
 

@@ -3,6 +3,7 @@
 from jaxeff.compression.quantizers.uniform._bayesian_bits import BayesianBits
 from jaxeff.compression.quantizers.uniform._dorefa import DoReFa
 from jaxeff.compression.quantizers.uniform._grouped import Grouped, multiples_of
+from jaxeff.compression.quantizers.uniform._half_quadratic import HalfQuadratic
 from jaxeff.compression.quantizers.uniform._half_wave import HalfWave, half_wave_levels
 from jaxeff.compression.quantizers.uniform._hard_concrete import (
     deterministic_gates,
@@ -25,6 +26,7 @@ __all__ = [
     "BayesianBits",
     "DoReFa",
     "Grouped",
+    "HalfQuadratic",
     "HalfWave",
     "Int",
     "LearnedWidth",

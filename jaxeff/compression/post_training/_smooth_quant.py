@@ -1,0 +1,221 @@
+"""`smooth_quant`: outliers of activations moved into weights, where a channel is easier to round.
+
+With a scale of each input channel j (Xiao et al., eq. 4),
+
+    s_j = max |x_j|^alpha / max |w_j|^(1 - alpha),        x W = (x / s) (s W)
+
+both sides have ranges of about the same size. Where a norm's scale and bias, or a linear layer
+alone through a positively homogeneous function, makes the channels, the division goes into its
+parameters; else `Scaled` keeps it with both quantizers.
+
+```python
+from jaxeff.compression import Int, calibrate, quantized, smooth_quant
+from jaxeff.nn import small_classifier
+
+f, params, (x, y) = small_classifier()
+smooth, spec = smooth_quant(f, params, x, {"*:linear": Int(8, per="tensor")})
+logits = quantized(f, spec)(smooth, x)              # f(smooth, x) is still f(params, x)
+```
+
+Sharp edges:
+    Parameters are scaled and not rounded: `gptq` or `quantized` round them. Ranges of activations
+    are measured afterwards: `calibrate(f, smooth, batches, spec)`.
+    `Scaled` is for `quantized`: `integer` has no kernel that divides a channel of its input, and
+    `calibrate` measures no range inside of it.
+    Layers that read one value share its scale only where that folds.
+
+References:
+    Xiao et al., "SmoothQuant", arXiv:2211.10438.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float, Int
+
+from jaxeff.compression._quantized import check_spec, of_inputs, settings_of
+from jaxeff.compression.numerics import LayerQuantization, Method
+from jaxeff.compression.post_training._awq import input_channels, narrow, narrowed
+from jaxeff.compression.post_training._channels import pairs
+from jaxeff.compression.post_training._equalization import rescale, weights_of
+from jaxeff.compression.post_training._gains import gains
+from jaxeff.compression.post_training._layerwise import arguments, check_finite, started_spec
+from jaxeff.compression.post_training._multiplication import Multiplication, multiplications
+from jaxeff.compression.quantizers import Scaled
+from jaxeff.core import input_batch, probability, validate
+from jaxeff.program import Layer, Program, evaluate, plain_rule, trace
+
+_Channels = Int[np.ndarray, "groups inputs"]
+
+
+@dataclass(frozen=True, eq=False)
+class _Read:
+    """A layer whose input is scaled.
+
+    Attributes:
+        at: The layer.
+        largest: The largest |x| of each input.
+        exact: What the layer reads, for its shape.
+    """
+
+    at: Multiplication
+    largest: Float[np.ndarray, "groups inputs"]
+    exact: Array
+
+
+@validate(batch=input_batch, alpha=probability)
+def smooth_quant(
+    f: Callable[..., Any],
+    params: Any,
+    batch: Any,
+    spec: Mapping[str, Method | None],
+    *,
+    alpha: float = 0.5,
+    fold: bool = True,
+) -> tuple[Any, dict[str, LayerQuantization | None]]:
+    """Moves the sizes of activations' channels into weights.
+
+    Args:
+        f: A pure function `f(params, *args)`.
+        params: The parameters of `f`.
+        batch: `args` as a tuple, or the only one of them: some hundred examples.
+        spec: Quantizers by site, as for `quantized`, with open ranges.
+        alpha: How much of the difficulty moves: at 0 weights' channels become equally large, at 1
+            those of activations do.
+        fold: Whether scales move into the layer before, where that is possible.
+
+    Returns:
+        Parameters with the same outputs, and the spec to quantize them by.
+
+    Raises:
+        ValueError: The batch is empty or not finite, nothing is quantized in a linear layer with a
+            weight of its own, or a range is fixed already.
+    """
+    check_spec(spec)
+    args = arguments("smooth_quant", batch)
+    program = trace(f, params, *args)
+    settings = settings_of(spec, program)
+    found, _ = multiplications(program)
+    leaves = jax.tree.leaves((params, *args))
+    reads: dict[str, _Read] = {}
+
+    def measure(layer: Layer, key: Any, *values: Any) -> Sequence[Any]:
+        setting = settings.get(layer.site)
+        # Products of two activations have no weight that could take a scale.
+        if setting is not None and layer.site in found:
+            at = found[layer.site]
+            check_open("smooth_quant", layer, setting, values)
+            x = at.reads(values)
+            check_finite("smooth_quant", layer.site, weights=values[at.index], inputs=x)
+            reads[layer.site] = _Read(at, np.asarray(at.largest(x), np.float64), x)
+        return plain_rule(layer, key, *values)
+
+    evaluate(program, measure, None, leaves)
+    if not reads:
+        raise ValueError(
+            "smooth_quant found nothing to scale: no setting of the spec quantizes a linear layer "
+            "with a weight of its own."
+        )
+    folded = _fold(program, leaves, found, reads, alpha) if fold else set()
+    kept = dict(settings)
+    for site, read in reads.items():
+        if site not in folded:
+            kept[site] = _kept(read, settings[site], leaves, alpha)
+    count = len(jax.tree.leaves(params))
+    smooth = jax.tree.unflatten(jax.tree.structure(params), leaves[:count])
+    return smooth, started_spec(program, kept, {})
+
+
+def _fold(
+    program: Program,
+    leaves: list[Any],
+    found: Mapping[str, Multiplication],
+    reads: Mapping[str, _Read],
+    alpha: float,
+) -> set[str]:
+    """Moves scales into the parameters of the layers before, and returns the sites done."""
+    folded: set[str] = set()
+    for pair in pairs(program, leaves):
+        site = pair.second.layer.site
+        # A layer's statistics don't change by what its own outputs are divided by.
+        if site in reads:
+            rescale(pair, leaves, _scale([reads[site]], [pair.channels], leaves, alpha))
+            folded.add(site)
+    # A norm that several layers read has one scale for all of them.
+    for gain in gains(program, leaves, found):
+        named = [(at.layer.site, channels) for at, channels in gain.readers]
+        # Layers that aren't quantized are scaled, too, but have no say.
+        ours = [(site, channels) for site, channels in named if site in reads]
+        if ours and not folded.intersection(site for site, _ in ours):
+            several = [reads[site] for site, _ in ours]
+            gain.divide(leaves, _scale(several, [channels for _, channels in ours], leaves, alpha))
+            folded.update(site for site, _ in ours)
+    return folded
+
+
+def _scale(
+    reads: Sequence[_Read], channels: Sequence[_Channels], leaves: Sequence[Any], alpha: float
+) -> Float[np.ndarray, " channels"]:
+    """Computes the scale of each channel, of the largest values of all that read it (eq. 4)."""
+    count = max(int(own.max()) for own in channels) + 1
+    x, w = np.zeros(count), np.zeros(count)
+    for read, own in zip(reads, channels, strict=True):
+        weights = np.abs(weights_of(read.at, leaves)).max(2)
+        np.maximum.at(x, own.reshape(-1), read.largest.reshape(-1))
+        np.maximum.at(w, own.reshape(-1), weights.reshape(-1))
+    # A channel that is always zero on one side is as easy as it can be.
+    both = (x > 0) & (w > 0)
+    one = np.ones(count)
+    scale: np.ndarray = np.where(both, x, one) ** alpha / np.where(both, w, one) ** (1 - alpha)
+    return np.where(both, scale, one)
+
+
+def _kept(
+    read: _Read, setting: LayerQuantization, leaves: Sequence[Any], alpha: float
+) -> LayerQuantization:
+    """Returns a setting whose quantizers divide and multiply by the scale themselves."""
+    at, channels = read.at, input_channels(read.at)
+    if at.node.inputs[1 - at.contraction.side] not in at.layer.inputs:
+        return setting  # the layer itself changes what it reads
+    scale = _scale([read], [channels], leaves, alpha).astype(np.float32)
+
+    def rows(x: Array) -> Array:
+        made: Array = at.contraction.rows(x)
+        return made
+
+    # Transposed, rows become entries: in the mean over the windows that read it, its channel.
+    wide, back = jax.vjp(rows, jnp.zeros(read.exact.shape, jnp.float32))
+    numbers = channels[:, None].astype(np.float32)
+    total, times = (
+        np.asarray(back(jnp.broadcast_to(n, wide.shape))[0]) for n in (numbers, np.float32(1))
+    )
+    of_entry = np.rint(total / np.maximum(times, 1)).astype(int)
+    of_x = np.where(times > 0, scale[of_entry], np.float32(1))
+    methods = setting.activations
+    (method,) = methods if isinstance(methods, tuple) else (methods,)
+    return LayerQuantization(
+        None if setting.weights is None else Scaled(setting.weights, narrow(at, scale[channels])),
+        None if method is None else Scaled(method, 1 / narrowed(of_x)),
+        setting.at,
+    )
+
+
+def check_open(where: str, layer: Layer, setting: LayerQuantization, values: Sequence[Any]) -> None:
+    """Checks that no range was measured before parameters changed.
+
+    Raises:
+        ValueError: One was.
+    """
+    for quantizer, tensor, _ in of_inputs(layer, setting, values):
+        if getattr(quantizer, "range", None) is not None:
+            raise ValueError(
+                f"{where}: {tensor.name} of {layer.site!r} has a range already, which changes: "
+                "take the spec without it, and calibrate afterwards."
+            )
+
+
+__all__ = ["check_open", "smooth_quant"]
