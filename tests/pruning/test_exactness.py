@@ -75,7 +75,6 @@ def mean_elsewhere(p, x):
     return total(x @ p["q"]) / jnp.float32(6) + total(x @ p["k"])
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("f", "crossed"),
     [

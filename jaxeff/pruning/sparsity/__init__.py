@@ -26,6 +26,7 @@ from jaxeff.pruning.sparsity._variational_dropout import (
     log_variances,
     variational_dropout,
 )
+from jaxeff.pruning.sparsity._wanda import wanda
 
 __all__ = [
     "FixedMask",
@@ -39,4 +40,5 @@ __all__ = [
     "log_variances",
     "optimal_brain_surgeon",
     "variational_dropout",
+    "wanda",
 ]

@@ -73,12 +73,7 @@ def optimal_brain_surgeon(
     check_number("optimal_brain_surgeon: damping", damping, above=0)
 
     def solve(problem: RoundingProblem) -> Matrix:
-        method, at = problem.quantizer, problem.at
-        if not isinstance(method, Magnitude | NofM) or method.values is not None:
-            raise TypeError(
-                f"optimal_brain_surgeon at {problem.tensor.site!r} takes Magnitude(fraction) or "
-                f"NofM(n, m) without values, not {method!r}; quantize what it returns."
-            )
+        method, at = share_of("optimal_brain_surgeon", problem), problem.at
         # In float64: n rank-one updates of an inverse lose several digits.
         hessian = np.asarray(at.moment(problem.given, problem.given), np.float64)
         weights = np.asarray(problem.weights, np.float64)
@@ -106,6 +101,21 @@ def optimal_brain_surgeon(
         return np.asarray(found, np.float32)  # type: ignore[return-value]
 
     return on_grids("optimal_brain_surgeon", f, params, batch, spec, solve)
+
+
+def share_of(where: str, problem: RoundingProblem) -> Magnitude | NofM:
+    """Returns the method that says how many of a layer's weights go.
+
+    Raises:
+        TypeError: It is another one.
+    """
+    method = problem.quantizer
+    if not isinstance(method, Magnitude | NofM) or method.values is not None:
+        raise TypeError(
+            f"{where} at {problem.tensor.site!r} takes Magnitude(fraction) or NofM(n, m) without "
+            f"values, not {method!r}; quantize what it returns."
+        )
+    return method
 
 
 def removal(
