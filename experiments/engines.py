@@ -14,7 +14,6 @@ from experiments.harness import Refused, Run
 PACKAGES = {
     "onnxruntime": ("onnx", "onnxruntime"),
     "pyro": ("torch", "pyro"),
-    "tfp": ("tensorflow_probability",),
     "torch": ("torch",),
 }
 """What an engine needs beyond the project's own requirements."""

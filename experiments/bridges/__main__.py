@@ -1,18 +1,14 @@
-"""Bridges between inference methods: what MCMC and SVI can do for each other.
+"""Distilling chains: what is left of MCMC's uncertainty in a variational posterior.
 
     python -m experiments.bridges
 
-Klein's thesis proposes them and has no numbers (section 11.3: "high-quality MCMC posteriors can
-serve as a teacher model to regularize or initialize SVI, priors learned by SVI can accelerate
-MCMC"). On two moons and the noisy sine, with the long NUTS run as reference:
+On two moons and the noisy sine, NUTS is the teacher. Its draws are distilled into a mean field by
+the cross-entropy to their mean prediction, and by the energy score between predictions draw by
+draw; beside them stands variational inference of the data themselves.
 
-- MCMC with a short warm-up that starts at draws from the prior, around trained weights, or at draws
-  from an SVI posterior: R-hat and effective samples, per gradient and per second;
-- SVI that starts at trained weights, at the moments of MCMC's draws or around the best of them;
-- MCMC distilled into an SVI posterior: by the cross-entropy to its mean prediction, or by the
-  energy score between predictions draw by draw.
-
-Chains and trainings are kept: a run that was killed goes on where it stopped.
+Klein's thesis proposes it and has no numbers (section 11.3: "high-quality MCMC posteriors can serve
+as a teacher model to regularize or initialize SVI"). Chains and trainings are kept: a run that was
+killed goes on where it stopped.
 """
 
 import warnings
@@ -24,41 +20,33 @@ from matplotlib.axes import Axes
 
 from experiments import harness as h
 from experiments.bridges import problems
-from experiments.bridges.methods import Comparison
+from experiments.bridges.methods import compare
 from experiments.bridges.problems import SIDE, Settings
 from experiments.harness import Found, Report, Row, Run
 from jaxeff.bayes import CollapseWarning, ConvergenceWarning
 
-QUALITY = ("method", "nll", "auroc", "epistemic_outside", "distance_to_mcmc", "loss")
-SAMPLING = ("method", "rhat", "ess", "gradients", "ess_per_1000_gradients", "ess_per_second")
-
-
 SIZES = {
-    "fast": Settings(8, 100, 30, 100, 6, 100, 600),
-    "default": Settings(20, 300, 50, 200, 8, 300, 2000),
-    "full": Settings(50, 1000, 100, 1000, 10, 300, 5000),
+    "fast": Settings(8, 100, 100, 6, 100, 600),
+    "default": Settings(20, 300, 200, 8, 300, 2000),
+    "full": Settings(50, 1000, 1000, 10, 300, 5000),
 }
-SHOWN = (
-    "mcmc", "mcmc, short warm-up, from the prior", "mcmc, short warm-up, from svi", "svi",
-    "svi from mcmc's best draw", "distilled: mean", "distilled: draws, mean_field",
-    "distilled: draws, low_rank",
-)  # fmt: skip
+SHOWN = ("mcmc", "svi", "distilled: mean", "distilled: draws")
 
 
 def run(run: Run[Settings]) -> Found:
-    """Compares what each method gains from another."""
+    """Distils the chains of both problems."""
     rows: list[Row] = []
     arrays: dict[str, np.ndarray] = {}
     with warnings.catch_warnings():
-        # Collapsed and short runs are among what is compared; the tables show them.
+        # Collapsed and short runs are among what is compared; the table shows them.
         warnings.simplefilter("ignore", CollapseWarning)
         warnings.simplefilter("ignore", ConvergenceWarning)
         for make in (problems.moons, problems.sine):
-            comparison = Comparison(problem := make(run.settings, run.seed), run)
-            comparison.run()
-            rows += comparison.rows
+            problem = make(run.settings, run.seed)
+            own, maps = compare(problem, run)
+            rows += own
             where = {"points": problem.points, "outside": problem.outside}
-            found = where | {"train": problem.train[0]} | comparison.maps
+            found = where | {"train": problem.train[0]} | maps
             arrays |= {f"{problem.name}/{name}": np.asarray(a) for name, a in found.items()}
     return Found(rows, arrays=arrays)
 
@@ -68,7 +56,7 @@ def distilled(report: Report) -> Iterator[Row]:
     for (problem,), rows in h.grouped(report.rows, "problem").items():
         by = {row["method"]: row for row in rows}
         outside = by["mcmc"]["epistemic_outside"]
-        draws, mean = by["distilled: draws, mean_field"], by["distilled: mean"]
+        draws, mean = by["distilled: draws"], by["distilled: mean"]
         yield {
             "problem": problem, "draws": draws["epistemic_outside"] / outside,
             "mean": mean["epistemic_outside"] / outside,
@@ -84,16 +72,6 @@ CLAIMS = (
 )
 
 
-def tables(report: Report) -> list[h.Table]:
-    """Lists what is predicted, and how well samplers mix."""
-    found = []
-    for (problem,), rows in h.grouped(report.rows, "problem").items():
-        sampled = [row for row in rows if "rhat" in row]
-        found.append(h.Table.from_rows(f"{problem}: predictions", rows, QUALITY))
-        found.append(h.Table.from_rows(f"{problem}: samplers", sampled, SAMPLING))
-    return found
-
-
 def maps(report: Report) -> Iterator[h.Panel]:
     """Makes a panel per problem and method: epistemic uncertainty over the input space."""
     for (problem,), rows in h.grouped(report.rows, "problem").items():
@@ -104,9 +82,8 @@ def maps(report: Report) -> Iterator[h.Panel]:
         }  # fmt: skip
         paint = {"moons": _plane, "sine": _line}[problem]
         for name in SHOWN:
-            title = name.replace(", ", ",\n", 1)
-            paints = partial(paint, found, found[name])
-            yield h.Panel(f"{title}\nAUROC {auroc[name]:.2f}", paints)
+            title = f"{problem}, {name}: AUROC {auroc[name]:.2f}"
+            yield h.Panel(title, partial(paint, found, found[name]))
 
 
 def _plane(of: dict[str, np.ndarray], epistemic: np.ndarray, axis: Axes) -> None:
@@ -117,18 +94,19 @@ def _plane(of: dict[str, np.ndarray], epistemic: np.ndarray, axis: Axes) -> None
     border = square(of["outside"]).astype(float)
     axis.contour(first, second, border, [0.5], colors="w", linestyles="--", linewidths=0.8)
     axis.scatter(of["train"][:, 0], of["train"][:, 1], s=1, c="w")
+    axis.set(xlabel="dashed: the data end", ylabel="colour: mutual information")
 
 
 def _line(of: dict[str, np.ndarray], epistemic: np.ndarray, axis: Axes) -> None:
     x, top = of["points"][:, 0], of[SHOWN[0]].max() * 1.2
     axis.plot(x, epistemic, lw=1)
     axis.fill_between(x, 0, top, where=~of["outside"], color="0.9")
-    axis.set_ylim(0, top)
+    axis.set(ylim=(0, top), xlabel="input (grey: data)", ylabel="deviation of the mean")
 
 
 STUDY = h.Study(
     "bridges", __doc__, SIZES, (run,), CLAIMS,
-    (h.Plot("epistemic", maps, columns=len(SHOWN), size=(2.4, 2.5)),), (tables,),
+    (h.Plot("epistemic", maps, columns=len(SHOWN), size=(3.2, 2.8)),),
 )  # fmt: skip
 
 if __name__ == "__main__":

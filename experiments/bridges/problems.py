@@ -39,8 +39,7 @@ class Settings:
     """Everything the figures depend on."""
 
     width: int  # units of both hidden layers
-    warmup: int  # iterations of warm-up of the reference, the teacher
-    short_warmup: int  # of the samplers that are compared by where they start
+    warmup: int  # iterations of warm-up of the teacher
     samples: int  # draws of each chain that are kept
     max_depth: int  # of NUTS
     pretrain_epochs: int  # of the point estimate, from which variational inference starts

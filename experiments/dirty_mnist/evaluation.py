@@ -1,6 +1,6 @@
 """Accuracy, calibration and uncertainty of a method, from samples of its logits.
 
-Also by the number of samples, and by the calibration factor of the moment pass. The source scales
+Also by the calibration factor of the moment pass. The source scales
 the variances of all weights by 0.3 (MLP) or 0.4 (LeNet-5) before the moment pass and supposes that
 moment matching makes this necessary (Klein's thesis, section 8.3). Its released weights hold
 standard deviations as ``softplus(raw)``, and its released operators read their variances as
@@ -14,7 +14,6 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax.scipy.special import entr
 from jaxtyping import Array, Float
 
 import jaxeff
@@ -23,7 +22,7 @@ from experiments.harness import Row
 from jaxeff import uncertainty as unc
 from jaxeff.bayes import predict
 from jaxeff.moment_propagation import Gaussian, is_gaussian
-from jaxeff.uncertainty import Decomposition, in_batches
+from jaxeff.uncertainty import in_batches
 
 Logits = dict[str, Float[Array, "samples n classes"]]
 """By domain."""
@@ -106,44 +105,6 @@ def labels_of(sets: Sets, log_probs: dict[str, Any]) -> dict[str, Array]:
     clean = sets.dirty.digits.test_labels[: len(log_probs["clean"])]
     ambiguous = sets.dirty.test_labels[: len(log_probs["ambiguous"])].reshape(-1)
     return {"clean": jnp.asarray(clean), "ambiguous": jnp.asarray(ambiguous)}
-
-
-COUNTS = (1, 2, 3, 5, 7, 10, 15, 20, 30, 50, 70, 100)
-
-
-def over_samples(logits: Logits, sets: Sets) -> list[Row]:
-    """Figures from the first n samples, for several n: one record each."""
-    available = len(logits["clean"])
-    counts = [n for n in COUNTS if n <= available]
-    running = {domain: _running(values, jnp.asarray(counts)) for domain, values in logits.items()}
-    rows = []
-    for i, n in enumerate(counts):
-        uncertainty = {d: jax.tree.map(lambda a: a[i], u) for d, (u, _) in running.items()}  # noqa: B023
-        log_probs = {d: p[i] for d, (_, p) in running.items()}
-        total = {f"total_{d}": float(u.total.mean()) for d, u in uncertainty.items()}
-        rows.append({"samples": n, **figures(uncertainty, log_probs, sets), **total})
-    return rows
-
-
-@jax.jit
-def _running(
-    logits: Float[Array, "samples n classes"], counts: Array
-) -> tuple[Decomposition, Float[Array, "counts n classes"]]:
-    """Uncertainty and log-probabilities of the mean over the first samples, in one scan."""
-    shape = logits.shape[1:]
-
-    def add(carry: tuple[Array, Array], sample: Array) -> tuple[tuple[Array, Array], Any]:
-        probs = jax.nn.softmax(sample)
-        carry = (carry[0] + probs, carry[1] + entr(probs).sum(-1))
-        return carry, carry
-
-    start = (jnp.zeros(shape), jnp.zeros(shape[:-1]))
-    _, (probs, entropies) = jax.lax.scan(add, start, logits)
-    mean = probs[counts - 1] / counts[:, None, None]
-    aleatoric = entropies[counts - 1] / counts[:, None]
-    total = entr(mean).sum(-1)
-    uncertainty = Decomposition(total, aleatoric, jnp.maximum(total - aleatoric, 0))
-    return uncertainty, jnp.log(jnp.maximum(mean, jnp.finfo(mean.dtype).tiny))
 
 
 def misread(posterior: Any) -> Any:

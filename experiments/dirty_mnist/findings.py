@@ -1,13 +1,10 @@
 """The source's numbers, the claims held to them, tables and pictures."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from functools import partial
 from operator import itemgetter
-from typing import Any
 
-import numpy as np
 from matplotlib.axes import Axes
-from scipy.special import softmax
 
 from experiments import harness as h
 from experiments.harness import Report, Row
@@ -23,9 +20,8 @@ SOURCE = {
 }
 SVI_OF_MCMC = 0.75
 """AUROC of the MLP by SVI that section 7.5.2 sets beside that of MCMC."""
-SOURCE |= {f"mlp-long {way}": SOURCE[f"mlp {way}"] for way in ("svi", "moments")}
-SOURCE_FACTOR = {"mlp": 0.3, "mlp-long": 0.3, "lenet5": 0.4}
-PASSES = ("mlp", "mlp-long", "lenet5")
+SOURCE_FACTOR = {"mlp": 0.3, "lenet5": 0.4}
+PASSES = ("mlp", "lenet5")
 DOMAINS = {"clean": "C0", "ambiguous": "C1", "ood": "C3"}
 
 
@@ -51,8 +47,7 @@ def factors(report: Report) -> Iterator[Row]:
         own = [r for r in report.extra["sweep"] if (r["network"], r["factor"]) == (name, 1)]
         ratios = {row["reading"]: row["variance_ratio"] for row in own}
         # Two standard errors of the variance of so many draws.
-        drawn = max(r["samples"] for r in report.extra["samples"] if r["network"] == name)
-        error = 2 * (2 / drawn) ** 0.5
+        error = 2 * (2 / report.config["samples"]) ** 0.5
         yield {"name": name, "error": error, **ratios}
 
 
@@ -60,7 +55,7 @@ def gains(report: Report) -> Iterator[Row]:
     """Selects what MCMC gains over SVI of the same images; of all images, which isn't alike."""
     found = figures(report)
     for metric, inside in (("auroc_dirty", "Dirty-MNIST"), ("auroc", "clean digits alone")):
-        for other in ("mlp-subset", "mlp-long", "mlp"):
+        for other in ("mlp-subset", "mlp"):
             alike = other == "mlp-subset"
             yield {
                 "gain": found["mlp mcmc"][metric] - found[f"{other} svi"][metric], "inside": inside,
@@ -121,43 +116,6 @@ TABLES = (
 )  # fmt: skip
 
 
-def _image(image: np.ndarray, axis: Axes) -> None:
-    axis.imshow(image, cmap="gray_r")
-    axis.axis("off")
-
-
-def digits(report: Report) -> Iterator[h.Panel]:
-    """Draws ambiguous digits, least to most uncertain."""
-    shown = (report.arrays[f"data/{name}"] for name in ("images", "probs"))
-    for image, probs in zip(*shown, strict=True):
-        likely = np.argsort(probs)[::-1][:2]
-        yield h.Panel("\n".join(f"{c}: {probs[c]:.0%}" for c in likely), partial(_image, image))
-
-
-def _spread(
-    title: str, values: Mapping[str, Any], low: float, high: float, **options: Any
-) -> h.Panel:
-    drawn = h.histograms(values, np.linspace(low, high, 51), **options)
-    return h.painted(title, drawn, xlabel="nats", ylabel="density")
-
-
-def entropies(report: Report) -> Iterator[h.Panel]:
-    """Draws how the ensemble's entropies of ambiguous digits are spread."""
-    data = report.config["data"]
-    values = {part: report.arrays[f"data/{part}"] for part in ("training", "test")}
-    ends = data["smallest_entropy"], data["largest_entropy"]
-    yield _spread("entropy of the ensemble", values, *ends)
-
-
-def spread(report: Report) -> Iterator[h.Panel]:
-    """Draws uncertainty of the three sets, as Klein's thesis, figure 8.3: a line per method."""
-    for method in (f"{name} {way}" for name in PASSES for way in ("svi", "moments")):
-        for part in ("total", "aleatoric", "epistemic"):
-            values = {d: report.arrays[f"{method}/{d}/{part}"] for d in DOMAINS}
-            top = max(float(np.quantile(v, 0.999)) for v in values.values())
-            yield _spread(f"{method}: {part}", values, 0, top, log=True)
-
-
 def scatter(report: Report) -> Iterator[h.Panel]:
     """Draws both kinds of uncertainty of every image, as Klein's thesis, figures 7.11 and 8.4."""
     for row in report.rows:
@@ -166,22 +124,12 @@ def scatter(report: Report) -> Iterator[h.Panel]:
             for domain, color in DOMAINS.items():
                 parts = (f"{method}/{domain}/{part}" for part in ("aleatoric", "epistemic"))
                 points = (report.arrays[part][:2000] for part in parts)
-                axis.plot(*points, ".", color=color, ms=2, alpha=0.4, label=domain, rasterized=True)
+                axis.plot(*points, ".", color=color, ms=4, alpha=0.6, label=domain, rasterized=True)
 
         yield h.painted(
             "{method}: accuracy {accuracy:.1%}, AUROC {auroc_dirty:.3f}".format(**row), draw,
             xlabel="softmax entropy / nats", ylabel="mutual information / nats",
         )  # fmt: skip
-
-
-def counted(report: Report) -> list[Row]:
-    """Selects figures by the number of samples, beside the moment pass."""
-    found = figures(report)
-    flat = {
-        name: {f"{column} of moments": value for column, value in found[f"{name} moments"].items()}
-        for name in PASSES
-    }
-    return [flat[row["network"]] | row for row in report.extra["samples"]]
 
 
 def swept(report: Report) -> Iterator[Row]:
@@ -194,51 +142,8 @@ def swept(report: Report) -> Iterator[Row]:
             yield {**found[f"{row['network']} svi"], **same, "of": "SVI"}
 
 
-def examples(network: str, report: Report) -> Iterator[h.Panel]:
-    """Draws an image of each domain: its logits' samples, their Gaussian, and the moment pass."""
-    rng = np.random.default_rng(0)
-    for domain in DOMAINS:
-        place = f"example/{network}/{domain}"
-        logits, mean, var = (report.arrays[f"{place}/{of}"] for of in ("sampled", "mean", "var"))
-        values = {
-            "SVI": logits,
-            "its Gaussian": rng.normal(logits.mean(0), logits.std(0), logits.shape),
-            "moment pass": rng.normal(mean, np.sqrt(var), logits.shape),
-        }
-        probabilities = {k: softmax(v, -1) for k, v in values.items()}
-        yield h.Panel(domain, partial(_image, report.arrays[f"example/{domain}"]))
-        yield h.Panel("logits", partial(_strips, values))
-        yield h.Panel("probabilities", partial(_strips, probabilities))
-
-
-def _strips(values: Mapping[str, np.ndarray], axis: Axes) -> None:
-    for i, (label, own) in enumerate(values.items()):
-        places = np.broadcast_to(np.arange(own.shape[-1]) + 0.25 * (i - 1), own.shape).ravel()
-        axis.plot(places, own.ravel(), ".", ms=2, alpha=0.4, label=label)
-    axis.set(xticks=range(own.shape[-1]), xlabel="class")
-
-
-def _beside_moments(columns: Mapping[str, str], label: str) -> h.Curves:
-    moments = {f"{column} of moments": f"{of}, moment pass" for column, of in columns.items()}
-    return h.Curves(
-        "samples", {**columns, **moments}, counted, facet="{network}", style=".-",
-        axes={"xscale": "log", "xlabel": "samples", "ylabel": label},
-    )  # fmt: skip
-
-
 PLOTS = (
-    h.Plot("data", digits, columns=8, size=(1, 1.3)),
-    h.Plot("entropies", entropies),
     h.Plot("scatter", scatter, columns=3, size=(4.2, 3.6)),
-    h.Plot("histograms", spread, columns=3, size=(4, 2.8)),
-    h.Plot(  # as Klein's thesis, figure 8.2
-        "samples",
-        _beside_moments({f"sme_{d}": d for d in DOMAINS}, "mean softmax entropy / nats"),
-        _beside_moments({f"mi_{d}": d for d in DOMAINS}, "mean mutual information / nats"),
-        _beside_moments({"auroc_dirty": "SVI"}, "AUROC of mutual information"),
-        _beside_moments({"accuracy": "SVI"}, "accuracy"),
-        columns=len(PASSES), size=(4, 3.2),
-    ),
     h.Plot(
         "calibration",
         *(
@@ -249,14 +154,8 @@ PLOTS = (
             for column, label, scale in (
                 ("variance_ratio", "logit variance, moments / SVI", {"yscale": "log"}),
                 ("auroc_dirty", "AUROC", {}),
-                ("accuracy", "accuracy", {}),
-                ("nll", "negative log-likelihood / nats", {}),
             )
         ),
         columns=len(PASSES), size=(4, 3.2),
-    ),
-    *(
-        h.Plot(f"examples-{name}", partial(examples, name), columns=3, size=(4.3, 2.6))
-        for name in PASSES
     ),
 )  # fmt: skip

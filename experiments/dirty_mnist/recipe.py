@@ -1,6 +1,5 @@
 """What the study trains on and for how long; every number here is ours unless named."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Any
@@ -31,24 +30,19 @@ class SVISettings:
 
 
 def posteriors(
-    cold: Sequence[int], rate: float, pretrain: int, warm: Sequence[int]
+    epochs: int, subset: int, rate: float, warm: tuple[int, int]
 ) -> dict[str, SVISettings]:
-    """Names what is trained: cold starts at a constant rate, warm ones at a point estimate.
+    """Names what is trained.
 
-    `cold` are the epochs of four trainings of the MLP, `pretrain` those of the point estimates, and
-    `warm` those of the MLP and LeNet-5 that start there.
+    The MLP starts cold at a constant rate, for `epochs`, and for `subset` epochs on the images of
+    the chains; LeNet-5 at a point estimate, `warm` being the epochs of both.
     """
-    own: dict[str, dict[str, Any]] = {
-        "mlp": {}, "mlp-long": {}, "mlp-unit": {"prior": 1.0}, "mlp-subset": {"subset": True}
-    }  # fmt: skip
-    found = {
-        name: SVISettings("mlp", 0, epochs, rate, False, 1e-4, **rest)
-        for (name, rest), epochs in zip(own.items(), cold, strict=True)
+    cold = SVISettings("mlp", 0, epochs, rate, False, 1e-4)
+    return {
+        "mlp": cold,
+        "mlp-subset": replace(cold, epochs=subset, subset=True),
+        "lenet5": SVISettings("lenet5", *warm, 3e-3, True, 1e-2),
     }
-    for name, epochs in zip(("mlp-warm", "lenet5"), warm, strict=True):
-        network = name.removesuffix("-warm")
-        found[name] = SVISettings(network, pretrain, epochs, 3e-3, True, 1e-2)
-    return found
 
 
 @dataclass(frozen=True)
@@ -71,11 +65,9 @@ class Settings:
     data: Recipe = field(default_factory=Recipe)  # how the ambiguous digits are made, and of which
     ood: str = "fashion-mnist"  # out-of-domain data set
     images: Count = 10_000  # images of each test set at most
-    # The source's start and learning rate, for a twentieth and a third of its epochs.
+    # The source's start and learning rate, for a twentieth of its epochs.
     # the posteriors, by name
-    svi: dict[str, SVISettings] = field(
-        default_factory=lambda: posteriors((50, 300, 50, 3000), 1e-3, 2, (12, 16))
-    )
+    svi: dict[str, SVISettings] = field(default_factory=lambda: posteriors(50, 3000, 1e-3, (2, 16)))
     mcmc: MCMCSettings = MCMCSettings()  # how the MLP is sampled
     batch_size: Count = 100  # images per training step (the source's)
     kl: float = 0.25  # final weight of the KL term (the source's)
@@ -92,14 +84,14 @@ FAST = Settings(
         source="digits", train=200, test=100, vae_epochs=25, vae_drops=(18,), members=3,
         member_epochs=5, batch_size=64, candidates=3000,
     ),
-    ood="digits-ood", images=100, svi=posteriors((20, 40, 20, 100), 3e-3, 3, (8, 8)), samples=30,
+    ood="digits-ood", images=100, svi=posteriors(20, 100, 3e-3, (3, 8)), samples=30,
     mcmc=MCMCSettings(images=200, steps=10, warmup=20, samples=20, chains=2),
     factors=(0.3, 1.0, 2.0),
 )  # fmt: skip
 
 
 DEFAULT = Settings()
-_LONGER = {"mlp": 1000, "mlp-long": 2000, "mlp-unit": 1000, "lenet5": 1000}
+_LONGER = {"mlp": 1000, "lenet5": 1000}
 SIZES = {
     "fast": FAST,
     "default": DEFAULT,
@@ -140,11 +132,9 @@ def load(settings: Settings, say: Any) -> Sets:
 
 
 def split(key: jax.Array, name: str) -> jax.Array:
-    """The key of one part of the study; a training that only takes longer has the same start."""
-    parts = (
-        "mlp", "mlp-warm", "lenet5", "mcmc", "samples", "logits", "subset", "mlp-unit", "mlp-subset"
-    )  # fmt: skip
-    return jax.random.fold_in(key, parts.index(name.removesuffix("-long")))
+    """The key of one part of the study."""
+    parts = ("mlp", "lenet5", "mcmc", "samples", "logits", "subset", "mlp-subset")
+    return jax.random.fold_in(key, parts.index(name))
 
 
 def subset(

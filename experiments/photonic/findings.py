@@ -4,7 +4,6 @@ from collections.abc import Iterator, Sequence
 from functools import partial
 
 import numpy as np
-from matplotlib.axes import Axes
 
 from experiments import harness as h
 from experiments.harness import Report, Row
@@ -86,18 +85,6 @@ CLAIMS = (
         "<= {bound}", sums,
     ),
     claim(
-        "effective samples over theory, largest deviation", "off", h.at_most(0.05), "<= {bound}",
-        h.summary(
-            _light("correlation"),
-            off=h.most(lambda row: abs(row["effective"] / row["source_effective"] - 1)),
-        ),
-    ),
-    claim(
-        "deviations of encoded intensities over those asked for, largest deviation", "off",
-        h.at_most(0.05), "<= {bound}",
-        h.summary(_light("range"), off=h.most(lambda row: abs(row["std"] / row["source_std"] - 1))),
-    ),
-    claim(
         "digits 0 to 8, {model} model: accuracy, mean over seeds", "accuracy", h.at_least(0.99),
         ">= {bound}", digits,
     ),
@@ -121,14 +108,6 @@ CLAIMS = (
         "bits at which accuracy collapses, less those at which detection does", "apart",
         h.near(0, 1), "within 1", collapses,
     ),
-    h.Claim(
-        "operations of a training step with the surrogate over one without", "ratio",
-        h.at_most(1.3), "<= {bound}", h.where(part="time"),
-    ),
-    h.Claim(
-        "physical samples of a batch in one program", "samples", h.equals(100), 100,
-        h.where(part="time", method="physical"),
-    ),
 )  # fmt: skip
 
 TABLES = (
@@ -138,7 +117,6 @@ TABLES = (
             ("variance", "variance", ("intensity", "mean", "variance", "skewness", "pvalue")),
             ("fit", "fit", ("modes", "photons", "electronic")),
             ("sums", "sum", ("carriers", "mean", "std", "without", "split")),
-            ("correlation", "correlation", ("times", "channels", "time", "channel", "effective")),
         )
     ),
     *(
@@ -146,12 +124,7 @@ TABLES = (
         for title, part, columns in (
             ("digits", "digits", ("seed", "model", *COLUMNS, *LEVELS)),
             ("without light", "dark", ("seed", *COLUMNS)),
-            ("beside", "beside", ("method", *COLUMNS)),
-            ("noise budget", "budget", ("level", *COLUMNS)),
-            ("samples", "samples", ("samples", *COLUMNS)),
             ("bits", "bits", ("bits", *COLUMNS)),
-            ("guides", "guides", ("guide", "kl", "nats", *COLUMNS, *LEVELS)),
-            ("time", "time", ("method", "samples", "ms", "random share", "readings", "ratio")),
         )
     ),
 )
@@ -167,23 +140,10 @@ def variances(report: Report) -> list[Row]:
     ]  # fmt: skip
 
 
-def _bounds(axis: Axes, report: Report) -> None:
-    """Shades what the encoding can reach."""
-    found = _light("range")(report)
-    ends = [row for row in found if row["level"] == found[0]["level"]]
-    places, low, high = ([r[k] for r in ends] for k in ("intensity", "smallest", "largest"))
-    axis.fill_between(places, low, high, color="0.88", label="bounds", zorder=0)
-
-
 def information(report: Report) -> list[Row]:
-    """Selects the histograms of the first seed's models and of what stands beside them."""
+    """Selects the histograms of the first seed's models."""
     rows = h.where(part="digits")(report)
-    found = [
-        {**row, "title": f"light, {row['model']} model"}
-        for row in rows if row["seed"] == rows[0]["seed"]
-    ]  # fmt: skip
-    beside = [row for row in h.where(part="beside")(report) if row["method"] != "plain"]
-    return [*found, *({**row, "title": row["method"]} for row in beside)] if rows else []
+    return [row for row in rows if row["seed"] == rows[0]["seed"]]
 
 
 def _middle(edges: np.ndarray) -> list[float]:
@@ -216,47 +176,19 @@ PLOTS = (
         ),
     ),
     h.Plot(
-        "encoding",
-        h.Curves(
-            "intensity", "std", _light("range"), "L = {level:g}", style="o",
-            axes={"xlabel": "intensity", "ylabel": "standard deviation"}, then=_bounds,
-        ),
-        h.Curves(
-            lambda row: _middle(light.EDGES), "density", _light("encoded"), "L = {level:g}",
-            "readings of intensity {intensity:.2f}", style="-",
-            axes={"xlabel": "reading", "ylabel": "density"},
-        ),
-    ),
-    h.Plot(
         "information",
         h.Curves(
             lambda row: _middle(network.EDGES),
             {f"histogram_{name}": label for name, label in NAMES.items()}, information,
-            facet="{title}: AUROC {auroc_nine:.3f}", style="-",
+            facet="{model} model: AUROC {auroc_nine:.3f}", style="-",
             axes={"xlabel": "log₁₀ of mutual information (nats)", "ylabel": "share of images"},
         ),
     ),
     h.Plot(
-        "training",
-        *(
-            h.Curves(
-                lambda row: row["epoch"] + 1, name, h.where(part="training"), "seed {seed}",
-                axes={"xlabel": "epoch", "ylabel": METRICS[name]},
-            )
-            for name in LOST
-        ),
-    ),
-    h.Plot(
-        "limits",
-        *(
-            h.Curves(
-                column, METRICS, h.where(part=part), axes={"xlabel": label, "xscale": scale}
-            )
-            for part, column, label, scale in (
-                ("bits", "bits", "bits of weights and activations", "linear"),
-                ("budget", "level", "noise level L", "linear"),
-                ("samples", "samples", "readings", "log"),
-            )
+        "bits",
+        h.Curves(
+            "bits", METRICS, h.where(part="bits"),
+            axes={"xlabel": "bits of weights and activations"},
         ),
     ),
 )  # fmt: skip

@@ -1,6 +1,4 @@
-"""The light alone: its variance, sums, the range of an encoding, and what correlation leaves."""
-
-from dataclasses import replace
+"""The light alone: its variance, and sums of it."""
 
 import jax
 import jax.numpy as jnp
@@ -11,12 +9,8 @@ from experiments.harness import Row, Run
 from experiments.photonic.recipe import Settings
 from jaxeff.photonics import (
     MODES,
-    chaotic_intensity,
-    effective_samples,
     fit_light,
     photon_counts,
-    physical_sample,
-    sigma_bounds,
 )
 
 PHOTONS, ELECTRONIC, SATURATION = 100.0, 0.05, 3.0
@@ -24,14 +18,12 @@ PHOTONS, ELECTRONIC, SATURATION = 100.0, 0.05, 3.0
 INTENSITIES = np.linspace(0.1, 4.0, 20)
 SHOWN = [0, 2, 5, 10, 19]
 EDGES = np.linspace(-0.3, 8.0, 120)
-CASES = ((64, 1, 0.5, 0.0), (64, 1, 0.9, 0.0), (16, 8, 0.0, 0.1), (16, 8, 0.5, 0.05))
 
 
 def measure(run: Run[Settings]) -> list[Row]:
     """All rows about the light."""
-    keys = jax.random.split(run.key, 5)
-    rows = _variances(keys[0], run.settings) + _sums(keys[1], run.settings)
-    return rows + _encoding(keys[2], run.settings) + _correlation(keys[3], run.settings)
+    first, second = jax.random.split(run.key)
+    return _variances(first, run.settings) + _sums(second, run.settings)
 
 
 def _variances(key: jax.Array, settings: Settings) -> list[Row]:
@@ -53,7 +45,7 @@ def _variances(key: jax.Array, settings: Settings) -> list[Row]:
     fit = fit_light(readings.mean(0), readings.var(0))
     rows.append({"part": "light", "what": "fit", "source_modes": MODES, **fit._asdict()})
     shown = zip(INTENSITIES[SHOWN], readings.T[SHOWN], strict=True)
-    rows += [_histogram("distribution", values, intensity=x) for x, values in shown]
+    rows += [_histogram(values, x) for x, values in shown]
     return rows
 
 
@@ -86,48 +78,9 @@ def _sums(key: jax.Array, settings: Settings) -> list[Row]:
     return rows
 
 
-def _encoding(key: jax.Array, settings: Settings) -> list[Row]:
-    """Deviations of the physical model at both ends and between, and two distributions."""
-    at = jnp.linspace(0.25, settings.slots * settings.cap, 12)
-    rows: list[Row] = []
-    light = settings.light(model="physical", bits=None)
-    low, high = sigma_bounds(at, light)
-    draw = jax.jit(jax.vmap(
-        lambda key, level: physical_sample(key, at, replace(light, noise=level)), (0, None)
-    ))  # fmt: skip
-    for level in (0.0, 0.5, 1.0):
-        keys = jax.random.split(key, max(2000, settings.draws // 10))
-        samples = np.asarray(draw(keys, jnp.float32(level)))
-        rows += [
-            {
-                "part": "light", "what": "range", "level": level, "intensity": x, "std": s,
-                "source_std": level * b + (1 - level) * a, "smallest": a, "largest": b,
-            }
-            for x, s, a, b in zip(*map(np.asarray, (at, samples.std(0), low, high)), strict=True)
-        ]  # fmt: skip
-        rows.append(_histogram("encoded", samples[:, 5], level=level, intensity=float(at[5])))
-    return rows
-
-
-def _correlation(key: jax.Array, settings: Settings) -> list[Row]:
-    rows: list[Row] = []
-    count = max(2000, settings.draws // 10)
-    draw = jax.jit(
-        lambda key, shape, a, b: chaotic_intensity(key, shape, MODES, time=a, channel=b),
-        static_argnums=1,
-    )
-    for times, channels, time, channel in CASES:
-        light = draw(key, (times, channels, count), time, channel)
-        values = np.asarray(light, np.float64)
-        rows.append({
-            "part": "light", "what": "correlation", "times": times, "channels": channels,
-            "time": time, "channel": channel,
-            "effective": values.var() / values.mean((0, 1)).var(),
-            "source_effective": effective_samples(times, channels, time=time, channel=channel),
-        })  # fmt: skip
-    return rows
-
-
-def _histogram(what: str, values: np.ndarray, **rest: float) -> Row:
+def _histogram(values: np.ndarray, intensity: float) -> Row:
     density, _ = np.histogram(values, EDGES, density=True)
-    return {"part": "light", "what": what, **rest, "density": [*map(float, density)]}
+    return {
+        "part": "light", "what": "distribution", "intensity": intensity,
+        "density": [*map(float, density)],
+    }  # fmt: skip

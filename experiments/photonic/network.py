@@ -1,8 +1,7 @@
-"""Training by the Gaussian model, evaluating by either, and beside other ways to be uncertain."""
+"""Training by the Gaussian model, evaluating by either."""
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import cache
@@ -19,9 +18,7 @@ import jaxeff
 from experiments.classifiers import how_to_train
 from experiments.harness import Row, Run
 from experiments.photonic.recipe import Settings
-from experiments.timing import interleaved
 from jaxeff import data
-from jaxeff.bayes import predict, svi
 from jaxeff.compression import Int, quantized
 from jaxeff.nn import LeNet5
 from jaxeff.photonics import (
@@ -33,8 +30,8 @@ from jaxeff.photonics import (
     replace_levels,
 )
 from jaxeff.robustness import one_peak_pvalue, peaks
-from jaxeff.training import cross_entropy, fit, stateless
-from jaxeff.uncertainty import auroc, in_batches, predictive_log_probs, sample_logits
+from jaxeff.training import fit, stateless
+from jaxeff.uncertainty import auroc, in_batches, predictive_log_probs
 
 KNOWN = 9
 """Digits below it are known; it isn't."""
@@ -53,11 +50,6 @@ class Model:
     params: Any  # its parameters
     # the light of its poolings, of the Gaussian model, with learnt levels
     spec: dict[str, ChaoticLight]
-
-    def carried(self, **fields: Any) -> Callable[..., Any]:
-        """The network under its light, with some fields changed."""
-        spec = {site: replace(light, **fields) for site, light in self.spec.items()}
-        return photonic(self.f, spec)
 
 
 @cache
@@ -86,17 +78,7 @@ def _spread(array: np.ndarray, count: int) -> np.ndarray:
     return array[np.linspace(0, len(array) - 1, min(count, len(array))).astype(int)]
 
 
-def first(settings: Settings, short: bool) -> tuple[Any, Any, int]:
-    """The training images and labels, and the passes over them."""
-    (x, y), *_ = load(settings)
-    count = settings.short_images if short else settings.images
-    return x[:count], y[:count], settings.short_epochs if short else settings.epochs
-
-
-def train(
-    run: Run[Settings], seed: int, *, short: bool = True, bits: int | None = None,
-    kl: float | None = None, free: bool = False,
-) -> tuple[Model, list[Row]]:  # fmt: skip
+def train(run: Run[Settings], seed: int, *, short: bool = True, bits: int | None = None) -> Model:
     """Trains with the Gaussian model, variationally.
 
     Args:
@@ -104,21 +86,15 @@ def train(
         seed: Of the weights and of all draws.
         short: Whether it is one of the shorter trainings.
         bits: Bit width of weights and activations; the settings' if None.
-        kl: Weight of the divergence; the settings' if None.
-        free: Whether levels know no bounds.
-
-    Returns:
-        The network, and what was seen after every epoch.
     """
     settings = run.settings
-    x, y, epochs = first(settings, short)
-    f, _ = network(bits or settings.weight_bits)
+    count = settings.short_images if short else settings.images
+    epochs = settings.short_epochs if short else settings.epochs
+    x, y = (part[:count] for part in load(settings)[0])
+    f = network(bits or settings.weight_bits)
     _, params = jaxeff.functional(LeNet5(KNOWN, 1, pool="avg", rngs=nnx.Rngs(seed)))
-    light = settings.light(
-        bits=bits or settings.activation_bits, model="free" if free else "gaussian"
-    )
+    light = settings.light(bits=bits or settings.activation_bits, model="gaussian")
     spec = levels_per_activation(f, params, x[:1], spec={"avg_pool*": light})
-    weight = settings.kl if kl is None else kl
 
     def loss(key: Any, numbers: Any, batch: Any) -> Any:
         inputs, labels = batch
@@ -126,33 +102,22 @@ def train(
             key, numbers["params"], inputs
         )
         nll = optax.softmax_cross_entropy_with_integer_labels(logits, labels).mean()
-        return nll + weight * nats.mean(), {"nll": nll, "nats": nats.mean()}
+        return nll + settings.kl * nats.mean(), {"nll": nll, "nats": nats.mean()}
 
-    _, labels, domains = load(settings)
-    few = {name: images[:250] for name, images in domains.items()}
-
-    def watch(state: Any) -> dict[str, Any]:
-        model = Model(f, state.params["params"], replace_levels(spec, state.params["raw"]))
-        logits = draw(run.fast_key, model, few, 10)
-        found = figures(logits, labels[:250])
-        return {name: float(found[name]) for name in ("accuracy", "auroc_nine")}
-
-    result = fit(
+    numbers = fit(
         jax.random.fold_in(run.fast_key, seed), stateless(loss),
         {"params": params, "raw": level_logits(spec)}, (x, y),
-        eval_fn=None if short else watch,
-        checkpoint=run.work / f"{seed}-{short}-{bits}-{weight:g}-{free}.safetensors",
+        checkpoint=run.work / f"{seed}-{short}-{bits}.safetensors",
         **how_to_train(settings.rate, (x, y), epochs, settings.batch_size),
-    )  # fmt: skip
-    numbers = result.params
-    return Model(f, numbers["params"], replace_levels(spec, numbers["raw"])), result.history
+    ).params  # fmt: skip
+    return Model(f, numbers["params"], replace_levels(spec, numbers["raw"]))
 
 
 @cache
-def network(bits: int) -> tuple[Callable[..., Any], Any]:
-    """LeNet-5 with quantized weights, one function for all that share programs; and parameters."""
-    f, params = jaxeff.functional(LeNet5(KNOWN, 1, pool="avg", rngs=nnx.Rngs(0)))
-    return quantized(f, {"*:linear": Int(bits)}), params
+def network(bits: int) -> Callable[..., Any]:
+    """LeNet-5 with quantized weights, one function for all that share programs."""
+    f, _ = jaxeff.functional(LeNet5(KNOWN, 1, pool="avg", rngs=nnx.Rngs(0)))
+    return quantized(f, {"*:linear": Int(bits)})
 
 
 def draw(
@@ -164,8 +129,6 @@ def draw(
     """
     lights = {site: replace(light, **fields) for site, light in trained.spec.items()}
     levels = {site: light.noise for site, light in trained.spec.items()}
-    if "noise" in fields:  # of the same shape: the same program for all of a budget
-        levels = {site: jnp.full_like(level, fields["noise"]) for site, level in levels.items()}
     fixed = tuple((site, replace(light, noise=0.5)) for site, light in lights.items())
     run = _program(trained.f, fixed, samples)
     found = {}
@@ -211,7 +174,6 @@ def figures(logits: Mapping[str, Any], labels: Any, *, shown: bool = False) -> R
     logs = {name: np.log10(np.maximum(values, LEAST)) for name, values in information.items()}
     row |= _shape(np.concatenate([_spread(logs["known"], len(nine)), logs["nine"]]))
     if shown:
-        row |= {f"one_peak_{name}": _shape(values)["one_peak"] for name, values in logs.items()}
         for name, values in logs.items():
             counts, _ = np.histogram(values, EDGES)
             row[f"histogram_{name}"] = [*map(float, counts / len(values))]
@@ -253,86 +215,3 @@ def _shape(values: np.ndarray) -> Row:
         "valley": found.valley, "low": 10**found.low, "high": 10**found.high,
         "one_peak": one_peak_pvalue(jax.random.key(0), values),
     }  # fmt: skip
-
-
-BATCH, SAMPLES = 50, 100
-"""Images of a timed prediction, and readings behind it."""
-
-
-def others(run: Run[Settings]) -> list[Row]:
-    """Variational weights, sampled and by moments; and the network without anything random."""
-    settings = run.settings
-    x, y, epochs = first(settings, short=True)
-    _, labels, domains = load(settings)
-    f, params = jaxeff.functional(LeNet5(KNOWN, 1, pool="avg", rngs=nnx.Rngs(0)))
-    how = how_to_train(settings.rate, (x, y), epochs, settings.batch_size)
-    plain = fit(run.fast_key, cross_entropy(f), params, (x, y), **how).params
-    result = svi(run.fast_key, f, plain, (x, y), init_scale=1e-2, **how)
-    moments = jax.jit(jaxeff.moments(f))
-    found: dict[str, dict[str, Any]] = {"plain": {}, "SVI": {}, "PFP": {}}
-    for name, images in domains.items():
-        found["plain"][name] = jax.jit(f)(plain, images)[None]
-        found["SVI"][name] = predict(run.key, f, result.posterior, images, samples=settings.samples)
-        gaussian = in_batches(lambda x: moments(result.posterior, x), images, 250)
-        found["PFP"][name] = sample_logits(run.key, gaussian, 100)
-    return [
-        {"part": "beside", "method": method, **figures(logits, labels, shown=True)}
-        for method, logits in found.items()
-    ]
-
-
-def timed(run: Run[Settings]) -> list[Row]:
-    """Milliseconds of a prediction, and operations of a training step, by XLA's count."""
-    settings = run.settings
-    f, params = jaxeff.functional(LeNet5(KNOWN, 1, pool="avg", rngs=nnx.Rngs(0)))
-    (x, y), _, domains = load(settings)
-    images = domains["known"][:BATCH]
-    light = settings.light(bits=None)
-    spec = jaxeff.photonics.levels_per_activation(f, params, images, spec={"avg_pool*": light})
-    model = Model(f, params, spec)
-    key = run.key
-    physical = model.carried(model="physical", levels=settings.levels)
-    calls = {
-        # Other images in every pass, or the compiler would make one of all.
-        "deterministic": (lambda key, p, x: f(p, x * jax.random.uniform(key)), SAMPLES, key),
-        "surrogate": (model.carried(), SAMPLES, key),
-        "surrogate, fast key": (model.carried(), SAMPLES, run.fast_key),
-        "physical": (physical, SAMPLES, key),
-        "physical, fast key": (physical, SAMPLES, run.fast_key),
-    }
-    compiled = {}
-    for name, (g, count, own) in calls.items():
-        every = jax.jit(lambda k, p, x, g=g, n=count: jax.lax.map(
-            lambda k: g(k, p, x), jax.random.split(k, n)
-        ))  # fmt: skip
-        compiled[name] = (every.lower(own, params, images).compile(), own)
-    meters = {
-        name: functools.partial(call, own, params, images) for name, (call, own) in compiled.items()
-    }
-    times = interleaved(meters, rounds=settings.rounds)
-    readings = settings.slots * sum(int(jnp.size(light.noise)) for light in spec.values())
-    rows: list[Row] = []
-    without = times["deterministic"]["ms"]
-    for name, (_, count, _) in calls.items():
-        each = times[name]["ms"] / BATCH
-        rows.append({
-            "part": "time", "method": name, "samples": count, "ms": each,
-            "random share": 1 - without / times[name]["ms"],
-            "readings": readings * count if name != "deterministic" else 0,
-        })  # fmt: skip
-    batch = x[: settings.batch_size], y[: settings.batch_size]
-    steps = {
-        "deterministic": lambda key, p: cross_entropy(f)(key, p, None, batch, 0)[0],
-        "surrogate": lambda key, p: cross_entropy(model.carried(), keyed=True)(
-            key, p, None, batch, 0
-        )[0],
-    }
-    flops = {}
-    for name, step in steps.items():
-        program: Any = jax.jit(jax.value_and_grad(step, 1)).lower(run.fast_key, params).compile()
-        flops[name] = float(program.cost_analysis()["flops"])
-    rows.append({
-        "part": "time", "method": "training step, operations",
-        "ratio": flops["surrogate"] / flops["deterministic"],
-    })  # fmt: skip
-    return rows

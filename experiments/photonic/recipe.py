@@ -16,7 +16,7 @@ class Settings(Training, Selected):
     other: str = "fashion-mnist"  # images of something else, or nothing
     images: Annotated[int, Least(100)] = 54_000  # training images of the known digits
     epochs: Count = 4  # passes over them
-    # the same of every training but those of the first figures
+    # the same of the trainings with other bit widths
     short_images: Annotated[int, Least(100)] = 10_000
     short_epochs: Count = 3  # the same
     kl: float = 1e-5  # weight of the divergence from the noisiest light
@@ -29,12 +29,9 @@ class Settings(Training, Selected):
     levels: Annotated[int, Least(2)] = 32  # amplitudes of the modulator
     activation_bits: Count = 5  # bit width of pooled activations
     weight_bits: Count = 8  # bit width of weights
-    rounds: Count = 5  # rounds of the timing
     seeds: Annotated[tuple[int, ...], SELECTS] = (0, 1, 2)  # trainings behind the first figures
     # bit widths of weights and activations alike
     bits: Annotated[tuple[int, ...], SELECTS] = (1, 2, 3, 4, 6, 8)
-    # weights of the divergence that guides with and without bounds are trained with
-    guides: Annotated[tuple[float, ...], SELECTS] = (1e-4, 1e-2)
     parts: Annotated[tuple[str, ...], SELECTS] = ()  # parts to run; all if none is given
 
     def light(self, **fields: Any) -> ChaoticLight:
@@ -46,12 +43,12 @@ class Settings(Training, Selected):
 SIZES = {
     "fast": Settings(
         "digits", "", 1200, 6, 1200, 2, batch_size=50, test_images=200, samples=10, draws=5000,
-        rounds=2, seeds=(0,), bits=(1, 4), guides=(1e-4,),
+        seeds=(0,), bits=(1, 2, 4),
     ),
     "default": Settings(batch_size=100),
     "full": Settings(
         batch_size=100, epochs=20, short_images=54_000, short_epochs=10, test_images=8000,
-        samples=100, draws=1_000_000, rounds=15, seeds=(0, 1, 2, 3, 4),
+        samples=100, draws=1_000_000, seeds=(0, 1, 2, 3, 4),
         bits=(1, 2, 3, 4, 5, 6, 7, 8),
     ),
 }  # fmt: skip

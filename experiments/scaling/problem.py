@@ -1,11 +1,11 @@
 """What is inferred: a multilayer perceptron with an aleatoric head, on the noisy sine.
 
-Every engine gets the same data, the same priors and the same starting point, so that their work can
+Both engines get the same data, the same priors and the same starting point, so that their work can
 be compared. The source gives neither activation, priors, batch nor starting point; these are ours.
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any
@@ -13,7 +13,6 @@ from typing import Any
 import jax
 import numpy as np
 
-from experiments.harness import Count, Refused
 from jaxeff.data import REGIMES, noisy_sine
 
 EXAMPLES = 192
@@ -46,27 +45,6 @@ class Configuration:
 
 
 @dataclass(frozen=True)
-class Settings:
-    """How inference is run, the same for every configuration."""
-
-    warmup: Count = 100  # MCMC transitions that adapt step size and mass matrix
-    samples: Count = 50  # MCMC transitions after them
-    doublings: Count = 6  # largest depth of a NUTS tree
-    epochs: Count = 150  # passes of SVI over the data
-    batch: Count = 48  # examples per SVI update
-    rounds: Count = 2  # how often everything after warm-up is timed
-
-    def __post_init__(self) -> None:
-        if self.warmup % self.samples:
-            raise Refused("warm-up must be a multiple of the samples, to be sampled in blocks")
-
-    @property
-    def blocks(self) -> int:
-        """How many times the program that draws the samples is run to warm up."""
-        return self.warmup // self.samples
-
-
-@dataclass(frozen=True)
 class Problem:
     """Data, starting point and priors, as NumPy arrays in float32."""
 
@@ -96,16 +74,13 @@ def make_problem(configuration: Configuration) -> Problem:
     return Problem(x, y, sites)
 
 
-def forward(sites: dict[str, Any], x: Any, relu: Callable[[Any], Any]) -> tuple[Any, Any]:
-    """Mean and log-variance of the targets, for arrays of any library and its rectifier.
-
-    Parameters have the names of `Problem.sites`.
-    """
+def forward(sites: dict[str, Any], x: Any) -> tuple[jax.Array, jax.Array]:
+    """Mean and log-variance of the targets; parameters have the names of `Problem.sites`."""
     last = len(sites) // 2
     for i in range(1, last + 1):
         x = x @ sites[f"kernel{i}"] + sites[f"bias{i}"]
         if i < last:
-            x = relu(x)
+            x = jax.nn.relu(x)
     return x[:, 0], x[:, 1]
 
 

@@ -33,6 +33,7 @@ def test_currents_are_those_of_kirchhoffs_law(resistance):
             np.testing.assert_allclose(counts[p, c], 0.63 * current, rtol=2e-4, atol=2e-4)
 
 
+@pytest.mark.slow
 def test_without_resistance_an_array_is_linear_and_with_it_less():
     f, params, (x, _) = small_classifier()
     x = x.clip(0)

@@ -102,6 +102,7 @@ def test_nvfp4_has_scales_of_two_levels():
     np.testing.assert_allclose(got, steps * scale, rtol=1e-5)
 
 
+@pytest.mark.slow
 def test_activations_have_groups_of_their_own():
     x = W.T
     got = jc.mxfp("e4m3").quantize(x, DATA)
@@ -134,6 +135,7 @@ def test_layers_by_group():
     np.testing.assert_allclose(y, f(by_hand, x), rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_square_arrays_are_told_apart():
     def f(params, x):
         return (x * params["s"]) @ jnp.sin(x)

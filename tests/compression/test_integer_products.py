@@ -140,6 +140,7 @@ def test_images_are_those_of_quantized(name, dynamic):
     check(IMAGES[name], params, normal(2, 5, 4, 8), dynamic)
 
 
+@pytest.mark.slow
 def test_a_folded_batch_norm_leaves_no_convolution_in_float():
     model = Block(2, 3, 1, rngs=nnx.Rngs(0))
     model.eval()

@@ -34,6 +34,7 @@ PARAMS = {
 GROUPS = {"per": "group", "group": 16}
 
 
+@pytest.mark.slow
 def test_packing_is_undone():
     for depth in (6, 7):
         codes = jax.random.randint(jax.random.key(depth), (depth, 5), -8, 8).astype(jnp.int8)
@@ -43,6 +44,7 @@ def test_packing_is_undone():
         np.testing.assert_array_equal(unpacked(stored, depth), codes)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "setting",
     [
@@ -84,6 +86,7 @@ def test_bytes():
     assert arrays["down/codes"].shape == (48, 10)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dynamic", [False, True])
 def test_codes_of_activations(dynamic):
     setting = Int(4, 8, symmetric=True, steps="int8", activations_per="token", **GROUPS)

@@ -56,7 +56,14 @@ def test_tables_of_the_quickstart_are_those_of_its_kept_run(page):
         assert shown[label] == [text.removeprefix("0") for text in numbers]
 
 
-TRACED = {"noise": ["walking_noise-fast", "hardening-fast"]}
+TRACED = {
+    "noise": ["walking_noise-fast", "hardening-fast"],
+    "bayes": [
+        "activations-fast", "dirty_mnist-fast", "gaussian_limits-fast", "bridges-fast",
+        "scaling-fast",
+    ],
+    "light": ["photonic-fast"],
+}  # fmt: skip
 """Pages whose column "ours" is checked number by number, and the kept runs that it is of."""
 
 

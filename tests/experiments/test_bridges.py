@@ -46,7 +46,7 @@ def test_regions(both):
 
 
 def test_judging():
-    methods = ("mcmc", "svi", "distilled: mean", "distilled: draws, mean_field")
+    methods = ("mcmc", "svi", "distilled: mean", "distilled: draws")
     rows = [
         {"problem": problem, "method": method, "epistemic_outside": 1.0, "distance_to_mcmc": i}
         for problem in ("moons", "sine")

@@ -20,6 +20,7 @@ def importer():
     child.stop()
 
 
+@pytest.mark.process
 def test_nothing_crashes_or_hangs_or_escapes(importer):
     faults = {}
     for kind, name, source in sources(texts=300, artifacts=20, seed=0):

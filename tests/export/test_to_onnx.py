@@ -110,6 +110,7 @@ def nodes_of(path, kind):
     return [dtypes.get(node.input[0]) for node in found]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("setting", "stored"),
     [

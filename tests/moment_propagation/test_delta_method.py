@@ -105,6 +105,7 @@ def test_noise_at_the_input_and_what_layers_share(oracle):
     assert np.median(np.abs(ours.var / samples.var - 1)) <= 0.06
 
 
+@pytest.mark.slow
 def test_a_function_without_rules():
     weights = Gaussian(jnp.array([0.3, -0.2]), jnp.array([1e-4, 4e-4]))
     f = lambda w, x: jnp.linalg.det(x * jnp.outer(w, w) + jnp.eye(2))  # noqa: E731
@@ -113,6 +114,7 @@ def test_a_function_without_rules():
     np.testing.assert_allclose(found.var, (weights.var * slope**2).sum(), rtol=1e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("chunk", [1, 1_000])
 def test_chunks_change_nothing(chunk, monkeypatch):
     f, params, x = NETS["conv and mean"]
@@ -194,6 +196,7 @@ def test_results_that_do_not_vary():
     np.testing.assert_allclose(var, found["y"].var, rtol=1e-5)
 
 
+@pytest.mark.slow
 def test_covariances_have_the_same_diagonal():
     f, params, x = NETS["mlp"]
     args = (noisy(params, 0.03), x)

@@ -106,6 +106,7 @@ def test_mean_variance_form_keeps_digits_that_the_raw_form_loses():
     assert abs(float(raw.var[0, 0]) - exact) > 0.1 * exact
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("scale", [0.0, 1e-30, 1e-10, 1e10])
 def test_variances_stay_finite_and_non_negative_at_any_scale(scale):
     x, w = random(4, 8), random(8, 3)

@@ -23,6 +23,7 @@ def test_clark_is_exact_for_two_gaussians(rule, plain, oracle):
     oracle.assert_matches(rule(x, y), oracle.monte_carlo(plain, (x, y), 100_000))
 
 
+@pytest.mark.slow
 def test_maximum_with_a_constant_is_the_rectifier(oracle):
     x = random(50, spread=0.3)
     ours = maximum(x, jnp.full(50, 0.3))

@@ -155,6 +155,7 @@ def test_linen_twins_compute_the_same_from_the_same_parameters():
         np.testing.assert_allclose(g(params, x), f(params, x), rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.slow
 def test_one_image_alone_equals_its_row_of_the_batch():
     f, params = functional(LeNet5(rngs=nnx.Rngs(0)))
     x = jax.random.normal(jax.random.key(1), (2, 28, 28, 1))

@@ -20,6 +20,7 @@ MODELS = {
 every = pytest.mark.parametrize("name", MODELS)
 
 
+@pytest.mark.slow
 @every
 def test_what_was_written_stays_and_other_devices_and_sites_differ(name):
     quiet = jax.tree.map(lambda x: x, MODELS[name])
@@ -49,6 +50,7 @@ def test_compiled_cells_are_the_same(name):
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["phase-change", "resistive", "charge-trap"])
 def test_cells_do_the_same_whatever_the_largest_weight_takes(name):
     kind = type(MODELS[name])
@@ -96,6 +98,7 @@ def test_phase_change_drifts_and_its_reading_grows():
     close(cells(model, 0.8), 20, 20 * q * np.sqrt(np.log((DAY + 20 + 250e-9) / 500e-9)))
 
 
+@pytest.mark.slow
 def test_drift_goes_on_along_the_same_curve_and_is_compensated():
     def read(time, **options):
         return PhaseChange(time=time, programming=0.0, read=0.0, **options).perturb(KEY, W)
@@ -138,6 +141,7 @@ def test_charge_traps_are_as_they_were_measured():
     close(cells(model, 800 / 1400), 800, 12.58037 * (1 - np.exp(-800 / 215.36557)))
 
 
+@pytest.mark.slow
 def test_digits_are_exact_where_cells_are():
     perfect = ProgrammedCell(0.0, states=4, slices=3)
     code = np.asarray(perfect.perturb(KEY, W) / jnp.abs(W).max() * 63)
@@ -165,6 +169,7 @@ def test_channels_have_tops_of_their_own():
     assert np.abs(own - small)[:, 0].max() < 1e-2 * np.abs(whole - small)[:, 0].max()
 
 
+@pytest.mark.slow
 def test_devices_and_times_are_vmapped_and_the_transform_takes_cells():
     def f(params, x):
         return x @ params["w"]

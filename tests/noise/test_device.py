@@ -34,6 +34,7 @@ def within_standard_error(samples, mean, var):
 # Every model -------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @every
 def test_a_device_is_the_same_in_every_call_and_for_every_sample(name):
     model = MODELS[name]

@@ -46,6 +46,7 @@ def test_every_site_has_the_noise_of_its_own_key(key):
     assert np.abs(np.asarray(together - F(PARAMS, X))).max() > 0.1
 
 
+@pytest.mark.slow
 def test_noise_of_many_keys_is_that_of_each():
     keys = jax.random.split(KEY, 3)
     mapped = jax.jit(jax.vmap(noisy(F, SPEC, together=True), (0, None, None)))(keys, PARAMS, X)

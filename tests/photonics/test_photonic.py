@@ -54,6 +54,7 @@ def test_lenet_runs_jitted_and_differs_by_key(lenet, model):
     assert (a != b).any()
 
 
+@pytest.mark.slow
 @pytest.mark.promotes("dtype")
 def test_one_site_does_not_change_anothers_noise():
     def features(params, x):

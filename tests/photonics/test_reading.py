@@ -27,6 +27,7 @@ def dense(params, x):
     return jax.nn.relu(x[:, 0, :4]) @ params["fc"]
 
 
+@pytest.mark.slow
 @pytest.mark.promotes("dtype")
 @pytest.mark.parametrize(
     ("f", "spec"),

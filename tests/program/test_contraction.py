@@ -169,6 +169,7 @@ def test_a_batch_of_another_size_and_a_kernel_without_inputs(drawn):
     np.testing.assert_array_equal(c.weight(c.matrix(narrow)), narrow)
 
 
+@pytest.mark.slow
 @FEW
 @given(convolutions())
 def test_channels_last_is_the_same_convolution(drawn):

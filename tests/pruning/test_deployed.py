@@ -12,6 +12,7 @@ pytest.importorskip("tvm")
 pytestmark = pytest.mark.promotes("dtype", "rank")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["shufflenet1", "grouped queries"])
 def test_a_pruned_network_becomes_a_library(name, tmp_path):
     import jaxeff_export

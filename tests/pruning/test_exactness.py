@@ -75,6 +75,7 @@ def mean_elsewhere(p, x):
     return total(x @ p["q"]) / jnp.float32(6) + total(x @ p["k"])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("f", "crossed"),
     [

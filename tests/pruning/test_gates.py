@@ -295,6 +295,7 @@ def test_group_lasso_counts_the_diagonal_of_a_recurrent_kernel_once():
     np.testing.assert_allclose(group_lasso(params, found), expected, rtol=1e-5)
 
 
+@pytest.mark.slow
 def test_slimming_is_the_sum_of_scales():
     f, params, x = nets()["net"]
     found = channels(f, params, x)

@@ -90,6 +90,7 @@ def test_boards_that_are_lost():
         run(Refinement(loses(lambda call: True)))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("of", ["pruning", "quantization", "both"])
 def test_steps_are_legal(of):
     """What lies a step away is what actions could have said."""

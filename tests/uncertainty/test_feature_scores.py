@@ -130,6 +130,7 @@ def test_what_lies_far_away_scores_higher(name):
     assert u.auroc(score(H, HEAD(H)), score(far, HEAD(far))) > 0.95
 
 
+@pytest.mark.slow
 def test_what_excites_no_class_scores_higher():
     inside = 4 * jnp.eye(6)
     outside = inside.mean() * jnp.ones((6, 6))  # as much in all, none of it where a class looks
@@ -154,6 +155,7 @@ def test_odin_is_its_formula():
     np.testing.assert_allclose(found, -probs.max(-1), rtol=1e-5)
 
 
+@pytest.mark.slow
 def test_scored_returns_outputs_and_scores():
     score = u.knn(H, 7)
     outputs, scores = jax.jit(u.scored(F, "fc2", score))(PARAMS, X[250:])

@@ -49,6 +49,7 @@ def test_no_variance_means_no_epistemic_part(logits):
     np.testing.assert_array_equal(u.raw_variance(certain), 0)
 
 
+@pytest.mark.slow
 def test_more_variance_means_more_epistemic_uncertainty(logits):
     key = jax.random.key(4)
     small = u.from_gaussian(key, Gaussian(logits.mean, 0.1 * logits.var), 1000)

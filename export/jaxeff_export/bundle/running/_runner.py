@@ -35,6 +35,7 @@ from jaxeff_export.artifact import (
 from jaxeff_export.boards import Board, BoardError, BoardLost
 from jaxeff_export.bundle.files import BundleError, Manifest, RecordedPair, SelfCheck, compare
 from jaxeff_export.bundle.running._instrument import Instrument
+from jaxeff_export.bundle.running._machine import LoadedMachine
 from jaxeff_export.bundle.running._numbers import require_numbers
 from jaxeff_export.bundle.running._session import Session
 from jaxeff_export.bundle.running._state_memory import MachineMemory, StateMemory
@@ -75,7 +76,7 @@ class Runner:
         self._threads = int(manifest.target.get("num-cores", 1))
         self._closed = False
         self._loaded: Any = None
-        self._idle: list[Any] = []  # virtual machines that no call uses now
+        self._idle: list[LoadedMachine] = []  # those that no call uses now
         self._operands: list[Any] = []
         self._on_board(
             f"load the library, which is for {manifest.machine} ({manifest.target_name})",
@@ -184,7 +185,7 @@ class Runner:
 
         def measure() -> tuple[float, ...]:
             with self._machine(inputs) as machine:
-                evaluate = machine.time_evaluator(
+                evaluate = machine.machine.time_evaluator(
                     "invoke_stateful", self._board.device, number=number, repeat=repeat
                 )
                 return tuple(1000.0 * float(seconds) for seconds in evaluate("main").results)
@@ -235,21 +236,10 @@ class Runner:
     def _call(self, leaves: Sequence[np.ndarray]) -> list[np.ndarray]:
         def call() -> list[np.ndarray]:
             with self._machine(leaves) as machine:
-                machine.invoke_stateful("main")
-                # The virtual machine's own get_outputs is a recursive closure, a cycle that would
-                # keep a remote session alive until some later garbage collection.
-                get_output = machine.module["get_output"]
-                count = int(machine.module["get_output_arity"]("main"))
-                # A negative arity is a single result, not a tuple of one.
-                if count < 0:
-                    return [get_output("main").numpy()]
-                return [get_output("main", index).numpy() for index in range(count)]
+                machine.invoke()
+                return [machine.read(i, spec) for i, spec in enumerate(self._manifest.outputs)]
 
-        results = self._on_board("run the library", call)
-        return [
-            result if spec.varies else result.reshape([int(n) for n in spec.shape])
-            for result, spec in zip(results, self._manifest.outputs, strict=True)
-        ]
+        return self._on_board("run the library", call)
 
     def _memory(self, shared: Session | None) -> StateMemory:
         """Makes the arrays of a session on the board."""
@@ -267,9 +257,8 @@ class Runner:
                         )
                     tensors[old] = tensor
             # A machine of its own holds the arrays, so sessions run beside each other.
-            machine = self._new_machine()
-            how = self._put, self._manifest, self._once, turn, self._board.takes_copies
-            return MachineMemory(machine, self._operands, tensors, *how)
+            machine, copies = self._given(tensors), self._board.takes_copies
+            return MachineMemory(machine, self._manifest, self._once, turn, copies)
 
         return self._on_board("begin a session", memory)
 
@@ -283,7 +272,7 @@ class Runner:
             return self._attempt(what, action)
 
     @contextlib.contextmanager
-    def _machine(self, leaves: Sequence[np.ndarray]) -> Iterator[Any]:
+    def _machine(self, leaves: Sequence[np.ndarray]) -> Iterator[LoadedMachine]:
         """Yields a virtual machine for one call, with its inputs set."""
         idle = self._idle  # of this session: another one has machines of its own
         try:
@@ -291,10 +280,16 @@ class Runner:
             # lock.
             machine = idle.pop()
         except IndexError:
-            machine = self._new_machine()
-        machine.set_input("main", *self._operands, *self._put(leaves))
+            machine = self._given(self._put(leaves))
+        else:
+            machine.give(leaves)
         yield machine
         idle.append(machine)  # not if the call failed: its session may be gone
+
+    def _given(self, tensors: Sequence[Any]) -> LoadedMachine:
+        """Makes a virtual machine that has its arguments."""
+        specs, remote = self._manifest.inputs, self._board.takes_copies
+        return LoadedMachine(self._new_machine(), self._operands, tensors, specs, self._put, remote)
 
     def _put(self, arrays: Sequence[np.ndarray]) -> list[Any]:
         import tvm
@@ -304,7 +299,7 @@ class Runner:
 
     def _load(self) -> None:
         self._loaded = self._board.load(self._library)
-        self._idle = [self._new_machine()]
+        self._idle = []
         self._operands = self._put(self._bound)
 
     def _new_machine(self) -> Any:

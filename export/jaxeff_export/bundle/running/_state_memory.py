@@ -8,8 +8,8 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from jaxeff_export.artifact import TensorSpec
 from jaxeff_export.bundle.files import Manifest
+from jaxeff_export.bundle.running._machine import LoadedMachine
 
 
 class StateMemory(Protocol):
@@ -31,10 +31,7 @@ class MachineMemory:
     """Arrays of a session beside a virtual machine, which is given them once.
 
     Args:
-      machine: a virtual machine of its own.
-      operands: what the library takes before the data.
-      tensors: all data on the board, state among them.
-      put: makes such tensors of arrays.
+      machine: a virtual machine of its own, given all data, state among them.
       manifest: the bundle's.
       on_board: runs an action on the board, given what it does.
       turn: held by calls that use the arrays.
@@ -43,10 +40,7 @@ class MachineMemory:
 
     def __init__(
         self,
-        machine: Any,
-        operands: Sequence[Any],
-        tensors: Sequence[Any],
-        put: Callable[[Sequence[np.ndarray]], list[Any]],
+        machine: LoadedMachine,
         manifest: Manifest,
         on_board: Callable[[str, Callable[[], Any]], Any],
         turn: threading.RLock,
@@ -54,51 +48,29 @@ class MachineMemory:
     ) -> None:
         self.turn = turn
         self._on_board, self._copies = on_board, copies
-        self._machine, self._outputs = machine, manifest.outputs
-        self._operands, self._tensors, self._put = operands, list(tensors), put
+        self._machine = machine
         olds = [old for old, _ in manifest.places]
         self._news = [new for _, new in manifest.places]
-        self.state = [tensors[old] for old in olds]
-        self._data = [i for i in range(len(tensors)) if i not in olds]
-        self._results = [i for i in range(len(manifest.outputs)) if i not in self._news]
-        # Once, unless it takes copies: later calls write into these very arrays.
-        machine.set_input("main", *operands, *tensors)
-        self._invoke, self._output = (
-            machine.module[name] for name in ("invoke_stateful", "get_output")
-        )
+        self.state = [machine.tensors[old] for old in olds]
+        self._data = [i for i in range(len(machine.tensors)) if i not in olds]
+        self._results = [
+            (i, spec) for i, spec in enumerate(manifest.outputs) if i not in self._news
+        ]
 
     def call(self, leaves: Sequence[np.ndarray]) -> list[np.ndarray]:
         """Calls the function on data, and returns its results without the state."""
-        # A single result is no tuple of one.
-        alone = len(self._outputs) == 1
-
-        def output(i: int) -> Any:
-            return self._output("main") if alone else self._output("main", i)
 
         def call() -> list[np.ndarray]:
-            self._give(leaves)
-            self._invoke("main")
+            # State isn't touched: kernels write over it where it lies.
+            self._machine.give(leaves, self._data)
+            self._machine.invoke()
             if self._copies:
                 # From one place of the board to another.
                 for new, tensor in zip(self._news, self.state, strict=True):
-                    output(new).copyto(tensor)
-            return [output(i).numpy() for i in self._results]
+                    self._machine.output(new).copyto(tensor)
+            return [self._machine.read(*result) for result in self._results]
 
-        results = self._on_board("run the library", call)
-        specs = [self._outputs[i] for i in self._results]
-        return [_shaped(result, spec) for result, spec in zip(results, specs, strict=True)]
-
-    def _give(self, leaves: Sequence[np.ndarray]) -> None:
-        """Copies data to the board; state isn't touched, kernels write over it where it lies."""
-        moved = self._copies
-        for i, leaf in zip(self._data, leaves, strict=True):
-            # Another batch than that of the call before.
-            if tuple(self._tensors[i].shape) != leaf.shape:
-                (self._tensors[i],), moved = self._put([leaf]), True
-            else:
-                self._tensors[i].copyfrom(leaf)
-        if moved:
-            self._machine.set_input("main", *self._operands, *self._tensors)
+        return self._on_board("run the library", call)
 
     def read(self) -> list[np.ndarray]:
         """Copies the state from the board."""
@@ -153,7 +125,3 @@ class HostMemory:
         for (old, _), array in zip(self._places, arrays, strict=True):
             # A copy: the caller may change what it gave.
             self._arrays[old] = np.array(array)
-
-
-def _shaped(array: np.ndarray, spec: TensorSpec) -> np.ndarray:
-    return array if spec.varies else array.reshape([int(n) for n in spec.shape])
