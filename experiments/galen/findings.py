@@ -292,8 +292,9 @@ def _sites(report: Report) -> list[str]:
 
 
 def _policies(report: Report) -> Iterator[Row]:
-    """Selects the layers of each searcher's best policy of all seeds."""
-    for (target, name), rows in h.grouped(ended(report), "target", "searcher").items():
+    """Selects the layers of the best policies, of the agents and the default searcher."""
+    shown = [row for row in ended(report) if row["searcher"] in (*AGENTS, "knapsack")]
+    for (target, name), rows in h.grouped(shown, "target", "searcher").items():
         best = max(rows, key=lambda row: row["reward"])
         for i, site in enumerate(_sites(report)):
             bits = {column: min(best[column][i], 32) for column in BITS}
@@ -302,7 +303,7 @@ def _policies(report: Report) -> Iterator[Row]:
 
 
 def _upright(axis: Axes, report: Report) -> None:
-    axis.tick_params(axis="x", rotation=60, labelsize=6)
+    axis.tick_params(axis="x", rotation=60, labelsize=8)
 
 
 def _rewards(report: Report) -> Iterator[Row]:
@@ -345,7 +346,7 @@ def _heat(report: Report) -> Iterator[h.Panel]:
         def paint(axis: Axes, name: str = name) -> None:
             table = np.log10(1e-4 + np.array(row[name]))
             shown = axis.imshow(table.T, origin="lower", aspect="auto", vmin=-4, vmax=1)
-            axis.set_xticks(range(len(table)), _sites(report), rotation=60, fontsize=6)
+            axis.set_xticks(range(len(table)), _sites(report), rotation=60, fontsize=8)
             axis.set_yticks([0, len(row["strengths"]) - 1], ["none", "most"])
             if name == "activations":
                 axis.figure.colorbar(shown, ax=axis)
@@ -358,12 +359,12 @@ PLOTS = (
     h.Plot(
         "rewards",
         h.Curves("episodes", "best", _rewards, "{searcher}", "{title}", style="{style}",
-                 axes={"ylim": (-1, 1), "xlabel": "episode", "ylabel": "best reward so far"}),
+                 axes={"ylim": (-3, 1), "xlabel": "episode", "ylabel": "best reward so far"}),
     ),
     h.Plot(
         "front",
         h.Curves("latency", "accuracy", _front, "{searcher}", style="{style}", then=_best,
-                 axes={"xlabel": "share of the latency of float32",
+                 axes={"xlabel": "share of float32's latency, as searches are told",
                        "ylabel": "accuracy in the search"}),
         size=(6.4, 4.6),
     ),

@@ -132,15 +132,15 @@ when=lambda row: _ours(row) and row["method"] == "moments",
         h.at_least(DRAWN_OVER_MOMENTS), of=MAIN, when=_is(method="svi30", engine="xla"),
     ),
     claim(
-        f"{WHERE}: 30 samples in NumPyro over moments: at least the source's in Pyro",
+        f"{WHERE}: 30 samples in NumPyro, jitted, over moments: at least the source's in Pyro",
         "over_moments", h.at_least(_sampled_by_source), _sampled_by_source, MAIN,
-        when=lambda row: row["engine"] == "numpyro" and _sampled_by_source(row) is not None,
+        when=lambda row: row["engine"] == "numpyro_jit" and _sampled_by_source(row) is not None,
     ),
     claim(
-        "{model}, batch {batch}: 30 samples in NumPyro over moments: at least {bound}",
+        "{model}, batch {batch}: 30 samples in NumPyro, jitted, over moments: at least {bound}",
         "over_moments", h.at_least(lambda row: FASTER[row["batch"]][0]),
         lambda row: "{} to {}".format(*FASTER[row["batch"]]),
-        CURVE, when=lambda row: row["engine"] == "numpyro" and row["batch"] in FASTER,
+        CURVE, when=lambda row: row["engine"] == "numpyro_jit" and row["batch"] in FASTER,
     ),
     claim(
         "{model}, batch {batch}: ten networks over ten heads: at least {bound}", "ensemble",
@@ -368,7 +368,7 @@ def _ranges(axis: Axes, report: Report) -> None:
 
 
 def _short(value: float) -> str:
-    return f"{value:.0f}" if value >= 100 else f"{value:.2g}"
+    return f"{value:.0f}" if value >= 100 else f"{value:.2g}".removeprefix("0")
 
 
 def _percent(share: float) -> str:

@@ -45,8 +45,8 @@ DIFFERENCES = (
     "The source's processors are ARM Cortex-A53, A72 and A76 with four cores; this is the machine "
     "named in `versions`, confined to as many cores as there are threads. Compare ratios.",
     "The source draws its samples with Pyro on PyTorch, here NumPyro's `Predictive` stands for it: "
-    "both draw the weights at every call, NumPyro traces and compiles the model again as well. "
-    "Jitted, it is compiled once.",
+    "both draw the weights at every call. As it stands NumPyro's traces and compiles the model "
+    "again, which is all that it takes, so the jitted one is held to the source's ratios.",
     "XLA, ONNX Runtime and NumPyro are called from Python, as their users do; TVM by its own "
     "clock.",
     "Weights are random, their variances 1e-4 + 1e-2 w^2; no engine's speed depends on them.",
