@@ -21,6 +21,7 @@ from jaxeff.compression.allocation import (
     signal_to_noise_bits,
 )
 from jaxeff.compression.integers import (
+    Coded,
     Converted,
     Integer,
     IntegerError,
@@ -101,6 +102,7 @@ __all__ = [
     "BinaryBases",
     "BitSensitivity",
     "Codebook",
+    "Coded",
     "Converted",
     "Discrete",
     "DoReFa",

@@ -58,6 +58,7 @@ from jaxeff_export.artifact._signature import (
     common_batch,
     flatten_named,
     specs_from_json,
+    with_grids,
 )
 from jaxeff_export.artifact._state import belongs
 from jaxeff_export.artifact._structure import Description, describe, require_structure
@@ -119,6 +120,8 @@ class Artifact:
     @property
     def rounds_inputs(self) -> bool:
         """Tells whether the function has integer layers, which round data to codes."""
+        if any(spec.grid is not None for spec in self.inputs):
+            return False  # its data are codes already
         # The names of composites stand in the portable bytes as they are, so nothing is parsed.
         return _INTEGER in self.stablehlo
 
@@ -306,6 +309,9 @@ def _lowered(f: Callable[..., Any], names: Sequence[str], arguments: Sequence[An
 
     result = jax.eval_shape(f, *arguments)
     _, outputs = flatten_named([result], ["result"])
+    # `jaxeff.integer(...).coded(...)` says what its codes stand for; parameters come before data.
+    of_data, of_results = getattr(f, "code_grids", ((), ()))
+    inputs, outputs = with_grids(inputs, of_data), with_grids(outputs, of_results)
     # Unused arguments are kept, so that the module's signature is the function's.
     exported = jax.export.export(jax.jit(flat, keep_unused=True), platforms=["cpu"])(*leaves)
     return Artifact(

@@ -9,8 +9,10 @@ such as ``params['conv1']['kernel'].mean`` or ``x``. A size that may vary is wri
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import inspect
+import math
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -37,11 +39,13 @@ class TensorSpec:
       name: the argument's name and the path into it.
       shape: the shape; a size that may vary is text.
       dtype: the name of its dtype, as numpy and ml_dtypes spell it.
+      grid: the step and zero of codes q that stand for `(q - zero) * step`; None of other numbers.
     """
 
     name: str
     shape: tuple[int | str, ...]
     dtype: str
+    grid: tuple[float, int] | None = None
 
     @property
     def varies(self) -> bool:
@@ -56,13 +60,16 @@ class TensorSpec:
 
     def to_json(self) -> dict[str, Any]:
         """Writes the spec as plain data."""
-        return {"name": self.name, "shape": list(self.shape), "dtype": self.dtype}
+        more = {} if self.grid is None else {"grid": list(self.grid)}
+        return {"name": self.name, "shape": list(self.shape), "dtype": self.dtype, **more}
 
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> TensorSpec:
         """Reads a spec from plain data."""
         shape = tuple(n if isinstance(n, str) else int(n) for n in data["shape"])
-        return cls(str(data["name"]), shape, str(data["dtype"]))
+        grid = data.get("grid")
+        made = None if grid is None else (float(grid[0]), int(grid[1]))
+        return cls(str(data["name"]), shape, str(data["dtype"]), made)
 
 
 @functools.cache
@@ -101,7 +108,26 @@ def specs_from_json(items: Any, where: str) -> tuple[TensorSpec, ...]:
             dtype_of(item["dtype"])
         except SignatureError as error:
             raise ValueError(f"{where}[{index}].dtype: {error}") from None
+        if not _is_grid(item.get("grid", [1.0, 0])):
+            raise ValueError(f"{where}[{index}].grid is no step above 0 and a code for zero")
     return tuple(TensorSpec.from_json(item) for item in items)
+
+
+def _is_grid(value: Any) -> bool:
+    """Tells whether something of any origin is a step and a zero."""
+    if not isinstance(value, list) or len(value) != 2:
+        return False
+    step, zero = value
+    return isinstance(step, float) and 0 < step < math.inf and type(zero) is int
+
+
+def with_grids(specs: Sequence[TensorSpec], grids: Sequence[Any]) -> list[TensorSpec]:
+    """Notes the grids of the last specs, one for each, where there are such."""
+    first = len(specs) - len(grids)
+    return [
+        spec if i < first else dataclasses.replace(spec, grid=grids[i - first])
+        for i, spec in enumerate(specs)
+    ]
 
 
 def argument_names(f: Callable[..., Any], count: int) -> tuple[str, ...]:

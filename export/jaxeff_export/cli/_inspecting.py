@@ -69,10 +69,13 @@ def _show_bundle(path: Path) -> None:
 
 
 def _show_arrays(title: str, groups: _Groups) -> None:
-    made = table("role", "name", "shape", "dtype", title=title)
+    made = table("role", "name", "shape", "dtype (zero, step of codes)", title=title)
     for role, specs in groups:
         for spec in specs:
-            made.add_row(role, spec.name, "×".join(map(str, spec.shape)) or "scalar", spec.dtype)
+            shape = "×".join(map(str, spec.shape)) or "scalar"
+            # What codes stand for: (q - zero) * step.
+            of = "" if spec.grid is None else " ({1}, {0:.6g})".format(*spec.grid)
+            made.add_row(role, spec.name, shape, spec.dtype + of)
     console.print(made, markup=False)
 
 

@@ -15,9 +15,15 @@ from jaxtyping import Array
 from jaxeff.compression import _embedding as tables
 from jaxeff.compression._quantized import of_inputs, quantized_layer
 from jaxeff.compression.integers import _layers as read
-from jaxeff.compression.integers._biases import added_by, bias_of, is_by_output, makers_of
+from jaxeff.compression.integers._coded import Argument
+from jaxeff.compression.integers._dataflow import (
+    added_by,
+    bias_of,
+    in_several_forms,
+    is_by_output,
+    makers_of,
+)
 from jaxeff.compression.integers._dynamic import ranged_by_itself
-from jaxeff.compression.integers._forms import in_several_forms
 from jaxeff.compression.integers._grids import (
     Codes,
     IntegerError,
@@ -98,6 +104,8 @@ class IntegerRule:
     def __call__(self, layer: Layer, key: Any, *values: Any) -> Sequence[Any]:
         """Computes one layer."""
         setting = self.settings.get(layer.site)
+        if setting is None and layer.kind == "input":
+            return values
         if setting is not None and layer.kind in {"linear", "matmul"}:
             found = self._product(layer, setting, values)
             if found is not None:
@@ -227,7 +235,7 @@ class IntegerRule:
         grid = Codes.of(of_x, x_tensor)
         _check_depth(layer.site, depth, grid.bits, bits)
         # Scopes tell `summary` and `cost` the widths.
-        value = _value(values[x_at])
+        value = as_value(values[x_at])
         with _named(layer) if isinstance(value, Plain) else contextlib.nullcontext():
             x = value.codes(grid)
         told = _told(kernel, layer, widths)
@@ -255,7 +263,7 @@ class IntegerRule:
 
     def _followed(self, layer: Layer, values: Sequence[Any]) -> Value | None:
         """Fuses a layer without a setting into sums or means that are not rounded yet."""
-        ours = [v for v in values if isinstance(v, Sums | Mean)]
+        ours = [v for v in values if isinstance(v, Sums | Mean | Argument)]
         if not ours:
             return None
         shape = layer.outputs[0].aval.shape
@@ -280,6 +288,8 @@ class IntegerRule:
                 return Mean(value, shape, addition)
         if read.is_move(layer):
             move: Any = lambda x: layer.fn(x)[0]  # noqa: E731
+            if isinstance(value, Argument):
+                return value.moved(move)
             if isinstance(value, Mean):
                 return value.moved(move, shape)
             return value.changed(moves=(*value.moves, move), shape=tuple(shape))
@@ -351,7 +361,7 @@ def _added(values: Sequence[Any]) -> Sums | None:
         return None
     first = max(able, key=lambda v: v.product.kernel.depth)
     other = values[1] if values[0] is first else values[0]
-    other = _value(other)
+    other = as_value(other)
     return first.changed(shortcut=other) if other.shape == first.shape else None
 
 
@@ -367,11 +377,13 @@ def _check_depth(site: str, depth: int, activation_bits: int, bits: int) -> None
         )
 
 
-def _value(value: Any) -> Value:
+def as_value(value: Any) -> Value:
+    """Returns a value as one of an integer network."""
     return value if isinstance(value, Sums | Mean | Plain) else Plain(value)
 
 
 def to_float(value: Any) -> Any:
+    """Returns a value as an array of floats."""
     return value.values() if isinstance(value, Sums | Mean | Plain) else value
 
 

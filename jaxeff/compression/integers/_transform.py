@@ -44,10 +44,12 @@ import numpy as np
 from jaxtyping import Array
 
 from jaxeff.compression._quantized import check_spec, settings_of
-from jaxeff.compression.integers._grids import IntegerError
-from jaxeff.compression.integers._rule import IntegerRule, ParameterCache, to_float
+from jaxeff.compression.integers._coded import Argument, Coded, coded
+from jaxeff.compression.integers._grids import Codes, IntegerError
+from jaxeff.compression.integers._rule import IntegerRule, ParameterCache, as_value, to_float
 from jaxeff.compression.integers._values import Sums
 from jaxeff.compression.numerics import Method
+from jaxeff.compression.quantizers.uniform import Uniform
 from jaxeff.core import validate
 from jaxeff.program import INTEGER, Layer, Program, check_open, closed, evaluate, run_layers, trace
 from jaxeff.program import control_flow as control
@@ -133,12 +135,23 @@ class Integer:
             ValueError: A weight isn't finite, weights of one bit are zeros alone in an output, or
                 as for `quantized`.
         """
+        return self._converted(params, args, kwargs)
+
+    def _converted(
+        self,
+        params: Any,
+        args: tuple[Any, ...],
+        kwargs: Any,
+        given: Mapping[int, Argument] | None = None,
+        results: Sequence[Codes | None] | None = None,
+    ) -> Converted:
         kept: list[int] = []
 
         @jax.jit
         def make(params: Any) -> dict[str, Any]:
             made: dict[str, Any] = {}
-            _, needed = self._run((params, *args), kwargs, ParameterCache(None, made))
+            store = ParameterCache(None, made)
+            _, needed = self._run((params, *args), kwargs, store, given, results)
             kept[:] = needed
             return made
 
@@ -156,8 +169,56 @@ class Integer:
         rest = {str(i): jnp.asarray(leaves[i]) for i in kept}
         return Converted({n: jnp.asarray(a) for n, a in arrays.items()}, rest, shapes, structure)
 
+    @validate()
+    def coded(
+        self, params: Any, *args: Any, results: Uniform | Sequence[Uniform] | None = None
+    ) -> Coded:
+        """Makes the function of codes to codes: `h(params, *codes)`, 8-bit data in and out.
+
+        Data are codes on the grid of the layer that reads them, so they must be read by layers of
+        the spec alone, perhaps reshaped or transposed first.
+
+        Args:
+            params: Parameters of `f`, float or converted.
+            *args: An example of the data; the results' ranges are taken from it.
+            results: Grids of the results in float, with ranges: one for all, or one for each, in
+                the order of `jax.tree.leaves`. By default 8 bits from the smallest to the largest
+                result of the example.
+
+        Returns:
+            The function, with the grids: `h.arguments`, `h.results`, `h.encode`, `h.decode`.
+
+        Raises:
+            IntegerError: Data are read in float or on several grids; or as for `convert`.
+        """
+
+        def run(args: tuple[Any, ...], given: Any, results: Any) -> Any:
+            params, *data = args
+            arrays = None
+            if isinstance(params, Converted):
+                arrays = params.arrays
+                leaves = len(jax.tree.leaves(params))
+                params = jax.tree.unflatten(params.structure, params.leaves())
+                # Places of the data count the leaves before them.
+                moved = len(jax.tree.leaves(params)) - leaves
+                given = {i + moved: value for i, value in given.items()}
+            store = ParameterCache(arrays, {})
+            return self._run((params, *data), {}, store, given, results)[0]
+
+        def convert(params: Any, data: tuple[Any, ...], given: Any, results: Any) -> Converted:
+            return self._converted(params, data, {}, given, results)
+
+        made = coded(run, convert, params, args, results)
+        functools.update_wrapper(made, self._f, updated=())
+        return made
+
     def _run(
-        self, args: tuple[Any, ...], kwargs: Any, store: ParameterCache
+        self,
+        args: tuple[Any, ...],
+        kwargs: Any,
+        store: ParameterCache,
+        given: Mapping[int, Argument] | None = None,
+        results: Sequence[Codes | None] | None = None,
     ) -> tuple[Any, list[int]]:
         program = trace(self._f, *args, **kwargs)
         _check_certain(program)
@@ -165,7 +226,17 @@ class Integer:
         with jax.ensure_compile_time_eval():  # a range is a number, also under jit
             settings = settings_of(self._spec, program)
         rule = IntegerRule(program, settings, store, self._dynamic, self._fixed)
-        done = closed(_evaluate(program, rule, argument_leaves(args, kwargs)), INTEGER)
+        values = argument_leaves(args, kwargs)
+        for i, value in (given or {}).items():
+            values[i] = value
+        found = _evaluate(program, rule, values)
+        # Results are written as codes by the kernels that compute them.
+        grids = [None] * len(found) if results is None else results
+        written = [
+            to_float(y) if grid is None else as_value(y).codes(grid)
+            for y, grid in zip(found, grids, strict=True)
+        ]
+        done = closed(written, INTEGER)
         paths = {v.path: i for i, v in enumerate(program.inputs) if v.path}
         needed = sorted({paths[path] for path in rule.read if path in paths})
         return jax.tree.unflatten(program.out_tree, done), needed
@@ -237,4 +308,4 @@ def _evaluate(program: Program, rule: IntegerRule, values: Sequence[Any]) -> lis
             for v, value in zip(layer.outputs, made, strict=True)
         ]
 
-    return [to_float(value) for value in run_layers(program, values, outputs_of)]
+    return run_layers(program, values, outputs_of)

@@ -76,7 +76,7 @@ class Sums:
     Attributes:
         shape: Shape of the array it stands for.
         several: Whether it is read in several forms, so that floats are written and codes made of
-            them (`_forms.py`). With fixed-point scales, which know no floats, it is computed anew.
+            them. With fixed-point scales, which know no floats, it is computed anew.
     """
 
     def __init__(

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from jaxeff_export.clib.codegen import _numbers as numbers
 from jaxeff_export.clib.codegen import _state as state
 from jaxeff_export.clib.codegen import _threads as threads
-from jaxeff_export.clib.codegen._interface import Field
+from jaxeff_export.clib.codegen._interface import Field, grid_of
 from jaxeff_export.clib.codegen._rendering import render
 from jaxeff_export.clib.codegen._sources import Library
 
@@ -27,8 +27,12 @@ def header(library: Library) -> str:
     if library.threads > 1:
         blob += ["    /* NULL, or started */", f"    {n}_threads *{threads.FIELD};"]
     sizes = [
-        f"#define {u}_{field.name.upper()}_SIZE {field.count} /* elements of {field.kind} */"
+        line
         for field in _apart(library.given, library.returned)
+        for line in (
+            f"#define {u}_{field.name.upper()}_SIZE {field.count} /* elements of {field.kind} */",
+            *grid_of(field, u),
+        )
     ]
     codes = ",\n".join(f"    {u}_{code} = {number}" for code, number in library.codes.items())
     rounded = []

@@ -65,7 +65,20 @@ class Field:
         """Description of the array, for a comment."""
         shape = "x".join(map(str, self.spec.shape)) or "a single number"
         more = _REMARKS.get(self.spec.dtype, "")
+        if self.spec.grid is not None:
+            step, zero = self.spec.grid
+            more = f"code q is (q - {zero}) * {step:.9g}"
         return f"{self.spec.name}: {self.spec.dtype}, {shape}" + (f", {more}" if more else "")
+
+
+def grid_of(field: Field, prefix: str) -> list[str]:
+    """Defines the numbers that its codes are read by, if it holds codes."""
+    if field.spec.grid is None:
+        return []
+    step, zero = field.spec.grid
+    name = f"{prefix}_{field.name.upper()}"
+    # Nine digits identify a float32.
+    return [f"#define {name}_STEP {float(step):.9e}f", f"#define {name}_ZERO {zero}"]
 
 
 def fields_of(

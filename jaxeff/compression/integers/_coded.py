@@ -1,0 +1,213 @@
+"""Integer networks whose data and results are codes, as sensors and other programs have them.
+
+```python
+import jax
+import jaxeff
+from jaxeff.compression import Int, calibrate, integer
+from jaxeff.nn import small_classifier
+
+f, params, (x, y) = small_classifier()
+g = integer(f, calibrate(f, params, [x], {"*:linear": Int(8, symmetric="weights")}))
+h = g.coded(params, x)                   # data on the first layers' grids, results on one of 8 bits
+(q,) = h.encode(x)                       # uint8
+codes = h.convert(params, q)
+logits = h.decode(h(codes, q))           # deploy(h, (codes, q)) compiles it
+assert q.dtype == h(codes, q).dtype == jax.numpy.uint8
+assert jax.numpy.abs(logits - g(params, x)).max() <= h.results[0].step
+```
+
+A code q stands for `(q - zero) * step`: `h.arguments[0].step`, `h.arguments[0].zero`. Headers of C
+libraries have both as numbers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array
+
+from jaxeff.compression.integers._grids import Codes, IntegerError
+from jaxeff.compression.integers._kernels import Move
+from jaxeff.compression.integers._values import Plain
+from jaxeff.compression.numerics import Tensor
+from jaxeff.compression.quantizers.uniform import Uniform
+
+
+class Argument(Plain):
+    """Data of a call, which remember the grids that they are read on.
+
+    Attributes:
+        seen: The grids so far; None for a reader of floats.
+    """
+
+    def __init__(self, x: Array, seen: list[Codes | None]):
+        super().__init__(x)
+        self.seen = seen
+
+    @classmethod
+    def of_codes(cls, codes: Array, grid: Codes, seen: list[Codes | None]) -> Argument:
+        """Makes data that come as codes."""
+        made = cls(grid.read(codes), seen)
+        made._made[grid] = codes
+        return made
+
+    def values(self) -> Array:
+        """Returns the data in float."""
+        self.seen.append(None)
+        return self.x
+
+    def codes(self, to: Codes) -> Array:
+        """Returns the data's codes on a grid."""
+        self.seen.append(to)
+        return super().codes(to)
+
+    def moved(self, move: Move) -> Argument:
+        """Moves the elements."""
+        new = Argument(move(self.x), self.seen)
+        new._made = {grid: move(codes) for grid, codes in self._made.items()}
+        return new
+
+
+Given = dict[int, Argument]
+"""Leaves of a call's arguments that others stand for, by their place among all."""
+Run = Callable[[tuple[Any, ...], Given, Sequence[Codes | None] | None], Any]
+"""`run(args, given, results)`: the integer network, with results on grids."""
+Convert = Callable[[Any, tuple[Any, ...], Given, Sequence[Codes | None]], Any]
+"""`convert(params, data, given, results)`: the parameters of such a network."""
+
+
+@dataclass(eq=False)
+class Coded:
+    """The function that `Integer.coded` returns: `h(params, *codes)`.
+
+    Attributes:
+        arguments: The grid of every leaf of the data; None for one that is whole numbers anyway.
+        results: The grid of every leaf of the results; None for one that is whole numbers anyway.
+    """
+
+    arguments: tuple[Codes | None, ...]
+    results: tuple[Codes | None, ...]
+    _run: Run
+    _convert: Convert
+
+    def __call__(self, params: Any, *codes: Any) -> Any:
+        """Computes codes of the results."""
+        floats, given = self._read(params, codes)
+        return self._run((params, *floats), given, self.results)
+
+    def convert(self, params: Any, *codes: Any) -> Any:
+        """Converts parameters to codes, as `Integer.convert` does, for these results.
+
+        Args:
+            params: Float parameters of the model.
+            *codes: Codes of data; only shapes count.
+        """
+        floats, given = self._read(params, codes)
+        return self._convert(params, floats, given, self.results)
+
+    def _read(self, params: Any, codes: tuple[Any, ...]) -> tuple[tuple[Any, ...], Given]:
+        """Makes stand-ins for data in float, and what is read in their place."""
+        leaves, structure = jax.tree.flatten(codes)
+        first = len(jax.tree.leaves(params))
+        given = {
+            first + i: Argument.of_codes(leaf, grid, [])
+            for i, (leaf, grid) in enumerate(zip(leaves, self.arguments, strict=True))
+            if grid is not None
+        }
+        # The function itself is one of floats; their values are never read.
+        floats = [
+            leaf if grid is None else jnp.zeros(jnp.shape(leaf), jnp.float32)
+            for leaf, grid in zip(leaves, self.arguments, strict=True)
+        ]
+        return jax.tree.unflatten(structure, floats), given
+
+    @property
+    def code_grids(self) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
+        """The steps and zeros of data and of results, which an export writes down."""
+        both = (self.arguments, self.results)
+        of_data, of_results = (
+            tuple(None if grid is None else (grid.step, grid.zero) for grid in grids)
+            for grids in both
+        )
+        return of_data, of_results
+
+    def encode(self, *args: Any) -> tuple[Any, ...]:
+        """Writes data as codes, one tree for each argument."""
+        return _mapped(lambda grid, x: grid.write(jnp.asarray(x)), self.arguments, args)
+
+    def decode(self, results: Any) -> Any:
+        """Reads the codes of results."""
+        return _mapped(lambda grid, q: grid.read(q), self.results, results)
+
+
+def coded(
+    run: Run,
+    convert: Convert,
+    params: Any,
+    args: tuple[Any, ...],
+    results: Uniform | Sequence[Uniform] | None,
+) -> Coded:
+    """Finds the grids of data and results; the rest is as for `Integer.coded`."""
+    first, leaves = len(jax.tree.leaves(params)), jax.tree.leaves(args)
+    seen: dict[int, list[Codes | None]] = {
+        i: []
+        for i, leaf in enumerate(leaves)
+        if jnp.issubdtype(jnp.result_type(leaf), jnp.floating)
+    }
+
+    @jax.jit
+    def outputs(params: Any, args: tuple[Any, ...]) -> Any:
+        of_data = jax.tree.leaves(args)
+        given = {first + i: Argument(of_data[i], notes) for i, notes in seen.items()}
+        return run((params, *args), given, None)
+
+    found = jax.tree.leaves(outputs(params, args))
+    paths = [
+        jax.tree_util.keystr(path) for path, _ in jax.tree_util.tree_flatten_with_path(args)[0]
+    ]
+    grids = [_grid_of(seen[i], paths[i]) if i in seen else None for i in range(len(leaves))]
+    floats = [i for i, y in enumerate(found) if jnp.issubdtype(y.dtype, jnp.floating)]
+    if results is None:
+        quantizers: Sequence[Uniform] = [
+            Uniform(8, range=(float(found[i].min()), float(found[i].max()))) for i in floats
+        ]
+    else:
+        quantizers = [results] * len(floats) if isinstance(results, Uniform) else results
+    if len(quantizers) != len(floats):
+        raise IntegerError(
+            f"There are {len(floats)} results in float, and {len(quantizers)} grids."
+        )
+    made: list[Codes | None] = [None] * len(found)
+    for i, quantizer in zip(floats, quantizers, strict=True):
+        tensor = Tensor("result", f"[{i}]", "activation", np.ndim(found[i]))
+        made[i] = Codes.of(quantizer, tensor)
+    return Coded(tuple(grids), tuple(made), run, convert)
+
+
+def _grid_of(seen: Sequence[Codes | None], path: str) -> Codes:
+    """Returns the one grid that data are read on."""
+    grids = set(seen)
+    if None in grids or len(grids) != 1:
+        how = "in floating point" if None in grids else f"on {len(grids)} grids"
+        how = how if grids else "by nobody"
+        raise IntegerError(
+            f"The data args{path} are read {how}, so that codes can't stand for them: let what "
+            "reads them be layers with one setting of the spec (no arithmetic before these)."
+        )
+    (grid,) = grids
+    assert grid is not None
+    return grid
+
+
+def _mapped(act: Callable[[Codes, Any], Any], grids: Sequence[Codes | None], tree: Any) -> Any:
+    leaves, structure = jax.tree.flatten(tree)
+    pairs = zip(grids, leaves, strict=True)
+    return jax.tree.unflatten(structure, [x if grid is None else act(grid, x) for grid, x in pairs])
+
+
+__all__ = ["Argument", "Coded", "coded"]

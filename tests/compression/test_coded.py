@@ -1,0 +1,104 @@
+"""Integer networks of codes to codes: `Integer.coded`."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+
+import jaxeff
+from jaxeff.compression import Int, IntegerError, Uniform, calibrate, integer
+
+WEIGHTS = Int(8, symmetric="weights")
+X = jax.random.normal(jax.random.key(1), (6, 8, 8, 2))
+
+
+class Two(nnx.Module):
+    """Moves its data before the first layer, and returns codes' own kinds of results."""
+
+    def __init__(self, rngs):
+        self.conv = nnx.Conv(2, 4, (3, 3), rngs=rngs)
+        self.fc = nnx.Linear(64 * 4, 3, rngs=rngs)
+
+    def __call__(self, x):
+        y = nnx.relu(self.conv(jnp.transpose(x, (0, 2, 1, 3))))
+        logits = self.fc(y.reshape(y.shape[0], -1))
+        return {"class": logits.argmax(-1), "logits": logits}
+
+
+@pytest.fixture(scope="module")
+def case():
+    f, params = jaxeff.functional(Two(rngs=nnx.Rngs(0)))
+    return f, params, integer(f, calibrate(f, params, [X], {"*:linear": WEIGHTS}))
+
+
+def test_codes_stand_for_what_the_integer_network_computes(case):
+    _, params, g = case
+    h = g.coded(params, X)
+    (q,) = h.encode(X)
+    out, wanted = h(params, q), g(params, X)
+    assert q.dtype == out["logits"].dtype == jnp.uint8
+    # The data are rounded once, by `encode` or by the first layer; then kernels end on the grid of
+    # the results instead of in float, of which they round to the nearest code.
+    assert jnp.array_equal(out["class"], wanted["class"])
+    grid = h.results[1]
+    assert h.results[0] is None
+    floats = np.asarray(wanted["logits"])
+    assert jnp.abs(h.decode(out)["logits"] - floats).max() <= 0.51 * grid.step
+    assert floats.max() - floats.min() == pytest.approx(255 * grid.step, rel=0.02)
+
+
+def test_converted_parameters_and_compiled_calls_are_the_same(case):
+    _, params, g = case
+    h = g.coded(params, X)
+    (q,) = h.encode(X)
+    codes = h.convert(params, q)
+    for y in (h(codes, q), jax.jit(h)(codes, q)):
+        assert jax.tree.all(jax.tree.map(jnp.array_equal, y, h(params, q)))
+
+
+def test_grids_of_results_may_be_given(case):
+    _, params, g = case
+    h = g.coded(params, X, results=Uniform(4, range=(-1.0, 1.0)))
+    (q,) = h.encode(X)
+    out = h.decode(h(params, q))["logits"]
+    assert len(np.unique(np.asarray(out))) <= 16
+    inside = jnp.clip(g(params, X)["logits"], *(h.results[1].read(jnp.array(e)) for e in (0, 15)))
+    assert jnp.abs(out - inside).max() <= 0.51 * h.results[1].step
+
+
+def test_fixed_point_scales(case):
+    f, params, _ = case
+    g = integer(f, calibrate(f, params, [X], {"*:linear": WEIGHTS}), requantize="fixed")
+    h = g.coded(params, X)
+    (q,) = h.encode(X)
+    out = h.decode(h(h.convert(params, q), q))["logits"]
+    assert jnp.abs(out - g(params, X)["logits"]).max() <= 1.51 * h.results[1].step
+
+
+def test_whole_numbers_stay(case):
+    def gathers(params, x, rows):
+        return (x @ params["w"])[rows]
+
+    params = {"w": jax.random.normal(jax.random.key(0), (8, 5))}
+    x, rows = X.reshape(-1, 8), jnp.array([1, 3])
+    g = integer(gathers, calibrate(gathers, params, [(x, rows)], {"*": WEIGHTS}))
+    h = g.coded(params, x, rows)
+    q, same = h.encode(x, rows)
+    assert h.arguments[1] is None
+    assert same is rows
+    wanted = g(params, x, rows)
+    assert jnp.abs(h.decode(h(params, q, rows)) - wanted).max() <= 0.51 * h.results[0].step
+
+
+def test_data_that_are_read_in_float_are_named(case):
+    def scaled(params, x):
+        return (x / 255) @ params["w"]
+
+    params = {"w": jax.random.normal(jax.random.key(0), (8, 5))}
+    x = X.reshape(-1, 8)
+    g = integer(scaled, calibrate(scaled, params, [x], {"*:linear": WEIGHTS}))
+    with pytest.raises(IntegerError, match=r"args\[0\] are read in floating point"):
+        g.coded(params, x)
+    with pytest.raises(IntegerError, match="1 results in float, and 2 grids"):
+        case[2].coded(case[1], X, results=[Uniform(8, range=(0.0, 1.0))] * 2)
