@@ -58,6 +58,7 @@ SIZES = {
             ),
         ),
         batch_size=32, calibration=256, rounding_steps=100, probes=4,
+        parts=("bits", "methods", "allocation"),  # the other compiles for longer than all these
     ),
     "default": Settings(
         subjects=(
