@@ -15,9 +15,11 @@ from jaxeff.compression import (
     Int,
     IntegerError,
     IntegerFallbackWarning,
+    PowersOfTwo,
     Tensor,
     Uniform,
     calibrate,
+    init,
     integer,
     quantized,
 )
@@ -234,7 +236,10 @@ def test_sums_that_could_overflow_are_refused_with_the_depth():
     ("setting", "words"),
     [
         (Int(9, symmetric="weights", range=1.0), "has 9 bits, but integer kernels take 1 to 8"),
-        (LSQ(4, step=1.0), "take weights on uniform grids"),
+        (PowersOfTwo(4), "take weights on uniform grids"),
+        (LSQ(4), "has no step yet: init"),
+        (LSQ(4, step=1.0, signed=True), r"train LSQ\(4, narrow=True\)"),
+        (LSQ(4, step=1.0, signed=True, narrow=True, offset=0.1), "an offset that is learnt"),
         (Int(1, symmetric=True, range=1.0), "no code for zero"),
     ],
 )
@@ -242,6 +247,22 @@ def test_codes_that_kernels_cannot_hold_are_refused(setting, words):
     f, params, x = dense(5)
     with pytest.raises(IntegerError, match=words):
         integer(f, {"*": setting})(params, x)
+
+
+@pytest.mark.parametrize("per", ["channel", "tensor"])
+@pytest.mark.parametrize("bits", [2, 4, 8])
+def test_learned_steps_become_codes(bits, per, classifier):
+    f, params, x, _ = classifier
+    spec = init(f, params, x, {"*:linear": LSQ(bits, narrow=True, per=per)})
+    g = integer(f, spec)
+    codes = g.convert(params, x)
+    wanted = quantized(f, spec)(params, x)
+    # As far apart as codes of neighbouring activations, which a tie between them gives.
+    near = jnp.abs(g(codes, x) - wanted) <= 0.05 * jnp.abs(wanted).max()
+    assert near.mean() > 0.99
+    weights = [a for name, a in codes.arrays.items() if name.endswith("codes")]
+    assert weights
+    assert all(int(jnp.abs(a).max()) <= 2 ** (bits - 1) - 1 for a in weights)
 
 
 def test_zeros_have_no_sign():

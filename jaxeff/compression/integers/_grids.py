@@ -17,8 +17,8 @@ from jax import lax
 from jaxtyping import Array, Float, Int8, UInt8
 
 from jaxeff.compression.integers._operators import q_codes
-from jaxeff.compression.numerics import Tensor, grid, quantize, value_range
-from jaxeff.compression.quantizers.uniform import Uniform
+from jaxeff.compression.numerics import Tensor, grid, keep_positive, quantize, value_range
+from jaxeff.compression.quantizers.uniform import LSQ, Uniform
 from jaxeff.core import is_concrete
 
 MOST_BITS = 8
@@ -60,9 +60,11 @@ class Codes:
             IntegerError: It isn't a grid of at most 8 bits with a known range around zero.
         """
         where = f"{tensor.site}/{tensor.name}"
+        if isinstance(quantizer, LSQ):
+            return cls._of_learned(quantizer, where)
         if not isinstance(quantizer, Uniform):
             raise IntegerError(
-                f"{where}: integer kernels take uniform grids (Int, Uniform), not "
+                f"{where}: integer kernels take uniform grids (Int, Uniform, LSQ), not "
                 f"{type(quantizer).__name__}; give this site one, or None to leave it in float."
             )
         bits = width(quantizer, where)
@@ -97,6 +99,18 @@ class Codes:
             raise IntegerError(f"{where}: its range [{low}, {high}] has no code for zero.")
         return cls(step, whole, int(lower) + half, int(upper) + half, bits)
 
+    @classmethod
+    def _of_learned(cls, quantizer: LSQ, where: str) -> Codes:
+        """Converts an activation's learned grid: codes from 0, or shifted by half their number."""
+        bits = width(quantizer, where)
+        step = learned_step(quantizer, where)
+        if step.size != 1:
+            raise IntegerError(f"{where}: activations have one step for the whole tensor.")
+        with jax.ensure_compile_time_eval():
+            ends = quantizer.ends(jnp.float32, "activation")
+            lower, upper = (int(np.asarray(end).item()) for end in ends)
+        return cls(float(step.item()), -lower, 0, upper - lower, bits)
+
     def write(self, x: Float[Array, "*shape"]) -> UInt8[Array, "*shape"]:
         """Writes values as codes; NaN becomes the smallest."""
         return q_codes(
@@ -122,6 +136,11 @@ def weight_codes(
     """
     where = f"{tensor.site}/{tensor.name}"
     bits = weight_bits(quantizer, where)
+    if isinstance(quantizer, LSQ):
+        lower, upper = quantizer.ends(jnp.float32, "weight")
+        steps = keep_positive(jnp.asarray(quantizer.step, jnp.float32))
+        codes = jnp.clip(jnp.round(w.astype(jnp.float32) / steps), lower, upper)
+        return codes.astype(jnp.int8), steps
     if quantizer.range is None:
         low, high = value_range(w, tensor.axes(quantizer.per))
     else:
@@ -132,6 +151,28 @@ def weight_codes(
         codes = jnp.where(to.lower < to.upper, 2 * codes + 1, 0)
         return codes.astype(jnp.int8), to.step / 2
     return codes.astype(jnp.int8), to.step
+
+
+def learned_step(quantizer: LSQ, where: str) -> np.ndarray:
+    """Returns the step of a learned grid without an offset.
+
+    Raises:
+        IntegerError: It is open, has an offset, or isn't a known number.
+    """
+    if quantizer.step is None or quantizer.signed is None:
+        raise IntegerError(
+            f"{where} has no step yet: init(f, params, x, spec) finds one, and returns the spec to "
+            "train and to pass here."
+        )
+    if quantizer.offset is not None:
+        raise IntegerError(
+            f"{where}: integer kernels take grids with a code for zero, and an offset that is "
+            "learnt leaves none: train LSQ without asymmetric."
+        )
+    if not (is_concrete(quantizer.step) and is_concrete(quantizer.signed)):
+        raise IntegerError(f"{where}: a step must be a known number, but this one is traced.")
+    with jax.ensure_compile_time_eval():
+        return np.asarray(keep_positive(jnp.asarray(quantizer.step, jnp.float32)))
 
 
 def steps_of_signs(codes: Int8[Array, "*shape"], steps: Float[Array, ...]) -> Float[Array, ...]:
@@ -150,9 +191,18 @@ def weight_bits(quantizer: Any, where: str) -> int:
     Raises:
         IntegerError: The quantizer isn't a symmetric uniform grid of at most 8 bits.
     """
+    if isinstance(quantizer, LSQ):
+        bits = width(quantizer, where)
+        learned_step(quantizer, where)
+        if not (quantizer.narrow and quantizer.signed and bits > 1):
+            raise IntegerError(
+                f"{where}: integer kernels take weights whose codes reach as far below zero as "
+                f"above: train LSQ({bits}, narrow=True), of two bits or more."
+            )
+        return bits
     if not isinstance(quantizer, Uniform):
         raise IntegerError(
-            f"{where}: integer kernels take weights on uniform grids (Int, Uniform), not "
+            f"{where}: integer kernels take weights on uniform grids (Int, Uniform, LSQ), not "
             f"{type(quantizer).__name__}; give this site one, or None to leave it in float."
         )
     if not quantizer.symmetric:
@@ -163,7 +213,7 @@ def weight_bits(quantizer: Any, where: str) -> int:
     return width(quantizer, where)
 
 
-def width(quantizer: Uniform, where: str, most: int = MOST_BITS) -> int:
+def width(quantizer: Uniform | LSQ, where: str, most: int = MOST_BITS) -> int:
     """Returns the width of a grid's codes.
 
     Raises:

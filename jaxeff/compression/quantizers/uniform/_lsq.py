@@ -52,6 +52,8 @@ class LSQ(BaseQuantizer):
             training on of activations needs.
         scaled: Whether the gradients of step and offset are divided by sqrt(n Qp), n the values
             that share the step (section 2.2).
+        narrow: Whether weights go without the lowest code, which has no counterpart above zero:
+            `integer` computes with such codes alone.
 
     Raises:
         TypeError, ValueError: `bits` or `step` is out of bounds.
@@ -69,11 +71,12 @@ class LSQ(BaseQuantizer):
     per: Annotated[str, Choice("channel", "tensor")] = static("tensor")
     initial: Annotated[str, Choice("mean", "error")] = static("mean")
     scaled: bool = static(True)
+    narrow: bool = static(False)
 
     def quantize(self, x: Float[Array, "*shape"], tensor: Tensor) -> Float[Array, "*shape"]:
         """Returns the nearest values of the grid, with the gradients above."""
         own = self.start(jax.lax.stop_gradient(x), tensor)
-        lower, upper = code_range(self.bits, own.signed, x.dtype)
+        lower, upper = own.ends(x.dtype, tensor.role)
         step = jnp.asarray(own.step, x.dtype)
         if self.scaled:
             # g = 1 / sqrt(N Qp): keeps the ratio of update to value of a step near that of
@@ -101,7 +104,7 @@ class LSQ(BaseQuantizer):
             unsigned = self.asymmetric and tensor.role == "activation"
             signed = False if unsigned else infer_sign(x, tensor)
         known = replace(self, signed=signed)
-        lower, upper = code_range(self.bits, signed, x.dtype)
+        lower, upper = known.ends(x.dtype, tensor.role)
         offset: Any = self.offset
         if self.asymmetric and offset is None:
             bottom = jnp.min(x, axes).reshape(shape)
@@ -125,12 +128,15 @@ class LSQ(BaseQuantizer):
         each = 64 if self.asymmetric else 32
         return math.prod(shape) * self.bits + ranges(shape, tensor.axes(self.per)) * each
 
+    def ends(self, dtype: Any, role: str) -> tuple[Array, Array]:
+        """Returns the lowest and the highest code, once the sign is known."""
+        lower, upper = code_range(self.bits, self.signed, dtype)
+        return (jnp.maximum(lower, -upper) if self.narrow and role == "weight" else lower), upper
+
     def grid(self, dtype: Any) -> Grid:
         """Returns the values that weights take, once step and sign are known."""
         step = jnp.asarray(self.step, dtype)
-        lower, upper = (
-            jnp.broadcast_to(end, step.shape) for end in code_range(self.bits, self.signed, dtype)
-        )
+        lower, upper = (jnp.broadcast_to(end, step.shape) for end in self.ends(dtype, "weight"))
         offset = jnp.asarray(0.0 if self.offset is None else self.offset, dtype)
         return Grid(step, jnp.broadcast_to(offset / step, step.shape), lower, upper)
 
