@@ -189,10 +189,11 @@ def _sizes(report: Report, subject: str, own: Sequence[Row], axis: Axes) -> None
     axis.step([r["kB"] for r in front], [r["trained"] for r in front], where="post", color="grey",
               lw=0.8, label="Pareto front")  # fmt: skip
     for row in front:
-        axis.annotate(row["method"], (row["kB"], row["trained"]), fontsize=7, xytext=(3, -9),
+        axis.annotate(row["method"], (row["kB"], row["trained"]), fontsize=7, xytext=(5, -10),
                       textcoords="offset points")  # fmt: skip
     axis.set(xscale="log", xlabel="kB of parameters", ylabel="accuracy")
-    axis.set_ylim(bottom=max(0, np.quantile([r["trained"] for r in own], 0.2) - 0.1))
+    low, high = np.quantile([r["trained"] for r in own], (0.2, 1))
+    axis.set_ylim(bottom=max(0, 2 * low - high - 0.01))  # those far below say nothing of the front
 
 
 def _upright(axis: Axes, report: Report) -> None:

@@ -53,12 +53,11 @@ SIZES = {
     "fast": Settings(
         subjects=(
             Subject(
-                "lenet5", "digits", 1437, 12, 360, 1, 1437, 4, (2, 4),
+                "lenet5", "digits", 1437, 12, 360, 1, 1437, 4, (2, 4),  # one seed: minutes
                 ("fixed 4", "fixed 2", "lsq 4", "lsq 2", "ttq weights", "inq 4 weights"),
             ),
         ),
         batch_size=32, calibration=256, rounding_steps=100, probes=4,
-        parts=("bits", "methods", "allocation"),  # the other compiles for longer than all these
     ),
     "default": Settings(
         subjects=(
