@@ -10,25 +10,22 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
 from experiments.analog.recipe import Settings
-from experiments.analog.source import ORDERED, SEQUENCES, UNORDERED
+from experiments.analog.source import SEQUENCES
 from experiments.analog.training import GAIN, Problem, Trainer, small_images
 from experiments.harness import Row, Run
 from jaxeff import analog_hardware as hardware
 
-POSITIONS = ("time", "permuted", "shuffled", "none")
+POSITIONS = ("time", "permuted")
 ACTIVE = (8, 16, 32, 64, 128)
+ORDERED_CHIP, ORDER_FREE, CIRCUITS = "synthetic", "synthetic, order-free", "circuits"
 MODELS: dict[str, Callable[..., Any]] = {
     "linear": hardware.fit_linear,
     "columnar": hardware.fit_columnar,
     "white box": hardware.fit_white_box,
 }
 STATIC = dataclasses.replace(hardware.PUBLISHED_PHYSICS, ordered=False)
-BENT = dataclasses.replace(STATIC, curve_mismatch=1.0)
-"""With a curve of each synapse's own, which spreads as much as it bends: the white box, whose table
-has the published chip's factors, can't hold it."""
 
 
 def make(device: int, ordered: bool = True) -> hardware.Chip:
@@ -49,45 +46,35 @@ def white_box(run: Run[Settings], device: int) -> hardware.WhiteBox:
 
 
 def fidelities(run: Run[Settings]) -> list[Row]:
-    """Errors of the three models on every chip, and on its order-free controls.
+    """Errors of the three models on every chip, as in Klein's thesis, figure 5.6.
 
-    As in Klein's thesis, figure 5.6. One control has the form of the white box, the other hasn't.
-    Chips of circuits have the form of no model.
+    Beside each its order-free control, which has the form of the white box, and a chip of circuits,
+    which has that of no model.
     """
 
     def one(task: dict[str, Any]) -> list[Row]:
-        chip: Any = make(task["device"], task["ordered"])
-        kind, name_of_chip = "fidelity", _name(chip, task["ordered"])
-        if task.get("bent"):
-            chip, kind = hardware.Chip(task["device"], physics=BENT), "fidelity, own curves"
-        if task.get("circuit"):
-            chip, kind = hardware.CircuitChip(task["device"]), "fidelity, circuits"
-            name_of_chip = f"circuits {task['device']}"
+        device, form = task["device"], task["form"]
+        chip: Any = (
+            hardware.CircuitChip(device) if form == CIRCUITS else make(device, form == ORDERED_CHIP)
+        )
         found = measured(run, chip)
         rows = []
         for name, fit in MODELS.items():
-            key = jax.random.fold_in(run.key, 2)
-            result = hardware.fidelity(key, fit(found), chip, active=ACTIVE)
+            result = hardware.fidelity(
+                jax.random.fold_in(run.key, 2), fit(found), chip, active=ACTIVE
+            )
             for n, error, floor in zip(result.active, result.error, result.floor, strict=True):
                 rows.append(
-                    {"kind": kind, "chip": name_of_chip, **task,
-                     "model": name, "active": n, "error": error, "noise": floor,
-                     "ratio": error / floor}
+                    {"kind": "fidelity", **task, "model": name, "active": n, "error": error,
+                     "noise": floor, "ratio": error / floor}
                 )  # fmt: skip
         return rows
 
-    others = [
-        {"task": "fidelity", "device": d, "ordered": form == "circuit", form: True}
-        for form in ("bent", "circuit")
-        for d in run.settings.chips
-    ]
-    return run.each([*_tasks(run, "fidelity"), *others], one)
-
-
-def _tasks(run: Run[Settings], name: str) -> list[dict[str, Any]]:
-    return [
-        {"task": name, "device": d, "ordered": o} for d in run.settings.chips for o in (True, False)
-    ]
+    forms = (ORDERED_CHIP, ORDER_FREE, CIRCUITS)
+    return run.each(
+        [{"task": "fidelity", "device": d, "form": f} for d in run.settings.chips for f in forms],
+        one,
+    )
 
 
 def orders(run: Run[Settings]) -> list[Row]:
@@ -95,59 +82,29 @@ def orders(run: Run[Settings]) -> list[Row]:
     settings = run.settings
 
     def one(task: dict[str, Any]) -> list[Row]:
-        chip = make(task["device"], task["ordered"])
+        chip = make(task["device"], task["form"] == ORDERED_CHIP)
         keys = jax.random.split(jax.random.fold_in(run.key, 3), 3)
         effect = hardware.order_effect(keys[0], chip)
-        row = {
-            "kind": "order", "chip": _name(chip, task["ordered"]), **task, "rms": effect.rms,
-            "control": effect.control, "noise": effect.noise,
+        events = hardware.measure_events(keys[1], chip, columns=2, programs=settings.event_programs)
+        train, test = events.split()
+        row: Row = {
+            "kind": "order", **task, "rms": effect.rms, "control": effect.control,
+            "noise": effect.noise,
         }  # fmt: skip
-        if task["device"] in settings.chips[: settings.order_chips]:
-            events = hardware.measure_events(
-                keys[1], chip, columns=2, programs=settings.event_programs
+        for position in POSITIONS:
+            model = hardware.fit_sequence(
+                keys[2], train, position=position, epochs=settings.event_epochs, progress=False
             )
-            train, test = events.split()
-            for position in POSITIONS:
-                model = hardware.fit_sequence(
-                    keys[2], train, position=position, epochs=settings.event_epochs, progress=False
-                )
-                row[f"mse_{position}"] = float(jnp.mean(model.error(test)))
-            row["mse_ratio"] = row["mse_time"] / row["mse_permuted"]
-            row["mse_over_shuffled"] = row["mse_time"] / row["mse_shuffled"]
-            row["source_mse_ratio"] = ORDERED / UNORDERED if task["ordered"] else None
-        return [row]
+            row[f"mse_{position}"] = float(jnp.mean(model.error(test)))
+        return [row | {"mse_ratio": row["mse_time"] / row["mse_permuted"]}]
 
-    return run.each(_tasks(run, "order"), one)
+    forms, devices = (ORDERED_CHIP, ORDER_FREE), settings.chips[: settings.order_chips]
+    return run.each(
+        [{"task": "order", "device": d, "form": f} for d in devices for f in forms], one
+    )
 
 
-def column(run: Run[Settings], device: int, at: int = 5) -> dict[str, np.ndarray]:
-    """One column's counts against the ideal sum, the table's, and the spline of that.
-
-    As in Klein's thesis, figure 5.5.
-    """
-    chip = make(device, ordered=False)
-    found = measured(run, chip)
-    box = hardware.fit_white_box(found)
-    drives = found.drives
-    inputs = jnp.asarray(drives.inputs[:6], jnp.float32)
-    weights = jnp.asarray(drives.weights[:6], jnp.float32)
-    ideal = hardware.PUBLISHED_PHYSICS.gain * jnp.einsum("dpr,drc->dpc", inputs, weights)
-    sums = jax.vmap(box.sums)(inputs, weights)
-    means = jax.vmap(lambda a, w: box.counts(a, w, 1.0))(inputs, weights)
-    parts = {"ideal": ideal, "table": sums, "spline": means, "counts": drives.counts[:6]}
-    noise = found.noise
-    return {
-        **{f"column/{name}": np.asarray(x)[..., at].ravel() for name, x in parts.items()},
-        "noise/active": noise.active,
-        "noise/deviation": np.sqrt(noise.variance),
-    }
-
-
-def _name(chip: hardware.Chip, ordered: bool) -> str:
-    return f"synthetic {int(chip.device)}" + ("" if ordered else ", order-free")
-
-
-KNOWN = {"ordered": "time", "non-ordered": "permuted", "order-free": "none"}
+KNOWN = {"ordered": "time", "non-ordered": "permuted"}
 WIDTH, HEADS = 8, 1
 """Of the transformers: smaller than where they are judged alone, for there is one per column."""
 
@@ -181,24 +138,24 @@ def _networks(
     short = max(1, round(retrain / 6))
     source = SEQUENCES[name]
     rows: list[Row] = [
-        {"kind": "sequence", "data": problem.name, "chip": f"synthetic {device}", "device": device,
-         "model": name, **errors, **{f"source_{k}": v for k, v in source._asdict().items()}}
+        {"kind": "sequence", "data": problem.name, "device": device, "model": name, **errors,
+         **{f"source_{k}": v for k, v in source._asdict().items()}}
         for device, (_, errors) in zip(devices, models, strict=True)
     ]  # fmt: skip
 
     def add(column: str, values: Any) -> None:
         for row, value in zip(rows, values, strict=True):
-            row[column] = 100 * float(value)
-        run.say(f"{own.name}, {column}: {100 * values.mean():.1f} %")
+            row[column] = float(value)
+        run.say(f"{own.name}, {column}: {values.mean():.1f} %")
 
     add("plain", trainer.accuracy("loop", params))
     if name == "no model":
-        params, _ = trainer.trained("loop", "loop", params, retrain + short)
+        params = trainer.trained("loop", "loop", params, retrain + short)
     else:
-        params, _ = trainer.trained("incremental", "incremental", params, retrain)
+        params = trainer.trained("incremental", "incremental", params, retrain)
         add("software", trainer.accuracy("box", params))
         add("on_chip", trainer.accuracy("loop", params))
-        params, _ = trainer.trained("incremental + loop", "loop", params, short)
+        params = trainer.trained("incremental + loop", "loop", params, short)
     add("after_loop", trainer.accuracy("loop", params))
     return rows
 

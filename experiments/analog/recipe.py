@@ -27,7 +27,6 @@ class Settings(Training, Selected):
     event_programs: Count = 96  # weight matrices of the measurement of order
     # chips for networks through sequence models; 0 leaves them out
     sequence_chips: Annotated[int, Least(0)] = 3
-    hours: float = 24.0  # of drift
     event_epochs: Count = 10  # epochs of the sequence models
     # rows and columns of their arrays, whose attention grows with the square
     sequence_size: Annotated[int, Least(8)] = 32
@@ -42,8 +41,8 @@ class Settings(Training, Selected):
 
 SIZES = {
     "fast": Settings(
-        (0, 1), "digits", 1000, 360, (32,), 10, 6, programs=8, event_programs=16, event_epochs=3,
-        order_chips=1, sequence_chips=1, sequence_size=16, sequence_images=400,
+        (0, 1), "digits", 1000, 360, (32,), 10, 12, programs=8, event_programs=16, event_epochs=3,
+        order_chips=2, sequence_chips=1, sequence_size=16, sequence_images=400,
         sequence_retrain=6, speech=0, batch_size=50, rate=1e-3,
     ),
     "default": Settings(batch_size=50, rate=1e-3),

@@ -1,9 +1,8 @@
 """The classifiers, and their retraining for chips: all at once, as replicates of one program."""
 
-import dataclasses
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import jax
@@ -17,6 +16,7 @@ from experiments.analog.recipe import Settings
 from experiments.analog.source import STRATEGIES
 from experiments.harness import Row, Run
 from experiments.recipes import cosine_adam
+from experiments.timing import interleaved
 from jaxeff import analog_hardware as hw
 from jaxeff import data
 from jaxeff.hardening import incremental_noise
@@ -105,76 +105,61 @@ class Trainer:
 
         return loss
 
-    def trained(self, name: str, how: str, start: Any, epochs: int) -> tuple[Any, float]:
-        """Parameters after a stage, one set per chip, and its seconds."""
+    def trained(self, name: str, how: str, start: Any, epochs: int) -> Any:
+        """Parameters after a stage, one set per chip."""
         folder = self.run.work / "networks"
         file = (
             folder / f"{self.problem.name}-{name.replace(' ', '_').replace('/', '-')}.safetensors"
         )
         if file.exists():
-            kept = load_pytree(file, {"params": start, "seconds": jnp.zeros(())})
-            return kept["params"], float(kept["seconds"])
+            return load_pytree(file, start)
         settings = self.run.settings
         steps = epochs * (len(self.problem.train[1]) // settings.batch_size)
         optimizer = cosine_adam(settings.rate, steps)
         epoch = make_epoch(self.loss(how, steps), optimizer, settings.batch_size)
         begin = jax.vmap(lambda p, s: init(p, optimizer, s))(start, self.hardware)
         keys = jax.random.split(jax.random.fold_in(self.run.key, 7), self.count)
-        clock = time.perf_counter()
         final, _ = run_epochs(
             keys, jax.vmap(epoch, (0, 0, None)), begin, self.problem.train, epochs=epochs,
             progress=False,
         )  # fmt: skip
-        jax.block_until_ready(final.params)
-        seconds = time.perf_counter() - clock
         folder.mkdir(parents=True, exist_ok=True)
-        save_pytree(file, {"params": final.params, "seconds": jnp.float32(seconds)})
-        return final.params, seconds
+        save_pytree(file, final.params)
+        return final.params
 
-    def accuracy(self, how: str, params: Any, hardware: Any = None, spec: Any = None) -> np.ndarray:
-        """Accuracy on the test set, per chip."""
+    def accuracy(self, how: str, params: Any) -> np.ndarray:
+        """Accuracy on the test set in per cent, per chip."""
         x, labels = (jnp.asarray(a) for a in self.problem.test)
-        if how not in self._measure or spec is not None:
+        if how not in self._measure:
 
             def score(params: Any, hardware: Any, x: Any, labels: Any) -> Any:
-                g = self.function(how, hardware)
-                if spec is not None:
-                    corrected = {
-                        site: dataclasses.replace(array, correction=hardware["correction"])
-                        for site, array in spec.items()
-                    }
-                    g = hw.in_the_loop(self.problem.f, corrected, hardware["chip"])
-                return jnp.mean(g(jax.random.key(5), params, x).argmax(-1) == labels)
+                logits = self.function(how, hardware)(jax.random.key(5), params, x)
+                return 100 * jnp.mean(logits.argmax(-1) == labels)
 
-            compiled = jax.jit(jax.vmap(score, (0, 0, None, None)))
-            if spec is not None:
-                return np.asarray(compiled(params, hardware, x, labels))
-            self._measure[how] = compiled
-        return np.asarray(self._measure[how](params, hardware or self.hardware, x, labels))
+            self._measure[how] = jax.jit(jax.vmap(score, (0, 0, None, None)))
+        return np.asarray(self._measure[how](params, self.hardware, x, labels))
 
     def rows(self) -> list[Row]:
         """Accuracy in software and on the chips, by strategy."""
         retrain = self.run.settings.retrain
         shares = {"1/60": 60, "1/30": 30, "1/6": 6}
         plain = jax.tree.map(lambda p: jnp.stack([p] * self.count), self.problem.params)
-        after: dict[str, tuple[Any, float]] = {"plain": (plain, 0.0)}
+        after: dict[str, Any] = {"plain": plain}
         rows: list[Row] = []
 
         def add(name: str, software: str | None, epochs: float) -> None:
-            params, seconds = after[name]
-            soft = None if software is None else self.accuracy(software, params)
-            hard = self.accuracy("loop", params)
+            soft = None if software is None else self.accuracy(software, after[name])
+            hard = self.accuracy("loop", after[name])
             source_soft, source_hard = STRATEGIES[name]
-            for i, device in enumerate(self.devices):
-                rows.append(
-                    {"kind": "training", "data": self.problem.name, "chip": f"synthetic {device}",
-                     "device": device, "strategy": name, "epochs": epochs,
-                     "seconds": seconds / self.count,
-                     "software": None if soft is None else 100 * float(soft[i]),
-                     "source_software": source_soft, "on_chip": 100 * float(hard[i]),
-                     "source_on_chip": source_hard}
-                )  # fmt: skip
-            self.run.say(f"{self.problem.name}, {name}: {100 * hard.mean():.1f} % on the chips")
+            rows.extend(
+                {"kind": "training", "data": self.problem.name, "device": device,
+                 "strategy": name, "epochs": epochs,
+                 "software": None if soft is None else float(soft[i]),
+                 "source_software": source_soft, "on_chip": float(hard[i]),
+                 "source_on_chip": source_hard}
+                for i, device in enumerate(self.devices)
+            )  # fmt: skip
+            self.run.say(f"{self.problem.name}, {name}: {hard.mean():.1f} % on the chips")
 
         add("plain", "digital", 0)
         for name, how, software in (
@@ -188,8 +173,7 @@ class Trainer:
             after[name] = self.trained(name, how, plain, retrain)
             add(name, software, retrain)
         longer = max(1, round(retrain / 6))
-        params, seconds = self.trained("loop, longer", "loop", after["loop"][0], longer)
-        after["loop, longer"] = (params, after["loop"][1] + seconds)
+        after["loop, longer"] = self.trained("loop, longer", "loop", after["loop"], longer)
         add("loop, longer", None, retrain + longer)
         for start, short in (
             ("quantized", "quantized"),
@@ -199,68 +183,26 @@ class Trainer:
                 name = f"{short} + loop {label}"
                 if name not in STRATEGIES or retrain < share:
                     continue
-                epochs = retrain // share
-                params, seconds = self.trained(name, "loop", after[start][0], epochs)
-                after[name] = (params, after[start][1] + seconds)
-                add(name, None, retrain + epochs)
-        self.final = after[name][0]
+                after[name] = self.trained(name, "loop", after[start], retrain // share)
+                add(name, None, retrain + retrain // share)
         return rows
 
-    def drift_rows(self) -> list[Row]:
-        """Accuracy after drift, and after recalibration of the columns."""
-        settings, key = self.run.settings, self.run.key
-        late = jax.vmap(lambda c: c.after(settings.hours))(self.hardware["chip"])
-        late = dataclasses.replace(late, hours=jnp.full(self.count, settings.hours))
-        corrections = []
-        for i in range(self.count):
-            chip = jax.tree.map(lambda a, i=i: a[i], self.hardware["chip"])
-            before = hw.reference(jax.random.fold_in(key, 8), chip)
-            now = chip.after(jnp.float32(settings.hours))
-            corrections.append(hw.compensate_drift(jax.random.fold_in(key, 9), now, before))
-        correction = jax.tree.map(lambda *a: jnp.stack(a), *corrections)
-        fresh = self.accuracy("loop", self.final)
-        drifted = self.accuracy("loop", self.final, {**self.hardware, "chip": late})
-        mended = self.accuracy(
-            "loop", self.final,
-            {**self.hardware, "chip": late, "correction": correction}, self.problem.spec,
-        )  # fmt: skip
-        return [
-            {"kind": "drift", "data": self.problem.name, "chip": f"synthetic {d}", "device": d,
-             "hours": settings.hours, "fresh": 100 * float(a), "drifted": 100 * float(b),
-             "recalibrated": 100 * float(c)}
-            for d, a, b, c in zip(self.devices, fresh, drifted, mended, strict=True)
-        ]  # fmt: skip
 
+def step_times(problem: Problem, box: hw.WhiteBox, batch: int = 50) -> Row:
+    """Milliseconds of a training step, quantized and through the white box."""
+    data = tuple(jnp.asarray(a[:batch]) for a in problem.train)
 
-def step_times(problem: Problem, box: hw.WhiteBox, batch: int = 50, rounds: int = 15) -> Row:
-    """Seconds of a training step, quantized and through the white box, interleaved."""
-    x, labels = (jnp.asarray(a[:batch]) for a in problem.train)
-    specs = {"quantized": problem.spec, "white box": hw.with_model(problem.spec, box)}
-    steps = {}
-    for name, spec in specs.items():
+    @jax.jit
+    def step(params: Any, spec: Any) -> Any:
         loss = cross_entropy(hw.analog(problem.f, spec), keyed=True)
+        return jax.grad(lambda p: loss(jax.random.key(0), p, None, data, 0)[0])(params)
 
-        def step(params: Any, spec: Any, loss: Any = loss) -> Any:
-            def value(p: Any) -> Any:
-                g = hw.analog(problem.f, spec)
-                return cross_entropy(g, keyed=True)(jax.random.key(0), p, None, (x, labels), 0)[0]
-
-            gradient = jax.grad(value)(params)
-            return jax.tree.map(lambda p, g: p - 1e-3 * g, params, gradient)
-
-        steps[name] = jax.jit(step)
-        jax.block_until_ready(steps[name](problem.params, spec))
-    found: dict[str, list[float]] = {name: [] for name in steps}
-    for _ in range(rounds):
-        for name, step in steps.items():
-            clock = time.perf_counter()
-            for _ in range(3):
-                jax.block_until_ready(step(problem.params, specs[name]))
-            found[name].append((time.perf_counter() - clock) / 3)
-    seconds = {name: float(np.median(times)) for name, times in found.items()}
+    specs = {"quantized": problem.spec, "white box": hw.with_model(problem.spec, box)}
+    calls = {name: partial(step, problem.params, spec) for name, spec in specs.items()}
+    times = interleaved(calls, relative_to="quantized")
     return {
-        "kind": "step", "data": problem.name, "chip": "synthetic", **seconds,
-        "ratio": seconds["white box"] / seconds["quantized"],
+        "kind": "step", "data": problem.name, **{name: times[name]["ms"] for name in specs},
+        "ratio": times["white box"]["ratio"],
     }  # fmt: skip
 
 
