@@ -62,6 +62,7 @@ TRACED = {
         "activations-fast", "dirty_mnist-fast", "gaussian_limits-fast", "bridges-fast",
         "scaling-fast",
     ],
+    "analog": ["analog-fast"],
     "light": ["photonic-fast"],
 }  # fmt: skip
 """Pages whose column "ours" is checked number by number, and the kept runs that it is of."""
