@@ -6,6 +6,8 @@ import json
 import shutil
 
 import jax
+import jax.numpy as jnp
+import matplotlib.pyplot as plt
 import numpy as np
 import pytest
 from c_programs import STRICT, arguments, call, everything, instructions, require
@@ -14,7 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from jaxeff_export import Bundle, CLibraryError, TargetError, deploy, resolve_target
 from jaxeff_export.cli import app
-from jaxeff_export.clib import CLibrary, ExampleProgram
+from jaxeff_export.clib import CLibrary, ExampleProgram, draw_steps
 from jaxeff_export.clib.codegen import identifier
 from jaxeff_export.clib.codegen._rendering import render
 from jaxeff_export.clib.kernels import program_of
@@ -169,6 +171,34 @@ def test_readme_cmake_and_sizes(library, tmp_path):
 
 
 @pytest.mark.slow
+def test_steps_add_up_to_the_sizes(library):
+    steps, sizes = library.steps, library.sizes
+    assert max(step.live for step in steps) == sizes.live
+    # Every bound array is read somewhere; some by several kernels.
+    assert sum(step.parameters for step in steps) >= sizes.parameters - 16 * len(steps)
+    assert json.loads((library.folder / "library.json").read_text())["steps"] == [
+        {**step.to_json(), "held": [list(pair) for pair in step.held]} for step in steps
+    ]
+    figure, axis = plt.subplots()
+    draw_steps(axis, steps)
+    assert [label.get_text() for label in axis.get_yticklabels()] == [s.kernel for s in steps]
+    plt.close(figure)
+
+
+def test_what_is_held_for_later_calls_is_named(tmp_path):
+    def twice(params, x):
+        a = jnp.tanh(x @ params)
+        b = jnp.sin(a @ params)
+        return jnp.exp(b @ params) @ params + a
+
+    bundle = deploy(twice, (jnp.eye(8), jnp.ones((2, 8))))
+    steps = bundle.export_c(tmp_path / "c", name="net").steps
+    first = steps[0]
+    # The shortcut lies in the workspace until the last product reads it.
+    assert any((first.kernel, 64) in step.held for step in steps[1:])
+    assert all(step.live >= step.scratch + sum(size for _, size in step.held) for step in steps)
+
+
 def test_parameters_in_a_file(deployed_mlp, library, tmp_path):
     blob = deployed_mlp.export_c(tmp_path / "blob", name="net", embed=False)
     size = (blob.folder / "net_parameters.bin").stat().st_size

@@ -118,6 +118,7 @@ def _is_grid(value: Any) -> bool:
     if not isinstance(value, list) or len(value) != 2:
         return False
     step, zero = value
+    # The type itself: to `isinstance`, True is a whole number as well.
     return isinstance(step, float) and 0 < step < math.inf and type(zero) is int
 
 

@@ -7,7 +7,9 @@ from typing import Annotated
 
 import typer
 
-from jaxeff_export.cli._terminal import BundlePath, console, failures_in_one_line
+from jaxeff_export.cli._terminal import BundlePath, console, failures_in_one_line, table
+
+_COLUMNS = ("parameters", "reads", "writes", "scratch", "live")
 
 
 def c(
@@ -32,6 +34,9 @@ def c(
     threads: Annotated[
         int, typer.Option(help="How many threads may share the loops of a call.")
     ] = 1,
+    steps: Annotated[
+        bool, typer.Option("--steps", help="Print what each call of a kernel takes, too.")
+    ] = False,
 ) -> None:
     """Write a bundle's function as a C library: a header, an archive, an example, no runtime.
 
@@ -55,4 +60,13 @@ def c(
         sizes = library.sizes
         for what, size in sizes.to_json().items():
             console.print(f"{what}: {size:,} bytes", highlight=False)
+        if steps:
+            made = table(
+                "kernel", *_COLUMNS, "held for later", title="bytes of each call, in order"
+            )
+            for step in library.steps:
+                sizes_of = (f"{getattr(step, name):,}" for name in _COLUMNS)
+                held = ", ".join(f"{size:,} of {kernel}" for kernel, size in step.held)
+                made.add_row(step.kernel, *sizes_of, held)
+            console.print(made, markup=False)
         console.print(f"{library.folder}: README.md says how its example is built", markup=False)

@@ -8,12 +8,15 @@ advance (`kernels/_memory.py`). There is no allocation, no state and no runtime.
 from jaxeff_export.clib._counting import InstructionCount, count_instructions
 from jaxeff_export.clib._library import CLibrary, LibraryParts, write_library
 from jaxeff_export.clib._replaying import ExampleProgram
+from jaxeff_export.clib._steps import CallCost, draw_steps
 
 __all__ = [
     "CLibrary",
+    "CallCost",
     "ExampleProgram",
     "InstructionCount",
     "LibraryParts",
     "count_instructions",
+    "draw_steps",
     "write_library",
 ]

@@ -7,7 +7,7 @@ main.c             the example, with recorded.S and recorded.bin, what it replay
 README.md          how to build and run it, sizes
 CMakeLists.txt     the same for CMake
 startup.c board.ld where there is no operating system
-library.json       sizes, and the list of these files
+library.json       sizes, what each call of a kernel takes, and the list of these files
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ import numpy as np
 
 from jaxeff.store import atomic_folder, write_atomically
 from jaxeff_export.artifact import TensorSpec
+from jaxeff_export.clib._steps import CallCost, steps_of
 from jaxeff_export.clib.codegen import (
     STATE,
     assembly,
@@ -102,6 +103,7 @@ class CLibrary:
         sizes: what it takes.
         needs: functions it takes from elsewhere: libm's, copies, the compiler's.
         build: the command that builds its example, in the folder, but for the program's name.
+        steps: what each call of a kernel takes, in order.
     """
 
     folder: Path
@@ -112,6 +114,7 @@ class CLibrary:
     sizes: Sizes
     needs: tuple[str, ...]
     build: tuple[str, ...]
+    steps: tuple[CallCost, ...] = ()
 
     def __str__(self) -> str:
         return f"{self.folder}: {self.sizes}"
@@ -151,7 +154,9 @@ def write_library(order: LibraryParts, path: Path) -> CLibrary:
         _write_example(order, library, tools, sizes, folder)
         written = [entry.name for entry in folder.iterdir()]
         files = sorted([*written, "example.elf" if tools.board else "example"])  # as README builds
-        facts = {"format": "jaxeff-c-library", "files": files, "sizes": sizes.to_json()}
+        steps = steps_of(library)
+        facts: dict[str, Any] = {"format": "jaxeff-c-library", "files": files}
+        facts |= {"sizes": sizes.to_json(), "steps": [step.to_json() for step in steps]}
         facts |= {"target_name": order.target_name, "target": dict(order.target), "needs": needs}
         write_atomically(folder / FACTS, json.dumps(facts, indent=2) + "\n")
     return CLibrary(
@@ -163,6 +168,7 @@ def write_library(order: LibraryParts, path: Path) -> CLibrary:
         sizes=sizes,
         needs=needs,
         build=tuple(build),
+        steps=steps,
     )
 
 

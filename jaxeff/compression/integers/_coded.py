@@ -68,6 +68,7 @@ class Argument(Plain):
 
     def moved(self, move: Move) -> Argument:
         """Moves the elements."""
+        # The same list: readers of the moved data are readers of these.
         new = Argument(move(self.x), self.seen)
         new._made = {grid: move(codes) for grid, codes in self._made.items()}
         return new
@@ -153,6 +154,7 @@ def coded(
     results: Uniform | Sequence[Uniform] | None,
 ) -> Coded:
     """Finds the grids of data and results; the rest is as for `Integer.coded`."""
+    # Leaves of the parameters come before those of the data, as in the program.
     first, leaves = len(jax.tree.leaves(params)), jax.tree.leaves(args)
     seen: dict[int, list[Codes | None]] = {
         i: []
@@ -166,6 +168,7 @@ def coded(
         given = {first + i: Argument(of_data[i], notes) for i, notes in seen.items()}
         return run((params, *args), given, None)
 
+    # Running the example once tells both: the grids that data are read on, and the results' range.
     found = jax.tree.leaves(outputs(params, args))
     paths = [
         jax.tree_util.keystr(path) for path, _ in jax.tree_util.tree_flatten_with_path(args)[0]
@@ -191,6 +194,7 @@ def coded(
 
 def _grid_of(seen: Sequence[Codes | None], path: str) -> Codes:
     """Returns the one grid that data are read on."""
+    # Several layers may read it, as long as they agree on the grid.
     grids = set(seen)
     if None in grids or len(grids) != 1:
         how = "in floating point" if None in grids else f"on {len(grids)} grids"

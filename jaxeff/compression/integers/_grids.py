@@ -109,6 +109,7 @@ class Codes:
         with jax.ensure_compile_time_eval():
             ends = quantizer.ends(jnp.float32, "activation")
             lower, upper = (int(np.asarray(end).item()) for end in ends)
+        # Codes of activations are stored unsigned, so the lowest one becomes zero.
         return cls(float(step.item()), -lower, 0, upper - lower, bits)
 
     def write(self, x: Float[Array, "*shape"]) -> UInt8[Array, "*shape"]:
@@ -137,6 +138,7 @@ def weight_codes(
     where = f"{tensor.site}/{tensor.name}"
     bits = weight_bits(quantizer, where)
     if isinstance(quantizer, LSQ):
+        # As LSQ rounds in training, so that the integer network is the one that was trained.
         lower, upper = quantizer.ends(jnp.float32, "weight")
         steps = keep_positive(jnp.asarray(quantizer.step, jnp.float32))
         codes = jnp.clip(jnp.round(w.astype(jnp.float32) / steps), lower, upper)

@@ -209,6 +209,7 @@ class Integer:
             return self._converted(params, data, {}, given, results)
 
         made = coded(run, convert, params, args, results)
+        # Arguments keep the names that the model gave them, which exports write down.
         functools.update_wrapper(made, self._f, updated=())
         return made
 

@@ -79,6 +79,7 @@ class LoadedMachine:
         """Copies a result of the last call, in the shape that the manifest has."""
         tensor = self.output(index)
         view = self._view(tensor, dtype_of(spec.dtype))
+        # A copy: the next call writes into the same memory.
         array = tensor.numpy() if view is None else view.copy()
         return array if spec.varies else array.reshape([int(n) for n in spec.shape])
 

@@ -51,6 +51,9 @@ class Memory:
         size: size of the workspace, in bytes.
         live: the largest number of bytes that are needed at the same time, which no plan is below.
         alignment: alignment of the workspace, in bytes.
+        by_call: the bytes that are needed at each call.
+        owners: the array in whose place each array of the workspace lies, mostly its own.
+        lives: when these places are needed, and their sizes.
     """
 
     arrays: Mapping[int, int]
@@ -58,6 +61,9 @@ class Memory:
     size: int
     live: int
     alignment: int
+    by_call: tuple[int, ...]
+    owners: Mapping[int, int]
+    lives: Mapping[int, Piece]
 
 
 def plan(
@@ -84,14 +90,19 @@ def plan(
     places = dict(zip(arrays, offsets, strict=False))
     rest = iter(offsets[len(arrays) :])
     ends = [p.size + offset for p, offset in zip(pieces, offsets, strict=True)]
-    steps = range(len(program.calls))
+    needed = tuple(
+        sum(p.size for p in pieces if p.first <= t <= p.last) for t in range(len(program.calls))
+    )
     return Memory(
         arrays={number: places[owner] for number, owner in owners.items()},
         scratch=tuple(tuple(next(rest) for _ in several) for several in scratch),
         size=max(ends, default=0),
         # At each call the sum of what is needed: no plan can do with less than the largest.
-        live=max((sum(p.size for p in pieces if p.first <= t <= p.last) for t in steps), default=0),
+        live=max(needed, default=0),
         alignment=alignment,
+        by_call=needed,
+        owners=owners,
+        lives=arrays,
     )
 
 
