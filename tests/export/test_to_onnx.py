@@ -137,6 +137,27 @@ def test_quantized_weights_are_integers(setting, stored, tmp_path):
     assert not nodes_of(tmp_path / "q.onnx", "Round")
 
 
+@pytest.mark.parametrize(
+    ("setting", "stored"),
+    [
+        ({"bits": 4, "symmetric": "weights"}, "INT4"),
+        ({"bits": 4, "symmetric": "weights", "steps": "int8"}, "INT4"),
+        ({"bits": 4}, "UINT4"),
+        ({"bits": 8}, "UINT8"),
+    ],
+)
+def test_weights_by_group_are_integers_in_blocks(setting, stored, tmp_path):
+    rng = np.random.default_rng(0)
+    w = rng.normal(size=(64, 24)).astype(np.float32) * np.linspace(0.1, 2, 64)[:, None]
+    w = w.astype(np.float32)
+    spec = {"*": Int(**setting, per="group", group=16, activations=False)}
+    g = jaxeff.quantized(lambda w, x: x @ w, spec)
+    assert_same(tmp_path / "q.onnx", g, w, rng.normal(size=(3, 64)).astype(np.float32))
+    assert nodes_of(tmp_path / "q.onnx", "DequantizeLinear") == [stored]
+    size = w.size * (0.5 if "4" in stored else 1) + 4 * 24 * 4
+    assert (tmp_path / "q.onnx").stat().st_size < size + 900
+
+
 def test_values_between_codes_and_beyond_the_range(tmp_path):
     spec = {"*": Int(3, range=(-1.0, 2.0))}
     g = jaxeff.quantized(lambda w, x: x @ w, spec)

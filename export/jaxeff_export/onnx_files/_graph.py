@@ -35,13 +35,14 @@ class OnnxGraph:
         self.constants: dict[str, np.ndarray] = {}
         self.whole: dict[int, Whole] = {}
         self._known: dict[int, tuple[str, np.ndarray]] = {}
+        self._in_blocks = False
         self._count = 0
 
     @property
     def versions(self) -> tuple[int, int]:
-        """The operator set and the version of the format: those of integers of 4 bits are newer."""
+        """The operator set and the version of the format: newer for 4 bits, and for blocks."""
         few = any(a.dtype in (ml_dtypes.int4, ml_dtypes.uint4) for a in self.constants.values())
-        opset = 21 if few else 18
+        opset = 21 if few or self._in_blocks else 18
         return opset, _VERSIONS[opset]
 
     def name(self, value: Value) -> str:
@@ -55,8 +56,10 @@ class OnnxGraph:
     def _written(self, value: np.ndarray) -> str:
         found = self.whole.get(id(value))
         if found is not None and (parts := stored(found)) is not None:
-            codes, steps, zeros, axis = parts
+            codes, steps, zeros, axis, block = parts
             along = {} if axis is None else {"axis": axis}
+            along |= {} if block is None else {"block_size": block}
+            self._in_blocks |= block is not None
             return self.emit("DequantizeLinear", [codes, steps, zeros], **along)
         made = f"c{len(self.constants)}"
         self.constants[made] = value

@@ -6,6 +6,7 @@ by number, and the file's values are those of the function to the last bit.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -44,15 +45,18 @@ class Stored(NamedTuple):
 
     Attributes:
         codes: Integers of 4 or 8 bits.
-        steps: One step, or one for each entry of the axis.
-        zeros: The integer that stands for zero, or one for each entry likewise.
+        steps: One step; one for each entry of the axis; or one for each block along it and each
+            entry of the other axes.
+        zeros: The integer that stands for zero, of the shape of the steps.
         axis: The axis along which they differ; None if they don't.
+        block: Entries of a block; None where a step is for the entry of an axis.
     """
 
     codes: np.ndarray
     steps: np.ndarray
     zeros: np.ndarray
     axis: int | None
+    block: int | None = None
 
 
 def whole_of(eqn: Any, given: Sequence[np.ndarray], known: Sequence[Whole | None]) -> Whole | None:
@@ -94,12 +98,15 @@ def stored(whole: Whole) -> Stored | None:
     """Chooses integers, steps and zeros as `DequantizeLinear` takes them.
 
     Returns:
-        The smallest integers that hold them; None if steps differ along several axes.
+        The smallest integers that hold them; None if steps differ along several axes, and not in
+        blocks of one of them.
     """
     steps = whole.steps
     axes = [i for i in range(steps.ndim) if not np.array_equal(steps, _first(steps, i))]
     if len(axes) > 1:
-        return None
+        blocks = ((axis, _block(steps, axis)) for axis in axes)
+        found = (_in_blocks(whole, axis, block) for axis, block in blocks if block > 1)
+        return next(filter(None, found), None)
     # Channels may share a step and have zeros of their own.
     tried: list[int | None] = [*axes] or [None, *range(steps.ndim)]
     return next(filter(None, (_along(whole, axis) for axis in tried)), None)
@@ -114,6 +121,40 @@ def _along(whole: Whole, axis: int | None) -> Stored | None:
     )
     # A row for each entry of the axis: the zero goes into the integers, as the codes of one row
     # span no more than its bits while those of all rows may.
+    found = _integers(rows)
+    if found is None:
+        return None
+    kind, zeros = found
+    shape = [-1 if i == axis else 1 for i in range(whole.codes.ndim)]
+    integers = _cast(whole.codes + zeros.reshape(shape), kind)
+    each = () if axis is None else (-1,)
+    numbers = np.array(steps[:, 0].reshape(each), np.float32)
+    return Stored(integers, numbers, _cast(zeros.reshape(each), kind), axis)
+
+
+def _block(steps: np.ndarray, axis: int) -> int:
+    """Finds the length of the blocks along an axis within which steps are equal."""
+    rows = np.moveaxis(steps, axis, 0).reshape(steps.shape[axis], -1)
+    changes = np.flatnonzero((rows[1:] != rows[:-1]).any(1)) + 1
+    return math.gcd(len(rows), *changes.tolist())
+
+
+def _in_blocks(whole: Whole, axis: int, block: int) -> Stored | None:
+    shape = whole.codes.shape
+    apart = (*shape[:axis], shape[axis] // block, block, *shape[axis + 1 :])
+    codes, steps = (part.reshape(apart) for part in (whole.codes, whole.steps))
+    found = _integers(np.moveaxis(codes, axis + 1, -1).reshape(-1, block))
+    if found is None:
+        return None
+    kind, zeros = found
+    numbers = np.ascontiguousarray(np.take(steps, 0, axis + 1), np.float32)
+    zeros = zeros.reshape(numbers.shape)
+    integers = (codes + np.expand_dims(zeros, axis + 1)).reshape(shape)
+    return Stored(_cast(integers, kind), numbers, _cast(zeros, kind), axis, block)
+
+
+def _integers(rows: np.ndarray) -> tuple[Any, np.ndarray] | None:
+    """Finds the smallest integers that hold rows of codes, and what is added to each row."""
     low, high = rows.min(1), rows.max(1)
     none, below = np.zeros_like(low), np.clip(-low, 0, None)
     for kind, zeros, first, last in (
@@ -124,16 +165,12 @@ def _along(whole: Whole, axis: int | None) -> Stored | None:
     ):
         # The zero is an integer of the same kind, which codes that are all below it are far from.
         if (low + zeros).min() >= first and max((high + zeros).max(), zeros.max()) <= last:
-            shape = [-1 if i == axis else 1 for i in range(whole.codes.ndim)]
-            integers = (whole.codes + zeros.reshape(shape)).astype(np.int32).astype(kind)
-            each = () if axis is None else (-1,)
-            return Stored(
-                integers,
-                np.array(steps[:, 0].reshape(each), np.float32),
-                zeros.reshape(each).astype(np.int32).astype(kind),
-                axis,
-            )
+            return kind, zeros
     return None
+
+
+def _cast(numbers: np.ndarray, kind: Any) -> np.ndarray:
+    return numbers.astype(np.int32).astype(kind)
 
 
 def _first(array: np.ndarray, axis: int) -> np.ndarray:

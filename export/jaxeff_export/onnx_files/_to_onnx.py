@@ -19,8 +19,8 @@ Sharp edges:
 
 - Operators of `jaxeff_export` (composites) are written as the plain operations they stand for.
 - What depends on parameters alone is computed here. Weights on uniform grids of at most 8 bits are
-  written as integers with `DequantizeLinear` (of 4 bits in opset 21), unless their steps differ
-  along several axes; activations of a known range pass `QuantizeLinear`.
+  written as integers with `DequantizeLinear` (of 4 bits, and by group, in opset 21), unless their
+  steps differ along several axes otherwise; activations of a known range pass `QuantizeLinear`.
 - ONNX Runtime rounds activations that don't to 8 bits by itself where their weights are integers.
   The session option `session.qdq_matmulnbits_accuracy_level` at "1" has it compute what is written.
 - A `scan` is written once for each of its steps, up to 128; while loops, branches, random numbers
