@@ -68,6 +68,7 @@ from jaxeff_export.artifact import (
 from jaxeff_export.bundle._building import Progress, build
 from jaxeff_export.bundle._bundle import Bundle
 from jaxeff_export.bundle._example import Example, NamedTarget
+from jaxeff_export.bundle._four_bits import with_bytes
 from jaxeff_export.bundle.files import RecordedPair
 from jaxeff_export.schedules import TuningDatabase
 
@@ -150,6 +151,8 @@ def deploy(
     # Before tracing: many models can't be traced for a batch of none, and say so obscurely.
     for name, argument in list(zip(names, example_args, strict=True))[order.parameters :]:
         _require_examples((name, leaf) for leaf in jax.tree.leaves(argument))
+    f, example_args = with_bytes(f, example_args, order.parameters)
+    leaves = jax.tree.leaves(example_args)
     order.say("exporting to StableHLO")
     artifact = export(f, example_args, any_batch=any_batch, parameters=order.parameters)
     structure, jitted = jax.tree.structure(tuple(example_args)), jax.jit(f)

@@ -35,6 +35,7 @@ from jaxeff_export.importer.reading import (
     flattened,
     functions_of,
     is_complex,
+    is_four_bits,
     paired,
     part_type,
     public_function,
@@ -50,6 +51,12 @@ MAX_UNROLLED_NODES = 400
 MAX_UNROLLED_TURNS = 8  # more would update the outputs of a scan by copying them each time
 MAX_TURNS = 10_000  # of all loops together, so that loops in loops take no longer
 MAX_SELECTED_NODES = 32
+_FOUR_BITS = (
+    "stablehlo.convert", "stablehlo.reshape", "stablehlo.transpose", "stablehlo.broadcast_in_dim",
+    "stablehlo.slice", "stablehlo.dynamic_slice", "stablehlo.concatenate", "stablehlo.gather",
+    "stablehlo.reverse",
+)  # fmt: skip
+"""What is done with numbers of four bits, which are held in eight: nothing that could overflow."""
 _MOVES = ("stablehlo.broadcast_in_dim", "stablehlo.iota", "stablehlo.reshape")
 
 
@@ -81,16 +88,19 @@ class GraphBuilder:
         function = public_function(self._functions)
         refuse_endless_calls(function, self._functions)
         try:
-            kinds = [tensor_type(a.type) for a in _body(function).arguments]
+            arguments = _body(function).arguments
+            if any(is_four_bits(a.type) for a in arguments):
+                raise Unsupported("TVM has no arrays of four bits; take int8")
+            kinds = [tensor_type(a.type) for a in arguments]
         except Unsupported as error:
             self.unsupported.append(describe(function, f"argument of the public function: {error}"))
             return HloGraph((), [], ())
-        arguments = tuple(HloValue(kind) for kind in kinds)
-        outputs = tuple(self._block(_body(function), arguments, {}))
+        given = tuple(HloValue(kind) for kind in kinds)
+        outputs = tuple(self._block(_body(function), given, {}))
         if any(isinstance(output, Complex) for output in outputs):
             reason = "result of the public function: TVM has no complex types"
             self.unsupported.append(describe(function, reason))
-        return HloGraph(arguments, self._nodes, outputs)
+        return HloGraph(given, self._nodes, outputs)
 
     def _block(
         self, block: ir.Block, arguments: Sequence[HloValue], outer: dict[ir.Value, HloValue]
@@ -127,6 +137,8 @@ class GraphBuilder:
                 kind = part_type(op.results[0].type)
                 real, imaginary = (HloValue(kind, constant=part) for part in constant_parts(op))
                 return [Complex.of(real, imaginary)]
+            case "stablehlo.constant" if is_four_bits(op.results[0].type):
+                raise Unsupported("constants of four bits aren't read; make them of int8")
             case "stablehlo.constant":
                 kind = tensor_type(op.results[0].type)
                 return [_constant(op.attributes["value"], kind)]
@@ -159,6 +171,8 @@ class GraphBuilder:
         elif name not in self._known_ops:
             raise Unsupported("no lowering to TVM is known")
         kinds = [tensor_type(result.type) for result in op.results]
+        if any(is_four_bits(value.type) for value in (*op.operands, *op.results)):
+            operands = self._four_bits(name, op, operands, kinds)
         for operand in op.operands:
             # Raises where TVM lacks an operand's type, even if it has the result's.
             tensor_type(operand.type)
@@ -167,6 +181,29 @@ class GraphBuilder:
         if folded is not None:
             return [splat(folded, kinds[0])]
         return list(self._node(name, op, operands, kinds).results)
+
+    def _four_bits(
+        self,
+        name: str,
+        op: ir.Operation,
+        operands: tuple[HloValue, ...],
+        kinds: Sequence[TensorType],
+    ) -> tuple[HloValue, ...]:
+        """Returns the operands of an operation on numbers of four bits."""
+        if name not in _FOUR_BITS:
+            raise Unsupported("it computes in four bits; convert to int8 or to floats before")
+        if name != "stablehlo.convert" or not is_four_bits(op.results[0].type):
+            return operands
+        (operand,) = operands
+        if operand.type.dtype not in ("int8", "uint8"):
+            raise Unsupported(f"numbers of four bits are made of int8, not of {operand.type.dtype}")
+        # The lower half alone, with its sign: up to the top of the byte, and down again.
+        signed = kinds[0].dtype == "int8"
+        four = splat(4, TensorType(operand.type.shape, kinds[0].dtype))
+        down = "stablehlo.shift_right_arithmetic" if signed else "stablehlo.shift_right_logical"
+        for shift in ("stablehlo.shift_left", down):
+            operand = self._node(shift, op, (operand, four), kinds).result
+        return (operand,)
 
     def _node(
         self,

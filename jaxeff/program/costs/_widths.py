@@ -12,6 +12,8 @@ import re
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
+import jax.numpy as jnp
+
 from jaxeff.core import is_concrete
 from jaxeff.program.ir import Layer, Node, Program, Value
 
@@ -96,5 +98,8 @@ def is_quantizing(node: Node) -> bool:
 
 
 def dtype_bits(value: Value) -> int:
-    """Returns the bits of one number of an array as it is."""
-    return int(value.aval.dtype.itemsize * 8)
+    """Returns the bits of one number of an array as it is: of int4 and 4-bit floats four."""
+    dtype = value.aval.dtype
+    if jnp.issubdtype(dtype, jnp.integer):
+        return int(jnp.iinfo(dtype).bits)
+    return int(jnp.finfo(dtype).bits if jnp.issubdtype(dtype, jnp.floating) else dtype.itemsize * 8)

@@ -11,6 +11,9 @@ import numpy as np
 
 from jaxeff_export.artifact import TensorSpec, dtype_of, max_inflated_size, require_member
 
+_DENSE = 0.75
+"""Part of an array's entries that aren't zero, above which compressing saves little."""
+
 
 def pack_arrays(arrays: Sequence[np.ndarray]) -> bytes:
     """Makes the content of an npz file of `arrays`, in order.
@@ -19,8 +22,9 @@ def pack_arrays(arrays: Sequence[np.ndarray]) -> bytes:
     reader's specs say what they were.
     """
     stored = {f"{index:05d}": _storable(np.asarray(array)) for index, array in enumerate(arrays)}
-    # Codes take a byte each in memory, whole vectors of them, and in a file what they say.
-    if any(array.dtype == np.int8 for array in stored.values()):
+    # Codes take a byte each in memory, whole vectors of them, and in a file what they say; zeros of
+    # pruned weights take next to nothing there.
+    if any(array.dtype in (np.int8, np.uint8) or _is_sparse(array) for array in stored.values()):
         data = _npz(np.savez_compressed, stored)
         if sum(array.nbytes for array in stored.values()) <= max_inflated_size(len(data)):
             return data  # otherwise nobody would read it
@@ -76,6 +80,10 @@ def _unpacked(archive: zipfile.ZipFile, name: str, spec: TensorSpec, most: int) 
         if file.read(1):  # its checksum is looked at where the member ends
             raise ValueError(f"{spec.name} is followed by something else")
     return array.view(dtype)
+
+
+def _is_sparse(array: np.ndarray) -> bool:
+    return bool(array.size) and int(np.count_nonzero(array)) <= _DENSE * array.size
 
 
 def _storable(array: np.ndarray) -> np.ndarray:

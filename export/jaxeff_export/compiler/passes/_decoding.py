@@ -97,7 +97,22 @@ def _decodes(
     function = mod[made_by.args[0]]
     blocks = _blocks(function)
     simple = len(blocks) == 1 and count(blocks[0].body, tirx.Let) <= _LETS
-    return simple and int(function.attrs.get("op_pattern", _OPAQUE)) <= _BROADCAST
+    if not simple:
+        return False
+    # A kernel of narrow floats isn't fused, as TVM has no buffers of them; its result is none.
+    return int(function.attrs.get("op_pattern", _OPAQUE)) <= _BROADCAST or _converts(blocks[0])
+
+
+def _converts(block: s_tir.SBlock) -> bool:
+    """Tells whether a block makes float32 numbers of those at the same place of its argument."""
+    if [str(w.source.dtype) for w in block.writes] != ["float32"] or len(block.reads) != 1:
+        return False
+    own = [v.var for v in block.iter_vars]
+    regions = [block.writes[0].region, block.reads[0].region]
+    return all(
+        len(region) == len(own) and all(r.min.same_as(v) for r, v in zip(region, own, strict=True))
+        for region in regions
+    )
 
 
 def _reads(function: tirx.PrimFunc, position: int) -> int:

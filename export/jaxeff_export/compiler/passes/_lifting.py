@@ -123,9 +123,21 @@ def stays_small(value: relax.Expr, sources: Sources) -> bool:
     parameters = sources.get(value)
     if not parameters or not isinstance(value.ty, relax.TensorType):
         return False
+    if len(parameters) == 1 and _widens(value, *parameters):
+        return False
     size, *theirs = (_bytes(var) for var in (value, *parameters))
     # Bytes of the bundle against work in every call: an array that grows more is recomputed.
     return size is not None and None not in theirs and size <= GROWTH * sum(filter(None, theirs))
+
+
+def _widens(value: relax.Var, parameter: relax.Var) -> bool:
+    """Tells whether an array holds a parameter of narrow floats, or a part of it, in more bits."""
+    wide, narrow = (tvm.DataType(v.ty.dtype) for v in (value, parameter))
+    if "float" not in str(narrow) or narrow.itemsize >= min(wide.itemsize, 4):
+        return False
+    # The bundle keeps the bits that it was given, and few rows read half as much.
+    size, most = _bytes(value), _bytes(parameter)
+    return None not in (size, most) and size // wide.itemsize <= most // narrow.itemsize
 
 
 def _is_view(value: relax.Expr) -> bool:

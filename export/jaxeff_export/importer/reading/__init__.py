@@ -42,6 +42,7 @@ from jaxeff_export.importer.reading._types import (
     dense_array,
     is_complex,
     is_dynamic,
+    is_four_bits,
     part_type,
     tensor_type,
 )
@@ -73,6 +74,7 @@ __all__ = [
     "integers",
     "is_complex",
     "is_dynamic",
+    "is_four_bits",
     "legalize",
     "load_module",
     "of_size",

@@ -13,8 +13,11 @@ from jaxlib.mlir import ir
 
 from jaxeff_export.importer.reading._errors import Unsupported
 
+FOUR_BITS = {"i4": "int8", "ui4": "uint8"}
+"""Numbers of four bits are held in bytes of the same value."""
 _DTYPES = {
     "i1": "bool",
+    **FOUR_BITS,
     **{f"i{bits}": f"int{bits}" for bits in (8, 16, 32, 64)},
     **{f"ui{bits}": f"uint{bits}" for bits in (8, 16, 32, 64)},
     "f16": "float16",
@@ -82,6 +85,11 @@ def is_complex(mlir_type: ir.Type) -> bool:
     return isinstance(mlir_type, ir.RankedTensorType) and isinstance(
         mlir_type.element_type, ir.ComplexType
     )
+
+
+def is_four_bits(mlir_type: ir.Type) -> bool:
+    """Tells whether a type is a tensor of numbers of four bits."""
+    return isinstance(mlir_type, ir.RankedTensorType) and str(mlir_type.element_type) in FOUR_BITS
 
 
 def part_type(mlir_type: Any) -> TensorType:
