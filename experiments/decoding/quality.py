@@ -1,4 +1,4 @@
-"""Perplexity of a small language model whose weights are rounded to about four bits.
+"""Perplexity of a small language model whose weights are rounded to about four bits, or pruned.
 
 The model reads 16 characters and predicts the next one; its text is Python's own reference, the
 last tenth held out.
@@ -7,7 +7,7 @@ last tenth held out.
 from __future__ import annotations
 
 import pydoc_data.topics
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import jax
@@ -17,11 +17,28 @@ import optax
 
 from experiments.harness import Row
 from experiments.recipes import cosine_adam
-from jaxeff.compression import Int, LayerQuantization, memory, mxfp, nf4, nvfp4, quantized
+from jaxeff.compression import (
+    Grouped,
+    HalfQuadratic,
+    Int,
+    LayerQuantization,
+    awq,
+    gptq,
+    memory,
+    mxfp,
+    nf4,
+    nvfp4,
+    quantized,
+    rotate,
+    smooth_quant,
+)
+from jaxeff.pruning.sparsity import NofM, wanda
 from jaxeff.training import cross_entropy, fit
 
 CONTEXT, WIDTH, HIDDEN, CHARACTERS = 16, 16, 512, 128
 SITES = "fc*"
+CALIBRATION = 512
+"""Windows that transforms see."""
 
 
 def _weights(bits: int = 4, **group: Any) -> Int:
@@ -32,17 +49,41 @@ def _group(size: int, steps: str = "float16") -> Int:
     return _weights(per="group", group=size, steps=steps)
 
 
-METHODS = {
-    "float32": None,
-    "int8 per channel": _weights(8),
-    "int4 per channel": _weights(),
-    "int4 g128": _group(128),
-    "int4 g32": _group(32),
-    "int4 g32, 8-bit steps": _group(32, "int8"),
-    "NF4 g64": LayerQuantization(nf4()),
-    "NVFP4": LayerQuantization(nvfp4()),
-    "MXFP4": LayerQuantization(mxfp()),
-    "int3 g32": _weights(3, per="group", group=32, steps="float16"),
+Fitted = tuple[Any, dict[str, Any]]
+
+
+def _alone(setting: Any) -> Callable[[Any, Any], Fitted]:
+    """Rounds to the nearest values."""
+    return lambda params, batch: (params, {} if setting is None else {SITES: setting})
+
+
+def _by(transform: Callable[..., Fitted], setting: Any) -> Callable[[Any, Any], Fitted]:
+    """Changes parameters by what layers read first."""
+    return lambda params, batch: transform(model, params, batch, {SITES: setting})
+
+
+_BOTH = Int(4, symmetric="weights", activations_per="token")
+METHODS: dict[str, Callable[[Any, Any], Fitted]] = {
+    "float32": _alone(None),
+    "int8 per channel": _alone(_weights(8)),
+    "int4 per channel": _alone(_weights()),
+    "int4 g128": _alone(_group(128)),
+    "int4 g32": _alone(_group(32)),
+    "int4 g32, AWQ": _by(awq, _group(32)),
+    "int4 g32, GPTQ": _by(gptq, _group(32)),
+    "int4 g32, 8-bit steps": _alone(_group(32, "int8")),
+    "int4 g64, HQQ": _alone(LayerQuantization(Grouped(HalfQuadratic(4, numbers="float16"), 64))),
+    "NF4 g64": _alone(LayerQuantization(nf4())),
+    "NVFP4": _alone(LayerQuantization(nvfp4())),
+    "MXFP4": _alone(LayerQuantization(mxfp())),
+    "int3 g32": _alone(_weights(3, per="group", group=32, steps="float16")),
+    "int3 g32, GPTQ": _by(gptq, _weights(3, per="group", group=32, steps="float16")),
+    "int3 g64, HQQ": _alone(LayerQuantization(Grouped(HalfQuadratic(3, numbers="float16"), 64))),
+    "int4, activations too": _alone(_BOTH),
+    "int4, activations too, SmoothQuant": _by(smooth_quant, _BOTH),
+    "int4, activations too, rotated": _by(rotate, _BOTH),
+    "2:4 by magnitude": _alone(NofM(2, 4)),
+    "2:4 by Wanda": _by(wanda, NofM(2, 4)),
 }
 
 
@@ -63,11 +104,12 @@ def perplexities(key: Any, steps: int) -> Iterator[Row]:
         optimizer=cosine_adam(2e-3, steps), epochs=1, batch_size=512, progress=False,
     ).params  # fmt: skip
     data = _pairs(held[:: max(1, len(held) // 8192)])
-    for name, setting in METHODS.items():
-        spec = {} if setting is None else {SITES: setting}
-        value = float(jnp.exp(_nll(quantized(model, spec), params, data)))
+    batch = _pairs(train[:: max(1, len(train) // CALIBRATION)])[0]
+    for name, method in METHODS.items():
+        fitted, spec = method(params, batch)
+        value = float(jnp.exp(_nll(quantized(model, spec), fitted, data)))
         weights = sum(params[layer]["kernel"].size for layer in ("fc1", "fc2", "fc3"))
-        bits = 32.0 if setting is None else float(memory(model, spec, params, data[0])) / weights
+        bits = float(memory(model, spec, fitted, data[0])) / weights if spec else 32.0
         yield {"format": name, "bits": bits, "perplexity": value}
 
 
