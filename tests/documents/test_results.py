@@ -64,6 +64,9 @@ TRACED = {
     ],
     "analog": ["analog-fast"],
     "light": ["photonic-fast"],
+    "search": ["galen-fast"],
+    "compression": ["compression-fast"],
+    "latency": ["latency-fast", "c_library-fast"],
 }  # fmt: skip
 """Pages whose column "ours" is checked number by number, and the kept runs that it is of."""
 
