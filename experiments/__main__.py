@@ -25,6 +25,7 @@ MODULES = (
     "out_of_domain",
     "photonic",
     "policies",
+    "pretrained",
     "pruning",
     "quickstart",
     "replicates",

@@ -29,6 +29,7 @@ def interleaved(
     rounds: int = 15,
     seconds: float = 0.02,
     relative_to: str | None = None,
+    clock: Callable[[], float] = time.perf_counter,
 ) -> dict[str, dict[str, float]]:
     """Median and spread of each call's time, in milliseconds.
 
@@ -37,13 +38,16 @@ def interleaved(
         rounds: How often each is measured.
         seconds: About how long one measurement takes: fast calls are repeated to fill it.
         relative_to: The name of the call that the others are compared with.
+        clock: What is read before and after; `time.process_time` for calls of one thread, which
+            other processes then don't slow.
 
     Returns:
         Per name, `ms` (the median) and `spread` (the interquartile range); with `relative_to` also
         `ratio`, the median over rounds of the time over that of the named call in the same round:
         whatever slows the machine for a while slows both.
     """
-    times = measure_rounds({name: metered(call) for name, call in calls.items()}, rounds, seconds)
+    meters = {name: metered(call, clock) for name, call in calls.items()}
+    times = measure_rounds(meters, rounds, seconds)
     summaries = {name: summary(values) for name, values in times.items()}
     if relative_to is not None:
         for name, values in times.items():
@@ -51,15 +55,15 @@ def interleaved(
     return summaries
 
 
-def metered(call: Callable[[], Any]) -> Meter:
+def metered(call: Callable[[], Any], clock: Callable[[], float] = time.perf_counter) -> Meter:
     """A meter of a function of nothing; JAX results are waited for."""
 
     def meter(repeats: int) -> float:
-        start = time.perf_counter()
+        start = clock()
         # Each result is waited for: calls that don't depend on each other would run side by side.
         for _ in range(repeats):
             jax.block_until_ready(call())
-        return (time.perf_counter() - start) / repeats
+        return (clock() - start) / repeats
 
     return meter
 
