@@ -67,6 +67,7 @@ TRACED = {
     "search": ["galen-fast"],
     "compression": ["compression-fast"],
     "latency": ["latency-fast", "c_library-fast"],
+    "integer": ["microcontroller-full", "c_library-fast"],
 }  # fmt: skip
 """Pages whose column "ours" is checked number by number, and the kept runs that it is of."""
 
