@@ -1,147 +1,148 @@
-"""Every way to a variance, on one network: how right it is and what it costs.
+"""Every way to a variance, on one network: how right it is, and what it costs.
 
+- default: `moments(f)`, which follows what a kernel's positions share;
 - diagonal: `moments(f, shared=False)`;
-- one factor: its variances times the one number that suits the held-out inputs best;
-- calibrated: `calibrate_moments`, a factor per site and channel;
+- calibrated: `moments(f)` with the factors of `calibrate_moments`;
 - correlated: `moments(f, correlations=True)`;
-- correlated, calibrated: both;
-- n samples: weights that were drawn beforehand, or inputs drawn in the call.
+- linear: `moments(f, method="linear")`;
+- last layer only: the diagonal of a posterior that is random in its last layer alone;
+- 30 draws of the weights.
 """
 
-from collections.abc import Callable, Mapping
+import time
+import warnings
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from experiments.harness import Row
 from experiments.moment_variances.networks import Case
-from experiments.moment_variances.oracle import compared, draws, of_samples
-from experiments.moment_variances.recipe import Settings
+from experiments.moment_variances.oracle import Outputs, compared, mean_error, of_samples
+from experiments.moment_variances.quality import quality
+from experiments.moment_variances.recipe import SVI, Settings
 from experiments.timing import measure_rounds, metered, ratio
-from jaxeff.bayes import sample
-from jaxeff.moment_propagation import calibrate_moments, is_gaussian, moments
+from jaxeff.bayes import predict
+from jaxeff.moment_propagation import calibrate_moments, is_gaussian, moments, moments_check
+from jaxeff.program import trace
+from jaxeff.uncertainty import sample_logits
 
-DIAGONAL, ONE, CALIBRATED = "diagonal", "one factor", "calibrated"
-CORRELATED, BOTH = "correlated", "correlated, calibrated"
-JOINT = "joint logits, calibrated"
-"""For detection: variances are those of both."""
-METHODS = (DIAGONAL, ONE, CALIBRATED, CORRELATED, BOTH)
-BATCHES = (1, 10)
-BASE = 30
-"""Samples that the passes are compared with, as many as the source draws."""
-Pass = tuple[Callable[..., Any], Any]
+DEFAULT, DIAGONAL, CALIBRATED, CORRELATED = "default", "diagonal", "calibrated", "correlated"
+LINEAR, LAST, DRAWN = "linear", "last layer only", "30 draws"
+METHODS = (DEFAULT, DIAGONAL, CALIBRATED, CORRELATED, LINEAR, LAST, DRAWN)
+BATCH, _DRAWS, _LOGITS, _CHECKED = 10, 30, 100, 4
 
 
-def passes(
-    key: jax.Array, f: Callable[..., Any], posterior: Any, seen: Any, samples: int, chunk: int = 20
-) -> dict[str, Pass]:
-    """Moment passes by method, jitted, each with what it takes in the place of the posterior.
-
-    Args:
-        key: For calibration.
-        f: The network.
-        posterior: Its posterior.
-        seen: The inputs that calibration sees.
-        samples: How many samples it draws.
-        chunk: How many of them are run at once.
-    """
-    plain = jax.jit(moments(f, shared=False))
-    correlated = jax.jit(moments(f, correlations=True))
-    given = {
-        correlations: calibrate_moments(
-            key, f, posterior, seen, samples=samples, chunk=chunk, correlations=correlations
-        )
-        for correlations in (False, True)
-    }
-    return {
-        DIAGONAL: (plain, posterior),
-        CALIBRATED: (plain, given[False]),
-        CORRELATED: (correlated, posterior),
-        BOTH: (correlated, given[True]),
-    }
-
-
-def measure(name: str, case: Case, settings: Settings, key: jax.Array) -> list[Row]:
-    """Rows of one network, one per method."""
+def measure(case: Case, settings: Settings, key: jax.Array) -> Iterator[Row]:
+    """Yields a row for each posterior and method."""
+    f, sets = case.f, case.sets
     keys = jax.random.split(key, 5)
-    f, posterior = case.f, case.posterior
-    seen = case.inputs(keys[0], settings.calibration)
-    held_out = [case.inputs(k, 10) for k in jax.random.split(keys[1], settings.held_out // 10)]
-    chunk = 1 if case.convolutional else 20
-    methods = passes(keys[2], f, posterior, seen, settings.samples, chunk)
-    found = {
-        method: np.concatenate([np.asarray(g(given, x).var, np.float64) for x in held_out])
-        for method, (g, given) in methods.items()
+    x = sets.test[0][: settings.held_out]
+    passes = {
+        DEFAULT: moments(f),
+        DIAGONAL: moments(f, shared=False),
+        CORRELATED: moments(f, correlations=True),
+        LINEAR: moments(f, method="linear"),
     }
-    together = jax.tree.map(lambda *parts: jnp.concatenate(parts), *held_out)
-    outputs = draws(keys[3], f, (posterior, together), settings.oracle, chunk)
-    found[ONE] = found[DIAGONAL] * np.exp(np.log(outputs.var(0, ddof=1) / found[DIAGONAL]).mean())
-    times = {
-        batch: _times(case, methods, case.inputs(keys[4], batch), settings.rounds, keys[4])
-        for batch in (BATCHES if settings.rounds else ())
-    }
-    rows = [
-        {
-            "network": name,
-            "method": method,
-            **_costs(times, "diagonal" if method == ONE else method),
-        }
-        | compared(found[method], outputs, 0)
-        for method in METHODS
-    ]
-    # Sampling takes as long as it has samples; only those of the base are timed.
-    return rows + [
-        {"network": name, "method": f"{n} samples", **_costs(times, f"{BASE} samples", n / BASE)}
-        | of_samples(n, outputs)
-        for n in settings.counts
-        if 2 * n <= len(outputs)
-    ]
+    passes = {method: jax.jit(g) for method, g in passes.items()}
+    passes |= {CALIBRATED: jax.jit(moments(f)), LAST: passes[DIAGONAL]}
+    first: dict[str, Row] = {}
+    for noise, posterior in case.posteriors.items():
+        outputs = np.asarray(predict(keys[0], f, posterior, x, samples=settings.oracle), np.float64)
+        calibrate = partial(calibrate_moments, samples=settings.samples, progress=False)
+        seen = sets.train[0][: settings.calibration]
+        calibrated, seconds = _spent(partial(calibrate, keys[1], f, posterior, seen))
+        given = dict.fromkeys(passes, posterior) | {CALIBRATED: calibrated}
+        given[LAST] = last_layer_only(f, posterior, x[:BATCH])
+        rows: list[Row] = []
+        for method, g in passes.items():
+            if method not in first:  # later posteriors run what is compiled, and warn no more
+                first[method] = _first_call(g, given[method], x[:BATCH])
+            rows.append({"method": method, **first[method], **_held(g, given[method], x, outputs)})
+        check = moments_check(keys[2], f, posterior, x[:_CHECKED])
+        rows[0] |= {"agrees": check.agrees, "advice": check.advice,
+                    "checked": check.ratio and check.ratio.median}  # fmt: skip
+        rows[list(passes).index(CALIBRATED)]["calibration"] = seconds
+        rows.append({"method": DRAWN, **of_samples(_DRAWS, outputs)})
+        costs = _costs(case, passes, given, x[:BATCH], settings.rounds) if noise == SVI else {}
+        for row in rows:
+            if noise == SVI:
+                logits = _logits(case, passes, given, row["method"], keys[3])
+                row |= quality(logits, sets, settings.asked, BATCH)
+            yield {"noise": noise, **row, **_beside(costs.get(row["method"]), outputs)}
 
 
-def _times(
-    case: Case, methods: Mapping[str, Pass], x: Any, rounds: int, key: jax.Array
-) -> dict[str, list[float]]:
-    """Milliseconds of every method and of sampling, round by round."""
-    calls: dict[str, Callable[[], Any]] = {
-        method: partial(g, given, x) for method, (g, given) in methods.items()
-    }
-    calls[f"{BASE} samples"] = _sampling(case, x, key)
-    return measure_rounds({name: metered(call) for name, call in calls.items()}, rounds)
+def _held(g: Callable[..., Any], given: Any, x: Any, outputs: Outputs) -> Row:
+    """Holds a pass against the oracle."""
+    parts = [g(given, x[i : i + BATCH]) for i in range(0, len(x), BATCH)]
+    mean, var = (
+        np.concatenate([np.asarray(getattr(y, name), np.float64) for y in parts])
+        for name in ("mean", "var")
+    )
+    return {**compared(var, outputs, 0), "mean_error": mean_error(mean, outputs)}
 
 
-def _sampling(case: Case, x: Any, key: jax.Array) -> Callable[[], Any]:
-    """The mean and variance of samples, as fast as is known here."""
-    f = case.f
-    if is_gaussian(x):
+def last_layer_only(f: Callable[..., Any], posterior: Any, x: Any) -> Any:
+    """The posterior with everything but the last linear layer's parameters at the means."""
+    means = jax.tree.map(lambda v: v.mean if is_gaussian(v) else v, posterior, is_leaf=is_gaussian)
+    layers = [one.site for one in trace(f, means, x).layers if one.kind == "linear"]
 
-        @jax.jit
-        def of_inputs(params: Any, x: Any, key: jax.Array) -> Any:
-            drawn = x.sample(key, (BASE,))
-            y = f(params, drawn.reshape(-1, *x.mean.shape[1:])).reshape(BASE, len(x.mean), -1)
-            return y.mean(0), y.var(0)
+    def kept(path: Any, leaf: Any) -> Any:
+        here = jax.tree_util.keystr(path, simple=True, separator="/")
+        last = here.rpartition("/")[0] == layers[-1].partition("#")[0]
+        return leaf if last or not is_gaussian(leaf) else leaf.mean
 
-        return lambda: of_inputs(case.posterior, x, key)
+    return jax.tree_util.tree_map_with_path(kept, posterior, is_leaf=is_gaussian)
 
-    @jax.jit
-    def of_weights(weights: Any, x: Any) -> Any:
-        at = lambda one: f(one, x)  # noqa: E731
-        y = jax.lax.map(at, weights) if case.convolutional else jax.vmap(at)(weights)
-        return y.mean(0), y.var(0)
 
-    weights = sample(key, case.posterior, BASE)
-    return lambda: of_weights(weights, x)
+def _spent(call: Callable[[], Any]) -> tuple[Any, float]:
+    """What a function returns, and its seconds of processor time."""
+    start = time.process_time()
+    found = jax.block_until_ready(call())
+    return found, time.process_time() - start
+
+
+def _first_call(g: Callable[..., Any], *args: Any) -> Row:
+    """Seconds of processor time of a first call beyond another one's, and what it warns of."""
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        _, first = _spent(partial(g, *args))
+    _, again = _spent(partial(g, *args))
+    return {"compiled": first - again, "warned": " ".join(str(one.message) for one in said)}
+
+
+def _logits(
+    case: Case, passes: Mapping[str, Any], given: Mapping[str, Any], method: str, key: jax.Array
+) -> Callable[[Any], Any]:
+    """How a method draws logits."""
+    if method == DRAWN:
+        return lambda x: predict(key, case.f, given[DEFAULT], x, samples=_DRAWS)
+    return lambda x: sample_logits(key, passes[method](given[method], x), _LOGITS)
 
 
 def _costs(
-    times: Mapping[int, Mapping[str, list[float]]], method: str, factor: float = 1.0
+    case: Case, passes: Mapping[str, Any], given: Mapping[str, Any], x: Any, rounds: int
 ) -> dict[str, float]:
-    """A method's time over that of the diagonal and of sampling, by batch."""
-    found = {}
-    for batch, by_method in times.items():
-        for base in (DIAGONAL, f"{BASE} samples"):
-            over = ratio(by_method[method], by_method[base])
-            found[f"over {base}, batch {batch}"] = factor * over
-    return found
+    """Processor time of every method over that of the network itself."""
+    alone = jax.jit(case.f)
+    means = jax.tree.map(
+        lambda v: v.mean if is_gaussian(v) else v, given[DEFAULT], is_leaf=is_gaussian
+    )
+    draws = _logits(case, passes, given, DRAWN, jax.random.key(0))
+    calls: dict[str, Callable[[], Any]] = {
+        method: partial(g, given[method], x) for method, g in passes.items()
+    }
+    calls |= {"alone": partial(alone, means, x), DRAWN: partial(draws, x)}
+    meters = {name: metered(call, time.process_time) for name, call in calls.items()}
+    times = measure_rounds(meters, rounds) if rounds else {}
+    return {name: ratio(times[name], times["alone"]) for name in times if name != "alone"}
+
+
+def _beside(cost: float | None, outputs: Outputs) -> Row:
+    """The cost of a method, and the error of as many draws as it is the price of."""
+    if cost is None:
+        return {}
+    n = min(max(2, round(cost)), len(outputs) // 2)
+    return {"cost": cost, "error_of_draws": of_samples(n, outputs)["error"]}

@@ -1,300 +1,222 @@
-"""The networks whose variances are measured, and the posteriors they are measured under.
+"""The networks whose variances are measured: how each is built, its data, and its posteriors.
 
-Small ones, since ten thousand samples of each are the oracle. Where nothing is trained, a weight w
-has a standard deviation of .1 |w| + .02; noise at the input has a variance of .1.
+Images have 28×28 pixels, for ResNet-8 and the U-Net half of that. The transformers and the mixer
+read 16 patches of 7×7, the LSTM seven times four rows; the U-Net finds the ink in noisy images; the
+decoder predicts the letter after 32 others.
 """
 
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from flax import nnx
 
 import jaxeff
-from jaxeff.moment_propagation import Gaussian
-from jaxeff.nn import MLP
-from jaxeff.nn.models import EncoderBlock
+from experiments.harness import Refused, Run
+from experiments.microcontroller.networks import Separable
+from experiments.moment_variances.recipe import OUTSIDE, SVI, Settings
+from experiments.recipes import cosine_adam
+from experiments.tokens.texts import texts, windows
+from jaxeff import Gaussian, data
+from jaxeff.bayes import svi
+from jaxeff.compression import fold_batch_norm
+from jaxeff.nn import MLP, Decoder, DecoderConfig, LeNet5, ResNet8, TransformerEncoder
+from jaxeff.training import cross_entropy, fit
 
-WIDTH, CLASSES, TOKENS, SIZE = 16, 10, 8, 8
-NOISE = 0.1
+TOKENS, PATCH, WIDTH, LETTERS, LENGTH = 16, 49, 32, 27, 32
+_BATCH = 64
+Split = tuple[Any, Any]
+
+
+class Sets(NamedTuple):
+    """Inputs and labels to learn and to test, and inputs of another kind."""
+
+    train: Split
+    test: Split
+    outside: Any
 
 
 class Case(NamedTuple):
-    """A function, what is random, and its inputs.
-
-    Attributes:
-        f: The network.
-        posterior: Its parameters; plain arrays where the noise is at the input.
-        inputs: `inputs(key, n)`, inputs of the distribution it is for.
-        convolutional: Whether sampled weights are better run one after the other than vmapped.
-    """
+    """A trained network, its posteriors by what they are called, and its data."""
 
     f: Callable[..., Any]
-    posterior: Any
-    inputs: Callable[[jax.Array, int], Any]
-    convolutional: bool
+    posteriors: Mapping[str, Any]
+    sets: Sets
 
 
-def spread(params: Any) -> Any:
-    """A posterior about parameters."""
-    return jax.tree.map(lambda p: Gaussian(p, (0.1 * jnp.abs(p) + 0.02) ** 2), params)
+class UNet(nnx.Module):
+    """One step down and up around a shortcut (arXiv 1505.04597), two logits a pixel."""
+
+    def __init__(self, rngs: nnx.Rngs):
+        """Builds the layers."""
+        self.down = nnx.Conv(1, 8, (3, 3), rngs=rngs)
+        self.bottom = nnx.Conv(8, 16, (3, 3), strides=2, rngs=rngs)
+        self.up = nnx.ConvTranspose(16, 8, (2, 2), strides=(2, 2), rngs=rngs)
+        self.join = nnx.Conv(16, 8, (3, 3), rngs=rngs)
+        self.out = nnx.Conv(8, 2, (1, 1), rngs=rngs)
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        """Returns logits of pixels."""
+        x = nnx.relu(self.down(x))
+        low = nnx.relu(self.up(nnx.relu(self.bottom(x))))
+        return self.out(nnx.relu(self.join(jnp.concatenate([x, low], -1))))
 
 
 class Recurrent(nnx.Module):
-    """A cell over a sequence, unrolled."""
-
-    def __init__(self, cell: Any, rngs: nnx.Rngs):
-        """Build it."""
-        self.cell = cell(WIDTH, 32, rngs=rngs)
-        self.gated = cell is nnx.LSTMCell
-        self.fc = nnx.Linear(32, CLASSES, rngs=rngs)
-
-    def __call__(self, x: jax.Array) -> jax.Array:
-        """Logits after the last element."""
-        h = jnp.zeros((len(x), 32))
-        carry: Any = (h, h) if self.gated else h
-        for t in range(x.shape[1]):
-            carry, h = self.cell(carry, x[:, t])
-        return self.fc(h)
-
-
-class Normalized(nnx.Module):
-    """Dense layers with layer norm."""
+    """A scanned LSTM whose last state is classified."""
 
     def __init__(self, rngs: nnx.Rngs):
-        """Build it."""
-        self.fc1, self.ln1 = nnx.Linear(WIDTH, 64, rngs=rngs), nnx.LayerNorm(64, rngs=rngs)
-        self.fc2, self.ln2 = nnx.Linear(64, 64, rngs=rngs), nnx.LayerNorm(64, rngs=rngs)
-        self.fc3 = nnx.Linear(64, CLASSES, rngs=rngs)
+        """Builds the layers."""
+        self.rnn = nnx.RNN(nnx.LSTMCell(112, WIDTH, rngs=rngs), rngs=rngs)
+        self.fc = nnx.Linear(WIDTH, 10, rngs=rngs)
 
     def __call__(self, x: jax.Array) -> jax.Array:
-        """Logits."""
-        x = nnx.relu(self.ln1(self.fc1(x)))
-        return self.fc3(nnx.relu(self.ln2(self.fc2(x))))
+        """Returns logits after the last element."""
+        return self.fc(self.rnn(x)[:, -1])
 
 
-class Depthwise(nnx.Module):
-    """A convolution by channel between a convolution and a dense layer."""
+class MixerBlock(nnx.Module):
+    """Two dense layers over tokens, then two over channels (arXiv 2105.01601)."""
 
     def __init__(self, rngs: nnx.Rngs):
-        """Build it."""
-        self.conv = nnx.Conv(3, WIDTH, (3, 3), strides=2, rngs=rngs)
-        self.dw = nnx.Conv(WIDTH, WIDTH, (3, 3), feature_group_count=WIDTH, rngs=rngs)
-        self.fc = nnx.Linear(WIDTH * (SIZE // 2) ** 2, CLASSES, rngs=rngs)
+        """Builds the layers."""
+        self.ln1, self.ln2 = nnx.LayerNorm(WIDTH, rngs=rngs), nnx.LayerNorm(WIDTH, rngs=rngs)
+        self.tokens = MLP((TOKENS, WIDTH, TOKENS), rngs=rngs)
+        self.channels = MLP((WIDTH, 2 * WIDTH, WIDTH), rngs=rngs)
 
     def __call__(self, x: jax.Array) -> jax.Array:
-        """Logits."""
-        x = nnx.relu(self.dw(nnx.relu(self.conv(x))))
-        return self.fc(x.reshape(len(x), -1))
+        """Returns the block's output, of the shape of ``x``."""
+        x = x + jnp.swapaxes(self.tokens(jnp.swapaxes(self.ln1(x), 1, 2)), 1, 2)
+        return x + self.channels(self.ln2(x))
 
 
-class SqueezeExcite(nnx.Module):
-    """Channels weighted by what their means say."""
+class Mixer(nnx.Module):
+    """Embedded patches, four blocks, and the mean over tokens."""
 
     def __init__(self, rngs: nnx.Rngs):
-        """Build it."""
-        self.conv = nnx.Conv(3, WIDTH, (3, 3), strides=2, rngs=rngs)
-        self.down = nnx.Linear(WIDTH, 8, rngs=rngs)
-        self.up = nnx.Linear(8, WIDTH, rngs=rngs)
-        self.fc = nnx.Linear(WIDTH * (SIZE // 2) ** 2, CLASSES, rngs=rngs)
+        """Builds the layers."""
+        self.embed = nnx.Linear(PATCH, WIDTH, rngs=rngs)
+        self.blocks = nnx.List([MixerBlock(rngs) for _ in range(4)])
+        self.ln, self.fc = nnx.LayerNorm(WIDTH, rngs=rngs), nnx.Linear(WIDTH, 10, rngs=rngs)
 
     def __call__(self, x: jax.Array) -> jax.Array:
-        """Logits."""
-        x = nnx.relu(self.conv(x))
-        s = nnx.sigmoid(self.up(nnx.relu(self.down(x.mean((1, 2))))))
-        return self.fc((x * s[:, None, None]).reshape(len(x), -1))
+        """Returns logits."""
+        x = self.embed(x)
+        for block in self.blocks:
+            x = block(x)
+        return self.fc(self.ln(x).mean(1))
 
 
-class Pooled(nnx.Module):
-    """A convolution whose noise all positions share, and their mean."""
-
-    def __init__(self, rngs: nnx.Rngs):
-        """Build it."""
-        self.conv = nnx.Conv(3, WIDTH, (3, 3), rngs=rngs)
-        self.fc = nnx.Linear(WIDTH, CLASSES, rngs=rngs)
-
-    def __call__(self, x: jax.Array) -> jax.Array:
-        """Logits."""
-        return self.fc(nnx.relu(self.conv(x)).mean((1, 2)))
-
-
-class Residual(nnx.Module):
-    """Two residual blocks of two convolutions, and the mean over positions."""
+class NextLetter(nnx.Module):
+    """A decoder's logits after the last token."""
 
     def __init__(self, rngs: nnx.Rngs):
-        """Build it."""
-        self.stem = nnx.Conv(3, WIDTH, (3, 3), rngs=rngs)
-        convs = [nnx.Conv(WIDTH, WIDTH, (3, 3), rngs=rngs) for _ in range(4)]
-        self.convs = nnx.List(convs)
-        self.fc = nnx.Linear(WIDTH, CLASSES, rngs=rngs)
-
-    def __call__(self, x: jax.Array) -> jax.Array:
-        """Logits."""
-        x = nnx.relu(self.stem(x))
-        for i in (0, 2):
-            x = nnx.relu(x + self.convs[i + 1](nnx.relu(self.convs[i](x))))
-        return self.fc(x.mean((1, 2)))
-
-
-class MobileNet(nnx.Module):
-    """Two inverted residual blocks (arXiv 1801.04381) without norms, and the mean."""
-
-    def __init__(self, rngs: nnx.Rngs):
-        """Build it."""
-        self.stem = nnx.Conv(3, WIDTH, (3, 3), rngs=rngs)
-        self.up = nnx.List([nnx.Conv(WIDTH, 32, (1, 1), rngs=rngs) for _ in range(2)])
-        self.dw = nnx.List(
-            [nnx.Conv(32, 32, (3, 3), feature_group_count=32, rngs=rngs) for _ in range(2)]
-        )
-        self.down = nnx.List([nnx.Conv(32, WIDTH, (1, 1), rngs=rngs) for _ in range(2)])
-        self.fc = nnx.Linear(WIDTH, CLASSES, rngs=rngs)
-
-    def __call__(self, x: jax.Array) -> jax.Array:
-        """Logits."""
-        x = nnx.relu(self.stem(x))
-        for up, dw, down in zip(self.up, self.dw, self.down, strict=True):
-            x = x + down(nnx.relu6(dw(nnx.relu6(up(x)))))
-        return self.fc(x.mean((1, 2)))
-
-
-class Twice(nnx.Module):
-    """The same residual layer, twice."""
-
-    def __init__(self, rngs: nnx.Rngs):
-        """Build it."""
-        self.first = nnx.Linear(WIDTH, 32, rngs=rngs)
-        self.again = nnx.Linear(32, 32, rngs=rngs)
-        self.fc = nnx.Linear(32, CLASSES, rngs=rngs)
-
-    def __call__(self, x: jax.Array) -> jax.Array:
-        """Logits."""
-        x = self.first(x)
-        for _ in range(2):
-            x = x + nnx.relu(self.again(x))
-        return self.fc(x)
-
-
-class Repeated(nnx.Module):
-    """A bag of embedded tokens, most of which occur more than once."""
-
-    def __init__(self, rngs: nnx.Rngs):
-        """Build it."""
-        self.embed = nnx.Embed(4, WIDTH, rngs=rngs)
-        self.fc1 = nnx.Linear(WIDTH, 32, rngs=rngs)
-        self.fc2 = nnx.Linear(32, CLASSES, rngs=rngs)
+        """Builds the layers."""
+        config = DecoderConfig(vocabulary=LETTERS, width=WIDTH, hidden=2 * WIDTH, depth=4, heads=4,
+                               key_heads=2)  # fmt: skip
+        self.decoder = Decoder(config, rngs=rngs)
 
     def __call__(self, tokens: jax.Array) -> jax.Array:
-        """Logits."""
-        return self.fc2(nnx.relu(self.fc1(self.embed(tokens))).mean(1))
+        """Returns logits of the next token."""
+        return self.decoder(tokens)[:, -1]
 
 
-class Attention(nnx.Module):
-    """Attention and the mean of its results."""
-
-    def __init__(self, rngs: nnx.Rngs):
-        """Build it."""
-        self.attn = nnx.MultiHeadAttention(4, WIDTH, decode=False, rngs=rngs)
-        self.fc = nnx.Linear(WIDTH, CLASSES, rngs=rngs)
-
-    def __call__(self, x: jax.Array) -> jax.Array:
-        """Logits."""
-        return self.fc(self.attn(x).mean(1))
+def _halved(x: jax.Array) -> jax.Array:
+    return x.reshape(-1, 14, 2, 14, 2, 1).mean((2, 4))
 
 
-class ViT(nnx.Module):
-    """Patches, an encoder block, and the mean (arXiv 2010.11929)."""
-
-    def __init__(self, rngs: nnx.Rngs):
-        """Build it."""
-        self.patches = nnx.Conv(3, WIDTH, (2, 2), strides=2, rngs=rngs)
-        self.position = nnx.Param(0.02 * jax.random.normal(rngs(), ((SIZE // 2) ** 2, WIDTH)))
-        self.block = EncoderBlock(WIDTH, 2, 32, rngs=rngs)
-        self.ln = nnx.LayerNorm(WIDTH, rngs=rngs)
-        self.fc = nnx.Linear(WIDTH, CLASSES, rngs=rngs)
-
-    def __call__(self, x: jax.Array) -> jax.Array:
-        """Logits."""
-        x = self.patches(x).reshape(len(x), -1, WIDTH) + self.position[None]
-        return self.fc(self.ln(self.block(x)).mean(1))
+def _patches(x: jax.Array) -> jax.Array:
+    return x.reshape(-1, 4, 7, 4, 7).swapaxes(2, 3).reshape(-1, TOKENS, PATCH)
 
 
-def _lora(params: Any, x: jax.Array) -> jax.Array:
-    """Two dense layers, each with an update of rank four (arXiv 2106.09685)."""
-    for i, layer in enumerate(params):
-        x = x @ (layer["w"] + layer["a"] @ layer["b"])
-        x = x if i else jax.nn.relu(x)
-    return x
+_STEM = {"in_features": 1, "out_features": WIDTH, "kernel_size": (5, 5), "strides": 4}
+_IMAGES: dict[str, tuple[Callable[[nnx.Rngs], nnx.Module], Callable[[Any], Any]]] = {
+    "LeNet-5": (lambda rngs: LeNet5(rngs=rngs), lambda x: x),
+    "DS-CNN": (lambda rngs: Separable(_STEM, ((WIDTH, 1),) * 4, 10, rngs), lambda x: x),
+    "ResNet-8": (lambda rngs: ResNet8(10, 1, widths=(8, 16, 32), rngs=rngs), _halved),
+    "LSTM": (Recurrent, lambda x: x.reshape(-1, 7, 112)),
+    "MLP-Mixer": (Mixer, _patches),
+    "ViT": (
+        lambda rngs: TransformerEncoder(10, PATCH, TOKENS, width=WIDTH, depth=4, rngs=rngs),
+        _patches,
+    ),
+}
+"""How a classifier of images is built, and how it sees them."""
 
 
-def _lora_posterior(key: jax.Array) -> Any:
-    """Weights that are known, and a posterior over their updates."""
-
-    def layer(key: jax.Array, rows: int, columns: int) -> Any:
-        w, a, b = (jax.random.fold_in(key, i) for i in range(3))
-        return {
-            "w": jax.random.normal(w, (rows, columns)) / rows**0.5,
-            **spread(
-                {
-                    "a": jax.random.normal(a, (rows, 4)) / rows**0.5,
-                    "b": 0.5 * jax.random.normal(b, (4, columns)),
-                }
-            ),
-        }
-
-    first, second = jax.random.split(key)
-    return [layer(first, WIDTH, 64), layer(second, 64, CLASSES)]
-
-
-def build(name: str, key: jax.Array) -> Case:
-    """The network of a name with a posterior that isn't trained."""
-    rngs = nnx.Rngs(key)
-    noisy = name.endswith("noise at the input")
-    image, sequence, vector = (SIZE, SIZE, 3), (TOKENS, WIDTH), (WIDTH,)
-
-    def normal(shape: tuple[int, ...]) -> Callable[[jax.Array, int], Any]:
-        def inputs(key: jax.Array, n: int) -> Any:
-            x = jax.random.normal(key, (n, *shape))
-            return Gaussian(x, jnp.full_like(x, NOISE)) if noisy else x
-
-        return inputs
-
-    if name == "rank-4 LoRA":
-        return Case(_lora, _lora_posterior(key), normal(vector), False)
-    if name == "repeated token + mean":
-
-        def tokens(key: jax.Array, n: int) -> jax.Array:
-            return jax.random.randint(key, (n, TOKENS), 0, 4)
-
-        f, params = jaxeff.functional(Repeated(rngs))
-        return Case(f, spread(params), tokens, False)
-
-    builders: dict[str, tuple[Callable[[], nnx.Module], tuple[int, ...]]] = {
-        "MLP": (lambda: MLP((WIDTH, 64, 64, CLASSES), rngs=rngs), vector),
-        "LSTM": (lambda: Recurrent(nnx.LSTMCell, rngs), sequence),
-        "GRU": (lambda: Recurrent(nnx.GRUCell, rngs), sequence),
-        "LayerNorm MLP": (lambda: Normalized(rngs), vector),
-        "BatchNorm": (
-            lambda: _settled(MLP((WIDTH, 64, 64, CLASSES), batch_norm=True, rngs=rngs), key),
-            vector,
-        ),
-        "depthwise": (lambda: Depthwise(rngs), image),
-        "squeeze-and-excite": (lambda: SqueezeExcite(rngs), image),
-        "conv + mean": (lambda: Pooled(rngs), image),
-        "same layer twice": (lambda: Twice(rngs), vector),
-        "attention": (lambda: Attention(rngs), sequence),
-        "residual": (lambda: Residual(rngs), image),
-        "MobileNet-like": (lambda: MobileNet(rngs), image),
-        "ViT": (lambda: ViT(rngs), image),
-    }
-    make, shape = builders[name.removesuffix(", noise at the input")]
-    f, params = jaxeff.functional(make())
-    return Case(f, params if noisy else spread(params), normal(shape), shape == image)
-
-
-def _settled(model: nnx.Module, key: jax.Array) -> nnx.Module:
-    """A network whose running statistics are those of its inputs."""
-    for i in range(30):
-        model(jax.random.normal(jax.random.fold_in(key, i), (128, WIDTH)))
+def trained(run: Run[Settings], name: str) -> Case:
+    """Trains a network, then its variational posterior; both are kept."""
+    settings = run.settings
+    keys = jax.random.split(jax.random.fold_in(run.key, sum(name.encode())), 3)
+    sets = _letters(settings) if name == "decoder LM" else _pictures(settings, name, keys[2])
+    make = {"decoder LM": NextLetter, "U-Net": UNet}.get(name) or _IMAGES[name][0]
+    model = make(nnx.Rngs(keys[0]))
+    train, params, state = jaxeff.functional(model, mutable=True)
     model.eval()
-    return model
+    evaluate, *_ = jaxeff.functional(model, mutable=True)
+    steps = len(sets.train[1]) // _BATCH
+    shared: dict[str, Any] = {"batch_size": _BATCH, "progress": False}
+    fitted = fit(
+        keys[1], cross_entropy(train, mutable=True), params, sets.train, state=state,
+        optimizer=cosine_adam(3e-3, settings.epochs * steps), epochs=settings.epochs,
+        checkpoint=run.work / f"{name}.safetensors", **shared,
+    )  # fmt: skip
+
+    def alone(params: Any, x: Any) -> Any:
+        return evaluate(params, fitted.state, x)[0]
+
+    f, params = fold_batch_norm(alone, fitted.params, sets.test[0][:2])
+    inferred = svi(
+        keys[2], f, params, sets.train, epochs=settings.svi_epochs, prior=1.0, kl=0.25,
+        optimizer=cosine_adam(2e-3, settings.svi_epochs * steps), init_scale=1e-2,
+        checkpoint=run.work / f"{name}.svi.safetensors", **shared,
+    )  # fmt: skip
+    noisy = {f"{noise:.0%}".replace("%", " %"): spread(params, noise) for noise in settings.noises}
+    return Case(f, {**noisy, SVI: inferred.posterior}, sets)
+
+
+def spread(params: Any, noise: float) -> Any:
+    """A posterior about parameters: noise of a share of the deviation of each array."""
+    return jax.tree.map(lambda p: Gaussian(p, jnp.full_like(p, noise**2) * jnp.var(p)), params)
+
+
+def _pictures(settings: Settings, name: str, key: jax.Array) -> Sets:
+    try:
+        found = data.load(settings.data)
+        outside = data.load(OUTSIDE[settings.data]).test_images[: settings.asked]
+    except data.DataError as error:
+        raise Refused(str(error)) from error
+    n, m = settings.examples, max(settings.asked, settings.held_out)
+
+    def seen(images: Any, labels: Any, key: jax.Array) -> Split:
+        x = jnp.asarray(data.normalize(images, settings.data))
+        if name != "U-Net":
+            return _IMAGES[name][1](x), jnp.asarray(labels, jnp.int32)
+        x = _halved(x)
+        return x + jax.random.normal(key, x.shape), (x[..., 0] > 0).astype(jnp.int32)
+
+    keys = jax.random.split(key, 3)
+    return Sets(
+        seen(found.train_images[:n], found.train_labels[:n], keys[0]),
+        seen(found.test_images[:m], found.test_labels[:m], keys[1]),
+        seen(outside, np.zeros(len(outside)), keys[2])[0],
+    )
+
+
+def _letters(settings: Settings) -> Sets:
+    rng, written = np.random.default_rng(0), texts()
+
+    def pieces(name: str, count: int) -> Split:
+        plain = re.sub("[^a-z]+", " ", written[name].lower())
+        codes = np.frombuffer(plain.encode(), np.uint8) % 32  # a space is 0, letters are 1 to 26
+        found = jnp.asarray(windows(codes.astype(np.int32), count, LENGTH, rng))
+        return found[:, :-1], found[:, -1]
+
+    m = max(settings.asked, settings.held_out)
+    return Sets(
+        pieces("learnt", settings.examples), pieces("in domain", m),
+        pieces("other languages", settings.asked)[0],
+    )  # fmt: skip

@@ -1,42 +1,21 @@
 """Monte Carlo over the network itself: its variances, and how well sampling finds them."""
 
-from collections.abc import Callable
-from typing import Any
-
-import jax
 import numpy as np
 from jaxtyping import Float
-
-from jaxeff.moment_propagation import is_gaussian
 
 Outputs = Float[np.ndarray, "samples n classes"]
 _BATCHES = 50
 
 
-def draws(key: jax.Array, f: Callable[..., Any], args: Any, samples: int, chunk: int) -> Outputs:
-    """Results of a function for samples of its random arguments.
-
-    Args:
-        key: A PRNG key.
-        f: A function of `args`, which returns one array.
-        args: Arguments; `Gaussian` leaves are drawn.
-        samples: How many.
-        chunk: How many are run at once.
-    """
-    leaves, structure = jax.tree.flatten(args, is_leaf=is_gaussian)
-
-    def draw(key: jax.Array) -> jax.Array:
-        keys = jax.random.split(key, len(leaves))
-        drawn = [v.sample(k) if is_gaussian(v) else v for v, k in zip(leaves, keys, strict=True)]
-        return f(*jax.tree.unflatten(structure, drawn))
-
-    run = jax.jit(lambda keys: jax.lax.map(draw, keys, batch_size=chunk if chunk > 1 else None))
-    return np.asarray(run(jax.random.split(key, samples)), np.float64)
-
-
 def median_error(ratios: np.ndarray) -> float:
     """The median distance from one."""
     return float(np.median(np.abs(ratios - 1)))
+
+
+def mean_error(means: np.ndarray, outputs: Outputs) -> float:
+    """The distance from the sampled mean, in standard deviations, that 95 % of entries keep to."""
+    off = np.abs(means - outputs.mean(0)) / outputs.std(0, ddof=1)
+    return float(np.quantile(off, 0.95))
 
 
 def compared(ours: np.ndarray, outputs: Outputs, seed: int) -> dict[str, float]:

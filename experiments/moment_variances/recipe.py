@@ -5,14 +5,14 @@ from typing import Annotated, Literal
 
 from experiments.harness import SELECTS, Count, Least
 
-NETWORKS = (
-    "MLP", "MLP, noise at the input", "LSTM", "GRU", "LayerNorm MLP", "BatchNorm", "depthwise",
-    "squeeze-and-excite", "conv + mean", "same layer twice", "repeated token + mean", "attention",
-    "rank-4 LoRA", "LeNet-5, SVI", "residual", "residual, noise at the input", "MobileNet-like",
-    "ViT",
-)  # fmt: skip
-OUTSIDE = {"mnist": "fashion-mnist", "fashion-mnist": "mnist", "dirty-mnist": "fashion-mnist"}
-"""What a network trained on a data set has to tell it from."""
+CONVOLUTIONAL = ("LeNet-5", "DS-CNN", "ResNet-8", "U-Net")
+TRANSFORMERS = ("ViT", "decoder LM")
+NETWORKS = (*CONVOLUTIONAL, "LSTM", "MLP-Mixer", *TRANSFORMERS)
+OUTSIDE = {"digits": "digits-ood", "mnist": "fashion-mnist", "fashion-mnist": "mnist"}
+"""Images that a network trained on others has to tell from them."""
+SVI = "SVI"
+SMALL = 0.1
+"""Noise up to which targets hold."""
 
 
 @dataclass(frozen=True)
@@ -20,48 +20,43 @@ class Settings:
     """How much is measured.
 
     Attributes:
-        networks: Numbers of the networks, in the order of the table; all if empty.
-        oracle: Samples of the Monte Carlo oracle.
-        samples: Samples that calibration draws.
+        networks: Networks to measure; all if empty.
+        noises: Standard deviations of weights over that of their array.
+        data: Images that networks are trained on; the decoder's text comes with Python.
+        examples: Images, or pieces of text, that they are trained on.
+        epochs: Passes over them.
+        svi_epochs: Passes of the variational inference that starts there.
+        oracle: Draws of the Monte Carlo oracle.
+        held_out: Inputs that variances are compared on, a multiple of ten.
+        samples: Draws that calibration makes.
         calibration: Inputs that calibration sees.
-        held_out: Inputs that errors are measured on, a multiple of ten.
-        counts: Numbers of samples that sampling is judged with.
         rounds: Interleaved rounds of timing; 0 leaves costs out.
-        train_images: Images that LeNet-5 and the MLP are trained on.
-        epochs: Epochs of SVI, after one of a point estimate.
-        test_images: Images of each domain that the AUROC is measured on.
-        domains: In-domain data sets of detection.
+        asked: Inputs of each domain that NLL and AUROC are measured on, a multiple of ten.
     """
 
-    networks: Annotated[tuple[int, ...], SELECTS] = ()
-    oracle: Annotated[int, Least(100)] = 10_000
-    samples: Annotated[int, Least(2)] = 1000
-    calibration: Annotated[int, Least(2)] = 48
-    held_out: Annotated[int, Least(10)] = 20
-    counts: tuple[Annotated[int, Least(2)], ...] = (3, 10, 30, 100, 300)
-    rounds: Annotated[int, Least(0)] = 9
-    train_images: Annotated[int, Least(100)] = 20_000
-    epochs: Count = 3
-    test_images: Annotated[int, Least(100)] = 1000
-    domains: Annotated[
-        tuple[Literal["mnist", "fashion-mnist", "dirty-mnist"], ...], SELECTS
-    ] = ("mnist", "fashion-mnist")  # fmt: skip
-
-    @property
-    def names(self) -> tuple[str, ...]:
-        """The networks."""
-        return tuple(NETWORKS[i] for i in self.networks) or NETWORKS
+    networks: Annotated[tuple[str, ...], SELECTS] = ()
+    noises: tuple[Annotated[float, Least(0.0)], ...] = (0.03, 0.1, 0.3)
+    data: Literal["digits", "mnist", "fashion-mnist"] = "fashion-mnist"
+    examples: Annotated[int, Least(64)] = 2000
+    epochs: Count = 6
+    svi_epochs: Count = 4
+    oracle: Annotated[int, Least(60)] = 2000
+    held_out: Annotated[int, Least(10)] = 10
+    samples: Annotated[int, Least(2)] = 200
+    calibration: Annotated[int, Least(2)] = 32
+    rounds: Annotated[int, Least(0)] = 3
+    asked: Annotated[int, Least(10)] = 100
 
 
 DEFAULT = Settings()
 SIZES = {
     "fast": replace(
-        DEFAULT, networks=(0, 9, 11), oracle=2000, samples=300, calibration=24, held_out=10,
-        rounds=3, train_images=3000, epochs=1, test_images=200, domains=("mnist",),
+        DEFAULT, networks=("LSTM", "DS-CNN"), noises=(0.1,), data="digits", examples=1400, epochs=3,
+        svi_epochs=2, oracle=500, samples=100, calibration=16, rounds=2, asked=50,
     ),
     "default": DEFAULT,
     "full": replace(
-        DEFAULT, oracle=100_000, samples=5000, held_out=100, rounds=31, train_images=60_000,
-        epochs=20, test_images=10_000, domains=("mnist", "fashion-mnist", "dirty-mnist"),
+        DEFAULT, examples=60_000, epochs=10, svi_epochs=10, oracle=20_000, held_out=100,
+        samples=1000, calibration=64, rounds=15, asked=2000,
     ),
 }  # fmt: skip

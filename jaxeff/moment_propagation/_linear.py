@@ -11,9 +11,9 @@ the function's own slopes in the place of expected ones. Where a last dense laye
 than it reads units, the units are derived instead (`_hidden`).
 
 Sharp edges
-- Against Monte Carlo the error is 3 to 6 % (median over results) up to noise of 10 % of the spread
-  of each weight array, and 27 % at 30 %, where `correlations=True` has slopes that noise averages
-  and `calibrate_moments` measures what is left.
+- Against Monte Carlo the error is a few per cent (median over results) up to noise of 10 % of the
+  spread of each weight array, and grows with noise (`experiments.moment_variances`):
+  `correlations=True` has slopes that noise averages, and `calibrate_moments` measures what is left.
 - A slope of zero is no variance: what is discrete is certain, and so is what the function stops
   the gradient of, and what it rounds without a gradient of its own.
 - The mean is the function's result at the means: noise doesn't shift it.

@@ -16,41 +16,14 @@ inputs are all deterministic run as they are; the others follow the rules of thi
 layer, and every result is taken as Gaussian with independent entries again (moment matching).
 
 Sharp edges
-- Diagonal covariance is the approximation: what entries share (a kernel's noise over positions,
-  noise at the input, a residual stream, parameters that are used twice) is forgotten. `assumptions`
-  lists where, and by how much; `calibrate_moments` and `correlations=True` make up for it. Median
-  error of the variances of logits, on inputs that calibration hasn't seen, in per cent; and the
-  diagonal's variance over Monte Carlo's, median and 5 to 95 % (`experiments.moment_variances`):
-
-```text
-network                       diagonal / sampled    diag.  calibr.  correl.  both
-MLP                           1.00 (.91 to 1.06)      2.7      3.0      7.5   2.0
-MLP, noise at the input       1.06 (.60 to 1.72)       24       23      9.5   4.5
-LSTM                          .97 (.90 to 1.04)       4.1      3.4      3.4   1.2
-GRU                           1.01 (.95 to 1.11)      3.2      3.7      3.2   1.3
-LayerNorm MLP                 1.00 (.91 to 1.08)      3.4      3.5       10   1.6
-BatchNorm                     1.01 (.90 to 1.09)      3.9      3.6       12   2.1
-depthwise                     .99 (.93 to 1.06)       2.5      2.4      6.0   1.3
-squeeze-and-excite            1.00 (.97 to 1.03)      1.5      1.5      3.6   1.2
-conv + mean                   .93 (.90 to .96)        7.1      1.5      1.2   0.9
-same layer twice              .80 (.63 to 1.00)        20      6.4      5.8   1.6
-repeated token + mean         .70 (.63 to .79)         30      6.6      3.6   2.4
-attention                     .50 (.32 to .70)         50       17      4.4   1.5
-rank-4 LoRA                   1.07 (.72 to 1.59)       18       14      4.1   1.7
-LeNet-5, SVI                  .71 (.51 to .87)         29      9.0      1.8   1.4
-residual                      .53 (.44 to .61)         47      3.0      4.7   2.3
-residual, noise at the input  .61 (.40 to 1.32)        40      5.5       11   2.1
-MobileNet-like                .47 (.42 to .53)         53      2.7      4.8   1.3
-ViT                           .52 (.36 to .68)         48       16      8.1   1.7
-```
-
+- Diagonal covariance is the approximation: what entries share (noise at the input, a residual
+  stream, parameters that are used twice) is forgotten. `assumptions` lists where, and by how much;
+  `moments_check` says whether it matters; `calibrate_moments`, `correlations=True` and
+  `method="linear"` make up for it. `experiments.moment_variances` holds them against Monte Carlo.
 - What a kernel shares over positions is followed to their mean, at about twice the diagonal's
-  arithmetic: the residual network above, its weights drawn once, goes from a median of .47 of the
-  sampled variance to .98 (.91 to 1.01), the one like MobileNet from .56 to .92 (.88 to .97). What
-  is left is what channels share at one position, and that what a kernel adds is weighted by the
-  mean of its input over all positions, not over those that a ReLU lets through: where channels
-  have a mean near zero (a trained ResNet-8 with normalized images) the median is .68.
-  `moments(f, shared=False)` is the diagonal pass that the table's figures are of.
+  arithmetic: the variances of a trained network of depthwise convolutions go from a median of .27
+  of the sampled ones to .96 (.89 to 1.00). Where positions are flattened instead it isn't: LeNet-5
+  has .83 (.58 to .97). `moments(f, shared=False)` is the diagonal pass.
 - Discrete results (an argmax, a comparison) are those of the means; computing on with one is an
   error, and so is any primitive without a rule that meets a random value.
 - Quantization that `jaxeff.quantized` put there acts on the mean and keeps the variance.

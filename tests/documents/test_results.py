@@ -68,6 +68,7 @@ TRACED = {
     "compression": ["compression-fast"],
     "latency": ["latency-fast", "c_library-fast"],
     "integer": ["microcontroller-full", "c_library-fast"],
+    "variances": ["moment_variances"],
 }  # fmt: skip
 """Pages whose column "ours" is checked number by number, and the kept runs that it is of."""
 
