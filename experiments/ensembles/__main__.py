@@ -4,12 +4,9 @@
 
 1. sine: MC dropout, deep ensembles and repulsive last layers (RLLE) with every activation function
    of the source, on a regression whose noise is known and whose gaps are seen;
-2. table: LeNet-5 on Dirty-MNIST by every method of the source's table, and by rivals of RLLE that
-   need no images from elsewhere; the strength of the repulsion is chosen on held-out images;
-3. combined: moment passes of ensembles, beside both of their parents;
-4. partial: which layers should be random, by variational inference, Laplace and members at equal
-   cost;
-5. cost: multiplications, time of a prediction and of a training.
+2. table: LeNet-5 on Dirty-MNIST by every method of the source's table; the strength of the
+   repulsion is chosen on held-out images;
+3. cost: multiplications, time of a prediction and of a training.
 
 Finished trainings are kept: a run that was killed goes on. `--full` trains a ResNet-18. Source:
 Klein's thesis, chapter 9 (arXiv 2412.15758); the numbers of its table 9.1 are not public.
@@ -18,7 +15,7 @@ Klein's thesis, chapter 9 (arXiv 2412.15758); the numbers of its table 9.1 are n
 import functools
 from typing import Any
 
-from experiments.ensembles import bench, combined, cost, findings, recipe
+from experiments.ensembles import bench, cost, findings, recipe
 from experiments.ensembles import sine as sine_task
 from experiments.ensembles.methods import choose, methods
 from experiments.harness import Part, Row, Run, Study, without_curves
@@ -62,7 +59,6 @@ def _table(run: Run[recipe.Settings], name: str) -> list[Row]:
         {
             "method": method.name, "source": method.source, "seed": seed,
             **bench.judged(found, made),
-            "curves": bench.histograms(found) if seed == 0 else None,
         }
         for seed, found in enumerate(method.say(made, seeds))
     ]  # fmt: skip
@@ -70,11 +66,6 @@ def _table(run: Run[recipe.Settings], name: str) -> list[Row]:
 
 def _place(row: Row) -> str:
     return "/".join(str(row[k]) for k in ("part", "method", "activation") if k in row)
-
-
-def _sites(run: Run[recipe.Settings]) -> tuple[str, ...]:
-    made = _bench(run)
-    return run.settings.sites or (*made.hidden, made.last, "*")
 
 
 PARTS: tuple[Part[recipe.Settings, Any], ...] = (
@@ -89,13 +80,8 @@ PARTS: tuple[Part[recipe.Settings, Any], ...] = (
         {"part": "sine"},
     ),
     Part.of("table", lambda run: [method.name for method in methods(_bench(run))], _table),
-    Part.of(
-        "combined", lambda run: combined.KINDS, lambda run, kind: combined.KINDS[kind](_bench(run))
-    ),
-    Part.of("partial", _sites, lambda run, site: combined.partial(_bench(run), site)),
     _cost("prediction", cost.predictions),
     _cost("training", cost.trainings),
-    _cost("members", cost.members),
     Part[recipe.Settings, str](
         lambda run: [f"strengths, {form}" for form in recipe.FORMS],
         lambda run, task: choose(_bench(run), task.removeprefix("strengths, ")),

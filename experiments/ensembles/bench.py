@@ -105,7 +105,7 @@ def _grey(images: np.ndarray) -> np.ndarray:
     return images[:, top : top + SIDE, left : left + SIDE]
 
 
-CLASSES, BINS = 10, 40
+CLASSES = 10
 NEAR = 0.005
 """Accuracy on held-out digits that may be lost to a stronger repulsion."""
 Logits = Callable[[Any, Any], Any]
@@ -255,17 +255,3 @@ def chosen(tried: list[tuple[float, Said]], bench: Bench) -> tuple[float, list[R
     best = max(row["held_accuracy"] for row in rows)
     able = [row for row in rows if row["held_accuracy"] >= best - NEAR] or rows
     return max(able, key=lambda row: row["held_auroc"])["strength"], rows
-
-
-def histograms(found: Said) -> Row:
-    """Shares of images by uncertainty, for the figures: the domains over common bins."""
-    curves: Row = {}
-    for part in ("aleatoric", "epistemic"):
-        values = {domain: np.asarray(getattr(parts, part)) for domain, (_, parts) in found.items()}
-        low, high = np.quantile(np.concatenate([*values.values()]), (0.0, 0.999))
-        edges = np.linspace(low, max(high, low + 1e-6), BINS + 1)
-        curves[f"{part}/edges"] = edges
-        for domain, v in values.items():
-            counts, _ = np.histogram(v.clip(edges[0], edges[-1]), edges)
-            curves[f"{part}/{domain}"] = counts / len(v)
-    return curves

@@ -4,15 +4,14 @@ from collections.abc import Iterator
 from typing import Any
 
 import jax
-import optax
 from flax import nnx
 
 import jaxeff
 from experiments.ensembles.bench import Bench
-from experiments.ensembles.methods import CHOSEN, apart, bounded, dropping, heads, repelled
+from experiments.ensembles.methods import CHOSEN, apart, heads, repelled
 from experiments.harness import Row
 from experiments.timing import measure_rounds, metered, ratio, summary
-from jaxeff.ensembles import Members, member_loss, repulsive
+from jaxeff.ensembles import Members, member_loss
 from jaxeff.nn import MLP
 from jaxeff.training import cross_entropy, init, make_epoch
 
@@ -21,11 +20,6 @@ SOURCE_MACS = {
     ("sine", "one"): 2.6, ("sine", "heads"): 7.8, ("sine", "networks"): 26.0,
     ("lenet5", "one"): 36.0, ("lenet5", "heads"): 37.0, ("lenet5", "networks"): 360.5,
 }  # fmt: skip
-MLPS = {
-    "sine, batch 32": ((1, 50, 50, 2), 32, 960),
-    "digits, batch 32": ((64, 64, 64, 10), 32, 1437),
-}
-MEMBERS = 10
 
 
 def predictions(bench: Bench) -> Iterator[Row]:
@@ -84,15 +78,9 @@ def trainings(bench: Bench) -> Iterator[Row]:
         key, f, params, {"*": Members(settings.members)}, init=bench.init
     )  # fmt: skip
     own = start(key)
-    noisy = jaxeff.noisy(f, dropping(bench))
     losses: dict[str, tuple[Any, Any]] = {
         "MAP": (cross_entropy(f), params),
-        "MC dropout": (cross_entropy(noisy, keyed=True), params),
-        "DDU": (cross_entropy(bounded(bench)), params),
         "heads": (member_loss(g), own),
-        "heads, weights repel": (
-            repulsive(member_loss(g), g, strength=0.1, space="weights"), own
-        ),
         **{f"RLLE, {kind}": (repelled(bench, kind, 1.0), own) for kind in ("other", CHOSEN)},
         "DE, many, one program": (member_loss(deep), networks),
     }  # fmt: skip
@@ -110,32 +98,3 @@ def _epoch(bench: Bench, loss: Any, params: Any, data: Any) -> Any:
     epoch = jax.jit(make_epoch(loss, optimizer, bench.settings.batch_size))
     carry = init(params, optimizer)
     return metered(lambda: epoch(carry, bench.run.fast_key, data))
-
-
-def members(bench: Bench) -> Iterator[Row]:
-    """Ten perceptrons trained as one program, over a loop of ten jitted trainings."""
-    key, optimizer = bench.run.fast_key, optax.adam(1e-3)
-    for name, (widths, batch, examples) in MLPS.items():
-        f, params = jaxeff.functional(MLP(widths, rngs=nnx.Rngs(0)))
-        g, all_params = jaxeff.ensemble(key, f, params, {"*": Members(MEMBERS)})
-        x = jax.random.normal(key, (examples, widths[0]))
-        y = jax.random.randint(key, (examples,), 0, widths[-1])
-        one = jax.jit(make_epoch(cross_entropy(f), optimizer, batch))
-        together = jax.jit(make_epoch(member_loss(g), optimizer, batch))
-        starts = [init(g.member(all_params, i), optimizer) for i in range(MEMBERS)]
-        start = init(all_params, optimizer)
-
-        def loop(one: Any = one, starts: Any = starts, data: Any = (x, y)) -> Any:
-            return [one(each, key, data) for each in starts]
-
-        def program(together: Any = together, start: Any = start, data: Any = (x, y)) -> Any:
-            return together(start, key, data)
-
-        times = measure_rounds(
-            {"loop": metered(loop), "program": metered(program)}, bench.settings.rounds * 3
-        )
-        yield {
-            "network": name, "members": MEMBERS,
-            "loop_ms": summary(times["loop"])["ms"], "program_ms": summary(times["program"])["ms"],
-            "speedup": ratio(times["loop"], times["program"]),
-        }  # fmt: skip

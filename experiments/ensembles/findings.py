@@ -1,20 +1,18 @@
 """What the study claims, prints and draws, from means over seeds."""
 
-import itertools
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
-from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from experiments import harness as h
 from experiments.ensembles.sine import GAMMA, SOURCE
 from experiments.harness import Report, Row
 from experiments.latency.source import HEADS_FASTER
-from experiments.sines import doubt_at_midpoints, draw_sines, grid
+from experiments.sines import draw_sines, grid
 from jaxeff.data import sine as noisy_sine
 from jaxeff.uncertainty import negative_log_density
 
@@ -26,18 +24,11 @@ SINE_COLUMNS = (
     "epistemic_beyond",
 )  # fmt: skip
 RLLE = ("RLLE, other", "RLLE, patches 8")
-ALL = "DE, many, one program"
-FREE = (
-    "heads, weights repel", "heads, bootstrap", "heads, priors", "last two layers, features repel"
-)  # fmt: skip
-"""Heads that are kept apart without images from elsewhere."""
 SOURCE_AUROC, LEAST_AUROC, NEAR = 0.995, 0.99, 0.003
 GOOD = 0.9
 """An AUROC on the sine with which a method works."""
-HEADS_OVER_ONE, SPEEDUP, TRAINING_SHARE = 1.1, 4.0, 0.2
+HEADS_OVER_ONE = 1.1
 NETWORKS_OVER_HEADS = {"sine": HEADS_FASTER["sine"], "lenet5": HEADS_FASTER["lenet5_valid"]}
-DOMAINS = {"clean": "C0", "ambiguous": "C1", "ood": "C3"}
-SHOWN = ("MAP", "DDU", "DE, few", "heads", "RLLE, patches 8", "RLLE, other")
 AUROCS = {
     "auroc_aleatoric": "clean, ambiguous (aleatoric)",
     "auroc": "clean, out of domain (epistemic)",
@@ -46,8 +37,6 @@ AUROCS = {
 
 every_sine = h.means(h.where(part="sine"), ("method", "activation"), SINE_COLUMNS, SINE_COLUMNS)
 table = h.means(h.where(part="table"), ("method", "source"), COLUMNS, COLUMNS)
-combined = h.means(h.where(part="combined"), ("kind", "method"), COLUMNS, COLUMNS)
-partly = h.means(h.where(part="partial"), ("site", "method", "members"), COLUMNS, COLUMNS)
 
 
 def sine(report: Report) -> list[Row]:
@@ -113,35 +102,10 @@ def repelled(report: Report) -> list[Row]:
     ]
 
 
-def free(report: Report) -> list[Row]:
-    """Selects one row: the most that heads gain without images from elsewhere."""
-    auroc = {row["method"]: row["auroc"] for row in table(report)}
-    if not {"heads", *FREE} <= auroc.keys():
-        return []
-    return [{"gain": max(auroc[name] for name in FREE) - auroc["heads"]}]
-
-
-def over_parents(report: Report) -> list[Row]:
-    """Selects a row per kind of ensemble: what moment passes of its members gain."""
-    return [
-        {**by, "gain": by["PFP x ensemble"] - max(by["PFP"], by["ensemble"])}
-        for by in h.pivot(combined, ["kind"], "method", "auroc")(report)
-    ]
-
-
 def predictions(report: Report) -> list[Row]:
     """Selects the timed predictions, with the least that networks should cost over heads."""
     rows = h.where(part="prediction")(report)
     return [{**row, "least": NETWORKS_OVER_HEADS.get(row["network"], 1.0)} for row in rows]
-
-
-def trainings(report: Report) -> list[Row]:
-    """Selects the main RLLE rows, with their training's share of a large deep ensemble's."""
-    return [
-        {"method": name, "share": over[name] / min(over[ALL], report.config["members"])}
-        for over in h.pivot(h.where(part="training"), (), "method", "over_one")(report)
-        for name in RLLE
-    ]
 
 
 claim = partial(h.Claim, needs="default")
@@ -163,13 +127,6 @@ CLAIMS = (
     ),
     claim("{method}: AUROC over that of DE, few", "gain", h.above(0), "> 0", repelled),
     claim("{method}: accuracy that MAP has more", "lost", h.at_most(NEAR), NEAR, repelled),
-    claim(
-        "best AUROC without images from elsewhere, over plain heads", "gain", h.above(0), of=free
-    ),
-    claim(
-        "{kind}: AUROC of moment passes of members over both parents", "gain", h.at_least(0),
-        of=over_parents,
-    ),
     h.Claim(
         "{network}, {form}: million multiplications", "MMACs",
         # The source prints one digit, cut off.
@@ -186,25 +143,7 @@ CLAIMS = (
         "{network}, {form}: time over that of heads", "over_heads", h.at_least("least"),
         lambda row: row["least"], predictions, when=lambda row: row["form"] == "networks",
     ),
-    claim(
-        "{method}: training over that of DE, many", "share", h.at_most(TRAINING_SHARE),
-        TRAINING_SHARE, trainings,
-    ),
-    claim(
-        "{network}: members as one program over a loop", "speedup", h.at_least(SPEEDUP), SPEEDUP,
-        h.where(part="members"),
-    ),
 )  # fmt: skip
-
-
-def middles(report: Report) -> Iterator[Row]:
-    """Selects each method's best activation: how far doubt rises in the middle of the gap."""
-    for row in best(sine(report)):
-        place = f"sine/{row['is']}/{row['activation']}/epistemic"
-        if place in report.arrays:
-            settings, found = report.config["sine"], report.arrays[place]
-            ratio = doubt_at_midpoints(grid(settings["margin"], settings["points"]), found)
-            yield {k: row[k] for k in ("method", "activation")} | {"gap_over_regimes": ratio}
 
 
 def _scores(*keys: str) -> dict[str, Any]:
@@ -221,16 +160,12 @@ TABLES = (
         },
         lambda report: best(every_sine(report)),
     ),
-    h.Listing("noisy sine, seed 0: doubt at the middles of gap and regimes", of=middles),
     h.Listing(
         "Dirty-MNIST: means and standard errors over seeds", _scores("method", "source"), table
     ),
     h.Listing("strengths, on held-out images", of=h.where(part="strengths")),
-    h.Listing("moment passes of ensembles", _scores("kind", "method"), combined),
-    h.Listing("which layers are random", _scores("site", "method", "members"), partly),
     h.Listing("a prediction, milliseconds", of=h.where(part="prediction")),
     h.Listing("an epoch of the same images, milliseconds", of=h.where(part="training")),
-    h.Listing("members trained as one program", of=h.where(part="members")),
 )  # fmt: skip
 
 
@@ -253,26 +188,6 @@ def bands(report: Report) -> Mapping[str, Figure]:
         own["sparsity"] = negative_log_density(at[:, None], own["train"][0])
     noise, target = noisy_sine.noise_std(at), noisy_sine.target(at)
     return {"sine": draw_sines(panels, None, at, noise, None, target, columns=len(panels))}
-
-
-def histograms(report: Report) -> Iterator[h.Panel]:
-    """Draws the shares of images by uncertainty: a line of panels for each method."""
-    arrays = report.arrays
-    names = (name for name in SHOWN if f"table/{name}/epistemic/edges" in arrays)
-    for name, part in itertools.product(names, ("aleatoric", "epistemic")):
-
-        def draw(axis: Axes, place: str = f"table/{name}/{part}") -> None:
-            for domain, colour in DOMAINS.items():
-                axis.stairs(
-                    arrays[f"{place}/{domain}"], arrays[f"{place}/edges"], color=colour, fill=True,
-                    alpha=0.5, label=domain,
-                )  # fmt: skip
-
-        unit = "-log density" if (name, part) == ("DDU", "epistemic") else "nats"
-        yield h.painted(
-            name, draw, yscale="log", ylim=(1e-4, 1.5), xlabel=f"{part} / {unit}",
-            ylabel="share of images",
-        )  # fmt: skip
 
 
 def activations(report: Report) -> Sequence[Row]:
@@ -302,25 +217,5 @@ PLOTS = (
         ),
         h.Dots("method", AUROCS, table, error=True, axes={"xlabel": "AUROC"}),
         size=(5.5, 6),
-    ),
-    h.Plot("histograms", histograms, columns=4, size=(3, 2.4)),
-    h.Plot(
-        "combined",
-        h.Dots(
-            "method", AUROCS, combined, facet="{kind} ensemble", error=True,
-            axes={"xlabel": "AUROC"},
-        ),
-        size=(4.6, 2.6),
-    ),
-    h.Plot(
-        "partial",
-        *(
-            h.Curves(
-                "{site}\n{members}", column, partly, hue="{method}", error=True,
-                axes={"xlabel": "random layer, and its members or draws", "ylabel": label},
-            )
-            for column, label in (("accuracy", "accuracy"), ("auroc", "AUROC, out of domain"))
-        ),
-        size=(4, 3),
     ),
 )  # fmt: skip

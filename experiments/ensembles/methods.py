@@ -1,4 +1,4 @@
-"""The rows of Klein's thesis, table 9.1, and rivals that need no images from elsewhere.
+"""The rows of Klein's thesis, table 9.1, and what stands beside them.
 
 Each method trains its networks and yields, seed by seed, what they say of the test images.
 """
@@ -10,7 +10,6 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax.scipy.special import entr
 from jaxtyping import Array
 
 import jaxeff
@@ -21,7 +20,7 @@ from jaxeff.bayes import laplace
 from jaxeff.noise import Dropout
 from jaxeff.program.costs import inputs_of
 from jaxeff.training import cross_entropy
-from jaxeff.uncertainty import Decomposition, in_batches, sample_logits
+from jaxeff.uncertainty import in_batches
 
 Saying = Iterator[Said]
 CHOSEN = "patches 8"
@@ -29,7 +28,6 @@ CHOSEN = "patches 8"
 RLLE = "RLLE, "
 MAIN = ("other",)
 """The kind that is trained with all seeds."""
-STRUCTURES = {"diagonal": "diag", "Kronecker": "kron", "full": "full"}
 
 
 @dataclass(frozen=True)
@@ -73,16 +71,12 @@ def samples_of(bench: Bench, kind: str) -> Callable[[Any, Any], Any]:
     if kind in ("ambiguous", "other"):
         images = bench.images.spare if kind == "ambiguous" else bench.images.other
         return OfSet(images, count)
-    made: dict[str, Callable[[Any, Any], Any]] = {
-        "shuffled": ensembles.ShuffledPixels(), "noise": ensembles.NoiseImages(),
-        **{f"patches {size}": ensembles.Patches(size) for size in (4, 8, 16)},
-    }  # fmt: skip
-    return Few(made[kind], count)
+    return Few(ensembles.Patches(int(kind.removeprefix("patches "))), count)
 
 
-def heads(bench: Bench, sites: tuple[str, ...] | None = None) -> tuple[ensembles.Ensemble, Any]:
-    """The last layer with members, or others, and what makes fresh parameters from a key."""
-    spec = dict.fromkeys(sites or (bench.last,), ensembles.Members(bench.settings.members))
+def heads(bench: Bench) -> tuple[ensembles.Ensemble, Any]:
+    """The last layer with members, and what makes fresh parameters from a key."""
+    spec = {bench.last: ensembles.Members(bench.settings.members)}
     key = jax.random.key(0)
     g, _ = jaxeff.ensemble(key, bench.f, bench.init(key), spec, init=bench.init)
 
@@ -116,11 +110,6 @@ def _sampled(bench: Bench, logits: Callable[..., Array], trained: Iterable[Any])
         yield said(logits, params, bench.images.test)
 
 
-def _dropout_networks(bench: Bench, seeds: int) -> list[Any]:
-    loss = cross_entropy(jaxeff.noisy(bench.f, dropping(bench)), keyed=True)
-    return bench.train("dropout", loss, bench.init, seeds)
-
-
 def _dropout(bench: Bench, seeds: int) -> Saying:
     g = jaxeff.noisy(bench.f, dropping(bench))
     keys = jax.random.split(bench.run.key, bench.settings.samples)
@@ -128,17 +117,8 @@ def _dropout(bench: Bench, seeds: int) -> Saying:
     def logits(params: Any, x: Any) -> Array:
         return jax.lax.map(lambda key: g(key, params, x), keys)
 
-    return _sampled(bench, logits, _dropout_networks(bench, seeds))
-
-
-def _dropout_moments(bench: Bench, seeds: int) -> Saying:
-    g = jaxeff.moments(bench.f, noise=dropping(bench))
-    key, samples = bench.run.key, bench.settings.samples
-
-    def logits(params: Any, x: Any) -> Array:
-        return sample_logits(key, g(params, x), samples)
-
-    return _sampled(bench, logits, _dropout_networks(bench, seeds))
+    trained = bench.train("dropout", cross_entropy(g, keyed=True), bench.init, seeds)
+    return _sampled(bench, logits, trained)
 
 
 def _ddu(bench: Bench, seeds: int) -> Saying:
@@ -181,40 +161,17 @@ def _log_probs(posterior: Any, x: Any) -> Array:
     return jnp.log(posterior.probs(x))
 
 
-def _posteriors(bench: Bench, seeds: int, structure: str) -> Iterator[Any]:
-    for params in bench.networks[:seeds]:
-        yield laplace(bench.f, params, bench.images.train, bench.last, structure)
-
-
-def _laplace(bench: Bench, seeds: int, structure: str) -> Saying:
+def _laplace(bench: Bench, seeds: int) -> Saying:
     key, shape = bench.run.key, (bench.settings.samples,)
 
     def logits(posterior: Any, x: Any) -> Array:
         return posterior.logits(x).sample(key, shape)
 
-    return _sampled(bench, logits, _posteriors(bench, seeds, structure))
-
-
-def _probit(bench: Bench, seeds: int) -> Saying:
-    """Without samples: the closed form's probabilities, and the variance of its logits.
-
-    As a score that variance ranks the wrong way: it is a quadratic form of the features, which are
-    largest for clear digits, and it says nothing of how far apart the logits' means are.
-    """
-
-    @jax.jit
-    def of_batch(posterior: Any, x: Any) -> Any:
-        probs = posterior.probs(x)
-        at_mean = jax.nn.softmax(bench.f(posterior.params, x))
-        total, aleatoric = entr(probs).sum(-1), entr(at_mean).sum(-1)
-        var = posterior.marginals(x).var.mean(-1)
-        return jnp.log(probs), Decomposition(total, aleatoric, var)
-
-    for posterior in _posteriors(bench, seeds, "full"):
-        yield {
-            domain: in_batches(partial(of_batch, posterior), images)
-            for domain, images in bench.images.test.items()
-        }
+    posteriors = (
+        laplace(bench.f, params, bench.images.train, bench.last, "full")
+        for params in bench.networks[:seeds]
+    )
+    return _sampled(bench, logits, posteriors)
 
 
 def _plain(bench: Bench, seeds: int) -> Saying:
@@ -258,9 +215,7 @@ def choose(bench: Bench, form: str = "source") -> list[dict[str, Any]]:
     return [{"form": form, **row, "chosen": row["strength"] == best} for row in rows]
 
 
-def trained_apart(
-    bench: Bench, kind: str, seeds: int, form: str = "source"
-) -> tuple[ensembles.Ensemble, list[Any]]:
+def _repelled(bench: Bench, seeds: int, kind: str, form: str = "source") -> Saying:
     """Heads that disagree on a kind of samples, of the form's chosen strength."""
     g, init = heads(bench)
     strength = strength_of(bench, form)
@@ -268,54 +223,13 @@ def trained_apart(
         f"fll {kind}, {form}", repelled(bench, kind, strength, form), init, seeds,
         strength=strength, repulsive=bench.settings.repulsive,
     )  # fmt: skip
-    return g, trained
-
-
-def _repelled(bench: Bench, seeds: int, kind: str, form: str = "source") -> Saying:
-    return _sampled(bench, *trained_apart(bench, kind, seeds, form))
+    return _sampled(bench, g, trained)
 
 
 def strength_of(bench: Bench, form: str = "source") -> float:
     """The strength that was chosen for a form."""
     rows = bench.run.keep(f"strengths, {form}", lambda: choose(bench, form))
     return next(row["strength"] for row in rows if row["chosen"])
-
-
-def _bootstrap(bench: Bench, seeds: int) -> Saying:
-    g, init = heads(bench)
-    x, labels = bench.images.train
-    weights = ensembles.bootstrap_weights(bench.run.key, len(x), bench.settings.members)
-    loss, data = ensembles.member_loss(g), (x, labels, weights)
-    return _sampled(bench, g, bench.train("bootstrap", loss, init, seeds, data=data))
-
-
-def _features(bench: Bench, seeds: int) -> Saying:
-    """Members of the last two layers, whose features for the batch itself are pushed apart."""
-    g, init = heads(bench, (*bench.hidden[-1:], bench.last))
-    hidden = g.of(inputs_of(bench.f, bench.last))
-    strength = bench.settings.weight_strength
-    loss = ensembles.repulsive(
-        ensembles.member_loss(g), g, Few(ensembles.batch_inputs, bench.settings.repulsive),
-        strength=strength, space=hidden,
-    )  # fmt: skip
-    return _sampled(bench, g, bench.train("features", loss, init, seeds, strength=strength))
-
-
-def _priors(bench: Bench, seeds: int) -> Saying:
-    """Random heads on a random network, added to trained ones: twice the cost of one network."""
-    h, members = ensembles.with_prior(bench.f), ensembles.Members(bench.settings.members)
-    spec = {f"{part}/{bench.last}": members for part in ("trained", "prior")}
-
-    def both(key: jax.Array) -> Any:
-        first, second = jax.random.split(key)
-        return {"trained": bench.init(first), "prior": bench.init(second)}
-
-    def init(key: jax.Array) -> Any:
-        return jaxeff.ensemble(key, h, both(key), spec, init=both)[1]
-
-    key = jax.random.key(0)
-    g, _ = jaxeff.ensemble(key, h, both(key), spec, init=both)
-    return _sampled(bench, g, bench.train("priors", ensembles.member_loss(g), init, seeds))
 
 
 def members_of(bench: Bench, seed: int, count: int) -> list[Any]:
@@ -343,14 +257,9 @@ SOURCES = {
 METHODS = (
     Method("MAP", _map, source="MAP"),
     Method("MC dropout", _dropout, main=False),
-    Method("MC dropout, one moment pass", _dropout_moments, main=False),
     Method("DDU", _ddu, main=False, source="DDU"),
     Method("SNGP", _sngp, main=False, source="SNGP"),
-    *(
-        Method(f"Laplace, {name}", partial(_laplace, structure=how), source="LL-Laplace")
-        for name, how in STRUCTURES.items()
-    ),
-    Method("Laplace, full, probit", _probit),
+    Method("Laplace", _laplace, source="LL-Laplace"),
     Method("heads", _plain, source="LL-POVI"),
     Method("heads, weights repel", _weights, main=False, source="RLL-POVI"),
     *(
@@ -360,9 +269,6 @@ METHODS = (
     Method(
         "heads, other, all layers", partial(_repelled, kind="other", form="all layers"), main=False
     ),
-    Method("heads, bootstrap", _bootstrap, main=False),
-    Method("heads, priors", _priors, main=False),
-    Method("last two layers, features repel", _features, main=False),
     Method("DE, few", partial(_deep, count="few"), source="DE-5"),
     Method("DE, many", partial(_deep, count="members")),
 )

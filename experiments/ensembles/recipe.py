@@ -19,13 +19,10 @@ FORMS: dict[str, dict[str, Any]] = {
 """Repulsion in function space: Klein's thesis, section 9.1.3, moves the heads' own parameters, by
 the distance itself; ours the layers that they share as well, by its square."""
 
-Part = Literal["sine", "table", "combined", "partial", "cost"]
-PARTS: tuple[Part, ...] = ("sine", "table", "combined", "partial", "cost")
+Part = Literal["sine", "table", "cost"]
 
-Kind = Literal["ambiguous", "other", "patches 16", "patches 8", "patches 4", "shuffled", "noise"]
-KINDS: tuple[Kind, ...] = (
-    "ambiguous", "other", "patches 16", "patches 8", "patches 4", "shuffled", "noise"
-)  # fmt: skip
+Kind = Literal["ambiguous", "other", "patches 16", "patches 8", "patches 4"]
+KINDS: tuple[Kind, ...] = ("ambiguous", "other", "patches 16", "patches 8", "patches 4")
 
 
 @dataclass(frozen=True)
@@ -75,7 +72,6 @@ class Settings(Training, Selected):
     few: Annotated[int, Least(2)] = 5  # networks of the small one (the source's DE-5)
     seeds: Annotated[int, Least(2)] = 5  # trainings of the main rows
     some: Count = 5  # trainings of the other rows, at most
-    one: Count = 1  # the same where it is asked which layers should be random
     strengths: tuple[float, ...] = (0.3, 1.0, 3.0)  # of repulsion in function space, to choose from
     weight_strength: float = 0.1  # the same in the space of weights
     kinds: tuple[Kind, ...] = KINDS  # repulsive samples that are compared
@@ -84,14 +80,8 @@ class Settings(Training, Selected):
     bound: float = 3.0  # of spectral norms (DDU's)
     features: Count = 256  # random features of SNGP
     shrinkage: float = 0.01  # of the class covariances of DDU
-    # draws of a prediction: masks, weights, or logits of a Gaussian
+    # draws of a prediction: masks, or logits of a Gaussian
     samples: Annotated[int, Least(2)] = 30
-    svi_epochs: Count = 2  # passes of variational inference that starts at a trained network
-    svi_scale: float = 1e-2  # standard deviations that it starts with
-    # multiplications that a partial Bayesian network may cost, in networks
-    times: Annotated[float, Least(1)] = 2.0
-    # layers that may be random, `*` for all; each of them and all if none is given
-    sites: tuple[str, ...] = ()
     rounds: Count = 5  # rounds of the timing
     parts: Annotated[tuple[Part, ...], SELECTS] = ()  # parts to run; all if none is given
     # folder of Dirty-MNIST; the user's cache if unset
@@ -102,19 +92,19 @@ DEFAULT = Settings()
 SIZES = {
     "fast": Settings(
         sine=Sine(
-            activations=("SiLU", "SELU", "ReLU"), seeds=2, steps=300, points=60, gammas=(10.0,)
+            activations=("SiLU", "SELU", "ReLU"), seeds=2, steps=300, points=60, gammas=(1000.0, 10.0)
         ),
         network="mlp", data=FAST_DIRTY.data, ood="digits-ood", other="digits-ood",
-        clean=1200, ambiguous=100, held=100, tests=300, epochs=3, batch_size=64,
-        members=4, few=2, seeds=2, some=1, strengths=(1.0, 3.0), repulsive=16, features=64,
-        samples=10, svi_epochs=2, rounds=3, kinds=("other", "patches 8"), sites=("fc3", "*"),
+        clean=1200, ambiguous=100, held=100, tests=300, epochs=10, batch_size=64,
+        members=10, few=5, seeds=2, some=2, strengths=(0.3, 1.0), repulsive=16, features=64,
+        samples=10, rounds=3, kinds=("other", "patches 8"),
     ),
     "default": DEFAULT,
     "full": replace(
         DEFAULT,
         sine=Sine(steps=20_000),
         network="resnet18", clean=58_000, ambiguous=5000, tests=10_000, epochs=50, rate=1e-3,
-        batch_size=128, one=3, strengths=(0.3, 1.0, 3.0, 10.0), repulsive=64,
-        features=1024, samples=100, svi_epochs=30, rounds=15,
+        batch_size=128, strengths=(0.3, 1.0, 3.0, 10.0), repulsive=64,
+        features=1024, samples=100, rounds=15,
     ),
 }  # fmt: skip
