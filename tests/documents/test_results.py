@@ -69,6 +69,7 @@ TRACED = {
     "latency": ["latency-fast", "c_library-fast"],
     "integer": ["microcontroller-full", "c_library-fast"],
     "variances": ["moment_variances"],
+    "ensembles": ["ensembles-fast"],
 }  # fmt: skip
 """Pages whose column "ours" is checked number by number, and the kept runs that it is of."""
 
