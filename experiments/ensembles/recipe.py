@@ -92,7 +92,8 @@ DEFAULT = Settings()
 SIZES = {
     "fast": Settings(
         sine=Sine(
-            activations=("SiLU", "SELU", "ReLU"), seeds=2, steps=300, points=60, gammas=(1000.0, 10.0)
+            activations=("SiLU", "SELU", "ReLU"), seeds=2, steps=300, points=60,
+            gammas=(1000.0, 10.0),
         ),
         network="mlp", data=FAST_DIRTY.data, ood="digits-ood", other="digits-ood",
         clean=1200, ambiguous=100, held=100, tests=300, epochs=10, batch_size=64,
