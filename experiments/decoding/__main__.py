@@ -1,4 +1,4 @@
-"""Matrix products of few rows with weights of four to 32 bits, as decoders make them.
+"""Matrix products of few rows with weights of four to 32 bits, and steps of a decoder.
 
     python -m experiments.decoding --fast
 
@@ -6,7 +6,7 @@ CPU time of one thread, the least of interleaved rounds: hot, one call after the
 after the caches were read through with something else. `reading` is what the processor takes to
 read the codes once; nothing can be faster than that from memory. ONNX Runtime multiplies int4 by
 `MatMulNBits` (accuracy level 4: activations in int8) and int8 by `MatMulInteger` after a dynamic
-quantization.
+quantization. A step continues a cache of keys and values whose slots are half filled, in place.
 """
 
 from collections.abc import Iterator
@@ -17,6 +17,8 @@ from typing import Annotated, Literal
 from experiments import harness as h
 from experiments.decoding.products import FORMATS, measured
 from experiments.decoding.quality import perplexities
+from experiments.decoding.steps import FORMATS as STEPPED
+from experiments.decoding.steps import steps
 from experiments.harness import SELECTS, Count, Least, Row, Run
 from experiments.recipes import Selected
 
@@ -30,6 +32,9 @@ class Settings(Selected):
         outputs: Outputs of 2048 inputs each.
         rounds: Rounds that all take turns in.
         steps: Steps of training of the language model.
+        depth: Blocks of the decoder whose steps are timed.
+        width: Its features.
+        slots: Slots of its cache.
         parts: Parts to run; all if none is given.
     """
 
@@ -37,13 +42,22 @@ class Settings(Selected):
     outputs: tuple[Count, ...] = (2048, 5632)
     rounds: Annotated[int, Least(1)] = 7
     steps: Count = 2000
-    parts: Annotated[tuple[Literal["products", "quality"], ...], SELECTS] = ()
+    depth: Count = 12
+    width: Count = 512
+    slots: Count = 512
+    parts: Annotated[tuple[Literal["products", "steps", "quality"], ...], SELECTS] = ()
 
 
 def products(run: Run[Settings], task: tuple[int, int]) -> Iterator[Row]:
     """Measures a product in all formats on all engines."""
     rows, outputs = task
     yield from measured(rows, (2048, outputs), run.settings.rounds)
+
+
+def decoder(run: Run[Settings], depth: int) -> Iterator[Row]:
+    """Measures a step of a decoder, with half of its cache filled."""
+    settings = run.settings
+    yield from steps((depth, settings.width, 4096), settings.slots, settings.rounds)
 
 
 def quality(run: Run[Settings], steps: int) -> Iterator[Row]:
@@ -63,6 +77,13 @@ CLAIMS = [
     )
     for kind in ("hot", "cold")
     for form in FORMATS
+] + [
+    h.Claim(
+        f"a decoder's step, {form}: CPU time over that of the fastest other engine",
+        "ratio", h.at_most(1.0 if form == "float32" else 0.9), 1,
+        h.where(part="steps", format=form, engine="jaxeff"),
+    )
+    for form in STEPPED
 ]  # fmt: skip
 COLUMNS = (
     "rows", "shape", "format", "engine", "hot_us", "cold_us", "hot_ratio", "cold_ratio",
@@ -70,9 +91,13 @@ COLUMNS = (
 )  # fmt: skip
 STUDY = h.Study(
     "decoding", __doc__,
-    {"fast": Settings((1,), (2048,), 5, 300), "default": Settings(), "full": Settings(rounds=21)},
+    {
+        "fast": Settings((1,), (2048,), 5, 300, 4, 256, 256), "default": Settings(),
+        "full": Settings(rounds=21),
+    },
     parts=[
         h.Part.of("products", tasks, products),
+        h.Part.of("steps", lambda run: [run.settings.depth], decoder),
         h.Part.of("quality", lambda run: [run.settings.steps], quality),
     ],
     claims=CLAIMS,
@@ -87,9 +112,16 @@ STUDY = h.Study(
     ],
     tables=[
         h.Listing("products", COLUMNS, h.where(part="products")),
+        h.Listing(
+            "steps", ("format", "engine", "size", "slots", "ms", "ratio"), h.where(part="steps")
+        ),
         h.Listing("quality", ("format", "bits", "perplexity"), h.where(part="quality")),
     ],
-    differences=("Weights are random: their codes don't change how long a product takes.",),
+    differences=(
+        "Weights are random: their codes don't change how long a product takes.",
+        "ONNX Runtime's step is the one that to_onnx writes, with its own quantizers' weights "
+        "(quantize_dynamic, MatMulNBits); its fused attention is not used.",
+    ),
 )  # fmt: skip
 
 if __name__ == "__main__":

@@ -62,7 +62,7 @@ def measured(rows: int, shape: tuple[int, int], rounds: int) -> Iterator[Row]:
             data = np.zeros(shape[0] * shape[1] * bits // 8, np.uint8)
             calls[name, "reading"] = data.max
         named = {f"{form}|{engine}": call for (form, engine), call in calls.items()}
-        hot = measure_rounds({n: _hot(c) for n, c in named.items()}, rounds)
+        hot = measure_rounds({n: hot(c) for n, c in named.items()}, rounds)
         cold = measure_rounds({n: _cold(c) for n, c in named.items()}, rounds, 0.05)
     best = {name: (min(hot[name]) * 1e3, min(cold[name]) * 1e3) for name in named}
     for form, engine in calls:
@@ -77,8 +77,13 @@ def measured(rows: int, shape: tuple[int, int], rounds: int) -> Iterator[Row]:
         }  # fmt: skip
 
 
+def one_thread() -> dict[str, Any]:
+    """This machine, for kernels on one thread."""
+    return {**jaxeff_export.resolve_target("host"), "num-cores": 1}
+
+
 def _targets() -> dict[str, Any]:
-    host = {**jaxeff_export.resolve_target("host"), "num-cores": 1}
+    host = one_thread()
     attributes = [*host.get("mattr", ()), "-avx512f", "-avxvnni"]
     return {"jaxeff": host, "jaxeff, AVX2": {**host, "mattr": attributes}}
 
@@ -147,7 +152,9 @@ def _onnxruntime(params: Any, x: Any) -> dict[tuple[str, str], Call]:
     return {(form, "onnxruntime"): started(file, x, 1) for form, file in made.items()}
 
 
-def _hot(call: Call) -> Meter:
+def hot(call: Call) -> Meter:
+    """A meter of a call's CPU time, one after the other."""
+
     def meter(repeats: int) -> float:
         start = time.process_time()
         for _ in range(repeats):
@@ -170,4 +177,4 @@ def _cold(call: Call) -> Meter:
     return meter
 
 
-__all__ = ["FORMATS", "measured"]
+__all__ = ["ALONE", "FORMATS", "SETTINGS", "hot", "measured", "one_thread"]
