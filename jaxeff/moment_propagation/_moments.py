@@ -20,8 +20,8 @@ Sharp edges
   stream, parameters that are used twice) is forgotten. `assumptions` lists where, and by how much;
   `moments_check` says whether it matters; `calibrate_moments`, `correlations=True` and
   `method="linear"` make up for it. `experiments.moment_variances` holds them against Monte Carlo.
-- What a kernel shares over positions is followed to their mean, at about twice the diagonal's
-  arithmetic: the variances of a trained network of depthwise convolutions go from a median of .27
+- What a kernel shares over positions is followed to their mean, at some three times the diagonal's
+  price: the variances of a trained network of depthwise convolutions go from a median of .27
   of the sampled ones to .96 (.89 to 1.00). Where positions are flattened instead it isn't: LeNet-5
   has .83 (.58 to .97). `moments(f, shared=False)` is the diagonal pass.
 - Discrete results (an argmax, a comparison) are those of the means; computing on with one is an
@@ -87,11 +87,11 @@ def moments(
             propagated too: `Dropout`, `Additive`, `Multiplicative`, `Mixed`, or any model that is
             a `jaxeff.noise.MomentNoise`. Every draw is a random value of its own, so what shares
             one (`per="channel"`) is dependent, which `correlations=True` takes into account.
-        shared: Follow the noise of a convolution's kernel, which all positions share, to a mean,
-            sum or maximum over all positions, where there is one. It costs about twice the
-            arithmetic of the diagonal pass there, some three times its compilation, and nothing
-            elsewhere. False is the diagonal pass. A calibrated posterior has it in its factors
-            already.
+        shared: Follow the noise of a convolution's kernel, which all positions share, or of a dense
+            layer's, which tokens or time steps share, to a mean, sum or maximum over all of them,
+            where there is one. It costs some three times the diagonal pass there, to run and to
+            compile, and nothing elsewhere. False is the diagonal pass. A calibrated posterior has
+            it in its factors already.
 
     Returns:
         A function of the same arguments, any leaf of which may be a `Gaussian`. It returns what

@@ -7,7 +7,9 @@ means of the channels, plus what the kernel's own noise adds.
 
 from __future__ import annotations
 
+import functools
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,7 +20,11 @@ from jaxtyping import Array
 
 from jaxeff.core import primitives as p
 from jaxeff.moment_propagation.shared_kernels._layout import BATCH, CHANNEL, FIRST_PLACE
+from jaxeff.program import Layer
 from jaxeff.program.ir import Axes, Contraction, Node
+from jaxeff.program.ir import primitives as prim
+
+_FEW_TAPS = 25
 
 
 @dataclass(frozen=True)
@@ -82,37 +88,33 @@ class PositionContraction:
         return p.conv_general_dilated_p.bind(x, kernel, **{**q, "dimension_numbers": numbers})
 
     def by_tap(self, x: Array) -> Array:
-        """Computes the mean over the result's positions of what each tap reads.
+        """Returns the share of the result's positions at which each tap reads one of the image's.
 
         Args:
-            x: `[batch, *positions, channels]`.
+            x: The image, `[batch, *positions, channels]`.
 
         Returns:
-            `[batch, taps, channels of a group, groups, 1]`.
+            `[batch, taps, 1, 1, 1]`.
         """
-        if not self.contraction.is_convolution:
-            means = x.mean(tuple(range(1, x.ndim - 1)))[..., None]
-        else:
-            means = x
-            for reads in self._reads(x.shape[1:-1]):
-                # The next axis of positions is always the first that is left.
-                means = jnp.tensordot(means, reads.astype(x.dtype), axes=((1,), (1,)))
-            means = means.reshape(x.shape[0], x.shape[-1], -1)
-        means = means.reshape(x.shape[0], self.groups, -1, means.shape[-1])
-        return jnp.transpose(means, (0, 3, 2, 1))[..., None]
+        shares = np.ones(1)
+        for reads in self._reads(x.shape[1:-1]):
+            shares = np.outer(shares, reads).ravel()
+        return jnp.broadcast_to(shares[:, None, None, None], (len(x), len(shares), 1, 1, 1))
 
     def _reads(self, sizes: tuple[int, ...]) -> list[Any]:
-        """Makes a matrix per axis: the share of the result's positions at which a tap reads one."""
+        """Computes the shares of `by_tap`, axis by axis."""
         q, c = self.node.params, self.contraction
+        if not c.is_convolution:
+            return []
         found = []
         for axis, size in enumerate(sizes):
             taps = c.shapes[1][c.window(1)[axis]]
             results = c.shapes[2][c.window(2)[axis]]
             stride, apart = q["window_strides"][axis], q["rhs_dilation"][axis]
             first = np.arange(results) * stride - q["padding"][axis][0]
-            read = first[None, :, None] + apart * np.arange(taps)[:, None, None]
+            read = first + apart * np.arange(taps)[:, None]
             # A transposed convolution reads zeros between the entries of its image.
-            found.append((read == q["lhs_dilation"][axis] * np.arange(size)).mean(1))
+            found.append(np.isin(read, q["lhs_dilation"][axis] * np.arange(size)).mean(1))
         return found
 
     def by_group(self, kernel: Array) -> Array:
@@ -129,7 +131,7 @@ class PositionContraction:
         Returns:
             `[batch, in, out]`; its diagonal `[batch, channels]` if it is depthwise.
         """
-        return self.joined((self.by_group(kernel) * read).sum(1))
+        return self.joined(over_taps(self.by_group(kernel) * read))
 
     def joined(self, blocks: Array) -> Array:
         """Puts matrices of groups, `[batch, in, groups, out]`, into one, as `slopes` returns it."""
@@ -200,6 +202,30 @@ class PositionContraction:
             rows = windows.reshape(batch, places, -1)
             made = rows @ kernels.reshape(batch, rows.shape[-1], -1)
         return made.reshape(like.shape)
+
+
+def over_taps(x: Array) -> Array:
+    """Sums `[batch, taps, ...]` over taps."""
+    if x.shape[1] > _FEW_TAPS:
+        return x.sum(1)
+    # Additions that are fused with what they add: a strided reduction costs XLA ten times that.
+    return functools.reduce(jnp.add, [x[:, tap] for tap in range(x.shape[1])])
+
+
+def split(layer: Layer) -> tuple[Sequence[Node], Node | None, Sequence[Node]]:
+    """Splits a linear layer into what prepares its operands, the contraction, and what follows."""
+    op = layer.op
+    if op is None or sum(node.primitive in prim.LINEAR for node in layer.nodes) != 1:
+        return layer.nodes, None, ()
+    number = layer.nodes.index(op)
+    after = layer.nodes[number + 1 :]
+    made = {op.outputs[0]}
+    for node in after:
+        if not made.isdisjoint(node.values):
+            made.update(node.outputs)
+    # What prepares a bias may stand after the contraction.
+    later = [n for n in after if not made.isdisjoint(n.outputs)]
+    return [*layer.nodes[:number], *(n for n in after if n not in later)], op, later
 
 
 def convolved_layout(op: Node) -> Axes | None:

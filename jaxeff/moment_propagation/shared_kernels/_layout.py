@@ -15,7 +15,7 @@ import jax.numpy as jnp
 from jaxtyping import Array
 
 from jaxeff.core import primitives as p
-from jaxeff.moment_propagation.dependence import is_pointwise
+from jaxeff.moment_propagation.dependence import AFFINE, is_pointwise
 from jaxeff.program import Layer
 from jaxeff.program.ir import Axes, Node, Value, axes
 from jaxeff.program.ir import primitives as prim
@@ -96,6 +96,20 @@ def pooled(nodes: Sequence[Node], start: Mapping[Value, Axes]) -> int:
 def takes_extremum(nodes: Sequence[Node]) -> bool:
     """Returns whether equations hold a maximum or minimum over positions."""
     return any(node.primitive in _EXTREMA for node in nodes)
+
+
+def is_sum(nodes: Sequence[Node], value: Value) -> bool:
+    """Returns whether equations make sums of a value's entries, times what isn't made of it."""
+    sums = {p.reduce_sum_p, p.reduce_window_sum_p}
+    known = {value}
+    for node in nodes:
+        read = known.intersection(node.values)
+        if read:
+            known.update(node.outputs)
+            several = sum(a in known for a in node.inputs if isinstance(a, Value)) > 1
+            if several or node.primitive not in axes.MOVES | _CONVERTING | AFFINE | sums:
+                return False
+    return True
 
 
 def only_moves(nodes: Sequence[Node], start: Mapping[Value, Axes]) -> bool:

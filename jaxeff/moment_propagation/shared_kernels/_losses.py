@@ -6,7 +6,12 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 
 from jaxeff.moment_propagation.shared_kernels._contraction import convolved_layout
-from jaxeff.moment_propagation.shared_kernels._layout import depends, follow, positions
+from jaxeff.moment_propagation.shared_kernels._layout import (
+    depends,
+    follow,
+    positions,
+    takes_extremum,
+)
 from jaxeff.moment_propagation.shared_kernels._steps import adds_up, stacked_steps
 from jaxeff.program import Layer
 from jaxeff.program.ir import Axes, Value
@@ -82,7 +87,7 @@ class LossSearch:
                     continue
                 if positions(made.aval.shape, after) > 1:
                     self.places.setdefault(made, (after, lost))
-                elif lost.site != name and _pools(layer):
+                elif lost.site != name and _pools(layer, lost):
                     self.found.append(replace(lost, pooling=name))
         if adds_up(layer, random):
             self.found.append(Lost(name, of_steps=True))
@@ -122,5 +127,8 @@ def _after(layer: Layer, value: Value, layout: Axes, made: Value) -> Axes | None
     return layout if beside and len(made.aval.shape) == len(layout) else None
 
 
-def _pools(layer: Layer) -> bool:
+def _pools(layer: Layer, lost: Lost) -> bool:
+    """Returns whether a layer pools positions; a maximum over steps is one step's."""
+    if lost.of_steps and takes_extremum(layer.nodes):
+        return False
     return any(node.primitive in {*prim.REDUCTION, *prim.WINDOW} for node in layer.nodes)

@@ -1,4 +1,4 @@
-"""Where a random convolution's result reaches a pooling over all positions, found from shapes.
+"""Where a random kernel's result reaches a pooling over all positions, found from shapes.
 
 Nothing is computed: the layers between the two carry the covariance of channels' means; all other
 layers are those of the diagonal pass. Where a layer on the way has no rule, the covariance is lost,
@@ -8,13 +8,13 @@ and the site is named.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from jaxeff.core import primitives as p
 from jaxeff.moment_propagation.dependence import WholeLayer
-from jaxeff.moment_propagation.shared_kernels._contraction import PositionContraction
+from jaxeff.moment_propagation.shared_kernels._contraction import PositionContraction, split
 from jaxeff.moment_propagation.shared_kernels._layout import (
     BATCH,
     CHANNEL,
@@ -25,8 +25,9 @@ from jaxeff.moment_propagation.shared_kernels._layout import (
     positions,
 )
 from jaxeff.moment_propagation.shared_kernels._losses import LossSearch, Lost
+from jaxeff.moment_propagation.shared_kernels._tokens import layouts_of_tokens
 from jaxeff.program import Layer, Program
-from jaxeff.program.ir import Axes, Node, Value
+from jaxeff.program.ir import Axes, Value
 from jaxeff.program.ir import primitives as prim
 
 CONTRACTION, POINTWISE, POOLING, JOIN = "contraction", "pointwise", "pooling", "join"
@@ -66,9 +67,9 @@ def plan_of(
         own_rules: The user's rules by primitive; a layer with one has none here.
 
     Returns:
-        The plan; without rules where no random convolution reaches a pooling over all positions.
+        The plan; without rules where no random kernel reaches a pooling over all positions.
     """
-    search = _KernelSearch(set(random), own_rules)
+    search = _KernelSearch(set(random), own_rules, layouts_of_tokens(program, random))
     for layer in program.layers:
         search.visit(layer)
     return search.needed(program)
@@ -78,6 +79,7 @@ def plan_of(
 class _KernelSearch:
     random: set[Value]
     own_rules: Mapping[Any, Any]
+    of_tokens: Mapping[Value, Axes]
     plan: SharingPlan = field(default_factory=SharingPlan)
     losses: LossSearch = field(default_factory=LossSearch)
     anchors: set[Layer] = field(default_factory=set)
@@ -149,16 +151,15 @@ class _KernelSearch:
         moved = follow(before, start) if only_moves(before, start) else None
         if moved is None or kernel in moved or (start and image not in moved):
             return None
+        if not start and not depends(before, self.random, kernel):
+            return None
         if read.layouts is None:
-            # Only a dense layer on what a convolution made is followed.
-            layout = moved.get(image)
+            layout = moved[image] if start else self.of_tokens.get(op.outputs[0])
             if layout is None or layout[-1] != CHANNEL:
                 return None
         elif start and not _agree(moved[image], read.layouts[0]):
             return None
         else:
-            if not start and not depends(before, self.random, kernel):
-                return None
             layout = read.layouts[1]
         made = follow(after, {op.outputs[0]: layout}) or {}
         return made.get(layer.outputs[0]) if pooled(after, {op.outputs[0]: layout}) == 1 else None
@@ -208,22 +209,6 @@ def _joined(layer: Layer, start: Mapping[Value, Axes]) -> Axes | None:
     return layout if layout[node.params["dimension"]] == CHANNEL else None
 
 
-def split(layer: Layer) -> tuple[Sequence[Node], Node | None, Sequence[Node]]:
-    """Splits a linear layer into what prepares its operands, the contraction, and what follows."""
-    op = layer.op
-    if op is None or sum(node.primitive in prim.LINEAR for node in layer.nodes) != 1:
-        return layer.nodes, None, ()
-    number = layer.nodes.index(op)
-    after = layer.nodes[number + 1 :]
-    made = {op.outputs[0]}
-    for node in after:
-        if not made.isdisjoint(node.values):
-            made.update(node.outputs)
-    # What prepares a bias may stand after the contraction.
-    later = [n for n in after if not made.isdisjoint(n.outputs)]
-    return [*layer.nodes[:number], *(n for n in after if n not in later)], op, later
-
-
 def _agree(one: Axes, other: Axes) -> bool:
     """Returns whether two layouts have examples, channels and positions along the same axes."""
 
@@ -235,4 +220,4 @@ def _agree(one: Axes, other: Axes) -> bool:
     return all(a == b or (a is None and b not in one) for a, b in pairs)
 
 
-__all__ = ["CONTRACTION", "JOIN", "POINTWISE", "POOLING", "SharingPlan", "plan_of", "split"]
+__all__ = ["CONTRACTION", "JOIN", "POINTWISE", "POOLING", "SharingPlan", "plan_of"]

@@ -24,10 +24,11 @@ from jaxtyping import Array
 
 from jaxeff.moment_propagation.dependence import SHARED, identity, walk
 from jaxeff.moment_propagation.regions import Environment, propagate
-from jaxeff.moment_propagation.shared_kernels._contraction import PositionContraction
+from jaxeff.moment_propagation.shared_kernels._contraction import PositionContraction, split
 from jaxeff.moment_propagation.shared_kernels._layout import (
     CHANNEL,
     canonical,
+    is_sum,
     keeps_entries,
     pooled,
     positions,
@@ -41,7 +42,6 @@ from jaxeff.moment_propagation.shared_kernels._noise import (
     root,
     spread,
 )
-from jaxeff.moment_propagation.shared_kernels._plan import split
 from jaxeff.moment_propagation.shared_kernels._terms import (
     ContractionTerm,
     EntryTerm,
@@ -133,21 +133,20 @@ def _contracted(
         read_out(noise, source)
         a, s = noise.amplitudes[source].reshape(m.shape), noise.variances[source]
         common = a * a * spread(s, m)
-        slopes = read.slopes(w, read.by_tap(a))
+        slopes = read.slopes(w, read.by_tap(a).astype(w.dtype))
         term = replace(
             term,
             variance=_variance_through(slopes, noise.covariances[source, source], s),
             source=source,
             through=(a, s),
             slopes=slopes,
-            acts=_where_it_acts(read, w, a, common),
         )
         rest, share = jnp.maximum(spreads - common, 0), _size(mean) / _size(m)
     terms, var = list[NoiseTerm]([term]), jnp.zeros_like(mean)
     if is_random(given):
         var = read.apply(rest, w * w)
         terms.append(RestTerm(term.gate, var, share))
-        var = var + term.shared**2 * spread(term.variance, mean)
+        var = var + spread(term.variance, mean)
     if is_random(kernel):
         var = var + read.apply(m * m + spreads, v)
     return terms, (mean, var)
@@ -156,16 +155,6 @@ def _contracted(
 def _size(x: Array) -> int:
     """Returns the number of positions."""
     return math.prod(x.shape[1:-1])
-
-
-def _where_it_acts(read: PositionContraction, w: Array, a: Array, common: Array) -> Array:
-    """Computes where a result's share of its operand's noise acts, with a mean of one."""
-    if read.is_depthwise:
-        return normalized(read.apply(a, w))[0]
-    # A result adds what its taps read: their sum is taken as the kernel's sum over taps, which
-    # differs by how much the amplitude differs within a window.
-    taps = w.reshape(-1, *w.shape[-2:]).sum(0)
-    return normalized(root(jnp.maximum(read.apply(common, w * taps), 0)))[0]
 
 
 def _variance_through(slopes: Array, covariance: Array, variances: Array) -> Array:
@@ -220,7 +209,7 @@ def pointwise(here: RuleContext, layer: Layer, values: Sequence[Any]) -> Sequenc
     extra = _shared_by_operands(noise, parts)
     terms = [term for part in parts for term in part]
     alone = sum(
-        term.shared**2 * spread(term.variance, term.gate)
+        term.gate**2 * spread(term.variance, term.gate)
         for term in terms
         if not isinstance(term, RestTerm)
     )
@@ -297,6 +286,10 @@ def pooling(here: RuleContext, layer: Layer, values: Sequence[Any]) -> Sequence[
     m, var = _parts(given[source])
     a, s = noise.amplitudes[source], noise.variances[source]
     rest = jnp.maximum(canonical(var, before) - a * a * spread(s, a), 0)
+    share = min(pooled(layer.nodes, {source: before}) / positions(m.shape, before), 1)
+    if share == 1 and is_sum(layer.nodes, source):
+        # Of all positions only their mean is left: how they differ isn't computed.
+        a, rest = jnp.ones_like(a), jnp.zeros_like(rest)
     given[source] = Gaussian(m, restored(rest, before))
     along, outputs = _slopes(here.moments, layer, given, [source])
     if along is None:
@@ -309,8 +302,7 @@ def pooling(here: RuleContext, layer: Layer, values: Sequence[Any]) -> Sequence[
     of_rest = canonical(result.var, layout)
     if not takes_extremum(layer.nodes):
         # The rest has no mean over positions: what a sum over all of them would leave is nothing.
-        every = positions(m.shape, before)
-        of_rest = of_rest * (1 - min(pooled(layer.nodes, {source: before}) / every, 1))
+        of_rest = of_rest * (1 - share)
     made = of_rest + step**2 * spread(s, step)
     return [Gaussian(result.mean, restored(made, layout))]
 

@@ -8,7 +8,7 @@ that doesn't read h (`h + f(w, x)`) adds what inputs of both signs cancel: neith
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from jaxeff.core import primitives as p
 from jaxeff.moment_propagation.shared_kernels._layout import BATCH, CHANNEL, FIRST_PLACE
@@ -19,6 +19,8 @@ from jaxeff.program.ir import primitives as prim
 # Twice the same layer: .80 of the true variance; six times .44, twenty times .12.
 _FEW_STEPS = 2
 _SUMS = {p.add_p, p.add_jaxvals_p, p.sub_p}
+_SCALED = {p.mul_p, p.div_p, p.neg_p}
+_ODD = {p.tanh_p, p.erf_p, p.sin_p, p.atan_p, p.asinh_p, p.sinh_p, p.reduce_sum_p}
 _SAME = axes.MOVES | prim.IN_PLACE | {p.convert_element_type_p}
 
 
@@ -45,12 +47,14 @@ def adds_up(layer: Layer, random: Collection[Value]) -> bool:
 
 
 def stacked_steps(layer: Layer, random: Collection[Value]) -> dict[Value, Axes]:
-    """Returns the layouts of a scan's rows, if its steps read the same random parameters.
+    """Returns the layouts of a scan's rows whose errors don't cancel in a mean over the steps.
 
     Steps are the positions; which of the other axes are what isn't known, and doesn't matter.
     """
     loop = _loop(layer)
     if not isinstance(loop, Scan) or not any(v in random for v in loop.consts):
+        return {}
+    if _is_odd(layer.programs[-1], len(loop.consts)):
         return {}
     rows = layer.nodes[0].outputs[len(loop.carry) :]
     tail = (BATCH, *(CHANNEL,) * 8)
@@ -78,8 +82,31 @@ def _is_sum(program: Program, start: Value, end: Value, of_parameters: set[Value
             waiting += node.values
         else:
             terms.append(value)
-    added = (v for v in terms if v is not start)
-    return start in terms and any(v in of_carry and v in of_parameters for v in added)
+    added = [v for v in terms if v is not start]
+    if start not in terms or any(_scales(v, start, made_by) for v in added):
+        return False
+    return any(v in of_carry and v in of_parameters for v in added)
+
+
+def _scales(value: Value, start: Value, made_by: Mapping[Value, Node]) -> bool:
+    """Returns whether a value is a multiple of another, perhaps with something added."""
+    if value is start:
+        return True
+    node = made_by.get(value)
+    if node is None or node.primitive not in _SUMS | _SAME | _SCALED:
+        return False
+    return any(_scales(v, start, made_by) for v in node.values)
+
+
+def _is_odd(program: Program, consts: int) -> bool:
+    """Returns whether a step changes its sign with its state and its row, but for biases."""
+    moved = _made_of(program, program.inputs[consts:])
+    for node in _nodes(program):
+        read = sum(v in moved for v in node.values)
+        linear = node.primitive in _SCALED | prim.LINEAR and read < 2
+        if read and not linear and node.primitive not in _ODD | _SAME | _SUMS:
+            return False
+    return True
 
 
 def _nodes(program: Program) -> Iterable[Node]:

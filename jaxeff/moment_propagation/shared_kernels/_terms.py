@@ -22,7 +22,7 @@ from typing import NamedTuple
 import jax.numpy as jnp
 from jaxtyping import Array
 
-from jaxeff.moment_propagation.shared_kernels._contraction import PositionContraction
+from jaxeff.moment_propagation.shared_kernels._contraction import PositionContraction, over_taps
 from jaxeff.moment_propagation.shared_kernels._noise import (
     SharedNoise,
     diagonal,
@@ -68,11 +68,6 @@ class EntryTerm:
     is_number: bool = False
 
     @property
-    def shared(self) -> Array:
-        """Where the source's noise acts, `[batch, *positions, channels]`."""
-        return self.gate
-
-    @property
     def slopes(self) -> None:
         """None: channels keep their noise."""
 
@@ -104,7 +99,6 @@ class ContractionTerm:
         source: The value whose noise the image has; None if it has none.
         through: The source's amplitude in the form of the image, and its variances.
         slopes: What makes the source's noise to the mean's with all gates open.
-        acts: The amplitude of that, with a mean of one.
     """
 
     gate: Array
@@ -115,12 +109,6 @@ class ContractionTerm:
     source: Value | None = None
     through: tuple[Array, Array] | None = None
     slopes: Array | None = None
-    acts: Array | float = 1.0
-
-    @property
-    def shared(self) -> Array:
-        """Where the source's noise acts, `[batch, *positions, channels]`."""
-        return self.gate * self.acts
 
     def read_out(self) -> Reached:
         """Computes what reaches the mean."""
@@ -132,12 +120,12 @@ class ContractionTerm:
         squares = of_kernel * let_through
         entries = read.apply_to_windows(windows, of_kernel, gate)
         if self.through is None:
-            own = squares.sum((1, 2)).reshape(len(gate), -1)
+            own = over_taps(squares).sum(1).reshape(len(gate), -1)
             return Reached(None, own, lambda _: gate * entries)
         amplitude, s = read.windows(self.through[0]), self.through[1]
         reached = read.let_through(amplitude, gate)
         varied = reached * by_group * _by_group(read, s)
-        own = (squares + varied * reached).sum((1, 2)).reshape(len(gate), -1)
+        own = over_taps(squares + varied * reached).sum(1).reshape(len(gate), -1)
 
         def covariance(given: Array | None) -> Array:
             assert given is not None
@@ -197,7 +185,7 @@ def covary(noise: SharedNoise, one: NoiseTerm, other: NoiseTerm) -> Array | None
     half = found if one.slopes is None else through(one.slopes, found)
     turned = jnp.swapaxes(half, 1, 2)
     both = turned if other.slopes is None else through(other.slopes, turned)
-    return one.shared * other.shared * spread(diagonal(both), one.gate)
+    return one.gate * other.gate * spread(diagonal(both), one.gate)
 
 
 def read_out(noise: SharedNoise, value: Value) -> None:

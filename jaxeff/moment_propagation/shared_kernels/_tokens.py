@@ -1,0 +1,76 @@
+"""Which axes of a dense layer's result are positions: those that are pooled further on.
+
+A convolution says which axis holds the examples. A dense layer does the same along all axes but
+the last, whatever they hold: tokens, points and time steps are what a sum or mean over them shows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+
+from jaxeff.moment_propagation.shared_kernels._contraction import PositionContraction, split
+from jaxeff.moment_propagation.shared_kernels._layout import BATCH, CHANNEL, FIRST_PLACE, follow
+from jaxeff.program import Layer, Program
+from jaxeff.program.ir import Axes, Value
+
+
+def layouts_of_tokens(program: Program, random: Collection[Value]) -> dict[Value, Axes]:
+    """Finds the dense layers whose results are pooled along some of their axes.
+
+    Args:
+        program: A program.
+        random: Inputs of it that are random.
+
+    Returns:
+        The layouts of the results of these products. One axis at most is the examples'.
+    """
+    # A label is an axis of the product that began it, so that those of a sum's branches agree.
+    known: dict[Value, Axes] = {}
+    begun: dict[Value, frozenset[Value]] = {}
+    pooled: dict[Value, set[int | None]] = {}
+    random = set(random)
+    for layer in program.layers:
+        if random.isdisjoint(layer.inputs):
+            continue
+        random.update(layer.outputs)
+        before = frozenset[Value]().union(*(begun.get(v, ()) for v in layer.inputs))
+        start = {v: known[v] for v in layer.inputs if v in known}
+        if layer.kind == "linear":
+            made, product = _through_product(layer, start)
+            before |= {product} if product is not None else frozenset()
+        else:
+            made = follow(layer.nodes, start) if start else None
+        for value in layer.outputs:
+            if made is None or value not in made:
+                continue
+            known[value], begun[value] = made[value], before
+            summed = set[int | None]().union(*start.values()) - {*made[value], CHANNEL}
+            for product in before:
+                pooled.setdefault(product, set()).update(summed)
+    found = {v: _layout(v, axes) for v, axes in pooled.items() if axes}
+    return {v: layout for v, layout in found.items() if layout.count(BATCH) < 2}
+
+
+def _through_product(
+    layer: Layer, start: Mapping[Value, Axes]
+) -> tuple[Mapping[Value, Axes] | None, Value | None]:
+    """Follows axes through a dense layer; and returns its product, unless others came before."""
+    before, op, after = split(layer)
+    read = None if op is None else PositionContraction.of(op)
+    moved = follow(before, start)
+    if op is None or read is None or read.layouts is not None or moved is None:
+        return None, None
+    image, kernel = op.inputs
+    product = op.outputs[0]
+    if kernel in moved or (start and image not in moved):
+        return None, None
+    axes = moved[image][:-1] if start else _own_axes(product)
+    return follow(after, {product: (*axes, CHANNEL)}), None if start else product
+
+
+def _own_axes(product: Value) -> Axes:
+    return tuple(range(FIRST_PLACE, FIRST_PLACE + len(product.aval.shape) - 1))
+
+
+def _layout(product: Value, pooled: Collection[int | None]) -> Axes:
+    return (*(a if a in pooled else BATCH for a in _own_axes(product)), CHANNEL)
