@@ -114,6 +114,49 @@ def test_tokens_share_the_noise_of_dense_layers(name, oracle):
     assert abs(without - 1) > 2 * abs(ratio - 1)
 
 
+EDGES, ENDS = jnp.array([0, 5, 2, 2, 1, 0, 3, 2]), jnp.array([0, 0, 1, 1, 1, 2, 2, 2])
+
+
+def softplus(x):
+    return jnp.clip(nnx.softplus(x), 0.0, 2.0)
+
+
+PARTLY_SUMMED = {
+    "running sum": lambda w, x: jnp.cumsum(nnx.relu(x @ w), 1),
+    "clipped": lambda w, x: jnp.cumsum(softplus(x @ w), 1)[:, -1],
+    "segments": lambda w, x: jax.ops.segment_sum(nnx.relu((x[0] @ w)[EDGES]), ENDS, 3),
+    "taken after": lambda w, x: jax.ops.segment_sum(nnx.relu(x[0] @ w)[EDGES], ENDS, 3),
+    "rows": lambda w, x: nnx.relu((x[0] @ w)[EDGES]).mean(0),
+}
+
+
+@pytest.mark.oracle
+@pytest.mark.slow
+@pytest.mark.parametrize("name", PARTLY_SUMMED)
+def test_sums_of_some_positions_share_the_noise_of_a_dense_layer(name, oracle):
+    f, w = PARTLY_SUMMED[name], jax.random.normal(jax.random.key(8), (16, 12)) / 4
+    x, given = jax.random.normal(jax.random.key(9), (2, 6, 16)), posterior(w, 0.03)
+    samples = oracle.monte_carlo(f, (given, x), 8000, 2000)
+    ours = jax.jit(moments(f))(given, x)
+    # 8000 draws know each variance to 1.6 %.
+    oracle.assert_matches(ours, samples, var=0.05, mean=0.1)
+    assert abs(np.asarray(ours.var).sum() / samples.var.sum() - 1) < 0.01 + 0.016
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["same", "grouped"])
+def test_running_sums_of_convolutions_are_exact(kind):
+    options, shape = LINEAR[kind]
+    w, scale = small(*shape), normal(6)
+
+    def f(w, x):
+        return jnp.cumsum(nnx.relu(convolve(x, w, **options)) * scale, 1)
+
+    ours, exact = jax.jit(moments(f))(w, X), jax.jit(moments(f, method="linear"))(w, X)
+    ratio = np.asarray(ours.var).sum((1, 2)) / np.asarray(exact.var).sum((1, 2))
+    np.testing.assert_allclose(ratio, 1, rtol=5e-3)
+
+
 @pytest.mark.slow
 def test_channels_in_front_and_no_batch_are_exact_too():
     w, head = random(6, 4, 3, 3), normal(6, 3)

@@ -9,9 +9,12 @@ from typing import Any
 from jaxeff.moment_propagation.dependence import FusedLayer, WholeLayer, with_layers
 from jaxeff.moment_propagation.shared_kernels import _rules as rules
 from jaxeff.moment_propagation.shared_kernels._noise import SharedNoise
+from jaxeff.moment_propagation.shared_kernels._partial_sums import PARTIAL_SUMS
 from jaxeff.moment_propagation.shared_kernels._plan import (
     CONTRACTION,
+    GATHERED,
     JOIN,
+    PARTIAL_SUM,
     POINTWISE,
     POOLING,
     SharingPlan,
@@ -26,7 +29,12 @@ _RULES = {
     POINTWISE: rules.pointwise,
     POOLING: rules.pooling,
     JOIN: rules.join,
+    PARTIAL_SUM: rules.partial_sum,
+    GATHERED: rules.gathered,
 }
+
+
+_ANSWERED = {CONTRACTION, POOLING, PARTIAL_SUM}
 
 
 def with_shared_noise(
@@ -61,7 +69,7 @@ def with_shared_noise(
     apart = {v for layer in plan.rules for v in layer.outputs}
     kept = [v for made, v in joined.items() if made not in apart or not _pools(v)]
     # A sum of two branches still lacks what they share at a single position.
-    answered = [layer for layer, kind in plan.rules.items() if kind in {CONTRACTION, POOLING}]
+    answered = [layer for layer, kind in plan.rules.items() if kind in _ANSWERED]
     return _with(program, kept), _rule(moments, plan), answered
 
 
@@ -70,7 +78,7 @@ def _pools(layer: Layer) -> bool:
     if isinstance(layer, WholeLayer):
         return False
     primitives = {node.primitive for node in layer.nodes}
-    return not primitives.isdisjoint({*prim.REDUCTION, *prim.WINDOW, *prim.LINEAR})
+    return not primitives.isdisjoint({*prim.REDUCTION, *prim.WINDOW, *prim.LINEAR, *PARTIAL_SUMS})
 
 
 def _with(program: Program, joined: Iterable[Layer]) -> Program:

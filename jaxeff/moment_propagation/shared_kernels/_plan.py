@@ -15,6 +15,7 @@ from typing import Any
 from jaxeff.core import primitives as p
 from jaxeff.moment_propagation.dependence import WholeLayer
 from jaxeff.moment_propagation.shared_kernels._contraction import PositionContraction, split
+from jaxeff.moment_propagation.shared_kernels._gathered_rows import gathered_layout
 from jaxeff.moment_propagation.shared_kernels._layout import (
     BATCH,
     CHANNEL,
@@ -25,12 +26,14 @@ from jaxeff.moment_propagation.shared_kernels._layout import (
     positions,
 )
 from jaxeff.moment_propagation.shared_kernels._losses import LossSearch, Lost
+from jaxeff.moment_propagation.shared_kernels._partial_sums import PartialSum
 from jaxeff.moment_propagation.shared_kernels._tokens import layouts_of_tokens
 from jaxeff.program import Layer, Program
 from jaxeff.program.ir import Axes, Value
 from jaxeff.program.ir import primitives as prim
 
 CONTRACTION, POINTWISE, POOLING, JOIN = "contraction", "pointwise", "pooling", "join"
+PARTIAL_SUM, GATHERED = "partial sum", "gathered"
 
 
 @dataclass
@@ -93,19 +96,25 @@ class _KernelSearch:
         if not layer.nodes:
             return
         found = self._rule(layer)
-        if found is not None:
+        if found is not None and found[1] is not None:
             layouts[layer.outputs[0]] = found[1]
         self.losses.visit(layer, layouts, self.random)
         if found is None:
             return
         kind, layout = found
         self.plan.rules[layer] = kind
+        if layout is None:
+            self.anchors.add(layer)
+            return
         several = any(positions(v.aval.shape, layouts[v]) > 1 for v in self.plan.sources[layer])
         if kind is POOLING and several and self._all_positions(layer, layout):
             self.anchors.add(layer)
 
-    def _rule(self, layer: Layer) -> tuple[str, Axes] | None:
-        """Returns the kind of rule and the layout of the result; None if there is no rule."""
+    def _rule(self, layer: Layer) -> tuple[str, Axes | None] | None:
+        """Returns the kind of rule, and the layout of the result if its noise is followed on.
+
+        None if there is no rule.
+        """
         known = any(node.primitive in self.own_rules for node in layer.nodes)
         if known or layer.mark or len(layer.outputs) != 1 or layer.kind == "control flow":
             return None
@@ -120,6 +129,14 @@ class _KernelSearch:
         if start and (joined := _joined(layer, start)) is not None:
             self.plan.sources[layer] = tuple(start)
             return JOIN, joined
+        if len(start) == 1 and sum(v in self.random for v in layer.inputs) == 1:
+            ((value, layout),) = start.items()
+            if (rows := gathered_layout(layer, value, layout)) is not None:
+                self.plan.sources[layer] = (value,)
+                return GATHERED, rows
+        if self._is_partial_sum(layer, start):
+            self.plan.sources[layer] = tuple(start)
+            return PARTIAL_SUM, None
         if not start or any(node.primitive in prim.LINEAR for node in layer.nodes):
             return None
         made = follow(layer.nodes, start)
@@ -135,6 +152,14 @@ class _KernelSearch:
         # One state, no other noise: what is pooled is followed as one.
         alone = sum(v in self.random for v in layer.inputs) == 1
         return (POOLING, made[layer.outputs[0]]) if alone else None
+
+    def _is_partial_sum(self, layer: Layer, start: Mapping[Value, Axes]) -> bool:
+        """Returns whether a layer sums some of a value's positions, and reads no other noise."""
+        found = PartialSum.of(layer)
+        if found is None or [v for v in layer.inputs if v in self.random] != [found.value]:
+            return False
+        layout = start.get(found.value, ())
+        return bool(layout) and all(layout[a] not in (BATCH, CHANNEL) for a in found.axes)
 
     def _start(self, layer: Layer) -> dict[Value, Axes]:
         return {v: self.plan.layouts[v] for v in layer.inputs if v in self.plan.layouts}
@@ -192,8 +217,9 @@ class _KernelSearch:
         """Returns the values that are made of what was pooled over all positions."""
         found: set[Value] = set()
         for layer in program.layers:
-            carried = layer in self.plan.rules and found.intersection(layer.inputs)
-            if layer in self.anchors or carried:
+            kind = self.plan.rules.get(layer)
+            carried = kind is not None and found.intersection(layer.inputs)
+            if (layer in self.anchors and kind is POOLING) or carried:
                 found.update(layer.outputs)
         return found
 
@@ -220,4 +246,13 @@ def _agree(one: Axes, other: Axes) -> bool:
     return all(a == b or (a is None and b not in one) for a, b in pairs)
 
 
-__all__ = ["CONTRACTION", "JOIN", "POINTWISE", "POOLING", "SharingPlan", "plan_of"]
+__all__ = [
+    "CONTRACTION",
+    "GATHERED",
+    "JOIN",
+    "PARTIAL_SUM",
+    "POINTWISE",
+    "POOLING",
+    "SharingPlan",
+    "plan_of",
+]

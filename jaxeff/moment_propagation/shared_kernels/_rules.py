@@ -5,6 +5,7 @@ With S the variances of z (`SharedNoise`), V the variance of an entry and rest =
 - A contraction adds its kernel's noise to what it makes of its operand's (`_terms`).
 - A function of entries multiplies what its operands are made of by expected slopes, position by
   position. Variances are the diagonal pass's, plus what two operands share.
+- A sum of parts of the positions is the last that is followed (`_partial_sums`).
 - A pooling: the rest is pooled as if it were independent, the shared part by its expected slope.
 
 Expected slopes are derivatives of propagated means by means (`_covariance` says why).
@@ -25,6 +26,7 @@ from jaxtyping import Array
 from jaxeff.moment_propagation.dependence import SHARED, identity, walk
 from jaxeff.moment_propagation.regions import Environment, propagate
 from jaxeff.moment_propagation.shared_kernels._contraction import PositionContraction, split
+from jaxeff.moment_propagation.shared_kernels._gathered_rows import rearranged, rows_by
 from jaxeff.moment_propagation.shared_kernels._layout import (
     CHANNEL,
     canonical,
@@ -42,6 +44,7 @@ from jaxeff.moment_propagation.shared_kernels._noise import (
     root,
     spread,
 )
+from jaxeff.moment_propagation.shared_kernels._partial_sums import variance_of_sum
 from jaxeff.moment_propagation.shared_kernels._terms import (
     ContractionTerm,
     EntryTerm,
@@ -305,6 +308,60 @@ def pooling(here: RuleContext, layer: Layer, values: Sequence[Any]) -> Sequence[
         of_rest = of_rest * (1 - share)
     made = of_rest + step**2 * spread(s, step)
     return [Gaussian(result.mean, restored(made, layout))]
+
+
+def partial_sum(here: RuleContext, layer: Layer, values: Sequence[Any]) -> Sequence[Any]:
+    """Computes sums of some positions each, whose noise isn't followed any further."""
+    noise, given = here.noise, dict(zip(layer.inputs, values, strict=True))
+    source = next((v for v in here.sources if noise.knows(v)), None)
+    if source is None:
+        return here.moments(layer, *values)
+    layout = here.layouts[source]
+    m, var = _parts(given[source])
+
+    def at(x: Array) -> Array:
+        (made,) = layer.fn(*(x if v is source else given[v] for v in layer.inputs))
+        return made
+
+    def summed(x: Array) -> Array:
+        return jax.jvp(at, (m,), (restored(x, layout),))[1]
+
+    of_entries = canonical(var, layout)
+    terms = _terms_of(noise, source, of_entries)
+    # A single entry has its own variance, bends of the functions before it included.
+    bends = of_entries - variance_of_sum(lambda x: x, terms)
+    return [Gaussian(at(m), jnp.maximum(variance_of_sum(summed, terms) + summed(bends), 0))]
+
+
+def gathered(here: RuleContext, layer: Layer, values: Sequence[Any]) -> Sequence[Any]:
+    """Takes rows of positions, and of what their noise is made of."""
+    noise, outputs, made = here.noise, here.moments(layer, *values), layer.outputs[0]
+    source = next((v for v in here.sources if noise.knows(v)), None)
+    if source is None:
+        return outputs
+    given, layout = dict(zip(layer.inputs, values, strict=True)), here.layouts[source]
+    var = canonical(to_variance(given[source]).var, layout)
+
+    def rows_of(x: Array) -> Array:
+        return layer.fn(*(x if v is source else given[v] for v in layer.inputs))[0]
+
+    terms = noise.terms.get(source, ())
+    if any(isinstance(term, ContractionTerm) and term.read.layouts for term in terms):
+        # Of a convolution's result, what its taps read isn't the same rows of its image.
+        read_out(noise, source)
+    rows = rows_by(rows_of, (layout, here.layouts[made]), var.shape)
+    here.keep(made, rearranged(_terms_of(noise, source, var), rows))
+    return outputs
+
+
+def _terms_of(noise: SharedNoise, value: Value, var: Array) -> Sequence[NoiseTerm]:
+    """Returns what a value's noise is made of: after it was read out, itself and the rest."""
+    if value in noise.terms:
+        terms: Sequence[NoiseTerm] = noise.terms[value]
+        return terms
+    a, s = noise.amplitudes[value], noise.variances[value]
+    rest = jnp.maximum(var - a * a * spread(s, a), 0)
+    return [EntryTerm(a, s, value), RestTerm(jnp.ones_like(a), rest, 1.0)]
 
 
 def _slopes(

@@ -9,7 +9,9 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 
 from jaxeff.moment_propagation.shared_kernels._contraction import PositionContraction, split
+from jaxeff.moment_propagation.shared_kernels._gathered_rows import gathered_layout
 from jaxeff.moment_propagation.shared_kernels._layout import BATCH, CHANNEL, FIRST_PLACE, follow
+from jaxeff.moment_propagation.shared_kernels._partial_sums import PartialSum
 from jaxeff.program import Layer, Program
 from jaxeff.program.ir import Axes, Value
 
@@ -39,7 +41,12 @@ def layouts_of_tokens(program: Program, random: Collection[Value]) -> dict[Value
             made, product = _through_product(layer, start)
             before |= {product} if product is not None else frozenset()
         else:
-            made = follow(layer.nodes, start) if start else None
+            made = _through(layer, start) if start else None
+        part = PartialSum.of(layer)
+        if part is not None and part.value in known:
+            for product in before:
+                along = {known[part.value][a] for a in part.axes}
+                pooled.setdefault(product, set()).update(along - {CHANNEL})
         for value in layer.outputs:
             if made is None or value not in made:
                 continue
@@ -49,6 +56,15 @@ def layouts_of_tokens(program: Program, random: Collection[Value]) -> dict[Value
                 pooled.setdefault(product, set()).update(summed)
     found = {v: _layout(v, axes) for v, axes in pooled.items() if axes}
     return {v: layout for v, layout in found.items() if layout.count(BATCH) < 2}
+
+
+def _through(layer: Layer, start: Mapping[Value, Axes]) -> Mapping[Value, Axes] | None:
+    """Follows axes through a layer that is no product."""
+    for value, layout in start.items():
+        rows = gathered_layout(layer, value, layout)
+        if rows is not None:
+            return {layer.outputs[0]: rows}
+    return follow(layer.nodes, start)
 
 
 def _through_product(
