@@ -50,8 +50,9 @@ def rethought(report: Report) -> Iterable[Row]:
 
 
 def plans(report: Report) -> list[Row]:
-    """Selects the timed plans."""
-    return [row for row in timed(report) if row["plan"] != "whole"]
+    """Selects the timed plans, the smallest first."""
+    plans = [row for row in timed(report) if row["plan"] != "whole"]
+    return sorted(plans, key=lambda row: row["macs_left"])
 
 
 def correlations(report: Report) -> Iterable[Row]:

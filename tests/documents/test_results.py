@@ -66,6 +66,7 @@ TRACED = {
     "light": ["photonic-fast"],
     "search": ["galen-fast"],
     "compression": ["compression-fast"],
+    "pruning": ["pruning-fast"],
     "latency": ["latency-fast", "c_library-fast"],
     "integer": ["microcontroller-full", "c_library-fast"],
     "variances": ["moment_variances"],
