@@ -23,7 +23,7 @@ from experiments.tokens.texts import texts, windows
 from jaxeff import Gaussian, data
 from jaxeff.bayes import svi
 from jaxeff.compression import fold_batch_norm
-from jaxeff.nn import MLP, Decoder, DecoderConfig, LeNet5, ResNet8, TransformerEncoder
+from jaxeff.nn import Decoder, DecoderConfig, LeNet5, ResNet8, TransformerEncoder
 from jaxeff.training import cross_entropy, fit
 
 TOKENS, PATCH, WIDTH, LETTERS, LENGTH = 16, 49, 32, 27, 32
@@ -78,14 +78,19 @@ class Recurrent(nnx.Module):
         return self.fc(self.rnn(x)[:, -1])
 
 
+def _dense(size: int, rngs: nnx.Rngs) -> nnx.Module:
+    hidden = 2 * size
+    first, second = nnx.Linear(size, hidden, rngs=rngs), nnx.Linear(hidden, size, rngs=rngs)
+    return nnx.Sequential(first, nnx.gelu, second)
+
+
 class MixerBlock(nnx.Module):
     """Two dense layers over tokens, then two over channels (arXiv 2105.01601)."""
 
     def __init__(self, rngs: nnx.Rngs):
         """Builds the layers."""
         self.ln1, self.ln2 = nnx.LayerNorm(WIDTH, rngs=rngs), nnx.LayerNorm(WIDTH, rngs=rngs)
-        self.tokens = MLP((TOKENS, WIDTH, TOKENS), rngs=rngs)
-        self.channels = MLP((WIDTH, 2 * WIDTH, WIDTH), rngs=rngs)
+        self.tokens, self.channels = _dense(TOKENS, rngs), _dense(WIDTH, rngs)
 
     def __call__(self, x: jax.Array) -> jax.Array:
         """Returns the block's output, of the shape of ``x``."""
