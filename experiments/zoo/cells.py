@@ -18,7 +18,7 @@ from jaxeff import Additive, Crossbar, Gaussian, Int
 from jaxeff.compression import calibrate, integer_aware
 from jaxeff.ensembles import Members
 from jaxeff.moment_propagation import is_gaussian
-from jaxeff.pruning import Prune, masked
+from jaxeff.pruning import PlanError, Prune, masked
 
 _KEY = jax.random.key(0)
 _DRAWS = 256
@@ -155,17 +155,24 @@ def verdict(s: Subject) -> Cell:
 
 
 def pruned(s: Subject) -> Cell:
-    """The smaller network computes what zeros in place of its channels do."""
-    plan = jaxeff.prune_plan(s.f, s.params, s.args, {_LINEAR: Prune(0.5, crossed="zeros")})
+    """The smaller network computes what zeros in place of its channels do.
+
+    Where a statistic over channels can't count zeros, which is refused, these channels are kept.
+    """
+    kept = ""
+    try:
+        plan = jaxeff.prune_plan(s.f, s.params, s.args, {_LINEAR: Prune(0.5, crossed="zeros")})
+    except PlanError as refusal:
+        kept = f", with crossed='keep' after {str(refusal)[:200]}"
+        plan = jaxeff.prune_plan(s.f, s.params, s.args, {_LINEAR: Prune(0.5, crossed="keep")})
     small = plan.shrink(s.params)
     error = apart(
         jax.jit(jaxeff.pruned(s.f, plan))(small, *s.args),
         jax.jit(masked(s.f, plan))(s.params, *s.args),
     )
     sizes = [sum(leaf.size for leaf in jax.tree.leaves(tree)) for tree in (small, s.params)]
-    return Cell(
-        "right" if error <= 1e-4 else "wrong", sizes[0] / sizes[1], f"differs by {error:.2g}"
-    )
+    words = f"differs by {error:.2g}{kept}"
+    return Cell("right" if error <= 1e-4 else "wrong", sizes[0] / sizes[1], words)
 
 
 def ensemble(s: Subject) -> Cell:

@@ -6,19 +6,27 @@ python -m experiments.zoo.worker vit functional noisy
 import dataclasses
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
-from experiments.zoo.cells import tried
+from experiments.zoo.cells import Cell, tried
 from experiments.zoo.models import subject
 
 
 def main(arguments: Sequence[str]) -> None:
     """Tries columns of a model, in order."""
     name, *columns = arguments
-    model = subject(name)
+    for column, cell in _cells(name, columns):
+        print(json.dumps({"column": column, **dataclasses.asdict(cell)}), flush=True)
+
+
+def _cells(name: str, columns: Sequence[str]) -> Iterator[tuple[str, Cell]]:
+    try:
+        model = subject(name)
+    except ImportError as error:
+        yield from ((column, Cell("absent", None, str(error))) for column in columns)
+        return
     for column in columns:
-        cell = dataclasses.asdict(tried(column, model))
-        print(json.dumps({"column": column, **cell}), flush=True)
+        yield column, tried(column, model)
 
 
 if __name__ == "__main__":

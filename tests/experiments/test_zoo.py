@@ -1,6 +1,9 @@
 """The zoo: what counts as a refusal, and processes that die or hang."""
 
+import importlib.util
+import json
 import sys
+import warnings
 
 import jax
 import numpy as np
@@ -8,7 +11,10 @@ import pytest
 
 import jaxeff
 from experiments.zoo import __main__ as zoo
-from experiments.zoo.cells import COLUMNS, Cell, tried
+from experiments.zoo import worker
+from experiments.zoo.cells import COLUMNS, Cell, functional, tried
+from experiments.zoo.models import MODELS, subject
+from experiments.zoo.models.packages import PACKAGES
 
 
 def misspelt(s):
@@ -47,3 +53,29 @@ def test_a_process_that_dies_or_hangs_costs_one_cell(tmp_path, monkeypatch):
         ("a", "right"), ("dies", "crash"), ("b", "right"), ("hangs", "slow"), ("c", "right"),
     ]  # fmt: skip
     assert "7" in found[1][1]["words"]
+
+
+def test_a_package_that_is_absent_costs_no_model(monkeypatch, capsys):
+    def build():
+        return importlib.import_module("no_such_package_of_models")
+
+    monkeypatch.setitem(PACKAGES, "absent", build)
+    worker.main(["absent", "functional", "noisy"])
+    cells = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert [(cell["column"], cell["status"]) for cell in cells] == [
+        ("functional", "absent"), ("noisy", "absent"),
+    ]  # fmt: skip
+    assert "no_such_package_of_models" in cells[0]["words"]
+    assert set(PACKAGES) - {"absent"} < set(MODELS)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", list(PACKAGES))
+def test_models_of_packages_are_read_exactly(name):
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of packages that others write
+        try:
+            model = subject(name)
+        except ImportError:
+            pytest.skip("jaxeff[zoo] isn't installed")
+        assert functional(model).status == "right"

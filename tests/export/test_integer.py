@@ -497,3 +497,16 @@ def test_products_over_other_axes_are_the_same_bits(any_batch, tmp_path):
     names = {row.name.rstrip("0123456789") for row in bundle.profile(number=1, repeat=1)}
     assert {"q_conv2d", "q_dense"} <= names
     np.testing.assert_array_equal(bundle.run(x), jax.jit(g)(codes, x))
+
+
+def test_a_recurrent_network_of_codes_is_deployed(tmp_path):
+    model = nnx.RNN(nnx.GRUCell(4, 8, rngs=nnx.Rngs(0)), rngs=nnx.Rngs(1))
+    f, params = jaxeff.functional(model)
+    x = jax.random.normal(jax.random.key(0), (2, 5, 4))
+    g = integer(f, calibrate(f, params, [x], {"*:linear": Int(8, symmetric="weights")}))
+    codes = g.convert(params, x)
+    bundle = deploy(g, (codes, x), path=tmp_path / "b")
+    assert bundle.check().passed
+    # A sigmoid and a tanh per step of time, which the compilers round differently.
+    found = bundle.run(x)
+    np.testing.assert_allclose(found, jax.jit(g)(codes, x), rtol=0, atol=1e-6)

@@ -10,6 +10,7 @@ import pytest
 from flax import linen, nnx
 from jax.ad_checkpoint import checkpoint_name
 
+import jaxeff
 from jaxeff.core import functional
 from jaxeff.nn import MLP, LeNet5
 from jaxeff.program import evaluate, plain_rule, trace
@@ -148,6 +149,19 @@ def test_tags_name_layers_without_weights():
         return checkpoint_name(jnp.sin(x @ p["w"]), "wave") + 1.0
 
     assert names(f, {"w": jnp.eye(3)}, jnp.ones((2, 3))) == ["input", "w", "wave", "add"]
+
+
+def test_a_tagged_loop_is_read_and_counted_as_without_the_tag():
+    def f(p, x):
+        y = jax.lax.scan(lambda c, _: (jnp.tanh(c @ p["w"]), None), x, length=2)[0]
+        return checkpoint_name(y, "last") if tagged else y
+
+    params, x = {"w": jnp.eye(3)}, jnp.ones((2, 3))
+    tagged = False
+    alone = jaxeff.cost(f, params, x)
+    tagged = True
+    assert jaxeff.cost(f, params, x).macs == alone.macs == 36
+    assert names(f, params, x) == ["input", "w", "tanh"]
 
 
 W, B = jnp.eye(4) + 0.1, jnp.ones(4)

@@ -1,5 +1,5 @@
 """Architectures as their users write them: plain Flax NNX, or packages, at tiny sizes."""
 
-from experiments.zoo.models.catalogue import ZOO, Subject, subject
+from experiments.zoo.models.catalogue import MODELS, Subject, subject
 
-__all__ = ["ZOO", "Subject", "subject"]
+__all__ = ["MODELS", "Subject", "subject"]

@@ -10,6 +10,7 @@ from flax import nnx
 
 import jaxeff
 from experiments.zoo.models import graphs, images, texts
+from experiments.zoo.models.packages import PACKAGES
 from jaxeff.nn import Decoder, DecoderConfig, ResNet8
 
 
@@ -18,7 +19,7 @@ class Subject:
     """A model as a pure function.
 
     Attributes:
-        name: In `ZOO`.
+        name: In `MODELS`.
         f: The function `f(params, *args)`.
         params: Its parameters.
         args: An example of its data.
@@ -80,9 +81,19 @@ ZOO: dict[str, tuple[Callable[[nnx.Rngs], nnx.Module], Callable[[], tuple[Any, .
 }
 """How each model is built, its data, and its last layer."""
 
+MODELS = (*ZOO, *PACKAGES)
+"""All names, those of packages last."""
+
 
 def subject(name: str) -> Subject:
-    """Builds a model, with batch statistics that are none of the initial ones."""
+    """Builds a model, with batch statistics that are none of the initial ones.
+
+    Raises:
+        ImportError: The package that it is of isn't installed.
+    """
+    if name in PACKAGES:
+        f, params, args, alone, last = PACKAGES[name]()
+        return Subject(name, f, params, args, alone, last)
     make, data, last = ZOO[name]
     model, args = make(nnx.Rngs(0)), data()
     model.eval()

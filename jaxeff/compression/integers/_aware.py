@@ -25,6 +25,7 @@ from typing import Any
 
 from jaxeff.compression._quantized import by_layer, of_inputs, quantized_layer
 from jaxeff.compression.integers import _layers as read
+from jaxeff.compression.integers._dataflow import programs_of
 from jaxeff.compression.integers._kernels import kernel_of
 from jaxeff.compression.numerics import LayerQuantization, Method
 from jaxeff.core import validate
@@ -55,7 +56,8 @@ def integer_aware(
     """
 
     def rule_of(program: Program, settings: Mapping[str, LayerQuantization]) -> Rule:
-        readers = shortcuts(program, settings)
+        bodies = programs_of(program)
+        readers = {k: v for body in bodies for k, v in shortcuts(body, settings).items()}
         quantize = at_sites(settings, quantized_layer)
 
         def rule(layer: Layer, key: Any, *values: Any) -> Sequence[Any]:
@@ -92,7 +94,8 @@ def shortcuts(program: Program, settings: Mapping[str, LayerQuantization]) -> di
             main = depths.index(max(depths))
             other = layer.inputs[1 - main]
             whole = other.aval.shape == layer.inputs[main].aval.shape
-            if depths[main] and whole and other in readers and makers[other].kind != "input":
+            made = other in readers and other in makers and makers[other].kind != "input"
+            if depths[main] and whole and made:
                 found[layer] = 1 - main, readers[other]
     return found
 

@@ -1,4 +1,4 @@
-"""What a program does with the values of an integer network: biases, and readers of several forms.
+"""What a program does with the values of an integer network: biases, several readers, loops.
 
 A linear layer adds to its product a number for each output, or one for each position too. A bias is
 the former and goes into the accumulator of its output. An embedding of positions that stands right
@@ -7,24 +7,35 @@ after a product is read as its bias as well, and is added as a shortcut is.
 A product is computed where its result is written. For readers on several grids, or of floats too,
 that would be twice, with all the multiplications, so such a result is written as floats once, and
 the codes of its readers are made of these.
+
+What depends on parameters alone, such as the codes of a weight, is made once, in front of a loop: a
+body is evaluated there for the arrays that it makes, and the loop's own body is given them. Where
+each iteration reads parameters of its own (a scan over stacked layers), these arrays are stacked
+too. The carry is an array of floats, from which each product makes the codes that it reads.
+
+Sharp edge: a weight that iterations change has no codes that could be made before; its products
+stay in float.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import jax.numpy as jnp
+from jax import lax
 from jaxtyping import Array
 
 from jaxeff.compression._quantized import of_inputs
 from jaxeff.compression.integers import _layers as read
-from jaxeff.compression.integers._grids import Codes
+from jaxeff.compression.integers._grids import Codes, IntegerError
 from jaxeff.compression.integers._kernels import Kernel, kernel_of
 from jaxeff.compression.numerics import LayerQuantization
 from jaxeff.core import Literal
-from jaxeff.program import Layer, Program
-from jaxeff.program.ir import Node, axes
+from jaxeff.program import Layer, Program, plain_rule
+from jaxeff.program import control_flow as control
+from jaxeff.program import evaluate as evaluated
+from jaxeff.program.ir import Node, Scan, While, axes
 from jaxeff.program.ir import primitives as prim
 
 Makers = Mapping[Any, Node]
@@ -130,3 +141,160 @@ def _forms(layer: Layer, settings: Mapping[str, LayerQuantization]) -> tuple[Cod
         if i in layer.data and getattr(quantizer, "range", None) is not None
     ]
     return tuple(grids) or (None,)
+
+
+class ParameterCache:
+    """Store of arrays that depend on parameters alone: made once, or given."""
+
+    def __init__(self, given: Mapping[str, Any] | None, made: dict[str, Any]):
+        self.given, self.made = given, made
+
+    def put(self, site: str, name: str, make: Callable[[], Array]) -> Array:
+        # Conversion makes an array where inference looks it up: both name it alike.
+        key = f"{site}/{name}"
+        if self.given is not None:
+            if key not in self.given:
+                raise IntegerError(
+                    f"The converted parameters have no {key}: they were made by another spec or "
+                    "for another function; call convert again."
+                )
+            return self.given[key]  # type: ignore[no-any-return]
+        if key not in self.made:
+            self.made[key] = make()
+        return self.made[key]  # type: ignore[no-any-return]
+
+
+Evaluate = Callable[[Program, ParameterCache, Sequence[Any]], list[Any]]
+"""`evaluate(program, store, values)`: the results of a body, in float."""
+_Body = tuple[Program, list[Any], list[bool]]
+"""A body, what it reads at first, and which of that iterations change."""
+
+
+def programs_of(program: Program) -> Iterator[Program]:
+    """Yields a program, and those of its loops and branches at any depth."""
+    yield program
+    for layer in program.layers:
+        if layer.kind == "control flow":
+            for body in layer.programs:
+                yield from programs_of(body)
+
+
+def changing(program: Program, found: frozenset[Any] = frozenset()) -> frozenset[Any]:
+    """Finds the values of a program's bodies that may differ from iteration to iteration.
+
+    Rows of what a scan reads row by row aren't among them.
+    """
+    for layer in program.layers:
+        if not found.isdisjoint(layer.inputs):
+            found |= set(layer.outputs)
+        if layer.kind == "control flow":
+            # A value that changes outside changes inside of a loop within, too.
+            for body, operands, carried in _bodies(layer, layer.nodes[0].inputs, lambda x: x):
+                moves = [
+                    move or (not isinstance(a, Literal) and a in found)
+                    for a, move in zip(operands, carried, strict=True)
+                ]
+                known = {v for v, move in zip(body.inputs, moves, strict=True) if move}
+                found |= changing(body, found | known)
+    return found
+
+
+def carried_leaves(program: Program) -> set[str]:
+    """Finds the parameters that loops start from or that bodies return as they are."""
+    layers = [layer for body in programs_of(program) for layer in body.layers]
+    loops = [layer for layer in layers if layer.kind == "control flow"]
+    # Without a layer in between, no rule sees that these are read.
+    found = [v for loop in loops for body in loop.programs for v in body.outputs]
+    for loop in loops:
+        for _, operands, carried in _bodies(loop, loop.nodes[0].inputs, lambda x: x):
+            found += [a for a, moves in zip(operands, carried, strict=True) if moves]
+    return {path for v in found if not isinstance(v, Literal) for path in v.leaves}
+
+
+def run_body(
+    layer: Layer, values: Sequence[Any], store: ParameterCache, evaluate: Evaluate
+) -> Sequence[Any]:
+    """Evaluates a control-flow layer whose bodies are computed with codes.
+
+    Args:
+        layer: The loop or branch.
+        values: Arrays that it reads.
+        store: Store of the arrays that are made of parameters.
+        evaluate: `evaluate(program, store, values)`, for one of its programs.
+    """
+    env = dict(zip(layer.inputs, values, strict=True))
+    (node,) = layer.nodes
+    given = [a.val if isinstance(a, Literal) else env[a] for a in node.inputs]
+    if node.primitive is prim.p.scan_p:
+        scan = Scan.of(node, given)
+        if not scan.length:  # without a row there is nothing to make codes of, nor to compute
+            return control.run(layer, None, values, _plain, None)
+        own = Scan.of(node, node.inputs).xs
+        if any(getattr(v, "is_weight", False) for v in own):
+            made = dict(zip(node.outputs, _by_row(layer, scan, store, evaluate), strict=True))
+            return [made[v] for v in layer.outputs]
+    if store.given is None:
+        # What a loop makes inside can't leave it, so its first iteration is evaluated outside. Of
+        # that only the arrays of parameters are used, so compilers leave the rest out.
+        for program, operands, _ in _bodies(layer, given, lambda x: x[0]):
+            evaluate(program, store, operands)
+    found = ParameterCache(store.made if store.given is None else store.given, {})
+
+    def body(program: Program, key: Any, values: Sequence[Any]) -> list[Any]:
+        return evaluate(program, found, values)
+
+    return control.run(layer, None, values, body, None)
+
+
+def _plain(program: Program, key: Any, values: Sequence[Any]) -> list[Any]:
+    return evaluated(program, plain_rule, key, values)
+
+
+def _by_row(layer: Layer, scan: Scan[Any], store: ParameterCache, evaluate: Evaluate) -> list[Any]:
+    """Evaluates a scan that reads parameters row by row."""
+    (program,) = layer.programs
+    if store.given is None:
+        # Each row has parameters, and so codes, of its own: a scan over them stacks these.
+        def convert(_: None, row: list[Any]) -> tuple[None, Mapping[str, Any]]:
+            of_row = ParameterCache(None, {})
+            evaluate(program, of_row, scan.inputs(scan.carry, row))
+            return None, of_row.made
+
+        arrays = lax.scan(convert, None, scan.xs, scan.length)[1]
+        store.made.update(arrays)
+    else:
+        # Named after the sites of the body, so that other loops' arrays aren't sliced.
+        inside = {each.site for body in programs_of(program) for each in body.layers}
+        arrays = {n: a for n, a in store.given.items() if n.rpartition("/")[0] in inside}
+
+    def step(carry: list[Any], row: tuple[list[Any], Any]) -> tuple[list[Any], list[Any]]:
+        own, codes = row
+        made = evaluate(program, ParameterCache(codes, {}), scan.inputs(carry, own))
+        return scan.split(made)
+
+    rows = (scan.xs, arrays)
+    carry, ys = lax.scan(step, scan.carry, rows, scan.length, scan.reverse, scan.unroll)
+    return [*carry, *ys]
+
+
+def _bodies(layer: Layer, operands: Sequence[Any], first: Callable[[Any], Any]) -> list[_Body]:
+    """Pairs the programs of a layer with what they read; `first` takes an array's first row."""
+    (node,) = layer.nodes
+    if node.primitive is prim.p.scan_p:
+        scan = Scan.of(node, operands)
+        rows = [first(x) for x in scan.xs]
+        counts = (len(scan.consts), len(scan.carry), len(rows))
+        return [(layer.programs[0], scan.inputs(scan.carry, rows), _middle(*counts))]
+    if node.primitive is prim.p.while_p:
+        loop = While.of(node, operands)
+        test, body = layer.programs
+        return [
+            (test, loop.test_inputs(loop.carry), _middle(len(loop.test_consts), len(loop.carry))),
+            (body, loop.inputs(loop.carry), _middle(len(loop.consts), len(loop.carry))),
+        ]
+    given = list(operands[1:] if node.primitive is prim.p.cond_p else operands)
+    return [(program, given, [False] * len(given)) for program in layer.programs]
+
+
+def _middle(before: int, carried: int, after: int = 0) -> list[bool]:
+    return [False] * before + [True] * carried + [False] * after

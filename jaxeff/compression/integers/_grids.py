@@ -52,6 +52,10 @@ class Codes:
         """1 / step in float32."""
         return np.float32(1) / np.float32(self.step)
 
+    def largest(self) -> Array:
+        """Returns the largest magnitude of a value on it."""
+        return jnp.float32(self.step * max(self.upper - self.zero, self.zero - self.lower))
+
     @classmethod
     def of(cls, quantizer: Any, tensor: Tensor) -> Codes:
         """Converts an activation's grid to codes.

@@ -1,8 +1,9 @@
-"""The rule that computes each layer with codes, and the store of the arrays it converts."""
+"""The rule that computes each layer with codes."""
 
 from __future__ import annotations
 
 import contextlib
+import copy
 import functools
 import warnings
 from collections.abc import Callable, Mapping, Sequence
@@ -17,11 +18,15 @@ from jaxeff.compression._quantized import of_inputs, quantized_layer
 from jaxeff.compression.integers import _layers as read
 from jaxeff.compression.integers._coded import Argument
 from jaxeff.compression.integers._dataflow import (
+    ParameterCache,
     added_by,
     bias_of,
+    carried_leaves,
+    changing,
     in_several_forms,
     is_by_output,
     makers_of,
+    programs_of,
 )
 from jaxeff.compression.integers._dynamic import ranged_by_itself
 from jaxeff.compression.integers._grids import (
@@ -47,34 +52,14 @@ from jaxeff.compression.integers._packed import (
 from jaxeff.compression.integers._values import AffineMap, IntegerProduct, Mean, Plain, Sums, Value
 from jaxeff.compression.numerics import LayerQuantization
 from jaxeff.compression.quantizers.uniform import Uniform
-from jaxeff.program import Layer, Program, at_sites, plain_rule
+from jaxeff.core import Literal
+from jaxeff.program import Layer, Program, plain_rule
 from jaxeff.program.costs import bits_scope
 from jaxeff.program.reading import mark
 
 
 class IntegerFallbackWarning(UserWarning):
     """A layer that the spec quantizes, but that no integer kernel takes."""
-
-
-class ParameterCache:
-    """Store of arrays that depend on parameters alone: made once, or given."""
-
-    def __init__(self, given: Mapping[str, Any] | None, made: dict[str, Any]):
-        self.given, self.made = given, made
-
-    def put(self, site: str, name: str, make: Callable[[], Array]) -> Array:
-        # Conversion makes an array where inference looks it up: both name it alike.
-        key = f"{site}/{name}"
-        if self.given is not None:
-            if key not in self.given:
-                raise IntegerError(
-                    f"The converted parameters have no {key}: they were made by another spec or "
-                    "for another function; call convert again."
-                )
-            return self.given[key]  # type: ignore[no-any-return]
-        if key not in self.made:
-            self.made[key] = make()
-        return self.made[key]  # type: ignore[no-any-return]
 
 
 class IntegerRule:
@@ -94,12 +79,17 @@ class IntegerRule:
         fixed: bool,
     ):
         self.settings, self.store, self.dynamic, self.fixed = settings, store, dynamic, fixed
-        self.outside, self.makers = set(program.layers), makers_of(program)
-        self.read: set[str] = set()
-        loops = [layer for layer in program.layers if layer.kind == "control flow"]
-        # Bodies of loops stay in float: all that they read is kept.
-        self.read.update(path for layer in loops for v in layer.inputs for path in v.leaves)
-        self.several = in_several_forms(program, settings)
+        programs = list(programs_of(program))
+        self.makers = {v: node for each in programs for v, node in makers_of(each).items()}
+        self.several = {v for each in programs for v in in_several_forms(each, settings)}
+        self.readers = _readers(programs)
+        self.read, self.changing = carried_leaves(program), changing(program)
+
+    def storing(self, store: ParameterCache) -> IntegerRule:
+        """Returns the rule whose arrays of parameters are in another store."""
+        new = copy.copy(self)
+        new.store = store
+        return new
 
     def __call__(self, layer: Layer, key: Any, *values: Any) -> Sequence[Any]:
         """Computes one layer."""
@@ -110,7 +100,7 @@ class IntegerRule:
             found = self._product(layer, setting, values)
             if found is not None:
                 return [found]
-        elif setting is not None and layer in self.outside and tables.is_look_up(layer):
+        elif setting is not None and tables.is_look_up(layer) and self._is_fixed(layer):
             return [self._rows(layer, setting, values)]
         # Activations, batch norms, poolings and moves after a product: followed, so that
         # they go into its kernel instead of being arrays of their own.
@@ -121,8 +111,6 @@ class IntegerRule:
         if layer.site and layer.kind != "input":
             self.read.update(path for v in layer.inputs for path in v.leaves)
         floats = [to_float(v) for v in values]
-        if layer not in self.outside:
-            return at_sites(self.settings, quantized_layer)(layer, key, *floats)
         if setting is None:
             with _named(layer):
                 made = plain_rule(layer, key, *floats)
@@ -135,10 +123,13 @@ class IntegerRule:
     def _product(
         self, layer: Layer, setting: LayerQuantization, values: Sequence[Any]
     ) -> Value | None:
-        inside = layer not in self.outside
-        if takes_packed(setting) and not inside:
+        # Codes are made before a loop, and such a weight isn't known then.
+        if not self._is_fixed(layer):
+            _left_in_float(layer, "a product with a weight that a loop changes")
+            return None
+        if takes_packed(setting):
             return self._packed_product(layer, setting, values)
-        kernel = "inside a loop or branch" if inside else kernel_of(layer, setting)
+        kernel = kernel_of(layer, setting)
         if isinstance(kernel, str):
             _left_in_float(layer, kernel)
             return None
@@ -152,6 +143,10 @@ class IntegerRule:
             return product.changed(shortcut=Plain(added))
         with _named(layer):
             return Plain(product.values() + added)
+
+    def _is_fixed(self, layer: Layer) -> bool:
+        """Returns whether no loop around a layer changes what it reads of parameters."""
+        return not any(v in self.changing for v in layer.inputs if not v.is_data)
 
     def _packed_product(
         self, layer: Layer, setting: LayerQuantization, values: Sequence[Any]
@@ -268,7 +263,7 @@ class IntegerRule:
             return None
         shape = layer.outputs[0].aval.shape
         if read.is_sum(layer):
-            return _added(values)
+            return self._added(layer, values)
         (value, *others) = ours
         if others:
             return None
@@ -295,12 +290,32 @@ class IntegerRule:
             return value.changed(moves=(*value.moves, move), shape=tuple(shape))
         return None
 
+    def _added(self, layer: Layer, values: Sequence[Any]) -> Sums | None:
+        """Adds a shortcut to the product that has the longest sums."""
+        # A residual sum is added in the accumulator of one of its products, before rounding.
+        able = [v for v in values if isinstance(v, Sums) and v.takes_lines]
+        if not able:
+            return None
+        first = max(able, key=lambda v: v.product.kernel.depth)
+        at = 1 if values[0] is first else 0
+        other = as_value(values[at])
+        # Data in float may be larger than an accumulator holds.
+        if other.shape != first.shape or (isinstance(other, Plain) and other.known() is None):
+            return None
+        return first.changed(shortcut=other, variant=self._variant(layer, 1 - at, first))
+
+    def _variant(self, layer: Layer, i: int, of: Sums) -> str:
+        """Names the arrays of a product with a line or a shortcut, if it is read without, too."""
+        # One name for two scales would give both readers the one that was made first.
+        readers = self.readers[layer.inputs[i]]
+        return of.variant if len(readers) < 2 else f"{of.variant}~{readers.index(layer)}"
+
     def _line(self, layer: Layer, values: Sequence[Any], value: Sums) -> Sums | None:
         """Folds a batch norm into the product before it."""
         (i,) = layer.data if len(layer.data) == 1 else (None,)
         if i is None or values[i] is not value:
             return None
-        if not read.is_line(layer):
+        if not (read.is_line(layer) and self._is_fixed(layer)):
             return None
         before, along = value.line, value.product.kernel.along
 
@@ -311,7 +326,21 @@ class IntegerRule:
             a, b = read.line_of(layer, values)
             return before.offset() * along(a) + along(b)
 
-        return value.changed(line=AffineMap(gain, offset))
+        line = AffineMap(gain, offset)
+        return value.changed(line=line, variant=self._variant(layer, i, value))
+
+
+def _readers(programs: Sequence[Program]) -> Mapping[Any, list[Any]]:
+    """Lists the layers that read each value; None stands for what a program returns."""
+    found: dict[Any, list[Any]] = {}
+    for program in programs:
+        for layer in program.layers:
+            for v in layer.inputs:
+                found.setdefault(v, []).append(layer)
+        for v in program.outputs:
+            if not isinstance(v, Literal):
+                found.setdefault(v, []).append(None)
+    return found
 
 
 def _left_in_float(layer: Layer, kind: str) -> None:
@@ -351,18 +380,6 @@ def _told(kernel: Any, layer: Layer, widths: Sequence[str | None]) -> Callable[.
         return y
 
     return call
-
-
-def _added(values: Sequence[Any]) -> Sums | None:
-    """Adds a shortcut to the product that has the longest sums."""
-    # A residual sum is added in the accumulator of one of its products, before rounding.
-    able = [v for v in values if isinstance(v, Sums) and v.takes_lines]
-    if not able:
-        return None
-    first = max(able, key=lambda v: v.product.kernel.depth)
-    other = values[1] if values[0] is first else values[0]
-    other = as_value(other)
-    return first.changed(shortcut=other) if other.shape == first.shape else None
 
 
 def _check_depth(site: str, depth: int, activation_bits: int, bits: int) -> None:

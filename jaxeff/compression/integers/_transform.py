@@ -45,14 +45,14 @@ from jaxtyping import Array
 
 from jaxeff.compression._quantized import check_spec, settings_of
 from jaxeff.compression.integers._coded import Argument, Coded, coded
+from jaxeff.compression.integers._dataflow import ParameterCache, run_body
 from jaxeff.compression.integers._grids import Codes, IntegerError
-from jaxeff.compression.integers._rule import IntegerRule, ParameterCache, as_value, to_float
+from jaxeff.compression.integers._rule import IntegerRule, as_value, to_float
 from jaxeff.compression.integers._values import Sums
 from jaxeff.compression.numerics import Method
 from jaxeff.compression.quantizers.uniform import Uniform
 from jaxeff.core import validate
-from jaxeff.program import INTEGER, Layer, Program, check_open, closed, evaluate, run_layers, trace
-from jaxeff.program import control_flow as control
+from jaxeff.program import INTEGER, Layer, Program, check_open, closed, run_layers, trace
 from jaxeff.program.reading import argument_leaves
 
 
@@ -296,12 +296,12 @@ def _check_certain(program: Program) -> None:
 def _evaluate(program: Program, rule: IntegerRule, values: Sequence[Any]) -> list[Any]:
     """Runs layers in order; a product runs where it is read, under the name of its own layer."""
 
-    def body(program: Program, key: Any, values: Sequence[Any]) -> list[Any]:
-        return evaluate(program, rule, key, values)
+    def body(program: Program, store: ParameterCache, values: Sequence[Any]) -> list[Any]:
+        return [to_float(y) for y in _evaluate(program, rule.storing(store), values)]
 
     def outputs_of(layer: Layer, arguments: list[Any]) -> Sequence[Any]:
         if layer.kind == "control flow":
-            return control.run(layer, None, list(map(to_float, arguments)), body, None)
+            return run_body(layer, list(map(to_float, arguments)), rule.store, body)
         made = rule(layer, None, *arguments)
         # A sum that is read in several forms is written once in float, and codes are made of that.
         return [

@@ -77,6 +77,8 @@ class Sums:
         shape: Shape of the array it stands for.
         several: Whether it is read in several forms, so that floats are written and codes made of
             them. With fixed-point scales, which know no floats, it is computed anew.
+        variant: What tells the arrays of its line and shortcut from those of the product alone,
+            where that is read, too.
     """
 
     def __init__(
@@ -90,13 +92,14 @@ class Sums:
         self.pool: tuple[int, int] | None = None
         self.moves: tuple[Move, ...] = ()
         self.several = False
+        self.variant = ""
         self._made: dict[Codes | None, Array] = {}
 
     def changed(self, **changes: Any) -> Sums:
         """Copies it with some attributes replaced."""
         new = Sums(self.site, self.shape, self.product, self.line, self.put)
         new.shortcut, new.low, new.high = self.shortcut, self.low, self.high
-        new.pool, new.moves = self.pool, self.moves
+        new.pool, new.moves, new.variant = self.pool, self.moves, self.variant
         for name, value in changes.items():
             setattr(new, name, value)
         return new
@@ -146,12 +149,30 @@ class Sums:
             _, exponent = jnp.frexp(jnp.abs(self._constants[2]).max())
             return jnp.ldexp(jnp.float32(1), jnp.clip(exponent, -_FAR, _FAR))
 
-        return self.put("unit", unit)
+        return self._put("unit", unit)
+
+    def largest(self) -> Array:
+        """Returns what it is no larger than: a bias, and a sixteenth of what codes come to at most.
+
+        Products of either sign add up to a fraction of that.
+        """
+        found = self.known()
+        if found is not None:
+            return found[1].largest()
+        product = self.product
+        most = product.kernel.depth * (2**product.grid.bits - 1) * levels(product.bits)
+        codes, bias, unit = self._constants
+        used = (codes != 0).any(tuple(range(codes.ndim - 1)))
+        sums = jnp.where(used, float(most << product.finer) / 16, 0.0)
+        return ((sums + jnp.abs(bias).astype(jnp.float32)) * jnp.abs(unit)).max()
 
     def known(self) -> tuple[Array, Codes] | None:
         """Returns codes that it has been written as already, if any."""
         found = [(array, to) for to, array in self._made.items() if to is not None]
         return found[0] if found else None
+
+    def _put(self, name: str, make: Callable[[], Array]) -> Array:
+        return self.put(f"{name}{self.variant}", make)
 
     def _moved(self, y: Array) -> Array:
         for move in self.moves:
@@ -172,8 +193,8 @@ class Sums:
 
     def _written(self, to: Codes | None, result: str = "codes") -> Array:
         product = self.product
-        w = self.put("codes", lambda: self._constants[0])
-        bias = self.put("bias", lambda: self._constants[1])
+        w = self._put("codes", lambda: self._constants[0])
+        bias = self._put("bias", lambda: self._constants[1])
         attributes: dict[str, Any] = {"shortcut": "none", "shortcut_zero": 0}
         rest = self._scale(to)
         if self.shortcut is not None:
@@ -203,7 +224,7 @@ class Sums:
     def _scale(self, to: Codes | None) -> list[Array]:
         """Returns the operands that scale a sum."""
         if to is None:
-            return [self.put("scale", lambda: self._constants[2])]
+            return [self._put("scale", lambda: self._constants[2])]
         step = np.float32(to.step)
 
         def scale() -> Array:
@@ -212,10 +233,10 @@ class Sums:
         # Nine digits identify a float32: scales for different grids have different names.
         name = f"[{to.step:.9g}]"
         if not self.product.fixed:
-            return [self.put(f"scale{name}", scale)]
+            return [self._put(f"scale{name}", scale)]
         names = ("multiplier", "before", "after")
         return [
-            self.put(f"{part}{name}", _part(i, lambda: multiplier_of(scale())))
+            self._put(f"{part}{name}", _part(i, lambda: multiplier_of(scale())))
             for i, part in enumerate(names)
         ]
 
@@ -224,7 +245,7 @@ class Sums:
         assert self.shortcut is not None
         found = self.shortcut.known()
         if found is None:
-            units = self.put("factor", lambda: 1 / self._constants[2])
+            units = self._put("factor", lambda: 1 / self._constants[2])
             of_floats = {"shortcut": "float", "shortcut_zero": 0}
             return [self.shortcut.values(), units], of_floats
         # A shortcut in codes: (q - zero) * step / unit, added to the accumulator by its own
@@ -236,9 +257,9 @@ class Sums:
             return np.float32(of.step) / self._constants[2]
 
         if not self.product.fixed:
-            return [codes, self.put("factor", factor)], kind
+            return [codes, self._put("factor", factor)], kind
         parts = [
-            self.put(f"factor_{part}", _part(i, lambda: factor_of(factor())))
+            self._put(f"factor_{part}", _part(i, lambda: factor_of(factor())))
             for i, part in enumerate(("multiplier", "after"))
         ]
         return [codes, *parts], kind
@@ -267,8 +288,12 @@ class Sums:
         # A channel whose weights are next to nothing beside its bias is that bias.
         room = LIMIT if finer else LIMIT / 2
         alone = ~(jnp.abs(offset) < room * jnp.abs(unit)) & (offset != 0)
-        unit = jnp.where(alone, jnp.abs(offset) / 2**20, jnp.where(unit == 0, 1, unit))
+        unit = jnp.where(alone, jnp.abs(offset) / 2**20, unit)
         codes = jnp.where(alone | (gain == 0), jnp.zeros_like(codes), codes)
+        # Kernels of bit planes take signs alone, which can't be rounded.
+        if self.shortcut is not None and self.product.bits > 1:
+            codes, unit = _beside(codes, unit, self.shortcut)
+        unit = jnp.where(unit == 0, 1, unit)
         over = tuple(range(codes.ndim - 1))
         sums = codes.astype(jnp.int32).sum(over, dtype=jnp.int32)
         # sum_i (q_i - z) w_i = sum_i q_i w_i - z sum_i w_i: the zero of the inputs goes
@@ -276,6 +301,21 @@ class Sums:
         bias = lax.round(offset / unit, HALF_TO_EVEN).astype(jnp.int32)
         bias = bias - ((grid.zero * sums) << finer)
         return codes, bias, unit.astype(jnp.float32)
+
+
+def _beside(codes: Array, unit: Array, shortcut: Value) -> tuple[Array, Array]:
+    """Makes an accumulator's unit so large that a shortcut fits, and codes to match.
+
+    Products that are next to nothing beside what is added to them have finer units than it fits
+    into. As they fill 2^26 units at most, codes of the weights that are rounded anew move a sum by
+    less than the largest shortcut / 2^11, which no grid of 8 bits shows.
+    """
+    # Unchanged where it fits already, which is nearly everywhere: then codes keep their bits.
+    least = shortcut.largest() / LIMIT
+    large = jnp.where(jnp.abs(unit) < least, jnp.where(unit < 0, -least, least), unit)
+    ratio = (unit / large).reshape((1,) * (codes.ndim - 1) + unit.shape)
+    scaled = codes.astype(jnp.float32) * ratio
+    return lax.round(scaled, HALF_TO_EVEN).astype(codes.dtype), large
 
 
 class Mean:
@@ -296,6 +336,13 @@ class Mean:
         new = Mean(self.of, shape, self.addition)
         new.moves = (*self.moves, move)
         return new
+
+    def largest(self) -> Array:
+        """Returns what it is no larger than, as for `Sums`."""
+        found = self.known()
+        if found is not None:
+            return found[1].largest()
+        return self.of.largest() * np.float32(self.addition.count / self.addition.divisor)
 
     def values(self) -> Array:
         """Computes the means in float32, the same bits in any order of the sum."""
@@ -349,6 +396,11 @@ class Plain:
     def shape(self) -> tuple[int, ...]:
         """The array's."""
         return tuple(jnp.shape(self.x))
+
+    def largest(self) -> Array:
+        """Returns a bound of its magnitude: that of its codes, or its own if it has none."""
+        found = self.known()
+        return jnp.abs(self.x).max() if found is None else found[1].largest()
 
     def values(self) -> Array:
         """Returns the array."""

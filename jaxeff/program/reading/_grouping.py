@@ -204,11 +204,14 @@ def _absorb_tags(layers: list[Layer], readers: Readers) -> list[Layer]:
     for layer in layers:
         alone = all(n.primitive is prim.NAME for n in layer.nodes)
         producer = made_by.get(layer.inputs[0]) if layer.inputs else None
-        if not alone or producer is None or readers[layer.inputs[0]] - set(layer.nodes):
+        # A loop stays one node, from which its parts are read.
+        takes = producer is not None and not any(n.graphs for n in producer.nodes)
+        if not alone or not takes or readers[layer.inputs[0]] - set(layer.nodes):
             kept.append(layer)
             continue
         # No other node reads the value, so the tag can replace it among the producer's
         # outputs.
+        assert producer is not None
         producer.nodes += layer.nodes
         producer.outputs = tuple(
             layer.outputs[0] if v is layer.inputs[0] else v for v in producer.outputs
