@@ -15,7 +15,7 @@ import jaxeff_export
 import numpy as np
 
 from experiments.harness import Row
-from experiments.timing import Meter, measure_rounds
+from experiments.timing import Meter, measure_rounds, metered
 from jaxeff.compression import Int, integer
 
 Call = Callable[[], Any]
@@ -62,7 +62,7 @@ def measured(rows: int, shape: tuple[int, int], rounds: int) -> Iterator[Row]:
             data = np.zeros(shape[0] * shape[1] * bits // 8, np.uint8)
             calls[name, "reading"] = data.max
         named = {f"{form}|{engine}": call for (form, engine), call in calls.items()}
-        hot = measure_rounds({n: hot(c) for n, c in named.items()}, rounds)
+        hot = measure_rounds({n: metered(c, time.process_time) for n, c in named.items()}, rounds)
         cold = measure_rounds({n: _cold(c) for n, c in named.items()}, rounds, 0.05)
     best = {name: (min(hot[name]) * 1e3, min(cold[name]) * 1e3) for name in named}
     for form, engine in calls:
@@ -152,18 +152,6 @@ def _onnxruntime(params: Any, x: Any) -> dict[tuple[str, str], Call]:
     return {(form, "onnxruntime"): started(file, x, 1) for form, file in made.items()}
 
 
-def hot(call: Call) -> Meter:
-    """A meter of a call's CPU time, one after the other."""
-
-    def meter(repeats: int) -> float:
-        start = time.process_time()
-        for _ in range(repeats):
-            call()
-        return (time.process_time() - start) / repeats
-
-    return meter
-
-
 def _cold(call: Call) -> Meter:
     def meter(repeats: int) -> float:
         total = 0.0
@@ -177,4 +165,4 @@ def _cold(call: Call) -> Meter:
     return meter
 
 
-__all__ = ["ALONE", "FORMATS", "SETTINGS", "hot", "measured", "one_thread"]
+__all__ = ["ALONE", "FORMATS", "SETTINGS", "measured", "one_thread"]

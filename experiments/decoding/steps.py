@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import tempfile
+import time
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from importlib.util import find_spec
@@ -16,9 +17,9 @@ import numpy as np
 from flax import nnx
 
 import jaxeff
-from experiments.decoding.products import ALONE, SETTINGS, hot, one_thread
+from experiments.decoding.products import ALONE, SETTINGS, one_thread
 from experiments.harness import Row
-from experiments.timing import measure_rounds
+from experiments.timing import measure_rounds, metered
 from jaxeff.compression import integer
 from jaxeff.nn import Decoder, DecoderConfig
 
@@ -64,7 +65,8 @@ def steps(size: tuple[int, int, int], slots: int, rounds: int) -> Iterator[Row]:
             calls[name, "jaxeff"] = partial(_restarted, session, token, cache.length, slots)
         if find_spec("onnxruntime") and find_spec("onnx"):
             calls |= _onnxruntime(step, params, args)
-        times = measure_rounds({key: hot(call) for key, call in calls.items()}, rounds, 0.05)
+        meters = {key: metered(call, time.process_time) for key, call in calls.items()}
+        times = measure_rounds(meters, rounds, 0.05)
     for form, engine in calls:
         least, bits = min(times[form, engine]), form.split(",")[0]
         peers = [min(times[key]) for key in calls if key[0] == bits and key[1] != "jaxeff"]
