@@ -28,6 +28,8 @@ _STEPS_SHARED = 12_000
 def packed_products(target: Target, cores: int, any_batch: bool) -> Any:
     """Returns the lowering of products with packed weights for a target."""
     nibbles, plain = nibbles_of(target), dot_of(target)
+    # A decoder has hundreds of products of a few shapes, and a kernel takes a tenth of a second.
+    written: dict[Any, tirx.PrimFunc] = {}
 
     def lower(
         bb: relax.BlockBuilder,
@@ -62,19 +64,21 @@ def packed_products(target: Target, cores: int, any_batch: bool) -> Any:
         sizes: list[Any] = [(shape_of(o), str(o.ty.dtype)) for o in operands]
         if any_batch:
             sizes[0] = ((batch, depth), sizes[0][1])
-        kernel = contraction(
-            geometry,
-            dot,
-            {},
-            lambda _, *rest: Unscaled.of(result, *rest),
-            sizes,
-            (batch if any_batch else rows, columns),
-            Sharing(cores, _STEPS_SHARED * dot.lanes * 4),
-            tile,
-            functools.partial(make, group, chunk),
-        )
+        key = (rows, depth, columns, weight_bits, group, str(sizes[1:]), codes)
+        if any_batch or key not in written:  # a batch that varies is a variable of its own
+            written[key] = contraction(
+                geometry,
+                dot,
+                {},
+                lambda _, *rest: Unscaled.of(result, *rest),
+                sizes,
+                (batch if any_batch else rows, columns),
+                Sharing(cores, _STEPS_SHARED * dot.lanes * 4),
+                tile,
+                functools.partial(make, group, chunk),
+            )
         kind = relax.TensorType((rows, columns), "int32" if codes else "float32")
-        name = bb.add_func(kernel, "q_packed")
+        name = bb.add_func(written[key], "q_packed")
         return bb.emit(relax.call_tir(name, relax.Tuple(operands), kind))
 
     return lower
