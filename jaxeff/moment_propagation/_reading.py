@@ -38,11 +38,26 @@ def read(f: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) 
     program = trace_live(f, *means, **named)
     check_open(program, "moments")
     check_certain(jax.tree.unflatten(program.out_tree, range(program.out_tree.num_leaves)))
+    _open_unchanged(program)
     with_bias_vectors(program)
     positions = range(program.in_tree.num_leaves)
     arrays = jax.tree.unflatten(program.in_tree, positions)[1]
     values = jax.tree.leaves((args, {k: kwargs[k] for k in arrays}), is_leaf=is_gaussian)
     return Reading(program, values, factors)
+
+
+def _open_unchanged(program: Program) -> None:
+    """Takes layers that a transform evaluated as they are for those of the function itself.
+
+    They are marked for their names' sake alone, as all layers are behind a batch norm's folding.
+    """
+    for layer in program.layers:
+        for part in layer.programs:  # transforms nest, and act inside of loops
+            _open_unchanged(part)
+        if layer.mark and layer.programs:
+            inside = [one for one in layer.programs[0].layers if one.kind != "shape"]
+            if [(one.kind, one.programs) for one in inside] == [(layer.kind, ())]:
+                layer.mark, layer.programs = "", ()
 
 
 def check_certain(result: Any) -> None:

@@ -11,7 +11,7 @@ from jax import lax
 
 import jaxeff
 from jaxeff.adapters import LoRA, init_lora, lora
-from jaxeff.compression import Int
+from jaxeff.compression import Int, fold_batch_norm
 from jaxeff.moment_propagation import (
     Gaussian,
     MomentsError,
@@ -169,6 +169,33 @@ def test_channels_in_front_and_no_batch_are_exact_too():
     ours = jax.jit(moments(f))(w, x)
     exact = jax.jit(moments(f, method="linear"))(w, x)
     np.testing.assert_allclose(ours.var, exact.var, rtol=1e-4)
+
+
+@pytest.mark.slow
+def test_a_kernel_that_a_norm_was_folded_into_is_followed_as_any_other():
+    head = normal(6, 3)
+
+    def plain(params, x):
+        y = kept(convolve(x, params["kernel"]) + params["bias"])
+        return y.mean((1, 2)) @ head
+
+    class Normed(nnx.Module):
+        def __init__(self, rngs):
+            self.conv = nnx.Conv(4, 6, (3, 3), use_bias=False, rngs=rngs)
+            self.norm = nnx.BatchNorm(6, rngs=rngs, use_running_average=True)
+
+        def __call__(self, x):
+            return kept(self.norm(self.conv(x))).mean((1, 2)) @ head
+
+    folded, params = fold_batch_norm(*jaxeff.functional(Normed(nnx.Rngs(0))), X)
+    # A second transform that changes nothing marks them once more.
+    folded = jaxeff.quantized(folded, {})
+    given = posterior(params)
+    ours = jax.jit(moments(folded))(given, X)
+    same = jax.jit(moments(plain))(given["conv"], X)
+    np.testing.assert_allclose(ours.var, same.var, rtol=1e-5)
+    diagonal = jax.jit(moments(folded, shared=False))(given, X)
+    assert (diagonal.var < 0.7 * ours.var).any()
 
 
 @pytest.mark.slow
@@ -422,7 +449,7 @@ TRANSFORMED = {
     "quantized": jaxeff.quantized(one_convolution, {"conv": Int(8)}),
     "quantized throughout": jaxeff.quantized(one_convolution, {"*": Int(8)}),
     "lora": lambda w, x: lora(one_convolution, {"conv": LoRA(2)})(FROZEN, w, x),
-    # Other layers become ones that a transform has acted on, too.
+    "noisy throughout": lambda w, x: noisy(one_convolution, {"*": Additive(0.1)})(KEY, w, x),
     "noisy pooling": lambda w, x: noisy(one_convolution, {"mean": Additive(0.1)})(KEY, w, x),
     "noisy": lambda w, x: noisy(one_convolution, {"conv": Additive(0.1)})(KEY, w, x),
 }
@@ -433,7 +460,9 @@ TRANSFORMED = {
 def test_a_convolution_that_a_transform_has_acted_on_is_named(name):
     still = ADAPTERS if name == "lora" else FROZEN
     w = jax.tree.map(lambda leaf: Gaussian(leaf, jnp.full_like(leaf, 0.2)), still)
-    with pytest.warns(UserWarning, match="'conv' has no rule"):
+    # The other layers stay as they are, though they are marked too.
+    site = "mean" if name == "noisy pooling" else "conv"
+    with pytest.warns(UserWarning, match=f"'{site}' has no rule"):
         moments(TRANSFORMED[name])(w, X)
     with warnings.catch_warnings():
         warnings.simplefilter("error")

@@ -87,7 +87,7 @@ class LossSearch:
                     continue
                 if positions(made.aval.shape, after) > 1:
                     self.places.setdefault(made, (after, lost))
-                elif lost.site != name and _pools(layer, lost):
+                elif (lost.site != name or layer.mark) and _pools(layer, lost):
                     self.found.append(replace(lost, pooling=name))
         if adds_up(layer, random):
             self.found.append(Lost(name, of_steps=True))
