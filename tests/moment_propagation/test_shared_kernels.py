@@ -372,6 +372,21 @@ def test_an_empty_batch_has_empty_moments():
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("width", [2, 12], ids=["convolution", "dense"])
+def test_a_variance_in_bfloat16_has_the_dtype_of_its_mean(width):
+    def f(w, x):
+        made = convolve(x, w["in"]) if width == 2 else x @ w["in"]
+        return nnx.relu(made).mean((1, 2)) @ w["out"]
+
+    shape = (3, 3, 4, 2) if width == 2 else (4, width)
+    wide = {"in": random(*shape), "out": random(width, 3)}
+    narrow, x = (jax.tree.map(lambda v: v.astype(jnp.bfloat16), one) for one in (wide, X))
+    found = moments(f)(narrow, x)
+    assert found.mean.dtype == found.var.dtype == jnp.bfloat16
+    np.testing.assert_allclose(found.var.astype(float), moments(f)(wide, X).var, rtol=0.1)
+
+
+@pytest.mark.slow
 def test_a_posterior_without_noise_has_none_and_finite_derivatives():
     g, _, given = residual()
     still = jax.tree.map(lambda v: Gaussian(v.mean, 0 * v.var), given, is_leaf=is_gaussian)
@@ -410,6 +425,11 @@ def convolved_again(w, x):
     return kept(convolve(y, jnp.ones((1, 1, 2, 2)))).sum((1, 2))
 
 
+def summed_at_ends(w, x):
+    edges = nnx.relu(x[0, 0] @ w[0, 0])[jnp.array([0, 1, 1, 2, 0])]
+    return nnx.relu(jax.ops.segment_sum(edges, jnp.array([0, 0, 1, 2, 2]), 3)).mean(0)
+
+
 def sliced(w, x):
     return kept(convolve(x, w)[..., :1]).mean((1, 2))
 
@@ -422,6 +442,7 @@ def sliced(w, x):
         (group_normalized, "group_norm"),
         (convolved_again, "normalize"),
         (sliced, "slice"),
+        (summed_at_ends, "scatter-add"),
     ],
 )
 def test_a_layer_without_a_rule_is_named(f, site):

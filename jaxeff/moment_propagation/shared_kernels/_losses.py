@@ -12,6 +12,7 @@ from jaxeff.moment_propagation.shared_kernels._layout import (
     positions,
     takes_extremum,
 )
+from jaxeff.moment_propagation.shared_kernels._partial_sums import PartialSum
 from jaxeff.moment_propagation.shared_kernels._steps import adds_up, stacked_steps
 from jaxeff.program import Layer
 from jaxeff.program.ir import Axes, Value
@@ -122,8 +123,9 @@ def _after(layer: Layer, value: Value, layout: Axes, made: Value) -> Axes | None
     followed = (follow(layer.nodes, {value: layout}) or {}).get(made)
     if followed is not None:
         return followed
-    # Slices and what is put side by side keep the axes.
+    # Slices, what is put side by side and sums of segments keep the axes.
     beside = all(node.primitive in prim.SHAPE for node in layer.nodes)
+    beside |= PartialSum.of(layer) is not None
     return layout if beside and len(made.aval.shape) == len(layout) else None
 
 

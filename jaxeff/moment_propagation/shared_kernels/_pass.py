@@ -20,7 +20,7 @@ from jaxeff.moment_propagation.shared_kernels._plan import (
     SharingPlan,
     plan_of,
 )
-from jaxeff.moment_propagation.values import is_random
+from jaxeff.moment_propagation.values import Gaussian, is_random
 from jaxeff.program import Layer, Program
 from jaxeff.program.ir import primitives as prim
 
@@ -104,6 +104,11 @@ def _rule(moments: Callable[..., Sequence[Any]], plan: SharingPlan) -> Callable[
         outputs = _RULES[plan.rules[layer]](here, layer, values)
         done = [v for v in noise.values if plan.last_read.get(v, -1) <= number]
         noise.forget(v for v in done if v not in layer.outputs)
-        return outputs
+        return [_of_one_dtype(x) for x in outputs]
 
     return rule
+
+
+def _of_one_dtype(x: Any) -> Any:
+    """Gives a variance its mean's dtype: of bfloat16, some of what is shared is in float32."""
+    return Gaussian(x.mean, x.var.astype(x.mean.dtype)) if type(x) is Gaussian else x
