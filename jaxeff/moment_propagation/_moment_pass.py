@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
 
 import jax
@@ -15,8 +15,10 @@ from jaxtyping import Array
 from jaxeff.moment_propagation._reading import check_certain, read
 from jaxeff.moment_propagation.attention import (
     AttentionLayer,
+    attention_in_stream,
     attention_moments,
     fuse_attention,
+    warn_of_stream,
 )
 from jaxeff.moment_propagation.calibration import factor_of, is_scaled, with_levels
 from jaxeff.moment_propagation.dependence import (
@@ -58,6 +60,7 @@ class Propagation:
         note: Called for each place where independence is assumed.
         differentiable: Whether derivatives pass through variances; not those by expected slopes.
         shared: Whether noise of a kernel that positions share is followed to their mean.
+        streams: Gets the site of attention whose noise a residual stream shares, once.
         expected_slopes: Whether derivatives of its results are expected slopes.
     """
 
@@ -66,6 +69,7 @@ class Propagation:
     note: Note
     differentiable: bool = True
     shared: bool = False
+    streams: list[str] = field(default_factory=list)
     expected_slopes: ClassVar[bool] = True
 
     def run(self, f: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
@@ -87,7 +91,10 @@ class Propagation:
         for one in found:
             if (one.site, one.kind) not in answered:
                 self.note(one)
-        return with_levels(self.evaluated(prepared, rule, values), factors)
+        result = self.evaluated(prepared, rule, values)
+        if self.streams and not factors:  # bodies of loops are prepared while they are evaluated
+            warn_of_stream(self.streams[0])
+        return with_levels(result, factors)
 
     def evaluated(self, program: Program, rule: Callable[..., Any], values: Sequence[Any]) -> Any:
         """Evaluates a prepared program under a rule."""
@@ -104,6 +111,8 @@ class Propagation:
         if not random:
             return program
         program = fuse_attention(program, random, self.rules)
+        if self.shared and not self.streams and (site := attention_in_stream(program, random)):
+            self.streams.append(site)
         # Slopes are taken through means, which products with dependent operands hardly change.
         return fuse_dependent(program, random, self.note, products=self.differentiable)
 

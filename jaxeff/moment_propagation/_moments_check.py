@@ -66,6 +66,8 @@ _MEDIAN = 0.13
 _LOW, _HIGH = 0.75, 1.3
 # Ratios that spread by no more than this are mostly one factor, which calibration measures.
 _COMMON = 2.0
+# Of a normal logarithm, half of the distance between quartiles over that from 5 to 95 %.
+_HALF = 0.6745 / 3.29
 _SHOWN = 5
 
 
@@ -117,9 +119,11 @@ class MomentsCheck:
             return "The variances agree: take moments(f) as it is."
         spread = self.ratio.high / self.ratio.low if self.ratio and self.ratio.low > 0 else np.inf
         if not self.undefined and spread <= _COMMON:
+            left = _HALF * np.log(spread)
             return (
                 "The variances are off by nearly one factor: measure it with "
-                "calibrate_moments(key, f, params, x)."
+                "calibrate_moments(key, f, params, x), which leaves half of them "
+                f"{left:.0%} off or more."
             )
         if self.noise <= SMALL_NOISE:
             return 'The variances are off: take moments(f, method="linear"), for noise is small.'

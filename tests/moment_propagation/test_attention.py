@@ -1,5 +1,6 @@
 """Attention as one rule: how it is recognised, and its moments against Monte Carlo."""
 
+import functools
 import warnings
 
 import flax.linen as linen
@@ -230,3 +231,56 @@ def test_an_export_keeps_attention_as_one_composite():
     text = jax.export.export(jax.jit(flat), platforms=["cpu"])(*leaves).mlir_module()
     assert text.count('stablehlo.composite "jaxeff.pfp_attention"') == 1
     assert 'operands = "scores slope v v_var q q_var k k_var"' in text
+
+
+def blocks(params, x, cast=False):
+    """Two blocks: attention and a dense layer."""
+    for block in params["blocks"]:
+        q, k, v = (x @ block[name] for name in "qkv")
+        made = by_hand(q, k, v) @ block["out"]
+        x = x + made if not cast else (2.0 * x).astype(made.dtype) + made
+        x = x + jnp.tanh(x @ block["dense"])
+    return x @ params["head"]
+
+
+def scanned_blocks(params, x):
+    stacked = jax.tree.map(lambda *leaves: jnp.stack(leaves), *params["blocks"])
+    one = lambda x, block: (blocks({"blocks": [block], "head": jnp.eye(4)}, x), None)  # noqa: E731
+    return jax.lax.scan(one, x, stacked)[0] @ params["head"]
+
+
+def posterior_of_blocks(*names):
+    """A posterior of the leaves of these names; the others are certain."""
+    arrays = [
+        {name: normal(i, 4, 4) / 2 for i, name in enumerate([*"qkv", "out", "dense"], start)}
+        for start in (0, 9)
+    ]
+    params = {"blocks": arrays, "head": normal(8, 4, 3)}
+
+    def given(path, w):
+        name = jax.tree_util.keystr(path, simple=True, separator="/")
+        return Gaussian(w, jnp.full(w.shape, 1e-4)) if name.endswith(names) else w
+
+    return jax.tree_util.tree_map_with_path(given, params)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("f", [blocks, functools.partial(blocks, cast=True), scanned_blocks])
+def test_attention_with_random_weights_in_a_residual_stream_is_named(f):
+    x, whole = normal(20, 2, 5, 4), posterior_of_blocks("")
+    if f is not scanned_blocks:
+        # One block is enough, the first or the last.
+        for name in ("0/q", "1/k"):
+            with pytest.warns(UserWarning, match="residual stream"):
+                jax.eval_shape(moments(f), posterior_of_blocks(name), x)
+    with pytest.warns(UserWarning, match=r"method='linear'.*moments_check") as found:
+        jax.eval_shape(moments(f), whole, x)
+    assert len([w for w in found if "residual stream" in str(w.message)]) == 1
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        jax.eval_shape(moments(f, method="linear"), whole, x)
+        jax.eval_shape(moments(f, shared=False), whole, x)
+        jax.eval_shape(moments(f), posterior_of_blocks("head"), x)
+        jax.eval_shape(moments(f), posterior_of_blocks("1/dense", "head"), x)
+        # Noise of the input: no weights are random.
+        jax.eval_shape(moments(f), posterior_of_blocks("nothing"), Gaussian(x, 0.01 * x**2))

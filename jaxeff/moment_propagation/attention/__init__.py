@@ -3,5 +3,14 @@
 from jaxeff.moment_propagation.attention._fusion import fuse_attention
 from jaxeff.moment_propagation.attention._layer import AttentionLayer, attention_moments
 from jaxeff.moment_propagation.attention._rule import Axes, attention
+from jaxeff.moment_propagation.attention._streams import attention_in_stream, warn_of_stream
 
-__all__ = ["AttentionLayer", "Axes", "attention", "attention_moments", "fuse_attention"]
+__all__ = [
+    "AttentionLayer",
+    "Axes",
+    "attention",
+    "attention_in_stream",
+    "attention_moments",
+    "fuse_attention",
+    "warn_of_stream",
+]
