@@ -102,3 +102,18 @@ def test_data_that_are_read_in_float_are_named(case):
         g.coded(params, x)
     with pytest.raises(IntegerError, match="1 results in float, and 2 grids"):
         case[2].coded(case[1], X, results=[Uniform(8, range=(0.0, 1.0))] * 2)
+
+
+def test_data_that_are_no_codes_are_refused(case):
+    _, params, g = case
+    h = g.coded(params, X)
+    (q,) = h.encode(X)
+    for wrong in (X, q.astype(jnp.int8)):
+        with pytest.raises(TypeError, match="codes are uint8"):
+            h(params, wrong)
+        with pytest.raises(TypeError, match="codes are uint8"):
+            h.convert(params, wrong)
+    with pytest.raises(TypeError, match="are 1 arrays, but 0"):
+        h(params)
+    with pytest.raises(TypeError, match="1 arrays to map, but 2"):
+        h.encode(X, X)

@@ -97,7 +97,11 @@ class Coded:
     _convert: Convert
 
     def __call__(self, params: Any, *codes: Any) -> Any:
-        """Computes codes of the results."""
+        """Computes codes of the results.
+
+        Raises:
+            TypeError: There are more or fewer arrays of data, or codes that aren't uint8.
+        """
         floats, given = self._read(params, codes)
         return self._run((params, *floats), given, self.results)
 
@@ -106,7 +110,10 @@ class Coded:
 
         Args:
             params: Float parameters of the model.
-            *codes: Codes of data; only shapes count.
+            *codes: Codes of data, uint8; only shapes count.
+
+        Raises:
+            TypeError: As for a call.
         """
         floats, given = self._read(params, codes)
         return self._convert(params, floats, given, self.results)
@@ -114,6 +121,7 @@ class Coded:
     def _read(self, params: Any, codes: tuple[Any, ...]) -> tuple[tuple[Any, ...], Given]:
         """Makes stand-ins for data in float, and what is read in their place."""
         leaves, structure = jax.tree.flatten(codes)
+        self._check(leaves)
         first = len(jax.tree.leaves(params))
         given = {
             first + i: Argument.of_codes(leaf, grid, [])
@@ -126,6 +134,24 @@ class Coded:
             for leaf, grid in zip(leaves, self.arguments, strict=True)
         ]
         return jax.tree.unflatten(structure, floats), given
+
+    def _check(self, leaves: Sequence[Any]) -> None:
+        """Checks that data are codes, where codes are read.
+
+        Raises:
+            TypeError: There are more or fewer arrays, or some of another dtype.
+        """
+        if len(leaves) != len(self.arguments):
+            raise TypeError(
+                f"The data are {len(self.arguments)} arrays, but {len(leaves)} were given."
+            )
+        for i, (leaf, grid) in enumerate(zip(leaves, self.arguments, strict=True)):
+            # Floats would be taken for codes, and signed codes for others.
+            if grid is not None and jnp.result_type(leaf) != jnp.uint8:
+                raise TypeError(
+                    f"Array {i} of the data is {jnp.result_type(leaf)}, but codes are uint8: "
+                    "encode(...) makes them."
+                )
 
     @property
     def code_grids(self) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
@@ -210,6 +236,8 @@ def _grid_of(seen: Sequence[Codes | None], path: str) -> Codes:
 
 def _mapped(act: Callable[[Codes, Any], Any], grids: Sequence[Codes | None], tree: Any) -> Any:
     leaves, structure = jax.tree.flatten(tree)
+    if len(leaves) != len(grids):
+        raise TypeError(f"There are {len(grids)} arrays to map, but {len(leaves)} were given.")
     pairs = zip(grids, leaves, strict=True)
     return jax.tree.unflatten(structure, [x if grid is None else act(grid, x) for grid, x in pairs])
 
