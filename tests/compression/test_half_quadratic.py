@@ -112,3 +112,15 @@ def test_with_gptq():
     exact = f(params, x)
     assert jnp.square(f(new, x) - exact).mean() < jnp.square(nearest - exact).mean()
     np.testing.assert_array_equal(quantized(f, started)(new, x), f(new, x))
+
+
+@pytest.mark.parametrize("size", [1e-9, 1e-6, 1e6, 1e30])
+def test_numbers_that_float16_does_not_hold_are_its_nearest(size):
+    method = HalfQuadratic(8, numbers="float16").start(W * size, TENSOR)
+    for number in (method.step, method.zero):
+        assert jnp.array_equal(number, number.astype(jnp.float16).astype(jnp.float32))
+        assert jnp.isfinite(number).all()
+    assert (method.step > 0).all()
+    found = method.quantize(W * size, TENSOR)
+    assert jnp.isfinite(found).all()
+    assert jnp.abs(found - W * size).max() <= max(jnp.abs(W * size).max(), 2.0**-24)

@@ -45,6 +45,7 @@ from jaxeff.compression.numerics import (
 from jaxeff.core import Choice, Count, Number, Width, register_setting, static, static_number
 
 _BITS = {"float32": 32, "float16": 16}
+_LEAST = {"float32": 2.0**-126, "float16": 2.0**-24}
 _MOST_ZERO = 2.0**12
 """The largest zero of an open grid, which float16 still holds: values far from zero, close
 together, get wider steps."""
@@ -106,7 +107,9 @@ class HalfQuadratic(BaseQuantizer):
             widest = jnp.maximum(jnp.abs(low), jnp.abs(high))
             step = jnp.maximum((high - low) / self._top(value.dtype), widest / _MOST_ZERO)
             # An array of zeros has no range, and any step is right for it.
-            step = self._stored(jnp.where(step > 0, step, jnp.ones_like(step)))
+            # One that would vanish in float16 is the smallest that doesn't.
+            least = _LEAST[self.numbers]
+            step = self._stored(jnp.where(step > 0, jnp.maximum(step, least), jnp.ones_like(step)))
         step = keep_positive(jnp.asarray(step, value.dtype))
         zero = self.zero
         if zero is None:
@@ -151,7 +154,9 @@ class HalfQuadratic(BaseQuantizer):
         return best
 
     def _stored(self, number: Array) -> Array:
-        """Rounds numbers to what they are stored as."""
+        """Rounds numbers to what they are stored as; the nearest where that has no such ones."""
+        kind = jnp.finfo(self.numbers)
+        number = jnp.clip(number, float(kind.min), float(kind.max))
         return number.astype(self.numbers).astype(number.dtype)
 
     def _top(self, dtype: Any) -> Any:
