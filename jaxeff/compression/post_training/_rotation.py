@@ -88,7 +88,7 @@ def rotate(
     _check_settings(program, settings, leaves)
     folded: set[str] = set()
     # Layers that aren't quantized turn with the others: the function stays the same.
-    for stream in streams(program, leaves, found) if fold else ():
+    for stream in streams(program, leaves, found, seed) if fold else ():
         sites = {at.layer.site for at in stream.read}
         if sites.intersection(ours):
             _turn(stream, leaves, seed)

@@ -27,6 +27,11 @@ from jaxeff.program.ir import Value
 
 _TOLERANCE = 1e-3
 """Largest relative difference of a layer that commutes with a rotation, in float32."""
+_NARROW_TOLERANCE = 0.03
+"""The same in float16 and bfloat16."""
+_SIZES = (1.0, 1e-3, 1e3, 1e6)
+_NARROW_SIZES = (1.0, 1e-2, 1e2)
+"""Sizes of the values that layers are tried on; a square of the largest is a number still."""
 
 
 @dataclass(eq=False)
@@ -62,7 +67,7 @@ class Stream:
 
 
 def streams(
-    program: Program, leaves: Sequence[Any], found: Mapping[str, Multiplication]
+    program: Program, leaves: Sequence[Any], found: Mapping[str, Multiplication], seed: int
 ) -> list[Stream]:
     """Finds the streams that can be turned.
 
@@ -70,8 +75,9 @@ def streams(
         program: Result of `trace`.
         leaves: The flattened arguments; parameters are looked at, data isn't.
         found: The linear layers, by site.
+        seed: Number that the signs of the rotation are drawn by.
     """
-    reader = _Reader(program, leaves, found)
+    reader = _Reader(program, leaves, found, seed)
     for layer in program.layers:
         reader.visit(layer)
     for v in program.outputs:
@@ -85,9 +91,14 @@ class _Reader:
     """Streams of the values of a program, as they are found layer by layer."""
 
     def __init__(
-        self, program: Program, leaves: Sequence[Any], found: Mapping[str, Multiplication]
+        self,
+        program: Program,
+        leaves: Sequence[Any],
+        found: Mapping[str, Multiplication],
+        seed: int,
     ):
         self.program, self.found, self.makers = program, found, producers(program)
+        self.seed = seed
         self.of: dict[Value, Value] = {}
         self.roots: dict[Value, Stream] = {}
         # A bias after the scale, as a layer norm has, would have to be turned with it.
@@ -210,7 +221,7 @@ class _Reader:
         if len(data) != 1 or (weights and (gain is None or len(weights) != 1)):
             return False
         # A scale commutes only where it is one, which folding makes it.
-        if not _commutes(layer, layer.inputs.index(data[0]), weights):
+        if not _commutes(layer, layer.inputs.index(data[0]), weights, self.seed):
             return False
         self.unite(data[0], out)
         if gain is not None:
@@ -218,26 +229,33 @@ class _Reader:
         return True
 
 
-def _commutes(layer: Layer, index: int, ones: Sequence[int]) -> bool:
+def _commutes(layer: Layer, index: int, ones: Sequence[int], seed: int) -> bool:
     """Tells whether a layer gives turned results for turned values, with scales of one."""
     random = np.random.default_rng(0)
     values: list[Any] = [np.zeros(v.aval.shape, v.aval.dtype) for v in layer.inputs]
     for i in ones:
         values[i] = values[i] + np.ones((), values[i].dtype)
     # Normal values of both signs: what isn't linear or radial shows on them.
-    x = random.normal(size=values[index].shape).astype(values[index].dtype)
-    turn = rotation(x.shape[-1], 0)
+    x = random.normal(size=values[index].shape)
+    # The rotation itself: of an odd number of entries it turns signs alone, by some seeds none.
+    turn = rotation(x.shape[-1], seed)
 
     @jax.jit
     def result(x: Array) -> Array:
         inputs = list(values)
-        inputs[index] = x
+        inputs[index] = x.astype(values[index].dtype)
         made: Array = layer.fn(*inputs)[0]
-        return made
+        return made.astype(jnp.float32)
 
-    before, after = result(turn(jnp.asarray(x))), turn(result(jnp.asarray(x)))
-    size = float(jnp.abs(after).max())
-    return bool(jnp.abs(before - after).max() <= _TOLERANCE * size)
+    bits = jnp.finfo(values[index].dtype).bits
+    tolerance = _TOLERANCE if bits >= 32 else _NARROW_TOLERANCE
+    # What clips large values, or stops small ones, does so at some size.
+    for size in _SIZES if bits >= 32 else _NARROW_SIZES:
+        of_size = jnp.asarray(x * size, jnp.float32)
+        before, after = result(turn(of_size)), turn(result(of_size))
+        if not jnp.abs(before - after).max() <= tolerance * jnp.abs(after).max():
+            return False
+    return True
 
 
 def rotation(size: int, seed: int, back: bool = False) -> Callable[[Any], Array]:

@@ -194,3 +194,46 @@ def test_the_rest_goes_on_and_mistakes_are_named():
         Rotated(3)
     with pytest.raises(ValueError, match=r"sums over 16 entries, which blocks of 32"):
         quantized(f, {"fc": LayerQuantization(Rotated(Uniform(4), 32))})(params, x)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("size", "act", "seed", "folds"),
+    [
+        (3, jax.nn.relu, 1, False),
+        (8, lambda x: jnp.clip(x, -1e4, 1e4), 0, False),
+        (8, lambda x: x / jnp.sqrt((x**2).mean(-1, keepdims=True) + 1e-6), 0, True),
+    ],
+)
+def test_only_what_commutes_with_this_rotation_at_any_size_folds(size, act, seed, folds):
+    a, b, c = jax.random.split(jax.random.key(3), 3)
+    params = {"a": jax.random.normal(a, (5, size)), "b": jax.random.normal(b, (size, 4))}
+    x = jax.random.normal(c, (6, 5)) * 1e5
+
+    def f(p, x):
+        return act(x @ p["a"]) @ p["b"]
+
+    new, spec = rotate(f, params, x, {"*": Int(8)}, seed=seed)
+    exact = f(params, x)
+    assert float(jnp.abs(f(new, x) - exact).max() / jnp.abs(exact).max()) < 1e-5
+    assert isinstance(spec["b"].weights, Rotated) != folds
+    assert quantized(f, spec)(new, x).shape == (6, 4)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float16])
+def test_layers_of_narrow_floats_are_tried_in_these(dtype):
+    a, b, c = jax.random.split(jax.random.key(4), 3)
+    x = jax.random.normal(c, (6, 5)).astype(dtype)
+    params = {
+        "a": jax.random.normal(a, (5, 8)).astype(dtype),
+        "b": jax.random.normal(b, (8, 4)).astype(dtype),
+    }
+
+    def f(p, x):
+        return jax.nn.relu(x @ p["a"]) @ p["b"]
+
+    new, spec = rotate(f, params, x, {"b": Int(8)})
+    assert isinstance(spec["b"].weights, Rotated)
+    assert jnp.array_equal(f(new, x), f(params, x))
+    assert quantized(f, spec)(new, x).dtype == dtype
