@@ -33,6 +33,8 @@ from jaxeff.program.ir import Value
 
 _BASE = 8
 _DRAWS = 4
+_FULL = 32
+"""Bits of float32."""
 
 Labels = Int[np.ndarray, "..."]
 
@@ -118,11 +120,30 @@ def source(
     if bias is None or users(program, bias.path) != [at.layer.site]:
         return None
     values = [env.get(v, zeros_like(v)) for v in at.layer.inputs]
+    if jnp.finfo(leaves[bias.leaf].dtype).bits < _FULL:
+        return Source(at, bias, _by_digits(at, bias, leaves[bias.leaf], channels), channels)
     # The mean of channel numbers over the places that a bias entry adds to is that entry's
     # channel.
     labels = channels.astype(np.float32)
     entries = mean_per_entry(at.layer, bias, biases[0], leaves[bias.leaf], values, labels)
     return Source(at, bias, np.rint(np.asarray(entries, np.float64)).astype(int), channels)
+
+
+def _by_digits(at: Multiplication, bias: Origin, leaf: Array, channels: Labels) -> Labels:
+    """Finds the channel of each entry of a bias in narrow floats, which add no long sums up."""
+    entries, weight = np.zeros(channels.shape, int), 1
+    numbers = np.arange(leaf.size)
+    values: list[Any] = [zeros_like(v) for v in at.layer.inputs]
+    # With zeros elsewhere, an output is the entry that is added to it: its number, by digits.
+    while weight == 1 or weight < leaf.size:
+        digits = jnp.asarray(numbers // weight % _BASE, leaf.dtype).reshape(leaf.shape)
+        values[at.layer.biases[0]] = bias.to_input(digits)
+        made = np.asarray(jax.jit(at.layer.fn)(*values)[0], np.float64)
+        entries += weight * np.rint(made).astype(int)
+        weight *= _BASE
+    labels = np.zeros(leaf.size, int)
+    labels[entries.reshape(-1)] = channels.reshape(-1)
+    return labels.reshape(leaf.shape)
 
 
 def output_channels(at: Multiplication) -> Labels | None:

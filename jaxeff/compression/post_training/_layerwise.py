@@ -18,7 +18,13 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array
 
-from jaxeff.compression._quantized import check_spec, of_inputs, quantized_layer, settings_of
+from jaxeff.compression._quantized import (
+    applies,
+    check_spec,
+    of_inputs,
+    quantized_layer,
+    settings_of,
+)
 from jaxeff.compression.numerics import LayerQuantization, Method, Quantizer, Tensor
 from jaxeff.compression.post_training._multiplication import Matrix, Multiplication, multiplications
 from jaxeff.compression.post_training._origins import parameter_values, users
@@ -255,6 +261,9 @@ def started_spec(
     for layer in program.sites:
         if layer.base in used:
             setting = settings.get(layer.site)
+            # Of "*", which may match what has nothing for a quantizer; a site's own name may not.
+            if setting is not None and not applies(layer, setting):
+                continue
             if setting is not None and layer.site in started:
                 setting = replace(setting, weights=started[layer.site])
             spec[layer.site] = setting

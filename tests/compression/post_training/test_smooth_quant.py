@@ -158,3 +158,36 @@ def test_mistakes_are_named():
         smooth_quant(linear, params, x, ranged)
     with pytest.raises(ValueError, match="smooth_quant: the weights of 'fc' hold NaN"):
         smooth_quant(linear, {"fc": {"kernel": jnp.full((16, 8), jnp.nan)}}, x, SPEC)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float16])
+def test_biases_of_narrow_floats_are_scaled_with_their_channels(dtype):
+    def f(p, x):
+        return jax.nn.relu(x @ p["w"] + p["b"][None]) @ p["v"]
+
+    keys = jax.random.split(jax.random.key(0), 4)
+    shapes = {"w": (16, 300), "b": (300,), "v": (300, 4)}
+    params = {
+        name: jax.random.normal(k, shape).astype(dtype)
+        for k, (name, shape) in zip(keys, shapes.items(), strict=False)
+    }
+    x = jax.random.normal(keys[3], (40, 16)).astype(dtype)
+    new, spec = smooth_quant(f, params, x, {"*": Int(8)})
+    assert not isinstance(spec["v"].weights, Scaled)
+    assert not jnp.array_equal(new["b"], params["b"])
+    exact = np.asarray(f(params, x), np.float32)
+    difference = np.asarray(f(new, x), np.float32) - exact
+    assert np.abs(difference).max() <= 4 * float(jnp.finfo(dtype).eps) * np.abs(exact).max()
+
+
+def test_a_star_may_match_what_is_not_quantized():
+    params, x = _problem()
+
+    def f(p, x, mask):
+        return linear(p, x * mask)
+
+    args = (x, jnp.ones_like(x))
+    new, spec = smooth_quant(f, params, args, {"*": Int(8)})
+    assert list(spec) == ["fc"]
+    assert quantized(f, spec)(new, *args).shape == (100, 8)
