@@ -12,7 +12,7 @@ from jaxeff.compression import Grouped, HalfQuadratic, LayerQuantization, init, 
 from jaxeff.nn import small_classifier
 
 f, params, (x, y) = small_classifier()
-four = LayerQuantization(Grouped(HalfQuadratic(4), 16))
+four = LayerQuantization(Grouped(HalfQuadratic(4), 4))
 spec = init(f, params, x, {"*:linear": four, "conv1": None})     # the solver runs once
 logits = quantized(f, spec)(params, x)
 ```
