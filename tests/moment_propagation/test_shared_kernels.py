@@ -213,6 +213,23 @@ def test_a_residual_sum_keeps_what_its_operands_share():
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("shape", [(3, 3, 4, 6), (4, 6)], ids=["convolution", "dense"])
+def test_a_bias_alone_is_shared_by_positions_too(shape):
+    head = normal(6, 3)
+
+    def f(params, x):
+        y = convolve(x, params["kernel"]) if len(shape) == 4 else x @ params["kernel"]
+        return kept(y + params["bias"]).mean((1, 2)) @ head
+
+    params = {"kernel": normal(*shape), "bias": random(6)}
+    ours, diagonal = (jax.jit(moments(f, shared=s))(params, X) for s in (True, False))
+    exact = jax.jit(moments(f, method="linear"))(params, X)
+    np.testing.assert_allclose(ours.var, exact.var, rtol=1e-4)
+    np.testing.assert_allclose(ours.mean, exact.mean, rtol=1e-4, atol=1e-4)
+    assert (diagonal.var < 0.1 * exact.var).all()
+
+
+@pytest.mark.slow
 def test_a_sum_is_the_mean_times_positions_and_windows_may_come_before():
     w = random(3, 3, 4, 6)
 

@@ -176,7 +176,10 @@ class _KernelSearch:
         moved = follow(before, start) if only_moves(before, start) else None
         if moved is None or kernel in moved or (start and image not in moved):
             return None
-        if not start and not depends(before, self.random, kernel):
+        # Positions share a bias as they do a kernel; noise of the image isn't meant.
+        given = self.random.difference(layer.outputs)
+        own = depends(before, given, kernel) or depends([*before, *after], given, layer.outputs[0])
+        if not start and not own:
             return None
         if read.layouts is None:
             layout = moved[image] if start else self.of_tokens.get(op.outputs[0])
