@@ -28,8 +28,10 @@ _STEPS_SHARED = 12_000
 def packed_products(target: Target, cores: int, any_batch: bool) -> Any:
     """Returns the lowering of products with packed weights for a target."""
     nibbles, plain = nibbles_of(target), dot_of(target)
-    # A decoder has hundreds of products of a few shapes, and a kernel takes a tenth of a second.
-    written: dict[Any, tirx.PrimFunc] = {}
+    # A decoder has hundreds of products of a few shapes, and a kernel takes a tenth of a second to
+    # write, and as long to be compared with those that a module has. Each with its module's
+    # builder, which stays alive that way: another one can't have its number.
+    written: dict[Any, tuple[relax.BlockBuilder, relax.GlobalVar]] = {}
 
     def lower(
         bb: relax.BlockBuilder,
@@ -64,9 +66,9 @@ def packed_products(target: Target, cores: int, any_batch: bool) -> Any:
         sizes: list[Any] = [(shape_of(o), str(o.ty.dtype)) for o in operands]
         if any_batch:
             sizes[0] = ((batch, depth), sizes[0][1])
-        key = (rows, depth, columns, weight_bits, group, str(sizes[1:]), codes)
+        key = (id(bb), rows, depth, columns, weight_bits, group, str(sizes[1:]), codes)
         if any_batch or key not in written:  # a batch that varies is a variable of its own
-            written[key] = contraction(
+            kernel = contraction(
                 geometry,
                 dot,
                 {},
@@ -77,8 +79,9 @@ def packed_products(target: Target, cores: int, any_batch: bool) -> Any:
                 tile,
                 functools.partial(make, group, chunk),
             )
+            written[key] = bb, bb.add_func(kernel, "q_packed")
+        _, name = written[key]
         kind = relax.TensorType((rows, columns), "int32" if codes else "float32")
-        name = bb.add_func(written[key], "q_packed")
         return bb.emit(relax.call_tir(name, relax.Tuple(operands), kind))
 
     return lower
