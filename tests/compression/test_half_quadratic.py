@@ -101,6 +101,7 @@ def test_gradients_pass_inside_of_the_range():
     np.testing.assert_array_equal(gradient[outside], jnp.zeros(outside.sum()))
 
 
+@pytest.mark.slow
 def test_with_gptq():
     def f(params, x):
         return x @ params["fc"]["kernel"]

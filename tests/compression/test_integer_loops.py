@@ -93,6 +93,7 @@ def converted(f, *args, spec=LINEAR):
     return g, integer_aware(f, spec), g.convert(W, *args)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("f", [scanned, nested, stacked, while_loop, branches, remat, no_rounds])
 def test_products_in_loops_and_branches_are_of_codes(f):
     spec = {"b": LINEAR["*:linear"]} if f is no_rounds else LINEAR
@@ -105,6 +106,7 @@ def test_products_in_loops_and_branches_are_of_codes(f):
     assert not codes.rest
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("cell", [nnx.LSTMCell, nnx.OptimizedLSTMCell, nnx.GRUCell])
 def test_recurrent_cells_are_of_codes(cell):
     model = nnx.RNN(cell(4, 8, rngs=nnx.Rngs(0)), rngs=nnx.Rngs(1))

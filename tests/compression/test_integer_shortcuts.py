@@ -39,6 +39,7 @@ def read_in_a_sum_too(p, x):
     return (y * (1 + GAINS)[None]) @ p["b"], y + 100 * (x @ p["c"]), y @ p["c"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "f",
     [

@@ -43,6 +43,7 @@ def test_the_matrix_is_walshs_with_signs(size):
     assert (np.diag(signs) < 0).any()
 
 
+@pytest.mark.slow
 def test_products_are_those_of_the_turned_basis():
     x = jax.random.normal(jax.random.key(0), (5, 16)) * SIZE[None]
     w = jax.random.normal(jax.random.key(1), (16, 4))
@@ -172,6 +173,7 @@ def test_a_tied_decoder_is_turned_in_the_call_and_an_untied_one_folds():
     assert isinstance(started["blocks/0/down"].weights, Rotated)
 
 
+@pytest.mark.slow
 def test_the_rest_goes_on_and_mistakes_are_named():
     def f(params, x):
         return x @ params["fc"]["kernel"]
