@@ -32,24 +32,24 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int
 
-from jaxeff.compression._quantized import check_spec, of_inputs, settings_of
+from jaxeff.compression._quantized import of_inputs
 from jaxeff.compression.numerics import LayerQuantization, Method, Quantizer, Tensor
 from jaxeff.compression.post_training._adaround import excess
 from jaxeff.compression.post_training._channels import LayerPair, pairs
 from jaxeff.compression.post_training._equalization import rescale, weights_of
 from jaxeff.compression.post_training._layerwise import (
-    arguments,
     check_finite,
     check_kept,
     check_users,
     compiled,
+    read_model,
     start,
     started_spec,
 )
-from jaxeff.compression.post_training._multiplication import Multiplication, multiplications
+from jaxeff.compression.post_training._multiplication import Multiplication
 from jaxeff.compression.quantizers import Scaled
 from jaxeff.core import check_count, input_batch, static_integer, validate
-from jaxeff.program import Layer, evaluate, plain_rule, trace
+from jaxeff.program import Layer, evaluate, plain_rule
 
 
 @validate(batch=input_batch, points=static_integer())
@@ -80,13 +80,8 @@ def awq(
         ValueError: The batch is empty or not finite, nothing has weights to quantize, or a weight
             isn't one parameter's entries.
     """
-    check_spec(spec)
     check_count("awq: points", points)
-    args = arguments("awq", batch)
-    program = trace(f, params, *args)
-    settings = settings_of(spec, program)
-    found, refused = multiplications(program)
-    leaves = jax.tree.leaves((params, *args))
+    program, settings, found, refused, leaves = read_model("awq", f, params, batch, spec)
     sites: dict[str, tuple[Multiplication, Quantizer, Tensor, Array, Array]] = {}
 
     def measure(layer: Layer, key: Any, *values: Any) -> Sequence[Any]:

@@ -11,7 +11,7 @@ Sharp edges:
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -108,6 +108,47 @@ def arguments(where: str, batch: Any) -> tuple[Any, ...]:
     return args
 
 
+class ModelReading(NamedTuple):
+    """A model as the methods of this package read it.
+
+    Attributes:
+        program: The model's layers.
+        settings: Settings of layers, by site.
+        found: Products with weights, by site.
+        refused: Reasons why other linear layers are none, by site.
+        leaves: Leaves of the model's arguments.
+    """
+
+    program: Program
+    settings: Mapping[str, LayerQuantization]
+    found: dict[str, Multiplication]
+    refused: dict[str, str]
+    leaves: list[Any]
+
+
+def read_model(
+    where: str, f: Callable[..., Any], params: Any, batch: Any, spec: Mapping[str, Method | None]
+) -> ModelReading:
+    """Reads a model and the settings of its layers.
+
+    Args:
+        where: Name in error messages.
+        f: A pure function `f(params, *args)`.
+        params: The parameters of `f`.
+        batch: `args` as a tuple, or the only one of them.
+        spec: Quantizers by site.
+
+    Raises:
+        ValueError: The batch is empty or not finite.
+    """
+    check_spec(spec)
+    args = arguments(where, batch)
+    program = trace(f, params, *args)
+    settings = settings_of(spec, program)
+    leaves = jax.tree.leaves((params, *args))
+    return ModelReading(program, settings, *multiplications(program), leaves)
+
+
 def on_grids(
     where: str,
     f: Callable[..., Any],
@@ -134,12 +175,7 @@ def on_grids(
         ValueError: Nothing in the spec has weights, a weight can't be replaced, values aren't
             finite, or a method doesn't keep its own grid.
     """
-    check_spec(spec)
-    args = arguments(where, batch)
-    program = trace(f, params, *args)
-    settings = settings_of(spec, program)
-    found, refused = multiplications(program)
-    leaves = jax.tree.leaves((params, *args))
+    program, settings, found, refused, leaves = read_model(where, f, params, batch, spec)
     solved: dict[str, tuple[Array, Quantizer]] = {}
     started: dict[str, Quantizer] = {}
 

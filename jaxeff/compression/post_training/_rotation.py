@@ -34,16 +34,14 @@ from typing import Any
 import jax
 import numpy as np
 
-from jaxeff.compression._quantized import check_spec, settings_of
 from jaxeff.compression.numerics import LayerQuantization, Method
 from jaxeff.compression.post_training._equalization import replace_weights, weights_of
-from jaxeff.compression.post_training._layerwise import arguments, started_spec
-from jaxeff.compression.post_training._multiplication import multiplications
+from jaxeff.compression.post_training._layerwise import read_model, started_spec
 from jaxeff.compression.post_training._smooth_quant import check_open
 from jaxeff.compression.post_training._streams import Stream, rotation, streams
 from jaxeff.compression.quantizers import Rotated
 from jaxeff.core import input_batch, static_integer, validate
-from jaxeff.program import Layer, Program, evaluate, plain_rule, trace
+from jaxeff.program import Layer, Program, evaluate, plain_rule
 
 
 @validate(batch=input_batch, seed=static_integer(0))
@@ -73,12 +71,7 @@ def rotate(
         ValueError: The batch is empty or not finite, nothing is quantized in a linear layer with a
             weight of its own, or a range is fixed already.
     """
-    check_spec(spec)
-    args = arguments("rotate", batch)
-    program = trace(f, params, *args)
-    settings = settings_of(spec, program)
-    found, _ = multiplications(program)
-    leaves = jax.tree.leaves((params, *args))
+    program, settings, found, _, leaves = read_model("rotate", f, params, batch, spec)
     ours = [site for site in settings if site in found]
     if not ours:
         raise ValueError(

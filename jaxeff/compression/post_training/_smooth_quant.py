@@ -37,17 +37,17 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int
 
-from jaxeff.compression._quantized import check_spec, of_inputs, settings_of
+from jaxeff.compression._quantized import of_inputs
 from jaxeff.compression.numerics import LayerQuantization, Method
 from jaxeff.compression.post_training._awq import input_channels, narrow, narrowed
 from jaxeff.compression.post_training._channels import pairs
 from jaxeff.compression.post_training._equalization import rescale, weights_of
 from jaxeff.compression.post_training._gains import gains
-from jaxeff.compression.post_training._layerwise import arguments, check_finite, started_spec
-from jaxeff.compression.post_training._multiplication import Multiplication, multiplications
+from jaxeff.compression.post_training._layerwise import check_finite, read_model, started_spec
+from jaxeff.compression.post_training._multiplication import Multiplication
 from jaxeff.compression.quantizers import Scaled
 from jaxeff.core import input_batch, probability, validate
-from jaxeff.program import Layer, Program, evaluate, plain_rule, trace
+from jaxeff.program import Layer, Program, evaluate, plain_rule
 
 _Channels = Int[np.ndarray, "groups inputs"]
 
@@ -95,12 +95,7 @@ def smooth_quant(
         ValueError: The batch is empty or not finite, nothing is quantized in a linear layer with a
             weight of its own, or a range is fixed already.
     """
-    check_spec(spec)
-    args = arguments("smooth_quant", batch)
-    program = trace(f, params, *args)
-    settings = settings_of(spec, program)
-    found, _ = multiplications(program)
-    leaves = jax.tree.leaves((params, *args))
+    program, settings, found, _, leaves = read_model("smooth_quant", f, params, batch, spec)
     reads: dict[str, _Read] = {}
 
     def measure(layer: Layer, key: Any, *values: Any) -> Sequence[Any]:
