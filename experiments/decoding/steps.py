@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
-from functools import partial
 from importlib.util import find_spec
 from typing import Any
 
@@ -61,8 +61,7 @@ def steps(size: tuple[int, int, int], slots: int, rounds: int) -> Iterator[Row]:
                 taken = g.convert(params, *args)
             bundle = jaxeff_export.deploy(g, (taken, *args), target=one_thread(), state=("cache",))
             session = stack.enter_context(bundle.on()).session()
-            token = np.zeros((1, 1), np.int32)
-            calls[name, "jaxeff"] = partial(_restarted, session, token, cache.length, slots)
+            calls[name, "jaxeff"] = _restarted(session, slots - int(cache.length) - 1)
         if find_spec("onnxruntime") and find_spec("onnx"):
             calls |= _onnxruntime(step, params, args)
         meters = {key: metered(call, time.process_time) for key, call in calls.items()}
@@ -76,13 +75,17 @@ def steps(size: tuple[int, int, int], slots: int, rounds: int) -> Iterator[Row]:
         }  # fmt: skip
 
 
-def _restarted(session: Any, token: Any, filled: Any, slots: int) -> None:
-    """Takes a step, and begins again where the cache is about to be full."""
-    session.taken = getattr(session, "taken", 0) + 1
-    if session.taken == slots - int(filled) - 1:
-        session.reset()
-        session.taken = 0
-    session.step(token, np.int32(1))
+def _restarted(session: Any, room: int) -> Call:
+    """Steps, begun again where the cache is about to be full."""
+    token, one = np.zeros((1, 1), np.int32), np.int32(1)
+    numbers = itertools.count(1)
+
+    def call() -> None:
+        if next(numbers) % room == 0:
+            session.reset()
+        session.step(token, one)
+
+    return call
 
 
 def _xla(step: Any, params: Any, args: tuple[Any, ...]) -> Call:
