@@ -31,6 +31,13 @@ from jaxeff.nn import MLP
 
 CLASSES, PIXELS = 10, 14 * 14
 
+# How an evidential head's outputs become evidence. The bound keeps one step that is too long from
+# ending in infinity.
+EVIDENCE: dict[str, Callable[[jax.Array], jax.Array]] = {
+    "softplus": jax.nn.softplus,
+    "exp": lambda outputs: jnp.exp(jnp.minimum(outputs, 10.0)),
+}
+
 
 @dataclass(frozen=True)
 class Settings(Training):
@@ -194,8 +201,11 @@ def _mimo(bench: Bench) -> Forms:
 
 
 def _evidential(bench: Bench) -> Forms:
-    loss = training.evidential(bench.f, ramp=10 * bench.steps(), weight=0.1)
-    yield "evidence", 1.0, (bench.f, bench.fit(loss, bench.start).params)
+    for form, activation in EVIDENCE.items():
+        loss = training.evidential(
+            bench.f, ramp=10 * bench.steps(), weight=0.1, activation=activation
+        )
+        yield form, 1.0, (bench.f, bench.fit(loss, bench.start).params)
 
 
 METHODS: dict[str, Callable[[Bench], Forms]] = {
@@ -243,8 +253,8 @@ def _judged(form: str, logits: Any, params: Any) -> Row:
     @jax.jit
     def said(params: Any, x: Any) -> tuple[Any, Any]:
         out = logits(params, x)
-        if form == "evidence":
-            concentration = uncertainty.evidence(out) + 1
+        if form in EVIDENCE:
+            concentration = uncertainty.evidence(out, EVIDENCE[form]) + 1
             probs = uncertainty.dirichlet_probs(concentration)
             return probs, uncertainty.dirichlet_decomposition(concentration).epistemic
         probs = jax.nn.softmax(out).mean(0)

@@ -23,8 +23,10 @@ equations (5) to (7), arXiv:1806.01768).
 Sharp edges:
     What is called epistemic is learnt by this loss and no posterior's: it depends on the weight of
     the divergence (Bengs et al. 2022, arXiv:2203.06102).
-    Evidence grows as slowly as outputs do: a short training ends with little of it everywhere, far
-    too unsure in domain and no surer there than out of it. Train until its sum has settled.
+    By `softplus` evidence grows as slowly as outputs do: a short training ends with little of it
+    everywhere, far too unsure in domain and no surer there than out of it. Train until its sum has
+    settled, or take an activation that reaches large evidence sooner, such as
+    ``lambda z: jnp.exp(jnp.minimum(z, 10))``, here and in `jaxeff.uncertainty.evidence`.
 """
 
 from __future__ import annotations
@@ -36,17 +38,22 @@ import jax
 import jax.numpy as jnp
 from jax.scipy.special import digamma, gammaln
 
-from jaxeff.core import non_negative, static_integer, validate
+from jaxeff.core import function_of_form, non_negative, static_integer, validate
 from jaxeff.training._epoch import Loss
 from jaxeff.training._losses import LabelledLoss, normalized_call, valid_labels
 
 
-@validate(ramp=static_integer(), weight=non_negative)
+@validate(
+    ramp=static_integer(),
+    weight=non_negative,
+    activation=function_of_form("f(outputs) -> evidence"),
+)
 def evidential(
     f: Callable[..., Any],
     *,
     ramp: int = 1000,
     weight: float = 1.0,
+    activation: Callable[[jax.Array], jax.Array] = jax.nn.softplus,
     keyed: bool = False,
     mutable: bool = False,
 ) -> Loss:
@@ -58,6 +65,8 @@ def evidential(
         ramp: Updates over which the weight of the divergence grows to its own, as those of ten
             epochs.
         weight: Weight of the divergence.
+        activation: What makes evidence of outputs, never below zero; `jaxeff.uncertainty.evidence`
+            takes the same.
         keyed: Whether ``f`` takes a random key first.
         mutable: Whether ``f`` takes a state after its parameters and returns (outputs, new state).
 
@@ -69,7 +78,7 @@ def evidential(
     def loss(key: Any, params: Any, state: Any, batch: Any, step: Any) -> tuple[Any, Any]:
         x, labels = batch
         outputs, state = call(key, params, state, x)
-        concentration = jax.nn.softplus(outputs) + 1
+        concentration = activation(outputs) + 1
         target = jax.nn.one_hot(labels, outputs.shape[-1], dtype=outputs.dtype)
         total = concentration.sum(-1, keepdims=True)
         probs = concentration / total

@@ -16,19 +16,29 @@ All have closed forms (Malinin and Gales 2018, arXiv:1802.10501), so one run of 
 what an ensemble's draws would. `jaxeff.training.evidential` trains such a network.
 """
 
+from collections.abc import Callable
+
 import jax
 import jax.numpy as jnp
 from jax.scipy.special import digamma, entr
 from jaxtyping import Array, Float
 
-from jaxeff.core import positive, real_array, validate
+from jaxeff.core import function_of_form, positive, real_array, validate
 from jaxeff.uncertainty._decomposition import Decomposition
 
 
-@validate(outputs=real_array(nan=True))
-def evidence(outputs: Float[Array, "*batch classes"]) -> Float[Array, "*batch classes"]:
-    """Computes evidence from a network's outputs, `softplus`; plus one it is a concentration."""
-    return jax.nn.softplus(outputs)
+@validate(outputs=real_array(nan=True), activation=function_of_form("f(outputs) -> evidence"))
+def evidence(
+    outputs: Float[Array, "*batch classes"],
+    activation: Callable[[jax.Array], jax.Array] = jax.nn.softplus,
+) -> Float[Array, "*batch classes"]:
+    """Computes evidence from a network's outputs; plus one it is a concentration.
+
+    Args:
+        outputs: Outputs of the network.
+        activation: What makes evidence of outputs, never below zero: that of the training.
+    """
+    return activation(outputs)
 
 
 @validate(concentration=positive)

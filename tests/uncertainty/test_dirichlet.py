@@ -90,6 +90,23 @@ def test_it_trains_and_knows_less_of_what_it_has_not_seen():
     assert dirichlet_decomposition(between).epistemic[0] > jnp.median(epistemic)
 
 
+def test_evidence_by_another_activation():
+    x, labels = jnp.eye(3), jnp.asarray([0, 2, 1])
+    params = {"w": jnp.asarray([[2.0, -1.0, 0.5], [0.0, 0.0, 0.0], [1.0, 3.0, -2.0]])}
+
+    def inverse(params, x):
+        # softplus(log(e^e - 1)) = e: outputs whose softplus is the exponential of the logits
+        return jnp.log(jnp.expm1(jnp.exp(logits(params, x))))
+
+    step = jnp.int32(5)
+    ours = evidential(logits, ramp=10, activation=jnp.exp)(KEY, params, None, (x, labels), step)[0]
+    same = evidential(inverse, ramp=10)(KEY, params, None, (x, labels), step)[0]
+    np.testing.assert_allclose(ours, same, rtol=1e-5)
+    np.testing.assert_allclose(
+        evidence(logits(params, x), jnp.exp), evidence(inverse(params, x)), rtol=1e-5
+    )
+
+
 def test_what_is_no_concentration_is_refused():
     with pytest.raises(ValueError, match="dirichlet_probs: concentration"):
         dirichlet_probs(-CONCENTRATION)
