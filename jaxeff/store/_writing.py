@@ -13,7 +13,7 @@ Sharp edges:
     A link at the target is replaced by what is written, not followed.
 
 ```python
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 
 from jaxeff.store import atomic_file, write_atomically
 
@@ -54,7 +54,7 @@ import os
 import secrets
 import shutil
 from collections.abc import Callable, Iterable, Iterator
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 
 from jaxeff.core import instance_of, validate
 from jaxeff.store._reading import open_regular
@@ -144,11 +144,11 @@ def require_absent(path: Path, mark: str, listed: Listed) -> frozenset[str]:
     Args:
       path: Path at which a folder is to be written.
       mark: The file of such a folder that lists the others.
-      listed: From the content of ``mark`` to the names of the files that belong to it; raises
-        ValueError if it can't tell.
+      listed: From the content of ``mark`` to the names of the files that belong to it, those in
+        folders of it with slashes; raises ValueError if it can't tell.
 
     Returns:
-      The names of the files there that may be replaced: all that there are.
+      The names of the files and folders there that may be replaced: all that there are.
 
     Raises:
       FileExistsError: Something else is there, which is named.
@@ -168,9 +168,18 @@ def require_absent(path: Path, mark: str, listed: Listed) -> frozenset[str]:
             f"{path} may hold files of yours, its {mark} cannot tell: {error}; choose another "
             "path, or remove that folder yourself"
         ) from error
+    # Only folders that a listed file lies in are looked into: any other is somebody else's.
+    folders = {str(above) for name in ours for above in PurePosixPath(name).parents} - {"."}
+    for name in sorted(folders):
+        if (path / name).is_dir() and not (path / name).is_symlink():
+            entries |= {f"{name}/{entry.name}": entry for entry in (path / name).iterdir()}
     # A link does not count as ours even under a listed name: it may lead out of the folder.
-    plain = {name for name, entry in entries.items() if entry.is_file() and not entry.is_symlink()}
-    if foreign := sorted(entries.keys() - (ours & plain)):
+    plain = {
+        name
+        for name, entry in entries.items()
+        if not entry.is_symlink() and (entry.is_dir() if name in folders else entry.is_file())
+    }
+    if foreign := sorted(entries.keys() - ((ours | folders) & plain)):
         some = ", ".join(foreign[:3]) + (", ..." if len(foreign) > 3 else "")
         raise FileExistsError(
             f"{path} holds other files than those that its {mark} lists: {some}; move them "
@@ -217,12 +226,19 @@ def atomic_folder(path: Path, mark: str, listed: Listed) -> Iterator[Path]:
 
 def _retire(folder: Path, names: frozenset[str], successor: Path) -> None:
     """Removes a replaced folder's files; what came at the last moment moves to its successor."""
-    for name in names:
+    # A folder's files come before the folder itself.
+    for name in sorted(names, key=lambda name: -name.count("/")):
         # Only names that were checked are removed; a file that came since is somebody else's.
-        (folder / name).unlink(missing_ok=True)
-    for entry in folder.iterdir():
-        if not (successor / entry.name).exists():
-            entry.rename(successor / entry.name)
+        if (folder / name).is_dir():
+            with contextlib.suppress(OSError):  # something came into it
+                (folder / name).rmdir()
+        else:
+            (folder / name).unlink(missing_ok=True)
+    for entry in [entry for entry in folder.rglob("*") if not entry.is_dir()]:
+        place = successor / entry.relative_to(folder)
+        if not place.exists():
+            place.parent.mkdir(parents=True, exist_ok=True)
+            entry.rename(place)
 
 
 @contextlib.contextmanager

@@ -218,6 +218,7 @@ class Bundle(BundleFolder):
         ram: int | str | None = None,
         database: str | Path | None = None,
         threads: int = 1,
+        style: str = "cmake",
     ) -> CLibrary:
         """Writes the function as a C library: a header, an archive, an example, no runtime.
 
@@ -232,13 +233,16 @@ class Bundle(BundleFolder):
           database: same as for `deploy`; a bundle doesn't know what it was tuned by.
           threads: the most threads that may share the loops of a call, where there is an operating
             system; the same bits for any number.
+          style: the build system that the folder is a package for: ``"cmake"``, ``"arduino"``,
+            ``"platformio"``, ``"zephyr"`` or ``"cmsis-pack"``.
 
         Returns:
           The library, with what it takes of memories in ``.sizes``.
 
         Raises:
           CLibraryError: if the batch may vary, an operation has no static kernel, the memories
-            don't hold it, or there is no operating system for its threads.
+            don't hold it, there is no operating system for its threads, or the style has no place
+            for it.
           TargetError: if the target has no floating-point unit.
           ToolchainError: if no C compiler for it is installed.
           FileExistsError: if `path` holds anything but a library's own files.
@@ -254,6 +258,7 @@ class Bundle(BundleFolder):
             ram=ram,
             database=database,
             threads=threads,
+            style=style,
         )
 
     def model(self, core: str | None = None, like: str | None = None) -> tuple[LoopModel, ...]:

@@ -26,6 +26,7 @@ def export_c(
     ram: int | str | None,
     database: str | Path | None,
     threads: int,
+    style: str,
 ) -> CLibrary:
     """Writes a bundle's function as a C library.
 
@@ -40,6 +41,7 @@ def export_c(
       ram: same as for `Bundle.export_c`.
       database: same as for `Bundle.export_c`.
       threads: same as for `Bundle.export_c`.
+      style: same as for `Bundle.export_c`.
     """
     # Start-up time: the compiler loads TVM.
     from jaxeff_export.compiler import tuned_schedules
@@ -61,5 +63,6 @@ def export_c(
         flash=None if flash is None else bytes_of(flash),
         ram=None if ram is None else bytes_of(ram),
         threads=threads,
+        style=style,
     )
     return write_library(order, Path(path))

@@ -34,6 +34,10 @@ def c(
     threads: Annotated[
         int, typer.Option(help="How many threads may share the loops of a call.")
     ] = 1,
+    style: Annotated[
+        str,
+        typer.Option(help="Package for: cmake, arduino, platformio, zephyr or cmsis-pack."),
+    ] = "cmake",
     steps: Annotated[
         bool, typer.Option("--steps", help="Print what each call of a kernel takes, too.")
     ] = False,
@@ -56,6 +60,7 @@ def c(
                 ram=ram,
                 database=database,
                 threads=threads,
+                style=style,
             )
         sizes = library.sizes
         for what, size in sizes.to_json().items():

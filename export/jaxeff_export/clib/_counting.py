@@ -56,7 +56,7 @@ def count_instructions(library: CLibrary, core: str) -> InstructionCount:
     """
     with tempfile.TemporaryDirectory(prefix="jaxeff-count-") as temporary:
         folder = Path(temporary)
-        for entry in library.folder.iterdir():
+        for entry in filter(Path.is_file, library.folder.iterdir()):
             (folder / entry.name).write_bytes(entry.read_bytes())
         # Without checks of pointers the caller calls the function itself, not what checks them.
         call([*library.build, "-DNDEBUG", "-o", "program"], folder)

@@ -1,6 +1,7 @@
 """A C library in a folder: everything that is written, compiled and checked for it.
 
 NAME.h             the interface
+NAME.hpp           the same for C++
 libNAME.a          kernels, what calls them, parameters
 NAME.c             what calls the kernels, to read
 main.c             the example, with recorded.S and recorded.bin, what it replays
@@ -8,6 +9,8 @@ README.md          how to build and run it, sizes
 CMakeLists.txt     the same for CMake
 startup.c board.ld where there is no operating system
 library.json       sizes, what each call of a kernel takes, and the list of these files
+
+A package for another build system has these, and a few more (`packages`).
 """
 
 from __future__ import annotations
@@ -16,7 +19,7 @@ import dataclasses
 import json
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -39,6 +42,13 @@ from jaxeff_export.clib.codegen import (
     threads,
 )
 from jaxeff_export.clib.objects import CLibraryError, Sizes, objects, require_room
+from jaxeff_export.clib.packages import (
+    Package,
+    cpp_header,
+    facts_of,
+    package_files,
+    require_style,
+)
 from jaxeff_export.targets import CToolchain, find_c_toolchain, target_machine
 
 if TYPE_CHECKING:
@@ -69,6 +79,7 @@ class LibraryParts:
         threads: the most threads that may share a loop.
         rounds_inputs: whether arguments are rounded to codes, so that a call refuses NaN.
         state: indices of arguments that calls update, each with that of the result it becomes.
+        style: the build system that it is packed for.
     """
 
     name: str
@@ -88,6 +99,7 @@ class LibraryParts:
     threads: int = 1
     rounds_inputs: bool = False
     state: Sequence[tuple[int, int]] = ()
+    style: str = "cmake"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -143,6 +155,8 @@ def write_library(order: LibraryParts, path: Path) -> CLibrary:
             else f"threads={order.threads}: {order.target_name} has no operating system that would "
             "run them; leave threads at 1"
         )
+    core = str(order.target.get("mcpu", order.target_name))
+    require_style(order.style, core, embed=order.embed, threads=order.threads)
     with atomic_folder(path, FACTS, own_files) as folder:
         library, sizes = _compile(order, tools, folder)
         # A symbol that nobody has would show at the user's linker, and name no operation.
@@ -152,10 +166,14 @@ def write_library(order: LibraryParts, path: Path) -> CLibrary:
         # Without `-o` and a name, which whoever builds it adds.
         build = instructions.example_command(library, tools, "")[:-2]
         _write_example(order, library, tools, sizes, folder)
-        written = [entry.name for entry in folder.iterdir()]
+        package = _pack(order, library, tools, core, folder)
+        written = [
+            entry.relative_to(folder).as_posix() for entry in folder.rglob("*") if entry.is_file()
+        ]
         files = sorted([*written, "example.elf" if tools.board else "example"])  # as README builds
         steps = steps_of(library)
         facts: dict[str, Any] = {"format": "jaxeff-c-library", "files": files}
+        facts |= facts_of(order.style, package)
         facts |= {"sizes": sizes.to_json(), "steps": [step.to_json() for step in steps]}
         facts |= {"target_name": order.target_name, "target": dict(order.target), "needs": needs}
         write_atomically(folder / FACTS, json.dumps(facts, indent=2) + "\n")
@@ -182,8 +200,11 @@ def own_files(data: bytes) -> frozenset[str]:
         facts = json.loads(data)
         if facts["format"] != "jaxeff-c-library":
             raise ValueError("it is of another kind")
-        # A name with a slash leads out of the folder, where nothing is a library's to replace.
-        return frozenset(name for name in facts["files"] if "/" not in name)
+        # A path that leads out of the folder is none of a library's to replace.
+        paths = (PurePosixPath(name) for name in facts["files"])
+        return frozenset(
+            str(path) for path in paths if not path.is_absolute() and ".." not in path.parts
+        )
     except (ValueError, KeyError, TypeError) as error:
         raise CLibraryError(f"{FACTS} lists no files of a C library: {error}") from error
 
@@ -265,6 +286,21 @@ def _compile(order: LibraryParts, tools: CToolchain, folder: Path) -> tuple[driv
             code.append(made / "parameters.o")
         objects.archive(tools, code, folder / f"lib{n}.a")
     return library, sizes
+
+
+def _pack(
+    order: LibraryParts, library: driver.Library, tools: CToolchain, core: str, folder: Path
+) -> Package:
+    """Writes the header for C++, and what the style adds to the folder."""
+    n = order.name
+    write_atomically(folder / f"{n}.hpp", cpp_header(library))
+    headers = {name: (folder / name).read_text() for name in (f"{n}.h", f"{n}.hpp")}
+    archive = (folder / f"lib{n}.a").read_bytes()
+    package = Package(library, core, tools.flags, archive, headers)
+    for name, content in package_files(order.style, package).items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        write_atomically(folder / name, content)
+    return package
 
 
 def _is_arm(order: LibraryParts) -> bool:

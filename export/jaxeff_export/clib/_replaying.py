@@ -36,7 +36,8 @@ class ExampleProgram:
         self._folder = Path(tempfile.mkdtemp(prefix="jaxeff-replay-"))
         self.close = weakref.finalize(self, shutil.rmtree, self._folder, ignore_errors=True)
         # A copy: the library may be gone later, and its recorded call is replaced here.
-        for entry in library.folder.iterdir():
+        # What packages add in folders has no part in the example.
+        for entry in filter(Path.is_file, library.folder.iterdir()):
             (self._folder / entry.name).write_bytes(entry.read_bytes())
         # The example prints whether results agree; with this it also writes them out.
         self._build = [*library.build, f'-DREPLAY_FILE="{RESULTS}"', "-o", "program"]

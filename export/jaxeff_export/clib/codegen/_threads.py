@@ -38,6 +38,8 @@ def source(library: Library, steps: list[str]) -> list[str]:
     parameters = []
     if not library.embedded and library.parameters.blob:
         parameters = [f"    const unsigned char *const {n}_parameters = inputs->parameters;"]
+        # No loop may be worth a thread, and then nothing here reads them.
+        parameters += [f"    (void){n}_parameters;"]
     cases = "\n".join(
         f"    case {i}:\n        {call}\n        break;" for i, call in enumerate(steps)
     )
