@@ -37,7 +37,7 @@ def arduino(package: Package) -> Mapping[str, str | bytes]:
     names = [f.name for f in package.library.given]
     names += [f"out_{f.name}" if f.name in taken else f.name for f in package.library.returned]
     buffers = [
-        f"static std::array<{field.kind}, {max(field.count, 1)}> {name};"
+        f"static {field.kind} {name}[{field.count or 1}];"
         for field, name in zip(arrays, names, strict=True)
     ]
     sketch = render("sketch.ino", name=n, buffers=buffers, arguments=", ".join(names))

@@ -1,8 +1,9 @@
 """The header for C++: a namespace and a class over the calls in C, for C++11 and later.
 
 The class owns what a call needs beside its arguments: the workspace, the state and the threads.
-Arrays are `std::array`, so one of another size or type does not compile. Nothing is allocated, and
-no exception is thrown: what a call returns is an `enum class`.
+Arrays are references to arrays, so one of another size or type does not compile. No header of C++'s
+library is included, which compilers of microcontrollers may lack; nothing is allocated, and no
+exception is thrown: what a call returns is an `enum class`.
 """
 
 from __future__ import annotations
@@ -22,8 +23,9 @@ def cpp_header(library: Library) -> str:
     # In C two structs keep names apart. Here they are parameters of one function.
     taken = {field.name for field in library.given}
     results = [(f, f"out_{f.name}" if f.name in taken else f.name) for f in library.returned]
-    arguments = [f"const {_array(f.kind, f.count)} &{f.name}" for f in library.given]
-    arguments += [f"{_array(f.kind, f.count)} &{name}" for f, name in results]
+    # An array of no elements is none in C++; one of C has at least one.
+    arguments = [f"const {f.kind} (&{f.name})[{f.count or 1}]" for f in library.given]
+    arguments += [f"{f.kind} (&{name})[{f.count or 1}]" for f, name in results]
     begun = [f"{n}_init(&state_);"] if library.state else []
     begun += [f"ready_ = static_cast<Status>({n}_start(&threads_));"] * (library.threads > 1)
     members = [f"{n}_state state_;"] if library.state else []
@@ -45,17 +47,12 @@ def cpp_header(library: Library) -> str:
         if library.threads > 1
         else [],
         given=_given(library),
-        filled=[f"        outputs.{f.name} = {name}.data();" for f, name in results]
+        filled=[f"        outputs.{f.name} = {name};" for f, name in results]
         or ["        outputs.nothing = 0;"],
         reset=_reset(library),
         members=[f"    {line}" for line in members],
         size=max(library.memory.size, 1),
     )
-
-
-def _array(kind: str, count: int) -> str:
-    # `std::array` of no elements has no address; one of C has at least one.
-    return f"std::array<{kind}, {max(count, 1)}>"
 
 
 def _named(
@@ -65,7 +62,7 @@ def _named(
 
 
 def _given(library: Library) -> list[str]:
-    lines = [f"inputs.{f.name} = {f.name}.data();" for f in library.given]
+    lines = [f"inputs.{f.name} = {f.name};" for f in library.given]
     lines += ["inputs.state = &state_;"] if library.state else []
     lines += [f"inputs.{shared.FIELD} = &threads_;"] if library.threads > 1 else []
     lines += [] if library.embedded else ["inputs.parameters = parameters_;"]
