@@ -117,3 +117,20 @@ def test_data_that_are_no_codes_are_refused(case):
         h(params)
     with pytest.raises(TypeError, match="1 arrays to map, but 2"):
         h.encode(X, X)
+
+
+def test_parameters_of_other_results_are_told_apart():
+    f, params = (
+        lambda params, x: x @ params["w"],
+        {"w": jax.random.normal(jax.random.key(2), (6, 3))},
+    )
+    x = jax.random.normal(jax.random.key(2), (4, 6))
+    g = integer(f, calibrate(f, params, [x], {"w": WEIGHTS}))
+    h = g.coded(params, x)
+    (q,) = h.encode(x)
+    of_floats, of_codes = g.convert(params, x), h.convert(params, q)
+    for call, args in ((h, (of_floats, q)), (g, (of_codes, x))):
+        with pytest.raises(IntegerError, match=r"made by g\.convert.*by h\.convert"):
+            call(*args)
+    with pytest.raises(TypeError, match="these are converted"):
+        g.convert(of_floats, x)

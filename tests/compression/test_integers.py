@@ -293,6 +293,32 @@ def test_converted_for_another_spec_is_refused(residual):
         integer(f, spec)(codes, x)
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float16])
+def test_narrow_floats_stay_between_codes(residual, dtype):
+    _, params, x, _ = residual
+    narrow, data = (jax.tree.map(lambda a: a.astype(dtype), tree) for tree in (params, x))
+
+    def f(params, x):
+        y = lax.conv_general_dilated(
+            x, params["conv1"]["kernel"], (1, 1), "SAME", dimension_numbers=("NHWC", "HWIO", "NHWC")
+        )
+        y = nnx.max_pool(nnx.relu(y), (2, 2), strides=(2, 2)).mean((1, 2))
+        return y @ params["fc"]["kernel"]
+
+    spec = calibrate(f, narrow, [data], {"*:linear": WEIGHTS})
+    g = integer(f, spec)
+    codes = g.convert(narrow, data)
+    assert {"conv1/codes", "fc/codes"} <= set(codes.arrays)
+    assert not codes.rest
+    found, wanted = jax.jit(g)(codes, data), jax.jit(quantized(f, spec))(narrow, data)
+    dynamic = integer(f, {"*:linear": WEIGHTS}, dynamic=True)
+    assert found.dtype == wanted.dtype == jax.eval_shape(dynamic, narrow, data).dtype == dtype
+    # Codes of activations differ by one at most, and `quantized` rounds sums to the dtype.
+    found, wanted = (y.astype(jnp.float32) for y in (found, wanted))
+    assert jnp.abs(found - wanted).max() <= (0.02 + 4 * float(jnp.finfo(dtype).eps)) * wanted.max()
+
+
 def test_layers_in_loops_and_in_float_are_left_as_they_are():
     def f(params, x):
         x = jax.nn.gelu(x @ params["a"])

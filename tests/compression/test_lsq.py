@@ -114,3 +114,6 @@ def test_bad_numbers_are_named():
         LSQ(4, step=-1.0)
     with pytest.raises(ValueError, match=r"LSQ\.initial"):
         LSQ(4, initial="median")
+    for one in (1, jnp.array([4, 1])):
+        with pytest.raises(ValueError, match=r"LSQ\.narrow leaves one bit the code 0 alone"):
+            LSQ(one, narrow=True)

@@ -8,7 +8,7 @@ import pytest
 from jaxeff_export.importer import UnsupportedOpError
 
 import jaxeff
-from jaxeff.compression import Int, integer
+from jaxeff.compression import Int, calibrate, integer
 from jaxeff.pruning.sparsity import NofM, wanda
 
 KEYS = jax.random.split(jax.random.key(0), 4)
@@ -84,6 +84,43 @@ def test_integers_become_four_bits_as_in_jax():
         np.testing.assert_array_equal(ours, theirs)
 
 
+@pytest.mark.slow
+def test_rows_of_a_table_and_constants_of_four_bits():
+    counts = {jnp.int4: np.arange(-8, 8), jnp.uint4: np.arange(16)}
+    tables = [jnp.asarray(c.reshape(4, 4).astype(dtype)) for dtype, c in counts.items()]
+    # MLIR prints few constants as numbers, and many as the halves of bytes.
+    few = [c[:4].astype(dtype) for dtype, c in counts.items()]
+    many = [np.resize(c, (100, 4)).astype(dtype) for dtype, c in counts.items()]
+
+    def looked_up(params, at):
+        # Beyond the table are the numbers that `take` fills with: compared, selected, constants.
+        rows = [
+            jax.lax.pad(jnp.take(t, at, axis=0), t[0, 0], ((0, 1, 0), (0, 0, 0))) for t in params
+        ]
+        found = [*rows, *map(jnp.asarray, few), *(jnp.asarray(m)[at] for m in many)]
+        return [a.astype(jnp.float32) for a in found]
+
+    at = jnp.array([3, 0, 9])
+    bundle = jaxeff_export.deploy(looked_up, (tables, at))
+    for ours, theirs in zip(bundle.run(at), jax.jit(looked_up)(tables, at), strict=True):
+        np.testing.assert_array_equal(ours, theirs)
+
+
+@pytest.mark.slow
+def test_codes_beside_four_bits_keep_their_grids():
+    f = lambda params, x: x @ params["w"] + params["b"].astype(jnp.float32)  # noqa: E731
+    params = {"w": jnp.ones((8, 4)) / 3, "b": jnp.arange(4, dtype=jnp.int4)}
+    x = jax.random.normal(KEYS[0], (2, 8))
+    dot = {"w": Int(8, symmetric="weights")}
+    h = integer(f, calibrate(f, params, [x], dot)).coded(params, x)
+    (q,) = h.encode(x)
+    # Unconverted, so that the leaf of four bits is a parameter of the bundle.
+    bundle = jaxeff_export.deploy(h, (params, q))
+    np.testing.assert_array_equal(bundle.run(q), jax.jit(h)(params, q))
+    (given,), (made,) = h.code_grids
+    assert (bundle.artifact.inputs[-1].grid, bundle.artifact.outputs[0].grid) == (given, made)
+
+
 def test_what_has_no_form_is_refused_by_name():
     x = jnp.ones((1, 64))
 
@@ -98,11 +135,6 @@ def test_what_has_no_form_is_refused_by_name():
 
     with pytest.raises(UnsupportedOpError, match="made of int8, not of float32"):
         jaxeff_export.deploy(rounded, ({"a": {"s": jnp.ones((48, 64))}}, x))
-    four = np.arange(-8, 8).astype(jnp.int4)
-    with pytest.raises(UnsupportedOpError, match="constants of four bits"):
-        jaxeff_export.deploy(
-            lambda s, x: x * jnp.asarray(four).astype(jnp.float32), (1.0, x[:, :16])
-        )
     with pytest.raises(UnsupportedOpError, match="no arrays of four bits; take int8"):
         jaxeff_export.deploy(lambda params, w: w.astype(jnp.float32) * params, (1.0, PARAMS["c"]))
 

@@ -48,5 +48,8 @@ def with_bytes(
     def g(*given: Any) -> Any:
         return f(*cast(jax.tree.leaves(given[:parameters]), own), *given[parameters:])
 
+    # What `integer(...).coded` says of its codes is no attribute that wrapping copies.
+    if hasattr(f, "code_grids"):
+        setattr(g, "code_grids", f.code_grids)  # noqa: B010
     stored = [_BYTES.get(str(dtype), dtype) for dtype in own]
     return g, (*cast(leaves, stored), *args[parameters:])

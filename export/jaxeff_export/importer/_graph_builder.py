@@ -54,7 +54,7 @@ MAX_SELECTED_NODES = 32
 _FOUR_BITS = (
     "stablehlo.convert", "stablehlo.reshape", "stablehlo.transpose", "stablehlo.broadcast_in_dim",
     "stablehlo.slice", "stablehlo.dynamic_slice", "stablehlo.concatenate", "stablehlo.gather",
-    "stablehlo.reverse",
+    "stablehlo.reverse", "stablehlo.select", "stablehlo.pad", "stablehlo.constant",
 )  # fmt: skip
 """What is done with numbers of four bits, which are held in eight: nothing that could overflow."""
 _MOVES = ("stablehlo.broadcast_in_dim", "stablehlo.iota", "stablehlo.reshape")
@@ -137,8 +137,6 @@ class GraphBuilder:
                 kind = part_type(op.results[0].type)
                 real, imaginary = (HloValue(kind, constant=part) for part in constant_parts(op))
                 return [Complex.of(real, imaginary)]
-            case "stablehlo.constant" if is_four_bits(op.results[0].type):
-                raise Unsupported("constants of four bits aren't read; make them of int8")
             case "stablehlo.constant":
                 kind = tensor_type(op.results[0].type)
                 return [_constant(op.attributes["value"], kind)]

@@ -154,14 +154,27 @@ class ParameterCache:
         key = f"{site}/{name}"
         if self.given is not None:
             if key not in self.given:
-                raise IntegerError(
-                    f"The converted parameters have no {key}: they were made by another spec or "
-                    "for another function; call convert again."
-                )
+                raise IntegerError(_missing(key, site, self.given))
             return self.given[key]  # type: ignore[no-any-return]
         if key not in self.made:
             self.made[key] = make()
         return self.made[key]  # type: ignore[no-any-return]
+
+
+def _missing(key: str, site: str, given: Mapping[str, Any]) -> str:
+    """Says what converted parameters were made for, if not for this function."""
+    others = [name for name in given if name.startswith(f"{site}/scale")]
+    if key.startswith(f"{site}/scale") and others:
+        # The layer has codes, and scales for another grid: results were asked for in another form.
+        return (
+            f"The converted parameters write {site!r} on another grid than this function does. "
+            "Those of g = integer(f, spec) are made by g.convert(params, x), and those of "
+            "h = g.coded(params, x), whose results are codes, by h.convert(params, codes)."
+        )
+    return (
+        f"The converted parameters have no {key}: they were made by another spec or for another "
+        "function; call convert again."
+    )
 
 
 Evaluate = Callable[[Program, ParameterCache, Sequence[Any]], list[Any]]

@@ -55,7 +55,7 @@ def ranged_by_itself(
     if kernel.window:
         attributes = {"padding": (0, 0, 0, 0), "input_zero": 0}
     # Padded as values: a code of zero per sample is no number that a kernel could pad with.
-    x = kernel.padded(kernel.lay_input(x))
+    x = kernel.padded(kernel.lay_input(x.astype(jnp.float32)))
     of_x = jax.tree.map(lambda v: kernel.lay_scale(v, x.shape[-1]), to)
     nearest = lax.round(x / of_x.step, HALF_TO_EVEN)
     u = jnp.clip(nearest - of_x.zero, of_x.lower, of_x.upper) + half

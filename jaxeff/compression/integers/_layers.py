@@ -15,7 +15,7 @@ from jaxeff.core import jax_internals as _compat
 from jaxeff.program import Layer
 from jaxeff.program.ir import entering, run_nodes
 
-# On, between and far beyond the ends of usual clamps, all exact in float32.
+# On, between and far beyond the ends of usual clamps, all exact in floats of 16 bits.
 _PROBES = np.array([-50, -7.25, -6, -3, -1, -0.5, 0, 0.25, 1, 2.5, 3, 6, 7.25, 60], np.float32)
 
 
@@ -78,10 +78,11 @@ def bounds_of(layer: Layer) -> tuple[float, float | None] | None:
         return None
     aval = layer.inputs[0].aval
     shape = shape_of(aval)
-    if aval.dtype != jnp.float32 or math.prod(shape) < len(_PROBES):
+    if not jnp.issubdtype(aval.dtype, jnp.floating) or math.prod(shape) < len(_PROBES):
         return None
     x = np.resize(_PROBES, shape)
-    y = evaluated(layer, x)
+    # Probes are the same numbers in floats of 16 bits.
+    y = evaluated(layer, x.astype(aval.dtype)).astype(np.float32)
     if y.shape != x.shape:
         return None
     low, high = float(y.min()), float(y.max())

@@ -110,11 +110,11 @@ class IntegerRule:
                 return [found]
         if layer.site and layer.kind != "input":
             self.read.update(path for v in layer.inputs for path in v.leaves)
-        floats = [to_float(v) for v in values]
+        floats = as_floats(values, layer.inputs)
         if setting is None:
             with _named(layer):
                 made = plain_rule(layer, key, *floats)
-            several = [v.is_data and y.dtype == jnp.float32 for v, y in _with(layer, made)]
+            several = [v.is_data and _is_float(y) for v, y in _with(layer, made)]
             # Kept with its codes, of which several readers take one.
             return [Plain(y) if s else y for s, y in zip(several, made, strict=True)]
         with _named(layer):
@@ -402,6 +402,24 @@ def as_value(value: Any) -> Value:
 def to_float(value: Any) -> Any:
     """Returns a value as an array of floats."""
     return value.values() if isinstance(value, Sums | Mean | Plain) else value
+
+
+def as_floats(values: Sequence[Any], variables: Sequence[Any]) -> list[Any]:
+    """Returns values as arrays of the dtypes that the model has there."""
+    return [as_float(v, var) for v, var in zip(values, variables, strict=True)]
+
+
+def as_float(value: Any, variable: Any) -> Any:
+    """Returns a value as an array of the dtype that the model has there."""
+    # Kernels write float32; a model of narrow floats goes on in its own, as its layers expect.
+    if not isinstance(value, Sums | Mean | Plain):
+        return value
+    y = value.values()
+    return y.astype(variable.aval.dtype) if _is_float(y) else y
+
+
+def _is_float(y: Any) -> bool:
+    return bool(jnp.issubdtype(y.dtype, jnp.floating))
 
 
 def _with(layer: Layer, made: Sequence[Any]) -> list[tuple[Any, Any]]:

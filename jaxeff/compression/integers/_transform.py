@@ -47,7 +47,7 @@ from jaxeff.compression._quantized import check_spec, settings_of
 from jaxeff.compression.integers._coded import Argument, Coded, coded
 from jaxeff.compression.integers._dataflow import ParameterCache, run_body
 from jaxeff.compression.integers._grids import Codes, IntegerError
-from jaxeff.compression.integers._rule import IntegerRule, as_value, to_float
+from jaxeff.compression.integers._rule import IntegerRule, as_float, as_floats, as_value
 from jaxeff.compression.integers._values import Sums
 from jaxeff.compression.numerics import Method
 from jaxeff.compression.quantizers.uniform import Uniform
@@ -132,6 +132,7 @@ class Integer:
         Raises:
             IntegerError: A range was never calibrated, a grid is none that integer kernels take, or
                 an accumulator could overflow.
+            TypeError: The parameters are converted already.
             ValueError: A weight isn't finite, weights of one bit are zeros alone in an output, or
                 as for `quantized`.
         """
@@ -145,6 +146,8 @@ class Integer:
         given: Mapping[int, Argument] | None = None,
         results: Sequence[Codes | None] | None = None,
     ) -> Converted:
+        if isinstance(params, Converted):
+            raise TypeError("convert takes the float parameters of f, but these are converted.")
         kept: list[int] = []
 
         @jax.jit
@@ -234,8 +237,8 @@ class Integer:
         # Results are written as codes by the kernels that compute them.
         grids = [None] * len(found) if results is None else results
         written = [
-            to_float(y) if grid is None else as_value(y).codes(grid)
-            for y, grid in zip(found, grids, strict=True)
+            as_float(y, v) if grid is None else as_value(y).codes(grid)
+            for y, v, grid in zip(found, program.outputs, grids, strict=True)
         ]
         done = closed(written, INTEGER)
         paths = {v.path: i for i, v in enumerate(program.inputs) if v.path}
@@ -297,11 +300,11 @@ def _evaluate(program: Program, rule: IntegerRule, values: Sequence[Any]) -> lis
     """Runs layers in order; a product runs where it is read, under the name of its own layer."""
 
     def body(program: Program, store: ParameterCache, values: Sequence[Any]) -> list[Any]:
-        return [to_float(y) for y in _evaluate(program, rule.storing(store), values)]
+        return as_floats(_evaluate(program, rule.storing(store), values), program.outputs)
 
     def outputs_of(layer: Layer, arguments: list[Any]) -> Sequence[Any]:
         if layer.kind == "control flow":
-            return run_body(layer, list(map(to_float, arguments)), rule.store, body)
+            return run_body(layer, as_floats(arguments, layer.inputs), rule.store, body)
         made = rule(layer, None, *arguments)
         # A sum that is read in several forms is written once in float, and codes are made of that.
         return [

@@ -131,13 +131,17 @@ def dense_array(attribute: Any) -> np.ndarray:
     kind = tensor_type(attribute.type)
     if not isinstance(attribute, ir.DenseElementsAttr):
         raise Unsupported(f"constants stored as {type(attribute).__name__} are not read")
+    if is_four_bits(attribute.type):
+        found = _printed(attribute, kind)
+        # Of many elements MLIR prints the lower halves of bytes, without their signs.
+        return (found << 4) >> 4 if kind.dtype == "int8" else found
     if kind.dtype in _NUMPY:
         return _printed(attribute, kind)
     return np.array(attribute, dtype=kind.numpy_dtype).reshape(kind.shape)
 
 
 def _printed(attribute: Any, kind: TensorType) -> np.ndarray:
-    """Reads floats that the bindings cannot from how MLIR prints them."""
+    """Reads elements that the bindings cannot from how MLIR prints them."""
     elements = printed_elements(str(attribute), kind.numpy_dtype)
     if elements.size == 1:
         return np.full(kind.shape, elements[0], kind.numpy_dtype)
@@ -145,7 +149,7 @@ def _printed(attribute: Any, kind: TensorType) -> np.ndarray:
 
 
 def printed_elements(text: str, dtype: np.dtype) -> np.ndarray:
-    """Returns the floats of a dense elements attribute that MLIR has printed, in order.
+    """Returns the numbers of a dense elements attribute that MLIR has printed, in order.
 
     Many elements are one hexadecimal string of their bytes. Few are decimal numbers that determine
     the element, or, where there is no such number, the element's bits in hexadecimal.

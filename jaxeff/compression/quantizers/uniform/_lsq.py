@@ -12,6 +12,7 @@ from typing import Annotated, Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, Float
 
 from jaxeff.compression.numerics import (
@@ -28,7 +29,15 @@ from jaxeff.compression.numerics import (
     round_through,
     safe_scale,
 )
-from jaxeff.core import Choice, Number, Width, register_setting, static, static_number
+from jaxeff.core import (
+    Choice,
+    Number,
+    Width,
+    is_concrete,
+    register_setting,
+    static,
+    static_number,
+)
 
 _STARTS = 64
 
@@ -53,10 +62,11 @@ class LSQ(BaseQuantizer):
         scaled: Whether the gradients of step and offset are divided by sqrt(n Qp), n the values
             that share the step (section 2.2).
         narrow: Whether weights go without the lowest code, which has no counterpart above zero:
-            `integer` computes with such codes alone.
+            `integer` computes with such codes alone. It takes two bits or more: without its lowest
+            code one bit has zero alone.
 
     Raises:
-        TypeError, ValueError: `bits` or `step` is out of bounds.
+        TypeError, ValueError: `bits` or `step` is out of bounds, or one bit is `narrow`.
 
     References:
         Esser et al., "Learned Step Size Quantization", arXiv:1902.08153. Bhalgat et al., "LSQ+",
@@ -72,6 +82,16 @@ class LSQ(BaseQuantizer):
     initial: Annotated[str, Choice("mean", "error")] = static("mean")
     scaled: bool = static(True)
     narrow: bool = static(False)
+
+    def __post_init__(self) -> None:
+        """Checks the fields."""
+        super().__post_init__()
+        # A traced width can't be told; searches over widths sweep such ones.
+        if self.narrow and is_concrete(self.bits) and np.any(np.asarray(self.bits) == 1):
+            raise ValueError(
+                "LSQ.narrow leaves one bit the code 0 alone, so that all weights were zero: take "
+                "two bits or more, or narrow=False."
+            )
 
     def quantize(self, x: Float[Array, "*shape"], tensor: Tensor) -> Float[Array, "*shape"]:
         """Returns the nearest values of the grid, with the gradients above."""
