@@ -5,6 +5,7 @@ import importlib
 from experiments.harness import Study
 
 MODULES = (
+    "accelerators",
     "activations",
     "analog",
     "bridges",
