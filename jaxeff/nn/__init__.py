@@ -5,6 +5,7 @@ Images are NHWC; models flatten what they need to. Layers have short names (``co
 ``model.eval()`` before ``jaxeff.functional`` where it has batch norm or dropout.
 """
 
+from jaxeff.nn.audio import LogMel, hann, mel_filters
 from jaxeff.nn.file_types import Magika, PretrainedMagika, file_tokens, load_magika
 from jaxeff.nn.language import (
     Decoder,
@@ -44,6 +45,7 @@ __all__ = [
     "LeNet5",
     "LinenLeNet5",
     "LinenMLP",
+    "LogMel",
     "Magika",
     "PretrainedDecoder",
     "PretrainedMagika",
@@ -56,9 +58,11 @@ __all__ = [
     "activation",
     "file_tokens",
     "generate",
+    "hann",
     "load_decoder",
     "load_magika",
     "load_tokenizer",
+    "mel_filters",
     "sample",
     "small_classifier",
     "smollm2_135m",

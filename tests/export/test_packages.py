@@ -263,8 +263,8 @@ def test_packages_for_a_microcontroller(tmp_path):
     (tmp_path / "cpp/main.cpp").write_text(MAIN)
     # Compiled as C++ and linked as C: Debian's compiler comes without C++'s library.
     flags = [word for word in library.build if word.startswith(("-m", "-O"))]
-    call("arm-none-eabi-g++", *flags, "-std=c++11", "-fno-exceptions", "-I.", "-c", "main.cpp", "-o", "main.o",
-         folder=tmp_path / "cpp")  # fmt: skip
+    call("arm-none-eabi-g++", *flags, "-std=c++11", "-fno-exceptions", "-I.", "-c",
+         "main.cpp", "-o", "main.o", folder=tmp_path / "cpp")  # fmt: skip
     given = {"main.c": "main.o", "recorded.S": "-DCPP"}
     call(*(given.get(word, word) for word in library.build), "-o", "user.elf",
          folder=tmp_path / "cpp")  # fmt: skip
