@@ -1,6 +1,7 @@
 """Reads the library's modules and what each imports, without importing any."""
 
 import ast
+from collections import deque
 from collections.abc import Iterable
 from functools import cached_property
 from pathlib import Path
@@ -56,15 +57,14 @@ class Module:
     @cached_property
     def imports(self) -> list[Import]:
         """All imports in it, those inside functions and for type checkers included."""
-        inside = {
-            id(node)
-            for function in ast.walk(self.tree)
-            if isinstance(function, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda)
-            for node in ast.walk(function)
-        }
         found = []
-        for node in ast.walk(self.tree):
-            deferred = id(node) in inside
+        queue: deque[tuple[ast.AST, bool]] = deque([(self.tree, False)])
+        while queue:
+            node, deferred = queue.popleft()
+            inside = deferred or isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+            # Expressions hold no imports, and are most of a tree: they are left out.
+            children = ast.iter_child_nodes(node)
+            queue += [(child, inside) for child in children if not isinstance(child, ast.expr)]
             if isinstance(node, ast.Import):
                 found += [Import(a.name, None, node.lineno, deferred) for a in node.names]
             elif isinstance(node, ast.ImportFrom):
