@@ -232,9 +232,9 @@ def test_bad_input(deployed_mlp, library, tmp_path):
     varying = deploy(lambda x: x * 2, (np.ones((2, 3), np.float32),), parameters=0, any_batch=True)
     with pytest.raises(CLibraryError, match="deploy for a fixed batch"):
         varying.export_c(tmp_path / "c")
-    m3 = resolve_target({"kind": "llvm", "mtriple": "thumbv7m-none-eabi", "mcpu": "cortex-m3"})
-    with pytest.raises(TargetError, match="cortex-m3 has no floating-point unit"):
-        find_c_toolchain(m3)
+    m23 = {"kind": "llvm", "mtriple": "thumbv8m.base-none-eabi", "mcpu": "cortex-m23"}
+    with pytest.raises(TargetError, match="cortex-m23 has no floating-point unit"):
+        find_c_toolchain(resolve_target(m23))
     soft = {"kind": "llvm", "mtriple": "riscv64-linux-gnu", "mcpu": "generic-rv64", "mabi": "lp64"}
     with pytest.raises(TargetError, match="soft-float"):
         find_c_toolchain(resolve_target(soft))

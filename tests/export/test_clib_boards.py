@@ -142,8 +142,8 @@ def test_other_boards_are_refused(tmp_path, deployed_mlp):
 
 def test_boards_by_name(monkeypatch, tmp_path):
     assert isinstance(make_board("emulated", cpu="generic-rv64"), ProgramBoard)
-    with pytest.raises(BoardError, match="no emulated core 'cortex-m3'; there are"):
-        make_board("emulated:cortex-m3")
+    with pytest.raises(BoardError, match="no emulated core 'cortex-m23'; there are"):
+        make_board("emulated:cortex-m23")
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(BoardError, match="apt-get install gcc-arm-none-eabi"):
         make_board("emulated:cortex-m7").__enter__()

@@ -70,6 +70,40 @@ def test_every_form_has_the_bits_of_xla(core, bits, tmp_path):
             np.testing.assert_array_equal(one, other)
 
 
+class Residual(nnx.Module):
+    """A projected shortcut whose floats are larger than what it reads, and one before a mean."""
+
+    def __init__(self, rngs):
+        self.first = _conv(3, 8, (3, 3), rngs)
+        self.one = _conv(8, 12, (3, 3), rngs, strides=2)
+        self.two = _conv(12, 12, (3, 3), rngs)
+        self.past = _conv(8, 12, (1, 1), rngs, strides=2)
+        self.deep = _conv(12, 16, (3, 3), rngs)
+        self.by = _conv(12, 16, (1, 1), rngs)
+        self.last = nnx.Linear(16, 3, rngs=rngs)
+
+    def __call__(self, x):
+        x = nnx.relu(self.first(x))
+        x = nnx.relu(self.two(nnx.relu(self.one(x))) + self.past(x))
+        return self.last(nnx.relu(self.deep(x) + self.by(x)).mean((1, 2)))
+
+
+@pytest.mark.slow
+def test_shortcuts_and_means_are_no_arrays(tmp_path):
+    require("arm-none-eabi-gcc", "qemu-system-arm")
+    f, params = functional(Residual(nnx.Rngs(0)))
+    x = jax.random.normal(jax.random.key(1), (2, 22, 20, 3))
+    g = jaxeff.integer(f, calibrate(f, params, [x], {"*:linear": Int(8, symmetric="weights")}))
+    codes = g.convert(params, x)
+    bundle = deploy(g, (codes, x), target="cortex-m7", path=tmp_path / "b")
+    ours, theirs = bundle.run(x, board="emulated"), jax.jit(g)(codes, x)
+    np.testing.assert_array_equal(ours, theirs)
+    steps = bundle.export_c(tmp_path / "net").steps
+    assert sum("with_shortcut" in step.kernel for step in steps) == 2
+    # Floats of a shortcut are 4 bytes for each of 2 x 11 x 10 x 12 results, which nobody writes.
+    assert max(step.writes for step in steps) == 2 * 22 * 20 * 8 < 4 * 2 * 11 * 10 * 12
+
+
 @pytest.mark.slow
 def test_functions_are_shared_by_layers_of_a_form(tmp_path):
     require("arm-none-eabi-gcc")

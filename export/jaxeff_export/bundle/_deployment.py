@@ -105,7 +105,7 @@ def deploy(
         the inputs fix the shapes and dtypes, and their values become the self-check, so give a
         real example.
       target: ``"host"``, ``"cortex-a53"``, ``"cortex-a72"``, ``"cortex-a76"``, a TVM target dict,
-        or, for a C library alone, ``"cortex-a7"``, ``"cortex-m4"``, ``"cortex-m7"``, ``"riscv64"``.
+        or, for a C library alone, one of `C_TARGETS`, such as ``"cortex-m7"``.
       path: the bundle's folder, written whole or not at all; None for a temporary one that lives
         as long as the returned object.
       parameters: number of leading arguments that are parameters: 0 for a function of data alone,

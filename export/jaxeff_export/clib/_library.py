@@ -214,12 +214,13 @@ def scheduled(order: LibraryParts) -> tuple[tvm.IRModule, Any]:
     # TVM only where kernels are compiled: a written library is opened and replayed without it.
     from jaxeff_export.clib.kernels import with_views
     from jaxeff_export.compiler import compilation
+    from jaxeff_export.operators.integer import shortcuts_in_bands
 
     target = dict(order.target)
     if order.threads > 1:  # of one core schedules mark no loops
         target["num-cores"] = order.threads
     module = compilation.schedule_module(order.module, target, order.tuned)
-    return with_views(module), compilation.compilation_target(target)
+    return with_views(shortcuts_in_bands(module)), compilation.compilation_target(target)
 
 
 def _compile(order: LibraryParts, tools: CToolchain, folder: Path) -> tuple[driver.Library, Sizes]:

@@ -55,18 +55,36 @@ class CToolchain:
         return found
 
 
-_MPS2 = {  # Arm's MPS2 boards: 4 MiB of each kind, far more than most microcontrollers have
+# Arm's boards MPS2 and MPS3 as qemu has them: mostly far more memory than microcontrollers have. A
+# processor without a board of its own runs on one whose instructions include all of its own: an M3
+# has an M0+'s, and an M55 what compilers make for an M85.
+_AN385 = BoardMemory("mps2-an385", (0x00000000, 4 << 20), (0x20000000, 4 << 20))
+_AN547 = BoardMemory("mps3-an547", (0x00000000, 512 << 10), (0x21000000, 4 << 20))
+_BOARDS = {
+    "cortex-m0plus": _AN385,
+    "cortex-m3": _AN385,
     "cortex-m4": BoardMemory("mps2-an386", (0x00000000, 4 << 20), (0x20000000, 4 << 20)),
     "cortex-m7": BoardMemory("mps2-an500", (0x00000000, 4 << 20), (0x20000000, 4 << 20)),
+    # It starts in the secure half of its memories.
+    "cortex-m33": BoardMemory("mps2-an505", (0x10000000, 4 << 20), (0x80000000, 16 << 20)),
+    "cortex-m55": _AN547,
+    "cortex-m85": _AN547,
 }
 _THUMB = ("-mthumb", "-mfloat-abi=hard")
+_SOFT = ("-mthumb", "-mfloat-abi=soft")
 _FLAGS = {
     "armv7a": ("-march=armv7-a", "-mfpu=neon-vfpv4", "-mfloat-abi=hard"),
     "riscv64": ("-march=rv64gc", "-mabi=lp64d"),
 }
 _MICROCONTROLLERS = {
+    "cortex-m0plus": (*_SOFT, "-mcpu=cortex-m0plus"),
+    "cortex-m3": (*_SOFT, "-mcpu=cortex-m3"),
     "cortex-m4": (*_THUMB, "-mcpu=cortex-m4", "-mfpu=fpv4-sp-d16"),
     "cortex-m7": (*_THUMB, "-mcpu=cortex-m7", "-mfpu=fpv5-d16"),
+    "cortex-m33": (*_THUMB, "-mcpu=cortex-m33", "-mfpu=fpv5-sp-d16"),
+    "cortex-m55": (*_THUMB, "-mcpu=cortex-m55"),
+    # GCC 12 has no name for it: its instructions are those of an M55, as far as C uses them.
+    "cortex-m85": (*_THUMB, "-mcpu=cortex-m55"),
 }
 
 
@@ -77,11 +95,13 @@ def find_c_toolchain(target: Mapping[str, Any]) -> CToolchain:
       target: a TVM target dict.
 
     Raises:
-      TargetError: if the processor has no floating-point unit, or no flags are known for it.
+      TargetError: if no flags are known for the processor, or it is no microcontroller and has no
+        floating-point unit.
       ToolchainError: if no compiler is installed for it.
     """
     machine, core = target_machine(target), str(target.get("mcpu", ""))
-    require_hard_float(target)
+    if core not in _MICROCONTROLLERS:
+        require_hard_float(target)
     # What links for a target is a C compiler: one search, and one error, for both.
     compiler = find_linker(target)
     if machine.startswith("thumb"):
@@ -90,7 +110,7 @@ def find_c_toolchain(target: Mapping[str, Any]) -> CToolchain:
             raise TargetError(
                 f"no flags are known for the microcontroller {core!r}; known: {known}"
             )
-        return CToolchain(compiler, _MICROCONTROLLERS[core], _MPS2[core])
+        return CToolchain(compiler, _MICROCONTROLLERS[core], _BOARDS[core])
     return CToolchain(compiler, _FLAGS.get(machine, ()))
 
 
@@ -118,7 +138,8 @@ def require_hard_float(target: Mapping[str, Any]) -> None:
         raise TargetError(
             f"{target.get('mcpu', machine)} has no floating-point unit as it is described "
             f"({'its interface is soft-float' if soft else 'LLVM knows no feature of one'}); "
-            "C libraries are for processors with hard float, such as cortex-m4 and cortex-m7"
+            "C libraries are for processors with hard float, such as cortex-m4 and cortex-m7; "
+            "of those without it for cortex-m0plus and cortex-m3"
         )
 
 
@@ -134,7 +155,7 @@ def emulation(core: str, target: Mapping[str, Any], program: Path) -> list[str]:
       ToolchainError: if the emulator is not installed.
     """
     machine = target_machine(target)
-    if core in _MPS2:
+    if core in _BOARDS:
         found = shutil.which("qemu-system-arm")
         if found is None:
             raise ToolchainError(
@@ -144,7 +165,7 @@ def emulation(core: str, target: Mapping[str, Any], program: Path) -> list[str]:
         quiet = ["-display", "none", "-monitor", "none", "-serial", "none"]
         # Semihosting: what the program prints, and its exit status, go through the emulator.
         host = ["-semihosting-config", "enable=on,target=native"]
-        return [found, "-M", _MPS2[core].machine, *quiet, *host, "-kernel", str(program)]
+        return [found, "-M", _BOARDS[core].machine, *quiet, *host, "-kernel", str(program)]
     name = {"armv7a": "arm"}.get(machine, machine)
     # LLVM's name of a general RISC-V core is none of qemu's, whose default has all of rv64gc.
     named = [] if machine == "riscv64" else ["-cpu", core]

@@ -63,21 +63,25 @@ C_TARGETS: Mapping[str, Target] = {
         "mfloat-abi": "hard",
         "num-cores": 1,
     },
-    "cortex-m4": {
-        "kind": "llvm",
-        "mtriple": "thumbv7em-none-eabihf",
-        "mcpu": "cortex-m4",
-        "mfloat-abi": "hard",
-        "vector-width": 128,
-        "num-cores": 1,
-    },
-    "cortex-m7": {
-        "kind": "llvm",
-        "mtriple": "thumbv7em-none-eabihf",
-        "mcpu": "cortex-m7",
-        "mfloat-abi": "hard",
-        "vector-width": 128,
-        "num-cores": 1,
+    **{
+        core: {
+            "kind": "llvm",
+            # Soft floats are functions whose names LLVM takes from the last of four parts.
+            "mtriple": f"{architecture}-none-eabihf" if hard else f"{architecture}-none-none-eabi",
+            "mcpu": core,
+            "mfloat-abi": "hard" if hard else "soft",
+            "vector-width": 128,
+            "num-cores": 1,
+        }
+        for core, architecture, hard in (
+            ("cortex-m0plus", "thumbv6m", False),
+            ("cortex-m3", "thumbv7m", False),
+            ("cortex-m4", "thumbv7em", True),
+            ("cortex-m7", "thumbv7em", True),
+            ("cortex-m33", "thumbv8m.main", True),
+            ("cortex-m55", "thumbv8.1m.main", True),
+            ("cortex-m85", "thumbv8.1m.main", True),
+        )
     },
     "riscv64": {
         "kind": "llvm",
@@ -89,7 +93,8 @@ C_TARGETS: Mapping[str, Target] = {
     },
 }
 """Processors that TVM's runtime isn't there for: their bundles hold a C library. A 32-bit ARM with
-NEON (Raspberry Pi 2), microcontrollers without an operating system, and 64-bit RISC-V."""
+NEON (Raspberry Pi 2), microcontrollers without an operating system, of which M0+ and M3 compute
+floats in software and M55 and M85 have vectors (Helium), and 64-bit RISC-V."""
 
 _NAMED: Mapping[str, Target] = {**ARM_TARGETS, **C_TARGETS}
 

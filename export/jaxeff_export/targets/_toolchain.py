@@ -19,8 +19,9 @@ _LINKERS = {
     "x86_64": ("x86_64-linux-gnu-gcc", "gcc-x86-64-linux-gnu"),
     "armv7a": ("arm-linux-gnueabihf-gcc", "gcc-arm-linux-gnueabihf"),
     "riscv64": ("riscv64-linux-gnu-gcc", "gcc-riscv64-linux-gnu"),
-    "thumbv7em": ("arm-none-eabi-gcc", "gcc-arm-none-eabi libnewlib-arm-none-eabi"),
 }
+_MICROCONTROLLERS = ("arm-none-eabi-gcc", "gcc-arm-none-eabi libnewlib-arm-none-eabi")
+"""Of every architecture whose name begins with thumb."""
 
 
 class ToolchainError(RuntimeError):
@@ -49,9 +50,7 @@ def find_linker(target: Mapping[str, Any]) -> str:
             "no C compiler found to link a library for this machine; "
             "install one (Debian, Ubuntu: apt-get install gcc)"
         )
-    if machine not in _LINKERS:
-        raise ToolchainError(f"no linker is known for {machine}; known: {', '.join(_LINKERS)}")
-    command, package = _LINKERS[machine]
+    command, package = _cross_compiler(machine)
     if found := shutil.which(command):
         return found
     raise ToolchainError(
@@ -71,7 +70,16 @@ def packages(target: Mapping[str, Any]) -> tuple[str, ...]:
         return ("gcc",)
     # User-mode emulation passes system calls on, which a microcontroller's programs don't make.
     emulator = "qemu-system-arm" if machine.startswith("thumb") else "qemu-user"
-    return (*_LINKERS[machine][1].split(), emulator)
+    return (*_cross_compiler(machine)[1].split(), emulator)
+
+
+def _cross_compiler(machine: str) -> tuple[str, str]:
+    """Names the C compiler of another architecture, and the packages that it is in."""
+    if machine.startswith("thumb"):
+        return _MICROCONTROLLERS
+    if machine not in _LINKERS:
+        raise ToolchainError(f"no linker is known for {machine}; known: {', '.join(_LINKERS)}")
+    return _LINKERS[machine]
 
 
 def find_emulator(machine: str = "aarch64") -> str:

@@ -71,7 +71,9 @@ class Kernel:
         if added and self.lay_shortcut is not None:
             added[0] = self.lay_shortcut(added[0])
         x = self._padded(self.lay_input(x), attributes.get("input_zero", 0), (0, 0, 0, 0))
-        return self.lay_result(self.product(x, w, bias, *scale, *added, **attributes))
+        y = self.product(x, w, bias, *scale, *added, **attributes)
+        # Sums over pixels have no pixels left to lay out.
+        return y if attributes.get("total") else self.lay_result(y)
 
     def product(self, *operands: Array, **attributes: Any) -> Array:
         """Computes the operator alone, of activations that are laid out and without gaps."""

@@ -40,11 +40,13 @@ class Addition:
         layer: The layer.
         count: Elements in a sum.
         divisor: Divisor of the sums: `count` for a mean, 1 for a sum.
+        over_pixels: Whether each sum is that of a channel of an image NHWC.
     """
 
     layer: Layer
     count: int
     divisor: int
+    over_pixels: bool = False
 
     @classmethod
     def of(cls, layer: Layer) -> Addition | None:
@@ -66,10 +68,15 @@ class Addition:
         divisor = count if np.allclose(means, 1, atol=1e-5) else 1
         # Weights are equal if numbers that differ have the sums of the rule on whole numbers.
         probe = (np.arange(ones.size, dtype=np.int32) % 97 + 1).reshape(ones.shape)
-        sums = evaluated(layer, probe, _whole) / divisor
-        if not np.allclose(evaluated(layer, probe.astype(np.float32)), sums, rtol=1e-4):
+        whole = evaluated(layer, probe, _whole)
+        if not np.allclose(evaluated(layer, probe.astype(np.float32)), whole / divisor, rtol=1e-4):
             return None
-        return cls(layer, count, divisor)
+        # Tried, not read: a mean, a sum and a pooling over all there is are one function.
+        channels = probe.sum((1, 2)) if probe.ndim == 4 else np.zeros(0)
+        over_pixels = whole.size == channels.size and np.array_equal(
+            whole.ravel(), channels.ravel()
+        )
+        return cls(layer, count, divisor, bool(over_pixels))
 
     def total(self, x: Int32[Array, "*shape"]) -> Int32[Array, "*result"]:
         """Sums whole numbers, exactly where the sums fit int32."""

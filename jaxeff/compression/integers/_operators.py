@@ -19,8 +19,9 @@ With scales="fixed" the scale of codes is three arrays, int32 (N,): multiplier, 
 after; and the factor of a shortcut of codes two: multiplier and shift after (`_fixed.py`).
 
 Attributes:
-    result            "codes" (uint8) | "steps" (int16) | "float" (float32) | "sums" (int32)
-    zero, lower, upper  of codes and steps: its zero, and the ends that it is clamped to
+    result            "codes" (uint8) | "steps" (int16) | "whole" (int32) | "float" (float32)
+                      | "sums" (int32)
+    zero, lower, upper  of codes, steps and whole numbers: zero, and the ends of the clamp
     shortcut          "none" | "codes" | "float"
     shortcut_zero     the zero of a shortcut of codes
     scales            "fixed", if it is there: fixed-point multipliers
@@ -28,6 +29,8 @@ Attributes:
     weight_bits, activation_bits  how wide the codes are, 1 to 8
     strides, padding (low, high per axis, in one list), dilation, groups, input_zero: of q_conv2d
     pool              of q_conv2d, if it is there: the largest of every such window of results
+    total             of q_conv2d, if it is there: steps or whole numbers are added over all pixels,
+                      to int32 (batch, N)
 
 With acc = bias + 2^finer sum x w, to which a shortcut s adds round(s factor), the result is acc,
 acc scale, or clamp(round(acc scale) + zero). Where sums of few bits leave room in int32, `finer`
@@ -108,6 +111,9 @@ def _call(
 
 def _pooled(sums: Any, attributes: Mapping[str, Any], *operands: Array) -> tuple[Array]:
     (y,) = _rule(sums, attributes, *operands)
+    if attributes.get("total"):
+        # Whole numbers: the sum is the same in any order, so a kernel may add as it goes.
+        return (y.astype(jnp.int32).sum((1, 2), dtype=jnp.int32),)
     window = attributes.get("pool", (1, 1))
     if window == (1, 1):
         return (y,)
@@ -134,7 +140,7 @@ def _rule(sums: Any, attributes: Mapping[str, Any], *operands: Array) -> tuple[A
     zero, lower, upper = (attributes[name] for name in ("zero", "lower", "upper"))
     # Clamped while floating-point: a number beyond int32 has no defined conversion.
     steps = jnp.clip(_nearest(y), float(lower - zero), float(upper - zero))
-    dtype = jnp.uint8 if attributes["result"] == "codes" else jnp.int16
+    dtype = {"codes": jnp.uint8, "steps": jnp.int16, "whole": jnp.int32}[attributes["result"]]
     return ((steps.astype(jnp.int32) + zero).astype(dtype),)
 
 

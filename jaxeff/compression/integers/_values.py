@@ -16,7 +16,7 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
-from jaxtyping import Array, Float, Int8, Int16
+from jaxtyping import Array, Float, Int8, Int16, Int32
 
 from jaxeff.compression.integers._fixed import factor_of, multiplier_of
 from jaxeff.compression.integers._grids import HALF_TO_EVEN, Codes, levels
@@ -30,6 +30,8 @@ _SHORT = 15
 """Bits of a number in int16, the sign not counted."""
 _MANY = 16
 """Elements of a mean from which on they may be rounded to int16."""
+_WHOLE = 25
+"""Bits of whole numbers whose sums are below 2^24, the sign among them."""
 _FAR = 80
 """Exponents of float32 from which 2^31 units, and fractions of one, are numbers still."""
 
@@ -132,6 +134,18 @@ class Sums:
         whole = Codes(step=step, zero=0, lower=-most, upper=most, bits=_SHORT + 1)
         return self._moved(self._written(whole, "steps"))
 
+    @property
+    def takes_total(self) -> bool:
+        """Whether its product can add such whole numbers over all pixels of an image."""
+        plain = self.product.kernel.pools and self.pool is None and not self.moves
+        return self.takes_steps and plain
+
+    def total(self, step: float, most: int) -> Int32[Array, "batch channels"]:
+        """Adds whole numbers of a step, from `-most` to `most`, over the pixels of each image."""
+        whole = Codes(step=step, zero=0, lower=-most, upper=most, bits=_WHOLE)
+        # As wide as they have to be: where they are added at once, none is ever stored.
+        return self._written(whole, "steps" if most < 2**_SHORT else "whole", total=True)
+
     def values(self) -> Array:
         """Computes the array in float32, for a reader that takes no codes."""
         if None not in self._made:
@@ -191,7 +205,7 @@ class Sums:
             self._floats, per_step=float(to.per_step), zero=zero, lower=lower, upper=upper
         )
 
-    def _written(self, to: Codes | None, result: str = "codes") -> Array:
+    def _written(self, to: Codes | None, result: str = "codes", *, total: bool = False) -> Array:
         product = self.product
         w = self._put("codes", lambda: self._constants[0])
         bias = self._put("bias", lambda: self._constants[1])
@@ -206,6 +220,8 @@ class Sums:
             attributes["scales"] = "fixed"
         if self.pool is not None:
             attributes["pool"] = self.pool
+        if total:
+            attributes["total"] = 1
         zero, lower, upper = (0, 0, 0) if to is None else self._ends(to)
         return product.call(
             product.x,
@@ -356,16 +372,22 @@ class Mean:
             # Fractions of a step as whole numbers whose sums stay below 2^24, float32's own.
             count = self.addition.count
             room = 2.0 ** np.floor(np.log2(2**24 / (count * 2**to.bits * 4)))
-            if self.of.takes_steps and count >= _MANY:
+            if short := self.of.takes_steps and count >= _MANY:
                 # As many as int16 holds, which the product writes itself: fewer, so of few
                 # elements, whose errors don't average out, means would round otherwise.
                 room = min(room, 2.0 ** (_SHORT - 2 - to.bits))
-                whole = self.of.steps(to.step / room, int(room * 2**to.bits * 4) - 1)
+            step, most = to.step / room, int(room * 2**to.bits * 4) - short
+            if self.of.takes_total and self.addition.over_pixels:
+                total = self.of.total(step, most)
+                total = total.reshape(-1, *self.addition.layer.outputs[0].aval.shape[1:])
             else:
-                wide = lax.round(self.of.values() * (to.per_step * np.float32(room)), HALF_TO_EVEN)
-                most = float(room * 2**to.bits * 4)
-                whole = jnp.clip(wide, -most, most)
-            total = self.addition.total(whole.astype(jnp.int32))
+                if short:
+                    whole = self.of.steps(step, most).astype(jnp.int32)
+                else:
+                    per_step = to.per_step * np.float32(room)
+                    wide = lax.round(self.of.values() * per_step, HALF_TO_EVEN)
+                    whole = jnp.clip(wide, -float(most), float(most)).astype(jnp.int32)
+                total = self.addition.total(whole)
             mean = self.addition.divided(total.astype(jnp.float32))
             # The mean counts fractions 1 / room of a step, so a grid of step `room` rounds it.
             self._made[to] = self._moved(replace(to, step=float(room)).write(mean))

@@ -11,8 +11,12 @@ from collections.abc import Mapping
 from jaxeff_export.clib.codegen._rendering import render
 
 PREFIX = "jaxeff_dual_"
+QUANTIZED = f"{PREFIX}quantized_"
+_BYTE = 8
+_LINES = {"windowed": "CLOSE", "striding": "APART"}
 _SHORTCUTS = {"none": "NO_SHORTCUT", "codes": "OF_CODES", "float": "OF_FLOATS"}
-_RESULTS = {"codes": "CODES", "steps": "STEPS", "float": "FLOATS", "sums": "SUMS"}
+_RESULTS = {name: name.upper() for name in ("codes", "steps", "whole", "totals", "sums")}
+_RESULTS["float"] = "FLOATS"
 
 
 def source(names: Mapping[str, str]) -> str:
@@ -21,11 +25,30 @@ def source(names: Mapping[str, str]) -> str:
     Args:
         names: forms, and the name of each function.
     """
-    layers = []
+    layers, quick = [], {}
     for form, name in names.items():
+        if form.startswith(QUANTIZED):
+            layers.append(f"QUANTIZED({name}, {form.removeprefix(QUANTIZED).upper()})")
+            continue
         kind, finer, result, shortcut, clamp, part = form.removeprefix(PREFIX).split("_")
-        given = ", ".join(
-            (kind, finer, _RESULTS[result], _SHORTCUTS[shortcut], clamp.upper(), part)
-        )
-        layers.append(f"LAYER({name}, {given})")
-    return render("dual.c", layers=layers)
+        given = (kind, finer, _RESULTS[result], _SHORTCUTS[shortcut], clamp.upper(), part)
+        # Most layers: what they end in is in the assembler of their sums.
+        usual = (result, shortcut, clamp, part) == ("codes", "none", "byte", "0")
+        found = _quick(kind, int(finer)) if usual and int(finer) <= _BYTE else None
+        if found is not None:
+            quick[found[0]] = found[1]
+        last = f"(any_function *){found[0]}" if found else "0"
+        layers.append(f"LAYER({', '.join((name, *given, last))})")
+    return render("dual.c", layers=layers, quick=list(quick.values()))
+
+
+def _quick(kind: str, finer: int) -> tuple[str, str] | None:
+    """Writes the assembler of a kind of layer that ends in bytes; None if there is none."""
+    up = f'"lsl #{finer}"'
+    if kind == "convolution":
+        # The second feature's sums are 256 times too large.
+        down = f'"asr #{_BYTE - finer}"' if finer < _BYTE else '"lsl #0"'
+        return f"strip_{finer}", f"STRIP(strip_{finer}, {up}, {down});"
+    if kind in _LINES:
+        return f"row_{kind}_{finer}", f"ROW(row_{kind}_{finer}, {_LINES[kind]}, {up});"
+    return None

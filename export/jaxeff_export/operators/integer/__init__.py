@@ -1,5 +1,6 @@
 """Integer kernels: dense layers and convolutions of codes of up to 8 bits."""
 
+from jaxeff_export.operators.integer._bands import shortcuts_in_bands
 from jaxeff_export.operators.integer._contraction import Sharing, contraction, vectors_of, words_of
 from jaxeff_export.operators.integer._dots import Dot, dot_of
 from jaxeff_export.operators.integer._epilogue import epilogue_of
@@ -23,6 +24,7 @@ __all__ = [
     "epilogue_of",
     "integer_operators",
     "planes_of",
+    "shortcuts_in_bands",
     "tile_of",
     "tiles_of",
     "vectors_of",

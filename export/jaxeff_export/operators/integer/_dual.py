@@ -10,6 +10,7 @@ load serves four products. What these functions don't take stays a kernel of its
 from __future__ import annotations
 
 import dataclasses
+import json
 import math
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -25,6 +26,11 @@ from jaxeff_export.operators.statements import StatementBuilder, declare, functi
 
 PREFIX = "jaxeff_dual"
 """Of the functions' names; after it the form of a layer, as the C has it."""
+SMLAD = "smlad"
+"""Name of the instruction that the functions are written for."""
+_FORM = "jaxeff.dual"  # attribute of a kernel: the layer's form, as JSON
+_IN_LINES = ("windowed", "striding")
+"""Kinds that copy lines of four channels before they write a row."""
 _GROUP = 8  # products of a feature in a turn
 _QUARTER = 4
 _MOST = 2**23
@@ -38,7 +44,8 @@ class DualForm:
     """What a function is compiled for, and the sizes it is called with.
 
     Attributes:
-        kind: `convolution`, `dense`, `depthwise`, or that of 3 by 3, `windowed`.
+        kind: `convolution`, `dense`, `depthwise`, or that of 3 by 3, `windowed` at a step of one
+            and `striding` at one of two.
         images: how many are computed one after the other.
         sizes: fields of the C's `struct image`, in its order.
         constants: what its name has after the kind.
@@ -54,6 +61,21 @@ class DualForm:
         """Name of the function."""
         return "_".join((PREFIX, self.kind, *self.constants))
 
+    @property
+    def result(self) -> str:
+        """What it writes, such as `codes`."""
+        return self.constants[1]
+
+    @property
+    def shortcut(self) -> str:
+        """What it adds: `none`, `codes` or `float`."""
+        return self.constants[2]
+
+    @property
+    def given(self) -> int:
+        """Codes of an image that it reads."""
+        return math.prod(self.sizes[3:6])
+
 
 def form_of(
     name: str,
@@ -63,7 +85,7 @@ def form_of(
     attributes: Mapping[str, Any],
 ) -> DualForm | None:
     """Describes a layer as the C functions compute it; None if they don't."""
-    if dot.name != "smlad" or geometry.pool != (1, 1) or attributes.get("scales") == "fixed":
+    if dot.name != SMLAD or geometry.pool != (1, 1) or attributes.get("scales") == "fixed":
         return None
     x, w = ([int(n) for n in tensor.ty.shape] for tensor in tensors[:2])
     images, window, padding, strides = 1, (1, 1), (0, 0), (1, 1)
@@ -83,15 +105,16 @@ def form_of(
         padding = (attributes["padding"][0], attributes["padding"][2])
         strides = tuple(attributes["strides"])
         if kind == "depthwise" and window == (3, 3) and strides in ((1, 1), (2, 2)):
-            kind = "windowed"
+            kind = "windowed" if strides == (1, 1) else "striding"
     ends = attributes["zero"], attributes["lower"], attributes["upper"]
     sizes: tuple[int, ...] = (rows, columns, w[-1], *image, *padding, *strides, *window)
     sizes += (attributes.get("input_zero", 0), *ends, attributes["shortcut_zero"])
+    result = "totals" if attributes.get("total") else attributes["result"]
     constants = (
         str(attributes.get("finer", 0)),
-        attributes["result"],
+        result,
         attributes["shortcut"],
-        _clamp(attributes["result"], *ends),
+        _clamp(result, *ends),
         str(_part(geometry.depth, attributes)),
     )
     return DualForm(kind, images, tuple(int(n) for n in sizes), constants)
@@ -99,7 +122,7 @@ def form_of(
 
 def _clamp(result: str, zero: int, lower: int, upper: int) -> str:
     """Names the shortest way to clamp results."""
-    if result not in ("codes", "steps"):
+    if result in ("float", "sums"):
         return "none"
     if result == "codes" and upper == 2**8 - 1:
         if lower == 0:
@@ -121,7 +144,7 @@ def dual_weights(
 ) -> relax.Expr:
     """Packs weights (K, N) or HWIO as the function reads them."""
     shape = [int(n) for n in w.ty.shape]
-    if form.kind in ("depthwise", "windowed"):
+    if form.kind in ("depthwise", *_IN_LINES):
         high, wide, _, channels = shape
 
         def four(w: te.Tensor) -> te.Tensor:
@@ -184,30 +207,91 @@ def dual_kernel(
         for i, o in enumerate(operands)
     ]
     x, w, bias, *rest = buffers
-    y = declare(shape, RESULTS[attributes["result"]], "y")
+    dtype = result_dtype(attributes)
+    y = declare(shape, dtype, "y")
     # Where there is none, any other stands: the function doesn't look at it.
     scale = rest.pop(0) if attributes["result"] != "sums" else bias
     added, factor = rest or (bias, bias)
     code = StatementBuilder()
-    strip = code.local(_words(form), "int32", "strip")
+    words = strip_words(form)
+    strip = code.local(words, "int32", "strip")
     # TVM allocates no more of an array than it sees in use.
-    code.store(strip, _words(form) - 1, tirx.const(0, "int32"))
+    code.store(strip, words - 1, tirx.const(0, "int32"))
     each = math.prod(int(n) for n in shape[1:]) if form.kind != "dense" else 0
-    given = math.prod(form.sizes[3:6])
+    made = math.prod(form.sizes[:3])
+    if attributes.get("total"):  # which the function adds to
+        with code.loop(form.images * each) as at:
+            code.store(y, at, tirx.const(0, "int32"))
     with code.loop(form.images) as n:
-        shortcut = n * each if rest else n * 0
-        places = [(x, n * given), (w, 0), (bias, 0), (scale, 0), (added, shortcut), (factor, 0)]
-        places += [(y, n * each), (strip, 0)]
-        pointers = [tirx.address_of(load(buffer, at)) for buffer, at in places]
-        sizes = [tirx.const(n, "int32") for n in form.sizes]
-        code.write(tirx.Evaluate(tirx.call_extern("int32", form.name, *pointers, *sizes)))
+        shortcut = n * made if rest else n * 0
+        places = [
+            (x, n * form.given),
+            (w, 0),
+            (bias, 0),
+            (scale, 0),
+            (added, shortcut),
+            (factor, 0),
+        ]
+        places.append((y, n * each))
+        emit_call(code, form, places, strip, (0, math.prod(form.sizes[:2])))
     kernel = function([*buffers, y], code.finish())
-    width = np.dtype(RESULTS[attributes["result"]]).itemsize
+    kernel = kernel.with_attr(_FORM, json.dumps(dataclasses.asdict(form)))
+    width = np.dtype(dtype).itemsize
+    if attributes.get("total"):  # begins with zeros, before anything is read
+        return kernel
     over = [0] if _goes_over_input(form, width) else []
     if rest and width == np.dtype(str(added.dtype)).itemsize:
         # A shortcut is read where it is added, right before the result is written there.
         over.append(len(operands) - 2)
     return kernel.with_attr(IN_PLACE, over) if over else kernel
+
+
+def emit_call(
+    code: StatementBuilder,
+    form: DualForm,
+    places: Sequence[tuple[tirx.Buffer, Any]],
+    strip: tirx.Buffer,
+    span: tuple[Any, Any],
+) -> None:
+    """Writes the call of a layer's function.
+
+    Args:
+        code: what is appended to.
+        form: the layer's.
+        places: arrays and where to begin in each: x, weights, bias, scale, shortcut, its factor, y.
+        strip: words that the function needs, as many as `strip_words` says.
+        span: the pixels that a convolution computes, from the first to beyond the last.
+    """
+    pointers = [tirx.address_of(load(buffer, at)) for buffer, at in (*places, (strip, 0))]
+    sizes = [tirx.const(n, "int32") if isinstance(n, int) else n for n in (*form.sizes, *span)]
+    code.write(tirx.Evaluate(tirx.call_extern("int32", form.name, *pointers, *sizes)))
+
+
+def dual_form(kernel: tirx.PrimFunc) -> DualForm | None:
+    """Reads the form of the layer that a kernel computes; None if it is no such kernel."""
+    written = (kernel.attrs or {}).get(_FORM)
+    if written is None:
+        return None
+    fields = json.loads(str(written))
+    sizes, constants = tuple(fields["sizes"]), tuple(fields["constants"])
+    return DualForm(fields["kind"], fields["images"], sizes, constants)
+
+
+def dual_codes(shape: Sequence[int], zero: int, lower: int, upper: int) -> tirx.PrimFunc:
+    """Writes a kernel that calls the function for values as codes, from (x, 1 / step) to y."""
+    x, unit = declare(shape, "float32", "x"), declare((1,), "float32", "per_step")
+    y, code = declare(shape, "uint8", "y"), StatementBuilder()
+    name = f"{PREFIX}_quantized_{_clamp('codes', zero, lower, upper)}"
+    pointers = [tirx.address_of(load(buffer, 0)) for buffer in (x, unit, y)]
+    sizes = [tirx.const(n, "int32") for n in (math.prod(shape), zero, lower, upper)]
+    code.write(tirx.Evaluate(tirx.call_extern("int32", name, *pointers, *sizes)))
+    # A value is read before its code is written, which is no farther on.
+    return function([x, unit, y], code.finish()).with_attr(IN_PLACE, [0])
+
+
+def result_dtype(attributes: Mapping[str, Any]) -> str:
+    """Names the dtype of a layer's results: totals over pixels are int32."""
+    return "int32" if attributes.get("total") else RESULTS[attributes["result"]]
 
 
 def _goes_over_input(form: DualForm, width: int) -> bool:
@@ -216,7 +300,7 @@ def _goes_over_input(form: DualForm, width: int) -> bool:
     padding, strides, window = more[:2], more[2:4], more[4:6]
     if form.kind == "dense":
         return features * width <= channels
-    if form.kind == "windowed":
+    if form.kind in _IN_LINES:
         # Lines are copied before a row is written: all up to the last of its windows.
         return width == 1 and columns <= across and rows <= height and padding[0] <= 2
     # The codes of pixels are copied before these are written.
@@ -224,12 +308,12 @@ def _goes_over_input(form: DualForm, width: int) -> bool:
     return alone and features * width <= channels
 
 
-def _words(form: DualForm) -> int:
+def strip_words(form: DualForm) -> int:
     """Counts the words that a function needs while it runs."""
     _, columns, _, _, _, channels, _, _, _, right, high, wide, *_ = form.sizes
-    if form.kind == "windowed":
-        # Three lines, each for the windows of two pixels more than there may be.
-        return channels // _QUARTER * 6 * ((columns + 1) * right + 2)
+    if form.kind in _IN_LINES:
+        # Lines of four channels, for the windows of two pixels more than there may be.
+        return 8 * ((columns + 1) * right + 2)
     turns = -(-high * wide * channels // _GROUP)
     if form.kind == "depthwise":
         return high * wide + channels // _QUARTER

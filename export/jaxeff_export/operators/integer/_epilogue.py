@@ -15,7 +15,13 @@ from jaxeff_export.operators.statements import StatementBuilder, cast, const, lo
 LIMIT = 2.0**29  # what a shortcut may add, as `jaxeff.compression.integers` has it
 
 MOST = 2**15  # before a multiplier, as `jaxeff.compression.integers` has it
-RESULTS = {"codes": "uint8", "steps": "int16", "float": "float32", "sums": "int32"}
+RESULTS = {
+    "codes": "uint8",
+    "steps": "int16",
+    "whole": "int32",
+    "float": "float32",
+    "sums": "int32",
+}
 """Dtypes of a layer's results."""
 
 
@@ -24,7 +30,7 @@ class Epilogue:
     """The operations on a vector of sums.
 
     Attributes:
-        result: "codes", "steps", "float" or "sums".
+        result: "codes", "steps", "whole", "float" or "sums".
         shortcut: "none", "codes" or "float".
         zero: zero point of the result's codes, `lower` and `upper` their ends.
         shortcut_zero: zero point of the shortcut's codes.

@@ -8,7 +8,8 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from tvm import relax, tirx
+import numpy as np
+from tvm import relax, te, tirx, topi
 from tvm.target import Target
 
 from jaxeff_export.operators.integer._bits import WORD
@@ -20,8 +21,15 @@ from jaxeff_export.operators.integer._depthwise import (
     depthwise_weights,
 )
 from jaxeff_export.operators.integer._dots import Dot, dot_of, of_few
-from jaxeff_export.operators.integer._dual import dual_kernel, dual_weights, form_of
-from jaxeff_export.operators.integer._epilogue import RESULTS, epilogue_of
+from jaxeff_export.operators.integer._dual import (
+    SMLAD,
+    dual_codes,
+    dual_kernel,
+    dual_weights,
+    form_of,
+    result_dtype,
+)
+from jaxeff_export.operators.integer._epilogue import epilogue_of
 from jaxeff_export.operators.integer._geometry import Geometry, tile_of
 from jaxeff_export.operators.integer._packing import (
     packed_bias,
@@ -87,11 +95,17 @@ def integer_operators(
                 operands = [tensors[0], weights, *tensors[2:]]
                 kernel = dual_kernel(form, operands, attributes, shape)
                 return _called(bb, kernel, name, operands, attributes, shape)
+            if attributes.get("total"):
+                each = {key: value for key, value in attributes.items() if key != "total"}
+                y = _emit(bb, geometry, how, tensors, each, geometry.shape, name)
+                return bb.emit_te(_totals, y)
             return _emit(bb, geometry, how, tensors, attributes, shape, name)
 
         return lower
 
     def codes(bb: relax.BlockBuilder, x: relax.Expr, **attributes: Any) -> relax.Expr:
+        if dot.name == SMLAD and not any_batch:
+            return _codes_by_c(bb, x, **attributes)
         return write_codes(bb, x, dot.lanes, cores, any_batch=any_batch, **attributes)
 
     return {
@@ -140,7 +154,23 @@ def _dense(tensors: Any, attributes: Any, counted: bool) -> tuple[Geometry, tupl
 def _conv2d(tensors: Any, attributes: Any, counted: bool) -> tuple[Geometry, tuple[int, ...]]:
     x, w = _shape(tensors[0]), _shape(tensors[1])
     geometry = Geometry.conv2d(x, w, attributes, apart=counted)
-    return geometry, geometry.shape
+    batch, *_, features = geometry.shape
+    return geometry, (batch, features) if attributes.get("total") else geometry.shape
+
+
+def _codes_by_c(
+    bb: relax.BlockBuilder, x: relax.Expr, *, per_step: float, **ends: int
+) -> relax.Expr:
+    """Emits the call that writes float32 values as codes, where C functions are brought along."""
+    kernel = dual_codes(_shape(x), **ends)
+    unit = relax.const(np.full(1, per_step, np.float32))
+    kind = relax.TensorType(_shape(x), "uint8")
+    return bb.emit(relax.call_tir(bb.add_func(kernel, "q_codes"), relax.Tuple([x, unit]), kind))
+
+
+def _totals(y: te.Tensor) -> te.Tensor:
+    """Adds whole numbers over the pixels of an image."""
+    return topi.sum(topi.cast(y, "int32"), axis=(1, 2))
 
 
 def _emit(
@@ -210,7 +240,7 @@ def _called(
     shape: tuple[int, ...],
 ) -> relax.Expr:
     """Emits the call of a layer's kernel."""
-    kind = relax.TensorType(shape, RESULTS[attributes["result"]])
+    kind = relax.TensorType(shape, result_dtype(attributes))
     return bb.emit(relax.call_tir(bb.add_func(kernel, name), relax.Tuple(operands), kind))
 
 
