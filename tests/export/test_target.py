@@ -46,7 +46,7 @@ def test_a_dict_is_checked_and_copied():
 @pytest.mark.parametrize(
     ("target", "message"),
     [
-        ("cortex-m3", "use one of " + ", ".join(target_names())),
+        ("cortex-m23", "use one of " + ", ".join(target_names())),
         ({"kind": "llvm", "mcpu": "cortex-z9", "mtriple": "aarch64-linux-gnu"}, "cortex-z9"),
         ({"kind": "cuda"}, "targets are CPUs, of kind 'llvm', not 'cuda'"),
         (
