@@ -17,6 +17,8 @@ from jaxeff.compression import (
 )
 from jaxeff.compression.integers._packed import packed, unpacked
 from jaxeff.compression.numerics import LayerQuantization
+from jaxeff.compression.quantizers.uniform import Uniform
+from jaxeff.pruning.sparsity import NofM
 
 X = jax.random.normal(jax.random.key(3), (2, 3, 64))
 
@@ -141,3 +143,42 @@ def test_what_cannot_be():
         integer(one, {"*": deep}, dynamic=True).convert(
             {"w": jnp.ones((2048, 2))}, jnp.ones((1, 2048))
         )
+
+
+EIGHT = Uniform(8, symmetric=True)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "setting",
+    [
+        NofM(2, 4),
+        NofM(2, 4, values=EIGHT),
+        LayerQuantization(NofM(2, 4, values=EIGHT), Uniform(8, symmetric=True, per="token")),
+    ],
+)
+def test_two_of_four_are_those_of_quantized(setting):
+    g = integer(f, {"*:linear": setting}, dynamic=True)
+    converted = g.convert(PARAMS, X)
+    expected = quantized(f, {"*:linear": setting})(PARAMS, X)
+    np.testing.assert_allclose(g(converted, X), expected, rtol=0, atol=2e-4)
+    # Half of the values, and two bits for each.
+    assert converted.arrays["up/codes"].shape == (32, 96)
+    assert converted.arrays["up/places"].nbytes == 32 * 96 * 2 // 8
+
+
+@pytest.mark.parametrize(
+    ("setting", "reason"),
+    [
+        (NofM(1, 4), "another pattern"),
+        (NofM(2, 4, values=Uniform(8)), "centred on zero"),
+        (NofM(2, 4, values=Uniform(16, symmetric=True)), "16 bits"),
+    ],
+)
+def test_other_sparse_weights_stay_in_float(setting, reason):
+    def one(params, x):
+        return x @ params["up"]["w"]
+
+    with pytest.warns(IntegerFallbackWarning, match=reason):
+        y = integer(one, {"*": setting})(PARAMS, X)
+    np.testing.assert_array_equal(y, quantized(one, {"*": setting})(PARAMS, X))

@@ -41,6 +41,7 @@ from jaxeff.compression.integers._grids import (
 )
 from jaxeff.compression.integers._kernels import Kernel, product_of
 from jaxeff.compression.integers._operators import LIMIT, finer_units, q_dense
+from jaxeff.compression.integers._two_of_four import SparseWeight, pattern_of, sparse_weight
 from jaxeff.compression.numerics import LayerQuantization, Tensor, grid, value_range
 from jaxeff.compression.quantizers.uniform import Grouped, Uniform, multiples_of
 from jaxeff.core import jax_internals as _compat
@@ -96,10 +97,31 @@ class PackedWeight:
     bits: int
     group: int
 
+    operator = staticmethod(q_packed)
+
     @property
     def steps(self) -> str:
         """What steps are stored as."""
         return self.quantizer.steps if isinstance(self.quantizer, Grouped) else "float32"
+
+    @property
+    def most(self) -> int | None:
+        """The largest multiple of a step of its output; None where steps are floats."""
+        return _MULTIPLES if self.steps == "int8" else None
+
+    @property
+    def by_output(self) -> bool:
+        """Whether there are `units`, a number for each output."""
+        return self.steps == "int8"
+
+    @property
+    def attributes(self) -> dict[str, int]:
+        """What the operator is told."""
+        return {"weight_bits": self.bits, "group": self.group}
+
+    def operands(self, of_codes: bool) -> tuple[str, ...]:
+        """Names what the operator multiplies floats by, or codes."""
+        return ("codes", "steps") if self.by_output or not of_codes else ("codes",)
 
     def made(self, w: Float[Array, "*shape"], kernel: Kernel) -> dict[str, Array]:
         """Computes what is stored: `codes`, `steps` by group and `units` by output."""
@@ -125,8 +147,12 @@ class PackedWeight:
         return codes.reshape(w.shape), step, split.shape
 
 
-def packed_weight(quantizer: Any, tensor: Tensor, depth: int) -> PackedWeight | str:
+def packed_weight(
+    quantizer: Any, tensor: Tensor, kernel: Kernel, shape: tuple[int, ...]
+) -> PackedWeight | SparseWeight | str:
     """Describes how a weight is stored; or why it can't be."""
+    if pattern_of(quantizer) is not None:
+        return sparse_weight(quantizer, tensor, kernel, shape)
     method = quantizer.method if isinstance(quantizer, Grouped) else quantizer
     if not isinstance(method, Uniform):
         return f"a product with weights of {type(method).__name__}"
@@ -136,14 +162,14 @@ def packed_weight(quantizer: Any, tensor: Tensor, depth: int) -> PackedWeight | 
     if bits > MOST_BITS:
         return f"a product with weights of {bits} bits"
     # A step for each output is one group as long as the sum.
-    group = quantizer.size if isinstance(quantizer, Grouped) else depth
+    group = quantizer.size if isinstance(quantizer, Grouped) else kernel.depth
     return PackedWeight(quantizer, tensor, bits, group)
 
 
 def takes_packed(setting: LayerQuantization) -> bool:
     """Returns whether a setting's products are those of packed weights."""
     alone = setting.weights is not None and setting.activations is None
-    return alone or isinstance(setting.weights, Grouped)
+    return alone or isinstance(setting.weights, Grouped) or pattern_of(setting.weights) is not None
 
 
 def packed_kernel(layer: Layer) -> Kernel | str:
@@ -158,7 +184,7 @@ def packed_product(
     layer: Layer,
     kernel: Kernel,
     call: Callable[..., Array],
-    weight: PackedWeight,
+    weight: PackedWeight | SparseWeight,
     stored: Callable[[str], Array],
     x: Float[Array, "*shape"],
     bias: Float[Array, " columns"] | None,
@@ -176,26 +202,25 @@ def packed_product(
         bias: What is added to each output, or None.
         grid_of_x: Grid and description of the activations, if they are quantized.
     """
-    dtype, codes, steps = layer.outputs[0].aval.dtype, stored("codes"), stored("steps")
-    units = stored("units") if weight.steps == "int8" else None
-    at = {"weight_bits": weight.bits, "group": weight.group}
+    dtype, at = layer.outputs[0].aval.dtype, weight.attributes
+    units = stored("units") if weight.by_output else None
     # Steps are float32, so products are too, whatever the layer's dtype is.
     rows = kernel.lay_input(x.astype(jnp.float32))
     if grid_of_x is None:
-        y = call(rows, codes, steps, **at)
+        y = call(rows, *map(stored, weight.operands(of_codes=False)), **at)
         y = y if units is None else y * units[None]
         y = y if bias is None else y + bias[None]
         return kernel.lay_result(y).astype(dtype)
     quantizer, tensor = grid_of_x
-    bits, most = width(quantizer, layer.site), _MULTIPLES if units is not None else 1
+    bits, most = width(quantizer, layer.site), weight.most or 1
     check_sums(layer.site, kernel.depth, bits, weight, most)
     low, high = quantizer.range or value_range(x, tensor.axes(quantizer.per))
     to = grid(bits, jnp.asarray(low, jnp.float32), jnp.asarray(high, jnp.float32), True)
     step, lower, upper = (kernel.lay_scale(v, kernel.depth) for v in (to.step, to.lower, to.upper))
     q = jnp.clip(lax.round(rows / step, HALF_TO_EVEN), lower, upper).astype(jnp.int8)
-    acc = call(q, codes, *([steps] if units is not None else []), **at)
+    acc = call(q, *map(stored, weight.operands(of_codes=True)), **at)
     # What is left of the steps once the groups' multiples are in the sums.
-    by_output = steps[0] if units is None else units
+    by_output = stored("steps")[0] if units is None else units
     finer = finer_units(kernel.depth, bits, levels(weight.bits) * most)
     unit = kernel.lay_scale(to.step, acc.shape[-1]) * by_output[None] / 2**finer
     if bias is None:
@@ -206,7 +231,9 @@ def packed_product(
     return kernel.lay_result(whole.astype(jnp.float32) * unit).astype(dtype)
 
 
-def check_grids(site: str, quantizer: Any, weight: PackedWeight, dynamic: bool) -> None:
+def check_grids(
+    site: str, quantizer: Any, weight: PackedWeight | SparseWeight, dynamic: bool
+) -> None:
     """Checks that sums of codes need neither floats nor the sums of a group's weights.
 
     Raises:
@@ -217,7 +244,7 @@ def check_grids(site: str, quantizer: Any, weight: PackedWeight, dynamic: bool) 
             f"{site!r}: weights by group multiply activations on a grid around zero, whose sums "
             "need no sum of each group's weights: take symmetric=True, or activations=False."
         )
-    if weight.steps != "int8":
+    if weight.most is None:
         raise IntegerError(
             f"{site!r}: codes of activations are summed over groups without a float, so groups "
             'need steps of 8 bits: take steps="int8", or activations=False.'
@@ -231,7 +258,9 @@ def check_grids(site: str, quantizer: Any, weight: PackedWeight, dynamic: bool) 
         )
 
 
-def check_sums(site: str, depth: int, bits: int, weight: PackedWeight, most: int) -> None:
+def check_sums(
+    site: str, depth: int, bits: int, weight: PackedWeight | SparseWeight, most: int
+) -> None:
     """Checks that int32 holds the sums of a layer, with a bias.
 
     Raises:

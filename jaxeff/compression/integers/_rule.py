@@ -46,7 +46,6 @@ from jaxeff.compression.integers._packed import (
     packed_kernel,
     packed_product,
     packed_weight,
-    q_packed,
     takes_packed,
 )
 from jaxeff.compression.integers._values import AffineMap, IntegerProduct, Mean, Plain, Sums, Value
@@ -158,7 +157,7 @@ class IntegerRule:
         if isinstance(kernel, str):
             _left_in_float(layer, kernel)
             return None
-        weight = packed_weight(of_w, w_tensor, kernel.depth)
+        weight = packed_weight(of_w, w_tensor, kernel, read.shape_of(layer.inputs[w_at].aval))
         if isinstance(weight, str):
             _left_in_float(layer, weight)
             return None
@@ -177,7 +176,7 @@ class IntegerRule:
         if layer.biases and by_output:
             bias = self.store.put(layer.site, "bias", lambda: bias_of(layer, kernel, values))
         widths = [_bits(q, t, layer, i) for q, t, i in both.values()]
-        call = _told(q_packed, layer, widths)
+        call = _told(weight.operator, layer, widths)
         x = to_float(values[layer.data[0]])
         with _named(layer):
             y = packed_product(layer, kernel, call, weight, stored, x, bias, grid)

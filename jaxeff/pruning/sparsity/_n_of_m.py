@@ -46,6 +46,11 @@ class NofM(Sparse):
         if self.n > self.m:
             raise ValueError(f"NofM keeps n of m, but n = {self.n} is above m = {self.m}.")
 
+    @property
+    def pattern(self) -> tuple[int, int]:
+        """How many of how many neighbours are kept, by which `integer` stores 2 of 4 packed."""
+        return self.n, self.m
+
     def mask(self, x: Float[Array, "*shape"], tensor: Tensor) -> Bool[Array, "*shape"]:
         """Returns the largest magnitudes of every block; of equals the first."""
         order = self._order(x.shape, tensor)

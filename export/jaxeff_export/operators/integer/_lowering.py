@@ -46,7 +46,12 @@ from jaxeff_export.operators.integer._planes import (
     step_of,
 )
 from jaxeff_export.operators.integer._quantizing import write_codes
-from jaxeff_export.operators.integer.packed import PACKED, packed_products
+from jaxeff_export.operators.integer.packed import (
+    PACKED,
+    SPARSE,
+    packed_products,
+    sparse_products,
+)
 
 FEW = 8
 """Examples of a dense layer whose weights take longer to fetch than to multiply."""
@@ -113,6 +118,7 @@ def integer_operators(
         DENSE: lowered(_dense, "q_dense"),
         CONV2D: lowered(_conv2d, "q_conv2d"),
         PACKED: packed_products(where, cores, any_batch),
+        SPARSE: sparse_products(where, cores, any_batch),
     }
 
 

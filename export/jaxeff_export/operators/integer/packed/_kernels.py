@@ -27,10 +27,15 @@ class Unscaled(Epilogue):
     """An epilogue that writes sums as they are.
 
     Attributes:
-        steps: steps by group; None for a step of one.
+        more: operands after the weights: steps by group; none for a step of one.
     """
 
-    steps: tirx.Buffer | None = None
+    more: tuple[tirx.Buffer, ...] = ()
+
+    @property
+    def steps(self) -> tirx.Buffer | None:
+        """Returns the steps, if there are any."""
+        return self.more[0] if self.more else None
 
     def scaled(self, sums: Expr, feature: Any, added: Any, lanes: int, alone: bool = False) -> Expr:
         """Returns the sums."""
@@ -38,10 +43,10 @@ class Unscaled(Epilogue):
         return sums
 
     @classmethod
-    def of(cls, result: str, *steps: tirx.Buffer) -> Unscaled:
+    def of(cls, result: str, *more: tirx.Buffer) -> Unscaled:
         """Describes sums in int32 ("sums") or float32 ("float")."""
         bias = declare([1], "int32", "none")
-        return cls(result, "none", 0, 0, 0, 0, 0, bias, steps=steps[0] if steps else None)
+        return cls(result, "none", 0, 0, 0, 0, 0, bias, more=more)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -149,7 +154,7 @@ class NibbleBuilder(PackedBuilder):
             total = code.vector(const(0, "int32", lanes), lanes, "int32", "total")
             for word in range(self.chunk // 4):
                 at = base + row * self.line + chunk * self.chunk + word * 4
-                total.set(dot.step(total.get(), dot.prepare(_at(source, at)), eights))
+                total.set(dot.step(total.get(), dot.prepare(reader(source, at)), eights))
             code.store(made, row * self.chunks + chunk, self._negated(total))
         self.corrections = made
         return source, base
@@ -200,7 +205,7 @@ class NibbleBuilder(PackedBuilder):
         for p, c in enumerate(place.pixels):
             at = place.base + (place.column + c) * self.line + chunk * self.chunk + dword * CODES
             for half in range(2):
-                x = dot.prepare(_at(place.source, at + 4 * half))
+                x = dot.prepare(reader(place.source, at + 4 * half))
                 for v, unpacked in enumerate(halves):
                     parts[p, v].set(dot.step(parts[p, v].get(), x, unpacked[half]))
 
@@ -271,7 +276,8 @@ class FloatBuilder(PackedBuilder):
         return code_at
 
 
-def _at(source: tirx.Buffer, here: Any) -> Callable[[int, int], Expr]:
+def reader(source: tirx.Buffer, here: Any) -> Callable[[int, int], Expr]:
+    """Returns a function that loads so many elements from an offset on."""
     return lambda offset, count: load(source, here + offset, count)
 
 
