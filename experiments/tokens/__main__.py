@@ -353,7 +353,7 @@ STUDY = Study(
         Listing("AUROC of sequences", ("method", "by", "text", "total", "epistemic"), TEXTS),
     ),
     differences=(
-        "A decoder of bytes with tens of thousands of parameters: an order of magnitude, and no "
+        "The decoder of bytes has tens of thousands of parameters: an order of magnitude, and no "
         "ranking for large models.",
         "The texts are those of the version of Python that runs it.",
     ),
