@@ -65,7 +65,7 @@ class Bench(NamedTuple):
     chip: Chip
     f: Callable[..., Any]
     params: Any  # trained digitally
-    spec: dict[str, Crossbar]  # crossbars by layer, with ranges
+    spec: dict[str, Any]  # crossbars by layer, with ranges
     counts: float  # standard deviation of a tile's reading
     tiles: dict[str, float]  # readings of an image, by layer
 
