@@ -12,11 +12,20 @@ from typing import Any
 from experiments.harness import Refused, Run
 
 PACKAGES = {
+    "ggml": ("xllamacpp",),
+    "iree": ("iree",),
     "onnxruntime": ("onnx", "onnxruntime"),
+    "openvino": ("onnx", "openvino"),
     "pyro": ("torch", "pyro"),
     "torch": ("torch",),
 }
 """What an engine needs beyond the project's own requirements."""
+APART = {
+    "ggml": "xllamacpp",
+    "iree": "iree-base-compiler iree-base-runtime",
+    "openvino": "onnx openvino",
+}
+"""What is installed for engines that the extra leaves out."""
 
 
 def available(names: Iterable[str]) -> list[str]:
@@ -33,7 +42,7 @@ def require(names: Iterable[str]) -> None:
     for name in names:
         if missing := _missing(name):
             packages = " and ".join(missing)
-            raise Refused(f'{name} needs {packages}: pip install "jaxeff[benchmark]"')
+            raise Refused(f"{name} needs {packages}: pip install {_installed(name)}")
 
 
 def say_missing(run: Run[Any], names: Iterable[str]) -> None:
@@ -41,7 +50,9 @@ def say_missing(run: Run[Any], names: Iterable[str]) -> None:
     for name in names:
         if missing := _missing(name):
             packages = " and ".join(missing)
-            run.say(f'without {name} ({packages}): pip install "jaxeff\\[benchmark]"')
+            # A bracket would be markup to the terminal.
+            how = _installed(name).replace("[", "\\[")
+            run.say(f"without {name} ({packages}): pip install {how}")
 
 
 def load(package: str, name: str) -> Any:
@@ -57,6 +68,10 @@ def fresh_pyro(threads: int) -> None:
     torch.set_num_threads(threads)
     pyro.set_rng_seed(0)
     pyro.clear_param_store()
+
+
+def _installed(name: str) -> str:
+    return APART.get(name, '"jaxeff[benchmark]"')
 
 
 def _missing(name: str) -> list[str]:

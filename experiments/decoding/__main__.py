@@ -6,7 +6,9 @@ CPU time of one thread, the least of interleaved rounds: hot, one call after the
 after the caches were read through with something else. `reading` is what the processor takes to
 read the codes once; nothing can be faster than that from memory. ONNX Runtime multiplies int4 by
 `MatMulNBits` (accuracy level 4: activations in int8) and int8 by `MatMulInteger` after a dynamic
-quantization. A step continues a cache of keys and values whose slots are half filled, in place.
+quantization. OpenVINO, ggml (llama.cpp) and IREE take part where they are installed; products with
+2:4 weights are held to the dense ones of other engines. A step continues a cache of keys and values
+whose slots are half filled, in place.
 """
 
 from collections.abc import Iterator
@@ -14,8 +16,9 @@ from dataclasses import dataclass
 from itertools import product
 from typing import Annotated, Literal
 
+from experiments import engines
 from experiments import harness as h
-from experiments.decoding.products import FORMATS, measured
+from experiments.decoding.products import ENGINES, FORMATS, measured
 from experiments.decoding.quality import perplexities
 from experiments.decoding.steps import FORMATS as STEPPED
 from experiments.decoding.steps import steps
@@ -66,7 +69,8 @@ def quality(run: Run[Settings], steps: int) -> Iterator[Row]:
 
 
 def tasks(run: Run[Settings]) -> list[tuple[int, int]]:
-    """Lists rows and outputs."""
+    """Lists rows and outputs, and says which engines are missing."""
+    engines.say_missing(run, ENGINES)
     return list(product(run.settings.rows, run.settings.outputs))
 
 
@@ -121,6 +125,8 @@ STUDY = h.Study(
         "Weights are random: their codes don't change how long a product takes.",
         "ONNX Runtime's step is the one that to_onnx writes, with its own quantizers' weights "
         "(quantize_dynamic, MatMulNBits); its fused attention is not used.",
+        "ggml is the package xllamacpp's, of AVX2, with weights as they lie in a GGUF file; IREE "
+        "has float32 alone.",
     ),
 )  # fmt: skip
 

@@ -7,21 +7,32 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
-from importlib.util import find_spec
 from typing import Any
 
 import jax
 import jaxeff_export
 import numpy as np
 
+from experiments import engines
 from experiments.harness import Row
 from experiments.timing import Meter, measure_rounds, metered
-from jaxeff.compression import Int, integer
+from jaxeff.compression import Int, LayerQuantization, integer
+from jaxeff.compression.quantizers.uniform import Uniform
+from jaxeff.pruning.sparsity import NofM
 
 Call = Callable[[], Any]
 FORMATS = ("float32", "int8", "int4 g32", "int4 g128")
-BITS = {"float32": 32, "int8": 8, "int4 g32": 4, "int4 g128": 4}
+BITS = {
+    "float32": 32, "int8": 8, "int4 g32": 4, "int4 g128": 4, "float32 2:4": 17, "int8 2:4": 5,
+}  # fmt: skip
+ENGINES = ("onnxruntime", "openvino", "ggml", "iree")
+"""Engines of other libraries, those left out that aren't installed."""
 _GROUPS = Int(4, 8, True, "group", "token", steps="int8")
+_TOKENS = Uniform(8, symmetric=True, per="token")
+SPARSE = {
+    "float32 2:4": NofM(2, 4),
+    "int8 2:4": LayerQuantization(NofM(2, 4, values=Uniform(8, symmetric=True)), _TOKENS),
+}
 SETTINGS = {
     "int8": Int(8, symmetric="weights"),
     "int4 g32": replace(_GROUPS, group=32),
@@ -56,8 +67,9 @@ def measured(rows: int, shape: tuple[int, int], rounds: int) -> Iterator[Row]:
         calls = {("float32", "XLA"): _xla(params, x)}
         for name, target in _targets().items():
             calls |= _ours(stack, params, x, name, target)
-        if find_spec("onnxruntime"):
-            calls |= _onnxruntime(params, x)
+        for engine in engines.available(ENGINES):
+            found = engines.load("experiments.decoding", engine).calls(params, x)
+            calls |= {(form, engine): call for form, call in found.items()}
         for name, bits in BITS.items():
             data = np.zeros(shape[0] * shape[1] * bits // 8, np.uint8)
             calls[name, "reading"] = data.max
@@ -67,7 +79,9 @@ def measured(rows: int, shape: tuple[int, int], rounds: int) -> Iterator[Row]:
     best = {name: (min(hot[name]) * 1e3, min(cold[name]) * 1e3) for name in named}
     for form, engine in calls:
         first, second = best[f"{form}|{engine}"]
-        peers = [best[f"{f}|{e}"] for f, e in calls if f == form and e in ("XLA", "onnxruntime")]
+        # Of sparse weights: against dense ones of the same numbers.
+        dense = form.removesuffix(" 2:4")
+        peers = [best[f"{dense}|{e}"] for f, e in calls if f == dense and e in ("XLA", *ENGINES)]
         limit = best[f"{form}|reading"]
         yield {
             "rows": rows, "shape": "{}x{}".format(*shape), "format": form, "engine": engine,
@@ -92,7 +106,7 @@ def _ours(
     stack: contextlib.ExitStack, params: Any, x: Any, name: str, target: Any
 ) -> dict[tuple[str, str], Call]:
     functions: dict[tuple[str, str], tuple[Any, Any]] = {("float32", name): (product, params)}
-    kinds = {name: SETTINGS, f"{name}, weights alone": ALONE}
+    kinds: dict[str, dict[str, Any]] = {name: SETTINGS | SPARSE, f"{name}, weights alone": ALONE}
     for engine, settings in kinds.items():
         for form, setting in settings.items():
             g = integer(product, {"*": setting}, dynamic=True)
@@ -111,47 +125,6 @@ def _xla(params: Any, x: Any) -> Call:
     return lambda: run(params, x).block_until_ready()
 
 
-def _onnxruntime(params: Any, x: Any) -> dict[tuple[str, str], Call]:
-    # Optional packages, which the other engines are measured without.
-    from onnx import helper, numpy_helper
-
-    from experiments.contests.onnx_graph import finish, started
-
-    w = np.asarray(params["w"], np.float32)
-    depth, columns = w.shape
-    shape, result = x.shape, {"y": (x.shape[0], columns)}
-    made = {
-        "float32": finish(
-            [helper.make_node("MatMul", ["x", "w"], ["y"])], [numpy_helper.from_array(w, "w")],
-            shape, result,
-        )
-    }  # fmt: skip
-    step = np.abs(w).max(0) / 127
-    eight = [
-        numpy_helper.from_array(np.rint(w / step).astype(np.int8), "w"),
-        numpy_helper.from_array(step, "s"),
-    ]
-    nodes = [
-        helper.make_node("DynamicQuantizeLinear", ["x"], ["q", "by", "zero"]),
-        helper.make_node("MatMulInteger", ["q", "w", "zero"], ["sums"]),
-        helper.make_node("Cast", ["sums"], ["floats"], to=1),
-        helper.make_node("Mul", ["by", "s"], ["unit"]),
-        helper.make_node("Mul", ["floats", "unit"], ["y"]),
-    ]
-    made["int8"] = finish(nodes, eight, shape, result)
-    rng = np.random.default_rng(0)
-    for size in (32, 128):
-        codes = rng.integers(0, 256, (columns, depth // size, size // 2)).astype(np.uint8)
-        steps = rng.uniform(0.01, 0.02, columns * (depth // size)).astype(np.float32)
-        node = helper.make_node(
-            "MatMulNBits", ["x", "codes", "steps"], ["y"], domain="com.microsoft", K=depth,
-            N=columns, bits=4, block_size=size, accuracy_level=4,
-        )  # fmt: skip
-        tensors = [numpy_helper.from_array(codes, "codes"), numpy_helper.from_array(steps, "steps")]
-        made[f"int4 g{size}"] = finish([node], tensors, shape, result, ("com.microsoft",))
-    return {(form, "onnxruntime"): started(file, x, 1) for form, file in made.items()}
-
-
 def _cold(call: Call) -> Meter:
     def meter(repeats: int) -> float:
         total = 0.0
@@ -165,4 +138,4 @@ def _cold(call: Call) -> Meter:
     return meter
 
 
-__all__ = ["ALONE", "FORMATS", "SETTINGS", "measured", "one_thread"]
+__all__ = ["ALONE", "ENGINES", "FORMATS", "SETTINGS", "measured", "one_thread"]
