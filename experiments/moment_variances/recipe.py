@@ -28,7 +28,7 @@ class Settings:
         svi_epochs: Passes of the variational inference that starts there.
         oracle: Draws of the Monte Carlo oracle.
         held_out: Inputs that variances are compared on, a multiple of ten.
-        samples: Draws that calibration makes.
+        samples: Draws that calibration makes for each input.
         calibration: Inputs that calibration sees.
         rounds: Interleaved rounds of timing; 0 leaves costs out.
         asked: Inputs of each domain that NLL and AUROC are measured on, a multiple of ten.
@@ -42,8 +42,8 @@ class Settings:
     svi_epochs: Count = 4
     oracle: Annotated[int, Least(60)] = 2000
     held_out: Annotated[int, Least(10)] = 10
-    samples: Annotated[int, Least(2)] = 200
-    calibration: Annotated[int, Least(2)] = 32
+    samples: Annotated[int, Least(2)] = 25
+    calibration: Annotated[int, Least(2)] = 256
     rounds: Annotated[int, Least(0)] = 3
     asked: Annotated[int, Least(10)] = 100
 
@@ -52,11 +52,11 @@ DEFAULT = Settings()
 SIZES = {
     "fast": replace(
         DEFAULT, networks=("LSTM", "DS-CNN"), noises=(0.1,), data="digits", examples=1400, epochs=3,
-        svi_epochs=2, oracle=500, samples=100, calibration=16, rounds=2, asked=50,
+        svi_epochs=2, oracle=500, samples=50, calibration=64, rounds=2, asked=50,
     ),
     "default": DEFAULT,
     "full": replace(
         DEFAULT, examples=60_000, epochs=10, svi_epochs=10, oracle=20_000, held_out=100,
-        samples=1000, calibration=64, rounds=15, asked=2000,
+        samples=100, calibration=1024, rounds=15, asked=2000,
     ),
 }  # fmt: skip

@@ -120,7 +120,9 @@ def load_posterior(path: str | os.PathLike[str], params: Any) -> Any:
         arrays = named_leaves(tree["factors"])
         factors = {site: arrays[str(i)] for i, site in enumerate(metadata["sites"])}
         errors = tuple(metadata["errors"].items())
-        return Calibrated(found, factors, errors, metadata.get("unseen"))
+        # Metadata has lists; static fields are compared and hashed.
+        unseen = metadata.get("unseen")
+        return Calibrated(found, factors, errors, unseen and tuple(unseen))
     if kind == _JOINT:
         settings = dict(metadata["guide"])
         name = settings.pop("name")

@@ -21,13 +21,18 @@ per channel. Klein's thesis, section 8.3, scales the variance of a whole network
 chosen by hand (its calibration factor, 0.3 and 0.4); here factors are measured.
 
 Such factors are averages over inputs, and on other inputs what is left is how much the ratio varies
-between them. So a second form is tried as well: the variance of every result as a power of the
-propagated one, log E[s^2] = a_c + p log V, in the place of factors inside or after them. It is
-taken where it is better on inputs that it wasn't fitted to (`form="best"`).
+between them. So a second form is measured as well: a regression of the ratio of a result on the
+mean and variance that the diagonal pass gives it (`calibration`). It is taken where it is better on
+inputs that it wasn't fitted to (`form="best"`).
+
+Draws are split among groups of up to eight inputs, each with its own: at the same price, 256 inputs
+with 25 draws leave a smaller error than 32 with 200 that they share.
 
 Sharp edges
 - Factors were measured on a batch; inputs of another kind may have others. `repr` states the median
-  error on the half of the inputs that factors weren't measured on.
+  error on inputs that they weren't measured on, and that number's standard error.
+- A function of one input doesn't depend on the others of its batch: they are asked in groups. Where
+  a result mixes inputs, all share their draws.
 - Factors of positions (scores of attention that wasn't recognised) have their mean in common where
   a sequence is of another length.
 - They belong to the posterior: another one, or another scale of noise at the input, has others.
@@ -36,7 +41,6 @@ Sharp edges
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -46,23 +50,24 @@ import numpy as np
 from jaxtyping import Array, PRNGKeyArray
 
 from jaxeff.core import (
+    check_count,
     input_batch,
     instance_of,
-    progress_bar,
-    static_integer,
     validate,
 )
-from jaxeff.moment_propagation._covariance import correlated
+from jaxeff.moment_propagation._covariance import Pass, batched_leaves, correlated
+from jaxeff.moment_propagation._group_draws import Drawn, SampledProgram, drawn
 from jaxeff.moment_propagation._linear import check_method, first_order_pass
 from jaxeff.moment_propagation._moment_pass import Propagation, promote
-from jaxeff.moment_propagation._monte_carlo import DrawSums, Sampling, draw_keys, random_values
+from jaxeff.moment_propagation._monte_carlo import random_values
 from jaxeff.moment_propagation._reading import read
 from jaxeff.moment_propagation.calibration import (
     FORMS,
     Calibrated,
     FactorPass,
+    Groups,
     choose,
-    examples_of,
+    groups_of,
     is_scaled,
     may_scale,
     result_name,
@@ -72,14 +77,16 @@ from jaxeff.moment_propagation.values import Gaussian, is_gaussian, is_random, t
 from jaxeff.program import Layer, Program, evaluate
 from jaxeff.program.ir import Value
 
-# Calls that the draws are spread over: the progress bar moves as often.
-_CALLS = 20
+# More than 200 draws an input leave nothing that can be seen; fewer than 25 make the logarithm of a
+# variance too noisy to tell forms by.
+_EVALUATIONS, _FEWEST_DRAWS, _MOST_DRAWS = 6400, 25, 200
+_FEWEST_JUDGED = 8
 
 
 @validate(
     posterior=input_batch,
     args=input_batch,
-    samples=static_integer(2),
+    samples=lambda where, n: None if n is None else check_count(where, n, 2),
     rules=instance_of(Mapping),
 )
 def calibrate_moments(
@@ -87,9 +94,9 @@ def calibrate_moments(
     f: Callable[..., Any],
     posterior: Any,
     *args: Any,
-    samples: int = 200,
-    chunk: int = 1,
     rules: Mapping[Any, Rule] | None = None,
+    samples: int | None = None,
+    chunk: int = 1,
     correlations: bool = False,
     method: str = "layers",
     form: str = "best",
@@ -102,21 +109,20 @@ def calibrate_moments(
         key: A PRNG key.
         f: A pure function `f(params, *args)`.
         posterior: A pytree in the place of `params`; its `Gaussian` leaves are random.
-        *args: Further arguments: a batch of inputs like those to come, 64 or so; they may hold
-            `Gaussian` leaves too.
-        samples: Number of samples to draw; a channel's factor has a relative standard error of at
-            most about sqrt(2 / samples), less where it is averaged over independent entries.
+        *args: Further arguments: a batch of inputs like those to come, 64 to 256 of them; they may
+            hold `Gaussian` leaves too.
+        samples: Number of draws for each input. By default 6,400 evaluations of one input are
+            spread over all of them, at least 25 and at most 200 for each.
         chunk: Number of samples that run at once; memory is this many times that of `f`.
         rules: Same as for `moments`.
         correlations: Whether to measure factors for `moments(f, correlations=True)`, one per entry
             of a result's last axis, instead.
         method: Method of `moments`: "linear" measures factors for `moments(f, method="linear")`,
             one per entry of a result's last axis, instead.
-        form: "static": a factor per site and channel. "level": the variance of a result is a
-            power of the propagated one, times a factor of its channel. "static and level": the
-            second after the first. "best": the one of least error on the half of the inputs that
-            it wasn't measured on, and "static" unless another is surely better, or there are fewer
-            than 8 inputs. Static with `correlations` and the linear method.
+        form: "static": a factor per site and channel. "inputs": a factor per result that depends
+            on its propagated mean and variance. "best": the second where it errs surely less on
+            inputs that it wasn't measured on, else the first; the first where there are fewer than
+            8 inputs or more than 64 channels. Static with `correlations` and the linear method.
         progress: Whether to show a bar of draws; see `jaxeff.core`.
         **kwargs: Further arguments.
 
@@ -131,70 +137,97 @@ def calibrate_moments(
     check_method("calibrate_moments", method)
     if isinstance(posterior, Calibrated):
         posterior = posterior.posterior
-    _check(samples, form, (posterior, *args, *kwargs.values()))
+    _check(form, (posterior, *args, *kwargs.values()))
     propagation = Propagation(rules or {}, "variance", lambda one: None)
     first_order = first_order_pass(propagation, method)
-    given = (posterior, *args), dict(kwargs)
-    program, values, _ = read(f, *given)
     of_results = correlations or method == "linear"
-    sampling = Sampling(program, _measured(propagation, program, values, of_results), chunk)
-    keys = draw_keys(key, samples, chunk)
-    examples = 1 if of_results else examples_of(program)
+    given: tuple[Any, Any] = (posterior, *args), dict(kwargs)
+    given, groups, whole, part = _in_groups(f, given, propagation, of_results)
+    program, values, wanted = whole
+    keys = _keys(key, samples, chunk, groups)
+    # Draws of different groups are independent, so a factor over all has that many.
+    noise = 2 / keys.size
+    ends = [v for v in wanted if v in program.outputs]
+
+    measure = _measure(propagation, first_order if of_results else None, f, whole, noise)
+    # Before any draw: what has no rule is refused in seconds, not after minutes.
+    like = Drawn(*jax.tree.map(_like, ([*wanted], [(v, v) for v in ends])))
+    members = np.zeros(1, int) if of_results else groups.members
+    # A half of fewer than 4 draws has hardly a variance to judge by.
+    judged = members if keys[0].size >= _FEWEST_JUDGED else np.zeros_like(members)
+    rows, scale = np.ones(len(members), np.float32), np.float32(1)
+    finish = jax.jit(measure).lower(like, rows, scale, values, *given).compile()
+    sampled = drawn(keys, whole, part, groups, progress)
+    chosen = choose(
+        "static" if of_results else form,
+        judged,
+        lambda rows, scale: finish(sampled, rows, np.float32(scale), values, *given),
+    )
+    stated = tuple((site, float(np.median(np.asarray(e)))) for site, e in chosen.errors.items())
+    return Calibrated(posterior, chosen.factors, stated, chosen.unseen)
+
+
+def _measure(
+    propagation: Propagation,
+    first_order: Pass | None,
+    f: Callable[..., Any],
+    whole: SampledProgram,
+    noise: float,
+) -> Callable[..., FactorPass]:
+    """Makes the pass that compares propagated variances with sampled ones.
+
+    Args:
+        propagation: Moments from layer to layer.
+        first_order: The pass that results are derived through, if factors are of results alone.
+        f: The function.
+        whole: The program that reads all inputs.
+        noise: Variance of the logarithm of a factor over all draws.
+    """
+    program, _, wanted = whole
+    ends = [v for v in wanted if v in program.outputs]
 
     def measure(
-        sums: DrawSums, rows: Array, scale: Array, values: Sequence[Any], args: Any, kwargs: Any
+        sampled: Drawn, rows: Array, scale: Array, values: Sequence[Any], args: Any, kwargs: Any
     ) -> FactorPass:
-        sampled = sampling.moments(sums, keys.size)
+        logs = dict(zip(wanted, sampled.logs, strict=True))
         found = FactorPass({}, {}, {})
-        if of_results:
+        if first_order is not None:
             # Those variances are of results alone, so there is one factor per result and none
             # inside.
             full = correlated(first_order, f, args, kwargs)
             results = jax.tree.leaves(full, is_leaf=is_gaussian)
             for i, (atom, ours) in enumerate(zip(program.outputs, results, strict=True)):
-                if isinstance(atom, Value) and atom in sampled:
+                if isinstance(atom, Value) and atom in logs:
                     site = result_name(first_order.expected_slopes, i)
-                    factor = _factor(ours, sampled[atom], rows, samples)
+                    factor = _factor(ours, logs[atom], rows, noise)
                     found.factors[site], found.errors[site] = factor
             return found
 
         def rule(layer: Layer, layer_key: Any, *operands: Any) -> Any:
             outputs = propagation.layer({}, layer, layer_key, *operands)
             result = layer.outputs[0]
-            if result not in sampled or not is_scaled(layer, outputs[0]):
+            if result not in logs or not is_scaled(layer, outputs[0]):
                 return outputs
             ours = to_variance(outputs[0])
-            factor, error = _factor(ours, sampled[result], rows, samples)
+            factor, error = _factor(ours, logs[result], rows, noise)
             # The calibrated variance goes on, so that a later factor corrects what its own layer
             # adds and not what has been corrected before.
             found.factors[layer.site], found.errors[layer.site] = factor, error
             return [Gaussian(ours.mean, ours.var * factor**scale), *outputs[1:]]
 
         outputs = evaluate(program, rule, None, values, promote, propagation.prepare)
+        halves = dict(zip(ends, sampled.halves, strict=True))
         for i, (atom, ours) in enumerate(zip(program.outputs, outputs, strict=True)):
-            if isinstance(atom, Value) and atom in sampled and is_random(ours):
-                found.results[i] = to_variance(ours), sampled[atom]
+            if isinstance(atom, Value) and atom in logs and is_random(ours):
+                both = jnp.stack([logs[atom], *halves[atom]])
+                found.results[i] = to_variance(ours), both
         return found
 
-    # Before any draw: what has no rule is refused in seconds, not after minutes.
-    like = jax.eval_shape(sampling.start, values)
-    rows, scale = np.ones(examples, np.float32), np.float32(1)
-    finish = jax.jit(measure).lower(like, rows, scale, values, *given).compile()
-    sums = _sum_of_draws(sampling, values, keys, progress)
-    chosen = choose(
-        "static" if of_results else form,
-        examples,
-        lambda rows, scale: finish(sums, rows, np.float32(scale), values, *given),
-        samples,
-    )
-    stated = tuple((site, float(np.median(np.asarray(e)))) for site, e in chosen.errors.items())
-    return Calibrated(posterior, chosen.factors, stated, chosen.unseen)
+    return measure
 
 
-def _check(samples: int, form: str, arguments: Any) -> None:
-    """Checks what `validate` can't: numbers, names, and that something is random."""
-    if samples < 2:
-        raise ValueError(f"calibrate_moments: samples is {samples}; 2 or more are needed.")
+def _check(form: str, arguments: Any) -> None:
+    """Checks what `validate` can't: names, and that something is random."""
     if form not in FORMS:
         raise ValueError(f"calibrate_moments: form {form!r} is unknown; choose one of {FORMS}.")
     if not any(map(is_gaussian, jax.tree.leaves(arguments, is_leaf=is_gaussian))):
@@ -204,18 +237,48 @@ def _check(samples: int, form: str, arguments: Any) -> None:
         )
 
 
-def _sum_of_draws(
-    sampling: Sampling, values: Sequence[Any], keys: PRNGKeyArray, progress: bool | None
-) -> DrawSums:
-    """Sums all draws, in calls that a progress bar counts."""
-    sums = jax.jit(sampling.start)(values)
-    add = jax.jit(sampling.add, donate_argnums=0)
-    stops = np.linspace(0, len(keys), min(len(keys), _CALLS) + 1).astype(int)
-    with progress_bar(progress, "draw", keys.size, 0) as advance:
-        for first, last in itertools.pairwise(stops.tolist()):
-            sums = jax.block_until_ready(add(sums, values, keys, first, last))
-            advance((last - first) * sampling.chunk, "")
-    return sums
+def _keys(key: PRNGKeyArray, samples: int | None, chunk: int, groups: Groups) -> PRNGKeyArray:
+    """Splits a key into one per draw, `[groups, chunks, chunk]`."""
+    if samples is None:
+        spread = _EVALUATIONS // (groups.count * groups.size)
+        samples = min(max(spread, _FEWEST_DRAWS), _MOST_DRAWS)
+    # Two chunks at least, one for either half of the draws.
+    chunk = min(chunk, -(-samples // 2))
+    return jax.random.split(key, (groups.count, -(-samples // chunk), chunk))
+
+
+def _like(value: Value) -> jax.ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct(value.aval.shape, jnp.float32)
+
+
+def _in_groups(
+    f: Callable[..., Any], given: tuple[Any, Any], propagation: Propagation, of_results: bool
+) -> tuple[tuple[Any, Any], Groups, SampledProgram, SampledProgram]:
+    """Divides the inputs into groups, if every random result consists of those of its inputs."""
+
+    def reading(args: Any, kwargs: Any) -> SampledProgram:
+        program, values, _ = read(f, args, kwargs)
+        return SampledProgram(program, values, _measured(propagation, program, values, of_results))
+
+    args, kwargs = given
+    whole = reading(args, kwargs)
+    leaves = jax.tree.leaves(args, is_leaf=is_gaussian)
+    batched = batched_leaves(whole.program, len(leaves))
+    sizes = [np.shape(x)[0] for x, b in zip(leaves, batched, strict=True) if b]
+    groups = groups_of(batched, sizes[0] if sizes else 1)
+    one = Groups(groups.batched, 1, sizes[0] if sizes else 1)
+    if groups.count == 1 or of_results:
+        return given, one, whole, whole
+    if groups.count * groups.size < sizes[0]:  # the rest of a last group is left out
+        args = groups.part(args, 0, groups.count)
+        whole = reading(args, kwargs)
+    part = reading(groups.part(args, 0, 1), kwargs)
+    axes = groups.axes(whole.wanted, part.wanted)
+    ends = [v in whole.program.outputs for v in whole.wanted]
+    # A result that no input's own axis reaches (a mean over the batch) isn't one of groups.
+    if axes is None or any(end and axis is None for end, axis in zip(ends, axes, strict=True)):
+        return given, one, *(reading(*given),) * 2
+    return (args, kwargs), groups, whole, part
 
 
 def _measured(
@@ -234,27 +297,26 @@ def _measured(
     return [v for v in random_values(program, values) if v in ends]
 
 
-def _factor(ours: Gaussian, sampled: Gaussian, rows: Array, samples: int) -> tuple[Array, Array]:
+def _factor(ours: Gaussian, logs: Array, rows: Array, noise: float) -> tuple[Array, Array]:
     """Computes the factor of each channel, and its relative standard error.
 
     The factor is the geometric mean of the entries' ratios, so that no entry dominates. Its
-    error from sampling is at most that of one entry, for entries of a channel share their samples.
+    error from sampling is at most that of an entry, for entries of a channel share their samples.
     Channels are drawn towards their common mean by as much as their spread is explained by that
     error (James and Stein 1961).
     """
     # An entry without variance (masked, dead) has no ratio and is left out.
-    known = (ours.var > 0) & (sampled.var > 0)
-    ratio = jnp.where(known, sampled.var, 1) / jnp.where(known, ours.var, 1)
+    known = (ours.var > 0) & jnp.isfinite(logs)
+    ratios = jnp.where(known, logs, 0) - jnp.log(jnp.where(known, ours.var, 1))
     axes = tuple(range(ours.ndim - 1))
     if axes and ours.shape[0] % rows.size == 0:
         weights = jnp.repeat(rows, ours.shape[0] // rows.size) > 0
         known &= weights.reshape(-1, *(1,) * (ours.ndim - 1))
-    logs = jnp.sum(jnp.where(known, jnp.log(ratio), 0), axes) / jnp.maximum(jnp.sum(known, axes), 1)
-    # The variance of the logarithm of a sample variance, for normal results. Its share in the
-    # spread of the channels is how far they are shrunk to their common mean.
-    noise = 2 / samples
-    spread = jnp.maximum(jnp.var(logs) - noise, 0)
+    ratio = jnp.sum(jnp.where(known, ratios, 0), axes) / jnp.maximum(jnp.sum(known, axes), 1)
+    # The noise is the variance of the logarithm of a sample variance, for normal results. Its share
+    # in the spread of the channels is how far they are shrunk to their common mean.
+    spread = jnp.maximum(jnp.var(ratio) - noise, 0)
     kept = spread / (spread + noise)
-    common = jnp.mean(logs)
-    error = jnp.sqrt(noise * (kept + (1 - kept) / max(logs.size, 1)))
-    return jnp.exp(common + kept * (logs - common)), jnp.full(logs.shape, error)
+    common = jnp.mean(ratio)
+    error = jnp.sqrt(noise * (kept + (1 - kept) / max(ratio.size, 1)))
+    return jnp.exp(common + kept * (ratio - common)), jnp.full(ratio.shape, error)

@@ -113,7 +113,7 @@ def correlated(
     program = read(f, args, kwargs).program
     args, factors = uncalibrated(args)
     leaves, structure = jax.tree.flatten(tuple(args), is_leaf=is_gaussian)
-    batched = _batched(program, len(leaves))
+    batched = batched_leaves(program, len(leaves))
     axes = (1 + any(batched)) if full else 0  # of a vector, and of the one example
 
     def first_order(given: Sequence[Any]) -> Any:
@@ -388,7 +388,7 @@ def _slopes(pull: Callable[..., Any], y: Sequence[Array], number: int) -> Callab
     return slopes
 
 
-def _batched(program: Program, count: int) -> list[bool]:
+def batched_leaves(program: Program, count: int) -> list[bool]:
     """Returns which leaves hold an example per place of their first axis; none if in doubt."""
     inputs = program.inputs[:count]
     data = [v for v in inputs if v.is_data]

@@ -20,7 +20,7 @@ from jaxeff.moment_propagation.attention import (
     fuse_attention,
     warn_of_stream,
 )
-from jaxeff.moment_propagation.calibration import factor_of, is_scaled, with_levels
+from jaxeff.moment_propagation.calibration import factor_of, is_scaled, with_regressions
 from jaxeff.moment_propagation.dependence import (
     Assumption,
     FusedLayer,
@@ -94,7 +94,7 @@ class Propagation:
         result = self.evaluated(prepared, rule, values)
         if self.streams and not factors:  # bodies of loops are prepared while they are evaluated
             warn_of_stream(self.streams[0])
-        return with_levels(result, factors)
+        return with_regressions(result, factors)
 
     def evaluated(self, program: Program, rule: Callable[..., Any], values: Sequence[Any]) -> Any:
         """Evaluates a prepared program under a rule."""

@@ -8,7 +8,7 @@ from flax import nnx
 
 from jaxeff.core import functional
 from jaxeff.moment_propagation import Calibrated, Gaussian, MomentsError, calibrate_moments, moments
-from jaxeff.moment_propagation.calibration import at_level, fit_level
+from jaxeff.moment_propagation.calibration import VarianceTable, at_regression, fit_regression
 from jaxeff.nn import MLP
 
 
@@ -123,13 +123,13 @@ def test_stated_errors_hold_between_keys():
         # channels share their draws, so their mean counts as one.
         variance = logs.var(0, ddof=1).mean()
         assert variance < (1 + 4 * np.sqrt(2 / 5)) * stated[site] ** 2, site
-    assert max(stated.values()) > 0.05
+    assert max(stated.values()) > 0.01  # of 8 groups with 200 draws, at most 3.5 %
 
 
 @pytest.mark.slow
 def test_draws_do_not_depend_on_the_calls_they_are_spread_over():
-    some = calibrate_moments(KEY, F, POSTERIOR, TRAIN, samples=41, progress=False)
-    side_by_side = calibrate_moments(KEY, F, POSTERIOR, TRAIN, samples=41, chunk=41)
+    some = calibrate_moments(KEY, F, POSTERIOR, TRAIN, samples=40, progress=False)
+    side_by_side = calibrate_moments(KEY, F, POSTERIOR, TRAIN, samples=40, chunk=20)
     for site, factor in some.factors.items():
         np.testing.assert_allclose(factor, side_by_side.factors[site], rtol=1e-4)
 
@@ -145,8 +145,8 @@ def test_neutral_factors_change_nothing(calibrated):
 def test_what_cannot_be_measured_is_refused():
     with pytest.raises(ValueError, match="nothing is random"):
         calibrate_moments(KEY, F, PARAMS, TRAIN)
-    with pytest.raises(ValueError, match="form 'levels' is unknown"):
-        calibrate_moments(KEY, F, POSTERIOR, TRAIN, form="levels")
+    with pytest.raises(ValueError, match="form 'level' is unknown"):
+        calibrate_moments(KEY, F, POSTERIOR, TRAIN, form="level")
     with pytest.raises(ValueError, match="samples must be at least 2"):
         calibrate_moments(KEY, F, POSTERIOR, TRAIN, samples=1)
     with pytest.raises(MomentsError, match="vmap over them"):
@@ -202,24 +202,31 @@ class Attending(nnx.Module):
 def attending():
     f, params = functional(Attending(nnx.Rngs(0)))
     posterior = jax.tree.map(lambda p: Gaussian(p, (0.1 * jnp.abs(p) + 0.02) ** 2), params)
-    return f, posterior, jax.random.normal(jax.random.key(5), (48, 8, 16))
+    return f, posterior, jax.random.normal(jax.random.key(5), (96, 8, 16))
 
 
 @pytest.mark.slow
-def test_levels_are_chosen_where_factors_depend_on_the_input(attending, oracle):
-    """By default within 15 % on other inputs, and on a sequence that is half as long again."""
+def test_a_regression_is_chosen_where_factors_depend_on_the_input(attending, oracle):
+    """By default within 15 % on other inputs, as it states, and on a longer sequence."""
     f, posterior, seen = attending
     best = calibrate_moments(KEY, f, posterior, seen)
     static = calibrate_moments(KEY, f, posterior, seen, form="static")
-    assert list(best.factors) == ["level 0"]
-    assert best.factors["level 0"].shape == (2, 10)
-    assert best.unseen < static.unseen
-    assert f"median error on unseen inputs {best.unseen:.1%}" in repr(best)
+    assert list(best.factors) == ["inputs 0"]
+    assert best.factors["inputs 0"].shape == (2 + 96, 30)
+    assert best.unseen[0] < static.unseen[0]
     g = jax.jit(moments(f))
-    held = jax.random.normal(jax.random.key(6), (20, 8, 16))
+    held = jax.random.normal(jax.random.key(6), (40, 8, 16))
     truth = oracle.monte_carlo(f, (posterior, held), 10_000, 500)
     # The oracle's own error is sqrt(2 / 10,000), 1.4 %.
-    assert off(g(best, held), truth) < min(0.15, off(g(static, held), truth))
+    left = off(g(best, held), truth)
+    assert left < min(0.15, off(g(static, held), truth))
+    for found in (best, static):
+        stated, error = found.unseen
+        assert abs(stated - off(g(found, held), truth)) < 3 * error
+        assert f"median error on unseen inputs {stated:.1%} ± {error:.1%}" in repr(found)
+    # A regression is a function of an input alone.
+    alone = jax.vmap(lambda one: g(best, one[None]))(held[:3]).var[:, 0]
+    np.testing.assert_allclose(alone, g(best, held).var[:3], rtol=1e-4)
     longer = jax.random.normal(jax.random.key(7), (20, 12, 16))
     truth = oracle.monte_carlo(f, (posterior, longer), 4000, 500)
     plain = jax.jit(moments(f, shared=False))(posterior, longer)
@@ -233,26 +240,35 @@ def test_static_factors_stay_where_nothing_else_is_surely_better():
     posterior = jax.tree.map(lambda p: Gaussian(p, jnp.full_like(p, 0.1)), params)
     x = jax.random.normal(KEY, (24, 6))
     found = calibrate_moments(KEY, f, posterior, x)
-    assert "level 0" not in found.factors
-    assert found.unseen < 3 * np.sqrt(2 / 200)
+    assert "inputs 0" not in found.factors
+    stated, error = found.unseen
+    assert stated < 3 * error + np.sqrt(2 / 200)
 
 
-def test_a_level_is_the_power_law_that_variances_were_made_by():
+def test_a_regression_finds_the_function_that_variances_were_made_by():
     rng = np.random.default_rng(0)
-    var = rng.lognormal(size=(400, 3))
-    a, slope, noise = np.array([0.3, -1.0, 2.0]), 1.4, 0.01
-    sampled = np.exp(a + slope * np.log(var) + noise**0.5 * rng.normal(size=var.shape))
-    rows = np.arange(400) % 2 == 0
-    level = fit_level(var, sampled, rows, noise)
-    # Standard errors: of the slope over 600 entries of unit variance, of a mean over 200.
-    np.testing.assert_allclose(level[1], slope, atol=4 * (noise / 600) ** 0.5)
-    np.testing.assert_allclose(level[0], a, atol=4 * (2 * noise / 200) ** 0.5)
-    moved = np.asarray(at_level(jnp.asarray(var, jnp.float32), jnp.asarray(level, jnp.float32)))
-    assert np.median(np.abs(moved[~rows] / sampled[~rows] - 1)) < noise**0.5
-    assert at_level(jnp.zeros(3), jnp.asarray(level)).sum() == 0
-    # Equal variances say nothing about a slope, which stays that of a static factor.
-    equal = fit_level(np.ones((8, 2)), np.full((8, 2), 3.0), np.ones(8, bool), noise)
-    np.testing.assert_allclose(equal, [[np.log(3)] * 2, [1.0] * 2])
+    mean, var = rng.normal(size=(240, 2)), rng.lognormal(size=(240, 2))
+    noise, groups = 0.01, np.repeat(np.arange(30), 8)
+    logs = np.log(var) + np.array([0.3, -1.0]) + 0.5 * np.sin(mean[:, :1]) - 0.2 * np.log(var)
+    logs[3, 1] = -np.inf  # never varied, so it has no ratio
+    made = logs + noise**0.5 * rng.normal(size=logs.shape)
+    fit = fit_regression(VarianceTable(mean, var, made, np.stack([made, made]), groups))
+    assert fit.regression.shape == (242, 6)
+    mean, var = rng.normal(size=(100, 2)), rng.lognormal(size=(100, 2))
+    truth = np.log(var) + np.array([0.3, -1.0]) + 0.5 * np.sin(mean[:, :1]) - 0.2 * np.log(var)
+    moved = at_regression(mean, var, jnp.float32(fit.regression))
+    # Far less than a static factor leaves, and below the noise of what it was fitted to.
+    assert np.median(np.abs(np.log(moved) - truth)) < noise**0.5
+    assert float(at_regression(mean[:2], np.zeros((2, 2)), jnp.float32(fit.regression)).sum()) == 0
+    # What it says of an entry without the entry's group is further off than with it, and right.
+    known = np.isfinite(made)
+    without = np.abs(fit.left_out - logs)[known]
+    assert np.median(without) < noise**0.5
+    # Equal moments say nothing: the static factor remains.
+    one = np.ones((16, 1))
+    rows = VarianceTable(one, one, 0.7 * one, np.stack([0.7 * one] * 2), np.arange(16))
+    np.testing.assert_allclose(at_regression(one, 2 * one, fit_regression(rows).regression),
+                               2 * np.exp(0.7), rtol=1e-5)  # fmt: skip
 
 
 @pytest.mark.slow
@@ -277,8 +293,8 @@ def test_one_result_per_example_is_one_channel():
         return jnp.tanh(x @ w)
 
     w = Gaussian(jnp.linspace(-1, 1, 5), jnp.full(5, 0.04))
-    found = calibrate_moments(KEY, f, w, jax.random.normal(KEY, (9, 5)), form="static and level")
-    assert found.factors["level 0"].shape == (2, 1)
+    found = calibrate_moments(KEY, f, w, jax.random.normal(KEY, (9, 5)), form="inputs")
+    assert found.factors["inputs 0"].shape == (2 + 9, 3)
     other = moments(f)(found, jax.random.normal(jax.random.key(4), (4, 5)))
     assert other.var.shape == (4,)
     assert bool(jnp.all(other.var > 0))

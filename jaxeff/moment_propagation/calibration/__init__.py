@@ -8,21 +8,30 @@ from jaxeff.moment_propagation.calibration._calibrated import (
     result_name,
     uncalibrated,
 )
-from jaxeff.moment_propagation.calibration._choice import FORMS, FactorPass, choose, examples_of
-from jaxeff.moment_propagation.calibration._levels import at_level, fit_level, with_levels
+from jaxeff.moment_propagation.calibration._choice import FORMS, FactorPass, choose
+from jaxeff.moment_propagation.calibration._groups import Groups, groups_of, joined
+from jaxeff.moment_propagation.calibration._regression import (
+    VarianceTable,
+    at_regression,
+    fit_regression,
+    with_regressions,
+)
 
 __all__ = [
     "FORMS",
     "Calibrated",
     "FactorPass",
-    "at_level",
+    "Groups",
+    "VarianceTable",
+    "at_regression",
     "choose",
-    "examples_of",
     "factor_of",
-    "fit_level",
+    "fit_regression",
+    "groups_of",
     "is_scaled",
+    "joined",
     "may_scale",
     "result_name",
     "uncalibrated",
-    "with_levels",
+    "with_regressions",
 ]

@@ -38,18 +38,19 @@ class Calibrated:
         factors: Mapping from site to the factors of its result's variance, `[channels]`: one
             factor per entry of its last axis. For `moments(f, correlations=True)` those of the
             function's own results, `"result 0"`, ..., and for `moments(f, method="linear")`
-            `"linear result 0"`, ... Factors that depend on the input are `"level 0"`, ...,
-            `[2, channels]`: a and p of the variance exp(a) V^p of a result, V the propagated one.
+            `"linear result 0"`, ... Factors that depend on the input are `"inputs 0"`, ...,
+            `[2 + n, 3 channels]`: the regression of a result (`_regression`) on n inputs.
         errors: Mapping from site to the median standard error of its factors, relative to them,
             that the number of samples left; `()` if it isn't known.
-        unseen: Median error of the results' variances, relative, on the half of the inputs that
-            factors weren't measured on, or None if that isn't known.
+        unseen: Median error of the results' variances, relative, on inputs that factors weren't
+            measured on (by cross-validation), and that number's own standard error; None if that
+            isn't known.
     """
 
     posterior: Any
     factors: Mapping[str, Array]
     errors: tuple[tuple[str, float], ...] = field(default=(), metadata={"static": True})
-    unseen: float | None = field(default=None, metadata={"static": True})
+    unseen: tuple[float, float] | None = field(default=None, metadata={"static": True})
 
     def __repr__(self) -> str:
         """Returns the number of sites, their names, and what error is left."""
@@ -59,7 +60,7 @@ class Calibrated:
             middle, most = statistics.median(errors), max(errors)
             parts.append(f"standard error {middle:.1%}, at most {most:.1%}")
         if self.unseen is not None:
-            parts.append(f"median error on unseen inputs {self.unseen:.1%}")
+            parts.append("median error on unseen inputs {:.1%} ± {:.1%}".format(*self.unseen))
         return f"Calibrated({'; '.join(parts)})"
 
 

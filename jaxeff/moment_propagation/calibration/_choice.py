@@ -1,8 +1,9 @@
 """Which form of factors suits a network: told by inputs that they weren't measured on.
 
-Factors of every form are measured on each half of the inputs and judged on the other one, with the
-same draws. A form takes the place of static factors only where it errs less by more than twice the
-standard error of the difference, over inputs.
+Static factors are measured without a quarter of the inputs and judged on it, in turn; a regression
+is judged at every group of inputs by what it says without that group. The regression takes the
+place of static factors only where it errs less by more than twice the standard error of the
+difference, over groups of inputs with draws of their own.
 """
 
 from __future__ import annotations
@@ -14,14 +15,18 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array
 
-from jaxeff.moment_propagation.calibration._levels import at_level, fit_level, level_name
+from jaxeff.moment_propagation.calibration._regression import (
+    MOST_CHANNELS,
+    VarianceTable,
+    fit_regression,
+    regression_name,
+)
 from jaxeff.moment_propagation.values import Gaussian
-from jaxeff.program import Program
 
-FORMS = ("best", "static", "level", "static and level")
-FEWEST = 8
-"""Inputs that a choice can be made with."""
-_SURE = 2.0
+FORMS = ("best", "static", "inputs")
+_FOLDS, _SURE, _RESAMPLES = 4, 2.0, 200
+_MIDDLE = 0.6745
+"""The median of the absolute value of a standard normal variable."""
 
 
 class FactorPass(NamedTuple):
@@ -30,136 +35,142 @@ class FactorPass(NamedTuple):
     Attributes:
         factors: Static factors by site.
         errors: Their relative standard errors.
-        results: Propagated and sampled moments of the results, by their place among them.
+        results: Propagated moments of each result by its place, and the logarithms of sampled
+            variances, `[3, ...]`: of all draws and of either half.
     """
 
     factors: dict[str, Array]
     errors: dict[str, Array]
-    results: dict[int, tuple[Gaussian, Gaussian]]
+    results: dict[int, tuple[Gaussian, Array]]
 
 
 class Chosen(NamedTuple):
     """Factors of one form.
 
     Attributes:
-        factors: The factors by site, levels of results among them.
+        factors: The factors by site, regressions of results among them.
         errors: Relative standard errors of those of sites.
-        unseen: Median error of the results' variances on inputs that weren't measured.
+        unseen: Median error of the results' variances on inputs that weren't measured, and its own
+            standard error.
     """
 
     factors: Mapping[str, Any]
     errors: Mapping[str, Any]
-    unseen: float | None
+    unseen: tuple[float, float] | None
 
 
-class _Tables(NamedTuple):
-    """Propagated and sampled variances of one result, `[entries, channels]`."""
+class _Residuals(NamedTuple):
+    """Logarithms of variances on unseen inputs beside sampled ones, entry by entry."""
 
-    var: np.ndarray
-    sampled: np.ndarray
-
-
-def examples_of(program: Program) -> int:
-    """Returns how many examples the arguments hold along their first axes; 1 if that is unclear."""
-    sizes = {v.aval.shape[:1] for v in program.inputs if v.is_data}
-    (size,) = sizes.pop() if len(sizes) == 1 and len(min(sizes)) else (1,)
-    return int(size)
+    off: np.ndarray
+    halves: np.ndarray  # difference of the two halves of the draws
+    groups: np.ndarray
 
 
-def choose(
-    form: str,
-    examples: int,
-    measure: Callable[[np.ndarray, float], FactorPass],
-    samples: int,
-) -> Chosen:
+def choose(form: str, groups: np.ndarray, measure: Callable[..., FactorPass]) -> Chosen:
     """Measures factors of the form asked for, or of the best one.
 
     Args:
         form: One of `FORMS`.
-        examples: How many inputs there are.
+        groups: For each input the number of those it shares its draws with.
         measure: `measure(rows, scale)`: factors from the inputs whose row is 1, and the results
             with factors to the power of `scale`.
-        samples: How many draws a sampled variance is of.
     """
-    noise, rows = 2 / samples, np.ones(examples, np.float32)
-    whole = measure(rows, 1.0)
-    plain = whole if form in ("static", "static and level") else measure(rows, 0.0)
-    unseen: dict[str, np.ndarray] = {}
-    if examples >= FEWEST:
-        unseen = _unseen(measure, plain, examples, noise)
+    rows = np.ones(len(groups), np.float32)
+    folds = groups.max() + 1 >= _FOLDS
+    plain = _tables(measure(rows, 0.0), groups) if folds or form == "inputs" else {}
+    fits = bool(plain) and all(t.var.shape[1] <= MOST_CHANNELS for t in plain.values())
+    fitted = {n: fit_regression(t) for n, t in plain.items()} if fits and form != "static" else {}
+    unseen: dict[str, _Residuals] = {}
+    if folds and form != "inputs":
+        unseen["static"] = _static_unseen(groups, measure)
+    if folds and fitted:
+        parts = [_residuals(one.left_out, one.table) for one in fitted.values()]
+        unseen["inputs"] = _joined(parts)
     if form == "best":
         form = _best(unseen)
-    factors: dict[str, Any] = {} if form == "level" else dict(whole.factors)
-    if form != "static":
-        base = plain if form == "level" else whole
-        for number, result in _tables(base).items():
-            known = np.ones(len(result.var), bool)
-            factors[level_name(number)] = jnp.asarray(fit_level(*result, known, noise), jnp.float32)
-    errors = {site: error for site, error in whole.errors.items() if site in factors}
-    left = float(np.expm1(np.median(unseen[form]))) if form in unseen else None
-    return Chosen(factors, errors, left)
+    elif form == "inputs" and not fits:
+        raise ValueError(
+            f"calibrate_moments: form 'inputs' reads results of at most {MOST_CHANNELS} channels; "
+            "take form='static'."
+        )
+    stated = _stated(unseen[form]) if form in unseen and unseen[form].off.size else None
+    if form == "inputs":
+        factors = {regression_name(n): jnp.float32(one.regression) for n, one in fitted.items()}
+        return Chosen(factors, {}, stated)
+    whole = measure(rows, 1.0)
+    return Chosen(whole.factors, whole.errors, stated)
 
 
-def _best(unseen: Mapping[str, np.ndarray]) -> str:
+def _best(unseen: Mapping[str, _Residuals]) -> str:
     """Returns the form that errs least, or "static" where that isn't sure."""
-    if not unseen:
+    if "inputs" not in unseen:
         return "static"
-    means = {form: errors.mean(1) for form, errors in unseen.items()}
-    form = min(means, key=lambda one: means[one].mean())
-    gain = means["static"] - means[form]
+    # Draws are shared inside a group, so a group counts once.
+    static, inputs = (_by_group(unseen[form]) for form in FORMS[1:])
+    gain = static - inputs
     sure = gain.mean() > _SURE * gain.std(ddof=1) / len(gain) ** 0.5
-    return form if sure else "static"
+    return "inputs" if sure else "static"
 
 
-def _unseen(
-    measure: Callable[[np.ndarray, float], FactorPass],
-    plain: FactorPass,
-    examples: int,
-    noise: float,
-) -> dict[str, np.ndarray]:
-    """Computes errors of the logarithm on halves that weren't measured, `[examples, entries]`."""
-    found: dict[str, list[np.ndarray]] = {}
-    for half in range(2):
-        # Every other input: those that are neighbours in a data set may be alike.
-        rows = np.arange(examples) % 2 == half
-        static = measure(rows.astype(np.float32), 1.0)
-        for number, result in _tables(static).items():
-            base = _tables(plain)[number]
-            if not result.var.size or len(result.var) % examples:
-                continue
-            seen = np.repeat(rows, len(result.var) // examples)
-            guesses = {
-                "static": result.var,
-                "static and level": _leveled(result, seen, noise),
-                "level": _leveled(base, seen, noise),
-            }
-            for form, var in guesses.items():
-                off = _off(var[~seen], result.sampled[~seen])
-                found.setdefault(form, []).append(off.reshape(int((~rows).sum()), -1))
-    return {form: _stacked(parts) for form, parts in found.items()}
+def _by_group(residuals: _Residuals) -> np.ndarray:
+    numbers = np.unique(residuals.groups)
+    return np.array([np.abs(residuals.off[residuals.groups == n]).mean() for n in numbers])
 
 
-def _leveled(result: _Tables, seen: np.ndarray, noise: float) -> np.ndarray:
-    return np.asarray(at_level(result.var, fit_level(*result, seen, noise)))
+def _stated(residuals: _Residuals) -> tuple[float, float]:
+    """Estimates the median error beyond the draws' own, and its standard error."""
+    members = [np.flatnonzero(residuals.groups == n) for n in np.unique(residuals.groups)]
+
+    def beyond(rows: np.ndarray) -> float:
+        off, noise = (np.median(np.abs(part[rows])) for part in residuals[:2])
+        # The halves differ by twice the deviation that all draws leave in a logarithm; errors
+        # and draws are independent, so squares add up.
+        return float(np.expm1(np.sqrt(max(off**2 - (noise / 2) ** 2, 0.0))))
+
+    rng = np.random.default_rng(0)
+    picks = rng.integers(0, len(members), (_RESAMPLES, len(members)))
+    again = [beyond(np.concatenate([members[i] for i in pick])) for pick in picks]
+    return beyond(np.concatenate(members)), float(np.std(again))
 
 
-def _off(var: np.ndarray, sampled: np.ndarray) -> np.ndarray:
-    known = (var > 0) & (sampled > 0)
-    return np.abs(np.log(np.where(known, var, 1)) - np.log(np.where(known, sampled, 1)))
+def _static_unseen(groups: np.ndarray, measure: Callable[..., FactorPass]) -> _Residuals:
+    """Computes residuals of static factors on quarters of the inputs that they don't know."""
+    parts: list[_Residuals] = []
+    for fold in range(_FOLDS):
+        # Whole groups: the rest of one would know its draws.
+        seen = groups % _FOLDS != fold
+        for table in _tables(measure(seen.astype(np.float32), 1.0), groups).values():
+            held = table.rows(table.groups % _FOLDS == fold)
+            parts.append(_residuals(np.log(np.where(held.var > 0, held.var, 1)), held))
+    return _joined(parts)
 
 
-def _stacked(parts: Sequence[np.ndarray]) -> np.ndarray:
-    """Stacks what each half has of each result: all results of an example side by side."""
-    half = len(parts) // 2
-    return np.concatenate([np.concatenate(side, 1) for side in (parts[:half], parts[half:])])
+def _joined(parts: Sequence[_Residuals]) -> _Residuals:
+    if not parts:
+        return _Residuals(*[np.zeros(0)] * 3)
+    return _Residuals(*map(np.concatenate, zip(*parts, strict=True)))
 
 
-def _tables(measured: FactorPass) -> dict[int, _Tables]:
-    def table(var: Any) -> np.ndarray:
-        array = np.asarray(var, float)
+def _residuals(ours: np.ndarray, held: VarianceTable) -> _Residuals:
+    known = ~held.unknown() & np.isfinite(held.halves).all(0)
+    groups = np.broadcast_to(held.groups[:, None], known.shape)
+    return _Residuals((ours - held.logs)[known], (held.halves[0] - held.halves[1])[known],
+                      groups[known])  # fmt: skip
+
+
+def _tables(measured: FactorPass, groups: np.ndarray) -> dict[int, VarianceTable]:
+    """Arranges what results have in rows; those that hold no examples are left out."""
+
+    def row(array: Any) -> np.ndarray:
+        array = np.asarray(array, float)
         return array.reshape(-1, array.shape[-1] if array.ndim > 1 else 1)
 
-    return {
-        number: _Tables(table(ours.var), table(sampled.var))
-        for number, (ours, sampled) in measured.results.items()
-    }
+    found: dict[int, VarianceTable] = {}
+    for number, (ours, logs) in measured.results.items():
+        mean, var, whole, *halves = (row(a) for a in (ours.mean, ours.var, *logs))
+        count = len(mean)
+        if count and count % len(groups) == 0:
+            members = np.repeat(groups, count // len(groups))
+            found[number] = VarianceTable(mean, var, whole, np.stack(halves), members)
+    return found
