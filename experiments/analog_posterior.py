@@ -22,6 +22,7 @@ from typing import Annotated, Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import optax
 
 import jaxeff
 from experiments import harness as h
@@ -36,7 +37,7 @@ from jaxeff.analog_hardware import (
     calibrate_ranges,
     in_the_loop,
 )
-from jaxeff.training import cross_entropy, fit, init, make_epoch, run_epochs
+from jaxeff.training import cross_entropy, init, make_epoch, run_epochs
 
 LAYERS = ("fc1", "fc2")
 ARRAY = Crossbar(gain=0.004)
@@ -64,7 +65,7 @@ class Bench(NamedTuple):
     key: jax.Array
     chip: Chip
     f: Callable[..., Any]
-    params: Any  # trained digitally
+    members: Any  # parameters trained digitally, with a leading axis; the first is the network
     spec: dict[str, Any]  # crossbars by layer, with ranges
     counts: float  # standard deviation of a tile's reading
     tiles: dict[str, float]  # readings of an image, by layer
@@ -107,16 +108,13 @@ class Bench(NamedTuple):
             return value + TEMPERED * kl / len(data.train), (metrics, state)
 
         steps = own.retrain * (len(data.train) // own.batch_size)
-        optimizer = cosine_adam(own.rate, steps)
-        epoch = make_epoch(loss, optimizer, own.batch_size)
-        start = {"net": nets, "level": levels}
-        begin = jax.vmap(lambda p, moves: init(p, optimizer, moves))(start, learnt)
-        keys = jax.random.split(jax.random.fold_in(self.key, 3), len(learnt))
-        final, _ = run_epochs(
-            keys, jax.vmap(epoch, (0, 0, None)), begin, (data.train, data.train_labels),
-            epochs=own.retrain, progress=False,
-        )  # fmt: skip
-        return final.params
+        # Logarithms of steps move by what the rate says, and have a longer way to go than weights.
+        optimizer = optax.multi_transform(
+            {"net": cosine_adam(own.rate, steps), "level": cosine_adam(10 * own.rate, steps)},
+            {"net": "net", "level": "level"},
+        )
+        key, start = jax.random.fold_in(self.key, 3), {"net": nets, "level": levels}
+        return _trained(key, loss, start, learnt, optimizer, own.retrain, own.batch_size)
 
     def read(self, trained: Any, x: jax.Array) -> jax.Array:
         """Asks the chip for logits several times, `[networks, readings, n, classes]`."""
@@ -130,19 +128,33 @@ class Bench(NamedTuple):
         return found
 
 
+def _trained(
+    key: jax.Array, loss: Any, start: Any, states: Any, optimizer: Any, epochs: int, size: int
+) -> Any:
+    """Trains several networks in one program; `start` and `states` have a leading axis of them."""
+    data = small_digits.images(standardized=False)
+    epoch = make_epoch(loss, optimizer, size)
+    begin = jax.vmap(lambda p, state: init(p, optimizer, state))(start, states)
+    keys = jax.random.split(key, len(jax.tree.leaves(start)[0]))
+    final, _ = run_epochs(
+        keys, jax.vmap(epoch, (0, 0, None)), begin, (data.train, data.train_labels),
+        epochs=epochs, progress=False,
+    )  # fmt: skip
+    return final.params
+
+
 def make_bench(run: Run[Settings], seed: int) -> Bench:
     """A digital network, the crossbars it needs, and the noise of a chip's tiles."""
     data, own = small_digits.images(standardized=False), run.settings
     key = jax.random.fold_in(run.key, seed)
     # Without leaks and memory of lines, which a chip's order is about and noise isn't.
     chip = Chip(seed, physics=replace(PUBLISHED_PHYSICS, ordered=False))
-    f, start = small_digits.network(key)
-    steps = own.epochs * (len(data.train) // own.batch_size)
-    params = fit(
-        key, cross_entropy(f), start, (data.train, data.train_labels),
-        optimizer=cosine_adam(own.rate, steps), epochs=own.epochs, batch_size=own.batch_size,
-        progress=False,
-    ).params  # fmt: skip
+    keys = [jax.random.fold_in(key, 100 + i) for i in range(own.members)]
+    f, _ = small_digits.network(key)
+    starts = jax.tree.map(lambda *p: jnp.stack(p), *[small_digits.network(k)[1] for k in keys])
+    optimizer = cosine_adam(own.rate, own.epochs * (len(data.train) // own.batch_size))
+    members = _trained(key, cross_entropy(f), starts, None, optimizer, own.epochs, own.batch_size)
+    params = jax.tree.map(lambda leaf: leaf[0], members)
     spec = calibrate_ranges(f, params, [data.train], {"fc*": ARRAY})
     to_weights, to_inputs, to_read = jax.random.split(jax.random.fold_in(key, 1), 3)
     weights = jax.random.randint(to_weights, (ARRAY.rows, 32), -40, 41)
@@ -160,7 +172,7 @@ def make_bench(run: Run[Settings], seed: int) -> Bench:
         ))
         for site in LAYERS
     }  # fmt: skip
-    return Bench(own, key, chip, f, params, spec, counts, tiles)
+    return Bench(own, key, chip, f, members, spec, counts, tiles)
 
 
 def matching(bench: Bench, posterior: Any, x: jax.Array) -> jax.Array:
@@ -184,15 +196,17 @@ def measure(run: Run[Settings], seed: int) -> Iterator[Row]:
     bench, data, own = make_bench(run, seed), small_digits.images(standardized=False), run.settings
     steps = own.epochs * (len(data.train) // own.batch_size)
     posterior = bayes.svi(
-        bench.key, bench.f, bench.params, (data.train, data.train_labels), epochs=own.epochs,
+        bench.key, bench.f, jax.tree.map(lambda leaf: leaf[0], bench.members), (data.train, data.train_labels), epochs=own.epochs,
         init_scale=1e-2, kl=TEMPERED, batch_size=own.batch_size,
         optimizer=cosine_adam(own.rate, steps), progress=False,
     ).posterior  # fmt: skip
     native, count = jnp.zeros(len(LAYERS)), own.members
-    fresh = [small_digits.network(jax.random.fold_in(bench.key, 100 + i))[1] for i in range(count)]
-    # Native, matched, and the members of the mixture, of which the first stands alone too.
-    nets = jax.tree.map(lambda *p: jnp.stack(p), *[bench.params] * 3, *fresh[1:])
-    levels = jnp.stack([native, matching(bench, posterior, data.train), *[native] * count])
+    # Native and matched are of the first network, learnt noise of all members.
+    nets = jax.tree.map(lambda p: jnp.concatenate([p[:1], p[:1], p]), bench.members)
+    largest = jnp.stack([jnp.abs(bench.members[site]["kernel"]).max((1, 2)) for site in LAYERS], -1)
+    # Ranges are the first network's; each member begins with the steps that its own weights fill.
+    own_levels = jnp.log(largest / largest[0])
+    levels = jnp.stack([native, matching(bench, posterior, data.train), *own_levels])
     trained = bench.retrained(nets, levels, jnp.arange(2 + count) >= 2)
     test = len(data.test)
     readings = bench.read(trained, jnp.concatenate([data.test, data.elsewhere]))
@@ -273,6 +287,8 @@ STUDY = h.Study(
         "hand",
         "queries are vectors that tiles answer, behind one prediction; all retraining has the "
         "same number of them, so the mixture as many times more as it has members",
+        "a smaller step saturates weights and sums, so noise can be raised at will and lowered "
+        "little; averaging readings would lower it",
         "noise of sums doesn't know the input's size as that of random weights does, and a "
         "column's noise is not its own but the layer's",
     ),
