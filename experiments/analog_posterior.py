@@ -195,8 +195,9 @@ def measure(run: Run[Settings], seed: int) -> Iterator[Row]:
     """Every method on one chip."""
     bench, data, own = make_bench(run, seed), small_digits.images(standardized=False), run.settings
     steps = own.epochs * (len(data.train) // own.batch_size)
+    first = jax.tree.map(lambda leaf: leaf[0], bench.members)
     posterior = bayes.svi(
-        bench.key, bench.f, jax.tree.map(lambda leaf: leaf[0], bench.members), (data.train, data.train_labels), epochs=own.epochs,
+        bench.key, bench.f, first, (data.train, data.train_labels), epochs=own.epochs,
         init_scale=1e-2, kl=TEMPERED, batch_size=own.batch_size,
         optimizer=cosine_adam(own.rate, steps), progress=False,
     ).posterior  # fmt: skip
