@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import tvm
 from jaxeff_export import deploy, export, resolve_target
-from jaxeff_export.compiler import bind_parameters, fused_kernels
+from jaxeff_export.compiler import bind_parameters, compilation, fused_kernels
 from jaxeff_export.compiler.passes import CHAINS, chained
 from jaxeff_export.importer import import_stablehlo
 from jaxeff_export.operators import operators_for
@@ -96,3 +96,27 @@ def test_results_are_the_same_bits(given, tmp_path):
         np.testing.assert_array_equal(bundle.run(given[1])[i], expected[i])
     named = {row.name for row in bundle.profile(number=1, repeat=1)}
     assert len([name for name in named if name.startswith("q_")]) >= 4  # each by itself
+
+
+@pytest.mark.slow
+def test_a_function_of_many_calls_is_interpreted(monkeypatch):
+    """Its bundle keeps state, is checked and profiled as that of machine code is."""
+
+    def step(params, x, held):
+        for w in params:
+            x = jax.nn.softmax(x @ w)
+        return x + held, held + 1
+
+    keys = jax.random.split(KEY, 3)
+    args = [jax.random.normal(k, (4, 4)) for k in keys], jnp.ones((1, 4)), jnp.zeros((1, 4))
+    results = {}
+    for most in (compilation.MOST_CALLS, 3):
+        monkeypatch.setattr(compilation, "MOST_CALLS", most)
+        bundle = deploy(step, args, HOST, state=("held",))
+        assert bundle.check()
+        session = bundle.session()
+        results[most] = [session.step(args[1]) for _ in range(3)]
+        assert bundle.profile(number=1, repeat=1)
+    one, other = results.values()
+    np.testing.assert_array_equal(one, other)
+    np.testing.assert_allclose(one[2] - one[0], 2, rtol=1e-5)

@@ -50,6 +50,8 @@ from jaxeff_export.compiler.tir import (
 from jaxeff_export.targets import OPERATOR_BY_OPERATOR, resolve_target
 
 NARROW = "prefer-256-bit"  # LLVM's name of the tuning
+MOST_CALLS = 1000
+"""Steps of a function, calls and moves of its arrays, from which on it is interpreted."""
 
 
 def compile_module(
@@ -114,13 +116,17 @@ def _link(mod: tvm.IRModule, where: Target) -> relax.VMExecutable:
 
     ``OPERATOR_BY_OPERATOR`` is the same function, without chains, for TVM's interpreter, which
     costs about half a microsecond a kernel, but can be watched. ``relax.build`` makes one or the
-    other, so its steps are taken here.
+    other, so its steps are taken here. A ``main`` of very many calls is for the interpreter too.
     """
     builder = relax.ExecBuilder()
     watched = mod.get_global_var(OPERATOR_BY_OPERATOR)
     functions = dict(mod.functions_items())
     kernels = {name: f for name, f in functions.items() if isinstance(f, tirx.PrimFunc)}
-    interpreted = tvm.IRModule({**kernels, watched: functions.pop(watched)})
+    # Layers of one shape share kernels, but not their calls: as machine code a deep network's
+    # calls are one function that LLVM takes longer for than for all kernels.
+    long = [name for name, f in functions.items() if name not in kernels and _calls(f) > MOST_CALLS]
+    byte_code = {name: functions.pop(name) for name in [watched, *long]}
+    interpreted = tvm.IRModule({**kernels, **byte_code}, attrs=mod.attrs)
     # Both functions go into one executable, so they share kernels and constants.
     vm_build._vmcodegen(builder, interpreted, "bytecode")
     compiled = vm_build._vmcodegen(builder, tvm.IRModule(functions, attrs=mod.attrs), "compiled")
@@ -131,6 +137,11 @@ def _link(mod: tvm.IRModule, where: Target) -> relax.VMExecutable:
         tir_pipeline="default",
         params=dict(mod.attrs.get("const_name_to_constant", {})) if mod.attrs else {},
     )
+
+
+def _calls(function: relax.Function) -> int:
+    """Counts what a function does, step by step."""
+    return sum(len(block.bindings) for block in function.body.blocks)
 
 
 def bind_parameters(
