@@ -9,12 +9,14 @@ import numpy as np
 import pytest
 from c_programs import require
 from flax import nnx
-from jaxeff_export import deploy
-from jaxeff_export.clib import ExampleProgram, count_instructions
+from jaxeff_export import deploy, modelled_latency
+from jaxeff_export.clib import ExampleProgram, count_instructions, model_calls
 
 import jaxeff
 from jaxeff.compression import Int, calibrate
 from jaxeff.core import functional
+from jaxeff.nn import small_classifier
+from jaxeff.search import Candidate, Candidates, LatencyError, SearchSpace
 
 MOST = {"cortex-m7": 139_400, "cortex-m4": 140_700}
 """Instructions of `Small`, one percent above what they are: another compiler's differ a little."""
@@ -66,7 +68,32 @@ def test_instructions_of_a_small_network(core, tmp_path):
     first, second = (count_instructions(library, core) for _ in range(2))
     assert first == second
     assert first.total <= MOST[core], first.by_function
+    assert sum(first.by_call) <= first.total  # and what is done before the first kernel
+    calls = model_calls(library, core)
+    assert [call.kernel for call in calls] == [step.kernel for step in library.steps]
+    assert tuple(call.instructions for call in calls) == first.by_call
+    # Neither core begins more than two instructions a cycle, nor waits for long in these kernels.
+    assert all(call.instructions / 2 <= call.cycles < 2 * call.instructions for call in calls)
     # The largest of its arrays, codes of the first layer's input and result; nothing beside them.
     assert library.sizes.workspace <= WORKSPACE, library.steps
     # Each product is executed, in pairs at most.
     assert first.total > (27 * 8 + 9 * 8 + 8 * 16) * 90 / 2
+
+
+@pytest.mark.slow
+def test_a_search_can_lower_instructions_cycles_and_memories():
+    require("arm-none-eabi-gcc", "qemu-system-arm", "llvm-mca")
+    f, params, (x, y) = small_classifier(32)
+    space = SearchSpace.read(f, params, x[:1])
+    candidates = Candidates(f, params, (x, y), (x, y), space, steps=0, batch_size=32)
+    candidate = Candidate(space.whole, space, candidates.smaller)
+    found = {
+        of: modelled_latency(x[:1], target="cortex-m4", of=of)(candidate)
+        for of in ("cycles", "instructions", "ram", "flash")
+    }
+    assert found["instructions"] / 2 < found["cycles"] < 2 * found["instructions"]
+    weights = sum(w.size for w in jax.tree.leaves(params))
+    assert found["flash"] > weights > 0
+    assert found["ram"] >= x[0].nbytes
+    with pytest.raises(LatencyError, match="are counted on microcontrollers, not on x86_64"):
+        modelled_latency(x[:1], target="host", of="instructions")(candidate)

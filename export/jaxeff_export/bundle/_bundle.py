@@ -51,7 +51,7 @@ from jaxeff_export.clib.objects import CLibraryError
 from jaxeff_export.targets import ToolchainError, require_extra
 
 if TYPE_CHECKING:
-    from jaxeff_export.clib import CLibrary
+    from jaxeff_export.clib import CallModel, CLibrary
 
 __all__ = ["Bundle", "BundleError"]
 
@@ -261,22 +261,37 @@ class Bundle(BundleFolder):
             style=style,
         )
 
-    def model(self, core: str | None = None, like: str | None = None) -> tuple[LoopModel, ...]:
+    def model(
+        self, core: str | None = None, like: str | None = None
+    ) -> tuple[LoopModel, ...] | tuple[CallModel, ...]:
         """Models what a core does with the kernels, by a static model of their machine code.
 
-        Never a measurement: `jaxeff_export.bundle.machine_model` says what is not in it.
+        Never a measurement: `jaxeff_export.bundle.machine_model` says what is not in it, and
+        `jaxeff_export.clib.model_calls` for microcontrollers, whose memory is ideal in it.
 
         Args:
           core: LLVM's name of the processor core; by default that of the bundle's target.
           like: the core whose instructions llvm-mca models, where it doesn't know `core`.
 
         Returns:
-          The innermost loop of every kernel that multiplies, in the library's order.
+          The innermost loop of every kernel that multiplies, in the library's order. Of a
+          microcontroller every call of a kernel, in order: the instructions it executes in the
+          emulator, and cycles of these.
 
         Raises:
-          ToolchainError: if llvm-mca or objdump isn't installed, or the core is unknown to it.
+          ToolchainError: if llvm-mca, objdump or the emulator isn't installed, or the core is
+            unknown to it.
         """
         self._read(LIBRARY)
+        if self.manifest.machine.startswith("thumb"):
+            # Start-up time: only microcontrollers need it.
+            from jaxeff_export.clib import model_calls
+
+            target = str(self.manifest.target["mcpu"])
+            with tempfile.TemporaryDirectory(prefix="jaxeff-c-") as home:
+                # The bundle's own library is an archive without the program that executes it.
+                library = self.export_c(Path(home) / "model")
+                return model_calls(library, target, like or core)
         core = core or str(self.manifest.target.get("mcpu", "generic"))
         manifest = self.manifest
         return model_library(self.folder / LIBRARY, manifest.machine, core, manifest.kernels, like)

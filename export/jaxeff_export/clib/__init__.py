@@ -6,6 +6,7 @@ advance (`kernels/_memory.py`). There is no allocation, no state and no runtime.
 """
 
 from jaxeff_export.clib._counting import InstructionCount, count_instructions
+from jaxeff_export.clib._cycles import CallModel, model_calls
 from jaxeff_export.clib._library import CLibrary, LibraryParts, write_library
 from jaxeff_export.clib._replaying import ExampleProgram
 from jaxeff_export.clib._steps import CallCost, draw_steps
@@ -13,10 +14,12 @@ from jaxeff_export.clib._steps import CallCost, draw_steps
 __all__ = [
     "CLibrary",
     "CallCost",
+    "CallModel",
     "ExampleProgram",
     "InstructionCount",
     "LibraryParts",
     "count_instructions",
     "draw_steps",
+    "model_calls",
     "write_library",
 ]

@@ -10,6 +10,7 @@ import bisect
 import dataclasses
 import subprocess
 import tempfile
+from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -30,14 +31,55 @@ class InstructionCount:
     Attributes:
         by_function: instructions by the name of the function they belong to, most first: kernels,
             and what they call.
+        by_call: instructions of each call of a kernel with all that it calls, in order, as
+            `CLibrary.steps` lists them.
     """
 
     by_function: Mapping[str, int]
+    by_call: tuple[int, ...] = ()
 
     @property
     def total(self) -> int:
         """Instructions of the whole call."""
         return sum(self.by_function.values())
+
+
+@dataclasses.dataclass(frozen=True)
+class Run:
+    """A straight run of instructions, executed without a branch into or out of it.
+
+    Attributes:
+        call: number of the kernel's call that executes it, from 1; 0 for what precedes them.
+        begin: its address.
+        length: number of its instructions.
+        times: how often it is executed.
+    """
+
+    call: int
+    begin: int
+    length: int
+    times: int
+
+
+@dataclasses.dataclass(frozen=True)
+class Execution:
+    """What a call of a library executes.
+
+    Attributes:
+        program: the program, a file.
+        functions: where its functions begin, and their names, in order.
+        runs: straight runs of instructions, by the kernel's call.
+    """
+
+    program: Path
+    functions: tuple[tuple[int, str], ...]
+    runs: tuple[Run, ...]
+
+    def owner(self, address: int) -> str:
+        """Finds the function that an address belongs to."""
+        # Local labels of assembler have no size, and belong to what is before them.
+        at = bisect.bisect_right(self.functions, (address, "\uffff")) - 1
+        return self.functions[at][1] if at >= 0 else "elsewhere"
 
 
 def count_instructions(library: CLibrary, core: str) -> InstructionCount:
@@ -55,23 +97,54 @@ def count_instructions(library: CLibrary, core: str) -> InstructionCount:
         ToolchainError: if a compiler or the emulator is missing.
     """
     with tempfile.TemporaryDirectory(prefix="jaxeff-count-") as temporary:
-        folder = Path(temporary)
-        for entry in filter(Path.is_file, library.folder.iterdir()):
-            (folder / entry.name).write_bytes(entry.read_bytes())
-        # Without checks of pointers the caller calls the function itself, not what checks them.
-        call([*library.build, "-DNDEBUG", "-o", "program"], folder)
-        functions = _functions(library, folder / "program")
-        begin, _ = functions[f"{library.name}_run"]
-        main, size = functions["main"]
-        given = f"first={begin:#x},begin={main:#x},end={main + size:#x},made={folder / _COUNTS}"
-        command = emulation(core, library.target, folder / "program")
-        for version in _VERSIONS:
-            (folder / "counter.c").write_text(render("counter.c", version=version))
-            call(["cc", "-O2", "-fPIC", "-shared", "counter.c", "-o", "counter.so"], folder)
-            plugin = ["-plugin", f"{folder / 'counter.so'},{given}"]
-            said = _run([command[0], *plugin, *command[1:]], folder)
-            if (folder / _COUNTS).exists():
-                return InstructionCount(_by_function(functions, folder / _COUNTS))
+        ran = execute(library, core, Path(temporary))
+        by_function: Counter[str] = Counter()
+        by_call = [0] * len(library.steps)
+        for run in ran.runs:
+            by_function[ran.owner(run.begin)] += run.length * run.times
+            if (
+                run.call and by_call
+            ):  # what follows the last one, copies of results, is counted to it
+                by_call[min(run.call, len(by_call)) - 1] += run.length * run.times
+        ordered = sorted(by_function.items(), key=lambda item: (-item[1], item[0]))
+        return InstructionCount(dict(ordered), tuple(by_call))
+
+
+def execute(library: CLibrary, core: str, folder: Path) -> Execution:
+    """Runs a call of a library in the emulator, and notes what is executed how often.
+
+    Args:
+        library: a library of a target whose programs qemu runs.
+        core: the name of the target.
+        folder: an empty folder, in which the program is built.
+
+    Raises:
+        CLibraryError: if the emulator takes no plugins, or the program fails.
+        ToolchainError: if a compiler or the emulator is missing.
+    """
+    for entry in library.folder.iterdir():
+        (folder / entry.name).write_bytes(entry.read_bytes())
+    # Without checks of pointers the caller calls the function itself, not what checks them.
+    call([*library.build, "-DNDEBUG", "-o", "program"], folder)
+    functions = _functions(library, folder / "program")
+    begin, _ = functions[f"{library.name}_run"]
+    main, size = functions["main"]
+    kernels = {f"{library.name}_{step.kernel}" for step in library.steps}
+    entries = [str(at) for name, (at, _) in functions.items() if name in kernels]
+    (folder / "kernels.txt").write_text("\n".join(entries))
+    given = f"first={begin:#x},begin={main:#x},end={main + size:#x},made={folder / _COUNTS}"
+    given += f",kernels={folder / 'kernels.txt'}"
+    command = emulation(core, library.target, folder / "program")
+    for version in _VERSIONS:
+        (folder / "counter.c").write_text(render("counter.c", version=version))
+        call(["cc", "-O2", "-fPIC", "-shared", "counter.c", "-o", "counter.so"], folder)
+        plugin = ["-plugin", f"{folder / 'counter.so'},{given}"]
+        said = _run([command[0], *plugin, *command[1:]], folder)
+        if (folder / _COUNTS).exists():
+            lines = (folder / _COUNTS).read_text().splitlines()
+            runs = tuple(Run(*map(int, line.split())) for line in lines)
+            starts = sorted((at, name) for name, (at, _) in functions.items())
+            return Execution(folder / "program", tuple(starts), runs)
     raise CLibraryError(f"{Path(command[0]).name} counted no instructions: {said}")
 
 
@@ -92,15 +165,3 @@ def _functions(library: CLibrary, program: Path) -> dict[str, tuple[int, int]]:
             # The lowest bit of a Thumb function's address says that it is one.
             found[parts[3]] = int(parts[0], 16) & ~1, int(parts[1], 16)
     return found
-
-
-def _by_function(functions: Mapping[str, tuple[int, int]], counts: Path) -> dict[str, int]:
-    # Local labels of the C library's assembler have no size, and belong to what is before them.
-    starts = sorted((begin, name) for name, (begin, _) in functions.items())
-    found: dict[str, int] = {}
-    for line in counts.read_text().splitlines():
-        address, many = map(int, line.split())
-        at = bisect.bisect_right(starts, (address, "\uffff")) - 1
-        name = starts[at][1] if at >= 0 else "elsewhere"
-        found[name] = found.get(name, 0) + many
-    return dict(sorted(found.items(), key=lambda item: (-item[1], item[0])))

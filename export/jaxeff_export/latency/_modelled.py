@@ -20,18 +20,22 @@ if shutil.which("llvm-mca"):                             # Debian's package llvm
 
 from __future__ import annotations
 
+import tempfile
 from collections.abc import Callable, Mapping
-from typing import Any
+from pathlib import Path
+from typing import Any, Literal
 
 from jaxeff.core import input_batch, validate
-from jaxeff.search import Candidate
+from jaxeff.search import Candidate, LatencyError
 from jaxeff_export.latency._attribution import kernel_calls
 from jaxeff_export.latency._turns import compiled
 
 
 @validate(inputs=input_batch)
 def modelled_latency(
-    *inputs: Any, target: str | Mapping[str, Any] = "cortex-a72"
+    *inputs: Any,
+    target: str | Mapping[str, Any] = "cortex-a72",
+    of: Literal["cycles", "instructions", "ram", "flash"] = "cycles",
 ) -> Callable[[Candidate], float]:
     """Makes a latency by the static model of a core (`Bundle.model`): cycles, no measurement.
 
@@ -42,14 +46,31 @@ def modelled_latency(
     Args:
         *inputs: An example of what the model reads.
         target: Target whose core is modelled, as in `deploy`.
+        of: What a search lowers: cycles, or of a C library (`Bundle.export_c`) the instructions
+            that a call executes on a microcontroller, or bytes: of RAM, which are workspace,
+            arguments, results and arrays on the stack, or of flash, which are code and parameters.
 
     Returns:
-        The latency, in cycles of one core. It raises `LatencyError` where a candidate can't be
-        compiled, `ToolchainError` where llvm-mca isn't installed.
+        The latency, in cycles of one core, or what else was asked for. It raises `LatencyError`
+        where a candidate can't be compiled, `ToolchainError` where llvm-mca isn't installed.
     """
 
     def latency(candidate: Candidate) -> float:
         bundle = compiled(candidate, candidate.policy, inputs, target)
+        if of in ("ram", "flash"):
+            with tempfile.TemporaryDirectory(prefix="jaxeff-c-") as home:
+                sizes = bundle.export_c(Path(home) / "model").sizes
+            ram = sizes.workspace + sizes.arrays + sizes.stack
+            return float(ram if of == "ram" else sizes.code + sizes.parameters)
+        calls_of = bundle.model() if bundle.manifest.machine.startswith("thumb") else ()
+        if calls_of:
+            # All that is executed, in exact numbers: no kernel has to be found in the bundle.
+            return sum(c.instructions if of == "instructions" else c.total or 0.0 for c in calls_of)
+        if of == "instructions":
+            raise LatencyError(
+                f"instructions are counted on microcontrollers, not on {bundle.manifest.machine}; "
+                'ask for of="cycles"'
+            )
         cycles = {loop.name: loop.total for loop in bundle.model()}
         calls = kernel_calls(bundle, candidate.space.names)
         return sum(cycles.get(call.kernel) or 0.0 for call in calls)
