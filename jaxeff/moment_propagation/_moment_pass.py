@@ -29,7 +29,7 @@ from jaxeff.moment_propagation.dependence import (
 )
 from jaxeff.moment_propagation.regions import Environment, linear_patterns, propagate, region
 from jaxeff.moment_propagation.rules import Rule
-from jaxeff.moment_propagation.shared_kernels import with_shared_noise
+from jaxeff.moment_propagation.shared_kernels import steps_apart, with_shared_noise
 from jaxeff.moment_propagation.values import (
     AtMean,
     Gaussian,
@@ -79,7 +79,7 @@ class Propagation:
             result = f(*args, **kwargs)
             check_certain(result)
             return jax.tree.map(_result, result)
-        program, values, factors = read(f, args, kwargs)
+        program, values, factors = read(f, args, kwargs, steps_apart if self.shared else None)
         found: list[Assumption] = []
         prepared = replace(self, note=found.append).prepare(program, values)
         rule: Callable[..., Sequence[Any]] = functools.partial(self.layer, factors)

@@ -11,6 +11,7 @@ from jaxeff.moment_propagation.calibration import uncalibrated
 from jaxeff.moment_propagation.regions import with_bias_vectors
 from jaxeff.moment_propagation.values import MomentsError, check_gaussian, is_gaussian
 from jaxeff.program import Program, check_open
+from jaxeff.program.ir import Value
 from jaxeff.program.reading import trace_live
 
 
@@ -28,22 +29,46 @@ class Reading(NamedTuple):
     factors: Mapping[str, Any]
 
 
-def read(f: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Reading:
-    """Reads a function at arguments any leaf of which may be a `Gaussian`."""
+def read(
+    f: Callable[..., Any],
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any],
+    rewrite: Callable[[Program, Sequence[Value]], Callable[..., Any] | None] | None = None,
+) -> Reading:
+    """Reads a function at arguments any leaf of which may be a `Gaussian`.
+
+    Args:
+        f: The function.
+        args: Its positional arguments.
+        kwargs: Its keyword arguments.
+        rewrite: Makes an equal function of a program and its random inputs, which is read in its
+            place; None where there is nothing to change. Calibrated functions are read as they are.
+    """
     _check((args, kwargs))
     args, factors = uncalibrated(args)
     means, named = jax.tree.map(
         lambda v: v.mean if is_gaussian(v) else v, (args, kwargs), is_leaf=is_gaussian
     )
+    program = _opened(f, means, named)
+    positions = range(program.in_tree.num_leaves)
+    arrays = jax.tree.unflatten(program.in_tree, positions)[1]
+    values = jax.tree.leaves((args, {k: kwargs[k] for k in arrays}), is_leaf=is_gaussian)
+    if rewrite is not None and not factors:
+        random = [v for v, x in zip(program.inputs, values, strict=True) if is_gaussian(x)]
+        other = rewrite(program, random)
+        if other is not None:
+            program = _opened(other, means, {k: named[k] for k in arrays})
+    return Reading(program, values, factors)
+
+
+def _opened(f: Callable[..., Any], means: Sequence[Any], named: Mapping[str, Any]) -> Program:
+    """Reads a function at arrays."""
     program = trace_live(f, *means, **named)
     check_open(program, "moments")
     check_certain(jax.tree.unflatten(program.out_tree, range(program.out_tree.num_leaves)))
     _open_unchanged(program)
     with_bias_vectors(program)
-    positions = range(program.in_tree.num_leaves)
-    arrays = jax.tree.unflatten(program.in_tree, positions)[1]
-    values = jax.tree.leaves((args, {k: kwargs[k] for k in arrays}), is_leaf=is_gaussian)
-    return Reading(program, values, factors)
+    return program
 
 
 def _open_unchanged(program: Program) -> None:

@@ -80,7 +80,8 @@ class Axes:
     @property
     def features(self) -> str:
         """Axes that queries and keys are summed over."""
-        return _without(self.q, self.scores)
+        # An axis of one entry that queries have alone is gone from the scores without being summed.
+        return "".join(a for a in _without(self.q, self.scores) if a in self.k)
 
     @property
     def centre(self) -> str:

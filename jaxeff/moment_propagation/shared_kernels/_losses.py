@@ -12,7 +12,6 @@ from jaxeff.moment_propagation.shared_kernels._layout import (
     positions,
     takes_extremum,
 )
-from jaxeff.moment_propagation.shared_kernels._partial_sums import PartialSum
 from jaxeff.moment_propagation.shared_kernels._steps import adds_up, stacked_steps
 from jaxeff.program import Layer
 from jaxeff.program.ir import Axes, Value
@@ -125,7 +124,6 @@ def _after(layer: Layer, value: Value, layout: Axes, made: Value) -> Axes | None
         return followed
     # Slices, what is put side by side and sums of segments keep the axes.
     beside = all(node.primitive in prim.SHAPE for node in layer.nodes)
-    beside |= PartialSum.of(layer) is not None
     return layout if beside and len(made.aval.shape) == len(layout) else None
 
 

@@ -6,15 +6,16 @@ import warnings
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any
 
+from jaxeff.core import primitives as p
 from jaxeff.moment_propagation.dependence import FusedLayer, WholeLayer, with_layers
 from jaxeff.moment_propagation.shared_kernels import _rules as rules
 from jaxeff.moment_propagation.shared_kernels._noise import SharedNoise
-from jaxeff.moment_propagation.shared_kernels._partial_sums import PARTIAL_SUMS
 from jaxeff.moment_propagation.shared_kernels._plan import (
     CONTRACTION,
     GATHERED,
     JOIN,
-    PARTIAL_SUM,
+    MIXING,
+    NORMALIZATION,
     POINTWISE,
     POOLING,
     SharingPlan,
@@ -29,12 +30,13 @@ _RULES = {
     POINTWISE: rules.pointwise,
     POOLING: rules.pooling,
     JOIN: rules.join,
-    PARTIAL_SUM: rules.partial_sum,
+    MIXING: rules.mixing,
+    NORMALIZATION: rules.normalization,
     GATHERED: rules.gathered,
 }
 
 
-_ANSWERED = {CONTRACTION, POOLING, PARTIAL_SUM}
+_ANSWERED = {CONTRACTION, POOLING, MIXING}
 
 
 def with_shared_noise(
@@ -61,13 +63,16 @@ def with_shared_noise(
     random = [v for v, x in zip(program.inputs, values, strict=True) if is_random(x)]
     together = [v for v in prepared.layers if isinstance(v, FusedLayer | WholeLayer)]
     joined = {layer.outputs[0]: layer for layer in together}
-    plan = plan_of(_with(program, [v for v in joined.values() if not _pools(v)]), random, own_rules)
+    # A statistic of positions is one function; other poolings are followed layer by layer.
+    whole = plan_of(_with(program, joined.values()), random, own_rules).rules if together else {}
+    kept = [v for v in together if not _pools(v) or whole.get(v) is MIXING]
+    plan = plan_of(_with(program, kept), random, own_rules)
     for one in plan.lost:
         warnings.warn(str(one), stacklevel=2)
     if not plan.rules:
         return prepared, moments, ()
     apart = {v for layer in plan.rules for v in layer.outputs}
-    kept = [v for made, v in joined.items() if made not in apart or not _pools(v)]
+    kept = [v for made, v in joined.items() if made not in apart or v in kept]
     # A sum of two branches still lacks what they share at a single position.
     answered = [layer for layer, kind in plan.rules.items() if kind in _ANSWERED]
     return _with(program, kept), _rule(moments, plan), answered
@@ -78,7 +83,9 @@ def _pools(layer: Layer) -> bool:
     if isinstance(layer, WholeLayer):
         return False
     primitives = {node.primitive for node in layer.nodes}
-    return not primitives.isdisjoint({*prim.REDUCTION, *prim.WINDOW, *prim.LINEAR, *PARTIAL_SUMS})
+    return not primitives.isdisjoint(
+        {*prim.REDUCTION, *prim.WINDOW, *prim.LINEAR, p.cumsum_p, p.scatter_add_p}
+    )
 
 
 def _with(program: Program, joined: Iterable[Layer]) -> Program:

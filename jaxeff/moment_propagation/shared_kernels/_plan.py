@@ -26,14 +26,14 @@ from jaxeff.moment_propagation.shared_kernels._layout import (
     positions,
 )
 from jaxeff.moment_propagation.shared_kernels._losses import LossSearch, Lost
-from jaxeff.moment_propagation.shared_kernels._partial_sums import PartialSum
+from jaxeff.moment_propagation.shared_kernels._mixing import Mixing, keeps_positions
 from jaxeff.moment_propagation.shared_kernels._tokens import layouts_of_tokens
 from jaxeff.program import Layer, Program
 from jaxeff.program.ir import Axes, Value
 from jaxeff.program.ir import primitives as prim
 
 CONTRACTION, POINTWISE, POOLING, JOIN = "contraction", "pointwise", "pooling", "join"
-PARTIAL_SUM, GATHERED = "partial sum", "gathered"
+MIXING, NORMALIZATION, GATHERED = "mixing", "normalization", "gathered"
 
 
 @dataclass
@@ -96,48 +96,53 @@ class _KernelSearch:
         if not layer.nodes:
             return
         found = self._rule(layer)
-        if found is not None and found[1] is not None:
+        if found is not None:
             layouts[layer.outputs[0]] = found[1]
         self.losses.visit(layer, layouts, self.random)
         if found is None:
             return
         kind, layout = found
         self.plan.rules[layer] = kind
-        if layout is None:
-            self.anchors.add(layer)
-            return
         several = any(positions(v.aval.shape, layouts[v]) > 1 for v in self.plan.sources[layer])
-        if kind is POOLING and several and self._all_positions(layer, layout):
+        pools = kind is POOLING and self._all_positions(layer, layout)
+        if several and (pools or (kind is MIXING and self._combines(layer))):
             self.anchors.add(layer)
 
-    def _rule(self, layer: Layer) -> tuple[str, Axes | None] | None:
-        """Returns the kind of rule, and the layout of the result if its noise is followed on.
+    def _combines(self, layer: Layer) -> bool:
+        (value,) = self.plan.sources[layer]
+        found = Mixing.of(layer, value, self.plan.layouts[value])
+        return found is not None and bool(found.combined)
 
-        None if there is no rule.
-        """
+    def _rule(self, layer: Layer) -> tuple[str, Axes] | None:
+        """Returns the kind of rule, and the layout of the result; None if there is no rule."""
         known = any(node.primitive in self.own_rules for node in layer.nodes)
         if known or layer.mark or len(layer.outputs) != 1 or layer.kind == "control flow":
             return None
-        if layer.kind in {"quantize", "matmul"} or isinstance(layer, WholeLayer):
+        if layer.kind == "quantize" or isinstance(layer, WholeLayer):
             return None
         if not layer.outputs[0].aval.size:
             return None  # an empty batch has nothing to share
-        if layer.kind == "linear":
-            layout = self._contraction(layer)
-            return None if layout is None else (CONTRACTION, layout)
+        if layer.kind == "linear" and (layout := self._contraction(layer)) is not None:
+            return CONTRACTION, layout
         start = self._start(layer)
         if start and (joined := _joined(layer, start)) is not None:
             self.plan.sources[layer] = tuple(start)
             return JOIN, joined
-        if len(start) == 1 and sum(v in self.random for v in layer.inputs) == 1:
-            ((value, layout),) = start.items()
-            if (rows := gathered_layout(layer, value, layout)) is not None:
-                self.plan.sources[layer] = (value,)
-                return GATHERED, rows
-        if self._is_partial_sum(layer, start):
+        if not start:
+            return None
+        found = self._of_entries(layer, start)
+        if found is None and len(start) == 1 and self._alone(layer):
             self.plan.sources[layer] = tuple(start)
-            return PARTIAL_SUM, None
-        if not start or any(node.primitive in prim.LINEAR for node in layer.nodes):
+            found = _of_one(layer, *next(iter(start.items())))
+        return found
+
+    def _alone(self, layer: Layer) -> bool:
+        """Returns whether a layer reads one random value."""
+        return sum(v in self.random for v in layer.inputs) == 1
+
+    def _of_entries(self, layer: Layer, start: Mapping[Value, Axes]) -> tuple[str, Axes] | None:
+        """Returns the rule of a function of entries or a pooling, and the layout of its result."""
+        if any(node.primitive in prim.LINEAR for node in layer.nodes):
             return None
         made = follow(layer.nodes, start)
         if made is None:
@@ -150,16 +155,7 @@ class _KernelSearch:
         if pooled(layer.nodes, start) == 1:
             return POINTWISE, made[layer.outputs[0]]
         # One state, no other noise: what is pooled is followed as one.
-        alone = sum(v in self.random for v in layer.inputs) == 1
-        return (POOLING, made[layer.outputs[0]]) if alone else None
-
-    def _is_partial_sum(self, layer: Layer, start: Mapping[Value, Axes]) -> bool:
-        """Returns whether a layer sums some of a value's positions, and reads no other noise."""
-        found = PartialSum.of(layer)
-        if found is None or [v for v in layer.inputs if v in self.random] != [found.value]:
-            return False
-        layout = start.get(found.value, ())
-        return bool(layout) and all(layout[a] not in (BATCH, CHANNEL) for a in found.axes)
+        return (POOLING, made[layer.outputs[0]]) if self._alone(layer) else None
 
     def _start(self, layer: Layer) -> dict[Value, Axes]:
         return {v: self.plan.layouts[v] for v in layer.inputs if v in self.plan.layouts}
@@ -222,9 +218,20 @@ class _KernelSearch:
         for layer in program.layers:
             kind = self.plan.rules.get(layer)
             carried = kind is not None and found.intersection(layer.inputs)
-            if (layer in self.anchors and kind is POOLING) or carried:
+            if (layer in self.anchors and kind in (POOLING, MIXING)) or carried:
                 found.update(layer.outputs)
         return found
+
+
+def _of_one(layer: Layer, value: Value, layout: Axes) -> tuple[str, Axes] | None:
+    """Returns the rule of a layer that combines positions or channels of one value."""
+    if (rows := gathered_layout(layer, value, layout)) is not None:
+        return GATHERED, rows
+    if (mixing := Mixing.of(layer, value, layout)) is not None:
+        return MIXING, mixing.layout
+    if layer.kind == "normalization" and keeps_positions(layer, value, layout):
+        return NORMALIZATION, layout
+    return None
 
 
 def _joined(layer: Layer, start: Mapping[Value, Axes]) -> Axes | None:
@@ -253,7 +260,8 @@ __all__ = [
     "CONTRACTION",
     "GATHERED",
     "JOIN",
-    "PARTIAL_SUM",
+    "MIXING",
+    "NORMALIZATION",
     "POINTWISE",
     "POOLING",
     "SharingPlan",

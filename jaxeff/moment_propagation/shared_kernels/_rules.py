@@ -5,7 +5,8 @@ With S the variances of z (`SharedNoise`), V the variance of an entry and rest =
 - A contraction adds its kernel's noise to what it makes of its operand's (`_terms`).
 - A function of entries multiplies what its operands are made of by expected slopes, position by
   position. Variances are the diagonal pass's, plus what two operands share.
-- A sum of parts of the positions is the last that is followed (`_partial_sums`).
+- A function that combines positions channel by channel is a linear map of their noise (`_mixing`).
+- A normalization of each position's channels is a gate.
 - A pooling: the rest is pooled as if it were independent, the shared part by its expected slope.
 
 Expected slopes are derivatives of propagated means by means (`_covariance` says why).
@@ -28,26 +29,31 @@ from jaxeff.moment_propagation.regions import Environment, propagate
 from jaxeff.moment_propagation.shared_kernels._contraction import PositionContraction, split
 from jaxeff.moment_propagation.shared_kernels._gathered_rows import rearranged, rows_by
 from jaxeff.moment_propagation.shared_kernels._layout import (
+    BATCH,
     CHANNEL,
     canonical,
     is_sum,
     keeps_entries,
+    only_moves,
     pooled,
     positions,
     restored,
     takes_extremum,
 )
+from jaxeff.moment_propagation.shared_kernels._mixing import variance_of
 from jaxeff.moment_propagation.shared_kernels._noise import (
     Columns,
     SharedNoise,
+    divided,
     normalized,
     root,
     spread,
 )
-from jaxeff.moment_propagation.shared_kernels._partial_sums import variance_of_sum
 from jaxeff.moment_propagation.shared_kernels._terms import (
     ContractionTerm,
     EntryTerm,
+    LinearMap,
+    MixedTerm,
     NoiseTerm,
     RestTerm,
     covary,
@@ -57,6 +63,8 @@ from jaxeff.moment_propagation.shared_kernels._terms import (
 from jaxeff.moment_propagation.values import Gaussian, is_random, to_variance
 from jaxeff.program import Layer
 from jaxeff.program.ir import Axes, Value
+
+_LINEAR = {"linear", "matmul", "shape"}
 
 Moments = Callable[..., Sequence[Any]]
 """The diagonal pass: `moments(layer, *values)`."""
@@ -79,6 +87,10 @@ class RuleContext(NamedTuple):
     layouts: Mapping[Value, Axes]
     shared: Collection[Value]
 
+    def source(self) -> Value | None:
+        """Returns the first input whose noise is known."""
+        return next((v for v in self.sources if self.noise.knows(v)), None)
+
     def keep(self, made: Value, terms: Sequence[NoiseTerm]) -> None:
         """Keeps what the noise of a layer's result is made of."""
         self.noise.terms[made] = terms
@@ -98,7 +110,7 @@ def contraction(here: RuleContext, layer: Layer, values: Sequence[Any]) -> Seque
     assert read is not None
     env = Environment.of(layer, values, {}, lambda _: None)
     propagate(before, env)
-    source, made = next((v for v in here.sources if noise.knows(v)), None), layer.outputs[0]
+    source, made = here.source(), layer.outputs[0]
     layout = layouts[made] if read.layouts is None else read.layouts[1]
     image, kernel = (env.read(a) for a in op.inputs)
     terms, outputs = _contracted(noise, read, source, (image, kernel), layouts[made])
@@ -182,6 +194,10 @@ def pointwise(here: RuleContext, layer: Layer, values: Sequence[Any]) -> Sequenc
     noise, layouts = here.noise, here.layouts
     given, layout = dict(zip(layer.inputs, values, strict=True)), layouts[layer.outputs[0]]
     sources = [v for v in here.sources if noise.knows(v)]
+    if len(sources) == 1 and _is_move(layer, sources[0], layouts):
+        var = canonical(to_variance(given[sources[0]]).var, layouts[sources[0]])
+        here.keep(layer.outputs[0], _terms_of(noise, sources[0], var))
+        return here.moments(layer, *values)
     for v in sources:
         if not keeps_entries(layer, v):
             read_out(noise, v)
@@ -214,12 +230,23 @@ def pointwise(here: RuleContext, layer: Layer, values: Sequence[Any]) -> Sequenc
     alone = sum(
         term.gate**2 * spread(term.variance, term.gate)
         for term in terms
-        if not isinstance(term, RestTerm)
+        if isinstance(term, EntryTerm | ContractionTerm)
     )
     result = to_variance(outputs[0])
     var = canonical(result.var, layout) + extra
     var = jnp.maximum(var, jnp.maximum(alone + extra, 0))
     return [Gaussian(result.mean, restored(var, layout))]
+
+
+def _is_move(layer: Layer, value: Value, layouts: Mapping[Value, Axes]) -> bool:
+    """Returns whether a layer moves axes of a value, but not in the canonical layout."""
+    made = layer.outputs[0]
+    if not only_moves(layer.nodes, {value: layouts[value]}):
+        return False
+    ends = [(v.aval.shape, layouts[v]) for v in (value, made)]
+    one, other = ([a for a in layout if a not in (BATCH, CHANNEL)] for _, layout in ends)
+    shapes = (canonical(jnp.empty(shape), layout).shape for shape, layout in ends)
+    return one == other and len(set(shapes)) == 1
 
 
 def _shared_by_operands(noise: SharedNoise, parts: Sequence[Sequence[NoiseTerm]]) -> Array:
@@ -281,7 +308,7 @@ def pooling(here: RuleContext, layer: Layer, values: Sequence[Any]) -> Sequence[
     """Computes a pooling of positions, and adds its result to the noise."""
     noise, layouts = here.noise, here.layouts
     given, layout = dict(zip(layer.inputs, values, strict=True)), layouts[layer.outputs[0]]
-    source = next((v for v in here.sources if noise.knows(v)), None)
+    source = here.source()
     if source is None:
         return here.moments(layer, *values)
     read_out(noise, source)
@@ -310,33 +337,77 @@ def pooling(here: RuleContext, layer: Layer, values: Sequence[Any]) -> Sequence[
     return [Gaussian(result.mean, restored(made, layout))]
 
 
-def partial_sum(here: RuleContext, layer: Layer, values: Sequence[Any]) -> Sequence[Any]:
-    """Computes sums of some positions each, whose noise isn't followed any further."""
-    noise, given = here.noise, dict(zip(layer.inputs, values, strict=True))
-    source = next((v for v in here.sources if noise.knows(v)), None)
+def mixing(here: RuleContext, layer: Layer, values: Sequence[Any]) -> Sequence[Any]:
+    """Computes a function that combines positions channel by channel."""
+    noise, made = here.noise, layer.outputs[0]
+    given, source = dict(zip(layer.inputs, values, strict=True)), here.source()
     if source is None:
         return here.moments(layer, *values)
-    layout = here.layouts[source]
+    outputs = here.moments(layer, *values)
+    if not is_random(outputs[0]):
+        return outputs
+    before, after = here.layouts[source], here.layouts[made]
     m, var = _parts(given[source])
+    if sum(term.source is not None for term in noise.terms.get(source, ())) > 1:
+        # Parts that share a source add up before they are squared.
+        read_out(noise, source)
 
-    def at(x: Array) -> Array:
-        (made,) = layer.fn(*(x if v is source else given[v] for v in layer.inputs))
-        return made
+    def at(x: Any) -> list[Any]:
+        return [x if v is source else given[v] for v in layer.inputs]
 
-    def summed(x: Array) -> Array:
-        return jax.jvp(at, (m,), (restored(x, layout),))[1]
+    # Slopes at the means: a rule's mean of a softmax or a logarithm is dear to differentiate.
+    of_means = jax.linearize(lambda x: layer.fn(*at(x))[0], m)[1]
+    transposed = jax.linear_transpose(of_means, m)
 
-    of_entries = canonical(var, layout)
+    def of_variances(x: Array) -> Array:
+        return to_variance(here.moments(layer, *at(Gaussian(m, x)))[0]).var
+
+    by = LinearMap(
+        lambda x: canonical(of_means(restored(x, before)), after),
+        lambda x: canonical(transposed(restored(x, after))[0], before),
+        lambda x: canonical(of_variances(restored(x, before)), after),
+    )
+    of_entries = canonical(var, before)
     terms = _terms_of(noise, source, of_entries)
     # A single entry has its own variance, bends of the functions before it included.
-    bends = of_entries - variance_of_sum(lambda x: x, terms)
-    return [Gaussian(at(m), jnp.maximum(variance_of_sum(summed, terms) + summed(bends), 0))]
+    bends = of_entries - variance_of(terms)
+    if layer.kind not in _LINEAR and not is_sum(layer.nodes, source):
+        bends = jnp.maximum(bends, 0)
+    of_bends = by.squared(bends)
+    ones = jnp.ones_like(of_bends)
+    mixed = [MixedTerm(ones, term, by) for term in terms]
+    here.keep(made, mixed)
+    if ones.size == len(ones) * ones.shape[-1]:
+        # One result of a channel: no more than its own mean.
+        read_out(noise, made)
+        var = noise.variances[made].reshape(ones.shape)
+    else:
+        var = variance_of(mixed)
+    result = to_variance(outputs[0])
+    return [Gaussian(result.mean, restored(jnp.maximum(var + of_bends, 0), after))]
+
+
+def normalization(here: RuleContext, layer: Layer, values: Sequence[Any]) -> Sequence[Any]:
+    """Computes a normalization of channels at each position.
+
+    What its statistics pass from one channel to another is of order 1 / channels, and left out;
+    what they take from a channel is in the variances before and after, whose ratio is the gate.
+    """
+    noise, outputs, made = here.noise, here.moments(layer, *values), layer.outputs[0]
+    source = here.source()
+    if source is None or not is_random(outputs[0]):
+        return outputs
+    given, layout = dict(zip(layer.inputs, values, strict=True)), here.layouts[made]
+    var = canonical(to_variance(given[source]).var, here.layouts[source])
+    gate = root(divided(canonical(to_variance(outputs[0]).var, layout), var))
+    here.keep(made, gated(_terms_of(noise, source, var), gate))
+    return outputs
 
 
 def gathered(here: RuleContext, layer: Layer, values: Sequence[Any]) -> Sequence[Any]:
     """Takes rows of positions, and of what their noise is made of."""
     noise, outputs, made = here.noise, here.moments(layer, *values), layer.outputs[0]
-    source = next((v for v in here.sources if noise.knows(v)), None)
+    source = here.source()
     if source is None:
         return outputs
     given, layout = dict(zip(layer.inputs, values, strict=True)), here.layouts[source]
@@ -346,7 +417,10 @@ def gathered(here: RuleContext, layer: Layer, values: Sequence[Any]) -> Sequence
         return layer.fn(*(x if v is source else given[v] for v in layer.inputs))[0]
 
     terms = noise.terms.get(source, ())
-    if any(isinstance(term, ContractionTerm) and term.read.layouts for term in terms):
+    if any(
+        isinstance(x, MixedTerm) or (isinstance(x, ContractionTerm) and x.read.layouts)
+        for x in terms
+    ):
         # Of a convolution's result, what its taps read isn't the same rows of its image.
         read_out(noise, source)
     rows = rows_by(rows_of, (layout, here.layouts[made]), var.shape)

@@ -71,9 +71,9 @@ class EntryTerm:
     def slopes(self) -> None:
         """None: channels keep their noise."""
 
-    def read_out(self) -> Reached:
-        """Computes what reaches the mean."""
-        mean = mean_over_positions(self.gate)
+    def read_out(self, weight: Array | float = 1.0) -> Reached:
+        """Computes what reaches the mean of the entries times a weight."""
+        mean = mean_over_positions(self.gate * weight)
         own = jnp.zeros_like(mean)
         if self.source is not None:
             return Reached(mean, own, self._of_source)
@@ -110,12 +110,12 @@ class ContractionTerm:
     through: tuple[Array, Array] | None = None
     slopes: Array | None = None
 
-    def read_out(self) -> Reached:
-        """Computes what reaches the mean."""
+    def read_out(self, weight: Array | float = 1.0) -> Reached:
+        """Computes what reaches the mean of the entries times a weight."""
         read, gate, (w, v) = self.read, self.gate, self.kernel
         by_group = read.by_group(v)
         windows = read.windows(self.image)
-        let_through = read.let_through(windows, gate)
+        let_through = read.let_through(windows, gate * weight)
         of_kernel = by_group * let_through
         squares = of_kernel * let_through
         entries = read.apply_to_windows(windows, of_kernel, gate)
@@ -123,7 +123,7 @@ class ContractionTerm:
             own = over_taps(squares).sum(1).reshape(len(gate), -1)
             return Reached(None, own, lambda _: gate * entries)
         amplitude, s = read.windows(self.through[0]), self.through[1]
-        reached = read.let_through(amplitude, gate)
+        reached = read.let_through(amplitude, gate * weight)
         varied = reached * by_group * _by_group(read, s)
         own = over_taps(squares + varied * reached).sum(1).reshape(len(gate), -1)
 
@@ -155,17 +155,77 @@ class RestTerm:
     share: float
     source: None = None
 
-    def read_out(self) -> Reached:
-        """Computes what reaches the mean."""
+    def read_out(self, weight: Array | float = 1.0) -> Reached:
+        """Computes what reaches the mean of the entries times a weight."""
         gate, var = self.gate, self.variance
-        less = spread(self.share * mean_over_positions(gate), gate)
-        entries = gate * (gate - less) * var * (var.shape[-1] / (var.size // len(var)))
-        own = mean_over_positions(entries)
+        through = gate * weight
+        less = spread(self.share * mean_over_positions(through), gate)
+        entries = gate * (through - less) * var * (var.shape[-1] / (var.size // len(var)))
+        own = mean_over_positions(entries * weight)
         positive = jnp.maximum(own, 0)
         return Reached(None, positive, lambda _: entries * spread(divided(positive, own), entries))
 
 
-NoiseTerm = EntryTerm | ContractionTerm | RestTerm
+class LinearMap(NamedTuple):
+    """What a function that combines positions does to small noise, in canonical layouts.
+
+    Attributes:
+        forward: Maps noise of the entries to noise of the results.
+        adjoint: Maps slopes by the results to slopes by the entries.
+        squared: Maps variances of independent entries to those of the results.
+    """
+
+    forward: Callable[[Array], Array]
+    adjoint: Callable[[Array], Array]
+    squared: Callable[[Array], Array]
+
+    @classmethod
+    def identity(cls) -> LinearMap:
+        """Makes the map that leaves everything as it is."""
+        return cls(lambda x: x, lambda x: x, lambda x: x)
+
+
+@dataclass(frozen=True)
+class MixedTerm:
+    """Noise of entries whose positions a function has combined.
+
+    Attributes:
+        gate: How much of the result goes on, `[batch, *positions, channels]`.
+        inner: The noise of the entries.
+        map: What the function makes of it.
+    """
+
+    gate: Array
+    inner: EntryTerm | ContractionTerm | RestTerm | MixedTerm
+    map: LinearMap
+
+    @property
+    def source(self) -> Value | None:
+        """The value whose noise it is."""
+        return self.inner.source
+
+    def map_to(self, then: LinearMap) -> LinearMap:
+        """Returns the map from the inner entries to what a further one makes of the results."""
+        return LinearMap(
+            lambda x: then.forward(self.gate * self.map.forward(x)),
+            lambda x: self.map.adjoint(self.gate * then.adjoint(x)),
+            lambda x: then.squared(self.gate**2 * self.map.squared(x)),
+        )
+
+    def read_out(self, weight: Array | float = 1.0) -> Reached:
+        """Computes what reaches the mean of the results times a weight."""
+        through = self.map.adjoint(self.gate * weight)
+        # A mean is a sum over the number of positions, which the function has changed.
+        share = (through.size // through.shape[-1]) / (self.gate.size // self.gate.shape[-1])
+        found = self.inner.read_out(through * share)
+
+        def covariance(given: Array | None) -> Array:
+            return self.gate * self.map.forward(found.covariance(given))
+
+        return found._replace(covariance=covariance)
+
+
+NoiseTerm = EntryTerm | ContractionTerm | RestTerm | MixedTerm
 
 
 def gated(terms: Sequence[NoiseTerm], slope: Array) -> list[NoiseTerm]:
@@ -175,7 +235,9 @@ def gated(terms: Sequence[NoiseTerm], slope: Array) -> list[NoiseTerm]:
 
 def covary(noise: SharedNoise, one: NoiseTerm, other: NoiseTerm) -> Array | None:
     """Computes the covariance of entries by two terms' sources; None where they share nothing."""
-    if isinstance(one, RestTerm) or isinstance(other, RestTerm):
+    if not isinstance(one, EntryTerm | ContractionTerm):
+        return None
+    if not isinstance(other, EntryTerm | ContractionTerm):
         return None
     if one.source is None or other.source is None:
         return None

@@ -11,7 +11,7 @@ from collections.abc import Collection, Mapping
 from jaxeff.moment_propagation.shared_kernels._contraction import PositionContraction, split
 from jaxeff.moment_propagation.shared_kernels._gathered_rows import gathered_layout
 from jaxeff.moment_propagation.shared_kernels._layout import BATCH, CHANNEL, FIRST_PLACE, follow
-from jaxeff.moment_propagation.shared_kernels._partial_sums import PartialSum
+from jaxeff.moment_propagation.shared_kernels._mixing import Mixing, keeps_positions
 from jaxeff.program import Layer, Program
 from jaxeff.program.ir import Axes, Value
 
@@ -34,24 +34,24 @@ def layouts_of_tokens(program: Program, random: Collection[Value]) -> dict[Value
     for layer in program.layers:
         if random.isdisjoint(layer.inputs):
             continue
-        random.update(layer.outputs)
         before = frozenset[Value]().union(*(begun.get(v, ()) for v in layer.inputs))
         start = {v: known[v] for v in layer.inputs if v in known}
+        alone = sum(v in random for v in layer.inputs) == 1
+        random.update(layer.outputs)
+        made: Mapping[Value, Axes] | None = None
         if layer.kind == "linear":
             made, product = _through_product(layer, start)
             before |= {product} if product is not None else frozenset()
-        else:
-            made = _through(layer, start) if start else None
-        part = PartialSum.of(layer)
-        if part is not None and part.value in known:
-            for product in before:
-                along = {known[part.value][a] for a in part.axes}
-                pooled.setdefault(product, set()).update(along - {CHANNEL})
+        elif start:
+            made = _through(layer, start)
+        combined: frozenset[int | None] = frozenset()
+        if made is None and len(start) == 1 and alone:
+            made, combined = _mixed(layer, *next(iter(start.items())))
         for value in layer.outputs:
             if made is None or value not in made:
                 continue
             known[value], begun[value] = made[value], before
-            summed = set[int | None]().union(*start.values()) - {*made[value], CHANNEL}
+            summed = combined or set[int | None]().union(*start.values()) - {*made[value], CHANNEL}
             for product in before:
                 pooled.setdefault(product, set()).update(summed)
     found = {v: _layout(v, axes) for v, axes in pooled.items() if axes}
@@ -65,6 +65,17 @@ def _through(layer: Layer, start: Mapping[Value, Axes]) -> Mapping[Value, Axes] 
         if rows is not None:
             return {layer.outputs[0]: rows}
     return follow(layer.nodes, start)
+
+
+def _mixed(
+    layer: Layer, value: Value, layout: Axes
+) -> tuple[Mapping[Value, Axes] | None, frozenset[int | None]]:
+    """Follows axes through a layer of one value; and says which positions it combines."""
+    made = layer.outputs[0]
+    if (found := Mixing.of(layer, value, layout)) is not None:
+        return {made: found.layout}, found.combined
+    kept = layer.kind == "normalization" and keeps_positions(layer, value, layout)
+    return ({made: layout} if kept else None), frozenset()
 
 
 def _through_product(
