@@ -12,6 +12,7 @@ from jaxeff.moment_propagation.shared_kernels._layout import (
     positions,
     takes_extremum,
 )
+from jaxeff.moment_propagation.shared_kernels._mixing import is_unruled
 from jaxeff.moment_propagation.shared_kernels._steps import adds_up, stacked_steps
 from jaxeff.program import Layer
 from jaxeff.program.ir import Axes, Value
@@ -24,7 +25,8 @@ class Lost:
 
     Attributes:
         site: The layer.
-        pooling: The pooling over positions; empty for a loop whose steps add up what they share.
+        pooling: The pooling over positions; empty for a loop whose steps add up what they share,
+            and for a layer that combines positions itself.
         of_steps: Whether the layer is a loop.
     """
 
@@ -34,7 +36,12 @@ class Lost:
 
     def __str__(self) -> str:
         """Returns what is lost where, and the ways out."""
-        if not self.of_steps:
+        if not self.of_steps and not self.pooling:
+            what = (
+                f"positions share the noise of a kernel, and {self.site!r} combines them "
+                "with other channels or values, for which no rule keeps what they share"
+            )
+        elif not self.of_steps:
             what = (
                 f"positions share the noise of a kernel, which {self.pooling!r} doesn't average "
                 f"away, and {self.site!r} has no rule that keeps what they share"
@@ -81,6 +88,9 @@ class LossSearch:
                 continue
             if positions(value.aval.shape, layout) == 1:
                 continue
+            if value not in self.places and is_unruled(layer, value, layout):
+                self.found.append(lost)
+                break
             for made in layer.outputs:
                 after = layouts.get(made) or _after(layer, value, layout, made)
                 if after is None:

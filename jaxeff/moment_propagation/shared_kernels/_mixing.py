@@ -20,7 +20,7 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array
 
-from jaxeff.moment_propagation.dependence import SHARED, Labels, identity, walk
+from jaxeff.moment_propagation.dependence import SHARED, Labels, WholeLayer, identity, walk
 from jaxeff.moment_propagation.shared_kernels._layout import BATCH, CHANNEL
 from jaxeff.moment_propagation.shared_kernels._noise import root, spread
 from jaxeff.moment_propagation.shared_kernels._terms import (
@@ -34,6 +34,7 @@ from jaxeff.program import Layer
 from jaxeff.program.ir import Axes, Value
 
 _NEW_AXES = 1000
+_APART = {"linear", "normalization", "control flow", "quantize"}
 
 
 class Mixing(NamedTuple):
@@ -94,6 +95,17 @@ def combined_axes(layer: Layer, value: Value, layout: Axes) -> frozenset[int | N
         if any(one.along for met in meetings.values() for one in met):
             found.add(place)
     return frozenset(found)
+
+
+def is_unruled(layer: Layer, value: Value, layout: Axes) -> bool:
+    """Returns whether a layer combines positions in a way that no rule is meant for.
+
+    Signs of a kernel's entries differ, so that a sum over positions by one (flattened, or of
+    tokens) hardly adds up what they share; attention is warned of where a stream adds it up.
+    """
+    if layer.mark or layer.kind in _APART or isinstance(layer, WholeLayer):
+        return False
+    return bool(layer.nodes and combined_axes(layer, value, layout))
 
 
 def keeps_positions(layer: Layer, value: Value, layout: Axes) -> bool:

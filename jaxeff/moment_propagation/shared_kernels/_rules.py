@@ -363,8 +363,8 @@ def mixing(here: RuleContext, layer: Layer, values: Sequence[Any]) -> Sequence[A
         return to_variance(here.moments(layer, *at(Gaussian(m, x)))[0]).var
 
     by = LinearMap(
-        lambda x: canonical(of_means(restored(x, before)), after),
-        lambda x: canonical(transposed(restored(x, after))[0], before),
+        lambda x: _finite(canonical(of_means(restored(x, before)), after)),
+        lambda x: _finite(canonical(transposed(restored(x, after))[0], before)),
         lambda x: canonical(of_variances(restored(x, before)), after),
     )
     of_entries = canonical(var, before)
@@ -385,6 +385,11 @@ def mixing(here: RuleContext, layer: Layer, values: Sequence[Any]) -> Sequence[A
         var = variance_of(mixed)
     result = to_variance(outputs[0])
     return [Gaussian(result.mean, restored(jnp.maximum(var + of_bends, 0), after))]
+
+
+def _finite(x: Array) -> Array:
+    """Puts zero where a function has no slope: the root of a dead channel's variance."""
+    return jnp.where(jnp.isfinite(x), x, 0)
 
 
 def normalization(here: RuleContext, layer: Layer, values: Sequence[Any]) -> Sequence[Any]:

@@ -11,7 +11,12 @@ from collections.abc import Collection, Mapping
 from jaxeff.moment_propagation.shared_kernels._contraction import PositionContraction, split
 from jaxeff.moment_propagation.shared_kernels._gathered_rows import gathered_layout
 from jaxeff.moment_propagation.shared_kernels._layout import BATCH, CHANNEL, FIRST_PLACE, follow
-from jaxeff.moment_propagation.shared_kernels._mixing import Mixing, keeps_positions
+from jaxeff.moment_propagation.shared_kernels._mixing import (
+    Mixing,
+    combined_axes,
+    is_unruled,
+    keeps_positions,
+)
 from jaxeff.program import Layer, Program
 from jaxeff.program.ir import Axes, Value
 
@@ -47,6 +52,13 @@ def layouts_of_tokens(program: Program, random: Collection[Value]) -> dict[Value
         combined: frozenset[int | None] = frozenset()
         if made is None and len(start) == 1 and alone:
             made, combined = _mixed(layer, *next(iter(start.items())))
+        if made is None:
+            # What has no rule is warned of, if there are positions to share anything.
+            for value, layout in start.items():
+                if is_unruled(layer, value, layout):
+                    for product in begun[value]:
+                        axes = combined_axes(layer, value, layout)
+                        pooled.setdefault(product, set()).update(axes)
         for value in layer.outputs:
             if made is None or value not in made:
                 continue
