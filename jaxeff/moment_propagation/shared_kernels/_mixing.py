@@ -34,7 +34,7 @@ from jaxeff.program import Layer
 from jaxeff.program.ir import Axes, Value
 
 _NEW_AXES = 1000
-_APART = {"linear", "normalization", "control flow", "quantize"}
+_COMBINING = {"reduction", "matmul", "elementwise"}
 
 
 class Mixing(NamedTuple):
@@ -103,7 +103,7 @@ def is_unruled(layer: Layer, value: Value, layout: Axes) -> bool:
     Signs of a kernel's entries differ, so that a sum over positions by one (flattened, or of
     tokens) hardly adds up what they share; attention is warned of where a stream adds it up.
     """
-    if layer.mark or layer.kind in _APART or isinstance(layer, WholeLayer):
+    if layer.mark or layer.kind not in _COMBINING or isinstance(layer, WholeLayer):
         return False
     return bool(layer.nodes and combined_axes(layer, value, layout))
 
