@@ -8,6 +8,7 @@ MODULES = (
     "accelerators",
     "activations",
     "analog",
+    "analog_posterior",
     "bridges",
     "c_library",
     "certainty",

@@ -105,7 +105,9 @@ def test_a_calibrated_posterior_keeps_its_factors_and_their_errors(tmp_path):
     }
     factors = {"block/fc1": jnp.array([0.3, 0.4]), "mean": jnp.array(0.5)}
     errors = (("block/fc1", 0.04), ("mean", 0.05))
-    save_posterior(tmp_path / "it.safetensors", Calibrated(posterior, factors, errors, (0.07, 0.01)))
+    save_posterior(
+        tmp_path / "it.safetensors", Calibrated(posterior, factors, errors, (0.07, 0.01))
+    )
     found = load_posterior(tmp_path / "it.safetensors", params)
     assert isinstance(found, Calibrated)
     assert found.errors == errors
