@@ -176,7 +176,9 @@ def _derived(lifted: LiftedModule, parameters: Sequence[np.ndarray]) -> list[np.
 
     if lifted.derive is None:
         return []
-    machine = tvm.relax.VirtualMachine(compile_module(lifted.derive), tvm.cpu())
+    # A deep network derives arrays of every layer: machine code of that many calls, which are
+    # made once, takes longer than what they compute.
+    machine = tvm.relax.VirtualMachine(compile_module(lifted.derive, once=True), tvm.cpu())
     given = [tvm.runtime.tensor(value) for value in parameters]
     # Two threads of one physical core would share its vector units.
     arrays = run_on_threads(cpu_count(only_physical_cores=True), lambda: machine["main"](*given))

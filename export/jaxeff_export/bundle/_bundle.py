@@ -158,7 +158,10 @@ class Bundle(BundleFolder):
             return runner.session(shared)
 
     def check(self, board: str | Board = "local") -> SelfCheck:
-        """Replays the recorded pairs on a board: whether it computes what JAX computed."""
+        """Replays the recorded pairs on a board: whether it computes what JAX computed.
+
+        Codes of floats may differ by one, and results by what that makes: see `SelfCheck`.
+        """
         with self._place(board) as runner:
             return runner.check()
 

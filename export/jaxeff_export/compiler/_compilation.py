@@ -58,6 +58,7 @@ def compile_module(
     mod: tvm.IRModule,
     target: Mapping[str, object] | None = None,
     tuned: Callable[[tirx.PrimFunc], tirx.PrimFunc] | None = None,
+    once: bool = False,
 ) -> relax.VMExecutable:
     """Compiles an imported module.
 
@@ -67,11 +68,12 @@ def compile_module(
             "mcpu": "cortex-a72", "mattr": ["+neon"], "num-cores": 4}``; this machine by default.
         tuned: schedules the kernels it knows a better schedule for than the default one, and
             returns the others as they are; see `jaxeff_export.schedules`.
+        once: whether it is called once, so that its calls of kernels are interpreted.
 
     Returns:
         An executable for ``relax.VirtualMachine``, or for ``.export_library(path, cc=...)``.
     """
-    return lower_module(schedule_module(mod, target, tuned), target)
+    return lower_module(schedule_module(mod, target, tuned), target, once)
 
 
 def schedule_module(
@@ -90,7 +92,7 @@ def schedule_module(
 
 
 def lower_module(
-    mod: tvm.IRModule, target: Mapping[str, object] | None = None
+    mod: tvm.IRModule, target: Mapping[str, object] | None = None, once: bool = False
 ) -> relax.VMExecutable:
     """Makes machine code of scheduled kernels: the second half of `compile_module`."""
     where = compilation_target(target or resolve_target("host"))
@@ -104,14 +106,14 @@ def lower_module(
         together[OPERATOR_BY_OPERATOR] = apart["main"].with_attr(
             "global_symbol", OPERATOR_BY_OPERATOR
         )
-        return _link(together, where)
+        return _link(together, where, 0 if once else MOST_CALLS)
 
 
 def _same_kernels(one: tvm.IRModule, other: tvm.IRModule) -> bool:
     return len(one.functions) == len(other.functions)
 
 
-def _link(mod: tvm.IRModule, where: Target) -> relax.VMExecutable:
+def _link(mod: tvm.IRModule, where: Target, most: int) -> relax.VMExecutable:
     """Makes machine code of the kernels and of ``main``, which calls them without an interpreter.
 
     ``OPERATOR_BY_OPERATOR`` is the same function, without chains, for TVM's interpreter, which
@@ -124,8 +126,12 @@ def _link(mod: tvm.IRModule, where: Target) -> relax.VMExecutable:
     kernels = {name: f for name, f in functions.items() if isinstance(f, tirx.PrimFunc)}
     # Layers of one shape share kernels, but not their calls: as machine code a deep network's
     # calls are one function that LLVM takes longer for than for all kernels.
-    long = [name for name, f in functions.items() if name not in kernels and _calls(f) > MOST_CALLS]
-    byte_code = {name: functions.pop(name) for name in [watched, *long]}
+    relaxed = [name for name in functions if name not in kernels]
+    byte_code = {
+        name: functions.pop(name)
+        for name in relaxed
+        if name.same_as(watched) or _calls(functions[name]) > most
+    }
     interpreted = tvm.IRModule({**kernels, **byte_code}, attrs=mod.attrs)
     # Both functions go into one executable, so they share kernels and constants.
     vm_build._vmcodegen(builder, interpreted, "bytecode")

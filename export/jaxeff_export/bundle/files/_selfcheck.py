@@ -53,6 +53,11 @@ class OutputCheck:
 class SelfCheck:
     """The replay of a bundle's recorded pairs on a board.
 
+    Sharp edge: integer layers are held to the bits of XLA where their data come as codes or from
+    the input. Behind floats that XLA and a library add up in other orders (norms, softmax), a few
+    codes of many differ by one, which is more than rounding: the check says by how much, and
+    fails. Then compare with the step of a code, or judge results by their accuracy.
+
     Attributes:
       board: name of the board.
       outputs: one comparison per result, of every batch that is recorded.
