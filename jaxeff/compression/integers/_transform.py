@@ -24,8 +24,8 @@ Sharp edges:
     What no integer kernel takes runs as in `quantized` (an `IntegerFallbackWarning` names it).
     `g(params, x)` converts in every call: convert once.
     Conversion folds running statistics as they are.
-    Codes of what a norm or a softmax computes in float may be others in a bundle than under XLA: both
-    round floats, and of many values a few lie between two codes. See `Bundle.check`.
+    Codes of what a norm or a softmax computes in float may be others in a bundle than under XLA:
+    both round floats, and of many values a few lie between two codes. See `Bundle.check`.
     Codes have no NaN: under JAX it becomes the smallest code of a calibrated grid, and infinity an
     end of the range, so that results are finite. Deployed bundles refuse NaN in arguments.
 
