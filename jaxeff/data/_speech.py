@@ -35,6 +35,7 @@ Sharp edges:
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import io
 import os
@@ -68,6 +69,7 @@ class Recordings:
         test_audio: int16 `[m, 16000]`, of other speakers.
         test_labels: int32 `[m]`.
         words: The classes.
+        train_speakers: Name of the speaker of each recording `[n]`, by which to split further.
     """
 
     train_audio: Int16[np.ndarray, "train samples"]
@@ -75,6 +77,7 @@ class Recordings:
     test_audio: Int16[np.ndarray, "test samples"]
     test_labels: Int[np.ndarray, " test"]
     words: tuple[str, ...] = WORDS
+    train_speakers: np.ndarray = dataclasses.field(default_factory=lambda: np.zeros(0, "<U1"))
 
     def __repr__(self) -> str:
         return (
@@ -100,17 +103,19 @@ def speech_commands(root: str | os.PathLike[str] | None = None) -> Recordings:
     """
     folder = _folder(root)
     found: dict[bool, tuple[list[np.ndarray], list[int]]] = {True: ([], []), False: ([], [])}
+    speakers: list[str] = []
     for name, label, audio in _waves(folder) if _has_waves(folder) else _archived(folder):
-        audios, labels = found[_held_out(name)]
+        audios, labels = found[held := _held_out(name)]
         audios.append(audio)
         labels.append(label)
+        speakers += [] if held else [_speaker(name)]
     # With few speakers, all of their hashes may fall on one side.
     if not (found[True][0] and found[False][0]):
         raise DataError(f"speech-commands: {folder} holds too few recordings for a split")
     (test, test_labels), (train, train_labels) = found[True], found[False]
     return Recordings(
         np.stack(train), np.array(train_labels, np.int32), np.stack(test),
-        np.array(test_labels, np.int32),
+        np.array(test_labels, np.int32), train_speakers=np.array(speakers),
     )  # fmt: skip
 
 
@@ -187,11 +192,14 @@ def _second(audio: np.ndarray) -> np.ndarray:
     return np.pad(audio[:LENGTH], (0, max(LENGTH - len(audio), 0)))
 
 
+def _speaker(name: str) -> str:
+    return name.split("_nohash_")[0]
+
+
 def _held_out(name: str) -> bool:
-    speaker = name.split("_nohash_")[0]
     # SHA-256, not `hash`, which Python seeds per process. 52 of the 256 first bytes are multiples
     # of 5: about a fifth of the speakers.
-    return hashlib.sha256(speaker.encode()).digest()[0] % HELD_OUT == 0
+    return hashlib.sha256(_speaker(name).encode()).digest()[0] % HELD_OUT == 0
 
 
 @validate(count=static_integer(), seed=static_integer(0))

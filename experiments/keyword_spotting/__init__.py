@@ -1,0 +1,1 @@
+"""From recordings to a board: a keyword spotter, all the way."""
