@@ -44,7 +44,7 @@ from jaxeff.moment_propagation import (
 )
 from jaxeff.noise import Additive, Mixed, Multiplicative, noisy
 from jaxeff.photonics import ChaoticLight, photonic
-from jaxeff.program import cost, sites, summary, trace
+from jaxeff.program import cost, sites, streaming, summary, trace
 from jaxeff.pruning import channels, masked, prune_plan, pruned
 from jaxeff.weights import load_weights
 
@@ -81,6 +81,7 @@ __all__ = [
     "pruned",
     "quantized",
     "sites",
+    "streaming",
     "summary",
     "trace",
 ]

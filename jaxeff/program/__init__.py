@@ -17,6 +17,7 @@ from jaxeff.program._spec import check_settings, matching, resolve
 from jaxeff.program.costs import Cost, LayerCost, Summary, Widths, cost, sites, summary
 from jaxeff.program.ir import KINDS, Layer, Program
 from jaxeff.program.reading import expression, expression_of, trace
+from jaxeff.program.streams import StreamError, streaming
 
 __all__ = [
     "CORRELATIONS",
@@ -28,6 +29,7 @@ __all__ = [
     "Program",
     "Rule",
     "SpecError",
+    "StreamError",
     "Summary",
     "Target",
     "Widths",
@@ -53,6 +55,7 @@ __all__ = [
     "site_key",
     "site_keys",
     "sites",
+    "streaming",
     "summary",
     "trace",
 ]

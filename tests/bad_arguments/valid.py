@@ -227,6 +227,10 @@ OWN: dict[str, dict[str, Any]] = {
     "jaxeff.data.corrupt": {"images": IMAGES, "name": "fog", "severity": 2},
     "jaxeff.data.load": {"name": "mnist"},
     "jaxeff.nn.hann": {"size": 480},
+    "jaxeff.program.streaming": {
+        "f": lambda params, window: window.mean(1), "params": {}, "window": jnp.ones((1, 4, 2)),
+        "axis": 1, "hop": 1,
+    },
     "jaxeff.nn.mel_filters": {
         "bands": 40, "size": 512, "rate": 16e3, "low": 20.0, "high": 4e3, "scale": "htk"
     },

@@ -1,0 +1,119 @@
+"""What is known of a value over time, and the state that windows need."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array
+
+
+class StreamError(ValueError):
+    """An operation isn't the same at all times, so new frames alone don't decide its result."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Stream:
+    """A value with an axis of time.
+
+    Attributes:
+        value: Its newest frames; while a state is begun, all of the window's.
+        axis: The axis of time.
+        length: Frames of the whole window.
+        hop: Frames that a step adds.
+    """
+
+    value: Array
+    axis: int
+    length: int
+    hop: int
+
+    def like(self, value: Array, axis: int | None = None) -> Stream:
+        """Makes a stream of as many frames at the same times."""
+        return dataclasses.replace(self, value=value, axis=self.axis if axis is None else axis)
+
+
+@dataclasses.dataclass(frozen=True)
+class Repeated:
+    """A value that is the same at all times, and has an axis of time only because it was broadcast.
+
+    Attributes:
+        value: It, for the whole window.
+        axes: The axes along which it was broadcast.
+    """
+
+    value: Array
+    axes: frozenset[int]
+
+    def at(self, stream: Stream, frames: int) -> Array:
+        """Takes as many frames as a stream has; which ones doesn't matter."""
+        return jax.lax.slice_in_dim(self.value, 0, frames, axis=stream.axis)
+
+
+class Windows:
+    """Frames that operations still need from steps before, in the order of the operations.
+
+    Args:
+        state: What the step before left; None while a state is begun from a whole window.
+    """
+
+    def __init__(self, state: tuple[Array, ...] | None) -> None:
+        self._old, self._at = state, 0
+        self.begun = state is not None
+        self.state: list[Array] = []
+
+    def extended(self, stream: Stream, before: int) -> Array:
+        """Puts frames of steps before in front of the new ones.
+
+        Args:
+            stream: The value.
+            before: How many; fewer than none leaves the first new ones out.
+        """
+        x, axis = stream.value, stream.axis
+        if before <= 0:
+            # A stride beyond the window skips frames; all of the window counts from its start.
+            skipped = 0 if self._old is None else -before
+            return jax.lax.slice_in_dim(x, skipped, x.shape[axis], axis=axis)
+        if self._old is not None:
+            x = jnp.concatenate([self._old[self._at], x], axis)
+            self._at += 1
+        size = x.shape[axis]
+        self.state.append(jax.lax.slice_in_dim(x, size - before, size, axis=axis))
+        return x
+
+    def whole(self, stream: Stream) -> Array:
+        """Makes the whole window of a value."""
+        return self.extended(stream, stream.length - stream.hop)
+
+
+class Asked(Windows):
+    """Finds out how many frames of before are asked for, without having them."""
+
+    def __init__(self, begun: bool) -> None:
+        super().__init__(() if begun else None)
+        self.asked: list[int] = []
+
+    def extended(self, stream: Stream, before: int) -> Array:
+        """Puts zeros in their place."""
+        x = stream.value
+        if before <= 0:
+            return super().extended(stream, before)
+        self.asked.append(before)
+        if self._old is None:
+            return x
+        shape = [before if a == stream.axis else n for a, n in enumerate(x.shape)]
+        return jnp.concatenate([jnp.zeros(shape, x.dtype), x], stream.axis)
+
+
+class Given(Windows):
+    """Frames of before are there already."""
+
+    def extended(self, stream: Stream, before: int) -> Array:
+        """Returns the value as it is."""
+        return super().extended(stream, before) if before <= 0 else stream.value
+
+
+Value = Any
+"""An array, a `Stream` or a `Repeated`."""
