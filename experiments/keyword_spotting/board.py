@@ -6,21 +6,29 @@ import shutil
 import subprocess
 import tempfile
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import jaxeff_export
 import numpy as np
-from jaxeff_export.clib import CLibrary, count_instructions
+from flax import nnx
+from jaxeff_export.clib import CLibrary, ExampleProgram, count_instructions
 from jaxeff_export.targets import emulation
 
+import jaxeff
+from experiments.keyword_spotting.network import Spotter
 from experiments.keyword_spotting.recordings import FRONT
-from experiments.keyword_spotting.training import Stage, unsure
+from experiments.keyword_spotting.training import CLASSES, Stage, standardized, unsure
 from jaxeff import uncertainty
+from jaxeff.compression import Int, calibrate
 
 CORE = "cortex-m7"
 NAME = "spotter"
+HOP = 2
+"""New frames of a step: the network's one stride."""
 MAIN = Path(__file__).with_name("main.c")
 
 
@@ -62,3 +70,45 @@ def run(made: CLibrary, audio: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 def instructions(made: CLibrary) -> int:
     """Instructions of a call."""
     return count_instructions(made, CORE).total
+
+
+@dataclass(frozen=True)
+class Streamed:
+    """A library of a step, and what JAX computes in it."""
+
+    library: CLibrary
+    expected: list[np.ndarray]
+    state: int  # bytes
+
+    def same(self) -> bool:
+        """Whether result and state have JAX's bits."""
+        made = ExampleProgram(self.library, CORE).run()
+        return all(map(np.array_equal, made, self.expected))
+
+
+def stream(width: int, blocks: int, bits: int, home: str) -> Streamed:
+    """Compiles a step of a stream, for two frames: their samples, and half a frame of before."""
+    rng = np.random.default_rng(0)
+    cepstra = FRONT.cepstra or FRONT.bands
+    f, params = jaxeff.functional(Spotter(cepstra, CLASSES, width, blocks, nnx.Rngs(0)))
+    standard = standardized(np.zeros(cepstra), np.full(cepstra, 500.0))
+    samples = (HOP - 1) * FRONT.hop + FRONT.window
+    audio = rng.normal(0, 1000, 16_000).astype(np.int16)
+    window = FRONT.fixed(jnp.asarray(audio))[None, :, None]
+
+    def scaled(params: Any, x: jax.Array) -> jax.Array:
+        return f(params, standard(x))
+
+    spec = calibrate(scaled, params, [window], {"*:linear": Int(min(bits, 8), symmetric="weights")})
+    g = jaxeff.integer(scaled, spec)
+    codes = g.convert(params, window)
+    step, state = jaxeff.streaming(g, codes, window, axis=1, hop=HOP)
+
+    def spot(params: Any, audio: jax.Array, state: Any) -> Any:
+        return step(params, FRONT.fixed(audio)[None, :, None], state)
+
+    new = audio[:samples]
+    bundle = jaxeff_export.deploy(spot, (codes, new, state), target=CORE, state=("state",))
+    expected = [np.asarray(leaf) for leaf in jax.tree.leaves(jax.jit(spot)(codes, new, state))]
+    size = sum(leaf.nbytes for leaf in jax.tree.leaves(state))
+    return Streamed(bundle.export_c(f"{home}/step", name="step"), expected, size)

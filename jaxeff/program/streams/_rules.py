@@ -58,7 +58,7 @@ def convolution(eqn: JaxprEqn, values: Sequence[Value], windows: Windows) -> Seq
     if x.axis == numbers.lhs_spec[0]:  # frames are a batch
         return [x.like(_bind(eqn, x.value, _plain(kernel)), numbers.out_spec[0])]
     place = numbers.lhs_spec[2:].index(x.axis)
-    size = eqn.invars[1].aval.shape[numbers.rhs_spec[2:][place]]
+    size = _plain(kernel).shape[numbers.rhs_spec[2:][place]]
     window = (size - 1) * of["rhs_dilation"][place] + 1
     if of["lhs_dilation"][place] != 1:
         raise refuse(eqn, "is a transposed convolution over time")
@@ -136,7 +136,9 @@ def reduction(eqn: JaxprEqn, values: Sequence[Value], windows: Windows) -> Seque
 def reshape(eqn: JaxprEqn, values: Sequence[Value], windows: Windows) -> Sequence[Value]:
     """Another shape: time stays an axis, or the window is taken whole."""
     x = values[0]
-    old, new = eqn.invars[0].aval.shape, list(eqn.params["new_sizes"])
+    # Of the whole window, whose sizes the equation has.
+    old, new = [*x.value.shape], list(eqn.params["new_sizes"])
+    old[x.axis] = x.length
     before = math.prod(old[: x.axis])
     for axis, size in enumerate(new):
         if size == old[x.axis] and math.prod(new[:axis]) == before:

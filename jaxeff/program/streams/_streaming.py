@@ -152,7 +152,8 @@ def _composite(eqn: Any, given: Sequence[Value], windows: Windows) -> Sequence[V
 
     So the state holds its codes, and not what it makes of them.
     """
-    inner, made = eqn.params["jaxpr"], []
+    inner = eqn.params["jaxpr"]
+    made: list[Value] = []
     streams = [v for v in given if isinstance(v, Stream)]
     if not streams:
         return _compat.bind(eqn, *(v.value if isinstance(v, Repeated) else v for v in given))

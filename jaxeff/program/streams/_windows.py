@@ -49,6 +49,8 @@ class Repeated:
 
     def at(self, stream: Stream, frames: int) -> Array:
         """Takes as many frames as a stream has; which ones doesn't matter."""
+        if self.value.shape[stream.axis] == 1:  # the operation repeats it itself
+            return self.value
         return jax.lax.slice_in_dim(self.value, 0, frames, axis=stream.axis)
 
 
