@@ -35,6 +35,7 @@ from jaxeff.nn.audio import _whole_numbers as whole
 from jaxeff.nn.audio._tables import Scale, cosines, hann, mel_filters
 
 _FULL = 2**15
+_FEW = 2
 _COSINE = 11  # bits: forty logarithms of 14 bits times these stay below 2^31
 
 
@@ -153,8 +154,9 @@ class LogMel:
             def at(start: Array) -> Array:
                 return of_frame(jax.lax.dynamic_slice(samples, (start,), (self.window,)))
 
-            if count == 1:  # as a stream hands them over: nothing to be looked for
-                return of_frame(samples[: self.window])[None]
+            if count <= _FEW:  # as a stream hands them over: a loop would take more memory
+                starts = [i * self.hop for i in range(count)]
+                return jnp.stack([of_frame(samples[a : a + self.window]) for a in starts])
             # One after the other: a device has memory for one frame's spectrum.
             return jax.lax.map(at, jnp.arange(count, dtype=jnp.int32) * self.hop)
 
