@@ -21,6 +21,7 @@ MODULES = (
     "hardening",
     "hardening.vant",
     "integer",
+    "keyword_spotting",
     "latency",
     "microcontroller",
     "moment_variances",
