@@ -25,13 +25,13 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Literal
 
-from jaxeff.core import input_batch, validate
+from jaxeff.core import input_batch, one_of, validate
 from jaxeff.search import Candidate, LatencyError
 from jaxeff_export.latency._attribution import kernel_calls
 from jaxeff_export.latency._turns import compiled
 
 
-@validate(inputs=input_batch)
+@validate(inputs=input_batch, of=one_of("cycles", "instructions", "ram", "flash"))
 def modelled_latency(
     *inputs: Any,
     target: str | Mapping[str, Any] = "cortex-a72",
