@@ -227,7 +227,7 @@ OWN: dict[str, dict[str, Any]] = {
     "jaxeff.data.corrupt": {"images": IMAGES, "name": "fog", "severity": 2},
     "jaxeff.data.load": {"name": "mnist"},
     "jaxeff.nn.hann": {"size": 480},
-    "jaxeff.program.streaming": {
+    "jaxeff.streaming": {
         "f": lambda params, window: window.mean(1), "params": {}, "window": jnp.ones((1, 4, 2)),
         "axis": 1, "hop": 1,
     },
