@@ -37,7 +37,15 @@ from typing import Any
 import jax
 from jaxtyping import Array
 
-from jaxeff.core import Literal, export_composite_p, function_of_form, static_integer, validate
+from jaxeff.core import (
+    Literal,
+    export_composite_p,
+    function_of_form,
+    parameter_tree,
+    real_array,
+    static_integer,
+    validate,
+)
 from jaxeff.core import jax_internals as _compat
 from jaxeff.core import primitives as p
 from jaxeff.program.ir import primitives as prim
@@ -60,7 +68,13 @@ State = tuple[Array, ...]
 Step = Callable[[Any, Array, State], tuple[Any, State]]
 
 
-@validate(f=function_of_form("f(params, window)"), axis=static_integer(), hop=static_integer(1))
+@validate(
+    f=function_of_form("f(params, window)"),
+    params=parameter_tree,
+    window=real_array(),
+    axis=static_integer(),
+    hop=static_integer(1),
+)
 def streaming(
     f: Callable[[Any, Array], Any], params: Any, window: Array, axis: int = 1, hop: int = 1
 ) -> tuple[Step, State]:
