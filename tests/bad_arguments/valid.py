@@ -228,7 +228,7 @@ OWN: dict[str, dict[str, Any]] = {
     "jaxeff.data.load": {"name": "mnist"},
     "jaxeff.nn.hann": {"size": 480},
     "jaxeff.streaming": {
-        "f": lambda params, window: window.mean(1), "params": {}, "window": jnp.ones((1, 4, 2)),
+        "f": lambda params, window: window.mean(1), "params": PARAMS, "window": jnp.ones((1, 4, 2)),
         "axis": 1, "hop": 1,
     },
     "jaxeff.nn.mel_filters": {
