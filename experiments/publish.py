@@ -89,11 +89,21 @@ def publish(path: Path) -> Path:
 
     Returns:
         The page.
+
+    Raises:
+        FileNotFoundError: The study draws figures, and there are none beside the JSON.
     """
     content = json.loads(path.read_text())
     RUNS.mkdir(parents=True, exist_ok=True)
+    pictures = sorted(path.with_suffix("").glob("*.png"))
+    # A study leaves them in its folder of results; a JSON that went elsewhere is without them.
+    if not pictures and study_of(content["experiment"])[1].plots:
+        raise FileNotFoundError(
+            f"{path.with_suffix('')} has no figures; publish the JSON that lies beside the folder "
+            "of the run's figures, or move that folder there"
+        )
     figures = []
-    for picture in sorted(path.with_suffix("").glob("*.png")):
+    for picture in pictures:
         figures.append(f"{path.stem}-{picture.name}")
         shutil.copyfile(picture, RUNS / figures[-1])
     (RUNS / f"{path.stem}.json").write_text(json.dumps(content, indent=1, allow_nan=False) + "\n")

@@ -110,7 +110,7 @@ STUDY = h.Study(
             "products",
             h.Dots(
                 "{engine}", "over_limit", h.where(part="products", rows=1), hue="{format}",
-                guides=(1,), axes={"xlabel": "CPU time over that of reading the codes, cold"},
+                guides=(1,), axes={"xlabel": "CPU time over reading the codes, cold"},
             ),
         )
     ],
