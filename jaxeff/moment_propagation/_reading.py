@@ -39,8 +39,8 @@ def read(
 
     Args:
         f: The function.
-        args: Its positional arguments.
-        kwargs: Its keyword arguments.
+        args: Positional arguments of it.
+        kwargs: Keyword arguments of it.
         rewrite: Makes an equal function of a program and its random inputs, which is read in its
             place; None where there is nothing to change. Calibrated functions are read as they are.
     """

@@ -29,7 +29,7 @@ class _Steps:
     """A scan whose steps can be taken at once.
 
     Attributes:
-        added: By carry, whether steps only add to it; the others are certain.
+        added: Whether steps only add to a carry, for each; the others are certain.
     """
 
     added: tuple[bool, ...]

@@ -37,7 +37,7 @@ _NEW_AXES = 1000
 _COMBINING = {"reduction", "matmul", "elementwise"}
 
 
-class Mixing(NamedTuple):
+class PositionMap(NamedTuple):
     """How a layer makes its result of the positions of a value.
 
     Attributes:
@@ -50,7 +50,7 @@ class Mixing(NamedTuple):
     combined: frozenset[int | None]
 
     @classmethod
-    def of(cls, layer: Layer, value: Value, layout: Axes) -> Mixing | None:
+    def of(cls, layer: Layer, value: Value, layout: Axes) -> PositionMap | None:
         """Reads a layer; None where it doesn't keep examples and channels apart.
 
         Args:

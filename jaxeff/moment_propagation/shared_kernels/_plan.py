@@ -26,7 +26,7 @@ from jaxeff.moment_propagation.shared_kernels._layout import (
     positions,
 )
 from jaxeff.moment_propagation.shared_kernels._losses import LossSearch, Lost
-from jaxeff.moment_propagation.shared_kernels._mixing import Mixing, keeps_positions
+from jaxeff.moment_propagation.shared_kernels._mixing import PositionMap, keeps_positions
 from jaxeff.moment_propagation.shared_kernels._tokens import layouts_of_tokens
 from jaxeff.program import Layer, Program
 from jaxeff.program.ir import Axes, Value
@@ -110,7 +110,7 @@ class _KernelSearch:
 
     def _combines(self, layer: Layer) -> bool:
         (value,) = self.plan.sources[layer]
-        found = Mixing.of(layer, value, self.plan.layouts[value])
+        found = PositionMap.of(layer, value, self.plan.layouts[value])
         return found is not None and bool(found.combined)
 
     def _rule(self, layer: Layer) -> tuple[str, Axes] | None:
@@ -227,7 +227,7 @@ def _of_one(layer: Layer, value: Value, layout: Axes) -> tuple[str, Axes] | None
     """Returns the rule of a layer that combines positions or channels of one value."""
     if (rows := gathered_layout(layer, value, layout)) is not None:
         return GATHERED, rows
-    if (mixing := Mixing.of(layer, value, layout)) is not None:
+    if (mixing := PositionMap.of(layer, value, layout)) is not None:
         return MIXING, mixing.layout
     if layer.kind == "normalization" and keeps_positions(layer, value, layout):
         return NORMALIZATION, layout

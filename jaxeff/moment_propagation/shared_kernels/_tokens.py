@@ -12,7 +12,7 @@ from jaxeff.moment_propagation.shared_kernels._contraction import PositionContra
 from jaxeff.moment_propagation.shared_kernels._gathered_rows import gathered_layout
 from jaxeff.moment_propagation.shared_kernels._layout import BATCH, CHANNEL, FIRST_PLACE, follow
 from jaxeff.moment_propagation.shared_kernels._mixing import (
-    Mixing,
+    PositionMap,
     combined_axes,
     is_unruled,
     keeps_positions,
@@ -84,7 +84,7 @@ def _mixed(
 ) -> tuple[Mapping[Value, Axes] | None, frozenset[int | None]]:
     """Follows axes through a layer of one value; and says which positions it combines."""
     made = layer.outputs[0]
-    if (found := Mixing.of(layer, value, layout)) is not None:
+    if (found := PositionMap.of(layer, value, layout)) is not None:
         return {made: found.layout}, found.combined
     kept = layer.kind == "normalization" and keeps_positions(layer, value, layout)
     return ({made: layout} if kept else None), frozenset()

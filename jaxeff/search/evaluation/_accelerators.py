@@ -56,7 +56,7 @@ UNIT_LUTS, PROCESSING_LUTS, INPUTS = 300, 1.1, 6
 """FINN-R's constants: LUTs of a unit, of a LUT's worth of arithmetic, and inputs of a LUT."""
 
 
-class _Product(NamedTuple):
+class _MatrixProduct(NamedTuple):
     """The matrices of a layer, in one of `groups` equal groups of channels."""
 
     products: int
@@ -113,7 +113,7 @@ class SystolicArray(Setting):
         """Computes cycles of the model."""
         return float(self.cycles(candidate).sum())
 
-    def _layer(self, of: _Product) -> float:
+    def _layer(self, of: _MatrixProduct) -> float:
         # Bricks work on one sum together, so fewer bits shorten the sum and nothing else.
         least = BRICK if self.fused else MULTIPLIER
         share = _rounded(of.weights, least) * _rounded(of.activations, least) / MULTIPLIER**2
@@ -195,7 +195,7 @@ class DataflowPipeline(Setting):
 
 
 @functools.cache
-def _foldings(of: _Product) -> list[tuple[int, float]]:
+def _foldings(of: _MatrixProduct) -> list[tuple[int, float]]:
     """Lists cycles and LUTs of every folding: `simd` divides the products, `pe` the outputs."""
     bits, outputs = of.weights + of.activations, of.outputs * of.groups
     found = []
@@ -235,7 +235,7 @@ def _counts(space: SearchSpace, policy: Policy) -> tuple[Array, Array, Array]:
     return space.outputs(policy.kept), space.weights(policy), space.macs(policy)
 
 
-def _products(candidate: Candidate, float_bits: int) -> list[_Product]:
+def _products(candidate: Candidate, float_bits: int) -> list[_MatrixProduct]:
     space, policy = candidate.space, candidate.policy
     counts = zip(*map(np.asarray, _counts(space, policy)), strict=True)
     bits = zip(np.asarray(policy.weights), np.asarray(policy.activations), strict=True)
@@ -245,5 +245,5 @@ def _products(candidate: Candidate, float_bits: int) -> list[_Product]:
         products, rows = (max(1, round(float(n))) for n in (weights / outputs, macs / weights))
         groups = math.ceil(outputs / (site.made.size / site.blocks)) if site.blocks > 1 else 1
         w, a = (min(int(width), float_bits) for width in widths)
-        found.append(_Product(products, max(1, int(outputs) // groups), rows, groups, w, a))
+        found.append(_MatrixProduct(products, max(1, int(outputs) // groups), rows, groups, w, a))
     return found
