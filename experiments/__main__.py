@@ -12,6 +12,7 @@ MODULES = (
     "bridges",
     "c_library",
     "certainty",
+    "chip_queries",
     "compression",
     "decoding",
     "dirty_mnist",
