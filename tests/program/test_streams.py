@@ -97,6 +97,36 @@ def test_other_readers_of_time(reader):
 
 
 @pytest.mark.parametrize(
+    "f",
+    [
+        lambda w, x: jax.nn.softmax(x, 1).max(1),
+        lambda w, x: jnp.square(x - x.mean(1, keepdims=True)).mean(1),
+        lambda w, x: jnp.squeeze(jax.lax.conv_general_dilated(
+            x, w, (1,), "VALID", dimension_numbers=("NWC", "WIO", "NWC")
+        ), 1),
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("hop", [1, HOP])
+def test_what_a_window_decides_is_of_that_window(f, hop):
+    """Frames of before are normalized by the newest window, not by those that they came with."""
+    w = jax.random.normal(jax.random.key(0), (WINDOW, 3, 2))
+    sound = (
+        jax.random.normal(jax.random.key(1), (2, WINDOW + hop, 3))
+        * jnp.linspace(1, 9, WINDOW + hop)[None, :, None]
+    )
+    step, state = streaming(f, w, sound[:, :WINDOW], hop=hop)
+    result, _ = step(w, sound[:, WINDOW:], state)
+    np.testing.assert_allclose(result, f(w, sound[:, hop:]), rtol=1e-5, atol=1e-4)
+
+
+@pytest.mark.parametrize("frames", [1, 5])
+def test_frames_that_are_not_a_hop_are_refused(frames):
+    step, state = streaming(lambda w, x: x.mean(1), (), jnp.ones((1, WINDOW, 3)), hop=HOP)
+    with pytest.raises(ValueError, match=rf"shape \(1, {frames}, 3\); a step takes \(1, 2, 3\)"):
+        step((), jnp.ones((1, frames, 3)), state)
+
+
+@pytest.mark.parametrize(
     ("f", "message"),
     [
         (lambda w, x: nnx.max_pool(x, (3,), (1,), "SAME").mean(1), "padded over time.*'VALID'"),
@@ -104,6 +134,7 @@ def test_other_readers_of_time(reader):
         (lambda w, x: jnp.cumsum(x, 1).mean(1), "cumsum.*isn't known to be the same at all times"),
         (lambda w, x: (x * w).mean(1), "numbers that differ along time"),
         (lambda w, x: (x[:, 1:] - x[:, :-1]).mean(1), "part of the frames, by their place"),
+        (lambda w, x: x[:, ::2].mean(1), "part of the frames, by their place"),
         (lambda w, x: jnp.concatenate([x, x], 1).mean(1), "frames after each other"),
         (lambda w, x: jnp.tanh(x), "has an axis of time still"),
     ],

@@ -15,7 +15,15 @@ from jaxeff.core import JaxprEqn
 from jaxeff.core import jax_internals as _compat
 from jaxeff.core import primitives as p
 from jaxeff.program.ir import primitives as prim
-from jaxeff.program.streams._windows import Repeated, Stream, StreamError, Value, Windows
+from jaxeff.program.streams._windows import (
+    Repeated,
+    Stream,
+    StreamError,
+    Value,
+    Whole,
+    Windows,
+    array_of,
+)
 
 Rule = Callable[[JaxprEqn, Sequence[Value], Windows], Sequence[Value]]
 
@@ -39,10 +47,10 @@ def elementwise(eqn: JaxprEqn, values: Sequence[Value], windows: Windows) -> Seq
             given.append(v.at(first, frames))
         elif isinstance(v, Stream):
             given.append(v.value)
-        elif _plain(v).ndim and _plain(v).shape[first.axis] != 1:
+        elif array_of(v).ndim and array_of(v).shape[first.axis] != 1:
             raise refuse(eqn, "reads numbers that differ along time; make them the same at all")
         else:
-            given.append(_plain(v))
+            given.append(array_of(v))
     return [first.like(y) for y in _compat.bind(eqn, *given)]
 
 
@@ -54,16 +62,16 @@ def convolution(eqn: JaxprEqn, values: Sequence[Value], windows: Windows) -> Seq
     if not isinstance(x, Stream) or isinstance(kernel, Stream):
         raise refuse(eqn, "has a kernel of data; only its input may be a stream")
     if x.axis == numbers.lhs_spec[1]:
-        return [_plain_bind(eqn, values, windows)]
+        return whole_window(eqn, values, windows)
     if x.axis == numbers.lhs_spec[0]:  # frames are a batch
-        return [x.like(_bind(eqn, x.value, _plain(kernel)), numbers.out_spec[0])]
+        return [x.like(_bind(eqn, x.value, array_of(kernel)), numbers.out_spec[0])]
     place = numbers.lhs_spec[2:].index(x.axis)
-    size = _plain(kernel).shape[numbers.rhs_spec[2:][place]]
+    size = array_of(kernel).shape[numbers.rhs_spec[2:][place]]
     window = (size - 1) * of["rhs_dilation"][place] + 1
     if of["lhs_dilation"][place] != 1:
         raise refuse(eqn, "is a transposed convolution over time")
     return _windowed(
-        eqn, x, [_plain(kernel)], windows, window, of["window_strides"][place],
+        eqn, x, [array_of(kernel)], windows, window, of["window_strides"][place],
         of["padding"][place], numbers.out_spec[2:][place],
     )  # fmt: skip
 
@@ -76,7 +84,7 @@ def pooling(eqn: JaxprEqn, values: Sequence[Value], windows: Windows) -> Sequenc
         raise refuse(eqn, "is dilated over time")
     window = (of["window_dimensions"][x.axis] - 1) * of["window_dilation"][x.axis] + 1
     return _windowed(
-        eqn, x, [_plain(v) for v in rest], windows, window, of["window_strides"][x.axis],
+        eqn, x, [array_of(v) for v in rest], windows, window, of["window_strides"][x.axis],
         of["padding"][x.axis], x.axis,
     )  # fmt: skip
 
@@ -109,18 +117,18 @@ def product(eqn: JaxprEqn, values: Sequence[Value], windows: Windows) -> Sequenc
     """A dot product: of each frame, or over time."""
     (contracted, batched) = eqn.params["dimension_numbers"]
     if all(isinstance(v, Stream) for v in values):
-        return [_plain_bind(eqn, values, windows)]
+        return whole_window(eqn, values, windows)
     side = 0 if isinstance(values[0], Stream) else 1
     x = values[side]
     if x.axis in contracted[side] or x.axis in batched[side]:
-        return [_plain_bind(eqn, values, windows)]
-    made = _bind(eqn, *(v.value if isinstance(v, Stream) else _plain(v) for v in values))
+        return whole_window(eqn, values, windows)
+    made = _bind(eqn, *map(array_of, values))
     # Results: what is batched, then the left's free axes, then the right's.
     free = [a for a in range(x.value.ndim) if a not in contracted[side] and a not in batched[side]]
     axis = len(batched[0]) + free.index(x.axis)
     if side:
         left = values[0]
-        axis += _plain(left).ndim - len(contracted[0]) - len(batched[0])
+        axis += array_of(left).ndim - len(contracted[0]) - len(batched[0])
     return [x.like(made, axis)]
 
 
@@ -129,7 +137,7 @@ def reduction(eqn: JaxprEqn, values: Sequence[Value], windows: Windows) -> Seque
     (x,) = values
     axes = eqn.params["axes"]
     if x.axis in axes:
-        return [_plain_bind(eqn, values, windows)]
+        return whole_window(eqn, values, windows)
     return [x.like(_bind(eqn, x.value), x.axis - sum(a < x.axis for a in axes))]
 
 
@@ -144,7 +152,7 @@ def reshape(eqn: JaxprEqn, values: Sequence[Value], windows: Windows) -> Sequenc
         if size == old[x.axis] and math.prod(new[:axis]) == before:
             new[axis] = x.value.shape[x.axis]
             return [x.like(_bind(eqn, x.value, new_sizes=tuple(new)), axis)]
-    return [_plain_bind(eqn, values, windows)]
+    return whole_window(eqn, values, windows)
 
 
 def pad(eqn: JaxprEqn, values: Sequence[Value], windows: Windows) -> Sequence[Value]:
@@ -152,14 +160,16 @@ def pad(eqn: JaxprEqn, values: Sequence[Value], windows: Windows) -> Sequence[Va
     x, filling = values
     if eqn.params["padding_config"][x.axis] != (0, 0, 0):
         raise refuse(eqn, "pads over time; take padding='VALID', and longer windows")
-    return [x.like(_bind(eqn, x.value, _plain(filling)))]
+    return [x.like(_bind(eqn, x.value, array_of(filling)))]
 
 
 def cut(eqn: JaxprEqn, values: Sequence[Value], windows: Windows) -> Sequence[Value]:
     """A part of each frame."""
     (x,) = values
     begin, end = list(eqn.params["start_indices"]), list(eqn.params["limit_indices"])
-    if (begin[x.axis], end[x.axis]) != (0, x.length) or (eqn.params["strides"] or {0: 1})[0] != 1:
+    strides = eqn.params["strides"]
+    stride = strides[x.axis] if strides else 1
+    if (begin[x.axis], end[x.axis], stride) != (0, x.length, 1):
         raise refuse(eqn, "takes a part of the frames, by their place in the window")
     end[x.axis] = x.value.shape[x.axis]
     return [x.like(_bind(eqn, x.value, limit_indices=tuple(end)))]
@@ -175,6 +185,8 @@ def squeeze(eqn: JaxprEqn, values: Sequence[Value], windows: Windows) -> Sequenc
     """Fewer axes of one."""
     (x,) = values
     gone = eqn.params["dimensions"]
+    if x.axis in gone:  # of a single frame, which the whole window is in
+        return whole_window(eqn, values, windows)
     return [x.like(_bind(eqn, x.value), x.axis - sum(a < x.axis for a in gone))]
 
 
@@ -194,18 +206,16 @@ def concatenate(eqn: JaxprEqn, values: Sequence[Value], windows: Windows) -> Seq
     return elementwise(eqn, values, windows)
 
 
-def _plain_bind(eqn: JaxprEqn, values: Sequence[Value], windows: Windows) -> Any:
-    """Computes what the whole window makes; nothing after it has an axis of time."""
-    return _bind(eqn, *(windows.whole(v) if isinstance(v, Stream) else _plain(v) for v in values))
+def whole_window(eqn: JaxprEqn, values: Sequence[Value], windows: Windows) -> Sequence[Value]:
+    """Computes on the whole window what it always did."""
+    made = _compat.bind(eqn, *(windows.whole(v) for v in values))
+    # Frames of before were joined with another window's, so what reads this starts anew as well.
+    return [Whole(y) for y in made]
 
 
 def _bind(eqn: JaxprEqn, *values: Any, **changed: Any) -> Any:
     (made,) = _compat.bind(eqn, *values, **changed)
     return made
-
-
-def _plain(v: Value) -> Any:
-    return v.value if isinstance(v, Repeated) else v
 
 
 RULES: dict[Any, Rule] = {

@@ -31,10 +31,12 @@ Sharp edges:
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 from jaxtyping import Array
 
 from jaxeff.core import (
@@ -49,7 +51,7 @@ from jaxeff.core import (
 from jaxeff.core import jax_internals as _compat
 from jaxeff.core import primitives as p
 from jaxeff.program.ir import primitives as prim
-from jaxeff.program.streams._rules import RULES, refuse
+from jaxeff.program.streams._rules import RULES, refuse, whole_window
 from jaxeff.program.streams._windows import (
     Asked,
     Given,
@@ -57,7 +59,9 @@ from jaxeff.program.streams._windows import (
     Stream,
     StreamError,
     Value,
+    Whole,
     Windows,
+    array_of,
 )
 
 __all__ = ["StreamError", "streaming"]
@@ -114,17 +118,23 @@ def streaming(
                 "streaming: a result has an axis of time still; reduce over it, or return the "
                 "newest frame"
             )
-        made = [y.value if isinstance(y, Repeated) else y for y in outputs]
+        made = map(array_of, outputs)
         return jax.tree.unflatten(jax.tree.structure(shape), made), tuple(windows.state)
 
+    newest = (*window.shape[:axis], hop, *window.shape[axis + 1 :])
+
     def step(params: Any, frames: Array, state: State) -> tuple[Any, State]:
+        # More or fewer would be computed with, and make a window of other lengths.
+        if jnp.shape(frames) != newest:
+            raise ValueError(
+                f"streaming: frames of shape {jnp.shape(frames)}; a step takes {newest}, the "
+                f"newest {hop} of a window"
+            )
         return run(params, frames, state)
 
     begun = jax.jit(lambda params, window: run(params, window, None)[1])(params, window)
     # Refused here, and not in the first step: one is read without being computed.
-    newest = list(window.shape)
-    newest[axis] = hop
-    jax.eval_shape(step, params, jax.ShapeDtypeStruct(tuple(newest), window.dtype), begun)
+    jax.eval_shape(step, params, jax.ShapeDtypeStruct(newest, window.dtype), begun)
     return step, begun
 
 
@@ -150,12 +160,14 @@ def _equation(eqn: Any, given: Sequence[Value], windows: Windows) -> Sequence[Va
         return _composite(eqn, given, windows)
     if inner is not None:
         return _evaluate(inner.jaxpr, inner.consts, given, windows)
+    if any(isinstance(v, Whole) for v in given):
+        return whole_window(eqn, given, windows)
     if any(isinstance(v, Stream) for v in given):
         rule = RULES.get(eqn.primitive)
         if rule is None:
             raise refuse(eqn, "isn't known to be the same at all times; keep it out of the stream")
         return rule(eqn, given, windows)
-    made = _compat.bind(eqn, *(v.value if isinstance(v, Repeated) else v for v in given))
+    made = _compat.bind(eqn, *map(array_of, given))
     if eqn.primitive is p.broadcast_in_dim_p:
         return [Repeated(made[0], _broadcast_axes(eqn))]
     return made
@@ -169,20 +181,19 @@ def _composite(eqn: Any, given: Sequence[Value], windows: Windows) -> Sequence[V
     inner = eqn.params["jaxpr"]
     made: list[Value] = []
     streams = [v for v in given if isinstance(v, Stream)]
+    if any(isinstance(v, Whole) for v in given):
+        return whole_window(eqn, given, windows)
     if not streams:
-        return _compat.bind(eqn, *(v.value if isinstance(v, Repeated) else v for v in given))
+        return _compat.bind(eqn, *map(array_of, given))
 
     def run(of: Windows, arrays: Sequence[Any]) -> list[Value]:
         pairs = zip(given, arrays, strict=True)
         put = [v.like(array) if isinstance(v, Stream) else array for v, array in pairs]
         return _evaluate(inner.jaxpr, inner.consts, put, of)
 
-    def arrays_of(value: Value) -> Any:
-        return value.value if isinstance(value, Stream | Repeated) else value
-
     asked = Asked(windows.begun)
-    operands = [arrays_of(v) for v in given]
-    jax.eval_shape(lambda *arrays: [arrays_of(y) for y in run(asked, arrays)], *operands)
+    operands = list(map(array_of, given))
+    jax.eval_shape(lambda *arrays: [array_of(y) for y in run(asked, arrays)], *operands)
     if len(asked.asked) > 1 or (asked.asked and streams[0] is not given[0]):
         return _evaluate(inner.jaxpr, inner.consts, given, windows)
     if asked.asked:
@@ -190,12 +201,16 @@ def _composite(eqn: Any, given: Sequence[Value], windows: Windows) -> Sequence[V
 
     def fn(*arrays: Any) -> list[Any]:
         made[:] = run(Given(() if windows.begun else None), arrays)
-        return [arrays_of(y) for y in made]
+        return [array_of(y) for y in made]
 
     results = _compat.export_composite(
         fn, operands, eqn.params["operator"], dict(eqn.params["attributes"])
     )
-    return [y.like(z) if isinstance(y, Stream) else z for y, z in zip(made, results, strict=True)]
+    # Numbers of the composite, and what its equations say of them over time.
+    return [
+        dataclasses.replace(y, value=z) if y is not array_of(y) else z
+        for y, z in zip(made, results, strict=True)
+    ]
 
 
 def _broadcast_axes(eqn: Any) -> frozenset[int]:

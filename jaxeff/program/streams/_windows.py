@@ -54,6 +54,17 @@ class Repeated:
         return jax.lax.slice_in_dim(self.value, 0, frames, axis=stream.axis)
 
 
+@dataclasses.dataclass(frozen=True)
+class Whole:
+    """A value that a whole window decides: the next one's is another, at all times.
+
+    Attributes:
+        value: It, for the window that ends with the newest frames.
+    """
+
+    value: Array
+
+
 class Windows:
     """Frames that operations still need from steps before, in the order of the operations.
 
@@ -85,9 +96,11 @@ class Windows:
         self.state.append(jax.lax.slice_in_dim(x, size - before, size, axis=axis))
         return x
 
-    def whole(self, stream: Stream) -> Array:
+    def whole(self, value: Value) -> Array:
         """Makes the whole window of a value."""
-        return self.extended(stream, stream.length - stream.hop)
+        if isinstance(value, Stream):
+            return self.extended(value, value.length - value.hop)
+        return array_of(value)
 
 
 class Asked(Windows):
@@ -118,4 +131,9 @@ class Given(Windows):
 
 
 Value = Any
-"""An array, a `Stream` or a `Repeated`."""
+"""An array that is the same in all steps, a `Stream`, a `Repeated` or a `Whole`."""
+
+
+def array_of(value: Value) -> Any:
+    """Takes the numbers of a value."""
+    return value.value if isinstance(value, Stream | Repeated | Whole) else value
