@@ -16,7 +16,7 @@ Operands of products, in order:
     factor    float32 (N,), beside a shortcut: one unit of it in units of the accumulator
 
 With scales="fixed" the scale of codes is three arrays, int32 (N,): multiplier, shift before, shift
-after; and the factor of a shortcut of codes two: multiplier and shift after (`_fixed.py`).
+after; and the factor of a shortcut of codes two: multiplier and shift after (`fixed`).
 
 Attributes:
     result            "codes" (uint8) | "steps" (int16) | "whole" (int32) | "float" (float32)
@@ -52,7 +52,7 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Float, Int8, Int32, UInt8
 
-from jaxeff.compression.integers import _fixed as fixed
+from jaxeff.compression.integers import fixed
 from jaxeff.core import jax_internals as _compat
 
 LIMIT = 2**29

@@ -18,11 +18,11 @@ import numpy as np
 from jax import lax
 from jaxtyping import Array, Float, Int8, Int16, Int32
 
-from jaxeff.compression.integers._fixed import factor_of, multiplier_of
 from jaxeff.compression.integers._grids import HALF_TO_EVEN, Codes, levels
 from jaxeff.compression.integers._kernels import Kernel, Move
 from jaxeff.compression.integers._means import Addition
 from jaxeff.compression.integers._operators import LIMIT, finer_units, q_codes
+from jaxeff.compression.integers.fixed import factor_of, multiplier_of
 
 Put = Callable[[str, Callable[[], Array]], Array]
 """`put(name, make)`: an array that depends on parameters alone, made once or taken as it was."""
