@@ -99,7 +99,7 @@ def test_results_are_the_same_bits(given, tmp_path):
 
 
 @pytest.mark.slow
-def test_a_function_of_many_calls_is_interpreted(monkeypatch):
+def test_a_function_of_many_calls_is_interpreted(monkeypatch, tmp_path):
     """Its bundle keeps state, is checked and profiled as that of machine code is."""
 
     def step(params, x, held):
@@ -109,7 +109,7 @@ def test_a_function_of_many_calls_is_interpreted(monkeypatch):
 
     keys = jax.random.split(KEY, 3)
     args = [jax.random.normal(k, (4, 4)) for k in keys], jnp.ones((1, 4)), jnp.zeros((1, 4))
-    results = {}
+    results, libraries = {}, []
     for most in (compilation.MOST_CALLS, 3):
         monkeypatch.setattr(compilation, "MOST_CALLS", most)
         bundle = deploy(step, args, HOST, state=("held",))
@@ -117,6 +117,10 @@ def test_a_function_of_many_calls_is_interpreted(monkeypatch):
         session = bundle.session()
         results[most] = [session.step(args[1]) for _ in range(3)]
         assert bundle.profile(number=1, repeat=1)
+        # A C library has no interpreter: it calls the kernels itself, whatever the bundle does.
+        bundle.export_c(tmp_path / str(most), name="net")
+        libraries.append((tmp_path / str(most) / "net.c").read_text())
+    assert libraries[0] == libraries[1]
     one, other = results.values()
     np.testing.assert_array_equal(one, other)
     np.testing.assert_allclose(one[2] - one[0], 2, rtol=1e-5)

@@ -323,7 +323,7 @@ def test_templates_drop_empty_blocks_and_miss_no_value():
     number = {"dtype": "float32", "element": "float", "kind": "uint32_t", "size": 4}
     text = render("not_a_number.c", **number, magnitude="0x7fffffffu", infinity="0x7f800000u")
     assert "$" not in text
-    assert "memcpy(&bits, values + i, 4);" in text
+    assert "memcpy(&bits, values + (i), 4);" in text
     with pytest.raises(KeyError, match="magnitude"):
         render("not_a_number.c", **number, infinity="0x7f800000u")
 
