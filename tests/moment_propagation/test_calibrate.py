@@ -8,7 +8,13 @@ from flax import nnx
 
 from jaxeff.core import functional
 from jaxeff.moment_propagation import Calibrated, Gaussian, MomentsError, calibrate_moments, moments
-from jaxeff.moment_propagation.calibration import VarianceTable, at_regression, fit_regression
+from jaxeff.moment_propagation.calibration import (
+    Residuals,
+    VarianceTable,
+    at_regression,
+    fit_regression,
+    state_error,
+)
 from jaxeff.nn import MLP
 
 
@@ -243,6 +249,20 @@ def test_static_factors_stay_where_nothing_else_is_surely_better():
     assert "inputs 0" not in found.factors
     stated, error = found.unseen
     assert stated < 3 * error + np.sqrt(2 / 200)
+
+
+def test_draws_that_leave_more_than_the_error_state_what_it_may_be():
+    groups, true = np.repeat(np.arange(40), 25), 0.1
+    # The median of |x|, x normal, is .6745 deviations.
+    middle = np.expm1(0.6745 * true)
+    for seed, noise in enumerate((0.0, 0.1, 3.0, 0.3, 0.3, 0.3)):
+        rng = np.random.default_rng(seed)
+        off = true * rng.normal(size=1000) + noise * rng.normal(size=1000)
+        halves = 2 * noise * rng.normal(size=1000)
+        found, error = state_error(Residuals(off, halves, groups))
+        assert abs(found - middle) < 3 * error
+    # The last: nothing is seen of the error, which isn't said to be surely none.
+    assert found == 0
 
 
 def test_a_regression_finds_the_function_that_variances_were_made_by():

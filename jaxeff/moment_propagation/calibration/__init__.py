@@ -8,7 +8,13 @@ from jaxeff.moment_propagation.calibration._calibrated import (
     result_name,
     uncalibrated,
 )
-from jaxeff.moment_propagation.calibration._choice import FORMS, FactorPass, choose
+from jaxeff.moment_propagation.calibration._choice import (
+    FORMS,
+    FactorPass,
+    Residuals,
+    choose,
+    state_error,
+)
 from jaxeff.moment_propagation.calibration._groups import Groups, groups_of, joined
 from jaxeff.moment_propagation.calibration._regression import (
     VarianceTable,
@@ -22,6 +28,7 @@ __all__ = [
     "Calibrated",
     "FactorPass",
     "Groups",
+    "Residuals",
     "VarianceTable",
     "at_regression",
     "choose",
@@ -32,6 +39,7 @@ __all__ = [
     "joined",
     "may_scale",
     "result_name",
+    "state_error",
     "uncalibrated",
     "with_regressions",
 ]

@@ -25,8 +25,6 @@ from jaxeff.moment_propagation.values import Gaussian
 
 FORMS = ("best", "static", "inputs")
 _FOLDS, _SURE, _RESAMPLES = 4, 2.0, 200
-_MIDDLE = 0.6745
-"""The median of the absolute value of a standard normal variable."""
 
 
 class FactorPass(NamedTuple):
@@ -59,7 +57,7 @@ class Chosen(NamedTuple):
     unseen: tuple[float, float] | None
 
 
-class _Residuals(NamedTuple):
+class Residuals(NamedTuple):
     """Logarithms of variances on unseen inputs beside sampled ones, entry by entry."""
 
     off: np.ndarray
@@ -81,7 +79,7 @@ def choose(form: str, groups: np.ndarray, measure: Callable[..., FactorPass]) ->
     plain = _tables(measure(rows, 0.0), groups) if folds or form == "inputs" else {}
     fits = bool(plain) and all(t.var.shape[1] <= MOST_CHANNELS for t in plain.values())
     fitted = {n: fit_regression(t) for n, t in plain.items()} if fits and form != "static" else {}
-    unseen: dict[str, _Residuals] = {}
+    unseen: dict[str, Residuals] = {}
     if folds and form != "inputs":
         unseen["static"] = _static_unseen(groups, measure)
     if folds and fitted:
@@ -94,7 +92,7 @@ def choose(form: str, groups: np.ndarray, measure: Callable[..., FactorPass]) ->
             f"calibrate_moments: form 'inputs' reads results of at most {MOST_CHANNELS} channels; "
             "take form='static'."
         )
-    stated = _stated(unseen[form]) if form in unseen and unseen[form].off.size else None
+    stated = state_error(unseen[form]) if form in unseen and unseen[form].off.size else None
     if form == "inputs":
         factors = {regression_name(n): jnp.float32(one.regression) for n, one in fitted.items()}
         return Chosen(factors, {}, stated)
@@ -102,7 +100,7 @@ def choose(form: str, groups: np.ndarray, measure: Callable[..., FactorPass]) ->
     return Chosen(whole.factors, whole.errors, stated)
 
 
-def _best(unseen: Mapping[str, _Residuals]) -> str:
+def _best(unseen: Mapping[str, Residuals]) -> str:
     """Returns the form that errs least, or "static" where that isn't sure."""
     if "inputs" not in unseen:
         return "static"
@@ -113,12 +111,12 @@ def _best(unseen: Mapping[str, _Residuals]) -> str:
     return "inputs" if sure else "static"
 
 
-def _by_group(residuals: _Residuals) -> np.ndarray:
+def _by_group(residuals: Residuals) -> np.ndarray:
     numbers = np.unique(residuals.groups)
     return np.array([np.abs(residuals.off[residuals.groups == n]).mean() for n in numbers])
 
 
-def _stated(residuals: _Residuals) -> tuple[float, float]:
+def state_error(residuals: Residuals) -> tuple[float, float]:
     """Estimates the median error beyond the draws' own, and its standard error."""
     members = [np.flatnonzero(residuals.groups == n) for n in np.unique(residuals.groups)]
 
@@ -126,17 +124,21 @@ def _stated(residuals: _Residuals) -> tuple[float, float]:
         off, noise = (np.median(np.abs(part[rows])) for part in residuals[:2])
         # The halves differ by twice the deviation that all draws leave in a logarithm; errors
         # and draws are independent, so squares add up.
-        return float(np.expm1(np.sqrt(max(off**2 - (noise / 2) ** 2, 0.0))))
+        return float(off**2 - (noise / 2) ** 2)
 
     rng = np.random.default_rng(0)
     picks = rng.integers(0, len(members), (_RESAMPLES, len(members)))
     again = [beyond(np.concatenate([members[i] for i in pick])) for pick in picks]
-    return beyond(np.concatenate(members)), float(np.std(again))
+    # Few draws can leave more than the whole error, and the difference of squares below zero. Its
+    # deviation is taken before it is cut off there: what isn't seen may still be that large.
+    square = max(beyond(np.concatenate(members)), 0.0)
+    found, above = (float(np.expm1(np.sqrt(v))) for v in (square, square + float(np.std(again))))
+    return found, above - found
 
 
-def _static_unseen(groups: np.ndarray, measure: Callable[..., FactorPass]) -> _Residuals:
+def _static_unseen(groups: np.ndarray, measure: Callable[..., FactorPass]) -> Residuals:
     """Computes residuals of static factors on quarters of the inputs that they don't know."""
-    parts: list[_Residuals] = []
+    parts: list[Residuals] = []
     for fold in range(_FOLDS):
         # Whole groups: the rest of one would know its draws.
         seen = groups % _FOLDS != fold
@@ -146,16 +148,16 @@ def _static_unseen(groups: np.ndarray, measure: Callable[..., FactorPass]) -> _R
     return _joined(parts)
 
 
-def _joined(parts: Sequence[_Residuals]) -> _Residuals:
+def _joined(parts: Sequence[Residuals]) -> Residuals:
     if not parts:
-        return _Residuals(*[np.zeros(0)] * 3)
-    return _Residuals(*map(np.concatenate, zip(*parts, strict=True)))
+        return Residuals(*[np.zeros(0)] * 3)
+    return Residuals(*map(np.concatenate, zip(*parts, strict=True)))
 
 
-def _residuals(ours: np.ndarray, held: VarianceTable) -> _Residuals:
+def _residuals(ours: np.ndarray, held: VarianceTable) -> Residuals:
     known = ~held.unknown() & np.isfinite(held.halves).all(0)
     groups = np.broadcast_to(held.groups[:, None], known.shape)
-    return _Residuals((ours - held.logs)[known], (held.halves[0] - held.halves[1])[known],
+    return Residuals((ours - held.logs)[known], (held.halves[0] - held.halves[1])[known],
                       groups[known])  # fmt: skip
 
 
