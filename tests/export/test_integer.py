@@ -200,7 +200,9 @@ def test_binary_weights_are_exact_whatever_processor_llvm_aims_at(processor):
         pytest.skip("this processor counts no bits in vectors")
     target = {"kind": "llvm", "mcpu": processor, "num-cores": 1}
     # Zen's own instructions are illegal on Intel's processors, which would end this whole process.
-    if llvm_cpu_has_features("sse4a", Target(target)) and not llvm_cpu_has_features("sse4a", Target(HOST)):
+    if llvm_cpu_has_features("sse4a", Target(target)) and not llvm_cpu_has_features(
+        "sse4a", Target(HOST)
+    ):
         pytest.skip(f"this processor has not all instructions of {processor}")
     widths = [(n, bits) for n in (37, 64, 100) for bits in range(1, 9)]
     cases = [dense(i, 1, n, 5, (1, bits)) for i, (n, bits) in enumerate(widths)]

@@ -23,11 +23,18 @@ from jaxeff.nn import LeNet5
 from jaxeff.noise import Additive, noisy
 
 KEYS = iter(jax.random.split(jax.random.key(11), 200))
+EACH = jax.random.split(jax.random.key(12), 50)
 NUMBERS = ("NHWC", "HWIO", "NHWC")
 
 
 def normal(*shape):
     return jax.random.normal(next(KEYS), shape)
+
+
+@pytest.fixture(autouse=True)
+def _same_numbers_in_any_order(monkeypatch):
+    """What a test draws doesn't depend on which tests ran before it."""
+    monkeypatch.setitem(globals(), "KEYS", iter(EACH))
 
 
 def random(*shape):

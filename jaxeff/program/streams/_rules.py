@@ -16,11 +16,11 @@ from jaxeff.core import jax_internals as _compat
 from jaxeff.core import primitives as p
 from jaxeff.program.ir import primitives as prim
 from jaxeff.program.streams._windows import (
-    Repeated,
-    Stream,
+    RepeatedValue,
+    StreamedValue,
     StreamError,
     Value,
-    Whole,
+    WholeWindow,
     Windows,
     array_of,
 )
@@ -36,16 +36,16 @@ def refuse(eqn: JaxprEqn, why: str) -> StreamError:
 
 def elementwise(eqn: JaxprEqn, values: Sequence[Value], windows: Windows) -> Sequence[Value]:
     """All operands at the same times; those without an axis of time are repeated."""
-    streams = [v for v in values if isinstance(v, Stream)]
+    streams = [v for v in values if isinstance(v, StreamedValue)]
     first = streams[0]
     if any((v.axis, v.length, v.hop) != (first.axis, first.length, first.hop) for v in streams):
         raise refuse(eqn, "joins values of other times; make their windows and strides the same")
     frames = first.value.shape[first.axis]
     given = []
     for v in values:
-        if isinstance(v, Repeated) and first.axis in v.axes:
+        if isinstance(v, RepeatedValue) and first.axis in v.axes:
             given.append(v.at(first, frames))
-        elif isinstance(v, Stream):
+        elif isinstance(v, StreamedValue):
             given.append(v.value)
         elif array_of(v).ndim and array_of(v).shape[first.axis] != 1:
             raise refuse(eqn, "reads numbers that differ along time; make them the same at all")
@@ -59,7 +59,7 @@ def convolution(eqn: JaxprEqn, values: Sequence[Value], windows: Windows) -> Seq
     x, kernel = values
     of = eqn.params
     numbers = of["dimension_numbers"]
-    if not isinstance(x, Stream) or isinstance(kernel, Stream):
+    if not isinstance(x, StreamedValue) or isinstance(kernel, StreamedValue):
         raise refuse(eqn, "has a kernel of data; only its input may be a stream")
     if x.axis == numbers.lhs_spec[1]:
         return whole_window(eqn, values, windows)
@@ -91,7 +91,7 @@ def pooling(eqn: JaxprEqn, values: Sequence[Value], windows: Windows) -> Sequenc
 
 def _windowed(
     eqn: JaxprEqn,
-    x: Stream,
+    x: StreamedValue,
     rest: Sequence[Any],
     windows: Windows,
     window: int,
@@ -110,15 +110,15 @@ def _windowed(
     left = (x.length - window) % stride
     given = windows.extended(x, window - stride + left)
     made = _bind(eqn, given, *rest)
-    return [Stream(made, axis, (x.length - window) // stride + 1, x.hop // stride)]
+    return [StreamedValue(made, axis, (x.length - window) // stride + 1, x.hop // stride)]
 
 
 def product(eqn: JaxprEqn, values: Sequence[Value], windows: Windows) -> Sequence[Value]:
     """A dot product: of each frame, or over time."""
     (contracted, batched) = eqn.params["dimension_numbers"]
-    if all(isinstance(v, Stream) for v in values):
+    if all(isinstance(v, StreamedValue) for v in values):
         return whole_window(eqn, values, windows)
-    side = 0 if isinstance(values[0], Stream) else 1
+    side = 0 if isinstance(values[0], StreamedValue) else 1
     x = values[side]
     if x.axis in contracted[side] or x.axis in batched[side]:
         return whole_window(eqn, values, windows)
@@ -201,7 +201,7 @@ def broadcast(eqn: JaxprEqn, values: Sequence[Value], windows: Windows) -> Seque
 
 def concatenate(eqn: JaxprEqn, values: Sequence[Value], windows: Windows) -> Sequence[Value]:
     """Channels beside channels; not frames after frames."""
-    if any(isinstance(v, Stream) and v.axis == eqn.params["dimension"] for v in values):
+    if any(isinstance(v, StreamedValue) and v.axis == eqn.params["dimension"] for v in values):
         raise refuse(eqn, "puts frames after each other, so a frame's place changes")
     return elementwise(eqn, values, windows)
 
@@ -210,7 +210,7 @@ def whole_window(eqn: JaxprEqn, values: Sequence[Value], windows: Windows) -> Se
     """Computes on the whole window what it always did."""
     made = _compat.bind(eqn, *(windows.whole(v) for v in values))
     # Frames of before were joined with another window's, so what reads this starts anew as well.
-    return [Whole(y) for y in made]
+    return [WholeWindow(y) for y in made]
 
 
 def _bind(eqn: JaxprEqn, *values: Any, **changed: Any) -> Any:

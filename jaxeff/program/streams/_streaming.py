@@ -55,11 +55,11 @@ from jaxeff.program.streams._rules import RULES, refuse, whole_window
 from jaxeff.program.streams._windows import (
     Asked,
     Given,
-    Repeated,
-    Stream,
+    RepeatedValue,
+    StreamedValue,
     StreamError,
     Value,
-    Whole,
+    WholeWindow,
     Windows,
     array_of,
 )
@@ -86,7 +86,7 @@ def streaming(
 
     Args:
         f: A pure function `f(params, window)`; what it returns has no axis of time.
-        params: Its parameters.
+        params: Parameters of `f`.
         window: A whole window, such as silence, after which the stream begins.
         axis: The window's axis of time.
         hop: New frames of each step; all strides over time divide it.
@@ -111,9 +111,9 @@ def streaming(
         # Traced at the whole window's shape, whatever is computed of it: lengths are known by it.
         traced, shape = jax.make_jaxpr(f, return_shape=True)(params, whole)
         windows = Windows(state)
-        given = [*jax.tree.leaves(params), Stream(frames, axis, length, hop)]
+        given = [*jax.tree.leaves(params), StreamedValue(frames, axis, length, hop)]
         outputs = _evaluate(traced.jaxpr, traced.consts, given, windows)
-        if any(isinstance(y, Stream) for y in outputs):
+        if any(isinstance(y, StreamedValue) for y in outputs):
             raise StreamError(
                 "streaming: a result has an axis of time still; reduce over it, or return the "
                 "newest frame"
@@ -160,16 +160,16 @@ def _equation(eqn: Any, given: Sequence[Value], windows: Windows) -> Sequence[Va
         return _composite(eqn, given, windows)
     if inner is not None:
         return _evaluate(inner.jaxpr, inner.consts, given, windows)
-    if any(isinstance(v, Whole) for v in given):
+    if any(isinstance(v, WholeWindow) for v in given):
         return whole_window(eqn, given, windows)
-    if any(isinstance(v, Stream) for v in given):
+    if any(isinstance(v, StreamedValue) for v in given):
         rule = RULES.get(eqn.primitive)
         if rule is None:
             raise refuse(eqn, "isn't known to be the same at all times; keep it out of the stream")
         return rule(eqn, given, windows)
     made = _compat.bind(eqn, *map(array_of, given))
     if eqn.primitive is p.broadcast_in_dim_p:
-        return [Repeated(made[0], _broadcast_axes(eqn))]
+        return [RepeatedValue(made[0], _broadcast_axes(eqn))]
     return made
 
 
@@ -180,15 +180,15 @@ def _composite(eqn: Any, given: Sequence[Value], windows: Windows) -> Sequence[V
     """
     inner = eqn.params["jaxpr"]
     made: list[Value] = []
-    streams = [v for v in given if isinstance(v, Stream)]
-    if any(isinstance(v, Whole) for v in given):
+    streams = [v for v in given if isinstance(v, StreamedValue)]
+    if any(isinstance(v, WholeWindow) for v in given):
         return whole_window(eqn, given, windows)
     if not streams:
         return _compat.bind(eqn, *map(array_of, given))
 
     def run(of: Windows, arrays: Sequence[Any]) -> list[Value]:
         pairs = zip(given, arrays, strict=True)
-        put = [v.like(array) if isinstance(v, Stream) else array for v, array in pairs]
+        put = [v.like(array) if isinstance(v, StreamedValue) else array for v, array in pairs]
         return _evaluate(inner.jaxpr, inner.consts, put, of)
 
     asked = Asked(windows.begun)

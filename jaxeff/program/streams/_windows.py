@@ -15,11 +15,11 @@ class StreamError(ValueError):
 
 
 @dataclasses.dataclass(frozen=True)
-class Stream:
+class StreamedValue:
     """A value with an axis of time.
 
     Attributes:
-        value: Its newest frames; while a state is begun, all of the window's.
+        value: The newest frames; while a state is begun, all of the window's.
         axis: The axis of time.
         length: Frames of the whole window.
         hop: Frames that a step adds.
@@ -30,13 +30,13 @@ class Stream:
     length: int
     hop: int
 
-    def like(self, value: Array, axis: int | None = None) -> Stream:
+    def like(self, value: Array, axis: int | None = None) -> StreamedValue:
         """Makes a stream of as many frames at the same times."""
         return dataclasses.replace(self, value=value, axis=self.axis if axis is None else axis)
 
 
 @dataclasses.dataclass(frozen=True)
-class Repeated:
+class RepeatedValue:
     """A value that is the same at all times, and has an axis of time only because it was broadcast.
 
     Attributes:
@@ -47,7 +47,7 @@ class Repeated:
     value: Array
     axes: frozenset[int]
 
-    def at(self, stream: Stream, frames: int) -> Array:
+    def at(self, stream: StreamedValue, frames: int) -> Array:
         """Takes as many frames as a stream has; which ones doesn't matter."""
         if self.value.shape[stream.axis] == 1:  # the operation repeats it itself
             return self.value
@@ -55,7 +55,7 @@ class Repeated:
 
 
 @dataclasses.dataclass(frozen=True)
-class Whole:
+class WholeWindow:
     """A value that a whole window decides: the next one's is another, at all times.
 
     Attributes:
@@ -77,7 +77,7 @@ class Windows:
         self.begun = state is not None
         self.state: list[Array] = []
 
-    def extended(self, stream: Stream, before: int) -> Array:
+    def extended(self, stream: StreamedValue, before: int) -> Array:
         """Puts frames of steps before in front of the new ones.
 
         Args:
@@ -98,7 +98,7 @@ class Windows:
 
     def whole(self, value: Value) -> Array:
         """Makes the whole window of a value."""
-        if isinstance(value, Stream):
+        if isinstance(value, StreamedValue):
             return self.extended(value, value.length - value.hop)
         return array_of(value)
 
@@ -110,7 +110,7 @@ class Asked(Windows):
         super().__init__(() if begun else None)
         self.asked: list[int] = []
 
-    def extended(self, stream: Stream, before: int) -> Array:
+    def extended(self, stream: StreamedValue, before: int) -> Array:
         """Puts zeros in their place."""
         x = stream.value
         if before <= 0:
@@ -125,15 +125,15 @@ class Asked(Windows):
 class Given(Windows):
     """Frames of before are there already."""
 
-    def extended(self, stream: Stream, before: int) -> Array:
+    def extended(self, stream: StreamedValue, before: int) -> Array:
         """Returns the value as it is."""
         return super().extended(stream, before) if before <= 0 else stream.value
 
 
 Value = Any
-"""An array that is the same in all steps, a `Stream`, a `Repeated` or a `Whole`."""
+"""An array that is the same in all steps, `StreamedValue`, `RepeatedValue` or `WholeWindow`."""
 
 
 def array_of(value: Value) -> Any:
     """Takes the numbers of a value."""
-    return value.value if isinstance(value, Stream | Repeated | Whole) else value
+    return value.value if isinstance(value, StreamedValue | RepeatedValue | WholeWindow) else value
