@@ -172,6 +172,9 @@ class _KernelSearch:
         moved = follow(before, start) if only_moves(before, start) else None
         if moved is None or kernel in moved or (start and image not in moved):
             return None
+        # A product of a value with itself: here a kernel is independent of what it is applied to.
+        if any(depends(before, {v}, image) and depends(before, {v}, kernel) for v in layer.inputs):
+            return None
         # Positions share a bias as they do a kernel; noise of the image isn't meant.
         given = self.random.difference(layer.outputs)
         own = depends(before, given, kernel) or depends([*before, *after], given, layer.outputs[0])
