@@ -19,7 +19,7 @@ from jaxeff_export.clib import CLibrary, ExampleProgram, count_instructions
 from jaxeff_export.targets import emulation
 
 import jaxeff
-from experiments.keyword_spotting.network import Spotter
+from experiments.keyword_spotting.network import spotter
 from experiments.keyword_spotting.recordings import FRONT
 from experiments.keyword_spotting.training import CLASSES, Stage, standardized, unsure
 from jaxeff import uncertainty
@@ -90,7 +90,7 @@ def stream(width: int, blocks: int, bits: int, home: str) -> Streamed:
     """Compiles a step of a stream, for two frames: their samples, and half a frame of before."""
     rng = np.random.default_rng(0)
     cepstra = FRONT.cepstra or FRONT.bands
-    f, params = jaxeff.functional(Spotter(cepstra, CLASSES, width, blocks, nnx.Rngs(0)))
+    f, params = jaxeff.functional(spotter(cepstra, CLASSES, width, blocks, nnx.Rngs(0)))
     standard = standardized(np.zeros(cepstra), np.full(cepstra, 500.0))
     samples = (HOP - 1) * FRONT.hop + FRONT.window
     audio = rng.normal(0, 1000, 16_000).astype(np.int16)

@@ -12,7 +12,7 @@ import numpy as np
 from flax import nnx
 
 import jaxeff
-from experiments.keyword_spotting.network import Spotter
+from experiments.keyword_spotting.network import spotter
 from experiments.keyword_spotting.recordings import FRONT, WORDS, Sounds, features, moved
 from experiments.recipes import cosine_adam
 from jaxeff import training, uncertainty
@@ -72,7 +72,7 @@ def go(
     x, y = np.concatenate([first, *more]), np.tile(labels, copies + 1)
     tests = features(sounds.held[0]), features(sounds.test[0])
     bare, params = jaxeff.functional(
-        Spotter(FRONT.cepstra or FRONT.bands, CLASSES, width, blocks, nnx.Rngs(0))
+        spotter(FRONT.cepstra or FRONT.bands, CLASSES, width, blocks, nnx.Rngs(0))
     )
     standard = standardized(first.mean((0, 1, 2)), first.std((0, 1, 2)))
 

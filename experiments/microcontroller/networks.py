@@ -13,6 +13,7 @@ import jax
 from flax import nnx
 
 import jaxeff
+from experiments.separable import Separable
 from jaxeff.compression import Int, calibrate, fold_batch_norm, integer
 from jaxeff.nn import MLP, ResNet8
 
@@ -24,6 +25,7 @@ SHAPES = {
 }
 BITS = 8
 _AUTOENCODER = (640, 128, 128, 128, 128, 8, 128, 128, 128, 128, 640)
+_THREE = {"kernel_size": (3, 3)}
 # Features, and the stride of the depthwise convolution before them.
 _DS_CNN = ((64, 1),) * 4
 _MOBILE_NET = (
@@ -31,36 +33,6 @@ _MOBILE_NET = (
     *((128, 1),) * 5,
     *((256, 2), (256, 1)),
 )
-
-
-class Separable(nnx.Module):
-    """A convolution, depthwise and pointwise ones in turns, a mean and a dense layer."""
-
-    def __init__(
-        self,
-        first: dict[str, Any],
-        blocks: tuple[tuple[int, int], ...],
-        classes: int,
-        rngs: nnx.Rngs,
-    ):
-        self.conv = nnx.Conv(**first, rngs=rngs)
-        width, self.blocks = first["out_features"], len(blocks)
-        for i, (features, stride) in enumerate(blocks):
-            depthwise = nnx.Conv(
-                width, width, (3, 3), strides=stride, feature_group_count=width, rngs=rngs
-            )
-            setattr(self, f"depthwise{i}", depthwise)
-            setattr(self, f"pointwise{i}", nnx.Conv(width, features, (1, 1), rngs=rngs))
-            width = features
-        self.dense = nnx.Linear(width, classes, rngs=rngs)
-
-    def __call__(self, x: jax.Array) -> jax.Array:
-        """Returns the logits."""
-        x = nnx.relu(self.conv(x))
-        for i in range(self.blocks):
-            x = nnx.relu(getattr(self, f"depthwise{i}")(x))
-            x = nnx.relu(getattr(self, f"pointwise{i}")(x))
-        return self.dense(x.mean((1, 2)))
 
 
 def network(name: str) -> tuple[Callable[..., Any], Any]:
@@ -75,9 +47,9 @@ def network(name: str) -> tuple[Callable[..., Any], Any]:
         return fold_batch_norm(f, params, jax.numpy.ones((1, *SHAPES[name])))
     if name == "keywords":
         first = {"in_features": 1, "out_features": 64, "kernel_size": (10, 4), "strides": 2}
-        return jaxeff.functional(Separable(first, _DS_CNN, 12, rngs))
+        return jaxeff.functional(Separable(first, _THREE, _DS_CNN, 12, rngs))
     first = {"in_features": 3, "out_features": 8, "kernel_size": (3, 3), "strides": 2}
-    return jaxeff.functional(Separable(first, _MOBILE_NET, 2, rngs))
+    return jaxeff.functional(Separable(first, _THREE, _MOBILE_NET, 2, rngs))
 
 
 @functools.cache

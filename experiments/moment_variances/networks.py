@@ -16,9 +16,9 @@ from flax import nnx
 
 import jaxeff
 from experiments.harness import Refused, Run
-from experiments.microcontroller.networks import Separable
 from experiments.moment_variances.recipe import OUTSIDE, SVI, Settings
 from experiments.recipes import cosine_adam
+from experiments.separable import Separable
 from experiments.tokens.texts import texts, windows
 from jaxeff import Gaussian, data
 from jaxeff.bayes import svi
@@ -137,10 +137,11 @@ def _patches(x: jax.Array) -> jax.Array:
     return x.reshape(-1, 4, 7, 4, 7).swapaxes(2, 3).reshape(-1, TOKENS, PATCH)
 
 
+_THREE = {"kernel_size": (3, 3)}
 _STEM = {"in_features": 1, "out_features": WIDTH, "kernel_size": (5, 5), "strides": 4}
 _IMAGES: dict[str, tuple[Callable[[nnx.Rngs], nnx.Module], Callable[[Any], Any]]] = {
     "LeNet-5": (lambda rngs: LeNet5(rngs=rngs), lambda x: x),
-    "DS-CNN": (lambda rngs: Separable(_STEM, ((WIDTH, 1),) * 4, 10, rngs), lambda x: x),
+    "DS-CNN": (lambda rngs: Separable(_STEM, _THREE, ((WIDTH, 1),) * 4, 10, rngs), lambda x: x),
     "ResNet-8": (lambda rngs: ResNet8(10, 1, widths=(8, 16, 32), rngs=rngs), _halved),
     "LSTM": (Recurrent, lambda x: x.reshape(-1, 7, 112)),
     "MLP-Mixer": (Mixer, _patches),
