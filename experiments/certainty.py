@@ -17,19 +17,16 @@ from typing import Annotated, Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import optax
-from flax import nnx
-from jax.scipy.special import entr
 
 import jaxeff
 from experiments import harness as h
+from experiments import small_digits
 from experiments.harness import Count, Least, Report, Row, Run
 from experiments.recipes import Training, cosine_adam
+from experiments.small_digits import CLASSES, PIXELS
 from experiments.timing import interleaved
-from jaxeff import bayes, data, ensembles, training, uncertainty
+from jaxeff import bayes, ensembles, training, uncertainty
 from jaxeff.ensembles import Members
-from jaxeff.nn import MLP
-
-CLASSES, PIXELS = 10, 14 * 14
 
 # How an evidential head's outputs become evidence. The bound keeps one step that is too long from
 # ending in infinity.
@@ -195,7 +192,7 @@ def _packed(bench: Bench) -> Forms:
 
 def _mimo(bench: Bench) -> Forms:
     count = bench.settings.members // 2
-    f, start = _network(PIXELS * count, CLASSES * count, bench.key)
+    f, start = small_digits.network(bench.key, PIXELS * count, CLASSES * count)
     g = ensembles.mimo(f, count)
     yield "", 1.0, (g, bench.fit(ensembles.mimo_loss(g, repetition=0.5), start).params)
 
@@ -226,29 +223,13 @@ METHODS: dict[str, Callable[[Bench], Forms]] = {
 }
 
 
-def _network(inputs: int, outputs: int, key: jax.Array) -> tuple[Any, Any]:
-    return jaxeff.functional(MLP((inputs, 32, outputs), rngs=nnx.Rngs(key)))
-
-
 def _fresh(key: jax.Array) -> Any:
-    return _network(PIXELS, CLASSES, key)[1]
-
-
-@functools.cache
-def _images() -> dict[str, Any]:
-    digits, others = data.load("digits"), data.load("digits-ood")
-    raw = {"train": digits.train_images, "test": digits.test_images, "ood": others.test_images}
-    images = {
-        name: nnx.avg_pool(data.normalize(images, "digits"), (2, 2), strides=(2, 2))
-        for name, images in raw.items()
-    }
-    labels = {"train": digits.train_labels, "test": digits.test_labels}
-    return {**images, "labels": {k: jnp.asarray(v) for k, v in labels.items()}}
+    return small_digits.network(key)[1]
 
 
 def _judged(form: str, logits: Any, params: Any) -> Row:
     """Quality of a method's predictions of the test images and of images from elsewhere."""
-    images = _images()
+    images = small_digits.images()
 
     @jax.jit
     def said(params: Any, x: Any) -> tuple[Any, Any]:
@@ -257,34 +238,25 @@ def _judged(form: str, logits: Any, params: Any) -> Row:
             concentration = uncertainty.evidence(out, EVIDENCE[form]) + 1
             probs = uncertainty.dirichlet_probs(concentration)
             return probs, uncertainty.dirichlet_decomposition(concentration).epistemic
-        probs = jax.nn.softmax(out).mean(0)
-        alone = entr(probs).sum(-1)
-        return probs, alone if len(out) == 1 else uncertainty.decompose_logits(out).epistemic
+        return small_digits.said(out)
 
-    probs, inside = said(params, images["test"])
-    _, outside = said(params, images["ood"])
-    labels = images["labels"]["test"]
-    return {
-        "accuracy": float(uncertainty.accuracy(probs, labels)),
-        "nll": float(uncertainty.nll(probs, labels)),
-        "ece": float(uncertainty.ece(probs, labels)),
-        "auroc": float(uncertainty.auroc(inside, outside)),
-    }
+    both = said(params, images.test), said(params, images.elsewhere)
+    return small_digits.judged(*both, images.test_labels)
 
 
 @functools.cache
 def _bench(settings: Settings, run: Run[Settings], seed: int) -> Bench:
     """A seed's network, trained once for all methods."""
-    images, key = _images(), jax.random.fold_in(run.key, seed)
-    f, start = _network(PIXELS, CLASSES, key)
-    bench = Bench(settings, key, f, start, start, (images["train"], images["labels"]["train"]))
+    images, key = small_digits.images(), jax.random.fold_in(run.key, seed)
+    f, start = small_digits.network(key)
+    bench = Bench(settings, key, f, start, start, (images.train, images.train_labels))
     return bench._replace(trained=bench.fit(training.cross_entropy(f), start).params)
 
 
 def rows(run: Run[Settings], method: str) -> Iterator[Row]:
     """A method with every seed and every way to predict."""
-    settings, images = run.settings, _images()
-    x = images["test"][:100]
+    settings, images = run.settings, small_digits.images()
+    x = images.test[:100]
     for seed in range(settings.seeds):
         bench = _bench(settings, run, seed)
         f, trained = bench.f, bench.trained
