@@ -83,7 +83,7 @@ def test_a_model_of_float_kernels_holds_the_roof(bundle):
 
 def test_parameters_come_from_where_all_of_them_are(bundle, monkeypatch):
     monkeypatch.setattr(modelling, "_cycles", lambda *_: 1.0)
-    monkeypatch.setattr(code, "program", lambda *_: "")
+    monkeypatch.setattr(modelling, "find_modeller", lambda *_: "")
     library, kernels = bundle.folder / "library.so", bundle.manifest.kernels
 
     def transfers(extra):

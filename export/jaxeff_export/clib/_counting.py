@@ -60,6 +60,11 @@ class Run:
     length: int
     times: int
 
+    def step(self, count: int) -> int | None:
+        """Finds which of so many calls of kernels it is counted to; None before the first."""
+        # What follows the last call, copies of results, is counted to it.
+        return min(self.call, count) - 1 if self.call and count else None
+
 
 @dataclasses.dataclass(frozen=True)
 class Execution:
@@ -102,10 +107,8 @@ def count_instructions(library: CLibrary, core: str) -> InstructionCount:
         by_call = [0] * len(library.steps)
         for run in ran.runs:
             by_function[ran.owner(run.begin)] += run.length * run.times
-            if (
-                run.call and by_call
-            ):  # what follows the last one, copies of results, is counted to it
-                by_call[min(run.call, len(by_call)) - 1] += run.length * run.times
+            if (place := run.step(len(by_call))) is not None:
+                by_call[place] += run.length * run.times
         ordered = sorted(by_function.items(), key=lambda item: (-item[1], item[0]))
         return InstructionCount(dict(ordered), tuple(by_call))
 

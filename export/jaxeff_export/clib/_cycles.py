@@ -5,8 +5,8 @@ cycles each takes when it is repeated. Their products are added up, by the call 
 
 Sharp edges:
     Memory is ideal: code, parameters and arrays come without a wait, as from tightly coupled
-    memory. Branches are predicted. On boards, published latencies of the same networks are about
-    1.4 times such an estimate.
+    memory. Branches are predicted. How much longer boards take was not measured: published cycles
+    of the same networks are those of other kernels.
     A run is modelled as if it followed itself: what overlaps the runs around it is not seen.
     Instructions that llvm-mca has no model of count as one cycle.
 """
@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import dataclasses
 import re
-import shutil
 import subprocess
 import tempfile
 from collections.abc import Sequence
@@ -24,7 +23,7 @@ from pathlib import Path
 from jaxeff_export.clib._counting import execute
 from jaxeff_export.clib._library import CLibrary
 from jaxeff_export.clib.objects import call
-from jaxeff_export.targets import ToolchainError, find_c_toolchain
+from jaxeff_export.targets import ToolchainError, find_c_toolchain, find_modeller
 
 _ITERATIONS = 100
 _LINE = re.compile(r"^\s*([0-9a-f]+):\s+(\S.*)$")
@@ -84,11 +83,9 @@ def model_calls(library: CLibrary, core: str, like: str | None = None) -> tuple[
         cycles = dict(zip(spans, turns, strict=True))
         found = [[0, 0.0] for _ in library.steps]
         for run in ran.runs:
-            if not run.call:  # the way to the first kernel
-                continue
-            place = found[min(run.call, len(found)) - 1]
-            place[0] += run.length * run.times
-            place[1] += cycles[run.begin, run.length] * run.times
+            if (place := run.step(len(found))) is not None:
+                found[place][0] += run.length * run.times
+                found[place][1] += cycles[run.begin, run.length] * run.times
     return tuple(
         CallModel(step.kernel, int(instructions), cycles)
         for step, (instructions, cycles) in zip(library.steps, found, strict=True)
@@ -122,12 +119,7 @@ def _lines(text: Sequence[tuple[int, str]], begin: int, length: int) -> list[str
 
 def _cycles(runs: Sequence[Sequence[str]], core: str) -> list[float]:
     """Asks llvm-mca for the cycles of a turn of each run."""
-    analyser = shutil.which("llvm-mca")
-    if analyser is None:
-        raise ToolchainError(
-            "llvm-mca not found, which models a core; install it (Debian, Ubuntu: apt-get install "
-            "llvm)"
-        )
+    analyser = find_modeller("llvm-mca", "llvm")
     command = [analyser, "-mtriple=thumbv8.1m.main-none-eabihf", f"-mcpu={_LIKE.get(core, core)}"]
     left = [list(run) for run in runs]
     spare = [0.0] * len(runs)

@@ -17,7 +17,13 @@ from jaxeff_export.targets._target import (
     target_machine,
     target_names,
 )
-from jaxeff_export.targets._toolchain import ToolchainError, find_emulator, find_linker, packages
+from jaxeff_export.targets._toolchain import (
+    ToolchainError,
+    find_emulator,
+    find_linker,
+    find_modeller,
+    packages,
+)
 
 __all__ = [
     "ARM_TARGETS",
@@ -33,6 +39,7 @@ __all__ = [
     "find_c_toolchain",
     "find_emulator",
     "find_linker",
+    "find_modeller",
     "has_runtime",
     "kernel_features",
     "missing_features",

@@ -96,3 +96,17 @@ def find_emulator(machine: str = "aarch64") -> str:
         f"qemu-{machine} not found, which runs {machine} programs on this machine; "
         "install it (Debian, Ubuntu: apt-get install qemu-user)"
     )
+
+
+def find_modeller(name: str, package: str) -> str:
+    """Finds a program that models kernels.
+
+    Raises:
+      ToolchainError: if it isn't installed.
+    """
+    if found := shutil.which(name):
+        return found
+    raise ToolchainError(
+        f"{name} not found, which models kernels; install it (Debian, Ubuntu: apt-get install "
+        f"{package})"
+    )

@@ -8,7 +8,7 @@ import subprocess
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from jaxeff_export.targets import ToolchainError
+from jaxeff_export.targets import ToolchainError, find_modeller
 
 TRIPLES = {"aarch64": "aarch64-linux-gnu", "x86_64": "x86_64-linux-gnu"}
 _FUNCTION = re.compile(r"^[0-9a-f]+ <(?P<name>[^>]+)>:$")
@@ -153,7 +153,7 @@ def _reads(line: str) -> bool:
 
 def _disassembled(library: Path, triple: str) -> list[str]:
     cross = shutil.which(f"{triple}-objdump")
-    command = cross or program("objdump", "binutils")
+    command = cross or find_modeller("objdump", "binutils")
     done = subprocess.run(
         [command, "-d", "--no-show-raw-insn", str(library)], capture_output=True, text=True
     )
@@ -161,17 +161,3 @@ def _disassembled(library: Path, triple: str) -> list[str]:
         reason = (done.stderr.strip().splitlines() or ["it gives no reason"])[-1]
         raise ToolchainError(f"{command} cannot read {library.name}: {reason}")
     return done.stdout.splitlines()
-
-
-def program(name: str, package: str) -> str:
-    """Finds a program that models kernels.
-
-    Raises:
-      ToolchainError: if it isn't installed.
-    """
-    if found := shutil.which(name):
-        return found
-    raise ToolchainError(
-        f"{name} not found, which models kernels; install it (Debian, Ubuntu: apt-get install "
-        f"{package})"
-    )

@@ -25,7 +25,7 @@ from pathlib import Path
 
 from jaxeff_export.bundle.machine_model import _machine_code as code
 from jaxeff_export.bundle.machine_model._caches import Level, level_of
-from jaxeff_export.targets import ToolchainError
+from jaxeff_export.targets import ToolchainError, find_modeller
 
 SIMILAR_CORES: Mapping[str, str] = {"znver5": "sapphirerapids"}
 """Cores by whose instructions others are modelled: up to LLVM 19 Zen 5 is unknown, or Zen 4, whose
@@ -113,7 +113,7 @@ def model_library(
     Raises:
       ToolchainError: if a program isn't installed, or llvm-mca doesn't know the core.
     """
-    analyser = code.program("llvm-mca", "llvm")
+    analyser = find_modeller("llvm-mca", "llvm")
     triple = code.TRIPLES.get(machine, machine)
     like = like or SIMILAR_CORES.get(core, core)
     # What all kernels read of parameters passes through the caches between two calls of one.
