@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+from collections.abc import Sequence
 from typing import Any
 
 from tvm import relax, tirx
@@ -68,23 +69,44 @@ def packed_products(target: Target, cores: int, any_batch: bool) -> Any:
             sizes[0] = ((batch, depth), sizes[0][1])
         key = (id(bb), rows, depth, columns, weight_bits, group, str(sizes[1:]), codes)
         if any_batch or key not in written:  # a batch that varies is a variable of its own
-            kernel = contraction(
-                geometry,
-                dot,
-                {},
-                lambda _, *rest: Unscaled.of(result, *rest),
-                sizes,
-                (batch if any_batch else rows, columns),
-                Sharing(cores, _STEPS_SHARED * dot.lanes * 4),
-                tile,
-                functools.partial(make, group, chunk),
-            )
+            shape = (batch if any_batch else rows, columns)
+            build = functools.partial(make, group, chunk)
+            kernel = product_kernel(geometry, dot, result, sizes, shape, cores, tile, build)
             written[key] = bb, bb.add_func(kernel, "q_packed")
         _, name = written[key]
         kind = relax.TensorType((rows, columns), "int32" if codes else "float32")
         return bb.emit(relax.call_tir(name, relax.Tuple(operands), kind))
 
     return lower
+
+
+def product_kernel(
+    geometry: Geometry,
+    dot: Dot,
+    result: str,
+    sizes: Sequence[tuple[Any, str]],
+    shape: tuple[Any, int],
+    cores: int,
+    tile: DotTile,
+    build: Any,
+) -> tirx.PrimFunc:
+    """Writes a kernel whose sums leave as they are.
+
+    Args:
+        geometry: the product's.
+        dot: what multiplies.
+        result: "sums" or "float".
+        sizes: shape and dtype of every operand.
+        shape: that of the result.
+        cores: cores that share rows, where there is enough to do.
+        tile: rows and vectors that are computed together.
+        build: the builder's class, without what all builders are told.
+    """
+    sharing = Sharing(cores, _STEPS_SHARED * dot.lanes * 4)
+    return contraction(
+        geometry, dot, {}, lambda _, *rest: Unscaled.of(result, *rest), sizes, shape, sharing,
+        tile, build,
+    )  # fmt: skip
 
 
 def float_dot(dot: Dot, bits: int) -> Dot:

@@ -8,11 +8,9 @@ from typing import Any
 from tvm import relax, te, tirx
 from tvm.target import Target
 
-from jaxeff_export.operators.integer._contraction import Sharing, contraction
 from jaxeff_export.operators.integer._geometry import Geometry
-from jaxeff_export.operators.integer.packed._kernels import Unscaled
 from jaxeff_export.operators.integer.packed._layout import shape_of
-from jaxeff_export.operators.integer.packed._lowering import packed_tile
+from jaxeff_export.operators.integer.packed._lowering import packed_tile, product_kernel
 from jaxeff_export.operators.integer.packed._sparse_dots import bytes_of, floats_of
 from jaxeff_export.operators.integer.packed._sparse_kernels import (
     SparseBuilder,
@@ -21,7 +19,6 @@ from jaxeff_export.operators.integer.packed._sparse_kernels import (
 )
 
 SPARSE = "jaxeff.q_sparse"
-_STEPS_SHARED = 12_000
 
 
 def sparse_products(target: Target, cores: int, any_batch: bool) -> Any:
@@ -50,17 +47,9 @@ def sparse_products(target: Target, cores: int, any_batch: bool) -> Any:
         if dot.data == "uint8":
             operands.append(sparse_starts(bb, values, geometry, dot))
         sizes = [(shape_of(o), str(o.ty.dtype)) for o in operands]
-        kernel = contraction(
-            geometry,
-            dot,
-            {},
-            lambda _, *rest: Unscaled.of("sums" if codes else "float", *rest),
-            sizes,
-            (rows, columns),
-            Sharing(cores, _STEPS_SHARED * dot.lanes * 4),
-            packed_tile(geometry, dot.lanes, dot.registers, 1),
-            functools.partial(SparseBuilder, sparse),
-        )
+        tile = packed_tile(geometry, dot.lanes, dot.registers, 1)
+        result, build = "sums" if codes else "float", functools.partial(SparseBuilder, sparse)
+        kernel = product_kernel(geometry, dot, result, sizes, (rows, columns), cores, tile, build)
         kind = relax.TensorType((rows, columns), "int32" if codes else "float32")
         name = bb.add_func(kernel, "q_sparse")
         return bb.emit(relax.call_tir(name, relax.Tuple(operands), kind))
