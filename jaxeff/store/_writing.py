@@ -13,7 +13,7 @@ Sharp edges:
     A link at the target is replaced by what is written, not followed.
 
 ```python
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 
 from jaxeff.store import atomic_file, write_atomically
 
