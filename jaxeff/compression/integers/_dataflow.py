@@ -167,8 +167,9 @@ def _missing(key: str, site: str, given: Mapping[str, Any]) -> str:
     if key.startswith(f"{site}/scale") and others:
         # The layer has codes, and scales for another grid: results were asked for in another form.
         return (
-            f"The converted parameters write {site!r} on another grid than this function does. "
-            "Those of g = integer(f, spec) are made by g.convert(params, x), and those of "
+            f"The converted parameters write {site!r} on another grid than this function does: "
+            "they were made by another spec, or by the wrong one of two functions. Those of "
+            "g = integer(f, spec) are made by g.convert(params, x), and those of "
             "h = g.coded(params, x), whose results are codes, by h.convert(params, codes)."
         )
     return (
