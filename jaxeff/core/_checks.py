@@ -41,8 +41,11 @@ def function_of_form(form: str) -> Check:
     return lambda where, value: check_function(where, value, form)
 
 
-def static_integer(low: int = 1, high: int | None = None) -> Check:
-    """Makes a check for a whole number that is known when a program is traced."""
+def static_integer(low: float = 1, high: int | None = None) -> Check:
+    """Makes a check for a whole number that is known when a program is traced.
+
+    A bound of `-inf` excludes none: an axis may be counted from the end.
+    """
     return lambda where, value: check_count(where, value, low, high)
 
 

@@ -174,7 +174,7 @@ def _bounds(low: float, high: float, above: float, below: float) -> str:
     return " and ".join(words) or "finite"
 
 
-def check_count(name: str, value: Any, low: int = 1, high: int | None = None) -> None:
+def check_count(name: str, value: Any, low: float = 1, high: int | None = None) -> None:
     """Checks a whole number that is known when a program is traced.
 
     Args:

@@ -1,5 +1,7 @@
 """A step of a stream is the whole window's function, in floats and bit for bit in codes."""
 
+from functools import partial
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -145,9 +147,24 @@ def test_what_differs_over_time_is_refused_by_name(f, message):
         streaming(f, w, x, hop=HOP)
 
 
+@pytest.mark.parametrize(("axis", "time"), [(0, 0), (-1, 2), (-3, 0)])
+def test_time_is_any_axis_of_the_window(axis, time):
+    sound = jnp.moveaxis(jax.random.normal(jax.random.key(0), (WINDOW + HOP, 2, 3)), 0, time)
+    frames = partial(jax.lax.slice_in_dim, sound, axis=time)
+
+    # The newest frames move the maximum or not, wherever time stands.
+    def f(w, x):
+        return jnp.tanh(w * x).max(time)
+
+    step, state = streaming(f, 0.5, frames(0, WINDOW), axis=axis, hop=HOP)
+    result, _ = step(0.5, frames(WINDOW, WINDOW + HOP), state)
+    np.testing.assert_allclose(result, f(0.5, frames(HOP, WINDOW + HOP)), rtol=1e-6)
+
+
 def test_axes_and_hops_that_are_not_there_are_refused():
     f, x = (lambda w, x: x.mean(1)), jnp.ones((1, WINDOW, 3))
-    with pytest.raises(ValueError, match=r"axis 3 of a window of shape \(1, 23, 3\)"):
-        streaming(f, (), x, axis=3)
+    for axis in (3, -4):
+        with pytest.raises(ValueError, match=r"axis -?\d of a window of shape \(1, 23, 3\)"):
+            streaming(f, (), x, axis=axis)
     with pytest.raises(ValueError, match="hop=24 of a window of 23 frames"):
         streaming(f, (), x, hop=24)

@@ -37,6 +37,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array
 
 from jaxeff.core import (
@@ -76,7 +77,7 @@ Step = Callable[[Any, Array, State], tuple[Any, State]]
     f=function_of_form("f(params, window)"),
     params=parameter_tree,
     window=real_array(),
-    axis=static_integer(),
+    axis=static_integer(-np.inf),  # the body knows the window's axes
     hop=static_integer(1),
 )
 def streaming(
@@ -88,7 +89,7 @@ def streaming(
         f: A pure function `f(params, window)`; what it returns has no axis of time.
         params: Parameters of `f`.
         window: A whole window, such as silence, after which the stream begins.
-        axis: The window's axis of time.
+        axis: The window's axis of time, from the end if it is negative.
         hop: New frames of each step; all strides over time divide it.
 
     Returns:
