@@ -8,7 +8,8 @@ standard library and packages by default: in float, in few bits, in integer arit
 with noise, with a Laplace posterior of its last layer, and in bundles. Half of the files fit
 ranges, temperature, posterior and neighbours, the others are judged by their extensions.
 Scores are judged by files of types that it never saw. SmolLM2-135M (arXiv 2502.02737) predicts
-the tokens of docstrings in formats of few bits, and bundles of it continue a text.
+the tokens of docstrings in formats of few bits, ours and those of GGUF files, and bundles of it
+continue a text.
 """
 
 import functools
@@ -19,6 +20,7 @@ from typing import Annotated, Literal
 from experiments import harness as h
 from experiments.harness import SELECTS, Count, Least, Row, Run
 from experiments.pretrained import file_types, language
+from experiments.pretrained.formats import CORRECTED, METHODS
 from experiments.recipes import Selected
 
 
@@ -31,6 +33,7 @@ class Settings(Selected):
         files: Files of an extension, at most.
         windows: Pieces of text that a format of the language model is judged on.
         length: Tokens of a piece.
+        corrected: Whether formats that are fitted to data are judged, which take minutes each.
         decoded: Formats of the language model that are deployed; times are over the first's.
         steps: Tokens that a bundle adds to its prompt.
         rounds: Rounds of every timing.
@@ -41,6 +44,7 @@ class Settings(Selected):
     files: Annotated[int, Least(2)] = 40
     windows: Count = 32
     length: Annotated[int, Least(2)] = 256
+    corrected: bool = True
     decoded: tuple[Literal["float32", "int8", "int4 by 32"], ...] = (
         "float32", "int8", "int4 by 32"
     )  # fmt: skip
@@ -70,6 +74,11 @@ def unseen(run: Run[Settings], _: str) -> Iterator[Row]:
 def bundles(run: Run[Settings], _: str) -> Iterator[Row]:
     """Times bundles of the classifier."""
     yield from file_types.timed(bench(run.settings, run.seed), run.settings.rounds)
+
+
+def formats(run: Run[Settings]) -> list[str]:
+    """Lists the formats that the language model is judged in."""
+    return [name for name in METHODS if run.settings.corrected or name not in CORRECTED]
 
 
 def texts(run: Run[Settings], name: str) -> Iterator[Row]:
@@ -122,12 +131,13 @@ TABLES = (
 )  # fmt: skip
 STUDY = h.Study(
     "pretrained", __doc__,
-    {"fast": Settings(files=6, windows=4, length=128, decoded=("float32",), steps=8, rounds=5),
+    {"fast": Settings(files=6, windows=8, length=128, corrected=False, steps=20,
+                      rounds=5),
      "default": Settings(),
      "full": Settings(files=200, windows=128, length=512, steps=64, rounds=31)},
     parts=[
         *(h.Part.of(part.__name__, lambda run: ["all"], part) for part in (types, unseen, bundles)),
-        h.Part.of("language", lambda run: list(language.FORMATS), texts),
+        h.Part.of("language", formats, texts),
         h.Part.of("decoding", lambda run: ["all"], decoding),
     ],
     claims=CLAIMS,
@@ -143,6 +153,10 @@ STUDY = h.Study(
         "Nothing is trained after weights were rounded, channels removed or noise added.",
         "The language model's weights are those of a file of about 5 bits (Q4_1): \"float32\" is "
         "that file's numbers in float, not the original model.",
+        "Rows of GGUF are llama.cpp's formats as the package `gguf` rounds to them, of the same "
+        "numbers; llama.cpp's own files are made of the original ones. Groups of 128 don't divide "
+        "this model's 576 features.",
+        "NF4's scales are float32 here; tables have eight bits in every format.",
     ),
 )  # fmt: skip
 

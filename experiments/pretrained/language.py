@@ -14,37 +14,14 @@ import numpy as np
 
 import jaxeff
 from experiments.harness import Refused, Row
+from experiments.pretrained.formats import FORMATS, METHODS
 from experiments.timing import interleaved
-from experiments.tokens.texts import HELD_OUT, docstrings
-from jaxeff import Int
+from experiments.tokens.texts import HELD_OUT, LEARNT, docstrings
 from jaxeff import uncertainty as u
-from jaxeff.compression import memory
 from jaxeff.nn import PretrainedDecoder, load_decoder
 
 PROMPT = "The capital of France is"
-
-
-def _weights(bits: int, **more: Any) -> Int:
-    return Int(bits, symmetric="weights", activations=False, **more)
-
-
-_EIGHT = _weights(8)
-_TABLE = {"embed": _EIGHT, "embed#1": _EIGHT}
-"""The table of embeddings, which is also the head: a fifth of all parameters."""
-_GROUPS = _weights(4, per="group", group=32, steps="float16")
-FORMATS: dict[str, dict[str, Any]] = {
-    "float32": {},
-    "int8": {"*:linear": _EIGHT, **_TABLE},
-    "int8, activations by token": {
-        "*:linear": Int(8, symmetric="weights", activations_per="token"), **_TABLE
-    },
-    "int4": {"*:linear": _weights(4), **_TABLE},
-    "int4 by 32": {"*:linear": _GROUPS, **_TABLE},
-    "int4 by 32, with offsets": {
-        "*:linear": Int(4, activations=False, per="group", group=32), **_TABLE
-    },
-}  # fmt: skip
-"""The setting of each layer; tables have eight bits. The file's own weights have offsets."""
+_CALIBRATION, _TOGETHER = 8, 4  # windows that corrections see, and those of one call
 
 
 @functools.cache
@@ -56,29 +33,40 @@ def decoder() -> PretrainedDecoder:
         raise Refused(str(error)) from error
 
 
-def perplexity(name: str, windows: int, length: int) -> Row:
-    """Judges next tokens of docstrings that come with Python, in windows without a past."""
-    f, params, _, tokenizer, _ = decoder()
-    tokens = np.array(tokenizer.encode(docstrings(HELD_OUT), special=False), np.int32)
-    # From all over the text, the same for every format.
+@functools.cache
+def _tokens(modules: tuple[str, ...], windows: int, length: int) -> np.ndarray:
+    """Cuts windows from all over the docstrings, the same for every format."""
+    text = docstrings(modules)
+    tokens = np.array(decoder().tokenizer.encode(text, special=False), np.int32)
     starts = np.linspace(0, len(tokens) - length - 1, windows).astype(int)
-    cut = tokens[starts[:, None] + np.arange(length + 1)[None]]
-    spec = FORMATS[name]
+    return tokens[starts[:, None] + np.arange(length + 1)[None]]
+
+
+def perplexity(name: str, windows: int, length: int) -> Row:
+    """Judges next tokens of docstrings that come with Python, in windows without a past.
+
+    What is corrected by data has seen other modules' docstrings.
+    """
+    f, params = decoder()[:2]
+    cut = _tokens(HELD_OUT, windows, length)
+    fitted, spec, bits = METHODS[name](f, params, _tokens(LEARNT, _CALIBRATION, length)[:, :-1])
     g = jaxeff.quantized(f, spec)
 
     @jax.jit
     def judge(params: Any, x: Any, y: Any) -> tuple[Any, Any, Any]:
-        said = jax.nn.log_softmax(g(params, x[None])[0])
+        said = jax.nn.log_softmax(g(params, x))
         entropy = -(jnp.exp(said) * said).sum(-1)
-        return -jnp.take_along_axis(said, y[:, None], -1)[:, 0], entropy, said.argmax(-1) == y
+        return -jnp.take_along_axis(said, y[..., None], -1)[..., 0], entropy, said.argmax(-1) == y
 
-    found = [judge(params, jnp.asarray(w[:-1]), jnp.asarray(w[1:])) for w in cut]
-    nll, entropy, right = (np.concatenate(parts) for parts in zip(*found, strict=True))
-    size = sum(leaf.size for leaf in jax.tree.leaves(params))
-    weights = float(memory(f, spec, params, cut[:1, :-1])) / size if spec else 32.0
+    # Weights are rounded anew in every call, so that several windows share one.
+    batches = np.array_split(cut, range(_TOGETHER, len(cut), _TOGETHER))
+    found = [judge(fitted, w[:, :-1], w[:, 1:]) for w in batches]
+    nll, entropy, right = (
+        np.concatenate([np.ravel(part) for part in parts]) for parts in zip(*found, strict=True)
+    )
     return {
         "format": name, "perplexity": float(np.exp(nll.mean())), "accuracy": float(right.mean()),
-        "bits": weights, "tokens": len(nll),
+        "bits": bits, "tokens": len(nll),
         "error_auroc": float(u.auroc(jnp.asarray(entropy[right]), jnp.asarray(entropy[~right]))),
     }  # fmt: skip
 

@@ -8,7 +8,7 @@ from flax import nnx
 
 import jaxeff
 from experiments.pretrained.files import KNOWN, UNSEEN, read_files
-from experiments.pretrained.language import FORMATS
+from experiments.pretrained.formats import FORMATS, METHODS
 from jaxeff.nn import Decoder, DecoderConfig
 
 OTHERS = (
@@ -67,3 +67,24 @@ def test_formats_keep_tables_as_codes(name):
     exact = jax.jit(f)(params, tokens)
     assert np.abs(found - rounded).max() < 0.2 * np.abs(exact).max()
     assert np.abs(found - exact).max() > 0
+
+
+@pytest.mark.slow
+def test_formats_of_gguf_are_those_of_the_library():
+    """Two implementations of the OCP standard give the same values, in as many bits."""
+    pytest.importorskip("gguf")
+    config = DecoderConfig(vocabulary=96, width=64, hidden=64, depth=1, heads=2, key_heads=1)
+    f, params = jaxeff.functional(Decoder(config, rngs=nnx.Rngs(0)))
+    tokens = jnp.array([[3, 1, 4, 1, 5]])
+    theirs, spec, bits = METHODS["GGUF MXFP4"](f, params, tokens)
+    assert spec == {}
+    _, ours, own_bits = METHODS["MXFP4"](f, params, tokens)
+    # The table is rounded by row here and by 32 there: its own values decide nothing.
+    layers = {"*:linear": ours["*:linear"], "embed": None, "embed#1": None}
+    table = {**theirs, "embed": params["embed"]}
+    np.testing.assert_allclose(
+        jaxeff.quantized(f, layers)(params, tokens), f(table, tokens), rtol=2e-5, atol=2e-5
+    )
+    table_bits = 96 * 64 * (8 + 16 / 32), 96 * 64 * 8 + 96 * 32
+    size = sum(leaf.size for leaf in jax.tree.leaves(params))
+    assert bits * size - table_bits[0] == pytest.approx(own_bits * size - table_bits[1])

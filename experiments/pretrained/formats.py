@@ -1,0 +1,133 @@
+"""Formats of few bits for the language model: rounded, corrected by data, and those of GGUF."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import numpy as np
+
+from jaxeff.compression import (
+    Grouped,
+    HalfQuadratic,
+    Int,
+    LayerQuantization,
+    awq,
+    gptq,
+    memory,
+    mxfp,
+    nf4,
+    nvfp4,
+)
+
+Fitted = tuple[Any, dict[str, Any], float]
+"""Parameters, the setting of each layer, and bits of all parameters."""
+Method = Callable[[Any, Any, Any], Fitted]
+"""Takes a model, its parameters, and a batch of tokens to correct by."""
+
+
+def _weights(bits: int, **more: Any) -> Int:
+    return Int(bits, symmetric="weights", activations=False, **more)
+
+
+_EIGHT = _weights(8)
+_TABLE = {"embed": _EIGHT, "embed#1": _EIGHT}
+"""The table of embeddings, which is also the head: a fifth of all parameters."""
+_GROUPS = _weights(4, per="group", group=32, steps="float16")
+FORMATS: dict[str, dict[str, Any]] = {
+    "float32": {},
+    "int8": {"*:linear": _EIGHT, **_TABLE},
+    "int8, activations by token": {
+        "*:linear": Int(8, symmetric="weights", activations_per="token"), **_TABLE
+    },
+    "int4": {"*:linear": _weights(4), **_TABLE},
+    "int4 by 32": {"*:linear": _GROUPS, **_TABLE},
+    "int4 by 32, with offsets": {
+        "*:linear": Int(4, activations=False, per="group", group=32), **_TABLE
+    },
+}  # fmt: skip
+"""The setting of each layer; tables have eight bits. The file's own weights have offsets."""
+_OTHERS = {
+    "int4 by 64": _weights(4, per="group", group=64, steps="float16"),
+    "int4 by 64, HQQ": LayerQuantization(Grouped(HalfQuadratic(4, numbers="float16"), 64)),
+    "NF4 by 64": LayerQuantization(nf4()),
+    "MXFP4": LayerQuantization(mxfp()),
+    "NVFP4": LayerQuantization(nvfp4()),
+}
+
+
+def _rounded(spec: dict[str, Any]) -> Method:
+    """Rounds to the nearest values."""
+
+    def method(f: Any, params: Any, batch: Any) -> Fitted:
+        return params, spec, _bits(f, params, spec, batch)
+
+    return method
+
+
+def _corrected(transform: Callable[..., tuple[Any, dict[str, Any]]], setting: Any) -> Method:
+    """Changes the weights of layers by what they read; the table is rounded."""
+
+    def method(f: Any, params: Any, batch: Any) -> Fitted:
+        # The head's weights are the table's: corrected for one use, they'd be wrong in the other.
+        params, found = transform(f, params, batch, {"*:linear": setting, "embed#1": None})
+        spec = {**found, **_TABLE}
+        return params, spec, _bits(f, params, spec, batch)
+
+    return method
+
+
+def _bits(f: Any, params: Any, spec: dict[str, Any], batch: Any) -> float:
+    if not spec:
+        return 32.0
+    leaves = jax.tree.leaves(params)
+    # Norms stay in float, and `memory` counts what the spec names.
+    norms = sum(32 * leaf.size for leaf in leaves if leaf.ndim < 2)
+    bits = float(memory(f, spec, params, batch[:1])) + norms
+    return bits / sum(leaf.size for leaf in leaves)
+
+
+def _of_gguf(name: str) -> Method:
+    """Rounds by llama.cpp's format, as the package `gguf` has it; the table is Q8_0 as it was."""
+
+    def method(f: Any, params: Any, batch: Any) -> Fitted:
+        # The model was read by the same package.
+        from gguf import GGMLQuantizationType
+        from gguf.quants import dequantize, quantize
+
+        counted = []
+
+        def one(path: Any, leaf: Any) -> Any:
+            if leaf.ndim < 2:
+                counted.append(32 * leaf.size)
+                return leaf
+            table = path[0].key == "embed"
+            kind = GGMLQuantizationType["Q8_0" if table else name]
+            # Blocks of a file lie along what a product sums over: a kernel's first axis.
+            rows = np.ascontiguousarray(leaf if table else leaf.T)
+            codes = quantize(rows, kind)
+            counted.append(8 * codes.nbytes)
+            found = dequantize(codes, kind)
+            return found if table else np.ascontiguousarray(found.T)
+
+        made = jax.tree_util.tree_map_with_path(one, params)
+        return made, {}, sum(counted) / sum(leaf.size for leaf in jax.tree.leaves(params))
+
+    return method
+
+
+CORRECTED: dict[str, Method] = {
+    "int4 by 32, AWQ": _corrected(awq, _GROUPS),
+    "int4 by 32, GPTQ": _corrected(gptq, _GROUPS),
+}
+METHODS: dict[str, Method] = {
+    **{name: _rounded(spec) for name, spec in FORMATS.items()},
+    **{name: _rounded({"*:linear": setting, **_TABLE}) for name, setting in _OTHERS.items()},
+    **CORRECTED,
+    "GGUF Q8_0": _of_gguf("Q8_0"),
+    "GGUF Q4_0": _of_gguf("Q4_0"),
+    "GGUF MXFP4": _of_gguf("MXFP4"),
+}
+
+__all__ = ["CORRECTED", "FORMATS", "METHODS"]
