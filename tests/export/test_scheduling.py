@@ -80,6 +80,24 @@ def test_short_rows_of_whole_arrays_are_one_loop():
     assert extents == [x.size]
 
 
+@pytest.mark.parametrize("columns", [2048, 1000])
+def test_partial_results_of_a_reduction_are_vectors(columns):
+    """Each of them is otherwise walked alone, since LLVM doesn't exchange such loops."""
+    x = np.zeros((2, columns), np.float32)
+    program = import_stablehlo(export(lambda x: x.max(-1), x))
+    target = {"kind": "llvm", "mtriple": "x86_64-linux-gnu", "mcpu": "haswell"}
+    kinds = []
+    for _, kernel in schedule_module(program, target).functions_items():
+        if isinstance(kernel, tirx.PrimFunc):
+            tvm_ffi.structural_walk(
+                kernel.body, (tirx.For, lambda loop: kinds.append((loop.kind, int(loop.extent))))
+            )
+    # Forty partial results of 1,000 numbers are five vectors of AVX2, 32 of 2,048 are four.
+    assert (tirx.ForKind.VECTORIZED, 8) in kinds
+    x = np.random.default_rng(0).permuted(x + np.arange(columns, dtype=np.float32), axis=1)
+    assert_agrees(lambda x: (x.max(-1), x.min(-1)), x)
+
+
 @pytest.mark.parametrize("function", [jax.numpy.negative, jax.scipy.special.erf])
 def test_arrays_without_elements(function):
     assert_agrees(function, np.zeros((2, 0, 3), np.float32))

@@ -25,6 +25,7 @@ import numpy as np
 from jaxeff_export.artifact._forms import SPEC, require_form
 
 BATCH = "batch"
+_ARRAYS = (np.ndarray, jax.Array)
 
 
 class SignatureError(ValueError):
@@ -47,15 +48,20 @@ class TensorSpec:
     dtype: str
     grid: tuple[float, int] | None = None
 
-    @property
+    # Asked for several times in every call, so it is worked out once.
+    @functools.cached_property
     def varies(self) -> bool:
         """Tells whether the shape depends on the batch."""
         return any(isinstance(size, str) for size in self.shape)
 
     def admits(self, shape: Sequence[int]) -> bool:
         """Tells whether an array of that shape fits, as far as this array alone tells."""
-        return len(shape) == len(self.shape) and all(
-            isinstance(own, str) or own == size for own, size in zip(self.shape, shape, strict=True)
+        return shape == self.shape or (
+            len(shape) == len(self.shape)
+            and all(
+                isinstance(own, str) or own == size
+                for own, size in zip(self.shape, shape, strict=True)
+            )
         )
 
     def to_json(self) -> dict[str, Any]:
@@ -209,12 +215,14 @@ def check_leaves(
         raise SignatureError(
             f"{len(inputs)} inputs were given, {len(names)} are expected: {', '.join(names)}"
         )
-    wanted = {spec.name: spec for spec in expected}
-    if list(wanted) == list(names) and all(isinstance(a, np.ndarray | jax.Array) for a in inputs):
+    if [spec.name for spec in expected] == list(names) and all(
+        isinstance(a, _ARRAYS) for a in inputs
+    ):
         # Arrays alone, as in most calls: no tree is walked, which takes longer than small networks.
         arrays = [check_array(np.asarray(a), s) for a, s in zip(inputs, expected, strict=True)]
         batch_of(arrays, expected)
         return arrays
+    wanted = {spec.name: spec for spec in expected}
     given: dict[str, np.ndarray] = {}
     for tree, name in zip(inputs, names, strict=True):
         for path, leaf in jax.tree_util.tree_flatten_with_path(tree)[0]:

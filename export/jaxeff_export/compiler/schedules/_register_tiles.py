@@ -99,6 +99,18 @@ def register_tile(
     return min(tiles, key=_loads)
 
 
+def partial_tile(extents: list[int], machine: Machine) -> RegisterTile | None:
+    """Chooses the tile of partial results, one row of which lies along the last dimension.
+
+    Rows share no operands, so one at a time is enough; there is none where vectors don't fill
+    registers (`register_tile`).
+    """
+    width = math.gcd(extents[-1], machine.lanes)
+    if width < machine.lanes:
+        return None
+    return RegisterTile([1] * (len(extents) - 1), extents[-1] // width, width)
+
+
 def _rows(extents: list[int], most: int) -> list[int]:
     """Chooses how many rows of each dimension to compute at once, from the last on."""
     rows = [1] * len(extents)

@@ -15,6 +15,7 @@ fits keeps its plain loops.
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import math
 
@@ -29,6 +30,7 @@ from jaxeff_export.compiler.schedules._register_tiles import (
     LANED,
     Machine,
     RegisterTile,
+    partial_tile,
     register_tile,
     sum_registers,
 )
@@ -293,7 +295,17 @@ def _schedule_reduction(sch: Schedule, block: SBlockRV, machine: Machine) -> Non
     if not spatial or len(sch.get(block).writes) != 1:
         return
     # Pooling and the like: neighbouring results read neighbouring inputs, so vectors are of these.
-    if _last_index_is_spatial(sch, block) and not sch.get_consumers(block):
+    after = sch.get_consumers(block)
+    along = _last_index_is_spatial(sch, block)
+    # Partial results, of which a reduction of its own makes one afterwards: LLVM alone walks each
+    # of them from end to end, one number at a time.
+    if along and after and all(_is_reduction(sch, each) for each in after):
+        partial = partial_tile(_extents(sch, spatial), machine)
+        if partial is not None:
+            tiling = dataclasses.replace(machine, tiling=lambda *_: partial)
+            _tile_reduction(sch, block, tiling)
+            return
+    if along and not after:
         _tile_reduction(sch, block, machine)
         return
     extents = _extents(sch, spatial)

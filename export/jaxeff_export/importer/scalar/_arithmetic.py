@@ -152,11 +152,15 @@ def _extremum(s: Scope, op: ScalarOp, is_maximum: bool, a: Expr, b: Expr) -> Exp
         positive = math.copysign(1.0, a.value) > 0
         better = weakly if positive == is_maximum else strictly
         return tirx.Select(better(a, b), a, b)
-    if not op.in_reduction:  # equal numbers have equal bits, except for zeros: join the signs
-        bits = f"uint{bits_of(op.dtype)}"
-        raw_a, raw_b = tirx.reinterpret(bits, a), tirx.reinterpret(bits, b)
-        tie = tirx.reinterpret(op.dtype, raw_a & raw_b if is_maximum else raw_a | raw_b)
-        b = s.let(tirx.Select(tirx.EQ(a, b), tie, b))
+    if op.in_reduction:
+        # `a` is the best so far, which the next step waits for. This order keeps it when it is NaN
+        # and is what the instruction for a maximum does; whether `b` is NaN is known beforehand.
+        return tirx.Select(tirx.isnan(b), b, tirx.Select(strictly(b, a), b, a))
+    # Equal numbers have equal bits, except for zeros: join the signs.
+    bits = f"uint{bits_of(op.dtype)}"
+    raw_a, raw_b = tirx.reinterpret(bits, a), tirx.reinterpret(bits, b)
+    tie = tirx.reinterpret(op.dtype, raw_a & raw_b if is_maximum else raw_a | raw_b)
+    b = s.let(tirx.Select(tirx.EQ(a, b), tie, b))
     return tirx.Select(tirx.Or(strictly(a, b), tirx.isnan(a)), a, b)
 
 

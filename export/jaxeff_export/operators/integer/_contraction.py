@@ -376,10 +376,10 @@ class ContractionBuilder:
         g, dot = self.g, self.dot
         many = dot.lanes * dot.group
         # Each weight vector is used for all pixels, each dword of the input for all vectors.
-        weights = [
-            load(self.w, ((at_weight + v * self.steps) + place) * many, many)
-            for v in range(self.tile.vectors)
-        ]
+        # Vectors of a tile lie beside each other: one stream, which the processor fetches ahead.
+        vectors = self.tile.vectors
+        beside = at_weight + place * vectors
+        weights = [load(self.w, (beside + v) * many, many) for v in range(vectors)]
         for p, (r, c) in enumerate(pixels):
             here = at + (r * g.step[0] + c * g.step[1]) + word * dot.group
             value = dot.prepare(functools.partial(_from, source, here))

@@ -215,7 +215,8 @@ def _emit(
             dot = how.few
         # With few features most lanes would be empty, so lanes become pixels.
         kernel_of = PixelsKernel if suits(geometry, dot) else None
-        weights = packed_weights(bb, w, geometry, dot)
+        tile = tile_of(geometry, dot.lanes, dot.registers - 2)
+        weights = packed_weights(bb, w, geometry, dot, tile.vectors)
     # Depthwise channels are lanes of shared vectors, so what belongs to features has no groups.
     flat = dataclasses.replace(geometry, groups=1) if kernel_of is DepthwiseKernel else geometry
     finer = attributes.get("finer", 0)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -16,34 +17,61 @@ from jaxeff_export.operators.integer._planes import weight_planes
 
 
 def packed_weights(
-    bb: relax.BlockBuilder, w: relax.Expr, geometry: Geometry, dot: Dot
+    bb: relax.BlockBuilder, w: relax.Expr, geometry: Geometry, dot: Dot, together: int
 ) -> relax.Expr:
-    """Packs weights (K, N) or HWIO as groups, vectors of features, taps, words, lanes, products."""
-    taps = [count for count, _ in geometry.taps]
-    shape = (geometry.groups, vectors_of(geometry, dot), *taps, words_of(geometry, dot))
+    """Packs weights (K, N) or HWIO in the order in which a kernel's tiles read them.
+
+    A tile computes `together` vectors of features at once. Its weights are one piece of memory:
+    step after step of its sums, and in each the vectors beside each other, of lanes and products.
+    Kernels of few rows are bound by reading them, and one stream is read faster than several.
+
+    Args:
+        bb: builder of the module.
+        w: weights as they are given.
+        geometry: the layer's.
+        dot: the instructions.
+        together: vectors of a tile; the last tile of a group has those that are left.
+    """
+    taps, words = [count for count, _ in geometry.taps], words_of(geometry, dot)
+    vectors, steps = vectors_of(geometry, dot), math.prod(taps) * words
     inner = (2, dot.lanes, dot.group // 2) if dot.halves else (dot.lanes, dot.group)
 
     def pack(w: te.Tensor) -> te.Tensor:
-        def element(*at: tirx.Expr) -> tirx.Expr:
-            group, vector, *place = at[: len(shape)]
-            tap, word = place[:-1], place[-1]
+        def element(group: Any, at: Any, *lanes: Any) -> tirx.Expr:
             if dot.halves:
-                half, lane, one = at[len(shape) :]
+                half, lane, one = lanes
                 product = half * (dot.group // 2) + one
             else:
-                lane, product = at[len(shape) :]
+                lane, product = lanes
+            vector, step = _placed(at, vectors, steps, together)
+            word, tap = tirx.indexmod(step, words), tirx.indexdiv(step, words)
+            place: list[Any] = []
+            for count in reversed(taps):
+                place.insert(0, tirx.indexmod(tap, count))
+                tap = tirx.indexdiv(tap, count)
             feature = vector * dot.lanes + lane
             along = word * dot.group + product
             # Zeros beyond a stretch cancel what kernels read there of the input.
             inside = tirx.all(feature < geometry.per_group, along < geometry.stretch)
             column = group * geometry.per_group + feature
-            found = w(*_source(w, tap, along), column)
+            found = w(*_source(w, place, along), column)
             zero = tirx.const(0, dot.weight)
             return tirx.if_then_else(inside, tirx.Cast(dot.weight, found), zero)
 
-        return te.compute((*shape, *inner), element, name="packed")
+        shape = (geometry.groups, vectors * steps, *inner)
+        return te.compute(shape, element, name="packed")
 
     return bb.emit_te(pack, w, primfunc_name_hint="q_pack", primfunc_attrs={PACKS: True})
+
+
+def _placed(at: Any, vectors: int, steps: int, together: int) -> tuple[Any, Any]:
+    """Returns the vector and the step whose weights lie at a place among those of a group."""
+    whole, left = divmod(vectors, together)
+    tile, within = tirx.indexdiv(at, together * steps), tirx.indexmod(at, together * steps)
+    # What is left at the end is a narrower tile.
+    wide = tirx.if_then_else(tile < whole, together, max(1, left))
+    vector = tile * together + tirx.indexmod(within, wide)
+    return vector, tirx.indexdiv(within, wide)
 
 
 def packed_planes(
