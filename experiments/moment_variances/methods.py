@@ -19,11 +19,11 @@ import jax
 import numpy as np
 
 from experiments.harness import Row
+from experiments.moment_variances.costs import costs_of
 from experiments.moment_variances.networks import Case
 from experiments.moment_variances.oracle import Outputs, compared, mean_error, of_samples
 from experiments.moment_variances.quality import quality
 from experiments.moment_variances.recipe import SVI, Settings
-from experiments.timing import measure_rounds, metered, ratio
 from jaxeff.bayes import predict
 from jaxeff.moment_propagation import calibrate_moments, is_gaussian, moments, moments_check
 from jaxeff.program import trace
@@ -66,12 +66,17 @@ def measure(case: Case, settings: Settings, key: jax.Array) -> Iterator[Row]:
                     "checked": check.ratio and check.ratio.median}  # fmt: skip
         rows[list(passes).index(CALIBRATED)]["calibration"] = seconds
         rows.append({"method": DRAWN, **of_samples(_DRAWS, outputs)})
-        costs = _costs(case, passes, given, x[:BATCH], settings.rounds) if noise == SVI else {}
+        costs: dict[str, Row] = {}
+        if noise == SVI and settings.rounds:
+            draws = _logits(case, passes, given, DRAWN, jax.random.key(0))
+            calls = {method: partial(g, given[method], x[:BATCH]) for method, g in passes.items()}
+            calls[DRAWN] = partial(draws, x[:BATCH])
+            costs = costs_of(f, posterior, x[:BATCH], calls, DEFAULT, settings.rounds)
         for row in rows:
             if noise == SVI:
                 logits = _logits(case, passes, given, row["method"], keys[3])
                 row |= quality(logits, sets, settings.asked, BATCH)
-            yield {"noise": noise, **row, **_beside(costs.get(row["method"]), outputs)}
+            yield {"noise": noise, **row, **_beside(costs.get(row["method"], {}), outputs)}
 
 
 def _held(g: Callable[..., Any], given: Any, x: Any, outputs: Outputs) -> Row:
@@ -122,27 +127,9 @@ def _logits(
     return lambda x: sample_logits(key, passes[method](given[method], x), _LOGITS)
 
 
-def _costs(
-    case: Case, passes: Mapping[str, Any], given: Mapping[str, Any], x: Any, rounds: int
-) -> dict[str, float]:
-    """Processor time of every method over that of the network itself."""
-    alone = jax.jit(case.f)
-    means = jax.tree.map(
-        lambda v: v.mean if is_gaussian(v) else v, given[DEFAULT], is_leaf=is_gaussian
-    )
-    draws = _logits(case, passes, given, DRAWN, jax.random.key(0))
-    calls: dict[str, Callable[[], Any]] = {
-        method: partial(g, given[method], x) for method, g in passes.items()
-    }
-    calls |= {"alone": partial(alone, means, x), DRAWN: partial(draws, x)}
-    meters = {name: metered(call, time.process_time) for name, call in calls.items()}
-    times = measure_rounds(meters, rounds) if rounds else {}
-    return {name: ratio(times[name], times["alone"]) for name in times if name != "alone"}
-
-
-def _beside(cost: float | None, outputs: Outputs) -> Row:
-    """The cost of a method, and the error of as many draws as it is the price of."""
-    if cost is None:
+def _beside(costs: Row, outputs: Outputs) -> Row:
+    """The costs of a method, and the error of as many draws as it is the price of."""
+    if not costs:
         return {}
-    n = min(max(2, round(cost)), len(outputs) // 2)
-    return {"cost": cost, "error_of_draws": of_samples(n, outputs)["error"]}
+    n = min(max(2, round(costs["cost"])), len(outputs) // 2)
+    return {**costs, "error_of_draws": of_samples(n, outputs)["error"]}

@@ -1,6 +1,6 @@
 """The networks whose variances are measured: how each is built, its data, and its posteriors.
 
-Images have 28×28 pixels, for ResNet-8 and the U-Net half of that. The transformers and the mixer
+Images have 28×28 pixels, for the ResNets and the U-Net half of that. The transformers and the mixer
 read 16 patches of 7×7, the LSTM seven times four rows; the U-Net finds the ink in noisy images; the
 decoder predicts the letter after 32 others.
 """
@@ -23,7 +23,7 @@ from experiments.tokens.texts import texts, windows
 from jaxeff import Gaussian, data
 from jaxeff.bayes import svi
 from jaxeff.compression import fold_batch_norm
-from jaxeff.nn import Decoder, DecoderConfig, LeNet5, ResNet8, TransformerEncoder
+from jaxeff.nn import Decoder, DecoderConfig, LeNet5, ResNet8, ResNet18, TransformerEncoder
 from jaxeff.training import cross_entropy, fit
 
 TOKENS, PATCH, WIDTH, LETTERS, LENGTH = 16, 49, 32, 27, 32
@@ -143,6 +143,11 @@ _IMAGES: dict[str, tuple[Callable[[nnx.Rngs], nnx.Module], Callable[[Any], Any]]
     "LeNet-5": (lambda rngs: LeNet5(rngs=rngs), lambda x: x),
     "DS-CNN": (lambda rngs: Separable(_STEM, _THREE, ((WIDTH, 1),) * 4, 10, rngs), lambda x: x),
     "ResNet-8": (lambda rngs: ResNet8(10, 1, widths=(8, 16, 32), rngs=rngs), _halved),
+    # An eighth of its channels, and a stem for small images: at full size draws would take hours.
+    "ResNet-18": (
+        lambda rngs: ResNet18(10, 1, stem="cifar", widths=(8, 16, 32, 64), rngs=rngs),
+        _halved,
+    ),
     "LSTM": (Recurrent, lambda x: x.reshape(-1, 7, 112)),
     "MLP-Mixer": (Mixer, _patches),
     "ViT": (

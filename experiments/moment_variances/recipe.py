@@ -5,7 +5,7 @@ from typing import Annotated, Literal
 
 from experiments.harness import SELECTS, Count, Least
 
-CONVOLUTIONAL = ("LeNet-5", "DS-CNN", "ResNet-8", "U-Net")
+CONVOLUTIONAL = ("LeNet-5", "DS-CNN", "ResNet-8", "ResNet-18", "U-Net")
 TRANSFORMERS = ("ViT", "decoder LM")
 NETWORKS = (*CONVOLUTIONAL, "LSTM", "MLP-Mixer", *TRANSFORMERS)
 OUTSIDE = {"digits": "digits-ood", "mnist": "fashion-mnist", "fashion-mnist": "mnist"}

@@ -33,6 +33,7 @@ class ResNet18(nnx.Module):
         *,
         stem: Literal["imagenet", "cifar"] = "imagenet",
         batch_norm: bool = True,
+        widths: tuple[int, int, int, int] = STAGES,
         rngs: nnx.Rngs,
     ):
         """Builds the layers.
@@ -42,6 +43,7 @@ class ResNet18(nnx.Module):
           in_channels: Channels of the images.
           stem: The first layers; see the module's table.
           batch_norm: Whether every convolution is normalized.
+          widths: Channels of the four stages, the first also of ``conv1``.
           rngs: Keys for the initial parameters.
 
         Raises:
@@ -52,11 +54,11 @@ class ResNet18(nnx.Module):
         self.stem = stem
         self.batch_norm = batch_norm
         kernel, stride = (7, 2) if stem == "imagenet" else (3, 1)
-        self.conv1 = conv(in_channels, STAGES[0], kernel, stride, batch_norm, rngs=rngs)
+        self.conv1 = conv(in_channels, widths[0], kernel, stride, batch_norm, rngs=rngs)
         if batch_norm:
-            self.bn1 = bn(STAGES[0], rngs=rngs)
-        channels = STAGES[0]
-        for i, width in enumerate(STAGES, 1):
+            self.bn1 = bn(widths[0], rngs=rngs)
+        channels = widths[0]
+        for i, width in enumerate(widths, 1):
             first = Block(channels, width, 1 if i == 1 else 2, batch_norm, rngs=rngs)
             second = Block(width, width, 1, batch_norm, rngs=rngs)
             setattr(self, f"stage{i}", nnx.List([first, second]))
