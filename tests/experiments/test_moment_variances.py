@@ -1,3 +1,5 @@
+from functools import partial
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -6,6 +8,7 @@ import pytest
 from experiments.harness import Report
 from experiments.moment_variances import methods as m
 from experiments.moment_variances.__main__ import STUDY
+from experiments.moment_variances.costs import costs_of
 from experiments.moment_variances.networks import Sets, spread
 from experiments.moment_variances.oracle import compared, mean_error, of_samples
 from experiments.moment_variances.quality import quality
@@ -122,3 +125,19 @@ def test_each_target_can_fail(given, failing):
     one = report(**given)
     STUDY.judge(one)
     assert [check["passed"] for check in one.checks].count(False) == failing
+
+
+@pytest.mark.slow
+def test_costs_are_over_the_network_and_tvm_computes_the_same():
+    f, params, (x, _) = small_classifier(4)
+    posterior = spread(params, 0.1)
+    once = partial(jax.jit(f), params, x)
+    found = costs_of(
+        f, posterior, x, {m.DEFAULT: once, "twice": lambda: (once(), once())}, "default", 5
+    )
+    # The network itself is one times its price, and calls of it add up.
+    assert 0.5 < found[m.DEFAULT]["cost"] < 1.6
+    assert 1.3 < found["twice"]["cost"] < 3
+    assert found[m.DEFAULT]["tvm"] > 1
+    assert found[m.DEFAULT]["tvm_error"] < 1e-3
+    assert "tvm" not in found["twice"]

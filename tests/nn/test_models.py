@@ -65,6 +65,13 @@ CASES = {
         10,
         11_173_962,
     ),
+    "resnet18-narrow": (
+        # An eighth of the channels: kernels shrink by 64, what has one axis of channels by 8.
+        lambda: ResNet18(10, 1, stem="cifar", widths=(8, 16, 32, 64), rngs=nnx.Rngs(0)),
+        (14, 14, 1),
+        10,
+        (11_173_962 - 9 * 3 * 64 - 9600 - 5130) // 64 + 9 * 8 + 9600 // 8 + 64 * 10 + 10,
+    ),
     "resnet18-plain": (
         # Every scale and shift pair becomes one bias.
         lambda: ResNet18(batch_norm=False, rngs=nnx.Rngs(0)),
