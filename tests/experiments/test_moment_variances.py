@@ -136,7 +136,7 @@ def test_costs_are_over_the_network_and_tvm_computes_the_same():
         f, posterior, x, {m.DEFAULT: once, "twice": lambda: (once(), once())}, "default", 5
     )
     # The network itself is one times its price, and calls of it add up.
-    assert 0.5 < found[m.DEFAULT]["cost"] < 1.6
+    assert 0.4 < found[m.DEFAULT]["cost"] < 2
     assert 1.3 < found["twice"]["cost"] < 3
     assert found[m.DEFAULT]["tvm"] > 1
     assert found[m.DEFAULT]["tvm_error"] < 1e-3
