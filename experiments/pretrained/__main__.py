@@ -20,7 +20,7 @@ from typing import Annotated, Literal
 from experiments import harness as h
 from experiments.harness import SELECTS, Count, Least, Row, Run
 from experiments.pretrained import file_types, language
-from experiments.pretrained.formats import CORRECTED, METHODS
+from experiments.pretrained.formats import METHODS, SLOW
 from experiments.recipes import Selected
 
 
@@ -33,7 +33,7 @@ class Settings(Selected):
         files: Files of an extension, at most.
         windows: Pieces of text that a format of the language model is judged on.
         length: Tokens of a piece.
-        corrected: Whether formats that are fitted to data are judged, which take minutes each.
+        corrected: Whether formats that take minutes each are judged: HQQ, AWQ and GPTQ.
         decoded: Formats of the language model that are deployed; times are over the first's.
         steps: Tokens that a bundle adds to its prompt.
         rounds: Rounds of every timing.
@@ -78,7 +78,7 @@ def bundles(run: Run[Settings], _: str) -> Iterator[Row]:
 
 def formats(run: Run[Settings]) -> list[str]:
     """Lists the formats that the language model is judged in."""
-    return [name for name in METHODS if run.settings.corrected or name not in CORRECTED]
+    return [name for name in METHODS if run.settings.corrected or name not in SLOW]
 
 
 def texts(run: Run[Settings], name: str) -> Iterator[Row]:

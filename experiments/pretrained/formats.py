@@ -50,7 +50,6 @@ FORMATS: dict[str, dict[str, Any]] = {
 """The setting of each layer; tables have eight bits. The file's own weights have offsets."""
 _OTHERS = {
     "int4 by 64": _weights(4, per="group", group=64, steps="float16"),
-    "int4 by 64, HQQ": LayerQuantization(Grouped(HalfQuadratic(4, numbers="float16"), 64)),
     "NF4 by 64": LayerQuantization(nf4()),
     "MXFP4": LayerQuantization(mxfp()),
     "NVFP4": LayerQuantization(nvfp4()),
@@ -117,17 +116,19 @@ def _of_gguf(name: str) -> Method:
     return method
 
 
-CORRECTED: dict[str, Method] = {
+_HALF_QUADRATIC = LayerQuantization(Grouped(HalfQuadratic(4, numbers="float16"), 64))
+SLOW: dict[str, Method] = {
+    "int4 by 64, HQQ": _rounded({"*:linear": _HALF_QUADRATIC, **_TABLE}),
     "int4 by 32, AWQ": _corrected(awq, _GROUPS),
     "int4 by 32, GPTQ": _corrected(gptq, _GROUPS),
 }
 METHODS: dict[str, Method] = {
     **{name: _rounded(spec) for name, spec in FORMATS.items()},
     **{name: _rounded({"*:linear": setting, **_TABLE}) for name, setting in _OTHERS.items()},
-    **CORRECTED,
+    **SLOW,
     "GGUF Q8_0": _of_gguf("Q8_0"),
     "GGUF Q4_0": _of_gguf("Q4_0"),
     "GGUF MXFP4": _of_gguf("MXFP4"),
 }
 
-__all__ = ["CORRECTED", "FORMATS", "METHODS"]
+__all__ = ["FORMATS", "METHODS", "SLOW"]
