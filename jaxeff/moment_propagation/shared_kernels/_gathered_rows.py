@@ -10,13 +10,13 @@ import jax.numpy as jnp
 from jaxtyping import Array
 
 from jaxeff.core import primitives as p
-from jaxeff.moment_propagation.shared_kernels._layout import (
+from jaxeff.moment_propagation.shared_kernels._terms import ContractionTerm, NoiseTerm, RestTerm
+from jaxeff.moment_propagation.shared_kernels.layouts import (
     BATCH,
     CHANNEL,
     canonical,
     restored,
 )
-from jaxeff.moment_propagation.shared_kernels._terms import ContractionTerm, NoiseTerm, RestTerm
 from jaxeff.program import Layer
 from jaxeff.program.ir import Axes, Value
 

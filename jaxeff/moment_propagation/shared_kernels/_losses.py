@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 
-from jaxeff.moment_propagation.shared_kernels._contraction import convolved_layout
-from jaxeff.moment_propagation.shared_kernels._layout import (
+from jaxeff.moment_propagation.shared_kernels._mixing import is_unruled
+from jaxeff.moment_propagation.shared_kernels._steps import adds_up, stacked_steps
+from jaxeff.moment_propagation.shared_kernels.layouts import (
+    convolved_layout,
     depends,
     follow,
     positions,
     takes_extremum,
 )
-from jaxeff.moment_propagation.shared_kernels._mixing import is_unruled
-from jaxeff.moment_propagation.shared_kernels._steps import adds_up, stacked_steps
 from jaxeff.program import Layer
 from jaxeff.program.ir import Axes, Value
 from jaxeff.program.ir import primitives as prim

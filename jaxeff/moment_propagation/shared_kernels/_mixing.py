@@ -21,7 +21,6 @@ from jax import lax
 from jaxtyping import Array
 
 from jaxeff.moment_propagation.dependence import SHARED, Labels, WholeLayer, identity, walk
-from jaxeff.moment_propagation.shared_kernels._layout import BATCH, CHANNEL
 from jaxeff.moment_propagation.shared_kernels._noise import root, spread
 from jaxeff.moment_propagation.shared_kernels._terms import (
     ContractionTerm,
@@ -30,6 +29,7 @@ from jaxeff.moment_propagation.shared_kernels._terms import (
     NoiseTerm,
     RestTerm,
 )
+from jaxeff.moment_propagation.shared_kernels.layouts import BATCH, CHANNEL
 from jaxeff.program import Layer
 from jaxeff.program.ir import Axes, Value
 

@@ -24,7 +24,17 @@ class Columns(NamedTuple):
     size: int
 
 
-Slopes = Array | Columns
+class ChosenChannels(NamedTuple):
+    """Slopes of channels that are taken from others unchanged, in place of a matrix.
+
+    Attributes:
+        index: The numbers of those that they are.
+    """
+
+    index: Any
+
+
+Slopes = Array | Columns | ChosenChannels
 
 
 @dataclass
@@ -127,6 +137,8 @@ def through(slopes: Slopes, covariance: Array) -> Array:
     if isinstance(slopes, Columns):
         after = slopes.size - slopes.start - covariance.shape[1]
         return jnp.pad(covariance, ((0, 0), (slopes.start, after), (0, 0)))
+    if isinstance(slopes, ChosenChannels):
+        return covariance[:, slopes.index]
     if slopes.ndim == 2:
         return slopes[:, :, None] * covariance
     return jnp.einsum("bio,bij->boj", slopes, covariance)

@@ -8,11 +8,14 @@ from typing import Any
 
 from jaxeff.core import primitives as p
 from jaxeff.moment_propagation.dependence import FusedLayer, WholeLayer, with_layers
+from jaxeff.moment_propagation.shared_kernels import _norms as norms
 from jaxeff.moment_propagation.shared_kernels import _rules as rules
 from jaxeff.moment_propagation.shared_kernels._noise import SharedNoise
 from jaxeff.moment_propagation.shared_kernels._plan import (
+    CHOSEN,
     CONTRACTION,
     GATHERED,
+    GROUP_NORMALIZATION,
     JOIN,
     MIXING,
     NORMALIZATION,
@@ -21,8 +24,10 @@ from jaxeff.moment_propagation.shared_kernels._plan import (
     SharingPlan,
     plan_of,
 )
+from jaxeff.moment_propagation.shared_kernels.layouts import with_channels_joined
 from jaxeff.moment_propagation.values import Gaussian, is_random
 from jaxeff.program import Layer, Program
+from jaxeff.program.ir import Value
 from jaxeff.program.ir import primitives as prim
 
 _RULES = {
@@ -31,12 +36,14 @@ _RULES = {
     POOLING: rules.pooling,
     JOIN: rules.join,
     MIXING: rules.mixing,
-    NORMALIZATION: rules.normalization,
+    NORMALIZATION: norms.normalization,
+    GROUP_NORMALIZATION: norms.group_normalization,
     GATHERED: rules.gathered,
+    CHOSEN: rules.chosen,
 }
 
 
-_ANSWERED = {CONTRACTION, POOLING, MIXING}
+_ANSWERED = {CONTRACTION, POOLING, MIXING, GROUP_NORMALIZATION}
 
 
 def with_shared_noise(
@@ -66,7 +73,9 @@ def with_shared_noise(
     # A statistic of positions is one function; other poolings are followed layer by layer.
     whole = plan_of(_with(program, joined.values()), random, own_rules).rules if together else {}
     kept = [v for v in together if not _pools(v) or whole.get(v) is MIXING]
-    plan = plan_of(_with(program, kept), random, own_rules)
+    # Between two reshapes of the channels no axis is theirs: what stands there is one layer.
+    of_channels = _of_channels(program, kept, random, own_rules)
+    plan = plan_of(_with(program, [*kept, *of_channels]), random, own_rules)
     for one in plan.lost:
         warnings.warn(str(one), stacklevel=2)
     if not plan.rules:
@@ -75,7 +84,18 @@ def with_shared_noise(
     kept = [v for made, v in joined.items() if made not in apart or v in kept]
     # A sum of two branches still lacks what they share at a single position.
     answered = [layer for layer, kind in plan.rules.items() if kind in _ANSWERED]
-    return _with(program, kept), _rule(moments, plan), answered
+    return _with(program, [*kept, *of_channels]), _rule(moments, plan), answered
+
+
+def _of_channels(
+    program: Program, kept: Sequence[Layer], random: Collection[Value], own_rules: Mapping[Any, Any]
+) -> list[Layer]:
+    """Joins layers between reshapes of channels, where that gives them a rule."""
+    found = with_channels_joined(program)
+    if not found:
+        return []
+    plan = plan_of(_with(program, [*kept, *found]), random, own_rules)
+    return [v for v in found if plan.rules.get(v) in (CHOSEN, GROUP_NORMALIZATION)]
 
 
 def _pools(layer: Layer) -> bool:

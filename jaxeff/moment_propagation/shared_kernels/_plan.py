@@ -14,26 +14,31 @@ from typing import Any
 
 from jaxeff.core import primitives as p
 from jaxeff.moment_propagation.dependence import WholeLayer
-from jaxeff.moment_propagation.shared_kernels._contraction import PositionContraction, split
 from jaxeff.moment_propagation.shared_kernels._gathered_rows import gathered_layout
-from jaxeff.moment_propagation.shared_kernels._layout import (
+from jaxeff.moment_propagation.shared_kernels._losses import LossSearch, Lost
+from jaxeff.moment_propagation.shared_kernels._mixing import PositionMap, keeps_positions
+from jaxeff.moment_propagation.shared_kernels._tokens import layouts_of_tokens
+from jaxeff.moment_propagation.shared_kernels.layouts import (
     BATCH,
     CHANNEL,
+    ChannelGroups,
+    PositionContraction,
+    chosen_channels,
     depends,
     follow,
     only_moves,
     pooled,
     positions,
+    shared_parameters,
+    split,
 )
-from jaxeff.moment_propagation.shared_kernels._losses import LossSearch, Lost
-from jaxeff.moment_propagation.shared_kernels._mixing import PositionMap, keeps_positions
-from jaxeff.moment_propagation.shared_kernels._tokens import layouts_of_tokens
 from jaxeff.program import Layer, Program
 from jaxeff.program.ir import Axes, Value
 from jaxeff.program.ir import primitives as prim
 
 CONTRACTION, POINTWISE, POOLING, JOIN = "contraction", "pointwise", "pooling", "join"
 MIXING, NORMALIZATION, GATHERED = "mixing", "normalization", "gathered"
+GROUP_NORMALIZATION, CHOSEN = "group normalization", "chosen"
 
 
 @dataclass
@@ -131,10 +136,19 @@ class _KernelSearch:
         if not start:
             return None
         found = self._of_entries(layer, start)
-        if found is None and len(start) == 1 and self._alone(layer):
+        if found is None and len(start) == 1:
             self.plan.sources[layer] = tuple(start)
-            found = _of_one(layer, *next(iter(start.items())))
+            value, layout = next(iter(start.items()))
+            found = _of_one(layer, value, layout) if self._alone(layer) else None
+            if found is None and self._has_parameters(layer, value, layout):
+                found = normalized(layer, value, layout)
         return found
+
+    def _has_parameters(self, layer: Layer, value: Value, layout: Axes) -> bool:
+        """Returns whether all other random values that a layer reads are the same everywhere."""
+        others = [v for v in layer.inputs if v in self.random and v is not value]
+        same = layer.outputs[0].aval.shape == value.aval.shape
+        return same and len(shared_parameters(layer, others, layout)) == len(others)
 
     def _alone(self, layer: Layer) -> bool:
         """Returns whether a layer reads one random value."""
@@ -232,9 +246,20 @@ def _of_one(layer: Layer, value: Value, layout: Axes) -> tuple[str, Axes] | None
         return GATHERED, rows
     if (mixing := PositionMap.of(layer, value, layout)) is not None:
         return MIXING, mixing.layout
-    if layer.kind == "normalization" and keeps_positions(layer, value, layout):
-        return NORMALIZATION, layout
+    if chosen_channels(layer, value, layout) is not None:
+        return CHOSEN, layout
     return None
+
+
+def normalized(layer: Layer, value: Value, layout: Axes) -> tuple[str, Axes] | None:
+    """Returns the rule of a normalization of channels; None for another layer."""
+    if layer.kind != "normalization":
+        return None
+    if keeps_positions(layer, value, layout):
+        return NORMALIZATION, layout
+    groups, sizes = ChannelGroups.of(layer, value, layout), value.aval.shape
+    places = {a for a, n in zip(layout, sizes, strict=True) if a not in (BATCH, CHANNEL) and n != 1}
+    return (GROUP_NORMALIZATION, layout) if groups and groups.places == places else None
 
 
 def _joined(layer: Layer, start: Mapping[Value, Axes]) -> Axes | None:
@@ -260,8 +285,10 @@ def _agree(one: Axes, other: Axes) -> bool:
 
 
 __all__ = [
+    "CHOSEN",
     "CONTRACTION",
     "GATHERED",
+    "GROUP_NORMALIZATION",
     "JOIN",
     "MIXING",
     "NORMALIZATION",

@@ -6,7 +6,7 @@ With S the variances of z (`SharedNoise`), V the variance of an entry and rest =
 - A function of entries multiplies what its operands are made of by expected slopes, position by
   position. Variances are the diagonal pass's, plus what two operands share.
 - A function that combines positions channel by channel is a linear map of their noise (`_mixing`).
-- A normalization of each position's channels is a gate.
+- Normalizations have a file of their own (`_norms`).
 - A pooling: the rest is pooled as if it were independent, the shared part by its expected slope.
 
 Expected slopes are derivatives of propagated means by means (`_covariance` says why).
@@ -22,29 +22,16 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array
 
-from jaxeff.moment_propagation.dependence import SHARED, identity, walk
 from jaxeff.moment_propagation.regions import Environment, propagate
-from jaxeff.moment_propagation.shared_kernels._contraction import PositionContraction, split
 from jaxeff.moment_propagation.shared_kernels._gathered_rows import rearranged, rows_by
-from jaxeff.moment_propagation.shared_kernels._layout import (
-    BATCH,
-    CHANNEL,
-    canonical,
-    is_sum,
-    keeps_entries,
-    only_moves,
-    pooled,
-    positions,
-    restored,
-    takes_extremum,
-)
 from jaxeff.moment_propagation.shared_kernels._mixing import variance_of
 from jaxeff.moment_propagation.shared_kernels._noise import (
+    ChosenChannels,
     Columns,
     SharedNoise,
-    divided,
     normalized,
     root,
     spread,
@@ -59,6 +46,22 @@ from jaxeff.moment_propagation.shared_kernels._terms import (
     covary,
     gated,
     read_out,
+)
+from jaxeff.moment_propagation.shared_kernels.layouts import (
+    BATCH,
+    CHANNEL,
+    PositionContraction,
+    canonical,
+    chosen_channels,
+    is_sum,
+    keeps_entries,
+    only_moves,
+    pooled,
+    positions,
+    restored,
+    shared_parameters,
+    split,
+    takes_extremum,
 )
 from jaxeff.moment_propagation.values import Gaussian, is_random, to_variance
 from jaxeff.program import Layer
@@ -196,12 +199,13 @@ def pointwise(here: RuleContext, layer: Layer, values: Sequence[Any]) -> Sequenc
     sources = [v for v in here.sources if noise.knows(v)]
     if len(sources) == 1 and _is_move(layer, sources[0], layouts):
         var = canonical(to_variance(given[sources[0]]).var, layouts[sources[0]])
-        here.keep(layer.outputs[0], _terms_of(noise, sources[0], var))
+        here.keep(layer.outputs[0], terms_of(noise, sources[0], var))
         return here.moments(layer, *values)
     for v in sources:
         if not keeps_entries(layer, v):
             read_out(noise, v)
-    shared = _shared(layer, [v for v in given if is_random(given[v]) and v not in sources], layout)
+    others = [v for v in given if is_random(given[v]) and v not in sources]
+    shared = shared_parameters(layer, others, layout)
     along, outputs = _slopes(here.moments, layer, given, [*sources, *shared])
     if along is None:
         return outputs
@@ -283,27 +287,6 @@ def join(here: RuleContext, layer: Layer, values: Sequence[Any]) -> Sequence[Any
     return outputs
 
 
-def _shared(layer: Layer, random: Sequence[Value], layout: Axes) -> dict[Value, bool]:
-    """Finds parameters that all positions share, and whether all channels share them, too."""
-    made = layer.outputs[0]
-    found = {}
-    for value in random:
-        lineages, _ = walk(layer.nodes, {value: {value: identity(value.aval.shape)}})
-        labels = lineages.get(made, {}).get(value)
-        if labels is None:
-            continue
-        places = [
-            x
-            for x, a, n in zip(labels, layout, made.aval.shape, strict=True)
-            if a not in (0, CHANNEL) and n != 1
-        ]
-        if all(x == SHARED for x in places):
-            found[value] = any(
-                x == SHARED for x, a in zip(labels, layout, strict=True) if a == CHANNEL
-            )
-    return found
-
-
 def pooling(here: RuleContext, layer: Layer, values: Sequence[Any]) -> Sequence[Any]:
     """Computes a pooling of positions, and adds its result to the noise."""
     noise, layouts = here.noise, here.layouts
@@ -368,7 +351,7 @@ def mixing(here: RuleContext, layer: Layer, values: Sequence[Any]) -> Sequence[A
         lambda x: canonical(of_variances(restored(x, before)), after),
     )
     of_entries = canonical(var, before)
-    terms = _terms_of(noise, source, of_entries)
+    terms = terms_of(noise, source, of_entries)
     # A single entry has its own variance, bends of the functions before it included.
     bends = of_entries - variance_of(terms)
     if layer.kind not in _LINEAR and not is_sum(layer.nodes, source):
@@ -392,20 +375,21 @@ def _finite(x: Array) -> Array:
     return jnp.where(jnp.isfinite(x), x, 0)
 
 
-def normalization(here: RuleContext, layer: Layer, values: Sequence[Any]) -> Sequence[Any]:
-    """Computes a normalization of channels at each position.
-
-    What its statistics pass from one channel to another is of order 1 / channels, and left out;
-    what they take from a channel is in the variances before and after, whose ratio is the gate.
-    """
+def chosen(here: RuleContext, layer: Layer, values: Sequence[Any]) -> Sequence[Any]:
+    """Takes some of the channels of a value, in an order of their own: a shuffle, a slice."""
     noise, outputs, made = here.noise, here.moments(layer, *values), layer.outputs[0]
     source = here.source()
-    if source is None or not is_random(outputs[0]):
+    if source is None:
         return outputs
-    given, layout = dict(zip(layer.inputs, values, strict=True)), here.layouts[made]
-    var = canonical(to_variance(given[source]).var, here.layouts[source])
-    gate = root(divided(canonical(to_variance(outputs[0]).var, layout), var))
-    here.keep(made, gated(_terms_of(noise, source, var), gate))
+    read_out(noise, source)
+    numbers = chosen_channels(layer, source, here.layouts[source])
+    # The plan holds no other layers.
+    assert numbers is not None
+    index = np.asarray(numbers)
+    # A channel keeps its noise: rows and columns of covariances are put in the new order.
+    amplitude = noise.amplitudes[source][..., index]
+    own = jnp.zeros((len(amplitude), len(index)), amplitude.dtype)
+    noise.record(made, amplitude, *noise.combined([(source, ChosenChannels(index))], own))
     return outputs
 
 
@@ -429,11 +413,11 @@ def gathered(here: RuleContext, layer: Layer, values: Sequence[Any]) -> Sequence
         # Of a convolution's result, what its taps read isn't the same rows of its image.
         read_out(noise, source)
     rows = rows_by(rows_of, (layout, here.layouts[made]), var.shape)
-    here.keep(made, rearranged(_terms_of(noise, source, var), rows))
+    here.keep(made, rearranged(terms_of(noise, source, var), rows))
     return outputs
 
 
-def _terms_of(noise: SharedNoise, value: Value, var: Array) -> Sequence[NoiseTerm]:
+def terms_of(noise: SharedNoise, value: Value, var: Array) -> Sequence[NoiseTerm]:
     """Returns what a value's noise is made of: after it was read out, itself and the rest."""
     if value in noise.terms:
         terms: Sequence[NoiseTerm] = noise.terms[value]

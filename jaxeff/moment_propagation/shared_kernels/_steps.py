@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from jaxeff.core import primitives as p
-from jaxeff.moment_propagation.shared_kernels._layout import BATCH, CHANNEL, FIRST_PLACE
+from jaxeff.moment_propagation.shared_kernels.layouts import BATCH, CHANNEL, FIRST_PLACE
 from jaxeff.program import Layer, Program
 from jaxeff.program.ir import Axes, Node, Scan, Value, While, axes
 from jaxeff.program.ir import primitives as prim

@@ -22,7 +22,6 @@ from typing import NamedTuple
 import jax.numpy as jnp
 from jaxtyping import Array
 
-from jaxeff.moment_propagation.shared_kernels._contraction import PositionContraction, over_taps
 from jaxeff.moment_propagation.shared_kernels._noise import (
     SharedNoise,
     diagonal,
@@ -32,6 +31,7 @@ from jaxeff.moment_propagation.shared_kernels._noise import (
     spread,
     through,
 )
+from jaxeff.moment_propagation.shared_kernels.layouts import PositionContraction, over_taps
 from jaxeff.program.ir import Value
 
 
@@ -235,19 +235,47 @@ def gated(terms: Sequence[NoiseTerm], slope: Array) -> list[NoiseTerm]:
 
 def covary(noise: SharedNoise, one: NoiseTerm, other: NoiseTerm) -> Array | None:
     """Computes the covariance of entries by two terms' sources; None where they share nothing."""
-    if not isinstance(one, EntryTerm | ContractionTerm):
+    ours, theirs = _of_entries(one), _of_entries(other)
+    if ours is None or theirs is None or ours.source is None or theirs.source is None:
         return None
-    if not isinstance(other, EntryTerm | ContractionTerm):
-        return None
-    if one.source is None or other.source is None:
-        return None
-    found = noise.covariance(one.source, other.source)
+    found = noise.covariance(ours.source, theirs.source)
     if found is None:
         return None
-    half = found if one.slopes is None else through(one.slopes, found)
+    half = found if ours.slopes is None else through(ours.slopes, found)
     turned = jnp.swapaxes(half, 1, 2)
-    both = turned if other.slopes is None else through(other.slopes, turned)
-    return one.gate * other.gate * spread(diagonal(both), one.gate)
+    both = turned if theirs.slopes is None else through(theirs.slopes, turned)
+    return ours.gate * theirs.gate * spread(diagonal(both), ours.gate)
+
+
+def _of_entries(term: NoiseTerm) -> EntryTerm | ContractionTerm | None:
+    """Returns a term with the gate to single entries; None for the rest, which nobody shares."""
+    if isinstance(term, MixedTerm):
+        inner = _of_entries(term.inner)
+        # What a source does to a channel is one number: the map takes it as a factor.
+        return inner and replace(inner, gate=term.gate * term.map.forward(inner.gate))
+    return None if isinstance(term, RestTerm) else term
+
+
+def weighted_covariance(noise: SharedNoise, terms: Sequence[NoiseTerm], weight: Array) -> Array:
+    """Computes the covariance of the channels' means over positions, of entries times a weight.
+
+    Args:
+        noise: What positions share.
+        terms: What the noise of the entries is made of.
+        weight: `[batch, *positions, channels]`.
+
+    Returns:
+        `[batch, channels, channels]`.
+    """
+    return _combined(noise, [(term.source, term.read_out(weight)) for term in terms])[0]
+
+
+def _combined(
+    noise: SharedNoise, found: Sequence[tuple[Value | None, Reached]]
+) -> tuple[Array, dict[Value, Array]]:
+    own = _sum(_alike([one.own for _, one in found]))
+    parts = [(v, one.slopes) for v, one in found if v is not None and one.slopes is not None]
+    return noise.combined(parts, own)
 
 
 def read_out(noise: SharedNoise, value: Value) -> None:
@@ -256,9 +284,7 @@ def read_out(noise: SharedNoise, value: Value) -> None:
         return
     terms = noise.terms.pop(value)
     found = [(term.source, term.read_out()) for term in terms]
-    own = _sum(_alike([one.own for _, one in found]))
-    parts = [(v, one.slopes) for v, one in found if v is not None and one.slopes is not None]
-    total, with_others = noise.combined(parts, own)
+    total, with_others = _combined(noise, found)
     var = jnp.maximum(diagonal(total), 0)
     covariance = _sum(
         [one.covariance(None if v is None else with_others.get(v)) for v, one in found]

@@ -8,14 +8,22 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 
-from jaxeff.moment_propagation.shared_kernels._contraction import PositionContraction, split
 from jaxeff.moment_propagation.shared_kernels._gathered_rows import gathered_layout
-from jaxeff.moment_propagation.shared_kernels._layout import BATCH, CHANNEL, FIRST_PLACE, follow
 from jaxeff.moment_propagation.shared_kernels._mixing import (
     PositionMap,
     combined_axes,
     is_unruled,
     keeps_positions,
+)
+from jaxeff.moment_propagation.shared_kernels.layouts import (
+    BATCH,
+    CHANNEL,
+    FIRST_PLACE,
+    ChannelGroups,
+    PositionContraction,
+    chosen_channels,
+    follow,
+    split,
 )
 from jaxeff.program import Layer, Program
 from jaxeff.program.ir import Axes, Value
@@ -86,7 +94,10 @@ def _mixed(
     made = layer.outputs[0]
     if (found := PositionMap.of(layer, value, layout)) is not None:
         return {made: found.layout}, found.combined
-    kept = layer.kind == "normalization" and keeps_positions(layer, value, layout)
+    kept = layer.kind == "normalization" and (
+        keeps_positions(layer, value, layout) or ChannelGroups.of(layer, value, layout) is not None
+    )
+    kept = kept or chosen_channels(layer, value, layout) is not None
     return ({made: layout} if kept else None), frozenset()
 
 

@@ -19,7 +19,7 @@ from jax import lax
 from jaxtyping import Array
 
 from jaxeff.core import primitives as p
-from jaxeff.moment_propagation.shared_kernels._layout import BATCH, CHANNEL, FIRST_PLACE
+from jaxeff.moment_propagation.shared_kernels.layouts._layout import BATCH, CHANNEL, FIRST_PLACE
 from jaxeff.program import Layer
 from jaxeff.program.ir import Axes, Contraction, Node
 from jaxeff.program.ir import primitives as prim

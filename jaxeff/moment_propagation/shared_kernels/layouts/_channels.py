@@ -1,0 +1,303 @@
+"""Layers that split the channel axis: norms over groups of channels, and channels in another order.
+
+`x.reshape(B, H, W, G, C // G)` has no axis of channels, and what follows it can't be read axis by
+axis. Two things that models do with it keep channels apart nevertheless: a normalization over
+positions and the channels of a group, and a shuffle, which only moves channels. So the equations
+between the splitting reshape and the one that joins the channels again are read as one layer.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+import numpy as np
+
+from jaxeff.core import primitives as p
+from jaxeff.moment_propagation.dependence import SHARED, identity, walk
+from jaxeff.moment_propagation.shared_kernels.layouts._layout import BATCH, CHANNEL
+from jaxeff.program import Layer, Program
+from jaxeff.program.ir import Axes, Node, Value, axes
+from jaxeff.program.ir import primitives as prim
+
+_MOST_JOINED = 8
+_SOFTMAX = {p.exp_p, p.reduce_max_p}
+_TYPES = {p.convert_element_type_p, p.copy_p}
+
+# An axis of a value made of a tensor: the tensor's axes that it runs over, each with the stride of
+# its steps there. A reshape of 24 channels to (4, 6) makes axes {(channel, 6)} and {(channel, 1)}.
+_Part = frozenset[tuple[int, int]]
+
+
+@dataclass(frozen=True)
+class ChannelGroups:
+    """A normalization whose statistics run over positions and the channels of a group.
+
+    Attributes:
+        count: The number of groups; those of one group stand side by side.
+        places: The axes of positions over which the statistics run.
+        is_centred: Whether the mean is subtracted, as in a group norm; an RMS norm leaves it.
+    """
+
+    count: int
+    places: frozenset[int | None]
+    is_centred: bool
+
+    @classmethod
+    def of(cls, layer: Layer, value: Value, layout: Axes) -> ChannelGroups | None:
+        """Reads a layer; None for another one.
+
+        Args:
+            layer: A layer.
+            value: The one of its inputs that is normalized.
+            layout: The value's layout.
+        """
+        shape = value.aval.shape
+        kept = len(layer.outputs) == 1 and layer.outputs[0].aval.shape == shape
+        if layer.kind != "normalization" or not kept or layout.count(CHANNEL) != 1:
+            return None
+        if any(node.primitive in _SOFTMAX for node in layer.nodes):
+            return None
+        channel = layout.index(CHANNEL)
+        sums = _sums(layer.nodes, value, channel)
+        if sums is None or len({one.parts for one in sums}) != 1:
+            return None
+        parts, count, size, _ = sums[0]
+        whole = {a for a, stride in parts if a != channel and stride == 1}
+        places = frozenset(layout[a] for a in whole if shape[a] != 1)
+        # Of the channels a group's own are added up, which are the inner part of their axis.
+        inner = [stride for a, stride in parts if a == channel] == [1]
+        if not inner or not places or BATCH in places or len(parts) != len(whole) + 1:
+            return None
+        # A window of positions is no whole axis, though its steps are of one, too.
+        if count != size * math.prod(shape[a] for a in whole):
+            return None
+        return cls(shape[channel] // size, places, any(one.is_plain for one in sums))
+
+
+class _Sum(NamedTuple):
+    """A sum of a tensor's entries, or of their squares.
+
+    Attributes:
+        parts: What it runs over.
+        terms: The number of its terms.
+        channels: The number of channels that it runs over.
+        is_plain: Whether its terms are the entries themselves.
+    """
+
+    parts: _Part
+    terms: int
+    channels: int
+    is_plain: bool
+
+
+def _split(labels: Sequence[_Part | None], shape: Sequence[int], after: Sequence[int]) -> (
+    list[_Part | None] | None
+):  # fmt: skip
+    """Follows axes through a reshape that splits single axes or merges several; else None."""
+    result: list[_Part | None] = []
+    left = [(x, n) for x, n in zip(labels, shape, strict=True) if n != 1]
+    sizes = iter(range(len(after)))
+    for i in sizes:
+        if after[i] == 1:
+            result.append(None)
+            continue
+        if not left:
+            return None
+        (label, n), product = left.pop(0), after[i]
+        if label is None:
+            return None
+        if n > product:
+            # One axis becomes several: the outer ones take steps over all of the inner ones.
+            if len(label) != 1 or n % product:
+                return None
+            ((axis, stride),) = label
+            rest = n // product
+            result.append(frozenset({(axis, stride * rest)}))
+            left.insert(0, (label, rest))
+            continue
+        while n < product:
+            if not left or left[0][0] is None:
+                return None
+            more, size = left.pop(0)
+            label, n = label | (more or frozenset()), n * size
+        if n != product:
+            return None
+        result.append(label)
+    return None if left else result
+
+
+def _followed(
+    nodes: Sequence[Node], value: Value
+) -> tuple[dict[Value, list[_Part | None]], set[Value]]:
+    """Follows the axes of a tensor through functions of its entries.
+
+    Returns:
+        The parts of axes by value, and the values that are the tensor itself, elsewhere.
+    """
+    parts: dict[Value, list[_Part | None]] = {
+        value: [frozenset({(i, 1)}) for i in range(len(value.aval.shape))]
+    }
+    plain = {value}
+    for node in nodes:
+        known = [a for a in node.inputs if isinstance(a, Value) and a in parts]
+        if not known or len(node.outputs) != 1:
+            continue
+        shape, made = tuple(known[0].aval.shape), node.outputs[0]
+        after: list[_Part | None] | None = None
+        if node.primitive is p.reshape_p:
+            after = _split(parts[known[0]], shape, made.aval.shape)
+        elif node.primitive in axes.MOVES:
+            own = axes.moved(node.eqn, tuple(range(len(shape))), shape)
+            if own is not None:
+                after = [None if i is None else parts[known[0]][i] for i in own]
+        elif made.aval.shape == shape and node.primitive in prim.ELEMENTWISE | _TYPES:
+            after = parts[known[0]]
+        if after is None:
+            continue
+        parts[made] = after
+        if node.primitive in axes.MOVES | _TYPES and known[0] in plain:
+            plain.add(made)
+    return parts, plain
+
+
+def _sums(nodes: Sequence[Node], value: Value, channel: int) -> list[_Sum] | None:
+    """Reads the sums of a tensor's entries; None where one runs over axes that aren't known."""
+    parts, plain = _followed(nodes, value)
+    found = []
+    for node in nodes:
+        if node.primitive is not p.reduce_sum_p or node.inputs[0] not in parts:
+            continue
+        (operand,) = node.values
+        shape = operand.aval.shape
+        along = [(parts[operand][i], shape[i]) for i in node.params["axes"] if shape[i] != 1]
+        if any(x is None for x, _ in along):
+            return None
+        known = [(x, n) for x, n in along if x is not None]
+        channels = math.prod(n for x, n in known if any(a == channel for a, _ in x))
+        every = frozenset[tuple[int, int]]().union(*(x for x, _ in known))
+        found.append(_Sum(every, math.prod(n for _, n in known), channels, operand in plain))
+    return found or None
+
+
+def chosen_channels(layer: Layer, value: Value, layout: Axes) -> tuple[int, ...] | None:
+    """Returns which channels of a value a layer puts in which order; None if it does more.
+
+    Args:
+        layer: A layer.
+        value: One of its inputs.
+        layout: The value's layout, and the result's.
+    """
+    if not layer.nodes or len(layer.outputs) != 1 or layout.count(CHANNEL) != 1:
+        return None
+    shape, after, channel = value.aval.shape, layer.outputs[0].aval.shape, layout.index(CHANNEL)
+    if len(shape) != len(after) or layer.kind != "shape":
+        return None
+    if any(n != m for i, (n, m) in enumerate(zip(shape, after, strict=True)) if i != channel):
+        return None
+    made = _moved(layer.nodes, {value: np.arange(math.prod(shape)).reshape(shape)})
+    if made is None or layer.outputs[0] not in made:
+        return None
+    places = np.unravel_index(made[layer.outputs[0]], shape)
+    own = np.indices(after, sparse=True)
+    if any((places[i] != own[i]).any() for i in range(len(shape)) if i != channel):
+        return None
+    first = np.moveaxis(places[channel], channel, -1).reshape(-1, after[channel])
+    return tuple(first[0].tolist()) if (first == first[0]).all() else None
+
+
+def _moved(nodes: Sequence[Node], known: dict[Value, np.ndarray]) -> dict[Value, np.ndarray] | None:
+    """Evaluates equations that only move entries; None where one does more."""
+    for node in nodes:
+        if known.keys().isdisjoint(node.values):
+            continue
+        (x,), q = (known[v] for v in node.values), node.params
+        if node.primitive is p.reshape_p:
+            x = x.reshape(node.outputs[0].aval.shape)
+        elif node.primitive is p.transpose_p:
+            x = x.transpose(q["permutation"])
+        elif node.primitive is p.rev_p:
+            x = np.flip(x, q["dimensions"])
+        elif node.primitive is p.slice_p:
+            steps = q["strides"] or (1,) * x.ndim
+            cut = zip(q["start_indices"], q["limit_indices"], steps, strict=True)
+            x = x[tuple(slice(*one) for one in cut)]
+        else:
+            return None
+        known[node.outputs[0]] = x
+    return known
+
+
+def with_channels_joined(program: Program) -> list[Layer]:
+    """Finds the layers between a reshape that splits an axis and one that takes it back.
+
+    Args:
+        program: A program.
+
+    Returns:
+        Layers of all equations between the two, where these are moves and at most one
+        normalization, and nothing else reads what is between.
+    """
+    readers = Counter(v for layer in program.layers for v in layer.inputs)
+    readers.update(v for v in program.outputs if isinstance(v, Value))
+    next_of: Mapping[Value, Layer] = {v: layer for layer in program.layers for v in layer.inputs}
+    found = []
+    for layer in program.layers:
+        if layer.kind != "shape" or [n.primitive for n in layer.nodes] != [p.reshape_p]:
+            continue
+        (start,), chain = layer.inputs, [layer]
+        while chain[-1].outputs[0].aval.shape != start.aval.shape and len(chain) < _MOST_JOINED:
+            end = chain[-1].outputs[0]
+            following = next_of.get(end)
+            if readers[end] != 1 or following is None or not _joins(following, chain):
+                break
+            chain.append(following)
+        if chain[-1].outputs[0].aval.shape == start.aval.shape and len(chain) > 1:
+            found.append(_whole(chain))
+    return found
+
+
+def _joins(layer: Layer, chain: Sequence[Layer]) -> bool:
+    if layer.mark or len(layer.outputs) != 1:
+        return False
+    is_norm = layer.kind == "normalization" and all(v.kind == "shape" for v in chain)
+    return is_norm or layer.kind == "shape"
+
+
+def _whole(chain: Sequence[Layer]) -> Layer:
+    """Puts the equations of layers that follow each other into one layer."""
+    named = next((v for v in chain if v.kind == "normalization"), chain[-1])
+    inner = {v for layer in chain for v in layer.outputs}
+    inputs = dict.fromkeys(v for layer in chain for v in layer.inputs if v not in inner)
+    nodes = tuple(node for layer in chain for node in layer.nodes)
+    return replace(named, nodes=nodes, inputs=tuple(inputs), outputs=chain[-1].outputs)
+
+
+def shared_parameters(layer: Layer, random: Collection[Value], layout: Axes) -> dict[Value, bool]:
+    """Finds parameters that all positions share, and whether all channels share them, too.
+
+    Args:
+        layer: A layer.
+        random: Inputs of it.
+        layout: The result's layout.
+    """
+    made = layer.outputs[0]
+    found = {}
+    for value in random:
+        lineages, _ = walk(layer.nodes, {value: {value: identity(value.aval.shape)}})
+        labels = lineages.get(made, {}).get(value)
+        if labels is None:
+            continue
+        places = [
+            x
+            for x, a, n in zip(labels, layout, made.aval.shape, strict=True)
+            if a not in (BATCH, CHANNEL) and n != 1
+        ]
+        if all(x == SHARED for x in places):
+            found[value] = any(
+                x == SHARED for x, a in zip(labels, layout, strict=True) if a == CHANNEL
+            )
+    return found
