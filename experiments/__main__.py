@@ -15,6 +15,7 @@ MODULES = (
     "chip_queries",
     "compression",
     "decoding",
+    "deep_light",
     "dirty_mnist",
     "ensembles",
     "galen",

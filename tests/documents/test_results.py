@@ -65,7 +65,9 @@ TRACED = {
     "analog": ["analog-fast"],
     "light": ["photonic-fast"],
     "search": ["galen-fast"],
-    "outlook": ["accelerators-fast", "analog_posterior-fast", "chip_queries-fast"],
+    "outlook": [
+        "accelerators-fast", "analog_posterior-fast", "chip_queries-fast", "deep_light-fast",
+    ],
     "compression": ["compression-fast"],
     "pruning": ["pruning-fast"],
     "latency": ["latency-fast", "c_library-fast"],
