@@ -20,6 +20,8 @@ arm-linux-gnueabihf-gcc gcc-arm-linux-gnueabihf libc6-dev-armhf-cross
 arm-none-eabi-gcc gcc-arm-none-eabi libnewlib-arm-none-eabi
 qemu-system-arm qemu-system-arm
 riscv64-linux-gnu-gcc gcc-riscv64-linux-gnu libc6-dev-riscv64-cross
+riscv64-unknown-elf-gcc gcc-riscv64-unknown-elf picolibc-riscv64-unknown-elf
+qemu-system-riscv32 qemu-system-misc
 clang clang
 cmake cmake
 END

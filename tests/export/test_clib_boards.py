@@ -147,8 +147,9 @@ def test_boards_by_name(monkeypatch, tmp_path):
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(BoardError, match="apt-get install gcc-arm-none-eabi"):
         make_board("emulated:cortex-m7").__enter__()
-    with pytest.raises(RuntimeError, match="apt-get install qemu-system-arm"):
-        emulation("cortex-m7", C_TARGETS["cortex-m7"], tmp_path)
+    for core, package in (("cortex-m7", "qemu-system-arm"), ("riscv32", "qemu-system-misc")):
+        with pytest.raises(RuntimeError, match=f"apt-get install {package}"):
+            emulation(core, C_TARGETS[core], tmp_path)
 
 
 def test_what_a_varying_batch_is_told(tmp_path):

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import functools
+import re
 
 import jax
 import numpy as np
 import pytest
-from c_programs import require
+from c_programs import call as program
+from c_programs import instructions, require
 from flax import nnx
 from jaxeff_export import deploy, modelled_latency
 from jaxeff_export.clib import ExampleProgram, count_instructions, model_calls
@@ -21,7 +23,13 @@ from jaxeff.search import Candidate, Candidates, LatencyError, SearchSpace
 MOST = {"cortex-m7": 139_400, "cortex-m4": 140_700}
 """Instructions of `Small`, one percent above what they are: another compiler's differ a little."""
 WORKSPACE = 992
-OTHERS = ("cortex-m0plus", "cortex-m3", "cortex-m33", "cortex-m55", "cortex-m85")
+ARM_TOOLS = ("arm-none-eabi-gcc", "qemu-system-arm")
+OTHERS = {
+    **dict.fromkeys(
+        ("cortex-m0plus", "cortex-m3", "cortex-m33", "cortex-m55", "cortex-m85"), ARM_TOOLS
+    ),
+    "riscv32": ("riscv64-unknown-elf-gcc", "qemu-system-riscv32"),
+}
 
 
 class Small(nnx.Module):
@@ -51,10 +59,30 @@ def small():
 @pytest.mark.slow
 @pytest.mark.parametrize("core", OTHERS)
 def test_other_microcontrollers_compute_the_bits_of_xla(core, tmp_path):
-    require("arm-none-eabi-gcc", "qemu-system-arm")
+    require(*OTHERS[core])
     g, codes, x = small()
     bundle = deploy(g, (codes, x), target=core, path=tmp_path / "b")
     np.testing.assert_array_equal(bundle.run(x, board="emulated"), jax.jit(g)(codes, x))
+    if core != "riscv32":
+        return
+    # Its assembler, its compiler and its start are none of ARM's: all that reads them is asked.
+    require("llvm-mca", "cmake", "clang")
+    calls = bundle.model()
+    assert sum(call.instructions for call in calls) < 1_800_000, calls
+    # A core that begins an instruction a cycle, and waits for products.
+    assert all(call.instructions <= call.cycles < 2 * call.instructions for call in calls)
+    library = bundle.export_c(tmp_path / "net")
+    _, run = instructions(library.folder)
+    program("cmake", "-S", ".", "-B", "build", folder=library.folder)
+    program("cmake", "--build", "build", folder=library.folder)
+    # What picolibc prints, qemu writes to the standard error.
+    run = run.replace("example", "build/net_example") + " 2>&1"
+    assert "as JAX computed" in program("sh", "-c", run, folder=library.folder)
+    clang = re.findall(
+        r"--target=\S+|-m\w+=\S+(?=[ `])|-isystem\s\S+(?=`)",
+        (library.folder / "README.md").read_text().rpartition("clang")[2],
+    )
+    program("clang", *" ".join(clang).split(), "-c", "main.c", folder=library.folder)
 
 
 @pytest.mark.slow

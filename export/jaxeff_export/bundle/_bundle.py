@@ -48,7 +48,7 @@ from jaxeff_export.bundle.running import (
     require_timed,
 )
 from jaxeff_export.clib.objects import CLibraryError
-from jaxeff_export.targets import ToolchainError, require_extra
+from jaxeff_export.targets import ToolchainError, is_microcontroller, require_extra
 
 if TYPE_CHECKING:
     from jaxeff_export.clib import CallModel, CLibrary
@@ -286,7 +286,7 @@ class Bundle(BundleFolder):
             unknown to it.
         """
         self._read(LIBRARY)
-        if self.manifest.machine.startswith("thumb"):
+        if is_microcontroller(self.manifest.machine):
             # Start-up time: only microcontrollers need it.
             from jaxeff_export.clib import model_calls
 

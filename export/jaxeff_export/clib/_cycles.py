@@ -23,16 +23,42 @@ from pathlib import Path
 from jaxeff_export.clib._counting import execute
 from jaxeff_export.clib._library import CLibrary
 from jaxeff_export.clib.objects import call
-from jaxeff_export.targets import ToolchainError, find_c_toolchain, find_modeller
+from jaxeff_export.targets import (
+    ToolchainError,
+    find_c_toolchain,
+    find_modeller,
+    target_machine,
+)
 
 _ITERATIONS = 100
 _LINE = re.compile(r"^\s*([0-9a-f]+):\s+(\S.*)$")
 _PLACE = re.compile(r"\b[0-9a-f]+ <[^>]*>")
 _REGION = re.compile(r"Code Region - r(\d+)\n.*?Total Cycles:\s+(\d+)", re.DOTALL)
 _REFUSED = re.compile(r"<stdin>:(\d+):\d+: error")
-_CALLS = ("bl", "blx")
-_LIKE = {"cortex-m85": "cortex-m55"}
-"""Cores that llvm-mca of LLVM 14 has no name for, and those whose model stands in."""
+_LIKE = {"cortex-m85": "cortex-m55", "generic-rv32": "sifive-e31"}
+"""Cores that llvm-mca of LLVM 14 has no name or no model for, and those whose model stands in."""
+
+
+@dataclasses.dataclass(frozen=True)
+class _Assembler:
+    """How instructions are written for an architecture.
+
+    Attributes:
+        triple: its name for llvm-mca.
+        comment: the sign that begins a comment.
+        remark: what objdump adds to an instruction.
+        calls: instructions that call a function.
+    """
+
+    triple: str
+    comment: str
+    remark: str
+    calls: tuple[str, ...]
+
+
+_ARM = _Assembler("thumbv8.1m.main-none-eabihf", "@", r"\s*[;@].*$", ("bl", "blx"))
+# `#` begins a comment in one of them and a number in the other.
+_RISCV = _Assembler("riscv32-unknown-elf", "#", r"\s*#.*$", ("jal", "jalr"))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -79,7 +105,9 @@ def model_calls(library: CLibrary, core: str, like: str | None = None) -> tuple[
         ran = execute(library, core, Path(temporary))
         text = _disassembled(library, ran.program)
         spans = sorted({(run.begin, run.length) for run in ran.runs})
-        turns = _cycles([_lines(text, *span) for span in spans], like or core)
+        written = _RISCV if target_machine(library.target) == "riscv32" else _ARM
+        lines = [_lines(text, *span, written) for span in spans]
+        turns = _cycles(lines, like or str(library.target.get("mcpu", core)), written)
         cycles = dict(zip(spans, turns, strict=True))
         found = [[0, 0.0] for _ in library.steps]
         for run in ran.runs:
@@ -99,12 +127,14 @@ def _disassembled(library: CLibrary, program: Path) -> list[tuple[int, str]]:
     return [(int(match[1], 16), match[2]) for match in found]
 
 
-def _lines(text: Sequence[tuple[int, str]], begin: int, length: int) -> list[str]:
+def _lines(
+    text: Sequence[tuple[int, str]], begin: int, length: int, written: _Assembler
+) -> list[str]:
     """Returns the instructions of a run, as llvm-mca's assembler reads them."""
     first = next(i for i, (at, _) in enumerate(text) if at == begin)
     lines, conditional = [], 0
     for _, line in text[first : first + length]:
-        name, _, operands = re.sub(r"\s*[;@].*$", "", line).replace("\t", " ").partition(" ")
+        name, _, operands = re.sub(written.remark, "", line).replace("\t", " ").partition(" ")
         # Which encoding an instruction has is no matter of time.
         name = re.sub(r"\.[nw]$", "", name)
         if re.fullmatch(r"it[te]*", name):
@@ -113,18 +143,22 @@ def _lines(text: Sequence[tuple[int, str]], begin: int, length: int) -> list[str
         if conditional:
             # A model that knows no `it` is given the instruction that runs under it.
             conditional, name = conditional - 1, re.sub(r"^([a-z0-9]+?)(..)(\.|$)", r"\1\3", name)
-        lines.append("nop" if name in _CALLS else f"{name} {_PLACE.sub('0', operands)}".strip())
+        lines.append(
+            "nop" if name in written.calls else f"{name} {_PLACE.sub('0', operands)}".strip()
+        )
     return lines
 
 
-def _cycles(runs: Sequence[Sequence[str]], core: str) -> list[float]:
+def _cycles(runs: Sequence[Sequence[str]], core: str, written: _Assembler) -> list[float]:
     """Asks llvm-mca for the cycles of a turn of each run."""
     analyser = find_modeller("llvm-mca", "llvm")
-    command = [analyser, "-mtriple=thumbv8.1m.main-none-eabihf", f"-mcpu={_LIKE.get(core, core)}"]
+    command = [analyser, f"-mtriple={written.triple}", f"-mcpu={_LIKE.get(core, core)}"]
+    if written is _RISCV:
+        command.append("-mattr=+m,+c")
     left = [list(run) for run in runs]
     spare = [0.0] * len(runs)
     while True:
-        text, places = _regions(left)
+        text, places = _regions(left, written.comment)
         done = subprocess.run(
             [*command, f"-iterations={_ITERATIONS}", "-"],
             input=text, capture_output=True, text=True, check=False,
@@ -144,14 +178,14 @@ def _cycles(runs: Sequence[Sequence[str]], core: str) -> list[float]:
     return [found.get(i, 0.0) + spare[i] for i in range(len(runs))]
 
 
-def _regions(runs: Sequence[Sequence[str]]) -> tuple[str, dict[int, tuple[int, int]]]:
+def _regions(runs: Sequence[Sequence[str]], comment: str) -> tuple[str, dict[int, tuple[int, int]]]:
     """Writes runs one after the other, and tells which instruction stands in which line."""
     lines: list[str] = []
     places = {}
     for number, run in enumerate(runs):
-        lines.append(f"@ LLVM-MCA-BEGIN r{number}")
+        lines.append(f"{comment} LLVM-MCA-BEGIN r{number}")
         for i, line in enumerate(run):
             places[len(lines)] = number, i
             lines.append(line)
-        lines.append("@ LLVM-MCA-END")
+        lines.append(f"{comment} LLVM-MCA-END")
     return "\n".join(lines) + "\n", places

@@ -7,7 +7,7 @@ NAME.c             what calls the kernels, to read
 main.c             the example, with recorded.S and recorded.bin, what it replays
 README.md          how to build and run it, sizes
 CMakeLists.txt     the same for CMake
-startup.c board.ld where there is no operating system
+startup.c board.ld where there is no operating system (of RISC-V board.ld alone)
 library.json       sizes, what each call of a kernel takes, and the list of these files
 
 A package for another build system has these, and a few more (`packages`).
@@ -164,7 +164,7 @@ def write_library(order: LibraryParts, path: Path) -> CLibrary:
             tools, folder / f"lib{order.name}.a", threads=order.threads > 1
         )
         # Without `-o` and a name, which whoever builds it adds.
-        build = instructions.example_command(library, tools, "")[:-2]
+        build = instructions.example_command(library, tools, target_machine(order.target), "")[:-2]
         _write_example(order, library, tools, sizes, folder)
         package = _pack(order, library, tools, core, folder)
         written = [
@@ -329,9 +329,11 @@ def _write_example(
     core = str(order.target.get("mcpu", order.target_name))
     readme = instructions.readme(library, tools, core, order.target, sizes)
     write_atomically(folder / "README.md", readme)
-    write_atomically(folder / "CMakeLists.txt", instructions.cmake(library, tools))
+    write_atomically(
+        folder / "CMakeLists.txt", instructions.cmake(library, tools, target_machine(order.target))
+    )
     if tools.board:
-        write_atomically(folder / "startup.c", bare_metal.startup())
         # The linker script describes the emulated board; a caller who names more memory gets it.
         given = bare_metal.at_least(tools.board, order.flash, order.ram)
-        write_atomically(folder / "board.ld", bare_metal.linker_script(given))
+        for file, content in bare_metal.files(given, target_machine(order.target)).items():
+            write_atomically(folder / file, content)

@@ -29,6 +29,7 @@ from jaxeff.core import input_batch, one_of, validate
 from jaxeff.search import Candidate, LatencyError
 from jaxeff_export.latency._attribution import kernel_calls
 from jaxeff_export.latency._turns import compiled
+from jaxeff_export.targets import is_microcontroller
 
 
 @validate(inputs=input_batch, of=one_of("cycles", "instructions", "ram", "flash"))
@@ -62,7 +63,7 @@ def modelled_latency(
                 sizes = bundle.export_c(Path(home) / "model").sizes
             ram = sizes.workspace + sizes.arrays + sizes.stack
             return float(ram if of == "ram" else sizes.code + sizes.parameters)
-        calls_of = bundle.model() if bundle.manifest.machine.startswith("thumb") else ()
+        calls_of = bundle.model() if is_microcontroller(bundle.manifest.machine) else ()
         if calls_of:
             # All that is executed, in exact numbers: no kernel has to be found in the bundle.
             return sum(c.instructions if of == "instructions" else c.total or 0.0 for c in calls_of)

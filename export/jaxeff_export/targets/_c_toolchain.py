@@ -8,8 +8,13 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from jaxeff_export.targets._target import TargetError, target_machine
-from jaxeff_export.targets._toolchain import ToolchainError, find_emulator, find_linker
+from jaxeff_export.targets._target import TargetError, is_microcontroller, target_machine
+from jaxeff_export.targets._toolchain import (
+    SYSTEM_EMULATORS,
+    ToolchainError,
+    find_emulator,
+    find_linker,
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -69,6 +74,9 @@ _BOARDS = {
     "cortex-m33": BoardMemory("mps2-an505", (0x10000000, 4 << 20), (0x80000000, 16 << 20)),
     "cortex-m55": _AN547,
     "cortex-m85": _AN547,
+    # LLVM's name of a general 32-bit RISC-V core. All memory of qemu's board is RAM, and programs
+    # start at its beginning: the first part is taken for flash.
+    "generic-rv32": BoardMemory("virt", (0x80000000, 16 << 20), (0x81000000, 16 << 20)),
 }
 _THUMB = ("-mthumb", "-mfloat-abi=hard")
 _SOFT = ("-mthumb", "-mfloat-abi=soft")
@@ -85,6 +93,9 @@ _MICROCONTROLLERS = {
     "cortex-m55": (*_THUMB, "-mcpu=cortex-m55"),
     # GCC 12 has no name for it: its instructions are those of an M55, as far as C uses them.
     "cortex-m85": (*_THUMB, "-mcpu=cortex-m55"),
+    # Debian's compiler has no headers of a C library but those that the specs name. `zicsr` would
+    # change nothing: kernels read no register of the system.
+    "generic-rv32": ("-march=rv32imc", "-mabi=ilp32", "--specs=picolibc.specs"),
 }
 
 
@@ -104,7 +115,7 @@ def find_c_toolchain(target: Mapping[str, Any]) -> CToolchain:
         require_hard_float(target)
     # What links for a target is a C compiler: one search, and one error, for both.
     compiler = find_linker(target)
-    if machine.startswith("thumb"):
+    if is_microcontroller(machine):
         if core not in _MICROCONTROLLERS:
             known = ", ".join(_MICROCONTROLLERS)
             raise TargetError(
@@ -139,7 +150,7 @@ def require_hard_float(target: Mapping[str, Any]) -> None:
             f"{target.get('mcpu', machine)} has no floating-point unit as it is described "
             f"({'its interface is soft-float' if soft else 'LLVM knows no feature of one'}); "
             "C libraries are for processors with hard float, such as cortex-m4 and cortex-m7; "
-            "of those without it for cortex-m0plus and cortex-m3"
+            "of those without it for cortex-m0plus, cortex-m3 and riscv32"
         )
 
 
@@ -155,17 +166,23 @@ def emulation(core: str, target: Mapping[str, Any], program: Path) -> list[str]:
       ToolchainError: if the emulator is not installed.
     """
     machine = target_machine(target)
-    if core in _BOARDS:
-        found = shutil.which("qemu-system-arm")
+    # Kept by LLVM's names, of which RISC-V's is not that of its target. The core comes first: what
+    # was compiled for one ARM may run on another.
+    board = _BOARDS.get(core, _BOARDS.get(str(target.get("mcpu"))))
+    if board is not None:
+        command, package = SYSTEM_EMULATORS[machine[:5]]
+        found = shutil.which(command)
         if found is None:
             raise ToolchainError(
-                "qemu-system-arm not found, which emulates microcontrollers; "
-                "install it (Debian, Ubuntu: apt-get install qemu-system-arm)"
+                f"{command} not found, which emulates microcontrollers; "
+                f"install it (Debian, Ubuntu: apt-get install {package})"
             )
         quiet = ["-display", "none", "-monitor", "none", "-serial", "none"]
         # Semihosting: what the program prints, and its exit status, go through the emulator.
         host = ["-semihosting-config", "enable=on,target=native"]
-        return [found, "-M", _BOARDS[core].machine, *quiet, *host, "-kernel", str(program)]
+        # A RISC-V board would begin with firmware of its own.
+        bare = ["-bios", "none"] if machine == "riscv32" else []
+        return [found, "-M", board.machine, *bare, *quiet, *host, "-kernel", str(program)]
     name = {"armv7a": "arm"}.get(machine, machine)
     # LLVM's name of a general RISC-V core is none of qemu's, whose default has all of rv64gc.
     named = [] if machine == "riscv64" else ["-cpu", core]

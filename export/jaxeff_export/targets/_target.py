@@ -83,6 +83,16 @@ C_TARGETS: Mapping[str, Target] = {
             ("cortex-m85", "thumbv8.1m.main", True),
         )
     },
+    # RV32IMC, as of an ESP32-C3: no floating-point unit, no atomic instructions, no vectors.
+    "riscv32": {
+        "kind": "llvm",
+        "mtriple": "riscv32-unknown-none-elf",
+        "mcpu": "generic-rv32",
+        "mattr": ["+m", "+c"],
+        "mabi": "ilp32",
+        "vector-width": 128,
+        "num-cores": 1,
+    },
     "riscv64": {
         "kind": "llvm",
         "mtriple": "riscv64-unknown-linux-gnu",
@@ -93,8 +103,9 @@ C_TARGETS: Mapping[str, Target] = {
     },
 }
 """Processors that TVM's runtime isn't there for: their bundles hold a C library. A 32-bit ARM with
-NEON (Raspberry Pi 2), microcontrollers without an operating system, of which M0+ and M3 compute
-floats in software and M55 and M85 have vectors (Helium), and 64-bit RISC-V."""
+NEON (Raspberry Pi 2), microcontrollers without an operating system, of which M0+, M3 and RV32IMC
+(an ESP32-C3) compute floats in software and M55 and M85 have vectors (Helium), and 64-bit
+RISC-V."""
 
 _NAMED: Mapping[str, Target] = {**ARM_TARGETS, **C_TARGETS}
 
@@ -173,6 +184,11 @@ def target_machine(target: Mapping[str, Any]) -> str:
     """Returns the architecture a target compiles for, as ``platform.machine`` would name it."""
     triple = target.get("mtriple")
     return normalized_machine(triple.split("-")[0] if triple else platform.machine())
+
+
+def is_microcontroller(machine: str) -> bool:
+    """Tells whether processors of an architecture run without an operating system."""
+    return machine.startswith("thumb") or machine == "riscv32"
 
 
 def has_runtime(target: Mapping[str, Any]) -> bool:

@@ -12,16 +12,31 @@ import shutil
 from collections.abc import Mapping
 from typing import Any
 
-from jaxeff_export.targets._target import normalized_machine, target_machine
+from jaxeff_export.targets._target import (
+    is_microcontroller,
+    normalized_machine,
+    target_machine,
+)
 
 _LINKERS = {
     "aarch64": ("aarch64-linux-gnu-gcc", "gcc-aarch64-linux-gnu"),
     "x86_64": ("x86_64-linux-gnu-gcc", "gcc-x86-64-linux-gnu"),
     "armv7a": ("arm-linux-gnueabihf-gcc", "gcc-arm-linux-gnueabihf"),
     "riscv64": ("riscv64-linux-gnu-gcc", "gcc-riscv64-linux-gnu"),
+    # The compiler of both widths; the C library beside it has 32 bits too.
+    "riscv32": (
+        "riscv64-unknown-elf-gcc",
+        "gcc-riscv64-unknown-elf picolibc-riscv64-unknown-elf",
+    ),
 }
 _MICROCONTROLLERS = ("arm-none-eabi-gcc", "gcc-arm-none-eabi libnewlib-arm-none-eabi")
 """Of every architecture whose name begins with thumb."""
+SYSTEM_EMULATORS = {
+    "thumb": ("qemu-system-arm", "qemu-system-arm"),
+    "riscv": ("qemu-system-riscv32", "qemu-system-misc"),
+}
+"""Emulators of whole boards and Debian's packages of them, by the first letters of an architecture
+that has no operating system."""
 
 
 class ToolchainError(RuntimeError):
@@ -69,7 +84,7 @@ def packages(target: Mapping[str, Any]) -> tuple[str, ...]:
     if machine == normalized_machine(platform.machine()):
         return ("gcc",)
     # User-mode emulation passes system calls on, which a microcontroller's programs don't make.
-    emulator = "qemu-system-arm" if machine.startswith("thumb") else "qemu-user"
+    emulator = SYSTEM_EMULATORS[machine[:5]][1] if is_microcontroller(machine) else "qemu-user"
     return (*_cross_compiler(machine)[1].split(), emulator)
 
 

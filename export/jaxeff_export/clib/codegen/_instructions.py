@@ -6,12 +6,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from jaxeff_export.clib.codegen._bare_metal import start
 from jaxeff_export.clib.codegen._sources import Library
 from jaxeff_export.clib.objects import Sizes
 from jaxeff_export.targets import CToolchain, emulation, has_runtime, packages, target_machine
-
-_LINK = ("--specs=rdimon.specs", "-Wl,--gc-sections", "-Wl,-z,noexecstack")
-BARE = ("startup.c", "-nostartfiles", "-T", "board.ld", *_LINK)
 
 
 def example_sources(library: Library) -> list[str]:
@@ -21,18 +19,19 @@ def example_sources(library: Library) -> list[str]:
 
 
 def example_command(
-    library: Library, tools: CToolchain, made: str, more: Sequence[str] = ()
+    library: Library, tools: CToolchain, machine: str, made: str, more: Sequence[str] = ()
 ) -> list[str]:
     """Makes the command that builds the example, in the library's folder.
 
     Args:
         library: what it calls.
         tools: tools of the target.
+        machine: the target's architecture.
         made: the program.
         more: flags.
     """
     # Static: under an emulator no libraries of the other processor have to be found.
-    placed = BARE if tools.board else ("-static",)
+    placed = start(machine) if tools.board else ("-static",)
     shared = ("-pthread",) if library.threads > 1 else ()
     flags = ("-std=c11", "-O2", *tools.flags, *shared, *more)
     files = (*example_sources(library), f"lib{library.name}.a")
@@ -45,7 +44,7 @@ def readme(
     """Writes ``README.md``."""
     n, u = library.name, library.upper
     program = "./example.elf" if tools.board else "./example"
-    build = example_command(library, tools, program[2:])
+    build = example_command(library, tools, target_machine(target), program[2:])
     # The folder goes elsewhere: no path of this machine.
     build[0] = build[0].rpartition("/")[2]
     run = [program]
@@ -130,31 +129,34 @@ The example replays a recorded call and compares with what JAX computed:
 """
 
 
-def cmake(library: Library, tools: CToolchain) -> str:
+def cmake(library: Library, tools: CToolchain, machine: str) -> str:
     """Writes ``CMakeLists.txt``: the library as an imported target, and the example."""
     n = library.name
     flags = " ".join(tools.flags)
     assembled = " ".join(name for name in example_sources(library) if name.endswith(".S"))
-    sources = " ".join([*example_sources(library), *(["startup.c"] if tools.board else [])])
-    there = f"-nostartfiles -T ${{CMAKE_CURRENT_SOURCE_DIR}}/board.ld {' '.join(_LINK)}"
-    placed = there if tools.board else "-static"
+    started = start(machine) if tools.board else ("-static",)
+    sources = " ".join([*example_sources(library), *(s for s in started if s.endswith(".c"))])
+    # CMake builds in a folder of its own.
+    script = "${CMAKE_CURRENT_SOURCE_DIR}/board.ld"
+    flags_of = [s.replace("board.ld", script) for s in started if not s.endswith(".c")]
+    placed = " ".join(flags_of)
     found, linked = "", "m"
     if library.threads > 1:
         found, linked = "find_package(Threads REQUIRED)\n", '"m;Threads::Threads"'
     suffix = f'set_target_properties({n}_example PROPERTIES SUFFIX ".elf")' if tools.board else ""
-    start = ""
+    chosen = ""
     compiler = tools.compiler.rpartition("/")[2]
     if "-" in compiler:  # of another processor; where a project includes this, it has chosen
-        start = f"""if(NOT DEFINED CMAKE_C_COMPILER AND NOT DEFINED ENV{{CC}})
+        chosen = f"""if(NOT DEFINED CMAKE_C_COMPILER AND NOT DEFINED ENV{{CC}})
     set(CMAKE_C_COMPILER {compiler})
 endif()
 """
     if tools.board:  # CMake's own trial programs can't be linked
-        start += (
+        chosen += (
             "set(CMAKE_TRY_COMPILE_TARGET_TYPE STATIC_LIBRARY)\nset(CMAKE_SYSTEM_NAME Generic)\n"
         )
     return f"""cmake_minimum_required(VERSION 3.13)
-{start}
+{chosen}
 project({n} C ASM)
 
 {found}add_library({n} STATIC IMPORTED GLOBAL)
@@ -182,6 +184,13 @@ def _compilers(tools: CToolchain, target: Mapping[str, Any]) -> str:
     """Describes where the tools come from, and the flags that clang needs."""
     text = f"On Debian and Ubuntu the tools are in the packages {', '.join(packages(target))}. "
     compiler = tools.compiler.rpartition("/")[2]
+    if target_machine(target) == "riscv32":
+        # Specs are GCC's: they name the headers, which clang has to be told.
+        return (
+            f"{text}clang compiles the C\nfiles with `--target={target['mtriple']} "
+            "-march=rv32imc -mabi=ilp32\n-isystem "
+            f"/usr/lib/picolibc/riscv64-unknown-elf/include`; what links them is {compiler}."
+        )
     if tools.board:
         return (
             f"{text}clang compiles the C\nfiles with the same flags of the processor and "
