@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from c_programs import require
 from jaxeff_export import deploy, resolve_target
 from jaxeff_export.operators.integer import dot_of
 from tvm.target import Target
@@ -90,3 +91,19 @@ def test_a_bundle_holds_values_and_places_alone(setting, bits):
     assert taken == w.size * bits / 8
     # Beside them an output has two numbers at most, and nothing else of the weight is stored.
     assert sum(a.nbytes for a in bundle.derived) <= taken + 8 * 128
+
+
+@pytest.mark.slow
+def test_a_microcontroller_holds_them_packed(tmp_path):
+    require("arm-none-eabi-gcc", "qemu-system-arm")
+    w = jax.random.normal(jax.random.key(0), (64, 32))
+    x = jax.random.normal(jax.random.key(1), (2, 64))
+    each = LayerQuantization(NofM(2, 4, values=EIGHT), Uniform(8, symmetric=True, per="token"))
+    g = integer(lambda params, x: x @ params["w"], {"*": each}, dynamic=True)
+    converted = g.convert({"w": w}, x)
+    bundle = deploy(g, (converted, x), target="cortex-m7")
+    found = bundle.run(x, board="emulated:cortex-m7")
+    np.testing.assert_array_equal(found, jax.jit(g)(converted, x))
+    # Five bits a weight, and up to two numbers of 32 bits an output.
+    stored = bundle.export_c(tmp_path / "net").sizes.parameters
+    assert w.size * 5 // 8 <= stored <= w.size * 5 // 8 + 8 * 32

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from tvm import relax, tirx
@@ -29,10 +29,7 @@ _STEPS_SHARED = 12_000
 def packed_products(target: Target, cores: int, any_batch: bool) -> Any:
     """Returns the lowering of products with packed weights for a target."""
     nibbles, plain = nibbles_of(target), dot_of(target)
-    # A decoder has hundreds of products of a few shapes, and a kernel takes a tenth of a second to
-    # write, and as long to be compared with those that a module has. Each with its module's
-    # builder, which stays alive that way: another one can't have its number.
-    written: dict[Any, tuple[relax.BlockBuilder, relax.GlobalVar]] = {}
+    written = WrittenKernels("q_packed")
 
     def lower(
         bb: relax.BlockBuilder,
@@ -67,17 +64,51 @@ def packed_products(target: Target, cores: int, any_batch: bool) -> Any:
         sizes: list[Any] = [(shape_of(o), str(o.ty.dtype)) for o in operands]
         if any_batch:
             sizes[0] = ((batch, depth), sizes[0][1])
-        key = (id(bb), rows, depth, columns, weight_bits, group, str(sizes[1:]), codes)
-        if any_batch or key not in written:  # a batch that varies is a variable of its own
-            shape = (batch if any_batch else rows, columns)
-            build = functools.partial(make, group, chunk)
-            kernel = product_kernel(geometry, dot, result, sizes, shape, cores, tile, build)
-            written[key] = bb, bb.add_func(kernel, "q_packed")
-        _, name = written[key]
+        shape = (batch if any_batch else rows, columns)
+        build = functools.partial(make, group, chunk)
+        # A batch that varies is a variable of its own, so that no two kernels are the same.
+        key = None if any_batch else (rows, depth, columns, weight_bits, group, str(sizes))
+        name = written.name_of(
+            bb,
+            key,
+            lambda: product_kernel(geometry, dot, result, sizes, shape, cores, tile, build),
+        )
         kind = relax.TensorType((rows, columns), "int32" if codes else "float32")
         return bb.emit(relax.call_tir(name, relax.Tuple(operands), kind))
 
     return lower
+
+
+class WrittenKernels:
+    """The kernels that modules have been given.
+
+    A decoder has hundreds of products of a few shapes, and a kernel takes a tenth of a second to
+    write, and as long to be compared with those that a module has.
+
+    Args:
+        hint: what kernels are called, but for a number.
+    """
+
+    def __init__(self, hint: str):
+        self._hint = hint
+        # Each with its module's builder, which stays alive that way: another can't have its number.
+        self._written: dict[Any, tuple[relax.BlockBuilder, relax.GlobalVar]] = {}
+
+    def name_of(
+        self, bb: relax.BlockBuilder, key: Any, write: Callable[[], tirx.PrimFunc]
+    ) -> relax.GlobalVar:
+        """Returns a kernel's name in a module, where it is written at first.
+
+        Args:
+            bb: builder of the module.
+            key: what two kernels that are the same have in common; None for one of its own.
+            write: writes the kernel.
+        """
+        if key is None:
+            return bb.add_func(write(), self._hint)
+        if (id(bb), key) not in self._written:
+            self._written[id(bb), key] = bb, bb.add_func(write(), self._hint)
+        return self._written[id(bb), key][1]
 
 
 def product_kernel(

@@ -10,7 +10,11 @@ from tvm.target import Target
 
 from jaxeff_export.operators.integer._geometry import Geometry
 from jaxeff_export.operators.integer.packed._layout import shape_of
-from jaxeff_export.operators.integer.packed._lowering import packed_tile, product_kernel
+from jaxeff_export.operators.integer.packed._lowering import (
+    WrittenKernels,
+    packed_tile,
+    product_kernel,
+)
 from jaxeff_export.operators.integer.packed._sparse_dots import bytes_of, floats_of
 from jaxeff_export.operators.integer.packed._sparse_kernels import (
     SparseBuilder,
@@ -24,6 +28,7 @@ SPARSE = "jaxeff.q_sparse"
 def sparse_products(target: Target, cores: int, any_batch: bool) -> Any:
     """Returns the lowering of products with weights of 2 of 4 for a target."""
     of_codes, of_floats = bytes_of(target), floats_of(target)
+    written = WrittenKernels("q_sparse")
 
     def lower(
         bb: relax.BlockBuilder,
@@ -49,9 +54,13 @@ def sparse_products(target: Target, cores: int, any_batch: bool) -> Any:
         sizes = [(shape_of(o), str(o.ty.dtype)) for o in operands]
         tile = packed_tile(geometry, dot.lanes, dot.registers, 1)
         result, build = "sums" if codes else "float", functools.partial(SparseBuilder, sparse)
-        kernel = product_kernel(geometry, dot, result, sizes, (rows, columns), cores, tile, build)
-        kind = relax.TensorType((rows, columns), "int32" if codes else "float32")
-        name = bb.add_func(kernel, "q_sparse")
+        shape = rows, columns
+        name = written.name_of(
+            bb,
+            (*shape, depth, str(sizes)),
+            lambda: product_kernel(geometry, dot, result, sizes, shape, cores, tile, build),
+        )
+        kind = relax.TensorType(shape, "int32" if codes else "float32")
         return bb.emit(relax.call_tir(name, relax.Tuple(operands), kind))
 
     return lower
