@@ -39,10 +39,24 @@ def _of_linen(
     module: Any, last: str, *args: Any, part: Callable[[Any], Any] = lambda y: y
 ) -> Built:
     """Takes a Linen module, and a part of what it returns."""
-    variables = module.init(_KEY, *args)
+    variables = _begun(module.init(_KEY, *args))
     f, params = jaxeff.functional(module, variables)
     alone = part(module.apply(variables, *args))
     return lambda params, *args: part(f(params, *args)), params, args, alone, last
+
+
+def _begun(variables: Any) -> Any:
+    """Fills matrices that are nought at first, as of layers that begin with no effect.
+
+    A network whose last one is nought returns nothing but zeros, of which no error is relative.
+    """
+
+    def filled(w: jax.Array) -> jax.Array:
+        nought = w.ndim >= 2 and not jnp.any(w)
+        # Small, as after the first updates of a training.
+        return 0.1 * jax.random.normal(jax.random.key(w.size), w.shape, w.dtype) if nought else w
+
+    return jax.tree.map(filled, variables)
 
 
 def _tokens(count: int = 6) -> jax.Array:
