@@ -16,6 +16,7 @@ MODULES = (
     "compression",
     "decoding",
     "deep_light",
+    "diffusion",
     "dirty_mnist",
     "ensembles",
     "galen",

@@ -67,6 +67,7 @@ TRACED = {
     "search": ["galen-fast"],
     "outlook": [
         "accelerators-fast", "analog_posterior-fast", "chip_queries-fast", "deep_light-fast",
+        "diffusion-fast",
     ],
     "compression": ["compression-fast"],
     "pruning": ["pruning-fast"],
