@@ -102,7 +102,7 @@ PLOTS = (
     h.Plot(
         "ratios",
         h.Dots("{method}", "ratio", hue="{noise}", facet="{network}", guides=(1.0,),
-               axes={"xscale": "log", "xlabel": "variance over the sampled one, median"}),
+               axes={"xscale": "log", "xlabel": "variance over sampled, median"}),
         columns=4, size=(3.6, 2.6),
     ),
     h.Plot(
