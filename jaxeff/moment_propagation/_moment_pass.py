@@ -18,6 +18,8 @@ from jaxeff.moment_propagation.attention import (
     attention_in_stream,
     attention_moments,
     fuse_attention,
+    pooled_attention,
+    warn_of_pooled,
     warn_of_stream,
 )
 from jaxeff.moment_propagation.calibration import factor_of, is_scaled, with_regressions
@@ -61,6 +63,7 @@ class Propagation:
         differentiable: Whether derivatives pass through variances; not those by expected slopes.
         shared: Whether noise of a kernel that positions share is followed to their mean.
         streams: Gets the site of attention whose noise a residual stream shares, once.
+        pooled: Gets the site of attention whose noise a sum over tokens adds up.
         expected_slopes: Whether derivatives of its results are expected slopes.
     """
 
@@ -70,6 +73,7 @@ class Propagation:
     differentiable: bool = True
     shared: bool = False
     streams: list[str] = field(default_factory=list)
+    pooled: list[str] = field(default_factory=list)
     expected_slopes: ClassVar[bool] = True
 
     def run(self, f: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
@@ -94,6 +98,8 @@ class Propagation:
         result = self.evaluated(prepared, rule, values)
         if self.streams and not factors:  # bodies of loops are prepared while they are evaluated
             warn_of_stream(self.streams[0])
+        elif self.pooled and not factors:
+            warn_of_pooled(self.pooled[0])
         return with_regressions(result, factors)
 
     def evaluated(self, program: Program, rule: Callable[..., Any], values: Sequence[Any]) -> Any:
@@ -113,6 +119,8 @@ class Propagation:
         program = fuse_attention(program, random, self.rules)
         if self.shared and not self.streams and (site := attention_in_stream(program, random)):
             self.streams.append(site)
+        if self.shared and not self.pooled and (site := pooled_attention(program, random)):
+            self.pooled.append(site)
         # Slopes are taken through means, which products with dependent operands hardly change.
         return fuse_dependent(program, random, self.note, products=self.differentiable)
 

@@ -284,3 +284,23 @@ def test_attention_with_random_weights_in_a_residual_stream_is_named(f):
         jax.eval_shape(moments(f), posterior_of_blocks("1/dense", "head"), x)
         # Noise of the input: no weights are random.
         jax.eval_shape(moments(f), posterior_of_blocks("nothing"), Gaussian(x, 0.01 * x**2))
+
+
+def pooled_tokens(params, x):
+    """One block of attention and a mean over tokens, behind a function that keeps them."""
+    block = params["blocks"][0]
+    q, k, v = (x @ block[name] for name in "qkv")
+    return jnp.tanh(by_hand(q, k, v) @ block["out"]).mean(1) @ params["head"]
+
+
+@pytest.mark.slow
+def test_attention_with_random_weights_before_a_mean_over_tokens_is_named():
+    x = normal(20, 2, 5, 4)
+    with pytest.warns(UserWarning, match="is added up over tokens"):
+        jax.eval_shape(moments(pooled_tokens), posterior_of_blocks("0/q"), x)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        jax.eval_shape(moments(pooled_tokens, shared=False), posterior_of_blocks("0/q"), x)
+        jax.eval_shape(moments(pooled_tokens), posterior_of_blocks("out", "head"), x)
+        noisy = Gaussian(x, jnp.full(x.shape, 1e-4))
+        jax.eval_shape(moments(pooled_tokens), posterior_of_blocks("no leaf"), noisy)
