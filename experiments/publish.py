@@ -9,6 +9,7 @@ makes them again: a number on them can't be anything but that run's.
 
 import argparse
 import json
+import shlex
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
@@ -16,6 +17,7 @@ from typing import Any
 
 from experiments.__main__ import MODULES, load
 from experiments.harness import Report, Study, Table
+from experiments.harness.command import find_options
 from experiments.harness.report import verdict
 from jaxeff.core import cell_text
 
@@ -52,7 +54,8 @@ def page(content: Mapping[str, Any], name: str, figures: list[str]) -> str:
     blocks = [
         f"# {name}",
         study.about.splitlines()[0],
-        f"`python -m experiments.{module}{size}`, seed {content['config'].get('seed', 0)}. "
+        f"`python -m experiments.{module}{size}{_chosen(study, content)}`, "
+        f"seed {content['config'].get('seed', 0)}. "
         f"{versions}. Written from [{name}.json]({name}.json).",
         *(f"![Figure of {name}: {Path(file).stem}]({file})" for file in figures),
         *(f"## {table.title}\n\n{markdown(table)}" for table in study.show(report)),
@@ -67,6 +70,20 @@ def page(content: Mapping[str, Any], name: str, figures: list[str]) -> str:
         told = "\n".join(f"- {line}" for line in content["differences"])
         blocks.append(f"## What differs from the source\n\n{told}")
     return "\n\n".join(blocks) + "\n"
+
+
+def _chosen(study: Study, content: Mapping[str, Any]) -> str:
+    """Writes the options of a run: settings that aren't those of its size."""
+    own, told = study.sizes[content["size"]], ""
+    for option in find_options(type(own)):
+        taken: Any = content["config"]
+        for name in option.path:
+            taken = taken.get(name) if isinstance(taken, Mapping) else None
+        # JSON has lists where settings have tuples. A run that is older than an option lacks it.
+        if taken is not None and taken != json.loads(json.dumps(option.value(own), default=str)):
+            values = taken if isinstance(taken, list) else [taken]
+            told += f" --{option.name} {shlex.join(map(str, values))}"
+    return told
 
 
 def markdown(table: Table) -> str:
