@@ -100,14 +100,13 @@ def _split(labels: Sequence[_Part | None], shape: Sequence[int], after: Sequence
     """Follows axes through a reshape that splits single axes or merges several; else None."""
     result: list[_Part | None] = []
     left = [(x, n) for x, n in zip(labels, shape, strict=True) if n != 1]
-    sizes = iter(range(len(after)))
-    for i in sizes:
-        if after[i] == 1:
+    for product in after:
+        if product == 1:
             result.append(None)
             continue
         if not left:
             return None
-        (label, n), product = left.pop(0), after[i]
+        label, n = left.pop(0)
         if label is None:
             return None
         if n > product:
@@ -198,15 +197,22 @@ def chosen_channels(layer: Layer, value: Value, layout: Axes) -> tuple[int, ...]
         return None
     if any(n != m for i, (n, m) in enumerate(zip(shape, after, strict=True)) if i != channel):
         return None
-    made = _moved(layer.nodes, {value: np.arange(math.prod(shape)).reshape(shape)})
+    # As small as a number of each entry may be: this is done while a program is traced.
+    entries = np.arange(math.prod(shape), dtype=np.min_scalar_type(-math.prod(shape)))
+    made = _moved(layer.nodes, {value: entries.reshape(shape)})
     if made is None or layer.outputs[0] not in made:
         return None
-    places = np.unravel_index(made[layer.outputs[0]], shape)
-    own = np.indices(after, sparse=True)
-    if any((places[i] != own[i]).any() for i in range(len(shape)) if i != channel):
+    # An entry's number is the sum of its places, each times the entries of a step along that axis.
+    # Without those of the other axes, numbers are the channel's, everywhere the same.
+    numbers = made[layer.outputs[0]]
+    for i, steps in enumerate(np.indices(after, sparse=True, dtype=entries.dtype)):
+        if i != channel:
+            numbers = numbers - steps * math.prod(shape[i + 1 :])
+    first = numbers[tuple(slice(None if i == channel else 1) for i in range(len(shape)))]
+    found, rest = np.divmod(first.ravel(), math.prod(shape[channel + 1 :]))
+    if rest.any() or (found < 0).any() or (found >= shape[channel]).any():
         return None
-    first = np.moveaxis(places[channel], channel, -1).reshape(-1, after[channel])
-    return tuple(first[0].tolist()) if (first == first[0]).all() else None
+    return tuple(found.tolist()) if (numbers == first).all() else None
 
 
 def _moved(nodes: Sequence[Node], known: dict[Value, np.ndarray]) -> dict[Value, np.ndarray] | None:
