@@ -46,15 +46,15 @@ def _of_linen(
 
 
 def _begun(variables: Any) -> Any:
-    """Fills matrices that are nought at first, as of layers that begin with no effect.
+    """Fills matrices that start at zero, as those of layers that begin with no effect.
 
-    A network whose last one is nought returns nothing but zeros, of which no error is relative.
+    A network whose last one is zero returns only zeros, to which no error is relative.
     """
 
     def filled(w: jax.Array) -> jax.Array:
-        nought = w.ndim >= 2 and not jnp.any(w)
+        is_zero = w.ndim >= 2 and not jnp.any(w)
         # Small, as after the first updates of a training.
-        return 0.1 * jax.random.normal(jax.random.key(w.size), w.shape, w.dtype) if nought else w
+        return 0.1 * jax.random.normal(jax.random.key(w.size), w.shape, w.dtype) if is_zero else w
 
     return jax.tree.map(filled, variables)
 

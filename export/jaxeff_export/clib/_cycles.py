@@ -48,17 +48,19 @@ class _Assembler:
         comment: the sign that begins a comment.
         remark: what objdump adds to an instruction.
         calls: instructions that call a function.
+        features: options that name more instructions than the architecture has by default.
     """
 
     triple: str
     comment: str
     remark: str
     calls: tuple[str, ...]
+    features: tuple[str, ...] = ()
 
 
 _ARM = _Assembler("thumbv8.1m.main-none-eabihf", "@", r"\s*[;@].*$", ("bl", "blx"))
 # `#` begins a comment in one of them and a number in the other.
-_RISCV = _Assembler("riscv32-unknown-elf", "#", r"\s*#.*$", ("jal", "jalr"))
+_RISCV = _Assembler("riscv32-unknown-elf", "#", r"\s*#.*$", ("jal", "jalr"), ("-mattr=+m,+c",))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -152,9 +154,8 @@ def _lines(
 def _cycles(runs: Sequence[Sequence[str]], core: str, written: _Assembler) -> list[float]:
     """Asks llvm-mca for the cycles of a turn of each run."""
     analyser = find_modeller("llvm-mca", "llvm")
-    command = [analyser, f"-mtriple={written.triple}", f"-mcpu={_LIKE.get(core, core)}"]
-    if written is _RISCV:
-        command.append("-mattr=+m,+c")
+    named = f"-mtriple={written.triple}", f"-mcpu={_LIKE.get(core, core)}"
+    command = [analyser, *named, *written.features]
     left = [list(run) for run in runs]
     spare = [0.0] * len(runs)
     while True:
