@@ -19,7 +19,7 @@ from tvm.tirx import Expr
 
 from jaxeff_export.operators.integer._dots import Dot
 from jaxeff_export.operators.integer._epilogue import Epilogue, Taken
-from jaxeff_export.operators.integer._geometry import BLOCK, DotTile, Geometry, chains_of, tile_of
+from jaxeff_export.operators.integer._geometry import BLOCK, DotTile, Geometry, chains_of
 from jaxeff_export.operators.statements import (
     StatementBuilder,
     Vector,
@@ -55,7 +55,7 @@ def contraction(
     operands: Any,
     shape: Sequence[int],
     sharing: Sharing,
-    tile: DotTile | None = None,
+    tile: DotTile,
     kernel_of: Callable[..., ContractionBuilder] | None = None,
 ) -> tirx.PrimFunc:
     """Writes the kernel of a layer.
@@ -68,16 +68,15 @@ def contraction(
         operands: shapes and dtypes of x, the packed weights and what follows.
         shape: shape of the result.
         sharing: among how many cores.
-        tile: tile of sums in registers; by default one with few loads.
+        tile: tile of sums in registers, as the weights were packed for.
         kernel_of: the class that writes the kernel; by default that of bytes.
     """
     buffers = [declare(shape, dtype, f"x{i}") for i, (shape, dtype) in enumerate(operands)]
     x, w, *rest = buffers
     epilogue = epilogue_of(attributes, *rest)
     y = declare(shape, epilogue.dtype, "y")
-    chosen = tile or tile_of(geometry, dot.lanes, dot.registers - 2)
     make = kernel_of or ContractionBuilder
-    kernel = make(geometry, dot, epilogue, chosen, x, w, y, attributes.get("input_zero", 0))
+    kernel = make(geometry, dot, epilogue, tile, x, w, y, attributes.get("input_zero", 0))
     kernel.write(sharing)
     products = geometry.batch * geometry.macs if isinstance(geometry.batch, int) else None
     return function([*buffers, y], kernel.code.finish(), products)

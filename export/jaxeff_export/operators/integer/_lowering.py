@@ -191,7 +191,6 @@ def _emit(
     x, w, bias, *rest = tensors
     dot, planes = how.dot, how.planes
     kernel_of: Any = None
-    tile = None
     batch = tirx.Var("batch", "int64")
     bits = attributes["weight_bits"], attributes["activation_bits"]
     sharing = how.sharing(bits)
