@@ -26,6 +26,7 @@ import jaxeff
 from experiments.harness import (
     Claim,
     Count,
+    Curves,
     Dots,
     Least,
     Listing,
@@ -47,7 +48,7 @@ from experiments.timing import interleaved
 from experiments.tokens.texts import texts, windows
 from jaxeff import bayes, ensembles, training
 from jaxeff import uncertainty as u
-from jaxeff.adapters import LoRA, init_lora, lora, untied
+from jaxeff.adapters import LoRA, frozen, init_lora, lora, untied
 from jaxeff.ensembles import Members
 from jaxeff.nn import Decoder, DecoderConfig, load_decoder
 
@@ -66,6 +67,7 @@ class Settings(Training):
         learnt: Sequences to learn from.
         epochs: Passes of the decoder's training.
         adapting: Passes of the adapters'.
+        rank: Rank of the adapters.
         curved: Sequences that curvatures are taken of.
         asked: Sequences of each text.
         dear: Sequences of each text for moments by slopes, which take a pass per hidden unit.
@@ -81,6 +83,7 @@ class Settings(Training):
     learnt: Annotated[int, Least(64)] = 12_000
     epochs: Count = 8
     adapting: Count = 2
+    rank: Count = 2
     curved: Count = 500
     asked: Annotated[int, Least(2)] = 50
     dear: Annotated[int, Least(2)] = 8
@@ -102,12 +105,24 @@ class Bench:
     write: Callable[[Any], str]
 
     def fit(self, loss: Any, params: Any, epochs: int) -> Any:
-        """Trains by Adam."""
-        steps = epochs * (len(self.train[1]) // self.settings.batch_size)
+        """Trains all parameters by Adam."""
         return training.fit(
-            self.key, loss, params, self.train, optimizer=cosine_adam(self.settings.rate, steps),
-            epochs=epochs, batch_size=self.settings.batch_size, progress=False,
+            self.key, loss, params, self.train, optimizer=self.adam(epochs), epochs=epochs,
+            batch_size=self.settings.batch_size, progress=False,
         ).params  # fmt: skip
+
+    def adam(self, epochs: int) -> Any:
+        """Makes an optimizer for so many passes."""
+        steps = epochs * (len(self.train[1]) // self.settings.batch_size)
+        return cosine_adam(self.settings.rate, steps)
+
+    def adapt(self, train: Callable[..., Any], *args: Any, **others: Any) -> Any:
+        """Trains adapters, by `training.fit` or another; what is frozen stays as it is."""
+        epochs = self.settings.adapting
+        return train(
+            self.key, *args, epochs=epochs, optimizer=frozen(self.adam(epochs), "*frozen/*"),
+            batch_size=self.settings.batch_size, progress=False, **others,
+        )  # fmt: skip
 
     @property
     def few(self) -> tuple[Any, Any]:
@@ -118,17 +133,20 @@ class Bench:
     @property
     def spec(self) -> dict[str, LoRA]:
         """Adapters of the last block: what is before it is computed once for all draws."""
-        return {f"blocks/{len(self.params['blocks']) - 1}/*:linear": LoRA(2)}
+        last = len(self.params["blocks"]) - 1
+        return {f"blocks/{last}/*:linear": LoRA(self.settings.rank)}
 
     def adapters(self, key: jax.Array) -> Any:
-        """Starts adapters."""
-        return init_lora(key, self.f, self.spec, self.params, self.train[0][:1])
+        """Starts adapters, beside the parameters that stay."""
+        own = init_lora(key, self.f, self.spec, self.params, self.train[0][:1])
+        # Parameters, too: as constants of the function XLA would compute with them as it compiles.
+        return {"frozen": self.params, "adapters": own}
 
     @functools.cached_property
     def adapted(self) -> Callable[..., Any]:
-        """The function of adapters alone."""
+        """The function of both."""
         g = lora(self.f, self.spec)
-        return lambda adapters, x: g(self.params, adapters, x)
+        return lambda params, x: g(params["frozen"], params["adapters"], x)
 
 
 Forms = Iterator[tuple[str, tuple[Any, Any]]]
@@ -142,30 +160,29 @@ def _alone(bench: Bench) -> Forms:
 def _head(bench: Bench) -> Forms:
     g, own = untied(bench.f, HEAD, bench.params, bench.train[0][:1])
     posterior = bayes.laplace(g, own, bench.few, HEAD, "diag" if _large(bench) else "kron",
-                              batch_size=20)  # fmt: skip
+                              batch_size=4 if _large(bench) else 20)  # fmt: skip
     count = bench.settings.samples
-    yield "draws", (lambda p, x: p.linear_draws(bench.key, x, count), posterior)
+    # A draw of a head of fifty thousand words is a hundred million bytes.
+    if not _large(bench):
+        yield "draws", (lambda p, x: p.linear_draws(bench.key, x, count), posterior)
     yield "moments", (lambda p, x: p.marginals(x), posterior)
 
 
 def _curved(bench: Bench) -> Forms:
     h, count = bench.adapted, bench.settings.samples
-    trained = bench.fit(
-        training.cross_entropy(h), bench.adapters(bench.key), bench.settings.adapting
-    )
-    posterior = bayes.laplace(h, trained, bench.few, "*", "kron", key=bench.key, batch_size=20)
+    loss = training.cross_entropy(h)
+    trained = bench.adapt(training.fit, loss, bench.adapters(bench.key), bench.train).params
+    posterior = bayes.laplace(h, trained, bench.few, "adapters/*", "kron", key=bench.key,
+                              batch_size=2 if _large(bench) else 20)  # fmt: skip
     yield "linear draws", (lambda p, x: p.linear_draws(bench.key, x, count), posterior)
 
 
 def _variational(bench: Bench) -> Forms:
-    settings, h = bench.settings, bench.adapted
-    steps = settings.adapting * (len(bench.train[1]) // settings.batch_size)
-    posterior = bayes.svi(
-        bench.key, h, bench.adapters(bench.key), bench.train, epochs=settings.adapting,
-        batch_size=settings.batch_size, prior={"*/b": None}, init_scale=0.02, progress=False,
-        optimizer=cosine_adam(settings.rate, steps),
+    h, count = bench.adapted, bench.settings.samples
+    posterior = bench.adapt(
+        bayes.svi, h, bench.adapters(bench.key), bench.train, init_scale=0.02,
+        prior={"frozen/*": None, "adapters/*/b": None},
     ).posterior  # fmt: skip
-    count = settings.samples
     yield "draws", (lambda p, x: bayes.predict(bench.key, h, p, x, samples=count), posterior)
     yield "moments", (jaxeff.moments(h), posterior)
     yield "moments, by slopes", (jaxeff.moments(h, method="linear"), posterior)
@@ -174,9 +191,9 @@ def _variational(bench: Bench) -> Forms:
 def _members(bench: Bench) -> Forms:
     g, start = jaxeff.ensemble(
         bench.key, bench.adapted, bench.adapters(bench.key),
-        {"*": Members(bench.settings.members)}, init=bench.adapters,
+        {"adapters/*": Members(bench.settings.members)}, init=bench.adapters,
     )  # fmt: skip
-    yield "", (g, bench.fit(ensembles.member_loss(g), start, bench.settings.adapting))
+    yield "", (g, bench.adapt(training.fit, ensembles.member_loss(g), start, bench.train).params)
 
 
 def _large(bench: Bench) -> bool:
@@ -241,6 +258,7 @@ def rows(run: Run[Settings], method: str) -> Iterator[Row]:
         bench = _bench(settings, run, seed)
         for form, (logits, params) in METHODS[method](bench):
             dear = "slopes" in form
+            # A backward pass for each of a hidden state's 576 numbers at every token.
             if dear and _large(bench):
                 continue
             count = settings.dear if dear else settings.asked
@@ -256,6 +274,7 @@ def rows(run: Run[Settings], method: str) -> Iterator[Row]:
             which = {"method": method, "by": form, "seed": seed}
             yield {"part": "tokens", **which, **_errors(said[INSIDE]),
                    "time_over_one": _price(bench, one, params)}  # fmt: skip
+            yield {"part": "risk", **which, **_risk(said[INSIDE])}
             sums = {
                 name: jax.tree.map(lambda a: jnp.asarray(a.mean(1)), s) for name, s in said.items()
             }
@@ -282,6 +301,13 @@ def _errors(said: dict[str, Any]) -> Row:
         found[f"{kind}_auroc"] = float(u.auroc(score[right], score[~right]))
         found[f"{kind}_aurc"] = float(u.aurc(score, jnp.asarray(~right, jnp.float32)))
     return found
+
+
+def _risk(said: dict[str, Any]) -> Row:
+    """The share of wrong tokens among those of the lowest entropy, at twenty shares of all."""
+    curve = u.risk_coverage(said["total"].ravel(), jnp.asarray(~said["right"].ravel(), float))
+    at = np.linspace(0, len(curve.risk) - 1, 21)[1:].astype(int)
+    return {"coverage": curve.coverage[at].tolist(), "risk": curve.risk[at].tolist()}
 
 
 def _price(bench: Bench, one: Callable[..., Any], params: Any) -> float:
@@ -315,7 +341,9 @@ def coloured(report: Report) -> Iterator[Panel]:
 
 
 def _letters(row: Row, kind: str, most: float, axis: Any) -> None:
-    columns = 32
+    # Of letters 32 a line; words need the room of their longest.
+    longest = max(map(len, row["letters"]))
+    columns = max(4, 32 // longest)
     lines = -(-len(row["letters"]) // columns)
     grid = np.full(lines * columns, np.nan)
     grid[: len(row[kind])] = row[kind]
@@ -346,6 +374,11 @@ STUDY = Study(
                  facet="{text}", guides=(0.5,), axes={"xlabel": "AUROC"}),
             columns=2,
         ),
+        Plot(
+            "risk",
+            Curves("coverage", "risk", where(part="risk"), hue="{method} {by}",
+                   axes={"xlabel": "share of tokens that are taken", "ylabel": "wrong of them"}),
+        ),
         Plot("letters", coloured, columns=2, size=(6.0, 0.8)),
     ),
     tables=(
@@ -354,7 +387,7 @@ STUDY = Study(
     ),
     differences=(
         "The decoder of bytes has tens of thousands of parameters: an order of magnitude, and no "
-        "ranking for large models.",
+        "ranking for large models. SmolLM2 isn't asked by slopes, nor for draws of its head.",
         "The texts are those of the version of Python that runs it.",
     ),
 )  # fmt: skip

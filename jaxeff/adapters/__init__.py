@@ -32,12 +32,17 @@ several, members = jaxeff.ensemble(key, h, adapters, {"*": Members(3)},
                                    init=lambda key: init_lora(key, f, spec, params, x))
 ```
 
+Frozen weights that a function closes over are constants of all that is compiled of it. Where they
+are large, let them be parameters, which `frozen` keeps as they are; all of the above takes them:
+`{"frozen/*": None}` as a prior, `"adapters/*"` as sites and members.
+
 These are Laplace-LoRA (Yang et al. 2024, arXiv 2308.13111), BLoB (Wang et al. 2024, arXiv
 2406.11675) and an ensemble whose members share all that comes before the first adapter.
 """
 
+from jaxeff.adapters._frozen import frozen
 from jaxeff.adapters._lora import LoRA, lora
 from jaxeff.adapters._parameters import init_lora, merge_lora
 from jaxeff.adapters._untied import untied
 
-__all__ = ["LoRA", "init_lora", "lora", "merge_lora", "untied"]
+__all__ = ["LoRA", "frozen", "init_lora", "lora", "merge_lora", "untied"]

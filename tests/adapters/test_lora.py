@@ -8,7 +8,8 @@ import pytest
 from flax import linen, nnx
 
 import jaxeff
-from jaxeff.adapters import LoRA, init_lora, lora, merge_lora
+from jaxeff.adapters import LoRA, frozen, init_lora, lora, merge_lora
+from jaxeff.bayes import svi
 from jaxeff.compression import Int, quantized
 from jaxeff.nn import MLP, SmallCNN, TransformerEncoder
 from jaxeff.program import SpecError
@@ -147,6 +148,37 @@ def test_only_adapters_are_trained():
     merged = jax.grad(lambda a: F(merge_lora(F, SPEC, PARAMS, a, X), X).sum())(ADAPTERS)
     for ours, expected in zip(jax.tree.leaves(slopes), jax.tree.leaves(merged), strict=True):
         np.testing.assert_allclose(ours, expected, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.slow
+@pytest.mark.promotes("dtype", "rank")  # NumPyro
+def test_frozen_weights_may_be_parameters():
+    """Training equals that of a function that closes over them, and they stay as they are."""
+    y = jnp.arange(7) % 5
+    together = {"frozen": PARAMS, "adapters": ADAPTERS}
+    g = lambda p, x: G(p["frozen"], p["adapters"], x)  # noqa: E731
+    run = {"epochs": 3, "batch_size": 7, "progress": False}
+    found = fit(KEY, cross_entropy(g), together, (X, y),
+                optimizer=frozen(optax.adam(0.1), "frozen/*"), **run)  # fmt: skip
+    alone = fit(KEY, cross_entropy(lambda a, x: G(PARAMS, a, x)), ADAPTERS, (X, y),
+                optimizer=optax.adam(0.1), **run)  # fmt: skip
+    jax.tree.map(np.testing.assert_array_equal, found.params["frozen"], PARAMS)
+    jax.tree.map(
+        lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5),
+        found.params["adapters"], alone.params,
+    )  # fmt: skip
+    # Adam keeps two moments of the adapters, and none of what is frozen.
+    sizes = sum(leaf.size for leaf in jax.tree.leaves(found.opt_state))
+    assert sizes == 2 * sum(leaf.size for leaf in jax.tree.leaves(ADAPTERS)) + 1
+    posterior = svi(
+        KEY, g, together, (X, y), prior={"frozen/*": None}, **run,
+        optimizer=frozen(optax.adam(0.1), "*frozen/*"),
+    ).posterior  # fmt: skip
+    jax.tree.map(np.testing.assert_array_equal, posterior["frozen"], PARAMS)
+    assert float(posterior["adapters"]["fc1/kernel"]["a"].var.min()) > 0
+    for pattern in ("froze/*", "*"):
+        with pytest.raises(ValueError, match="must match some of the parameters"):
+            frozen(optax.adam(0.1), pattern).init(together)
 
 
 def test_members_share_the_frozen_product():
