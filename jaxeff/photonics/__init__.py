@@ -16,6 +16,7 @@ from jaxeff.photonics._reading import read_out
 from jaxeff.photonics.elements import (
     ChaoticLight,
     PhotonicElement,
+    PhotonicProduct,
     PhotonicWeights,
     ReadElement,
     gaussian_noise,
@@ -46,6 +47,7 @@ __all__ = [
     "ChaoticLight",
     "Measured",
     "PhotonicElement",
+    "PhotonicProduct",
     "PhotonicWeights",
     "ReadElement",
     "chaotic_intensity",

@@ -13,12 +13,13 @@ logits = g(jax.random.key(0), params, x)
 
 Each matched pooling layer becomes quantized ReLU, average pooling and noise; see
 `jaxeff.photonics.elements` for the two models and their limits. A matched dense or convolution
-layer becomes a crossbar (same package). A noise level per activation is learnt with
-`jaxeff.photonics.replace_levels`.
+layer becomes a crossbar (same package), and so does a product of two activations. A noise level
+per activation is learnt with `jaxeff.photonics.replace_levels`.
 
 Sharp edges:
     Same key, same noise: split the key for another draw.
-    What enters a matched layer passes a ReLU; negative values are lost, as light can't carry them.
+    What enters a matched layer passes a ReLU; negative values are lost, as light can't carry them,
+    but where an element measures them separately (`inputs="signed"`).
 """
 
 import functools
@@ -32,7 +33,7 @@ from jaxeff.photonics.elements import PhotonicElement
 from jaxeff.program import check_settings, interpret_sites, read_out_by, resolve
 from jaxeff.program.ir import Layer, Program
 
-WANTED = "a ChaoticLight, such as ChaoticLight(0.5), or a PhotonicWeights"
+WANTED = "a ChaoticLight, such as ChaoticLight(0.5), a PhotonicWeights or a PhotonicProduct"
 
 
 @validate()
@@ -43,9 +44,9 @@ def photonic(
 
     Args:
         f: A pure function `f(params, *args)`.
-        spec: Maps patterns of sites to `ChaoticLight` for average poolings and `PhotonicWeights`
-            for dense and convolution layers; the most specific pattern decides, and None leaves a
-            layer alone (`jaxeff.program`).
+        spec: Maps patterns of sites to `ChaoticLight` for average poolings, `PhotonicWeights`
+            for dense and convolution layers, and `PhotonicProduct` for products of activations; the
+            most specific pattern decides, and None leaves a layer alone (`jaxeff.program`).
 
     Returns:
         A pure function `g(key, params, *args)` with the result of `f` under chaotic light.

@@ -102,7 +102,10 @@ def test_what_is_no_spec_of_noise_is_a_type_error(apply, spec, message):
             lambda f, s: calibrate(f, {}, [], s),
             r"an Int, such as Int\(8\), a Uniform or a LayerQuantization of them",
         ),
-        (photonic, r"a ChaoticLight, such as ChaoticLight\(0\.5\), or a PhotonicWeights"),
+        (
+            photonic,
+            r"a ChaoticLight, such as ChaoticLight\(0\.5\), a PhotonicWeights or a PhotonicProduct",
+        ),
     ],
 )
 def test_what_is_no_spec_is_a_type_error(apply, wanted):

@@ -10,11 +10,13 @@ from jaxeff.photonics.elements._pooling import (
     probabilistic_pooling,
     quant_relu,
 )
+from jaxeff.photonics.elements._product import PhotonicProduct
 from jaxeff.photonics.elements._weights import PhotonicWeights, transmissions
 
 __all__ = [
     "ChaoticLight",
     "PhotonicElement",
+    "PhotonicProduct",
     "PhotonicWeights",
     "ReadElement",
     "gaussian_noise",

@@ -100,7 +100,9 @@ def quant_relu(
         Values in [0, top]; the gradient is one inside the range and zero outside.
     """
     # Light is positive and its amplitude bounded: what lies outside can't be carried.
-    clipped = jnp.minimum(jax.nn.relu(x), jnp.asarray(top, x.dtype))
+    # Not a minimum, whose gradient is a half at a tie: the brightest entry is often the top itself.
+    top_of_x = jnp.asarray(top, x.dtype)
+    clipped = jnp.where(x > top_of_x, top_of_x, jax.nn.relu(x))
     if bits is None:
         return clipped
     with jax.named_scope(mark("quantize", "levels")):

@@ -28,15 +28,16 @@ assert (float(scale), cells.tolist()) == (2.0, [-1.0, 0.25, 0.25, 0.5])
 Sharp edges:
     All of it beyond levels and signs is ours; the source names convolution as an outlook.
     The layer's input passes the quantized ReLU of `light.bits`, cut off at full scale.
-    Normalized images have negative pixels: put a photonic layer behind a ReLU.
+    Normalized images have negative pixels: put a photonic layer behind a ReLU, or send what is
+    negative as light of its own (`inputs="signed"`), at the price of a second measurement.
     Weights are scaled by the largest of the layer, and rounded to levels evenly apart with a
     straight-through gradient; the bias is electronic.
     The detector saturates at `light.saturation` times the number of slots, in the physical model.
     In the physical model, gradients are those of the noiseless layer.
 """
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Annotated, Any
 
 import jax
@@ -45,8 +46,6 @@ from jaxtyping import Array, Float, PRNGKeyArray
 
 from jaxeff.core import (
     Choice,
-    Count,
-    Setting,
     check_broadcasts,
     instance_of,
     real_array,
@@ -54,27 +53,22 @@ from jaxeff.core import (
     static,
     validate,
 )
-from jaxeff.photonics.elements._chaotic_light import ChaoticLight
-from jaxeff.photonics.elements._pooling import gaussian_noise, quant_relu
-from jaxeff.photonics.light import (
-    TINY,
-    noise_sigma,
-    poisson_counts,
-    rounded_pulses,
-    slot_pattern,
-    with_intensity_noise,
+from jaxeff.photonics.elements._crossbar import (
+    INPUTS,
+    RAILS,
+    Product,
+    Transmissive,
+    as_light,
+    expected,
+    rounded,
+    sampled,
 )
 from jaxeff.program import Layer, read_out
-
-Through = Callable[[Array, Array], Array]
-RAILS = ("two", "one")
-MANY = 1e30
-"""Photons per unit of intensity that make shot noise vanish."""
 
 
 @register_setting
 @dataclass(frozen=True)
-class PhotonicWeights(Setting):
+class PhotonicWeights(Transmissive):
     """A crossbar of transmissions, read by chaotic light.
 
     Attributes:
@@ -82,27 +76,17 @@ class PhotonicWeights(Setting):
         levels: Transmissions that weights are rounded to, zero and the largest included.
         cell_levels: Transmissions that a cell has (ours; the source says "multiple").
         rails: "two" for signed weights, "one" for positive ones alone.
+        inputs: "positive" cuts negative inputs off as a ReLU does; "signed" sends them as light of
+            their own, measured separately, with noise of its own.
 
     Raises:
         TypeError: `light` is no `ChaoticLight`, or a count no integer.
-        ValueError: More levels are asked for than a cell has, or less than two; or unknown rails.
+        ValueError: More levels are asked for than a cell has, or less than two; or unknown rails
+            or inputs.
     """
 
-    light: ChaoticLight = field(default_factory=lambda: ChaoticLight(noise=0.0))
-    levels: Annotated[int, Count(2)] = static(16)
-    cell_levels: Annotated[int, Count(2)] = static(32)
     rails: Annotated[str, Choice(*RAILS)] = static("two")
-
-    def __post_init__(self) -> None:
-        """Checks the fields."""
-        super().__post_init__()
-        if not isinstance(self.light, ChaoticLight):
-            raise TypeError(f"PhotonicWeights.light must be a ChaoticLight, not {self.light!r}.")
-        if self.levels > self.cell_levels:
-            raise ValueError(
-                f"PhotonicWeights.levels asks for {self.levels} transmissions, but a cell has "
-                f"{self.cell_levels} (cell_levels)."
-            )
+    inputs: Annotated[str, Choice(*INPUTS)] = static("positive")
 
     def refuses(self, layer: Layer) -> str:
         """Implements `PhotonicElement`."""
@@ -112,46 +96,29 @@ class PhotonicWeights(Setting):
 
     def carry(self, key: PRNGKeyArray, layer: Layer, values: Sequence[Any]) -> Sequence[Any]:
         """Implements `PhotonicElement`."""
-        scale, weights, x, through = self._lit(layer, values)
-        # The carriers are drawn once, in front of the crossbar: outputs that read an input share
-        # its fluctuation, which separate draws per product would lose.
-        light_key, read_key = jax.random.split(key)
-        bright = _fluctuating(light_key, x, self.light)
-        # The layer with zero weights leaves its bias, which is electronic and carries no
-        # light.
-        signed, dark = through(weights * scale, bright), through(jnp.zeros_like(weights), bright)
-        total = through(jnp.abs(weights) * scale, bright) - dark  # of both rails
-        if self.light.model != "physical":
-            sigma = jnp.sqrt(jnp.maximum(self._detectors(total, scale), TINY))
-            noise = jax.random.normal(read_key, signed.shape, signed.dtype)
-            return self._read(layer, values, (signed + sigma * noise).astype(signed.dtype))
-        # A signed weight is the difference of two rails: |w| x is the sum of both, w x the
-        # difference.
-        plus, minus = (total + signed - dark) / 2, (total - signed + dark) / 2
-        keys = jax.random.split(read_key)
-        reading = _detected(keys[0], plus / scale, self.light)
-        if self.rails == "two":
-            reading -= _detected(keys[1], minus / scale, self.light)
-        # The reading has the gradient of the noiseless product (straight-through): counts
-        # have none.
-        noiseless = through(weights * scale, x)
-        sample = (scale * reading + dark).astype(noiseless.dtype)
-        return self._read(layer, values, jax.lax.stop_gradient(sample - noiseless) + noiseless)
+        scale, cells, x, product, dark = self._lit(layer, values)
+        reading: Any = 0.0
+        for part, (sign, bright) in enumerate(x):
+            # The first part has the key itself: signed inputs leave the noise of others alone.
+            own = jax.random.fold_in(key, part) if part else key
+            reading += sign * sampled(own, product, cells, bright, self.light, self.rails)
+        return self._read(layer, values, (scale * reading + dark).astype(dark.dtype))
 
     def read(self, layer: Layer, values: Sequence[Any]) -> tuple[Array, Array]:
         """Implements `ReadElement`."""
-        scale, weights, x, through = self._lit(layer, values)
-        spread = noise_sigma(x, _without_detectors(self.light)) ** 2
-        dark = through(jnp.zeros_like(weights), x)
-        # Independent carriers: Var[sum w_i x_i] = sum w_i^2 Var[x_i], by the same layer.
-        carriers = through((weights * scale) ** 2, spread) - dark
-        total = through(jnp.abs(weights) * scale, x) - dark
-        return through(weights * scale, x), carriers + self._detectors(total, scale)
+        scale, cells, x, product, dark = self._lit(layer, values)
+        mean, variance = dark, jnp.zeros_like(dark)
+        for sign, bright in x:
+            found = expected(product, cells, bright, self.light, self.rails)
+            mean, variance = mean + sign * scale * found[0], variance + scale**2 * found[1]
+        return mean, variance
 
-    def _lit(self, layer: Layer, values: Sequence[Any]) -> tuple[Array, Array, Array, Through]:
-        """Returns scale, transmissions, inputs as light, and the layer of weights and inputs."""
+    def _lit(
+        self, layer: Layer, values: Sequence[Any]
+    ) -> tuple[Array, Array, list[tuple[float, Array]], Product, Array]:
+        """Returns scale, transmissions, inputs as light, their product, and what is without."""
         (i,), (w,), (result,) = signals(layer)
-        scale, weights = transmissions(values[w], self)
+        scale, cells = transmissions(values[w], self)
 
         def through(weights: Array, x: Array) -> Array:
             inputs = list(values)
@@ -159,9 +126,12 @@ class PhotonicWeights(Setting):
             outputs: Array = layer.fn(*inputs)[result]
             return outputs
 
-        x = quant_relu(values[i], self.light.bits, self.light.full_scale)
-        check_broadcasts("PhotonicWeights.light.noise", self.light.noise, x.shape)
-        return scale, weights, x, through
+        x = as_light(values[i], self.light, self.inputs)
+        check_broadcasts("PhotonicWeights.light.noise", self.light.noise, values[i].shape)
+        # The layer with zero weights leaves its bias, which is electronic and carries no
+        # light.
+        dark = through(jnp.zeros_like(cells), values[i])
+        return scale, cells, x, lambda cells, x: through(cells, x) - dark, dark
 
     def _read(self, layer: Layer, values: Sequence[Any], reading: Array) -> list[Any]:
         """Returns the layer's outputs with a reading for the signal; a variance beside it stays."""
@@ -169,13 +139,6 @@ class PhotonicWeights(Setting):
         outputs = list(layer.fn(*values)) if len(layer.outputs) > 1 else [None]
         outputs[at] = read_out(reading, "photonic")
         return outputs
-
-    def _detectors(self, total: Array, scale: Array) -> Array:
-        """Returns the variance of shot noise and electronics, given the light on all rails."""
-        rails = 2 if self.rails == "two" else 1
-        # Two detectors for two rails, each with noise of its own that the difference adds up.
-        electronic = rails * self.light.slots * (scale * self.light.electronic) ** 2
-        return jnp.maximum(total, 0) * scale / self.light.photons + electronic
 
 
 def signals(layer: Layer) -> tuple[list[int], list[int], list[int]]:
@@ -203,32 +166,4 @@ def transmissions(
     weights = jax.nn.relu(weights) if setting.rails == "one" else weights
     # The largest weight gets the full transmission: all levels of the cells are used.
     scale = jnp.maximum(jax.lax.stop_gradient(jnp.abs(weights).max()), jnp.finfo(jnp.float32).tiny)
-    relative, steps = weights / scale, setting.levels - 1
-    # Straight-through: the value of the rounded transmission, the gradient of the weight.
-    return scale, relative + jax.lax.stop_gradient(jnp.round(relative * steps) / steps - relative)
-
-
-def _fluctuating(key: PRNGKeyArray, x: Array, light: ChaoticLight) -> Array:
-    """Draws carriers, without the detectors' noise."""
-    if light.model != "physical":
-        return jnp.maximum(gaussian_noise(key, x, _without_detectors(light)), 0)
-    round_key, light_key = jax.random.split(key)
-    pulses = rounded_pulses(round_key, slot_pattern(x, light), light)
-    return jnp.sum(with_intensity_noise(light_key, pulses, light), axis=0).astype(x.dtype)
-
-
-def _without_detectors(light: ChaoticLight) -> ChaoticLight:
-    return replace(light, photons=MANY, electronic=0.0)
-
-
-def _detected(key: PRNGKeyArray, intensity: Array, light: ChaoticLight) -> Array:
-    """Draws one rail's reading of all slots."""
-    count_key, read_key = jax.random.split(key)
-    # The intensity already fluctuates; given it, photons are Poisson (the mixture is
-    # Bose-Einstein).
-    counts = poisson_counts(count_key, jnp.maximum(intensity, 0) * light.photons)
-    reading = counts.astype(intensity.dtype) / light.photons
-    if light.saturation is not None:
-        reading = jnp.minimum(reading, light.saturation * light.slots)
-    electronic = light.electronic * light.slots**0.5
-    return reading + electronic * jax.random.normal(read_key, intensity.shape, intensity.dtype)
+    return scale, rounded(weights / scale, setting.levels)
