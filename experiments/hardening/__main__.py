@@ -47,7 +47,7 @@ def _with_tables(run: Run[recipe.Settings], found: Found) -> Found:
 
 STUDY = Study(
     "hardening", __doc__, recipe.SIZES,
-    (Part(lambda run: run.settings.families, training.train),),
+    (Part(lambda run: run.settings.chosen(), training.train),),
     findings.CLAIMS, findings.PLOTS, findings.TABLES, DIFFERENCES, derive=_with_tables,
 )  # fmt: skip
 

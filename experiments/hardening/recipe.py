@@ -6,11 +6,11 @@ results names its size.
 """
 
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import numpy as np
 
-from experiments.harness import Count, Refused
+from experiments.harness import SELECTS, Count, Refused
 from experiments.recipes import Training
 
 SCALES = (0.5, 1.0, 2.0, 3.0)
@@ -53,7 +53,7 @@ class Family:
 
 
 @dataclass(frozen=True)
-class Settings(Training):
+class Trainings(Training):
     """What is trained, how long, and how it is tested."""
 
     data: str  # the data set
@@ -70,6 +70,26 @@ class Settings(Training):
         trained = {s.sigma for f in self.families if f.noisy for s in f.settings}
         if missing := sorted(trained - set(self.levels)):
             raise Refused(f"levels must hold those trained at; {missing} are missing")
+
+
+@dataclass(frozen=True)
+class Settings(Trainings):
+    """As said, of several networks."""
+
+    # networks to run, of those that the size has; all of them if none is given
+    networks: Annotated[tuple[str, ...], SELECTS] = ()
+
+    def chosen(self) -> list[Family]:
+        """The trainings that are asked for.
+
+        Raises:
+            Refused: There is none.
+        """
+        found = [f for f in self.families if not self.networks or f.network in self.networks]
+        if not found:
+            there = ", ".join(sorted({f.network for f in self.families}))
+            raise Refused(f"no network {' or '.join(self.networks)}: there are {there}")
+        return found
 
 
 RAMP = 0.5
@@ -126,10 +146,17 @@ SIZES = {
     ),
     # Fewer epochs won't do: with 4, networks trained at high levels have hardly learned yet, and
     # noisy training appears to raise the midpoint 4.6 times instead of 7.6 times.
+    # The larger two are for an accelerator: `--networks vgg11 --batch-size 128 --rate 1e-3`.
     "default": Settings(
         "cifar-10", 20_000, 2000, levels(0.03, 10.0, 11, *_DEFAULT), 12,
-        families("lenet5", _DEFAULT, SCALES, combined_sigmas=_DEFAULT[1:], ramp=RAMP),
-        batch_size=32, rate=2e-3,
+        (
+            *families("lenet5", _DEFAULT, SCALES, combined_sigmas=_DEFAULT[1:], ramp=RAMP),
+            *families("vgg11", _DEFAULT, SCALES, combined_bits=(), qat_rate=1e-4, ramp=RAMP),
+            *families(
+                "resnet18", _DEFAULT, RESNET_SCALES, combined_sigmas=_DEFAULT[1:], ramp=RAMP
+            ),
+        ),
+        batch_size=32, rate=2e-3, networks=("lenet5",),
     ),
     "full": Settings(
         "cifar-10", 50_000, 10_000, levels(0.01, 10.0, 16, *_FULL), 500,

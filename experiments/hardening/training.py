@@ -109,7 +109,8 @@ def quantize(
 
 BATCH = 500
 """Test images evaluated at once."""
-ACCELERATOR_CHUNKS = {"lenet5": 64, "lenet5-bn": 64, "vgg11": 4, "resnet18": 16}
+# Large ones fill the device alone, and convolutions that are vmapped over kernels are slower.
+ACCELERATOR_CHUNKS = {"lenet5": 64, "lenet5-bn": 64, "vgg11": 1, "resnet18": 1}
 """Networks trained at once there; on a processor one, since vmapped convolutions are slow."""
 
 
@@ -155,12 +156,14 @@ def train(run: Run[Any], family: Family) -> list[Row]:
         )  # fmt: skip
         return {"accuracy": found.mean(axis=0)}
 
+    on_cpu = jax.default_backend() == "cpu"
     result = sweep(
         run.fast_key, loss_at, quantized(1.0)[2], settings, data.train, score=score,
         optimizer=_optimizer(optax.cosine_decay_schedule(rate, steps), size.decay, family.rho),
         epochs=size.epochs, batch_size=size.batch_size, seeds=size.seeds,
-        chunk=1 if jax.default_backend() == "cpu" else ACCELERATOR_CHUNKS[family.network],
-        checkpoint=run.work / family.name,
+        chunk=1 if on_cpu else ACCELERATOR_CHUNKS[family.network],
+        # Writing the state of a large network takes as long as some of its epochs.
+        checkpoint=run.work / family.name, checkpoint_every=10 if on_cpu else size.epochs,
         identity={
             "family": family.name, "rate": rate, "decay": size.decay, "ramp": family.ramp,
             "levels": size.levels, "test": [len(data.test[1]), size.repeats],

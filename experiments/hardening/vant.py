@@ -266,7 +266,7 @@ PUBLISHED_THETAS = {
 
 
 @dataclass(frozen=True)
-class Settings(recipe.Settings):
+class Settings(recipe.Trainings):
     """As in the study of hardening, of one network."""
 
     # which network is trained

@@ -18,6 +18,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+import jax
 import numpy as np
 from rich.console import Console
 
@@ -118,7 +119,7 @@ def verdict(check: Mapping[str, Any]) -> str:
 def versions() -> dict[str, str]:
     """Versions of what the figures depend on, the processor, and the commit that ran."""
     found = {"python": platform.python_version(), "machine": platform.machine()}
-    found |= _processor() | _commit()
+    found |= _processor() | _accelerator() | _commit()
     for package in _PACKAGES:
         try:
             found[package] = metadata.version(package)
@@ -136,6 +137,12 @@ def _processor() -> dict[str, str]:
         if names:
             return {"processor": f"{len(names)} x {names[0]}"}
     return {}
+
+
+def _accelerator() -> dict[str, str]:
+    """What JAX computes on, where that isn't the processor."""
+    device = jax.devices()[0]
+    return {} if device.platform == "cpu" else {"accelerator": device.device_kind}
 
 
 def _commit() -> dict[str, str]:

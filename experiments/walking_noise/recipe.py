@@ -7,13 +7,13 @@ names its size.
 
 import itertools
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Annotated, Any
 
 import numpy as np
 from jaxtyping import Float
 
-from experiments.harness import SELECTS, Count, Refused
+from experiments.harness import SELECTS, Count, Least, Refused
 
 
 @dataclass(frozen=True)
@@ -79,6 +79,8 @@ class Settings:
     learning_rate: float = 1e-3  # of Adam, decayed by a cosine
     # parts of sweeps' names, such as mlp-mnist, to run only these
     only: Annotated[tuple[str, ...], SELECTS] = ()
+    epochs: Annotated[int, Least(0)] = 0  # passes of every training; 0 for each sweep's own
+    seeds: Annotated[int, Least(0)] = 0  # trainings per level; 0 for each sweep's own
 
     def chosen(self) -> tuple[list[Sweep], list[Repetition]]:
         """The sweeps and rows of the table that are asked for.
@@ -95,7 +97,10 @@ class Settings:
         if not sweeps and not tables:
             names = ", ".join(s.name for s in self.sweeps)
             raise Refused(f"no sweep of a name with {' or '.join(self.only)}: there are {names}")
-        return sweeps, tables
+        own: dict[str, Any] = {
+            name: asked for name in ("epochs", "seeds") if (asked := getattr(self, name))
+        }
+        return [replace(s, **own) for s in sweeps], [replace(r, **own) for r in tables]
 
 
 ADDITIVE = np.logspace(-2, 2, 17)

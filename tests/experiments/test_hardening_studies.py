@@ -48,6 +48,15 @@ def test_full_size_is_the_sources():
         assert of["vant"] <= of["noise"] <= set(settings.levels)
 
 
+def test_networks_are_chosen_by_name():
+    size = hardening.SIZES["default"]
+    assert {f.network for f in size.chosen()} == {"lenet5"}
+    both = replace(size, networks=("vgg11", "resnet18")).chosen()
+    assert {f.network for f in both} == {"vgg11", "resnet18"}
+    with pytest.raises(Refused, match="no network resnet50: there are lenet5, resnet18, vgg11"):
+        replace(size, networks=("resnet50",)).chosen()
+
+
 @pytest.mark.slow
 def test_levels_that_are_trained_at_are_tested_at():
     with pytest.raises(Refused, match=r"\[0.6\] are missing"):

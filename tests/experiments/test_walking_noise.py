@@ -121,6 +121,13 @@ def test_the_source_is_run_in_full():
     assert [(len(s.levels), s.seeds, s.epochs) for s in lenet] == [(17, 10, 300)]
 
 
+def test_all_that_is_trained_can_be_shortened():
+    own = SIZES["full"]
+    sweeps, tables = replace(own, only=("mlp-mnist",), epochs=3).chosen()
+    assert {one.epochs for one in (*sweeps, *tables)} == {3}
+    assert {one.seeds for one in sweeps} == {5, 10}  # those of the size
+
+
 def test_a_sweep_that_does_not_exist_is_named():
     with pytest.raises(Refused, match="mlp-digits-bn-add-global"):
         replace(recipe.SIZES["fast"], only=("vgg",)).chosen()
