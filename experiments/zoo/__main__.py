@@ -18,7 +18,11 @@ variance over that of draws (moments, linear) or of the reference (verdict), or 
 parameters that is left (pruned, where channels stay whose statistics can't count zeros). Parameters
 are initial values, and noise of 5 % of each.
 
-Models with a package in their name are built of it (`jaxeff[zoo]`), the others written here.
+Models with a package in their name are built of it, the others written here. For equimo's
+`jaxeff[zoo]` is enough. The others' packages ask for more than pip finds a set of, and need less:
+
+    pip install "jaxeff[zoo]"
+    pip install --no-deps flaxdiff gemma google-tunix google-metrax kauldron
 """
 
 import json

@@ -93,6 +93,25 @@ FUNCTIONS = {
         jax.lax.conv_transpose(x, w[None].repeat(2, 0), (3,), "SAME"),
         jax.lax.conv_transpose(x[..., None], w.reshape(3, 2, 1, 2), (2, 3), "VALID"),
     ),
+    "orders": lambda w, x: (
+        jax.lax.top_k(jnp.abs(jnp.round(x)), 2),
+        jax.lax.sort((jnp.round(2 * x), x), dimension=1, num_keys=1),
+        jnp.sort(x > 0, axis=0),
+        jnp.argsort(x, 2, descending=True),
+    ),
+    "running": lambda w, x: [
+        running(x + w[0, 0], axis, reverse)
+        for running in (jax.lax.cumsum, jax.lax.cummax, jax.lax.cummin, jax.lax.cumprod)
+        for axis, reverse in ((1, False), (1, True), (0, False))
+    ],
+    "more": lambda w, x: (
+        jnp.tile(x, (2, 1, 3)),
+        jax.lax.rem(3 * x, x[:, ::-1]),
+        (x > 0).any(1),
+        (x > -1).all((0, 2)),
+        jnp.exp2(x) + jnp.sinh(x) * jnp.cosh(x) + jnp.arcsinh(x),
+        jnp.arccosh(1 + x**2) + jnp.arctanh(jnp.tanh(x)),
+    ),
     "constants": lambda w, x: {"a": w + 1, "b": x},
 }
 

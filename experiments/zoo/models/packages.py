@@ -164,7 +164,8 @@ def _gemma() -> Built:
         use_post_ffw_norm=True, attention_types=kinds, sliding_window_size=3, use_qk_norm=True,
         **sizes,
     )  # fmt: skip
-    model = nn.Transformer(config=settings, tokens="tokens")
+    # Computes in bfloat16 unless it's told, for which ONNX Runtime has no kernels on a CPU.
+    model = nn.Transformer(config=settings, tokens="tokens", dtype=jnp.float32)
     return _of_linen(model, "layer_1/mlp/linear", _tokens(), part=lambda y: y.logits)
 
 

@@ -75,12 +75,18 @@ class OnnxGraph:
 
     def emit(self, op: str, inputs: Sequence[Value], **attributes: Any) -> str:
         """Adds a node with one result and returns the result's name."""
+        return self.emit_all(op, inputs, 1, **attributes)[0]
+
+    def emit_all(
+        self, op: str, inputs: Sequence[Value], results: int, **attributes: Any
+    ) -> list[str]:
+        """Adds a node with some results and returns their names."""
         import onnx  # optional
 
-        self._count += 1
-        made = f"v{self._count}"
+        made = [f"v{self._count + 1 + i}" for i in range(results)]
+        self._count += results
         names = [self.name(value) for value in inputs]
-        self.nodes.append(onnx.helper.make_node(op, names, [made], **attributes))
+        self.nodes.append(onnx.helper.make_node(op, names, made, **attributes))
         return made
 
     def transpose(self, value: Value, order: Sequence[int]) -> Value:

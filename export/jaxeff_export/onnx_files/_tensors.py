@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from jaxeff.core import primitives as p
-from jaxeff.core import stack_p
+from jaxeff.core import stack_p, tile_p
 from jaxeff_export.onnx_files._elementwise import Rule
 from jaxeff_export.onnx_files._graph import OnnxError, OnnxGraph, Value, integers
 
@@ -79,6 +79,21 @@ def _reduction(op: str) -> Rule:
         return g.emit(op, [values[0], integers(eqn.params["axes"])], keepdims=0)
 
     return rule
+
+
+def _logical_reduction(op: str) -> Rule:
+    def rule(g: OnnxGraph, eqn: Any, values: list[Value]) -> Value:
+        if eqn.outvars[0].aval.dtype != np.bool_:
+            raise OnnxError(f"to_onnx: `{eqn.primitive}` of integers has no operator in ONNX.")
+        # The extremes of zeros and ones, as no reduction takes booleans.
+        y = g.emit(op, [g.cast(values[0], np.int32), integers(eqn.params["axes"])], keepdims=0)
+        return g.cast(y, np.bool_)
+
+    return rule
+
+
+def _tile(g: OnnxGraph, eqn: Any, values: list[Value]) -> Value:
+    return g.emit("Tile", [values[0], integers(eqn.params["reps"])])
 
 
 def _arg_max(g: OnnxGraph, eqn: Any, values: list[Value]) -> Value:
@@ -173,8 +188,10 @@ TENSORS: dict[Any, Rule] = {
     p.conv_general_dilated_p: _convolution,
     p.dot_general_p: _dot,
     p.pad_p: _pad,
+    p.reduce_and_p: _logical_reduction("ReduceMin"),
     p.reduce_max_p: _reduction("ReduceMax"),
     p.reduce_min_p: _reduction("ReduceMin"),
+    p.reduce_or_p: _logical_reduction("ReduceMax"),
     p.reduce_prod_p: _reduction("ReduceProd"),
     p.reduce_sum_p: _reduction("ReduceSum"),
     p.reduce_window_max_p: _window,
@@ -184,6 +201,7 @@ TENSORS: dict[Any, Rule] = {
     p.slice_p: _slice,
     p.squeeze_p: _to_shape,
     stack_p: _stack,
+    tile_p: _tile,
     p.transpose_p: lambda g, eqn, values: g.transpose(values[0], eqn.params["permutation"]),
 }
 """How each operation on whole tensors is written."""

@@ -25,6 +25,8 @@ Sharp edges:
   The session option `session.qdq_matmulnbits_accuracy_level` at "1" has it compute what is written.
 - A `scan` is written once for each of its steps, up to 128; while loops, branches, random numbers
   and gathers along several axes are refused by name.
+- bfloat16 is written as it is, for which ONNX Runtime has few kernels on a CPU: build the model to
+  compute in float32.
 """
 
 from __future__ import annotations
@@ -58,10 +60,12 @@ from jaxeff_export.onnx_files._elementwise import ELEMENTWISE
 from jaxeff_export.onnx_files._gathers import GATHERS
 from jaxeff_export.onnx_files._graph import OnnxError, OnnxGraph, Value, tensor_type
 from jaxeff_export.onnx_files._grids import whole_of
+from jaxeff_export.onnx_files._orders import RUNNING, largest, sorted_values
 from jaxeff_export.onnx_files._tensors import TENSORS, split_value
 from jaxeff_export.targets import require_extra
 
-_RULES = ELEMENTWISE | TENSORS | GATHERS
+_RULES = ELEMENTWISE | TENSORS | GATHERS | RUNNING
+_OF_SEVERAL_RESULTS = {split_p: split_value, p.sort_p: sorted_values, p.top_k_p: largest}
 _LONGEST = 128
 _SAME = {p.copy_p, p.name_p, p.stop_gradient_p, p.sharding_constraint_p}
 _CALLS = {
@@ -211,8 +215,8 @@ def _write_equation(graph: OnnxGraph, eqn: JaxprEqn, given: list[Value]) -> list
         return [made]
     if eqn.primitive is p.scan_p:
         return _unrolled(graph, Scan.of(eqn, given), eqn.outvars)
-    if eqn.primitive is split_p:
-        return split_value(graph, eqn, given)
+    if eqn.primitive in _OF_SEVERAL_RESULTS:
+        return _OF_SEVERAL_RESULTS[eqn.primitive](graph, eqn, given)
     rule = _RULES.get(eqn.primitive)
     if rule is None:
         raise OnnxError(
