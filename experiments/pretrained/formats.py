@@ -13,6 +13,7 @@ from jaxeff.compression import (
     HalfQuadratic,
     Int,
     LayerQuantization,
+    Uniform,
     awq,
     gptq,
     memory,
@@ -49,6 +50,7 @@ FORMATS: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 """The setting of each layer; tables have eight bits. The file's own weights have offsets."""
 _OTHERS = {
+    "int4 by 32, 15 values": LayerQuantization(Grouped(Uniform(4, True), 32, "float16")),
     "int4 by 64": _weights(4, per="group", group=64, steps="float16"),
     "NF4 by 64": LayerQuantization(nf4()),
     "MXFP4": LayerQuantization(mxfp()),

@@ -1,5 +1,7 @@
 """`Grouped` and the formats by group: against the method on each group alone, casts and tables."""
 
+import itertools
+
 import jax
 import jax.numpy as jnp
 import ml_dtypes  # noqa: F401 - gives NumPy the narrow dtypes
@@ -31,13 +33,29 @@ def test_a_group_is_quantized_as_if_it_were_alone(method):
 
 
 def test_started_numbers_give_the_same_values():
-    for steps in ("float32", "float16", "int8"):
-        method = Grouped(Uniform(4, symmetric=True), 32, steps)
+    for steps, symmetric in itertools.product(("float32", "float16", "int8"), (True, "full")):
+        method = Grouped(Uniform(4, symmetric), 32, steps)
         started = method.start(W, WEIGHT)
         assert started.method.range[0].shape == (2, 1, 6)
         first = method.quantize(W, WEIGHT)
         np.testing.assert_array_equal(started.quantize(W, WEIGHT), first)
         np.testing.assert_array_equal(started.quantize(first, WEIGHT), first)
+
+
+def test_all_values_of_four_bits_reach_the_largest_of_a_group():
+    """The grid of llama.cpp's Q4_0: the value of largest magnitude is -8 signed steps."""
+    x = groups(W, 32)
+    furthest = np.take_along_axis(x, np.abs(x).argmax(1)[:, None], 1)
+    step = furthest / np.float32(-8)
+    expected = np.clip(np.rint(x / step), -8, 7) * step
+    method = Grouped(Uniform(4, "full"), 32)
+    np.testing.assert_array_equal(groups(method.quantize(W, WEIGHT), 32), expected)
+    traced = jax.jit(lambda bits: Grouped(Uniform(bits, "full"), 32).quantize(W, WEIGHT))
+    np.testing.assert_array_equal(groups(traced(4), 32), expected)
+    # A bit and eight bits have nothing to gain: they stay centred.
+    for bits in (1, 8):
+        centred, full = (Grouped(Uniform(bits, s), 32).quantize(W, WEIGHT) for s in (True, "full"))
+        np.testing.assert_array_equal(full, centred)
 
 
 def test_narrow_steps_are_what_they_say():
@@ -127,10 +145,10 @@ def test_layers_by_group():
     y = quantized(f, {"*:linear": setting})(params, x)
     split = params["b"].reshape(32, 5)
     by_hand = {
-        "a": Grouped(Uniform(4, True), 16)
+        "a": Grouped(Uniform(4, "full"), 16)
         .quantize(params["a"].reshape(32, 32), WEIGHT)
         .reshape(32, 2, 16),
-        "b": Grouped(Uniform(4, True), 16).quantize(split, WEIGHT).reshape(2, 16, 5),
+        "b": Grouped(Uniform(4, "full"), 16).quantize(split, WEIGHT).reshape(2, 16, 5),
     }
     np.testing.assert_allclose(y, f(by_hand, x), rtol=1e-5, atol=1e-5)
 

@@ -134,6 +134,8 @@ def test_what_cannot_be():
     for setting in (Int(4, activations=False), LayerQuantization(nf4(16))):
         with pytest.warns(IntegerFallbackWarning, match=r"which no integer kernel takes"):
             codes(setting)
+    with pytest.raises(IntegerError, match=r"full grid is for weights by group or alone"):
+        codes(LayerQuantization(Uniform(4, "full"), Uniform(8, per="token")), dynamic=True)
     deep = Int(8, 8, symmetric=True, steps="int8", **GROUPS)
 
     def one(params, x):

@@ -29,10 +29,12 @@ def case(shape, bits, steps, of_codes, extreme=False):
     rows, depth, columns, group = shape
     rng = np.random.default_rng(sum(shape) + bits)
     most = 2 ** (bits - 1) - 1
+    # Codes of four bits may be full: one more below zero.
+    least = -most - (bits <= 4)
     w = (
-        np.full((depth, columns), -most)
+        np.full((depth, columns), least)
         if extreme
-        else rng.integers(-most, most + 1, (depth, columns))
+        else rng.integers(least, most + 1, (depth, columns))
     )
     groups = -(-depth // group)
     s = {
@@ -40,6 +42,7 @@ def case(shape, bits, steps, of_codes, extreme=False):
         "float16": lambda: rng.uniform(1e-5, 1e-2, (groups, columns)).astype(np.float16),
         "float32": lambda: rng.uniform(1e-3, 1e-2, (groups, columns)).astype(np.float32),
     }[steps]()
+    s *= rng.choice(np.array([-1, 1], s.dtype), s.shape)
     if of_codes:
         x = np.full((rows, depth), -127) if extreme else rng.integers(-127, 128, (rows, depth))
         x, dtype = x.astype(np.int8), np.int64

@@ -45,8 +45,8 @@ class Stored(NamedTuple):
 
     Attributes:
         codes: Integers of 4 or 8 bits.
-        steps: One step; one for each entry of the axis; or one for each block along it and each
-            entry of the other axes.
+        steps: One step, of any sign; one for each entry of the axis; or one for each block along it
+            and each entry of the other axes.
         zeros: The integer that stands for zero, of the shape of the steps.
         axis: The axis along which they differ; None if they don't.
         block: Entries of a block; None where a step is for the entry of an axis.
@@ -143,6 +143,11 @@ def _in_blocks(whole: Whole, axis: int, block: int) -> Stored | None:
     shape = whole.codes.shape
     apart = (*shape[:axis], shape[axis] // block, block, *shape[axis + 1 :])
     codes, steps = (part.reshape(apart) for part in (whole.codes, whole.steps))
+    # A full grid of four bits has its sixteenth value above zero in some blocks, where two's
+    # complement has none: these change the sign of codes and step.
+    flip = np.where(codes.max(axis + 1, keepdims=True) == 8, -1, 1)
+    if (codes * flip).min() >= -8 and (codes * flip).max() <= 7:
+        codes, steps = codes * flip, steps * flip
     found = _integers(np.moveaxis(codes, axis + 1, -1).reshape(-1, block))
     if found is None:
         return None

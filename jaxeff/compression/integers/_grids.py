@@ -151,8 +151,13 @@ def weight_codes(
         low, high = value_range(w, tensor.axes(quantizer.per))
     else:
         low, high = quantizer.range
-    to = grid(bits, jnp.asarray(low, jnp.float32), jnp.asarray(high, jnp.float32), True)
+    low, high = jnp.asarray(low, jnp.float32), jnp.asarray(high, jnp.float32)
+    to = grid(bits, low, high, quantizer.symmetric)
     codes = quantize(w.astype(jnp.float32), to)
+    if reaches(quantizer, bits) > levels(bits):
+        # A code more below zero is what two's complement has: where it is above, both change sign.
+        flip = jnp.where(-to.lower < to.upper, -1, 1)
+        return (codes * flip.astype(jnp.int8)).astype(jnp.int8), to.step * flip
     if bits == 1:  # -step/2 and step/2; zeros alone stay zeros
         codes = jnp.where(to.lower < to.upper, 2 * codes + 1, 0)
         return codes.astype(jnp.int8), to.step / 2
@@ -236,5 +241,14 @@ def width(quantizer: Uniform | LSQ, where: str, most: int = MOST_BITS) -> int:
 
 
 def levels(bits: int) -> int:
-    """Returns the largest weight code of a width."""
+    """Returns the largest weight code of a width, on a symmetric grid."""
     return max(1, 2 ** (bits - 1) - 1)
+
+
+def reaches(quantizer: Any, bits: int) -> int:
+    """Returns the largest magnitude of a weight's codes."""
+    # The grid itself says so: full ones of one and of eight bits are the symmetric ones.
+    symmetric = getattr(quantizer, "symmetric", True)
+    with jax.ensure_compile_time_eval():
+        to = grid(bits, jnp.float32(-1), jnp.float32(1), symmetric)
+        return int(-to.lower)

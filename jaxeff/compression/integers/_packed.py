@@ -10,8 +10,8 @@ Operands, in order:
     x         float32 (M, K); or int8, codes on a grid around zero
     w         int8 (K, N); or uint8 (ceil(K / 2), N): code 2i plus 8 in the lower half of byte i,
               code 2i + 1 plus 8 in the upper one
-    steps     (groups, N): float32, float16, or int8 multiples of a step of the output; of a single
-              group there may be none, for a step of one
+    steps     (groups, N): float32, float16, or int8 multiples of a step of the output, each of any
+              sign; of a single group there may be none, for a step of one
 
 Attributes: `weight_bits`, `group`. The result is float32; of int8 codes with int8 steps, or none,
 it is int32, the same bits on every machine.
@@ -36,6 +36,7 @@ from jaxeff.compression.integers._grids import (
     MOST_BITS,
     IntegerError,
     levels,
+    reaches,
     weight_codes,
     width,
 )
@@ -100,6 +101,12 @@ class PackedWeight:
     operator = staticmethod(q_packed)
 
     @property
+    def reach(self) -> int:
+        """The largest magnitude of a code."""
+        method = self.quantizer.method if isinstance(self.quantizer, Grouped) else self.quantizer
+        return reaches(method, self.bits)
+
+    @property
     def steps(self) -> str:
         """What steps are stored as."""
         return self.quantizer.steps if isinstance(self.quantizer, Grouped) else "float32"
@@ -134,7 +141,9 @@ class PackedWeight:
         laid = kernel.lay_weight(codes)
         found = {"codes": packed(laid) if self.bits <= HALF else laid}
         if self.steps == "int8":
-            multiples, unit = multiples_of(step, self.quantizer.outputs(self.tensor))
+            outputs = self.quantizer.outputs(self.tensor)
+            multiples, unit = multiples_of(jnp.abs(step), outputs)
+            multiples = jnp.where(step < 0, -multiples, multiples)
             return {**found, "steps": rows(multiples), "units": rows(unit)[0]}
         return {**found, "steps": rows(step).astype(self.steps)}
 
@@ -221,7 +230,7 @@ def packed_product(
     acc = call(q, *map(stored, weight.operands(of_codes=True)), **at)
     # What is left of the steps once the groups' multiples are in the sums.
     by_output = stored("steps")[0] if units is None else units
-    finer = finer_units(kernel.depth, bits, levels(weight.bits) * most)
+    finer = finer_units(kernel.depth, bits, weight.reach * most)
     unit = kernel.lay_scale(to.step, acc.shape[-1]) * by_output[None] / 2**finer
     if bias is None:
         return kernel.lay_result(acc.astype(jnp.float32) * unit * 2**finer).astype(dtype)
@@ -266,7 +275,7 @@ def check_sums(
     Raises:
         IntegerError: It doesn't.
     """
-    largest = levels(bits) * levels(weight.bits) * most
+    largest = levels(bits) * weight.reach * most
     # The largest bias takes a quarter of int32.
     deepest = (3 * LIMIT - 1) // largest
     if depth > deepest:

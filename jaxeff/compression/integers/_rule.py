@@ -33,6 +33,7 @@ from jaxeff.compression.integers._grids import (
     Codes,
     IntegerError,
     levels,
+    reaches,
     steps_of_signs,
     weight_bits,
     weight_codes,
@@ -197,7 +198,13 @@ class IntegerRule:
         both = {t.role: (q, t, i) for q, t, i in of_inputs(layer, setting, read.arrays_like(layer))}
         (of_x, x_tensor, x_at), (of_w, w_tensor, w_at) = both["activation"], both["weight"]
         # The widths decide whether int32 accumulators suffice, so they have to be known.
-        bits = weight_bits(of_w, f"{layer.site}/{w_tensor.name}")
+        where = f"{layer.site}/{w_tensor.name}"
+        bits = weight_bits(of_w, where)
+        # Products of whole layers have positive steps, and room in int32 for symmetric codes.
+        if reaches(of_w, bits) > levels(bits):
+            raise IntegerError(
+                f"{where}: a full grid is for weights by group or alone; take symmetric=True here."
+            )
         w, depth = values[w_at], kernel.depth
         put = functools.partial(self.store.put, layer.site)
 

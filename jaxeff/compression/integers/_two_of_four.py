@@ -30,7 +30,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
-from jaxeff.compression.integers._grids import MOST_BITS, weight_codes, width
+from jaxeff.compression.integers._grids import MOST_BITS, reaches, weight_codes, width
 from jaxeff.compression.integers._kernels import Kernel
 from jaxeff.compression.numerics import Tensor
 from jaxeff.compression.quantizers.uniform import Uniform
@@ -93,6 +93,11 @@ class SparseWeight:
 
     operator = staticmethod(q_sparse)
     most = 1
+
+    @property
+    def reach(self) -> int:
+        """The largest magnitude of a code."""
+        return reaches(self.quantizer.values, self.bits)
 
     @property
     def by_output(self) -> bool:

@@ -12,9 +12,11 @@ from jaxeff.compression.numerics._fitting import (
     start_scale,
 )
 from jaxeff.compression.numerics._grid import (
+    FULL,
     MAX_BITS,
     Bits,
     Grid,
+    Symmetry,
     dequantize,
     fake_quantize,
     grid,
@@ -44,6 +46,7 @@ from jaxeff.compression.numerics._nearest_level import (
 from jaxeff.compression.numerics._quantizer import BaseQuantizer, Quantizer, Tensor
 
 __all__ = [
+    "FULL",
     "MAX_BITS",
     "BaseQuantizer",
     "Bits",
@@ -53,6 +56,7 @@ __all__ = [
     "LearnedBits",
     "Method",
     "Quantizer",
+    "Symmetry",
     "Tensor",
     "at_least_float32",
     "code_range",

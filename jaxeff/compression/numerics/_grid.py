@@ -16,6 +16,9 @@ Sharp edges:
     A symmetric grid has an odd number of values, 2^b - 1 of them around zero. With one bit it has
     none at zero: its two values are -m/2 and +m/2 for the range [-m, m], the sign of the input
     (that of zero is positive) scaled to the middle of each half.
+    A "full" grid has all 2^b values: from the end of larger magnitude, which is 2^(b-1) steps from
+    zero, to 2^(b-1) - 1 steps on the other side. So it reaches one end of its range alone. With one
+    bit, and from eight on, it is the symmetric one.
     A range of no width keeps its one value exactly: an affine grid goes from it to zero in 2^(b-1)
     steps, a symmetric one to the same value of the other sign.
     A step above 8e37 has no reciprocal in float32, by which compilers multiply: values become zero.
@@ -23,7 +26,7 @@ Sharp edges:
 
 References:
     Krieger et al., "Galen: Hardware-specific Automatic Compression of Neural Networks",
-    arXiv:2212.07818. Jacob et al., arXiv:1712.05877.
+    arXiv:2212.07818. Jacob et al., arXiv:1712.05877. "full" is the grid of llama.cpp's Q4_0.
 
 ```python
 import jax
@@ -51,7 +54,7 @@ import functools
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final, Literal
 
 import jax
 import jax.numpy as jnp
@@ -61,16 +64,19 @@ from jaxtyping import Array, Float, Int32, Integer
 
 from jaxeff.core import (
     Width,
-    boolean,
     check_number,
     instance_of,
     is_concrete,
+    one_of,
     real_array,
     validate,
     with_leading_axes,
 )
 
 MAX_BITS = 16
+FULL: Final = "full"
+Symmetry = bool | Literal["full"]
+"""Whether a grid is centred on zero; "full": with a value more at its further end."""
 
 Bits = Int32[Array, "..."] | int
 """A bit width: a Python number, or an array of whole numbers, which may be traced."""
@@ -96,9 +102,9 @@ class Grid:
     upper: Float[Array, "..."]
 
 
-@validate(symmetric=boolean)
+@validate(symmetric=one_of(False, True, FULL))
 def grid(
-    bits: Bits, low: Float[Array, "..."], high: Float[Array, "..."], symmetric: bool = False
+    bits: Bits, low: Float[Array, "..."], high: Float[Array, "..."], symmetric: Symmetry = False
 ) -> Grid:
     """Makes the uniform grid of a range.
 
@@ -108,7 +114,8 @@ def grid(
             counts as zero where the grid isn't symmetric.
         high: Largest value of the range, of the shape of `low`; likewise one below zero.
         symmetric: Whether the grid is centred on zero; its range is then plus and minus
-            max(|low|, |high|).
+            max(|low|, |high|). "full": with one value more, on the side of the end of larger
+            magnitude (the lower one of two that are equal).
 
     Returns:
         The grid, in float32 or the wider dtype of the range.
@@ -140,7 +147,7 @@ def _check_range(where: str, low: Any, high: Any) -> None:
         raise ValueError(f"{where}: low must be at most high, but they are {low} and {high}.")
 
 
-def _grid(low: Array, high: Array, bits: Bits, symmetric: bool) -> Grid:
+def _grid(low: Array, high: Array, bits: Bits, symmetric: Symmetry) -> Grid:
     """Computes `grid` in terms of `lax`, traced twice as fast: a network has many arrays."""
 
     def filled(value: float) -> Array:
@@ -160,10 +167,16 @@ def _grid(low: Array, high: Array, bits: Bits, symmetric: bool) -> Grid:
     none, half = filled(0), of_bits(float)
     lower, upper = (of_bits(functools.partial(_end, symmetric, k)) for k in (0, 1))
     if symmetric:
+        if symmetric == FULL:
+            # The same as the symmetric grid's, and one more on the side that reaches further.
+            further = lax.gt(lax.abs(high), lax.abs(low))
+            more = of_bits(lambda h: float(_is_full(h)))
+            upper = lax.select(further, lax.add(upper, more), upper)
+            lower = lax.select(further, lower, lax.sub(lower, more))
         high = lax.max(lax.abs(low), lax.abs(high))
         low = lax.mul(none, high)  # a range of no width is the value zero; one of NaN stays NaN
         # With one bit the step is the range itself.
-        step = lax.mul(high, of_bits(lambda h: 1.0 if h == 1 else 1 / (h - 1)))
+        step = lax.mul(high, of_bits(lambda h: 1 / _steps_to_end(symmetric, h)))
         zero = of_bits(lambda h: 0.5 if h == 1 else 0.0)
     else:
         single = lax.bitwise_and(lax.eq(low, high), lax.ne(low, none))
@@ -227,7 +240,7 @@ def fake_quantize(
     bits: Bits,
     low: Float[Array, "..."] | float,
     high: Float[Array, "..."] | float,
-    symmetric: bool = False,
+    symmetric: Symmetry = False,
     covered: bool = False,
 ) -> Float[Array, "*shape"]:
     """Rounds to the nearest value of a uniform grid, with a straight-through gradient.
@@ -237,7 +250,7 @@ def fake_quantize(
         bits: 1 to 16; an array, such as a traced one, broadcasts against the range.
         low: Smallest value of the range; broadcasts against `x`.
         high: Largest value of the range; broadcasts against `x`.
-        symmetric: Whether the grid is centred on zero.
+        symmetric: Whether the grid is centred on zero, or "full", as `grid` has it.
         covered: Whether the range is known to hold every value of `x`, as `value_range` does. The
             result is the same, for one operation per element less.
 
@@ -257,7 +270,7 @@ def fake_quantize(
     # Where nothing lies outside a range of no width, its ends need not be an array: XLA clamps
     # between two constants in one operation.
     ends: tuple[Any, Any] = to.lower, to.upper
-    if covered and isinstance(bits, int):
+    if covered and isinstance(bits, int) and symmetric != FULL:
         half = 2.0 ** (bits - 1)
         ends = _end(symmetric, 0, half), _end(symmetric, 1, half)
     codes = _codes(x, to, ends)
@@ -329,8 +342,27 @@ def power_of_two(bits: Bits, dtype: Any) -> Float[Array, "..."]:
     return jnp.asarray(powers, dtype)[jnp.asarray(bits, jnp.int32)]
 
 
-def _end(symmetric: bool, upper: int, half: float) -> float:
-    """Returns the smallest or largest code of a grid of `2 half` values."""
+def _is_full(half: float) -> bool:
+    """Returns whether a full grid has a value more than the symmetric one.
+
+    Codes of eight bits stay within 127 either way, as kernels multiply them; one more of 255 values
+    would gain nothing.
+    """
+    return 1 < half < 2**7
+
+
+def _steps_to_end(symmetric: Symmetry, half: float) -> float:
+    """Returns how many steps a grid centred on zero has to its further end."""
+    if symmetric == FULL and _is_full(half):
+        return half
+    return max(half - 1, 1.0)
+
+
+def _end(symmetric: Symmetry, upper: int, half: float) -> float:
+    """Returns the smallest or largest code of a grid of `2 half` values.
+
+    Of a full one those that it has whichever end is further.
+    """
     if not symmetric:
         return half - 1 if upper else -half
     if half == 1:

@@ -41,12 +41,13 @@ from jaxeff.compression.post_training._layerwise import (
     check_finite,
     check_kept,
     check_users,
-    compiled,
     read_model,
+    rounded,
     start,
     started_spec,
 )
 from jaxeff.compression.post_training._multiplication import Multiplication
+from jaxeff.compression.post_training._sharing import SharedPrograms
 from jaxeff.compression.quantizers import Scaled
 from jaxeff.core import check_count, input_batch, static_integer, validate
 from jaxeff.program import Layer, evaluate, plain_rule
@@ -82,6 +83,7 @@ def awq(
     """
     check_count("awq: points", points)
     program, settings, found, refused, leaves = read_model("awq", f, params, batch, spec)
+    run = SharedPrograms()
     sites: dict[str, tuple[Multiplication, Quantizer, Tensor, Array, Array]] = {}
 
     def measure(layer: Layer, key: Any, *values: Any) -> Sequence[Any]:
@@ -98,7 +100,7 @@ def awq(
             check_users("awq", program, at, {layer.site: at})
             x = at.reads(values)
             check_finite("awq", layer.site, weights=values[at.index], inputs=x)
-            sites[layer.site] = (at, *weights[0], at.moment(x, x), at.magnitude(x))
+            sites[layer.site] = (at, *weights[0], at.moment(x, x, run), at.magnitude(x, run))
         return plain_rule(layer, key, *values)
 
     evaluate(program, measure, None, leaves)
@@ -113,7 +115,7 @@ def awq(
     for site, (at, quantizer, tensor, second, size) in sites.items():
         pair = into.get(site)
         channels = input_channels(at) if pair is None else pair.channels
-        scale = _search(at, leaves, quantizer, tensor, second, size, channels, points)
+        scale = _search(at, leaves, quantizer, tensor, second, size, channels, points, run)
         if pair is not None:
             rescale(pair, leaves, scale)
         else:
@@ -126,8 +128,8 @@ def awq(
         if site in scales:
             quantizer = Scaled(quantizer, narrow(at, scales[site]))
         method = start(quantizer, w, tensor)
-        new = compiled(method, tensor)(w)
-        check_kept("awq", method, new, tensor)
+        new = rounded(run, method, tensor, w)
+        check_kept("awq", method, new, tensor, run)
         leaves[at.origin.leaf] = at.origin.to_leaf(new, leaf)
         started[site] = method
     count = len(jax.tree.leaves(params))
@@ -144,6 +146,7 @@ def _search(
     size: Float[Array, "groups inputs"],
     channels: Int[np.ndarray, "groups inputs"],
     points: int,
+    run: SharedPrograms,
 ) -> Float[np.ndarray, " channels"]:
     """Searches for the scale of each input channel with the smallest output error."""
     w = weights_of(at, leaves).astype(np.float32)
@@ -155,14 +158,13 @@ def _search(
     # A channel that is always zero has no say; it gets the scale of the others' middle, one.
     each = np.where(each > 0, each, np.exp(np.log(each[each > 0]).mean()) if each.any() else 1.0)
 
-    @jax.jit
-    def error(scale: Array) -> Array:
+    def error(scale: Array, w: Array, second: Array) -> Array:
         rows = scale[channels][:, :, None]
         scaled = at.contraction.weight(w * rows).astype(dtype)
         # The range follows the scaled weights, as it will in the result.
-        rounded = start(quantizer, scaled, tensor).quantize(scaled, tensor)
+        found = start(quantizer, scaled, tensor).quantize(scaled, tensor)
         # The error of Q(w s) / s against w, as the layer's inputs weigh it.
-        difference = at.contraction.matrix(rounded).astype(jnp.float32) / rows - w
+        difference = at.contraction.matrix(found).astype(jnp.float32) / rows - w
         return excess(difference, jnp.zeros(w.shape), second, second).sum()
 
     best, lowest = np.ones(count, np.float32), np.inf
@@ -171,7 +173,7 @@ def _search(
         # Centered geometrically, as the authors' code does: only ratios between channels
         # matter.
         scale = (scale / np.sqrt(scale.max() * scale.min())).astype(np.float32)
-        here = float(error(scale))
+        here = float(run(error, scale, w, second))
         if here < lowest:
             best, lowest = scale, here
     return best

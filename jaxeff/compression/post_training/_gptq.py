@@ -80,10 +80,16 @@ def gptq(
     check_count("gptq: block", block)
 
     def solve(problem: RoundingProblem) -> Matrix:
-        hessian = problem.at.moment(problem.given, problem.given)
+        hessian = problem.at.moment(problem.given, problem.given, problem.run)
         width = min(block, problem.weights.shape[1])
-        new = _solve(
-            problem.weights, hessian, problem.numbers, damping, width, sort, problem.nearest
+
+        # Weights, Hessian and the grid's numbers are arguments: one program for equal shapes.
+        def solved(method: Any, w: Matrix, hessian: Any, numbers: tuple[Matrix, ...]) -> Matrix:
+            nearest = partial(problem.nearest_of, method)
+            return _solve(w, hessian, numbers, damping, width, sort, nearest)
+
+        new: Matrix = problem.run(
+            solved, problem.quantizer, problem.weights, hessian, problem.numbers
         )
         # A Cholesky decomposition that fails gives NaN instead of an error.
         if not np.isfinite(new).all():
@@ -96,7 +102,6 @@ def gptq(
     return on_grids("gptq", f, params, batch, spec, solve)
 
 
-@partial(jax.jit, static_argnums=(4, 5, 6))
 def _solve(
     w: Matrix,
     hessian: Float[Array, "groups inputs inputs"],

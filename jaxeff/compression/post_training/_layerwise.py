@@ -28,6 +28,7 @@ from jaxeff.compression._quantized import (
 from jaxeff.compression.numerics import LayerQuantization, Method, Quantizer, Tensor
 from jaxeff.compression.post_training._multiplication import Matrix, Multiplication, multiplications
 from jaxeff.compression.post_training._origins import parameter_values, users
+from jaxeff.compression.post_training._sharing import SharedPrograms
 from jaxeff.compression.quantizers import Scaled
 from jaxeff.compression.quantizers.uniform import Grouped
 from jaxeff.program import Layer, Program, Rule, at_sites, evaluate, plain_rule, trace
@@ -48,6 +49,7 @@ class RoundingProblem:
         exact: The data that the original network feeds the layer.
         given: The data that the quantized network feeds it.
         dtype: Dtype of the weights as the layer reads them.
+        run: Programs that layers share.
     """
 
     at: Multiplication
@@ -57,6 +59,7 @@ class RoundingProblem:
     exact: Array
     given: Array
     dtype: Any
+    run: SharedPrograms
 
     @cached_property
     def round(self) -> Callable[[Matrix], Matrix]:
@@ -78,15 +81,18 @@ class RoundingProblem:
             matrix: Weights.
             *numbers: Rows of `numbers`, where a single input is rounded.
         """
+        return self.nearest_of(self.quantizer, matrix, *numbers)
+
+    def nearest_of(self, quantizer: Any, matrix: Matrix, *numbers: Matrix) -> Matrix:
+        """Rounds as `nearest`, by a quantizer that may be traced."""
         weight = self.at.contraction.weight(matrix).astype(self.dtype)
-        quantizer = self.quantizer
         # A single input is no group: the method by itself, with the numbers of its entries.
         if isinstance(quantizer, Grouped | Scaled) and matrix.shape != self.weights.shape:
             quantizer = quantizer.with_numbers(
                 [self.at.contraction.weight(each) for each in numbers]
             )
-        rounded = quantizer.quantize(weight, self.tensor)
-        return self.at.contraction.matrix(rounded).astype(jnp.float32)
+        found = quantizer.quantize(weight, self.tensor)
+        return self.at.contraction.matrix(found).astype(jnp.float32)
 
 
 Solve = Callable[[RoundingProblem], Matrix]
@@ -176,6 +182,7 @@ def on_grids(
             finite, or a method doesn't keep its own grid.
     """
     program, settings, found, refused, leaves = read_model(where, f, params, batch, spec)
+    run = SharedPrograms()
     solved: dict[str, tuple[Array, Quantizer]] = {}
     started: dict[str, Quantizer] = {}
 
@@ -201,7 +208,7 @@ def on_grids(
         # quantized layers.
         for method, tensor_read, j in of_inputs(layer, setting, given):
             if tensor_read.role == "activation":
-                inputs[j] = compiled(method, tensor_read)(inputs[j])
+                inputs[j] = rounded(run, method, tensor_read, inputs[j])
         path = here.origin.path
         # Two uses of one weight share its solution, that of the first use.
         if path not in solved:
@@ -217,16 +224,17 @@ def on_grids(
                 here.reads(exact),
                 here.reads(inputs),
                 w.dtype,
+                run,
             )
             new = jnp.asarray(here.contraction.weight(np.asarray(solve(problem))).astype(w.dtype))
-            new = _snapped(where, quantizer, new, tensor)
+            new = _snapped(where, run, quantizer, new, tensor)
             leaf = here.origin.leaf
             leaves[leaf] = here.origin.to_leaf(new, leaves[leaf])
             solved[path] = new, quantizer
         inputs[i], started[layer.site] = solved[path]
-        return evaluated(layer, inputs)
+        return evaluated(layer, inputs, run)
 
-    side_by_side(program, settings, leaves, at)
+    side_by_side(program, settings, leaves, at, run)
     if not started:
         raise ValueError(f"{where} found no weights to quantize: no setting of the spec has any.")
     count = len(jax.tree.leaves(params))
@@ -234,22 +242,28 @@ def on_grids(
     return fitted, started_spec(program, settings, started)
 
 
-def _snapped(where: str, quantizer: Quantizer, new: Array, tensor: Tensor) -> Array:
+def _snapped(
+    where: str, run: SharedPrograms, quantizer: Quantizer, new: Array, tensor: Tensor
+) -> Array:
     """Moves weights to the values that a method by itself gives for them.
 
     Raises:
         ValueError: These are others.
     """
     # Compiled by itself, a method may round the last bits otherwise.
-    again = compiled(quantizer, tensor)(new)
+    again = rounded(run, quantizer, tensor, new)
     new = jnp.where(jnp.abs(again - new) <= _LAST_BITS * jnp.abs(new), again, new)
     # The returned spec must reproduce these weights: quantizing them again changes nothing.
-    check_kept(where, quantizer, new, tensor)
+    check_kept(where, quantizer, new, tensor, run)
     return new
 
 
 def side_by_side(
-    program: Program, settings: Mapping[str, LayerQuantization], leaves: Sequence[Any], at: At
+    program: Program,
+    settings: Mapping[str, LayerQuantization],
+    leaves: Sequence[Any],
+    at: At,
+    run: SharedPrograms | None = None,
 ) -> None:
     """Evaluates a program twice: as it is, and quantized.
 
@@ -259,7 +273,9 @@ def side_by_side(
         leaves: The flattened arguments.
         at: `at(layer, exact inputs, exact outputs, quantized inputs)` may give the quantized
             outputs; None leaves them to the layer's setting.
+        run: Programs that layers share; new ones by default.
     """
+    run = SharedPrograms() if run is None else run
     exact = parameter_values(program, leaves)
     given = dict(exact)
     # Values are freed after their last reader: two copies of every activation are held
@@ -268,17 +284,16 @@ def side_by_side(
     for i, layer in enumerate(program.layers):
         if any(v not in exact for v in layer.outputs):
             values, others = ([env[v] for v in layer.inputs] for env in (exact, given))
-            run = jax.jit(partial(_run, layer, plain_rule))
-            outputs = run(values)
+            plain = partial(_run, layer, plain_rule)
+            outputs = run(plain, values)
             exact.update(zip(layer.outputs, outputs, strict=True))
             changed = None
             if layer.nodes and layer.kind != "control flow":
                 changed = at(layer, values, outputs, others)
             if changed is None:
-                # Without a setting both evaluations share one compiled function.
                 quantizes = layer.kind == "control flow" or layer.site in settings
                 rule = partial(_run, layer, at_sites(settings, quantized_layer))
-                changed = (jax.jit(rule) if quantizes else run)(others)
+                changed = run(rule if quantizes else plain, others)
             given.update(zip(layer.outputs, changed, strict=True))
         for v in layer.inputs:
             if last[v] == i:
@@ -312,15 +327,16 @@ def start(quantizer: Quantizer, w: Array, tensor: Tensor) -> Quantizer:
     return found
 
 
-def compiled(quantizer: Quantizer, tensor: Tensor) -> Callable[[Array], Array]:
-    """Compiles a method as a function of an array."""
-    quantize: Callable[[Array], Array] = jax.jit(lambda x: quantizer.quantize(x, tensor))
-    return quantize
+def rounded(run: SharedPrograms, quantizer: Quantizer, tensor: Tensor, x: Array) -> Array:
+    """Computes a method's values of an array, compiled."""
+    # Its numbers are arguments, so that layers of one shape share the program.
+    found: Array = run(lambda method, x: method.quantize(x, tensor), quantizer, x)
+    return found
 
 
-def evaluated(layer: Layer, values: Sequence[Any]) -> Sequence[Any]:
+def evaluated(layer: Layer, values: Sequence[Any], run: SharedPrograms) -> Sequence[Any]:
     """Computes a layer's outputs."""
-    outputs: Sequence[Any] = jax.jit(layer.fn)(*values)
+    outputs: Sequence[Any] = run(layer.fn, *values)
     return outputs
 
 
@@ -363,13 +379,15 @@ def check_finite(where: str, site: str, **arrays: Array) -> None:
             )
 
 
-def check_kept(where: str, quantizer: Quantizer, new: Array, tensor: Tensor) -> None:
+def check_kept(
+    where: str, quantizer: Quantizer, new: Array, tensor: Tensor, run: SharedPrograms
+) -> None:
     """Checks that a method gives its own values back.
 
     Raises:
         ValueError: It doesn't.
     """
-    again = compiled(quantizer, tensor)(new)
+    again = rounded(run, quantizer, tensor, new)
     if not (np.asarray(again) == np.asarray(new)).all():
         raise ValueError(
             f"{where}: {type(quantizer).__name__} at {tensor.site!r} moves values that it made, so "
@@ -385,9 +403,9 @@ __all__ = [
     "check_finite",
     "check_kept",
     "check_users",
-    "compiled",
     "evaluated",
     "on_grids",
+    "rounded",
     "side_by_side",
     "start",
     "started_spec",

@@ -18,6 +18,7 @@ from jax import lax
 from jaxtyping import Array, Float
 
 from jaxeff.compression.post_training._origins import CONVERSIONS, Origin, origin, producers
+from jaxeff.compression.post_training._sharing import SharedPrograms
 from jaxeff.program import Layer, Program
 from jaxeff.program.ir import Contraction, Node, Value, run_nodes
 from jaxeff.program.ir import primitives as prim
@@ -64,25 +65,28 @@ class Multiplication:
         made: Array = run_nodes(nodes, self.layer.inputs, values, (operand,))[0]
         return made
 
-    def moment(self, x: Array, y: Array) -> Float[Array, "groups inputs inputs"]:
-        """Computes the mean of x y^T over rows."""
+    def moment(
+        self, x: Array, y: Array, run: SharedPrograms | None = None
+    ) -> Float[Array, "groups inputs inputs"]:
+        """Computes the mean of x y^T over rows, with a program of other layers' where it can."""
 
-        @jax.jit
         def sums(a: Array, b: Array) -> Array:
             a, b = (self.contraction.rows(v.astype(jnp.float32)) for v in (a, b))
             return jnp.einsum("gni,gnj->gij", a, b, precision=lax.Precision.HIGHEST) / a.shape[1]
 
-        return self._mean(sums, x, y)
+        return self._mean(sums, x, y, run=run)
 
-    def magnitude(self, x: Array) -> Float[Array, "groups inputs"]:
+    def magnitude(
+        self, x: Array, run: SharedPrograms | None = None
+    ) -> Float[Array, "groups inputs"]:
         """Computes the mean of |x| of every input."""
         rows = self.contraction.rows
-        return self._mean(jax.jit(lambda x: jnp.abs(rows(x.astype(jnp.float32))).mean(1)), x)
+        return self._mean(lambda x: jnp.abs(rows(x.astype(jnp.float32))).mean(1), x, run=run)
 
     def squares(self, x: Array) -> Float[Array, "groups inputs"]:
         """Computes the mean of x^2 of every input."""
         rows = self.contraction.rows
-        return self._mean(jax.jit(lambda x: jnp.square(rows(x.astype(jnp.float32))).mean(1)), x)
+        return self._mean(lambda x: jnp.square(rows(x.astype(jnp.float32))).mean(1), x)
 
     def largest(self, x: Array) -> Float[Array, "groups inputs"]:
         """Computes the largest |x| of every input."""
@@ -90,12 +94,15 @@ class Multiplication:
         found = [rows(*part) for part, _ in self.parts(x)]
         return jnp.max(jnp.stack(found), 0)
 
-    def _mean(self, of: Callable[..., Array], *xs: Array) -> Array:
+    def _mean(
+        self, of: Callable[..., Array], *xs: Array, run: SharedPrograms | None = None
+    ) -> Array:
         """Averages over parts of the batch, weighted by their sizes."""
+        run = SharedPrograms() if run is None else run
         # Parts are added on the host in float64: float32 sums of many parts lose digits.
         total: Any = 0.0
         for part, share in self.parts(*xs):
-            total = total + np.asarray(of(*part), np.float64) * share
+            total = total + np.asarray(run(of, *part), np.float64) * share
         return jnp.asarray(total, jnp.float32)
 
     def parts(self, *xs: Array) -> Iterator[tuple[tuple[Array, ...], float]]:

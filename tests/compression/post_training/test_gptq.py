@@ -71,12 +71,15 @@ def test_against_the_definition(block):
 def test_groups_have_steps_of_their_own(sort):
     params, x = _problem(50, 8, 5)
     w = np.asarray(params["fc"]["kernel"], np.float64)
-    step = np.abs(w).reshape(2, 4, 5).max(1).repeat(4, 0) / 3
+    # A group's value of largest magnitude is four steps from zero, all others are at most three.
+    split = w.reshape(2, 4, 5)
+    furthest = np.take_along_axis(split, np.abs(split).argmax(1)[:, None], 1)[:, 0]
+    step = furthest.repeat(4, 0) / -4
     order = np.argsort(-np.square(np.asarray(x)).mean(0)) if sort else np.arange(8)
     rows = iter(step[order])
     expected = np.empty_like(w)
     expected[order] = _reference(
-        w[order], x[:, order], lambda w: (s := next(rows)) * np.clip(np.rint(w / s), -3, 3), 0.01
+        w[order], x[:, order], lambda w: (s := next(rows)) * np.clip(np.rint(w / s), -4, 3), 0.01
     )
     setting = Int(3, per="group", group=4, symmetric=True, activations=False)
     new, spec = gptq(linear, params, x, {"fc": setting}, sort=sort, block=3)

@@ -47,8 +47,9 @@ Load = Callable[[int, int], Expr]
 """`load(offset, count)`: neighbouring elements of the input, from an offset within the group."""
 
 CHUNK = 32
-"""Products that a part adds up at most: 32 of 128 * 7 come to 28,672, which int16 holds."""
+"""Products that a part adds up at most: 32 of 127 * 8 come to 32,512, which int16 holds."""
 MASK = 0x0F0F0F0F
+_WORD = 0xFFFF
 
 
 @dataclasses.dataclass(frozen=True)
@@ -265,8 +266,10 @@ def nibbles_of(target: Target) -> NibbleDot:
             return swapped(sums, w, x)
 
         def widen(part: Expr, steps: Expr) -> Expr:
-            # A part fits the lower word of its lane, and a step has no upper one.
-            words = (tirx.reinterpret(f"int16x{2 * dot.lanes}", each) for each in (part, steps))
+            # A part fits the lower word of its lane, and a step's upper one is masked away: a
+            # negative part has an upper word, too, which must meet a zero.
+            lower = steps & const(_WORD, "int32", dot.lanes)
+            words = (tirx.reinterpret(f"int16x{2 * dot.lanes}", each) for each in (part, lower))
             return called(name, f"int32x{dot.lanes}", *words)
 
         return NibbleDot(_signed(dot, step), False, widen)
@@ -297,7 +300,9 @@ def _pairs(lanes: int, products: str, sums_of_pairs: str, registers: int) -> Nib
         return tirx.reinterpret(f"int32x{lanes}", total)
 
     def widen(part: Expr, steps: Expr) -> Expr:
-        twice = steps | tirx.shift_left(steps, const(16, "int32", lanes))
+        # The upper word of a negative step is all ones: masked away, both words are the step.
+        lower = steps & const(_WORD, "int32", lanes)
+        twice = lower | tirx.shift_left(steps, const(16, "int32", lanes))
         pairs = (tirx.reinterpret(words, each) for each in (part, twice))
         return called(sums_of_pairs, f"int32x{lanes}", *pairs)
 

@@ -45,7 +45,7 @@ import numpy as np
 from jax import lax
 from jaxtyping import Array
 
-from jaxeff.compression.numerics import MAX_BITS, fake_quantize
+from jaxeff.compression.numerics import MAX_BITS, Symmetry, fake_quantize
 from jaxeff.compression.post_training.ranges._histogram import BINS, Histogram
 from jaxeff.core import (
     Width,
@@ -67,7 +67,7 @@ def clip_range(
     values: Any,
     bits: int,
     *,
-    symmetric: bool = False,
+    symmetric: Symmetry = False,
     method: str = "mse",
     percentile: float = 99.9,
     counts: Any = None,
@@ -77,7 +77,7 @@ def clip_range(
     Args:
         values: Numbers of any shape.
         bits: Bit width of the grid, 1 to 16.
-        symmetric: Whether the grid is centred on zero.
+        symmetric: Whether the grid is centred on zero, or "full", as `grid` has it.
         method: "minmax", "percentile", "mse" or "kl".
         percentile: The upper percentile, above 50; the lower one is its counterpart. Of values,
             not of counts.
@@ -105,7 +105,7 @@ def clip_range(
 
 
 def clip_histogram(
-    histogram: Histogram, bits: int, symmetric: bool, method: str
+    histogram: Histogram, bits: int, symmetric: Symmetry, method: str
 ) -> tuple[float, float]:
     """Clips the values of a histogram likewise, by the methods "minmax", "mse" and "kl"."""
     low, high = histogram.low, histogram.high
@@ -118,7 +118,7 @@ def _clipped(
     low: float,
     high: float,
     bits: int,
-    symmetric: bool,
+    symmetric: Symmetry,
     method: str,
 ) -> tuple[float, float]:
     low, high = float(low), float(high)
@@ -142,7 +142,7 @@ def _clipped(
 
 
 @partial(jax.jit, static_argnums=(3, 4))
-def _errors(values: Array, counts: Array, ends: Array, bits: int, symmetric: bool) -> Array:
+def _errors(values: Array, counts: Array, ends: Array, bits: int, symmetric: Symmetry) -> Array:
     """Computes the squared error for each factor of the range."""
 
     def error(factor: Array) -> Array:

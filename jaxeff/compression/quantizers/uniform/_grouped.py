@@ -32,6 +32,7 @@ from jaxeff.compression.numerics import (
     grid,
     largest_magnitude,
     ranges,
+    value_range,
     wide_dtype,
 )
 from jaxeff.compression.quantizers.uniform._uniform import Uniform
@@ -160,8 +161,9 @@ class Grouped(BaseQuantizer):
         # A range that is there was made here, or is taken as it is.
         if self.steps == "float32" or own.range is not None:
             return own
-        top = largest_magnitude(x.astype(wide_dtype(x)), tensor.axes("channel"))
-        unit = grid(own.bits, -top, top, True)
+        keep = tensor.axes("channel")
+        top = largest_magnitude(x, keep)
+        unit = grid(own.bits, *value_range(x.astype(wide_dtype(x)), keep), own.symmetric)
         step = jnp.where(top > 0, unit.step, 0.0)
         if self.steps == "float16":
             step = step.astype(jnp.float16).astype(step.dtype)
@@ -169,8 +171,9 @@ class Grouped(BaseQuantizer):
             multiples, of_output = multiples_of(step, outputs)
             step = multiples.astype(step.dtype) * of_output
         # The largest value is a whole number of steps; with one bit it is half of one twice.
-        end = lax.stop_gradient(step * jnp.maximum(unit.upper, 1.0))
-        return replace(own, range=(-end, end))
+        step = lax.stop_gradient(step)
+        ends = (step * unit.lower, step * jnp.maximum(unit.upper, 1.0))
+        return replace(own, range=ends)
 
     def _by_channel(self) -> Any:
         return replace(self.method, per="channel")  # type: ignore[type-var]

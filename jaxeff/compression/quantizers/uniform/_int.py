@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
-from jaxeff.compression.numerics import MAX_BITS, Bits, LayerQuantization, Quantizer
+from jaxeff.compression.numerics import FULL, MAX_BITS, Bits, LayerQuantization, Quantizer
 from jaxeff.compression.quantizers.uniform._grouped import Grouped
 from jaxeff.compression.quantizers.uniform._uniform import Uniform
 from jaxeff.core import (
@@ -44,7 +44,8 @@ class Int(Setting):
         activation_bits: Bit width of the activations; None for that of the weights.
         symmetric: Whether grids are centred on zero: True, False, "weights" or "activations".
         per: Weights share one range per output "channel", per "tensor", or per "group" of
-            neighbours along the axis that the layer sums over (`Grouped`).
+            neighbours along the axis that the layer sums over (`Grouped`). Symmetric grids of
+            groups are "full" (`Uniform`): of four bits a group has 16 values instead of 15.
         group: Entries of a group; None for 32.
         steps: Numbers that steps of groups are stored as, as `Grouped` has them.
         activations_per: Activations share one range per "sample", per "token" (all that one product
@@ -138,7 +139,9 @@ class Int(Setting):
         if self.per != "group":
             return Uniform(self.bits, symmetric, None, self.per)
         size = DEFAULT_GROUP if self.group is None else self.group
-        return Grouped(Uniform(self.bits, symmetric), size, self.steps)
+        # Few values are worth one more most where a range is narrow: a group reaches its largest
+        # value with codes that an integer kernel has anyway.
+        return Grouped(Uniform(self.bits, FULL if symmetric else False), size, self.steps)
 
 
 def _is_array(bounds: Any) -> bool:

@@ -11,9 +11,11 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from jaxeff.compression.numerics import (
+    FULL,
     MAX_BITS,
     BaseQuantizer,
     Bits,
+    Symmetry,
     Tensor,
     fake_quantize,
     ranges,
@@ -27,7 +29,7 @@ class Ranged(BaseQuantizer):
     """A method whose grid is uniform over a range, with the fields that `Uniform` lists."""
 
     bits: Annotated[Bits, Width(1, MAX_BITS)] = static_number()
-    symmetric: bool = static(False)
+    symmetric: Annotated[Symmetry, Choice(False, True, FULL)] = static(False)
     range: tuple[Any, Any] | None = None
     per: Annotated[str, Choice("channel", "sample", "tensor", "token")] = static("channel")
 
@@ -56,7 +58,8 @@ class Uniform(Ranged):
 
     Attributes:
         bits: Bit width, 1 to 16; an array may be traced.
-        symmetric: Whether the grid is centred on zero.
+        symmetric: Whether the grid is centred on zero; "full": with all 2^b values, of which one
+            more is on the side of the largest magnitude, as in llama.cpp's Q4_0.
         range: Smallest and largest value; None takes those of the array on every call.
         per: Part with its own range: the output "channel" of a weight, the "sample" of an
             activation, its "token" (what one product reads), or the "tensor". What an array hasn't

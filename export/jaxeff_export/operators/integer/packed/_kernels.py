@@ -21,6 +21,9 @@ from jaxeff_export.operators.integer._epilogue import Epilogue
 from jaxeff_export.operators.integer.packed._layout import CODES
 from jaxeff_export.operators.statements import Vector, cast, const, declare, load, splat
 
+_HALF = 0x8FFFE000 - (1 << 32)
+"""The bits of a dword that a float16 has after a shift by 13: its sign, exponent and fraction."""
+
 
 @dataclasses.dataclass(frozen=True)
 class Unscaled(Epilogue):
@@ -284,8 +287,10 @@ def reader(source: tirx.Buffer, here: Any) -> Callable[[int, int], Expr]:
 def _as_float(value: Expr, buffer: tirx.Buffer, lanes: int) -> Expr:
     """Converts steps; those of float16 by their bits, as every processor can."""
     dtype = str(buffer.dtype)
-    if dtype == "uint16":
-        # Exponent and fraction one place above float32's lowest bits, then 2^(127 - 15).
-        bits = tirx.shift_left(cast(value, "int32", lanes), const(13, "int32", lanes))
+    if dtype == "int16":
+        # Exponent and fraction one place above float32's lowest bits, then 2^(127 - 15). The sign
+        # goes from the word's highest bit to the dword's; its copies in between are masked away.
+        signed = cast(value, "int32", lanes)
+        bits = tirx.shift_left(signed, const(13, "int32", lanes)) & const(_HALF, "int32", lanes)
         return tirx.reinterpret(f"float32x{lanes}", bits) * const(2.0**112, "float32", lanes)
     return value if dtype == "float32" else cast(value, "float32", lanes)

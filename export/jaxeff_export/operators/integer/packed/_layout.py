@@ -70,14 +70,15 @@ def laid_steps(
     """Packs steps as vectors of outputs, groups and lanes; float16 as its bits."""
     groups, columns = shape_of(steps)
     half = str(steps.ty.dtype) == "float16"
-    dtype = "uint16" if half else str(steps.ty.dtype)
+    # Signed, so that what widens a word extends its sign.
+    dtype = "int16" if half else str(steps.ty.dtype)
 
     def pack(s: te.Tensor) -> te.Tensor:
         def element(v: Any, g: Any, lane: Any) -> Any:
             feature = v * lanes + lane
             found = s(g, feature)
             # Not every processor reads float16, and TVM would call a function for it.
-            found = tirx.reinterpret("uint16", found) if half else found
+            found = tirx.reinterpret("int16", found) if half else found
             return tirx.if_then_else(feature < columns, found, tirx.const(0, dtype))
 
         return te.compute((-(-columns // lanes), groups, lanes), element, name="packed")
