@@ -13,6 +13,7 @@ from jaxeff.program._evaluate import (
 )
 from jaxeff.program._interpret import interpret, interpret_sites
 from jaxeff.program._patterns import SpecError, Target, deciding_patterns, select
+from jaxeff.program._shared_programs import SharedPrograms
 from jaxeff.program._spec import check_settings, matching, resolve
 from jaxeff.program.costs import Cost, LayerCost, Summary, Widths, cost, sites, summary
 from jaxeff.program.ir import KINDS, Layer, Program
@@ -28,6 +29,7 @@ __all__ = [
     "LayerCost",
     "Program",
     "Rule",
+    "SharedPrograms",
     "SpecError",
     "StreamError",
     "Summary",

@@ -47,10 +47,9 @@ from jaxeff.compression.post_training._layerwise import (
     started_spec,
 )
 from jaxeff.compression.post_training._multiplication import Multiplication
-from jaxeff.compression.post_training._sharing import SharedPrograms
 from jaxeff.compression.quantizers import Scaled
 from jaxeff.core import check_count, input_batch, static_integer, validate
-from jaxeff.program import Layer, evaluate, plain_rule
+from jaxeff.program import Layer, SharedPrograms, evaluate, plain_rule
 
 
 @validate(batch=input_batch, points=static_integer())

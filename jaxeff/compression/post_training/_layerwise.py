@@ -28,10 +28,18 @@ from jaxeff.compression._quantized import (
 from jaxeff.compression.numerics import LayerQuantization, Method, Quantizer, Tensor
 from jaxeff.compression.post_training._multiplication import Matrix, Multiplication, multiplications
 from jaxeff.compression.post_training._origins import parameter_values, users
-from jaxeff.compression.post_training._sharing import SharedPrograms
 from jaxeff.compression.quantizers import Scaled
 from jaxeff.compression.quantizers.uniform import Grouped
-from jaxeff.program import Layer, Program, Rule, at_sites, evaluate, plain_rule, trace
+from jaxeff.program import (
+    Layer,
+    Program,
+    Rule,
+    SharedPrograms,
+    at_sites,
+    evaluate,
+    plain_rule,
+    trace,
+)
 
 _LAST_BITS = 4 * float(jnp.finfo(jnp.float32).eps)
 At = Callable[[Layer, Sequence[Any], Sequence[Any], Sequence[Any]], Sequence[Any] | None]

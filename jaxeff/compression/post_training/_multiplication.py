@@ -18,8 +18,7 @@ from jax import lax
 from jaxtyping import Array, Float
 
 from jaxeff.compression.post_training._origins import CONVERSIONS, Origin, origin, producers
-from jaxeff.compression.post_training._sharing import SharedPrograms
-from jaxeff.program import Layer, Program
+from jaxeff.program import Layer, Program, SharedPrograms
 from jaxeff.program.ir import Contraction, Node, Value, run_nodes
 from jaxeff.program.ir import primitives as prim
 
