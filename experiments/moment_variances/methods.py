@@ -25,7 +25,13 @@ from experiments.moment_variances.oracle import Outputs, compared, mean_error, o
 from experiments.moment_variances.quality import quality
 from experiments.moment_variances.recipe import SVI, Settings
 from jaxeff.bayes import predict
-from jaxeff.moment_propagation import calibrate_moments, is_gaussian, moments, moments_check
+from jaxeff.moment_propagation import (
+    MomentsError,
+    calibrate_moments,
+    is_gaussian,
+    moments,
+    moments_check,
+)
 from jaxeff.program import trace
 from jaxeff.uncertainty import sample_logits
 
@@ -57,9 +63,14 @@ def measure(case: Case, settings: Settings, key: jax.Array) -> Iterator[Row]:
         given = dict.fromkeys(passes, posterior) | {CALIBRATED: calibrated}
         given[LAST] = last_layer_only(f, posterior, x[:BATCH])
         rows: list[Row] = []
-        for method, g in passes.items():
+        for method, g in list(passes.items()):
             if method not in first:  # later posteriors run what is compiled, and warn no more
-                first[method] = _first_call(g, given[method], x[:BATCH])
+                try:
+                    first[method] = _first_call(g, given[method], x[:BATCH])
+                except MomentsError:
+                    # Refused, as all correlations of a picture's results are: it has no row.
+                    del passes[method]
+                    continue
             rows.append({"method": method, **first[method], **_held(g, given[method], x, outputs)})
         check = moments_check(keys[2], f, posterior, x[:_CHECKED])
         rows[0] |= {"agrees": check.agrees, "advice": check.advice,

@@ -28,6 +28,8 @@ from jaxeff.moment_propagation.dependence import (
     FusedLayer,
     Note,
     fuse_dependent,
+    mixed_stream,
+    warn_of_mixed,
 )
 from jaxeff.moment_propagation.regions import Environment, linear_patterns, propagate, region
 from jaxeff.moment_propagation.rules import Rule
@@ -64,6 +66,7 @@ class Propagation:
         shared: Whether noise of a kernel that positions share is followed to their mean.
         streams: Gets the site of attention whose noise a residual stream shares, once.
         pooled: Gets the site of attention whose noise a sum over tokens adds up.
+        mixed: Gets the site of a dense layer whose stream is mixed along two axes.
         expected_slopes: Whether derivatives of its results are expected slopes.
     """
 
@@ -74,6 +77,7 @@ class Propagation:
     shared: bool = False
     streams: list[str] = field(default_factory=list)
     pooled: list[str] = field(default_factory=list)
+    mixed: list[str] = field(default_factory=list)
     expected_slopes: ClassVar[bool] = True
 
     def run(self, f: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
@@ -100,6 +104,8 @@ class Propagation:
             warn_of_stream(self.streams[0])
         elif self.pooled and not factors:
             warn_of_pooled(self.pooled[0])
+        elif self.mixed and not factors:
+            warn_of_mixed(self.mixed[0])
         return with_regressions(result, factors)
 
     def evaluated(self, program: Program, rule: Callable[..., Any], values: Sequence[Any]) -> Any:
@@ -121,6 +127,8 @@ class Propagation:
             self.streams.append(site)
         if self.shared and not self.pooled and (site := pooled_attention(program, random)):
             self.pooled.append(site)
+        if self.shared and not self.mixed and (site := mixed_stream(program, random)):
+            self.mixed.append(site)
         # Slopes are taken through means, which products with dependent operands hardly change.
         return fuse_dependent(program, random, self.note, products=self.differentiable)
 

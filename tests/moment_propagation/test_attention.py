@@ -304,3 +304,25 @@ def test_attention_with_random_weights_before_a_mean_over_tokens_is_named():
         jax.eval_shape(moments(pooled_tokens), posterior_of_blocks("out", "head"), x)
         noisy = Gaussian(x, jnp.full(x.shape, 1e-4))
         jax.eval_shape(moments(pooled_tokens), posterior_of_blocks("no leaf"), noisy)
+
+
+def pooled_by_a_query(params, x):
+    """Tokens weighed by one learnt query."""
+    k, v = x @ params["k"], x @ params["v"]
+    weights = jax.nn.softmax(jnp.einsum("d,btd->bt", params["q"], k) / 2, -1)
+    return jnp.einsum("bt,btc->bc", weights, v)
+
+
+@pytest.mark.parametrize("values", ["random", "certain"])
+def test_attention_of_one_query_over_what_random_weights_make_is_named(values):
+    x = normal(20, 2, 5, 4)
+    params = {"k": normal(0, 4, 4), "v": normal(1, 4, 4), "q": normal(2, 4)}
+    names = "kvq" if values == "random" else "q"
+    given = {n: Gaussian(w, jnp.full_like(w, 0.01)) if n in names else w for n, w in params.items()}
+    if values == "random":
+        with pytest.warns(UserWarning, match="is added up over tokens"):
+            jax.eval_shape(moments(pooled_by_a_query), given, x)
+        return
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        jax.eval_shape(moments(pooled_by_a_query), given, x)

@@ -687,11 +687,11 @@ def averaged(w, x):
     return recurrent(w, x).mean(0)
 
 
-def gated(w, x):
-    """A state whose gate reads it, averaged over steps."""
+def positive(w, x):
+    """A state of one sign, averaged over steps."""
 
     def step(h, x):
-        h = h + nnx.sigmoid(h @ w) * (jnp.tanh(x) - h)
+        h = nnx.sigmoid(h @ w + x)
         return h, h
 
     return lax.scan(step, jnp.zeros((3, 4)), x)[1].mean(0)
@@ -701,16 +701,51 @@ def last(w, x):
     return recurrent(w, x)[-1]
 
 
+def updated(w, x):
+    """The last state of a cell with one gate, as of a GRU."""
+
+    def step(h, x):
+        z = nnx.sigmoid(h @ w + x)
+        return (1 - z) * jnp.tanh(h @ w) + z * h, None
+
+    return lax.scan(step, jnp.zeros((3, 4)), x)[0]
+
+
+def averaged_updates(w, x):
+    """The mean of such states: the loop is named once."""
+
+    def step(h, x):
+        h = h + nnx.sigmoid(h @ w) * (jnp.tanh(x) - h)
+        return h, h
+
+    return lax.scan(step, jnp.zeros((3, 4)), x)[1].mean(0)
+
+
+def remembered(w, x):
+    """The last of two states, as of an LSTM: the gate reads the other one."""
+
+    def step(carry, x):
+        c, h = carry
+        c = nnx.sigmoid(h @ w) * c + jnp.tanh(h @ w + x)
+        return (c, jnp.tanh(c)), None
+
+    return lax.scan(step, (jnp.zeros((3, 4)), jnp.zeros((3, 4))), x)[0][1]
+
+
 @pytest.mark.parametrize(
     ("f", "words"),
     [
         (tied, "the steps of 'scan' read the same random parameters, and their noise adds up"),
-        (gated, "the same random parameters, and 'mean' doesn't average their noise away"),
+        (positive, "the same random parameters, and 'mean' doesn't average their noise away"),
+        (updated, "the same random parameters, and their noise adds up"),
+        (averaged_updates, "the same random parameters, and their noise adds up"),
+        (remembered, "the same random parameters, and their noise adds up"),
     ],
 )
 def test_loops_that_forget_what_their_steps_share_are_named(f, words):
-    with pytest.warns(UserWarning, match=words):
+    with pytest.warns(UserWarning, match=words) as found:
         moments(f)(random(4, 4), SEQUENCE)
+    assert len(found) == 1
 
 
 @pytest.mark.parametrize(
@@ -726,6 +761,11 @@ def test_loops_that_forget_what_their_steps_share_are_named(f, words):
         # A state that is forgotten.
         (tied_and_forgotten, (4, 4)),
         (lambda w, x: lax.scan(lambda h, x: (0.5 * h + x @ w, None), x[0], x)[0], (4, 4)),
+        # A gate that inputs alone decide.
+        (
+            lambda w, x: lax.scan(lambda h, x: (nnx.sigmoid(x) * h + x @ w, None), x[0], x)[0],
+            (4, 4),
+        ),
     ],
 )
 def test_other_loops_are_taken_without_a_word(f, shape):

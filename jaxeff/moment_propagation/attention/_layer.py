@@ -72,7 +72,7 @@ def attention_moments(layer: AttentionLayer, values: Sequence[Any]) -> list[Gaus
         operands |= {"q": layer.score.queries, "k": layer.score.keys}
     for value in operands.values():
         if value not in means:
-            nodes = _behind(layer.nodes, value)
+            nodes = behind(layer.nodes, value)
             (means[value],) = run_nodes(nodes, list(means), list(means.values()), [value])
     arrays = _scores(layer, means, random)
     for name, value in operands.items():
@@ -91,7 +91,7 @@ def _scores(
 ) -> dict[str, Array]:
     """Evaluates the scores, their slope, and the variance of their biases."""
     given = dict(means)
-    nodes = _behind(layer.nodes, layer.scores)
+    nodes = behind(layer.nodes, layer.scores)
     if layer.score is not None:
         node = layer.score.node
         nodes = [n for n in nodes if n is not node]
@@ -124,7 +124,7 @@ def _scores(
     return arrays
 
 
-def _behind(nodes: Sequence[Node], value: Value) -> list[Node]:
+def behind(nodes: Sequence[Node], value: Value) -> list[Node]:
     """Returns the equations that a value is made by, in order."""
     needed, found = {value}, []
     for node in reversed(nodes):

@@ -13,7 +13,7 @@ import warnings
 from collections.abc import Collection, Mapping
 
 from jaxeff.core import primitives as p
-from jaxeff.moment_propagation.attention._layer import AttentionLayer
+from jaxeff.moment_propagation.attention._layer import AttentionLayer, behind
 from jaxeff.moment_propagation.dependence import is_pointwise
 from jaxeff.program import Program
 from jaxeff.program.ir import Axes, Contraction, Node, Value, axes
@@ -44,6 +44,8 @@ def pooled_attention(program: Program, random: Collection[Value]) -> str | None:
         if not noisy.isdisjoint(layer.inputs):
             noisy.update(layer.outputs)
         if isinstance(layer, AttentionLayer):
+            if _is_pooling(layer, weighed):
+                return layer.site
             if not weighed.isdisjoint(layer.inputs):
                 known.update(_tokens_of(layer))
             continue
@@ -64,20 +66,33 @@ def warn_of_pooled(site: str) -> None:
     )
 
 
+def _is_pooling(layer: AttentionLayer, weighed: Collection[Value]) -> bool:
+    """Returns whether attention adds up what weights make of tokens, for one query of its own.
+
+    A learnt query weighs all tokens alike, so that its result keeps the noise that these share.
+    """
+    read = {layer.values, *(v for node in behind(layer.nodes, layer.values) for v in node.values)}
+    return not read.isdisjoint(weighed) and not any(_own(layer))
+
+
 def _tokens_of(layer: AttentionLayer) -> Mapping[Value, tuple[str, Axes]]:
     """Returns the result of attention with its axis of tokens: the queries' own."""
-    made, letters = layer.outputs[0], layer.axes
-    shape = made.aval.shape
-    if len(letters.result) != len(shape):
+    made = layer.outputs[0]
+    if len(layer.axes.result) != len(made.aval.shape):
         return {}
-    # An axis of one entry, as of a group of queries with its own keys, holds no tokens.
-    own = [
-        a in letters.scores and a not in letters.v and n != 1
-        for a, n in zip(letters.result, shape, strict=True)
-    ]
+    own = _own(layer)
     if sum(own) != 1:
         return {}
     return {made: (layer.site, tuple(_TOKENS if x else None for x in own))}
+
+
+def _own(layer: AttentionLayer) -> list[bool]:
+    """Returns which axes of the result are the queries' own."""
+    letters, sizes = layer.axes, dict[str, int]()
+    for letter, n in zip(letters.scores, layer.scores.aval.shape, strict=True):
+        sizes[letter] = n
+    # An axis of one entry, as of a group of queries with its own keys, holds no tokens.
+    return [a not in letters.v and sizes.get(a, 1) != 1 for a in letters.result]
 
 
 def _follow(node: Node, known: dict[Value, tuple[str, Axes]]) -> str | None:

@@ -16,6 +16,7 @@ from jaxeff.moment_propagation.dependence._lineage import (
     Lineage,
     identity,
 )
+from jaxeff.moment_propagation.dependence._mixed_streams import mixed_stream, warn_of_mixed
 from jaxeff.moment_propagation.dependence._pointwise import (
     AFFINE,
     degrees,
@@ -44,7 +45,9 @@ __all__ = [
     "is_limited",
     "is_pointwise",
     "join",
+    "mixed_stream",
     "second_order",
     "walk",
+    "warn_of_mixed",
     "with_layers",
 ]

@@ -100,9 +100,11 @@ class LossSearch:
                 elif (lost.site != name or layer.mark) and _pools(layer, lost):
                     self.found.append(replace(lost, pooling=name))
         if adds_up(layer, random):
+            # Named once, whatever is made of its rows.
             self.found.append(Lost(name, of_steps=True))
-        for made, layout in stacked_steps(layer, random).items():
-            self.places[made] = layout, Lost(name, of_steps=True)
+        else:
+            for made, layout in stacked_steps(layer, random).items():
+                self.places[made] = layout, Lost(name, of_steps=True)
         for made, layout in _made_inside(layer, random).items():
             self.places.setdefault(made, (layout, Lost(name)))
 

@@ -2,8 +2,10 @@
 
 `h + f(w, h)` moves h in the same direction at every step, and so do the errors that w's noise
 makes: their standard deviations add up, and not their variances, which is what a pass that takes w
-anew at every step adds. A gate that forgets (`a * h + f(w, h)`) bounds the difference, and a step
-that doesn't read h (`h + f(w, x)`) adds what inputs of both signs cancel: neither is reported.
+anew at every step adds. So does a state that a gate keeps, where the gate reads random parameters
+and the state: an LSTM's `f * c + i * g`, a GRU's `z * h + (1 - z) * n`. A constant that forgets
+(`a * h + f(w, h)`) bounds the difference, and a step that doesn't read h (`h + f(w, x)`) adds what
+inputs of both signs cancel: neither is reported.
 """
 
 from __future__ import annotations
@@ -40,8 +42,13 @@ def adds_up(layer: Layer, random: Collection[Value]) -> bool:
     before = program.inputs[len(loop.consts) :]
     ends = program.outputs[: len(loop.carry)]
     of_parameters = _made_of(program, tied)
+    of_states = _made_of(program, before[: len(loop.carry)])
     return any(
-        isinstance(end, Value) and _is_sum(program, start, end, of_parameters)
+        isinstance(end, Value)
+        and (
+            _is_sum(program, start, end, of_parameters)
+            or _is_gated(program, start, end, of_parameters & of_states)
+        )
         for start, end in zip(before, ends, strict=False)
     )
 
@@ -73,7 +80,28 @@ def _loop(layer: Layer) -> Scan[object] | While[object] | None:
 def _is_sum(program: Program, start: Value, end: Value, of_parameters: set[Value]) -> bool:
     """Returns whether a carry is itself and something that parameters make of it."""
     made_by = {v: node for node in _nodes(program) for v in node.outputs}
-    of_carry = _made_of(program, [start])
+    of_carry, terms = _made_of(program, [start]), _terms(end, made_by)
+    added = [v for v in terms if v is not start]
+    if start not in terms or any(_scales(v, start, made_by) for v in added):
+        return False
+    return any(v in of_carry and v in of_parameters for v in added)
+
+
+def _is_gated(program: Program, start: Value, end: Value, gates: set[Value]) -> bool:
+    """Returns whether a gate decides how much of a carry the next step gets."""
+    made_by = {v: node for node in _nodes(program) for v in node.outputs}
+    for value in _terms(end, made_by):
+        node = made_by.get(value)
+        if node is None or node.primitive is not p.mul_p or len(node.values) != 2:
+            continue
+        pairs = (node.values, node.values[::-1])
+        if any(gate in gates and _scales(kept, start, made_by) for gate, kept in pairs):
+            return True
+    return False
+
+
+def _terms(end: Value, made_by: Mapping[Value, Node]) -> list[Value]:
+    """Returns the terms of the sum that a value is."""
     waiting, terms = [end], list[Value]()
     while waiting:
         value = waiting.pop()
@@ -82,10 +110,7 @@ def _is_sum(program: Program, start: Value, end: Value, of_parameters: set[Value
             waiting += node.values
         else:
             terms.append(value)
-    added = [v for v in terms if v is not start]
-    if start not in terms or any(_scales(v, start, made_by) for v in added):
-        return False
-    return any(v in of_carry and v in of_parameters for v in added)
+    return terms
 
 
 def _scales(value: Value, start: Value, made_by: Mapping[Value, Node]) -> bool:

@@ -1,0 +1,87 @@
+"""Residual streams that dense layers mix along two axes are named, and no others."""
+
+import warnings
+
+import jax
+import jax.numpy as jnp
+import pytest
+from flax import nnx
+from jax import lax
+
+from jaxeff import Gaussian, moments
+
+KEY = jax.random.key(0)
+X = jax.random.normal(KEY, (2, 5, 4))
+BLOCK = {"tokens": jnp.eye(5), "channels": jnp.eye(4)}
+
+
+def by_tokens(w, x):
+    return jnp.swapaxes(nnx.gelu(jnp.swapaxes(x, 1, 2) @ w), 1, 2)
+
+
+def mixer(params, x):
+    for block in params:
+        x = x + by_tokens(block["tokens"], x)
+        x = nnx.gelu(x @ block["channels"]) + x
+    return x
+
+
+def of_einsum(params, x):
+    for block in params:
+        x = x + jnp.einsum("btc,tu->buc", jnp.tanh(x), block["tokens"])
+        x = x + jnp.tanh(x) @ block["channels"]
+    return x
+
+
+def scanned(params, x):
+    stacked = jax.tree.map(lambda *leaves: jnp.stack(leaves), *params)
+    return lax.scan(lambda x, block: (mixer([block], x), None), x, stacked)[0]
+
+
+def channels_alone(params, x):
+    for block in params:
+        x = x + nnx.gelu(x @ block["channels"])
+    return x
+
+
+def no_stream(params, x):
+    for block in params:
+        x = nnx.gelu(by_tokens(block["tokens"], x) @ block["channels"])
+    return x
+
+
+def branches(params, x):
+    return x @ params[0]["channels"] + by_tokens(params[1]["tokens"], X)
+
+
+def posterior(*names):
+    """Two blocks whose leaves of these names are random."""
+    return [
+        {n: Gaussian(w, jnp.full_like(w, 0.01)) if n in names else w for n, w in BLOCK.items()}
+    ] * 2
+
+
+@pytest.mark.parametrize("f", [mixer, of_einsum, scanned])
+@pytest.mark.parametrize("name", BLOCK)
+def test_a_stream_that_is_mixed_along_two_axes_is_named_once(f, name):
+    with pytest.warns(UserWarning, match="along another axis add what they make") as found:
+        jax.eval_shape(moments(f), posterior(name), X)
+    assert len(found) == 1
+
+
+@pytest.mark.parametrize(
+    ("f", "names"),
+    [
+        (channels_alone, ("channels",)),
+        (no_stream, ("tokens", "channels")),
+        (branches, ("tokens", "channels")),
+        (mixer, ()),
+    ],
+)
+def test_others_are_taken_without_a_word(f, names):
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        jax.eval_shape(moments(f), posterior(*names), X)
+        # Noise of an input is another one at every entry.
+        jax.eval_shape(moments(f), posterior(), Gaussian(X, jnp.full_like(X, 0.01)))
+        jax.eval_shape(moments(mixer, shared=False), posterior(*BLOCK), X)
