@@ -88,6 +88,7 @@ ACCEPTED: dict[tuple[str, str, str], str] = {
     ("jaxeff.uncertainty.scored", "site", "unknown"): "sites are known when it is called",
     ("jaxeff.hardening.relu_quantization", "*", "unknown"): "sites are known when it is applied",
     ("jaxeff.analog_hardware.train_for_chip", "sites", "unknown"): "known when a model is traced",
+    ("jaxeff.adapters.frozen", "pattern", "unknown"): "paths are known when training starts",
     ("jaxeff.moment_propagation.check_gaussian", "name", "unknown"): "any name",
     ("jaxeff.load_weights", "source", "text"): "a path, of a file that isn't there",
     ("jaxeff.weights.packaged_file", "*", "unknown"): "a package or file that isn't there",

@@ -244,6 +244,7 @@ OWN: dict[str, dict[str, Any]] = {
     "jaxeff.dirty_mnist.mix_codes": {"rng": RNG, "codes": np.asarray(X), "labels": np.asarray(Y),
                                      "parts": 2},
     "jaxeff.dirty_mnist.stretch_contrast": {"images": IMAGES},
+    "jaxeff.adapters.frozen": {"pattern": "frozen/*"},
     "jaxeff.ensembles.affordable_members": {"pattern": "fc1", "times": 2.0},
     "jaxeff.ensembles.bootstrap_weights": {"examples": 4, "members": 2},
     "jaxeff.ensembles.feature_density": {"features": X, "classes": 2},

@@ -1,5 +1,7 @@
 """Last-layer Laplace against its definition: the Hessian, the evidence, draws of weights."""
 
+from dataclasses import replace
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -140,6 +142,23 @@ def test_the_prior_is_that_of_the_highest_evidence(params):
         values = np.asarray(tuned.precision.values, np.float64)
         prior = float(tuned.prior_precision)
         np.testing.assert_allclose(prior * square, (values / (values + prior)).sum(), rtol=1e-3)
+
+
+def test_the_prior_of_many_weights_is_found_by_a_histogram():
+    posterior = laplace(F, START, (X, Y), "fc2", "diag", prior_precision=DELTA)
+    rng = np.random.default_rng(0)
+    # Some that data determine, many that they hardly do, and some they say nothing of.
+    values = np.concatenate(
+        [rng.lognormal(3, 1, 4_000), rng.lognormal(-9, 2, 200_000), np.zeros(1_000)]
+    )
+    kernel = jnp.full((6, 3), 12.0)
+    many = replace(
+        posterior, params={**START, "fc2": {**START["fc2"], "kernel": kernel}},
+        precision=replace(posterior.precision, values=jnp.asarray(values[None], jnp.float32)),
+    )  # fmt: skip
+    prior = float(many.tuned().prior_precision)
+    square = 18 * 144.0 + float((np.asarray(START["fc2"]["bias"]) ** 2).sum())
+    np.testing.assert_allclose(prior * square, (values / (values + prior)).sum(), rtol=1e-3)
 
 
 def test_moments_take_it(params):

@@ -21,6 +21,8 @@ from jaxeff.moment_propagation import Gaussian, JointGaussian
 from jaxeff.uncertainty import probit_logits
 
 LINKS = ("probit", "samples")
+MANY = 100_000
+"""Eigenvalues beyond which a histogram of them finds the basin of the evidence."""
 
 
 @jax.tree_util.register_dataclass
@@ -140,15 +142,18 @@ class Laplace:
         packed = jax.tree.leaves(self.weights.pack(self.params))
         square = sum(float((np.asarray(part, np.float64) ** 2).sum()) for part in packed)
 
-        def negative(log_prior: float) -> float:
+        def negative(log_prior: float, values: Any, counts: Any = 1.0) -> float:
             prior = np.exp(log_prior)
-            return 0.5 * (np.log1p(values / prior).sum() + prior * square)
+            return 0.5 * ((counts * np.log1p(values / prior)).sum() + prior * square)
 
         # The evidence may have several optima: a grid finds the basin, Brent's method its bottom.
+        # A head of fifty thousand words has millions of eigenvalues: for the basin a histogram
+        # of their logarithms says enough.
+        few = _binned(values) if values.size > MANY else (values,)
         grid = np.linspace(-18.0, 18.0, 145)
-        best = grid[int(np.argmin([negative(p) for p in grid]))]
+        best = grid[int(np.argmin([negative(p, *few) for p in grid]))]
         found = minimize_scalar(negative, bounds=(best - 0.5, best + 0.5), method="bounded",
-                                options={"xatol": 1e-8})  # fmt: skip
+                                args=(values,), options={"xatol": 1e-8})  # fmt: skip
         dtype = self.prior_precision.dtype
         return dataclasses.replace(self, prior_precision=jnp.asarray(np.exp(found.x), dtype))
 
@@ -172,3 +177,10 @@ class Laplace:
         params = self.params if params is None else params
         spread = spread_of(self.f, params, x, self.precision, self.prior_precision)
         return self.f(params, x), spread
+
+
+def _binned(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Returns the middles of 2,048 bins of the logarithms, and how many values each holds."""
+    # What data say nothing of has a value of zero, and adds nothing to the evidence.
+    counts, edges = np.histogram(np.log(values[values > 0]), 2048)
+    return np.exp((edges[1:] + edges[:-1]) / 2), counts
