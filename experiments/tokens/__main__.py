@@ -172,8 +172,8 @@ def _curved(bench: Bench) -> Forms:
     h, count = bench.adapted, bench.settings.samples
     loss = training.cross_entropy(h)
     trained = bench.adapt(training.fit, loss, bench.adapters(bench.key), bench.train).params
-    posterior = bayes.laplace(h, trained, bench.few, "adapters/*", "kron", key=bench.key,
-                              batch_size=2 if _large(bench) else 20)  # fmt: skip
+    posterior = bayes.laplace(h, trained, bench.few, "*", "kron", key=bench.key,
+                              only="adapters/*", batch_size=2 if _large(bench) else 20)  # fmt: skip
     yield "linear draws", (lambda p, x: p.linear_draws(bench.key, x, count), posterior)
 
 

@@ -34,7 +34,7 @@ several, members = jaxeff.ensemble(key, h, adapters, {"*": Members(3)},
 
 Frozen weights that a function closes over are constants of all that is compiled of it. Where they
 are large, let them be parameters, which `frozen` keeps as they are; all of the above takes them:
-`{"frozen/*": None}` as a prior, `"adapters/*"` as sites and members.
+`{"frozen/*": None}` as a prior, `{"adapters/*": Members(3)}`, `laplace(..., only="adapters/*")`.
 
 These are Laplace-LoRA (Yang et al. 2024, arXiv 2308.13111), BLoB (Wang et al. 2024, arXiv
 2406.11675) and an ensemble whose members share all that comes before the first adapter.

@@ -71,6 +71,24 @@ def test_adapters_have_the_curvature_of_automatic_derivatives(structure):
 
 @pytest.mark.slow
 @pytest.mark.promotes("dtype", "rank")  # NumPyro
+@pytest.mark.parametrize("structure", ["kron", "diag"])
+def test_frozen_weights_that_are_parameters_stay_certain(structure):
+    g = lambda p, x: G(p["frozen"], p["adapters"], x)  # noqa: E731
+    together = {"frozen": PARAMS, "adapters": ADAPTERS}
+    alone = laplace(h, ADAPTERS, (X, Y), "*", structure, prior_precision=PRIOR)
+    found = laplace(
+        g, together, (X, Y), "*", structure, prior_precision=PRIOR, only="adapters/*"
+    )  # fmt: skip
+    np.testing.assert_allclose(found.logits(X).cov, alone.logits(X).cov, rtol=1e-4, atol=1e-6)
+    jax.tree.map(np.testing.assert_array_equal, to_gaussians(found)["frozen"], PARAMS)
+    with pytest.raises(ValueError, match="matches none of the sites' parameters"):
+        laplace(g, together, (X, Y), "*", structure, only="adapter/*")
+    with pytest.raises(ValueError, match="of a whole layer"):
+        laplace(g, together, (X, Y), "*", "last_layer", only="adapters/*")
+
+
+@pytest.mark.slow
+@pytest.mark.promotes("dtype", "rank")  # NumPyro
 def test_each_factor_of_an_adapter_has_a_kronecker_product():
     posterior = laplace(h, ADAPTERS, (X, Y), "*", "kron", prior_precision=PRIOR)
     x = np.asarray(X, np.float64)

@@ -92,6 +92,7 @@ STRUCTURES = ("full", "kron", "diag", "lowrank", "outputs", "last_layer")
     sites=any_of(string, string_sequence),
     rank=static_integer(),
     draws=static_integer(),
+    only=string,
 )
 def laplace(
     f: Callable[..., Any],
@@ -106,6 +107,7 @@ def laplace(
     rank: int = 20,
     key: PRNGKeyArray | None = None,
     draws: int = 1,
+    only: str = "*",
 ) -> Laplace:
     """Fits a Laplace approximation to trained weights.
 
@@ -126,15 +128,17 @@ def laplace(
         key: Random key; if given, Jacobians are taken along labels drawn from the outputs, an
             estimate without bias of the Fisher information, which for logits is the same curvature.
         draws: Labels drawn for each example.
+        only: A glob of paths of parameters, parts joined by slashes: what else the sites read isn't
+            random. "adapters/*" leaves out the frozen weights of adapted layers.
 
     Returns:
         The posterior, for `jaxeff.bayes.predict` and `jaxeff.moments` too.
 
     Raises:
         SpecError: A pattern matches no site.
-        ValueError: The sites have no parameters, "outputs" or "last_layer" finds no dense last
-            layer, a full curvature doesn't fit, labels are out of range, or the prior precision
-            isn't positive.
+        ValueError: The sites have no parameters of these paths, "outputs" or "last_layer" finds no
+            dense last layer, a full curvature doesn't fit, labels are out of range, or the prior
+            precision isn't positive.
         TypeError: An argument is of another kind.
     """
     check_function("laplace: f", f)
@@ -147,7 +151,7 @@ def laplace(
     if prior_precision is not None:
         check_number("laplace: prior_precision", prior_precision, above=0)
     first = jax.tree.map(lambda leaf: jnp.asarray(leaf[:batch_size]), data)
-    weights = _weights(f, params, first[0], sites, structure, likelihood)
+    weights = _weights(f, params, first[0], sites, structure, likelihood, only)
     check_targets(f, params, first, likelihood)
     structure = "full" if structure == "last_layer" else structure
 
@@ -179,6 +183,7 @@ def _weights(
     sites: str | Sequence[str],
     structure: str,
     likelihood: Likelihood,
+    only: str,
 ) -> Weights:
     """Finds the random weights, and checks that the curvature fits."""
     program = trace(f, params, x)
@@ -186,8 +191,13 @@ def _weights(
         chosen = [layer.site for layer in program.layers if layer.outputs[0] in program.outputs]
     else:
         chosen = list(chosen_sites(program, sites))
-    if structure == "lowrank" or (len(chosen) != 1 and structure not in ("outputs", "last_layer")):
-        return _site_weights(program, params, chosen, structure)
+    several = len(chosen) != 1 or only != "*"
+    if structure == "lowrank" or (several and structure not in ("outputs", "last_layer")):
+        return _site_weights(program, params, chosen, structure, only)
+    if only != "*":
+        raise ValueError(
+            f"laplace: the structure {structure!r} is of a whole layer: leave out only"
+        )
     if len(chosen) != 1:
         raise ValueError(
             f"laplace: the structure {structure!r} is one of a single layer, but the sites are "
@@ -200,13 +210,16 @@ def _weights(
     except ValueError:
         if structure in ("outputs", "last_layer"):
             raise
-        return _site_weights(program, params, chosen, structure)
+        return _site_weights(program, params, chosen, structure, only)
     check_size("full" if structure == "last_layer" else structure, *last.pack(params).shape)
     return last
 
 
-def _site_weights(program: Program, params: Any, chosen: Sequence[str], structure: str) -> Weights:
-    weights = site_weights(program, params, dict.fromkeys(chosen, True), structure == "kron")
+def _site_weights(
+    program: Program, params: Any, chosen: Sequence[str], structure: str, only: str
+) -> Weights:
+    sites = dict.fromkeys(chosen, True)
+    weights = site_weights(program, params, sites, structure == "kron", only)
     check_size(structure, *weights.blocks[0].shape)
     return weights
 

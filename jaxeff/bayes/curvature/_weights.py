@@ -12,6 +12,7 @@ import math
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from fnmatch import fnmatchcase
 from typing import Any
 
 import jax
@@ -191,7 +192,7 @@ def single(f: Callable[..., Any], params: Any, x: Any) -> Array:
 
 
 def site_weights(
-    program: Program, params: Any, sites: Mapping[str, Any], kron: bool
+    program: Program, params: Any, sites: Mapping[str, Any], kron: bool, only: str = "*"
 ) -> SiteWeights:
     """Finds the leaves that sites read.
 
@@ -200,9 +201,10 @@ def site_weights(
         params: The parameters of the function.
         sites: The chosen sites.
         kron: Whether kernels are blocks of their own; else all leaves are one vector.
+        only: A glob of paths of parameters; others are not random.
 
     Raises:
-        ValueError: The sites read no parameters.
+        ValueError: The sites read no parameters of these paths.
     """
     leaves = jax.tree.leaves(params)
     index = {v.path: i for i, v in enumerate(program.inputs[: len(leaves)])}
@@ -214,10 +216,18 @@ def site_weights(
     own = [i for i in own if jnp.issubdtype(jnp.result_type(leaves[i]), jnp.floating)]
     if not own:
         raise ValueError(f"laplace: {', '.join(sites)} have no parameters; choose others")
+    paths = [jax.tree_util.keystr(path, simple=True, separator="/")
+             for path, _ in jax.tree_util.tree_leaves_with_path(params)]  # fmt: skip
+    there, own = [paths[i] for i in own], [i for i in own if fnmatchcase(paths[i], only)]
+    if not own:
+        raise ValueError(
+            f"laplace: only={only!r} matches none of the sites' parameters: {', '.join(there)}"
+        )
     blocks: list[WeightBlock] = []
     for layer in program.layers if kron else ():
         if layer.site in sites:
-            blocks += _kernels(program, layer, leaves)
+            # An adapted layer multiplies by its frozen kernel, too.
+            blocks += [b for b in _kernels(program, layer, leaves) if set(b.leaves) <= set(own)]
     taken = {i for block in blocks for i in block.leaves}
     rest = tuple(i for i in own if i not in taken)
     if rest:
