@@ -172,6 +172,8 @@ def _curved(bench: Bench) -> Forms:
     h, count = bench.adapted, bench.settings.samples
     loss = training.cross_entropy(h)
     trained = bench.adapt(training.fit, loss, bench.adapters(bench.key), bench.train).params
+    # What training the adapters does by itself, without any posterior.
+    yield "its mean", (lambda p, x: h(p, x)[None], trained)
     posterior = bayes.laplace(h, trained, bench.few, "*", "kron", key=bench.key,
                               only="adapters/*", batch_size=2 if _large(bench) else 20)  # fmt: skip
     yield "linear draws", (lambda p, x: p.linear_draws(bench.key, x, count), posterior)
@@ -341,15 +343,16 @@ def coloured(report: Report) -> Iterator[Panel]:
 
 
 def _letters(row: Row, kind: str, most: float, axis: Any) -> None:
-    # Of letters 32 a line; words need the room of their longest.
-    longest = max(map(len, row["letters"]))
-    columns = max(4, 32 // longest)
+    # Words need room: eight of them a line.
+    words = max(map(len, row["letters"])) > 1
+    columns = 8 if words else 32
     lines = -(-len(row["letters"]) // columns)
     grid = np.full(lines * columns, np.nan)
     grid[: len(row[kind])] = row[kind]
-    axis.imshow(grid.reshape(lines, columns), cmap="YlOrRd", vmin=0, vmax=most)
+    axis.imshow(grid.reshape(lines, columns), cmap="YlOrRd", vmin=0, vmax=most,
+                aspect="auto" if words else "equal")  # fmt: skip
     for i, letter in enumerate(row["letters"]):
-        axis.text(i % columns, i // columns, letter, ha="center", va="center", fontsize=7)
+        axis.text(i % columns, i // columns, letter.strip(), ha="center", va="center", fontsize=7)
 
 
 STUDY = Study(
