@@ -18,6 +18,8 @@ variance over that of draws (moments, linear) or of the reference (verdict), or 
 parameters that is left (pruned, where channels stay whose statistics can't count zeros). Parameters
 are initial values, and noise of 5 % of each.
 
+`--full` takes networks of published sizes (224 x 224 pixels, one image).
+
 Models with a package in their name are built of it, the others written here. For equimo's
 `jaxeff[zoo]` is enough. The others' packages ask for more than pip finds a set of, and need less:
 
@@ -51,7 +53,7 @@ from experiments.harness import (
     true,
 )
 from experiments.zoo.cells import COLUMNS
-from experiments.zoo.models import MODELS
+from experiments.zoo.models import MODELS, REAL
 
 Task = tuple[str, str]
 """A model and a column."""
@@ -62,7 +64,7 @@ class Settings:
     """What is tried.
 
     Attributes:
-        models: Names of models; all if empty.
+        models: Names of models; all tiny ones if empty.
         columns: Names of transforms; all if empty.
         limit: Seconds for a cell, the start of its process included.
     """
@@ -74,7 +76,7 @@ class Settings:
 
 def cells(run: Run[Settings]) -> list[Row]:
     """Fills the table, each model's row by processes of its own."""
-    models = choose(run.settings.models, MODELS, "model")
+    models = choose(run.settings.models or MODELS, (*MODELS, *REAL), "model")
     columns = choose(run.settings.columns, tuple(COLUMNS), "column")
     tasks = [(model, column) for model in models for column in columns]
 
@@ -134,6 +136,10 @@ def matrix(report: Report) -> list[Table]:
     refused = [r for r in report.rows if r["status"] not in ("right", "off")]
     words = [{key: r[key] for key in ("model", "column", "status", "words")} for r in refused]
     tables = [Table.from_rows("what each transform makes of each model", rows)]
+    made = [row for row in report.rows if row.get("megabytes") is not None]
+    files = [{key: row[key] for key in ("model", "column", "megabytes", "times")} for row in made]
+    if files:
+        tables.append(Table.from_rows("megabytes of files, and times of calls over XLA's", files))
     return [*tables, Table.from_rows("and why not", words)] if words else tables
 
 
@@ -171,7 +177,7 @@ STUDY = Study(
     "zoo",
     __doc__,
     {"fast": Settings(("mobilenet",), ("functional", "noisy")), "default": Settings(),
-     "full": Settings(limit=1200.0)},
+     "full": Settings(REAL, ("functional", "quantized", "deploy", "onnx"), 1200.0)},
     parts=(cells,),
     claims=[
         Claim("{model}, {column}: no defect", lambda row: row["status"] not in ("wrong", "crash"),
@@ -179,7 +185,10 @@ STUDY = Study(
     ],
     plots=(Plot("cells", picture, columns=1, size=(8.0, 3.6)),),
     tables=(matrix,),
-    differences=("The models are tiny and untrained: real sizes and weights are another study.",),
+    differences=(
+        "All models are untrained, and all but those whose names end in `real` are tiny.",
+        "Times over XLA's are of CPU time, in one process, in turn.",
+    ),
 )  # fmt: skip
 
 if __name__ == "__main__":

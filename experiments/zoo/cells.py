@@ -2,6 +2,7 @@
 
 import dataclasses
 import tempfile
+import time
 import traceback
 import warnings
 from collections.abc import Callable, Mapping
@@ -13,6 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 
 import jaxeff
+from experiments.timing import interleaved
 from experiments.zoo.models import Subject
 from jaxeff import Additive, Crossbar, Gaussian, Int
 from jaxeff.compression import calibrate, integer_aware
@@ -36,11 +38,15 @@ class Cell:
             the library that says why), "crash" (any other error) or "absent" (a package is).
         number: What was measured: an error, a share, a ratio.
         words: An error's, or a warning's.
+        megabytes: Of the files that were written.
+        times: Seconds of a call over those of XLA's, both of one thread, in turn.
     """
 
     status: str
     number: float | None = None
     words: str = ""
+    megabytes: float | None = None
+    times: float | None = None
 
 
 def apart(found: Any, exact: Any) -> float:
@@ -192,12 +198,40 @@ def analog(s: Subject) -> Cell:
     return _judged(apart(found, jax.jit(s.f)(s.params, *s.args)), 0.05)
 
 
+def _over_xla(s: Subject, call: Callable[[], Any]) -> float:
+    # CPU time, so that what else the machine does costs little; so an engine's threads count too.
+    f = jax.jit(s.f)
+    calls = {"xla": lambda: f(s.params, *s.args), "other": call}
+    found = interleaved(calls, rounds=5, relative_to="xla", clock=time.process_time)
+    return found["other"]["ratio"]
+
+
+def _megabytes(path: Path) -> float:
+    files = path.rglob("*") if path.is_dir() else [path]
+    return sum(file.stat().st_size for file in files if file.is_file()) / 1e6
+
+
 def deploy(s: Subject) -> Cell:
     """A bundle of this machine replays what JAX computes."""
     from jaxeff_export import deploy
 
     with tempfile.TemporaryDirectory() as folder:
-        found = deploy(s.f, (s.params, *s.args), path=Path(folder) / "bundle").check()
+        bundle = deploy(s.f, (s.params, *s.args), path=Path(folder) / "bundle")
+        found = bundle.check()
+        with bundle.on("local") as runner:
+            times = _over_xla(s, lambda: runner.run(*s.args))
+        size = _megabytes(Path(folder) / "bundle")
+    status = "right" if found.passed else "wrong"
+    return Cell(status, float(found.max_abs_error), megabytes=size, times=times)
+
+
+def a72(s: Subject) -> Cell:
+    """A bundle of a Cortex-A72 replays what JAX computes, on an emulated one."""
+    from jaxeff_export import deploy
+
+    with tempfile.TemporaryDirectory() as folder:
+        bundle = deploy(s.f, (s.params, *s.args), target="cortex-a72", path=Path(folder) / "bundle")
+        found = bundle.check("emulated")
     return Cell("right" if found.passed else "wrong", float(found.max_abs_error))
 
 
@@ -213,15 +247,39 @@ def onnx(s: Subject) -> Cell:
         path = Path(folder) / "net.onnx"
         file = to_onnx(s.f, (s.params, *s.args), path)
         given = dict(zip(file.inputs, map(np.asarray, jax.tree.leaves(s.args)), strict=True))
-        found = onnxruntime.InferenceSession(path).run(list(file.outputs), given)
-    return _judged(apart(found, jax.tree.leaves(s.alone)), 1e-4)
+        session = onnxruntime.InferenceSession(path)
+        found = session.run(list(file.outputs), given)
+        times = _over_xla(s, lambda: session.run(list(file.outputs), given))
+        size = _megabytes(path)
+    cell = _judged(apart(found, jax.tree.leaves(s.alone)), 1e-4)
+    return dataclasses.replace(cell, megabytes=size, times=times)
+
+
+def litert(s: Subject) -> Cell:
+    """LiteRT computes what JAX computes."""
+    try:
+        from ai_edge_litert.interpreter import Interpreter
+        from jaxeff_export import to_litert
+    except ImportError:
+        return Cell("absent", None, "jaxeff[litert] isn't installed")
+
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "net.tflite"
+        file = to_litert(s.f, (s.params, *s.args), path)
+        run = Interpreter(str(path)).get_signature_runner()
+        given = dict(zip(file.inputs, map(np.asarray, jax.tree.leaves(s.args)), strict=True))
+        made = run(**given)
+        times = _over_xla(s, lambda: run(**given))
+        size = _megabytes(path)
+    cell = _judged(apart([made[name] for name in file.outputs], jax.tree.leaves(s.alone)), 1e-4)
+    return dataclasses.replace(cell, megabytes=size, times=times)
 
 
 COLUMNS: Mapping[str, Callable[[Subject], Cell]] = {
     of.__name__: of
     for of in (
         functional, noisy, quantized, integer, moments, linear, verdict, pruned, ensemble, analog,
-        deploy, onnx,
+        deploy, a72, onnx, litert,
     )
 }  # fmt: skip
 """What is tried, by name."""

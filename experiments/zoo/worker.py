@@ -5,6 +5,7 @@ python -m experiments.zoo.worker vit functional noisy
 
 import dataclasses
 import json
+import os
 import sys
 from collections.abc import Iterator, Sequence
 
@@ -30,4 +31,7 @@ def _cells(name: str, columns: Sequence[str]) -> Iterator[tuple[str, Cell]]:
 
 
 if __name__ == "__main__":
+    # One core for every engine: threads that wait actively would count as time.
+    os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[-1:])
+    os.environ["TVM_NUM_THREADS"] = "1"
     main(sys.argv[1:])

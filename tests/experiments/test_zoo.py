@@ -8,12 +8,14 @@ import warnings
 import jax
 import numpy as np
 import pytest
+from flax import nnx
 
 import jaxeff
 from experiments.zoo import __main__ as zoo
 from experiments.zoo import worker
 from experiments.zoo.cells import COLUMNS, Cell, functional, tried
 from experiments.zoo.models import MODELS, subject
+from experiments.zoo.models.catalogue import ZOO
 from experiments.zoo.models.packages import PACKAGES
 
 
@@ -67,6 +69,21 @@ def test_a_package_that_is_absent_costs_no_model(monkeypatch, capsys):
     ]  # fmt: skip
     assert "no_such_package_of_models" in cells[0]["words"]
     assert set(PACKAGES) - {"absent"} < set(MODELS)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("name", "published"),
+    [
+        ("resnet18-real", 11_689_512), ("resnet50-real", 25_557_032),
+        ("mobilenetv2-real", 3_504_872), ("efficientnet-b0-real", 5_288_548),
+        ("densenet121-real", 7_978_856), ("vit-s16-real", 22_050_664),
+    ],
+)  # fmt: skip
+def test_networks_of_published_sizes_have_the_published_parameters(name, published):
+    model = nnx.eval_shape(lambda: ZOO[name][0](nnx.Rngs(0)))
+    leaves = jax.tree.leaves(nnx.state(model, nnx.Param))
+    assert sum(leaf.size for leaf in leaves) == published
 
 
 @pytest.mark.slow

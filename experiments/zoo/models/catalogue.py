@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from flax import nnx
 
 import jaxeff
-from experiments.zoo.models import graphs, images, texts
+from experiments.zoo.models import graphs, images, networks, texts
 from experiments.zoo.models.packages import PACKAGES
 from jaxeff.nn import Decoder, DecoderConfig, ResNet8
 
@@ -67,6 +67,9 @@ def _edges() -> tuple[Any, ...]:
 ZOO: dict[str, tuple[Callable[[nnx.Rngs], nnx.Module], Callable[[], tuple[Any, ...]], str]] = {
     "resnet": (lambda rngs: ResNet8(rngs=rngs), lambda: (_normal(2, 16, 16, 3),), "fc"),
     "mobilenet": (images.MobileNet, lambda: (_normal(2, 16, 16, 3),), "head"),
+    "resnet50": (networks.ResNet, lambda: (_normal(2, 16, 16, 3),), "head"),
+    "efficientnet": (networks.Mobile, lambda: (_normal(2, 16, 16, 3),), "head"),
+    "densenet": (networks.DenseNet, lambda: (_normal(2, 16, 16, 3),), "head"),
     "convnext": (images.ConvNeXt, lambda: (_normal(2, 16, 16, 3),), "head"),
     "unet": (images.UNet, lambda: (_normal(2, 8, 8, 3),), "out"),
     "vae": (graphs.Autoencoder, lambda: (_normal(3, 8, 8, 1),), "up2"),
@@ -78,11 +81,18 @@ ZOO: dict[str, tuple[Callable[[nnx.Rngs], nnx.Module], Callable[[], tuple[Any, .
     "lstm": (texts.Seq2Seq, lambda: (_tokens(2, 6), _tokens(2, 4)), "head"),
     "mamba": (texts.Mamba, lambda: (_tokens(2, 6),), "head"),
     "graph": (graphs.GraphNet, _edges, "head"),
+    **{
+        name: (make, lambda: (_normal(1, 224, 224, 3),), "head")
+        for name, make in networks.REAL.items()
+    },
 }
 """How each model is built, its data, and its last layer."""
 
-MODELS = (*ZOO, *PACKAGES)
-"""All names, those of packages last."""
+REAL = tuple(networks.REAL)
+"""Names of models of published sizes."""
+
+MODELS = (*(name for name in ZOO if name not in REAL), *PACKAGES)
+"""Names of the others, those of packages last."""
 
 
 def subject(name: str) -> Subject:

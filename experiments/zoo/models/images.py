@@ -119,16 +119,27 @@ class EncoderBlock(nnx.Module):
 
 
 class ViT(nnx.Module):
-    """Patches, a class token, learnt positions, two blocks."""
+    """Patches, a class token, learnt positions, blocks."""
 
-    def __init__(self, rngs: nnx.Rngs):
+    def __init__(
+        self,
+        rngs: nnx.Rngs,
+        *,
+        pixels: int = 16,
+        patch: int = 4,
+        width: int = 16,
+        heads: int = 2,
+        depth: int = 2,
+        classes: int = 10,
+    ):
         """Builds the layers."""
-        self.patches = nnx.Conv(3, 16, (4, 4), strides=4, rngs=rngs)
-        self.token = nnx.Param(jax.random.normal(rngs.params(), (1, 1, 16)))
-        self.position = nnx.Param(0.1 * jax.random.normal(rngs.params(), (1, 17, 16)))
-        self.blocks = nnx.List([EncoderBlock(16, 2, rngs) for _ in range(2)])
-        self.norm = nnx.LayerNorm(16, rngs=rngs)
-        self.head = nnx.Linear(16, 10, rngs=rngs)
+        tokens = 1 + (pixels // patch) ** 2
+        self.patches = nnx.Conv(3, width, (patch, patch), strides=patch, rngs=rngs)
+        self.token = nnx.Param(jax.random.normal(rngs.params(), (1, 1, width)))
+        self.position = nnx.Param(0.1 * jax.random.normal(rngs.params(), (1, tokens, width)))
+        self.blocks = nnx.List([EncoderBlock(width, heads, rngs) for _ in range(depth)])
+        self.norm = nnx.LayerNorm(width, rngs=rngs)
+        self.head = nnx.Linear(width, classes, rngs=rngs)
 
     def __call__(self, x: jax.Array) -> jax.Array:
         """Returns logits of images."""
