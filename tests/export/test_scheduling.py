@@ -26,6 +26,7 @@ from tvm.target import Target
         ({"mcpu": "haswell"}, 8, 16),
         ({"mcpu": "x86-64-v2"}, 4, 16),
         ({"mcpu": "cortex-a72", "mtriple": "aarch64-linux-gnu"}, 4, 32),
+        ({"mcpu": "cortex-m7", "mtriple": "thumbv7em-none-eabihf"}, 1, 32),
     ],
 )
 def test_vectors_are_those_of_the_target(settings, lanes, registers):

@@ -23,7 +23,7 @@ from jax import lax
 from jaxtyping import Array
 
 from jaxeff.moment_propagation.rules._arithmetic import Value, binary, negate
-from jaxeff.moment_propagation.values import Gaussian, inverse_std, is_random, tail
+from jaxeff.moment_propagation.values import Gaussian, inverse_std, is_random, near, tail
 
 
 def _as_gaussian(x: Value) -> Gaussian:
@@ -50,7 +50,7 @@ def maximum(x: Value, y: Value) -> Array | Gaussian:
     total = x.var + y.var
     scale = inverse_std(total)
     # The tail functions are zero from there on; further out the product may be infinite.
-    t = jnp.minimum(gap * scale, 40)
+    t = near(gap * scale)
     _, prob, h = tail(t)
     # Measured from the variance of the operand with the larger mean, the limit of a large t: the
     # corrections fade with the tail, and E[M^2] - E[M]^2 is never formed.

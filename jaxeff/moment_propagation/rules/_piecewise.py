@@ -26,7 +26,7 @@ from jax import lax
 from jaxtyping import Array, Float
 
 from jaxeff.moment_propagation.rules._composites import activation, composite
-from jaxeff.moment_propagation.values import Gaussian, Random, inverse_std, tail, to_variance
+from jaxeff.moment_propagation.values import Gaussian, Random, inverse_std, near, tail, to_variance
 
 Coefficients = Sequence[float | Array]
 
@@ -39,11 +39,12 @@ def relu(x: Gaussian) -> Gaussian:
     t = m / s: Klein's thesis, eqs. (8.5) and (8.6), rearranged so that nothing cancels.
     """
     scale = inverse_std(x.var)
-    t = jnp.minimum(jnp.abs(x.mean) * scale, 40)
+    t = near(jnp.abs(x.mean) * scale)
     _, prob, h = tail(t)
     # The tail is taken at |t|, where it is small: Phi(t) near one then loses nothing that counts.
+    # Never below zero: h (|t| + h) is below Q(|t|) by its 2 / t^2th part, far above rounding.
     share = jnp.where(x.mean > 0, 1 - prob, prob) - h * (t + h)
-    return Gaussian(jnp.maximum(x.mean, 0) + x.var * scale * h, x.var * jnp.maximum(share, 0))
+    return Gaussian(jnp.maximum(x.mean, 0) + x.var * scale * h, x.var * share)
 
 
 def piecewise(
@@ -139,7 +140,7 @@ def _truncated_moments(
     ends = [(zero, zero, zero, one)]  # breakpoint (finite stand-in), density, lower, upper tail
     for knot in knots:
         t = jnp.clip(knot, -40, 40)
-        density, prob, _ = tail(jnp.abs(t))
+        density, prob, _ = tail(near(jnp.abs(t)))
         ends.append(
             (t, density, jnp.where(t < 0, prob, 1 - prob), jnp.where(t < 0, 1 - prob, prob))
         )

@@ -32,7 +32,7 @@ from jaxtyping import Array
 
 from jaxeff.moment_propagation.rules._arithmetic import negate
 from jaxeff.moment_propagation.rules._quadrature import gauss_legendre
-from jaxeff.moment_propagation.values import Gaussian, Random, tail, to_variance
+from jaxeff.moment_propagation.values import Gaussian, Random, near, tail, to_variance
 
 # A mixture of normal CDFs Phi(scale x) that is the sigmoid within 6.2e-6 (our least-maximum fit,
 # after Monahan and Stefanski 1992).
@@ -117,7 +117,7 @@ def _log_add(x: Gaussian, y: Gaussian) -> Gaussian:
     # E Phi(s d) = Phi(s m / sqrt(1 + s^2 v)) for Gaussian d, and E softplus(d) is its integral up
     # to m, h(t) / g with h the expected exceedance.
     g = scale * lax.rsqrt(1 + scale * scale * v)
-    t = jnp.minimum(-m * g, 40)
+    t = near(-m * g)
     density, below, exceedance = tail(t)
     terms = [exceedance / g, below]
     power = density

@@ -14,7 +14,7 @@ from jaxeff.moment_propagation.values._gaussian import (
     sample_all,
 )
 from jaxeff.moment_propagation.values._joint_gaussian import JointGaussian, is_joint_gaussian
-from jaxeff.moment_propagation.values._normal import cdf, inverse_std, tail
+from jaxeff.moment_propagation.values._normal import cdf, inverse_std, near, tail
 from jaxeff.moment_propagation.values._raw import (
     Activated,
     Random,
@@ -40,6 +40,7 @@ __all__ = [
     "is_gaussian",
     "is_joint_gaussian",
     "is_random",
+    "near",
     "no_rule",
     "sample_all",
     "tail",

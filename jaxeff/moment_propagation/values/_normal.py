@@ -47,12 +47,13 @@ def cdf(z: Float[Array, "*shape"]) -> Float[Array, "*shape"]:
     return 0.5 * lax.erfc(-_SQRT_HALF * z)
 
 
-# Mills' ratio Q(a) / phi(a) as a quotient of polynomials (ascending coefficients): our
-# least-maximum fit for 0 <= a <= 40, relative error 2e-8. Density and tail then take one
-# exponential, a fifth of the instructions of an error function; and the division comes last,
-# where XLA keeps its result instead of repeating the polynomials in every consumer.
-_MILLS_NUMERATOR = (1.25331416, 1.15234701, 0.500181293, 0.115928747, 0.012483416)
-_MILLS_DENOMINATOR = (1.0, 1.71732579, 1.26930074, 0.512608516, 0.115930351, 0.0124833984)
+# Q(a) = phi(a) N(a) / D(a) and h(a) = phi(a) R(a) / D(a) with D = R + a N, so that h + a Q = phi:
+# our least-maximum fit of Mills' ratio for 0 <= a <= 10 (ascending coefficients), relative error of
+# both 2.2e-8 (1 + a^2 / 5). All coefficients are positive: nothing cancels, where the difference
+# phi - a Q loses a^2 digits. Density and tail take one exponential and one division, a fifth of
+# the instructions of an error function.
+_PROB = (1.25331416, 1.13715928, 0.488377353, 0.111818991, 0.0118469666)
+_EXCEEDANCE = (1.0, 0.451893567, 0.113055271, 0.0117769336, 1.74452723e-06)
 
 
 def _polynomial(coefficients: tuple[float, ...], a: Array) -> Array:
@@ -62,29 +63,33 @@ def _polynomial(coefficients: tuple[float, ...], a: Array) -> Array:
     return value
 
 
+def near(a: Float[Array, "*shape"]) -> Float[Array, "*shape"]:
+    """Clips distances to where a normal density is above zero: 40, in float32 10."""
+    return jnp.minimum(a, _LIMIT if a.dtype == jnp.float64 else _FLOAT32_LIMIT)
+
+
 def tail(a: Float[Array, "*shape"]) -> Tail:
-    """Computes density, upper tail and expected exceedance at `a >= 0`.
+    """Computes density, upper tail and expected exceedance at `0 <= a`, as `near` clips it.
 
     Args:
-        a: Standardised distances, non-negative. All three are zero from 40 on, in float32 from 10
-            on, where they are below 1e-22.
+        a: Standardised distances, neither negative nor beyond 40, in float32 10. There all three
+            are zero (they are below 1e-22).
 
     Returns:
         phi(a), Q(a) = 1 - Phi(a) and h(a) = phi(a) - a Q(a), all finite and non-negative.
     """
     limit = _LIMIT if a.dtype == jnp.float64 else _FLOAT32_LIMIT
-    # Clipped first: an infinite argument would make 0 * inf in the gradient of the density.
-    a = jnp.minimum(a, limit)
     density = jnp.where(a < limit, pdf(a), 0)
     if a.dtype == jnp.float64:
-        # The fitted ratio is accurate to 2e-8: enough for float32 alone.
+        # The fitted quotients are for float32 alone. h(a) is about phi(a) / a^2, so the difference
+        # loses a^2 in relative accuracy and can come out below zero.
         prob = 0.5 * lax.erfc(_SQRT_HALF * a)
-    else:
-        ratio = _polynomial(_MILLS_NUMERATOR, a) / _polynomial(_MILLS_DENOMINATOR, a)
-        prob = density * ratio
-    # h(a) is about phi(a) / a^2, so the difference loses a^2 in relative accuracy and can come
-    # out below zero.
-    return Tail(density, prob, jnp.maximum(density - a * prob, 0))
+        return Tail(density, prob, jnp.maximum(density - a * prob, 0))
+    above, beyond = _polynomial(_PROB, a), _polynomial(_EXCEEDANCE, a)
+    # The division comes last, where XLA keeps its result instead of repeating the polynomials in
+    # every consumer.
+    share = density / (beyond + a * above)
+    return Tail(density, share * above, share * beyond)
 
 
 def variance_floor(dtype: jnp.dtype) -> float:

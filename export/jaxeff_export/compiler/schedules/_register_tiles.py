@@ -14,6 +14,9 @@ _ACCUMULATORS = 20  # of 32 registers; the rest hold operands
 _ACCUMULATORS_UNROLLED = 12
 LANED = 4  # elements of NEON's vectors, one of which a product may take of each
 _IN_FLIGHT = 8  # sums that hide the latency of a fused multiply-add
+# Microcontrollers with a floating-point unit and no vectors: 32 registers of one number each. Sums
+# of vectors of four would be twice what there is room for, and go to memory and back.
+_NUMBER_BY_NUMBER = ("cortex-m4", "cortex-m7", "cortex-m33")
 _FARTHER = 2.25  # a load of weights, in loads of data
 
 
@@ -33,6 +36,8 @@ class Machine:
         for feature, lanes, registers in (("avx512f", 16, 32), ("avx", 8, 16), ("neon", 4, 32)):
             if llvm_cpu_has_features(feature, target):
                 return cls(lanes, registers, cores)
+        if str(target.attrs.get("mcpu")) in _NUMBER_BY_NUMBER:
+            return cls(1, 32, cores)
         return cls(4, 16, cores)
 
 

@@ -14,12 +14,14 @@ from collections.abc import Sequence
 from tvm import tirx
 from tvm.tirx import Expr
 
+from jaxeff_export.importer.scalar._bounds import bounds
 from jaxeff_export.importer.scalar._scope import Scope, bits_of, dtype_of
 
 _LOG2E = 1.44269504088896341
 _LN2_HIGH, _LN2_LOW = 0.693359375, -2.12194440e-4
 _ROUNDS = 1.5 * 2**23  # floats from here to 2**24 are the integers
 _EXP_LEAST, _EXP_MOST = -87.33654, 88.72283  # results between are normal numbers
+_EXP_NARROW = 88.0  # 2**n is a number up to here
 _EXP = (1.9875691500e-4, 1.3981999507e-3, 8.3334519073e-3, 4.1665795894e-2, 1.6666665459e-1, 0.5)
 _LOG = (
     7.0376836292e-2,
@@ -78,6 +80,11 @@ def exp(s: Scope, x: Expr) -> Expr:
     for pair in pairs[1:]:
         p = s.let(p * square + pair)
     p = s.let(p * square + r + _f32(1.0))
+    least, most = bounds(s, x)
+    # What is no number would lose that where n is added to its exponent, but not as a factor.
+    if _EXP_LEAST < least and most < _EXP_NARROW:
+        power = (tirx.reinterpret("int32", shifted) << _i32(23)) + _i32(0x3F800000)
+        return s.let(p * tirx.reinterpret("float32", power))
     # Added to the exponent of a number next to 1, n reaches 128, which is no factor of its own.
     power = tirx.reinterpret("int32", shifted) << _i32(23)
     scaled = s.let(tirx.reinterpret("float32", tirx.reinterpret("int32", p) + power))

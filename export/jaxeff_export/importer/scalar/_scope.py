@@ -61,6 +61,14 @@ class Scope:
         self._bindings.append((var, expr))
         return var
 
+    def value(self, expr: Expr) -> Expr:
+        """Returns what a name of this scope stands for; anything else as it is."""
+        if isinstance(expr, tirx.Var):
+            for var, value in reversed(self._bindings):
+                if var.same_as(expr):
+                    return value
+        return expr
+
     def wrap(self, result: Expr) -> Expr:
         """Returns ``result`` inside all bindings made so far."""
         bindings = self._bindings
