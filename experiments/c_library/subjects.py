@@ -50,9 +50,8 @@ class Case:
         net = self.net
         if self.method == "moments":
             moments = jaxeff.moments(net.f)
-            of_codes = lambda codes, x: moments(_read(codes), x)  # noqa: E731
-            codes = jax.tree.map(_written, self.params, is_leaf=_is_gaussian)
-            return {"float32": (moments, (self.params, net.x)), "int8": (of_codes, (codes, net.x))}
+            codes = in_codes(self.params), net.x
+            return {"float32": (moments, (self.params, net.x)), "int8": (of_codes(moments), codes)}
         g, codes = net.integer(8)
         return {"float32": (net.f, (net.params, net.x)), "int8": (g, (codes, net.x))}
 
@@ -69,6 +68,16 @@ def case(name: str, method: str, batch: int) -> Case:
     f, params = jaxeff.functional(MLP(TINY, rngs=nnx.Rngs(0)))
     x = jax.random.normal(jax.random.key(1), (batch, TINY[0]))
     return Case(name, method, Subject("mlp", f, params, x))
+
+
+def in_codes(belief: Any) -> Any:
+    """A posterior whose kernels are codes of means and of standard deviations."""
+    return jax.tree.map(_written, belief, is_leaf=_is_gaussian)
+
+
+def of_codes(f: Callable[..., Any]) -> Callable[..., Any]:
+    """A function of a posterior, as one of such codes."""
+    return lambda codes, x: f(_read(codes), x)
 
 
 def _is_gaussian(leaf: Any) -> bool:

@@ -53,10 +53,15 @@ def network(name: str) -> tuple[Callable[..., Any], Any]:
 
 
 @functools.cache
-def in_codes(name: str) -> tuple[Callable[..., Any], Any, jax.Array]:
-    """A network in int8, its converted parameters and an input."""
+def in_codes(name: str, bits: int = BITS) -> tuple[Callable[..., Any], Any, jax.Array]:
+    """A network in integers, its converted parameters and an input.
+
+    Args:
+        name: The network's.
+        bits: Of weights; activations have eight.
+    """
     f, params = network(name)
     x = jax.random.normal(jax.random.key(1), (1, *SHAPES[name]))
-    spec = calibrate(f, params, [x], {"*:linear": Int(BITS, symmetric="weights")})
+    spec = calibrate(f, params, [x], {"*:linear": Int(bits, BITS, symmetric="weights")})
     g = integer(f, spec)
     return g, g.convert(params, x), x

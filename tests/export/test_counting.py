@@ -48,11 +48,13 @@ class Small(nnx.Module):
 
 
 @functools.cache
-def small():
-    """The network in int8, its parameters and an input."""
+def small(bits=8):
+    """The network with weights of so many bits, its parameters and an input."""
     f, params = functional(Small(nnx.Rngs(0)))
     x = jax.random.normal(jax.random.key(1), (1, 10, 9, 3))
-    g = jaxeff.integer(f, calibrate(f, params, [x], {"*:linear": Int(8, symmetric="weights")}))
+    g = jaxeff.integer(
+        f, calibrate(f, params, [x], {"*:linear": Int(bits, 8, symmetric="weights")})
+    )
     return g, g.convert(params, x), x
 
 
@@ -106,6 +108,21 @@ def test_instructions_of_a_small_network(core, tmp_path):
     assert library.sizes.workspace <= WORKSPACE, library.steps
     # Each product is executed, in pairs at most.
     assert first.total > (27 * 8 + 9 * 8 + 8 * 16) * 90 / 2
+
+
+@pytest.mark.slow
+def test_weights_of_few_bits_lie_packed_and_keep_the_bits(tmp_path):
+    """Four of two bits share a byte: what is left of a layer is its biases, scales and padding."""
+    require("arm-none-eabi-gcc", "qemu-system-arm")
+    parameters = {}
+    for bits in (8, 2):
+        g, codes, x = small(bits)
+        library = deploy(g, (codes, x), target="cortex-m7").export_c(tmp_path / f"net{bits}")
+        (result,) = ExampleProgram(library, "cortex-m7").run()
+        np.testing.assert_array_equal(result, jax.jit(g)(codes, x))
+        parameters[bits] = library.sizes.parameters
+    # The depthwise layer's words of 16 bits stay; 27 * 8, 8 * 16 and 16 * 10 weights are packed.
+    assert parameters[8] - parameters[2] >= (27 * 8 + 8 * 16 + 16 * 10) * 3 // 4
 
 
 @pytest.mark.slow

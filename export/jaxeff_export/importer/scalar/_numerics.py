@@ -82,7 +82,7 @@ def exp(s: Scope, x: Expr) -> Expr:
     p = s.let(p * square + r + _f32(1.0))
     least, most = bounds(s, x)
     # What is no number would lose that where n is added to its exponent, but not as a factor.
-    if _EXP_LEAST < least and most < _EXP_NARROW:
+    if least > _EXP_LEAST and most < _EXP_NARROW:
         power = (tirx.reinterpret("int32", shifted) << _i32(23)) + _i32(0x3F800000)
         return s.let(p * tirx.reinterpret("float32", power))
     # Added to the exponent of a number next to 1, n reaches 128, which is no factor of its own.

@@ -3,8 +3,10 @@
 Registers are few there, so the loops are written by hand, in C and assembler that a C library
 brings (`clib/codegen/templates/dual.c.in`): one function for all layers of a form, with its sizes
 as arguments. Two features share a word of weights, 256 times the second plus the first, so that a
-load serves four products. What these functions don't take stays a kernel of its own
-(`_contraction.py`): windows of maxima, groups, dilation, fixed-point scales.
+load serves four products. Weights of up to four bits lie in half the bytes, of two bits in a
+quarter, as numbers from zero up: what that adds to sums is taken off where they begin. What these
+functions don't take stays a kernel of its own (`_contraction.py`): windows of maxima, groups,
+dilation, fixed-point scales.
 """
 
 from __future__ import annotations
@@ -35,6 +37,9 @@ _GROUP = 8  # products of a feature in a turn
 _QUARTER = 4
 _MOST = 2**23
 """Sums of a word's second feature are below it, since they lie in the upper 24 bits."""
+_WHOLE = 8
+_PACKED = {2: 2, 3: 4, 4: 4}
+"""Bits that weights of few bits take, by theirs."""
 _FEW = 2
 """Examples of a dense layer up to which its weights are read for one at a time."""
 
@@ -70,6 +75,11 @@ class DualForm:
     def shortcut(self) -> str:
         """What it adds: `none`, `codes` or `float`."""
         return self.constants[2]
+
+    @property
+    def bits(self) -> int:
+        """Bits that a weight takes."""
+        return int(self.constants[5])
 
     @property
     def given(self) -> int:
@@ -110,12 +120,16 @@ def form_of(
     sizes: tuple[int, ...] = (rows, columns, w[-1], *image, *padding, *strides, *window)
     sizes += (attributes.get("input_zero", 0), *ends, attributes["shortcut_zero"])
     result = "totals" if attributes.get("total") else attributes["result"]
+    part = _part(geometry.depth, attributes)
+    # Sums in parts have no beginning that all weights' offset could be taken off at.
+    packed = kind in ("convolution", "dense") and not part
     constants = (
         str(attributes.get("finer", 0)),
         result,
         attributes["shortcut"],
         _clamp(result, *ends),
-        str(_part(geometry.depth, attributes)),
+        str(part),
+        str(_PACKED.get(attributes["weight_bits"], _WHOLE) if packed else _WHOLE),
     )
     return DualForm(kind, images, tuple(int(n) for n in sizes), constants)
 
@@ -170,21 +184,41 @@ def dual_weights(
             tirx.indexmod(rest, shape[2]),
         ]
 
+    def one(w: te.Tensor, turn: Any, pair: Any, half: Any, feature: Any) -> Any:
+        # Codes 0 and 2 of four are a pair, then 1 and 3, as `uxtb16` finds them.
+        along = turn * _GROUP + tirx.indexdiv(pair, 2) * 4 + tirx.indexmod(pair, 2) + 2 * half
+        inside = tirx.all(feature < features, along < depth)
+        found = tirx.Cast("int32", w(*place(along), feature))
+        return tirx.if_then_else(inside, found, tirx.const(0, "int32"))
+
     def pack(w: te.Tensor) -> te.Tensor:
         def element(block: Any, turn: Any, pair: Any, word: Any, half: Any) -> Any:
-            # Codes 0 and 2 of four are a pair, then 1 and 3, as `uxtb16` finds them.
-            along = turn * _GROUP + tirx.indexdiv(pair, 2) * 4 + tirx.indexmod(pair, 2) + 2 * half
             feature = (block * words + word) * 2
-
-            def one(feature: Any) -> Any:
-                inside = tirx.all(feature < features, along < depth)
-                found = tirx.Cast("int32", w(*place(along), feature))
-                return tirx.if_then_else(inside, found, tirx.const(0, "int32"))
-
-            return tirx.Cast("int16", one(feature + 1) * tirx.const(256, "int32") + one(feature))
+            high, low = (one(w, turn, pair, half, feature + n) for n in (1, 0))
+            return tirx.Cast("int16", high * tirx.const(256, "int32") + low)
 
         return te.compute((blocks, turns, _QUARTER, words, 2), element, name="packed")
 
+    def squeeze(w: te.Tensor) -> te.Tensor:
+        """Lays the bytes of so many words that follow each other into those of one."""
+        several = _WHOLE // form.bits
+
+        def element(block: Any, turn: Any, held: Any, byte: Any) -> Any:
+            total: Any = tirx.const(0, "int32")
+            for n in range(several):
+                place = held * several + n  # of the word in its turn
+                pair, word = tirx.indexdiv(place, words), tirx.indexmod(place, words)
+                feature = (block * words + word) * 2 + tirx.indexmod(byte, 2)
+                code = one(w, turn, pair, tirx.indexdiv(byte, 2), feature)
+                # From zero up, so that no sign reaches into the next one's bits.
+                raised = code + tirx.const(2 ** (form.bits - 1), "int32")
+                total = total + raised * tirx.const(2 ** (form.bits * n), "int32")
+            return tirx.Cast("uint8", total)
+
+        return te.compute((blocks, turns, _QUARTER * words // several, 4), element, name="squeezed")
+
+    if form.bits < _WHOLE:
+        pack = squeeze
     return bb.emit_te(pack, w, primfunc_name_hint="q_pack", primfunc_attrs={PACKS: True})
 
 
