@@ -50,8 +50,11 @@ class Case:
         net = self.net
         if self.method == "moments":
             moments = jaxeff.moments(net.f)
-            codes = in_codes(self.params), net.x
-            return {"float32": (moments, (self.params, net.x)), "int8": (of_codes(moments), codes)}
+            written = in_codes(self.params), net.x
+            return {
+                "float32": (moments, (self.params, net.x)),
+                "int8": (of_codes(moments), written),
+            }
         g, codes = net.integer(8)
         return {"float32": (net.f, (net.params, net.x)), "int8": (g, (codes, net.x))}
 

@@ -13,6 +13,7 @@ import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import product
+from typing import Any, Literal
 
 import jax
 import jaxeff_export
@@ -112,9 +113,11 @@ def measure(run: Run[Settings], task: tuple[str, str]) -> Iterator[Row]:
 
 
 @contextlib.contextmanager
-def _library(name: str, core: str, bits: int = BITS) -> Iterator[tuple[CLibrary, bool]]:
+def _library(
+    name: str, core: str, bits: int = BITS, requantize: Literal["float", "fixed"] = "float"
+) -> Iterator[tuple[CLibrary, bool]]:
     """A network's library, and whether its results are XLA's."""
-    g, codes, x = in_codes(name, bits)
+    g, codes, x = in_codes(name, bits, requantize)
     bundle = jaxeff_export.deploy(g, (codes, x), target=core)
     with tempfile.TemporaryDirectory() as home:
         library = bundle.export_c(f"{home}/net", name="net")
@@ -143,20 +146,20 @@ def measure_bits(run: Run[Settings], task: tuple[str, str]) -> Iterator[Row]:
         }  # fmt: skip
 
 
-def other_tasks(run: Run[Settings]) -> list[tuple[str, str]]:
-    """Plans one network on the other processors."""
-    return list(product(run.settings.networks[:1], run.settings.others))
+def other_tasks(run: Run[Settings]) -> list[tuple[str, str, Any]]:
+    """Plans one network on the other processors, sums rounded by floats and in whole numbers."""
+    return list(product(run.settings.networks[:1], run.settings.others, ("float", "fixed")))
 
 
-def measure_others(run: Run[Settings], task: tuple[str, str]) -> Iterator[Row]:
+def measure_others(run: Run[Settings], task: tuple[str, str, Any]) -> Iterator[Row]:
     """Counts a network on a processor that no source has numbers of."""
-    name, core = task
-    with _library(name, core) as (library, same):
+    name, core, requantize = task
+    with _library(name, core, requantize=requantize) as (library, same):
         count = count_instructions(library, core)
     yield {
-        "table": "others", "network": name, "core": core, "instructions": count.total,
-        "workspace": library.sizes.workspace, "code": library.sizes.code,
-        "parameters": library.sizes.parameters, "same_bits": same,
+        "table": "others", "network": name, "core": core, "requantize": requantize,
+        "instructions": count.total, "workspace": library.sizes.workspace,
+        "code": library.sizes.code, "parameters": library.sizes.parameters, "same_bits": same,
     }  # fmt: skip
 
 
@@ -179,7 +182,7 @@ CLAIMS = (
             h.where(table=table),
         )
         for table, label in (
-            ("networks", "{network}, {core}"), ("others", "{network}, {core}"),
+            ("networks", "{network}, {core}"), ("others", "{network}, {core}, {requantize}"),
             ("few bits", "{network}, {core}, weights of {bits} bits"),
         )
     ),
@@ -213,7 +216,10 @@ COLUMNS = {
         "network", "core", "bits", "instructions", "times", "parameters", "share", "code",
         "same_bits",
     ),
-    "others": ("network", "core", "instructions", "workspace", "code", "parameters", "same_bits"),
+    "others": (
+        "network", "core", "requantize", "instructions", "workspace", "code", "parameters",
+        "same_bits",
+    ),
     "moments": (
         "network", "core", "pass", "instructions", "times", "workspace", "memory times", "code",
         "parameters", "error",

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Literal
 
 import jax
 from flax import nnx
@@ -53,15 +53,18 @@ def network(name: str) -> tuple[Callable[..., Any], Any]:
 
 
 @functools.cache
-def in_codes(name: str, bits: int = BITS) -> tuple[Callable[..., Any], Any, jax.Array]:
+def in_codes(
+    name: str, bits: int = BITS, requantize: Literal["float", "fixed"] = "float"
+) -> tuple[Callable[..., Any], Any, jax.Array]:
     """A network in integers, its converted parameters and an input.
 
     Args:
         name: The network's.
         bits: Of weights; activations have eight.
+        requantize: How sums become codes: by `"float"` factors or `"fixed"`, in whole numbers.
     """
     f, params = network(name)
     x = jax.random.normal(jax.random.key(1), (1, *SHAPES[name]))
     spec = calibrate(f, params, [x], {"*:linear": Int(bits, BITS, symmetric="weights")})
-    g = integer(f, spec)
+    g = integer(f, spec, requantize=requantize)
     return g, g.convert(params, x), x
