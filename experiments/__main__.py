@@ -34,6 +34,7 @@ MODULES = (
     "pretrained",
     "pruning",
     "quickstart",
+    "random_layers",
     "replicates",
     "scaling",
     "tokens",

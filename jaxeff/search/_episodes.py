@@ -17,7 +17,7 @@ import numpy as np
 from jaxtyping import PRNGKeyArray
 
 from jaxeff.core import check_number
-from jaxeff.search.evaluation import Candidate, Candidates, Latency, LatencyError, Reward
+from jaxeff.search.evaluation import Candidate, Candidates, Latency, LatencyError, Reward, Worth
 from jaxeff.search.searchers import EpisodeResult, Searcher, SearchProblem
 from jaxeff.search.space import Policy
 from jaxeff.store import Journal
@@ -57,6 +57,12 @@ class Measurements:
             self.journal.add(task, make())
         return self.journal[task]
 
+    def judged(self, key: PRNGKeyArray, policy: Policy, worth: Worth) -> Row:
+        """Measures a candidate's accuracy, its other metrics, and what they are worth."""
+        metrics = self.candidates.measured(key, policy)
+        more = {} if len(metrics) == 1 else {"metrics": metrics}
+        return {"accuracy": metrics["accuracy"], "worth": worth(metrics), **more}
+
     def measured_once(self, task: Any, policy: Policy) -> float:
         """Measures a policy outside the episodes, unless the journal has that task."""
         found: float = self.remembered(task, lambda: self.measure(policy))
@@ -90,10 +96,11 @@ class Episodes:
         problem: SearchProblem,
         measurements: Measurements,
         reward: Reward,
+        worth: Worth,
     ) -> None:
         self.rows: list[Row] = []
         self._key, self._agent, self._problem = key, agent, problem
-        self._measurements, self._reward = measurements, reward
+        self._measurements, self._reward, self._worth = measurements, reward, worth
         self._target = problem.target * problem.whole
         self._policy = jax.jit(functools.partial(problem.actions.policy, problem.space))
         self._early = _Early(agent, problem, measurements)
@@ -131,10 +138,10 @@ class Episodes:
             time = self._early.taken(episode, policy)
         except LatencyError as error:
             return row | {"message": str(error)}
-        accuracy = self._measurements.candidates.accuracy(key, policy)
-        return row | {
-            "accuracy": accuracy, "latency": time, "ratio": time / self._target,
-            "reward": self._reward(accuracy, time, self._target),
+        judged = self._measurements.judged(key, policy, self._worth)
+        return row | judged | {
+            "latency": time, "ratio": time / self._target,
+            "reward": self._reward(judged["worth"], time, self._target),
         }  # fmt: skip
 
     def _policy_of(self, proposed: Any) -> Policy:

@@ -108,7 +108,7 @@ class Refinement:
             return {"message": str(error)}
         # Both from end to end: over the predicted whole two clocks would mix.
         ratio = took / course.whole / course.target
-        return {"ratio": ratio, "reward": course.reward(row["accuracy"], ratio, 1.0)}
+        return {"ratio": ratio, "reward": course.reward(row["worth"], ratio, 1.0)}
 
 
 @dataclass(eq=False)
@@ -119,12 +119,12 @@ class Course:
         space: The model's layers.
         actions: Actions that may be taken.
         target: Share of the whole model's latency that is asked for.
-        reward: Reward of accuracy and latency.
+        reward: Reward of what a candidate is worth and its latency.
         candidate: Function that makes the candidate of a policy.
         predicted: Share of the whole model's latency that is predicted; None where asking costs.
-        accuracy: Function that measures the accuracy of a policy.
+        judged: Function that measures a policy's metrics, accuracy among them, and its worth.
         remembered: Function that measures a task, or reads it from the journal.
-        rows: Known candidates: policy, accuracy, predicted, and ratio once it was measured.
+        rows: Known candidates: policy, metrics, worth, predicted, and ratio once it was measured.
         whole: Latency of the whole model from end to end; None until it was measured.
     """
 
@@ -134,7 +134,7 @@ class Course:
     reward: Reward
     candidate: Callable[[Policy], Candidate]
     predicted: Callable[[Policy], float] | None
-    accuracy: Callable[[Policy], float]
+    judged: Callable[[Policy], Row]
     remembered: Callable[[Any, Callable[[], Row]], Row]
     rows: list[Row]
     whole: float | None = None
@@ -148,7 +148,7 @@ class Course:
         """Computes a row's reward, by its measured ratio or the corrected prediction."""
         if "message" in row:
             return -np.inf
-        return self.reward(row["accuracy"], self.corrected(row), 1.0)
+        return self.reward(row["worth"], self.corrected(row), 1.0)
 
     def corrected(self, row: Row) -> float:
         """Returns the measured ratio, or the predicted one corrected by the most similar row."""
@@ -172,10 +172,10 @@ class Course:
 
     def known(self, row: Row) -> Row:
         """Adds the accuracy to a row."""
-        if "accuracy" not in row and "message" not in row:
+        if "worth" not in row and "message" not in row:
             plain = row["policy"]
             row |= self.remembered(
-                ["accuracy", plain], lambda: {"accuracy": self.accuracy(Policy.from_plain(plain))}
+                ["accuracy", plain], lambda: self.judged(Policy.from_plain(plain))
             )
             self._found[str(plain)] = row
             self.rows.append(row)

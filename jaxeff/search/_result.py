@@ -20,14 +20,15 @@ class Search:
     Attributes:
         best: The policy of the highest reward.
         smaller: The model that it leaves, not trained any further.
-        episodes: A record per episode: policy, accuracy, latency, ratio, reward, or a message where
-            it couldn't be measured.
+        episodes: A record per episode: policy, accuracy, worth, metrics (all of them, if there are
+            others than accuracy), latency, ratio, reward, or a message where it couldn't be
+            measured.
         whole: Latency of the whole model.
         target: Share of it that was asked for.
         known: Sensitivities of the layers; None if they weren't measured.
         space: The model's layers.
         refined: A record per candidate that the refinement measured from end to end:
-            policy, accuracy, predicted (latency over the target's, by prediction), ratio (by
+            policy, accuracy, worth, predicted (latency over the target's, by prediction), ratio (by
             measurement) and reward, or a message.
     """
 

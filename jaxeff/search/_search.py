@@ -80,7 +80,9 @@ from jaxeff.search.evaluation import (
     CompressionSensitivity,
     Latency,
     LatencyError,
+    Metrics,
     Reward,
+    Worth,
     sensitivity,
 )
 from jaxeff.search.searchers import Knapsack, Searcher, SearchProblem
@@ -97,12 +99,14 @@ class SearchOptions(TypedDict, total=False):
     agent: Searcher
     episodes: int
     reward: Reward
+    worth: Worth
     folder: str | os.PathLike[str] | None
     settings: Mapping[str, Any] | None
     refinement: Refinement | None
     progress: bool
 
 
+_ACCURACY = Worth(accuracy=1.0)
 _CHECKS: dict[str, Check] = {
     "latency": function_of_form("latency(candidate)"),
     "target": number(above=0, high=1),
@@ -110,6 +114,7 @@ _CHECKS: dict[str, Check] = {
     "actions": instance_of(Actions),
     "episodes": static_integer(),
     "reward": function_of_form("reward(accuracy, ratio, target)"),
+    "worth": instance_of(Worth),
     "refinement": instance_of(Refinement),
 }
 """The checks of what both functions take."""
@@ -130,6 +135,7 @@ def search_among(
     actions: Actions = Actions(),  # noqa: B008
     episodes: int = 30,
     reward: Reward = Absolute(),  # noqa: B008
+    worth: Worth = _ACCURACY,
     known: CompressionSensitivity | Callable[[], CompressionSensitivity] | None = None,
     folder: str | os.PathLike[str] | None = None,
     settings: Mapping[str, Any] | None = None,
@@ -149,6 +155,8 @@ def search_among(
         actions: Meaning of actions.
         episodes: Candidates; an agent that learns takes hundreds.
         reward: Reward of a candidate's accuracy and latency.
+        worth: Weights of the metrics that `candidates` measure, in the place of accuracy in the
+            reward; by default it is accuracy.
         known: Sensitivities, or what measures them; None to do without.
         folder: Folder that keeps the episodes; None keeps none.
         settings: Further facts that define the search, such as the latency's target, as JSON.
@@ -174,6 +182,8 @@ def search_among(
             **(settings or {}), "target": target, "agent": repr(agent), "actions": repr(actions),
             "reward": repr(reward), "steps": candidates.steps,
             "batch size": candidates.batch_size, "few-bit layers": repr(space.few_bit_layers),
+            # Folders of searches by accuracy alone stay those that they were.
+            **({} if worth == _ACCURACY else {"worth": repr(worth)}),
         }, candidates.described(key))  # fmt: skip
         journal = Journal(Path(folder) / "episodes.jsonl", identity)
     measurements = Measurements(candidates, latency, journal)
@@ -186,7 +196,7 @@ def search_among(
         space, actions, known, episodes, target, whole,
         measurements.predicted, measurements.prepare,
     )  # fmt: skip
-    run = Episodes(key, agent, problem, measurements, reward)
+    run = Episodes(key, agent, problem, measurements, reward, worth)
     with progress_bar(progress, "episodes", episodes, 0) as advance:
         for _ in range(episodes):
             row = run.run()
@@ -200,7 +210,7 @@ def search_among(
     if refinement is not None:
         # A key that no episode has.
         after = jax.random.fold_in(key, 1 + episodes)
-        refined = refinement.refine(_course(after, problem, measurements, reward, measured))
+        refined = refinement.refine(_course(after, problem, measurements, reward, worth, measured))
         measured = [row for row in refined if "reward" in row]
         if not measured:
             raise LatencyError(
@@ -217,6 +227,7 @@ def search_among(
     train=pure_function,
     steps=static_integer(0),
     images=static_integer(),
+    metrics=any_of(function_of_form("metrics(predict, validation)")),
     score=function_of_form("score(params, channels)"),
     few_bit_layers=instance_of(FewBitLayers),
     **_CHECKS,
@@ -235,6 +246,7 @@ def search(
     steps: int | None = None,
     batch_size: int = 128,
     optimizer: optax.GradientTransformation | None = None,
+    metrics: Metrics | None = None,
     sensitivities: bool = True,
     images: int = 256,
     score: Score = l1,
@@ -258,12 +270,13 @@ def search(
         steps: Updates of every candidate's training; None takes an epoch, 0 none.
         batch_size: Images per update.
         optimizer: Optimizer of that training; None takes momentum of .9 at a rate of .05.
+        metrics: Further metrics of a candidate, as for `Candidates`; `worth` weighs them.
         sensitivities: Whether to measure how sensitive layers are, and tell the agent.
         images: Number of images on which sensitivities are measured.
         score: Score of channels: the highest stay longest.
         few_bit_layers: Rule of which layers may have few bits.
-        **options: `latency`, `target`, `agent`, `episodes`, `reward`, `folder`, `settings`,
-            `refinement` and `progress`, as for `search_among`.
+        **options: `latency`, `target`, `agent`, `episodes`, `reward`, `worth`, `folder`,
+            `settings`, `refinement` and `progress`, as for `search_among`.
 
     Raises:
         ValueError: A number is out of bounds, the model has nothing to compress, or the target
@@ -286,7 +299,7 @@ def search(
     _check_prunable(space, actions)
     candidates = Candidates(
         f, params, data, validation, space, state=state, train=train, steps=steps,
-        batch_size=batch_size, optimizer=optimizer,
+        batch_size=batch_size, optimizer=optimizer, metrics=metrics,
     )  # fmt: skip
     known: Any = None
     if sensitivities:
@@ -300,6 +313,7 @@ def _course(
     problem: SearchProblem,
     measurements: Measurements,
     reward: Reward,
+    worth: Worth,
     measured: Sequence[Row],
 ) -> Course:
     """Collects what a refinement starts from: the episodes' candidates, each policy once."""
@@ -309,9 +323,10 @@ def _course(
     return Course(
         problem.space, problem.actions, problem.target, reward, measurements.candidate,
         None if predicted is None else lambda policy: predicted(policy) / problem.whole,
-        lambda policy: measurements.candidates.accuracy(key, policy), measurements.remembered,
-        [{"policy": row["policy"], "accuracy": row["accuracy"], "predicted": row["ratio"]}
-         for row in of_policy.values()],
+        lambda policy: measurements.judged(key, policy, worth), measurements.remembered,
+        # Folders of before worth was kept have accuracy alone, which it was.
+        [{"policy": row["policy"], "accuracy": row["accuracy"], "predicted": row["ratio"],
+          "worth": row.get("worth", row["accuracy"])} for row in of_policy.values()],
     )  # fmt: skip
 
 

@@ -22,14 +22,15 @@ Sharp edges:
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import functools
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-from jaxtyping import Array, Float, PRNGKeyArray
+from jaxtyping import Array, PRNGKeyArray
 
 from jaxeff.compression import Int, calibrate, integer, integer_aware
 from jaxeff.compression.allocation import FLOAT
@@ -48,6 +49,8 @@ from jaxeff.training import (
     make_epoch,
 )
 
+Metrics = Callable[[Callable[[Any], Array], Any], Mapping[str, Any]]
+"""What measures a candidate beside its accuracy: of its logits' function and validation data."""
 RANGES = 256
 """Inputs that ranges of activations are measured on before training, running statistics after."""
 
@@ -175,6 +178,7 @@ class Candidates:
         steps: int | None = 100,
         batch_size: int = 128,
         optimizer: optax.GradientTransformation | None = None,
+        metrics: Metrics | None = None,
     ) -> None:
         """Takes the model and its data.
 
@@ -191,6 +195,9 @@ class Candidates:
             batch_size: Images per update, and evaluated at once.
             optimizer: Optimizer of the training; None takes the source's, momentum of .9 at a rate
                 of .05.
+            metrics: Function `metrics(predict, validation)` that measures a candidate beside its
+                accuracy: `predict(x)` are its logits, and the result is a dictionary of scalars. It
+                is traced. A search weighs them by `Worth`; None measures accuracy alone.
 
         Raises:
             ValueError: A count is out of bounds, or there are fewer examples than a batch.
@@ -205,7 +212,7 @@ class Candidates:
                 )
         self.f, self.params, self.state, self.space = f, params, state, space
         self.data, self.validation = data, validation
-        self.train, self.batch_size = train or f, batch_size
+        self.train, self.batch_size, self.metrics = train or f, batch_size, metrics
         loss = cross_entropy(f, mutable=state is not None)
         if isinstance(loss, CheckedLoss):
             for given in (data, validation):
@@ -238,8 +245,20 @@ class Candidates:
             **describe_training(key, loss, self.optimizer, start, self.data, size),
             # Beside the loss, which is of the training form: accuracies are those of this one.
             "model": describe_computation(self.f, *args),
+            **self._described_metrics(),
             **describe_arrays("ranks of channels", self.space.ranks),
         }
+
+    def _described_metrics(self) -> dict[str, Any]:
+        if self.metrics is None:
+            return {}
+        metrics = self.metrics
+
+        # Of the model itself: arrays that metrics hold, such as inputs of another kind, are hashed.
+        def computed(params: Any, state: Any, validation: Any) -> Any:
+            return metrics(functools.partial(_logits, self.f, params, state), validation)
+
+        return {"metrics": describe_computation(computed, self.params, self.state, self.validation)}
 
     def accuracy(self, key: PRNGKeyArray, policy: Policy) -> float:
         """Measures a candidate's accuracy on the validation data; 0 if it diverged.
@@ -248,9 +267,24 @@ class Candidates:
             key: Random key of the examples it trains on, and of their order.
             policy: Policy that compresses the model.
         """
+        return self.measured(key, policy)["accuracy"]
+
+    def measured(self, key: PRNGKeyArray, policy: Policy) -> dict[str, float]:
+        """Measures a candidate by its accuracy and all other metrics.
+
+        Args:
+            key: Random key of the examples it trains on, and of their order.
+            policy: Policy that compresses the model.
+
+        Returns:
+            Numbers by name: "accuracy", 0 if the candidate diverged, and those of `metrics`.
+
+        Raises:
+            ValueError: A metric is named "accuracy".
+        """
         policy = jax.tree.map(jnp.asarray, policy)
         found = self._measured(key, policy, self.params, self.state, self.data, self.validation)
-        return float(found)
+        return {name: float(value) for name, value in found.items()}
 
     def smaller(self, policy: Policy) -> Small:
         """Compresses the model by a policy to new shapes, without training it."""
@@ -269,7 +303,7 @@ class Candidates:
 
     def _measure(
         self, key: Any, policy: Policy, params: Any, state: Any, data: Any, validation: Any
-    ) -> Float[Array, ""]:
+    ) -> dict[str, Array]:
         if self.steps:
             train = self.space.compressed(self.train, policy)
             loss = cross_entropy(train, mutable=self.state is not None)
@@ -293,11 +327,22 @@ class Candidates:
             lambda leaf: jnp.asarray(leaf)[:whole].reshape(-1, size, *leaf.shape[1:]), validation
         )
 
+        predict = functools.partial(_logits, f, params, state)
+
         def right(batch: Any) -> Array:
             x, labels = batch
-            logits = f(params, x) if state is None else f(params, state, x)[0]
+            logits = predict(x)
             # The argmax of NaN is a class: what diverged must not be right by chance.
             sure = jnp.isfinite(logits).all(-1)
             return jnp.sum((logits.argmax(-1) == labels) & sure)
 
-        return jax.lax.map(right, batched).sum() / whole
+        found = {"accuracy": jax.lax.map(right, batched).sum() / whole}
+        more = {} if self.metrics is None else dict(self.metrics(predict, validation))
+        if "accuracy" in more:
+            raise ValueError("Candidates: metrics returns 'accuracy', which is measured already")
+        return found | more
+
+
+def _logits(f: Callable[..., Any], params: Any, state: Any, x: Any) -> Array:
+    logits: Array = f(params, x) if state is None else f(params, state, x)[0]
+    return logits

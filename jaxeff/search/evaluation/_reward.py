@@ -4,14 +4,26 @@
 both sides of the target cost alike, so a search lands on it. `OneSided` lets a candidate be faster
 for nothing.
 `Exponential` is MnasNet's (Tan et al., arXiv 1807.11626), which the source found less stable.
+
+What stands in the place of accuracy may be worth of another kind: `Worth` weighs metrics that
+candidates are measured by, such as how well doubt finds inputs of another kind.
+
+```python
+from jaxeff.search import OneSided, Worth
+
+worth = Worth(accuracy=1.0, auroc=0.5)
+found = worth({"accuracy": 0.9, "auroc": 0.8, "nll": 0.4})        # 1.3
+OneSided()(found, latency=0.2, target=0.3)                        # 1.3: fast enough
+```
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated, Protocol
 
-from jaxeff.core import Number, Setting, register_setting, static
+from jaxeff.core import Number, Setting, check_number, register_setting, static
 
 
 class Reward(Protocol):
@@ -21,7 +33,7 @@ class Reward(Protocol):
         """Returns the reward.
 
         Args:
-            accuracy: From 0 to 1.
+            accuracy: From 0 to 1; or what a candidate is worth by other metrics.
             latency: Latency of the candidate, in any unit.
             target: The latency that is asked for, in the same.
         """
@@ -74,3 +86,43 @@ class Exponential(Setting):
     def __call__(self, accuracy: float, latency: float, target: float) -> float:
         """Implements `Reward`."""
         return float(accuracy * (latency / target) ** self.exponent)
+
+
+@dataclass(frozen=True, init=False)
+class Worth:
+    """A weighted sum of named metrics, in the place of accuracy in a reward.
+
+    Attributes:
+        weights: Pairs of a metric's name and its weight, sorted by name.
+
+    Raises:
+        TypeError: A weight is no number.
+        ValueError: No metric is named, or a weight isn't finite.
+    """
+
+    weights: tuple[tuple[str, float], ...]
+
+    def __init__(self, **weights: float) -> None:
+        """Takes a weight for each metric: above zero where more is better, else below."""
+        if not weights:
+            raise ValueError("Worth needs the weight of a metric, such as Worth(accuracy=1.0).")
+        for name, weight in weights.items():
+            check_number(f"Worth: {name}", weight)
+        # Sorted, for a search's folder knows it by its text.
+        object.__setattr__(self, "weights", tuple(sorted(weights.items())))
+
+    def __call__(self, metrics: Mapping[str, float]) -> float:
+        """Weighs the metrics of a candidate.
+
+        Args:
+            metrics: Numbers by name, "accuracy" among them.
+
+        Raises:
+            ValueError: A metric that has a weight wasn't measured.
+        """
+        if missing := sorted({name for name, _ in self.weights} - set(metrics)):
+            raise ValueError(
+                f"Worth weighs {', '.join(missing)}, which candidates aren't measured by: they "
+                f"have {', '.join(sorted(metrics))}. Return it from Candidates' metrics."
+            )
+        return float(sum(weight * metrics[name] for name, weight in self.weights))
