@@ -3,6 +3,8 @@
 from dataclasses import replace
 from types import SimpleNamespace
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -11,6 +13,7 @@ from experiments.hardening import recipe as hardening
 from experiments.hardening.__main__ import STUDY
 from experiments.hardening.findings import TABLE
 from experiments.harness import Refused, Report
+from jaxeff.core import fast_key
 from jaxeff.hardening import ALPHA
 
 LEVELS = (0.0, 0.1, 0.2, 0.5, 1.0, 2.0, 4.0)
@@ -55,6 +58,16 @@ def test_networks_are_chosen_by_name():
     assert {f.network for f in both} == {"vgg11", "resnet18"}
     with pytest.raises(Refused, match="no network resnet50: there are lenet5, resnet18, vgg11"):
         replace(size, networks=("resnet50",)).chosen()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", training.NAMES)
+def test_every_network_takes_the_keys_of_a_study(name):
+    network = training.build(name, (32, 32, 3))
+    params, state = jax.eval_shape(network.init, fast_key(0))
+    x = jax.ShapeDtypeStruct((2, 32, 32, 3), jnp.float32)
+    logits, _ = jax.eval_shape(network.train, params, state, x)
+    assert logits.shape == (2, 10)
 
 
 @pytest.mark.slow

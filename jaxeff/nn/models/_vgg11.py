@@ -62,8 +62,10 @@ class VGG11(nnx.Module):
         self.fc1 = nnx.Linear(channels * head * head, 4096, kernel_init=init, rngs=rngs)
         self.fc2 = nnx.Linear(4096, 4096, kernel_init=init, rngs=rngs)
         self.fc3 = nnx.Linear(4096, num_classes, rngs=rngs)
-        self.drop1 = nnx.Dropout(dropout, rngs=rngs)
-        self.drop2 = nnx.Dropout(dropout, rngs=rngs)
+        # Without dropout there is nothing to draw, so the state holds no keys.
+        draws = rngs if dropout else None
+        self.drop1 = nnx.Dropout(dropout, rngs=draws)
+        self.drop2 = nnx.Dropout(dropout, rngs=draws)
 
     def __call__(
         self, x: Float[Array, "batch height width channels"]
