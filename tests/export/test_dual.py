@@ -54,7 +54,7 @@ class Forms(nnx.Module):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("core", "bits"), [("cortex-m4", 8), ("cortex-m7", 4)])
+@pytest.mark.parametrize(("core", "bits"), [("cortex-m4", 8), ("cortex-m7", 4), ("cortex-m55", 8)])
 def test_every_form_has_the_bits_of_xla(core, bits, tmp_path):
     require("arm-none-eabi-gcc", "qemu-system-arm")
     f, params = functional(Forms(nnx.Rngs(0)))

@@ -1,12 +1,12 @@
-"""Layers of Cortex-M4 and M7: calls of C functions, which multiply by `smlad`.
+"""Layers of Cortex-M4 and later: calls of C functions, by `smlad` or Helium's vectors.
 
 Registers are few there, so the loops are written by hand, in C and assembler that a C library
 brings (`clib/codegen/templates/dual.c.in`): one function for all layers of a form, with its sizes
 as arguments. Two features share a word of weights, 256 times the second plus the first, so that a
 load serves four products. Weights of up to four bits lie in half the bytes, of two bits in a
-quarter, as numbers from zero up: what that adds to sums is taken off where they begin. What these
-functions don't take stays a kernel of its own (`_contraction.py`): windows of maxima, groups,
-dilation, fixed-point scales.
+quarter, as numbers from zero up: what that adds to sums is taken off where they begin. Vectors are
+of 16 products of one feature. What these functions don't take stays a kernel of its own
+(`_contraction.py`): windows of maxima, groups, dilation, fixed-point scales.
 """
 
 from __future__ import annotations
@@ -33,6 +33,8 @@ SMLAD = "smlad"
 _FORM = "jaxeff.dual"  # attribute of a kernel: the layer's form, as JSON
 _IN_LINES = ("windowed", "striding")
 """Kinds that copy lines of four channels before they write a row."""
+_VECTORS = "vectors"
+_BYTES = 16  # of a vector
 _GROUP = 8  # products of a feature in a turn
 _QUARTER = 4
 _MOST = 2**23
@@ -50,7 +52,7 @@ class DualForm:
 
     Attributes:
         kind: `convolution`, `dense`, `depthwise`, or that of 3 by 3, `windowed` at a step of one
-            and `striding` at one of two.
+            and `striding` at one of two; `vectors` for a convolution or a dense layer by Helium's.
         images: how many are computed one after the other.
         sizes: fields of the C's `struct image`, in its order.
         constants: what its name has after the kind.
@@ -93,8 +95,18 @@ def form_of(
     dot: Dot,
     tensors: Sequence[relax.Expr],
     attributes: Mapping[str, Any],
+    helium: bool = False,
 ) -> DualForm | None:
-    """Describes a layer as the C functions compute it; None if they don't."""
+    """Describes a layer as the C functions compute it; None if they don't.
+
+    Args:
+        name: composite of the layer.
+        geometry: its geometry.
+        dot: products of bytes of the target.
+        tensors: operands.
+        attributes: the composite's.
+        helium: whether the target has vectors of 16 bytes.
+    """
     if dot.name != SMLAD or geometry.pool != (1, 1) or attributes.get("scales") == "fixed":
         return None
     x, w = ([int(n) for n in tensor.ty.shape] for tensor in tensors[:2])
@@ -116,11 +128,15 @@ def form_of(
         strides = tuple(attributes["strides"])
         if kind == "depthwise" and window == (3, 3) and strides in ((1, 1), (2, 2)):
             kind = "windowed" if strides == (1, 1) else "striding"
+    packs = _PACKED.get(attributes["weight_bits"], _WHOLE) < _WHOLE
+    if helium and kind in ("convolution", "dense") and not packs:
+        kind = _VECTORS
     ends = attributes["zero"], attributes["lower"], attributes["upper"]
     sizes: tuple[int, ...] = (rows, columns, w[-1], *image, *padding, *strides, *window)
     sizes += (attributes.get("input_zero", 0), *ends, attributes["shortcut_zero"])
     result = "totals" if attributes.get("total") else attributes["result"]
-    part = _part(geometry.depth, attributes)
+    # Sums of vectors are of one feature each.
+    part = 0 if kind == _VECTORS else _part(geometry.depth, attributes)
     # Sums in parts have no beginning that all weights' offset could be taken off at.
     packed = kind in ("convolution", "dense") and not part
     constants = (
@@ -170,25 +186,16 @@ def dual_weights(
 
         return bb.emit_te(four, w, primfunc_name_hint="q_pack", primfunc_attrs={PACKS: True})
     depth, features = geometry.depth, shape[-1]
+    if form.kind == _VECTORS:
+        return _in_vectors(bb, w, depth)
     words = 2 if form.kind == "dense" else 1  # of a step
     blocks, turns = -(-features // (2 * words)), -(-depth // _GROUP)
-
-    def place(along: Any) -> list[Any]:
-        if len(shape) == 2:
-            return [along]
-        line = shape[1] * shape[2]
-        rest = tirx.indexmod(along, line)
-        return [
-            tirx.indexdiv(along, line),
-            tirx.indexdiv(rest, shape[2]),
-            tirx.indexmod(rest, shape[2]),
-        ]
 
     def one(w: te.Tensor, turn: Any, pair: Any, half: Any, feature: Any) -> Any:
         # Codes 0 and 2 of four are a pair, then 1 and 3, as `uxtb16` finds them.
         along = turn * _GROUP + tirx.indexdiv(pair, 2) * 4 + tirx.indexmod(pair, 2) + 2 * half
         inside = tirx.all(feature < features, along < depth)
-        found = tirx.Cast("int32", w(*place(along), feature))
+        found = tirx.Cast("int32", w(*_place(shape, along), feature))
         return tirx.if_then_else(inside, found, tirx.const(0, "int32"))
 
     def pack(w: te.Tensor) -> te.Tensor:
@@ -219,6 +226,39 @@ def dual_weights(
 
     if form.bits < _WHOLE:
         pack = squeeze
+    return bb.emit_te(pack, w, primfunc_name_hint="q_pack", primfunc_attrs={PACKS: True})
+
+
+def _place(shape: Sequence[int], along: Any) -> list[Any]:
+    """Indexes what lies so far along the depth of a kernel's shape."""
+    if len(shape) == 2:
+        return [along]
+    line = shape[1] * shape[2]
+    rest = tirx.indexmod(along, line)
+    return [
+        tirx.indexdiv(along, line),
+        tirx.indexdiv(rest, shape[2]),
+        tirx.indexmod(rest, shape[2]),
+    ]
+
+
+def _in_vectors(bb: relax.BlockBuilder, w: relax.Expr, depth: int) -> relax.Expr:
+    """Packs weights as bytes from zero up, vectors of two features in turn."""
+    shape = [int(n) for n in w.ty.shape]
+    features = shape[-1]
+
+    def pack(w: te.Tensor) -> te.Tensor:
+        def element(block: Any, turn: Any, one: Any, byte: Any) -> Any:
+            along, feature = turn * _BYTES + byte, block * 2 + one
+            inside = tirx.all(feature < features, along < depth)
+            found = tirx.Cast("int32", w(*_place(shape, along), feature))
+            # Products of bytes are of two with a sign or of two without, as the data's are.
+            raised = found + tirx.const(2**7, "int32")
+            return tirx.Cast("uint8", tirx.if_then_else(inside, raised, tirx.const(0, "int32")))
+
+        size = (-(-features // 2), -(-depth // _BYTES), 2, _BYTES)
+        return te.compute(size, element, name="packed")
+
     return bb.emit_te(pack, w, primfunc_name_hint="q_pack", primfunc_attrs={PACKS: True})
 
 
@@ -338,7 +378,14 @@ def _goes_over_input(form: DualForm, width: int) -> bool:
         # Lines are copied before a row is written: all up to the last of its windows.
         return width == 1 and columns <= across and rows <= height and padding[0] <= 2
     # The codes of pixels are copied before these are written.
-    alone = form.kind == "convolution" and (*window, *strides, *padding) == (1, 1, 1, 1, 0, 0)
+    alone = form.kind in ("convolution", _VECTORS) and (*window, *strides, *padding) == (
+        1,
+        1,
+        1,
+        1,
+        0,
+        0,
+    )
     return alone and features * width <= channels
 
 
@@ -348,6 +395,8 @@ def strip_words(form: DualForm) -> int:
     if form.kind in _IN_LINES:
         # Lines of four channels, for the windows of two pixels more than there may be.
         return 8 * ((columns + 1) * right + 2)
+    if form.kind == _VECTORS:
+        return 3 * -(-high * wide * channels // _BYTES) * _BYTES // _QUARTER  # three pixels' bytes
     turns = -(-high * wide * channels // _GROUP)
     if form.kind == "depthwise":
         return high * wide + channels // _QUARTER

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 from tvm import relax, te, tirx, topi
 from tvm.target import Target
+from tvm.target.codegen import llvm_cpu_has_features
 
 from jaxeff_export.operators.integer._bits import WORD
 from jaxeff_export.operators.integer._contraction import Sharing, contraction
@@ -78,6 +79,7 @@ def integer_operators(
     where = Target(dict(target))
     dot, cores = dot_of(where), int(where.attrs.get("num-cores", 1))
     planes = planes_of(where, dot)
+    helium = dot.name == SMLAD and llvm_cpu_has_features("mve", where)
     if by_planes and planes is None:
         raise IntegerKernelError(
             f"{where.attrs.get('mcpu', 'the target')} has no instruction that counts the bits of "
@@ -94,7 +96,7 @@ def integer_operators(
                 counted = are_faster(planes, bits, dot, geometry, apart)
             geometry = apart if counted else geometry
             how = How(dot, of_few(where, dot), cores, planes if counted else None, any_batch)
-            form = None if any_batch else form_of(name, geometry, dot, tensors, attributes)
+            form = None if any_batch else form_of(name, geometry, dot, tensors, attributes, helium)
             if form is not None:
                 weights = dual_weights(bb, tensors[1], form, geometry)
                 operands = [tensors[0], weights, *tensors[2:]]
