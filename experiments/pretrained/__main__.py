@@ -15,7 +15,7 @@ continue a text, beside llama.cpp where the package xllamacpp is installed.
 import functools
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 from experiments import harness as h
 from experiments.harness import SELECTS, Count, Least, Row, Run
@@ -24,7 +24,10 @@ from experiments.pretrained.formats import METHODS, SLOW
 from experiments.recipes import Selected
 
 # Formats are told by name, so that a run can be of a few: all of them take many minutes.
-Format = Literal[tuple(METHODS)]  # type: ignore[valid-type]
+if TYPE_CHECKING:
+    Format = str
+else:
+    Format = Literal[tuple(METHODS)]
 
 
 @dataclass(frozen=True)
