@@ -667,6 +667,31 @@ def test_followed_poolings_are_no_assumptions_any_more():
         moments(f, strict=True, shared=False)(w, X)
 
 
+def stream(blocks, last):
+    """A residual stream of so many convolutions, and what reads it."""
+
+    def f(w, x):
+        for _ in range(blocks):
+            x = x + nnx.relu(convolve(x, w))
+        return last(x)
+
+    return f
+
+
+def test_a_deep_residual_stream_of_convolutions_is_named():
+    w = random(3, 3, 4, 4)
+    with pytest.warns(UserWarning, match="'add_4' is the last of 4 sums of branches") as found:
+        jax.eval_shape(moments(stream(5, lambda x: x.mean((1, 2)))), w, X)
+    assert len(found) == 1
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        jax.eval_shape(moments(stream(4, lambda x: x.mean((1, 2)))), w, X)
+        # Where positions aren't pooled, nothing is followed; and an input's noise isn't shared.
+        jax.eval_shape(moments(stream(5, lambda x: x.reshape(3, -1))), w, X)
+        noisy_input = Gaussian(X, jnp.ones_like(X))
+        jax.eval_shape(moments(stream(5, lambda x: x.mean((1, 2)))), w.mean, noisy_input)
+
+
 def tied(w, x, steps=4):
     return lax.fori_loop(0, steps, lambda _, h: h + jnp.tanh(h @ w), x[0])
 

@@ -15,7 +15,7 @@ from typing import Any
 from jaxeff.core import primitives as p
 from jaxeff.moment_propagation.dependence import WholeLayer
 from jaxeff.moment_propagation.shared_kernels._gathered_rows import gathered_layout
-from jaxeff.moment_propagation.shared_kernels._losses import LossSearch, Lost
+from jaxeff.moment_propagation.shared_kernels._losses import FEW_SUMS, DeepStream, LossSearch, Lost
 from jaxeff.moment_propagation.shared_kernels._mixing import PositionMap, keeps_positions
 from jaxeff.moment_propagation.shared_kernels._tokens import layouts_of_tokens
 from jaxeff.moment_propagation.shared_kernels.layouts import (
@@ -24,6 +24,7 @@ from jaxeff.moment_propagation.shared_kernels.layouts import (
     ChannelGroups,
     PositionContraction,
     chosen_channels,
+    convolved_layout,
     depends,
     follow,
     only_moves,
@@ -52,7 +53,7 @@ class SharingPlan:
         last_read: The number of the last layer with a rule that reads a value.
         read_by_several: The values that several layers with a rule read.
         numbers: The order of the layers.
-        lost: Layers without a rule on the way to a pooling over positions.
+        lost: Layers without a rule on the way to a pooling over positions, and streams too deep.
     """
 
     rules: dict[Layer, str] = field(default_factory=dict)
@@ -61,7 +62,7 @@ class SharingPlan:
     last_read: dict[Value, int] = field(default_factory=dict)
     read_by_several: Collection[Value] = ()
     numbers: dict[Layer, int] = field(default_factory=dict)
-    lost: list[Lost] = field(default_factory=list)
+    lost: list[Lost | DeepStream] = field(default_factory=list)
 
 
 def plan_of(
@@ -227,7 +228,28 @@ class _KernelSearch:
         several = {v for v, n in readers.items() if n > 1}
         made = wanted.union(*(layer.outputs for layer in rules))
         layouts = {v: layout for v, layout in plan.layouts.items() if v in made}
+        if (deep := self._deep_stream(rules)) is not None:
+            self.losses.found.append(deep)
         return SharingPlan(rules, plan.sources, layouts, last, several, numbers, self.losses.found)
+
+    def _deep_stream(self, rules: Mapping[Layer, str]) -> DeepStream | None:
+        """Returns the last of many sums of convolutions' branches; None if there are few."""
+        convolves = any(v.op is not None and convolved_layout(v.op) for v in rules)
+        sums = [
+            layer
+            for layer, kind in rules.items()
+            if kind is POINTWISE and self._adds_branches(layer)
+        ]
+        return DeepStream(sums[-1].site, len(sums)) if convolves and len(sums) > FEW_SUMS else None
+
+    def _adds_branches(self, layer: Layer) -> bool:
+        """Returns whether a layer adds values that both have positions."""
+        layouts = self.plan.layouts
+        of = {v for v in self.plan.sources[layer] if positions(v.aval.shape, layouts[v]) > 1}
+        return any(
+            node.primitive is p.add_p and len(of.intersection(node.values)) > 1
+            for node in layer.nodes
+        )
 
     def _after_pooling(self, program: Program) -> set[Value]:
         """Returns the values that are made of what was pooled over all positions."""
