@@ -16,9 +16,9 @@ where noise is small, draws of the function elsewhere. The layers that lose most
 `assumptions` finds them: each one's rule is given the sampled moments of its inputs.
 
 Sharp edges
-- The delta method's own error is that of the networks it was measured on, 6 % up to noise of 10 %;
-  a function with bends (a threshold, a softmax that is nearly one-hot) may have more. Give `draws`
-  to be sure.
+- The delta method's own error is that of most networks it was measured on, 6 % up to noise of 10 %;
+  a function with bends (a threshold, a softmax that is nearly one-hot) or a deep residual network
+  whose norms were folded may have more, a ResNet-18 ten times that. Give `draws` to be sure.
 - The table of sites compiles the rules of all places where independence is assumed: seconds for a
   small convolutional network, more for a deep transformer.
 - What a layer loses by itself may cancel further on: the table of sites says where to look, the
