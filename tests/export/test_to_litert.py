@@ -7,7 +7,7 @@ import pytest
 from jaxeff_export import LitertError, MissingExtraError, to_litert
 
 import jaxeff
-from jaxeff import Gaussian
+from jaxeff import Gaussian, Int
 from jaxeff.nn import small_classifier
 
 
@@ -29,6 +29,23 @@ def test_models(transform, tmp_path):
     found = run(tmp_path / "net.tflite", file, np.asarray(x))
     for ours, want in zip(found, jax.tree.leaves(jax.jit(f)(params, x)), strict=True):
         np.testing.assert_allclose(ours, want, rtol=0, atol=2e-5 * np.abs(want).max())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("setting", [{}, {"symmetric": "weights"}, {"bits": 4}])
+def test_quantized_weights_are_integers(setting, tmp_path):
+    pytest.importorskip("litert_converter")
+    rng = np.random.default_rng(0)
+    params = {"in": rng.normal(size=(64, 96)), "out": rng.normal(size=(96, 64))}
+    params = jax.tree.map(lambda w: w.astype(np.float32), params)
+    x = rng.normal(size=(3, 64)).astype(np.float32)
+    f = lambda p, x: jnp.tanh(x @ p["in"]) @ p["out"]  # noqa: E731
+    g = jaxeff.quantized(f, {"*:linear": Int(**{"bits": 8, "activations": False, **setting})})
+    file = to_litert(g, (params, x), tmp_path / "q.tflite")
+    assert file.path.stat().st_size < 2 * 64 * 96 + 6000  # a byte each
+    (found,) = run(file.path, file, x)
+    want = jax.jit(g)(params, x)
+    np.testing.assert_allclose(found, want, rtol=0, atol=2e-5 * np.abs(want).max())
 
 
 @pytest.mark.slow

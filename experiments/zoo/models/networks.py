@@ -1,6 +1,6 @@
 """Networks of ImageNet at any size: residual, inverted residual, dense; and published sizes."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 
 import jax
@@ -201,7 +201,7 @@ _B0 = (
     (6, 192, 4, 2, 5), (6, 320, 1, 1, 3),
 )  # fmt: skip
 
-REAL = {
+REAL: dict[str, Callable[[nnx.Rngs], nnx.Module]] = {
     "resnet18-real": partial(ResNet, depths=(2, 2, 2, 2), width=64, expansion=1, classes=1000),
     "resnet50-real": partial(ResNet, depths=(3, 4, 6, 3), width=64, classes=1000),
     "mobilenetv2-real": partial(

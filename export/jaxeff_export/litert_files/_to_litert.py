@@ -17,8 +17,9 @@ assert np.allclose(logits, f(params, x), atol=1e-5)
 
 Sharp edges:
 
-- Everything is written in float. The converter reads no grids: the weights of a quantized function
-  stay float32, with the operations that round them. `to_onnx` and `deploy` write codes.
+- What depends on parameters alone is computed here. Matrices on uniform grids of at most 8 bits,
+  as of a quantized function, are written as int8 with a step for each channel; those by group stay
+  float32. Products are computed in float: LiteRT widens the codes.
 - Weights pass through text, which is slow from some tens of megabytes on.
 """
 
@@ -30,9 +31,11 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
+import numpy as np
 
 from jaxeff.core import function_of_form, instance_of, static_integer, validate
 from jaxeff.store import write_atomically
+from jaxeff_export.litert_files._integer_weights import Weight, find_weights, run
 from jaxeff_export.targets import require_extra
 
 
@@ -64,7 +67,7 @@ def to_litert(
     *,
     parameters: int = 1,
 ) -> LitertFile:
-    """Writes a function as a file for LiteRT (TensorFlow Lite), in float.
+    """Writes a function as a file for LiteRT (TensorFlow Lite); it computes in float.
 
     Args:
         fn: Pure function; transforms such as `moments(f)` are functions too.
@@ -82,18 +85,58 @@ def to_litert(
     # A signature has flat names; what is nested is put together inside.
     leaves, structure = jax.tree.flatten(given)
 
-    def flat(*values: Any) -> list[Any]:
-        return jax.tree.leaves(fn(*fixed, *jax.tree.unflatten(structure, values)))
+    def flat(parameters: Any, *values: Any) -> list[Any]:
+        return jax.tree.leaves(fn(*parameters, *jax.tree.unflatten(structure, values)))
 
-    # Parameters are closed over, so they are constants of the file.
-    lowered = jax.jit(flat, keep_unused=True).lower(*leaves)
+    closed = jax.make_jaxpr(flat)(fixed, *leaves)
+    known = [np.asarray(leaf) for leaf in jax.tree.leaves(fixed)]
+    weights = find_weights(closed, known, [jax.typeof(leaf) for leaf in leaves])
+
+    # Weights on grids are arguments until they are written; other parameters are closed over, so
+    # they are constants.
+    def whole(taken: Sequence[Any], *values: Any) -> list[Any]:
+        at = {w.values.tobytes(): value for w, value in zip(weights, taken, strict=True)}
+        return run(closed, [*known, *values], lambda v, _: at.get(v.tobytes(), v))
+
+    lowered = jax.jit(whole, keep_unused=True).lower([w.values for w in weights], *leaves)
     inputs = tuple(f"x{i}" for i in range(len(leaves)))
     outputs = tuple(f"y{i}" for i in range(len(jax.tree.leaves(lowered.out_info))))
-    write_atomically(path, _converted(lowered.as_text(), inputs, outputs))
+    write_atomically(path, _converted(lowered.as_text(), weights, inputs, outputs))
     return LitertFile(Path(path), inputs, outputs)
 
 
-def _converted(text: str, inputs: Sequence[str], outputs: Sequence[str]) -> bytes:
+def _write_weights(module: Any, weights: Sequence[Weight]) -> None:
+    """Puts quantized constants in the place of the first arguments."""
+    from litert_converter.mlir import ir  # optional
+
+    (main,) = (f for f in module.body.operations if f.attributes["sym_name"].value == "main")
+    block = main.regions[0].blocks[0]
+    types = [argument.type for argument in block.arguments]
+    with ir.InsertionPoint.at_block_begin(block):
+        for argument, weight in zip(list(block.arguments), weights, strict=False):
+            shape = "".join(f"{n}x" for n in weight.codes.shape)
+            codes = ir.Operation.create(
+                "stablehlo.constant",
+                results=[ir.Type.parse(f"tensor<{shape}{weight.kind}>")],
+                attributes={"value": ir.DenseElementsAttr.get(weight.codes)},
+            )
+            made = ir.Operation.create(
+                "stablehlo.uniform_dequantize", results=[argument.type], operands=[codes.result]
+            )
+            argument.replace_all_uses_with(made.result)
+    for _ in weights:
+        block.erase_argument(0)
+    results = ir.FunctionType(ir.TypeAttr(main.attributes["function_type"]).value).results
+    kept = ir.FunctionType.get(types[len(weights) :], results)
+    main.attributes["function_type"] = ir.TypeAttr.get(kept)
+    if "arg_attrs" in main.attributes:
+        each = list(ir.ArrayAttr(main.attributes["arg_attrs"]))[len(weights) :]
+        main.attributes["arg_attrs"] = ir.ArrayAttr.get(each)
+
+
+def _converted(
+    text: str, weights: Sequence[Weight], inputs: Sequence[str], outputs: Sequence[str]
+) -> bytes:
     from litert_converter import converter_api_ext as converter  # optional
     from litert_converter.mlir import ir, passmanager  # optional
 
@@ -103,6 +146,7 @@ def _converted(text: str, inputs: Sequence[str], outputs: Sequence[str]) -> byte
     try:
         with context, ir.Location.unknown():
             module = ir.Module.parse(text, context)
+            _write_weights(module, weights)
             # Else results have no names, and their order is the converter's.
             converter.set_signature(module.operation, "serving_default", inputs, outputs)
             config = converter.ConvertToTFLConfig()
