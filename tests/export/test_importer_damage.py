@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import itertools
 
+import jax
+import jax.numpy as jnp
 import pytest
 from jaxeff_export.importer import StableHLOParseError, import_stablehlo
 
@@ -56,3 +58,13 @@ def test_sources_repeat():
         return list(itertools.islice(sources(texts=5, artifacts=5, seed=3), 200))
 
     assert some() == some()
+
+
+def test_a_convolution_of_a_thousand_channels_is_no_damage():
+    x, k = jnp.ones((1, 2, 2, 4)), jnp.ones((1, 1, 4, 1024))
+    names = ("NHWC", "HWIO", "NHWC")
+    f = lambda x: jax.lax.conv_general_dilated(x, k, (1, 1), "SAME", dimension_numbers=names)  # noqa: E731
+    text = jax.jit(f).lower(x).as_text()
+    import_stablehlo(text)
+    with pytest.raises(StableHLOParseError, match="dimension"):
+        import_stablehlo(text.replace("[b, 0, 1, f]x", "[b, 1000, 1, f]x"))

@@ -27,7 +27,7 @@ class Weight(NamedTuple):
 
     Attributes:
         values: In float.
-        codes: As int8, of the same shape.
+        codes: The integers, int8, of the same shape.
         kind: The quantized type of an element, as MLIR writes it.
     """
 
@@ -42,7 +42,7 @@ def find_weights(closed: ClosedJaxpr, given: Sequence[Any], free: Sequence[Any])
     Args:
         closed: The function.
         given: Values of its first arguments, the parameters.
-        free: Shapes and dtypes of the others.
+        free: The shapes and dtypes of the others.
     """
     found: list[Weight] = []
     known: dict[int, Any] = {}
@@ -63,8 +63,9 @@ def run(closed: ClosedJaxpr, given: Sequence[Any], take: Callable[[Any, Whole], 
 
     Args:
         closed: The function.
-        given: Its arguments: arrays, or tracers of what isn't known.
-        take: Says what is put in the place of a constant on a grid where it meets a tracer.
+        given: The values of its arguments: arrays, or tracers of what isn't known.
+        take: Function of a constant on a grid and its parts, of what stands in its place where it
+            meets a tracer.
     """
     return _run(closed, given, take, {})
 

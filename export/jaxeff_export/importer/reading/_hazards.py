@@ -28,7 +28,8 @@ _ALIAS = re.compile(rb"^[ \t]*([#!][\w$.-]+)[ \t]*=([^\n]*)", re.MULTILINE)
 _ALIAS_NAME = re.compile(rb"[#!][\w$.-]+")
 _AFFINE = re.compile(rb"(?P<found>\baffine_(?:map|set)\b)")
 _DIMENSION_NUMBER = re.compile(
-    rb"(?:dim_numbers\s*=\s*|#stablehlo\.conv<\s*)[^>\n]*?(?P<found>\d{%d,})"
+    # Up to what comes after the numbers: types behind them may have a thousand channels.
+    rb"(?:dim_numbers\s*=\s*|#stablehlo\.conv<\s*)[^<>{:\n]*?(?P<found>\d{%d,})"
     % (MAX_DIMENSION_NUMBER + 1)
 )
 
