@@ -19,6 +19,7 @@ from matplotlib.axes import Axes
 
 from experiments import harness as h
 from experiments.harness import Report, Row, Run
+from experiments.scaling import roofs
 from experiments.scaling.engines import SESSIONS, Inference
 from experiments.scaling.problem import EXAMPLES, Configuration, analytic_macs, make_problem
 
@@ -68,20 +69,25 @@ def measure(run: Run[Plan], task: Task) -> Iterator[Row]:
     sessions = {name: SESSIONS[name](problem, settings) for name in task.contestants}
     counts = {name: session.run() for name, session in sessions.items()}  # compiles
     times: dict[tuple[str, str], list[float]] = {name: [] for name in sessions}
+    meter = roofs.Meter()
     for _ in range(settings.rounds):
+        meter.measure()
         for name, session in sessions.items():
             start = time.process_time()
             session.run()
             times[name].append(1e3 * (time.process_time() - start) / len(counts[name]))
     for (engine, method), session in sessions.items():
         own, examples = (engine, method), point.examples if method == "mcmc" else settings.batch
+        # Billions of operations in a second of processor time, the sampler's own included.
+        speed = sum(counts[own]) * session.work.flops / len(counts[own]) / median(times[own]) / 1e6
         yield {
             "engine": engine, "method": method, "depth": point.depth, "width": point.width,
             "examples": point.examples, "parameters": point.parameters,
             "doublings": settings.doublings, "macs": session.work.macs,
             "analytic_macs": analytic_macs(point.widths, examples), "flops": session.work.flops,
             "evaluations": sum(counts[own]), "total_flops": sum(counts[own]) * session.work.flops,
-            "ms": median(times[own]),
+            "ms": median(times[own]), "intensity": session.work.flops / session.work.moved,
+            "speed": speed, **meter.roofs()._asdict(),
         }  # fmt: skip
 
 
@@ -142,6 +148,27 @@ def beside(report: Report) -> Iterator[Row]:
         yield {"what": what, "ratio": ours["flops"] / theirs["flops"]}
 
 
+def roofline(report: Report) -> list[Row]:
+    """Selects one row: where NumPyro's runs lie under the roofs of memory and cache."""
+    usual = report.config["inference"]["doublings"]
+    rows = h.where(engine="numpyro", doublings=usual)(report)
+    default = {
+        row["method"]: row["intensity"] for row in rows
+        if (row["depth"], row["width"], row["examples"])
+        == (DEFAULT.depth, DEFAULT.width, DEFAULT.examples)
+    }  # fmt: skip
+    # Bytes a second that the speed stands for, against what memory and cache can deliver.
+    between = sum(r["memory"] <= r["speed"] / r["intensity"] <= r["cache"] for r in rows)
+    grown = {
+        over: growth(series(report, over, method="mcmc"), over, "intensity")[0] for over in AXES
+    }
+    return [{
+        "between": between, "points": len(rows), "half": len(rows) / 2,
+        "size": grown["parameters"], "data": grown["examples"],
+        "below": default["svi"] / default["mcmc"],
+    }]  # fmt: skip
+
+
 claim = partial(h.Claim, needs="default")
 CLAIMS = (
     h.Claim(
@@ -168,12 +195,34 @@ CLAIMS = (
     claim(
         "a sample of MCMC over an epoch of SVI, time, least", "over", h.above(1), "> 1", latencies
     ),
+    claim(
+        "runs whose traffic lies between the bandwidths of memory and the last cache, of {points}",
+        "between", h.above("half"), "most", roofline,
+    ),
+    claim(
+        "MCMC: operations per byte over parameters, exponent", "size", h.above(0), "> 0", roofline
+    ),
+    claim(
+        "MCMC: operations per byte over training examples, exponent", "data", h.above(0), "> 0",
+        roofline,
+    ),
+    claim("operations per byte, SVI over MCMC", "below", h.below(1), "< 1", roofline),
 )  # fmt: skip
 
 
 def drawn(over: str, report: Report) -> list[Row]:
     """Selects a series of both methods."""
     return [row for name in ("mcmc", "svi") for row in series(report, over, method=name)]
+
+
+def _bounds(axis: Axes, report: Report) -> None:
+    """Draws the roofs, medians of all runs."""
+    bounds = {name: median(row[name] for row in report.rows) for name in roofs.Roofs._fields}
+    low, high = axis.get_xlim()
+    x = np.array([low, high])
+    for name, style in (("cache", "--"), ("memory", ":")):
+        axis.plot(x, bounds[name] * x, f"k{style}", label=f"bytes from {name}")
+    axis.legend(fontsize="small")
 
 
 def _ticks(axis: Axes, report: Report) -> None:
@@ -198,6 +247,15 @@ PLOTS = (
         ),
         columns=2,
     ),
+    h.Plot(
+        "roofline",
+        h.Curves(
+            "intensity", "speed", h.where(engine="numpyro"), "NumPyro, {method}", style="o",
+            axes={"xscale": "log", "yscale": "log", "xlabel": "operations per byte",
+                  "ylabel": "billions of operations a second"},
+            then=_bounds,
+        ),
+    ),
 )  # fmt: skip
 TABLES = (
     h.Listing(
@@ -207,6 +265,13 @@ TABLES = (
             "total_flops", "ms",
         ),
     ),
+    h.Listing(
+        "roofline of one core: operations per byte, billions of them a second, and the bounds",
+        (
+            "engine", "method", "depth", "width", "examples", "intensity", "speed",
+            *roofs.Roofs._fields,
+        ),
+    ),
 )  # fmt: skip
 DIFFERENCES = (
     "FLOPs: the source read hardware counters (likwid), which a container doesn't have. Here they "
@@ -214,8 +279,10 @@ DIFFERENCES = (
     "that NUTS reports or the updates of an epoch; the trees' own bookkeeping is not in it.",
     "That SVI's FLOPs grow linearly with the data is no finding here, since they are those of one "
     "update times a number of updates; those of MCMC are counted by the trees that NUTS built.",
-    "Engines are NumPyro and jaxeff; the source has two more, a roofline and memory traffic, which "
-    "it measured by the same counters.",
+    "Engines are NumPyro and jaxeff; the source has two more.",
+    "Bytes are those that XLA's kernels read and write, by its own count; the source's are what "
+    "its counters saw between caches and memory, which is less. Bounds are "
+    "copies on one core; that of arithmetic isn't measured.",
     "Times are processor time of one process, without compilation; the source used a 16-core EPYC "
     "7302P.",
     "Trees are limited to 63 steps (depth 6) but in one row: at so few warm-up iterations most "

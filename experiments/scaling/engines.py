@@ -1,7 +1,8 @@
 """NumPyro and jaxeff, each by NUTS and by mean-field SVI, as a user would write them.
 
 Work is counted by XLA, before fusion: operations are one per element of a result and two per
-multiply-accumulate; transcendental functions, which XLA counts apart, are one each.
+multiply-accumulate; transcendental functions, which XLA counts apart, are one each. Bytes are those
+that its compiled kernels read and write, from whatever holds them.
 """
 
 import warnings
@@ -49,6 +50,7 @@ class Work(NamedTuple):
 
     flops: float  # floating-point operations
     macs: int  # multiply-accumulates of its matrix products alone
+    moved: float  # bytes that its compiled kernels read and write
 
 
 class Session(NamedTuple):
@@ -170,8 +172,14 @@ def _repeated(epoch: Any, initial: Any, epochs: int, updates: int) -> Callable[[
 
 
 def _compiled_work(f: Callable[..., Any], *args: Any) -> Work:
-    counts: Any = jax.jit(f).lower(*args).cost_analysis()
-    return Work(counts["flops"] + counts.get("transcendentals", 0.0), jaxeff.cost(f, *args).macs)
+    lowered = jax.jit(f).lower(*args)
+    counts: Any = lowered.cost_analysis()
+    # Bytes after fusion: before it they would be those of results that never leave a register.
+    compiled: Any = lowered.compile().cost_analysis()
+    return Work(
+        counts["flops"] + counts.get("transcendentals", 0.0), jaxeff.cost(f, *args).macs,
+        compiled["bytes accessed"],
+    )  # fmt: skip
 
 
 def _model(problem: Problem) -> tuple[Any, Any]:
