@@ -296,7 +296,7 @@ OWN: dict[str, dict[str, Any]] = {
     "jaxeff.robustness.summarize": {"accuracies": jnp.ones((2, 4))},
     "jaxeff.search.bit_operations": {"candidate": empty(Candidate)},
     "jaxeff.search.search": {"batch_size": 2, "train": f, "target": 0.5, "latency": print,
-                             "refinement": empty(Refinement)},
+                             "refinement": empty(Refinement), "metrics": print},
     "jaxeff.search.search_among": {"target": 0.5, "latency": print, "refinement": empty(Refinement),
                                    "candidates": empty(Candidates), "known": empty(Known)},
     "jaxeff.store.write_atomically": {"content": "text"},
