@@ -222,7 +222,6 @@ def _bounds(axis: Axes, report: Report) -> None:
     x = np.array([low, high])
     for name, style in (("cache", "--"), ("memory", ":")):
         axis.plot(x, bounds[name] * x, f"k{style}", label=f"bytes from {name}")
-    axis.legend(fontsize="small")
 
 
 def _ticks(axis: Axes, report: Report) -> None:
