@@ -195,6 +195,7 @@ STUDY = h.Study(
                 {"accuracy": "all classes right", "recognized": "words recognized",
                  "false_alarms": "false alarms"},
                 STAGES,
+                axes={"ylabel": "share of recordings"},
             ),
         ),
     ),
