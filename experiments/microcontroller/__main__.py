@@ -125,14 +125,15 @@ def _library(
         yield library, np.array_equal(result, jax.jit(g)(codes, x))
 
 
-def bits_tasks(run: Run[Settings]) -> list[tuple[str, str]]:
+def bits_tasks(run: Run[Settings]) -> list[tuple[str, str, str]]:
     """Plans the networks in weights of fewer bits."""
-    return list(product(run.settings.in_few_bits, run.settings.cores[:1]))
+    # Named: rows are kept by their task, and other parts have the same networks and cores.
+    return list(product(["few bits"], run.settings.in_few_bits, run.settings.cores[:1]))
 
 
-def measure_bits(run: Run[Settings], task: tuple[str, str]) -> Iterator[Row]:
+def measure_bits(run: Run[Settings], task: tuple[str, str, str]) -> Iterator[Row]:
     """Counts a network with weights of eight bits and of fewer, activations in eight."""
-    name, core = task
+    _, name, core = task
     base = None
     for bits in (8, 4, 2):
         with _library(name, core, bits) as (library, same):
@@ -163,14 +164,14 @@ def measure_others(run: Run[Settings], task: tuple[str, str, Any]) -> Iterator[R
     }  # fmt: skip
 
 
-def moment_tasks(run: Run[Settings]) -> list[tuple[str, str]]:
+def moment_tasks(run: Run[Settings]) -> list[tuple[str, str, str]]:
     """Plans the moment passes."""
-    return list(product(run.settings.moments, run.settings.cores[:1]))
+    return list(product(["moments"], run.settings.moments, run.settings.cores[:1]))
 
 
-def measure_moments(run: Run[Settings], task: tuple[str, str]) -> Iterator[Row]:
+def measure_moments(run: Run[Settings], task: tuple[str, str, str]) -> Iterator[Row]:
     """Counts the moment passes of a network."""
-    yield from moment_rows(*task)
+    yield from moment_rows(*task[1:])
 
 
 DIAGONAL = h.where(table="moments", **{"pass": "diagonal"})
