@@ -35,6 +35,7 @@ _LINE = re.compile(r"^\s*([0-9a-f]+):\s+(\S.*)$")
 _PLACE = re.compile(r"\b[0-9a-f]+ <[^>]*>")
 _REGION = re.compile(r"Code Region - r(\d+)\n.*?Total Cycles:\s+(\d+)", re.DOTALL)
 _REFUSED = re.compile(r"<stdin>:(\d+):\d+: error")
+_UNKNOWN = re.compile(r"unsupported instruction.*\n.*instruction:\s*(\S+)")
 _LIKE = {"cortex-m85": "cortex-m55", "generic-rv32": "sifive-e31"}
 """Cores that llvm-mca of LLVM 14 has no name or no model for, and those whose model stands in."""
 
@@ -165,6 +166,10 @@ def _cycles(runs: Sequence[Sequence[str]], core: str, written: _Assembler) -> li
             input=text, capture_output=True, text=True, check=False,
         )  # fmt: skip
         refused = sorted({int(n) - 1 for n in _REFUSED.findall(done.stderr)}, reverse=True)
+        # It assembles some that it has no times of, and ends at the first of them.
+        if (unknown := _UNKNOWN.search(done.stderr)) and not refused:
+            alike = [at for at, (run, i) in places.items() if left[run][i].split()[0] == unknown[1]]
+            refused = sorted(alike, reverse=True)
         if not refused:
             break
         # What isn't assembled is taken out, and counts as a cycle.
