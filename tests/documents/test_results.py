@@ -72,7 +72,7 @@ TRACED = {
     "compression": ["compression-fast"],
     "pruning": ["pruning-fast"],
     "latency": ["latency-fast", "c_library-fast"],
-    "integer": ["microcontroller-full", "c_library-fast"],
+    "integer": ["microcontroller-full", "microcontroller_more", "c_library-fast"],
     "variances": ["moment_variances", "moment_variances_tenth"],
     "ensembles": ["ensembles-fast"],
 }  # fmt: skip
