@@ -18,7 +18,9 @@ where noise is small, draws of the function elsewhere. The layers that lose most
 Sharp edges
 - The delta method's own error is that of most networks it was measured on, 6 % up to noise of 10 %;
   a function with bends (a threshold, a softmax that is nearly one-hot) or a deep residual network
-  whose norms were folded may have more, a ResNet-18 ten times that. Give `draws` to be sure.
+  whose norms were folded may have more, a ResNet-18 ten times that. Where there are sites to draw
+  samples for, it must agree with these samples to be the reference; 200 of them tell an error of
+  26 % or more. Give `draws` to be sure.
 - The table of sites compiles the rules of all places where independence is assumed: seconds for a
   small convolutional network, more for a deep transformer.
 - What a layer loses by itself may cancel further on: the table of sites says where to look, the
@@ -86,6 +88,8 @@ class MomentsCheck:
         reference: "linear" (the delta method) or "draws".
         draws: How many samples of the function the reference, or the table of sites, is made of.
         noise: Standard deviation of the random arguments over the spread of their arrays.
+        linear_error: How far the median variance of the delta method is from that of draws,
+            relative; None if they weren't compared.
         sites: The places where independence is assumed, the one whose variance is off most first.
     """
 
@@ -95,6 +99,7 @@ class MomentsCheck:
     reference: Literal["linear", "draws"]
     draws: int
     noise: float
+    linear_error: float | None
     sites: tuple[Assumption, ...]
 
     @property
@@ -125,7 +130,7 @@ class MomentsCheck:
                 "calibrate_moments(key, f, params, x), which leaves half of them "
                 f"{left:.0%} off or more."
             )
-        if self.noise <= SMALL_NOISE:
+        if self.noise <= SMALL_NOISE and not _disagrees(self.linear_error, self.draws):
             return 'The variances are off: take moments(f, method="linear"), for noise is small.'
         first = f", first {', '.join(self.sites[0].shares[:3])}" if self.sites else ""
         other = "draw samples" if self.undefined else "take moments(f, correlations=True)"
@@ -150,6 +155,8 @@ class MomentsCheck:
         ]
         if not self.sites:
             del parts[1]
+        if _disagrees(self.linear_error, self.draws):
+            parts.insert(1, f'method="linear" is {self.linear_error:.0%} off those draws')
         if self.undefined:
             parts.insert(0, f"{self.undefined:.1%} of the variances are NaN or infinite")
         return "\n".join(parts)
@@ -182,7 +189,8 @@ def moments_check(
         x: Inputs, a few like those to come; they may hold `Gaussian` leaves.
         draws: How many samples of `f` to compare with; a variance is then known to
             sqrt(2 / draws), 10 % for 200. None compares with `moments(f, method="linear")` where
-            noise is at most 10 % of the spread of its arrays, and with 200 draws elsewhere.
+            noise is at most 10 % of the spread of its arrays and draws don't contradict it, and
+            with 200 draws elsewhere.
 
     Returns:
         The ratio of the variances, the error of the means, the sites that lose most, and one
@@ -203,12 +211,16 @@ def moments_check(
     if places or not linear:
         errors, sampled = site_ratios(key, f, plain, {}, {}, count, 1, places)
     ours = jax.tree.leaves(jax.jit(moments(f))(params, x), is_leaf=is_gaussian)
-    truth = (
-        jax.tree.leaves(jax.jit(moments(f, method="linear"))(*plain), is_leaf=is_gaussian)
-        if linear
-        else sampled
-    )
-    pairs = [(a, b) for a, b in zip(ours, truth, strict=True) if is_gaussian(a) and is_gaussian(b)]
+    truth, linear_error = sampled, None
+    if linear:
+        delta = jax.jit(moments(f, method="linear"))(*plain)
+        truth = jax.tree.leaves(delta, is_leaf=is_gaussian)
+        linear_error = _error_of_linear(truth, sampled)
+        # The samples that the sites need are there anyhow. What they contradict is no reference:
+        # small noise of many layers may add up to more than a first order can say.
+        if _disagrees(linear_error, count):
+            linear, truth = False, sampled
+    pairs = _random(ours, truth)
     error = LINEAR_ERROR if linear else float(np.sqrt(2 / count))
     ratio, mean_error, undefined = _compared(pairs, error)
     return MomentsCheck(
@@ -218,8 +230,29 @@ def moments_check(
         reference="linear" if linear else "draws",
         draws=count,
         noise=noise,
+        linear_error=linear_error,
         sites=_worst_first(with_ratios(places, errors)),
     )
+
+
+def _random(first: Sequence[Any], second: Sequence[Any]) -> list[tuple[Gaussian, Gaussian]]:
+    """Pairs the results that are random by both."""
+    pairs = zip(first, second, strict=True)
+    return [(a, b) for a, b in pairs if is_gaussian(a) and is_gaussian(b)]
+
+
+def _error_of_linear(delta: Sequence[Any], sampled: Sequence[Any]) -> float | None:
+    """Computes how far the median variance of the delta method is from the draws', relative."""
+    ratio = _compared(_random(delta, sampled), 0.0)[0] if sampled else None
+    return None if ratio is None else abs(ratio.median - 1)
+
+
+def _disagrees(linear_error: float | None, draws: int) -> bool:
+    """Tells whether draws contradict the delta method.
+
+    Entries share their draws, so that a median may be off as much as one entry: two errors.
+    """
+    return linear_error is not None and linear_error > LINEAR_ERROR + 2 * (2 / draws) ** 0.5
 
 
 def _relative_noise(args: Any) -> float:

@@ -68,6 +68,27 @@ def twice(p, x):
 
 
 @pytest.mark.slow
+def test_a_linear_reference_that_draws_contradict_is_none():
+    """Small noise, and a function whose slopes change within it."""
+
+    def bent(p, x):
+        h = conv(p, x)
+        for _ in range(4):
+            h = h + jnp.sin(6 * h)
+        return h
+
+    check = jaxeff.moments_check(KEY, bent, posterior(0.1, 3, 3, 2, 2), X)
+    assert check.noise <= 0.1 + 1e-6
+    assert check.reference == "draws"
+    assert check.linear_error > 1
+    assert "linear" not in check.advice
+    assert "off those draws" in check.verdict
+    smooth = jaxeff.moments_check(KEY, conv, posterior(0.1, 3, 3, 2, 2), X)
+    assert smooth.reference == "linear"
+    assert smooth.linear_error < 0.26
+
+
+@pytest.mark.slow
 def test_shared_kernels_are_right_by_default():
     check = jaxeff.moments_check(KEY, conv, posterior(0.05, 3, 3, 2, 2), X)
     assert abs(check.ratio.median - 1) < 0.13 + check.ratio.error
