@@ -240,12 +240,16 @@ def gains(report: Report) -> Iterator[Row]:
             ]
             for name in MEASURES
         }
-        # Beyond two standard errors of the seeds' mean.
-        sure = {name: h.mean(gained[name]) - 2 * h.error(gained[name]) for name in gained}
         yield {
-            "budget": budget, "auroc": sure["auroc"], "unseen": sure["unseen"],
-            "lost": -h.mean(gained["accuracy"]),
+            "budget": budget, "auroc": _sure(gained["auroc"]), "unseen": _sure(gained["unseen"]),
+            "lost": h.mean(-gain for gain in gained["accuracy"]),
         }  # fmt: skip
+
+
+def _sure(gained: list[float]) -> float | None:
+    """What is gained beyond two standard errors of the seeds' mean; one seed has no error."""
+    mean, error = h.mean(gained), h.error(gained)
+    return None if mean is None or error is None else mean - 2 * error
 
 
 def _with_tables(run: Run[Settings], found: Found) -> Found:

@@ -120,7 +120,7 @@ class PhotonicProduct(Transmissive):
             found: Array = layer.fn(*((cells, x) if written == 0 else (x, cells)))[0]
             return found
 
-        scale = 1.0 / self.light.full_scale
+        scale = jnp.asarray(1.0 / self.light.full_scale)
         for side, peak in enumerate(peaks):
             # A result has the axes of its products first, in the order of either operand.
             batch = contraction.batch(side)
