@@ -129,8 +129,10 @@ class PhotonicWeights(Transmissive):
         x = as_light(values[i], self.light, self.inputs)
         check_broadcasts("PhotonicWeights.light.noise", self.light.noise, values[i].shape)
         # The layer with zero weights leaves its bias, which is electronic and carries no
-        # light.
-        dark = through(jnp.zeros_like(cells), values[i])
+        # light. Its inputs are zeros too, so that no product is left: XLA's CPU back end (jaxlib
+        # 0.10.2) joins one with constant zeros to its neighbours, and returned memory that nothing
+        # had written, behind a layer norm and from 5,000 rows on.
+        dark = through(jnp.zeros_like(cells), jnp.zeros_like(values[i]))
         return scale, cells, x, lambda cells, x: through(cells, x) - dark, dark
 
     def _read(self, layer: Layer, values: Sequence[Any], reading: Array) -> list[Any]:
