@@ -30,6 +30,7 @@ MODULES = (
     "moment_variances",
     "out_of_domain",
     "photonic",
+    "photonic_attention",
     "policies",
     "pretrained",
     "pruning",
