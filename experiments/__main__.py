@@ -40,6 +40,7 @@ MODULES = (
     "scaling",
     "tokens",
     "transforms",
+    "vit_formats",
     "walking_noise",
     "walking_noise.sensitivity",
     "zoo",

@@ -32,24 +32,24 @@ def _weights(bits: int, **more: Any) -> Int:
     return Int(bits, symmetric="weights", activations=False, **more)
 
 
-_EIGHT = _weights(8)
-_TABLE = {"embed": _EIGHT, "embed#1": _EIGHT}
+EIGHT = _weights(8)
+_TABLE = {"embed": EIGHT, "embed#1": EIGHT}
 """The table of embeddings, which is also the head: a fifth of all parameters."""
-_GROUPS = _weights(4, per="group", group=32, steps="float16")
+GROUPS = _weights(4, per="group", group=32, steps="float16")
 FORMATS: dict[str, dict[str, Any]] = {
     "float32": {},
-    "int8": {"*:linear": _EIGHT, **_TABLE},
+    "int8": {"*:linear": EIGHT, **_TABLE},
     "int8, activations by token": {
         "*:linear": Int(8, symmetric="weights", activations_per="token"), **_TABLE
     },
     "int4": {"*:linear": _weights(4), **_TABLE},
-    "int4 by 32": {"*:linear": _GROUPS, **_TABLE},
+    "int4 by 32": {"*:linear": GROUPS, **_TABLE},
     "int4 by 32, with offsets": {
         "*:linear": Int(4, activations=False, per="group", group=32), **_TABLE
     },
 }  # fmt: skip
 """The setting of each layer; tables have eight bits. The file's own weights have offsets."""
-_OTHERS = {
+OTHERS = {
     "int4 by 32, 15 values": LayerQuantization(Grouped(Uniform(4, True), 32, "float16")),
     "int4 by 64": _weights(4, per="group", group=64, steps="float16"),
     "NF4 by 64": LayerQuantization(nf4()),
@@ -118,19 +118,19 @@ def _of_gguf(name: str) -> Method:
     return method
 
 
-_HALF_QUADRATIC = LayerQuantization(Grouped(HalfQuadratic(4, numbers="float16"), 64))
+HALF_QUADRATIC = LayerQuantization(Grouped(HalfQuadratic(4, numbers="float16"), 64))
 SLOW: dict[str, Method] = {
-    "int4 by 64, HQQ": _rounded({"*:linear": _HALF_QUADRATIC, **_TABLE}),
-    "int4 by 32, AWQ": _corrected(awq, _GROUPS),
-    "int4 by 32, GPTQ": _corrected(gptq, _GROUPS),
+    "int4 by 64, HQQ": _rounded({"*:linear": HALF_QUADRATIC, **_TABLE}),
+    "int4 by 32, AWQ": _corrected(awq, GROUPS),
+    "int4 by 32, GPTQ": _corrected(gptq, GROUPS),
 }
 METHODS: dict[str, Method] = {
     **{name: _rounded(spec) for name, spec in FORMATS.items()},
-    **{name: _rounded({"*:linear": setting, **_TABLE}) for name, setting in _OTHERS.items()},
+    **{name: _rounded({"*:linear": setting, **_TABLE}) for name, setting in OTHERS.items()},
     **SLOW,
     "GGUF Q8_0": _of_gguf("Q8_0"),
     "GGUF Q4_0": _of_gguf("Q4_0"),
     "GGUF MXFP4": _of_gguf("MXFP4"),
 }
 
-__all__ = ["FORMATS", "METHODS", "SLOW"]
+__all__ = ["EIGHT", "FORMATS", "GROUPS", "HALF_QUADRATIC", "METHODS", "OTHERS", "SLOW"]
