@@ -68,8 +68,8 @@ def measure(run: Run[Settings], seed: int) -> Iterator[Row]:
     """Trains one network and judges it in every format."""
     own, key = run.settings, jax.random.fold_in(run.key, seed)
     images = load_images(own.data, own.images, own.test_images)
-    (x, labels), (test, truth) = images.train, images.test
-    x, test = patches(x), patches(test)
+    labels, truth = images.train[1], images.test[1]
+    x, test = patches(images.train[0]), patches(images.test[0])
     model = TransformerEncoder(
         10, PATCH, PATCHES, width=own.width, depth=own.depth, heads=own.heads, rngs=nnx.Rngs(key)
     )
