@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from jaxeff_export.importer import StableHLOParseError as StableHLOParseError
     from jaxeff_export.importer import UnsupportedOpError as UnsupportedOpError
     from jaxeff_export.importer import import_stablehlo as import_stablehlo
+    from jaxeff_export.latency import channel_multiple as channel_multiple
     from jaxeff_export.latency import measured_latency as measured_latency
     from jaxeff_export.latency import modelled_latency as modelled_latency
     from jaxeff_export.latency import table_latency as table_latency
@@ -68,7 +69,7 @@ _MODULES = {
     "clib.objects": ("CLibraryError",),
     "compiler": ("compile_module",),
     "importer": ("StableHLOParseError", "UnsupportedOpError", "import_stablehlo"),
-    "latency": ("measured_latency", "modelled_latency", "table_latency"),
+    "latency": ("channel_multiple", "measured_latency", "modelled_latency", "table_latency"),
     "litert_files": ("LitertError", "LitertFile", "to_litert"),
     "onnx_files": ("OnnxError", "OnnxFile", "to_onnx"),
     "schedules": ("TuningError",),

@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jaxeff_export import UnsupportedOpError, measured_latency
+from jaxeff_export import TargetError, UnsupportedOpError, channel_multiple, measured_latency
 
 from jaxeff.nn import small_classifier
 from jaxeff.search import Actions, Candidate, Candidates, FewBitLayers, LatencyError, SearchSpace
@@ -21,6 +21,15 @@ def candidate(strength):
     actions = jnp.full((3, 3), strength)
     policy = jax.tree.map(np.asarray, Actions(round_to=4).policy(SPACE, actions))
     return Candidate(policy, SPACE, CANDIDATES.smaller)
+
+
+def test_channels_fill_the_vectors_of_their_target():
+    # NEON has four lanes; `smlad` takes two features of two products each, and four at a step.
+    assert [channel_multiple(name) for name in ("cortex-a53", "cortex-m7", "riscv32")] == [4] * 3
+    avx512 = {"kind": "llvm", "mtriple": "x86_64-linux-gnu", "mcpu": "skylake-avx512"}
+    assert channel_multiple(avx512) == 16
+    with pytest.raises(TargetError, match="cortex-z9"):
+        channel_multiple("cortex-z9")
 
 
 @pytest.mark.slow

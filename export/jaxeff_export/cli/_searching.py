@@ -27,7 +27,14 @@ def search(
     episodes: Annotated[int, typer.Option(min=1, help="Candidates that are tried.")] = 60,
     steps: Annotated[int, typer.Option(min=0, help="Updates of every candidate.")] = 20,
     epochs: Annotated[int, typer.Option(min=0, help="Of the result's training.")] = 5,
-    round_to: Annotated[int, typer.Option(min=1, help="Channels are multiples of it.")] = 8,
+    round_to: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            help="Channels are multiples of it; by default what the target's "
+            "kernels take at a time.",
+        ),
+    ] = None,
     target: Annotated[str, typer.Option(help="Whom to compile for.")] = "host",
     board: BoardName = "local",
     folder: Annotated[
@@ -62,7 +69,7 @@ def _search(
     episodes: int,
     steps: int,
     epochs: int,
-    round_to: int,
+    round_to: int | None,
     target: str,
     board: str,
     folder: Path | None,
@@ -77,7 +84,7 @@ def _search(
     from jaxeff_export.artifact import SignatureError
     from jaxeff_export.boards import BoardError, make_board
     from jaxeff_export.bundle import deploy
-    from jaxeff_export.latency import measured_latency, table_latency
+    from jaxeff_export.latency import channel_multiple, measured_latency, table_latency
     from jaxeff_export.targets import resolve_target
 
     # All that can be wrong is found before hours of searching.
@@ -90,6 +97,7 @@ def _search(
     # At least five batches, so that the updates of a candidate see different ones.
     key, size = jax.random.key(seed), max(1, min(128, len(x) // 5))
     kernels = None if folder is None else folder / "kernels"
+    round_to = round_to or channel_multiple(target)
     # Kernels are measured at these widths alone; what lies between counts as the next one.
     nodes = [round_to * 2**i for i in range(8)]
     try:
