@@ -201,7 +201,7 @@ STUDY = h.Study(
         h.Plot(
             "slots",
             *(h.Curves("slots", column, chosen, "{part}, {training}", error=error, style="o-",
-                       axes={"xlabel": "slots of a carrier", "ylabel": label, "xscale": "log"})
+                       axes={"xlabel": "slots of a carrier", "ylabel": label})
               for column, chosen, label, error in (
                   ("accuracy", once, "accuracy by one reading", True),
                   ("noise", once, "noise over signal of logits", False),
