@@ -20,7 +20,7 @@ from flax import nnx
 
 import jaxeff
 from experiments import harness as h
-from experiments.harness import Count, Report, Row, Run
+from experiments.harness import Count, Refused, Report, Row, Run
 from experiments.pretrained.formats import EIGHT, FORMATS, GROUPS, HALF_QUADRATIC, OTHERS
 from experiments.recipes import Training, cosine_adam
 from experiments.trainable import load_images
@@ -56,6 +56,10 @@ class Settings(Training):
     depth: Count = 4  # blocks
     seeds: Count = 3  # trainings
     calibration: Count = 256  # training images that weights are corrected by
+
+    def __post_init__(self) -> None:
+        if self.width % (64 * self.heads):
+            raise Refused(f"width must be a multiple of 64 for each of {self.heads} heads")
 
 
 def patches(x: Any) -> jax.Array:
