@@ -1,8 +1,9 @@
 """`channel_multiple(target)`: the number of channels that a processor's kernels divide by.
 
 ```python
-from jaxeff import Prune
 from jaxeff_export import channel_multiple
+
+from jaxeff.pruning import Prune
 
 spec = {"*:linear": Prune(0.5, round_to=channel_multiple("cortex-m7"))}
 assert channel_multiple("cortex-a72") == 4
