@@ -5,6 +5,7 @@ both. Negative cells are on rails of their own, and negative inputs are sent as 
 measured separately: electronics take the differences.
 """
 
+import functools
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Annotated
@@ -93,13 +94,21 @@ def sampled(
 
 
 def expected(
-    product: Product, cells: Array, x: Array, light: ChaoticLight, rails: str
+    product: Product,
+    cells: Array,
+    parts: list[tuple[float, Array]],
+    light: ChaoticLight,
+    rails: str,
 ) -> tuple[Array, Array]:
-    """Computes the mean and variance of `sampled`."""
-    spread = noise_sigma(x, _without_detectors(light)) ** 2
-    # Independent carriers: Var[sum w_i x_i] = sum w_i^2 Var[x_i], by the same product.
-    carriers = product(cells**2, spread)
-    return product(cells, x), carriers + _detectors(product(jnp.abs(cells), x), light, rails)
+    """Computes the mean and variance of readings by `sampled`, added with their signs."""
+    means, variances = [], []
+    for sign, x in parts:
+        spread = noise_sigma(x, _without_detectors(light)) ** 2
+        # Independent carriers: Var[sum w_i x_i] = sum w_i^2 Var[x_i], by the same product.
+        carriers = product(cells**2, spread)
+        means.append(sign * product(cells, x))
+        variances.append(carriers + _detectors(product(jnp.abs(cells), x), light, rails))
+    return functools.reduce(jnp.add, means), functools.reduce(jnp.add, variances)
 
 
 def _detectors(total: Array, light: ChaoticLight, rails: str) -> Array:

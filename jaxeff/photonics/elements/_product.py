@@ -99,9 +99,8 @@ class PhotonicProduct(Transmissive):
     def read(self, layer: Layer, values: Sequence[Any]) -> tuple[Array, Array]:
         """Implements `ReadElement`."""
         scale, cells, x, product = self._lit(layer, values)
-        parts = [(s, *expected(product, cells, bright, self.light, "two")) for s, bright in x]
-        mean = sum(sign * found for sign, found, _ in parts)
-        return scale * mean, scale**2 * sum(found for *_, found in parts)
+        mean, variance = expected(product, cells, x, self.light, "two")
+        return scale * mean, scale**2 * variance
 
     def _lit(
         self, layer: Layer, values: Sequence[Any]
