@@ -12,14 +12,8 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from jaxeff.core import ClosedJaxpr, composite_p, export_composite_p, jax_internals
-from jaxeff.core import primitives as p
-from jaxeff_export.onnx_files import Stored, Whole, stored, whole_of
-
-_CALLS = {
-    p.jit_p, p.closed_call_p, p.call_p, p.custom_jvp_call_p, p.custom_vjp_call_p, p.remat_p,
-    composite_p, export_composite_p,
-}  # fmt: skip
+from jaxeff.core import ClosedJaxpr, jax_internals
+from jaxeff_export.onnx_files import CALLS, Stored, Whole, stored, whole_of
 
 
 class Weight(NamedTuple):
@@ -85,7 +79,7 @@ def _run(
 
     for eqn in closed.jaxpr.eqns:
         inputs = [read(var) for var in eqn.invars]
-        if eqn.primitive in _CALLS:
+        if eqn.primitive in CALLS:
             made = _run(jax_internals.sub_jaxprs(eqn)[0], inputs, take, grids)
         elif any(isinstance(value, jax.core.Tracer) for value in inputs):
             taken = [take(v, grids[id(v)]) if id(v) in grids else v for v in inputs]

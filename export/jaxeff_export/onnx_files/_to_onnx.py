@@ -68,10 +68,11 @@ _RULES = ELEMENTWISE | TENSORS | GATHERS | RUNNING
 _OF_SEVERAL_RESULTS = {split_p: split_value, p.sort_p: sorted_values, p.top_k_p: largest}
 _LONGEST = 128
 _SAME = {p.copy_p, p.name_p, p.stop_gradient_p, p.sharding_constraint_p}
-_CALLS = {
+CALLS = {
     p.jit_p, p.closed_call_p, p.call_p, p.custom_jvp_call_p, p.custom_vjp_call_p, p.remat_p,
     composite_p, export_composite_p,
 }  # fmt: skip
+"""Equations whose function is written in their place."""
 
 
 class OnnxFile(NamedTuple):
@@ -201,7 +202,7 @@ def _known(array: Any) -> Any:
 def _write_equation(graph: OnnxGraph, eqn: JaxprEqn, given: list[Value]) -> list[Value]:
     if eqn.primitive in _SAME:
         return given
-    if eqn.primitive in _CALLS:
+    if eqn.primitive in CALLS:
         return _write(graph, jax_internals.sub_jaxprs(eqn)[0], given)
     if not any(isinstance(value, str) for value in given):
         # Of parameters alone: computed here, once.
