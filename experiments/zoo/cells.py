@@ -235,6 +235,14 @@ def a72(s: Subject) -> Cell:
     return Cell("right" if found.passed else "wrong", float(found.max_abs_error))
 
 
+def _of_file(s: Subject, file: Any, call: Callable[[dict[str, np.ndarray]], Any]) -> Cell:
+    """Judges, times and weighs a file by the results of an engine that has loaded it."""
+    given = dict(zip(file.inputs, map(np.asarray, jax.tree.leaves(s.args)), strict=True))
+    cell = _judged(apart(call(given), jax.tree.leaves(s.alone)), 1e-4)
+    times = _over_xla(s, lambda: call(given))
+    return dataclasses.replace(cell, megabytes=_megabytes(Path(file.path)), times=times)
+
+
 def onnx(s: Subject) -> Cell:
     """ONNX Runtime computes what JAX computes."""
     try:
@@ -246,13 +254,8 @@ def onnx(s: Subject) -> Cell:
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "net.onnx"
         file = to_onnx(s.f, (s.params, *s.args), path)
-        given = dict(zip(file.inputs, map(np.asarray, jax.tree.leaves(s.args)), strict=True))
         session = onnxruntime.InferenceSession(path)
-        found = session.run(list(file.outputs), given)
-        times = _over_xla(s, lambda: session.run(list(file.outputs), given))
-        size = _megabytes(path)
-    cell = _judged(apart(found, jax.tree.leaves(s.alone)), 1e-4)
-    return dataclasses.replace(cell, megabytes=size, times=times)
+        return _of_file(s, file, lambda given: session.run(list(file.outputs), given))
 
 
 def litert(s: Subject) -> Cell:
@@ -267,12 +270,12 @@ def litert(s: Subject) -> Cell:
         path = Path(folder) / "net.tflite"
         file = to_litert(s.f, (s.params, *s.args), path)
         run = Interpreter(str(path)).get_signature_runner()
-        given = dict(zip(file.inputs, map(np.asarray, jax.tree.leaves(s.args)), strict=True))
-        made = run(**given)
-        times = _over_xla(s, lambda: run(**given))
-        size = _megabytes(path)
-    cell = _judged(apart([made[name] for name in file.outputs], jax.tree.leaves(s.alone)), 1e-4)
-    return dataclasses.replace(cell, megabytes=size, times=times)
+
+        def call(given: dict[str, np.ndarray]) -> list[np.ndarray]:
+            made = run(**given)
+            return [made[name] for name in file.outputs]
+
+        return _of_file(s, file, call)
 
 
 COLUMNS: Mapping[str, Callable[[Subject], Cell]] = {
