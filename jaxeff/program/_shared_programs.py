@@ -20,9 +20,21 @@ class SharedPrograms:
 
     def __init__(self) -> None:
         self._compiled: dict[Any, Any] = {}
+        # The function of the last call, the form of its arguments, its program and its results'.
+        self._last: tuple[Any, Any, Any, Any] | None = None
 
     def __call__(self, f: Callable[..., Any], *args: Any) -> Any:
         """Computes `f(*args)`; what `f` closes over becomes part of the program."""
+        leaves, structure = jax.tree.flatten(args)
+        form = structure, [jax.typeof(leaf) for leaf in leaves]
+        # A loop over batches or over candidates calls one function: it is lowered once.
+        if self._last is None or self._last[0] is not f or self._last[1] != form:
+            self._last = f, form, *self._program(f, args)
+        *_, program, results = self._last
+        return jax.tree.unflatten(results, jax.tree.leaves(program(*args)))
+
+    def _program(self, f: Callable[..., Any], args: tuple[Any, ...]) -> tuple[Any, Any]:
+        """Returns a function's compiled program, and the structure of its results."""
 
         # One name for all: that of a function is part of the text.
         def shared(*args: Any) -> Any:
@@ -34,8 +46,7 @@ class SharedPrograms:
         if key not in self._compiled:
             self._compiled[key] = lowered.compile()
         # The structure of results is that of this function, though its program is another's.
-        made = self._compiled[key](*args)
-        return jax.tree.unflatten(lowered.out_tree, jax.tree.leaves(made))
+        return self._compiled[key], lowered.out_tree
 
 
 __all__ = ["SharedPrograms"]
