@@ -2,7 +2,8 @@
 
     python -m experiments.zoo --models vit t5
 
-Each model runs in a process of its own, with a time limit for each cell. A cell is
+Each model runs in a process of its own, with a limit for each cell in seconds of a processor. A
+cell is
 
 - right: held against the function, draws of it, or another way to compute the same;
 - off: a variance of moments that is more than a third away from that of 256 draws;
@@ -29,6 +30,7 @@ Models with a package in their name are built of it, the others written here. Fo
 
 import json
 import queue
+import signal
 import subprocess
 import sys
 import threading
@@ -58,6 +60,8 @@ from experiments.zoo.models import MODELS, REAL
 Task = tuple[str, str]
 """A model and a column."""
 
+_PATIENCE = 20  # a process that waits for ever computes nothing: seconds of the clock, in limits
+
 
 @dataclass(frozen=True)
 class Settings:
@@ -66,7 +70,7 @@ class Settings:
     Attributes:
         models: Names of models; all tiny ones if empty.
         columns: Names of transforms; all if empty.
-        limit: Seconds for a cell, the start of its process included.
+        limit: Seconds of a processor for a cell.
     """
 
     models: Annotated[tuple[str, ...], SELECTS] = ()
@@ -93,7 +97,7 @@ def _row(model: str, columns: Sequence[str], limit: float) -> Iterator[tuple[str
     """Tries columns of a model; where a process dies or takes too long, another goes on after."""
     left = list(columns)
     while left:
-        command = [sys.executable, "-m", "experiments.zoo.worker", model, *left]
+        command = [sys.executable, "-m", "experiments.zoo.worker", f"{limit}", model, *left]
         with subprocess.Popen(
             command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
         ) as process:
@@ -102,13 +106,13 @@ def _row(model: str, columns: Sequence[str], limit: float) -> Iterator[tuple[str
             while left:
                 column = left.pop(0)
                 try:
-                    line = lines.get(timeout=limit)
+                    line = lines.get(timeout=_PATIENCE * limit)
                 except queue.Empty:
                     process.kill()
-                    yield column, _lost("slow", f"not done in {limit:g} s")
+                    yield column, _lost("slow", f"not done in {_PATIENCE * limit:g} s of waiting")
                     break
                 if not line:
-                    yield column, _lost("crash", f"the process ended with {process.wait()}")
+                    yield column, _ended(process.wait(), limit)
                     break
                 cell = json.loads(line)
                 yield cell.pop("column"), cell
@@ -119,6 +123,12 @@ def _read(process: subprocess.Popen[str], lines: queue.Queue[str]) -> None:
     for line in process.stdout:
         lines.put(line)
     lines.put("")
+
+
+def _ended(code: int, limit: float) -> Row:
+    if code == -signal.SIGXCPU:
+        return _lost("slow", f"not done in {limit:g} s of a processor")
+    return _lost("crash", f"the process ended with {code}")
 
 
 def _lost(status: str, words: str) -> Row:

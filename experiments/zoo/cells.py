@@ -1,6 +1,7 @@
 """The columns of the zoo: one transform of one model, held against what it should compute."""
 
 import dataclasses
+import re
 import tempfile
 import time
 import traceback
@@ -27,6 +28,8 @@ _DRAWS = 256
 _DIGITS = 1e-6  # of float32, over a handful of layers
 _LINEAR = "*:linear"
 _OURS = ("jaxeff", "jaxeff_export")
+# A path begins at a slash that ends no word (sites have names with slashes) and no address.
+_FOLDERS = re.compile(r"(?<![\w.:/*)\]}])~?/(?:[^\s/'\"`,;:()]+/)+")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -293,10 +296,16 @@ def tried(column: str, s: Subject) -> Cell:
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            return COLUMNS[column](s)
+            cell = COLUMNS[column](s)
+            return dataclasses.replace(cell, words=without_folders(cell.words))
     except Exception as error:
         last = traceback.extract_tb(error.__traceback__)[-1].filename
         ours = any(f"/{package}/" in last for package in _OURS)
         meant = ours and isinstance(error, ValueError | TypeError | NotImplementedError)
         words = f"{type(error).__name__}: {error}".split("\n")[0]
-        return Cell("refused" if meant else "crash", None, words[:400])
+        return Cell("refused" if meant else "crash", None, without_folders(words)[:400])
+
+
+def without_folders(words: str) -> str:
+    """Leaves of each path its last name: where a machine keeps its files is no result."""
+    return _FOLDERS.sub("", words)

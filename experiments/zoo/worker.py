@@ -1,12 +1,18 @@
 """One model in a process of its own: a line of JSON as each cell is done.
 
-python -m experiments.zoo.worker vit functional noisy
+python -m experiments.zoo.worker 240 vit functional noisy
+
+The first number is what a cell may cost: seconds of this process on a processor, so that what else
+the machine does takes no cell away. The system ends a process that spends more, by SIGXCPU.
 """
 
 import dataclasses
 import json
+import math
 import os
+import resource
 import sys
+import time
 from collections.abc import Iterator, Sequence
 
 from experiments.zoo.cells import Cell, tried
@@ -15,18 +21,27 @@ from experiments.zoo.models import subject
 
 def main(arguments: Sequence[str]) -> None:
     """Tries columns of a model, in order."""
-    name, *columns = arguments
-    for column, cell in _cells(name, columns):
+    limit, name, *columns = arguments
+    for column, cell in _cells(name, columns, float(limit)):
         print(json.dumps({"column": column, **dataclasses.asdict(cell)}), flush=True)
 
 
-def _cells(name: str, columns: Sequence[str]) -> Iterator[tuple[str, Cell]]:
+def _allow(seconds: float) -> None:
+    """Lets this process compute so much longer."""
+    _, most = resource.getrlimit(resource.RLIMIT_CPU)
+    # Threads that compute at once count as one after the other.
+    resource.setrlimit(resource.RLIMIT_CPU, (math.ceil(time.process_time() + seconds), most))
+
+
+def _cells(name: str, columns: Sequence[str], limit: float) -> Iterator[tuple[str, Cell]]:
+    _allow(limit)
     try:
         model = subject(name)
     except ImportError as error:
         yield from ((column, Cell("absent", None, str(error))) for column in columns)
         return
     for column in columns:
+        _allow(limit)
         yield column, tried(column, model)
 
 
@@ -34,4 +49,6 @@ if __name__ == "__main__":
     # One core for every engine: threads that wait actively would count as time.
     os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[-1:])
     os.environ["TVM_NUM_THREADS"] = "1"
+    # A process at its limit would leave all its memory behind in a file.
+    resource.setrlimit(resource.RLIMIT_CORE, (0, resource.getrlimit(resource.RLIMIT_CORE)[1]))
     main(sys.argv[1:])

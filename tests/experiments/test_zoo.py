@@ -2,6 +2,8 @@
 
 import importlib.util
 import json
+import signal
+import subprocess
 import sys
 import warnings
 
@@ -13,7 +15,7 @@ from flax import nnx
 import jaxeff
 from experiments.zoo import __main__ as zoo
 from experiments.zoo import worker
-from experiments.zoo.cells import COLUMNS, Cell, functional, tried
+from experiments.zoo.cells import COLUMNS, Cell, functional, tried, without_folders
 from experiments.zoo.models import MODELS, subject
 from experiments.zoo.models.catalogue import ZOO
 from experiments.zoo.models.packages import PACKAGES
@@ -44,17 +46,48 @@ def test_errors_of_the_library_are_refusals_and_others_crashes(monkeypatch):
 def test_a_process_that_dies_or_hangs_costs_one_cell(tmp_path, monkeypatch):
     worker = tmp_path / "worker"
     worker.write_text(
-        '#!/bin/sh\nshift 3\nfor column in "$@"; do\n'
+        '#!/bin/sh\nshift 4\nfor column in "$@"; do\n'
         "[ $column = dies ] && exit 7\n[ $column = hangs ] && exec sleep 60\n"
+        "[ $column = computes ] && kill -XCPU $$\n"
         'echo "{\\"column\\": \\"$column\\", \\"status\\": \\"right\\"}"\ndone\n'
     )
     worker.chmod(0o755)
     monkeypatch.setattr(sys, "executable", str(worker))
-    found = list(zoo._row("net", ["a", "dies", "b", "hangs", "c"], 5.0))
+    monkeypatch.setattr(zoo, "_PATIENCE", 1)
+    columns = ["a", "dies", "b", "hangs", "c", "computes", "d"]
+    found = list(zoo._row("net", columns, 5.0))
     assert [(column, cell["status"]) for column, cell in found] == [
         ("a", "right"), ("dies", "crash"), ("b", "right"), ("hangs", "slow"), ("c", "right"),
+        ("computes", "slow"), ("d", "right"),
     ]  # fmt: skip
     assert "7" in found[1][1]["words"]
+    assert "5 s of a processor" in found[5][1]["words"]
+
+
+@pytest.mark.process
+def test_a_worker_ends_a_cell_by_what_it_computes_not_by_the_clock():
+    code = (
+        "import time\nfrom experiments.zoo.worker import _allow\n"
+        "_allow(1)\ntime.sleep(1.5)\n_allow(1)\nprint('slept', flush=True)\n"
+        "while True: pass"
+    )
+    ended = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, check=False, text=True
+    )
+    assert (ended.stdout, ended.returncode) == ("slept\n", -signal.SIGXCPU)
+
+
+@pytest.mark.parametrize(
+    ("words", "kept"),
+    [
+        ("OSError: no '/tmp/a b/x' and /opt/my-lib.d/lib/libLLVM.so: gone",
+         "OSError: no 'a b/x' and libLLVM.so: gone"),
+        ("blocks/1/down, */conv and {w}/2 of https://jax.dev/a/b: 1/2 a/b",) * 2,
+        ("~/work/net.onnx", "net.onnx"),
+    ],
+)  # fmt: skip
+def test_words_of_a_cell_hold_no_folders_of_the_machine(words, kept):
+    assert without_folders(words) == kept
 
 
 def test_a_package_that_is_absent_costs_no_model(monkeypatch, capsys):
@@ -62,7 +95,9 @@ def test_a_package_that_is_absent_costs_no_model(monkeypatch, capsys):
         return importlib.import_module("no_such_package_of_models")
 
     monkeypatch.setitem(PACKAGES, "absent", build)
-    worker.main(["absent", "functional", "noisy"])
+    # The limit would be that of these tests' process.
+    monkeypatch.setattr(worker, "_allow", lambda seconds: None)
+    worker.main(["60", "absent", "functional", "noisy"])
     cells = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     assert [(cell["column"], cell["status"]) for cell in cells] == [
         ("functional", "absent"), ("noisy", "absent"),
@@ -76,7 +111,8 @@ def test_a_package_that_is_absent_costs_no_model(monkeypatch, capsys):
     ("name", "published"),
     [
         ("resnet18-real", 11_689_512), ("resnet50-real", 25_557_032),
-        ("mobilenetv2-real", 3_504_872), ("efficientnet-b0-real", 5_288_548),
+        ("mobilenetv2-real", 3_504_872), ("mobilenetv3-real", 2_542_856),
+        ("efficientnet-b0-real", 5_288_548),
         ("densenet121-real", 7_978_856), ("vit-s16-real", 22_050_664),
     ],
 )  # fmt: skip

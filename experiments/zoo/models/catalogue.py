@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from flax import nnx
 
 import jaxeff
-from experiments.zoo.models import graphs, images, networks, texts
+from experiments.zoo.models import graphs, images, mobiles, networks, texts
 from experiments.zoo.models.packages import PACKAGES
 from jaxeff.nn import Decoder, DecoderConfig, ResNet8
 
@@ -52,6 +52,10 @@ def _decoder(rngs: nnx.Rngs) -> Decoder:
     return Decoder(_DECODER, rngs=rngs)
 
 
+def _gru(rngs: nnx.Rngs) -> texts.Seq2Seq:
+    return texts.Seq2Seq(rngs, nnx.GRUCell)
+
+
 def _cached() -> tuple[Any, ...]:
     """One new token after five, whose keys and values are given."""
     empty = _DECODER.empty_cache(2, 8)
@@ -67,8 +71,10 @@ def _edges() -> tuple[Any, ...]:
 ZOO: dict[str, tuple[Callable[[nnx.Rngs], nnx.Module], Callable[[], tuple[Any, ...]], str]] = {
     "resnet": (lambda rngs: ResNet8(rngs=rngs), lambda: (_normal(2, 16, 16, 3),), "fc"),
     "mobilenet": (images.MobileNet, lambda: (_normal(2, 16, 16, 3),), "head"),
+    "vgg": (networks.VGG, lambda: (_normal(2, 16, 16, 3),), "head"),
+    "mobilenetv3": (mobiles.MobileNetV3, lambda: (_normal(2, 16, 16, 3),), "head"),
     "resnet50": (networks.ResNet, lambda: (_normal(2, 16, 16, 3),), "head"),
-    "efficientnet": (networks.Mobile, lambda: (_normal(2, 16, 16, 3),), "head"),
+    "efficientnet": (mobiles.Mobile, lambda: (_normal(2, 16, 16, 3),), "head"),
     "densenet": (networks.DenseNet, lambda: (_normal(2, 16, 16, 3),), "head"),
     "convnext": (images.ConvNeXt, lambda: (_normal(2, 16, 16, 3),), "head"),
     "unet": (images.UNet, lambda: (_normal(2, 8, 8, 3),), "out"),
@@ -79,6 +85,7 @@ ZOO: dict[str, tuple[Callable[[nnx.Rngs], nnx.Module], Callable[[], tuple[Any, .
     "t5": (texts.T5, lambda: (_tokens(2, 7), _tokens(2, 5)), "head"),
     "whisper": (texts.Whisper, lambda: (_normal(2, 12, 8),), "blocks/1/down"),
     "lstm": (texts.Seq2Seq, lambda: (_tokens(2, 6), _tokens(2, 4)), "head"),
+    "gru": (_gru, lambda: (_tokens(2, 6), _tokens(2, 4)), "head"),
     "mamba": (texts.Mamba, lambda: (_tokens(2, 6),), "head"),
     "graph": (graphs.GraphNet, _edges, "head"),
     **{

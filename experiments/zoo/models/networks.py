@@ -1,30 +1,16 @@
-"""Networks of ImageNet at any size: residual, inverted residual, dense; and published sizes."""
+"""Networks of ImageNet at any size: plain, residual, dense; and published sizes."""
 
 from collections.abc import Callable, Sequence
 from functools import partial
+from itertools import islice, pairwise
 
 import jax
 import jax.numpy as jnp
 from flax import nnx
 
 from experiments.zoo.models.images import ViT
-
-
-class Normed(nnx.Module):
-    """A convolution without a bias, and batch norm."""
-
-    def __init__(
-        self, width: int, out: int, size: int, rngs: nnx.Rngs, stride: int = 1, groups: int = 1
-    ):
-        """Builds the layers."""
-        self.conv = nnx.Conv(
-            width, out, (size, size), stride, feature_group_count=groups, use_bias=False, rngs=rngs
-        )
-        self.bn = nnx.BatchNorm(out, rngs=rngs)
-
-    def __call__(self, x: jax.Array) -> jax.Array:
-        """Returns normed features."""
-        return self.bn(self.conv(x))
+from experiments.zoo.models.mobiles import B0, SMALL, V2, Mobile, MobileNetV3
+from experiments.zoo.models.normed import Normed
 
 
 class Bottleneck(nnx.Module):
@@ -80,69 +66,41 @@ class ResNet(nnx.Module):
         return self.head(x.mean((1, 2)))
 
 
-class Inverted(nnx.Module):
-    """An inverted residual (Sandler et al. 2018), with squeeze and excitation if wanted."""
-
-    def __init__(
-        self, width: int, out: int, size: int, stride: int, expand: int, squeeze: bool,
-        rngs: nnx.Rngs,
-    ):  # fmt: skip
-        """Builds the layers."""
-        hidden = width * expand
-        self.expand = Normed(width, hidden, 1, rngs) if expand > 1 else None
-        self.depthwise = Normed(hidden, hidden, size, rngs, stride, hidden)
-        self.squeeze = nnx.Linear(hidden, max(1, width // 4), rngs=rngs) if squeeze else None
-        self.excite = nnx.Linear(max(1, width // 4), hidden, rngs=rngs) if squeeze else None
-        self.project = Normed(hidden, out, 1, rngs)
-        self.act = nnx.silu if squeeze else nnx.relu6
-        self.is_residual = stride == 1 and width == out
-
-    def __call__(self, x: jax.Array) -> jax.Array:
-        """Returns features of the block."""
-        y = x if self.expand is None else self.act(self.expand(x))
-        y = self.act(self.depthwise(y))
-        if self.squeeze is not None and self.excite is not None:
-            y = y * nnx.sigmoid(self.excite(nnx.silu(self.squeeze(y.mean((1, 2))))))[:, None, None]
-        y = self.project(y)
-        return x + y if self.is_residual else y
-
-
-Stage = tuple[int, int, int, int, int]
-"""Expansion, width, blocks, first stride, size of the kernel."""
-
-
-class Mobile(nnx.Module):
-    """MobileNetV2, or EfficientNet with `squeeze`."""
+class VGG(nnx.Module):
+    """Stages of 3 x 3 convolutions, pooled, and three dense layers (Simonyan & Zisserman 2014)."""
 
     def __init__(
         self,
         rngs: nnx.Rngs,
         *,
-        stages: Sequence[Stage] = ((1, 8, 1, 1, 3), (2, 12, 2, 2, 5)),
-        stem: int = 8,
-        last: int = 24,
-        squeeze: bool = True,
+        stages: Sequence[Sequence[int]] = ((8,), (12, 12)),
+        dense: int = 24,
+        pixels: int = 16,
         classes: int = 10,
     ):
         """Builds the layers."""
-        self.stem, before = Normed(3, stem, 3, rngs, 2), stem
-        blocks = []
-        for expand, width, count, stride, size in stages:
-            for i in range(count):
-                blocks.append(
-                    Inverted(before, width, size, 1 if i else stride, expand, squeeze, rngs)
-                )
-                before = width
-        self.blocks, self.last = nnx.List(blocks), Normed(before, last, 1, rngs)
-        self.act = nnx.silu if squeeze else nnx.relu6
-        self.head = nnx.Linear(last, classes, rngs=rngs)
+        widths = [3, *(width for stage in stages for width in stage)]
+        self.layers = nnx.List(nnx.Conv(a, b, (3, 3), rngs=rngs) for a, b in pairwise(widths))
+        self.sizes = tuple(map(len, stages))
+        # Each stage halves the pixels; what is left is flattened, as published.
+        flat = widths[-1] * (pixels // 2 ** len(stages)) ** 2
+        self.dense = nnx.List(
+            [nnx.Linear(flat, dense, rngs=rngs), nnx.Linear(dense, dense, rngs=rngs)]
+        )
+        self.drop = nnx.Dropout(0.5, rngs=rngs)
+        self.head = nnx.Linear(dense, classes, rngs=rngs)
 
     def __call__(self, x: jax.Array) -> jax.Array:
         """Returns logits of images."""
-        x = self.act(self.stem(x))
-        for block in self.blocks:
-            x = block(x)
-        return self.head(self.act(self.last(x)).mean((1, 2)))
+        layers = iter(self.layers)
+        for size in self.sizes:
+            for layer in islice(layers, size):
+                x = nnx.relu(layer(x))
+            x = nnx.max_pool(x, (2, 2), strides=(2, 2))
+        x = x.reshape(x.shape[0], -1)
+        for dense in self.dense:
+            x = self.drop(nnx.relu(dense(x)))
+        return self.head(x)
 
 
 class DenseNet(nnx.Module):
@@ -192,22 +150,14 @@ class DenseNet(nnx.Module):
         return self.head(x.mean((1, 2)))
 
 
-_V2 = (
-    (1, 16, 1, 1, 3), (6, 24, 2, 2, 3), (6, 32, 3, 2, 3), (6, 64, 4, 2, 3), (6, 96, 3, 1, 3),
-    (6, 160, 3, 2, 3), (6, 320, 1, 1, 3),
-)  # fmt: skip
-_B0 = (
-    (1, 16, 1, 1, 3), (6, 24, 2, 2, 3), (6, 40, 2, 2, 5), (6, 80, 3, 2, 3), (6, 112, 3, 1, 5),
-    (6, 192, 4, 2, 5), (6, 320, 1, 1, 3),
-)  # fmt: skip
-
 REAL: dict[str, Callable[[nnx.Rngs], nnx.Module]] = {
     "resnet18-real": partial(ResNet, depths=(2, 2, 2, 2), width=64, expansion=1, classes=1000),
     "resnet50-real": partial(ResNet, depths=(3, 4, 6, 3), width=64, classes=1000),
-    "mobilenetv2-real": partial(
-        Mobile, stages=_V2, stem=32, last=1280, squeeze=False, classes=1000
+    "mobilenetv2-real": partial(Mobile, stages=V2, stem=32, last=1280, squeeze=False, classes=1000),
+    "mobilenetv3-real": partial(
+        MobileNetV3, blocks=SMALL, stem=16, last=576, dense=1024, classes=1000
     ),
-    "efficientnet-b0-real": partial(Mobile, stages=_B0, stem=32, last=1280, classes=1000),
+    "efficientnet-b0-real": partial(Mobile, stages=B0, stem=32, last=1280, classes=1000),
     "densenet121-real": partial(DenseNet, depths=(6, 12, 24, 16), growth=32, classes=1000),
     "vit-s16-real": partial(ViT, pixels=224, patch=16, width=384, heads=6, depth=12, classes=1000),
 }

@@ -67,13 +67,13 @@ class Whisper(nnx.Module):
 
 
 class Seq2Seq(nnx.Module):
-    """An LSTM whose last state starts another, which reads the target."""
+    """An LSTM (or GRU) whose last state starts another, which reads the target."""
 
-    def __init__(self, rngs: nnx.Rngs):
+    def __init__(self, rngs: nnx.Rngs, cell: type[nnx.LSTMCell] | type[nnx.GRUCell] = nnx.LSTMCell):
         """Builds the layers."""
         self.embed = nnx.Embed(WORDS, 8, rngs=rngs)
-        self.encoder = nnx.RNN(nnx.LSTMCell(8, 16, rngs=rngs), return_carry=True, rngs=rngs)
-        self.decoder = nnx.RNN(nnx.LSTMCell(8, 16, rngs=rngs), rngs=rngs)
+        self.encoder = nnx.RNN(cell(8, 16, rngs=rngs), return_carry=True, rngs=rngs)
+        self.decoder = nnx.RNN(cell(8, 16, rngs=rngs), rngs=rngs)
         self.head = nnx.Linear(16, WORDS, rngs=rngs)
 
     def __call__(self, source: jax.Array, target: jax.Array) -> jax.Array:
