@@ -22,7 +22,8 @@ DIFFERENCES = (
     "the noise of our short noisy trainings grows during half of the training (incremental noise, "
     "which the source uses for VGG-11 alone): from scratch they would hardly start to learn",
     "midpoints are those of a logistic of the level's logarithm, the source's of the level itself",
-    "VGG-11 (full size) is trained without dropout",
+    "VGG-11 is trained without dropout; with a `width` under 1, VGG-11 and ResNet-18 have that "
+    "share of the source's channels",
     "with a constant scale, gradients pass where activations are clamped (straight-through)",
     "a dynamic scale is a moving average over batches that stays fixed at evaluation",
     "weights of all layers but the last have a range per output channel, dense ones too",
@@ -34,11 +35,11 @@ def _with_tables(run: Run[recipe.Settings], found: Found) -> Found:
     rows, levels = list(found.rows), run.settings.levels
     findings.add_midpoints(rows, levels)
     matched = findings.matched_curves(rows, levels)
-    shape = training.images(run).shape
+    shape, width = training.images(run).shape, run.settings.width
     tables = {
         "quantization": findings.quantization_table(rows),
         "architectures": findings.architecture_table(
-            rows, matched, lambda network: training.build(network, shape)
+            rows, matched, lambda network: training.build(network, shape, width)
         ),
         "matched": matched,
     }

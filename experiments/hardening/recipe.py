@@ -65,6 +65,8 @@ class Trainings(Training):
     decay: float = 0.0  # weight decay, as a gradient of Adam's
     seeds: Count = 1  # trainings of each setting
     repeats: Count = 1  # draws of the noise per test image
+    # share of the channels (and hidden units) of VGG-11 and ResNet-18 that are kept
+    width: float = 1.0
 
     def __post_init__(self) -> None:
         trained = {s.sigma for f in self.families if f.noisy for s in f.settings}
@@ -78,6 +80,8 @@ class Settings(Trainings):
 
     # networks to run, of those that the size has; all of them if none is given
     networks: Annotated[tuple[str, ...], SELECTS] = ()
+    # methods to run: none, noise, qat, qat+noise; all of them if none is given
+    methods: Annotated[tuple[str, ...], SELECTS] = ()
 
     def chosen(self) -> list[Family]:
         """The trainings that are asked for.
@@ -85,10 +89,12 @@ class Settings(Trainings):
         Raises:
             Refused: There is none.
         """
-        found = [f for f in self.families if not self.networks or f.network in self.networks]
-        if not found:
-            there = ", ".join(sorted({f.network for f in self.families}))
-            raise Refused(f"no network {' or '.join(self.networks)}: there are {there}")
+        found = list(self.families)
+        for field, wanted in (("network", self.networks), ("method", self.methods)):
+            there = ", ".join(sorted({getattr(f, field) for f in found}))
+            found = [f for f in found if not wanted or getattr(f, field) in wanted]
+            if not found:
+                raise Refused(f"no {field} {' or '.join(wanted)}: there are {there}")
         return found
 
 
@@ -146,7 +152,8 @@ SIZES = {
     ),
     # Fewer epochs won't do: with 4, networks trained at high levels have hardly learned yet, and
     # noisy training appears to raise the midpoint 4.6 times instead of 7.6 times.
-    # The larger two are for an accelerator: `--networks vgg11 --batch-size 128 --rate 1e-3`.
+    # The larger two are for an accelerator: `--networks vgg11 --batch-size 128 --rate 1e-3`; two
+    # processor cores train them at `--width .125`.
     "default": Settings(
         "cifar-10", 20_000, 2000, levels(0.03, 10.0, 11, *_DEFAULT), 12,
         (

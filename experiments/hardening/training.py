@@ -41,18 +41,23 @@ class Network(trainable.Network):
 
 
 @functools.cache
-def build(name: str, shape: tuple[int, int, int]) -> Network:
-    """A network by name, for images of a shape."""
+def build(name: str, shape: tuple[int, int, int], width: float = 1.0) -> Network:
+    """A network by name, for images of a shape, with a share of its channels if it is large."""
     height, _, channels = shape
+
+    def narrow(widths: tuple[int, ...]) -> Any:
+        return tuple(max(1, round(width * full)) for full in widths)
 
     def make(rngs: nnx.Rngs) -> nnx.Module:
         if name.startswith("lenet5"):
             norm = name == "lenet5-bn"
             return LeNet5(10, channels, size=height, padding="VALID", batch_norm=norm, rngs=rngs)
         if name == "resnet18":
-            return ResNet18(10, channels, rngs=rngs)
+            return ResNet18(10, channels, widths=narrow((64, 128, 256, 512)), rngs=rngs)
+        filters = narrow((64, 128, 256, 256, 512, 512, 512, 512))
+        (hidden,) = narrow((4096,))
         # Dropout would be one layer with the ReLU before it, which has its noise in between.
-        return VGG11(10, channels, dropout=0.0, rngs=rngs)
+        return VGG11(10, channels, dropout=0.0, widths=filters, hidden=hidden, rngs=rngs)
 
     base = trainable.trainable(make, shape)
     params, state = jax.eval_shape(base.init, jax.random.key(0))
@@ -128,7 +133,7 @@ def train(run: Run[Any], family: Family) -> list[Row]:
     """
     data = images(run)
     size = run.settings
-    network = build(family.network, data.shape)
+    network = build(family.network, data.shape, size.width)
     settings = jax.tree.map(lambda *column: jnp.array(column, jnp.float32), *family.settings)
     steps = size.epochs * (len(data.train[1]) // size.batch_size)
     rate = family.rate or size.rate
@@ -166,7 +171,7 @@ def train(run: Run[Any], family: Family) -> list[Row]:
         checkpoint=run.work / family.name, checkpoint_every=10 if on_cpu else size.epochs,
         identity={
             "family": family.name, "rate": rate, "decay": size.decay, "ramp": family.ramp,
-            "levels": size.levels, "test": [len(data.test[1]), size.repeats],
+            "levels": size.levels, "test": [len(data.test[1]), size.repeats], "width": size.width,
         },
     )  # fmt: skip
     return [

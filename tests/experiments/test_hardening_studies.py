@@ -58,6 +58,19 @@ def test_networks_are_chosen_by_name():
     assert {f.network for f in both} == {"vgg11", "resnet18"}
     with pytest.raises(Refused, match="no network resnet50: there are lenet5, resnet18, vgg11"):
         replace(size, networks=("resnet50",)).chosen()
+    noisy = replace(size, methods=("none", "noise")).chosen()
+    assert [f.method for f in noisy] == ["none", "noise"]
+    with pytest.raises(Refused, match="no method sam: there are noise, none, qat"):
+        replace(size, methods=("sam",)).chosen()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["vgg11", "resnet18"])
+def test_a_width_keeps_slots_and_its_share_of_channels(name):
+    full, eighth = (training.build(name, (32, 32, 3), width).facts for width in (1.0, 0.125))
+    assert eighth["slots"] == full["slots"]
+    # Parameters go by the square, but for the first layer, the last and what is one per channel.
+    assert full["parameters_m"] / 64 < eighth["parameters_m"] < 1.05 * full["parameters_m"] / 64
 
 
 @pytest.mark.slow
@@ -81,7 +94,7 @@ def test_levels_that_are_trained_at_are_tested_at():
 def test_the_network_that_is_asked_for_is_trained(size, tmp_path, monkeypatch):
     trained = []
 
-    def build(network, shape):
+    def build(network, shape, width):
         trained.append(network)
         raise Refused("enough")
 

@@ -15,8 +15,9 @@ from jaxtyping import Array, Float
 
 from jaxeff.nn.layers import avg_pool
 
-# Filters of the convolutions between two poolings.
-STAGES = ((64,), (128,), (256, 256), (512, 512), (512, 512))
+STAGES = (1, 1, 2, 2, 2)
+"""Convolutions before each pooling."""
+WIDTHS = (64, 128, 256, 256, 512, 512, 512, 512)
 
 
 class VGG11(nnx.Module):
@@ -34,6 +35,8 @@ class VGG11(nnx.Module):
         batch_norm: bool = False,
         head: int = 7,
         dropout: float = 0.5,
+        widths: tuple[int, int, int, int, int, int, int, int] = WIDTHS,
+        hidden: int = 4096,
         rngs: nnx.Rngs,
     ):
         """Builds the layers.
@@ -44,6 +47,8 @@ class VGG11(nnx.Module):
           batch_norm: Whether to normalize before each convolution's activation.
           head: Side of the feature map that ``fc1`` sees.
           dropout: Dropout rate after ``fc1`` and ``fc2``.
+          widths: Channels of the eight convolutions.
+          hidden: Units of ``fc1`` and of ``fc2``.
           rngs: Keys for the initial parameters and for dropout.
         """
         self.batch_norm = batch_norm
@@ -51,7 +56,7 @@ class VGG11(nnx.Module):
         channels = in_channels
         # Without batch norm, eight layers keep their variance by this scale: He et al., eq. 10.
         init = nnx.initializers.he_normal()
-        for i, width in enumerate((width for stage in STAGES for width in stage), 1):
+        for i, width in enumerate(widths, 1):
             conv = nnx.Conv(channels, width, (3, 3), padding=1, kernel_init=init, rngs=rngs)
             setattr(self, f"conv{i}", conv)
             if batch_norm:
@@ -59,9 +64,9 @@ class VGG11(nnx.Module):
                 setattr(self, f"bn{i}", bn)
             channels = width
         # 103 of the network's 129 million parameters are here: 25,088 features times 4,096.
-        self.fc1 = nnx.Linear(channels * head * head, 4096, kernel_init=init, rngs=rngs)
-        self.fc2 = nnx.Linear(4096, 4096, kernel_init=init, rngs=rngs)
-        self.fc3 = nnx.Linear(4096, num_classes, rngs=rngs)
+        self.fc1 = nnx.Linear(channels * head * head, hidden, kernel_init=init, rngs=rngs)
+        self.fc2 = nnx.Linear(hidden, hidden, kernel_init=init, rngs=rngs)
+        self.fc3 = nnx.Linear(hidden, num_classes, rngs=rngs)
         # Without dropout there is nothing to draw, so the state holds no keys.
         draws = rngs if dropout else None
         self.drop1 = nnx.Dropout(dropout, rngs=draws)
@@ -76,8 +81,8 @@ class VGG11(nnx.Module):
           ValueError: The last feature map can't be brought to the head's size evenly.
         """
         i = 0
-        for stage in STAGES:
-            for _ in stage:
+        for convolutions in STAGES:
+            for _ in range(convolutions):
                 i += 1
                 x = getattr(self, f"conv{i}")(x)
                 x = jax.nn.relu(getattr(self, f"bn{i}")(x) if self.batch_norm else x)
