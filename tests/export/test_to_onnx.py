@@ -113,13 +113,90 @@ FUNCTIONS = {
         jnp.arccosh(1 + x**2) + jnp.arctanh(jnp.tanh(x)),
     ),
     "constants": lambda w, x: {"a": w + 1, "b": x},
+    "pairs": lambda w, x: (
+        w[whole(x)[:, 0], whole(x, 3)[:, 1]],
+        x[:, whole(x)[0], whole(x)[1]],
+        x.at[whole(x, 2)[0], whole(x, 3)[1]].get(mode="fill", fill_value=5),
+        jnp.take_along_axis(x, whole(x, 3)[:, :2], 1),
+        (x > 0)[whole(x, 2)[0, 0], whole(x, 2)[1, 0]],
+    ),
+    "windows": lambda w, x: (
+        jax.vmap(lambda r, i: jax.lax.dynamic_slice(r, (i, 1), (2, 2)))(x, whole(x, 2)[:, 0, 0]),
+        jax.vmap(lambda i: jax.lax.dynamic_slice(x, (0, i, 0), (2, 3, 2)))(whole(x, 2)[0, :, 0]),
+        jax.vmap(lambda r, i: jax.lax.dynamic_update_slice(r, r[:2, :2] * 3, (i, 0)))(
+            x, whole(x, 2)[:, 0, 0]
+        ),
+    ),
+    "writes": lambda w, x: (
+        x.at[:, jnp.array([4, 0])].set(x[:, :2] * w[0, 0]),
+        x.at[1, whole(x, 4)[0, 0], 1].set(9.0),
+        w.at[whole(x, 3)[0, :, 0], whole(x, 3)[1, :, 1]].add(x[0, :, 0]),
+        x.at[..., whole(x, 3)[0, 0]].mul(2.0),
+        x.at[whole(x, 2)[0, :, 0]].min(0.0).at[whole(x, 2)[0, :, 0]].max(-0.5),
+        jax.vmap(lambda r, i: jax.ops.segment_sum(r, i, 4))(x, whole(x, 3)[:, :, 0]),
+    ),
+    "branches": lambda w, x: (
+        jax.lax.cond(x[0, 0, 0] > 0, lambda: (x @ w, 1), lambda: (jnp.tanh(x @ w), 2)),
+        [
+            jax.lax.switch(whole(x)[0, 0, 0] + i, BRANCHES, x[..., 0] * w[0, 1])
+            for i in (-1, 0, 1, 5)
+        ],
+    ),
+    "whiles": lambda w, x: (
+        jax.lax.while_loop(
+            lambda c: c[1].sum() < 40,
+            lambda c: (c[0] + 1, c[1] + jnp.abs(x[..., :1] @ w[:1]) + 0.1),
+            (0, x @ w),
+        ),
+        jax.lax.while_loop(lambda c: c.sum() > 1e9, lambda c: c + w[0], x @ w),
+        jax.lax.fori_loop(0, 3 + whole(x)[0, 0, 0], lambda i, c: c * i + w[0], x @ w),
+    ),
+    "long loops": lambda w, x: (
+        jax.lax.scan(
+            lambda c, i: (0.9 * c + x[0, 0] @ w, (c, i + w[0, 0])), w[0], jnp.arange(200.0)
+        ),
+        jax.lax.scan(
+            lambda c, r: (c + r, c * 2), x[0, 0, 0], jnp.arange(300.0) + x[1, 1, 1], reverse=True
+        ),
+    ),
+    "nested": lambda w, x: jax.lax.while_loop(
+        lambda c: c.sum() < 50,
+        lambda c: jax.lax.cond(
+            c[0, 0, 0] > 0,
+            lambda c: c + 1,
+            lambda c: jax.lax.fori_loop(
+                0, 2 + whole(c)[0, 0, 0] ** 2 % 2, lambda i, c: c + i, c + 1
+            ),
+            c,
+        ),
+        x @ w,
+    ),
 }
+BRANCHES = (lambda y: y + 1, jnp.tanh, jnp.zeros_like)
+
+
+def whole(x, scale=1):
+    """Indices, some of which are negative or beyond the array."""
+    return (x * scale).astype(int)
 
 
 @pytest.mark.parametrize("name", FUNCTIONS)
 def test_functions(name, tmp_path):
     x = np.random.default_rng(1).normal(size=(2, 5, 3)).astype(np.float32)
     assert_same(tmp_path / "f.onnx", FUNCTIONS[name], W, x)
+    if name == "branches":  # each of them
+        assert_same(tmp_path / "f.onnx", FUNCTIONS[name], W, -x)
+
+
+def test_a_branch_reads_what_is_rounded_outside(tmp_path):
+    def branched(w, x):
+        y = x @ w
+        return y + jax.lax.cond(y[0, 0] > 0, lambda: x @ w + 1, lambda: jnp.tanh(y))
+
+    g = jaxeff.quantized(branched, {"*": Int(8, range=(-3.0, 3.0))})
+    x = np.random.default_rng(1).normal(size=(5, 3)).astype(np.float32)
+    assert_same(tmp_path / "f.onnx", g, W, x)
+    assert len(nodes_of(tmp_path / "f.onnx", "QuantizeLinear")) == 1
 
 
 def nodes_of(path, kind):
@@ -212,20 +289,23 @@ def test_refusals_are_named(tmp_path):
     pytest.importorskip("onnx")
     path = tmp_path / "f.onnx"
 
-    def looped(w, x):
-        return jax.lax.fori_loop(0, x[0, 0].astype(int), lambda i, c: c + w[0], x[0] @ w)
+    def drawn(w, x):
+        return x @ w + jax.random.normal(jax.random.key(x[0, 0].astype(int)), (4,))
 
-    def long(w, x):
-        return jax.lax.scan(lambda c, _: (c + w[0], None), x[0] @ w, None, length=200)
+    def by_two(w, x):
+        return jax.lax.sort((x @ w, x @ w), num_keys=2)
 
-    def pairs(w, x):
-        at = x.astype(int)[:, 0]
-        return w[at, at]
-
-    for fn, name in ((looped, "while"), (long, "scan"), (pairs, "gather")):
-        with pytest.raises(OnnxError, match=f"`{name}`"):
+    for fn, words in ((drawn, "`random_.*draw outside and hand"), (by_two, "`sort` by more")):
+        with pytest.raises(OnnxError, match=words):
             to_onnx(fn, (W, np.ones((2, 3), np.float32)), path)
     assert not path.exists()
+
+
+def test_a_key_that_is_known_is_drawn_from_once(tmp_path):
+    def drawn(w, x):
+        return x @ w + jax.random.normal(jax.random.key(1), (4,))
+
+    assert_same(tmp_path / "f.onnx", drawn, W, np.ones((2, 3), np.float32))
 
 
 def test_the_package_is_asked_for(tmp_path, monkeypatch):

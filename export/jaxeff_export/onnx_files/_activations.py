@@ -8,7 +8,7 @@ two other numbers then, which may be its other neighbour.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -33,7 +33,8 @@ def fuse_roundings(graph: OnnxGraph, results: Sequence[str]) -> None:
     same: dict[str, str] = {}
     for node in nodes:
         # What a replaced rounding made is read from its successor from here on.
-        node.input[:] = [same.get(name, name) for name in node.input]
+        for reader in _with_inner(node):
+            reader.input[:] = [same.get(name, name) for name in reader.input]
         found = _rounding(graph, makers, node)
         if found is not None and (made := _emit(graph, found)) is not None:
             same[node.output[0]] = made
@@ -46,10 +47,18 @@ def fuse_roundings(graph: OnnxGraph, results: Sequence[str]) -> None:
     kept = []
     for node in reversed(graph.nodes):
         if any(needed[name] for name in node.output):
-            needed.update(node.input)
+            needed.update(name for reader in _with_inner(node) for name in reader.input)
             kept.append(node)
     graph.nodes = kept[::-1]
     graph.constants = {n: a for n, a in graph.constants.items() if needed[n]}
+
+
+def _with_inner(node: Any) -> Iterator[Any]:
+    """Yields a node and those of the graphs that it holds, which read names from outside too."""
+    yield node
+    for attribute in node.attribute:
+        for inner in attribute.g.node:
+            yield from _with_inner(inner)
 
 
 def _rounding(graph: OnnxGraph, makers: Mapping[str, Any], node: Any) -> _Rounding | None:

@@ -13,7 +13,8 @@ from jax.lax import GatherScatterMode
 
 from jaxeff.core import primitives as p
 from jaxeff_export.onnx_files._elementwise import Rule
-from jaxeff_export.onnx_files._graph import OnnxError, OnnxGraph, Value, integers
+from jaxeff_export.onnx_files._graph import OnnxGraph, Value, integers
+from jaxeff_export.onnx_files._places import SCATTERS, gathered
 
 
 def _gather(g: OnnxGraph, eqn: Any, values: list[Value]) -> Value:
@@ -21,12 +22,9 @@ def _gather(g: OnnxGraph, eqn: Any, values: list[Value]) -> Value:
     numbers = q["dimension_numbers"]
     axes, kept = numbers.start_index_map, len(at.shape) - 1
     wanted = [1 if i in axes else n for i, n in enumerate(table.shape)]
-    batched = numbers.operand_batching_dims or numbers.start_indices_batching_dims
-    if len(axes) != 1 or batched or list(q["slice_sizes"]) != wanted:
-        raise OnnxError(
-            "to_onnx: `gather` of anything but entries along one axis isn't written yet; deploy "
-            "and import_stablehlo take it."
-        )
+    if len(axes) != 1 or numbers.operand_batching_dims or list(q["slice_sizes"]) != wanted:
+        fill = None if out.dtype == np.bool_ else _fill(q["fill_value"], out.dtype)
+        return gathered(g, eqn, values, fill)
     (axis,) = axes
     n = table.shape[axis]
     rows, inside = _places(g, g.reshape(values[1], at.shape[:-1]), n, q["mode"])
@@ -61,29 +59,6 @@ def _places(g: OnnxGraph, at: Value, n: int, mode: Any) -> tuple[Value, Value | 
         lower, upper = g.emit("GreaterOrEqual", [rows, first]), g.emit("LessOrEqual", [rows, last])
         inside = g.emit("And", [lower, upper])
     return g.emit("Min", [g.emit("Max", [rows, first]), last]), inside
-
-
-def _scatter_add(g: OnnxGraph, eqn: Any, values: list[Value]) -> Value:
-    q, (table, at, added) = eqn.params, (v.aval for v in eqn.invars)
-    numbers, rank = q["dimension_numbers"], len(table.shape)
-    rows = len(at.shape) - 1
-    whole = added.shape[rows:] == table.shape[1:]
-    is_plain = numbers.scatter_dims_to_operand_dims == numbers.inserted_window_dims == (0,)
-    if not (
-        is_plain and whole and numbers.update_window_dims == tuple(range(rows, rows + rank - 1))
-    ):
-        raise OnnxError(
-            "to_onnx: `scatter-add` of anything but entries of the first axis isn't written yet; "
-            "deploy and import_stablehlo take it."
-        )
-    places, inside = _places(g, g.reshape(values[1], at.shape[:-1]), table.shape[0], q["mode"])
-    given: Value = values[2]
-    if inside is not None:
-        mask = g.reshape(inside, [*at.shape[:-1], *(1 for _ in table.shape[1:])])
-        given = g.emit("Where", [mask, given, np.zeros((), added.dtype)])
-    return g.emit(
-        "ScatterND", [values[0], g.reshape(places, [*at.shape[:-1], 1]), given], reduction="add"
-    )
 
 
 def _starts(g: OnnxGraph, given: list[Value], room: list[int]) -> Value:
@@ -131,6 +106,6 @@ GATHERS: dict[Any, Rule] = {
     p.dynamic_slice_p: _dynamic_slice,
     p.dynamic_update_slice_p: _dynamic_update_slice,
     p.gather_p: _gather,
-    p.scatter_add_p: _scatter_add,
+    **SCATTERS,
 }
 """How entries are taken and added."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
+import jax
 import ml_dtypes
 import numpy as np
 
@@ -14,6 +15,8 @@ _VERSIONS = {18: 9, 21: 10}  # operator sets, and the version of the format that
 
 Value = str | np.ndarray
 """The name of a tensor, or a constant that is known already."""
+Kind = tuple[Any, tuple[int, ...]]
+"""A dtype and a shape."""
 
 
 class OnnxError(ValueError):
@@ -35,6 +38,7 @@ class OnnxGraph:
         self.constants: dict[str, np.ndarray] = {}
         self.whole: dict[int, Whole] = {}
         self._known: dict[int, tuple[str, np.ndarray]] = {}
+        self._outside: list[list[Any]] = []
         self._in_blocks = False
         self._count = 0
 
@@ -60,7 +64,12 @@ class OnnxGraph:
             along = {} if axis is None else {"axis": axis}
             along |= {} if block is None else {"block_size": block}
             self._in_blocks |= block is not None
-            return self.emit("DequantizeLinear", [codes, steps, zeros], **along)
+            # A constant is read by any graph inside this one: it is made where all can read it.
+            here = self.nodes
+            self.nodes = [*self._outside, here][0]
+            made = self.emit("DequantizeLinear", [codes, steps, zeros], **along)
+            self.nodes = here
+            return made
         made = f"c{len(self.constants)}"
         self.constants[made] = value
         return made
@@ -88,6 +97,36 @@ class OnnxGraph:
         names = [self.name(value) for value in inputs]
         self.nodes.append(onnx.helper.make_node(op, names, made, **attributes))
         return made
+
+    def inside(
+        self,
+        inputs: Sequence[Kind],
+        results: Sequence[Kind],
+        write: Callable[[list[str]], Sequence[Value]],
+    ) -> Any:
+        """Makes the graph that a node holds, such as the body of a loop.
+
+        Args:
+            inputs: Dtypes and shapes of its inputs.
+            results: The same of its results.
+            write: Emits its nodes for the names of its inputs, and returns its results.
+        """
+        import onnx  # optional
+
+        given = [f"v{self._count + 1 + i}" for i in range(len(inputs))]
+        self._count += len(inputs)
+        self._outside.append(self.nodes)
+        self.nodes = []
+        # Results are made inside, also those that are inputs, constants or come from outside.
+        made = [self.emit("Identity", [value]) for value in write(given)]
+        nodes, self.nodes = self.nodes, self._outside.pop()
+        info = onnx.helper.make_tensor_value_info
+        return onnx.helper.make_graph(
+            nodes,
+            f"inside{self._count}",
+            [info(n, tensor_type(dtype), s) for n, (dtype, s) in zip(given, inputs, strict=True)],
+            [info(n, tensor_type(dtype), s) for n, (dtype, s) in zip(made, results, strict=True)],
+        )
 
     def transpose(self, value: Value, order: Sequence[int]) -> Value:
         """Permutes axes; of a constant at once."""
@@ -130,7 +169,8 @@ def tensor_type(dtype: Any) -> int:
         "uint64": kinds.UINT64, "uint32": kinds.UINT32, "uint16": kinds.UINT16,
         "uint8": kinds.UINT8, "bool": kinds.BOOL, np.dtype(ml_dtypes.bfloat16).name: kinds.BFLOAT16,
     }  # fmt: skip
-    name = np.dtype(dtype).name
+    # A random key has a dtype of JAX alone.
+    name = str(dtype) if jax.dtypes.issubdtype(dtype, jax.dtypes.extended) else np.dtype(dtype).name
     if name not in types:
         raise OnnxError(f"to_onnx: an array of dtype {name} can't be written.")
     return types[name]

@@ -107,8 +107,10 @@ def stored(whole: Whole) -> Stored | None:
         blocks = ((axis, _block(steps, axis)) for axis in axes)
         found = (_in_blocks(whole, axis, block) for axis, block in blocks if block > 1)
         return next(filter(None, found), None)
-    # Channels may share a step and have zeros of their own.
-    tried: list[int | None] = [*axes] or [None, *range(steps.ndim)]
+    # Channels may share a step and have zeros of their own. ONNX Runtime's kernels take them along
+    # the axis of results alone: the last of a product's weights, the first of a convolution's.
+    places = range(steps.ndim) if steps.ndim > 2 else reversed(range(steps.ndim))
+    tried: list[int | None] = [*axes] or [None, *places]
     return next(filter(None, (_along(whole, axis) for axis in tried)), None)
 
 

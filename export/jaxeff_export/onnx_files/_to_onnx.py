@@ -23,8 +23,10 @@ Sharp edges:
   steps differ along several axes otherwise; activations of a known range pass `QuantizeLinear`.
 - ONNX Runtime rounds activations that don't to 8 bits by itself where their weights are integers.
   The session option `session.qdq_matmulnbits_accuracy_level` at "1" has it compute what is written.
-- A `scan` is written once for each of its steps, up to 128; while loops, branches, random numbers
-  and gathers along several axes are refused by name.
+- A `scan` is written once for each of its steps, up to 128; longer ones and while loops are `Loop`,
+  branches `If`. Weights and activations inside these stay in float.
+- Random numbers are refused by name, as ONNX has no generator that gives JAX's: draw them outside
+  and hand them in. Keys that are constants are drawn from here, once, as JAX does in every call.
 - bfloat16 is written as it is, for which ONNX Runtime has few kernels on a CPU: build the model to
   compute in float32.
 """
@@ -52,10 +54,11 @@ from jaxeff.core import (
     validate,
 )
 from jaxeff.core import primitives as p
-from jaxeff.program.ir import Scan
+from jaxeff.program.ir import Scan, While
 from jaxeff.store import write_atomically
 from jaxeff_export.artifact import argument_names, flatten_named
 from jaxeff_export.onnx_files._activations import fuse_roundings
+from jaxeff_export.onnx_files._control import branched, repeated, scanned
 from jaxeff_export.onnx_files._elementwise import ELEMENTWISE
 from jaxeff_export.onnx_files._gathers import GATHERS
 from jaxeff_export.onnx_files._graph import OnnxError, OnnxGraph, Value, tensor_type
@@ -171,11 +174,6 @@ def _write(graph: OnnxGraph, closed: ClosedJaxpr, given: Sequence[Value]) -> lis
 
 def _unrolled(graph: OnnxGraph, scan: Scan[Value], outputs: Sequence[Any]) -> list[Value]:
     """Writes the body of a scan for each step."""
-    if scan.length > _LONGEST:
-        raise OnnxError(
-            f"to_onnx: a `scan` of {scan.length} steps isn't written, as each step is, up to "
-            f"{_LONGEST}; deploy and import_stablehlo take it."
-        )
     steps = range(scan.length)
     carry, made = scan.carry, []
     for i in reversed(steps) if scan.reverse else steps:
@@ -215,12 +213,27 @@ def _write_equation(graph: OnnxGraph, eqn: JaxprEqn, given: list[Value]) -> list
             graph.whole[id(made)] = whole._replace(values=made)
         return [made]
     if eqn.primitive is p.scan_p:
-        return _unrolled(graph, Scan.of(eqn, given), eqn.outvars)
+        scan = Scan.of(eqn, given)
+        if scan.length > _LONGEST:
+            return scanned(graph, scan, _write)
+        return _unrolled(graph, scan, eqn.outvars)
+    if eqn.primitive is p.while_p:
+        return repeated(graph, While.of(eqn, given), _write)
+    if eqn.primitive is p.cond_p:
+        return branched(graph, eqn, given, _write)
     if eqn.primitive in _OF_SEVERAL_RESULTS:
         return _OF_SEVERAL_RESULTS[eqn.primitive](graph, eqn, given)
     rule = _RULES.get(eqn.primitive)
     if rule is None:
-        raise OnnxError(
-            f"to_onnx: `{eqn.primitive}` isn't written yet; deploy and import_stablehlo take it."
-        )
+        raise _refusal(str(eqn.primitive))
     return [rule(graph, eqn, given)]
+
+
+def _refusal(name: str) -> OnnxError:
+    if name.startswith(("random_", "threefry")):
+        return OnnxError(
+            f"to_onnx: `{name}` draws random numbers, and ONNX has no generator that gives JAX's: "
+            "draw outside and hand the numbers in, or make the key a constant of the function, "
+            "whose numbers are those of every call."
+        )
+    return OnnxError(f"to_onnx: `{name}` isn't written yet; deploy and import_stablehlo take it.")
