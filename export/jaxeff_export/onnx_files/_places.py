@@ -26,8 +26,8 @@ class _Windows(NamedTuple):
         cut: Axes that windows don't fill, which come first in the array that is read or written.
         sizes: Entries of a window along each axis of the array.
         batch: Shape of the places: how many windows there are.
-        coordinates: Of entries, `[*batch, *sizes of the cut axes, len(cut)]`.
-        inside: Which windows lie in the array, `[*batch]`; None if all are taken to.
+        coordinates: Places of entries, `[*batch, *sizes of the cut axes, len(cut)]`.
+        inside: Marks of windows that lie in the array, `[*batch]`; None if all are taken to.
     """
 
     cut: list[int]
