@@ -38,6 +38,7 @@ MODULES = (
     "random_layers",
     "replicates",
     "scaling",
+    "throughput",
     "tokens",
     "transforms",
     "vit_formats",

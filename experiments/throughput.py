@@ -1,0 +1,262 @@
+"""Throughput and accuracy of pruned and of quantized networks, as kernels on processors give them.
+
+    python -m experiments.throughput
+
+A residual network loses a share of the channels of every layer, has weights and activations of few
+bits, or both, and is trained on; then it is compiled: float kernels for what was pruned, kernels on
+codes for what has bits. Three processors:
+
+1. this one, measured: processor time of one thread, in turns with the whole network in float32;
+2. a Cortex-A72 and a Cortex-A53, modelled from the machine code of their kernels (llvm-mca and
+   nominal caches), for no board is at hand. Kernels without vectors aren't in it.
+
+Klein's thesis, section 3.5 (figure 3.6 a, after Roth et al., JMLR 2024): wide residual networks on
+a Cortex-A53; pruned ones are the fastest at a competitive accuracy, and strong compression of
+either kind costs accuracy. It gives no numbers in the text.
+"""
+
+import functools
+import math
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+from jaxeff_export import Bundle, deploy
+
+import jaxeff
+from experiments import classifiers
+from experiments import harness as h
+from experiments.classifiers import accuracy, how_to_train
+from experiments.contests.tvm import host
+from experiments.harness import Count, Report, Row, Run
+from experiments.recipes import Training
+from experiments.timing import Meter, measure_rounds, ratio
+from experiments.trainable import Images
+from jaxeff.compression import Int, calibrate, integer, integer_aware
+from jaxeff.pruning import Prune, prune_plan, pruned
+from jaxeff.training import cross_entropy, fit
+
+MODELLED = ("cortex-a72", "cortex-a53")
+HERE = "this processor"
+PROCESSORS = (HERE, *MODELLED)
+COMPETITIVE = 0.02
+"""Of accuracy, that may be lost; ours, for the source gives none."""
+FLOAT = 32
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings(Training):
+    """What is compressed, and how far."""
+
+    subject: classifiers.Classifier  # the network
+    shares: tuple[float, ...] = (0.3, 0.5, 0.75)  # of the channels that stay
+    bits: tuple[int, ...] = (8, 6, 4, 3, 2, 1)  # of weights and of activations
+    retrain: Count = 3  # passes over the training images after the change
+    retrain_rate: float = 1e-3  # learning rate of them
+    batch: Count = 8  # images of a call
+    rounds: Count = 9  # rounds of each timing
+    calibration: Count = 256  # training images that ranges of activations are measured on
+
+
+class Compressed(NamedTuple):
+    """What is left of every layer but the first and the last, whose bits are eight."""
+
+    share: float = 1.0  # of the channels
+    bits: int = FLOAT
+
+    @property
+    def how(self) -> str:
+        """In a word."""
+        words = {(True, True): "whole", (False, True): "pruned", (True, False): "quantized"}
+        return words.get((self.share == 1, self.bits == FLOAT), "both")
+
+
+SIZES = {
+    "fast": Settings(
+        subject=classifiers.Classifier("resnet8", "digits", 1200, 6, 597, 1),
+        shares=(0.3, 0.5, 0.75), bits=(8, 4, 2, 1), retrain=2, rounds=5, batch_size=32,
+    ),
+    "default": Settings(subject=classifiers.Classifier("resnet8", "cifar-10", 20_000, 12, 2000, 1)),
+    "full": Settings(
+        subject=classifiers.Classifier("resnet18", "cifar-10", 50_000, 100, 10_000, 3),
+        bits=tuple(range(8, 0, -1)), retrain=10,
+    ),
+}  # fmt: skip
+
+
+def tasks(run: Run[Settings]) -> list[tuple[float, int]]:
+    """The whole network, and all that is left of it: pruned, quantized, half of it in few bits."""
+    size = run.settings
+    alone = [(share, FLOAT) for share in size.shares] + [(1.0, bits) for bits in size.bits]
+    return [(1.0, FLOAT), *alone, *((0.5, bits) for bits in size.bits if bits in (8, 4))]
+
+
+def measure(run: Run[Settings], task: tuple[float, int]) -> Iterator[Row]:
+    """One row: accuracy after training on, and what processors make of it."""
+    what, size = Compressed(*task), run.settings
+    images, _, _, whole = _prepared(run)
+    g, params = _compressed(run, what)
+    # Codes compute what the compiled library computes, so that accuracy is the deployed network's.
+    right = accuracy(g, (params,), images)
+    row: Row = {
+        "how": what.how, "share": what.share, "bits": what.bits, "accuracy": right,
+        "error": math.sqrt(right * (1 - right) / size.subject.test_images),
+    }  # fmt: skip
+    x = np.asarray(images.test[0][: size.batch])
+    bundle = deploy(g, (params, x), target=host())
+    times = measure_rounds({"whole": _meter(whole[HERE], x), "own": _meter(bundle, x)}, size.rounds)
+    row |= {
+        HERE: ratio(times["whole"], times["own"]),
+        "ms": float(np.median(times["own"])) / size.batch,
+    }
+    for core in MODELLED:
+        cycles = _cycles(deploy(g, (params, x), target=core))
+        row |= {core: whole[core] / cycles, f"{core} cycles": cycles / size.batch}
+    yield row
+
+
+def _meter(bundle: Bundle, x: np.ndarray) -> Meter:
+    """Seconds of processor time a call: of one thread, which other processes don't slow much."""
+
+    def meter(repeats: int) -> float:
+        start = time.process_time()
+        for _ in range(repeats):
+            bundle.run(x)
+        return (time.process_time() - start) / repeats
+
+    return meter
+
+
+def _cycles(bundle: Bundle) -> float:
+    """Cycles of the kernels' main loops, of all calls that a network makes of each."""
+    kernels, loops = bundle.manifest.kernels, bundle.model()
+    return sum((loop.total or 0.0) * kernels[loop.name].get("calls", 1) for loop in loops
+               if loop.name in kernels)  # fmt: skip
+
+
+@functools.lru_cache(maxsize=1)
+def _prepared(run: Run[Settings]) -> tuple[Images, Callable[..., Any], Any, dict[str, Any]]:
+    """Images, the trained network without batch norm, and the whole of it on every processor."""
+    settings: Any = run.settings
+    model = classifiers.trained(run, settings.subject, settings, 0)
+    f, params = model.folded()
+    x = np.asarray(model.images.test[0][: settings.batch])
+    cycles = {core: _cycles(deploy(f, (params, x), target=core)) for core in MODELLED}
+    return model.images, f, params, {HERE: deploy(f, (params, x), target=host()), **cycles}
+
+
+def _compressed(run: Run[Settings], what: Compressed) -> tuple[Callable[..., Any], Any]:
+    """A network that was pruned, trained on in its bits, and brought to codes."""
+    size = run.settings
+    images, f, params, _ = _prepared(run)
+    x = images.train[0][: size.calibration]
+    sites = [row.site for row in jaxeff.cost(f, params, x[:1]).layers if row.macs]
+    if what.share < 1:
+        spec = {"*:linear": Prune(1 - what.share), sites[-1]: None}
+        plan = prune_plan(f, params, x[:1], spec)
+        f, params = pruned(f, plan), plan.shrink(params)
+    grids: Any = None
+    trained = f
+    if what.bits < FLOAT:
+        few, eight = (Int(b, b, symmetric="weights") for b in (what.bits, 8))
+        wanted = {"*:linear": few, sites[0]: eight, sites[-1]: eight}
+        grids = calibrate(f, params, [x], wanted)
+        # Also residual sums read codes there, which training has to know.
+        trained = integer_aware(f, grids)
+    # The whole network too, so that what others lose isn't hidden by more training.
+    how = how_to_train(size.retrain_rate, images.train, size.retrain, size.batch_size)
+    key = jax.random.fold_in(run.fast_key, 17)
+    params = fit(key, cross_entropy(trained), params, images.train, **how).params
+    if grids is None:
+        return f, params
+    g = integer(f, grids)
+    return g, g.convert(params, x[:1])
+
+
+def points(report: Report) -> Iterator[Row]:
+    """Selects a row per network and processor."""
+    for row in report.rows:
+        for name in PROCESSORS:
+            yield {
+                **row, "processor": name if name == HERE else f"{name}, modelled",
+                "speed": row[name], "measured": name == HERE,
+            }  # fmt: skip
+
+
+def verdicts(report: Report) -> Iterator[Row]:
+    """Selects a row per processor: the fastest of either kind at a competitive accuracy."""
+    for (processor,), rows in h.grouped(list(points(report)), "processor").items():
+        (whole,) = (row for row in rows if row["how"] == "whole")
+        found: Row = {"processor": processor, "whole": whole["accuracy"]}
+        for how in ("pruned", "quantized", "both"):
+            own = [row for row in rows if row["how"] == how]
+            good = [row for row in own if row["accuracy"] >= whole["accuracy"] - COMPETITIVE]
+            found[how] = max((row["speed"] for row in good), default=1.0)
+            found[f"{how} most"] = max(row["speed"] for row in own)
+            hardest = min(own, key=lambda row: (row["share"], row["bits"]))
+            found[f"{how} lost"] = whole["accuracy"] - hardest["accuracy"]
+            found[f"{how} error"] = 2 * math.hypot(whole["error"], hardest["error"])
+        yield found
+
+
+def losses(report: Report) -> Iterator[Row]:
+    """Selects a row per kind: what the strongest compression costs."""
+    first = next(verdicts(report))
+    for how in ("pruned", "quantized"):
+        yield {"how": how, "lost": first[f"{how} lost"], "error": first[f"{how} error"]}
+
+
+claim = functools.partial(h.Claim, of=verdicts)
+CLAIMS = (
+    claim("{processor}: pruning is faster than nothing", "pruned most", h.above(1), "faster"),
+    claim("{processor}: so is quantization", "quantized most", h.above(1), "faster"),
+    claim(
+        "{processor}: the fastest pruned network that keeps the accuracy within two hundredths, "
+        "over the fastest quantized one",
+        "pruned", h.above("quantized"), "highest throughput",
+        shown="{pruned:.2f} over {quantized:.2f}",
+    ),
+    h.Claim(
+        "{how}: accuracy that the strongest compression costs, beyond two errors", "lost",
+        h.above("error"), "reduced", losses, shown="{lost:.3f} ({error:.3f})",
+    ),
+)  # fmt: skip
+PLOTS = (
+    h.Plot(
+        "tradeoff",
+        h.Curves(
+            "speed", "accuracy", points, "{how}", facet="{processor}", style="o",
+            axes={"xscale": "log", "xlabel": "throughput over the whole network's in float32"},
+        ),
+        columns=3,
+    ),
+)  # fmt: skip
+TABLES = (
+    h.Listing(
+        "accuracy, and throughput over the whole network's in float32",
+        ("how", "share", "bits", "accuracy", "error", *PROCESSORS, "ms"),
+    ),
+    h.Listing(
+        "fastest at a competitive accuracy",
+        ("processor", "whole", "pruned", "quantized", "both"), verdicts,
+    ),
+)  # fmt: skip
+DIFFERENCES = (
+    "the source's networks are WRNs (activations before convolutions) of CIFAR-10; ours is a "
+    "ResNet-8, which has as many stages and activations after them, its batch norms folded",
+    "every layer but the last loses the same share of its channels, those of least magnitude; the "
+    "first and the last layer have 8 bits, ranges of activations are measured once",
+    "the source's quantized kernels are bit-serial; ours multiply bytes, and count bits where few "
+    "make that faster",
+    "no board is at hand: the A72 and the A53 are static models of the kernels' main loops, which "
+    "is an upper bound of speed; what is measured is this processor's",
+)
+STUDY = h.Study(
+    "throughput", __doc__, SIZES, (h.Part(tasks, measure),), CLAIMS, PLOTS, TABLES, DIFFERENCES
+)
+
+if __name__ == "__main__":
+    STUDY.main()
