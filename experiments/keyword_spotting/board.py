@@ -30,6 +30,8 @@ NAME = "spotter"
 HOP = 2
 """New frames of a step: the network's one stride."""
 MAIN = Path(__file__).with_name("main.c")
+AT_ONCE = 500
+"""Recordings of one start of the emulator, after which it is said how far it is."""
 
 
 def whole(stage: Stage, least: float) -> Callable[..., Any]:
@@ -48,9 +50,12 @@ def library(spot: Callable[..., Any], params: Any, audio: np.ndarray, home: str)
     return bundle.export_c(f"{home}/{NAME}", name=NAME)
 
 
-def run(made: CLibrary, audio: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def run(
+    made: CLibrary, audio: np.ndarray, say: Callable[[str], None] = lambda _: None
+) -> tuple[np.ndarray, np.ndarray]:
     """Runs the library over recordings: logits and decisions, one after the other."""
     classes = int(made.outputs[0].shape[-1])
+    row, found = np.dtype([("logits", "<f4", classes), ("taken", "u1")]), []
     # The library's own example has one call, and is linked anew for others: here a program of ours
     # reads all recordings through the emulator.
     with tempfile.TemporaryDirectory(prefix="jaxeff-spotter-") as home:
@@ -58,12 +63,14 @@ def run(made: CLibrary, audio: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         for entry in made.folder.iterdir():
             shutil.copy(entry, folder / entry.name)
         shutil.copy(MAIN, folder / "main.c")
-        audio.astype("<i2").tofile(folder / "recordings.bin")
         subprocess.run([*made.build, "-o", "program"], cwd=folder, check=True)
         command = emulation(CORE, made.target, folder / "program")
-        subprocess.run(command, cwd=folder, check=True, stdin=subprocess.DEVNULL)
-        data = (folder / "results.bin").read_bytes()
-    rows = np.frombuffer(data, np.dtype([("logits", "<f4", classes), ("taken", "u1")]))
+        for begin in range(0, len(audio), AT_ONCE):
+            audio[begin : begin + AT_ONCE].astype("<i2").tofile(folder / "recordings.bin")
+            subprocess.run(command, cwd=folder, check=True, stdin=subprocess.DEVNULL)
+            found.append(np.frombuffer((folder / "results.bin").read_bytes(), row))
+            say(f"{min(begin + AT_ONCE, len(audio))} of {len(audio)} recordings emulated")
+    rows = np.concatenate(found)
     return rows["logits"], rows["taken"].astype(bool)
 
 
