@@ -105,6 +105,30 @@ def test_shortcuts_and_means_are_no_arrays(tmp_path):
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("learnt", [False, True])
+def test_a_state_that_no_data_is_in_needs_no_c_here(learnt, tmp_path):
+    """Its codes are computed before any call, by this machine, which has none of the functions."""
+    require("arm-none-eabi-gcc", "qemu-system-arm")
+
+    def f(params, x):
+        h = params["h"] if learnt else jnp.zeros((1, 8))
+        for row in x:
+            h = jnp.tanh(row[None] @ params["x"] + h @ params["w"])
+        return h
+
+    rng = np.random.default_rng(0)
+    shapes = {"x": (4, 8), "w": (8, 8), "h": (1, 8)}
+    params = {k: rng.normal(size=shape).astype(np.float32) / 2 for k, shape in shapes.items()}
+    x = rng.normal(size=(3, 4)).astype(np.float32)
+    g = jaxeff.integer(f, calibrate(f, params, [x], {"*": Int(8, symmetric="weights")}))
+    codes = g.convert(params, x)
+    bundle = deploy(g, (codes, x), target="cortex-m7", path=tmp_path / "b")
+    # A tanh, which compilers round differently: a millionth of its range.
+    found, expected = bundle.run(x, board="emulated"), jax.jit(g)(codes, x)
+    np.testing.assert_allclose(found, expected, rtol=0, atol=1e-6)
+
+
+@pytest.mark.slow
 def test_functions_are_shared_by_layers_of_a_form(tmp_path):
     require("arm-none-eabi-gcc")
 

@@ -5,6 +5,7 @@ from jaxeff_export.compiler.passes._chaining import CHAINS, IN_PLACE, chained
 from jaxeff_export.compiler.passes._decoding import decode_where_read
 from jaxeff_export.compiler.passes._lifting import (
     BOUND,
+    OUTSIDE,
     PACKS,
     LiftedModule,
     lift_parameters,
@@ -23,6 +24,7 @@ __all__ = [
     "BOUND",
     "CHAINS",
     "IN_PLACE",
+    "OUTSIDE",
     "PACKS",
     "WINDOW",
     "LiftedModule",

@@ -14,6 +14,7 @@ import tvm
 from tvm import relax, tirx
 
 PACKS = "jaxeff.packs"  # attribute of a kernel that lays weights out: it is worth its bytes
+OUTSIDE = "jaxeff.outside"  # attribute of a kernel that calls C of a library, which no host has
 BOUND = "jaxeff.bound"  # attribute of ``main``: how many of its first arguments are bound
 GROWTH = 2  # how many times the bytes it is computed from a derived array may take
 
@@ -48,12 +49,9 @@ def lift_parameters(mod: tvm.IRModule, count: int) -> LiftedModule:
     main = mod["main"]
     parameters, inputs = list(main.params[:count]), list(main.params[count:])
     (block,) = main.body.blocks
-    sources = sources_of(main, count)
-
+    packing, outside = (_marked(mod, attribute) for attribute in (PACKS, OUTSIDE))
+    sources = sources_of(main, count, outside)
     result = main.body.body
-    packing = {
-        name for name, f in mod.functions_items() if PACKS in (getattr(f, "attrs", None) or {})
-    }
     kept, lifted, used = _partition(block.bindings, sources, result, packing)
     derived = [relax.Var(f"derived{i}", binding.var.ty) for i, binding in enumerate(lifted)]
     named = [relax.VarBinding(b.var, new) for b, new in zip(lifted, derived, strict=True)]
@@ -70,16 +68,33 @@ def lift_parameters(mod: tvm.IRModule, count: int) -> LiftedModule:
     )
 
 
+def _marked(mod: tvm.IRModule, attribute: str) -> set[tvm.ir.GlobalVar]:
+    """Finds the kernels that have an attribute."""
+    return {
+        name for name, f in mod.functions_items() if attribute in (getattr(f, "attrs", None) or {})
+    }
+
+
 Sources = dict[relax.Var, frozenset[relax.Var] | None]
 
 
-def sources_of(main: relax.Function, count: int) -> Sources:
-    """Finds the parameters that each variable is computed from; None where data takes part."""
+def sources_of(
+    main: relax.Function, count: int, outside: Container[tvm.ir.GlobalVar] = ()
+) -> Sources:
+    """Finds the parameters that each variable is computed from; None where data takes part.
+
+    Args:
+        main: the function.
+        count: number of its leading arguments that are parameters.
+        outside: kernels that don't run here, whose results count as data.
+    """
     sources: Sources = {parameter: frozenset([parameter]) for parameter in main.params[:count]}
     sources |= dict.fromkeys(main.params[count:])
     (block,) = main.body.blocks
     for binding in block.bindings:
-        found: frozenset[relax.Var] | None = frozenset()
+        # Derived arrays are computed here, where what such a kernel calls isn't.
+        away = _callee(binding.value) in outside
+        found: frozenset[relax.Var] | None = None if away else frozenset()
         for var in relax.analysis.free_vars(binding.value):
             theirs = sources.get(var)  # a size that only the call tells is in nobody's sources
             found = None if found is None or theirs is None else found | theirs

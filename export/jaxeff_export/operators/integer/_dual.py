@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 from tvm import relax, te, tirx
 
-from jaxeff_export.compiler.passes import IN_PLACE, PACKS
+from jaxeff_export.compiler.passes import IN_PLACE, OUTSIDE, PACKS
 from jaxeff_export.operators.integer._dots import Dot
 from jaxeff_export.operators.integer._epilogue import RESULTS
 from jaxeff_export.operators.integer._geometry import Geometry
@@ -309,7 +309,7 @@ def dual_kernel(
         places.append((y, n * each))
         emit_call(code, form, places, strip, (0, math.prod(form.sizes[:2])))
     kernel = function([*buffers, y], code.finish())
-    kernel = kernel.with_attr(_FORM, json.dumps(dataclasses.asdict(form)))
+    kernel = kernel.with_attr(_FORM, json.dumps(dataclasses.asdict(form))).with_attr(OUTSIDE, True)
     width = np.dtype(dtype).itemsize
     if attributes.get("total"):  # begins with zeros, before anything is read
         return kernel
@@ -360,7 +360,8 @@ def dual_codes(shape: Sequence[int], zero: int, lower: int, upper: int) -> tirx.
     sizes = [tirx.const(n, "int32") for n in (math.prod(shape), zero, lower, upper)]
     code.write(tirx.Evaluate(tirx.call_extern("int32", name, *pointers, *sizes)))
     # A value is read before its code is written, which is no farther on.
-    return function([x, unit, y], code.finish()).with_attr(IN_PLACE, [0])
+    kernel = function([x, unit, y], code.finish()).with_attr(OUTSIDE, True)
+    return kernel.with_attr(IN_PLACE, [0])
 
 
 def result_dtype(attributes: Mapping[str, Any]) -> str:

@@ -96,7 +96,9 @@ def integer_operators(
                 counted = are_faster(planes, bits, dot, geometry, apart)
             geometry = apart if counted else geometry
             how = How(dot, of_few(where, dot), cores, planes if counted else None, any_batch)
-            form = None if any_batch else form_of(name, geometry, dot, tensors, attributes, helium)
+            form = None
+            if not any_batch and not all(_is_constant(bb, tensor) for tensor in tensors):
+                form = form_of(name, geometry, dot, tensors, attributes, helium)
             if form is not None:
                 weights = dual_weights(bb, tensors[1], form, geometry)
                 operands = [tensors[0], weights, *tensors[2:]]
@@ -111,7 +113,7 @@ def integer_operators(
         return lower
 
     def codes(bb: relax.BlockBuilder, x: relax.Expr, **attributes: Any) -> relax.Expr:
-        if dot.name == SMLAD and not any_batch:
+        if dot.name == SMLAD and not any_batch and not _is_constant(bb, x):
             return _codes_by_c(bb, x, **attributes)
         return write_codes(bb, x, dot.lanes, cores, any_batch=any_batch, **attributes)
 
@@ -174,6 +176,15 @@ def _codes_by_c(
     unit = relax.const(np.full(1, per_step, np.float32))
     kind = relax.TensorType(_shape(x), "uint8")
     return bb.emit(relax.call_tir(bb.add_func(kernel, "q_codes"), relax.Tuple([x, unit]), kind))
+
+
+def _is_constant(bb: relax.BlockBuilder, x: relax.Expr) -> bool:
+    """Tells whether an array depends on constants alone, such as a loop's state before it."""
+    # Such kernels are run here, once, when a module is compiled: they can't call C of a library.
+    if isinstance(x, relax.Var):
+        made = bb.lookup_binding(x)
+        return made is not None and _is_constant(bb, made)
+    return all(_is_constant(bb, v) for v in relax.analysis.free_vars(x))
 
 
 def _totals(y: te.Tensor) -> te.Tensor:
