@@ -104,6 +104,36 @@ def test_data_that_are_read_in_float_are_named(case):
         case[2].coded(case[1], X, results=[Uniform(8, range=(0.0, 1.0))] * 2)
 
 
+@pytest.mark.parametrize("ends", [(-4.0, 4.0), (-1.0, 7.0)])
+def test_data_and_results_of_sixteen_bits_are_on_grids_of_their_own(ends):
+    def scaled(params, x):
+        return (x / 2) @ params["w"]  # arithmetic, which no codes of a layer can stand for
+
+    params = {"w": jax.random.normal(jax.random.key(0), (8, 5))}
+    x = jnp.clip(X.reshape(-1, 8), *ends)
+    g = integer(scaled, calibrate(scaled, params, [x], {"*:linear": WEIGHTS}))
+    wide = Uniform(16, range=ends), Uniform(12, range=(-30.0, 30.0))
+    h = g.coded(params, x, arguments=wide[0], results=wide[1])
+    (q,) = h.encode(x)
+    codes = h.convert(params, q)
+    out = jax.jit(h)(codes, q)
+    assert q.dtype == out.dtype == jnp.int16
+    (of_x,), (of_y,) = h.arguments, h.results
+    assert jnp.abs(of_x.read(q) - x).max() <= 0.51 * of_x.step < 8.0 / 2**16
+    assert of_y.step == pytest.approx(60 / 2**12, rel=1e-3)
+    # The network is `g` of what the codes stand for: nothing but the ends is rounded anew.
+    wanted = g(params, of_x.read(q))
+    assert jnp.abs(of_y.read(out) - wanted).max() <= 0.51 * of_y.step
+    ends_of = of_y.write(jnp.array([1e9, -1e9, jnp.nan]))
+    assert ends_of.tolist() == [of_y.upper, of_y.lower, of_y.lower]
+    with pytest.raises(TypeError, match="codes are int16"):
+        h(codes, q.astype(jnp.uint8))
+    with pytest.raises(IntegerError, match="of 9 to 16"):
+        g.coded(params, x, arguments=Uniform(8, range=ends))
+    with pytest.raises(IntegerError, match="range of known numbers"):
+        g.coded(params, x, arguments=Uniform(16))
+
+
 def test_data_that_are_no_codes_are_refused(case):
     _, params, g = case
     h = g.coded(params, X)

@@ -6,9 +6,10 @@ import jax
 import jaxeff_export
 import numpy as np
 import pytest
+from c_programs import require
 from jaxeff_export.artifact import TensorSpec, specs_from_json
 
-from jaxeff.compression import Int, calibrate, integer
+from jaxeff.compression import Int, Uniform, calibrate, integer
 from jaxeff.nn import small_classifier
 
 
@@ -48,6 +49,26 @@ def test_a_header_has_the_numbers(bundle, tmp_path):
     for name, grid in grids.items():
         assert np.float32(steps[name]) == np.float32(grid.step)
         assert int(zeros[name]) == grid.zero
+
+
+@pytest.mark.slow
+def test_codes_of_sixteen_bits_are_those_of_jax_and_have_their_numbers(tmp_path):
+    require("arm-none-eabi-gcc", "qemu-system-arm")
+    f, params, (x, _) = small_classifier()
+    g = integer(f, calibrate(f, params, [x], {"*:linear": Int(8, symmetric="weights")}))
+    h = g.coded(params, x, arguments=Uniform(16, range=(-3, 3)), results=Uniform(16, range=(-9, 9)))
+    (q,) = h.encode(x[:1])
+    codes = h.convert(params, q)
+    bundle = jaxeff_export.deploy(h, (codes, q), target="cortex-m7")
+    made = bundle.run(np.asarray(q), board="emulated")
+    assert np.array_equal(made, jax.jit(h)(codes, q))
+    bundle.export_c(tmp_path / "c", name="net")
+    header = (tmp_path / "c" / "net.h").read_text()
+    assert "const int16_t *" in header
+    for name, grid in (("ARGS_0", h.arguments[0]), ("RESULT", h.results[0])):
+        (step,) = re.findall(rf"#define NET_{name}_STEP (\S+)f\n", header)
+        (zero,) = re.findall(rf"#define NET_{name}_ZERO (\S+)\n", header)
+        assert (np.float32(step), int(zero)) == (np.float32(grid.step), grid.zero)
 
 
 @pytest.mark.parametrize("grid", [[0.0, 1], [1.0], [1.0, 0.5], [float("inf"), 0], "a", [1.0, True]])

@@ -17,7 +17,8 @@ assert jax.numpy.abs(logits - g(params, x)).max() <= h.results[0].step
 ```
 
 A code q stands for `(q - zero) * step`: `h.arguments[0].step`, `h.arguments[0].zero`. Headers of C
-libraries have both as numbers.
+libraries have both as numbers. Codes of data and results may have up to 16 bits, as int16:
+`g.coded(params, x, arguments=Uniform(16, range=(-1, 1)), results=Uniform(16, range=(-9, 9)))`.
 """
 
 from __future__ import annotations
@@ -34,6 +35,7 @@ from jaxtyping import Array
 from jaxeff.compression.integers._grids import Codes, IntegerError
 from jaxeff.compression.integers._kernels import Move
 from jaxeff.compression.integers._values import Plain
+from jaxeff.compression.integers._wide import WideCodes, is_wide
 from jaxeff.compression.numerics import Tensor
 from jaxeff.compression.quantizers.uniform import Uniform
 
@@ -76,9 +78,11 @@ class Argument(Plain):
 
 Given = dict[int, Argument]
 """Leaves of a call's arguments that others stand for, by their place among all."""
-Run = Callable[[tuple[Any, ...], Given, Sequence[Codes | None] | None], Any]
+Grid = Codes | WideCodes | None
+"""Of a leaf of data or results; None for one that is whole numbers anyway."""
+Run = Callable[[tuple[Any, ...], Given, Sequence[Grid] | None], Any]
 """`run(args, given, results)`: the integer network, with results on grids."""
-Convert = Callable[[Any, tuple[Any, ...], Given, Sequence[Codes | None]], Any]
+Convert = Callable[[Any, tuple[Any, ...], Given, Sequence[Grid]], Any]
 """`convert(params, data, given, results)`: the parameters of such a network."""
 
 
@@ -91,8 +95,8 @@ class Coded:
         results: The grid of every leaf of the results; None for one that is whole numbers anyway.
     """
 
-    arguments: tuple[Codes | None, ...]
-    results: tuple[Codes | None, ...]
+    arguments: tuple[Grid, ...]
+    results: tuple[Grid, ...]
     _run: Run
     _convert: Convert
 
@@ -100,7 +104,8 @@ class Coded:
         """Computes codes of the results.
 
         Raises:
-            TypeError: There are more or fewer arrays of data, or codes that aren't uint8.
+            TypeError: There are more or fewer arrays of data, or codes of another dtype than their
+                grid's: uint8 of up to 8 bits, int16 of more.
         """
         floats, given = self._read(params, codes)
         return self._run((params, *floats), given, self.results)
@@ -110,7 +115,7 @@ class Coded:
 
         Args:
             params: Float parameters of the model.
-            *codes: Codes of data, uint8; only shapes count.
+            *codes: Codes of data, uint8 or int16; only shapes count.
 
         Raises:
             TypeError: As for a call.
@@ -126,13 +131,9 @@ class Coded:
         given = {
             first + i: Argument.of_codes(leaf, grid, [])
             for i, (leaf, grid) in enumerate(zip(leaves, self.arguments, strict=True))
-            if grid is not None
+            if isinstance(grid, Codes)
         }
-        # The function itself is one of floats; their values are never read.
-        floats = [
-            leaf if grid is None else jnp.zeros(jnp.shape(leaf), jnp.float32)
-            for leaf, grid in zip(leaves, self.arguments, strict=True)
-        ]
+        floats = [_data(*pair) for pair in zip(leaves, self.arguments, strict=True)]
         return jax.tree.unflatten(structure, floats), given
 
     def _check(self, leaves: Sequence[Any]) -> None:
@@ -147,10 +148,13 @@ class Coded:
             )
         for i, (leaf, grid) in enumerate(zip(leaves, self.arguments, strict=True)):
             # Floats would be taken for codes, and signed codes for others.
-            if grid is not None and jnp.result_type(leaf) != jnp.uint8:
+            if grid is None:
+                continue
+            dtype = jnp.uint8 if isinstance(grid, Codes) else jnp.int16
+            if jnp.result_type(leaf) != dtype:
                 raise TypeError(
-                    f"Array {i} of the data is {jnp.result_type(leaf)}, but codes are uint8: "
-                    "encode(...) makes them."
+                    f"Array {i} of the data is {jnp.result_type(leaf)}, but codes are "
+                    f"{dtype.__name__}: encode(...) makes them."
                 )
 
     @property
@@ -172,12 +176,21 @@ class Coded:
         return _mapped(lambda grid, q: grid.read(q), self.results, results)
 
 
+def _data(leaf: Any, grid: Grid) -> Any:
+    """Returns data that the function itself, one of floats, takes."""
+    # Values are never read where kernels read codes: no array is made of them.
+    if isinstance(grid, Codes):
+        return jnp.zeros(jnp.shape(leaf), jnp.float32)
+    return leaf if grid is None else grid.read(leaf)
+
+
 def coded(
     run: Run,
     convert: Convert,
     params: Any,
     args: tuple[Any, ...],
     results: Uniform | Sequence[Uniform] | None,
+    arguments: Uniform | None = None,
 ) -> Coded:
     """Finds the grids of data and results; the rest is as for `Integer.coded`."""
     # Leaves of the parameters come before those of the data, as in the program.
@@ -185,7 +198,7 @@ def coded(
     seen: dict[int, list[Codes | None]] = {
         i: []
         for i, leaf in enumerate(leaves)
-        if jnp.issubdtype(jnp.result_type(leaf), jnp.floating)
+        if arguments is None and jnp.issubdtype(jnp.result_type(leaf), jnp.floating)
     }
 
     @jax.jit
@@ -199,7 +212,10 @@ def coded(
     paths = [
         jax.tree_util.keystr(path) for path, _ in jax.tree_util.tree_flatten_with_path(args)[0]
     ]
-    grids = [_grid_of(seen[i], paths[i]) if i in seen else None for i in range(len(leaves))]
+    grids: list[Grid] = [
+        _grid_of(seen[i], paths[i]) if i in seen else _wide_grid(arguments, leaf, paths[i])
+        for i, leaf in enumerate(leaves)
+    ]
     floats = [i for i, y in enumerate(found) if jnp.issubdtype(y.dtype, jnp.floating)]
     if results is None:
         quantizers: Sequence[Uniform] = [
@@ -211,11 +227,27 @@ def coded(
         raise IntegerError(
             f"There are {len(floats)} results in float, and {len(quantizers)} grids."
         )
-    made: list[Codes | None] = [None] * len(found)
+    made: list[Grid] = [None] * len(found)
     for i, quantizer in zip(floats, quantizers, strict=True):
+        if is_wide(quantizer):
+            made[i] = WideCodes.of(quantizer, f"result[{i}]")
+            continue
         tensor = Tensor("result", f"[{i}]", "activation", np.ndim(found[i]))
         made[i] = Codes.of(quantizer, tensor)
     return Coded(tuple(grids), tuple(made), run, convert)
+
+
+def _wide_grid(quantizer: Uniform | None, leaf: Any, path: str) -> Grid:
+    """Returns the grid that data come on, whatever reads them; None for whole numbers."""
+    if quantizer is None or not jnp.issubdtype(jnp.result_type(leaf), jnp.floating):
+        return None
+    if not is_wide(quantizer):
+        raise IntegerError(
+            f"The data args{path} would have codes of {quantizer.bits} bits: of up to 8 bits they "
+            "are on the grid of the layer that reads them (leave `arguments` out); of 9 to 16 on "
+            "a grid of their own."
+        )
+    return WideCodes.of(quantizer, f"args{path}")
 
 
 def _grid_of(seen: Sequence[Codes | None], path: str) -> Codes:
@@ -227,7 +259,8 @@ def _grid_of(seen: Sequence[Codes | None], path: str) -> Codes:
         how = how if grids else "by nobody"
         raise IntegerError(
             f"The data args{path} are read {how}, so that codes can't stand for them: let what "
-            "reads them be layers with one setting of the spec (no arithmetic before these)."
+            "reads them be layers with one setting of the spec (no arithmetic before these), or "
+            "take int16 on a grid of their own, arguments=Uniform(16, range=(low, high))."
         )
     (grid,) = grids
     assert grid is not None

@@ -46,10 +46,10 @@ import numpy as np
 from jaxtyping import Array
 
 from jaxeff.compression._quantized import check_spec, settings_of
-from jaxeff.compression.integers._coded import Argument, Coded, coded
+from jaxeff.compression.integers._coded import Argument, Coded, Grid, coded
 from jaxeff.compression.integers._dataflow import ParameterCache, run_body
 from jaxeff.compression.integers._grids import Codes, IntegerError
-from jaxeff.compression.integers._rule import IntegerRule, as_float, as_floats, as_value
+from jaxeff.compression.integers._rule import IntegerRule, as_float, as_floats, as_value, to_float
 from jaxeff.compression.integers._values import Sums
 from jaxeff.compression.numerics import Method
 from jaxeff.compression.quantizers.uniform import Uniform
@@ -146,7 +146,7 @@ class Integer:
         args: tuple[Any, ...],
         kwargs: Any,
         given: Mapping[int, Argument] | None = None,
-        results: Sequence[Codes | None] | None = None,
+        results: Sequence[Grid] | None = None,
     ) -> Converted:
         if isinstance(params, Converted):
             raise TypeError("convert takes the float parameters of f, but these are converted.")
@@ -176,25 +176,33 @@ class Integer:
 
     @validate()
     def coded(
-        self, params: Any, *args: Any, results: Uniform | Sequence[Uniform] | None = None
+        self,
+        params: Any,
+        *args: Any,
+        results: Uniform | Sequence[Uniform] | None = None,
+        arguments: Uniform | None = None,
     ) -> Coded:
-        """Makes the function of codes to codes: `h(params, *codes)`, 8-bit data in and out.
+        """Makes the function of codes to codes: `h(params, *codes)`, codes in and out.
 
-        Data are codes on the grid of the layer that reads them, so they must be read by layers of
-        the spec alone, perhaps reshaped or transposed first.
+        Data are uint8 codes on the grid of the layer that reads them, so they must be read by
+        layers of the spec alone, perhaps reshaped or transposed first. With `arguments` they are
+        int16 codes on that grid, whatever reads them.
 
         Args:
             params: Parameters of `f`, float or converted.
             *args: An example of the data; the results' ranges are taken from it.
             results: Grids of the results in float, with ranges: one for all, or one for each, in
-                the order of `jax.tree.leaves`. By default 8 bits from the smallest to the largest
-                result of the example.
+                the order of `jax.tree.leaves`; of up to 8 bits as uint8, of up to 16 as int16. By
+                default 8 bits from the smallest to the largest result of the example.
+            arguments: A grid of 9 to 16 bits, with a range, for all data in float, such as
+                `Uniform(16, range=(-1, 1))` for samples. Layers round it to codes of their own.
 
         Returns:
             The function, with the grids: `h.arguments`, `h.results`, `h.encode`, `h.decode`.
 
         Raises:
-            IntegerError: Data are read in float or on several grids; or as for `convert`.
+            IntegerError: Data are read in float or on several grids, a grid has no range or more
+                than 16 bits, or one of `arguments` fewer than 9; or as for `convert`.
         """
 
         def run(args: tuple[Any, ...], given: Any, results: Any) -> Any:
@@ -213,7 +221,7 @@ class Integer:
         def convert(params: Any, data: tuple[Any, ...], given: Any, results: Any) -> Converted:
             return self._converted(params, data, {}, given, results)
 
-        made = coded(run, convert, params, args, results)
+        made = coded(run, convert, params, args, results, arguments)
         # Arguments keep the names that the model gave them, which exports write down.
         functools.update_wrapper(made, self._f, updated=())
         return made
@@ -224,7 +232,7 @@ class Integer:
         kwargs: Any,
         store: ParameterCache,
         given: Mapping[int, Argument] | None = None,
-        results: Sequence[Codes | None] | None = None,
+        results: Sequence[Grid] | None = None,
     ) -> tuple[Any, list[int]]:
         program = trace(self._f, *args, **kwargs)
         _check_certain(program)
@@ -239,8 +247,7 @@ class Integer:
         # Results are written as codes by the kernels that compute them.
         grids = [None] * len(found) if results is None else results
         written = [
-            as_float(y, v) if grid is None else as_value(y).codes(grid)
-            for y, v, grid in zip(found, program.outputs, grids, strict=True)
+            _written(y, v, grid) for y, v, grid in zip(found, program.outputs, grids, strict=True)
         ]
         done = closed(written, INTEGER)
         paths = {v.path: i for i, v in enumerate(program.inputs) if v.path}
@@ -285,6 +292,14 @@ def integer(
     if requantize not in ("float", "fixed"):
         raise ValueError(f'requantize is "float" or "fixed", not {requantize!r}')
     return Integer(f, spec, dynamic, requantize == "fixed")
+
+
+def _written(y: Any, variable: Any, to: Grid) -> Any:
+    """Returns a result as codes of a grid, or as the model has it."""
+    if to is None:
+        return as_float(y, variable)
+    # No kernel ends in more than a byte: those codes are made of floats.
+    return as_value(y).codes(to) if isinstance(to, Codes) else to.write(to_float(y))
 
 
 def _check_certain(program: Program) -> None:
