@@ -267,7 +267,7 @@ def _grid_of(seen: Sequence[Codes | None], path: str) -> Codes:
     return grid
 
 
-def _mapped(act: Callable[[Codes, Any], Any], grids: Sequence[Codes | None], tree: Any) -> Any:
+def _mapped(act: Callable[[Any, Any], Any], grids: Sequence[Grid], tree: Any) -> Any:
     leaves, structure = jax.tree.flatten(tree)
     if len(leaves) != len(grids):
         raise TypeError(f"There are {len(grids)} arrays to map, but {len(leaves)} were given.")

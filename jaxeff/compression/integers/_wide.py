@@ -53,8 +53,8 @@ class WideCodes:
         if low.size != 1 or high.size != 1:
             raise IntegerError(f"{where}: one range for the whole array, not {low.shape}.")
         with jax.ensure_compile_time_eval():
-            ends = (jnp.asarray(end.item(), jnp.float32) for end in (low, high))
-            made = grid(bits, *ends, quantizer.symmetric)
+            low_end, high_end = (jnp.asarray(end.item(), jnp.float32) for end in (low, high))
+            made = grid(bits, low_end, high_end, quantizer.symmetric)
             lower, upper, zero = (int(n) for n in (made.lower, made.upper, made.zero))
             # `grid` adds its zero to a code where a header's is taken off.
             return cls(float(made.step), -zero, lower, upper, bits)
