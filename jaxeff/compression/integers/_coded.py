@@ -32,10 +32,9 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array
 
-from jaxeff.compression.integers._grids import Codes, IntegerError
+from jaxeff.compression.integers._grids import Codes, IntegerError, WideCodes, is_wide
 from jaxeff.compression.integers._kernels import Move
 from jaxeff.compression.integers._values import Plain
-from jaxeff.compression.integers._wide import WideCodes, is_wide
 from jaxeff.compression.numerics import Tensor
 from jaxeff.compression.quantizers.uniform import Uniform
 

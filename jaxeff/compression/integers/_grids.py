@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
-from jaxtyping import Array, Float, Int8, UInt8
+from jaxtyping import Array, Float, Int8, Int16, UInt8
 
 from jaxeff.compression.integers._operators import q_codes
 from jaxeff.compression.numerics import Tensor, grid, keep_positive, quantize, value_range
@@ -22,6 +22,7 @@ from jaxeff.compression.quantizers.uniform import LSQ, Uniform
 from jaxeff.core import is_concrete
 
 MOST_BITS = 8
+WIDE_BITS = 16
 HALF_TO_EVEN = lax.RoundingMethod.TO_NEAREST_EVEN
 
 
@@ -129,6 +130,67 @@ class Codes:
     def read(self, codes: UInt8[Array, "*shape"]) -> Float[Array, "*shape"]:
         """Reads codes as values."""
         return (codes.astype(jnp.int32) - self.zero).astype(jnp.float32) * jnp.float32(self.step)
+
+
+@dataclass(frozen=True)
+class WideCodes:
+    """Codes of nine to sixteen bits: data as converters write them, and results of finer steps.
+
+    No kernel reads them: data become floats first, and the codes that layers read are made of
+    these. A code q stands for `(q - zero) * step`.
+
+    Attributes:
+        step: Distance between the values of neighbouring codes, float32.
+        zero: The code of zero.
+        lower: The smallest code.
+        upper: The largest.
+        bits: Their width.
+    """
+
+    step: float
+    zero: int
+    lower: int
+    upper: int
+    bits: int
+
+    @classmethod
+    def of(cls, quantizer: Uniform, where: str) -> WideCodes:
+        """Converts a grid to codes.
+
+        Raises:
+            IntegerError: It has more than 16 bits, or no range of two known numbers.
+        """
+        bits = width(quantizer, where, WIDE_BITS)
+        if quantizer.range is None or not all(is_concrete(end) for end in quantizer.range):
+            raise IntegerError(f"{where}: give its grid a range of known numbers, (low, high).")
+        low, high = (np.asarray(end, np.float32) for end in quantizer.range)
+        if low.size != 1 or high.size != 1:
+            raise IntegerError(f"{where}: one range for the whole array, not {low.shape}.")
+        with jax.ensure_compile_time_eval():
+            low_end, high_end = (jnp.asarray(end.item(), jnp.float32) for end in (low, high))
+            made = grid(bits, low_end, high_end, quantizer.symmetric)
+            lower, upper, zero = (int(n) for n in (made.lower, made.upper, made.zero))
+            # `grid` adds its zero to a code where a header's is taken off.
+            return cls(float(made.step), -zero, lower, upper, bits)
+
+    def write(self, x: Float[Array, "*shape"]) -> Int16[Array, "*shape"]:
+        """Writes values as codes; NaN becomes the smallest."""
+        per_step = np.float32(1) / np.float32(self.step)
+        steps = jax.lax.round(x.astype(jnp.float32) * per_step, HALF_TO_EVEN)
+        # Clamped before it is a whole number: what no integer holds has no defined one.
+        steps = jnp.clip(steps, self.lower - self.zero, self.upper - self.zero)
+        codes = jnp.where(jnp.isnan(x), self.lower - self.zero, steps).astype(jnp.int32) + self.zero
+        return codes.astype(jnp.int16)
+
+    def read(self, codes: Int16[Array, "*shape"]) -> Float[Array, "*shape"]:
+        """Reads codes as values."""
+        return (codes.astype(jnp.int32) - self.zero).astype(jnp.float32) * jnp.float32(self.step)
+
+
+def is_wide(quantizer: Any) -> bool:
+    """Tells whether a grid has more codes than a byte."""
+    bits = getattr(quantizer, "bits", None)
+    return isinstance(bits, int) and bits > MOST_BITS
 
 
 def weight_codes(
