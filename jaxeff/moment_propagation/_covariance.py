@@ -37,6 +37,7 @@ from jaxtyping import Array
 
 from jaxeff.moment_propagation._hidden import OutputLayer, last_layer, variance_through
 from jaxeff.moment_propagation._reading import read
+from jaxeff.moment_propagation._stopped import let_through
 from jaxeff.moment_propagation.calibration import result_name, uncalibrated
 from jaxeff.moment_propagation.dependence import Lineage, identity, walk
 from jaxeff.moment_propagation.values import (
@@ -178,13 +179,14 @@ def _first_order(
     propagation: Pass, f: Callable[..., Any], args: Any, kwargs: Mapping[str, Any], vector_axes: int
 ) -> Any:
     program, values, _ = read(f, args, kwargs)
-    program = propagation.prepare(program, values)
+    random = [v for v, x in zip(program.inputs, values, strict=True) if is_gaussian(x)]
+    program = propagation.prepare(let_through(program, random), values)
     known = dict(zip(program.inputs, values, strict=True))
-    owned = _owned(program, [v for v in program.inputs if is_gaussian(known[v])])
+    owned = _owned(program, random)
     # Kernels whose noise is new in each entry of one result are not differentiated: a step added to
     # that result stands for all of their noise.
     apart = {v for inputs in owned.values() for v in inputs}
-    followed = [v for v in program.inputs if is_gaussian(known[v]) and v not in apart]
+    followed = [v for v in random if v not in apart]
 
     last = None if vector_axes else _last_layer(propagation, program, followed, apart)
     taken: list[Array] = []

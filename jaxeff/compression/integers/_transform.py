@@ -53,7 +53,7 @@ from jaxeff.compression.integers._rule import IntegerRule, as_float, as_floats, 
 from jaxeff.compression.integers._values import Sums
 from jaxeff.compression.numerics import Method
 from jaxeff.compression.quantizers.uniform import Uniform
-from jaxeff.core import validate
+from jaxeff.core import is_key, validate
 from jaxeff.program import INTEGER, Layer, Program, check_open, closed, run_layers, trace
 from jaxeff.program.reading import argument_leaves
 
@@ -134,7 +134,7 @@ class Integer:
         Raises:
             IntegerError: A range was never calibrated, a grid is none that integer kernels take, or
                 an accumulator could overflow.
-            TypeError: The parameters are converted already.
+            TypeError: The parameters are converted already, or a key stands before them.
             ValueError: A weight isn't finite, weights of one bit are zeros alone in an output, or
                 as for `quantized`.
         """
@@ -150,6 +150,12 @@ class Integer:
     ) -> Converted:
         if isinstance(params, Converted):
             raise TypeError("convert takes the float parameters of f, but these are converted.")
+        if is_key(params):
+            raise TypeError(
+                "convert: the first argument is a random key, and codes stand in the place of the "
+                "first. Take a function whose parameters come first: "
+                "lambda params, key, *args: f(key, params, *args)."
+            )
         kept: list[int] = []
 
         @jax.jit

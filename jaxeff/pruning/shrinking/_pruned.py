@@ -200,7 +200,7 @@ def _enlarged(plan: Plan, argument: Any) -> Any:
         if tuple(leaf.shape) != left:
             raise PlanError(
                 f"{name} has shape {tuple(leaf.shape)}, but what the plan leaves of it has {left}: "
-                "give plan.shrink(params)"
+                "give plan.shrink(params), and of an argument that holds batch statistics the same"
             )
         return jax.ShapeDtypeStruct(tuple(axis.size for axis in axes), leaf.dtype)
 
