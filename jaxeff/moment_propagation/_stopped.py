@@ -15,8 +15,8 @@ def let_through(program: Program, random: Sequence[Value]) -> Program:
     """Returns a program whose derivatives reach every result that depends on random inputs.
 
     Args:
-        program: The program.
-        random: Its random inputs.
+        program: A program whose layers may stop gradients.
+        random: Inputs of the program that are random.
     """
     nodes = [node for layer in program.layers for node in layer.nodes]
     stops = [node for node in nodes if node.primitive is p.stop_gradient_p]
