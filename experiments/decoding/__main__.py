@@ -8,7 +8,9 @@ read the codes once; nothing can be faster than that from memory. ONNX Runtime m
 `MatMulNBits` (accuracy level 4: activations in int8) and int8 by `MatMulInteger` after a dynamic
 quantization. OpenVINO, ggml (llama.cpp) and IREE take part where they are installed; products with
 2:4 weights are held to the dense ones of other engines. A step continues a cache of keys and values
-whose slots are half filled, in place.
+whose slots are half filled, in place; a prompt is read into an empty one. Steps of decoders of 32
+features have little to compute: what they take is mostly overhead. On a Cortex-A72 cycles are
+those of a static model (llvm-mca), over one multiplication a cycle or the bytes to be read.
 """
 
 from collections.abc import Iterator
@@ -18,10 +20,11 @@ from typing import Annotated, Literal
 
 from experiments import engines
 from experiments import harness as h
+from experiments.decoding.cores import modelled
 from experiments.decoding.products import ENGINES, FORMATS, measured
 from experiments.decoding.quality import perplexities
 from experiments.decoding.steps import FORMATS as STEPPED
-from experiments.decoding.steps import steps
+from experiments.decoding.steps import overheads, prefill, steps
 from experiments.harness import SELECTS, Count, Least, Row, Run
 from experiments.recipes import Selected
 
@@ -38,6 +41,7 @@ class Settings(Selected):
         depth: Blocks of the decoder whose steps are timed.
         width: Its features.
         slots: Slots of its cache.
+        prompt: Tokens of the prompt that it reads.
         parts: Parts to run; all if none is given.
     """
 
@@ -48,7 +52,11 @@ class Settings(Selected):
     depth: Count = 12
     width: Count = 512
     slots: Count = 512
-    parts: Annotated[tuple[Literal["products", "steps", "quality"], ...], SELECTS] = ()
+    prompt: Count = 128
+    parts: Annotated[
+        tuple[Literal["products", "steps", "prefill", "overheads", "cores", "quality"], ...],
+        SELECTS,
+    ] = ()
 
 
 def products(run: Run[Settings], task: tuple[int, int]) -> Iterator[Row]:
@@ -61,6 +69,22 @@ def decoder(run: Run[Settings], depth: int) -> Iterator[Row]:
     """Measures a step of a decoder, with half of its cache filled."""
     settings = run.settings
     yield from steps((depth, settings.width, 4096), settings.slots, settings.rounds)
+
+
+def reading(run: Run[Settings], prompt: int) -> Iterator[Row]:
+    """Measures how long the decoder takes to read a prompt."""
+    settings = run.settings
+    yield from prefill((settings.depth, settings.width, 4096), prompt, settings.rounds)
+
+
+def narrow(run: Run[Settings], depth: int) -> Iterator[Row]:
+    """Measures steps that have little to compute."""
+    yield from overheads(depth, run.settings.rounds)
+
+
+def cores(run: Run[Settings], rows: int) -> Iterator[Row]:
+    """Models products on a core that isn't here."""
+    yield from modelled(rows, (2048, run.settings.outputs[0]))
 
 
 def quality(run: Run[Settings], steps: int) -> Iterator[Row]:
@@ -88,6 +112,25 @@ CLAIMS = [
         h.where(part="steps", format=form, engine="jaxeff"),
     )
     for form in STEPPED
+] + [
+    h.Claim(
+        f"a prompt of {{prompt}} tokens, {form}: CPU time over that of the fastest other engine",
+        "ratio", h.at_most(1.0), 1, h.where(part="prefill", format=form, engine="jaxeff"),
+    )
+    for form in ("float32", "int8")
+] + [
+    h.Claim(
+        "a decoder's step, {format}: CPU seconds to compile", "compile_s", h.at_most(10), 10,
+        h.where(part="steps", engine="jaxeff"),
+    ),
+    h.Claim(
+        "a step of {size}, little but overhead: ms", "ms", h.at_most(0.1), 0.1,
+        h.where(part="overheads"),
+    ),
+    h.Claim(
+        "{core}, 1 x {shape} {format}: cycles over the bound", "over_bound", h.at_most(1.2), 1.2,
+        h.where(part="cores", rows=1),
+    ),
 ]  # fmt: skip
 COLUMNS = (
     "rows", "shape", "format", "engine", "hot_us", "cold_us", "hot_ratio", "cold_ratio",
@@ -102,6 +145,9 @@ STUDY = h.Study(
     parts=[
         h.Part.of("products", tasks, products),
         h.Part.of("steps", lambda run: [run.settings.depth], decoder),
+        h.Part.of("prefill", lambda run: [run.settings.prompt], reading),
+        h.Part.of("overheads", lambda run: [run.settings.depth], narrow),
+        h.Part.of("cores", lambda run: [rows for rows in run.settings.rows if rows <= 8], cores),
         h.Part.of("quality", lambda run: [run.settings.steps], quality),
     ],
     claims=CLAIMS,
@@ -117,7 +163,19 @@ STUDY = h.Study(
     tables=[
         h.Listing("products", COLUMNS, h.where(part="products")),
         h.Listing(
-            "steps", ("format", "engine", "size", "slots", "ms", "ratio"), h.where(part="steps")
+            "steps", ("format", "engine", "size", "slots", "ms", "ratio", "compile_s"),
+            h.where(part="steps"),
+        ),
+        h.Listing(
+            "prompts", ("format", "engine", "size", "prompt", "ms", "ratio", "compile_s"),
+            h.where(part="prefill"),
+        ),
+        h.Listing("steps with little to compute", ("size", "ms"), h.where(part="overheads")),
+        h.Listing(
+            "a core by its static model", (
+                "core", "rows", "shape", "format", "cycles", "multiplying", "transfer",
+                "over_bound", "spills",
+            ), h.where(part="cores"),
         ),
         h.Listing("quality", ("format", "bits", "perplexity"), h.where(part="quality")),
     ],

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import resource
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from importlib.util import find_spec
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -17,6 +19,7 @@ import numpy as np
 from flax import nnx
 
 import jaxeff
+from experiments import onnx_steps
 from experiments.decoding.products import ALONE, SETTINGS, one_thread
 from experiments.harness import Row
 from experiments.timing import measure_rounds, metered
@@ -40,6 +43,55 @@ def steps(size: tuple[int, int, int], slots: int, rounds: int) -> Iterator[Row]:
         slots: Slots of its cache.
         rounds: How often every engine is measured.
     """
+    step, params, config = _decoder(size)
+    filled = jax.random.randint(jax.random.key(0), (1, slots // 2), 0, size[2])
+    empty = config.empty_cache(1, slots)
+    _, cache = jax.jit(step)(params, filled, jnp.int32(slots // 2), empty)
+    args = jnp.zeros((1, 1), jnp.int32), jnp.int32(1), cache
+    for row in _measured(step, params, args, slots - int(cache.length) - 1, FORMATS, rounds):
+        yield {"size": "{}x{}".format(*size), "slots": slots, **row}
+
+
+def prefill(size: tuple[int, int, int], tokens: int, rounds: int) -> Iterator[Row]:
+    """Times the reading of a prompt into an empty cache, on all engines in turns.
+
+    Args:
+        size: Same as for `steps`.
+        tokens: Tokens of the prompt.
+        rounds: The same.
+    """
+    step, params, config = _decoder(size)
+    prompt = jax.random.randint(jax.random.key(0), (1, tokens), 0, size[2])
+    args = prompt, jnp.int32(tokens), config.empty_cache(1, tokens)
+    formats = {name: FORMATS[name] for name in ("float32", "int8")}
+    for row in _measured(step, params, args, 1, formats, rounds):
+        yield {"size": "{}x{}".format(*size), "prompt": tokens, **row}
+
+
+def overheads(depth: int, rounds: int) -> Iterator[Row]:
+    """Times steps of narrow decoders, which have next to nothing to compute.
+
+    Args:
+        depth: Blocks of the deeper one.
+        rounds: How often each is measured.
+    """
+    calls = {}
+    with contextlib.ExitStack() as stack:
+        for blocks in (1, depth):
+            step, params, config = _decoder((blocks, 32, 64))
+            args = jnp.zeros((1, 1), jnp.int32), jnp.int32(1), config.empty_cache(1, 32)
+            bundle = jaxeff_export.deploy(
+                step, (params, *args), target=one_thread(), state=("cache",)
+            )
+            calls[blocks] = _restarted(stack.enter_context(bundle.on()).session(), args, 31)
+        meters = {blocks: metered(call, time.process_time) for blocks, call in calls.items()}
+        times = measure_rounds(meters, rounds)
+    for blocks, each in times.items():
+        yield {"size": f"{blocks}x32", "ms": min(each)}
+
+
+def _decoder(size: tuple[int, int, int]) -> tuple[Any, Any, DecoderConfig]:
+    """Makes a step of a decoder with random weights, whose first argument they are."""
     depth, width, vocabulary = size
     config = DecoderConfig(vocabulary=vocabulary, width=width, hidden=width * 11 // 4 // 32 * 32,
                            depth=depth, heads=8, key_heads=8)  # fmt: skip
@@ -48,42 +100,56 @@ def steps(size: tuple[int, int, int], slots: int, rounds: int) -> Iterator[Row]:
     def step(params: Any, tokens: Any, count: Any, cache: Any) -> Any:
         return f(params, tokens, cache, count)
 
-    filled = jax.random.randint(jax.random.key(0), (1, slots // 2), 0, vocabulary)
-    _, cache = jax.jit(f)(params, filled, config.empty_cache(1, slots))
-    args = jnp.zeros((1, 1), jnp.int32), jnp.int32(1), cache
+    return step, params, config
+
+
+def _measured(
+    step: Any, params: Any, args: Any, room: int, formats: Mapping[str, Any], rounds: int
+) -> Iterator[Row]:
+    """Times a step on all engines; ours begins anew after so many calls."""
+    compiled: dict[str, float] = {}
     with contextlib.ExitStack() as stack:
         g: Any
         calls = {("float32", "XLA"): _xla(step, params, args)}
-        for name, setting in FORMATS.items():
+        for name, setting in formats.items():
             g, taken = step, params
             if setting is not None:
                 g = integer(step, {"*:linear": setting}, dynamic=True)
                 taken = g.convert(params, *args)
+            start = _processor_seconds()
             bundle = jaxeff_export.deploy(g, (taken, *args), target=one_thread(), state=("cache",))
+            compiled[name] = _processor_seconds() - start
             session = stack.enter_context(bundle.on()).session()
-            calls[name, "jaxeff"] = _restarted(session, slots - int(cache.length) - 1)
+            calls[name, "jaxeff"] = _restarted(session, args, room)
         if find_spec("onnxruntime") and find_spec("onnx"):
-            calls |= _onnxruntime(step, params, args)
+            calls |= _onnxruntime(step, params, args, formats)
         meters = {key: metered(call, time.process_time) for key, call in calls.items()}
         times = measure_rounds(meters, rounds, 0.05)
     for form, engine in calls:
         least, bits = min(times[form, engine]), form.split(",")[0]
         peers = [min(times[key]) for key in calls if key[0] == bits and key[1] != "jaxeff"]
         yield {
-            "format": form, "engine": engine, "size": "{}x{}".format(*size), "slots": slots,
-            "ms": least, **({"ratio": least / min(peers)} if peers else {}),
+            "format": form, "engine": engine, "ms": least,
+            **({"ratio": least / min(peers)} if peers else {}),
+            **({"compile_s": compiled[form]} if engine == "jaxeff" else {}),
         }  # fmt: skip
 
 
-def _restarted(session: Any, room: int) -> Call:
+def _processor_seconds() -> float:
+    """Reads the time of this process and of those it started: the linker is one."""
+    children = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return time.process_time() + children.ru_utime + children.ru_stime
+
+
+def _restarted(session: Any, args: Any, room: int) -> Call:
     """Steps, begun again where the cache is about to be full."""
-    token, one = np.zeros((1, 1), np.int32), np.int32(1)
+    tokens, count = (np.asarray(each) for each in args[:2])
     numbers = itertools.count(1)
 
     def call() -> None:
         if next(numbers) % room == 0:
             session.reset()
-        session.step(token, one)
+        session.step(tokens, count)
 
     return call
 
@@ -103,29 +169,17 @@ def _xla(step: Any, params: Any, args: tuple[Any, ...]) -> Call:
     return call
 
 
-def _onnxruntime(step: Any, params: Any, args: tuple[Any, ...]) -> dict[tuple[str, str], Call]:
-    # Optional packages, which the other engines are measured without.
-    import onnx
-    from onnxruntime.quantization import QuantType, quantize_dynamic
-
-    found = {}
+def _onnxruntime(
+    step: Any, params: Any, args: Any, formats: Mapping[str, Any]
+) -> dict[tuple[str, str], Call]:
+    named = {"float32": "float32", "int8": "int8", "int4": "int4 g32"}
+    forms = tuple(form for form, name in named.items() if name in formats)
     with tempfile.TemporaryDirectory() as home:
-        file = jaxeff_export.to_onnx(step, (params, *args), f"{home}/float32.onnx")
-        eight, four = f"{home}/int8.onnx", f"{home}/int4.onnx"
-        quantize_dynamic(file.path, eight, ["MatMul"], True, weight_type=QuantType.QInt8)
-        files = {"float32": str(file.path), "int8": eight}
-        if find_spec("onnx_ir") and find_spec("sympy"):  # which its quantizer of four bits needs
-            from onnxruntime.quantization import matmul_nbits_quantizer as nbits
-
-            # Accuracy level 4: activations in int8, which is the faster.
-            model = onnx.load(file.path)
-            by_group = nbits.MatMulNBitsQuantizer(model, 4, 32, True, accuracy_level=4)
-            by_group.process()
-            by_group.model.save_model_to_file(four)
-            files["int4 g32"] = four
-        for form, path in files.items():
-            found[form, "onnxruntime"] = _started(path, file.inputs, args)
-    return found
+        files = onnx_steps.written(step, (params, *args), Path(home), forms)
+        return {
+            (named[form], "onnxruntime"): _started(str(path), files.inputs, args)
+            for form, path in files.paths.items()
+        }
 
 
 def _started(path: str, names: Sequence[str], args: tuple[Any, ...]) -> Call:
@@ -142,4 +196,4 @@ def _started(path: str, names: Sequence[str], args: tuple[Any, ...]) -> Call:
     return lambda: session.run_with_ort_values(None, feeds)
 
 
-__all__ = ["FORMATS", "steps"]
+__all__ = ["FORMATS", "overheads", "prefill", "steps"]

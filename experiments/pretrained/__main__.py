@@ -136,7 +136,7 @@ TABLES = (
         "format", "perplexity", "perplexity_ratio", "accuracy", "error_auroc", "bits", "tokens",
     ), ratios),
     h.Listing("SmolLM2-135M: bundles for one core", (
-        "format", "engine", "per_second", "ratio", "bytes", "error", "continuation",
+        "format", "engine", "per_second", "ratio", "bytes", "error", "continuation", "refused",
     ), h.where(part="decoding")),
 )  # fmt: skip
 STUDY = h.Study(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -15,6 +16,7 @@ import numpy as np
 import jaxeff
 from experiments import engines
 from experiments.harness import Refused, Row
+from experiments.onnx_steps import greedy
 from experiments.pretrained.formats import FORMATS, METHODS
 from experiments.timing import interleaved
 from experiments.tokens.texts import HELD_OUT, LEARNT, docstrings
@@ -22,6 +24,11 @@ from jaxeff import uncertainty as u
 from jaxeff.nn import PretrainedDecoder, load_decoder
 
 PROMPT = "The capital of France is"
+PEERS = {
+    "ggml": "llama.cpp", "onnxruntime": "ONNX Runtime", "openvino": "OpenVINO", "iree": "IREE",
+}  # fmt: skip
+"""Engines that continue the text beside our bundles."""
+_WORDS = 200  # of an engine's error
 _CALIBRATION, _TOGETHER = 8, 4  # windows that corrections see, and those of one call
 
 
@@ -77,18 +84,17 @@ def decoding(folder: Path, formats: Sequence[str], steps: int, rounds: int) -> I
     # TVM loads in seconds, and only here.
     from jaxeff_export import Bundle, deploy, resolve_target
 
-    f, params, config, tokenizer, _ = decoder()
+    f, params, _, tokenizer, _ = decoder()
     target = {**resolve_target("host"), "num-cores": 1}
     prompt = tokenizer.encode(PROMPT)
-    cache = config.empty_cache(1, len(prompt) + steps)
-    one = jnp.array([prompt[:1]], jnp.int32), jnp.int32(1), cache
+    one = first_arguments(prompt, steps)
     made: dict[tuple[str, str], Row] = {}
     calls: dict[str, Callable[[], Any]] = {}
     for name in formats:
         place = folder / name.replace(" ", "-")
-        g, taken = _converted(f, params, name, one)
+        g, taken = converted(f, params, name, one)
         if not place.exists():
-            step = functools.partial(_step, g)
+            step = functools.partial(step_of, g)
             deploy(step, (taken, *one), target, place, state=("cache",), tokenizer=tokenizer)
         # From the folder alone, as a user of the bundle has it.
         bundle = Bundle.load(place)
@@ -99,13 +105,19 @@ def decoding(folder: Path, formats: Sequence[str], steps: int, rounds: int) -> I
             "continuation": " ".join(_text(bundle, speak()).split()),
         }
         calls["|".join((name, "jaxeff"))] = speak
-    # The other engine has files of its own: it reads what the package brings, rounded by itself.
-    for engine in engines.available(["ggml"]):
+    refused: list[Row] = []
+    # Other engines have files of their own, of the same numbers, rounded by themselves.
+    for engine, name in itertools.product(engines.available(PEERS), formats):
         peer = engines.load("experiments.pretrained", engine)
-        for name, continued, size in peer.calls(folder, formats, PROMPT, steps):
+        try:
+            continued, size = peer.continuing(folder, name, PROMPT, steps)
             text = " ".join(continued().split())
-            made[name, "llama.cpp"] = {"bytes": size, "continuation": text}
-            calls["|".join((name, "llama.cpp"))] = continued
+        except Exception as error:  # of any kind: what an engine says is the row
+            words = " ".join(str(error).split())[:_WORDS]
+            refused.append({"format": name, "engine": PEERS[engine], "refused": words})
+            continue
+        made[name, PEERS[engine]] = {"bytes": size, "continuation": text}
+        calls["|".join((name, PEERS[engine]))] = continued
     first = "|".join((formats[0], "jaxeff"))
     timed = interleaved(calls, rounds, relative_to=first, clock=time.process_time)
     for key, found in timed.items():
@@ -113,13 +125,22 @@ def decoding(folder: Path, formats: Sequence[str], steps: int, rounds: int) -> I
         count = len(prompt) + steps
         yield {"format": name, "engine": engine, **made[name, engine],
                "per_second": count / found["ms"] * 1e3, **found}  # fmt: skip
+    yield from refused
 
 
-def _step(g: Any, params: Any, tokens: Any, count: Any, cache: Any) -> Any:
+def first_arguments(prompt: Sequence[int], steps: int) -> tuple[Any, Any, Any]:
+    """Makes the arguments of a first step: a token, one, and a cache with room for all others."""
+    cache = decoder().config.empty_cache(1, len(prompt) + steps)
+    return jnp.array([prompt[:1]], jnp.int32), jnp.int32(1), cache
+
+
+def step_of(g: Any, params: Any, tokens: Any, count: Any, cache: Any) -> Any:
+    """Orders arguments as a bundle has them: what is kept comes last."""
     return g(params, tokens, cache, count)
 
 
-def _converted(f: Any, params: Any, name: str, one: Any) -> tuple[Any, Any]:
+def converted(f: Any, params: Any, name: str, one: Any) -> tuple[Any, Any]:
+    """Returns the decoder in a format, and its codes."""
     if not FORMATS[name]:
         return f, params
     tokens, count, cache = one
@@ -133,10 +154,7 @@ def _text(bundle: Any, tokens: list[int]) -> str:
 
 def _continued(bundle: Any, prompt: list[int], steps: int) -> list[int]:
     """Reads the prompt token by token, and takes the most probable ones."""
-    session, drawn = bundle.session(), []
-    for token in prompt:
-        logits = session.step(np.array([[token]], np.int32), np.int32(1))
-    for _ in range(steps):
-        drawn.append(int(logits.argmax()))
-        logits = session.step(np.array([drawn[-1:]], np.int32), np.int32(1))
-    return drawn
+    session, one = bundle.session(), np.int32(1)
+    return list(
+        greedy(lambda token: session.step(np.array([[token]], np.int32), one), prompt, steps)
+    )

@@ -6,7 +6,7 @@ one, the table in Q8_0 (in F32 beside matrices in F32), norms in float32.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -22,15 +22,12 @@ FORMATS = {"float32": "F32", "int8": "Q8_0", "int4 by 32": "Q4_0"}
 _FILE = "SmolLM2-135M-Instruct.Q4_1.gguf"
 
 
-def calls(
-    folder: Path, formats: tuple[str, ...], prompt: str, steps: int
-) -> Iterator[tuple[str, Callable[[], str], int]]:
-    """Yields, for each format, what continues a prompt greedily, and the bytes of the file."""
-    for name in formats:
-        path = folder / f"{FORMATS[name]}.gguf"
-        if not path.exists():
-            _write(path, GGMLQuantizationType[FORMATS[name]])
-        yield name, _speaking(path, prompt, steps), path.stat().st_size
+def continuing(folder: Path, name: str, prompt: str, steps: int) -> tuple[Callable[[], str], int]:
+    """Returns what continues a prompt greedily in a format, and the bytes of its file."""
+    path = folder / f"{FORMATS[name]}.gguf"
+    if not path.exists():
+        _write(path, GGMLQuantizationType[FORMATS[name]])
+    return _speaking(path, prompt, steps), path.stat().st_size
 
 
 def _write(path: Path, kind: GGMLQuantizationType) -> None:

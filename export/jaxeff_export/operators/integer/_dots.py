@@ -24,7 +24,8 @@ multiplied by the step of the group and added to the sums.
 |---|---|
 | `vpdpbusd` (AVX-512 VNNI, AVX-VNNI) | int32 |
 | `vpmaddubsw` (AVX-512 BW, AVX2) | int16, two for an output |
-| `sdot`; `smull`, `smlal2`, `sadalp` (ARM) | int32 |
+| `sdot` (ARMv8.2) | int32 |
+| `smlal`, `smlal2` (ARMv8.0) | int16, two for an output |
 | products in int32 (all others) | int32 |
 """
 
@@ -180,7 +181,6 @@ def signed_dot() -> Dot:
 
 def multiply_long() -> Dot:
     """Describes `smull`, `smlal2` and `sadalp`: two products of each lane, then the other two."""
-    long = "llvm.aarch64.neon.smull.v8i16"
 
     def prepare(load: Load) -> tuple[Expr, Expr]:
         pairs = (tirx.reinterpret("int16", load(at, 2)) for at in (0, 2))
@@ -188,14 +188,26 @@ def multiply_long() -> Dot:
         return first, second
 
     def step(sums: Expr, x: tuple[Expr, Expr], w: Expr) -> Expr:
-        first = called(long, "int16x8", x[0], T.vectorlow(w, dtype="int8x8"))
-        second = called(long, "int16x8", x[1], T.vectorhigh(w, dtype="int8x8"))
+        first, second = _long_products(x, w)
         # Two products of at most 128 * 127 come to 32,512, which int16 holds; four would not fit.
-        pairs = called("llvm.aarch64.neon.saddlp.v4i32.v8i16", "int32x4", first + second)
-        return sums + pairs
+        return sums + _pairs_added(first + second)
 
     # Halves of the weights and of the input take registers beside the sums.
     return Dot("smlal2", 4, 4, "int8", "int8", 128, 20, step, prepare, halves=True)
+
+
+def _long_products(x: tuple[Expr, Expr], w: Expr) -> tuple[Expr, Expr]:
+    """Multiplies both halves of a vector of weights, by `smull` and `smull2`."""
+    long = "llvm.aarch64.neon.smull.v8i16"
+    return (
+        called(long, "int16x8", x[0], T.vectorlow(w, dtype="int8x8")),
+        called(long, "int16x8", x[1], T.vectorhigh(w, dtype="int8x8")),
+    )
+
+
+def _pairs_added(words: Expr) -> Expr:
+    """Adds neighbouring words to dwords, by `saddlp`, or `sadalp` where they are added to sums."""
+    return called("llvm.aarch64.neon.saddlp.v4i32.v8i16", "int32x4", words)
 
 
 def multiply_dual() -> Dot:
@@ -277,7 +289,9 @@ def nibbles_of(target: Target) -> NibbleDot:
         return _pairs(16, "llvm.x86.avx512.pmaddubs.w.512", "llvm.x86.avx512.pmaddw.d.512", 32)
     if has("avx2", target):
         return _pairs(8, "llvm.x86.avx2.pmadd.ub.sw", "llvm.x86.avx2.pmadd.wd", 16)
-    if dot.name in ("sdot", "smlal2"):
+    if dot.name == "smlal2":
+        return _long_pairs(dot)
+    if dot.name == "sdot":
 
         def as_signed(sums: Expr, x: Any, w: Expr) -> Expr:
             return dot.step(sums, x, tirx.reinterpret(f"int8x{4 * dot.lanes}", w))
@@ -309,6 +323,22 @@ def _pairs(lanes: int, products: str, sums_of_pairs: str, registers: int) -> Nib
     prepare = broadcast("int8", lanes, 4)
     dot = Dot("vpmaddubsw", lanes, 4, "int8", "uint8", 128, registers, step, prepare)
     return NibbleDot(dot, True, widen)
+
+
+def _long_pairs(dot: Dot) -> NibbleDot:
+    """Describes `smlal` and `smlal2` to words, which are added up once for a part."""
+
+    def step(part: Expr, x: tuple[Expr, Expr], w: Expr) -> Expr:
+        first, second = _long_products(x, tirx.reinterpret("int8x16", w))
+        # A word takes sixteen products of a part. They may wrap around on the way: what they come
+        # to, w x of at most 16 * 8 * 128, fits.
+        total = tirx.reinterpret("int16x8", part) + first + second
+        return tirx.reinterpret("int32x4", total)
+
+    def widen(part: Expr, steps: Expr) -> Expr:
+        return _pairs_added(tirx.reinterpret("int16x8", part)) * steps
+
+    return NibbleDot(dataclasses.replace(dot, step=step), True, widen)
 
 
 def _scalar(registers: int) -> Dot:
