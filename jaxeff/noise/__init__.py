@@ -3,8 +3,8 @@
 Models that draw anew in every call: `Additive`, `Multiplicative`, `Mixed`, `UniformNoise`,
 `Dropout`; rounding, `Quantization`; models of one device, the same in every call: `Drift`,
 `Telegraph`, `Mismatch`; weights in memory cells as they were measured, `PhaseChange`,
-`ResistiveRAM`, `ChargeTrap`, or by your numbers, `ProgrammedCell`; `Repeated`, the mean of several
-executions; `ReadOut`, what hardware was seen to do.
+`ResistiveRAM`, `ChargeTrap`, `StaticRAM`, or by your numbers, `ProgrammedCell`; `Repeated`, the
+mean of several executions; `ReadOut`, what hardware was seen to do.
 `noisy` applies any of them, and any object with a method `perturb(key, x)`, at chosen layers;
 `monte_carlo` draws several times. Where noise enters an analog computation:
 
@@ -49,6 +49,7 @@ from jaxeff.noise.models import (
     Repeated,
     ResistiveRAM,
     SiteNoise,
+    StaticRAM,
     Telegraph,
     UniformNoise,
 )
@@ -71,6 +72,7 @@ __all__ = [
     "Repeated",
     "ResistiveRAM",
     "SiteNoise",
+    "StaticRAM",
     "Telegraph",
     "UniformNoise",
     "monte_carlo",

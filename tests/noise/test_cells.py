@@ -6,7 +6,15 @@ import numpy as np
 import pytest
 
 from jaxeff import sites
-from jaxeff.noise import ChargeTrap, PhaseChange, ProgrammedCell, ResistiveRAM, SiteNoise, noisy
+from jaxeff.noise import (
+    ChargeTrap,
+    PhaseChange,
+    ProgrammedCell,
+    ResistiveRAM,
+    SiteNoise,
+    StaticRAM,
+    noisy,
+)
 
 KEY, OTHER = jax.random.key(0), jax.random.key(1)
 W = jax.random.normal(jax.random.key(2), (40, 30))
@@ -16,6 +24,7 @@ MODELS = {
     "resistive": ResistiveRAM(time=DAY, device=3),
     "charge-trap": ChargeTrap(time=DAY, device=3),
     "programmed": ProgrammedCell(0.05, device=3),
+    "static": StaticRAM(device=3),
 }
 every = pytest.mark.parametrize("name", MODELS)
 
@@ -141,6 +150,22 @@ def test_charge_traps_are_as_they_were_measured():
     close(cells(model, 800 / 1400), 800, 12.58037 * (1 - np.exp(-800 / 215.36557)))
 
 
+@pytest.mark.oracle
+def test_bits_of_static_memory_have_the_spread_and_noise_of_their_capacitors():
+    # A half of 255 is 128, one bit: a single capacitor of .8 % is all that differs.
+    half = cells(StaticRAM(read=0.0), 128 / 255)
+    close(half, 128 / 255, 128 / 255 * 0.0085 / 1.2**0.5)
+    assert (cells(StaticRAM(read=0.0), 0.0) == 0).all()
+    # Noise of all bits and of both signs, each with its place.
+    volts = np.sqrt(1.380649e-23 * 300 / 1.2e-15)
+    places = 2.0 ** np.arange(8) / 255
+    close(
+        cells(StaticRAM(mismatch=0.0), 128 / 255), 128 / 255, volts * np.sqrt(2 * places @ places)
+    )
+    with pytest.raises(ValueError, match="number of states"):
+        StaticRAM(states=None)
+
+
 @pytest.mark.slow
 def test_digits_are_exact_where_cells_are():
     perfect = ProgrammedCell(0.0, states=4, slices=3)
@@ -193,6 +218,7 @@ def test_devices_and_times_are_vmapped_and_the_transform_takes_cells():
     (lambda: ChargeTrap(top=1500.0), "top"),
     (lambda: ResistiveRAM(slices=2), "number of states"),
     (lambda: ChargeTrap(states=1), "states"),
+    (lambda: StaticRAM(capacitance=0.0), "capacitance"),
     (lambda: ProgrammedCell(tops="row"), "tops"),
 ])  # fmt: skip
 def test_bad_numbers_are_refused_by_name(bad, message):

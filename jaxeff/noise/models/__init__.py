@@ -24,6 +24,7 @@ from jaxeff.noise.models.cells import (
     PhaseChange,
     ProgrammedCell,
     ResistiveRAM,
+    StaticRAM,
 )
 
 __all__ = [
@@ -48,6 +49,7 @@ __all__ = [
     "Repeated",
     "ResistiveRAM",
     "SiteNoise",
+    "StaticRAM",
     "Telegraph",
     "UniformNoise",
     "check_noise",

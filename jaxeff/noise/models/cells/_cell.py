@@ -2,8 +2,8 @@
 
 A weight is the difference of two conductances, one for each sign, and the largest weight takes the
 largest conductance that a cell is used at. What a cell's physics does to them is said by
-`PhaseChange`, `ResistiveRAM` and `ChargeTrap`, with the constants that were published for measured
-arrays, and by `ProgrammedCell`, whose numbers are yours:
+`PhaseChange`, `ResistiveRAM`, `ChargeTrap` and `StaticRAM`, with the constants that were published
+for measured arrays, and by `ProgrammedCell`, whose numbers are yours:
 
 ```python
 import jax
