@@ -380,6 +380,19 @@ def test_a_residual_sum_keeps_what_its_operands_share():
     np.testing.assert_allclose(ours.var, exact.var, rtol=1e-3)
 
 
+@pytest.mark.parametrize("first", [True, False], ids=["noise first", "noise last"])
+def test_data_beside_channels_isnt_a_choice_of_them(first):
+    u, v = random(4, 6), normal(10, 3)
+
+    def f(u, x):
+        h = kept(x @ u)
+        return jnp.concatenate([h, x] if first else [x, h], -1) @ v
+
+    ours = jax.jit(moments(f))(u, X)
+    exact = jax.jit(moments(f, method="linear"))(u, X)
+    np.testing.assert_allclose(ours.var, exact.var, rtol=1e-4)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("shape", [(3, 3, 4, 6), (4, 6)], ids=["convolution", "dense"])
 def test_a_bias_alone_is_shared_by_positions_too(shape):

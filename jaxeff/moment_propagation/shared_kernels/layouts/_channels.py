@@ -220,7 +220,10 @@ def _moved(nodes: Sequence[Node], known: dict[Value, np.ndarray]) -> dict[Value,
     for node in nodes:
         if known.keys().isdisjoint(node.values):
             continue
-        (x,), q = (known[v] for v in node.values), node.params
+        # A concatenation puts entries of other values beside these, which have no number here.
+        if len(node.values) != 1:
+            return None
+        x, q = known[node.values[0]], node.params
         if node.primitive is p.reshape_p:
             x = x.reshape(node.outputs[0].aval.shape)
         elif node.primitive is p.transpose_p:
