@@ -261,6 +261,8 @@ def _with_tables(run: Run[Settings], found: Found) -> Found:
     return Found(rows, {"tables": tables})
 
 
+MARKERS = ("*", "o", "s", "^", "D")
+"""By the number of random layers."""
 claim = functools.partial(h.Claim, source="no number", of=gains)
 STUDY = h.Study(
     "random_layers", __doc__,
@@ -289,7 +291,9 @@ STUDY = h.Study(
         ),
         h.Plot(
             "layers",
-            h.Curves("accuracy", "auroc", BY_LAYERS, "{layers}", style="o",
+            # Ten colours don't tell sixteen sets apart: a marker says how many layers are random.
+            h.Curves("accuracy", "auroc", BY_LAYERS, "{layers}",
+                     style=lambda row: MARKERS[int(row["random"])],
                      axes={"xlabel": "accuracy", "ylabel": "AUROC, other photographs"}),
         ),
     ),

@@ -67,7 +67,7 @@ TRACED = {
     "search": ["galen-fast"],
     "outlook": [
         "accelerators-fast", "analog_posterior-fast", "chip_queries-fast", "deep_light-fast",
-        "diffusion-fast", "photonic_attention-fast", "random_layers-fast",
+        "diffusion-fast", "photonic_attention-fast", "random_layers-fast", "tokens_smollm2",
     ],
     "compression": ["compression-fast"],
     "pruning": ["pruning-fast"],
