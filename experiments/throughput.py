@@ -150,7 +150,7 @@ def _prepared(run: Run[Settings]) -> tuple[classifiers.Trained, dict[str, Any]]:
 def _compressed(run: Run[Settings], what: Compressed) -> tuple[Callable[..., Any], Any]:
     """A network that was pruned, trained on in its bits, and brought to codes."""
     size, model = run.settings, _prepared(run)[0]
-    f, params = _narrower(run, model, what.share)
+    f, params = _narrower(run, what.share)
     if what.bits == FLOAT:
         return f, params
     x = model.images.train[0][: size.calibration]
@@ -166,14 +166,14 @@ def _compressed(run: Run[Settings], what: Compressed) -> tuple[Callable[..., Any
     return g, g.convert(params, x[:1])
 
 
-def _narrower(
-    run: Run[Settings], model: classifiers.Trained, share: float
-) -> tuple[Callable[..., Any], Any]:
+@functools.lru_cache(maxsize=4)
+def _narrower(run: Run[Settings], share: float) -> tuple[Callable[..., Any], Any]:
     """A network with a share of its channels, trained for as long again, its batch norms folded.
 
     The whole one too, so that what others lose isn't hidden by more training.
     """
-    size, net, x = run.settings, model.network, model.calibration(2)
+    size, model = run.settings, _prepared(run)[0]
+    net, x = model.network, model.calibration(2)
     spec = {"*:linear": Prune(1 - share), model.sites[-1]: None}
     plan = prune_plan(net.evaluate, model.params, (model.state, x), spec)
     data = model.images.train
