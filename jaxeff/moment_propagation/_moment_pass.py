@@ -40,6 +40,7 @@ from jaxeff.moment_propagation.values import (
     MomentsError,
     RawMoments,
     at_mean,
+    check_real,
     is_gaussian,
     is_random,
     no_rule,
@@ -156,6 +157,8 @@ class Propagation:
         random = any(is_random(v) for v in values)
         if not layer.nodes or not (random or any(isinstance(v, AtMean) for v in values)):
             return plain_rule(layer, key, *values)
+        for node in layer.nodes:
+            check_real(node, layer.site)
         if not random:
             return _discrete(layer, values)
         if any(isinstance(v, AtMean) for v in values):

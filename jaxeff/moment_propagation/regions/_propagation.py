@@ -40,11 +40,6 @@ from jaxeff.program import Layer
 from jaxeff.program.ir import Node, Value
 from jaxeff.program.reading import known_number
 
-_COMPLEX = (
-    "has a complex result, and moments are those of real numbers (method='linear' follows any "
-    "function from real inputs to real results)"
-)
-
 
 @dataclass
 class Environment:
@@ -125,12 +120,7 @@ def propagate(nodes: Sequence[Node], env: Environment) -> None:
 def step(node: Node, env: Environment) -> None:
     """Evaluates one equation."""
     operands = [env.read(a) for a in node.inputs]
-    uncertain = [o for o in operands if is_random(o) or isinstance(o, AtMean)]
-    # The two parts of a complex number have a covariance as well, which no rule passes on. Its mean
-    # alone would be taken for a discrete function's result.
-    if uncertain and any(np.issubdtype(v.aval.dtype, np.complexfloating) for v in node.outputs):
-        raise no_rule(node, env.site, _COMPLEX)
-    if any(isinstance(o, AtMean) for o in uncertain):
+    if any(isinstance(o, AtMean) for o in operands):
         raise no_rule(node, env.site, "computes with a discrete function of a random value")
     if not any(is_random(o) for o in operands):
         env.write(node.outputs, _compat.bind(node.eqn, *operands))

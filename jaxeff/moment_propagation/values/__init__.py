@@ -5,6 +5,7 @@ from jaxeff.moment_propagation.values._errors import (
     DependenceError,
     MomentsError,
     at_mean,
+    check_real,
     no_rule,
 )
 from jaxeff.moment_propagation.values._gaussian import (
@@ -36,6 +37,7 @@ __all__ = [
     "at_mean",
     "cdf",
     "check_gaussian",
+    "check_real",
     "inverse_std",
     "is_gaussian",
     "is_joint_gaussian",

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any, NoReturn
 
 import jax
+import numpy as np
 from jaxtyping import Array
 
 from jaxeff.core import jax_internals as _compat
@@ -14,6 +15,11 @@ from jaxeff.program.ir import Node
 _WAY_OUT = (
     "Give this layer deterministic inputs, write it with functions that have rules, or pass your "
     "own as moments(f, rules={primitive: rule})."
+)
+
+_COMPLEX = (
+    "has a complex result, and moments are those of real numbers (method='linear' follows any "
+    "function from real inputs to real results)"
 )
 
 
@@ -37,6 +43,18 @@ def no_rule(
         f"moments: primitive '{node.primitive.name}' {where} ({_compat.source_line(node.eqn)}) "
         f"{reason}. {_WAY_OUT}"
     )
+
+
+def check_real(node: Node, site: str) -> None:
+    """Refuses complex results of what is random.
+
+    Raises:
+        MomentsError: A result of the equation is complex.
+    """
+    # The two parts of a complex number have a covariance as well, which no rule passes on. Its mean
+    # alone would be taken for a discrete function's result.
+    if any(np.issubdtype(v.aval.dtype, np.complexfloating) for v in node.outputs):
+        raise no_rule(node, site, _COMPLEX)
 
 
 @jax.tree_util.register_dataclass
