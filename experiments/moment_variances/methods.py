@@ -38,7 +38,7 @@ from jaxeff.uncertainty import sample_logits
 DEFAULT, DIAGONAL, CALIBRATED, CORRELATED = "default", "diagonal", "calibrated", "correlated"
 LINEAR, LAST, DRAWN = "linear", "last layer only", "30 draws"
 METHODS = (DEFAULT, DIAGONAL, CALIBRATED, CORRELATED, LINEAR, LAST, DRAWN)
-BATCH, _DRAWS, _LOGITS, _CHECKED = 10, 30, 100, 4
+BATCH, _DRAWS, _LOGITS, _CHECKED = 10, 30, 100, 10
 
 
 def measure(case: Case, settings: Settings, key: jax.Array) -> Iterator[Row]:

@@ -41,7 +41,9 @@ def test_right_variances_are_called_right():
     check = jaxeff.moments_check(KEY, dense, posterior(0.05, 128, 32), X)
     assert check.reference == "linear"
     assert check.agrees
-    assert check.advice == "The variances agree: take moments(f) as it is."
+    assert check.advice.startswith("The variances agree (nine in ten lie within ")
+    # Six inputs can't show what one in ten of them has.
+    assert check.advice.endswith("take moments(f) as it is. This is of 6 inputs: ask 10 or more.")
     np.testing.assert_allclose(check.noise, 0.05, rtol=1e-3)
     assert check.ratio.error == pytest.approx(0.06)
     assert check.mean_error < 0.3
@@ -140,3 +142,24 @@ def test_one_factor_leaves_an_error_that_is_stated():
     one = dataclasses.replace(check, ratio=ratio)
     assert "calibrate_moments" in one.advice
     assert "half of them 11% off or more" in one.advice
+
+
+def test_a_median_alone_is_no_verdict():
+    """An LSTM's ratios at noise of 10 %: the median is near one, a tail is a quarter of it."""
+    check = jaxeff.moments_check(KEY, dense, posterior(0.05, 128, 32), X)
+    given = dataclasses.replace(check, inputs=10)
+    assert given.agrees
+    assert "ask 10" not in given.advice
+    right = check.ratio._replace(median=0.89, low=0.75, high=0.96)
+    for tail in (right._replace(low=0.25), right._replace(high=1.6)):
+        one = dataclasses.replace(given, ratio=tail)
+        assert not one.agrees
+        said = (
+            f"The median is right, but the variances spread (nine in ten lie within {tail.low:.2f}"
+        )
+        assert one.advice.startswith(said)
+        assert 'method="linear"' in one.advice
+        assert one.advice in one.verdict
+    # The same tail beside a wrong median, which is what is said first.
+    wrong = dataclasses.replace(given, ratio=right._replace(median=0.5, low=0.25))
+    assert wrong.advice.startswith("The variances are off (nine in ten lie within 0.25 to 0.96")
