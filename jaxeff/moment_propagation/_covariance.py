@@ -17,8 +17,8 @@ The same slopes hold what two results share, `sum_p v_p J_ip J_jp`: with `full` 
 Sharp edges
 - One pass backward for each entry of a result that is left of an example, so about the cost of
   twice as many samples as there are logits, whatever the samples cost to draw.
-- Examples are derived one after the other, for on a processor that is up to forty times as fast as
-  sixteen at once (each has slopes of its own for every kernel). On an accelerator vmap over them.
+- Examples are derived together, as many as `CHUNK_ENTRIES` has room for. A convolution's kernel has
+  slopes of its own for each of them, which are made of patches (`_kernel_slopes`).
 - Examples are separated by following the first axis of every data argument to the first of every
   result. Where that fails (a loop over a batch), all entries of a result are derived one by one, up
   to `MOST_RESULTS`.
@@ -28,7 +28,7 @@ Sharp edges
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar, NamedTuple, Protocol
 
 import jax
 import jax.numpy as jnp
@@ -36,6 +36,7 @@ from jax import lax
 from jaxtyping import Array
 
 from jaxeff.moment_propagation._hidden import OutputLayer, last_layer, variance_through
+from jaxeff.moment_propagation._kernel_slopes import RandomEntries
 from jaxeff.moment_propagation._reading import read
 from jaxeff.moment_propagation._stopped import let_through
 from jaxeff.moment_propagation.calibration import result_name, uncalibrated
@@ -55,6 +56,7 @@ from jaxeff.program.ir import Value
 MOST_RESULTS = 256
 CHUNK_ENTRIES = 2**25
 """Slopes and activations that are held at once: 128 MiB in float32."""
+_UNROLLED = 4
 HIDDEN_ENTRIES = 2**28
 """Slopes of a hidden state that may be held at once, 1 GiB; of more, each result is derived."""
 
@@ -134,10 +136,27 @@ def correlated(
             return jax.tree.map(lambda a: a[0], first_order(given))
 
         examples = [leaf for leaf, b in zip(leaves, batched, strict=True) if b]
-        # One example after the other: each has slopes of its own by every shared parameter, and
-        # memory for one set of them is enough.
-        out = lax.map(one, examples)
+        # As many at once as memory is meant for: all of them, but for large ones.
+        count, size = examples[0].shape[0], _entries(program, ()) * _results(program)
+        fit = max(CHUNK_ENTRIES * count // max(size, 1), 1)
+        out = _in_groups(one, examples, count, fit)
     return _closed(_scaled(out, factors, result_name(propagation.expected_slopes)))
+
+
+def _results(program: Program) -> int:
+    """Returns how many entries of its results one example has, at most."""
+    sizes = [v.aval.size // max(v.aval.shape[0], 1) for v in program.outputs if v.aval.ndim]
+    return max(sizes, default=1)
+
+
+def _in_groups(f: Callable[[Any], Any], given: Any, count: int, fit: int) -> Any:
+    """Maps a function over the first axis, `fit` of its places at once."""
+    # Convolutions in a loop take XLA six times as long on a processor: a few groups are unrolled.
+    if count > _UNROLLED * fit:
+        return lax.map(f, given, batch_size=fit)
+    starts = range(0, max(count, 1), fit)
+    parts = [jax.vmap(f)(jax.tree.map(lambda a, i=i: a[i : i + fit], given)) for i in starts]
+    return jax.tree.map(lambda *a: jnp.concatenate(a), *parts) if len(parts) > 1 else parts[0]
 
 
 def _closed(out: Any) -> Any:
@@ -175,58 +194,94 @@ def _scaled(out: Any, factors: Mapping[str, Array], name: str) -> Any:
     return jax.tree.unflatten(structure, [scaled(i, r) for i, r in enumerate(results)])
 
 
-def _first_order(
-    propagation: Pass, f: Callable[..., Any], args: Any, kwargs: Mapping[str, Any], vector_axes: int
-) -> Any:
-    program, values, _ = read(f, args, kwargs)
-    random = [v for v, x in zip(program.inputs, values, strict=True) if is_gaussian(x)]
-    program = propagation.prepare(let_through(program, random), values)
-    known = dict(zip(program.inputs, values, strict=True))
-    owned = _owned(program, random)
-    # Kernels whose noise is new in each entry of one result are not differentiated: a step added to
-    # that result stands for all of their noise.
-    apart = {v for inputs in owned.values() for v in inputs}
-    followed = [v for v in random if v not in apart]
+class _Linearized(NamedTuple):
+    """A pass forward, with what passes backward need.
 
-    last = None if vector_axes else _last_layer(propagation, program, followed, apart)
+    Attributes:
+        y: The means of the random results, and the hidden state where it is derived.
+        pull: Slopes of a combination of them: by followed inputs, by steps of owned layers, and by
+            convolutions' kernels.
+        out: The results.
+        spreads: Variances, in the order of `pull`.
+    """
+
+    y: list[Array]
+    pull: Callable[..., Any]
+    out: Any
+    spreads: tuple[list[Array], list[Array], list[Array]]
+
+
+def _linearized(
+    propagation: Pass, program: Program, entries: RandomEntries, last: OutputLayer | None
+) -> _Linearized:
+    known, owned, convolved, followed, apart = (
+        entries.known, entries.owned, entries.convolved, entries.followed, entries.apart,
+    )  # fmt: skip
+    stepped = [*owned, *convolved]
     taken: list[Array] = []
 
     def means(at: Sequence[Array], noise: Sequence[Array]) -> tuple[list[Array], Any]:
         moved = dict(zip(followed, at, strict=True))
         given = [Gaussian(moved[v], x.var) if v in moved else x for v, x in known.items()]
-        steps = dict(zip(owned, noise, strict=True))
-        alone: dict[Layer, Array] = {}
+        steps = dict(zip(stepped, noise, strict=True))
+        # Of an owned layer its own variance, of a convolution what its taps read.
+        beside: dict[Layer, Array] = {}
 
         def rule(layer: Layer, key: Any, *operands: Any) -> Any:
             outputs = propagation.layer({}, layer, key, *operands)
             if last is not None and layer is last.layer:
                 taken.append(operands[layer.inputs.index(last.hidden)])
-            if layer not in owned:
+            if layer not in steps:
                 return outputs
+            if layer in convolved:
+                beside[layer] = convolved[layer].windows(layer, operands)
+                return [_stepped(outputs[0], steps[layer])]
             # The layer once more with the other inputs certain: the part of its variance that its
             # own kernel makes.
             only = [
                 known[v] if v in apart else x.mean if is_random(x) else x
                 for v, x in zip(layer.inputs, operands, strict=True)
             ]
-            alone[layer] = propagation.own_variance(layer, *only)
+            beside[layer] = propagation.own_variance(layer, *only)
             return [_stepped(outputs[0], steps[layer])]
 
         out = propagation.evaluated(program, rule, given)
         found = filter(is_gaussian, jax.tree.leaves(out, is_leaf=is_gaussian))
-        return [g.mean for g in found] + taken, (out, [alone[layer] for layer in owned])
+        return [g.mean for g in found] + taken, (out, [beside[layer] for layer in stepped])
 
     # One trace forward serves all results: each then costs a pass backward.
     start = [known[v].mean for v in followed]
-    still = [jnp.zeros(o.aval.shape, o.aval.dtype) for layer in owned for o in layer.outputs]
-    y, pull, (out, alone) = jax.vjp(means, start, still, has_aux=True)
-    spreads = ([known[v].var for v in followed], alone)
+    still = [jnp.zeros(o.aval.shape, o.aval.dtype) for layer in stepped for o in layer.outputs]
+    y, back, (out, beside) = jax.vjp(means, start, still, has_aux=True)
+    alone, windows = beside[: len(owned)], beside[len(owned) :]
+    of_kernels = [one.variances(known[one.kernel]) for one in convolved.values()]
+
+    def pull(seeds: Any) -> Any:
+        by_inputs, by_steps = back(seeds)
+        rows = zip(convolved.values(), windows, by_steps[len(owned) :], strict=True)
+        return by_inputs, by_steps[: len(owned)], [one.slopes(x, g) for one, x, g in rows]
+
+    return _Linearized(y, pull, out, ([known[v].var for v in followed], alone, of_kernels))
+
+
+def _first_order(
+    propagation: Pass, f: Callable[..., Any], args: Any, kwargs: Mapping[str, Any], vector_axes: int
+) -> Any:
+    program, values, _ = read(f, args, kwargs)
+    random = [v for v, x in zip(program.inputs, values, strict=True) if is_gaussian(x)]
+    program = propagation.prepare(let_through(program, random), values)
+    entries = RandomEntries.of(program, values)
+    followed, kernels = entries.followed, entries.kernels
+    last = None
+    if not vector_axes:
+        last = _last_layer(propagation, program, followed, [*entries.apart, *kernels])
+    y, pull, out, spreads = _linearized(propagation, program, entries, last)
     if propagation.expected_slopes:
         _check_sizes(y)
-    numbers, chunk = range(len(y)), _chunk(program, followed)
+    numbers, chunk = range(len(y)), _chunk(program, [*followed, *kernels])
     if last is not None:
         slopes = _hidden_slopes(pull, y, spreads, chunk, [followed.index(v) for v in last.tied])
-        inputs = {**program.constants, **known}
+        inputs = {**program.constants, **entries.known}
         found = [variance_through(last, slopes, y[-1], inputs, propagation.own_variance)]
     elif vector_axes:
         found = [_covariance(pull, y, n, spreads, vector_axes) for n in numbers]
@@ -259,37 +314,6 @@ def _stepped(value: Any, step: Array) -> Any:
     return Gaussian(moments.mean + step, moments.var)
 
 
-def _owned(program: Program, random: Sequence[Value]) -> dict[Layer, list[Value]]:
-    """Finds linear layers with random inputs whose noise is new in each entry of their result.
-
-    No other layer reads such an input, and no two entries of the result share one of its entries (a
-    kernel of a dense layer, for one example). It adds to a result's variance its own part of the
-    layer's variance times the squared slope after the layer: no derivative is taken by the entries
-    of the kernel.
-    """
-    readers: dict[Value, list[Layer]] = {}
-    for layer in program.layers:
-        for value in layer.inputs:
-            readers.setdefault(value, []).append(layer)
-    found: dict[Layer, list[Value]] = {}
-    for value in random:
-        if len(readers.get(value, ())) != 1 or value in program.outputs:
-            continue
-        (layer,) = readers[value]
-        if layer.kind != "linear" or len(layer.outputs) != 1 or layer.inputs.count(value) != 1:
-            continue
-        (result,) = layer.outputs
-        lineages, meetings = walk(layer.nodes, {value: {value: identity(value.aval.shape)}})
-        labels = lineages.get(result, {}).get(value, ())
-        sizes = result.aval.shape
-        # Each entry of the result depends on entries of its own, and the layer combines no
-        # dependent ones.
-        fresh = all(isinstance(x, int) or n == 1 for x, n in zip(labels, sizes, strict=True))
-        if labels and fresh and not meetings:
-            found.setdefault(layer, []).append(value)
-    return found
-
-
 def _check_sizes(y: Sequence[Array]) -> None:
     for number, one in enumerate(y):
         if one.size > MOST_RESULTS:
@@ -317,7 +341,8 @@ def _in_chunks(f: Callable[[Array], Any], count: int, chunk: int) -> Any:
     # Whole chunks, the last one filled up: the rest of a chunk would be compiled a second time.
     chunk = min(chunk, max(count, 1))
     numbers = jnp.arange(-(-count // chunk) * chunk) % max(count, 1)
-    return jax.tree.map(lambda a: a[:count], lax.map(f, numbers, batch_size=chunk))
+    found = _in_groups(f, numbers, len(numbers), chunk)
+    return jax.tree.map(lambda a: a[:count], found)
 
 
 def _variance(

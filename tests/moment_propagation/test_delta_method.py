@@ -226,3 +226,62 @@ def test_mistakes_are_named():
         moments(f, method="linear", form="raw")
     with pytest.raises(ValueError, match="method 'delta' is unknown"):
         jaxeff.calibrate_moments(KEY, f, noisy(params, 0.1), x, method="delta")
+
+
+CONVOLUTIONS = {
+    "plain": {},
+    "strided": {"window_strides": (2, 2)},
+    "dilated": {"rhs_dilation": (2, 2)},
+    "transposed": {"lhs_dilation": (2, 2), "padding": ((2, 2), (2, 2))},
+    "groups": {"feature_group_count": 2},
+    "depthwise": {"feature_group_count": 4},
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", [*CONVOLUTIONS, "used twice", "expected slopes"])
+def test_slopes_by_kernels_of_convolutions_are_those_of_the_function(kind):
+    """Made of patches where a kernel is read once, and of whole passes backward elsewhere."""
+    given = {"window_strides": (1, 1), "padding": "SAME", **CONVOLUTIONS.get(kind, {})}
+    groups = given.get("feature_group_count", 1)
+
+    def f(p, x):
+        for name in ("first", "second", "first" if kind == "used twice" else "third"):
+            y = jax.lax.conv_general_dilated(
+                x, p[name], dimension_numbers=("NHWC", "HWIO", "NHWC"), **given
+            )
+            x = jnp.tanh(y + p["bias"])
+        return x.sum((1, 2))
+
+    keys = jax.random.split(jax.random.key(3), 4)
+    means = {
+        name: jax.random.normal(k, (3, 3, 4 // groups, 4)) / 4
+        for name, k in zip(("first", "second", "third"), keys, strict=False)
+    } | {"bias": jnp.ones(4) / 8}
+    x = jax.random.normal(keys[3], (3, 5, 5, 4))
+    posterior = jax.tree.map(lambda w: Gaussian(w, 1e-6 * (1 + w**2)), means)
+    slopes = jax.jit(jax.jacobian(f))(means, x)
+    parts = jax.tree.map(
+        lambda s, g: (s**2 * g.var).reshape(*s.shape[:2], -1).sum(-1), slopes, posterior
+    )
+    # At noise this small, expected slopes are those at the means.
+    how = {"correlations": True} if kind == "expected slopes" else {"method": "linear"}
+    ours = jax.jit(moments(f, **how))(posterior, x).var
+    np.testing.assert_allclose(ours, sum(jax.tree.leaves(parts)), rtol=1e-3)
+    if kind == "plain":
+        full = jax.jit(moments(f, **how, correlations="full"))
+        joint = full(posterior, x[:1])
+        np.testing.assert_allclose(jnp.diagonal(joint.cov, axis1=-2, axis2=-1), ours[:1], rtol=1e-4)
+
+
+@pytest.mark.slow
+def test_groups_of_examples_give_what_all_together_give(monkeypatch):
+    """Where memory is meant for a few only: unrolled groups, then a loop over them."""
+    f = lambda p, x: jnp.tanh(x @ p) @ p.T  # noqa: E731
+    p = Gaussian(jax.random.normal(jax.random.key(1), (6, 5)) / 3, jnp.full((6, 5), 1e-3))
+    x = jax.random.normal(jax.random.key(2), (7, 6))
+    whole = jax.jit(moments(f, method="linear"))(p, x).var
+    for entries in (2000, 600, 1):
+        monkeypatch.setattr(covariance, "CHUNK_ENTRIES", entries)
+        again = jax.jit(moments(f, method="linear"))(p, x).var
+        np.testing.assert_allclose(again, whole, rtol=1e-5)
