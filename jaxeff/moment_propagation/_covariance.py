@@ -18,7 +18,7 @@ Sharp edges
 - One pass backward for each entry of a result that is left of an example, so about the cost of
   twice as many samples as there are logits, whatever the samples cost to draw.
 - Examples are derived together, as many as `CHUNK_ENTRIES` has room for. A convolution's kernel has
-  slopes of its own for each of them, which are made of patches (`_kernel_slopes`).
+  slopes of its own for each of them, which are made of patches (`slopes`).
 - Examples are separated by following the first axis of every data argument to the first of every
   result. Where that fails (a loop over a batch), all entries of a result are derived one by one, up
   to `MOST_RESULTS`.
@@ -35,12 +35,16 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array
 
-from jaxeff.moment_propagation._hidden import OutputLayer, last_layer, variance_through
-from jaxeff.moment_propagation._kernel_slopes import RandomEntries
 from jaxeff.moment_propagation._reading import read
-from jaxeff.moment_propagation._stopped import let_through
 from jaxeff.moment_propagation.calibration import result_name, uncalibrated
 from jaxeff.moment_propagation.dependence import Lineage, identity, walk
+from jaxeff.moment_propagation.slopes import (
+    OutputLayer,
+    RandomEntries,
+    last_layer,
+    let_through,
+    variance_through,
+)
 from jaxeff.moment_propagation.values import (
     Gaussian,
     JointGaussian,

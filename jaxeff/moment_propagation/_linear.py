@@ -8,7 +8,7 @@ which is exact to first order in the noise and holds everything that results sha
 differentiable program: loops, attention, functions that no rule is known for. What the sum is taken
 of, an example and a chunk of its results at a time, is `_covariance`'s; this module's pass gives
 the function's own slopes in the place of expected ones. Where a last dense layer makes more results
-than it reads units, the units are derived instead (`_hidden`).
+than it reads units, the units are derived instead (`slopes`).
 
 Sharp edges
 - Against Monte Carlo the error is a few per cent (median over results) up to noise of 10 % of the
