@@ -165,7 +165,7 @@ def networks(report: Report) -> Iterator[Row]:
     curves = {(m["network"], m["scaling"], m["bits"]): m["mu"] for m in matched(report)}
     for (network,), own in h.grouped(_seeds_averaged(report.rows), "network").items():
         by = {(method): same for (method,), same in h.grouped(own, "method").items()}
-        plain, noisy = by["none"][0]["mu"], curves[network, "none", 32]
+        plain, noisy = by["none"][0]["mu"], curves.get((network, "none", 32))
         single = [row for row in by.get("noise", ()) if row["mu"]]
         quantized = [row["mu"] for row in by.get("qat", ()) if row["mu"]]
         theirs = ARCHITECTURES[network]

@@ -57,10 +57,10 @@ def test_tables_of_the_quickstart_are_those_of_its_kept_run(page):
 
 
 TRACED = {
-    "noise": ["walking_noise-fast", "hardening-fast"],
+    "noise": ["walking_noise-fast", "hardening-fast", "hardening_eighth"],
     "bayes": [
-        "activations-fast", "dirty_mnist-fast", "gaussian_limits-fast", "bridges-fast",
-        "scaling-fast",
+        "activations-fast", "activations_moons", "dirty_mnist-fast", "gaussian_limits-fast",
+        "bridges-fast", "scaling-fast",
     ],
     "analog": ["analog-fast"],
     "light": ["photonic-fast"],
