@@ -63,13 +63,13 @@ def measure(run: Run[Settings], task: str) -> list[Row]:
     sounds = speech() if of.speech else tones()
     way = go(sounds, of.epochs, of.copies, of.width, of.blocks, of.pruned, of.bits)
     before = [None, *way.stages]
-    rows = [_stage_row(*pair, sounds, of.share) for pair in zip(way.stages, before, strict=False)]
+    rows = [stage_row(*pair, sounds, of.share) for pair in zip(way.stages, before, strict=False)]
     try:
         find_c_toolchain(resolve_target(board.CORE))
     except ToolchainError as error:
         run.say(f"without a microcontroller: {error}")
     else:
-        rows.append(_board_row(run, way.stages[-1], sounds, of))
+        rows.append(board_row(run, way.stages[-1], sounds, of))
     if absent := litert.missing():
         run.say(f"without LiteRT: {', '.join(absent)} not found")
     else:
@@ -90,7 +90,8 @@ def _judged(logits: np.ndarray, labels: np.ndarray, least: float) -> Row:
     }
 
 
-def _stage_row(stage: Stage, before: Stage | None, sounds: Sounds, share: float) -> Row:
+def stage_row(stage: Stage, before: Stage | None, sounds: Sounds, share: float) -> Row:
+    """Judges a stage on recordings for testing, and compares its decisions with those before."""
     least = threshold(stage.held, sounds.held[1], share)
     named: Row = {"table": "stages", "stage": stage.name}
     if before is not None:
@@ -104,7 +105,8 @@ def _stage_row(stage: Stage, before: Stage | None, sounds: Sounds, share: float)
     return {**named, **_judged(stage.test, sounds.test[1], least)}
 
 
-def _board_row(run: Run[Settings], stage: Stage, sounds: Sounds, of: Settings) -> Row:
+def board_row(run: Run[Settings], stage: Stage, sounds: Sounds, of: Settings) -> Row:
+    """Runs the last stage's library over recordings, and compares it with JAX in two ways."""
     least = threshold(stage.held, sounds.held[1], of.share)
     parts = sounds.test, sounds.held, sounds.train
     audio, labels = (np.concatenate(each)[: of.emulated] for each in zip(*parts, strict=True))

@@ -54,13 +54,21 @@ class Forms(nnx.Module):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("core", "bits"), [("cortex-m4", 8), ("cortex-m7", 4), ("cortex-m55", 8)])
-def test_every_form_has_the_bits_of_xla(core, bits, tmp_path):
+@pytest.mark.parametrize(
+    ("core", "bits", "requantize"),
+    [
+        ("cortex-m4", 8, "float"),
+        ("cortex-m7", 4, "float"),
+        ("cortex-m55", 8, "float"),
+        ("cortex-m55", 8, "fixed"),
+    ],
+)
+def test_every_form_has_the_bits_of_xla(core, bits, requantize, tmp_path):
     require("arm-none-eabi-gcc", "qemu-system-arm")
     f, params = functional(Forms(nnx.Rngs(0)))
     x = jax.random.normal(jax.random.key(bits), (2, 9, 7, 3))
     spec = calibrate(f, params, [x], {"*:linear": Int(bits, 8, symmetric="weights")})
-    g = jaxeff.integer(f, spec)
+    g = jaxeff.integer(f, spec, requantize=requantize)
     codes = g.convert(params, x)
     bundle = deploy(g, (codes, x), target=core, path=tmp_path / "b")
     # Beyond what was calibrated too: results are clamped at both ends.

@@ -6,7 +6,7 @@ as arguments. Two features share a word of weights, 256 times the second plus th
 load serves four products. Weights of up to four bits lie in half the bytes, of two bits in a
 quarter, as numbers from zero up: what that adds to sums is taken off where they begin. Vectors are
 of 16 products of one feature. What these functions don't take stays a kernel of its own
-(`_contraction.py`): windows of maxima, groups, dilation, fixed-point scales.
+(`_contraction.py`): windows of maxima, groups, dilation, shortcuts with fixed-point factors.
 """
 
 from __future__ import annotations
@@ -34,6 +34,8 @@ _FORM = "jaxeff.dual"  # attribute of a kernel: the layer's form, as JSON
 _IN_LINES = ("windowed", "striding")
 """Kinds that copy lines of four channels before they write a row."""
 _VECTORS = "vectors"
+FIXED = "fixed"
+"""Result of codes whose scales are multipliers of whole numbers and shifts."""
 _BYTES = 16  # of a vector
 _GROUP = 8  # products of a feature in a turn
 _QUARTER = 4
@@ -107,7 +109,9 @@ def form_of(
         attributes: the composite's.
         helium: whether the target has vectors of 16 bytes.
     """
-    if dot.name != SMLAD or geometry.pool != (1, 1) or attributes.get("scales") == "fixed":
+    fixed = attributes.get("scales") == "fixed"
+    # A shortcut's factor in fixed point is in two parts, which the functions don't read.
+    if dot.name != SMLAD or geometry.pool != (1, 1) or (fixed and attributes["shortcut"] != "none"):
         return None
     x, w = ([int(n) for n in tensor.ty.shape] for tensor in tensors[:2])
     images, window, padding, strides = 1, (1, 1), (0, 0), (1, 1)
@@ -135,6 +139,7 @@ def form_of(
     sizes: tuple[int, ...] = (rows, columns, w[-1], *image, *padding, *strides, *window)
     sizes += (attributes.get("input_zero", 0), *ends, attributes["shortcut_zero"])
     result = "totals" if attributes.get("total") else attributes["result"]
+    result = FIXED if fixed and result == "codes" else result
     # Sums of vectors are of one feature each.
     part = 0 if kind == _VECTORS else _part(geometry.depth, attributes)
     # Sums in parts have no beginning that all weights' offset could be taken off at.
@@ -154,7 +159,7 @@ def _clamp(result: str, zero: int, lower: int, upper: int) -> str:
     """Names the shortest way to clamp results."""
     if result in ("float", "sums"):
         return "none"
-    if result == "codes" and upper == 2**8 - 1:
+    if result in ("codes", FIXED) and upper == 2**8 - 1:
         if lower == 0:
             return "byte" if zero == 0 else "shifted"
         if lower == zero:
@@ -240,6 +245,22 @@ def _place(shape: Sequence[int], along: Any) -> list[Any]:
         tirx.indexdiv(rest, shape[2]),
         tirx.indexmod(rest, shape[2]),
     ]
+
+
+def fixed_scales(bb: relax.BlockBuilder, parts: Sequence[relax.Expr]) -> relax.Expr:
+    """Lays multipliers, shifts before and shifts after one after the other, as functions read."""
+
+    def laid(*parts: te.Tensor) -> te.Tensor:
+        features = parts[0].shape[0]
+
+        def element(at: Any) -> Any:
+            first, second, third = (part(tirx.indexmod(at, features)) for part in parts)
+            later = tirx.if_then_else(at < 2 * features, second, third)
+            return tirx.if_then_else(at < features, first, later)
+
+        return te.compute((len(parts) * features,), element, name="laid")
+
+    return bb.emit_te(laid, *parts, primfunc_name_hint="q_scales", primfunc_attrs={PACKS: True})
 
 
 def _in_vectors(bb: relax.BlockBuilder, w: relax.Expr, depth: int) -> relax.Expr:

@@ -23,10 +23,12 @@ from jaxeff_export.operators.integer._depthwise import (
 )
 from jaxeff_export.operators.integer._dots import Dot, dot_of, of_few
 from jaxeff_export.operators.integer._dual import (
+    FIXED,
     SMLAD,
     dual_codes,
     dual_kernel,
     dual_weights,
+    fixed_scales,
     form_of,
     result_dtype,
 )
@@ -100,8 +102,10 @@ def integer_operators(
             if not any_batch and not all(_is_constant(bb, tensor) for tensor in tensors):
                 form = form_of(name, geometry, dot, tensors, attributes, helium)
             if form is not None:
-                weights = dual_weights(bb, tensors[1], form, geometry)
-                operands = [tensors[0], weights, *tensors[2:]]
+                x, w, bias, *rest = tensors
+                if form.result == FIXED:
+                    rest = [fixed_scales(bb, rest)]
+                operands = [x, dual_weights(bb, w, form, geometry), bias, *rest]
                 kernel = dual_kernel(form, operands, attributes, shape)
                 return _called(bb, kernel, name, operands, attributes, shape)
             if attributes.get("total"):
