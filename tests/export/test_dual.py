@@ -60,7 +60,8 @@ class Forms(nnx.Module):
         ("cortex-m4", 8, "float"),
         ("cortex-m7", 4, "float"),
         ("cortex-m55", 8, "float"),
-        ("cortex-m55", 8, "fixed"),
+        ("cortex-m55", 4, "fixed"),  # whole numbers alone, and weights that share bytes
+        ("cortex-m85", 2, "float"),
     ],
 )
 def test_every_form_has_the_bits_of_xla(core, bits, requantize, tmp_path):

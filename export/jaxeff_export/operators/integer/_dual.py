@@ -132,8 +132,7 @@ def form_of(
         strides = tuple(attributes["strides"])
         if kind == "depthwise" and window == (3, 3) and strides in ((1, 1), (2, 2)):
             kind = "windowed" if strides == (1, 1) else "striding"
-    packs = _PACKED.get(attributes["weight_bits"], _WHOLE) < _WHOLE
-    if helium and kind in ("convolution", "dense") and not packs:
+    if helium and kind in ("convolution", "dense"):
         kind = _VECTORS
     ends = attributes["zero"], attributes["lower"], attributes["upper"]
     sizes: tuple[int, ...] = (rows, columns, w[-1], *image, *padding, *strides, *window)
@@ -143,7 +142,7 @@ def form_of(
     # Sums of vectors are of one feature each.
     part = 0 if kind == _VECTORS else _part(geometry.depth, attributes)
     # Sums in parts have no beginning that all weights' offset could be taken off at.
-    packed = kind in ("convolution", "dense") and not part
+    packed = kind in ("convolution", "dense", _VECTORS) and not part
     constants = (
         str(attributes.get("finer", 0)),
         result,
@@ -192,7 +191,7 @@ def dual_weights(
         return bb.emit_te(four, w, primfunc_name_hint="q_pack", primfunc_attrs={PACKS: True})
     depth, features = geometry.depth, shape[-1]
     if form.kind == _VECTORS:
-        return _in_vectors(bb, w, depth)
+        return _in_vectors(bb, w, depth, form.bits)
     words = 2 if form.kind == "dense" else 1  # of a step
     blocks, turns = -(-features // (2 * words)), -(-depth // _GROUP)
 
@@ -263,21 +262,29 @@ def fixed_scales(bb: relax.BlockBuilder, parts: Sequence[relax.Expr]) -> relax.E
     return bb.emit_te(laid, *parts, primfunc_name_hint="q_scales", primfunc_attrs={PACKS: True})
 
 
-def _in_vectors(bb: relax.BlockBuilder, w: relax.Expr, depth: int) -> relax.Expr:
-    """Packs weights as bytes from zero up, vectors of two features in turn."""
+def _in_vectors(bb: relax.BlockBuilder, w: relax.Expr, depth: int, bits: int) -> relax.Expr:
+    """Packs weights from zero up: bytes of two features in turn, or features that share bytes."""
     shape = [int(n) for n in w.ty.shape]
     features = shape[-1]
+    several = _WHOLE // bits  # weights in a byte
+    apart = 2 if bits == _WHOLE else 1
 
     def pack(w: te.Tensor) -> te.Tensor:
-        def element(block: Any, turn: Any, one: Any, byte: Any) -> Any:
-            along, feature = turn * _BYTES + byte, block * 2 + one
+        def one(along: Any, feature: Any) -> Any:
             inside = tirx.all(feature < features, along < depth)
             found = tirx.Cast("int32", w(*_place(shape, along), feature))
             # Products of bytes are of two with a sign or of two without, as the data's are.
-            raised = found + tirx.const(2**7, "int32")
-            return tirx.Cast("uint8", tirx.if_then_else(inside, raised, tirx.const(0, "int32")))
+            raised = found + tirx.const(2 ** (bits - 1), "int32")
+            return tirx.if_then_else(inside, raised, tirx.const(0, "int32"))
 
-        size = (-(-features // 2), -(-depth // _BYTES), 2, _BYTES)
+        def element(block: Any, turn: Any, place: Any, byte: Any) -> Any:
+            along, first = turn * _BYTES + byte, (block * apart + place) * several
+            total: Any = tirx.const(0, "int32")
+            for n in range(several):
+                total = total + one(along, first + n) * tirx.const(2 ** (bits * n), "int32")
+            return tirx.Cast("uint8", total)
+
+        size = (-(-features // (apart * several)), -(-depth // _BYTES), apart, _BYTES)
         return te.compute(size, element, name="packed")
 
     return bb.emit_te(pack, w, primfunc_name_hint="q_pack", primfunc_attrs={PACKS: True})
