@@ -3,6 +3,7 @@
 import dataclasses
 import shutil
 from types import SimpleNamespace
+from typing import Any
 
 import jax
 import numpy as np
@@ -33,7 +34,9 @@ def test_claims_fail_where_pieces_do_not_fit():
         pytest.skip("arm-none-eabi-gcc and qemu-system-arm not found")
     sounds = tones(4)
     x, held = (features(audio) for audio, _ in (sounds.test, sounds.held))
-    bare, params = jaxeff.functional(spotter(FRONT.cepstra, CLASSES, 8, 1, nnx.Rngs(0)))
+    bare, params = jaxeff.functional(
+        spotter(FRONT.cepstra or FRONT.bands, CLASSES, 8, 1, nnx.Rngs(0))
+    )
     standard = standardized(x.mean((0, 1, 2)), x.std((0, 1, 2)))
 
     def f(params, x):
@@ -53,7 +56,7 @@ def test_claims_fail_where_pieces_do_not_fit():
     sounds = dataclasses.replace(
         sounds, held=(sounds.held[0], labels["held"]), test=(sounds.test[0], labels["test"])
     )
-    run = SimpleNamespace(say=lambda text: None)
+    run: Any = SimpleNamespace(say=lambda text: None)
     row = board_row(run, whole, sounds, SETTINGS)
     agreeing = stage_row(whole, grid, sounds, SETTINGS.share)
     found = _verdicts(row, agreeing)

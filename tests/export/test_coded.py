@@ -65,6 +65,7 @@ def test_codes_of_sixteen_bits_are_those_of_jax_and_have_their_numbers(tmp_path)
     bundle.export_c(tmp_path / "c", name="net")
     header = (tmp_path / "c" / "net.h").read_text()
     assert "const int16_t *" in header
+    assert "NOT_A_NUMBER" not in header  # which whole numbers never are
     for name, grid in (("ARGS_0", h.arguments[0]), ("RESULT", h.results[0])):
         (step,) = re.findall(rf"#define NET_{name}_STEP (\S+)f\n", header)
         (zero,) = re.findall(rf"#define NET_{name}_ZERO (\S+)\n", header)

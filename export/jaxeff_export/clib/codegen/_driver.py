@@ -36,7 +36,7 @@ def header(library: Library) -> str:
     ]
     codes = ",\n".join(f"    {u}_{code} = {number}" for code, number in library.codes.items())
     rounded = []
-    if library.rounds_inputs:
+    if library.refuses_nan:
         rounded = [
             "/* The function rounds its arguments to codes, which have no NaN: a call returns",
             f"   {u}_NOT_A_NUMBER where one holds it, before it writes anything. An infinity",

@@ -72,7 +72,7 @@ def main_c(library: Library, recorded: RecordedCall, tolerances: Sequence[float]
         given.append(f"    inputs.parameters = {n}_parameters;")
         blob = [f"extern const unsigned char {n}_parameters[];"]
     refused = []
-    if library.rounds_inputs:
+    if library.refuses_nan:
         refused = [
             f"        if (code == {u}_NOT_A_NUMBER)",
             '            printf("an argument that is rounded to codes holds NaN\\n");',

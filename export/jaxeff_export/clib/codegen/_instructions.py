@@ -85,7 +85,7 @@ to what a session begins with, now or again, `inputs.state = &state` hands it to
 updates it in place.
 """
     refused = ""
-    if library.rounds_inputs:
+    if library.refuses_nan:
         refused = f"""
 Arguments are rounded to codes, which have no NaN: a call with NaN in one of them returns
 {u}_NOT_A_NUMBER and writes nothing. An infinity becomes an end of its range.

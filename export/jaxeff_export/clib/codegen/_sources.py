@@ -77,9 +77,17 @@ class Library:
         return max((k.stack for k in self.kernels.values()), default=0)
 
     @property
+    def refuses_nan(self) -> bool:
+        """Whether arguments are rounded to codes, and some of them may be NaN."""
+        whole = ("bool", "int", "uint")  # these have no NaN
+        return self.rounds_inputs and any(
+            f.count and not f.spec.dtype.startswith(whole) for f in self.given
+        )
+
+    @property
     def codes(self) -> Mapping[str, int]:
         """Codes that a call may return."""
         # Numbers are the same in all libraries, also where some of them can't occur.
         threads = {"NO_THREADS": 4} if self.threads > 1 else {}
-        numbers = {"NOT_A_NUMBER": 5} if self.rounds_inputs else {}
+        numbers = {"NOT_A_NUMBER": 5} if self.refuses_nan else {}
         return CODES | threads | numbers
