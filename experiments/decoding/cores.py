@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 import jax
 import jaxeff_export
+from jaxeff_export.bundle.machine_model import LoopModel
 from jaxeff_export.targets import ToolchainError
 
 from experiments.decoding.products import FORMATS, SETTINGS, product
@@ -37,7 +38,7 @@ def modelled(rows: int, shape: tuple[int, int]) -> Iterator[Row]:
         except ToolchainError as error:
             raise Refused(str(error)) from error
         # Of the other kernels, which make the input's codes, none multiplies.
-        (loop,) = (each for each in loops if each.products)
+        (loop,) = (each for each in loops if isinstance(each, LoopModel) and each.products)
         # A bundle knows its kernels' work; modelled without it, turns and cycles are unknown.
         assert loop.turns is not None
         assert loop.total is not None
