@@ -30,11 +30,11 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import lax
 from jaxtyping import Array, Float, Int
 
 from jaxeff.compression._quantized import of_inputs
 from jaxeff.compression.numerics import LayerQuantization, Method, Quantizer, Tensor
-from jaxeff.compression.post_training._adaround import excess
 from jaxeff.compression.post_training._channels import LayerPair, pairs
 from jaxeff.compression.post_training._equalization import rescale, weights_of
 from jaxeff.compression.post_training._layerwise import (
@@ -50,6 +50,8 @@ from jaxeff.compression.post_training._multiplication import Multiplication
 from jaxeff.compression.quantizers import Scaled
 from jaxeff.core import check_count, input_batch, static_integer, validate
 from jaxeff.program import Layer, SharedPrograms, evaluate, plain_rule
+
+_EXACT = lax.Precision.HIGHEST
 
 
 @validate(batch=input_batch, points=static_integer())
@@ -164,7 +166,10 @@ def _search(
         found = start(quantizer, scaled, tensor).quantize(scaled, tensor)
         # The error of Q(w s) / s against w, as the layer's inputs weigh it.
         difference = at.contraction.matrix(found).astype(jnp.float32) / rows - w
-        return excess(difference, jnp.zeros(w.shape), second, second).sum()
+        # Not as the excess over weights of zero: XLA's CPU back end of jaxlib 0.10.2 returns
+        # undefined numbers for a product with constant zeros beside another one.
+        product = jnp.einsum("gij,gjm->gim", second, difference, precision=_EXACT)
+        return jnp.sum(difference * product)
 
     best, lowest = np.ones(count, np.float32), np.inf
     for alpha in np.arange(points + 1) / points:

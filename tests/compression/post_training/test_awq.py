@@ -60,6 +60,23 @@ def test_the_search_by_hand():
 
 
 @pytest.mark.slow
+def test_large_layers_have_errors_that_are_numbers():
+    """XLA gave NaN for them, by which no scale is better than none."""
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(512, 576)) * np.exp(rng.normal(size=576))
+    w = rng.normal(size=(576, 192)) / 8
+    data, params = jnp.asarray(x, jnp.float32), {"fc": {"kernel": jnp.asarray(w, jnp.float32)}}
+    four = {"fc": Int(4, symmetric="weights", activations=False, per="group", group=32)}
+    new, _ = awq(linear, params, data, four, points=3)
+
+    def error(kernel):
+        return np.square(x @ (np.asarray(kernel, np.float64) - w)).mean()
+
+    nearest = quantized(linear, four)(params, jnp.eye(576))
+    assert error(new["fc"]["kernel"]) < 0.7 * error(nearest)
+
+
+@pytest.mark.slow
 def test_scales_move_into_the_layer_before():
     params, x = _problem()
 
