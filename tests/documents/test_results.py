@@ -57,7 +57,7 @@ def test_tables_of_the_quickstart_are_those_of_its_kept_run(page):
 
 
 TRACED = {
-    "noise": ["walking_noise-fast", "hardening-fast", "hardening_eighth"],
+    "noise": ["walking_noise-fast", "hardening-fast", "hardening_eighth", "vant-fast"],
     "bayes": [
         "activations-fast", "activations_moons", "dirty_mnist-fast", "gaussian_limits-fast",
         "bridges-fast", "scaling-fast",
