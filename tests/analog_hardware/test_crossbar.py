@@ -253,6 +253,12 @@ def test_bad_input_is_refused():
     assert jnp.isnan(jax.jit(analog(f, spec))(key, params, -x)).all()
     with pytest.raises(ValueError, match="'input' is input; narrow"):
         analog(f, {"*": Crossbar()})(key, params, x)
+    with pytest.raises(
+        ValueError, match=r"by a constant .* leave it out with \{\.\.\., 'linear': None"
+    ):
+        analog(lambda p, x: x @ jnp.ones((2, 3)), {"*:linear": Crossbar()})(
+            key, params, jnp.ones((1, 2))
+        )
     with pytest.raises(TypeError, match="must be a Crossbar"):
         analog(f, {"fc1": 3})
     with pytest.raises(TypeError, match="methods counts"):

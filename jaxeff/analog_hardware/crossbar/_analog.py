@@ -117,11 +117,17 @@ def crossbars(spec: Mapping[str, Crossbar | None], program: Program) -> dict[str
 
     Raises:
         SpecError: As `jaxeff.program.resolve`.
-        ValueError: A site isn't linear.
+        ValueError: A site isn't linear, or has no weights.
     """
     found = resolve(spec, program)
     for layer in program.sites:
-        if layer.site in found and (layer.kind != "linear" or not layer.weights):
+        # A product with a constant of the program is linear too, but there is nothing to program.
+        if layer.site in found and layer.kind == "linear" and not layer.weights:
+            raise ValueError(
+                f"A crossbar holds weights, but {layer.site!r} multiplies by a constant that the "
+                f"function computes; leave it out with {{..., {layer.site!r}: None}}."
+            )
+        if layer.site in found and layer.kind != "linear":
             raise ValueError(
                 f"A crossbar holds weights and multiplies, but {layer.site!r} is {layer.kind}; "
                 "narrow the pattern, for example to '*:linear'."
