@@ -257,7 +257,10 @@ def onnx(s: Subject) -> Cell:
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "net.onnx"
         file = to_onnx(s.f, (s.params, *s.args), path)
-        session = onnxruntime.InferenceSession(path)
+        # Threads that wait for each other on the one core of this process would take its time.
+        options = onnxruntime.SessionOptions()
+        options.intra_op_num_threads = 1
+        session = onnxruntime.InferenceSession(path, options)
         return _of_file(s, file, lambda given: session.run(list(file.outputs), given))
 
 
