@@ -132,6 +132,28 @@ def test_the_table_of_scores_is_that_of_its_kept_run():
         assert shown[name] == texts
 
 
+def test_counts_of_the_zoo_are_those_of_its_kept_runs():
+    runs = [json.loads(path.read_text()) for path in sorted(RUNS.glob("zoo*.json"))]
+    # A cell of several runs counts once.
+    cells = {(row["model"], row["column"]): row["status"] for run in runs for row in run["rows"]}
+    lines = (ROOT / "docs" / "results" / "zoo.md").read_text().splitlines()
+    table = [line.strip("| ").split(" | ") for line in lines if line.startswith("| ")]
+    columns, *rows = table[: 1 + len(set(cells.values()))]
+    for status, *numbers in rows:
+        for column, number in zip(columns[1:], numbers, strict=True):
+            kept = [s for (_, c), s in cells.items() if column in (c, "all")]
+            assert int(number) == kept.count(status), (status, column)
+    assert {row[0] for row in rows} == set(cells.values())
+    # Each that isn't right is told with its reason.
+    told = {
+        (model, column)
+        for models, names, *_ in (row for row in table[len(rows) + 2 :] if len(row) == 4)
+        for model in models.split(", ")
+        for column in names.split(", ")
+    }
+    assert told == {cell for cell, status in cells.items() if status != "right"}
+
+
 def test_a_changed_number_is_found():
     content = json.loads(KEPT[0].read_text())
     content["checks"][0]["ours"] = -12345.0
