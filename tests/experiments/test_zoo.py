@@ -67,7 +67,8 @@ def test_a_process_that_dies_or_hangs_costs_one_cell(tmp_path, monkeypatch):
 @pytest.mark.process
 def test_a_worker_ends_a_cell_by_what_it_computes_not_by_the_clock():
     code = (
-        "import time\nfrom experiments.zoo.worker import _allow\n"
+        "import threading, time\nfrom experiments.zoo.worker import _allow, watch\n"
+        "threading.Thread(target=watch, daemon=True).start()\n"
         "_allow(1)\ntime.sleep(1.5)\n_allow(1)\nprint('slept', flush=True)\n"
         "while True: pass"
     )
