@@ -73,6 +73,8 @@ CLAIMS = (
     claim("{network}, {noise}: linear", "error", h.at_most(0.06), 0.06, of(m.LINEAR), when=small),
     claim("{network}, {noise}: calibrated", "error", h.at_most(0.15), 0.15, of(m.CALIBRATED),
           when=small),
+    claim("{network}, {noise}: default, calibrated", "error", h.at_most(0.10), 0.10, of(m.SCALED),
+          when=lambda row: convolutional(row) and small(row)),
     claim("{network}: time of calibrated over diagonal", "over diagonal", h.at_most(1.05), 1.05,
           priced),
     claim("{network}, {noise}: off, and said so", "ratio",
@@ -97,7 +99,7 @@ TABLES = (
               ("network", "noise", "ratio", "checked", "agrees", "advice", "warned"), default),
 )  # fmt: skip
 
-STYLE = dict(zip(m.METHODS, ("o", "s", "^", "v", "*", "x", "."), strict=True))
+STYLE = dict(zip(m.METHODS, ("o", "s", "^", "P", "v", "*", "x", "."), strict=True))
 PLOTS = (
     h.Plot(
         "ratios",
@@ -121,6 +123,7 @@ def run(run: Run[recipe.Settings]) -> Found:
     # Before JAX has started: one thread, so that processor time is work and no waiting.
     os.environ["NPROC"] = "1"
     names = choose(run.settings.networks, recipe.NETWORKS, "network")
+    choose(run.settings.methods, m.METHODS, "method")
 
     # A network's rows are kept as soon as it is done: a run that is cut goes on with the next one.
     def rows(name: str) -> Iterator[Row]:

@@ -2,7 +2,8 @@
 
 - default: `moments(f)`, which follows what a kernel's positions share;
 - diagonal: `moments(f, shared=False)`;
-- calibrated: `moments(f)` with the factors of `calibrate_moments`;
+- calibrated: `moments(f)` with the factors of `calibrate_moments`, beside the diagonal pass;
+- default, calibrated: with those of `calibrate_moments(..., shared=True)`, of results;
 - correlated: `moments(f, correlations=True)`;
 - linear: `moments(f, method="linear")`;
 - last layer only: the diagonal of a posterior that is random in its last layer alone;
@@ -36,8 +37,8 @@ from jaxeff.program import trace
 from jaxeff.uncertainty import sample_logits
 
 DEFAULT, DIAGONAL, CALIBRATED, CORRELATED = "default", "diagonal", "calibrated", "correlated"
-LINEAR, LAST, DRAWN = "linear", "last layer only", "30 draws"
-METHODS = (DEFAULT, DIAGONAL, CALIBRATED, CORRELATED, LINEAR, LAST, DRAWN)
+SCALED, LINEAR, LAST, DRAWN = "default, calibrated", "linear", "last layer only", "30 draws"
+METHODS = (DEFAULT, DIAGONAL, CALIBRATED, SCALED, CORRELATED, LINEAR, LAST, DRAWN)
 BATCH, _DRAWS, _LOGITS, _CHECKED = 10, 30, 100, 10
 
 
@@ -53,15 +54,20 @@ def measure(case: Case, settings: Settings, key: jax.Array) -> Iterator[Row]:
         LINEAR: moments(f, method="linear"),
     }
     passes = {method: jax.jit(g) for method, g in passes.items()}
-    passes |= {CALIBRATED: jax.jit(moments(f)), LAST: passes[DIAGONAL]}
+    passes |= {CALIBRATED: jax.jit(moments(f)), SCALED: jax.jit(moments(f)),
+               LAST: passes[DIAGONAL]}  # fmt: skip
+    asked = {DEFAULT, *(settings.methods or passes)}
+    passes = {method: g for method, g in passes.items() if method in asked}
     first: dict[str, Row] = {}
     for noise, posterior in case.posteriors.items():
         outputs = np.asarray(predict(keys[0], f, posterior, x, samples=settings.oracle), np.float64)
         calibrate = partial(calibrate_moments, samples=settings.samples, progress=False)
         seen = sets.train[0][: settings.calibration]
-        calibrated, seconds = _spent(partial(calibrate, keys[1], f, posterior, seen))
-        given = dict.fromkeys(passes, posterior) | {CALIBRATED: calibrated}
-        given[LAST] = last_layer_only(f, posterior, x[:BATCH])
+        given = dict.fromkeys(passes, posterior) | {LAST: last_layer_only(f, posterior, x[:BATCH])}
+        seconds = {}
+        for method in [one for one in (CALIBRATED, SCALED) if one in passes]:
+            measured = partial(calibrate, keys[1], f, posterior, seen, shared=method == SCALED)
+            given[method], seconds[method] = _spent(measured)
         rows: list[Row] = []
         for method, g in list(passes.items()):
             if method not in first:  # later posteriors run what is compiled, and warn no more
@@ -75,7 +81,8 @@ def measure(case: Case, settings: Settings, key: jax.Array) -> Iterator[Row]:
         check = moments_check(keys[2], f, posterior, x[:_CHECKED])
         rows[0] |= {"agrees": check.agrees, "advice": check.advice,
                     "checked": check.ratio and check.ratio.median}  # fmt: skip
-        rows[list(passes).index(CALIBRATED)]["calibration"] = seconds
+        for method, spent in seconds.items():
+            rows[list(passes).index(method)]["calibration"] = spent
         rows.append({"method": DRAWN, **of_samples(_DRAWS, outputs)})
         costs: dict[str, Row] = {}
         if noise == SVI and settings.rounds:

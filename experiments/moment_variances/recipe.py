@@ -21,6 +21,7 @@ class Settings:
 
     Attributes:
         networks: Networks to measure; all if empty.
+        methods: Ways to a variance beside the default; all if empty.
         noises: Standard deviations of weights over that of their array.
         data: Images that networks are trained on; the decoder's text comes with Python.
         examples: Images, or pieces of text, that they are trained on.
@@ -35,6 +36,7 @@ class Settings:
     """
 
     networks: Annotated[tuple[str, ...], SELECTS] = ()
+    methods: Annotated[tuple[str, ...], SELECTS] = ()
     noises: tuple[Annotated[float, Least(0.0)], ...] = (0.03, 0.1, 0.3)
     data: Literal["digits", "mnist", "fashion-mnist"] = "fashion-mnist"
     examples: Annotated[int, Least(64)] = 2000

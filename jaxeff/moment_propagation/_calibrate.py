@@ -41,8 +41,10 @@ Sharp edges
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from dataclasses import replace
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -55,7 +57,7 @@ from jaxeff.core import (
     instance_of,
     validate,
 )
-from jaxeff.moment_propagation._covariance import Pass, batched_leaves, correlated
+from jaxeff.moment_propagation._covariance import batched_leaves, correlated
 from jaxeff.moment_propagation._group_draws import Drawn, SampledProgram, drawn
 from jaxeff.moment_propagation._linear import check_method, first_order_pass
 from jaxeff.moment_propagation._moment_pass import Propagation, promote
@@ -63,6 +65,7 @@ from jaxeff.moment_propagation._monte_carlo import random_values
 from jaxeff.moment_propagation._reading import read
 from jaxeff.moment_propagation.calibration import (
     FORMS,
+    SHARED,
     Calibrated,
     FactorPass,
     Groups,
@@ -99,6 +102,7 @@ def calibrate_moments(
     chunk: int = 1,
     correlations: bool = False,
     method: str = "layers",
+    shared: bool = False,
     form: str = "best",
     progress: bool | None = None,
     **kwargs: Any,
@@ -119,6 +123,10 @@ def calibrate_moments(
             of a result's last axis, instead.
         method: Method of `moments`: "linear" measures factors for `moments(f, method="linear")`,
             one per entry of a result's last axis, instead.
+        shared: Whether to measure factors of results beside the pass that follows what positions
+            share, which `moments(f)` takes without factors, in place of factors of all sites beside
+            the diagonal pass. It costs what `moments(f)` costs, and errs less where a network of
+            convolutions has a ratio that differs from input to input.
         form: "static": a factor per site and channel. "inputs": a factor per result that depends
             on its propagated mean and variance. "best": the second where it errs surely less on
             inputs that it wasn't measured on, else the first; the first where there are fewer than
@@ -130,8 +138,8 @@ def calibrate_moments(
         The posterior with its factors, for `moments(f)`, `deploy` and files.
 
     Raises:
-        ValueError: Fewer than 2 samples, an unknown method or form, or nothing in the arguments is
-            random.
+        ValueError: Fewer than 2 samples, an unknown method or form, nothing in the arguments is
+            random, or `shared` with `correlations` or the linear method.
         MomentsError: As `moments`.
     """
     check_method("calibrate_moments", method)
@@ -139,17 +147,22 @@ def calibrate_moments(
         posterior = posterior.posterior
     _check(form, (posterior, *args, *kwargs.values()))
     propagation = Propagation(rules or {}, "variance", lambda one: None)
-    first_order = first_order_pass(propagation, method)
     of_results = correlations or method == "linear"
+    if shared and of_results:
+        raise ValueError(
+            "calibrate_moments: correlations and the linear method follow what positions share "
+            "already; leave out shared=True."
+        )
+    results = _results_of(propagation, method, of_results, shared)
     given: tuple[Any, Any] = (posterior, *args), dict(kwargs)
-    given, groups, whole, part = _in_groups(f, given, propagation, of_results)
+    given, groups, whole, part = _in_groups(f, given, propagation, results is not None, of_results)
     program, values, wanted = whole
     keys = _keys(key, samples, chunk, groups)
     # Draws of different groups are independent, so a factor over all has that many.
     noise = 2 / keys.size
     ends = [v for v in wanted if v in program.outputs]
 
-    measure = _measure(propagation, first_order if of_results else None, f, whole, noise)
+    measure = _measure(propagation, results, f, whole, noise)
     # Before any draw: what has no rule is refused in seconds, not after minutes.
     like = Drawn(*jax.tree.map(_like, ([*wanted], [(v, v) for v in ends])))
     members = np.zeros(1, int) if of_results else groups.members
@@ -163,13 +176,41 @@ def calibrate_moments(
         judged,
         lambda rows, scale: finish(sampled, rows, np.float32(scale), values, *given),
     )
-    stated = tuple((site, float(np.median(np.asarray(e)))) for site, e in chosen.errors.items())
-    return Calibrated(posterior, chosen.factors, stated, chosen.unseen)
+    prefix = SHARED if shared else ""
+    stated = tuple(
+        (prefix + at, float(np.median(np.asarray(e)))) for at, e in chosen.errors.items()
+    )
+    factors = {prefix + site: factor for site, factor in chosen.factors.items()}
+    return Calibrated(posterior, factors, stated, chosen.unseen)
+
+
+class _Results(NamedTuple):
+    """A pass whose variances of results alone get factors.
+
+    Attributes:
+        moments: `moments(f, args, kwargs)`: the function's results.
+        name: How names of its factors begin.
+    """
+
+    moments: Callable[..., Any]
+    name: str
+
+
+def _results_of(
+    propagation: Propagation, method: str, first_order: bool, shared: bool
+) -> _Results | None:
+    """Makes the pass of results; None where every site gets factors."""
+    if shared:
+        return _Results(replace(propagation, shared=True).run, result_name(expected_slopes=True))
+    if not first_order:
+        return None
+    derived = first_order_pass(propagation, method)
+    return _Results(functools.partial(correlated, derived), result_name(derived.expected_slopes))
 
 
 def _measure(
     propagation: Propagation,
-    first_order: Pass | None,
+    results: _Results | None,
     f: Callable[..., Any],
     whole: SampledProgram,
     noise: float,
@@ -178,7 +219,7 @@ def _measure(
 
     Args:
         propagation: Moments from layer to layer.
-        first_order: The pass that results are derived through, if factors are of results alone.
+        results: The pass that gives results, if factors are of these alone.
         f: The function.
         whole: The program that reads all inputs.
         noise: Variance of the logarithm of a factor over all draws.
@@ -190,17 +231,24 @@ def _measure(
         sampled: Drawn, rows: Array, scale: Array, values: Sequence[Any], args: Any, kwargs: Any
     ) -> FactorPass:
         logs = dict(zip(wanted, sampled.logs, strict=True))
+        halves = dict(zip(ends, sampled.halves, strict=True))
         found = FactorPass({}, {}, {})
-        if first_order is not None:
+
+        def keep(number: int, atom: Any, ours: Gaussian) -> None:
+            both = jnp.stack([logs[atom], *halves[atom]])
+            found.results[number] = ours, both
+
+        if results is not None:
             # Those variances are of results alone, so there is one factor per result and none
             # inside.
-            full = correlated(first_order, f, args, kwargs)
-            results = jax.tree.leaves(full, is_leaf=is_gaussian)
-            for i, (atom, ours) in enumerate(zip(program.outputs, results, strict=True)):
+            full = results.moments(f, args, kwargs)
+            leaves = jax.tree.leaves(full, is_leaf=is_gaussian)
+            for i, (atom, ours) in enumerate(zip(program.outputs, leaves, strict=True)):
                 if isinstance(atom, Value) and atom in logs:
-                    site = result_name(first_order.expected_slopes, i)
-                    factor = _factor(ours, logs[atom], rows, noise)
-                    found.factors[site], found.errors[site] = factor
+                    site = f"{results.name}{i}"
+                    factor, found.errors[site] = _factor(ours, logs[atom], rows, noise)
+                    found.factors[site] = factor
+                    keep(i, atom, Gaussian(ours.mean, ours.var * factor**scale))
             return found
 
         def rule(layer: Layer, layer_key: Any, *operands: Any) -> Any:
@@ -216,11 +264,9 @@ def _measure(
             return [Gaussian(ours.mean, ours.var * factor**scale), *outputs[1:]]
 
         outputs = evaluate(program, rule, None, values, promote, propagation.prepare)
-        halves = dict(zip(ends, sampled.halves, strict=True))
         for i, (atom, ours) in enumerate(zip(program.outputs, outputs, strict=True)):
             if isinstance(atom, Value) and atom in logs and is_random(ours):
-                both = jnp.stack([logs[atom], *halves[atom]])
-                found.results[i] = to_variance(ours), both
+                keep(i, atom, to_variance(ours))
         return found
 
     return measure
@@ -252,7 +298,11 @@ def _like(value: Value) -> jax.ShapeDtypeStruct:
 
 
 def _in_groups(
-    f: Callable[..., Any], given: tuple[Any, Any], propagation: Propagation, of_results: bool
+    f: Callable[..., Any],
+    given: tuple[Any, Any],
+    propagation: Propagation,
+    of_results: bool,
+    together: bool,
 ) -> tuple[tuple[Any, Any], Groups, SampledProgram, SampledProgram]:
     """Divides the inputs into groups, if every random result consists of those of its inputs."""
 
@@ -267,7 +317,7 @@ def _in_groups(
     sizes = [np.shape(x)[0] for x, b in zip(leaves, batched, strict=True) if b]
     groups = groups_of(batched, sizes[0] if sizes else 1)
     one = Groups(groups.batched, 1, sizes[0] if sizes else 1)
-    if groups.count == 1 or of_results:
+    if groups.count == 1 or together:
         return given, one, whole, whole
     if groups.count * groups.size < sizes[0]:  # the rest of a last group is left out
         args = groups.part(args, 0, groups.count)

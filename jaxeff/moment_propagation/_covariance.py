@@ -36,7 +36,12 @@ from jax import lax
 from jaxtyping import Array
 
 from jaxeff.moment_propagation._reading import read
-from jaxeff.moment_propagation.calibration import result_name, uncalibrated
+from jaxeff.moment_propagation.calibration import (
+    is_result,
+    result_name,
+    uncalibrated,
+    with_result_factors,
+)
 from jaxeff.moment_propagation.dependence import Lineage, identity, walk
 from jaxeff.moment_propagation.slopes import (
     OutputLayer,
@@ -144,7 +149,7 @@ def correlated(
         count, size = examples[0].shape[0], _entries(program, ()) * _results(program)
         fit = max(CHUNK_ENTRIES * count // max(size, 1), 1)
         out = _in_groups(one, examples, count, fit)
-    return _closed(_scaled(out, factors, result_name(propagation.expected_slopes)))
+    return _closed(with_result_factors(out, factors, result_name(propagation.expected_slopes)))
 
 
 def _results(program: Program) -> int:
@@ -165,7 +170,7 @@ def _in_groups(f: Callable[[Any], Any], given: Any, count: int, fit: int) -> Any
 
 def _closed(out: Any) -> Any:
     """Closes the results' spreads, so that no other transform acts on them."""
-    return jax.tree.map(_closed_result, out, is_leaf=_is_result)
+    return jax.tree.map(_closed_result, out, is_leaf=is_result)
 
 
 def _closed_result(result: Any) -> Any:
@@ -174,28 +179,6 @@ def _closed_result(result: Any) -> Any:
     if is_joint_gaussian(result):
         return JointGaussian(result.mean, closed(result.cov, CORRELATIONS))
     return result
-
-
-def _is_result(value: Any) -> bool:
-    return is_gaussian(value) or is_joint_gaussian(value)
-
-
-def _scaled(out: Any, factors: Mapping[str, Array], name: str) -> Any:
-    """Multiplies the results' variances by their factors."""
-
-    def scaled(i: int, result: Any) -> Any:
-        factor = factors.get(f"{name}{i}")
-        if factor is None or not _is_result(result):
-            return result
-        if is_gaussian(result):
-            return Gaussian(result.mean, result.var * factor)
-        # Standard deviations scale, correlations stay: the covariance remains positive
-        # semidefinite.
-        root = jnp.broadcast_to(jnp.sqrt(factor), result.shape)
-        return JointGaussian(result.mean, result.cov * root[..., None] * root[..., None, :])
-
-    results, structure = jax.tree.flatten(out, is_leaf=_is_result)
-    return jax.tree.unflatten(structure, [scaled(i, r) for i, r in enumerate(results)])
 
 
 class _Linearized(NamedTuple):

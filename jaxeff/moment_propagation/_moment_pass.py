@@ -22,7 +22,14 @@ from jaxeff.moment_propagation.attention import (
     warn_of_pooled,
     warn_of_stream,
 )
-from jaxeff.moment_propagation.calibration import factor_of, is_scaled, with_regressions
+from jaxeff.moment_propagation.calibration import (
+    factor_of,
+    is_scaled,
+    of_shared_pass,
+    result_name,
+    with_regressions,
+    with_result_factors,
+)
 from jaxeff.moment_propagation.dependence import (
     Assumption,
     FusedLayer,
@@ -93,8 +100,14 @@ class Propagation:
         prepared = replace(self, note=found.append).prepare(program, values)
         rule: Callable[..., Sequence[Any]] = functools.partial(self.layer, factors)
         known: Collection[Layer] = ()
-        # Factors were measured beside the diagonal pass, and hold what it forgets.
-        if self.shared and not factors:
+        of_results = of_shared_pass(factors)
+        if of_results and not self.shared:
+            raise ValueError(
+                "moments: these factors were measured for moments(f) with what positions share, "
+                "and shared=False leaves that out; leave out one of the two."
+            )
+        # Factors of sites were measured beside the diagonal pass, and hold what it forgets.
+        if self.shared and (of_results or not factors):
             prepared, rule, known = with_shared_noise(rule, program, prepared, values, self.rules)
         answered = {(layer.site, layer.kind) for layer in known}
         for one in found:
@@ -107,7 +120,8 @@ class Propagation:
             warn_of_pooled(self.pooled[0])
         elif self.mixed and not factors:
             warn_of_mixed(self.mixed[0])
-        return with_regressions(result, factors)
+        result = with_result_factors(result, of_results, result_name(expected_slopes=True))
+        return with_regressions(result, of_results or factors)
 
     def evaluated(self, program: Program, rule: Callable[..., Any], values: Sequence[Any]) -> Any:
         """Evaluates a prepared program under a rule."""

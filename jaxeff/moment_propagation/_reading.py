@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import jax
 
-from jaxeff.moment_propagation.calibration import uncalibrated
+from jaxeff.moment_propagation.calibration import of_shared_pass, uncalibrated
 from jaxeff.moment_propagation.regions import with_bias_vectors
 from jaxeff.moment_propagation.values import MomentsError, check_gaussian, is_gaussian
 from jaxeff.program import Program, check_open
@@ -42,7 +42,8 @@ def read(
         args: Positional arguments of it.
         kwargs: Keyword arguments of it.
         rewrite: Makes an equal function of a program and its random inputs, which is read in its
-            place; None where there is nothing to change. Calibrated functions are read as they are.
+            place; None where there is nothing to change. Functions whose sites are calibrated are
+            read as they are.
     """
     _check((args, kwargs))
     args, factors = uncalibrated(args)
@@ -53,7 +54,7 @@ def read(
     positions = range(program.in_tree.num_leaves)
     arrays = jax.tree.unflatten(program.in_tree, positions)[1]
     values = jax.tree.leaves((args, {k: kwargs[k] for k in arrays}), is_leaf=is_gaussian)
-    if rewrite is not None and not factors:
+    if rewrite is not None and (not factors or of_shared_pass(factors)):
         random = [v for v, x in zip(program.inputs, values, strict=True) if is_gaussian(x)]
         other = rewrite(program, random)
         if other is not None:

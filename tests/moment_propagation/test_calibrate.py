@@ -59,6 +59,41 @@ def test_calibrated_variances_are_within_5_percent_on_unseen_inputs(samples, cal
     assert off(jax.jit(moments(F))(calibrated, TEST), samples) < 0.05
 
 
+def thrice(params, x):
+    """A kernel that is read three times: the pass takes its noise as new each time."""
+    inner = params["inner"]["kernel"]
+    x = nnx.relu(convolve(x, params["stem"]["kernel"]))
+    for _ in range(3):
+        x = x + nnx.relu(convolve(x, inner))
+    return x.mean((1, 2))
+
+
+def convolve(x, kernel):
+    names = ("NHWC", "HWIO", "NHWC")
+    return jax.lax.conv_general_dilated(x, kernel, (1, 1), "SAME", dimension_numbers=names)
+
+
+@pytest.mark.slow
+def test_factors_of_the_pass_with_what_positions_share(oracle):
+    samples = oracle.monte_carlo(thrice, (POSTERIOR, TEST), 4_000, 500)
+    settings = {"samples": 400, "chunk": 100, "shared": True}
+    found = {
+        form: calibrate_moments(KEY, thrice, POSTERIOR, TRAIN, form=form, **settings)
+        for form in ("static", "inputs")
+    }
+    assert list(found["static"].factors) == ["shared result 0"]
+    assert list(found["inputs"].factors) == ["shared inputs 0"]
+    g = jax.jit(moments(thrice))
+    assert off(g(POSTERIOR, TEST), samples) > 0.15
+    assert all(off(g(one, TEST), samples) < 0.08 for one in found.values())
+    halved = Calibrated(POSTERIOR, {"shared result 0": jnp.full(8, 0.5)})
+    ours, exact = (g(p, TEST) for p in (halved, POSTERIOR))
+    np.testing.assert_allclose(ours.var, 0.5 * exact.var, rtol=1e-6)
+    np.testing.assert_array_equal(ours.mean, exact.mean)
+    with pytest.raises(ValueError, match="shared=False leaves that out"):
+        moments(thrice, shared=False)(halved, TEST)
+
+
 @pytest.mark.slow
 def test_derived_variances_know_all_correlations(samples):
     first = jax.jit(moments(F, correlations=True))
@@ -155,6 +190,8 @@ def test_what_cannot_be_measured_is_refused():
         calibrate_moments(KEY, F, POSTERIOR, TRAIN, form="level")
     with pytest.raises(ValueError, match="samples must be at least 2"):
         calibrate_moments(KEY, F, POSTERIOR, TRAIN, samples=1)
+    with pytest.raises(ValueError, match="leave out shared=True"):
+        calibrate_moments(KEY, F, POSTERIOR, TRAIN, correlations=True, shared=True)
     with pytest.raises(MomentsError, match="vmap over them"):
         moments(lambda p: p @ p, correlations=True)(
             Gaussian(jnp.ones((20, 20)), jnp.ones((20, 20)))

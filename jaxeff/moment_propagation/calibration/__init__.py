@@ -1,12 +1,16 @@
 """Factors that take propagated variances to measured ones: their forms, and which one is chosen."""
 
 from jaxeff.moment_propagation.calibration._calibrated import (
+    SHARED,
     Calibrated,
     factor_of,
+    is_result,
     is_scaled,
     may_scale,
+    of_shared_pass,
     result_name,
     uncalibrated,
+    with_result_factors,
 )
 from jaxeff.moment_propagation.calibration._choice import (
     FORMS,
@@ -25,6 +29,7 @@ from jaxeff.moment_propagation.calibration._regression import (
 
 __all__ = [
     "FORMS",
+    "SHARED",
     "Calibrated",
     "FactorPass",
     "Groups",
@@ -35,11 +40,14 @@ __all__ = [
     "factor_of",
     "fit_regression",
     "groups_of",
+    "is_result",
     "is_scaled",
     "joined",
     "may_scale",
+    "of_shared_pass",
     "result_name",
     "state_error",
     "uncalibrated",
     "with_regressions",
+    "with_result_factors",
 ]

@@ -15,8 +15,18 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array
 
-from jaxeff.moment_propagation.values import Activated, is_random
+from jaxeff.moment_propagation.values import (
+    Activated,
+    Gaussian,
+    JointGaussian,
+    is_gaussian,
+    is_joint_gaussian,
+    is_random,
+)
 from jaxeff.program import Layer
+
+SHARED = "shared "
+"""Begins the names of factors that were measured beside the pass with what positions share."""
 
 
 def result_name(expected_slopes: bool, number: int | str = "") -> str:
@@ -39,7 +49,9 @@ class Calibrated:
             factor per entry of its last axis. For `moments(f, correlations=True)` those of the
             function's own results, `"result 0"`, ..., and for `moments(f, method="linear")`
             `"linear result 0"`, ... Factors that depend on the input are `"inputs 0"`, ...,
-            `[2 + n, 3 channels]`: the regression of a result (`_regression`) on n inputs.
+            `[2 + n, 3 channels]`: the regression of a result (`_regression`) on n inputs. Those of
+            results of the pass with what positions share are `"shared result 0"`, ..., or
+            `"shared inputs 0"`, ...
         errors: Mapping from site to the median standard error of its factors, relative to them,
             that the number of samples left; `()` if it isn't known.
         unseen: Median error of the results' variances, relative, on inputs that factors weren't
@@ -87,6 +99,40 @@ def may_scale(layer: Layer) -> bool:
     # noise is missing.
     joins = sum(v.is_data for v in layer.inputs) > 1
     return bool(layer.site) and (layer.kind in _SCALED or joins)
+
+
+def of_shared_pass(factors: Mapping[str, Array]) -> Mapping[str, Array]:
+    """Returns the factors that belong to results of the pass with what positions share."""
+    return {name.removeprefix(SHARED): v for name, v in factors.items() if name.startswith(SHARED)}
+
+
+def is_result(value: Any) -> bool:
+    """Returns whether a value is a random result, with or without its covariances."""
+    return is_gaussian(value) or is_joint_gaussian(value)
+
+
+def with_result_factors(out: Any, factors: Mapping[str, Array], name: str) -> Any:
+    """Multiplies the variances of results by their factors.
+
+    Args:
+        out: A pytree of results.
+        factors: Factors by name.
+        name: How the names begin of those that belong to the pass; the place of the result follows.
+    """
+
+    def scaled(i: int, result: Any) -> Any:
+        factor = factors.get(f"{name}{i}")
+        if factor is None or not is_result(result):
+            return result
+        if is_gaussian(result):
+            return Gaussian(result.mean, result.var * factor)
+        # Standard deviations scale, correlations stay: the covariance remains positive
+        # semidefinite.
+        root = jnp.broadcast_to(jnp.sqrt(factor), result.shape)
+        return JointGaussian(result.mean, result.cov * root[..., None] * root[..., None, :])
+
+    results, structure = jax.tree.flatten(out, is_leaf=is_result)
+    return jax.tree.unflatten(structure, [scaled(i, r) for i, r in enumerate(results)])
 
 
 def uncalibrated(args: Sequence[Any]) -> tuple[tuple[Any, ...], Mapping[str, Array]]:
