@@ -57,7 +57,8 @@ from jaxeff.core import (
     instance_of,
     validate,
 )
-from jaxeff.moment_propagation._covariance import batched_leaves, correlated
+from jaxeff.moment_propagation._covariance import correlated
+from jaxeff.moment_propagation._examples import batched_leaves
 from jaxeff.moment_propagation._group_draws import Drawn, SampledProgram, drawn
 from jaxeff.moment_propagation._linear import check_method, first_order_pass
 from jaxeff.moment_propagation._moment_pass import Propagation, promote

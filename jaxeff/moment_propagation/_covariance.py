@@ -20,8 +20,8 @@ Sharp edges
 - Examples are derived together, as many as `CHUNK_ENTRIES` has room for. A convolution's kernel has
   slopes of its own for each of them, which are made of patches (`slopes`).
 - Examples are separated by following the first axis of every data argument to the first of every
-  result. Where that fails (a loop over a batch), all entries of a result are derived one by one, up
-  to `MOST_RESULTS`.
+  result (`_examples`). Where that fails (a `while` over a batch), all entries of a result are
+  derived one by one, up to `MOST_RESULTS`.
 - Variances inside the network, which the slopes are expected under, are those of the diagonal.
 """
 
@@ -35,6 +35,7 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array
 
+from jaxeff.moment_propagation._examples import batched_leaves
 from jaxeff.moment_propagation._reading import read
 from jaxeff.moment_propagation.calibration import (
     is_result,
@@ -42,7 +43,6 @@ from jaxeff.moment_propagation.calibration import (
     uncalibrated,
     with_result_factors,
 )
-from jaxeff.moment_propagation.dependence import Lineage, identity, walk
 from jaxeff.moment_propagation.slopes import (
     OutputLayer,
     RandomEntries,
@@ -400,39 +400,3 @@ def _slopes(pull: Callable[..., Any], y: Sequence[Array], number: int) -> Callab
         return pull(seeds)
 
     return slopes
-
-
-def batched_leaves(program: Program, count: int) -> list[bool]:
-    """Returns which leaves hold an example per place of their first axis; none if in doubt."""
-    inputs = program.inputs[:count]
-    data = [v for v in inputs if v.is_data]
-    none = [False] * count
-    if (
-        not data
-        or any(v.is_data for v in program.inputs[count:])
-        or not all(v.aval.ndim for v in data)
-    ):
-        return none
-    if len({v.aval.shape[0] for v in data}) > 1:
-        return none
-    # The first axis of every data argument is followed to the results. In doubt (a loop, a mixed
-    # axis) the answer is none: dearer, but never wrong.
-    lineages: dict[Value, Lineage] = {v: {v: identity(v.aval.shape)} for v in data}
-    for layer in program.layers:
-        if not any(v in lineages for v in layer.inputs):
-            continue
-        if layer.kind == "control flow":
-            return none
-        if not layer.nodes:
-            lineages.update(
-                (o, lineages[i]) for i, o in zip(layer.inputs, layer.outputs, strict=True)
-            )
-            continue
-        given = {v: lineages[v] for v in layer.inputs if v in lineages}
-        found, _ = walk(layer.nodes, given)
-        lineages.update((v, found[v]) for v in layer.outputs if v in found)
-    for result in program.outputs:
-        lineage = lineages.get(result) if isinstance(result, Value) else None
-        if not lineage or any(not labels or labels[0] != 0 for labels in lineage.values()):
-            return none
-    return [v.is_data for v in inputs]

@@ -10,11 +10,13 @@ from jaxeff.moment_propagation.dependence._fusion import (
     with_layers,
 )
 from jaxeff.moment_propagation.dependence._lineage import (
+    APART,
     SHARED,
     DependentCombination,
     Labels,
     Lineage,
     identity,
+    union,
 )
 from jaxeff.moment_propagation.dependence._mixed_streams import mixed_stream, warn_of_mixed
 from jaxeff.moment_propagation.dependence._pointwise import (
@@ -27,6 +29,7 @@ from jaxeff.moment_propagation.dependence._tracking import independent_lineages,
 
 __all__ = [
     "AFFINE",
+    "APART",
     "SHARED",
     "Assumption",
     "Assumptions",
@@ -47,6 +50,7 @@ __all__ = [
     "join",
     "mixed_stream",
     "second_order",
+    "union",
     "walk",
     "warn_of_mixed",
     "with_layers",

@@ -109,7 +109,7 @@ def _through(
         for i, (lineage, labels) in enumerate(zip(lineages, distinct, strict=True)):
             to = {x: _labels(eqn, i, x, shapes, shape) for x in labels}
             moved.append({s: to[x] for s, x in lineage.items()})
-        outputs.append(_union(moved))
+        outputs.append(union(moved))
     return outputs, meetings
 
 
@@ -127,7 +127,8 @@ def _crossings(eqn: Any, lineages: Sequence[Lineage]) -> Iterator[DependentCombi
         seen |= set(lineage)
 
 
-def _union(moved: Sequence[Lineage]) -> Lineage:
+def union(moved: Sequence[Lineage]) -> Lineage:
+    """Returns the lineage of entries each of which may be of any of several arrays of one shape."""
     result: dict[Any, Labels] = {}
     for lineage in moved:
         for source, labels in lineage.items():
