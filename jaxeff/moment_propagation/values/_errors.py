@@ -13,13 +13,12 @@ from jaxeff.core import jax_internals as _compat
 from jaxeff.program.ir import Node
 
 _WAY_OUT = (
-    "Give this layer deterministic inputs, write it with functions that have rules, or pass your "
-    "own as moments(f, rules={primitive: rule})."
+    "Give this layer deterministic inputs, write it with functions that have rules, pass your own "
+    "as moments(f, rules={primitive: rule}), or take method='linear', which needs no rules."
 )
 
 _COMPLEX = (
-    "has a complex result, and moments are those of real numbers (method='linear' follows any "
-    "function from real inputs to real results)"
+    "has a complex result, and moments are those of real numbers"
 )
 
 
