@@ -34,6 +34,7 @@ from jaxeff.moment_propagation.dependence import (
     Assumption,
     FusedLayer,
     Note,
+    SharedStream,
     fuse_dependent,
     mixed_stream,
     warn_of_mixed,
@@ -74,7 +75,7 @@ class Propagation:
         shared: Whether noise of a kernel that positions share is followed to their mean.
         streams: Gets the site of attention whose noise a residual stream shares, once.
         pooled: Gets the site of attention whose noise a sum over tokens adds up.
-        mixed: Gets the site of a dense layer whose stream is mixed along two axes.
+        mixed: Gets a stream of dense layers whose entries share much noise.
         expected_slopes: Whether derivatives of its results are expected slopes.
     """
 
@@ -85,7 +86,7 @@ class Propagation:
     shared: bool = False
     streams: list[str] = field(default_factory=list)
     pooled: list[str] = field(default_factory=list)
-    mixed: list[str] = field(default_factory=list)
+    mixed: list[SharedStream] = field(default_factory=list)
     expected_slopes: ClassVar[bool] = True
 
     def run(self, f: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
@@ -142,8 +143,8 @@ class Propagation:
             self.streams.append(site)
         if self.shared and not self.pooled and (site := pooled_attention(program, random)):
             self.pooled.append(site)
-        if self.shared and not self.mixed and (site := mixed_stream(program, random)):
-            self.mixed.append(site)
+        if self.shared and not self.mixed and (stream := mixed_stream(program, random)):
+            self.mixed.append(stream)
         # Slopes are taken through means, which products with dependent operands hardly change.
         return fuse_dependent(program, random, self.note, products=self.differentiable)
 

@@ -18,7 +18,11 @@ from jaxeff.moment_propagation.dependence._lineage import (
     identity,
     union,
 )
-from jaxeff.moment_propagation.dependence._mixed_streams import mixed_stream, warn_of_mixed
+from jaxeff.moment_propagation.dependence._mixed_streams import (
+    SharedStream,
+    mixed_stream,
+    warn_of_mixed,
+)
 from jaxeff.moment_propagation.dependence._pointwise import (
     AFFINE,
     degrees,
@@ -39,6 +43,7 @@ __all__ = [
     "Lineage",
     "Note",
     "Ratio",
+    "SharedStream",
     "WholeLayer",
     "degree",
     "degrees",
