@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any, NoReturn
 
 import jax
-import numpy as np
+import jax.numpy as jnp
 from jaxtyping import Array
 
 from jaxeff.core import jax_internals as _compat
@@ -50,7 +50,7 @@ def check_real(node: Node, site: str) -> None:
     """
     # The two parts of a complex number have a covariance as well, which no rule passes on. Its mean
     # alone would be taken for a discrete function's result.
-    if any(np.issubdtype(v.aval.dtype, np.complexfloating) for v in node.outputs):
+    if any(jnp.issubdtype(v.aval.dtype, jnp.complexfloating) for v in node.outputs):
         raise no_rule(node, site, _COMPLEX)
 
 
