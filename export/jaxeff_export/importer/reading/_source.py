@@ -7,7 +7,9 @@ artifacts are read in a child process. Text is parsed in this one, after ``hazar
 from __future__ import annotations
 
 import contextlib
+import math
 import pathlib
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
@@ -27,9 +29,9 @@ from jaxeff_export.importer.reading._functions import operations
 from jaxeff_export.importer.reading._hazards import position, refuse_hazards, without_strings
 from jaxeff_export.importer.reading._types import is_dynamic
 
-# Damage can send MLIR's reader into an endless loop; a sound artifact takes a fraction of this.
-_READ_SECONDS = 15.0
-_READ_BYTES_PER_SECOND = 1e6
+# Damage can send MLIR's reader into an endless loop; a sound artifact takes a fraction of this time
+# of a processor. Should it wait for something instead, the clock ends it after many times as much.
+_READ_SECONDS, _READ_BYTES_PER_SECOND, _WAITING = 15.0, 1e6, 40
 
 _MAKE_STATIC = (
     "builtin.module(func.func(shape-legalize-to-stablehlo,stablehlo-canonicalize-dynamism),"
@@ -166,18 +168,22 @@ def _artifact_text(data: bytes) -> bytes:
     if fault is not None:
         raise _unreadable(data, fault)
     reader = pathlib.Path(__file__).with_name("_read_artifact.py")
+    seconds = math.ceil(_READ_SECONDS + len(data) / _READ_BYTES_PER_SECOND)
     try:
         child = subprocess.run(
             # Isolated: neither the environment nor the working directory decides what is imported.
-            [sys.executable, "-I", str(reader)],
+            [sys.executable, "-I", str(reader), str(seconds)],
             input=data,
             capture_output=True,
             check=False,
-            timeout=_READ_SECONDS + len(data) / _READ_BYTES_PER_SECOND,
+            timeout=_WAITING * seconds,
         )
-    except subprocess.TimeoutExpired as error:
-        reason = f"the reader did not finish within {error.timeout:.0f} s"
-        raise _unreadable(data, f"within {len(data)} bytes: {reason}") from error
+        late = child.returncode in (-signal.SIGXCPU, -signal.SIGKILL)
+    except subprocess.TimeoutExpired:
+        late = True
+    if late:
+        reason = f"the reader did not finish within {seconds} s"
+        raise _unreadable(data, f"within {len(data)} bytes: {reason}")
     if child.returncode != 0:
         reason = _one_line(child.stderr.decode("utf-8", "replace")) or "the reader crashed on it"
         raise _unreadable(data, f"within {len(data)} bytes: {reason}")
