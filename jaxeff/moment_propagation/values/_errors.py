@@ -17,7 +17,7 @@ _WAY_OUT = (
     "as moments(f, rules={primitive: rule}), or take method='linear', which needs no rules."
 )
 
-_COMPLEX = "has a complex result, and moments are those of real numbers"
+_COMPLEX = "has a complex result, as a Fourier transform has, and moments are those of real numbers"
 
 
 class MomentsError(NotImplementedError):
