@@ -73,7 +73,7 @@ TRACED = {
     "pruning": ["pruning-fast", "throughput-fast"],
     "latency": ["latency-fast", "c_library-fast"],
     "integer": ["microcontroller-full", "microcontroller_more", "c_library-fast"],
-    "variances": ["moment_variances", "moment_variances_tenth"],
+    "variances": ["moment_variances", "moment_variances_tenth", "moment_variances_calibrated"],
     "ensembles": ["ensembles-fast"],
 }  # fmt: skip
 """Pages whose column "ours" is checked number by number, and the kept runs that it is of."""
