@@ -101,7 +101,8 @@ def test_shared_kernels_are_right_by_default():
 def test_wrong_variances_have_a_place_and_an_advice():
     given = posterior(0.05, 2, 2)
     given["head"] = given["head"].mean
-    check = jaxeff.moments_check(KEY, twice, given, X)
+    with pytest.warns(UserWarning, match="one random kernel makes to a residual stream"):
+        check = jaxeff.moments_check(KEY, twice, given, X)
     assert not check.agrees
     losses = [abs(np.log(one.ratio.median)) for one in check.sites if one.ratio]
     assert losses == sorted(losses, reverse=True)
