@@ -7,12 +7,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import iree.runtime
 import jax
 import numpy as np
-from iree.compiler import compile_str
 
-from experiments import onnx_steps
+from experiments import iree_programs, onnx_steps
 from experiments.pretrained import language
 
 
@@ -26,16 +24,7 @@ def continuing(folder: Path, name: str, prompt: str, steps: int) -> tuple[Callab
     step = functools.partial(language.step_of, g)
     # Arguments that a format doesn't read are kept: they are given by place.
     text = jax.jit(step, keep_unused=True).lower(taken, *one).as_text()
-    made = compile_str(
-        text, input_type="stablehlo", target_backends=["llvm-cpu"],
-        extra_args=["--iree-llvmcpu-target-cpu=host"],
-    )  # fmt: skip
-    setting = iree.runtime.Config("local-sync")
-    module = iree.runtime.VmModule.copy_buffer(setting.vm_instance, made)
-    context = iree.runtime.SystemContext(config=setting)
-    context.add_vm_module(module)
-    main = context.modules[module.name].main
-    on_device = functools.partial(iree.runtime.asdevicearray, setting.device)
+    main, on_device = iree_programs.compiled(text)
     leaves = [np.asarray(leaf) for leaf in jax.tree.leaves(taken)]
     weights, first = list(map(on_device, leaves)), jax.tree.leaves(one)
 

@@ -21,8 +21,9 @@ Sharp edges
   ten results took 23 times as long as the function, LeNet-5 15, a U-Net with 392 results 904.
   Batches too large for `CHUNK_ENTRIES` go through a loop in groups, in which XLA's convolutions are
   six times slower on a processor.
-- Examples that a loop carries together aren't told apart, so each result is derived by the whole
-  batch: vmap over examples there, `jax.vmap(moments(f, method="linear"), in_axes=(None, 0))`.
+- Examples that a `while` or a branch carries together aren't told apart, so each result is derived
+  by the whole batch: vmap over examples there,
+  `jax.vmap(moments(f, method="linear"), in_axes=(None, 0))`.
 - A `while_loop` whose number of steps is unknown has no derivative in reverse.
 """
 

@@ -92,8 +92,8 @@ def moments(
         shared: Follow the noise of a convolution's kernel, which all positions share, or of a dense
             layer's, which tokens or time steps share, to a mean, sum or maximum over all of them,
             where there is one. It costs some three times the diagonal pass there, to run and to
-            compile, and nothing elsewhere. False is the diagonal pass. A calibrated posterior has
-            it in its factors already.
+            compile, and nothing elsewhere. False is the diagonal pass. The factors of a calibrated
+            posterior hold it already, unless they were measured beside this (`shared=True` there).
 
     Returns:
         A function of the same arguments, any leaf of which may be a `Gaussian`. It returns what

@@ -84,7 +84,7 @@ def test_a_worker_ends_a_cell_by_what_it_computes_not_by_the_clock():
         ("OSError: no '/tmp/a b/x' and /opt/my-lib.d/lib/libLLVM.so: gone",
          "OSError: no 'a b/x' and libLLVM.so: gone"),
         ("blocks/1/down, */conv and {w}/2 of https://jax.dev/a/b: 1/2 a/b",) * 2,
-        ("~/work/net.onnx", "net.onnx"),
+        ("~/models/net.onnx", "net.onnx"),
     ],
 )  # fmt: skip
 def test_words_of_a_cell_hold_no_folders_of_the_machine(words, kept):

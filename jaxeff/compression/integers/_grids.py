@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
-from jaxtyping import Array, Float, Int8, Int16, UInt8
+from jaxtyping import Array, Float, Int8, Int16, Integer, UInt8
 
 from jaxeff.compression.integers._operators import q_codes
 from jaxeff.compression.numerics import Tensor, grid, keep_positive, quantize, value_range
@@ -31,8 +31,8 @@ class IntegerError(ValueError):
 
 
 @dataclass(frozen=True)
-class Codes:
-    """Codes of activations: the grid they lie on and the bits they take.
+class _CodeGrid:
+    """Codes on a uniform grid: a code q stands for `(q - zero) * step`.
 
     Attributes:
         step: Distance between the values of neighbouring codes, float32.
@@ -52,6 +52,14 @@ class Codes:
     def per_step(self) -> Any:
         """1 / step in float32."""
         return np.float32(1) / np.float32(self.step)
+
+    def read(self, codes: Integer[Array, "*shape"]) -> Float[Array, "*shape"]:
+        """Reads codes as values."""
+        return (codes.astype(jnp.int32) - self.zero).astype(jnp.float32) * jnp.float32(self.step)
+
+
+class Codes(_CodeGrid):
+    """Codes of activations, of up to eight bits: the grid they lie on and the bits they take."""
 
     def largest(self) -> Array:
         """Returns the largest magnitude of a value on it."""
@@ -127,31 +135,13 @@ class Codes:
             upper=self.upper,
         )
 
-    def read(self, codes: UInt8[Array, "*shape"]) -> Float[Array, "*shape"]:
-        """Reads codes as values."""
-        return (codes.astype(jnp.int32) - self.zero).astype(jnp.float32) * jnp.float32(self.step)
 
-
-@dataclass(frozen=True)
-class WideCodes:
+class WideCodes(_CodeGrid):
     """Codes of nine to sixteen bits: data as converters write them, and results of finer steps.
 
     No kernel reads them: data become floats first, and the codes that layers read are made of
-    these. A code q stands for `(q - zero) * step`.
-
-    Attributes:
-        step: Distance between the values of neighbouring codes, float32.
-        zero: The code of zero.
-        lower: The smallest code.
-        upper: The largest.
-        bits: Their width.
+    these.
     """
-
-    step: float
-    zero: int
-    lower: int
-    upper: int
-    bits: int
 
     @classmethod
     def of(cls, quantizer: Uniform, where: str) -> WideCodes:
@@ -175,16 +165,11 @@ class WideCodes:
 
     def write(self, x: Float[Array, "*shape"]) -> Int16[Array, "*shape"]:
         """Writes values as codes; NaN becomes the smallest."""
-        per_step = np.float32(1) / np.float32(self.step)
-        steps = jax.lax.round(x.astype(jnp.float32) * per_step, HALF_TO_EVEN)
+        steps = jax.lax.round(x.astype(jnp.float32) * self.per_step, HALF_TO_EVEN)
         # Clamped before it is a whole number: what no integer holds has no defined one.
         steps = jnp.clip(steps, self.lower - self.zero, self.upper - self.zero)
         codes = jnp.where(jnp.isnan(x), self.lower - self.zero, steps).astype(jnp.int32) + self.zero
         return codes.astype(jnp.int16)
-
-    def read(self, codes: Int16[Array, "*shape"]) -> Float[Array, "*shape"]:
-        """Reads codes as values."""
-        return (codes.astype(jnp.int32) - self.zero).astype(jnp.float32) * jnp.float32(self.step)
 
 
 def is_wide(quantizer: Any) -> bool:
