@@ -11,6 +11,7 @@ import argparse
 import json
 import shlex
 import shutil
+from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,7 @@ from typing import Any
 from experiments.__main__ import MODULES, load
 from experiments.harness import Report, Study, Table
 from experiments.harness.command import find_options
-from experiments.harness.report import verdict
+from experiments.harness.report import COMMIT, Row, verdict
 from jaxeff.core import cell_text
 
 RUNS = Path(__file__).parents[1] / "docs" / "results" / "runs"
@@ -56,7 +57,7 @@ def page(content: Mapping[str, Any], name: str, figures: list[str]) -> str:
         study.about.splitlines()[0],
         f"`python -m experiments.{module}{size}{_chosen(study, content)}`, "
         f"seed {content['config'].get('seed', 0)}. "
-        f"{versions}. Written from [{name}.json]({name}.json).",
+        f"{versions}.{_commits(content['rows'])} Written from [{name}.json]({name}.json).",
         *(f"![Figure of {name}: {Path(file).stem}]({file})" for file in figures),
         *(f"## {table.title}\n\n{markdown(table)}" for table in study.show(report)),
     ]
@@ -70,6 +71,13 @@ def page(content: Mapping[str, Any], name: str, figures: list[str]) -> str:
         told = "\n".join(f"- {line}" for line in content["differences"])
         blocks.append(f"## What differs from the source\n\n{told}")
     return "\n\n".join(blocks) + "\n"
+
+
+def _commits(rows: list[Row]) -> str:
+    """Tells how many rows other commits have made than the one that wrote the report."""
+    made = Counter(row[COMMIT] for row in rows if COMMIT in row)
+    told = ", ".join(f"{number} of {commit}" for commit, number in made.items())
+    return f" Of {len(rows)} rows, {told}." if made else ""
 
 
 def _chosen(study: Study, content: Mapping[str, Any]) -> str:

@@ -55,6 +55,7 @@ class Order(NamedTuple):
     json: Path | None  # where the JSON goes; beside the figures if None
     results: Path  # folder of all results
     fresh: bool  # whether to forget what an earlier run kept
+    take: Sequence[Path] = ()  # other folders of results, whose rows of this run are taken over
 
 
 @dataclass(frozen=True)
@@ -103,7 +104,7 @@ def read(
                 changed[option.name] = value
     if found["seed"]:
         changed["seed"] = found["seed"]
-    rest = (found[key] for key in ("seed", "json", "results", "fresh"))
+    rest = (found[key] for key in ("seed", "json", "results", "fresh", "take"))
     return Order(size, settings, changed, *rest)
 
 
@@ -159,6 +160,10 @@ def _parser(
         "--results", type=Path, default=Path("results"), help="folder of all results [results]"
     )
     parser.add_argument("--fresh", action="store_true", help="forget what an earlier run kept")
+    parser.add_argument(
+        "--take", type=Path, nargs="+", default=(), metavar="FOLDER",
+        help="other results folders, whose rows of this run are taken over instead of made again",
+    )  # fmt: skip
     parser.add_argument("--seed", type=int, default=0, help="seed of everything [0]")
     group = parser.add_argument_group("settings", "each is the size's unless it is given")
     for option in options:

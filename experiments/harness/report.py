@@ -27,6 +27,8 @@ from jaxeff.core import Table, cell_text
 from jaxeff.store import write_atomically
 
 Row = dict[str, Any]
+COMMIT = "commit"
+"""In `versions` the commit that wrote the report; in a row the one that made it, if another."""
 _PACKAGES = ("jaxeff", "jax", "jaxlib", "flax", "optax", "numpyro", "apache-tvm", "numpy")
 
 
@@ -119,7 +121,7 @@ def verdict(check: Mapping[str, Any]) -> str:
 def versions() -> dict[str, str]:
     """Versions of what the figures depend on, the processor, and the commit that ran."""
     found = {"python": platform.python_version(), "machine": platform.machine()}
-    found |= _processor() | _accelerator() | _commit()
+    found |= _processor() | _accelerator() | commit()
     for package in _PACKAGES:
         try:
             found[package] = metadata.version(package)
@@ -145,11 +147,11 @@ def _accelerator() -> dict[str, str]:
     return {} if device.platform == "cpu" else {"accelerator": device.device_kind}
 
 
-def _commit() -> dict[str, str]:
-    """The repository's commit, with a plus sign where files were changed since."""
+def commit() -> dict[str, str]:
+    """The repository's commit as `versions` has it, with a plus sign where files were changed."""
     command = ["git", "describe", "--always", "--dirty=+", "--exclude=*"]
     with contextlib.suppress(OSError, subprocess.CalledProcessError):
         folder = Path(__file__).parent
         run = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=True)
-        return {"commit": run.stdout.strip()}
+        return {COMMIT: run.stdout.strip()}
     return {}

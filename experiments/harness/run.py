@@ -12,7 +12,7 @@ import numpy as np
 from rich.console import Console
 
 from experiments.harness.command import Order, Refused, find_options
-from experiments.harness.report import Row, plain
+from experiments.harness.report import COMMIT, Row, commit, plain
 from jaxeff.core import fast_key, progress_bar
 from jaxeff.store import CheckpointError, Journal, write_atomically
 
@@ -67,7 +67,9 @@ class Run(Generic[S]):
             for step in outer:
                 inside = inside[step]
             del inside[last]
-        self._kept = self._open({"study": name, "seed": order.seed, **identity}, order)
+        identity = {"study": name, "seed": order.seed, **identity}
+        self._commit = commit()
+        self._open(identity, order)
 
     @property
     def key(self) -> jax.Array:
@@ -96,8 +98,8 @@ class Run(Generic[S]):
         """
         task = plain(task)
         if task not in self._kept:
-            self._kept.add(task, [plain(row) for row in make()])
-        return self._kept[task]
+            self._kept.add(task, self._signed(make()))
+        return self._rows(task)
 
     def each(
         self,
@@ -142,12 +144,35 @@ class Run(Generic[S]):
                     self.say(f"{len(todo) - number} tasks are left for another run")
                     break
                 task, rows = next(left)
-                self._kept.add(plain(task), [plain(row) for row in rows])
+                self._kept.add(plain(task), self._signed(rows))
                 advance(1, _name(task))
         done = [plain(task) for task in tasks if plain(task) in self._kept]
-        return [row for task in done for row in self._kept[task]]
+        return [row for task in done for row in self._rows(task)]
 
-    def _open(self, identity: dict[str, Any], order: Order) -> Journal:
+    def _signed(self, rows: Iterable[Row]) -> list[Row]:
+        """Rows as they are kept: with the commit that made them."""
+        return [plain(row) | self._commit for row in rows]
+
+    def _rows(self, task: Any) -> list[Row]:
+        """The rows of a task that is done, without the commit where it is that of this run."""
+        mine = self._commit.items()
+        # The report says its own commit once: in rows it would be a column that tells nothing.
+        return [
+            {k: v for k, v in row.items() if k != COMMIT or (k, v) not in mine}
+            for row in self._kept[task]
+        ]
+
+    def _take(self, folder: Path, identity: dict[str, Any]) -> None:
+        """Takes over the rows that another folder of results has of tasks that this one lacks."""
+        path = folder / self.name / "work" / "rows.jsonl"
+        if not path.exists():
+            raise Refused(f"nothing to take over: there is no {path}")
+        other = Journal(path, identity)
+        for task in other:
+            if task not in self._kept:
+                self._kept.add(task, other[task])
+
+    def _open(self, identity: dict[str, Any], order: Order) -> None:
         """The rows of this run; nothing is computed where they can't be kept."""
         path = self.work / "rows.jsonl"
         try:
@@ -157,7 +182,9 @@ class Run(Generic[S]):
                 file.parent.mkdir(parents=True, exist_ok=True)
                 write_atomically(probe := file.with_name(f"{file.name}.probe"), "")
                 probe.unlink()
-            return Journal(path, identity)
+            self._kept = Journal(path, identity)
+            for folder in order.take:
+                self._take(folder, identity)
         except OSError as error:
             raise Refused(f"results can't be written: {error}") from error
         except CheckpointError as error:

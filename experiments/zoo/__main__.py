@@ -70,12 +70,12 @@ class Settings:
     Attributes:
         models: Names of models; all tiny ones if empty.
         columns: Names of transforms; all if empty.
-        limit: Seconds of a processor for a cell.
+        limit: Seconds of a processor for a cell; one that took longer is tried again with more.
     """
 
     models: Annotated[tuple[str, ...], SELECTS] = ()
     columns: Annotated[tuple[str, ...], SELECTS] = ()
-    limit: Annotated[float, Least(1)] = 240.0
+    limit: Annotated[float, Least(1), SELECTS] = 240.0
 
 
 def cells(run: Run[Settings]) -> list[Row]:
@@ -90,7 +90,10 @@ def cells(run: Run[Settings]) -> list[Row]:
             for column, cell in _row(model, left, run.settings.limit):
                 yield (model, column), [{"model": model, "column": column, **cell}]
 
-    return run.stream(tasks, make)
+    limit = run.settings.limit
+    return run.stream(
+        tasks, make, again=lambda rows: any(r.get("limit", limit) < limit for r in rows)
+    )
 
 
 def _row(model: str, columns: Sequence[str], limit: float) -> Iterator[tuple[str, Row]]:
@@ -109,7 +112,8 @@ def _row(model: str, columns: Sequence[str], limit: float) -> Iterator[tuple[str
                     line = lines.get(timeout=_PATIENCE * limit)
                 except queue.Empty:
                     process.kill()
-                    yield column, _lost("slow", f"not done in {_PATIENCE * limit:g} s of waiting")
+                    words = f"not done in {_PATIENCE * limit:g} s of waiting"
+                    yield column, _lost("slow", words) | {"limit": limit}
                     break
                 if not line:
                     yield column, _ended(process.wait(), limit)
@@ -127,7 +131,7 @@ def _read(process: subprocess.Popen[str], lines: queue.Queue[str]) -> None:
 
 def _ended(code: int, limit: float) -> Row:
     if code == -signal.SIGXCPU:
-        return _lost("slow", f"not done in {limit:g} s of a processor")
+        return _lost("slow", f"not done in {limit:g} s of a processor") | {"limit": limit}
     return _lost("crash", f"the process ended with {code}")
 
 

@@ -154,6 +154,12 @@ def test_counts_of_the_zoo_are_those_of_its_kept_runs():
     assert told == {cell for cell, status in cells.items() if status != "right"}
 
 
+def test_rows_of_other_commits_are_counted():
+    content = json.loads((RUNS / "quickstart.json").read_text())
+    content["rows"][0]["commit"] = "abc1234"
+    assert f"Of {len(content['rows'])} rows, 1 of abc1234." in page(content, "quickstart", [])
+
+
 def test_a_changed_number_is_found():
     content = json.loads(KEPT[0].read_text())
     content["checks"][0]["ours"] = -12345.0

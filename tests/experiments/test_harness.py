@@ -12,7 +12,18 @@ import matplotlib.pyplot as plt
 import numpy as np
 import pytest
 
-from experiments.harness import SELECTS, Found, Least, Refused, Report, Run, Study, command, figures
+from experiments.harness import (
+    SELECTS,
+    Found,
+    Least,
+    Refused,
+    Report,
+    Run,
+    Study,
+    command,
+    figures,
+    run,
+)
 
 README = Path(__file__).parents[2] / "experiments" / "README.md"
 
@@ -115,6 +126,30 @@ def test_a_run_goes_on_where_it_was_killed(quiet, tmp_path):
     assert [row["spread"] == 0.1 for row in rows] == [True, False, False]
     quiet.main([*arguments, "--fresh"])
     assert read(tmp_path / "coins.json")["rows"][0]["spread"] != 0.1
+
+
+def test_rows_of_another_folder_are_taken_over_with_the_commit_that_made_them(
+    quiet, tmp_path, capsys, monkeypatch
+):
+    here, there = tmp_path / "here", tmp_path / "there"
+    (part,) = quiet.parts
+    less = replace(quiet, parts=(replace(part, tasks=lambda run: run.settings.tosses[:2]),))
+
+    def rows(commit, folder, *arguments, study=quiet):
+        monkeypatch.setattr(run, "commit", lambda: {"commit": commit})
+        study.main(["--results", str(folder), *arguments])
+        return read(folder / "coins.json")["rows"]
+
+    first = rows("first", there, study=less)
+    assert not any("commit" in row for row in first)
+    said = refused(quiet, "--results", here, "--take", tmp_path, capsys=capsys)
+    assert "nothing to take over" in said
+    found = rows("second", here, "--take", str(there))
+    assert [row.pop("commit", None) for row in found] == ["first", "first", None]
+    assert found[:2] == first
+    # They stay those of their commits, whoever reports them.
+    assert [row.get("commit") for row in rows("third", here)] == ["first", "first", "second"]
+    refused(quiet, "--results", here, "--take", there, "--seed", 1, capsys=capsys)
 
 
 def test_rows_of_other_settings_are_refused(quiet, tmp_path, capsys):

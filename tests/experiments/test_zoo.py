@@ -60,6 +60,7 @@ def test_a_process_that_dies_or_hangs_costs_one_cell(tmp_path, monkeypatch):
         ("a", "right"), ("dies", "crash"), ("b", "right"), ("hangs", "slow"), ("c", "right"),
         ("computes", "slow"), ("d", "right"),
     ]  # fmt: skip
+    assert [cell.get("limit") for _, cell in found] == [None, None, None, 5.0, None, 5.0, None]
     assert "7" in found[1][1]["words"]
     assert "5 s of a processor" in found[5][1]["words"]
 
