@@ -8,13 +8,14 @@ from typing import Annotated, Any, Literal
 import jax
 import jax.numpy as jnp
 import numpy as np
+from flax import nnx
 
 import jaxeff
 from experiments.harness import SELECTS, Count, Row, Run, choose
 from experiments.recipes import Training, cosine_adam
 from experiments.trainable import Images, Network, load_images, trainable
 from jaxeff.compression import fold_batch_norm
-from jaxeff.nn import LeNet5, ResNet8, ResNet18
+from jaxeff.nn import LeNet5, ResNet8, ResNet18, WideResNet
 from jaxeff.training import cross_entropy, fit
 
 
@@ -22,8 +23,8 @@ from jaxeff.training import cross_entropy, fit
 class Classifier:
     """A network on a data set."""
 
-    # "lenet5" (with batch norm), "resnet8" or "resnet18"
-    network: Literal["lenet5", "resnet8", "resnet18"]
+    # "lenet5" (with batch norm), "resnet8", "resnet18" or a wide one by its depth and factor
+    network: Literal["lenet5", "resnet8", "resnet18", "wrn-10-1", "wrn-10-2", "wrn-28-4"]
     data: str  # the data set
     images: int  # training images
     epochs: int  # passes over them
@@ -102,13 +103,18 @@ def build(subject: Classifier) -> tuple[Network, Images]:
     """The untrained network and its images."""
     images = load_images(subject.data, subject.images, subject.test_images)
     height, _, channels = images.shape
+
+    def wide(rngs: nnx.Rngs) -> WideResNet:
+        depth, factor = map(int, subject.network.split("-")[1:])
+        return WideResNet(10, channels, depth=depth, factor=factor, rngs=rngs)
+
     make = {
         "lenet5": lambda rngs: LeNet5(
             10, channels, size=height, batch_norm=True, rngs=rngs
         ),
         "resnet8": lambda rngs: ResNet8(10, channels, rngs=rngs),
         "resnet18": lambda rngs: ResNet18(10, channels, stem="cifar", rngs=rngs),
-    }[subject.network]  # fmt: skip
+    }.get(subject.network, wide)  # fmt: skip
     return trainable(make, images.shape), images
 
 

@@ -31,6 +31,7 @@ from jaxeff.nn.models import (
     ResNet18,
     SmallCNN,
     TransformerEncoder,
+    WideResNet,
     small_classifier,
 )
 
@@ -55,6 +56,7 @@ __all__ = [
     "SplineActivation",
     "Tokenizer",
     "TransformerEncoder",
+    "WideResNet",
     "activation",
     "file_tokens",
     "generate",

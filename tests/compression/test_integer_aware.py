@@ -7,10 +7,17 @@ import pytest
 from flax import nnx
 
 import jaxeff
-from jaxeff.compression import Int, calibrate, integer, integer_aware, quantized
+from jaxeff.compression import (
+    Int,
+    calibrate,
+    fold_batch_norm,
+    integer,
+    integer_aware,
+    quantized,
+)
 from jaxeff.compression._quantized import settings_of
 from jaxeff.compression.integers._aware import shortcuts
-from jaxeff.nn import ResNet8
+from jaxeff.nn import ResNet8, WideResNet
 from jaxeff.program import trace
 
 KEY = jax.random.key(0)
@@ -60,6 +67,26 @@ def test_it_is_what_codes_compute(block, bits):
     if bits[1] < 4:
         assert other > 4 * found
         assert error(aware, fixed, params, x) < other
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("bits", [8, 2])
+def test_so_it_is_where_batch_norms_precede_activations(bits):
+    module = WideResNet(10, 1, depth=10, factor=1, rngs=nnx.Rngs(0))
+    module.eval()
+    network, params, state = jaxeff.functional(module, mutable=True)
+    # As of a trained network: no statistics and no scale that do nothing.
+    state = jax.tree.map(lambda a: a + 0.3 * jax.random.uniform(KEY, a.shape), state)
+    params = jax.tree.map(
+        lambda a: a + 0.1 * jax.random.normal(KEY, a.shape) if a.ndim == 1 else a, params
+    )
+    x = jax.random.normal(KEY, (4, 8, 8, 1))
+    f, params = fold_batch_norm(lambda params, x: network(params, state, x)[0], params, x)
+    # Those behind a convolution alone are part of it, those of a sum or of a shared input aren't.
+    left = [one.site for one in trace(f, params, x).layers if one.kind == "normalization"]
+    assert left == ["stage1/0/bn1", "stage2/0/bn1", "stage3/0/bn1", "bn"]
+    spec = calibrate(f, params, [x], {"*:linear": Int(bits, bits, symmetric="weights")})
+    assert error(integer_aware(f, spec), integer(f, spec), params, x) < 1e-5
 
 
 def test_a_bias_between_the_units_of_few_bits_is_kept():

@@ -7,7 +7,16 @@ import pytest
 from flax import nnx
 
 from jaxeff.core import functional
-from jaxeff.nn import MLP, VGG11, LeNet5, LinenLeNet5, LinenMLP, ResNet18, TransformerEncoder
+from jaxeff.nn import (
+    MLP,
+    VGG11,
+    LeNet5,
+    LinenLeNet5,
+    LinenMLP,
+    ResNet18,
+    TransformerEncoder,
+    WideResNet,
+)
 
 
 def abstract(build):
@@ -79,6 +88,21 @@ CASES = {
         10,
         11_181_642 - (5 * 64 + 5 * 128 + 5 * 256 + 5 * 512),
     ),
+    # As counted of the authors' network for CIFAR-10 (arXiv 1605.07146, "36.5M").
+    "wrn-28-10": (lambda: WideResNet(rngs=nnx.Rngs(0)), (32, 32, 3), 10, 36_479_194),
+    "wrn-10-1": (
+        # Every input of a convolution has its batch norm; no convolution has a bias.
+        lambda: WideResNet(10, 1, depth=10, factor=1, rngs=nnx.Rngs(0)),
+        (8, 8, 1),
+        10,
+        9 * 16 * (1 + 16 + 16 + 32)
+        + 9 * 32 * (32 + 64)
+        + 9 * 64 * 64
+        + 16 * 32
+        + 32 * 64
+        + 2 * (3 * 16 + 2 * 32 + 2 * 64)
+        + 65 * 10,
+    ),
     "transformer": (
         lambda: TransformerEncoder(rngs=nnx.Rngs(0)),
         (8, 8, 1),
@@ -100,12 +124,21 @@ def test_parameter_counts_and_output_shapes(name):
     assert jax.tree.structure(new_state) == jax.tree.structure(state)
 
 
+def test_a_wide_residual_network_has_whole_blocks():
+    with pytest.raises(ValueError, match="6 n"):
+        WideResNet(depth=18, rngs=nnx.Rngs(0))
+
+
 def test_layers_have_the_documented_paths():
     _, params, state = abstract(CASES["resnet18"][0])
     assert set(params) == {"conv1", "bn1", "stage1", "stage2", "stage3", "stage4", "fc"}
     assert set(params["stage2"]["0"]) == {"conv1", "bn1", "conv2", "bn2", "shortcut", "bn_shortcut"}
     assert set(params["stage2"]["1"]) == {"conv1", "bn1", "conv2", "bn2"}
     assert set(state["stage2"]["1"]) == {"bn1", "bn2"}
+    _, params, state = abstract(CASES["wrn-10-1"][0])
+    assert set(params) == {"conv1", "stage1", "stage2", "stage3", "bn", "fc"}
+    assert set(params["stage1"]["0"]) == {"bn1", "conv1", "bn2", "conv2"}
+    assert set(params["stage2"]["0"]) == {"bn1", "conv1", "bn2", "conv2", "shortcut"}
     _, params, state = abstract(CASES["vgg11"][0])
     assert set(params) == {*(f"conv{i}" for i in range(1, 9)), "fc1", "fc2", "fc3"}
     _, params, state = abstract(CASES["transformer"][0])

@@ -1,4 +1,4 @@
-"""Small reference models: MLP, LeNet-5, ResNets, VGG-11, a transformer, a VAE."""
+"""Small reference models: MLP, LeNet-5, ResNets, wide ones, VGG-11, a transformer, a VAE."""
 
 from jaxeff.nn.models._lenet5 import LeNet5
 from jaxeff.nn.models._linen import LinenLeNet5, LinenMLP
@@ -9,6 +9,7 @@ from jaxeff.nn.models._small import SmallCNN, small_classifier
 from jaxeff.nn.models._transformer import EncoderBlock, TransformerEncoder
 from jaxeff.nn.models._vae import VAE, negative_evidence_bound
 from jaxeff.nn.models._vgg11 import VGG11
+from jaxeff.nn.models._wide_resnet import WideResNet
 
 __all__ = [
     "MLP",
@@ -22,6 +23,7 @@ __all__ = [
     "ResNet18",
     "SmallCNN",
     "TransformerEncoder",
+    "WideResNet",
     "negative_evidence_bound",
     "small_classifier",
 ]
