@@ -15,7 +15,7 @@ from experiments.harness import SELECTS, Count, Row, Run, choose
 from experiments.recipes import Training, cosine_adam
 from experiments.trainable import Images, Network, load_images, trainable
 from jaxeff.compression import fold_batch_norm
-from jaxeff.nn import LeNet5, ResNet8, ResNet18, WideResNet
+from jaxeff.nn import VGG11, LeNet5, ResNet8, ResNet18, WideResNet
 from jaxeff.training import cross_entropy, fit
 
 
@@ -23,8 +23,12 @@ from jaxeff.training import cross_entropy, fit
 class Classifier:
     """A network on a data set."""
 
-    # "lenet5" (with batch norm), "resnet8", "resnet18" or a wide one by its depth and factor
-    network: Literal["lenet5", "resnet8", "resnet18", "wrn-10-1", "wrn-10-2", "wrn-28-4"]
+    # "lenet5" (with batch norm), "resnet8", "resnet18", the latter and "vgg11" (with batch norm)
+    # with an eighth of their channels, or a wide residual network by its depth and factor
+    network: Literal[
+        "lenet5", "resnet8", "resnet18", "resnet18-eighth", "vgg11-eighth",
+        "wrn-10-1", "wrn-10-2", "wrn-28-4",
+    ]  # fmt: skip
     data: str  # the data set
     images: int  # training images
     epochs: int  # passes over them
@@ -114,6 +118,14 @@ def build(subject: Classifier) -> tuple[Network, Images]:
         ),
         "resnet8": lambda rngs: ResNet8(10, channels, rngs=rngs),
         "resnet18": lambda rngs: ResNet18(10, channels, stem="cifar", rngs=rngs),
+        "resnet18-eighth": lambda rngs: ResNet18(
+            10, channels, stem="cifar", widths=(8, 16, 32, 64), rngs=rngs
+        ),
+        # A head of one position: seven by seven copies of it would be most of what is compressed.
+        "vgg11-eighth": lambda rngs: VGG11(
+            10, channels, batch_norm=True, head=1, dropout=0.0,
+            widths=(8, 16, 32, 32, 64, 64, 64, 64), hidden=512, rngs=rngs,
+        ),
     }.get(subject.network, wide)  # fmt: skip
     return trainable(make, images.shape), images
 

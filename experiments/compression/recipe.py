@@ -48,6 +48,8 @@ _FEW = (
     "dorefa 4", "width 4", "xnor weights", "ttq weights", "powers 4 weights", "lq-net 2",
 )  # fmt: skip
 """Methods on the larger networks."""
+_LEAST = ("fixed 4", "fixed 2", "lsq 4", "lsq 2")
+_SHORT: tuple[Part, ...] = ("bits", "methods")
 
 SIZES = {
     "fast": Settings(
@@ -67,6 +69,11 @@ SIZES = {
             ),
             Subject("lenet5", "fashion-mnist", 20_000, 6, 10_000, 2, 20_000, 2, (2, 4, 8)),
             Subject("resnet8", "cifar-10", 20_000, 12, 2000, 1, 10_000, 2, (2, 4, 8), _FEW),
+            *(
+                # What two processor cores train in minutes of the larger ones.
+                Subject(name, "cifar-10", 3000, 6, 1000, 1, 3000, 2, (), _LEAST, _SHORT)
+                for name in ("vgg11-eighth", "resnet18-eighth")
+            ),
         ),
     ),
     "full": Settings(
