@@ -152,3 +152,20 @@ def test_a_folded_batch_norm_leaves_no_convolution_in_float():
     names = {eqn.primitive.name for eqn in jax.make_jaxpr(g)(codes, x).eqns}
     assert "export_composite" in names
     assert "conv_general_dilated" not in names
+
+
+def _convolved(p, x):
+    dimensions = ("NHWC", "HWIO", "NHWC")
+    return lax.conv_general_dilated(x, p["w"][None, None], (1, 1), "SAME", None, None, dimensions)
+
+
+@pytest.mark.parametrize("product", [_convolved, lambda p, x: x.reshape(2, 20, 8) @ p["w"]])
+def test_means_hold_peaks(product):
+    # All of a mean comes from one position of twenty, which is far beyond the range of means.
+    x = jnp.where(jnp.arange(20).reshape(5, 4, 1) == 7, normal(2, 5, 4, 8), 0.0)
+
+    def f(p, x):
+        y = jax.nn.relu(product(p, x))
+        return y.mean(tuple(range(1, y.ndim - 1))) @ p["head"]
+
+    check(f, {"w": normal(8, 6), "head": normal(6, 3)}, x, False)

@@ -16,7 +16,7 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
-from jaxtyping import Array, Float, Int8, Int16, Int32
+from jaxtyping import Array, Float, Int8, Int32
 
 from jaxeff.compression.integers._grids import HALF_TO_EVEN, Codes, levels
 from jaxeff.compression.integers._kernels import Kernel, Move
@@ -26,12 +26,8 @@ from jaxeff.compression.integers.fixed import factor_of, multiplier_of
 
 Put = Callable[[str, Callable[[], Array]], Array]
 """`put(name, make)`: an array that depends on parameters alone, made once or taken as it was."""
-_SHORT = 15
-"""Bits of a number in int16, the sign not counted."""
-_MANY = 16
-"""Elements of a mean from which on they may be rounded to int16."""
 _WHOLE = 25
-"""Bits of whole numbers whose sums are below 2^24, the sign among them."""
+"""Bits of whole numbers up to 2^24, which float32 holds, the sign among them."""
 _FAR = 80
 """Exponents of float32 from which 2^31 units, and fractions of one, are numbers still."""
 
@@ -125,26 +121,16 @@ class Sums:
         return self._made[to]
 
     @property
-    def takes_steps(self) -> bool:
-        """Whether it can be written as whole numbers of a step, by its product."""
-        return not (self.several or self.product.fixed)
-
-    def steps(self, step: float, most: int) -> Int16[Array, "*shape"]:
-        """Computes the array as whole numbers of a step, from `-most` to `most`."""
-        whole = Codes(step=step, zero=0, lower=-most, upper=most, bits=_SHORT + 1)
-        return self._moved(self._written(whole, "steps"))
-
-    @property
     def takes_total(self) -> bool:
         """Whether its product can add such whole numbers over all pixels of an image."""
         plain = self.product.kernel.pools and self.pool is None and not self.moves
-        return self.takes_steps and plain
+        return plain and not (self.several or self.product.fixed)
 
     def total(self, step: float, most: int) -> Int32[Array, "batch channels"]:
         """Adds whole numbers of a step, from `-most` to `most`, over the pixels of each image."""
         whole = Codes(step=step, zero=0, lower=-most, upper=most, bits=_WHOLE)
-        # As wide as they have to be: where they are added at once, none is ever stored.
-        return self._written(whole, "steps" if most < 2**_SHORT else "whole", total=True)
+        # In 32 bits, as none is ever stored: they are added at once.
+        return self._written(whole, "whole", total=True)
 
     def values(self) -> Array:
         """Computes the array in float32, for a reader that takes no codes."""
@@ -369,24 +355,20 @@ class Mean:
     def codes(self, to: Codes) -> Array:
         """Computes the codes of the means on a grid."""
         if to not in self._made:
-            # Fractions of a step as whole numbers whose sums stay below 2^24, float32's own.
+            # Fractions of a step as whole numbers; sums within four times the grid stay below
+            # 2^24, so that float32 holds them.
             count = self.addition.count
             room = 2.0 ** np.floor(np.log2(2**24 / (count * 2**to.bits * 4)))
-            if short := self.of.takes_steps and count >= _MANY:
-                # As many as int16 holds, which the product writes itself: fewer, so of few
-                # elements, whose errors don't average out, means would round otherwise.
-                room = min(room, 2.0 ** (_SHORT - 2 - to.bits))
-            step, most = to.step / room, int(room * 2**to.bits * 4) - short
+            # A few peaks make a small mean, so an element may be far beyond the grid of the mean:
+            # it is cut off only where its sum would leave int32.
+            step, most = to.step / room, min(2 ** (_WHOLE - 1), (2**31 - 1) // count)
             if self.of.takes_total and self.addition.over_pixels:
                 total = self.of.total(step, most)
                 total = total.reshape(-1, *self.addition.layer.outputs[0].aval.shape[1:])
             else:
-                if short:
-                    whole = self.of.steps(step, most).astype(jnp.int32)
-                else:
-                    per_step = to.per_step * np.float32(room)
-                    wide = lax.round(self.of.values() * per_step, HALF_TO_EVEN)
-                    whole = jnp.clip(wide, -float(most), float(most)).astype(jnp.int32)
+                per_step = to.per_step * np.float32(room)
+                wide = lax.round(self.of.values() * per_step, HALF_TO_EVEN)
+                whole = jnp.clip(wide, -float(most), float(most)).astype(jnp.int32)
                 total = self.addition.total(whole)
             mean = self.addition.divided(total.astype(jnp.float32))
             # The mean counts fractions 1 / room of a step, so a grid of step `room` rounds it.
