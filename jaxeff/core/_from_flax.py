@@ -53,6 +53,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 from flax.core import unfreeze
+from flax.traverse_util import unflatten_dict
 from jax.ad_checkpoint import checkpoint_name
 
 from jaxeff.core._arguments import check_key
@@ -150,9 +151,10 @@ def functional(
                 f"{type(model).__name__} is an NNX module, which holds its own variables: "
                 "call functional(model) without variables."
             )
+        keys: dict[str, tuple[str, ...]] = {}
         run, params, state = _read_nnx(model, method, keyed, mutable)
     elif isinstance(model, nn.Module):
-        run, params, state = _read_linen(model, variables, method, mutable)
+        run, params, state, keys = _read_linen(model, variables, method, mutable)
     else:
         raise TypeError(
             f"functional: model must be a flax.nnx.Module or a flax.linen.Module, not "
@@ -168,11 +170,11 @@ def functional(
         given = _fit(params, expected_params, "parameter", name)
         before = _tag(_fit(state, expected_state, "state", name), STATE_TAG)
         result, after = run(key, given, before, args, kwargs)
-        return result, _nest(_tag(after, NEW_STATE_TAG).items())
+        return result, _nest(_tag(after, NEW_STATE_TAG), keys)
 
-    nested_params = _nest(params.items())
+    nested_params = _nest(params, keys)
     if mutable:
-        return _called(apply, name, keyed), nested_params, _nest(state.items())
+        return _called(apply, name, keyed), nested_params, _nest(state, keys)
 
     for path, leaf in state.items():
         if isinstance(leaf, jax.ShapeDtypeStruct):
@@ -278,8 +280,8 @@ def _method_of(module: nnx.Module, method: Method) -> Callable[..., Any]:
 
 def _read_linen(
     model: nn.Module, variables: Mapping[str, Any] | None, method: Method, mutable: bool
-) -> tuple[_Run, dict[str, Any], dict[str, Any]]:
-    """Splits a Linen module and its variables into a runner, parameters and state, by path."""
+) -> tuple[_Run, dict[str, Any], dict[str, Any], dict[str, tuple[str, ...]]]:
+    """Splits a Linen module and its variables: a runner, parameters, state and keys, by path."""
     name = type(model).__name__
     if model.scope is not None:
         model, bound = model.unbind()
@@ -296,8 +298,10 @@ def _read_linen(
             f"the variables for {name} hold {sorted(collections)} but no 'params': pass all that "
             "module.init returned (add an empty 'params' if the module has no parameters)."
         )
-    params = _flatten(collections.pop("params", {}))
-    state = _flatten(collections)
+    weights = collections.pop("params", {})
+    params, state = _flatten(weights), _flatten(collections)
+    # Paths aren't cut at slashes again: names may have some, as those of `nn.SpectralNorm` do.
+    keys = {**_keys(weights), **_keys(collections)}
     names = sorted(collections)
 
     def run(
@@ -305,7 +309,7 @@ def _read_linen(
     ) -> tuple[Any, dict[str, Any]]:
         if key is not None:
             kwargs = {"rngs": key, **kwargs}
-        given = {**_nest(state.items()), "params": _nest(params.items())}
+        given = {**_nest(state, keys), "params": _nest(params, keys)}
         # Existing collections are writable, so that training mode runs. Others are not: what a call
         # would create (sown intermediates) is never made.
         result, after = model.apply(given, *args, method=method, mutable=names, **kwargs)
@@ -315,7 +319,7 @@ def _read_linen(
             warn_of_training_mode(name, [], _layers_of(p.split("/", 1)[-1] for p in written))
         return result, {path: flat[path] for path in state}
 
-    return run, params, state
+    return run, params, state, keys
 
 
 def _flatten(tree: Any, prefix: str = "") -> dict[str, Any]:
@@ -328,16 +332,21 @@ def _flatten(tree: Any, prefix: str = "") -> dict[str, Any]:
     return leaves
 
 
-def _nest(leaves: Iterable[tuple[str, Any]]) -> dict[str, Any]:
-    """Builds nested dicts from (path, leaf) pairs."""
-    tree: dict[str, Any] = {}
-    for path, leaf in leaves:
-        *parents, last = path.split("/")
-        node = tree
-        for key in parents:
-            node = node.setdefault(key, {})
-        node[last] = leaf
-    return tree
+def _nest(leaves: Mapping[str, Any], keys: Mapping[str, tuple[str, ...]]) -> dict[str, Any]:
+    """Builds nested dicts of leaves by path; the keys of a path are its parts if none are given."""
+    return unflatten_dict(
+        {keys.get(path) or tuple(path.split("/")): v for path, v in leaves.items()}
+    )
+
+
+def _keys(tree: Any, keys: tuple[str, ...] = ()) -> dict[str, tuple[str, ...]]:
+    """Finds the keys that lead to each leaf, by its path."""
+    if not isinstance(tree, Mapping):
+        return {"/".join(keys): keys}
+    found: dict[str, tuple[str, ...]] = {}
+    for key, child in tree.items():
+        found.update(_keys(child, (*keys, key)))
+    return found
 
 
 def _tag(leaves: dict[str, Any], prefix: str) -> dict[str, Any]:

@@ -132,6 +132,26 @@ def test_linen_state_is_passed_and_returned(linen, x):
     jax.tree.map(np.testing.assert_array_equal, new, dict(updated))
 
 
+def test_linen_variables_may_have_slashes_in_their_names():
+    x = jnp.linspace(-1.0, 1.0, 6).reshape(2, 3)
+    module = nn.SpectralNorm(nn.Dense(4))  # a variable of it is called "Dense_0/kernel/u"
+    variables = module.init(jax.random.key(0), x, update_stats=False)
+    f, params = functional(module, variables)
+    exact = module.apply(variables, x, update_stats=False)
+    np.testing.assert_array_equal(f(params, x, update_stats=False), exact)
+    weights = nn.WeightNorm(nn.Dense(4)).init(jax.random.key(0), x)  # a parameter of it, too
+    exact = nn.WeightNorm(nn.Dense(4)).apply(weights, x)
+    found = functional(nn.WeightNorm(nn.Dense(4)), weights)
+    np.testing.assert_array_equal(found[0](found[1], x), exact)
+    # In training both step the same power iteration.
+    g, params, state = functional(module, variables, mutable=True)
+    exact, after = module.apply(variables, x, update_stats=True, mutable=["batch_stats"])
+    found, state = g(params, state, x, update_stats=True)
+    np.testing.assert_array_equal(found, exact)
+    for leaf, other in zip(*map(jax.tree.leaves, (state, after)), strict=True):
+        np.testing.assert_array_equal(leaf, other)
+
+
 @pytest.mark.slow
 def test_immutable_form_discards_updates_and_never_touches_the_model(net, linen, x):
     before = jax.tree.map(lambda leaf: leaf, nnx.to_pure_dict(nnx.state(net, nnx.BatchStat)))
