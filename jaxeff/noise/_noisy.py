@@ -38,7 +38,7 @@ Sharp edges:
 
 import functools
 import zlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -118,19 +118,24 @@ def perturbed_inputs(layer: Layer, model: Noise) -> list[int]:
         found = layer.data if layer.kind != "input" else [0]
     if place(model) == "weights" and layer.kind == "linear":
         found = layer.weights
-    return [i for i in found if not layer.inputs[i].spread]
+    return _perturbable(layer.inputs, found)
 
 
 def _perturbed(layer: Layer, model: Noise) -> list[int]:
     """Finds the values of a layer that a model perturbs, as indices: its inputs or its outputs."""
     if place(model) != "output":
         return perturbed_inputs(layer, model)
-    return [i for i, v in enumerate(layer.outputs) if not v.spread]
+    return _perturbable(layer.outputs, range(len(layer.outputs)))
+
+
+def _perturbable(values: Sequence[Value], numbers: Iterable[int]) -> list[int]:
+    """Leaves out variances, and what holds no real numbers: integers and complex ones."""
+    return [i for i in numbers if not values[i].spread and _is_real(values[i].aval)]
 
 
 def perturbs_layer(layer: Layer, model: Noise) -> bool:
     """Tells whether a model has something to perturb at a layer."""
-    return bool(layer.outputs if place(model) == "output" else perturbed_inputs(layer, model))
+    return bool(_perturbed(layer, model))
 
 
 def _perturb_all(
@@ -174,7 +179,9 @@ def _alike(value: Value, shape: tuple[int, ...], path: str) -> bool:
 
 
 def _is_real(x: Any) -> bool:
-    return bool(jnp.issubdtype(jnp.result_type(x), jnp.floating))
+    return bool(
+        jnp.issubdtype(x.dtype if hasattr(x, "dtype") else jnp.result_type(x), jnp.floating)
+    )
 
 
 def _perturb(

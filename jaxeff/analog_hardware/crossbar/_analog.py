@@ -37,6 +37,7 @@ import functools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import jax.numpy as jnp
 from jaxtyping import PRNGKeyArray
 
 from jaxeff.analog_hardware.crossbar._crossbar import Crossbar
@@ -131,6 +132,12 @@ def crossbars(spec: Mapping[str, Crossbar | None], program: Program) -> dict[str
             raise ValueError(
                 f"A crossbar holds weights and multiplies, but {layer.site!r} is {layer.kind}; "
                 "narrow the pattern, for example to '*:linear'."
+            )
+        # A tile has one current for a number: complex products are several real ones.
+        if layer.site in found and jnp.issubdtype(layer.outputs[0].aval.dtype, jnp.complexfloating):
+            raise ValueError(
+                f"A crossbar multiplies real numbers, but {layer.site!r} multiplies complex ones; "
+                f"multiply their parts, or leave it out with {{..., {layer.site!r}: None}}."
             )
         if layer.site in found and (transform := read_out_by(layer.nodes)):
             raise ValueError(

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from jaxeff.core import Literal
@@ -42,7 +43,10 @@ class Numbers:
     contracted: dict[Any, tuple[Axis, ...]] = field(default_factory=dict)
 
     def number(self, atom: Any) -> Any | None:
-        """Returns the value of a scalar that is known."""
+        """Returns the value of a real scalar that is known."""
+        # A count is never complex, as the imaginary unit of a Fourier layer is.
+        if jnp.issubdtype(atom.aval.dtype, jnp.complexfloating):
+            return None
         if isinstance(atom, Literal):
             return np.asarray(atom.val) if np.ndim(atom.val) == 0 else None
         return self.known.get(atom)
