@@ -250,7 +250,7 @@ def quantizing(quantizer: Quantizer, tensor: Tensor, shape: tuple[int, ...]) -> 
 
 
 def _is_real(x: Any) -> bool:
-    return jnp.issubdtype(x.dtype if hasattr(x, "dtype") else jnp.result_type(x), jnp.floating)
+    return jnp.issubdtype(jnp.result_type(x), jnp.floating)
 
 
 def _folded(key: Any, i: int) -> Any:
@@ -268,10 +268,12 @@ def _weights(layer: Layer, setting: LayerQuantization) -> list[int]:
 
 
 def _signals(layer: Layer, numbers: Sequence[int]) -> list[int]:
-    """Leaves out the inputs that are variances, which aren't rounded, and those without a grid."""
-    # Complex numbers and integers: a setting that meets nothing else has to be an error.
-    inputs = layer.inputs
-    return [i for i in numbers if not inputs[i].spread and _is_real(inputs[i].aval)]
+    """Leaves out the inputs that are variances, which aren't rounded, and complex numbers."""
+    # Complex numbers have no grid, and a setting that meets nothing else has to be an error.
+    inputs = [(i, layer.inputs[i]) for i in numbers]
+    return [
+        i for i, v in inputs if not (v.spread or jnp.issubdtype(v.aval.dtype, jnp.complexfloating))
+    ]
 
 
 def _channels(layer: Layer, index: int) -> tuple[int, ...]:

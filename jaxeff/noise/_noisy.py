@@ -129,8 +129,11 @@ def _perturbed(layer: Layer, model: Noise) -> list[int]:
 
 
 def _perturbable(values: Sequence[Value], numbers: Iterable[int]) -> list[int]:
-    """Leaves out variances, and what holds no real numbers: integers and complex ones."""
-    return [i for i in numbers if not values[i].spread and _is_real(values[i].aval)]
+    """Leaves out variances, and complex numbers, whose noise no model describes."""
+    found = [(i, values[i]) for i in numbers]
+    return [
+        i for i, v in found if not (v.spread or jnp.issubdtype(v.aval.dtype, jnp.complexfloating))
+    ]
 
 
 def perturbs_layer(layer: Layer, model: Noise) -> bool:
@@ -179,9 +182,7 @@ def _alike(value: Value, shape: tuple[int, ...], path: str) -> bool:
 
 
 def _is_real(x: Any) -> bool:
-    return bool(
-        jnp.issubdtype(x.dtype if hasattr(x, "dtype") else jnp.result_type(x), jnp.floating)
-    )
+    return bool(jnp.issubdtype(jnp.result_type(x), jnp.floating))
 
 
 def _perturb(
