@@ -139,10 +139,33 @@ def _lost(status: str, words: str) -> Row:
     return {"status": status, "number": None, "words": words}
 
 
+def counts(report: Report) -> list[Table]:
+    """How many cells have each status, in a column per transform."""
+    statuses = {
+        column: [row["status"] for row in report.rows if row["column"] == column]
+        for column in _columns(report)
+    }
+    rows = [
+        {
+            "status": status,
+            **{column: statuses[column].count(status) for column in _columns(report)},
+            "all": sum(each.count(status) for each in statuses.values()),
+        }
+        for status in dict.fromkeys(row["status"] for row in report.rows)
+    ]
+    models = len({row["model"] for row in report.rows})
+    return [Table.from_rows(f"{len(report.rows)} cells of {models} models", rows)]
+
+
+def _columns(report: Report) -> list[str]:
+    tried = {row["column"] for row in report.rows}
+    return [name for name in COLUMNS if name in tried]
+
+
 def matrix(report: Report) -> list[Table]:
     """A row per model and a column per transform."""
     found = {(row["model"], row["column"]): row for row in report.rows}
-    columns = [name for name in COLUMNS if any(name == column for _, column in found)]
+    columns = _columns(report)
     rows = [
         {"model": model, **{c: _short(found.get((model, c))) for c in columns}}
         for model in dict.fromkeys(model for model, _ in found)
@@ -157,24 +180,32 @@ def matrix(report: Report) -> list[Table]:
     return [*tables, Table.from_rows("and why not", words)] if words else tables
 
 
+_MARKS = {
+    "right": ("o", "tab:green"), "off": ("D", "tab:orange"), "refused": ("s", "tab:blue"),
+    "slow": (">", "tab:gray"), "absent": (".", "tab:gray"), "wrong": ("X", "tab:red"),
+    "crash": ("P", "tab:red"),
+}  # fmt: skip
+
+
 def picture(report: Report) -> list[Panel]:
-    """A panel for each status, with a mark for each cell that has it."""
+    """A mark for each cell, whose form is its status."""
     models = list(dict.fromkeys(row["model"] for row in report.rows))[::-1]
-    columns = list(dict.fromkeys(row["column"] for row in report.rows))
+    columns = _columns(report)
 
-    def panel(status: str) -> Panel:
-        rows = [row for row in report.rows if row["status"] == status]
+    def paint(axis: Axes) -> None:
+        for status, (form, color) in _MARKS.items():
+            rows = [row for row in report.rows if row["status"] == status]
+            if rows:
+                places = [columns.index(row["column"]) for row in rows]
+                lines = [models.index(row["model"]) for row in rows]
+                axis.plot(places, lines, form, color=color, ms=5, label=status)
+        axis.set_xticks(range(len(columns)), columns, fontsize=7)
+        axis.set_yticks(range(len(models)), models, fontsize=8)
+        axis.margins(0.06, 0.03)
+        # A line of the figure is a model, however many there are.
+        axis.figure.set_size_inches(8.0, 1.5 + 0.22 * len(models))
 
-        def paint(axis: Axes) -> None:
-            places = [columns.index(row["column"]) for row in rows]
-            axis.plot(places, [models.index(row["model"]) for row in rows], "s")
-            axis.set_xticks(range(len(columns)), columns, fontsize=7)
-            axis.set_yticks(range(len(models)), models, fontsize=8)
-            axis.margins(0.1)
-
-        return Panel(status, paint)
-
-    return [panel(status) for status in dict.fromkeys(row["status"] for row in report.rows)]
+    return [Panel("", paint)]
 
 
 def _short(row: Row | None) -> str:
@@ -197,8 +228,8 @@ STUDY = Study(
         Claim("{model}, {column}: no defect", lambda row: row["status"] not in ("wrong", "crash"),
               true)
     ],
-    plots=(Plot("cells", picture, columns=1, size=(8.0, 3.6)),),
-    tables=(matrix,),
+    plots=(Plot("cells", picture),),
+    tables=(counts, matrix),
     differences=(
         "All models are untrained, and all but those whose names end in `real` are tiny.",
         "Times over XLA's are of CPU time, in one process, in turn.",
