@@ -52,7 +52,9 @@ from experiments.harness import (
     Study,
     Table,
     choose,
-    true,
+    equals,
+    every,
+    summary,
 )
 from experiments.zoo.cells import COLUMNS
 from experiments.zoo.models import MODELS, REAL
@@ -203,7 +205,8 @@ def picture(report: Report) -> list[Panel]:
         axis.set_yticks(range(len(models)), models, fontsize=8)
         axis.margins(0.06, 0.03)
         # A line of the figure is a model, however many there are.
-        axis.figure.set_size_inches(8.0, 1.5 + 0.22 * len(models))
+        if (figure := axis.get_figure(root=True)) is not None:
+            figure.set_size_inches(8.0, 1.5 + 0.22 * len(models))
 
     return [Panel("", paint)]
 
@@ -216,6 +219,10 @@ def _short(row: Row | None) -> str:
     return ("" if row["status"] == "right" and shown else row["status"]) + shown
 
 
+def _defects(rows: list[Row]) -> int:
+    return sum(row["status"] in ("wrong", "crash") for row in rows)
+
+
 _SHOWN = {"integer", "moments", "linear", "verdict", "pruned"}
 
 STUDY = Study(
@@ -225,8 +232,10 @@ STUDY = Study(
      "full": Settings(REAL, ("functional", "quantized", "deploy", "onnx"), 1200.0)},
     parts=(cells,),
     claims=[
-        Claim("{model}, {column}: no defect", lambda row: row["status"] not in ("wrong", "crash"),
-              true)
+        Claim(
+            "{model}: cells that are wrong or crash", "defects", equals(0),
+            of=summary(every, "model", defects=_defects),
+        )
     ],
     plots=(Plot("cells", picture),),
     tables=(counts, matrix),

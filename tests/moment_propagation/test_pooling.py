@@ -110,6 +110,29 @@ def test_average_pooling_is_exact_and_max_pooling_within_its_bias(size, padding,
     oracle.assert_matches(jax.jit(moments(top))({}, x), oracle.monte_carlo(top, ({}, x)), **bias)
 
 
+@pytest.mark.parametrize("spread", [1e-6, 1e-2, 1.0])
+def test_padding_leaves_forward_derivatives_of_what_wins(spread):
+    """The lowest numbers pad: far enough for an infinite derivative, which counts for nothing."""
+    x = random(1, 4, 4, 1)
+    x = Gaussian(x.mean, spread**2 * x.var)
+    low = jnp.full((1, 5, 5, 1), x.mean.min() - 50)
+
+    def step(f):
+        """Of the result, along a step of means and variances that grow (forward mode)."""
+        return jax.jit(lambda x: jax.jvp(f, (x,), (Gaussian(jnp.ones_like(x.mean), x.var),))[1])(x)
+
+    def by_hand(x):
+        mean = low.at[:, :4, :4].set(x.mean)
+        var = jnp.zeros_like(low).at[:, :4, :4].set(x.var)
+        return window_max(Gaussian(mean, var), window((1, 3, 3, 1), (1, 2, 2, 1)))
+
+    padding = ((0, 0), (0, 1), (0, 1), (0, 0))
+    padded = step(lambda x: window_max(x, window((1, 3, 3, 1), (1, 2, 2, 1), padding)))
+    for ours, expected in zip(jax.tree.leaves(padded), jax.tree.leaves(step(by_hand)), strict=True):
+        assert np.isfinite(ours).all()
+        np.testing.assert_allclose(ours, expected, rtol=2e-3, atol=1e-6 * np.abs(expected).max())
+
+
 @pytest.mark.slow
 def test_global_pooling(oracle):
     x = random(2, 3, 3, 2)

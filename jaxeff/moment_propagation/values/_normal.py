@@ -66,7 +66,12 @@ def _polynomial(coefficients: tuple[float, ...], a: Array) -> Array:
 
 def near(a: Float[Array, "*shape"]) -> Float[Array, "*shape"]:
     """Clips distances to where a normal density is above zero: 40, in float32 10."""
-    return jnp.minimum(a, _LIMIT if a.dtype == jnp.float64 else _FLOAT32_LIMIT)
+    return jnp.minimum(a, farthest(a.dtype))
+
+
+def farthest(dtype: jnp.dtype) -> float:
+    """Returns where `near` clips, in standard deviations."""
+    return _LIMIT if dtype == jnp.float64 else _FLOAT32_LIMIT
 
 
 @jax.custom_jvp
@@ -80,8 +85,7 @@ def tail(a: Float[Array, "*shape"]) -> Tail:
     Returns:
         phi(a), Q(a) = 1 - Phi(a) and h(a) = phi(a) - a Q(a), all finite and non-negative.
     """
-    limit = _LIMIT if a.dtype == jnp.float64 else _FLOAT32_LIMIT
-    density = jnp.where(a < limit, pdf(a), 0)
+    density = jnp.where(a < farthest(a.dtype), pdf(a), 0)
     if a.dtype == jnp.float64:
         # The fitted quotients are for float32 alone. h(a) is about phi(a) / a^2, so the difference
         # loses a^2 in relative accuracy and can come out below zero.
