@@ -2,7 +2,8 @@
 
 The first axis of every data argument is followed to the first of every result, through scans too;
 of a state that is fed back, what all steps have in common counts. In doubt (a while loop, a branch,
-a mixed axis) the answer is that there are no examples: dearer for those who ask, but never wrong.
+a mixed axis, rows that a captured array or their place makes different) the answer is that there
+are no examples: dearer for those who ask, but never wrong.
 """
 
 from __future__ import annotations
@@ -10,7 +11,14 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from jaxeff.core import primitives as p
-from jaxeff.moment_propagation.dependence import APART, Lineage, identity, union, walk
+from jaxeff.moment_propagation.dependence import (
+    APART,
+    Lineage,
+    identity,
+    union,
+    varying_axes,
+    walk,
+)
 from jaxeff.program import Layer, Program
 from jaxeff.program.ir import Scan, Value, fixed_point
 
@@ -36,6 +44,9 @@ def batched_leaves(program: Program, count: int) -> list[bool]:
     for lineage in _followed(program, given) or [{}]:
         if not lineage or any(not labels or labels[0] != 0 for labels in lineage.values()):
             return none
+    # What else differs from row to row isn't there when one example is computed alone.
+    if any(axes[0] for axes in varying_axes(program)):
+        return none
     return [v.is_data for v in inputs]
 
 

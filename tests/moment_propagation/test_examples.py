@@ -69,6 +69,58 @@ def test_examples_are_followed_through_scans(f, expected):
     assert batched_leaves(trace(f, W, X), 2) == [False, expected]
 
 
+TABLE = jax.random.normal(jax.random.key(4), (16, 4))
+
+
+def two_views(w, x):
+    """A mask by two counts of the same numbers, along the first axis and another."""
+    n = jnp.arange(16) * 2
+    return (jnp.where(n[:, None] >= n[None], 1.0, 0.5)[..., None] * x[:, :1]).sum(1) @ w
+
+
+def rows_in_a_loop(w, x):
+    return lax.scan(lambda h, _: (jnp.tanh(h @ w + TABLE), None), x[:, 0], length=2)[0]
+
+
+def by_one_of_two(w, x):
+    """Both branches of a scalar choice, which isn't followed."""
+    return lax.cond(w[0, 0] > 0, lambda: x[:, 0] @ w, lambda: x[:, 0])
+
+
+@pytest.mark.parametrize(
+    ("f", "expected"),
+    [
+        (lambda w, x: (x[:, 0] + TABLE) @ w, False),
+        (lambda w, x: x[:, 0] @ w + jnp.tanh(jnp.arange(16.0))[:, None], False),
+        (lambda w, x: x[:, 0] @ w + jnp.take(TABLE, jnp.arange(x.shape[0]), 0), False),
+        (lambda w, x: x[:, 0] @ w + jax.random.normal(jax.random.key(0), (16, 4)), False),
+        (lambda w, x: x[:, 0] @ w + jnp.cumsum(jnp.ones((16, 1)), 0), False),
+        (lambda w, x: x[:, 0] @ w + jnp.zeros((16, 4)).at[0].set(1.0), False),
+        (lambda w, x: x[:, 0] @ w + jnp.sort(TABLE, 0), False),
+        (two_views, False),
+        (rows_in_a_loop, False),
+        (by_one_of_two, False),
+        (lambda w, x: (x + TABLE[:6]) @ w, True),
+        (lambda w, x: x[:, 0] @ w + jnp.arange(4.0) + jnp.zeros((16, 1)), True),
+        (lambda w, x: jnp.concatenate([jnp.ones((16, 1, 4)), x], 1) @ w + TABLE[:1], True),
+    ],
+    ids=["captured", "counted", "looked up", "random", "summed", "set", "sorted", "views",
+         "loop", "branch", "positions", "features", "first token"],
+)  # fmt: skip
+def test_rows_that_differ_by_themselves_are_no_examples(f, expected):
+    assert batched_leaves(trace(f, W, X), 2) == [False, expected]
+
+
+def test_captured_rows_reach_their_own_results():
+    """The delta method takes examples one by one where it may."""
+    posterior, x = Gaussian(W, 0.01 * jnp.ones_like(W)), X[:, 0]
+    given = moments(lambda w, x, rows: jnp.tanh((x * rows) @ w), method="linear")
+    captured = moments(lambda w, x: jnp.tanh((x * TABLE) @ w), method="linear")
+    both = (captured(posterior, x), given(posterior, x, TABLE))
+    for ours, expected in zip(*map(jax.tree.leaves, both), strict=True):
+        np.testing.assert_allclose(ours, expected, rtol=1e-5, atol=1e-7)
+
+
 @pytest.mark.slow
 def test_examples_of_a_loop_are_derived_and_calibrated_apart():
     f = recurrent(lambda w, h, row: jnp.tanh(h @ w + row))

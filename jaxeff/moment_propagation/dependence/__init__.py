@@ -30,6 +30,7 @@ from jaxeff.moment_propagation.dependence._pointwise import (
     is_pointwise,
 )
 from jaxeff.moment_propagation.dependence._tracking import independent_lineages, walk
+from jaxeff.moment_propagation.dependence._variation import varying_axes
 
 __all__ = [
     "AFFINE",
@@ -56,6 +57,7 @@ __all__ = [
     "mixed_stream",
     "second_order",
     "union",
+    "varying_axes",
     "walk",
     "warn_of_mixed",
     "with_layers",

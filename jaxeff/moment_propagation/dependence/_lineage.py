@@ -43,6 +43,11 @@ _RUNNING = {p.cumsum_p, p.cumprod_p, p.cummax_p, p.cummin_p, p.cumlogsumexp_p}
 _REDUCING = prim.REDUCTION.keys()
 _SCATTERING = {p.scatter_add_p, p.scatter_mul_p, p.scatter_max_p, p.scatter_min_p}
 _ALIGNED = prim.ELEMENTWISE | prim.IN_PLACE
+FOLLOWED = {
+    *_ALIGNED, *_SLICING, *_RUNNING, *_REDUCING, *_SCATTERING, *PLACING, *prim.SHAPE, *prim.LINEAR,
+    *prim.WINDOW, p.broadcast_in_dim_p, p.gather_p, p.reshape_p, p.squeeze_p, p.transpose_p, tile_p,
+}  # fmt: skip
+"""Primitives whose labels are derived; of others every entry is called shared."""
 
 
 @dataclass(frozen=True)
@@ -284,6 +289,26 @@ def _gathered(q: Any, labels: Labels, shape: tuple[int, ...], out: tuple[int, ..
     for target, label in zip(numbers.offset_dims, kept, strict=True):
         result[target] = label
     return tuple(result)
+
+
+def made_apart(eqn: Any) -> set[int]:
+    """Returns axes along which an equation makes entries differ that were alike."""
+    q = eqn.params
+    shapes = [tuple(v.aval.shape) for v in eqn.invars]
+    (out,) = (tuple(v.aval.shape) for v in eqn.outvars[:1])
+    if eqn.primitive is p.iota_p:
+        return {q["dimension"]}
+    if eqn.primitive in _RUNNING or eqn.primitive is stack_p:
+        return {q["axis"]}
+    if eqn.primitive is p.concatenate_p:
+        return {q["dimension"]}
+    if eqn.primitive is p.pad_p:
+        return {a for a, (n, m) in enumerate(zip(shapes[0], out, strict=True)) if n != m}
+    if eqn.primitive is p.dynamic_update_slice_p:
+        return {a for a, (n, m) in enumerate(zip(shapes[1], out, strict=True)) if n != m}
+    if eqn.primitive in _SCATTERING | {p.scatter_p}:
+        return set(range(len(out))) - set(_windows(q, shapes).values())
+    return set()
 
 
 def _windows(q: Any, shapes: Sequence[tuple[int, ...]]) -> dict[int, int]:
