@@ -5,6 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jaxeff_export import LitertError, MissingExtraError, to_litert
+from jaxeff_export.litert_files._integer_weights import run as write
 
 import jaxeff
 from jaxeff import Gaussian, Int
@@ -46,6 +47,42 @@ def test_quantized_weights_are_integers(setting, tmp_path):
     (found,) = run(file.path, file, x)
     want = jax.jit(g)(params, x)
     np.testing.assert_allclose(found, want, rtol=0, atol=2e-5 * np.abs(want).max())
+
+
+def looping(w, x):
+    """A recurrent cell, backwards, whose states are kept, too."""
+    return jax.lax.scan(lambda h, row: (jnp.tanh(h @ w + row),) * 2, x[0], x, reverse=True)
+
+
+def adding(w, x):
+    """Sums of rows by place, two of which are out of bounds."""
+    return jax.ops.segment_sum(x[:, 0] @ w, jnp.array([2, 0, 2, -7, 9]), 4)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("f", [looping, adding])
+def test_loops_and_sums_of_segments_are_written_in_another_way(f, tmp_path):
+    pytest.importorskip("litert_converter")
+    w, x = (jax.random.normal(jax.random.key(i), s) for i, s in enumerate([(3, 3), (5, 2, 3)]))
+    file = to_litert(f, (w, x), tmp_path / "f.tflite")
+    found = run(file.path, file, np.asarray(x))
+    for ours, want in zip(found, jax.tree.leaves(jax.jit(f)(w, x)), strict=True):
+        np.testing.assert_allclose(ours, want, rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("f", "named"),
+    [
+        (lambda w, x: jax.lax.scan(lambda h, _: (h @ w, None), x, length=200)[0], "200 steps"),
+        (lambda w, x: jax.lax.while_loop(lambda h: h.sum() < 9, lambda h: h @ w, x), "`while`"),
+        (lambda w, x: x.at[jnp.arange(3), jnp.arange(3)].add(w[0]), "whole rows"),
+    ],
+)
+def test_what_has_no_other_way_is_named(f, named, tmp_path):
+    closed = jax.make_jaxpr(f)(jnp.eye(3), jnp.eye(3))
+    with pytest.raises(LitertError, match=named) as refusal:
+        jax.eval_shape(lambda *given: write(closed, given, lambda v, _: v), *closed.in_avals)
+    assert "to_onnx" in str(refusal.value)
 
 
 @pytest.mark.slow

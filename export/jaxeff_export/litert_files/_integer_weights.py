@@ -13,6 +13,7 @@ import jax
 import numpy as np
 
 from jaxeff.core import ClosedJaxpr, jax_internals
+from jaxeff_export.litert_files._substitutes import substituted
 from jaxeff_export.onnx_files import CALLS, Stored, Whole, stored, whole_of
 
 
@@ -82,8 +83,10 @@ def _run(
         if eqn.primitive in CALLS:
             made = _run(jax_internals.sub_jaxprs(eqn)[0], inputs, take, grids)
         elif any(isinstance(value, jax.core.Tracer) for value in inputs):
-            taken = [take(v, grids[id(v)]) if id(v) in grids else v for v in inputs]
-            made = jax_internals.bind(eqn, *taken)
+            other = substituted(eqn, inputs, lambda body, xs: _run(body, xs, take, grids))
+            if other is None:
+                taken = [take(v, grids[id(v)]) if id(v) in grids else v for v in inputs]
+            made = jax_internals.bind(eqn, *taken) if other is None else other
         else:
             made = _computed(eqn, inputs, grids)
         values |= dict(zip(eqn.outvars, made, strict=True))

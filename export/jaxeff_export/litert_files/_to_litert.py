@@ -20,6 +20,8 @@ Sharp edges:
 - What depends on parameters alone is computed here. Matrices on uniform grids of at most 8 bits,
   as of a quantized function, are written as int8 with a step for each channel; those by group stay
   float32. Products are computed in float: LiteRT widens the codes.
+- The converter writes no loops: scans of up to 128 steps are written step by step, and rows that
+  are added at indices (sums of segments) as a matrix product.
 - Weights pass through text, which is slow from some tens of megabytes on.
 """
 
@@ -36,11 +38,8 @@ import numpy as np
 from jaxeff.core import function_of_form, instance_of, static_integer, validate
 from jaxeff.store import write_atomically
 from jaxeff_export.litert_files._integer_weights import Weight, find_weights, run
+from jaxeff_export.litert_files._substitutes import LitertError
 from jaxeff_export.targets import require_extra
-
-
-class LitertError(ValueError):
-    """A function has what the converter to LiteRT doesn't take; the message is the converter's."""
 
 
 class LitertFile(NamedTuple):
@@ -77,7 +76,7 @@ def to_litert(
 
     Raises:
         MissingExtraError: The package `litert-converter` isn't installed.
-        LitertError: The converter takes no such function.
+        LitertError: LiteRT or its converter takes no such function.
         OSError: The file can't be written.
     """
     require_extra("litert_converter", "to_litert")
@@ -154,4 +153,7 @@ def _converted(
             return bytes(converter.export_flatbuffer_to_bytes(module.operation))
     # MLIR's own errors, and what the extension raises for its passes.
     except (ValueError, RuntimeError, ir.MLIRError) as error:
-        raise LitertError(f"to_litert: the converter refuses the function: {error}") from error
+        raise LitertError(
+            f"to_litert: the converter refuses the function, and says: {str(error).strip()!r}; "
+            "deploy and to_onnx take more."
+        ) from error

@@ -1,0 +1,83 @@
+"""What stands in a LiteRT file for operations that its converter writes in no readable form.
+
+The converter has no way to write the body of a loop, and LiteRT's interpreter refuses the scatters
+it writes: short scans become their steps, and rows that are added at indices a matrix product.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.lax import GatherScatterMode
+
+from jaxeff.core import ClosedJaxpr, JaxprEqn
+from jaxeff.core import primitives as p
+from jaxeff.program.ir import Scan
+
+LONGEST = 128
+"""Steps of a scan that are written one after the other."""
+
+_WAY_OUT = "deploy and to_onnx take it."
+Run = Callable[[ClosedJaxpr, Sequence[Any]], list[Any]]
+"""Computes a jaxpr."""
+
+
+class LitertError(ValueError):
+    """A function has what LiteRT or its converter doesn't take."""
+
+
+def substituted(eqn: JaxprEqn, inputs: Sequence[Any], run: Run) -> list[Any] | None:
+    """Computes an equation in another way; None for one that can be written as it is.
+
+    Args:
+        eqn: The equation.
+        inputs: Values of its operands.
+        run: Computes the body of a loop.
+
+    Raises:
+        LitertError: There is no other way.
+    """
+    if eqn.primitive is p.scan_p:
+        return _unrolled(Scan.of(eqn, inputs), run)
+    if eqn.primitive is p.while_p:
+        raise LitertError(f"to_litert: the converter writes no loops (`while`); {_WAY_OUT}")
+    if eqn.primitive is p.scatter_add_p:
+        return [_added(eqn, *inputs)]
+    return None
+
+
+def _unrolled(scan: Scan[Any], run: Run) -> list[Any]:
+    if scan.length > LONGEST:
+        raise LitertError(
+            f"to_litert: a scan of {scan.length} steps; the converter writes no loops, and at most "
+            f"{LONGEST} steps are written one after the other. Take fewer a call; {_WAY_OUT}"
+        )
+    steps, carry, made = range(scan.length), scan.carry, []
+    for i in reversed(steps) if scan.reverse else steps:
+        carry, ys = scan.split(run(scan.body, scan.inputs(carry, [x[i] for x in scan.xs])))
+        made.append(ys)
+    made = made[::-1] if scan.reverse else made
+    return [*carry, *(jnp.stack(ys) for ys in zip(*made, strict=True))]
+
+
+def _added(eqn: JaxprEqn, x: Any, indices: Any, updates: Any) -> Any:
+    """Adds rows to those of another array that indices name, as sums of segments do."""
+    numbers, rest = eqn.params["dimension_numbers"], tuple(range(1, jnp.ndim(updates)))
+    kept = {GatherScatterMode.FILL_OR_DROP, GatherScatterMode.PROMISE_IN_BOUNDS}
+    rows = (
+        numbers.update_window_dims == rest
+        and numbers.inserted_window_dims == numbers.scatter_dims_to_operand_dims == (0,)
+        and jnp.shape(updates)[1:] == jnp.shape(x)[1:]
+        and eqn.params["mode"] in kept
+    )
+    if not rows:
+        raise LitertError(
+            "to_litert: a scatter that adds anything but whole rows (`.at[indices].add(rows)`, "
+            f"segment_sum), which LiteRT's interpreter refuses; {_WAY_OUT}"
+        )
+    # An index out of bounds is a row of zeros: its update is dropped, as the scatter does.
+    places = jax.nn.one_hot(indices[:, 0], jnp.shape(x)[0], dtype=x.dtype)
+    return x + jnp.tensordot(places, updates, ([0], [0]))
