@@ -297,10 +297,13 @@ COLUMNS: Mapping[str, Callable[[Subject], Cell]] = {
 def tried(column: str, s: Subject) -> Cell:
     """One cell, whatever happens."""
     try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
+        with warnings.catch_warnings(record=True) as told:
+            warnings.simplefilter("always")
             cell = COLUMNS[column](s)
-            return dataclasses.replace(cell, words=without_folders(cell.words))
+            # Whether a user is warned of what is off; of the rest, packages warn of themselves.
+            warned = [str(w.message) for w in told if str(w.message).startswith("moments:")]
+            words = warned[0] if cell.status == "off" and warned else cell.words
+            return dataclasses.replace(cell, words=without_folders(words)[:400])
     except Exception as error:
         last = traceback.extract_tb(error.__traceback__)[-1].filename
         ours = any(f"/{package}/" in last for package in _OURS)

@@ -42,6 +42,16 @@ def test_errors_of_the_library_are_refusals_and_others_crashes(monkeypatch):
     assert tried("fine", None).number == 1.0
 
 
+def test_a_variance_that_is_off_says_whether_it_was_warned_of(monkeypatch):
+    def off(s):
+        warnings.warn("moments: shared noise", UserWarning, stacklevel=1)
+        warnings.warn("old package", DeprecationWarning, stacklevel=1)
+        return Cell("off", 0.3)
+
+    monkeypatch.setitem(COLUMNS, "off", off)
+    assert tried("off", None).words == "moments: shared noise"
+
+
 @pytest.mark.process
 def test_a_process_that_dies_or_hangs_costs_one_cell(tmp_path, monkeypatch):
     worker = tmp_path / "worker"
