@@ -157,8 +157,8 @@ def linear(s: Subject) -> Cell:
 
 def verdict(s: Subject) -> Cell:
     """`moments_check` says whether the moment pass is right; the number is its ratio."""
-    first, *rest = s.args
-    found = jaxeff.moments_check(_KEY, lambda p, x: s.f(p, x, *rest), _posterior(s), first)
+    # All arguments at once: a batch may be spread over several, which are split together.
+    found = jaxeff.moments_check(_KEY, lambda p, args: s.f(p, *args), _posterior(s), s.args)
     ratio = None if found.ratio is None else float(found.ratio.median)
     return Cell("right", ratio, found.advice)
 

@@ -61,6 +61,7 @@ from jaxeff.moment_propagation.values import (
 )
 from jaxeff.program import CORRELATIONS, Layer, Program, closed
 from jaxeff.program.ir import Value
+from jaxeff.program.ir import primitives as prim
 
 MOST_RESULTS = 256
 CHUNK_ENTRIES = 2**25
@@ -244,11 +245,28 @@ def _linearized(
     of_kernels = [one.variances(known[one.kernel]) for one in convolved.values()]
 
     def pull(seeds: Any) -> Any:
-        by_inputs, by_steps = back(seeds)
+        try:
+            by_inputs, by_steps = back(seeds)
+        except ValueError as error:
+            raise _refused(program, error) from error
         rows = zip(convolved.values(), windows, by_steps[len(owned) :], strict=True)
         return by_inputs, by_steps[: len(owned)], [one.slopes(x, g) for one, x, g in rows]
 
     return _Linearized(y, pull, out, ([known[v].var for v in followed], alone, of_kernels))
+
+
+def _refused(program: Program, error: ValueError) -> Exception:
+    """Names the loops that have no derivative in reverse; other errors stay as they are."""
+    # A loop whose end is decided at run time keeps none of the values that the way back needs.
+    ends = [s.site for s in program.layers if any(n.primitive is prim.p.while_p for n in s.nodes)]
+    if not ends or "Reverse-mode" not in str(error):
+        return error
+    return MomentsError(
+        f"moments: {', '.join(map(repr, ends))} loops until something is reached, which has no "
+        "derivative in reverse, as method='linear' and correlations=True need. Give the loop a "
+        "fixed number of steps (lax.scan, or lax.fori_loop between constants), or draw samples "
+        "with jaxeff.bayes.predict."
+    )
 
 
 def _first_order(

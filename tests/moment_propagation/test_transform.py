@@ -393,5 +393,8 @@ def test_what_a_loop_carries_and_nothing_reads_needs_no_rule(loop):
     if loop != "while_loop":  # which has no derivative in reverse
         linear = moments(carried(False), method="linear")(*args)
         np.testing.assert_allclose(linear.var, 0.1 * 1.1**4, rtol=1e-5)
+    else:
+        with pytest.raises(MomentsError, match=r"loops until.*lax\.scan.*bayes\.predict"):
+            moments(carried(False), method="linear")(*args)
     with pytest.raises(MomentsError, match="discrete function of a random value"):
         moments(carried(True))(*args)

@@ -73,7 +73,8 @@ class AtMean:
         """Reading it as an array, as control flow does, is the error."""
         raise MomentsError(
             "moments: control flow or indexing is decided by a random value. Decide it on "
-            "deterministic values, or write both branches and mix them with a deterministic mask."
+            "deterministic values, write both branches and mix them with a deterministic mask, or "
+            "draw samples with jaxeff.bayes.predict."
         )
 
     shape = dtype
