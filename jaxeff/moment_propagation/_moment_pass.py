@@ -35,9 +35,11 @@ from jaxeff.moment_propagation.dependence import (
     FusedLayer,
     Note,
     SharedStream,
+    divided_by_own_sums,
     fuse_dependent,
     mixed_stream,
     warn_of_mixed,
+    warn_of_own_sums,
 )
 from jaxeff.moment_propagation.regions import Environment, linear_patterns, propagate, region
 from jaxeff.moment_propagation.rules import Rule
@@ -76,6 +78,7 @@ class Propagation:
         streams: Gets the site of attention whose noise a residual stream shares, once.
         pooled: Gets the site of attention whose noise a sum over tokens adds up.
         mixed: Gets a stream of dense layers whose entries share much noise.
+        quotients: Gets the site of a quotient of values by their own sums over segments.
         expected_slopes: Whether derivatives of its results are expected slopes.
     """
 
@@ -87,6 +90,7 @@ class Propagation:
     streams: list[str] = field(default_factory=list)
     pooled: list[str] = field(default_factory=list)
     mixed: list[SharedStream] = field(default_factory=list)
+    quotients: list[str] = field(default_factory=list)
     expected_slopes: ClassVar[bool] = True
 
     def run(self, f: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
@@ -121,6 +125,8 @@ class Propagation:
             warn_of_pooled(self.pooled[0])
         elif self.mixed and not factors:
             warn_of_mixed(self.mixed[0])
+        elif self.quotients and not factors:
+            warn_of_own_sums(self.quotients[0])
         result = with_result_factors(result, of_results, result_name(expected_slopes=True))
         return with_regressions(result, of_results or factors)
 
@@ -145,6 +151,8 @@ class Propagation:
             self.pooled.append(site)
         if self.shared and not self.mixed and (stream := mixed_stream(program, random)):
             self.mixed.append(stream)
+        if self.shared and not self.quotients and (site := divided_by_own_sums(program, random)):
+            self.quotients.append(site)
         # Slopes are taken through means, which products with dependent operands hardly change.
         return fuse_dependent(program, random, self.note, products=self.differentiable)
 

@@ -104,3 +104,32 @@ def test_others_are_taken_without_a_word(f, names):
         # Noise of an input is another one at every entry.
         jax.eval_shape(moments(f), posterior(), Gaussian(X, jnp.full_like(X, 0.01)))
         jax.eval_shape(moments(mixer, shared=False), posterior(*BLOCK), X)
+
+
+EDGES = jnp.array([0, 0, 1, 2, 2])
+
+
+def graph_attention(w, x, sums=lambda e: jax.ops.segment_sum(e, EDGES, 3)[EDGES]):
+    """Scores of edges over the sums of a node's, and what they weigh."""
+    scores = jnp.exp(x @ w["channels"][:, 0])
+    weighed = (scores / (sums(scores) + 1e-9))[:, None] * (x @ w["channels"])
+    return jax.ops.segment_sum(weighed, EDGES, 3)
+
+
+def test_a_quotient_by_own_sums_over_segments_is_named():
+    w, x = {"channels": Gaussian(jnp.ones((4, 4)), jnp.ones((4, 4)))}, jnp.ones((5, 4))
+    with pytest.warns(UserWarning, match=r"'div'.*own sums over segments.*method='linear'"):
+        jax.eval_shape(moments(graph_attention), w, x)
+
+
+@pytest.mark.parametrize(
+    "f",
+    [
+        lambda w, x: graph_attention(w, x, lambda e: jax.ops.segment_sum(x[:, 0], EDGES, 3)[EDGES]),
+        lambda w, x: jax.nn.softmax(x @ w["channels"]) / (1 + (x @ w["channels"]) ** 2),
+    ],
+    ids=["sums of data", "softmax"],
+)
+def test_other_quotients_are_not_warned_of(f):
+    w, x = {"channels": Gaussian(jnp.ones((4, 4)), jnp.ones((4, 4)))}, jnp.ones((5, 4))
+    jax.eval_shape(moments(f), w, x)

@@ -23,6 +23,10 @@ from jaxeff.moment_propagation.dependence._mixed_streams import (
     mixed_stream,
     warn_of_mixed,
 )
+from jaxeff.moment_propagation.dependence._own_sums import (
+    divided_by_own_sums,
+    warn_of_own_sums,
+)
 from jaxeff.moment_propagation.dependence._pointwise import (
     AFFINE,
     degrees,
@@ -48,6 +52,7 @@ __all__ = [
     "WholeLayer",
     "degree",
     "degrees",
+    "divided_by_own_sums",
     "fuse_dependent",
     "identity",
     "independent_lineages",
@@ -60,5 +65,6 @@ __all__ = [
     "varying_axes",
     "walk",
     "warn_of_mixed",
+    "warn_of_own_sums",
     "with_layers",
 ]
