@@ -172,8 +172,8 @@ def matrix(report: Report) -> list[Table]:
         {"model": model, **{c: _short(found.get((model, c))) for c in columns}}
         for model in dict.fromkeys(model for model, _ in found)
     ]
-    refused = [r for r in report.rows if r["status"] not in ("right", "off")]
-    words = [{key: r[key] for key in ("model", "column", "status", "words")} for r in refused]
+    others = [r for r in report.rows if r["status"] != "right"]
+    words = [{key: r[key] for key in ("model", "column", "status", "words")} for r in others]
     tables = [Table.from_rows("what each transform makes of each model", rows)]
     made = [row for row in report.rows if row.get("megabytes") is not None]
     files = [{key: row[key] for key in ("model", "column", "megabytes", "times")} for row in made]
