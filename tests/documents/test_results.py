@@ -142,6 +142,8 @@ def test_the_page_of_the_zoo_counts_the_cells_of_its_kept_runs():
     (counted,) = re.findall(r"\*\*(\d+) of (\d+) cells of (\d+) models", text)
     right = [*cells.values()].count("right")
     assert tuple(map(int, counted)) == (right, len(cells), len({model for model, _ in cells}))
+    front = (ROOT / "README.md").read_text()
+    assert f"[{right} of {len(cells)}\ncells]" in front
     # Each that isn't right is told with its reason.
     table = [line.strip("| ").split(" | ") for line in text.splitlines() if line.startswith("| ")]
     told = {
