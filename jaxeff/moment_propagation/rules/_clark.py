@@ -23,14 +23,7 @@ from jax import lax
 from jaxtyping import Array
 
 from jaxeff.moment_propagation.rules._arithmetic import Value, binary, negate
-from jaxeff.moment_propagation.values import (
-    Gaussian,
-    farthest,
-    inverse_std,
-    is_random,
-    tail,
-    variance_floor,
-)
+from jaxeff.moment_propagation.values import Gaussian, inverse_std, is_random, near, tail
 
 
 def _as_gaussian(x: Value) -> Gaussian:
@@ -51,14 +44,13 @@ def maximum(x: Value, y: Value) -> Array | Gaussian:
     if not is_random(x) and not is_random(y):
         return jnp.maximum(x, y)
     x, y = _as_gaussian(x), _as_gaussian(y)
-    # Equal infinities have no distance.
+    # Equal infinities have no distance, and one of them a finite one: no 0 * inf in gradients.
     distance = jnp.where(x.mean == y.mean, 0, x.mean - y.mean)
+    gap = jnp.minimum(jnp.abs(distance), jnp.finfo(x.dtype).max)
     total = x.var + y.var
     scale = inverse_std(total)
-    # The tail functions are zero from there on. Clipped after the product, what never wins, as the
-    # padding of a window or a mask, would have an infinite derivative by the variances, times 0.
-    floor = variance_floor(x.dtype)
-    t = jnp.minimum(jnp.abs(distance), farthest(x.dtype) * ((total + floor) * scale)) * scale
+    # The tail functions are zero from there on; further out the product may be infinite.
+    t = near(gap * scale)
     _, prob, h = tail(t)
     # Measured from the variance of the operand with the larger mean, the limit of a large t: the
     # corrections fade with the tail, and E[M^2] - E[M]^2 is never formed.

@@ -15,14 +15,7 @@ from jaxeff.moment_propagation.values._gaussian import (
     sample_all,
 )
 from jaxeff.moment_propagation.values._joint_gaussian import JointGaussian, is_joint_gaussian
-from jaxeff.moment_propagation.values._normal import (
-    cdf,
-    farthest,
-    inverse_std,
-    near,
-    tail,
-    variance_floor,
-)
+from jaxeff.moment_propagation.values._normal import cdf, inverse_std, near, tail
 from jaxeff.moment_propagation.values._raw import (
     Activated,
     Random,
@@ -45,7 +38,6 @@ __all__ = [
     "cdf",
     "check_gaussian",
     "check_real",
-    "farthest",
     "inverse_std",
     "is_gaussian",
     "is_joint_gaussian",
@@ -56,5 +48,4 @@ __all__ = [
     "tail",
     "to_raw",
     "to_variance",
-    "variance_floor",
 ]

@@ -64,14 +64,19 @@ def _polynomial(coefficients: tuple[float, ...], a: Array) -> Array:
     return value
 
 
+@jax.custom_jvp
 def near(a: Float[Array, "*shape"]) -> Float[Array, "*shape"]:
     """Clips distances to where a normal density is above zero: 40, in float32 10."""
-    return jnp.minimum(a, farthest(a.dtype))
+    return jnp.minimum(a, _LIMIT if a.dtype == jnp.float64 else _FLOAT32_LIMIT)
 
 
-def farthest(dtype: jnp.dtype) -> float:
-    """Returns where `near` clips, in standard deviations."""
-    return _LIMIT if dtype == jnp.float64 else _FLOAT32_LIMIT
+@near.defjvp
+def _near_jvp(at: tuple[Array], step: tuple[Array]) -> tuple[Array, Array]:
+    # A minimum's own derivative multiplies by 0 or 1. The step of what is far away, as of a mask or
+    # the padding of a window, may be infinite: it is left out instead.
+    (a,), (da,) = at, step
+    found = near(a)
+    return found, jnp.where(found == a, da, 0)
 
 
 @jax.custom_jvp
@@ -85,7 +90,8 @@ def tail(a: Float[Array, "*shape"]) -> Tail:
     Returns:
         phi(a), Q(a) = 1 - Phi(a) and h(a) = phi(a) - a Q(a), all finite and non-negative.
     """
-    density = jnp.where(a < farthest(a.dtype), pdf(a), 0)
+    limit = _LIMIT if a.dtype == jnp.float64 else _FLOAT32_LIMIT
+    density = jnp.where(a < limit, pdf(a), 0)
     if a.dtype == jnp.float64:
         # The fitted quotients are for float32 alone. h(a) is about phi(a) / a^2, so the difference
         # loses a^2 in relative accuracy and can come out below zero.
