@@ -19,9 +19,8 @@ With scales="fixed" the scale of codes is three arrays, int32 (N,): multiplier, 
 after; and the factor of a shortcut of codes two: multiplier and shift after (`fixed`).
 
 Attributes:
-    result            "codes" (uint8) | "steps" (int16) | "whole" (int32) | "float" (float32)
-                      | "sums" (int32)
-    zero, lower, upper  of codes, steps and whole numbers: zero, and the ends of the clamp
+    result            "codes" (uint8) | "whole" (int32) | "float" (float32) | "sums" (int32)
+    zero, lower, upper  of codes and whole numbers: zero, and the ends of the clamp
     shortcut          "none" | "codes" | "float"
     shortcut_zero     the zero of a shortcut of codes
     scales            "fixed", if it is there: fixed-point multipliers
@@ -29,7 +28,7 @@ Attributes:
     weight_bits, activation_bits  how wide the codes are, 1 to 8
     strides, padding (low, high per axis, in one list), dilation, groups, input_zero: of q_conv2d
     pool              of q_conv2d, if it is there: the largest of every such window of results
-    total             of q_conv2d, if it is there: steps or whole numbers are added over all pixels,
+    total             of q_conv2d, if it is there: whole numbers are added over all pixels,
                       to int32 (batch, N)
 
 With acc = bias + 2^finer sum x w, to which a shortcut s adds round(s factor), the result is acc,
@@ -140,7 +139,7 @@ def _rule(sums: Any, attributes: Mapping[str, Any], *operands: Array) -> tuple[A
     zero, lower, upper = (attributes[name] for name in ("zero", "lower", "upper"))
     # Clamped while floating-point: a number beyond int32 has no defined conversion.
     steps = jnp.clip(_nearest(y), float(lower - zero), float(upper - zero))
-    dtype = {"codes": jnp.uint8, "steps": jnp.int16, "whole": jnp.int32}[attributes["result"]]
+    dtype = {"codes": jnp.uint8, "whole": jnp.int32}[attributes["result"]]
     return ((steps.astype(jnp.int32) + zero).astype(dtype),)
 
 

@@ -16,7 +16,7 @@ _BYTE = 8
 _PACKED = ("2", "4")
 _LINES = {"windowed": "CLOSE", "striding": "APART"}
 _SHORTCUTS = {"none": "NO_SHORTCUT", "codes": "OF_CODES", "float": "OF_FLOATS"}
-_RESULTS = {name: name.upper() for name in ("codes", "steps", "whole", "totals", "sums", "fixed")}
+_RESULTS = {name: name.upper() for name in ("codes", "whole", "totals", "sums", "fixed")}
 _RESULTS["float"] = "FLOATS"
 
 

@@ -15,13 +15,7 @@ from jaxeff_export.operators.statements import StatementBuilder, cast, const, lo
 LIMIT = 2.0**29  # what a shortcut may add, as `jaxeff.compression.integers` has it
 
 MOST = 2**15  # before a multiplier, as `jaxeff.compression.integers` has it
-RESULTS = {
-    "codes": "uint8",
-    "steps": "int16",
-    "whole": "int32",
-    "float": "float32",
-    "sums": "int32",
-}
+RESULTS = {"codes": "uint8", "whole": "int32", "float": "float32", "sums": "int32"}
 """Dtypes of a layer's results."""
 
 
@@ -30,7 +24,7 @@ class Epilogue:
     """The operations on a vector of sums.
 
     Attributes:
-        result: "codes", "steps", "whole", "float" or "sums".
+        result: "codes", "whole", "float" or "sums".
         shortcut: "none", "codes" or "float".
         zero: zero point of the result's codes, `lower` and `upper` their ends.
         shortcut_zero: zero point of the shortcut's codes.
@@ -112,7 +106,7 @@ class Epilogue:
         return cast(total, "float32", lanes) * of(self.scale[0])
 
     def rounded(self, y: Expr, lanes: int) -> Expr:
-        """Rounds scaled sums to codes or steps in 32 bits, where the result is such."""
+        """Rounds scaled sums to codes or whole numbers in 32 bits, where the result is such."""
         if self.result in ("float", "sums"):
             return y
         if len(self.scale) > 1:
@@ -125,8 +119,8 @@ class Epilogue:
         return steps + const(self.zero, "int32", lanes)
 
     def narrowed(self, wide: Expr, lanes: int) -> Expr:
-        """Converts codes to bytes, and steps to words."""
-        return cast(wide, self.dtype, lanes) if self.result in ("codes", "steps") else wide
+        """Converts codes to bytes."""
+        return cast(wide, self.dtype, lanes) if self.result == "codes" else wide
 
     def _units(self, value: Expr, factor: Sequence[Expr], lanes: int) -> Expr:
         if self.shortcut == "codes":
