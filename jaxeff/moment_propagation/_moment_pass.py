@@ -34,7 +34,6 @@ from jaxeff.moment_propagation.dependence import (
     Assumption,
     FusedLayer,
     Note,
-    SharedStream,
     divided_by_own_sums,
     fuse_dependent,
     mixed_stream,
@@ -62,6 +61,14 @@ from jaxeff.program import Layer, Program, evaluate, plain_rule, read_out_by
 _REGIONS = {"elementwise", "normalization", "reduction"}
 
 
+_LOST: Sequence[tuple[Callable[..., Any], Callable[..., None]]] = (
+    (attention_in_stream, warn_of_stream),
+    (pooled_attention, warn_of_pooled),
+    (mixed_stream, warn_of_mixed),
+    (divided_by_own_sums, warn_of_own_sums),
+)
+"""Searches for shared noise that the pass doesn't follow, and their warnings: one is given."""
+
 _DISCRETE = "computes with a discrete function of a random value"
 
 
@@ -75,10 +82,7 @@ class Propagation:
         note: Called for each place where independence is assumed.
         differentiable: Whether derivatives pass through variances; not those by expected slopes.
         shared: Whether noise of a kernel that positions share is followed to their mean.
-        streams: Gets the site of attention whose noise a residual stream shares, once.
-        pooled: Gets the site of attention whose noise a sum over tokens adds up.
-        mixed: Gets a stream of dense layers whose entries share much noise.
-        quotients: Gets the site of a quotient of values by their own sums over segments.
+        lost: Gets what each search of `_LOST` finds first, by its place there.
         expected_slopes: Whether derivatives of its results are expected slopes.
     """
 
@@ -87,10 +91,7 @@ class Propagation:
     note: Note
     differentiable: bool = True
     shared: bool = False
-    streams: list[str] = field(default_factory=list)
-    pooled: list[str] = field(default_factory=list)
-    mixed: list[SharedStream] = field(default_factory=list)
-    quotients: list[str] = field(default_factory=list)
+    lost: dict[int, Any] = field(default_factory=dict)
     expected_slopes: ClassVar[bool] = True
 
     def run(self, f: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
@@ -119,14 +120,9 @@ class Propagation:
             if (one.site, one.kind) not in answered:
                 self.note(one)
         result = self.evaluated(prepared, rule, values)
-        if self.streams and not factors:  # bodies of loops are prepared while they are evaluated
-            warn_of_stream(self.streams[0])
-        elif self.pooled and not factors:
-            warn_of_pooled(self.pooled[0])
-        elif self.mixed and not factors:
-            warn_of_mixed(self.mixed[0])
-        elif self.quotients and not factors:
-            warn_of_own_sums(self.quotients[0])
+        if self.lost and not factors:  # bodies of loops are prepared while they are evaluated
+            first = min(self.lost)
+            _LOST[first][1](self.lost[first])
         result = with_result_factors(result, of_results, result_name(expected_slopes=True))
         return with_regressions(result, of_results or factors)
 
@@ -145,14 +141,9 @@ class Propagation:
         if not random:
             return program
         program = fuse_attention(program, random, self.rules)
-        if self.shared and not self.streams and (site := attention_in_stream(program, random)):
-            self.streams.append(site)
-        if self.shared and not self.pooled and (site := pooled_attention(program, random)):
-            self.pooled.append(site)
-        if self.shared and not self.mixed and (stream := mixed_stream(program, random)):
-            self.mixed.append(stream)
-        if self.shared and not self.quotients and (site := divided_by_own_sums(program, random)):
-            self.quotients.append(site)
+        for place, (search, _) in enumerate(_LOST if self.shared else ()):
+            if place not in self.lost and (found := search(program, random)):
+                self.lost[place] = found
         # Slopes are taken through means, which products with dependent operands hardly change.
         return fuse_dependent(program, random, self.note, products=self.differentiable)
 
