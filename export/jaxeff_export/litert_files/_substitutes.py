@@ -16,9 +16,7 @@ from jax.lax import GatherScatterMode
 from jaxeff.core import ClosedJaxpr, JaxprEqn
 from jaxeff.core import primitives as p
 from jaxeff.program.ir import Scan
-
-LONGEST = 128
-"""Steps of a scan that are written one after the other."""
+from jaxeff_export.onnx_files import LONGEST
 
 _WAY_OUT = "deploy and to_onnx take it."
 Run = Callable[[ClosedJaxpr, Sequence[Any]], list[Any]]
@@ -55,11 +53,7 @@ def _unrolled(scan: Scan[Any], run: Run) -> list[Any]:
             f"to_litert: a scan of {scan.length} steps; the converter writes no loops, and at most "
             f"{LONGEST} steps are written one after the other. Take fewer a call; {_WAY_OUT}"
         )
-    steps, carry, made = range(scan.length), scan.carry, []
-    for i in reversed(steps) if scan.reverse else steps:
-        carry, ys = scan.split(run(scan.body, scan.inputs(carry, [x[i] for x in scan.xs])))
-        made.append(ys)
-    made = made[::-1] if scan.reverse else made
+    carry, made = scan.unrolled(lambda given: run(scan.body, given), lambda x, i: x[i])
     return [*carry, *(jnp.stack(ys) for ys in zip(*made, strict=True))]
 
 

@@ -2,6 +2,16 @@
 
 from jaxeff_export.onnx_files._graph import OnnxError
 from jaxeff_export.onnx_files._grids import Stored, Whole, stored, whole_of
-from jaxeff_export.onnx_files._to_onnx import CALLS, OnnxFile, to_onnx
+from jaxeff_export.onnx_files._to_onnx import CALLS, LONGEST, OnnxFile, to_onnx
 
-__all__ = ["CALLS", "OnnxError", "OnnxFile", "Stored", "Whole", "stored", "to_onnx", "whole_of"]
+__all__ = [
+    "CALLS",
+    "LONGEST",
+    "OnnxError",
+    "OnnxFile",
+    "Stored",
+    "Whole",
+    "stored",
+    "to_onnx",
+    "whole_of",
+]

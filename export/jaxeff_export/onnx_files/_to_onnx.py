@@ -69,7 +69,8 @@ from jaxeff_export.targets import require_extra
 
 _RULES = ELEMENTWISE | TENSORS | GATHERS | RUNNING
 _OF_SEVERAL_RESULTS = {split_p: split_value, p.sort_p: sorted_values, p.top_k_p: largest}
-_LONGEST = 128
+LONGEST = 128
+"""Steps of a scan that are written one after the other."""
 _SAME = {p.copy_p, p.name_p, p.stop_gradient_p, p.sharding_constraint_p}
 CALLS = {
     p.jit_p, p.closed_call_p, p.call_p, p.custom_jvp_call_p, p.custom_vjp_call_p, p.remat_p,
@@ -174,16 +175,11 @@ def _write(graph: OnnxGraph, closed: ClosedJaxpr, given: Sequence[Value]) -> lis
 
 def _unrolled(graph: OnnxGraph, scan: Scan[Value], outputs: Sequence[Any]) -> list[Value]:
     """Writes the body of a scan for each step."""
-    steps = range(scan.length)
-    carry, made = scan.carry, []
-    for i in reversed(steps) if scan.reverse else steps:
-        row = [
-            graph.emit("Gather", [x, np.asarray(i)], axis=0) if isinstance(x, str) else x[i]
-            for x in scan.xs
-        ]
-        carry, ys = scan.split(_write(graph, scan.body, scan.inputs(carry, row)))
-        made.append(ys)
-    made = made[::-1] if scan.reverse else made
+
+    def row(x: Value, i: int) -> Value:
+        return graph.emit("Gather", [x, np.asarray(i)], axis=0) if isinstance(x, str) else x[i]
+
+    carry, made = scan.unrolled(lambda given: _write(graph, scan.body, given), row)
     stacked: list[Value] = []
     for j, var in enumerate(outputs[len(carry) :]):
         each = [graph.emit("Unsqueeze", [ys[j], np.zeros(1, np.int64)]) for ys in made]
@@ -214,7 +210,7 @@ def _write_equation(graph: OnnxGraph, eqn: JaxprEqn, given: list[Value]) -> list
         return [made]
     if eqn.primitive is p.scan_p:
         scan = Scan.of(eqn, given)
-        if scan.length > _LONGEST:
+        if scan.length > LONGEST:
             return scanned(graph, scan, _write)
         return _unrolled(graph, scan, eqn.outvars)
     if eqn.primitive is p.while_p:

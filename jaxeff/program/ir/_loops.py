@@ -71,6 +71,24 @@ class Scan(_Loop[T]):
         body, length, reverse, unroll = (q[n] for n in ("jaxpr", "length", "reverse", "unroll"))
         return cls([*consts], [*carry], [*xs], body, length, reverse, unroll)
 
+    def unrolled(
+        self, run: Callable[[list[T]], Sequence[T]], row: Callable[[T, int], T]
+    ) -> tuple[list[T], list[list[T]]]:
+        """Runs the body once for each row.
+
+        Args:
+            run: Gives the body's outputs for its inputs.
+            row: Reads a row of one of the `xs`.
+
+        Returns:
+            The carry after the last iteration, and what each row made, in the order of rows.
+        """
+        steps, carry, made = range(self.length), self.carry, []
+        for i in reversed(steps) if self.reverse else steps:
+            carry, ys = self.split(run(self.inputs(carry, [row(x, i) for x in self.xs])))
+            made.append(ys)
+        return carry, made[::-1] if self.reverse else made
+
 
 @dataclass(frozen=True)
 class While(_Loop[T]):
