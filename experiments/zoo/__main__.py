@@ -34,6 +34,7 @@ import signal
 import subprocess
 import sys
 import threading
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Annotated
@@ -115,7 +116,7 @@ def _row(model: str, columns: Sequence[str], limit: float) -> Iterator[tuple[str
                 except queue.Empty:
                     process.kill()
                     words = f"not done in {_PATIENCE * limit:g} s of waiting"
-                    yield column, _lost("slow", words) | {"limit": limit}
+                    yield column, _lost("slow", words, limit=limit)
                     break
                 if not line:
                     yield column, _ended(process.wait(), limit)
@@ -133,30 +134,24 @@ def _read(process: subprocess.Popen[str], lines: queue.Queue[str]) -> None:
 
 def _ended(code: int, limit: float) -> Row:
     if code == -signal.SIGXCPU:
-        return _lost("slow", f"not done in {limit:g} s of a processor") | {"limit": limit}
+        return _lost("slow", f"not done in {limit:g} s of a processor", limit=limit)
     return _lost("crash", f"the process ended with {code}")
 
 
-def _lost(status: str, words: str) -> Row:
-    return {"status": status, "number": None, "words": words}
+def _lost(status: str, words: str, **more: float) -> Row:
+    return {"status": status, "number": None, "words": words, **more}
 
 
 def counts(report: Report) -> list[Table]:
     """How many cells have each status, in a column per transform."""
-    statuses = {
-        column: [row["status"] for row in report.rows if row["column"] == column]
-        for column in _columns(report)
-    }
-    rows = [
-        {
-            "status": status,
-            **{column: statuses[column].count(status) for column in _columns(report)},
-            "all": sum(each.count(status) for each in statuses.values()),
-        }
-        for status in dict.fromkeys(row["status"] for row in report.rows)
+    rows = report.rows
+    found = Counter((row["status"], name) for row in rows for name in (row["column"], "all"))
+    lines = [
+        {"status": status, **{c: found[status, c] for c in (*_columns(report), "all")}}
+        for status in dict.fromkeys(row["status"] for row in rows)
     ]
-    models = len({row["model"] for row in report.rows})
-    return [Table.from_rows(f"{len(report.rows)} cells of {models} models", rows)]
+    models = len({row["model"] for row in rows})
+    return [Table.from_rows(f"{len(rows)} cells of {models} models", lines)]
 
 
 def _columns(report: Report) -> list[str]:

@@ -270,10 +270,7 @@ def _weights(layer: Layer, setting: LayerQuantization) -> list[int]:
 def _signals(layer: Layer, numbers: Sequence[int]) -> list[int]:
     """Leaves out the inputs that are variances, which aren't rounded, and complex numbers."""
     # Complex numbers have no grid, and a setting that meets nothing else has to be an error.
-    inputs = [(i, layer.inputs[i]) for i in numbers]
-    return [
-        i for i, v in inputs if not (v.spread or jnp.issubdtype(v.aval.dtype, jnp.complexfloating))
-    ]
+    return [i for i in numbers if layer.inputs[i].is_real_signal]
 
 
 def _channels(layer: Layer, index: int) -> tuple[int, ...]:

@@ -53,7 +53,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 from flax.core import unfreeze
-from flax.traverse_util import unflatten_dict
+from flax.traverse_util import flatten_dict, unflatten_dict
 from jax.ad_checkpoint import checkpoint_name
 
 from jaxeff.core._arguments import check_key
@@ -301,7 +301,7 @@ def _read_linen(
     weights = collections.pop("params", {})
     params, state = _flatten(weights), _flatten(collections)
     # Paths aren't cut at slashes again: names may have some, as those of `nn.SpectralNorm` do.
-    keys = {**_keys(weights), **_keys(collections)}
+    keys = {"/".join(one): one for tree in (weights, collections) for one in flatten_dict(tree)}
     names = sorted(collections)
 
     def run(
@@ -337,16 +337,6 @@ def _nest(leaves: Mapping[str, Any], keys: Mapping[str, tuple[str, ...]]) -> dic
     return unflatten_dict(
         {keys.get(path) or tuple(path.split("/")): v for path, v in leaves.items()}
     )
-
-
-def _keys(tree: Any, keys: tuple[str, ...] = ()) -> dict[str, tuple[str, ...]]:
-    """Finds the keys that lead to each leaf, by its path."""
-    if not isinstance(tree, Mapping):
-        return {"/".join(keys): keys}
-    found: dict[str, tuple[str, ...]] = {}
-    for key, child in tree.items():
-        found.update(_keys(child, (*keys, key)))
-    return found
 
 
 def _tag(leaves: dict[str, Any], prefix: str) -> dict[str, Any]:

@@ -38,7 +38,7 @@ Sharp edges:
 
 import functools
 import zlib
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -118,22 +118,15 @@ def perturbed_inputs(layer: Layer, model: Noise) -> list[int]:
         found = layer.data if layer.kind != "input" else [0]
     if place(model) == "weights" and layer.kind == "linear":
         found = layer.weights
-    return _perturbable(layer.inputs, found)
+    # No model describes noise of complex numbers.
+    return [i for i in found if layer.inputs[i].is_real_signal]
 
 
 def _perturbed(layer: Layer, model: Noise) -> list[int]:
     """Finds the values of a layer that a model perturbs, as indices: its inputs or its outputs."""
     if place(model) != "output":
         return perturbed_inputs(layer, model)
-    return _perturbable(layer.outputs, range(len(layer.outputs)))
-
-
-def _perturbable(values: Sequence[Value], numbers: Iterable[int]) -> list[int]:
-    """Leaves out variances, and complex numbers, whose noise no model describes."""
-    found = [(i, values[i]) for i in numbers]
-    return [
-        i for i, v in found if not (v.spread or jnp.issubdtype(v.aval.dtype, jnp.complexfloating))
-    ]
+    return [i for i, v in enumerate(layer.outputs) if v.is_real_signal]
 
 
 def perturbs_layer(layer: Layer, model: Noise) -> bool:

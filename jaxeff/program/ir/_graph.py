@@ -70,6 +70,11 @@ class Value:
             self.leaves = frozenset((self.path,))
 
     @property
+    def is_real_signal(self) -> bool:
+        """Whether grids and noise are for it: neither describes another value nor is complex."""
+        return not (self.spread or jnp.issubdtype(self.aval.dtype, jnp.complexfloating))
+
+    @property
     def is_data(self) -> bool:
         """Whether it depends on an input that is neither parameter, state nor key."""
         return bool(self.role & Role.DATA)
