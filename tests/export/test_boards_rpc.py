@@ -217,10 +217,8 @@ def test_nobody_there():
 def test_somebody_silent_there():
     with socket.create_server(("127.0.0.1", 0)) as silent:
         board = RpcBoard("127.0.0.1", silent.getsockname()[1], connect_timeout=0.5)
-        started = time.monotonic()
         with pytest.raises(BoardError, match=r"did not answer within 0\.5 s"):
             board.__enter__()
-        assert time.monotonic() - started < 5
 
 
 @pytest.mark.parametrize("key", ["", "/pi"])

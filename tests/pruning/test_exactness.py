@@ -2,7 +2,6 @@
 
 import functools
 import itertools
-import time
 
 import jax
 import jax.numpy as jnp
@@ -176,14 +175,13 @@ def test_pruned_is_masked_or_the_narrower_one(name):
 
 
 @pytest.mark.slow
-def test_the_real_resnet50_is_planned_in_seconds():
+@pytest.mark.seconds(10)
+def test_the_real_resnet50_is_planned():
     network = of_nnx(resnet50, np.zeros((1, 224, 224, 3), np.float32))
-    start = time.process_time()
     plan = prune_plan(network.f, network.params, network.args, {"*:linear": Prune(0.5)})
     small = plan.shrink(network.params)
     g = pruned(network.f, plan)
     assert jax.eval_shape(g, small, *network.args).shape == (1, 5)
-    assert time.process_time() - start < 10
     # One group per stage and its stem, two inside of each of the 16 blocks.
     assert len(plan.keep) == len(plan.channels.free) == 5 + 2 * 16
     macs = [jaxeff.cost(*f, *network.args).macs for f in ((g, small), (network.f, network.params))]
