@@ -37,6 +37,7 @@ from jaxeff.core import functional
 from jaxeff.ensembles import ensemble
 from jaxeff.moment_propagation import (
     Gaussian,
+    MomentsWarning,
     assumptions,
     calibrate_moments,
     moments,
@@ -61,6 +62,7 @@ __all__ = [
     "Int",
     "LoRA",
     "Mixed",
+    "MomentsWarning",
     "Multiplicative",
     "analog",
     "assumptions",

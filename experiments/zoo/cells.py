@@ -20,7 +20,7 @@ from experiments.zoo.models import Subject
 from jaxeff import Additive, Crossbar, Gaussian, Int
 from jaxeff.compression import calibrate, integer_aware
 from jaxeff.ensembles import Members
-from jaxeff.moment_propagation import is_gaussian
+from jaxeff.moment_propagation import MomentsWarning, is_gaussian
 from jaxeff.pruning import PlanError, Prune, masked
 
 _KEY = jax.random.key(0)
@@ -301,7 +301,7 @@ def tried(column: str, s: Subject) -> Cell:
             warnings.simplefilter("always")
             cell = COLUMNS[column](s)
             # Whether a user is warned of what is off; of the rest, packages warn of themselves.
-            warned = [str(w.message) for w in told if str(w.message).startswith("moments:")]
+            warned = [str(w.message) for w in told if issubclass(w.category, MomentsWarning)]
             words = warned[0] if cell.status == "off" and warned else cell.words
             return dataclasses.replace(cell, words=without_folders(words)[:400])
     except Exception as error:

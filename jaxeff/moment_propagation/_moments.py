@@ -110,6 +110,11 @@ def moments(
             posterior, a result, a model, or holds what is no array.
         MomentsError: When called: a random value meets a computation without a rule, or, if
             `strict`, dependent values meet where independence would be assumed.
+
+    Warns:
+        MomentsWarning: When called: the pass takes something as independent that makes variances
+            far too large or too small, as experience has it; the message says what, where and what
+            to do.
     """
     check_function("moments: f", f)
     if noise is not None:

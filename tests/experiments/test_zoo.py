@@ -44,7 +44,7 @@ def test_errors_of_the_library_are_refusals_and_others_crashes(monkeypatch):
 
 def test_a_variance_that_is_off_says_whether_it_was_warned_of(monkeypatch):
     def off(s):
-        warnings.warn("moments: shared noise", UserWarning, stacklevel=1)
+        warnings.warn("moments: shared noise", jaxeff.MomentsWarning, stacklevel=1)
         warnings.warn("old package", DeprecationWarning, stacklevel=1)
         return Cell("off", 0.3)
 

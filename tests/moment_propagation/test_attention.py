@@ -12,7 +12,7 @@ import pytest
 from flax import nnx
 
 import jaxeff
-from jaxeff.moment_propagation import Gaussian, assumptions, moments
+from jaxeff.moment_propagation import Gaussian, MomentsWarning, assumptions, moments
 from jaxeff.moment_propagation.attention import Axes, attention
 
 CAUSAL = jnp.tril(jnp.ones((5, 5), bool))
@@ -213,7 +213,7 @@ def test_a_softmax_that_is_not_recognised_is_named():
         return jax.nn.softmax(x["q"] @ x["k"].T * x["temperature"]) @ v
 
     x = {"q": random(0, 4, 3), "k": random(1, 4, 3), "temperature": random(2)}
-    with pytest.warns(UserWarning, match='method="linear"'):
+    with pytest.warns(MomentsWarning, match='method="linear"'):
         jax.eval_shape(moments(scaled), x, random(3, 4, 3))
     with warnings.catch_warnings():
         warnings.simplefilter("error")
@@ -271,9 +271,9 @@ def test_attention_with_random_weights_in_a_residual_stream_is_named(f):
     if f is not scanned_blocks:
         # One block is enough, the first or the last.
         for name in ("0/q", "1/k"):
-            with pytest.warns(UserWarning, match="residual stream"):
+            with pytest.warns(MomentsWarning, match="residual stream"):
                 jax.eval_shape(moments(f), posterior_of_blocks(name), x)
-    with pytest.warns(UserWarning, match=r"method='linear'.*moments_check") as found:
+    with pytest.warns(MomentsWarning, match=r"method='linear'.*moments_check") as found:
         jax.eval_shape(moments(f), whole, x)
     assert len([w for w in found if "residual stream" in str(w.message)]) == 1
     with warnings.catch_warnings():
@@ -296,7 +296,7 @@ def pooled_tokens(params, x):
 @pytest.mark.slow
 def test_attention_with_random_weights_before_a_mean_over_tokens_is_named():
     x = normal(20, 2, 5, 4)
-    with pytest.warns(UserWarning, match="is added up over tokens"):
+    with pytest.warns(MomentsWarning, match="is added up over tokens"):
         jax.eval_shape(moments(pooled_tokens), posterior_of_blocks("0/q"), x)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
@@ -320,7 +320,7 @@ def test_attention_of_one_query_over_what_random_weights_make_is_named(values):
     names = "kvq" if values == "random" else "q"
     given = {n: Gaussian(w, jnp.full_like(w, 0.01)) if n in names else w for n, w in params.items()}
     if values == "random":
-        with pytest.warns(UserWarning, match="is added up over tokens"):
+        with pytest.warns(MomentsWarning, match="is added up over tokens"):
             jax.eval_shape(moments(pooled_by_a_query), given, x)
         return
     with warnings.catch_warnings():

@@ -7,7 +7,13 @@ import pytest
 from flax import nnx
 
 from jaxeff.core import functional
-from jaxeff.moment_propagation import Gaussian, MomentsError, assumptions, moments
+from jaxeff.moment_propagation import (
+    Gaussian,
+    MomentsError,
+    MomentsWarning,
+    assumptions,
+    moments,
+)
 from jaxeff.nn import MLP
 from tests.pruning.networks import NETWORKS
 
@@ -353,7 +359,7 @@ def twice_summed(a):
 
 
 def test_differences_of_other_running_sums_are_named():
-    with pytest.warns(UserWarning, match="takes the exponential of a difference"):
+    with pytest.warns(MomentsWarning, match="takes the exponential of a difference"):
         moments(twice_summed)(random(2, 80, 3, var=1e-4))
 
 

@@ -8,7 +8,7 @@ import pytest
 from flax import nnx
 from jax import lax
 
-from jaxeff import Gaussian, moments
+from jaxeff import Gaussian, MomentsWarning, moments
 
 KEY = jax.random.key(0)
 X = jax.random.normal(KEY, (2, 5, 4))
@@ -64,7 +64,7 @@ def posterior(*names):
 @pytest.mark.parametrize("f", [mixer, of_einsum, scanned])
 @pytest.mark.parametrize("name", BLOCK)
 def test_a_stream_that_is_mixed_along_two_axes_is_named_once(f, name):
-    with pytest.warns(UserWarning, match="along another axis add what they make") as found:
+    with pytest.warns(MomentsWarning, match="along another axis add what they make") as found:
         jax.eval_shape(moments(f), posterior(name), X)
     assert len(found) == 1
 
@@ -82,7 +82,9 @@ def again(uses):
 
 
 def test_a_kernel_that_a_stream_reads_again_and_again_is_named():
-    with pytest.warns(UserWarning, match="one random kernel makes to a residual stream") as found:
+    with pytest.warns(
+        MomentsWarning, match="one random kernel makes to a residual stream"
+    ) as found:
         jax.eval_shape(moments(again(3)), posterior("channels"), X)
     assert len(found) == 1
 
@@ -118,7 +120,7 @@ def graph_attention(w, x, sums=lambda e: jax.ops.segment_sum(e, EDGES, 3)[EDGES]
 
 def test_a_quotient_by_own_sums_over_segments_is_named():
     w, x = {"channels": Gaussian(jnp.ones((4, 4)), jnp.ones((4, 4)))}, jnp.ones((5, 4))
-    with pytest.warns(UserWarning, match=r"'div'.*own sums over segments.*method='linear'"):
+    with pytest.warns(MomentsWarning, match=r"'div'.*own sums over segments.*method='linear'"):
         jax.eval_shape(moments(graph_attention), w, x)
 
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import jaxeff
-from jaxeff.moment_propagation import Gaussian
+from jaxeff.moment_propagation import Gaussian, MomentsWarning
 
 KEY = jax.random.key(0)
 X = jax.random.normal(jax.random.key(1), (6, 8, 8, 2))
@@ -101,7 +101,7 @@ def test_shared_kernels_are_right_by_default():
 def test_wrong_variances_have_a_place_and_an_advice():
     given = posterior(0.05, 2, 2)
     given["head"] = given["head"].mean
-    with pytest.warns(UserWarning, match="one random kernel makes to a residual stream"):
+    with pytest.warns(MomentsWarning, match="one random kernel makes to a residual stream"):
         check = jaxeff.moments_check(KEY, twice, given, X)
     assert not check.agrees
     losses = [abs(np.log(one.ratio.median)) for one in check.sites if one.ratio]

@@ -15,6 +15,7 @@ from jaxeff.compression import Int, fold_batch_norm
 from jaxeff.moment_propagation import (
     Gaussian,
     MomentsError,
+    MomentsWarning,
     calibrate_moments,
     is_gaussian,
     moments,
@@ -292,7 +293,7 @@ def gram(w, x):
 
 @pytest.mark.parametrize("f", [gram, lambda w, x: ((x @ w - 1) ** 2).mean()])
 def test_positions_combined_with_channels_are_named(f):
-    with pytest.warns(UserWarning, match="combines them with other channels or values"):
+    with pytest.warns(MomentsWarning, match="combines them with other channels or values"):
         moments(f)(random(4, 4), SEQUENCE[:, 0])
 
 
@@ -623,7 +624,7 @@ def half_normalized(w, x):
 )
 def test_a_layer_without_a_rule_is_named(f, site):
     w = random(3, 3, 4, 2)
-    with pytest.warns(UserWarning, match=f"{site!r} has no rule"):
+    with pytest.warns(MomentsWarning, match=f"{site!r} has no rule"):
         moments(f)(w, X)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
@@ -659,7 +660,7 @@ def test_a_convolution_that_a_transform_has_acted_on_is_named(name):
     w = jax.tree.map(lambda leaf: Gaussian(leaf, jnp.full_like(leaf, 0.2)), still)
     # The other layers stay as they are, though they are marked too.
     site = "mean" if name == "noisy pooling" else "conv"
-    with pytest.warns(UserWarning, match=f"'{site}' has no rule"):
+    with pytest.warns(MomentsWarning, match=f"'{site}' has no rule"):
         moments(TRANSFORMED[name])(w, X)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
@@ -693,7 +694,7 @@ def stream(blocks, last):
 
 def test_a_deep_residual_stream_of_convolutions_is_named():
     w = random(3, 3, 4, 4)
-    with pytest.warns(UserWarning, match="'add_4' is the last of 4 sums of branches") as found:
+    with pytest.warns(MomentsWarning, match="'add_4' is the last of 4 sums of branches") as found:
         jax.eval_shape(moments(stream(5, lambda x: x.mean((1, 2)))), w, X)
     assert len(found) == 1
     with warnings.catch_warnings():
@@ -781,7 +782,7 @@ def remembered(w, x):
     ],
 )
 def test_loops_that_forget_what_their_steps_share_are_named(f, words):
-    with pytest.warns(UserWarning, match=words) as found:
+    with pytest.warns(MomentsWarning, match=words) as found:
         moments(f)(random(4, 4), SEQUENCE)
     assert len(found) == 1
 

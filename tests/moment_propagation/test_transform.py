@@ -7,7 +7,13 @@ from flax import nnx
 import jaxeff
 from jaxeff.compression import Int
 from jaxeff.core import functional
-from jaxeff.moment_propagation import Gaussian, MomentsError, is_gaussian, moments
+from jaxeff.moment_propagation import (
+    Gaussian,
+    MomentsError,
+    MomentsWarning,
+    is_gaussian,
+    moments,
+)
 from jaxeff.nn import MLP, LeNet5, TransformerEncoder
 
 X = jax.random.normal(jax.random.key(1), (4, 16))
@@ -74,7 +80,7 @@ def test_transformer_with_residuals_and_attention(oracle):
         TransformerEncoder(width=16, heads=2, hidden=32, depth=1, rngs=nnx.Rngs(0))
     )
     args = (posterior(params), jax.random.normal(jax.random.key(3), (2, 8, 8)))
-    with pytest.warns(UserWarning, match="residual stream"):
+    with pytest.warns(MomentsWarning, match="residual stream"):
         ours = jax.jit(moments(f))(*args)
     mean, ratio = deviations(ours, oracle.monte_carlo(f, args, 4_000, 500))
     # Positions share the weights' noise, which their mean takes as independent: too certain.

@@ -15,6 +15,7 @@ from jaxeff.moment_propagation.attention._recognition import (
     softmax_of,
 )
 from jaxeff.moment_propagation.dependence import with_layers
+from jaxeff.moment_propagation.values import MomentsWarning
 from jaxeff.program import Layer, Program
 from jaxeff.program.ir import Value
 
@@ -33,7 +34,7 @@ def fuse_attention(
         A program of the same inputs and outputs, with an `AttentionLayer` for each attention.
 
     Warns:
-        UserWarning: Probabilities of random scores weigh something along the softmax's axis, and
+        MomentsWarning: Probabilities of random scores weigh something along the softmax's axis, and
             that isn't recognised as attention.
     """
     nodes = [n for layer in program.layers if not layer.mark for n in layer.nodes]
@@ -51,6 +52,7 @@ def fuse_attention(
                 "attention. Its probabilities are taken as independent, and variances may be far "
                 'too large or too small; moments(f, method="linear") takes into account what '
                 "they share.",
+                MomentsWarning,
                 stacklevel=2,
             )
         layers.append(found or layer)

@@ -15,6 +15,7 @@ from collections.abc import Collection, Mapping
 from jaxeff.core import primitives as p
 from jaxeff.moment_propagation.attention._layer import AttentionLayer, behind
 from jaxeff.moment_propagation.dependence import is_pointwise
+from jaxeff.moment_propagation.values import MomentsWarning
 from jaxeff.program import Program
 from jaxeff.program.ir import Axes, Contraction, Node, Value, axes
 from jaxeff.program.ir import primitives as prim
@@ -62,6 +63,7 @@ def warn_of_pooled(site: str) -> None:
         f"moments: what attention {site!r} makes of random weights is added up over tokens, which "
         "share that noise; they are taken as independent, and variances may be several times too "
         "small. Take method='linear', or moments(f, shared=False) to leave it so.",
+        MomentsWarning,
         stacklevel=2,
     )
 

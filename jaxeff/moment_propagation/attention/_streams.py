@@ -18,6 +18,7 @@ from typing import NamedTuple
 
 from jaxeff.core import primitives as p
 from jaxeff.moment_propagation.attention._layer import AttentionLayer
+from jaxeff.moment_propagation.values import MomentsWarning
 from jaxeff.program import Layer, Program
 from jaxeff.program.ir import Value
 from jaxeff.program.ir import primitives as prim
@@ -50,6 +51,7 @@ def warn_of_stream(site: str) -> None:
         "may be several times too small or too large. Take method='linear', or make only the last "
         "layer random; moments_check says how far they are off, and moments(f, shared=False) "
         "leaves it so.",
+        MomentsWarning,
         stacklevel=2,
     )
 

@@ -25,6 +25,7 @@ from typing import NamedTuple
 
 from jaxeff.core import primitives as p
 from jaxeff.moment_propagation.dependence._pointwise import is_pointwise
+from jaxeff.moment_propagation.values import MomentsWarning
 from jaxeff.program import Layer, Program
 from jaxeff.program.ir import Axes, Contraction, Node, Value, axes
 from jaxeff.program.ir import primitives as prim
@@ -72,6 +73,7 @@ def warn_of_mixed(stream: SharedStream) -> None:
         f"moments: {stream.site!r} {what} taken as independent, and variances may be several times "
         "too small. Take method='linear' or correlations=True, or moments(f, shared=False) to "
         "leave it so.",
+        MomentsWarning,
         stacklevel=2,
     )
 

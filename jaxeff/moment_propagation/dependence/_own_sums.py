@@ -14,6 +14,7 @@ import warnings
 from collections.abc import Collection
 
 from jaxeff.core import primitives as p
+from jaxeff.moment_propagation.values import MomentsWarning
 from jaxeff.program import Program
 from jaxeff.program.ir import Node, Value
 from jaxeff.program.ir import primitives as prim
@@ -67,5 +68,6 @@ def warn_of_own_sums(site: str) -> None:
         "graph attention does; the two are taken as independent, and variances may be ten times "
         "too large. Take method='linear'; moments_check says how far they are off, and "
         "moments(f, shared=False) leaves it so.",
+        MomentsWarning,
         stacklevel=2,
     )

@@ -33,6 +33,7 @@ from jaxeff.moment_propagation.values import (
     AtMean,
     DependenceError,
     MomentsError,
+    MomentsWarning,
     is_random,
     no_rule,
 )
@@ -175,6 +176,7 @@ def _warn_of_differences(env: Environment) -> None:
         f"moments: {env.site or env.layer.kind!r} takes the exponential of a difference of two "
         "running sums, whose terms share noise, as if the two were independent: variances may be "
         "far too large. Take method='linear', or draw samples.",
+        MomentsWarning,
         stacklevel=2,
     )
 

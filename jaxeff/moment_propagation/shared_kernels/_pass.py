@@ -25,7 +25,7 @@ from jaxeff.moment_propagation.shared_kernels._plan import (
     plan_of,
 )
 from jaxeff.moment_propagation.shared_kernels.layouts import with_channels_joined
-from jaxeff.moment_propagation.values import Gaussian, is_random
+from jaxeff.moment_propagation.values import Gaussian, MomentsWarning, is_random
 from jaxeff.program import Layer, Program
 from jaxeff.program.ir import Value
 from jaxeff.program.ir import primitives as prim
@@ -77,7 +77,7 @@ def with_shared_noise(
     of_channels = _of_channels(program, kept, random, own_rules)
     plan = plan_of(_with(program, [*kept, *of_channels]), random, own_rules)
     for one in plan.lost:
-        warnings.warn(str(one), stacklevel=2)
+        warnings.warn(str(one), MomentsWarning, stacklevel=2)
     if not plan.rules:
         return prepared, moments, ()
     apart = {v for layer in plan.rules for v in layer.outputs}

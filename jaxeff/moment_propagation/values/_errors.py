@@ -1,4 +1,4 @@
-"""The error of a value that moments can't be propagated through, and the values that cause it."""
+"""What moments refuse and warn of, and the discrete values that cause an error."""
 
 from __future__ import annotations
 
@@ -22,6 +22,13 @@ _COMPLEX = "has a complex result, as a Fourier transform has, and moments are th
 
 class MomentsError(NotImplementedError):
     """A random value met a computation that moment propagation has no rule for."""
+
+
+class MomentsWarning(UserWarning):
+    """Variances that `moments` returns may be far off: the message names the site and the way out.
+
+    `warnings.filterwarnings("error", category=jaxeff.MomentsWarning)` makes it an error.
+    """
 
 
 class DependenceError(MomentsError):
