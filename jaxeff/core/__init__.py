@@ -99,9 +99,11 @@ from jaxeff.core._settings import (
     with_leading_axes,
 )
 from jaxeff.core._tables import Table, cell_text, shown_as_table
+from jaxeff.core._traced import EXPANSIONS, make_jaxpr, rewritten
 from jaxeff.core._validation import forwards, validate
 
 __all__ = [
+    "EXPANSIONS",
     "FAST",
     "NEW_STATE_TAG",
     "STATE_TAG",
@@ -155,6 +157,7 @@ __all__ = [
     "jax_internals",
     "keys",
     "labelled_data",
+    "make_jaxpr",
     "non_negative",
     "number",
     "one_of",
@@ -172,6 +175,7 @@ __all__ = [
     "real_array",
     "register_setting",
     "reshard_p",
+    "rewritten",
     "sequence_of",
     "short_repr",
     "shown_as_table",

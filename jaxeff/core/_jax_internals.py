@@ -4,7 +4,8 @@ JAX's interpreter-facing API moves with its minor versions. `jax.extend.core` an
 `jax.extend.core.primitives` are public and used where they suffice; the private modules below are
 needed to keep source locations and name scopes when an equation is bound again, to read a name
 scope, for six primitives that the public list lacks, and for a call that is lowered one way for
-export and another way otherwise. A JAX upgrade is an edit of this file and of the pin in
+export and another way otherwise. What has moved is told by what JAX has, never by its version,
+since patch releases move things too. A JAX upgrade is an edit of this file and of the pin in
 pyproject.toml.
 
 Sharp edge: `multiple_results` primitives bind to a list, all others to a bare value; `bind` below
@@ -12,6 +13,7 @@ always returns a list.
 """
 
 import functools
+import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -28,6 +30,7 @@ from jax._src.interpreters.partial_eval import (
     dce_rules,
     trace_to_jaxpr_dynamic,
 )
+from jax._src.lax import lax
 from jax._src.lax.lax import composite_p, split_p, stack_p, tile_p
 from jax._src.pjit import reshard_p
 from jax._src.random.threefry2x32 import _threefry2x32_lowering as _threefry
@@ -54,7 +57,6 @@ __all__ = [
     "composite_p",
     "counter_bits",
     "dce_jaxpr",
-    "dce_rules",
     "derivatives",
     "eval_jaxpr",
     "export_composite",
@@ -62,12 +64,15 @@ __all__ = [
     "is_key",
     "is_transposed",
     "jaxpr_as_fun",
+    "newer_primitives",
     "numbers_by_place",
     "primitives",
     "primitives_in",
     "pvary_p",
+    "register_dce_rule",
     "reshard_p",
     "restated",
+    "scan_counts",
     "scopes",
     "source_line",
     "split_p",
@@ -75,6 +80,43 @@ __all__ = [
     "sub_jaxprs",
     "tile_p",
 ]
+
+
+_LOGS = hasattr(jax.custom_vjp, "defvjp_with_logs")
+"""Whether a backward pass returns logs beside its cotangents."""
+_COMPOSITE_BODY = (
+    "call_jaxpr" if "call_jaxpr" in inspect.signature(composite_p.impl).parameters else "jaxpr"
+)
+"""What a composite calls the jaxpr that it stands for."""
+
+
+def newer_primitives() -> dict[str, Primitive]:
+    """Returns the primitives that some supported versions of JAX lack, those that there are."""
+    names = ("log2_p", "one_minus_square_p", "polynomial_p")
+    return {name: getattr(lax, name) for name in names if hasattr(lax, name)}
+
+
+def scan_counts(params: Mapping[str, Any]) -> tuple[int, int]:
+    """Reads how many constants and how many carries a scan has, which come first in this order."""
+    if "num_consts" in params:
+        return params["num_consts"], params["num_carry"]
+    constants, carry, _ = params["ft_in"].unpack()
+    return len(constants), len(carry)
+
+
+def register_dce_rule(
+    primitive: Primitive,
+    rule: Callable[[list[bool], JaxprEqn], tuple[list[bool], JaxprEqn | None]],
+) -> None:
+    """Tells JAX how to drop what no result needs from equations of a primitive of ours.
+
+    Args:
+        primitive: The primitive.
+        rule: Gets which results are read and the equation; returns which operands are read and
+            what is left of the equation.
+    """
+    # JAX may say in between which references are read afterwards; a primitive of ours has none.
+    dce_rules[primitive] = lambda used, *rest: rule(used, rest[-1])
 
 
 def bind(eqn: JaxprEqn, *values: Any, **changed: Any) -> list[Any]:
@@ -151,6 +193,8 @@ def derivatives(eqn: JaxprEqn) -> list[Derivative]:
 
     def backward(*values: Any) -> list[Any]:
         cotangents = q["bwd"].call_wrapped(*values)
+        if _LOGS:
+            cotangents, _ = cotangents
         pairs = list(zip(operands, cotangents, strict=True))
         moving[:] = [operand for operand, x in pairs if type(x) is not Zero]
         return [x for _, x in pairs if type(x) is not Zero]
@@ -208,7 +252,8 @@ def restated(eqn: JaxprEqn, restate: Callable[[Derivative], ClosedJaxpr]) -> dic
         made = dict(zip(last.made, jaxpr_as_fun(new)(*values), strict=True))
         # JAX expects a cotangent per operand: symbolic zeros where the rule makes none.
         shapes = dict(zip(call.given, changed["call_jaxpr"].in_avals, strict=True))
-        return [made.get(at, Zero(shapes[at].to_ct_aval())) for at in operands]
+        cotangents = [made.get(at, Zero(shapes[at].to_ct_aval())) for at in operands]
+        return (cotangents, None) if _LOGS else cotangents
 
     changed["fwd_jaxpr_thunk"] = lu.wrap_init(forward, debug_info=q["fwd_jaxpr_thunk"].debug_info)
     changed["bwd"] = lu.wrap_init(backward, debug_info=q["bwd"].debug_info)
@@ -425,7 +470,7 @@ def _composite(jaxpr: Any, operator: str, attributes: Any) -> Callable[..., Sequ
         name=operator,
         attributes=tuple((name, tuple(leaves), tree) for name, (leaves, tree) in flat),
         version=1,
-        jaxpr=jaxpr,
+        **{_COMPOSITE_BODY: jaxpr},
     )
 
 

@@ -49,6 +49,7 @@ from jaxeff.core import (
     function_of_form,
     instance_of,
     jax_internals,
+    make_jaxpr,
     split_p,
     static_integer,
     validate,
@@ -123,7 +124,7 @@ def to_onnx(
     import onnx  # optional
 
     names = argument_names(fn, len(args))
-    closed, result = jax.make_jaxpr(fn, return_shape=True)(*args)
+    closed, result = make_jaxpr(fn, return_shape=True)(*args)
     leaves, specs = flatten_named(args, names)
     fixed = len(jax.tree.leaves(tuple(args[:parameters])))
     graph = OnnxGraph()

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
 from jaxeff.core import ClosedJaxpr
+from jaxeff.core import jax_internals as _compat
 from jaxeff.program.ir import _primitives as prim
 
 T = TypeVar("T")
@@ -66,7 +67,8 @@ class Scan(_Loop[T]):
             values: One per operand.
         """
         q = node.params
-        first, last = q["num_consts"], q["num_consts"] + q["num_carry"]
+        first, carries = _compat.scan_counts(q)
+        last = first + carries
         consts, carry, xs = values[:first], values[first:last], values[last:]
         body, length, reverse, unroll = (q[n] for n in ("jaxpr", "length", "reverse", "unroll"))
         return cls([*consts], [*carry], [*xs], body, length, reverse, unroll)

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from itertools import compress
 from typing import Any
 
-from jaxeff.core import ClosedJaxpr, Jaxpr, JaxprEqn
+from jaxeff.core import ClosedJaxpr, Jaxpr, JaxprEqn, rewritten
 from jaxeff.core import jax_internals as _compat
 from jaxeff.core import primitives as p
 from jaxeff.program.ir import While, fixed_point
@@ -31,23 +31,7 @@ def without_dead_code(closed: ClosedJaxpr) -> ClosedJaxpr:
 
 def _exchanged(jaxpr: Jaxpr, old: Any, new: Any) -> Jaxpr:
     """Returns a jaxpr with one primitive in place of another, at any depth."""
-
-    def exchange(value: Any) -> Any:
-        if isinstance(value, ClosedJaxpr):
-            return value.replace(jaxpr=_exchanged(value.jaxpr, old, new))
-        if isinstance(value, Jaxpr):
-            return _exchanged(value, old, new)
-        return tuple(map(exchange, value)) if type(value) is tuple else value
-
-    def equation(eqn: JaxprEqn) -> JaxprEqn:
-        primitive = new if eqn.primitive is old else eqn.primitive
-        params = {name: exchange(value) for name, value in eqn.params.items()}
-        return eqn.replace(primitive=primitive, params=params)
-
-    # A copy is another jaxpr to JAX's caches: those without the primitive are left alone.
-    if old not in _compat.primitives_in(jaxpr):
-        return jaxpr
-    return jaxpr.replace(eqns=[*map(equation, jaxpr.eqns)])
+    return rewritten(jaxpr, {old}, lambda eqn: [eqn.replace(primitive=new)])
 
 
 def _without_dead_carries(
@@ -90,4 +74,4 @@ def _without_dead_carries(
     return operands, eqn.replace(invars=invars, outvars=outvars, params=params)
 
 
-_compat.dce_rules[_while_p] = _without_dead_carries
+_compat.register_dce_rule(_while_p, _without_dead_carries)

@@ -36,6 +36,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jaxeff.core import make_jaxpr
 from jaxeff.program.ir import Axes, Layer, Role, Value, axes, flatten
 from jaxeff.program.ir import primitives as prim
 from jaxeff.program.reading._symbolic import SymbolicReader
@@ -89,7 +90,7 @@ def expression_of(example: Callable[..., Any], *avals: Any, shaped: bool = False
     """
     structs = [jax.ShapeDtypeStruct(a.shape, a.dtype) for a in avals]
     # The same walk as for a layer, so equal computations have equal texts by construction.
-    closed = jax.make_jaxpr(example)(*structs)
+    closed = make_jaxpr(example)(*structs)
     inputs = [Value(v.aval, Role.PARAM) for v in closed.jaxpr.invars]
     inputs[0].role = Role.DATA
     graph = flatten(closed, inputs)

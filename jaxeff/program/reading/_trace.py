@@ -21,7 +21,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from jaxeff.core import STATE_TAG, check_function, check_params, validate
+from jaxeff.core import STATE_TAG, check_function, check_params, make_jaxpr, validate
 from jaxeff.core import jax_internals as _compat
 from jaxeff.program.ir import Graph, Layer, Program, Role, Value, flatten
 from jaxeff.program.ir import primitives as prim
@@ -76,7 +76,7 @@ def _read(
 
     # One trace gives both the jaxpr and the result's structure: tracing is most of the
     # cost.
-    closed, shape = jax.make_jaxpr(call, return_shape=True)(everything, arrays)
+    closed, shape = make_jaxpr(call, return_shape=True)(everything, arrays)
     if live:
         closed = without_dead_code(closed)
     in_tree = jax.tree.structure((everything, arrays))

@@ -16,7 +16,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from jaxeff.core import Literal, split_p
+from jaxeff.core import Literal, make_jaxpr, split_p
 from jaxeff.core import jax_internals as _compat
 from jaxeff.program import Layer
 from jaxeff.program.ir import Contraction, Node, run_nodes, walk
@@ -192,7 +192,7 @@ class Emission:
             jax.ShapeDtypeStruct(tuple(map(self.size, places[at])), var.aval.dtype)
             for at, var in zip(derivative.given, closed.jaxpr.invars, strict=True)
         ]
-        return jax.make_jaxpr(lambda *values: self.jaxpr(closed, values, labels))(*shapes)
+        return make_jaxpr(lambda *values: self.jaxpr(closed, values, labels))(*shapes)
 
     def jaxpr(self, closed: Any, values: Sequence[Any], labels: Labels) -> list[Any]:
         """Evaluates a jaxpr."""

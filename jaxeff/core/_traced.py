@@ -1,0 +1,108 @@
+"""Traces functions into jaxprs of the primitives that every supported version of JAX has.
+
+A minor version of JAX may add primitives for what older ones write as several equations: in newer
+ones the derivative of `tanh` is `one_minus_square` instead of an addition, a subtraction and a
+product. Programs are read through `make_jaxpr` below, which writes such equations out, so that a
+new primitive needs one line here and no rule in any transform.
+"""
+
+import math
+from collections.abc import Callable, Container, Iterator, Sequence
+from typing import Any
+
+import jax
+from jax import lax
+
+from jaxeff.core import _jax_internals as _compat
+from jaxeff.core._jax_internals import ClosedJaxpr, Jaxpr, JaxprEqn, Literal, Primitive
+
+
+def _log2(x: Any, accuracy: Any = None) -> Any:
+    return lax.div(lax.log(x, accuracy=accuracy), x.dtype.type(math.log(2)))
+
+
+def _one_minus_square(x: Any) -> Any:
+    # As JAX computes it, and not 1 - x * x, which loses digits where x is near one.
+    one = x.dtype.type(1)
+    return lax.mul(lax.add(x, one), lax.sub(one, x))
+
+
+def _polynomial(x: Any, *coefficients: Any, unroll: Any = None) -> Any:
+    del unroll  # how JAX compiles it: the same products and sums in a loop
+    total = coefficients[-1]
+    for coefficient in reversed(coefficients[:-1]):
+        total = total * x + coefficient
+    return total
+
+
+_BY_NAME = {"log2_p": _log2, "one_minus_square_p": _one_minus_square, "polynomial_p": _polynomial}
+EXPANSIONS: dict[Primitive, Callable[..., Any]] = {
+    primitive: _BY_NAME[name] for name, primitive in _compat.newer_primitives().items()
+}
+"""By newer primitive: the same function of operands and parameters in older primitives."""
+
+
+def make_jaxpr(
+    fn: Callable[..., Any], return_shape: bool = False
+) -> Callable[..., ClosedJaxpr | tuple[ClosedJaxpr, Any]]:
+    """Returns what `jax.make_jaxpr` does, with newer primitives written out (see the module)."""
+    trace = jax.make_jaxpr(fn, return_shape=True)
+
+    def traced(*args: Any, **kwargs: Any) -> Any:
+        closed, shapes = trace(*args, **kwargs)
+        closed = closed.replace(jaxpr=rewritten(closed.jaxpr, EXPANSIONS, _expanded))
+        return (closed, shapes) if return_shape else closed
+
+    return traced
+
+
+def rewritten(
+    jaxpr: Jaxpr,
+    primitives: Container[Primitive],
+    rewrite: Callable[[JaxprEqn], Sequence[JaxprEqn]],
+) -> Jaxpr:
+    """Returns a jaxpr with other equations in place of those of some primitives, at any depth.
+
+    Args:
+        jaxpr: The jaxpr. It is returned as it is if it has none of the primitives: a copy would be
+            another jaxpr to JAX's caches.
+        primitives: The primitives.
+        rewrite: Gives the equations that take an equation's place, with the same results.
+    """
+    if not any(primitive in primitives for primitive in _compat.primitives_in(jaxpr)):
+        return jaxpr
+
+    def inside(value: Any) -> Any:
+        if isinstance(value, ClosedJaxpr):
+            return value.replace(jaxpr=rewritten(value.jaxpr, primitives, rewrite))
+        if isinstance(value, Jaxpr):
+            return rewritten(value, primitives, rewrite)
+        return tuple(map(inside, value)) if type(value) is tuple else value
+
+    def equations() -> Iterator[JaxprEqn]:
+        for eqn in jaxpr.eqns:
+            eqn = eqn.replace(params={name: inside(value) for name, value in eqn.params.items()})
+            yield from rewrite(eqn) if eqn.primitive in primitives else (eqn,)
+
+    return jaxpr.replace(eqns=[*equations()])
+
+
+def _expanded(eqn: JaxprEqn) -> list[JaxprEqn]:
+    """Writes out an equation of a newer primitive; the equations keep its place in the source."""
+    structs = [jax.ShapeDtypeStruct(v.aval.shape, v.aval.dtype) for v in eqn.invars]
+    fn = EXPANSIONS[eqn.primitive]
+    inner = jax.make_jaxpr(lambda *operands: fn(*operands, **eqn.params))(*structs).jaxpr
+    renamed = dict(zip([*inner.invars, *inner.outvars], [*eqn.invars, *eqn.outvars], strict=True))
+
+    def rename(variable: Any) -> Any:
+        return variable if isinstance(variable, Literal) else renamed.get(variable, variable)
+
+    return [
+        part.replace(
+            invars=[*map(rename, part.invars)],
+            outvars=[*map(rename, part.outvars)],
+            source_info=eqn.source_info,
+            ctx=eqn.ctx,
+        )
+        for part in inner.eqns
+    ]
