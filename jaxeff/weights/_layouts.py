@@ -2,6 +2,10 @@
 
 PyTorch keeps what a layer makes first and what it reads second (`[out, in]`, `OIHW`); Flax the
 other way round (`[in, out]`, `HWIO`). "reversed" turns the first into the second; "as is" copies.
+
+A transposed convolution of PyTorch is `[in, out, H, W]`. Flax's with `transpose_kernel=True` is the
+same read backwards, so "reversed" again; by default it is `[H, W, in, out]` with windows turned end
+to end, "mirrored".
 """
 
 from __future__ import annotations
@@ -14,7 +18,7 @@ import numpy as np
 from jaxeff.core import static_integer, validate
 from jaxeff.weights._names import Name
 
-Layout = str  # "reversed" or "as is"
+Layout = str  # "reversed", "mirrored" or "as is"
 Change = Callable[[np.ndarray], np.ndarray]
 
 _SPATIAL = {2: (1, 0), 3: (2, 1, 0), 4: (2, 3, 1, 0), 5: (2, 3, 4, 1, 0)}
@@ -34,6 +38,8 @@ def fitting_layouts(shape: tuple[int, ...], parameter: Name, given: tuple[int, .
         turned = tuple(given[i] for i in _SPATIAL[len(given)])
         if _reshapes(turned, shape):
             found.add("reversed")
+        if len(given) > 2 and shape == (*given[2:], *given[:2]):
+            found.add("mirrored")
     return found
 
 
@@ -47,7 +53,11 @@ def is_kernel(parameter: Name) -> bool:
 
 def apply_layout(array: np.ndarray, layout: Layout, shape: tuple[int, ...]) -> np.ndarray:
     """Lays a tensor out as a parameter of a shape."""
-    return (array.transpose(_SPATIAL[array.ndim]) if layout == "reversed" else array).reshape(shape)
+    if layout == "reversed":
+        array = array.transpose(_SPATIAL[array.ndim])
+    elif layout == "mirrored":
+        array = np.moveaxis(np.flip(array, tuple(range(2, array.ndim))), (0, 1), (-2, -1))
+    return array.reshape(shape)
 
 
 def _reshapes(given: tuple[int, ...], shape: tuple[int, ...]) -> bool:

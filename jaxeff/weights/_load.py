@@ -5,8 +5,11 @@ Sharp edges:
 - Batch statistics are no parameters: load both in one tree, `load_weights({"params": params,
   "state": state}, ...)` with those of `functional(model, mutable=True)`.
 - A square matrix lies as the others of the file do; where all are square, a `weight` of a file is
-  `[out, in]` to a `kernel`. Transposed convolutions, whose kernels some libraries also mirror,
-  recurrent cells, whose gates stand in an order of their own, and experts in one stack need rules.
+  `[out, in]` to a `kernel`. Recurrent cells, whose gates stand in an order of their own, and
+  experts in one stack need rules.
+- Of a kernel with as many channels in as out no shape tells whether it is of a transposed
+  convolution. It is taken as a convolution's where a graph (`.onnx`) or its name (`conv1`) says so;
+  else `mirrored` has to.
 - Positions within a head (rotary halves or pairs), the axes of a flattened image and epsilons are
   conventions that no name or shape tells. The second is refused where it's met; compare outputs.
 """
@@ -50,7 +53,7 @@ class LoadedWeights(NamedTuple):
 
 
 @validate(params=parameter_tree, source=check_source, rules=check_rules, keep=string_sequence,
-          ignore=string_sequence)  # fmt: skip
+          ignore=string_sequence, mirrored=string_sequence)  # fmt: skip
 def load_weights(
     params: Any,
     source: Source,
@@ -58,6 +61,7 @@ def load_weights(
     *,
     keep: Sequence[str] = (),
     ignore: Sequence[str] = (),
+    mirrored: Sequence[str] | None = None,
 ) -> LoadedWeights:
     """Gives parameters the values of a file of weights.
 
@@ -74,6 +78,9 @@ def load_weights(
             from the tensor to the parameter's array.
         keep: Patterns of parameters that stay as they are, such as a new head.
         ignore: Patterns of tensors that the model doesn't have.
+        mirrored: Patterns of the kernels of transposed convolutions that Flax mirrors (without
+            `transpose_kernel`); `()` where there are none. Asked for where channels in and out are
+            equal, since otherwise shapes tell.
 
     Returns:
         The parameters and the table of pairs.
@@ -104,6 +111,7 @@ def load_weights(
     ruled = apply_rules(rules or {}, leaves, tensors.arrays)
     kept = select("keep", keep, leaves)
     ignored = select("ignore", ignore, tensors.arrays)
+    mirrors = None if mirrored is None else select("mirrored", mirrored, leaves)
     for name in sorted(kept & ruled.keys()):
         raise WeightsError(f"{name!r} is kept, but a rule gives it a tensor.")
 
@@ -121,7 +129,7 @@ def load_weights(
     arrays = pool | free
     plain = {n: t for n, (t, change) in ruled.items() if change is None} | found | tied
     refuse_doubts(tensors.doubts, plain)
-    layouts = decide_layouts(plain, tied, shapes, arrays, tensors.layouts)
+    layouts = decide_layouts(plain, tied, shapes, arrays, tensors.layouts, mirrors)
     refuse_flattened(plain, layouts, shapes, arrays)
     new: dict[str, Any] = {name: leaves[name] for name in kept}
     rows = {name: _row(name, "", leaves[name], "kept") for name in kept}

@@ -56,4 +56,6 @@ def _layouts(nodes: Any) -> dict[str, str]:
             found[node.input[1]] = "reversed" if transposed else "as is"
         elif node.op_type == "Conv":
             found[node.input[1]] = "reversed"
+        elif node.op_type == "ConvTranspose":
+            found[node.input[1]] = "transposed"  # "reversed" or "mirrored", as the layer has it
     return found

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Collection, Mapping
 
 import numpy as np
@@ -15,7 +16,13 @@ from jaxeff.weights._names import parse_name
 _SHOWN = 8
 # Counters and tables that are computed anew, no weights.
 _BOOKKEEPING = ("num_batches_tracked", "inv_freq", "position_ids", "attn.bias", "masked_bias")
-_MIRRORED = ("deconv", "transp", "transposed", "transpose", "upconv", "up")
+_CONVOLUTION = {"conv", "convolution"}
+# Words of modules that may be transposed convolutions, or have them.
+_MIRRORED = {
+    "ct", "de", "dec", "decode", "decoder", "decoding", "expand", "expansive", "g", "gen",
+    "generator", "t", "tr", "trans", "transp", "transpose", "transposed", "up", "ups", "upsample",
+    "upsampling", "upscale",
+}  # fmt: skip
 
 
 def refuse_missing(origin: str, wanted: Shapes, found: Collection[str], tensors: Shapes) -> None:
@@ -81,8 +88,17 @@ def decide_layouts(
     shapes: Shapes,
     arrays: Mapping[str, np.ndarray],
     known: Mapping[str, Layout],
+    mirrored: Collection[str] | None = None,
 ) -> dict[str, Layout]:
     """Decides how each tensor lies; those that fit both ways follow the others of the file.
+
+    Args:
+        pairs: The tensor of each parameter.
+        tied: Parameters that take the tensor of another one.
+        shapes: The parameters' shapes.
+        arrays: The tensors.
+        known: How tensors lie by the graph of the file.
+        mirrored: The kernels that are mirrored, of those that may be; nobody said where `None`.
 
     Raises:
         WeightsError: A tensor fits no way, or both, and nothing tells.
@@ -93,11 +109,21 @@ def decide_layouts(
     for name, tensor in pairs.items():
         array, parameter = arrays[tensor], parse_name(name)
         options = fitting_layouts(shapes[name], parameter, array.shape)
-        if array.ndim > 2 and {*parse_name(tensor).words, *parameter.words} & {*_MIRRORED}:
-            raise WeightsError(
-                f"{tensor!r} for {name!r} looks like a transposed convolution, whose kernel "
-                "libraries lay out and mirror differently: give a rule with a function."
+        if "mirrored" in options and mirrored is not None:
+            options &= {"mirrored"} if name in mirrored else {"reversed", "as is"}
+        elif {"mirrored", "reversed"} <= options:
+            says = (
+                known[tensor] == "reversed" if tensor in known else _says_convolution(name, tensor)
             )
+            if not says:
+                raise WeightsError(
+                    f"{tensor!r} {list(array.shape)} for {name!r} has as many channels in as out, "
+                    "so it may be of a convolution, or of a transposed one, whose kernel Flax "
+                    f"mirrors. If it is a convolution, mirrored=(); if not, mirrored=({name!r},), "
+                    "or mirrored=() where its layer has transpose_kernel=True. Patterns stand for "
+                    "several."
+                )
+            options.discard("mirrored")
         if not options:
             raise WeightsError(
                 f"{tensor!r} {list(array.shape)} doesn't become {name!r} {list(shapes[name])} by "
@@ -106,7 +132,8 @@ def decide_layouts(
         if len(options) == 1:
             (found[name],) = options
             line = sum(n != 1 for n in array.shape) <= 1
-            if is_kernel(parameter) and not line and name not in tied:
+            kernel = is_kernel(parameter) and found[name] != "mirrored"
+            if kernel and not line and name not in tied:
                 evidence.setdefault(array.ndim, set()).add(found[name])
         elif known.get(tensor) in options:
             found[name] = known[tensor]
@@ -132,19 +159,51 @@ def refuse_flattened(
 ) -> None:
     """Raises at a dense layer behind a flattened image, whose inputs may stand in another order."""
     kernels = {n: arrays[t] for n, t in pairs.items() if is_kernel(parse_name(n))}
-    images = {len(a) for n, a in kernels.items() if a.ndim == 4 and layouts[n] == "reversed"}
-    # What other layers make, among them those with rules, stands in order.
-    widths = {s[-1] for s in shapes.values() if s} | {math.prod(s[1:]) for s in shapes.values()}
-    for name, array in kernels.items():
-        if array.ndim != 2 or layouts[name] != "reversed" or array.shape[1] in widths:
+    windows = {
+        n: s
+        for n, s in shapes.items()
+        if (kernels[n].ndim > 2 and layouts[n] != "as is" if n in kernels
+            else len(s) > 3 and is_kernel(parse_name(n)))
+    }  # fmt: skip
+    dense = {n: a.shape for n, a in kernels.items() if a.ndim == 2 and layouts[n] == "reversed"}
+    images = {shape[-1] for shape in windows.values()}
+    for name, (_, inputs) in dense.items():
+        channels = sorted(c for c in images if inputs % c == 0 and c < inputs)
+        if not channels or _made_in_order(inputs, shapes, windows, dense):
             continue
-        if channels := sorted(c for c in images if array.shape[1] % c == 0):
-            raise WeightsError(
-                f"{pairs[name]!r} for {name!r} reads {array.shape[1]} inputs, which may be an "
-                f"image of {' or '.join(map(str, channels))} channels, flattened with channels "
-                f"first: give a rule, ({pairs[name]!r}, channels_last_inputs({channels[-1]})), or "
-                f"({pairs[name]!r}, numpy.transpose) if its inputs are in order."
-            )
+        raise WeightsError(
+            f"{pairs[name]!r} for {name!r} reads {inputs} inputs, which may be an image of "
+            f"{' or '.join(map(str, channels))} channels, flattened with channels first: give a "
+            f"rule, ({pairs[name]!r}, channels_last_inputs({channels[-1]})), or ({pairs[name]!r}, "
+            "numpy.transpose) if its inputs are in order."
+        )
+
+
+def _made_in_order(
+    width: int, shapes: Shapes, windows: Shapes, dense: Mapping[str, tuple[int, ...]]
+) -> bool:
+    """Whether a layer makes as many features as another one reads, which then stand in order.
+
+    A square layer reads what it makes, and says nothing of where a row of them begins. Channels
+    that another convolution reads aren't those that a dense layer does.
+    """
+    for name, shape in shapes.items():
+        tables = len(shape) > 1 and name not in windows and dense.get(name) != (width, width)
+        # A dense layer with a rule, or of several axes (heads and their width).
+        if tables and width in (shape[-1], math.prod(shape[1:])):
+            return True
+    made = sum(shape[-1] == width for shape in windows.values())
+    # A kernel of one channel is a depthwise one: it reads what it makes.
+    read = sum((shape[-1] if shape[-2] == 1 else shape[-2]) == width for shape in windows.values())
+    return made > read
+
+
+def _says_convolution(name: str, tensor: str) -> bool:
+    """Whether names say that a kernel is a convolution's, and nothing of a transposed one."""
+    names = (re.sub(r"(?<=[a-z])[123]d(?![a-z])", "", n) for n in (name, tensor))  # conv2d
+    modules = [[w for w in parse_name(n).module if not w.isdigit()] for n in names]
+    last = {module[-1] for module in modules if module}
+    return bool(last & _CONVOLUTION) and not {w for module in modules for w in module} & _MIRRORED
 
 
 def _by_leaf(name: str, tensor: str) -> set[Layout]:

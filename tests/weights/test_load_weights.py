@@ -4,6 +4,8 @@ import re
 
 import jax
 import numpy as np
+import onnx
+import onnxruntime
 import pytest
 from flax import nnx
 from hypothesis import given, settings
@@ -156,6 +158,41 @@ def test_flattened_images_are_refused_without_a_rule():
     assert_loaded(params, tensors, rules={"fc1/kernel": ("fc1.weight", channels_last_inputs(16))})
 
 
+@pytest.mark.parametrize(
+    ("shapes", "refused"),
+    [
+        # An image of 4 channels and 2 x 2 pixels, of 32 and 4 x 4; nothing else makes 16 or 512.
+        ({"conv": (3, 3, 1, 4), "fc": (16, 16), "head": (16, 10)}, ["fc"]),
+        ({"conv": (3, 3, 1, 32), "fc": (512, 512), "norm": (512,), "head": (512, 10)}, ["fc"]),
+        # Either of two square layers may be the first.
+        ({"conv": (3, 3, 1, 32), "a": (512, 512), "b": (512, 512)}, ["a", "b"]),
+        # All that makes 16 channels is read by a convolution.
+        ({"conv": (3, 3, 1, 16), "last": (3, 3, 16, 4), "fc": (16, 16)}, ["fc"]),
+        # 5 * 5 * 12 = 300 is no width of the convolution.
+        ({"conv": (5, 5, 12, 6), "fc": (300, 8)}, ["fc"]),
+        ({"conv": (3, 1, 4), "fc": (16, 16)}, ["fc"]),
+        # In order: a mean over pixels, a layer of 16 features before it.
+        ({"conv": (3, 3, 1, 8), "last": (3, 3, 8, 16), "fc": (16, 16), "head": (16, 10)}, []),
+        ({"conv": (3, 3, 1, 4), "mid": (64, 16), "fc": (16, 16)}, ["mid"]),
+        ({"conv": (3, 3, 1, 4), "fc": (7, 16), "head": (16, 10)}, []),
+    ],
+)
+def test_square_layers_behind_images_are_refused(shapes, refused):
+    params = numbered(
+        {n: {"scale" if len(s) == 1 else "kernel": np.zeros(s)} for n, s in shapes.items()}
+    )
+    turn = {1: (0,), 2: (1, 0), 3: (2, 1, 0), 4: (3, 2, 0, 1)}
+    tensors = {f"{n}.weight": a.transpose(turn[a.ndim]) for n in shapes for a in params[n].values()}
+    rules = {}
+    for name in refused:
+        with pytest.raises(WeightsError, match=rf"'{name}.weight' for .*channels first"):
+            jaxeff.load_weights(zeros(params), tensors, rules)
+        rules[f"{name}/kernel"] = (f"{name}.weight", np.transpose)
+        if name == "a":  # the first of them makes what the second reads
+            break
+    assert_loaded(params, tensors, rules=rules)
+
+
 def test_tied_heads():
     table = np.arange(12.0).reshape(4, 3)
     params = {"embed": {"embedding": np.zeros((4, 3))}, "lm_head": {"kernel": np.zeros((3, 4))}}
@@ -210,11 +247,85 @@ def test_other_models_are_refused():
         jaxeff.load_weights(params, bad)
     with pytest.raises(WeightsError, match=r"codes of a quantized model"):
         jaxeff.load_weights(params, tensors | {"fc1.bias": np.ones(4, np.int8)})
-    with pytest.raises(WeightsError, match=r"'deconv.weight' .*transposed convolution"):
-        jaxeff.load_weights(
-            {"deconv": {"kernel": np.zeros((3, 3, 2, 2))}},
-            {"deconv.weight": np.ones((2, 2, 3, 3))},
-        )
+
+
+def transposed_by_onnx(x, kernel, bias):
+    """PyTorch's transposed convolution of stride 2, whose kernel ONNX has as it is."""
+    helper, real = onnx.helper, onnx.TensorProto.FLOAT
+    node = helper.make_node("ConvTranspose", ["x", "w", "b"], ["y"], strides=[2] * (x.ndim - 2))
+    graph = helper.make_graph(
+        [node], "g", [helper.make_tensor_value_info("x", real, x.shape)],
+        [helper.make_tensor_value_info("y", real, None)],
+        [onnx.numpy_helper.from_array(a, n) for a, n in ((kernel, "w"), (bias, "b"))],
+    )  # fmt: skip
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)])
+    model.ir_version = 8
+    return model, onnxruntime.InferenceSession(model.SerializeToString()).run(None, {"x": x})[0]
+
+
+@pytest.mark.parametrize("name", ["up", "conv"])
+@pytest.mark.parametrize("transpose_kernel", [False, True])
+@pytest.mark.parametrize(("channels", "axes"), [((3, 5), 2), ((4, 4), 2), ((5, 3), 1), ((2, 2), 3)])
+def test_transposed_convolutions(tmp_path, name, transpose_kernel, channels, axes):
+    rng = np.random.default_rng(0)
+    kernel = rng.normal(size=(*channels, *[3] * axes)).astype(np.float32)
+    bias = rng.normal(size=channels[1]).astype(np.float32)
+    x = rng.normal(size=(1, channels[0], *[4] * axes)).astype(np.float32)
+    model, expected = transposed_by_onnx(x, kernel, bias)
+
+    class Net(nnx.Module):
+        def __init__(self, rngs):
+            layer = nnx.ConvTranspose(
+                *channels, [3] * axes, strides=[2] * axes, padding="VALID",
+                transpose_kernel=transpose_kernel, rngs=rngs,
+            )  # fmt: skip
+            setattr(self, name, layer)
+
+        def __call__(self, x):
+            return getattr(self, name)(x)
+
+    f, params = jaxeff.functional(Net(nnx.Rngs(0)))
+    tensors = {f"{name}.weight": kernel, f"{name}.bias": bias}
+    stated = () if transpose_kernel else (f"{name}/kernel",)
+    options = {"mirrored": stated}
+    if channels[0] != channels[1]:
+        options = {}
+    elif name != "conv":  # which a convolution's would be called
+        with pytest.raises(WeightsError, match=r"as many channels in as out.*mirrored=\("):
+            jaxeff.load_weights(params, tensors)
+    loaded, _ = jaxeff.load_weights(params, tensors, **options)
+    found = np.moveaxis(f(loaded, np.moveaxis(x, 1, -1)), -1, 1)
+    np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-5)
+    # A graph says that it is a transposed convolution, whatever it is called.
+    onnx.save(model, tmp_path / "model.onnx")
+    rules = {f"{name}/kernel": "w", f"{name}/bias": "b"}
+    if options:
+        with pytest.raises(WeightsError, match=r"as many channels in as out"):
+            jaxeff.load_weights(params, tmp_path / "model.onnx", rules)
+    loaded, _ = jaxeff.load_weights(params, tmp_path / "model.onnx", rules, **options)
+    assert (np.moveaxis(f(loaded, np.moveaxis(x, 1, -1)), -1, 1) == found).all()
+
+
+@pytest.mark.parametrize(
+    ("name", "taken"),
+    [
+        ("conv1", True), ("stage.2.conv", True), ("Conv2d_0", True), ("conv2d", True),
+        ("features.3", False), ("t_conv1", False), ("tconv", False), ("decoder.conv1", False),
+        ("convT", False), ("conv_up", False), ("body", False),
+    ],
+)  # fmt: skip
+def test_a_square_kernel_is_a_convolution_where_its_name_says_so(name, taken):
+    kernel = np.arange(36.0).reshape(2, 2, 3, 3)
+    params = {"layer": {"kernel": np.zeros((3, 3, 2, 2))}}
+    tensors, rules = {f"{name}.weight": kernel}, {"layer/kernel": f"{name}.weight"}
+    if not taken:
+        with pytest.raises(WeightsError, match=r"as many channels in as out"):
+            jaxeff.load_weights(params, tensors, rules)
+    options = {} if taken else {"mirrored": ()}
+    loaded, _ = jaxeff.load_weights(params, tensors, rules, **options)
+    np.testing.assert_array_equal(loaded["layer"]["kernel"], kernel.transpose(2, 3, 1, 0))
+    with pytest.raises(WeightsError, match="mirrored: 'nothing' matches none"):
+        jaxeff.load_weights(params, tensors, mirrored=["nothing"])
 
 
 def test_rotary_halves():
