@@ -30,7 +30,7 @@ def deployed(length, dtype=jnp.float32, target=HOST):
 @pytest.mark.parametrize("dtype", [jnp.float32, jnp.int8])
 def test_prompts_of_any_length_and_tokens_share_a_cache(dtype):
     one, several = deployed(1, dtype), deployed(4, dtype)
-    tokens = np.random.default_rng(0).integers(0, 30, 12).astype(np.int32)
+    tokens = np.random.default_rng(0).integers(0, 30, ROOM).astype(np.int32)
     # The last block holds two tokens and is filled up, with whatever.
     session = one.session()
     reader = several.session(shared=session)
@@ -42,11 +42,25 @@ def test_prompts_of_any_length_and_tokens_share_a_cache(dtype):
     cache = CONFIG.empty_cache(1, ROOM, dtype)
     expected, cache = jax.jit(step)(PARAMS, tokens[None, :10], jnp.int32(10), cache)
     np.testing.assert_allclose(logits, expected, rtol=0, atol=2e-5)
-    for token in tokens[10:]:
+    for token in tokens[10:14]:
         expected, cache = jax.jit(step)(PARAMS, token[None, None], jnp.int32(1), cache)
         ours = session.step(token[None, None], np.int32(1))
         np.testing.assert_allclose(ours, expected, rtol=0, atol=2e-5)
-    assert session.state()["cache"].length == 12
+    # Two slots are left: what fills the block up finds no room, and moves nothing.
+    last = np.concatenate([tokens[14:], np.full(2, 29, np.int32)])
+    expected, cache = jax.jit(step)(PARAMS, tokens[None, 14:], jnp.int32(2), cache)
+    before = session.state()["cache"]
+    logits = reader.step(last[None], np.int32(2))
+    np.testing.assert_allclose(logits, expected, rtol=0, atol=2e-5)
+    full = session.state()["cache"]
+    assert full.length == ROOM
+    for old, new in zip(jax.tree.leaves(before.keys), jax.tree.leaves(full.keys), strict=True):
+        np.testing.assert_array_equal(new[:, :14], old[:, :14])
+    # There is no room for another token: its logits say so, and the others stay.
+    assert np.isnan(session.step(tokens[:1, None], np.int32(1))).all()
+    after = session.state()["cache"]
+    for old, new in zip(jax.tree.leaves(full.values), jax.tree.leaves(after.values), strict=True):
+        np.testing.assert_array_equal(new, old)
 
 
 @pytest.mark.slow

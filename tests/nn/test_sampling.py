@@ -87,6 +87,12 @@ def test_what_does_not_fit_is_refused(decoder):
     for count in (0, 4):
         with pytest.raises(ValueError, match=f"count must be 1 to 3, not {count}"):
             speak(cache, 1, jnp.int32(count))
+        with pytest.raises(ValueError, match=f"Decoder: count must be 1 to 3, not {count}"):
+            f(params, prompt, cache, jnp.int32(count))
+    with pytest.raises(ValueError, match="3 more tokens don't fit a cache of 8 of which 6 are"):
+        f(params, prompt, full._replace(length=jnp.int32(6)), jnp.int32(3))
+    with pytest.raises(ValueError, match="9 tokens at a time don't fit a cache of 8"):
+        jax.jit(f)(params, jnp.zeros((1, 9), int), cache)
     with pytest.raises(TypeError, match="keys and values are floating or int8, not int32"):
         CONFIG.empty_cache(1, 8, jnp.int32)
 
@@ -105,6 +111,35 @@ def test_padding_after_a_prompt_changes_nothing(decoder):
     filled, cache = speak(params, padded, jnp.int32(3))
     np.testing.assert_array_equal(filled, exact)
     assert cache.length == 8
+    # Padding needs no room where what counts is known: 8 slots, of which all are taken.
+    tight = CONFIG.empty_cache(1, 8)
+    tokens, cache = generate(key, f, params, padded, tight, 5, count=jnp.int32(3))
+    np.testing.assert_array_equal(tokens, exact)
+    assert cache.length == 8
+
+
+@pytest.mark.parametrize("dtype", [jnp.float32, jnp.int8])
+def test_a_padded_block_at_the_end_of_a_cache_moves_nothing(decoder, dtype):
+    f, params = decoder
+    tokens = jnp.arange(11, 19)[None] % 30
+    read = jax.jit(lambda tokens, count, cache: f(params, tokens, cache, count))
+    exact, whole = read(tokens, jnp.int32(8), CONFIG.empty_cache(1, 8, dtype))
+    _, cache = read(tokens[:, :6], jnp.int32(6), CONFIG.empty_cache(1, 8, dtype))
+    block = jnp.pad(tokens[:, 6:], ((0, 0), (0, 2)), constant_values=29)
+    logits, full = read(block, jnp.int32(2), cache)
+    np.testing.assert_allclose(logits, exact, rtol=0, atol=2e-5)
+    for ours, theirs in zip(jax.tree.leaves(full), jax.tree.leaves(whole), strict=True):
+        # A code may fall to the other side of a tie.
+        np.testing.assert_allclose(ours, theirs, rtol=0, atol=1 if ours.dtype == jnp.int8 else 2e-5)
+    # Beyond the room there is no answer, and what is there stays.
+    beyond, after = read(block, jnp.int32(1), full)
+    assert jnp.isnan(beyond).all()
+    jax.tree.map(
+        np.testing.assert_array_equal, (after.keys, after.values), (full.keys, full.values)
+    )
+    assert (jax.jit(sample)(jax.random.key(0), beyond) == -1).all()
+    for count in (0, 5):
+        assert jnp.isnan(read(block, jnp.int32(count), cache)[0]).all()
 
 
 @pytest.mark.slow

@@ -113,7 +113,8 @@ class Continuation:
 
     def _block(self, left: int) -> int:
         """Chooses how many tokens the next call takes, padding included."""
-        # A block is written whole: past the end of the cache it would be moved over what is there.
+        # Any decoder's bundle may be read here. Of one that writes blocks whole, the padding of a
+        # block past the end of the cache would move it over what is there.
         fitting = sorted(n for n in self._steps if self._read + n <= self.room)
         if not fitting or self._read + left > self.room:
             raise BundleError(

@@ -59,11 +59,24 @@ Rows = jax.Array | Int8Rows
 def written(
     old: Rows, new: Float[Array, "batch length heads size"], before: Int[Array, ""]
 ) -> Rows:
-    """Puts the rows of new tokens behind those that a cache holds, in its own form."""
+    """Puts the rows of new tokens behind those that a cache holds, in its own form.
+
+    Rows beyond the cache's room are left out: they may be what fills a block up.
+    """
     rows = Int8Rows.of(new) if isinstance(old, Int8Rows) else new.astype(old.dtype)
+    room, length = jax.tree.leaves(old)[0].shape[1], new.shape[1]
+    # XLA moves a window back until it ends inside, over rows that earlier tokens wrote. So it is
+    # begun where it ends inside, and its first rows are those that are there.
+    begin = jnp.minimum(before, room - length)
+    moved = before - begin
 
     def put(old: jax.Array, new: jax.Array) -> jax.Array:
-        return jax.lax.dynamic_update_slice_in_dim(old, new, before, axis=1)
+        there = jax.lax.dynamic_slice_in_dim(old, begin, length, axis=1)
+        both = jnp.concatenate([there, new], axis=1)
+        shifted = jax.lax.dynamic_slice_in_dim(both, length - moved, length, axis=1)
+        is_old = (jnp.arange(length) < moved).reshape(-1, *[1] * (old.ndim - 2))
+        window = jnp.where(is_old, there, shifted)
+        return jax.lax.dynamic_update_slice_in_dim(old, window, begin, axis=1)
 
     return jax.tree.map(put, old, rows)
 

@@ -5,8 +5,8 @@ arXiv 2305.13245). Sharp edges:
 
 - Rotary positions turn the halves of a head against each other, as Flax and torch models do; files
   in which neighbours are turned need `jaxeff.weights.rotary_halves`.
-- A cache is written at its length. Beyond its room, old tokens are overwritten without a word:
-  lengths are known only when the program runs.
+- Tokens that a cache has no room for are refused where its length is known. Inside of `jit`, and in
+  bundles, their logits are NaN, and what the cache holds stays as it is.
 """
 
 from __future__ import annotations
@@ -17,8 +17,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Bool, Float, Int
 
+from jaxeff.core import is_concrete
 from jaxeff.nn.language._attention import Rows, cached_attention, written
 from jaxeff.nn.language._config import DecoderCache, DecoderConfig
 
@@ -130,8 +131,14 @@ class Decoder(nnx.Module):
 
         Returns:
             The logits; with a cache, also the cache with these tokens. With a count the logits of
-            the last token that counts alone, `[batch, words]`.
+            the last token that counts alone, `[batch, words]`. NaN, where lengths are known only
+            when the program runs and the cache has no room for the tokens that count.
+
+        Raises:
+            ValueError: The cache has no room for the tokens, or `count` is none of 1 to their
+                number.
         """
+        fits = cache is None or _fits(cache, tokens.shape[1], count)
         x = self.embed(tokens)
         keys, values = [], []
         for i, block in enumerate(self.blocks):
@@ -147,7 +154,26 @@ class Decoder(nnx.Module):
         logits = self.embed.attend(self.norm(x))
         length = cache.length + (tokens.shape[1] if count is None else count)
         made = DecoderCache(tuple(keys), tuple(values), length)
+        # NaN is seen; logits of a text that lacks some tokens would pass for right.
+        logits = jnp.where(fits, logits, jnp.nan)
         return (logits if count is None else logits[:, 0]), made
+
+
+def _fits(cache: DecoderCache, length: int, count: jax.Array | None) -> Bool[Array, ""]:
+    """Tells whether a cache has room for the tokens that count, and that they are tokens given."""
+    room = jax.tree.leaves(cache.keys)[0].shape[1]
+    if length > room:
+        raise ValueError(f"Decoder: {length} tokens at a time don't fit a cache of {room}.")
+    many = length if count is None else count
+    if is_concrete(many) and not 1 <= int(many) <= length:
+        raise ValueError(f"Decoder: count must be 1 to {length}, not {int(many)}.")
+    if is_concrete(many) and is_concrete(cache.length) and int(cache.length) + int(many) > room:
+        raise ValueError(
+            f"Decoder: {int(many)} more tokens don't fit a cache of {room} of which "
+            f"{int(cache.length)} are taken; begin with a larger one (`empty_cache`)."
+        )
+    counts = jnp.asarray(many)
+    return (counts >= 1) & (counts <= length) & (cache.length + counts <= room)
 
 
 def _rotate(

@@ -66,7 +66,7 @@ def sample(
             drawn (nucleus sampling, Holtzman et al., arXiv 1904.09751); all by default.
 
     Returns:
-        The tokens, int32.
+        The tokens, int32; -1 of rows that hold NaN, as those of a `Decoder` beyond its cache.
 
     ```python
     import jax
@@ -79,11 +79,19 @@ def sample(
     print(draws.max())                                             # 1
     ```
     """
+    # NaN compares with nothing: any draw would be of tokens that nobody meant.
+    drawn = _drawn(key, logits, temperature, top_k, top_p)
+    return jnp.where(jnp.isnan(logits).any(-1), -1, drawn).astype(jnp.int32)
+
+
+def _drawn(
+    key: jax.Array, logits: jax.Array, temperature: float, top_k: int | None, top_p: float | None
+) -> jax.Array:
     if temperature == 0:
-        return jnp.argmax(logits, axis=-1).astype(jnp.int32)
+        return jnp.argmax(logits, axis=-1)
     logits = logits / temperature
     if top_k is None and top_p is None:
-        return jax.random.categorical(key, logits, axis=-1).astype(jnp.int32)
+        return jax.random.categorical(key, logits, axis=-1)
     # Drawn among places in decreasing order: a threshold would let all that equal it in.
     order = jnp.argsort(-logits, axis=-1, stable=True)
     descending = jnp.take_along_axis(logits, order, -1)
@@ -96,8 +104,7 @@ def sample(
         inside = jnp.cumsum(probs, axis=-1) - probs < top_p
         descending = jnp.where(inside, descending, -jnp.inf)
     drawn = jax.random.categorical(key, descending, axis=-1)
-    token = jnp.take_along_axis(order, drawn[..., None], -1)[..., 0]
-    return token.astype(jnp.int32)
+    return jnp.take_along_axis(order, drawn[..., None], -1)[..., 0]
 
 
 @validate(
@@ -139,17 +146,20 @@ def generate(
         count: How many of the first tokens count, where the others only fill a fixed length up.
 
     Returns:
-        The tokens, and the cache with all of them.
+        The tokens, and the cache with all of them. A token is -1 where the cache has no room for
+        what comes before it, and its length is known only when the program runs.
 
     Raises:
         ValueError: The cache has no room for them, behind those that it holds if their number is
             known; or `count` is none of 1 to the length of `tokens`.
     """
-    given = tokens.shape[1]
-    _check_room(cache, given, steps)
-    if count is not None and is_concrete(count) and not 1 <= int(count) <= given:
-        raise ValueError(f"generate: count must be 1 to {given}, not {count}.")
-    length = jnp.asarray(given if count is None else count, jnp.int32)
+    width = tokens.shape[1]
+    # Where it isn't known how many count, all may.
+    counted = int(count) if count is not None and is_concrete(count) else width
+    if not 1 <= counted <= width:
+        raise ValueError(f"generate: count must be 1 to {width}, not {counted}.")
+    _check_room(cache, counted, steps)
+    length = jnp.asarray(width if count is None else count, jnp.int32)
     first, cache = f(params, tokens, cache, length)
 
     def step(
@@ -163,12 +173,12 @@ def generate(
     return drawn.T, cache
 
 
-def _check_room(cache: DecoderCache, given: int, steps: int) -> None:
+def _check_room(cache: DecoderCache, tokens: int, steps: int) -> None:
     room = jax.tree.leaves(cache.keys)[0].shape[1]
     # Inside of jit the length is unknown.
     before = int(cache.length) if is_concrete(cache.length) else 0
-    if before + given + steps > room:
+    if before + tokens + steps > room:
         held = f" of which {before} are taken" if before else ""
         raise ValueError(
-            f"generate: {given} tokens and {steps} more don't fit a cache of {room}{held}."
+            f"generate: {tokens} tokens and {steps} more don't fit a cache of {room}{held}."
         )
