@@ -12,6 +12,7 @@ import tvm
 from tvm import relax, s_tir, tirx
 
 from jaxeff_export.compiler import fuse
+from jaxeff_export.compiler.passes import OUTSIDE
 from jaxeff_export.compiler.schedules import ANY_MACHINE, schedule_cpu
 from jaxeff_export.compiler.tir import lets_to_locals, renamed
 from jaxeff_export.importer.emission._in_place import KernelStep
@@ -27,11 +28,13 @@ class KernelBuilder:
     Attributes:
         constants: tensors known at import time, which become parameters.
         spilled: temporaries that become further results: TVM would make float32 of them.
+        outside: whether one of the kernels calls C of a library.
     """
 
     def __init__(self) -> None:
         self.constants: dict[tvm.ir.GenericConst, tirx.Buffer] = {}
         self.spilled: list[tirx.Buffer] = []
+        self.outside = False
         self._allocated: list[tirx.Buffer] = []
 
     def allocate(self, kind: TensorType, name: str) -> tirx.Buffer:
@@ -66,10 +69,13 @@ class KernelBuilder:
     ) -> tirx.PrimFunc:
         """Returns the finished function of inputs, constants, outputs and spilled buffers."""
         root = s_tir.SBlock([], [], [], "root", body, alloc_buffers=self._allocated)
+        attributes = {"s_tir": True, "tirx.noalias": True, "tirx.is_scheduled": True}
+        if self.outside:
+            attributes[OUTSIDE] = True
         return tirx.PrimFunc(
             [*inputs, *self.constants.values(), *outputs, *self.spilled],
             s_tir.SBlockRealize([], True, root),
-        ).with_attr({"s_tir": True, "tirx.noalias": True, "tirx.is_scheduled": True})
+        ).with_attr(attributes)
 
 
 def declare(kind: TensorType, name: str) -> tirx.Buffer:
@@ -142,12 +148,19 @@ class _Body:
         results = [self._kernel.allocate(TensorType.of(ty), name.name_hint) for ty in types]
         # Every call gets variables and buffers of its own: TIR allows one definition of each.
         function = s_tir.renew_defs(self._module[name])
+        self._kernel.outside |= OUTSIDE in function.attrs
         taken = [self._value(a) for a in arguments.fields]
         place = dict(zip(function.params, [*taken, *results], strict=True))
         body = renamed(function.body, place)
-        # Kernels that are written statement by statement have no block around them.
         if isinstance(body, s_tir.SBlockRealize):
             self._kernel.adopt(body.block.alloc_buffers)
             body = body.block.body
+        else:
+            # Kernels that are written statement by statement have no block around them. They index
+            # arrays as if they were flat, or hand their addresses to C: in an array that lies
+            # within a kernel TVM would leave room for the elements of the first row alone, or for
+            # the first of all. An address of the whole array, which nobody takes, keeps it whole.
+            arrays = [a for a in (*taken, *results) if isinstance(a, tirx.Var)]
+            body = tirx.SeqStmt([*(tirx.Evaluate(a.access_ptr("rw")) for a in arrays), body])
         self._steps.append(KernelStep(body, tuple(taken), tuple(results)))  # type: ignore[arg-type]
         return results if tuple_type else results[0]
