@@ -1,7 +1,7 @@
 """Classifiers trained in float32, which studies of compression start from; kept for all of them."""
 
 import functools
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
@@ -39,6 +39,11 @@ class Classifier:
     def name(self) -> str:
         """The network and its data in one word."""
         return f"{self.network}-{self.data}"
+
+
+def counted_images(config: Mapping[str, Any]) -> dict[str, int]:
+    """Finds how many test images are behind each network's accuracies, in a run's settings."""
+    return {f"{one['network']}-{one['data']}": one["test_images"] for one in config["subjects"]}
 
 
 BATCH = 500

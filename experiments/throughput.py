@@ -42,6 +42,8 @@ from jaxeff.training import cross_entropy, fit
 MODELLED = ("cortex-a72", "cortex-a53")
 HERE = "this processor"
 PROCESSORS = (HERE, *MODELLED)
+FASTER = 1.1
+"""Throughput over the whole network's that isn't the timings' noise."""
 COMPETITIVE = 0.02
 """Of accuracy, that may be lost; ours, for the source gives none."""
 FLOAT = 32
@@ -221,7 +223,6 @@ def verdicts(report: Report) -> Iterator[Row]:
             own = [row for row in rows if row["how"] == how]
             good = [row for row in own if row["accuracy"] >= whole["accuracy"] - COMPETITIVE]
             found[how] = max((row["speed"] for row in good), default=1.0)
-            found[f"{how} most"] = max(row["speed"] for row in own)
             hardest = min(own, key=lambda row: (row["share"], row["bits"]))
             found[f"{how} lost"] = whole["accuracy"] - hardest["accuracy"]
             found[f"{how} error"] = 2 * math.hypot(whole["error"], hardest["error"])
@@ -237,8 +238,13 @@ def losses(report: Report) -> Iterator[Row]:
 
 claim = functools.partial(h.Claim, of=verdicts)
 CLAIMS = (
-    claim("{processor}: pruning is faster than nothing", "pruned most", h.above(1), "faster"),
-    claim("{processor}: so is quantization", "quantized most", h.above(1), "faster"),
+    claim(
+        "{processor}: pruning that keeps the accuracy is faster than nothing", "pruned",
+        h.above(FASTER), "faster",
+    ),
+    claim(
+        "{processor}: so is quantization that keeps it", "quantized", h.above(FASTER), "faster"
+    ),
     claim(
         "{processor}: the fastest pruned network that keeps the accuracy within two hundredths, "
         "over the fastest quantized one",

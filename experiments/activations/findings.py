@@ -1,5 +1,6 @@
 """The figures to reach, how our order of activations compares with the source's, and pictures."""
 
+import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
@@ -22,6 +23,18 @@ SHARE_GOOD = sum(row.auroc > GOOD for row in SINE.values())
 """How many activation functions of the source are better than that: 21."""
 WINS = sum(row.auroc_nuts > row.auroc_svi for row in MOONS.values())
 """For how many activation functions of the source's ten NUTS beats SVI on the moons: 8."""
+LOSSES = {name for name, row in MOONS.items() if row.auroc_svi > row.auroc_nuts}
+"""Those for which SVI is better: Softplus and Sigmoid."""
+ALIKE = 0.7
+"""Spearman's correlation with the source's order that counts as the same one."""
+GROUPS = {
+    "periodic": ("Sine",), "smooth": ("LeakyReLU0.5", "SiLU", "Hardswish"),
+    "one-sided": ("ReLU", "Softplus"), "shrinking": ("Softshrink", "Tanhshrink"),
+    "saturating": ("Tanh", "Sigmoid"),
+}  # fmt: skip
+"""The source's five groups on the moons, by falling AUROC (section 7.5.1)."""
+EQUAL = 0.01
+"""AUROC on the sine by which LeakyReLU0.5 and ReLU may differ ("nearly indistinguishable")."""
 WORST = {"Softmax", "Softmin", "Hardshrink"}
 RHAT = 1.05
 STARTS = {"sine-nuts": "trained", "sine-nuts-prior": "prior"}
@@ -110,6 +123,7 @@ def moons_orders(report: Report) -> Iterator[Row]:
         wins = [name for name in MOONS if both and nuts[name] > svi[name]]
         yield {
             "best": by_auroc[-1], "worst": by_auroc[0], "wins": len(wins) if both else None,
+            "others": MOONS.keys() - LOSSES <= {*wins},
         }  # fmt: skip
 
 
@@ -121,6 +135,52 @@ def reversals(report: Report) -> Iterator[Row]:
             yield {
                 "activation": name, "gain": svi[name] - nuts[name],
                 "their_gain": theirs.auroc_svi - theirs.auroc_nuts,
+            }  # fmt: skip
+
+
+def orders(report: Report) -> Iterator[Row]:
+    """Selects Spearman's correlations of the tables of which all activations were run."""
+    for row in h.extra("rankings")(report):
+        known = MOONS if row["table"].startswith("moons") else SINE
+        if len(row["ranking"]) >= len(known) and row["quantity"] in ("auroc", "euc"):
+            yield row
+
+
+def limits(report: Report) -> Iterator[Row]:
+    """Selects, by start, what the highest EUC is worth: it knows no calibration."""
+    for table, start in STARTS.items():
+        rows = [row for row in h.where(table=table)(report) if row["activation"] in SINE]
+        rows = [row for row in rows if row.get("euc") is not None]
+        if len(rows) == len(SINE):
+            highest = max(rows, key=lambda row: row["euc"])
+            place = sum(row["auroc"] > highest["auroc"] for row in rows) + 1
+            yield {**highest, "start": start, "place": place, "half": len(SINE) / 2}
+
+
+def groups(report: Report) -> Iterator[Row]:
+    """Selects one row: the mean AUROC of each of the five groups, if all were run."""
+    ours = _aurocs(report, "moons-nuts")
+    if MOONS.keys() <= ours.keys():
+        means = {name: float(np.mean([ours[one] for one in own])) for name, own in GROUPS.items()}
+        values = [*means.values()]
+        yield {
+            "falling": all(a > b for a, b in itertools.pairwise(values)),
+            "means": ", ".join(f"{name} {value:.3f}" for name, value in means.items()),
+        }  # fmt: skip
+
+
+def leaky(report: Report) -> Iterator[Row]:
+    """Selects what a slope of .5 makes of ReLU: nothing on the sine, much on the moons."""
+    for table in COLUMNS:
+        ours = _aurocs(report, table)
+        if table != "moons-svi" and {"LeakyReLU0.5", "ReLU"} <= ours.keys():
+            gain = ours["LeakyReLU0.5"] - ours["ReLU"]
+            sine = table in STARTS
+            yield {
+                "table": table, "gain": gain, "right": abs(gain) <= EQUAL if sine else gain > 0,
+                "words": f"at most {EQUAL} from ReLU" if sine else "above ReLU",
+                "theirs": SINE["LeakyReLU0.5"].auroc - SINE["ReLU"].auroc if sine
+                else MOONS["LeakyReLU0.5"].auroc_nuts - MOONS["ReLU"].auroc_nuts,
             }  # fmt: skip
 
 
@@ -136,13 +196,30 @@ CLAIMS = (
     h.Claim("moons, NUTS: best AUROC", "best", h.equals("Sine"), "Sine", moons_orders),
     h.Claim("moons, NUTS: worst AUROC", "worst", h.equals("Sigmoid"), "Sigmoid", moons_orders),
     h.Claim(
-        "moons: activations for which NUTS is above SVI in AUROC", "wins", h.equals(WINS), WINS,
-        moons_orders,
+        "moons: activations for which NUTS is above SVI in AUROC, all but "
+        f"{' and '.join(sorted(LOSSES))} among them",
+        "wins", lambda row, wins: wins >= WINS and row["others"], WINS, moons_orders,
     ),
     h.Claim(
         "moons, {activation}: AUROC of SVI less that of NUTS", "gain", h.above(0),
         "{their_gain:.3f}", reversals,
     ),
+    h.Claim(
+        f"{{table}}: Spearman's correlation of {{quantity}} with the source's, at least {ALIKE}",
+        "correlation", h.at_least(ALIKE), 1.0, orders,
+    ),
+    h.Claim(
+        "sine, {start} starts: highest EUC", "activation", h.equals("Tanhshrink"), "Tanhshrink",
+        limits,
+    ),
+    h.Claim(
+        "sine, {start} starts: place by AUROC of the activation of the highest EUC ({activation}), "
+        "in the lower half", "place", h.above("half"), 24, limits,
+    ),
+    h.Claim("moons, NUTS: AUROC falls over the five groups", "falling", h.true,
+            "periodic, smooth, one-sided, shrinking, saturating", groups, shown="means"),
+    h.Claim("{table}: AUROC of LeakyReLU0.5 less that of ReLU, {words}", "gain",
+            lambda row, gain: row["right"], lambda row: row["theirs"], leaky),
     h.Claim(
         f"{{table}}: R-hat of predictions below {RHAT}", "converged", h.equals("count"), None,
         h.summary(

@@ -7,6 +7,8 @@ import numpy as np
 from matplotlib.axes import Axes
 
 from experiments import harness as h
+from experiments import margins
+from experiments.classifiers import counted_images
 from experiments.harness import Report, Row, averaged, error, grouped, mean
 
 FLOAT = 32
@@ -73,25 +75,39 @@ allocated = h.means(
 
 def activation_losses(report: Report) -> Iterator[Row]:
     """Selects a row per subject and training: what activations lose beyond weights."""
+    images = counted_images(report.config)
     for (subject, trained), own in grouped(over_bits(report), "subject", "training").items():
         by = {(row["quantized"], row["bits"]): row["value"] for row in own}
-        gaps = [
-            value - by["activations", bits] for (kind, bits), value in by.items()
+        pairs = [
+            (value, by["activations", bits]) for (kind, bits), value in by.items()
             if kind == "weights" and bits <= FEW and ("activations", bits) in by
         ]  # fmt: skip
-        if gaps:
+        if pairs:
             name = "learned steps" if trained else "without training"
-            yield {"subject": subject, "name": name, "gap": float(np.mean(gaps))}
+            ties = [margins.of_shares(images[subject], *pair) for pair in pairs]
+            yield {
+                "subject": subject, "name": name, "gap": float(np.mean([w - a for w, a in pairs])),
+                "tie": float(np.linalg.norm(ties)) / len(ties),
+            }  # fmt: skip
 
 
 def learned_steps(report: Report) -> Iterator[Row]:
     """Selects a row per subject and width: what learned steps gain over fixed ones."""
-    trained = {(row["subject"], row["method"]): row["trained"] for row in methods(report)}
+    images = counted_images(report.config)
+    trained = {
+        place: [row["trained"] for row in same]
+        for place, same in grouped(h.where(part="methods")(report), "subject", "method").items()
+    }
     for subject in float_accuracy(report):
         for bits in (4, 3, 2):
-            learned, fixed = (trained.get((subject, f"{m} {bits}")) for m in ("lsq", "fixed"))
-            if learned is not None and fixed is not None:
-                yield {"subject": subject, "bits": bits, "gain": learned - fixed}
+            pair = [trained.get((subject, f"{m} {bits}")) for m in ("lsq", "fixed")]
+            if all(pair):
+                learned, fixed = (one for one in pair if one)
+                yield {
+                    "subject": subject, "bits": bits,
+                    "gain": float(np.mean(learned) - np.mean(fixed)),
+                    "tie": margins.of_accuracies(images[subject], learned, fixed),
+                }  # fmt: skip
 
 
 def eight_bits(report: Report) -> Iterator[Row]:
@@ -104,30 +120,35 @@ def eight_bits(report: Report) -> Iterator[Row]:
 
 def over_uniform(report: Report) -> Iterator[Row]:
     """Selects a row per subject, budget and allocator: what it gains over uniform bits."""
+    images = counted_images(report.config)
     for same in grouped(allocated(report), "subject", "budget").values():
         by = {row["allocator"]: row["accuracy"] for row in same}
         for row in same:
             if row["allocator"] != "uniform":
-                yield {**row, "gain": row["accuracy"] - by["uniform"]}
+                pair = row["accuracy"], by["uniform"]
+                tie = margins.of_shares(images[row["subject"]], *pair)
+                yield {**row, "gain": pair[0] - pair[1], "tie": tie}
 
 
 claim = partial(h.Claim, needs="default")
 CLAIMS = (
     claim(
-        f"{{subject}}, {{name}}: accuracy that activations lose beyond weights at 2-{FEW} bits",
-        "gap", h.above(0), "> 0", activation_losses,
+        f"{{subject}}, {{name}}: accuracy that activations lose beyond weights at 2-{FEW} bits, "
+        "by two errors ({tie:.3f})",
+        "gap", h.above("tie"), "> 0", activation_losses,
     ),
     claim(
-        "{subject}: accuracy that learned steps gain over fixed ones at {bits} bits",
-        "gain", h.at_least(0), ">= 0", learned_steps,
+        "{subject}: accuracy that learned steps gain over fixed ones at {bits} bits, by two errors "
+        "({tie:.3f})",
+        "gain", h.above("tie"), "> 0", learned_steps,
     ),
     h.Claim(
         "{subject}: accuracy lost by 8 bits without training", "lost", h.at_most(NEAR), NEAR,
         eight_bits,
     ),
     claim(
-        "{subject}: {allocator} over uniform {budget} bits, accuracy", "gain", h.above(0), "> 0",
-        over_uniform,
+        "{subject}: {allocator} over uniform {budget} bits, accuracy, by two errors ({tie:.3f})",
+        "gain", h.above("tie"), "> 0", over_uniform,
     ),
 )  # fmt: skip
 

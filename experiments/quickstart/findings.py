@@ -1,25 +1,19 @@
 """Claims beside the source's numbers, and one picture: how domains separate, what methods cost."""
 
+import math
 from collections.abc import Iterator
-from functools import partial
 
 import numpy as np
 from matplotlib.axes import Axes
 
 from experiments import harness as h
+from experiments import margins
 from experiments.harness import Report, Row
 
-# Klein's thesis, table 8.2: Dirty-MNIST, calibration factor 0.4 for its moment pass.
-SOURCE = {
-    "svi30": {"accuracy": 0.987, "auroc": 0.986},
-    "moments": {"accuracy": 0.989, "auroc": 0.966},
-}
-FLOORS = {
-    "mnist": {"accuracy": 0.97, "auroc": 0.95},
-    "digits": {"accuracy": 0.93, "auroc": 0.8},
-}
-"""What a working pipeline exceeds on each data set; for MNIST, what the source's worse method does,
-less .016. The digits and their patches are ours."""
+SAMPLED = ("svi30", "moments")
+FLOORS = {"mnist": 0.97, "digits": 0.93}
+"""Accuracy that a working pipeline exceeds. The source's numbers are of Dirty-MNIST, whose
+ambiguous digits are harder; the study `dirty_mnist` is held to them."""
 TITLES = {
     "deterministic": "deterministic: entropy",
     "svi30": "SVI, 30 samples: mutual information",
@@ -27,11 +21,23 @@ TITLES = {
 }
 
 
-def of_method(method: str, report: Report) -> Iterator[Row]:
-    """Selects the row of a method, with the floors of the data set."""
-    floors = {f"{name} floor": value for name, value in FLOORS[report.config["data"]].items()}
-    for row in h.where(method=method)(report):
-        yield row | floors
+def floors(report: Report) -> Iterator[Row]:
+    """Selects the methods with uncertainty, with the floor of the data set."""
+    for row in h.having("accuracy")(report):
+        if row["method"] in SAMPLED:
+            yield row | {"floor": FLOORS[report.config["data"]]}
+
+
+def over_one(report: Report) -> Iterator[Row]:
+    """Selects what each of them gains over the entropy of the deterministic network."""
+    rows = {row["method"]: row for row in h.having("auroc")(report)}
+    images = report.config["images"]
+    for method in SAMPLED:
+        pair = [rows[name]["auroc"] for name in (method, "deterministic")]
+        both = [margins.auroc_error(one, images, images) for one in pair]
+        tie = margins.TWO * math.hypot(*both)
+        yield {"method": method, "auroc": pair[0], "one": pair[1], "gain": pair[0] - pair[1],
+               "tie": tie}  # fmt: skip
 
 
 def gap(report: Report) -> Iterator[Row]:
@@ -41,17 +47,12 @@ def gap(report: Report) -> Iterator[Row]:
 
 
 CLAIMS = (
-    *(
-        h.Claim(
-            f"{{method}} {label}", column, h.above(f"{column} floor"), source[column],
-            partial(of_method, method), needs,
-        )
-        for method, source in SOURCE.items()
-        for column, label, needs in (
-            ("accuracy", "accuracy", "fast"), ("auroc", "OOD AUROC", "default"),
-        )
+    h.Claim("{method} accuracy", "accuracy", h.above("floor"), None, floors),
+    h.Claim(
+        "{method} OOD AUROC over the deterministic network's, by two errors ({tie:.4f})", "gain",
+        h.above("tie"), None, over_one, "default", shown="{auroc:.4f} over {one:.4f}",
     ),
-    h.Claim("accuracy, moment pass minus SVI", "gap", h.below(0.01), 0.002, gap),
+    h.Claim("accuracy, moment pass minus SVI", "gap", h.below(0.01), None, gap),
     h.Claim(
         "{method} agrees with JAX", "agrees", h.true, None, h.having("max_abs_error"),
         shown="max_abs_error",

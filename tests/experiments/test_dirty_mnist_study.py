@@ -139,4 +139,4 @@ def test_checks_fail_where_they_should(sets, logits):
     passed = [check["name"] for check in report.checks if check["passed"]]
     assert all("within" in name for name in passed)  # the same figures throughout: no gap
     assert len(passed) == 6
-    assert len(report.checks) == 17
+    assert len(report.checks) == 20

@@ -94,13 +94,38 @@ def test_growth_and_its_suppression_are_judged_by_their_errors(without, normed, 
 def test_orders_are_judged_where_additive_noise_is_ten_times_stronger(strong, kept):
     rows = [
         row("net-bn", kind, "fc2", "fc2", add, accuracy, add=add, mul=1.0)
-        for kind, accuracies in (("mul_add", (0.9, 0.88, strong)), ("add_mul", (0.6, 0.5, 0.1)))
-        for add, accuracy in zip((0.1, 1.0, 10.0), accuracies, strict=True)
+        for kind, accuracies in (
+            ("mul_add", (0.9, 0.88, 0.87, strong)),
+            ("add_mul", (0.6, 0.5, 0.2, 0.1)),
+        )
+        for add, accuracy in zip((0.1, 1.0, 10.0, 20.0), accuracies, strict=True)
     ]
     gain, stronger = passed(rows).items()
     assert gain[1] is True
     assert "ten times" in stronger[0]
     assert stronger[1] is kept
+
+
+def table(guided, std=0.01, seeds=3):
+    return {
+        "case": "net", "sigma": 0.35, "guided": guided, "guided_std": std, "uniform": 0.7,
+        "uniform_std": std, "guided_by_evaluation": 0.7, "guided_by_evaluation_std": std,
+        "source_uniform": 0.714, "source_guided": 0.806, "seeds": seeds,
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("guided", "std", "seeds", "held"),
+    [
+        (0.78, 0.01, 3, [True, False]),
+        (0.73, 0.01, 3, [False, False]),  # less than half of the source's gain
+        (0.78, 0.08, 3, [False, False]),  # within the noise of the seeds
+        (0.78, 0.0, 1, []),  # one seed has no error
+    ],
+)
+def test_guided_repetition_is_judged_by_its_error_and_the_sources_gain(guided, std, seeds, held):
+    checks = passed([], [table(guided, std, seeds)])
+    assert [*checks.values()] == held
 
 
 @pytest.mark.parametrize("size", SIZES)

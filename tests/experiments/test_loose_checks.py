@@ -1,0 +1,93 @@
+"""Checks of several studies that noise, or a run that says little, must not pass."""
+
+import pytest
+
+from experiments.__main__ import load
+from experiments.harness import Report
+
+
+def checks(module, rows, config, extra=None, size="default"):
+    study = load(module)
+    report = Report(study.name, size, config, rows, extra or {})
+    study.judge(report)
+    return {check["name"]: check["passed"] for check in report.checks}
+
+
+def searches(name, rewards, **columns):
+    return [
+        {"part": "search", "searcher": name, "target": 0.2, "seed": seed, "reward": reward,
+         "accuracy": reward, "ratio": 1.0, "macs": 1, "bops": 1, "seconds": 1,
+         "channels": [0.5] * 4, "weights": [4] * 4, "activations": [4] * 4, **columns}
+        for seed, reward in enumerate(rewards)
+    ]  # fmt: skip
+
+
+WHOLE = {"part": "float", "macs": 1, "bops": 1, "validation": 0.9, "accuracy": 0.9}
+
+
+@pytest.mark.parametrize(
+    ("pruning", "held"),
+    [([0.80, 0.81, 0.79], True), ([0.7, 0.9, 0.84], False), ([0.80], None)],
+)
+def test_a_search_gains_by_two_errors_over_seeds(pruning, held):
+    joint = [0.88, 0.90, 0.89][: len(pruning)]
+    rows = [WHOLE, *searches("joint", joint), *searches("pruning", pruning)]
+    found = checks("galen", rows, {"targets": [0.2]})
+    assert found.get("joint agent at 0.2: reward beyond pruning's") is held
+
+
+@pytest.mark.parametrize(
+    ("weights", "held"),
+    [([[8, 2, 2, 8]] * 3, [False, True]), ([[8, 2, 2, 8], [2, 8, 8, 2]], [False, False])],
+)
+def test_policies_are_judged_by_their_spread_over_seeds(weights, held):
+    rows = searches("quantization", [0.8] * len(weights))
+    for row, bits in zip(rows, weights, strict=True):
+        row["weights"] = bits
+    found = checks("galen", [WHOLE, *rows], {"targets": [0.2]})
+    assert [passed for name, passed in found.items() if "two errors" in name] == held
+
+
+@pytest.mark.parametrize(
+    ("gains", "held"), [([9, 8, 8], True), ([3, 3, 3], False), ([1, 20, 8], False), ([9], None)]
+)
+def test_retraining_gains_by_two_errors_over_chips(gains, held):
+    from experiments.analog import source
+
+    rows = [
+        {"kind": "training", "data": "d", "device": device, "strategy": name, "epochs": 1,
+         "software": 90.0, "on_chip": 20.0 + (gain if name.endswith("incremental") else 0.0)}
+        for device, gain in enumerate(gains)
+        for name in source.SOFTWARE_ROWS
+    ]  # fmt: skip
+    found = checks("analog", rows, {"data": "d"})
+    own = [passed for name, passed in found.items() if name.startswith("representation, incr")]
+    assert own == ([] if held is None else [held])
+
+
+@pytest.mark.parametrize(("learned", "held"), [(0.60, True), (0.52, False)])
+def test_learned_steps_gain_more_than_the_images_tell(learned, held):
+    subject = {"network": "net", "data": "set", "test_images": 500}
+    shared = {"subject": "net-set", "seed": 0, "weight_bits": 2, "activation_bits": 2,
+              "untrained": 0.1, "family": "uniform"}  # fmt: skip
+    rows = [
+        {"part": "float", "subject": "net-set", "seed": 0, "accuracy": 0.9},
+        {"part": "methods", "method": "lsq 2", "trained": learned, **shared},
+        {"part": "methods", "method": "fixed 2", "trained": 0.5, **shared},
+    ]
+    found = checks("compression", rows, {"subjects": [subject]})
+    assert [passed for name, passed in found.items() if "learned steps gain" in name] == [held]
+
+
+def test_methods_that_say_nothing_of_certainty_beside_one_network_fail():
+    def rows(method, nll, auroc, by=""):
+        return [
+            {"method": method, "by": by, "seed": seed, "accuracy": 0.95, "ece": 0.1,
+             "nll": nll + 0.01 * seed, "auroc": auroc, "gradients_over_one": 1, "time_over_one": 1}
+            for seed in range(3)
+        ]  # fmt: skip
+
+    given = rows("one network", 0.3, 0.8) + rows("deep ensemble", 0.2, 0.9)
+    given += rows("SVI", 0.3, 0.85, "draws") + rows("SWAG", 0.25, 0.91, "draws")
+    held = [*checks("certainty", given, {}).values()]
+    assert held == [True, False, True, False, True]
