@@ -45,7 +45,7 @@ from jaxeff.moment_propagation import (
 )
 from jaxeff.noise import Additive, Mixed, Multiplicative, noisy
 from jaxeff.photonics import ChaoticLight, photonic
-from jaxeff.program import cost, sites, streaming, summary, trace
+from jaxeff.program import CompilerWarning, cost, sites, streaming, summary, trace
 from jaxeff.pruning import channels, masked, prune_plan, pruned
 from jaxeff.weights import load_weights
 
@@ -57,6 +57,7 @@ __version__ = "0.1.0"
 __all__ = [
     "Additive",
     "ChaoticLight",
+    "CompilerWarning",
     "Crossbar",
     "Gaussian",
     "Int",

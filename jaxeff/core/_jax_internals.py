@@ -247,7 +247,7 @@ def restated(eqn: JaxprEqn, restate: Callable[[Derivative], ClosedJaxpr]) -> dic
         (_, new), _ = passes()
         return new.jaxpr, new.consts
 
-    def backward(*values: Any) -> list[Any]:
+    def backward(*values: Any) -> Any:
         _, (last, new) = passes()
         made = dict(zip(last.made, jaxpr_as_fun(new)(*values), strict=True))
         # JAX expects a cotangent per operand: symbolic zeros where the rule makes none.

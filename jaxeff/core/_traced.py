@@ -42,16 +42,13 @@ EXPANSIONS: dict[Primitive, Callable[..., Any]] = {
 """By newer primitive: the same function of operands and parameters in older primitives."""
 
 
-def make_jaxpr(
-    fn: Callable[..., Any], return_shape: bool = False
-) -> Callable[..., ClosedJaxpr | tuple[ClosedJaxpr, Any]]:
-    """Returns what `jax.make_jaxpr` does, with newer primitives written out (see the module)."""
+def make_jaxpr(fn: Callable[..., Any]) -> Callable[..., tuple[ClosedJaxpr, Any]]:
+    """Traces like `jax.make_jaxpr(fn, return_shape=True)`, with newer primitives written out."""
     trace = jax.make_jaxpr(fn, return_shape=True)
 
-    def traced(*args: Any, **kwargs: Any) -> Any:
+    def traced(*args: Any, **kwargs: Any) -> tuple[ClosedJaxpr, Any]:
         closed, shapes = trace(*args, **kwargs)
-        closed = closed.replace(jaxpr=rewritten(closed.jaxpr, EXPANSIONS, _expanded))
-        return (closed, shapes) if return_shape else closed
+        return closed.replace(jaxpr=rewritten(closed.jaxpr, EXPANSIONS, _expanded)), shapes
 
     return traced
 
@@ -89,7 +86,8 @@ def rewritten(
 
 def _expanded(eqn: JaxprEqn) -> list[JaxprEqn]:
     """Writes out an equation of a newer primitive; the equations keep its place in the source."""
-    structs = [jax.ShapeDtypeStruct(v.aval.shape, v.aval.dtype) for v in eqn.invars]
+    avals: list[Any] = [v.aval for v in eqn.invars]
+    structs = [jax.ShapeDtypeStruct(aval.shape, aval.dtype) for aval in avals]
     fn = EXPANSIONS[eqn.primitive]
     inner = jax.make_jaxpr(lambda *operands: fn(*operands, **eqn.params))(*structs).jaxpr
     renamed = dict(zip([*inner.invars, *inner.outvars], [*eqn.invars, *eqn.outvars], strict=True))

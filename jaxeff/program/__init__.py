@@ -17,13 +17,14 @@ from jaxeff.program._shared_programs import SharedPrograms
 from jaxeff.program._spec import check_settings, matching, resolve
 from jaxeff.program.costs import Cost, LayerCost, Summary, Widths, cost, sites, summary
 from jaxeff.program.ir import KINDS, Layer, Program
-from jaxeff.program.reading import expression, expression_of, trace
+from jaxeff.program.reading import CompilerWarning, expression, expression_of, trace
 from jaxeff.program.streams import StreamError, streaming
 
 __all__ = [
     "CORRELATIONS",
     "INTEGER",
     "KINDS",
+    "CompilerWarning",
     "Cost",
     "Layer",
     "LayerCost",

@@ -124,7 +124,7 @@ def to_onnx(
     import onnx  # optional
 
     names = argument_names(fn, len(args))
-    closed, result = make_jaxpr(fn, return_shape=True)(*args)
+    closed, result = make_jaxpr(fn)(*args)
     leaves, specs = flatten_named(args, names)
     fixed = len(jax.tree.leaves(tuple(args[:parameters])))
     graph = OnnxGraph()

@@ -153,7 +153,7 @@ class Coded:
             if jnp.result_type(leaf) != dtype:
                 raise TypeError(
                     f"Array {i} of the data is {jnp.result_type(leaf)}, but codes are "
-                    f"{dtype.__name__}: encode(...) makes them."
+                    f"{jnp.dtype(dtype)}: encode(...) makes them."
                 )
 
     @property

@@ -1,6 +1,7 @@
 """Reads a jaxpr into named layers: grouping, regions, names of sites."""
 
 from jaxeff.program.reading import _symbolic as symbolic
+from jaxeff.program.reading._compiler_faults import CompilerWarning
 from jaxeff.program.reading._dead_code import without_dead_code
 from jaxeff.program.reading._expression import expression, expression_of
 from jaxeff.program.reading._grouping import UNNAMED, mark
@@ -17,6 +18,7 @@ from jaxeff.program.reading._trace import argument_leaves, leaf_names, trace, tr
 __all__ = [
     "UNKNOWN",
     "UNNAMED",
+    "CompilerWarning",
     "Constant",
     "UnreadableError",
     "argument_leaves",

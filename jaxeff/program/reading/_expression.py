@@ -90,7 +90,7 @@ def expression_of(example: Callable[..., Any], *avals: Any, shaped: bool = False
     """
     structs = [jax.ShapeDtypeStruct(a.shape, a.dtype) for a in avals]
     # The same walk as for a layer, so equal computations have equal texts by construction.
-    closed = make_jaxpr(example)(*structs)
+    closed, _ = make_jaxpr(example)(*structs)
     inputs = [Value(v.aval, Role.PARAM) for v in closed.jaxpr.invars]
     inputs[0].role = Role.DATA
     graph = flatten(closed, inputs)

@@ -25,6 +25,7 @@ from jaxeff.core import STATE_TAG, check_function, check_params, make_jaxpr, val
 from jaxeff.core import jax_internals as _compat
 from jaxeff.program.ir import Graph, Layer, Program, Role, Value, flatten
 from jaxeff.program.ir import primitives as prim
+from jaxeff.program.reading._compiler_faults import warn_of_faults
 from jaxeff.program.reading._dead_code import without_dead_code
 from jaxeff.program.reading._grouping import group
 from jaxeff.program.reading._naming import name_layers
@@ -76,9 +77,10 @@ def _read(
 
     # One trace gives both the jaxpr and the result's structure: tracing is most of the
     # cost.
-    closed, shape = make_jaxpr(call, return_shape=True)(everything, arrays)
+    closed, shape = make_jaxpr(call)(everything, arrays)
     if live:
         closed = without_dead_code(closed)
+    warn_of_faults(closed)
     in_tree = jax.tree.structure((everything, arrays))
     out_tree = jax.tree.structure(shape)
     inputs = _input_values(everything, arrays, closed.jaxpr.invars)

@@ -111,7 +111,7 @@ def streaming(
 
     def run(params: Any, frames: Array, state: State | None) -> tuple[Any, State]:
         # Traced at the whole window's shape, whatever is computed of it: lengths are known by it.
-        traced, shape = make_jaxpr(f, return_shape=True)(params, whole)
+        traced, shape = make_jaxpr(f)(params, whole)
         windows = Windows(state)
         given = [*jax.tree.leaves(params), StreamedValue(frames, axis, length, hop)]
         outputs = _evaluate(traced.jaxpr, traced.consts, given, windows)

@@ -192,7 +192,8 @@ class Emission:
             jax.ShapeDtypeStruct(tuple(map(self.size, places[at])), var.aval.dtype)
             for at, var in zip(derivative.given, closed.jaxpr.invars, strict=True)
         ]
-        return make_jaxpr(lambda *values: self.jaxpr(closed, values, labels))(*shapes)
+        emitted, _ = make_jaxpr(lambda *values: self.jaxpr(closed, values, labels))(*shapes)
+        return emitted
 
     def jaxpr(self, closed: Any, values: Sequence[Any], labels: Labels) -> list[Any]:
         """Evaluates a jaxpr."""

@@ -71,6 +71,6 @@ class ChargeTrap(MemoryCell):
         # A cell that holds no charge has nothing to lose: deviations vanish with the current.
         size, scale = over_time(self.time, MEASURED, SPREAD)
         written = programmed(device, mean, self.spread * size * -jnp.expm1(-mean / scale))
-        size, scale = READING
-        noise = self.read * size * -jnp.expm1(-written / scale)
+        read_size, read_scale = READING
+        noise = self.read * read_size * -jnp.expm1(-written / read_scale)
         return jnp.maximum(written + noise * jax.random.normal(key, target.shape), 0)
