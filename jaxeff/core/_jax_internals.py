@@ -91,8 +91,8 @@ _COMPOSITE_BODY = (
 
 
 def newer_primitives() -> dict[str, Primitive]:
-    """Returns the primitives that some supported versions of JAX lack, those that there are."""
-    names = ("log2_p", "one_minus_square_p", "polynomial_p")
+    """Returns the primitives that some supported versions of JAX lack or rarely use, by name."""
+    names = ("log2_p", "one_minus_square_p", "polynomial_p", "unstack_p")
     return {name: getattr(lax, name) for name in names if hasattr(lax, name)}
 
 

@@ -35,7 +35,17 @@ def _polynomial(x: Any, *coefficients: Any, unroll: Any = None) -> Any:
     return total
 
 
-_BY_NAME = {"log2_p": _log2, "one_minus_square_p": _one_minus_square, "polynomial_p": _polynomial}
+def _unstack(x: Any, axis: int) -> list[Any]:
+    rows = (lax.slice_in_dim(x, i, i + 1, axis=axis) for i in range(x.shape[axis]))
+    return [lax.squeeze(row, (axis,)) for row in rows]
+
+
+_BY_NAME = {
+    "log2_p": _log2,
+    "one_minus_square_p": _one_minus_square,
+    "polynomial_p": _polynomial,
+    "unstack_p": _unstack,  # what a loop over the rows of an array is in newer versions
+}
 EXPANSIONS: dict[Primitive, Callable[..., Any]] = {
     primitive: _BY_NAME[name] for name, primitive in _compat.newer_primitives().items()
 }

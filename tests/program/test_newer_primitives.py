@@ -13,6 +13,7 @@ CASES = {
     "log2": lambda x: jnp.log2(2 + x),
     "tanh's slope": jax.grad(lambda x: jnp.tanh(x).sum()),
     "polynomial": lambda x: jnp.polyval(jnp.array([0.5, -1.0, 0.25], x.dtype), x),
+    "rows": lambda x: sum(jnp.sin(row) for row in jnp.unstack(x.reshape(7, 1))),
     "in a loop": lambda x: jax.lax.fori_loop(0, 3, lambda _, c: jnp.log2(3 + c), x),
     "in a branch": lambda x: jax.lax.cond(x[0] > 0, lambda c: jnp.log2(3 + c), jnp.sin, x),
     "under remat": jax.grad(lambda x: jax.checkpoint(lambda c: jnp.tanh(jnp.tanh(c)))(x).sum()),
