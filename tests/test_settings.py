@@ -20,6 +20,7 @@ class Example(core.Setting):
     device: Annotated[int, core.Number(0, integer=True)] = 0
     times: Annotated[int, core.Count(1, 8)] = core.static(1)
     order: Annotated[str, core.Choice("first", "last")] = core.static("first")
+    strict: bool = core.static(False)
     anything: object = core.static(None)
 
 
@@ -39,6 +40,8 @@ class Example(core.Setting):
         ("times", 9, ValueError, "but is 9"),
         ("times", 2.0, TypeError, "times must be an integer, not 2.0"),
         ("times", True, TypeError, "times must be an integer, not True"),
+        ("strict", 1, TypeError, "strict must be True or False, not 1"),
+        ("strict", None, TypeError, "strict must be True or False, not None"),
         ("order", "middle", ValueError, "order must be one of 'first', 'last', not 'middle'"),
     ],
 )

@@ -43,9 +43,10 @@ from jaxtyping import Array, Float
 T = TypeVar("T")
 
 
-def static(default: Any = dataclasses.MISSING) -> Any:
+def static(default: Any = dataclasses.MISSING, *, kw_only: Any = dataclasses.MISSING) -> Any:
     """Declares a dataclass field that is static metadata of the pytree, not a leaf."""
-    return dataclasses.field(default=default, metadata={"static": True})
+    # False would take a field out of a class all of whose fields are given by name.
+    return dataclasses.field(default=default, metadata={"static": True}, kw_only=kw_only)
 
 
 def static_number(default: Any = dataclasses.MISSING) -> Any:
@@ -259,6 +260,15 @@ class Choice:
         check_choice(name, value, self._choices)
 
 
+class Boolean:
+    """What a static field of type `bool` is checked by."""
+
+    def check(self, name: str, value: Any) -> None:
+        """Checks that a value is True or False: any other has a truth value that nobody meant."""
+        if not isinstance(value, bool | np.bool_):
+            raise TypeError(f"{name} must be True or False, not {value!r}.")
+
+
 NonNegative = Annotated[Float[Array, "..."] | float, Number(0)]
 Positive = Annotated[Float[Array, "..."] | float, Number(above=0)]
 
@@ -270,7 +280,7 @@ class Setting:
     """
 
     def __post_init__(self) -> None:
-        """Checks every field whose type is annotated with a `Number`, `Count`, `Width` or `Choice`.
+        """Checks each field that is a `bool`, or has a `Number`, `Count`, `Width` or `Choice`.
 
         Raises:
             TypeError: A field holds something of another type.
@@ -286,8 +296,10 @@ class Setting:
 @functools.cache
 def _checked_fields(cls: type) -> list[tuple[str, bool, Any]]:
     """Lists the fields with bounds, whether they may be None, and the bounds."""
-    found = []
+    found: list[tuple[str, bool, Any]] = []
     for name, hint in get_type_hints(cls, include_extras=True).items():
+        if hint is bool:
+            found.append((name, False, Boolean()))
         if get_origin(hint) is Annotated:
             kind, *notes = get_args(hint)
             may_be_none = type(None) in get_args(kind)

@@ -65,30 +65,56 @@ def test_coverage_over_many_splits_is_beta_binomial(method, draw):
     assert abs(found.var() - theory.var()) < 4 * error
 
 
-@pytest.mark.slow
+@pytest.mark.parametrize("sharpness", [1, 60])
 @pytest.mark.parametrize("method", CLASSES, ids=lambda m: type(m).__name__)
-def test_sets_are_those_of_a_second_formula(method):
-    """Written with loops over classes in the order of their probability."""
+def test_sets_are_those_of_a_second_formula(method, sharpness):
+    """In float64, class by class, with what is left; probabilities of sharp logits round to 1."""
     logits, labels = drawn(jax.random.key(0), 60)
-    probs = np.asarray(jax.nn.softmax(logits), np.float64)
+
+    def probabilities(logits):
+        shifted = np.asarray(logits, np.float64) - np.asarray(logits).max(-1, keepdims=True)
+        return np.exp(shifted) / np.exp(shifted).sum(-1, keepdims=True)
 
     def score(row, label):
-        if isinstance(method, u.RAPS | u.APS):
-            place = int((row > row[label]).sum()) + 1
-            regular = method.penalty * max(0, place - method.free) if hasattr(method, "free") else 0
-            return row[row >= row[label]].sum() + regular
-        return 1 - row[label]
+        if not isinstance(method, u.RAPS | u.APS):
+            return np.log(np.delete(row, label).sum() / row[label])
+        place = int((row > row[label]).sum()) + 1
+        penalty = method.penalty * max(0, place - method.free) if hasattr(method, "free") else 0
+        return penalty - row[row < row[label]].sum()
 
-    scores = sorted(score(row, label) for row, label in zip(probs, labels, strict=True))
+    rows = probabilities(sharpness * logits)
+    scores = sorted(score(row, label) for row, label in zip(rows, labels, strict=True))
     threshold = scores[int(np.ceil(61 * 0.7)) - 1]
-    calibration = u.conformalize(logits, labels, method, 0.7)
-    np.testing.assert_allclose(calibration.threshold, threshold, rtol=1e-5)
-    fresh, _ = drawn(jax.random.key(1), 60)
-    rows = np.asarray(jax.nn.softmax(fresh), np.float64)
-    expected = [[score(row, c) <= threshold for c in range(5)] for row in rows]
-    found = u.conformal(lambda x: x, calibration)(fresh)
-    np.testing.assert_array_equal(found, expected)
-    assert 0 < found.mean() < 1
+    calibration = u.conformalize(sharpness * logits, labels, method, 0.7)
+    on_scale = threshold
+    if isinstance(method, u.RAPS | u.APS) and threshold < 0:
+        on_scale = -1 / (1 - np.log(-threshold))
+    np.testing.assert_allclose(calibration.threshold, on_scale, rtol=1e-5)
+    fresh = sharpness * drawn(jax.random.key(1), 60)[0]
+    expected = [[score(row, c) <= threshold for c in range(5)] for row in probabilities(fresh)]
+    sets = jax.jit(u.conformal(lambda x: x, calibration))(fresh)
+    np.testing.assert_array_equal(sets, expected)
+    assert 0 < sets.mean() < 1
+
+
+@pytest.mark.parametrize(
+    ("method", "expected"),
+    [
+        # The third of four scores is of odds 200: the second input is less sure.
+        (u.LAC(), [[True, False, False], [False, False, False]]),
+        # exp(-300) is left over: behind the second class there is more, behind the third nothing.
+        (u.APS(), [[True, True, False], [True, True, False]]),
+        # The penalty of the second class is more than any probability that is left.
+        (u.RAPS(0.05, 1), [[True, False, False], [True, False, False]]),
+    ],
+    ids=["LAC", "APS", "RAPS"],
+)
+def test_classes_of_sure_networks_are_told_apart(method, expected):
+    """Probabilities are beyond any float here: the classes are told apart by logits."""
+    logits = jnp.array([[300.0, 0, -1], [200, 0, -1], [400, 0, -1], [100, 0, -1]])
+    calibration = u.conformalize(logits, jnp.zeros(4, int), method, 0.6)
+    fresh = jnp.array([[250.0, 0, -1], [150, 0, -1]])
+    np.testing.assert_array_equal(u.conformal(lambda x: x, calibration)(fresh), expected)
 
 
 @pytest.mark.parametrize("n", [4, 9, 19])
@@ -125,15 +151,27 @@ def test_groups_have_thresholds_of_their_own():
         jnp.zeros(400), targets, u.AbsoluteResidual(), groups=groups, group_count=3
     )
     assert missing.threshold[2] == jnp.inf
+    # No example of theirs was held out: there, nothing can be left outside.
+    unseen = jax.jit(u.conformal(lambda x: x, calibration, lambda x: jnp.array([0, 1, 2, 7, -1])))
+    low, high = unseen(jnp.zeros(5))
+    np.testing.assert_array_equal(high[:2], calibration.threshold)
+    assert jnp.isneginf(low[2:]).all()
+    assert jnp.isposinf(high[2:]).all()
+    with pytest.raises(TypeError, match=r"group\(\*args\) must be an array of integers"):
+        u.conformal(lambda x: x, calibration, lambda x: x)(jnp.zeros(5))
     with pytest.raises(ValueError, match="group"):
         u.conformal(lambda x: x, calibration)
 
 
 def test_a_set_keeps_the_most_probable_class_where_asked():
+    assert u.RAPS(0.05, 1) == u.RAPS(penalty=0.05, free=1, allow_empty=True)
+    with pytest.raises(TypeError, match=r"LAC.allow_empty must be True or False, not 'no'"):
+        u.LAC(allow_empty="no")
     logits = jnp.array([[0.0, 0.1, 0.0]])
-    calibration = u.ConformalCalibration(jnp.asarray(0.1), u.LAC())
+    against = jnp.log(0.1 / 0.9)  # classes of at least .9
+    calibration = u.ConformalCalibration(against, u.LAC())
     assert not u.conformal(lambda x: x, calibration)(logits).any()
-    kept = u.ConformalCalibration(jnp.asarray(0.1), u.LAC(allow_empty=False))
+    kept = u.ConformalCalibration(against, u.LAC(allow_empty=False))
     np.testing.assert_array_equal(u.conformal(lambda x: x, kept)(logits), [[False, True, False]])
 
 

@@ -142,13 +142,15 @@ def conformal(
     Args:
         f: A pure function such as ``f(params, x)`` or ``jaxeff.moments(f)``.
         calibration: What `conformalize` found on held-out examples.
-        group: The group of each input, of the same arguments, if there is a threshold for each.
+        group: The group of each input, of the same arguments, if there is a threshold for each. In
+            a group that has none everything is inside, as in one with too few examples.
 
     Returns:
         A function of the same arguments: a mask ``[batch, classes]`` of the classes in each set, or
         an `PredictionInterval`. It jits, vmaps, and deploys.
 
     Raises:
+        TypeError: Groups that `group` returns are no integers.
         ValueError: There are thresholds of groups and no `group`, or the reverse.
     """
     grouped = jnp.ndim(calibration.threshold) > 0
@@ -161,10 +163,19 @@ def conformal(
     def g(*args: Any, **kwargs: Any) -> Any:
         threshold = jnp.asarray(calibration.threshold)
         if group is not None:
-            threshold = threshold[group(*args, **kwargs)]
+            threshold = _of_groups(threshold, group(*args, **kwargs))
         return calibration.method.region(f(*args, **kwargs), threshold)
 
     return g
+
+
+def _of_groups(thresholds: Array, groups: Any) -> Array:
+    """Looks thresholds up; infinite for a group that calibration never saw."""
+    integer_array(1)("conformal: group(*args)", groups)
+    groups = jnp.asarray(groups)
+    is_known = (groups >= 0) & (groups < len(thresholds))
+    # XLA would take the nearest group's, or count negative ones from the end.
+    return jnp.where(is_known, thresholds[jnp.where(is_known, groups, 0)], jnp.inf)
 
 
 @validate(

@@ -7,6 +7,7 @@ all of them, and a better one gives smaller sets.
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from jaxeff.core import Setting
@@ -29,10 +30,11 @@ class ConformalMethod(Setting):
         raise NotImplementedError
 
 
-def class_probs(where: str, outputs: Any) -> Float[Array, "batch classes"]:
-    """Computes class probabilities of logits, or of Gaussian ones by the probit approximation."""
+def class_log_probs(where: str, outputs: Any) -> Float[Array, "batch classes"]:
+    """Computes log-probabilities of logits, or of Gaussian ones by the probit approximation."""
     logits = probit_logits(outputs)
     if not hasattr(logits, "shape") or len(logits.shape) != 2:
         found = getattr(logits, "shape", type(logits).__name__)
         raise TypeError(f"{where} must be logits [batch, classes], or Gaussian ones, not {found}")
-    return jax.nn.softmax(logits)
+    # Of 16 bits a sum of a hundred classes would round most of them off.
+    return jax.nn.log_softmax(logits.astype(jnp.promote_types(logits.dtype, jnp.float32)))
