@@ -164,7 +164,7 @@ def _parser(
         "--take", type=Path, nargs="+", default=(), metavar="FOLDER",
         help="other results folders, whose rows of this run are taken over instead of made again",
     )  # fmt: skip
-    parser.add_argument("--seed", type=int, default=0, help="seed of everything [0]")
+    parser.add_argument("--seed", type=_seed, default=0, help="seed of everything [0]")
     group = parser.add_argument_group("settings", "each is the size's unless it is given")
     for option in options:
         text = f"{option.help} [{_shown(option, sizes)}]".strip().replace("%", "%%")
@@ -199,6 +199,13 @@ class _Tuple(argparse.Action):
     def __call__(self, _: Any, namespace: Any, values: Any, option: Any = None) -> None:
         before = getattr(namespace, self.dest) or ()  # of the same option, given again
         setattr(namespace, self.dest, (*before, *values))
+
+
+def _seed(text: str) -> int:
+    """Reads a seed, of which JAX takes 64 bits."""
+    if not -(2**63) <= (seed := int(text)) < 2**63:
+        raise argparse.ArgumentTypeError(f"{text} has more than 64 bits")
+    return seed
 
 
 def _converter(kind: type, least: float | None) -> Callable[[str], Any]:

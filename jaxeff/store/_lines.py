@@ -28,6 +28,7 @@ from typing import Any
 
 from jaxeff.core import validate
 from jaxeff.store._errors import CheckpointError
+from jaxeff.store._reading import open_regular, require_replaceable
 from jaxeff.store._writing import named_errors
 
 
@@ -75,11 +76,12 @@ def repair_lines(path: str | os.PathLike[str]) -> None:
     whole, rest = _split(path)
     if not rest:
         return
+    aside = path.with_name(path.name + ".cut")
+    require_replaceable(aside)
     if not _is_cut(rest):  # only the line's end is missing
         with named_errors(path), path.open("ab") as file:
             file.write(b"\n")
         return
-    aside = path.with_name(path.name + ".cut")
     with named_errors(aside), aside.open("ab") as file:
         file.write(rest + b"\n")
         file.flush()
@@ -98,11 +100,12 @@ def add_line(path: str | os.PathLike[str], value: Any) -> None:
 
     Raises:
       TypeError: The value is of another type or not JSON; nothing was written.
-      OSError: It cannot be written (the disk is full); the file is as before.
+      OSError: It cannot be written (the disk is full, it is a device); the file is as before.
     """
     if not isinstance(value, (dict, list, tuple)):
         raise TypeError(f"a line holds an object or a list, not a {type(value).__name__}.")
     data = json.dumps(value).encode() + b"\n"
+    require_replaceable(path)
     with named_errors(Path(path)), Path(path).open("ab", buffering=0) as file:
         end = file.seek(0, os.SEEK_END)
         try:
@@ -120,10 +123,11 @@ def file_content(path: Path) -> bytes:
     """Reads the bytes of a file; none where there is no file.
 
     Raises:
-      CheckpointError: It is a folder, or cannot be read.
+      CheckpointError: It is no regular file, or cannot be read.
     """
     try:
-        return path.read_bytes()
+        with open_regular(path) as (file, _):
+            return file.read()
     except FileNotFoundError:
         return b""
     except OSError as error:

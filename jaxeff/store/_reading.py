@@ -66,6 +66,29 @@ def open_regular(
         yield file, found.st_size
 
 
+def require_replaceable(path: str | os.PathLike[str]) -> None:
+    """Refuses a place whose content isn't that of a regular file, before it is written to.
+
+    A file takes the place of what is there: of `/dev/full` as well, where one may.
+
+    Raises:
+      OSError: A device, a pipe, a folder or a socket is there, or a link to one or to what a
+        process has open (`/dev/stdout`); it is named.
+    """
+    try:
+        found = os.lstat(path)
+        if stat.S_ISLNK(found.st_mode):
+            target = os.path.join(os.path.dirname(os.path.abspath(path)), os.readlink(path))
+            if os.path.abspath(target).startswith(("/proc/", "/dev/")):
+                raise OSError(
+                    errno.EINVAL, f"it is a link to {target}, not a regular file", os.fspath(path)
+                )
+            found = os.stat(path)
+    except (FileNotFoundError, NotADirectoryError):
+        return  # nothing is there, or a link to nothing
+    _require_regular(found, path)
+
+
 def _require_regular(found: os.stat_result, path: str | os.PathLike[str]) -> None:
     kind = stat.S_IFMT(found.st_mode)
     if kind != stat.S_IFREG:

@@ -10,7 +10,8 @@ itself names a temporary one, or none.
 
 Sharp edges:
     The target's folder must be on one file system with itself, that is, no mount point.
-    A link at the target is replaced by what is written, not followed.
+    A link to a file at the target is replaced by what is written, not followed; devices, pipes,
+    folders and links to them are refused.
 
 ```python
 from pathlib import Path
@@ -57,7 +58,7 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path, PurePosixPath
 
 from jaxeff.core import instance_of, validate
-from jaxeff.store._reading import open_regular
+from jaxeff.store._reading import open_regular, require_replaceable
 
 try:
     import fcntl
@@ -81,15 +82,18 @@ def atomic_file(path: str | os.PathLike[str]) -> Iterator[Path]:
       The path of an empty file in the same folder, to be written by name or opened.
 
     Raises:
-      OSError: It cannot be written (the disk is full), and is named; what was there stays.
+      OSError: It cannot be written (the disk is full, a device or a folder is there), and is named;
+        what was there stays.
     """
     path = Path(path)
+    require_replaceable(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     # Content first, then the name, each forced to disk: after a power cut there is the old
     # file or the new one, never part of one.
     with _claimed(path, folder=False) as temporary:
         yield temporary
         _sync(temporary)
+        require_replaceable(path)  # once more: writing may have taken minutes
         temporary.replace(path)
         _sync(path.parent)
 
@@ -103,7 +107,7 @@ def write_atomically(path: str | os.PathLike[str], content: bytes | str) -> None
       content: All of it.
 
     Raises:
-      OSError: It cannot be written (the disk is full), and is named; what was there stays.
+      OSError: Same as for `atomic_file`.
     """
     data = content.encode() if isinstance(content, str) else content
     with atomic_file(path) as temporary:

@@ -152,6 +152,11 @@ def test_rows_of_another_folder_are_taken_over_with_the_commit_that_made_them(
     refused(quiet, "--results", here, "--take", there, "--seed", 1, capsys=capsys)
 
 
+def test_a_seed_has_64_bits(quiet, capsys):
+    assert "more than 64 bits" in refused(quiet, "--seed", 2**63, capsys=capsys)
+    assert "--seed" in refused(quiet, "--seed", "one", capsys=capsys)
+
+
 def test_rows_of_other_settings_are_refused(quiet, tmp_path, capsys):
     quiet.main(["--results", str(tmp_path)])
     changed = replace(

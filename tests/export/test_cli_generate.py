@@ -1,5 +1,10 @@
 """``jaxeff-export generate``: texts of a tiny decoder of bytes, and what is refused."""
 
+import os
+import shutil
+import subprocess
+import sys
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -83,6 +88,55 @@ def test_what_is_no_decoder_or_no_text_of_it_is_refused(folders, deployed_mlp, t
     refused(call("generate", held, "--prompt", "x" * 5), "room for 24 tokens; 20 are read")
     absent = str(tmp_path / "absent.gguf")
     refused(call("generate", one, "--prompt", "a", "--tokenizer", absent), "absent.gguf")
+
+
+@pytest.mark.parametrize("seed", [2**63, 10**30, -(2**63) - 1])
+def test_seeds_have_64_bits(tmp_path, seed):
+    made = call("generate", str(tmp_path), "--prompt", "a", f"--seed={seed}")
+    assert made.exit_code == 2
+    assert "--seed" in made.stderr
+
+
+@pytest.mark.slow
+def test_the_largest_seed_is_taken(folders):
+    for seed in (2**63 - 1, -(2**63)):
+        one = call("generate", str(folders[0]), "--prompt", "a", f"--seed={seed}", "--tokens", "1")
+        assert one.exit_code == 0, one.output
+
+
+def test_bytes_that_are_no_text_are_no_prompt(tmp_path):
+    made = call("generate", str(tmp_path), "--prompt", os.fsdecode(b"a\xff"))
+    assert made.exit_code == 2
+    assert "no text in UTF-8" in made.stderr
+
+
+def command(*arguments, **where):
+    line = [sys.executable, "-m", "jaxeff_export", *map(str, arguments)]
+    if not where:
+        line = ["sh", "-c", 'exec "$@" >&-', "sh", *line]
+    return subprocess.Popen(line, stderr=subprocess.PIPE, **where)
+
+
+@pytest.mark.process
+def test_output_that_nobody_takes(deployed_mlp, tmp_path):
+    folder = tmp_path / os.fsdecode(b"of \xff bytes")
+    shutil.copytree(deployed_mlp.folder, folder)
+    for arguments in (["inspect", folder], ["--help"], ["generate", "--help"]):
+        read, write = os.pipe()
+        gone = command(*arguments, stdout=write)
+        os.close(read)
+        os.close(write)
+        closed = command(*arguments)  # without any
+        kept = command(*arguments, stdout=subprocess.PIPE)
+        assert b"Traceback" not in gone.communicate(timeout=300)[1]
+        assert gone.returncode == 1
+        words = b"error: standard output is closed; redirect it"
+        assert closed.communicate(timeout=300)[1].startswith(words)
+        assert closed.returncode == 1
+        output, errors = kept.communicate(timeout=300)
+        assert not errors
+        assert output
+        assert kept.returncode == 0
 
 
 @pytest.mark.slow

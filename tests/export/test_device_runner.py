@@ -93,6 +93,16 @@ def test_damage_is_refused_and_the_file_named(folder, capsys, monkeypatch, name)
     assert name in refusal(capsys, monkeypatch, folder)
 
 
+@pytest.mark.parametrize("kind", ["pipe", "link to a device"])
+def test_results_replace_files_alone(deployed_mlp, tmp_path, capsys, monkeypatch, kind):
+    np.savez(tmp_path / "in.npz", x=np.asarray(inputs(seed=3)))
+    place = tmp_path / "out.npz"
+    os.mkfifo(place) if kind == "pipe" else place.symlink_to("/dev/null")
+    arguments = (tmp_path / "in.npz", place)
+    assert "is no regular file" in refusal(capsys, monkeypatch, deployed_mlp.folder, *arguments)
+    assert place.is_fifo() if kind == "pipe" else place.is_symlink()
+
+
 def test_a_manifest_that_is_no_object_is_refused(folder, capsys, monkeypatch):
     (folder / MANIFEST).write_text("[]")
     assert f"{MANIFEST} is damaged" in refusal(capsys, monkeypatch, folder)

@@ -1,5 +1,8 @@
 """Sessions: state that stays in a bundle, is updated in place, and is what JAX would have."""
 
+import copy
+import os
+import pickle
 import subprocess
 import threading
 
@@ -119,6 +122,26 @@ def two_and_one(x, b, a):
 
 
 @pytest.mark.slow
+def test_what_is_no_state_session_or_file_is_refused_in_words(decoder, tmp_path):
+    session = decoder.session()
+    kept = session.state()
+    for state in (None, [1], "cache"):
+        with pytest.raises(TypeError, match=r"the state is a mapping of \w+.* not a \w+; reset"):
+            session.restore(state)
+    with pytest.raises(TypeError, match=r"session of another bundle, not a int"):
+        decoder.session(shared=3)
+    for copied in (pickle.dumps, copy.copy, copy.deepcopy):
+        with pytest.raises(TypeError, match=r"a Bundle is a folder.* Bundle.load"):
+            copied(decoder)
+        with pytest.raises(TypeError, match=r"a Session is arrays on a board.* save and load"):
+            copied(session)
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(OSError, match="it is a pipe, not a regular file"):
+        session.save(tmp_path / "pipe")
+    assert (tmp_path / "pipe").is_fifo()
+    jax.tree.map(np.testing.assert_array_equal, session.state(), kept)
+
+
 def test_a_file_of_other_names_is_refused_though_its_arrays_fit(tmp_path):
     sessions = [
         deploy(f, (1.0, np.zeros(3), np.ones(3)), HOST, parameters=0, state=state).session()

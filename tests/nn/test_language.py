@@ -26,7 +26,7 @@ def vocabulary():
     return SPECIAL + letters + [merge.replace(" ", "") for merge in MERGES]
 
 
-def write(path, *, architecture="llama", pre="smollm", leave=(), **facts):
+def write(path, *, architecture="llama", pre="smollm", leave=(), said=(), **facts):
     """A tiny model: two blocks, four heads over two of keys, weights of 4, 8 and 32 bits."""
     rng = np.random.default_rng(0)
     tokens = vocabulary()
@@ -69,11 +69,20 @@ def write(path, *, architecture="llama", pre="smollm", leave=(), **facts):
         kind = kinds.F32 if norm else kinds.Q8_0 if name == "token_embd" else kinds.Q4_1
         made = array if norm else gguf.quantize(array, kind)
         writer.add_tensor(f"{name}.weight", made, raw_dtype=kind)
+    for name, value in dict(said).items():
+        del writer.kv_data[0][name]
+        add_value(writer, name, value)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
     return path
+
+
+def add_value(writer, name, value):
+    """Says something of the kind that a value is."""
+    kinds = {bool: "bool", int: "uint64", float: "float32", str: "string", list: "array"}
+    getattr(writer, f"add_{kinds[type(value)]}")(name, value)
 
 
 def reference(path, tokens):
@@ -213,6 +222,58 @@ def test_tokens_of_other_kinds(tiny):
 def test_other_files_are_refused(tmp_path, changes, words):
     with pytest.raises(WeightsError, match=words):
         load_decoder(write(tmp_path / "other.gguf", **changes))
+
+
+KEYS = [
+    *(f"llama.{key}" for key in (
+        "embedding_length", "feed_forward_length", "block_count", "attention.head_count",
+        "attention.head_count_kv", "attention.layer_norm_rms_epsilon", "rope.freq_base",
+    )),
+    *(f"tokenizer.ggml.{key}" for key in (
+        "model", "pre", "tokens", "token_type", "merges", "eos_token_id",
+    )),
+]  # fmt: skip
+HOSTILE = [
+    0, 1, 3, 2**31, 2**40, 2**63 - 1, True, 0.0, -1.0, 1e30, float("nan"), float("inf"), " ",
+    "llama", [1], ["a"], [2**31 - 1] * 2, ["", ""], [1.5], [True],
+]  # fmt: skip
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("key", KEYS)
+def test_hostile_metadata_are_refused_by_name(tmp_path, key):
+    loaded, refused = [], ""
+    for number, value in enumerate(HOSTILE):
+        path = write(tmp_path / f"hostile{number}.gguf", said={key: value})
+        try:
+            f, params, config, tokenizer, _ = load_decoder(path)
+        except WeightsError as error:
+            refused = str(error)
+        else:
+            loaded.append(value)
+            logits = jax.eval_shape(f, params, jnp.ones((1, 3), jnp.int32))
+            assert logits.shape == (1, 3, len(vocabulary()))
+            assert tokenizer.decode(tokenizer.encode("a b")) == "a b"
+            assert config.depth == 2
+        if value not in loaded[-1:]:
+            assert path.name in refused
+    harmless = {
+        "llama.attention.head_count_kv": [],
+        "llama.attention.layer_norm_rms_epsilon": [1, 3, 2**31, 2**40, 2**63 - 1, 1e30],
+        "llama.rope.freq_base": [1, 3, 2**31, 2**40, 2**63 - 1, 1e30],
+        "tokenizer.ggml.eos_token_id": [0, 1, 3],
+        "tokenizer.ggml.merges": [],
+    }
+    assert loaded == harmless.get(key, [])
+
+
+def test_no_more_blocks_than_a_file_has(tmp_path):
+    for depth in (3, 2**31, 2**63):
+        path = write(tmp_path / "deep.gguf", said={"llama.block_count": depth})
+        with pytest.raises(
+            WeightsError, match=rf"deep.gguf has 20 tensors.*block_count of {depth}"
+        ):
+            load_decoder(path)
 
 
 def test_damaged_and_missing_files(tmp_path, file):

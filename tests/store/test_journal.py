@@ -125,7 +125,9 @@ def test_a_foreign_file_without_an_end_of_line_is_left(tmp_path, content):
 
 
 def test_a_folder_is_refused_and_an_empty_file_taken(tmp_path):
-    with pytest.raises(CheckpointError, match="cannot be read: Is a directory; choose another"):
+    with pytest.raises(
+        CheckpointError, match="cannot be read: it is a folder, not a regular file; choose another"
+    ):
         Journal(tmp_path, RUN)
     path = tmp_path / "rows.jsonl"
     path.touch()

@@ -3,6 +3,8 @@
 import os
 import re
 import resource
+import socket
+import stat
 import subprocess
 import sys
 import threading
@@ -12,10 +14,14 @@ import numpy as np
 import pytest
 
 from jaxeff.store import (
+    CheckpointError,
     Journal,
+    add_line,
     atomic_file,
     atomic_folder,
     load_pytree,
+    read_lines,
+    repair_lines,
     require_absent,
     save_pytree,
     write_atomically,
@@ -173,3 +179,78 @@ def test_a_mark_that_is_no_file_is_not_read(tmp_path, kind):
     )
     with pytest.raises(FileExistsError, match=f"it is a {kind}, not a regular file"):
         require_absent(tmp_path, "mark", lambda content: [])
+
+
+def special(kind, path):
+    """Makes what no file may take the place of."""
+    if kind == "pipe":
+        os.mkfifo(path)
+    elif kind == "folder":
+        path.mkdir()
+    elif kind == "socket":
+        with socket.socket(socket.AF_UNIX) as server:
+            server.bind(str(path))
+    elif kind == "device":
+        try:
+            os.mknod(path, stat.S_IFCHR | 0o666, os.makedev(1, 7))  # as /dev/full
+        except PermissionError:
+            pytest.skip("only root makes devices")
+    elif kind == "link to a device":
+        path.symlink_to("/dev/null")
+    elif kind == "link to what a process has open":
+        path.symlink_to("/proc/self/fd/1")
+
+
+PLACES = [
+    "pipe",
+    "folder",
+    "socket",
+    "device",
+    "link to a device",
+    "link to what a process has open",
+]
+
+
+@pytest.mark.parametrize("kind", PLACES)
+@pytest.mark.parametrize("write", [*WRITERS_OF_MUCH, lambda path: add_line(path, [1])])
+def test_a_file_takes_the_place_of_files_alone(tmp_path, kind, write):
+    if write is write_folder and kind == "folder":
+        pytest.skip("which is a folder")
+    path = tmp_path / "name"
+    special(kind, path)
+    before = path.lstat()
+    with pytest.raises(
+        (OSError, CheckpointError), match=r"it is a .*, not a regular file|is not a folder"
+    ):
+        write(path)
+    after = path.lstat()
+    assert (after.st_ino, after.st_mode, after.st_rdev) == (
+        before.st_ino, before.st_mode, before.st_rdev,
+    )  # fmt: skip
+    assert [entry.name for entry in tmp_path.iterdir()] == ["name"]
+
+
+def test_a_device_that_comes_while_a_file_is_written_stays(tmp_path):
+    with pytest.raises(OSError, match="it is a pipe"), atomic_file(tmp_path / "name") as temporary:  # noqa: PT012
+        temporary.write_text("content")
+        os.mkfifo(tmp_path / "name")
+    assert stat.S_ISFIFO((tmp_path / "name").stat().st_mode)
+
+
+def test_links_to_files_are_replaced(tmp_path):
+    (tmp_path / "file").write_text("theirs")
+    for target in ("file", "nothing"):
+        path = tmp_path / f"link to {target}"
+        path.symlink_to(tmp_path / target)
+        write_atomically(path, "ours")
+        assert not path.is_symlink()
+        assert path.read_text() == "ours"
+    assert (tmp_path / "file").read_text() == "theirs"
+
+
+@pytest.mark.parametrize("kind", ["pipe", "device", "folder"])
+def test_rows_are_read_of_files_alone(tmp_path, kind):
+    special(kind, tmp_path / "name")
+    for read in (Journal, read_lines, repair_lines):
+        with pytest.raises(CheckpointError, match=rf"name cannot be read: it is a {kind}, not a"):
+            read(tmp_path / "name")

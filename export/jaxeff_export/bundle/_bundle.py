@@ -22,7 +22,7 @@ import threading
 from collections.abc import Iterator
 from importlib import metadata
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import numpy as np
 
@@ -69,6 +69,17 @@ class Bundle(BundleFolder):
         super().__init__(folder, manifest, treedef)
         self._local: Runner | None = None
         self._opening = threading.Lock()
+
+    def __getstate__(self) -> NoReturn:
+        """Refuses to be pickled or copied.
+
+        Raises:
+          TypeError: saying what to do instead.
+        """
+        raise TypeError(
+            "a Bundle is a folder, which no pickle holds: save it, and open it elsewhere by "
+            f"Bundle.load; this one's is {self.folder}."
+        )
 
     def __repr__(self) -> str:
         return f"Bundle({str(self.folder)!r}, target={self.manifest.target_name!r})"

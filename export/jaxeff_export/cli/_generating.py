@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from jaxeff_export.cli._terminal import BundlePath, console, failures_in_one_line
+from jaxeff_export.cli._terminal import BundlePath, Seed, console, failures_in_one_line
 
 if TYPE_CHECKING:
     from jaxeff_export.bundle import Bundle
@@ -19,9 +19,18 @@ _PREFILL = "Another bundle with the same cache, which reads the prompt in blocks
 _TOKENIZER = "A GGUF file with the tokenizer; by default the bundle's, or bytes, of 256 tokens."
 
 
+def _text(prompt: str) -> str:
+    """Refuses what the system hands on as bytes of no character."""
+    try:
+        prompt.encode()
+    except UnicodeEncodeError as error:
+        raise typer.BadParameter("its bytes are no text in UTF-8.") from error
+    return prompt
+
+
 def generate(
     bundle: BundlePath,
-    prompt: Annotated[str, typer.Option(help="The text to continue.")],
+    prompt: Annotated[str, typer.Option(help="The text to continue.", callback=_text)],
     prefill: Annotated[list[Path], typer.Option(help=_PREFILL)] = [],  # noqa: B006
     tokenizer: Annotated[Path | None, typer.Option(help=_TOKENIZER)] = None,
     tokens: Annotated[int, typer.Option(min=1, help="The most tokens to draw.")] = 64,
@@ -30,7 +39,7 @@ def generate(
     top_p: Annotated[
         float | None, typer.Option(min=1e-6, max=1, help="Of those with this probability.")
     ] = None,
-    seed: Annotated[int, typer.Option(help="What the drawn tokens follow from.")] = 0,
+    seed: Seed = 0,
     certainty: Annotated[
         bool, typer.Option("--certainty", help="A line for each token: how probable it was.")
     ] = False,

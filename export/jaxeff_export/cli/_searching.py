@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from jaxeff_export.cli._terminal import BoardName, complain, console, failures_in_one_line
+from jaxeff_export.cli._terminal import BoardName, Seed, complain, console, failures_in_one_line
 
 _MOST = 256  # images that ranges of activations are measured on
 
@@ -41,7 +41,7 @@ def search(
         Path | None,
         typer.Option(help="Where episodes and kernels are kept: a search goes on from there."),
     ] = None,
-    seed: Annotated[int, typer.Option(help="Of everything random.")] = 0,
+    seed: Seed = 0,
 ) -> None:
     """Compress a trained classifier to a share of its time, and compile what was found.
 

@@ -26,6 +26,10 @@ BoardNames = Annotated[
     ),
 ]
 
+Seed = Annotated[
+    int, typer.Option(min=-(2**63), max=2**63 - 1, help="What is drawn follows from it.")
+]
+
 # What goes into a file or a pipe is not folded at the width of some terminal.
 console = Console(width=None if sys.stdout.isatty() else 160)
 
@@ -57,6 +61,8 @@ def failures_in_one_line() -> Iterator[None]:
     except Exception as error:
         # By name: a list of the classes would import every package for each command.
         ours = type(error).__module__.partition(".")[0] == "jaxeff_export"
+        if isinstance(error, BrokenPipeError):
+            raise  # who reads the output has enough of it (`head`): typer ends without a word
         if not ours and not isinstance(error, OSError):
             raise
         complain(error)

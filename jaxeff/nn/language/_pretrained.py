@@ -11,8 +11,9 @@ original model. They are loaded as float32, exactly as the file says them.
 
 from __future__ import annotations
 
+import contextlib
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -74,10 +75,11 @@ def load_decoder(path: str | os.PathLike[str] | None = None) -> PretrainedDecode
     """
     path = Path(packaged_file(*_PACKAGED) if path is None else path)
     facts = gguf_metadata(path)
-    config, tokenizer = _read_config(path, facts), _read_tokenizer(path, facts)
-    # Shapes are enough: the file has all values.
-    f, params = functional(nnx.eval_shape(lambda: Decoder(config, rngs=nnx.Rngs(0))))
-    params, pairs = load_weights(params, path, _rules(config))
+    with _faults_of(path):
+        config, tokenizer = _read_config(path, facts), _read_tokenizer(path, facts)
+        # Shapes are enough: the file has all values.
+        f, params = functional(nnx.eval_shape(lambda: Decoder(config, rngs=nnx.Rngs(0))))
+        params, pairs = load_weights(params, path, _rules(config))
     return PretrainedDecoder(f, params, config, tokenizer, pairs)
 
 
@@ -103,7 +105,29 @@ def load_tokenizer(path: str | os.PathLike[str] | None = None) -> Tokenizer:
     ```
     """
     path = Path(packaged_file(*_PACKAGED) if path is None else path)
-    return _read_tokenizer(path, gguf_metadata(path))
+    facts = gguf_metadata(path)
+    with _faults_of(path):
+        return _read_tokenizer(path, facts)
+
+
+@contextlib.contextmanager
+def _faults_of(path: Path) -> Iterator[None]:
+    """Lets errors name the file: what metadata make fail is the file's fault.
+
+    Raises:
+        WeightsError: Whatever is raised in the block.
+    """
+    try:
+        yield
+    except ImportError:
+        raise
+    # Metadata may be of any kind and size; what builds a model of them fails in its own ways.
+    except Exception as error:
+        words = (
+            str(error) if isinstance(error, WeightsError) else f"{type(error).__name__}: {error}"
+        )
+        named = "" if str(path) in words else f"load_decoder: {path}: "
+        raise WeightsError(f"{named}{words}") from error
 
 
 def _read_config(path: Path, facts: Mapping[str, Any]) -> DecoderConfig:
@@ -119,6 +143,15 @@ def _read_config(path: Path, facts: Mapping[str, Any]) -> DecoderConfig:
     if missing := [key for key in names.values() if f"llama.{key}" not in facts]:
         raise WeightsError(f"load_decoder: {path} doesn't say llama.{missing[0]}.")
     found = {field: facts[f"llama.{key}"] for field, key in names.items()}
+    # Before anything is built: a file is as large as its blocks, a number is not.
+    blocks = {"gate", "up", "down", "q", "k", "v", "output", "attn_norm", "ffn_norm"}
+    if not 0 < found["depth"] <= (count := facts["GGUF.tensor_count"]) // len(blocks):
+        raise WeightsError(
+            f"load_decoder: {path} has {count} tensors, too few for a llama.block_count of "
+            f"{found['depth']}."
+        )
+    if isinstance(found["epsilon"], bool):
+        raise TypeError("llama.attention.layer_norm_rms_epsilon is no number")
     # Numbers of 32 bits in the file: 1e-5, not 9.999999747378752e-06.
     found["epsilon"] = float(str(np.float32(found["epsilon"])))
     made = DecoderConfig(
@@ -141,7 +174,13 @@ def _read_config(path: Path, facts: Mapping[str, Any]) -> DecoderConfig:
 def _tokens(path: Path, facts: Mapping[str, Any]) -> list[str]:
     if "tokenizer.ggml.tokens" not in facts:
         raise WeightsError(f"load_decoder: {path} has no vocabulary.")
-    return facts["tokenizer.ggml.tokens"]
+    return _texts("tokenizer.ggml.tokens", facts["tokenizer.ggml.tokens"])
+
+
+def _texts(key: str, found: Any) -> list[str]:
+    if not isinstance(found, list) or not all(isinstance(text, str) for text in found):
+        raise TypeError(f"{key} is no list of texts")
+    return found
 
 
 def _read_tokenizer(path: Path, facts: Mapping[str, Any]) -> Tokenizer:
@@ -154,16 +193,16 @@ def _read_tokenizer(path: Path, facts: Mapping[str, Any]) -> Tokenizer:
     kinds = facts.get("tokenizer.ggml.token_type", [1] * len(tokens))
     # Never made of text's parts: they begin and end what a model reads and writes.
     special = (t for t, kind in zip(tokens, kinds, strict=True) if kind in _SPECIAL)
-    try:
-        return Tokenizer(
-            tokens,
-            facts.get("tokenizer.ggml.merges", []),
-            frozenset(special),
-            facts.get("tokenizer.ggml.pre", "default"),  # which is no cut that is known
-            facts.get("tokenizer.ggml.eos_token_id"),
-        )
-    except ValueError as error:
-        raise WeightsError(f"load_decoder: {path}: {error}") from error
+    end = facts.get("tokenizer.ggml.eos_token_id")
+    if not isinstance(end, int | None) or isinstance(end, bool):
+        raise TypeError(f"tokenizer.ggml.eos_token_id is {end!r}, no number of a token")
+    return Tokenizer(
+        tokens,
+        _texts("tokenizer.ggml.merges", facts.get("tokenizer.ggml.merges", [])),
+        frozenset(special),
+        facts.get("tokenizer.ggml.pre", "default"),  # which is no cut that is known
+        end,
+    )
 
 
 def _rules(config: DecoderConfig) -> dict[str, Any]:

@@ -438,6 +438,9 @@ def deviation(ours: np.ndarray, theirs: np.ndarray) -> tuple[float, float]:
 
 def write_outputs(path: str, named: dict[str, np.ndarray]) -> None:
     """Writes an npz file, whole or not at all."""
+    link = os.readlink(path) if os.path.islink(path) else ""  # /dev/stdout leads to /proc
+    if link.startswith(("/proc/", "/dev/")) or (os.path.exists(path) and not os.path.isfile(path)):
+        raise Refused(f"{path} cannot be written: it is no regular file")
     # Under another name first: a process killed while writing leaves no half file.
     unfinished = Path(path + ".unfinished")
     try:

@@ -153,7 +153,12 @@ class Runner:
         Raises:
           BundleError: if the bundle has no state, or the shared session another, or elsewhere.
           BoardError: if the board fails.
+          TypeError: if what is shared is no session.
         """
+        if not isinstance(shared, Session | None):
+            raise TypeError(
+                f"shared must be a session of another bundle, not a {type(shared).__name__}."
+            )
         if not self._manifest.state:
             raise BundleError(
                 "the bundle keeps no state; name its arguments that are in deploy(..., state=...)"

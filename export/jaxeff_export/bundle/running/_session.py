@@ -10,7 +10,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import jax
 import numpy as np
@@ -59,6 +59,17 @@ class Session:
         self._data = [spec for i, spec in enumerate(manifest.inputs) if i not in kept]
         self._arguments = [name for name in manifest.arguments if name not in manifest.state]
 
+    def __getstate__(self) -> NoReturn:
+        """Refuses to be pickled or copied.
+
+        Raises:
+          TypeError: saying what to do instead.
+        """
+        raise TypeError(
+            "a Session is arrays on a board, which no pickle holds: its save and load, or state "
+            "and restore, take them elsewhere."
+        )
+
     def step(self, *inputs: Any) -> Any:
         """Calls the function on what is not state, and updates the state.
 
@@ -100,8 +111,14 @@ class Session:
 
         Raises:
           SignatureError: naming what is missing, or of another shape or dtype.
+          TypeError: if it is no mapping.
         """
         names = self._manifest.state
+        if not isinstance(state, Mapping):
+            raise TypeError(
+                f"the state is a mapping of {', '.join(names)}, as session.state() returns it, not "
+                f"a {type(state).__name__}; reset begins again."
+            )
         if set(state) != set(names):
             raise SignatureError(
                 f"the state is {', '.join(names)}, what was given {', '.join(state) or 'nothing'}"
