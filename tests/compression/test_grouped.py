@@ -42,6 +42,20 @@ def test_started_numbers_give_the_same_values():
         np.testing.assert_array_equal(started.quantize(first, WEIGHT), first)
 
 
+@pytest.mark.parametrize("value", [1.0, -1.0, 0.7, -0.7])
+@pytest.mark.parametrize("bits", [2, 4, 7])
+def test_a_group_of_one_value_keeps_it(bits, value):
+    """A range above zero reaches no further below it than above."""
+    alone = jnp.full((4, 2), value)
+    for size in (1, 4):
+        found = Grouped(Uniform(bits, "full"), size).quantize(alone, WEIGHT)
+        np.testing.assert_allclose(found, alone, rtol=1e-6)
+    # Of a positive value among zeros as well as of equal ones.
+    np.testing.assert_allclose(
+        Grouped(Uniform(bits, "full"), 4).quantize(value * jnp.eye(4), WEIGHT), value * jnp.eye(4)
+    )
+
+
 def test_all_values_of_four_bits_reach_the_largest_of_a_group():
     """The grid of llama.cpp's Q4_0: the value of largest magnitude is -8 signed steps."""
     x = groups(W, 32)

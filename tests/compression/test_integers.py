@@ -287,6 +287,30 @@ def test_a_layer_without_a_kernel_is_named_and_computed_as_quantized():
     np.testing.assert_array_equal(found, quantized(f, spec)(params, x))
 
 
+@pytest.mark.parametrize("width", [1, 8, 13, 14])
+@pytest.mark.parametrize(
+    "clamp", [jax.nn.relu, jax.nn.relu6, lambda x: jnp.clip(x, -0.5, 1.0)], ids=["relu", "6", "clip"]
+)
+def test_codes_of_a_batch_are_those_of_an_example(clamp, width):
+    """A clamp of few values is tried as one of many is: in few of them not all cases fit at once."""
+
+    def f(params, x):
+        return clamp(x @ params["a"]) @ params["b"]
+
+    rng = np.random.default_rng(width)
+    params = {"a": rng.normal(size=(4, width)), "b": rng.normal(size=(width, 3))}
+    params = jax.tree.map(jnp.float32, params)
+    x = jnp.asarray(3 * rng.normal(size=(32, 4)), jnp.float32)
+    spec = calibrate(f, params, [x], {"*": WEIGHTS})
+    g = integer(f, spec)
+    codes = g.convert(params, x)
+    assert codes.arrays.keys() == g.convert(params, x[:1]).arrays.keys()
+    # The clamp goes into the codes that the first product writes, so there are no scales of floats.
+    assert not [name for name in codes.arrays if name == "a/scale"]
+    one_by_one = np.concatenate([g(codes, x[i : i + 1]) for i in range(4)])
+    np.testing.assert_array_equal(one_by_one, g(codes, x)[:4])
+
+
 def test_converted_for_another_spec_is_refused(residual):
     f, params, x, spec = residual
     codes = integer(f, {"fc": spec["fc"]}).convert(params, x)

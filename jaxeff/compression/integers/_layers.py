@@ -78,13 +78,16 @@ def bounds_of(layer: Layer) -> tuple[float, float | None] | None:
         return None
     aval = layer.inputs[0].aval
     shape = shape_of(aval)
-    if not jnp.issubdtype(aval.dtype, jnp.floating) or math.prod(shape) < len(_PROBES):
+    if not jnp.issubdtype(aval.dtype, jnp.floating) or 0 in shape:
         return None
-    x = np.resize(_PROBES, shape)
+    # An array may have fewer elements than there are probes: it is evaluated until all are tried,
+    # so that a layer is the same thing for a batch of any size.
+    x = np.resize(_PROBES, (-(-len(_PROBES) // math.prod(shape)), *shape))
     # Probes are the same numbers in floats of 16 bits.
-    y = evaluated(layer, x.astype(aval.dtype)).astype(np.float32)
-    if y.shape != x.shape:
+    results = [evaluated(layer, part.astype(aval.dtype)).astype(np.float32) for part in x]
+    if any(y.shape != shape for y in results):
         return None
+    y = np.stack(results)
     low, high = float(y.min()), float(y.max())
     # Tried, not read: relu, clip and min or max are different primitives of one function.
     if not np.array_equal(y, np.clip(x, low, high)):

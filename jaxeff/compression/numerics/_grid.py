@@ -169,7 +169,8 @@ def _grid(low: Array, high: Array, bits: Bits, symmetric: Symmetry) -> Grid:
     if symmetric:
         if symmetric == FULL:
             # The same as the symmetric grid's, and one more on the side that reaches further.
-            further = lax.gt(lax.abs(high), lax.abs(low))
+            # How far it reaches below zero is -low, not |low|: a range may lie above zero.
+            further = lax.gt(high, lax.neg(low))
             more = of_bits(lambda h: float(_is_full(h)))
             upper = lax.select(further, lax.add(upper, more), upper)
             lower = lax.select(further, lower, lax.sub(lower, more))
