@@ -1,8 +1,10 @@
 """Choice of a pattern for a name: the most specific match, whatever its position.
 
 A pattern is a glob (`fnmatch`, case-sensitive: `*` any characters, `?` one, `[ab]` one of a set,
-`[!ab]` one outside it), optionally followed by `:kind`. Of two patterns that match a name, the one
-that comes first in this list decides, and each line settles what the lines before it left open:
+`[!ab]` one outside it), optionally followed by `:kind`. Names may hold colons too: a pattern that
+is a name is that name (`net:linear`, where there is a `net:linear`), and one whose last part is no
+kind has none (`net:*`); `net[:]linear` never names a kind. Of two patterns that match a name, the
+one that comes first in this list decides, and each line settles what the lines before it left open:
 
 1. the name itself over anything else (`fc#1` at the site `fc#1`, also as `fc#1:linear`);
 2. more literal characters over fewer: those outside `*`, `?` and sets (`conv1*` over `conv*`);
@@ -104,23 +106,32 @@ class Pattern(NamedTuple):
         return (exact, literals, named, bool(self.kind), self.sets, self.ones)
 
 
-def parse(text: str, kinds: Collection[str] = ()) -> Pattern:
+def parse(text: str, kinds: Collection[str] = (), targets: Sequence[Target] = ()) -> Pattern:
     """Takes a pattern apart.
 
     Args:
         text: The pattern.
         kinds: The kinds there are; without any, a colon is a character like others.
+        targets: What there is to select from, as names may hold colons.
 
     Raises:
         SpecError: It isn't a string, or names a kind that doesn't exist.
     """
     if not isinstance(text, str):
         raise SpecError(f"A spec's keys are patterns (strings), not {text!r}.")
+    plain = _counted(text, text)
     glob, separator, kind = text.rpartition(":") if kinds else (text, "", "")
-    if not separator:
-        glob, kind = text, ""
-    elif kind not in kinds:
-        raise SpecError(f"Pattern {text!r}: there is no kind {kind!r}, only {', '.join(kinds)}.")
+    # A name that ends like a kind is a name first: it can't be written in any other way.
+    if not separator or any(text in (t.name, t.shared) for t in targets):
+        return plain
+    if kind in kinds:
+        return _counted(text, glob, kind)
+    if any(plain.matches(t) for t in targets):
+        return plain
+    raise SpecError(f"Pattern {text!r}: there is no kind {kind!r}, only {', '.join(kinds)}.")
+
+
+def _counted(text: str, glob: str, kind: str = "") -> Pattern:
     found = [token.lastgroup for token in _TOKENS.finditer(glob)]
     return Pattern(text, glob, kind, *(found.count(n) for n in ("literal", "star", "set", "one")))
 
@@ -149,7 +160,7 @@ def deciding_patterns(
         SpecError: A pattern matches or decides nothing, two are equally specific for a name, or one
             is no pattern.
     """
-    parsed = [parse(text, kinds) for text in patterns]
+    parsed = [parse(text, kinds, targets) for text in patterns]
     verdict = {p.text: p.text for p in parsed} if verdicts is None else verdicts
     matched = {p.text: [t for t in targets if p.matches(t)] for p in parsed}
     rivals: dict[str, list[Pattern]] = {}

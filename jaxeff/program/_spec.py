@@ -1,10 +1,10 @@
 """Resolution of a spec: the setting of every site.
 
 A spec maps patterns to settings: `{"conv*": Additive(0.3), "*:linear": Int(8), "fc3": None}`. A
-pattern is a glob over site names, optionally followed by `:kind`, and **the most specific pattern
-that matches a site decides** (`jaxeff.program` has the order): `None` there leaves the
-site alone. The order of the dictionary doesn't matter: a spec means the same after JAX has sorted
-its keys, as an argument of a jitted function or a sweep's settings.
+pattern is a glob over site names, which may hold colons, optionally followed by `:kind`, and **the
+most specific pattern that matches a site decides** (`jaxeff.program` has the order): `None` there
+leaves the site alone. The order of the dictionary doesn't matter: a spec means the same after JAX
+has sorted its keys, as an argument of a jitted function or a sweep's settings.
 
 `fc` matches every use of a shared layer `fc`, `fc#1` its second use only; `relu` is the first
 unnamed ReLU alone, `relu*` all of them. A pattern without a kind selects layers that compute; shape

@@ -289,10 +289,12 @@ def test_a_layer_without_a_kernel_is_named_and_computed_as_quantized():
 
 @pytest.mark.parametrize("width", [1, 8, 13, 14])
 @pytest.mark.parametrize(
-    "clamp", [jax.nn.relu, jax.nn.relu6, lambda x: jnp.clip(x, -0.5, 1.0)], ids=["relu", "6", "clip"]
+    "clamp",
+    [jax.nn.relu, jax.nn.relu6, lambda x: jnp.clip(x, -0.5, 1.0)],
+    ids=["relu", "6", "clip"],
 )
 def test_codes_of_a_batch_are_those_of_an_example(clamp, width):
-    """A clamp of few values is tried as one of many is: in few of them not all cases fit at once."""
+    """A clamp of few values is the same thing as one of many."""
 
     def f(params, x):
         return clamp(x @ params["a"]) @ params["b"]

@@ -12,6 +12,7 @@ from jaxeff.noise import Additive
 from jaxeff.program import SpecError, Target, deciding_patterns, resolve, select, trace
 
 NAMES = ["conv1", "conv2", "conv10", "fc", "fc#1", "fc#2", "relu", "relu_1", "block/w1", "block/w2"]
+KEY = jax.random.key(0)
 KINDS = ("linear", "elementwise")
 TARGETS = [
     Target(
@@ -20,6 +21,13 @@ TARGETS = [
         kind="elementwise" if "relu" in name else "linear",
     )
     for name in NAMES
+]
+COLONS = [
+    Target("net:0/w", kind="linear"),
+    Target("net:linear", kind="elementwise"),
+    Target("net:linear#1", shared="net:linear", kind="elementwise"),
+    Target("net", kind="linear"),
+    Target("a:b:linear", kind="linear"),
 ]
 PATTERNS = st.sampled_from(
     [
@@ -150,3 +158,60 @@ def test_a_spec_means_the_same_as_an_argument_of_a_jitted_function(levels, rando
     expected = run(spec)
     np.testing.assert_array_equal(run(shuffled), expected)
     np.testing.assert_allclose(jax.jit(run)(spec), expected, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("pattern", "names"),
+    [
+        ("net:0/w", ["net:0/w"]),
+        ("net:0/w:linear", ["net:0/w"]),
+        ("net:*", ["net:0/w", "net:linear", "net:linear#1"]),
+        ("net:0*:linear", ["net:0/w"]),
+        # A name is that name, and that of its later uses, whatever its end reads like.
+        ("net:linear", ["net:linear", "net:linear#1"]),
+        ("net:linear#1", ["net:linear#1"]),
+        ("net:linear:elementwise", ["net:linear", "net:linear#1"]),
+        ("a:b:linear", ["a:b:linear"]),
+        # A wildcard before a kind is of the kind; a set of one colon is a character.
+        ("net*:linear", ["net:0/w", "net"]),
+        ("*:linear", ["net:0/w", "net", "a:b:linear"]),
+        ("[n]et:linear", ["net"]),
+        ("*[:]linear", ["net:linear", "net:linear#1", "a:b:linear"]),
+    ],
+)
+def test_names_may_hold_colons(pattern, names):
+    assert select([pattern], COLONS, kinds=KINDS) == names
+    # A name says the same beside any other pattern: its layer needs no second spelling.
+    both = deciding_patterns({"*": 0, pattern: 1}, COLONS, kinds=KINDS)
+    assert [name for name, by in both.items() if by == pattern] == names
+
+
+@pytest.mark.parametrize("pattern", ["net:liner", "*:w", "fc:linear:"])
+def test_a_kind_that_is_none_is_still_refused(pattern):
+    with pytest.raises(SpecError, match="there is no kind"):
+        select([pattern], COLONS, kinds=KINDS)
+
+
+def test_parameters_with_colons_are_calibrated_computed_in_codes_and_pruned():
+    """What calibrate returns has the sites themselves as patterns."""
+
+    def f(params, x):
+        for key in ("layer:0", "net:linear"):
+            x = jnp.tanh(x @ params[key])
+        return x @ params["net:linear"] @ params["net"]
+
+    rng = np.random.default_rng(0)
+    params = {k: jnp.asarray(rng.normal(size=(6, 6)), jnp.float32) / 2
+              for k in ("layer:0", "net:linear", "net")}  # fmt: skip
+    x = jnp.asarray(rng.normal(size=(5, 6)), jnp.float32)
+    setting = jaxeff.Int(8, symmetric="weights")
+    spec = jaxeff.compression.calibrate(f, params, [x], {"*:linear": setting})
+    assert list(spec) == ["layer:0", "net:linear", "net:linear#1", "net"]
+    g = jaxeff.integer(f, spec)
+    found, near = g(g.convert(params, x), x), jaxeff.quantized(f, spec)(params, x)
+    np.testing.assert_allclose(found, near, atol=1e-5)
+    plan = jaxeff.prune_plan(f, params, (x,), {"layer:0": jaxeff.pruning.Prune(0.5)})
+    small = jaxeff.pruned(f, plan)(plan.shrink(params), x)
+    np.testing.assert_allclose(small, jaxeff.pruning.masked(f, plan)(params, x), atol=1e-6)
+    noise = {"net:linear": Additive(0.0), "net": None}
+    np.testing.assert_array_equal(jaxeff.noisy(f, noise)(KEY, params, x), f(params, x))
