@@ -30,7 +30,7 @@ from jaxeff_export import Bundle, deploy
 from experiments import classifiers
 from experiments import harness as h
 from experiments.classifiers import how_to_train
-from experiments.contests.tvm import host
+from experiments.contests.tvm import host, modelled_cycles
 from experiments.harness import Count, Report, Row, Run
 from experiments.recipes import Training
 from experiments.timing import Meter, measure_rounds, ratio
@@ -118,7 +118,7 @@ def measure(run: Run[Settings], task: tuple[float, int]) -> Iterator[Row]:
         "ms": float(np.median(times["own"])) / size.batch,
     }
     for core in MODELLED:
-        cycles = _cycles(deploy(g, (params, x), target=core))
+        cycles = modelled_cycles(deploy(g, (params, x), target=core))
         row |= {core: whole[core] / cycles, f"{core} cycles": cycles / size.batch}
     yield row
 
@@ -144,13 +144,6 @@ def _meter(bundle: Bundle, x: np.ndarray) -> Meter:
     return meter
 
 
-def _cycles(bundle: Bundle) -> float:
-    """Cycles of the kernels' main loops, of all calls that a network makes of each."""
-    kernels, loops = bundle.manifest.kernels, bundle.model()
-    return sum((loop.total or 0.0) * kernels[loop.name].get("calls", 1) for loop in loops
-               if loop.name in kernels)  # fmt: skip
-
-
 @functools.lru_cache(maxsize=1)
 def _prepared(run: Run[Settings]) -> tuple[classifiers.Trained, dict[str, Any]]:
     """The trained network, and what the whole of it takes on every processor."""
@@ -158,7 +151,7 @@ def _prepared(run: Run[Settings]) -> tuple[classifiers.Trained, dict[str, Any]]:
     model = classifiers.trained(run, settings.subject, settings, 0)
     f, params = model.folded()
     x = np.asarray(model.images.test[0][: settings.batch])
-    cycles = {core: _cycles(deploy(f, (params, x), target=core)) for core in MODELLED}
+    cycles = {core: modelled_cycles(deploy(f, (params, x), target=core)) for core in MODELLED}
     return model, {HERE: deploy(f, (params, x), target=host()), **cycles}
 
 

@@ -16,6 +16,13 @@ def host(threads: int = 1) -> dict[str, Any]:
     return {**resolve_target("host"), "num-cores": threads}
 
 
+def modelled_cycles(bundle: Bundle) -> float:
+    """Cycles of the kernels' main loops by a static model, of all calls of each: from below."""
+    kernels, loops = bundle.manifest.kernels, bundle.model()
+    return sum((loop.total or 0.0) * kernels[loop.name].get("calls", 1) for loop in loops
+               if loop.name in kernels)  # fmt: skip
+
+
 def meter_of(bundle: Bundle) -> Meter:
     """Times a bundle."""
     return lambda repeats: bundle.benchmark("local", number=repeats, repeat=1).median_ms / 1e3

@@ -38,8 +38,10 @@ class Settings(Training):
     finished: tuple[str, ...] = (*AGENTS, "greedy", "knapsack")  # searchers whose results are
     validation: Count = 512  # images that candidates are measured on, none of the others
     images: Count = 32  # that sensitivities are measured on
-    # what a search is told: a table of kernels' times, or bit operations, which are no time
-    latency: Literal["table", "operations"] = "table"
+    # what a search is told: a table of kernels' times here, cycles by the static model of a
+    # processor, or bit operations, which are no time
+    latency: Literal["table", "modelled", "operations"] = "table"
+    processor: str = "cortex-a72"  # that is modelled, as targets are called
     retrain_rate: float = 0.02  # of a candidate's training by momentum of .9, decayed by a cosine
     final_images: Count = 10_000  # of the final training
     epochs: Annotated[int, Least(0)] = 1  # of the final training; 0 leaves it away
