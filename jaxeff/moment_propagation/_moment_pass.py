@@ -37,8 +37,10 @@ from jaxeff.moment_propagation.dependence import (
     divided_by_own_sums,
     fuse_dependent,
     mixed_stream,
+    reused,
     warn_of_mixed,
     warn_of_own_sums,
+    warn_of_reuse,
 )
 from jaxeff.moment_propagation.regions import Environment, linear_patterns, propagate, region
 from jaxeff.moment_propagation.rules import Rule
@@ -64,6 +66,7 @@ _REGIONS = {"elementwise", "normalization", "reduction"}
 _LOST: Sequence[tuple[Callable[..., Any], Callable[..., None]]] = (
     (attention_in_stream, warn_of_stream),
     (pooled_attention, warn_of_pooled),
+    (reused, warn_of_reuse),
     (mixed_stream, warn_of_mixed),
     (divided_by_own_sums, warn_of_own_sums),
 )

@@ -170,6 +170,7 @@ def test_the_attributes_of_a_convolution():
     }  # fmt: skip
 
 
+@pytest.mark.filterwarnings("ignore::jaxeff.MomentsWarning")  # one kernel at all steps
 def test_a_layer_in_a_loop_is_a_composite_of_its_body():
     def f(params, x):
         return jax.lax.scan(lambda h, _: (dense(params, h), None), x, length=3)[0]

@@ -69,31 +69,10 @@ def test_a_stream_that_is_mixed_along_two_axes_is_named_once(f, name):
     assert len(found) == 1
 
 
-def again(uses):
-    """Blocks that read the same kernels, with a function of entries between them."""
-
-    def f(params, x):
-        u, v = (block["channels"] for block in params)
-        for _ in range(uses):
-            x = x + nnx.relu(x @ u) @ v
-        return x
-
-    return f
-
-
-def test_a_kernel_that_a_stream_reads_again_and_again_is_named():
-    with pytest.warns(
-        MomentsWarning, match="one random kernel makes to a residual stream"
-    ) as found:
-        jax.eval_shape(moments(again(3)), posterior("channels"), X)
-    assert len(found) == 1
-
-
 @pytest.mark.parametrize(
     ("f", "names"),
     [
         (channels_alone, ("channels",)),
-        (again(2), ("channels",)),
         (no_stream, ("tokens", "channels")),
         (branches, ("tokens", "channels")),
         (mixer, ()),

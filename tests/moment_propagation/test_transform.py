@@ -209,7 +209,7 @@ def test_a_loop_and_a_branch_promote_their_values():
     def f(w, x):
         def body(state):
             i, total = state
-            return i + 1, total + w
+            return i + 1, 2 * w
 
         count, total = jax.lax.while_loop(lambda s: s[0] < 3, body, (0, jnp.zeros(2)))
         return count, jax.lax.cond(x > 0, lambda: total, lambda: jnp.ones(2))
@@ -217,8 +217,8 @@ def test_a_loop_and_a_branch_promote_their_values():
     w = Gaussian(jnp.ones(2), jnp.full(2, 0.5))
     count, out = jax.jit(moments(f))(w, jnp.float32(1))
     assert count == 3
-    np.testing.assert_allclose(out.mean, 3)
-    np.testing.assert_allclose(out.var, 1.5)
+    np.testing.assert_allclose(out.mean, 2)
+    np.testing.assert_allclose(out.var, 2)
     _, out = jax.jit(moments(f))(w, jnp.float32(-1))
     np.testing.assert_array_equal(out.var, 0)
 

@@ -19,7 +19,6 @@ from jaxeff.moment_propagation.dependence._lineage import (
     union,
 )
 from jaxeff.moment_propagation.dependence._mixed_streams import (
-    SharedStream,
     mixed_stream,
     warn_of_mixed,
 )
@@ -33,6 +32,7 @@ from jaxeff.moment_propagation.dependence._pointwise import (
     is_limited,
     is_pointwise,
 )
+from jaxeff.moment_propagation.dependence._reuse import reused, warn_of_reuse
 from jaxeff.moment_propagation.dependence._tracking import independent_lineages, walk
 from jaxeff.moment_propagation.dependence._variation import varying_axes
 
@@ -48,7 +48,6 @@ __all__ = [
     "Lineage",
     "Note",
     "Ratio",
-    "SharedStream",
     "WholeLayer",
     "degree",
     "degrees",
@@ -60,11 +59,13 @@ __all__ = [
     "is_pointwise",
     "join",
     "mixed_stream",
+    "reused",
     "second_order",
     "union",
     "varying_axes",
     "walk",
     "warn_of_mixed",
     "warn_of_own_sums",
+    "warn_of_reuse",
     "with_layers",
 ]

@@ -5,10 +5,6 @@ share, and one along channels, which all tokens share. Each adds up what the oth
 common, and the stream hands it on from block to block. After training, four blocks kept .16 of the
 true variance where entries were taken as independent.
 
-Blocks that read the same kernel (ALBERT, arXiv 1909.11942; the steps of an integrator) add the same
-noise to the stream again and again. Four of them kept half of the true variance, eight behind layer
-norms too; two keep most of it.
-
 Sharp edges
 - Results of convolutions have axes of their own: what they share is followed to a pooling instead.
 - A stream is followed through sums, functions of entries and moves that keep its axes apart.
@@ -17,11 +13,9 @@ Sharp edges
 from __future__ import annotations
 
 import warnings
-from collections import Counter
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field
 from itertools import count
-from typing import NamedTuple
 
 from jaxeff.core import primitives as p
 from jaxeff.moment_propagation.dependence._pointwise import is_pointwise
@@ -31,48 +25,30 @@ from jaxeff.program.ir import Axes, Contraction, Node, Value, axes
 from jaxeff.program.ir import primitives as prim
 
 # One axis is what every residual network of dense layers mixes.
-_FEW_AXES, _FEW_USES = 1, 2
+_FEW_AXES = 1
 
 
-class SharedStream(NamedTuple):
-    """A residual stream whose entries share noise that the pass takes as independent.
-
-    Attributes:
-        site: The site of a layer with random weights that has part in it.
-        again: Whether blocks read one kernel several times, rather than mix two axes.
-    """
-
-    site: str
-    again: bool
-
-
-def mixed_stream(program: Program, random: Collection[Value]) -> SharedStream | None:
-    """Finds the first residual stream that random weights mix along two axes, or several times.
+def mixed_stream(program: Program, random: Collection[Value]) -> str | None:
+    """Finds the first residual stream that random weights mix along two axes.
 
     Args:
         program: A program or a loop's body.
         random: Inputs of it that are random.
 
     Returns:
-        The stream; None if there is none.
+        The site of a layer with random weights that has part in it; None if there is none.
     """
     search = _AxisSearch(set(random))
     return next((one for layer in program.layers for one in search.visit(layer)), None)
 
 
-def warn_of_mixed(stream: SharedStream) -> None:
+def warn_of_mixed(site: str) -> None:
     """Warns of a residual stream whose entries share noise."""
-    what = (
-        "adds what one random kernel makes to a residual stream more than twice; each time its "
-        "noise is"
-        if stream.again
-        else "and layers along another axis add what they make of random weights to one residual "
-        "stream, whose tokens and channels share that noise; they are"
-    )
     warnings.warn(
-        f"moments: {stream.site!r} {what} taken as independent, and variances may be several times "
-        "too small. Take method='linear' or correlations=True, or moments(f, shared=False) to "
-        "leave it so.",
+        f"moments: {site!r} and layers along another axis add what they make of random weights to "
+        "one residual stream, whose tokens and channels share that noise; they are taken as "
+        "independent, and variances may be several times too small. Take method='linear' or "
+        "correlations=True, or moments(f, shared=False) to leave it so.",
         MomentsWarning,
         stacklevel=2,
     )
@@ -88,8 +64,6 @@ class _AxisSearch:
         before: The axis that a dense layer has made one of.
         sites: The layer that has made an axis.
         noisy: Axes that random weights have had part in.
-        kernels: The random kernel that has made an axis.
-        uses: How often a kernel has had part in what was added to an axis of a stream.
         mixed: Axes of a stream, by its labels, that blocks have mixed, and what they made of them.
         numbers: Numbers for new axes.
     """
@@ -99,13 +73,11 @@ class _AxisSearch:
     before: dict[int, int] = field(default_factory=dict)
     sites: dict[int, str] = field(default_factory=dict)
     noisy: set[int] = field(default_factory=set)
-    kernels: dict[int, Value] = field(default_factory=dict)
-    uses: dict[int, Counter[Value]] = field(default_factory=dict)
     mixed: dict[Axes, dict[int, int]] = field(default_factory=dict)
     numbers: Iterator[int] = field(default_factory=count)
 
-    def visit(self, layer: Layer) -> Iterator[SharedStream]:
-        """Reads a layer; yields the stream that it completes."""
+    def visit(self, layer: Layer) -> Iterator[str]:
+        """Reads a layer; yields the site of a stream that it completes."""
         for node in layer.nodes:
             if not self.random.isdisjoint(node.values):
                 self.random.update(node.outputs)
@@ -139,8 +111,6 @@ class _AxisSearch:
         if source is not None:
             self.before[made] = source
         self.sites[made] = site
-        if kernel in self.random:
-            self.kernels[made] = kernel
         if kernel in self.random or source in self.noisy:
             self.noisy.add(made)
         free: list[Axes] = [(), ()]
@@ -149,32 +119,19 @@ class _AxisSearch:
         batch = tuple(given[a] for a in contraction.batch(side))
         self.labels[node.outputs[0]] = (*batch, *free[0], *free[1])
 
-    def _add(self, one: Value, other: Value) -> Iterator[SharedStream]:
-        """Notes which axes of a stream a block has mixed, and by which kernels."""
+    def _add(self, one: Value, other: Value) -> Iterator[str]:
+        """Notes which axes of a stream a block has mixed."""
         for values in ((one, other), (other, one)):
             stream, block = (self.labels[v] for v in values)
             for a, b in zip(stream, block, strict=False):
                 if a is None or b is None or a == b or not self._is_made_of(b, a):
                     continue
-                uses = self.uses.setdefault(a, Counter())
-                uses.update(self._kernels_between(b, a))
-                if uses and max(uses.values()) > _FEW_USES:
-                    yield SharedStream(self.sites[b], again=True)
                 mixed = self.mixed.setdefault(stream, {})
                 # One of them made by random weights is enough: what it makes is mixed by the other.
                 mixed[a] = mixed[a] if mixed.get(a) in self.noisy else b
                 noisy = [made for made in mixed.values() if made in self.noisy]
                 if len(mixed) > _FEW_AXES and noisy:
-                    yield SharedStream(self.sites[noisy[-1]], again=False)
-
-    def _kernels_between(self, axis: int, source: int) -> set[Value]:
-        """Returns the random kernels that have made an axis of another one."""
-        found = set()
-        while axis != source:
-            if axis in self.kernels:
-                found.add(self.kernels[axis])
-            axis = self.before[axis]
-        return found
+                    yield self.sites[noisy[-1]]
 
     def _is_made_of(self, axis: int, source: int) -> bool:
         """Returns whether dense layers have made an axis of another one."""

@@ -6,13 +6,11 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 
 from jaxeff.moment_propagation.shared_kernels._mixing import is_unruled
-from jaxeff.moment_propagation.shared_kernels._steps import adds_up, stacked_steps
 from jaxeff.moment_propagation.shared_kernels.layouts import (
     convolved_layout,
     depends,
     follow,
     positions,
-    takes_extremum,
 )
 from jaxeff.program import Layer
 from jaxeff.program.ir import Axes, Value
@@ -50,34 +48,25 @@ class Lost:
 
     Attributes:
         site: The layer.
-        pooling: The pooling over positions; empty for a loop whose steps add up what they share,
-            and for a layer that combines positions itself.
-        of_steps: Whether the layer is a loop.
+        pooling: The pooling over positions; empty for a layer that combines positions itself.
     """
 
     site: str
     pooling: str = ""
-    of_steps: bool = False
 
     def __str__(self) -> str:
         """Returns what is lost where, and the ways out."""
-        if not self.of_steps and not self.pooling:
-            what = (
-                f"positions share the noise of a kernel, and {self.site!r} combines them "
-                "with other channels or values, for which no rule keeps what they share"
-            )
-        elif not self.of_steps:
-            what = (
-                f"positions share the noise of a kernel, which {self.pooling!r} doesn't average "
-                f"away, and {self.site!r} has no rule that keeps what they share"
-            )
-        else:
-            away = f"{self.pooling!r} doesn't average their noise away"
-            end = away if self.pooling else "their noise adds up"
-            what = f"the steps of {self.site!r} read the same random parameters, and {end}"
+        what = (
+            f"which {self.pooling!r} doesn't average away, and {self.site!r} has no rule that "
+            "keeps what they share"
+            if self.pooling
+            else f"and {self.site!r} combines them with other channels or values, for which no "
+            "rule keeps what they share"
+        )
         return (
-            f"moments: {what}: variances may be several times too small. Take "
-            "method='linear' or correlations=True, or moments(f, shared=False) to leave it so."
+            f"moments: positions share the noise of a kernel, {what}: variances may be several "
+            "times too small. Take method='linear' or correlations=True, or "
+            "moments(f, shared=False) to leave it so."
         )
 
 
@@ -122,14 +111,8 @@ class LossSearch:
                     continue
                 if positions(made.aval.shape, after) > 1:
                     self.places.setdefault(made, (after, lost))
-                elif (lost.site != name or layer.mark) and _pools(layer, lost):
+                elif (lost.site != name or layer.mark) and _pools(layer):
                     self.found.append(replace(lost, pooling=name))
-        if adds_up(layer, random):
-            # Named once, whatever is made of its rows.
-            self.found.append(Lost(name, of_steps=True))
-        else:
-            for made, layout in stacked_steps(layer, random).items():
-                self.places[made] = layout, Lost(name, of_steps=True)
         for made, layout in _made_inside(layer, random).items():
             self.places.setdefault(made, (layout, Lost(name)))
 
@@ -164,8 +147,6 @@ def _after(layer: Layer, value: Value, layout: Axes, made: Value) -> Axes | None
     return layout if beside and len(made.aval.shape) == len(layout) else None
 
 
-def _pools(layer: Layer, lost: Lost) -> bool:
-    """Returns whether a layer pools positions; a maximum over steps is one step's."""
-    if lost.of_steps and takes_extremum(layer.nodes):
-        return False
+def _pools(layer: Layer) -> bool:
+    """Returns whether a layer pools positions."""
     return any(node.primitive in {*prim.REDUCTION, *prim.WINDOW} for node in layer.nodes)
