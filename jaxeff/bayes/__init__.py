@@ -25,7 +25,7 @@ fits a Gaussian around trained weights; `ivon` and `swag` are optimizers that le
 from jaxeff.bayes._bridges import around_best_draw
 from jaxeff.bayes._distillation import distill
 from jaxeff.bayes._posterior_file import load_posterior, save_posterior
-from jaxeff.bayes.curvature import Laplace, laplace
+from jaxeff.bayes.curvature import Laplace, LaplaceWarning, laplace
 from jaxeff.bayes.optimizers import ivon, ivon_posterior, swag, swag_posterior
 from jaxeff.bayes.posteriors import (
     Draws,
@@ -83,6 +83,7 @@ __all__ = [
     "Flow",
     "FullRank",
     "Laplace",
+    "LaplaceWarning",
     "LowRank",
     "MCMCResult",
     "MeanField",

@@ -11,7 +11,7 @@ import pytest
 from flax import nnx
 
 import jaxeff
-from jaxeff.bayes import check_posterior, laplace, predict, sample, to_gaussians
+from jaxeff.bayes import LaplaceWarning, check_posterior, laplace, predict, sample, to_gaussians
 from jaxeff.bayes.curvature._last_layer import outputs_curvature
 from jaxeff.nn import MLP
 
@@ -142,6 +142,16 @@ def test_the_prior_is_that_of_the_highest_evidence(params):
         values = np.asarray(tuned.precision.values, np.float64)
         prior = float(tuned.prior_precision)
         np.testing.assert_allclose(prior * square, (values / (values + prior)).sum(), rtol=1e-3)
+
+
+def test_a_prior_without_a_best_one_is_told():
+    posterior = laplace(F, START, (X, Y), "fc2", "diag", prior_precision=DELTA)
+    zero = replace(posterior, params=jax.tree.map(jnp.zeros_like, START))
+    with pytest.warns(LaplaceWarning, match=r"stopped at a prior precision of 6\.57e\+07"):
+        zero.tuned()
+    broken = jax.tree.map(lambda leaf: jnp.full_like(leaf, jnp.nan), START)
+    with pytest.raises(ValueError, match="curvature or weights are NaN or infinite"):
+        replace(posterior, params=broken).tuned()
 
 
 def test_the_prior_of_many_weights_is_found_by_a_histogram():

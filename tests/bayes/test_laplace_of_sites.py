@@ -120,6 +120,62 @@ def test_curvature_is_that_of_automatic_derivatives(structure):
 
 @pytest.mark.slow
 @pytest.mark.promotes("dtype", "rank")  # NumPyro
+@pytest.mark.parametrize("structure", ["full", "diag", "lowrank"])
+@pytest.mark.parametrize("sites", ["*", "fc2"])
+def test_means_and_log_variances_have_the_fisher_information(structure, sites):
+    """`J^T diag(1/v, 1/2) J` in float64, whatever the targets; some residuals are far out."""
+    f, params = jaxeff.functional(MLP((4, 5, 4), rngs=nnx.Rngs(0)))
+    targets = 3 * jax.random.normal(KEY, (30, 2))
+    chosen = params if sites == "*" else params[sites]
+    flat, unravel = ravel_pytree(chosen)
+
+    def outputs(vector, example):
+        named = unravel(vector) if sites == "*" else {**params, sites: unravel(vector)}
+        return f(named, example[None])[0]
+
+    jacobian = np.asarray(jax.vmap(jax.jacrev(outputs), (None, 0))(flat, X), np.float64)
+    log_var = np.asarray(f(params, X), np.float64)[:, 2:]
+    inside = np.concatenate([np.exp(-log_var), np.full((30, 2), 0.5)], 1)
+    h = np.einsum("nop,no,noq->pq", jacobian, inside, jacobian)
+    if structure == "diag":
+        h = np.diag(np.diag(h))
+    if structure == "lowrank":  # Lanczos finds all eigenvalues but one
+        values, vectors = np.linalg.eigh(h)
+        h = vectors[:, 1:] * values[1:] @ vectors[:, 1:].T
+    covariance = np.linalg.inv(h + PRIOR * np.eye(len(h)))
+    posterior = laplace(
+        f, params, (X, targets), sites, structure, likelihood="gaussian", prior_precision=PRIOR,
+        rank=len(h) - 1,
+    )  # fmt: skip
+    expected = np.einsum("nop,pq,noq->no", jacobian, covariance, jacobian)
+    np.testing.assert_allclose(posterior.marginals(X).var, expected, rtol=2e-3)
+
+
+@pytest.mark.promotes("dtype", "rank")  # NumPyro
+def test_negative_curvature_is_told():
+    """A Student's t has it beyond its scale: at these targets all of it is set to zero."""
+    with pytest.warns(jaxeff.bayes.LaplaceWarning, match="negative curvature at these targets"):
+        laplace(
+            linear, {"fc": {"kernel": jnp.zeros((4, 1)), "bias": jnp.zeros(1)}},
+            (X, jnp.full((30, 1), 9.0)), "*", "diag", prior_precision=PRIOR,
+            likelihood=lambda mean: dist.StudentT(3.0, mean, 1.0).to_event(1),
+        )  # fmt: skip
+
+
+@pytest.mark.slow
+@pytest.mark.promotes("dtype", "rank")  # NumPyro
+@pytest.mark.parametrize("structure", STRUCTURES)
+def test_models_in_float32_stay_so_where_float64_is_on(structure):
+    with jax.enable_x64(True):
+        posterior = laplace(F, PARAMS, (X, Y), "*", structure, prior_precision=PRIOR, rank=5)
+        found = posterior.logits(X), posterior.marginals(X), to_gaussians(posterior)
+        assert {leaf.dtype for leaf in jax.tree.leaves(found)} == {jnp.dtype(jnp.float32)}
+        with_one = laplace(F, PARAMS, (X, Y), "fc2", structure, prior_precision=PRIOR, rank=5)
+        assert with_one.marginals(X).var.dtype == jnp.float32
+
+
+@pytest.mark.slow
+@pytest.mark.promotes("dtype", "rank")  # NumPyro
 def test_kronecker_factors_are_their_definition():
     f, params = jaxeff.functional(Conv(nnx.Rngs(0)))
     x = jax.random.normal(KEY, (20, 4, 4, 1))

@@ -2,5 +2,6 @@
 
 from jaxeff.bayes.curvature._fit import laplace
 from jaxeff.bayes.curvature._laplace import Laplace
+from jaxeff.bayes.curvature._precision import LaplaceWarning
 
-__all__ = ["Laplace", "laplace"]
+__all__ = ["Laplace", "LaplaceWarning", "laplace"]

@@ -6,8 +6,10 @@ is the prior.
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import reduce
 from typing import Any
 
 import jax
@@ -64,11 +66,12 @@ class Blocks:
         self, jacobian: Sequence[Array], prior: Any
     ) -> Float[Array, "*batch outputs outputs"]:
         """Computes the covariance of outputs, of their Jacobian by block."""
-        return sum((root @ root.mT for root in self._roots(jacobian, prior)), jnp.zeros(()))
+        return reduce(operator.add, (root @ root.mT for root in self._roots(jacobian, prior)))
 
     def variance(self, jacobian: Sequence[Array], prior: Any) -> Float[Array, "*batch outputs"]:
         """Computes the diagonal of the covariance."""
-        return sum(((root**2).sum(-1) for root in self._roots(jacobian, prior)), jnp.zeros(()))
+        roots = self._roots(jacobian, prior)
+        return reduce(operator.add, ((root**2).sum(-1) for root in roots))
 
     def _roots(self, jacobian: Sequence[Array], prior: Any) -> list[Array]:
         pairs = zip(self.parts, jacobian, strict=True)

@@ -120,19 +120,25 @@ def laplace(
             for each kernel, "diag" the diagonal, "lowrank" the largest eigenvalues; "outputs", of a
             last dense layer, a matrix for each output. "last_layer" is "full" of the layer whose
             result `f` returns, whatever `sites` say.
-        likelihood: Meaning of the outputs, as `jaxeff.bayes.svi` takes it.
+        likelihood: Meaning of the outputs, as `jaxeff.bayes.svi` takes it. Curvature by logits, and
+            by means and log-variances, is the Fisher information in closed form; by the outputs of
+            other likelihoods the second derivative at the targets.
         prior_precision: Precision of the normal prior of every weight; if None, the one of the
             highest evidence.
         batch_size: Examples at a time, or fewer where their Jacobians don't fit.
         rank: Number of eigenvalues of "lowrank".
         key: Random key; if given, Jacobians are taken along labels drawn from the outputs, an
-            estimate without bias of the Fisher information, which for logits is the same curvature.
+            estimate without bias of the Fisher information.
         draws: Labels drawn for each example.
         only: A glob of paths of parameters, parts joined by slashes: what else the sites read isn't
             random. "adapters/*" leaves out the frozen weights of adapted layers.
 
     Returns:
         The posterior, for `jaxeff.bayes.predict` and `jaxeff.moments` too.
+
+    Warns:
+        LaplaceWarning: The likelihood has negative curvature at the targets, or the evidence is
+            highest at an end of the range that is searched.
 
     Raises:
         SpecError: A pattern matches no site.

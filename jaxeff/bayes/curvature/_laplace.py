@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -13,7 +14,7 @@ import numpy as np
 import optax
 from jaxtyping import Array, Float, PRNGKeyArray
 
-from jaxeff.bayes.curvature._precision import Curvature
+from jaxeff.bayes.curvature._precision import Curvature, LaplaceWarning
 from jaxeff.bayes.curvature._weights import Weights
 from jaxeff.bayes.posteriors import Likelihood
 from jaxeff.core import check_choice, check_count
@@ -134,13 +135,26 @@ class Laplace:
         return self.log_likelihood - 0.5 * (ratio + prior * square)
 
     def tuned(self) -> Laplace:
-        """Chooses the prior precision of the highest evidence."""
+        """Chooses the prior precision of the highest evidence.
+
+        Raises:
+            ValueError: Curvature or weights are NaN or infinite.
+
+        Warns:
+            LaplaceWarning: The evidence is highest at an end of the range that is searched.
+        """
         from scipy.optimize import minimize_scalar
 
         # On the host in float64: a function of one number and the eigenvalues, no pass over data.
         values = np.asarray(self.precision.values, np.float64)
         packed = jax.tree.leaves(self.weights.pack(self.params))
         square = sum(float((np.asarray(part, np.float64) ** 2).sum()) for part in packed)
+
+        if not np.isfinite(values).all() or not np.isfinite(square):
+            raise ValueError(
+                "laplace: tuned() has no evidence to compare: curvature or weights are NaN or "
+                "infinite; see that the network was trained, and that no input is NaN"
+            )
 
         def negative(log_prior: float, values: Any, counts: Any = 1.0) -> float:
             prior = np.exp(log_prior)
@@ -152,6 +166,14 @@ class Laplace:
         few = _binned(values) if values.size > MANY else (values,)
         grid = np.linspace(-18.0, 18.0, 145)
         best = grid[int(np.argmin([negative(p, *few) for p in grid]))]
+        if best in (grid[0], grid[-1]):
+            warnings.warn(
+                f"laplace: tuned() stopped at a prior precision of {np.exp(best):.3g}, an end of "
+                "the range that it searches: weights or curvature are zero, or nearly. Take a "
+                "precision of your own: laplace(..., prior_precision=1.0).",
+                LaplaceWarning,
+                stacklevel=2,
+            )
         found = minimize_scalar(negative, bounds=(best - 0.5, best + 0.5), method="bounded",
                                 args=(values,), options={"xatol": 1e-8})  # fmt: skip
         dtype = self.prior_precision.dtype

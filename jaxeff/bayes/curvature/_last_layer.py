@@ -29,15 +29,30 @@ MOST = 16_384
 """Weights of a full curvature at most: a gibibyte of float32."""
 
 
+def gaussian_information(outputs: Float[Array, "*batch two_k"]) -> Float[Array, "*batch two_k"]:
+    """Computes the Fisher information of means and log-variances, which is diagonal: 1 / v, 1 / 2.
+
+    The second derivative by a log-variance, half the squared residual over the variance, has this
+    mean, but together with that by the mean it is indefinite at targets near or far.
+    """
+    _, log_var = jnp.split(outputs, 2, axis=-1)
+    return jnp.concatenate([jnp.exp(-log_var), jnp.full_like(log_var, 0.5)], axis=-1)
+
+
 def outputs_curvature(
     likelihood: Likelihood, outputs: Float[Array, "batch outputs"], targets: Any
 ) -> Float[Array, "batch outputs outputs"]:
-    """Computes the second derivative of the negative log-likelihood by an example's outputs."""
+    """Computes the curvature of the negative log-likelihood by an example's outputs.
+
+    Of logits and Gaussians it is the Fisher information, of other likelihoods the second derivative
+    at the targets.
+    """
+    eye = jnp.eye(outputs.shape[-1], dtype=outputs.dtype)
+    if likelihood == "gaussian":
+        return gaussian_information(outputs)[:, :, None] * eye[None]
     if likelihood == "categorical":
         probs = jax.nn.softmax(outputs)
-        # Generalized Gauss-Newton: for a softmax the outputs' Hessian is diag(p) - p p^T,
-        # without labels.
-        eye = jnp.eye(outputs.shape[-1], dtype=outputs.dtype)
+        # For a softmax the outputs' Hessian is diag(p) - p p^T, without labels.
         return probs[:, :, None] * eye[None] - probs[:, :, None] * probs[:, None, :]
     distribution: Callable[[Any], Any] = resolve_likelihood(likelihood)
 

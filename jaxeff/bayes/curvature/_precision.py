@@ -12,6 +12,7 @@ add up (`Blocks`). A vector of weights is a matrix with one output.
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -20,6 +21,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, PRNGKeyArray
+
+MATERIAL = 1e-3
+"""Negative part of a curvature, of the largest, that is no rounding."""
+
+
+class LaplaceWarning(UserWarning):
+    """A Laplace approximation isn't what was asked for: the message says why, and the way out."""
 
 
 class WeightCurvature(Protocol):
@@ -216,7 +224,7 @@ def precision(structure: str, parts: Sequence[Array], examples: int, shape: Any)
         shape: Shape of the weights, `(features, outputs)`.
     """
     if structure == "diag":
-        return Diag(parts[0])
+        return diagonal(parts[0])
     if structure == "kron":
         (left, turn), (right, other) = (decompose(part) for part in parts)
         # Both factors are sums over n examples; the product of the sums would count n
@@ -230,12 +238,32 @@ def precision(structure: str, parts: Sequence[Array], examples: int, shape: Any)
 
 def decompose(matrix: Array) -> tuple[Array, Array]:
     """Computes eigenvalues, none below zero, and eigenvectors, in double precision."""
-    # Curvatures are positive semi-definite; rounding makes small eigenvalues negative.
     values, vectors = np.linalg.eigh(np.asarray(matrix, np.float64))
+    # Curvatures are positive semi-definite; rounding makes small eigenvalues negative.
+    warn_of_negative(values)
     return (
         jnp.asarray(np.maximum(values, 0).astype(matrix.dtype)),
         jnp.asarray(vectors.astype(matrix.dtype)),
     )
+
+
+def diagonal(values: Float[Array, "features outputs"]) -> Diag:
+    """Keeps a diagonal, none of it below zero."""
+    warn_of_negative(values)
+    return Diag(jnp.maximum(values, 0))
+
+
+def warn_of_negative(values: Any) -> None:
+    """Warns of negative curvature, which a likelihood that isn't concave has at its targets."""
+    lowest, highest = float(np.min(values)), float(np.max(np.abs(values)))
+    if lowest < -MATERIAL * highest:
+        warnings.warn(
+            f"laplace: the likelihood has negative curvature at these targets, {lowest:.3g} where "
+            f"the largest is {np.max(values):.3g}; it is set to zero, so that variances are too "
+            "large. Curvature of several sites is taken at drawn targets where you give a key.",
+            LaplaceWarning,
+            stacklevel=2,
+        )
 
 
 def _narrowed(rows: Array, values: Array, prior: Any) -> Array:

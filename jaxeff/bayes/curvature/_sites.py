@@ -1,7 +1,7 @@
 """The curvature of a likelihood by the weights of any sites: generalized Gauss-Newton.
 
-With the Jacobian `J` of an example's outputs by the weights, and the second derivative `L` of its
-negative log-likelihood by all of its outputs, positions included, summed over the examples as
+With the Jacobian `J` of an example's outputs by the weights, and the curvature `L` of its negative
+log-likelihood by all of its outputs, positions included, summed over the examples as
 
 ```text
 full      sum_n J^T L J, of all weights together
@@ -26,7 +26,15 @@ import numpy as np
 from jaxtyping import Array, Float, PRNGKeyArray
 
 from jaxeff.bayes.curvature._blocks import Blocks, Leading
-from jaxeff.bayes.curvature._precision import Diag, Full, Kron, decompose
+from jaxeff.bayes.curvature._last_layer import gaussian_information
+from jaxeff.bayes.curvature._precision import (
+    Diag,
+    Full,
+    Kron,
+    decompose,
+    diagonal,
+    warn_of_negative,
+)
 from jaxeff.bayes.curvature._weights import SiteWeights, WeightBlock, products, single
 from jaxeff.bayes.posteriors import Likelihood, resolve_likelihood
 from jaxeff.core import bind
@@ -58,7 +66,9 @@ def negative_log_likelihood(likelihood: Likelihood, outputs: Array, target: Any)
 
 
 def example_curvature(likelihood: Likelihood, outputs: Array, target: Any) -> Array:
-    """Computes the second derivative by all outputs of one example, `[outputs, outputs]`."""
+    """Computes the curvature by all outputs of one example, `[outputs, outputs]`."""
+    if likelihood == "gaussian":
+        return jnp.diag(gaussian_information(outputs).ravel())
 
     def nll(flat: Array) -> Array:
         return negative_log_likelihood(likelihood, flat.reshape(outputs.shape), target)
@@ -144,7 +154,7 @@ def site_precision(structure: str, rank: int, problem: SiteProblem) -> Blocks:
     if structure == "kron":
         return Blocks(tuple(map(_of_factors, total)))
     if structure == "diag":
-        return Blocks((_diagonal(total),))
+        return Blocks((diagonal(total[:, None]),))
     values, vectors = decompose(total)
     return Blocks((Full(values, vectors[:, None, :]),))
 
@@ -174,14 +184,9 @@ def _pulled(made: Callable[..., Any], args: Any, rows: Array, aux: bool = False)
     return jax.vmap(pull)(rows.reshape(-1, *out.shape)), more
 
 
-def _diagonal(values: Array) -> Diag:
-    # A likelihood that isn't concave in its outputs may make some negative.
-    return Diag(jnp.maximum(values, 0)[:, None])
-
-
 def _of_factors(factors: tuple[Array, ...]) -> Kron | Diag:
     if len(factors) == 1:
-        return _diagonal(factors[0])
+        return diagonal(factors[0][:, None])
     rows, *products = factors
     (left, turn), (right, other) = map(decompose, products)
     # Both are sums over the rows: their product would count each twice.
@@ -221,7 +226,10 @@ def _factors(
         leaves = argument_leaves((rest.unpack(params, vector), _first(x)), {})
         return evaluate(program, rule, None, leaves)[0][0], read
 
-    added = {block.leaves[0]: jnp.zeros(_made(node)) for node, block in blocks.items()}
+    added = {
+        block.leaves[0]: jnp.zeros(_made(node), node.outputs[0].aval.dtype)
+        for node, block in blocks.items()
+    }
     (by_row, by_vector), read = _pulled(run, (added, rest.pack(params)), rows, aux=True)
     sums: list[tuple[Array, ...]] = []
     for block in weights.blocks:
@@ -274,7 +282,10 @@ def _low_rank(problem: SiteProblem, rank: int) -> Blocks:
 
         packed = weights.pack(params)
         out, along = jax.jvp(outputs, (packed,), (vector,))
-        _, bent = jax.jvp(jax.grad(nll), (out,), (along,))
+        if likelihood == "gaussian":
+            bent = gaussian_information(out) * along
+        else:
+            _, bent = jax.jvp(jax.grad(nll), (out,), (along,))
         ((back,),) = jax.vjp(outputs, packed)[1](bent)
         return back[:, 0]
 
@@ -289,6 +300,7 @@ def _low_rank(problem: SiteProblem, rank: int) -> Blocks:
     # A start of its own, so that the same data give the same result.
     first = np.random.default_rng(0).normal(size=dimensions)
     values, vectors = eigsh(operator, k=min(rank, dimensions - 1), v0=first, tol=1e-4)
+    warn_of_negative(values)
     return Blocks((
         Leading(
             jnp.asarray(np.maximum(values, 0), start.dtype), jnp.asarray(vectors, start.dtype)
