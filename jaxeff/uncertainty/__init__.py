@@ -82,6 +82,7 @@ from jaxeff.uncertainty._selective import (
     selective,
 )
 from jaxeff.uncertainty._temperature import (
+    CalibrationWarning,
     Temperature,
     temperature_scale,
     tempered,
@@ -142,6 +143,7 @@ __all__ = [
     "OOD_QUANTILE",
     "RAPS",
     "AbsoluteResidual",
+    "CalibrationWarning",
     "ConformalCalibration",
     "ConformalMethod",
     "Decomposition",

@@ -12,10 +12,14 @@ g = tempered(f, temperature)                         # or of jaxeff.moments(f)
 
 Guo et al. 2017 (arXiv 1706.04599), section 4.2. The most probable class stays what it is.
 
-Sharp edge: labels that the logits separate without an error have no best temperature; it stops at
-`SMALLEST`, labels that are worse than chance at `LARGEST`.
+Sharp edges:
+    Labels that the logits separate without an error have no best temperature; it stops at
+    `SMALLEST`, labels that are worse than chance at `LARGEST`, and where all classes have the same
+    logit it is 1. A `CalibrationWarning` says so; not inside of `jit`, where values are unknown.
+    Logits of minus infinity, as of classes that are masked, stay out of it.
 """
 
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -31,6 +35,7 @@ from jaxeff.core import (
     check_labels,
     function_of_form,
     instance_of,
+    is_concrete,
     register_setting,
     validate,
 )
@@ -40,6 +45,10 @@ from jaxeff.uncertainty._gaussian_logits import probit_logits, real_outputs
 SMALLEST, LARGEST = 1e-3, 1e3
 STEPS = 60
 """Halvings of the range of the logarithm: more than float64 can tell apart."""
+
+
+class CalibrationWarning(UserWarning):
+    """Held-out examples don't tell what was to be found: the message says why, and the way out."""
 
 
 @register_setting
@@ -65,23 +74,40 @@ def temperature_scale(
             approximation's.
         labels: Their classes.
 
+    Returns:
+        The temperature; NaN inside of `jit` where the likelihood is no number.
+
     Raises:
         TypeError: The logits are no array of two axes or Gaussian, or the labels no integers.
-        ValueError: A label is out of range, or there are no examples.
+        ValueError: A label is out of range, there are no examples, or the likelihood of some is no
+            number: logits are NaN or infinite, or minus infinity at the label.
+
+    Warns:
+        CalibrationWarning: No temperature is the best one, or it lies outside the range.
     """
-    mean: Any = logits.mean if is_gaussian(logits) or is_joint_gaussian(logits) else logits
+    is_random = is_gaussian(logits) or is_joint_gaussian(logits)
+    mean: Any = logits.mean if is_random else logits
     if np.ndim(mean) != 2 or not jnp.issubdtype(jnp.result_type(mean), jnp.floating):
         raise TypeError("temperature_scale: logits must be floating-point [batch, classes]")
     if not len(mean):
         raise ValueError("temperature_scale: there are no examples")
     check_labels("temperature_scale: labels", labels, mean.shape[-1], mean.shape[:-1])
-    rows = jnp.asarray(labels)[:, None]
+    rows, dtype = jnp.asarray(labels)[:, None], jnp.result_type(mean)
+    wide = jnp.promote_types(dtype, jnp.float32)  # in 16 bits slopes of many examples round off
+    mean = jnp.asarray(mean, wide)
+    # What is masked weighs nothing at any temperature, but its derivative would be 0 times
+    # infinity: it is taken out before anything is computed of it.
+    there = ~jnp.isneginf(mean)
+    kept = jnp.where(there, mean, 0)
+    if is_random:
+        kept = Gaussian(kept, jnp.where(there, jnp.asarray(logits.var, wide), 0))
 
     def nll(log_temperature: Array) -> Array:
-        scaled = probit_logits(_divided(logits, jnp.exp(log_temperature)))
-        return -jnp.take_along_axis(jax.nn.log_softmax(scaled), rows, axis=-1).mean()
+        scaled = probit_logits(_divided(kept, jnp.exp(log_temperature)))
+        log_probs = jax.nn.log_softmax(scaled, where=there, axis=-1)
+        return -jnp.take_along_axis(log_probs, rows, axis=-1)[:, 0]
 
-    slope = jax.grad(nll)
+    slope = jax.grad(lambda log_temperature: nll(log_temperature).mean())
 
     def halve(_: Any, ends: tuple[Array, Array]) -> tuple[Array, Array]:
         low, high = ends
@@ -90,9 +116,43 @@ def temperature_scale(
         falling = slope(middle) < 0
         return jnp.where(falling, middle, low), jnp.where(falling, high, middle)
 
-    ends = (jnp.log(jnp.asarray(t, mean.dtype)) for t in (SMALLEST, LARGEST))
-    low, high = jax.lax.fori_loop(0, STEPS, halve, tuple(ends))
-    return Temperature(jnp.exp((low + high) / 2))
+    first, last = (jnp.log(jnp.asarray(t, wide)) for t in (SMALLEST, LARGEST))
+    low, high = jax.lax.fori_loop(0, STEPS, halve, (first, last))
+    value = jnp.exp((low + high) / 2)
+    is_smallest, is_largest = slope(first) >= 0, slope(last) <= 0
+    value = jnp.where(is_smallest, SMALLEST, jnp.where(is_largest, LARGEST, value))
+    largest, smallest = (jnp.where(there, mean, end) for end in (-jnp.inf, jnp.inf))
+    is_constant = (largest.max(-1) <= smallest.min(-1)).all()
+    unknown = ~jnp.isfinite(nll(jnp.zeros((), wide)))
+    value = jnp.where(unknown.any(), jnp.nan, jnp.where(is_constant, 1, value)).astype(dtype)
+    if is_concrete(value):
+        _say(int(unknown.sum()), bool(is_constant), bool(is_smallest), bool(is_largest))
+    return Temperature(value)
+
+
+def _say(unknown: int, is_constant: bool, is_smallest: bool, is_largest: bool) -> None:
+    """Refuses or warns of what has no best temperature.
+
+    Raises:
+        ValueError: Examples have no likelihood.
+    """
+    if unknown:
+        raise ValueError(
+            f"temperature_scale: the likelihood of {unknown} examples is no number: their logits "
+            "hold NaN or infinity, or minus infinity at the label; leave them out, or mend them"
+        )
+    way_out = "; give more held-out examples, or take Temperature(1.0)"
+    if is_constant:
+        text = "all classes have the same logit, so that every temperature is as good; it is 1"
+    elif is_smallest:
+        text = f"the labels are those of the largest logits, so that it stopped at {SMALLEST:g}"
+        text += way_out
+    elif is_largest:
+        text = f"the logits say less than nothing of the labels, so that it stopped at {LARGEST:g}"
+        text += "; see that labels and logits are of the same examples"
+    else:
+        return
+    warnings.warn(f"temperature_scale: {text}.", CalibrationWarning, stacklevel=4)
 
 
 @validate(f=function_of_form("f(*args)"), temperature=instance_of(Temperature))

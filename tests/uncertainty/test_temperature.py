@@ -74,9 +74,56 @@ def test_it_sweeps_and_stays_within_its_bounds():
     logits, labels = labelled(100)
     many = jax.vmap(u.temperature_scale, in_axes=(0, None))(jnp.stack([logits, 2 * logits]), labels)
     np.testing.assert_allclose(many.value[1], 2 * many.value[0], rtol=1e-3)
-    sure = u.temperature_scale(10 * jnp.eye(4), jnp.arange(4))
-    assert sure.value < 0.5
-    wrong = u.temperature_scale(10 * jnp.eye(4), (jnp.arange(4) + 1) % 4)
-    np.testing.assert_allclose(wrong.value, 1000, rtol=1e-2)
     with pytest.raises(ValueError, match="classes"):
         u.temperature_scale(logits, labels + 4)
+
+
+@pytest.mark.parametrize(
+    ("logits", "labels", "value", "words"),
+    [
+        (10 * np.eye(4), np.arange(4), 1e-3, "the labels are those of the largest logits"),
+        (10 * np.eye(4), (np.arange(4) + 1) % 4, 1e3, "the logits say less than nothing"),
+        (np.full((3, 4), 2.0), np.arange(3), 1, "all classes have the same logit"),
+        # All that is left of three classes is the same.
+        (np.array([[2.0, 2.0, -np.inf]] * 2), np.arange(2), 1, "all classes have the same logit"),
+    ],
+    ids=["separated", "worse than chance", "constant", "constant and masked"],
+)
+def test_what_has_no_best_temperature_is_told(logits, labels, value, words):
+    logits, labels = jnp.asarray(logits, jnp.float32), jnp.asarray(labels)
+    with pytest.warns(u.CalibrationWarning, match=words):
+        np.testing.assert_allclose(u.temperature_scale(logits, labels).value, value, rtol=1e-6)
+    # Where values are unknown nothing can be said, but the number is the same.
+    np.testing.assert_allclose(jax.jit(u.temperature_scale)(logits, labels).value, value, rtol=1e-6)
+
+
+@pytest.mark.parametrize("gaussian", [False, True])
+def test_masked_classes_stay_out_of_it(gaussian):
+    """SciPy's optimum over the classes that each example has left, in float64."""
+    logits, labels = labelled(300)
+    # Every third example lacks a class that isn't its label.
+    masked = (jnp.arange(300) % 3 == 0)[:, None] & (
+        jnp.arange(4)[None] == (labels[:, None] + 1) % 4
+    )
+    logits = jnp.where(masked, -jnp.inf, logits)
+    variance = 2.0 if gaussian else 0.0
+    wide = np.asarray(logits, np.float64)
+
+    def nll(t):
+        return -log_softmax(wide / np.sqrt(t**2 + np.pi / 8 * variance), -1)[
+            np.arange(300), labels
+        ].mean()
+
+    expected = minimize_scalar(nll, bounds=(0.1, 20), method="bounded", options={"xatol": 1e-9})
+    outputs = Gaussian(logits, jnp.full_like(logits, variance)) if gaussian else logits
+    temperature = jax.jit(u.temperature_scale)(outputs, labels)
+    np.testing.assert_allclose(temperature.value, expected.x, rtol=1e-3)
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
+def test_a_likelihood_that_is_no_number_is_refused(bad):
+    logits, labels = labelled(20)
+    logits = logits.at[3, labels[3]].set(bad)
+    with pytest.raises(ValueError, match="the likelihood of 1 examples is no number"):
+        u.temperature_scale(logits, labels)
+    assert jnp.isnan(jax.jit(u.temperature_scale)(logits, labels).value)
