@@ -98,7 +98,7 @@ def temperature_scale(
     # What is masked weighs nothing at any temperature, but its derivative would be 0 times
     # infinity: it is taken out before anything is computed of it.
     there = ~jnp.isneginf(mean)
-    kept = jnp.where(there, mean, 0)
+    kept: Any = jnp.where(there, mean, 0)
     if is_random:
         kept = Gaussian(kept, jnp.where(there, jnp.asarray(logits.var, wide), 0))
 
