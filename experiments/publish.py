@@ -1,14 +1,18 @@
 """Pages of results, from the JSON of studies' runs.
 
     python -m experiments.publish results/quickstart.json [MORE.json ...]
+    python -m experiments.publish --again          # judges all kept runs, writes all their pages
 
 Keeps each run's JSON and figures in docs/results/runs/ and writes a page of its tables and checks
 beside them, the source's numbers next to ours. The pages are made from the JSON alone, and a test
-makes them again: a number on them can't be anything but that run's.
+makes them again: a number on them can't be anything but that run's. So are the list of kept runs at
+the end of docs/results/README.md, and their entries in mkdocs.yml. Claims are judged from the rows
+when a run is published, and ``--again`` does so after they were changed.
 """
 
 import argparse
 import json
+import re
 import shlex
 import shutil
 from collections import Counter
@@ -17,16 +21,22 @@ from pathlib import Path
 from typing import Any
 
 from experiments.__main__ import MODULES, load
-from experiments.harness import Report, Study, Table
+from experiments.harness import Study, Table
 from experiments.harness.command import find_options
-from experiments.harness.report import COMMIT, Row, verdict
+from experiments.harness.report import COMMIT, LEFT, MADE, verdict
+from experiments.harness.sizes import NARROWED, reached, shortfalls, shown_size
+from experiments.harness.staleness import stale
 from jaxeff.core import cell_text
 
-RUNS = Path(__file__).parents[1] / "docs" / "results" / "runs"
-_PARTS = {"experiment", "size", "config", "versions", "rows", "checks", "differences"}
+ROOT = Path(__file__).parents[1]
+RUNS = ROOT / "docs" / "results" / "runs"
+LIST = ROOT / "docs" / "results" / "README.md"
+NAVIGATION = ROOT / "mkdocs.yml"
+_MARKED = r"(?s)(?<=<!-- kept runs -->\n).*?(?=<!-- end of kept runs -->)"
+_LISTED = r"(?m)(^ +- Kept runs:\n)((?: +- .*results/runs/.*\n)*)"
 
 
-def study_of(name: str) -> tuple[str, Study]:
+def study_of(name: str) -> tuple[str, Study[Any]]:
     """Finds the module of a study, and the study, by the name in its results.
 
     Raises:
@@ -48,16 +58,16 @@ def page(content: Mapping[str, Any], name: str, figures: list[str]) -> str:
         figures: File names of its figures.
     """
     module, study = study_of(content["experiment"])
-    extra = {key: value for key, value in content.items() if key not in _PARTS}
-    report = Report(study.name, content["size"], content["config"], content["rows"], extra)
+    report = study.report(content)
     size = "" if content["size"] == "default" else f" --{content['size']}"
     versions = ", ".join(f"{key} {value}" for key, value in content["versions"].items())
     blocks = [
         f"# {name}",
         study.about.splitlines()[0],
         f"`python -m experiments.{module}{size}{_chosen(study, content)}`, "
-        f"seed {content['config'].get('seed', 0)}. "
-        f"{versions}.{_commits(content['rows'])} Written from [{name}.json]({name}.json).",
+        f"seed {content['config'].get('seed', 0)}. {_sized(study, content)}"
+        f"{versions}. Written from [{name}.json]({name}.json).",
+        *filter(None, [_left(content), _makers(content)]),
         *(f"![Figure of {name}: {Path(file).stem}]({file})" for file in figures),
         *(f"## {table.title}\n\n{markdown(table)}" for table in study.show(report)),
     ]
@@ -73,14 +83,46 @@ def page(content: Mapping[str, Any], name: str, figures: list[str]) -> str:
     return "\n\n".join(blocks) + "\n"
 
 
-def _commits(rows: list[Row]) -> str:
-    """Tells how many rows other commits have made than the one that wrote the report."""
-    made = Counter(row[COMMIT] for row in rows if COMMIT in row)
-    told = ", ".join(f"{number} of {commit}" for commit, number in made.items())
-    return f" Of {len(rows)} rows, {told}." if made else ""
+def _sized(study: Study[Any], content: Mapping[str, Any]) -> str:
+    """Says that a run covers less than the size whose name it bears."""
+    if shown_size(content["config"], study.sizes) != NARROWED:
+        return ""
+    less = ", ".join(shortfalls(content["config"], study.sizes, content["size"]))
+    decides = reached(content["config"], study.sizes)
+    return f"Narrowed: less than the size {content['size']} in {less}; judged as {decides}. "
 
 
-def _chosen(study: Study, content: Mapping[str, Any]) -> str:
+def _left(content: Mapping[str, Any]) -> str:
+    """Says that rows are missing."""
+    left = content.get(LEFT, 0)
+    done = sum(entry["tasks"] for entry in content.get(MADE, ()))
+    return f"**Unfinished: {done:g} of {done + left:g} tasks are done.**" if left else ""
+
+
+def _makers(content: Mapping[str, Any]) -> str:
+    """Says who made the rows, where that isn't the commit alone that wrote the report."""
+    own = content["versions"].get(COMMIT)
+    if made := content.get(MADE):
+        hours = sum(entry["cpu_seconds"] for entry in made) / 3600
+        took = f"{_duration(hours)} of CPU time. " if hours else ""
+        if {entry["commit"] for entry in made} <= {own} and len(made) == 1:
+            return took.strip()
+        parts = [
+            f"{entry['rows']} by {entry['commit'] or 'a commit that is not known'}"
+            + (f" on {entry['machine']}" if entry["machine"] else "")
+            for entry in made
+        ]
+        return f"{took}Rows: {'; '.join(parts)}."
+    others = Counter(row[COMMIT] for row in content["rows"] if COMMIT in row)
+    told = ", ".join(f"{number} by {commit}" for commit, number in others.items())
+    return f"Of {len(content['rows'])} rows, {told}." if others else ""
+
+
+def _duration(hours: float) -> str:
+    return f"{hours:.1f} hours" if hours >= 1 else f"{60 * hours:.1f} minutes"
+
+
+def _chosen(study: Study[Any], content: Mapping[str, Any]) -> str:
     """Writes the options of a run: settings that aren't those of its size."""
     own, told = study.sizes[content["size"]], ""
     for option in find_options(type(own)):
@@ -106,11 +148,20 @@ def markdown(table: Table) -> str:
     return "\n".join(map(line, [heads, rules, *table.rows, *total]))
 
 
-def publish(path: Path) -> Path:
-    """Keeps a run's JSON and figures, and writes its page.
+def judged(content: Mapping[str, Any]) -> dict[str, Any]:
+    """The JSON of a run with the checks of today's claims."""
+    _, study = study_of(content["experiment"])
+    report = study.report(content)
+    study.judge(report)
+    return {**content, "checks": report.checks}
+
+
+def publish(path: Path, name: str = "") -> Path:
+    """Keeps a run's JSON and figures, and writes its page and its entries in the lists.
 
     Args:
         path: The JSON that a study left.
+        name: Of the kept run; that of the file if empty.
 
     Returns:
         The page.
@@ -118,7 +169,7 @@ def publish(path: Path) -> Path:
     Raises:
         FileNotFoundError: The study draws figures, and there are none beside the JSON.
     """
-    content = json.loads(path.read_text())
+    content, name = json.loads(path.read_text()), name or path.stem
     RUNS.mkdir(parents=True, exist_ok=True)
     pictures = sorted(path.with_suffix("").glob("*.png"))
     # A study leaves them in its folder of results; a JSON that went elsewhere is without them.
@@ -127,14 +178,61 @@ def publish(path: Path) -> Path:
             f"{path.with_suffix('')} has no figures; publish the JSON that lies beside the folder "
             "of the run's figures, or move that folder there"
         )
-    figures = []
+    for old in figures_of(name):
+        (RUNS / old).unlink()
     for picture in pictures:
-        figures.append(f"{path.stem}-{picture.name}")
-        shutil.copyfile(picture, RUNS / figures[-1])
-    (RUNS / f"{path.stem}.json").write_text(json.dumps(content, indent=1, allow_nan=False) + "\n")
-    written = RUNS / f"{path.stem}.md"
-    written.write_text(page(content, path.stem, figures))
-    return written
+        shutil.copyfile(picture, RUNS / f"{name}-{picture.name}")
+    _write(name, content)
+    write_lists()
+    return RUNS / f"{name}.md"
+
+
+def _write(name: str, content: Mapping[str, Any]) -> None:
+    content = judged(content)
+    path = RUNS / f"{name}.json"
+    path.write_text(json.dumps(content, indent=1, allow_nan=False) + "\n")
+    path.with_suffix(".md").write_text(page(content, name, figures_of(name)))
+
+
+def figures_of(name: str) -> list[str]:
+    """File names of a kept run's figures."""
+    longer = [path.stem for path in RUNS.glob("*.json") if path.stem.startswith(f"{name}-")]
+    found = sorted(picture.name for picture in RUNS.glob(f"{name}-*.png"))
+    return [file for file in found if not any(file.startswith(f"{one}-") for one in longer)]
+
+
+def listing() -> str:
+    """Writes the list of kept runs: their size, date, commit and checks."""
+    rows = []
+    for path in sorted(RUNS.glob("*.json")):
+        content = json.loads(path.read_text())
+        _, study = study_of(content["experiment"])
+        verdicts = Counter(check["passed"] for check in content["checks"])
+        commits = {entry["commit"] or "" for entry in content.get(MADE, ())}
+        commits |= {row[COMMIT] for row in content["rows"] if COMMIT in row}
+        commits |= {content["versions"].get(COMMIT, "")} if not content.get(MADE) else set()
+        left = content.get(LEFT, 0)
+        reasons = stale(study, content)
+        rows.append((
+            f"[{path.stem}](runs/{path.stem}.md)",
+            shown_size(content["config"], study.sizes) + (f", {left} tasks left" if left else ""),
+            content.get("date", ""), ", ".join(sorted(commits - {""})),
+            *(str(verdicts[one]) for one in (True, False, None)), "; ".join(reasons),
+        ))  # fmt: skip
+    heads = ("run", "size", "date", "commit", "ok>", "failed>", "undecided>", "stale")
+    return markdown(Table(heads, rows)) + "\n"
+
+
+def write_lists() -> None:
+    """Writes the list of kept runs, and their entries in the navigation."""
+    LIST.write_text(re.sub(_MARKED, lambda _: listing(), LIST.read_text()))
+    NAVIGATION.write_text(re.sub(_LISTED, lambda m: m[1] + navigation(), NAVIGATION.read_text()))
+
+
+def navigation() -> str:
+    """Writes the entries of kept runs in the navigation of the reference."""
+    names = sorted(path.stem for path in RUNS.glob("*.json"))
+    return "".join(f"          - {name}: results/runs/{name}.md\n" for name in names)
 
 
 def main() -> None:
@@ -142,9 +240,18 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("runs", nargs="+", type=Path, help="JSON files that studies left")
-    for path in parser.parse_args().runs:
-        print(publish(path))
+    parser.add_argument("runs", nargs="*", type=Path, help="JSON files that studies left")
+    parser.add_argument("--name", default="", help="of the kept run, where one JSON is given")
+    parser.add_argument("--again", action="store_true", help="judge all kept runs again")
+    given = parser.parse_args()
+    if given.name and len(given.runs) != 1:
+        parser.error("--name is for one run")
+    for path in given.runs:
+        print(publish(path, given.name))
+    if given.again:
+        for path in sorted(RUNS.glob("*.json")):
+            _write(path.stem, json.loads(path.read_text()))
+        write_lists()
 
 
 if __name__ == "__main__":

@@ -23,7 +23,7 @@ from typing import Any
 
 from experiments.analog import chips, findings, training
 from experiments.analog.recipe import SIZES, Part, Settings
-from experiments.harness import Row, Run, Study
+from experiments.harness import Kept, Row, Run, Study
 
 DIFFERENCES = (
     "every chip is synthetic: BrainScaleS-2 was not at hand, and absolute accuracies mean nothing",
@@ -55,9 +55,9 @@ def _problem(run: Run[Settings], make: Any, devices: tuple[int, ...], name: str)
     return run.keep({"task": "training", "data": name}, rows)
 
 
-def _asked(name: Part, make: Callable[[Run[Settings]], Any]) -> Callable[[Run[Settings]], Any]:
+def _asked(name: Part, make: Callable[[Run[Settings]], Any]) -> Kept[Settings]:
     """Declares a part that is run where the settings ask for it."""
-    return lambda run: make(run) if run.settings.runs(name) else []
+    return Kept(lambda run: make(run) if run.settings.runs(name) else [])
 
 
 def _images(run: Run[Settings]) -> list[Row]:

@@ -17,7 +17,7 @@ from experiments import classifiers
 from experiments.classifiers import Task, Trained
 from experiments.compression import allocation, findings, recipe, training, without_training
 from experiments.compression.methods import FLOAT, METHODS, at_bits
-from experiments.harness import Row, Run, Study
+from experiments.harness import Kept, Row, Run, Study
 
 DIFFERENCES = (
     "the source shows DenseNet-BC-100 on CIFAR-100, as a figure without numbers; here it is the "
@@ -63,7 +63,7 @@ def _measure(
 
 STUDY = Study(
     "compression", __doc__, recipe.SIZES,
-    (lambda run: classifiers.each(run, _tasks, _measure),),
+    (Kept[recipe.Settings](lambda run: classifiers.each(run, _tasks, _measure)),),
     findings.CLAIMS, findings.PLOTS, findings.TABLES, DIFFERENCES,
 )  # fmt: skip
 

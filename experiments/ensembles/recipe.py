@@ -100,7 +100,7 @@ SIZES = {
         members=10, few=5, seeds=2, some=2, strengths=(0.3, 1.0), repulsive=16, features=64,
         samples=10, rounds=3, kinds=("other", "patches 8"),
     ),
-    "default": DEFAULT,
+    "default": replace(DEFAULT, seeds=3),
     "full": replace(
         DEFAULT,
         sine=Sine(steps=20_000),

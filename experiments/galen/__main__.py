@@ -16,7 +16,7 @@ Source: Klein's thesis, chapter 4; Krieger et al., arXiv 2212.07818.
 from dataclasses import dataclass
 
 from experiments.galen import findings, recipe, searching
-from experiments.harness import Row, Run, Study, choose
+from experiments.harness import Kept, Row, Run, Study, choose
 
 
 @dataclass(frozen=True)
@@ -57,7 +57,7 @@ def run(run: Run[recipe.Settings]) -> list[Row]:
 
 
 STUDY = Study(
-    "galen", __doc__, recipe.SIZES, (run,), findings.CLAIMS, findings.PLOTS, findings.TABLES,
+    "galen", __doc__, recipe.SIZES, (Kept(run),), findings.CLAIMS, findings.PLOTS, findings.TABLES,
     findings.DIFFERENCES,
 )  # fmt: skip
 

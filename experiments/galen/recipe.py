@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
 from experiments.classifiers import Classifier
-from experiments.harness import SELECTS, Count, Least
+from experiments.harness import SELECTS, SIZELESS, Count, Least
 from experiments.recipes import Training
 from jaxeff import search
 
@@ -40,8 +40,8 @@ class Settings(Training):
     images: Count = 32  # that sensitivities are measured on
     # what a search is told: a table of kernels' times here, cycles by the static model of a
     # processor, or bit operations, which are no time
-    latency: Literal["table", "modelled", "operations"] = "table"
-    processor: str = "cortex-a72"  # that is modelled, as targets are called
+    latency: Annotated[Literal["table", "modelled", "operations"], SIZELESS] = "table"
+    processor: Annotated[str, SIZELESS] = "cortex-a72"  # that is modelled, as targets are called
     retrain_rate: float = 0.02  # of a candidate's training by momentum of .9, decayed by a cosine
     final_images: Count = 10_000  # of the final training
     epochs: Annotated[int, Least(0)] = 1  # of the final training; 0 leaves it away
@@ -84,7 +84,7 @@ SIZES = {
         final_images=1000, few=2,
         round_to=2, nodes=(2,), inputs=2, finished=AGENTS, latency="operations",
     ),
-    "default": Settings(Classifier("resnet8", "cifar-10", 20_000, 12, 2000, 1)),
+    "default": Settings(Classifier("resnet8", "cifar-10", 20_000, 12, 2000, 1), seeds=3),
     "full": Settings(
         Classifier("resnet18", "cifar-10", 40_000, 100, 10_000, 1), episodes=410, updates=1,
         decay=0.95, steps=0, step_images=128, retrain_rate=0.05, batch_size=128,

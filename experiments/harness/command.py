@@ -2,7 +2,8 @@
 
 Fields that a command line can hold become options: numbers, texts, paths, `Literal` choices,
 booleans, tuples of these, and the fields of settings within settings. `Annotated` says more:
-`Least(1)` bounds a number, `SELECTS` marks what picks among tasks without changing any of them.
+`Least(1)` bounds a number, `SELECTS` marks what picks among tasks without changing any of them,
+`SIZELESS` what says nothing about a run's size.
 """
 
 import argparse
@@ -29,6 +30,8 @@ from typing import (
 SIZES = ("fast", "default", "full")
 SELECTS = "selects"
 """Marks a field that picks among tasks: rows that were kept hold whatever it is."""
+SIZELESS = "sizeless"
+"""Marks a field that makes another run, but neither a larger nor a smaller one."""
 
 
 class Refused(ValueError):
@@ -55,7 +58,9 @@ class Order(NamedTuple):
     json: Path | None  # where the JSON goes; beside the figures if None
     results: Path  # folder of all results
     fresh: bool  # whether to forget what an earlier run kept
-    take: Sequence[Path] = ()  # other folders of results, whose rows of this run are taken over
+    # other folders of results, or packed journals, whose rows of this run are taken over
+    take: Sequence[Path] = ()
+    kept: bool = False  # whether to report what is kept, and make nothing more
 
 
 @dataclass(frozen=True)
@@ -65,7 +70,12 @@ class Option:
     path: tuple[str, ...]  # names of the fields that lead to it
     help: str  # what is said of it
     arguments: dict[str, Any]  # what `argparse` is told
-    selects: bool  # whether it picks among tasks only
+    marks: tuple[Any, ...]  # what `Annotated` says of it
+
+    @property
+    def selects(self) -> bool:
+        """Whether it picks among tasks only."""
+        return SELECTS in self.marks
 
     @property
     def name(self) -> str:
@@ -104,7 +114,7 @@ def read(
                 changed[option.name] = value
     if found["seed"]:
         changed["seed"] = found["seed"]
-    rest = (found[key] for key in ("seed", "json", "results", "fresh", "take"))
+    rest = (found[key] for key in ("seed", "json", "results", "fresh", "take", "kept"))
     return Order(size, settings, changed, *rest)
 
 
@@ -121,7 +131,7 @@ def find_options(settings: type, path: tuple[str, ...] = ()) -> Iterator[Option]
         if isinstance(hint, type) and dataclasses.is_dataclass(hint):
             yield from find_options(hint, here)
         elif arguments := _arguments(hint, marks):
-            yield Option(here, texts.get(field.name, ""), arguments, SELECTS in marks)
+            yield Option(here, texts.get(field.name, ""), arguments, tuple(marks))
 
 
 def choose(wanted: Sequence[str], there: Sequence[str], what: str) -> list[str]:
@@ -162,9 +172,13 @@ def _parser(
     parser.add_argument("--fresh", action="store_true", help="forget what an earlier run kept")
     parser.add_argument(
         "--take", type=Path, nargs="+", default=(), metavar="FOLDER",
-        help="other results folders, whose rows of this run are taken over instead of made again",
+        help="other results folders, or packed journals, whose rows of this run are taken over "
+        "instead of made again",
     )  # fmt: skip
     parser.add_argument("--seed", type=_seed, default=0, help="seed of everything [0]")
+    parser.add_argument(
+        "--kept", action="store_true", help="report what is kept so far, and make nothing more"
+    )
     group = parser.add_argument_group("settings", "each is the size's unless it is given")
     for option in options:
         text = f"{option.help} [{_shown(option, sizes)}]".strip().replace("%", "%%")

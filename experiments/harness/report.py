@@ -7,8 +7,10 @@ JSON holds, so they can be made again from it.
 
 import contextlib
 import dataclasses
+import datetime
 import json
 import math
+import os
 import platform
 import re
 import subprocess
@@ -29,6 +31,16 @@ from jaxeff.store import write_atomically
 Row = dict[str, Any]
 COMMIT = "commit"
 """In `versions` the commit that wrote the report; in a row the one that made it, if another."""
+COMMIT_VARIABLE = "JAXEFF_COMMIT"
+"""Names the commit where the repository's history isn't at hand, as on a lent machine."""
+ENTRIES = {
+    "experiment", "size", "config", "versions", "rows", "checks", "differences", "date",
+}  # fmt: skip
+"""Entries of the JSON that every report has; a study's own are others."""
+LEFT, MADE = "tasks_left", "made"
+"""Further entries: tasks without rows, if there are any; and who made the others."""
+REST = "the rest of the run"
+"""What a check needs for which rows are missing."""
 _PACKAGES = ("jaxeff", "jax", "jaxlib", "flax", "optax", "numpyro", "apache-tvm", "numpy")
 
 
@@ -46,8 +58,21 @@ class Report:
     # claims, each with the source's value, ours, and whether it holds: None where the size can't
     # decide it
     checks: list[dict[str, Any]] = field(default_factory=list)
+    decides: str = ""  # the largest size that its settings cover; `size` if not said
+    left: int = 0  # tasks that have no rows yet
 
-    def check(self, name: str, source: Any, ours: Any, passed: Any, needs: str = "fast") -> None:
+    def __post_init__(self) -> None:
+        self.decides = self.decides or self.size
+
+    def check(
+        self,
+        name: str,
+        source: Any,
+        ours: Any,
+        passed: Any,
+        needs: str = "fast",
+        complete: bool = False,
+    ) -> None:
         """Records a claim.
 
         Args:
@@ -56,8 +81,12 @@ class Report:
             ours: The value here.
             passed: Whether the claim holds.
             needs: The smallest size that can decide it.
+            complete: Whether it is of single rows, so that it holds whatever is left to be made.
         """
-        decided = SIZES.index(self.size) >= SIZES.index(needs)
+        if self.left and not complete:
+            needs, decided = REST, False
+        else:
+            decided = SIZES.index(self.decides) >= SIZES.index(needs)
         verdict = {"passed": bool(passed)} if decided else {"passed": None, "needs": needs}
         self.checks.append(plain({"name": name, "source": source, "ours": ours} | verdict))
 
@@ -71,6 +100,7 @@ class Report:
             "rows": self.rows,
             "checks": self.checks,
             "differences": list(differences),
+            "date": datetime.date.today().isoformat(),
             **self.extra,
         }
         write_atomically(path, json.dumps(_finite(content), indent=1, allow_nan=False))
@@ -121,13 +151,18 @@ def verdict(check: Mapping[str, Any]) -> str:
 def versions() -> dict[str, str]:
     """Versions of what the figures depend on, the processor, and the commit that ran."""
     found = {"python": platform.python_version(), "machine": platform.machine()}
-    found |= _processor() | _accelerator() | commit()
+    found |= machine() | commit()
     for package in _PACKAGES:
         try:
             found[package] = metadata.version(package)
         except metadata.PackageNotFoundError:
             continue
     return found
+
+
+def machine() -> dict[str, str]:
+    """The processor, and the accelerator where JAX computes on one."""
+    return _processor() | _accelerator()
 
 
 def _processor() -> dict[str, str]:
@@ -154,4 +189,5 @@ def commit() -> dict[str, str]:
         folder = Path(__file__).parent
         run = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=True)
         return {COMMIT: run.stdout.strip()}
-    return {}
+    told = os.environ.get(COMMIT_VARIABLE)
+    return {COMMIT: told} if told else {}

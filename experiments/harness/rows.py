@@ -6,6 +6,7 @@ A selection is a function from the report to rows: `every`, `where(part="train")
 
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -67,28 +68,29 @@ Entry: TypeAlias = str | Callable[[Row], Any]
 """A column's name, or a function of the row."""
 
 
-def every(report: Report) -> list[Row]:
-    """Selects all rows."""
-    return report.rows
+@dataclass(frozen=True)
+class Filter:
+    """Selects rows one by one: whether there are others makes no difference."""
+
+    keeps: Callable[[Row], bool]  # whether a row is selected
+
+    def __call__(self, report: Report) -> list[Row]:
+        """Selects the rows."""
+        return [row for row in report.rows if self.keeps(row)]
 
 
-def where(**columns: Any) -> Chosen:
+every = Filter(lambda row: True)
+"""Selects all rows."""
+
+
+def where(**columns: Any) -> Filter:
     """Selects the rows that have these values."""
-
-    def select(report: Report) -> list[Row]:
-        wanted = columns.items()
-        return [row for row in report.rows if all(row.get(k) == value for k, value in wanted)]
-
-    return select
+    return Filter(lambda row: all(row.get(k) == value for k, value in columns.items()))
 
 
-def having(*columns: str) -> Chosen:
+def having(*columns: str) -> Filter:
     """Selects the rows in which these columns aren't None."""
-
-    def select(report: Report) -> list[Row]:
-        return [row for row in report.rows if all(row.get(k) is not None for k in columns)]
-
-    return select
+    return Filter(lambda row: all(row.get(k) is not None for k in columns))
 
 
 def extra(*path: str) -> Chosen:

@@ -1,9 +1,10 @@
 """One run of a study: its settings, its folder, and the rows that it has kept."""
 
 import dataclasses
+import os
 import shutil
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Generic, NamedTuple, TypeVar
 
@@ -11,10 +12,11 @@ import jax
 import numpy as np
 from rich.console import Console
 
+from experiments.harness import journals
 from experiments.harness.command import Order, Refused, find_options
-from experiments.harness.report import COMMIT, Row, commit, plain
+from experiments.harness.report import COMMIT, Row, commit, machine, plain
 from jaxeff.core import fast_key, progress_bar
-from jaxeff.store import CheckpointError, Journal, write_atomically
+from jaxeff.store import CheckpointError, Journal, require_same_run, write_atomically
 
 S = TypeVar("S")
 T = TypeVar("T")
@@ -52,9 +54,12 @@ class Run(Generic[S]):
         results: Folder of all results.
         folder: Of this run; what is kept for its resuming goes to `work` in it.
         console: Where text goes.
+        left: Tasks that were asked for and have no rows yet.
     """
 
-    def __init__(self, name: str, order: Order, settings: S, console: Console) -> None:
+    def __init__(
+        self, name: str, order: Order, settings: S, console: Console, version: int = 1
+    ) -> None:
         self.settings, self.size, self.seed = settings, order.size, order.seed
         self.name, self.results, self.console = name, order.results, console
         self.folder = order.results / name
@@ -68,7 +73,12 @@ class Run(Generic[S]):
                 inside = inside[step]
             del inside[last]
         identity = {"study": name, "seed": order.seed, **identity}
+        if version != 1:  # rows that were made before versions are of the first one
+            identity["version"] = version
+        self.left = 0
+        self._kept_only = order.kept
         self._commit = commit()
+        self._clock = 0.0  # the first task takes what the process has taken to start
         self._open(identity, order)
 
     @property
@@ -98,7 +108,10 @@ class Run(Generic[S]):
         """
         task = plain(task)
         if task not in self._kept:
-            self._kept.add(task, self._signed(make()))
+            if self._kept_only:
+                self.left += 1
+                return []
+            self._add(task, make())
         return self._rows(task)
 
     def each(
@@ -136,6 +149,9 @@ class Run(Generic[S]):
         todo = [task for i, task in enumerate(tasks) if i not in known]
         if len(todo) < len(tasks):
             self.say(f"{len(tasks) - len(todo)} of {len(tasks)} tasks were done before")
+        self.left += len(todo)
+        if self._kept_only:
+            todo = []
         left = iter(make(todo))
         bar = progress_bar(True, "tasks", len(tasks), len(known), console=self.console)
         with bar as advance:
@@ -144,14 +160,39 @@ class Run(Generic[S]):
                     self.say(f"{len(todo) - number} tasks are left for another run")
                     break
                 task, rows = next(left)
-                self._kept.add(plain(task), self._signed(rows))
+                self._add(plain(task), rows)
+                self.left -= 1
                 advance(1, _name(task))
         done = [plain(task) for task in tasks if plain(task) in self._kept]
         return [row for task in done for row in self._rows(task)]
 
-    def _signed(self, rows: Iterable[Row]) -> list[Row]:
-        """Rows as they are kept: with the commit that made them."""
-        return [plain(row) | self._commit for row in rows]
+    def made(self, rows: int) -> list[dict[str, Any]]:
+        """Counts tasks, rows and CPU seconds by the commit and machine that made them.
+
+        Args:
+            rows: Of the report, all made by this process where none are kept by task.
+        """
+        if len(self._kept):
+            return journals.makers(self._done(self._kept))
+        return [{**self._spending(), "tasks": 1, "rows": rows}]
+
+    def _done(self, kept: Journal) -> Iterator[journals.Done]:
+        for task in kept:
+            spent = self._spent[task] if task in self._spent else None  # noqa: SIM401
+            yield journals.Done(task, kept[task], spent)
+
+    def _add(self, task: Any, rows: Iterable[Row]) -> None:
+        """Keeps a task's rows with the commit that made them, and what it took."""
+        self._kept.add(task, [plain(row) | self._commit for row in rows])
+        self._spent.add(task, self._spending())
+
+    def _spending(self) -> dict[str, Any]:
+        """Says who computes, and the CPU seconds since the last time."""
+        before, self._clock = self._clock, _cpu_seconds()
+        return {
+            COMMIT: None, **self._commit, "machine": ", ".join(machine().values()),
+            "cpu_seconds": round(self._clock - before, 2),
+        }  # fmt: skip
 
     def _rows(self, task: Any) -> list[Row]:
         """The rows of a task that is done, without the commit where it is that of this run."""
@@ -162,19 +203,28 @@ class Run(Generic[S]):
             for row in self._kept[task]
         ]
 
-    def _take(self, folder: Path, identity: dict[str, Any]) -> None:
-        """Takes over the rows that another folder of results has of tasks that this one lacks."""
-        path = folder / self.name / "work" / "rows.jsonl"
+    def _take(self, place: Path, identity: dict[str, Any]) -> None:
+        """Takes over what another folder of results, or a packed journal, has and this one lacks.
+
+        Raises:
+            Refused: It has nothing of this run.
+            CheckpointError: It is of another run.
+        """
+        path = place if place.suffix == ".xz" else place / self.name / "work" / journals.ROWS
         if not path.exists():
             raise Refused(f"nothing to take over: there is no {path}")
-        other = Journal(path, identity)
-        for task in other:
+        read = journals.unpack if path == place else lambda file: journals.read_work(file.parent)
+        there, done = read(path)
+        require_same_run(f"the values in {path} are", there, identity, overwrite="start afresh")
+        for task, rows, spent in done:
             if task not in self._kept:
-                self._kept.add(task, other[task])
+                self._kept.add(task, rows)
+                if spent:
+                    self._spent.add(task, spent)
 
     def _open(self, identity: dict[str, Any], order: Order) -> None:
         """The rows of this run; nothing is computed where they can't be kept."""
-        path = self.work / "rows.jsonl"
+        path = self.work / journals.ROWS
         try:
             if order.fresh and path.exists():
                 shutil.rmtree(self.work)
@@ -183,6 +233,7 @@ class Run(Generic[S]):
                 write_atomically(probe := file.with_name(f"{file.name}.probe"), "")
                 probe.unlink()
             self._kept = Journal(path, identity)
+            self._spent = Journal(self.work / journals.SPENT, identity)
             for folder in order.take:
                 self._take(folder, identity)
         except OSError as error:
@@ -194,6 +245,11 @@ class Run(Generic[S]):
 def make_console() -> Console:
     """A console that is wide enough for a table where the output isn't a terminal."""
     return Console() if sys.stdout.isatty() else Console(width=130)
+
+
+def _cpu_seconds() -> float:
+    """CPU seconds of this process and of those that it has started and that have ended."""
+    return sum(os.times()[:4])
 
 
 def _name(task: Any) -> str:

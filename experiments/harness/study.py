@@ -7,8 +7,9 @@ in `work`, the rows and checkpoints with which a run that was killed goes on. Ru
 or other settings have other names; one that finds rows of other settings under its own says so.
 """
 
+import contextlib
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Generic
@@ -19,9 +20,11 @@ from matplotlib.figure import Figure
 
 from experiments.harness import figures
 from experiments.harness.command import SIZES, Order, Refused, read
-from experiments.harness.report import Report, Row, plain, show_checks
+from experiments.harness.report import ENTRIES, LEFT, MADE, Report, Row, plain, show_checks
 from experiments.harness.rows import Entry, Selection, cell, every, where
 from experiments.harness.run import Found, Run, S, T, make_console
+from experiments.harness.sizes import reached
+from experiments.harness.staleness import fingerprint
 from jaxeff.core import Table
 from jaxeff.store import atomic_file
 
@@ -65,6 +68,20 @@ class Part(Generic[S, T]):
             return []
         rows = run.each(self.tasks(run), lambda task: self.make(run, task))
         return [{**self.mark, **row} for row in rows]
+
+
+@dataclass(frozen=True)
+class Kept(Generic[S]):
+    """A function that makes rows in no other way than by `Run.keep`, `Run.each` or `Run.stream`.
+
+    So that its rows can be reported while some are missing; other functions are left out then.
+    """
+
+    make: Callable[[Run[S]], Found | Sequence[Row]]
+
+    def __call__(self, run: Run[S]) -> Found | Sequence[Row]:
+        """Makes the rows, or collects those that are there."""
+        return self.make(run)
 
 
 @dataclass(frozen=True)
@@ -119,6 +136,11 @@ class Study(Generic[S]):
     differences: tuple[str, ...] = ()  # from the source, in words
     # fills in what depends on the machine: processors, data sets, engines
     settle: Callable[[S], S] = lambda settings: settings
+    # raised by whoever changes what the rows of the same settings are: kept runs of lower versions
+    # are stale then, which no renaming and no moving of code makes them
+    version: int = 1
+    # names of the data sets that it reads; those that its settings name if None
+    data: tuple[str, ...] | None = None
     # changes what all parts have found, before it is judged
     derive: Callable[[Run[S], Found], Found] = lambda run, found: found
 
@@ -141,41 +163,81 @@ class Study(Generic[S]):
             print(f"{self.name}: {error}", file=sys.stderr)
             sys.exit(2)
 
-    def measure(self, run: Run[S]) -> Found:
-        """Runs all parts, whose findings are joined."""
+    def measure(self, run: Run[S], kept: bool = False) -> Found:
+        """Runs all parts, whose findings are joined.
+
+        Args:
+            run: The run.
+            kept: Whether to collect what is kept alone.
+        """
         rows: list[Row] = []
         extra: dict[str, Any] = {}
         arrays: dict[str, np.ndarray] = {}
         for part in self.parts:
+            if kept and not isinstance(part, Part | Kept):
+                run.left += 1
+                continue
             found = part(run)
             found = found if isinstance(found, Found) else Found(found)
             rows += found.rows
             extra |= found.extra
             arrays |= found.arrays
-        return self.derive(run, Found(rows, extra, arrays))
+        found = Found(rows, extra, arrays)
+        with _excused(run.left):
+            found = self.derive(run, found)
+        return found
+
+    def report(self, content: Mapping[str, Any]) -> Report:
+        """Reads a run's JSON, without its checks."""
+        extra = {key: value for key, value in content.items() if key not in ENTRIES}
+        return Report(
+            self.name, content["size"], content["config"], content["rows"], extra,
+            decides=reached(content["config"], self.sizes), left=content.get(LEFT, 0),
+        )  # fmt: skip
 
     def judge(self, report: Report) -> None:
         """Adds the checks of all claims to a report."""
         for claim in self.claims:
-            claim(report)
+            before = len(report.checks)
+            with _excused(report.left):
+                claim(report)
+                continue
+            del report.checks[before:]
+            text = getattr(claim, "text", None)
+            name = text if isinstance(text, str) else getattr(claim, "__name__", "a claim")
+            report.check(name.replace("_", " "), None, None, None)
 
     def draw(self, report: Report) -> dict[str, Figure]:
-        """Draws all figures of a report."""
-        return {name: figure for plot in self.plots for name, figure in plot(report).items()}
+        """Draws all figures of a report; without all rows those that can be drawn."""
+        drawn: dict[str, Figure] = {}
+        for plot in self.plots:
+            with _excused(report.left):
+                drawn |= plot(report)
+        return drawn
 
     def show(self, report: Report) -> list[Table]:
-        """Makes all tables of a report."""
-        return [table for listing in self.tables for table in listing(report)]
+        """Makes all tables of a report; without all rows those that can be made."""
+        made: list[Table] = []
+        for listing in self.tables:
+            with _excused(report.left):
+                made += listing(report)
+        return made
 
     def execute(self, order: Order) -> Report:
         """Runs, judges, draws and prints."""
         mpl.use("Agg")
         console = make_console()
-        run = Run(_stem(self.name, order), order, self.settle(order.settings), console)
+        run = Run(stem(self.name, order), order, self.settle(order.settings), console, self.version)
         console.rule(run.name)
-        found = self.measure(run)
+        found = self.measure(run, order.kept)
+        if order.kept and not found.rows:
+            raise Refused("nothing that can be reported is kept yet")
         rows, extra = plain([*found.rows]), plain(found.extra)
-        report = Report(self.name, run.size, run.config, rows, extra, found.arrays)
+        extra = {**fingerprint(self, run.config), **({LEFT: run.left} if run.left else {}), **extra}
+        report = Report(
+            self.name, run.size, run.config, rows, extra | {MADE: run.made(len(rows))}, found.arrays,
+            decides=reached(run.config, self.sizes), left=run.left,
+        )  # fmt: skip
         self.judge(report)
         path = report.save(order.json or order.results / f"{run.name}.json", self.differences)
         if found.arrays:
@@ -192,7 +254,17 @@ class Study(Generic[S]):
         return report
 
 
-def _stem(name: str, order: Order) -> str:
+@contextlib.contextmanager
+def _excused(left: int) -> Iterator[None]:
+    """Passes over what can't be done with a report because rows are missing."""
+    try:
+        yield
+    except (LookupError, ValueError, TypeError, ArithmeticError, StopIteration):
+        if not left:
+            raise
+
+
+def stem(name: str, order: Order) -> str:
     """The name of the results: the study, its size, and what was overridden."""
     size = [] if order.size == "default" else [order.size]
     changed = [f"{option}={_short(value)}" for option, value in order.changed.items()]

@@ -17,7 +17,7 @@ Rows are kept as they come: a run that was killed goes on where it stopped. Tuni
 """
 
 from experiments import engines
-from experiments.harness import Found, Run, Study
+from experiments.harness import Found, Kept, Run, Study
 from experiments.latency import findings, networks, source, tasks
 from experiments.latency.engines import ENGINES
 
@@ -31,7 +31,7 @@ def run(run: Run[tasks.Settings]) -> Found:
 
 
 STUDY = Study(
-    "latency", __doc__, tasks.SIZES, (run,), findings.CLAIMS, findings.PLOTS, findings.TABLES,
+    "latency", __doc__, tasks.SIZES, (Kept(run),), findings.CLAIMS, findings.PLOTS, findings.TABLES,
     source.DIFFERENCES, tasks.settle,
 )  # fmt: skip
 

@@ -30,7 +30,7 @@ from functools import partial
 import jax
 
 from experiments import harness as h
-from experiments.harness import Found, Report, Row, Run, Study, choose
+from experiments.harness import Found, Kept, Report, Row, Run, Study, choose
 from experiments.moment_variances import methods as m
 from experiments.moment_variances import recipe
 from experiments.moment_variances.networks import trained
@@ -139,7 +139,7 @@ def run(run: Run[recipe.Settings]) -> Found:
 
 
 STUDY = Study(
-    "moment_variances", __doc__, recipe.SIZES, (run,), CLAIMS, PLOTS, TABLES,
+    "moment_variances", __doc__, recipe.SIZES, (Kept(run),), CLAIMS, PLOTS, TABLES,
     (
         "The source has LeNet-5 alone, and judges its variances by uncertainties of images.",
     ),

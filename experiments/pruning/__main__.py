@@ -16,7 +16,7 @@ Source: Klein's thesis, section 3.3, and section 3.6: multiply-accumulates are a
 from dataclasses import dataclass
 
 from experiments import classifiers
-from experiments.harness import Row, Run, Study
+from experiments.harness import Kept, Row, Run, Study
 from experiments.pruning import findings, recipe, sparse, structured, times
 
 DIFFERENCES = (
@@ -76,7 +76,8 @@ def _measure(
 
 
 STUDY = Study(
-    "pruning", __doc__, recipe.SIZES, (lambda run: classifiers.each(run, _tasks, _measure),),
+    "pruning", __doc__, recipe.SIZES,
+    (Kept[recipe.Settings](lambda run: classifiers.each(run, _tasks, _measure)),),
     findings.CLAIMS, findings.PLOTS, findings.TABLES, DIFFERENCES,
 )  # fmt: skip
 

@@ -44,6 +44,7 @@ from matplotlib.axes import Axes
 from experiments.harness import (
     SELECTS,
     Claim,
+    Kept,
     Least,
     Panel,
     Plot,
@@ -225,7 +226,7 @@ STUDY = Study(
     __doc__,
     {"fast": Settings(("mobilenet",), ("functional", "noisy")), "default": Settings(),
      "full": Settings(REAL, ("functional", "quantized", "deploy", "onnx"), 1200.0)},
-    parts=(cells,),
+    parts=(Kept(cells),),
     claims=[
         Claim(
             "{model}: cells that are wrong or crash", "defects", equals(0),

@@ -6,7 +6,19 @@ import re
 import pytest
 from documents import ROOT
 
-from experiments.publish import RUNS, page
+from experiments.harness.report import LEFT
+from experiments.harness.staleness import DATA, VERSION, stale
+from experiments.publish import (
+    LIST,
+    NAVIGATION,
+    RUNS,
+    figures_of,
+    judged,
+    listing,
+    navigation,
+    page,
+    study_of,
+)
 
 KEPT = sorted(RUNS.glob("*.json"))
 
@@ -15,18 +27,52 @@ def test_runs_are_kept():
     assert KEPT
 
 
-@pytest.mark.parametrize("path", KEPT, ids=lambda path: path.stem)
-def test_a_run_is_listed(path):
-    assert f"](runs/{path.stem}.md)" in (ROOT / "docs" / "results" / "README.md").read_text()
-    assert f"results/runs/{path.stem}.md" in (ROOT / "mkdocs.yml").read_text()
+def test_lists_of_runs_are_those_of_the_kept_runs():
+    again = "`python -m experiments.publish --again` writes it"
+    assert listing() in LIST.read_text(), again
+    assert navigation() in NAVIGATION.read_text(), again
 
 
 @pytest.mark.parametrize("path", KEPT, ids=lambda path: path.stem)
 def test_a_page_is_that_of_its_run(path):
-    figures = sorted(picture.name for picture in RUNS.glob(f"{path.stem}-*.png"))
-    written = (RUNS / f"{path.stem}.md").read_text()
-    assert written == page(json.loads(path.read_text()), path.stem, figures)
+    written = path.with_suffix(".md").read_text()
+    assert written == page(json.loads(path.read_text()), path.stem, figures_of(path.stem))
     assert ROOT in path.parents
+
+
+@pytest.mark.parametrize("path", KEPT, ids=lambda path: path.stem)
+def test_checks_are_those_of_todays_claims(path):
+    content = json.loads(path.read_text())
+    again = judged(content)["checks"]
+    # The last digits of fitted numbers are the machine's.
+    assert [(c["name"], c["passed"]) for c in again] == [
+        (c["name"], c["passed"]) for c in content["checks"]
+    ], "`python -m experiments.publish --again` judges kept runs"
+
+
+def test_stale_runs_are_reported(record_property):
+    """Which runs are stale is a report: the list names them, and the queue makes them again."""
+    contents = {path.stem: json.loads(path.read_text()) for path in KEPT}
+    reasons = {name: stale(study_of(c["experiment"])[1], c) for name, c in contents.items()}
+    record_property("stale", {name: why for name, why in reasons.items() if why})
+    written = LIST.read_text().splitlines()
+    for name, why in reasons.items():
+        (line,) = [row for row in written if row.startswith(f"| [{name}](")]
+        assert line.endswith(f"| {'; '.join(why)} |")
+
+
+def test_what_makes_a_run_stale_is_what_it_computes():
+    content = json.loads((RUNS / "quickstart.json").read_text())
+    _, study = study_of("quickstart")
+    fresh = {**content, VERSION: study.version, DATA: {}}
+    assert not stale(study, fresh)
+    assert stale(study, content) == ["made before studies had versions"]
+    (why,) = stale(study, {**fresh, VERSION: 0})
+    assert f"of version 0 of the study, which is at {study.version}" in why
+    assert stale(study, {**fresh, DATA: {"digits": "other"}}) == ["other data: digits"]
+    changed = {**content["config"], "no such setting": 1}
+    (why,) = stale(study, {**fresh, "config": changed})
+    assert "no such setting" in why
 
 
 LABELS = {
@@ -158,7 +204,22 @@ def test_the_page_of_the_zoo_counts_the_cells_of_its_kept_runs():
 def test_rows_of_other_commits_are_counted():
     content = json.loads((RUNS / "quickstart.json").read_text())
     content["rows"][0]["commit"] = "abc1234"
-    assert f"Of {len(content['rows'])} rows, 1 of abc1234." in page(content, "quickstart", [])
+    assert f"Of {len(content['rows'])} rows, 1 by abc1234." in page(content, "quickstart", [])
+
+
+def test_a_page_says_who_made_the_rows_and_what_is_missing():
+    content = json.loads((RUNS / "quickstart.json").read_text())
+    own = content["versions"]["commit"]
+    made = [
+        {"commit": own, "machine": "2 x A", "tasks": 3, "rows": 6, "cpu_seconds": 7200.0},
+        {"commit": "abc1234", "machine": "B", "tasks": 1, "rows": 2, "cpu_seconds": 0.0},
+    ]
+    alone = page(content | {"made": made[:1]}, "quickstart", [])
+    assert "2.0 hours of CPU time." in alone
+    assert "abc1234" not in alone
+    both = page(content | {"made": made, LEFT: 2}, "quickstart", [])
+    assert f"Rows: 6 by {own} on 2 x A; 2 by abc1234 on B." in both
+    assert "**Unfinished: 4 of 6 tasks are done.**" in both
 
 
 def test_a_changed_number_is_found():

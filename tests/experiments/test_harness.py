@@ -14,6 +14,7 @@ import pytest
 
 from experiments.harness import (
     SELECTS,
+    SIZELESS,
     Found,
     Least,
     Refused,
@@ -22,8 +23,12 @@ from experiments.harness import (
     Study,
     command,
     figures,
+    journals,
     run,
 )
+from experiments.harness import report as harness_report
+from experiments.harness.sizes import reached, shortfalls, shown_size
+from jaxeff.store import CheckpointError
 
 README = Path(__file__).parents[2] / "experiments" / "README.md"
 
@@ -155,6 +160,123 @@ def test_rows_of_another_folder_are_taken_over_with_the_commit_that_made_them(
 def test_a_seed_has_64_bits(quiet, capsys):
     assert "more than 64 bits" in refused(quiet, "--seed", 2**63, capsys=capsys)
     assert "--seed" in refused(quiet, "--seed", "one", capsys=capsys)
+
+
+def test_a_size_decides_by_its_numbers_not_by_its_name(quiet, tmp_path, capsys):
+    for number, (arguments, decided) in enumerate(
+        (
+            (["--coins", "399"], False),
+            (["--tosses", "10", "1000"], False),
+            (["--fast", "--coins", "400"], True),
+            (["--coins", "401", "--tosses", "10", "100", "1000", "5"], True),
+        )
+    ):
+        folder = tmp_path / str(number)
+        quiet.main([*arguments, "--results", str(folder)])
+        (path,) = folder.glob("*.json")
+        assert {check["passed"] is not None for check in read(path)["checks"]} == {decided}
+    assert shown_size({"size": "default", "coins": 399, "tosses": [10]}, quiet.sizes) == "narrowed"
+    config = {"size": "default", "coins": 399, "tosses": [10, 100]}
+    assert shortfalls(config, quiet.sizes, "default") == ["tosses", "coins"]
+
+
+def test_what_measures_no_size_narrows_nothing():
+    @dataclass(frozen=True)
+    class Some:
+        rate: float = 0.1
+        engine: Annotated[str, SIZELESS] = "a"
+        only: Annotated[tuple[str, ...], SELECTS] = ()
+        data: str = "digits"
+        own: int = 0
+        auto: str = "auto"
+        steps: int = 5
+
+    sizes = {"fast": Some(), "default": Some(steps=9), "full": Some(rate=0.01, steps=20)}
+    same = {"size": "default", **vars(sizes["default"])}
+    assert reached(same, sizes) == "default"
+    other = {"rate": 0.001, "engine": "b", "only": ["x"], "auto": "c"}
+    assert reached(same | other, sizes) == "default"
+    assert reached(same | {"own": 1}, sizes) == "fast"
+    assert reached(same | {"data": "mnist"}, sizes) == "fast"
+    assert reached(same | {"steps": 20}, sizes) == "full"
+    assert reached({"size": "full", **vars(sizes["full"])}, sizes) == "full"
+
+
+def test_what_is_kept_is_reported_while_the_rest_is_missing(coins, quiet, tmp_path, capsys):
+    (part,) = quiet.parts
+
+    def mean_spread(report):
+        rows = {row["tosses"]: row["spread"] for row in report.rows}
+        report.check("the spread of 1000 is the smallest", None, rows[1000], rows[1000] < rows[10])
+
+    study = replace(quiet, claims=(*quiet.claims, mean_spread))
+    arguments = ["--results", str(tmp_path)]
+    assert "nothing that can be reported" in refused(study, *arguments, "--kept", capsys=capsys)
+    less = replace(study, parts=(replace(part, tasks=lambda run: run.settings.tosses[:2]),))
+    less = replace(less, claims=quiet.claims)
+    less.main(arguments)
+    study.main([*arguments, "--kept"])
+    found = read(tmp_path / "coins.json")
+    assert found["tasks_left"] == 1
+    assert [row["tosses"] for row in found["rows"]] == [10, 100]
+    *single, last = found["checks"]
+    # What is of single rows is decided; what needs the missing one isn't.
+    assert [check["passed"] for check in single] == [True, True]
+    assert (last["name"], last["passed"]) == ("mean spread", None)
+    assert last["needs"] == "the rest of the run"
+    study.main(arguments)
+    found = read(tmp_path / "coins.json")
+    assert "tasks_left" not in found
+    assert found["checks"][-1]["passed"] is True
+
+
+def test_parts_that_are_not_kept_by_task_are_left_out_of_what_is_kept(quiet, tmp_path):
+    never = replace(quiet, parts=(*quiet.parts, lambda run: pytest.fail("it was run")))
+    quiet.main(["--results", str(tmp_path)])
+    never.main(["--results", str(tmp_path), "--kept"])
+    assert read(tmp_path / "coins.json")["tasks_left"] == 1
+
+
+def test_a_report_says_who_made_its_rows_and_a_packed_journal_hands_them_over(
+    quiet, tmp_path, monkeypatch
+):
+    monkeypatch.setattr(run, "commit", lambda: {"commit": "first"})
+    quiet.main(["--results", str(tmp_path / "there")])
+    (made,) = read(tmp_path / "there" / "coins.json")["made"]
+    assert (made["commit"], made["tasks"], made["rows"]) == ("first", 3, 3)
+    assert made["cpu_seconds"] > 0
+    packed = tmp_path / "coins.jsonl.xz"
+    identity, done = journals.read_work(tmp_path / "there" / "coins" / "work")
+    journals.pack(packed, identity, done[:1])
+    journals.pack(packed, identity, done[1:])  # beside those that lie there
+    monkeypatch.setattr(run, "commit", lambda: {"commit": "second"})
+    never = [replace(part, make=lambda *_: pytest.fail("it was made")) for part in quiet.parts]
+    again = replace(quiet, parts=never)
+    again.main(["--results", str(tmp_path / "here"), "--take", str(packed)])
+    assert read(tmp_path / "here" / "coins.json")["made"] == [made]
+    with pytest.raises(CheckpointError, match="seed is 0 there and 1 here"):
+        journals.pack(packed, {**identity, "seed": 1}, done)
+    packed.write_bytes(b"no journal")
+    with pytest.raises(CheckpointError, match="no packed journal"):
+        journals.unpack(packed)
+
+
+def test_rows_of_another_version_of_a_study_are_refused(quiet, tmp_path, capsys):
+    quiet.main(["--results", str(tmp_path)])
+    assert read(tmp_path / "coins.json")["study_version"] == 1
+    said = refused(replace(quiet, version=2), "--results", tmp_path, capsys=capsys)
+    assert "version" in said
+    assert "--fresh" in said
+
+
+def test_the_commit_may_be_told_where_there_is_no_repository(monkeypatch):
+    def missing(*_, **__):
+        raise FileNotFoundError("git")
+
+    monkeypatch.setattr(harness_report.subprocess, "run", missing)
+    assert harness_report.commit() == {}
+    monkeypatch.setenv("JAXEFF_COMMIT", "abc1234")
+    assert harness_report.commit() == {"commit": "abc1234"}
 
 
 def test_rows_of_other_settings_are_refused(quiet, tmp_path, capsys):
