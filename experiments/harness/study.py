@@ -233,9 +233,11 @@ class Study(Generic[S]):
         if order.kept and not found.rows:
             raise Refused("nothing that can be reported is kept yet")
         rows, extra = plain([*found.rows]), plain(found.extra)
-        extra = {**fingerprint(self, run.config), **({LEFT: run.left} if run.left else {}), **extra}
+        extra = {**fingerprint(self, run.config), MADE: run.made(len(rows)), **extra}
+        if run.left:
+            extra[LEFT] = run.left
         report = Report(
-            self.name, run.size, run.config, rows, extra | {MADE: run.made(len(rows))}, found.arrays,
+            self.name, run.size, run.config, rows, extra, found.arrays,
             decides=reached(run.config, self.sizes), left=run.left,
         )  # fmt: skip
         self.judge(report)
