@@ -57,7 +57,7 @@ def test_stale_runs_are_reported(record_property):
     record_property("stale", {name: why for name, why in reasons.items() if why})
     written = LIST.read_text().splitlines()
     for name, why in reasons.items():
-        (line,) = [row for row in written if row.startswith(f"| [{name}](")]
+        (line,) = [row for row in written if row.startswith(f"| [{name}](runs/")]
         assert line.endswith(f"| {'; '.join(why)} |")
 
 

@@ -113,7 +113,7 @@ def test_a_study_runs_and_what_it_took_is_counted(at, monkeypatch):
     (entry,) = q.listed
     monkeypatch.setattr(queue.Entry, "stem", "photonic")
     assert q.run(entry) == 2
-    assert "invalid int value" in (q.state / "logs" / "light.log").read_text()
+    assert "argument --seed" in (q.state / "logs" / "light.log").read_text()
     (line,) = map(json.loads, q.spent.read_text().splitlines())
     assert (line["name"], line["status"]) == ("light", 2)
     assert line["cpu_seconds"] > 0.1
