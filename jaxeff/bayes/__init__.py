@@ -18,12 +18,14 @@ jaxeff.moments(f)(result.posterior, x)                      # one pass instead o
 ```
 
 `nuts`, `hmc`, `mclmc`, `sgld` and `sghmc` sample instead (`jaxeff.bayes.sampling.mcmc`); `laplace`
-fits a Gaussian around trained weights; `ivon` and `swag` are optimizers that leave one behind. A
+fits a Gaussian around trained weights; `from_numpyro` and `from_pyro` read guides trained
+elsewhere; `ivon` and `swag` are optimizers that leave one behind. A
 `MixturePosterior` has several modes.
 """
 
 from jaxeff.bayes._bridges import around_best_draw
 from jaxeff.bayes._distillation import distill
+from jaxeff.bayes._guides import from_numpyro, from_pyro
 from jaxeff.bayes._posterior_file import load_posterior, save_posterior
 from jaxeff.bayes.curvature import Laplace, LaplaceWarning, laplace
 from jaxeff.bayes.optimizers import ivon, ivon_posterior, swag, swag_posterior
@@ -95,6 +97,8 @@ __all__ = [
     "check_posterior",
     "distill",
     "draw",
+    "from_numpyro",
+    "from_pyro",
     "hmc",
     "ivon",
     "ivon_posterior",

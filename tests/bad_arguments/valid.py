@@ -13,10 +13,14 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+import numpyro
 import optax
 from flax import nnx
 from jaxeff_export import Artifact, Bundle
 from jaxeff_export.boards import LocalBoard
+from numpyro import handlers
+from numpyro.distributions import Normal
+from numpyro.infer.autoguide import AutoDelta
 
 from jaxeff.adapters import LoRA
 from jaxeff.analog_hardware import (
@@ -89,6 +93,9 @@ X = jnp.linspace(-1, 1, 12).reshape(4, 3)
 Y = jnp.arange(4) % 2
 DATA = (X, Y)
 PARAMS = {"fc1": {"kernel": jnp.ones((3, 4))}, "fc2": {"kernel": jnp.ones((4, 2))}}
+GUIDE = AutoDelta(lambda: numpyro.sample("fc/kernel", Normal(jnp.zeros(2), 1).to_event(1)))
+with handlers.seed(rng_seed=0):
+    GUIDE()
 GAUSSIANS = jax.tree.map(lambda w: Gaussian(w, 0.1 * w), PARAMS)
 DRAWS = Draws({"fc2/kernel": jnp.ones((2, 4, 4, 2))}, PARAMS)
 TWO = ensemble(KEY, f, PARAMS, {"fc2": Members(2)})[0]
@@ -185,6 +192,14 @@ OWN: dict[str, dict[str, Any]] = {
     "jaxeff.analog_hardware.train_for_chip": {"epochs": (1, 1, 1), "array": Crossbar()},
     "jaxeff.bayes.around_best_draw": {"result": empty(MCMCResult)},
     "jaxeff.bayes.distill": {"batch_size": 2, "inputs": (X,), "teacher": GAUSSIANS},
+    "jaxeff.bayes.from_numpyro": {
+        "guide": GUIDE, "params": {"fc/kernel_auto_loc": jnp.ones(2)}, "like": None,
+        "diagonal": False, "ignore": SITES,
+    },
+    "jaxeff.bayes.from_pyro": {
+        "params": {f"AutoNormal.{half}.fc.weight": np.ones((2, 1)) for half in ("locs", "scales")},
+        "like": {"fc": {"kernel": jnp.ones((1, 2))}}, "ignore": SITES,
+    },
     "jaxeff.bayes.ivon": {
         "learning_rate": 0.1, "examples": 4.0, "weight_decay": 0.1, "momentum": 0.9, "decay": 0.9,
         "curvature": 1.0, "clip": 1.0,
