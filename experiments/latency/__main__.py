@@ -6,10 +6,11 @@
 2. latency per image and speed-up over sampling, at batch 1 to 256;
 3. ten-head networks, deep ensembles, and ten heads beside the moment pass;
 4. where the time of the moment pass goes, operator by operator;
-5. the optimizations of the dense operator, switched on and off.
+5. the optimizations of the dense operator, switched on and off;
+6. the same networks on the source's ARM processors, by a static model of their cycles.
 
-XLA, TVM (`jaxeff_export.deploy`) and NumPyro's `Predictive`, in the place of Pyro's; ONNX Runtime
-where it can be imported (`pip install "jaxeff[benchmark]"`). Everything of one network, batch and
+XLA, TVM (`jaxeff_export.deploy`) and NumPyro's `Predictive`; Pyro's, the source's, and ONNX Runtime
+where they can be imported (`pip install "jaxeff[benchmark]"`). Everything of one network, batch and
 number of threads is timed in the same rounds, so ratios hold on a busy machine; times don't.
 
 Rows are kept as they come: a run that was killed goes on where it stopped. Tuning records outlive
@@ -18,13 +19,15 @@ Rows are kept as they come: a run that was killed goes on where it stopped. Tuni
 
 from experiments import engines
 from experiments.harness import Found, Kept, Run, Study
-from experiments.latency import findings, networks, source, tasks
+from experiments.latency import arm, findings, networks, source, tasks
 from experiments.latency.engines import ENGINES
 
 
 def run(run: Run[tasks.Settings]) -> Found:
     """Measures latency, side by side."""
     engines.say_missing(run, ENGINES)
+    if without := arm.missing():
+        run.say(f"without processors that are modelled: {without}")
     database = run.folder / "tuning"
     rows = run.stream(tasks.plan(run.settings), lambda todo: tasks.run_all(todo, database))
     return Found(rows, {"samples": networks.SAMPLES})

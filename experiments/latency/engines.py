@@ -5,7 +5,8 @@ networks (samples, members) as a loop, vmapped, or written out one after the oth
 depends on network and batch. TVM has default schedules, and tuned ones where there is a folder for
 records. ONNX Runtime has graphs of its own, see `experiments.contests`. NumPyro draws its weights
 on every call; its `Predictive` as it stands traces and compiles the model again then, which is what
-takes the time; under `jax.jit` (`numpyro_jit`) it is compiled once.
+takes the time; under `jax.jit` (`numpyro_jit`) it is compiled once. Pyro's is the source's own: 30
+calls of PyTorch, one after the other.
 """
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
@@ -146,6 +147,13 @@ def _numpyro(net: Subject, method: str, setup: Setup) -> Iterator[Contestant]:
         yield Contestant(method, "numpyro_jit", metered(lambda: jitted(key, net.x)))
 
 
+def _pyro(net: Subject, method: str, setup: Setup) -> Iterator[Contestant]:
+    if method == "svi30":
+        from experiments.latency.with_pyro import predictive
+
+        yield Contestant(method, "pyro", metered(predictive(net, setup.threads)))
+
+
 ENGINES: dict[str, Callable[[Subject, str, Setup], Iterable[Contestant]]] = {
-    "xla": _xla, "tvm": _tvm, "numpyro": _numpyro, "onnxruntime": _onnxruntime,
+    "xla": _xla, "tvm": _tvm, "numpyro": _numpyro, "onnxruntime": _onnxruntime, "pyro": _pyro,
 }  # fmt: skip

@@ -24,11 +24,11 @@ DRAWN_OVER_MOMENTS = 6.0
 AGREEMENT = 1e-5
 LABELS = {
     "tvm": "TVM, tuned", "tvm_untuned": "TVM", "onnxruntime": "ONNX Runtime", "xla": "XLA",
-    "numpyro_jit": "NumPyro, jitted", "numpyro": "NumPyro",
+    "numpyro_jit": "NumPyro, jitted", "numpyro": "NumPyro", "pyro": "Pyro",
 }  # fmt: skip
 """Engines in the order of columns and bars; others are the slower forms of one of these."""
 ENGINES = [*LABELS]
-COLOURS = dict(zip(ENGINES, ("C3", "C1", "C0", "C2", "C6", "C5"), strict=True))
+COLOURS = dict(zip(ENGINES, ("C3", "C1", "C0", "C2", "C6", "C5", "C4"), strict=True))
 METHODS = {
     "deterministic": "deterministic", "multihead": "ten heads", "moments": "moment pass",
     "ensemble": "ten networks", "svi30": "30 samples",
@@ -40,8 +40,9 @@ TITLES = {
 PLACE = ("model", "batch", "threads", "method")
 WHERE = "{model}, batch {batch}, {threads} thread(s)"
 
-MAIN, CURVE, ENSEMBLES, PROFILE, OPTIMIZATIONS = (
-    h.where(table=name) for name in ("main", "curve", "ensembles", "profile", "optimizations")
+MAIN, CURVE, ENSEMBLES, PROFILE, OPTIMIZATIONS, ARM = (
+    h.where(table=name)
+    for name in ("main", "curve", "ensembles", "profile", "optimizations", "arm")
 )
 
 
@@ -103,6 +104,14 @@ def _errors(report: Report) -> Iterator[Row]:
 
 def _sampled_by_source(row: Row) -> float | None:
     return source.main_ratio(row["model"], row["batch"], "svi30", "moments")
+
+
+def _moments_by_source(row: Row) -> float | None:
+    return source.moments_over_one(row["model"], row["batch"], row["engine"])
+
+
+def _heads_by_source(row: Row) -> float:
+    return source.moments_over_heads(row["batch"], row["engine"])
 
 
 def _ours(row: Row) -> bool:
@@ -183,6 +192,26 @@ when=lambda row: _ours(row) and row["method"] == "moments",
     claim(
         f"{WHERE}: {{method}} over {{engine}}'s: at most {{bound}}", "over", h.at_most(1),
         of=_over_others,
+    ),
+    h.Claim(
+        "{model}, batch {batch}, {engine} modelled: cycles of moments over deterministic: no more "
+        "than the source's times",
+        "cycles_over_deterministic", h.at_most(_moments_by_source), _moments_by_source, ARM,
+        when=lambda row: row["method"] == "moments" and _moments_by_source(row) is not None,
+    ),
+    h.Claim(
+        "{model}, batch {batch}, {engine} modelled: cycles of moments over ten heads: no more than "
+        "the source's times",
+        "cycles_over_multihead", h.at_most(_heads_by_source), _heads_by_source, ARM,
+        when=lambda row: row["method"] == "moments" and "cycles_over_multihead" in row
+        and row["engine"] != "cortex-a53",  # of which the source has none
+    ),
+    h.Claim(
+        "{model}, batch {batch}, {engine} modelled: cycles of ten networks over ten heads: at "
+        "least {bound}",
+        "cycles_over_multihead", h.at_least(lambda row: source.HEADS_FASTER[row["model"]]),
+        lambda row: source.networks_over_heads(row["model"]), ARM,
+        when=lambda row: row["method"] == "ensemble",
     ),
     h.Claim("{count} compiled results within {bound} of JAX", "worst", h.at_most(AGREEMENT),
             of=_errors),
@@ -298,6 +327,18 @@ TABLES = (
               of=h.pivot(_sampled, PLACE, "engine", "over_moments", ENGINES)),
     h.Listing("ensembles, milliseconds; the source's on a Cortex-A72 with four threads",
               of=_ensembles),
+    h.Listing(
+        "millions of cycles and instructions, modelled; over the deterministic net and ten heads",
+        {
+            "model": "model", "batch": "batch", "method": "method", "processor": "engine",
+            "cycles": lambda row: row["cycles"] / 1e6,
+            "instructions": lambda row: row["instructions"] / 1e6,
+            "over one": "cycles_over_deterministic",
+            "source": lambda row: _moments_by_source(row) if row["method"] == "moments" else None,
+            "over heads": "cycles_over_multihead",
+        },
+        ARM,
+    ),
     _profiles, _operators,
 )  # fmt: skip
 

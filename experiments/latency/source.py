@@ -24,6 +24,15 @@ MOMENTS_AND_HEADS = {
     64: (70.82, 4.89, 27.46, 1.11),
     128: (150.72, 8.00, 61.92, 2.93),
 }
+# Per network, batch and core: the deterministic net and the moment pass, both tuned.
+ARM = {
+    ("mlp", 10, "cortex-a53"): (0.933, 4.989), ("mlp", 10, "cortex-a72"): (0.186, 0.742),
+    ("mlp", 10, "cortex-a76"): (0.071, 0.341), ("mlp", 100, "cortex-a53"): (6.565, 15.358),
+    ("mlp", 100, "cortex-a72"): (1.134, 5.182), ("mlp", 100, "cortex-a76"): (0.230, 1.200),
+    ("lenet5", 10, "cortex-a53"): (4.726, 35.159), ("lenet5", 10, "cortex-a72"): (0.754, 10.022),
+    ("lenet5", 10, "cortex-a76"): (0.347, 3.897), ("lenet5", 100, "cortex-a53"): (41.697, 383.680),
+    ("lenet5", 100, "cortex-a72"): (9.524, 116.330), ("lenet5", 100, "cortex-a76"): (3.131, 45.039),
+}  # fmt: skip
 FASTER_AT_ONE, FASTER_AT_256 = (550, 4200), (13, 112)
 """The moment pass over 30 samples in Pyro, lowest and highest, at batch 1 and at batch 256."""
 # Without and with, in the order of `operators.switched`: each alone, each among the others, all.
@@ -44,11 +53,13 @@ SHARES = {
 DIFFERENCES = (
     "The source's processors are ARM Cortex-A53, A72 and A76 with four cores; this is the machine "
     "named in `versions`, confined to as many cores as there are threads. Compare ratios.",
-    "The source draws its samples with Pyro on PyTorch, here NumPyro's `Predictive` stands for it: "
-    "both draw the weights at every call. As it stands NumPyro's traces and compiles the model "
-    "again, which is all that it takes, so the jitted one is held to the source's ratios.",
-    "XLA, ONNX Runtime and NumPyro are called from Python, as their users do; TVM by its own "
+    "The source draws its samples with Pyro on PyTorch, as does the engine `pyro` where it is "
+    "installed, and it alone is held to the source's ratios. NumPyro's `Predictive` draws the "
+    "weights at every call, too; as it stands it traces and compiles the model again, which is all "
+    "that it takes.",
+    "XLA, ONNX Runtime, NumPyro and Pyro are called from Python, as their users do; TVM by its own "
     "clock.",
+    "ARM's cycles are a static model's, of untuned kernels' main loops: from below, and no time.",
     "Weights are random, their variances 1e-4 + 1e-2 w^2; no engine's speed depends on them.",
     "The source pools after ReLU. jaxeff pools first, which is the same function of the samples.",
     "The source doesn't describe the heads of its sine network; ours have ten hidden units each.",
@@ -67,7 +78,14 @@ def networks_over_heads(model: str) -> float:
     return several / heads
 
 
-def moments_over_heads(batch: int) -> float:
-    """The moment pass of LeNet-5 over ten heads, on a Cortex-A72."""
-    moments, heads, *_ = MOMENTS_AND_HEADS[batch]
+def moments_over_heads(batch: int, core: str = "cortex-a72") -> float:
+    """The moment pass of LeNet-5 over ten heads, on a Cortex-A72 or an A76."""
+    first = 2 * (core == "cortex-a76")
+    moments, heads = MOMENTS_AND_HEADS[batch][first : first + 2]
     return moments / heads
+
+
+def moments_over_one(model: str, batch: int, core: str) -> float | None:
+    """The moment pass over the deterministic network, both tuned."""
+    cells = ARM.get((model, batch, core))
+    return cells[1] / cells[0] if cells else None

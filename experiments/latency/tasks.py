@@ -18,11 +18,13 @@ from typing import Annotated, Any, Literal
 
 from experiments.engines import available
 from experiments.harness import SELECTS, Count, Least, Refused
-from experiments.latency import contest, networks, operators, profiling
+from experiments.latency import arm, contest, networks, operators, profiling
 from experiments.latency.engines import ENGINES, Setup
 
 NETS = ("mlp", "lenet5")
-Part = Literal["main", "curve", "ensembles", "profile", "optimizations"]
+SAMPLERS = ("xla", "tvm", "numpyro", "pyro")
+"""Engines of the curve over batch sizes."""
+Part = Literal["main", "curve", "ensembles", "profile", "optimizations", "arm"]
 
 
 @dataclass(frozen=True)
@@ -60,11 +62,13 @@ class Settings:
     )  # fmt: skip
     # batch sizes of the moment pass beside ten heads, but for the largest
     beside: Annotated[tuple[int, ...], SELECTS] = (1, 8, 16, 32, 64)
+    # ARM processors that are modelled, at the batches of the main table and of `beside`
+    cores: Annotated[tuple[arm.Core, ...], SELECTS] = arm.CORES
     parts: Annotated[tuple[Part, ...], SELECTS] = ()  # tables to measure; all if none is given
 
 
 SIZES = {
-    "fast": Settings(7, (1,), 0, (10,), (), ()),
+    "fast": Settings(7, (1,), 0, (10,), (), (), ("cortex-a72",)),
     "default": Settings(),
     "full": Settings(rounds=51, trials=64),
 }
@@ -87,7 +91,7 @@ def plan(settings: Settings) -> list[Task]:
         return Task(table, model, batch, methods=methods, rounds=settings.rounds, **how)
 
     tuned: dict[str, Any] = {"trials": settings.trials}
-    every, samplers = (tuple(available(names)) for names in (ENGINES, ("xla", "tvm", "numpyro")))
+    every, samplers = (tuple(available(names)) for names in (ENGINES, SAMPLERS))
     both: dict[str, Any] = {"engines": ("xla", "tvm")}
     several = ("deterministic", "multihead", "ensemble")
     tasks = []
@@ -103,7 +107,20 @@ def plan(settings: Settings) -> list[Task]:
     tasks.append(task("ensembles", "lenet5_valid", 128, (*several, "moments"), **both))
     tasks += [task("profile", model, 10, ("moments",), **tuned) for model in NETS]
     tasks.append(task("optimizations", "mlp", 10, ("moments",), threads=last))
+    if not arm.missing():
+        tasks += [task("arm", *place, engines=settings.cores) for place in _modelled(settings)]
     return [one for one in tasks if not settings.parts or one.table in settings.parts]
+
+
+def _modelled(settings: Settings) -> Iterator[tuple[str, int, tuple[str, ...]]]:
+    """Lists networks, batches and methods of the source's tables of ARM processors."""
+    for model, batch in product(NETS, settings.main):
+        yield model, batch, ("deterministic", "moments")
+    for batch in settings.beside:
+        yield "lenet5_valid", batch, ("deterministic", "moments", "multihead")
+    several = ("deterministic", "multihead", "ensemble")
+    yield "sine", 1000, several
+    yield "lenet5_valid", 128, (*several, "moments")
 
 
 def run(task: Task, database: Path | None) -> list[dict[str, Any]]:
@@ -116,6 +133,7 @@ def run(task: Task, database: Path | None) -> list[dict[str, Any]]:
 
     measure: dict[str, Callable[[], list[dict[str, Any]]]] = {
         "optimizations": lambda: operators.measure(task.batch, *how),
+        "arm": lambda: arm.measure(net(), task.methods, task.engines),
         "profile": lambda: profiling.measure(net(), task.methods, *how),
     }
     compare = lambda: contest.hold(net(), task.engines, task.methods, *how)  # noqa: E731
