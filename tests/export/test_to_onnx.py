@@ -1,5 +1,8 @@
 """ONNX files compute what JAX computes, in ONNX Runtime; what can't be written is named."""
 
+import re
+import sys
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -283,6 +286,119 @@ def test_grids_that_no_operator_has_stay_in_float(tmp_path):
 
     assert_same(tmp_path / "b.onnx", blocks, W, W.T.copy())
     assert not nodes_of(tmp_path / "b.onnx", "DequantizeLinear")
+
+
+def window(x, start, reduce):
+    return jax.lax.reduce_window(x, start, reduce, (1, 2, 2, 1), (1, 2, 2, 1), "VALID")
+
+
+def convolved(x):
+    return jax.lax.conv_general_dilated(
+        x, x[:1, :3, :3, :, None].repeat(3, -1)[0], (1, 1), "SAME",
+        dimension_numbers=("NHWC", "HWIO", "NHWC"),
+    )  # fmt: skip
+
+
+def lowest(dtype):
+    return dtype.type(-np.inf if jnp.issubdtype(dtype, jnp.inexact) else jnp.iinfo(dtype).min)
+
+
+PLACES = jnp.array([1, 7, -1, -9])
+NUMBERS = {
+    "convolution": convolved,
+    "max pooling": lambda x: window(x, lowest(x.dtype), jax.lax.max),
+    "sum pooling": lambda x: window(x, x.dtype.type(0), jax.lax.add),
+    "products": lambda x: x[0, 0].T @ x[0, 0],
+    "sums": lambda x: [f(x, axis=1, dtype=x.dtype) for f in (jnp.sum, jnp.prod, jnp.cumsum)],
+    "extremes": lambda x: (x.max(1), x.min(2), x.argmax(1), x.argmin(2), jax.lax.cummax(x, 1)),
+    "orders": lambda x: (jnp.sort(x, 1), jax.lax.top_k(x, 2)),
+    "pairs": lambda x: (jnp.maximum(x, x[:, ::-1]), jnp.minimum(x, x[:, ::-1]), x + x, x * x, -x),
+    "choices": lambda x: (
+        jnp.where(x > 1, x, x[:, ::-1]), jnp.clip(x, 1, 3), x <= x[:, ::-1], abs(x),
+    ),
+    "shapes": lambda x: (jnp.pad(x, ((0, 0), (1, 2), (0, 0), (0, 0))), jnp.tile(x, (1, 2, 1, 1))),
+    "powers": lambda x: x**3,
+    "functions": lambda x: (jax.lax.erf(x), jnp.tan(x), jnp.sinh(x), jnp.arctan(x)),
+    "more functions": lambda x: (jnp.exp(-x), jnp.tanh(x), jnp.isfinite(x), jnp.log1p(x)),
+    "rows": lambda x: (
+        x[0, PLACES], x[0, PLACES, PLACES[::-1]], jnp.take(x, PLACES, 1), jnp.take(x, 9, 1),
+        x.at[0, PLACES].get(mode="fill"),
+    ),
+    "writes": lambda x: (x.at[0, PLACES].set(1), x.at[0, PLACES].add(1), x.at[0, PLACES].max(3)),
+}  # fmt: skip
+DTYPES = [
+    "float64", "float32", "float16", "bfloat16",
+    *(f"{sign}int{bits}" for sign in ("", "u") for bits in (64, 32, 16, 8)),
+]  # fmt: skip
+NO_KERNELS = {
+    "convolution": {"float64", *DTYPES[4:]},
+    "max pooling": {"int64", "uint64"},
+    "sum pooling": {"float64", *DTYPES[4:]},
+    "extremes": {"uint64"},
+    "orders": {"uint64"},
+    "powers": {"uint64"},
+    "functions": {"float64"},
+}
+"""What is refused. ONNX Runtime takes everything else, though much of it in other dtypes."""
+
+
+@pytest.mark.slow
+@pytest.mark.promotes("dtype", "rank")
+@pytest.mark.parametrize("name", NUMBERS)
+def test_files_run_in_every_dtype_or_are_refused_by_name(name, tmp_path):
+    onnxruntime = pytest.importorskip("onnxruntime")
+    fn, refused = NUMBERS[name], set()
+    numbers = np.random.default_rng(0).integers(0, 5, (1, 6, 6, 2))
+    with jax.enable_x64(True):
+        for dtype in DTYPES:
+            if "functions" in name and "int" in dtype:
+                continue
+
+            # Inputs that NumPy has, of every dtype.
+            def cast(x, dtype=dtype):
+                return [
+                    y.astype(jnp.float32) if y.dtype == jnp.bfloat16 else y
+                    for y in jax.tree.leaves(fn(x.astype(dtype)))
+                ]
+
+            path = tmp_path / f"{dtype}.onnx"
+            try:
+                file = to_onnx(cast, (numbers,), path, parameters=0)
+            except OnnxError as error:
+                words = str(error)
+                assert not path.exists()
+                refused.add(dtype)
+            if dtype in refused:
+                assert re.search(rf"has no kernel for `\w+` of {dtype}; build", words), words
+                continue
+            found = onnxruntime.InferenceSession(path).run(
+                list(file.outputs), {file.inputs[0]: numbers}
+            )
+            few = {"float16": 4e-3, "bfloat16": 2e-2}.get(
+                dtype, 1e-5
+            )  # some units in the last place
+            for ours, want in zip(found, jax.jit(cast)(numbers), strict=True):
+                assert ours.dtype == want.dtype
+                np.testing.assert_allclose(ours, want, rtol=few, atol=few, err_msg=dtype)
+    assert refused == NO_KERNELS.get(name, set())
+
+
+def test_a_file_that_cannot_be_read_back_is_not_written(tmp_path, monkeypatch):
+    pytest.importorskip("onnxruntime")
+    from jaxeff_export.onnx_files import _kernels
+
+    path = tmp_path / "f.onnx"
+    path.write_text("before")
+    # As if the table didn't know: the runtime refuses what it is handed.
+    monkeypatch.setattr(_kernels, "_KERNELS", {})
+    with jax.enable_x64(True), pytest.raises(OnnxError, match=r"ONNX Runtime refuses .* Conv"):
+        to_onnx(convolved, (np.ones((1, 6, 6, 2)),), path, parameters=0)
+    # Without it, the checker of the format finds a dtype that no version has.
+    monkeypatch.setitem(sys.modules, "onnxruntime", None)
+    pooled = lambda x: window(x, lowest(x.dtype), jax.lax.max)  # noqa: E731
+    with pytest.raises(OnnxError, match=r"none of ONNX: .*int32"):
+        to_onnx(pooled, (np.ones((1, 6, 6, 2), np.int32),), path, parameters=0)
+    assert path.read_text() == "before"
 
 
 def test_refusals_are_named(tmp_path):

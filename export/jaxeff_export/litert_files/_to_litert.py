@@ -22,6 +22,7 @@ Sharp edges:
   float32. Products are computed in float: LiteRT widens the codes.
 - The converter writes no loops: scans of up to 128 steps are written step by step, and rows that
   are added at indices (sums of segments) as a matrix product.
+- A file is read back by LiteRT's interpreter before it is there, where that is installed.
 - Weights pass through text, which is slow from some tens of megabytes on.
 """
 
@@ -100,8 +101,29 @@ def to_litert(
     lowered = jax.jit(whole, keep_unused=True).lower([w.values for w in weights], *leaves)
     inputs = tuple(f"x{i}" for i in range(len(leaves)))
     outputs = tuple(f"y{i}" for i in range(len(jax.tree.leaves(lowered.out_info))))
-    write_atomically(path, _converted(lowered.as_text(), weights, inputs, outputs))
+    content = _converted(lowered.as_text(), weights, inputs, outputs)
+    _require_readable(content)
+    write_atomically(path, content)
     return LitertFile(Path(path), inputs, outputs)
+
+
+def _require_readable(content: bytes) -> None:
+    """Has LiteRT's interpreter prepare a file, where it is installed.
+
+    Raises:
+        LitertError: It refuses the file; its words are quoted.
+    """
+    try:
+        from ai_edge_litert.interpreter import Interpreter  # optional
+    except ImportError:
+        return
+    try:
+        Interpreter(model_content=content).allocate_tensors()
+    except (ValueError, RuntimeError) as error:
+        raise LitertError(
+            f"to_litert: the interpreter refuses what would be written, and says: "
+            f"{str(error).strip()!r}; deploy and to_onnx take more."
+        ) from error
 
 
 def _write_weights(module: Any, weights: Sequence[Weight]) -> None:

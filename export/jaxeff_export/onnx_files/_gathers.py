@@ -1,6 +1,7 @@
 """Entries at computed places, as embeddings and graphs take and add them, as nodes of ONNX.
 
-Sharp edge: ONNX Runtime refuses places beyond the array, so they are clamped here; where JAX fills
+Sharp edge: ONNX Runtime refuses places beyond the array, so they are clamped here, as XLA does also
+to those that JAX is promised to be inside (`x[i]`); where JAX fills
 such entries the result is replaced after the fact, and where it drops them zeros are added.
 """
 
@@ -8,6 +9,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import jax.numpy as jnp
 import numpy as np
 from jax.lax import GatherScatterMode
 
@@ -23,15 +25,16 @@ def _gather(g: OnnxGraph, eqn: Any, values: list[Value]) -> Value:
     axes, kept = numbers.start_index_map, len(at.shape) - 1
     wanted = [1 if i in axes else n for i, n in enumerate(table.shape)]
     if len(axes) != 1 or numbers.operand_batching_dims or list(q["slice_sizes"]) != wanted:
-        fill = None if out.dtype == np.bool_ else _fill(q["fill_value"], out.dtype)
-        return gathered(g, eqn, values, fill)
+        return gathered(g, eqn, values, fill_of(q["fill_value"], out.dtype))
     (axis,) = axes
     n = table.shape[axis]
     rows, inside = _places(g, g.reshape(values[1], at.shape[:-1]), n, q["mode"])
     taken: Value = g.emit("Gather", [values[0], rows], axis=axis)
     if inside is not None:
         ones = [1] * axis + list(at.shape[:-1]) + [1] * (len(table.shape) - axis - 1)
-        taken = g.emit("Where", [g.reshape(inside, ones), taken, _fill(q["fill_value"], out.dtype)])
+        taken = g.emit(
+            "Where", [g.reshape(inside, ones), taken, fill_of(q["fill_value"], out.dtype)]
+        )
     # ONNX puts the axes of the indices in the place of the table's; JAX says where they go.
     others = [i for i in range(len(table.shape)) if i != axis]
     shape = [*table.shape[:axis], *at.shape[:-1], *table.shape[axis + 1 :]]
@@ -52,8 +55,6 @@ def _gather(g: OnnxGraph, eqn: Any, values: list[Value]) -> Value:
 def _places(g: OnnxGraph, at: Value, n: int, mode: Any) -> tuple[Value, Value | None]:
     """Clamps places to an axis of `n` entries; and says which were there, if others are dropped."""
     rows, inside = g.cast(at, np.int64), None
-    if mode is GatherScatterMode.PROMISE_IN_BOUNDS:
-        return rows, None
     first, last = np.asarray(0, np.int64), np.asarray(n - 1, np.int64)
     if mode is GatherScatterMode.FILL_OR_DROP:
         lower, upper = g.emit("GreaterOrEqual", [rows, first]), g.emit("LessOrEqual", [rows, last])
@@ -91,10 +92,12 @@ def _dynamic_update_slice(g: OnnxGraph, eqn: Any, values: list[Value]) -> Value:
     return g.transpose(made, [int(i) for i in np.argsort(order)])
 
 
-def _fill(value: Any, dtype: Any) -> np.ndarray:
-    """What JAX puts where an index is beyond the table."""
+def fill_of(value: Any, dtype: Any) -> np.ndarray:
+    """Returns what JAX puts where an index is beyond the table."""
     if value is None:
-        if np.issubdtype(dtype, np.inexact):
+        if dtype == np.bool_:
+            value = True
+        elif jnp.issubdtype(dtype, jnp.inexact):
             value = np.nan
         else:
             info = np.iinfo(dtype)

@@ -63,8 +63,7 @@ def _windows(
         # All axes have to be inside; no reduction of ONNX takes booleans.
         all_of = g.emit("ReduceMin", [both, integers([len(batch)])], keepdims=0)
         inside = g.cast(all_of, np.bool_)
-    if mode is not GatherScatterMode.PROMISE_IN_BOUNDS:
-        first = g.emit("Min", [g.emit("Max", [first, integers([0])]), integers(room)])
+    first = g.emit("Min", [g.emit("Max", [first, integers([0])]), integers(room)])
     cut = [i for i, n in enumerate(shape) if i in mapped or i in joined or sizes[i] != n]
     spread = [sizes[axis] for axis in cut]
     # The part of each coordinate that is known: places in the window, and numbers of windows.
@@ -84,7 +83,7 @@ def _windows(
     return _Windows(cut, list(sizes), list(batch), g.emit("Add", [grid, moved]), inside)
 
 
-def gathered(g: OnnxGraph, eqn: Any, values: list[Value], fill: np.ndarray | None) -> Value:
+def gathered(g: OnnxGraph, eqn: Any, values: list[Value], fill: np.ndarray) -> Value:
     """Takes windows at computed places; `fill` stands where one isn't in the array."""
     q, out = eqn.params, eqn.outvars[0].aval
     numbers = q["dimension_numbers"]
@@ -96,8 +95,7 @@ def gathered(g: OnnxGraph, eqn: Any, values: list[Value], fill: np.ndarray | Non
     taken: Value = g.emit("GatherND", [g.transpose(values[0], found.order), found.coordinates])
     if found.inside is not None:
         mask = g.reshape(found.inside, [*found.batch, *(1 for _ in found.sizes)])
-        instead = np.ones((), np.bool_) if fill is None else fill
-        taken = g.emit("Where", [mask, taken, instead])
+        taken = g.emit("Where", [mask, taken, fill])
     # From the order of cut axes to the array's; then axes of one entry go, and batches to their
     # places among those of windows.
     count, order = len(found.batch), found.order

@@ -27,8 +27,10 @@ Sharp edges:
   branches `If`. Weights and activations inside these stay in float.
 - Random numbers are refused by name, as ONNX has no generator that gives JAX's: draw them outside
   and hand them in. Keys that are constants are drawn from here, once, as JAX does in every call.
-- bfloat16 is written as it is, for which ONNX Runtime has few kernels on a CPU: build the model to
-  compute in float32.
+- What ONNX Runtime has no kernel for in a dtype (most of bfloat16 and of small integers) is
+  computed in a wider one and converted back; without one (a convolution in float64) it is refused.
+- A file is read back before it is there: by the checker of `onnx`, and by ONNX Runtime where that
+  is installed.
 """
 
 from __future__ import annotations
@@ -64,6 +66,7 @@ from jaxeff_export.onnx_files._elementwise import ELEMENTWISE
 from jaxeff_export.onnx_files._gathers import GATHERS
 from jaxeff_export.onnx_files._graph import OnnxError, OnnxGraph, Value, tensor_type
 from jaxeff_export.onnx_files._grids import whole_of
+from jaxeff_export.onnx_files._kernels import require_runnable, widened
 from jaxeff_export.onnx_files._orders import RUNNING, largest, sorted_values
 from jaxeff_export.onnx_files._tensors import TENSORS, split_value
 from jaxeff_export.targets import require_extra
@@ -117,7 +120,8 @@ def to_onnx(
 
     Raises:
         MissingExtraError: The package `onnx` isn't installed.
-        OnnxError: The function has an operation that isn't written; it is named.
+        OnnxError: The function has an operation that isn't written, or that no kernel takes; it is
+            named. What was at `path` stays.
         OSError: The file can't be written.
     """
     require_extra("onnx", "to_onnx")
@@ -152,7 +156,7 @@ def to_onnx(
         ir_version=version,
         producer_name="jaxeff",
     )
-    onnx.checker.check_model(model)
+    require_runnable(model)
     write_atomically(path, model.SerializeToString())
     return OnnxFile(Path(path), tuple(inputs), tuple(results))
 
@@ -219,11 +223,12 @@ def _write_equation(graph: OnnxGraph, eqn: JaxprEqn, given: list[Value]) -> list
     if eqn.primitive is p.cond_p:
         return branched(graph, eqn, given, _write)
     if eqn.primitive in _OF_SEVERAL_RESULTS:
-        return _OF_SEVERAL_RESULTS[eqn.primitive](graph, eqn, given)
+        several = _OF_SEVERAL_RESULTS[eqn.primitive]
+        return widened(graph, eqn, given, lambda eqn, values: several(graph, eqn, values))
     rule = _RULES.get(eqn.primitive)
     if rule is None:
         raise _refusal(str(eqn.primitive))
-    return [rule(graph, eqn, given)]
+    return widened(graph, eqn, given, lambda eqn, values: [rule(graph, eqn, values)])
 
 
 def _refusal(name: str) -> OnnxError:
