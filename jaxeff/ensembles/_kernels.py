@@ -54,7 +54,6 @@ from jaxeff.core import (
     register_setting,
     static,
     validate,
-    widened,
 )
 
 METHODS = ("wgd", "svgd")
@@ -109,8 +108,7 @@ def repulsion(
         Field, potential and kernel, finite also where members are the same.
     """
     # The field is a direction, not a loss: differentiating it would add second-order terms.
-    dtype = points.dtype
-    points = widened(jax.lax.stop_gradient(points))
+    points = jax.lax.stop_gradient(points)
     points = points - points.mean(0, keepdims=True)  # what all have in common would only round
     lengths = _lengths(points, kernel.norm)
     distance = lengths**kernel.power
@@ -123,10 +121,8 @@ def repulsion(
     # x_i (D'Angelo and Fortuin, section 3); SVGD: the plain mean over members.
     sums = k.sum(1)
     if method == "wgd":
-        push, potential = push / sums[:, None], jnp.log(sums).sum()
-    else:
-        push, potential = push / count, k.sum() / count
-    return Repulsion(*(part.astype(dtype) for part in (push, potential, k)))
+        return Repulsion(push / sums[:, None], jnp.log(sums).sum(), k)
+    return Repulsion(push / count, k.sum() / count, k)
 
 
 def bandwidth(distance: Float[Array, "members members"], kernel: RBF) -> Float[Array, ""]:

@@ -77,7 +77,7 @@ def close(found, near):
 
 
 def sites_of(codes):
-    return {name.removesuffix("/codes") for name in codes.arrays if name.endswith("/codes")}
+    return {name.removesuffix("/codes") for name in codes.named() if name.endswith("/codes")}
 
 
 def share(f, params, codes, *args):
@@ -149,3 +149,58 @@ def test_a_loop_without_a_range_says_how_to_get_one():
         integer(scanned, LINEAR).convert(W, X)
     found = integer(scanned, LINEAR, dynamic=True)(W, X)
     assert all(np.isfinite(y).all() for y in jax.tree.leaves(found))
+
+
+def unrolled(p, x):
+    """A recurrence as a loop of Python's, from an empty state."""
+    h = jnp.zeros((len(x), 6))
+    for t in range(1, 4):
+        h = jnp.tanh((x * t) @ p["a"] + h @ p["b"] + p["c"][:1])
+    return h
+
+
+def tied(p, x):
+    """A table of tokens whose rows are looked up, and which logits are made with."""
+    tokens = jnp.clip(jnp.round(jnp.abs(x)), 0, 5).astype(jnp.int32)
+    return jax.nn.relu(p["a"][tokens] @ p["b"]) @ p["a"].T
+
+
+def applied_twice(p, x):
+    """Under different biases, and to an activation and its negative."""
+    return jax.nn.relu(x @ p["a"] + p["b"][:1]) @ p["a"] - (-x) @ p["c"]
+
+
+CODES = LINEAR["*:linear"]
+PACKED = Int(4, symmetric="weights", activations=False)
+
+
+@pytest.mark.parametrize(
+    ("f", "weights", "setting"),
+    [
+        (unrolled, "ab", CODES), (tied, "ab", CODES), (applied_twice, "ac", CODES),
+        (unrolled, "ab", PACKED), (applied_twice, "ac", PACKED),
+    ],
+)  # fmt: skip
+def test_a_weight_has_codes_once_however_often_it_is_used(f, weights, setting):
+    """And no float copy beside them."""
+    g, near, codes = converted(f, X, spec={"*": setting})
+    matrices = [name for name, a in codes.arrays.items() if a.ndim > 1 and a.dtype != jnp.float32]
+    assert sorted(matrices) == [f"{name}/codes" for name in weights]
+    assert codes.rest.keys().isdisjoint(str("abc".index(name)) for name in weights)
+    # Each use has codes still, by its own name.
+    uses = [name for name, *_ in codes.shared if name.endswith("/codes")]
+    assert uses
+    assert {*uses, *matrices} == {name for name in codes.named() if name.endswith("/codes")}
+    found = jax.jit(g)(codes, X)
+    close(found, jax.jit(near)(W, X))
+    np.testing.assert_array_equal(found, jax.jit(g)(W, X))
+    # Arrays are leaves once; structure and names survive a transform.
+    leaves = jax.tree.leaves(codes)
+    assert len(leaves) == len(codes.arrays) + len(codes.rest)
+    np.testing.assert_array_equal(g(jax.tree.map(lambda a: a, codes), X), g(codes, X))
+
+
+def test_an_empty_state_times_a_weight_is_the_same_for_every_batch():
+    g, _, codes = converted(unrolled, X)
+    assert codes.rest.keys() == {"2"}
+    np.testing.assert_array_equal(g(codes, X[:1]), g(codes, X)[:1])

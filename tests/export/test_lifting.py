@@ -64,3 +64,14 @@ def test_results_may_be_parameters_or_derived_from_them():
     parts, operands = lifted(lambda w: w, (W,))
     assert parts.derive is None
     assert operands == [W]
+
+
+def test_what_is_computed_of_parameters_twice_is_kept_once():
+    def f(w, v, x):
+        for _ in range(3):
+            x = jnp.tanh(x @ (jnp.flip(w, 0) * 2.0)) @ jnp.flip(v, 1).T
+        return x
+
+    # Of two parameters of one shape: those of the one are not those of the other.
+    _, operands = lifted(f, (W, W + 3), X)
+    assert [array.shape for array in operands] == [(4, 3), (3, 4)]

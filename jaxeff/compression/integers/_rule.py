@@ -67,6 +67,7 @@ class IntegerRule:
 
     Attributes:
         read: Paths of the parameters that layers in float have read.
+        weights: Paths of the parameters whose codes each site has.
         several: Values that are read in several forms.
     """
 
@@ -84,6 +85,12 @@ class IntegerRule:
         self.several = {v for each in programs for v in in_several_forms(each, settings)}
         self.readers = _readers(programs)
         self.read, self.changing = carried_leaves(program), changing(program)
+        self.weights: dict[str, frozenset[str]] = {}
+        self._leaves = {v.path: i for i, v in enumerate(program.inputs) if v.path}
+
+    def leaves_in_float(self) -> list[int]:
+        """Returns the numbers of the leaves that layers in float have read."""
+        return sorted(self._leaves[path] for path in self.read if path in self._leaves)
 
     def storing(self, store: ParameterCache) -> IntegerRule:
         """Returns the rule whose arrays of parameters are in another store."""
@@ -154,6 +161,7 @@ class IntegerRule:
         """Computes a product with weights by group, or with activations in float."""
         both = {t.role: (q, t, i) for q, t, i in of_inputs(layer, setting, read.arrays_like(layer))}
         of_w, w_tensor, w_at = both["weight"]
+        self.weights[layer.site] = layer.inputs[w_at].leaves
         kernel = packed_kernel(layer)
         if isinstance(kernel, str):
             _left_in_float(layer, kernel)
@@ -197,6 +205,7 @@ class IntegerRule:
         """Computes the product of a layer, and what of its biases goes to outputs."""
         both = {t.role: (q, t, i) for q, t, i in of_inputs(layer, setting, read.arrays_like(layer))}
         (of_x, x_tensor, x_at), (of_w, w_tensor, w_at) = both["activation"], both["weight"]
+        self.weights[layer.site] = layer.inputs[w_at].leaves
         # The widths decide whether int32 accumulators suffice, so they have to be known.
         where = f"{layer.site}/{w_tensor.name}"
         bits = weight_bits(of_w, where)
@@ -252,6 +261,7 @@ class IntegerRule:
         """Looks rows up in a table of codes."""
         ((quantizer, tensor, i),) = of_inputs(layer, setting, read.arrays_like(layer))
         weight_bits(quantizer, f"{layer.site}/{tensor.name}")
+        self.weights[layer.site] = layer.inputs[i].leaves
 
         @functools.cache
         def made() -> tuple[Array, Array]:

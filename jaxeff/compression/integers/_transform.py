@@ -24,6 +24,8 @@ Sharp edges:
     What no integer kernel takes runs as in `quantized` (an `IntegerFallbackWarning` names it).
     `g(params, x)` converts in every call: convert once.
     Conversion folds running statistics as they are.
+    A weight that another layer reads in float is kept in float, too, such as a table of tokens that
+    logits are made with: "*" quantizes the look-up as well as the product, "*:linear" does not.
     Codes of what a norm or a softmax computes in float may be others in a bundle than under XLA:
     both round floats, and of many values a few lie between two codes. See `Bundle.check`.
     Codes have no NaN: under JAX it becomes the smallest code of a calibrated grid, and infinity an
@@ -64,27 +66,39 @@ class Converted:
     """The parameters of an integer network.
 
     Attributes:
-        arrays: Arrays by `site/name`: codes (int8), biases (int32) and scales (float32).
+        arrays: Arrays by `site/name`: codes (int8), biases (int32) and scales (float32). Codes of
+            a weight that is used several times are there once.
         rest: Leaves that layers in float read, by number.
         shapes: Shape and dtype of every leaf of the float parameters.
         structure: Tree structure of the float parameters.
+        shared: What further uses of a weight read: `site/name`, which of `arrays` it is, and
+            whether transposed (a table of tokens that logits are made with, too).
     """
 
     arrays: Mapping[str, Any]
     rest: Mapping[str, Any]
     shapes: tuple[tuple[tuple[int, ...], str], ...]
     structure: Any
+    shared: tuple[tuple[str, str, bool], ...] = ()
 
     def tree_flatten_with_keys(self) -> tuple[Any, Any]:
         """Splits it into named arrays and static fields."""
         key = jax.tree_util.DictKey
         named = [(key(name), dict(part)) for name, part in self._parts()]
-        return named, (self.shapes, self.structure)
+        return named, (self.shapes, self.structure, self.shared)
 
     @classmethod
     def tree_unflatten(cls, static: Any, parts: Any) -> Converted:
         """Rebuilds it from arrays and static fields."""
         return cls(*parts, *static)
+
+    def named(self) -> dict[str, Any]:
+        """Returns the arrays of every site, those that uses of a weight share for each of them."""
+        again = {
+            use: self.arrays[name].T if transposed else self.arrays[name]
+            for use, name, transposed in self.shared
+        }
+        return {**self.arrays, **again}
 
     def leaves(self) -> list[Array]:
         """Makes leaves for the float function; those that nobody reads are zeros."""
@@ -118,7 +132,7 @@ class Integer:
         # The function is traced on float parameters' shapes; leaves that only became codes
         # are zeros that nothing reads.
         inner = jax.tree.unflatten(params.structure, params.leaves())
-        return self._run((inner, *args), kwargs, ParameterCache(params.arrays, {}))[0]
+        return self._run((inner, *args), kwargs, ParameterCache(params.named(), {}))[0]
 
     def convert(self, params: Any, *args: Any, **kwargs: Any) -> Converted:
         """Converts parameters to codes, once and for all.
@@ -157,13 +171,15 @@ class Integer:
                 "lambda params, key, *args: f(key, params, *args)."
             )
         kept: list[int] = []
+        weights: dict[str, frozenset[str]] = {}
 
         @jax.jit
         def make(params: Any) -> dict[str, Any]:
             made: dict[str, Any] = {}
             store = ParameterCache(None, made)
-            _, needed = self._run((params, *args), kwargs, store, given, results)
-            kept[:] = needed
+            _, rule = self._run((params, *args), kwargs, store, given, results)
+            kept[:] = rule.leaves_in_float()
+            weights.update(rule.weights)
             return made
 
         arrays = {name: np.asarray(array) for name, array in make(params).items()}
@@ -178,7 +194,10 @@ class Integer:
         # Only what layers in float read is kept beside the codes: the size of a converted
         # network.
         rest = {str(i): jnp.asarray(leaves[i]) for i in kept}
-        return Converted({n: jnp.asarray(a) for n, a in arrays.items()}, rest, shapes, structure)
+        shared = _shared(arrays, weights)
+        again = {use for use, *_ in shared}
+        stored = {n: jnp.asarray(a) for n, a in arrays.items() if n not in again}
+        return Converted(stored, rest, shapes, structure, shared)
 
     @validate()
     def coded(
@@ -215,7 +234,7 @@ class Integer:
             params, *data = args
             arrays = None
             if isinstance(params, Converted):
-                arrays = params.arrays
+                arrays = params.named()
                 leaves = len(jax.tree.leaves(params))
                 params = jax.tree.unflatten(params.structure, params.leaves())
                 # Places of the data count the leaves before them.
@@ -239,7 +258,7 @@ class Integer:
         store: ParameterCache,
         given: Mapping[int, Argument] | None = None,
         results: Sequence[Grid] | None = None,
-    ) -> tuple[Any, list[int]]:
+    ) -> tuple[Any, IntegerRule]:
         program = trace(self._f, *args, **kwargs)
         _check_certain(program)
         check_open(program, "integer")
@@ -256,9 +275,7 @@ class Integer:
             _written(y, v, grid) for y, v, grid in zip(found, program.outputs, grids, strict=True)
         ]
         done = closed(written, INTEGER)
-        paths = {v.path: i for i, v in enumerate(program.inputs) if v.path}
-        needed = sorted({paths[path] for path in rule.read if path in paths})
-        return jax.tree.unflatten(program.out_tree, done), needed
+        return jax.tree.unflatten(program.out_tree, done), rule
 
 
 @validate()
@@ -298,6 +315,32 @@ def integer(
     if requantize not in ("float", "fixed"):
         raise ValueError(f'requantize is "float" or "fixed", not {requantize!r}')
     return Integer(f, spec, dynamic, requantize == "fixed")
+
+
+def _shared(
+    arrays: Mapping[str, np.ndarray], weights: Mapping[str, frozenset[str]]
+) -> tuple[tuple[str, str, bool], ...]:
+    """Finds the matrices that several uses of a weight have in common, as in `Converted.shared`.
+
+    Not all have: a bias or a shortcut beside which products are next to nothing changes the codes
+    that are stored for its use.
+    """
+    first: dict[tuple[Any, ...], tuple[str, bool]] = {}
+    shared = []
+    # The first use has the shortest name, of which those of later ones are made.
+    for name in sorted(arrays, key=lambda name: (len(name), name)):
+        array, leaves = arrays[name], weights.get(name.rpartition("/")[0])
+        if not leaves or array.ndim < 2:
+            continue
+        key = (leaves, array.dtype.str, array.shape, array.tobytes())
+        if key in first:
+            shared.append((name, *first[key]))
+            continue
+        first[key] = name, False
+        if array.ndim == 2:
+            flipped = np.ascontiguousarray(array.T)
+            first.setdefault((*key[:2], flipped.shape, flipped.tobytes()), (name, True))
+    return tuple(shared)
 
 
 def _written(y: Any, variable: Any, to: Grid) -> Any:

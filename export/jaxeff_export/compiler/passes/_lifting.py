@@ -11,6 +11,7 @@ import math
 from collections.abc import Container
 
 import tvm
+import tvm_ffi
 from tvm import relax, tirx
 
 PACKS = "jaxeff.packs"  # attribute of a kernel that lays weights out: it is worth its bytes
@@ -52,7 +53,8 @@ def lift_parameters(mod: tvm.IRModule, count: int) -> LiftedModule:
     packing, outside = (_marked(mod, attribute) for attribute in (PACKS, OUTSIDE))
     sources = sources_of(main, count, outside)
     result = main.body.body
-    kept, lifted, used = _partition(block.bindings, sources, result, packing)
+    bindings = _once(block.bindings, sources)
+    kept, lifted, used = _partition(bindings, sources, result, packing)
     derived = [relax.Var(f"derived{i}", binding.var.ty) for i, binding in enumerate(lifted)]
     named = [relax.VarBinding(b.var, new) for b, new in zip(lifted, derived, strict=True)]
     available = [*parameters, *derived]
@@ -62,10 +64,32 @@ def lift_parameters(mod: tvm.IRModule, count: int) -> LiftedModule:
     rest = relax.Function(params, body, main.ret_ty, main.is_pure, main.attrs)
     # Later passes tell weights from data by this count.
     rest = rest.with_attr(BOUND, len(operands))
-    derive = _derivation(block.bindings, parameters, lifted)
+    derive = _derivation(bindings, parameters, lifted)
     return LiftedModule(
         _with_main(mod, rest), _with_main(mod, derive) if lifted else None, operands
     )
+
+
+def _once(bindings: list[relax.VarBinding], sources: Sources) -> list[relax.VarBinding]:
+    """Makes names of what is computed of the parameters again: uses of a weight pack it once."""
+    first: dict[int, list[relax.VarBinding]] = {}
+    names: dict[relax.Var, relax.Var] = {}
+    found = []
+    for binding in bindings:
+        if sources[binding.var] is None:  # data takes part
+            found.append(binding)
+            continue
+        rename = (relax.Var, lambda v: names.get(v, v))
+        value = tvm_ffi.structural_map(binding.value, rename)
+        alike = first.setdefault(tvm_ffi.structural_hash(value), [])
+        same = next((b for b in alike if tvm_ffi.structural_equal(b.value, value)), None)
+        if same is not None:
+            names[binding.var] = same.var
+            found.append(relax.VarBinding(binding.var, same.var))
+            continue
+        alike.append(relax.VarBinding(binding.var, value))
+        found.append(alike[-1])
+    return found
 
 
 def _marked(mod: tvm.IRModule, attribute: str) -> set[tvm.ir.GlobalVar]:
