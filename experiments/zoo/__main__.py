@@ -19,6 +19,8 @@ variance over that of draws (moments, linear) or of the reference (verdict), or 
 parameters that is left (pruned, where channels stay whose statistics can't count zeros). Parameters
 are initial values, and noise of 5 % of each.
 
+Models that are loops are tried on every microcontroller, too, as int8 libraries on an emulated one.
+
 `--full` takes networks of published sizes (224 x 224 pixels, one image).
 
 Models with a package in their name are built of it, the others written here. For equimo's
@@ -58,8 +60,8 @@ from experiments.harness import (
     every,
     summary,
 )
-from experiments.zoo.cells import COLUMNS
-from experiments.zoo.models import MODELS, REAL
+from experiments.zoo.cells import COLUMNS, CORES
+from experiments.zoo.models import LOOPS, MODELS, REAL
 
 Task = tuple[str, str]
 """A model and a column."""
@@ -86,7 +88,12 @@ def cells(run: Run[Settings]) -> list[Row]:
     """Fills the table, each model's row by processes of its own."""
     models = choose(run.settings.models or MODELS, (*MODELS, *REAL), "model")
     columns = choose(run.settings.columns, tuple(COLUMNS), "column")
-    tasks = [(model, column) for model in models for column in columns]
+    tasks = [
+        (model, column)
+        for model in models
+        for column in columns
+        if column not in CORES or model in LOOPS or column in run.settings.columns
+    ]
 
     def make(todo: Sequence[Task]) -> Iterator[tuple[Task, list[Row]]]:
         for model in dict.fromkeys(model for model, _ in todo):

@@ -105,7 +105,7 @@ def integer(s: Subject) -> Cell:
     )
     usual, most = np.median(np.abs(found - near)), np.abs(found - near).max()
     same = usual <= _DIGITS * np.abs(near).max() and most <= np.abs(near - exact).max()
-    sites = {name.removesuffix("/codes") for name in codes.arrays if name.endswith("/codes")}
+    sites = {name.removesuffix("/codes") for name in codes.named() if name.endswith("/codes")}
     rows = jaxeff.cost(s.f, s.params, *s.args).layers
     share = sum(r.macs for r in rows if r.site in sites) / sum(r.macs for r in rows)
     words = f"differs by {usual:.2g} (median), {most:.2g} (largest)"
@@ -238,6 +238,35 @@ def a72(s: Subject) -> Cell:
     return Cell("right" if found.passed else "wrong", float(found.max_abs_error))
 
 
+CORES = (
+    "cortex-m0plus", "cortex-m3", "cortex-m4", "cortex-m7", "cortex-m33", "cortex-m55",
+    "cortex-m85", "riscv32",
+)  # fmt: skip
+"""Microcontrollers that are emulated: columns of models with loops, unless others are asked for."""
+
+
+def _on(core: str) -> Callable[[Subject], Cell]:
+    def on_core(s: Subject) -> Cell:
+        """An int8 library of a microcontroller replays what JAX computes, on an emulated one."""
+        from jaxeff_export import BoardError, ToolchainError, deploy
+
+        spec = calibrate(s.f, s.params, [s.args], {_LINEAR: Int(8, symmetric="weights")})
+        g = jaxeff.integer(s.f, spec)
+        codes = g.convert(s.params, *s.args)
+        with tempfile.TemporaryDirectory() as folder:
+            try:
+                bundle = deploy(g, (codes, *s.args), target=core, path=Path(folder) / "bundle")
+                found = bundle.check(f"emulated:{core}")
+            except (ToolchainError, BoardError) as error:
+                # A board without its emulator says so for it.
+                if not isinstance(error.__cause__ or error, ToolchainError):
+                    raise
+                return Cell("absent", None, str(error))
+        return Cell("right" if found.passed else "wrong", float(found.max_abs_error))
+
+    return on_core
+
+
 def _of_file(s: Subject, file: Any, call: Callable[[dict[str, np.ndarray]], Any]) -> Cell:
     """Judges, times and weighs a file by the results of an engine that has loaded it."""
     given = dict(zip(file.inputs, map(np.asarray, jax.tree.leaves(s.args)), strict=True))
@@ -290,7 +319,7 @@ COLUMNS: Mapping[str, Callable[[Subject], Cell]] = {
         functional, noisy, quantized, integer, moments, linear, verdict, pruned, ensemble, analog,
         deploy, a72, onnx, litert,
     )
-}  # fmt: skip
+} | {core: _on(core) for core in CORES}  # fmt: skip
 """What is tried, by name."""
 
 

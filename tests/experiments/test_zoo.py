@@ -2,6 +2,7 @@
 
 import importlib.util
 import json
+import shutil
 import signal
 import subprocess
 import sys
@@ -15,8 +16,8 @@ from flax import nnx
 import jaxeff
 from experiments.zoo import __main__ as zoo
 from experiments.zoo import worker
-from experiments.zoo.cells import COLUMNS, Cell, functional, tried, without_folders
-from experiments.zoo.models import MODELS, subject
+from experiments.zoo.cells import COLUMNS, CORES, Cell, functional, tried, without_folders
+from experiments.zoo.models import LOOPS, MODELS, subject
 from experiments.zoo.models.catalogue import ZOO
 from experiments.zoo.models.packages import PACKAGES
 
@@ -144,3 +145,37 @@ def test_models_of_packages_are_read_exactly(name):
         except ImportError:
             pytest.skip("jaxeff[zoo] isn't installed")
         assert functional(model).status == "right"
+
+
+def test_models_with_loops_are_tried_on_every_core(monkeypatch):
+    tried = {}
+
+    def row(model, columns, limit):
+        tried[model] = columns
+        yield from ()
+
+    monkeypatch.setattr(zoo, "_row", row)
+
+    class Everything:
+        settings = zoo.Settings()
+
+        def stream(self, tasks, make, again):
+            return [row for _, rows in make(tasks) for row in rows]
+
+    zoo.cells(Everything())
+    assert set(LOOPS) < set(tried)
+    for model, columns in tried.items():
+        assert set(CORES) & set(columns) == (set(CORES) if model in LOOPS else set())
+        assert set(COLUMNS) - set(CORES) <= set(columns)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", LOOPS)
+def test_models_with_loops_are_loops_and_right_on_a_core(name):
+    model = subject(name)
+    equations = jax.make_jaxpr(model.f)(model.params, *model.args).eqns
+    # Shorter ones are written out step by step.
+    (steps,) = [e.params["length"] for e in equations if e.primitive.name == "scan"]
+    assert steps > 8
+    status = COLUMNS["cortex-m4"](model).status
+    assert status == ("right" if shutil.which("arm-none-eabi-gcc") else "absent")

@@ -56,6 +56,11 @@ def _gru(rngs: nnx.Rngs) -> texts.Seq2Seq:
     return texts.Seq2Seq(rngs, nnx.GRUCell)
 
 
+def _sequence() -> tuple[Any, ...]:
+    """More steps than compilers write out one by one, and more than one example."""
+    return (_normal(2, 12, 8),)
+
+
 def _cached() -> tuple[Any, ...]:
     """One new token after five, whose keys and values are given."""
     empty = _DECODER.empty_cache(2, 8)
@@ -86,6 +91,8 @@ ZOO: dict[str, tuple[Callable[[nnx.Rngs], nnx.Module], Callable[[], tuple[Any, .
     "whisper": (texts.Whisper, lambda: (_normal(2, 12, 8),), "blocks/1/down"),
     "lstm": (texts.Seq2Seq, lambda: (_tokens(2, 6), _tokens(2, 4)), "head"),
     "gru": (_gru, lambda: (_tokens(2, 6), _tokens(2, 4)), "head"),
+    "loop": (texts.Loop, _sequence, "head"),
+    "loop-images": (images.Loop, lambda: (_normal(2, 10, 4, 4, 3),), "head"),
     "mamba": (texts.Mamba, lambda: (_tokens(2, 6),), "head"),
     "graph": (graphs.GraphNet, _edges, "head"),
     **{
@@ -94,6 +101,9 @@ ZOO: dict[str, tuple[Callable[[nnx.Rngs], nnx.Module], Callable[[], tuple[Any, .
     },
 }
 """How each model is built, its data, and its last layer."""
+
+LOOPS = ("loop", "loop-images")
+"""Names of those that are also tried on every core of a microcontroller."""
 
 REAL = tuple(networks.REAL)
 """Names of models of published sizes."""

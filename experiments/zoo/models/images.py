@@ -5,6 +5,27 @@ import jax.numpy as jnp
 from flax import nnx
 
 
+class Loop(nnx.Module):
+    """A recurrence of images, convolved at every step, with a class at its end."""
+
+    def __init__(self, rngs: nnx.Rngs):
+        """Builds the layers."""
+        self.both = nnx.Conv(7, 8, (3, 3), rngs=rngs)
+        self.channels = nnx.Conv(8, 8, (3, 3), feature_group_count=8, rngs=rngs)
+        self.state = nnx.Conv(8, 4, (1, 1), rngs=rngs)
+        self.head = nnx.Linear(4, 5, rngs=rngs)
+
+    def __call__(self, frames: jax.Array) -> jax.Array:
+        """Returns logits."""
+
+        def step(h: jax.Array, frame: jax.Array) -> tuple[jax.Array, None]:
+            y = nnx.relu(self.both(jnp.concatenate([h, frame], -1)))
+            return jnp.tanh(self.state(nnx.relu(self.channels(y)) + y)), None
+
+        start = jnp.zeros((*frames.shape[:1], *frames.shape[2:4], 4))
+        return self.head(jax.lax.scan(step, start, frames.swapaxes(0, 1))[0].mean((1, 2)))
+
+
 class InvertedResidual(nnx.Module):
     """Expansion, depthwise convolution, squeeze and excitation, projection (MobileNetV2 and V3)."""
 

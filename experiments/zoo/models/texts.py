@@ -82,6 +82,19 @@ class Seq2Seq(nnx.Module):
         return self.head(self.decoder(self.embed(target), initial_carry=carry))
 
 
+class Loop(nnx.Module):
+    """A GRU over a sequence that stays a loop, with a class at its end."""
+
+    def __init__(self, rngs: nnx.Rngs):
+        """Builds the layers."""
+        self.recurrent = nnx.RNN(nnx.GRUCell(8, 16, rngs=rngs), rngs=rngs)
+        self.head = nnx.Linear(16, 5, rngs=rngs)
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        """Returns logits."""
+        return self.head(self.recurrent(x)[:, -1])
+
+
 class Mamba(nnx.Module):
     """A block with a causal convolution and a selective state space, scanned over time."""
 
