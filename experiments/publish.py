@@ -6,8 +6,9 @@
 Keeps each run's JSON and figures in docs/results/runs/ and writes a page of its tables and checks
 beside them, the source's numbers next to ours. The pages are made from the JSON alone, and a test
 makes them again: a number on them can't be anything but that run's. So are the list of kept runs at
-the end of docs/results/README.md, and their entries in mkdocs.yml. Claims are judged from the rows
-when a run is published, and ``--again`` does so after they were changed.
+the end of docs/results/README.md, their entries in mkdocs.yml, and the tables of pages
+(`experiments.pages`). Claims are judged from the rows when a run is published, and ``--again`` does
+so after they were changed.
 """
 
 import argparse
@@ -26,6 +27,7 @@ from experiments.harness.command import find_options
 from experiments.harness.report import COMMIT, LEFT, MADE, verdict
 from experiments.harness.sizes import NARROWED, reached, shortfalls, shown_size
 from experiments.harness.staleness import stale
+from experiments.pages import RESULTS, markdown, pages, with_table
 from jaxeff.core import cell_text
 
 ROOT = Path(__file__).parents[1]
@@ -136,18 +138,6 @@ def _chosen(study: Study[Any], content: Mapping[str, Any]) -> str:
     return told
 
 
-def markdown(table: Table) -> str:
-    """Writes a table in Markdown."""
-
-    def line(cells: Any) -> str:
-        return "| " + " | ".join(str(cell).replace("|", "\\|") for cell in cells) + " |"
-
-    heads = [column.removesuffix(">") for column in table.columns]
-    rules = ["---:" if column.endswith(">") else "---" for column in table.columns]
-    total = [table.total] if table.total else []
-    return "\n".join(map(line, [heads, rules, *table.rows, *total]))
-
-
 def judged(content: Mapping[str, Any]) -> dict[str, Any]:
     """The JSON of a run with the checks of today's claims."""
     _, study = study_of(content["experiment"])
@@ -224,9 +214,11 @@ def listing() -> str:
 
 
 def write_lists() -> None:
-    """Writes the list of kept runs, and their entries in the navigation."""
+    """Writes the list of kept runs, their entries in the navigation, and the tables of pages."""
     LIST.write_text(re.sub(_MARKED, lambda _: listing(), LIST.read_text()))
     NAVIGATION.write_text(re.sub(_LISTED, lambda m: m[1] + navigation(), NAVIGATION.read_text()))
+    for name in pages():
+        (RESULTS / f"{name}.md").write_text(with_table(name))
 
 
 def navigation() -> str:

@@ -70,6 +70,7 @@ from jaxeff.core import (
     posterior_like,
     static_integer,
     validate,
+    widened,
 )
 from jaxeff.training import CheckpointOptions, run_epochs
 
@@ -237,7 +238,7 @@ def energy_score(likelihood: Likelihood) -> Loss:
 
 def _distance(a: Array, b: Array) -> Array:
     """Computes Euclidean distances, with gradient zero instead of NaN between equal points."""
-    squared = jnp.square(a - b).sum(-1)
+    squared = jnp.square(widened(a - b)).sum(-1)
     # `where` differentiates both branches: the inner one keeps zero away from the root.
     apart = squared > 0
     return jnp.where(apart, jnp.sqrt(jnp.where(apart, squared, 1.0)), 0.0)

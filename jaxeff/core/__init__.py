@@ -101,6 +101,7 @@ from jaxeff.core._settings import (
 from jaxeff.core._tables import Table, cell_text, shown_as_table
 from jaxeff.core._traced import EXPANSIONS, make_jaxpr, rewritten
 from jaxeff.core._validation import forwards, validate
+from jaxeff.core._widths import widened
 
 __all__ = [
     "EXPANSIONS",
@@ -196,5 +197,6 @@ __all__ = [
     "to_devices",
     "to_host",
     "validate",
+    "widened",
     "with_leading_axes",
 ]

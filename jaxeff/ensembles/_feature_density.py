@@ -44,6 +44,7 @@ from jaxeff.core import (
     real_array,
     static_integer,
     validate,
+    widened,
 )
 
 
@@ -68,7 +69,7 @@ class FeatureDensity:
 
         def of_class(mean: Array, whitening: Array, offset: Array) -> Array:
             # Mahalanobis distance as a plain norm of whitened features.
-            white = (features - mean[None]) @ whitening.T
+            white = (widened(features) - mean[None]) @ whitening.T
             return offset - 0.5 * (white**2).sum(1)
 
         return jax.vmap(of_class, out_axes=1)(self.means, self.whitening, self.offsets)
@@ -115,7 +116,7 @@ def feature_density(
             "flatten them, or average over positions"
         )
     check_labels("feature_density: labels", labels, classes, np.shape(features)[:1])
-    dtype = jnp.result_type(features)
+    dtype = jnp.promote_types(jnp.result_type(features), jnp.float32)
     points, targets = np.asarray(features, np.float64), np.asarray(labels)
     size = points.shape[1]
     means, whitening, offsets = [], [], []

@@ -54,6 +54,7 @@ from jaxeff.core import (
     register_setting,
     static,
     validate,
+    widened,
 )
 
 METHODS = ("wgd", "svgd")
@@ -108,7 +109,8 @@ def repulsion(
         Field, potential and kernel, finite also where members are the same.
     """
     # The field is a direction, not a loss: differentiating it would add second-order terms.
-    points = jax.lax.stop_gradient(points)
+    dtype = points.dtype
+    points = widened(jax.lax.stop_gradient(points))
     points = points - points.mean(0, keepdims=True)  # what all have in common would only round
     lengths = _lengths(points, kernel.norm)
     distance = lengths**kernel.power
@@ -121,8 +123,10 @@ def repulsion(
     # x_i (D'Angelo and Fortuin, section 3); SVGD: the plain mean over members.
     sums = k.sum(1)
     if method == "wgd":
-        return Repulsion(push / sums[:, None], jnp.log(sums).sum(), k)
-    return Repulsion(push / count, k.sum() / count, k)
+        push, potential = push / sums[:, None], jnp.log(sums).sum()
+    else:
+        push, potential = push / count, k.sum() / count
+    return Repulsion(*(part.astype(dtype) for part in (push, potential, k)))
 
 
 def bandwidth(distance: Float[Array, "members members"], kernel: RBF) -> Float[Array, ""]:

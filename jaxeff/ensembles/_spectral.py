@@ -42,7 +42,16 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from jaxeff.core import Count, Positive, Setting, check_function, register_setting, static, validate
+from jaxeff.core import (
+    Count,
+    Positive,
+    Setting,
+    check_function,
+    register_setting,
+    static,
+    validate,
+    widened,
+)
 from jaxeff.core import jax_internals as _compat
 from jaxeff.program import Layer, Program, check_settings, interpret, plain_rule, resolve
 from jaxeff.program.ir import Contraction, run_nodes
@@ -155,6 +164,10 @@ def layer_norm(layer: Layer, values: Sequence[Any], iterations: int) -> Float[Ar
 def _norm(
     apply: Callable[[Array, Array], Array], weight: Array, shape: tuple[int, ...], iterations: int
 ) -> Float[Array, ""]:
+    # A norm is linear in the weight: of the largest entry's size nothing overflows in 16 bits.
+    size = jax.lax.stop_gradient(jnp.abs(weight).max())
+    size = jnp.where(size > 0, size, 1)
+    weight = weight / size
     held = jax.lax.stop_gradient(weight)
     # Always the same start: no state between calls, and compiled functions stay pure.
     start = jax.random.normal(jax.random.key(0), shape, weight.dtype)
@@ -163,8 +176,8 @@ def _norm(
     transpose = jax.linear_transpose(lambda u: apply(u, held), like)
 
     def unit(x: Array) -> Array:
-        length = jnp.sqrt((x**2).sum())
-        return x / jnp.where(length > 0, length, 1)
+        length = jnp.sqrt((widened(x) ** 2).sum())
+        return (widened(x) / jnp.where(length > 0, length, 1)).astype(x.dtype)
 
     def iterate(_: int, u: Array) -> Array:
         return unit(transpose(apply(u, held))[0])
@@ -173,4 +186,4 @@ def _norm(
     v = unit(apply(u, held))
     # v^T A u with u and v held is the norm, and its gradient v u^T is the exact one at
     # convergence: no derivative through the iteration.
-    return (v * apply(u, weight)).sum()
+    return (v * apply(u, weight)).sum() * size

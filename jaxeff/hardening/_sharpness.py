@@ -30,7 +30,7 @@ import jax.numpy as jnp
 import optax
 from optax.contrib import sam
 
-from jaxeff.core import check_number, non_negative, validate
+from jaxeff.core import check_number, non_negative, validate, widened
 
 
 @validate(rho=non_negative, eta=non_negative)
@@ -63,11 +63,13 @@ def sharpness_aware(
         scales = jax.tree.map(lambda w: jnp.abs(w) + eta if adaptive else jnp.ones_like(w), params)
         # T g, whose norm is in the denominator; multiplied by T once more below.
         steep = jax.tree.map(jnp.multiply, scales, grads)
-        norm = optax.tree.norm(steep)
+        norm = optax.tree.norm(jax.tree.map(widened, steep))
         # At a stationary point there is no direction: any divisor makes the step zero.
         length = rho / jnp.where(norm > 0, norm, 1)
         # A descent, as optimizers return one; `sam` turns it round.
-        return jax.tree.map(lambda t, s: -length * t * s, scales, steep)
+        return jax.tree.map(
+            lambda t, s: (-length * widened(t) * widened(s)).astype(s.dtype), scales, steep
+        )
 
     # Opaque: `sam` evaluates the second gradient itself, so that an update is a whole step and a
     # schedule counts it once.

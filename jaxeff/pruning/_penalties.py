@@ -77,7 +77,7 @@ def group_lasso(params: Any, channels: Channels) -> Float[Array, ""]:
             if member.path not in leaves:
                 continue
             index = membership(channels.leaves[member.path][member.axis], dimension)
-            values = jnp.square(leaves[member.path]).astype(jnp.float32)
+            values = jnp.square(leaves[member.path].astype(jnp.float32))
             if group.size > 1 and _earlier(group.members, member):
                 # An entry that two axes of a kernel put into one channel counts once.
                 values = jnp.where(_same(channels, group.members, member, dimension), 0.0, values)
@@ -111,7 +111,7 @@ def slimming(params: Any, channels: Channels) -> Float[Array, ""]:
         )
     total = jnp.zeros((), jnp.float32)
     for path in found:
-        total = total + jnp.abs(leaves[path]).sum().astype(jnp.float32)
+        total = total + jnp.abs(leaves[path].astype(jnp.float32)).sum()
     return total
 
 

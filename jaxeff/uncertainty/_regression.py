@@ -29,7 +29,7 @@ from typing import NamedTuple
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
-from jaxeff.core import boolean_mask, real_array, validate
+from jaxeff.core import boolean_mask, real_array, validate, widened
 
 
 class RegressionUncertainty(NamedTuple):
@@ -87,7 +87,7 @@ def prediction_mse(
         inside: Mask of the points where data lie; the others don't count.
     """
     _check_lengths("prediction_mse", mean=mean, target=target, inside=inside)
-    return jnp.square(mean - target).mean(where=inside)
+    return jnp.square(widened(mean - target)).mean(where=inside)
 
 
 @validate(std=real_array(1, nan=True), true_std=real_array(1, nan=True), inside=boolean_mask)
@@ -103,7 +103,7 @@ def aleatoric_mse(
     """
     _check_lengths("aleatoric_mse", std=std, true_std=true_std, inside=inside)
     # Replaced before the difference too: NaN outside would reach the gradient past the mask.
-    return jnp.square(std - jnp.where(inside, true_std, 0)).mean(where=inside)
+    return jnp.square(widened(std - jnp.where(inside, true_std, 0))).mean(where=inside)
 
 
 def _check_lengths(where: str, **arrays: Array) -> None:

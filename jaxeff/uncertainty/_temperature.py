@@ -38,6 +38,7 @@ from jaxeff.core import (
     is_concrete,
     register_setting,
     validate,
+    widened,
 )
 from jaxeff.moment_propagation import Gaussian, JointGaussian, is_gaussian, is_joint_gaussian
 from jaxeff.uncertainty._gaussian_logits import probit_logits, real_outputs
@@ -93,14 +94,14 @@ def temperature_scale(
         raise ValueError("temperature_scale: there are no examples")
     check_labels("temperature_scale: labels", labels, mean.shape[-1], mean.shape[:-1])
     rows, dtype = jnp.asarray(labels)[:, None], jnp.result_type(mean)
-    wide = jnp.promote_types(dtype, jnp.float32)  # in 16 bits slopes of many examples round off
-    mean = jnp.asarray(mean, wide)
+    mean = widened(mean)  # in 16 bits slopes of many examples round off
+    wide = mean.dtype
     # What is masked weighs nothing at any temperature, but its derivative would be 0 times
     # infinity: it is taken out before anything is computed of it.
     there = ~jnp.isneginf(mean)
     kept: Any = jnp.where(there, mean, 0)
     if is_random:
-        kept = Gaussian(kept, jnp.where(there, jnp.asarray(logits.var, wide), 0))
+        kept = Gaussian(kept, jnp.where(there, widened(logits.var), 0))
 
     def nll(log_temperature: Array) -> Array:
         scaled = probit_logits(_divided(kept, jnp.exp(log_temperature)))

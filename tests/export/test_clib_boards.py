@@ -157,3 +157,14 @@ def test_what_a_varying_batch_is_told(tmp_path):
     x = np.ones((2, 3), np.float32)
     with pytest.raises(CLibraryError, match="deploy for a fixed batch"):
         deploy(lambda x: x * 2, (x,), target="riscv64", parameters=0, any_batch=True)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("target", ["cortex-m4", "riscv32"])
+def test_numbers_of_64_bits_are_refused_where_there_is_no_unit_for_them(tmp_path, target):
+    with jax.enable_x64(True):
+        example = np.ones((4, 3)), np.ones((1, 4))
+        with pytest.raises(CLibraryError, match=f"is float64 .* {target} has no unit for numbers"):
+            deploy(lambda w, x: x @ w, example, target=target, path=tmp_path / "b")
+        assert not (tmp_path / "b").exists()
+        deploy(lambda w, x: x @ w, example, target="cortex-m7", path=tmp_path / "b")

@@ -49,12 +49,13 @@ from jaxeff_export.clib.packages import (
     package_files,
     require_style,
 )
-from jaxeff_export.targets import CToolchain, find_c_toolchain, target_machine
+from jaxeff_export.targets import CToolchain, find_c_toolchain, has_double_precision, target_machine
 
 if TYPE_CHECKING:
     import tvm
 
 FACTS = "library.json"
+_DOUBLES = {"float64", "complex128"}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -136,12 +137,13 @@ def write_library(order: LibraryParts, path: Path) -> CLibrary:
     """Writes a library into a folder, whole or not at all.
 
     Raises:
-        CLibraryError: if an operation has no static kernel, a size varies, it doesn't fit, or there
-            is no operating system for its threads.
+        CLibraryError: if an operation has no static kernel, a size varies, it doesn't fit, there
+            is no operating system for its threads, or no unit for its numbers of 64 bits.
         FileExistsError: if `path` holds anything but a library's own files.
         TargetError: if the target has no floating-point unit.
         ToolchainError: if a compiler is missing, or fails.
     """
+    _require_its_floats(order)
     tools = find_c_toolchain(order.target)
     # The name becomes part of every symbol: it is not changed behind the caller's back.
     if order.name != identifier(order.name):
@@ -221,6 +223,23 @@ def scheduled(order: LibraryParts) -> tuple[tvm.IRModule, Any]:
         target["num-cores"] = order.threads
     module = compilation.schedule_module(order.module, target, order.tuned)
     return with_views(shortcuts_in_bands(module)), compilation.compilation_target(target)
+
+
+def _require_its_floats(order: LibraryParts) -> None:
+    """Refuses float64 where the processor has no unit for it, as JAX_ENABLE_X64 makes it."""
+    if has_double_precision(order.target):
+        return
+    dtypes = {
+        **{f"argument {spec.name}": spec.dtype for spec in order.inputs},
+        **{f"result {spec.name}": spec.dtype for spec in order.outputs},
+    }
+    wide = [f"{what} is {dtype}" for what, dtype in dtypes.items() if dtype in _DOUBLES]
+    if wide:
+        others = f" (and {len(wide) - 1} more)" if len(wide) > 1 else ""
+        raise CLibraryError(
+            f"{wide[0]}{others}, and {order.target_name} has no unit for numbers of 64 bits: give "
+            "float32, x.astype(jnp.float32), where JAX_ENABLE_X64 makes them float64"
+        )
 
 
 def _compile(order: LibraryParts, tools: CToolchain, folder: Path) -> tuple[driver.Library, Sizes]:

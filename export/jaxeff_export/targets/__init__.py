@@ -1,7 +1,13 @@
 """Targets: what is compiled for, and the programs that linking and emulating need."""
 
 from jaxeff_export.targets import _toolchain as toolchain
-from jaxeff_export.targets._c_toolchain import BoardMemory, CToolchain, emulation, find_c_toolchain
+from jaxeff_export.targets._c_toolchain import (
+    BoardMemory,
+    CToolchain,
+    emulation,
+    find_c_toolchain,
+    has_double_precision,
+)
 from jaxeff_export.targets._entry_points import OPERATOR_BY_OPERATOR
 from jaxeff_export.targets._extras import MissingExtraError, require_extra
 from jaxeff_export.targets._target import (
@@ -41,6 +47,7 @@ __all__ = [
     "find_emulator",
     "find_linker",
     "find_modeller",
+    "has_double_precision",
     "has_runtime",
     "is_microcontroller",
     "kernel_features",

@@ -99,6 +99,12 @@ _MICROCONTROLLERS = {
 }
 
 
+def has_double_precision(target: Mapping[str, Any]) -> bool:
+    """Tells whether a processor computes in float64 itself; else each operation is a call."""
+    flags = _MICROCONTROLLERS.get(str(target.get("mcpu")), ())
+    return not any("soft" in flag or "-sp-" in flag or flag == "-mabi=ilp32" for flag in flags)
+
+
 def find_c_toolchain(target: Mapping[str, Any]) -> CToolchain:
     """Finds what compiles a C library for a target.
 

@@ -17,7 +17,7 @@ from jaxtyping import Array, Float, PRNGKeyArray
 from jaxeff.bayes.curvature._precision import Curvature, LaplaceWarning
 from jaxeff.bayes.curvature._weights import Weights
 from jaxeff.bayes.posteriors import Likelihood
-from jaxeff.core import check_choice, check_count
+from jaxeff.core import check_choice, check_count, widened
 from jaxeff.moment_propagation import Gaussian, JointGaussian
 from jaxeff.uncertainty import probit_logits
 
@@ -131,7 +131,8 @@ class Laplace:
         # log det(H + prior I) - log det(prior I), from the eigenvalues; log1p where the
         # data say little.
         ratio = jnp.log1p(self.precision.values / prior).sum()
-        square = optax.tree.norm(self.weights.pack(self.params), squared=True)
+        packed = jax.tree.map(widened, self.weights.pack(self.params))
+        square = optax.tree.norm(packed, squared=True)
         return self.log_likelihood - 0.5 * (ratio + prior * square)
 
     def tuned(self) -> Laplace:

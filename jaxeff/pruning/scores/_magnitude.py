@@ -12,6 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jaxeff.core import widened
 from jaxeff.pruning.dependencies import Channels
 from jaxeff.pruning.scores._summing import summed
 
@@ -23,5 +24,5 @@ def l1(params: Any, channels: Channels) -> dict[str, np.ndarray]:
 
 def l2(params: Any, channels: Channels) -> dict[str, np.ndarray]:
     """Returns the root of the sum of squared weights."""
-    squares = summed(jax.tree.map(jnp.square, params), channels, outputs=True)
+    squares = summed(jax.tree.map(lambda w: jnp.square(widened(w)), params), channels, outputs=True)
     return {name: np.sqrt(total) for name, total in squares.items()}

@@ -21,7 +21,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from jaxeff.core import parameter_tree, validate
+from jaxeff.core import parameter_tree, validate, widened
 
 
 @validate()
@@ -73,4 +73,4 @@ def weight_growth(params: Any, start: Any) -> dict[str, Float[Array, ""]]:
 
 
 def _rms(leaf: Any) -> Float[Array, ""]:
-    return jnp.sqrt(jnp.mean(jnp.square(jnp.asarray(leaf))))
+    return jnp.sqrt(jnp.mean(jnp.square(widened(leaf))))

@@ -28,7 +28,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int
 
-from jaxeff.core import check_labels, probability, real_array, static_integer, validate
+from jaxeff.core import check_labels, probability, real_array, static_integer, validate, widened
 
 FEATURES = real_array(2)
 
@@ -50,9 +50,11 @@ class KNN:
         self, features: Float[Array, "batch features"], outputs: Any = None
     ) -> Float[Array, " batch"]:
         """Computes the distance of normalized features to their k-th neighbour, 0 to 2."""
-        # Of vectors of norm one, |a - b|^2 = 2 - 2 a b: a product instead of all differences.
-        near = jax.lax.top_k(_normalized(features) @ self.bank.T, self.k)[0][:, -1]
-        return jnp.sqrt(jnp.maximum(2 - 2 * near, 0))
+        points = _normalized(features)
+        # Of vectors of norm one, |a - b|^2 = 2 - 2 a b: a product instead of all differences. But
+        # for what is near that is a difference of equals, so it only tells which one it is.
+        place = jax.lax.top_k(points @ self.bank.T, self.k)[1][:, -1]
+        return jnp.sqrt(((points - self.bank[place]) ** 2).sum(-1))
 
 
 @validate(features=FEATURES, k=static_integer())
@@ -76,8 +78,12 @@ def knn(features: Float[Array, "examples features"], k: int = 50) -> KNN:
 
 
 def _normalized(features: Array) -> Array:
+    features = widened(features)
+    # Of the largest's size first: no square overflows, and none of a small vector is zero.
+    largest = jnp.abs(features).max(-1, keepdims=True)
+    features = features / jnp.where(largest > 0, largest, 1)
     norm = jnp.sqrt((features**2).sum(-1, keepdims=True))
-    return features / (norm + 1e-10)
+    return features / jnp.where(norm > 0, norm, 1)
 
 
 @jax.tree_util.register_dataclass
@@ -100,6 +106,7 @@ class Mahalanobis:
         self, features: Float[Array, "batch features"], outputs: Any = None
     ) -> Float[Array, " batch"]:
         """Computes half the squared distance to the nearest class mean."""
+        features = widened(features)
         white = (features @ self.whitening)[:, None] - (self.means @ self.whitening)[None]
         nearest = (white**2).sum(-1).min(-1)
         if self.background is not None:
@@ -195,5 +202,5 @@ def _whitening(where: str, centred: np.ndarray, shrinkage: float) -> np.ndarray:
 
 def _gaussian(features: Any, means: Any, whitening: Any, background: Any = None) -> Mahalanobis:
     fitted = Mahalanobis(means, whitening, background)
-    dtype = jnp.result_type(features, 0.0)
+    dtype = jnp.promote_types(jnp.result_type(features), jnp.float32)
     return jax.tree.map(lambda part: jnp.asarray(part, dtype), fitted)

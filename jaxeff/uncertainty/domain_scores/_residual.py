@@ -24,7 +24,7 @@ import numpy as np
 from jax.scipy.special import logsumexp
 from jaxtyping import Array, Float
 
-from jaxeff.core import instance_of, real_array, static_integer, validate
+from jaxeff.core import instance_of, real_array, static_integer, validate, widened
 from jaxeff.uncertainty.domain_scores._head import DenseHead
 
 
@@ -47,8 +47,8 @@ class ViM:
         self, features: Float[Array, "batch features"], outputs: Float[Array, "batch classes"]
     ) -> Float[Array, " batch"]:
         """Computes the virtual logit less the logarithm of the sum of the others' exponentials."""
-        outside = (features - self.origin[None]) @ self.residual
-        return self.scale * jnp.sqrt((outside**2).sum(-1)) - logsumexp(outputs, axis=-1)
+        outside = (widened(features) - self.origin[None]) @ self.residual
+        return self.scale * jnp.sqrt((outside**2).sum(-1)) - logsumexp(widened(outputs), axis=-1)
 
 
 @validate(features=real_array(2), head=instance_of(DenseHead), dimensions=static_integer())
@@ -85,5 +85,5 @@ def vim(
     if not norms.mean() > 0:
         raise ValueError(f"vim: features lie in {dimensions} dimensions; take fewer dimensions")
     parts: tuple[Any, ...] = (origin, residual, largest.mean() / norms.mean())
-    dtype = jnp.result_type(features, 0.0)
+    dtype = jnp.promote_types(jnp.result_type(features), jnp.float32)
     return ViM(*(jnp.asarray(part, dtype) for part in parts))

@@ -7,10 +7,9 @@ all of them, and a better one gives smaller sets.
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from jaxeff.core import Setting
+from jaxeff.core import Setting, widened
 from jaxeff.uncertainty._gaussian_logits import probit_logits
 
 
@@ -37,4 +36,4 @@ def class_log_probs(where: str, outputs: Any) -> Float[Array, "batch classes"]:
         found = getattr(logits, "shape", type(logits).__name__)
         raise TypeError(f"{where} must be logits [batch, classes], or Gaussian ones, not {found}")
     # Of 16 bits a sum of a hundred classes would round most of them off.
-    return jax.nn.log_softmax(logits.astype(jnp.promote_types(logits.dtype, jnp.float32)))
+    return jax.nn.log_softmax(widened(logits))

@@ -44,7 +44,16 @@ from jaxeff.compression.numerics import (
     safe_scale,
     straight_through,
 )
-from jaxeff.core import Choice, Count, Number, register_setting, static, static_integer, validate
+from jaxeff.core import (
+    Choice,
+    Count,
+    Number,
+    register_setting,
+    static,
+    static_integer,
+    validate,
+    widened,
+)
 
 MAX_BITS = 8
 
@@ -107,7 +116,9 @@ class HalfWave(BaseQuantizer):
             )
         if self.scale is not None:
             return self
-        return replace(self, scale=jnp.sqrt(2 * jnp.mean(jnp.maximum(x, 0) ** 2)))
+        return replace(
+            self, scale=jnp.sqrt(2 * jnp.mean(jnp.maximum(widened(x), 0) ** 2)).astype(x.dtype)
+        )
 
     def storage(self, shape: tuple[int, ...], tensor: Tensor) -> int:
         """Counts codes and one float, the scale; levels are constants of the method."""

@@ -37,6 +37,7 @@ from jaxeff.core import (
     register_setting,
     static,
     static_number,
+    widened,
 )
 
 _STARTS = 64
@@ -173,7 +174,7 @@ def _least_error(
     def error(factor: Array) -> Array:
         step = keep_positive(widest * factor)
         value = jnp.clip(jnp.round(x / step), lower, upper) * step
-        return jnp.sum(jnp.square(x - value), axes).reshape(shape)
+        return jnp.sum(jnp.square(widened(x - value)), axes).reshape(shape)
 
     factors = jnp.arange(1, _STARTS + 1, dtype=x.dtype) / _STARTS
     errors = jax.lax.map(error, factors)
