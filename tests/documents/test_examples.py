@@ -8,6 +8,7 @@ from the reader is the folder they run in.
 """
 
 import ast
+import contextlib
 import re
 import textwrap
 from importlib.util import find_spec
@@ -16,6 +17,7 @@ from unittest import SkipTest
 import matplotlib as mpl
 import matplotlib.pyplot as plt
 import pytest
+import shown
 from documents import ROOT, Text, markdown_files, modules, texts
 from sybil import Document, Sybil
 from sybil.document import PythonDocStringDocument
@@ -32,8 +34,11 @@ class Docstrings(PythonDocStringDocument):
         Document.__init__(self, text, path)
 
 
+EXAMPLES = PythonCodeBlockParser()  # with prompts; without, what comments show is compared too
+EXAMPLES.codeblock_parser = shown.PYTHON
+
 SYBIL = Sybil(
-    parsers=[PythonCodeBlockParser(), SkipParser()],
+    parsers=[EXAMPLES, shown.OUTPUT, SkipParser()],
     document_types={".py": Docstrings},
     path=str(ROOT),
 )
@@ -102,6 +107,49 @@ def unfenced_code(text: Text) -> list[str]:
 def test_no_example_escapes():
     found = {text.name: code for text in texts() if (code := unfenced_code(text))}
     assert not found, "fence these as ```python, or as ```text if they aren't examples"
+
+
+def unfenced_output(text: Text) -> list[str]:
+    """Blocks that are said to be printed and aren't fenced as ``output``."""
+    block = r"\bprints?\b[^.\n]*\n\n((?:    |```(?!output))[^\n]*)"
+    return re.findall(block, text.markdown)
+
+
+def test_no_output_escapes():
+    found = {text.name: lines for text in texts() if (lines := unfenced_output(text))}
+    assert not found, "fence these as ```output, which is compared"
+
+
+@pytest.mark.parametrize(
+    ("block", "wrong"),
+    [
+        ("print(1 / 3)\n```\n\nIt prints\n\n```output\n0.3333333333333333\n```", None),
+        ("print(2)\n```\n\n```output\n3\n```", "it prints:\n2"),
+        ("print(2 / 3)  # 0.67, of all\n```", None),
+        ("print(2 / 3)  # 0.66\n```", "shown: 0.66"),
+        ("if True:\n    print(8_232)  # 7,440 bytes\n```", "it is: 8232"),
+        ("print('a', (2, 3))  # (2, 4)\n```", "it is: a .2, 3."),
+        ("[0.5, 0.26]  # 0.5 and 0.25\n```", "it is: .0.5, 0.26."),
+        ("{'a': 0.5}  # {'a': 0.5, ...}: a dictionary\n```", None),
+        ("import numpy as np\nx = np.ones((2, 3))  # float64 [rows, 3]\n```", None),
+        ("import numpy as np\nx = np.ones((2, 3))  # [rows, 4]\n```", "it is: float64 .2, 3."),
+        ("import numpy as np\nx = np.ones((2, 3))  # float32\n```", "it is: float64"),
+        ("import numpy as np\n(x,) = [np.ones(2)]  # [1, 2]\n```", "it is: float64"),
+        ("import numpy as np\nnp.zeros((2, 3))  # [2, 3]: zero\n```", None),
+    ],
+)
+def test_what_is_shown_is_compared(tmp_path, block, wrong):
+    path = tmp_path / "document.md"
+    path.write_text(f"```python\n{block}\n")
+    examples = list(SYBIL.parse(path).examples())
+    with pytest.raises(shown.ShownError, match=wrong) if wrong else contextlib.nullcontext():
+        for example in examples:
+            example.evaluate()
+
+
+def test_output_that_is_not_fenced_is_recognised():
+    text = "It prints\n\n    4\n\nIt prints each group:\n\n```text\na\n```\n\n"
+    assert len(unfenced_output(Text("text", text + "It prints\n\n```output\n4\n```\n"))) == 2
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ every intensity is Gamma distributed exactly, correlations fall as time^|differe
 ```python
 from jaxeff.photonics import effective_samples
 
-effective_samples(100, time=0.5)                      # 33.9 of 100
+effective_samples(100, time=0.5)                      # 33.8 of 100
 effective_samples(1, 100, channel=0.1)                # 9.2: a common share doesn't average out
 ```
 

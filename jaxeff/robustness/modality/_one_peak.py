@@ -7,7 +7,7 @@ import numpy as np
 from jaxeff.robustness import one_peak_pvalue
 
 normal = np.random.default_rng(0).normal(size=(2, 400))
-one_peak_pvalue(jax.random.key(0), normal[0])                          # .5: one peak will do
+one_peak_pvalue(jax.random.key(0), normal[0])                          # .7: one peak will do
 one_peak_pvalue(jax.random.key(0), np.append(normal[0], normal[1] + 4))   # below .01
 ```
 

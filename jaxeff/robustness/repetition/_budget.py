@@ -13,7 +13,7 @@ budget = learn_budget(
     jax.random.key(0), f, params, (x, y), slots(f, params, x), 0.5,
     optimizer=optax.adam(1e-2), epochs=5, batch_size=32,
 )
-budget.levels                        # {"input": 0.5, ...}: sensitive layers get less
+budget.levels                        # by site: sensitive layers get less
 ```
 
 The noise is reparameterised, so a level has a gradient like any weight. Conserved is the
