@@ -59,8 +59,14 @@ def adding(w, x):
     return jax.ops.segment_sum(x[:, 0] @ w, jnp.array([2, 0, 2, -7, 9]), 4)
 
 
+def taking(w, x):
+    """Rows and entries, some of which are beyond the array."""
+    at = jnp.array([1, 9, -1, -9])
+    return x[at], x[at, 0, at], jnp.take(x, at, 0)
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("f", [looping, adding])
+@pytest.mark.parametrize("f", [looping, adding, taking])
 def test_loops_and_sums_of_segments_are_written_in_another_way(f, tmp_path):
     pytest.importorskip("litert_converter")
     w, x = (jax.random.normal(jax.random.key(i), s) for i, s in enumerate([(3, 3), (5, 2, 3)]))
@@ -113,6 +119,17 @@ def test_what_the_converter_refuses_is_an_error(tmp_path):
         to_litert(lambda w, x: jnp.linalg.qr(x)[0], (0, np.eye(3, dtype=np.float32)),
                   tmp_path / "f.tflite")  # fmt: skip
     assert not (tmp_path / "f.tflite").exists()
+
+
+@pytest.mark.slow
+def test_a_file_that_the_interpreter_refuses_is_not_written(tmp_path):
+    pytest.importorskip("litert_converter")
+    pytest.importorskip("ai_edge_litert")
+    path = tmp_path / "f.tflite"
+    path.write_text("before")
+    with pytest.raises(LitertError, match=r"interpreter refuses what would be written.*SORT"):
+        to_litert(lambda w, x: jnp.sort(x, 1), (0, np.ones((2, 3), np.int16)), path)
+    assert path.read_text() == "before"
 
 
 def test_the_package_is_asked_for(tmp_path, monkeypatch):

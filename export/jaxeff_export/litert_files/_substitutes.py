@@ -16,7 +16,7 @@ from jax.lax import GatherScatterMode
 from jaxeff.core import ClosedJaxpr, JaxprEqn
 from jaxeff.core import primitives as p
 from jaxeff.program.ir import Scan
-from jaxeff_export.onnx_files import LONGEST
+from jaxeff_export.onnx_files import LONGEST, fill_of
 
 _WAY_OUT = "deploy and to_onnx take it."
 Run = Callable[[ClosedJaxpr, Sequence[Any]], list[Any]]
@@ -44,7 +44,30 @@ def substituted(eqn: JaxprEqn, inputs: Sequence[Any], run: Run) -> list[Any] | N
         raise LitertError(f"to_litert: the converter writes no loops (`while`); {_WAY_OUT}")
     if eqn.primitive is p.scatter_add_p:
         return [_added(eqn, *inputs)]
+    if eqn.primitive is p.gather_p:
+        return [_taken(eqn, *inputs)]
     return None
+
+
+def _taken(eqn: JaxprEqn, x: Any, indices: Any) -> Any:
+    """Takes entries at clamped places; LiteRT's interpreter stops at one beyond the array.
+
+    XLA clamps those that JAX is promised to be inside, too (`x[i]`).
+    """
+    q, (out,) = eqn.params, eqn.outvars
+    numbers = q["dimension_numbers"]
+    axes = numbers.start_index_map
+    room = jnp.array([jnp.shape(x)[i] - q["slice_sizes"][i] for i in axes], indices.dtype)
+    inner = jnp.clip(indices, 0, room)
+    taken = eqn.primitive.bind(
+        x, inner, **{**q, "mode": GatherScatterMode.PROMISE_IN_BOUNDS, "fill_value": None}
+    )
+    if q["mode"] is not GatherScatterMode.FILL_OR_DROP:
+        return taken
+    inside = (inner == indices).all(-1)
+    batch = [i for i in range(len(out.aval.shape)) if i not in numbers.offset_dims]
+    inside = jax.lax.broadcast_in_dim(inside, out.aval.shape, batch)
+    return jnp.where(inside, taken, fill_of(q["fill_value"], out.aval.dtype))
 
 
 def _unrolled(scan: Scan[Any], run: Run) -> list[Any]:

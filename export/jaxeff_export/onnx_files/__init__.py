@@ -1,5 +1,6 @@
 """ONNX files: a function as operators that other runtimes have."""
 
+from jaxeff_export.onnx_files._gathers import fill_of
 from jaxeff_export.onnx_files._graph import OnnxError
 from jaxeff_export.onnx_files._grids import Stored, Whole, stored, whole_of
 from jaxeff_export.onnx_files._to_onnx import CALLS, LONGEST, OnnxFile, to_onnx
@@ -11,6 +12,7 @@ __all__ = [
     "OnnxFile",
     "Stored",
     "Whole",
+    "fill_of",
     "stored",
     "to_onnx",
     "whole_of",
