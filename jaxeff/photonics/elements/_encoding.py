@@ -7,7 +7,7 @@ from jaxeff.photonics import ChaoticLight, noise_for, sigma_bounds
 
 light = ChaoticLight(slots=8, electronic=0.01)
 sigma_bounds(jnp.array(2.0), light)                  # 0.223 and 0.437
-noise_for(0.3, jnp.array(2.0), light)                # 0.357
+noise_for(0.3, jnp.array(2.0), light)                # 0.360
 ```
 """
 
