@@ -44,6 +44,7 @@ from jax.scipy.special import entr, logsumexp
 from jaxtyping import Array, Float
 
 from jaxeff.core import check_probs, real_array, validate
+from jaxeff.uncertainty._complement import is_first
 
 
 class Decomposition(NamedTuple):
@@ -128,8 +129,8 @@ def decompose_logits(logits: Float[Array, "samples *batch classes"]) -> Decompos
         The three uncertainties of each input.
     """
     log_probs = jax.nn.log_softmax(logits)
-    total = _entropy(predictive_log_probs(logits))
-    aleatoric = _entropy(log_probs).mean(0)
+    total = entropy(predictive_log_probs(logits))
+    aleatoric = entropy(log_probs).mean(0)
     return Decomposition(total, aleatoric, jnp.maximum(total - aleatoric, 0))
 
 
@@ -151,8 +152,14 @@ def predictive_log_probs(
     return logsumexp(log_probs, axis=0) - jnp.log(jnp.asarray(len(logits), log_probs.dtype))
 
 
-def _entropy(log_probs: Array) -> Array:
+def entropy(log_probs: Array) -> Array:
     """Computes the entropy over the last axis; -inf adds nothing, and no NaN to the gradient."""
+    # Of a class with more than half of the probability the logarithm rounds to zero, at the latest
+    # where the others have less than 6e-8 together; of what they have it is exact.
+    first = is_first(log_probs)
+    others = jnp.exp(jnp.where(first, -jnp.inf, log_probs)).sum(-1, keepdims=True)
+    is_sure = first & (others < 0.5)
+    log_probs = jnp.where(is_sure, jnp.log1p(-jnp.where(others < 0.5, others, 0)), log_probs)
     finite = jnp.isfinite(log_probs)
     # Replaced before it is used: a `where` around the product alone would leave 0 * inf in the
     # derivative of the branch that it doesn't take.

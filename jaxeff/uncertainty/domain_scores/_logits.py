@@ -17,21 +17,27 @@ import jax.numpy as jnp
 from jax.scipy.special import logsumexp
 from jaxtyping import Array, Float
 
-from jaxeff.core import number, positive, real_array, static_integer, validate
+from jaxeff.core import number, positive, real_array, static_integer, validate, widened
+from jaxeff.uncertainty._complement import log_complement
 
 LOGITS = real_array(2, nan=True)
 
 
 @validate(logits=LOGITS)
 def msp(logits: Float[Array, "batch classes"]) -> Float[Array, " batch"]:
-    """Computes minus the maximum softmax probability.
+    """Computes the log-odds against the most probable class, `log((1 - p) / p)`.
+
+    Its order is that of minus the maximum softmax probability, which is the same number, -1, for
+    all inputs that a network is sure of; `jax.nn.sigmoid` of it is one minus that probability.
 
     Hendrycks and Gimpel, ICLR 2017, arXiv 1610.02136.
 
     Args:
         logits: Logits of each input.
     """
-    return -jax.nn.softmax(logits).max(-1)
+    log_probs = jax.nn.log_softmax(widened(logits))
+    at = log_probs.argmax(-1, keepdims=True)
+    return jnp.take_along_axis(log_complement(log_probs) - log_probs, at, axis=-1)[:, 0]
 
 
 @validate(logits=LOGITS)
@@ -76,5 +82,7 @@ def generalized_entropy(
         gamma: The smaller, the more small probabilities count.
         top: Number of classes that count; all if there are fewer.
     """
-    probs = jnp.sort(jax.nn.softmax(logits), axis=-1)[:, -top:]
-    return (probs**gamma * (1 - probs) ** gamma).sum(-1)
+    log_probs = jnp.sort(jax.nn.log_softmax(widened(logits)), axis=-1)
+    # In logarithms: to the tenth power even a probability of 1e-10 counts .1.
+    both = log_probs + log_complement(log_probs)
+    return jnp.exp(gamma * both[:, -top:]).sum(-1)

@@ -19,6 +19,7 @@ from jaxtyping import Array, Float
 
 from jaxeff.core import validate
 from jaxeff.moment_propagation import Gaussian, JointGaussian, is_gaussian, is_joint_gaussian
+from jaxeff.uncertainty._complement import log_complement
 
 
 def gaussian_logits(where: str, value: Any) -> None:
@@ -45,9 +46,13 @@ def moment_information(logits: Gaussian | JointGaussian) -> Float[Array, "*batch
     Returns:
         One score per input, in nats.
     """
-    probs = jax.nn.softmax(logits.mean)
+    log_probs = jax.nn.log_softmax(logits.mean)
+    probs = jnp.exp(log_probs)
     if isinstance(logits, JointGaussian):
-        common: Any = jnp.einsum("...c,...cd,...d->...", probs, logits.cov, probs)
-    else:
-        common = (probs**2 * logits.var).sum(-1)
-    return ((probs * logits.var).sum(-1) - common) / 2
+        # The same as a sum over pairs of how far two logits vary apart: where one class has all
+        # probability, both terms above are its variance.
+        var = logits.var
+        apart = var[..., :, None] + var[..., None, :] - 2 * logits.cov
+        return jnp.einsum("...c,...cd,...d->...", probs, apart, probs) / 4
+    others = jnp.exp(log_complement(log_probs))
+    return (probs * others * logits.var).sum(-1) / 2

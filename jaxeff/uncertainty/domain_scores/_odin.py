@@ -40,8 +40,7 @@ def odin(
         step: How far each entry of an input is moved, in units of the inputs.
 
     Returns:
-        A function of the same arguments: minus the largest probability. It jits, vmaps and
-        deploys.
+        A function of the same arguments, with the score of `msp`. It jits, vmaps and deploys.
     """
 
     def g(*args: Any) -> Array:

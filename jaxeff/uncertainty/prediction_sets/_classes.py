@@ -17,10 +17,10 @@ from typing import Annotated, Any
 
 import jax
 import jax.numpy as jnp
-from jax.scipy.special import logsumexp
 from jaxtyping import Array, Bool, Float
 
 from jaxeff.core import Count, NonNegative, check_labels, register_setting, static
+from jaxeff.uncertainty._complement import log_complement
 from jaxeff.uncertainty.prediction_sets._method import ConformalMethod, class_log_probs
 
 
@@ -45,13 +45,7 @@ class LAC(ConformalMethod):
         self, log_probs: Float[Array, "batch classes"]
     ) -> Float[Array, "batch classes"]:
         """Computes the log-odds against each class."""
-        places = jnp.arange(log_probs.shape[-1])[None]
-        is_first = places == log_probs.argmax(-1)[:, None]
-        # What is left beside the most probable class is summed without it: nothing cancels.
-        beside_first = logsumexp(jnp.where(is_first, -jnp.inf, log_probs), axis=-1, keepdims=True)
-        # Any other class has half of the probability at most.
-        beside_others = jnp.log1p(-jnp.exp(jnp.where(is_first, -jnp.inf, log_probs)))
-        return jnp.where(is_first, beside_first, beside_others) - log_probs
+        return log_complement(log_probs) - log_probs
 
     def scores(self, outputs: Any, targets: Any) -> Float[Array, " batch"]:
         """Computes the score of each example's true class."""

@@ -15,7 +15,7 @@ logits, of `jaxeff.moments`, are taken in closed form: no draws, no key, so it d
 Sharp edge: the closed form is of first order in the variances; `from_gaussian` draws.
 """
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -23,7 +23,8 @@ from jaxtyping import Array, Float
 
 from jaxeff.core import validate
 from jaxeff.moment_propagation import Gaussian, JointGaussian
-from jaxeff.uncertainty._decomposition import decompose_logits, predictive_log_probs
+from jaxeff.uncertainty._complement import is_first, log_complement
+from jaxeff.uncertainty._decomposition import decompose_logits, entropy, predictive_log_probs
 from jaxeff.uncertainty._gaussian_logits import probit_logits, real_outputs
 from jaxeff.uncertainty.domain_scores import moment_information
 
@@ -76,8 +77,7 @@ def token_uncertainty(
 
 
 def _of_moments(logits: Gaussian | JointGaussian) -> TokenUncertainty:
-    log_probs = jax.nn.log_softmax(probit_logits(logits))
-    total = -(jnp.exp(log_probs) * log_probs).sum(-1)
+    total = entropy(jax.nn.log_softmax(probit_logits(logits)))
     # To first order it may exceed what there is.
     epistemic = jnp.minimum(moment_information(logits), total)
     return TokenUncertainty(total, total - epistemic, epistemic, _top_variance(logits))
@@ -85,16 +85,12 @@ def _of_moments(logits: Gaussian | JointGaussian) -> TokenUncertainty:
 
 def _top_variance(logits: Gaussian | JointGaussian) -> Array:
     """Computes p^2 (e - p)^T cov (e - p) for the most probable token, e its unit vector."""
-    probs = jax.nn.softmax(logits.mean)
-    top = probs.argmax(-1)[..., None]
-    own = jnp.take_along_axis(probs, top, axis=-1)
-
-    def at(array: Any) -> Array:
-        return jnp.take_along_axis(array, top, axis=-1)[..., 0]
-
+    log_probs = jax.nn.log_softmax(logits.mean)
+    probs = jnp.exp(log_probs)
+    # e - p, whose entry of a sure class is no difference of ones.
+    slope = jnp.where(is_first(log_probs), jnp.exp(log_complement(log_probs)), -probs)
     if isinstance(logits, JointGaussian):
-        with_each = jnp.einsum("...cd,...d->...c", logits.cov, probs)
-        spread = at(logits.var) - 2 * at(with_each) + (probs * with_each).sum(-1)
+        spread = jnp.einsum("...c,...cd,...d->...", slope, logits.cov, slope)
     else:
-        spread = at((1 - 2 * probs) * logits.var) + (probs**2 * logits.var).sum(-1)
-    return own[..., 0] ** 2 * spread
+        spread = (slope**2 * logits.var).sum(-1)
+    return probs.max(-1) ** 2 * spread
