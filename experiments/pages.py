@@ -15,9 +15,9 @@ ours = "{rows[method=none].peak .3f}; {max rows[method=noise].peak .3f}"
 ```
 
 A path leads through objects by names, and through lists by a position or by the columns that tell
-an entry from all others; in front of one that several entries fit stands what is made of them: max,
-min, mean, count, or ``each`` for all, with commas. ``/`` and ``*`` between two paths divide and
-multiply them.
+an entry from all others: ``[net=vgg11; bits=4]``, or ``name~`` for how a text begins. In front of
+one that several entries fit stands what is made of them: max, min, mean, count, or ``each`` with
+commas. ``/`` and ``*`` between two paths, or a path and a number, divide and multiply them.
 """
 
 import functools
@@ -74,8 +74,13 @@ def find(content: Any, path: str) -> list[Any]:
 def _entries(value: Any, chosen: str) -> list[Any]:
     if re.fullmatch(r"-?\d+", chosen):
         return [value[int(chosen)]]
-    wanted = [part.split("=", 1) for part in chosen.split("; ")]
-    return [one for one in value if all(str(one.get(k)) == v for k, v in wanted)]
+    wanted = [re.split("([=~])", part, maxsplit=1) for part in chosen.split("; ")]
+
+    def fits(one: Any, name: str, how: str, said: str) -> bool:
+        there = str(one.get(name))
+        return there == said if how == "=" else there.startswith(said)
+
+    return [one for one in value if all(fits(one, *parts) for parts in wanted)]
 
 
 def number(content: Any, said: str) -> str:

@@ -19,7 +19,7 @@ epoch: a run that was killed goes on. Source: Klein's thesis, section 6.4; arXiv
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import jax.numpy as jnp
 import numpy as np
@@ -377,7 +377,9 @@ class Settings(recipe.Trainings):
     """As in the study of hardening, of one network."""
 
     # which network is trained
-    network: Literal["lenet5-bn", "lenet5", "vgg11", "resnet18"] = "lenet5-bn"
+    network: Annotated[Literal["lenet5-bn", "lenet5", "vgg11", "resnet18"], h.SIZELESS] = (
+        "lenet5-bn"
+    )
 
 
 def families(

@@ -108,11 +108,6 @@ TRACED = {
         "walking_noise-fast", "hardening-fast", "hardening_eighth", "vant-fast", "vant_4000",
         "sensitivity-fast",
     ],
-    "bayes": [
-        "activations-fast", "activations_moons", "dirty_mnist-fast", "gaussian_limits-fast",
-        "bridges-fast", "scaling-fast",
-    ],
-    "analog": ["analog-fast"],
     "outlook": [
         "accelerators-fast", "analog_posterior-fast", "chip_queries-fast", "deep_light-fast",
         "diffusion-fast", "photonic_attention-fast", "random_layers-fast", "tokens_smollm2",
@@ -155,6 +150,7 @@ CONTENT = {
     [
         ("rows[net=a; bits=4].score .2f", ".25"),
         ("rows[net=b, wide].score .1f", "12.3"),
+        ("rows[net~b; bits=8].score .1f", "12.3"),
         ("rows[0].score .3f", ".250"),
         ("max rows[net=a].score .1f", ".5"),
         ("mean rows[sigma=0.1].score .3f", ".375"),
