@@ -54,7 +54,7 @@ def _taken(eqn: JaxprEqn, x: Any, indices: Any) -> Any:
 
     XLA clamps those that JAX is promised to be inside, too (`x[i]`).
     """
-    q, (out,) = eqn.params, eqn.outvars
+    q = eqn.params
     numbers = q["dimension_numbers"]
     axes = numbers.start_index_map
     room = jnp.array([jnp.shape(x)[i] - q["slice_sizes"][i] for i in axes], indices.dtype)
@@ -65,9 +65,9 @@ def _taken(eqn: JaxprEqn, x: Any, indices: Any) -> Any:
     if q["mode"] is not GatherScatterMode.FILL_OR_DROP:
         return taken
     inside = (inner == indices).all(-1)
-    batch = [i for i in range(len(out.aval.shape)) if i not in numbers.offset_dims]
-    inside = jax.lax.broadcast_in_dim(inside, out.aval.shape, batch)
-    return jnp.where(inside, taken, fill_of(q["fill_value"], out.aval.dtype))
+    batch = [i for i in range(taken.ndim) if i not in numbers.offset_dims]
+    inside = jax.lax.broadcast_in_dim(inside, taken.shape, batch)
+    return jnp.where(inside, taken, fill_of(q["fill_value"], taken.dtype))
 
 
 def _unrolled(scan: Scan[Any], run: Run) -> list[Any]:
