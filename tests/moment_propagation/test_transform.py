@@ -208,7 +208,7 @@ def test_a_scan_promotes_its_carry(oracle):
 def test_a_loop_and_a_branch_promote_their_values():
     def f(w, x):
         def body(state):
-            i, total = state
+            i, _ = state
             return i + 1, 2 * w
 
         count, total = jax.lax.while_loop(lambda s: s[0] < 3, body, (0, jnp.zeros(2)))

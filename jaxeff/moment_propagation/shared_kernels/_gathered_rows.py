@@ -6,11 +6,17 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
+import jax
 import jax.numpy as jnp
 from jaxtyping import Array
 
 from jaxeff.core import primitives as p
-from jaxeff.moment_propagation.shared_kernels._terms import ContractionTerm, NoiseTerm, RestTerm
+from jaxeff.moment_propagation.shared_kernels._terms import (
+    ContractionTerm,
+    CrossedTerm,
+    NoiseTerm,
+    RestTerm,
+)
 from jaxeff.moment_propagation.shared_kernels.layouts import (
     BATCH,
     CHANNEL,
@@ -79,5 +85,8 @@ def rearranged(terms: Sequence[NoiseTerm], rows: Callable[[Array], Array]) -> li
         elif isinstance(taken, ContractionTerm):
             through = taken.through and (rows(taken.through[0]), taken.through[1])
             taken = replace(taken, image=rows(taken.image), through=through)
+        elif isinstance(taken, CrossedTerm):
+            by_channel = jnp.moveaxis(taken.steps, -2, 0)
+            taken = replace(taken, steps=jnp.moveaxis(jax.vmap(rows)(by_channel), 0, -2))
         found.append(taken)
     return found

@@ -24,6 +24,7 @@ from jaxeff.moment_propagation.dependence import SHARED, Labels, WholeLayer, ide
 from jaxeff.moment_propagation.shared_kernels._noise import root, spread
 from jaxeff.moment_propagation.shared_kernels._terms import (
     ContractionTerm,
+    CrossedTerm,
     LinearMap,
     MixedTerm,
     NoiseTerm,
@@ -134,6 +135,15 @@ def variance_of(terms: Sequence[NoiseTerm], by: LinearMap | None = None) -> Arra
             continue
         if isinstance(term, MixedTerm):
             found.append(variance_of([term.inner], term.map_to(by)))
+            continue
+        if isinstance(term, CrossedTerm):
+            # Channel by channel of the source, as if these were independent.
+            spreads = jnp.moveaxis(term.steps, -2, 0) * term.gate
+            deviations = root(term.variance).T
+            found += [
+                by.forward(one * std.reshape(-1, *(1,) * (one.ndim - 1))) ** 2
+                for one, std in zip(spreads, deviations, strict=True)
+            ]
             continue
         found.append(by.forward(term.gate * spread(root(term.variance), term.gate)) ** 2)
         if isinstance(term, ContractionTerm):

@@ -156,8 +156,8 @@ def mean_over_positions(x: Array) -> Array:
 
 
 def diagonal(matrices: Array) -> Array:
-    """Takes the diagonals of matrices, `[batch, channels]`."""
-    return jnp.einsum("bcc->bc", matrices)
+    """Takes the diagonals of matrices, `[batch, ..., channels]`."""
+    return jnp.einsum("...cc->...c", matrices)
 
 
 def matrix(diagonals: Array) -> Array:

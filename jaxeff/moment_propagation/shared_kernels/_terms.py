@@ -196,7 +196,7 @@ class MixedTerm:
     """
 
     gate: Array
-    inner: EntryTerm | ContractionTerm | RestTerm | MixedTerm
+    inner: EntryTerm | ContractionTerm | RestTerm | MixedTerm | CrossedTerm
     map: LinearMap
 
     @property
@@ -225,7 +225,36 @@ class MixedTerm:
         return found._replace(covariance=covariance)
 
 
-NoiseTerm = EntryTerm | ContractionTerm | RestTerm | MixedTerm
+@dataclass(frozen=True)
+class CrossedTerm:
+    """A source's noise that moves entries of all channels at a position.
+
+    Attributes:
+        gate: How much of the result goes on, `[batch, *positions, channels]`.
+        steps: What the noise of each of the source's channels moves an entry by, its amplitude
+            included, `[batch, *positions, channels of the source, channels]`.
+        variance: The variance of the source's noise, `[batch, channels of the source]`.
+        source: The value whose noise it is.
+    """
+
+    gate: Array
+    steps: Array
+    variance: Array
+    source: Value
+
+    def read_out(self, weight: Array | float = 1.0) -> Reached:
+        """Computes what reaches the mean of the entries times a weight."""
+        reached = self.steps * (self.gate * weight)[..., None, :]
+        slopes = reached.mean(tuple(range(1, reached.ndim - 2)))
+
+        def covariance(given: Array | None) -> Array:
+            assert given is not None
+            return self.gate * jnp.einsum("b...io,boi->b...o", self.steps, given)
+
+        return Reached(slopes, jnp.zeros_like(mean_over_positions(self.gate)), covariance)
+
+
+NoiseTerm = EntryTerm | ContractionTerm | RestTerm | MixedTerm | CrossedTerm
 
 
 def gated(terms: Sequence[NoiseTerm], slope: Array) -> list[NoiseTerm]:
@@ -253,6 +282,9 @@ def _of_entries(term: NoiseTerm) -> EntryTerm | ContractionTerm | None:
         inner = _of_entries(term.inner)
         # What a source does to a channel is one number: the map takes it as a factor.
         return inner and replace(inner, gate=term.gate * term.map.forward(inner.gate))
+    if isinstance(term, CrossedTerm):
+        # Of what other channels do to an entry nothing is kept here: of order 1 / channels.
+        return EntryTerm(term.gate * diagonal(term.steps), term.variance, term.source)
     return None if isinstance(term, RestTerm) else term
 
 
