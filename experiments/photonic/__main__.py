@@ -66,6 +66,9 @@ PARTS: tuple[Part[recipe.Settings, Any], ...] = (
     Part.of("light", lambda run: ("",), lambda run, _: light.measure(run)),
     Part.of("digits", lambda run: run.settings.seeds, _digits),
     Part.of("dark", lambda run: run.settings.seeds, _dark),
+    Part.of(
+        "epochs", lambda run: run.settings.seeds[:1], lambda run, seed: network.watched(run, seed)
+    ),
     Part.of("bits", lambda run: run.settings.bits, _bits),
 )
 STUDY = Study(

@@ -65,7 +65,28 @@ digits = h.summary(
 sums = h.summary(
     _light("sum"), split=h.most(lambda row: abs(row["split"] - 1)), spread=_spread
 )  # fmt: skip
+
+
+def grown(report: Report) -> Iterator[Row]:
+    """Selects how a training goes on: gaps of mutual information, and which comes first."""
+    for (seed,), rows in h.grouped(h.where(part="epochs")(report), "seed").items():
+        first, last = rows[0], max(rows, key=lambda row: row["epoch"])
+        if last["epoch"] > first["epoch"] and last["mi_gap"] > 0:
+            yield {
+                "seed": seed, "epoch": last["epoch"], "gap": last["mi_gap"] - first["mi_gap"],
+                "lead": first["accuracy"] / last["accuracy"] - first["mi_gap"] / last["mi_gap"],
+            }  # fmt: skip
+
+
 CLAIMS = (
+    claim(
+        "gap of mutual information, nines less known digits, grows from the first epoch to the "
+        "{epoch}th", "gap", h.above(0), "grows (a figure)", grown,
+    ),
+    claim(
+        "accuracy has more of its last value after one epoch than that gap (shares)", "lead",
+        h.above(0), "quickly; more gradually", grown,
+    ),
     h.Claim(
         "least p of {n} chi-square tests against the negative binomial (Bonferroni)", "pvalue",
         h.above("level"), "> {bound:g}",
@@ -127,6 +148,11 @@ TABLES = (
             ("digits", "digits", ("seed", "model", *COLUMNS, *LEVELS)),
             ("without light", "dark", ("seed", *COLUMNS)),
             ("bits", "bits", ("bits", *COLUMNS)),
+            (
+                "by epoch",
+                "epochs",
+                ("seed", "epoch", "accuracy", "auroc_nine", "mi_known", "mi_nine", "mi_gap"),
+            ),
         )
     ),
 )
@@ -185,6 +211,18 @@ PLOTS = (
             facet="{model} model: AUROC {auroc_nine:.3f}", style="-",
             axes={"xlabel": "log₁₀ of mutual information (nats)", "ylabel": "share of images"},
         ),
+    ),
+    h.Plot(
+        "epochs",
+        h.Curves(
+            "epoch", {"accuracy": "accuracy", "auroc_nine": "AUROC, 9"},
+            h.where(part="epochs"), axes={"xlabel": "epoch", "ylim": (0, 1)},
+        ),
+        h.Curves(
+            "epoch", {"mi_nine": NAMES["nine"], "mi_known": NAMES["known"], "mi_gap": "gap"},
+            h.where(part="epochs"), axes={"xlabel": "epoch", "ylabel": "mutual information / nats"},
+        ),
+        columns=2,
     ),
     h.Plot(
         "bits",

@@ -73,6 +73,10 @@ def load(settings: Settings) -> tuple[tuple[Any, Any], Any, Domains]:
     return train, labels, domains
 
 
+WATCHED = 500
+"""Images of each domain behind what is told of an epoch."""
+
+
 def _spread(array: np.ndarray, count: int) -> np.ndarray:
     """So many entries from all over: the first half of MNIST's test images is the harder one."""
     return array[np.linspace(0, len(array) - 1, min(count, len(array))).astype(int)]
@@ -88,8 +92,35 @@ def train(run: Run[Settings], seed: int, *, short: bool = True, bits: int | None
         bits: Bit width of weights and activations; the settings' if None.
     """
     settings = run.settings
-    count = settings.short_images if short else settings.images
     epochs = settings.short_epochs if short else settings.epochs
+    return _fitted(run, seed, short, bits, epochs, f"{seed}-{short}-{bits}")[0]
+
+
+def watched(run: Run[Settings], seed: int) -> list[Row]:
+    """Trains for longer than the short trainings, and looks at the network after every epoch."""
+    settings = run.settings
+    _, labels, domains = load(settings)
+    few = {name: images[:WATCHED] for name, images in domains.items()}
+
+    def look(model: Model) -> Row:
+        drawn = draw(run.fast_key, model, few, settings.samples, model="gaussian")
+        found = figures(drawn, labels)
+        gap = found["mi_nine"] - found["mi_known"]
+        return {name: float(found[name]) for name in ("accuracy", "auroc_nine")} | {
+            "mi_gap": float(gap), "mi_known": float(found["mi_known"]),
+            "mi_nine": float(found["mi_nine"]), "valley": float(found["valley"]),
+        }  # fmt: skip
+
+    _, history = _fitted(run, seed, True, None, settings.watched, f"{seed}-watched", look)
+    return [{"seed": seed, **row, "epoch": row["epoch"] + 1} for row in history]
+
+
+def _fitted(
+    run: Run[Settings], seed: int, short: bool, bits: int | None, epochs: int, name: str,
+    look: Callable[[Model], Row] | None = None,
+) -> tuple[Model, list[Row]]:  # fmt: skip
+    settings = run.settings
+    count = settings.short_images if short else settings.images
     x, y = (part[:count] for part in load(settings)[0])
     f = network(bits or settings.weight_bits)
     _, params = jaxeff.functional(LeNet5(KNOWN, 1, pool="avg", rngs=nnx.Rngs(seed)))
@@ -104,13 +135,17 @@ def train(run: Run[Settings], seed: int, *, short: bool = True, bits: int | None
         nll = optax.softmax_cross_entropy_with_integer_labels(logits, labels).mean()
         return nll + settings.kl * nats.mean(), {"nll": nll, "nats": nats.mean()}
 
-    numbers = fit(
+    def made(numbers: Any) -> Model:
+        return Model(f, numbers["params"], replace_levels(spec, numbers["raw"]))
+
+    result = fit(
         jax.random.fold_in(run.fast_key, seed), stateless(loss),
         {"params": params, "raw": level_logits(spec)}, (x, y),
-        checkpoint=run.work / f"{seed}-{short}-{bits}.safetensors",
+        checkpoint=run.work / f"{name}.safetensors",
+        eval_fn=None if look is None else lambda state: look(made(state.params)),
         **how_to_train(settings.rate, (x, y), epochs, settings.batch_size),
-    ).params  # fmt: skip
-    return Model(f, numbers["params"], replace_levels(spec, numbers["raw"]))
+    )  # fmt: skip
+    return made(result.params), [*result.history]
 
 
 @cache

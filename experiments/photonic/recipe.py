@@ -19,6 +19,7 @@ class Settings(Training, Selected):
     # the same of the trainings with other bit widths
     short_images: Annotated[int, Least(100)] = 10_000
     short_epochs: Count = 3  # the same
+    watched: Count = 12  # epochs of a short training that is looked at after each
     kl: float = 1e-5  # weight of the divergence from the noisiest light
     # known test images; of the unknown ones half as many of each kind
     test_images: Annotated[int, Least(20)] = 4000
@@ -42,7 +43,7 @@ class Settings(Training, Selected):
 
 SIZES = {
     "fast": Settings(
-        "digits", "", 1200, 6, 1200, 2, batch_size=50, test_images=200, samples=10, draws=5000,
+        "digits", "", 1200, 6, 1200, 2, 4, batch_size=50, test_images=200, samples=10, draws=5000,
         seeds=(0,), bits=(1, 2, 4),
     ),
     "default": Settings(batch_size=100),
