@@ -7,7 +7,8 @@
 3. tells clean digits, ambiguous digits and Fashion-MNIST apart by softmax entropy (aleatoric) and
    mutual information (epistemic), for each of them and for the moment pass;
 4. sweeps the moment pass' calibration factor, to measure what it should be and find out where the
-   source's 0.3 and 0.4 come from.
+   source's 0.3 and 0.4 come from;
+5. asks how many weight samples it takes until uncertainties are those of many.
 
 ``--fast`` does it with the embedded digits. Training and chains can be killed and started again.
 Source: chapters 5 and 6 of the dissertation; arXiv 2511.23440.
@@ -29,7 +30,7 @@ def run(run: Run[Settings]) -> Found:
     settings, samples_key = run.settings, split(run.key, "samples")
     sets = load(settings, run.say)
     outcomes: dict[str, evaluation.Outcome] = {}
-    extra: dict[str, Any] = {"trainings": {}, "sweep": []}
+    extra: dict[str, Any] = {"trainings": {}, "sweep": [], "draws": []}
     arrays: dict[str, np.ndarray] = {}
     trained = {}
     for name in settings.svi:
@@ -48,6 +49,8 @@ def run(run: Run[Settings]) -> Found:
         )
         swept = evaluation.sweep(run.key, model.f, model.posterior, logits, settings, sets)
         extra["sweep"] += [{"network": name, **row} for row in swept]
+        drawn = evaluation.over_draws(samples_key, model.f, model.posterior, settings, sets)
+        extra["draws"] += [{"network": name, **row} for row in drawn]
     chains = sample_mlp(trained["mlp"], sets, run)
     extra["chains"] = _describe(chains)
     run.say("mlp mcmc: evaluation")

@@ -8,7 +8,7 @@ standard deviations as ``softplus(raw)``, and its released operators read their 
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -139,6 +139,35 @@ def sweep(
             }  # fmt: skip
             found = evaluate(draw_logits(key, logits, settings), sets).figures
             rows.append({"reading": reading, "factor": factor, **ratios, **found})
+    return rows
+
+
+def over_draws(
+    key: jax.Array, f: Callable[..., Any], posterior: Any, settings: Settings, sets: Sets
+) -> list[Row]:
+    """Both kinds of uncertainty by the number of weight samples, and the moment pass' own.
+
+    Mutual information of few samples is too small, as their mean is one of them; one has none. The
+    pass has `samples` None.
+    """
+    few = {domain: images[: settings.drawn_images] for domain, images in sets.test.items()}
+    part = replace(sets, test=few)
+    logits = sampled_logits(key, f, posterior, part, max(settings.draws))
+    passed = draw_logits(key, gaussian_logits(f, posterior, part), settings)
+    found: list[tuple[int | None, Logits]] = [
+        (n, {d: values[:n] for d, values in logits.items()}) for n in settings.draws
+    ]
+    rows = []
+    for samples, drawn in [*found, (None, passed)]:
+        parts = {d: jax.jit(unc.decompose_logits)(values) for d, values in drawn.items()}
+        inside = jnp.concatenate([parts["clean"].epistemic, parts["ambiguous"].epistemic])
+        means = {
+            f"{name}_{d}": float(value.mean())
+            for d, u in parts.items()
+            for name, value in (("sme", u.aleatoric), ("mi", u.epistemic))
+        }
+        auroc = float(unc.auroc(inside, parts["ood"].epistemic))
+        rows.append({"samples": samples, "auroc_dirty": auroc, **means})
     return rows
 
 

@@ -1,5 +1,6 @@
 """The source's numbers, the claims held to them, tables and pictures."""
 
+import itertools
 from collections.abc import Iterator
 from functools import partial
 from operator import itemgetter
@@ -80,6 +81,25 @@ def deeper(report: Report) -> Iterator[Row]:
         }  # fmt: skip
 
 
+ENOUGH, SETTLED = 30, 0.1
+"""Samples that the source calls a minimal number, and how far from those of the most samples
+uncertainties may be there, relative; ours."""
+
+
+def settled(report: Report) -> Iterator[Row]:
+    """Selects what few samples miss of the mutual information of the most, by network."""
+    for (name,), rows in h.grouped(h.extra("draws")(report), "network").items():
+        by = {row["samples"]: row for row in rows}
+        most = max(n for n in by if n is not None)
+        for domain in ("clean", "ambiguous", "ood"):
+            if {1, ENOUGH} <= by.keys() and most > ENOUGH:
+                all_of = by[most][f"mi_{domain}"]
+                yield {
+                    "name": name, "domain": domain, "most": most,
+                    "off": by[ENOUGH][f"mi_{domain}"] / all_of - 1, "one": by[1][f"mi_{domain}"],
+                }  # fmt: skip
+
+
 claim = partial(h.Claim, needs="default")  # the embedded digits decide none of them
 CLAIMS = (
     *(
@@ -116,12 +136,24 @@ CLAIMS = (
         "{theirs}", deeper, shown=lambda row: "{:.3f} over {:.3f}".format(*row["pair"]),
     ),
     claim(
+        f"{{name}}, {{domain}}: mutual information of {ENOUGH} samples over that of {{most}}, less "
+        f"1: within {SETTLED}", "off", h.near(0, SETTLED), "minimal number", settled,
+    ),
+    claim(
         "MLP by MCMC: R-hat of predictions at most 1.05", "max_rhat", h.at_most(1.05),
         of=lambda report: [report.extra["chains"]],
     ),
 )  # fmt: skip
 
 TABLES = (
+    h.Listing(
+        "over the number of weight samples; none: the moment pass",
+        (
+            "network", "samples", "auroc_dirty",
+            *(f"{kind}_{domain}" for kind in ("mi", "sme") for domain in DOMAINS),
+        ),
+        h.extra("draws"),
+    ),
     h.Listing(
         "methods",
         (
@@ -166,7 +198,31 @@ def swept(report: Report) -> Iterator[Row]:
             yield {**found[f"{row['network']} svi"], **same, "of": "SVI"}
 
 
+def over_draws(report: Report) -> Iterator[Row]:
+    """Selects uncertainties by the number of samples, the pass' own as a level line."""
+    titles = {"mi": "mutual information", "sme": "softmax entropy"}
+    for (name,), rows in h.grouped(h.extra("draws")(report), "network").items():
+        sampled = [row for row in rows if row["samples"] is not None]
+        (passed,) = (row for row in rows if row["samples"] is None)
+        for kind, domain in itertools.product(titles, DOMAINS):
+            for row in sampled:
+                place = {"title": f"{name}: {titles[kind]}", "samples": row["samples"]}
+                for of, found, line in (("", row, ".-"), (", moment pass", passed, "--")):
+                    yield {
+                        **place, "of": f"{domain}{of}", "value": found[f"{kind}_{domain}"],
+                        "style": f"{DOMAINS[domain]}{line}",
+                    }  # fmt: skip
+
+
 PLOTS = (
+    h.Plot(
+        "draws",
+        h.Curves(
+            "samples", "value", over_draws, "{of}", "{title}", style="{style}",
+            axes={"xscale": "log", "xlabel": "weight samples", "ylabel": "nats, mean of images"},
+        ),
+        columns=2, size=(4.6, 3.4),
+    ),
     h.Plot("scatter", scatter, columns=3, size=(4.2, 3.6)),
     h.Plot(
         "calibration",

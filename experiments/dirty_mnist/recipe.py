@@ -73,6 +73,9 @@ class Settings:
     kl: float = 0.25  # final weight of the KL term (the source's)
     samples: Annotated[int, Least(2)] = 100  # weight samples of the SVI predictions (the source's)
     logit_samples: int = 100  # draws from the Gaussian logits of a moment pass
+    # numbers of weight samples, and images of each test set, of the figure over samples
+    draws: tuple[Annotated[int, Least(1)], ...] = (1, 2, 3, 5, 10, 30, 100, 300)
+    drawn_images: Count = 1000  # images of each test set behind it, at most
     # calibration factors of the sweep: they scale the variances of the weights
     factors: tuple[float, ...] = (0.1, 0.2, 0.3, 0.4, 0.5, 0.7, 1.0, 1.4, 2.0)
     # folder of the data set; the user's cache if unset
@@ -86,7 +89,7 @@ FAST = Settings(
     ),
     ood="digits-ood", images=100, svi=posteriors(20, 100, 3e-3, (3, 8)), samples=30,
     mcmc=MCMCSettings(images=200, steps=10, warmup=20, samples=20, chains=2),
-    factors=(0.3, 1.0, 2.0),
+    factors=(0.3, 1.0, 2.0), draws=(1, 3, 10, 30),
 )  # fmt: skip
 
 
