@@ -22,6 +22,7 @@ PAIRS = (
 """Models of sequences that are compared: where, and which is to be the better one."""
 STRATEGY_PAIRS = (
     ("representation, incremental", "representation", 5.0),
+    ("representation + one epoch", "representation, incremental", 10.0),
     ("representation + loop 1/30", "loop", 0.0),
 )
 """Strategies that are compared, and per cent that the first gains at least; two errors as well."""

@@ -175,6 +175,10 @@ class Trainer:
         longer = max(1, round(retrain / 6))
         after["loop, longer"] = self.trained("loop, longer", "loop", after["loop"], longer)
         add("loop, longer", None, retrain + longer)
+        # The source's shortest loop: one epoch, whatever the retraining takes.
+        one = "representation + one epoch"
+        after[one] = self.trained(one, "loop", after["representation, incremental"], 1)
+        add(one, None, retrain + 1)
         for start, short in (
             ("quantized", "quantized"),
             ("representation, incremental", "representation"),
