@@ -4,8 +4,8 @@
 
 1. sine: MC dropout, deep ensembles and repulsive last layers (RLLE) with every activation function
    of the source, on a regression whose noise is known and whose gaps are seen;
-2. table: LeNet-5 on Dirty-MNIST by every method of the source's table; the strength of the
-   repulsion is chosen on held-out images;
+2. table: LeNet-5 on Dirty-MNIST by every method of the source's table, and by rivals that need no
+   images from elsewhere; the strength of the repulsion is chosen on held-out images;
 3. cost: multiplications, time of a prediction and of a training.
 
 Finished trainings are kept: a run that was killed goes on. `--full` trains a ResNet-18. Source:

@@ -9,6 +9,7 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from experiments import harness as h
+from experiments import margins
 from experiments.ensembles.sine import GAMMA, SOURCE
 from experiments.harness import Report, Row
 from experiments.latency.source import HEADS_FASTER
@@ -102,6 +103,29 @@ def repelled(report: Report) -> list[Row]:
     ]
 
 
+FREE = (
+    "heads, weights repel", "heads, bootstrap", "heads, priors", "last two layers, features repel",
+)  # fmt: skip
+"""Heads that are kept apart without images from elsewhere."""
+
+
+def free(report: Report) -> list[Row]:
+    """Selects what heads gain without images from elsewhere, and moment passes over networks."""
+    rows = {row["method"]: row for row in table(report)}
+    pairs = [(name, "heads") for name in FREE] + [("DE, few, moment passes", "DE, few")]
+    each = {
+        method: [(row["seed"], row["auroc"]) for row in same]
+        for (method,), same in h.grouped(h.where(part="table")(report), "method").items()
+    }
+    found = []
+    for name, base in pairs:
+        if name in rows and base in rows:
+            gains = margins.paired(each[name], each[base])
+            if (tie := margins.margin(gains)) is not None:
+                found.append({"name": name, "base": base, "gain": h.mean(gains), "tie": tie})
+    return found
+
+
 def predictions(report: Report) -> list[Row]:
     """Selects the timed predictions, with the least that networks should cost over heads."""
     rows = h.where(part="prediction")(report)
@@ -127,6 +151,10 @@ CLAIMS = (
     ),
     claim("{method}: AUROC over that of DE, few", "gain", h.above(0), "> 0", repelled),
     claim("{method}: accuracy that MAP has more", "lost", h.at_most(NEAR), NEAR, repelled),
+    claim(
+        "{name}: AUROC over that of {base}, by two errors ({tie:.3f})", "gain", h.above("tie"),
+        None, free,
+    ),
     h.Claim(
         "{network}, {form}: million multiplications", "MMACs",
         # The source prints one digit, cut off.

@@ -1,4 +1,4 @@
-"""The rows of Klein's thesis, table 9.1, and what stands beside them.
+"""The rows of Klein's thesis, table 9.1, and rivals that need no images from elsewhere.
 
 Each method trains its networks and yields, seed by seed, what they say of the test images.
 """
@@ -16,11 +16,11 @@ import jaxeff
 from experiments.ensembles.bench import CLASSES, Bench, Said, chosen, said, said_by_entropy
 from experiments.ensembles.recipe import FORMS, KINDS
 from jaxeff import ensembles
-from jaxeff.bayes import laplace
+from jaxeff.bayes import MixturePosterior, laplace, to_gaussians
 from jaxeff.noise import Dropout
 from jaxeff.program.costs import inputs_of
 from jaxeff.training import cross_entropy
-from jaxeff.uncertainty import in_batches
+from jaxeff.uncertainty import Decomposition, in_batches
 
 Saying = Iterator[Said]
 CHOSEN = "patches 8"
@@ -71,12 +71,16 @@ def samples_of(bench: Bench, kind: str) -> Callable[[Any, Any], Any]:
     if kind in ("ambiguous", "other"):
         images = bench.images.spare if kind == "ambiguous" else bench.images.other
         return OfSet(images, count)
-    return Few(ensembles.Patches(int(kind.removeprefix("patches "))), count)
+    made: dict[str, Callable[[Any, Any], Any]] = {
+        "shuffled": ensembles.ShuffledPixels(), "noise": ensembles.NoiseImages(),
+        **{f"patches {size}": ensembles.Patches(size) for size in (4, 8, 16)},
+    }  # fmt: skip
+    return Few(made[kind], count)
 
 
-def heads(bench: Bench) -> tuple[ensembles.Ensemble, Any]:
-    """The last layer with members, and what makes fresh parameters from a key."""
-    spec = {bench.last: ensembles.Members(bench.settings.members)}
+def heads(bench: Bench, sites: tuple[str, ...] = ()) -> tuple[ensembles.Ensemble, Any]:
+    """The last layer with members, or others, and what makes fresh parameters from a key."""
+    spec = dict.fromkeys(sites or (bench.last,), ensembles.Members(bench.settings.members))
     key = jax.random.key(0)
     g, _ = jaxeff.ensemble(key, bench.f, bench.init(key), spec, init=bench.init)
 
@@ -250,6 +254,70 @@ def _deep(bench: Bench, seeds: int, count: str) -> Saying:
     return _sampled(bench, apart(bench.f), members)
 
 
+def _bootstrap(bench: Bench, seeds: int) -> Saying:
+    """Heads that weigh the images differently."""
+    g, init = heads(bench)
+    x, labels = bench.images.train
+    weights = ensembles.bootstrap_weights(bench.run.key, len(x), bench.settings.members)
+    loss, data = ensembles.member_loss(g), (x, labels, weights)
+    return _sampled(bench, g, bench.train("bootstrap", loss, init, seeds, data=data))
+
+
+def _features(bench: Bench, seeds: int) -> Saying:
+    """Members of the last two layers, whose features for the batch itself are pushed apart."""
+    g, init = heads(bench, (*bench.hidden[-1:], bench.last))
+    hidden = g.of(inputs_of(bench.f, bench.last))
+    strength = bench.settings.weight_strength
+    loss = ensembles.repulsive(
+        ensembles.member_loss(g), g, Few(ensembles.batch_inputs, bench.settings.repulsive),
+        strength=strength, space=hidden,
+    )  # fmt: skip
+    return _sampled(bench, g, bench.train("features", loss, init, seeds, strength=strength))
+
+
+def _priors(bench: Bench, seeds: int) -> Saying:
+    """Random heads on a random network, added to trained ones: twice the cost of one network."""
+    h, members = ensembles.with_prior(bench.f), ensembles.Members(bench.settings.members)
+    spec = {f"{part}/{bench.last}": members for part in ("trained", "prior")}
+
+    def both(key: jax.Array) -> Any:
+        first, second = jax.random.split(key)
+        return {"trained": bench.init(first), "prior": bench.init(second)}
+
+    def init(key: jax.Array) -> Any:
+        return jaxeff.ensemble(key, h, both(key), spec, init=both)[1]
+
+    key = jax.random.key(0)
+    g, _ = jaxeff.ensemble(key, h, both(key), spec, init=both)
+    return _sampled(bench, g, bench.train("priors", ensembles.member_loss(g), init, seeds))
+
+
+def _moments(bench: Bench, seeds: int) -> Saying:
+    """A moment pass for each network of the small ensemble, of its last layer's curvature.
+
+    What the members' means disagree on and what each doubts are both epistemic.
+    """
+    key, samples = bench.run.key, bench.settings.samples
+
+    @jax.jit
+    def of_batch(members: Any, x: Any) -> ensembles.MixtureUncertainty:
+        mixture = ensembles.mixture_moments(bench.f, MixturePosterior(members), x)
+        return mixture.decompose(key, samples)
+
+    for seed in range(seeds):
+        # A moment pass takes weights for independent.
+        members = tuple(
+            to_gaussians(laplace(bench.f, params, bench.images.train, bench.last, "diag"))
+            for params in members_of(bench, seed, bench.settings.few)
+        )
+        found = {}
+        for domain, images in bench.images.test.items():
+            parts = in_batches(partial(of_batch, members), images)
+            log_probs = jnp.log(jnp.maximum(parts.mean, jnp.finfo(parts.mean.dtype).tiny))
+            found[domain] = log_probs, Decomposition(parts.total, parts.aleatoric, parts.epistemic)
+        yield found
+
+
 SOURCES = {
     "ambiguous": "fLL-POVI + dirtyMNIST", "other": "fLL-POVI + eMNIST",
     **{f"patches {size}": f"fLL-POVI + Patches-{size}" for size in (16, 8, 4)},
@@ -269,6 +337,10 @@ METHODS = (
     Method(
         "heads, other, all layers", partial(_repelled, kind="other", form="all layers"), main=False
     ),
+    Method("heads, bootstrap", _bootstrap, main=False),
+    Method("heads, priors", _priors, main=False),
+    Method("last two layers, features repel", _features, main=False),
+    Method("DE, few, moment passes", _moments, main=False),
     Method("DE, few", partial(_deep, count="few"), source="DE-5"),
     Method("DE, many", partial(_deep, count="members")),
 )

@@ -21,8 +21,10 @@ the distance itself; ours the layers that they share as well, by its square."""
 
 Part = Literal["sine", "table", "cost"]
 
-Kind = Literal["ambiguous", "other", "patches 16", "patches 8", "patches 4"]
-KINDS: tuple[Kind, ...] = ("ambiguous", "other", "patches 16", "patches 8", "patches 4")
+Kind = Literal["ambiguous", "other", "patches 16", "patches 8", "patches 4", "shuffled", "noise"]
+KINDS: tuple[Kind, ...] = (
+    "ambiguous", "other", "patches 16", "patches 8", "patches 4", "shuffled", "noise",
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -98,7 +100,7 @@ SIZES = {
         network="mlp", data=FAST_DIRTY.data, ood="digits-ood", other="digits-ood",
         clean=1200, ambiguous=100, held=100, tests=300, epochs=10, batch_size=64,
         members=10, few=5, seeds=2, some=2, strengths=(0.3, 1.0), repulsive=16, features=64,
-        samples=10, rounds=3, kinds=("other", "patches 8"),
+        samples=10, rounds=3, kinds=("other", "patches 8", "noise"),
     ),
     "default": replace(DEFAULT, seeds=3),
     "full": replace(
