@@ -40,7 +40,7 @@ def _unstack(x: Any, axis: int) -> list[Any]:
     return [lax.squeeze(row, (axis,)) for row in rows]
 
 
-_BY_NAME = {
+_BY_NAME: dict[str, Callable[..., Any]] = {
     "log2_p": _log2,
     "one_minus_square_p": _one_minus_square,
     "polynomial_p": _polynomial,
