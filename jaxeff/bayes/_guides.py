@@ -43,7 +43,7 @@ from numpyro.distributions import biject_to, constraints
 from numpyro.distributions.transforms import IdentityTransform
 from numpyro.infer import autoguide
 
-from jaxeff.core import boolean, instance_of, string_sequence, validate
+from jaxeff.core import boolean, instance_of, parameter_tree, string_sequence, validate
 from jaxeff.moment_propagation import Gaussian
 from jaxeff.weights import load_weights
 
@@ -107,7 +107,7 @@ def from_numpyro(
     return _placed(_unravelled(guide, mean, variance, params, sites), like)
 
 
-@validate(params=instance_of(Mapping), ignore=string_sequence)
+@validate(params=instance_of(Mapping), like=parameter_tree, ignore=string_sequence)
 def from_pyro(params: Mapping[str, Any], like: Any, *, ignore: Sequence[str] = ()) -> Any:
     """Reads the posterior of Pyro's `AutoNormal` (PyTorch), the source's road to the moment pass.
 
@@ -135,7 +135,7 @@ def from_pyro(params: Mapping[str, Any], like: Any, *, ignore: Sequence[str] = (
     if names or not halves["locs"]:
         lacking = f"{sorted(names)} have only one of the two" if names else f"{sorted(params)}"
         raise ValueError(
-            f"from_pyro: an AutoNormal's parameters are *.locs.NAME and *.scales.NAME; {lacking}"
+            f"from_pyro: params of an AutoNormal are *.locs.NAME and *.scales.NAME, but {lacking}"
         )
     for name, scale in halves["scales"].items():
         if not (scale > 0).all():
