@@ -19,6 +19,7 @@ MODULES = (
     "diffusion",
     "dirty_mnist",
     "ensembles",
+    "fuzz",
     "galen",
     "gaussian_limits",
     "hardening",

@@ -30,12 +30,6 @@ Models with a package in their name are built of it, the others written here. Fo
     pip install --no-deps flaxdiff gemma google-tunix google-metrax kauldron
 """
 
-import json
-import queue
-import signal
-import subprocess
-import sys
-import threading
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -60,13 +54,12 @@ from experiments.harness import (
     every,
     summary,
 )
+from experiments.trials import in_processes
 from experiments.zoo.cells import COLUMNS, CORES
 from experiments.zoo.models import LOOPS, MODELS, REAL
 
 Task = tuple[str, str]
 """A model and a column."""
-
-_PATIENCE = 20  # a process that waits for ever computes nothing: seconds of the clock, in limits
 
 
 @dataclass(frozen=True)
@@ -98,56 +91,15 @@ def cells(run: Run[Settings]) -> list[Row]:
     def make(todo: Sequence[Task]) -> Iterator[tuple[Task, list[Row]]]:
         for model in dict.fromkeys(model for model, _ in todo):
             left = [column for name, column in todo if name == model]
-            for column, cell in _row(model, left, run.settings.limit):
+            for column, cell in in_processes(
+                "experiments.zoo.worker", [model], left, run.settings.limit
+            ):
                 yield (model, column), [{"model": model, "column": column, **cell}]
 
     limit = run.settings.limit
     return run.stream(
         tasks, make, again=lambda rows: any(r.get("limit", limit) < limit for r in rows)
     )
-
-
-def _row(model: str, columns: Sequence[str], limit: float) -> Iterator[tuple[str, Row]]:
-    """Tries columns of a model; where a process dies or takes too long, another goes on after."""
-    left = list(columns)
-    while left:
-        command = [sys.executable, "-m", "experiments.zoo.worker", f"{limit}", model, *left]
-        with subprocess.Popen(
-            command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
-        ) as process:
-            lines: queue.Queue[str] = queue.Queue()
-            threading.Thread(target=_read, args=(process, lines), daemon=True).start()
-            while left:
-                column = left.pop(0)
-                try:
-                    line = lines.get(timeout=_PATIENCE * limit)
-                except queue.Empty:
-                    process.kill()
-                    words = f"not done in {_PATIENCE * limit:g} s of waiting"
-                    yield column, _lost("slow", words, limit=limit)
-                    break
-                if not line:
-                    yield column, _ended(process.wait(), limit)
-                    break
-                cell = json.loads(line)
-                yield cell.pop("column"), cell
-
-
-def _read(process: subprocess.Popen[str], lines: queue.Queue[str]) -> None:
-    assert process.stdout is not None
-    for line in process.stdout:
-        lines.put(line)
-    lines.put("")
-
-
-def _ended(code: int, limit: float) -> Row:
-    if code == -signal.SIGXCPU:
-        return _lost("slow", f"not done in {limit:g} s of a processor", limit=limit)
-    return _lost("crash", f"the process ended with {code}")
-
-
-def _lost(status: str, words: str, **more: float) -> Row:
-    return {"status": status, "number": None, "words": words, **more}
 
 
 def counts(report: Report) -> list[Table]:

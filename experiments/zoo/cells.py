@@ -1,11 +1,9 @@
 """The columns of the zoo: one transform of one model, held against what it should compute."""
 
 import dataclasses
-import re
+import importlib.util
 import tempfile
 import time
-import traceback
-import warnings
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -13,76 +11,48 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.flatten_util import ravel_pytree
 
 import jaxeff
+from experiments import trials
 from experiments.timing import interleaved
+from experiments.trials import Cell, apart, judged
 from experiments.zoo.models import Subject
 from jaxeff import Additive, Crossbar, Gaussian, Int
 from jaxeff.compression import calibrate, integer_aware
 from jaxeff.ensembles import Members
-from jaxeff.moment_propagation import MomentsWarning, is_gaussian
+from jaxeff.moment_propagation import is_gaussian
 from jaxeff.pruning import PlanError, Prune, masked
 
 _KEY = jax.random.key(0)
 _DRAWS = 256
+_SPREAD = 0.05  # of random parameters, relative to each
 _DIGITS = 1e-6  # of float32, over a handful of layers
-_LINEAR = "*:linear"
-_OURS = ("jaxeff", "jaxeff_export")
-# A path begins at a slash that ends no word (sites have names with slashes) and no address.
-_FOLDERS = re.compile(r"(?<![\w.:/*)\]}])~?/(?:[^\s/'\"`,;:()]+/)+")
-
-
-@dataclasses.dataclass(frozen=True)
-class Cell:
-    """What became of one transform of one model.
-
-    Attributes:
-        status: "right", "off" (variances that are another order), "wrong", "refused" (an error of
-            the library that says why), "crash" (any other error) or "absent" (a package is).
-        number: What was measured: an error, a share, a ratio.
-        words: An error's, or a warning's.
-        megabytes: Of the files that were written.
-        times: Seconds of a call over those of XLA's, both of one thread, in turn.
-    """
-
-    status: str
-    number: float | None = None
-    words: str = ""
-    megabytes: float | None = None
-    times: float | None = None
-
-
-def apart(found: Any, exact: Any) -> float:
-    """The largest distance of two results, over the largest value of the second."""
-    pairs = zip(jax.tree.leaves(found), jax.tree.leaves(exact), strict=True)
-    return max(float(np.abs(a - b).max() / np.abs(b).max()) for a, b in pairs)
-
-
-def _judged(number: float, limit: float) -> Cell:
-    return Cell("right" if number <= limit else "wrong", number)
+LINEAR = "*:linear"
+"""Pattern of the sites of all products and convolutions."""
 
 
 def functional(s: Subject) -> Cell:
     """The pure function computes what the model does."""
-    return _judged(apart(jax.jit(s.f)(s.params, *s.args), s.alone), 1e-5)
+    return judged(apart(jax.jit(s.f)(s.params, *s.args), s.alone), 1e-5)
 
 
 def noisy(s: Subject) -> Cell:
     """Noise of no scale changes nothing; some does."""
     still, shaken = (
-        jax.jit(jaxeff.noisy(s.f, {_LINEAR: Additive(scale)}))(_KEY, s.params, *s.args)
+        jax.jit(jaxeff.noisy(s.f, {LINEAR: Additive(scale)}))(_KEY, s.params, *s.args)
         for scale in (0.0, 0.1)
     )
     exact = jax.jit(s.f)(s.params, *s.args)
     moved = apart(shaken, exact)
-    cell = _judged(apart(still, exact), 1e-5)
+    cell = judged(apart(still, exact), 1e-5)
     return cell if 0 < moved < 100 else Cell("wrong", moved, "no noise, or too much")
 
 
 def quantized(s: Subject) -> Cell:
     """Sixteen bits are nearly the function."""
-    g = jaxeff.quantized(s.f, {_LINEAR: Int(16)})
-    return _judged(apart(jax.jit(g)(s.params, *s.args), jax.jit(s.f)(s.params, *s.args)), 5e-3)
+    g = jaxeff.quantized(s.f, {LINEAR: Int(16)})
+    return judged(apart(jax.jit(g)(s.params, *s.args), jax.jit(s.f)(s.params, *s.args)), 5e-3)
 
 
 def integer(s: Subject) -> Cell:
@@ -92,7 +62,7 @@ def integer(s: Subject) -> Cell:
     there one step is lost, and what depends on it moves. So half of the results, at least, are the
     same to float32's digits, and none is further away than eight bits themselves are from f.
     """
-    spec = calibrate(s.f, s.params, [s.args], {_LINEAR: Int(8, symmetric="weights")})
+    spec = calibrate(s.f, s.params, [s.args], {LINEAR: Int(8, symmetric="weights")})
     g = jaxeff.integer(s.f, spec)
     codes = g.convert(s.params, *s.args)
     found, near, exact = (
@@ -105,39 +75,56 @@ def integer(s: Subject) -> Cell:
     )
     usual, most = np.median(np.abs(found - near)), np.abs(found - near).max()
     same = usual <= _DIGITS * np.abs(near).max() and most <= np.abs(near - exact).max()
+    words = f"differs by {usual:.2g} (median), {most:.2g} (largest)"
+    return Cell("right" if same else "wrong", share_in_codes(s, codes), words)
+
+
+def share_in_codes(s: Subject, codes: Any) -> float:
+    """The share of all multiply-accumulates whose weights are among codes of `integer`."""
     sites = {name.removesuffix("/codes") for name in codes.named() if name.endswith("/codes")}
     rows = jaxeff.cost(s.f, s.params, *s.args).layers
-    share = sum(r.macs for r in rows if r.site in sites) / sum(r.macs for r in rows)
-    words = f"differs by {usual:.2g} (median), {most:.2g} (largest)"
-    return Cell("right" if same else "wrong", share, words)
+    return sum(r.macs for r in rows if r.site in sites) / sum(r.macs for r in rows)
 
 
 def _posterior(s: Subject) -> Any:
-    return jax.tree.map(lambda w: Gaussian(w, (0.05 * w) ** 2), s.params)
+    return jax.tree.map(lambda w: Gaussian(w, (_SPREAD * w) ** 2), s.params)
 
 
-def _variance_ratio(s: Subject, **settings: Any) -> Cell:
+def variances(s: Subject, draws: int, **settings: Any) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Variances of the moment pass, those of draws, and their relative standard errors.
+
+    What is random to neither, such as slots of a cache that are passed on, is left out.
+    """
     posterior = _posterior(s)
     found = jax.jit(jaxeff.moments(s.f, **settings))(posterior, *s.args)
 
-    def draw(key: jax.Array) -> Any:
-        leaves, structure = jax.tree.flatten(posterior, is_leaf=is_gaussian)
-        keys = jax.random.split(key, len(leaves))
-        drawn = [g.sample(k) for g, k in zip(leaves, keys, strict=True)]
-        return s.f(jax.tree.unflatten(structure, drawn), *s.args)
+    flat, tree = ravel_pytree(s.params)
 
-    drawn = jax.jit(jax.vmap(draw))(jax.random.split(_KEY, _DRAWS))
+    def draw(key: jax.Array) -> Any:
+        # One vector of noise for all parameters: each generator takes long to compile.
+        noise = _SPREAD * flat * jax.random.normal(key, flat.shape)
+        return s.f(tree(flat + noise), *s.args)
+
+    drawn = jax.jit(jax.vmap(draw))(jax.random.split(_KEY, draws))
     pairs = zip(jax.tree.leaves(found, is_leaf=is_gaussian), jax.tree.leaves(drawn), strict=True)
     both = [
-        np.stack([np.ravel(v) for v in (g.var, y.var(0), y.mean(0))])
+        np.stack([np.ravel(v) for v in (g.var, y.var(0), y.mean(0), _kurtosis(y))])
         for g, y in pairs
         if is_gaussian(g)
     ]
-    found, sampled, means = np.concatenate(both, 1)
-    # What is random to neither, such as slots of a cache that are passed on, has no ratio; its
-    # draws differ by the rounding of their mean at most.
+    found, sampled, means, kurtosis = np.concatenate(both, 1)
+    # Draws of what isn't random differ by the rounding of their mean at most.
     some = (found != 0) | (sampled > (_DIGITS * means) ** 2)
-    ratios = found[some] / sampled[some]
+    return found[some], sampled[some], np.sqrt((kurtosis[some] - 1) / draws)
+
+
+def _kurtosis(y: jax.Array) -> jax.Array:
+    return jnp.mean((y - y.mean(0)) ** 4, 0) / y.var(0) ** 2
+
+
+def _variance_ratio(s: Subject, **settings: Any) -> Cell:
+    found, sampled, _ = variances(s, _DRAWS, **settings)
+    ratios = found / sampled
     if not np.isfinite(ratios).all():
         return Cell("wrong", None, "a variance that is no number")
     ratio = float(np.median(ratios))
@@ -170,10 +157,10 @@ def pruned(s: Subject) -> Cell:
     """
     kept = ""
     try:
-        plan = jaxeff.prune_plan(s.f, s.params, s.args, {_LINEAR: Prune(0.5, crossed="zeros")})
+        plan = jaxeff.prune_plan(s.f, s.params, s.args, {LINEAR: Prune(0.5, crossed="zeros")})
     except PlanError as refusal:
         kept = f", with crossed='keep' after {str(refusal)[:200]}"
-        plan = jaxeff.prune_plan(s.f, s.params, s.args, {_LINEAR: Prune(0.5, crossed="keep")})
+        plan = jaxeff.prune_plan(s.f, s.params, s.args, {LINEAR: Prune(0.5, crossed="keep")})
     small = plan.shrink(s.params)
     error = apart(
         jax.jit(jaxeff.pruned(s.f, plan))(small, *s.args),
@@ -189,7 +176,7 @@ def ensemble(s: Subject) -> Cell:
     g, members = jaxeff.ensemble(_KEY, s.f, s.params, {s.last: Members(3)})
     found = jax.jit(g)(members, *s.args)
     each = [jax.jit(s.f)(g.member(members, i), *s.args) for i in range(3)]
-    return _judged(apart(found, jax.tree.map(lambda *ys: jnp.stack(ys), *each)), 1e-5)
+    return judged(apart(found, jax.tree.map(lambda *ys: jnp.stack(ys), *each)), 1e-5)
 
 
 def analog(s: Subject) -> Cell:
@@ -197,8 +184,8 @@ def analog(s: Subject) -> Cell:
     tile = Crossbar(
         rows=64, columns=64, input_bits=12, weight_bits=11, output_bits=24, gain=0.03, signed=True
     )
-    found = jax.jit(jaxeff.analog(s.f, {_LINEAR: tile}))(_KEY, s.params, *s.args)
-    return _judged(apart(found, jax.jit(s.f)(s.params, *s.args)), 0.05)
+    found = jax.jit(jaxeff.analog(s.f, {LINEAR: tile}))(_KEY, s.params, *s.args)
+    return judged(apart(found, jax.jit(s.f)(s.params, *s.args)), 0.05)
 
 
 def _over_xla(s: Subject, call: Callable[[], Any]) -> float:
@@ -250,7 +237,7 @@ def _on(core: str) -> Callable[[Subject], Cell]:
         """An int8 library of a microcontroller replays what JAX computes, on an emulated one."""
         from jaxeff_export import BoardError, ToolchainError, deploy
 
-        spec = calibrate(s.f, s.params, [s.args], {_LINEAR: Int(8, symmetric="weights")})
+        spec = calibrate(s.f, s.params, [s.args], {LINEAR: Int(8, symmetric="weights")})
         g = jaxeff.integer(s.f, spec)
         codes = g.convert(s.params, *s.args)
         with tempfile.TemporaryDirectory() as folder:
@@ -270,27 +257,31 @@ def _on(core: str) -> Callable[[Subject], Cell]:
 def _of_file(s: Subject, file: Any, call: Callable[[dict[str, np.ndarray]], Any]) -> Cell:
     """Judges, times and weighs a file by the results of an engine that has loaded it."""
     given = dict(zip(file.inputs, map(np.asarray, jax.tree.leaves(s.args)), strict=True))
-    cell = _judged(apart(call(given), jax.tree.leaves(s.alone)), 1e-4)
+    cell = judged(apart(call(given), jax.tree.leaves(s.alone)), 1e-4)
     times = _over_xla(s, lambda: call(given))
     return dataclasses.replace(cell, megabytes=_megabytes(Path(file.path)), times=times)
 
 
+def by_onnxruntime(file: Any) -> Callable[[dict[str, np.ndarray]], Any]:
+    """A call of a file that `to_onnx` wrote, by one thread of ONNX Runtime."""
+    import onnxruntime
+
+    # Threads that wait for each other on the one core of this process would take its time.
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = 1
+    session = onnxruntime.InferenceSession(file.path, options)
+    return lambda given: session.run(list(file.outputs), given)
+
+
 def onnx(s: Subject) -> Cell:
     """ONNX Runtime computes what JAX computes."""
-    try:
-        import onnxruntime
-    except ImportError:
+    if importlib.util.find_spec("onnxruntime") is None:
         return Cell("absent", None, "onnxruntime isn't installed")
     from jaxeff_export import to_onnx
 
     with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "net.onnx"
-        file = to_onnx(s.f, (s.params, *s.args), path)
-        # Threads that wait for each other on the one core of this process would take its time.
-        options = onnxruntime.SessionOptions()
-        options.intra_op_num_threads = 1
-        session = onnxruntime.InferenceSession(path, options)
-        return _of_file(s, file, lambda given: session.run(list(file.outputs), given))
+        file = to_onnx(s.f, (s.params, *s.args), Path(folder) / "net.onnx")
+        return _of_file(s, file, by_onnxruntime(file))
 
 
 def litert(s: Subject) -> Cell:
@@ -325,22 +316,4 @@ COLUMNS: Mapping[str, Callable[[Subject], Cell]] = {
 
 def tried(column: str, s: Subject) -> Cell:
     """One cell, whatever happens."""
-    try:
-        with warnings.catch_warnings(record=True) as told:
-            warnings.simplefilter("always")
-            cell = COLUMNS[column](s)
-            # Whether a user is warned of what is off; of the rest, packages warn of themselves.
-            warned = [str(w.message) for w in told if issubclass(w.category, MomentsWarning)]
-            words = warned[0] if cell.status == "off" and warned else cell.words
-            return dataclasses.replace(cell, words=without_folders(words)[:400])
-    except Exception as error:
-        last = traceback.extract_tb(error.__traceback__)[-1].filename
-        ours = any(f"/{package}/" in last for package in _OURS)
-        meant = ours and isinstance(error, ValueError | TypeError | NotImplementedError)
-        words = f"{type(error).__name__}: {error}".split("\n")[0]
-        return Cell("refused" if meant else "crash", None, without_folders(words)[:400])
-
-
-def without_folders(words: str) -> str:
-    """Leaves of each path its last name: where a machine keeps its files is no result."""
-    return _FOLDERS.sub("", words)
+    return trials.tried(COLUMNS[column], s)

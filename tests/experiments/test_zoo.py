@@ -14,9 +14,11 @@ import pytest
 from flax import nnx
 
 import jaxeff
+from experiments import trials
+from experiments.trials import Cell, without_folders
 from experiments.zoo import __main__ as zoo
 from experiments.zoo import worker
-from experiments.zoo.cells import COLUMNS, CORES, Cell, functional, tried, without_folders
+from experiments.zoo.cells import COLUMNS, CORES, functional, tried
 from experiments.zoo.models import LOOPS, MODELS, subject
 from experiments.zoo.models.catalogue import ZOO
 from experiments.zoo.models.packages import PACKAGES
@@ -60,13 +62,13 @@ def test_a_process_that_dies_or_hangs_costs_one_cell(tmp_path, monkeypatch):
         '#!/bin/sh\nshift 4\nfor column in "$@"; do\n'
         "[ $column = dies ] && exit 7\n[ $column = hangs ] && exec sleep 60\n"
         "[ $column = computes ] && kill -XCPU $$\n"
-        'echo "{\\"column\\": \\"$column\\", \\"status\\": \\"right\\"}"\ndone\n'
+        'echo "{\\"task\\": \\"$column\\", \\"status\\": \\"right\\"}"\ndone\n'
     )
     worker.chmod(0o755)
     monkeypatch.setattr(sys, "executable", str(worker))
-    monkeypatch.setattr(zoo, "_PATIENCE", 1)
+    monkeypatch.setattr(trials, "PATIENCE", 1)
     columns = ["a", "dies", "b", "hangs", "c", "computes", "d"]
-    found = list(zoo._row("net", columns, 5.0))
+    found = list(trials.in_processes("module", ["net"], columns, 5.0))
     assert [(column, cell["status"]) for column, cell in found] == [
         ("a", "right"), ("dies", "crash"), ("b", "right"), ("hangs", "slow"), ("c", "right"),
         ("computes", "slow"), ("d", "right"),
@@ -79,9 +81,9 @@ def test_a_process_that_dies_or_hangs_costs_one_cell(tmp_path, monkeypatch):
 @pytest.mark.process
 def test_a_worker_ends_a_cell_by_what_it_computes_not_by_the_clock():
     code = (
-        "import threading, time\nfrom experiments.zoo.worker import _allow, watch\n"
+        "import threading, time\nfrom experiments.trials import allow, watch\n"
         "threading.Thread(target=watch, daemon=True).start()\n"
-        "_allow(1)\ntime.sleep(1.5)\n_allow(1)\nprint('slept', flush=True)\n"
+        "allow(1)\ntime.sleep(1.5)\nallow(1)\nprint('slept', flush=True)\n"
         "while True: pass"
     )
     ended = subprocess.run(
@@ -109,10 +111,10 @@ def test_a_package_that_is_absent_costs_no_model(monkeypatch, capsys):
 
     monkeypatch.setitem(PACKAGES, "absent", build)
     # The limit would be that of these tests' process.
-    monkeypatch.setattr(worker, "_allow", lambda seconds: None)
+    monkeypatch.setattr(trials, "allow", lambda seconds: None)
     worker.main(["60", "absent", "functional", "noisy"])
     cells = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
-    assert [(cell["column"], cell["status"]) for cell in cells] == [
+    assert [(cell["task"], cell["status"]) for cell in cells] == [
         ("functional", "absent"), ("noisy", "absent"),
     ]  # fmt: skip
     assert "no_such_package_of_models" in cells[0]["words"]
@@ -150,11 +152,11 @@ def test_models_of_packages_are_read_exactly(name):
 def test_models_with_loops_are_tried_on_every_core(monkeypatch):
     tried = {}
 
-    def row(model, columns, limit):
-        tried[model] = columns
+    def in_processes(module, arguments, columns, limit):
+        tried[arguments[0]] = columns
         yield from ()
 
-    monkeypatch.setattr(zoo, "_row", row)
+    monkeypatch.setattr(zoo, "in_processes", in_processes)
 
     class Everything:
         settings = zoo.Settings()

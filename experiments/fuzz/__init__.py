@@ -1,0 +1,1 @@
+"""Random small networks through transforms and files, against oracles."""
