@@ -1,0 +1,86 @@
+"""The fuzz of networks: what a seed gives, and what counts as wrong."""
+
+import json
+import warnings
+
+import jax
+import numpy as np
+import pytest
+
+import jaxeff
+from experiments import trials
+from experiments.fuzz import cells, worker
+from experiments.fuzz.drawing import Draw
+from experiments.fuzz.grammar import RULES, network
+from experiments.trials import Cell
+
+
+def test_a_seed_is_one_network_and_another_seed_another():
+    one, same, other = network(4, 5), network(4, 5), network(6, 5)
+    assert one.words == same.words != other.words
+    jax.tree.map(np.testing.assert_array_equal, one.block.params, same.block.params)
+    np.testing.assert_array_equal(one.subject().alone, same.subject().alone)
+    assert len(one.subject(8).args[0]) == 8
+    assert not set(map(bytes, np.asarray(one.others))) & set(
+        map(bytes, np.asarray(one.subject().args[0]))
+    )
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("axes", RULES)
+def test_each_rule_makes_blocks_of_whole_batches(axes, seed):
+    d, shape = Draw(seed), (4, 3, 6)[-axes:]
+    x = d.normal(3, *shape)
+    for rule in dict.fromkeys(RULES[axes]):
+        if (block := rule(d, shape)) is None:
+            continue
+        results = block.apply(block.params, x)
+        assert results.shape == (3, *block.shape(shape)), block.name
+        assert np.isfinite(results).all(), block.name
+        # What an example gives depends on no other.
+        np.testing.assert_allclose(
+            block.apply(block.params, x[1:2])[0], results[1], rtol=1e-4, atol=1e-5
+        )
+
+
+@pytest.mark.parametrize(
+    ("ratio", "warns", "status"),
+    [(1.0, True, "right"), (0.7, False, "wrong"), (0.7, True, "warned"), (1.3, False, "right"),
+     (1.4, False, "wrong"), (np.nan, False, "wrong"), (np.inf, True, "warned")],
+)  # fmt: skip
+def test_a_variance_is_wrong_where_nothing_warns_of_it(ratio, warns, status, monkeypatch):
+    def variances(s, draws):
+        if warns:
+            warnings.warn("shared noise", jaxeff.MomentsWarning, stacklevel=1)
+        return np.array([ratio]), np.ones(1), np.array([0.03])
+
+    monkeypatch.setattr(cells.zoo, "variances", variances)
+    cell = cells.moments(network(4, 5))
+    assert cell.status == status
+    assert ("shared noise" in cell.words) == warns
+
+
+@pytest.mark.slow
+def test_codes_of_another_function_are_wrong(monkeypatch):
+    net = network(4, 5)
+    assert cells.integer(net).status == "right"
+    real = jaxeff.integer
+
+    def biased(f, spec):
+        return real(lambda p, x: f(p, x) + 0.01 * (len(x) == 1), spec)
+
+    monkeypatch.setattr(jaxeff, "integer", biased)
+    assert cells.integer(net).status == "wrong"
+
+
+def test_a_worker_says_what_became_of_each_task(monkeypatch, capsys):
+    monkeypatch.setattr(trials, "allow", lambda seconds: None)
+    monkeypatch.setitem(cells.COLUMNS, "fine", lambda net: Cell("right", float(net.batch)))
+    monkeypatch.setitem(cells.COLUMNS, "broken", lambda net: {}["x"])
+    worker.main(["60", "5", "4:fine", "4:broken", "6:fine"])
+    told = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert [(cell["task"], cell["status"]) for cell in told] == [
+        ("4:fine", "right"), ("4:broken", "crash"), ("6:fine", "right"),
+    ]  # fmt: skip
+    assert [cell["number"] for cell in told] == [network(4, 5).batch, None, network(6, 5).batch]
