@@ -24,7 +24,7 @@ from jaxeff import bayes
 from jaxeff.ensembles import Members
 
 h = lambda adapters, x: g(params, adapters, x)
-posterior = bayes.laplace(h, trained, (x, y), "*", "kron")   # a Kronecker product for each factor
+posterior = bayes.laplace(h, trained, (x, y), "*", "diag")   # independent weights of each factor
 logits = jaxeff.moments(h, method="linear")(bayes.to_gaussians(posterior), x)
 one = {"*/b": None}                                          # the second factors aren't random
 result = bayes.svi(key, h, trained, (x, y), epochs=2, batch_size=64, prior=one)

@@ -10,7 +10,7 @@ from jax.flatten_util import ravel_pytree
 
 import jaxeff
 from jaxeff.adapters import LoRA, init_lora, lora, untied
-from jaxeff.bayes import laplace, predict, svi, to_gaussians
+from jaxeff.bayes import laplace, predict, svi
 from jaxeff.ensembles import Members, member_loss
 from jaxeff.training import fit
 from tests.bayes.gauss_newton import gauss_newton
@@ -46,7 +46,7 @@ def h(adapters, x):
 
 def variances(posterior):
     var = jax.tree.map(
-        lambda g: g.var, to_gaussians(posterior), is_leaf=lambda g: hasattr(g, "var")
+        lambda g: g.var, posterior.to_gaussians(diagonal=True), is_leaf=lambda g: hasattr(g, "var")
     )
     return np.asarray(ravel_pytree(var)[0], np.float64)
 
@@ -64,7 +64,7 @@ def test_adapters_have_the_curvature_of_automatic_derivatives(structure):
     np.testing.assert_allclose(posterior.logits(X).cov, expected, rtol=2e-3, atol=2e-4)
     np.testing.assert_allclose(variances(posterior), np.diag(covariance), rtol=2e-3)
     # Moments of first order are those of independent weights.
-    linear = jaxeff.moments(h, method="linear")(to_gaussians(posterior), X)
+    linear = jaxeff.moments(h, method="linear")(posterior.to_gaussians(diagonal=True), X)
     alone = (jacobians**2 * np.diag(covariance)).sum(-1)
     np.testing.assert_allclose(linear.var, alone, rtol=1e-3)
 
@@ -80,7 +80,7 @@ def test_frozen_weights_that_are_parameters_stay_certain(structure):
         g, together, (X, Y), "*", structure, prior_precision=PRIOR, only="adapters/*"
     )  # fmt: skip
     np.testing.assert_allclose(found.logits(X).cov, alone.logits(X).cov, rtol=1e-4, atol=1e-6)
-    jax.tree.map(np.testing.assert_array_equal, to_gaussians(found)["frozen"], PARAMS)
+    jax.tree.map(np.testing.assert_array_equal, found.to_gaussians(diagonal=True)["frozen"], PARAMS)
     with pytest.raises(ValueError, match="matches none of the sites' parameters"):
         laplace(g, together, (X, Y), "*", structure, only="adapter/*")
     with pytest.raises(ValueError, match="of a whole layer"):
@@ -108,7 +108,7 @@ def test_each_factor_of_an_adapter_has_a_kronecker_product():
         ("two/kernel", "a"): (hidden, np.broadcast_to(scale * two["b"], (30, 2, 3))),
         ("two/kernel", "b"): (hidden @ two["a"], np.broadcast_to(scale * np.eye(3), (30, 3, 3))),
     }
-    found = to_gaussians(posterior)
+    found = posterior.to_gaussians(diagonal=True)
     for (path, name), (rows, slopes) in factors.items():
         product = np.kron(rows.T @ rows / 30, np.einsum("nok,nkl,npl->op", slopes, inside, slopes))
         expected = np.diag(np.linalg.inv(product + PRIOR * np.eye(len(product))))
@@ -134,7 +134,9 @@ def test_a_factor_of_rank_one_alone_is_no_bias():
     inside = np.einsum("nc,ck->nck", probs, np.eye(3)) - probs[:, :, None] * probs[:, None]
     precision = (rows**2).mean() * 9 * inside.sum(0) + PRIOR * np.eye(3)
     expected = np.diag(np.linalg.inv(precision))
-    np.testing.assert_allclose(np.ravel(to_gaussians(posterior)["b"].var), expected, rtol=2e-3)
+    np.testing.assert_allclose(
+        np.ravel(posterior.to_gaussians(diagonal=True)["b"].var), expected, rtol=2e-3
+    )
 
 
 @pytest.mark.slow
@@ -147,7 +149,7 @@ def test_a_bias_that_is_scaled_is_no_weight_whose_input_is_one(structure):
     params = {"fc": {"kernel": WEIGHTS[:4, :3], "bias": WEIGHTS[8, :3]}}
     curvature, _ = gauss_newton(scaled, params, X, Y)
     posterior = laplace(scaled, params, (X, Y), "fc", structure, prior_precision=PRIOR)
-    found = to_gaussians(posterior)["fc"]["bias"].var
+    found = posterior.to_gaussians(diagonal=True)["fc"]["bias"].var
     if structure == "full":
         expected = np.diag(np.linalg.inv(curvature + PRIOR * np.eye(15)))[:3]
     else:

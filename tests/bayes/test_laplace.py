@@ -95,9 +95,11 @@ def test_kron_blocks_and_diag_are_their_definitions(params):
         expected = jacobian @ covariance @ jacobian.swapaxes(1, 2)
         np.testing.assert_allclose(posterior.logits(X).cov, expected, rtol=1e-3, atol=1e-5)
         np.testing.assert_allclose(posterior.marginals(X).var, posterior.logits(X).var, rtol=1e-4)
-        gaussians = to_gaussians(posterior)
+        variances = posterior.weights.unpack(
+            params, posterior.precision.weights_variance(posterior.prior_precision)
+        )
         np.testing.assert_allclose(
-            gaussians["fc2"]["kernel"].var.ravel(), np.diag(covariance)[:18], rtol=1e-3
+            variances["fc2"]["kernel"].ravel(), np.diag(covariance)[:18], rtol=1e-3
         )
         values = np.sort(np.asarray(posterior.precision.values).ravel())
         np.testing.assert_allclose(values, np.linalg.eigvalsh(curvature), rtol=1e-3, atol=1e-4)
@@ -169,6 +171,16 @@ def test_the_prior_of_many_weights_is_found_by_a_histogram():
     prior = float(many.tuned().prior_precision)
     square = 18 * 144.0 + float((np.asarray(START["fc2"]["bias"]) ** 2).sum())
     np.testing.assert_allclose(prior * square, (values / (values + prior)).sum(), rtol=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("sites", "structure"),
+    [("fc2", "kron"), ("fc2", "full"), ("fc2", "outputs"), ("*", "kron"), ("*", "lowrank")],
+)
+def test_correlated_weights_are_no_independent_gaussians(params, sites, structure):
+    posterior = laplace(F, params, (X, Y), sites, structure, prior_precision=DELTA)
+    with pytest.raises(ValueError, match=r"logits\(x\).*marginals\(x\).*diag"):
+        to_gaussians(posterior)
 
 
 def test_moments_take_it(params):

@@ -9,7 +9,7 @@ from flax import nnx
 from jax.flatten_util import ravel_pytree
 
 import jaxeff
-from jaxeff.bayes import check_posterior, laplace, predict, to_gaussians
+from jaxeff.bayes import check_posterior, laplace, predict
 from jaxeff.nn import MLP
 from tests.bayes.gauss_newton import gauss_newton
 
@@ -37,7 +37,7 @@ class Conv(nnx.Module):
 def weights_of(posterior, n=200_000):
     """The variances of all weights, as one vector."""
     var = jax.tree.map(
-        lambda g: g.var, to_gaussians(posterior), is_leaf=lambda g: hasattr(g, "var")
+        lambda g: g.var, posterior.to_gaussians(diagonal=True), is_leaf=lambda g: hasattr(g, "var")
     )
     return np.asarray(ravel_pytree(var)[0], np.float64)
 
@@ -78,7 +78,7 @@ def test_a_linear_gaussian_model_has_its_exact_posterior(structure):
     np.testing.assert_allclose(posterior.marginals(X).var[:, 0], expected, rtol=2e-3)
     np.testing.assert_allclose(posterior.logits(X).cov[:, 0, 0], expected, rtol=2e-3)
     np.testing.assert_allclose(
-        ravel_pytree(jax.tree.map(lambda g: g.var, to_gaussians(posterior)["a"],
+        ravel_pytree(jax.tree.map(lambda g: g.var, posterior.to_gaussians(diagonal=True)["a"],
                                   is_leaf=lambda g: hasattr(g, "var")))[0],
         np.diag(covariance), rtol=2e-3,
     )  # fmt: skip
@@ -167,7 +167,7 @@ def test_negative_curvature_is_told():
 def test_models_in_float32_stay_so_where_float64_is_on(structure):
     with jax.enable_x64(True):
         posterior = laplace(F, PARAMS, (X, Y), "*", structure, prior_precision=PRIOR, rank=5)
-        found = posterior.logits(X), posterior.marginals(X), to_gaussians(posterior)
+        found = posterior.logits(X), posterior.marginals(X), posterior.to_gaussians(diagonal=True)
         assert {leaf.dtype for leaf in jax.tree.leaves(found)} == {jnp.dtype(jnp.float32)}
         with_one = laplace(F, PARAMS, (X, Y), "fc2", structure, prior_precision=PRIOR, rank=5)
         assert with_one.marginals(X).var.dtype == jnp.float32
@@ -200,7 +200,7 @@ def test_kronecker_factors_are_their_definition():
     last = np.concatenate([flat, np.ones((20, 1))], 1)
     dense = np.kron(last.T @ last / 20, inside.sum(0))
     variances = [np.diag(np.linalg.inv(h + PRIOR * np.eye(len(h)))) for h in (conv, dense)]
-    found = to_gaussians(posterior)
+    found = posterior.to_gaussians(diagonal=True)
     for name, expected in zip(("conv", "fc"), variances, strict=True):
         columns = found[name]["bias"].var.size
         ours = np.concatenate(
@@ -213,7 +213,7 @@ def test_kronecker_factors_are_their_definition():
     # The last layer alone is what its features say.
     alone = laplace(f, params, (x, labels), "fc", "kron", prior_precision=PRIOR)
     np.testing.assert_allclose(
-        to_gaussians(alone)["fc"]["kernel"].var, found["fc"]["kernel"].var, rtol=1e-3
+        alone.to_gaussians(diagonal=True)["fc"]["kernel"].var, found["fc"]["kernel"].var, rtol=1e-3
     )
 
 
@@ -273,7 +273,7 @@ def test_draws_have_the_covariance_of_the_weights(structure):
 @pytest.mark.promotes("dtype", "rank")  # NumPyro
 def test_some_sites_and_the_laws():
     posterior = laplace(F, PARAMS, (X, Y), "fc1", "diag")
-    gaussians = to_gaussians(posterior)
+    gaussians = posterior.to_gaussians(diagonal=True)
     np.testing.assert_array_equal(gaussians["fc2"]["kernel"], PARAMS["fc2"]["kernel"])
     assert gaussians["fc1"]["kernel"].var.shape == (4, 5)
     # The evidence chose the prior.

@@ -10,7 +10,7 @@ import operator
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import reduce
-from typing import Any
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -24,6 +24,7 @@ from jaxeff.bayes.curvature._precision import SiteCurvature
 class Leading:
     """The largest eigenvalues `[rank]` of a vector of weights, and their eigenvectors."""
 
+    is_diagonal: ClassVar[bool] = False
     values: Float[Array, " rank"]
     vectors: Float[Array, "features rank"]
 
@@ -56,6 +57,11 @@ class Blocks:
     """Blocks of weights that are independent of each other."""
 
     parts: tuple[SiteCurvature, ...]
+
+    @property
+    def is_diagonal(self) -> bool:
+        """Whether the weights of each block are independent of each other."""
+        return all(part.is_diagonal for part in self.parts)
 
     @property
     def values(self) -> Array:

@@ -15,7 +15,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol
 
 import jax
 import jax.numpy as jnp
@@ -36,6 +36,10 @@ class WeightCurvature(Protocol):
     @property
     def values(self) -> Array:
         """Its eigenvalues."""
+
+    @property
+    def is_diagonal(self) -> bool:
+        """Whether the weights are independent of each other."""
 
     def weights_variance(self, prior: Any) -> Any:
         """Computes the variance of each weight."""
@@ -76,6 +80,7 @@ class SiteCurvature(WeightCurvature, Protocol):
 class Full:
     """A full matrix over all weights: eigenvalues `[n]`, eigenvectors `[features, outputs, n]`."""
 
+    is_diagonal: ClassVar[bool] = False
     values: Float[Array, " n"]
     vectors: Float[Array, "features outputs n"]
 
@@ -111,6 +116,7 @@ class Full:
 class Outputs:
     """A matrix for the weights of each output, which are independent of the others'."""
 
+    is_diagonal: ClassVar[bool] = False
     values: Float[Array, "outputs n"]
     vectors: Float[Array, "outputs features n"]
 
@@ -143,6 +149,7 @@ class Outputs:
 class Kron:
     """A product of one matrix of features and one of outputs, each by its eigenvalues."""
 
+    is_diagonal: ClassVar[bool] = False
     left: Float[Array, " features"]
     left_vectors: Float[Array, "features features"]
     right: Float[Array, " outputs"]
@@ -189,6 +196,7 @@ class Kron:
 class Diag:
     """A diagonal: one curvature for each weight."""
 
+    is_diagonal: ClassVar[bool] = True
     values: Float[Array, "features outputs"]
 
     def covariance(self, features: Array, prior: Any) -> Float[Array, "batch outputs outputs"]:

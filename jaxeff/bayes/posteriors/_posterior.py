@@ -157,6 +157,10 @@ def to_gaussians(posterior: Any) -> Any:
         A pytree with the structure of the parameters, leaves `Gaussian` or, if a parameter is not
         random, a plain array. A pytree of `Gaussian` comes back as it is; others lose their
         correlations.
+
+    Raises:
+        ValueError: It is a Laplace approximation with correlated weights, whose variances alone
+            make outputs far too unsure (`Laplace.to_gaussians`).
     """
     if isinstance(posterior, Posterior):
         return posterior.to_gaussians()
