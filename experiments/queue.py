@@ -295,7 +295,8 @@ class Queue:
         """Takes over results that were made elsewhere, and packs their journals.
 
         Args:
-            folder: A folder of results. It isn't changed, and its runs may go on.
+            folder: A folder of results, this queue's own too. It isn't changed, and its runs may
+                go on.
 
         Returns:
             What was collected.
@@ -304,16 +305,18 @@ class Queue:
             Wrong: No run of the list is in it.
         """
         found = []
+        elsewhere = folder.resolve() != self.results.resolve()
         for entry in self.ready:
             source, finished = folder / entry.stem, folder / f"{entry.stem}.json"
             if not (source / "work" / journals.ROWS).exists() and not finished.exists():
                 continue
-            if source.resolve() != (self.results / entry.stem).resolve():
+            if elsewhere:
                 _merge(source, self.results / entry.stem)
             content = json.loads(finished.read_text()) if finished.exists() else {}
             # One that is older than versions of studies is reported again, from its rows.
             if VERSION in content and not content.get(LEFT) and asks_for(entry, content):
-                shutil.copyfile(finished, self.results / finished.name)
+                if elsewhere:
+                    shutil.copyfile(finished, self.results / finished.name)
                 self.publish(entry)
             else:
                 self.pack(entry)

@@ -149,6 +149,8 @@ def test_results_made_elsewhere_are_collected(at, tmp_path):
     more = fill(tmp_path / "third", entry.stem, identity, 2, 3)
     q.collect(tmp_path / "third")
     assert [one.task for one in journals.unpack(entry.journal)[1]] == [1, 2, 3]
+    assert q.collect(q.results) == ["limits"]  # its own, after a kill
+    assert [one.task for one in journals.unpack(entry.journal)[1]] == [1, 2, 3]
     with pytest.raises(queue.Wrong, match="no results of a run of the list"):
         q.collect(more)
     other = fill(tmp_path / "other", entry.stem, {**identity, "seed": 1}, 1)
