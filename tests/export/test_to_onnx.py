@@ -62,6 +62,9 @@ W = np.linspace(-1, 1, 12, dtype=np.float32).reshape(3, 4)
 FUNCTIONS = {
     "products": lambda w, x: jnp.einsum("bij,bkj->bik", x @ w, x @ w),
     "pooling": lambda w, x: nnx.avg_pool(x[..., None], (2, 3), (1, 2), "SAME")[..., 0] + w[0, 0],
+    "windows of one": lambda w, x: (
+        nnx.max_pool(x[..., None], (1, 1), (1, 1), "SAME")[..., 0] + w[0, 0]
+    ),
     "shapes": lambda w, x: jnp.pad(jnp.flip(x, 1), ((0, 0), (1, 2), (0, 0))).swapaxes(0, 2)[::2],
     "choices": lambda w, x: jnp.where((x > 0) & ~(x > 1), jnp.round(3 * x), jnp.clip(x, -1, 0)),
     "reductions": lambda w, x: (

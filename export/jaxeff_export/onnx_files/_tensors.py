@@ -108,6 +108,8 @@ def _window(g: OnnxGraph, eqn: Any, values: list[Value]) -> Value:
     if any(n != 1 for n in (*q["base_dilation"], *q["window_dilation"])):
         raise OnnxError("to_onnx: a pooling with dilation isn't written yet.")
     moved = [i for i in range(len(shape)) if size[i] != 1 or strides[i] != 1 or any(pads[i])]
+    if not moved:  # each window is one entry
+        return values[0]
     kept = [i for i in range(len(shape)) if i not in moved]
     order = [*kept, *moved]
     flat = [math.prod(shape[i] for i in kept), 1, *(shape[i] for i in moved)]
