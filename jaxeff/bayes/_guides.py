@@ -25,6 +25,16 @@ posterior = from_numpyro(guide, run.params)          # {"fc": {"kernel": Gaussia
 mean, variance = jaxeff.moments(lambda p, x: x @ p["fc"]["kernel"])(posterior, x)
 ```
 
+Of Pyro the parameters suffice: `dict(pyro.get_param_store().items())`, or arrays of these names.
+
+```python
+from jaxeff.bayes import from_pyro
+
+store = {"AutoNormal.locs.fc.weight": jnp.ones((3, 2)),   # as PyTorch has them: outputs first
+         "AutoNormal.scales.fc.weight": jnp.full((3, 2), 0.1)}
+posterior = from_pyro(store, {"fc": {"kernel": jnp.zeros((2, 3))}})
+```
+
 Sharp edges:
     A Gaussian guide is Gaussian where its parameters are unconstrained. What a model constrains,
     such as a positive scale, has another distribution and is refused; `ignore` leaves it out.
@@ -66,7 +76,7 @@ def from_numpyro(
     Args:
         guide: `AutoNormal`, `AutoDiagonalNormal` or `AutoDelta`, once called or trained; with
             `diagonal` also `AutoMultivariateNormal` and `AutoLowRankMultivariateNormal`.
-        params: Its parameters, such as `SVIRunResult.params`.
+        params: Parameters of the guide, such as `SVIRunResult.params`.
         like: Network parameters whose structure the result takes; sites are matched to them as by
             `jaxeff.load_weights`. If None, sites are nested by the slashes in their names.
         ignore: Sites that the network doesn't have, such as a noise scale.

@@ -100,9 +100,9 @@ def widened(
     """Writes an equation in dtypes that have kernels.
 
     Args:
-        graph: Where to.
+        graph: The graph that the node is added to.
         eqn: The equation.
-        given: Its operands.
+        given: Operands of the node.
         write: Writes an equation, or what has an equation's primitive, parameters and avals.
     """
     numbers = range(1, len(given)) if eqn.primitive is p.select_n_p else range(len(given))

@@ -65,7 +65,7 @@ def reused(program: Program, random: Collection[Value]) -> Reuse | None:
     Returns:
         The place; None if there is none.
     """
-    known, kernels = set(random), _KernelSearch({v: frozenset((v,)) for v in random})
+    known, kernels = set(random), _UseSearch({v: frozenset((v,)) for v in random})
     for layer in program.layers:
         if known.isdisjoint(layer.inputs):
             continue
@@ -95,7 +95,7 @@ def warn_of_reuse(found: Reuse) -> None:
 
 
 @dataclass
-class _KernelSearch:
+class _UseSearch:
     """Which random parameters have made a value, and how often.
 
     Attributes:
