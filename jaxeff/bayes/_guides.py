@@ -22,7 +22,7 @@ run = SVI(model, guide, numpyro.optim.Adam(0.01), Trace_ELBO()).run(
     jax.random.key(0), 10, x, y, progress_bar=False
 )
 posterior = from_numpyro(guide, run.params)          # {"fc": {"kernel": Gaussian(...)}}
-mean, variance = jaxeff.moments(lambda p, x: x @ p["fc"]["kernel"])(posterior, x)
+logits = jaxeff.moments(lambda p, x: x @ p["fc"]["kernel"])(posterior, x)   # a Gaussian, too
 ```
 
 Of Pyro the parameters suffice: `dict(pyro.get_param_store().items())`, or arrays of these names.
