@@ -383,3 +383,20 @@ def test_codes_of_a_grid_are_those_of_quantize():
         ours, theirs = grid.read(codes), Uniform(bits, False, (-1.0, 2.0)).quantize(x, tensor)
         assert np.abs(ours - theirs).max() <= grid.step * 1.01
         assert float(grid.read(grid.write(jnp.zeros(())))) == 0.0
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+@pytest.mark.parametrize("bias", [0.1, -0.81, 3.0, 1e4])
+def test_weights_that_are_small_beside_a_bias_still_count(bias, dynamic):
+    def f(params, x):
+        return x @ params["w"] + params["b"]
+
+    params = {"w": jnp.array([[0.0738]]), "b": jnp.array([[bias]])}
+    x = jnp.linspace(-0.7, 0.4, 21).reshape(21, 1)
+    spec = {"*:linear": Int(8, symmetric="weights")}
+    if not dynamic:
+        spec = calibrate(f, params, [x], spec)
+    g = integer(f, spec, dynamic=dynamic)
+    # What is lost to the bias is less than 2^-11 of it, and a float's last digit.
+    error = jnp.abs(g(g.convert(params, x), x) - quantized(f, spec)(params, x)).max()
+    assert error <= abs(bias) * (2**-24 if dynamic else 2**-11) + 1e-6

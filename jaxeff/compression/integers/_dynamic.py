@@ -16,7 +16,7 @@ from jaxtyping import Array, Float
 
 from jaxeff.compression.integers._grids import HALF_TO_EVEN, levels, width
 from jaxeff.compression.integers._kernels import Kernel
-from jaxeff.compression.integers._operators import LIMIT, finer_units
+from jaxeff.compression.integers._operators import biased, finer_units
 from jaxeff.compression.numerics import Tensor, grid, value_range
 from jaxeff.compression.quantizers.uniform import Uniform
 
@@ -87,7 +87,6 @@ def ranged_by_itself(
     finer = finer_units(kernel.depth, bits, levels(weight_bits))
     # One unit of the accumulator as a number; spare bits of int32 make the bias finer.
     unit = step * along(steps) / 2**finer
-    added = jnp.clip(lax.round(along(bias) / unit, HALF_TO_EVEN), float(-LIMIT), float(LIMIT))
     # sum (u - zero) w = sum u w - zero sum w, with a zero that only this call knows.
-    whole = ((acc - zero * along(sums)) << finer) + added.astype(jnp.int32)
-    return kernel.lay_result(whole.astype(jnp.float32) * unit)
+    products = (acc - zero * along(sums)) << finer
+    return kernel.lay_result(biased(products, along(bias), unit))

@@ -176,6 +176,24 @@ def finer_units(depth: int, activation_bits: int, weight_levels: int) -> int:
     return max(0, FILLED - most.bit_length())
 
 
+def biased(acc: Int32[Array, "*shape"], bias: Array, unit: Array) -> Float[Array, "*shape"]:
+    """Adds a bias to sums in the units of an accumulator, and returns numbers.
+
+    Args:
+        acc: Sums in these units, at most 2^26.
+        bias: The bias, that fits to `acc`.
+        unit: The unit's value, that fits to `acc`.
+    """
+    # Whole units: a compiler that fused a product and a sum would round less.
+    nearest = lax.round(bias / unit, lax.RoundingMethod.TO_NEAREST_EVEN)
+    units = jnp.clip(nearest, float(-LIMIT), float(LIMIT))
+    # A bias of more units than int32 holds beside the sums is added as the number that it is, and
+    # zero to the others, which changes none of their bits.
+    fits = jnp.abs(units) < LIMIT
+    whole = acc + jnp.where(fits, units, 0).astype(jnp.int32)
+    return whole.astype(jnp.float32) * unit + jnp.where(fits, 0, bias)
+
+
 def parted(attributes: Mapping[str, Any], rest: Sequence[Any]) -> tuple[list[Any], list[Any]]:
     """Splits the operands after the bias into those of the scale and of the shortcut."""
     is_fixed = attributes.get("scales") == "fixed"

@@ -41,7 +41,7 @@ from jaxeff.compression.integers._grids import (
     width,
 )
 from jaxeff.compression.integers._kernels import Kernel, product_of
-from jaxeff.compression.integers._operators import LIMIT, finer_units, q_dense
+from jaxeff.compression.integers._operators import LIMIT, biased, finer_units, q_dense
 from jaxeff.compression.integers._two_of_four import SparseWeight, pattern_of, sparse_weight
 from jaxeff.compression.numerics import LayerQuantization, Tensor, grid, value_range
 from jaxeff.compression.quantizers.uniform import Grouped, Uniform, multiples_of
@@ -234,10 +234,7 @@ def packed_product(
     unit = kernel.lay_scale(to.step, acc.shape[-1]) * by_output[None] / 2**finer
     if bias is None:
         return kernel.lay_result(acc.astype(jnp.float32) * unit * 2**finer).astype(dtype)
-    # Whole units of the accumulator: a compiler that fused a product and a sum would round less.
-    added = jnp.clip(lax.round(bias[None] / unit, HALF_TO_EVEN), float(-LIMIT), float(LIMIT))
-    whole = (acc << finer) + added.astype(jnp.int32)
-    return kernel.lay_result(whole.astype(jnp.float32) * unit).astype(dtype)
+    return kernel.lay_result(biased(acc << finer, bias[None], unit)).astype(dtype)
 
 
 def check_grids(

@@ -287,14 +287,18 @@ class Sums:
         # One unit of the accumulator in real numbers: input step x weight step x the batch
         # norm's gain.
         unit = np.float32(grid.step / 2**finer) * steps * gain
-        # A channel whose weights are next to nothing beside its bias is that bias.
         room = LIMIT if finer else LIMIT / 2
-        alone = ~(jnp.abs(offset) < room * jnp.abs(unit)) & (offset != 0)
-        unit = jnp.where(alone, jnp.abs(offset) / 2**20, unit)
-        codes = jnp.where(alone | (gain == 0), jnp.zeros_like(codes), codes)
-        # Kernels of bit planes take signs alone, which can't be rounded.
-        if self.shortcut is not None and self.product.bits > 1:
-            codes, unit = _beside(codes, unit, self.shortcut)
+        least = jnp.abs(offset) / room
+        if self.product.bits > 1:
+            if self.shortcut is not None:
+                least = jnp.maximum(least, self.shortcut.largest() / LIMIT)
+            codes, unit = _beside(codes, unit, least)
+        else:
+            # Kernels of bit planes take signs alone, which can't be rounded: a channel whose
+            # weights are next to nothing beside its bias is that bias.
+            alone = ~(jnp.abs(unit) > least) & (offset != 0)
+            unit = jnp.where(alone, jnp.abs(offset) / 2**20, unit)
+            codes = jnp.where(alone | (gain == 0), jnp.zeros_like(codes), codes)
         unit = jnp.where(unit == 0, 1, unit)
         over = tuple(range(codes.ndim - 1))
         sums = codes.astype(jnp.int32).sum(over, dtype=jnp.int32)
@@ -305,16 +309,16 @@ class Sums:
         return codes, bias, unit.astype(jnp.float32)
 
 
-def _beside(codes: Array, unit: Array, shortcut: Value) -> tuple[Array, Array]:
-    """Makes an accumulator's unit so large that a shortcut fits, and codes to match.
+def _beside(codes: Array, unit: Array, least: Array) -> tuple[Array, Array]:
+    """Makes an accumulator's unit so large that a bias or a shortcut fits, and codes to match.
 
-    Products that are next to nothing beside what is added to them have finer units than it fits
-    into. As they fill 2^26 units at most, codes of the weights that are rounded anew move a sum by
-    less than the largest shortcut / 2^11, which no grid of 8 bits shows.
+    Products that are small beside what is added to them have finer units than it fits into. As they
+    fill 2^26 units at most, codes of the weights that are rounded anew move a sum by less than what
+    is added / 2^11, which no grid of 8 bits shows.
     """
     # Unchanged where it fits already, which is nearly everywhere: then codes keep their bits.
-    least = shortcut.largest() / LIMIT
     large = jnp.where(jnp.abs(unit) < least, jnp.where(unit < 0, -least, least), unit)
+    large = jnp.where(large == 0, 1, large)  # of a channel that is zero
     ratio = (unit / large).reshape((1,) * (codes.ndim - 1) + unit.shape)
     scaled = codes.astype(jnp.float32) * ratio
     return lax.round(scaled, HALF_TO_EVEN).astype(codes.dtype), large
