@@ -13,6 +13,5 @@ import jax.numpy as jnp
 def widened(x: Any) -> jax.Array:
     """Returns an array of floats in float32 at least; others as they are."""
     x = jnp.asarray(x)
-    if not jnp.issubdtype(x.dtype, jnp.inexact):
-        return x
-    return x.astype(jnp.promote_types(x.dtype, jnp.float32))
+    narrow = jnp.issubdtype(x.dtype, jnp.floating) and x.dtype.itemsize < 4
+    return x.astype(jnp.float32) if narrow else x

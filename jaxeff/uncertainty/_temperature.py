@@ -6,6 +6,7 @@ from jaxeff.nn import small_classifier
 from jaxeff.uncertainty import temperature_scale, tempered
 
 f, params, (x, y) = small_classifier()
+y = f(params, x).argmax(-1).at[::4].set(0)           # a network that is mostly right
 temperature = temperature_scale(f(params, x), y)     # on examples that were held out
 g = tempered(f, temperature)                         # or of jaxeff.moments(f)
 ```

@@ -74,6 +74,7 @@ def convolve(x, kernel):
 
 
 @pytest.mark.slow
+@pytest.mark.filterwarnings("ignore::jaxeff.MomentsWarning")  # of what the factors mend
 def test_factors_of_the_pass_with_what_positions_share(oracle):
     samples = oracle.monte_carlo(thrice, (POSTERIOR, TEST), 4_000, 500)
     settings = {"samples": 400, "chunk": 100, "shared": True}
