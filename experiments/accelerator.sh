@@ -22,7 +22,7 @@ keep() {
   # Renamed when it is complete: the machine may go in the middle.
   (
     cd "$results"
-    find . -maxdepth 3 -type f '(' -not -path './*/work/*' -o -name '*.jsonl' ')' |
+    find . -maxdepth 3 -type f '(' -not -path './*/work*/*' -o -name '*.jsonl' ')' |
       tar czf "$folder/.part" -T -
   )
   mv "$folder/.part" "$folder/results.tgz"

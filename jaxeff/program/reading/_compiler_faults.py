@@ -13,7 +13,7 @@ left alone, and so are the compiler's rewritings, which may make such a product 
 import math
 import os
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -50,8 +50,8 @@ def warn_of_faults(closed: ClosedJaxpr) -> None:
         )
 
 
-def _faulty_products(closed: ClosedJaxpr) -> Iterator[str]:
-    """Yields where in the user's code the products stand."""
+def _faulty_products(closed: ClosedJaxpr) -> list[str]:
+    """Lists where in the user's code the products stand."""
     places: list[str] = []
 
     def rule(eqn: JaxprEqn, one_number: list[bool]) -> Sequence[bool]:
@@ -69,7 +69,7 @@ def _faulty_products(closed: ClosedJaxpr) -> Iterator[str]:
 
     single = [_entries(v.aval) == 1 for v in closed.jaxpr.invars]
     walk(closed, single, entering(rule, _is_one_number), _is_one_number)
-    yield from places
+    return places
 
 
 def _entries(aval: Any) -> int:
