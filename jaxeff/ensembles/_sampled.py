@@ -73,7 +73,8 @@ def sampled(
     check_key("sampled: key", key)
     check_function("sampled: f", f)
     check_count("sampled: count", count)
-    leaves = jax.tree.leaves(to_gaussians(posterior), is_leaf=is_gaussian)
+    # Only which of them are random is asked here, so what they have in common doesn't matter.
+    leaves = jax.tree.leaves(to_gaussians(posterior, diagonal=True), is_leaf=is_gaussian)
     random = [is_gaussian(leaf) for leaf in leaves]
     draws, structure = jax.tree.flatten(sample(key, posterior, count))
     # A fixed parameter is the same in all draws: shared, so what it feeds runs once.

@@ -96,7 +96,7 @@ class MixturePosterior:
         # Members are of one structure, so one compiled function draws from any of them.
         return entries, lambda entry: jax.lax.switch(entry[0], drawn, entry[1])
 
-    def to_gaussians(self) -> NoReturn:
+    def to_gaussians(self, *, diagonal: bool = False) -> NoReturn:
         """Refuses to average members' weights.
 
         Raises:

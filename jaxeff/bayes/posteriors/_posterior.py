@@ -59,8 +59,13 @@ class Posterior(Protocol):
             parameters: so that draws can be made one at a time where memory is short.
         """
 
-    def to_gaussians(self) -> Any:
-        """Computes the mean and variance of every parameter, as a pytree of `Gaussian`."""
+    def to_gaussians(self, *, diagonal: bool = False) -> Any:
+        """Computes the mean and variance of every parameter, as a pytree of `Gaussian`.
+
+        Args:
+            diagonal: Whether to do so even where a posterior refuses, since its correlations
+                matter.
+        """
 
 
 @shown_as_table
@@ -118,7 +123,7 @@ class Draws:
             )
         return jax.random.permutation(key, len(self))[:n], self.at
 
-    def to_gaussians(self) -> Any:
+    def to_gaussians(self, *, diagonal: bool = False) -> Any:
         """Computes mean and variance of every parameter over all draws; fixed ones stay.
 
         Sharp edge: two modes that are mirror images of each other, as hidden units that may be
@@ -147,11 +152,12 @@ def parameter_table(title: str, params: Any, random: Mapping[str, tuple[int, ...
     return Table(("parameter", "shape", ""), rows, caption=f"{title}, {count:,} random numbers")
 
 
-def to_gaussians(posterior: Any) -> Any:
+def to_gaussians(posterior: Any, *, diagonal: bool = False) -> Any:
     """Hands a posterior over to `jaxeff.moments`: the mean and variance of every parameter.
 
     Args:
         posterior: Any posterior.
+        diagonal: Whether to do so even where a posterior refuses, since its correlations matter.
 
     Returns:
         A pytree with the structure of the parameters, leaves `Gaussian` or, if a parameter is not
@@ -160,10 +166,10 @@ def to_gaussians(posterior: Any) -> Any:
 
     Raises:
         ValueError: It is a Laplace approximation with correlated weights, whose variances alone
-            make outputs far too unsure (`Laplace.to_gaussians`).
+            make outputs far too unsure (`Laplace.to_gaussians`), and that isn't asked for.
     """
     if isinstance(posterior, Posterior):
-        return posterior.to_gaussians()
+        return posterior.to_gaussians(diagonal=diagonal)
     return _checked(posterior)
 
 

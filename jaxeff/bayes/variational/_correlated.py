@@ -115,7 +115,7 @@ class CorrelatedPosterior:
         of_vector = self.distribution()
         return jax.random.split(key, n), lambda k: self.params_at(of_vector.sample(k))
 
-    def to_gaussians(self) -> Any:
+    def to_gaussians(self, *, diagonal: bool = False) -> Any:
         """Computes the mean and variance of every parameter; correlations are lost.
 
         They are exact for Gaussians. A flow's are those of 2,000 draws, always the same ones.
