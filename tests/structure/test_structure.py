@@ -58,7 +58,7 @@ FAULTS = {
         "p/b/__init__.py": "from p.b._y import g",
         "p/b/_y.py": "def g():\n    from p.a import f",
     },
-    "packages with too many modules": {f"p/_m{i}.py": "" for i in range(15)},
+    "packages with too many modules": {f"p/_m{i}.py": "" for i in range(25)},
     "functions of more than 60 statements": {"p/_x.py": "def f():\n" + "    x = 1\n" * 61},
     "functions of more than 40 statements": {"p/_x.py": "def f():\n" + "    x = 1\n" * 41},
     "references into an absent text": {"p/_x.py": "# see T123" + "4"},
