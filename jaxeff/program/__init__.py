@@ -1,24 +1,37 @@
 """A Flax model's function, read once as a program of named layers."""
 
 from jaxeff.program import _control_flow as control_flow
-from jaxeff.program._closed import CORRELATIONS, INTEGER, check_open, closed, read_out, read_out_by
 from jaxeff.program._evaluate import (
+    CORRELATIONS,
+    INTEGER,
     Rule,
+    SharedPrograms,
     at_sites,
+    check_open,
+    closed,
     evaluate,
+    interpret,
+    interpret_sites,
     plain_rule,
+    read_out,
+    read_out_by,
     run_layers,
     site_key,
     site_keys,
 )
-from jaxeff.program._interpret import interpret, interpret_sites
-from jaxeff.program._patterns import SpecError, Target, deciding_patterns, select
-from jaxeff.program._shared_programs import SharedPrograms
-from jaxeff.program._spec import check_settings, matching, resolve
+from jaxeff.program._spec import (
+    SpecError,
+    Target,
+    check_settings,
+    deciding_patterns,
+    matching,
+    resolve,
+    select,
+)
+from jaxeff.program._streams import StreamError, streaming
 from jaxeff.program.costs import Cost, LayerCost, Summary, Widths, cost, sites, summary
 from jaxeff.program.ir import KINDS, Layer, Program
 from jaxeff.program.reading import CompilerWarning, expression, expression_of, trace
-from jaxeff.program.streams import StreamError, streaming
 
 __all__ = [
     "CORRELATIONS",

@@ -38,22 +38,112 @@ assert site_key(None, fc1) is None
 
 Each layer runs under a name scope that records its site, so a transform of the result sees the same
 sites.
+
+Some transforms compute more than the layers of their function. `integer` passes codes from layer to
+layer; first-order variances are derived in reverse. Another transform would change such a program
+without an error and return wrong numbers. So these transforms *close* their results with a tag, and
+a transform that reads a program refuses closed ones that it can't act on, by name. A physical
+read-out is only marked, for it misleads moments alone.
+
+```python
+import jax.numpy as jnp
+
+from jaxeff.nn import small_classifier
+from jaxeff.program import CORRELATIONS, INTEGER, check_open, closed, read_out, read_out_by, trace
+
+f, params, (x, _) = small_classifier(4)
+
+
+def coded(params, x):                                   # as if its layers passed codes
+    return closed(f(params, x), INTEGER)
+
+
+check_open(trace(f, params, x), "noisy")
+check_open(trace(coded, params, x), "cost", allowed=(INTEGER,))      # reads codes, too
+try:
+    check_open(trace(coded, params, x), "noisy")
+except ValueError as error:
+    assert str(error).startswith("noisy can't act on integer(f, spec)")
+
+
+def lit(params, x):                                     # a layer read by a detector
+    return read_out(x @ params, "photonic")
+
+
+(layer,) = (layer for layer in trace(lit, jnp.ones((3, 2)), jnp.ones((1, 3))).layers
+            if layer.kind == "linear")
+assert read_out_by(layer.nodes) == "photonic"
+```
+
+Sharp edge: a closed result that isn't used (only the means of first-order moments are) closes
+nothing.
+
+The result of a transform calls its function under a rule:
+
+```python
+from jaxeff.nn import small_classifier
+from jaxeff.program import interpret_sites, plain_rule, resolve
+
+f, params, (x, _) = small_classifier()
+
+
+def scaled(factor, layer, key, *values):
+    return [factor * y for y in plain_rule(layer, key, *values)]
+
+
+def factors(program):
+    return resolve({"fc*": 0.5}, program)
+
+
+logits = interpret_sites(f, factors, scaled, None, (params, x), {}, "scaled")
+```
+
+`interpret` is the same with a rule for every layer, such as one that looks at all of them:
+
+```python
+from jaxeff.program import interpret
+
+sizes = {}
+
+
+def observing(program):
+    def rule(layer, key, *values):
+        outputs = plain_rule(layer, key, *values)
+        sizes[layer.site] = max(float(abs(y).max()) for y in outputs)
+        return outputs
+
+    return rule
+
+
+logits = interpret(f, observing, None, (params, x), {})
+assert sizes["fc2"] == abs(logits).max()
+```
+
+Layers of one shape share compiled functions (`SharedPrograms`). Each layer is a function of its own
+to `jit`, which would compile every block of a decoder anew. What is lowered for two blocks is the
+same text, as long as weights, statistics and numbers of grids are arguments: so the text is what
+compiled functions are kept by. Tracing and lowering a layer takes milliseconds where compiling it
+takes tenths of a second.
 """
+
+from __future__ import annotations
 
 import contextlib
 import zlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax.ad_checkpoint import checkpoint_name
 from jaxtyping import PRNGKeyArray
 
 from jaxeff.core import Literal
 from jaxeff.program import _control_flow as control
-from jaxeff.program.ir import SPREAD_TAG, Layer, Program
-from jaxeff.program.reading import mark
+from jaxeff.program.ir import SPREAD_TAG, Layer, Node, Program
+from jaxeff.program.ir import primitives as prim
+from jaxeff.program.reading import argument_leaves, mark, trace
 
 Rule = Callable[..., Sequence[Any]]
 Promote = Callable[[Any, Any], Any]
@@ -186,3 +276,188 @@ def at_sites(settings: Mapping[str, Any], rule: Rule) -> Rule:
         return rule(setting, layer, key, *values)
 
     return at_site
+
+
+CLOSED_TAG = "jaxeff.closed:"
+READ_OUT_TAG = "jaxeff.read_out:"
+
+INTEGER = "integer"
+CORRELATIONS = "correlations"
+
+# What a program is, why nothing acts on it, and what to do instead.
+_REASONS = {
+    INTEGER: (
+        "integer(f, spec)",
+        "whose layers hand integer codes to each other",
+        "Take {transform} of f itself, or of quantized(f, spec), which computes the same in "
+        "floating point",
+    ),
+    CORRELATIONS: (
+        "moments(f, correlations=True)",
+        "whose variances are products of slopes that it would change one by one",
+        "Take moments of the {transform} function, with correlations=True (noise: "
+        "moments(f, noise=spec, correlations=True)), or leave correlations out",
+    ),
+}
+
+
+class ClosedError(ValueError):
+    """A transform was put around a function whose layers it can't act on."""
+
+
+def closed(values: Any, kind: str) -> Any:
+    """Tags results as those of a closed function; integers and booleans stay as they are."""
+    return jax.tree.map(lambda x: _tagged(x, CLOSED_TAG + kind), values)
+
+
+def read_out(value: Any, transform: str) -> Any:
+    """Tags a layer's result as read out of codes or light by a transform."""
+    return _tagged(value, READ_OUT_TAG + transform)
+
+
+def check_open(program: Program, transform: str, allowed: Iterable[str] = ()) -> None:
+    """Checks that a transform can act on the layers of a program.
+
+    Args:
+        program: The program.
+        transform: Name of the transform.
+        allowed: Kinds of closed functions that it acts on rightly.
+
+    Raises:
+        ClosedError: It can't, for the function was made by one that closes it.
+    """
+    for layer in program.walk():
+        kind = _tag_of(layer.nodes, CLOSED_TAG)
+        if kind and kind not in allowed:
+            what, why, instead = _REASONS[kind]
+            raise ClosedError(
+                f"{transform} can't act on {what}, {why}. {instead.format(transform=transform)}."
+            )
+
+
+def read_out_by(nodes: Iterable[Node]) -> str:
+    """Returns the transform that reads a layer out physically, or an empty string."""
+    return _tag_of(nodes, READ_OUT_TAG)
+
+
+def _tagged(x: Any, tag: str) -> Any:
+    floating = jnp.issubdtype(jnp.result_type(x), jnp.floating)
+    return checkpoint_name(x, tag) if floating else x
+
+
+def _tag_of(nodes: Iterable[Node], prefix: str) -> str:
+    for node in nodes:
+        if node.primitive is prim.NAME and node.params["name"].startswith(prefix):
+            found: str = node.params["name"].removeprefix(prefix)
+            return found
+    return ""
+
+
+def interpret(
+    f: Callable[..., Any],
+    make_rule: Callable[[Program], Rule | None],
+    key: PRNGKeyArray | None,
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any],
+    transform: str = "This transform",
+) -> Any:
+    """Reads `f` at its arguments and evaluates it under the rule made for its program.
+
+    Args:
+        f: A pure function `f(params, *args)`.
+        make_rule: Gives the rule for a program, or None if there is nothing to change: then `f`
+            itself is called, so that its result is the same bit for bit.
+        key: The transform's PRNG key, if it has one.
+        args: Positional arguments of `f`.
+        kwargs: Keyword arguments of `f`.
+        transform: Name of the transform in error messages.
+
+    Returns:
+        A result of the structure that `f` returns.
+
+    Raises:
+        ClosedError: The layers of `f` are none that a transform can act on
+            (`jaxeff.program.closed`).
+    """
+    program = trace(f, *args, **kwargs)
+    try:
+        rule = make_rule(program)
+    except ValueError:
+        check_open(program, transform)  # why it can't act on the layers it finds
+        raise
+    if rule is None:
+        return f(*args, **kwargs)
+    check_open(program, transform)
+    outputs = evaluate(program, rule, key, argument_leaves(args, kwargs))
+    return jax.tree.unflatten(program.out_tree, outputs)
+
+
+def interpret_sites(
+    f: Callable[..., Any],
+    settings_of: Callable[[Program], Mapping[str, Any]],
+    rule: Rule,
+    key: PRNGKeyArray | None,
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any],
+    transform: str,
+) -> Any:
+    """Evaluates `f` with a rule for the layers that have a setting; without any it is `f` itself.
+
+    Args:
+        f: A pure function `f(params, *args)`.
+        settings_of: Gives the settings of a program by site.
+        rule: `rule(setting, layer, key, *values)`, as for `at_sites`.
+        key: The transform's PRNG key, if it has one.
+        args: Positional arguments of `f`.
+        kwargs: Keyword arguments of `f`.
+        transform: Name of the transform in error messages.
+
+    Returns:
+        A result of the structure that `f` returns.
+
+    Raises:
+        ClosedError: As for `interpret`.
+    """
+
+    def make_rule(program: Program) -> Rule | None:
+        settings = settings_of(program)
+        return at_sites(settings, rule) if settings else None
+
+    return interpret(f, make_rule, key, args, kwargs, transform)
+
+
+class SharedPrograms:
+    """Runs functions of arrays compiled, the same ones once.
+
+    `programs(f, *args)` is `jax.jit(f)(*args)`. Keep one for a loop over layers, and drop it after.
+    """
+
+    def __init__(self) -> None:
+        self._compiled: dict[Any, Any] = {}
+        # The function of the last call, the form of its arguments, its program and its results'.
+        self._last: tuple[Any, Any, Any, Any] | None = None
+
+    def __call__(self, f: Callable[..., Any], *args: Any) -> Any:
+        """Computes `f(*args)`; what `f` closes over becomes part of the program."""
+        leaves, structure = jax.tree.flatten(args)
+        form = structure, [jax.typeof(leaf) for leaf in leaves]
+        # A loop over batches or over candidates calls one function: it is lowered once.
+        if self._last is None or self._last[0] is not f or self._last[1] != form:
+            self._last = f, form, *self._program(f, args)
+        *_, program, results = self._last
+        return jax.tree.unflatten(results, jax.tree.leaves(program(*args)))
+
+    def _program(self, f: Callable[..., Any], args: tuple[Any, ...]) -> tuple[Any, Any]:
+        """Returns a function's compiled program, and the structure of its results."""
+
+        # One name for all: that of a function is part of the text.
+        def shared(*args: Any) -> Any:
+            return f(*args)
+
+        lowered = jax.jit(shared).lower(*args)
+        # Settings that differ in name alone lower to the same text, but are arguments of two forms.
+        key = lowered.as_text(), lowered.in_tree
+        if key not in self._compiled:
+            self._compiled[key] = lowered.compile()
+        # The structure of results is that of this function, though its program is another's.
+        return self._compiled[key], lowered.out_tree

@@ -10,7 +10,7 @@ from flax import nnx
 
 import jaxeff
 from jaxeff.compression import Int, calibrate
-from jaxeff.program.streams import StreamError, streaming
+from jaxeff.program._streams import StreamError, streaming
 
 WINDOW, HOP = 23, 2
 

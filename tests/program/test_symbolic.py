@@ -4,7 +4,7 @@ import pytest
 
 from jaxeff.program.ir import axes
 from jaxeff.program.reading import UNKNOWN, Constant, known_number
-from jaxeff.program.reading._symbolic import SymbolicReader
+from jaxeff.program.reading._expression import SymbolicReader
 
 
 class Doubled(SymbolicReader):

@@ -1,9 +1,17 @@
 """The cost of a program: multiplications, bits, memory, and what each layer reads."""
 
-from jaxeff.program.costs._cost import Cost, LayerCost, cost, node_macs
-from jaxeff.program.costs._fan_in import fan_ins
+from jaxeff.program.costs._cost import (
+    Cost,
+    LayerCost,
+    Widths,
+    bits_scope,
+    cost,
+    is_scalar,
+    node_macs,
+)
 from jaxeff.program.costs._last_layer import (
     LastLayer,
+    fan_ins,
     flat,
     inputs_of,
     is_plain_bias,
@@ -12,7 +20,6 @@ from jaxeff.program.costs._last_layer import (
     with_flat,
 )
 from jaxeff.program.costs._summary import Summary, sites, summary
-from jaxeff.program.costs._widths import Widths, bits_scope, is_scalar
 
 __all__ = [
     "Cost",

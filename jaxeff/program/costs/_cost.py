@@ -10,8 +10,8 @@ loop (its trip count isn't known) one iteration.
 
 BOPs = MACs x activation bits x weight bits (Galen, arXiv 2212.07818). Bits are those of a function
 that was quantized, or what `bits` says; anything else has the bits of its dtypes. Parameters take
-the bits of their codes and of the scales or codebooks that decode them (`_widths.py`), activations
-as much memory as is live at once (`_memory.py`).
+the bits of their codes and of the scales or codebooks that decode them, activations as much memory
+as is live at once.
 
 ```python
 import jax
@@ -23,20 +23,240 @@ small = jaxeff.quantized(f, {"*:linear": jaxeff.Int(4, 8)})
 print(jaxeff.summary(small, params, x[:1]))
 jaxeff.cost(small, params, x[:1]).size                   # bytes; also .peak, .bops, .macs, .params
 ```
+
+Widths are given by site, or read from a quantized function. A transform that quantizes an array
+does so under a name scope with its width, `bits_scope`. So the program of a quantized function
+holds its bits, also inside other transforms, and they are counted without a spec.
+
+Sharp edge: a width that is traced, as that of a policy swept by `vmap`, has no number to write
+down; such arrays count in their dtypes.
+
+Peak memory of activations follows from the lifetimes of arrays. An array lives from the layer that
+makes it to the last one that reads it; while a layer runs, what it reads and what it makes are
+there. As a deployed network has it,
+
+- pointwise functions and batch norm by running statistics are computed as their operand is written,
+  and a reshape is another view: where nobody else reads the operand, both are one array;
+- an array is kept in the bits at which it is read, or at which a layer's result is quantized;
+  moving codes and taking their maximum gives codes;
+- parameters, state and temporaries inside a layer aren't counted; what a loop's body makes comes on
+  top of what goes in and out.
 """
 
 import math
+import re
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
-from jaxeff.core import check_number, string_mapping, validate
-from jaxeff.program._patterns import SpecError
-from jaxeff.program.costs._memory import carried_widths, peak_bits
-from jaxeff.program.costs._widths import Bits, Widths, dtype_bits, widths_of
+import jax.numpy as jnp
+
+from jaxeff.core import check_number, is_concrete, string_mapping, validate
+from jaxeff.program._spec import SpecError
 from jaxeff.program.ir import Contraction, Layer, Node, Program, Value, repetitions
 from jaxeff.program.ir import primitives as prim
 from jaxeff.program.reading import trace
+
+_SCOPE = re.compile(r"jaxeff\[bits\]\((?P<name>\w+), (?P<width>[^,]+), (?P<storage>[^,]+)\)")
+
+
+class Widths(NamedTuple):
+    """Bits per number in one layer; None is what the dtype has.
+
+    Attributes:
+        weights: Bits of its weights; of the first operand where both are data.
+        activations: Bits of what its dot product or convolution reads; the wider where these are
+            two.
+        results: Bits of what it returns.
+        storage: Bits of all its weights together, with the scales or codebooks that decode them;
+            None: as many as the codes.
+    """
+
+    weights: float | None = None
+    activations: float | None = None
+    results: float | None = None
+    storage: float | None = None
+
+
+Bits = Mapping[str, Widths | tuple[float, float]]
+"""By site, widths or a pair of them, of weights and activations."""
+
+
+def bits_scope(name: str, width: Any, storage: Any) -> str | None:
+    """Returns the name scope under which an array is quantized; None if its width isn't known.
+
+    Args:
+        name: The array's among those of its layer: "weights_1", "input_0", "output_0".
+        width: Bits of one number.
+        storage: Bits of the array with what decodes it.
+    """
+    if not (is_scalar(width) and is_scalar(storage)):
+        return None
+    return f"jaxeff[bits]({name}, {float(width)!r}, {float(storage)!r})"
+
+
+def is_scalar(value: Any) -> bool:
+    """Returns whether a value is one number that can be looked at now."""
+    return is_concrete(value) and getattr(value, "ndim", 0) == 0
+
+
+def widths_of(program: Program, bits: Bits) -> dict[Layer, Widths]:
+    """Returns the widths of every layer: those given for its site, else those its scopes say."""
+    return {
+        layer: Widths(*bits[layer.site]) if layer.site in bits else read(layer)
+        for layer in program.walk()
+    }
+
+
+def read(layer: Layer) -> Widths:
+    """Returns the widths that a layer was quantized to, by the name scopes of its equations."""
+    found: dict[str, tuple[float, float]] = {}
+    for scope in dict.fromkeys(scope for node in layer.nodes for scope in node.scopes):
+        if match := _SCOPE.fullmatch(scope):
+            found.setdefault(match["name"], (float(match["width"]), float(match["storage"])))
+    weights = [of for name, of in found.items() if name.startswith("weights")]
+    results = [width for name, (width, _) in found.items() if name.startswith("output")]
+    inputs: list[float] = []
+    if any(name.startswith("input") for name in found):
+        inputs = [
+            found[f"input_{i}"][0] if f"input_{i}" in found else dtype_bits(layer.inputs[at])
+            for i, at in enumerate(layer.data)  # a linear layer adds what isn't named: a shortcut
+            if layer.kind != "linear" or f"input_{i}" in found
+        ]
+    first = max((width for width, _ in weights), default=None)
+    return Widths(
+        min(inputs, default=None) if layer.kind == "matmul" else first,
+        max(inputs, default=None),
+        max(results, default=None),
+        sum(storage for _, storage in weights) if weights else None,
+    )
+
+
+def is_quantizing(node: Node) -> bool:
+    """Returns whether an equation is a quantizer's, not the layer's own."""
+    return any(scope.startswith("jaxeff[quantize#") for scope in node.scopes)
+
+
+def dtype_bits(value: Value) -> int:
+    """Returns the bits of one number of an array as it is: of int4 and 4-bit floats four."""
+    dtype = value.aval.dtype
+    if jnp.issubdtype(dtype, jnp.integer):
+        return int(jnp.iinfo(dtype).bits)
+    return int(jnp.finfo(dtype).bits if jnp.issubdtype(dtype, jnp.floating) else dtype.itemsize * 8)
+
+
+_IN_PLACE = {"elementwise", "normalization", "shape", "input"}
+
+
+def peak_bits(program: Program, widths: Mapping[Layer, Widths]) -> float:
+    """Returns the most bits of activations that are there at the same time."""
+    over = _written_over(program)
+    kept = kept_widths(program, widths)
+    # Results computed in place share an array with their operand, along whole chains of layers.
+    place: dict[Value, Value] = {}  # the first array of each chain
+    size: dict[Value, float] = {}
+    for v, width in kept.items():
+        place[v] = place[over[v]] if v in over else v
+        size[place[v]] = v.aval.size * width
+    end = dict.fromkeys(size, -1)
+    for i, layer in enumerate(program.layers):
+        end.update({place[v]: i for v in layer.inputs if v in kept})
+    end.update({place[v]: len(program.layers) for v in _results(program) if v in kept})
+
+    live = {place[v] for v in program.inputs if v in kept}
+    peak = sum(size[v] for v in live)
+    for i, layer in enumerate(program.layers):
+        live |= {place[v] for v in layer.outputs if v in kept}
+        peak = max(peak, sum(size[v] for v in live) + _inside(layer, widths))
+        live = {v for v in live if end[v] > i}
+    return peak
+
+
+def kept_widths(program: Program, widths: Mapping[Layer, Widths]) -> dict[Value, float]:
+    """Returns the bits in which every activation is kept, in the order in which they are made."""
+    over = _written_over(program)
+    wanted: dict[Value, float] = {v: dtype_bits(v) for v in _results(program)}
+    found: dict[Value, float] = {}
+    # Backwards: a value is kept in the widest format that any reader needs, and a reader that
+    # passes codes on needs what its own readers do.
+    for layer in reversed(program.layers):
+        own = widths[layer]
+        for v in layer.outputs:
+            if _is_counted(v):
+                most = dtype_bits(v)
+                found[v] = min(wanted.get(v, most), own.results or most)
+        for v in (layer.inputs[i] for i in layer.data):
+            width: float = dtype_bits(v)
+            if layer.kind in {"linear", "matmul"}:
+                width = own.activations or width
+            elif passes_codes(layer) or any(over.get(out) is v for out in layer.outputs):
+                width = max((found[out] for out in layer.outputs if out in found), default=width)
+            wanted[v] = max(wanted.get(v, 0), width)
+    found.update({v: wanted.get(v, dtype_bits(v)) for v in program.inputs if _is_counted(v)})
+    return dict(reversed(found.items()))
+
+
+def carried_widths(program: Program, widths: Mapping[Layer, Widths]) -> dict[Value, float]:
+    """Returns the bits per number of every activation, whatever its readers quantize to."""
+    found: dict[Value, float] = {v: dtype_bits(v) for v in program.inputs if _is_counted(v)}
+    for layer in program.layers:
+        data = [layer.inputs[i] for i in layer.data]
+        moved = [found[v] for v in data if v in found] if passes_codes(layer) else []
+        for v in layer.outputs:
+            if _is_counted(v):
+                found[v] = widths[layer].results or max(moved, default=dtype_bits(v))
+    return found
+
+
+def passes_codes(layer: Layer) -> bool:
+    """Returns whether a layer turns codes into codes: it moves them, or takes a maximum."""
+    if layer.kind in {"shape", "input"}:
+        return True
+    return layer.kind == "pooling" and layer.head.primitive is prim.p.reduce_window_max_p
+
+
+def _written_over(program: Program) -> dict[Value, Value]:
+    """Returns the operand in whose place each result is computed, where there is one."""
+    uses = Counter([*(v for layer in program.layers for v in layer.inputs), *_results(program)])
+    age = {v: i for i, v in enumerate(program.inputs)}
+    over: dict[Value, Value] = {}
+    for layer in program.layers:
+        age.update({v: len(age) + i for i, v in enumerate(layer.outputs)})
+        if layer.kind not in _IN_PLACE or len(layer.outputs) > 1 or _reduces(layer):
+            continue
+        (out,) = layer.outputs
+        operands = [v for v in (layer.inputs[i] for i in layer.data) if uses[v] == 1 and v in age]
+        same = [v for v in operands if _is_counted(v) and v.aval.size == out.aval.size]
+        if same and _is_counted(out):
+            over[out] = max(same, key=age.__getitem__)
+    return over
+
+
+def _reduces(layer: Layer) -> bool:
+    """Returns whether it needs all of its operand first; finding a range doesn't count."""
+    return any(n.primitive in prim.REDUCTION and not is_quantizing(n) for n in layer.nodes)
+
+
+def _inside(layer: Layer, widths: Mapping[Layer, Widths]) -> float:
+    """Returns what the costliest body of a loop or branch takes on top of what goes in and out."""
+    if layer.kind != "control flow":
+        return 0
+    return max((_on_top(body, widths) for body in layer.programs), default=0)
+
+
+def _on_top(body: Program, widths: Mapping[Layer, Widths]) -> float:
+    kept = kept_widths(body, widths)
+    ends = {v for v in (*body.inputs, *_results(body)) if v in kept}
+    return max(peak_bits(body, widths) - sum(v.aval.size * kept[v] for v in ends), 0)
+
+
+def _results(program: Program) -> list[Value]:
+    return [v for v in program.outputs if isinstance(v, Value)]
+
+
+def _is_counted(v: Value) -> bool:
+    return v.is_data and hasattr(v.aval.dtype, "itemsize")
 
 
 @dataclass(frozen=True)

@@ -25,8 +25,7 @@ from jaxeff.core import (
     validate,
 )
 from jaxeff.program._spec import resolve
-from jaxeff.program.costs._cost import Cost, LayerCost, program_cost
-from jaxeff.program.costs._widths import Bits
+from jaxeff.program.costs._cost import Bits, Cost, LayerCost, program_cost
 from jaxeff.program.reading import trace
 
 

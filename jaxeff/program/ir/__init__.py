@@ -2,12 +2,29 @@
 
 from jaxeff.program.ir import _axes as axes
 from jaxeff.program.ir import _primitives as primitives
-from jaxeff.program.ir._axes import Axes, extent
-from jaxeff.program.ir._contraction import Contraction
-from jaxeff.program.ir._graph import SPREAD_TAG, Graph, Node, Role, Value, flatten
-from jaxeff.program.ir._layers import KINDS, Layer, Program, run_nodes
-from jaxeff.program.ir._loops import Scan, While, fixed_point, repetitions
-from jaxeff.program.ir._walk import entering, inside, walk, walk_nodes
+from jaxeff.program.ir._axes import Axes, Contraction, extent
+from jaxeff.program.ir._graph import (
+    KINDS,
+    SPREAD_TAG,
+    Graph,
+    Layer,
+    Node,
+    Program,
+    Role,
+    Value,
+    flatten,
+    run_nodes,
+)
+from jaxeff.program.ir._walk import (
+    Scan,
+    While,
+    entering,
+    fixed_point,
+    inside,
+    repetitions,
+    walk,
+    walk_nodes,
+)
 
 __all__ = [
     "KINDS",

@@ -1,14 +1,31 @@
-"""Follows axes: which axis of a tensor each axis of a value computed from it is.
+"""Axes: which axis of a tensor each axis of a value is, and which ones products sum over.
 
 A value's *axes* are a tuple with one entry per axis: the axis of the tensor that it lies along, or
 None where it lies along none (a broadcast one, one of size 1, another operand's).
+
+A dot product pairs the `batch` axes of its operands, sums over the `summed` axes and keeps the
+`free` ones:
+
+    result[batch, free(0), free(1)] = sum over summed of left[batch, free(0), summed] * right[...]
+
+A convolution is the dot product of its image's patches with its kernel: it sums over channels and
+over the kernel's taps. Its kernel `[out, in, *taps]` slides along the `window` axes of the image
+`[batch, channels, *places]`. Axes are numbers in the operand's own layout, whatever that is.
+
+As matrices, both are `[g, rows, in] @ [g, in, out] -> [g, rows, out]`: a group for every entry of
+the batch axes of a dot product, and for every feature group of a convolution.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, TypeAlias
 
+from jax import lax
+
 from jaxeff.core import primitives as p
+from jaxeff.program.ir import _primitives as prim
+from jaxeff.program.ir._graph import Node
 
 Axes: TypeAlias = tuple[int | None, ...]
 
@@ -73,3 +90,280 @@ def crosses(axes: Axes, result: Axes) -> bool:
 def extent(shape: Sequence[int], dimensions: Sequence[int]) -> int:
     """Returns the number of entries along some dimensions."""
     return math.prod(shape[i] for i in dimensions)
+
+
+_Axes = tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Contraction:
+    """A dot product or convolution.
+
+    Operands are numbered: 0 is the left one or the image, 1 the right one or the kernel.
+
+    Attributes:
+        params: The primitive's parameters.
+        shapes: The shapes of both operands and of the result.
+        is_convolution: Whether it is a convolution.
+        side: The operand that `matrix` is for. `rows` is for the other one.
+    """
+
+    params: Mapping[str, Any]
+    shapes: tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]
+    is_convolution: bool
+    side: int = 1
+
+    @classmethod
+    def of(cls, node: Any) -> "Contraction":
+        """Reads a node, or an equation of a jaxpr.
+
+        The matrix is a dot product's first operand without data; the right one if all have data,
+        or if nothing is known, as for an equation. Of a convolution it is always the kernel.
+
+        Args:
+            node: One whose primitive is in `primitives.LINEAR`.
+
+        Raises:
+            TypeError: The node is no dot product or convolution.
+        """
+        if node.primitive not in prim.LINEAR:
+            raise TypeError(f"{node.primitive.name} is no dot product or convolution.")
+        is_convolution = node.primitive is prim.p.conv_general_dilated_p
+        if not isinstance(node, Node):
+            (left, right), (result,) = node.invars, node.outvars
+            side = 1
+        else:
+            (left, right), (result,) = node.inputs, node.outputs
+            # A literal has no role: it depends on no data.
+            side = 1 if is_convolution or getattr(left, "is_data", False) else 0
+        shapes = (left.aval.shape, right.aval.shape, result.aval.shape)
+        return cls(node.params, shapes, is_convolution, side)
+
+    def batch(self, side: int) -> _Axes:
+        """Returns an operand's axes that are the result's, too, each entry a product of its own."""
+        return () if self.is_convolution else tuple(self.params["dimension_numbers"][1][side])
+
+    def summed(self, side: int) -> _Axes:
+        """Returns an operand's axes that are summed over, in pairs; the channels of a group."""
+        if self.is_convolution:
+            return (self.layouts[side][1],)
+        return tuple(self.params["dimension_numbers"][0][side])
+
+    def window(self, side: int) -> _Axes:
+        """Returns a convolution's axes of places (0), taps (1) or the result's places (2).
+
+        A dot product has none.
+        """
+        return self.layouts[side][2:] if self.is_convolution else ()
+
+    def free(self, side: int) -> _Axes:
+        """Returns an operand's axes that the result has and the other operand hasn't.
+
+        Of a convolution: the image's batch, the kernel's output channels.
+        """
+        if self.is_convolution:
+            return (self.layouts[side][0],)
+        taken = {*self.summed(side), *self.batch(side)}
+        return tuple(axis for axis in range(len(self.shapes[side])) if axis not in taken)
+
+    @property
+    def taps(self) -> int:
+        """How many entries of a kernel each channel meets; one for a dot product."""
+        return math.prod(self.shapes[1][axis] for axis in self.window(1))
+
+    @property
+    def layouts(self) -> tuple[_Axes, _Axes, _Axes]:
+        """The axes of a convolution's image, kernel and result.
+
+        Returns:
+            `(batch, channels, *places)`, `(out, in, *taps)` and `(batch, channels, *places)`.
+        """
+        numbers = self.params["dimension_numbers"]
+        return numbers.lhs_spec, numbers.rhs_spec, numbers.out_spec
+
+    @property
+    def is_channels_last(self) -> bool:
+        """Whether channels are last in all arrays, as Flax has them, and nothing is batched.
+
+        For a dot product: `[..., in]` times `[in, out]`. For a convolution: `[batch, *places,
+        channels]` with `[*taps, in, out]`.
+        """
+        last = len(self.shapes[0]) - 1
+        if self.is_convolution:
+            return self.layouts == tuple(_channels_last(last + 1))
+        plain = self.summed(0) == (last,) and self.summed(1) == (0,)
+        return plain and not self.batch(0) and len(self.shapes[1]) == 2
+
+    def in_channels_last(self, x: Any, kernel: Any) -> Any:
+        """Computes a convolution with channels last, of operands in its own layout.
+
+        Returns:
+            The result, in its own layout.
+        """
+        # Transposed outside of the convolution: those of two layers of one layout cancel.
+        (n, c, *places), (o, i, *taps), (rows, columns, *made) = self.layouts
+        params = {**self.params, "dimension_numbers": _channels_last(len(places) + 2)}
+        y = prim.p.conv_general_dilated_p.bind(
+            lax.transpose(x, (n, *places, c)), lax.transpose(kernel, (*taps, i, o)), **params
+        )
+        return lax.transpose(y, _inverse((rows, *made, columns)))
+
+    @property
+    def groups(self) -> int:
+        """The number of matrices."""
+        if self.is_convolution:
+            return int(self.params["feature_group_count"])
+        return math.prod(self.shapes[0][axis] for axis in self.batch(0))
+
+    @property
+    def macs(self) -> int:
+        """Multiply-accumulates, padding included; inserted zeros between inputs are not."""
+        left, right, result = self.shapes
+        if not self.is_convolution:
+            return math.prod(result) * math.prod(left[axis] for axis in self.summed(0))
+        image, kernel, out = self.layouts
+        sizes = zip(
+            *([shape[axis] for axis in layout[2:]]
+              for shape, layout in zip(self.shapes, (image, kernel, out), strict=True)),
+            *(self.params[name] for name in
+              ("lhs_dilation", "rhs_dilation", "window_strides", "padding")),
+            strict=True,
+        )  # fmt: skip
+        products = math.prod(_products(*of_axis) for of_axis in sizes)
+        return result[out[0]] * result[out[1]] * right[kernel[1]] * products
+
+    @property
+    def fan_in(self) -> float:
+        """The terms in each sum; the mean over outputs for a transposed convolution."""
+        left, right, _ = self.shapes
+        if not self.is_convolution:
+            return float(math.prod(left[axis] for axis in self.summed(0)))
+        # Of neighbouring outputs each meets other taps: only every `apart`-th input is no zero.
+        window = zip(self.window(1), self.params["lhs_dilation"], strict=True)
+        taps = math.prod(max(1.0, right[axis] / apart) for axis, apart in window)
+        return taps * right[self.summed(1)[0]]
+
+    @property
+    def weight_shape(self) -> tuple[int, ...]:
+        """The shape of the operand that `matrix` is for."""
+        return self.shapes[self.side]
+
+    @property
+    def matrix_shape(self) -> tuple[int, int, int]:
+        """The groups, inputs and outputs of `matrix`."""
+        shape = self.shapes[self.side]
+        inputs = math.prod(shape[axis] for axis in self._inputs)
+        return self.groups, inputs, math.prod(shape) // (self.groups * inputs)
+
+    @property
+    def _inputs(self) -> _Axes:
+        """The matrix operand's axes that are summed over."""
+        return self.summed(self.side) + self.window(self.side)
+
+    def matrix(self, w: Any) -> Any:
+        """Brings the matrix operand to `[g, in, out]`; NumPy's array or JAX's.
+
+        Inputs are in the order of `summed`, then of the taps.
+
+        Args:
+            w: The operand, or one with size one along all summed axes.
+        """
+        batch, free = self.batch(self.side), self.free(self.side)
+        inputs = math.prod(w.shape[axis] for axis in self._inputs)
+        if self.is_convolution:
+            # A group's outputs lie beside each other: [g * out, in] splits into groups.
+            flat = w.transpose(free + self._inputs).reshape(self.groups, -1, inputs)
+            return flat.swapaxes(1, 2)
+        return w.transpose(batch + self._inputs + free).reshape(self.groups, inputs, -1)
+
+    def weight(self, matrix: Any) -> Any:
+        """Brings `[g, in, out]` back to the layout of the matrix operand.
+
+        Args:
+            matrix: What `matrix` returned; one with a single input gets summed axes of size one.
+        """
+        batch, inputs, free = self.batch(self.side), self._inputs, self.free(self.side)
+        order = free + inputs if self.is_convolution else batch + inputs + free
+        shape = self.shapes[self.side]
+        # A single input stands for any: where one is rounded at a time, or a scale shared by all.
+        is_full = matrix.shape[1] > 1 or all(shape[axis] == 1 for axis in inputs)
+        sizes = [shape[axis] if is_full or axis not in inputs else 1 for axis in order]
+        flat = matrix.swapaxes(1, 2) if self.is_convolution else matrix
+        return flat.reshape(sizes).transpose(_inverse(order))
+
+    def rows(self, x: Any, side: int | None = None) -> Any:
+        """Brings the operand beside the matrix to `[g, rows, in]`; a convolution's to patches.
+
+        Rows are in the order of the batch, then of the result's places; padding and inserted
+        zeros are zeros.
+
+        Args:
+            x: The operand. Free axes may have other sizes than the node's.
+            side: Position of the operand in a dot product; by default, the one beside the matrix.
+        """
+        side = 1 - self.side if side is None else side
+        if self.is_convolution:
+            return self._patches(x)
+        batch, free, summed = self.batch(side), self.free(side), self.summed(side)
+        sizes = (math.prod(x.shape[axis] for axis in axes) for axes in (batch, free, summed))
+        return x.transpose(batch + free + summed).reshape(*sizes)
+
+    def _patches(self, x: Any) -> Any:
+        image, groups = self.layouts[0], self.groups
+        # Highest precision: patches are copies, which the default would round on a TPU.
+        patches = lax.conv_general_dilated_patches(
+            x.transpose(image),
+            [self.shapes[1][axis] for axis in self.window(1)],
+            self.params["window_strides"],
+            self.params["padding"],
+            self.params["lhs_dilation"],
+            self.params["rhs_dilation"],
+            precision=lax.Precision.HIGHEST,
+        )  # [batch, channels * taps, *places]: as channels, the taps are grouped, too
+        patches = patches.reshape(x.shape[image[0]], groups, -1, math.prod(patches.shape[2:]))
+        return patches.transpose(1, 0, 3, 2).reshape(groups, -1, patches.shape[2])
+
+    def restore(self, y: Any) -> Any:
+        """Brings products of matrices, `[g, rows, out]`, to the shape of the node's result."""
+        result = self.shapes[2]
+        if not self.is_convolution:
+            # The result has the left operand's free axes first, which are the matrix's for side 0.
+            return (y if self.side else y.mT).reshape(result)
+        out = self.layouts[2]
+        places = [result[axis] for axis in out[2:]]
+        y = y.reshape(self.groups, -1, math.prod(places), y.shape[-1]).transpose(1, 0, 3, 2)
+        y = y.reshape(len(y), self.groups * y.shape[2], *places)
+        return y.transpose(_inverse(out))
+
+
+def _inverse(order: _Axes) -> list[int]:
+    return sorted(range(len(order)), key=order.__getitem__)
+
+
+def _channels_last(rank: int) -> lax.ConvDimensionNumbers:
+    last, places = rank - 1, range(1, rank - 1)
+    image = (0, last, *places)
+    return lax.ConvDimensionNumbers(image, (last, last - 1, *range(last - 1)), image)
+
+
+def _products(
+    size: int, taps: int, results: int, apart: int, between: int, stride: int, pad: tuple[int, int]
+) -> int:
+    """Counts products along one axis.
+
+    Args:
+        size: Inputs.
+        taps: Entries of the kernel.
+        results: Outputs.
+        apart: The distance of inputs; more than 1 in a transposed convolution.
+        between: The distance of taps.
+        stride: The distance of outputs.
+        pad: Padding before and after.
+    """
+    if apart == 1:
+        return results * taps
+    if stride == 1:
+        return size * taps
+    # An input meets a tap where their offset is an output's, which are `stride` apart.
+    starts = (pad[0] + apart * i - between * tap for i in range(size) for tap in range(taps))
+    return sum(start % stride == 0 for start in starts)

@@ -1,19 +1,25 @@
 """Reads a jaxpr into named layers: grouping, regions, names of sites."""
 
-from jaxeff.program.reading import _symbolic as symbolic
-from jaxeff.program.reading._compiler_faults import CompilerWarning
-from jaxeff.program.reading._dead_code import without_dead_code
-from jaxeff.program.reading._expression import expression, expression_of
-from jaxeff.program.reading._grouping import UNNAMED, mark
-from jaxeff.program.reading._regions import reduces
-from jaxeff.program.reading._symbolic import (
+from jaxeff.program.reading import _expression as symbolic
+from jaxeff.program.reading._expression import (
     UNKNOWN,
     Constant,
     UnreadableError,
     constant,
+    expression,
+    expression_of,
     known_number,
 )
-from jaxeff.program.reading._trace import argument_leaves, leaf_names, trace, trace_live
+from jaxeff.program.reading._grouping import UNNAMED, mark
+from jaxeff.program.reading._regions import reduces
+from jaxeff.program.reading._trace import (
+    CompilerWarning,
+    argument_leaves,
+    leaf_names,
+    trace,
+    trace_live,
+    without_dead_code,
+)
 
 __all__ = [
     "UNKNOWN",

@@ -13,22 +13,194 @@ f, params, (x, y) = small_classifier(10)
 program = trace(f, params, x)
 assert [layer.site for layer in program.layers if layer.kind == "linear"] == ["conv1", "fc1", "fc2"]
 ```
+
+What no result depends on, such as loop carries that are never read, is left out. JAX does so for
+scans and branches, and keeps a `while_loop` as it is. So the while loops of a
+function are given to JAX as equations of another primitive, which has a rule here, and become
+while loops again afterwards. JAX's own primitive stays as it is for everybody else.
+
+Reading warns of products that XLA compiles wrongly on processors. Seen in every jaxlib from 0.10.2
+to 0.12.0.1, on processors: a matrix product or convolution whose *second* operand is one number
+everywhere (`jnp.zeros`, `jnp.ones`, a box filter, a scalar that is broadcast), with a result of at
+least `SMALLEST` entries that a reduction reads in the same compiled function, gives NaN or
+arbitrary numbers: `jax.jit(lambda a: jnp.sum(a @ jnp.ones((64, 64))))`. Without `jit`, or with
+`FLAG` in the environment variable `XLA_FLAGS`, it is right.
+
+Whether the operand is one number is only known where the function makes it itself: arguments are
+left alone, and so are the compiler's rewritings, which may make such a product of another one.
 """
 
+import math
+import operator
+import os
+import warnings
 from collections.abc import Callable, Mapping, Sequence
+from itertools import compress
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
-from jaxeff.core import STATE_TAG, check_function, check_params, make_jaxpr, validate
+from jaxeff.core import (
+    STATE_TAG,
+    ClosedJaxpr,
+    Jaxpr,
+    JaxprEqn,
+    check_function,
+    check_params,
+    make_jaxpr,
+    rewritten,
+    validate,
+)
 from jaxeff.core import jax_internals as _compat
-from jaxeff.program.ir import Graph, Layer, Program, Role, Value, flatten
+from jaxeff.core import primitives as p
+from jaxeff.program.ir import (
+    Graph,
+    Layer,
+    Program,
+    Role,
+    Value,
+    While,
+    entering,
+    fixed_point,
+    flatten,
+    walk,
+)
 from jaxeff.program.ir import primitives as prim
-from jaxeff.program.reading._compiler_faults import warn_of_faults
-from jaxeff.program.reading._dead_code import without_dead_code
-from jaxeff.program.reading._grouping import group
-from jaxeff.program.reading._naming import name_layers
+from jaxeff.program.reading._grouping import group, name_layers
+
+_while_p = _compat.Primitive("while_with_dead_carries")
+_while_p.multiple_results = True
+
+
+def without_dead_code(closed: ClosedJaxpr) -> ClosedJaxpr:
+    """Leaves out the equations and loop carries that no result depends on.
+
+    Inputs stay, used or not; so do equations with effects.
+    """
+    jaxpr = _exchanged(closed.jaxpr, p.while_p, _while_p)
+    live, _ = _compat.dce_jaxpr(jaxpr, [True] * len(jaxpr.outvars), instantiate=True)
+    return closed.replace(jaxpr=_exchanged(live, _while_p, p.while_p))
+
+
+def _exchanged(jaxpr: Jaxpr, old: Any, new: Any) -> Jaxpr:
+    """Returns a jaxpr with one primitive in place of another, at any depth."""
+    return rewritten(jaxpr, {old}, lambda eqn: [eqn.replace(primitive=new)])
+
+
+def _without_dead_carries(
+    used: Sequence[bool], eqn: JaxprEqn
+) -> tuple[list[bool], JaxprEqn | None]:
+    """Drops the carries of a while loop that neither results nor the other carries need.
+
+    Args:
+        used: Flags that say which results are read.
+        eqn: The loop.
+
+    Returns:
+        Which operands it still reads, and what is left of it.
+    """
+    if eqn.effects:
+        return [True] * len(eqn.invars), eqn
+    if not any(used):
+        return [False] * len(eqn.invars), None
+    loop = While.of(eqn, eqn.invars)
+    test, body = loop.test.jaxpr, loop.body.jaxpr
+    first, fixed = len(loop.test_consts), len(loop.consts)
+    # The test decides how often the body runs: every result depends on what it reads.
+    _, tested = _compat.dce_jaxpr(test, [True])
+    live = [*map(operator.or_, used, tested[first:])]
+    # A carry that a live one is computed from is live in the iteration before, hence in all.
+    live, _ = fixed_point(
+        lambda live: (_compat.dce_jaxpr(body, live)[1][fixed:], None), live, operator.or_
+    )
+    # `instantiate`: both take the live carries, whether they read them or not.
+    test, tested = _compat.dce_jaxpr(test, [True], [False] * first + live)
+    body, read = _compat.dce_jaxpr(body, live, [False] * fixed + live)
+    operands = [*tested[:first], *read[:fixed], *live]
+    params = eqn.params | {
+        "cond_nconsts": sum(tested[:first]),
+        "cond_jaxpr": loop.test.replace(jaxpr=test),
+        "body_nconsts": sum(read[:fixed]),
+        "body_jaxpr": loop.body.replace(jaxpr=body),
+    }
+    invars, outvars = [*compress(eqn.invars, operands)], [*compress(eqn.outvars, live)]
+    return operands, eqn.replace(invars=invars, outvars=outvars, params=params)
+
+
+_compat.register_dce_rule(_while_p, _without_dead_carries)
+
+
+FLAG = "--xla_cpu_experimental_ynn_fusion_type="
+"""Turns off the fusion that is wrong."""
+SMALLEST = 4096
+"""Entries of the smallest result that was wrong: 64 x 64 and 512 x 8 are, 56 x 72 isn't."""
+
+
+class CompilerWarning(UserWarning):
+    """XLA compiles a part of the function wrongly on processors; the message has a way out."""
+
+
+def warn_of_faults(closed: ClosedJaxpr) -> None:
+    """Warns of products with an operand of one number, where XLA would compile them wrongly."""
+    if FLAG in os.environ.get("XLA_FLAGS", "") or jax.default_backend() != "cpu":
+        return
+    places = list(dict.fromkeys(_faulty_products(closed)))
+    if places:
+        warnings.warn(
+            "On processors XLA may compile a product with an array of one number everywhere to "
+            f"NaN or arbitrary numbers; here at {', '.join(places)}. Set XLA_FLAGS={FLAG} in the "
+            "environment before JAX starts, or write the product as a sum times that number.",
+            CompilerWarning,
+            stacklevel=2,
+        )
+
+
+def _faulty_products(closed: ClosedJaxpr) -> list[str]:
+    """Lists where in the user's code the products stand."""
+    places: list[str] = []
+
+    def rule(eqn: JaxprEqn, one_number: list[bool]) -> Sequence[bool]:
+        if eqn.primitive in prim.LINEAR:
+            out: Any = eqn.outvars[0].aval
+            floating = jnp.issubdtype(out.dtype, jnp.floating)
+            if one_number[1] and floating and _entries(out) >= SMALLEST:
+                places.append(_compat.source_line(eqn))
+        if eqn.primitive in prim.CONTROL:
+            # Of what goes into a loop or a branch nothing is known; what is made inside is.
+            for body in _compat.sub_jaxprs(eqn):
+                places.extend(_faulty_products(body))
+        keeps = eqn.primitive in prim.ELEMENTWISE or eqn.primitive in _MOVES
+        return [(keeps and all(one_number)) or _entries(v.aval) == 1 for v in eqn.outvars]
+
+    single = [_entries(v.aval) == 1 for v in closed.jaxpr.invars]
+    walk(closed, single, entering(rule, _is_one_number), _is_one_number)
+    return places
+
+
+def _entries(aval: Any) -> int:
+    """Counts the entries of an array, at one where its size may vary; keys and tokens have none."""
+    return math.prod(_compat.at_size(getattr(aval, "shape", (0,)), 1))
+
+
+_MOVES = {
+    prim.p.broadcast_in_dim_p, prim.p.reshape_p, prim.p.transpose_p, prim.p.squeeze_p,
+    prim.p.slice_p, prim.p.rev_p, prim.p.name_p,
+}  # fmt: skip
+
+
+def _is_one_number(atom: Any, value: Any) -> bool:
+    """Tells whether a literal or a constant array has one number everywhere."""
+    del atom
+    if np.ndim(value) == 0:
+        return True
+    numeric = hasattr(value, "dtype") and jnp.issubdtype(value.dtype, jnp.number)
+    if isinstance(value, jax.core.Tracer) or not numeric or not value.size:
+        return False
+    flat = np.ravel(np.asarray(value))
+    return bool(flat[0] == flat[-1] and (flat == flat[0]).all())
+
 
 # Collections a path may start with; they say what a leaf is for, not which module it belongs to.
 _COLLECTIONS = {"params": Role.PARAM, "batch_stats": Role.STATE}

@@ -1,0 +1,562 @@
+"""`streaming`: a function of a sliding window as a step that computes what is new alone.
+
+```python
+import jax
+import jax.numpy as jnp
+from flax import nnx
+import jaxeff
+
+net = nnx.Sequential(
+    nnx.Conv(4, 8, (3,), padding="VALID", rngs=nnx.Rngs(0)),
+    nnx.relu,
+    lambda x: x.mean(1),
+    nnx.Linear(8, 3, rngs=nnx.Rngs(1)),
+)
+f, params = jaxeff.functional(net)                        # f(params, window), [1, 20, 4]
+sound = jax.random.normal(jax.random.key(0), (1, 24, 4))
+step, state = jaxeff.streaming(f, params, sound[:, :20], axis=1, hop=2)
+for at in (20, 22):
+    logits, state = step(params, sound[:, at : at + 2], state)
+assert jnp.allclose(logits, f(params, sound[:, 4:]), atol=1e-6)
+```
+
+Convolutions and pooling need as many frames of before as their window is longer than their stride.
+What sums or reduces over time needs the window of its operand, and computes on it what it always
+did: the bits are the same, and nothing before it is computed again.
+
+The step is a pure function like any other: quantized, converted by `integer`, and deployed with
+`state=("state",)`. Rounded to codes, its result has the bits of the whole window's.
+
+Sharp edges:
+    Convolutions and pooling over time must not be padded: a window's first frames would be other
+    than those of a stream. Means and products over all of the window keep the frames before them.
+    Gradient rules of one's own (`custom_jvp`) are read as what they compute.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array
+
+from jaxeff.core import (
+    JaxprEqn,
+    Literal,
+    export_composite_p,
+    function_of_form,
+    make_jaxpr,
+    parameter_tree,
+    real_array,
+    static_integer,
+    validate,
+)
+from jaxeff.core import jax_internals as _compat
+from jaxeff.core import primitives as p
+from jaxeff.program.ir import primitives as prim
+
+
+class StreamError(ValueError):
+    """An operation isn't the same at all times, so new frames alone don't decide its result."""
+
+
+@dataclasses.dataclass(frozen=True)
+class StreamedValue:
+    """A value with an axis of time.
+
+    Attributes:
+        value: The newest frames; while a state is begun, all of the window's.
+        axis: The axis of time.
+        length: Frames of the whole window.
+        hop: Frames that a step adds.
+    """
+
+    value: Array
+    axis: int
+    length: int
+    hop: int
+
+    def like(self, value: Array, axis: int | None = None) -> StreamedValue:
+        """Makes a stream of as many frames at the same times."""
+        return dataclasses.replace(self, value=value, axis=self.axis if axis is None else axis)
+
+
+@dataclasses.dataclass(frozen=True)
+class RepeatedValue:
+    """A value that is the same at all times, and has an axis of time only because it was broadcast.
+
+    Attributes:
+        value: It, for the whole window.
+        axes: The axes along which it was broadcast.
+    """
+
+    value: Array
+    axes: frozenset[int]
+
+    def at(self, stream: StreamedValue, frames: int) -> Array:
+        """Takes as many frames as a stream has; which ones doesn't matter."""
+        if self.value.shape[stream.axis] == 1:  # the operation repeats it itself
+            return self.value
+        return jax.lax.slice_in_dim(self.value, 0, frames, axis=stream.axis)
+
+
+@dataclasses.dataclass(frozen=True)
+class WholeWindow:
+    """A value that a whole window decides: the next one's is another, at all times.
+
+    Attributes:
+        value: It, for the window that ends with the newest frames.
+    """
+
+    value: Array
+
+
+class Windows:
+    """Frames that operations still need from steps before, in the order of the operations.
+
+    Args:
+        state: What the step before left; None while a state is begun from a whole window.
+    """
+
+    def __init__(self, state: tuple[Array, ...] | None) -> None:
+        self._old, self._at = state, 0
+        self.begun = state is not None
+        self.state: list[Array] = []
+
+    def extended(self, stream: StreamedValue, before: int) -> Array:
+        """Puts frames of steps before in front of the new ones.
+
+        Args:
+            stream: The value.
+            before: How many; fewer than none leaves the first new ones out.
+        """
+        x, axis = stream.value, stream.axis
+        if before <= 0:
+            # A stride beyond the window skips frames; all of the window counts from its start.
+            skipped = 0 if self._old is None else -before
+            return jax.lax.slice_in_dim(x, skipped, x.shape[axis], axis=axis)
+        if self._old is not None:
+            x = jnp.concatenate([self._old[self._at], x], axis)
+            self._at += 1
+        size = x.shape[axis]
+        self.state.append(jax.lax.slice_in_dim(x, size - before, size, axis=axis))
+        return x
+
+    def whole(self, value: Value) -> Array:
+        """Makes the whole window of a value."""
+        if isinstance(value, StreamedValue):
+            return self.extended(value, value.length - value.hop)
+        return array_of(value)
+
+
+class Asked(Windows):
+    """Finds out how many frames of before are asked for, without having them."""
+
+    def __init__(self, begun: bool) -> None:
+        super().__init__(() if begun else None)
+        self.asked: list[int] = []
+
+    def extended(self, stream: StreamedValue, before: int) -> Array:
+        """Puts zeros in their place."""
+        x = stream.value
+        if before <= 0:
+            return super().extended(stream, before)
+        self.asked.append(before)
+        if self._old is None:
+            return x
+        shape = [before if a == stream.axis else n for a, n in enumerate(x.shape)]
+        return jnp.concatenate([jnp.zeros(shape, x.dtype), x], stream.axis)
+
+
+class Given(Windows):
+    """Frames of before are there already."""
+
+    def extended(self, stream: StreamedValue, before: int) -> Array:
+        """Returns the value as it is."""
+        return super().extended(stream, before) if before <= 0 else stream.value
+
+
+Value = Any
+"""An array that is the same in all steps, `StreamedValue`, `RepeatedValue` or `WholeWindow`."""
+
+
+def array_of(value: Value) -> Any:
+    """Takes the numbers of a value."""
+    return value.value if isinstance(value, StreamedValue | RepeatedValue | WholeWindow) else value
+
+
+Rule = Callable[[JaxprEqn, Sequence[Value], Windows], Sequence[Value]]
+
+
+def refuse(eqn: JaxprEqn, why: str) -> StreamError:
+    """Makes an error that names the operation and where it stands."""
+    scope = str(eqn.source_info.name_stack) or _compat.source_line(eqn)
+    return StreamError(f"streaming: {eqn.primitive.name} ({scope}) {why}")
+
+
+def elementwise(eqn: JaxprEqn, values: Sequence[Value], windows: Windows) -> Sequence[Value]:
+    """All operands at the same times; those without an axis of time are repeated."""
+    streams = [v for v in values if isinstance(v, StreamedValue)]
+    first = streams[0]
+    if any((v.axis, v.length, v.hop) != (first.axis, first.length, first.hop) for v in streams):
+        raise refuse(eqn, "joins values of other times; make their windows and strides the same")
+    frames = first.value.shape[first.axis]
+    given = []
+    for v in values:
+        if isinstance(v, RepeatedValue) and first.axis in v.axes:
+            given.append(v.at(first, frames))
+        elif isinstance(v, StreamedValue):
+            given.append(v.value)
+        elif array_of(v).ndim and array_of(v).shape[first.axis] != 1:
+            raise refuse(eqn, "reads numbers that differ along time; make them the same at all")
+        else:
+            given.append(array_of(v))
+    return [first.like(y) for y in _compat.bind(eqn, *given)]
+
+
+def convolution(eqn: JaxprEqn, values: Sequence[Value], windows: Windows) -> Sequence[Value]:
+    """A convolution over time, or beside it."""
+    x, kernel = values
+    of = eqn.params
+    numbers = of["dimension_numbers"]
+    if not isinstance(x, StreamedValue) or isinstance(kernel, StreamedValue):
+        raise refuse(eqn, "has a kernel of data; only its input may be a stream")
+    if x.axis == numbers.lhs_spec[1]:
+        return whole_window(eqn, values, windows)
+    if x.axis == numbers.lhs_spec[0]:  # frames are a batch
+        return [x.like(_bind(eqn, x.value, array_of(kernel)), numbers.out_spec[0])]
+    place = numbers.lhs_spec[2:].index(x.axis)
+    size = array_of(kernel).shape[numbers.rhs_spec[2:][place]]
+    window = (size - 1) * of["rhs_dilation"][place] + 1
+    if of["lhs_dilation"][place] != 1:
+        raise refuse(eqn, "is a transposed convolution over time")
+    return _windowed(
+        eqn, x, [array_of(kernel)], windows, window, of["window_strides"][place],
+        of["padding"][place], numbers.out_spec[2:][place],
+    )  # fmt: skip
+
+
+def pooling(eqn: JaxprEqn, values: Sequence[Value], windows: Windows) -> Sequence[Value]:
+    """Sums and maxima over windows."""
+    x, *rest = values
+    of = eqn.params
+    if of["base_dilation"][x.axis] != 1:
+        raise refuse(eqn, "is dilated over time")
+    window = (of["window_dimensions"][x.axis] - 1) * of["window_dilation"][x.axis] + 1
+    return _windowed(
+        eqn, x, [array_of(v) for v in rest], windows, window, of["window_strides"][x.axis],
+        of["padding"][x.axis], x.axis,
+    )  # fmt: skip
+
+
+def _windowed(
+    eqn: JaxprEqn,
+    x: StreamedValue,
+    rest: Sequence[Any],
+    windows: Windows,
+    window: int,
+    stride: int,
+    padding: tuple[int, int],
+    axis: int,
+) -> Sequence[Value]:
+    if tuple(padding) != (0, 0):
+        raise refuse(
+            eqn, "is padded over time, so that its first frames differ from those of a stream; "
+            "take padding='VALID', and longer windows"
+        )  # fmt: skip
+    if x.hop % stride:
+        raise refuse(eqn, f"has a stride of {stride} over {x.hop} new frames; take a hop of more")
+    # What is left over at the window's end is read by a later step.
+    left = (x.length - window) % stride
+    given = windows.extended(x, window - stride + left)
+    made = _bind(eqn, given, *rest)
+    return [StreamedValue(made, axis, (x.length - window) // stride + 1, x.hop // stride)]
+
+
+def product(eqn: JaxprEqn, values: Sequence[Value], windows: Windows) -> Sequence[Value]:
+    """A dot product: of each frame, or over time."""
+    (contracted, batched) = eqn.params["dimension_numbers"]
+    if all(isinstance(v, StreamedValue) for v in values):
+        return whole_window(eqn, values, windows)
+    side = 0 if isinstance(values[0], StreamedValue) else 1
+    x = values[side]
+    if x.axis in contracted[side] or x.axis in batched[side]:
+        return whole_window(eqn, values, windows)
+    made = _bind(eqn, *map(array_of, values))
+    # Results: what is batched, then the left's free axes, then the right's.
+    free = [a for a in range(x.value.ndim) if a not in contracted[side] and a not in batched[side]]
+    axis = len(batched[0]) + free.index(x.axis)
+    if side:
+        left = values[0]
+        axis += array_of(left).ndim - len(contracted[0]) - len(batched[0])
+    return [x.like(made, axis)]
+
+
+def reduction(eqn: JaxprEqn, values: Sequence[Value], windows: Windows) -> Sequence[Value]:
+    """A reduction: within frames, or of the window."""
+    (x,) = values
+    axes = eqn.params["axes"]
+    if x.axis in axes:
+        return whole_window(eqn, values, windows)
+    return [x.like(_bind(eqn, x.value), x.axis - sum(a < x.axis for a in axes))]
+
+
+def reshape(eqn: JaxprEqn, values: Sequence[Value], windows: Windows) -> Sequence[Value]:
+    """Another shape: time stays an axis, or the window is taken whole."""
+    x = values[0]
+    # Of the whole window, whose sizes the equation has.
+    old, new = [*x.value.shape], list(eqn.params["new_sizes"])
+    old[x.axis] = x.length
+    before = math.prod(old[: x.axis])
+    for axis, size in enumerate(new):
+        if size == old[x.axis] and math.prod(new[:axis]) == before:
+            new[axis] = x.value.shape[x.axis]
+            return [x.like(_bind(eqn, x.value, new_sizes=tuple(new)), axis)]
+    return whole_window(eqn, values, windows)
+
+
+def pad(eqn: JaxprEqn, values: Sequence[Value], windows: Windows) -> Sequence[Value]:
+    """Padding beside time, or none."""
+    x, filling = values
+    if eqn.params["padding_config"][x.axis] != (0, 0, 0):
+        raise refuse(eqn, "pads over time; take padding='VALID', and longer windows")
+    return [x.like(_bind(eqn, x.value, array_of(filling)))]
+
+
+def cut(eqn: JaxprEqn, values: Sequence[Value], windows: Windows) -> Sequence[Value]:
+    """A part of each frame."""
+    (x,) = values
+    begin, end = list(eqn.params["start_indices"]), list(eqn.params["limit_indices"])
+    strides = eqn.params["strides"]
+    stride = strides[x.axis] if strides else 1
+    if (begin[x.axis], end[x.axis], stride) != (0, x.length, 1):
+        raise refuse(eqn, "takes a part of the frames, by their place in the window")
+    end[x.axis] = x.value.shape[x.axis]
+    return [x.like(_bind(eqn, x.value, limit_indices=tuple(end)))]
+
+
+def transpose(eqn: JaxprEqn, values: Sequence[Value], windows: Windows) -> Sequence[Value]:
+    """Other places for the axes."""
+    (x,) = values
+    return [x.like(_bind(eqn, x.value), eqn.params["permutation"].index(x.axis))]
+
+
+def squeeze(eqn: JaxprEqn, values: Sequence[Value], windows: Windows) -> Sequence[Value]:
+    """Fewer axes of one."""
+    (x,) = values
+    gone = eqn.params["dimensions"]
+    if x.axis in gone:  # of a single frame, which the whole window is in
+        return whole_window(eqn, values, windows)
+    return [x.like(_bind(eqn, x.value), x.axis - sum(a < x.axis for a in gone))]
+
+
+def broadcast(eqn: JaxprEqn, values: Sequence[Value], windows: Windows) -> Sequence[Value]:
+    """More axes, or longer ones, beside time."""
+    x = values[0]
+    axis = eqn.params["broadcast_dimensions"][x.axis]
+    shape = list(eqn.params["shape"])
+    shape[axis] = x.value.shape[x.axis]
+    return [x.like(_bind(eqn, x.value, shape=tuple(shape)), axis)]
+
+
+def concatenate(eqn: JaxprEqn, values: Sequence[Value], windows: Windows) -> Sequence[Value]:
+    """Channels beside channels; not frames after frames."""
+    if any(isinstance(v, StreamedValue) and v.axis == eqn.params["dimension"] for v in values):
+        raise refuse(eqn, "puts frames after each other, so a frame's place changes")
+    return elementwise(eqn, values, windows)
+
+
+def whole_window(eqn: JaxprEqn, values: Sequence[Value], windows: Windows) -> Sequence[Value]:
+    """Computes on the whole window what it always did."""
+    made = _compat.bind(eqn, *(windows.whole(v) for v in values))
+    # Frames of before were joined with another window's, so what reads this starts anew as well.
+    return [WholeWindow(y) for y in made]
+
+
+def _bind(eqn: JaxprEqn, *values: Any, **changed: Any) -> Any:
+    (made,) = _compat.bind(eqn, *values, **changed)
+    return made
+
+
+RULES: dict[Any, Rule] = {
+    **dict.fromkeys(prim.ELEMENTWISE | prim.IN_PLACE, elementwise),
+    **dict.fromkeys(prim.WINDOW, pooling),
+    **dict.fromkeys(prim.REDUCTION, reduction),
+    p.conv_general_dilated_p: convolution,
+    p.dot_general_p: product,
+    p.reshape_p: reshape,
+    p.transpose_p: transpose,
+    p.pad_p: pad,
+    p.slice_p: cut,
+    p.squeeze_p: squeeze,
+    p.broadcast_in_dim_p: broadcast,
+    p.concatenate_p: concatenate,
+}
+
+
+INTEGER = "jaxeff.q_"
+"""What the names of layers of codes begin with."""
+State = tuple[Array, ...]
+Step = Callable[[Any, Array, State], tuple[Any, State]]
+
+
+@validate(
+    f=function_of_form("f(params, window)"),
+    params=parameter_tree,
+    window=real_array(),
+    axis=static_integer(-np.inf),  # the body knows the window's axes
+    hop=static_integer(1),
+)
+def streaming(
+    f: Callable[[Any, Array], Any], params: Any, window: Array, axis: int = 1, hop: int = 1
+) -> tuple[Step, State]:
+    """Makes a step of a function of a sliding window.
+
+    Args:
+        f: A pure function `f(params, window)`; what it returns has no axis of time.
+        params: Parameters of `f`.
+        window: A whole window, such as silence, after which the stream begins.
+        axis: The window's axis of time, from the end if it is negative.
+        hop: New frames of each step; all strides over time divide it.
+
+    Returns:
+        `step(params, frames, state) -> (result, state)`, where frames are a window's newest `hop`,
+        and the state after `window`. The result is `f` of the last frames, as many as a window
+        has.
+
+    Raises:
+        StreamError: An operation isn't the same at all times; it is named, with the way out.
+        ValueError: There is no such axis, or a hop is longer than a window.
+    """
+    axis = axis + window.ndim if axis < 0 else axis
+    if not 0 <= axis < window.ndim:
+        raise ValueError(f"streaming: axis {axis} of a window of shape {window.shape}")
+    if not 1 <= hop <= window.shape[axis]:
+        raise ValueError(f"streaming: hop={hop} of a window of {window.shape[axis]} frames")
+    length, whole = window.shape[axis], jax.ShapeDtypeStruct(window.shape, window.dtype)
+
+    def run(params: Any, frames: Array, state: State | None) -> tuple[Any, State]:
+        # Traced at the whole window's shape, whatever is computed of it: lengths are known by it.
+        traced, shape = make_jaxpr(f)(params, whole)
+        windows = Windows(state)
+        given = [*jax.tree.leaves(params), StreamedValue(frames, axis, length, hop)]
+        outputs = _evaluate(traced.jaxpr, traced.consts, given, windows)
+        if any(isinstance(y, StreamedValue) for y in outputs):
+            raise StreamError(
+                "streaming: a result has an axis of time still; reduce over it, or return the "
+                "newest frame"
+            )
+        made = map(array_of, outputs)
+        return jax.tree.unflatten(jax.tree.structure(shape), made), tuple(windows.state)
+
+    newest = (*window.shape[:axis], hop, *window.shape[axis + 1 :])
+
+    def step(params: Any, frames: Array, state: State) -> tuple[Any, State]:
+        # More or fewer would be computed with, and make a window of other lengths.
+        if jnp.shape(frames) != newest:
+            raise ValueError(
+                f"streaming: frames of shape {jnp.shape(frames)}; a step takes {newest}, the "
+                f"newest {hop} of a window"
+            )
+        return run(params, frames, state)
+
+    begun = jax.jit(lambda params, window: run(params, window, None)[1])(params, window)
+    # Refused here, and not in the first step: one is read without being computed.
+    jax.eval_shape(step, params, jax.ShapeDtypeStruct(newest, window.dtype), begun)
+    return step, begun
+
+
+def _evaluate(
+    jaxpr: Any, consts: Sequence[Any], values: Sequence[Value], windows: Windows
+) -> list[Value]:
+    known: dict[Any, Value] = dict(zip(jaxpr.constvars, consts, strict=True))
+    known |= dict(zip(jaxpr.invars, values, strict=True))
+
+    def read(atom: Any) -> Value:
+        return atom.val if isinstance(atom, Literal) else known[atom]
+
+    for eqn in jaxpr.eqns:
+        given = [read(atom) for atom in eqn.invars]
+        made = _equation(eqn, given, windows)
+        known |= dict(zip(eqn.outvars, made, strict=True))
+    return [read(atom) for atom in jaxpr.outvars]
+
+
+def _equation(eqn: Any, given: Sequence[Value], windows: Windows) -> Sequence[Value]:
+    inner = _body(eqn)
+    if eqn.primitive is export_composite_p and str(eqn.params["operator"]).startswith(INTEGER):
+        return _composite(eqn, given, windows)
+    if inner is not None:
+        return _evaluate(inner.jaxpr, inner.consts, given, windows)
+    if any(isinstance(v, WholeWindow) for v in given):
+        return whole_window(eqn, given, windows)
+    if any(isinstance(v, StreamedValue) for v in given):
+        rule = RULES.get(eqn.primitive)
+        if rule is None:
+            raise refuse(eqn, "isn't known to be the same at all times; keep it out of the stream")
+        return rule(eqn, given, windows)
+    made = _compat.bind(eqn, *map(array_of, given))
+    if eqn.primitive is p.broadcast_in_dim_p:
+        return [RepeatedValue(made[0], _broadcast_axes(eqn))]
+    return made
+
+
+def _composite(eqn: Any, given: Sequence[Value], windows: Windows) -> Sequence[Value]:
+    """A layer of codes stays one, for the kernels that know it: its frames come from outside.
+
+    So the state holds its codes, and not what it makes of them.
+    """
+    inner = eqn.params["jaxpr"]
+    made: list[Value] = []
+    streams = [v for v in given if isinstance(v, StreamedValue)]
+    if any(isinstance(v, WholeWindow) for v in given):
+        return whole_window(eqn, given, windows)
+    if not streams:
+        return _compat.bind(eqn, *map(array_of, given))
+
+    def run(of: Windows, arrays: Sequence[Any]) -> list[Value]:
+        pairs = zip(given, arrays, strict=True)
+        put = [v.like(array) if isinstance(v, StreamedValue) else array for v, array in pairs]
+        return _evaluate(inner.jaxpr, inner.consts, put, of)
+
+    asked = Asked(windows.begun)
+    operands = list(map(array_of, given))
+    jax.eval_shape(lambda *arrays: [array_of(y) for y in run(asked, arrays)], *operands)
+    if len(asked.asked) > 1 or (asked.asked and streams[0] is not given[0]):
+        return _evaluate(inner.jaxpr, inner.consts, given, windows)
+    if asked.asked:
+        operands[0] = windows.extended(streams[0], asked.asked[0])
+
+    def fn(*arrays: Any) -> list[Any]:
+        made[:] = run(Given(() if windows.begun else None), arrays)
+        return [array_of(y) for y in made]
+
+    results = _compat.export_composite(
+        fn, operands, eqn.params["operator"], dict(eqn.params["attributes"])
+    )
+    # Numbers of the composite, and what its equations say of them over time.
+    return [
+        dataclasses.replace(y, value=z) if y is not array_of(y) else z
+        for y, z in zip(made, results, strict=True)
+    ]
+
+
+def _broadcast_axes(eqn: Any) -> frozenset[int]:
+    """Lists the axes along which all numbers are the same."""
+    shape, kept = eqn.params["shape"], eqn.params["broadcast_dimensions"]
+    sizes: Mapping[int, int] = dict(zip(kept, eqn.invars[0].aval.shape, strict=True))
+    return frozenset(a for a in range(len(shape)) if sizes.get(a, 1) == 1)
+
+
+def _body(eqn: Any) -> Any:
+    """Returns the equations of a call, or None."""
+    if eqn.primitive in prim.CALLS:
+        return eqn.params.get("jaxpr") or eqn.params.get("call_jaxpr")
+    if eqn.primitive in prim.CUSTOM:
+        return eqn.params.get("call_jaxpr") or eqn.params.get("fun_jaxpr")
+    return None
