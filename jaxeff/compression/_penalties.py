@@ -152,6 +152,3 @@ def _check_outside(outside: bool, quantizer: Quantizer, tensor: Tensor) -> None:
             f"{type(quantizer).__name__} can't be summed; leave the layer out of the spec that "
             "penalty is given, or use a method without one there."
         )
-
-
-__all__ = ["memory", "penalty"]

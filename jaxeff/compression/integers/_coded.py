@@ -272,6 +272,3 @@ def _mapped(act: Callable[[Any, Any], Any], grids: Sequence[Grid], tree: Any) ->
         raise TypeError(f"There are {len(grids)} arrays to map, but {len(leaves)} were given.")
     pairs = zip(grids, leaves, strict=True)
     return jax.tree.unflatten(structure, [x if grid is None else act(grid, x) for grid, x in pairs])
-
-
-__all__ = ["Argument", "Coded", "coded"]

@@ -172,6 +172,3 @@ class BaseQuantizer(Setting):
     def penalty(self, x: Float[Array, "*shape"], tensor: Tensor) -> Any:
         """Returns what a loss adds for this array; zero for most methods."""
         return 0.0
-
-
-__all__ = ["Axes", "BaseQuantizer", "Quantizer", "Role", "Tensor"]

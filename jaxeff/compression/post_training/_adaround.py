@@ -219,6 +219,3 @@ def _grid(problem: RoundingProblem) -> Grid:
         return contraction.matrix(np.broadcast_to(np.asarray(number), shape))
 
     return jax.tree.map(spread, to)
-
-
-__all__ = ["adaround", "excess", "rectified_sigmoid"]

@@ -203,6 +203,3 @@ def narrowed(wide: np.ndarray) -> Array:
         first = wide.take([0], axis)
         wide = first if (wide == first).all() else wide
     return jnp.asarray(wide, jnp.float32)
-
-
-__all__ = ["awq", "input_channels", "narrow", "narrowed"]

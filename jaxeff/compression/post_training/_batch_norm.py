@@ -286,6 +286,3 @@ def _nest(leaves: Mapping[tuple[str, ...], Any]) -> dict[str, Any]:
             node = node.setdefault(key, {})
         node[last] = leaf
     return tree
-
-
-__all__ = ["fold_batch_norm"]

@@ -106,6 +106,3 @@ def correct_biases(
 def _listed(program: Program, settings: Mapping[str, Any]) -> str:
     names = [layer.site for layer in program.sites if layer.site in settings]
     return ", ".join(names[:5]) + (", ..." if len(names) > 5 else "")
-
-
-__all__ = ["correct_biases"]

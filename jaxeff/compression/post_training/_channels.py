@@ -292,17 +292,3 @@ def alone(program: Program, at: Multiplication) -> bool:
 def zeros_like(value: Value) -> np.ndarray:
     """Makes zeros like a value."""
     return np.zeros(value.aval.shape, value.aval.dtype)
-
-
-__all__ = [
-    "LayerPair",
-    "Source",
-    "alone",
-    "labels_of",
-    "labels_of_inputs",
-    "output_channels",
-    "pairs",
-    "readers_of",
-    "source",
-    "zeros_like",
-]

@@ -116,6 +116,3 @@ def _equalized(pair: LayerPair, leaves: list[Any]) -> float:
     scale = np.where(both, np.sqrt(first / np.where(both, second, 1)), 1.0)
     rescale(pair, leaves, scale)
     return float(np.abs(np.log(scale)).max())
-
-
-__all__ = ["equalize", "replace_weights", "rescale", "weights_of"]

@@ -136,6 +136,3 @@ def _gain(
             return None
         channels.append(own)
     return Gain(layer, tuple(vectors.values()), tuple(zip(reading, channels, strict=True)))
-
-
-__all__ = ["Gain", "gains"]

@@ -187,6 +187,3 @@ def inverse_factor(hessian: Float[Array, "groups n n"]) -> Float[Array, "groups 
     upper = lower[:, ::-1, ::-1]
     # A triangular solve instead of H^-1 and its factor: two inversions would lose digits.
     return lax.linalg.triangular_solve(upper, identity, left_side=True, lower=False)
-
-
-__all__ = ["gptq", "inverse_factor"]

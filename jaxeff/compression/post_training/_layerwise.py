@@ -402,19 +402,3 @@ def check_kept(
             "weights can't be kept on its grid; take a method with fixed numbers, such as "
             "Uniform(4) or LSQ(4)."
         )
-
-
-__all__ = [
-    "RoundingProblem",
-    "Solve",
-    "arguments",
-    "check_finite",
-    "check_kept",
-    "check_users",
-    "evaluated",
-    "on_grids",
-    "rounded",
-    "side_by_side",
-    "start",
-    "started_spec",
-]

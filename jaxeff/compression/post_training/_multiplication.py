@@ -182,6 +182,3 @@ def _before(nodes: Sequence[Node], value: Value) -> list[Node]:
 
 def _is_data(value: Any) -> bool:
     return isinstance(value, Value) and value.is_data
-
-
-__all__ = ["Matrix", "Multiplication", "multiplications"]

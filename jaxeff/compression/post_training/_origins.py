@@ -148,14 +148,3 @@ def parameter_values(program: Program, leaves: Sequence[Any]) -> dict[Value, Any
     values = made(list(leaves), list(program.constants.values())) if layers else []
     env.update(zip((v for layer in layers for v in layer.outputs), values, strict=True))
     return env
-
-
-__all__ = [
-    "CONVERSIONS",
-    "Origin",
-    "mean_per_entry",
-    "origin",
-    "parameter_values",
-    "producers",
-    "users",
-]

@@ -135,6 +135,3 @@ def _check_settings(
         return plain_rule(layer, key, *values)
 
     jax.eval_shape(lambda leaves: evaluate(program, rule, None, leaves), list(leaves))
-
-
-__all__ = ["rotate"]

@@ -211,6 +211,3 @@ def check_open(where: str, layer: Layer, setting: LayerQuantization, values: Seq
                 f"{where}: {tensor.name} of {layer.site!r} has a range already, which changes: "
                 "take the spec without it, and calibrate afterwards."
             )
-
-
-__all__ = ["check_open", "smooth_quant"]

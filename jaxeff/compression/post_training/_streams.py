@@ -265,6 +265,3 @@ def rotation(size: int, seed: int, back: bool = False) -> Callable[[Any], Array]
 
 def _is_real(value: Value) -> bool:
     return bool(jnp.issubdtype(value.aval.dtype, jnp.floating))
-
-
-__all__ = ["Stream", "rotation", "streams"]

@@ -189,6 +189,3 @@ def _divergence(histogram: np.ndarray, kept: int, levels: int) -> float:
     # Not normalised again: what is clipped is missing from the second distribution.
     p, q = before[before > 0] / before.sum(), after[before > 0] / before.sum()
     return float((p * np.log(p / q)).sum())
-
-
-__all__ = ["METHODS", "clip_histogram", "clip_range"]

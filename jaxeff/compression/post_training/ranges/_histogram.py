@@ -63,6 +63,3 @@ def count(x: Float[Array, "*shape"]) -> tuple[Int[Array, " bins"], Int[Array, ""
     place = jnp.clip(jnp.floor((part + 1) * (BINS / 2)), 0, BINS - 1).astype(jnp.int32)
     counts = jnp.zeros(BINS, jnp.int32).at[place].add((x != 0).astype(jnp.int32))
     return counts, exponent.astype(jnp.int32)
-
-
-__all__ = ["BINS", "Histogram", "count"]

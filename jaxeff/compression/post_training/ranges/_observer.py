@@ -105,6 +105,3 @@ def known_width(site: str, grid: Uniform) -> int:
             'method="minmax" for widths that vary.'
         )
     return int(np.asarray(grid.bits).item())
-
-
-__all__ = ["Observer", "Place", "known_width"]

@@ -184,6 +184,3 @@ class Discrete(BaseQuantizer):
                 f"Discrete at {tensor.site}/{tensor.name} has an activation to quantize, but is a "
                 "distribution over weights: use LayerQuantization(weights=Discrete())."
             )
-
-
-__all__ = ["Discrete"]

@@ -205,6 +205,3 @@ def _is_open(phi: Any) -> Any:
     """Marks gates that are open at test time by one, others by zero."""
     phi = jnp.asarray(phi)
     return (1 - open_probability(phi) < _CLOSED).astype(phi.dtype)
-
-
-__all__ = ["WIDTHS", "BayesianBits"]

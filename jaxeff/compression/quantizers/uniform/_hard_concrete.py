@@ -44,14 +44,3 @@ def hard_concrete(key: PRNGKeyArray, phi: Float[Array, "*shape"]) -> Float[Array
 def deterministic_gates(phi: Float[Array, "*shape"]) -> Float[Array, "*shape"]:
     """Computes the gate at test time, without a draw (eq. 13)."""
     return jnp.clip(jax.nn.sigmoid(phi) * (ZETA - GAMMA) + GAMMA, 0, 1)
-
-
-__all__ = [
-    "GAMMA",
-    "TAU",
-    "ZETA",
-    "deterministic_gates",
-    "gate_location",
-    "hard_concrete",
-    "open_probability",
-]

@@ -216,6 +216,3 @@ def _rounded(
     dtype = leaf.dtype
     grid = Gaussian(jnp.asarray(codes * step, dtype), jnp.asarray(var, dtype))
     return grid, bits, step
-
-
-__all__ = ["PosteriorBits", "posterior_bits"]
