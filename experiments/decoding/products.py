@@ -17,7 +17,7 @@ from experiments import engines
 from experiments.harness import Row
 from experiments.timing import Meter, measure_rounds, metered
 from jaxeff.compression import Int, LayerQuantization, integer
-from jaxeff.compression.quantizers.uniform import Uniform
+from jaxeff.compression.quantizers import Uniform
 from jaxeff.pruning.sparsity import NofM
 
 Call = Callable[[], Any]

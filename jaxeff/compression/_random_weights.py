@@ -20,7 +20,7 @@ import jax
 
 from jaxeff.compression._quantized import check_spec, of_inputs, settings_of
 from jaxeff.compression.numerics import Method
-from jaxeff.compression.quantizers.codebooks import Discrete
+from jaxeff.compression.quantizers import Discrete
 from jaxeff.core import validate
 from jaxeff.program import trace
 

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from jaxeff.compression import Floating
-from jaxeff.compression.quantizers.codebooks._floating import FORMATS
+from jaxeff.compression.quantizers._levels import FORMATS
 from tests.compression.tensors import WEIGHT
 
 

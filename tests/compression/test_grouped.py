@@ -10,7 +10,7 @@ import pytest
 
 from jaxeff import compression as jc
 from jaxeff.compression import Grouped, Int, Tensor, Uniform, quantized
-from jaxeff.compression.quantizers._formats import NF4_VALUES
+from jaxeff.compression.quantizers._levels import NF4_VALUES
 
 W = jax.random.normal(jax.random.key(0), (64, 6)) * jnp.linspace(0.1, 2, 64)[:, None]
 WEIGHT = Tensor("fc", "weights_1", "weight", 2, None, lambda: (1,), find_summed=lambda: (0,))

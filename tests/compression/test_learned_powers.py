@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from jaxeff.compression import LearnedPowers
-from jaxeff.compression.quantizers.codebooks._learned_powers import nearest_power
+from jaxeff.compression.quantizers._powers import nearest_power
 from tests.compression.tensors import WEIGHT
 
 X = np.random.default_rng(0).normal(size=(8, 4)).astype(np.float32)

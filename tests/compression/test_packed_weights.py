@@ -17,7 +17,7 @@ from jaxeff.compression import (
 )
 from jaxeff.compression.integers._packed import packed, unpacked
 from jaxeff.compression.numerics import LayerQuantization
-from jaxeff.compression.quantizers.uniform import Uniform
+from jaxeff.compression.quantizers import Uniform
 from jaxeff.pruning.sparsity import NofM
 
 X = jax.random.normal(jax.random.key(3), (2, 3, 64))

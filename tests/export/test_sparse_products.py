@@ -13,7 +13,7 @@ from tvm.target import Target
 
 from jaxeff.compression import LayerQuantization, integer
 from jaxeff.compression.integers._two_of_four import kept_of, q_sparse
-from jaxeff.compression.quantizers.uniform import Uniform
+from jaxeff.compression.quantizers import Uniform
 from jaxeff.pruning.sparsity import NofM
 
 HOST = {**resolve_target("host"), "num-cores": 1}

@@ -49,7 +49,7 @@ from jaxeff.compression._quantized import of_inputs, settings_of
 from jaxeff.compression.allocation._policy import InWidths, Method
 from jaxeff.compression.allocation._table import BitSensitivity, check_widths
 from jaxeff.compression.numerics import LayerQuantization
-from jaxeff.compression.quantizers.uniform import Uniform
+from jaxeff.compression.quantizers import Uniform
 from jaxeff.core import (
     check_number,
     function_of_form,

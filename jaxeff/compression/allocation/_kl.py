@@ -35,7 +35,7 @@ from jaxtyping import Array
 
 from jaxeff.compression.allocation._policy import FLOAT, InWidths, Method, under_policies
 from jaxeff.compression.allocation._table import BitSensitivity, check_widths
-from jaxeff.compression.quantizers.uniform import Uniform
+from jaxeff.compression.quantizers import Uniform
 from jaxeff.core import function_of_form, input_batch, static_integer, validate
 from jaxeff.training import divergences
 

@@ -40,7 +40,7 @@ import numpy as np
 
 from jaxeff.compression.allocation._table import BitSensitivity
 from jaxeff.compression.numerics import LayerQuantization, Quantizer
-from jaxeff.compression.quantizers.uniform import Uniform
+from jaxeff.compression.quantizers import Uniform
 from jaxeff.core import (
     check_choice,
     check_number,

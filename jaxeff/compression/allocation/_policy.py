@@ -42,8 +42,7 @@ from jaxeff.compression.numerics import (
     Quantizer,
     Tensor,
 )
-from jaxeff.compression.quantizers import Switched
-from jaxeff.compression.quantizers.uniform import Uniform
+from jaxeff.compression.quantizers import Switched, Uniform
 from jaxeff.core import (
     function_of_form,
     input_batch,

@@ -36,7 +36,7 @@ from jaxeff.compression.integers._grids import Codes, IntegerError, WideCodes, i
 from jaxeff.compression.integers._kernels import Move
 from jaxeff.compression.integers._values import Plain
 from jaxeff.compression.numerics import Tensor
-from jaxeff.compression.quantizers.uniform import Uniform
+from jaxeff.compression.quantizers import Uniform
 
 
 class Argument(Plain):

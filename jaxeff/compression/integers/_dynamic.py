@@ -18,7 +18,7 @@ from jaxeff.compression.integers._grids import HALF_TO_EVEN, levels, width
 from jaxeff.compression.integers._kernels import Kernel
 from jaxeff.compression.integers._operators import biased, finer_units
 from jaxeff.compression.numerics import Tensor, grid, value_range
-from jaxeff.compression.quantizers.uniform import Uniform
+from jaxeff.compression.quantizers import Uniform
 
 
 def ranged_by_itself(

@@ -18,7 +18,7 @@ from jaxtyping import Array, Float, Int8, Int16, Integer, UInt8
 
 from jaxeff.compression.integers._operators import q_codes
 from jaxeff.compression.numerics import Tensor, grid, keep_positive, quantize, value_range
-from jaxeff.compression.quantizers.uniform import LSQ, Uniform
+from jaxeff.compression.quantizers import LSQ, Uniform
 from jaxeff.core import is_concrete
 
 MOST_BITS = 8

@@ -22,7 +22,7 @@ from jaxtyping import Array
 
 from jaxeff.compression.integers._operators import parted, q_conv2d, q_dense
 from jaxeff.compression.numerics import LayerQuantization
-from jaxeff.compression.quantizers.uniform import Grouped
+from jaxeff.compression.quantizers import Grouped
 from jaxeff.core import jax_internals as _compat
 from jaxeff.program import Layer
 from jaxeff.program.ir import Contraction, run_nodes

@@ -44,7 +44,7 @@ from jaxeff.compression.integers._kernels import Kernel, product_of
 from jaxeff.compression.integers._operators import LIMIT, biased, finer_units, q_dense
 from jaxeff.compression.integers._two_of_four import SparseWeight, pattern_of, sparse_weight
 from jaxeff.compression.numerics import LayerQuantization, Tensor, grid, value_range
-from jaxeff.compression.quantizers.uniform import Grouped, Uniform, multiples_of
+from jaxeff.compression.quantizers import Grouped, Uniform, multiples_of
 from jaxeff.core import jax_internals as _compat
 from jaxeff.program import Layer
 

@@ -51,7 +51,7 @@ from jaxeff.compression.integers._packed import (
 )
 from jaxeff.compression.integers._values import AffineMap, IntegerProduct, Mean, Plain, Sums, Value
 from jaxeff.compression.numerics import LayerQuantization
-from jaxeff.compression.quantizers.uniform import Uniform
+from jaxeff.compression.quantizers import Uniform
 from jaxeff.core import Literal
 from jaxeff.program import Layer, Program, plain_rule
 from jaxeff.program.costs import bits_scope

@@ -57,7 +57,7 @@ from jaxeff.compression.integers._grids import Codes, IntegerError
 from jaxeff.compression.integers._rule import IntegerRule, as_float, as_floats, as_value, to_float
 from jaxeff.compression.integers._values import Sums
 from jaxeff.compression.numerics import Method
-from jaxeff.compression.quantizers.uniform import Uniform
+from jaxeff.compression.quantizers import Uniform
 from jaxeff.core import is_key, validate
 from jaxeff.program import INTEGER, Layer, Program, check_open, closed, run_layers, trace
 from jaxeff.program.reading import argument_leaves

@@ -33,7 +33,7 @@ from jaxtyping import Array, Float
 from jaxeff.compression.integers._grids import MOST_BITS, reaches, weight_codes, width
 from jaxeff.compression.integers._kernels import Kernel
 from jaxeff.compression.numerics import Tensor
-from jaxeff.compression.quantizers.uniform import Uniform
+from jaxeff.compression.quantizers import Uniform
 from jaxeff.core import jax_internals as _compat
 
 KEPT, BLOCK = 2, 4

@@ -39,7 +39,7 @@ from jaxtyping import Array, Float
 from jaxeff.compression.numerics import Grid, LayerQuantization, Method, grid
 from jaxeff.compression.post_training._layerwise import RoundingProblem, on_grids
 from jaxeff.compression.post_training._multiplication import Matrix
-from jaxeff.compression.quantizers.uniform import LSQ, Uniform
+from jaxeff.compression.quantizers import LSQ, Uniform
 from jaxeff.core import (
     check_count,
     check_number,

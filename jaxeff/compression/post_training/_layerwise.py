@@ -28,8 +28,7 @@ from jaxeff.compression._quantized import (
 from jaxeff.compression.numerics import LayerQuantization, Method, Quantizer, Tensor
 from jaxeff.compression.post_training._multiplication import Matrix, Multiplication, multiplications
 from jaxeff.compression.post_training._origins import parameter_values, users
-from jaxeff.compression.quantizers import Scaled
-from jaxeff.compression.quantizers.uniform import Grouped
+from jaxeff.compression.quantizers import Grouped, Scaled
 from jaxeff.program import (
     Layer,
     Program,

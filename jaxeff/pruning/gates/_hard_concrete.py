@@ -57,7 +57,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, PRNGKeyArray
 
-from jaxeff.compression.quantizers.uniform import (
+from jaxeff.compression.quantizers import (
     deterministic_gates,
     gate_location,
     hard_concrete,

@@ -32,7 +32,7 @@ import optax
 from jaxtyping import Array, Bool, Float
 
 from jaxeff.compression import Tensor
-from jaxeff.compression.quantizers.codebooks import largest_mask
+from jaxeff.compression.quantizers import largest_mask
 from jaxeff.core import Number, check_count, check_number, register_setting
 from jaxeff.pruning.sparsity._protocol import Sparse
 

@@ -23,7 +23,7 @@ import numpy as np
 from jaxtyping import Array, Bool, Float
 
 from jaxeff.compression import Tensor
-from jaxeff.compression.quantizers.codebooks import largest_mask
+from jaxeff.compression.quantizers import largest_mask
 from jaxeff.core import Count, Number, check_broadcasts, register_setting, static
 from jaxeff.pruning.sparsity._protocol import Sparse
 

@@ -29,7 +29,7 @@ from jaxeff.compression.numerics import LayerQuantization, Tensor
 from jaxeff.compression.numerics import parts as parts_of
 from jaxeff.compression.post_training.ranges._clipping import METHODS, clip_range
 from jaxeff.compression.post_training.ranges._observer import Observer, known_width
-from jaxeff.compression.quantizers.uniform import Int, Uniform
+from jaxeff.compression.quantizers import Int, Uniform
 from jaxeff.core import check_choice, check_number, input_batches, number, spec_of, validate
 from jaxeff.program import Layer, Program, check_settings, evaluate, plain_rule, resolve, trace
 

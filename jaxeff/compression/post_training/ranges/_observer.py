@@ -19,7 +19,7 @@ from jaxtyping import Array
 
 from jaxeff.compression.post_training.ranges._clipping import clip_histogram
 from jaxeff.compression.post_training.ranges._histogram import Histogram, count
-from jaxeff.compression.quantizers.uniform import Uniform
+from jaxeff.compression.quantizers import Uniform
 from jaxeff.core import is_concrete
 
 Place = tuple[str, int]

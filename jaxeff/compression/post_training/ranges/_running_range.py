@@ -31,7 +31,7 @@ from jaxtyping import Array, Float
 
 from jaxeff.compression._quantized import quantized, quantizing
 from jaxeff.compression.numerics import Tensor, fake_quantize, value_range
-from jaxeff.compression.quantizers.uniform import Int, Uniform
+from jaxeff.compression.quantizers import Int, Uniform
 from jaxeff.core import NEW_STATE_TAG, STATE_TAG, check_number, probability, validate
 from jaxeff.program import Rule, check_settings, interpret, plain_rule, resolve, trace
 from jaxeff.program.ir import Layer, Program

@@ -1,0 +1,422 @@
+"""Two or three values per weight: `Binary`, `BinaryBases`, `Ternary` and `TrainedTernary`."""
+
+from dataclasses import dataclass, replace
+from typing import Annotated, Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+from jaxtyping import Array, Bool, Float
+
+from jaxeff.compression.numerics import (
+    BaseQuantizer,
+    Tensor,
+    at_least_float32,
+    kept_axes,
+    least_squares,
+    magnitude,
+    safe_scale,
+    straight_through,
+)
+from jaxeff.core import Choice, Count, NonNegative, Number, register_setting, static
+
+
+@register_setting
+@dataclass(frozen=True)
+class Binary(BaseQuantizer):
+    """One bit: `Binary()` is XNOR-Net's, `Binary(per="none")` the plain sign.
+
+    The value is scale * b with b in {-1, +1}, where b = +1 for x >= 0 (Hubara et al., eq. 1), or
+    drawn: P(b = +1) = clip((u + 1) / 2, 0, 1) with u = x / scale (Courbariaux et al., eq. 2 and 3),
+    so that its mean is x within the scale. The sign has no gradient, so it gets that of
+
+    - clip(u, -1, 1): one for |u| <= 1, zero elsewhere (Hubara et al., eq. 4); or of
+    - the polynomial u (2 - |u|) there: 2 - 2|u| (ApproxSign, Liu et al., section 3.2),
+
+    with u = x where nothing is drawn. The scale that is nearest to x is its mean magnitude
+    (Rastegari et al., eq. 6). While it follows the array, its own share of the gradient is 1/n for
+    n values under one scale, so that in total dy/dx = 1/n + scale * db/dx (section 3.1, "Training
+    XNOR-Networks"); as there, the terms between different values are left out.
+
+    Sharp edges:
+        Gradients vanish where |x| > 1. The authors also keep float weights in [-1, 1]
+        (`jaxeff.hardening.clamped`).
+        Zeros get the sign +1; an array of zeros alone has scale zero, and stays one of zeros.
+
+    Attributes:
+        scale: Factor of the signs. Open: the mean magnitude.
+        per: Part with its own scale: the output "channel" of a weight, or the "tensor"; "none":
+            there are no scales.
+        gradient: "clipped", or "polynomial" (Bi-Real Net, of activations).
+        stochastic: Whether signs are drawn; needs `quantized(..., keyed=True)`.
+        follow: Whether the scales of weights stay open in `init`, and so follow the weights as in
+            XNOR-Net; else they are learnt by their own gradient.
+
+    Raises:
+        TypeError, ValueError: The scale is no finite number, or a choice is unknown.
+
+    References:
+        Courbariaux et al., "BinaryConnect", arXiv:1511.00363. Hubara et al., "Binarized Neural
+        Networks", arXiv:1602.02830. Rastegari et al., "XNOR-Net", arXiv:1603.05279. Liu et al.,
+        "Bi-Real Net", arXiv:1808.00278.
+    """
+
+    scale: Annotated[Float[Array, "..."] | float | None, Number()] = None
+    per: Annotated[str, Choice("channel", "tensor", "none")] = static("channel")
+    gradient: Annotated[str, Choice("clipped", "polynomial")] = static("clipped")
+    stochastic: bool = static(False)
+    follow: bool = static(False)
+
+    def quantize(self, x: Float[Array, "*shape"], tensor: Tensor) -> Float[Array, "*shape"]:
+        """Returns the signs times their scale, with the gradients above."""
+        fixed = lax.stop_gradient(x)
+        scale = self._mean(fixed, tensor) if self.scale is None else self.scale
+        scale = tensor.fitted("Binary.scale", scale, x)
+        unit = x
+        if self.stochastic:
+            # A subnormal scale has no finite reciprocal; such values are drawn as zeros are.
+            small = jnp.abs(scale) < jnp.finfo(x.dtype).tiny
+            unit = x / jnp.where(small, jnp.ones_like(scale), scale)
+        signs = self._signs(lax.stop_gradient(unit), tensor)
+        # Hubara et al., eq. 4: no gradient beyond one, where a step would change no sign.
+        inside = jnp.where(jnp.abs(unit) <= 1, unit, 0)
+        smooth = inside if self.gradient == "clipped" else inside * (2 - jnp.abs(inside))
+        y = straight_through(smooth, signs) * scale
+        if self.scale is None and self.per != "none":
+            # The scale's own share: dy/dscale dscale/dx = b sign(x) / n, 1/n where b is the sign.
+            shared = x.size // max(scale.size, 1)
+            follows = x * (signs * _sign(fixed) / shared)
+            y = y + (follows - lax.stop_gradient(follows))
+        return y
+
+    def deterministic(self) -> "Binary":
+        """Returns the same with the signs themselves."""
+        return replace(self, stochastic=False)
+
+    def start(self, x: Float[Array, "*shape"], tensor: Tensor) -> "Binary":
+        """Measures an open scale, the mean magnitude, unless it stays open."""
+        stays = self.per == "none" or (self.follow and tensor.role == "weight")
+        if self.scale is not None or stays:
+            return self
+        return replace(self, scale=self._mean(x, tensor))
+
+    def storage(self, shape: tuple[int, ...], tensor: Tensor) -> int:
+        """Counts a bit for each value and a float for each scale."""
+        scales = 0 if self.per == "none" else tensor.count(shape, self.per)
+        return super().storage(shape, tensor) + 32 * scales
+
+    @property
+    def width(self) -> int:
+        """One bit."""
+        return 1
+
+    def _mean(self, x: Array, tensor: Tensor) -> Array:
+        if self.per == "none":
+            return jnp.ones((), x.dtype)
+        axes, shape = kept_axes(x, tensor.axes(self.per))
+        return jnp.mean(jnp.abs(x), axes).reshape(shape)
+
+    def _signs(self, x: Array, tensor: Tensor) -> Array:
+        if not self.stochastic:
+            return _sign(x)
+        # The hard sigmoid (Courbariaux et al., eq. 3), in float32: narrow dtypes are coarse.
+        chance = jnp.clip((x + 1) / 2, 0, 1).astype(jnp.float32)
+        up = jax.random.bernoulli(tensor.random("Binary(stochastic=True)"), chance)
+        return jnp.where(jnp.isnan(x), x, jnp.where(up, jnp.ones_like(x), -1))
+
+
+def _sign(x: Array) -> Array:
+    """Returns the sign, that of zero being +1; of NaN it is NaN."""
+    return jnp.where(x >= 0, jnp.ones_like(x), jnp.where(x < 0, -jnp.ones_like(x), x))
+
+
+MAX_BASES = 8
+
+
+@register_setting
+@dataclass(frozen=True)
+class BinaryBases(BaseQuantizer):
+    """Several binary bases: `BinaryBases(3)`.
+
+    Weights are W ~ sum_i scale_i B_i with B_i = sign(W - mean(W) + shift_i std(W)) and shifts that
+    are evenly spaced from -1 to 1; the scales solve min |W - sum_i scale_i B_i|^2 (section 3.1).
+    Scales are constants to the gradient of W, and signs pass gradients straight through: dC/dW =
+    sum_i scale_i dC/dy.
+
+    Activations are R ~ sum_i scale_i A_i with A_i = 2 [clip(R + shift_i, 0, 1) >= 1/2] - 1; scales
+    and shifts are learnt, with dA_i/dR = dA_i/dshift_i = [0 <= R + shift_i <= 1] (section 3.2).
+
+    Sharp edges:
+        Shifts are ordered, so n bases have n + 1 values, not 2^n.
+        The scales of weights follow them on every call, until `init` makes them numbers to learn.
+        An array with a single value is kept, up to rounding.
+
+    Attributes:
+        bases: Number of bases, 1 to 8.
+        shifts: One for each. Open: for weights evenly spaced from -1 to 1, in standard deviations;
+            for activations such that the thresholds 1/2 - shift divide their range evenly.
+        scales: One for each, along the last axis, the others being of size one or those that have
+            scales of their own. Open: those of least squares.
+        per: Part with its own scales: the output "channel" of a weight, or the "tensor".
+        follow: Whether the scales of weights stay open in `init`, and so follow the weights as in
+            the paper; else they are learnt by their own gradient.
+
+    Raises:
+        TypeError, ValueError: The number of bases is no integer between 1 and 8, or there is
+            another number of shifts or scales.
+
+    References:
+        Lin et al., "Towards Accurate Binary Convolutional Neural Network", arXiv:1711.11294.
+    """
+
+    bases: Annotated[int, Count(1, MAX_BASES)] = static(3)
+    shifts: Annotated[Float[Array, " bases"] | None, Number()] = None
+    scales: Annotated[Float[Array, "... bases"] | None, Number()] = None
+    per: Annotated[str, Choice("channel", "tensor")] = static("tensor")
+    follow: bool = static(False)
+
+    def __post_init__(self) -> None:
+        """Checks the fields."""
+        super().__post_init__()
+        for name in ("shifts", "scales"):
+            value = getattr(self, name)
+            if value is not None and np.shape(value)[-1:] != (self.bases,):
+                raise ValueError(
+                    f"BinaryBases.{name} has shape {np.shape(value)}; its last axis must have one "
+                    f"entry for each of the {self.bases} bases."
+                )
+
+    def quantize(self, x: Float[Array, "*shape"], tensor: Tensor) -> Float[Array, "*shape"]:
+        """Returns the sum of the bases, with the gradients above."""
+        fixed = lax.stop_gradient(x)
+        shifts = self._shifts(fixed, tensor) if self.shifts is None else self.shifts
+        shifts = jnp.asarray(shifts, x.dtype)
+        scales = self.scales
+        if scales is None:
+            # Section 3.1: scales are constants to the gradient of W.
+            known = replace(self, shifts=lax.stop_gradient(shifts))
+            scales = known._scales(fixed, tensor)
+        scales = jnp.asarray(scales, x.dtype)
+        y: Any = jnp.zeros_like(x)
+        for i in range(self.bases):
+            basis = self._basis(x, shifts[..., i], tensor)
+            y = y + basis * tensor.fitted("BinaryBases.scales", scales[..., i], x)
+        return y
+
+    def start(self, x: Float[Array, "*shape"], tensor: Tensor) -> "BinaryBases":
+        """Computes open shifts and scales from an array."""
+        started = self
+        if self.shifts is None:
+            started = replace(started, shifts=self._shifts(x, tensor))
+        if self.scales is None and not (self.follow and tensor.role == "weight"):
+            started = replace(started, scales=started._scales(x, tensor))
+        return started
+
+    def storage(self, shape: tuple[int, ...], tensor: Tensor) -> int:
+        """Counts a bit for each basis of a value, and a float for each scale."""
+        scales = self.bases * tensor.count(shape, self.per)
+        return super().storage(shape, tensor) + 32 * scales
+
+    @property
+    def width(self) -> int:
+        """A bit for each basis."""
+        return self.bases
+
+    def _basis(self, x: Array, shift: Array, tensor: Tensor) -> Array:
+        """Computes one of the binary arrays, -1 and +1."""
+        one = jnp.ones_like(x)
+        if tensor.role == "weight":
+            fixed = lax.stop_gradient(x)
+            axes, shape = kept_axes(x, tensor.axes(self.per))
+            # B_i = sign(W - mean(W) + shift_i std(W)), whose statistics have no gradient either.
+            mean = jnp.mean(fixed, axes).reshape(shape)
+            moved = x - mean + shift * jnp.std(fixed, axes).reshape(shape)
+            return straight_through(moved, jnp.where(moved >= 0, one, jnp.where(moved < 0, -1, x)))
+        moved = x + shift
+        # Section 3.2: the derivative is one within [0, 1] of the shifted value, zero outside.
+        bounded = jnp.where((moved >= 0) & (moved <= 1), moved, 0)
+        signs = jnp.where(moved >= 0.5, one, jnp.where(moved < 0.5, -1, x))
+        return straight_through(bounded, signs)
+
+    def _shifts(self, x: Array, tensor: Tensor) -> Array:
+        steps = np.linspace(-1.0, 1.0, self.bases) if self.bases > 1 else np.zeros(1)
+        if tensor.role == "weight":
+            return jnp.asarray(steps, x.dtype)
+        # Thresholds 1/2 - shift at even parts of the range: every basis splits the values.
+        parts = jnp.asarray(np.arange(1, self.bases + 1) / (self.bases + 1), x.dtype)
+        low, high = jnp.min(x), jnp.max(x)
+        return 0.5 - (low + (high - low) * parts)
+
+    def _scales(self, x: Array, tensor: Tensor) -> Array:
+        wide = at_least_float32(x)
+        shifts = jnp.asarray(self.shifts, x.dtype)
+        signs = [self._basis(x, shifts[..., i], tensor) for i in range(self.bases)]
+        bases = [b.astype(wide.dtype) for b in signs]
+        axes, shape = kept_axes(x, tensor.axes(self.per))
+
+        def mean(values: Array) -> Array:
+            return jnp.mean(values, axes).reshape(shape)
+
+        # Normal equations of min |W - sum_i scale_i B_i|^2; means keep large arrays in range.
+        right = jnp.stack([mean(wide * b) for b in bases], -1)
+        rows = [jnp.stack([mean(a * b) for a in bases], -1) for b in bases]
+        return least_squares(jnp.stack(rows, -2), right).astype(x.dtype)
+
+
+Open = Annotated[Float[Array, "..."] | float | None, Number(0)]
+
+
+@dataclass(frozen=True)
+class Thresholded(BaseQuantizer):
+    """Three values, of which a threshold decides: what both methods share.
+
+    Attributes:
+        fraction: The threshold over a magnitude of the array.
+        threshold: Largest magnitude that becomes zero. Open: by `fraction`.
+    """
+
+    fraction: NonNegative
+    threshold: Open = None
+
+    @property
+    def width(self) -> int:
+        """Two bits."""
+        return 2
+
+
+@register_setting
+@dataclass(frozen=True)
+class Ternary(Thresholded):
+    """Three values with a scale that follows the weights: `Ternary()`.
+
+    Attributes:
+        fraction: The threshold over the mean magnitude.
+        threshold: Largest magnitude that becomes zero. Open: by `fraction`.
+        scale: The value a. Open: the mean magnitude beyond the threshold.
+        per: Part with its own scale: the output "channel" of a weight, or the "tensor".
+
+    Raises:
+        TypeError, ValueError: A number is negative or not finite.
+
+    References:
+        Li et al., "Ternary Weight Networks", arXiv:1605.04711.
+    """
+
+    fraction: NonNegative = 0.7
+    scale: Open = None
+    per: Annotated[str, Choice("channel", "tensor")] = static("tensor")
+
+    def quantize(self, x: Float[Array, "*shape"], tensor: Tensor) -> Float[Array, "*shape"]:
+        """Returns the three values, with a gradient of one."""
+        own = self._filled(lax.stop_gradient(x), tensor)
+        scale = tensor.fitted("Ternary.scale", own.scale, x)
+        threshold = tensor.fitted("Ternary.threshold", own.threshold, x)
+        return _three(x, threshold, scale, scale) + (x - lax.stop_gradient(x))
+
+    def start(self, x: Float[Array, "*shape"], tensor: Tensor) -> "Ternary":
+        """Fixes threshold and scale of activations; those of weights follow them."""
+        started = self._filled(x, tensor) if tensor.role == "activation" else self
+        return replace(started, fraction=jnp.asarray(self.fraction, x.dtype))
+
+    def storage(self, shape: tuple[int, ...], tensor: Tensor) -> int:
+        """Counts two bits for each value and a float for each scale."""
+        return super().storage(shape, tensor) + 32 * tensor.count(shape, self.per)
+
+    def _filled(self, x: Array, tensor: Tensor) -> "Ternary":
+        axes, shape = kept_axes(x, tensor.axes(self.per))
+        threshold: Any = self.threshold
+        if threshold is None:
+            mean = jnp.mean(jnp.abs(x), axes).reshape(shape)
+            # Eq. 6: 0.7 lies between the best for uniform weights, 2/3, and for normal ones, 3/4.
+            threshold = jnp.asarray(self.fraction, x.dtype) * mean
+        scale: Any = self.scale
+        if scale is None:
+            beyond = jnp.abs(x) > tensor.fitted("Ternary.threshold", threshold, x)
+            # Eq. 5: given the threshold, this mean has the least squared error.
+            scale = _mean(x, beyond, axes, shape)
+        return replace(self, threshold=threshold, scale=scale)
+
+
+@register_setting
+@dataclass(frozen=True)
+class TrainedTernary(Thresholded):
+    """Three values, two of them learnt: `TrainedTernary()`.
+
+    Attributes:
+        fraction: The threshold over the largest magnitude.
+        threshold: Largest magnitude that becomes zero. Open: by `fraction`.
+        positive: The value p above the threshold. Open: the mean there.
+        negative: Minus the value below the other threshold. Open: the mean magnitude there. A side
+            without values takes the number of the other side; one, if both have none.
+        per: Part with its own values: the output "channel" of a weight, or the "tensor".
+
+    Raises:
+        TypeError, ValueError: A number is negative or not finite.
+
+    References:
+        Zhu et al., "Trained Ternary Quantization", arXiv:1612.01064.
+    """
+
+    fraction: NonNegative = 0.05
+    positive: Open = None
+    negative: Open = None
+    per: Annotated[str, Choice("channel", "tensor")] = static("tensor")
+
+    def quantize(self, x: Float[Array, "*shape"], tensor: Tensor) -> Float[Array, "*shape"]:
+        """Returns the three values, with the gradients above."""
+        fixed = lax.stop_gradient(x)
+        own = self._filled(fixed, tensor)
+        up = tensor.fitted("TrainedTernary.positive", own.positive, x)
+        down = tensor.fitted("TrainedTernary.negative", own.negative, x)
+        threshold = tensor.fitted("TrainedTernary.threshold", self._threshold(fixed, tensor), x)
+        one = jnp.ones_like(x)
+        # Gradients of weights are scaled by the value they take, of those at zero by one.
+        slope = jnp.where(fixed > threshold, up, jnp.where(fixed < -threshold, down, one))
+        passed = x * lax.stop_gradient(slope)
+        return _three(x, threshold, up, down) + (passed - lax.stop_gradient(passed))
+
+    def start(self, x: Float[Array, "*shape"], tensor: Tensor) -> "TrainedTernary":
+        """Computes open values from an array, and for activations the threshold."""
+        started = replace(self._filled(x, tensor), fraction=jnp.asarray(self.fraction, x.dtype))
+        if tensor.role == "activation":
+            started = replace(started, threshold=self._threshold(x, tensor))
+        return started
+
+    def storage(self, shape: tuple[int, ...], tensor: Tensor) -> int:
+        """Counts two bits for each value and a float for each learnt one."""
+        return super().storage(shape, tensor) + 64 * tensor.count(shape, self.per)
+
+    def _threshold(self, x: Array, tensor: Tensor) -> Any:
+        if self.threshold is not None:
+            return self.threshold
+        return jnp.asarray(self.fraction, x.dtype) * magnitude(x, tensor, self.per)
+
+    def _filled(self, x: Array, tensor: Tensor) -> "TrainedTernary":
+        axes, shape = kept_axes(x, tensor.axes(self.per))
+        threshold = tensor.fitted("TrainedTernary.threshold", self._threshold(x, tensor), x)
+        above = _mean(x, x > threshold, axes, shape)
+        below = _mean(x, x < -threshold, axes, shape)
+        # A side without values starts from the other's number, so that training may use it.
+        up, down = jnp.where(above > 0, above, below), jnp.where(below > 0, below, above)
+        up, down = map(safe_scale, (up, down))
+        return replace(
+            self,
+            positive=up if self.positive is None else self.positive,
+            negative=down if self.negative is None else self.negative,
+        )
+
+
+def _three(x: Array, threshold: Array, up: Array, down: Array) -> Array:
+    zero = jnp.zeros_like(x)
+    return jnp.where(x > threshold, up, jnp.where(x < -threshold, -down, zero))
+
+
+def _mean(
+    x: Array, where: Bool[Array, "..."], axes: tuple[int, ...], shape: tuple[int, ...]
+) -> Array:
+    """Computes the mean magnitude of some values, zero where there are none."""
+    some = jnp.any(where, axes, keepdims=True)
+    # An empty choice takes all values instead of 0 / 0, and is zero in the end.
+    mean = jnp.mean(jnp.abs(x), axes, where=where | ~some).reshape(shape)
+    return jnp.where(some.reshape(shape), mean, jnp.zeros_like(mean))

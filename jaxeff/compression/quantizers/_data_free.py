@@ -1,0 +1,472 @@
+"""Grids that need neither data nor training: `DoReFa`, `HalfWave`, `HalfQuadratic`."""
+
+import functools
+import math
+from dataclasses import dataclass, replace
+from typing import Annotated, Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import scipy  # its `special` is loaded when first used, a fifth of a second after import
+from jax import lax
+from jaxtyping import Array, Float, PRNGKeyArray
+
+from jaxeff.compression.numerics import (
+    MAX_BITS,
+    BaseQuantizer,
+    Bits,
+    Tensor,
+    at_least_float32,
+    keep_positive,
+    kept_axes,
+    largest_magnitude,
+    lookup_levels,
+    nearest,
+    power_of_two,
+    ranges,
+    round_through,
+    safe_scale,
+    straight_through,
+    wide_dtype,
+)
+from jaxeff.core import (
+    Choice,
+    Count,
+    Number,
+    Width,
+    register_setting,
+    static,
+    static_integer,
+    static_number,
+    validate,
+    widened,
+)
+
+
+@register_setting
+@dataclass(frozen=True)
+class DoReFa(BaseQuantizer):
+    """DoReFa-Net: `DoReFa(1)` for weights, `DoReFa(2, gradient_bits=6)` for activations.
+
+    With q_k(r) = round((2^k - 1) r) / (2^k - 1), through whose rounding gradients pass (Zhou et
+    al., eq. 5), k being `bits`:
+
+    - weights are 2 q_k(tanh(w) / (2 max |tanh(w)|) + 1/2) - 1, with the gradient of that formula
+      (eq. 9); for one bit they are sign(w) times the mean magnitude, with a gradient of one (eq.
+      7);
+    - activations are q_k(clip(x, 0, 1)) (eq. 11), with a gradient of one inside and zero outside;
+    - where `gradient_bits` g are given, the gradient dr with respect to an activation's quantized
+      value becomes 2 m (q_g(dr / (2 m) + 1/2 + n) - 1/2) with m = max |dr| over an example and n
+      uniform in +-1/2 / (2^g - 1) (eq. 12): rounded at random, it is right on average.
+
+    Sharp edges:
+        Weights end in [-1, 1] whatever they were, so a trained network needs training or a
+        normalization after each layer. There is no zero among them; zeros become 1 / (2^k - 1).
+        Gradients are quantized on the way to the layers before. For the gradients with which a
+        layer's own weights are updated, quantize what it returns: `LayerQuantization(...,
+        at="output")`.
+        The maximum of a gradient is that over all but the first axis, the batch.
+
+    Attributes:
+        bits: Bit width, 1 to 16; an array may be traced.
+        gradient_bits: Bit width of an activation's gradient, likewise; None leaves gradients alone.
+            Needs `quantized(..., keyed=True)`.
+
+    Raises:
+        TypeError, ValueError: A width is out of bounds or not whole.
+
+    References:
+        Zhou et al., "DoReFa-Net: Training Low Bitwidth Convolutional Neural Networks with Low
+        Bitwidth Gradients", arXiv:1606.06160.
+    """
+
+    bits: Annotated[Bits, Width(1, MAX_BITS)] = static_number()
+    gradient_bits: Annotated[Bits | None, Width(1, MAX_BITS)] = static_number(None)
+
+    def quantize(self, x: Float[Array, "*shape"], tensor: Tensor) -> Float[Array, "*shape"]:
+        """Returns the values above, of a weight or of an activation."""
+        value = at_least_float32(x)
+        if tensor.role == "weight":
+            return self._weights(value).astype(x.dtype)
+        # Written by `where`: `jnp.clip` would halve the gradient at its ends.
+        inside = (value >= 0) & (value <= 1)
+        clipped = jnp.where(inside, value, lax.stop_gradient(jnp.clip(value, 0, 1)))
+        y = _rounded(clipped, self.bits).astype(x.dtype)
+        if self.gradient_bits is None:
+            return y
+        steps = power_of_two(self.gradient_bits, value.dtype) - 1
+        return _coarse_gradient(y, steps, tensor.random("DoReFa(gradient_bits=...)"))
+
+    def deterministic(self) -> "DoReFa":
+        """Returns the same with gradients left alone."""
+        return replace(self, gradient_bits=None)
+
+    def storage(self, shape: tuple[int, ...], tensor: Tensor) -> Any:
+        """Counts codes, and for weights of one bit a float."""
+        codes = super().storage(shape, tensor)
+        if tensor.role == "activation":
+            return codes
+        if isinstance(self.bits, int):
+            return codes + (32 if self.bits == 1 else 0)
+        return codes + jnp.where(jnp.asarray(self.bits) == 1, 32, 0).astype(codes.dtype)
+
+    def _weights(self, w: Array) -> Array:
+        if isinstance(self.bits, int):
+            return _binary(w) if self.bits == 1 else _squashed(w, self.bits)
+        single = jnp.asarray(self.bits) == 1
+        return jnp.where(single, _binary(w), _squashed(w, self.bits))
+
+
+def _binary(w: Array) -> Array:
+    mean = lax.stop_gradient(jnp.mean(jnp.abs(w)))
+    return straight_through(w, jnp.where(w < 0, -mean, mean))
+
+
+def _squashed(w: Array, bits: Bits) -> Array:
+    # tanh limits the range before quantizing, so that single large weights don't set the
+    # scale.
+    squashed = jnp.tanh(w)
+    unit = squashed / safe_scale(2 * largest_magnitude(squashed))
+    return 2 * _rounded(unit + 0.5, bits) - 1
+
+
+def _rounded(r: Array, bits: Bits) -> Array:
+    """Computes q_k by a product: compilers make one of a division by a constant anyway."""
+    steps = power_of_two(bits, r.dtype) - 1
+    codes = lax.round(lax.stop_gradient(r) * steps, lax.RoundingMethod.TO_NEAREST_EVEN)
+    return straight_through(r, codes * (1 / steps))
+
+
+@jax.custom_vjp
+def _coarse_gradient(x: Array, steps: Array, key: PRNGKeyArray) -> Array:
+    """Passes values, and rounds their gradient at random to a number of steps."""
+    return x
+
+
+def _forward(x: Array, steps: Array, key: PRNGKeyArray) -> tuple[Array, tuple[Array, Any]]:
+    return x, (steps, key)
+
+
+def _backward(kept: tuple[Array, Any], gradient: Array) -> tuple[Array, None, None]:
+    steps, key = kept
+    dr = gradient.astype(wide_dtype(gradient))
+    # A scale per example: gradients differ by orders of magnitude between examples. Uniform
+    # noise before rounding makes the coarse gradient unbiased.
+    top = largest_magnitude(dr, (0,) if dr.ndim > 1 else ())
+    scale = 2 * safe_scale(top)
+    noise = jax.random.uniform(key, dr.shape, dr.dtype, -0.5, 0.5)
+    codes = lax.round((dr / scale + 0.5) * steps + noise, lax.RoundingMethod.TO_NEAREST_EVEN)
+    rounded = scale * (jnp.clip(codes, 0, steps) * (1 / steps) - 0.5)
+    rounded = jnp.where(top > 0, rounded, jnp.zeros_like(rounded))
+    return rounded.astype(gradient.dtype), None, None
+
+
+_coarse_gradient.defvjp(_forward, _backward)
+
+
+@register_setting
+@dataclass(frozen=True)
+class HalfWave(BaseQuantizer):
+    """Half-wave Gaussian quantization of activations: `HalfWave(2)`.
+
+    With u = x / scale the value is scale * Q(u): zero for u <= 0, else the nearest of 2^b - 1
+    positive levels q_1 < ... < q_m (Cai et al., eq. 12). They minimise E (Q(u) - u)^2 for u > 0
+    under a standard Gaussian, freely or as multiples of one step (eq. 13). Free levels are those
+    that Lloyd's iteration converges to: each is the mean of what it stands for, q_i = E[u | t_i < u
+    <= t_(i+1)] with thresholds t in the middle between levels and t_1 = 0; this equation is solved
+    by Newton's method.
+
+    Q has no gradient; it gets that of
+
+    - "vanilla": max(u, 0) (section 4.1);
+    - "clipped": the same up to q_m, zero beyond (eq. 16);
+    - "log": q_m + log(u - (q_m - 1)) beyond q_m, whose derivative is 1 / (u - q_m + 1) (eq. 17).
+
+    Sharp edges:
+        It includes the rectifier: negative values become zero.
+        The smallest positive value becomes q_1, not zero, so that zeros are those of the rectifier.
+        Normalised activations have scale 1. The open scale is that of x = max(Gaussian, 0), whose
+        mean square is half the variance: sqrt(2 mean(max(x, 0)^2)); an array without positive
+        values has scale zero, and only zeros.
+
+    ```python
+    from jaxeff.compression import half_wave_levels
+
+    assert len(half_wave_levels(2)) == 3                    # beside zero
+    ```
+
+    Attributes:
+        bits: Bit width, 1 to 8.
+        scale: Standard deviation of the Gaussian. Open: by the mean square of the positive part.
+        uniform: Whether levels are multiples of one step.
+        gradient: "vanilla", "clipped" or "log".
+
+    Raises:
+        TypeError, ValueError: A number is out of bounds, or the gradient unknown.
+
+    References:
+        Cai et al., "Deep Learning with Low Precision by Half-wave Gaussian Quantization",
+        arXiv:1702.00953.
+    """
+
+    bits: Annotated[int, Count(1, 8)] = static()
+    scale: Annotated[Float[Array, "..."] | float | None, Number(0)] = None
+    uniform: bool = static(True)
+    gradient: Annotated[str, Choice("vanilla", "clipped", "log")] = static("clipped")
+
+    def quantize(self, x: Float[Array, "*shape"], tensor: Tensor) -> Float[Array, "*shape"]:
+        """Returns the nearest levels, with the gradients above.
+
+        Raises:
+            ValueError: It is a weight.
+        """
+        own = self.start(lax.stop_gradient(x), tensor)
+        scale = tensor.fitted("HalfWave.scale", own.scale, x)
+        unit = x / safe_scale(scale)
+        levels = half_wave_levels(self.bits, self.uniform)
+        last = float(levels[-1])
+        table = jnp.asarray(levels, x.dtype)
+        value = jnp.where(
+            unit > 0, lookup_levels(table, nearest(unit, table)), jnp.zeros_like(unit)
+        )
+        # NaN has no level: it must not pass for a zero.
+        value = jnp.where(jnp.isnan(unit), unit, value)
+        passed = jnp.where((unit > 0) & (unit <= last), unit, 0)
+        if self.gradient != "clipped":
+            beyond = unit > last
+            outer = jnp.where(beyond, unit, last)  # a logarithm of what isn't beyond may be NaN
+            tail = jnp.log(outer - (last - 1)) if self.gradient == "log" else outer
+            passed = jnp.where(beyond, tail, passed)
+        return straight_through(passed, value) * scale
+
+    def start(self, x: Float[Array, "*shape"], tensor: Tensor) -> "HalfWave":
+        """Computes an open scale from an activation."""
+        if tensor.role == "weight":
+            raise ValueError(
+                f"HalfWave has no negative values, and {tensor.site}/{tensor.name} is a weight: "
+                "write LayerQuantization(weights=..., activations=HalfWave(2))."
+            )
+        if self.scale is not None:
+            return self
+        return replace(
+            self, scale=jnp.sqrt(2 * jnp.mean(jnp.maximum(widened(x), 0) ** 2)).astype(x.dtype)
+        )
+
+    def storage(self, shape: tuple[int, ...], tensor: Tensor) -> int:
+        """Counts codes and one float, the scale; levels are constants of the method."""
+        return super().storage(shape, tensor) + 32
+
+
+@validate(bits=static_integer())
+@functools.cache
+def half_wave_levels(bits: int, uniform: bool = True) -> np.ndarray:
+    """Computes the positive levels of least mean squared error for a rectified standard Gaussian.
+
+    Args:
+        bits: 1 to 8; there are 2^bits - 1 levels.
+        uniform: Whether they are multiples of one step.
+
+    Returns:
+        The levels, rising, in float64; not to be written to.
+    """
+    from scipy.optimize import minimize_scalar  # takes longer to load than all of JAX's NumPy
+
+    count = 2**bits - 1
+    numbers = np.arange(1.0, count + 1)
+    if uniform:
+        # Eq. 13: one number to search for, which these bounds hold for all widths.
+        step = minimize_scalar(
+            lambda step: half_wave_error(step * numbers),
+            bounds=(0.5 / count, 6.0 / count),
+            method="bounded",
+            options={"xatol": 1e-12},
+        ).x
+        levels = step * numbers
+    else:
+        # The density of levels of a fine quantizer goes with the cube root of that of the values:
+        # a Gaussian of thrice the variance. From there Newton's method takes a few steps.
+        levels = np.sqrt(3.0) * scipy.special.ndtri((1 + (numbers - 0.5) / count) / 2)
+        for _ in range(50):
+            # Newton on means(q) - q = 0. Thresholds are middles of levels, so a mean depends on
+            # its level and both neighbours: the derivative is tridiagonal.
+            means, lower, upper = _centroids(levels)
+            slopes = np.diag((lower + upper) / 2 - 1)
+            slopes += np.diag(lower[1:] / 2, -1) + np.diag(upper[:-1] / 2, 1)
+            change = np.linalg.solve(slopes, levels - means)
+            levels = levels + change
+            if np.abs(change).max() < 1e-13:
+                break
+    levels.setflags(write=False)
+    return levels
+
+
+def half_wave_error(levels: np.ndarray) -> float:
+    """Computes E (Q(u) - u)^2 over positive u of a standard Gaussian, for rising levels."""
+    t = np.concatenate([[0.0], (levels[1:] + levels[:-1]) / 2, [np.inf]])
+    mass = scipy.special.ndtr(-t[:-1]) - scipy.special.ndtr(-t[1:])
+    density = _density(t)
+    # Parts of a normal: integral of u phi = phi(a) - phi(b), of u^2 phi = mass + a phi(a) -
+    # b phi(b), where t phi(t) vanishes at infinity.
+    edges = np.where(np.isfinite(t), t, 0) * density
+    first = density[:-1] - density[1:]
+    second = mass + edges[:-1] - edges[1:]
+    return float(2 * np.sum(second - 2 * levels * first + levels**2 * mass))
+
+
+def _centroids(levels: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Computes means between thresholds, with derivatives by the thresholds below and above."""
+    t = np.concatenate([[0.0], (levels[1:] + levels[:-1]) / 2, [np.inf]])
+    mass = scipy.special.ndtr(-t[:-1]) - scipy.special.ndtr(-t[1:])
+    density = _density(t)
+    means = (density[:-1] - density[1:]) / mass
+    # By Leibniz: d mean / da = phi(a) (mean - a) / mass, d mean / db = phi(b) (b - mean) / mass.
+    lower = density[:-1] * (means - t[:-1]) / mass
+    upper = density[1:] * (np.where(np.isfinite(t[1:]), t[1:], 0) - means) / mass
+    lower[0] = upper[-1] = 0.0  # these ends stay
+    return means, lower, upper
+
+
+def _density(x: np.ndarray) -> np.ndarray:
+    return np.exp(-(x**2) / 2) / np.sqrt(2 * np.pi)
+
+
+_BITS = {"float32": 32, "float16": 16}
+_LEAST = {"float32": 2.0**-126, "float16": 2.0**-24}
+_MOST_ZERO = 2.0**12
+"""The largest zero of an open grid, which float16 still holds: values far from zero, close
+together, get wider steps."""
+
+
+@register_setting
+@dataclass(frozen=True)
+class HalfQuadratic(BaseQuantizer):
+    """Half-quadratic quantization (HQQ): `Grouped(HalfQuadratic(4), 64)`.
+
+    The step is that of the range. The zero z, no whole number, minimises the sum of |e|^p over the
+    errors e = w - s (q - z), p < 1, which a few large errors change little. With a second array m
+    for the errors, two problems that have closed forms take turns (Badri and Shaji, sub-problems 1
+    and 2):
+
+        m <- sign(e) max(|e| - |e|^(p - 1) / beta, 0)
+        z <- mean(q - (w - m) / s),        beta <- growth * beta
+
+    ```python
+    from jaxeff.compression import Grouped, HalfQuadratic, LayerQuantization, init, quantized
+    from jaxeff.nn import small_classifier
+
+    f, params, (x, y) = small_classifier()
+    four = LayerQuantization(Grouped(HalfQuadratic(4), 4))
+    spec = init(f, params, x, {"*:linear": four, "conv1": None})     # the solver runs once
+    logits = quantized(f, spec)(params, x)
+    ```
+
+    Sharp edges:
+        Errors count in steps, so that `beta` doesn't depend on how large weights are.
+        Zero is none of the values, so that padded or pruned weights don't stay zero.
+
+    Attributes:
+        bits: Bit width, 1 to 16; an array may be traced.
+        step: Distance of neighbouring values, positive. Open: that of the array's range.
+        zero: The code, no whole number, of the value zero. Open: by the solver.
+        per: Part with its own step and zero: the output "channel" of a weight, or the "tensor".
+        power: The p of the error's norm.
+        beta: How closely the second array follows the errors at first.
+        growth: Factor of beta from turn to turn.
+        turns: Turns of the solver.
+        numbers: Numbers that steps and zeros are stored as: "float32" or "float16".
+
+    Raises:
+        TypeError, ValueError: A number is out of bounds.
+
+    References:
+        Badri and Shaji, "Half-Quadratic Quantization of Large Machine Learning Models", 2023,
+        https://mobiusml.github.io/hqq_blog, sub-problems 1 and 2 of the solver.
+    """
+
+    bits: Annotated[Bits, Width(1, MAX_BITS)] = static_number()
+    step: Annotated[Float[Array, "..."] | float | None, Number(above=0)] = None
+    zero: Float[Array, "..."] | float | None = None
+    per: Annotated[str, Choice("channel", "tensor")] = static("channel")
+    power: Annotated[float, Number(above=0, high=1)] = static(0.7)
+    beta: Annotated[float, Number(above=0)] = static(10.0)
+    growth: Annotated[float, Number(low=1)] = static(1.01)
+    turns: Annotated[int, Count(0)] = static(20)
+    numbers: Annotated[str, Choice(*_BITS)] = static("float32")
+
+    def quantize(self, x: Float[Array, "*shape"], tensor: Tensor) -> Float[Array, "*shape"]:
+        """Returns the nearest values, with straight-through gradients where none is clipped."""
+        own = self.start(jax.lax.stop_gradient(x), tensor)
+        value = at_least_float32(x)
+        step = keep_positive(tensor.fitted("HalfQuadratic.step", own.step, value))
+        zero = tensor.fitted("HalfQuadratic.zero", own.zero, value)
+        # Clipped before rounding: values outside of the range have no gradient.
+        codes = round_through(jnp.clip(value / step + zero, 0, self._top(value.dtype)))
+        return ((codes - zero) * step).astype(x.dtype)
+
+    def start(self, x: Float[Array, "*shape"], tensor: Tensor) -> "HalfQuadratic":
+        """Computes an open step by the range, and an open zero by the solver."""
+        if self.step is not None and self.zero is not None:
+            return self
+        value = at_least_float32(x)
+        axes, shape = kept_axes(value, tensor.axes(self.per))
+        low, high = (end(value, axes).reshape(shape) for end in (jnp.min, jnp.max))
+        step: Any = self.step
+        if step is None:
+            widest = jnp.maximum(jnp.abs(low), jnp.abs(high))
+            step = jnp.maximum((high - low) / self._top(value.dtype), widest / _MOST_ZERO)
+            # An array of zeros has no range, and any step is right for it.
+            # One that would vanish in float16 is the smallest that doesn't.
+            least = _LEAST[self.numbers]
+            step = self._stored(jnp.where(step > 0, jnp.maximum(step, least), jnp.ones_like(step)))
+        step = keep_positive(jnp.asarray(step, value.dtype))
+        zero = self.zero
+        if zero is None:
+            zero = self._solved(value, step, -low / step, axes, shape)
+        return replace(self, step=step, zero=zero)
+
+    def storage(self, shape: tuple[int, ...], tensor: Tensor) -> Any:
+        """Counts the bits of the codes, steps and zeros."""
+        numbers = 2 * _BITS[self.numbers] * ranges(shape, tensor.axes(self.per))
+        return math.prod(shape) * self.bits + numbers
+
+    def _solved(
+        self, x: Array, step: Array, zero: Array, axes: tuple[int, ...], shape: tuple[int, ...]
+    ) -> Array:
+        """Runs the solver, and returns the best zero that it came by."""
+
+        def errors(zero: Array) -> tuple[Array, Array]:
+            codes = jnp.clip(jnp.round(x / step + zero), 0, self._top(x.dtype))
+            return codes, x / step - (codes - zero)
+
+        def total(e: Array) -> Array:
+            return jnp.sum(jnp.abs(e) ** self.power, axes).reshape(shape)
+
+        def turn(state: tuple[Array, Array, Array], i: Array) -> tuple[Any, None]:
+            best, lowest, zero = state
+            codes, e = errors(zero)
+            # It grows, so that m comes nearer to the errors.
+            beta = self.beta * self.growth**i
+            # |e|^(p - 1) is infinite at zero, where nothing is left of e anyway.
+            size = jnp.maximum(jnp.abs(e), jnp.finfo(e.dtype).tiny)
+            m = jnp.sign(e) * jnp.maximum(size - size ** (self.power - 1) / beta, 0)
+            zero = self._stored(jnp.mean(codes - x / step + m, axes).reshape(shape))
+            # Not every turn is better: codes change, which the second problem takes as fixed.
+            cost = total(errors(zero)[1])
+            better = cost < lowest
+            return (jnp.where(better, zero, best), jnp.where(better, cost, lowest), zero), None
+
+        zero = self._stored(zero)
+        first = zero, total(errors(zero)[1]), zero
+        turns = jnp.arange(self.turns, dtype=x.dtype)
+        (best, _, _), _ = jax.lax.scan(turn, first, turns)
+        return best
+
+    def _stored(self, number: Array) -> Array:
+        """Rounds numbers to what they are stored as; the nearest where that has no such ones."""
+        kind = jnp.finfo(self.numbers)
+        number = jnp.clip(number, float(kind.min), float(kind.max))
+        return number.astype(self.numbers).astype(number.dtype)
+
+    def _top(self, dtype: Any) -> Any:
+        return power_of_two(self.bits, dtype) - 1

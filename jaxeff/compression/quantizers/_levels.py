@@ -1,0 +1,363 @@
+"""Fixed values times a scale: `Levels`, `Floating`, and formats in groups: NF4, MX, NVFP4.
+
+```python
+from jaxeff.compression import LayerQuantization, mxfp, mxint, nf4, nvfp4, quantized
+from jaxeff.nn import small_classifier
+
+f, params, (x, y) = small_classifier()
+logits = quantized(f, {"fc2": LayerQuantization(nf4(16))})(params, x)      # weights alone
+logits = quantized(f, {"fc2": nvfp4()})(params, x)                         # what it reads, too
+both = LayerQuantization(mxfp("e2m1"), mxint(8))                           # MXFP4 times MXINT8
+logits = quantized(f, {"fc2": both})(params, x)
+```
+"""
+
+import itertools
+from dataclasses import dataclass, replace
+from typing import Annotated, Any, Literal, Self
+
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+from jaxtyping import Array, Float
+
+from jaxeff.compression.numerics import (
+    BaseQuantizer,
+    Tensor,
+    at_least_float32,
+    keep_positive,
+    lookup_levels,
+    magnitude,
+    nearest,
+    straight_through,
+)
+from jaxeff.compression.quantizers._uniform import Grouped
+from jaxeff.core import Choice, Number, register_setting, static, static_integer, validate
+
+Scaling = Annotated[str, Choice("none", "real", "power_of_two", "shared_exponent", "e4m3")]
+"""How an open scale is chosen; `open_scale` has the choices."""
+
+
+class ScaledValues(BaseQuantizer):
+    """A fixed set of values times a scale; subclasses have the fields below, and a `width`."""
+
+    scale: Any
+    scaling: str
+    per: str
+
+    @property
+    def most(self) -> float:
+        """The largest value."""
+        raise NotImplementedError
+
+    def start(self, x: Float[Array, "*shape"], tensor: Tensor) -> Self:
+        """Computes an open scale from an array, if there is to be one."""
+        if self.scale is not None or self.scaling == "none":
+            return self
+        top = magnitude(at_least_float32(x), tensor, self.per)
+        scale = open_scale(self.scaling, top, self.most)
+        return replace(self, scale=scale)  # type: ignore[type-var]
+
+    def storage(self, shape: tuple[int, ...], tensor: Tensor) -> Any:
+        """Counts codes, and for each scale a float or eight bits."""
+        scaled = self.scale is not None or self.scaling != "none"
+        bits = 32 if self.scaling in ("none", "real") else 8
+        return super().storage(shape, tensor) + bits * tensor.count(shape, self.per) * int(scaled)
+
+
+def open_scale(
+    scaling: str, top: Float[Array, "*numbers"], most: float
+) -> Float[Array, "*numbers"]:
+    """Computes the scales of a format from the largest magnitudes of what shares them.
+
+    Args:
+        scaling: "real": the largest magnitude becomes the format's largest value. "power_of_two":
+            the smallest power of two that keeps it below. "shared_exponent": the power of two that
+            brings its exponent to the format's (values that then exceed the format saturate).
+            "e4m3": as "real", rounded to 8-bit floats in units that bring the largest scale of all
+            to the largest of these.
+        top: Largest magnitudes.
+        most: Largest value of the format.
+
+    References:
+        Rouhani et al., "OCP Microscaling Formats (MX) Specification", 2023, section 6.3
+        (shared exponents). NVIDIA, "Pretraining Large Language Models with NVFP4",
+        arXiv:2509.25149 (two levels of scales).
+    """
+    limit, power = np.frexp(most)
+    if scaling == "real":
+        scale = top * (1 / most)
+    elif scaling == "e4m3":
+        scale = _two_levels(top * (1 / most))
+    else:
+        fraction, exponent = jnp.frexp(top)
+        exponent = exponent - int(power)
+        if scaling == "power_of_two":
+            # The smallest power of two with top / scale <= most, whose fraction is `limit`.
+            exponent = exponent + (fraction > float(limit)).astype(exponent.dtype)
+        scale = jnp.ldexp(jnp.ones_like(top), exponent)
+    # An array of zeros has no scale, and any is right for it.
+    return jnp.where(top > 0, scale, jnp.ones_like(scale))
+
+
+def _two_levels(scale: Array) -> Array:
+    """Rounds scales to three bits of mantissa, subnormals of e4m3 included."""
+    info = jnp.finfo(jnp.float8_e4m3fn)
+    unit = jnp.max(scale) * (1 / float(info.max))
+    unit = jnp.where(unit > 0, unit, jnp.ones_like(unit))
+    relative = scale / unit
+    exponent = jnp.maximum(jnp.frexp(relative)[1] - 1, int(info.minexp)) - int(info.nmant)
+    whole: Any = lax.round(jnp.ldexp(relative, -exponent), lax.RoundingMethod.TO_NEAREST_EVEN)
+    # A scale of zero would lose values that are small beside the largest of the array.
+    return jnp.maximum(jnp.ldexp(whole, exponent), float(info.smallest_subnormal)) * unit
+
+
+@register_setting
+@dataclass(frozen=True)
+class Levels(ScaledValues):
+    """Values and their scale: `Levels((-1.0, 0.0, 0.5, 1.0))`.
+
+    A value becomes the nearest of scale v for the values v. The gradient is straight-through; that
+    of the scale is the one of the product.
+
+    Attributes:
+        values: The values, in increasing order.
+        scale: Factor of the values, positive; learnt by its gradient. Open: by `scaling`.
+        scaling: Choice of an open scale, as `Floating` has it.
+        per: Part with its own scale: the output "channel" of a weight, or the "tensor".
+
+    Raises:
+        TypeError, ValueError: There are fewer than two values, they aren't increasing or aren't
+            finite, the scaling is unknown, or the scale isn't positive.
+
+    References:
+        Dettmers et al., "QLoRA", arXiv:2305.14314 (NF4).
+    """
+
+    values: tuple[float, ...] = static()
+    scale: Annotated[Float[Array, "..."] | float | None, Number(above=0)] = None
+    scaling: Scaling = static("real")
+    per: Annotated[str, Choice("channel", "tensor")] = static("tensor")
+
+    def __post_init__(self) -> None:
+        """Checks the fields."""
+        super().__post_init__()
+        given = self.values
+        if not isinstance(given, tuple) or not all(isinstance(v, float | int) for v in given):
+            raise TypeError(f"Levels.values must be a tuple of numbers, not {given!r}.")
+        apart = all(a < b for a, b in itertools.pairwise(given))
+        if len(given) < 2 or not apart or not max(map(abs, given)) < float("inf"):
+            raise ValueError(
+                f"Levels.values must be two finite numbers or more, in increasing order: {given!r}."
+            )
+
+    def quantize(self, x: Float[Array, "*shape"], tensor: Tensor) -> Float[Array, "*shape"]:
+        """Returns the nearest of the scaled values."""
+        own = self.start(lax.stop_gradient(x), tensor)
+        value = at_least_float32(x)
+        levels = jnp.asarray(self.values, value.dtype)
+        scale = jnp.ones((), value.dtype) if own.scale is None else own.scale
+        scale = keep_positive(tensor.fitted("Levels.scale", scale, value))
+        unit = value / scale
+        codes = nearest(lax.stop_gradient(unit), levels)
+        y = straight_through(unit, lookup_levels(levels, codes)) * scale
+        return jnp.where(jnp.isnan(x), x, y.astype(x.dtype))
+
+    @property
+    def most(self) -> float:
+        """The largest value of either sign."""
+        return float(max(map(abs, self.values)))
+
+    @property
+    def width(self) -> int:
+        """Bits of one code."""
+        return (len(self.values) - 1).bit_length()
+
+
+FORMATS = (
+    "bfloat16", "float16",
+    "float8_e4m3fn", "float8_e5m2", "float8_e4m3", "float8_e3m4",
+    "float8_e4m3fnuz", "float8_e5m2fnuz", "float8_e4m3b11fnuz",
+    "float6_e2m3fn", "float6_e3m2fn", "float4_e2m1fn",
+)  # fmt: skip
+_NAMES = ("e4m3", "e5m2")
+"""Short for the two formats of OCP and of NVIDIA's and ARM's hardware."""
+
+
+@register_setting
+@dataclass(frozen=True)
+class Floating(ScaledValues):
+    """A floating-point format: `Floating("bfloat16")`, `Floating("e4m3", scaling="power_of_two")`.
+
+    A value is rounded to the nearest of the format, half to even, subnormals included: with e the
+    exponent of x, or the format's smallest where that is larger, it is round(x / 2^(e-m)) 2^(e-m)
+    for m bits of mantissa. This is what a cast to the dtype of that name gives, bit for bit, but on
+    every machine alike and without the casts that compilers remove. Beyond the largest value values
+    saturate, or become what the cast gives, infinity or NaN where there is none.
+
+    With a scale the value is that of x / scale, times the scale: what fits an array into eight
+    bits.
+
+    The gradient is straight-through, and zero beyond the largest value where values saturate.
+
+    Attributes:
+        format: A dtype of `FORMATS`: those with a sign that `ml_dtypes` has. "e4m3" and "e5m2" are
+            short for "float8_e4m3fn" and "float8_e5m2"; "fn" formats have no infinities, "fnuz" no
+            negative zero either, and their own exponents.
+        scale: Divisor of values before rounding, positive; learnt by its gradient. Open: by
+            `scaling`.
+        scaling: Choice of an open scale: "none" has none; "real" takes the largest magnitude to
+            the format's largest value; "power_of_two" the smallest power of two that keeps it
+            below, so that scaling is exact; "shared_exponent" the power of two of the MX formats,
+            whose largest values saturate; "e4m3" rounds a "real" one to an 8-bit float in units of
+            the array (NVFP4).
+        saturate: Whether values beyond the largest become it.
+        per: Part with its own scale: the output "channel" of a weight, or the "tensor".
+
+    Raises:
+        TypeError, ValueError: The format or scaling is unknown, or the scale isn't positive.
+
+    References:
+        Micikevicius et al., "FP8 Formats for Deep Learning", arXiv:2209.05433. Noune et al., "8-bit
+        Numerical Formats for Deep Neural Networks", arXiv:2206.02915 (fnuz).
+    """
+
+    format: Annotated[str, Choice(*FORMATS, *_NAMES)] = static("bfloat16")
+    scale: Annotated[Float[Array, "..."] | float | None, Number(above=0)] = None
+    scaling: Scaling = static("none")
+    saturate: bool = static(True)
+    per: Annotated[str, Choice("channel", "tensor")] = static("tensor")
+
+    def quantize(self, x: Float[Array, "*shape"], tensor: Tensor) -> Float[Array, "*shape"]:
+        """Returns the nearest values of the format, times the scale."""
+        own = self.start(lax.stop_gradient(x), tensor)
+        value = at_least_float32(x)
+        if own.scale is None:
+            return self._nearest(value).astype(x.dtype)
+        scale = tensor.fitted("Floating.scale", own.scale, value)
+        scale = keep_positive(scale)
+        return (self._nearest(value / scale) * scale).astype(x.dtype)
+
+    @property
+    def most(self) -> float:
+        """The format's largest value."""
+        return float(self._info.max)
+
+    @property
+    def width(self) -> int:
+        """The format's bits."""
+        return int(self._info.bits)
+
+    @property
+    def _info(self) -> Any:
+        return jnp.finfo(_dtype(self.format))
+
+    def _nearest(self, x: Array) -> Array:
+        info, most = self._info, self.most
+        fixed = lax.stop_gradient(x)
+        # The exponent e of 2^e <= |x|; that of zero is below all.
+        exponent = jnp.frexp(fixed)[1] - 1
+        exponent = jnp.where(fixed == 0, int(info.minexp), exponent)
+        exponent = jnp.maximum(exponent, int(info.minexp)) - int(info.nmant)
+        # In units of the last place: powers of two scale exactly, so `round` alone rounds.
+        unit = jnp.ldexp(fixed, -exponent)
+        rounded = lax.round(unit, lax.RoundingMethod.TO_NEAREST_EVEN)
+        y = jnp.ldexp(rounded, exponent)
+        beyond = jnp.abs(y) > most
+        if self.saturate:
+            # A constant there: saturated values have no gradient.
+            ends = jnp.clip(fixed, -most, most)
+            y = jnp.where(beyond, ends, y)
+            x = jnp.where(jnp.abs(fixed) > most, ends, x)
+        else:
+            y = jnp.where(beyond, jnp.sign(fixed) * _overflow(self.format), y)
+            x = jnp.where(jnp.isfinite(fixed), x, jnp.zeros_like(x))
+        return straight_through(x, jnp.where(jnp.isnan(fixed), fixed, y))
+
+
+def _dtype(name: str) -> Any:
+    full = {"e4m3": "float8_e4m3fn", "e5m2": "float8_e5m2"}.get(name, name)
+    return jnp.dtype(full)
+
+
+def _overflow(name: str) -> float:
+    """Returns what a cast makes of a value beyond the largest."""
+    dtype = _dtype(name)
+    with np.errstate(over="ignore"):
+        return float(np.asarray(2 * float(jnp.finfo(dtype).max), np.float64).astype(dtype))
+
+
+NF4_VALUES = (
+    -1.0, -0.6961928009986877, -0.5250730514526367, -0.39491748809814453, -0.28444138169288635,
+    -0.18477343022823334, -0.09105003625154495, 0.0, 0.07958029955625534, 0.16093020141124725,
+    0.24611230194568634, 0.33791524171829224, 0.44070982933044434, 0.5626170039176941,
+    0.7229568362236023, 1.0,
+)  # fmt: skip
+"""Quantiles of a normal distribution, scaled to [-1, 1], zero among them (QLoRA, appendix E)."""
+MX, NV = 32, 16
+"""Values that share a scale."""
+
+
+@validate(size=static_integer(1))
+def nf4(size: int = 64) -> Grouped:
+    """Returns NF4: 16 values at the quantiles of a normal distribution.
+
+    Args:
+        size: Entries that share a scale.
+
+    References:
+        Dettmers et al., "QLoRA", arXiv:2305.14314, section 3 and appendix E.
+    """
+    return Grouped(Levels(NF4_VALUES), size)
+
+
+@validate()
+def mxfp(format: Literal["e2m1", "e2m3", "e3m2", "e4m3", "e5m2"] = "e2m1") -> Grouped:
+    """Returns an MX format of floating-point values: MXFP4, MXFP6 or MXFP8.
+
+    Args:
+        format: Bits of exponent and mantissa of a value.
+
+    Raises:
+        ValueError: The format is unknown.
+
+    References:
+        Rouhani et al., "Microscaling Data Formats for Deep Learning", arXiv:2310.10537, table 1.
+    """
+    names = {
+        "e2m1": "float4_e2m1fn", "e2m3": "float6_e2m3fn", "e3m2": "float6_e3m2fn",
+        "e4m3": "float8_e4m3fn", "e5m2": "float8_e5m2",
+    }  # fmt: skip
+    if format not in names:
+        raise ValueError(f"mxfp: format must be one of {', '.join(names)}, not {format!r}.")
+    return Grouped(Floating(names[format], scaling="shared_exponent"), MX)
+
+
+@validate(bits=static_integer(2, 8))
+def mxint(bits: int = 8) -> Grouped:
+    """Returns an MX format of whole numbers that share an exponent.
+
+    MXINT8 is the standard's; other widths have its grid of fewer values. Its values are those of
+    two's complement without the lowest, as the standard allows. What lies in the middle of two
+    becomes the lower.
+
+    Args:
+        bits: Width of a value, 2 to 8.
+
+    References:
+        Rouhani et al., arXiv:2310.10537, table 1.
+    """
+    most = 2 ** (bits - 1) - 1
+    unit = 2.0 ** (2 - bits)
+    values = tuple(k * unit for k in range(-most, most + 1))
+    return Grouped(Levels(values, scaling="shared_exponent"), MX)
+
+
+@validate()
+def nvfp4() -> Grouped:
+    """Returns NVFP4: 4-bit floats whose groups of 16 have a scale of 8 bits in a unit of the array.
+
+    References:
+        NVIDIA, "Pretraining Large Language Models with NVFP4", arXiv:2509.25149.
+    """
+    return Grouped(Floating("float4_e2m1fn", scaling="e4m3"), NV)

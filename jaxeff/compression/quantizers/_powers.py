@@ -1,0 +1,453 @@
+"""Powers of two, so that products are shifts: `PowersOfTwo`, `LearnedPowers`, `Incremental`."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Annotated, Any, ClassVar, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from jax import lax
+from jaxtyping import Array, Bool, Float
+
+from jaxeff.compression.numerics import (
+    BaseQuantizer,
+    Bits,
+    LearnedBits,
+    Tensor,
+    at_least_float32,
+    infer_sign,
+    keep_ordered,
+    largest_magnitude,
+    power_of_two,
+    start_scale,
+    straight_through,
+    wide_dtype,
+)
+from jaxeff.core import (
+    Choice,
+    Count,
+    Number,
+    Width,
+    check_count,
+    check_number,
+    function_of_form,
+    instance_of,
+    register_setting,
+    static,
+    static_integer,
+    static_number,
+    validate,
+)
+
+
+@register_setting
+@dataclass(frozen=True)
+class PowersOfTwo(BaseQuantizer):
+    """Zero and powers of two: `PowersOfTwo(4)`.
+
+    The values are {0} and ±2^k for top - count < k <= top. A magnitude takes the nearest: from 3/4
+    2^k to 3/2 2^k it is 2^k (Zhou et al., eq. 4), or, rounded in its exponent as by Miyashita et
+    al., from 2^(k-1/2) to 2^(k+1/2). Below half the smallest power it is zero. The largest is top =
+    floor(log2(4/3 max|x|)) (Zhou et al., eq. 2). Gradients pass straight through.
+
+    With b bits, one of the codes is zero and 2^(b-1) - 1 are powers of each sign, or 2^b - 1 where
+    there is no sign.
+
+    Sharp edges:
+        A value in the middle between two belongs to the larger one, as in equation 4.
+        Powers end where the dtype does: float16 has none below 2^-14.
+
+    Attributes:
+        bits: Bit width, 2 to 8; an array may be traced.
+        top: Exponent of the largest power, a whole number; has no gradient. Open: by the largest
+            magnitude.
+        signed: Whether there are negative values. Open: for weights there are, for activations if
+            one is negative.
+        nearest: Whether a magnitude is rounded by "value" or by "exponent".
+        per: Part with its own exponent: the output "channel" of a weight, or the "tensor".
+
+    Raises:
+        TypeError, ValueError: `bits` is out of bounds or not whole, or `top` not finite.
+
+    References:
+        Miyashita et al., "Convolutional Neural Networks using Logarithmic Data Representation",
+        arXiv:1603.01025. Zhou et al., "Incremental Network Quantization", arXiv:1702.03044.
+    """
+
+    bits: Annotated[Bits, Width(2, 8)] = static_number()
+    top: Annotated[Float[Array, "..."] | float | None, Number()] = None
+    signed: bool | Array | None = static_number(None)
+    nearest: Annotated[str, Choice("value", "exponent")] = static("value")
+    per: Annotated[str, Choice("channel", "tensor")] = static("tensor")
+
+    def quantize(self, x: Float[Array, "*shape"], tensor: Tensor) -> Float[Array, "*shape"]:
+        """Returns the nearest values, with a gradient of one."""
+        fixed = lax.stop_gradient(x)
+        own = self.start(fixed, tensor)
+        top = tensor.fitted("PowersOfTwo.top", own.top, x)
+        half = power_of_two(self.bits, x.dtype) / 2
+        signed = jnp.asarray(own.signed).astype(bool)
+        # One code is zero; the others are powers, of each sign if there are two.
+        count = jnp.where(signed, half, 2 * half) - 1
+        y = nearest_powers(fixed, lax.stop_gradient(top), count, self.nearest == "exponent")
+        # Without a sign, negative values become zero.
+        keep = (y >= 0) | signed | jnp.isnan(y)
+        return straight_through(x, jnp.where(keep, y, jnp.zeros_like(y)))
+
+    def start(self, x: Float[Array, "*shape"], tensor: Tensor) -> "PowersOfTwo":
+        """Computes an open largest exponent and sign from an array."""
+        signed = self.signed
+        if signed is None:
+            signed = infer_sign(x, tensor)
+        top = top_exponent(x, tensor.axes(self.per)) if self.top is None else self.top
+        return replace(self, top=top, signed=signed)
+
+    def storage(self, shape: tuple[int, ...], tensor: Tensor) -> Any:
+        """Counts codes, and 8 bits for each exponent."""
+        return super().storage(shape, tensor) + 8 * tensor.count(shape, self.per)
+
+
+def top_exponent(x: Float[Array, "*shape"], keep: tuple[int, ...] = ()) -> Float[Array, "..."]:
+    """Computes the exponent of the power of two nearest to the largest magnitude; 0 for zeros.
+
+    It is floor(log2(4/3 max|x|)), exactly.
+
+    Args:
+        x: Any array.
+        keep: Axes whose entries have exponents of their own.
+    """
+    largest = largest_magnitude(x, keep)
+    fraction, exponent = jnp.frexp(largest)  # largest = fraction 2^exponent, fraction in [1/2, 1)
+    # 4/3 fraction 2^e reaches 2^e from a fraction of 3/4 on.
+    top = jnp.where(fraction < 0.75, exponent - 1, exponent)
+    return jnp.where(largest > 0, top, 0).astype(x.dtype)
+
+
+def nearest_powers(
+    x: Float[Array, "*shape"], top: Any, count: Any, by_exponent: bool = False
+) -> Float[Array, "*shape"]:
+    """Rounds to zero or plus or minus the nearest power of two; without a gradient.
+
+    Args:
+        x: Values.
+        top: The largest exponent; broadcasts against `x`.
+        count: Number of exponents; broadcasts against `x`.
+        by_exponent: Whether exponents are rounded, and not magnitudes.
+    """
+    size = jnp.abs(x)
+    fraction, _ = jnp.frexp(size)
+    normal = fraction > 0
+    # A quotient of a number and its fraction is a power of two exactly; `exp2` may not be.
+    above = size / jnp.where(normal, fraction, jnp.ones_like(fraction))
+    # Between 2^(e-1) and 2^e: 3/4 2^e in value, 2^(e-1/2) in the exponent.
+    middle = np.sqrt(0.5) if by_exponent else 0.75
+    power = jnp.where(fraction >= middle, above, above / 2)
+    smallest = _power(top + 1 - count, x.dtype)
+    power = jnp.clip(power, smallest, _power(top, x.dtype))
+    value = jnp.where(normal & (size >= smallest / 2), jnp.copysign(power, x), jnp.zeros_like(x))
+    return jnp.where(jnp.isnan(x), x, value)
+
+
+def _power(exponent: Any, dtype: Any) -> Array:
+    """Computes 2^exponent exactly, for the exponents of a dtype without subnormals."""
+    info = jnp.finfo(dtype)
+    low, high = int(info.minexp), int(info.maxexp) - 1
+    table = jnp.asarray(np.ldexp(1.0, np.arange(low, high + 1)), dtype)
+    index = jnp.clip(jnp.round(exponent), low, high).astype(jnp.int32) - low
+    return table[index]
+
+
+@register_setting
+@dataclass(frozen=True)
+class LearnedPowers(LearnedBits):
+    """Signed powers of two whose range, and so width, is learnt: `LearnedPowers()`.
+
+    The magnitude of the value is the nearest power of two, 2^round(log2 |x|), between q_min and
+    q_max (Uhlich et al., eq. 3 of its section 2), the sign that of x, and the width is that of as
+    many codes:
+
+    ```text
+    bits = ceil(log2(log2(q_max / q_min) + 1) + 1)
+    ```
+
+    In this parametrization (P3 of the paper) the derivatives with respect to (q_min, q_max) are
+    (sign(x), 0) for |x| < q_min, (0, sign(x)) for |x| > q_max and zero between, where that with
+    respect to x is Q(x) / x, as rounding the logarithm passes gradients through; it is zero
+    outside. Both ends count as the nearest powers of two, with a derivative of one.
+
+    Sharp edge: there is no zero among the values, unless `zero` adds one for all magnitudes below
+    q_min / sqrt(2); zeros become +q_min.
+
+    Attributes:
+        initial: Width to start from, 2 to 6.
+        minimum: The smallest magnitude, q_min; positive. Open: what the initial width gives.
+        maximum: The largest magnitude, q_max; positive. Open: that of the array, one if it is zero.
+        zero: Whether zero is a value, for one code more.
+        price: Price of a bit in the penalty. A plain number isn't learnt.
+        per: Part with its own ends: the output "channel" of a weight, or the "tensor".
+
+    Raises:
+        TypeError, ValueError: A number is out of bounds.
+    """
+
+    initial: Annotated[int, Count(2, 6)] = static(4)
+    minimum: Annotated[Float[Array, "..."] | float | None, Number(above=0)] = None
+    maximum: Annotated[Float[Array, "..."] | float | None, Number(above=0)] = None
+    zero: bool = static(False)
+    price: Annotated[Float[Array, "..."] | float, Number(0)] = static_number(0.0)
+    per: Annotated[str, Choice("channel", "tensor")] = static("tensor")
+
+    beside: ClassVar[int] = 2 * 8  # the exponents of both ends
+
+    def quantize(self, x: Float[Array, "*shape"], tensor: Tensor) -> Float[Array, "*shape"]:
+        """Returns the nearest powers of two in range, with the gradients above."""
+        own = self.start(lax.stop_gradient(x), tensor)
+        value = at_least_float32(x)
+        least = tensor.fitted("LearnedPowers.minimum", own.minimum, value)
+        most = tensor.fitted("LearnedPowers.maximum", own.maximum, value)
+        least, most = _ends(least, most)
+        fixed = lax.stop_gradient(value)
+        size = jnp.abs(fixed)
+        sign = jnp.where(fixed < 0, -jnp.ones_like(fixed), 1)
+        low, high = lax.stop_gradient(least), lax.stop_gradient(most)
+        # 2^e <= x < 2^(e+1); the logarithm's half lies at sqrt(2) 2^e.
+        power = nearest_power(jnp.clip(size, low, high))
+        # Derivative Q(x) / x: rounding the logarithm passes gradients through (P3).
+        between = value * (power / jnp.clip(size, low, high))
+        inside = (size >= low) & (size <= high)
+        smooth = jnp.where(inside, between, sign * jnp.where(size < low, least, most))
+        y = straight_through(smooth, sign * power)
+        if self.zero:
+            # The logarithm's half below q_min, from where the next smaller power would be nearest.
+            y = jnp.where(size < low * 2**-0.5, jnp.zeros_like(y), y)
+        return y.astype(x.dtype)
+
+    def start(self, x: Float[Array, "*shape"], tensor: Tensor) -> "LearnedPowers":
+        """Computes open ends of the range from an array."""
+        least, most = self.minimum, self.maximum
+        if least is not None and most is not None:
+            return self
+        if most is None:
+            top = start_scale(x, tensor, self.per)
+            most = nearest_power(top.astype(wide_dtype(x)))
+        if least is None:
+            # Powers per sign that fit the width; zero takes one code of them.
+            codes = 2 ** (self.initial - 1) - int(self.zero)
+            least = jnp.asarray(most) * 2.0 ** (1 - codes)
+        return replace(self, minimum=least, maximum=most)
+
+    @property
+    def width(self) -> Any:
+        """Bits of a code, whole numbers with a gradient; before `init` those to start from."""
+        if self.minimum is None or self.maximum is None:
+            return self.initial
+        least, most = _ends(jnp.asarray(self.minimum), jnp.asarray(self.maximum))
+        powers = [jnp.frexp(lax.stop_gradient(end))[1] for end in (least, most)]
+        count = 2 * (powers[1] - powers[0] + 1) + int(self.zero)
+        # ceil(log2(count)) exactly: the exponent that `frexp` has for count - 1.
+        exponent = jnp.frexp((count - 1).astype(least.dtype))[1].astype(least.dtype)
+        return straight_through(jnp.log2(jnp.log2(most / least) + 1) + 1, exponent)
+
+
+def nearest_power(x: Float[Array, "*shape"]) -> Float[Array, "*shape"]:
+    """Rounds positive numbers to powers of two, exactly at the middle of the logarithm."""
+    fraction, exponent = jnp.frexp(x)
+    # x = fraction 2^e with fraction in [1/2, 1), whose logarithm has its middle at 2^-1/2.
+    half = jnp.ones_like(x) / 2
+    return jnp.ldexp(jnp.where(fraction < 2**-0.5, half, 2 * half), exponent)
+
+
+def _ends(least: Array, most: Array) -> tuple[Array, Array]:
+    """Makes both ends powers of two in order, wherever training has brought them."""
+    # Twice the smallest normal number: `low * 2**-0.5` is no subnormal then, which is flushed.
+    least, most = (
+        straight_through(end, nearest_power(lax.stop_gradient(end)))
+        for end in keep_ordered(least, most, 2.0)
+    )
+    return least, most
+
+
+SHARES = (0.5, 0.75, 0.875, 1.0)
+"""The published schedule: how much of a layer is quantized, step by step."""
+
+
+@register_setting
+@dataclass(frozen=True)
+class Incremental(BaseQuantizer):
+    """A part of the weights as powers of two: `Incremental(5)`, of all weights.
+
+    Attributes:
+        bits: Bit width, 2 to 8; an array may be traced.
+        fraction: The share that is quantized, the largest magnitudes first; a leaf, so that a
+            schedule needs no second trace. Quantized weights have no gradient, the others one.
+        top: The exponent n1, which has no gradient. Open: by the largest magnitude.
+
+    Raises:
+        TypeError, ValueError: `bits` is out of bounds or not whole, or `fraction` not in [0, 1].
+
+    References:
+        Zhou et al., "Incremental Network Quantization", arXiv:1702.03044.
+    """
+
+    bits: Annotated[Bits, Width(2, 8)] = static_number()
+    fraction: Annotated[Float[Array, ""] | float, Number(0, 1)] = 1.0
+    top: Annotated[Float[Array, ""] | float | None, Number()] = None
+
+    def quantize(self, x: Float[Array, "*shape"], tensor: Tensor) -> Float[Array, "*shape"]:
+        """Returns the weights, the largest of them quantized.
+
+        Raises:
+            ValueError: It is an activation, whose gradient would vanish.
+        """
+        fixed = lax.stop_gradient(x)
+        own = self.start(fixed, tensor)
+        tensor.fitted("Incremental.top", own.top, x)
+        done = largest_mask(jnp.abs(fixed), own.fraction)
+        # Values are constants: the other weights alone are trained on (eq. 8).
+        return jnp.where(done, own.values(fixed), x)
+
+    def start(self, x: Float[Array, "*shape"], tensor: Tensor) -> "Incremental":
+        """Computes an open largest exponent from an array."""
+        if tensor.role == "activation":
+            raise ValueError(
+                f"Incremental quantizes weights, and {tensor.site}/{tensor.name} is an activation: "
+                "write LayerQuantization(weights=Incremental(5)), with PowersOfTwo for activations."
+            )
+        top = top_exponent(x) if self.top is None else self.top
+        return replace(self, top=top, fraction=jnp.asarray(self.fraction, jnp.float32))
+
+    def values(self, x: Float[Array, "*shape"]) -> Float[Array, "*shape"]:
+        """Rounds all of an array to powers of two."""
+        top = jnp.asarray(top_exponent(x) if self.top is None else self.top, x.dtype)
+        return lax.stop_gradient(nearest_powers(x, top, power_of_two(self.bits, x.dtype) / 4))
+
+    def storage(self, shape: tuple[int, ...], tensor: Tensor) -> Any:
+        """Counts codes and 8 bits for the exponent, once all weights are quantized."""
+        return super().storage(shape, tensor) + 8
+
+
+@validate(every=static_integer())
+def share_schedule(every: int, fractions: Sequence[float] = SHARES) -> optax.Schedule:
+    """Makes a schedule with a constant number of updates between two shares.
+
+    Args:
+        every: Updates between two shares.
+        fractions: Shares of the weights, the first from the start on.
+
+    Raises:
+        ValueError: `every` is no positive integer, or a share not in [0, 1].
+    """
+    check_count("every", every)
+    for fraction in fractions:
+        check_number("fractions", fraction, 0, 1)
+    steps = [optax.constant_schedule(fraction) for fraction in fractions]
+    return optax.join_schedules(steps, [every * (i + 1) for i in range(len(steps) - 1)])
+
+
+class IncrementalState(NamedTuple):
+    """State of `incremental_quantization`.
+
+    Attributes:
+        steps: Updates so far.
+        top: The exponent n1 of each array.
+        done: Mask of its weights that are quantized.
+    """
+
+    steps: Array
+    top: Any
+    done: Any
+
+
+@validate(method=instance_of(Incremental), schedule=function_of_form("schedule(step)"))
+def incremental_quantization(
+    method: Incremental, schedule: optax.Schedule
+) -> optax.GradientTransformation:
+    """Moves weights to powers of two by a schedule, and holds them there.
+
+    The weights of a layer are divided by magnitude: the largest are quantized and keep their
+    values, the others stay floating-point and make up for the error; then more are quantized, until
+    all are. With b bits the values are {0} and ±2^k for n2 <= k <= n1, n1 = floor(log2(4/3 max|w|))
+    and n2 = n1 + 1 - 2^(b-2) (Zhou et al., eq. 1 to 4).
+
+    `Incremental` quantizes the largest weights of an array as it is now; which these are may change
+    as the others grow. `incremental_quantization` keeps them, as the paper does (eq. 8): it moves
+    weights to their values as their turn comes and holds them there, whatever the optimizer.
+
+    ```python
+    import jax
+    import optax
+
+    from jaxeff.compression import Incremental, LayerQuantization, quantized
+    from jaxeff.compression import incremental_quantization, share_schedule
+    from jaxeff.nn import small_classifier
+    from jaxeff.training import cross_entropy, fit
+
+    f, params, data = small_classifier()
+
+    def kernels(params):
+        return jax.tree_util.tree_map_with_path(lambda path, w: "kernel" in str(path[-1]), params)
+
+    inq = incremental_quantization(Incremental(5), share_schedule(every=4))
+    optimizer = optax.chain(optax.adam(1e-3), optax.masked(inq, kernels))
+    run = fit(jax.random.key(0), cross_entropy(f), params, data,
+              optimizer=optimizer, epochs=4, batch_size=32)
+    g = quantized(f, {"*:linear": LayerQuantization(Incremental(5))})  # all weights are values
+    ```
+
+    Sharp edges:
+        `incremental_quantization` must come last, after the learning rate.
+        Weights of equal magnitude become values together, so that a part may be larger than asked
+        for. A share is of the weights of one array.
+
+    Args:
+        method: The bit width, and the largest exponent if that isn't to be measured; its own
+            fraction isn't used.
+        schedule: The share that is quantized after so many updates, such as `share_schedule(1000)`.
+
+    Returns:
+        A transformation of updates, for weights alone (`optax.masked`); its `update` needs the
+        parameters.
+    """
+
+    def init(params: Any) -> IncrementalState:
+        def top(w: Array) -> Array:
+            return top_exponent(w) if method.top is None else jnp.asarray(method.top, w.dtype)
+
+        done = jax.tree.map(lambda w: jnp.zeros(w.shape, bool), params)
+        return IncrementalState(jnp.zeros((), jnp.int32), jax.tree.map(top, params), done)
+
+    def update(
+        updates: Any, state: IncrementalState, params: Any = None
+    ) -> tuple[Any, IncrementalState]:
+        if params is None:
+            raise ValueError(
+                "incremental_quantization moves weights: pass update the parameters too."
+            )
+        share = schedule(state.steps)
+
+        def partition(w: Array, done: Array) -> Array:
+            # What is quantized stays so: its magnitude counts as infinite, so the share
+            # includes it.
+            return done | largest_mask(jnp.where(done, jnp.inf, jnp.abs(w)), share)
+
+        done = jax.tree.map(partition, params, state.done)
+
+        def move(u: Array, w: Array, done: Array, top: Array) -> Array:
+            # Exact at the second time at the latest: a value's own is itself.
+            return jnp.where(done, replace(method, top=top).values(w) - w, u)
+
+        moved = jax.tree.map(move, updates, params, done, state.top)
+        return moved, IncrementalState(state.steps + 1, state.top, done)
+
+    return optax.GradientTransformation(init, update)  # type: ignore[arg-type]
+
+
+def largest_mask(x: Float[Array, "*shape"], fraction: Any) -> Bool[Array, "*shape"]:
+    """Marks the largest values, a share of all, rounded to a whole number of them."""
+    count = jnp.round(jnp.asarray(fraction, jnp.float32) * x.size).astype(jnp.int32)
+    # A threshold instead of indices: the fraction may be traced, a shape may not.
+    ordered = jnp.sort(x.ravel())
+    least = ordered[jnp.clip(x.size - count, 0, x.size - 1)]
+    return (x >= least) & (count > 0)
