@@ -190,12 +190,6 @@ class HalfWave(BaseQuantizer):
         mean square is half the variance: sqrt(2 mean(max(x, 0)^2)); an array without positive
         values has scale zero, and only zeros.
 
-    ```python
-    from jaxeff.compression import half_wave_levels
-
-    assert len(half_wave_levels(2)) == 3                    # beside zero
-    ```
-
     Attributes:
         bits: Bit width, 1 to 8.
         scale: Standard deviation of the Gaussian. Open: by the mean square of the positive part.
@@ -262,6 +256,12 @@ class HalfWave(BaseQuantizer):
 @functools.cache
 def half_wave_levels(bits: int, uniform: bool = True) -> np.ndarray:
     """Computes the positive levels of least mean squared error for a rectified standard Gaussian.
+
+    ```python
+    from jaxeff.compression import half_wave_levels
+
+    assert len(half_wave_levels(2)) == 3                    # beside zero
+    ```
 
     Args:
         bits: 1 to 8; there are 2^bits - 1 levels.

@@ -1,4 +1,26 @@
-"""Powers of two, so that products are shifts: `PowersOfTwo`, `LearnedPowers`, `Incremental`."""
+"""Powers of two, so that products are shifts: `PowersOfTwo`, `LearnedPowers`, `Incremental`.
+
+```python
+import jax
+import optax
+
+from jaxeff.compression import Incremental, LayerQuantization, quantized
+from jaxeff.compression import incremental_quantization, share_schedule
+from jaxeff.nn import small_classifier
+from jaxeff.training import cross_entropy, fit
+
+f, params, data = small_classifier()
+
+def kernels(params):
+    return jax.tree_util.tree_map_with_path(lambda path, w: "kernel" in str(path[-1]), params)
+
+inq = incremental_quantization(Incremental(5), share_schedule(every=4))
+optimizer = optax.chain(optax.adam(1e-3), optax.masked(inq, kernels))
+run = fit(jax.random.key(0), cross_entropy(f), params, data,
+          optimizer=optimizer, epochs=4, batch_size=32)
+g = quantized(f, {"*:linear": LayerQuantization(Incremental(5))})  # all weights are values
+```
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -375,31 +397,11 @@ def incremental_quantization(
     as the others grow. `incremental_quantization` keeps them, as the paper does (eq. 8): it moves
     weights to their values as their turn comes and holds them there, whatever the optimizer.
 
-    ```python
-    import jax
-    import optax
-
-    from jaxeff.compression import Incremental, LayerQuantization, quantized
-    from jaxeff.compression import incremental_quantization, share_schedule
-    from jaxeff.nn import small_classifier
-    from jaxeff.training import cross_entropy, fit
-
-    f, params, data = small_classifier()
-
-    def kernels(params):
-        return jax.tree_util.tree_map_with_path(lambda path, w: "kernel" in str(path[-1]), params)
-
-    inq = incremental_quantization(Incremental(5), share_schedule(every=4))
-    optimizer = optax.chain(optax.adam(1e-3), optax.masked(inq, kernels))
-    run = fit(jax.random.key(0), cross_entropy(f), params, data,
-              optimizer=optimizer, epochs=4, batch_size=32)
-    g = quantized(f, {"*:linear": LayerQuantization(Incremental(5))})  # all weights are values
-    ```
-
     Sharp edges:
         `incremental_quantization` must come last, after the learning rate.
         Weights of equal magnitude become values together, so that a part may be larger than asked
-        for. A share is of the weights of one array.
+        for.
+        A share is of the weights of one array.
 
     Args:
         method: The bit width, and the largest exponent if that isn't to be measured; its own
