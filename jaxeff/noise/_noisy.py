@@ -23,6 +23,17 @@ assert perturbs_layer(layers["fc1"], read) and not perturbs_layer(layers["relu"]
 assert perturbed_inputs(layers["fc1"], read) == list(layers["fc1"].weights)
 ```
 
+`monte_carlo` draws several times, such as for Monte Carlo dropout:
+
+```python
+from jaxeff.noise import Dropout, monte_carlo
+from jaxeff.uncertainty import decompose_logits
+
+h = monte_carlo(noisy(f, {"relu*": Dropout(0.15)}), 30)
+logits = h(jax.random.key(0), params, x)            # [samples, batch, classes]
+decompose_logits(logits).epistemic
+```
+
 Sharp edges:
     Same key, same noise: split the key for another draw. A layer's noise depends only on the key
     and the layer's name, so making another layer noisy doesn't change it. What belongs to a device
@@ -34,6 +45,7 @@ Sharp edges:
     An outer transform acts first on what enters a layer and last on what leaves it. Around
     `moments`, noise acts on means, and takes variances times its squared slope: exact for additive
     and multiplicative noise. Around `moments(f, correlations=True)` and `integer` it is refused.
+
 """
 
 import functools
@@ -43,13 +55,66 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import PRNGKeyArray
+import numpy as np
+from jaxtyping import Array, PRNGKeyArray
 
-from jaxeff.core import single_key, validate
-from jaxeff.noise._ahead import Ahead, draw_ahead
-from jaxeff.noise.models import DrawnNoise, Noise, check_noise, perturb_at, place
-from jaxeff.program import Layer, Program, interpret_sites, plain_rule, resolve
+from jaxeff.core import check_count, check_function, check_key, single_key, validate
+from jaxeff.noise.models import (
+    Draw,
+    DrawnNoise,
+    Noise,
+    check_noise,
+    drawn_together,
+    fits,
+    is_counted,
+    perturb_at,
+    place,
+)
+from jaxeff.program import Layer, Program, interpret_sites, plain_rule, resolve, site_keys
 from jaxeff.program.ir import Value
+
+Ahead = dict[tuple[Layer, int], list[Array]]
+"""Numbers by layer and number of its value."""
+
+
+def draw_ahead(
+    key: PRNGKeyArray, program: Program, perturbed: Mapping[Layer, tuple[Noise, list[int]]]
+) -> Ahead:
+    """Draws what models state for the layers of a program; bodies of loops draw in each step.
+
+    Args:
+        key: The transform's key.
+        program: The program.
+        perturbed: Model and numbers of perturbed values, by layer.
+    """
+    if not is_counted(key):
+        return {}
+    wanted: list[tuple[Layer, int, list[Draw]]] = []
+    for layer, (model, numbers) in perturbed.items():
+        if not isinstance(model, DrawnNoise):
+            continue
+        described = layer.outputs if place(model) == "output" else layer.inputs
+        for i in numbers:
+            aval = described[i].aval
+            if jnp.issubdtype(aval.dtype, jnp.floating):
+                draws = list(model.draws(jax.ShapeDtypeStruct(aval.shape, aval.dtype)))
+                if all(map(fits, draws)):
+                    wanted.append((layer, i, draws))
+    found: Ahead = {}
+    # By the number of a model's draws: keys of one kind are derived together too.
+    for count in {len(draws) for _, _, draws in wanted}:
+        some = [one for one in wanted if len(one[2]) == count]
+        keys = jax.vmap(jax.random.fold_in)(
+            site_keys(key, [layer for layer, _, _ in some]),
+            np.array([i for _, i, _ in some], np.uint32),
+        )
+        if count > 1:
+            keys = jax.vmap(functools.partial(jax.random.split, num=count))(keys)
+            keys = keys.reshape(-1, *key.shape)
+        drawn = iter(drawn_together([draw for one in some for draw in one[2]], keys))
+        for layer, i, draws in some:
+            found[layer, i] = [next(drawn) for _ in draws]
+    return found
 
 
 @validate()
@@ -189,3 +254,40 @@ def _perturb(
     # CRC-32, not `hash`, which Python seeds per process: a device has the same number always.
     site = zlib.crc32(f"{layer.site}/{i}".encode())
     return perturb_at(model, jax.random.fold_in(site_key, i), site, x)
+
+
+def monte_carlo(
+    g: Callable[..., Any], samples: int, *, chunk: int | None = None
+) -> Callable[..., Any]:
+    """Evaluates a function that takes a random key several times.
+
+    What doesn't depend on the key is computed once for all draws of a chunk.
+
+    Args:
+        g: `g(key, *args)`, as `jaxeff.noisy` returns it.
+        samples: Number of draws.
+        chunk: Draws evaluated together, for less memory; all of them if None.
+
+    Returns:
+        A pure function `h(key, *args)` of the results of `g`, each with a first axis of draws.
+
+    Raises:
+        TypeError: `g` is no function, or a number is none; when called: the key is none.
+        ValueError: A number is below 1.
+    """
+    check_function("monte_carlo: g", g, "g(key, params, *inputs)")
+    check_count("samples", samples)
+    if chunk is not None:
+        check_count("chunk", chunk)
+
+    def h(key: PRNGKeyArray, *args: Any, **kwargs: Any) -> Any:
+        check_key("monte_carlo: key", key)
+        # The keys don't depend on `chunk`, so neither do the draws.
+        keys = jax.random.split(key, samples)
+        if chunk is None or chunk >= samples:
+            # Mapped over keys alone: what doesn't depend on them has no axis of draws, and is
+            # computed once. `lax.map` does the same chunk after chunk, in the memory of one.
+            return jax.vmap(lambda k: g(k, *args, **kwargs))(keys)
+        return jax.lax.map(lambda k: g(k, *args, **kwargs), keys, batch_size=chunk)
+
+    return h

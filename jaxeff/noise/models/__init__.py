@@ -1,30 +1,37 @@
-"""Distributions of noise, one a file: additive, multiplicative, drift, dropout, device mismatch."""
+"""Models of noise: what is drawn anew, what belongs to a device, memory cells, executions."""
 
-from jaxeff.noise.models._draws import Draw, DrawnNoise, drawn_together, fits, is_counted
-from jaxeff.noise.models._drift import Drift
-from jaxeff.noise.models._dropout import Dropout
-from jaxeff.noise.models._gaussian import Additive, Mixed, Multiplicative
-from jaxeff.noise.models._mismatch import Mismatch
-from jaxeff.noise.models._model import NoiseModel, Place
-from jaxeff.noise.models._protocol import (
-    MomentNoise,
-    Noise,
-    SiteNoise,
-    check_noise,
-    perturb_at,
-    place,
-)
-from jaxeff.noise.models._read_out import ReadOut
-from jaxeff.noise.models._repeated import Repeated
-from jaxeff.noise.models._roundoff import Quantization, UniformNoise
-from jaxeff.noise.models._telegraph import Telegraph
-from jaxeff.noise.models.cells import (
+from jaxeff.noise.models._cells import (
     ChargeTrap,
     MemoryCell,
     PhaseChange,
     ProgrammedCell,
     ResistiveRAM,
     StaticRAM,
+)
+from jaxeff.noise.models._device import Drift, Mismatch, Telegraph
+from jaxeff.noise.models._executions import ReadOut, Repeated
+from jaxeff.noise.models._independent import (
+    Additive,
+    Dropout,
+    Mixed,
+    Multiplicative,
+    Quantization,
+    UniformNoise,
+)
+from jaxeff.noise.models._protocol import (
+    Draw,
+    DrawnNoise,
+    MomentNoise,
+    Noise,
+    NoiseModel,
+    Place,
+    SiteNoise,
+    check_noise,
+    drawn_together,
+    fits,
+    is_counted,
+    perturb_at,
+    place,
 )
 
 __all__ = [

@@ -1,10 +1,38 @@
-"""Protocols of noise models, as `jaxeff.noisy` and `jaxeff.moments` use them."""
+"""What a noise model is: protocols, and the base of those here.
+
+`jaxeff.noisy` and `jaxeff.moments` take whatever fulfils a protocol; `NoiseModel` has what most
+models share. `at` says where a layer is perturbed. `per` says which elements share one random draw:
+none ("element"), those of one channel of one sample ("channel"), or all of one sample ("sample").
+`along` says what an array of levels holds one entry for: each sample or each channel; without it an
+array is broadcast as numpy does. `relative` gives a level in units of the signal's range: the
+maximum minus the minimum of the array that is perturbed, without a gradient of its own. A model
+declares those that it has, with the types below.
+
+`DrawnNoise` states its random numbers beforehand, so that those of all sites are drawn at once: a
+random function is hundreds of operations, which are compiled for every call and shape anew, and a
+model with noise at a hundred sites would compile for most of a minute. A counter-based generator
+(Salmon et al.) makes a number of a key and its place alone, so the numbers of all sites are one
+array with a key per entry, and the very numbers that each site would have drawn by itself.
+
+Sharp edges:
+    The first axis counts samples and the last one channels, as in Flax. In weights the last axis
+    counts channels, which share a draw over all other axes; there are no samples.
+    The range is that of the whole array, so a sample's noise depends on the others in its batch.
+
+References:
+    Salmon et al., "Parallel Random Numbers: As Easy as 1, 2, 3", SC 2011.
+"""
 
 from collections.abc import Sequence
-from typing import Any, Protocol, TypeAlias, runtime_checkable
+from dataclasses import dataclass
+from typing import Annotated, Any, NamedTuple, Protocol, TypeAlias, runtime_checkable
 
+import jax
+import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, Float, PRNGKeyArray
 
+from jaxeff.core import Choice, Setting, check_broadcasts, jax_internals, with_leading_axes
 from jaxeff.program import check_settings
 
 PLACES = ("output", "weights", "input")
@@ -86,3 +114,222 @@ def place(model: Noise) -> str:
     if at not in PLACES:
         raise ValueError(f"A noise model's `at` must be one of {PLACES}, not {at!r}.")
     return at
+
+
+Place = Annotated[str, Choice(*PLACES)]
+Sharing = Annotated[str, Choice("element", "channel", "sample")]
+Axis = Annotated[str | None, Choice(None, "sample", "channel")]
+Flag = Annotated[bool, Choice(False, True)]
+
+
+class NoiseModel(Setting):
+    """Base of the noise models; subclasses are frozen dataclasses with these fields.
+
+    Attributes:
+        at: Place where a layer is perturbed: "output", "weights" or "input".
+        per: Scope of one draw, in models that draw per element, channel or sample.
+        along: Axis that an array of levels has one entry along.
+        relative: Whether an amount of signal is in units of the signal's range.
+    """
+
+    at: Place = "output"
+    per: Sharing = "element"
+    along: Axis = None
+    relative: Flag = False
+
+    def __post_init__(self) -> None:
+        """Checks the fields.
+
+        Raises:
+            TypeError: A number is none.
+            ValueError: A number is out of bounds, a choice is unknown, or asks for the samples of
+                weights.
+        """
+        super().__post_init__()
+        for field in ("per", "along"):
+            if self.at == "weights" and getattr(self, field) == "sample":
+                raise ValueError(
+                    f'{type(self).__name__}.{field}="sample" acts on samples, which weights don\'t '
+                    'have; choose another, or at="output".'
+                )
+
+    def _aligned(self, field: str, x: Any) -> Array:
+        """Reshapes a number or array of the model so that it broadcasts against `x`.
+
+        Raises:
+            ValueError: Its shape doesn't fit `x`.
+        """
+        name, value = f"{type(self).__name__}.{field}", getattr(self, field)
+        shape = jnp.shape(x)
+        if self.along is None or jnp.ndim(value) == 0:
+            check_broadcasts(name, value, shape)
+            # NumPy's rule, spelt out in the shape: leading axes of size one.
+            return with_leading_axes(value, shape)
+        wanted = shape[:1] if self.along == "sample" else shape[-1:]
+        if jnp.shape(value) != wanted:
+            raise ValueError(
+                f"{name} holds one number per {self.along} and must be a number or of shape "
+                f"{wanted} for the array of shape {shape} that it acts on, but has shape "
+                f"{jnp.shape(value)}."
+            )
+        if self.along == "channel":
+            return with_leading_axes(value, shape)
+        return jnp.reshape(value, (-1, *(1,) * (len(shape) - 1)))
+
+    def _level(self, field: str, x: Any) -> Array:
+        """Converts a level to the dtype of `x`, so that it never promotes the result."""
+        return self._aligned(field, x).astype(jnp.result_type(x))
+
+    def _amount(self, field: str, x: Any) -> Array:
+        """Converts a level to the units of `x`: times its range if relative."""
+        value = self._level(field, x)
+        # A measured range is no parameter: a gradient through it would reward a smaller signal.
+        return value * jax.lax.stop_gradient(jnp.max(x) - jnp.min(x)) if self.relative else value
+
+    def _draw_shape(self, shape: tuple[int, ...]) -> tuple[int, ...]:
+        """Computes the shape of fresh draws for an array, which broadcasts against it."""
+        if self.per == "element":
+            return shape
+        own = {0} if self.per == "sample" else {0, len(shape) - 1}
+        if self.at == "weights":
+            # The channels of weights are their outputs; samples don't exist there.
+            own = {len(shape) - 1}
+        return tuple(n if axis in own else 1 for axis, n in enumerate(shape))
+
+    def _fitting(self, field: str, variance: Array, shape: tuple[int, ...]) -> Array:
+        """Broadcasts a variance to the shape of the draws that it belongs to.
+
+        Raises:
+            ValueError: Elements that share a draw have different levels, or an amount is relative.
+        """
+        name = f"{type(self).__name__}.{field}"
+        if self.relative:
+            raise ValueError(
+                f"{name} is in units of the signal's range, which is random itself: moments need "
+                "an absolute amount, relative=False"
+            )
+        check_broadcasts(name, variance, shape)
+        return jnp.broadcast_to(variance, shape)
+
+
+def real_dtype(x: Any) -> Any:
+    """Returns the dtype of an array that noise can act on.
+
+    Raises:
+        TypeError: `x` doesn't hold real floating-point numbers.
+    """
+    dtype = jnp.result_type(x)
+    if not jnp.issubdtype(dtype, jnp.floating):
+        raise TypeError(
+            f"Noise needs a real floating-point array, but this one has dtype {dtype}; convert it "
+            "with .astype(jnp.float32) or leave it out of the spec."
+        )
+    return dtype
+
+
+LARGEST = 2**16
+"""Entries of a draw up to which it is drawn with others: a larger one runs longer than it compiles,
+and all that is drawn at once is held at once."""
+_ROW = 256
+"""Entries of a row of numbers of one key."""
+
+
+class Draw(NamedTuple):
+    """Random numbers that a model needs.
+
+    Attributes:
+        shape: Their shape.
+        dtype: Their dtype.
+        normal: Whether they are standard normal, or uniform between 0 and 1.
+    """
+
+    shape: tuple[int, ...]
+    dtype: Any
+    normal: bool = True
+
+    def numbers(self, key: PRNGKeyArray) -> Array:
+        """Draws them."""
+        draw = jax.random.normal if self.normal else jax.random.uniform
+        return draw(key, self.shape, self.dtype)
+
+
+@dataclass(frozen=True)
+class DrawnNoise(NoiseModel):
+    """Base of the models that state what they draw."""
+
+    def _normal(self, x: Any) -> Draw:
+        """Returns a draw of standard normal numbers for `x`."""
+        return Draw(self._draw_shape(x.shape), real_dtype(x))
+
+    def _uniform(self, x: Any) -> Draw:
+        """Returns a draw of numbers for `x`, uniform between 0 and 1."""
+        return Draw(self._draw_shape(x.shape), real_dtype(x), normal=False)
+
+    def draws(self, x: Any) -> Sequence[Draw]:
+        """Returns what is drawn for a value, of which the shape and dtype are enough."""
+        raise NotImplementedError
+
+    def apply(self, x: Any, *numbers: Any) -> Any:
+        """Perturbs a value by numbers that were drawn, one array per draw."""
+        raise NotImplementedError
+
+    def perturb(self, key: PRNGKeyArray, x: Float[Array, "*shape"]) -> Float[Array, "*shape"]:
+        """Perturbs `x` by fresh numbers."""
+        draws = self.draws(jax.ShapeDtypeStruct(jnp.shape(x), jnp.result_type(x)))
+        numbers = [one.numbers(k) for one, k in zip(draws, draw_keys(key, draws), strict=True)]
+        return self.apply(x, *numbers)
+
+
+def draw_keys(key: PRNGKeyArray, draws: Sequence[Draw]) -> Sequence[PRNGKeyArray]:
+    """Returns a key for each of a model's draws."""
+    # Independent parts: from one key all would be the same numbers.
+    return [key] if len(draws) == 1 else list(jax.random.split(key, len(draws)))
+
+
+def fits(draw: Draw) -> bool:
+    """Returns whether a draw can be, and is better, drawn with others."""
+    return (
+        jnp.dtype(draw.dtype) == jnp.float32
+        and all(isinstance(n, int) for n in draw.shape)
+        and 0 < np.prod(draw.shape, dtype=int) <= LARGEST
+    )
+
+
+def is_counted(key: PRNGKeyArray) -> bool:
+    """Returns whether a key's numbers are a function of the key and their place."""
+    # Without partitions, places share blocks of numbers.
+    split = jax_internals.numbers_by_place()
+    return split and str(jax.random.key_impl(key)) == "threefry2x32"
+
+
+def drawn_together(draws: Sequence[Draw], keys: PRNGKeyArray) -> list[Array]:
+    """Draws numbers for all, as `Draw.numbers` would one by one.
+
+    Args:
+        draws: Draws that fit.
+        keys: One counted key per draw, `[draws]`.
+    """
+    # Normal ones first, so that they are one array.
+    order = sorted(range(len(draws)), key=lambda i: not draws[i].normal)
+    sizes = [int(np.prod(draws[i].shape)) for i in order]
+    # Every draw fills rows of its own: the key of a row is then one entry of a short table, where
+    # one array put together of hundreds would compile for as long as what it replaces.
+    rows = [-(-n // _ROW) for n in sizes]
+    starts = np.cumsum([0, *rows])
+    words = jax.random.key_data(keys)[np.repeat(order, rows)]
+    row = np.concatenate([np.arange(n, dtype=np.uint32) for n in rows])
+    places = jnp.asarray(row * np.uint32(_ROW))[:, None] + np.arange(_ROW, dtype=np.uint32)[None]
+    first, second = (jnp.broadcast_to(words[:, i, None], places.shape) for i in range(2))
+    bits = jax_internals.counter_bits(first, second, places).reshape(-1)
+    # The mantissa of a number between 1 and 2 is random, as in `jax.random.uniform`.
+    bits = (bits >> np.uint32(9)) | np.float32(1).view(np.uint32)
+    uniform = jax.lax.bitcast_convert_type(bits, jnp.float32) - np.float32(1)
+    normal = uniform[: _ROW * starts[sum(draw.normal for draw in draws)]]
+    least = np.nextafter(np.float32(-1), np.float32(0))
+    inner = jnp.maximum(least, normal * (np.float32(1) - least) + least)
+    normal = np.float32(np.sqrt(2)) * jax.lax.erf_inv(inner)
+    found: list[Any] = [None] * len(draws)
+    for i, n, start in zip(order, sizes, _ROW * starts, strict=False):
+        flat = (normal if draws[i].normal else uniform)[start : start + n]
+        found[i] = flat.reshape(draws[i].shape)
+    return found

@@ -1,13 +1,23 @@
-"""Repetition: a noisy layer is executed several times, and the results are averaged."""
+"""What executions on hardware make of a layer: the mean of several, or a read-out as it was seen.
 
+`Repeated` executes a noisy layer several times and averages the results. `ReadOut` is what a piece
+of hardware does to a layer's result, measured or modelled elsewhere:
+`jaxeff.analog_hardware.read_out` and `jaxeff.photonics.read_out` make specs of it, which have the
+noise of crossbars and of light in the variances of `jaxeff.moments`.
+
+Sharp edge:
+    A `ReadOut` belongs to the batch that it was made of.
+"""
+
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Annotated
+from typing import Annotated, Any
 
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, PRNGKeyArray
 
-from jaxeff.core import Count, Setting, register_setting, static
+from jaxeff.core import Count, NonNegative, Setting, register_setting, static
 from jaxeff.noise.models._device import NOWHERE
 from jaxeff.noise.models._protocol import Noise, perturb_at, place
 
@@ -63,3 +73,30 @@ class Repeated(Setting):
         # same in each, and averaging leaves them as they are.
         keys = jax.random.split(key, self.times)
         return jnp.mean(jax.vmap(lambda k: perturb_at(self.model, k, site, x))(keys), axis=0)
+
+
+@register_setting
+@dataclass(frozen=True)
+class ReadOut(Setting):
+    """Effect of hardware on one result on one batch, as noise that `jaxeff.moments` integrates.
+
+    Attributes:
+        shift: What it changes on average; of the shape of the result.
+        var: The variance of its read-out, in squared units of the result.
+    """
+
+    shift: Float[Array, "*shape"]
+    var: NonNegative
+
+    def perturb(self, key: Any, x: Any) -> Any:
+        """Draws a perturbed copy of `x`."""
+        return x + self.shift + jnp.sqrt(self.var) * jax.random.normal(key, x.shape, x.dtype)
+
+    def terms(self, x: Any) -> Sequence[Any]:
+        """Returns the mean and the variance of the single random array."""
+        zero = jnp.zeros_like(x)
+        return [(zero + self.shift, zero + self.var)]
+
+    def combine(self, x: Any, *parts: Any) -> Any:
+        """Adds the random array."""
+        return x + parts[0]
