@@ -3,6 +3,8 @@
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from jaxeff.photonics._crossbar import PhotonicProduct, PhotonicWeights, transmissions
+from jaxeff.photonics._detector import Measured, fit_light
 from jaxeff.photonics._learning import (
     divergence,
     level_logits,
@@ -10,23 +12,7 @@ from jaxeff.photonics._learning import (
     light_divergence,
     replace_levels,
 )
-from jaxeff.photonics._measured import Measured, fit_light
-from jaxeff.photonics._photonic import photonic
-from jaxeff.photonics._reading import read_out
-from jaxeff.photonics.elements import (
-    ChaoticLight,
-    PhotonicElement,
-    PhotonicProduct,
-    PhotonicWeights,
-    ReadElement,
-    gaussian_noise,
-    noise_for,
-    physical_sample,
-    probabilistic_pooling,
-    quant_relu,
-    transmissions,
-)
-from jaxeff.photonics.light import (
+from jaxeff.photonics._light import (
     MODES,
     chaotic_intensity,
     effective_samples,
@@ -37,9 +23,20 @@ from jaxeff.photonics.light import (
     sigma_bounds,
     slot_pattern,
 )
+from jaxeff.photonics._photonic import photonic, read_out
+from jaxeff.photonics._pooling import (
+    ChaoticLight,
+    PhotonicElement,
+    ReadElement,
+    gaussian_noise,
+    noise_for,
+    physical_sample,
+    probabilistic_pooling,
+    quant_relu,
+)
 
 if TYPE_CHECKING:
-    from jaxeff.photonics.light import BoseEinstein
+    from jaxeff.photonics._bose_einstein import BoseEinstein
 
 __all__ = [
     "MODES",
@@ -77,5 +74,5 @@ __all__ = [
 
 def __getattr__(name: str) -> Any:
     if name == "BoseEinstein":  # the only one that needs distrax, which takes longer than all else
-        return import_module("jaxeff.photonics.light").BoseEinstein
+        return import_module("jaxeff.photonics._bose_einstein").BoseEinstein
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -62,9 +62,9 @@ from jaxeff.core import (
     string_mapping,
     validate,
 )
+from jaxeff.photonics._light import noise_sigma, sigma_bounds
 from jaxeff.photonics._photonic import WANTED, carried, carry
-from jaxeff.photonics.elements import ChaoticLight, pooling_of, quant_relu
-from jaxeff.photonics.light import noise_sigma, sigma_bounds
+from jaxeff.photonics._pooling import ChaoticLight, pooling_of, quant_relu
 from jaxeff.program import Layer, Program, at_sites, check_settings, evaluate, trace
 from jaxeff.program.reading import argument_leaves
 

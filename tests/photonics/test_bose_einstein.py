@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from jaxeff.photonics import MODES, BoseEinstein
-from jaxeff.photonics.light._bose_einstein import distrax  # imported there without its warnings
+from jaxeff.photonics._bose_einstein import distrax  # imported there without its warnings
 
 
 @settings(deadline=None, max_examples=25)

@@ -18,7 +18,7 @@ from jaxeff.photonics import (
     sigma_bounds,
     slot_pattern,
 )
-from jaxeff.photonics.light._count_table import count_table, tabled_counts
+from jaxeff.photonics._detector import count_table, tabled_counts
 
 INTENSITY = jnp.array([0.5, 1.7, 4.0])
 

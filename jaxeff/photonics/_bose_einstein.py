@@ -25,7 +25,7 @@ from jax.scipy.special import gammaln, xlog1py, xlogy
 from jaxtyping import Array, Float, Int, PRNGKeyArray
 
 from jaxeff.core import check_number
-from jaxeff.photonics.light._photon_counts import MODES, photon_counts
+from jaxeff.photonics._light import MODES, photon_counts
 
 with warnings.catch_warnings():  # the TensorFlow Probability behind it reads a name JAX deprecated
     warnings.simplefilter("ignore", DeprecationWarning)

@@ -1,10 +1,15 @@
-"""Probabilistic average pooling with chaotic light: a Gaussian training model and a simulation.
+"""Probabilistic average pooling with chaotic light: the setting, a training model, a simulation.
 
-Both take activations through a quantized ReLU and the pooling itself. The training model then adds
-Gaussian noise of a learnable deviation. The simulation spreads the pooled intensity over slots,
-rounds each slot's amplitude stochastically to what the modulator can show, draws photon counts from
-the exact Bose-Einstein distribution, lets the detector saturate, adds electronic noise per slot,
-and sums. Mean and variance of both agree exactly while `levels` and `saturation` are None.
+`ChaoticLight` says how an intensity is spread over time slots, and the noise that follows from it:
+`jaxeff.photonics.sigma_bounds` has the deviations that light can have, and the setting's `noise` L
+in [0, 1] picks between them.
+
+Both the training model and the simulation take activations through a quantized ReLU and the pooling
+itself. The training model then adds Gaussian noise of a learnable deviation. The simulation spreads
+the pooled intensity over slots, rounds each slot's amplitude stochastically to what the modulator
+can show, draws photon counts from the exact Bose-Einstein distribution, lets the detector saturate,
+adds electronic noise per slot, and sums. Mean and variance of both agree exactly while `levels` and
+`saturation` are None.
 
 `light.pattern` says where pulses are made. "after": of the pooled intensity. "before", as the
 source draws it: of each activation, with the noise level of the window that it is in, rounded to
@@ -35,6 +40,18 @@ for reading in (trained, simulated):                         # both models have 
     assert abs(reading.std() / noise_sigma(jnp.array(2.0), light) - 1) < 0.05
 ```
 
+`noise_for`: the noise level L that gives an intensity the deviation that is asked for.
+
+```python
+import jax.numpy as jnp
+
+from jaxeff.photonics import ChaoticLight, noise_for, sigma_bounds
+
+light = ChaoticLight(slots=8, electronic=0.01)
+sigma_bounds(jnp.array(2.0), light)                  # 0.223 and 0.437
+noise_for(0.3, jnp.array(2.0), light)                # 0.360
+```
+
 Sharp edges:
     "before" takes `slots` times the memory of the activations in the Gaussian model too.
     Stochastic rounding adds variance the training model doesn't know: up to
@@ -43,37 +60,52 @@ Sharp edges:
     gets none. Train with the Gaussian model.
     Light is positive, but the Gaussian model's output can be negative: the next quantized ReLU cuts
     it off.
+    The source publishes neither the number of slots nor the photon rate or noise floor. `slots`,
+    `cap`, `photons` and `electronic` and the form of the bounds are ours: the smallest noise is an
+    even split over all slots, the largest the fewest full slots, and every slot read adds the same
+    electronic noise.
+    The largest intensity that fits is `slots * cap`. Scale activations to it.
+    `noise` must stay in [0, 1] in training: make it a sigmoid of the trained parameter.
+    With `channel`, noise is no longer independent between the entries of the last axis; only the
+    light's is shared, and only where pulses fall into the same slots. Deviations stay as they are.
+    With `correlation`, slots share modes and average out less: both bounds rise, and an even split
+    isn't quite the quietest one any more (slots at the ends are less alike).
 
 References:
-    Brückerhoff-Plückelmann et al., Nature Communications 15, 10445 (2024).
+    Brückerhoff-Plückelmann et al., "Probabilistic photonic computing with chaotic light",
+    Nature Communications 15, 10445 (2024).
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Any, Protocol, runtime_checkable
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, Float, PRNGKeyArray
 
 from jaxeff.compression import fake_quantize
 from jaxeff.core import (
     check_broadcasts,
+    check_number,
     function_of_form,
     instance_of,
+    is_concrete,
     positive,
     real_array,
+    register_setting,
     static_integer,
     validate,
     with_leading_axes,
 )
-from jaxeff.photonics.light import (
+from jaxeff.photonics._detector import read_pulses, rounded_pulses
+from jaxeff.photonics._light import (
     Carrier,
     excess,
     noise_sigma,
     pattern_sigma,
-    read_pulses,
-    rounded_pulses,
+    sigma_bounds,
     slot_correlation,
     slot_pattern,
 )
@@ -290,3 +322,128 @@ def pooling_of(layer: Layer, values: Sequence[Any]) -> tuple[int, int, Callable[
 
 def _signals(layer: Layer) -> list[int]:
     return [i for i in layer.data if not layer.inputs[i].spread]
+
+
+@register_setting
+@dataclass(frozen=True)
+class ChaoticLight(Carrier):
+    """Chaotic light as the carrier of an average pooling layer's activations.
+
+    Attributes:
+        noise: L, where the standard deviation lies between its bounds, in [0, 1] (but see "free");
+            a scalar, or an array that broadcasts against the pooled activations. Meant to be
+            learned.
+        cap: Largest intensity of one slot, in the units of the activations.
+        modes: Degeneracy factor M of the light in one slot.
+        photons: Photons per unit of intensity: the scale of shot noise (ours).
+        electronic: Standard deviation of the electronic noise of one slot read, in the units of
+            the activations (the value is ours).
+        correlation: Correlation of the light in neighbouring slots, in [0, 1) (ours); a Python
+            number is known to the compiler, which leaves it out if it is 0.
+        channel: Correlation of the light in any two wavelength channels, in [0, 1) (ours). The last
+            axis of what is carried counts them: its entries are carried at once, each by its
+            wavelength.
+        saturation: Detector reading at which one slot saturates, or None. Physical model only.
+        slots: Number of time slots per activation.
+        bits: Bit width of the quantized ReLU in front of the pooling, 1 to 8, or None.
+        levels: Number of amplitudes a slot can have, zero and `cap` included, reached by
+            stochastic rounding; or None. Physical model only.
+        model: "gaussian", the differentiable training model, or "physical", the simulation with
+            exact Bose-Einstein statistics. "free" is what no hardware does, to compare with:
+            Gaussian noise of the deviation L sigma_max, however small or large.
+        pattern: Whether pulses are made "after" pooling, one train per pooled activation, or
+            "before" it, as the source draws it: one per activation, pooled slot by slot.
+
+    Raises:
+        TypeError: `slots`, `bits` or `levels` isn't an integer.
+        ValueError: A number is out of range, or `model` is unknown.
+    """
+
+    def refuses(self, layer: Layer) -> str:
+        """Implements `PhotonicElement`."""
+        return refuses_pooling(layer)
+
+    def carry(self, key: PRNGKeyArray, layer: Layer, values: Sequence[Any]) -> Sequence[Any]:
+        """Implements `PhotonicElement`."""
+        return carry_pooling(key, layer, values, self)
+
+    def read(self, layer: Layer, values: Sequence[Any]) -> tuple[Array, Array]:
+        """Implements `ReadElement`."""
+        return read_pooling(layer, values, self)
+
+
+@runtime_checkable
+class PhotonicElement(Protocol):
+    """An optical element that takes a layer's place; any object with these methods will do."""
+
+    def refuses(self, layer: Layer) -> str:
+        """Returns why it can't carry a layer, as the end of an error message; empty if it can."""
+        ...
+
+    def carry(self, key: PRNGKeyArray, layer: Layer, values: Sequence[Any]) -> Sequence[Any]:
+        """Returns the layer's outputs as read out, given its inputs."""
+        ...
+
+
+@runtime_checkable
+class ReadElement(PhotonicElement, Protocol):
+    """An element with the mean and variance of its reading, as `jaxeff.moments` needs them."""
+
+    def read(self, layer: Layer, values: Sequence[Any]) -> tuple[Array, Array]:
+        """Computes the mean and variance of the layer's reading, given its inputs."""
+        ...
+
+
+SLACK = 1e-5
+"""Relative tolerance of a deviation at its bounds, for rounding."""
+
+
+@validate(
+    sigma=real_array(nan=True),
+    light=instance_of(ChaoticLight),
+    intensity=real_array(nan=True, empty=True),
+)
+def noise_for(
+    sigma: Float[Array, "..."] | float, intensity: Float[Array, "*shape"], light: ChaoticLight
+) -> Float[Array, "*shape"]:
+    """Returns the level L of `ChaoticLight.noise` with which an intensity has a standard deviation.
+
+    Args:
+        sigma: Standard deviation in the units of the intensity; broadcasts against it.
+        intensity: Between zero and `light.full_scale`.
+        light: The hardware; its own `noise` plays no part.
+
+    Returns:
+        Numbers between 0 and 1; 0 where the hardware leaves no choice.
+
+    Raises:
+        ValueError: A deviation lies outside what the hardware can do, or an intensity is negative,
+            NaN or above full scale; where they are concrete.
+    """
+    if is_concrete(light.full_scale):
+        check_number("intensity", intensity, 0, float(light.full_scale) * (1 + SLACK))
+    smallest, largest = sigma_bounds(intensity, light)
+    sigma = jnp.broadcast_to(with_leading_axes(sigma, smallest.shape), smallest.shape).astype(
+        smallest.dtype
+    )
+    _check_within(sigma, intensity, smallest, largest, light)
+    # The inverse of sigma = L sigma_max + (1 - L) sigma_min (Klein's thesis, figure 10.4).
+    span = largest - smallest
+    return jnp.clip((sigma - smallest) / jnp.where(span > 0, span, 1), 0, 1)
+
+
+def _check_within(sigma: Any, intensity: Any, low: Any, high: Any, light: ChaoticLight) -> None:
+    if not all(map(is_concrete, (sigma, low, high))):
+        return
+    wanted, low, high = (np.asarray(jax.device_get(v), float) for v in (sigma, low, high))
+    bad = ~((wanted >= low * (1 - SLACK)) & (wanted <= high * (1 + SLACK)))
+    if not bad.any():
+        return
+    at = tuple(np.argwhere(bad)[0])
+    value = float(np.asarray(intensity)[at])
+    raise ValueError(
+        f"{bad.sum()} of {bad.size} deviations are outside the hardware's range: sigma "
+        f"{wanted[at]:.4g} at intensity {value:.4g}, where {light.slots} slots of cap "
+        f"{float(light.cap):.4g} can have {low[at]:.4g} to {high[at]:.4g}. More slots lower "
+        "the range, a larger cap raises it."
+    )
