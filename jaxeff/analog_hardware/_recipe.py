@@ -204,6 +204,3 @@ def with_noise_level(spec: Mapping[str, Crossbar], level: Any) -> dict[str, Cros
 
 def _one(spec: Mapping[str, Crossbar]) -> Crossbar:
     return next(iter(spec.values()))
-
-
-__all__ = ["ForChip", "growing_noise", "train_for_chip", "with_model", "with_noise_level"]

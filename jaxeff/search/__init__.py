@@ -6,40 +6,41 @@ the agent learns. Latency is a function that the caller gives, so nothing here k
 """
 
 from jaxeff.compression.allocation import FLOAT
-from jaxeff.search._refinement import Refinement
-from jaxeff.search._result import Search
-from jaxeff.search._search import search, search_among
-from jaxeff.search.evaluation import (
-    Absolute,
-    Candidate,
+from jaxeff.search._candidates import (
     Candidates,
     CompressionSensitivity,
+    Metrics,
+    Search,
+    Small,
+    sensitivity,
+)
+from jaxeff.search._ddpg import DDPG, Sequential
+from jaxeff.search._knapsack import Knapsack
+from jaxeff.search._objectives import (
+    Absolute,
+    Candidate,
     DataflowPipeline,
     Exponential,
     Latency,
     LatencyError,
-    Metrics,
     OneSided,
     Reward,
-    Small,
     SystolicArray,
     Worth,
     bit_operations,
-    sensitivity,
 )
-from jaxeff.search.searchers import (
-    DDPG,
+from jaxeff.search._refinement import Refinement
+from jaxeff.search._search import search, search_among
+from jaxeff.search._searcher import (
     EpisodeResult,
     Evolution,
     Greedy,
-    Knapsack,
     RandomSearch,
     Searcher,
     SearchProblem,
-    Sequential,
     UniformSearch,
 )
-from jaxeff.search.space import FP32, INT8, MIX, Actions, FewBitLayers, Policy, SearchSpace, Site
+from jaxeff.search._space import FP32, INT8, MIX, Actions, FewBitLayers, Policy, SearchSpace, Site
 
 __all__ = [
     "DDPG",

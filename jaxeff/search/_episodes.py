@@ -17,9 +17,10 @@ import numpy as np
 from jaxtyping import PRNGKeyArray
 
 from jaxeff.core import check_number
-from jaxeff.search.evaluation import Candidate, Candidates, Latency, LatencyError, Reward, Worth
-from jaxeff.search.searchers import EpisodeResult, Searcher, SearchProblem
-from jaxeff.search.space import Policy
+from jaxeff.search._candidates import Candidates
+from jaxeff.search._objectives import Candidate, Latency, LatencyError, Reward, Worth
+from jaxeff.search._searcher import EpisodeResult, Searcher, SearchProblem
+from jaxeff.search._space import Policy
 from jaxeff.store import Journal
 
 Row = dict[str, Any]
@@ -208,6 +209,3 @@ def _check_finite(proposed: Any, episode: int) -> None:
             f"search: the agent diverged before episode {episode}; lower its rates. What was "
             "measured is kept, if there is a folder."
         )
-
-
-__all__ = ["Episodes", "Measurements", "Row"]

@@ -37,8 +37,8 @@ import numpy as np
 
 from jaxeff.compression.allocation import FLOAT
 from jaxeff.core import check_count
-from jaxeff.search.evaluation import Candidate, Latency, LatencyError, Reward
-from jaxeff.search.space import FP32, INT8, MIX, Actions, Policy, SearchSpace
+from jaxeff.search._objectives import Candidate, Latency, LatencyError, Reward
+from jaxeff.search._space import FP32, INT8, MIX, Actions, Policy, SearchSpace
 
 Row = dict[str, Any]
 
@@ -248,6 +248,3 @@ def _with_bits(policy: Policy, i: int, datatype: int, bits: tuple[int, int]) -> 
     )
     datatypes[i], (weights[i], activations[i]) = datatype, bits
     return Policy(policy.kept, datatypes, weights, activations)
-
-
-__all__ = ["Refinement"]

@@ -71,22 +71,19 @@ from jaxeff.core import (
     validate,
 )
 from jaxeff.pruning.scores import Score, l1
-from jaxeff.search._episodes import Episodes, Measurements, Row
-from jaxeff.search._refinement import Course, Refinement
-from jaxeff.search._result import Search
-from jaxeff.search.evaluation import (
-    Absolute,
+from jaxeff.search._candidates import (
     Candidates,
     CompressionSensitivity,
-    Latency,
-    LatencyError,
     Metrics,
-    Reward,
-    Worth,
+    Search,
     sensitivity,
 )
-from jaxeff.search.searchers import Knapsack, Searcher, SearchProblem
-from jaxeff.search.space import Actions, FewBitLayers, Policy, SearchSpace
+from jaxeff.search._episodes import Episodes, Measurements, Row
+from jaxeff.search._knapsack import Knapsack
+from jaxeff.search._objectives import Absolute, Latency, LatencyError, Reward, Worth
+from jaxeff.search._refinement import Course, Refinement
+from jaxeff.search._searcher import Searcher, SearchProblem
+from jaxeff.search._space import Actions, FewBitLayers, Policy, SearchSpace
 from jaxeff.store import Journal, run_identity
 from jaxeff.training import count_examples
 
@@ -359,6 +356,3 @@ def _check_reachable(
         f"{actions.methods!r} actions leaves {least:.4g} of the latency. Raise the target, or "
         "allow more (Actions.round_to, FewBitLayers)."
     )
-
-
-__all__ = ["search", "search_among"]

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from jaxeff import search
-from jaxeff.search.searchers._features import Running, fixed
-from jaxeff.search.searchers._knapsack import _solved
+from jaxeff.search._ddpg import Running, fixed_features
+from jaxeff.search._knapsack import _solved
 
 pytestmark = pytest.mark.promotes("dtype", "rank")
 KEY = jax.random.key(0)
@@ -116,10 +116,10 @@ def test_what_ddpg_remembers():
 
 
 def test_agents_are_told_what_concerns_them():
-    sizes = {of: fixed(problem(of).space, problem(of).actions, problem(of).known).shape[1]
+    sizes = {of: fixed_features(problem(of).space, problem(of).actions, problem(of).known).shape[1]
              for of in ("pruning", "quantization", "both")}  # fmt: skip
     assert sizes == {"pruning": 17, "quantization": 30, "both": 40}
-    assert fixed(problem("both", known=False).space, search.Actions(), None).shape[1] == 8
+    assert fixed_features(problem("both", known=False).space, search.Actions(), None).shape[1] == 8
 
 
 def test_running_numbers_are_numpys():

@@ -9,8 +9,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxeff.analog_hardware.chips._chip import check_codes
-
 
 @runtime_checkable
 class Hardware(Protocol):
@@ -85,6 +83,3 @@ def called(where: str, query: Any, seed: Any, weights: Any, inputs: Any, *order:
             "them as the hardware's converter does."
         )
     return counts.astype(np.int32)
-
-
-__all__ = ["Hardware", "Query", "check_codes", "check_query", "query_counts"]

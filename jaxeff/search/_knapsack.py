@@ -34,8 +34,13 @@ from jaxtyping import Array, Float, Int, PRNGKeyArray
 from scipy.optimize import Bounds, LinearConstraint, milp
 
 from jaxeff.core import Count, Setting, register_setting, static
-from jaxeff.search.searchers._greedy import cost, divergence, policy
-from jaxeff.search.searchers._searcher import EpisodeResult, SearchProblem
+from jaxeff.search._searcher import (
+    EpisodeResult,
+    SearchProblem,
+    as_policy,
+    cost_of_policy,
+    predicted_divergence,
+)
 
 NEAR = 0.1
 """Share of the budget that solutions after the first one leave at most, where there are such."""
@@ -104,18 +109,24 @@ class Knapsack(Setting):
         changed = np.tile(start, (layers, len(options), 1, 1))
         for i in range(layers):
             changed[i, :, i] = options
-        alone = [[policy(problem, one) for one in own] for own in changed]
+        alone = [[as_policy(problem, one) for one in own] for own in changed]
         if problem.prepare is not None:
             problem.prepare([one for own in alone for one in own])
         duplicates = np.array([_numbered([str(one.plain()) for one in own]) for own in alone])
-        whole = cost(problem, start)
+        whole = cost_of_policy(problem, start)
         damages, costs = np.zeros((2, layers, len(options)))
         for i, (k, option) in itertools.product(range(layers), enumerate(options)):
             # One layer alone: several save more together, which `learn` makes up for.
-            costs[i, k] = cost(problem, changed[i, k]) - whole
-            damages[i, k] = sum(divergence(of, known, float(a), i, j) for j, a in enumerate(option))
+            costs[i, k] = cost_of_policy(problem, changed[i, k]) - whole
+            damages[i, k] = sum(
+                predicted_divergence(of, known, float(a), i, j) for j, a in enumerate(option)
+            )
         # Bit operations have no measured whole: that of no actions stands for it.
-        unit = problem.whole if problem.time is not None else cost(problem, np.zeros_like(start))
+        unit = (
+            problem.whole
+            if problem.time is not None
+            else cost_of_policy(problem, np.zeros_like(start))
+        )
         return Items(
             options, damages, costs, whole, problem.target * unit, -np.inf, np.inf, duplicates
         )
@@ -135,7 +146,7 @@ class Knapsack(Setting):
                 tried,
                 NEAR * state.budget,
             )
-            found = str(policy(problem, state.options[chosen]).plain())
+            found = str(as_policy(problem, state.options[chosen]).plain())
             tried = (*tried, state.duplicates[layers, chosen])
             if found not in seen:
                 break

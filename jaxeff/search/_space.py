@@ -1,4 +1,4 @@
-"""`SearchSpace`: what a search decides about a model, layer by layer, and what that makes of it.
+"""What a search decides about a model, layer by layer: the space, its policies, the actions.
 
 ```python
 import jaxeff
@@ -16,7 +16,22 @@ a group of channels decides how many of them stay; layers that add to the same c
 Which channels go is settled before the search, by their scores, so a policy is nothing but numbers:
 it may be traced, and thousands of candidates are one program.
 
-Sharp edge: what lies inside a loop, and a second use of a weight, is left as it is.
+Actions: numbers from 0 to 1 per layer, and the policies that they stand for.
+
+An action says how much of a layer goes, whatever the layer: 0 leaves it alone. What it comes to is
+Galen's mapping (Klein's thesis, section 4.2.3; Krieger et al., arXiv 2212.07818):
+
+```text
+channels    R * clip(floor((1 - p) C / R) + 1, 1, C / R)
+datatype    of the larger q of both:  q <= t_fp: FP32,  q <= t_int: INT8,  else MIX
+bits (MIX)  clip(floor((1 - r) B) + 1, 1, B),  r = (q - t_int) / (1 - t_int)
+```
+
+A layer that no kernel of few bits takes, with the channels that are left of it, has eight bits in
+the place of MIX.
+
+Sharp edges:
+    what lies inside a loop, and a second use of a weight, is left as it is.
 """
 
 from __future__ import annotations
@@ -27,13 +42,14 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
 from jaxeff.compression import Uniform, bit_policy, integer_aware
 from jaxeff.compression.allocation import FLOAT
-from jaxeff.core import Count, Setting, Table, register_setting, static
+from jaxeff.core import Choice, Count, Number, Setting, Table, register_setting, static
 from jaxeff.program import Layer
 from jaxeff.program.costs import node_macs
 from jaxeff.program.ir import Contraction
@@ -47,7 +63,37 @@ from jaxeff.pruning.dependencies import (
     resolve,
 )
 from jaxeff.pruning.scores import Score, l1
-from jaxeff.search.space._policy import FP32, Policy
+
+FP32, INT8, MIX = 0, 1, 2
+"""Datatypes of a layer: left alone, eight bits, or one to eight bits by bit planes."""
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class Policy:
+    """Channels and bits of every layer, as arrays: traced or not, with leading axes for many.
+
+    Attributes:
+        kept: Channels of every group.
+        datatypes: `FP32`, `INT8` or `MIX`, by layer.
+        weights: Bits of the weights by layer; 32 leaves them alone.
+        activations: Bits of what layers read.
+    """
+
+    kept: Int[Array | np.ndarray, " groups"]
+    datatypes: Int[Array | np.ndarray, " sites"]
+    weights: Int[Array | np.ndarray, " sites"]
+    activations: Int[Array | np.ndarray, " sites"]
+
+    def plain(self) -> dict[str, list[Any]]:
+        """Converts it to lists, for JSON."""
+        return {name: np.asarray(value).tolist() for name, value in vars(self).items()}
+
+    @classmethod
+    def from_plain(cls, found: dict[str, Any]) -> Policy:
+        """Makes a policy of what `plain` returned."""
+        return cls(**{name: np.asarray(value, np.int32) for name, value in found.items()})
+
 
 Counts = Int[Array | np.ndarray, " groups"]
 
@@ -313,3 +359,95 @@ def _site(layer: Layer, found: Channels, ids: Mapping[Dimension, Any], names: li
 
 def _merged(axes: list[Axis]) -> Axis:
     return resolve(axes[0]) if len(axes) == 1 else resolve(AxisProduct(tuple(axes)))
+
+
+@register_setting
+@dataclass(frozen=True)
+class Actions(Setting):
+    """Mapping of actions to policies.
+
+    Attributes:
+        methods: "pruning" (one action a layer), "quantization" (weights, activations) or "both"
+            (all three, pruning first).
+        round_to: Divisor of the channels that stay; None takes the source's, 32 if `methods` is
+            "both" and 1 otherwise. A group with fewer keeps all.
+        bits: The most bits of MIX. The source's text has 8, its released searches 6.
+        float_below: An action up to this leaves a layer in float32.
+        eight_below: One up to this gives it eight bits.
+
+    Raises:
+        ValueError: A number is out of bounds, or the thresholds aren't in order.
+    """
+
+    methods: Annotated[str, Choice("pruning", "quantization", "both")] = static("both")
+    round_to: Annotated[int | None, Count(1)] = static(None)
+    bits: Annotated[int, Count(1, 8)] = static(8)
+    float_below: Annotated[float, Number(0, below=1)] = static(0.2)
+    eight_below: Annotated[float, Number(0, below=1)] = static(0.5)
+
+    def __post_init__(self) -> None:
+        """Checks the fields."""
+        super().__post_init__()
+        if self.float_below > self.eight_below:
+            raise ValueError(
+                f"Actions.float_below={self.float_below} lies above "
+                f"eight_below={self.eight_below}: no action would mean eight bits."
+            )
+
+    @property
+    def count(self) -> int:
+        """Actions of a layer."""
+        return {"pruning": 1, "quantization": 2, "both": 3}[self.methods]
+
+    @property
+    def prunes(self) -> bool:
+        """Whether channels go."""
+        return self.methods != "quantization"
+
+    @property
+    def quantizes(self) -> bool:
+        """Whether bits go."""
+        return self.methods != "pruning"
+
+    def policy(self, space: SearchSpace, actions: Float[Array, "sites count"]) -> Policy:
+        """Converts actions to a policy; they may be traced."""
+        actions = jnp.asarray(actions)
+        kept = self.kept(space, actions[:, 0]) if self.prunes else jnp.asarray(space.sizes)
+        whole = space.whole
+        if not self.quantizes:
+            return Policy(
+                kept, *map(jnp.asarray, (whole.datatypes, whole.weights, whole.activations))
+            )
+        weights, activations = actions[:, -2], actions[:, -1]
+        # One kernel multiplies both, so the stronger action decides its datatype.
+        larger = jnp.maximum(weights, activations)
+        few = jnp.where(space.few_bits(kept), MIX, INT8)
+        eight = jnp.where(larger <= self.eight_below, INT8, few)
+        datatypes = jnp.where(larger <= self.float_below, FP32, eight)
+
+        def width(q: Array) -> Array:
+            of_datatype = jnp.where(datatypes == MIX, self.width(q), 8)
+            return jnp.where(datatypes == FP32, FLOAT, of_datatype)
+
+        return Policy(kept, datatypes, width(weights), width(activations))
+
+    def width(self, q: Float[Array | np.ndarray, " sites"]) -> Int[Array, " sites"]:
+        """Computes bits of MIX."""
+        r = (q - self.eight_below) / (1 - self.eight_below)
+        found = jnp.floor((1 - r) * self.bits) + 1
+        return jnp.clip(found, 1, self.bits).astype(jnp.int32)
+
+    def kept(self, space: SearchSpace, p: Float[Array, " sites"]) -> Int[Array, " groups"]:
+        """Counts the channels that stay of every group, by the layer that decides about it."""
+        deciding = {site.group: i for i, site in enumerate(space.sites) if site.group >= 0}
+        # Blocks of 32 keep the kernels of few bits possible (`FewBitLayers`).
+        step = self.round_to or (32 if self.methods == "both" else 1)
+        sizes = jnp.asarray(space.sizes)
+        if not space.groups:
+            return sizes
+        chosen = p[jnp.asarray([deciding[i] for i in range(len(space.groups))])]
+        blocks = sizes // step
+        left = jnp.floor((1 - chosen) * sizes.astype(chosen.dtype) / step).astype(jnp.int32) + 1
+        found = jnp.clip(left, 1, blocks)
+        # What is no multiple stays whole at the upper end, as does a group of less than a block.
+        return jnp.where((found >= blocks) | (blocks < 1), sizes, found * step)

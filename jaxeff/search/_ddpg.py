@@ -17,6 +17,26 @@ exploration by Ornstein-Uhlenbeck noise or by a normal distribution truncated to
 action, which is the default, and how many steps are remembered. Unlike the released code, one
 critic value judges all actions of a step, and nothing is expected beyond the last step.
 
+Features are by layer (Klein's thesis, section 4.2; the list is that of the released code): its
+place, multiply-accumulates, bit operations, channels out and in, kernel, stride, parameters; of the
+whole model, the shares of multiply-accumulates and bit operations that the layers before it have by
+the policy so far, and that the layers from it on have as they are; its sensitivities; the last
+layer's actions. With actions of both kinds these are 47 numbers. One that doesn't quantize isn't
+given bits, and one that doesn't prune not of channels that could go.
+
+`Sequential`: one method after the other, the first halfway to the target.
+
+The comparison in Klein's thesis, section 4.3: half of the episodes search for channels, at the
+square root of the latency that is asked for; the best of them is kept, and the other half searches
+for bits on top of it, or the other way around.
+
+```python
+from jaxeff.search import DDPG, Sequential
+
+Sequential(first="pruning")
+Sequential(first="quantization", agent=DDPG(warm_up=5))
+```
+
 References:
     Lillicrap et al., "Continuous control with deep reinforcement learning", arXiv 1509.02971.
     Krieger et al., "Galen", arXiv 2212.07818.
@@ -24,6 +44,7 @@ References:
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -31,14 +52,97 @@ from typing import Annotated, Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 from flax import linen
 from jaxtyping import Array, Float, Int, PRNGKeyArray
 
 from jaxeff.core import Choice, Count, Number, Setting, register_setting, static
-from jaxeff.search.searchers._features import Running, fixed, moving
-from jaxeff.search.searchers._searcher import EpisodeResult, SearchProblem
-from jaxeff.search.space import Actions, SearchSpace
+from jaxeff.search._candidates import CompressionSensitivity
+from jaxeff.search._objectives import Absolute, Reward
+from jaxeff.search._searcher import EpisodeResult, Searcher, SearchProblem
+from jaxeff.search._space import Actions, Policy, SearchSpace
+
+
+class Running(NamedTuple):
+    """Running mean and variance (Welford).
+
+    Attributes:
+        number: Number of values so far.
+        mean: Running mean of each number.
+        squares: Sums of squared deviations.
+    """
+
+    number: Float[Array, ""]
+    mean: Float[Array, " features"]
+    squares: Float[Array, " features"]
+
+    @classmethod
+    def start(cls, size: int) -> Running:
+        """Makes empty statistics."""
+        return cls(jnp.zeros(()), jnp.zeros(size), jnp.zeros(size))
+
+    def add(self, x: Float[Array, "n features"]) -> Running:
+        """Updates the statistics by a batch."""
+        number = self.number + len(x)
+        mean, squares = x.mean(0), ((x - x.mean(0)) ** 2).sum(0)
+        # Chan's update of mean and squares by a batch: stable for features of very
+        # different sizes.
+        apart = mean - self.mean
+        return Running(
+            number,
+            self.mean + apart * len(x) / number,
+            self.squares + squares + apart**2 * self.number * len(x) / number,
+        )
+
+    def standardised(self, x: Float[Array, "*n features"]) -> Float[Array, "*n features"]:
+        """Standardises to zero mean and unit variance; what never varies is zero."""
+        deviation = jnp.sqrt(self.squares / jnp.maximum(self.number, 1.0))
+        return jnp.where(
+            deviation > 1e-6, (x - self.mean) / jnp.maximum(deviation, 1e-6), jnp.zeros_like(x)
+        )
+
+
+def fixed_features(
+    space: SearchSpace, actions: Actions, known: CompressionSensitivity | None
+) -> Float[np.ndarray, "layers fixed"]:
+    """Computes the features of every layer that no decision changes."""
+    whole = space.whole
+    sites, count = space.sites, len(space.sites)
+    columns = [
+        np.arange(count) / count,
+        np.asarray(space.macs(whole)),
+        *([np.asarray(space.bops(whole))] if actions.quantizes else []),
+        [site.made.size for site in sites],
+        [site.read.size for site in sites],
+        [site.kernel for site in sites],
+        [site.stride for site in sites],
+        [site.weights for site in sites],
+    ]
+    found = np.stack([np.asarray(column, np.float64) for column in columns], 1)
+    if known is not None:
+        tables = [known.pruning] if actions.prunes else []
+        if actions.quantizes:
+            zero = np.zeros((count, 1))
+            tables += [known.activations, known.weights, known.eight[:, None], zero]
+        # Divergences span many decades.
+        found = np.concatenate([found, *(np.log10(1e-9 + t) for t in tables)], 1)
+    return found.astype(np.float32)
+
+
+def moving_features(
+    space: SearchSpace, actions: Actions, policy: Policy
+) -> Float[Array, "layers moving"]:
+    """Computes shares of the model before and from every layer, if a policy held up to there."""
+    whole = space.whole
+    counts = [space.macs, space.bops] if actions.quantizes else [space.macs]
+    columns = []
+    for count in counts:
+        now, before = count(policy), count(whole)
+        total = before.sum()
+        # Layers before as decided so far, layers from here on as they are: what is left to save.
+        columns += [(jnp.cumsum(now) - now) / total, jnp.cumsum(before[::-1])[::-1] / total]
+    return jnp.stack(columns, 1)
 
 
 class _Actor(linen.Module):
@@ -141,7 +245,7 @@ class DDPG(Setting):
     def start(self, key: PRNGKeyArray, problem: SearchProblem) -> Agent:
         """Implements `Searcher`."""
         layers, count = problem.shape
-        known = jnp.asarray(fixed(problem.space, problem.actions, problem.known))
+        known = jnp.asarray(fixed_features(problem.space, problem.actions, problem.known))
         # Fixed features; shares of MACs, and of bit operations, on both sides; the last actions.
         size = known.shape[1] + (4 if problem.actions.quantizes else 2) + count
         state, action = jnp.zeros(size), jnp.zeros(count)
@@ -218,7 +322,7 @@ def _walk(
         i, key = inputs
         # The state of layer i depends on what was decided before it, so layers are walked
         # by a scan.
-        shares = moving(space, of, of.policy(space, actions))[i]
+        shares = moving_features(space, of, of.policy(space, actions))[i]
         last = jnp.where(i > 0, actions[i - 1], 0.0)
         features = jnp.concatenate([state.known[i], shares, last])
         mean: Any = _Actor(count).apply(state.actor, state.seen.standardised(features))
@@ -318,3 +422,105 @@ def _update(agent: DDPG, count: int, key: PRNGKeyArray, state: Agent) -> Agent:
         actor=new_actor, critic=new_critic, targets=targets, actor_optimizer=actor_optimizer,
         critic_optimizer=critic_optimizer,
     )  # fmt: skip
+
+
+class Stage(NamedTuple):
+    """State of the search.
+
+    Attributes:
+        memory: The agent's.
+        episode: Number of episodes so far.
+        best: Actions of the first stage with its highest reward.
+        reward: Highest reward of the first stage.
+    """
+
+    memory: Any
+    episode: int
+    best: Float[np.ndarray, "layers actions"]
+    reward: float
+
+
+@register_setting
+@dataclass(frozen=True)
+class Sequential(Setting):
+    """Two searches on one budget of episodes.
+
+    Attributes:
+        first: "pruning" or "quantization".
+        agent: Searcher of both stages.
+        reward: Reward that judges the first stage, at its own target.
+    """
+
+    first: Annotated[str, Choice("pruning", "quantization")] = static("pruning")
+    agent: Searcher = static(DDPG())
+    reward: Reward = static(Absolute())
+
+    def start(self, key: PRNGKeyArray, problem: SearchProblem) -> Stage:
+        """Implements `Searcher`.
+
+        Raises:
+            ValueError: The actions are not `methods="both"`.
+        """
+        if problem.actions.methods != "both":
+            raise ValueError(
+                f"Sequential searches for channels and bits: its actions are methods='both', not "
+                f"{problem.actions.methods!r}"
+            )
+        none = np.zeros(problem.shape, np.float32)
+        return Stage(self.agent.start(key, self._inner(problem, 0)), 0, none, -np.inf)
+
+    def propose(
+        self, key: PRNGKeyArray, problem: SearchProblem, state: Stage
+    ) -> tuple[Float[Array, "layers actions"], Stage]:
+        """Implements `Searcher`."""
+        if state.episode == problem.episodes // 2:  # the second agent starts
+            inner = self._inner(problem, state.episode)
+            memory = self.agent.start(jax.random.fold_in(key, 1), inner)
+            state = state._replace(memory=memory)
+        inner = self._inner(problem, state.episode)
+        proposed, memory = self.agent.propose(key, inner, state.memory)
+        columns = self._columns(problem, state.episode)
+        # The second method acts on top of the best that the first one found.
+        base = state.best if self._is_second(problem, state.episode) else np.zeros(problem.shape)
+        actions = jnp.asarray(base, jnp.float32).at[:, columns].set(proposed)
+        return actions, state._replace(memory=memory)
+
+    def learn(
+        self, key: PRNGKeyArray, problem: SearchProblem, state: Stage, outcome: EpisodeResult
+    ) -> Stage:
+        """Implements `Searcher`."""
+        inner, columns = self._inner(problem, state.episode), self._columns(problem, state.episode)
+        best, reward = state.best, state.reward
+        given = outcome._replace(actions=outcome.actions[:, columns])
+        if not self._is_second(problem, state.episode):
+            # The first stage has a milder target, the root of the whole one: both stages
+            # save the same factor.
+            ratio = outcome.ratio * problem.target / inner.target
+            found = self.reward(outcome.accuracy, ratio, 1.0)
+            given = given._replace(ratio=ratio, reward=found)
+            if found > reward:
+                best, reward = np.asarray(outcome.actions, np.float32), found
+        memory = self.agent.learn(key, inner, state.memory, given)
+        return Stage(memory, state.episode + 1, best, reward)
+
+    def _is_second(self, problem: SearchProblem, episode: int) -> bool:
+        return episode >= problem.episodes // 2
+
+    def _columns(self, problem: SearchProblem, episode: int) -> slice:
+        prunes = (self.first == "pruning") != self._is_second(problem, episode)
+        return slice(0, 1) if prunes else slice(1, 3)
+
+    def _inner(self, problem: SearchProblem, episode: int) -> SearchProblem:
+        """Makes the problem of one stage's agent."""
+        second = self._is_second(problem, episode)
+        prunes = (self.first == "pruning") != second
+        of = problem.actions
+        actions = dataclasses.replace(
+            of, methods="pruning" if prunes else "quantization", round_to=of.round_to or 32
+        )
+        half = problem.episodes // 2
+        return dataclasses.replace(
+            problem, actions=actions, episodes=problem.episodes - half if second else half,
+            # A looked-up latency would be that of one method, without what the other stage decides.
+            target=problem.target if second else problem.target**0.5, time=None,
+        )  # fmt: skip

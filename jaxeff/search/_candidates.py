@@ -1,4 +1,4 @@
-"""`Candidates`: the accuracy of a policy's model, after some further training.
+"""Candidates: the accuracy of a policy's model after training, sensitivities, the result.
 
 Channels are masked and bits are numbers, so every policy is the same compiled program, whatever it
 decides; shapes change for what is deployed alone (`smaller`).
@@ -14,29 +14,47 @@ candidates = Candidates(f, params, data, data, space, steps=2, batch_size=32)
 candidates.accuracy(jax.random.key(0), space.whole)
 ```
 
+Sensitivity of predictions to the compression of one layer alone, by method and strength.
+
+S(l, q) = mean over inputs of KL(f || f with layer l compressed by q), as Galen feeds it to its
+agents (Klein's thesis, eq. (4.6); after ZeroQ, arXiv 2001.00281). All layers, methods and strengths
+are policies of one compiled program.
+
+```python
+from jaxeff.nn import small_classifier
+from jaxeff.search import Actions, SearchSpace, sensitivity
+
+f, params, (x, y) = small_classifier()
+space = SearchSpace.read(f, params, x[:1])
+found = sensitivity(f, params, x[:64], space, Actions(round_to=4))
+found.pruning.shape                                             # [layers, strengths]
+```
+
 Sharp edges:
     Every candidate starts from the parameters that are given, not from the last one's, and where it
     trains it ends with running statistics of its own.
     Ranges of activations are those of each sample, so a batch is as accurate as its images are.
+    at strength 0 of the weights or activations a layer has the most bits of MIX, not float.
 """
 
 from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-from jaxtyping import Array, PRNGKeyArray
+from jaxtyping import Array, Float, PRNGKeyArray
 
 from jaxeff.compression import Int, calibrate, integer, integer_aware
 from jaxeff.compression.allocation import FLOAT
-from jaxeff.core import check_count
+from jaxeff.core import Table, check_count, input_batch, instance_of, static_integer, validate
 from jaxeff.pruning import Plan, pruned
-from jaxeff.search.space import Policy, SearchSpace
+from jaxeff.search._space import INT8, MIX, Actions, Policy, SearchSpace
 from jaxeff.store import describe_arrays, describe_computation
 from jaxeff.training import (
     CheckedLoss,
@@ -44,6 +62,7 @@ from jaxeff.training import (
     count_examples,
     cross_entropy,
     describe_training,
+    divergences,
     fit,
     init,
     make_epoch,
@@ -346,3 +365,163 @@ class Candidates:
 def _logits(f: Callable[..., Any], params: Any, state: Any, x: Any) -> Array:
     logits: Array = f(params, x) if state is None else f(params, state, x)[0]
     return logits
+
+
+STRENGTHS = 10
+"""Strengths of each method, from 0 to below 1."""
+
+
+class CompressionSensitivity(NamedTuple):
+    """Mean divergences in nats, of predictions from those of the whole model.
+
+    Attributes:
+        strengths: Strengths of compression, as in actions.
+        pruning: Channels that the layer decides about; 0 where it decides about none.
+        weights: Bits of its weights.
+        activations: Bits of what it reads.
+        eight: Eight bits of both, `[layers]`.
+    """
+
+    strengths: Float[np.ndarray, " strengths"]
+    pruning: Float[np.ndarray, "layers strengths"]
+    weights: Float[np.ndarray, "layers strengths"]
+    activations: Float[np.ndarray, "layers strengths"]
+    eight: Float[np.ndarray, " layers"]
+
+
+@validate(
+    x=input_batch,
+    space=instance_of(SearchSpace),
+    actions=instance_of(Actions),
+    strengths=static_integer(2),
+)
+def sensitivity(
+    f: Callable[..., Any],
+    params: Any,
+    x: Any,
+    space: SearchSpace,
+    actions: Actions = Actions(),  # noqa: B008
+    *,
+    state: Any = None,
+    strengths: int = STRENGTHS,
+) -> CompressionSensitivity:
+    """Measures every layer by every method.
+
+    Args:
+        f: A classifier `f(params, x) -> logits`; with a state `f(params, state, x) -> (logits,
+            state)`.
+        params: The parameters of `f`.
+        x: Inputs, a few hundred without augmentation; they are evaluated at once.
+        space: The model's layers.
+        actions: Meaning of a strength.
+        state: The model's state, which stays as it is.
+        strengths: Number of strengths of each method.
+    """
+    levels = np.linspace(0, 1, strengths, endpoint=False)
+    policies = _one_at_a_time(space, actions, levels)
+    found = np.asarray(_divergences(f, space, policies, params, state, x), float)
+    # Rounding leaves a little less than nothing where nothing changed.
+    of_layer = np.maximum(found.mean(-1), 0).reshape(len(space.sites), 3 * strengths + 1)
+    # Pruning is a sensitivity of the layer that decides; those that follow have none.
+    deciding = np.array([site.group >= 0 for site in space.sites])[:, None]
+    pruning, weights, activations = np.split(of_layer[:, :-1], 3, axis=1)
+    return CompressionSensitivity(levels, pruning * deciding, weights, activations, of_layer[:, -1])
+
+
+def _one_at_a_time(space: SearchSpace, actions: Actions, levels: np.ndarray) -> Policy:
+    """Compresses every layer in turn: pruned, fewer bits of weights or activations, eight bits."""
+    whole = space.whole
+    # Strengths within MIX: weaker actions choose a datatype, not a number of bits.
+    quantizing = np.asarray(actions.width(actions.eight_below + levels * (1 - actions.eight_below)))
+    pruning = actions if actions.prunes else Actions("both", actions.round_to)
+    rows: list[Policy] = []
+    for i in range(len(space.sites)):
+        for level in levels:
+            chosen = np.zeros(len(space.sites), np.float32)
+            chosen[i] = level
+            kept = np.asarray(pruning.kept(space, jnp.asarray(chosen)))
+            rows.append(Policy(kept, whole.datatypes, whole.weights, whole.activations))
+        for name in ("weights", "activations"):
+            rows += [_alone(whole, i, MIX, **{name: bits}) for bits in quantizing]
+        rows.append(_alone(whole, i, INT8, weights=8, activations=8))
+    return jax.tree.map(lambda *leaves: jnp.stack([*map(jnp.asarray, leaves)]), *rows)
+
+
+def _alone(whole: Policy, i: int, datatype: int, **bits: int) -> Policy:
+    changed = {"datatypes": datatype, **bits}
+    values = {name: np.array(value) for name, value in vars(whole).items()}
+    for name, value in changed.items():
+        values[name][i] = value
+    return Policy(**values)
+
+
+@functools.partial(jax.jit, static_argnums=(0, 1))
+def _divergences(
+    f: Any, space: SearchSpace, policies: Any, params: Any, state: Any, x: Any
+) -> Array:
+    changed = functools.partial(space.compressed, f)
+    found = divergences(f, changed, policies, params, x, state=state)
+    return found.reshape(len(found), -1)
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Search:
+    """The result of a search.
+
+    Attributes:
+        best: The policy of the highest reward.
+        smaller: The model that it leaves, not trained any further.
+        episodes: A record per episode: policy, accuracy, worth, metrics (all of them, if there are
+            others than accuracy), latency, ratio, reward, or a message where it couldn't be
+            measured.
+        whole: Latency of the whole model.
+        target: Share of it that was asked for.
+        known: Sensitivities of the layers; None if they weren't measured.
+        space: The model's layers.
+        refined: A record per candidate that the refinement measured from end to end:
+            policy, accuracy, worth, predicted (latency over the target's, by prediction), ratio (by
+            measurement) and reward, or a message.
+    """
+
+    best: Policy
+    smaller: Small
+    episodes: list[dict[str, Any]]
+    whole: float
+    target: float
+    known: CompressionSensitivity | None
+    space: SearchSpace
+    refined: list[dict[str, Any]] = field(default_factory=list)
+
+    @property
+    def top(self) -> dict[str, Any]:
+        """The record of the best policy: what was measured from end to end, else its episode."""
+        measured = [row for row in self.refined or self.episodes if "reward" in row]
+        return max(measured, key=lambda row: row["reward"])
+
+    @property
+    def table(self) -> Table:
+        """The best policy layer by layer."""
+        space, best = self.space, jax.tree.map(np.asarray, self.best)
+        outputs = np.asarray(space.outputs(best.kept))
+        names = ("float", "int8", "mix")
+        rows = [
+            (
+                site.name, f"{outputs[i]} of {site.made.size}", names[best.datatypes[i]],
+                str(best.weights[i]), str(best.activations[i]),
+            )
+            for i, site in enumerate(space.sites)
+        ]  # fmt: skip
+        top = self.top
+        where = "measured end to end" if self.refined else f"episode {top['episode']}"
+        caption = (
+            f"{where}: accuracy {top['accuracy']:.4g}, latency {top['ratio'] * self.target:.4g} "
+            f"of the whole model's (asked {self.target:g})"
+        )
+        columns = ("layer", "channels>", "datatype", "weight bits>", "activation bits>")
+        return Table(columns, rows, caption=caption)
+
+    def __repr__(self) -> str:
+        return str(self.table)
+
+    def _repr_html_(self) -> str:
+        return self.table._repr_html_()
