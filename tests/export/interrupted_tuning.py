@@ -14,8 +14,8 @@ from jaxeff_export.compiler import bind_parameters, compilation_target, fused_ke
 from jaxeff_export.importer import import_stablehlo
 from jaxeff_export.schedules import TuningDatabase
 from jaxeff_export.targets import resolve_target
-from jaxeff_export.tuning._selection import select
 from jaxeff_export.tuning._session import TuningSession
+from jaxeff_export.tuning._spaces import select_kernels
 
 TARGET = {**resolve_target("host"), "num-cores": 1}
 
@@ -64,7 +64,7 @@ def layer():
     """The one kernel of a small dense layer."""
     module = import_stablehlo(export(*small_layer()).stablehlo)
     module = bind_parameters(module, 1, TARGET).main
-    (kernel,) = select(fused_kernels(module, compilation_target(TARGET)), None, [])
+    (kernel,) = select_kernels(fused_kernels(module, compilation_target(TARGET)), None, [])
     return kernel
 
 

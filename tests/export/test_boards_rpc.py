@@ -16,8 +16,8 @@ import psutil
 import pytest
 from jaxeff_export import ARM_TARGETS, BoardError, BundleError, deploy
 from jaxeff_export.boards import LocalBoard, RpcBoard, make_board
-from jaxeff_export.boards import _connecting as connecting
-from jaxeff_export.boards import _processor as processor
+from jaxeff_export.boards import _board as processor
+from jaxeff_export.boards import _rpc as connecting
 from jaxeff_export.targets._target import _reported_features
 from small_network import inputs
 from tvm.rpc import Server

@@ -10,9 +10,8 @@ import pytest
 from flax import nnx
 from jaxeff_export import deploy, modelled_latency, table_latency
 from jaxeff_export.bundle.running import OperatorTime
-from jaxeff_export.latency._attribution import kernel_calls
-from jaxeff_export.latency._cells import Cells
-from jaxeff_export.latency._table import _split
+from jaxeff_export.latency._modelled import kernel_calls
+from jaxeff_export.latency._table import Cells, _split
 
 import jaxeff
 from jaxeff.nn import ResNet8, small_classifier

@@ -98,6 +98,6 @@ def test_what_the_compiler_cannot(monkeypatch):
     def refuse(*args, **kwargs):
         raise UnsupportedOpError(["no fft"])
 
-    monkeypatch.setattr("jaxeff_export.latency._turns.deploy", refuse)
+    monkeypatch.setattr("jaxeff_export.latency._measured.deploy", refuse)
     with pytest.raises(LatencyError, match=r"(?s)can't be compiled: .*no fft"):
         measured_latency(X[:1])(candidate(0.0))

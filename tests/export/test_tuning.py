@@ -33,12 +33,11 @@ from jaxeff_export.compiler import (
 from jaxeff_export.compiler.schedules import Machine
 from jaxeff_export.schedules import TuningDatabase
 from jaxeff_export.schedules._database import HEADER
-from jaxeff_export.tuning import _checking as checking
+from jaxeff_export.tuning import _measuring as checking
 from jaxeff_export.tuning import _measuring as measuring
-from jaxeff_export.tuning._interrupts import held_interrupts
-from jaxeff_export.tuning._selection import select
+from jaxeff_export.tuning._measuring import held_interrupts
 from jaxeff_export.tuning._session import chosen
-from jaxeff_export.tuning._spaces import tiles
+from jaxeff_export.tuning._spaces import select_kernels, tiles
 from small_network import inputs, mlp, parameters
 from typer.testing import CliRunner
 
@@ -92,7 +91,7 @@ def test_a_faster_schedule_is_used_for_its_kernel_and_target_only(tuned_folder, 
     assert "tirx.is_scheduled" in scheduled.attrs
     for other in ({**TARGET, "num-cores": 2}, {**TARGET, "mcpu": "x86-64"}):
         assert tuned_schedules(database, other)(kernel.function).same_as(kernel.function)
-    (stranger, *_) = select(fused, None, [])
+    (stranger, *_) = select_kernels(fused, None, [])
     assert tuned_schedules(database, TARGET)(stranger.function).same_as(stranger.function)
 
 
@@ -208,7 +207,7 @@ def test_a_database_in_use_is_refused(tmp_path, bundle):
 
 def test_layers_are_tuned_by_default_and_others_by_name(fused):
     def names(include, exclude=()):
-        return {kernel.name for kernel in select(fused, include, exclude)}
+        return {kernel.name for kernel in select_kernels(fused, include, exclude)}
 
     layers = names(None)
     assert len(layers) == 3
@@ -239,7 +238,7 @@ def test_convolutions_whose_results_are_turned_are_tuned_too(tmp_path):
     example = (jnp.ones((5, 5, 1, 6)), jnp.ones((1, 28, 28, 1)))
     bundle = deploy(f, example, target, tmp_path / "bundle")
     lifted = lift(bundle.example, NamedTarget.of_manifest(bundle.manifest)).main
-    (kernel,) = select(fused_kernels(lifted, compilation_target(target)), None, [])
+    (kernel,) = select_kernels(fused_kernels(lifted, compilation_target(target)), None, [])
     default = default_schedule(kernel, Machine.of(compilation_target(target)))
     assert "transform_layout" in str(default.trace)  # of which MetaSchedule writes no record
     plain = tvm.s_tir.Schedule(kernel.module)

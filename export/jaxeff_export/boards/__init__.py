@@ -20,12 +20,17 @@ from __future__ import annotations
 from jaxeff.core import instance_of, string, validate
 from jaxeff_export.boards import _emulated as emulated
 from jaxeff_export.boards._board import Board, BoardError, BoardLost
-from jaxeff_export.boards._emulated import CORES, EmulatedBoard, require_emulator
-from jaxeff_export.boards._kinds import board_kinds
-from jaxeff_export.boards._local import LocalBoard
-from jaxeff_export.boards._programs import PROGRAM_CORES, ProgramBoard, core_of
+from jaxeff_export.boards._emulated import (
+    CORES,
+    PROGRAM_CORES,
+    EmulatedBoard,
+    ProgramBoard,
+    board_kinds,
+    core_of,
+    require_emulator,
+)
+from jaxeff_export.boards._local import LocalBoard, run_on_threads
 from jaxeff_export.boards._rpc import RpcBoard, TrackedBoard
-from jaxeff_export.boards._threads import run_on_threads
 
 __all__ = [
     "Board",

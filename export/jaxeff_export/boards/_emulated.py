@@ -1,8 +1,9 @@
-"""An ARM board in software: qemu's user-mode emulation of a Cortex core, running TVM's RPC server.
+"""Boards in software, for correctness only, and the list of all kinds of boards.
 
-It answers exactly as a board at ``rpc://`` does, so what runs here runs there; it executes the same
-instructions a real core would, so its results hold for the real board. It is for correctness only:
-the time an emulator takes says nothing about a board, and timing on it is refused.
+`EmulatedBoard` is qemu's user-mode emulation of a Cortex core, running TVM's RPC server. It answers
+exactly as a board at ``rpc://`` does, so what runs here runs there; it executes the same
+instructions a real core would, so its results hold for the real board. But the time an emulator
+takes says nothing about a board, and timing on it is refused.
 
 Call `prepare` once; it downloads what the board runs. Starting takes a few seconds (an emulated
 Python importing TVM's runtime), so open one board and run many bundles on it.
@@ -19,6 +20,19 @@ except (BoardError, ToolchainError) as missing:          # qemu, or the download
 
 Sharp edge: the emulated core has only its own instructions. A library for a newer core (A76) is
 refused on an older one (A72), where it would die; pick the core with ``emulated:cortex-a76``.
+
+`ProgramBoard` is for processors that TVM's runtime isn't there for. A call builds a program around
+a C library and runs it under qemu: a user's program on 32-bit ARM and RISC-V, all that runs on a
+microcontroller.
+
+`board_kinds` lists the kinds of boards, and which of them can be used on this machine.
+
+```python
+from jaxeff_export.boards import board_kinds
+
+for kind in board_kinds():                               # as `jaxeff-export boards` shows them
+    print(kind.name, kind.missing or kind.what)
+```
 """
 
 from __future__ import annotations
@@ -31,16 +45,38 @@ import signal
 import subprocess
 import tempfile
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any, Self
 
 from jaxeff_export.boards._board import Board, BoardError
 from jaxeff_export.boards._rpc import RpcBoard
 from jaxeff_export.boards._sysroot import Sysroot, prepare
-from jaxeff_export.targets import ARM_TARGETS, arithmetic_features, find_emulator
+from jaxeff_export.targets import (
+    ARM_TARGETS,
+    C_TARGETS,
+    MissingExtraError,
+    ToolchainError,
+    arithmetic_features,
+    emulation,
+    find_c_toolchain,
+    find_emulator,
+    require_extra,
+    target_machine,
+)
 
-__all__ = ["CORES", "EmulatedBoard", "prepare", "require_emulator"]
+__all__ = [
+    "CORES",
+    "PROGRAM_CORES",
+    "BoardKind",
+    "EmulatedBoard",
+    "ProgramBoard",
+    "board_kinds",
+    "core_of",
+    "prepare",
+    "require_emulator",
+]
 
 CORES = tuple(ARM_TARGETS)
 
@@ -215,3 +251,104 @@ class EmulatedBoard(Board):
         self._log.seek(0)
         lines = self._log.read().decode("utf-8", errors="replace").strip().splitlines()
         return lines[-1].strip() if lines else ""
+
+
+PROGRAM_CORES = tuple(C_TARGETS)
+
+_UNITS = frozenset({"fp64", "neon", "d", "f", "c"})
+"""LLVM's names of what code for one core may use and another of its kind may lack."""
+
+
+class ProgramBoard(Board):
+    """An emulated processor that runs whole programs.
+
+    Args:
+      core: one of `PROGRAM_CORES`.
+    """
+
+    untimed_because = EmulatedBoard.untimed_because
+
+    def __init__(self, core: str) -> None:
+        super().__init__()
+        if core not in C_TARGETS:
+            raise BoardError(f"no emulated core {core!r}; there are {', '.join(PROGRAM_CORES)}")
+        self.core = core
+        self.name = f"emulated:{core}"
+        self.machine = target_machine(C_TARGETS[core])
+
+    def __enter__(self) -> Self:
+        # What running needs is looked for here, not only when a program was compiled.
+        try:
+            find_c_toolchain(C_TARGETS[self.core])
+            emulation(self.core, C_TARGETS[self.core], Path("program"))
+        except ToolchainError as error:
+            raise BoardError(f"{self.name}: {error}") from error
+        return self
+
+    def __exit__(self, *failure: Any) -> None:
+        """Does nothing: a program ends with its call."""
+
+    @property
+    def device(self) -> Any:
+        """None of TVM's."""
+        raise BoardError(f"{self.name} runs whole programs; TVM knows no device there")
+
+    def load(self, library: Path) -> Any:
+        """Refuses: there is nothing that a library could be loaded into."""
+        raise BoardError(f"{self.name} runs whole programs and loads no library")
+
+    def missing_features(self, target: Mapping[str, Any]) -> tuple[str, ...]:
+        """Lists what code for another core of this architecture needs and this core lacks."""
+        import tvm
+        from tvm.target import codegen
+
+        # Asked of LLVM: what a core has follows from its name as well as from attributes.
+        def units(of: Mapping[str, Any]) -> frozenset[str]:
+            features = codegen.llvm_get_cpu_features(tvm.target.Target(dict(of)))
+            return _UNITS & {str(feature) for feature in features}
+
+        return tuple(sorted(units(target) - units(C_TARGETS[self.core])))
+
+
+def core_of(cpu: str | None) -> str | None:
+    """Finds the core that LLVM's name of a processor stands for."""
+    return next((name for name, target in C_TARGETS.items() if target["mcpu"] == cpu), None)
+
+
+@dataclass(frozen=True)
+class BoardKind:
+    """A kind of board.
+
+    Attributes:
+      name: form of the name that requests such a board.
+      what: place where code runs on it.
+      missing: why it cannot be used here, and the way out; None if it can.
+    """
+
+    name: str
+    what: str
+    missing: str | None
+
+
+def board_kinds() -> tuple[BoardKind, ...]:
+    """Lists all kinds; whether a particular board at an address answers is not asked."""
+    has_tvm = _missing(lambda: require_extra("tvm", "a board"))
+    emulated = has_tvm or _missing(require_emulator)
+    return (
+        BoardKind("local", "this process", has_tvm),
+        BoardKind("rpc://host:port", "a machine running python -m tvm.exec.rpc_server", has_tvm),
+        BoardKind(
+            "rpc://tracker:port/key",
+            "any free machine registered at a python -m tvm.exec.rpc_tracker",
+            has_tvm,
+        ),
+        BoardKind("emulated[:core]", "a core in software, never for timing", emulated),
+    )
+
+
+def _missing(require: Callable[[], object]) -> str | None:
+    try:
+        require()
+    except (MissingExtraError, ToolchainError, BoardError) as error:
+        return str(error)
+    return None

@@ -13,16 +13,10 @@ from typing import Annotated
 
 import typer
 
-from jaxeff_export.cli._c_library import c
-from jaxeff_export.cli._compiling import compile_bundle
+from jaxeff_export.cli._compiling import c, compile_bundle, inspect
 from jaxeff_export.cli._generating import generate
-from jaxeff_export.cli._inspecting import inspect
-from jaxeff_export.cli._listing import boards, targets
-from jaxeff_export.cli._preparing import prepare
-from jaxeff_export.cli._running import check, run
-from jaxeff_export.cli._searching import search
-from jaxeff_export.cli._timing import benchmark, profile
-from jaxeff_export.cli._tuning import tune
+from jaxeff_export.cli._running import benchmark, boards, check, prepare, profile, run, targets
+from jaxeff_export.cli._searching import search, tune
 
 __all__ = ["app"]
 

@@ -1,15 +1,15 @@
-"""``compile``: from an exported function to a bundle."""
+"""``compile``, ``c`` and ``inspect``: bundles and C libraries made, and what is in them."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from jaxeff_export.cli._terminal import console, failures_in_one_line, steps
+from jaxeff_export.cli._terminal import BundlePath, console, failures_in_one_line, steps, table
 from jaxeff_export.schedules import TuningError
 from jaxeff_export.targets import TargetError, resolve_target, target_names
 
@@ -81,8 +81,7 @@ def _compile(
     # JAX takes seconds to import: `--help` and other commands do without.
     from jaxeff_export.artifact import Artifact, SignatureError
     from jaxeff_export.bundle import deploy, deploy_artifact
-    from jaxeff_export.cli._arrays import read_arrays
-    from jaxeff_export.cli._models import example_of, require_call
+    from jaxeff_export.cli._arguments import example_of, read_arrays, require_call
 
     database = options["database"]
     # A database makes the folder it is given: a typing error would be an empty one.
@@ -112,3 +111,144 @@ def _target(given: str) -> str | Mapping[str, Any]:
         return resolve_target(json.loads(given))
     except json.JSONDecodeError as error:
         raise TargetError(f"--target is no JSON: {error}") from error
+
+
+_COLUMNS = ("parameters", "reads", "writes", "scratch", "live")
+
+
+def c(
+    bundle: BundlePath,
+    folder: Annotated[Path, typer.Argument(help="The library's folder, written or replaced.")],
+    name: Annotated[
+        str | None, typer.Option(help="What its names in C begin with; by default the folder's.")
+    ] = None,
+    blob: Annotated[
+        bool, typer.Option("--blob", help="Keep the parameters in a file that the board loads.")
+    ] = False,
+    flash: Annotated[
+        str | None, typer.Option(help="Bytes for code and parameters: 524288, 512k or 2M.")
+    ] = None,
+    ram: Annotated[
+        str | None, typer.Option(help="Bytes for workspace, arguments, results and stack.")
+    ] = None,
+    database: Annotated[
+        Path | None,
+        typer.Option(help="A folder that tune filled, for faster schedules where it knows some."),
+    ] = None,
+    threads: Annotated[
+        int, typer.Option(help="How many threads may share the loops of a call.")
+    ] = 1,
+    style: Annotated[
+        str,
+        typer.Option(help="Package for: cmake, arduino, platformio, zephyr or cmsis-pack."),
+    ] = "cmake",
+    steps: Annotated[
+        bool, typer.Option("--steps", help="Print what each call of a kernel takes, too.")
+    ] = False,
+) -> None:
+    """Write a bundle's function as a C library: a header, an archive, an example, no runtime.
+
+    With --flash or --ram, one that does not fit is refused before it is linked.
+    """
+    with failures_in_one_line():
+        # JAX takes seconds to import: `--help` and other commands do without.
+        from jaxeff_export.bundle import Bundle
+
+        loaded = Bundle.load(bundle)
+        with console.status(f"compiling for {loaded.manifest.target_name}"):
+            library = loaded.export_c(
+                folder,
+                name=name,
+                embed=not blob,
+                flash=flash,
+                ram=ram,
+                database=database,
+                threads=threads,
+                style=style,
+            )
+        sizes = library.sizes
+        for what, size in sizes.to_json().items():
+            console.print(f"{what}: {size:,} bytes", highlight=False)
+        if steps:
+            made = table(
+                "kernel", *_COLUMNS, "held for later", title="bytes of each call, in order"
+            )
+            for step in library.steps:
+                sizes_of = (f"{getattr(step, name):,}" for name in _COLUMNS)
+                held = ", ".join(f"{size:,} of {kernel}" for kernel, size in step.held)
+                made.add_row(step.kernel, *sizes_of, held)
+            console.print(made, markup=False)
+        console.print(f"{library.folder}: README.md says how its example is built", markup=False)
+
+
+if TYPE_CHECKING:
+    from jaxeff_export.artifact import TensorSpec
+
+    _Groups = Sequence[tuple[str, Sequence[TensorSpec]]]
+
+
+def inspect(
+    path: Annotated[Path, typer.Argument(help="A bundle's folder, or an artifact's file.")],
+) -> None:
+    """Show what a bundle or an artifact holds, after checking every byte of it.
+
+    The names are those that npz files for `compile` and `run` use.
+    """
+    with failures_in_one_line():
+        if path.is_file():
+            _show_artifact(path)
+        else:
+            _show_bundle(path)
+
+
+def _show_artifact(path: Path) -> None:
+    # JAX takes seconds to import: `--help` and other commands do without.
+    from jaxeff_export.artifact import Artifact
+
+    artifact = Artifact.load(path)
+    # Nothing in an artifact says which arguments are parameters: the first, as for `deploy`.
+    bound = artifact.leaf_count(1) if len(artifact.arguments) > 1 else 0
+    groups = [
+        ("parameter", artifact.inputs[:bound]),
+        ("input", artifact.inputs[bound:]),
+        ("output", artifact.outputs),
+    ]
+    _show_arrays(f"{path}: StableHLO", groups)
+    _show_versions(artifact.versions)
+
+
+def _show_bundle(path: Path) -> None:
+    # JAX takes seconds to import: `--help` and other commands do without.
+    from jaxeff_export.bundle import Bundle
+
+    # Loading checks every file, so those listed below are intact.
+    manifest = Bundle.load(path).manifest
+    groups = [
+        ("parameter", manifest.parameters),
+        ("derived", manifest.derived),
+        ("input", manifest.inputs),
+        ("output", manifest.outputs),
+    ]
+    _show_arrays(f"{path}: {manifest.target_name} ({manifest.machine})", groups)
+    console.print(f"target: {json.dumps(dict(manifest.target))}", markup=False, highlight=False)
+    for name, facts in manifest.files.items():
+        console.print(f"{name}: {facts['size']:,} bytes, intact")
+    if manifest.verdict:
+        console.print(manifest.verdict, markup=False, highlight=False)
+    _show_versions(manifest.versions)
+
+
+def _show_arrays(title: str, groups: _Groups) -> None:
+    made = table("role", "name", "shape", "dtype (zero, step of codes)", title=title)
+    for role, specs in groups:
+        for spec in specs:
+            shape = "×".join(map(str, spec.shape)) or "scalar"
+            # What codes stand for: (q - zero) * step.
+            of = "" if spec.grid is None else " ({1}, {0:.6g})".format(*spec.grid)
+            made.add_row(role, spec.name, shape, spec.dtype + of)
+    console.print(made, markup=False)
+
+
+def _show_versions(versions: object) -> None:
+    assert isinstance(versions, dict)
+    console.print(", ".join(f"{name} {version}" for name, version in versions.items()))

@@ -1,11 +1,17 @@
-"""``run`` and ``check``: a bundle on boards."""
+"""What runs, and where: ``run``, ``check``, ``benchmark``, ``profile``, and the boards there are.
+
+``targets`` and ``boards`` list what can be compiled for and where it can run; ``prepare`` fetches
+what the emulated board needs.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+from rich.table import Table
 
 from jaxeff_export.cli._terminal import (
     BoardName,
@@ -14,6 +20,16 @@ from jaxeff_export.cli._terminal import (
     complain,
     console,
     failures_in_one_line,
+    table,
+)
+from jaxeff_export.targets import (
+    MissingExtraError,
+    ToolchainError,
+    find_linker,
+    require_extra,
+    resolve_target,
+    target_machine,
+    target_names,
 )
 
 if TYPE_CHECKING:
@@ -31,7 +47,7 @@ def run(
     with failures_in_one_line():
         # JAX takes seconds to import: `--help` and other commands do without.
         from jaxeff_export.bundle import Bundle
-        from jaxeff_export.cli._arrays import read_arrays, require_place, write_arrays
+        from jaxeff_export.cli._arguments import read_arrays, require_place, write_arrays
 
         # Before the call, which may take long on a board: its results would have no place.
         require_place(outputs)
@@ -56,15 +72,152 @@ def check(bundle: BundlePath, boards: BoardNames = ["local"]) -> None:  # noqa: 
         loaded = Bundle.load(bundle)
         with console.status(f"checking on {', '.join(boards)}"):
             outcomes = run_on_boards(
-                loaded, boards, lambda runner: runner.check(), report=_announce
+                loaded, boards, lambda runner: runner.check(), report=_announce_check
             )
     # After all boards have answered: one that fails must not hide the others' results.
     if not all(outcome.result is not None and outcome.result.passed for outcome in outcomes):
         raise typer.Exit(code=1)
 
 
-def _announce(outcome: BoardResult[SelfCheck]) -> None:
+def _announce_check(outcome: BoardResult[SelfCheck]) -> None:
     if outcome.result is None:
         complain(outcome.error)
     else:
         console.print(str(outcome.result), markup=False)
+
+
+if TYPE_CHECKING:
+    from jaxeff_export.bundle import BoardResult
+    from jaxeff_export.bundle.running import Timing
+
+_BAR = 24  # characters of a whole
+
+Number = Annotated[int, typer.Option(min=1, help="Calls per measurement.")]
+Repeat = Annotated[int, typer.Option(min=1, help="Measurements, of which the median counts.")]
+
+Batch = Annotated[
+    int | None,
+    typer.Option(
+        min=1,
+        help="Examples per call, of a bundle for any batch: the recorded ones, repeated. By "
+        "default as many as it was compiled with.",
+    ),
+]
+
+
+def benchmark(
+    bundle: BundlePath,
+    boards: BoardNames = ["local"],  # noqa: B006
+    number: Number = 10,
+    repeat: Repeat = 10,
+    batch: Batch = None,
+) -> None:
+    """Time one call on boards, parameters and inputs resident there.
+
+    Each board's figures are shown as soon as they are there. A board that fails does not cost the
+    others' results; the exit status is 1 then.
+    """
+    with failures_in_one_line():
+        # JAX takes seconds to import: `--help` and other commands do without.
+        from jaxeff_export.bundle import Bundle, run_on_boards
+
+        loaded = Bundle.load(bundle)
+        with console.status(f"timing on {', '.join(boards)}"):
+            outcomes = run_on_boards(
+                loaded,
+                boards,
+                lambda runner: runner.benchmark(number, repeat, batch),
+                timed=True,
+                report=_announce_timing,
+            )
+    if len(outcomes) > 1:
+        console.print(_timings_table(str(bundle), outcomes), markup=False)
+    if any(outcome.result is None for outcome in outcomes):
+        raise typer.Exit(code=1)
+
+
+def _announce_timing(outcome: BoardResult[Timing]) -> None:
+    if (timing := outcome.result) is None:
+        complain(outcome.error)
+        return
+    console.print(
+        f"{outcome.board}: median {timing.median_ms:.4g} ms over "
+        f"{len(timing.times_ms)} × {timing.number} calls, "
+        f"{min(timing.times_ms):.4g} to {max(timing.times_ms):.4g} ms",
+        markup=False,
+        highlight=False,
+    )
+
+
+def _timings_table(title: str, outcomes: Sequence[BoardResult[Timing]]) -> Table:
+    made = table("board", "median ms", "fastest ms", "slowest ms", title=title)
+    for outcome in outcomes:
+        if (timing := outcome.result) is None:
+            made.add_row(outcome.board, "failed", "", "")
+        else:
+            figures = (timing.median_ms, min(timing.times_ms), max(timing.times_ms))
+            made.add_row(outcome.board, *(f"{figure:.4g}" for figure in figures))
+    return made
+
+
+def profile(
+    bundle: BundlePath,
+    board: BoardName = "local",
+    number: Number = 10,
+    repeat: Repeat = 5,
+    batch: Batch = None,
+) -> None:
+    """Show the time per compiled operator on a board, slowest first."""
+    with failures_in_one_line():
+        # JAX takes seconds to import: `--help` and other commands do without.
+        from jaxeff_export.bundle import Bundle
+
+        loaded = Bundle.load(bundle)
+        with console.status(f"profiling on {board}"):
+            operators = loaded.profile(board, number, repeat, batch)
+    made = table("operator", "calls", "total ms", "share", "", title=f"{bundle} on {board}")
+    for operator in operators:
+        bar = "█" * round(_BAR * operator.share)
+        row = (operator.name, f"{operator.calls:g}", f"{operator.ms:.4g}", f"{operator.share:.1%}")
+        made.add_row(*row, bar)
+    made.caption = f"{sum(operator.ms for operator in operators):.4g} ms in all, per call"
+    console.print(made, markup=False)
+
+
+def targets() -> None:
+    """List the named targets, and whether this machine can compile for each."""
+    made = table("target", "architecture", "processor", "cores", "linker")
+    with failures_in_one_line():
+        for name in target_names():
+            try:
+                require_extra("tvm", "compiling")
+                settings = resolve_target(name)
+                linker = find_linker(settings)
+            except (MissingExtraError, ToolchainError) as error:
+                made.add_row(name, "", "", "", f"no: {error}")
+                continue
+            row = (target_machine(settings), settings["mcpu"], str(settings["num-cores"]), linker)
+            made.add_row(name, *row)
+    console.print(made, markup=False)
+
+
+def boards() -> None:
+    """List the kinds of boards, and whether each can be used here."""
+    # JAX takes seconds to import: `--help` and other commands do without.
+    from jaxeff_export.boards import CORES, PROGRAM_CORES, board_kinds
+
+    made = table("board", "what it is", "usable here")
+    with failures_in_one_line():
+        for kind in board_kinds():
+            made.add_row(kind.name, kind.what, f"no: {kind.missing}" if kind.missing else "yes")
+    made.caption = f"emulated cores: {', '.join(CORES)}; by programs: {', '.join(PROGRAM_CORES)}"
+    console.print(made, markup=False)
+
+
+def prepare() -> None:
+    """Download what the emulated board needs (150 MB), once per version of TVM."""
+    with failures_in_one_line():
+        # JAX takes seconds to import: `--help` and other commands do without.
+        from jaxeff_export.boards import emulated
+
+        emulated.prepare(progress=console.print)

@@ -1,4 +1,4 @@
-"""``search``: channels and bits of every layer, for a share of the time."""
+"""``search`` and ``tune``: smaller networks for a share of the time, and faster schedules."""
 
 from __future__ import annotations
 
@@ -8,7 +8,14 @@ from typing import Annotated, Any
 
 import typer
 
-from jaxeff_export.cli._terminal import BoardName, Seed, complain, console, failures_in_one_line
+from jaxeff_export.cli._terminal import (
+    BoardName,
+    BundlePath,
+    Seed,
+    complain,
+    console,
+    failures_in_one_line,
+)
 
 _MOST = 256  # images that ranges of activations are measured on
 
@@ -151,7 +158,7 @@ def _classifier(model: str) -> tuple[Callable[..., Any], tuple[Any, Any, Any]]:
     from jaxeff.core import check_labels
     from jaxeff.training import count_examples
     from jaxeff_export.artifact import SignatureError
-    from jaxeff_export.cli._models import example_of, require_call
+    from jaxeff_export.cli._arguments import example_of, require_call
 
     f, example = example_of(*model.partition(":")[::2])
     if len(example) != 3:
@@ -170,3 +177,67 @@ def _classifier(model: str) -> tuple[Callable[..., Any], tuple[Any, Any, Any]]:
     except (TypeError, ValueError) as error:
         raise SignatureError(str(error)) from error
     return f, (params, x, labels)
+
+
+def tune(
+    bundle: BundlePath,
+    database: Annotated[
+        Path, typer.Option(help="The folder that keeps every measurement; made if need be.")
+    ],
+    trials: Annotated[
+        int, typer.Option(help="Candidates per kernel, those already in the database included.")
+    ] = 64,
+    operators: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="Kernels to tune, a glob pattern such as 'fused_conv2d*'; may be repeated. By "
+            "default those that multiply and accumulate; elementwise kernels and pooling only if "
+            "named here. The names are those that `profile` shows."
+        ),
+    ] = None,
+    exclude: Annotated[
+        list[str] | None, typer.Option(help="Kernels to leave out, as a pattern; may be repeated.")
+    ] = None,
+    board: Annotated[
+        str,
+        typer.Option(help="Where to measure: local, rpc://host:port or rpc://tracker:port/key."),
+    ] = "local",
+    space: Annotated[
+        str,
+        typer.Option(
+            help="tiles: this package's own schedules, seconds per kernel. metaschedule: TVM's "
+            "general search, for hours."
+        ),
+    ] = "tiles",
+    output: Annotated[
+        Path | None,
+        typer.Option(help="The tuned bundle's folder; by default the bundle itself is replaced."),
+    ] = None,
+) -> None:
+    """Search faster schedules for a bundle's kernels, and compile it with them.
+
+    Stop it whenever you like: every measurement is kept, and the same command goes on. A schedule
+    is used only where it beat the default one. `compile --database` uses what is known.
+    """
+    try:
+        with failures_in_one_line():
+            # JAX takes seconds to import: `--help` and other commands do without.
+            from jaxeff_export.bundle import Bundle
+            from jaxeff_export.tuning import tune as tune_bundle
+
+            tuned = tune_bundle(
+                Bundle.load(bundle),
+                database,
+                trials=trials,
+                operators=operators or None,
+                exclude=exclude or (),
+                board=board,
+                space=space,
+                path=output or bundle,
+                console=console,
+            )
+    except KeyboardInterrupt:
+        complain(f"stopped; what was measured is in {database}, and the same command goes on")
+        # 128 + 2, the number of the signal, as shells have it.
+        raise typer.Exit(code=130) from None
+    console.print(f"{tuned.folder} is compiled with what {database} holds", markup=False)

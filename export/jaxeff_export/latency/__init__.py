@@ -1,10 +1,13 @@
 """Latencies of candidates for `jaxeff.search`: measured, looked up by layer, or modelled."""
 
-from jaxeff_export.latency._channels import channel_multiple
-from jaxeff_export.latency._measured import MeasuredLatency, measured_latency
-from jaxeff_export.latency._modelled import modelled_latency
+from jaxeff_export.latency._measured import (
+    AlternatingTimer,
+    MeasuredLatency,
+    compiled,
+    measured_latency,
+)
+from jaxeff_export.latency._modelled import channel_multiple, modelled_latency
 from jaxeff_export.latency._table import table_latency
-from jaxeff_export.latency._turns import AlternatingTimer, compiled
 
 __all__ = [
     "AlternatingTimer",

@@ -21,8 +21,8 @@ seconds = measured_latency(x[:1])(Candidate(space.whole, space, candidates.small
 In a search it is `search(..., latency=measured_latency(x[:1]))`.
 
 A candidate is made smaller, converted to integer codes and compiled, and timed on the board in
-turns with the whole model: the median ratio counts, times what the whole model took at first.
-Nothing is trained for it.
+turns with the whole model: the median ratio counts, times what the whole model took at first,
+because a core is slower at times. Nothing is trained for it.
 
 With several boards, candidates that a searcher knows in advance (`ahead`: random ones, those of a
 generation, an agent's before it has learnt) are measured on as many boards at once.
@@ -38,11 +38,14 @@ from __future__ import annotations
 
 import functools
 import queue
+import statistics
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
+
+import jax
 
 from jaxeff.core import (
     any_of,
@@ -53,11 +56,76 @@ from jaxeff.core import (
     static_integer,
     validate,
 )
-from jaxeff.search import Candidate, LatencyError
+from jaxeff.search import Candidate, LatencyError, Policy
 from jaxeff_export.boards import Board, BoardError
-from jaxeff_export.bundle import Bundle
+from jaxeff_export.bundle import Bundle, deploy
 from jaxeff_export.bundle.files import BundleError
-from jaxeff_export.latency._turns import AlternatingTimer, compiled
+from jaxeff_export.importer import UnsupportedOpError
+
+ROUNDS = 9
+"""Turns of the whole model and a candidate."""
+
+
+class AlternatingTimer:
+    """Candidates timed in turns with the whole model, on a board.
+
+    Attributes:
+        whole: The whole model; None before `start`.
+        first: Seconds that it took at first.
+    """
+
+    def __init__(self, board: str | Board, number: int, repeat: int) -> None:
+        self.board, self.first = board, 0.0
+        self.whole: Bundle | None = None
+        self._times = number, repeat
+
+    def start(self, whole: Bundle, first: float | None = None) -> None:
+        """Times the whole model, unless its time is known."""
+        if first is None:
+            # As often as in turns, so that the unit is no noisier than what is measured in it.
+            times = [whole.benchmark(self.board, *self._times).median_ms for _ in range(ROUNDS)]
+            first = statistics.median(times) / 1000
+        self.whole, self.first = whole, first
+
+    def seconds(self, bundle: Bundle, between: Callable[[], Any] = lambda: None) -> float:
+        """Times a call, scaled to the moment at which the whole model was timed.
+
+        Args:
+            bundle: Library to time.
+            between: Called after every turn.
+        """
+        assert self.whole is not None
+        ratios = []
+        for _ in range(ROUNDS):
+            whole = self.whole.benchmark(self.board, *self._times).median_ms
+            # Neighbours in time see the same clock and load, so these cancel in the ratio.
+            ratios.append(bundle.benchmark(self.board, *self._times).median_ms / whole)
+            between()
+        return statistics.median(ratios) * self.first
+
+
+def compiled(
+    candidate: Candidate,
+    policy: Policy,
+    inputs: tuple[Any, ...],
+    target: str | Mapping[str, Any],
+    database: str | Path | None = None,
+) -> Bundle:
+    """Compiles the library of a policy, in integer codes.
+
+    Raises:
+        LatencyError: The compiler can't.
+    """
+    g, params = candidate.make(policy).integer(inputs[0])
+    try:
+        return deploy(g, (params, *inputs), target, database=database)
+    except UnsupportedOpError as error:
+        raise LatencyError(f"the candidate can't be compiled: {error}") from error
+
+
+def leaves_of(params: Any) -> list[str]:
+    """Lists the paths of parameters."""
+    return [jax.tree_util.keystr(path) for path, _ in jax.tree.leaves_with_path(params)]
 
 
 class MeasuredLatency:

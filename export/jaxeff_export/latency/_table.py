@@ -15,11 +15,11 @@ latency(Candidate(space.whole, space, candidates.smaller))      # looked up
 ```
 
 A cell is a layer with the channels that it reads and makes and its bits, on a target; what it holds
-is its kernels' time. A cell that isn't known is measured: a candidate that holds it is
-compiled and timed, and every layer's share of the time goes into its cell. With `nodes` cells are
-those at the nodes alone (`_cells.py` has the rules), so that a table is full after a few dozen
-measurements whatever a search tries. `prepare` fills it for many candidates at once, with far fewer
-measurements than one after the other.
+is its kernels' time; layers of one geometry share theirs. A cell that isn't known is measured: a
+candidate that holds it is compiled and timed, and every layer's share of the time goes into its
+cell. With `nodes` only channels at these nodes have cells, so that a table is full after a few
+dozen measurements whatever a search tries. `prepare` fills it for many candidates at once, with far
+fewer measurements than one after the other.
 
 Sharp edges:
     A cell holds a share of the time of the whole, launches too, so that sums are times end to end.
@@ -30,26 +30,294 @@ Sharp edges:
     what it returns.
     Cores are slower at times: every measurement is taken in turns with the whole model's, and
     counted relative to it.
+
+Between nodes: kernels make whole vectors of
+channels, so the channels that a layer makes are rounded up to the next node; those that it reads
+are interpolated between two nodes. Widths that are counted by planes are interpolated between one
+bit each and the most of either: planes of activations are packed in every call, those of weights
+once.
+
+Layers in float are measured among layers in float, layers of bits among layers of bits. If a layer
+of bits is read by one in float, or by two of different widths, its result is written in a wider
+form or a second time: a conversion, whose time is proportional to the result's size.
 """
 
 from __future__ import annotations
 
+import itertools
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
+
+import numpy as np
+from tvm.target import Target
 
 from jaxeff.core import input_batch, instance_of, path_like, static_integer, validate
-from jaxeff.search import Candidate, LatencyError, Policy, SearchSpace
+from jaxeff.pruning.dependencies import Axis, dimensions
+from jaxeff.search import FLOAT, Candidate, LatencyError, Policy, SearchSpace, Site
 from jaxeff.store import Journal
 from jaxeff_export.boards import Board, BoardError
 from jaxeff_export.bundle import Bundle
 from jaxeff_export.bundle.files import BundleError
 from jaxeff_export.bundle.running import OperatorTime
-from jaxeff_export.latency._attribution import kernel_calls
-from jaxeff_export.latency._cells import Cell, Cells
-from jaxeff_export.latency._turns import AlternatingTimer, compiled, leaves_of
+from jaxeff_export.latency._measured import AlternatingTimer, compiled, leaves_of
+from jaxeff_export.latency._modelled import kernel_calls
+from jaxeff_export.operators.integer import dot_of, planes_of
 from jaxeff_export.targets import resolve_target
+
+
+class Cell(NamedTuple):
+    """The properties of a layer that determine its time.
+
+    Attributes:
+        layer: Number of the first layer of its geometry.
+        channels: Channels of the groups that it makes, then of those that it reads and doesn't
+            make.
+        weights: Bits of the weights.
+        activations: Bits of what it reads.
+    """
+
+    layer: int
+    channels: tuple[int, ...]
+    weights: int
+    activations: int
+
+
+class Share(NamedTuple):
+    """A part of a layer's time.
+
+    Attributes:
+        cell: Cell whose time it is a part of.
+        weight: Factor of the cell's time in the layer's.
+    """
+
+    cell: Cell
+    weight: float
+
+
+@dataclass(frozen=True, eq=False)
+class Cells:
+    """The cells of a space's policies on a target.
+
+    Attributes:
+        space: Search space of the policies.
+        made: For each layer, the numbers of the groups of channels that it makes.
+        read: For each layer, the numbers of those that it reads and doesn't make.
+        like: For each layer, the number of the first layer of its geometry.
+        makers: For each layer, the number of the layer that writes what it reads; -1 if none
+            does.
+        nodes: Numbers of channels that have cells; None: all have.
+        worth: The largest product of widths that the target has kernels by planes for.
+    """
+
+    space: SearchSpace
+    made: tuple[tuple[int, ...], ...]
+    read: tuple[tuple[int, ...], ...]
+    like: tuple[int, ...]
+    makers: tuple[int, ...]
+    nodes: tuple[int, ...] | None
+    worth: int
+
+    @classmethod
+    def of(
+        cls, space: SearchSpace, nodes: Sequence[int] | None, target: str | Mapping[str, Any]
+    ) -> Cells:
+        """Reads the cells of a space.
+
+        Args:
+            space: Search space of the policies.
+            nodes: Numbers of channels that have cells; None for all.
+            target: Target of the kernels, as for `deploy`.
+        """
+        number = {name: i for i, name in enumerate(space.groups)}
+        found = zip(space.channels.dimensions, space.channels.groups, strict=True)
+        numbers = {dimension: number[g.name] for dimension, g in found if g.name in number}
+
+        def groups(axis: Axis) -> tuple[int, ...]:
+            return tuple(dict.fromkeys(numbers[d] for d in dimensions(axis) if d in numbers))
+
+        sites = space.sites
+        made = tuple(groups(site.made) for site in sites)
+        read = tuple(
+            tuple(g for g in groups(s.read) if g not in own)
+            for s, own in zip(sites, made, strict=True)
+        )
+        # A layer that adds to an earlier one's result has a shortcut in its kernel.
+        adds = [bool(own) and own in made[:i] for i, own in enumerate(made)]  # to an earlier layer
+        geometries = [
+            (_geometry(s), *_sizes(space, made[i]), *_sizes(space, read[i]), adds[i])
+            for i, s in enumerate(sites)
+        ]
+        # Equal geometries run equal kernels: the first such layer stands for all.
+        like = tuple(geometries.index(own) for own in geometries)
+        makers = tuple(_maker(sites, i) for i in range(len(sites)))
+        chosen = None if nodes is None else tuple(sorted(nodes))
+        return cls(space, made, read, like, makers, chosen, worth_of_planes(target))
+
+    def shares(self, policy: Policy) -> list[list[Share]]:
+        """Splits every layer of a policy into cells, and the share of each."""
+        weights, activations = np.asarray(policy.weights), np.asarray(policy.activations)
+        kept, sizes = np.asarray(policy.kept).tolist(), self.space.sizes.tolist()
+        found = []
+        for i, like in enumerate(self.like):
+            channels = [self._next(kept[g], sizes[g]) for g in self.made[i]]
+            channels += [self._between(kept[g], sizes[g]) for g in self.read[i]]
+            bits = self._bits(int(weights[i]), int(activations[i]))
+            own = []
+            for nodes, (of, share) in itertools.product(itertools.product(*channels), bits):
+                # Multilinear: the product of the shares along each group of channels and the bits.
+                weight = share * float(np.prod([w for _, w in nodes]))
+                own.append(Share(Cell(like, tuple(n for n, _ in nodes), *of), weight))
+            found.append(own)
+        return found
+
+    def conversions(self, policy: Policy) -> list[float]:
+        """Counts, by layer of bits, the numbers it writes once more for readers of other forms.
+
+        Readers of other widths each take codes of their own, and those in float the widest form.
+        The input of a dense layer was averaged before, so it is small.
+        """
+        widths = np.where(_in_float(policy), FLOAT, policy.activations).tolist()
+        forms: dict[int, set[int]] = {}
+        for reader, maker in enumerate(self.makers):
+            if maker >= 0 and widths[maker] != FLOAT and self.space.sites[reader].places:
+                forms.setdefault(maker, set()).add(widths[reader])
+        found = [0.0] * len(self.like)
+        for maker, own in forms.items():
+            site = self.space.sites[maker]
+            left = [policy.kept[g] / self.space.sizes[g] for g in self.made[maker]]
+            written = site.made.size * site.places**2 * float(np.prod(left))
+            # One form is written anyway; each more, and every one in float, is a conversion.
+            found[maker] = (len(own) - 1 + (FLOAT in own)) * written
+        return found
+
+    def design(self, policy: Policy, missing: Iterable[Cell]) -> tuple[Policy, list[Cell]]:
+        """Designs a policy that holds many missing cells, the first included; also lists its cells.
+
+        Args:
+            policy: Settings wherever no cell is missing; the whole model in a table with nodes.
+            missing: Cells that aren't known.
+        """
+        missing = list(missing)
+        first, whole = missing[0], missing[0].weights == FLOAT
+        # Float and integer layers slow each other by conversions, so a design holds one kind only.
+        wanted: dict[tuple[int, tuple[int, ...]], tuple[int, int]] = {}
+        for cell in missing:
+            if (cell.weights == FLOAT) == whole:
+                wanted.setdefault(cell[:2], cell[2:])
+        base = np.asarray(policy.kept) if self.nodes is None else self.space.sizes
+        kept = dict(enumerate(base.tolist()))
+        fixed = dict(zip(self._groups(self.like.index(first.layer)), first.channels, strict=True))
+        kept |= fixed
+        found = [
+            dict(zip(self._groups(i), channels, strict=True))
+            for layer, channels in wanted for i, like in enumerate(self.like) if like == layer
+        ]  # fmt: skip
+        for group in [g for g in kept if g not in fixed] * 2:  # the best of each, twice around
+            options = {kept[group]: None} | {own[group]: None for own in found if group in own}
+            held = {n: self._held(kept | {group: n}, wanted) for n in options}
+            kept[group] = max(held, key=held.__getitem__)
+        rest = (FLOAT, FLOAT) if whole else (8, 8)
+        # Of layers with one geometry the first takes the missing bits: one measurement is enough.
+        cells, taken = [], set()
+        for i, like in enumerate(self.like):
+            of = like, tuple(kept[g] for g in self._groups(i))
+            bits = first[2:] if of == first[:2] else wanted.get(of, rest)
+            cells.append(Cell(*of, *(rest if of in taken else bits)))
+            taken.add(of)
+        weights, activations = (np.array([cell[j] for cell in cells], np.int32) for j in (2, 3))
+        sizes = np.array([kept[g] for g in range(len(base))], np.int32)
+        return Policy(sizes, self.space.whole.datatypes, weights, activations), cells
+
+    def _groups(self, layer: int) -> tuple[int, ...]:
+        return (*self.made[layer], *self.read[layer])
+
+    def _held(self, kept: Mapping[int, int], wanted: Mapping[Any, Any]) -> int:
+        """Counts the layers that have channels that are wanted."""
+        held = {(s, tuple(kept[g] for g in self._groups(i))) for i, s in enumerate(self.like)}
+        return len(held & wanted.keys())
+
+    def mixed(self) -> Policy:
+        """Returns the whole model with every second layer in float, for conversions."""
+        whole = self.space.whole
+        bits = np.where(np.arange(len(self.like)) % 2, FLOAT, 8).astype(np.int32)
+        return Policy(whole.kept, whole.datatypes, bits, bits)
+
+    def _grid(self, size: int) -> list[int]:
+        # The full size is always a node, so that every number of channels lies below one.
+        return [n for n in self.nodes or () if n < size] + [size]
+
+    def _next(self, count: int, size: int) -> list[tuple[int, float]]:
+        """Rounds channels that a layer makes up to the next node."""
+        if self.nodes is None:
+            return [(count, 1.0)]
+        return [(next(n for n in self._grid(size) if n >= count), 1.0)]
+
+    def _between(self, count: int, size: int) -> list[tuple[int, float]]:
+        """Interpolates channels that a layer reads between the nodes around them."""
+        if self.nodes is None:
+            return [(count, 1.0)]
+        nodes = self._grid(size)
+        if count <= nodes[0]:
+            return [(nodes[0], 1.0)]
+        i = int(np.searchsorted(nodes, count))
+        if nodes[i] == count:
+            return [(count, 1.0)]
+        low, high = nodes[i - 1], nodes[i]
+        # Time is linear in what is read: products grow with the channels of the input.
+        share = (count - low) / (high - low)
+        return [(low, 1 - share), (high, share)]
+
+    def _bits(self, weights: int, activations: int) -> list[tuple[tuple[int, int], float]]:
+        """Finds the kernel that a layer has: float, bytes, or planes."""
+        if FLOAT in (weights, activations):
+            return [((FLOAT, FLOAT), 1.0)]
+        if weights * activations > self.worth:
+            return [((8, 8), 1.0)]
+        if self.nodes is None or self.worth == 1:
+            return [((weights, activations), 1.0)]
+        # Linear in both widths, through the corners (1, 1), (worth, 1) and (1, worth).
+        of_weights, of_activations = (
+            (width - 1) / (self.worth - 1) for width in (weights, activations)
+        )
+        shares = [
+            ((1, 1), 1 - of_weights - of_activations),
+            ((self.worth, 1), of_weights),
+            ((1, self.worth), of_activations),
+        ]
+        return [(of, share) for of, share in shares if share]
+
+
+def _in_float(policy: Policy) -> np.ndarray:
+    return (np.asarray(policy.weights) == FLOAT) | (np.asarray(policy.activations) == FLOAT)
+
+
+def _geometry(site: Site) -> tuple[int, ...]:
+    """Lists the sizes that layers of one kernel have in common."""
+    return (
+        site.macs, site.made.size, site.read.size, site.weights, site.kernel, site.stride,
+        site.places, site.blocks,
+    )  # fmt: skip
+
+
+def _sizes(space: SearchSpace, groups: Iterable[int]) -> tuple[tuple[int, ...]]:
+    return (tuple(int(space.sizes[g]) for g in groups),)
+
+
+def _maker(sites: Sequence[Site], i: int) -> int:
+    """Finds the last layer before a layer that makes what it reads."""
+    wanted = set(dimensions(sites[i].read))
+    before = (j for j in range(i - 1, -1, -1) if wanted & set(dimensions(sites[j].made)))
+    return next(before, -1)
+
+
+def worth_of_planes(target: str | Mapping[str, Any]) -> int:
+    """Returns the largest product of widths for which a target counts bits plane by plane."""
+    where = Target(resolve_target(target))
+    planes = planes_of(where, dot_of(where))
+    return planes.worth - 1 if planes else 0
 
 
 class TableLatency:

@@ -14,17 +14,50 @@ from jaxeff_export import resolve_target, target_names
 assert {"host", "cortex-a72", "cortex-m7"} <= set(target_names())
 assert resolve_target("cortex-a72")["mcpu"] == "cortex-a72"
 ```
+
+`require_extra` says which extra of pip a missing package belongs to: without TVM, targets can be
+named but not checked.
 """
 
 from __future__ import annotations
 
 import copy
+import importlib.util
 import platform
 from collections.abc import Mapping
 from typing import Any
 
-from jaxeff_export.targets._extras import require_extra
+_NAMES = {
+    "flatbuffers": "flatbuffers", "litert_converter": "litert-converter", "onnx": "onnx",
+    "tvm": "TVM", "typer": "typer",
+}  # fmt: skip
+_EXTRAS = {"litert_converter": "litert", "onnx": "weights"}  # others are of `export`
 
+
+class MissingExtraError(ModuleNotFoundError):
+    """A package that is needed is not installed; the message says how to install it."""
+
+
+def require_extra(module: str, what: str) -> None:
+    """Raises `MissingExtraError` unless a module of the extra can be imported.
+
+    Args:
+      module: ``"tvm"``, ``"flatbuffers"``, ``"litert_converter"``, ``"onnx"`` or ``"typer"``; it is
+        not imported.
+      what: what needs it, the sentence's subject.
+    """
+    # Looked for, not imported: importing TVM takes seconds.
+    if importlib.util.find_spec(module) is None:
+        extra = _EXTRAS.get(module, "export")
+        raise MissingExtraError(
+            f"{what} needs {_NAMES[module]}, which is not installed: pip install 'jaxeff[{extra}]'",
+            name=module,
+        )
+
+
+OPERATOR_BY_OPERATOR = "operator_by_operator"
+"""The function of a compiled library that does the same as ``main``, interpreted, so that an
+instrument sees every operator."""
 Target = dict[str, Any]
 
 _ARM = "aarch64-linux-gnu"

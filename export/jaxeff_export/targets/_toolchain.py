@@ -1,18 +1,22 @@
-"""The programs outside Python that building and emulating need: linkers and the emulator.
+"""The programs outside Python that building and emulating need: compilers, linkers, emulators.
 
 Compiling needs only TVM's own LLVM; *linking* the library needs a C compiler for the target's
 architecture, and running an ARM library on another machine needs qemu's user-mode emulator. Each
-one that is missing is an error that says what to install.
+one that is missing is an error that says what to install. C libraries are compiled by a
+`CToolchain`: the command and the flags of a processor; `emulation` runs their programs here.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import platform
 import shutil
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from jaxeff_export.targets._target import (
+    TargetError,
     is_microcontroller,
     normalized_machine,
     target_machine,
@@ -29,7 +33,7 @@ _LINKERS = {
         "gcc-riscv64-unknown-elf picolibc-riscv64-unknown-elf",
     ),
 }
-_MICROCONTROLLERS = ("arm-none-eabi-gcc", "gcc-arm-none-eabi libnewlib-arm-none-eabi")
+_ARM_COMPILER = ("arm-none-eabi-gcc", "gcc-arm-none-eabi libnewlib-arm-none-eabi")
 """Of every architecture whose name begins with thumb."""
 SYSTEM_EMULATORS = {
     "thumb": ("qemu-system-arm", "qemu-system-arm"),
@@ -91,7 +95,7 @@ def packages(target: Mapping[str, Any]) -> tuple[str, ...]:
 def _cross_compiler(machine: str) -> tuple[str, str]:
     """Names the C compiler of another architecture, and the packages that it is in."""
     if machine.startswith("thumb"):
-        return _MICROCONTROLLERS
+        return _ARM_COMPILER
     if machine not in _LINKERS:
         raise ToolchainError(f"no linker is known for {machine}; known: {', '.join(_LINKERS)}")
     return _LINKERS[machine]
@@ -125,3 +129,181 @@ def find_modeller(name: str, package: str) -> str:
         f"{name} not found, which models kernels; install it (Debian, Ubuntu: apt-get install "
         f"{package})"
     )
+
+
+@dataclasses.dataclass(frozen=True)
+class BoardMemory:
+    """A microcontroller's memories, for the emulated board and the example's linker script.
+
+    Attributes:
+      machine: qemu's name of it.
+      flash: address and size in bytes of the memory that holds code and parameters.
+      ram: the same of the memory for data.
+    """
+
+    machine: str
+    flash: tuple[int, int]
+    ram: tuple[int, int]
+
+
+@dataclasses.dataclass(frozen=True)
+class CToolchain:
+    """Compiler, flags and tools that build C for a target.
+
+    Attributes:
+      compiler: the command.
+      flags: what names the processor to it.
+      board: board of a microcontroller; None where there is an operating system.
+    """
+
+    compiler: str
+    flags: tuple[str, ...]
+    board: BoardMemory | None = None
+
+    def tool(self, name: str) -> str:
+        """Finds one of the compiler's companions: ``ar``, ``nm``, ``size``, ``objcopy``.
+
+        Raises:
+          ToolchainError: if it is missing.
+        """
+        # `arm-none-eabi-gcc` has `arm-none-eabi-ar`; plain `cc` has `ar`.
+        prefix, dash, _ = Path(self.compiler).name.rpartition("-")
+        found = shutil.which(f"{prefix}{dash}{name}") or shutil.which(name)
+        if found is None:
+            raise ToolchainError(f"{prefix}{dash}{name} not found; install binutils")
+        return found
+
+
+# Arm's boards MPS2 and MPS3 as qemu has them: mostly far more memory than microcontrollers have. A
+# processor without a board of its own runs on one whose instructions include all of its own: an M3
+# has an M0+'s, and an M55 what compilers make for an M85.
+_AN385 = BoardMemory("mps2-an385", (0x00000000, 4 << 20), (0x20000000, 4 << 20))
+_AN547 = BoardMemory("mps3-an547", (0x00000000, 512 << 10), (0x21000000, 4 << 20))
+_BOARDS = {
+    "cortex-m0plus": _AN385,
+    "cortex-m3": _AN385,
+    "cortex-m4": BoardMemory("mps2-an386", (0x00000000, 4 << 20), (0x20000000, 4 << 20)),
+    "cortex-m7": BoardMemory("mps2-an500", (0x00000000, 4 << 20), (0x20000000, 4 << 20)),
+    # It starts in the secure half of its memories.
+    "cortex-m33": BoardMemory("mps2-an505", (0x10000000, 4 << 20), (0x80000000, 16 << 20)),
+    "cortex-m55": _AN547,
+    "cortex-m85": _AN547,
+    # LLVM's name of a general 32-bit RISC-V core. All memory of qemu's board is RAM, and programs
+    # start at its beginning: the first part is taken for flash.
+    "generic-rv32": BoardMemory("virt", (0x80000000, 16 << 20), (0x81000000, 16 << 20)),
+}
+_THUMB = ("-mthumb", "-mfloat-abi=hard")
+_SOFT = ("-mthumb", "-mfloat-abi=soft")
+_FLAGS = {
+    "armv7a": ("-march=armv7-a", "-mfpu=neon-vfpv4", "-mfloat-abi=hard"),
+    "riscv64": ("-march=rv64gc", "-mabi=lp64d"),
+}
+_CORE_FLAGS = {
+    "cortex-m0plus": (*_SOFT, "-mcpu=cortex-m0plus"),
+    "cortex-m3": (*_SOFT, "-mcpu=cortex-m3"),
+    "cortex-m4": (*_THUMB, "-mcpu=cortex-m4", "-mfpu=fpv4-sp-d16"),
+    "cortex-m7": (*_THUMB, "-mcpu=cortex-m7", "-mfpu=fpv5-d16"),
+    "cortex-m33": (*_THUMB, "-mcpu=cortex-m33", "-mfpu=fpv5-sp-d16"),
+    "cortex-m55": (*_THUMB, "-mcpu=cortex-m55"),
+    # GCC 12 has no name for it: its instructions are those of an M55, as far as C uses them.
+    "cortex-m85": (*_THUMB, "-mcpu=cortex-m55"),
+    # Debian's compiler has no headers of a C library but those that the specs name. `zicsr` would
+    # change nothing: kernels read no register of the system.
+    "generic-rv32": ("-march=rv32imc", "-mabi=ilp32", "--specs=picolibc.specs"),
+}
+
+
+def has_double_precision(target: Mapping[str, Any]) -> bool:
+    """Tells whether a processor computes in float64 itself; else each operation is a call."""
+    flags = _CORE_FLAGS.get(str(target.get("mcpu")), ())
+    return not any("soft" in flag or "-sp-" in flag or flag == "-mabi=ilp32" for flag in flags)
+
+
+def find_c_toolchain(target: Mapping[str, Any]) -> CToolchain:
+    """Finds what compiles a C library for a target.
+
+    Args:
+      target: a TVM target dict.
+
+    Raises:
+      TargetError: if no flags are known for the processor, or it is no microcontroller and has no
+        floating-point unit.
+      ToolchainError: if no compiler is installed for it.
+    """
+    machine, core = target_machine(target), str(target.get("mcpu", ""))
+    if core not in _CORE_FLAGS:
+        require_hard_float(target)
+    # What links for a target is a C compiler: one search, and one error, for both.
+    compiler = find_linker(target)
+    if is_microcontroller(machine):
+        if core not in _CORE_FLAGS:
+            known = ", ".join(_CORE_FLAGS)
+            raise TargetError(
+                f"no flags are known for the microcontroller {core!r}; known: {known}"
+            )
+        return CToolchain(compiler, _CORE_FLAGS[core], _BOARDS[core])
+    return CToolchain(compiler, _FLAGS.get(machine, ()))
+
+
+def require_hard_float(target: Mapping[str, Any]) -> None:
+    """Refuses a processor that computes floating-point numbers in software.
+
+    Raises:
+      TargetError: if LLVM knows no floating-point unit of it, or the interface passes no registers
+        of one.
+    """
+    import tvm
+    from tvm.target import codegen
+
+    machine = target_machine(target)
+    if not machine.startswith(("arm", "thumb", "riscv")):
+        return  # part of every other architecture there are kernels for
+    features = {str(f) for f in codegen.llvm_get_cpu_features(tvm.target.Target(dict(target)))}
+    # A unit of any precision will do; LLVM names those of ARM by version and registers.
+    units = ("f",) if machine.startswith("riscv") else ("vfp2sp", "fp-armv8d16sp", "vfp4d16sp")
+    soft = (
+        # The last letter of a RISC-V interface (lp64d) says which registers pass numbers.
+        target.get("mfloat-abi", "hard") != "hard" or str(target.get("mabi", "d"))[-1] not in "fd"
+    )
+    if soft or features.isdisjoint(units):
+        raise TargetError(
+            f"{target.get('mcpu', machine)} has no floating-point unit as it is described "
+            f"({'its interface is soft-float' if soft else 'LLVM knows no feature of one'}); "
+            "C libraries are for processors with hard float, such as cortex-m4 and cortex-m7; "
+            "of those without it for cortex-m0plus, cortex-m3 and riscv32"
+        )
+
+
+def emulation(core: str, target: Mapping[str, Any], program: Path) -> list[str]:
+    """Makes the command that runs a program of another processor on this machine.
+
+    Args:
+      core: a core's name.
+      target: the TVM target dict.
+      program: a statically linked executable.
+
+    Raises:
+      ToolchainError: if the emulator is not installed.
+    """
+    machine = target_machine(target)
+    # Kept by LLVM's names, of which RISC-V's is not that of its target. The core comes first: what
+    # was compiled for one ARM may run on another.
+    board = _BOARDS.get(core, _BOARDS.get(str(target.get("mcpu"))))
+    if board is not None:
+        command, package = SYSTEM_EMULATORS[machine[:5]]
+        found = shutil.which(command)
+        if found is None:
+            raise ToolchainError(
+                f"{command} not found, which emulates microcontrollers; "
+                f"install it (Debian, Ubuntu: apt-get install {package})"
+            )
+        quiet = ["-display", "none", "-monitor", "none", "-serial", "none"]
+        # Semihosting: what the program prints, and its exit status, go through the emulator.
+        host = ["-semihosting-config", "enable=on,target=native"]
+        # A RISC-V board would begin with firmware of its own.
+        bare = ["-bios", "none"] if machine == "riscv32" else []
+        return [found, "-M", board.machine, *bare, *quiet, *host, "-kernel", str(program)]
+    name = {"armv7a": "arm"}.get(machine, machine)
+    # LLVM's name of a general RISC-V core is none of qemu's, whose default has all of rv64gc.
+    named = [] if machine == "riscv64" else ["-cpu", core]
+    return [find_emulator(name), *named, str(program)]
