@@ -1,24 +1,27 @@
 """Compression: fewer bits, fewer channels."""
 
-from jaxeff.compression._deterministic import deterministic
-from jaxeff.compression._initialize import init, learned
-from jaxeff.compression._penalties import memory, penalty
-from jaxeff.compression._quantized import quantized
-from jaxeff.compression._random_weights import random_weights
-from jaxeff.compression._update import update_statistics
-from jaxeff.compression.allocation import (
+from jaxeff.compression._bit_allocation import allocate_bits
+from jaxeff.compression._bit_policy import FLOAT, bit_policy, each_policy
+from jaxeff.compression._bit_sensitivity import (
     BitSensitivity,
     HessianTrace,
     QuantizationErrors,
-    allocate_bits,
-    bit_policy,
-    each_policy,
     hessian_sensitivity,
     hessian_trace,
     kl_sensitivity,
     noise_to_signal,
     quantization_errors,
     signal_to_noise_bits,
+)
+from jaxeff.compression._quantized import quantized
+from jaxeff.compression._training import (
+    deterministic,
+    init,
+    learned,
+    memory,
+    penalty,
+    random_weights,
+    update_statistics,
 )
 from jaxeff.compression.integers import (
     Coded,
@@ -98,6 +101,7 @@ from jaxeff.compression.quantizers import (
 )
 
 __all__ = [
+    "FLOAT",
     "LSQ",
     "PACT",
     "BaseQuantizer",

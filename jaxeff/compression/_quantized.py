@@ -12,7 +12,7 @@ logits = quantized(f, spec)(params, x)               # learnt with respect to (p
 ```
 
 `Int` without a range quantizes activations by their own smallest and largest value on every call;
-`calibrate` measures ranges once. Methods are in files of their own and follow
+`calibrate` measures ranges once. Methods are in `quantizers` and follow
 `jaxeff.compression.numerics`.
 
 Sharp edges:
@@ -30,9 +30,9 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax import lax
+from jaxtyping import Array
 
-from jaxeff.compression._embedding import is_look_up, rows_of
-from jaxeff.compression._samples import find_samples, sample_axes
 from jaxeff.compression.numerics import (
     HasParts,
     LayerQuantization,
@@ -42,6 +42,7 @@ from jaxeff.compression.numerics import (
     parts,
 )
 from jaxeff.core import single_key, validate
+from jaxeff.moment_propagation.dependence import SHARED, Labels, Lineage, identity, walk
 from jaxeff.program import (
     Rule,
     at_sites,
@@ -52,7 +53,8 @@ from jaxeff.program import (
     resolve,
 )
 from jaxeff.program.costs import bits_scope, is_scalar
-from jaxeff.program.ir import Contraction, Layer, Program
+from jaxeff.program.ir import Contraction, Layer, Program, Value
+from jaxeff.program.ir import primitives as prim
 from jaxeff.program.reading import mark
 
 Arrays = list[tuple[Quantizer, Tensor, Any]]
@@ -332,3 +334,156 @@ def _side(layer: Layer, index: int, is_data: bool) -> int | None:
         if bool(getattr(v, "is_data", False)) == is_data and v.aval.shape == given.aval.shape
     )
     return next((s for s, v in enumerate(layer.op.inputs) if v is given), next(alike, None))
+
+
+def is_look_up(layer: Layer) -> bool:
+    """Returns whether a layer takes rows of a table of parameters, and does nothing else."""
+    if (
+        layer.kind != "shape"
+        or len(layer.nodes) != 1
+        or layer.nodes[0].primitive != prim.p.gather_p
+    ):
+        return False
+    node = layer.nodes[0]
+    inputs = list(layer.inputs)
+    if len(inputs) != 2 or list(node.inputs) != inputs or layer.weights != (0,):
+        return False
+    # Slices must be whole rows, so that each has the one step of its channel.
+    table, numbers = inputs[0].aval, node.params["dimension_numbers"]
+    rows = tuple(numbers.start_index_map)
+    whole = all(
+        size == (1 if axis in rows else n)
+        for axis, (size, n) in enumerate(zip(node.params["slice_sizes"], table.shape, strict=True))
+    )
+    return whole and jnp.issubdtype(table.dtype, jnp.floating) and not numbers.operand_batching_dims
+
+
+def rows_of(layer: Layer) -> tuple[int, ...]:
+    """Returns the axes of the table that a look-up chooses along."""
+    return tuple(layer.nodes[0].params["dimension_numbers"].start_index_map)
+
+
+def looked_up(layer: Layer, codes: Array, steps: Array, at: Any) -> Array:
+    """Looks rows of codes up and scales those alone.
+
+    Sharp edge: a row is a channel, with a step of its own where `per="channel"`.
+
+    Args:
+        layer: The look-up.
+        codes: The table, of integers.
+        steps: A step for every row, or for all of them, of size one along other axes.
+        at: Indices of the rows.
+    """
+    given = layer.nodes[0].params
+    # Gathered as integers, then scaled: the table never exists in floating point.
+    found = _gathered(codes, at, given, given["slice_sizes"]).astype(steps.dtype)
+    if steps.size == 1:
+        return found * steps.reshape(())
+    # Steps have size one along axes that share them, and gather takes no larger slices.
+    sizes = tuple(
+        1 if n == 1 else size for n, size in zip(steps.shape, given["slice_sizes"], strict=True)
+    )
+    return found * _gathered(steps, at, given, sizes)
+
+
+def _gathered(table: Array, at: Any, given: Any, sizes: tuple[int, ...]) -> Array:
+    return lax.gather(
+        table,
+        at,
+        given["dimension_numbers"],
+        sizes,
+        unique_indices=given["unique_indices"],
+        indices_are_sorted=given["indices_are_sorted"],
+        mode=given["mode"],
+    )
+
+
+def find_samples(program: Program) -> None:
+    """Notes for every activation of a program which axes of the data arguments its axes are."""
+    data = [v for v in program.inputs if v.is_data and v.aval.ndim]
+    # Arguments of several first sizes have no axis of samples in common.
+    if not data or len({v.aval.shape[0] for v in data}) > 1:
+        return
+    lineages: dict[Value, Lineage] = {v: {v: identity(v.aval.shape)} for v in data}
+    for layer in program.layers:
+        if layer.kind == "control flow" or lineages.keys().isdisjoint(layer.inputs):
+            continue
+        if not layer.nodes:
+            pairs = zip(layer.inputs, layer.outputs, strict=True)
+            lineages.update((to, lineages[v]) for v, to in pairs if v in lineages)
+            continue
+        found, _ = walk(layer.nodes, {v: lineages[v] for v in layer.inputs if v in lineages})
+        lineages.update((v, found[v]) for v in layer.outputs if v in found)
+    leaves = {v.path: v.aval.ndim for v in program.inputs if v.path}
+    for value, lineage in lineages.items():
+        value.along = _merged(lineage)
+    for layer in program.layers:
+        _check_merged(layer, leaves)
+
+
+def sample_axes(layer: Layer, value: Value, read: bool) -> tuple[int, ...] | None:
+    """Returns the axes of an activation along which every entry has a range of its own.
+
+    In most programs it is the first. A `vmap` over draws of the parameters (an ensemble, a
+    posterior's samples) puts an axis of draws in front of it or behind it, and a transposed array
+    has it elsewhere. So the first axis of the data arguments is followed through the program; and
+    every draw has ranges of its own, as in `vmap(quantized(f, spec))`.
+
+    Sharp edges:
+        Inside loops and branches, and where the axis is lost (a reshape that joins it with others),
+        the first axis is taken.
+        Draws are known by products that multiply each with weights of its own, or by an axis in
+        front of the samples. Where neither is there, draws behind the samples share a range.
+
+    Args:
+        layer: The layer that reads it, or makes it.
+        value: The activation.
+        read: Whether the layer reads it.
+
+    Returns:
+        The axes; None where draws and channels are joined in one axis.
+    """
+    if read and layer.merges_draws:
+        return None
+    labels, rank = value.along, value.aval.ndim
+    if rank < 2:
+        return ()
+    if 0 not in labels:
+        return (0,)
+    samples = labels.index(0)
+    summed, batched = _product_axes(layer, value) if read else ((), ())
+    spare = rank - 1 - len(summed) if read else rank - 2  # an axis at least is covered by a range
+    # `vmap` puts draws in front of the samples, where no axis comes from the data.
+    draws = [i for i in range(samples) if labels[i] == SHARED and i not in summed]
+    draws = draws[: max(spare, 0)]
+    return tuple(sorted({samples, *draws, *batched}))
+
+
+def _product_axes(layer: Layer, value: Value) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Finds the axes that a layer's product sums over, and those with weights of their own."""
+    op = layer.op
+    if op is None or op.primitive is not prim.p.dot_general_p or value not in op.inputs:
+        return (), ()
+    side = op.inputs.index(value)
+    product = Contraction.of(op)
+    return product.summed(side), product.batch(side) if layer.kind == "linear" else ()
+
+
+def _merged(lineage: Lineage) -> Labels:
+    """Returns the labels that all data arguments agree on."""
+    first, *others = lineage.values()
+    return tuple(
+        label if all(labels[i] == label for labels in others) else SHARED
+        for i, label in enumerate(first)
+    )
+
+
+def _check_merged(layer: Layer, leaves: Mapping[str, int]) -> None:
+    """Notes whether a convolution has a kernel for each draw, all in one axis of channels."""
+    op = layer.op if layer.kind == "linear" else None
+    if op is None or op.primitive is not prim.p.conv_general_dilated_p:
+        return
+    kernel = op.inputs[1]
+    grouped = op.params["feature_group_count"] > 1
+    draws = isinstance(kernel, Value) and leaves.get(kernel.path, 0) > kernel.aval.ndim
+    layer.merges_draws = grouped and draws

@@ -5,7 +5,7 @@ and bits; the candidate is measured, rewarded for its accuracy and for meeting a
 the agent learns. Latency is a function that the caller gives, so nothing here knows a compiler.
 """
 
-from jaxeff.compression.allocation import FLOAT
+from jaxeff.compression import FLOAT
 from jaxeff.search._candidates import (
     Candidates,
     CompressionSensitivity,

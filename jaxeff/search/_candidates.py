@@ -50,8 +50,7 @@ import numpy as np
 import optax
 from jaxtyping import Array, Float, PRNGKeyArray
 
-from jaxeff.compression import Int, calibrate, integer, integer_aware
-from jaxeff.compression.allocation import FLOAT
+from jaxeff.compression import FLOAT, Int, calibrate, integer, integer_aware
 from jaxeff.core import Table, check_count, input_batch, instance_of, static_integer, validate
 from jaxeff.pruning import Plan, pruned
 from jaxeff.search._space import INT8, MIX, Actions, Policy, SearchSpace

@@ -77,7 +77,7 @@ import jax
 import numpy as np
 from jaxtyping import Array, Float
 
-from jaxeff.compression.allocation import FLOAT
+from jaxeff.compression import FLOAT
 from jaxeff.core import (
     Choice,
     Count,

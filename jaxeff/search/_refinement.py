@@ -35,7 +35,7 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 
-from jaxeff.compression.allocation import FLOAT
+from jaxeff.compression import FLOAT
 from jaxeff.core import check_count
 from jaxeff.search._objectives import Candidate, Latency, LatencyError, Reward
 from jaxeff.search._space import FP32, INT8, MIX, Actions, Policy, SearchSpace

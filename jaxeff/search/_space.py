@@ -47,8 +47,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
-from jaxeff.compression import Uniform, bit_policy, integer_aware
-from jaxeff.compression.allocation import FLOAT
+from jaxeff.compression import FLOAT, Uniform, bit_policy, integer_aware
 from jaxeff.core import Choice, Count, Number, Setting, Table, register_setting, static
 from jaxeff.program import Layer
 from jaxeff.program.costs import node_macs

@@ -88,7 +88,7 @@ def test_a_policy_is_an_argument_and_vmaps(params):
 def test_other_bits_compile_nothing(params):
     def count(calls):
         # Every size of policies is a program of its own; a count of cached ones is JAX's.
-        from jaxeff.compression.allocation._policy import _each
+        from jaxeff.compression._bit_policy import _each
 
         before = _each._cache_size()
         calls()

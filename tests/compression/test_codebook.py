@@ -7,8 +7,7 @@ import pytest
 from sklearn.cluster import KMeans
 
 from jaxeff.compression import Codebook, LayerQuantization, init
-from jaxeff.compression.numerics import mean_length
-from jaxeff.compression.numerics._entropy_coding import code_lengths, entropy
+from jaxeff.compression.quantizers._codebook import code_lengths, entropy, mean_length
 from jaxeff.nn import small_classifier
 from tests.compression.tensors import DATA, WEIGHT
 

@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array
 
-from jaxeff.compression import _embedding as tables
+from jaxeff.compression import _quantized as tables
 from jaxeff.compression._quantized import of_inputs, quantized_layer
 from jaxeff.compression.integers import _layers as read
 from jaxeff.compression.integers._coded import Argument

@@ -1,49 +1,46 @@
 """Grids, rounding and codes, and the protocol that every quantizer follows."""
 
-from jaxeff.compression.numerics._entropy_coding import mean_length
-from jaxeff.compression.numerics._fitting import (
-    code_range,
-    infer_sign,
-    keep_ordered,
-    keep_positive,
-    largest_magnitude,
-    magnitude,
-    safe_scale,
-    start_scale,
-)
 from jaxeff.compression.numerics._grid import (
     FULL,
     MAX_BITS,
     Bits,
     Grid,
     Symmetry,
+    at_least_float32,
     dequantize,
     fake_quantize,
     grid,
     kept_axes,
+    least_squares,
+    lookup_levels,
+    nearest,
     power_of_two,
     quantize,
     ranges,
     round_through,
     straight_through,
+    sums,
     value_range,
     wide_dtype,
 )
-from jaxeff.compression.numerics._layer_quantization import (
+from jaxeff.compression.numerics._quantizer import (
+    BaseQuantizer,
     HasParts,
     LayerQuantization,
+    LearnedBits,
     Method,
+    Quantizer,
+    Tensor,
+    code_range,
+    infer_sign,
+    keep_ordered,
+    keep_positive,
+    largest_magnitude,
+    magnitude,
     parts,
+    safe_scale,
+    start_scale,
 )
-from jaxeff.compression.numerics._learned_bits import LearnedBits
-from jaxeff.compression.numerics._nearest_level import (
-    at_least_float32,
-    least_squares,
-    lookup_levels,
-    nearest,
-    sums,
-)
-from jaxeff.compression.numerics._quantizer import BaseQuantizer, Quantizer, Tensor
 
 __all__ = [
     "FULL",
@@ -71,7 +68,6 @@ __all__ = [
     "least_squares",
     "lookup_levels",
     "magnitude",
-    "mean_length",
     "nearest",
     "parts",
     "power_of_two",

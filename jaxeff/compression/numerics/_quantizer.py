@@ -1,4 +1,4 @@
-"""The protocol between `jaxeff.quantized` and quantizers.
+"""The protocol between `jaxeff.quantized` and quantizers, and what these share.
 
 A quantizer is a frozen dataclass with one method, `quantize`, that gives an array's value after
 quantization, with the gradient its method has. Its numbers (a step, a threshold, a codebook) are
@@ -6,7 +6,7 @@ leaves, so they are learnt by the gradient with respect to the spec and swept by
 that is None is computed from the array on every call; `jaxeff.compression.init` computes it once,
 from the parameters and a batch, and makes it a leaf.
 
-A new method is a new file:
+A new method is a new class:
 
 ```python
 from dataclasses import dataclass
@@ -30,17 +30,26 @@ logits = quantized(f, {"*:linear": Fixed(0.1)})(params, x)
 ```
 """
 
-from __future__ import annotations
-
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol, runtime_checkable
+from typing import Annotated, Any, ClassVar, Literal, Protocol, runtime_checkable
 
 import jax.numpy as jnp
-from jaxtyping import Array, Float, PRNGKeyArray
+import numpy as np
+from jax import lax
+from jaxtyping import Array, Bool, Float, PRNGKeyArray
 
-from jaxeff.core import Setting, check_broadcasts, with_leading_axes
+from jaxeff.compression.numerics._grid import Bits, kept_axes, power_of_two, wide_dtype
+from jaxeff.core import (
+    Choice,
+    Setting,
+    check_broadcasts,
+    is_concrete,
+    register_setting,
+    static,
+    with_leading_axes,
+)
 
 Role = Literal["weight", "activation"]
 Axes = tuple[int, ...]
@@ -172,3 +181,221 @@ class BaseQuantizer(Setting):
     def penalty(self, x: Float[Array, "*shape"], tensor: Tensor) -> Any:
         """Returns what a loss adds for this array; zero for most methods."""
         return 0.0
+
+
+@register_setting
+@dataclass(frozen=True)
+class LayerQuantization(Setting):
+    """Quantizers for the weights and the activations of a layer.
+
+    A quantizer alone, `{"conv*": LSQ(4)}`, stands for both; `Int` is written for both at once.
+
+    Attributes:
+        weights: The method for weights of a dot product or convolution; None leaves them alone.
+        activations: The method for activations, or a tuple with one for each that the layer reads
+            (or returns); None leaves them alone.
+        at: Activations that are quantized: those that a multiply-accumulate reads ("input"), or the
+            result of any layer ("output").
+
+    Raises:
+        TypeError: A method isn't a quantizer.
+        ValueError: There is none, or `at` is neither of the two.
+    """
+
+    weights: Quantizer | None = None
+    activations: Quantizer | tuple[Quantizer | None, ...] | None = None
+    at: Annotated[str, Choice("input", "output")] = static("input")
+
+    def __post_init__(self) -> None:
+        """Checks the fields."""
+        super().__post_init__()
+        several = self.activations if isinstance(self.activations, tuple) else (self.activations,)
+        given = [q for q in (self.weights, *several) if q is not None]
+        if not given:
+            raise ValueError(
+                "LayerQuantization quantizes neither weights nor activations; use None instead."
+            )
+        for quantizer in given:
+            if not isinstance(quantizer, Quantizer) or isinstance(quantizer, type):
+                raise TypeError(
+                    f"LayerQuantization takes quantizers, such as LSQ(4), not {quantizer!r}."
+                )
+
+    def of_activation(self, site: str, operand: int, count: int) -> Quantizer | None:
+        """Returns the method for one of the activations.
+
+        Raises:
+            ValueError: There are methods for another number of them.
+        """
+        if not isinstance(self.activations, tuple):
+            return self.activations
+        if len(self.activations) != count:
+            raise ValueError(
+                f"{site!r} has {count} activation(s) to quantize, but its setting has methods for "
+                f"{len(self.activations)}."
+            )
+        return self.activations[operand]
+
+
+@runtime_checkable
+class HasParts(Protocol):
+    """A setting with separate methods for weights and activations, such as `Int`."""
+
+    def parts(self) -> LayerQuantization:
+        """Separates the methods of weights and of activations."""
+        ...
+
+
+def parts(setting: Any) -> LayerQuantization:
+    """Separates a setting into the methods of weights and of activations."""
+    if isinstance(setting, LayerQuantization):
+        return setting
+    if isinstance(setting, HasParts):
+        return setting.parts()
+    return LayerQuantization(setting, setting)
+
+
+Method = LayerQuantization | Quantizer | HasParts
+"""Values that a spec may map a pattern to."""
+
+
+class LearnedBits(BaseQuantizer):
+    """A quantizer with a width for each part of an array, and a price for each bit.
+
+    Subclasses are frozen dataclasses with `per` and `price` among their fields, and a `width` that
+    has a gradient.
+
+    References:
+        Uhlich et al., "Mixed Precision DNNs: All you need is a good parametrization",
+        arXiv:1905.11452.
+    """
+
+    per: str
+    price: Any
+
+    beside: ClassVar[int]
+    """Bits of the numbers that decode the codes of one part."""
+
+    def start(self, x: Float[Array, "*shape"], tensor: Tensor) -> "LearnedBits":
+        """Computes the open numbers from an array."""
+        raise NotImplementedError
+
+    def storage(self, shape: tuple[int, ...], tensor: Tensor) -> Any:
+        """Counts codes, each channel's of its own width, and the numbers that decode them."""
+        width = self.width
+        mean = width if np.ndim(width) == 0 else width.mean()
+        return math.prod(shape) * mean + self.beside * tensor.count(shape, self.per)
+
+    def penalty(self, x: Float[Array, "*shape"], tensor: Tensor) -> Any:
+        """Returns the price of its bits."""
+        own = self.start(lax.stop_gradient(x), tensor)
+        bits = jnp.asarray(own.storage(x.shape, tensor), wide_dtype(x))
+        return jnp.asarray(self.price, bits.dtype) * bits
+
+
+def infer_sign(x: Float[Array, "*shape"], tensor: Tensor) -> bool | Bool[Array, ""]:
+    """Decides whether codes reach below zero: for weights, and if an activation is negative.
+
+    Args:
+        x: Values to quantize.
+        tensor: Description of the array; its role decides.
+
+    Returns:
+        A Python bool, or an array of shape () where `x` is traced.
+    """
+    # Weights have a sign even if none is negative yet: training may change that.
+    signed = True if tensor.role == "weight" else jnp.any(x < 0)
+    return bool(signed) if is_concrete(signed) else signed
+
+
+def magnitude(x: Float[Array, "*shape"], tensor: Tensor, per: str) -> Float[Array, "..."]:
+    """Computes the largest magnitude of the values that share a number.
+
+    Args:
+        x: Values to quantize.
+        tensor: Description of the array, which has its channels.
+        per: Part with a magnitude of its own: "channel" or "tensor".
+
+    Returns:
+        An array that broadcasts against `x`: of shape () for the tensor, else of size one along
+        the axes that share a number.
+    """
+    return largest_magnitude(x, tensor.axes(per))
+
+
+def start_scale(x: Float[Array, "*shape"], tensor: Tensor, per: str) -> Float[Array, "..."]:
+    """Computes a positive scale to start from: the largest magnitude, one if that is zero.
+
+    The arguments and the shape of the result are those of `magnitude`.
+    """
+    return safe_scale(magnitude(x, tensor, per))
+
+
+def largest_magnitude(x: Float[Array, "*shape"], keep: Sequence[int] = ()) -> Float[Array, "..."]:
+    """Computes the largest magnitude along all axes but those kept.
+
+    Args:
+        x: Values.
+        keep: Axes whose entries have a magnitude each.
+
+    Returns:
+        An array that broadcasts against `x`, as of `magnitude`.
+    """
+    axes, shape = kept_axes(x, keep)
+    return jnp.max(jnp.abs(x), axes).reshape(shape)
+
+
+def safe_scale(scale: Float[Array, "*shape"]) -> Float[Array, "*shape"]:
+    """Replaces scales that aren't positive by one.
+
+    An array of zeros has no scale, and any is right for it.
+    """
+    return jnp.where(scale > 0, scale, jnp.ones_like(scale))
+
+
+def keep_positive(value: Float[Array, "*shape"], factor: float = 1.0) -> Float[Array, "*shape"]:
+    """Keeps a learnt number positive that training may have brought to zero or below.
+
+    Args:
+        value: Step, scale or clipping level.
+        factor: Smallest result, in the dtype's smallest normal numbers.
+    """
+    return jnp.maximum(value, jnp.asarray(jnp.finfo(value.dtype).tiny * factor, value.dtype))
+
+
+def keep_ordered(
+    low: Float[Array, "..."], high: Float[Array, "..."], factor: float = 1.0
+) -> tuple[Float[Array, "..."], Float[Array, "..."]]:
+    """Keeps two learnt numbers positive and in order, wherever training has brought them.
+
+    Args:
+        low: The smaller number, such as a step.
+        high: The larger number, such as a maximum; it gives way.
+        factor: Smallest result, in the dtype's smallest normal numbers.
+
+    Returns:
+        Both, of one shape and of the first one's dtype.
+    """
+    low = keep_positive(low, factor)
+    low, high = jnp.broadcast_arrays(low, jnp.asarray(high, low.dtype))
+    return low, jnp.where(high >= low, high, low)
+
+
+def code_range(
+    bits: Bits, signed: bool | Bool[Array, "..."] | None, dtype: Any
+) -> tuple[Float[Array, "..."], Float[Array, "..."]]:
+    """Returns the smallest and largest code of a width.
+
+    Args:
+        bits: Bit width, 1 to 16; an array may be traced.
+        signed: Whether codes reach below zero; an array may be traced.
+        dtype: Dtype of the codes.
+
+    Returns:
+        -2^(b-1) and 2^(b-1) - 1 with a sign, else 0 and 2^b - 1.
+    """
+    half = power_of_two(bits, dtype) / 2
+    zero = jnp.zeros_like(half)
+    if signed is None or isinstance(signed, bool):
+        return (-half, half - 1) if signed else (zero, 2 * half - 1)
+    return jnp.where(signed, -half, zero), jnp.where(signed, half, 2 * half) - 1

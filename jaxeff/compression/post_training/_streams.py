@@ -16,7 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array
 
-from jaxeff.compression._embedding import is_look_up, rows_of
+from jaxeff.compression._quantized import is_look_up, rows_of
 from jaxeff.compression.post_training._channels import alone, output_channels
 from jaxeff.compression.post_training._gains import Gain, gains
 from jaxeff.compression.post_training._multiplication import Multiplication

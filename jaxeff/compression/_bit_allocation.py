@@ -38,7 +38,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from jaxeff.compression.allocation._table import BitSensitivity
+from jaxeff.compression._bit_sensitivity import BitSensitivity
 from jaxeff.compression.numerics import LayerQuantization, Quantizer
 from jaxeff.compression.quantizers import Uniform
 from jaxeff.core import (
