@@ -1,9 +1,12 @@
 """From a module to its graph.
 
-Calls are inlined (so repeated private functions become repeated nodes), composites are inlined
-unless they are known, and integer scalars known at import time are folded. Loops that stay small
-are unrolled, and branches that are cheap become selects; other loops and branches are nodes that
-hold graphs of their own.
+Calls are inlined (so repeated private functions become repeated nodes), and composites are unless
+they are known. Small constants are folded: loop counters, trip counts, static indices, tables.
+Only integers and booleans are computed with (their arithmetic is exact and the same everywhere);
+constants of any dtype are moved about. Loops that stay small are unrolled, and branches that are
+cheap become selects; other loops and branches are nodes that hold graphs of their own. A custom
+call is an annotation, which is dropped, or a node named ``custom_call @target``: rules register
+under that name, as for operations.
 
 Sharp edge: both branches of a cheap ``if`` or ``case`` are computed. StableHLO is pure, so this
 costs time only.
@@ -14,10 +17,15 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
+import numpy as np
 from jaxlib.mlir import ir
 
-from jaxeff_export.importer.emission import fold
-from jaxeff_export.importer.reading import (
+from jaxeff_export.importer._expansions import (
+    functions_of,
+    public_function,
+    refuse_endless_calls,
+)
+from jaxeff_export.importer._graph import (
     Complex,
     HloGraph,
     HloNode,
@@ -31,21 +39,194 @@ from jaxeff_export.importer.reading import (
     constant_parts,
     dense_array,
     describe,
+    direction,
     failure,
     flattened,
-    functions_of,
+    integers,
     is_complex,
     is_four_bits,
     paired,
     part_type,
-    public_function,
-    refuse_endless_calls,
     source_location,
     splat,
     tensor_type,
 )
-from jaxeff_export.importer.rules import is_annotation, node_name
-from jaxeff_export.importer.scalar import SCALAR_RULES
+from jaxeff_export.importer._scalar_rules import SCALAR_RULES
+
+_COMPARE: dict[str, Callable] = {
+    "EQ": np.equal,
+    "NE": np.not_equal,
+    "LT": np.less,
+    "LE": np.less_equal,
+    "GT": np.greater,
+    "GE": np.greater_equal,
+}
+_FOLD: dict[str, Callable] = {
+    "stablehlo.add": np.add,
+    "stablehlo.subtract": np.subtract,
+    "stablehlo.multiply": np.multiply,
+    "stablehlo.minimum": np.minimum,
+    "stablehlo.maximum": np.maximum,
+    "stablehlo.and": np.bitwise_and,
+    "stablehlo.or": np.bitwise_or,
+    "stablehlo.xor": np.bitwise_xor,
+    "stablehlo.not": np.invert,
+    "stablehlo.negate": np.negative,
+    "stablehlo.select": np.where,
+    "stablehlo.clamp": lambda low, x, high: np.minimum(np.maximum(x, low), high),
+    "stablehlo.convert": lambda x: x,
+}
+_SPLATS = ("stablehlo.reshape", "stablehlo.broadcast_in_dim", "stablehlo.slice")
+_MOVE: dict[str, Callable[..., np.ndarray]] = {
+    "stablehlo.reshape": lambda op, kind, x: x.reshape(kind.shape),
+    "stablehlo.slice": lambda op, kind, x: x[tuple(map(slice, *_slice_bounds(op)))],
+    "stablehlo.concatenate": lambda op, kind, *xs: np.concatenate(xs, attribute(op, "dimension")),
+    "stablehlo.transpose": lambda op, kind, x: x.transpose(integers(op, "permutation")),
+    "stablehlo.dynamic_slice": lambda op, kind, x, *starts: x[
+        tuple(
+            slice(begin, begin + size)
+            for start, size, n in zip(starts, kind.shape, x.shape, strict=True)
+            for begin in [min(max(int(start), 0), n - size)]
+        )
+    ],
+}
+MAX_FOLDED = 1024  # elements
+
+
+def fold(
+    op: ir.Operation,
+    operands: Sequence[np.ndarray | None],
+    shapes: Sequence[tuple[int, ...]],
+    kinds: Sequence[TensorType],
+) -> np.ndarray | None:
+    """Returns the value of ``op`` on constants, or None if it isn't folded.
+
+    Args:
+        op: the operation.
+        operands: the constants it is applied to, of rank 0 for a splat; None for what is unknown.
+        shapes: the operands' shapes.
+        kinds: the types of its results.
+
+    Returns:
+        An array of the result's shape, or of rank 0 where all elements are the same.
+    """
+    if len(kinds) != 1 or not operands:
+        return None
+    (kind,) = kinds
+    constants = [c for c in operands if c is not None]
+    if len(constants) < len(operands):
+        return None
+    # A splat is one element whatever its shape; full arrays are folded only while small.
+    if all(c.ndim == 0 for c in constants):
+        if op.name in _SPLATS:
+            return constants[0]
+    elif kind.size > MAX_FOLDED or any(c.size > MAX_FOLDED for c in constants):
+        return None
+    if op.name in _MOVE and kind.size <= MAX_FOLDED:
+        full = [np.broadcast_to(c, shape) for c, shape in zip(constants, shapes, strict=True)]
+        return _MOVE[op.name](op, kind, *full).astype(kind.numpy_dtype)
+    return _computed(op, kind, constants)
+
+
+def _computed(
+    op: ir.Operation, kind: TensorType, constants: Sequence[np.ndarray]
+) -> np.ndarray | None:
+    # Floats are computed on the target, so that they round like all others there.
+    if not _integral(kind.dtype) or not all(c.dtype.kind in "biu" for c in constants):
+        return None
+    if op.name == "stablehlo.compare":
+        return np.asarray(_COMPARE[direction(op)](*constants))
+    if op.name not in _FOLD:
+        return None
+    # NumPy has neither of these for booleans.
+    if kind.dtype == "bool" and op.name in ("stablehlo.subtract", "stablehlo.negate"):
+        return None
+    # Overflow wraps around modulo the width, in NumPy as in StableHLO.
+    with np.errstate(over="ignore"):
+        folded = np.asarray(_FOLD[op.name](*constants))
+    if op.name == "stablehlo.convert" and kind.dtype == "bool":
+        return folded != 0
+    return folded.astype(kind.numpy_dtype)
+
+
+def _slice_bounds(op: ir.Operation) -> list[list[int]]:
+    return [integers(op, name) for name in ("start_indices", "limit_indices", "strides")]
+
+
+def _integral(dtype: str) -> bool:
+    return dtype == "bool" or "int" in dtype
+
+
+_ANNOTATIONS = (
+    "Sharding",
+    "SPMDFullToShardShape",
+    "SPMDShardToFullShape",
+    "annotate_device_placement",
+    "shape_assertion",
+    "LayoutConstraint",
+)
+_ADVICE = {
+    "lapack_sgeev_ffi": "eigenvalues of unsymmetric matrices are complex; if it is symmetric, "
+    "use jnp.linalg.eigh",
+    "xla_ffi_python_cpu_callback": "Python callbacks cannot be exported; "
+    "remove it (jax.debug.print too)",
+    "xla_python_cpu_callback": "Python callbacks cannot be exported; "
+    "remove it (jax.debug.print too)",
+}
+_ADVICE["lapack_dgeev_ffi"] = _ADVICE["lapack_sgeev_ffi"]
+_COMPLEX_LAPACK = ("lapack_c", "lapack_z")
+
+
+def is_annotation(op: ir.Operation) -> bool:
+    """Tells whether a custom call only annotates its operands, such as with a sharding.
+
+    The checks of StableHLO's own tests (``check.expect_close`` and its like), which have no
+    results, are taken for one too: an imported module computes, it does not test itself.
+    """
+    target = attribute(op, "call_target_name")
+    if target.startswith("check.") and not len(op.results):
+        return True
+    if target not in _ANNOTATIONS and not target.startswith("xla.sdy."):
+        return False
+    kinds = [operand.type for operand in op.operands]
+    return all(result.type == kind for result, kind in zip(op.results, kinds, strict=False))
+
+
+def node_name(op: ir.Operation, known_ops: Collection[str]) -> str:
+    """Returns the name under which a custom call's lowering is registered.
+
+    Raises:
+        Unsupported: there is none, or its matrices are not laid out as LAPACK has them.
+    """
+    target = attribute(op, "call_target_name")
+    name = f"custom_call @{target}"
+    if name not in known_ops:
+        advice = _ADVICE.get(target)
+        if target.startswith(_COMPLEX_LAPACK):
+            advice = "TVM has no complex types; compute with real and imaginary parts"
+        raise Unsupported(
+            f"no lowering of the custom call {target} is known" + (f": {advice}" if advice else "")
+        )
+    if target.startswith("lapack_"):
+        _check_layouts(op, target)
+    return name
+
+
+def _check_layouts(op: ir.Operation, target: str) -> None:
+    """Checks that matrices are column-major, which LAPACK's kernels here assume."""
+    layouts: list[list[int]] = []
+    for name in ("operand_layouts", "result_layouts"):
+        found: Any = op.attributes[name]
+        layouts += [[int(d) for d in layout] for layout in found]
+    matrix_rank = max(len(layout) for layout in layouts)
+    for layout in layouts:
+        # Layouts name dimensions from the fastest on: batches row-major, matrices column-major.
+        expected = list(reversed(range(len(layout))))
+        if len(layout) == matrix_rank:
+            expected[:2] = reversed(expected[:2])
+        if layout != expected:
+            raise Unsupported(f"the layout {layout} in the custom call {target}")
+
 
 MAX_UNROLLED_NODES = 400
 MAX_UNROLLED_TURNS = 8  # more would update the outputs of a scan by copying them each time

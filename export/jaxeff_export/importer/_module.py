@@ -20,28 +20,24 @@ from collections.abc import Mapping
 import tvm
 from jaxlib.mlir import ir
 
-# Rules register themselves when the package of their family is imported.
-import jaxeff_export.importer.linalg
-import jaxeff_export.importer.scalar  # noqa: F401
 from jaxeff_export.compiler.passes import narrow_floats_to_bits
 from jaxeff_export.compiler.tir import lets_to_locals
-from jaxeff_export.importer._graph_builder import GraphBuilder
-from jaxeff_export.importer.emission import CompositeRule, Emitter, known_ops
-from jaxeff_export.importer.reading import (
-    Source,
+
+# Rules register themselves when the file of their family is imported.
+from jaxeff_export.importer import _arithmetic, _elementary  # noqa: F401
+from jaxeff_export.importer._emitter import CompositeRule, Emitter, known_ops
+from jaxeff_export.importer._expansions import functions_of, public_function
+from jaxeff_export.importer._graph import (
     StableHLOParseError,
     Unsupported,
     UnsupportedOpError,
     describe,
     failure,
-    functions_of,
-    generalize,
     is_dynamic,
-    legalize,
-    load_module,
-    of_size,
-    public_function,
 )
+from jaxeff_export.importer._graph_builder import GraphBuilder
+from jaxeff_export.importer._source import Source, legalize, load_module, of_size
+from jaxeff_export.importer._symbolic import generalize
 from jaxeff_export.importer.rules import rewrite
 
 

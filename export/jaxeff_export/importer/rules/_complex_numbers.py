@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 
 from jaxlib.mlir import ir
 
-from jaxeff_export.importer.reading import (
+from jaxeff_export.importer._graph import (
     Complex,
     HloValue,
     TensorType,

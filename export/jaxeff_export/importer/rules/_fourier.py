@@ -11,8 +11,9 @@ from collections.abc import Sequence
 import numpy as np
 from tvm import relax, te, tirx
 
-from jaxeff_export.importer.emission import CodeBuilder, Emitter, View, kernel, rule
-from jaxeff_export.importer.reading import HloNode, HloValue, TensorType, enumerator, integers
+from jaxeff_export.importer._emitter import Emitter, rule
+from jaxeff_export.importer._graph import HloNode, HloValue, TensorType, enumerator, integers
+from jaxeff_export.importer._loops import CodeBuilder, View, kernel
 
 
 @rule("importer.fft")

@@ -1,17 +1,26 @@
-"""gather, dynamic_slice and dynamic_update_slice: indices are clamped as StableHLO says."""
+"""Operations that move elements: reshapes, slices and pads, gathers and scatters.
+
+Indices known only at run time are clamped as StableHLO says. Updates of a scatter, and of
+select_and_scatter, are applied one after the other, in order.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
+from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import stablehlo
 from tvm import relax, te, tirx
 from tvm.tirx import Expr
 
 from jaxeff_export.compiler.passes import WINDOW
 from jaxeff_export.compiler.tir import clamped
-from jaxeff_export.importer.emission import Emitter, immediate, is_immediate, rule
-from jaxeff_export.importer.reading import HloNode, HloValue, integers
+from jaxeff_export.importer._arithmetic import negation
+from jaxeff_export.importer._elementwise import evaluate_region, immediate, is_immediate
+from jaxeff_export.importer._emitter import Emitter, rule
+from jaxeff_export.importer._graph import HloNode, HloValue, attribute, integers, padding
+from jaxeff_export.importer._loops import CodeBuilder, Index, View, int64
+from jaxeff_export.importer._scalar_rules import bits_of, store
 
 
 @rule("stablehlo.gather")
@@ -129,3 +138,265 @@ def _starts(
         clamped(immediate(v) if is_immediate(v) else next(remaining)(), limit)
         for v, limit in zip(starts, limits, strict=True)
     ]
+
+
+@rule("stablehlo.scatter")
+def _scatter(e: Emitter, node: HloNode) -> Sequence[relax.Expr]:
+    count = len(node.results)
+    operands, updates = node.operands[:count], node.operands[count + 1 :]
+    start_rank = len(node.operands[count].type.shape)
+    if updates[0].type.size == 0:
+        return [e.tensor(operand) for operand in operands]
+    numbers = stablehlo.ScatterDimensionNumbers(node.op.attributes["scatter_dimension_numbers"])
+    shape, update_shape = operands[0].type.shape, updates[0].type.shape
+    update_window_dims = list(numbers.update_window_dims)
+    scatter_dims = [d for d in range(len(update_shape)) if d not in update_window_dims]
+    batching = list(numbers.input_batching_dims)
+    indices_batching = list(numbers.scatter_indices_batching_dims)
+    dropped = {*numbers.inserted_window_dims, *batching}
+    window_dims = [d for d in range(len(shape)) if d not in dropped]
+    extents = [1] * len(shape)
+    for d, u in zip(window_dims, update_window_dims, strict=True):
+        extents[d] = update_shape[u]
+    index_map = list(numbers.scattered_dims_to_operand_dims)
+    vector_dim = numbers.index_vector_dim
+
+    def body(code: CodeBuilder, *views: View) -> None:
+        inputs, starts = views[:count], views[count]
+        news, writes = views[count + 1 : 2 * count + 1], views[2 * count + 1 :]
+        for x, y in zip(inputs, writes, strict=True):
+            code.copy(x, y, shape)
+        with code.loops([update_shape[d] for d in scatter_dims]) as point:
+            at: list[Expr] = [int64(0)] * len(shape)
+            for k, d in enumerate(index_map):
+                component: list[Index] = list(point)
+                if vector_dim < start_rank:
+                    component.insert(vector_dim, k)
+                # Not clamped, unlike a gather's: what sticks out is dropped below.
+                at[d] = code.let(tirx.Cast("int64", starts[*component]))
+            for d, b in zip(batching, indices_batching, strict=True):
+                at[d] = point[b if b < vector_dim else b - 1]
+            inside = [
+                tirx.all(at[d] >= 0, at[d] <= int64(shape[d] - extents[d])) for d in index_map
+            ]
+            window = [update_shape[d] for d in update_window_dims]
+            # A window that leaves the operand anywhere is dropped as a whole.
+            with code.when(*inside), code.loops(window) as offset:
+                place, source = list(at), list(offset)
+                for d, o in zip(window_dims, offset, strict=True):
+                    place[d] = at[d] + o if d in index_map else o
+                for d, p in zip(scatter_dims, point, strict=True):
+                    source.insert(d, p)
+                old, new = [y[*place] for y in writes], [x[*source] for x in news]
+                _combine(code, node.op.regions[0], [*old, *new], writes, place)
+
+    return e.kernel(body, node, name="scatter")
+
+
+def _combine(
+    code: CodeBuilder,
+    region: ir.Region,
+    arguments: Sequence[Expr],
+    results: Sequence[View],
+    place: Sequence[Expr],
+) -> None:
+    """Applies a region to scalars and writes its results."""
+    values = evaluate_region(region, code, [code.let(x) for x in arguments])
+    for y, value in zip(results, values, strict=True):
+        y[*place] = value
+
+
+@rule("stablehlo.select_and_scatter")
+def _select_and_scatter(e: Emitter, node: HloNode) -> Sequence[relax.Expr]:
+    operand, source, _ = node.operands
+    shape = operand.type.shape
+    ones = [1] * len(shape)
+    window = integers(node.op, "window_dimensions", ones)
+    strides = integers(node.op, "window_strides", ones)
+    low = [before for before, _ in padding(node.op, len(shape))]
+    select, scatter = node.op.regions
+
+    def body(code: CodeBuilder, x: View, news: View, init: View, y: View) -> None:
+        with code.loops(shape) as everywhere:
+            y[*everywhere] = init[()]
+        with code.loops(source.type.shape) as point:
+            # Positions in the padding are never chosen, so a window's best starts undefined.
+            corner = [code.let(i * s - lo) for i, s, lo in zip(point, strides, low, strict=True)]
+            found = code.variable(tirx.const(False, "bool"))
+            best = code.variable(x[(0,) * len(shape)])
+            place = [code.variable(int64(0)) for _ in shape]
+            with code.loops(window) as offset:
+                at = [c + o for c, o in zip(corner, offset, strict=True)]
+                inside = [
+                    tirx.all(i >= 0, i < int64(n))
+                    for i, n, w, s, lo in zip(at, shape, window, strides, low, strict=True)
+                    if (w, s, lo) != (1, 1, 0)
+                ]
+                with code.when(*inside):
+                    new = code.let(x[*at])
+                    (keep,) = evaluate_region(select, code, [best[()], new])
+                    # select(best, new) keeps the best: of equal elements the first one wins.
+                    with code.when(tirx.Or(negation(found[()]), negation(keep))):
+                        best[()] = new
+                        found[()] = tirx.const(True, "bool")
+                        for p, i in zip(place, at, strict=True):
+                            p[()] = i
+            with code.when(found[()]):
+                target = [p[()] for p in place]
+                _combine(code, scatter, [y[*target], news[*point]], [y], target)
+
+    return e.kernel(body, node, name="select_and_scatter")
+
+
+@rule("stablehlo.reshape")
+def _reshape(e: Emitter, node: HloNode) -> Sequence[relax.Expr]:
+    return [e.reshape(e.tensor(node.operands[0]), node.result.type.shape)]
+
+
+@rule("stablehlo.transpose")
+def _transpose(e: Emitter, node: HloNode) -> Sequence[relax.Expr]:
+    axes = integers(node.op, "permutation")
+    operand = e.tensor(node.operands[0])
+    if axes == list(range(len(axes))):
+        return [operand]
+    return [e.bb.emit(relax.op.permute_dims(operand, axes))]
+
+
+@rule("stablehlo.slice")
+def _slice(e: Emitter, node: HloNode) -> Sequence[relax.Expr]:
+    starts = integers(node.op, "start_indices")
+    strides = integers(node.op, "strides")
+
+    def take(x: te.Tensor) -> te.Tensor:
+        return te.compute(
+            node.result.type.shape,
+            lambda *i: x(*(s + k * d for s, k, d in zip(starts, i, strides, strict=True))),
+            name="slice",
+        )
+
+    return [e.te(take, node.operands[0], name="slice")]
+
+
+@rule("stablehlo.reverse")
+def _reverse(e: Emitter, node: HloNode) -> Sequence[relax.Expr]:
+    dims = set(integers(node.op, "dimensions"))
+    shape = node.result.type.shape
+
+    def flip(x: te.Tensor) -> te.Tensor:
+        return te.compute(
+            shape,
+            lambda *i: x(*(shape[d] - 1 - k if d in dims else k for d, k in enumerate(i))),
+            name="reverse",
+        )
+
+    return [e.te(flip, node.operands[0], name="reverse")]
+
+
+@rule("stablehlo.concatenate")
+def _concatenate(e: Emitter, node: HloNode) -> Sequence[relax.Expr]:
+    axis = attribute(node.op, "dimension")
+    # TVM cannot load operands without elements, and they contribute nothing.
+    tensors = [e.tensor(v) for v in node.operands if v.type.size]
+    if len(tensors) == 1:
+        return tensors
+    return [e.bb.emit(relax.op.concat(tensors, axis))]
+
+
+@rule("stablehlo.pad")
+def _pad(e: Emitter, node: HloNode) -> Sequence[relax.Expr]:
+    low = integers(node.op, "edge_padding_low")
+    interior = integers(node.op, "interior_padding")
+    operand, value = node.operands
+    result = node.result.type
+    if operand.type.size == 0:
+        fill = e.bb.emit(relax.op.broadcast_to(e.tensor(value), result.shape))
+        return [fill]
+
+    def pad(x: te.Tensor, fill: te.Tensor | None = None) -> te.Tensor:
+        def element(*index: Expr) -> Expr:
+            inside, at = padded_index(index, low, interior, operand.type.shape)
+            outside = store(immediate(value), result.dtype) if fill is None else fill()
+            return x(*at) if inside is None else tirx.if_then_else(inside, x(*at), outside)
+
+        return te.compute(result.shape, element, name="pad")
+
+    if is_immediate(value):
+        return [e.te(pad, operand, name="pad")]
+    return [e.te(pad, operand, value, name="pad")]
+
+
+def padded_index(
+    index: Sequence[Expr],
+    low: Sequence[int],
+    interior: Sequence[int],
+    shape: Sequence[int],
+    extent: Sequence[int] | None = None,
+) -> tuple[Expr | None, list[Expr]]:
+    """Maps an index of a padded tensor to the tensor itself.
+
+    Args:
+        index: the position in the padded tensor.
+        low: elements of padding before the first, per dimension; may be negative.
+        interior: elements of padding between neighbours, per dimension.
+        shape: shape of the tensor without its padding.
+        extent: one more than the largest value of ``index``, where known: dimensions that need
+            no check are left out.
+
+    Returns:
+        The condition that the position holds an element (None: always), and the element's index.
+    """
+    conditions, at = [], []
+    for d, (i, lo, gap, size) in enumerate(zip(index, low, interior, shape, strict=True)):
+        position = i - lo if lo else i
+        if gap:
+            step = tirx.const(gap + 1, "int64")
+            conditions.append(tirx.EQ(tirx.floormod(position, step), tirx.const(0, "int64")))
+            position_in = tirx.floordiv(position, step)
+        else:
+            position_in = position
+        # The window's furthest position lies on the last element or before: nothing to check.
+        covers = extent is not None and lo <= 0 and extent[d] - lo <= (size - 1) * (gap + 1) + 1
+        if lo > 0:
+            conditions.append(position >= 0)
+        if not covers:
+            conditions.append(position_in < size)
+        at.append(position_in)
+    return (tirx.all(*conditions) if conditions else None), at
+
+
+@rule("stablehlo.bitcast_convert")
+def _bitcast_convert(e: Emitter, node: HloNode) -> Sequence[relax.Expr]:
+    source, target = node.operands[0].type, node.result.type
+    narrow, wide = sorted((bits_of(source.dtype), bits_of(target.dtype)))
+
+    def same(x: te.Tensor) -> te.Tensor:
+        return te.compute(
+            target.shape, lambda *i: _reinterpret(target.dtype, x(*i)), name="bitcast"
+        )
+
+    def split(x: te.Tensor) -> te.Tensor:  # one wide element to several narrow ones
+        def element(*i: Expr) -> Expr:
+            bits = _reinterpret(f"uint{wide}", x(*i[:-1]))
+            # The first narrow element has the lowest bits, as in XLA and little-endian memory.
+            shift = tirx.Cast(f"uint{wide}", i[-1] * narrow)
+            return _reinterpret(target.dtype, tirx.Cast(f"uint{narrow}", bits >> shift))
+
+        return te.compute(target.shape, element, name="bitcast")
+
+    def join(x: te.Tensor) -> te.Tensor:
+        def element(*i: Expr) -> Expr:
+            total = None
+            for k in range(wide // narrow):
+                bits = _reinterpret(f"uint{narrow}", x(*i, tirx.const(k, "int64")))
+                part = tirx.Cast(f"uint{wide}", bits) << tirx.const(k * narrow, f"uint{wide}")
+                total = part if total is None else total | part
+            return _reinterpret(target.dtype, total)
+
+        return te.compute(target.shape, element, name="bitcast")
+
+    several = split if bits_of(source.dtype) == wide else join
+    return [e.te(same if narrow == wide else several, node.operands[0], name="bitcast")]
+
+
+def _reinterpret(dtype: str, x: Expr) -> Expr:
+    return x if str(x.ty.dtype) == dtype else tirx.reinterpret(dtype, x)

@@ -14,9 +14,10 @@ from collections.abc import Callable, Sequence
 from tvm import relax, te, tirx
 from tvm.tirx import Expr
 
-from jaxeff_export.importer.emission import CodeBuilder, Emitter, View, kernel, rule
-from jaxeff_export.importer.reading import HloNode, TensorType, Unsupported, enumerator
-from jaxeff_export.importer.scalar import ScalarOp, apply_scalar, bits_of, is_float
+from jaxeff_export.importer._emitter import Emitter, rule
+from jaxeff_export.importer._graph import HloNode, TensorType, Unsupported, enumerator
+from jaxeff_export.importer._loops import CodeBuilder, View, kernel
+from jaxeff_export.importer._scalar_rules import ScalarOp, apply_scalar, bits_of, is_float
 
 Words = list[Expr]  # of 32 bits
 Place = Callable[[Sequence[Expr]], tuple[Expr, Expr]]  # index of an element -> block, first word

@@ -1,4 +1,13 @@
-"""reduce and reduce_window with any body, over any number of operands."""
+"""reduce, reduce_window and map, with any body, over any number of operands.
+
+Bodies that TVM's own reducers do not fit are applied in imperative loops. Windows that reach from
+an element to the end of its dimension are cumulative sums and the like: JAX writes these as
+``reduce_window`` over the whole dimension, which taken literally is quadratic. Here every element
+continues from its neighbour. Sums and products of float32 then run in float64, so a long sum is no
+less accurate than one that adds in pairs; 16-bit floats are rounded at every step, as XLA does in
+windows. Bodies of several operations run in the dtypes of accumulators. Forwards their results
+equal those of the literal windows; backwards they combine in another order.
+"""
 
 from __future__ import annotations
 
@@ -9,22 +18,213 @@ from jaxlib.mlir import ir
 from tvm import relax, te, tirx
 from tvm.tirx import Expr
 
-from jaxeff_export.importer.emission import (
-    CodeBuilder,
-    Emitter,
-    View,
+from jaxeff_export.importer._arithmetic import compare
+from jaxeff_export.importer._elementwise import (
+    accumulator,
     evaluate_region,
     immediate,
     is_immediate,
-    lanes_of,
     rounded,
-    rule,
 )
-from jaxeff_export.importer.reading import HloNode, HloValue, integers, padding
-from jaxeff_export.importer.rules._accumulation import accumulate, fold
-from jaxeff_export.importer.rules._prefix import emit_running, emit_running_body, running_dimension
-from jaxeff_export.importer.rules._shapes import padded_index
-from jaxeff_export.importer.scalar import Scope, dtype_of, load
+from jaxeff_export.importer._emitter import Emitter, rule
+from jaxeff_export.importer._graph import HloNode, HloValue, integers, padding
+from jaxeff_export.importer._loops import CodeBuilder, View
+from jaxeff_export.importer._scalar_rules import (
+    NARROW,
+    ScalarOp,
+    Scope,
+    apply_scalar,
+    dtype_of,
+    load,
+)
+from jaxeff_export.importer.rules._contraction import lanes_of
+from jaxeff_export.importer.rules._indexing import padded_index
+
+Source = Callable[[Sequence[Expr], Sequence[Expr]], tuple[Expr | None, list[Expr]]]
+
+
+def accumulate(
+    e: Emitter, node: HloNode, extents: Sequence[int], source: Source
+) -> Sequence[relax.Expr]:
+    """Reduces an operation's operands together, one element of the results after the other.
+
+    Args:
+        e: the emitter that the result is written with.
+        node: has as many initial values as operands.
+        extents: lengths of the loops over the elements that one result is reduced from.
+        source: maps an index of the results and one of those loops to an index of the operands,
+            and to the condition that it is in bounds (the initial value is taken if not).
+
+    Returns:
+        The results.
+    """
+
+    def body(code: CodeBuilder, *views: View) -> None:
+        fold_bodies(code, node, views, extents, source)
+
+    return e.kernel(body, node, name=node.name.rpartition(".")[2])
+
+
+def fold_bodies(
+    code: CodeBuilder, node: HloNode, views: Sequence[View], extents: Sequence[int], source: Source
+) -> None:
+    """Writes the loops of :func:`accumulate`; ``views`` are the node's operands and results."""
+    count = len(node.results)
+    values, starts, writes = views[:count], views[count : 2 * count], views[2 * count :]
+    with code.loops(node.results[0].type.shape) as at:
+        initial = widened(code, starts)
+        totals = [code.variable(x) for x in initial]
+        with code.loops(extents) as k:
+            inside, place = source(at, k)
+            arguments = [code.let(total[()]) for total in totals]
+            for x, start in zip(values, initial, strict=True):
+                # A position in the padding is no address: the initial value is taken instead.
+                found = x[*place] if inside is None else _guarded(code, inside, x, place)
+                new = converted(code, found, dtype_of(start))
+                arguments.append(new if inside is None else tirx.Select(inside, new, start))
+            results = evaluate_region(node.op.regions[0], code, arguments, wide=True)
+            for total, result in zip(totals, results, strict=True):
+                total[()] = result
+        for y, total in zip(writes, totals, strict=True):
+            y[*at] = converted(code, total[()], y.dtype)
+
+
+def widened(code: CodeBuilder, starts: Sequence[View]) -> list[Expr]:
+    """Reads initial values in the dtypes of accumulators."""
+    return [code.let(converted(code, x[()], accumulator(x.dtype))) for x in starts]
+
+
+def _guarded(code: CodeBuilder, inside: Expr, x: View, place: Sequence[Expr]) -> Expr:
+    """Reads an element, or some zero where the index is out of bounds."""
+    element = x[*place]
+    return code.let(tirx.if_then_else(inside, element, tirx.const(0, dtype_of(element))))
+
+
+def converted(code: CodeBuilder, x: Expr, dtype: str) -> Expr:
+    """Converts a scalar; to bfloat16, which scopes hold as float32, it is rounded."""
+    if dtype_of(x) == dtype:
+        return x
+    return apply_scalar("stablehlo.convert", code, ScalarOp(dtype, None), x)
+
+
+@rule("stablehlo.map")
+def _map(e: Emitter, node: HloNode) -> Sequence[relax.Expr]:
+    def body(code: CodeBuilder, *views: View) -> None:
+        *reads, y = views
+        with code.loops(node.result.type.shape) as at:
+            arguments = [code.let(x[*at]) for x in reads]
+            (y[*at],) = evaluate_region(node.op.regions[0], code, arguments)
+
+    return e.kernel(body, node, name="map")
+
+
+# Up to so many elements, backward windows of narrow floats are computed literally, like XLA's.
+_LITERAL = 64
+
+
+def running_dimension(node: HloNode) -> tuple[int, bool] | None:
+    """Finds the dimension of a running ``reduce_window``, and whether it runs backwards.
+
+    Returns:
+        None where the windows are of another form.
+    """
+    shape = node.operands[0].type.shape
+    ones = [1] * len(shape)
+    window = integers(node.op, "window_dimensions")
+    wide = [d for d, size in enumerate(window) if size != 1]
+    others = ("window_strides", "base_dilations", "window_dilations")
+    if len(wide) != 1 or any(integers(node.op, name, ones) != ones for name in others):
+        return None
+    (d,) = wide
+    n = shape[d]
+    pads = padding(node.op, len(shape))
+    if window[d] != n or any(pad != (0, 0) for k, pad in enumerate(pads) if k != d):
+        return None
+    if pads[d] not in ((n - 1, 0), (0, n - 1)):
+        return None
+    backwards = pads[d] == (0, n - 1)
+    if backwards and n <= _LITERAL and any(r.type.dtype in NARROW for r in node.results):
+        return None  # each window is summed forwards, and every sum rounded
+    return d, backwards
+
+
+def emit_running(
+    e: Emitter, node: HloNode, operation: str, dimension: int, backwards: bool
+) -> Sequence[relax.Expr]:
+    """Emits a running sum, product, maximum or minimum, started from the operation's identity."""
+    dtype = node.result.type.dtype
+    summed = operation in ("stablehlo.add", "stablehlo.multiply")
+    wide = ScalarOp("float64" if summed and dtype == "float32" else dtype, None)
+
+    def body(code: CodeBuilder, x: View, start: View, y: View) -> None:
+        def advance(total: Expr, new: Expr) -> list[Expr]:
+            return [apply_scalar(operation, code, wide, total, converted(code, new, wide.dtype))]
+
+        starts = [converted(code, start[()], wide.dtype)]
+        _run(code, node, ([x], [y]), (dimension, backwards), starts, advance)
+
+    return e.kernel(body, node, name=operation.rpartition(".")[2])
+
+
+def emit_running_body(
+    e: Emitter, node: HloNode, dimension: int, backwards: bool, literally: Callable[..., None]
+) -> Sequence[relax.Expr]:
+    """Emits a window of any body, one pass over the elements if the padding makes no difference.
+
+    That is so if the body makes the initial value of two of them. It is found out at run time,
+    since nothing is known of the body; else ``literally(code, views)`` writes every window.
+    """
+    count = len(node.results)
+
+    def body(code: CodeBuilder, *views: View) -> None:
+        reads, writes = views[:count], views[2 * count :]
+
+        def advance(*arguments: Expr) -> list[Expr]:
+            wide = [converted(code, x, accumulator(dtype_of(x))) for x in arguments]
+            totals, new = wide[:count], wide[count:]
+            # A window combines left to right; running backwards, the new element is its leftmost.
+            ordered = [*new, *totals] if backwards else [*totals, *new]
+            return evaluate_region(
+                node.op.regions[0], code, [code.let(x) for x in ordered], wide=True
+            )
+
+        starts = [code.variable(x)[()] for x in widened(code, views[count : 2 * count])]
+        padded = advance(*starts, *starts)
+        same = [compare("EQ", x, y) for x, y in zip(starts, padded, strict=True)]
+        is_same = code.let(tirx.all(*same))
+        with code.when(is_same):
+            _run(code, node, (reads, writes), (dimension, backwards), starts, advance)
+        with code.when(tirx.Not(is_same)):
+            literally(code, views)
+
+    return e.kernel(body, node, name="running")
+
+
+def _run(
+    code: CodeBuilder,
+    node: HloNode,
+    views: tuple[Sequence[View], Sequence[View]],
+    direction: tuple[int, bool],
+    starts: Sequence[Expr],
+    advance: Callable[..., Sequence[Expr]],
+) -> None:
+    """Writes one pass along a dimension: ``advance(*running values, *elements)`` continues it."""
+    (reads, writes), (dimension, backwards) = views, direction
+    shape = node.results[0].type.shape
+    before, n, after = shape[:dimension], shape[dimension], shape[dimension + 1 :]
+    # One running value per element of the inner dimensions: the innermost loop is contiguous.
+    totals = [code.local(dtype_of(start), *after) for start in starts]
+    with code.loops(before) as outer:
+        with code.loops(after) as k:
+            for total, start in zip(totals, starts, strict=True):
+                total[k] = start
+        with code.loop(n) as step, code.loops(after) as k:
+            at = (*outer, n - 1 - step if backwards else step, *k)
+            arguments = [total[k] for total in totals] + [x[at] for x in reads]
+            for total, result in zip(totals, advance(*arguments), strict=True):
+                total[k] = result
+            for y, total in zip(writes, totals, strict=True):
+                y[at] = converted(code, total[k], y.dtype)
 
 
 @rule("stablehlo.reduce")
@@ -94,7 +294,7 @@ def _reduce_window(e: Emitter, node: HloNode) -> Sequence[relax.Expr]:
     if running is not None:
 
         def literally(code: CodeBuilder, views: Sequence[View]) -> None:
-            fold(code, node, views, extents, source)
+            fold_bodies(code, node, views, extents, source)
 
         return emit_running_body(e, node, *running, literally)
     if not dims or not _is_plain(operands, inits):

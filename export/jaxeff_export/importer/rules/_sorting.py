@@ -13,16 +13,10 @@ from jaxlib.mlir import ir
 from tvm import relax, tirx
 from tvm.tirx import Expr
 
-from jaxeff_export.importer.emission import (
-    CodeBuilder,
-    Emitter,
-    View,
-    called_regions,
-    evaluate_region,
-    int64,
-    rule,
-)
-from jaxeff_export.importer.reading import HloNode, attribute, integers
+from jaxeff_export.importer._elementwise import called_regions, evaluate_region
+from jaxeff_export.importer._emitter import Emitter, rule
+from jaxeff_export.importer._graph import HloNode, attribute, integers
+from jaxeff_export.importer._loops import CodeBuilder, View, int64
 
 FEW = 64  # elements that may be kept by insertion, which for more may be slower than sorting
 

@@ -13,10 +13,17 @@ import numpy as np
 from tvm import relax, tirx
 from tvm.tirx import Expr
 
-from jaxeff_export.importer.emission import CodeBuilder, Emitter, View, rule
-from jaxeff_export.importer.linalg._householder import identity, reflect, tridiagonalize
-from jaxeff_export.importer.linalg._rotations import rotate, rotation, signed
-from jaxeff_export.importer.reading import HloNode, backend_integer
+from jaxeff_export.importer._emitter import Emitter, rule
+from jaxeff_export.importer._graph import HloNode, backend_integer
+from jaxeff_export.importer._loops import CodeBuilder, View
+from jaxeff_export.importer.rules._factorizations import (
+    identity,
+    reflect,
+    rotate,
+    rotation,
+    signed,
+    tridiagonalize,
+)
 
 _SWEEPS = 30  # per row, before the iteration is said to fail
 

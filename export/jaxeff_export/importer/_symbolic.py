@@ -21,7 +21,7 @@ from tvm import relax, tirx
 from tvm_ffi import structural_map
 from tvm_ffi.serialization import from_json_graph_str
 
-from jaxeff_export.importer.reading._errors import Unsupported
+from jaxeff_export.importer._graph import Unsupported
 
 # Primes: no lane count or tile divides them, so rules take the path that fits any size.
 _SIZES = ((101, 103), (211, 223), (307, 311))  # a line's two points; tried in turn

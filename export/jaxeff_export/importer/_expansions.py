@@ -1,14 +1,23 @@
-"""Operations that are written as other StableHLO before the graph is built.
+"""What is done to a module's functions before its graph is built.
 
-Deprecated operations, operations that are several others, and those that do nothing on a single
-device. Each is a JAX function of the operands, ``@expansion("stablehlo.x") def _(op, *operands)``,
-traced for the operation's types; a call of the traced function takes the operation's place.
+Its calls are checked: the importer inlines every one, so its graph can be exponentially larger than
+the text, and recursion would never end. Both are found in time linear in the text.
+
+Some operations are written as other StableHLO: deprecated ones, those that are several others, and
+those that do nothing on a single device. Each is a JAX function of the operands,
+``@expansion("stablehlo.x") def _(op, *operands)``, traced for the operation's types; a call of the
+traced function takes the operation's place.
+
+Composites of modules of symbolic sizes are written as calls of their decompositions, whose
+attributes name them, because StableHLO's refinement of shapes goes through calls but not through
+composites; once the sizes are known they become composites again.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 
 import jax
@@ -19,10 +28,131 @@ from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import func
 from jaxlib.mlir.passmanager import PassManager
 
-from jaxeff_export.importer.reading._attributes import attribute, integers
-from jaxeff_export.importer.reading._errors import Unsupported
-from jaxeff_export.importer.reading._functions import operations
-from jaxeff_export.importer.reading._types import TensorType, tensor_type
+from jaxeff.core import jax_internals as _compat
+from jaxeff_export.importer._graph import (
+    StableHLOParseError,
+    TensorType,
+    Unsupported,
+    UnsupportedOpError,
+    attribute,
+    describe,
+    integers,
+    tensor_type,
+)
+
+MAX_OPERATIONS = 500_000
+MAX_DEPTH = 100  # regions and calls in one another; the importer recurses into them
+
+_CALLS = {"func.call": "callee", "stablehlo.composite": "decomposition"}
+
+
+@dataclasses.dataclass
+class _Inlined:
+    """A function with all its calls inlined: its operations, and how deep they nest."""
+
+    operations: int = 0
+    depth: int = 0
+
+
+def functions_of(module: ir.Module) -> dict[str, ir.Operation]:
+    """Returns the functions of a module by name."""
+    return {
+        attribute(op.operation, "sym_name"): op.operation
+        for op in module.body.operations
+        if op.operation.name == "func.func"
+    }
+
+
+def public_function(functions: Mapping[str, ir.Operation]) -> ir.Operation:
+    """Returns the function that a module is imported for.
+
+    Raises:
+        StableHLOParseError: there is no single public function with a body.
+    """
+    public = [
+        f
+        for f in functions.values()
+        if "sym_visibility" not in f.attributes or attribute(f, "sym_visibility") == "public"
+    ]
+    # Of several, MLIR's convention makes `main` the entry.
+    if len(public) > 1:
+        public = [f for f in public if attribute(f, "sym_name") == "main"]
+    if len(public) != 1 or not len(public[0].regions[0].blocks):
+        names = ", ".join(functions) or "none at all"
+        raise StableHLOParseError(
+            f"the module has no single public function to import (its functions: {names}); "
+            "mark one as public, or name it main"
+        )
+    return public[0]
+
+
+def refuse_endless_calls(function: ir.Operation, functions: Mapping[str, ir.Operation]) -> None:
+    """Checks that inlining all calls of ``function`` ends, and soon.
+
+    Args:
+        function: function that the program starts in.
+        functions: all functions of the module, by name.
+
+    Raises:
+        UnsupportedOpError: it does not; names the call.
+    """
+    # A function called many times is measured once, which keeps the check linear in the text.
+    known: dict[str, _Inlined] = {}
+    open_calls: set[str] = set()
+
+    def inlined(function: ir.Operation) -> _Inlined:
+        total = _Inlined()
+        for op, depth in operations(function):
+            total.operations += 1
+            total.depth = max(total.depth, depth)
+            try:
+                if depth > MAX_DEPTH:
+                    raise Unsupported(f"it is nested more than {MAX_DEPTH} regions deep")
+                if op.name in _CALLS:
+                    body = called(op)
+                    total.operations += body.operations
+                    total.depth = max(total.depth, depth + body.depth)
+                if total.operations > MAX_OPERATIONS or total.depth > MAX_DEPTH:
+                    raise Unsupported(
+                        f"its functions, inlined, come to more than {MAX_OPERATIONS} operations or "
+                        f"nest more than {MAX_DEPTH} deep"
+                    )
+            except Unsupported as error:
+                raise UnsupportedOpError([describe(op, str(error))]) from error
+        return total
+
+    def called(op: ir.Operation) -> _Inlined:
+        name = attribute(op, _CALLS[op.name])
+        if name not in known:
+            # Still being inlined itself: recursion.
+            if name in open_calls:
+                raise Unsupported(f"@{name} calls itself; XLA has no recursion either")
+            if name not in functions or not len(functions[name].regions[0].blocks):
+                raise Unsupported(f"the module has no body for the function @{name}")
+            # This check recurses into calls itself.
+            if len(open_calls) >= MAX_DEPTH:
+                raise Unsupported(f"calls nest more than {MAX_DEPTH} deep")
+            open_calls.add(name)
+            known[name] = inlined(functions[name])
+            open_calls.remove(name)
+        return known[name]
+
+    open_calls.add(attribute(function, "sym_name"))
+    inlined(function)
+
+
+def operations(op: ir.Operation) -> Iterator[tuple[ir.Operation, int]]:
+    """Yields all operations inside ``op``, each with the number of regions around it."""
+    pending = [(op, 0)]
+    while pending:
+        parent, depth = pending.pop()
+        for region in parent.regions:
+            for block in region.blocks:
+                for view in block.operations:
+                    yield view.operation, depth + 1
+                    if len(view.operation.regions):
+                        pending.append((view.operation, depth + 1))
+
 
 Expansion = Callable[..., "jax.Array | Sequence[jax.Array]"]
 # jaxlib's CHLO decompositions are XLA's own, so the numbers agree with XLA's.
@@ -249,3 +379,45 @@ def _collective_permute(op: ir.Operation, x: jax.Array) -> jax.Array:
     if pairs.any():
         raise Unsupported("it communicates, and TVM has a single device")
     return x if pairs.size else jnp.zeros_like(x)
+
+
+def composites_in(module: ir.Module) -> frozenset[str]:
+    """Returns the names of a module's composites, those that are written as calls included."""
+    marks = [function.attributes for function in functions_of(module).values()]
+    calls = [op for op, _ in operations(module.operation) if op.name == "stablehlo.composite"]
+    return frozenset(
+        [
+            *(attribute(call, "name") for call in calls),
+            *(ir.StringAttr(m[_compat.COMPOSITE]).value for m in marks if _compat.COMPOSITE in m),
+        ]
+    )
+
+
+def restore_composites(module: ir.Module) -> None:
+    """Writes calls of functions that say which composite they are as composites, in place."""
+    marked = {
+        name: function
+        for name, function in functions_of(module).items()
+        if _compat.COMPOSITE in function.attributes
+    }
+    calls = [op for op, _ in operations(module.operation) if op.name == "func.call"]
+    for call in calls:
+        callee = attribute(call, "callee")
+        if callee not in marked:
+            continue
+        said = marked[callee].attributes
+        with ir.InsertionPoint(call), call.location:
+            made = ir.Operation.create(
+                "stablehlo.composite",
+                results=[result.type for result in call.results],
+                operands=list(call.operands),
+                attributes={
+                    "name": said[_compat.COMPOSITE],
+                    "decomposition": call.attributes["callee"],
+                    "composite_attributes": said[_compat.COMPOSITE_ATTRIBUTES],
+                    "version": ir.IntegerAttr.get(ir.IntegerType.get_signless(32), 1),
+                },
+            )
+        for old, new in zip(call.results, made.results, strict=True):
+            old.replace_all_uses_with(new)
+        call.erase()

@@ -1,21 +1,27 @@
-"""Elementary functions of float32 as straight-line code that compilers vectorise.
+"""Rules of rounding, roots and the elementary functions.
 
-LLVM's own ``exp`` and friends become one library call per element. These are the classic
-range-reduction-and-polynomial forms (Cephes, S. Moshier, 1989), accurate to about 2 ulp, with NaN,
-infinities and signed zeros as IEEE asks. float64 goes to the C library.
+Those of float32 are straight-line code that compilers vectorise: LLVM's own ``exp`` and friends
+become one library call per element. These are the classic range-reduction-and-polynomial forms
+(Cephes, S. Moshier, 1989), accurate to about 2 ulp, with NaN, infinities and signed zeros as IEEE
+asks. float64 goes to the C library.
 
 Sharp edge: results below the smallest normal number may be flushed to zero, as XLA's are.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from tvm import tirx
 from tvm.tirx import Expr
 
-from jaxeff_export.importer.scalar._bounds import bounds
-from jaxeff_export.importer.scalar._scope import Scope, bits_of, dtype_of
+from jaxeff_export.importer._scalar_rules import (
+    ScalarOp,
+    Scope,
+    bounds,
+    dtype_of,
+    scalar_rule,
+)
 
 _LOG2E = 1.44269504088896341
 _LN2_HIGH, _LN2_LOW = 0.693359375, -2.12194440e-4
@@ -153,35 +159,84 @@ def logistic(s: Scope, x: Expr) -> Expr:
     return s.let(_f32(1.0) / (_f32(1.0) + exp(s, s.let(-x))))
 
 
-def round_to(s: Scope, x: Expr, exponent_bits: int, mantissa_bits: int) -> Expr:
-    """Rounds a float32 or float64 to fewer bits, to nearest even; overflow goes to infinity."""
-    dtype = dtype_of(x)
-    width = bits_of(dtype)
-    own_mantissa, own_exponent = (23, 8) if width == 32 else (52, 11)
-    kind = f"uint{width}"
+@scalar_rule("stablehlo.is_finite")
+def _is_finite(s: Scope, op: ScalarOp, x: Expr) -> Expr:
+    return tirx.abs(x) < tirx.const(float("inf"), dtype_of(x))
 
-    def const(value: int) -> Expr:
-        return tirx.const(value, kind)
 
-    raw = s.let(tirx.reinterpret(kind, x))
-    sign = s.let(raw & const(1 << (width - 1)))
-    magnitude = s.let(raw & const((1 << (width - 1)) - 1))
-    drop = own_mantissa - mantissa_bits
-    if drop > 0:
-        # Half to even: half an ulp less one, plus the last bit kept. A carry out of the mantissa
-        # rightly moves to the next exponent.
-        last = s.let((magnitude >> const(drop)) & const(1))
-        magnitude = s.let(magnitude + const((1 << (drop - 1)) - 1) + last)
-        magnitude = s.let(magnitude & const(((1 << (width - 1)) - 1) & ~((1 << drop) - 1)))
-    if exponent_bits < own_exponent:
-        bias, own_bias = (1 << (exponent_bits - 1)) - 1, (1 << (own_exponent - 1)) - 1
-        largest = ((own_bias + bias) << own_mantissa) | (
-            ((1 << own_mantissa) - 1) & ~((1 << max(drop, 0)) - 1)
-        )
-        smallest = (own_bias - bias + 1) << own_mantissa
-        infinity = ((1 << own_exponent) - 1) << own_mantissa
-        magnitude = s.let(tirx.Select(magnitude > const(largest), const(infinity), magnitude))
-        # Subnormals of the smaller format become zero, as in XLA's reduce_precision.
-        magnitude = s.let(tirx.Select(magnitude < const(smallest), const(0), magnitude))
-    rounded = tirx.reinterpret(dtype, s.let(sign | magnitude))
-    return tirx.Select(tirx.isnan(x), x, rounded)
+@scalar_rule("stablehlo.floor")
+def _floor(s: Scope, op: ScalarOp, x: Expr) -> Expr:
+    return tirx.floor(x)
+
+
+@scalar_rule("stablehlo.ceil")
+def _ceil(s: Scope, op: ScalarOp, x: Expr) -> Expr:
+    return tirx.ceil(x)
+
+
+@scalar_rule("stablehlo.round_nearest_even", cost=2)
+def _round_nearest_even(s: Scope, op: ScalarOp, x: Expr) -> Expr:
+    return tirx.nearbyint(x)
+
+
+@scalar_rule("stablehlo.round_nearest_afz", cost=4)
+def _round_nearest_afz(s: Scope, op: ScalarOp, x: Expr) -> Expr:
+    # x - trunc(x) is exact, so ties are told apart; x + 0.5 may round up to an integer.
+    whole = s.let(tirx.trunc(x))
+    away = s.let(tirx.abs(x - whole) >= tirx.const(0.5, op.dtype))
+    one = tirx.const(1, op.dtype)
+    step = tirx.Select(x < tirx.const(0, op.dtype), -one, one)
+    return tirx.Select(away, whole + step, whole)
+
+
+@scalar_rule("stablehlo.sqrt", cost=4)
+def _sqrt(s: Scope, op: ScalarOp, x: Expr) -> Expr:
+    return tirx.sqrt(x)
+
+
+@scalar_rule("stablehlo.rsqrt", cost=8)
+def _rsqrt(s: Scope, op: ScalarOp, x: Expr) -> Expr:
+    return tirx.const(1, op.dtype) / tirx.sqrt(x)
+
+
+@scalar_rule("stablehlo.cbrt", cost=20)
+def _cbrt(s: Scope, op: ScalarOp, x: Expr) -> Expr:
+    return tirx.call_pure_extern(op.dtype, "cbrtf" if op.dtype == "float32" else "cbrt", x)
+
+
+def _register_unary(name: str, in_32_bits: Callable, in_64_bits: Callable, cost: int) -> None:
+    @scalar_rule(name, cost=cost)
+    def rule(s: Scope, op: ScalarOp, x: Expr) -> Expr:
+        return in_32_bits(s, x) if op.dtype == "float32" else in_64_bits(s, x)
+
+
+def library(name: str) -> Callable:
+    """Calls the C library's function, for either width."""
+
+    def call(s: Scope, *operands: Expr) -> Expr:
+        dtype = dtype_of(operands[0])
+        symbol = f"{name}f" if dtype == "float32" else name
+        return tirx.call_pure_extern(dtype, symbol, *operands)
+
+    return call
+
+
+_register_unary("stablehlo.exponential", exp, library("exp"), 12)
+_register_unary("stablehlo.exponential_minus_one", expm1, library("expm1"), 20)
+_register_unary("stablehlo.log", log, library("log"), 16)
+_register_unary("stablehlo.log_plus_one", log1p, library("log1p"), 24)
+_register_unary("stablehlo.tanh", tanh, library("tanh"), 20)
+_register_unary("stablehlo.sine", library("sin"), library("sin"), 20)
+_register_unary("stablehlo.cosine", library("cos"), library("cos"), 20)
+_register_unary("stablehlo.tan", library("tan"), library("tan"), 20)
+_register_unary(
+    "stablehlo.logistic",
+    logistic,
+    lambda s, x: tirx.const(1, "float64") / (tirx.const(1, "float64") + library("exp")(s, -x)),
+    16,
+)
+
+
+@scalar_rule("stablehlo.atan2", cost=30)
+def _atan2(s: Scope, op: ScalarOp, a: Expr, b: Expr) -> Expr:
+    return library("atan2")(s, a, b)

@@ -1,7 +1,7 @@
 """From the graph to Relax: demand-driven emission of tensors, and the table of rules.
 
 A rule is ``rule(emitter, node) -> list of Relax variables``, one for each result. Elementwise
-operations have no rule here: see ``elementwise``.
+operations have no rule here: see ``_elementwise``.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from jaxlib.mlir import ir
 from tvm import relax, te, tirx
 from tvm.runtime import tensor as runtime_tensor
 
-from jaxeff_export.importer.emission._elementwise import (
+from jaxeff_export.importer._elementwise import (
     INDEXED,
     MAX_REGION,
     compute_region,
@@ -27,8 +27,8 @@ from jaxeff_export.importer.emission._elementwise import (
     region_of,
     with_siblings,
 )
-from jaxeff_export.importer.emission._loops import kernel
-from jaxeff_export.importer.reading import (
+from jaxeff_export.importer._expansions import registrar
+from jaxeff_export.importer._graph import (
     HloGraph,
     HloNode,
     HloValue,
@@ -39,9 +39,9 @@ from jaxeff_export.importer.reading import (
     attribute,
     describe,
     failure,
-    registrar,
 )
-from jaxeff_export.importer.scalar import HELD_AS_FLOAT32, SCALAR_RULES, store
+from jaxeff_export.importer._loops import kernel
+from jaxeff_export.importer._scalar_rules import HELD_AS_FLOAT32, SCALAR_RULES, store
 
 MAX_STORED_SPLAT = 4096  # elements
 
