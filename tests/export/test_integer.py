@@ -14,7 +14,7 @@ from integer_layers import conv2d, dense, module_of
 from jaxeff_export import Bundle, SignatureError, deploy, resolve_target
 from jaxeff_export.compiler import compile_module
 from jaxeff_export.operators.integer import Geometry, IntegerKernelError, dot_of, integer_operators
-from jaxeff_export.operators.integer._pixels import suits
+from jaxeff_export.operators.integer._convolutions import suits
 from jaxeff_export.targets import ToolchainError
 from tvm import relax, tirx
 from tvm.target import Target

@@ -110,7 +110,7 @@ def test_short_vectors_of_avx_vnni_give_the_same(monkeypatch):
     without = masked("avx512f")
     short = dot_of(Target({**without, "mattr": [*without["mattr"], "+avxvnni"]}))
     assert (short.name, short.lanes) == ("vpdpbusd", 8)
-    for module in ("_dots", "packed._lowering"):
+    for module in ("_dots", "_packed"):
         name = f"jaxeff_export.operators.integer.{module}.dot_of"
         monkeypatch.setattr(name, lambda target: short)
     cases = [case(shape, 4, "int8", True) for shape in [*SHAPES, ODD[0]]]

@@ -9,11 +9,15 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from jaxeff_export.operators._attention import attention_operators
-from jaxeff_export.operators._composites import OPERATORS
-from jaxeff_export.operators._layers import Form
-from jaxeff_export.operators._linear import conv2d, dense
-from jaxeff_export.operators._manual import Optimizations, dense_kernel
-from jaxeff_export.operators._modules import dense_module
+from jaxeff_export.operators._linear import (
+    OPERATORS,
+    Form,
+    Optimizations,
+    conv2d,
+    dense,
+    dense_kernel,
+    dense_module,
+)
 from jaxeff_export.operators.integer import integer_operators
 
 

@@ -18,7 +18,7 @@ from tvm.target import Target
 from tvm.tirx import Expr
 
 from jaxeff_export.compiler.schedules import Machine
-from jaxeff_export.operators.statements import (
+from jaxeff_export.operators._statements import (
     StatementBuilder,
     Vector,
     cast,

@@ -8,17 +8,161 @@ The operators that ``jaxeff.pfp_dense`` and ``jaxeff.pfp_conv2d`` name. With wei
          = sum E[x]^2 Var[w]                        first layer: the input is deterministic
 
 (Roth 2021, and the source's equations pfp_dense). Both sums walk the same loops, so they are one
-block, whose registers hold both, and the bias is added on the way out.
+block, whose registers hold both, and the bias is added on the way out. Input, weights and bias come
+in one of several forms each; the moments of an input are computed once for all that read them.
+
+``dense_kernel`` and ``dense_module`` exist to be measured: the textbook optimizations of the dense
+operator, switched on one by one as in the source's table, and its forms, joint or separate.
+Deployed networks run with the schedules of ``jaxeff_export.compiler.schedules``.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import dataclasses
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
-from tvm import te, tirx
+import tvm
+from tvm import relax, te, tirx
+from tvm.s_tir.schedule import LoopRV, SBlockRV, Schedule
 
-from jaxeff_export.operators._inputs import input_tensors
-from jaxeff_export.operators._layers import RAW, Form, Moments, moments_of_product
+from jaxeff_export.compiler.schedules import divisors, join_siblings
+from jaxeff_export.compiler.tir import FUSES_WHAT_FOLLOWS, is_contraction
+
+DETERMINISTIC, VARIANCE, RAW, NONE = "deterministic", "variance", "raw", "none"
+
+
+def tensors_in(kind: str) -> int:
+    """Counts the tensors of an operand in a form."""
+    return {NONE: 0, DETERMINISTIC: 1}.get(kind, 2)
+
+
+@dataclasses.dataclass(frozen=True)
+class Moments:
+    """A random tensor in TE.
+
+    Attributes:
+        mean: E[x].
+        spread: Var[x], or E[x^2] in the raw form; None for a deterministic tensor.
+    """
+
+    mean: te.Tensor
+    spread: te.Tensor | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class Form:
+    """The forms a layer's operands come in, as the composite's attributes name them.
+
+    Attributes:
+        input: ``deterministic`` (the first layer), ``variance``, or ``raw``: E[x^2], and random
+            weights come as E[w^2] too.
+        weight: ``deterministic`` or ``variance``.
+        bias: ``none``, ``deterministic`` or ``variance``.
+    """
+
+    input: str = VARIANCE
+    weight: str = VARIANCE
+    bias: str = NONE
+
+    def __post_init__(self) -> None:
+        known = {
+            "input": (DETERMINISTIC, VARIANCE, RAW),
+            "weight": (DETERMINISTIC, VARIANCE),
+            "bias": (NONE, DETERMINISTIC, VARIANCE),
+        }
+        for name, forms in known.items():
+            if getattr(self, name) not in forms:
+                raise ValueError(f"{name} {getattr(self, name)!r} is unknown; it is one of {forms}")
+        if self.input == self.weight == DETERMINISTIC:
+            raise ValueError("nothing is random: input and weight are both deterministic")
+
+    @property
+    def inputs(self) -> int:
+        """Counts the operands that belong to the input."""
+        return tensors_in(self.input)
+
+    def operands(self, tensors: Sequence[te.Tensor]) -> tuple[Moments, Moments, Moments | None]:
+        """Sorts a composite's operands into input, weight and bias.
+
+        Raises:
+            ValueError: another number of operands than these forms have.
+        """
+        rest = list(tensors)
+        counts = [n for kind in (self.input, self.weight, self.bias) if (n := tensors_in(kind))]
+        if len(rest) != sum(counts):
+            raise ValueError(f"{len(rest)} operands do not make {self}")
+        found = [Moments(rest.pop(0), rest.pop(0) if n == 2 else None) for n in counts]
+        return found[0], found[1], found[2] if len(found) > 2 else None
+
+
+def moments_of_product(
+    form: Form, x: Sequence[tirx.Expr], w: Sequence[tirx.Expr]
+) -> tuple[tirx.Expr, tirx.Expr]:
+    """Computes what one pair of entries adds to the mean and to the variance of a layer.
+
+    Args:
+        form: the layer's.
+        x: the scalars that ``input_tensors`` lists for the form.
+        w: the mean of the weight, and its variance (E[w^2] in the raw form) if it has one.
+
+    The variance form adds products of non-negative numbers only. In the raw form E[xw]^2 is
+    subtracted, and the product of the means is computed once for both.
+    """
+    product = x[0] * w[0]
+    # Var[x w] = w^2 Var[x]; with E[x^2] given, (E[x] w)^2 is subtracted.
+    if form.weight == DETERMINISTIC:
+        if form.input == RAW:
+            return product, x[1] * (w[0] * w[0]) - product * product
+        return product, x[1] * (w[0] * w[0])
+    if form.input == DETERMINISTIC:
+        return product, x[1] * w[1]
+    if form.input == RAW:
+        return product, x[1] * w[1] - product * product
+    # For independent x and w: Var[x w] = E[x^2] Var[w] + Var[x] E[w]^2.
+    return product, x[1] * w[1] + x[2] * (w[0] * w[0])
+
+
+Element = Callable[[Callable[..., tirx.Expr], Sequence[tirx.Expr]], tirx.Expr]
+
+
+def input_tensors(
+    form: Form, x: Moments, shape: Sequence[int] | None = None, element: Element | None = None
+) -> list[te.Tensor]:
+    """Lists the tensors a contraction reads of its input, in ``moments_of_product``'s order.
+
+    Args:
+        form: the layer's.
+        x: the input.
+        shape: the shape that is read, if it is another (a padded one).
+        element: function that reads an element of that shape, given a function of an index of
+          ``x``.
+
+    Returns:
+        The mean, and the factor of the weights' variance: x^2 of a deterministic input, E[x^2]
+        otherwise. In the variance form with random weights also Var[x]. With fixed weights the
+        mean and the given spread.
+    """
+    mean, spread = x.mean, x.spread
+
+    def stage(name: str, value: Callable[..., tirx.Expr], plain: te.Tensor | None) -> te.Tensor:
+        if element is None:
+            return plain if plain is not None else te.compute(mean.shape, value, name=name)
+        return te.compute(shape, lambda *at: element(value, at), name=name)
+
+    tensors = [stage("mean", lambda *at: mean(*at), mean)]
+    if form.input == DETERMINISTIC:
+        return [*tensors, stage("square", lambda *at: mean(*at) * mean(*at), None)]
+    assert spread is not None
+    as_given = stage("spread", lambda *at: spread(*at), spread)
+    if form.input == VARIANCE and form.weight == VARIANCE:
+        # Once per element of the input; in the product it would be computed for every feature.
+        second = stage("second", lambda *at: mean(*at) * mean(*at) + spread(*at), None)
+        return [*tensors, second, as_given]
+    assert form.input in (RAW, VARIANCE)
+    return [*tensors, as_given]
+
 
 At = Callable[[Sequence[tirx.Expr], Sequence[tirx.IterVar]], Sequence[tirx.Expr]]
 
@@ -149,3 +293,211 @@ def _layer(
 def _plus(total: te.Tensor, offset: te.Tensor) -> te.Tensor:
     """Adds a vector along the last axis."""
     return te.compute(total.shape, lambda *at: total(*at) + offset(at[-1]), name="plus")
+
+
+def emit_operator(
+    bb: relax.BlockBuilder,
+    operator: Callable[..., list[te.Tensor]],
+    *tensors: relax.Expr,
+    name: str,
+) -> list[relax.Expr]:
+    """Emits an operator of two results as one kernel."""
+    result = bb.emit_te(
+        operator,
+        *tensors,
+        primfunc_name_hint=name,
+        primfunc_attrs={"op_pattern": FUSES_WHAT_FOLLOWS},
+    )
+    return [bb.emit(relax.TupleGetItem(result, i)) for i in range(2)]
+
+
+def _dense(
+    bb: relax.BlockBuilder, *tensors: relax.Expr, input: str, weight: str, bias: str
+) -> list[relax.Expr]:
+    form = Form(input, weight, bias)
+    x, rest = list(tensors[: form.inputs]), _weights(bb, form, tensors)
+    *leading, depth = (int(n) for n in x[0].ty.shape)
+    columns = int(rest[0].ty.shape[1])
+    # A product has one axis of rows: leading dimensions become one and are restored after it.
+    if len(leading) != 1:
+        flat = (math.prod(leading), depth)
+        x = [bb.emit(relax.op.reshape(tensor, flat)) for tensor in x]
+    results = emit_operator(bb, lambda *t: dense(form, *t), *x, *rest, name="pfp_dense")
+    if len(leading) != 1:
+        results = [bb.emit(relax.op.reshape(r, (*leading, columns))) for r in results]
+    return results
+
+
+def _conv2d(
+    bb: relax.BlockBuilder, *tensors: relax.Expr, input: str, weight: str, bias: str, **window: Any
+) -> list[relax.Expr]:
+    form = Form(input, weight, bias)
+
+    def operator(*operands: te.Tensor) -> list[te.Tensor]:
+        return conv2d(form, *operands, **window)
+
+    x = tensors[: form.inputs]
+    return emit_operator(bb, operator, *x, *_weights(bb, form, tensors), name="pfp_conv2d")
+
+
+def _weights(bb: relax.BlockBuilder, form: Form, tensors: Sequence[relax.Expr]) -> list[relax.Expr]:
+    """Returns weights and bias, with E[w^2] in place of Var[w] in the raw form.
+
+    A kernel of its own computes it. If the weights are parameters, it runs once, with the bundle.
+    """
+    mean, *rest = tensors[form.inputs :]
+    if form.input != RAW or form.weight == DETERMINISTIC:
+        return [mean, *rest]
+
+    def second_moment(mean: te.Tensor, var: te.Tensor) -> te.Tensor:
+        return te.compute(mean.shape, lambda *at: mean(*at) * mean(*at) + var(*at), name="second")
+
+    variance, *bias = rest
+    second = bb.emit_te(second_moment, mean, variance, primfunc_name_hint="second_moment")
+    return [mean, second, *bias]
+
+
+OPERATORS: Mapping[str, Callable[..., Any]] = {
+    "jaxeff.pfp_dense": _dense,
+    "jaxeff.pfp_conv2d": _conv2d,
+}
+
+
+_TILE_ROWS, _TILE_COLUMNS, _TILE_DEPTH = 5, 20, 16
+_UNROLLED = 8
+
+
+@dataclasses.dataclass(frozen=True)
+class Optimizations:
+    """The optimizations that are on.
+
+    Attributes:
+        tiling: blocks of rows, columns and depth, so that operands are used again while cached.
+        reordering: columns innermost instead of the sum, so that memory is read in order.
+        vectorization: several columns in one instruction.
+        parallelization: rows on several cores.
+        unrolling: several terms of the sum in one turn of its loop.
+    """
+
+    tiling: bool = False
+    reordering: bool = False
+    vectorization: bool = False
+    parallelization: bool = False
+    unrolling: bool = False
+
+
+def dense_kernel(
+    rows: int,
+    depth: int,
+    columns: int,
+    optimizations: Optimizations,
+    *,
+    lanes: int = 16,
+    form: Form | None = None,
+) -> tirx.PrimFunc:
+    """Builds the joint dense operator under a choice of optimizations.
+
+    Args:
+        rows: batch size M.
+        depth: inputs K.
+        columns: outputs N.
+        optimizations: what is on.
+        lanes: float32 elements in a vector; the widest divisor of N up to it is used.
+        form: form of the operands.
+
+    Returns:
+        A kernel of x (M, K) and w (K, N), each a mean and what else its form has, that writes
+        mean and variance (M, N), all float32.
+    """
+    form = form or Form()
+    x = [te.placeholder((rows, depth), name=f"x{i}") for i in range(tensors_in(form.input))]
+    w = [te.placeholder((depth, columns), name=f"w{i}") for i in range(tensors_in(form.weight))]
+    plain = te.create_prim_func([*x, *w, *dense(form, *x, *w)])
+    sch = Schedule(tvm.IRModule({"main": join_siblings(plain, lambda block: True)}))
+    blocks = sch.get_child_blocks(sch.get_sblock("root"))
+    (block,) = (b for b in blocks if is_contraction(sch.get(b)))
+    _schedule(sch, block, optimizations, lanes)
+    return sch.mod["main"]
+
+
+def _schedule(sch: Schedule, block: SBlockRV, on: Optimizations, lanes: int) -> None:
+    i, j, k = sch.get_loops(block)
+    outer: list[LoopRV] = []
+    if on.tiling:
+        (i0, i), (j0, j), (k0, k) = (
+            sch.split(loop, [None, _divisor(sch, loop, size)])
+            for loop, size in ((i, _TILE_ROWS), (j, _TILE_COLUMNS), (k, _TILE_DEPTH))
+        )
+        outer = [i0, j0, k0]
+    inner = [i, k, j] if on.reordering else [i, j, k]
+    sch.reorder(*outer, *inner)
+    first_sum = outer[2] if outer else k
+    vector = None
+    if on.vectorization:
+        j, vector = sch.split(j, [None, _divisor(sch, j, lanes)])
+    if on.unrolling:
+        k, several = sch.split(k, [None, _divisor(sch, k, _UNROLLED)])
+        sch.unroll(several)
+        first_sum = outer[2] if outer else k
+    if vector is not None:
+        sch.vectorize(vector)
+    if on.parallelization:
+        sch.parallel(outer[0] if outer else i)
+    if on.reordering or on.tiling:  # the sum is no longer innermost
+        # Sums have to start outside of all loops over their terms.
+        init = sch.decompose_reduction(block, first_sum)
+        if vector is not None:
+            _vectorize_last(sch, init)
+
+
+def _vectorize_last(sch: Schedule, block: SBlockRV) -> None:
+    last = sch.get_loops(block)[-1]
+    if sch.get(last).kind != tirx.ForKind.VECTORIZED:
+        sch.vectorize(last)
+
+
+def _divisor(sch: Schedule, loop: LoopRV, most: int) -> int:
+    return max(d for d in divisors(int(sch.get(loop).extent)) if d <= most)
+
+
+def dense_module(
+    rows: int, depth: int, columns: int, form: Form | None = None, *, joint: bool = True
+) -> tvm.IRModule:
+    """Builds a dense layer of random tensors.
+
+    Args:
+        rows: batch size M.
+        depth: inputs K.
+        columns: outputs N.
+        form: form of the operands.
+        joint: whether one kernel computes mean and variance, or one kernel each.
+
+    Returns:
+        A module whose ``main`` takes x (M, K), w (K, N) and a bias (N,), each a mean and what else
+        its form has, in float32, and returns mean and variance (M, N).
+    """
+    form = form or Form()
+    parts = [((rows, depth), form.input), ((depth, columns), form.weight), ((columns,), form.bias)]
+    shapes = [shape for shape, kind in parts for _ in range(tensors_in(kind))]
+    arguments = [relax.Var(f"x{i}", relax.TensorType(s, "float32")) for i, s in enumerate(shapes)]
+    bb = relax.BlockBuilder()
+    with bb.function("main", arguments):
+        with bb.dataflow():
+            if joint:
+                results = emit_operator(
+                    bb, lambda *t: dense(form, *t), *arguments, name="pfp_dense"
+                )
+            else:
+                results = [_separate(bb, form, arguments, i) for i in range(2)]
+            output = bb.emit_output(relax.Tuple(results))
+        bb.emit_func_output(output)
+    return bb.get()
+
+
+def _separate(
+    bb: relax.BlockBuilder, form: Form, arguments: list[relax.Var], which: int
+) -> relax.Var:
+    def one(*tensors: te.Tensor) -> te.Tensor:
+        return dense(form, *tensors)[which]
+
+    return bb.emit_te(one, *arguments, primfunc_name_hint=("pfp_mean", "pfp_variance")[which])

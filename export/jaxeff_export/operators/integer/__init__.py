@@ -1,10 +1,15 @@
 """Integer kernels: dense layers and convolutions of codes of up to 8 bits."""
 
-from jaxeff_export.operators.integer._bands import shortcuts_in_bands
 from jaxeff_export.operators.integer._contraction import Sharing, contraction, vectors_of, words_of
 from jaxeff_export.operators.integer._dots import Dot, dot_of
-from jaxeff_export.operators.integer._epilogue import epilogue_of
-from jaxeff_export.operators.integer._geometry import DotTile, Geometry, tile_of, tiles_of
+from jaxeff_export.operators.integer._dual import shortcuts_in_bands
+from jaxeff_export.operators.integer._layers import (
+    DotTile,
+    Geometry,
+    epilogue_of,
+    tile_of,
+    tiles_of,
+)
 from jaxeff_export.operators.integer._lowering import (
     COMPOSITES,
     IntegerKernelError,

@@ -17,10 +17,7 @@ from typing import Any
 from tvm import tirx
 from tvm.tirx import Expr
 
-from jaxeff_export.operators.integer._dots import Dot
-from jaxeff_export.operators.integer._epilogue import Epilogue, Taken
-from jaxeff_export.operators.integer._geometry import BLOCK, DotTile, Geometry, chains_of
-from jaxeff_export.operators.statements import (
+from jaxeff_export.operators._statements import (
     StatementBuilder,
     Vector,
     cast,
@@ -29,6 +26,15 @@ from jaxeff_export.operators.statements import (
     function,
     index,
     load,
+)
+from jaxeff_export.operators.integer._dots import Dot
+from jaxeff_export.operators.integer._layers import (
+    BLOCK,
+    DotTile,
+    Epilogue,
+    Geometry,
+    Taken,
+    chains_of,
 )
 
 _WIDE = 64

@@ -41,7 +41,7 @@ from tvm.target import Target
 from tvm.target.codegen import llvm_cpu_has_features
 from tvm.tirx import Expr
 
-from jaxeff_export.operators.statements import cast, const, splat
+from jaxeff_export.operators._statements import cast, const, splat
 from jaxeff_export.targets import target_machine
 
 Load = Callable[[int, int], Expr]

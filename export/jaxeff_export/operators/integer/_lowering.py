@@ -1,4 +1,8 @@
-"""Lowers the composites of an integer network to kernels for a target."""
+"""Lowers the composites of an integer network to kernels for a target.
+
+Weights and numbers per feature are packed with the bundle, in the order a kernel reads them. Values
+are written as codes before the first product.
+"""
 
 from __future__ import annotations
 
@@ -13,13 +17,24 @@ from tvm import relax, te, tirx, topi
 from tvm.target import Target
 from tvm.target.codegen import llvm_cpu_has_features
 
-from jaxeff_export.operators.integer._bits import WORD
-from jaxeff_export.operators.integer._contraction import Sharing, contraction
-from jaxeff_export.operators.integer._depthwise import (
+from jaxeff_export.compiler.passes import PACKS
+from jaxeff_export.operators._statements import (
+    StatementBuilder,
+    cast,
+    const,
+    declare,
+    function,
+    load,
+    splat,
+)
+from jaxeff_export.operators.integer._contraction import Sharing, contraction, vectors_of, words_of
+from jaxeff_export.operators.integer._convolutions import (
     DepthwiseKernel,
+    PixelsKernel,
     depthwise_dot,
     depthwise_tile,
     depthwise_weights,
+    suits,
 )
 from jaxeff_export.operators.integer._dots import Dot, dot_of, of_few
 from jaxeff_export.operators.integer._dual import (
@@ -32,34 +47,229 @@ from jaxeff_export.operators.integer._dual import (
     form_of,
     result_dtype,
 )
-from jaxeff_export.operators.integer._epilogue import epilogue_of
-from jaxeff_export.operators.integer._geometry import Geometry, tile_of
-from jaxeff_export.operators.integer._packing import (
-    packed_bias,
-    packed_planes,
-    packed_vector,
-    packed_weights,
-)
-from jaxeff_export.operators.integer._pixels import PixelsKernel, suits
+from jaxeff_export.operators.integer._layers import Geometry, epilogue_of, tile_of
+from jaxeff_export.operators.integer._packed import PACKED, STEPS_SHARED, packed_products, shape_of
 from jaxeff_export.operators.integer._planes import (
+    WORD,
     Planes,
     PlanesKernel,
     are_faster,
     planes_of,
     step_of,
+    weight_planes,
 )
-from jaxeff_export.operators.integer._quantizing import write_codes
-from jaxeff_export.operators.integer.packed import (
-    PACKED,
-    SPARSE,
-    packed_products,
-    sparse_products,
-)
+from jaxeff_export.operators.integer._sparse import SPARSE, sparse_products
+
+
+def packed_weights(
+    bb: relax.BlockBuilder, w: relax.Expr, geometry: Geometry, dot: Dot, together: int
+) -> relax.Expr:
+    """Packs weights (K, N) or HWIO in the order in which a kernel's tiles read them.
+
+    A tile computes `together` vectors of features at once. Its weights are one piece of memory:
+    step after step of its sums, and in each the vectors beside each other, of lanes and products.
+    Kernels of few rows are bound by reading them, and one stream is read faster than several.
+
+    Args:
+        bb: builder of the module.
+        w: weights as they are given.
+        geometry: the layer's.
+        dot: the instructions.
+        together: vectors of a tile; the last tile of a group has those that are left.
+    """
+    taps, words = [count for count, _ in geometry.taps], words_of(geometry, dot)
+    vectors, steps = vectors_of(geometry, dot), math.prod(taps) * words
+    inner = (2, dot.lanes, dot.group // 2) if dot.halves else (dot.lanes, dot.group)
+
+    def pack(w: te.Tensor) -> te.Tensor:
+        def element(group: Any, at: Any, *lanes: Any) -> tirx.Expr:
+            if dot.halves:
+                half, lane, one = lanes
+                product = half * (dot.group // 2) + one
+            else:
+                lane, product = lanes
+            vector, step = _placed(at, vectors, steps, together)
+            word, tap = tirx.indexmod(step, words), tirx.indexdiv(step, words)
+            place: list[Any] = []
+            for count in reversed(taps):
+                place.insert(0, tirx.indexmod(tap, count))
+                tap = tirx.indexdiv(tap, count)
+            feature = vector * dot.lanes + lane
+            along = word * dot.group + product
+            # Zeros beyond a stretch cancel what kernels read there of the input.
+            inside = tirx.all(feature < geometry.per_group, along < geometry.stretch)
+            column = group * geometry.per_group + feature
+            found = w(*_source(w, place, along), column)
+            zero = tirx.const(0, dot.weight)
+            return tirx.if_then_else(inside, tirx.Cast(dot.weight, found), zero)
+
+        shape = (geometry.groups, vectors * steps, *inner)
+        return te.compute(shape, element, name="packed")
+
+    return bb.emit_te(pack, w, primfunc_name_hint="q_pack", primfunc_attrs={PACKS: True})
+
+
+def _placed(at: Any, vectors: int, steps: int, together: int) -> tuple[Any, Any]:
+    """Returns the vector and the step whose weights lie at a place among those of a group."""
+    whole, left = divmod(vectors, together)
+    tile, within = tirx.indexdiv(at, together * steps), tirx.indexmod(at, together * steps)
+    # What is left at the end is a narrower tile.
+    wide = tirx.if_then_else(tile < whole, together, max(1, left))
+    vector = tile * together + tirx.indexmod(within, wide)
+    return vector, tirx.indexdiv(within, wide)
+
+
+def packed_planes(
+    bb: relax.BlockBuilder, w: relax.Expr, geometry: Geometry, lanes: int, bits: int
+) -> relax.Expr:
+    """Packs weights as groups, vectors of features, bit planes, taps, words and outputs."""
+    vectors = -(-geometry.per_group // lanes)
+    taps = [count for count, _ in geometry.taps]
+    planes = weight_planes(bits)
+    shape = (geometry.groups, vectors, len(planes), *taps, -(-geometry.stretch // WORD), lanes)
+
+    def pack(w: te.Tensor) -> te.Tensor:
+        def element(*at: tirx.Expr) -> tirx.Expr:
+            group, vector, plane, *tap, word, lane = at
+            feature = vector * lanes + lane
+            column = group * geometry.per_group + feature
+            total: Any = tirx.const(0, "int32")
+            for bit in range(WORD):
+                along = word * WORD + bit
+                inside = tirx.all(feature < geometry.per_group, along < geometry.stretch)
+                code = tirx.Cast("int32", w(*_source(w, tap, along), column))
+                shift = tirx.Cast("int32", plane) + planes[0][0]
+                one = tirx.shift_right(code, shift) & tirx.const(1, "int32")
+                one = tirx.shift_left(one, tirx.const(bit, "int32"))
+                total = total | tirx.if_then_else(inside, one, tirx.const(0, "int32"))
+            return total
+
+        return te.compute(shape, element, name="packed")
+
+    attributes = {PACKS: True}
+    return bb.emit_te(pack, w, primfunc_name_hint="q_planes", primfunc_attrs=attributes)
+
+
+def packed_bias(
+    bb: relax.BlockBuilder,
+    bias: relax.Expr,
+    w: relax.Expr,
+    geometry: Geometry,
+    dot: Dot,
+    finer: int = 0,
+) -> relax.Expr:
+    """Packs biases in whole vectors, corrected for moved codes of the input.
+
+    Products count 2^finer of their units.
+    """
+    if not dot.offset:
+        return packed_vector(bb, bias, geometry, dot.lanes)
+
+    def moved(bias: te.Tensor, w: te.Tensor) -> te.Tensor:
+        axes = [te.reduce_axis((0, n), name=f"k{i}") for i, n in enumerate(w.shape[:-1])]
+        sums = te.compute(
+            bias.shape, lambda n: te.sum(tirx.Cast("int32", w(*axes, n)), axis=axes), name="sums"
+        )
+        # sum x w = sum (x - offset) w + offset * sum w, in the units of the bias.
+        return te.compute(
+            bias.shape, lambda n: bias(n) + (dot.offset << finer) * sums(n), name="moved"
+        )
+
+    attributes = {PACKS: True}
+    made = bb.emit_te(moved, bias, w, primfunc_name_hint="q_bias", primfunc_attrs=attributes)
+    return packed_vector(bb, made, geometry, dot.lanes)
+
+
+def packed_vector(
+    bb: relax.BlockBuilder, vector: relax.Expr, geometry: Geometry, lanes: int
+) -> relax.Expr:
+    """Packs a number per feature in whole vectors."""
+    vectors = -(-geometry.per_group // lanes)
+    if vectors * lanes == geometry.per_group:
+        return vector
+
+    def pad(v: te.Tensor) -> te.Tensor:
+        def element(group: tirx.Expr, at: tirx.Expr) -> tirx.Expr:
+            found = v(group * geometry.per_group + at)
+            return tirx.if_then_else(at < geometry.per_group, found, tirx.const(0, v.dtype))
+
+        return te.compute((geometry.groups, vectors * lanes), element, name="padded")
+
+    return bb.emit_te(pad, vector, primfunc_name_hint="q_pad", primfunc_attrs={PACKS: True})
+
+
+def _source(w: te.Tensor, tap: Sequence[Any], along: tirx.Expr) -> list[tirx.Expr]:
+    """Indexes a product's weight, but for its feature."""
+    if len(w.shape) == 2:
+        return [along]
+    if len(tap) == 2:
+        return [*tap, along]
+    depth = int(w.shape[2])
+    return [tap[0], tirx.indexdiv(along, depth), tirx.indexmod(along, depth)]
+
+
+_UNROLLED = 4
+_SHARED = 4_000
+"""Vectors that are worth waking threads for."""
+
+
+def write_codes(
+    bb: relax.BlockBuilder,
+    x: relax.Expr,
+    lanes: int,
+    cores: int = 1,
+    *,
+    per_step: float,
+    zero: int,
+    lower: int,
+    upper: int,
+    any_batch: bool = False,
+) -> relax.Expr:
+    """Writes float32 values as codes: a product, rounded once and clamped; NaN as the smallest.
+
+    Cores share large inputs. With `any_batch` the kernel takes any number of examples, the first
+    axis of `x`, and runs on one core.
+    """
+    shape = tuple(int(n) for n in x.ty.shape)
+    several = any_batch and len(shape) > 0
+    batch: Any = tirx.Var("batch", "int64") if several else 1
+    taken = (batch, *shape[1:]) if several else shape
+    source, target = declare(taken, "float32", "x"), declare(taken, "uint8", "y")
+    # An operand, for TVM takes a kernel of one array and one result for a reshape.
+    unit = declare((1,), "float32", "per_step")
+    code, size = StatementBuilder(), math.prod(shape[1:] if several else shape)
+    factor = code.vector(load(unit, 0), 1, "float32", "factor")
+
+    def write(at: Any, lanes: int) -> None:
+        steps = tirx.nearbyint(load(source, at, lanes) * splat(factor.get(), lanes))
+        # This maximum of no number and a number is the second.
+        steps = tirx.max(steps, const(float(lower - zero), "float32", lanes))
+        steps = tirx.min(steps, const(float(upper - zero), "float32", lanes))
+        whole = cast(steps, "int32", lanes) + const(zero, "int32", lanes)
+        code.store(target, at, cast(whole, "uint8", lanes), lanes)
+
+    with code.loop(batch) as n:
+        first, done = n * size, 0
+        # Several vectors a turn while they last, then single ones, then scalars: nothing is read or
+        # written beyond the end.
+        for many in (lanes * _UNROLLED, lanes):
+            if turns := (size - done) // many:
+                start = first + done
+                shared = cores > 1 and not several and turns * many >= _SHARED * lanes
+                with code.loop(turns, shared) as i:
+                    for part in range(many // lanes):
+                        write(start + i * many + part * lanes, lanes)
+                done += turns * many
+        for at in range(done, size):
+            write(first + at, 1)
+    kernel = function([source, unit, target], code.finish(), None if several else 0)
+    kind = relax.TensorType(shape, "uint8")
+    operands = relax.Tuple([x, relax.const(np.full(1, per_step, np.float32))])
+    return bb.emit(relax.call_tir(bb.add_func(kernel, "q_codes"), operands, kind))
+
 
 FEW = 8
 """Examples of a dense layer whose weights take longer to fetch than to multiply."""
-STEPS_SHARED = 12_000
-"""Vectors of products that are worth waking threads for, which takes a microsecond or more."""
 COMPOSITES = CODES, DENSE, CONV2D = "jaxeff.q_codes", "jaxeff.q_dense", "jaxeff.q_conv2d"
 """The layers of an integer network, in the order of `jaxeff.compression.integers`."""
 
@@ -161,12 +371,12 @@ class How:
 
 def _dense(tensors: Any, attributes: Any, counted: bool) -> tuple[Geometry, tuple[int, ...]]:
     del attributes, counted
-    (rows, depth), columns = _shape(tensors[0]), _shape(tensors[1])[1]
+    (rows, depth), columns = shape_of(tensors[0]), shape_of(tensors[1])[1]
     return Geometry.dense(rows, depth, columns), (rows, columns)
 
 
 def _conv2d(tensors: Any, attributes: Any, counted: bool) -> tuple[Geometry, tuple[int, ...]]:
-    x, w = _shape(tensors[0]), _shape(tensors[1])
+    x, w = shape_of(tensors[0]), shape_of(tensors[1])
     geometry = Geometry.conv2d(x, w, attributes, apart=counted)
     batch, *_, features = geometry.shape
     return geometry, (batch, features) if attributes.get("total") else geometry.shape
@@ -176,9 +386,9 @@ def _codes_by_c(
     bb: relax.BlockBuilder, x: relax.Expr, *, per_step: float, **ends: int
 ) -> relax.Expr:
     """Emits the call that writes float32 values as codes, where C functions are brought along."""
-    kernel = dual_codes(_shape(x), **ends)
+    kernel = dual_codes(shape_of(x), **ends)
     unit = relax.const(np.full(1, per_step, np.float32))
-    kind = relax.TensorType(_shape(x), "uint8")
+    kind = relax.TensorType(shape_of(x), "uint8")
     return bb.emit(relax.call_tir(bb.add_func(kernel, "q_codes"), relax.Tuple([x, unit]), kind))
 
 
@@ -238,12 +448,12 @@ def _emit(
     finer = attributes.get("finer", 0)
     operands = [x, weights, packed_bias(bb, bias, w, flat, dot, finer)]
     for tensor in rest:
-        whole = len(_shape(tensor)) == 1
+        whole = len(shape_of(tensor)) == 1
         operands.append(packed_vector(bb, tensor, flat, dot.lanes) if whole else tensor)
-    data = [x, *(tensor for tensor in rest if len(_shape(tensor)) > 1)]
+    data = [x, *(tensor for tensor in rest if len(shape_of(tensor)) > 1)]
 
     def taken(operand: relax.Expr) -> tuple[Any, ...]:
-        whole = _shape(operand)
+        whole = shape_of(operand)
         return (batch, *whole[1:]) if how.any_batch and operand in data else whole
 
     sizes = [(taken(o), str(o.ty.dtype)) for o in operands]
@@ -265,7 +475,3 @@ def _called(
     """Emits the call of a layer's kernel."""
     kind = relax.TensorType(shape, result_dtype(attributes))
     return bb.emit(relax.call_tir(bb.add_func(kernel, name), relax.Tuple(operands), kind))
-
-
-def _shape(tensor: relax.Expr) -> tuple[int, ...]:
-    return tuple(int(n) for n in tensor.ty.shape)

@@ -1,25 +1,113 @@
-"""Kernels of products with packed weights: one stream of codes, unpacked in registers.
+"""Products with packed weights: one stream of codes, unpacked in registers.
 
 Weights lie as vectors of outputs, each output's codes of neighbouring inputs in a dword, so that a
 tile reads its weights once from one end to the other. With few rows that is all the memory traffic,
-a half or one byte a weight; with more, unpacked weights serve all rows of a tile.
+a half or one byte a weight; with more, unpacked weights serve all rows of a tile. They are laid so
+once, with the bundle. Groups that no kernel has are tensor expressions.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import functools
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
-from tvm import tirx
+from tvm import relax, te, tirx
+from tvm.target import Target
 from tvm.tirx import Expr
 
-from jaxeff_export.operators.integer._contraction import ContractionBuilder
-from jaxeff_export.operators.integer._dots import NibbleDot
-from jaxeff_export.operators.integer._epilogue import Epilogue
-from jaxeff_export.operators.integer.packed._layout import CODES
-from jaxeff_export.operators.statements import Vector, cast, const, declare, load, splat
+from jaxeff_export.compiler.passes import PACKS
+from jaxeff_export.operators._statements import Vector, cast, const, declare, load, splat
+from jaxeff_export.operators.integer._contraction import (
+    ContractionBuilder,
+    Sharing,
+    contraction,
+    vectors_of,
+)
+from jaxeff_export.operators.integer._dots import CHUNK, Dot, NibbleDot, dot_of, nibbles_of
+from jaxeff_export.operators.integer._layers import DotTile, Epilogue, Geometry
+
+CODES = 8
+"""Codes of an output in a dword."""
+
+
+def laid_weights(
+    bb: relax.BlockBuilder, w: relax.Expr, geometry: Geometry, dot: Dot, chunk: int, codes: bool
+) -> relax.Expr:
+    """Packs weights as vectors of outputs, dwords and lanes; or as vectors, inputs and lanes."""
+    lanes, depth = dot.lanes, geometry.depth
+    vectors, padded = vectors_of(geometry, dot), -(-depth // chunk) * chunk
+    halved = str(w.ty.dtype) == "uint8"
+
+    def pack(w: te.Tensor) -> te.Tensor:
+        def code(k: Any, feature: Any) -> Any:
+            """Reads a code as a whole number; zero where there is none."""
+            inside = tirx.all(k < depth, feature < geometry.features)
+            found = nibble(w, k, feature) if halved else tirx.Cast("int32", w(k, feature))
+            return tirx.if_then_else(inside, found, tirx.const(0, "int32"))
+
+        # Bytes lie output beside output: a load that widens is cheaper than unpacking dwords.
+        if not halved:
+            shape = (vectors, padded, lanes)
+            return te.compute(
+                shape, lambda v, k, n: tirx.Cast("int8", code(k, v * lanes + n)), name="packed"
+            )
+        # Unsigned for products with bytes; floats take two's complement, which shifts extend.
+        moved = 8 if codes else 0
+
+        def byte(v: Any, d: Any, lane: Any, one: Any) -> Any:
+            low, high = (code(d * CODES + at + one, v * lanes + lane) for at in (0, 4))
+            both = ((low + moved) & 15) | tirx.shift_left(
+                (high + moved) & 15, tirx.const(4, "int32")
+            )
+            return tirx.Cast("uint8", both)
+
+        dwords = (vectors, padded // CODES)
+        if codes and dot.halves:
+            return te.compute(
+                (*dwords, 2, lanes, 2),
+                lambda v, d, h, n, i: byte(v, d, n, 2 * h + i),
+                name="packed",
+            )
+        return te.compute((*dwords, lanes, 4), byte, name="packed")
+
+    return bb.emit_te(pack, w, primfunc_name_hint="q_nibbles", primfunc_attrs={PACKS: True})
+
+
+def nibble(w: te.Tensor, k: Any, feature: Any) -> Any:
+    """Reads a code of 4 bits, of which a byte holds two inputs of an output, each 8 above it."""
+    byte = tirx.Cast("int32", w(tirx.indexdiv(k, 2), feature))
+    return (tirx.shift_right(byte, 4 * tirx.Cast("int32", tirx.indexmod(k, 2))) & 15) - 8
+
+
+def laid_steps(
+    bb: relax.BlockBuilder, steps: relax.Expr, geometry: Geometry, lanes: int
+) -> relax.Expr:
+    """Packs steps as vectors of outputs, groups and lanes; float16 as its bits."""
+    groups, columns = shape_of(steps)
+    half = str(steps.ty.dtype) == "float16"
+    # Signed, so that what widens a word extends its sign.
+    dtype = "int16" if half else str(steps.ty.dtype)
+
+    def pack(s: te.Tensor) -> te.Tensor:
+        def element(v: Any, g: Any, lane: Any) -> Any:
+            feature = v * lanes + lane
+            found = s(g, feature)
+            # Not every processor reads float16, and TVM would call a function for it.
+            found = tirx.reinterpret("int16", found) if half else found
+            return tirx.if_then_else(feature < columns, found, tirx.const(0, dtype))
+
+        return te.compute((-(-columns // lanes), groups, lanes), element, name="packed")
+
+    return bb.emit_te(pack, steps, primfunc_name_hint="q_steps", primfunc_attrs={PACKS: True})
+
+
+def shape_of(tensor: relax.Expr) -> tuple[int, ...]:
+    """Returns the sizes of a tensor."""
+    return tuple(int(n) for n in tensor.ty.shape)
+
 
 _HALF = 0x8FFFE000 - (1 << 32)
 """The bits of a dword that a float16 has after a shift by 13: its sign, exponent and fraction."""
@@ -294,3 +382,190 @@ def _as_float(value: Expr, buffer: tirx.Buffer, lanes: int) -> Expr:
         bits = tirx.shift_left(signed, const(13, "int32", lanes)) & const(_HALF, "int32", lanes)
         return tirx.reinterpret(f"float32x{lanes}", bits) * const(2.0**112, "float32", lanes)
     return value if dtype == "float32" else cast(value, "float32", lanes)
+
+
+def written_out(
+    bb: relax.BlockBuilder, x: relax.Expr, w: relax.Expr, *steps: relax.Expr, group: int
+) -> relax.Expr:
+    """Emits the product; the scheduler tiles its loops."""
+    halved, dtype = str(w.ty.dtype) == "uint8", "float32"
+    if str(x.ty.dtype) == "int8":
+        dtype = "int32"
+
+    def product(x: te.Tensor, w: te.Tensor, *steps: te.Tensor) -> te.Tensor:
+        rows, depth = x.shape
+        columns = w.shape[1]
+
+        def weight(k: Any, n: Any) -> Any:
+            value = tirx.Cast(dtype, nibble(w, k, n) if halved else w(k, n))
+            for each in steps:
+                value = value * tirx.Cast(dtype, each(tirx.indexdiv(k, group), n))
+            return value
+
+        made = te.compute((depth, columns), weight, name="weights")
+        k = te.reduce_axis((0, depth), name="k")
+        return te.compute(
+            (rows, columns),
+            lambda m, n: te.sum(tirx.Cast(dtype, x(m, k)) * made(k, n), axis=k),
+            name="product",
+        )
+
+    return bb.emit_te(product, x, w, *steps, primfunc_name_hint="q_product")
+
+
+PACKED = "jaxeff.q_packed"
+STEPS_SHARED = 12_000
+"""Vectors of products that are worth waking threads for, which takes a microsecond or more."""
+
+
+def packed_products(target: Target, cores: int, any_batch: bool) -> Any:
+    """Returns the lowering of products with packed weights for a target."""
+    nibbles, plain = nibbles_of(target), dot_of(target)
+    written = WrittenKernels("q_packed")
+
+    def lower(
+        bb: relax.BlockBuilder,
+        x: relax.Expr,
+        w: relax.Expr,
+        *steps: relax.Expr,
+        weight_bits: int,
+        group: int,
+    ) -> relax.Expr:
+        (rows, depth), columns = shape_of(x), shape_of(w)[1]
+        codes = str(x.ty.dtype) == "int8"
+        chunk = _chunk(depth, group, codes, weight_bits)
+        # Other sizes of groups are rare: loops that the scheduler tiles do for them.
+        if not chunk:
+            return written_out(bb, x, w, *steps, group=group)
+        dot = nibbles.dot if codes else float_dot(plain, weight_bits)
+        geometry = Geometry.dense(rows, depth, columns)
+        result = "sums" if codes else "float"
+        # A sum takes a register for the part of its group, too.
+        tile = packed_tile(geometry, dot.lanes, dot.registers, 2)
+        make: Any = FloatBuilder
+        if codes:
+            make = functools.partial(NibbleBuilder, nibbles)
+        operands = [x, laid_weights(bb, w, geometry, dot, chunk, codes)]
+        operands += [laid_steps(bb, each, geometry, dot.lanes) for each in steps]
+        if not codes and not steps:
+            raise ValueError("products of floats have steps")
+        batch = tirx.Var("batch", "int64")
+        geometry = geometry.of_any(batch) if any_batch else geometry
+        if any_batch:
+            tile = packed_tile(geometry, dot.lanes, dot.registers, 2)
+        sizes: list[Any] = [(shape_of(o), str(o.ty.dtype)) for o in operands]
+        if any_batch:
+            sizes[0] = ((batch, depth), sizes[0][1])
+        shape = (batch if any_batch else rows, columns)
+        build = functools.partial(make, group, chunk)
+        # A batch that varies is a variable of its own, so that no two kernels are the same.
+        key = None if any_batch else (rows, depth, columns, weight_bits, group, str(sizes))
+        name = written.name_of(
+            bb,
+            key,
+            lambda: product_kernel(geometry, dot, result, sizes, shape, cores, tile, build),
+        )
+        kind = relax.TensorType((rows, columns), "int32" if codes else "float32")
+        return bb.emit(relax.call_tir(name, relax.Tuple(operands), kind))
+
+    return lower
+
+
+class WrittenKernels:
+    """The kernels that modules have been given.
+
+    A decoder has hundreds of products of a few shapes, and a kernel takes a tenth of a second to
+    write, and as long to be compared with those that a module has.
+
+    Args:
+        hint: what kernels are called, but for a number.
+    """
+
+    def __init__(self, hint: str):
+        self._hint = hint
+        # Each with its module's builder, which stays alive that way: another can't have its number.
+        self._written: dict[Any, tuple[relax.BlockBuilder, relax.GlobalVar]] = {}
+
+    def name_of(
+        self, bb: relax.BlockBuilder, key: Any, write: Callable[[], tirx.PrimFunc]
+    ) -> relax.GlobalVar:
+        """Returns a kernel's name in a module, where it is written at first.
+
+        Args:
+            bb: builder of the module.
+            key: what two kernels that are the same have in common; None for one of its own.
+            write: writes the kernel.
+        """
+        if key is None:
+            return bb.add_func(write(), self._hint)
+        if (id(bb), key) not in self._written:
+            self._written[id(bb), key] = bb, bb.add_func(write(), self._hint)
+        return self._written[id(bb), key][1]
+
+
+def product_kernel(
+    geometry: Geometry,
+    dot: Dot,
+    result: str,
+    sizes: Sequence[tuple[Any, str]],
+    shape: tuple[Any, int],
+    cores: int,
+    tile: DotTile,
+    build: Any,
+) -> tirx.PrimFunc:
+    """Writes a kernel whose sums leave as they are.
+
+    Args:
+        geometry: the product's.
+        dot: what multiplies.
+        result: "sums" or "float".
+        sizes: shape and dtype of every operand.
+        shape: that of the result.
+        cores: cores that share rows, where there is enough to do.
+        tile: rows and vectors that are computed together.
+        build: the builder's class, without what all builders are told.
+    """
+    sharing = Sharing(cores, STEPS_SHARED * dot.lanes * 4)
+    return contraction(
+        geometry, dot, {}, lambda _, *rest: Unscaled.of(result, *rest), sizes, shape, sharing,
+        tile, build,
+    )  # fmt: skip
+
+
+def float_dot(dot: Dot, bits: int) -> Dot:
+    """Describes products of codes by floats in vectors of a processor's length."""
+    group = CODES if bits <= 4 else 1
+    lanes = max(4, dot.lanes)
+    return dataclasses.replace(
+        dot, name="codes", lanes=lanes, group=group, data="float32", offset=0
+    )
+
+
+def packed_tile(geometry: Geometry, lanes: int, registers: int, sums: int) -> DotTile:
+    """Chooses a tile of rows and vectors.
+
+    Args:
+        geometry: the product's.
+        lanes: outputs in a vector.
+        registers: for sums and operands.
+        sums: registers that a sum takes.
+    """
+    across = -(-geometry.per_group // lanes)
+    # Four are for unpacked weights and an input.
+    room = max(1, (registers - 4) // sums)
+    rows = min(geometry.walked[1], 4, room)
+    # A rest of unknown length is walked in tiles of halving widths.
+    if geometry.examples is not None and rows == 3:
+        rows = 2
+    return DotTile(1, rows, max(1, min(across, room // rows, 8)))
+
+
+def _chunk(depth: int, group: int, codes: bool, bits: int) -> int:
+    """Chooses how many codes a turn of a kernel takes; none if there is no kernel."""
+    if codes and bits > 4:
+        return 0
+    # Floats have no part that could overflow: a dword at a time keeps the loop's body short.
+    most = CHUNK if codes else CODES
+    if group >= depth:
+        return most
+    return next((n for n in (32, 16, 8) if n <= most and group % n == 0), 0)
