@@ -33,7 +33,7 @@ from typing import TYPE_CHECKING, Any
 
 from jaxeff.adapters import LoRA, lora
 from jaxeff.compression import Int, integer, quantized
-from jaxeff.core import functional
+from jaxeff.core import functional, restore
 from jaxeff.ensembles import ensemble
 from jaxeff.moment_propagation import (
     Gaussian,
@@ -83,6 +83,7 @@ __all__ = [
     "prune_plan",
     "pruned",
     "quantized",
+    "restore",
     "sites",
     "streaming",
     "summary",

@@ -52,7 +52,7 @@ from jaxeff.core._checks import (
     string_mapping,
     string_sequence,
 )
-from jaxeff.core._from_flax import NEW_STATE_TAG, STATE_TAG, functional
+from jaxeff.core._functional import NEW_STATE_TAG, STATE_TAG, functional, restore
 from jaxeff.core._jax_internals import (
     ClosedJaxpr,
     Jaxpr,
@@ -176,6 +176,7 @@ __all__ = [
     "real_array",
     "register_setting",
     "reshard_p",
+    "restore",
     "rewritten",
     "sequence_of",
     "short_repr",

@@ -300,13 +300,15 @@ def scopes(eqn: JaxprEqn) -> tuple[str, ...]:
     """Lists the name scopes around an equation, outermost first, without `jvp` and `vmap`.
 
     Scopes inside a transposition are left out too: they name what the backward pass was derived
-    from, not what it is.
+    from, not what it is; so are names of operations of another library (``aten::relu``), which
+    aren't those of layers.
     """
     names: list[str] = []
     for element in eqn.source_info.name_stack.stack:
         # Elements are scopes or transforms; the classes are private, so they go by name.
         if type(element).__name__ == "Scope":
-            names.append(element.name)
+            if "::" not in element.name:
+                names.append(element.name)
         elif element.name == "transpose":
             break
     return tuple(names)

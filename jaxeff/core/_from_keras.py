@@ -1,0 +1,108 @@
+"""Models of Keras 3 as runners and arrays by path."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import keras
+import numpy as np
+
+from jaxeff.core._reader import Leaves, Method, Reading
+
+_SIZES = {"Dense": "units", "Conv1D": "filters", "Conv2D": "filters", "Conv3D": "filters",
+          "SeparableConv1D": "filters", "SeparableConv2D": "filters",
+          "Conv1DTranspose": "filters", "Conv2DTranspose": "filters",
+          "EinsumDense": None}  # fmt: skip
+"""Arguments that say how many channels a layer's kernel makes."""
+
+
+def read_keras(
+    model: keras.Model, examples: tuple[Any, ...], method: Method, keyed: bool, mutable: bool
+) -> Reading:
+    """Reads a model: its trainable variables, and the others (frozen ones too) as state."""
+    name = type(model).__name__
+    if keras.backend.backend() != "jax":
+        raise ValueError(
+            f"functional: {name} runs on Keras's {keras.backend.backend()!r} backend: set "
+            "KERAS_BACKEND=jax in the environment before Keras is imported, and load the model "
+            "there (model.save writes a file that any backend reads)."
+        )
+    if method is not None:
+        raise ValueError("functional: a Keras model is called as it is; it takes no method.")
+    if not model.built:
+        if not examples:
+            raise ValueError(
+                f"functional: {name} has no weights yet: give example inputs, "
+                "functional(model, x), or call it once."
+            )
+        model(*examples)
+    shared = _shared_prefix([v.path for v in model.variables])
+    paths = {id(v): v.path[len(shared) :] for v in model.variables}
+    seeds = {
+        paths[id(v)]
+        for v in model.non_trainable_variables
+        if v.path.endswith("seed_generator_state")
+    }
+    trained = [paths[id(v)] for v in model.trainable_variables]
+    others = [paths[id(v)] for v in model.non_trainable_variables]
+    params = dict(zip(trained, [v.value for v in model.trainable_variables], strict=True))
+    values = dict(zip(others, [v.value for v in model.non_trainable_variables], strict=True))
+    state = {path: leaf for path, leaf in values.items() if not (keyed and path in seeds)}
+
+    def run(
+        key: Any, params: Leaves, state: Leaves, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[Any, Leaves]:
+        kwargs = {"training": keyed or mutable, **kwargs}
+        rest = dict(state)
+        for i, path in enumerate(sorted(seeds)) if keyed else ():
+            rest[path] = jax.random.bits(jax.random.fold_in(key, i), (2,), jnp.uint32)
+        result, after = model.stateless_call(
+            [params[path] for path in trained], [rest[path] for path in others], *args, **kwargs
+        )
+        new = dict(zip(others, after, strict=True))
+        return result, {path: new[path] for path in state}
+
+    def restored(params: Leaves, state: Leaves) -> keras.Model:
+        changed = {p for p, leaf in params.items() if np.shape(leaf) != params_shapes[p]}
+        copy = (
+            _resized(model, params, paths, changed) if changed else keras.models.clone_model(model)
+        )
+        copy.build(model.input_shape) if not copy.built else None
+        leaves = {**values, **params, **state}
+        for before, variable in zip(model.variables, copy.variables, strict=True):
+            leaf = np.asarray(leaves[paths[id(before)]])
+            if tuple(variable.shape) != leaf.shape:
+                raise ValueError(
+                    f"restore: {paths[id(before)]!r} is of shape {leaf.shape}, and the layer that "
+                    f"Keras builds has {tuple(variable.shape)}."
+                )
+            variable.assign(leaf)
+        return copy
+
+    params_shapes = {path: np.shape(leaf) for path, leaf in params.items()}
+    return Reading(run, params, state, restored)
+
+
+def _shared_prefix(paths: list[str]) -> str:
+    """Returns the model's own name where every variable's path begins with it."""
+    first = {path.partition("/")[0] for path in paths}
+    return f"{first.pop()}/" if len(first) == 1 and all(p.count("/") > 1 for p in paths) else ""
+
+
+def _resized(
+    model: keras.Model, params: Leaves, paths: dict[int, str], changed: set[str]
+) -> keras.Model:
+    """Builds a model again with the numbers of channels that its kernels have now."""
+
+    def rebuilt(layer: Any) -> Any:
+        config = layer.get_config()
+        kernel = getattr(layer, "_kernel", None)
+        kernel = getattr(layer, "kernel", None) if kernel is None else kernel
+        argument = _SIZES.get(type(layer).__name__)
+        if argument and kernel is not None and paths[id(kernel)] in changed:
+            config[argument] = int(np.shape(params[paths[id(kernel)]])[-1])
+        return type(layer).from_config(config)
+
+    return keras.models.clone_model(model, clone_function=rebuilt)

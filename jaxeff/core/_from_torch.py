@@ -1,0 +1,205 @@
+"""Modules of PyTorch as runners and arrays by path, by way of torchax.
+
+torchax runs a module's own Python code on JAX arrays: every operation of PyTorch becomes operations
+of JAX, in PyTorch's layouts.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import zlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+import torch
+
+try:
+    import torchax
+    from torchax.interop import JittableModule
+except ImportError as error:
+    raise ImportError(
+        "functional: a torch.nn.Module is run by torchax: pip install jaxeff[torch]"
+    ) from error
+
+from jaxeff.core._reader import Leaves, Method, Reading
+
+
+def read_torch(model: torch.nn.Module, method: Method, keyed: bool, mutable: bool) -> Reading:
+    """Reads a module: its parameters, frozen ones too, and its buffers as state."""
+    module = copy.deepcopy(model)
+    if not (keyed or mutable):
+        module.eval()
+    callable_module = JittableModule(module)
+    named = {**callable_module.params, **callable_module.buffers}
+    trained = _first_names(module.named_parameters())
+    tied = _first_names(module.named_parameters(remove_duplicate=False), module)
+    params = {_path(n): _array(v) for n, v in trained.items()}
+    others = {n: v for n, v in named.items() if n not in tied}
+    state = {_path(n): _array(v) for n, v in others.items()}
+    names = {_path(n): n for n in (*trained, *others)}
+    environment = torchax.default_env()
+
+    def run(
+        key: Any, params: Leaves, state: Leaves, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[Any, Leaves]:
+        arrays = {names[path]: leaf for path, leaf in {**params, **state}.items()}
+        tensors = environment.j2t_iso(arrays)
+        tensors |= {n: tensors[first] for n, first in tied.items()}
+        args, kwargs = environment.j2t_iso((_to_arrays(args), _to_arrays(kwargs)))
+        # Any key will do for a module that draws nothing; in training mode it draws the same again.
+        drawn = _key(key) if key is not None else jax.random.key(0)
+        called = "forward" if method is None else method
+        with environment, environment.override_property(prng=drawn), _hooked(module):
+            result = callable_module.functional_call(called, tensors, {}, *args, **kwargs)
+        after = environment.t2j_iso({path: tensors[names[path]] for path in state})
+        return _plain(environment.t2j_iso(result)), after
+
+    def restored(params: Leaves, state: Leaves) -> torch.nn.Module:
+        result = copy.deepcopy(model)
+        for path, leaf in {**params, **state}.items():
+            _set(result, names[path], np.asarray(leaf))
+            for other, first in tied.items():
+                if first == names[path] and other != first:
+                    owner, _, last = other.rpartition(".")
+                    setattr(result.get_submodule(owner), last, result.get_parameter(first))
+        for layer in result.modules():
+            _resize(layer)
+        return result
+
+    return Reading(run, params, state, restored)
+
+
+def _first_names(named: Any, module: torch.nn.Module | None = None) -> dict[str, Any]:
+    """Returns parameters by name, or of a module the first name of each under all its names."""
+    if module is None:
+        return dict(named)
+    first = {id(p): n for n, p in module.named_parameters()}
+    return {n: first[id(p)] for n, p in named}
+
+
+def _path(name: str) -> str:
+    return name.replace(".", "/")
+
+
+def _array(tensor: torch.Tensor) -> jax.Array:
+    # numpy has no bfloat16; what JAX hasn't (float64 without x64) becomes narrower there.
+    tensor = tensor.detach().cpu()
+    if tensor.dtype == torch.bfloat16:
+        return jax.numpy.asarray(tensor.float().numpy(), jax.numpy.bfloat16)
+    return jax.numpy.asarray(tensor.numpy())
+
+
+def _to_arrays(tree: Any) -> Any:
+    """Returns inputs with NumPy's arrays and PyTorch's tensors as JAX arrays."""
+
+    def converted(leaf: Any) -> Any:
+        if isinstance(leaf, torch.Tensor):
+            return _array(leaf)
+        return jax.numpy.asarray(leaf) if isinstance(leaf, np.ndarray) else leaf
+
+    return jax.tree.map(converted, tree, is_leaf=lambda leaf: isinstance(leaf, torch.Tensor))
+
+
+def _key(key: Any) -> Any:
+    if not jax.numpy.issubdtype(key.dtype, jax.dtypes.prng_key):
+        key = jax.random.wrap_key_data(key)
+    return jax.random.fold_in(key, zlib.crc32(b"torch"))
+
+
+@contextlib.contextmanager
+def _hooked(module: torch.nn.Module) -> Iterator[None]:
+    """Names what layers compute after them, and has batch norms follow their batches.
+
+    So layers without parameters have names too. torchax computes a batch norm's new statistics and
+    drops them.
+    """
+    handles, scopes = [], []
+
+    def enter(name: str) -> Callable[..., None]:
+        def hook(*_: Any) -> None:
+            scopes.append(jax.named_scope(name))
+            scopes[-1].__enter__()
+
+        return hook
+
+    def leave(*_: Any) -> None:
+        scopes.pop().__exit__(None, None, None)
+
+    def with_hooks(name: str, layer: torch.nn.Module) -> None:
+        handles.append(layer.register_forward_pre_hook(enter(name)))
+        handles.append(layer.register_forward_hook(leave, always_call=True))
+        if isinstance(layer, torch.nn.modules.batchnorm._BatchNorm):
+            handles.append(layer.register_forward_hook(_follow_batch))
+
+    for parent in module.modules():
+        for name, layer in parent.named_children():
+            with_hooks(name, layer)
+    try:
+        # The model's own scope is around them all, as those of Flax have it.
+        with jax.named_scope(type(module).__name__):
+            yield
+    finally:
+        for handle in handles:
+            handle.remove()
+        while scopes:  # an error left them open
+            leave()
+
+
+def _follow_batch(layer: Any, inputs: tuple[Any, ...], _: Any) -> None:
+    """Moves the running statistics of a batch norm in training towards those of its batch."""
+    if not (layer.training and layer.track_running_stats):
+        return
+    x = inputs[0]
+    axes = [axis for axis in range(x.ndim) if axis != 1]
+    # Without a momentum the statistics are the mean over all batches so far.
+    share = layer.momentum if layer.momentum is not None else 1 / layer.num_batches_tracked
+    for running, batch in (
+        (layer.running_mean, x.mean(axes)), (layer.running_var, x.var(axes, unbiased=True))
+    ):  # fmt: skip
+        running.copy_(running + share * (batch.detach() - running))
+
+
+def _plain(result: Any) -> Any:
+    """Returns a result in containers that JAX knows, without what is None."""
+    if isinstance(result, Mapping):
+        return {name: _plain(value) for name, value in result.items() if value is not None}
+    if isinstance(result, Sequence) and not isinstance(result, str):
+        plain = [_plain(value) for value in result]
+        return plain if isinstance(result, list) else tuple(plain)
+    return result
+
+
+def _set(module: torch.nn.Module, name: str, value: np.ndarray) -> None:
+    """Puts an array where a parameter or buffer is, as one of its dtype."""
+    owner_name, _, last = name.rpartition(".")
+    owner = module.get_submodule(owner_name)
+    before = getattr(owner, last)
+    tensor = torch.tensor(value.astype(np.float32) if value.dtype.name == "bfloat16" else value)
+    tensor = tensor.to(dtype=before.dtype, device=before.device)
+    if isinstance(before, torch.nn.Parameter):
+        tensor = torch.nn.Parameter(tensor, requires_grad=before.requires_grad)
+    setattr(owner, last, tensor)
+
+
+def _resize(layer: torch.nn.Module) -> None:
+    """Corrects the numbers of channels that a layer remembers, which its weight tells."""
+    weight = getattr(layer, "weight", None)
+    if not isinstance(weight, torch.Tensor):
+        return
+    if isinstance(layer, torch.nn.Linear):
+        layer.out_features, layer.in_features = weight.shape
+    elif isinstance(layer, torch.nn.modules.conv._ConvTransposeNd):
+        layer.in_channels, layer.out_channels = weight.shape[0], weight.shape[1] * layer.groups
+    elif isinstance(layer, torch.nn.modules.conv._ConvNd):
+        if layer.groups == layer.in_channels:  # depthwise: a group a channel
+            layer.groups = weight.shape[0] * layer.in_channels // layer.out_channels
+        layer.out_channels, layer.in_channels = weight.shape[0], weight.shape[1] * layer.groups
+    elif isinstance(layer, torch.nn.modules.batchnorm._NormBase):
+        layer.num_features = weight.shape[0]
+    elif isinstance(layer, torch.nn.LayerNorm):
+        layer.normalized_shape = tuple(weight.shape)
+    elif isinstance(layer, torch.nn.Embedding):
+        layer.num_embeddings, layer.embedding_dim = weight.shape

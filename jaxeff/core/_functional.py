@@ -1,0 +1,327 @@
+"""Models of Flax and other libraries as pure functions with a pytree of parameters.
+
+Everything in jaxeff reads functions ``f(params, *args)``. `functional` makes one from a Flax NNX
+module, a Flax Linen module and its variables, or a model of PyTorch, Keras or Equinox, so that all
+look the same from here on, and `restore` puts other parameters into the author's own model:
+
+```python
+import jax
+from flax import nnx
+
+from jaxeff import functional, restore
+from jaxeff.nn import MLP, LinenMLP
+
+model, linen_model = MLP((4, 8, 2), batch_norm=True, rngs=nnx.Rngs(0)), LinenMLP((4, 8, 2))
+key, x = jax.random.key(0), jax.numpy.ones((3, 4))
+f, params = functional(linen_model, linen_model.init(key, x))
+f, params, state = functional(model, mutable=True)   # or keyed=True: f(key, params, ...), dropout
+logits, state = f(params, state, x)        # in train mode: the state follows the batch
+
+model.eval()
+f, params = functional(model)
+logits = f(params, x)
+model = restore(model, params)
+```
+
+Sharp edges:
+
+- What the model is now is what ``f`` computes. The module is read once: a later
+  ``model.train()``, ``model.eval()`` or parameter update does not reach ``f``.
+- With ``mutable=False`` (the default) batch statistics, random counters and every other state are
+  a snapshot closed over by ``f``, and updates to them are discarded. Rebuild ``f`` after
+  training. A dropout layer left in train mode draws the same mask on every call, and a batch norm
+  normalizes by its batch: a `TrainingModeWarning` names such layers, of an NNX model when it is
+  read, of a Linen module and of other methods when ``f`` is traced, for only then is it known.
+- With ``keyed=True`` every stream of random numbers that an NNX model holds starts from the key of
+  the call, whatever its seed was; a Linen module gets the key for all its streams.
+- ``train``/``eval`` behaviour stays the model's own: call ``model.eval()`` first (NNX), or pass
+  the module's keyword such as ``train=False`` to ``f`` (Linen). Modules of PyTorch, Keras and
+  Equinox infer unless ``mutable`` or ``keyed`` is asked for: then PyTorch's are in the mode they
+  are in, and the others train.
+- Each state leaf goes through ``checkpoint_name`` as ``jaxeff.state:<path>`` on its way in and
+  ``jaxeff.new_state:<path>`` on its way out. Readers of the jaxpr tell state from data by that
+  name; compiled code does not contain it.
+- A write to a *parameter* during the call is discarded, as is state that the call creates (sown
+  intermediates): ``new_state`` always has the structure of ``state``.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Mapping
+from typing import Any, Literal, overload
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+from jax.ad_checkpoint import checkpoint_name
+
+from jaxeff.core._arguments import check_key
+from jaxeff.core._from_flax import read_linen, read_nnx
+from jaxeff.core._reader import Method, Reading, flatten, nest
+from jaxeff.core._training_mode import (
+    TrainingModeWarning,
+    batch_layers,
+    random_layers,
+    warn_of_training_mode,
+)
+from jaxeff.core._validation import validate
+
+__all__ = ["NEW_STATE_TAG", "STATE_TAG", "TrainingModeWarning", "functional", "restore"]
+
+STATE_TAG = "jaxeff.state:"
+NEW_STATE_TAG = "jaxeff.new_state:"
+
+Params = dict[str, Any]
+State = dict[str, Any]
+
+
+@overload
+def functional(
+    model: Any,
+    *args: Any,
+    mutable: Literal[False] = ...,
+    keyed: bool = ...,
+    method: Method = ...,
+) -> tuple[Callable[..., Any], Params]: ...
+
+
+@overload
+def functional(
+    model: Any,
+    *args: Any,
+    mutable: Literal[True],
+    keyed: bool = ...,
+    method: Method = ...,
+) -> tuple[Callable[..., tuple[Any, State]], Params, State]: ...
+
+
+@validate()
+def functional(
+    model: Any,
+    *args: Any,
+    mutable: bool = False,
+    keyed: bool = False,
+    method: Method = None,
+) -> tuple[Callable[..., Any], Params] | tuple[Callable[..., Any], Params, State]:
+    """Makes a model of Flax, PyTorch, Keras or Equinox a pure function and its parameters.
+
+    Args:
+      model: A ``flax.nnx.Module``; a ``flax.linen.Module``, bound or not; a ``torch.nn.Module``
+        (``pip install jaxeff[torch]``); a Keras 3 model on the JAX backend; an
+        ``equinox.Module``. It is not changed.
+      *args: For a Linen module that is not bound, what ``module.init`` returned; it overrides the
+        variables of a bound one. For a Keras model that has no weights yet, inputs to build it by.
+        None otherwise.
+      mutable: Whether the function takes and returns the model's state.
+      keyed: Whether the function takes a random key first, for dropout and whatever else is random;
+        its state then has no random numbers in it.
+      method: The method to call instead of ``__call__``: its name, or a function that takes the
+        module first.
+
+    Returns:
+      ``(f, params)`` with ``f(params, *args, **kwargs) -> y``; with ``mutable=True``
+      ``(f, params, state)`` with ``f(params, state, *args, **kwargs) -> (y, new_state)``; with
+      ``keyed=True`` either takes a key before its parameters.
+      ``params`` holds the trainable parameters only (``nnx.Param``, or Linen's ``"params"``
+      collection), ``state`` everything else; both are nested dicts of arrays with string keys, so
+      that a leaf's path reads ``blocks/1/lin/kernel``; names are the model's own (PyTorch's
+      ``layer1.0.conv1`` is ``layer1/0/conv1``), and so are layouts. Linen state is keyed by
+      collection first (``batch_stats/bn1/mean``). For Linen, a keyword ``rngs`` of ``f`` goes to ``Module.apply``.
+      A model of ``jax.ShapeDtypeStruct`` (``nnx.eval_shape``) gives a tree of those.
+
+    Raises:
+      TypeError: ``model`` is of none of these kinds, or ``args`` don't belong to it.
+      ImportError: PyTorch's modules need ``torchax``.
+      ValueError: A Linen module without variables, or state that has no values to close over.
+        ``f`` itself raises ``ValueError`` when its parameters or state don't fit the model,
+        naming the leaf, what was expected and what was given. Any float dtype fits a float leaf.
+
+    Warns:
+      TrainingModeWarning: The model is in training mode and the function can't follow it.
+    """
+    named = isinstance(method, str) and callable(getattr(model, method, None))
+    if not (method is None or named or (callable(method) and not isinstance(method, str))):
+        raise TypeError(
+            f"functional: method must be the name of a method of {type(model).__name__}, or a "
+            f"function that takes it first, not {method!r}."
+        )
+    reading = _read(model, args, method, keyed, mutable)
+    run, params, state, keys = reading.run, reading.params, reading.state, reading.keys
+    name = type(model).__name__
+    expected_params = {path: _spec(leaf) for path, leaf in params.items()}
+    expected_state = {path: _spec(leaf) for path, leaf in state.items()}
+
+    def apply(
+        key: Any, params: Params, state: State, /, *args: Any, **kwargs: Any
+    ) -> tuple[Any, State]:
+        given = _fit(params, expected_params, "parameter", name)
+        before = _tag(_fit(state, expected_state, "state", name), STATE_TAG)
+        result, after = run(key, given, before, args, kwargs)
+        return result, nest(_tag(after, NEW_STATE_TAG), keys)
+
+    nested_params = nest(params, keys)
+    if mutable:
+        return _called(apply, name, keyed), nested_params, nest(state, keys)
+
+    for path, leaf in state.items():
+        if isinstance(leaf, jax.ShapeDtypeStruct):
+            raise ValueError(
+                f"{name}: state {path!r} has a shape but no value to close over: "
+                "use mutable=True, or build the model with values."
+            )
+
+    if isinstance(model, nnx.Module) and method is None:
+        dropping = [] if keyed else random_layers(model)
+        warn_of_training_mode(name, dropping, batch_layers(model))
+
+    def infer(key: Any, params: Params, /, *args: Any, **kwargs: Any) -> Any:
+        given = _fit(params, expected_params, "parameter", name)
+        return run(key, given, _tag(state, STATE_TAG), args, kwargs)[0]
+
+    return _called(infer, name, keyed), nested_params
+
+
+def restore(model: Any, params: Params, state: State | None = None, *args: Any) -> Any:
+    """Makes a model of the author's own kind that holds other parameters: `functional`'s way back.
+
+    Args:
+      model: The model as it was given to `functional`. It is not changed.
+      params: Its parameters after training, quantization or pruning. Arrays of other shapes are
+        taken where the model's library can hold them: PyTorch's and Equinox's modules, Linen's
+        variables, and layers of Keras that are built from a number of units or filters.
+      state: Its other arrays, as ``functional(model, mutable=True)`` returns them; those that
+        the model has if left out.
+      *args: As for `functional`.
+
+    Returns:
+      A copy of the module with these values; for Linen its variables, ``module.apply``'s first
+      argument.
+
+    Raises:
+      TypeError: ``model`` is of no kind that `functional` takes.
+      ValueError: A parameter is missing, unknown, or of a shape that the model can't hold.
+    """
+    reading = _read(model, args, None, keyed=False, mutable=False)
+    leaves = {**reading.state, **(flatten(state) if state else {})}
+    values = flatten(params)
+    for what, given, expected in (
+        ("parameter", values, reading.params), ("state", leaves, reading.state)
+    ):  # fmt: skip
+        missing, unknown = sorted({*expected} - {*given}), sorted({*given} - {*expected})
+        if missing or unknown:
+            name = (missing or unknown)[0]
+            raise ValueError(
+                f"restore: {what} {name!r} {'is missing' if missing else 'is none of the model'}; "
+                f"a {type(model).__name__} has {sorted(expected)}."
+            )
+    return reading.restored(values, leaves)
+
+
+def _read(model: Any, args: tuple[Any, ...], method: Method, keyed: bool, mutable: bool) -> Reading:
+    """Reads a model by its library, none of which is imported that its user hasn't."""
+    name = type(model).__name__
+    if isinstance(model, nn.Module):
+        if len(args) > 1:
+            raise TypeError(f"functional: {name} takes its variables alone, not {len(args)} more.")
+        return read_linen(model, args[0] if args else None, method, mutable)
+    if _is_of(model, "keras", "Model"):
+        from jaxeff.core._from_keras import read_keras  # Keras is imported only for its models
+
+        return read_keras(model, args, method, keyed, mutable)
+    if args:
+        raise TypeError(
+            f"{name} is a module that holds its own variables: call functional(model) without "
+            "variables or inputs."
+        )
+    if isinstance(model, nnx.Module):
+        return read_nnx(model, method, keyed, mutable)
+    if _is_of(model, "torch.nn", "Module"):
+        from jaxeff.core._from_torch import read_torch  # PyTorch is imported only for its models
+
+        return read_torch(model, method, keyed, mutable)
+    if _is_of(model, "equinox", "Module"):
+        from jaxeff.core._from_equinox import read_equinox  # Equinox, only for its models
+
+        return read_equinox(model, method, keyed, mutable)
+    raise TypeError(
+        "functional: model must be a module of Flax (NNX or Linen), PyTorch, Keras or Equinox, not "
+        f"{name}; a pure function f(params, *args) needs no conversion."
+    )
+
+
+def _is_of(model: Any, package: str, kind: str) -> bool:
+    """Returns whether a model is of a class of a package that somebody has imported."""
+    return package in sys.modules and isinstance(model, getattr(sys.modules[package], kind))
+
+
+def _called(f: Callable[..., Any], name: str, keyed: bool) -> Callable[..., Any]:
+    """Names a function after the model; it takes a key first only if it uses one."""
+
+    # Positional only: the model's own inputs may be named `key` or `params`.
+    def with_key(key: Any, params: Params, /, *args: Any, **kwargs: Any) -> Any:
+        check_key(f"{name}: the first argument", key)
+        return f(key, params, *args, **kwargs)
+
+    def without(params: Params, /, *args: Any, **kwargs: Any) -> Any:
+        return f(None, params, *args, **kwargs)
+
+    called: Callable[..., Any] = with_key if keyed else without
+    called.__name__ = called.__qualname__ = name
+    return called
+
+
+def _tag(leaves: dict[str, Any], prefix: str) -> dict[str, Any]:
+    return {path: checkpoint_name(leaf, prefix + path) for path, leaf in leaves.items()}
+
+
+def _spec(leaf: Any) -> jax.ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct(jnp.shape(leaf), jnp.result_type(leaf))
+
+
+def _fit(
+    tree: Any, expected: dict[str, jax.ShapeDtypeStruct], what: str, name: str
+) -> dict[str, jax.Array]:
+    """Sorts the leaves of ``tree`` in the model's order; raises where they don't fit."""
+    if not isinstance(tree, Mapping):
+        raise ValueError(
+            f"{name}: the {what}s must be a nested dict of arrays, not {type(tree).__name__}."
+        )
+    given = flatten(tree) if tree else {}
+    for path, spec in expected.items():
+        if path not in given:
+            raise ValueError(
+                f"{name}: {what} {path!r} is missing, expected {_show(spec)}; "
+                f"given are {sorted(given)}."
+            )
+    for path, leaf in given.items():
+        if path not in expected:
+            raise ValueError(
+                f"{name}: {what} {path!r} is not one of the model's, which are {sorted(expected)}."
+            )
+        if not isinstance(leaf, (jax.Array, np.ndarray, np.generic, float, int)):
+            raise ValueError(
+                f"{name}: {what} {path!r} must be an array {_show(expected[path])}, not a "
+                f"{type(leaf).__name__}; random parameters go to a transform such as "
+                "jaxeff.moments(f), not to f."
+            )
+        if not _agrees(_spec(leaf), expected[path]):
+            raise ValueError(
+                f"{name}: {what} {path!r} must be {_show(expected[path])}, "
+                f"but {_show(_spec(leaf))} was given."
+            )
+    return {path: jnp.asarray(given[path]) for path in expected}
+
+
+def _agrees(given: jax.ShapeDtypeStruct, expected: jax.ShapeDtypeStruct) -> bool:
+    if given.shape != expected.shape:
+        return False
+    # A model cast to another precision is the same model: any float fits a float leaf.
+    both_float = all(jnp.issubdtype(s.dtype, jnp.floating) for s in (given, expected))
+    return both_float or given.dtype == expected.dtype
+
+
+def _show(spec: jax.ShapeDtypeStruct) -> str:
+    return f"{spec.dtype}[{','.join(map(str, spec.shape))}]"
