@@ -129,7 +129,8 @@ def functional(
       collection), ``state`` everything else; both are nested dicts of arrays with string keys, so
       that a leaf's path reads ``blocks/1/lin/kernel``; names are the model's own (PyTorch's
       ``layer1.0.conv1`` is ``layer1/0/conv1``), and so are layouts. Linen state is keyed by
-      collection first (``batch_stats/bn1/mean``). For Linen, a keyword ``rngs`` of ``f`` goes to ``Module.apply``.
+      collection first (``batch_stats/bn1/mean``). For Linen, a keyword ``rngs`` of ``f`` goes to
+      ``Module.apply``.
       A model of ``jax.ShapeDtypeStruct`` (``nnx.eval_shape``) gives a tree of those.
 
     Raises:
@@ -217,6 +218,14 @@ def restore(model: Any, params: Params, state: State | None = None, *args: Any) 
                 f"restore: {what} {name!r} {'is missing' if missing else 'is none of the model'}; "
                 f"a {type(model).__name__} has {sorted(expected)}."
             )
+    if state is None and reading.state:
+        for path, leaf in values.items():
+            if np.shape(leaf) != np.shape(reading.params[path]):
+                raise ValueError(
+                    f"restore: {path!r} is {_show(_spec(leaf))} and was "
+                    f"{_show(_spec(reading.params[path]))}, and the model's state has shapes of "
+                    "its own: give state=plan.shrink(state), of functional(model, mutable=True)."
+                )
     return reading.restored(values, leaves)
 
 

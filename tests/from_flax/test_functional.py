@@ -293,13 +293,13 @@ def test_state_that_does_not_fit_names_the_leaf(linen, x):
 
 def test_wrong_models_are_clear_errors(net, linen):
     module, variables = linen
-    with pytest.raises(TypeError, match="NNX module, which holds its own variables"):
+    with pytest.raises(TypeError, match="holds its own variables"):
         functional(net, variables)
     with pytest.raises(ValueError, match="Linen module without variables"):
         functional(module)
     with pytest.raises(ValueError, match="no 'params'"):
         functional(module, variables["params"])
-    with pytest.raises(TypeError, match=r"model must be a flax\.nnx\.Module"):
+    with pytest.raises(TypeError, match="model must be a module of Flax"):
         functional(jnp.sin)
 
 

@@ -1,0 +1,99 @@
+"""Models of Keras go through `functional`, the transforms, and back."""
+
+import os
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import jaxeff
+from jaxeff.compression import calibrate
+from jaxeff.pruning import Prune
+
+os.environ.setdefault("KERAS_BACKEND", "jax")
+keras = pytest.importorskip("keras")
+layers = keras.layers
+pytestmark = pytest.mark.promotes("dtype", "rank")  # Keras does
+
+
+def residual(x, channels):
+    y = layers.Conv2D(channels, 3, padding="same")(x)
+    y = layers.ReLU()(layers.BatchNormalization()(y))
+    y = layers.BatchNormalization()(layers.Conv2D(channels, 3, padding="same")(y))
+    return layers.ReLU()(layers.Add()([x, y]))
+
+
+@pytest.fixture
+def net():
+    keras.backend.clear_session()
+    keras.utils.set_random_seed(0)
+    x = keras.Input((8, 8, 3))
+    y = residual(layers.Conv2D(8, 3, padding="same", name="stem")(x), 8)
+    y = layers.Dropout(0.5)(layers.GlobalAveragePooling2D()(y))
+    return keras.Model(x, layers.Dense(5, name="fc")(y))
+
+
+@pytest.fixture
+def x():
+    return np.random.default_rng(0).normal(size=(4, 8, 8, 3)).astype("float32")
+
+
+def computed(model, x):
+    return np.asarray(model(x, training=False))
+
+
+def test_a_model_infers_under_its_layers_names(net, x):
+    f, params = jaxeff.functional(net)
+    np.testing.assert_allclose(jax.jit(f)(params, x), computed(net, x), atol=1e-6)
+    names = set(jaxeff.sites(f, params, x))
+    assert {"stem", "conv2d", "batch_normalization_1", "fc"} < names
+
+
+def test_training_follows_the_batch_and_a_key_draws(net, x):
+    f, params, state = jaxeff.functional(net, mutable=True, keyed=True)
+    assert not any("seed" in path for path in map(str, jax.tree_util.tree_flatten_with_path(state)))
+    first, after = f(jax.random.key(0), params, state, x)
+    again, _ = f(jax.random.key(0), params, state, x)
+    other, _ = f(jax.random.key(1), params, state, x)
+    np.testing.assert_array_equal(first, again)
+    assert jnp.abs(first - other).max() > 1e-3
+    moved = jax.tree.map(lambda a, b: float(jnp.abs(a - b).max()), state, after)
+    assert min(jax.tree.leaves(moved)) > 0
+
+
+def test_integers_are_within_steps_of_the_model(net, x):
+    f, params = jaxeff.functional(net)
+    spec = calibrate(f, params, [x], {"*:linear": jaxeff.Int(8, symmetric="weights")})
+    g = jaxeff.integer(f, spec)
+    codes = g.convert(params, x)
+    error = np.abs(g(codes, x) - f(params, x)).max()
+    assert 0 < error < 0.05 * np.abs(f(params, x)).max()
+
+
+def test_parameters_go_back(net, x):
+    f, params = jaxeff.functional(net)
+    moved = jax.tree.map(lambda w: 0.9 * w, params)
+    restored = jaxeff.restore(net, moved)
+    np.testing.assert_allclose(computed(restored, x), f(moved, x), atol=1e-6)
+    np.testing.assert_allclose(computed(net, x), f(params, x), atol=1e-6)
+
+
+def test_a_pruned_model_goes_back(net, x):
+    f, params = jaxeff.functional(net)
+    plan = jaxeff.prune_plan(f, params, x, {"*:linear": Prune(0.5)})
+    small = plan.shrink(params)
+    state = plan.shrink(jaxeff.functional(net, mutable=True)[2])
+    restored = jaxeff.restore(net, small, state)
+    assert restored.count_params() < 0.5 * net.count_params()
+    np.testing.assert_allclose(
+        computed(restored, x), jaxeff.pruned(f, plan)(small, x), atol=1e-6
+    )  # fmt: skip
+
+
+def test_a_model_without_weights_is_built_by_examples():
+    model = keras.Sequential([layers.Dense(4), layers.Dense(3)])
+    with pytest.raises(ValueError, match="give example inputs"):
+        jaxeff.functional(model)
+    f, params = jaxeff.functional(model, jnp.ones((2, 5)))
+    assert f(params, jnp.ones((7, 5))).shape == (7, 3)

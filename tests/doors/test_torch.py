@@ -1,0 +1,187 @@
+"""Modules of PyTorch go through `functional`, the transforms, and back."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import jaxeff
+from jaxeff.compression import calibrate
+from jaxeff.pruning import Prune
+
+torch = pytest.importorskip("torch")
+pytest.importorskip("torchax")
+pytestmark = pytest.mark.promotes("dtype", "rank")  # torchax does
+
+
+class Block(torch.nn.Module):
+    def __init__(self, channels):
+        super().__init__()
+        self.conv1 = torch.nn.Conv2d(channels, channels, 3, padding=1, bias=False)
+        self.bn1 = torch.nn.BatchNorm2d(channels)
+        self.relu = torch.nn.ReLU()
+        self.conv2 = torch.nn.Conv2d(channels, channels, 3, padding=1)
+        self.bn2 = torch.nn.BatchNorm2d(channels)
+
+    def forward(self, x):
+        return self.relu(x + self.bn2(self.conv2(self.relu(self.bn1(self.conv1(x))))))
+
+
+class Net(torch.nn.Module):
+    def __init__(self, drop=0.5):
+        super().__init__()
+        self.stem = torch.nn.Conv2d(3, 8, 3, padding=1)
+        self.layer1 = torch.nn.Sequential(Block(8), Block(8))
+        self.pool = torch.nn.AdaptiveAvgPool2d(1)
+        self.drop = torch.nn.Dropout(drop)
+        self.fc = torch.nn.Linear(8, 5)
+
+    def forward(self, x):
+        return self.fc(self.drop(self.pool(self.layer1(self.stem(x))).flatten(1)))
+
+    def features(self, x):
+        return self.stem(x)
+
+
+@pytest.fixture
+def net():
+    torch.manual_seed(0)
+    model = Net()
+    for layer in model.modules():
+        if isinstance(layer, torch.nn.BatchNorm2d):
+            layer.running_mean.uniform_(-0.1, 0.1)
+            layer.running_var.uniform_(0.5, 1.5)
+    return model
+
+
+@pytest.fixture
+def x():
+    return np.random.default_rng(0).normal(size=(4, 3, 8, 8)).astype("float32")
+
+
+def computed(model, x):
+    with torch.no_grad():
+        return model(torch.tensor(x)).numpy()
+
+
+def test_a_module_infers_and_stays_as_it_was(net, x):
+    f, params = jaxeff.functional(net)
+    assert net.training
+    assert not any(layer._forward_hooks for layer in net.modules())
+    net.eval()
+    np.testing.assert_allclose(f(params, x), computed(net, x), atol=1e-6)
+    np.testing.assert_allclose(jax.jit(f)(params, x), computed(net, x), atol=1e-6)
+    np.testing.assert_allclose(f(params, torch.tensor(x)), computed(net, x), atol=1e-6)
+
+
+def test_sites_are_named_as_its_modules(net, x):
+    f, params = jaxeff.functional(net)
+    names = tuple(jaxeff.sites(f, params, x))
+    assert {"stem", "layer1/0/conv1", "layer1/1/bn2", "layer1/0/relu/relu", "fc"} < set(names)
+    assert not any(":" in name for name in names)
+
+
+def test_a_method_and_frozen_parameters(net, x):
+    net.stem.requires_grad_(False)
+    f, params = jaxeff.functional(net, method="features")
+    with torch.no_grad():
+        expected = net.stem(torch.tensor(x)).numpy()
+    np.testing.assert_allclose(f(params, x), expected, atol=1e-6)
+    assert params["stem"]["weight"].shape == (8, 3, 3, 3)
+
+
+def test_training_follows_the_batch(x):
+    torch.manual_seed(0)
+    net = Net(drop=0.0)
+    f, params, state = jaxeff.functional(net, mutable=True)
+    y, state = jax.jit(f)(params, state, x)
+    np.testing.assert_allclose(y, computed(net, x), atol=1e-6)
+    buffers = dict(net.named_buffers())
+    for name, value in buffers.items():
+        leaf = state
+        for part in name.split("."):
+            leaf = leaf[part]
+        np.testing.assert_allclose(leaf, value.numpy(), atol=1e-6, err_msg=name)
+
+
+def test_a_key_draws_dropout(net, x):
+    net.layer1.eval()
+    f, params = jaxeff.functional(net, keyed=True)
+    first, again, other = (f(jax.random.key(seed), params, x) for seed in (0, 0, 1))
+    np.testing.assert_array_equal(first, again)
+    assert jnp.abs(first - other).max() > 1e-3
+
+
+def test_slopes_are_those_of_pytorch(net, x):
+    f, params = jaxeff.functional(net)
+    slopes = jax.grad(lambda p: (f(p, x) ** 2).sum())(params)
+    net.eval()
+    (net(torch.tensor(x)) ** 2).sum().backward()
+    np.testing.assert_allclose(slopes["fc"]["weight"], net.fc.weight.grad, rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(
+        slopes["layer1"]["0"]["conv1"]["weight"], net.layer1[0].conv1.weight.grad,
+        rtol=1e-3, atol=1e-4,
+    )  # fmt: skip
+
+
+def test_integers_are_within_steps_of_the_module(net, x):
+    f, params = jaxeff.functional(net)
+    spec = calibrate(f, params, [x], {"*:linear": jaxeff.Int(8, symmetric="weights")})
+    g = jaxeff.integer(f, spec)
+    codes = g.convert(params, x)
+    error = np.abs(g(codes, x) - f(params, x)).max()
+    assert 0 < error < 0.05 * np.abs(f(params, x)).max()
+    size = [sum(leaf.nbytes for leaf in jax.tree.leaves(tree)) for tree in (params, codes)]
+    assert size[1] < 0.4 * size[0]
+
+
+def test_parameters_go_back(net, x):
+    f, params = jaxeff.functional(net)
+    moved = jax.tree.map(lambda w: 0.9 * w, params)
+    restored = jaxeff.restore(net, moved).eval()
+    np.testing.assert_allclose(computed(restored, x), f(moved, x), atol=1e-6)
+    net.eval()
+    np.testing.assert_allclose(computed(net, x), f(params, x), atol=1e-6)
+
+
+def test_a_pruned_module_goes_back(net, x):
+    f, params = jaxeff.functional(net)
+    plan = jaxeff.prune_plan(f, params, x, {"*:linear": Prune(0.5)})
+    small = plan.shrink(params)
+    with pytest.raises(ValueError, match=r"give state=plan.shrink\(state\)"):
+        jaxeff.restore(net, small)
+    state = jaxeff.functional(net, mutable=True)[2]
+    restored = jaxeff.restore(net, small, plan.shrink(state)).eval()
+    assert restored.layer1[0].conv1.out_channels == 4
+    np.testing.assert_allclose(
+        computed(restored, x), jaxeff.pruned(f, plan)(small, x), atol=1e-6
+    )  # fmt: skip
+
+
+def test_tied_weights_are_one(x):
+    class Tied(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.first = torch.nn.Linear(4, 4)
+            self.second = torch.nn.Linear(4, 4)
+            self.second.weight = self.first.weight
+
+        def forward(self, x):
+            return self.second(self.first(x))
+
+    net, x = Tied(), np.ones((2, 4), "float32")
+    f, params = jaxeff.functional(net)
+    assert set(params) == {"first", "second"}
+    assert set(params["second"]) == {"bias"}
+    np.testing.assert_allclose(f(params, x), computed(net, x), atol=1e-6)
+    restored = jaxeff.restore(net, jax.tree.map(lambda w: 2 * w, params))
+    assert restored.second.weight is restored.first.weight
+    np.testing.assert_allclose(restored.second.weight.detach(), 2 * net.first.weight.detach())
+
+
+def test_wrong_parameters_are_named(net):
+    _, params = jaxeff.functional(net)
+    with pytest.raises(ValueError, match="parameter 'fc/bias' is missing"):
+        jaxeff.restore(net, {**params, "fc": {"weight": params["fc"]["weight"]}})
+    with pytest.raises(TypeError, match="call functional"):
+        jaxeff.functional(net, jnp.ones(3))
