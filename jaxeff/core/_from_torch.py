@@ -194,7 +194,7 @@ def _resize(layer: torch.nn.Module) -> None:
     elif isinstance(layer, torch.nn.modules.conv._ConvTransposeNd):
         layer.in_channels, layer.out_channels = weight.shape[0], weight.shape[1] * layer.groups
     elif isinstance(layer, torch.nn.modules.conv._ConvNd):
-        if layer.groups == layer.in_channels:  # depthwise: a group a channel
+        if 1 < layer.groups == layer.in_channels:  # depthwise: a group a channel
             layer.groups = weight.shape[0] * layer.in_channels // layer.out_channels
         layer.out_channels, layer.in_channels = weight.shape[0], weight.shape[1] * layer.groups
     elif isinstance(layer, torch.nn.modules.batchnorm._NormBase):

@@ -77,6 +77,7 @@ def test_examples_run_as_printed(document, request, tmp_path, monkeypatch):
     document.namespace["no_onnx"] = not all(map(find_spec, ("onnx", "onnxruntime")))
     found = all(map(find_spec, ("litert_converter", "ai_edge_litert")))
     document.namespace["no_litert"] = not found
+    document.namespace["no_torch"] = not all(map(find_spec, ("torch", "torchax")))
     skipped = []
     try:
         for example in document.examples():
