@@ -16,7 +16,7 @@ from jaxeff.compression import (
     quantized,
 )
 from jaxeff.compression._quantized import settings_of
-from jaxeff.compression.integers._aware import shortcuts
+from jaxeff.compression.integers._dataflow import shortcuts_of
 from jaxeff.nn import ResNet8, WideResNet
 from jaxeff.program import trace
 
@@ -100,15 +100,19 @@ def test_a_bias_between_the_units_of_few_bits_is_kept():
     np.testing.assert_allclose(found, near, atol=1e-4 * unit.min())
 
 
+def _read_as_codes(program, spec):
+    found = shortcuts_of(program, settings_of(spec, program))
+    return [shortcut.reader.site for shortcut in found.values() if shortcut.reader]
+
+
 @pytest.mark.slow
 def test_only_shortcuts_whose_codes_there_are_become_codes(block):
     f, params, x = block
     spec = calibrate(f, params, [x], {"*:linear": Int(2, symmetric="weights")})
     program = trace(f, params, x)
-    found = shortcuts(program, settings_of(spec, program))
-    assert [reader.site for _, reader in found.values()] == ["conv2"]
+    assert _read_as_codes(program, spec) == ["conv2"]
     spec["conv2"] = None
-    assert not shortcuts(program, settings_of(spec, program))
+    assert not _read_as_codes(program, spec)
     np.testing.assert_array_equal(
         jax.jit(integer_aware(f, spec))(params, x), jax.jit(quantized(f, spec))(params, x)
     )
@@ -123,9 +127,7 @@ def test_the_training_form_has_the_same_shortcuts(training):
     f, params, state = jaxeff.functional(module, mutable=True)
     x = jnp.zeros((2, 32, 32, 3))
     program = trace(f, params, state, x)
-    settings = settings_of({"*:linear": Int(4)}, program)
-    found = shortcuts(program, settings)
-    assert [reader.site for _, reader in found.values()] == ["stage1/conv1"]
+    assert _read_as_codes(program, {"*:linear": Int(4)}) == ["stage1/conv1"]
 
 
 @pytest.mark.slow
@@ -167,3 +169,98 @@ def test_gradients_pass_through_shortcuts(block):
         jnp.linalg.norm(g["conv1"]["kernel"]) * jnp.linalg.norm(near["conv1"]["kernel"])
     )
     assert cosine > 0.9
+
+
+def _residual(after):
+    """A sum of an array that has codes, and of what is made of a product of them."""
+
+    def f(p, x):
+        h = jnp.tanh(x @ p["a"])
+        return jax.nn.relu(after(p, h @ p["b"]) + h) @ p["c"]
+
+    return f
+
+
+def _rms(p, y):
+    return y * jax.lax.rsqrt(jnp.mean(y * y, -1, keepdims=True) + 1e-6)
+
+
+def _batch_norm(p, y):
+    return (y - p["bias"]) * p["gain"]
+
+
+def _of_a_loop(p, x):
+    def step(c, v):
+        return jnp.tanh(v @ p["d"] + c @ p["a"]), None
+
+    h, _ = jax.lax.scan(step, jnp.zeros((len(x), 6)), jnp.swapaxes(x, 0, 1))
+    return jax.nn.relu(h @ p["b"] + h) @ p["c"]
+
+
+def _by_changing_weights(p, x):
+    def step(carry, _):
+        h, w = carry
+        z = jnp.tanh(h @ p["b"])
+        return (jax.nn.relu(z @ w + z), 0.9 * w), None
+
+    (h, _), _ = jax.lax.scan(step, (jnp.tanh(x @ p["a"]), p["d"]), None, length=2)
+    return h @ p["c"]
+
+
+def _of_products_of_data(p, x):
+    h = jnp.tanh(x @ p["a"])
+    y = h @ jnp.swapaxes(h, 1, 2) @ h
+    return jax.nn.relu(y @ p["b"] + y) @ p["c"]
+
+
+def _late(nonlinear):
+    def f(p, x):
+        h = jnp.tanh(x @ p["a"])
+        o = nonlinear(h @ p["d"])
+        z = h @ p["b"] + o
+        r = jnp.tanh(o @ p["e"])
+        return jax.nn.relu(z) @ p["c"] + r
+
+    return f
+
+
+def _of_a_table(p, x):
+    h = p["a"][jnp.int32(3 * jnp.abs(x[..., 0])) % 6]
+    return jax.nn.relu(h @ p["b"] + h) @ p["c"]
+
+
+@pytest.mark.parametrize(
+    "f",
+    [
+        pytest.param(_residual(_batch_norm), id="batch norm"),
+        pytest.param(_residual(_rms), id="RMS norm"),
+        pytest.param(_residual(lambda p, y: jax.nn.softmax(y)), id="softmax"),
+        pytest.param(_residual(lambda p, y: jax.nn.standardize(y, 1)), id="instance norm"),
+        pytest.param(_residual(lambda p, y: y + p["at"]), id="positions"),
+        pytest.param(_of_a_loop, id="result of a loop"),
+        pytest.param(_by_changing_weights, id="weights that a loop changes"),
+        pytest.param(_of_products_of_data, id="products that no kernel takes"),
+        pytest.param(_of_a_table, id="rows of a table"),
+        pytest.param(_late(lambda y: y), id="codes that are made behind the sum"),
+        pytest.param(_late(jax.nn.relu), id="codes of a ReLU made behind the sum"),
+    ],
+)
+@pytest.mark.filterwarnings("ignore::jaxeff.compression.integers._rule.IntegerFallbackWarning")
+def test_sums_read_codes_where_codes_there_are(f):
+    p = {name: jax.random.normal(jax.random.fold_in(KEY, i), (6, 6)) / 2
+         for i, name in enumerate("abcde")}  # fmt: skip
+    p |= {
+        name: jax.random.normal(jax.random.fold_in(KEY, 9), (1, 1, 6)) for name in ("gain", "bias")
+    }
+    p["at"] = jax.random.normal(KEY, (1, 4, 6))
+    x = jax.random.normal(KEY, (8, 4, 6))
+    spec = calibrate(f, p, [x], {"*": Int(4, symmetric="weights")})
+    g = integer(f, spec)
+    codes = g.convert(p, x)
+    found, near = jax.jit(g)(codes, x), jax.jit(integer_aware(f, spec))(p, x)
+    np.testing.assert_allclose(found, near, atol=1e-5)
+    # However its result is read, a product is computed once.
+    text = jax.export.export(jax.jit(g))(codes, x).mlir_module()
+    products = {site for site, _, name in (n.rpartition("/") for n in codes.named())
+                if name.startswith("bias")}  # fmt: skip
+    assert text.count('stablehlo.composite "jaxeff.q_dense"') == len(products)

@@ -12,7 +12,8 @@ logits = integer(f, spec)(params, x)     # ... to deploy this one
 
 `quantized` puts what a layer reads on its grid, and a residual sum reads what it was before. An
 integer network has the codes alone, so that at few bits it computes something else. Here sums read
-codes, too.
+codes, too. `integer(dynamic=True)` computes ranges in each call and reads no codes in sums: it is
+simulated by `quantized`.
 
 References:
     Jacob et al., arXiv:1712.05877, section 2.4 and appendix A.2.
@@ -25,14 +26,10 @@ from typing import Any
 
 from jaxeff.compression._quantized import by_layer, of_inputs, quantized_layer
 from jaxeff.compression.integers import _layers as read
-from jaxeff.compression.integers._dataflow import programs_of
-from jaxeff.compression.integers._kernels import kernel_of
+from jaxeff.compression.integers._dataflow import shortcuts_of
 from jaxeff.compression.numerics import LayerQuantization, Method
 from jaxeff.core import validate
 from jaxeff.program import Layer, Program, Rule, at_sites
-
-Reader = tuple[int, Layer]
-"""Input of a sum that takes codes, and the layer that their grid belongs to."""
 
 
 @validate()
@@ -56,8 +53,11 @@ def integer_aware(
     """
 
     def rule_of(program: Program, settings: Mapping[str, LayerQuantization]) -> Rule:
-        bodies = programs_of(program)
-        readers = {k: v for body in bodies for k, v in shortcuts(body, settings).items()}
+        readers = {
+            layer: (shortcut.at, shortcut.reader)
+            for layer, shortcut in shortcuts_of(program, settings).items()
+            if shortcut.reader is not None
+        }
         quantize = at_sites(settings, quantized_layer)
 
         def rule(layer: Layer, key: Any, *values: Any) -> Sequence[Any]:
@@ -68,55 +68,6 @@ def integer_aware(
         return rule
 
     return by_layer(f, spec, keyed, rule_of)
-
-
-def shortcuts(program: Program, settings: Mapping[str, LayerQuantization]) -> dict[Layer, Reader]:
-    """Finds the sums of a program that an integer network computes with codes.
-
-    Args:
-        program: The model.
-        settings: Settings of the model's layers, by site.
-
-    Returns:
-        For each of them the input that is a shortcut, and the first layer that has its codes.
-    """
-    makers = {v: layer for layer in program.layers for v in layer.outputs}
-    readers: dict[Any, Layer] = {}
-    found = {}
-    for layer in program.layers:
-        if layer.site in settings and _is_product(layer, settings):
-            # A value has codes from the first product on that reads it; later sums can take them.
-            readers.setdefault(layer.inputs[layer.data[0]], layer)
-        elif layer.site not in settings and read.is_sum(layer):
-            # As in `integer`: a sum goes into the accumulator of the product with the longest sums,
-            # and the other operand is the shortcut.
-            depths = [_depth(v, makers, settings) for v in layer.inputs]
-            main = depths.index(max(depths))
-            other = layer.inputs[1 - main]
-            whole = other.aval.shape == layer.inputs[main].aval.shape
-            made = other in readers and other in makers and makers[other].kind != "input"
-            if depths[main] and whole and made:
-                found[layer] = 1 - main, readers[other]
-    return found
-
-
-def _is_product(layer: Layer, settings: Mapping[str, LayerQuantization]) -> bool:
-    """Returns whether a layer multiplies codes."""
-    return not isinstance(kernel_of(layer, settings[layer.site]), str)
-
-
-def _depth(v: Any, makers: Mapping[Any, Layer], settings: Mapping[str, LayerQuantization]) -> int:
-    """Counts the products per sum of the layer that a value is an affine map of; 0 for none."""
-    layer = makers.get(v)
-    if layer is None:
-        return 0
-    if layer.site in settings:
-        kernel = kernel_of(layer, settings[layer.site])
-        return 0 if isinstance(kernel, str) or not kernel.takes_lines else kernel.depth
-    is_norm = layer.kind == "normalization" and v is layer.outputs[0]
-    if len(layer.data) == 1 and (is_norm or read.is_line(layer)):
-        return _depth(layer.inputs[layer.data[0]], makers, settings)
-    return 0
 
 
 def _as_codes(

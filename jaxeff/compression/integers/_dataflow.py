@@ -8,6 +8,10 @@ A product is computed where its result is written. For readers on several grids,
 that would be twice, with all the multiplications, so such a result is written as floats once, and
 the codes of its readers are made of these.
 
+A sum goes into the accumulator of the operand with the longest sums of products. The other one, its
+shortcut, is read as the codes that it has there already, from a product in front of the sum, and
+else as floats: what stands behind a sum doesn't change it.
+
 What depends on parameters alone, such as the codes of a weight, is made once, in front of a loop: a
 body is evaluated there for the arrays that it makes, and the loop's own body is given them. Where
 each iteration reads parameters of its own (a scan over stacked layers), these arrays are stacked
@@ -19,17 +23,19 @@ stay in float.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array
 
-from jaxeff.compression._quantized import of_inputs
+from jaxeff.compression._quantized import is_look_up, of_inputs
 from jaxeff.compression.integers import _layers as read
 from jaxeff.compression.integers._grids import Codes, IntegerError
 from jaxeff.compression.integers._kernels import Kernel, kernel_of
+from jaxeff.compression.integers._packed import packed_kernel, takes_packed
 from jaxeff.compression.numerics import LayerQuantization
 from jaxeff.core import Literal
 from jaxeff.program import Layer, Program, plain_rule
@@ -112,17 +118,119 @@ def bias_of(layer: Layer, kernel: Kernel, values: Sequence[Any]) -> Array:
     return kernel.column_of(added_by(layer, values))
 
 
-def in_several_forms(program: Program, settings: Mapping[str, LayerQuantization]) -> set[Any]:
+class Shortcut(NamedTuple):
+    """What a sum adds to the accumulator of a product.
+
+    Attributes:
+        at: Number of the sum's input that it is.
+        reader: The first layer that has codes of it, in front of the sum; None if it is floats.
+    """
+
+    at: int
+    reader: Layer | None
+
+
+def shortcuts_of(
+    program: Program, settings: Mapping[str, LayerQuantization]
+) -> dict[Layer, Shortcut]:
+    """Finds the sums of a product and an array, in a program and its loops and branches.
+
+    Args:
+        program: The model.
+        settings: Settings of the model's layers, by site.
+    """
+    bodies = list(programs_of(program))
+    moving = changing(program)
+    nodes = {v: node for body in bodies for v, node in makers_of(body).items()}
+    found: dict[Layer, Shortcut] = {}
+    for body in bodies:
+        makers = {v: layer for layer in body.layers for v in layer.outputs}
+        readers: dict[Any, Layer] = {}
+        depth = functools.partial(_depth, makers, nodes, moving, settings)
+        for layer in body.layers:
+            if _kernel(layer, moving, settings) is not None:
+                # A value has codes from the first product on that reads it; later sums take them.
+                readers.setdefault(layer.inputs[layer.data[0]], layer)
+            elif layer.site not in settings and read.is_sum(layer):
+                depths = [depth(v) for v in layer.inputs]
+                at = 1 - depths.index(max(depths))
+                other = layer.inputs[at]
+                if max(depths) and other.aval.shape == layer.outputs[0].aval.shape:
+                    kept = _keeps_codes(makers.get(other), moving, settings)
+                    found[layer] = Shortcut(at, readers.get(other) if kept else None)
+    return found
+
+
+def _kernel(
+    layer: Layer, moving: frozenset[Any], settings: Mapping[str, LayerQuantization]
+) -> Kernel | None:
+    """Returns the kernel by which a layer multiplies codes; None if it doesn't."""
+    setting = settings.get(layer.site)
+    if setting is None or layer.kind not in {"linear", "matmul"}:
+        return None
+    if any(v in moving for v in layer.inputs if not v.is_data):
+        return None
+    kernel = kernel_of(layer, setting)
+    return None if isinstance(kernel, str) else kernel
+
+
+def _depth(
+    makers: Mapping[Any, Layer],
+    nodes: Makers,
+    moving: frozenset[Any],
+    settings: Mapping[str, LayerQuantization],
+    v: Any,
+) -> int:
+    """Counts the products per sum of the layer that a value is an affine map of; 0 for none."""
+    layer = makers.get(v)
+    if layer is None:
+        return 0
+    if layer.site in settings:
+        kernel = _kernel(layer, moving, settings)
+        # What is added for each position has taken the place of a shortcut.
+        takes = kernel is not None and kernel.takes_lines and is_by_output(layer, kernel, nodes)
+        return kernel.depth if kernel is not None and takes else 0
+    # Batch norms in training too: then a network is trained as what it becomes.
+    is_line = read.is_line(layer) or (read.is_batch_norm(layer) and v is layer.outputs[0])
+    if not is_line or any(v in moving for v in layer.inputs if not v.is_data):
+        return 0
+    return _depth(makers, nodes, moving, settings, layer.inputs[layer.data[0]])
+
+
+def _keeps_codes(
+    maker: Layer | None, moving: frozenset[Any], settings: Mapping[str, LayerQuantization]
+) -> bool:
+    """Returns whether codes of a layer's result are kept, which those of plain arrays aren't."""
+    if maker is None or maker.kind in {"input", "control flow"}:
+        return False
+    setting = settings.get(maker.site)
+    if setting is None or _kernel(maker, moving, settings) is not None:
+        return True
+    # A layer that the spec quantizes and no kernel takes gives an array, as a loop does.
+    if any(v in moving for v in maker.inputs if not v.is_data):
+        return False
+    if maker.kind in {"linear", "matmul"}:
+        return takes_packed(setting) and not isinstance(packed_kernel(maker), str)
+    return is_look_up(maker)
+
+
+def in_several_forms(
+    program: Program,
+    settings: Mapping[str, LayerQuantization],
+    shortcuts: Mapping[Layer, Shortcut],
+) -> set[Any]:
     """Finds the values of a program that are read in more than one form.
 
     Args:
         program: The model.
         settings: Settings of the model's layers, by site.
+        shortcuts: Of its sums.
 
     Raises:
         IntegerError: A grid is none that integer kernels take.
     """
     readers: dict[Any, list[Layer]] = {}
+    in_floats = {layer.inputs[s.at] for layer, s in shortcuts.items() if s.reader is None}
     for layer in program.layers:
         for i in layer.data:
             readers.setdefault(layer.inputs[i], []).append(layer)
@@ -132,7 +240,7 @@ def in_several_forms(program: Program, settings: Mapping[str, LayerQuantization]
         # With one reader the product is written in its form; None stands for floats.
         if len(layers) + (v in returned) > 1:
             forms = {form for layer in layers for form in _forms(layer, settings)}
-            if len(forms | ({None} if v in returned else set())) > 1:
+            if len(forms | ({None} if v in returned or v in in_floats else set())) > 1:
                 found.add(v)
     return found
 

@@ -29,6 +29,27 @@ def is_line(layer: Layer) -> bool:
     return layer.outputs[0].aval.shape == aval.shape and _is_affine(layer)
 
 
+def is_batch_norm(layer: Layer) -> bool:
+    """Tells whether a layer is a batch norm in training, a line in inference.
+
+    Layer, group and RMS norms and a softmax have other numbers for each example. A batch norm's
+    are those of a channel: means over all axes but the last.
+    """
+    if layer.kind != "normalization" or len(layer.data) != 1:
+        return False
+    shape = layer.inputs[layer.data[0]].aval.shape
+    sums = [node for node in layer.nodes if _is_smaller(node, shape)]
+    over = tuple(range(len(shape) - 1))
+    by_channel = all(tuple(node.params.get("axes", ())) == over for node in sums)
+    return bool(sums) and by_channel and layer.outputs[0].aval.shape == shape
+
+
+def _is_smaller(node: Any, shape: tuple[int, ...]) -> bool:
+    """Returns whether a node makes fewer numbers of an array of a shape."""
+    takes = any(v.aval.shape == shape for v in node.values)
+    return takes and any(v.aval.shape != shape for v in node.outputs)
+
+
 def line_of(layer: Layer, values: Sequence[Any]) -> tuple[Array, Array]:
     """Computes gain and offset of each channel; of the data only the shape counts."""
     (i,) = layer.data

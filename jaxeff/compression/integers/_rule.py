@@ -27,6 +27,7 @@ from jaxeff.compression.integers._dataflow import (
     is_by_output,
     makers_of,
     programs_of,
+    shortcuts_of,
 )
 from jaxeff.compression.integers._dynamic import ranged_by_itself
 from jaxeff.compression.integers._grids import (
@@ -82,7 +83,8 @@ class IntegerRule:
         self.settings, self.store, self.dynamic, self.fixed = settings, store, dynamic, fixed
         programs = list(programs_of(program))
         self.makers = {v: node for each in programs for v, node in makers_of(each).items()}
-        self.several = {v for each in programs for v in in_several_forms(each, settings)}
+        shortcuts = shortcuts_of(program, settings)
+        self.several = {v for each in programs for v in in_several_forms(each, settings, shortcuts)}
         self.readers = _readers(programs)
         self.read, self.changing = carried_leaves(program), changing(program)
         self.weights: dict[str, frozenset[str]] = {}
@@ -318,7 +320,10 @@ class IntegerRule:
         # Data in float may be larger than an accumulator holds.
         if other.shape != first.shape or (isinstance(other, Plain) and other.known() is None):
             return None
-        return first.changed(shortcut=other, variant=self._variant(layer, 1 - at, first))
+        # As it is here: what reads it behind the sum doesn't change what the sum computes.
+        in_codes = other.known() is not None
+        variant = self._variant(layer, 1 - at, first)
+        return first.changed(shortcut=other, in_codes=in_codes, variant=variant)
 
     def _variant(self, layer: Layer, i: int, of: Sums) -> str:
         """Names the arrays of a product with a line or a shortcut, if it is read without, too."""

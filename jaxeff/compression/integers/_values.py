@@ -73,6 +73,8 @@ class Sums:
 
     Attributes:
         shape: Shape of the array it stands for.
+        shortcut: What is added to the product.
+        in_codes: Whether that is read as the codes that it has, and not as floats.
         several: Whether it is read in several forms, so that floats are written and codes made of
             them. With fixed-point scales, which know no floats, it is computed anew.
         variant: What tells the arrays of its line and shortcut from those of the product alone,
@@ -85,6 +87,7 @@ class Sums:
         self.site, self.shape = site, tuple(shape)
         self.product, self.line, self.put = product, line, put
         self.shortcut: Value | None = None
+        self.in_codes = False
         self.low: float | None = None
         self.high: float | None = None
         self.pool: tuple[int, int] | None = None
@@ -96,7 +99,8 @@ class Sums:
     def changed(self, **changes: Any) -> Sums:
         """Copies it with some attributes replaced."""
         new = Sums(self.site, self.shape, self.product, self.line, self.put)
-        new.shortcut, new.low, new.high = self.shortcut, self.low, self.high
+        new.shortcut, new.in_codes = self.shortcut, self.in_codes
+        new.low, new.high = self.low, self.high
         new.pool, new.moves, new.variant = self.pool, self.moves, self.variant
         for name, value in changes.items():
             setattr(new, name, value)
@@ -245,7 +249,7 @@ class Sums:
     def _shortcut(self) -> tuple[list[Array], dict[str, Any]]:
         """Operands and attributes of what is added."""
         assert self.shortcut is not None
-        found = self.shortcut.known()
+        found = self.shortcut.known() if self.in_codes else None
         if found is None:
             units = self._put("factor", lambda: 1 / self._constants[2])
             of_floats = {"shortcut": "float", "shortcut_zero": 0}
