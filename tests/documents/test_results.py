@@ -105,7 +105,7 @@ def test_tables_of_the_quickstart_are_those_of_its_kept_run(page):
 
 TRACED = {
     "noise": [
-        "walking_noise-fast", "hardening-fast", "hardening_eighth", "vant-fast", "vant_4000",
+        "walking_noise-fast", "hardening", "hardening_eighth", "vant-fast", "vant_4000",
         "sensitivity-fast",
     ],
     "outlook": [
