@@ -40,9 +40,7 @@ These are Laplace-LoRA (Yang et al. 2024, arXiv 2308.13111), BLoB (Wang et al. 2
 2406.11675) and an ensemble whose members share all that comes before the first adapter.
 """
 
-from jaxeff.adapters._frozen import frozen
-from jaxeff.adapters._lora import LoRA, lora
-from jaxeff.adapters._parameters import init_lora, merge_lora
+from jaxeff.adapters._lora import LoRA, frozen, init_lora, lora, merge_lora
 from jaxeff.adapters._untied import untied
 
 __all__ = ["LoRA", "frozen", "init_lora", "lora", "merge_lora", "untied"]

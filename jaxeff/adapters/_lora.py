@@ -24,24 +24,40 @@ References:
     arXiv 2305.14314.
 """
 
+import zlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from fnmatch import fnmatchcase
 from typing import Annotated, Any, NamedTuple
 
+import jax
 import jax.numpy as jnp
+import optax
+from jaxtyping import Array, PRNGKeyArray
 
+from jaxeff.compression.post_training import multiplications
 from jaxeff.core import (
     Count,
     Positive,
     Setting,
     bind,
+    check_params,
     is_key,
     register_setting,
     static,
+    string,
     validate,
 )
-from jaxeff.program import check_settings, interpret_sites, read_out_by, resolve
-from jaxeff.program.ir import Contraction, Layer, Program, run_nodes
+from jaxeff.program import (
+    Layer,
+    Program,
+    check_settings,
+    interpret_sites,
+    read_out_by,
+    resolve,
+    trace,
+)
+from jaxeff.program.ir import Contraction, run_nodes
 
 
 @register_setting
@@ -205,3 +221,159 @@ def _beside(setting: Any, layer: Layer, key: Any, *values: Any) -> Sequence[Any]
         return [made[0] + update.astype(made[0].dtype)]
 
     return run_nodes(layer.nodes, layer.inputs, values, layer.outputs, bound)
+
+
+Adapters = dict[str, dict[str, Array]]
+"""By parameter the factors `a` and `b` of its update."""
+
+
+@validate()
+def init_lora(
+    key: PRNGKeyArray,
+    f: Callable[..., Any],
+    spec: Mapping[str, LoRA | None],
+    params: Any,
+    *args: Any,
+) -> Adapters:
+    """Starts adapters at an update of zero: `a` normal of variance one over the inputs, `b` zero.
+
+    Args:
+        key: Random key; a parameter's adapter doesn't depend on which others there are.
+        f: A pure function `f(params, *args)`.
+        spec: Settings by pattern of sites, as for `lora`.
+        params: The parameters of `f`.
+        *args: Inputs; only shapes and dtypes play a part.
+
+    Returns:
+        By the path of each adapted parameter its factors, `{"a": [groups, inputs, rank], "b":
+        [groups, rank, outputs]}`.
+
+    Raises:
+        ValueError: As for `lora`.
+    """
+    check_settings(spec, LoRA, "an adapter, such as LoRA(8)")
+    check_params("params", params)
+    made: Adapters = {}
+    for each in adapted(spec, trace(f, params, *args)).values():
+        groups, inputs, outputs = each.contraction.matrix_shape
+        dtype, rank = each.layer.outputs[0].aval.dtype, each.setting.rank
+        own = jax.random.fold_in(key, zlib.crc32(each.path.encode()))
+        a = jax.random.normal(own, (groups, inputs, rank), dtype) / inputs**0.5
+        made[each.path] = {"a": a, "b": jnp.zeros((groups, rank, outputs), dtype)}
+    return made
+
+
+@validate()
+def merge_lora(
+    f: Callable[..., Any],
+    spec: Mapping[str, LoRA | None],
+    params: Any,
+    adapters: Mapping[str, Mapping[str, Array]],
+    *args: Any,
+) -> Any:
+    """Adds updates to the parameters: `f` of the result is `lora(f, spec)` with the adapters.
+
+    Args:
+        f: A pure function `f(params, *args)`.
+        spec: Settings by pattern of sites, as for `lora`.
+        params: The parameters of `f`.
+        adapters: Their adapters.
+        *args: Inputs; only shapes and dtypes play a part.
+
+    Returns:
+        Parameters of the structure of `params`.
+
+    Raises:
+        ValueError: A weight is no parameter as it is (it is rounded, or a product of two), or
+            another layer without an adapter reads the parameter, too.
+    """
+    check_settings(spec, LoRA, "an adapter, such as LoRA(8)")
+    check_params("params", params)
+    program = trace(f, params, *args)
+    found = adapted(spec, program)
+    check_adapters(adapters, found)
+    by_site, refused = multiplications(program)
+    leaves, structure = jax.tree.flatten(params)
+    for path, site in {each.path: site for site, each in found.items()}.items():
+        if site not in by_site:
+            raise ValueError(
+                f"merge_lora: {site!r} can't be merged: {refused.get(site, 'no weight')}"
+            )
+        _check_readers(program, path, found)
+        origin, factors = by_site[site].origin, adapters[path]
+        update = found[site].setting.scale * (factors["a"] @ factors["b"])
+        whole = by_site[site].contraction.weight(update)
+        leaf = jnp.asarray(leaves[origin.leaf])
+        moved = origin.to_leaf(whole.astype(origin.target.aval.dtype), leaf)
+        leaves[origin.leaf] = leaf + moved.astype(leaf.dtype)
+    return jax.tree.unflatten(structure, leaves)
+
+
+def _check_readers(program: Program, path: str, found: Mapping[str, AdaptedLayer]) -> None:
+    others = [
+        layer.site
+        for layer in program.sites
+        if layer.site not in found and any(v.is_weight and path in v.leaves for v in layer.inputs)
+    ]
+    if others:
+        raise ValueError(
+            f"merge_lora: {', '.join(others)} reads {path}, too, and has no adapter: merging would "
+            "change it; give it one, or keep the adapters apart"
+        )
+
+
+@validate(pattern=string)
+def frozen(
+    optimizer: optax.GradientTransformation, pattern: str
+) -> optax.GradientTransformationExtraArgs:
+    """Makes an optimizer that changes no parameter whose path matches.
+
+    ```python
+    import jax
+    import jaxeff
+    import optax
+    from jaxeff.adapters import LoRA, frozen, init_lora
+    from jaxeff.nn import small_classifier
+    from jaxeff.training import cross_entropy, fit
+
+    key, (f, params, (x, y)) = jax.random.key(0), small_classifier()
+    adapted = jaxeff.lora(f, {"fc*": LoRA(rank=4)})
+    g = lambda p, x: adapted(p["frozen"], p["adapters"], x)
+    start = {"frozen": params, "adapters": init_lora(key, f, {"fc*": LoRA(rank=4)}, params, x)}
+    trained = fit(key, cross_entropy(g), start, (x, y), epochs=2, batch_size=64,
+                  optimizer=frozen(optax.adam(1e-2), "frozen/*")).params
+    ```
+
+    Sharp edge: weights that a function closes over instead are constants of everything compiled of
+    it. XLA computes with constants while it compiles: of a hundred million of them that takes
+    longer than any training.
+
+    Neither moments are kept of those, nor gradients computed: XLA drops what nothing reads.
+
+    Args:
+        optimizer: Any optax optimizer, for the others.
+        pattern: A glob of paths, parts joined by slashes: "frozen/*". `jaxeff.bayes.svi` trains
+            means and scales, each under a name of their own: "*frozen/*" there.
+
+    Raises:
+        ValueError: When it starts: no parameter's path matches, or all do.
+    """
+
+    def labels(params: Any) -> Any:
+        def label(path: Any, _: Any) -> str:
+            name = jax.tree_util.keystr(path, simple=True, separator="/")
+            return "frozen" if fnmatchcase(name, pattern) else "trained"
+
+        found = jax.tree_util.tree_map_with_path(label, params)
+        # A misspelt pattern would train everything, or nothing, without a word.
+        if len(set(jax.tree.leaves(found))) != 2:
+            paths = jax.tree_util.tree_leaves_with_path(params)
+            names = [jax.tree_util.keystr(p, simple=True, separator="/") for p, _ in paths]
+            raise ValueError(
+                f"frozen: the pattern {pattern!r} must match some of the parameters and leave "
+                f"others to train; their paths are {', '.join(names[:8])}"
+                + (f" and {len(names) - 8} more" if len(names) > 8 else "")
+            )
+        return found
+
+    return optax.multi_transform({"trained": optimizer, "frozen": optax.set_to_zero()}, labels)

@@ -33,8 +33,8 @@ import jax
 from jaxtyping import Array
 
 from jaxeff.core import check_params, string, validate
-from jaxeff.program import evaluate, interpret_sites, plain_rule, trace
-from jaxeff.program.ir import Contraction, Layer, Node, Program, Value, run_nodes
+from jaxeff.program import Layer, Program, evaluate, interpret_sites, plain_rule, trace
+from jaxeff.program.ir import Contraction, Node, Value, run_nodes
 from jaxeff.program.reading import argument_leaves
 
 

@@ -3,23 +3,20 @@
 Transforms keep the signature `f(params, *args)`; what they return goes to `quantized` as it is.
 """
 
-from jaxeff.compression.post_training._adaround import adaround
-from jaxeff.compression.post_training._awq import awq
-from jaxeff.compression.post_training._batch_norm import fold_batch_norm
-from jaxeff.compression.post_training._bias_correction import correct_biases
-from jaxeff.compression.post_training._equalization import equalize
-from jaxeff.compression.post_training._gptq import gptq
-from jaxeff.compression.post_training._layerwise import RoundingProblem, arguments, on_grids
-from jaxeff.compression.post_training._multiplication import Matrix, Multiplication, multiplications
-from jaxeff.compression.post_training._rotation import rotate
-from jaxeff.compression.post_training._smooth_quant import smooth_quant
-from jaxeff.compression.post_training.ranges import (
+from jaxeff.compression.post_training._biases import correct_biases, fold_batch_norm
+from jaxeff.compression.post_training._calibrate import (
     RunningRange,
     calibrate,
-    clip_range,
     initial_ranges,
     running,
 )
+from jaxeff.compression.post_training._channels import equalize
+from jaxeff.compression.post_training._clipping import clip_range
+from jaxeff.compression.post_training._layerwise import RoundingProblem, arguments, on_grids
+from jaxeff.compression.post_training._multiplication import Matrix, Multiplication, multiplications
+from jaxeff.compression.post_training._rotation import rotate
+from jaxeff.compression.post_training._rounding import adaround, gptq
+from jaxeff.compression.post_training._scaling import awq, smooth_quant
 
 __all__ = [
     "Matrix",

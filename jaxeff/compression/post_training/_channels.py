@@ -1,4 +1,4 @@
-"""Pairs of layers whose common channels can be rescaled, with all that lies between them.
+"""Pairs of layers, and norms, whose common channels can be rescaled: `equalize`.
 
 Between two linear layers there may be anything that keeps channels apart and is positively
 homogeneous, g(s x) = s g(x) for s > 0: a ReLU, a leaky one, pooling, a mean, a reshape. Neither is
@@ -7,6 +7,11 @@ with channels multiplied by small whole numbers, the digits of the channel's num
 ratio is a whole number, and the same wherever an input of the second layer stands, the digits give
 the channel. A GELU, a sigmoid, a clipped ReLU, a shift or a softmax gives ratios that aren't whole,
 and there is no pair.
+
+Nor is it read off names which parameters multiply the channels that layers read, as a norm's scale
+and bias do: a layer is evaluated with its vectors of parameters multiplied by small whole numbers,
+channel by channel. Where its result is multiplied by just these numbers, dividing the vectors by a
+scale divides what the next layers read.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -19,16 +24,18 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int
 
-from jaxeff.compression.post_training._multiplication import Multiplication, multiplications
-from jaxeff.compression.post_training._origins import (
+from jaxeff.compression.post_training._multiplication import (
+    Multiplication,
     Origin,
     mean_per_entry,
+    multiplications,
     origin,
     parameter_values,
     producers,
     users,
 )
-from jaxeff.program import Layer, Program
+from jaxeff.core import check_count, input_batch, static_integer, validate
+from jaxeff.program import Layer, Program, trace
 from jaxeff.program.ir import Value
 
 _BASE = 8
@@ -292,3 +299,211 @@ def alone(program: Program, at: Multiplication) -> bool:
 def zeros_like(value: Value) -> np.ndarray:
     """Makes zeros like a value."""
     return np.zeros(value.aval.shape, value.aval.dtype)
+
+
+# Pairs whose scales all have logarithms below this count as equal.
+_SETTLED = 1e-4
+
+
+@validate(batch=input_batch, sweeps=static_integer())
+def equalize(f: Callable[..., Any], params: Any, batch: Any, *, sweeps: int = 50) -> Any:
+    """Equalizes the ranges of linear layers without changing the function.
+
+    Where f(s x) = s f(x) between two linear layers, channel i of the first can be divided by s_i
+    and its weights in the second multiplied by it (Nagel et al., eqs. 4 to 7). With s_i = sqrt(r1_i
+    r2_i) / r2_i both ranges become sqrt(r1_i r2_i), which is best for a range per tensor (eq. 11);
+    it is repeated over all pairs until nothing changes.
+
+    ```python
+    from jaxeff.compression import Int, equalize, quantized
+    from jaxeff.nn import small_classifier
+
+    f, params, (x, y) = small_classifier()
+    params = equalize(f, params, x)
+    logits = quantized(f, {"*:linear": Int(8, per="tensor")})(params, x)
+    ```
+
+    Sharp edges:
+        A batch norm between two layers stands in the way: `fold_batch_norm` first.
+        A result that several layers read, as before a residual sum, isn't scaled.
+        Large biases aren't absorbed (section 4.1.3).
+
+    Args:
+        f: A pure function `f(params, *args)`.
+        params: The parameters of `f`.
+        batch: `args` as a tuple, or the only one of them; their shapes count, not their values.
+        sweeps: Largest number of rounds over all pairs.
+
+    Returns:
+        New parameters; where there are no pairs, the same.
+
+    Raises:
+        ValueError: A weight isn't finite.
+
+    References:
+        Nagel et al., "Data-Free Quantization Through Weight Equalization and Bias Correction",
+        arXiv:1906.04721.
+    """
+    check_count("equalize: sweeps", sweeps)
+    args = batch if isinstance(batch, tuple) else (batch,)
+    program = trace(f, params, *args)
+    leaves = jax.tree.leaves((params, *args))
+    found = pairs(program, leaves)
+    # Scaling one pair changes the ranges of its neighbours, so all are gone through again.
+    for _ in range(sweeps):
+        changes = [_equalized(pair, leaves) for pair in found]
+        if max(changes, default=0.0) < _SETTLED:
+            break
+    count = len(jax.tree.leaves(params))
+    return jax.tree.unflatten(jax.tree.structure(params), leaves[:count])
+
+
+def rescale(pair: LayerPair, leaves: list[Any], scale: Float[np.ndarray, " channels"]) -> None:
+    """Divides the first layer's channels by a scale and multiplies it into the second's weights."""
+    first, second = pair.first, pair.second
+    w1, w2 = (weights_of(at, leaves) for at in (first.at, second))
+    replace_weights(first.at, leaves, w1 / scale.reshape(w1.shape[0], 1, w1.shape[2]))
+    replace_weights(second, leaves, w2 * scale[pair.channels][:, :, None])
+    if first.bias is not None:
+        bias = np.asarray(leaves[first.bias.leaf])
+        new = bias.astype(np.float64) / scale[first.bias_channels]
+        leaves[first.bias.leaf] = jnp.asarray(new.astype(bias.dtype))
+
+
+def weights_of(
+    at: Multiplication, leaves: Sequence[Any]
+) -> Float[np.ndarray, "groups inputs outputs"]:
+    """Returns the weights of a layer as matrices."""
+    w = np.asarray(at.origin.to_input(leaves[at.origin.leaf]))
+    return np.asarray(at.contraction.matrix(w)).astype(np.float64)
+
+
+def replace_weights(
+    at: Multiplication, leaves: list[Any], matrix: Float[np.ndarray, "groups inputs outputs"]
+) -> None:
+    """Puts matrices in the place of a layer's weights, among the flattened arguments."""
+    leaf = leaves[at.origin.leaf]
+    dtype = at.layer.inputs[at.index].aval.dtype
+    new = jnp.asarray(np.asarray(at.contraction.weight(matrix)).astype(dtype))
+    leaves[at.origin.leaf] = at.origin.to_leaf(new, leaf)
+
+
+def _equalized(pair: LayerPair, leaves: list[Any]) -> float:
+    """Equalizes one pair and returns how far from equal it was, as a logarithm."""
+    first = np.abs(weights_of(pair.first.at, leaves)).max(1).reshape(-1)
+    inputs = np.abs(weights_of(pair.second, leaves)).max(2)
+    for at, x in ((pair.first.at, first), (pair.second, inputs)):
+        if not np.isfinite(x).all():
+            raise ValueError(f"equalize: the weight of {at.layer.site!r} isn't finite.")
+    second = np.zeros_like(first)
+    np.maximum.at(second, pair.channels.reshape(-1), inputs.reshape(-1))
+    # A channel that is zero on one side has no range to share.
+    both = (first > 0) & (second > 0)
+    # Eq. 11: sqrt(r1 r2) / r2 = sqrt(r1 / r2).
+    scale = np.where(both, np.sqrt(first / np.where(both, second, 1)), 1.0)
+    rescale(pair, leaves, scale)
+    return float(np.abs(np.log(scale)).max())
+
+
+@dataclass(frozen=True, eq=False)
+class Gain:
+    """Vectors of parameters that a layer's result is proportional to, channel by channel.
+
+    Attributes:
+        layer: The layer.
+        vectors: The parameters, of one entry a channel.
+        readers: The linear layers that read the result, and for each of their inputs its channel;
+            nothing else reads it.
+    """
+
+    layer: Layer
+    vectors: tuple[Origin, ...]
+    readers: tuple[tuple[Multiplication, Int[np.ndarray, "groups inputs"]], ...]
+
+    def divide(self, leaves: list[Any], scale: Float[np.ndarray, " channels"]) -> None:
+        """Divides the vectors by a scale, and multiplies it into the weights of the readers."""
+        for vector in self.vectors:
+            leaf = np.asarray(leaves[vector.leaf])
+            leaves[vector.leaf] = jnp.asarray((leaf / scale).astype(leaf.dtype))
+        for reader, channels in self.readers:
+            w = weights_of(reader, leaves) * scale[channels][:, :, None]
+            replace_weights(reader, leaves, w)
+
+
+def gains(
+    program: Program, leaves: Sequence[Any], found: Mapping[str, Multiplication]
+) -> list[Gain]:
+    """Finds the layers whose vectors of parameters multiply what linear layers read.
+
+    Args:
+        program: Result of `trace`.
+        leaves: The flattened arguments; parameters are looked at, data isn't.
+        found: The linear layers, by site.
+    """
+    readers, results = readers_of(program)
+    env = parameter_values(program, leaves)
+    made: list[Gain] = []
+    for layer in program.layers:
+        if layer.site in found or len(layer.outputs) != 1 or layer.kind == "control flow":
+            continue
+        # All readers take part: one that couldn't would see divided channels.
+        reading = readers.get(layer.outputs[0], [])
+        able = all(r.site in found and alone(program, found[r.site]) for r in reading)
+        if not layer.nodes or not reading or not able or layer.outputs[0] in results:
+            continue
+        gain = _gain(program, layer, [found[r.site] for r in reading], leaves, env)
+        if gain is not None:
+            made.append(gain)
+    return made
+
+
+def _gain(
+    program: Program,
+    layer: Layer,
+    reading: Sequence[Multiplication],
+    leaves: Sequence[Any],
+    env: Mapping[Value, Any],
+) -> Gain | None:
+    makers = producers(program)
+    vectors = {
+        i: at
+        for i, v in enumerate(layer.inputs)
+        if v.is_weight and (at := origin(program, v, makers, grows=True)) is not None
+    }
+    sizes = {jnp.shape(leaves[at.leaf]) for at in vectors.values()}
+    shared = any(users(program, at.path) != [layer.site] for at in vectors.values())
+    if shared or len(sizes) != 1 or len(*sizes) != 1:
+        return None
+    ((count,),) = sizes
+    random = np.random.default_rng(0)
+    values: list[Any] = [
+        env.get(v, random.normal(size=v.aval.shape).astype(v.aval.dtype)) for v in layer.inputs
+    ]
+    # Their own entries may be zero, which says nothing about the others.
+    entries = {i: random.uniform(0.5, 1.5, count).astype(np.float32) for i in vectors}
+
+    def result(scales: Array) -> Array:
+        inputs = list(values)
+        for i, at in vectors.items():
+            leaf = jnp.asarray(entries[i] * scales).astype(jnp.result_type(leaves[at.leaf]))
+            inputs[i] = at.to_input(leaf)
+        made: Array = layer.fn(*inputs)[0]
+        return made
+
+    channels = []
+    for reader in reading:
+
+        @jax.jit
+        def read(scales: Array, reader: Multiplication = reader) -> Array:
+            known = {layer.outputs[0]: result(scales)}
+            return reader.reads([known.get(v, zeros_like(v)) for v in reader.layer.inputs])
+
+        # Entry by entry, whose number multiplies it: none, or two, and it is no gain.
+        labels = labels_of(read, count)
+        if labels is None or (labels < 0).any():
+            return None
+        own = labels_of_inputs(reader, labels)
+        if own is None:
+            return None
+        channels.append(own)
+    return Gain(layer, tuple(vectors.values()), tuple(zip(reading, channels, strict=True)))

@@ -26,8 +26,13 @@ from jaxeff.compression._quantized import (
     settings_of,
 )
 from jaxeff.compression.numerics import LayerQuantization, Method, Quantizer, Tensor
-from jaxeff.compression.post_training._multiplication import Matrix, Multiplication, multiplications
-from jaxeff.compression.post_training._origins import parameter_values, users
+from jaxeff.compression.post_training._multiplication import (
+    Matrix,
+    Multiplication,
+    multiplications,
+    parameter_values,
+    users,
+)
 from jaxeff.compression.quantizers import Grouped, Scaled
 from jaxeff.program import (
     Layer,

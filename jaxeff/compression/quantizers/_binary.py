@@ -271,6 +271,11 @@ Open = Annotated[Float[Array, "..."] | float | None, Number(0)]
 class Thresholded(BaseQuantizer):
     """Three values, of which a threshold decides: what both methods share.
 
+    Sharp edges:
+        Thresholds follow weights on every call; of activations `init` fixes them, so that a
+        prediction doesn't depend on its batch. Thresholds have no gradient.
+        An array of zeros stays one; all other constants are kept up to the rounding of their mean.
+
     Attributes:
         fraction: The threshold over a magnitude of the array.
         threshold: Largest magnitude that becomes zero. Open: by `fraction`.
@@ -288,7 +293,10 @@ class Thresholded(BaseQuantizer):
 @register_setting
 @dataclass(frozen=True)
 class Ternary(Thresholded):
-    """Three values with a scale that follows the weights: `Ternary()`.
+    """Three values with a scale that follows the weights, {-a, 0, a}: `Ternary()`.
+
+    Values within the threshold, .7 mean|w|, become zero; a is the mean magnitude beyond it (Li et
+    al., eq. 5 and 6). Gradients pass straight through.
 
     Attributes:
         fraction: The threshold over the mean magnitude.
@@ -341,7 +349,12 @@ class Ternary(Thresholded):
 @register_setting
 @dataclass(frozen=True)
 class TrainedTernary(Thresholded):
-    """Three values, two of them learnt: `TrainedTernary()`.
+    """Three values, two of them learnt, {-n, 0, p}: `TrainedTernary()`.
+
+    The threshold is .05 max|w| (Zhu et al., eq. 9). The gradient of p is the sum over the values
+    that became p (eq. 7), that of n the same with a minus, since the value is -n: equation 7 has no
+    minus for n; with one the gradient is that of equation 6. The gradient of w is multiplied with p
+    above the threshold, with n below the other, with one between (eq. 8).
 
     Attributes:
         fraction: The threshold over the largest magnitude.

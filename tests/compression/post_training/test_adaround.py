@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from jaxeff.compression import LSQ, Int, LayerQuantization, Scaled, Uniform, adaround, quantized
-from jaxeff.compression.post_training._adaround import excess, rectified_sigmoid
+from jaxeff.compression.post_training._rounding import excess, rectified_sigmoid
 
 
 def linear(params, x):

@@ -19,7 +19,7 @@ from jaxeff.compression import (
     init,
     quantized,
 )
-from jaxeff.compression.post_training._gptq import inverse_factor
+from jaxeff.compression.post_training._rounding import inverse_factor
 from jaxeff.core import functional
 from jaxeff.nn import LinenMLP
 

@@ -15,8 +15,7 @@ from jaxeff.compression import (
     fake_quantize,
     quantized,
 )
-from jaxeff.compression.post_training.ranges._clipping import clip_histogram
-from jaxeff.compression.post_training.ranges._histogram import BINS, Histogram, count
+from jaxeff.compression.post_training._clipping import BINS, Histogram, clip_histogram, count
 
 
 def net(params, x):

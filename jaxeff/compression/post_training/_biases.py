@@ -1,39 +1,8 @@
-"""`fold_batch_norm`: a batch norm in inference becomes part of the linear layer before it.
-
-A normalization by running statistics is y = a x + b with a number a and b for each channel. With
-W' = a W and the bias a c + b the layer before it makes y at once, and the normalization is gone
-(Jacob et al., section 3.2).
-
-```python
-import jax
-import jaxeff
-from flax import nnx
-from jaxeff.compression import Int, fold_batch_norm, quantized
-from jaxeff.nn import LeNet5
-
-model = LeNet5(batch_norm=True, rngs=nnx.Rngs(0))
-model.eval()
-f, params = jaxeff.functional(model)
-x = jax.numpy.ones((2, 28, 28, 1))
-f, params = fold_batch_norm(f, params, x)
-logits = quantized(f, {"*:linear": Int(8)})(params, x)
-```
-
-Running statistics are closed over by a function or among its arguments, and most convolutions
-before a batch norm have no bias; so there is a new function besides new parameters. A bias that
-wasn't there is a leaf `bias` beside the weight, and the parameters of a folded normalization are
-gone.
-
-Sharp edges:
-    The statistics are folded as they are now: fold again after training.
-    A normalization by the statistics of its batch isn't affine, and stays.
-
-References:
-    Jacob et al., arXiv:1712.05877.
-"""
+"""Biases that take up a batch norm or the mean of quantization errors."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import jax
@@ -41,10 +10,18 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
-from jaxeff.compression.post_training._channels import Source, source
-from jaxeff.compression.post_training._equalization import replace_weights, weights_of
-from jaxeff.compression.post_training._multiplication import multiplications
-from jaxeff.compression.post_training._origins import parameter_values, users
+from jaxeff.compression._quantized import check_spec, quantized_layer, settings_of
+from jaxeff.compression.numerics import Method
+from jaxeff.compression.post_training._channels import Source, replace_weights, source, weights_of
+from jaxeff.compression.post_training._layerwise import arguments, check_finite, side_by_side
+from jaxeff.compression.post_training._multiplication import (
+    mean_per_entry,
+    multiplications,
+    origin,
+    parameter_values,
+    producers,
+    users,
+)
 from jaxeff.core import input_batch, validate
 from jaxeff.program import Layer, Program, Rule, interpret, plain_rule, trace
 from jaxeff.program.ir import Value
@@ -70,6 +47,34 @@ class _Fold:
 def fold_batch_norm(f: Callable[..., Any], params: Any, *args: Any) -> tuple[Any, Any]:
     """Folds every batch norm that directly follows a linear layer.
 
+    A normalization by running statistics is y = a x + b with a number a and b for each channel.
+    With W' = a W and the bias a c + b the layer before it makes y at once, and the normalization is
+    gone (Jacob et al., section 3.2).
+
+    ```python
+    import jax
+    import jaxeff
+    from flax import nnx
+    from jaxeff.compression import Int, fold_batch_norm, quantized
+    from jaxeff.nn import LeNet5
+
+    model = LeNet5(batch_norm=True, rngs=nnx.Rngs(0))
+    model.eval()
+    f, params = jaxeff.functional(model)
+    x = jax.numpy.ones((2, 28, 28, 1))
+    f, params = fold_batch_norm(f, params, x)
+    logits = quantized(f, {"*:linear": Int(8)})(params, x)
+    ```
+
+    Running statistics are closed over by a function or among its arguments, and most convolutions
+    before a batch norm have no bias; so there is a new function besides new parameters. A bias that
+    wasn't there is a leaf `bias` beside the weight, and the parameters of a folded normalization
+    are gone.
+
+    Sharp edges:
+        The statistics are folded as they are now: fold again after training.
+        A normalization by the statistics of its batch isn't affine, and stays.
+
     Args:
         f: A pure function `f(params, *args)` in inference: running statistics are used.
         params: The parameters of `f`.
@@ -83,6 +88,9 @@ def fold_batch_norm(f: Callable[..., Any], params: Any, *args: Any) -> tuple[Any
     Raises:
         ValueError: A normalization's numbers aren't finite.
         TypeError: A bias has to be added, but the parameters are no nested dict.
+
+    References:
+        Jacob et al., arXiv:1712.05877.
     """
     program = trace(f, params, *args)
     leaves = jax.tree.leaves((params, *args))
@@ -286,3 +294,93 @@ def _nest(leaves: Mapping[tuple[str, ...], Any]) -> dict[str, Any]:
             node = node.setdefault(key, {})
         node[last] = leaf
     return tree
+
+
+@validate(batch=input_batch)
+def correct_biases(
+    f: Callable[..., Any], params: Any, batch: Any, spec: Mapping[str, Method | None]
+) -> Any:
+    """Corrects biases so that quantized layers keep the means of their outputs.
+
+    The error of a layer's output has a mean that isn't zero: E[y'] = E[y] + E[e], with an entry of
+    e for each output channel; subtracting E[e] from the bias removes it (Nagel et al., section 4.2,
+    eqs. 16, 17). E[e] is measured on a batch, layer by layer, each on what the corrected, quantized
+    layers before it give (appendix D).
+
+    ```python
+    from jaxeff.compression import Int, correct_biases, quantized
+    from jaxeff.nn import small_classifier
+
+    f, params, (x, y) = small_classifier()
+    spec = {"*:linear": Int(4)}
+    params = correct_biases(f, params, x, spec)
+    logits = quantized(f, spec)(params, x)
+    ```
+
+    Sharp edges:
+        A layer without a bias stays as it is: `fold_batch_norm` gives a bias to those that have a
+        batch norm. So does a layer in a loop.
+        The mean is that before the activation function.
+
+    Args:
+        f: A pure function `f(params, *args)`.
+        params: The parameters of `f`, or those that `gptq` or `adaround` gave.
+        batch: `args` as a tuple, or the only one of them: some hundred examples.
+        spec: Quantizers by site, as for `quantized`.
+
+    Returns:
+        New parameters; only biases of layers with a setting are different.
+
+    Raises:
+        ValueError: The batch is empty or not finite, or no layer of the spec has a bias.
+
+    References:
+        Nagel et al., "Data-Free Quantization Through Weight Equalization and Bias Correction",
+        arXiv:1906.04721.
+    """
+    check_spec(spec)
+    args = arguments("correct_biases", batch)
+    program = trace(f, params, *args)
+    settings = settings_of(spec, program)
+    makers = producers(program)
+    leaves = jax.tree.leaves((params, *args))
+    corrected: dict[str, Array] = {}
+
+    def at(
+        layer: Layer, exact: Sequence[Any], outputs: Sequence[Any], given: Sequence[Any]
+    ) -> Sequence[Any] | None:
+        if layer.site not in settings or not layer.biases:
+            return None
+        index = layer.biases[0]
+        bias = origin(program, layer.inputs[index], makers, grows=True)
+        # A bias that is computed, or read elsewhere too, can't take this layer's error alone.
+        if bias is None or users(program, bias.path) != [layer.site]:
+            return None
+        rule = jax.jit(partial(quantized_layer, settings[layer.site], layer, None))
+        (result,) = rule(*given)
+        check_finite("correct_biases", layer.site, outputs=result)
+        leaf = leaves[bias.leaf]
+        error = np.asarray(result) - np.asarray(outputs[0])
+        # E[e] of eqs. 16 and 17, over all places that an entry of the bias adds to.
+        mean = mean_per_entry(layer, bias, index, leaf, exact, error)
+        corrected[layer.site] = mean
+        leaves[bias.leaf] = jnp.asarray(np.asarray(leaf) - np.asarray(mean), leaf.dtype)
+        inputs = list(given)
+        inputs[index] = bias.to_input(leaves[bias.leaf])
+        # Later layers measure their error on corrected inputs (appendix D).
+        changed: Sequence[Any] = rule(*inputs)
+        return changed
+
+    side_by_side(program, settings, leaves, at)
+    if not corrected:
+        raise ValueError(
+            "correct_biases found no bias of its own in any layer of the spec: "
+            f"{_listed(program, settings)}. fold_batch_norm makes biases of batch norms."
+        )
+    count = len(jax.tree.leaves(params))
+    return jax.tree.unflatten(jax.tree.structure(params), leaves[:count])
+
+
+def _listed(program: Program, settings: Mapping[str, Any]) -> str:
+    names = [layer.site for layer in program.sites if layer.site in settings]
+    return ", ".join(names[:5]) + (", ..." if len(names) > 5 else "")
