@@ -1,24 +1,15 @@
-"""Reference models of the source work as Flax NNX modules, one per file.
+"""Reference models as Flax NNX modules, features of sound, decoders of text, classifiers of files.
 
 Images are NHWC; models flatten what they need to. Layers have short names (``conv1``, ``bn1``,
 ``fc1``), so that sites read well. Every model is built in train mode, as Flax does: call
 ``model.eval()`` before ``jaxeff.functional`` where it has batch norm or dropout.
 """
 
-from jaxeff.nn.audio import LogMel, hann, mel_filters
-from jaxeff.nn.file_types import Magika, PretrainedMagika, file_tokens, load_magika
-from jaxeff.nn.language import (
-    Decoder,
-    DecoderCache,
-    DecoderConfig,
-    PretrainedDecoder,
-    Tokenizer,
-    generate,
-    load_decoder,
-    load_tokenizer,
-    sample,
-    smollm2_135m,
-)
+from jaxeff.nn._decoder import Decoder, DecoderCache, DecoderConfig, smollm2_135m
+from jaxeff.nn._log_mel import LogMel, hann, mel_filters
+from jaxeff.nn._magika import Magika, PretrainedMagika, file_tokens, load_magika
+from jaxeff.nn._pretrained import PretrainedDecoder, Tokenizer, load_decoder, load_tokenizer
+from jaxeff.nn._sampling import generate, sample
 from jaxeff.nn.layers import ACTIVATIONS, SplineActivation, activation
 from jaxeff.nn.models import (
     MLP,

@@ -7,7 +7,7 @@ import pytest
 from flax import nnx
 
 from experiments.transforms import cost, networks
-from jaxeff.nn.layers import _residual as residual
+from jaxeff.nn.layers import _layers as residual
 
 # Where both round a quantized activation to different sides of a tie, it is one step of 255 apart.
 AGREEMENT = {"noisy": 1e-5, "quantized": 2 / 255, "moments": 1e-4}

@@ -8,7 +8,7 @@ from scipy.interpolate import BSpline
 import jaxeff
 from jaxeff.bayes import prior_scales
 from jaxeff.nn import SplineActivation
-from jaxeff.nn.layers._spline import cubic_basis
+from jaxeff.nn.layers._layers import cubic_basis
 
 
 @pytest.mark.slow

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Float, Key
 
-from jaxeff.nn.models._mlp import count_layers
+from jaxeff.nn.models._small import count_layers
 
 
 class VAE(nnx.Module):

@@ -37,7 +37,7 @@ from jaxeff.core import (
     static_integer,
     validate,
 )
-from jaxeff.nn.language._config import DecoderCache
+from jaxeff.nn._decoder import DecoderCache
 
 
 @validate(
