@@ -15,15 +15,12 @@ makes images worse in fifteen ways.
 """
 
 from jaxeff.data import _noisy_sine as sine
-from jaxeff.data._augmentation import augment
-from jaxeff.data._catalogue import NAMES, VARIABLE, available, load
-from jaxeff.data._dataset import Dataset
-from jaxeff.data._errors import DataError
+from jaxeff.data._catalogue import NAMES, VARIABLE, augment, available, load, normalize
+from jaxeff.data._corruptions import CORRUPTIONS, corrupt
+from jaxeff.data._formats import DataError, Dataset
 from jaxeff.data._noisy_sine import REGIMES, noisy_sine, span
-from jaxeff.data._normalization import normalize
 from jaxeff.data._speech import Recordings, log_mel, speech_commands, tones
 from jaxeff.data._two_moons import NOISE, plane, two_moons
-from jaxeff.data.corruptions import CORRUPTIONS, corrupt
 
 __all__ = [
     "CORRUPTIONS",

@@ -1,4 +1,4 @@
-"""Data sets by name: where each one's files may lie, and how they are read.
+"""Data sets by name, normalised by their own constants, and augmented.
 
 Files are looked for under the folder named by the environment variable ``JAXEFF_DATA`` (or passed
 as ``root``): MNIST in ``mnist/`` or ``MNIST/raw/``, Fashion-MNIST in ``fashion-mnist/`` or
@@ -12,19 +12,56 @@ assert "digits" in available()                          # and what lies under JA
 digits = load("digits")
 assert len(digits.train_images) == len(digits.train_labels)
 ```
+
+`normalize` takes mean and standard deviation per channel of each training set:
+
+```python
+import numpy as np
+
+from jaxeff.data import normalize
+
+white = np.full((1, 28, 28, 1), 255, np.uint8)
+assert abs(normalize(white, "mnist") - (1 - 0.1307) / 0.3081).max() < 1e-5
+```
+
+`augment` is the usual one of CIFAR-10: a random crop of the padded image, and a random flip.
+
+```python
+import jax
+import jax.numpy as jnp
+
+from jaxeff.data import augment
+
+images = jnp.ones((8, 32, 32, 3))
+assert augment(jax.random.key(0), images, pad=4).shape == images.shape
+```
+
+Sharp edges:
+    An out-of-domain image must be normalised as the model's own training data was, so pass the name
+    of the *model's* data set: ``normalize(fashion.test_images, "mnist")``.
 """
 
 import os
 from pathlib import Path
 
+import jax
+import jax.numpy as jnp
 import numpy as np
+from jaxtyping import Array, Float, PRNGKeyArray, Shaped, UInt8
 
-from jaxeff.core import path_like, string, validate
-from jaxeff.data import _cifar as cifar
-from jaxeff.data._dataset import Dataset
-from jaxeff.data._digits import digits, digits_ood
-from jaxeff.data._errors import DataError
-from jaxeff.data._idx import read_idx
+from jaxeff.core import path_like, real_array, static_integer, string, validate
+from jaxeff.data._formats import (
+    CIFAR_ARCHIVE,
+    CIFAR_TEST_BATCH,
+    CIFAR_TRAIN_BATCHES,
+    DataError,
+    Dataset,
+    digits,
+    digits_ood,
+    read_cifar_archive,
+    read_cifar_batch,
+    read_idx,
+)
 
 VARIABLE = "JAXEFF_DATA"
 
@@ -146,7 +183,7 @@ def _load_idx(name: str, root: Path) -> Dataset:
 def _cifar_files(root: Path) -> tuple[Path, ...]:
     """Finds the five training batches and the test batch, or the archive alone."""
     folders = [root / folder for folder in _FOLDERS["cifar-10"]]
-    names = (*cifar.TRAIN_BATCHES, cifar.TEST_BATCH)
+    names = (*CIFAR_TRAIN_BATCHES, CIFAR_TEST_BATCH)
     missing = list(names)
     for folder in folders:
         lacking = [name for name in names if not (folder / name).is_file()]
@@ -158,17 +195,17 @@ def _cifar_files(root: Path) -> tuple[Path, ...]:
             break
     else:
         for folder in folders:
-            if (folder / cifar.ARCHIVE).is_file():
-                return (folder / cifar.ARCHIVE,)
-    raise DataError(_missing("cifar-10", missing, folders, f"or {cifar.ARCHIVE} instead of them"))
+            if (folder / CIFAR_ARCHIVE).is_file():
+                return (folder / CIFAR_ARCHIVE,)
+    raise DataError(_missing("cifar-10", missing, folders, f"or {CIFAR_ARCHIVE} instead of them"))
 
 
 def _load_cifar(root: Path) -> Dataset:
     paths = _cifar_files(root)
     if len(paths) == 1:
-        train, test = cifar.read_archive(paths[0])
+        train, test = read_cifar_archive(paths[0])
     else:
-        batches = [cifar.read_batch(path) for path in paths]
+        batches = [read_cifar_batch(path) for path in paths]
         images, labels = zip(*batches[:-1], strict=True)
         train, test = (np.concatenate(images), np.concatenate(labels)), batches[-1]
     for split, path in ((train, paths[0]), (test, paths[-1])):
@@ -205,3 +242,93 @@ def _dataset(
         test[1].astype(np.int32),
         num_classes=_CLASSES,
     )
+
+
+# Of the training pixels scaled to [0, 1]; MNIST and Fashion-MNIST rounded as the source has them.
+CONSTANTS: dict[str, tuple[tuple[float, ...], tuple[float, ...]]] = {
+    "mnist": ((0.1307,), (0.3081,)),
+    "fashion-mnist": ((0.2860,), (0.3530,)),
+    "cifar-10": ((0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616)),
+    "digits": ((0.1558,), (0.2774,)),
+}
+
+
+@validate(images=real_array(nan=True, empty=True), name=string)
+def normalize(
+    images: UInt8[Array | np.ndarray, "*batch channels"]
+    | Float[Array | np.ndarray, "*batch channels"],
+    name: str,
+) -> Float[Array, "*batch channels"]:
+    """Scales images to zero mean and unit variance of a training set: ``(image - mean) / std``.
+
+    Args:
+        images: NHWC, or any shape with channels last. uint8 is taken as 0 to 255, a float dtype
+            as already scaled to [0, 1].
+        name: The data set whose constants to use.
+
+    Returns:
+        float32 (or the floating dtype that came in), the same shape.
+
+    Raises:
+        DataError: There are no constants for the name, or the channels don't fit.
+        TypeError: The dtype is neither uint8 nor floating.
+    """
+    if name not in CONSTANTS:
+        raise DataError(
+            f"no normalisation constants for {name!r}, expected one of {sorted(CONSTANTS)}; "
+            "pass the data set the model was trained on"
+        )
+    mean, std = CONSTANTS[name]
+    if images.shape[-1:] != (len(mean),):
+        raise DataError(
+            f"{name}: expected images with {len(mean)} channel(s) last, found shape {images.shape}"
+        )
+    if images.dtype == np.uint8:
+        scaled = jnp.asarray(images, jnp.float32) / 255
+    elif jnp.issubdtype(images.dtype, jnp.floating):
+        scaled = jnp.asarray(images)
+    else:
+        raise TypeError(f"expected uint8 or floating images, found {images.dtype}")
+    # Ranks are made equal here: JAX's promotion of ranks may be refused.
+    shape = (1,) * (scaled.ndim - 1) + (len(mean),)
+    # In the dtype of the images, so that bfloat16 isn't promoted.
+    centre, spread = (jnp.asarray(v, scaled.dtype).reshape(shape) for v in (mean, std))
+    return (scaled - centre) / spread
+
+
+@validate(images=real_array(nan=True), pad=static_integer(0))
+def augment(
+    key: PRNGKeyArray,
+    images: Shaped[Array, "batch height width channels"],
+    pad: int = 4,
+    flip: bool = True,
+) -> Shaped[Array, "batch height width channels"]:
+    """Shifts each image by up to ``pad`` pixels (zeros move in) and mirrors half of them.
+
+    Pure and jittable (``pad`` and ``flip`` are static). Augment before normalising, or zeros will
+    not be black.
+
+    Args:
+        key: Random key.
+        images: NHWC, any dtype.
+        pad: Largest shift in pixels, up to which each direction is equally likely.
+        flip: Whether to mirror left and right with probability 1/2.
+
+    Returns:
+        Images of the same shape and dtype.
+    """
+    crop_key, flip_key = jax.random.split(key)
+    padded = jnp.pad(images, ((0, 0), (pad, pad), (pad, pad), (0, 0)))
+    # Corners of the crop in the padded image: 0 shifts by +pad, 2 pad by -pad.
+    corners = jax.random.randint(crop_key, (len(images), 2), 0, 2 * pad + 1)
+    # `dynamic_slice` takes indices of one dtype only.
+    zero = jnp.zeros((), corners.dtype)
+
+    def crop(image: Array, corner: Array) -> Array:
+        return jax.lax.dynamic_slice(image, (corner[0], corner[1], zero), images.shape[1:])
+
+    cropped = jax.vmap(crop)(padded, corners)
+    if not flip:
+        return cropped
+    mirrored = jax.random.bernoulli(flip_key, shape=(len(images), 1, 1, 1))
+    return jnp.where(mirrored, cropped[:, :, ::-1], cropped)

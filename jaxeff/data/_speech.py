@@ -49,7 +49,7 @@ import numpy as np
 from jaxtyping import Float, Int, Int16
 
 from jaxeff.core import non_negative, path_like, positive, real_array, static_integer, validate
-from jaxeff.data._errors import DataError
+from jaxeff.data._formats import DataError
 
 RATE, LENGTH = 16_000, 16_000
 FOLDERS = ("speech-commands", "speech_commands_test_set_v0.02", "SpeechCommands")

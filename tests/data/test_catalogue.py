@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from jaxeff import data
-from jaxeff.data._normalization import CONSTANTS
+from jaxeff.data._catalogue import CONSTANTS
 
 
 def test_without_the_variable_only_embedded_data(monkeypatch):

@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 
 from jaxeff import data
-from jaxeff.data import _cifar as cifar
+from jaxeff.data import _formats as formats
 
 
 @pytest.fixture(scope="module")
@@ -20,7 +20,7 @@ def archive(tmp_path_factory):
     arrays["delta_test"] = np.stack([delta, np.zeros_like(delta)], axis=1)
     arrays["labels_train"] = np.arange(10, dtype=np.uint8)
     arrays["labels_test"] = np.array([3, 9], np.uint8)
-    np.savez_compressed(root / "cifar-10" / cifar.ARCHIVE, **arrays)
+    np.savez_compressed(root / "cifar-10" / formats.CIFAR_ARCHIVE, **arrays)
     return root, image, arrays
 
 
@@ -36,8 +36,8 @@ def test_archive(archive):
 
 def test_archive_cut_short(archive, tmp_path):
     (tmp_path / "cifar-10").mkdir()
-    path = tmp_path / "cifar-10" / cifar.ARCHIVE
-    path.write_bytes((archive[0] / "cifar-10" / cifar.ARCHIVE).read_bytes()[:-40])
+    path = tmp_path / "cifar-10" / formats.CIFAR_ARCHIVE
+    path.write_bytes((archive[0] / "cifar-10" / formats.CIFAR_ARCHIVE).read_bytes()[:-40])
     with pytest.raises(data.DataError, match="complete npz archive") as caught:
         data.load("cifar-10", tmp_path)
     assert str(path) in str(caught.value)
@@ -55,7 +55,7 @@ def test_archive_cut_short(archive, tmp_path):
 def test_archive_with_other_arrays(archive, tmp_path, change, message):
     (tmp_path / "cifar-10").mkdir()
     arrays = {k: v for k, v in (archive[2] | change).items() if v is not None}
-    np.savez_compressed(tmp_path / "cifar-10" / cifar.ARCHIVE, **arrays)
+    np.savez_compressed(tmp_path / "cifar-10" / formats.CIFAR_ARCHIVE, **arrays)
     with pytest.raises(data.DataError, match=message):
         data.load("cifar-10", tmp_path)
 
@@ -70,7 +70,7 @@ def test_binary_batch(tmp_path):
     ]
     path = tmp_path / "data_batch_1.bin"
     path.write_bytes(b"".join(records))
-    read_images, read_labels = cifar.read_batch(path, records=4)
+    read_images, read_labels = formats.read_cifar_batch(path, records=4)
     np.testing.assert_array_equal(read_images, images)
     np.testing.assert_array_equal(read_labels, labels)
 
@@ -78,7 +78,7 @@ def test_binary_batch(tmp_path):
 def test_a_batch_cut_between_two_records_is_refused(tmp_path):
     folder = tmp_path / "cifar-10-batches-bin"
     folder.mkdir()
-    for name in (*cifar.TRAIN_BATCHES, cifar.TEST_BATCH):
+    for name in (*formats.CIFAR_TRAIN_BATCHES, formats.CIFAR_TEST_BATCH):
         (folder / name).write_bytes(bytes(3073 * 9))
     with pytest.raises(data.DataError, match=r"expected 30730000 bytes .* found 27657"):
         data.load("cifar-10", tmp_path)
@@ -87,7 +87,7 @@ def test_a_batch_cut_between_two_records_is_refused(tmp_path):
 def test_a_missing_batch_is_named(tmp_path):
     folder = tmp_path / "cifar-10-batches-bin"
     folder.mkdir()
-    for name in cifar.TRAIN_BATCHES:
+    for name in formats.CIFAR_TRAIN_BATCHES:
         (folder / name).write_bytes(b"")
     with pytest.raises(data.DataError, match=r"expected test_batch.bin .*JAXEFF_DATA") as caught:
         data.load("cifar-10", tmp_path)

@@ -3,7 +3,7 @@ import pytest
 from sklearn.datasets import load_digits
 
 from jaxeff import data
-from jaxeff.data._digits import frame
+from jaxeff.data._formats import frame
 
 
 @pytest.mark.slow

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from jaxeff import data
-from jaxeff.data._idx import read_idx
+from jaxeff.data._formats import read_idx
 
 
 @settings(deadline=None, max_examples=25)
