@@ -6,26 +6,36 @@ seed of a study.
 """
 
 from jaxeff.store import CheckpointError, load_metadata, load_pytree, save_pytree
-from jaxeff.training._batch_stats import converge_batch_stats
 from jaxeff.training._canonical import canonical_convolutions, canonical_in_loops
-from jaxeff.training._epoch import Loss, TrainState, count_examples, init, make_epoch
-from jaxeff.training._evidential import evidential
-from jaxeff.training._fit import FitResult, fit
-from jaxeff.training._identity import describe_training
-from jaxeff.training._loop import CheckpointOptions, DivergedError, RunOptions, run_epochs
+from jaxeff.training._epoch import (
+    Loss,
+    TrainState,
+    converge_batch_stats,
+    count_examples,
+    init,
+    make_epoch,
+)
+from jaxeff.training._fit import (
+    CheckpointOptions,
+    DivergedError,
+    FitResult,
+    RunOptions,
+    fit,
+    run_epochs,
+)
 from jaxeff.training._losses import (
     CheckedLoss,
     LabelledLoss,
     cross_entropy,
+    evidential,
     label_loss,
     normalized_call,
     stateless,
     valid_labels,
 )
-from jaxeff.training._replicates import epoch_function, start_function
+from jaxeff.training._replicates import describe_training, epoch_function, start_function
 from jaxeff.training._sensitivity import divergences, map_changes
-from jaxeff.training._spreading import spread_replicates
-from jaxeff.training._sweep import SweepResult, sweep
+from jaxeff.training._sweep import SweepResult, spread_replicates, sweep
 
 __all__ = [
     "CheckedLoss",

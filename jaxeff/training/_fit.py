@@ -1,4 +1,4 @@
-"""`fit`: train a pytree of parameters on data in memory with any optax optimizer.
+"""`fit`: train a pytree of parameters on data in memory, and `run_epochs`, the loop it is made of.
 
 ```python
 import jax
@@ -15,24 +15,323 @@ result = fit(
 logits = f(result.params, x)
 ```
 
-Each epoch is one compiled scan (`jaxeff.training`); progress, checkpoints, resuming and
-divergence are handled around it (`jaxeff.training`).
+Each epoch is one compiled scan (`make_epoch`). Around it `run_epochs`, the host's side of training,
+shows progress, keeps checkpoints, resumes and stops on NaN, for epochs of any form:
+
+```python
+import jax
+import jax.numpy as jnp
+import optax
+
+from jaxeff.nn import small_classifier
+from jaxeff.training import cross_entropy, init, make_epoch, run_epochs
+
+f, params, (x, y) = small_classifier(64)
+optimizer = optax.adam(1e-2)
+epoch = make_epoch(cross_entropy(f), optimizer, batch_size=32)
+run = {
+    "start": init(params, optimizer), "data": (x, y), "checkpoint": "run.safetensors",
+    "eval_fn": lambda state: {"largest": jnp.abs(f(state.params, x)).max()},
+}
+state, history = run_epochs(jax.random.key(0), epoch, epochs=1, **run)
+state, history = run_epochs(jax.random.key(0), epoch, epochs=3, **run)      # goes on from there
+assert [row["epoch"] for row in history] == [0, 1, 2] and state.step == 6
+```
+
+Sharp edges:
+    Epoch ``i`` always gets ``fold_in(key, i)``, so a run that was killed and resumed equals the
+    uninterrupted one bit for bit (on the same machine and versions).
+    A checkpoint knows the key, the data, the start, what an epoch computes (a learning rate too)
+    and the caller's ``settings``, and is refused where one of them differs. What a host callback
+    computes can't be seen: it belongs in ``settings``.
+    Programs that different versions of JAX trace can't be compared: after an update of JAX a
+    checkpoint is refused, and ``resume="force"`` goes on from it.
+    A state that lies on several processes is trained by all of them together; one writes the
+    checkpoint (`jaxeff.core`).
 """
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple, Unpack
+from pathlib import Path
+from typing import Any, Literal, NamedTuple, TypedDict, Unpack
 
 import jax
+import jax.numpy as jnp
+import numpy as np
 import optax
 
-from jaxeff.core import check_function, check_key, check_params, forwards, validate
-from jaxeff.store import run_identity
-from jaxeff.training._epoch import Loss, TrainState, count_examples, init, make_epoch
-from jaxeff.training._identity import describe_training
-from jaxeff.training._loop import LOOP_CHECKS, History, RunOptions, run_epochs
+from jaxeff.core import (
+    Check,
+    aligned_arrays,
+    check_choice,
+    check_count,
+    check_function,
+    check_key,
+    check_params,
+    forwards,
+    from_writer,
+    function_of_form,
+    instance_of,
+    is_writer,
+    progress_bar,
+    span_processes,
+    static_integer,
+    to_devices,
+    to_host,
+    validate,
+)
+from jaxeff.store import (
+    CheckpointError,
+    Resume,
+    describe_arrays,
+    describe_computation,
+    load_metadata,
+    load_pytree,
+    require_same_run,
+    run_identity,
+    save_pytree,
+)
+from jaxeff.training._epoch import Epoch, Loss, TrainState, count_examples, init, make_epoch
 from jaxeff.training._losses import CheckedLoss
+from jaxeff.training._replicates import describe_training
+
+History = list[dict[str, Any]]
+
+
+class CheckpointOptions(TypedDict, total=False):
+    """How a run is kept and shown; `run_epochs` has their meaning and defaults."""
+
+    checkpoint: str | os.PathLike[str] | None
+    checkpoint_every: int
+    resume: Resume
+    progress: bool | None
+
+
+class RunOptions(CheckpointOptions, total=False):
+    """How a run is kept, shown and evaluated."""
+
+    eval_every: int
+
+
+class DivergedError(FloatingPointError):
+    """Training produced a NaN or an infinity.
+
+    Attributes:
+      train_state: The state after the last good epoch.
+      history: The metrics of the good epochs.
+    """
+
+    def __init__(self, message: str, train_state: TrainState, history: History):
+        super().__init__(message)
+        self.train_state = train_state
+        self.history = history
+
+
+LOOP_CHECKS: dict[str, Check] = {
+    "data": aligned_arrays,
+    "epochs": static_integer(0),
+    "eval_fn": function_of_form("eval_fn(train_state)"),
+    "on_epoch": function_of_form("on_epoch(epoch, train_state, row)"),
+}
+"""The checks of the arguments that a training shares with its loop."""
+
+
+@validate(
+    key=check_key,
+    epoch=function_of_form("epoch(train_state, key, data)"),
+    start=instance_of(TrainState),
+    **LOOP_CHECKS,
+)
+def run_epochs(
+    key: jax.Array,
+    epoch: Epoch,
+    start: TrainState,
+    data: Any,
+    *,
+    epochs: int,
+    eval_fn: Callable[[TrainState], Mapping[str, Any]] | None = None,
+    eval_every: int = 1,
+    on_epoch: Callable[[int, TrainState, dict[str, Any]], bool | None] | None = None,
+    checkpoint: str | os.PathLike[str] | None = None,
+    checkpoint_every: int = 1,
+    resume: Resume = True,
+    settings: Mapping[str, Any] | None = None,
+    identity: Mapping[str, Any] | None = None,
+    progress: bool | None = None,
+    on_nan: Literal["raise", "keep"] = "raise",
+) -> tuple[TrainState, History]:
+    """Runs ``epoch`` repeatedly, each time as one compiled call.
+
+    Args:
+      key: Random key of the run, or an array of them, one per replicate.
+      epoch: ``epoch(train_state, key, data) -> (train_state, metrics)``, from `make_epoch`,
+        vmapped over replicates or not (then ``start`` and the metrics have a leading axis).
+      start: The state before the first epoch. It stays valid.
+      data: Pytree of arrays with a common first axis; moved to the device once.
+      epochs: Total number of epochs of the run, including those before a resume.
+      eval_fn: ``eval_fn(train_state) -> metrics``, added to the epoch's record.
+      eval_every: Epochs between evaluations; the last epoch is always evaluated.
+      on_epoch: Called with the epoch's index, state and record; returning True stops the run.
+      checkpoint: File to keep the run in.
+      checkpoint_every: Epochs between checkpoints; the last epoch is always kept.
+      resume: Whether to go on from ``checkpoint`` if it exists; otherwise it is overwritten.
+        ``"force"`` goes on although it is of another run, if only its shapes fit.
+      settings: Further facts that define the run, as JSON; a checkpoint with other settings is
+        refused.
+      identity: Identity of the run (`jaxeff.store.run_identity`); made from the key, the
+        data, the start, the epoch and the settings if None.
+      progress: Whether to show a bar; see `jaxeff.core`.
+      on_nan: Whether a loss or parameter that isn't finite stops the run. ``"keep"`` is for
+        replicates, of which some may diverge; it also needs one copy of the state less.
+
+    Returns:
+      The last state and the history: per epoch one record with ``epoch``, ``loss`` and the other
+      metrics as Python numbers, or lists of them over replicates.
+
+    Raises:
+      DivergedError: A loss or parameter isn't finite; it carries the last good state, and the
+        checkpoint, if any, is of a good epoch.
+      CheckpointError: The checkpoint is damaged, of another model or of another run.
+      ValueError: Data without a common first axis, or counts of epochs below 1.
+    """
+    for name, value in (
+        ("epochs", epochs), ("eval_every", eval_every), ("checkpoint_every", checkpoint_every)
+    ):  # fmt: skip
+        check_count(name, value)
+    check_choice("on_nan", on_nan, ("raise", "keep"))
+    check_choice("resume", resume, (True, False, "force"))
+    count_examples(data)
+    data = jax.tree.map(jnp.asarray, data)
+    # Without a way back to the last good state its memory can be reused, but not the caller's.
+    donate = on_nan == "keep"
+    carry = jax.tree.map(jnp.copy if donate else jnp.asarray, start)
+    compiled = jax.jit(epoch, donate_argnums=0 if donate else ())
+    # The identity costs a trace and a hash of all data: only for runs that are kept.
+    if checkpoint is None:
+        identity = {}
+    elif identity is None:
+        parts = describe_arrays("start", to_host(carry))
+        parts["epoch"] = describe_computation(epoch, carry, _fold_in(key, 0), data)
+        identity = run_identity(key, data, settings, parts)
+    together = span_processes(carry)
+    history: History = []
+    if checkpoint is not None and resume:
+        like = carry  # it is bound anew
+        # One process reads; the others get what it read, so that all continue from the same
+        # epoch.
+        found = from_writer(
+            lambda: _read(Path(checkpoint), like, None if resume == "force" else identity, epochs),
+            together,
+        )
+        if found is not None:
+            carry, history, stopped = found
+            # Where the started arrays lie, so that the epoch is compiled for the same layout.
+            carry = jax.tree.map(lambda x, at: to_devices(x, at.sharding), carry, like)
+            if stopped:
+                return carry, history
+
+    with progress_bar(progress, "epoch", epochs, len(history)) as advance:
+        for index in range(len(history), epochs):
+            # Keys depend on the epoch's number alone: a resumed run draws what the
+            # uninterrupted one would.
+            after, metrics = compiled(carry, _fold_in(key, index), data)
+            record = {"epoch": index, **_numbers(metrics)}
+            # Parameters, too: a last update may overflow after a loss that was still finite.
+            if on_nan == "raise" and not _finite(metrics["loss"], after.params):
+                raise DivergedError(
+                    f"training diverged in epoch {index}: its loss is {record['loss']} and "
+                    f"{_not_finite(after.params)}; the error's train_state holds the state after "
+                    f"{index} good epochs. {_cause(data)}",
+                    carry,
+                    history,
+                )
+            carry = after
+            last = index + 1 == epochs
+            if eval_fn is not None and (last or (index + 1) % eval_every == 0):
+                record |= _numbers(eval_fn(carry))
+            history.append(record)
+            advance(1, _shown(record))
+            stop = on_epoch is not None and on_epoch(index, carry, record) is True
+            if checkpoint is not None and (last or stop or (index + 1) % checkpoint_every == 0):
+                run = {"identity": dict(identity), "history": history, "stopped": stop}
+                # All processes gather what lies on several, one of them writes.
+                kept = to_host(carry)
+                if is_writer(together):
+                    save_pytree(checkpoint, kept, run)
+            if stop:
+                break
+    return carry, history
+
+
+def _read(
+    path: Path, like: TrainState, identity: Mapping[str, Any] | None, epochs: int
+) -> tuple[TrainState, History, bool] | None:
+    if not path.exists():
+        return None
+    metadata = load_metadata(path)
+    if not {"identity", "history", "stopped"} <= metadata.keys():
+        raise CheckpointError(f"{path} is a checkpoint, but not one of a training run.")
+    if identity is not None:
+        require_same_run(f"the checkpoint {path} is", metadata["identity"], identity)
+    carry = load_pytree(path, like)
+    history = metadata["history"]
+    if len(history) > epochs:
+        raise CheckpointError(
+            f"the checkpoint {path} already holds {len(history)} epochs, more than the "
+            f"{epochs} asked for: ask for more, or pass resume=False to overwrite it."
+        )
+    return carry, history, metadata["stopped"]
+
+
+def _fold_in(key: jax.Array, index: int) -> jax.Array:
+    typed = jnp.issubdtype(key.dtype, jax.dtypes.prng_key)
+    fold = jax.random.fold_in
+    # One key per replicate: a legacy key's last axis is its data.
+    for _ in range(key.ndim if typed else key.ndim - 1):
+        fold = jax.vmap(fold, (0, None))
+    return fold(key, index)
+
+
+# One program that returns one number: parameters stay on the device.
+@jax.jit
+def _finite(loss: jax.Array, params: Any) -> jax.Array:
+    leaves = [leaf for leaf in jax.tree.leaves(params) if jnp.issubdtype(leaf.dtype, jnp.inexact)]
+    checks = [jnp.all(jnp.isfinite(leaf)) for leaf in (loss, *leaves)]
+    return jnp.all(jnp.stack(checks))
+
+
+def _not_finite(params: Any) -> str:
+    for path, leaf in jax.tree_util.tree_leaves_with_path(params):
+        if jnp.issubdtype(leaf.dtype, jnp.inexact) and not jnp.all(jnp.isfinite(leaf)):
+            name = jax.tree_util.keystr(path, simple=True, separator="/")
+            return f"parameter {name!r} has values that aren't finite"
+    return "all parameters are finite"
+
+
+def _cause(data: Any) -> str:
+    """Suggests a remedy: for data that aren't finite, then for integers that may be labels."""
+    integers = []
+    for path, leaf in jax.tree_util.tree_leaves_with_path(data):
+        name = "data" + jax.tree_util.keystr(path)
+        if jnp.issubdtype(leaf.dtype, jnp.inexact) and (bad := int((~jnp.isfinite(leaf)).sum())):
+            return f"{bad} of {leaf.size} values of {name} are NaN or infinite: mend the data."
+        if jnp.issubdtype(leaf.dtype, jnp.integer) and leaf.size:
+            integers.append(f"{name} holds integers from {leaf.min()} to {leaf.max()}")
+    way_out = "Lower the learning rate or clip the gradients"
+    if not integers:
+        return f"{way_out}."
+    return f"{way_out}; if they are labels, look at their range: {', '.join(integers)}."
+
+
+def _shown(record: Mapping[str, Any]) -> str:
+    means = (f"{name} {np.mean(value):.4g}" for name, value in record.items() if name != "epoch")
+    return "  ".join(means)
+
+
+def _numbers(metrics: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: np.asarray(value).tolist() for name, value in to_host(dict(metrics)).items()}
 
 
 class FitResult(NamedTuple):

@@ -35,6 +35,21 @@ and the initial parameters, mini-batches and random keys of its seed. All settin
 see the same random numbers (common random numbers): their differences are those of the settings,
 and what is random is drawn once for all of them.
 
+Replicates are grouped in chunks, which are kept on disk and joined. `spread_replicates` distributes
+a chunk's replicates over the devices of all processes:
+
+```python
+import jax
+
+from jaxeff.training import spread_replicates
+
+spread = spread_replicates(seeds=3, settings=5, devices=jax.devices())
+data = spread.whole({"x": jax.numpy.ones((4, 2))})           # on each of the devices
+assert spread.seeds * spread.settings >= 15                  # filled up to fit the devices
+if jax.device_count() == 1:
+    assert spread == (3, 5, None)                            # nothing to spread over
+```
+
 Sharp edges:
     Replicates of one seed are not independent of each other; those of several seeds are.
     A replicate that diverges is marked and keeps its scores, whatever they are; the others go on.
@@ -47,14 +62,17 @@ Sharp edges:
 
 from __future__ import annotations
 
+import math
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jaxtyping import Bool, Float
 
 from jaxeff.core import (
@@ -63,30 +81,166 @@ from jaxeff.core import (
     check_function,
     check_key,
     check_params,
+    from_writer,
     function_of_form,
+    is_writer,
     progress_bar,
     span_processes,
     static_integer,
     string_mapping,
+    to_devices,
     to_host,
     validate,
 )
-from jaxeff.store import Resume, run_identity
-from jaxeff.training._chunks import ChunkFolder, even_parts, join_chunks
+from jaxeff.store import (
+    Resume,
+    load_metadata,
+    load_pytree,
+    require_same_run,
+    run_identity,
+    save_pytree,
+)
 from jaxeff.training._epoch import TrainState, count_examples
-from jaxeff.training._identity import describe_sweep
-from jaxeff.training._loop import run_epochs
+from jaxeff.training._fit import run_epochs
 from jaxeff.training._losses import CheckedLoss
 from jaxeff.training._replicates import (
     Init,
     LossAt,
     Score,
+    describe_sweep,
     epoch_function,
     finish_function,
     replicate_keys,
     start_function,
 )
-from jaxeff.training._spreading import spread_replicates
+
+
+def even_parts(total: int, most: int) -> list[list[int]]:
+    """Splits a range into parts of at most ``most``, the last filled up to the others' length."""
+    # Of one size, so that one compiled program trains them all.
+    count = math.ceil(total / most)
+    size = math.ceil(total / count)
+    return [[min(k, total - 1) for k in range(i * size, (i + 1) * size)] for i in range(count)]
+
+
+class ChunkFolder:
+    """Folder of finished chunks, and of the checkpoint of the running one.
+
+    Of processes that make one run `together`, the first alone reads and writes them.
+    """
+
+    def __init__(
+        self,
+        path: str | os.PathLike[str] | None,
+        identity: dict[str, Any],
+        together: bool = False,
+        resume: Resume = True,
+    ) -> None:
+        self.path = None if path is None else Path(path)
+        self.identity = identity
+        self._resume = resume
+        self._together = together
+
+    def running(self, name: str, filled: tuple[int, int] | None = None) -> Path | None:
+        """Names the checkpoint of a chunk while it trains.
+
+        Args:
+            name: The chunk's.
+            filled: The rows and columns if it was filled up for the devices; on another number of
+                devices it starts anew.
+        """
+        size = "" if filled is None else "-{}x{}".format(*filled)
+        return None if self.path is None else self.path / f"running-{name}{size}.safetensors"
+
+    def load(self, name: str, like: Any) -> Any:
+        """Reads the results of a finished chunk, or None; ``like`` has their structure.
+
+        Raises:
+            CheckpointError: The file is damaged, or of another sweep.
+        """
+        if self.path is None or not self._resume:
+            return None
+        return from_writer(lambda: self._read(name, like), self._together)
+
+    def _read(self, name: str, like: Any) -> Any:
+        if self.path is None or not (file := self.path / f"{name}.safetensors").exists():
+            return None
+        if self._resume != "force":
+            require_same_run(
+                f"{file} is", load_metadata(file), self.identity, run="sweep", place="folder"
+            )
+        return jax.device_get(load_pytree(file, like))
+
+    def save(self, name: str, found: Any) -> None:
+        """Writes the results of a finished chunk, and removes its checkpoints."""
+        if self.path is not None and is_writer(self._together):
+            save_pytree(self.path / f"{name}.safetensors", found, self.identity)
+            # Once the result is written: a kill before that goes on from these checkpoints.
+            for pattern in (f"running-{name}.*", f"running-{name}-*x*.*"):
+                for file in self.path.glob(pattern):
+                    file.unlink()
+
+
+def join_chunks(found: Any, rows: Any, columns: Any, seeds: int, total: int) -> Any:
+    """Joins chunks, without what filled up the last ones."""
+
+    def concatenate(*leaves: Any) -> Any:
+        # Chunks are in order of seeds, then settings.
+        grid = [leaves[i * len(columns) : (i + 1) * len(columns)] for i in range(len(rows))]
+        joined = np.concatenate([np.concatenate(row, axis=1) for row in grid], axis=0)
+        return joined[:seeds, :total]
+
+    return jax.tree.map(concatenate, *found.values())
+
+
+class Spread(NamedTuple):
+    """Placement of a chunk's replicates.
+
+    Attributes:
+        seeds: Rows of the chunk as it is trained.
+        settings: The number of columns, one for each setting.
+        sharding: Sharding of arrays whose leading axes are seeds and settings; None for one device.
+    """
+
+    seeds: int
+    settings: int
+    sharding: NamedSharding | None
+
+    def whole(self, tree: Any) -> Any:
+        """Copies arrays to every device."""
+        if self.sharding is None:
+            return tree
+        return to_devices(tree, NamedSharding(self.sharding.mesh, PartitionSpec()))
+
+
+def spread_replicates(seeds: int, settings: int, devices: Sequence[Any] | None = None) -> Spread:
+    """Spreads a chunk along its settings or its seeds, whichever fills the devices better.
+
+    Where neither is a multiple of the devices, one of them is filled up to it; each device still
+    has fewer replicates than the chunk. What fills up is to be cut away from the results.
+
+    Args:
+        seeds: Rows of the chunk.
+        settings: The number of columns, one for each setting.
+        devices: To spread it over; all that there are if None.
+    """
+    devices = jax.devices() if devices is None else devices
+    count = len(devices)
+    if count == 1:
+        return Spread(seeds, settings, None)
+    mesh = Mesh(np.array(devices), ("replicates",))
+    if seeds * settings == 1:  # nothing to spread, but other processes have to know the result
+        whole = NamedSharding(mesh, PartitionSpec())
+        return Spread(seeds, settings, whole if mesh.is_multi_process else None)
+    # The axis whose padding wastes fewer replicates is spread.
+    wide, long = (seeds, _filled(settings, count)), (_filled(seeds, count), settings)
+    if math.prod(wide) <= math.prod(long):
+        return Spread(*wide, NamedSharding(mesh, PartitionSpec(None, "replicates")))
+    return Spread(*long, NamedSharding(mesh, PartitionSpec("replicates")))
+
+
+def _filled(size: int, count: int) -> int:
+    return math.ceil(size / count) * count
 
 
 class SweepResult(NamedTuple):

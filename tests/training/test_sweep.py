@@ -13,7 +13,7 @@ import pytest
 import jaxeff
 from jaxeff.noise import Additive
 from jaxeff.training import CheckpointError, cross_entropy, init, make_epoch, sweep
-from jaxeff.training import _loop as training_loop
+from jaxeff.training import _fit as training_loop
 from jaxeff.training._replicates import replicate_keys
 
 pytestmark = pytest.mark.promotes("dtype")  # optax does
