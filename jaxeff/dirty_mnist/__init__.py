@@ -12,15 +12,16 @@ for no other reason than the data: aleatoric uncertainty that no training remove
 Sharp edge: these are not the published images, so figures compare with those on them only roughly.
 """
 
-from jaxeff.dirty_mnist._ambiguous import (
+from jaxeff.dirty_mnist._build import dirty_mnist
+from jaxeff.dirty_mnist._recipe import (
+    DirtyMNIST,
+    Recipe,
     balance_entropy,
     draw_labels,
     is_ambiguous,
     mix_codes,
     stretch_contrast,
 )
-from jaxeff.dirty_mnist._cache import dirty_mnist
-from jaxeff.dirty_mnist._recipe import DirtyMNIST, Recipe
 
 __all__ = [
     "DirtyMNIST",

@@ -1,17 +1,45 @@
-"""Makes the ambiguous images: trains the networks, searches mixtures, balances and labels."""
+"""`dirty_mnist`: the data set from its cache, built first where it isn't there.
 
+```python
+from jaxeff.dirty_mnist import Recipe, dirty_mnist
+
+tiny = Recipe(                                           # of scikit-learn's digits, in seconds
+    source="digits", train=8, test=8, labels=3, vae_epochs=2, vae_drops=(), members=2,
+    member_epochs=1, candidates=200, surplus=1, largest_mi=1.0, largest_entropy=2.4,
+    batch_size=64,
+)
+data = dirty_mnist(tiny, folder="cache", progress=None)  # dirty_mnist() is the published one
+images, labels = data.train()                            # digits, and ambiguous ones three times
+assert len(images) == len(data.digits.train_images) + 8 * 3
+```
+"""
+
+import dataclasses
+import json
+import os
+import warnings
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import jax
 import numpy as np
 from scipy.stats import entropy
 
-from jaxeff.data import DataError, Dataset
-from jaxeff.dirty_mnist._ambiguous import balance_entropy, draw_labels
-from jaxeff.dirty_mnist._networks import train_member, train_vae
-from jaxeff.dirty_mnist._recipe import Recipe
-from jaxeff.dirty_mnist._search import encode, make_judge, search
+from jaxeff.core import function_of_form, path_like, validate
+from jaxeff.data import DataError, Dataset, load
+from jaxeff.dirty_mnist._recipe import (
+    DirtyMNIST,
+    Recipe,
+    balance_entropy,
+    draw_labels,
+    encode,
+    make_judge,
+    search,
+    train_member,
+    train_vae,
+)
+from jaxeff.store import CheckpointError, cache_folder, load_metadata, load_pytree, save_pytree
 
 Say = Callable[[str], None]
 
@@ -75,3 +103,68 @@ def build(
             "probs": probs,
         }
     return made
+
+
+@validate(root=path_like, progress=function_of_form("progress(line)"))
+def dirty_mnist(
+    recipe: Recipe | None = None,
+    *,
+    folder: str | os.PathLike[str] | None = None,
+    root: str | os.PathLike[str] | None = None,
+    progress: Say | None = print,
+) -> DirtyMNIST:
+    """Loads MNIST and ambiguous digits made from it, or makes them.
+
+    The first call trains the networks and makes the images, about ten minutes on one core; it can
+    be killed and called again, and goes on. Later calls read the file it leaves, which holds a
+    checksum of its content and the recipe: each recipe has a folder of its own, a file that is
+    damaged or of another recipe is built anew, with a warning.
+
+    Args:
+        recipe: Recipe of the images; the published recipe if None. The same recipe makes the
+            same images on the same machine and versions.
+        folder: Folder that keeps the data set; ``dirty-mnist`` in `jaxeff.store.cache_folder` if
+            None.
+        root: Folder of the source's files, as `jaxeff.data.load` takes it.
+        progress: Called with one line per step; None for silence.
+
+    Returns:
+        The data set, in host memory.
+
+    Raises:
+        DataError: The source is missing or damaged, or too few ambiguous images are found.
+    """
+    recipe = recipe or Recipe()
+    source = load(recipe.source, root)
+    digest = recipe.digest(source)
+    place = Path(folder) if folder is not None else cache_folder() / "dirty-mnist"
+    # A folder per recipe and source: data sets of several recipes stay side by side.
+    place = place.expanduser() / digest
+    path = place / "ambiguous.safetensors"
+    metadata = {"digest": digest, "recipe": _plain(recipe)}
+    try:
+        stored = _read(path, metadata)
+    except FileNotFoundError:
+        stored = None
+    # A damaged file is no reason to fail: all that it held can be made again.
+    except CheckpointError as error:
+        warnings.warn(f"Dirty-MNIST is built again: {error}", stacklevel=2)
+        stored = None
+    if stored is None:
+        stored = build(recipe, source, place, progress)
+        save_pytree(path, stored, metadata)
+    # The names of `DirtyMNIST`'s fields: train_images, train_labels and so on.
+    parts = {f"{s}_{n}": np.asarray(a) for s, split in stored.items() for n, a in split.items()}
+    return DirtyMNIST(digits=source, **parts)
+
+
+def _read(path: Path, metadata: dict[str, Any]) -> Any:
+    found = load_metadata(path)
+    if found != metadata:
+        raise CheckpointError(f"{path} was made by another recipe or from other digits.")
+    return jax.device_get(load_pytree(path))
+
+
+def _plain(recipe: Recipe) -> dict[str, Any]:
+    """Converts the recipe to what comes back from JSON."""
+    return json.loads(json.dumps(dataclasses.asdict(recipe)))

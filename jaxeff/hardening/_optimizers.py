@@ -1,4 +1,26 @@
-"""Sharpness-aware minimization (SAM), plain and adaptive, through `optax.contrib.sam`.
+"""Optimizers that prepare a network for hardware: bounded weights, and flat minima (SAM).
+
+Weight clamping: parameters that stay inside the range of an analog device.
+
+```python
+import jax
+import optax
+
+from jaxeff.hardening import clamped
+
+def kernels(params):
+    return jax.tree_util.tree_map_with_path(lambda path, w: "kernel" in str(path[-1]), params)
+
+optimizer = optax.chain(optax.adam(1e-3), clamped(-1.0, 1.0))
+optimizer = optax.chain(optax.adam(1e-3), optax.masked(clamped(-1.0, 1.0), kernels))
+state = optimizer.init({"kernel": jax.numpy.ones((2, 3)), "bias": jax.numpy.zeros(3)})
+```
+
+It is what `optax.keep_params_nonnegative` is for non-negative weights: an update that would leave
+the box ends on its boundary. Noise grows weights (that is how networks drown additive noise), so
+without a bound a trained network may need more than a device has.
+
+Sharpness-aware minimization (SAM), plain and adaptive, through `optax.contrib.sam`.
 
 ```python
 import jax
@@ -18,9 +40,13 @@ Each step takes the gradient where the loss is worst nearby: at w + e, with
 
     e = rho T^2 g / |T g|,    T = 1 (SAM) or |w| + eta (adaptive SAM, elementwise)
 
-Sharp edges: a step costs two gradients. Both see the same mini-batch and the same noise.
+Sharp edges:
+    It must come last, after the learning rate. Adding a rounded update may miss the bound by an
+    ulp.
+    A step costs two gradients. Both see the same mini-batch and the same noise.
 
-Source: Foret et al., arXiv:2010.01412; Kwon et al., "ASAM", arXiv:2102.11600.
+References:
+    Foret et al., arXiv:2010.01412; Kwon et al., "ASAM", arXiv:2102.11600.
 """
 
 from typing import Any
@@ -30,7 +56,32 @@ import jax.numpy as jnp
 import optax
 from optax.contrib import sam
 
-from jaxeff.core import check_number, non_negative, validate, widened
+from jaxeff.core import check_number, finite, non_negative, validate, widened
+
+
+@validate(low=finite, high=finite)
+def clamped(low: float, high: float) -> optax.GradientTransformation:
+    """Keeps parameters between two bounds after each update.
+
+    Args:
+        low: The smallest value allowed.
+        high: The largest value allowed.
+
+    Returns:
+        A stateless transformation of updates; its `update` needs the parameters.
+
+    Raises:
+        ValueError: A bound is NaN, or there is nothing between them.
+    """
+    check_number("low", low, finite=False)
+    check_number("high", high, low=low, finite=False)
+
+    def update(updates: Any, params: Any) -> Any:
+        # What is clipped is the sum: an update within the bounds may still leave them.
+        after = optax.tree.clip(optax.apply_updates(params, updates), low, high)
+        return jax.tree.map(lambda new, old: new - old, after, params)
+
+    return optax.stateless(update)
 
 
 @validate(rho=non_negative, eta=non_negative)
