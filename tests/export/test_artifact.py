@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from jaxeff_export import Artifact, ArtifactError, SignatureError, export
 from jaxeff_export.artifact import rebuild
-from jaxeff_export.artifact._structure import count_leaves, describe
+from jaxeff_export.artifact._signature import count_leaves, describe
 from small_network import inputs, mlp, parameters
 
 from jaxeff.moment_propagation import Gaussian

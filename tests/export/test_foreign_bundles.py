@@ -20,7 +20,7 @@ import numpy as np
 import pytest
 from jaxeff_export import Artifact, ArtifactError, Bundle, BundleError, deploy
 from jaxeff_export.artifact import TensorSpec, add_checksum, digest, verify_checksum
-from jaxeff_export.artifact import _archive as archive
+from jaxeff_export.artifact import _artifact as archive
 from jaxeff_export.bundle.files import (
     ARTIFACT,
     DERIVED,

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jaxeff_export import LitertError, MissingExtraError, to_litert
-from jaxeff_export.litert_files._integer_weights import run as write
+from jaxeff_export.litert_files._to_litert import evaluate_known as write
 
 import jaxeff
 from jaxeff import Gaussian, Int

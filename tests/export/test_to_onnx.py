@@ -388,12 +388,12 @@ def test_files_run_in_every_dtype_or_are_refused_by_name(name, tmp_path):
 
 def test_a_file_that_cannot_be_read_back_is_not_written(tmp_path, monkeypatch):
     pytest.importorskip("onnxruntime")
-    from jaxeff_export.onnx_files import _kernels
+    from jaxeff_export.onnx_files import _to_onnx
 
     path = tmp_path / "f.onnx"
     path.write_text("before")
     # As if the table didn't know: the runtime refuses what it is handed.
-    monkeypatch.setattr(_kernels, "_KERNELS", {})
+    monkeypatch.setattr(_to_onnx, "_KERNELS", {})
     with jax.enable_x64(True), pytest.raises(OnnxError, match=r"ONNX Runtime refuses .* Conv"):
         to_onnx(convolved, (np.ones((1, 6, 6, 2)),), path, parameters=0)
     # Without it, the checker of the format finds a dtype that no version has.

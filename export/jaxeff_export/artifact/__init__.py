@@ -1,34 +1,39 @@
 """Artifacts: functions lowered to StableHLO, and what goes in and out of them written down."""
 
-from jaxeff_export.artifact._archive import (
+from jaxeff_export.artifact._artifact import (
     MOST_TEXT,
+    Artifact,
+    ArtifactError,
     add_checksum,
+    belongs,
     digest,
+    export,
     max_inflated_size,
+    package_versions,
     require_member,
+    state_places,
     verify_checksum,
     version_complaint,
 )
-from jaxeff_export.artifact._artifact import Artifact, ArtifactError, export, package_versions
-from jaxeff_export.artifact._forms import COUNT, SPEC, MappingOf, require_form
 from jaxeff_export.artifact._signature import (
+    COUNT,
+    SPEC,
+    Description,
+    MappingOf,
     SignatureError,
     TensorSpec,
     argument_names,
     batch_of,
     check_array,
     check_leaves,
+    count_leaves,
     dtype_of,
     flatten_named,
+    rebuild,
+    require_form,
+    require_structure,
     specs_from_json,
     with_batch,
-)
-from jaxeff_export.artifact._state import belongs, state_places
-from jaxeff_export.artifact._structure import (
-    Description,
-    count_leaves,
-    rebuild,
-    require_structure,
 )
 
 __all__ = [

@@ -8,6 +8,13 @@ Saved, an artifact is one zip file: ``model.stablehlo`` (the portable MLIR bytec
 StableHLO consumer), ``model.jax`` (the same with JAX's calling convention, for ``artifact.call``)
 and ``artifact.json`` (names, shapes, dtypes, versions, checksums).
 
+Documents carry a checksum of themselves, which catches transmission errors and accidents. An
+attacker can compute it as well, so the size of everything read is bounded: zeros deflate to a
+thousandth of their size in memory.
+
+A function with state takes it as arguments and returns it anew, after everything else, in a tuple:
+``step(params, token, cache) -> (logits, cache)``.
+
 Sharp edges: all shapes are static but for one batch. Arguments the function does not use are kept,
 so that the module's arguments are the function's. Arrays that `f` closes over become constants of
 the module: pass what should stay exchangeable as an argument.
@@ -25,7 +32,9 @@ assert "stablehlo.convolution" in Artifact.load("net.zip").text
 
 from __future__ import annotations
 
+import hashlib
 import io
+import json
 import zipfile
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -39,30 +48,202 @@ import jax.numpy as jnp
 
 from jaxeff.core import any_of, boolean, function_of_form, static_integer, string_sequence, validate
 from jaxeff.store import open_regular, write_atomically
-from jaxeff_export.artifact._archive import (
-    MOST_TEXT,
-    add_checksum,
-    digest,
-    max_inflated_size,
-    read_member,
-    verify_checksum,
-    version_complaint,
-)
-from jaxeff_export.artifact._forms import SPEC, MappingOf, require_form
 from jaxeff_export.artifact._signature import (
     BATCH,
+    SPEC,
+    Description,
+    MappingOf,
     SignatureError,
     TensorSpec,
     argument_names,
     batched_arguments,
     common_batch,
+    count_leaves,
+    describe,
     flatten_named,
+    require_form,
+    require_structure,
     specs_from_json,
     with_grids,
 )
-from jaxeff_export.artifact._state import belongs
-from jaxeff_export.artifact._structure import Description, describe, require_structure
 from jaxeff_export.targets import require_extra
+
+MOST_TEXT = 1 << 24
+"""Bytes of a document: those of a network of a hundred thousand arrays."""
+
+_ROOM, _RATIO = 1 << 28, 64
+
+
+def digest(data: bytes) -> str:
+    """Returns the SHA-256 of `data` in hexadecimal."""
+    return hashlib.sha256(data).hexdigest()
+
+
+def add_checksum(document: dict[str, Any]) -> bytes:
+    """Writes a JSON document with a checksum of itself under ``sha256``."""
+    body = {key: value for key, value in document.items() if key != "sha256"}
+    # The checksum is of the canonical form: indentation and order of the file don't matter.
+    body["sha256"] = digest(_canonical(body))
+    return json.dumps(body, indent=2).encode()
+
+
+def verify_checksum(data: bytes) -> dict[str, Any]:
+    """Reads the document of `add_checksum`.
+
+    Raises:
+      ValueError: if it is no JSON object, too large or too deep, or its checksum does not match.
+    """
+    # Before parsing: JSON takes many times its bytes as Python objects.
+    if len(data) > MOST_TEXT:
+        raise ValueError(f"it has {len(data)} bytes, more than the {MOST_TEXT} that are read")
+    try:
+        document = json.loads(data)
+        if not isinstance(document, dict):
+            raise ValueError("it is not a JSON object")
+        body = {key: value for key, value in document.items() if key != "sha256"}
+        if document.get("sha256") != digest(_canonical(body)):
+            raise ValueError("its checksum does not match its content")
+    except RecursionError:
+        raise ValueError("it is nested deeper than any that jaxeff writes") from None
+    return body
+
+
+def version_complaint(document: Mapping[str, Any], known: tuple[int, int]) -> str:
+    """Says that a document's format version is none of the known ones; empty if it is."""
+    version = document.get("format_version")
+    if version in known:
+        return ""
+    return f"format version {version}, this jaxeff reads {known[0]} and {known[1]}"
+
+
+def max_inflated_size(size: int) -> int:
+    """Limits the bytes that a file of `size` bytes may be inflated to.
+
+    Codes of one bit take a byte each in memory, eight times their size in the file. Any computer
+    has room for small files.
+    """
+    return max(_ROOM, _RATIO * size)
+
+
+def require_member(archive: zipfile.ZipFile, name: str) -> zipfile.ZipInfo:
+    """Finds a member of a zip file, if reading a part of it inflates no more than that part.
+
+    Raises:
+      ValueError: if there is none, or it is neither stored nor deflated.
+    """
+    try:
+        member = archive.getinfo(name)
+    except KeyError:
+        raise ValueError(f"it has no {name}") from None
+    # Other methods inflate whole blocks, however little is read of them.
+    if member.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
+        raise ValueError(f"its {name} is compressed in another way than deflated")
+    return member
+
+
+def read_member(archive: zipfile.ZipFile, name: str, most: int) -> bytes:
+    """Reads the content of a zip file's member, of at most `most` bytes.
+
+    Raises:
+      ValueError: if there is none, or it inflates to more.
+    """
+    with archive.open(require_member(archive, name)) as member:
+        # One byte more than allowed tells too large a member without inflating the rest of it.
+        content = member.read(most + 1)
+    if len(content) > most:
+        raise ValueError(
+            f"its {name} inflates to more than {most} bytes, which nothing in it needs"
+        )
+    return content
+
+
+def _canonical(body: dict[str, Any]) -> bytes:
+    return json.dumps(body, sort_keys=True, separators=(",", ":")).encode()
+
+
+def belongs(spec: TensorSpec, name: str) -> bool:
+    """Tells whether an array is a leaf of the argument of that name."""
+    # What follows the name has to begin a path: `x` is no prefix of `x2`.
+    return spec.name.startswith(name) and spec.name[len(name) :][:1] in ("", "[", ".")
+
+
+def state_places(
+    state: Sequence[str],
+    arguments: Sequence[str],
+    inputs: Sequence[TensorSpec],
+    outputs: Sequence[TensorSpec],
+    structure: Description,
+) -> list[tuple[int, int]]:
+    """Pairs the arrays of state among the arguments with those among the results.
+
+    Args:
+      state: names of the arguments that are state, in the order of the results.
+      arguments: names of the arguments that are data.
+      inputs: their arrays.
+      outputs: arrays of the results.
+      structure: description of the results.
+
+    Returns:
+      Per array its indices in `inputs` and in `outputs`.
+
+    Raises:
+      SignatureError: naming an argument that is unknown or named twice, or an array that changes
+        its place in the tree, shape or dtype.
+    """
+    for name in state:
+        if name not in arguments or list(state).count(name) > 1:
+            twice = "twice" if name in arguments else "no argument that is data"
+            raise SignatureError(
+                f"state names {name}, which is {twice}; those that are data are "
+                f"{', '.join(arguments) or 'none'}"
+            )
+    if not state:
+        return []
+    items = structure.get("items", []) if structure["kind"] == "tuple" else []
+    if len(items) < len(state):
+        raise SignatureError(
+            "a function with state returns a tuple, whose last elements are the new "
+            f"{', '.join(state)}; this one returns a {structure['kind']}"
+        )
+    pairs = []
+    # Where the leaves of each element of the tuple begin, and what is before the state.
+    counts = [count_leaves(item) for item in items]
+    for offset, name in enumerate(state):
+        place = len(items) - len(state) + offset
+        first = sum(counts[:place])
+        news = list(enumerate(outputs))[first : first + counts[place]]
+        olds = [(i, spec) for i, spec in enumerate(inputs) if belongs(spec, name)]
+        if not olds:
+            raise SignatureError(f"state names {name}, which has no arrays")
+        if len(olds) != len(news):
+            raise SignatureError(
+                f"the state {name} has {len(olds)} arrays, what replaces it (result[{place}]) has "
+                f"{len(news)}; return it in the same tree"
+            )
+        for (i, old), (j, new) in zip(olds, news, strict=True):
+            _require_same(old, new, old.name[len(name) :], f"result[{place}]")
+            pairs.append((i, j))
+    return pairs
+
+
+def _require_same(old: TensorSpec, new: TensorSpec, path: str, result: str) -> None:
+    if old.varies:
+        raise SignatureError(
+            f"the state {old.name} has the shape {old.shape}, which varies; leave its argument out "
+            "of any_batch"
+        )
+    # Paths within the trees: a dict with other keys has as many leaves.
+    if new.name != result + path:
+        raise SignatureError(
+            f"the state {old.name} is replaced by {new.name}; return it in the same tree"
+        )
+    if (old.shape, old.dtype) != (new.shape, new.dtype):
+        ours, theirs = (f"{spec.dtype}{list(spec.shape)}" for spec in (old, new))
+        raise SignatureError(
+            f"the state {old.name} is {ours}, what replaces it ({new.name}) {theirs}; return it in "
+            "the same shape and dtype"
+        )
+
 
 FORMAT = "jaxeff-artifact"
 FORMAT_VERSION = 1

@@ -1,19 +1,31 @@
-"""Names, shapes and dtypes of the flattened arguments and results of a function.
+"""What a function takes and returns, as plain data: names, shapes, dtypes, pytree structures.
 
 A compiled function takes and returns flat lists of arrays; users write arguments and pytrees. A
 `TensorSpec` connects the two: its name is the argument's name and the path into it,
 such as ``params['conv1']['kernel'].mean`` or ``x``. A size that may vary is written down as text:
 ``batch`` first in the shape of an input, and in those of results what follows from it, such as
 ``2*batch``.
+
+A description of a structure is JSON, so that a result can be rebuilt without pickle: nested objects
+with a ``kind`` each. Dicts, lists, tuples, named tuples, None and `jaxeff.Gaussian` come back as
+what they were (a named tuple as one of equal name and fields); any other registered node comes back
+as a dict of its children.
+
+Documents of unknown origin are checked against a form, which is data as well: ``str``; ``bool``;
+`COUNT`, a whole number from 0; a list of one form, for a list of any length; a dict of names to
+forms, for an object that has these entries; `MappingOf`, for an object with any names; or a tuple
+of forms, for one of them.
 """
 
 from __future__ import annotations
 
+import collections
 import dataclasses
 import functools
 import inspect
 import math
-from collections.abc import Callable, Collection, Sequence
+import reprlib
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,7 +34,87 @@ import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
 
-from jaxeff_export.artifact._forms import SPEC, require_form
+from jaxeff.moment_propagation import Gaussian
+
+COUNT = range(2**53)
+"""Sizes and other counts: whole numbers that any reader of JSON takes as they are."""
+
+SPEC = {"name": str, "shape": [(COUNT, str)], "dtype": str}
+"""A `TensorSpec`, written down."""
+
+
+@dataclass(frozen=True)
+class MappingOf:
+    """An object whose values are of one form, whatever their names."""
+
+    form: Any
+
+
+def require_form(value: Any, form: Any, where: str) -> None:
+    """Refuses a value of another form.
+
+    Args:
+      value: Value read from JSON.
+      form: Form that it has to have.
+      where: name in error messages, such as ``inputs[0].shape``.
+
+    Raises:
+      ValueError: It is of another form; the first place where, and what is there, are named.
+    """
+    if isinstance(form, tuple):
+        if not any(_fits(value, one) for one in form):
+            _refuse(value, " or ".join(_said(one) for one in form), where)
+    elif isinstance(form, list):
+        if not isinstance(value, list):
+            _refuse(value, "a list", where)
+        for index, item in enumerate(value):
+            require_form(item, form[0], f"{where}[{index}]")
+    elif isinstance(form, MappingOf):
+        if not isinstance(value, dict):
+            _refuse(value, "an object", where)
+        for name, item in value.items():
+            require_form(item, form.form, f"{where}[{_short(name)}]")
+    elif isinstance(form, dict):
+        if not isinstance(value, dict):
+            _refuse(value, "an object", where)
+        for name, inner in form.items():
+            place = f"{where}.{name}" if where else name
+            if name not in value:
+                raise ValueError(f"{place} is missing")
+            require_form(value[name], inner, place)
+    elif not _fits(value, form):
+        _refuse(value, _said(form), where)
+
+
+def _fits(value: Any, form: Any) -> bool:
+    """Tells whether a value is of a form, with parts or without."""
+    if form is COUNT:
+        # Exactly int: True is one of its instances, but no count.
+        return type(value) is int and value in COUNT
+    if isinstance(form, type):
+        return type(value) is form
+    try:
+        require_form(value, form, "")
+    except ValueError:
+        return False
+    return True
+
+
+def _said(form: Any) -> str:
+    if form is COUNT:
+        return "a count"
+    if form in (str, bool):
+        return "text" if form is str else "true or false"
+    return "a list" if isinstance(form, list) else "an object"
+
+
+def _refuse(value: Any, wanted: str, where: str) -> None:
+    raise ValueError(f"{where} is {_short(value)}, not {wanted}")
+
+
+def _short(value: Any) -> str:
+    return reprlib.repr(value)
+
 
 BATCH = "batch"
 _ARRAYS = (np.ndarray, jax.Array)
@@ -344,3 +436,142 @@ def check_array(array: np.ndarray, spec: TensorSpec) -> np.ndarray:
             f"{spec.dtype}; convert it with .astype({spec.dtype!r})"
         )
     return array
+
+
+Description = dict[str, Any]
+
+
+_ITEMS: dict[str, Any] = {"items": [{}]}
+_FORMS: dict[str, dict[str, Any]] = {
+    **{"leaf": {}, "none": {}, "list": _ITEMS, "tuple": _ITEMS},
+    "dict": {"keys": [(str, int)], **_ITEMS},
+    "namedtuple": {"name": str, "keys": [str], **_ITEMS},
+    "node": {"name": str, "module": str, "keys": [str], **_ITEMS},
+}
+
+
+def describe(tree: Any) -> Description:
+    """Describes a pytree's structure; leaves themselves are not looked at.
+
+    Raises:
+      TypeError: if a dict key is neither a string nor an integer.
+    """
+    # To JAX, None is a node without children, and no leaf.
+    if tree is not None and jax.tree_util.all_leaves([tree]):
+        return {"kind": "leaf"}
+    keys, children = _one_level(tree)
+    items = [describe(child) for child in children]
+    if tree is None:
+        return {"kind": "none"}
+    if type(tree) is dict:
+        for key in keys:
+            if isinstance(key, bool) or not isinstance(key, str | int):
+                raise TypeError(
+                    f"the dict key {key!r} is neither a string nor an integer; rename it"
+                )
+        return {"kind": "dict", "keys": keys, "items": items}
+    if type(tree) in (list, tuple):
+        return {"kind": type(tree).__name__, "items": items}
+    if isinstance(tree, tuple) and hasattr(tree, "_fields"):
+        fields = list(tree._fields)
+        return {"kind": "namedtuple", "name": type(tree).__name__, "keys": fields, "items": items}
+    return {
+        "kind": "node",
+        "name": type(tree).__name__,
+        "module": type(tree).__module__,
+        "keys": [str(key) for key in keys],
+        "items": items,
+    }
+
+
+def rebuild(description: Description, leaves: Sequence[Any]) -> Any:
+    """Builds the pytree of a description with `leaves` in flattening order.
+
+    Raises:
+      ValueError: if the number of leaves differs, or the description is not one.
+    """
+    expected = count_leaves(description)
+    if expected != len(leaves):
+        raise ValueError(f"the structure has {expected} leaves, {len(leaves)} were given")
+    return _rebuild(description, iter(leaves))
+
+
+def count_leaves(description: Description) -> int:
+    """Counts the leaves of a described structure."""
+    if description["kind"] == "leaf":
+        return 1
+    return sum(count_leaves(item) for item in description.get("items", ()))
+
+
+def require_structure(description: Any) -> int:
+    """Counts the leaves of a structure of any origin, after checking that it can be rebuilt.
+
+    Raises:
+      ValueError: if it is no description; the message names the place.
+    """
+    try:
+        _require_node(description, "structure")
+        count = count_leaves(description)
+        # A trial with numbers for leaves: a class with other fields shows now, not in a call.
+        _rebuild(description, iter(range(count)))
+    except RecursionError:
+        raise ValueError("structure is nested deeper than any that jaxeff writes") from None
+    except TypeError as error:  # of a class whose fields are others
+        raise ValueError(f"structure cannot be rebuilt: {error}") from error
+    return count
+
+
+def _require_node(node: Any, where: str) -> None:
+    require_form(node, {"kind": str}, where)
+    kind = node["kind"]
+    if kind not in _FORMS:
+        raise ValueError(f"{where}.kind is {kind!r}, none of {', '.join(_FORMS)}")
+    require_form(node, _FORMS[kind], where)
+    # A leaf or None with items would be counted by one reader and skipped by another.
+    items = node.get("items", []) if _FORMS[kind] else []
+    if items != node.get("items", []):
+        raise ValueError(f"{where} is a {kind} with items")
+    for index, item in enumerate(items):
+        _require_node(item, f"{where}.items[{index}]")
+    keys = node["keys"] if "keys" in _FORMS[kind] else range(len(items))
+    if len(set(keys)) != len(items) or len(keys) != len(items):
+        raise ValueError(f"{where}.keys are not as many, all different, as its items")
+
+
+def _rebuild(description: Description, leaves: Iterator[Any]) -> Any:
+    kind = description["kind"]
+    if kind == "leaf":
+        return next(leaves)
+    if kind == "none":
+        return None
+    items = [_rebuild(item, leaves) for item in description["items"]]
+    if kind == "list":
+        return items
+    if kind == "tuple":
+        return tuple(items)
+    keys = description["keys"]
+    if kind == "dict":
+        return dict(zip(keys, items, strict=True))
+    if kind == "namedtuple":
+        return collections.namedtuple(description["name"], keys)(*items)
+    if kind == "node":
+        children = dict(zip(keys, items, strict=True))
+        # The only class that is imported: no other name in a file chooses code.
+        if description["name"] == "Gaussian" and description["module"].startswith("jaxeff."):
+            return Gaussian(**children)
+        return children
+    raise ValueError(f"{kind!r} is no kind of structure; known are {', '.join(_FORMS)}")
+
+
+def _one_level(tree: Any) -> tuple[list[Any], list[Any]]:
+    """Returns the keys and the children of a pytree's top node."""
+    # Every node but the top one counts as a leaf, so flattening stops after one level.
+    pairs, _ = jax.tree_util.tree_flatten_with_path(tree, is_leaf=lambda node: node is not tree)
+    return [_bare(path[0]) for path, _ in pairs], [child for _, child in pairs]
+
+
+def _bare(key: Any) -> Any:
+    for attribute in ("key", "idx", "name"):
+        if hasattr(key, attribute):
+            return getattr(key, attribute)
+    return str(key)

@@ -18,10 +18,12 @@ assert np.allclose(logits, f(params, x), atol=1e-5)
 Sharp edges:
 
 - What depends on parameters alone is computed here. Matrices on uniform grids of at most 8 bits,
-  as of a quantized function, are written as int8 with a step for each channel; those by group stay
-  float32. Products are computed in float: LiteRT widens the codes.
-- The converter writes no loops: scans of up to 128 steps are written step by step, and rows that
-  are added at indices (sums of segments) as a matrix product.
+  as of a quantized function, are written as int8 with a step for each channel (constants of
+  StableHLO's quantized types and `uniform_dequantize`, which the converter keeps); those by group
+  stay float32. Products are computed in float: LiteRT widens the codes.
+- The converter writes no loops, and scatters that LiteRT's interpreter refuses: scans of up to 128
+  steps are written step by step, and rows that are added at indices (sums of segments) as a matrix
+  product.
 - A file is read back by LiteRT's interpreter before it is there, where that is installed.
 - Weights pass through text, which is slow from some tens of megabytes on.
 """
@@ -34,13 +36,220 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 import numpy as np
+from jax.lax import GatherScatterMode
 
-from jaxeff.core import function_of_form, instance_of, static_integer, validate
+from jaxeff.core import (
+    ClosedJaxpr,
+    JaxprEqn,
+    function_of_form,
+    instance_of,
+    jax_internals,
+    static_integer,
+    validate,
+)
+from jaxeff.core import primitives as p
+from jaxeff.program.ir import Scan
 from jaxeff.store import write_atomically
-from jaxeff_export.litert_files._integer_weights import Weight, find_weights, run
-from jaxeff_export.litert_files._substitutes import LitertError
+from jaxeff_export.onnx_files import CALLS, LONGEST, Stored, Whole, fill_of, stored, whole_of
 from jaxeff_export.targets import require_extra
+
+_WAY_OUT = "deploy and to_onnx take it."
+Run = Callable[[ClosedJaxpr, Sequence[Any]], list[Any]]
+"""Computes a jaxpr."""
+
+
+class LitertError(ValueError):
+    """A function has what LiteRT or its converter doesn't take."""
+
+
+def substituted(eqn: JaxprEqn, inputs: Sequence[Any], run: Run) -> list[Any] | None:
+    """Computes an equation in another way; None for one that can be written as it is.
+
+    Args:
+        eqn: The equation.
+        inputs: Values of its operands.
+        run: Computes the body of a loop.
+
+    Raises:
+        LitertError: There is no other way.
+    """
+    if eqn.primitive is p.scan_p:
+        return _unrolled(Scan.of(eqn, inputs), run)
+    if eqn.primitive is p.while_p:
+        raise LitertError(f"to_litert: the converter writes no loops (`while`); {_WAY_OUT}")
+    if eqn.primitive is p.scatter_add_p:
+        return [_added(eqn, *inputs)]
+    if eqn.primitive is p.gather_p:
+        return [_taken(eqn, *inputs)]
+    return None
+
+
+def _taken(eqn: JaxprEqn, x: Any, indices: Any) -> Any:
+    """Takes entries at clamped places; LiteRT's interpreter stops at one beyond the array.
+
+    XLA clamps those that JAX is promised to be inside, too (`x[i]`).
+    """
+    q = eqn.params
+    numbers = q["dimension_numbers"]
+    axes = numbers.start_index_map
+    room = jnp.array([jnp.shape(x)[i] - q["slice_sizes"][i] for i in axes], indices.dtype)
+    inner = jnp.clip(indices, 0, room)
+    taken = eqn.primitive.bind(
+        x, inner, **{**q, "mode": GatherScatterMode.PROMISE_IN_BOUNDS, "fill_value": None}
+    )
+    if q["mode"] is not GatherScatterMode.FILL_OR_DROP:
+        return taken
+    inside = (inner == indices).all(-1)
+    batch = [i for i in range(taken.ndim) if i not in numbers.offset_dims]
+    inside = jax.lax.broadcast_in_dim(inside, taken.shape, batch)
+    return jnp.where(inside, taken, fill_of(q["fill_value"], taken.dtype))
+
+
+def _unrolled(scan: Scan[Any], run: Run) -> list[Any]:
+    if scan.length > LONGEST:
+        raise LitertError(
+            f"to_litert: a scan of {scan.length} steps; the converter writes no loops, and at most "
+            f"{LONGEST} steps are written one after the other. Take fewer a call; {_WAY_OUT}"
+        )
+    carry, made = scan.unrolled(lambda given: run(scan.body, given), lambda x, i: x[i])
+    return [*carry, *(jnp.stack(ys) for ys in zip(*made, strict=True))]
+
+
+def _added(eqn: JaxprEqn, x: Any, indices: Any, updates: Any) -> Any:
+    """Adds rows to those of another array that indices name, as sums of segments do."""
+    numbers, rest = eqn.params["dimension_numbers"], tuple(range(1, jnp.ndim(updates)))
+    kept = {GatherScatterMode.FILL_OR_DROP, GatherScatterMode.PROMISE_IN_BOUNDS}
+    rows = (
+        numbers.update_window_dims == rest
+        and numbers.inserted_window_dims == numbers.scatter_dims_to_operand_dims == (0,)
+        and jnp.shape(updates)[1:] == jnp.shape(x)[1:]
+        and eqn.params["mode"] in kept
+    )
+    if not rows:
+        raise LitertError(
+            "to_litert: a scatter that adds anything but whole rows (`.at[indices].add(rows)`, "
+            f"segment_sum), which LiteRT's interpreter refuses; {_WAY_OUT}"
+        )
+    # An index out of bounds is a row of zeros: its update is dropped, as the scatter does.
+    places = jax.nn.one_hot(indices[:, 0], jnp.shape(x)[0], dtype=x.dtype)
+    return x + jnp.tensordot(places, updates, ([0], [0]))
+
+
+class Weight(NamedTuple):
+    """A constant of the file.
+
+    Attributes:
+        values: In float.
+        codes: The integers, int8, of the same shape.
+        kind: The quantized type of an element, as MLIR writes it.
+    """
+
+    values: np.ndarray
+    codes: np.ndarray
+    kind: str
+
+
+def find_weights(closed: ClosedJaxpr, given: Sequence[Any], free: Sequence[Any]) -> list[Weight]:
+    """Finds the matrices on grids that meet what isn't known.
+
+    Args:
+        closed: The function.
+        given: Values of its first arguments, the parameters.
+        free: The shapes and dtypes of the others.
+    """
+    found: list[Weight] = []
+    known: dict[int, Any] = {}
+
+    def keep(value: Any, whole: Whole) -> Any:
+        weight = known.get(id(value)) or _weight(whole)
+        if weight is not None and id(value) not in known:
+            known[id(value)] = weight
+            found.append(weight)
+        return value
+
+    jax.eval_shape(lambda *xs: evaluate_known(closed, [*given, *xs], keep), *free)
+    return found
+
+
+def evaluate_known(
+    closed: ClosedJaxpr, given: Sequence[Any], take: Callable[[Any, Whole], Any]
+) -> list[Any]:
+    """Computes a jaxpr: what is known at once, the rest while it is traced.
+
+    Args:
+        closed: The function.
+        given: The values of its arguments: arrays, or tracers of what isn't known.
+        take: Function of a constant on a grid and its parts, of what stands in its place where it
+            meets a tracer.
+    """
+    return _run(closed, given, take, {})
+
+
+def _run(
+    closed: ClosedJaxpr,
+    given: Sequence[Any],
+    take: Callable[[Any, Whole], Any],
+    grids: dict[int, Whole],
+) -> list[Any]:
+    values: dict[Any, Any] = dict(zip(closed.jaxpr.constvars, closed.consts, strict=True))
+    values |= dict(zip(closed.jaxpr.invars, given, strict=True))
+
+    def read(var: Any) -> Any:
+        literal = isinstance(var, jax_internals.Literal)
+        return np.asarray(var.val, var.aval.dtype) if literal else values[var]
+
+    for eqn in closed.jaxpr.eqns:
+        inputs = [read(var) for var in eqn.invars]
+        if eqn.primitive in CALLS:
+            made = _run(jax_internals.sub_jaxprs(eqn)[0], inputs, take, grids)
+        elif any(isinstance(value, jax.core.Tracer) for value in inputs):
+            other = substituted(eqn, inputs, lambda body, xs: _run(body, xs, take, grids))
+            if other is None:
+                taken = [take(v, grids[id(v)]) if id(v) in grids else v for v in inputs]
+            made = jax_internals.bind(eqn, *taken) if other is None else other
+        else:
+            made = _computed(eqn, inputs, grids)
+        values |= dict(zip(eqn.outvars, made, strict=True))
+    return [read(var) for var in closed.jaxpr.outvars]
+
+
+def _computed(eqn: Any, inputs: Sequence[Any], grids: dict[int, Whole]) -> list[Any]:
+    # Now, and not as a part of the function that is being traced.
+    with jax.ensure_compile_time_eval():
+        made = [_known(value) for value in jax_internals.bind(eqn, *inputs)]
+        if len(made) == 1:
+            whole = whole_of(eqn, inputs, [grids.get(id(value)) for value in inputs])
+            if whole is not None and np.array_equal(whole.values, made[0]):
+                # Held by the record, so that no other array gets its id.
+                grids[id(made[0])] = whole._replace(values=made[0])
+    return made
+
+
+def _known(array: Any) -> Any:
+    # A random key has no NumPy array.
+    return array if jax.dtypes.issubdtype(array.dtype, jax.dtypes.prng_key) else np.asarray(array)
+
+
+def _weight(whole: Whole) -> Weight | None:
+    found = stored(whole)
+    # Steps by group have no quantized type in LiteRT, and none has a step of zero.
+    if found is None or found.block is not None or np.any(found.steps <= 0):
+        return None
+    return Weight(whole.values, *_typed(found))
+
+
+def _typed(found: Stored) -> tuple[np.ndarray, str]:
+    # int8 is what LiteRT's kernels take: unsigned codes and their zeros move down by 128.
+    down = 128 if found.codes.dtype == np.uint8 else 0
+    codes = (found.codes.astype(np.int32) - down).astype(np.int8)
+    zeros = np.ravel(found.zeros.astype(np.int32)) - down
+    steps = np.ravel(found.steps).astype(float)
+    each = ", ".join(f"{s!r}:{z}" for s, z in zip(steps.tolist(), zeros.tolist(), strict=True))
+    if found.axis is None:
+        return codes, f"!quant.uniform<i8:f32, {each}>"
+    return codes, f"!quant.uniform<i8:f32:{found.axis}, {{{each}}}>"
 
 
 class LitertFile(NamedTuple):
@@ -96,7 +305,7 @@ def to_litert(
     # they are constants.
     def whole(taken: Sequence[Any], *values: Any) -> list[Any]:
         at = {w.values.tobytes(): value for w, value in zip(weights, taken, strict=True)}
-        return run(closed, [*known, *values], lambda v, _: at.get(v.tobytes(), v))
+        return evaluate_known(closed, [*known, *values], lambda v, _: at.get(v.tobytes(), v))
 
     lowered = jax.jit(whole, keep_unused=True).lower([w.values for w in weights], *leaves)
     inputs = tuple(f"x{i}" for i in range(len(leaves)))

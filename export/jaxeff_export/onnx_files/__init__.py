@@ -1,8 +1,7 @@
 """ONNX files: a function as operators that other runtimes have."""
 
 from jaxeff_export.onnx_files._gathers import fill_of
-from jaxeff_export.onnx_files._graph import OnnxError
-from jaxeff_export.onnx_files._grids import Stored, Whole, stored, whole_of
+from jaxeff_export.onnx_files._graph import OnnxError, Stored, Whole, stored, whole_of
 from jaxeff_export.onnx_files._to_onnx import CALLS, LONGEST, OnnxFile, to_onnx
 
 __all__ = [

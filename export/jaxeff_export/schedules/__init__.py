@@ -6,8 +6,6 @@ They are found by `jaxeff_export.tuning` and used when a bundle is built.
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from jaxeff_export.schedules._errors import TuningError
-
 if TYPE_CHECKING:
     from jaxeff_export.schedules._database import FAILED as FAILED
     from jaxeff_export.schedules._database import ScheduleChoice as ScheduleChoice
@@ -15,6 +13,10 @@ if TYPE_CHECKING:
     from jaxeff_export.schedules._database import has_failed as has_failed
 
 __all__ = ["FAILED", "ScheduleChoice", "TuningDatabase", "TuningError", "has_failed"]
+
+
+class TuningError(ValueError):
+    """A database of another version or no database, or a request that cannot be tuned."""
 
 
 def __getattr__(name: str) -> Any:

@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from jaxeff.store import CheckpointError, add_line, read_lines, repair_lines, write_atomically
-from jaxeff_export.schedules._errors import TuningError
+from jaxeff_export.schedules import TuningError
 
 if TYPE_CHECKING:
     from tvm.s_tir import meta_schedule as ms
