@@ -400,3 +400,25 @@ def test_weights_that_are_small_beside_a_bias_still_count(bias, dynamic):
     # What is lost to the bias is less than 2^-11 of it, and a float's last digit.
     error = jnp.abs(g(g.convert(params, x), x) - quantized(f, spec)(params, x)).max()
     assert error <= abs(bias) * (2**-24 if dynamic else 2**-11) + 1e-6
+
+
+@pytest.mark.parametrize("how", ["calibrated", "dynamic", "groups", "sign"])
+@pytest.mark.parametrize("zeros", ["data", "weights"])
+def test_a_bias_beside_zeros_is_itself(zeros, how):
+    def f(params, x):
+        return x @ params["w"] + params["b"]
+
+    # Zeros have no range, so that their grid's step is any number: here beside one that is large.
+    x, w = jnp.full((3, 8), 3e4), jnp.full((8, 2), 3e4)
+    x, w = (jnp.zeros_like(x), w) if zeros == "data" else (x, jnp.zeros_like(w))
+    params = {"w": w, "b": jnp.array([[0.123, -4.5]])}
+    methods = {
+        "groups": Int(8, 8, symmetric=True, per="group", group=4, steps="int8"),
+        "sign": Int(1, 8, symmetric="weights"),
+    }
+    spec = {"*:linear": methods.get(how, Int(8, symmetric="weights"))}
+    if how in ("calibrated", "sign"):
+        spec = calibrate(f, params, [x], spec)
+    g = integer(f, spec, dynamic=how in ("dynamic", "groups"))
+    near = jnp.broadcast_to(params["b"], (3, 2))
+    np.testing.assert_allclose(g(g.convert(params, x), x), near, rtol=1e-6)

@@ -188,8 +188,9 @@ def biased(acc: Int32[Array, "*shape"], bias: Array, unit: Array) -> Float[Array
     nearest = lax.round(bias / unit, lax.RoundingMethod.TO_NEAREST_EVEN)
     units = jnp.clip(nearest, float(-LIMIT), float(LIMIT))
     # A bias of more units than int32 holds beside the sums is added as the number that it is, and
-    # zero to the others, which changes none of their bits.
-    fits = jnp.abs(units) < LIMIT
+    # zero to the others, which changes none of their bits. So is one without products: of zeros
+    # alone the unit is any number.
+    fits = (jnp.abs(units) < LIMIT) & (acc != 0)
     whole = acc + jnp.where(fits, units, 0).astype(jnp.int32)
     return whole.astype(jnp.float32) * unit + jnp.where(fits, 0, bias)
 

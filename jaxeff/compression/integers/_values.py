@@ -291,6 +291,11 @@ class Sums:
         # One unit of the accumulator in real numbers: input step x weight step x the batch
         # norm's gain.
         unit = np.float32(grid.step / 2**finer) * steps * gain
+        over = tuple(range(codes.ndim - 1))
+        # Products of zeros have any unit: what is added to them says which.
+        nothing = (codes == 0).all(over) | (grid.lower == grid.upper == grid.zero)
+        # A product, as signs of zeros are marked by steps that are no number.
+        unit = unit * jnp.where(nothing, 0, 1)
         room = LIMIT if finer else LIMIT / 2
         least = jnp.abs(offset) / room
         if self.product.bits > 1:
@@ -304,7 +309,6 @@ class Sums:
             unit = jnp.where(alone, jnp.abs(offset) / 2**20, unit)
             codes = jnp.where(alone | (gain == 0), jnp.zeros_like(codes), codes)
         unit = jnp.where(unit == 0, 1, unit)
-        over = tuple(range(codes.ndim - 1))
         sums = codes.astype(jnp.int32).sum(over, dtype=jnp.int32)
         # sum_i (q_i - z) w_i = sum_i q_i w_i - z sum_i w_i: the zero of the inputs goes
         # into the bias, so that the kernel multiplies raw codes.
