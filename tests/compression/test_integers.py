@@ -24,7 +24,7 @@ from jaxeff.compression import (
     quantized,
 )
 from jaxeff.compression.integers import Codes
-from jaxeff.compression.integers.fixed import multiplied, multiplier_of
+from jaxeff.compression.integers._operators import multiplied, multiplier_of
 from jaxeff.nn import small_classifier
 
 WEIGHTS = Int(8, symmetric="weights")

@@ -15,7 +15,7 @@ from jaxeff.compression import (
     nf4,
     quantized,
 )
-from jaxeff.compression.integers._packed import packed, unpacked
+from jaxeff.compression.integers._packed import packed_codes, unpacked_codes
 from jaxeff.compression.numerics import LayerQuantization
 from jaxeff.compression.quantizers import Uniform
 from jaxeff.pruning.sparsity import NofM
@@ -40,10 +40,10 @@ GROUPS = {"per": "group", "group": 16}
 def test_packing_is_undone():
     for depth in (6, 7):
         codes = jax.random.randint(jax.random.key(depth), (depth, 5), -8, 8).astype(jnp.int8)
-        stored = packed(codes)
+        stored = packed_codes(codes)
         assert stored.shape == ((depth + 1) // 2, 5)
         assert stored.dtype == jnp.uint8
-        np.testing.assert_array_equal(unpacked(stored, depth), codes)
+        np.testing.assert_array_equal(unpacked_codes(stored, depth), codes)
 
 
 @pytest.mark.slow

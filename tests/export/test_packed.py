@@ -14,7 +14,7 @@ from tvm import relax
 from tvm.target import Target
 
 from jaxeff.compression import Int, integer
-from jaxeff.compression.integers._packed import packed, q_packed
+from jaxeff.compression.integers._packed import packed_codes, q_packed
 
 HOST = {**resolve_target("host"), "num-cores": 1}
 SHAPES = [  # rows, inputs, outputs, codes that share a step
@@ -51,7 +51,7 @@ def case(shape, bits, steps, of_codes, extreme=False):
     weight = w.astype(dtype) * np.repeat(s.astype(dtype), group, 0)[:depth]
     expected = x.astype(dtype) @ weight
     codes = w.astype(np.int8)
-    stored = np.asarray(packed(jnp.asarray(codes))) if bits <= 4 else codes
+    stored = np.asarray(packed_codes(jnp.asarray(codes))) if bits <= 4 else codes
     return (x, stored, s), {"weight_bits": bits, "group": group}, expected
 
 

@@ -12,7 +12,7 @@ from jaxeff_export.operators.integer import dot_of
 from tvm.target import Target
 
 from jaxeff.compression import LayerQuantization, integer
-from jaxeff.compression.integers._two_of_four import kept_of, q_sparse
+from jaxeff.compression.integers._packed import kept_of, q_sparse
 from jaxeff.compression.quantizers import Uniform
 from jaxeff.pruning.sparsity import NofM
 

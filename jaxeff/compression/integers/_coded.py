@@ -32,8 +32,8 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array
 
-from jaxeff.compression.integers._grids import Codes, IntegerError, WideCodes, is_wide
-from jaxeff.compression.integers._kernels import Move
+from jaxeff.compression.integers._layers import Move
+from jaxeff.compression.integers._operators import Codes, IntegerError, WideCodes, is_wide
 from jaxeff.compression.integers._values import Plain
 from jaxeff.compression.numerics import Tensor
 from jaxeff.compression.quantizers import Uniform

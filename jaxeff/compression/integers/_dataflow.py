@@ -33,8 +33,8 @@ from jaxtyping import Array
 
 from jaxeff.compression._quantized import is_look_up, of_inputs
 from jaxeff.compression.integers import _layers as read
-from jaxeff.compression.integers._grids import Codes, IntegerError
-from jaxeff.compression.integers._kernels import Kernel, kernel_of
+from jaxeff.compression.integers._layers import Kernel, kernel_of
+from jaxeff.compression.integers._operators import Codes, IntegerError
 from jaxeff.compression.integers._packed import packed_kernel, takes_packed
 from jaxeff.compression.numerics import LayerQuantization
 from jaxeff.core import Literal
@@ -224,7 +224,7 @@ def in_several_forms(
     Args:
         program: The model.
         settings: Settings of the model's layers, by site.
-        shortcuts: Of its sums.
+        shortcuts: The shortcuts of its sums.
 
     Raises:
         IntegerError: A grid is none that integer kernels take.

@@ -1,19 +1,34 @@
-"""Recognition of the layers that integer arithmetic can compute."""
+"""Layers that integer arithmetic can compute, and how: any product is one of matrices.
+
+`[..., in] x [in, out]` and convolutions of NHWC with HWIO are there already. Products over other
+axes (the heads of attention, an `einsum`) are brought to matrices, those with a weight for each
+entry of an axis to a convolution of one pixel in groups, convolutions in other layouts or over one
+axis to NHWC, and what lies between the inputs of a transposed convolution is filled with the code
+of zero.
+
+Sharp edge: a transposed convolution multiplies these zeros too.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import lax
 from jaxtyping import Array
 
+from jaxeff.compression.integers._operators import parted, q_conv2d, q_dense
+from jaxeff.compression.numerics import LayerQuantization
+from jaxeff.compression.quantizers import Grouped
 from jaxeff.core import jax_internals as _compat
 from jaxeff.program import Layer
-from jaxeff.program.ir import entering, run_nodes
+from jaxeff.program.ir import Contraction, entering, run_nodes
+from jaxeff.program.ir import primitives as prim
 
 # On, between and far beyond the ends of usual clamps, all exact in floats of 16 bits.
 _PROBES = np.array([-50, -7.25, -6, -3, -1, -0.5, 0, 0.25, 1, 2.5, 3, 6, 7.25, 60], np.float32)
@@ -187,3 +202,247 @@ def evaluated(
     with jax.ensure_compile_time_eval():
         (y,) = run_nodes(layer.nodes, layer.inputs, [x], layer.outputs, bind)
         return np.asarray(y)
+
+
+Move = Callable[[Array], Array]
+_POINT: Mapping[str, Any] = {"strides": (1, 1), "padding": (0, 0, 0, 0), "dilation": (1, 1)}
+
+
+@dataclass(frozen=True, eq=False)
+class Kernel:
+    """An operator on codes, and how the arrays of a layer are laid out for it.
+
+    Attributes:
+        operator: `q_dense` or `q_conv2d`.
+        shape: Shape of its result; outputs are last.
+        depth: Products in a sum.
+        lay_input: Moves the activations.
+        lay_weight: Moves the weight, or its steps.
+        lay_scale: Moves a number for each sample, to stand beside so many entries of the last axis.
+        lay_result: Moves the result to the layer's.
+        lay_shortcut: Moves what is added to the result, the other way; None where the operator's
+            outputs aren't the last axes of the layer's result.
+        columns: How many of these there are.
+        pools: Whether maxima over windows of the result's pixels can go into it.
+        window: Attributes of a convolution.
+        apart: Distance of a transposed convolution's inputs, down and across.
+    """
+
+    operator: Callable[..., Array]
+    shape: tuple[int, ...]
+    depth: int
+    lay_input: Move
+    lay_weight: Move
+    lay_scale: Callable[[Array, int], Array]
+    lay_result: Move
+    lay_shortcut: Move | None
+    columns: int = 1
+    pools: bool = False
+    window: Mapping[str, Any] = field(default_factory=dict)
+    apart: tuple[int, int] = (1, 1)
+
+    def __call__(self, x: Array, w: Array, bias: Array, *rest: Array, **attributes: Any) -> Array:
+        """Computes the layer; activations, shortcut and result are laid out as the program's."""
+        scale, added = parted(attributes, rest)
+        if added and self.lay_shortcut is not None:
+            added[0] = self.lay_shortcut(added[0])
+        x = self._padded(self.lay_input(x), attributes.get("input_zero", 0), (0, 0, 0, 0))
+        y = self.product(x, w, bias, *scale, *added, **attributes)
+        # Sums over pixels have no pixels left to lay out.
+        return y if attributes.get("total") else self.lay_result(y)
+
+    def product(self, *operands: Array, **attributes: Any) -> Array:
+        """Computes the operator alone, of activations that are laid out and without gaps."""
+        return self.operator(*operands, **{**self.window, **attributes})
+
+    def padded(self, x: Array) -> Array:
+        """Fills gaps and pads activations that are laid out and no codes yet."""
+        return self._padded(x, 0, self.window.get("padding", (0, 0, 0, 0)))
+
+    def _padded(self, x: Array, zero: Any, padding: Sequence[int]) -> Array:
+        if self.apart == (1, 1) and not any(padding):
+            return x
+        top, bottom, left, right = padding
+        down, across = (n - 1 for n in self.apart)
+        config = ((0, 0, 0), (top, bottom, down), (left, right, across), (0, 0, 0))
+        return lax.pad(x, jnp.asarray(zero, x.dtype), config)
+
+    @property
+    def takes_lines(self) -> bool:
+        """Whether entries of the layer's last axis are outputs, as batch norms need."""
+        return self.lay_shortcut is not None
+
+    def along(self, vector: Array) -> Array:
+        """Repeats numbers of the layer's last axis to be one for each output."""
+        times = self.shape[-1] // vector.shape[0]
+        return vector if times == 1 else jnp.tile(vector, times)
+
+    def column_of(self, y: Array) -> Array:
+        """Returns the numbers at one position of the layer's result, one for each output."""
+        return y[(0,) * (y.ndim - self.columns)].reshape(-1)
+
+
+def kernel_of(layer: Layer, setting: LayerQuantization) -> Kernel | str:
+    """Finds the operator of a linear layer on codes.
+
+    Returns:
+        It; or why there is none.
+    """
+    if setting.weights is None or setting.activations is None or setting.at != "input":
+        return "quantized in its weights or its inputs alone"
+    if isinstance(setting.weights, Grouped):
+        return "quantized by group"
+    return product_of(layer)
+
+
+def product_of(layer: Layer) -> Kernel | str:
+    """Finds the operator of a linear layer, whatever its operands are; or why there is none."""
+    node = layer.op
+    if node is None or len(layer.weights) != 1 or len(layer.data) != 1:
+        return f"a {layer.kind} of {len(layer.data)} arrays of data"
+    if len(layer.outputs) != 1:
+        return "a layer of several results"
+    # An adapter beside the weight, say: a kernel would leave all but one product out.
+    products = [n for n in layer.nodes if n.primitive in prim.LINEAR]
+    if sum(any(v.is_data for v in n.values) for n in products) > 1:
+        return "a sum of several products"
+    x, w = layer.inputs[layer.data[0]], layer.inputs[layer.weights[0]]
+    if node.primitive not in prim.LINEAR or list(node.inputs) not in ([x, w], [w, x]):
+        return "a product whose operands are rearranged"
+    contraction, moves = Contraction.of(node), _moves_of(layer)
+    if contraction.is_convolution:
+        return _convolution(contraction, moves)
+    return _dense(contraction, moves)
+
+
+def _moves_of(layer: Layer) -> Move | None:
+    """Returns what moves a product before its bias is added; None if nothing does."""
+    node: Any = layer.op
+    (value,), between = node.outputs, []
+    for reader in layer.nodes:
+        if value in reader.values and reader.primitive is not prim.p.add_p:
+            between.append(reader)
+            (value,) = reader.outputs
+    if all(reader.primitive is prim.p.convert_element_type_p for reader in between):
+        return None
+
+    def bind(eqn: Any, *values: Any) -> list[Any]:
+        # Codes are moved as they are.
+        is_same = eqn.primitive is prim.p.convert_element_type_p
+        return list(values) if is_same else _compat.bind(eqn, *values)
+
+    return lambda y: run_nodes(between, node.outputs, [y], [value], bind)[0]
+
+
+def _dense(c: Contraction, moves: Move | None) -> Kernel:
+    other, (groups, depth, outputs) = 1 - c.side, c.matrix_shape
+    given, result, free = c.shapes[other], c.shapes[2], c.free(c.side)
+    sizes = [1 if axis in c.summed(other) else n for axis, n in enumerate(given)]
+    # Rows of several matrices are pixels: the first axis, which may be of any size, is a batch.
+    first, *others = [given[axis] for axis in c.free(other)] or [1]
+    height, whole = math.prod(others), groups == 1
+    # Of `x @ w` outputs are last; of `w @ x`, or with a weight for each head, they aren't.
+    is_last = c.side == 1 and not c.batch(0) and bool(free) and moves is None
+
+    def lay_scale(scale: Array, entries: int) -> Array:
+        each = c.rows(jnp.broadcast_to(scale, sizes))
+        if whole:
+            return each[0]
+        return _pixels(jnp.broadcast_to(each, (*each.shape[:2], entries // groups)), height)
+
+    # A usual product is one reshape away from `q_dense`, or none: what moves groups would leave a
+    # chain of reshapes around every layer.
+    usual = whole and c.side == 1 and not c.batch(0)
+    in_order = usual and (*c.free(0), *c.summed(0)) == tuple(range(len(given)))
+
+    def lay_input(x: Array) -> Array:
+        if in_order:
+            return x.reshape(-1, depth)
+        return c.rows(x)[0] if whole else _pixels(c.rows(x), height)
+
+    def lay_weight(w: Array) -> Array:
+        if usual and (*c.summed(1), *c.free(1)) == tuple(range(w.ndim)):
+            return w.reshape(math.prod(w.shape[axis] for axis in c.summed(1)), -1)
+        return c.matrix(w)[0] if whole else _pixels(c.matrix(w), 1).swapaxes(0, 2)
+
+    def lay_result(y: Array) -> Array:
+        if usual:
+            y = y.reshape(-1, *result[1:]) if c.free(0) else y.reshape(result)
+        else:
+            y = c.restore(y[None] if whole else y.reshape(-1, groups, outputs).swapaxes(0, 1))
+        return y if moves is None else moves(y)
+
+    def lay_shortcut(added: Array) -> Array:
+        return added.reshape(-1, outputs)
+
+    return Kernel(
+        q_dense if whole else q_conv2d,
+        (first * height, outputs) if whole else (first, height, 1, groups * outputs),
+        depth,
+        lay_input,
+        lay_weight,
+        lay_scale,
+        lay_result,
+        lay_shortcut if is_last and result else None,
+        len(free),
+        window={} if whole else {**_POINT, "groups": groups},
+    )
+
+
+def _pixels(matrices: Array, height: int) -> Array:
+    """Lays matrices of groups side by side, `[g, n, m]` to `[n / height, height, 1, g * m]`."""
+    groups, _, columns = matrices.shape
+    return matrices.swapaxes(0, 1).reshape(-1, height, 1, groups * columns)
+
+
+def _convolution(c: Contraction, moves: Move | None) -> Kernel | str:
+    params, places = c.params, len(c.window(0))
+    if places not in (1, 2):
+        return f"a convolution over {places} axes; kernels have one or two"
+    if params["batch_group_count"] != 1:
+        return "a convolution with groups of its batch"
+    if any(low < 0 or high < 0 for low, high in params["padding"]):
+        return "a convolution that is padded by less than nothing"
+    (n, channels, *at), (out, into, *taps), (batch, features, *made) = c.layouts
+    order = [batch, *made, features]
+    back = sorted(range(len(order)), key=order.__getitem__)
+    # A sequence is an image of one row.
+    flat = places == 1
+    ones = (1,) * flat
+
+    def lay_input(x: Array) -> Array:
+        return _with_row(lax.transpose(x, (n, *at, channels)), 1, flat)
+
+    def lay_scale(scale: Array, entries: int) -> Array:
+        del entries  # one number for each sample
+        return lay_input(scale.reshape(scale.shape or (1,) * len(order)))
+
+    def lay_result(y: Array) -> Array:
+        y = lax.transpose(y[:, 0] if flat else y, back)
+        return y if moves is None else moves(y)
+
+    (top, bottom), (left, right) = ((0, 0),) * flat + tuple(params["padding"])
+    first = [c.shapes[2][axis] for axis in order]
+    is_last = order == sorted(order) and moves is None
+    return Kernel(
+        q_conv2d,
+        (first[0], *ones, *first[1:]),
+        c.matrix_shape[1],
+        lay_input,
+        lambda w: _with_row(lax.transpose(w, (*taps, into, out)), 0, flat),
+        lay_scale,
+        lay_result,
+        (lambda added: _with_row(added, 1, flat)) if is_last else None,
+        pools=is_last and not flat,
+        window={
+            "strides": (*ones, *params["window_strides"]),
+            "padding": (top, bottom, left, right),
+            "dilation": (*ones, *params["rhs_dilation"]),
+            "groups": c.groups,
+        },
+        apart=(*ones, *params["lhs_dilation"]),
+    )
+
+
+def _with_row(x: Array, axis: int, flat: bool) -> Array:
+    return jnp.expand_dims(x, axis) if flat else x
