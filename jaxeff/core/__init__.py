@@ -15,24 +15,21 @@ from jaxeff.core._arguments import (
     check_probs,
     check_scores,
 )
-from jaxeff.core._array_checks import (
-    aligned_arrays,
-    boolean_mask,
-    input_batch,
-    input_batches,
-    integer_array,
-    labelled_data,
-    real_array,
-    supervised_data,
-)
 from jaxeff.core._checks import (
     Check,
+    aligned_arrays,
     all_of,
     any_of,
     boolean,
+    boolean_mask,
     finite,
+    forwards,
     function_of_form,
+    input_batch,
+    input_batches,
     instance_of,
+    integer_array,
+    labelled_data,
     non_negative,
     number,
     one_of,
@@ -43,6 +40,7 @@ from jaxeff.core._checks import (
     posterior_like,
     probability,
     pure_function,
+    real_array,
     sequence_of,
     single_key,
     spec_of,
@@ -51,6 +49,8 @@ from jaxeff.core._checks import (
     string,
     string_mapping,
     string_sequence,
+    supervised_data,
+    validate,
 )
 from jaxeff.core._functional import NEW_STATE_TAG, STATE_TAG, functional, restore
 from jaxeff.core._jax_internals import (
@@ -100,7 +100,6 @@ from jaxeff.core._settings import (
 )
 from jaxeff.core._tables import Table, cell_text, shown_as_table
 from jaxeff.core._traced import EXPANSIONS, make_jaxpr, rewritten
-from jaxeff.core._validation import forwards, validate
 from jaxeff.core._widths import widened
 
 __all__ = [

@@ -1,19 +1,41 @@
-"""Checks of one argument each, for `takes`: of what it is, not of what arrays hold.
+"""`validate`: checks the arguments of a public function before it runs, by checks of one each.
 
-A check is a function of the argument's name in error messages and of its value. It raises
-`TypeError` or `ValueError`, with that name first.
+```python
+from jaxeff.core import positive, validate
+
+@validate(scale=positive)
+def scores(key, f, params, samples=10, scale=1.0, exact=False):
+    ...
+```
+
+An argument name means the same in every room, so `BY_NAME` says how those that many functions share
+are checked: `key`, `f`, `params` and `samples` above. A decorator names the others only.
+
+Nothing runs before all arguments have passed, and an error begins with the function and the
+argument: `scores: samples must be at least 1, but is 0.` None passes where it is the default or the
+annotation says so, and an argument annotated as `bool` takes True and False alone.
+
+A check is a function of the argument's name in error messages and of its value. Checks look at
+values only where they are concrete, so that everything still traces.
 """
 
+import functools
 import inspect
 import os
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxeff.core._arguments import check_function, check_key, check_params, describe_value
+from jaxeff.core._arguments import (
+    check_examples,
+    check_function,
+    check_key,
+    check_params,
+    describe_value,
+)
 from jaxeff.core._settings import check_choice, check_count, check_number
 
 Check = Callable[[str, Any], None]
@@ -205,3 +227,283 @@ def posterior_like(where: str, value: Any) -> None:
     """Checks for a posterior of any kind, or a pytree of Gaussians."""
     if not hasattr(value, "to_gaussians") or isinstance(value, type):
         parameter_tree(where, value)
+
+
+READERS: set[Check] = set()
+"""Checks that read what arrays hold: `takes` runs them last."""
+
+
+def _reads(check: Check) -> Check:
+    READERS.add(check)
+    return check
+
+
+def input_batches(where: str, value: Any) -> None:
+    """Checks batches of inputs; those of a list or tuple one by one."""
+    alone = isinstance(value, str | Mapping) or hasattr(value, "dtype")
+    if alone or not hasattr(value, "__iter__"):
+        raise TypeError(
+            f"{where} must be a list of batches, or an iterator, not {describe_value(value)}."
+        )
+    # Anything else may be an iterator, which looking would use up.
+    if isinstance(value, list | tuple):
+        for i, one in enumerate(value):
+            input_batch(f"{where}[{i}]", one)
+
+
+def boolean_mask(where: str, value: Any) -> None:
+    """Checks for an array of booleans with one axis."""
+    if getattr(value, "dtype", None) != np.bool_ or np.ndim(value) != 1:
+        raise TypeError(
+            f"{where} must be an array of booleans of one axis, not {describe_value(value)}."
+        )
+
+
+@_reads
+def input_batch(where: str, value: Any) -> None:
+    """Checks a pytree of inputs: none of its arrays is empty, none holds NaN."""
+    parameter_tree(where, value)
+    for found, leaf in jax.tree_util.tree_leaves_with_path(value):
+        name = jax.tree_util.keystr(found, simple=True, separator="/")
+        _check_values(f"{where}{f', {name},' if name else ''}", leaf)
+
+
+@_reads
+def aligned_arrays(where: str, value: Any) -> None:
+    """Checks for at least one array, all with the same number of examples; NaN is allowed."""
+    parameter_tree(where, value)
+    leaves = jax.tree.leaves(value)
+    for leaf in leaves:
+        _check_values(where, leaf, nan=True)
+    if not leaves:
+        raise ValueError(f"{where} holds no arrays.")
+    _check_lengths(where, value)
+
+
+def real_array(*ranks: int, nan: bool = False, empty: bool = False) -> Check:
+    """Makes a check for an array of real numbers, or nested lists of them.
+
+    Args:
+        *ranks: Numbers of axes that it may have; any if none is given.
+        nan: Whether it may hold NaN, which then shows in the result.
+        empty: Whether it may have no entries.
+    """
+
+    def check(where: str, value: Any) -> None:
+        shape, dtype = _shape_and_dtype(where, value)
+        if not any(jnp.issubdtype(dtype, kind) for kind in (np.bool_, jnp.integer, jnp.floating)):
+            raise TypeError(f"{where} must be an array of real numbers, not {dtype}{list(shape)}.")
+        if ranks and len(shape) not in ranks:
+            axes = " or ".join(map(str, ranks))
+            raise ValueError(f"{where} must be an array of {axes} axes, not of shape {shape}.")
+        _check_values(where, value, nan, empty)
+
+    return _reads(check)
+
+
+def integer_array(*ranks: int) -> Check:
+    """Makes a check for an array of whole numbers."""
+    numbers = real_array(*ranks)
+
+    def check(where: str, value: Any) -> None:
+        shape, dtype = _shape_and_dtype(where, value)
+        if not jnp.issubdtype(dtype, jnp.integer):
+            raise TypeError(f"{where} must be an array of integers, not {dtype}{list(shape)}.")
+        numbers(where, value)
+
+    return check
+
+
+_LABELS = integer_array(1)
+
+
+@_reads
+def supervised_data(where: str, value: Any) -> None:
+    """Checks the data of an inference, `(*inputs, targets)`, at least one example."""
+    check_examples(where, value)
+    input_batch(where, tuple(value))
+    _check_lengths(where, value)
+
+
+@_reads
+def labelled_data(where: str, value: Any) -> None:
+    """Checks a classifier's inputs and labels, at least one of each."""
+    if not isinstance(value, tuple | list) or len(value) != 2:
+        raise TypeError(f"{where} must be a pair (inputs, labels), not {describe_value(value)}.")
+    input_batch(where, tuple(value))
+    _check_lengths(where, value)
+    _LABELS(f"{where}, the labels,", value[1])
+    if _concrete(value[1]) and (low := int(np.asarray(value[1]).min())) < 0:
+        raise ValueError(f"{where}: labels must be 0 or more; found {low}.")
+
+
+def _shape_and_dtype(where: str, value: Any) -> tuple[tuple[int, ...], Any]:
+    try:
+        told_shape = np.shape(value)
+        dtype = value.dtype if hasattr(value, "dtype") else np.asarray(value).dtype
+    except (TypeError, ValueError):
+        raise TypeError(
+            f"{where} must be an array of numbers, not {describe_value(value)}."
+        ) from None
+    if value is None or isinstance(value, str):
+        raise TypeError(f"{where} must be an array of numbers, not {describe_value(value)}.")
+    return told_shape, dtype
+
+
+def _check_lengths(where: str, value: Any) -> None:
+    """Checks that arrays have as many examples as each other."""
+    shapes = [np.shape(leaf) for leaf in jax.tree.leaves(value)]
+    if any(not shape for shape in shapes) or len({shape[0] for shape in shapes}) > 1:
+        raise ValueError(
+            f"{where} must be arrays with the same number of examples on their first axes, not of "
+            f"shapes {', '.join(map(str, shapes))}."
+        )
+
+
+def _check_values(where: str, value: Any, nan: bool = False, empty: bool = False) -> None:
+    """Checks that an array has entries, and none that is NaN where they are concrete."""
+    shape = np.shape(value)
+    if not empty and 0 in shape:
+        raise ValueError(f"{where} is empty: its shape is {shape}; give one example or more.")
+    dtype = getattr(value, "dtype", None)
+    if nan or not _concrete(value) or (dtype is not None and not _is_inexact(dtype)):
+        return
+    # NumPy's own, also while something else is traced.
+    found = np.isnan(np.asarray(value, None if dtype is not None else float))
+    if found.any():
+        raise ValueError(f"{where} holds NaN, in {int(found.sum())} of {found.size} entries.")
+
+
+def _is_inexact(dtype: Any) -> bool:
+    return jnp.issubdtype(dtype, jnp.inexact)
+
+
+def _concrete(value: Any) -> bool:
+    """Tells whether values are known: not traced, no mere shape, no other process's."""
+    if isinstance(value, jax.Array):
+        return not isinstance(value, jax.core.Tracer) and value.is_fully_addressable
+    return not isinstance(value, jax.ShapeDtypeStruct)
+
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+BY_NAME: Mapping[str, Check] = {
+    "batch_size": static_integer(),
+    "checkpoint": path_like,
+    "checkpoint_every": static_integer(),
+    "chunk": static_integer(),
+    "epochs": static_integer(),
+    "eval_every": static_integer(),
+    "f": pure_function,
+    "folder": path_like,
+    "key": single_key,
+    "optimizer": optax_optimizer,
+    "params": parameter_tree,
+    "path": path_like,
+    "progress": boolean,
+    "repeats": static_integer(),
+    "resume": one_of(True, False, "force"),
+    "samples": static_integer(),
+    "settings": string_mapping,
+    "sites": string_sequence,
+}
+"""The checks of arguments that have one meaning everywhere."""
+
+
+def validate(**checks: Check | None) -> Callable[[F], F]:
+    """Checks the arguments of a function before it runs.
+
+    Args:
+        **checks: A check for each argument by name, beside those of `BY_NAME`; None leaves one
+            unchecked. Of `*args` the check is one for each of them.
+
+    Raises:
+        TypeError: The function has no argument of such a name.
+    """
+
+    def held(run: F) -> F:
+        plan = _plan(run, checks)
+
+        @functools.wraps(run)
+        def checked(*args: Any, **kwargs: Any) -> Any:
+            for name, position, several, optional, check in plan:
+                if several:
+                    for i, value in enumerate(args[position:]):
+                        if value is not None:  # a pytree without leaves, such as no state
+                            check(f"{run.__name__}: {name}[{i}]", value)
+                    continue
+                if name in kwargs:
+                    value = kwargs[name]
+                elif position < len(args):
+                    value = args[position]
+                else:
+                    continue  # the default, or Python's own error
+                if not (value is None and optional):
+                    check(f"{run.__name__}: {name}", value)
+            return run(*args, **kwargs)
+
+        return checked  # type: ignore[return-value]
+
+    return held
+
+
+def forwards(target: Callable[..., Any], options: type) -> Callable[[F], F]:
+    """Gives the `**options` of a function the names and defaults of the function they go to.
+
+    Args:
+        target: The function that gets them.
+        options: TypedDict of those that are passed on: what `**options` is annotated with.
+    """
+    defaults = inspect.signature(target).parameters
+    # The fields of base classes too: a TypedDict's own annotations hold them.
+    passed = [defaults[name] for name in options.__annotations__]
+    required = [p.name for p in passed if p.default is p.empty]
+
+    def signed(run: F) -> F:
+        signature = inspect.signature(run)
+        own = [p for p in signature.parameters.values() if p.kind is not p.VAR_KEYWORD]
+        signature = signature.replace(parameters=[*own, *passed])
+
+        @functools.wraps(run)
+        def called(*args: Any, **kwargs: Any) -> Any:
+            for name in kwargs:
+                # Else the target would refuse it, by its own name.
+                if name not in signature.parameters:
+                    raise TypeError(f"{run.__name__}() got an unexpected keyword argument {name!r}")
+            missing = [repr(name) for name in required if name not in kwargs]
+            if missing:  # said before the function does what the target can then not use
+                many = "argument" if len(missing) == 1 else "arguments"
+                raise TypeError(
+                    f"{run.__name__}() missing {len(missing)} required keyword-only {many}: "
+                    f"{' and '.join(missing)}"
+                )
+            return run(*args, **kwargs)
+
+        called.__signature__ = signature  # type: ignore[attr-defined]
+        return called  # type: ignore[return-value]
+
+    return signed
+
+
+def _plan(
+    run: Callable[..., Any], checks: Mapping[str, Check | None]
+) -> list[tuple[str, Any, bool, bool, Check]]:
+    """Lists the checks: name, position, whether it is `*args`, whether None passes, the check."""
+    parameters = inspect.signature(run).parameters
+    unknown = checks.keys() - parameters.keys()
+    if unknown:
+        raise TypeError(f"validate: {run.__name__} has no argument {sorted(unknown)[0]!r}.")
+    plan = []
+    for i, (name, parameter) in enumerate(parameters.items()):
+        # Where annotations are not evaluated, one is its text: `"bool"`, `"int | None"`.
+        usual = boolean if parameter.annotation in (bool, "bool") else BY_NAME.get(name)
+        check = checks.get(name, usual)
+        if check is not None:
+            several = parameter.kind is parameter.VAR_POSITIONAL
+            by_name = parameter.kind is parameter.KEYWORD_ONLY
+            # An argument by keyword alone has no position: beyond the end of any `args`.
+            place = float("inf") if by_name else i
+            optional = parameter.default is None or "None" in str(parameter.annotation)
+            plan.append((name, place, several, optional, check))
+    # The cheap and telling ones first: what an argument is, before what the data hold.
+    return sorted(plan, key=lambda row: row[-1] in READERS)

@@ -59,15 +59,16 @@ from flax import nnx
 from jax.ad_checkpoint import checkpoint_name
 
 from jaxeff.core._arguments import check_key
-from jaxeff.core._from_flax import read_linen, read_nnx
-from jaxeff.core._reader import Method, Reading, flatten, nest
-from jaxeff.core._training_mode import (
+from jaxeff.core._checks import validate
+from jaxeff.core._from_flax import (
     TrainingModeWarning,
     batch_layers,
     random_layers,
+    read_linen,
+    read_nnx,
     warn_of_training_mode,
 )
-from jaxeff.core._validation import validate
+from jaxeff.core._reader import Method, Reading, flatten, nest
 
 __all__ = ["NEW_STATE_TAG", "STATE_TAG", "TrainingModeWarning", "functional", "restore"]
 

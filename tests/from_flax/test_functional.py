@@ -8,7 +8,7 @@ from flax import linen as nn
 from flax import nnx
 
 from jaxeff.core import functional
-from jaxeff.core._training_mode import TrainingModeWarning
+from jaxeff.core._from_flax import TrainingModeWarning
 from tests.edited import DELETED, with_edit
 
 pytestmark = pytest.mark.promotes("rank")  # Flax's batch norm does
