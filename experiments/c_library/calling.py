@@ -11,8 +11,7 @@ from typing import Any
 
 import numpy as np
 from jaxeff_export import resolve_target
-from jaxeff_export.clib import CLibrary
-from jaxeff_export.clib.objects import call
+from jaxeff_export.clib import CLibrary, run_tool
 from jaxeff_export.targets import find_c_toolchain
 
 from experiments.timing import Meter
@@ -128,4 +127,4 @@ def _word(value: Any) -> int:
 
 def _link(what: Sequence[str], folder: Path, made: Path | None = None) -> None:
     compiler = find_c_toolchain(resolve_target("host")).compiler
-    call([compiler, "-shared", "-fPIC", "-o", str(made or "linked.so"), *what], folder)
+    run_tool([compiler, "-shared", "-fPIC", "-o", str(made or "linked.so"), *what], folder)

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from jaxeff_export.bundle import run_on_boards as run_on_boards
     from jaxeff_export.bundle.files import BundleError as BundleError
     from jaxeff_export.clib import CLibrary as CLibrary
-    from jaxeff_export.clib.objects import CLibraryError as CLibraryError
+    from jaxeff_export.clib import CLibraryError as CLibraryError
     from jaxeff_export.compiler import compile_module as compile_module
     from jaxeff_export.importer import StableHLOParseError as StableHLOParseError
     from jaxeff_export.importer import UnsupportedOpError as UnsupportedOpError
@@ -65,8 +65,7 @@ _MODULES = {
     "boards": ("Board", "BoardError"),
     "bundle": ("Bundle", "BoardResult", "deploy", "deploy_artifact", "run_on_boards"),
     "bundle.files": ("BundleError",),
-    "clib": ("CLibrary",),
-    "clib.objects": ("CLibraryError",),
+    "clib": ("CLibrary", "CLibraryError"),
     "compiler": ("compile_module",),
     "importer": ("StableHLOParseError", "UnsupportedOpError", "import_stablehlo"),
     "latency": ("channel_multiple", "measured_latency", "modelled_latency", "table_latency"),

@@ -16,13 +16,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from jaxeff_export import Bundle, CLibraryError, TargetError, deploy, resolve_target
 from jaxeff_export.cli import app
-from jaxeff_export.clib import CLibrary, ExampleProgram, draw_steps
+from jaxeff_export.clib import CLibrary, ExampleProgram, bytes_of, draw_steps
+from jaxeff_export.clib._objects import archive, compile_c, require_self_contained
+from jaxeff_export.clib._program import Piece, place, program_of
 from jaxeff_export.clib.codegen import identifier
 from jaxeff_export.clib.codegen._rendering import render
-from jaxeff_export.clib.kernels import program_of
-from jaxeff_export.clib.kernels._memory import Piece, place
-from jaxeff_export.clib.objects import bytes_of
-from jaxeff_export.clib.objects._objects import archive, compile_c, require_self_contained
 from jaxeff_export.targets import find_c_toolchain
 from small_network import inputs
 from tvm import relax

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from importer_oracle import assert_close, export, run
-from jaxeff_export.clib.kernels import compile_kernels
+from jaxeff_export.clib._kernels import compile_kernels
 from jaxeff_export.compiler import compilation_target, fused_kernels, schedule_module
 from jaxeff_export.compiler.passes import lift_parameters
 from jaxeff_export.importer import import_stablehlo

@@ -9,8 +9,8 @@ import pytest
 from c_programs import require
 from flax import nnx
 from jaxeff_export import deploy
-from jaxeff_export.clib.kernels import CKernel, KernelProgram, plan
-from jaxeff_export.clib.kernels._program import KernelCall
+from jaxeff_export.clib._kernels import CKernel
+from jaxeff_export.clib._program import KernelCall, KernelProgram, plan
 
 import jaxeff
 from jaxeff.compression import Int, calibrate

@@ -19,7 +19,7 @@ import pytest
 from c_programs import STRICT, call, require
 from jaxeff_export import CLibraryError, deploy
 from jaxeff_export.clib import CLibrary, ExampleProgram
-from jaxeff_export.clib.packages import STYLES
+from jaxeff_export.clib._packages import STYLES
 from jaxeff_export.targets import emulation
 
 from jaxeff.store import require_absent

@@ -47,7 +47,7 @@ from jaxeff_export.bundle.running import (
     Timing,
     require_timed,
 )
-from jaxeff_export.clib.objects import CLibraryError
+from jaxeff_export.clib import CLibraryError
 from jaxeff_export.targets import ToolchainError, is_microcontroller, require_extra
 
 if TYPE_CHECKING:

@@ -9,8 +9,7 @@ import numpy as np
 
 from jaxeff_export.bundle._example import Example, NamedTarget, c_order, lift
 from jaxeff_export.bundle.files import Manifest
-from jaxeff_export.clib import CLibrary, write_library
-from jaxeff_export.clib.objects import bytes_of
+from jaxeff_export.clib import CLibrary, bytes_of, write_library
 from jaxeff_export.schedules import TuningDatabase
 
 

@@ -14,9 +14,8 @@ import numpy as np
 from jaxeff.nn import Tokenizer
 from jaxeff_export.artifact import Artifact, state_places
 from jaxeff_export.bundle.files import Manifest, RecordedPair, tolerance
-from jaxeff_export.clib import LibraryParts
+from jaxeff_export.clib import CLibraryError, LibraryParts
 from jaxeff_export.clib.codegen import identifier
-from jaxeff_export.clib.objects import CLibraryError
 from jaxeff_export.targets import find_linker, require_extra, resolve_target
 
 if TYPE_CHECKING:

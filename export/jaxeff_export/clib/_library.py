@@ -26,28 +26,20 @@ import numpy as np
 
 from jaxeff.store import atomic_folder, write_atomically
 from jaxeff_export.artifact import TensorSpec
+from jaxeff_export.clib import _objects as objects
+from jaxeff_export.clib._objects import CLibraryError, Sizes, require_room
+from jaxeff_export.clib._packages import Package, cpp_header, facts_of, package_files, require_style
 from jaxeff_export.clib._steps import CallCost, steps_of
 from jaxeff_export.clib.codegen import (
     STATE,
     assembly,
-    bare_metal,
     driver,
     dual,
     example,
     fields_of,
     identifier,
-    instructions,
     kept_apart,
     pack,
-    threads,
-)
-from jaxeff_export.clib.objects import CLibraryError, Sizes, objects, require_room
-from jaxeff_export.clib.packages import (
-    Package,
-    cpp_header,
-    facts_of,
-    package_files,
-    require_style,
 )
 from jaxeff_export.targets import CToolchain, find_c_toolchain, has_double_precision, target_machine
 
@@ -166,7 +158,7 @@ def write_library(order: LibraryParts, path: Path) -> CLibrary:
             tools, folder / f"lib{order.name}.a", threads=order.threads > 1
         )
         # Without `-o` and a name, which whoever builds it adds.
-        build = instructions.example_command(library, tools, target_machine(order.target), "")[:-2]
+        build = example.example_command(library, tools, target_machine(order.target), "")[:-2]
         _write_example(order, library, tools, sizes, folder)
         package = _pack(order, library, tools, core, folder)
         written = [
@@ -214,7 +206,7 @@ def own_files(data: bytes) -> frozenset[str]:
 def scheduled(order: LibraryParts) -> tuple[tvm.IRModule, Any]:
     """Schedules the kernels as a bundle of the function runs them, and returns their target."""
     # TVM only where kernels are compiled: a written library is opened and replayed without it.
-    from jaxeff_export.clib.kernels import with_views
+    from jaxeff_export.clib._program import with_views
     from jaxeff_export.compiler import compilation
     from jaxeff_export.operators.integer import shortcuts_in_bands
 
@@ -244,14 +236,15 @@ def _require_its_floats(order: LibraryParts) -> None:
 
 def _compile(order: LibraryParts, tools: CToolchain, folder: Path) -> tuple[driver.Library, Sizes]:
     # TVM, as above.
-    from jaxeff_export.clib.kernels import compile_kernels, plan, program_of
+    from jaxeff_export.clib._kernels import compile_kernels
+    from jaxeff_export.clib._program import plan, program_of
 
     n, machine = order.name, target_machine(order.target)
     wide = 64 if machine in ("x86_64", "aarch64") else 16  # a line of the cache; a vector
     module, where = scheduled(order)
     program = program_of(module, len(order.operands))
     # Fields of its own that the struct may have: an argument of such a name gets another one.
-    ours = {"parameters": not order.embed, threads.FIELD: order.threads > 1}
+    ours = {"parameters": not order.embed, driver.THREADS_FIELD: order.threads > 1}
     ours[STATE] = bool(order.state)
     inputs = fields_of(order.inputs, frozenset(name for name, there in ours.items() if there))
     inputs, outputs = kept_apart(inputs, fields_of(order.outputs), order.state)
@@ -346,13 +339,13 @@ def _write_example(
     write_atomically(folder / "recorded.S", text)
     write_atomically(folder / "main.c", example.main_c(library, recorded, order.tolerances))
     core = str(order.target.get("mcpu", order.target_name))
-    readme = instructions.readme(library, tools, core, order.target, sizes)
+    readme = example.readme(library, tools, core, order.target, sizes)
     write_atomically(folder / "README.md", readme)
     write_atomically(
-        folder / "CMakeLists.txt", instructions.cmake(library, tools, target_machine(order.target))
+        folder / "CMakeLists.txt", example.cmake(library, tools, target_machine(order.target))
     )
     if tools.board:
         # The linker script describes the emulated board; a caller who names more memory gets it.
-        given = bare_metal.at_least(tools.board, order.flash, order.ram)
-        for file, content in bare_metal.files(given, target_machine(order.target)).items():
+        given = example.at_least(tools.board, order.flash, order.ram)
+        for file, content in example.start_files(given, target_machine(order.target)).items():
             write_atomically(folder / file, content)

@@ -13,8 +13,7 @@ from jaxeff_export.bundle.files import BundleError, Manifest, RecordedPair
 from jaxeff_export.bundle.running._runner import Runner
 from jaxeff_export.bundle.running._session import Session
 from jaxeff_export.bundle.running._state_memory import HostMemory, StateMemory
-from jaxeff_export.clib import CLibrary, ExampleProgram
-from jaxeff_export.clib.objects import CLibraryError
+from jaxeff_export.clib import CLibrary, CLibraryError, ExampleProgram
 from jaxeff_export.targets import ToolchainError
 
 

@@ -1,22 +1,183 @@
-"""Header that users include, and C source that calls the kernels."""
+"""The header that users include, and the C source that calls the kernels.
+
+State is a struct that the caller owns. Where arguments are rounded to codes, which have none for
+NaN, a call refuses it. Threads live in a struct of the caller's, made by ``NAME_start`` and ended
+by ``NAME_stop``, for a thread that is made for a call costs more than many a kernel. A call that is
+given none, or some that another call has at the moment, runs by itself, with the same bits. Threads
+wait by a mutex and a condition, never busily, so that a loop has to be worth the microseconds of
+waking them.
+"""
 
 from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
 
-from jaxeff_export.clib.codegen import _numbers as numbers
-from jaxeff_export.clib.codegen import _state as state
-from jaxeff_export.clib.codegen import _threads as threads
-from jaxeff_export.clib.codegen._interface import Field, grid_of
+import numpy as np
+
+from jaxeff_export.artifact import dtype_of
+from jaxeff_export.clib._objects import CLibraryError
+from jaxeff_export.clib.codegen._interface import STATE, Field, Library, grid_of
 from jaxeff_export.clib.codegen._rendering import render
-from jaxeff_export.clib.codegen._sources import Library
+
+if TYPE_CHECKING:
+    from jaxeff_export.clib.codegen._interface import Field, Library
+
+# Per dtype the bits without the sign, and infinity's: what is above them is NaN.
+_BITS = {
+    "float16": ("uint16_t", "0x7fffu", "0x7c00u"),
+    "bfloat16": ("uint16_t", "0x7fffu", "0x7f80u"),
+    "float32": ("uint32_t", "0x7fffffffu", "0x7f800000u"),
+    "float64": ("uint64_t", "0x7fffffffffffffffu", "0x7ff0000000000000u"),
+}
+
+
+def nan_functions(library: Library) -> list[str]:
+    """Writes the functions that look for NaN, one per dtype of the arguments."""
+    dtypes = dict.fromkeys(field.spec.dtype for field in _checked(library))
+    return [line for dtype in dtypes for line in _function(dtype, library)]
+
+
+def nan_checks(library: Library) -> list[str]:
+    """Writes the lines of a call that check its arguments for NaN."""
+    lines = []
+    for field in _checked(library):
+        lines += [
+            f"    if (has_nan_{field.spec.dtype}(inputs->{field.name}, {field.count}))",
+            f"        return {library.upper}_NOT_A_NUMBER;",
+        ]
+    return lines
+
+
+def _checked(library: Library) -> list[Field]:
+    if not library.rounds_inputs:
+        return []
+    whole = ("bool", "int", "uint")  # these have no NaN
+    return [f for f in library.given if f.count and not f.spec.dtype.startswith(whole)]
+
+
+def _function(dtype: str, library: Library) -> list[str]:
+    """Writes a function that looks for NaN.
+
+    Bits are compared, not floats: no flag of a compiler (``-ffast-math``) changes the result.
+    """
+    if dtype not in _BITS:
+        name = next(f.spec.name for f in library.inputs if f.spec.dtype == dtype)
+        raise CLibraryError(
+            f"{name} is of dtype {dtype}, which a C library can't look through for NaN, and the "
+            "function rounds its data to codes; give it float32"
+        )
+    kind, magnitude, infinity = _BITS[dtype]
+    element = next(f.kind for f in library.inputs if f.spec.dtype == dtype)
+    text = render(
+        "not_a_number.c",
+        dtype=dtype,
+        element=element,
+        kind=kind,
+        size=dtype_of(dtype).itemsize,
+        magnitude=magnitude,
+        infinity=infinity,
+    )
+    return text.splitlines()
+
+
+if TYPE_CHECKING:
+    from jaxeff_export.clib.codegen._interface import Library
+
+_IN_A_LINE = 16  # bytes
+
+
+def state_declarations(library: Library) -> list[str]:
+    """Writes the struct and its function, for the header."""
+    if not library.state:
+        return []
+    n = library.name
+    lines = [
+        "/* What stays from one call to the next, and is updated in place. The caller owns it, one",
+        f"   for each session; {n}_init sets it to what a session begins with, at any time. */",
+        "typedef struct {",
+    ]
+    for field in library.state:
+        # Inline, so that one address is all there is to a session; C has no arrays of no elements.
+        lines += [
+            f"    /* {field.remark} */",
+            f"    {field.kind} {field.name}[{field.count or 1}];",
+        ]
+    return [*lines, f"}} {n}_state;", "", f"void {n}_init({n}_state *state);", ""]
+
+
+def state_pointer(library: Library) -> list[str]:
+    """Writes the field of the inputs that leads to it."""
+    n = library.name
+    return [f"    /* see {n}_init */", f"    {n}_state *{STATE};"] if library.state else []
+
+
+def state_functions(library: Library) -> list[str]:
+    """Writes the function, for what calls the kernels."""
+    if not library.state:
+        return []
+    constants: list[str] = []
+    lines = [f"void {library.name}_init({library.name}_state *state)", "{"]
+    for field, value in zip(library.state, library.initial, strict=True):
+        data = np.asarray(value).tobytes()
+        # An empty cache is zeros: no constant as large as itself.
+        if not any(data):
+            lines.append(f"    memset(state->{field.name}, 0, sizeof(state->{field.name}));")
+            continue
+        constants += [
+            f"static const unsigned char first_{field.name}[] = {{",
+            *_byte_lines(data),
+            "};",
+        ]
+        lines.append(f"    memcpy(state->{field.name}, first_{field.name}, {len(data)});")
+    return [*constants, *lines, "}", ""]
+
+
+def _byte_lines(data: bytes) -> list[str]:
+    starts = range(0, len(data), _IN_A_LINE)
+    return ["    " + "".join(f"{byte}," for byte in data[i : i + _IN_A_LINE]) for i in starts]
+
+
+if TYPE_CHECKING:
+    from jaxeff_export.clib.codegen._interface import Library
+
+THREADS_FIELD = "threads"  # of the inputs
+
+
+def thread_declarations(library: Library) -> list[str]:
+    """Writes the struct and its functions, for the header."""
+    return render(
+        "threads.h", name=library.name, NAME=library.upper, threads=library.threads
+    ).splitlines()
+
+
+def thread_functions(library: Library, steps: list[str]) -> list[str]:
+    """Writes the functions, for what calls the kernels.
+
+    Args:
+        library: library that the threads belong to.
+        steps: the calls of the loops that are shared, in order, of `inputs`, `outputs`, `at`,
+            `task` and `tasks`.
+    """
+    n, u = library.name, library.upper
+    # The name by which embedded constants are known: the calls are the same text.
+    parameters = []
+    if not library.embedded and library.parameters.blob:
+        parameters = [f"    const unsigned char *const {n}_parameters = inputs->parameters;"]
+        # No loop may be worth a thread, and then nothing here reads them.
+        parameters += [f"    (void){n}_parameters;"]
+    cases = "\n".join(
+        f"    case {i}:\n        {call}\n        break;" for i, call in enumerate(steps)
+    )
+    text = render("threads.c", name=n, NAME=u, parameters=parameters, cases=cases)
+    return text.splitlines()
 
 
 def header(library: Library) -> str:
     """Writes ``NAME.h``."""
     n, u, memory = library.name, library.upper, library.memory
-    blob = state.pointer(library)
+    blob = state_pointer(library)
     if not library.embedded:
         blob += [
             f"    /* the content of {n}_parameters.bin, {u}_PARAMETER_BYTES, aligned to "
@@ -25,7 +186,7 @@ def header(library: Library) -> str:
         ]
     # Only a library for several threads has the field, and needs POSIX threads for it.
     if library.threads > 1:
-        blob += ["    /* NULL, or started */", f"    {n}_threads *{threads.FIELD};"]
+        blob += ["    /* NULL, or started */", f"    {n}_threads *{THREADS_FIELD};"]
     sizes = [
         line
         for field in _apart(library.given, library.returned)
@@ -55,9 +216,9 @@ def header(library: Library) -> str:
         parameter_alignment=library.parameters.alignment,
         sizes=sizes,
         codes=codes,
-        threads=threads.declarations(library) if library.threads > 1 else [],
+        threads=thread_declarations(library) if library.threads > 1 else [],
         rounded=rounded,
-        state=state.declarations(library),
+        state=state_declarations(library),
         inputs=[*_struct(library.given, "const "), *blob],
         outputs=_struct(library.returned, ""),
     )
@@ -71,7 +232,7 @@ def source(library: Library) -> str:
     if library.threads > 1:
         # Threads that another call has are not waited for: this call runs alone, to the same bits.
         body = [
-            f"    {n}_threads *threads = inputs->{threads.FIELD};",
+            f"    {n}_threads *threads = inputs->{THREADS_FIELD};",
             "    if (threads != NULL && pthread_mutex_trylock(&threads->taken) != 0)",
             "        threads = NULL;",
             *([] if shared else ["    (void)share; /* no loop is worth waking a thread */"]),
@@ -101,12 +262,12 @@ def source(library: Library) -> str:
             *declared,
             *(line for name in _used(library) for line in _declarations(library, name)),
         ],
-        threads=threads.source(library, shared) if library.threads > 1 else [],
-        numbers=numbers.source(library),
-        state=state.source(library),
+        threads=thread_functions(library, shared) if library.threads > 1 else [],
+        numbers=nan_functions(library),
+        state=state_functions(library),
         unpacked=unpacked,
         # NaN is looked for before threads are taken, which a return would keep.
-        refused=[*check, *numbers.checks(library)],
+        refused=[*check, *nan_checks(library)],
         body=[*body, *copies],
         checks=_checks(library),
     )

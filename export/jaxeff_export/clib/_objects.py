@@ -1,14 +1,20 @@
-"""Compiling, archiving and looking into object files, by the target's own tools."""
+"""Object files by the target's own tools: compiled, archived, looked into, and their sizes."""
 
 from __future__ import annotations
 
+import dataclasses
 import re
 import subprocess
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
-from jaxeff_export.clib.objects._errors import CLibraryError
 from jaxeff_export.targets import CToolchain, ToolchainError
+
+
+class CLibraryError(RuntimeError):
+    """A function, a target or a memory that a C library can't be made for."""
+
 
 WARNINGS = ("-std=c11", "-Wall", "-Wextra", "-Wpedantic", "-Werror")
 _HALF = ".text.tvm.fp16.conv"  # conversions of half floats, which TVM adds to every module
@@ -26,7 +32,7 @@ def compile_c(tools: CToolchain, source: Path, made: Path) -> None:
     # Archives are linked into shared libraries too, except where there are none.
     anywhere = () if tools.board else ("-fPIC",)
     command = [tools.compiler, *tools.flags, *strict, "-O2", *anywhere, "-c", source.name]
-    call([*command, "-o", str(made)], source.parent)
+    run_tool([*command, "-o", str(made)], source.parent)
 
 
 def trim(tools: CToolchain, made: Path) -> None:
@@ -36,9 +42,9 @@ def trim(tools: CToolchain, made: Path) -> None:
     removed = [x for name in unwinding for x in ("-R", name)]
     # What reads the tables of 32-bit ARM would bring an allocator and more.
     removed += ["-N", "__aeabi_unwind_cpp_pr0"]
-    call([tools.tool("objcopy"), "--strip-debug", *removed, str(made)])
+    run_tool([tools.tool("objcopy"), "--strip-debug", *removed, str(made)])
     section, half = "", re.compile(r"__(truncsfhf2|extendhfsf2)|\.text\.tvm\.fp16")
-    for line in call([tools.tool("readelf"), "-rW", str(made)]).splitlines():
+    for line in run_tool([tools.tool("readelf"), "-rW", str(made)]).splitlines():
         # A relocation elsewhere that names a conversion is a call of it: then both stay.
         if line.startswith("Relocation section"):
             section = line
@@ -47,31 +53,31 @@ def trim(tools: CToolchain, made: Path) -> None:
             return
     more = [x for name in (_HALF, f".ARM.exidx{_HALF}") for x in ("-R", name, "-R", f".rel{name}")]
     symbols = ["-N", "__truncsfhf2", "-N", "__extendhfsf2"]
-    call([tools.tool("objcopy"), *symbols, *more, str(made)])
+    run_tool([tools.tool("objcopy"), *symbols, *more, str(made)])
 
 
 def wanted(tools: CToolchain, made: Path, prefix: str) -> list[str]:
     """Lists the functions of a prefix that an object file takes from elsewhere."""
-    words = [line.split() for line in call([tools.tool("nm"), "-u", str(made)]).splitlines()]
+    words = [line.split() for line in run_tool([tools.tool("nm"), "-u", str(made)]).splitlines()]
     return sorted(word[-1] for word in words if word and word[-1].startswith(prefix))
 
 
 def rename(tools: CToolchain, made: Path, names: Mapping[str, str]) -> None:
     """Renames symbols of an object file."""
     pairs = [x for old, new in names.items() for x in ("--redefine-sym", f"{old}={new}")]
-    call([tools.tool("objcopy"), *pairs, str(made)])
+    run_tool([tools.tool("objcopy"), *pairs, str(made)])
 
 
 def archive(tools: CToolchain, members: Sequence[Path], made: Path) -> None:
     """Puts object files into an archive; the same members make the same bytes."""
     made.unlink(missing_ok=True)
     # D: neither times nor owners, which would make equal archives differ.
-    call([tools.tool("ar"), "rcsD", str(made), *map(str, members)])
+    run_tool([tools.tool("ar"), "rcsD", str(made), *map(str, members)])
 
 
 def code_size(tools: CToolchain, members: Iterable[Path]) -> int:
     """Sums the bytes of code and its constants in object files."""
-    lines = call([tools.tool("size"), *map(str, members)]).splitlines()[1:]
+    lines = run_tool([tools.tool("size"), *map(str, members)]).splitlines()[1:]
     # The columns text and data; bss has none, for kernels keep no state.
     return sum(int(line.split()[0]) + int(line.split()[1]) for line in lines)
 
@@ -87,7 +93,7 @@ def require_self_contained(
         CLibraryError: if it needs anything else.
     """
     defined, wanted = set(), set()
-    for line in call([tools.tool("nm"), str(made)]).splitlines():
+    for line in run_tool([tools.tool("nm"), str(made)]).splitlines():
         parts = line.split()
         # Undefined symbols have no address, so their lines are a word shorter.
         if len(parts) == 2 and parts[0] in "Uw":
@@ -109,7 +115,7 @@ def require_self_contained(
     return tuple(foreign)
 
 
-def call(command: Sequence[str], folder: Path | None = None) -> str:
+def run_tool(command: Sequence[str], folder: Path | None = None) -> str:
     """Runs a tool and returns what it prints.
 
     Raises:
@@ -132,3 +138,82 @@ def _allowed(name: str) -> bool:
         or bool(_MATH.fullmatch(name))
         or (name.startswith("__") and "tvm" not in name.lower())
     )
+
+
+_UNITS = {"": 1, "b": 1, "k": 1 << 10, "kb": 1 << 10, "m": 1 << 20, "mb": 1 << 20}
+
+
+@dataclasses.dataclass(frozen=True)
+class Sizes:
+    """Bytes.
+
+    Attributes:
+        code: machine code and its own constants.
+        parameters: what is bound.
+        workspace: what a call needs beside its arguments.
+        live: the largest part of these, the largest number needed at the same time.
+        arrays: arguments and results, which the caller holds.
+        stack: arrays on the stack of the kernel with most of them; spilled registers not counted.
+    """
+
+    code: int
+    parameters: int
+    workspace: int
+    live: int
+    arrays: int
+    stack: int
+
+    def to_json(self) -> dict[str, Any]:
+        """Returns the sizes as plain data."""
+        return dataclasses.asdict(self)
+
+    def __str__(self) -> str:
+        return (
+            f"code {self.code:,} bytes, parameters {self.parameters:,}, workspace "
+            f"{self.workspace:,}, arguments and results {self.arrays:,}, arrays on the stack "
+            f"{self.stack:,}"
+        )
+
+
+def require_room(
+    sizes: Sizes, flash: int | None, ram: int | None, *, embedded: bool = True
+) -> None:
+    """Refuses a library that a device's memories don't hold.
+
+    Args:
+        sizes: what it takes.
+        flash: bytes for code and embedded parameters; None if they are no matter.
+        ram: bytes for the workspace, arguments, results and the stack's arrays.
+        embedded: whether the parameters are constants of the library.
+
+    Raises:
+        CLibraryError: saying what is needed, what is there and what could be done.
+    """
+    # Flash holds what never changes; parameters that a board loads lie wherever it puts them.
+    constants = sizes.code + (sizes.parameters if embedded else 0)
+    if flash is not None and constants > flash:
+        raise CLibraryError(
+            f"flash: {constants:,} bytes are needed ({sizes.code:,} of code, {sizes.parameters:,} "
+            f"of parameters), {flash:,} are there; quantize the weights (jaxeff.compression), or "
+            "load the parameters from elsewhere (embed=False)"
+        )
+    # A lower bound: spilled registers and the caller's own data come on top.
+    data = sizes.workspace + sizes.arrays + sizes.stack
+    if ram is not None and data > ram:
+        raise CLibraryError(
+            f"RAM: {data:,} bytes are needed ({sizes.workspace:,} of workspace, {sizes.arrays:,} "
+            f"of arguments and results, {sizes.stack:,} on the stack), {ram:,} are there; deploy "
+            "for a smaller batch, or quantize activations (jaxeff.integer)"
+        )
+
+
+def bytes_of(text: str | int) -> int:
+    """Reads a number of bytes: ``524288``, ``"512k"`` or ``"2M"``.
+
+    Raises:
+        CLibraryError: if it is none.
+    """
+    found = re.fullmatch(r"\s*(\d+)\s*([kKmM]?[bB]?)\s*", str(text))
+    if not found:
+        raise CLibraryError(f"{text!r} is no number of bytes; write 524288, 512k or 2M")
+    return int(found[1]) * _UNITS[found[2].lower()]
