@@ -12,7 +12,7 @@
 4. the same through transformers of every column, with and without the order of events
    (tables 5.2 and 5.3).
 
-No chip is at hand. Those here are synthetic (`jaxeff.analog_hardware.crossbar`), published before
+No chip is at hand. Those here are synthetic (`jaxeff.analog_hardware.Chip`), published before
 any network was trained on them: the order of results can be compared with the source's, its numbers
 can't.
 Source: Klein's thesis, chapter 5.

@@ -27,58 +27,52 @@ Source: Klein's thesis, chapter 5; Klein et al., "Towards addressing noise and s
 analog computations using efficient retraining" (2021); Kuhn et al., arXiv:2309.14292.
 """
 
-from jaxeff.analog_hardware._drift import Reference, compensate_drift, reference
-from jaxeff.analog_hardware._in_the_loop import in_the_loop
-from jaxeff.analog_hardware._recipe import (
+from jaxeff.analog_hardware._chip import PUBLISHED_PHYSICS, Chip, Hardware, Physics, Query
+from jaxeff.analog_hardware._circuit import Circuit, CircuitChip
+from jaxeff.analog_hardware._crossbar import Correction, Crossbar, Linear, TileModel, Wires
+from jaxeff.analog_hardware._mapping import (
+    Partition,
+    Placement,
+    calibrate_ranges,
+    partition,
+    read_out,
+)
+from jaxeff.analog_hardware._measurements import (
+    Characterization,
+    Design,
+    Events,
+    Fidelity,
+    OrderEffect,
+    characterize,
+    fidelity,
+    measure_events,
+    order_effect,
+)
+from jaxeff.analog_hardware._products import analog
+from jaxeff.analog_hardware._sequence import SequenceModel, fit_sequence
+from jaxeff.analog_hardware._tile_costs import TileCosts, TileLayerCost, TileReport, tile_costs
+from jaxeff.analog_hardware._training import (
     ForChip,
+    Reference,
+    compensate_drift,
     growing_noise,
+    in_the_loop,
+    reference,
     train_for_chip,
     with_model,
     with_noise_level,
 )
-from jaxeff.analog_hardware._tile_costs import TileCosts, TileLayerCost, TileReport, tile_costs
-from jaxeff.analog_hardware.chips import (
-    Characterization,
-    Chip,
-    Circuit,
-    CircuitChip,
+from jaxeff.analog_hardware._white_box import (
     Columnar,
-    Design,
-    Events,
-    Fidelity,
-    Hardware,
     LinearFit,
-    OrderEffect,
-    Partition,
-    Placement,
-    Query,
     ReadOutNoise,
-    SequenceModel,
     Splines,
     WhiteBox,
-    calibrate_ranges,
-    characterize,
-    fidelity,
     fit_columnar,
     fit_linear,
     fit_noise,
-    fit_sequence,
     fit_splines,
     fit_white_box,
-    measure_events,
-    order_effect,
-    partition,
-    read_out,
-)
-from jaxeff.analog_hardware.crossbar import (
-    PUBLISHED_PHYSICS,
-    Correction,
-    Crossbar,
-    Linear,
-    Physics,
-    TileModel,
-    Wires,
-    analog,
 )
 from jaxeff.noise import ReadOut
 

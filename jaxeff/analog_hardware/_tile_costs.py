@@ -32,8 +32,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any
 
-from jaxeff.analog_hardware.chips import Placement, partition
-from jaxeff.analog_hardware.crossbar import Crossbar, crossbars
+from jaxeff.analog_hardware._crossbar import Crossbar
+from jaxeff.analog_hardware._mapping import Placement, partition
+from jaxeff.analog_hardware._products import crossbars
 from jaxeff.core import (
     Count,
     NonNegative,

@@ -230,7 +230,7 @@ def posterior_like(where: str, value: Any) -> None:
 
 
 READERS: set[Check] = set()
-"""Checks that read what arrays hold: `takes` runs them last."""
+"""Checks that read what arrays hold: `validate` runs them last."""
 
 
 def _reads(check: Check) -> Check:

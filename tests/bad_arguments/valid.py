@@ -33,7 +33,7 @@ from jaxeff.analog_hardware import (
     Reference,
     TileCosts,
 )
-from jaxeff.analog_hardware.chips._characterize import NoiseMeasurement as MeasuredNoise
+from jaxeff.analog_hardware._measurements import NoiseMeasurement as MeasuredNoise
 from jaxeff.bayes import NUTS, Draws, MCMCResult, MixturePosterior, ivon, swag
 from jaxeff.compression import (
     BitSensitivity,

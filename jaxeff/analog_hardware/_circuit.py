@@ -40,14 +40,14 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int, PRNGKeyArray
 
-from jaxeff.analog_hardware.chips._chip import (
+from jaxeff.analog_hardware._chip import (
     BITS,
     INPUT_TOP,
     check_codes,
     check_order,
     in_order,
 )
-from jaxeff.analog_hardware.crossbar import signed_range
+from jaxeff.analog_hardware._crossbar import signed_range
 from jaxeff.core import (
     Count,
     NonNegative,

@@ -51,10 +51,9 @@ import numpy as np
 import optax
 from jaxtyping import Array, Float
 
-from jaxeff.analog_hardware.chips._characterize import Design
-from jaxeff.analog_hardware.chips._chip import INPUT_TOP, WEIGHT_TOP
-from jaxeff.analog_hardware.chips._events import Events
-from jaxeff.analog_hardware.chips._white_box import ReadOutNoise
+from jaxeff.analog_hardware._chip import INPUT_TOP, WEIGHT_TOP
+from jaxeff.analog_hardware._measurements import Design, Events
+from jaxeff.analog_hardware._white_box import ReadOutNoise
 from jaxeff.core import (
     Choice,
     Count,

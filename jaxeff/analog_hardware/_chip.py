@@ -19,6 +19,14 @@ unless another is given. An event puts charge on the line of each column; the li
 it and lets less through next time; the integrator leaks from event to event. So the sum depends on
 the order of its terms. The numbers are `jaxeff.analog_hardware.PUBLISHED_PHYSICS`.
 
+No chip is at hand, so one is made up. `PUBLISHED_PHYSICS` has its numbers, frozen before any
+network was trained on it. Its effects are those that Klein's thesis, sections 5.2 to 5.4, names for
+BrainScaleS-2: mismatch of synapses and columns, curves of the multiplier and of the integrator,
+leakage and line memory between events, read-out noise that grows with the active rows, and drift.
+Their sizes are ours. They were chosen so that an ordered model of a column can beat one that
+ignores the order, as in the source; nothing was tuned to an accuracy. Whatever is measured on this
+chip is synthetic: orders of results can be compared with the source's, numbers can't.
+
 A model of a chip shares nothing with it: it may `query` it, and nothing else.
 
 Sharp edges:
@@ -29,25 +37,82 @@ Sharp edges:
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Annotated, Any
+from typing import Annotated, Any, Protocol, runtime_checkable
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int, PRNGKeyArray
 
-from jaxeff.analog_hardware.crossbar import PUBLISHED_PHYSICS, Physics, signed_range
+from jaxeff.analog_hardware._crossbar import signed_range
 from jaxeff.core import (
     Count,
     NonNegative,
     Number,
+    Positive,
     Setting,
     check_key,
     is_concrete,
     register_setting,
     static,
 )
+
+Share = Annotated[Float[Array, ""] | float, Number(0, 1)]
+
+
+@register_setting
+@dataclass(frozen=True)
+class Physics(Setting):
+    """Effects of a chip's circuits; counts are those of the converter.
+
+    Attributes:
+        gain: Counts per product of an input and a weight code.
+        synapse_mismatch: Relative spread of the current of every synapse, of each sign.
+        weight_curve: Share by which the largest weight falls short of a linear one.
+        pulse_offset: Spread over rows of what is added to a pulse, in input codes.
+        column_mismatch: Relative spread of the columns' gains.
+        column_offset: Spread of the columns' offsets, in counts.
+        limit: Level at which the integrator saturates, `limit * tanh(v / limit)`, in counts.
+        limit_mismatch: The relative spread over columns.
+        leak: Events after which the integrator has lost all but 1/e.
+        memory: Share of a line's charge that is left one event later.
+        line: Charge on a line, in counts, that halves the current of the next event.
+        noise: Standard deviation of a read-out without an active row, in counts.
+        row_noise: Variance that each active row adds, in squared counts.
+        noise_mismatch: Relative spread of the columns' standard deviations.
+        gain_drift: Loss of gain per unit of `log(1 + hours)`.
+        offset_drift: Spread of the offsets per unit of `log(1 + hours)`, in counts.
+        ordered: Whether leakage and memory act; without them the chip is a function of the set of
+            its events, which is the control of every measurement of order.
+        curve_mismatch: Relative spread of `weight_curve` over the synapses of each sign: a chip
+            whose table of synapses has no factors. The published one has none.
+    """
+
+    gain: Positive = 0.004
+    synapse_mismatch: NonNegative = 0.10
+    weight_curve: Share = 0.10
+    pulse_offset: NonNegative = 0.5
+    column_mismatch: NonNegative = 0.08
+    column_offset: NonNegative = 3.0
+    limit: Positive = 110.0
+    limit_mismatch: NonNegative = 0.05
+    leak: Positive = 500.0
+    memory: Share = 0.95
+    line: Positive = 40.0
+    noise: NonNegative = 0.6
+    row_noise: NonNegative = 0.015
+    noise_mismatch: NonNegative = 0.2
+    gain_drift: NonNegative = 0.05
+    offset_drift: NonNegative = 3.0
+    ordered: bool = static(True)
+    curve_mismatch: Annotated[float, Number(0)] = static(0.0)
+
+
+PUBLISHED_PHYSICS = Physics()
+"""The chip of every result of this project."""
+
 
 INPUT_TOP, WEIGHT_TOP = 31, 63
 BITS = 8
@@ -278,3 +343,80 @@ def check_order(where: str, order: Any, shape: tuple[int, ...]) -> None:
         wanted = np.broadcast_to(np.arange(shape[1]), order.shape)
         if not (np.sort(np.asarray(order), -1) == wanted).all():
             raise ValueError(f"{where}: order must hold every row once.")
+
+
+@runtime_checkable
+class Hardware(Protocol):
+    """A chip whose query is JAX, as a `Chip`'s is: it is traced, and vmapped over chips."""
+
+    def query(self, key: Any, weights: Any, inputs: Any, order: Any = None) -> Any:
+        """Reads counts `[vectors, columns]` of integer codes, as `Chip.query` does."""
+        ...
+
+
+Query = Hardware | Callable[..., Any]
+"""A `Hardware`, or a Python callable `query(key, weights, inputs)` on numpy arrays: `key` is the
+data of a random key (uint32), `weights` `[rows, columns]` and `inputs` `[vectors, rows]` are int32
+codes; it returns integer counts `[vectors, columns]`."""
+
+
+def check_query(where: str, query: Any) -> None:
+    """Checks that a chip can be queried.
+
+    Raises:
+        TypeError: It is neither.
+    """
+    if isinstance(query, type) or not (isinstance(query, Hardware) or callable(query)):
+        raise TypeError(
+            f"{where}: query must be a chip with a method query(key, weights, inputs), such as "
+            f"Chip(3), or a function of that form, not {query!r}."
+        )
+
+
+def query_counts(
+    where: str, query: Query, key: Any, weights: Any, inputs: Any, order: Any = None
+) -> Any:
+    """Queries a chip, traced for a `Hardware`, by a callback for a function.
+
+    Raises:
+        RuntimeError: A function raised; under `jit` it comes as JAX's own error with this text.
+        TypeError: It returned no integers, or takes no order.
+        ValueError: It returned another shape.
+    """
+    if isinstance(query, Hardware):
+        return query.query(key, weights, inputs, *(() if order is None else (order,)))
+    shape = jax.ShapeDtypeStruct((inputs.shape[0], weights.shape[1]), jnp.int32)
+
+    def call(seed: Any, w: Any, a: Any, *orders: Any) -> np.ndarray:
+        return _call_back(where, query, np.asarray(seed), np.asarray(w), np.asarray(a), *orders)
+
+    # Callbacks get NumPy arrays, and a key is none: its data goes instead.
+    seed = jax.random.key_data(key) if jnp.issubdtype(key.dtype, jax.dtypes.prng_key) else key
+    given = (seed, weights, inputs, *(() if order is None else (order,)))
+    # One after the other under `vmap`: hardware holds one matrix at a time.
+    return jax.pure_callback(call, shape, *given, vmap_method="sequential")
+
+
+def _call_back(
+    where: str, query: Any, seed: Any, weights: Any, inputs: Any, *order: Any
+) -> np.ndarray:
+    """Calls a Python callable and checks the form of its counts."""
+    try:
+        counts = np.asarray(query(seed, weights, inputs, *map(np.asarray, order)))
+    except Exception as error:
+        raise RuntimeError(
+            f"{where}: the query of the chip failed ({type(error).__name__}: {error}). A training "
+            "with a checkpoint goes on from its last epoch when it is called again."
+        ) from error
+    wanted = (inputs.shape[0], weights.shape[1])
+    if counts.shape != wanted:
+        raise ValueError(
+            f"{where}: the query must return counts {list(wanted)}, [vectors, columns], but "
+            f"returned {list(counts.shape)}."
+        )
+    if counts.dtype.kind not in "iu":
+        raise TypeError(
+            f"{where}: the query must return integer counts, but returned {counts.dtype}; convert "
+            "them as the hardware's converter does."
+        )
+    return counts.astype(np.int32)

@@ -31,8 +31,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxeff.analog_hardware.crossbar import (
-    Crossbar,
+from jaxeff.analog_hardware._crossbar import Crossbar
+from jaxeff.analog_hardware._products import (
     TiledProduct,
     check_crossbars,
     crossbars,
