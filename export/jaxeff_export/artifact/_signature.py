@@ -151,8 +151,8 @@ class TensorSpec:
         return shape == self.shape or (
             len(shape) == len(self.shape)
             and all(
-                isinstance(own, str) or own == size
-                for own, size in zip(self.shape, shape, strict=True)
+                isinstance(expected, str) or expected == size
+                for expected, size in zip(self.shape, shape, strict=True)
             )
         )
 
@@ -166,8 +166,8 @@ class TensorSpec:
         """Reads a spec from plain data."""
         shape = tuple(n if isinstance(n, str) else int(n) for n in data["shape"])
         grid = data.get("grid")
-        made = None if grid is None else (float(grid[0]), int(grid[1]))
-        return cls(str(data["name"]), shape, str(data["dtype"]), made)
+        step_and_zero = None if grid is None else (float(grid[0]), int(grid[1]))
+        return cls(str(data["name"]), shape, str(data["dtype"]), step_and_zero)
 
 
 @functools.cache
@@ -315,7 +315,7 @@ def check_leaves(
         batch_of(arrays, expected)
         return arrays
     wanted = {spec.name: spec for spec in expected}
-    given: dict[str, np.ndarray] = {}
+    arrays_by_name: dict[str, np.ndarray] = {}
     for tree, name in zip(inputs, names, strict=True):
         for path, leaf in jax.tree_util.tree_flatten_with_path(tree)[0]:
             full = name + jax.tree_util.keystr(path)
@@ -323,11 +323,11 @@ def check_leaves(
                 raise SignatureError(
                     f"input {full} is not expected; expected are {', '.join(wanted)}"
                 )
-            given[full] = check_array(np.asarray(leaf), wanted[full])
-    if missing := [name for name in wanted if name not in given]:
+            arrays_by_name[full] = check_array(np.asarray(leaf), wanted[full])
+    if missing := [name for name in wanted if name not in arrays_by_name]:
         raise SignatureError(f"input {missing[0]} is missing; expected are {', '.join(wanted)}")
     # By name, so that dicts may come in any order.
-    arrays = [given[spec.name] for spec in expected]
+    arrays = [arrays_by_name[spec.name] for spec in expected]
     # Raises where arrays differ in the batch, which no array shows on its own.
     batch_of(arrays, expected)
     return arrays

@@ -182,11 +182,11 @@ def _round_nearest_even(s: Scope, op: ScalarOp, x: Expr) -> Expr:
 @scalar_rule("stablehlo.round_nearest_afz", cost=4)
 def _round_nearest_afz(s: Scope, op: ScalarOp, x: Expr) -> Expr:
     # x - trunc(x) is exact, so ties are told apart; x + 0.5 may round up to an integer.
-    whole = s.let(tirx.trunc(x))
-    away = s.let(tirx.abs(x - whole) >= tirx.const(0.5, op.dtype))
+    integer = s.let(tirx.trunc(x))
+    away = s.let(tirx.abs(x - integer) >= tirx.const(0.5, op.dtype))
     one = tirx.const(1, op.dtype)
     step = tirx.Select(x < tirx.const(0, op.dtype), -one, one)
-    return tirx.Select(away, whole + step, whole)
+    return tirx.Select(away, integer + step, integer)
 
 
 @scalar_rule("stablehlo.sqrt", cost=4)

@@ -113,7 +113,7 @@ def with_siblings(
 
 def _needing_tensors(region: Sequence[HloValue], emitted: dict[HloValue, object]) -> list[HloValue]:
     """Finds elementwise values computed from a region that other operations need as tensors."""
-    found: list[HloValue] = []
+    needing: list[HloValue] = []
     seen = set(region)
     stack = list(region)
     # A region holds no more than that; an unbounded search per region would be quadratic.
@@ -127,8 +127,8 @@ def _needing_tensors(region: Sequence[HloValue], emitted: dict[HloValue, object]
                 if value.is_output or not all(
                     _in_loop(result, value) for u in value.users for result in u.results
                 ):
-                    found.append(value)
-    return found
+                    needing.append(value)
+    return needing
 
 
 def _in_loop(value: HloValue, other: HloValue) -> bool:
@@ -150,9 +150,9 @@ def kept_values(region: Sequence[HloValue], roots: Sequence[HloValue]) -> list[H
     kept = []
     for value in region:
         entry = SCALAR_RULES.get(value.node.name) if value.node else None
-        own = entry.cost if entry else 0
+        cost = entry.cost if entry else 0
         # Estimates recomputation from above: an ancestor of two operands counts twice.
-        costs[value] = own + sum(costs.get(o, 0) for o in set(_region_operands(value)))
+        costs[value] = cost + sum(costs.get(o, 0) for o in set(_region_operands(value)))
         outside = value.is_output or any(user not in inside for user in value.users)
         if value in roots or (outside and costs[value] >= KEEP_COST):
             kept.append(value)

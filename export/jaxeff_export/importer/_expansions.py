@@ -180,12 +180,12 @@ def expansion(*names: str) -> Callable[[Expansion], Expansion]:
 def expand(module: ir.Module) -> None:
     """Replaces every operation of ``module`` that has an expansion, where it applies."""
     # Listed before any is replaced: erasing an operation invalidates a walk.
-    found = [
+    expandable = [
         op
         for op, _ in operations(module.operation)
         if op.name in EXPANSIONS or op.name == "stablehlo.get_tuple_element"
     ]
-    for i, op in enumerate(found):
+    for i, op in enumerate(expandable):
         try:
             if op.name == "stablehlo.get_tuple_element":
                 _untuple(op)
@@ -223,9 +223,9 @@ def _untuple(op: ir.Operation) -> None:
 
 def _traced(op: ir.Operation, kinds: Sequence[TensorType], results: Sequence[TensorType]) -> str:
     def function(*operands: jax.Array) -> list[jax.Array]:
-        found = EXPANSIONS[op.name](op, *operands)
-        found = found if isinstance(found, Sequence) else [found]
-        return [x.astype(kind.numpy_dtype) for x, kind in zip(found, results, strict=True)]
+        arrays = EXPANSIONS[op.name](op, *operands)
+        arrays = arrays if isinstance(arrays, Sequence) else [arrays]
+        return [x.astype(kind.numpy_dtype) for x, kind in zip(arrays, results, strict=True)]
 
     arguments = [jax.ShapeDtypeStruct(kind.shape, kind.numpy_dtype) for kind in kinds]
     # Types are the operation's, whatever the caller's settings of JAX.
@@ -407,7 +407,7 @@ def restore_composites(module: ir.Module) -> None:
             continue
         said = marked[callee].attributes
         with ir.InsertionPoint(call), call.location:
-            made = ir.Operation.create(
+            composite = ir.Operation.create(
                 "stablehlo.composite",
                 results=[result.type for result in call.results],
                 operands=list(call.operands),
@@ -418,6 +418,6 @@ def restore_composites(module: ir.Module) -> None:
                     "version": ir.IntegerAttr.get(ir.IntegerType.get_signless(32), 1),
                 },
             )
-        for old, new in zip(call.results, made.results, strict=True):
+        for old, new in zip(call.results, composite.results, strict=True):
             old.replace_all_uses_with(new)
         call.erase()

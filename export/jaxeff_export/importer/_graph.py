@@ -246,9 +246,9 @@ def dense_array(attribute: Any) -> np.ndarray:
     if not isinstance(attribute, ir.DenseElementsAttr):
         raise Unsupported(f"constants stored as {type(attribute).__name__} are not read")
     if is_four_bits(attribute.type):
-        found = _printed(attribute, kind)
+        array = _printed(attribute, kind)
         # Of many elements MLIR prints the lower halves of bytes, without their signs.
-        return (found << 4) >> 4 if kind.dtype == "int8" else found
+        return (array << 4) >> 4 if kind.dtype == "int8" else array
     if kind.dtype in _NUMPY:
         return _printed(attribute, kind)
     return np.array(attribute, dtype=kind.numpy_dtype).reshape(kind.shape)
@@ -332,15 +332,15 @@ class HloGraph:
         products read the operand of a transpose directly, so it is included as well.
         """
         inside = set(self.nodes)
-        found: dict[HloValue, None] = {}
+        reads: dict[HloValue, None] = {}
         for value in [*(o for node in self.nodes for o in node.operands), *self.outputs]:
             while value.node and value.node not in inside and value.node.name == _BROADCAST:
                 value = value.node.operands[0]
             if value.constant is None and value.node not in inside:
-                found[value] = None
+                reads[value] = None
                 if value.node and value.node.name == "stablehlo.transpose":
-                    found.update(dict.fromkeys(value.node.operands))
-        return [value for value in found if value not in self.arguments]
+                    reads.update(dict.fromkeys(value.node.operands))
+        return [value for value in reads if value not in self.arguments]
 
 
 @dataclasses.dataclass(eq=False, slots=True)
@@ -388,9 +388,9 @@ def splat(item: object, kind: TensorType) -> HloValue:
 
 def attribute(op: ir.Operation, name: str) -> Any:
     """Returns the value of an integer, boolean, string or symbol attribute."""
-    found: Any = op.attributes[name]
+    item: Any = op.attributes[name]
     try:
-        return found.value
+        return item.value
     except RuntimeError as error:  # how the bindings say that a string is not UTF-8
         raise StableHLOParseError(
             f"{source_location(op)}: the attribute {name} of {op.name} is damaged: {error}; make "
@@ -416,16 +416,16 @@ def padding(op: ir.Operation, rank: int) -> list[tuple[int, int]]:
 
 def direction(op: ir.Operation) -> str:
     """Returns a comparison's direction: EQ, NE, LT, LE, GT or GE."""
-    found: Any = stablehlo.ComparisonDirectionAttr(op.attributes["comparison_direction"])
-    return found.value
+    enumerated: Any = stablehlo.ComparisonDirectionAttr(op.attributes["comparison_direction"])
+    return enumerated.value
 
 
 def compares_total_order(op: ir.Operation) -> bool:
     """Tells whether a comparison orders floats totally (NaN and signed zeros included)."""
     if "compare_type" not in op.attributes:
         return False
-    found: Any = stablehlo.ComparisonTypeAttr(op.attributes["compare_type"])
-    return found.value == "TOTALORDER"
+    enumerated: Any = stablehlo.ComparisonTypeAttr(op.attributes["compare_type"])
+    return enumerated.value == "TOTALORDER"
 
 
 def backend_integer(op: ir.Operation, name: str) -> int:

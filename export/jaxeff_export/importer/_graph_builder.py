@@ -216,8 +216,8 @@ def _check_layouts(op: ir.Operation, target: str) -> None:
     """Checks that matrices are column-major, which LAPACK's kernels here assume."""
     layouts: list[list[int]] = []
     for name in ("operand_layouts", "result_layouts"):
-        found: Any = op.attributes[name]
-        layouts += [[int(d) for d in layout] for layout in found]
+        listed: Any = op.attributes[name]
+        layouts += [[int(d) for d in layout] for layout in listed]
     matrix_rank = max(len(layout) for layout in layouts)
     for layout in layouts:
         # Layouts name dimensions from the fastest on: batches row-major, matrices column-major.
@@ -276,12 +276,12 @@ class GraphBuilder:
         except Unsupported as error:
             self.unsupported.append(describe(function, f"argument of the public function: {error}"))
             return HloGraph((), [], ())
-        given = tuple(HloValue(kind) for kind in kinds)
-        outputs = tuple(self._block(_body(function), given, {}))
+        inputs = tuple(HloValue(kind) for kind in kinds)
+        outputs = tuple(self._block(_body(function), inputs, {}))
         if any(isinstance(output, Complex) for output in outputs):
             reason = "result of the public function: TVM has no complex types"
             self.unsupported.append(describe(function, reason))
-        return HloGraph(given, self._nodes, outputs)
+        return HloGraph(inputs, self._nodes, outputs)
 
     def _block(
         self, block: ir.Block, arguments: Sequence[HloValue], outer: dict[ir.Value, HloValue]

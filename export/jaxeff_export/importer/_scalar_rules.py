@@ -46,8 +46,8 @@ def is_float(dtype: str) -> bool:
 
 def bits_of(dtype: str) -> int:
     """Reads the width of an integer or floating-point dtype in bits off its name."""
-    found = re.search(r"\d+", dtype)
-    return int(found.group()) if found else 1  # bool
+    digits = re.search(r"\d+", dtype)
+    return int(digits.group()) if digits else 1  # bool
 
 
 def literal(value: int | float | bool, dtype: str) -> Expr:

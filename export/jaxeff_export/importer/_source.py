@@ -376,11 +376,11 @@ def _unreadable(data: bytes, reason: str) -> StableHLOParseError:
 
 def _diagnosis(error: ir.MLIRError) -> str:
     """Formats MLIR's first diagnostics, each with its position."""
-    found = [
+    messages = [
         f"{position_of(ir.Location.from_attr(d.location.attr))}: {d.message}"
         for d in error.error_diagnostics[:3]
     ]
-    return _one_line("; ".join(found) or str(error))
+    return _one_line("; ".join(messages) or str(error))
 
 
 def _one_line(text: str) -> str:

@@ -164,18 +164,18 @@ def _closed(function: tirx.PrimFunc, size: tirx.Var, witness: relax.TensorType) 
     unit = min(slopes, default=1)
     told = not slopes or any(slope % unit for slope in used)
     unit = 1 if told else unit
-    own = tirx.Var("size", "int64")
+    symbol = tirx.Var("size", "int64")
 
     def replace(expr: Any) -> Any:
         slope = _slope(expr, size)
         if not slope:
             return expr
-        return own if slope == unit else own * (slope // unit)
+        return symbol if slope == unit else symbol * (slope // unit)
 
     closed = structural_map(function, ((tirx.Var, tirx.Mul), replace), order="pre")
     if not told:
         return closed
-    shape = [own if _slope(n, size) else n for n in witness.shape]
+    shape = [symbol if _slope(n, size) else n for n in witness.shape]
     teller = tirx.decl_buffer(shape, str(witness.dtype.dtype), "teller", layout=None)
     return tirx.PrimFunc([teller, *closed.params], closed.body, closed.ret_type, closed.attrs)
 

@@ -52,7 +52,15 @@ from jaxeff.core import (
 from jaxeff.core import primitives as p
 from jaxeff.program.ir import Scan
 from jaxeff.store import write_atomically
-from jaxeff_export.onnx_files import CALLS, LONGEST, Stored, Whole, fill_of, stored, whole_of
+from jaxeff_export.onnx_files import (
+    CALLS,
+    LONGEST,
+    GridWeight,
+    StoredWeight,
+    fill_of,
+    grid_weight,
+    stored_weight,
+)
 from jaxeff_export.targets import require_extra
 
 _WAY_OUT = "deploy and to_onnx take it."
@@ -113,8 +121,8 @@ def _unrolled(scan: Scan[Any], run: Run) -> list[Any]:
             f"to_litert: a scan of {scan.length} steps; the converter writes no loops, and at most "
             f"{LONGEST} steps are written one after the other. Take fewer a call; {_WAY_OUT}"
         )
-    carry, made = scan.unrolled(lambda given: run(scan.body, given), lambda x, i: x[i])
-    return [*carry, *(jnp.stack(ys) for ys in zip(*made, strict=True))]
+    carry, stacked = scan.unrolled(lambda inputs: run(scan.body, inputs), lambda x, i: x[i])
+    return [*carry, *(jnp.stack(ys) for ys in zip(*stacked, strict=True))]
 
 
 def _added(eqn: JaxprEqn, x: Any, indices: Any, updates: Any) -> Any:
@@ -151,50 +159,52 @@ class Weight(NamedTuple):
     kind: str
 
 
-def find_weights(closed: ClosedJaxpr, given: Sequence[Any], free: Sequence[Any]) -> list[Weight]:
+def find_weights(
+    closed: ClosedJaxpr, parameters: Sequence[Any], free: Sequence[Any]
+) -> list[Weight]:
     """Finds the matrices on grids that meet what isn't known.
 
     Args:
         closed: The function.
-        given: Values of its first arguments, the parameters.
+        parameters: Values of its first arguments, the parameters.
         free: The shapes and dtypes of the others.
     """
-    found: list[Weight] = []
+    weights: list[Weight] = []
     known: dict[int, Any] = {}
 
-    def keep(value: Any, whole: Whole) -> Any:
-        weight = known.get(id(value)) or _weight(whole)
+    def keep(value: Any, on_grid: GridWeight) -> Any:
+        weight = known.get(id(value)) or _weight(on_grid)
         if weight is not None and id(value) not in known:
             known[id(value)] = weight
-            found.append(weight)
+            weights.append(weight)
         return value
 
-    jax.eval_shape(lambda *xs: evaluate_known(closed, [*given, *xs], keep), *free)
-    return found
+    jax.eval_shape(lambda *xs: evaluate_known(closed, [*parameters, *xs], keep), *free)
+    return weights
 
 
 def evaluate_known(
-    closed: ClosedJaxpr, given: Sequence[Any], take: Callable[[Any, Whole], Any]
+    closed: ClosedJaxpr, inputs: Sequence[Any], take: Callable[[Any, GridWeight], Any]
 ) -> list[Any]:
     """Computes a jaxpr: what is known at once, the rest while it is traced.
 
     Args:
         closed: The function.
-        given: The values of its arguments: arrays, or tracers of what isn't known.
+        inputs: The values of its arguments: arrays, or tracers of what isn't known.
         take: Function of a constant on a grid and its parts, of what stands in its place where it
             meets a tracer.
     """
-    return _run(closed, given, take, {})
+    return _run(closed, inputs, take, {})
 
 
 def _run(
     closed: ClosedJaxpr,
-    given: Sequence[Any],
-    take: Callable[[Any, Whole], Any],
-    grids: dict[int, Whole],
+    arguments: Sequence[Any],
+    take: Callable[[Any, GridWeight], Any],
+    grids: dict[int, GridWeight],
 ) -> list[Any]:
     values: dict[Any, Any] = dict(zip(closed.jaxpr.constvars, closed.consts, strict=True))
-    values |= dict(zip(closed.jaxpr.invars, given, strict=True))
+    values |= dict(zip(closed.jaxpr.invars, arguments, strict=True))
 
     def read(var: Any) -> Any:
         literal = isinstance(var, jax_internals.Literal)
@@ -203,28 +213,28 @@ def _run(
     for eqn in closed.jaxpr.eqns:
         inputs = [read(var) for var in eqn.invars]
         if eqn.primitive in CALLS:
-            made = _run(jax_internals.sub_jaxprs(eqn)[0], inputs, take, grids)
+            results = _run(jax_internals.sub_jaxprs(eqn)[0], inputs, take, grids)
         elif any(isinstance(value, jax.core.Tracer) for value in inputs):
             other = substituted(eqn, inputs, lambda body, xs: _run(body, xs, take, grids))
             if other is None:
                 taken = [take(v, grids[id(v)]) if id(v) in grids else v for v in inputs]
-            made = jax_internals.bind(eqn, *taken) if other is None else other
+            results = jax_internals.bind(eqn, *taken) if other is None else other
         else:
-            made = _computed(eqn, inputs, grids)
-        values |= dict(zip(eqn.outvars, made, strict=True))
+            results = _computed(eqn, inputs, grids)
+        values |= dict(zip(eqn.outvars, results, strict=True))
     return [read(var) for var in closed.jaxpr.outvars]
 
 
-def _computed(eqn: Any, inputs: Sequence[Any], grids: dict[int, Whole]) -> list[Any]:
+def _computed(eqn: Any, inputs: Sequence[Any], grids: dict[int, GridWeight]) -> list[Any]:
     # Now, and not as a part of the function that is being traced.
     with jax.ensure_compile_time_eval():
-        made = [_known(value) for value in jax_internals.bind(eqn, *inputs)]
-        if len(made) == 1:
-            whole = whole_of(eqn, inputs, [grids.get(id(value)) for value in inputs])
-            if whole is not None and np.array_equal(whole.values, made[0]):
+        results = [_known(value) for value in jax_internals.bind(eqn, *inputs)]
+        if len(results) == 1:
+            on_grid = grid_weight(eqn, inputs, [grids.get(id(value)) for value in inputs])
+            if on_grid is not None and np.array_equal(on_grid.values, results[0]):
                 # Held by the record, so that no other array gets its id.
-                grids[id(made[0])] = whole._replace(values=made[0])
-    return made
+                grids[id(results[0])] = on_grid._replace(values=results[0])
+    return results
 
 
 def _known(array: Any) -> Any:
@@ -232,24 +242,24 @@ def _known(array: Any) -> Any:
     return array if jax.dtypes.issubdtype(array.dtype, jax.dtypes.prng_key) else np.asarray(array)
 
 
-def _weight(whole: Whole) -> Weight | None:
-    found = stored(whole)
+def _weight(on_grid: GridWeight) -> Weight | None:
+    integers = stored_weight(on_grid)
     # Steps by group have no quantized type in LiteRT, and none has a step of zero.
-    if found is None or found.block is not None or np.any(found.steps <= 0):
+    if integers is None or integers.block is not None or np.any(integers.steps <= 0):
         return None
-    return Weight(whole.values, *_typed(found))
+    return Weight(on_grid.values, *_typed(integers))
 
 
-def _typed(found: Stored) -> tuple[np.ndarray, str]:
+def _typed(integers: StoredWeight) -> tuple[np.ndarray, str]:
     # int8 is what LiteRT's kernels take: unsigned codes and their zeros move down by 128.
-    down = 128 if found.codes.dtype == np.uint8 else 0
-    codes = (found.codes.astype(np.int32) - down).astype(np.int8)
-    zeros = np.ravel(found.zeros.astype(np.int32)) - down
-    steps = np.ravel(found.steps).astype(float)
+    down = 128 if integers.codes.dtype == np.uint8 else 0
+    codes = (integers.codes.astype(np.int32) - down).astype(np.int8)
+    zeros = np.ravel(integers.zeros.astype(np.int32)) - down
+    steps = np.ravel(integers.steps).astype(float)
     each = ", ".join(f"{s!r}:{z}" for s, z in zip(steps.tolist(), zeros.tolist(), strict=True))
-    if found.axis is None:
+    if integers.axis is None:
         return codes, f"!quant.uniform<i8:f32, {each}>"
-    return codes, f"!quant.uniform<i8:f32:{found.axis}, {{{each}}}>"
+    return codes, f"!quant.uniform<i8:f32:{integers.axis}, {{{each}}}>"
 
 
 class LitertFile(NamedTuple):
@@ -290,9 +300,9 @@ def to_litert(
         OSError: The file can't be written.
     """
     require_extra("litert_converter", "to_litert")
-    fixed, given = tuple(args[:parameters]), tuple(args[parameters:])
+    fixed, free = tuple(args[:parameters]), tuple(args[parameters:])
     # A signature has flat names; what is nested is put together inside.
-    leaves, structure = jax.tree.flatten(given)
+    leaves, structure = jax.tree.flatten(free)
 
     def flat(parameters: Any, *values: Any) -> list[Any]:
         return jax.tree.leaves(fn(*parameters, *jax.tree.unflatten(structure, values)))
@@ -350,10 +360,10 @@ def _write_weights(module: Any, weights: Sequence[Weight]) -> None:
                 results=[ir.Type.parse(f"tensor<{shape}{weight.kind}>")],
                 attributes={"value": ir.DenseElementsAttr.get(weight.codes)},
             )
-            made = ir.Operation.create(
+            dequantized = ir.Operation.create(
                 "stablehlo.uniform_dequantize", results=[argument.type], operands=[codes.result]
             )
-            argument.replace_all_uses_with(made.result)
+            argument.replace_all_uses_with(dequantized.result)
     for _ in weights:
         block.erase_argument(0)
     results = ir.FunctionType(ir.TypeAttr(main.attributes["function_type"]).value).results

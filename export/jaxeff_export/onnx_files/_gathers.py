@@ -91,21 +91,21 @@ def gathered(g: OnnxGraph, eqn: Any, values: list[Value], fill: np.ndarray) -> V
     q, out = eqn.params, eqn.outvars[0].aval
     numbers = q["dimension_numbers"]
     joined = numbers.operand_batching_dims
-    found = _windows(
+    windows = _windows(
         g, eqn, values[1], numbers.start_index_map, joined, numbers.start_indices_batching_dims,
         q["slice_sizes"],
     )  # fmt: skip
-    taken: Value = g.emit("GatherND", [g.transpose(values[0], found.order), found.coordinates])
-    if found.inside is not None:
-        mask = g.reshape(found.inside, [*found.batch, *(1 for _ in found.sizes)])
+    taken: Value = g.emit("GatherND", [g.transpose(values[0], windows.order), windows.coordinates])
+    if windows.inside is not None:
+        mask = g.reshape(windows.inside, [*windows.batch, *(1 for _ in windows.sizes)])
         taken = g.emit("Where", [mask, taken, fill])
     # From the order of cut axes to the array's; then axes of one entry go, and batches to their
     # places among those of windows.
-    count, order = len(found.batch), found.order
+    count, order = len(windows.batch), windows.order
     back = [*range(count), *(count + order.index(i) for i in range(len(order)))]
     gone = {*numbers.collapsed_slice_dims, *joined}
-    kept = [found.sizes[i] for i in range(len(order)) if i not in gone]
-    taken = g.reshape(g.transpose(taken, back), [*found.batch, *kept])
+    kept = [windows.sizes[i] for i in range(len(order)) if i not in gone]
+    taken = g.reshape(g.transpose(taken, back), [*windows.batch, *kept])
     slices, batch = iter(range(count, count + len(kept))), iter(range(count))
     places = range(len(out.shape))
     return g.transpose(taken, [next(slices if i in numbers.offset_dims else batch) for i in places])
@@ -113,43 +113,43 @@ def gathered(g: OnnxGraph, eqn: Any, values: list[Value], fill: np.ndarray) -> V
 
 def _scatter(reduction: str) -> Rule:
     def rule(g: OnnxGraph, eqn: Any, values: list[Value]) -> Value:
-        table, _, given = (v.aval for v in eqn.invars)
+        table, _, updates = (v.aval for v in eqn.invars)
         numbers = eqn.params["dimension_numbers"]
         joined, gone = numbers.operand_batching_dims, numbers.inserted_window_dims
-        windows = iter(given.shape[i] for i in numbers.update_window_dims)
+        windows = iter(updates.shape[i] for i in numbers.update_window_dims)
         flat = {*gone, *joined}
         sizes = [1 if i in flat else next(windows) for i in range(len(table.shape))]
-        found = _windows(
+        targets = _windows(
             g, eqn, values[1], numbers.scatter_dims_to_operand_dims, joined,
             numbers.scatter_indices_batching_dims, sizes,
         )  # fmt: skip
-        rank, count = len(given.shape), len(found.batch)
+        rank, count = len(updates.shape), len(targets.batch)
         batches = [i for i in range(rank) if i not in numbers.update_window_dims]
         added = g.transpose(values[2], [*batches, *numbers.update_window_dims])
-        added = g.reshape(added, [*found.batch, *sizes])
-        order = found.order
+        added = g.reshape(added, [*targets.batch, *sizes])
+        order = targets.order
         added = g.transpose(added, [*range(count), *(count + i for i in order)])
-        array, places = g.transpose(values[0], order), found.coordinates
+        array, places = g.transpose(values[0], order), targets.coordinates
         shape = [table.shape[i] for i in order]
-        if found.inside is not None:
+        if targets.inside is not None:
             row = np.zeros((1, *shape[1:]), table.dtype)
-            array, places = g.emit("Concat", [array, row], axis=0), _moved_out(g, shape[0], found)
+            array, places = g.emit("Concat", [array, row], axis=0), _moved_out(g, shape[0], targets)
         # Without a reduction the last of equal places decides, which JAX leaves open.
-        made: Value = g.emit("ScatterND", [array, places, added], reduction=reduction)
-        if found.inside is not None:
-            made = g.emit("Slice", [made, *(integers([n]) for n in (0, shape[0], 0))])
-        return g.transpose(made, [int(i) for i in np.argsort(order)])
+        scattered: Value = g.emit("ScatterND", [array, places, added], reduction=reduction)
+        if targets.inside is not None:
+            scattered = g.emit("Slice", [scattered, *(integers([n]) for n in (0, shape[0], 0))])
+        return g.transpose(scattered, [int(i) for i in np.argsort(order)])
 
     return rule
 
 
-def _moved_out(g: OnnxGraph, row: int, found: _Windows) -> Value:
+def _moved_out(g: OnnxGraph, row: int, windows: _Windows) -> Value:
     """Gives what would be written outside the array the row after its last one."""
-    assert found.inside is not None
-    mask = g.reshape(found.inside, [*found.batch, *(1 for _ in found.cut), 1])
+    assert windows.inside is not None
+    mask = g.reshape(windows.inside, [*windows.batch, *(1 for _ in windows.cut), 1])
     # Only the first coordinate says which row it is.
-    outside = integers([row, *(0 for _ in found.cut[1:])])
-    return g.emit("Where", [mask, found.coordinates, outside])
+    outside = integers([row, *(0 for _ in windows.cut[1:])])
+    return g.emit("Where", [mask, windows.coordinates, outside])
 
 
 SCATTERS: dict[Any, Rule] = {
@@ -205,9 +205,9 @@ def _places(g: OnnxGraph, at: Value, n: int, mode: Any) -> tuple[Value, Value | 
     return g.emit("Min", [g.emit("Max", [rows, first]), last]), inside
 
 
-def _starts(g: OnnxGraph, given: list[Value], room: list[int]) -> Value:
+def _starts(g: OnnxGraph, values: list[Value], room: list[int]) -> Value:
     """Makes a vector of starts; those from which a part would go beyond the array are clamped."""
-    each = [g.reshape(g.cast(start, np.int64), [1]) for start in given]
+    each = [g.reshape(g.cast(start, np.int64), [1]) for start in values]
     starts = g.emit("Concat", each, axis=0)
     return g.emit("Min", [g.emit("Max", [starts, integers([0])]), integers(room)])
 
@@ -231,8 +231,8 @@ def _dynamic_update_slice(g: OnnxGraph, eqn: Any, values: list[Value]) -> Value:
     grid = np.moveaxis(np.indices([sizes[i] for i in cut], np.int64), 0, -1)
     places = g.emit("Add", [grid, _starts(g, [values[2 + i] for i in cut], room)])
     moved = [g.transpose(value, order) for value in values[:2]]
-    made = g.emit("ScatterND", [moved[0], places, moved[1]])
-    return g.transpose(made, [int(i) for i in np.argsort(order)])
+    updated = g.emit("ScatterND", [moved[0], places, moved[1]])
+    return g.transpose(updated, [int(i) for i in np.argsort(order)])
 
 
 def fill_of(value: Any, dtype: Any) -> np.ndarray:

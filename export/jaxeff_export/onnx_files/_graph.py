@@ -30,7 +30,7 @@ _MOVES = {
 _WIDEST = 255
 
 
-class Whole(NamedTuple):
+class GridWeight(NamedTuple):
     """A constant as whole numbers times steps.
 
     Attributes:
@@ -43,12 +43,12 @@ class Whole(NamedTuple):
     codes: np.ndarray
     steps: np.ndarray
 
-    def moved(self, move: Callable[[np.ndarray], np.ndarray]) -> Whole:
+    def moved(self, move: Callable[[np.ndarray], np.ndarray]) -> GridWeight:
         """Moves the elements of all three alike."""
-        return Whole(*(move(part) for part in self))
+        return GridWeight(*(move(part) for part in self))
 
 
-class Stored(NamedTuple):
+class StoredWeight(NamedTuple):
     """What `DequantizeLinear` makes a constant of.
 
     Attributes:
@@ -67,12 +67,14 @@ class Stored(NamedTuple):
     block: int | None = None
 
 
-def whole_of(eqn: Any, given: Sequence[np.ndarray], known: Sequence[Whole | None]) -> Whole | None:
+def grid_weight(
+    eqn: Any, operands: Sequence[np.ndarray], known: Sequence[GridWeight | None]
+) -> GridWeight | None:
     """Finds the whole numbers of what an equation makes of constants.
 
     Args:
         eqn: The equation, with one result.
-        given: The constants that it reads.
+        operands: The constants that it reads.
         known: The whole numbers of those, where there are.
     """
     out = eqn.outvars[0].aval
@@ -80,66 +82,66 @@ def whole_of(eqn: Any, given: Sequence[np.ndarray], known: Sequence[Whole | None
     if out.dtype != np.float32 or len(out.shape) < 2:
         return None
     if eqn.primitive is p.mul_p:
-        return _product(out.shape, *given)
-    if eqn.primitive in _MOVES and known[0] is not None and len(given) == 1:
+        return _product(out.shape, *operands)
+    if eqn.primitive in _MOVES and known[0] is not None and len(operands) == 1:
         return known[0].moved(lambda part: np.asarray(eqn.primitive.bind(part, **eqn.params)))
     # Such as the straight-through estimator's sum with zero.
     if eqn.primitive is p.add_p and any(known):
-        values = given[0] + given[1]
+        values = operands[0] + operands[1]
         same = (w for w in known if w is not None and np.array_equal(w.values, values))
         return next((w._replace(values=values) for w in same), None)
     return None
 
 
-def _product(shape: tuple[int, ...], left: np.ndarray, right: np.ndarray) -> Whole | None:
+def _product(shape: tuple[int, ...], left: np.ndarray, right: np.ndarray) -> GridWeight | None:
     for codes, steps in ((left, right), (right, left)):
         # Fewer steps than numbers: else there is nothing to save.
         if codes.shape != shape or not 0 < steps.size < codes.size:
             continue
         near = np.rint(codes)
         if np.array_equal(near, codes) and np.abs(near).max() <= 2 * _WIDEST:
-            return Whole(codes * steps, near, np.broadcast_to(steps, shape))
+            return GridWeight(codes * steps, near, np.broadcast_to(steps, shape))
     return None
 
 
-def stored(whole: Whole) -> Stored | None:
+def stored_weight(weight: GridWeight) -> StoredWeight | None:
     """Chooses integers, steps and zeros as `DequantizeLinear` takes them.
 
     Returns:
         The smallest integers that hold them; None if steps differ along several axes, and not in
         blocks of one of them.
     """
-    steps = whole.steps
+    steps = weight.steps
     axes = [i for i in range(steps.ndim) if not np.array_equal(steps, _first(steps, i))]
     if len(axes) > 1:
         blocks = ((axis, _block(steps, axis)) for axis in axes)
-        found = (_in_blocks(whole, axis, block) for axis, block in blocks if block > 1)
-        return next(filter(None, found), None)
+        in_blocks = (_in_blocks(weight, axis, block) for axis, block in blocks if block > 1)
+        return next(filter(None, in_blocks), None)
     # Channels may share a step and have zeros of their own. ONNX Runtime's kernels take them along
     # the axis of results alone: the last of a product's weights, the first of a convolution's.
     places = range(steps.ndim) if steps.ndim > 2 else reversed(range(steps.ndim))
     tried: list[int | None] = [*axes] or [None, *places]
-    return next(filter(None, (_along(whole, axis) for axis in tried)), None)
+    return next(filter(None, (_along(weight, axis) for axis in tried)), None)
 
 
-def _along(whole: Whole, axis: int | None) -> Stored | None:
+def _along(weight: GridWeight, axis: int | None) -> StoredWeight | None:
     rows, steps = (
         part.reshape(1, -1)
         if axis is None
         else np.moveaxis(part, axis, 0).reshape(part.shape[axis], -1)
-        for part in (whole.codes, whole.steps)
+        for part in (weight.codes, weight.steps)
     )
     # A row for each entry of the axis: the zero goes into the integers, as the codes of one row
     # span no more than its bits while those of all rows may.
-    found = _integers(rows)
-    if found is None:
+    integer_rows = _integers(rows)
+    if integer_rows is None:
         return None
-    kind, zeros = found
-    shape = [-1 if i == axis else 1 for i in range(whole.codes.ndim)]
-    integers = _cast(whole.codes + zeros.reshape(shape), kind)
+    kind, zeros = integer_rows
+    shape = [-1 if i == axis else 1 for i in range(weight.codes.ndim)]
+    integers = _cast(weight.codes + zeros.reshape(shape), kind)
     each = () if axis is None else (-1,)
     numbers = np.array(steps[:, 0].reshape(each), np.float32)
-    return Stored(integers, numbers, _cast(zeros.reshape(each), kind), axis)
+    return StoredWeight(integers, numbers, _cast(zeros.reshape(each), kind), axis)
 
 
 def _block(steps: np.ndarray, axis: int) -> int:
@@ -149,23 +151,23 @@ def _block(steps: np.ndarray, axis: int) -> int:
     return math.gcd(len(rows), *changes.tolist())
 
 
-def _in_blocks(whole: Whole, axis: int, block: int) -> Stored | None:
-    shape = whole.codes.shape
+def _in_blocks(weight: GridWeight, axis: int, block: int) -> StoredWeight | None:
+    shape = weight.codes.shape
     apart = (*shape[:axis], shape[axis] // block, block, *shape[axis + 1 :])
-    codes, steps = (part.reshape(apart) for part in (whole.codes, whole.steps))
+    codes, steps = (part.reshape(apart) for part in (weight.codes, weight.steps))
     # A full grid of four bits has its sixteenth value above zero in some blocks, where two's
     # complement has none: these change the sign of codes and step.
     flip = np.where(codes.max(axis + 1, keepdims=True) == 8, -1, 1)
     if (codes * flip).min() >= -8 and (codes * flip).max() <= 7:
         codes, steps = codes * flip, steps * flip
-    found = _integers(np.moveaxis(codes, axis + 1, -1).reshape(-1, block))
-    if found is None:
+    integer_rows = _integers(np.moveaxis(codes, axis + 1, -1).reshape(-1, block))
+    if integer_rows is None:
         return None
-    kind, zeros = found
+    kind, zeros = integer_rows
     numbers = np.ascontiguousarray(np.take(steps, 0, axis + 1), np.float32)
     zeros = zeros.reshape(numbers.shape)
     integers = (codes + np.expand_dims(zeros, axis + 1)).reshape(shape)
-    return Stored(_cast(integers, kind), numbers, _cast(zeros, kind), axis, block)
+    return StoredWeight(_cast(integers, kind), numbers, _cast(zeros, kind), axis, block)
 
 
 def _integers(rows: np.ndarray) -> tuple[Any, np.ndarray] | None:
@@ -210,14 +212,14 @@ class OnnxGraph:
     Attributes:
         nodes: What was emitted.
         constants: Tensors with values, by name.
-        whole: The whole numbers and steps of constants on a grid, by their `id`.
+        on_grids: The whole numbers and steps of constants on a grid, by their `id`.
     """
 
     def __init__(self) -> None:
         """Starts an empty graph."""
         self.nodes: list[Any] = []
         self.constants: dict[str, np.ndarray] = {}
-        self.whole: dict[int, Whole] = {}
+        self.on_grids: dict[int, GridWeight] = {}
         self._known: dict[int, tuple[str, np.ndarray]] = {}
         self._outside: list[list[Any]] = []
         self._in_blocks = False
@@ -239,8 +241,8 @@ class OnnxGraph:
         return self._known[id(value)][0]
 
     def _written(self, value: np.ndarray) -> str:
-        found = self.whole.get(id(value))
-        if found is not None and (parts := stored(found)) is not None:
+        weight = self.on_grids.get(id(value))
+        if weight is not None and (parts := stored_weight(weight)) is not None:
             codes, steps, zeros, axis, block = parts
             along = {} if axis is None else {"axis": axis}
             along |= {} if block is None else {"block_size": block}
@@ -248,20 +250,20 @@ class OnnxGraph:
             # A constant is read by any graph inside this one: it is made where all can read it.
             here = self.nodes
             self.nodes = [*self._outside, here][0]
-            made = self.emit("DequantizeLinear", [codes, steps, zeros], **along)
+            name = self.emit("DequantizeLinear", [codes, steps, zeros], **along)
             self.nodes = here
-            return made
-        made = f"c{len(self.constants)}"
-        self.constants[made] = value
-        return made
+            return name
+        name = f"c{len(self.constants)}"
+        self.constants[name] = value
+        return name
 
     def _moved(self, value: np.ndarray, move: Callable[[np.ndarray], np.ndarray]) -> np.ndarray:
         """Moves the elements of a constant, and those of its whole numbers."""
-        if id(value) not in self.whole:
+        if id(value) not in self.on_grids:
             return move(value)
-        found = self.whole[id(value)].moved(move)
-        self.whole[id(found.values)] = found
-        return found.values
+        weight = self.on_grids[id(value)].moved(move)
+        self.on_grids[id(weight.values)] = weight
+        return weight.values
 
     def emit(self, op: str, inputs: Sequence[Value], **attributes: Any) -> str:
         """Adds a node with one result and returns the result's name."""
@@ -273,11 +275,11 @@ class OnnxGraph:
         """Adds a node with some results and returns their names."""
         import onnx  # optional
 
-        made = [f"v{self._count + 1 + i}" for i in range(results)]
+        outputs = [f"v{self._count + 1 + i}" for i in range(results)]
         self._count += results
         names = [self.name(value) for value in inputs]
-        self.nodes.append(onnx.helper.make_node(op, names, made, **attributes))
-        return made
+        self.nodes.append(onnx.helper.make_node(op, names, outputs, **attributes))
+        return outputs
 
     def inside(
         self,
@@ -294,19 +296,25 @@ class OnnxGraph:
         """
         import onnx  # optional
 
-        given = [f"v{self._count + 1 + i}" for i in range(len(inputs))]
+        arguments = [f"v{self._count + 1 + i}" for i in range(len(inputs))]
         self._count += len(inputs)
         self._outside.append(self.nodes)
         self.nodes = []
         # Results are made inside, also those that are inputs, constants or come from outside.
-        made = [self.emit("Identity", [value]) for value in write(given)]
+        outputs = [self.emit("Identity", [value]) for value in write(arguments)]
         nodes, self.nodes = self.nodes, self._outside.pop()
         info = onnx.helper.make_tensor_value_info
         return onnx.helper.make_graph(
             nodes,
             f"inside{self._count}",
-            [info(n, tensor_type(dtype), s) for n, (dtype, s) in zip(given, inputs, strict=True)],
-            [info(n, tensor_type(dtype), s) for n, (dtype, s) in zip(made, results, strict=True)],
+            [
+                info(n, tensor_type(dtype), s)
+                for n, (dtype, s) in zip(arguments, inputs, strict=True)
+            ],
+            [
+                info(n, tensor_type(dtype), s)
+                for n, (dtype, s) in zip(outputs, results, strict=True)
+            ],
         )
 
     def transpose(self, value: Value, order: Sequence[int]) -> Value:
@@ -377,9 +385,9 @@ def fuse_roundings(graph: OnnxGraph, results: Sequence[str]) -> None:
         # What a replaced rounding made is read from its successor from here on.
         for reader in _with_inner(node):
             reader.input[:] = [same.get(name, name) for name in reader.input]
-        found = _rounding(graph, makers, node)
-        if found is not None and (made := _emit(graph, found)) is not None:
-            same[node.output[0]] = made
+        rounding = _rounding(graph, makers, node)
+        if rounding is not None and (fused := _emit(graph, rounding)) is not None:
+            same[node.output[0]] = fused
         elif (other := _straight_through(makers, same, node)) is not None:
             same[node.output[0]] = other
         else:

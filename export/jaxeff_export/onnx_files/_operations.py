@@ -161,9 +161,9 @@ def _spread(
     after_each = [*ends[: axis + 1], apart - 1, *ends[axis + 2 :]]
     x = g.emit("Pad", [g.reshape(x, [*before, n, 1, *after]), integers([*ends, *after_each]), zero])
     x = g.reshape(x, [*before, n * apart, *after])
-    made = [*before, (n - 1) * apart + 1, *after]
-    axes = [integers([number]) for number in (0, made[axis], axis)]
-    return g.emit("Slice", [x, *axes]), made
+    spread = [*before, (n - 1) * apart + 1, *after]
+    axes = [integers([number]) for number in (0, spread[axis], axis)]
+    return g.emit("Slice", [x, *axes]), spread
 
 
 def _reduction(op: str) -> Rule:
@@ -308,17 +308,17 @@ def sorted_values(g: OnnxGraph, eqn: Any, values: list[Value]) -> list[Value]:
     axis, n = eqn.params["dimension"], eqn.invars[0].aval.shape[eqn.params["dimension"]]
     if eqn.params["num_keys"] != 1:
         raise OnnxError("to_onnx: `sort` by more than one key has no operator in ONNX.")
-    made, places = _ranked(g, eqn.invars[0].aval, values[0], axis, n, largest=False)
+    in_order, places = _ranked(g, eqn.invars[0].aval, values[0], axis, n, largest=False)
     # What goes with the key follows its places.
     others = [g.emit("GatherElements", [value, places], axis=axis) for value in values[1:]]
-    return [made, *others]
+    return [in_order, *others]
 
 
 def largest(g: OnnxGraph, eqn: Any, values: list[Value]) -> list[Value]:
     """Takes the largest entries of an axis, and says where they were."""
     q = eqn.params
-    made, places = _ranked(g, eqn.invars[0].aval, values[0], q["axis"], q["k"], largest=True)
-    return [made, g.cast(places, eqn.outvars[1].aval.dtype)]
+    in_order, places = _ranked(g, eqn.invars[0].aval, values[0], q["axis"], q["k"], largest=True)
+    return [in_order, g.cast(places, eqn.outvars[1].aval.dtype)]
 
 
 def _ranked(
@@ -326,10 +326,10 @@ def _ranked(
 ) -> tuple[Value, Value]:
     # The operator takes neither booleans nor small integers; an int32 holds them all.
     small = aval.dtype.kind in "biu" and aval.dtype.itemsize < 4
-    given = g.cast(value, np.int32) if small else value
+    keys = g.cast(value, np.int32) if small else value
     attributes = {"axis": axis, "largest": int(largest), "sorted": 1}
-    made, places = g.emit_all("TopK", [given, integers([k])], 2, **attributes)
-    return (g.cast(made, aval.dtype) if small else made), places
+    in_order, places = g.emit_all("TopK", [keys, integers([k])], 2, **attributes)
+    return (g.cast(in_order, aval.dtype) if small else in_order), places
 
 
 def _running_sum(g: OnnxGraph, eqn: Any, values: list[Value]) -> Value:

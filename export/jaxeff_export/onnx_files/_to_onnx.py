@@ -74,9 +74,9 @@ from jaxeff_export.onnx_files._graph import (
     OnnxGraph,
     Value,
     fuse_roundings,
+    grid_weight,
     integers,
     tensor_type,
-    whole_of,
 )
 from jaxeff_export.onnx_files._operations import (
     ELEMENTWISE,
@@ -97,19 +97,19 @@ _GOES_ON = np.dtype(np.bool_), ()
 
 def branched(g: OnnxGraph, eqn: Any, values: list[Value], write: Write) -> list[Value]:
     """Writes a `cond` or `switch`: a branch of which only one is computed."""
-    which, given = values[0], values[1:]
+    which, operands = values[0], values[1:]
     branches = eqn.params["branches"]
     if not isinstance(which, str):  # of parameters alone
-        return write(g, branches[int(np.clip(which, 0, len(branches) - 1))], given)
+        return write(g, branches[int(np.clip(which, 0, len(branches) - 1))], operands)
     kinds = [(var.aval.dtype, var.aval.shape) for var in eqn.outvars]
 
     def chosen(first: int) -> list[Value]:
         """Chooses among the branches from one on: it, or one of those after it."""
         if first == len(branches) - 1:
-            return write(g, branches[first], given)
+            return write(g, branches[first], operands)
         test = g.emit("LessOrEqual", [which, np.asarray(first, np.int32)])
         parts = {
-            "then_branch": g.inside([], kinds, lambda _: write(g, branches[first], given)),
+            "then_branch": g.inside([], kinds, lambda _: write(g, branches[first], operands)),
             "else_branch": g.inside([], kinds, lambda _: chosen(first + 1)),
         }
         return [*g.emit_all("If", [test], len(kinds), **parts)]
@@ -144,8 +144,8 @@ def scanned(g: OnnxGraph, scan: Scan[Value], write: Write) -> list[Value]:
     carried = kinds[: len(scan.carry)]
     part = g.inside([_TURN, _GOES_ON, *carried], [_GOES_ON, *kinds], body)
     count: list[Value] = [np.asarray(scan.length, np.int64), np.asarray(True)]
-    made = g.emit_all("Loop", [*count, *scan.carry], len(kinds), body=part)
-    carry, stacked = scan.split(made)
+    outputs = g.emit_all("Loop", [*count, *scan.carry], len(kinds), body=part)
+    carry, stacked = scan.split(outputs)
     if scan.reverse:
         # Rows were stacked in the order of iterations, the last row first.
         back = [integers([number]) for number in (-1, np.iinfo(np.int64).min, 0, -1)]
@@ -232,7 +232,7 @@ def computed_in(primitive: Any, dtype: Any) -> np.dtype:
 def widened(
     graph: OnnxGraph,
     eqn: Any,
-    given: Sequence[Value],
+    inputs: Sequence[Value],
     write: Callable[[Any, list[Value]], list[Value]],
 ) -> list[Value]:
     """Writes an equation in dtypes that have kernels.
@@ -240,17 +240,17 @@ def widened(
     Args:
         graph: The graph that the node is added to.
         eqn: The equation.
-        given: Operands of the node.
+        inputs: Operands of the node.
         write: Writes an equation, or what has an equation's primitive, parameters and avals.
     """
-    numbers = range(1, len(given)) if eqn.primitive is p.select_n_p else range(len(given))
+    numbers = range(1, len(inputs)) if eqn.primitive is p.select_n_p else range(len(inputs))
     dtypes = [np.dtype(var.aval.dtype) for var in eqn.invars]
     taken = list(dtypes)
     for i in numbers:
-        if not (eqn.primitive in _INDEXED and i in _INDEXED[eqn.primitive](len(given))):
+        if not (eqn.primitive in _INDEXED and i in _INDEXED[eqn.primitive](len(inputs))):
             taken[i] = computed_in(eqn.primitive, dtypes[i])
     if taken == dtypes:
-        return write(eqn, list(given))
+        return write(eqn, list(inputs))
     changed = {a: b for a, b in zip(dtypes, taken, strict=True) if a != b}
 
     def variable(var: Any, dtype: Any) -> Any:
@@ -259,21 +259,21 @@ def widened(
     params = dict(eqn.params)
     if eqn.primitive is p.gather_p:  # by default an extreme of the dtype, of the narrow one
         params["fill_value"] = fill_of(params["fill_value"], dtypes[0]).astype(taken[0])
-    made = [changed.get(np.dtype(var.aval.dtype), var.aval.dtype) for var in eqn.outvars]
+    computed = [changed.get(np.dtype(var.aval.dtype), var.aval.dtype) for var in eqn.outvars]
     stated = SimpleNamespace(
         primitive=eqn.primitive,
         params=params,
         invars=[variable(var, dtype) for var, dtype in zip(eqn.invars, taken, strict=True)],
-        outvars=[variable(var, dtype) for var, dtype in zip(eqn.outvars, made, strict=True)],
+        outvars=[variable(var, dtype) for var, dtype in zip(eqn.outvars, computed, strict=True)],
     )
     operands = [
         value if a == b else graph.cast(value, b)
-        for value, a, b in zip(given, dtypes, taken, strict=True)
+        for value, a, b in zip(inputs, dtypes, taken, strict=True)
     ]
     results = write(stated, operands)
     return [
         value if var.aval.dtype == dtype else graph.cast(value, var.aval.dtype)
-        for value, var, dtype in zip(results, eqn.outvars, made, strict=True)
+        for value, var, dtype in zip(results, eqn.outvars, computed, strict=True)
     ]
 
 
@@ -385,10 +385,10 @@ def to_onnx(
     fixed = len(jax.tree.leaves(tuple(args[:parameters])))
     graph = OnnxGraph()
     inputs = [spec.name for spec in specs[fixed:]]
-    given: list[Value] = [*(np.asarray(leaf) for leaf in leaves[:fixed]), *inputs]
+    values: list[Value] = [*(np.asarray(leaf) for leaf in leaves[:fixed]), *inputs]
     _, outputs = flatten_named((result,), ("result",))
     results = []
-    for value, spec in zip(_write(graph, closed, given), outputs, strict=True):
+    for value, spec in zip(_write(graph, closed, values), outputs, strict=True):
         # A node of its own, so that the result has its name even if it is an input or a constant.
         node = onnx.helper.make_node("Identity", [graph.name(value)], [spec.name])
         graph.nodes.append(node)
@@ -413,12 +413,12 @@ def to_onnx(
     return OnnxFile(Path(path), tuple(inputs), tuple(results))
 
 
-def _write(graph: OnnxGraph, closed: ClosedJaxpr, given: Sequence[Value]) -> list[Value]:
+def _write(graph: OnnxGraph, closed: ClosedJaxpr, inputs: Sequence[Value]) -> list[Value]:
     """Writes the equations of a jaxpr; calls are written in place."""
     values: dict[Any, Value] = {}
     for var, constant in zip(closed.jaxpr.constvars, closed.consts, strict=True):
         values[var] = _known(constant)
-    values |= dict(zip(closed.jaxpr.invars, given, strict=True))
+    values |= dict(zip(closed.jaxpr.invars, inputs, strict=True))
 
     def read(var: Any) -> Value:
         literal = isinstance(var, jax_internals.Literal)
@@ -436,10 +436,10 @@ def _unrolled(graph: OnnxGraph, scan: Scan[Value], outputs: Sequence[Any]) -> li
     def row(x: Value, i: int) -> Value:
         return graph.emit("Gather", [x, np.asarray(i)], axis=0) if isinstance(x, str) else x[i]
 
-    carry, made = scan.unrolled(lambda given: _write(graph, scan.body, given), row)
+    carry, per_step = scan.unrolled(lambda inputs: _write(graph, scan.body, inputs), row)
     stacked: list[Value] = []
     for j, var in enumerate(outputs[len(carry) :]):
-        each = [graph.emit("Unsqueeze", [ys[j], np.zeros(1, np.int64)]) for ys in made]
+        each = [graph.emit("Unsqueeze", [ys[j], np.zeros(1, np.int64)]) for ys in per_step]
         none = np.zeros(var.aval.shape, var.aval.dtype)
         stacked.append(graph.emit("Concat", each, axis=0) if each else none)
     return [*carry, *stacked]
@@ -450,37 +450,37 @@ def _known(array: Any) -> Any:
     return array if jax.dtypes.issubdtype(array.dtype, jax.dtypes.prng_key) else np.asarray(array)
 
 
-def _write_equation(graph: OnnxGraph, eqn: JaxprEqn, given: list[Value]) -> list[Value]:
+def _write_equation(graph: OnnxGraph, eqn: JaxprEqn, operands: list[Value]) -> list[Value]:
     if eqn.primitive in _SAME:
-        return given
+        return operands
     if eqn.primitive in CALLS:
-        return _write(graph, jax_internals.sub_jaxprs(eqn)[0], given)
-    if not any(isinstance(value, str) for value in given):
+        return _write(graph, jax_internals.sub_jaxprs(eqn)[0], operands)
+    if not any(isinstance(value, str) for value in operands):
         # Of parameters alone: computed here, once.
         if eqn.primitive.multiple_results:
-            return [_known(a) for a in eqn.primitive.bind(*given, **eqn.params)]
-        made = _known(eqn.primitive.bind(*given, **eqn.params))
-        constants = [value for value in given if not isinstance(value, str)]
-        whole = whole_of(eqn, constants, [graph.whole.get(id(value)) for value in given])
-        if whole is not None and np.array_equal(whole.values, made):
-            graph.whole[id(made)] = whole._replace(values=made)
-        return [made]
+            return [_known(a) for a in eqn.primitive.bind(*operands, **eqn.params)]
+        result = _known(eqn.primitive.bind(*operands, **eqn.params))
+        constants = [value for value in operands if not isinstance(value, str)]
+        weight = grid_weight(eqn, constants, [graph.on_grids.get(id(value)) for value in operands])
+        if weight is not None and np.array_equal(weight.values, result):
+            graph.on_grids[id(result)] = weight._replace(values=result)
+        return [result]
     if eqn.primitive is p.scan_p:
-        scan = Scan.of(eqn, given)
+        scan = Scan.of(eqn, operands)
         if scan.length > LONGEST:
             return scanned(graph, scan, _write)
         return _unrolled(graph, scan, eqn.outvars)
     if eqn.primitive is p.while_p:
-        return repeated(graph, While.of(eqn, given), _write)
+        return repeated(graph, While.of(eqn, operands), _write)
     if eqn.primitive is p.cond_p:
-        return branched(graph, eqn, given, _write)
+        return branched(graph, eqn, operands, _write)
     if eqn.primitive in _OF_SEVERAL_RESULTS:
         several = _OF_SEVERAL_RESULTS[eqn.primitive]
-        return widened(graph, eqn, given, lambda eqn, values: several(graph, eqn, values))
+        return widened(graph, eqn, operands, lambda eqn, values: several(graph, eqn, values))
     rule = _RULES.get(eqn.primitive)
     if rule is None:
         raise _refusal(str(eqn.primitive))
-    return widened(graph, eqn, given, lambda eqn, values: [rule(graph, eqn, values)])
+    return widened(graph, eqn, operands, lambda eqn, values: [rule(graph, eqn, values)])
 
 
 def _refusal(name: str) -> OnnxError:

@@ -86,10 +86,10 @@ class _AttentionKernel:
 
     def __init__(self, form: _Sizes) -> None:
         self.form, self.code = form, StatementBuilder()
-        whole, kept = (form.batch, form.length, form.heads, form.size), form.shared
+        of_query, kept = (form.batch, form.length, form.heads, form.size), form.shared
         cache = (form.batch, form.room, kept, form.size)
         kind = "int8" if form.coded else "float32"
-        self.query, self.result = (declare(whole, "float32", name) for name in ("query", "y"))
+        self.query, self.result = (declare(of_query, "float32", name) for name in ("query", "y"))
         self.keys, self.values = (declare(cache, kind, name) for name in ("keys", "values"))
         self.before = declare((), "int32", "before")
         names = ("key_steps", "value_steps") if form.coded else ()
@@ -183,8 +183,8 @@ class _AttentionKernel:
     def _load(self, source: tirx.Buffer, at: _Place, done: int) -> Expr:
         """Loads a vector of a row as floats."""
         loaded = tirx.BufferLoad(source, self._vector(at, done))
-        whole = str(source.dtype) == "float32"
-        return loaded if whole else cast(loaded, "float32", self.form.lanes)
+        is_float32 = str(source.dtype) == "float32"
+        return loaded if is_float32 else cast(loaded, "float32", self.form.lanes)
 
     def _vector(self, at: _Place, done: int) -> list[Expr]:
         """Indexes neighbours of a row, axis by axis: loops take such kernels into their bodies."""
@@ -211,13 +211,13 @@ class _AttentionKernel:
             x * const(math.log2(math.e), "float32", lanes), const(_LEAST_EXPONENT, "float32", lanes)
         )
         y = self.code.vector(y, lanes, "float32", "y").get()
-        whole = self.code.vector(tirx.nearbyint(y), lanes, "float32", "whole").get()
-        part = self.code.vector(y - whole, lanes, "float32", "part").get()
+        integer = self.code.vector(tirx.nearbyint(y), lanes, "float32", "whole").get()
+        part = self.code.vector(y - integer, lanes, "float32", "part").get()
         # The series of 2^x, from its last term: within 1e-8 for halves.
         power = const(0.0, "float32", lanes)
         for n in reversed(range(8)):
             power = power * part + const(math.log(2) ** n / math.factorial(n), "float32", lanes)
-        exponent = cast(whole, "int32", lanes) + const(_BIAS, "int32", lanes)
+        exponent = cast(integer, "int32", lanes) + const(_BIAS, "int32", lanes)
         shifted = tirx.shift_left(exponent, const(_FRACTION, "int32", lanes))
         kind = "float32" if lanes == 1 else f"float32x{lanes}"
         return power * tirx.reinterpret(kind, shifted)

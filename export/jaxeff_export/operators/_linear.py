@@ -93,8 +93,8 @@ class Form:
         counts = [n for kind in (self.input, self.weight, self.bias) if (n := tensors_in(kind))]
         if len(rest) != sum(counts):
             raise ValueError(f"{len(rest)} operands do not make {self}")
-        found = [Moments(rest.pop(0), rest.pop(0) if n == 2 else None) for n in counts]
-        return found[0], found[1], found[2] if len(found) > 2 else None
+        moments = [Moments(rest.pop(0), rest.pop(0) if n == 2 else None) for n in counts]
+        return moments[0], moments[1], moments[2] if len(moments) > 2 else None
 
 
 def moments_of_product(

@@ -88,15 +88,15 @@ class StatementBuilder:
 
     def vector(self, value: Expr, lanes: int, dtype: str, name: str = "v") -> Vector:
         """Declares a vector that may change; LLVM keeps it in a register."""
-        made = Vector(self, self.local(lanes, dtype, name), lanes)
-        made.set(value)
-        return made
+        vector = Vector(self, self.local(lanes, dtype, name), lanes)
+        vector.set(value)
+        return vector
 
     def through_memory(self, value: Expr, dtype: str, name: str) -> Expr:
         """Writes a value to the stack and reads it again: LLVM can't tell how it was computed."""
-        made = Vector(self, self.local(1, dtype, name, volatile=True), 1)
-        made.set(value)
-        return made.get()
+        stored = Vector(self, self.local(1, dtype, name, volatile=True), 1)
+        stored.set(value)
+        return stored.get()
 
     @contextmanager
     def loop(self, extent: Index, parallel: bool = False) -> Iterator[Expr]:

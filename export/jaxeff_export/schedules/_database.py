@@ -77,11 +77,11 @@ class TuningDatabase:
         """Reads the choices for a target: of each kernel the latest one."""
         file = self.folder(target) / "choices.jsonl"
         try:
-            found = [ScheduleChoice(**value) for value in _lines(file)]
+            choices = [ScheduleChoice(**value) for value in _lines(file)]
         except TypeError as error:
             raise TuningError(f"{file} is no list of choices: {error}") from error
         # Lines are only ever added: of one kernel's the last one wins.
-        return {choice.workload: choice for choice in found}
+        return {choice.workload: choice for choice in choices}
 
     def choose(self, target: Mapping[str, Any], choice: ScheduleChoice) -> None:
         """Adds a decision; it replaces earlier ones for that kernel."""
@@ -157,8 +157,8 @@ class TuningDatabase:
         if not self.path.exists() or (self.path.is_dir() and not _visible(self.path)):
             return
         try:
-            found = json.loads((self.path / HEADER).read_bytes())
-            form, number, made = (found[key] for key in _header())
+            header = json.loads((self.path / HEADER).read_bytes())
+            form, number, tvm_version = (header[key] for key in _header())
         except (OSError, ValueError, KeyError, TypeError):
             raise TuningError(
                 f"{self.path} is no tuning database: it has no readable {HEADER}; give a folder "
@@ -170,10 +170,10 @@ class TuningDatabase:
                 f"{_FORMAT_VERSION}; tune into another folder"
             )
         # Structural hashes and traces hold for one version of TVM only.
-        if made != (here := _header()["apache-tvm"]):
+        if tvm_version != (here := _header()["apache-tvm"]):
             raise TuningError(
-                f"{self.path} was made by TVM {made}, this is TVM {here}, whose kernels and "
-                f"schedules differ; tune into another folder, or install apache-tvm=={made}"
+                f"{self.path} was made by TVM {tvm_version}, this is TVM {here}, whose kernels and "
+                f"schedules differ; tune into another folder, or install apache-tvm=={tvm_version}"
             )
 
 

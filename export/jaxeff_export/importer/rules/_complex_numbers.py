@@ -66,15 +66,15 @@ class ComplexRewriter:
         arguments = ", ".join(
             f"{n}: {o.type}" for n, o in zip(names, self.op.operands, strict=True)
         )
-        whole = f"""func.func @main({arguments}) {{
+        source = f"""func.func @main({arguments}) {{
           "{self.op.name}"({", ".join(names)}){text}
           return
         }}"""
-        module = ir.Module.parse(_COMPLEX.sub(r"\1", whole))
+        module = ir.Module.parse(_COMPLEX.sub(r"\1", source))
         self._modules.append(module)  # which owns the operation
         function = module.body.operations[0].operation
-        found: ir.Operation = function.regions[0].blocks[0].operations[0].operation
-        return found
+        operation: ir.Operation = function.regions[0].blocks[0].operations[0].operation
+        return operation
 
     def fft(self, operands: Sequence[HloValue], kinds: Sequence[TensorType]) -> Sequence[HloValue]:
         """Adds a Fourier transform."""

@@ -113,21 +113,21 @@ def _same(load: tvm.ir.TensorLoad, store: tirx.BufferStore) -> bool:
 
 
 def _blocks(tree: object) -> list[s_tir.SBlock]:
-    found: list[s_tir.SBlock] = []
-    tvm_ffi.structural_walk(tree, (s_tir.SBlock, found.append))
-    return found
+    blocks: list[s_tir.SBlock] = []
+    tvm_ffi.structural_walk(tree, (s_tir.SBlock, blocks.append))
+    return blocks
 
 
 def _loads(tree: object, buffer: tirx.Buffer) -> list[tvm.ir.TensorLoad]:
-    found: list[tvm.ir.TensorLoad] = []
-    tvm_ffi.structural_walk(tree, (tvm.ir.TensorLoad, found.append))
-    return [load for load in found if load.source.same_as(buffer)]
+    loads: list[tvm.ir.TensorLoad] = []
+    tvm_ffi.structural_walk(tree, (tvm.ir.TensorLoad, loads.append))
+    return [load for load in loads if load.source.same_as(buffer)]
 
 
 def _stores(tree: object, buffer: tirx.Buffer) -> list[tirx.BufferStore]:
-    found: list[tirx.BufferStore] = []
-    tvm_ffi.structural_walk(tree, (tirx.BufferStore, found.append))
-    return [store for store in found if store.buffer.same_as(buffer)]
+    stores: list[tirx.BufferStore] = []
+    tvm_ffi.structural_walk(tree, (tirx.BufferStore, stores.append))
+    return [store for store in stores if store.buffer.same_as(buffer)]
 
 
 def _renamed(statement: tirx.Stmt, renamed: dict[tirx.Buffer, tirx.Buffer]) -> tirx.Stmt:
@@ -306,12 +306,12 @@ def _loop(e: Emitter, node: HloNode) -> Sequence[relax.Expr]:
     # TIR's While tests an expression, but the condition takes kernels: they run at the head of a
     # turn and leave a flag, which also guards the rest of the turn.
     proceed = kernel.allocate(TensorType((), "bool"), "proceed")
-    test, (found,) = kernel.inline(e.emit_body(cond, captured, cond.outputs), [*state, *outside])
+    test, (proceeds,) = kernel.inline(e.emit_body(cond, captured, cond.outputs), [*state, *outside])
     advance = _sequence(_advance(e, kernel, body, captured, state, outside))
     going = tirx.BufferLoad(proceed, [])
     turn = [
         *(step.statement for step in test),
-        copy(found, proceed),
+        copy(proceeds, proceed),
         tirx.IfThenElse(going, advance, None),
     ]
     loop = tirx.While(going, _sequence(turn))

@@ -59,7 +59,7 @@ def _along(
     angles = 2 * np.pi * np.arange(n) / n
     table = np.stack([np.cos(angles), np.sin(angles) * (1 if inverse else -1)])
     roots = HloValue(TensorType(table.shape, "float64"), constant=table)
-    given = int(parts[0].ty.shape[axis])
+    length = int(parts[0].ty.shape[axis])
     lines = [d for i, d in enumerate(result.shape) if i != axis]
     count = 1 if hermitian else 2
 
@@ -72,7 +72,7 @@ def _along(
                 return view.map(lambda i: (*at[:axis], i, *at[axis:]))
 
             x, y = buffers
-            with code.loop(given) as i:
+            with code.loop(length) as i:
                 for part in range(2):
                     zero = tirx.const(0, "float64")
                     is_given = part < len(inputs)
@@ -83,7 +83,7 @@ def _along(
                 x[1, 0] = tirx.const(0, "float64")
                 if n % 2 == 0:
                     x[1, n // 2] = tirx.const(0, "float64")
-                with code.loop(n, given) as i:
+                with code.loop(n, length) as i:
                     x[0, i] = x[0, n - i]
                     x[1, i] = -x[1, n - i]
             done = 1
@@ -129,11 +129,11 @@ def _pass(code: CodeBuilder, x: View, y: View, roots: View, n: int, done: int, f
 
 def factors(n: int) -> list[int]:
     """Factors a length into fours, at most one two, and odd primes in rising order."""
-    found = []
+    radices = []
     for p in (4, 2, *range(3, n + 1, 2)):
         while n % p == 0:
-            found.append(p)
+            radices.append(p)
             n //= p
         if n == 1:
             break
-    return found
+    return radices

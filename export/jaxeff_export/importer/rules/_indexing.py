@@ -222,7 +222,7 @@ def _select_and_scatter(e: Emitter, node: HloNode) -> Sequence[relax.Expr]:
         with code.loops(source.type.shape) as point:
             # Positions in the padding are never chosen, so a window's best starts undefined.
             corner = [code.let(i * s - lo) for i, s, lo in zip(point, strides, low, strict=True)]
-            found = code.variable(tirx.const(False, "bool"))
+            selected = code.variable(tirx.const(False, "bool"))
             best = code.variable(x[(0,) * len(shape)])
             place = [code.variable(int64(0)) for _ in shape]
             with code.loops(window) as offset:
@@ -236,12 +236,12 @@ def _select_and_scatter(e: Emitter, node: HloNode) -> Sequence[relax.Expr]:
                     new = code.let(x[*at])
                     (keep,) = evaluate_region(select, code, [best[()], new])
                     # select(best, new) keeps the best: of equal elements the first one wins.
-                    with code.when(tirx.Or(negation(found[()]), negation(keep))):
+                    with code.when(tirx.Or(negation(selected[()]), negation(keep))):
                         best[()] = new
-                        found[()] = tirx.const(True, "bool")
+                        selected[()] = tirx.const(True, "bool")
                         for p, i in zip(place, at, strict=True):
                             p[()] = i
-            with code.when(found[()]):
+            with code.when(selected[()]):
                 target = [p[()] for p in place]
                 _combine(code, scatter, [y[*target], news[*point]], [y], target)
 

@@ -79,8 +79,8 @@ def fold_bodies(
             arguments = [code.let(total[()]) for total in totals]
             for x, start in zip(values, initial, strict=True):
                 # A position in the padding is no address: the initial value is taken instead.
-                found = x[*place] if inside is None else _guarded(code, inside, x, place)
-                new = converted(code, found, dtype_of(start))
+                element = x[*place] if inside is None else _guarded(code, inside, x, place)
+                new = converted(code, element, dtype_of(start))
                 arguments.append(new if inside is None else tirx.Select(inside, new, start))
             results = evaluate_region(node.op.regions[0], code, arguments, wide=True)
             for total, result in zip(totals, results, strict=True):
@@ -306,11 +306,11 @@ def _reduce_window(e: Emitter, node: HloNode) -> Sequence[relax.Expr]:
 
         def element(*index: Expr) -> Expr:
             inside, place = source(index, axes)
-            found = _wide(x(*place))
+            term = _wide(x(*place))
             if inside is not None:
                 # The initial value stands for padding; for max that isn't zero.
-                found = tirx.if_then_else(inside, found, _wide(immediate(inits[0])))
-            return reducer(found, axes)
+                term = tirx.if_then_else(inside, term, _wide(immediate(inits[0])))
+            return reducer(term, axes)
 
         total = te.compute(result_shape, element, name="reduce_window")
         return rounded(total, node.result.type)

@@ -208,7 +208,7 @@ def diagonalize(code: CodeBuilder, d: View, e: View, sides: Sides, info: View) -
             head, tail, final = iteration.ends()
             iteration.split(head, tail, final)
             # A new zero splits the block: its lower part is found first.
-            with code.when(iteration.found[()] == 0):
+            with code.when(iteration.has_split[()] == 0):
                 iteration.sweep(head, tail, final)
     info[()] = tirx.Cast("int32", budget[()] <= 0)
     # Comparisons with NaN are false, so NaN looks converged and has to be reported here.
@@ -221,8 +221,8 @@ class _Iteration:
     """The implicit QR iteration on one bidiagonal matrix: what sweeps leave for the next.
 
     The rows `top` to `bottom` are the block at work: the last whose off-diagonal has no zero.
-    Sweeps go down (`step` is 1) or up (-1) through it. `found` says whether a zero split the block,
-    and `budget` how many rotations are left.
+    Sweeps go down (`step` is 1) or up (-1) through it. `has_split` says whether a zero split the
+    block, and `budget` how many rotations are left.
     """
 
     def __init__(self, code: CodeBuilder, d: View, e: View, sides: Sides) -> None:
@@ -236,7 +236,7 @@ class _Iteration:
         self.threshold, self.mu, self.least, self.largest, self.shift = (
             code.local(dtype) for _ in range(5)
         )
-        self.top, self.bottom, self.step, self.length, self.budget, self.found = (
+        self.top, self.bottom, self.step, self.length, self.budget, self.has_split = (
             code.local("int64") for _ in range(6)
         )
         self.last_top, self.last_bottom = code.local("int64"), code.local("int64")
@@ -305,22 +305,22 @@ class _Iteration:
         return head, tail, tirx.min(tail - going, tail)
 
     def split(self, head: Expr, tail: Expr, final: Expr) -> None:
-        """Zeroes an off-diagonal that no singular value depends on, and sets `found`."""
+        """Zeroes an off-diagonal that no singular value depends on, and sets `has_split`."""
         # Demmel and Kahan's criterion, in the direction of the chase: an off-diagonal below the
         # tolerance times mu changes no singular value by more than the tolerance.
-        code, d, e, found, going = self.code, self.d, self.e, self.found, self.step[()]
-        found[()] = self.none
+        code, d, e, has_split, going = self.code, self.d, self.e, self.has_split, self.step[()]
+        has_split[()] = self.none
         with code.when(tirx.abs(e[final]) <= self.relative * tirx.abs(d[tail])):
             e[final] = self.zero
-            found[()] = self.one
+            has_split[()] = self.one
         self._start_bound(d[head])
-        with code.loop(self.length[()]) as t, code.when(found[()] == 0):
+        with code.loop(self.length[()]) as t, code.when(has_split[()] == 0):
             k = head + t * going
             link = tirx.min(k, k + going)
             with code.when(tirx.abs(e[link]) <= self.relative * self.mu[()]):
                 e[link] = self.zero
-                found[()] = self.one
-            with code.when(found[()] == 0):
+                has_split[()] = self.one
+            with code.when(has_split[()] == 0):
                 self._bound(k + going, e[link])
 
     def sweep(self, head: Expr, tail: Expr, final: Expr) -> None:

@@ -157,22 +157,22 @@ class ContractionBuilder:
         source, base = self.source(n)
         vectors = vectors_of(g, self.dot)
         at_once = self.tile.vectors
-        whole, left = vectors // at_once, vectors % at_once
+        full, left = vectors // at_once, vectors % at_once
         assert not left or g.groups == 1
         # Pixels of fewer features than lanes are written whole, one over the end of the other.
         one = g.groups == 1 and vectors == 1 and bool(g.per_group % self.dot.lanes)
         self.overlaps = one and not inner and self.tile.rows == g.pool[0]
         self.overlaps &= self.epilogue.added is None or g.pool == (1, 1)
         self.overlaps &= g.examples is None
-        blocks = g.groups * whole
+        blocks = g.groups * full
         # Cores share blocks of features, each with weights of its own, unless tiles of rows are far
         # more numerous and so divide the work more evenly.
         by_block = inner and blocks >= cores and blocks * 4 > g.rows // self.tile.rows
         with code.loop(blocks, by_block) as block:
-            self._block(source, base, n, block, whole, inner and not by_block)
+            self._block(source, base, n, block, full, inner and not by_block)
         if left:
             kept, self.tile = self.tile, dataclasses.replace(self.tile, vectors=left)
-            self._block(source, base, n, index(0), 1, inner, whole * at_once)
+            self._block(source, base, n, index(0), 1, inner, full * at_once)
             self.tile = kept
 
     def _width(self, n: Any) -> Any:
@@ -204,9 +204,9 @@ class ContractionBuilder:
         if not self.copied:
             return self.x, n * size
         # Room for a whole vector that is read from the last pixel on.
-        made = self.code.local(size + self.slack + _WIDE, self.dot.data, "padded", "global")
-        self._copy(made, n)
-        return made, index(0)
+        image = self.code.local(size + self.slack + _WIDE, self.dot.data, "padded", "global")
+        self._copy(image, n)
+        return image, index(0)
 
     def _block(
         self,
@@ -214,7 +214,7 @@ class ContractionBuilder:
         base: Any,
         n: Any,
         block: Any,
-        whole: int,
+        parts: int,
         parallel: bool,
         before: int = 0,
     ) -> None:
@@ -222,10 +222,10 @@ class ContractionBuilder:
         g, tile = self.g, self.tile
         if g.groups == 1:
             group, part = 0, block
-        elif whole == 1:
+        elif parts == 1:
             group, part = block, 0
         else:
-            group, part = tirx.indexdiv(block, whole), tirx.indexmod(block, whole)
+            group, part = tirx.indexdiv(block, parts), tirx.indexmod(block, parts)
         first = part * tile.vectors + before  # vector of the group
         with self.code.loop(g.walked[0] // tile.rows, parallel) as i:
             row = i * tile.rows
@@ -357,13 +357,13 @@ class ContractionBuilder:
             at, tap = start, 0
             for i, (count, distance) in zip(taps, g.taps, strict=True):
                 at, tap = at + i * distance, tap * count + i
-            whole, left = divmod(self.words, len(chains))
-            with code.loop(whole) as k:
+            rounds, left = divmod(self.words, len(chains))
+            with code.loop(rounds) as k:
                 for number, sums in enumerate(chains):
                     word = k * len(chains) + number
                     self._step(source, at, at_weight, tap * self.words + word, word, pixels, sums)
             for number in range(left):
-                word = whole * len(chains) + number
+                word = rounds * len(chains) + number
                 place = tap * self.words + word
                 self._step(source, at, at_weight, place, word, pixels, chains[number])
 
@@ -398,7 +398,7 @@ class ContractionBuilder:
         top, _, left, _ = g.padding
         _, padded_width, _ = g.padded
         line, padded_line = width * channels, padded_width * channels
-        given = self.width * channels
+        row_length = self.width * channels
 
         def moved(value: Expr) -> Expr:
             if data == "uint8":
@@ -415,7 +415,7 @@ class ContractionBuilder:
         for i in range(self.slack):
             # Meets zero weights only, but has to be defined.
             code.store(target, math.prod(g.padded) + i, const(0, data))
-        with code.loop(height) as h, code.loop(given) as i:
+        with code.loop(height) as h, code.loop(row_length) as i:
             value = load(self.x, (n * height + h) * line + i)
             code.store(target, (h + top) * padded_line + left * channels + i, moved(value))
 

@@ -57,9 +57,9 @@ def _is_narrow(geometry: Geometry, dot: Dot) -> bool:
 def _is_turned(geometry: Geometry, dot: Dot) -> bool:
     """Tells whether groups of channels can be copied side by side, pixel by pixel."""
     channels = geometry.image[2]
-    whole = channels % dot.group == 0 and geometry.step[1] == channels
-    whole &= geometry.stretch > channels  # a window of one column would be read once, not more
-    return whole and dot.data == "uint8" and geometry.walked[1] >= dot.lanes
+    aligned = channels % dot.group == 0 and geometry.step[1] == channels
+    aligned &= geometry.stretch > channels  # a window of one column would be read once, not more
+    return aligned and dot.data == "uint8" and geometry.walked[1] >= dot.lanes
 
 
 class PixelsKernel(ContractionBuilder):
@@ -100,7 +100,7 @@ class PixelsKernel(ContractionBuilder):
         ]
         add = self._sum_turned if self.turned else self._sum
         add(source, base, i * down, column, sums)
-        made = []
+        results = []
         for f in range(g.features):
             best: Expr | None = None
             for r, row in enumerate(sums):
@@ -119,27 +119,27 @@ class PixelsKernel(ContractionBuilder):
                 turned = [tirx.const((p + step) % lanes, "int32") for p in range(lanes)]
                 best = tirx.max(best, tirx.Shuffle([held.get()], turned))
             wide = self.epilogue.rounded(best, lanes)
-            made.append(code.vector(wide, lanes, self.epilogue.wide_dtype, "wide"))
+            results.append(code.vector(wide, lanes, self.epilogue.wide_dtype, "wide"))
         pixel = (n * (g.walked[0] // down) + i) * (g.walked[1] // right)
         place = (pixel + over(column, right)) * g.features
-        self._weave(made, place, count // right, right)
+        self._weave(results, place, count // right, right)
 
     def _sum(self, source: Any, base: Any, row: Any, column: Any, sums: Any) -> None:
         g, dot, code, lanes = self.g, self.dot, self.code, self.dot.lanes
         ((taps, distance),) = g.taps
         apart = g.step[0] // distance if distance else 0  # input rows from one result to the next
-        whole = _BYTES if dot.data in ("uint8", "int8") else _BYTES // 2
+        codes = _BYTES if dot.data in ("uint8", "int8") else _BYTES // 2
         # One load serves all groups of a line if the vector reaches the last pixel's last group.
-        several = (lanes - 1) * g.step[1] + self.words * dot.group <= whole
+        several = (lanes - 1) * g.step[1] + self.words * dot.group <= codes
         for line in range((len(sums) - 1) * apart + taps):
             start = base + row * g.step[0] + line * distance + column * g.step[1]
             held = None
             if several:
-                held = code.vector(load(source, start, whole), whole, dot.data, "line")
+                held = code.vector(load(source, start, codes), codes, dot.data, "line")
             for word in range(self.words):
                 if held is None:
-                    there = load(source, start + word * dot.group, whole)
-                    line_, offset = code.vector(there, whole, dot.data, "line"), 0
+                    there = load(source, start + word * dot.group, codes)
+                    line_, offset = code.vector(there, codes, dot.data, "line"), 0
                 else:
                     line_, offset = held, word * dot.group
                 picked = [
@@ -193,13 +193,13 @@ class PixelsKernel(ContractionBuilder):
                 code.store(target, i, const(self.zero, "uint8"))
         groups, lanes = channels // group, self.dot.lanes
         with code.loop(height) as h:
-            given = (n * height + h) * width * channels
-            made = (h + top) * g.padded[1] * channels + left * group
+            source_row = (n * height + h) * width * channels
+            target_row = (h + top) * g.padded[1] * channels + left * group
             # Sorting by halves needs a power of two; others are copied group by group.
             if width < lanes or groups & (groups - 1):
                 with code.loop(groups) as k, code.loop(width) as w:
-                    found = load(self.x, given + w * channels + k * group, group)
-                    code.store(target, made + (k * g.padded[1] + w) * group, found, group)
+                    codes = load(self.x, source_row + w * channels + k * group, group)
+                    code.store(target, target_row + (k * g.padded[1] + w) * group, codes, group)
                 return
             # The last vector overlaps the one before, which is cheaper than a shorter one.
             starts = [
@@ -207,15 +207,15 @@ class PixelsKernel(ContractionBuilder):
                 *([width - lanes] if width % lanes else []),
             ]
             for start in starts:
-                self._turn(target, given + start * channels, made + start * group)
+                self._turn(target, source_row + start * channels, target_row + start * group)
 
-    def _turn(self, target: tirx.Buffer, given: Any, made: Any) -> None:
+    def _turn(self, target: tirx.Buffer, source_row: Any, target_row: Any) -> None:
         """Sorts the groups of as many pixels as there are lanes."""
         g, code, lanes, group = self.g, self.code, self.dot.lanes, self.dot.group
         groups, many = g.image[2] // group, lanes * group
         vectors = []
         for i in range(groups):
-            words = tirx.reinterpret(f"int32x{lanes}", load(self.x, given + i * many, many))
+            words = tirx.reinterpret(f"int32x{lanes}", load(self.x, source_row + i * many, many))
             vectors.append(code.vector(words, lanes, "int32", "groups").get())
         for k in range(groups):
             parts, each = vectors, lanes
@@ -226,7 +226,7 @@ class PixelsKernel(ContractionBuilder):
             while len(parts) > 1:
                 parts, each = self._pairs(parts, [tirx.const(i, "int32") for i in range(2 * each)])
             words = tirx.reinterpret(f"uint8x{many}", parts[0])
-            code.store(target, made + k * g.padded[1] * group, words, many)
+            code.store(target, target_row + k * g.padded[1] * group, words, many)
 
     def _pairs(self, parts: list[Expr], picked: list[Expr]) -> tuple[list[Expr], int]:
         """Picks the same lanes of every two vectors."""
@@ -244,22 +244,22 @@ class PixelsKernel(ContractionBuilder):
     def _beside(self, at: Any, feature: int, buffer: Any, lanes: int) -> Expr:
         """Loads neighbouring pixels of one feature by a shuffle; none may lie beyond the end."""
         features = self.g.features
-        whole = load(buffer, at, lanes * features)
+        vector = load(buffer, at, lanes * features)
         picked = [tirx.const(p * features + feature, "int32") for p in range(lanes)]
-        return tirx.Shuffle([whole], picked)
+        return tirx.Shuffle([vector], picked)
 
-    def _weave(self, made: list[Any], place: Any, pixels: int, every: int) -> None:
+    def _weave(self, results: list[Any], place: Any, pixels: int, every: int) -> None:
         """Stores features of every so many pixels side by side."""
         code, lanes, dtype = self.code, self.dot.lanes, self.epilogue.dtype
         size = 1 if dtype == "uint8" else 4
-        packed, per = list(made), 1
+        packed, per = list(results), 1
         if dtype == "uint8":
             # Four features' bytes share a dword by shifts, which takes a quarter of the shuffles.
             per = 4
             packed = []
-            for start in range(0, len(made), per):
-                word = made[start].get()
-                for shift, one in enumerate(made[start + 1 : start + per], 1):
+            for start in range(0, len(results), per):
+                word = results[start].get()
+                for shift, one in enumerate(results[start + 1 : start + per], 1):
                     word = word | (one.get() << const(8 * shift, "int32", lanes))
                 held = code.vector(word, lanes, "int32", "word")
                 bytes_ = tirx.reinterpret(f"uint8x{4 * lanes}", held.get())
@@ -267,7 +267,7 @@ class PixelsKernel(ContractionBuilder):
         places = [
             (f // per) * lanes * per + p * every * per + f % per
             for p in range(pixels)
-            for f in range(len(made))
+            for f in range(len(results))
         ]
         done, vectors = 0, [one.get() for one in packed]
         while done < len(places):
@@ -378,8 +378,8 @@ def depthwise_weights(
             vector, j, chunk, lane, one = at
             i, channel = chunk * dot.group + one, vector * lanes + lane
             inside = tirx.all(i < high, channel < channels)
-            found = tirx.Cast(dot.weight, w(i, j, 0, channel))
-            return tirx.if_then_else(inside, found, tirx.const(0, dot.weight))
+            weight = tirx.Cast(dot.weight, w(i, j, 0, channel))
+            return tirx.if_then_else(inside, weight, tirx.const(0, dot.weight))
 
         return te.compute(shape, element, name="packed")
 

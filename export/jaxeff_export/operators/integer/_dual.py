@@ -92,7 +92,7 @@ class DualForm:
         return int(self.constants[5])
 
     @property
-    def given(self) -> int:
+    def input_codes(self) -> int:
         """Codes of an image that it reads."""
         return math.prod(self.sizes[3:6])
 
@@ -205,8 +205,8 @@ def dual_weights(
         # Codes 0 and 2 of four are a pair, then 1 and 3, as `uxtb16` finds them.
         along = turn * _GROUP + tirx.indexdiv(pair, 2) * 4 + tirx.indexmod(pair, 2) + 2 * half
         inside = tirx.all(feature < features, along < depth)
-        found = tirx.Cast("int32", w(*_place(shape, along), feature))
-        return tirx.if_then_else(inside, found, tirx.const(0, "int32"))
+        weight = tirx.Cast("int32", w(*_place(shape, along), feature))
+        return tirx.if_then_else(inside, weight, tirx.const(0, "int32"))
 
     def pack(w: te.Tensor) -> te.Tensor:
         def element(block: Any, turn: Any, pair: Any, word: Any, half: Any) -> Any:
@@ -278,9 +278,9 @@ def _in_vectors(bb: relax.BlockBuilder, w: relax.Expr, depth: int, bits: int) ->
     def pack(w: te.Tensor) -> te.Tensor:
         def one(along: Any, feature: Any) -> Any:
             inside = tirx.all(feature < features, along < depth)
-            found = tirx.Cast("int32", w(*_place(shape, along), feature))
+            weight = tirx.Cast("int32", w(*_place(shape, along), feature))
             # Products of bytes are of two with a sign or of two without, as the data's are.
-            raised = found + tirx.const(2 ** (bits - 1), "int32")
+            raised = weight + tirx.const(2 ** (bits - 1), "int32")
             return tirx.if_then_else(inside, raised, tirx.const(0, "int32"))
 
         def element(block: Any, turn: Any, place: Any, byte: Any) -> Any:
@@ -326,14 +326,14 @@ def dual_kernel(
     # TVM allocates no more of an array than it sees in use.
     code.store(strip, words - 1, tirx.const(0, "int32"))
     each = math.prod(int(n) for n in shape[1:]) if form.kind != "dense" else 0
-    made = math.prod(form.sizes[:3])
+    outputs = math.prod(form.sizes[:3])
     if attributes.get("total"):  # which the function adds to
         with code.loop(form.images * each) as at:
             code.store(y, at, tirx.const(0, "int32"))
     with code.loop(form.images) as n:
-        shortcut = n * made if rest else n * 0
+        shortcut = n * outputs if rest else n * 0
         places = [
-            (x, n * form.given),
+            (x, n * form.input_codes),
             (w, 0),
             (bias, 0),
             (scale, 0),
@@ -512,10 +512,10 @@ def _joined(
 ) -> relax.Expr:
     """Emits the call of a kernel that computes a band of the shortcut, then of the result."""
     (maker, reader), (one, other) = bindings, forms
-    given = [b.value.args[1].fields for b in (maker, reader)]
-    operands = [*given[0], *given[1][:-2], given[1][-1]]
-    x, *own = _declared(given[0], "a")
-    into, *rest = _declared(given[1], "b")
+    fields = [b.value.args[1].fields for b in (maker, reader)]
+    operands = [*fields[0], *fields[1][:-2], fields[1][-1]]
+    x, *maker_operands = _declared(fields[0], "a")
+    into, *rest = _declared(fields[1], "b")
     y = declare([int(n) for n in reader.var.ty.shape], str(reader.var.ty.dtype), "y")
     rows, columns, features = one.sizes[:3]
     each, pixels = rows * columns * features, rows * columns
@@ -537,13 +537,19 @@ def _joined(
     with code.loop(one.images) as n, code.loop(-(-pixels // many)) as i:
         begin = i * many
         span = tuple(tirx.Cast("int32", v) for v in (begin, tirx.min(begin + many, pixels + i * 0)))
-        image = [(x, n * one.given), *((b, n * 0) for b in own)]
-        emit_call(code, one, [*image, (own[1], n * 0), (own[1], n * 0), (band, n * 0)], strip, span)
-        image = [(into, n * other.given), *((b, n * 0) for b in rest[:3])]
+        image = [(x, n * one.input_codes), *((b, n * 0) for b in maker_operands)]
+        emit_call(
+            code,
+            one,
+            [*image, (maker_operands[1], n * 0), (maker_operands[1], n * 0), (band, n * 0)],
+            strip,
+            span,
+        )
+        image = [(into, n * other.input_codes), *((b, n * 0) for b in rest[:3])]
         written = n * features if totals else n * each + begin * features
         places = [*image, (band, n * 0), (rest[-1], n * 0), (y, written)]
         emit_call(code, other, places, strip, span)
-    kernel = function([x, *own, into, *rest[:-2], rest[-1], y], code.finish())
+    kernel = function([x, *maker_operands, into, *rest[:-2], rest[-1], y], code.finish())
     name = bb.add_func(kernel, "q_conv2d_with_shortcut")
     return bb.normalize(relax.call_tir(name, relax.Tuple(operands), reader.var.ty))
 

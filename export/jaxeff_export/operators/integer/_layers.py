@@ -210,21 +210,21 @@ def tile_of(
     across = -(-geometry.per_group // lanes)
     wide = geometry.walked[1]
     cost_of = cost_of or functools.partial(_cost, apart=apart)
-    found: dict[int, tuple[float, DotTile]] = {}
+    cheapest: dict[int, tuple[float, DotTile]] = {}
     for tile in tiles_of(geometry, lanes, registers, apart):
         left = wide % tile.columns
         # Loads and sums of a step, over all tiles of a row, idle pipelines counted.
         cost = wide // tile.columns * cost_of(tile.pixels, tile.vectors)
         cost += cost_of(tile.rows * left, tile.vectors) if left else 0
-        if cost / tile.rows < found.get(tile.vectors, (math.inf,))[0]:
-            found[tile.vectors] = cost / tile.rows, tile
+        if cost / tile.rows < cheapest.get(tile.vectors, (math.inf,))[0]:
+            cheapest[tile.vectors] = cost / tile.rows, tile
     best, least = DotTile(*geometry.pool, 1), math.inf
-    for vectors, (cost, tile) in found.items():
-        whole, left = divmod(across, vectors)
+    for vectors, (cost, tile) in cheapest.items():
+        full, left = divmod(across, vectors)
         # What is left has the rows and columns of the others.
         after = _row_cost(tile, left, wide, cost_of) if left else 0
-        if whole * cost + after < least:
-            best, least = tile, whole * cost + after
+        if full * cost + after < least:
+            best, least = tile, full * cost + after
     return best
 
 
@@ -236,7 +236,7 @@ def tiles_of(geometry: Geometry, lanes: int, registers: int, apart: int = 4) -> 
     widths: Iterable[int] = range(right, min(wide, 14) + 1, right)
     if geometry.examples is not None:
         widths = [1, 2, 4, 8]
-    found = []
+    tiles = []
     for vectors in range(1, min(across, 8) + 1):
         # Groups differ in their input, so a block of vectors can't reach from one into the next.
         if geometry.groups > 1 and across % vectors:
@@ -247,8 +247,8 @@ def tiles_of(geometry: Geometry, lanes: int, registers: int, apart: int = 4) -> 
                 # Sums, a register for each vector of weights, and one for the broadcast input.
                 if high % rows == 0 and pixels * vectors + vectors + 1 <= registers:
                     chains = chains_of(pixels, vectors, registers, apart)
-                    found.append(DotTile(rows, columns, vectors, chains))
-    return found
+                    tiles.append(DotTile(rows, columns, vectors, chains))
+    return tiles
 
 
 def chains_of(pixels: int, vectors: int, registers: int, apart: int = 4) -> int:
@@ -388,11 +388,11 @@ class Epilogue:
 
     def _units(self, value: Expr, factor: Sequence[Expr], lanes: int) -> Expr:
         if self.shortcut == "codes":
-            whole = cast(value, "int32", lanes) - const(self.shortcut_zero, "int32", lanes)
+            centred = cast(value, "int32", lanes) - const(self.shortcut_zero, "int32", lanes)
             if len(factor) > 1:
                 # A code times a multiplier of at most 2^21: below 2^29, so rounding still fits.
-                return _shifted(whole * factor[0], factor[1], lanes)
-            value = cast(whole, "float32", lanes)
+                return _shifted(centred * factor[0], factor[1], lanes)
+            value = cast(centred, "float32", lanes)
         # Limited to 2^29, so that it can't overflow int32 beside the products and the bias.
         units = tirx.nearbyint(value * factor[0])
         return cast(_clamped(units, -LIMIT, LIMIT, lanes), "int32", lanes)
@@ -423,12 +423,12 @@ class Epilogue:
                 code.store(y, at, value, lanes)
                 return
             # What is computed for lanes beyond the last feature is of no use.
-            made = code.vector(value, lanes, self.dtype, "made")
+            results = code.vector(value, lanes, self.dtype, "made")
             done = 0
             while done < taken.used:  # powers of two, which are stored at once
                 many = 1 << ((taken.used - done).bit_length() - 1)
                 picked = [tirx.const(done + i, "int32") for i in range(many)]
-                code.store(y, at + done, tirx.Shuffle([made.get()], picked), many)
+                code.store(y, at + done, tirx.Shuffle([results.get()], picked), many)
                 done += many
             return
         kept = [code.vector(total, lanes, "int32", "kept") for total in taken.sums]

@@ -99,9 +99,9 @@ def packed_weights(
             # Zeros beyond a stretch cancel what kernels read there of the input.
             inside = tirx.all(feature < geometry.per_group, along < geometry.stretch)
             column = group * geometry.per_group + feature
-            found = w(*_source(w, place, along), column)
+            weight = w(*_source(w, place, along), column)
             zero = tirx.const(0, dot.weight)
-            return tirx.if_then_else(inside, tirx.Cast(dot.weight, found), zero)
+            return tirx.if_then_else(inside, tirx.Cast(dot.weight, weight), zero)
 
         shape = (geometry.groups, vectors * steps, *inner)
         return te.compute(shape, element, name="packed")
@@ -111,10 +111,10 @@ def packed_weights(
 
 def _placed(at: Any, vectors: int, steps: int, together: int) -> tuple[Any, Any]:
     """Returns the vector and the step whose weights lie at a place among those of a group."""
-    whole, left = divmod(vectors, together)
+    full, left = divmod(vectors, together)
     tile, within = tirx.indexdiv(at, together * steps), tirx.indexmod(at, together * steps)
     # What is left at the end is a narrower tile.
-    wide = tirx.if_then_else(tile < whole, together, max(1, left))
+    wide = tirx.if_then_else(tile < full, together, max(1, left))
     vector = tile * together + tirx.indexmod(within, wide)
     return vector, tirx.indexdiv(within, wide)
 
@@ -176,8 +176,10 @@ def packed_bias(
         )
 
     attributes = {PACKS: True}
-    made = bb.emit_te(moved, bias, w, primfunc_name_hint="q_bias", primfunc_attrs=attributes)
-    return packed_vector(bb, made, geometry, dot.lanes)
+    bias_of_sums = bb.emit_te(
+        moved, bias, w, primfunc_name_hint="q_bias", primfunc_attrs=attributes
+    )
+    return packed_vector(bb, bias_of_sums, geometry, dot.lanes)
 
 
 def packed_vector(
@@ -190,8 +192,8 @@ def packed_vector(
 
     def pad(v: te.Tensor) -> te.Tensor:
         def element(group: tirx.Expr, at: tirx.Expr) -> tirx.Expr:
-            found = v(group * geometry.per_group + at)
-            return tirx.if_then_else(at < geometry.per_group, found, tirx.const(0, v.dtype))
+            number = v(group * geometry.per_group + at)
+            return tirx.if_then_else(at < geometry.per_group, number, tirx.const(0, v.dtype))
 
         return te.compute((geometry.groups, vectors * lanes), element, name="padded")
 
@@ -245,8 +247,8 @@ def write_codes(
         # This maximum of no number and a number is the second.
         steps = tirx.max(steps, const(float(lower - zero), "float32", lanes))
         steps = tirx.min(steps, const(float(upper - zero), "float32", lanes))
-        whole = cast(steps, "int32", lanes) + const(zero, "int32", lanes)
-        code.store(target, at, cast(whole, "uint8", lanes), lanes)
+        codes = cast(steps, "int32", lanes) + const(zero, "int32", lanes)
+        code.store(target, at, cast(codes, "uint8", lanes), lanes)
 
     with code.loop(batch) as n:
         first, done = n * size, 0
@@ -396,8 +398,8 @@ def _is_constant(bb: relax.BlockBuilder, x: relax.Expr) -> bool:
     """Tells whether an array depends on constants alone, such as a loop's state before it."""
     # Such kernels are run here, once, when a module is compiled: they can't call C of a library.
     if isinstance(x, relax.Var):
-        made = bb.lookup_binding(x)
-        return made is not None and _is_constant(bb, made)
+        binding = bb.lookup_binding(x)
+        return binding is not None and _is_constant(bb, binding)
     return all(_is_constant(bb, v) for v in relax.analysis.free_vars(x))
 
 

@@ -45,8 +45,8 @@ def laid_weights(
         def code(k: Any, feature: Any) -> Any:
             """Reads a code as a whole number; zero where there is none."""
             inside = tirx.all(k < depth, feature < geometry.features)
-            found = nibble(w, k, feature) if halved else tirx.Cast("int32", w(k, feature))
-            return tirx.if_then_else(inside, found, tirx.const(0, "int32"))
+            weight = nibble(w, k, feature) if halved else tirx.Cast("int32", w(k, feature))
+            return tirx.if_then_else(inside, weight, tirx.const(0, "int32"))
 
         # Bytes lie output beside output: a load that widens is cheaper than unpacking dwords.
         if not halved:
@@ -94,10 +94,10 @@ def laid_steps(
     def pack(s: te.Tensor) -> te.Tensor:
         def element(v: Any, g: Any, lane: Any) -> Any:
             feature = v * lanes + lane
-            found = s(g, feature)
+            step = s(g, feature)
             # Not every processor reads float16, and TVM would call a function for it.
-            found = tirx.reinterpret("int16", found) if half else found
-            return tirx.if_then_else(feature < columns, found, tirx.const(0, dtype))
+            step = tirx.reinterpret("int16", step) if half else step
+            return tirx.if_then_else(feature < columns, step, tirx.const(0, dtype))
 
         return te.compute((-(-columns // lanes), groups, lanes), element, name="packed")
 
@@ -189,15 +189,15 @@ class PackedBuilder(ContractionBuilder):
             return self.x, n * (g.columns * g.depth)
         dtype = self.dot.data
         # Zeros meet codes of zero there, but what lies behind a row may be NaN.
-        made = code.local(g.columns * self.line, dtype, "padded")
+        padded = code.local(g.columns * self.line, dtype, "padded")
         with code.loop(self.width) as row:
             with code.loop(g.depth) as k:
                 code.store(
-                    made, row * self.line + k, load(self.x, (n * g.columns + row) * g.depth + k)
+                    padded, row * self.line + k, load(self.x, (n * g.columns + row) * g.depth + k)
                 )
             for k in range(g.depth, self.line):
-                code.store(made, row * self.line + k, const(0, dtype))
-        return made, tirx.const(0, "int64")
+                code.store(padded, row * self.line + k, const(0, dtype))
+        return padded, tirx.const(0, "int64")
 
     def steps_at(self, vector: Any, chunk: Any) -> tuple[tirx.Buffer, Any]:
         """Returns the buffer of the steps of a chunk's group, and where they start."""
@@ -237,7 +237,7 @@ class NibbleBuilder(PackedBuilder):
         """Returns the rows, and writes what parts of them start from: -8 sum x."""
         source, base = super().source(n)
         code, dot, lanes = self.code, self.dot, self.dot.lanes
-        made = code.local(self.g.columns * self.chunks, "int32", "starts")
+        corrections = code.local(self.g.columns * self.chunks, "int32", "starts")
         # By the instructions of the product itself, so that each half of a lane that is kept apart
         # there starts from its own part; all outputs would start from the same, so lane 0 is kept.
         eights = const(8, "uint8", 4 * lanes)
@@ -246,8 +246,8 @@ class NibbleBuilder(PackedBuilder):
             for word in range(self.chunk // 4):
                 at = base + row * self.line + chunk * self.chunk + word * 4
                 total.set(dot.step(total.get(), dot.prepare(reader(source, at)), eights))
-            code.store(made, row * self.chunks + chunk, self._negated(total))
-        self.corrections = made
+            code.store(corrections, row * self.chunks + chunk, self._negated(total))
+        self.corrections = corrections
         return source, base
 
     def _negated(self, total: Vector) -> Expr:
@@ -402,11 +402,11 @@ def written_out(
                 value = value * tirx.Cast(dtype, each(tirx.indexdiv(k, group), n))
             return value
 
-        made = te.compute((depth, columns), weight, name="weights")
+        weights = te.compute((depth, columns), weight, name="weights")
         k = te.reduce_axis((0, depth), name="k")
         return te.compute(
             (rows, columns),
-            lambda m, n: te.sum(tirx.Cast(dtype, x(m, k)) * made(k, n), axis=k),
+            lambda m, n: te.sum(tirx.Cast(dtype, x(m, k)) * weights(k, n), axis=k),
             name="product",
         )
 

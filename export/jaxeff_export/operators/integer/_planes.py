@@ -76,14 +76,14 @@ def words_of_planes(
         else:
             value, dtype, lanes = _eight(x, at + start, many), "uint64", 1
         parts.append((start, many, code.vector(value, lanes, dtype, "codes").get()))
-    found = []
+    words = []
     for plane in range(planes):
         word = const(0, "uint32")
         for start, many, codes in parts:
             bits = _signs(codes, many, plane) if by_signs else _product(codes, plane)
             word = word | (bits << const(start, "uint32"))
-        found.append(tirx.reinterpret("int32", word))
-    return found
+        words.append(tirx.reinterpret("int32", word))
+    return words
 
 
 def packing(count: int, planes: int, by_signs: bool) -> int:
@@ -196,9 +196,13 @@ def are_faster(
     pixels, vectors = math.prod(of_bytes.walked), of_bytes.groups * vectors_of(of_bytes, dot)
     filled = of_bytes.features / dot.lanes if suits(of_bytes, dot) else vectors
     height, width, _ = of_planes.image
-    made = height * width * of_planes.groups * packing(of_planes.stretch, bits[1], planes.by_signs)
+    packed_words = (
+        height * width * of_planes.groups * packing(of_planes.stretch, bits[1], planes.by_signs)
+    )
     a_count = WORD / dot.group / planes.worth  # in products
-    return (pixels * vectors * counts + made / _COUNT) * a_count < pixels * filled * products
+    return (
+        pixels * vectors * counts + packed_words / _COUNT
+    ) * a_count < pixels * filled * products
 
 
 def step_of(planes: Planes) -> Callable[[int, int], float] | None:
@@ -247,37 +251,37 @@ class PlanesKernel(ContractionBuilder):
         top, _, left, _ = g.padding
         padded_height, padded_width, _ = g.padded
         size = padded_height * padded_width * self.pixel
-        made = code.local(size, "int32", "planes", "global")
+        planes = code.local(size, "int32", "planes", "global")
         if any(g.padding):
             with code.loop(padded_height * padded_width * g.groups) as place:
-                self._border(made, place)
+                self._border(planes, place)
         with code.loop(height) as h, code.loop(self.width) as w, code.loop(g.groups) as group:
             place = ((h + top) * padded_width + (w + left)) * g.groups + group
             base = ((n * height + h) * width + w) * channels + group * g.stretch
-            whole, rest = divmod(g.stretch, WORD)
+            full, rest = divmod(g.stretch, WORD)
             total = code.vector(const(0, "int32"), 1, "int32", "total")
-            with code.loop(whole) as k:
-                self._write(made, base + k * WORD, place, k, WORD, total)
+            with code.loop(full) as k:
+                self._write(planes, base + k * WORD, place, k, WORD, total)
             if rest:
-                self._write(made, base + whole * WORD, place, whole, rest, total)
+                self._write(planes, base + full * WORD, place, full, rest, total)
             if self.summed:
-                code.store(made, place * self.each + self.each - 1, total.get())
-        return made, index(0)
+                code.store(planes, place * self.each + self.each - 1, total.get())
+        return planes, index(0)
 
-    def _border(self, made: tirx.Buffer, place: Any) -> None:
+    def _border(self, planes: tirx.Buffer, place: Any) -> None:
         """Writes the planes of a pixel of padding."""
         rest = self.g.stretch % WORD
         for plane, k in itertools.product(range(self.activation_bits), range(self.words)):
             # Only the bits of channels: those beyond would be counted with binary weights.
             ones = (1 << rest) - 1 if rest and k == self.words - 1 else -1
             border = const(ones if self.zero >> plane & 1 else 0, "int32")
-            self.code.store(made, place * self.each + plane * self.words + k, border)
+            self.code.store(planes, place * self.each + plane * self.words + k, border)
         if self.summed:
             total = const(self.zero * self.g.stretch, "int32")
-            self.code.store(made, place * self.each + self.each - 1, total)
+            self.code.store(planes, place * self.each + self.each - 1, total)
 
     def _write(
-        self, made: tirx.Buffer, base: Any, place: Any, k: Any, count: int, total: Vector
+        self, planes: tirx.Buffer, base: Any, place: Any, k: Any, count: int, total: Vector
     ) -> None:
         """Writes the planes of up to 32 codes."""
         words = words_of_planes(
@@ -288,7 +292,7 @@ class PlanesKernel(ContractionBuilder):
             # broadcasts an undefined mask register), where it sees both in one block.
             seen = self.code.through_memory(word, "int32", "word")
             held = self.code.vector(seen, 1, "int32", "held").get()
-            self.code.store(made, place * self.each + plane * self.words + k, held)
+            self.code.store(planes, place * self.each + plane * self.words + k, held)
             if self.summed:
                 # sum_i 2^i popcount(x_i) is the sum of the codes, from words that are at hand.
                 total.set(total.get() + (tirx.popcount(held) << const(plane, "int32")))
@@ -303,7 +307,7 @@ class PlanesKernel(ContractionBuilder):
         down, right = (n * self.pixel // g.image[2] for n in (g.step[0], g.step[1]))
         start = row * down + column * right + group * self.each
         at_weight = (group * vectors_of(g, self.dot) + first) * self.steps
-        own = self._own(source, start, pixels, (down, right))
+        pixel_sums = self._own(source, start, pixels, (down, right))
         totals = {} if self.summed else {place: self._zero() for place in places}
         # From the uppermost planes down, doubling what is there: no pair ends in a product.
         with code.loop(planes) as turn:
@@ -323,7 +327,7 @@ class PlanesKernel(ContractionBuilder):
             return {place: total.get() for place, total in totals.items()}
         return {
             # w = 1 - 2 w_1: the window's codes less twice the counts of the sign plane.
-            (p, v): splat(own[p].get(), lanes) - (counts[p, v].get() + counts[p, v].get())
+            (p, v): splat(pixel_sums[p].get(), lanes) - (counts[p, v].get() + counts[p, v].get())
             for p, v in places
         }
 
@@ -332,14 +336,14 @@ class PlanesKernel(ContractionBuilder):
         if not self.summed:
             return []
         code, (down, right) = self.code, steps
-        own = [code.vector(const(0, "int32"), 1, "int32", "own") for _ in pixels]
+        pixel_sums = [code.vector(const(0, "int32"), 1, "int32", "own") for _ in pixels]
         with nested(code, [count for count, _ in self.g.taps]) as taps:
             at = start + self.each - 1
             for i, (_, distance) in zip(taps, self.g.taps, strict=True):
                 at = at + i * (distance * self.pixel // self.g.image[2])
-            for (r, c), total in zip(pixels, own, strict=True):
+            for (r, c), total in zip(pixels, pixel_sums, strict=True):
                 total.set(total.get() + load(source, at + r * down + c * right))
-        return own
+        return pixel_sums
 
     def _count(
         self,
@@ -373,21 +377,21 @@ class PlanesKernel(ContractionBuilder):
             # The innermost loops of at most 31 turns count in bytes (31 * 8 < 256), which are added
             # up to int32 once: a fraction of the instructions of widening every count.
             sizes = [math.prod(count for count, *_ in every[i:]) for i in range(len(every))]
-            whole = next(i for i, size in enumerate(sizes) if size <= MOST_ADDED)
-            with _walk(code, every[:whole], here + start, start) as (at, place):
+            first = next(i for i, size in enumerate(sizes) if size <= MOST_ADDED)
+            with _walk(code, every[:first], here + start, start) as (at, place):
                 narrow = {key: self._zero("uint8", 4) for key in counts}
-                with _walk(code, every[whole:], at, place) as (at, place):
+                with _walk(code, every[first:], at, place) as (at, place):
                     add(narrow, at, place)
                 for key, total in counts.items():
                     total.set(total.get() + _added_up(narrow[key].get()))
 
     def _taps(self) -> list[tuple[int, int, int]]:
         """Lists taps: how many, and how far apart in the planes of the input and of the weights."""
-        apart, found = self.words, []
+        apart, taps = self.words, []
         for count, distance in reversed(self.g.taps):
-            found.append((count, distance * self.pixel // self.g.image[2], apart))
+            taps.append((count, distance * self.pixel // self.g.image[2], apart))
             apart *= count
-        return found[::-1]
+        return taps[::-1]
 
     def _stretches(self) -> Iterator[tuple[int, list[tuple[int, int, int]]]]:
         """Yields runs of words counted in bytes: where each starts, and its equal parts."""

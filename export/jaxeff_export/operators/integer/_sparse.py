@@ -126,12 +126,12 @@ def _shuffled(name: str, lanes: int, load: Any, places: Expr) -> Expr:
 def _halves(load: Any, places: Expr) -> tuple[Expr, Expr]:
     """Picks bytes of one block for half a vector each, as `smull` takes them."""
     control = tirx.reinterpret("int8x16", places & const(_PLACES, "int32", 4))
-    name, found = "llvm.aarch64.neon.tbl1.v8i8", []
+    name, halves = "llvm.aarch64.neon.tbl1.v8i8", []
     for block, part in enumerate((T.vectorlow, T.vectorhigh)):
         word = splat(tirx.reinterpret("int32", load(4 * block, 4)), 4)
         table = tirx.reinterpret("int8x16", word)
-        found.append(called(name, "int8x8", table, part(control, dtype="int8x8")))
-    return found[0], found[1]
+        halves.append(called(name, "int8x8", table, part(control, dtype="int8x8")))
+    return halves[0], halves[1]
 
 
 def _permuted(name: str, lanes: int, load: Any, places: Expr) -> Expr:
@@ -147,8 +147,8 @@ def _looked_up(load: Any, places: Expr) -> Expr:
     table = tirx.reinterpret("int8x16", load(0, 4))
     first = (places & const(3, "int32", 4)) * const(0x04040404, "int32", 4)
     control = tirx.reinterpret("int8x16", first + const(0x03020100, "int32", 4))
-    found = called("llvm.aarch64.neon.tbl1.v16i8", "int8x16", table, control)
-    return tirx.reinterpret("float32x4", found)
+    picked = called("llvm.aarch64.neon.tbl1.v16i8", "int8x16", table, control)
+    return tirx.reinterpret("float32x4", picked)
 
 
 CHUNK, SHARED = 32, 16
@@ -170,16 +170,16 @@ class SparseBuilder(PackedBuilder):
         if self.starts is None:
             return super().source(n)
         g, code = self.g, self.code
-        made = code.local(g.columns * self.line, "uint8", "moved")
+        image = code.local(g.columns * self.line, "uint8", "moved")
         with code.loop(self.width) as row:
             with code.loop(g.depth) as k:
                 value = load(self.x, (n * g.columns + row) * g.depth + k)
                 moved = tirx.reinterpret("uint8", value) ^ tirx.const(128, "uint8")
-                code.store(made, row * self.line + k, moved)
+                code.store(image, row * self.line + k, moved)
             # Values there are zero, so that any input does.
             for k in range(g.depth, self.line):
-                code.store(made, row * self.line + k, const(0, "uint8"))
-        return made, tirx.const(0, "int64")
+                code.store(image, row * self.line + k, const(0, "uint8"))
+        return image, tirx.const(0, "int64")
 
     def totals(self, place: Place) -> dict[tuple[int, int], Vector]:
         """Writes the sums of a tile, of one chunk after the other."""
@@ -218,8 +218,8 @@ class SparseBuilder(PackedBuilder):
         start = chunk * CHUNK + (turn * each // 2) * 4
         for p, c in enumerate(place.pixels):
             here = place.base + (place.column + c) * self.line + start
-            found = self.sparse.pick(reader(place.source, here), shifted)
-            totals[p, v].set(dot.step(totals[p, v].get(), found, values))
+            picked = self.sparse.pick(reader(place.source, here), shifted)
+            totals[p, v].set(dot.step(totals[p, v].get(), picked, values))
 
 
 def laid_sparse(
@@ -272,10 +272,10 @@ def laid_sparse(
 
         return te.compute((vectors, chunks, lanes), element, name="places")
 
-    made = [(pack_values, values, "q_values"), (pack_places, places, "q_places")]
+    packed = [(pack_values, values, "q_values"), (pack_places, places, "q_places")]
     return [
         bb.emit_te(pack, of, primfunc_name_hint=name, primfunc_attrs={PACKS: True})
-        for pack, of, name in made
+        for pack, of, name in packed
     ]
 
 
