@@ -122,9 +122,9 @@ def lora(f: Callable[..., Any], spec: Mapping[str, LoRA | None]) -> Callable[...
         params, adapters, *rest = args[first:]
 
         def settings_of(program: Program) -> Mapping[str, Any]:
-            found = adapted(spec, program)
-            check_adapters(adapters, found)
-            return {site: (each, adapters[each.path]) for site, each in found.items()}
+            layers = adapted(spec, program)
+            check_adapters(adapters, layers)
+            return {site: (each, adapters[each.path]) for site, each in layers.items()}
 
         arguments = (*args[:first], params, *rest)
         return interpret_sites(f, settings_of, _beside, None, arguments, kwargs, "lora")
@@ -140,7 +140,7 @@ def adapted(spec: Mapping[str, LoRA | None], program: Program) -> dict[str, Adap
     """
     chosen = resolve(spec, program, lambda layer, _: _weight(layer) is not None, "an adapter")
     sizes = {v.path: v.aval.size for v in program.inputs if v.is_weight}
-    found = {}
+    layers = {}
     for layer in program.sites:
         weight = _weight(layer)
         if layer.site not in chosen or weight is None:
@@ -161,8 +161,8 @@ def adapted(spec: Mapping[str, LoRA | None], program: Program) -> dict[str, Adap
                 "a loop over stacked layers: unroll the loop, or leave the site out with None."
             )
         contraction = Contraction.of(layer.op)
-        found[layer.site] = AdaptedLayer(chosen[layer.site], weight.path, layer, contraction)
-    return found
+        layers[layer.site] = AdaptedLayer(chosen[layer.site], weight.path, layer, contraction)
+    return layers
 
 
 def _weight(layer: Layer) -> Any:
@@ -173,20 +173,20 @@ def _weight(layer: Layer) -> Any:
     return weight if getattr(weight, "path", "") and weight.is_weight else None
 
 
-def check_adapters(adapters: Any, found: Mapping[str, AdaptedLayer]) -> None:
+def check_adapters(adapters: Any, layers: Mapping[str, AdaptedLayer]) -> None:
     """Checks that adapters are those of the layers that a spec adapts.
 
     Raises:
         ValueError: They are of other parameters, or have other shapes.
     """
-    paths = {each.path for each in found.values()}
+    paths = {each.path for each in layers.values()}
     if not isinstance(adapters, Mapping) or adapters.keys() != paths:
-        given = sorted(adapters) if isinstance(adapters, Mapping) else type(adapters).__name__
+        names = sorted(adapters) if isinstance(adapters, Mapping) else type(adapters).__name__
         raise ValueError(
-            f"lora: adapters must be those of {sorted(paths)}, not {given}: make them with "
+            f"lora: adapters must be those of {sorted(paths)}, not {names}: make them with "
             "init_lora(key, f, spec, params, *args)"
         )
-    for site, each in found.items():
+    for site, each in layers.items():
         groups, inputs, outputs = each.contraction.matrix_shape
         rank = each.setting.rank
         wanted = (groups, inputs, rank), (groups, rank, outputs)
@@ -208,17 +208,17 @@ def _beside(setting: Any, layer: Layer, key: Any, *values: Any) -> Sequence[Any]
     data = layer.data[0] if layer.mark and len(layer.data) == 1 else None
 
     def bound(eqn: Any, *operands: Any) -> list[Any]:
-        made: list[Any] = bind(eqn, *operands)
+        outputs: list[Any] = bind(eqn, *operands)
         # Added to the product itself: what stands around it, such as the bias, stays in place.
         if eqn is not product:
-            return made
+            return outputs
         x = operands[1 - contraction.side]
         if data is not None and jnp.shape(values[data]) == x.shape:
             x = values[data]
         a, b = (adapter[name].astype(x.dtype) for name in ("a", "b"))
         # Through the narrow middle: never the product of a and b, which is as large as W.
         update = each.setting.scale * contraction.restore(contraction.rows(x) @ a @ b)
-        return [made[0] + update.astype(made[0].dtype)]
+        return [outputs[0] + update.astype(outputs[0].dtype)]
 
     return run_nodes(layer.nodes, layer.inputs, values, layer.outputs, bound)
 
@@ -253,14 +253,14 @@ def init_lora(
     """
     check_settings(spec, LoRA, "an adapter, such as LoRA(8)")
     check_params("params", params)
-    made: Adapters = {}
+    adapters: Adapters = {}
     for each in adapted(spec, trace(f, params, *args)).values():
         groups, inputs, outputs = each.contraction.matrix_shape
         dtype, rank = each.layer.outputs[0].aval.dtype, each.setting.rank
-        own = jax.random.fold_in(key, zlib.crc32(each.path.encode()))
-        a = jax.random.normal(own, (groups, inputs, rank), dtype) / inputs**0.5
-        made[each.path] = {"a": a, "b": jnp.zeros((groups, rank, outputs), dtype)}
-    return made
+        site_key = jax.random.fold_in(key, zlib.crc32(each.path.encode()))
+        a = jax.random.normal(site_key, (groups, inputs, rank), dtype) / inputs**0.5
+        adapters[each.path] = {"a": a, "b": jnp.zeros((groups, rank, outputs), dtype)}
+    return adapters
 
 
 @validate()
@@ -290,30 +290,30 @@ def merge_lora(
     check_settings(spec, LoRA, "an adapter, such as LoRA(8)")
     check_params("params", params)
     program = trace(f, params, *args)
-    found = adapted(spec, program)
-    check_adapters(adapters, found)
+    layers = adapted(spec, program)
+    check_adapters(adapters, layers)
     by_site, refused = multiplications(program)
     leaves, structure = jax.tree.flatten(params)
-    for path, site in {each.path: site for site, each in found.items()}.items():
+    for path, site in {each.path: site for site, each in layers.items()}.items():
         if site not in by_site:
             raise ValueError(
                 f"merge_lora: {site!r} can't be merged: {refused.get(site, 'no weight')}"
             )
-        _check_readers(program, path, found)
+        _check_readers(program, path, layers)
         origin, factors = by_site[site].origin, adapters[path]
-        update = found[site].setting.scale * (factors["a"] @ factors["b"])
-        whole = by_site[site].contraction.weight(update)
+        update = layers[site].setting.scale * (factors["a"] @ factors["b"])
+        weight_update = by_site[site].contraction.weight(update)
         leaf = jnp.asarray(leaves[origin.leaf])
-        moved = origin.to_leaf(whole.astype(origin.target.aval.dtype), leaf)
+        moved = origin.to_leaf(weight_update.astype(origin.target.aval.dtype), leaf)
         leaves[origin.leaf] = leaf + moved.astype(leaf.dtype)
     return jax.tree.unflatten(structure, leaves)
 
 
-def _check_readers(program: Program, path: str, found: Mapping[str, AdaptedLayer]) -> None:
+def _check_readers(program: Program, path: str, layers: Mapping[str, AdaptedLayer]) -> None:
     others = [
         layer.site
         for layer in program.sites
-        if layer.site not in found and any(v.is_weight and path in v.leaves for v in layer.inputs)
+        if layer.site not in layers and any(v.is_weight and path in v.leaves for v in layer.inputs)
     ]
     if others:
         raise ValueError(
@@ -364,9 +364,9 @@ def frozen(
             name = jax.tree_util.keystr(path, simple=True, separator="/")
             return "frozen" if fnmatchcase(name, pattern) else "trained"
 
-        found = jax.tree_util.tree_map_with_path(label, params)
+        by_parameter = jax.tree_util.tree_map_with_path(label, params)
         # A misspelt pattern would train everything, or nothing, without a word.
-        if len(set(jax.tree.leaves(found))) != 2:
+        if len(set(jax.tree.leaves(by_parameter))) != 2:
             paths = jax.tree_util.tree_leaves_with_path(params)
             names = [jax.tree_util.keystr(p, simple=True, separator="/") for p, _ in paths]
             raise ValueError(
@@ -374,6 +374,6 @@ def frozen(
                 f"others to train; their paths are {', '.join(names[:8])}"
                 + (f" and {len(names) - 8} more" if len(names) > 8 else "")
             )
-        return found
+        return by_parameter
 
     return optax.multi_transform({"trained": optimizer, "frozen": optax.set_to_zero()}, labels)

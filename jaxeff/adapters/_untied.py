@@ -62,24 +62,24 @@ def untied(
     program = trace(f, params, *args)
     layer = _layer(program, site)
     before, weight, _ = _parts(layer)
-    found: list[Array] = []
+    weights: list[Array] = []
 
     def reading(each: Layer, key: Any, *values: Any) -> Any:
         if each.site == site:
-            found.extend(run_nodes(before, layer.inputs, values, (weight,)))
+            weights.extend(run_nodes(before, layer.inputs, values, (weight,)))
         return plain_rule(each, key, *values)
 
     evaluate(program, reading, None, argument_leaves((params, *args), {}))
 
-    def g(given: Any, *args: Any, **kwargs: Any) -> Any:
+    def g(params_and_own: Any, *args: Any, **kwargs: Any) -> Any:
         def settings_of(program: Program) -> dict[str, Any]:
             _layer(program, site)
-            return {site: given["own"]["kernel"]}
+            return {site: params_and_own["own"]["kernel"]}
 
-        arguments = (given["shared"], *args)
+        arguments = (params_and_own["shared"], *args)
         return interpret_sites(f, settings_of, _replaced, None, arguments, kwargs, "untied")
 
-    return g, {"shared": params, "own": {"kernel": found[0]}}
+    return g, {"shared": params, "own": {"kernel": weights[0]}}
 
 
 def _layer(program: Program, site: str) -> Layer:
@@ -110,11 +110,11 @@ def _parts(layer: Layer) -> tuple[list[Node], Value, list[Node]]:
     return before[::-1], weight, after[::-1]
 
 
-def _replaced(own: Any, layer: Layer, key: Any, *values: Any) -> Any:
+def _replaced(kernel: Any, layer: Layer, key: Any, *values: Any) -> Any:
     """Computes a layer with another weight: the rule of `untied`."""
     del key
     _, weight, after = _parts(layer)
     # What made the shared weight is left out, so that this layer doesn't read it any more.
     known = [(v, x) for v, x in zip(layer.inputs, values, strict=True) if v is not weight]
-    names, arrays = zip(*known, (weight, jax.numpy.asarray(own)), strict=True)
+    names, arrays = zip(*known, (weight, jax.numpy.asarray(kernel)), strict=True)
     return run_nodes(after, names, arrays, layer.outputs)

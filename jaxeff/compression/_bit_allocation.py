@@ -165,7 +165,7 @@ def _widths(
 ) -> dict[str, tuple[list[int], list[int]]]:
     """Returns the widths that the weights and the activations of each site may have."""
     targets = [Target(row.site, row.site.rpartition("#")[0], row.kind) for row in rows]
-    found: dict[str, tuple[list[int], list[int]]] = {}
+    by_site: dict[str, tuple[list[int], list[int]]] = {}
     allowed = [dict(given or {}) for given in (weights, activations)]
     deciding = [
         deciding_patterns(given, targets, kinds=sorted({r.kind for r in rows})) for given in allowed
@@ -181,8 +181,8 @@ def _widths(
                     f"{missing or 'none'} was measured; there are {list(sensitivity.widths)}."
                 )
             pair.append(sorted(set(widths)))
-        found[row.site] = (pair[0], pair[1])
-    return found
+        by_site[row.site] = (pair[0], pair[1])
+    return by_site
 
 
 def _options(

@@ -87,10 +87,10 @@ def bit_policy(
         ValueError: There are no widths, not one per site, or one that is neither of these.
     """
     sites = tuple(sites)
-    given = {"weights": weights, "activations": activations}
-    if all(widths is None for widths in given.values()):
+    by_role = {"weights": weights, "activations": activations}
+    if all(widths is None for widths in by_role.values()):
         raise ValueError("A policy needs bit widths of weights, of activations, or of both.")
-    for name, widths in given.items():
+    for name, widths in by_role.items():
         if widths is not None:
             _check(name, widths, sites)
     spec: dict[str, LayerQuantization | None] = {}
@@ -167,8 +167,8 @@ def each_policy(
             bad = sorted(set(np.unique(bits).tolist()) - set(widths))
             raise ValueError(f"{name} have a width of {bad[0]}, but widths lists {widths}.")
     model = InWidths(f, method, sites, widths)
-    found: Array = _each(model, at_once, params, x, weights, activations)
-    return found
+    outputs: Array = _each(model, at_once, params, x, weights, activations)
+    return outputs
 
 
 @functools.partial(jax.jit, static_argnums=(0, 1))
@@ -177,8 +177,8 @@ def _each(
 ) -> Array:
     evaluated = under_policies(model, params, x)
     changes = (jnp.asarray(weights), jnp.asarray(activations))
-    found: Array = map_changes(lambda c: evaluated(*c)(params, x), changes, at_once)
-    return found
+    outputs: Array = map_changes(lambda c: evaluated(*c)(params, x), changes, at_once)
+    return outputs
 
 
 def under_policies(model: InWidths, *args: Any) -> Callable[[Any, Any], Callable[..., Any]]:
@@ -246,11 +246,11 @@ def _tables(model: InWidths, args: Sequence[Any]) -> dict[str, dict[str, dict[st
     for layer in program.layers:
         inside = (inner.site for body in layer.programs for inner in body.sites)
         # Whatever lies downstream of a quantized site varies between policies.
-        own = not settings.keys().isdisjoint([layer.site, *inside])
-        if own or not changed.isdisjoint(layer.inputs):
+        is_quantized = not settings.keys().isdisjoint([layer.site, *inside])
+        if is_quantized or not changed.isdisjoint(layer.inputs):
             changed.update(layer.outputs)
     bits = jnp.asarray(widths)
-    found: dict[str, dict[str, dict[str, Array]]] = {}
+    tables: dict[str, dict[str, dict[str, Array]]] = {}
 
     def tabulate(x: Array, tensor: Tensor) -> Array:
         quantized_to: Array = jax.lax.map(lambda b: _switched(b, method).quantize(x, tensor), bits)
@@ -264,11 +264,11 @@ def _tables(model: InWidths, args: Sequence[Any]) -> dict[str, dict[str, dict[st
             for _, tensor, i in read:
                 if tensor.role == "weight" or fixed:
                     of_site.setdefault(tensor.role, {})[tensor.name] = tabulate(values[i], tensor)
-            found[layer.site] = of_site
+            tables[layer.site] = of_site
         return plain_rule(layer, key, *values)
 
     evaluate(program, rule, None, jax.tree.leaves((tuple(args), {})))
-    return found
+    return tables
 
 
 def _switched(bits: Any, method: Method) -> Any:

@@ -99,11 +99,11 @@ def check_widths(widths: Iterable[int]) -> tuple[int, ...]:
     Raises:
         ValueError: They aren't.
     """
-    found = tuple(widths)
-    whole = all(isinstance(w, int | np.integer) and 1 <= w <= 16 for w in found)
-    if not found or not whole or list(found) != sorted(set(found)):
-        raise ValueError(f"widths must be rising whole numbers from 1 to 16, not {found}.")
-    return tuple(int(w) for w in found)
+    rising = tuple(widths)
+    in_bounds = all(isinstance(w, int | np.integer) and 1 <= w <= 16 for w in rising)
+    if not rising or not in_bounds or list(rising) != sorted(set(rising)):
+        raise ValueError(f"widths must be rising whole numbers from 1 to 16, not {rising}.")
+    return tuple(int(w) for w in rising)
 
 
 DECIBELS_PER_BIT = 20 * math.log10(2)
@@ -155,9 +155,9 @@ def quantization_errors(
     """
     sites, widths = tuple(sites), check_widths(widths)
     args = args if isinstance(args, tuple) else (args,)
-    found = np.asarray(_squares(InWidths(f, method, sites, widths), params, args), float)
+    squares = np.asarray(_squares(InWidths(f, method, sites, widths), params, args), float)
     return QuantizationErrors(
-        sites, widths, found[0, :, 1:], found[1, :, 1:], found[0, :, 0], found[1, :, 0]
+        sites, widths, squares[0, :, 1:], squares[1, :, 1:], squares[0, :, 0], squares[1, :, 0]
     )
 
 
@@ -371,10 +371,10 @@ def _divergences(model: InWidths, at_once: int, params: Any, state: Any, x: Any)
     # FLOAT is a width of the look-up too: that of the sites a policy leaves alone.
     evaluated = under_policies(model._replace(widths=(*model.widths, FLOAT)), *args)
     changes = jax.tree.map(jnp.asarray, one_at_a_time(len(model.sites), model.widths))
-    found = divergences(
+    nats = divergences(
         model.f, lambda bits: evaluated(*bits), changes, params, x, state=state, at_once=at_once
     )
-    return found.reshape(len(found), -1)
+    return nats.reshape(len(nats), -1)
 
 
 ROLES = ("weight", "activation")
@@ -512,8 +512,8 @@ def _products(
                     inputs[i] = inputs[i] + by[layer.site][f"{tensor.role} {i}"]
             return plain_rule(layer, key, *inputs)
 
-        (found,) = evaluate(program, rule, None, leaves)
-        return found
+        (value,) = evaluate(program, rule, None, leaves)
+        return value
 
     def product(key: PRNGKeyArray) -> Array:
         arrays, structure = jax.tree.flatten(zeros)
@@ -532,8 +532,8 @@ def _products(
 
         return jnp.stack([jnp.stack([of(site, role) for site in sites]) for role in ROLES])
 
-    found: Array = jax.lax.map(product, keys, batch_size=at_once if at_once > 1 else None)
-    return found
+    curvatures: Array = jax.lax.map(product, keys, batch_size=at_once if at_once > 1 else None)
+    return curvatures
 
 
 def _zeros(program: Program, settings: Any) -> dict[str, dict[str, Array]]:

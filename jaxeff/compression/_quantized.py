@@ -143,8 +143,8 @@ def visiting(
         setting = settings.get(layer.site)
         if setting is not None:
             read = [(q, t, values[i]) for q, t, i in of_inputs(layer, setting, values)]
-            made = [(q, t, outputs[i]) for q, t, i in of_outputs(layer, setting, outputs)]
-            visit(layer, read + made)
+            written = [(q, t, outputs[i]) for q, t, i in of_outputs(layer, setting, outputs)]
+            visit(layer, read + written)
         return outputs
 
     return rule
@@ -164,10 +164,10 @@ def settings_of(
     spec: Mapping[str, Method | None], program: Program
 ) -> dict[str, LayerQuantization]:
     """Resolves a spec to one setting per site, with weights and activations separate."""
-    found = resolve(spec, program, applies, "a quantizer")
-    if found:
+    resolved = resolve(spec, program, applies, "a quantizer")
+    if resolved:
         find_samples(program)
-    return {site: parts(setting) for site, setting in found.items()}
+    return {site: parts(setting) for site, setting in resolved.items()}
 
 
 def applies(layer: Layer, setting: Method) -> bool:
@@ -188,7 +188,7 @@ def of_inputs(
     layer: Layer, setting: LayerQuantization, values: Sequence[Any], key: Any = None
 ) -> list[tuple[Quantizer, Tensor, int]]:
     """Returns the method, the description and the number of every input that is quantized."""
-    found: list[tuple[Quantizer, Tensor, int]] = []
+    arrays: list[tuple[Quantizer, Tensor, int]] = []
     # A key per array: folding its number in keeps draws independent of what else is quantized.
     for i in _weights(layer, setting):
         if setting.weights is not None and _is_real(values[i]):
@@ -199,7 +199,7 @@ def of_inputs(
             tensor = Tensor(
                 layer.site, name, "weight", rank, _folded(key, i), channels, find_summed=summed
             )
-            found.append((setting.weights, tensor, i))
+            arrays.append((setting.weights, tensor, i))
     read = operands(layer, setting)
     for operand, i in enumerate(read):
         quantizer = setting.of_activation(layer.site, operand, len(read))
@@ -210,25 +210,25 @@ def of_inputs(
                 samples=sample_axes(layer, layer.inputs[i], read=True),
                 find_summed=functools.partial(_summed, layer, i),
             )  # fmt: skip
-            found.append((quantizer, tensor, i))
-    return found
+            arrays.append((quantizer, tensor, i))
+    return arrays
 
 
 def of_outputs(
     layer: Layer, setting: LayerQuantization, values: Sequence[Any], key: Any = None
 ) -> list[tuple[Quantizer, Tensor, int]]:
     """Returns the method, the description and the number of every result that is quantized."""
-    found: list[tuple[Quantizer, Tensor, int]] = []
+    arrays: list[tuple[Quantizer, Tensor, int]] = []
     for i, y in enumerate(values if setting.at == "output" else ()):
         quantizer = setting.of_activation(layer.site, i, len(values))
         if quantizer is not None and _is_real(y) and not layer.outputs[i].spread:
             # Numbered after the inputs: no two arrays of a layer draw with the same key.
             at = _folded(key, len(layer.inputs) + i)
             rank, name = jnp.ndim(y), f"output_{i}"
-            own = sample_axes(layer, layer.outputs[i], read=False)
-            tensor = Tensor(layer.site, name, "activation", rank, at, samples=own)
-            found.append((quantizer, tensor, i))
-    return found
+            samples = sample_axes(layer, layer.outputs[i], read=False)
+            tensor = Tensor(layer.site, name, "activation", rank, at, samples=samples)
+            arrays.append((quantizer, tensor, i))
+    return arrays
 
 
 def _quantize(quantizer: Quantizer, x: Any, tensor: Tensor) -> Any:
@@ -326,14 +326,14 @@ def _summed(layer: Layer, index: int) -> tuple[int, ...]:
 def _side(layer: Layer, index: int, is_data: bool) -> int | None:
     """Finds which operand of its product an array of a layer is."""
     assert layer.op is not None
-    given = layer.inputs[index]
+    operand = layer.inputs[index]
     # By shape where it isn't there itself: a cast or a scaling may lie between.
     alike = (
         side
         for side, v in enumerate(layer.op.inputs)
-        if bool(getattr(v, "is_data", False)) == is_data and v.aval.shape == given.aval.shape
+        if bool(getattr(v, "is_data", False)) == is_data and v.aval.shape == operand.aval.shape
     )
-    return next((s for s, v in enumerate(layer.op.inputs) if v is given), next(alike, None))
+    return next((s for s, v in enumerate(layer.op.inputs) if v is operand), next(alike, None))
 
 
 def is_look_up(layer: Layer) -> bool:
@@ -351,11 +351,15 @@ def is_look_up(layer: Layer) -> bool:
     # Slices must be whole rows, so that each has the one step of its channel.
     table, numbers = inputs[0].aval, node.params["dimension_numbers"]
     rows = tuple(numbers.start_index_map)
-    whole = all(
+    takes_rows = all(
         size == (1 if axis in rows else n)
         for axis, (size, n) in enumerate(zip(node.params["slice_sizes"], table.shape, strict=True))
     )
-    return whole and jnp.issubdtype(table.dtype, jnp.floating) and not numbers.operand_batching_dims
+    return (
+        takes_rows
+        and jnp.issubdtype(table.dtype, jnp.floating)
+        and not numbers.operand_batching_dims
+    )
 
 
 def rows_of(layer: Layer) -> tuple[int, ...]:
@@ -374,27 +378,27 @@ def looked_up(layer: Layer, codes: Array, steps: Array, at: Any) -> Array:
         steps: A step for every row, or for all of them, of size one along other axes.
         at: Indices of the rows.
     """
-    given = layer.nodes[0].params
+    gather = layer.nodes[0].params
     # Gathered as integers, then scaled: the table never exists in floating point.
-    found = _gathered(codes, at, given, given["slice_sizes"]).astype(steps.dtype)
+    rows = _gathered(codes, at, gather, gather["slice_sizes"]).astype(steps.dtype)
     if steps.size == 1:
-        return found * steps.reshape(())
+        return rows * steps.reshape(())
     # Steps have size one along axes that share them, and gather takes no larger slices.
     sizes = tuple(
-        1 if n == 1 else size for n, size in zip(steps.shape, given["slice_sizes"], strict=True)
+        1 if n == 1 else size for n, size in zip(steps.shape, gather["slice_sizes"], strict=True)
     )
-    return found * _gathered(steps, at, given, sizes)
+    return rows * _gathered(steps, at, gather, sizes)
 
 
-def _gathered(table: Array, at: Any, given: Any, sizes: tuple[int, ...]) -> Array:
+def _gathered(table: Array, at: Any, gather: Any, sizes: tuple[int, ...]) -> Array:
     return lax.gather(
         table,
         at,
-        given["dimension_numbers"],
+        gather["dimension_numbers"],
         sizes,
-        unique_indices=given["unique_indices"],
-        indices_are_sorted=given["indices_are_sorted"],
-        mode=given["mode"],
+        unique_indices=gather["unique_indices"],
+        indices_are_sorted=gather["indices_are_sorted"],
+        mode=gather["mode"],
     )
 
 
@@ -412,8 +416,8 @@ def find_samples(program: Program) -> None:
             pairs = zip(layer.inputs, layer.outputs, strict=True)
             lineages.update((to, lineages[v]) for v, to in pairs if v in lineages)
             continue
-        found, _ = walk(layer.nodes, {v: lineages[v] for v in layer.inputs if v in lineages})
-        lineages.update((v, found[v]) for v in layer.outputs if v in found)
+        reached, _ = walk(layer.nodes, {v: lineages[v] for v in layer.inputs if v in lineages})
+        lineages.update((v, reached[v]) for v in layer.outputs if v in reached)
     leaves = {v.path: v.aval.ndim for v in program.inputs if v.path}
     for value, lineage in lineages.items():
         value.along = _merged(lineage)

@@ -105,22 +105,22 @@ def init(
     def arrays_of(*args: Any) -> dict[str, dict[str, Any]]:
         arrays: dict[str, dict[str, Any]] = {}
 
-        def visit(layer: Layer, found: Arrays) -> None:
-            methods[layer.site] = {t.name: (q, t) for q, t, _ in found}
-            arrays[layer.site] = {t.name: x for _, t, x in found}
+        def visit(layer: Layer, read: Arrays) -> None:
+            methods[layer.site] = {t.name: (q, t) for q, t, _ in read}
+            arrays[layer.site] = {t.name: x for _, t, x in read}
 
         evaluate(program, visiting(settings, visit), None, jax.tree.leaves((args, {})))
         # What is read inside a loop's body exists in that loop's trace alone.
         outside = {layer.site for layer in program.layers}
-        return {site: found for site, found in arrays.items() if site in outside}
+        return {site: by_name for site, by_name in arrays.items() if site in outside}
 
     arrays = arrays_of(params, *args)
     started = {
         site: {
             name: _started(quantizer, tensor, arrays.get(site, {}).get(name))
-            for name, (quantizer, tensor) in found.items()
+            for name, (quantizer, tensor) in by_name.items()
         }
-        for site, found in methods.items()
+        for site, by_name in methods.items()
     }
     return _spec(program.sites, settings, started)
 
@@ -155,13 +155,13 @@ def _spec(
     for layer in layers:
         if layer.base not in used:
             continue
-        found = started.get(layer.site)
+        by_name = started.get(layer.site)
         spec[layer.site] = None
-        if found:
+        if by_name:
             setting = settings[layer.site]
-            weights = [q for name, q in found.items() if name.startswith("weights")]
+            weights = [q for name, q in by_name.items() if name.startswith("weights")]
             count = len(operands(layer, setting) if setting.at == "input" else layer.outputs)
-            place = [found.get(f"{setting.at}_{i}") for i in range(count)]
+            place = [by_name.get(f"{setting.at}_{i}") for i in range(count)]
             activations: Any = place[0] if count == 1 else tuple(place)
             spec[layer.site] = replace(
                 setting,
@@ -230,7 +230,7 @@ def update_statistics(
     program = trace(f, params, *args)
     settings = settings_of(spec, program)
     outside = {layer.site for layer in program.layers}
-    found: dict[str, dict[str, Quantizer]] = {}
+    updated: dict[str, dict[str, Quantizer]] = {}
 
     def rule(setting: LayerQuantization, layer: Layer, key: Any, *values: Any) -> Sequence[Any]:
         of_layer: dict[str, Quantizer] = {}
@@ -251,25 +251,25 @@ def update_statistics(
         outputs = list(plain_rule(layer, key, *inputs))
         outputs = quantized(outputs, of_outputs(layer, setting, outputs, key))
         if layer.site in outside:
-            found[layer.site] = of_layer
+            updated[layer.site] = of_layer
         return outputs
 
     evaluate(program, at_sites(settings, rule), None, jax.tree.leaves((params, args, {})))
-    missing = sorted(set(found) - set(spec))
+    missing = sorted(set(updated) - set(spec))
     if missing:
         raise ValueError(
             f"update_statistics needs a setting for {missing[0]!r} itself, as init returns it."
         )
-    return {site: _with(setting, found.get(site)) for site, setting in spec.items()}
+    return {site: _with(setting, updated.get(site)) for site, setting in spec.items()}
 
 
-def _with(setting: Any, found: dict[str, Quantizer] | None) -> Any:
-    if not found or not isinstance(setting, LayerQuantization):
+def _with(setting: Any, updated: dict[str, Quantizer] | None) -> Any:
+    if not updated or not isinstance(setting, LayerQuantization):
         return setting
-    weights = [q for name, q in found.items() if name.startswith("weights")]
+    weights = [q for name, q in updated.items() if name.startswith("weights")]
     several = isinstance(setting.activations, tuple)
     place: Any = setting.activations if several else (setting.activations,)
-    new: Any = tuple(found.get(f"{setting.at}_{i}", q) for i, q in enumerate(place))
+    new: Any = tuple(updated.get(f"{setting.at}_{i}", q) for i, q in enumerate(place))
     return replace(
         setting,
         weights=weights[0] if weights else setting.weights,

@@ -53,9 +53,9 @@ class Argument(Plain):
     @classmethod
     def of_codes(cls, codes: Array, grid: Codes, seen: list[Codes | None]) -> Argument:
         """Makes data that come as codes."""
-        made = cls(grid.read(codes), seen)
-        made._made[grid] = codes
-        return made
+        argument = cls(grid.read(codes), seen)
+        argument._made[grid] = codes
+        return argument
 
     def values(self) -> Array:
         """Returns the data in float."""
@@ -106,8 +106,8 @@ class Coded:
             TypeError: There are more or fewer arrays of data, or codes of another dtype than their
                 grid's: uint8 of up to 8 bits, int16 of more.
         """
-        floats, given = self._read(params, codes)
-        return self._run((params, *floats), given, self.results)
+        floats, notes = self._read(params, codes)
+        return self._run((params, *floats), notes, self.results)
 
     def convert(self, params: Any, *codes: Any) -> Any:
         """Converts parameters to codes, as `Integer.convert` does, for these results.
@@ -119,21 +119,21 @@ class Coded:
         Raises:
             TypeError: As for a call.
         """
-        floats, given = self._read(params, codes)
-        return self._convert(params, floats, given, self.results)
+        floats, notes = self._read(params, codes)
+        return self._convert(params, floats, notes, self.results)
 
     def _read(self, params: Any, codes: tuple[Any, ...]) -> tuple[tuple[Any, ...], Given]:
         """Makes stand-ins for data in float, and what is read in their place."""
         leaves, structure = jax.tree.flatten(codes)
         self._check(leaves)
         first = len(jax.tree.leaves(params))
-        given = {
+        notes = {
             first + i: Argument.of_codes(leaf, grid, [])
             for i, (leaf, grid) in enumerate(zip(leaves, self.arguments, strict=True))
             if isinstance(grid, Codes)
         }
         floats = [_data(*pair) for pair in zip(leaves, self.arguments, strict=True)]
-        return jax.tree.unflatten(structure, floats), given
+        return jax.tree.unflatten(structure, floats), notes
 
     def _check(self, leaves: Sequence[Any]) -> None:
         """Checks that data are codes, where codes are read.
@@ -203,11 +203,11 @@ def coded(
     @jax.jit
     def outputs(params: Any, args: tuple[Any, ...]) -> Any:
         of_data = jax.tree.leaves(args)
-        given = {first + i: Argument(of_data[i], notes) for i, notes in seen.items()}
-        return run((params, *args), given, None)
+        by_argument = {first + i: Argument(of_data[i], notes) for i, notes in seen.items()}
+        return run((params, *args), by_argument, None)
 
     # Running the example once tells both: the grids that data are read on, and the results' range.
-    found = jax.tree.leaves(outputs(params, args))
+    result_leaves = jax.tree.leaves(outputs(params, args))
     paths = [
         jax.tree_util.keystr(path) for path, _ in jax.tree_util.tree_flatten_with_path(args)[0]
     ]
@@ -215,10 +215,11 @@ def coded(
         _grid_of(seen[i], paths[i]) if i in seen else _wide_grid(arguments, leaf, paths[i])
         for i, leaf in enumerate(leaves)
     ]
-    floats = [i for i, y in enumerate(found) if jnp.issubdtype(y.dtype, jnp.floating)]
+    floats = [i for i, y in enumerate(result_leaves) if jnp.issubdtype(y.dtype, jnp.floating)]
     if results is None:
         quantizers: Sequence[Uniform] = [
-            Uniform(8, range=(float(found[i].min()), float(found[i].max()))) for i in floats
+            Uniform(8, range=(float(result_leaves[i].min()), float(result_leaves[i].max())))
+            for i in floats
         ]
     else:
         quantizers = [results] * len(floats) if isinstance(results, Uniform) else results
@@ -226,14 +227,14 @@ def coded(
         raise IntegerError(
             f"There are {len(floats)} results in float, and {len(quantizers)} grids."
         )
-    made: list[Grid] = [None] * len(found)
+    grids_of_results: list[Grid] = [None] * len(result_leaves)
     for i, quantizer in zip(floats, quantizers, strict=True):
         if is_wide(quantizer):
-            made[i] = WideCodes.of(quantizer, f"result[{i}]")
+            grids_of_results[i] = WideCodes.of(quantizer, f"result[{i}]")
             continue
-        tensor = Tensor("result", f"[{i}]", "activation", np.ndim(found[i]))
-        made[i] = Codes.of(quantizer, tensor)
-    return Coded(tuple(grids), tuple(made), run, convert)
+        tensor = Tensor("result", f"[{i}]", "activation", np.ndim(result_leaves[i]))
+        grids_of_results[i] = Codes.of(quantizer, tensor)
+    return Coded(tuple(grids), tuple(grids_of_results), run, convert)
 
 
 def _wide_grid(quantizer: Uniform | None, leaf: Any, path: str) -> Grid:

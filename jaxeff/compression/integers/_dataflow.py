@@ -58,8 +58,8 @@ def is_by_output(layer: Layer, kernel: Kernel, makers: Makers) -> bool:
     if not layer.biases:
         return True
     positions = len(layer.outputs[0].aval.shape) - kernel.columns
-    found = [_varies(_spread(layer, layer.inputs[i]), makers) for i in layer.biases]
-    return kernel.takes_lines and all(axis >= positions for moving in found for axis in moving)
+    varying = [_varies(_spread(layer, layer.inputs[i]), makers) for i in layer.biases]
+    return kernel.takes_lines and all(axis >= positions for moving in varying for axis in moving)
 
 
 def _spread(layer: Layer, v: Any) -> Any:
@@ -103,14 +103,14 @@ def _varies(v: Any, makers: Makers) -> set[int]:
 
 def added_by(layer: Layer, values: Sequence[Any]) -> Array:
     """Computes what a linear layer adds to its product, in the shape of its result."""
-    shape, given = layer.outputs[0].aval.shape, list(values)
+    shape, operands = layer.outputs[0].aval.shape, list(values)
     first = layer.biases[0]
-    if len(layer.biases) == 1 and jnp.ndim(given[first]) == len(shape):
-        return jnp.broadcast_to(given[first].astype(jnp.float32), shape)
+    if len(layer.biases) == 1 and jnp.ndim(operands[first]) == len(shape):
+        return jnp.broadcast_to(operands[first].astype(jnp.float32), shape)
     for i in (*layer.data, *layer.weights):
         # Without data and weights what is left is the bias.
-        given[i] = jnp.zeros(layer.inputs[i].aval.shape, layer.inputs[i].aval.dtype)
-    return layer.fn(*given)[0].astype(jnp.float32)
+        operands[i] = jnp.zeros(layer.inputs[i].aval.shape, layer.inputs[i].aval.dtype)
+    return layer.fn(*operands)[0].astype(jnp.float32)
 
 
 def bias_of(layer: Layer, kernel: Kernel, values: Sequence[Any]) -> Array:
@@ -142,7 +142,7 @@ def shortcuts_of(
     bodies = list(programs_of(program))
     moving = changing(program)
     nodes = {v: node for body in bodies for v, node in makers_of(body).items()}
-    found: dict[Layer, Shortcut] = {}
+    shortcuts: dict[Layer, Shortcut] = {}
     for body in bodies:
         makers = {v: layer for layer in body.layers for v in layer.outputs}
         readers: dict[Any, Layer] = {}
@@ -157,8 +157,8 @@ def shortcuts_of(
                 other = layer.inputs[at]
                 if max(depths) and other.aval.shape == layer.outputs[0].aval.shape:
                     kept = _keeps_codes(makers.get(other), moving, settings)
-                    found[layer] = Shortcut(at, readers.get(other) if kept else None)
-    return found
+                    shortcuts[layer] = Shortcut(at, readers.get(other) if kept else None)
+    return shortcuts
 
 
 def _kernel(
@@ -235,14 +235,14 @@ def in_several_forms(
         for i in layer.data:
             readers.setdefault(layer.inputs[i], []).append(layer)
     returned = {v for v in program.outputs if not isinstance(v, Literal)}
-    found = set()
+    several = set()
     for v, layers in readers.items():
         # With one reader the product is written in its form; None stands for floats.
         if len(layers) + (v in returned) > 1:
             forms = {form for layer in layers for form in _forms(layer, settings)}
             if len(forms | ({None} if v in returned or v in in_floats else set())) > 1:
-                found.add(v)
-    return found
+                several.add(v)
+    return several
 
 
 def _forms(layer: Layer, settings: Mapping[str, LayerQuantization]) -> tuple[Codes | None, ...]:
@@ -279,9 +279,9 @@ class ParameterCache:
         return self.made[key]  # type: ignore[no-any-return]
 
 
-def _missing(key: str, site: str, given: Mapping[str, Any]) -> str:
+def _missing(key: str, site: str, codes: Mapping[str, Any]) -> str:
     """Says what converted parameters were made for, if not for this function."""
-    others = [name for name in given if name.startswith(f"{site}/scale")]
+    others = [name for name in codes if name.startswith(f"{site}/scale")]
     if key.startswith(f"{site}/scale") and others:
         # The layer has codes, and scales for another grid: results were asked for in another form.
         return (
@@ -311,24 +311,24 @@ def programs_of(program: Program) -> Iterator[Program]:
                 yield from programs_of(body)
 
 
-def changing(program: Program, found: frozenset[Any] = frozenset()) -> frozenset[Any]:
+def changing(program: Program, moving: frozenset[Any] = frozenset()) -> frozenset[Any]:
     """Finds the values of a program's bodies that may differ from iteration to iteration.
 
     Rows of what a scan reads row by row aren't among them.
     """
     for layer in program.layers:
-        if not found.isdisjoint(layer.inputs):
-            found |= set(layer.outputs)
+        if not moving.isdisjoint(layer.inputs):
+            moving |= set(layer.outputs)
         if layer.kind == "control flow":
             # A value that changes outside changes inside of a loop within, too.
             for body, operands, carried in _bodies(layer, layer.nodes[0].inputs, lambda x: x):
                 moves = [
-                    move or (not isinstance(a, Literal) and a in found)
+                    move or (not isinstance(a, Literal) and a in moving)
                     for a, move in zip(operands, carried, strict=True)
                 ]
                 known = {v for v, move in zip(body.inputs, moves, strict=True) if move}
-                found |= changing(body, found | known)
-    return found
+                moving |= changing(body, moving | known)
+    return moving
 
 
 def carried_leaves(program: Program) -> set[str]:
@@ -336,11 +336,11 @@ def carried_leaves(program: Program) -> set[str]:
     layers = [layer for body in programs_of(program) for layer in body.layers]
     loops = [layer for layer in layers if layer.kind == "control flow"]
     # Without a layer in between, no rule sees that these are read.
-    found = [v for loop in loops for body in loop.programs for v in body.outputs]
+    carried_values = [v for loop in loops for body in loop.programs for v in body.outputs]
     for loop in loops:
         for _, operands, carried in _bodies(loop, loop.nodes[0].inputs, lambda x: x):
-            found += [a for a, moves in zip(operands, carried, strict=True) if moves]
-    return {path for v in found if not isinstance(v, Literal) for path in v.leaves}
+            carried_values += [a for a, moves in zip(operands, carried, strict=True) if moves]
+    return {path for v in carried_values if not isinstance(v, Literal) for path in v.leaves}
 
 
 def run_body(
@@ -356,24 +356,24 @@ def run_body(
     """
     env = dict(zip(layer.inputs, values, strict=True))
     (node,) = layer.nodes
-    given = [a.val if isinstance(a, Literal) else env[a] for a in node.inputs]
+    arrays = [a.val if isinstance(a, Literal) else env[a] for a in node.inputs]
     if node.primitive is prim.p.scan_p:
-        scan = Scan.of(node, given)
+        scan = Scan.of(node, arrays)
         if not scan.length:  # without a row there is nothing to make codes of, nor to compute
             return control.run(layer, None, values, _plain, None)
-        own = Scan.of(node, node.inputs).xs
-        if any(getattr(v, "is_weight", False) for v in own):
-            made = dict(zip(node.outputs, _by_row(layer, scan, store, evaluate), strict=True))
-            return [made[v] for v in layer.outputs]
+        rows = Scan.of(node, node.inputs).xs
+        if any(getattr(v, "is_weight", False) for v in rows):
+            outputs = dict(zip(node.outputs, _by_row(layer, scan, store, evaluate), strict=True))
+            return [outputs[v] for v in layer.outputs]
     if store.given is None:
         # What a loop makes inside can't leave it, so its first iteration is evaluated outside. Of
         # that only the arrays of parameters are used, so compilers leave the rest out.
-        for program, operands, _ in _bodies(layer, given, lambda x: x[0]):
+        for program, operands, _ in _bodies(layer, arrays, lambda x: x[0]):
             evaluate(program, store, operands)
-    found = ParameterCache(store.made if store.given is None else store.given, {})
+    inner = ParameterCache(store.made if store.given is None else store.given, {})
 
     def body(program: Program, key: Any, values: Sequence[Any]) -> list[Any]:
-        return evaluate(program, found, values)
+        return evaluate(program, inner, values)
 
     return control.run(layer, None, values, body, None)
 
@@ -400,9 +400,9 @@ def _by_row(layer: Layer, scan: Scan[Any], store: ParameterCache, evaluate: Eval
         arrays = {n: a for n, a in store.given.items() if n.rpartition("/")[0] in inside}
 
     def step(carry: list[Any], row: tuple[list[Any], Any]) -> tuple[list[Any], list[Any]]:
-        own, codes = row
-        made = evaluate(program, ParameterCache(codes, {}), scan.inputs(carry, own))
-        return scan.split(made)
+        params, codes = row
+        outputs = evaluate(program, ParameterCache(codes, {}), scan.inputs(carry, params))
+        return scan.split(outputs)
 
     rows = (scan.xs, arrays)
     carry, ys = lax.scan(step, scan.carry, rows, scan.length, scan.reverse, scan.unroll)
@@ -424,8 +424,8 @@ def _bodies(layer: Layer, operands: Sequence[Any], first: Callable[[Any], Any]) 
             (test, loop.test_inputs(loop.carry), _middle(len(loop.test_consts), len(loop.carry))),
             (body, loop.inputs(loop.carry), _middle(len(loop.consts), len(loop.carry))),
         ]
-    given = list(operands[1:] if node.primitive is prim.p.cond_p else operands)
-    return [(program, given, [False] * len(given)) for program in layer.programs]
+    arguments = list(operands[1:] if node.primitive is prim.p.cond_p else operands)
+    return [(program, arguments, [False] * len(arguments)) for program in layer.programs]
 
 
 def _middle(before: int, carried: int, after: int = 0) -> list[bool]:

@@ -155,13 +155,13 @@ def pool_of(layer: Layer) -> tuple[int, int] | None:
     (node,) = layer.nodes
     if node.primitive.name != "reduce_window_max":
         return None
-    given = node.params
-    window = tuple(given["window_dimensions"])
+    options = node.params
+    window = tuple(options["window_dimensions"])
     if len(window) != 4 or window[0] != 1 or window[3] != 1 or window[1:3] == (1, 1):
         return None
-    if tuple(given["window_strides"]) != window or any(map(any, given["padding"])):
+    if tuple(options["window_strides"]) != window or any(map(any, options["padding"])):
         return None
-    if set(given["base_dilation"]) | set(given["window_dilation"]) != {1}:
+    if set(options["base_dilation"]) | set(options["window_dilation"]) != {1}:
         return None
     return window[1], window[2]
 
@@ -340,44 +340,46 @@ def _dense(c: Contraction, moves: Move | None) -> Kernel:
     sizes = [1 if axis in c.summed(other) else n for axis, n in enumerate(given)]
     # Rows of several matrices are pixels: the first axis, which may be of any size, is a batch.
     first, *others = [given[axis] for axis in c.free(other)] or [1]
-    height, whole = math.prod(others), groups == 1
+    height, is_one_matrix = math.prod(others), groups == 1
     # Of `x @ w` outputs are last; of `w @ x`, or with a weight for each head, they aren't.
     is_last = c.side == 1 and not c.batch(0) and bool(free) and moves is None
 
     def lay_scale(scale: Array, entries: int) -> Array:
         each = c.rows(jnp.broadcast_to(scale, sizes))
-        if whole:
+        if is_one_matrix:
             return each[0]
         return _pixels(jnp.broadcast_to(each, (*each.shape[:2], entries // groups)), height)
 
     # A usual product is one reshape away from `q_dense`, or none: what moves groups would leave a
     # chain of reshapes around every layer.
-    usual = whole and c.side == 1 and not c.batch(0)
+    usual = is_one_matrix and c.side == 1 and not c.batch(0)
     in_order = usual and (*c.free(0), *c.summed(0)) == tuple(range(len(given)))
 
     def lay_input(x: Array) -> Array:
         if in_order:
             return x.reshape(-1, depth)
-        return c.rows(x)[0] if whole else _pixels(c.rows(x), height)
+        return c.rows(x)[0] if is_one_matrix else _pixels(c.rows(x), height)
 
     def lay_weight(w: Array) -> Array:
         if usual and (*c.summed(1), *c.free(1)) == tuple(range(w.ndim)):
             return w.reshape(math.prod(w.shape[axis] for axis in c.summed(1)), -1)
-        return c.matrix(w)[0] if whole else _pixels(c.matrix(w), 1).swapaxes(0, 2)
+        return c.matrix(w)[0] if is_one_matrix else _pixels(c.matrix(w), 1).swapaxes(0, 2)
 
     def lay_result(y: Array) -> Array:
         if usual:
             y = y.reshape(-1, *result[1:]) if c.free(0) else y.reshape(result)
         else:
-            y = c.restore(y[None] if whole else y.reshape(-1, groups, outputs).swapaxes(0, 1))
+            y = c.restore(
+                y[None] if is_one_matrix else y.reshape(-1, groups, outputs).swapaxes(0, 1)
+            )
         return y if moves is None else moves(y)
 
     def lay_shortcut(added: Array) -> Array:
         return added.reshape(-1, outputs)
 
     return Kernel(
-        q_dense if whole else q_conv2d,
-        (first * height, outputs) if whole else (first, height, 1, groups * outputs),
+        q_dense if is_one_matrix else q_conv2d,
+        (first * height, outputs) if is_one_matrix else (first, height, 1, groups * outputs),
         depth,
         lay_input,
         lay_weight,
@@ -385,7 +387,7 @@ def _dense(c: Contraction, moves: Move | None) -> Kernel:
         lay_result,
         lay_shortcut if is_last and result else None,
         len(free),
-        window={} if whole else {**_POINT, "groups": groups},
+        window={} if is_one_matrix else {**_POINT, "groups": groups},
     )
 
 
@@ -403,8 +405,8 @@ def _convolution(c: Contraction, moves: Move | None) -> Kernel | str:
         return "a convolution with groups of its batch"
     if any(low < 0 or high < 0 for low, high in params["padding"]):
         return "a convolution that is padded by less than nothing"
-    (n, channels, *at), (out, into, *taps), (batch, features, *made) = c.layouts
-    order = [batch, *made, features]
+    (n, channels, *at), (out, into, *taps), (batch, features, *pixels) = c.layouts
+    order = [batch, *pixels, features]
     back = sorted(range(len(order)), key=order.__getitem__)
     # A sequence is an image of one row.
     flat = places == 1

@@ -123,8 +123,8 @@ def shifted(product: Array, after: Array) -> Array:
 
 
 def _whole(part: Array, exponent: Array, most: int) -> Any:
-    found = lax.round(jnp.ldexp(part, exponent), lax.RoundingMethod.TO_NEAREST_EVEN)
-    return jnp.clip(found, float(-most), float(most)).astype(jnp.int32)
+    rounded = lax.round(jnp.ldexp(part, exponent), lax.RoundingMethod.TO_NEAREST_EVEN)
+    return jnp.clip(rounded, float(-most), float(most)).astype(jnp.int32)
 
 
 LIMIT = 2**29
@@ -204,8 +204,8 @@ def _rule(sums: Any, attributes: Mapping[str, Any], *operands: Array) -> tuple[A
         return (acc,)
     rest = [_along(v, x.ndim) for v in scale]
     if len(rest) > 1:
-        whole = multiplied(acc, *rest) + attributes["zero"]
-        return (jnp.clip(whole, attributes["lower"], attributes["upper"]).astype(jnp.uint8),)
+        codes = multiplied(acc, *rest) + attributes["zero"]
+        return (jnp.clip(codes, attributes["lower"], attributes["upper"]).astype(jnp.uint8),)
     y = acc.astype(jnp.float32) * rest[0]
     if attributes["result"] == "float":
         return (y,)
@@ -264,8 +264,8 @@ def biased(acc: Int32[Array, "*shape"], bias: Array, unit: Array) -> Float[Array
     # zero to the others, which changes none of their bits. So is one without products: of zeros
     # alone the unit is any number.
     fits = (jnp.abs(units) < LIMIT) & (acc != 0)
-    whole = acc + jnp.where(fits, units, 0).astype(jnp.int32)
-    return whole.astype(jnp.float32) * unit + jnp.where(fits, 0, bias)
+    accumulator = acc + jnp.where(fits, units, 0).astype(jnp.int32)
+    return accumulator.astype(jnp.float32) * unit + jnp.where(fits, 0, bias)
 
 
 def parted(attributes: Mapping[str, Any], rest: Sequence[Any]) -> tuple[list[Any], list[Any]]:
@@ -279,11 +279,11 @@ def _shortcut(shortcut: Array, factor: Array, *after: Any) -> Array:
     *shifts, attributes = after
     value = shortcut
     if attributes["shortcut"] == "codes":
-        whole = shortcut.astype(jnp.int32) - attributes["shortcut_zero"]
+        codes = shortcut.astype(jnp.int32) - attributes["shortcut_zero"]
         if shifts:
-            product = whole * _along(factor, whole.ndim)
-            return shifted(product, _along(shifts[0], whole.ndim))
-        value = whole.astype(jnp.float32)
+            product = codes * _along(factor, codes.ndim)
+            return shifted(product, _along(shifts[0], codes.ndim))
+        value = codes.astype(jnp.float32)
     units = _nearest(value * _along(factor, shortcut.ndim))
     return jnp.clip(units, float(-LIMIT), float(LIMIT)).astype(jnp.int32)
 
@@ -378,14 +378,14 @@ class Codes(_CodeGrid):
         half = 2 ** (bits - 1)
         with jax.ensure_compile_time_eval():
             low_end, high_end = (jnp.asarray(end.item(), jnp.float32) for end in (low, high))
-            made = grid(bits, low_end, high_end, quantizer.symmetric)
-            numbers = (made.lower, made.upper, made.zero, made.step)
+            affine = grid(bits, low_end, high_end, quantizer.symmetric)
+            numbers = (affine.lower, affine.upper, affine.zero, affine.step)
             lower, upper, zero, step = (float(number) for number in numbers)
         # With q = u - half, (q + zero) step is (u - whole) step.
-        whole = int(half - zero)
-        if not 0 <= whole < 2**bits:  # the one value of a range without width
+        zero_code = int(half - zero)
+        if not 0 <= zero_code < 2**bits:  # the one value of a range without width
             raise IntegerError(f"{where}: its range [{low}, {high}] has no code for zero.")
-        return cls(step, whole, int(lower) + half, int(upper) + half, bits)
+        return cls(step, zero_code, int(lower) + half, int(upper) + half, bits)
 
     @classmethod
     def _of_learned(cls, quantizer: LSQ, where: str) -> Codes:
@@ -433,10 +433,10 @@ class WideCodes(_CodeGrid):
             raise IntegerError(f"{where}: one range for the whole array, not {low.shape}.")
         with jax.ensure_compile_time_eval():
             low_end, high_end = (jnp.asarray(end.item(), jnp.float32) for end in (low, high))
-            made = grid(bits, low_end, high_end, quantizer.symmetric)
-            lower, upper, zero = (int(n) for n in (made.lower, made.upper, made.zero))
+            affine = grid(bits, low_end, high_end, quantizer.symmetric)
+            lower, upper, zero = (int(n) for n in (affine.lower, affine.upper, affine.zero))
             # `grid` adds its zero to a code where a header's is taken off.
-            return cls(float(made.step), -zero, lower, upper, bits)
+            return cls(float(affine.step), -zero, lower, upper, bits)
 
     def write(self, x: Float[Array, "*shape"]) -> Int16[Array, "*shape"]:
         """Writes values as codes; NaN becomes the smallest."""

@@ -146,8 +146,8 @@ class SparseWeight:
 
 def pattern_of(quantizer: Any) -> tuple[int, int] | None:
     """Returns how many of how many inputs a method keeps, if it keeps as many of every block."""
-    found: tuple[int, int] | None = getattr(quantizer, "pattern", None)
-    return found
+    pattern: tuple[int, int] | None = getattr(quantizer, "pattern", None)
+    return pattern
 
 
 def sparse_weight(
@@ -283,13 +283,13 @@ class PackedWeight:
             return kernel.lay_weight(each)[:: self.group]
 
         laid = kernel.lay_weight(codes)
-        found = {"codes": packed_codes(laid) if self.bits <= HALF else laid}
+        arrays = {"codes": packed_codes(laid) if self.bits <= HALF else laid}
         if self.steps == "int8":
             outputs = self.quantizer.outputs(self.tensor)
             multiples, unit = multiples_of(jnp.abs(step), outputs)
             multiples = jnp.where(step < 0, -multiples, multiples)
-            return {**found, "steps": rows(multiples), "units": rows(unit)[0]}
-        return {**found, "steps": rows(step).astype(self.steps)}
+            return {**arrays, "steps": rows(multiples), "units": rows(unit)[0]}
+        return {**arrays, "steps": rows(step).astype(self.steps)}
 
     def _codes(self, w: Array) -> tuple[Array, Array, tuple[int, ...]]:
         """Returns codes, steps, and the shape that the steps broadcast against."""

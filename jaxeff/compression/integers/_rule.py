@@ -190,26 +190,26 @@ class IntegerRule:
         if setting is None and layer.kind == "input":
             return values
         if setting is not None and layer.kind in {"linear", "matmul"}:
-            found = self._product(layer, setting, values)
-            if found is not None:
-                return [found]
+            value = self._product(layer, setting, values)
+            if value is not None:
+                return [value]
         elif setting is not None and tables.is_look_up(layer) and self._is_fixed(layer):
             return [self._rows(layer, setting, values)]
         # Activations, batch norms, poolings and moves after a product: followed, so that
         # they go into its kernel instead of being arrays of their own.
         elif setting is None:
-            found = self._followed(layer, values)
-            if found is not None:
-                return [found]
+            value = self._followed(layer, values)
+            if value is not None:
+                return [value]
         if layer.site and layer.kind != "input":
             self.read.update(path for v in layer.inputs for path in v.leaves)
         floats = as_floats(values, layer.inputs)
         if setting is None:
             with _named(layer):
-                made = plain_rule(layer, key, *floats)
-            several = [v.is_data and _is_float(y) for v, y in _with(layer, made)]
+                outputs = plain_rule(layer, key, *floats)
+            several = [v.is_data and _is_float(y) for v, y in _with(layer, outputs)]
             # Kept with its codes, of which several readers take one.
-            return [Plain(y) if s else y for s, y in zip(several, made, strict=True)]
+            return [Plain(y) if s else y for s, y in zip(several, outputs, strict=True)]
         with _named(layer):
             return quantized_layer(setting, layer, key, *floats)
 
@@ -261,10 +261,10 @@ class IntegerRule:
             grid = both["activation"][:2]
             check_grids(layer.site, grid[0], weight, self.dynamic)
         # Codes and steps come from one pass over the weight, but are stored by name.
-        made = functools.cache(lambda: weight.made(values[w_at].astype(jnp.float32), kernel))
+        arrays = functools.cache(lambda: weight.made(values[w_at].astype(jnp.float32), kernel))
 
         def stored(name: str) -> Array:
-            return self.store.put(layer.site, name, lambda: made()[name])
+            return self.store.put(layer.site, name, lambda: arrays()[name])
 
         by_output = is_by_output(layer, kernel, self.makers)
         bias = None
@@ -307,8 +307,8 @@ class IntegerRule:
         def weights() -> tuple[Array, Array]:
             codes, steps = weight_codes(of_w, w, w_tensor)
             steps = steps_of_signs(codes, steps) if bits == 1 else steps
-            own = w_tensor.axes("channel")
-            sizes = [n if axis in own else 1 for axis, n in enumerate(w.shape)]
+            channels = w_tensor.axes("channel")
+            sizes = [n if axis in channels else 1 for axis, n in enumerate(w.shape)]
             of_outputs = kernel.lay_weight(jnp.broadcast_to(steps, sizes))
             return kernel.lay_weight(codes), of_outputs.reshape(-1)
 
@@ -320,12 +320,12 @@ class IntegerRule:
         widths = [_bits(of_x, x_tensor, layer, x_at), _bits(of_w, w_tensor, layer, w_at)]
         if self.dynamic and isinstance(of_x, Uniform) and of_x.range is None:
             told = _told(kernel.product, layer, widths)
-            made = functools.partial(
+            measured = functools.partial(
                 ranged_by_itself, kernel, told, weights, layer.site, bias, put, bits
             )
             _check_depth(layer.site, depth, width(of_x, layer.site), bits)
             with _named(layer):
-                return Plain(made(of_x, x_tensor, to_float(values[x_at])))
+                return Plain(measured(of_x, x_tensor, to_float(values[x_at])))
         # The codes of the input: taken as they are where the producer writes this grid
         # already.
         grid = Codes.of(of_x, x_tensor)
@@ -370,8 +370,8 @@ class IntegerRule:
         if others:
             return None
         if isinstance(value, Sums):
-            if value.takes_lines and (found := self._line(layer, values, value)) is not None:
-                return found
+            if value.takes_lines and (line := self._line(layer, values, value)) is not None:
+                return line
             # A ReLU is a clip of codes: its bounds go into the clamp that writing codes
             # needs anyway.
             bounds = read.bounds_of(layer)
@@ -437,15 +437,15 @@ class IntegerRule:
 
 def _readers(programs: Sequence[Program]) -> Mapping[Any, list[Any]]:
     """Lists the layers that read each value; None stands for what a program returns."""
-    found: dict[Any, list[Any]] = {}
+    readers: dict[Any, list[Any]] = {}
     for program in programs:
         for layer in program.layers:
             for v in layer.inputs:
-                found.setdefault(v, []).append(layer)
+                readers.setdefault(v, []).append(layer)
         for v in program.outputs:
             if not isinstance(v, Literal):
-                found.setdefault(v, []).append(None)
-    return found
+                readers.setdefault(v, []).append(None)
+    return readers
 
 
 def _left_in_float(layer: Layer, kind: str) -> None:
@@ -527,5 +527,5 @@ def _is_float(y: Any) -> bool:
     return bool(jnp.issubdtype(y.dtype, jnp.floating))
 
 
-def _with(layer: Layer, made: Sequence[Any]) -> list[tuple[Any, Any]]:
-    return list(zip(layer.outputs, made, strict=True))
+def _with(layer: Layer, outputs: Sequence[Any]) -> list[tuple[Any, Any]]:
+    return list(zip(layer.outputs, outputs, strict=True))

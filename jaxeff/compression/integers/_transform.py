@@ -179,7 +179,7 @@ class Integer:
         params: Any,
         args: tuple[Any, ...],
         kwargs: Any,
-        given: Mapping[int, Argument] | None = None,
+        notes: Mapping[int, Argument] | None = None,
         results: Sequence[Grid] | None = None,
     ) -> Converted:
         if isinstance(params, Converted):
@@ -195,12 +195,12 @@ class Integer:
 
         @jax.jit
         def make(params: Any) -> dict[str, Any]:
-            made: dict[str, Any] = {}
-            store = ParameterCache(None, made)
-            _, rule = self._run((params, *args), kwargs, store, given, results)
+            codes: dict[str, Any] = {}
+            store = ParameterCache(None, codes)
+            _, rule = self._run((params, *args), kwargs, store, notes, results)
             kept[:] = rule.leaves_in_float()
             weights.update(rule.weights)
-            return made
+            return codes
 
         arrays = {name: np.asarray(array) for name, array in make(params).items()}
         for name, array in arrays.items():
@@ -250,7 +250,7 @@ class Integer:
                 than 16 bits, or one of `arguments` fewer than 9; or as for `convert`.
         """
 
-        def run(args: tuple[Any, ...], given: Any, results: Any) -> Any:
+        def run(args: tuple[Any, ...], notes: Any, results: Any) -> Any:
             params, *data = args
             arrays = None
             if isinstance(params, Converted):
@@ -259,24 +259,24 @@ class Integer:
                 params = jax.tree.unflatten(params.structure, params.leaves())
                 # Places of the data count the leaves before them.
                 moved = len(jax.tree.leaves(params)) - leaves
-                given = {i + moved: value for i, value in given.items()}
+                notes = {i + moved: value for i, value in notes.items()}
             store = ParameterCache(arrays, {})
-            return self._run((params, *data), {}, store, given, results)[0]
+            return self._run((params, *data), {}, store, notes, results)[0]
 
-        def convert(params: Any, data: tuple[Any, ...], given: Any, results: Any) -> Converted:
-            return self._converted(params, data, {}, given, results)
+        def convert(params: Any, data: tuple[Any, ...], notes: Any, results: Any) -> Converted:
+            return self._converted(params, data, {}, notes, results)
 
-        made = coded(run, convert, params, args, results, arguments)
+        coded_network = coded(run, convert, params, args, results, arguments)
         # Arguments keep the names that the model gave them, which exports write down.
-        functools.update_wrapper(made, self._f, updated=())
-        return made
+        functools.update_wrapper(coded_network, self._f, updated=())
+        return coded_network
 
     def _run(
         self,
         args: tuple[Any, ...],
         kwargs: Any,
         store: ParameterCache,
-        given: Mapping[int, Argument] | None = None,
+        notes: Mapping[int, Argument] | None = None,
         results: Sequence[Grid] | None = None,
     ) -> tuple[Any, IntegerRule]:
         program = trace(self._f, *args, **kwargs)
@@ -286,13 +286,13 @@ class Integer:
             settings = settings_of(self._spec, program)
         rule = IntegerRule(program, settings, store, self._dynamic, self._fixed)
         values = argument_leaves(args, kwargs)
-        for i, value in (given or {}).items():
+        for i, value in (notes or {}).items():
             values[i] = value
-        found = _evaluate(program, rule, values)
+        outputs = _evaluate(program, rule, values)
         # Results are written as codes by the kernels that compute them.
-        grids = [None] * len(found) if results is None else results
+        grids = [None] * len(outputs) if results is None else results
         written = [
-            _written(y, v, grid) for y, v, grid in zip(found, program.outputs, grids, strict=True)
+            _written(y, v, grid) for y, v, grid in zip(outputs, program.outputs, grids, strict=True)
         ]
         done = closed(written, INTEGER)
         return jax.tree.unflatten(program.out_tree, done), rule
@@ -391,11 +391,11 @@ def _evaluate(program: Program, rule: IntegerRule, values: Sequence[Any]) -> lis
     def outputs_of(layer: Layer, arguments: list[Any]) -> Sequence[Any]:
         if layer.kind == "control flow":
             return run_body(layer, as_floats(arguments, layer.inputs), rule.store, body)
-        made = rule(layer, None, *arguments)
+        outputs = rule(layer, None, *arguments)
         # A sum that is read in several forms is written once in float, and codes are made of that.
         return [
             value.changed(several=True) if isinstance(value, Sums) and v in rule.several else value
-            for v, value in zip(layer.outputs, made, strict=True)
+            for v, value in zip(layer.outputs, outputs, strict=True)
         ]
 
     return run_layers(program, values, outputs_of)
@@ -466,10 +466,10 @@ def _as_codes(
 ) -> tuple[Any, ...]:
     """Quantizes a sum's shortcut on the grid of another reader."""
     i = reader.data[0]
-    given = list(values)
+    operands = list(values)
     for quantizer, tensor, j in of_inputs(
         reader, settings[reader.site], read.arrays_like(reader), key
     ):
         if j == i:
-            given[at] = quantizer.quantize(values[at], tensor)
-    return tuple(given)
+            operands[at] = quantizer.quantize(values[at], tensor)
+    return tuple(operands)

@@ -84,14 +84,12 @@ class Addition:
         divisor = count if np.allclose(means, 1, atol=1e-5) else 1
         # Weights are equal if numbers that differ have the sums of the rule on whole numbers.
         probe = (np.arange(ones.size, dtype=np.int32) % 97 + 1).reshape(ones.shape)
-        whole = evaluated(layer, probe, _whole)
-        if not np.allclose(evaluated(layer, probe.astype(np.float32)), whole / divisor, rtol=1e-4):
+        sums = evaluated(layer, probe, _whole)
+        if not np.allclose(evaluated(layer, probe.astype(np.float32)), sums / divisor, rtol=1e-4):
             return None
         # Tried, not read: a mean, a sum and a pooling over all there is are one function.
         channels = probe.sum((1, 2)) if probe.ndim == 4 else np.zeros(0)
-        over_pixels = whole.size == channels.size and np.array_equal(
-            whole.ravel(), channels.ravel()
-        )
+        over_pixels = sums.size == channels.size and np.array_equal(sums.ravel(), channels.ravel())
         return cls(layer, count, divisor, bool(over_pixels))
 
     def total(self, x: Int32[Array, "*shape"]) -> Int32[Array, "*result"]:
@@ -114,9 +112,9 @@ class Addition:
         unit = unit * np.float32(2**dropped)
         # A product with a power of two is exact, as is every step up to the sum of the parts.
         nearest = lax.round(x * (1 / unit), HALF_TO_EVEN)
-        whole = jnp.clip(nearest, -_MOST, _MOST).astype(jnp.int32)
-        high = lax.shift_right_arithmetic(whole, jnp.full_like(whole, split))
-        low = whole & (2**split - 1)
+        numbers = jnp.clip(nearest, -_MOST, _MOST).astype(jnp.int32)
+        high = lax.shift_right_arithmetic(numbers, jnp.full_like(numbers, split))
+        low = numbers & (2**split - 1)
         parts = [self.total(part).astype(jnp.float32) for part in (high, low)]
         # One rounding each, fused or not: both factors are powers of two.
         sums = (parts[0] * np.float32(2**split) + parts[1]) * unit
@@ -252,9 +250,9 @@ class Sums:
 
     def total(self, step: float, most: int) -> Int32[Array, "batch channels"]:
         """Adds whole numbers of a step, from `-most` to `most`, over the pixels of each image."""
-        whole = Codes(step=step, zero=0, lower=-most, upper=most, bits=_WHOLE)
+        numbers = Codes(step=step, zero=0, lower=-most, upper=most, bits=_WHOLE)
         # In 32 bits, as none is ever stored: they are added at once.
-        return self._written(whole, "whole", total=True)
+        return self._written(numbers, "whole", total=True)
 
     def values(self) -> Array:
         """Computes the array in float32, for a reader that takes no codes."""
@@ -280,9 +278,9 @@ class Sums:
 
         Products of either sign add up to a fraction of that.
         """
-        found = self.known()
-        if found is not None:
-            return found[1].largest()
+        known = self.known()
+        if known is not None:
+            return known[1].largest()
         product = self.product
         most = product.kernel.depth * (2**product.grid.bits - 1) * levels(product.bits)
         codes, bias, unit = self._constants
@@ -292,8 +290,8 @@ class Sums:
 
     def known(self) -> tuple[Array, Codes] | None:
         """Returns codes that it has been written as already, if any."""
-        found = [(array, to) for to, array in self._made.items() if to is not None]
-        return found[0] if found else None
+        written = [(array, to) for to, array in self._made.items() if to is not None]
+        return written[0] if written else None
 
     def _put(self, name: str, make: Callable[[], Array]) -> Array:
         return self.put(f"{name}{self.variant}", make)
@@ -369,14 +367,14 @@ class Sums:
     def _shortcut(self) -> tuple[list[Array], dict[str, Any]]:
         """Operands and attributes of what is added."""
         assert self.shortcut is not None
-        found = self.shortcut.known() if self.in_codes else None
-        if found is None:
+        known = self.shortcut.known() if self.in_codes else None
+        if known is None:
             units = self._put("factor", lambda: 1 / self._constants[2])
             of_floats = {"shortcut": "float", "shortcut_zero": 0}
             return [self.shortcut.values(), units], of_floats
         # A shortcut in codes: (q - zero) * step / unit, added to the accumulator by its own
         # factor.
-        codes, of = found
+        codes, of = known
         kind = {"shortcut": "codes", "shortcut_zero": of.zero}
 
         def factor() -> Array:
@@ -473,9 +471,9 @@ class Mean:
 
     def largest(self) -> Array:
         """Returns what it is no larger than, as for `Sums`."""
-        found = self.known()
-        if found is not None:
-            return found[1].largest()
+        known = self.known()
+        if known is not None:
+            return known[1].largest()
         return self.of.largest() * np.float32(self.addition.count / self.addition.divisor)
 
     def values(self) -> Array:
@@ -500,8 +498,8 @@ class Mean:
             else:
                 per_step = to.per_step * np.float32(room)
                 wide = lax.round(self.of.values() * per_step, HALF_TO_EVEN)
-                whole = jnp.clip(wide, -float(most), float(most)).astype(jnp.int32)
-                total = self.addition.total(whole)
+                numbers = jnp.clip(wide, -float(most), float(most)).astype(jnp.int32)
+                total = self.addition.total(numbers)
             mean = self.addition.divided(total.astype(jnp.float32))
             # The mean counts fractions 1 / room of a step, so a grid of step `room` rounds it.
             self._made[to] = self._moved(replace(to, step=float(room)).write(mean))
@@ -535,8 +533,8 @@ class Plain:
 
     def largest(self) -> Array:
         """Returns a bound of its magnitude: that of its codes, or its own if it has none."""
-        found = self.known()
-        return jnp.abs(self.x).max() if found is None else found[1].largest()
+        known = self.known()
+        return jnp.abs(self.x).max() if known is None else known[1].largest()
 
     def values(self) -> Array:
         """Returns the array."""

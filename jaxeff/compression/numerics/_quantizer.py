@@ -210,12 +210,12 @@ class LayerQuantization(Setting):
         """Checks the fields."""
         super().__post_init__()
         several = self.activations if isinstance(self.activations, tuple) else (self.activations,)
-        given = [q for q in (self.weights, *several) if q is not None]
-        if not given:
+        quantizers = [q for q in (self.weights, *several) if q is not None]
+        if not quantizers:
             raise ValueError(
                 "LayerQuantization quantizes neither weights nor activations; use None instead."
             )
-        for quantizer in given:
+        for quantizer in quantizers:
             if not isinstance(quantizer, Quantizer) or isinstance(quantizer, type):
                 raise TypeError(
                     f"LayerQuantization takes quantizers, such as LSQ(4), not {quantizer!r}."
@@ -288,8 +288,8 @@ class LearnedBits(BaseQuantizer):
 
     def penalty(self, x: Float[Array, "*shape"], tensor: Tensor) -> Any:
         """Returns the price of its bits."""
-        own = self.start(lax.stop_gradient(x), tensor)
-        bits = jnp.asarray(own.storage(x.shape, tensor), wide_dtype(x))
+        started = self.start(lax.stop_gradient(x), tensor)
+        bits = jnp.asarray(started.storage(x.shape, tensor), wide_dtype(x))
         return jnp.asarray(self.price, bits.dtype) * bits
 
 

@@ -119,18 +119,18 @@ def fold_batch_norm(f: Callable[..., Any], params: Any, *args: Any) -> tuple[Any
     shapes = [jax.ShapeDtypeStruct(np.shape(x), jnp.result_type(x)) for x in leaves[:count]]
     axes = {fold.site: _axes(fold) for fold in folds}
 
-    def rule(given: Mapping[str, Any], layer: Layer, key: Any, *values: Any) -> Sequence[Any]:
+    def rule(biases: Mapping[str, Any], layer: Layer, key: Any, *values: Any) -> Sequence[Any]:
         if layer.site in norms:
             (x,) = (values[i] for i in layer.data)
             return (x,)
         outputs = list(plain_rule(layer, key, *values))
         if layer.site in new:
-            bias, y = given[layer.site], outputs[0]
+            bias, y = biases[layer.site], outputs[0]
             outputs[0] = y + jnp.expand_dims(bias, _missing(axes[layer.site], y.ndim))
         return outputs
 
     def g(params: Any, *args: Any, **kwargs: Any) -> Any:
-        given = {site: _at(params, place) for site, place in new.items()}
+        biases = {site: _at(params, place) for site, place in new.items()}
         if nested:
             # The original function still expects the leaves that are gone; its
             # normalizations are passed over, so zeros do.
@@ -142,7 +142,7 @@ def fold_batch_norm(f: Callable[..., Any], params: Any, *args: Any) -> tuple[Any
 
         def make_rule(program: Program) -> Rule:
             del program
-            return lambda layer, key, *values: rule(given, layer, key, *values)
+            return lambda layer, key, *values: rule(biases, layer, key, *values)
 
         return interpret(f, make_rule, None, (params, *args), kwargs)
 
@@ -154,11 +154,11 @@ def fold_batch_norm(f: Callable[..., Any], params: Any, *args: Any) -> tuple[Any
 
 
 def _folds(program: Program, leaves: Sequence[Any]) -> list[_Fold]:
-    found, _ = multiplications(program)
+    linear, _ = multiplications(program)
     env = parameter_values(program, leaves)
     results = {v for v in program.outputs if isinstance(v, Value)}
     folds = []
-    for at in found.values():
+    for at in linear.values():
         outputs = at.layer.outputs
         reading = [la for la in program.layers if outputs[0] in la.inputs]
         # Folding changes the weight: nobody else may read it, and nothing but the
@@ -168,9 +168,9 @@ def _folds(program: Program, leaves: Sequence[Any]) -> list[_Fold]:
             continue
         (norm,) = reading
         # An affine function without numbers of its own, such as a factor, is no normalization.
-        own = len(norm.inputs) > 1 and norm.kind in {"normalization", "elementwise"}
+        is_norm = len(norm.inputs) > 1 and norm.kind in {"normalization", "elementwise"}
         known = all(v is outputs[0] or v in env for v in norm.inputs)
-        if not own or not known or len(norm.outputs) != 1:
+        if not is_norm or not known or len(norm.outputs) != 1:
             continue
         first = source(program, at, leaves, env)
         numbers = None if first is None else _affine(first, norm, env)
@@ -186,8 +186,8 @@ def _affine(
     value = first.at.layer.outputs[0]
 
     def run(x: Array) -> Array:
-        made: Array = norm.fn(*(x if v is value else env[v] for v in norm.inputs))[0]
-        return made
+        output: Array = norm.fn(*(x if v is value else env[v] for v in norm.inputs))[0]
+        return output
 
     @jax.jit
     def tangent(x: Array) -> tuple[Array, Array]:
@@ -347,7 +347,7 @@ def correct_biases(
     corrected: dict[str, Array] = {}
 
     def at(
-        layer: Layer, exact: Sequence[Any], outputs: Sequence[Any], given: Sequence[Any]
+        layer: Layer, exact: Sequence[Any], outputs: Sequence[Any], quantized_inputs: Sequence[Any]
     ) -> Sequence[Any] | None:
         if layer.site not in settings or not layer.biases:
             return None
@@ -357,7 +357,7 @@ def correct_biases(
         if bias is None or users(program, bias.path) != [layer.site]:
             return None
         rule = jax.jit(partial(quantized_layer, settings[layer.site], layer, None))
-        (result,) = rule(*given)
+        (result,) = rule(*quantized_inputs)
         check_finite("correct_biases", layer.site, outputs=result)
         leaf = leaves[bias.leaf]
         error = np.asarray(result) - np.asarray(outputs[0])
@@ -365,7 +365,7 @@ def correct_biases(
         mean = mean_per_entry(layer, bias, index, leaf, exact, error)
         corrected[layer.site] = mean
         leaves[bias.leaf] = jnp.asarray(np.asarray(leaf) - np.asarray(mean), leaf.dtype)
-        inputs = list(given)
+        inputs = list(quantized_inputs)
         inputs[index] = bias.to_input(leaves[bias.leaf])
         # Later layers measure their error on corrected inputs (appendix D).
         changed: Sequence[Any] = rule(*inputs)

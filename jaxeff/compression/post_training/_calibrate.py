@@ -117,14 +117,14 @@ def calibrate(
     @jax.jit
     def observe(*args: Any) -> dict[str, Any]:
         program = trace(f, *args)
-        found = resolve(spec, program, applies, "an integer grid")
-        settings.update(_by_site(program, found))
+        resolved = resolve(spec, program, applies, "an integer grid")
+        settings.update(_by_site(program, resolved))
         # Weights inside loops have no single array here: they keep their own range.
         outside = {layer.site for layer in program.layers}
         arrays: dict[str, Any] = {}
 
         def rule(layer: Layer, key: Any, *values: Any) -> Sequence[Any]:
-            setting = found.get(layer.site)
+            setting = resolved.get(layer.site)
             outputs = plain_rule(layer, key, *values)
             if setting is None:
                 return outputs
@@ -140,8 +140,8 @@ def calibrate(
         return arrays
 
     arrays = _run(observe, params, batches)
-    for site, found in observer.ranges().items():
-        settings[site] = _with_ranges(settings[site], found)
+    for site, ends in observer.ranges().items():
+        settings[site] = _with_ranges(settings[site], ends)
     for site, (quantizer, axes) in kept.items():
         both = _weight_range(site, arrays[site], axes, quantizer, method, percentile)
         apart = parts_of(settings[site])
@@ -191,25 +191,25 @@ def _open(layer: Layer, setting: Measured, values: Sequence[Any], outputs: Seque
     ]
 
 
-def _with_ranges(setting: Measured, found: Mapping[int, tuple[float, float]]) -> Measured:
+def _with_ranges(setting: Measured, ends: Mapping[int, tuple[float, float]]) -> Measured:
     """Returns a setting with the ranges of its activations, by operand."""
     if isinstance(setting, Int):
-        low, high = np.array([found[i] for i in sorted(found)], np.float32).T
+        low, high = np.array([ends[i] for i in sorted(ends)], np.float32).T
         # A single activation has plain numbers, several have arrays with an entry for each.
         if len(low) == 1:
             low, high = low[0], high[0]
         return dataclasses.replace(setting, range=(jnp.asarray(low), jnp.asarray(high)))
     apart = parts_of(setting)
-    count = max(found) + 1
-    given = apart.activations
-    if isinstance(given, tuple):
-        count = len(given)
-    methods = list(given) if isinstance(given, tuple) else [given] * count
-    for i, (low, high) in found.items():
+    count = max(ends) + 1
+    activations = apart.activations
+    if isinstance(activations, tuple):
+        count = len(activations)
+    methods = list(activations) if isinstance(activations, tuple) else [activations] * count
+    for i, (low, high) in ends.items():
         both = jnp.asarray(low, jnp.float32), jnp.asarray(high, jnp.float32)
         grid: Any = methods[i]
         methods[i] = dataclasses.replace(grid, range=both)
-    one = not isinstance(given, tuple) and count == 1
+    one = not isinstance(activations, tuple) and count == 1
     return dataclasses.replace(apart, activations=methods[0] if one else tuple(methods))
 
 
@@ -234,17 +234,17 @@ def _weight_range(
     return low, high
 
 
-def _by_site(program: Program, found: Mapping[str, Measured]) -> dict[str, Measured | None]:
+def _by_site(program: Program, measured: Mapping[str, Measured]) -> dict[str, Measured | None]:
     """Returns the settings that quantize something, one pattern per site."""
     used = {
         layer.base
         for layer in program.sites
-        if layer.site in found and applies(layer, found[layer.site])
+        if layer.site in measured and applies(layer, measured[layer.site])
     }
     # A first use is a pattern for later uses too, so those left alone say None for themselves.
     chosen = {layer.site: layer for layer in program.sites if layer.base in used}
     return {
-        site: found[site] if site in found and applies(layer, found[site]) else None
+        site: measured[site] if site in measured and applies(layer, measured[site]) else None
         for site, layer in chosen.items()
     }
 
@@ -383,15 +383,15 @@ def _is_followed(setting: Int | None) -> bool:
 
 
 def _followed(spec: Mapping[str, Int | None], program: Program) -> dict[str, Int]:
-    found = {site: s for site, s in resolve(spec, program).items() if _is_followed(s)}
+    settings = {site: s for site, s in resolve(spec, program).items() if _is_followed(s)}
     outside = {layer.site for layer in program.layers}
-    inside = sorted(found.keys() - outside)
+    inside = sorted(settings.keys() - outside)
     if inside:
         raise ValueError(
             f"{', '.join(inside)} lies inside a loop or branch, where no range can be followed; "
             "give it a range (jaxeff.compression.calibrate measures it)."
         )
-    return found
+    return settings
 
 
 def _follow(old: RunningRange, x: Any, decay: float) -> RunningRange:

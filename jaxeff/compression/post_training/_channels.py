@@ -88,20 +88,20 @@ def pairs(program: Program, leaves: Sequence[Any]) -> list[LayerPair]:
     Returns:
         Pairs in order of execution. The first layer's result is read along one way only.
     """
-    found, _ = multiplications(program)
+    linear, _ = multiplications(program)
     env = parameter_values(program, leaves)
     readers, results = readers_of(program)
-    made: list[LayerPair] = []
-    for at in found.values():
+    layer_pairs: list[LayerPair] = []
+    for at in linear.values():
         # Rescaling is only allowed where nothing else reads the channels in between.
-        way = _way(at.layer, readers, results, found, env)
+        way = _way(at.layer, readers, results, linear, env)
         if way is None or not alone(program, at) or not alone(program, way[1]):
             continue
         first = source(program, at, leaves, env)
         channels = None if first is None else _carried(first, *way, env)
         if first is not None and channels is not None:
-            made.append(LayerPair(first, way[1], channels))
-    return made
+            layer_pairs.append(LayerPair(first, way[1], channels))
+    return layer_pairs
 
 
 def readers_of(program: Program) -> tuple[dict[Value, list[Layer]], set[Value]]:
@@ -145,8 +145,8 @@ def _by_digits(at: Multiplication, bias: Origin, leaf: Array, channels: Labels) 
     while weight == 1 or weight < leaf.size:
         digits = jnp.asarray(numbers // weight % _BASE, leaf.dtype).reshape(leaf.shape)
         values[at.layer.biases[0]] = bias.to_input(digits)
-        made = np.asarray(jax.jit(at.layer.fn)(*values)[0], np.float64)
-        entries += weight * np.rint(made).astype(int)
+        output = np.asarray(jax.jit(at.layer.fn)(*values)[0], np.float64)
+        entries += weight * np.rint(output).astype(int)
         weight *= _BASE
     labels = np.zeros(leaf.size, int)
     labels[entries.reshape(-1)] = channels.reshape(-1)
@@ -168,8 +168,8 @@ def output_channels(at: Multiplication) -> Labels | None:
         matrix = jnp.broadcast_to(rows, (groups, inputs, outputs))
         values = list(zeros)
         values[at.index] = at.contraction.weight(matrix).astype(zeros[at.index].dtype)
-        made: Array = at.layer.fn(*values)[0]
-        return made
+        result: Array = at.layer.fn(*values)[0]
+        return result
 
     labels = labels_of(output, groups * outputs)
     return None if labels is None or (labels < 0).any() else labels
@@ -179,7 +179,7 @@ def _way(
     first: Layer,
     readers: Mapping[Value, Sequence[Layer]],
     results: set[Value],
-    found: Mapping[str, Multiplication],
+    linear: Mapping[str, Multiplication],
     env: Mapping[Value, Any],
 ) -> tuple[list[Layer], Multiplication] | None:
     """Finds the layers between a linear layer and the next one, if that is its only reader."""
@@ -192,8 +192,8 @@ def _way(
         if value in results or len(reading) != 1:
             return None
         (layer,) = reading
-        if layer.site in found:
-            return between, found[layer.site]
+        if layer.site in linear:
+            return between, linear[layer.site]
         known = all(v is value or v in env for v in layer.inputs)
         if not layer.nodes or layer.kind == "control flow" or not known:
             return None
@@ -281,12 +281,12 @@ def labels_of(run: Callable[[Any], Array], count: int) -> Labels | None:
         digits = np.arange(count) // weight % _BASE
         scaled = np.asarray(run((1 + digits).astype(np.float32)), np.float64)
         ratio = np.divide(scaled, known, where=alive, out=np.ones_like(known))
-        whole = np.rint(ratio)
+        rounded = np.rint(ratio)
         # Not finite is neither, hence the form of the comparison.
-        fits = (np.abs(ratio - whole) <= tolerance * np.abs(ratio)) & (whole >= 1)
-        if not (fits & (whole <= _BASE)).all() or (scaled[~alive] != 0).any():
+        fits = (np.abs(ratio - rounded) <= tolerance * np.abs(ratio)) & (rounded >= 1)
+        if not (fits & (rounded <= _BASE)).all() or (scaled[~alive] != 0).any():
             return None
-        labels += (whole.astype(int) - 1) * weight
+        labels += (rounded.astype(int) - 1) * weight
         weight *= _BASE
     return None if (labels >= count).any() else np.where(alive, labels, -1)
 
@@ -348,10 +348,10 @@ def equalize(f: Callable[..., Any], params: Any, batch: Any, *, sweeps: int = 50
     args = batch if isinstance(batch, tuple) else (batch,)
     program = trace(f, params, *args)
     leaves = jax.tree.leaves((params, *args))
-    found = pairs(program, leaves)
+    layer_pairs = pairs(program, leaves)
     # Scaling one pair changes the ranges of its neighbours, so all are gone through again.
     for _ in range(sweeps):
-        changes = [_equalized(pair, leaves) for pair in found]
+        changes = [_equalized(pair, leaves) for pair in layer_pairs]
         if max(changes, default=0.0) < _SETTLED:
             break
     count = len(jax.tree.leaves(params))
@@ -431,30 +431,30 @@ class Gain:
 
 
 def gains(
-    program: Program, leaves: Sequence[Any], found: Mapping[str, Multiplication]
+    program: Program, leaves: Sequence[Any], linear: Mapping[str, Multiplication]
 ) -> list[Gain]:
     """Finds the layers whose vectors of parameters multiply what linear layers read.
 
     Args:
         program: Result of `trace`.
         leaves: The flattened arguments; parameters are looked at, data isn't.
-        found: The linear layers, by site.
+        linear: The linear layers, by site.
     """
     readers, results = readers_of(program)
     env = parameter_values(program, leaves)
-    made: list[Gain] = []
+    scaled: list[Gain] = []
     for layer in program.layers:
-        if layer.site in found or len(layer.outputs) != 1 or layer.kind == "control flow":
+        if layer.site in linear or len(layer.outputs) != 1 or layer.kind == "control flow":
             continue
         # All readers take part: one that couldn't would see divided channels.
         reading = readers.get(layer.outputs[0], [])
-        able = all(r.site in found and alone(program, found[r.site]) for r in reading)
+        able = all(r.site in linear and alone(program, linear[r.site]) for r in reading)
         if not layer.nodes or not reading or not able or layer.outputs[0] in results:
             continue
-        gain = _gain(program, layer, [found[r.site] for r in reading], leaves, env)
+        gain = _gain(program, layer, [linear[r.site] for r in reading], leaves, env)
         if gain is not None:
-            made.append(gain)
-    return made
+            scaled.append(gain)
+    return scaled
 
 
 def _gain(
@@ -487,8 +487,8 @@ def _gain(
         for i, at in vectors.items():
             leaf = jnp.asarray(entries[i] * scales).astype(jnp.result_type(leaves[at.leaf]))
             inputs[i] = at.to_input(leaf)
-        made: Array = layer.fn(*inputs)[0]
-        return made
+        output: Array = layer.fn(*inputs)[0]
+        return output
 
     channels = []
     for reader in reading:
@@ -502,8 +502,8 @@ def _gain(
         labels = labels_of(read, count)
         if labels is None or (labels < 0).any():
             return None
-        own = labels_of_inputs(reader, labels)
-        if own is None:
+        labels_read = labels_of_inputs(reader, labels)
+        if labels_read is None:
             return None
-        channels.append(own)
+        channels.append(labels_read)
     return Gain(layer, tuple(vectors.values()), tuple(zip(reading, channels, strict=True)))

@@ -283,8 +283,8 @@ class Observer:
         rules: dict[str, Callable[[Array], Sequence[Array]]] = {
             "percentile": self._percentiles, "minmax": self._extremes,
         }  # fmt: skip
-        found = rules.get(self.method, self._counts)(x)
-        io_callback(functools.partial(self._record, place), None, *found)
+        numbers = rules.get(self.method, self._counts)(x)
+        io_callback(functools.partial(self._record, place), None, *numbers)
 
     def ranges(self) -> dict[str, dict[int, tuple[float, float]]]:
         """Computes smallest and largest value kept, per site and operand."""

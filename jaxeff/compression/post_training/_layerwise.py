@@ -59,7 +59,7 @@ class RoundingProblem:
         quantizer: The method, started.
         weights: The original weights, as matrices in float32.
         exact: The data that the original network feeds the layer.
-        given: The data that the quantized network feeds it.
+        quantized: The data that the quantized network feeds it.
         dtype: Dtype of the weights as the layer reads them.
         run: Programs that layers share.
     """
@@ -69,7 +69,7 @@ class RoundingProblem:
     quantizer: Quantizer
     weights: Matrix
     exact: Array
-    given: Array
+    quantized: Array
     dtype: Any
     run: SharedPrograms
 
@@ -103,8 +103,8 @@ class RoundingProblem:
             quantizer = quantizer.with_numbers(
                 [self.at.contraction.weight(each) for each in numbers]
             )
-        found = quantizer.quantize(weight, self.tensor)
-        return self.at.contraction.matrix(found).astype(jnp.float32)
+        values = quantizer.quantize(weight, self.tensor)
+        return self.at.contraction.matrix(values).astype(jnp.float32)
 
 
 Solve = Callable[[RoundingProblem], Matrix]
@@ -132,14 +132,14 @@ class ModelReading(NamedTuple):
     Attributes:
         program: The model's layers.
         settings: Settings of layers, by site.
-        found: Products with weights, by site.
+        linear: Products with weights, by site.
         refused: Reasons why other linear layers are none, by site.
         leaves: Leaves of the model's arguments.
     """
 
     program: Program
     settings: Mapping[str, LayerQuantization]
-    found: dict[str, Multiplication]
+    linear: dict[str, Multiplication]
     refused: dict[str, str]
     leaves: list[Any]
 
@@ -193,38 +193,38 @@ def on_grids(
         ValueError: Nothing in the spec has weights, a weight can't be replaced, values aren't
             finite, or a method doesn't keep its own grid.
     """
-    program, settings, found, refused, leaves = read_model(where, f, params, batch, spec)
+    program, settings, linear, refused, leaves = read_model(where, f, params, batch, spec)
     run = SharedPrograms()
     solved: dict[str, tuple[Array, Quantizer]] = {}
     started: dict[str, Quantizer] = {}
 
     def at(
-        layer: Layer, exact: Sequence[Any], outputs: Sequence[Any], given: Sequence[Any]
+        layer: Layer, exact: Sequence[Any], outputs: Sequence[Any], quantized_inputs: Sequence[Any]
     ) -> Sequence[Any] | None:
         del outputs
         setting = settings.get(layer.site)
         if setting is None:
             return None
-        inputs = list(given)
+        inputs = list(quantized_inputs)
         weights = [q for q in of_inputs(layer, setting, exact) if q[1].role == "weight"]
         if not weights:
             return None
-        if layer.site not in found:
+        if layer.site not in linear:
             raise ValueError(
                 f"{where} can't replace the weight of {layer.site!r}: {refused[layer.site]}. Set "
                 "None there."
             )
         ((quantizer, tensor, i),) = weights
-        here = found[layer.site]
+        here = linear[layer.site]
         # The weight is fitted to what the layer will read: quantized activations of
         # quantized layers.
-        for method, tensor_read, j in of_inputs(layer, setting, given):
+        for method, tensor_read, j in of_inputs(layer, setting, quantized_inputs):
             if tensor_read.role == "activation":
                 inputs[j] = rounded(run, method, tensor_read, inputs[j])
         path = here.origin.path
         # Two uses of one weight share its solution, that of the first use.
         if path not in solved:
-            check_users(where, program, here, found)
+            check_users(where, program, here, linear)
             w = exact[i]
             check_finite(where, layer.site, weights=w, inputs=here.reads(inputs))
             quantizer = start(quantizer, w, tensor)
@@ -289,13 +289,13 @@ def side_by_side(
     """
     run = SharedPrograms() if run is None else run
     exact = parameter_values(program, leaves)
-    given = dict(exact)
+    quantized_env = dict(exact)
     # Values are freed after their last reader: two copies of every activation are held
     # otherwise.
     last = {v: i for i, layer in enumerate(program.layers) for v in layer.inputs}
     for i, layer in enumerate(program.layers):
         if any(v not in exact for v in layer.outputs):
-            values, others = ([env[v] for v in layer.inputs] for env in (exact, given))
+            values, others = ([env[v] for v in layer.inputs] for env in (exact, quantized_env))
             plain = partial(_run, layer, plain_rule)
             outputs = run(plain, values)
             exact.update(zip(layer.outputs, outputs, strict=True))
@@ -306,10 +306,10 @@ def side_by_side(
                 quantizes = layer.kind == "control flow" or layer.site in settings
                 rule = partial(_run, layer, at_sites(settings, quantized_layer))
                 changed = run(rule if quantizes else plain, others)
-            given.update(zip(layer.outputs, changed, strict=True))
+            quantized_env.update(zip(layer.outputs, changed, strict=True))
         for v in layer.inputs:
             if last[v] == i:
-                del exact[v], given[v]
+                del exact[v], quantized_env[v]
 
 
 def started_spec(
@@ -335,15 +335,15 @@ def started_spec(
 
 def start(quantizer: Quantizer, w: Array, tensor: Tensor) -> Quantizer:
     """Computes a method's open numbers from a weight."""
-    found: Quantizer = quantizer.start(w, tensor) if hasattr(quantizer, "start") else quantizer
-    return found
+    started: Quantizer = quantizer.start(w, tensor) if hasattr(quantizer, "start") else quantizer
+    return started
 
 
 def rounded(run: SharedPrograms, quantizer: Quantizer, tensor: Tensor, x: Array) -> Array:
     """Computes a method's values of an array, compiled."""
     # Its numbers are arguments, so that layers of one shape share the program.
-    found: Array = run(lambda method, x: method.quantize(x, tensor), quantizer, x)
-    return found
+    values: Array = run(lambda method, x: method.quantize(x, tensor), quantizer, x)
+    return values
 
 
 def evaluated(layer: Layer, values: Sequence[Any], run: SharedPrograms) -> Sequence[Any]:
@@ -358,7 +358,7 @@ def _run(layer: Layer, rule: Rule, values: Sequence[Any]) -> Sequence[Any]:
 
 
 def check_users(
-    where: str, program: Program, here: Multiplication, found: Mapping[str, Multiplication]
+    where: str, program: Program, here: Multiplication, linear: Mapping[str, Multiplication]
 ) -> None:
     """Checks that no other kind of layer reads a weight.
 
@@ -368,7 +368,7 @@ def check_users(
     others = [
         site
         for site in users(program, here.origin.path)
-        if site not in found or found[site].origin.path != here.origin.path
+        if site not in linear or linear[site].origin.path != here.origin.path
     ]
     if others:
         raise ValueError(

@@ -49,8 +49,8 @@ class Origin:
         """Computes the layer's input for a value of the parameter."""
         if not self.nodes:
             return leaf
-        made: Array = run_nodes(self.nodes, (self.value,), (leaf,), (self.target,))[0]
-        return made
+        operand: Array = run_nodes(self.nodes, (self.value,), (leaf,), (self.target,))[0]
+        return operand
 
     def to_leaf(self, x: Array, like: Array) -> Array:
         """Computes the parameter for a value of the input, undoing moves by transposition."""
@@ -116,8 +116,8 @@ def mean_per_entry(
     def add(leaf: Array) -> Array:
         inputs = list(values)
         inputs[index] = bias.to_input(leaf)
-        made: Array = layer.fn(*inputs)[0]
-        return made
+        output: Array = layer.fn(*inputs)[0]
+        return output
 
     @jax.jit
     def mean(x: Array) -> Array:
@@ -194,8 +194,8 @@ class Multiplication:
             at: Array = values[self.layer.inputs.index(operand)]
             return at
         nodes = _before(self.layer.nodes, operand)
-        made: Array = run_nodes(nodes, self.layer.inputs, values, (operand,))[0]
-        return made
+        values_read: Array = run_nodes(nodes, self.layer.inputs, values, (operand,))[0]
+        return values_read
 
     def moment(
         self, x: Array, y: Array, run: SharedPrograms | None = None
@@ -223,8 +223,8 @@ class Multiplication:
     def largest(self, x: Array) -> Float[Array, "groups inputs"]:
         """Computes the largest |x| of every input."""
         rows = jax.jit(lambda x: jnp.abs(self.contraction.rows(x.astype(jnp.float32))).max(1))
-        found = [rows(*part) for part, _ in self.parts(x)]
-        return jnp.max(jnp.stack(found), 0)
+        magnitudes = [rows(*part) for part, _ in self.parts(x)]
+        return jnp.max(jnp.stack(magnitudes), 0)
 
     def _mean(
         self, of: Callable[..., Array], *xs: Array, run: SharedPrograms | None = None
@@ -262,7 +262,7 @@ def multiplications(program: Program) -> tuple[dict[str, Multiplication], dict[s
         By site: those that multiply by a parameter, and why others don't.
     """
     makers = producers(program)
-    found: dict[str, Multiplication] = {}
+    by_site: dict[str, Multiplication] = {}
     refused: dict[str, str] = {}
     for layer in program.layers:
         if layer.kind == "linear" and layer.site:
@@ -270,8 +270,8 @@ def multiplications(program: Program) -> tuple[dict[str, Multiplication], dict[s
             if isinstance(result, str):
                 refused[layer.site] = result
             else:
-                found[layer.site] = result
-    return found, refused
+                by_site[layer.site] = result
+    return by_site, refused
 
 
 def _multiplication(
@@ -298,10 +298,10 @@ def _multiplication(
             return "its kernel is data and its image a parameter"
         if node.params["batch_group_count"] != 1:
             return "it is a convolution with groups of its batch"
-    found = origin(program, source, makers)
-    if found is None:
+    parameter = origin(program, source, makers)
+    if parameter is None:
         return f"its weight is computed from parameters ({source.path}) and none of them itself"
-    return Multiplication(layer, index, found)
+    return Multiplication(layer, index, parameter)
 
 
 def _before(nodes: Sequence[Node], value: Value) -> list[Node]:

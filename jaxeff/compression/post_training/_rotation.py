@@ -82,24 +82,24 @@ class Stream:
 
 
 def streams(
-    program: Program, leaves: Sequence[Any], found: Mapping[str, Multiplication], seed: int
+    program: Program, leaves: Sequence[Any], linear: Mapping[str, Multiplication], seed: int
 ) -> list[Stream]:
     """Finds the streams that can be turned.
 
     Args:
         program: Result of `trace`.
         leaves: The flattened arguments; parameters are looked at, data isn't.
-        found: The linear layers, by site.
+        linear: The linear layers, by site.
         seed: Number that the signs of the rotation are drawn by.
     """
-    reader = _Reader(program, leaves, found, seed)
+    reader = _Reader(program, leaves, linear, seed)
     for layer in program.layers:
         reader.visit(layer)
     for v in program.outputs:
         if isinstance(v, Value):
             reader.pin(v)
-    made = {id(s): s for s in map(reader.stream, list(reader.of)) if s.free and s.read}
-    return list(made.values())
+    by_identity = {id(s): s for s in map(reader.stream, list(reader.of)) if s.free and s.read}
+    return list(by_identity.values())
 
 
 class _Reader:
@@ -109,15 +109,15 @@ class _Reader:
         self,
         program: Program,
         leaves: Sequence[Any],
-        found: Mapping[str, Multiplication],
+        linear: Mapping[str, Multiplication],
         seed: int,
     ):
-        self.program, self.found, self.makers = program, found, producers(program)
+        self.program, self.linear, self.makers = program, linear, producers(program)
         self.seed = seed
         self.of: dict[Value, Value] = {}
         self.roots: dict[Value, Stream] = {}
         # A bias after the scale, as a layer norm has, would have to be turned with it.
-        single = [g for g in gains(program, leaves, found) if len(g.vectors) == 1]
+        single = [g for g in gains(program, leaves, linear) if len(g.vectors) == 1]
         self.gains = {gain.layer: gain for gain in single}
 
     def stream(self, value: Value) -> Stream:
@@ -139,8 +139,8 @@ class _Reader:
 
     def visit(self, layer: Layer) -> None:
         """Adds what a layer does."""
-        if layer.site in self.found:
-            self._product(layer, self.found[layer.site])
+        if layer.site in self.linear:
+            self._product(layer, self.linear[layer.site])
         elif is_look_up(layer) and self._looks_up(layer):
             return
         elif not self._passes(layer):
@@ -159,20 +159,24 @@ class _Reader:
     def _product(self, layer: Layer, at: Multiplication) -> None:
         contraction = at.contraction
         operand = at.node.inputs[1 - contraction.side]
-        whole = not contraction.is_convolution and contraction.groups == 1
+        is_matrix = not contraction.is_convolution and contraction.groups == 1
         (out,) = layer.outputs[:1]
         last = len(operand.aval.shape) - 1
-        own = whole and self._own(at)
+        turns = is_matrix and self._own(at)
         # Whatever else a layer reads beside its product's operand isn't followed.
         for v in layer.inputs:
             if v.is_data and v is not operand:
                 self.pin(v)
-        if own and operand in layer.inputs and contraction.summed(1 - contraction.side) == (last,):
+        if (
+            turns
+            and operand in layer.inputs
+            and contraction.summed(1 - contraction.side) == (last,)
+        ):
             self.stream(operand).read.append(at)
         elif isinstance(operand, Value) and operand in layer.inputs:
             self.pin(operand)
         bias = self._bias(layer)
-        channels = output_channels(at) if own and bias is not None else None
+        channels = output_channels(at) if turns and bias is not None else None
         size = out.aval.shape[-1] if out.aval.shape else 0
         if channels is not None and (channels == np.arange(size)).all():
             self.stream(out).written.append(at)
@@ -188,15 +192,15 @@ class _Reader:
 
     def _bias(self, layer: Layer) -> list[Origin] | None:
         """Returns the parameters added to a product's outputs; None where they can't be turned."""
-        made = []
+        biases = []
         for i in layer.biases:
             bias = origin(self.program, layer.inputs[i], self.makers, grows=True)
             if bias is None or users(self.program, bias.path) != [layer.site]:
                 return None
             if len(bias.value.aval.shape) != 1:
                 return None
-            made.append(bias)
-        return made
+            biases.append(bias)
+        return biases
 
     def _looks_up(self, layer: Layer) -> bool:
         table = origin(self.program, layer.inputs[0], self.makers)
@@ -206,7 +210,7 @@ class _Reader:
             return False
         # A tied head turns with its table: (T H)^T is H^T T^T.
         heads = {site for site in users(self.program, table.path) if site != layer.site}
-        if heads - {s for s, at in self.found.items() if at.origin.leaf == table.leaf}:
+        if heads - {s for s, at in self.linear.items() if at.origin.leaf == table.leaf}:
             return False
         if out.aval.shape[-1] != shape[1]:
             return False
@@ -259,8 +263,8 @@ def _commutes(layer: Layer, index: int, ones: Sequence[int], seed: int) -> bool:
     def result(x: Array) -> Array:
         inputs = list(values)
         inputs[index] = x.astype(values[index].dtype)
-        made: Array = layer.fn(*inputs)[0]
-        return made.astype(jnp.float32)
+        output: Array = layer.fn(*inputs)[0]
+        return output.astype(jnp.float32)
 
     bits = jnp.finfo(values[index].dtype).bits
     tolerance = _TOLERANCE if bits >= 32 else _NARROW_TOLERANCE
@@ -335,8 +339,8 @@ def rotate(
     References:
         Ashkboos et al., "QuaRot", arXiv:2404.00456, sections 4.1 and 4.2.
     """
-    program, settings, found, _, leaves = read_model("rotate", f, params, batch, spec)
-    ours = [site for site in settings if site in found]
+    program, settings, linear, _, leaves = read_model("rotate", f, params, batch, spec)
+    ours = [site for site in settings if site in linear]
     if not ours:
         raise ValueError(
             "rotate found nothing to turn: no setting of the spec quantizes a linear layer with a "
@@ -345,14 +349,14 @@ def rotate(
     _check_settings(program, settings, leaves)
     folded: set[str] = set()
     # Layers that aren't quantized turn with the others: the function stays the same.
-    for stream in streams(program, leaves, found, seed) if fold else ():
+    for stream in streams(program, leaves, linear, seed) if fold else ():
         sites = {at.layer.site for at in stream.read}
         if sites.intersection(ours):
             _turn(stream, leaves, seed)
             folded |= sites
     kept = dict(settings)
     for site in ours:
-        if site not in folded and not found[site].contraction.is_convolution:
+        if site not in folded and not linear[site].contraction.is_convolution:
             kept[site] = _in_the_call(settings[site], seed)
     count = len(jax.tree.leaves(params))
     new = jax.tree.unflatten(jax.tree.structure(params), leaves[:count])

@@ -84,7 +84,7 @@ def gptq(
     check_count("gptq: block", block)
 
     def solve(problem: RoundingProblem) -> Matrix:
-        hessian = problem.at.moment(problem.given, problem.given, problem.run)
+        hessian = problem.at.moment(problem.quantized, problem.quantized, problem.run)
         width = min(block, problem.weights.shape[1])
 
         # Weights, Hessian and the grid's numbers are arguments: one program for equal shapes.
@@ -161,8 +161,8 @@ def _rounded(
             value = lax.dynamic_slice_in_dim(here, i, 1, 1)
             row = lax.dynamic_slice_in_dim(square, i, 1, 1)
             pivot = lax.dynamic_slice_in_dim(row, i, 1, 2)
-            own = (lax.dynamic_slice_in_dim(each, k * block + i, 1, 1) for each in numbers)
-            rounded = nearest(value, *own)
+            of_input = (lax.dynamic_slice_in_dim(each, k * block + i, 1, 1) for each in numbers)
+            rounded = nearest(value, *of_input)
             error = (value - rounded) / jnp.where(pivot == 0, 1.0, pivot)  # zero: only padded
             later = jnp.arange(block)[None, None, :] > i
             # Equation 3: later inputs take over the error along the row of the factor.
@@ -279,8 +279,8 @@ def adaround(
         to = _grid(problem)
         # E|x W - x' W'|^2 = W'^T E[x'^T x'] W' - 2 W'^T E[x'^T x] W + const: two moments
         # replace the batch, whatever its size.
-        second = problem.at.moment(problem.given, problem.given)
-        cross = problem.at.moment(problem.given, problem.exact) if asymmetric else second
+        second = problem.at.moment(problem.quantized, problem.quantized)
+        cross = problem.at.moment(problem.quantized, problem.exact) if asymmetric else second
         learnt = _learn(
             problem.weights, second, cross, to, steps, rate, penalty, tuple(beta), warmup
         )

@@ -82,7 +82,7 @@ def awq(
         Lin et al., "AWQ: Activation-aware Weight Quantization", arXiv:2306.00978.
     """
     check_count("awq: points", points)
-    program, settings, found, refused, leaves = read_model("awq", f, params, batch, spec)
+    program, settings, linear, refused, leaves = read_model("awq", f, params, batch, spec)
     run = SharedPrograms()
     sites: dict[str, tuple[Multiplication, Quantizer, Tensor, Array, Array]] = {}
 
@@ -91,12 +91,12 @@ def awq(
         operands = [] if setting is None else of_inputs(layer, setting, values)
         weights = [(q, t) for q, t, _ in operands if t.role == "weight"]
         if weights and layer.site in {la.site for la in program.layers}:
-            if layer.site not in found:
+            if layer.site not in linear:
                 raise ValueError(
                     f"awq can't replace the weight of {layer.site!r}: {refused[layer.site]}. Set "
                     "None there."
                 )
-            at = found[layer.site]
+            at = linear[layer.site]
             check_users("awq", program, at, {layer.site: at})
             x = at.reads(values)
             check_finite("awq", layer.site, weights=values[at.index], inputs=x)
@@ -162,9 +162,9 @@ def _search(
         rows = scale[channels][:, :, None]
         scaled = at.contraction.weight(w * rows).astype(dtype)
         # The range follows the scaled weights, as it will in the result.
-        found = start(quantizer, scaled, tensor).quantize(scaled, tensor)
+        values = start(quantizer, scaled, tensor).quantize(scaled, tensor)
         # The error of Q(w s) / s against w, as the layer's inputs weigh it.
-        difference = at.contraction.matrix(found).astype(jnp.float32) / rows - w
+        difference = at.contraction.matrix(values).astype(jnp.float32) / rows - w
         # Not as the excess over weights of zero: XLA's CPU back end of jaxlib 0.10.2 returns
         # undefined numbers for a product with constant zeros beside another one.
         product = jnp.einsum("gij,gjm->gim", second, difference, precision=_EXACT)
@@ -277,14 +277,14 @@ def smooth_quant(
     References:
         Xiao et al., "SmoothQuant", arXiv:2211.10438.
     """
-    program, settings, found, _, leaves = read_model("smooth_quant", f, params, batch, spec)
+    program, settings, linear, _, leaves = read_model("smooth_quant", f, params, batch, spec)
     reads: dict[str, _Read] = {}
 
     def measure(layer: Layer, key: Any, *values: Any) -> Sequence[Any]:
         setting = settings.get(layer.site)
         # Products of two activations have no weight that could take a scale.
-        if setting is not None and layer.site in found:
-            at = found[layer.site]
+        if setting is not None and layer.site in linear:
+            at = linear[layer.site]
             check_open("smooth_quant", layer, setting, values)
             x = at.reads(values)
             check_finite("smooth_quant", layer.site, weights=values[at.index], inputs=x)
@@ -297,7 +297,7 @@ def smooth_quant(
             "smooth_quant found nothing to scale: no setting of the spec quantizes a linear layer "
             "with a weight of its own."
         )
-    folded = _fold(program, leaves, found, reads, alpha) if fold else set()
+    folded = _fold(program, leaves, linear, reads, alpha) if fold else set()
     kept = dict(settings)
     for site, read in reads.items():
         if site not in folded:
@@ -310,7 +310,7 @@ def smooth_quant(
 def _fold(
     program: Program,
     leaves: list[Any],
-    found: Mapping[str, Multiplication],
+    linear: Mapping[str, Multiplication],
     reads: Mapping[str, _Read],
     alpha: float,
 ) -> set[str]:
@@ -323,7 +323,7 @@ def _fold(
             rescale(pair, leaves, _scale([reads[site]], [pair.channels], leaves, alpha))
             folded.add(site)
     # A norm that several layers read has one scale for all of them.
-    for gain in gains(program, leaves, found):
+    for gain in gains(program, leaves, linear):
         named = [(at.layer.site, channels) for at, channels in gain.readers]
         # Layers that aren't quantized are scaled, too, but have no say.
         ours = [(site, channels) for site, channels in named if site in reads]
@@ -340,10 +340,10 @@ def _scale(
     """Computes the scale of each channel, of the largest values of all that read it (eq. 4)."""
     count = max(int(own.max()) for own in channels) + 1
     x, w = np.zeros(count), np.zeros(count)
-    for read, own in zip(reads, channels, strict=True):
+    for read, labels in zip(reads, channels, strict=True):
         weights = np.abs(weights_of(read.at, leaves)).max(2)
-        np.maximum.at(x, own.reshape(-1), read.largest.reshape(-1))
-        np.maximum.at(w, own.reshape(-1), weights.reshape(-1))
+        np.maximum.at(x, labels.reshape(-1), read.largest.reshape(-1))
+        np.maximum.at(w, labels.reshape(-1), weights.reshape(-1))
     # A channel that is always zero on one side is as easy as it can be.
     both = (x > 0) & (w > 0)
     one = np.ones(count)
@@ -361,8 +361,8 @@ def _kept(
     scale = _scale([read], [channels], leaves, alpha).astype(np.float32)
 
     def rows(x: Array) -> Array:
-        made: Array = at.contraction.rows(x)
-        return made
+        matrices: Array = at.contraction.rows(x)
+        return matrices
 
     # Transposed, rows become entries: in the mean over the windows that read it, its channel.
     wide, back = jax.vjp(rows, jnp.zeros(read.exact.shape, jnp.float32))

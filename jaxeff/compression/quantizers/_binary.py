@@ -317,9 +317,9 @@ class Ternary(Thresholded):
 
     def quantize(self, x: Float[Array, "*shape"], tensor: Tensor) -> Float[Array, "*shape"]:
         """Returns the three values, with a gradient of one."""
-        own = self._filled(lax.stop_gradient(x), tensor)
-        scale = tensor.fitted("Ternary.scale", own.scale, x)
-        threshold = tensor.fitted("Ternary.threshold", own.threshold, x)
+        started = self._filled(lax.stop_gradient(x), tensor)
+        scale = tensor.fitted("Ternary.scale", started.scale, x)
+        threshold = tensor.fitted("Ternary.threshold", started.threshold, x)
         return _three(x, threshold, scale, scale) + (x - lax.stop_gradient(x))
 
     def start(self, x: Float[Array, "*shape"], tensor: Tensor) -> "Ternary":
@@ -379,9 +379,9 @@ class TrainedTernary(Thresholded):
     def quantize(self, x: Float[Array, "*shape"], tensor: Tensor) -> Float[Array, "*shape"]:
         """Returns the three values, with the gradients above."""
         fixed = lax.stop_gradient(x)
-        own = self._filled(fixed, tensor)
-        up = tensor.fitted("TrainedTernary.positive", own.positive, x)
-        down = tensor.fitted("TrainedTernary.negative", own.negative, x)
+        started = self._filled(fixed, tensor)
+        up = tensor.fitted("TrainedTernary.positive", started.positive, x)
+        down = tensor.fitted("TrainedTernary.negative", started.negative, x)
         threshold = tensor.fitted("TrainedTernary.threshold", self._threshold(fixed, tensor), x)
         one = jnp.ones_like(x)
         # Gradients of weights are scaled by the value they take, of those at zero by one.

@@ -289,8 +289,8 @@ class LearnedBasis(BaseQuantizer):
     def quantize(self, x: Float[Array, "*shape"], tensor: Tensor) -> Float[Array, "*shape"]:
         """Returns the nearest levels, with the gradients above."""
         fixed = lax.stop_gradient(x)
-        own = self.start(fixed, tensor)
-        basis = jnp.asarray(own.basis, x.dtype)
+        started = self.start(fixed, tensor)
+        basis = jnp.asarray(started.basis, x.dtype)
         tensor.fitted("LearnedBasis.basis", basis[..., 0], x)
         levels, _ = self._levels(basis, tensor)
         value = lookup_levels(levels, nearest(fixed, lax.stop_gradient(levels)))
@@ -442,8 +442,8 @@ class Discrete(BaseQuantizer):
 
     def quantize(self, x: Float[Array, "*shape"], tensor: Tensor) -> Float[Array, "*shape"]:
         """Draws values or takes the most probable ones, with the gradient of their mean."""
-        own, scale = self._fitted(x, tensor)
-        logits = jnp.asarray(own.logits, scale.dtype)
+        started, scale = self._fitted(x, tensor)
+        logits = jnp.asarray(started.logits, scale.dtype)
         values = self._values(logits)
         mean = scale * jnp.sum(jax.nn.softmax(logits) * values, -1)
         if self.draw == "sample":
@@ -458,8 +458,8 @@ class Discrete(BaseQuantizer):
 
     def gaussian(self, x: Float[Array, "*shape"], tensor: Tensor) -> Gaussian:
         """Computes the mean and variance of every weight, exactly."""
-        own, scale = self._fitted(x, tensor)
-        p = jax.nn.softmax(jnp.asarray(own.logits, scale.dtype))
+        started, scale = self._fitted(x, tensor)
+        p = jax.nn.softmax(jnp.asarray(started.logits, scale.dtype))
         values = self._values(p)
         mean = jnp.sum(p * values, -1)
         # About the mean: E[v^2] - E[v]^2 would cancel for weights that are nearly sure.
@@ -514,8 +514,8 @@ class Discrete(BaseQuantizer):
         return jnp.asarray(self.decay, logits.dtype) * jnp.sum(logits * logits)
 
     def _fitted(self, x: Array, tensor: Tensor) -> tuple["Discrete", Array]:
-        own = self.start(x, tensor)
-        shape = jnp.asarray(own.logits).shape
+        started = self.start(x, tensor)
+        shape = jnp.asarray(started.logits).shape
         if shape != (*x.shape, self.levels):
             raise ValueError(
                 f"Discrete.logits at {tensor.site}/{tensor.name} has shape {shape}, but there is a "
@@ -523,7 +523,7 @@ class Discrete(BaseQuantizer):
                 f"{(*x.shape, self.levels)}, or leave it to init."
             )
         value = at_least_float32(x)
-        return own, tensor.fitted("Discrete.scale", own.scale, value)
+        return started, tensor.fitted("Discrete.scale", started.scale, value)
 
     def _values(self, like: Array) -> Array:
         return with_leading_axes(jnp.linspace(-1, 1, self.levels, dtype=like.dtype), like.shape)

@@ -215,8 +215,8 @@ class HalfWave(BaseQuantizer):
         Raises:
             ValueError: It is a weight.
         """
-        own = self.start(lax.stop_gradient(x), tensor)
-        scale = tensor.fitted("HalfWave.scale", own.scale, x)
+        started = self.start(lax.stop_gradient(x), tensor)
+        scale = tensor.fitted("HalfWave.scale", started.scale, x)
         unit = x / safe_scale(scale)
         levels = half_wave_levels(self.bits, self.uniform)
         last = float(levels[-1])
@@ -396,10 +396,10 @@ class HalfQuadratic(BaseQuantizer):
 
     def quantize(self, x: Float[Array, "*shape"], tensor: Tensor) -> Float[Array, "*shape"]:
         """Returns the nearest values, with straight-through gradients where none is clipped."""
-        own = self.start(jax.lax.stop_gradient(x), tensor)
+        started = self.start(jax.lax.stop_gradient(x), tensor)
         value = at_least_float32(x)
-        step = keep_positive(tensor.fitted("HalfQuadratic.step", own.step, value))
-        zero = tensor.fitted("HalfQuadratic.zero", own.zero, value)
+        step = keep_positive(tensor.fitted("HalfQuadratic.step", started.step, value))
+        zero = tensor.fitted("HalfQuadratic.zero", started.zero, value)
         # Clipped before rounding: values outside of the range have no gradient.
         codes = round_through(jnp.clip(value / step + zero, 0, self._top(value.dtype)))
         return ((codes - zero) * step).astype(x.dtype)

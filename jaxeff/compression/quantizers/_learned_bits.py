@@ -153,20 +153,20 @@ class BayesianBits(BaseQuantizer):
 
     def quantize(self, x: Float[Array, "*shape"], tensor: Tensor) -> Float[Array, "*shape"]:
         """Sums the two-bit value and the residuals whose gates are open."""
-        own = self.start(lax.stop_gradient(x), tensor)
+        started = self.start(lax.stop_gradient(x), tensor)
         value = at_least_float32(x)
-        beta = tensor.fitted("BayesianBits.maximum", own.maximum, value)
+        beta = tensor.fitted("BayesianBits.maximum", started.maximum, value)
         # The smallest step, of 32 bits, is about 2^-32 beta: it has to be a normal number too.
         beta = keep_positive(beta, 2.0**40)
-        signed = jnp.asarray(own.signed)
+        signed = jnp.asarray(started.signed)
         low = jnp.where(signed, -beta, jnp.zeros_like(beta))
         # Short of the ends, which lie half a step beyond the outermost values (the paper's 1e-7).
         inner = 1 - 2 * jnp.finfo(beta.dtype).eps
         clipped = jnp.clip(value, low * inner, beta * inner)
         if self.hard:
-            y = own._on_grid(clipped, beta - low) * own._mask(value, tensor)
+            y = started._on_grid(clipped, beta - low) * started._mask(value, tensor)
         else:
-            y = own._gated(clipped, beta - low, value, tensor)
+            y = started._gated(clipped, beta - low, value, tensor)
         return y.astype(x.dtype)
 
     def deterministic(self) -> "BayesianBits":
@@ -212,14 +212,14 @@ class BayesianBits(BaseQuantizer):
 
     def penalty(self, x: Float[Array, "*shape"], tensor: Tensor) -> Any:
         """Computes the price of the bits whose gates are expected to be open."""
-        own = self.start(lax.stop_gradient(x), tensor)
-        gates = jnp.asarray(own.gates)
+        started = self.start(lax.stop_gradient(x), tensor)
+        gates = jnp.asarray(started.gates)
         # A residual counts only if all gates before it are open: independent gates, so
         # probabilities multiply.
         open_ = jnp.cumprod(jnp.concatenate([jnp.ones(1, gates.dtype), open_probability(gates)]))
         bits = jnp.sum(open_ * jnp.asarray(WIDTHS, gates.dtype))
-        if own.kept is not None and self.pruned != "nothing":
-            bits = bits * jnp.mean(open_probability(jnp.asarray(own.kept, gates.dtype)))
+        if started.kept is not None and self.pruned != "nothing":
+            bits = bits * jnp.mean(open_probability(jnp.asarray(started.kept, gates.dtype)))
         return jnp.asarray(self.price, gates.dtype) * bits
 
     def _gated(self, x: Array, span: Array, value: Array, tensor: Tensor) -> Array:
@@ -305,7 +305,7 @@ class PosteriorBits:
             lambda v: v.mean if is_gaussian(v) else v, self.posterior, is_leaf=is_gaussian
         )
         program = trace(f, means, *args)
-        found: dict[str, LayerQuantization] = {}
+        settings: dict[str, LayerQuantization] = {}
         for layer in program.sites:
             read = [layer.inputs[i] for i in layer.weights if layer.inputs[i].path in self.bits]
             if not read or layer.kind not in {"linear", "matmul"}:
@@ -318,11 +318,13 @@ class PosteriorBits:
                     'have no place there; take per="tensor".'
                 )
             width = np.maximum(bits, 1)
-            given: Any = int(width) if np.ndim(bits) == 0 else jnp.asarray(width, step.dtype)
+            bits_of_site: Any = int(width) if np.ndim(bits) == 0 else jnp.asarray(width, step.dtype)
             # No bits: a step so large that all of the weight rounds to zero.
             step = jnp.where(jnp.asarray(bits) == 0, 1e3 * (step + 1), step)
-            found[layer.site] = LayerQuantization(LSQ(given, step, signed=True, scaled=False))
-        return found
+            settings[layer.site] = LayerQuantization(
+                LSQ(bits_of_site, step, signed=True, scaled=False)
+            )
+        return settings
 
     def _table(self) -> Table:
         rows = [

@@ -103,9 +103,9 @@ class LSQ(BaseQuantizer):
 
     def quantize(self, x: Float[Array, "*shape"], tensor: Tensor) -> Float[Array, "*shape"]:
         """Returns the nearest values of the grid, with the gradients above."""
-        own = self.start(jax.lax.stop_gradient(x), tensor)
-        lower, upper = own.ends(x.dtype, tensor.role)
-        step = jnp.asarray(own.step, x.dtype)
+        started = self.start(jax.lax.stop_gradient(x), tensor)
+        lower, upper = started.ends(x.dtype, tensor.role)
+        step = jnp.asarray(started.step, x.dtype)
         if self.scaled:
             # g = 1 / sqrt(N Qp): keeps the ratio of update to value of a step near that of
             # the weights (Esser et al., section 2.2).
@@ -113,8 +113,8 @@ class LSQ(BaseQuantizer):
             scale = jax.lax.rsqrt(shared * jnp.maximum(upper, 1))
             step = _scaled(step, scale)
         offset: Any = 0.0
-        if own.offset is not None:
-            offset = jnp.asarray(own.offset, x.dtype)
+        if started.offset is not None:
+            offset = jnp.asarray(started.offset, x.dtype)
             offset = _scaled(offset, scale) if self.scaled else offset
         # A step that training brought to zero or below stays a step.
         step = keep_positive(step)
@@ -233,10 +233,10 @@ class PACT(BaseQuantizer):
 
     def quantize(self, x: Float[Array, "*shape"], tensor: Tensor) -> Float[Array, "*shape"]:
         """Returns the nearest values of the grid, with the gradients above."""
-        own = self.start(lax.stop_gradient(x), tensor)
+        started = self.start(lax.stop_gradient(x), tensor)
         value = at_least_float32(x)
-        alpha = own._level(value, tensor)
-        lower, upper = code_range(self.bits, own.signed, value.dtype)
+        alpha = started._level(value, tensor)
+        lower, upper = code_range(self.bits, started.signed, value.dtype)
         # The range is symmetric: one bit with a sign has the codes -1, 0 and 1.
         n, least = jnp.maximum(upper, 1), jnp.sign(lower)
         # The gradient to alpha is one exactly where values are clipped (Choi et al.,
@@ -271,8 +271,8 @@ class PACT(BaseQuantizer):
 
     def penalty(self, x: Float[Array, "*shape"], tensor: Tensor) -> Any:
         """Returns the squares of the clipping levels."""
-        own = self.start(lax.stop_gradient(x), tensor)
-        alpha = jnp.asarray(own.alpha, wide_dtype(x))
+        started = self.start(lax.stop_gradient(x), tensor)
+        alpha = jnp.asarray(started.alpha, wide_dtype(x))
         return jnp.asarray(self.decay, alpha.dtype) * jnp.sum(alpha * alpha)
 
     def _level(self, x: Array, tensor: Tensor) -> Array:
@@ -334,18 +334,18 @@ class Relaxed(BaseQuantizer):
 
     def quantize(self, x: Float[Array, "*shape"], tensor: Tensor) -> Float[Array, "*shape"]:
         """Draws values of the grid, or takes the nearest."""
-        own = self.start(lax.stop_gradient(x), tensor)
+        started = self.start(lax.stop_gradient(x), tensor)
         value = at_least_float32(x)
-        step = tensor.fitted("Relaxed.step", own.step, value)
+        step = tensor.fitted("Relaxed.step", started.step, value)
         step = keep_positive(step)
-        lower, upper = code_range(self.bits, own.signed, value.dtype)
+        lower, upper = code_range(self.bits, started.signed, value.dtype)
         codes = value / step
         nearest = lax.round(jnp.clip(codes, lower, upper), lax.RoundingMethod.TO_NEAREST_EVEN)
         nearest = lax.stop_gradient(nearest)
         if self.draw == "deterministic":
             passed = straight_through(jnp.clip(codes, lower, upper), nearest)
             return (passed * step).astype(x.dtype)
-        sigma = tensor.fitted("Relaxed.sigma", own.sigma, value)
+        sigma = tensor.fitted("Relaxed.sigma", started.sigma, value)
         options, logits = _local(value, step, sigma, nearest, lower, upper, self.reach)
         key = tensor.random("Relaxed")
         logits = logits + jax.random.gumbel(key, logits.shape, logits.dtype)
@@ -463,14 +463,14 @@ class LearnedWidth(LearnedBits):
 
     def quantize(self, x: Float[Array, "*shape"], tensor: Tensor) -> Float[Array, "*shape"]:
         """Returns the nearest values of the grid, with the gradients above."""
-        own = self.start(lax.stop_gradient(x), tensor)
+        started = self.start(lax.stop_gradient(x), tensor)
         value = at_least_float32(x)
-        step = tensor.fitted("LearnedWidth.step", own.step, value)
-        maximum = tensor.fitted("LearnedWidth.maximum", own.maximum, value)
+        step = tensor.fitted("LearnedWidth.step", started.step, value)
+        maximum = tensor.fitted("LearnedWidth.maximum", started.maximum, value)
         step, maximum = _sound(step, maximum)
-        least = -maximum if own.signed is True else jnp.zeros_like(maximum)
-        if not isinstance(own.signed, bool):
-            least = jnp.where(jnp.asarray(own.signed), -maximum, 0)
+        least = -maximum if started.signed is True else jnp.zeros_like(maximum)
+        if not isinstance(started.signed, bool):
+            least = jnp.where(jnp.asarray(started.signed), -maximum, 0)
         low, high = lax.stop_gradient(least), lax.stop_gradient(maximum)
         codes = lax.round(
             jnp.clip(lax.stop_gradient(value), low, high) / lax.stop_gradient(step),

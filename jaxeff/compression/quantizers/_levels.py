@@ -107,9 +107,9 @@ def _two_levels(scale: Array) -> Array:
     unit = jnp.where(unit > 0, unit, jnp.ones_like(unit))
     relative = scale / unit
     exponent = jnp.maximum(jnp.frexp(relative)[1] - 1, int(info.minexp)) - int(info.nmant)
-    whole: Any = lax.round(jnp.ldexp(relative, -exponent), lax.RoundingMethod.TO_NEAREST_EVEN)
+    codes: Any = lax.round(jnp.ldexp(relative, -exponent), lax.RoundingMethod.TO_NEAREST_EVEN)
     # A scale of zero would lose values that are small beside the largest of the array.
-    return jnp.maximum(jnp.ldexp(whole, exponent), float(info.smallest_subnormal)) * unit
+    return jnp.maximum(jnp.ldexp(codes, exponent), float(info.smallest_subnormal)) * unit
 
 
 @register_setting
@@ -142,21 +142,22 @@ class Levels(ScaledValues):
     def __post_init__(self) -> None:
         """Checks the fields."""
         super().__post_init__()
-        given = self.values
-        if not isinstance(given, tuple) or not all(isinstance(v, float | int) for v in given):
-            raise TypeError(f"Levels.values must be a tuple of numbers, not {given!r}.")
-        apart = all(a < b for a, b in itertools.pairwise(given))
-        if len(given) < 2 or not apart or not max(map(abs, given)) < float("inf"):
+        values = self.values
+        if not isinstance(values, tuple) or not all(isinstance(v, float | int) for v in values):
+            raise TypeError(f"Levels.values must be a tuple of numbers, not {values!r}.")
+        apart = all(a < b for a, b in itertools.pairwise(values))
+        if len(values) < 2 or not apart or not max(map(abs, values)) < float("inf"):
             raise ValueError(
-                f"Levels.values must be two finite numbers or more, in increasing order: {given!r}."
+                "Levels.values must be two finite numbers or more, in increasing order: "
+                f"{values!r}."
             )
 
     def quantize(self, x: Float[Array, "*shape"], tensor: Tensor) -> Float[Array, "*shape"]:
         """Returns the nearest of the scaled values."""
-        own = self.start(lax.stop_gradient(x), tensor)
+        started = self.start(lax.stop_gradient(x), tensor)
         value = at_least_float32(x)
         levels = jnp.asarray(self.values, value.dtype)
-        scale = jnp.ones((), value.dtype) if own.scale is None else own.scale
+        scale = jnp.ones((), value.dtype) if started.scale is None else started.scale
         scale = keep_positive(tensor.fitted("Levels.scale", scale, value))
         unit = value / scale
         codes = nearest(lax.stop_gradient(unit), levels)
@@ -230,11 +231,11 @@ class Floating(ScaledValues):
 
     def quantize(self, x: Float[Array, "*shape"], tensor: Tensor) -> Float[Array, "*shape"]:
         """Returns the nearest values of the format, times the scale."""
-        own = self.start(lax.stop_gradient(x), tensor)
+        started = self.start(lax.stop_gradient(x), tensor)
         value = at_least_float32(x)
-        if own.scale is None:
+        if started.scale is None:
             return self._nearest(value).astype(x.dtype)
-        scale = tensor.fitted("Floating.scale", own.scale, value)
+        scale = tensor.fitted("Floating.scale", started.scale, value)
         scale = keep_positive(scale)
         return (self._nearest(value / scale) * scale).astype(x.dtype)
 

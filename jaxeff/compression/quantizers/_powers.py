@@ -107,10 +107,10 @@ class PowersOfTwo(BaseQuantizer):
     def quantize(self, x: Float[Array, "*shape"], tensor: Tensor) -> Float[Array, "*shape"]:
         """Returns the nearest values, with a gradient of one."""
         fixed = lax.stop_gradient(x)
-        own = self.start(fixed, tensor)
-        top = tensor.fitted("PowersOfTwo.top", own.top, x)
+        started = self.start(fixed, tensor)
+        top = tensor.fitted("PowersOfTwo.top", started.top, x)
         half = power_of_two(self.bits, x.dtype) / 2
-        signed = jnp.asarray(own.signed).astype(bool)
+        signed = jnp.asarray(started.signed).astype(bool)
         # One code is zero; the others are powers, of each sign if there are two.
         count = jnp.where(signed, half, 2 * half) - 1
         y = nearest_powers(fixed, lax.stop_gradient(top), count, self.nearest == "exponent")
@@ -225,10 +225,10 @@ class LearnedPowers(LearnedBits):
 
     def quantize(self, x: Float[Array, "*shape"], tensor: Tensor) -> Float[Array, "*shape"]:
         """Returns the nearest powers of two in range, with the gradients above."""
-        own = self.start(lax.stop_gradient(x), tensor)
+        started = self.start(lax.stop_gradient(x), tensor)
         value = at_least_float32(x)
-        least = tensor.fitted("LearnedPowers.minimum", own.minimum, value)
-        most = tensor.fitted("LearnedPowers.maximum", own.maximum, value)
+        least = tensor.fitted("LearnedPowers.minimum", started.minimum, value)
+        most = tensor.fitted("LearnedPowers.maximum", started.maximum, value)
         least, most = _ends(least, most)
         fixed = lax.stop_gradient(value)
         size = jnp.abs(fixed)
@@ -324,11 +324,11 @@ class Incremental(BaseQuantizer):
             ValueError: It is an activation, whose gradient would vanish.
         """
         fixed = lax.stop_gradient(x)
-        own = self.start(fixed, tensor)
-        tensor.fitted("Incremental.top", own.top, x)
-        done = largest_mask(jnp.abs(fixed), own.fraction)
+        started = self.start(fixed, tensor)
+        tensor.fitted("Incremental.top", started.top, x)
+        done = largest_mask(jnp.abs(fixed), started.fraction)
         # Values are constants: the other weights alone are trained on (eq. 8).
-        return jnp.where(done, own.values(fixed), x)
+        return jnp.where(done, started.values(fixed), x)
 
     def start(self, x: Float[Array, "*shape"], tensor: Tensor) -> "Incremental":
         """Computes an open largest exponent from an array."""

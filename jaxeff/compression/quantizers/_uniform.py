@@ -195,15 +195,19 @@ class Grouped(BaseQuantizer):
     def __post_init__(self) -> None:
         """Checks the fields."""
         super().__post_init__()
-        given: Any = self.method
-        if not isinstance(given, Quantizer) or isinstance(given, type) or not hasattr(given, "per"):
+        method: Any = self.method
+        if (
+            not isinstance(method, Quantizer)
+            or isinstance(method, type)
+            or not hasattr(method, "per")
+        ):
             raise TypeError(
-                f"Grouped.method must be a quantizer with numbers per channel, not {given!r}."
+                f"Grouped.method must be a quantizer with numbers per channel, not {method!r}."
             )
-        if self.steps != "float32" and not (isinstance(given, Uniform) and given.symmetric):
+        if self.steps != "float32" and not (isinstance(method, Uniform) and method.symmetric):
             raise ValueError(
                 f"Grouped.steps={self.steps!r} needs a grid around zero, such as "
-                f"Uniform(4, symmetric=True), not {given!r}."
+                f"Uniform(4, symmetric=True), not {method!r}."
             )
 
     def quantize(self, x: Float[Array, "*shape"], tensor: Tensor) -> Float[Array, "*shape"]:
@@ -213,8 +217,8 @@ class Grouped(BaseQuantizer):
             ValueError: The size doesn't divide the axis.
         """
         inner, split = self.split(x, tensor)
-        own = self._narrowed(split, inner, self.outputs(tensor))
-        return own.quantize(split, inner).reshape(x.shape)  # type: ignore[no-any-return]
+        narrowed = self._narrowed(split, inner, self.outputs(tensor))
+        return narrowed.quantize(split, inner).reshape(x.shape)  # type: ignore[no-any-return]
 
     def start(self, x: Float[Array, "*shape"], tensor: Tensor) -> "Grouped":
         """Computes the method's open numbers of each group of a weight."""
@@ -280,13 +284,13 @@ class Grouped(BaseQuantizer):
 
     def _narrowed(self, x: Array, tensor: Tensor, outputs: tuple[int, ...]) -> Any:
         """Returns the method per channel, an open range such that narrow steps can hold it."""
-        own: Any = self._by_channel()
+        method: Any = self._by_channel()
         # A range that is there was made here, or is taken as it is.
-        if self.steps == "float32" or own.range is not None:
-            return own
+        if self.steps == "float32" or method.range is not None:
+            return method
         keep = tensor.axes("channel")
         top = largest_magnitude(x, keep)
-        unit = grid(own.bits, *value_range(x.astype(wide_dtype(x)), keep), own.symmetric)
+        unit = grid(method.bits, *value_range(x.astype(wide_dtype(x)), keep), method.symmetric)
         step = jnp.where(top > 0, unit.step, 0.0)
         if self.steps == "float16":
             step = step.astype(jnp.float16).astype(step.dtype)
@@ -296,7 +300,7 @@ class Grouped(BaseQuantizer):
         # The largest value is a whole number of steps; with one bit it is half of one twice.
         step = lax.stop_gradient(step)
         ends = (step * unit.lower, step * jnp.maximum(unit.upper, 1.0))
-        return replace(own, range=ends)
+        return replace(method, range=ends)
 
     def _by_channel(self) -> Any:
         return replace(self.method, per="channel")  # type: ignore[type-var]
@@ -345,8 +349,8 @@ def multiples_of(
     unit = jnp.max(step, over, keepdims=True) * (1 / MOST)
     ratio = step / jnp.where(unit > 0, unit, jnp.ones_like(unit))
     # Rounded up: a step below its own would clip the group's largest value.
-    whole = jnp.clip(jnp.ceil(ratio - _SLACK), 1, MOST)
-    return whole.astype(jnp.int8), unit
+    multiples = jnp.clip(jnp.ceil(ratio - _SLACK), 1, MOST)
+    return multiples.astype(jnp.int8), unit
 
 
 DEFAULT_GROUP = 32

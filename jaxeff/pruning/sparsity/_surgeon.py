@@ -75,7 +75,7 @@ def optimal_brain_surgeon(
     def solve(problem: RoundingProblem) -> Matrix:
         method, at = share_of("optimal_brain_surgeon", problem), problem.at
         # In float64: n rank-one updates of an inverse lose several digits.
-        hessian = np.asarray(at.moment(problem.given, problem.given), np.float64)
+        hessian = np.asarray(at.moment(problem.quantized, problem.quantized), np.float64)
         weights = np.asarray(problem.weights, np.float64)
         for h in hessian:
             mean = np.diag(h).mean()

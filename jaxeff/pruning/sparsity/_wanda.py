@@ -61,7 +61,7 @@ def wanda(
     def solve(problem: RoundingProblem) -> Matrix:
         method, at = share_of("wanda", problem), problem.at
         # The mean in the place of the sum: both give the same order.
-        norms = np.sqrt(np.asarray(at.squares(problem.given), np.float64))
+        norms = np.sqrt(np.asarray(at.squares(problem.quantized), np.float64))
         scores = np.abs(np.asarray(problem.weights, np.float64)) * norms[:, :, None]
         if isinstance(method, NofM):
             weight = at.contraction.weight(scores.astype(np.float32))
