@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import jax
 import jaxeff_export
-from jaxeff_export.bundle.machine_model import LoopModel
+from jaxeff_export.bundle import LoopModel
 from jaxeff_export.targets import ToolchainError
 
 from experiments.decoding.products import FORMATS, SETTINGS, product

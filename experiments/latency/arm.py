@@ -10,7 +10,7 @@ from collections.abc import Collection
 from typing import Any, Literal, get_args
 
 from jaxeff_export import deploy, resolve_target
-from jaxeff_export.bundle.machine_model import LoopModel
+from jaxeff_export.bundle import LoopModel
 from jaxeff_export.targets import ToolchainError, find_linker, find_modeller
 
 from experiments.contests.tvm import modelled_cycles

@@ -236,7 +236,7 @@ def test_nothing_half_written_is_left(tmp_path, monkeypatch):
     def broken(arrays):
         raise OSError("no space left on device")
 
-    monkeypatch.setattr("jaxeff_export.bundle._assembly.pack_arrays", broken)
+    monkeypatch.setattr("jaxeff_export.bundle._building.pack_arrays", broken)
     with pytest.raises(OSError, match="no space"):
         deploy(mlp, (parameters(), inputs()), path=tmp_path / "mlp")
     assert list(tmp_path.iterdir()) == []

@@ -6,9 +6,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jaxeff_export import Bundle, deploy
-from jaxeff_export.bundle.machine_model import _machine_code as code
-from jaxeff_export.bundle.machine_model import _modelling as modelling
-from jaxeff_export.bundle.machine_model._caches import level_of
+from jaxeff_export.bundle import _machine_model as machine_model
+from jaxeff_export.bundle._machine_model import level_of
 
 from jaxeff.compression import Int, integer
 
@@ -33,12 +32,12 @@ cnt v0.16b, v1.16b                                  128  128  0   0  -
 def test_instructions(row):
     *words, products, width, loads, stored, spill = row.split()
     line = " ".join(words)
-    assert code.products([line]) == int(products)
-    assert code.multiplies([line]) == (int(products) > 0)
-    assert code.width(line) == int(width)
-    assert code.loads([line]) == int(loads)
-    assert code.stored_bytes([line]) == int(stored)
-    assert code.is_spill(line) == (spill == "spill")
+    assert machine_model.count_products([line]) == int(products)
+    assert machine_model.count_multiplies([line]) == (int(products) > 0)
+    assert machine_model.vector_bits(line) == int(width)
+    assert machine_model.count_loads([line]) == int(loads)
+    assert machine_model.stored_bytes([line]) == int(stored)
+    assert machine_model.is_spill(line) == (spill == "spill")
 
 
 def test_caches():
@@ -84,13 +83,13 @@ def test_a_model_of_float_kernels_holds_the_roof(bundle):
 
 
 def test_parameters_come_from_where_all_of_them_are(bundle, monkeypatch):
-    monkeypatch.setattr(modelling, "_cycles", lambda *_: 1.0)
-    monkeypatch.setattr(modelling, "find_modeller", lambda *_: "")
+    monkeypatch.setattr(machine_model, "_cycles", lambda *_: 1.0)
+    monkeypatch.setattr(machine_model, "find_modeller", lambda name, _: name)
     library, kernels = bundle.folder / "library.so", bundle.manifest.kernels
 
     def transfers(extra):
         work = {**kernels, "another": {"read": extra, "written": 0, "products": 0, "bound": extra}}
-        loops = modelling.model_library(library, "aarch64", "cortex-a72", work)
+        loops = machine_model.model_library(library, "aarch64", "cortex-a72", work)
         return {loop.name: (loop.transfer, loop.level) for loop in loops if "matmul" in loop.name}
 
     near, far = transfers(0), transfers(10**7)
@@ -104,7 +103,7 @@ def test_parameters_come_from_where_all_of_them_are(bundle, monkeypatch):
 def test_a_loop_that_sums_is_the_one_that_multiplies():
     squares = ["vmulps %zmm1,%zmm1,%zmm2", "vfmadd231ps %zmm1,%zmm2,%zmm3"] * 9
     sums = ["vmovaps (%rsi,%rax,4),%zmm30", "vfmadd231ps %zmm30,%zmm2,%zmm3"]
-    chosen = max([[*squares, "vmovaps %zmm3,(%rcx,%rax,4)"], sums], key=modelling._weight)
+    chosen = max([[*squares, "vmovaps %zmm3,(%rcx,%rax,4)"], sums], key=machine_model._weight)
     assert chosen == sums
 
 

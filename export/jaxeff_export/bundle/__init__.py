@@ -1,15 +1,16 @@
 """Bundles: the folder that a deployed model is, how it is built, and how it runs on a board."""
 
 from jaxeff_export.bundle._building import build
-from jaxeff_export.bundle._bundle import Bundle
+from jaxeff_export.bundle._bundle import BoardResult, Bundle, run_on_boards
 from jaxeff_export.bundle._deployment import deploy, deploy_artifact
 from jaxeff_export.bundle._example import Example, NamedTarget, lift
-from jaxeff_export.bundle._fleet import BoardResult, run_on_boards
+from jaxeff_export.bundle._machine_model import LoopModel
 
 __all__ = [
     "BoardResult",
     "Bundle",
     "Example",
+    "LoopModel",
     "NamedTarget",
     "build",
     "deploy",

@@ -1,12 +1,14 @@
 """Ingredients of a bundle: an exported function, values for its inputs, a target.
 
-A C library is ordered from the same (`c_order`), without the bundle that it is of.
+A C library is ordered from the same (`c_order`), without the bundle that it is of: the same
+kernels, called from C.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -14,8 +16,9 @@ import numpy as np
 from jaxeff.nn import Tokenizer
 from jaxeff_export.artifact import Artifact, state_places
 from jaxeff_export.bundle.files import Manifest, RecordedPair, tolerance
-from jaxeff_export.clib import CLibraryError, LibraryParts
+from jaxeff_export.clib import CLibrary, CLibraryError, LibraryParts, bytes_of, write_library
 from jaxeff_export.clib.codegen import identifier
+from jaxeff_export.schedules import TuningDatabase
 from jaxeff_export.targets import find_linker, require_extra, resolve_target
 
 if TYPE_CHECKING:
@@ -159,3 +162,57 @@ def c_order(
         state=example.places,
         **more,
     )
+
+
+def export_c(
+    example: Example,
+    manifest: Manifest,
+    operands: Sequence[np.ndarray],
+    path: str | Path,
+    *,
+    name: str | None,
+    embed: bool,
+    flash: int | str | None,
+    ram: int | str | None,
+    database: str | Path | None,
+    threads: int,
+    style: str,
+) -> CLibrary:
+    """Writes a bundle's function as a C library.
+
+    Args:
+      example: what the bundle was built from.
+      manifest: the bundle's.
+      operands: the bound arrays that the function takes first.
+      path: same as for `Bundle.export_c`, like all that follow.
+      name: same as for `Bundle.export_c`.
+      embed: same as for `Bundle.export_c`.
+      flash: same as for `Bundle.export_c`.
+      ram: same as for `Bundle.export_c`.
+      database: same as for `Bundle.export_c`.
+      threads: same as for `Bundle.export_c`.
+      style: same as for `Bundle.export_c`.
+    """
+    # Start-up time: the compiler loads TVM.
+    from jaxeff_export.compiler import tuned_schedules
+
+    # The bundle's own target, so that both have the same kernels.
+    target = NamedTarget.of_manifest(manifest)
+    tuned = None
+    if database is not None:
+        tuned = tuned_schedules(TuningDatabase(database), target.settings)
+    order = c_order(
+        example,
+        target,
+        lift(example, target),
+        operands,
+        name=name or Path(path).absolute().name,
+        rounds_inputs=manifest.rounds_inputs,
+        tuned=tuned,
+        embed=embed,
+        flash=None if flash is None else bytes_of(flash),
+        ram=None if ram is None else bytes_of(ram),
+        threads=threads,
+        style=style,
+    )
+    return write_library(order, Path(path))

@@ -1,8 +1,14 @@
 """Reads and writes what a bundle consists of: its manifest, its arrays, its recorded self-check."""
 
-from jaxeff_export.bundle.files._arrays import pack_arrays, unpack_arrays
-from jaxeff_export.bundle.files._folder import BundleFolder
-from jaxeff_export.bundle.files._manifest import (
+from jaxeff_export.bundle.files._arrays import (
+    RecordedPair,
+    SelfCheck,
+    compare,
+    pack_arrays,
+    tolerance,
+    unpack_arrays,
+)
+from jaxeff_export.bundle.files._folder import (
     ARTIFACT,
     DERIVED,
     FILES,
@@ -13,11 +19,12 @@ from jaxeff_export.bundle.files._manifest import (
     SELFCHECK,
     TOKENIZER,
     BundleError,
+    BundleFolder,
     Manifest,
     own_files,
+    pack_tokenizer,
+    unpack_tokenizer,
 )
-from jaxeff_export.bundle.files._selfcheck import RecordedPair, SelfCheck, compare, tolerance
-from jaxeff_export.bundle.files._tokenizer import pack_tokenizer, unpack_tokenizer
 
 __all__ = [
     "ARTIFACT",

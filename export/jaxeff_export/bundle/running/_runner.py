@@ -6,10 +6,13 @@ arrays uploaded again, as often as the board allows (``board.attempts``).
 Any number of threads may call a runner. A virtual machine holds the inputs and results of one call,
 so each call takes one that no other has, and results are copied before another call can have it.
 Here calls of libraries for one core run side by side; elsewhere, and on several cores, they take
-turns (`boards.board`, `boards.threads`).
+turns (`boards.run_on_threads`).
 
 Sharp edge: objects on a remote board live as long as the connection. A runner must not be used
 after its board was left.
+
+On a processor that runs whole programs a bundle is exported to C, built, and run under an emulator
+(`ProgramRunner`).
 """
 
 from __future__ import annotations
@@ -32,15 +35,25 @@ from jaxeff_export.artifact import (
     rebuild,
     with_batch,
 )
-from jaxeff_export.boards import Board, BoardError, BoardLost
+from jaxeff_export.boards import Board, BoardError, BoardLost, ProgramBoard
 from jaxeff_export.bundle.files import BundleError, Manifest, RecordedPair, SelfCheck, compare
-from jaxeff_export.bundle.running._instrument import Instrument
-from jaxeff_export.bundle.running._machine import LoadedMachine
-from jaxeff_export.bundle.running._numbers import require_numbers
-from jaxeff_export.bundle.running._session import Session
-from jaxeff_export.bundle.running._state_memory import MachineMemory, StateMemory
-from jaxeff_export.bundle.running._timing import OperatorTime, Timing, operator_times, require_timed
-from jaxeff_export.targets import OPERATOR_BY_OPERATOR
+from jaxeff_export.bundle.running._session import (
+    HostMemory,
+    LoadedMachine,
+    MachineMemory,
+    Session,
+    StateMemory,
+    require_numbers,
+)
+from jaxeff_export.bundle.running._timing import (
+    Instrument,
+    OperatorTime,
+    Timing,
+    operator_times,
+    require_timed,
+)
+from jaxeff_export.clib import CLibrary, CLibraryError, ExampleProgram
+from jaxeff_export.targets import OPERATOR_BY_OPERATOR, ToolchainError
 
 _log = logging.getLogger(__name__)
 _T = TypeVar("_T")
@@ -377,3 +390,44 @@ def _given_up(lost: Sequence[str]) -> str:
     if len(lost) == 1:
         return lost[0]
     return f"{lost[0]} (given up after {len(lost)} attempts; the last: {lost[-1]})"
+
+
+class ProgramRunner(Runner):
+    """Calls a C library, each call in a process of its own.
+
+    Args:
+      manifest: the bundle's.
+      library: the bundle's C library; its folder is not needed any more afterwards.
+      recorded: pairs that the self-check replays.
+      board: what it runs on.
+      treedef: the exact structure of results, where this process knows it.
+
+    """
+
+    def __init__(
+        self,
+        manifest: Manifest,
+        library: CLibrary,
+        recorded: Sequence[RecordedPair],
+        board: ProgramBoard,
+        treedef: Any = None,
+    ) -> None:
+        self._keep(manifest, recorded, board, treedef)
+        self._program = ExampleProgram(library, board.core)
+        self._turn = threading.Lock()
+
+    def close(self) -> None:
+        """Removes the program."""
+        self._program.close()
+
+    def _memory(self, shared: Session | None) -> StateMemory:
+        if shared is not None:
+            raise BundleError(f"{self._board.name} shares no state between bundles")
+        return HostMemory(self._call, self._recorded[0].inputs, self._manifest)
+
+    def _call(self, leaves: Sequence[np.ndarray]) -> list[np.ndarray]:
+        try:
+            with self._turn:  # arguments are written into the program's one folder
+                return self._program.run(leaves)
+        except (CLibraryError, ToolchainError) as error:
+            raise BoardError(f"{self._board.name} could not run the library: {error}") from error
