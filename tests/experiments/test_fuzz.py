@@ -10,8 +10,8 @@ import pytest
 import jaxeff
 from experiments import trials
 from experiments.fuzz import cells, worker
-from experiments.fuzz.drawing import Draw
-from experiments.fuzz.grammar import RULES, network
+from experiments.fuzz.drawing import Block, Draw
+from experiments.fuzz.grammar import RULES, Network, network
 from experiments.trials import Cell
 
 
@@ -72,6 +72,29 @@ def test_codes_of_another_function_are_wrong(monkeypatch):
 
     monkeypatch.setattr(jaxeff, "integer", biased)
     assert cells.integer(net).status == "wrong"
+
+
+@pytest.mark.parametrize(
+    ("f", "off", "status"),
+    [(lambda p, x: x * p[0], 0.0, "right"), (lambda p, x: x * p[0], 3e-5, "wrong"),
+     # Of sums this large float32 keeps three digits behind the point.
+     (lambda p, x: x * p[0] + p[1] - p[1], 3e-4, "rounding"),
+     (lambda p, x: x * p[0] + p[1] - p[1], 3e-3, "wrong")],
+)  # fmt: skip
+def test_what_float32_loses_is_no_fault(f, off, status):
+    x, p = jax.random.normal(jax.random.key(0), (8, 4)), np.float32([1.25, 1e4])
+    net = Network("", Block("", {"w": p}, lambda p, x: f(p["w"], x)), 4, x)
+    exact = f(np.float64(p), np.asarray(net.others, np.float64))
+    assert cells._as_xla(net, exact + off).status == status
+
+
+def test_codes_that_a_bias_leaves_no_room_for_are_named():
+    arrays = {
+        "a/codes": np.array([[-127, 0], [3, 0]]),
+        "b/codes": np.array([[127, 14]]),
+        "b/bias": 0,
+    }
+    assert cells._rounded_anew(arrays) == ["b"]
 
 
 def test_a_worker_says_what_became_of_each_task(monkeypatch, capsys):
