@@ -1,7 +1,7 @@
 """The transforms' layers as one would write them by hand, for one network at a time, in `jax.lax`.
 
 The yardstick of `experiments.transforms`: no tracing and no rules, only what has to be computed.
-`Moments` calls the special functions of `jaxeff.moment_propagation.values` as it would call
+`Moments` calls the special functions of `jaxeff.moment_propagation.rules` as it would call
 `lax.erf`, and has the formulas that are safe in float32.
 """
 
@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from jaxeff.moment_propagation.values import inverse_std, tail
+from jaxeff.moment_propagation.rules import inverse_std, tail
 
 Pair = tuple[jax.Array, jax.Array]  # mean and variance
 _EPSILON = 1e-5  # of batch norm

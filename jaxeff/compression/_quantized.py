@@ -42,7 +42,7 @@ from jaxeff.compression.numerics import (
     parts,
 )
 from jaxeff.core import single_key, validate
-from jaxeff.moment_propagation.dependence import SHARED, Labels, Lineage, identity, walk
+from jaxeff.moment_propagation.dependence import SHARED, Labels, Lineage, follow_lineages, identity
 from jaxeff.program import (
     Rule,
     at_sites,
@@ -416,7 +416,9 @@ def find_samples(program: Program) -> None:
             pairs = zip(layer.inputs, layer.outputs, strict=True)
             lineages.update((to, lineages[v]) for v, to in pairs if v in lineages)
             continue
-        reached, _ = walk(layer.nodes, {v: lineages[v] for v in layer.inputs if v in lineages})
+        reached, _ = follow_lineages(
+            layer.nodes, {v: lineages[v] for v in layer.inputs if v in lineages}
+        )
         lineages.update((v, reached[v]) for v in layer.outputs if v in reached)
     leaves = {v.path: v.aval.ndim for v in program.inputs if v.path}
     for value, lineage in lineages.items():

@@ -1,13 +1,10 @@
 """Moment propagation: the mean and variance of a network's output in a single pass."""
 
-from jaxeff.moment_propagation._assumptions import assumptions
 from jaxeff.moment_propagation._calibrate import calibrate_moments
-from jaxeff.moment_propagation._moments import moments
-from jaxeff.moment_propagation._moments_check import MomentsCheck, moments_check
-from jaxeff.moment_propagation._sampled import sampled
-from jaxeff.moment_propagation.calibration import Calibrated
-from jaxeff.moment_propagation.dependence import Assumption, Assumptions
-from jaxeff.moment_propagation.values import (
+from jaxeff.moment_propagation._calibrated import Calibrated
+from jaxeff.moment_propagation._moments import moments, sampled
+from jaxeff.moment_propagation._moments_check import MomentsCheck, assumptions, moments_check
+from jaxeff.moment_propagation._values import (
     Gaussian,
     JointGaussian,
     MomentsError,
@@ -16,6 +13,7 @@ from jaxeff.moment_propagation.values import (
     is_gaussian,
     is_joint_gaussian,
 )
+from jaxeff.moment_propagation.dependence import Assumption, Assumptions
 
 __all__ = [
     "Assumption",

@@ -22,11 +22,14 @@ chosen by hand (its calibration factor, 0.3 and 0.4); here factors are measured.
 
 Such factors are averages over inputs, and on other inputs what is left is how much the ratio varies
 between them. So a second form is measured as well: a regression of the ratio of a result on the
-mean and variance that the diagonal pass gives it (`calibration`). It is taken where it is better on
-inputs that it wasn't fitted to (`form="best"`).
+mean and variance that the diagonal pass gives it (`VarianceTable`). It is taken where it is better
+on inputs that it wasn't fitted to (`form="best"`).
 
 Draws are split among groups of up to eight inputs, each with its own: at the same price, 256 inputs
-with 25 draws leave a smaller error than 32 with 200 that they share.
+with 25 draws leave a smaller error than 32 with 200 that they share. For inputs that share their
+draws share most of the draws' error, which then doesn't average out over them. The network is
+compiled once: at arguments without variance the same program makes the values at the means, from
+which offsets are summed.
 
 Sharp edges
 - Factors were measured on a batch; inputs of another kind may have others. `repr` states the median
@@ -42,44 +45,233 @@ Sharp edges
 from __future__ import annotations
 
 import functools
+import itertools
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, PRNGKeyArray
+from scipy.special import digamma
 
 from jaxeff.core import (
     check_count,
     input_batch,
     instance_of,
+    progress_bar,
     validate,
 )
-from jaxeff.moment_propagation._covariance import correlated
-from jaxeff.moment_propagation._examples import batched_leaves
-from jaxeff.moment_propagation._group_draws import Drawn, SampledProgram, drawn
-from jaxeff.moment_propagation._linear import check_method, first_order_pass
-from jaxeff.moment_propagation._moment_pass import Propagation, promote
-from jaxeff.moment_propagation._monte_carlo import random_values
-from jaxeff.moment_propagation._reading import read
-from jaxeff.moment_propagation.calibration import (
+from jaxeff.moment_propagation._calibrated import (
     FORMS,
     SHARED,
     Calibrated,
     FactorPass,
-    Groups,
     choose,
-    groups_of,
     is_scaled,
     may_scale,
     result_name,
 )
+from jaxeff.moment_propagation._covariance import check_method, correlated, first_order_pass
+from jaxeff.moment_propagation._moment_pass import Propagation, batched_leaves, promote, read
+from jaxeff.moment_propagation._moments import DrawSums, Sampling, random_values
+from jaxeff.moment_propagation._values import Gaussian, is_gaussian, is_random, to_variance
 from jaxeff.moment_propagation.rules import Rule
-from jaxeff.moment_propagation.values import Gaussian, is_gaussian, is_random, to_variance
 from jaxeff.program import Layer, Program, evaluate
 from jaxeff.program.ir import Value
+
+_LARGEST, _GROUPS = 8, 8
+
+
+@dataclass(frozen=True)
+class Groups:
+    """How the inputs of a function are divided.
+
+    Attributes:
+        batched: Marks of leaves of the arguments that hold an input per place of their first axis.
+        count: Number of groups.
+        size: Number of inputs in each.
+    """
+
+    batched: tuple[bool, ...]
+    count: int
+    size: int
+
+    @property
+    def members(self) -> np.ndarray:
+        """For each input the number of its group."""
+        return np.repeat(np.arange(self.count), self.size)
+
+    def part(self, args: Any, start: int, stop: int) -> Any:
+        """Selects the inputs of the groups from one to before another."""
+        rows = slice(start * self.size, stop * self.size)
+        leaves, structure = jax.tree.flatten(args, is_leaf=is_gaussian)
+        found = [
+            jax.tree.map(lambda a: a[rows], leaf) if b else leaf
+            for leaf, b in zip(leaves, self.batched, strict=True)
+        ]
+        return jax.tree.unflatten(structure, found)
+
+    def axes(self, whole: Sequence[Value], part: Sequence[Value]) -> list[int | None] | None:
+        """Finds the axis along which each value of all inputs consists of those of groups.
+
+        Args:
+            whole: Values of the program that reads all inputs.
+            part: The same of the program that reads one group.
+
+        Returns:
+            One per value, None for one that no input reaches; or None if groups don't fit.
+        """
+        if len(whole) != len(part):
+            return None
+        found: list[int | None] = []
+        for all_of, one in zip(whole, part, strict=True):
+            shapes = all_of.aval.shape, one.aval.shape
+            if len(shapes[0]) != len(shapes[1]):
+                return None
+            differ = [i for i, (n, m) in enumerate(zip(*shapes, strict=True)) if n != m]
+            # A second axis that differs is one over pairs of inputs.
+            if len(differ) > 1 or any(shapes[0][i] != shapes[1][i] * self.count for i in differ):
+                return None
+            found.append(differ[0] if differ else None)
+        return found
+
+
+def groups_of(batched: Sequence[bool], examples: int) -> Groups:
+    """Divides inputs: groups of eight, or smaller so that there are eight of them."""
+    size = min(_LARGEST, examples // _GROUPS)
+    if size < 1 or not any(batched):
+        return Groups(tuple(batched), 1, examples)
+    return Groups(tuple(batched), examples // size, size)
+
+
+def joined(parts: Sequence[np.ndarray], axis: int | None) -> np.ndarray:
+    """Joins what groups have of one value; of one that no input reaches, takes the mean."""
+    if axis is None:
+        return np.mean(parts, 0, dtype=parts[0].dtype)
+    return np.concatenate(parts, axis)
+
+
+# Calls that the draws of all groups are spread over: the progress bar moves as often.
+_CALLS = 20
+
+
+class SampledProgram(NamedTuple):
+    """A program, what its inputs hold, and the values that are sampled."""
+
+    program: Program
+    values: Sequence[Any]
+    wanted: Sequence[Value]
+
+
+class Drawn(NamedTuple):
+    """Logarithms of sampled variances, without the bias that a logarithm has.
+
+    Attributes:
+        logs: One array per sampled value, of all draws.
+        halves: For each sampled value that is a result, the same of either half of them.
+    """
+
+    logs: list[Any]
+    halves: list[tuple[Any, Any]]
+
+
+def drawn(
+    keys: PRNGKeyArray,
+    whole: SampledProgram,
+    part: SampledProgram,
+    groups: Groups,
+    progress: bool | None,
+) -> Drawn:
+    """Samples the variances of values.
+
+    Args:
+        keys: Keys of all draws, `[groups, chunks, chunk]`, at least two chunks.
+        whole: The program that reads all inputs.
+        part: The one that reads a group.
+        groups: The groups.
+        progress: Whether to show a bar of draws.
+    """
+    inputs = groups.axes(whole.program.inputs, part.program.inputs) or [None] * len(whole.values)
+    sampling = Sampling(part.program, part.wanted, keys.shape[2])
+    start = _values_of_group(whole, inputs, 0, groups)
+    nothing: list[Any] = [np.zeros(v.aval.shape, v.aval.dtype) for v in part.wanted]
+    zeros = DrawSums(nothing, nothing, nothing)
+    # Compiled by hand: a call with numbers of the machine's and one with those of JAX would be two
+    # programs, as big as the network each.
+    bounds = np.int32(0), np.int32(1)
+    add = jax.jit(sampling.add).lower(zeros, start, keys[0], *bounds).compile()
+    results = [i for i, v in enumerate(part.wanted) if v in part.program.outputs]
+    found: list[tuple[list[np.ndarray], list[tuple[np.ndarray, np.ndarray]]]] = []
+    chunks, chunk = keys.shape[1:]
+    calls = max(1, _CALLS // (2 * groups.count))
+    stops = np.linspace(0, chunks, 2 * calls + 1).astype(int).tolist()
+    with progress_bar(progress, "draw", keys.size, 0) as advance:
+        for group in range(groups.count):
+            values = _values_of_group(whole, inputs, group, groups)
+            sums = _start(add, zeros, values, keys[group])
+            for number, (first, last) in enumerate(itertools.pairwise(map(np.int32, stops))):
+                sums = jax.block_until_ready(add(sums, values, keys[group], first, last))
+                if number == calls - 1:
+                    half = [(np.array(sums.first[i]), np.array(sums.second[i])) for i in results]
+                advance(int(last - first) * chunk, "")
+            totals = [(np.asarray(a), np.asarray(b)) for a, b in zip(*sums[1:], strict=True)]
+            logs = [_log_variance(*total, chunks * chunk) for total in totals]
+            middle = stops[calls] * chunk
+            halves = [
+                (
+                    _log_variance(*early, middle),
+                    # What isn't in the first half is in the second one.
+                    _log_variance(
+                        totals[i][0] - early[0], totals[i][1] - early[1], chunks * chunk - middle
+                    ),
+                )
+                for i, early in zip(results, half, strict=True)
+            ]
+            found.append((logs, halves))
+    axes = groups.axes(whole.wanted, part.wanted) or [None] * len(whole.wanted)
+    logs = [joined([g[0][i] for g in found], axis) for i, axis in enumerate(axes)]
+    both = [
+        [joined([g[1][n][side] for g in found], axes[i]) for side in range(2)]
+        for n, i in enumerate(results)
+    ]
+    return Drawn(logs, [(first, second) for first, second in both])
+
+
+def _values_of_group(
+    whole: SampledProgram, inputs: Sequence[int | None], group: int, groups: Groups
+) -> list[Any]:
+    def one(value: Any, axis: int | None) -> Any:
+        if axis is None:
+            return value
+        return jax.tree.map(lambda a: np.split(np.asarray(a), groups.count, axis)[group], value)
+
+    # The same values as the whole program reads, so that the function needn't be read again.
+    return [one(value, axis) for value, axis in zip(whole.values, inputs, strict=True)]
+
+
+def _start(
+    add: Callable[..., DrawSums], zeros: DrawSums, values: Sequence[Any], keys: PRNGKeyArray
+) -> DrawSums:
+    """Evaluates the program at the means, as a draw of variance zero."""
+    still = [Gaussian(v.mean, jnp.zeros(v.shape, v.dtype)) if is_gaussian(v) else v for v in values]
+    at_means = add(zeros, still, keys, np.int32(0), np.int32(1))
+    # Whole chunks are summed: a chunk of equal draws is that many times one.
+    centre: list[Any] = [np.asarray(one) / one.dtype.type(keys.shape[1]) for one in at_means.first]
+    return DrawSums(centre, zeros.first, zeros.second)
+
+
+def _log_variance(first: np.ndarray, second: np.ndarray, count: int) -> np.ndarray:
+    """Computes the logarithm of the unbiased variance from sums of offsets and of their squares."""
+    var = np.maximum(second - first * (first / count), 0) / max(count - 1, 1)
+    # The logarithm of a sampled variance of a normal value is too small on average by what the
+    # digamma function says: 4 % at 25 draws.
+    half = max(count - 1, 1) / 2
+    bias = float(digamma(half) - np.log(half))
+    logs = np.full(var.shape, -np.inf, np.float32)
+    return np.log(var, out=logs, where=var > 0, casting="unsafe") - np.float32(bias)
+
 
 # More than 200 draws an input leave nothing that can be seen; fewer than 25 make the logarithm of a
 # variance too noisy to tell forms by.

@@ -1,4 +1,4 @@
-"""Variances with correlations taken into account: `moments(f, correlations=True)`.
+"""Variances with correlations: `moments(f, correlations=True)`, and the delta method.
 
 The variance of y = f(w) for independent Gaussian w of variances v is a sum over orders (the Hermite
 expansion of f), and the first is
@@ -18,16 +18,43 @@ Sharp edges
 - One pass backward for each entry of a result that is left of an example, so about the cost of
   twice as many samples as there are logits, whatever the samples cost to draw.
 - Examples are derived together, as many as `CHUNK_ENTRIES` has room for. A convolution's kernel has
-  slopes of its own for each of them, which are made of patches (`slopes`).
+  slopes of its own for each of them, which are made of patches (`_slopes`).
 - Examples are separated by following the first axis of every data argument to the first of every
-  result (`_examples`). Where that fails (a `while` over a batch), all entries of a result are
+  result (`batched_leaves`). Where that fails (a `while` over a batch), all entries of a result are
   derived one by one, up to `MOST_RESULTS`.
 - Variances inside the network, which the slopes are expected under, are those of the diagonal.
+
+By the delta method, `moments(f, method="linear")`, the function is replaced by its tangent at the
+means. For independent entries w of variances v,
+
+    E[y] = f(m),   Var[y_k] = sum_w v_w (dy_k / dw)^2,
+
+which is exact to first order in the noise and holds everything that results share, through any
+differentiable program: loops, attention, functions that no rule is known for. The sum is taken in
+the same way, of the function's own slopes in the place of expected ones. Where a last dense layer
+makes more results than it reads units, the units are derived instead (`_slopes`).
+
+Sharp edges
+- Against Monte Carlo the error is a few per cent (median over results) up to noise of 10 % of the
+  spread of each weight array, and grows with noise (`experiments.moment_variances`):
+  `correlations=True` has slopes that noise averages, and `calibrate_moments` measures what is left.
+- A slope of zero is no variance: what is discrete is certain, and so is what the function stops
+  the gradient of, and what it rounds without a gradient of its own.
+- The mean is the function's result at the means: noise doesn't shift it.
+- A pass backward per result of an example takes twice the function's arithmetic: a ResNet-8 with
+  ten results took 23 times as long as the function, LeNet-5 15, a U-Net with 392 results 904.
+  Batches too large for `CHUNK_ENTRIES` go through a loop in groups, in which XLA's convolutions are
+  six times slower on a processor.
+- Examples that a `while` or a branch carries together aren't told apart, so each result is derived
+  by the whole batch: vmap over examples there,
+  `jax.vmap(moments(f, method="linear"), in_axes=(None, 0))`.
+- A `while_loop` whose number of steps is unknown has no derivative in reverse.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar, NamedTuple, Protocol
 
 import jax
@@ -35,22 +62,26 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array
 
-from jaxeff.moment_propagation._examples import batched_leaves
-from jaxeff.moment_propagation._reading import read
-from jaxeff.moment_propagation.calibration import (
+from jaxeff.moment_propagation._calibrated import (
     is_result,
     result_name,
     uncalibrated,
     with_result_factors,
 )
-from jaxeff.moment_propagation.slopes import (
+from jaxeff.moment_propagation._moment_pass import (
+    Propagation,
+    batched_leaves,
+    gaussian_results,
+    read,
+)
+from jaxeff.moment_propagation._slopes import (
     OutputLayer,
     RandomEntries,
     last_layer,
     let_through,
     variance_through,
 )
-from jaxeff.moment_propagation.values import (
+from jaxeff.moment_propagation._values import (
     Gaussian,
     JointGaussian,
     MomentsError,
@@ -59,7 +90,7 @@ from jaxeff.moment_propagation.values import (
     is_random,
     to_variance,
 )
-from jaxeff.program import CORRELATIONS, Layer, Program, closed
+from jaxeff.program import CORRELATIONS, Layer, Program, closed, evaluate, plain_rule
 from jaxeff.program.ir import Value
 from jaxeff.program.ir import primitives as prim
 
@@ -418,3 +449,51 @@ def _slopes(pull: Callable[..., Any], y: Sequence[Array], number: int) -> Callab
         return pull(seeds)
 
     return slopes
+
+
+METHODS = ("layers", "linear")
+
+
+@dataclass(frozen=True)
+class Linearization:
+    """A pass that evaluates a program at the means, so that its slopes are the function's own.
+
+    Attributes:
+        propagation: The moments that give the variance of a linear layer's own kernel.
+        expected_slopes: Whether derivatives of its results are expected slopes.
+    """
+
+    propagation: Propagation
+    expected_slopes: ClassVar[bool] = False
+
+    def prepare(self, program: Program, values: Sequence[Any]) -> Program:
+        """Returns the program as it is: nothing is integrated together."""
+        return program
+
+    def layer(
+        self, factors: Mapping[str, Any], layer: Layer, key: Any, *values: Any
+    ) -> Sequence[Any]:
+        """Evaluates a layer."""
+        return plain_rule(layer, key, *values)
+
+    def own_variance(self, layer: Layer, *values: Any) -> Array:
+        """Computes the variance of a linear layer's one result, which is exact."""
+        return self.propagation.own_variance(layer, *values)
+
+    def evaluated(self, program: Program, rule: Callable[..., Any], values: Sequence[Any]) -> Any:
+        """Evaluates a program at the means."""
+        means = [v.mean if is_gaussian(v) else v for v in values]
+        return gaussian_results(program, evaluate(program, rule, None, means))
+
+
+def check_method(name: str, method: str) -> None:
+    """Checks the name of a method."""
+    if method not in METHODS:
+        raise ValueError(f"{name}: method {method!r} is unknown; choose one of {METHODS}.")
+
+
+def first_order_pass(propagation: Propagation, method: str) -> Pass:
+    """Returns the pass that first-order variances are derived through."""
+    # Expected slopes are derivatives of means alone: variances are held while they are taken.
+    slopes = replace(propagation, differentiable=False)
+    return Linearization(slopes) if method == "linear" else slopes

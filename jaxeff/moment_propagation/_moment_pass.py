@@ -1,56 +1,53 @@
-"""The pass of `moments` over a program: which rule each layer takes, and what it returns."""
+"""The pass of `moments` over a program: how it is read, which rule each layer takes, its results.
+
+Any leaf of the arguments may be random. Those that hold an example per place of their first axis
+are found for results that are derived example by example (`batched_leaves`). The first axis of
+every data argument is followed to the first of every result, through scans too; of a state that is
+fed back, what all steps have in common counts. In doubt (a while loop, a branch, a mixed axis, rows
+that a captured array or their place makes different) the answer is that there are no examples:
+dearer for those who ask, but never wrong.
+"""
 
 from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array
 
-from jaxeff.moment_propagation._reading import check_certain, read
-from jaxeff.moment_propagation.attention import (
-    AttentionLayer,
+from jaxeff.core import primitives as p
+from jaxeff.moment_propagation._attention import AttentionLayer, attention_moments
+from jaxeff.moment_propagation._attention_patterns import (
     attention_in_stream,
-    attention_moments,
     fuse_attention,
     pooled_attention,
     warn_of_pooled,
     warn_of_stream,
 )
-from jaxeff.moment_propagation.calibration import (
+from jaxeff.moment_propagation._calibrated import (
     factor_of,
     is_scaled,
     of_shared_pass,
     result_name,
+    uncalibrated,
     with_regressions,
     with_result_factors,
 )
-from jaxeff.moment_propagation.dependence import (
-    Assumption,
-    FusedLayer,
-    Note,
-    divided_by_own_sums,
-    fuse_dependent,
-    mixed_stream,
-    reused,
-    warn_of_mixed,
-    warn_of_own_sums,
-    warn_of_reuse,
-)
-from jaxeff.moment_propagation.regions import Environment, linear_patterns, propagate, region
-from jaxeff.moment_propagation.rules import Rule
-from jaxeff.moment_propagation.shared_kernels import steps_apart, with_shared_noise
-from jaxeff.moment_propagation.values import (
+from jaxeff.moment_propagation._linear_patterns import linear_patterns, with_bias_vectors
+from jaxeff.moment_propagation._propagation import Environment, propagate
+from jaxeff.moment_propagation._regions import region
+from jaxeff.moment_propagation._values import (
     AtMean,
     Gaussian,
     MomentsError,
     RawMoments,
     at_mean,
+    check_gaussian,
     check_real,
     is_gaussian,
     is_random,
@@ -58,7 +55,128 @@ from jaxeff.moment_propagation.values import (
     to_raw,
     to_variance,
 )
-from jaxeff.program import Layer, Program, evaluate, plain_rule, read_out_by
+from jaxeff.moment_propagation.dependence import (
+    APART,
+    Assumption,
+    FusedLayer,
+    Lineage,
+    Note,
+    divided_by_own_sums,
+    follow_lineages,
+    fuse_dependent,
+    identity,
+    mixed_stream,
+    reused,
+    union,
+    varying_axes,
+    warn_of_mixed,
+    warn_of_own_sums,
+    warn_of_reuse,
+)
+from jaxeff.moment_propagation.rules import Rule
+from jaxeff.moment_propagation.shared_kernels import steps_apart, with_shared_noise
+from jaxeff.program import Layer, Program, check_open, evaluate, plain_rule, read_out_by
+from jaxeff.program.ir import Scan, Value, fixed_point
+from jaxeff.program.reading import trace_live
+
+
+class RandomProgram(NamedTuple):
+    """A function read at arguments that may be random.
+
+    Attributes:
+        program: The program, with bias vectors.
+        values: One per input of the program; a `Gaussian` for random ones.
+        factors: Factors of the variances of its sites.
+    """
+
+    program: Program
+    values: list[Any]
+    factors: Mapping[str, Any]
+
+
+def read(
+    f: Callable[..., Any],
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any],
+    rewrite: Callable[[Program, Sequence[Value]], Callable[..., Any] | None] | None = None,
+) -> RandomProgram:
+    """Reads a function at arguments any leaf of which may be a `Gaussian`.
+
+    Args:
+        f: The function.
+        args: Positional arguments of it.
+        kwargs: Keyword arguments of it.
+        rewrite: Makes an equal function of a program and its random inputs, which is read in its
+            place; None where there is nothing to change. Functions whose sites are calibrated are
+            read as they are.
+    """
+    _check((args, kwargs))
+    args, factors = uncalibrated(args)
+    means, named = jax.tree.map(
+        lambda v: v.mean if is_gaussian(v) else v, (args, kwargs), is_leaf=is_gaussian
+    )
+    program = _opened(f, means, named)
+    positions = range(program.in_tree.num_leaves)
+    arrays = jax.tree.unflatten(program.in_tree, positions)[1]
+    values = jax.tree.leaves((args, {k: kwargs[k] for k in arrays}), is_leaf=is_gaussian)
+    if rewrite is not None and (not factors or of_shared_pass(factors)):
+        random = [v for v, x in zip(program.inputs, values, strict=True) if is_gaussian(x)]
+        other = rewrite(program, random)
+        if other is not None:
+            program = _opened(other, means, {k: named[k] for k in arrays})
+    return RandomProgram(program, values, factors)
+
+
+def _opened(f: Callable[..., Any], means: Sequence[Any], named: Mapping[str, Any]) -> Program:
+    """Reads a function at arrays."""
+    program = trace_live(f, *means, **named)
+    check_open(program, "moments")
+    check_certain(jax.tree.unflatten(program.out_tree, range(program.out_tree.num_leaves)))
+    _open_unchanged(program)
+    with_bias_vectors(program)
+    return program
+
+
+def _open_unchanged(program: Program) -> None:
+    """Takes layers that a transform evaluated as they are for those of the function itself.
+
+    They are marked for their names' sake alone, as all layers are behind a batch norm's folding.
+    """
+    for layer in program.layers:
+        for part in layer.programs:  # transforms nest, and act inside of loops
+            _open_unchanged(part)
+        if layer.mark and layer.programs:
+            inside = [one for one in layer.programs[0].layers if one.kind != "shape"]
+            if [(one.kind, one.programs) for one in inside] == [(layer.kind, ())]:
+                layer.mark, layer.programs = "", ()
+
+
+def check_certain(result: Any) -> None:
+    """Checks that a function returns arrays, not random ones.
+
+    Raises:
+        MomentsError: A result is a `Gaussian` already.
+    """
+    if any(is_gaussian(v) for v in jax.tree.leaves(result, is_leaf=is_gaussian)):
+        raise MomentsError(
+            "moments can't act on moments(f), nor on another function that returns a Gaussian: a "
+            "Gaussian holds arrays. Take moments once, of f; or of a function that returns the "
+            "mean alone."
+        )
+
+
+def _check(tree: Any) -> None:
+    leaves = jax.tree_util.tree_leaves_with_path(tree, is_leaf=is_gaussian)
+    for path, leaf in leaves:
+        if is_gaussian(leaf):
+            check_certain(leaf.mean)
+            name = jax.tree_util.keystr(path[2:], simple=True, separator="/")
+            check_gaussian(leaf, f"moments: argument {_position(path)}{name and ' '}{name}")
+
+
+def _position(path: Any) -> str:
+    return jax.tree_util.keystr(path[1:2], simple=True)
+
 
 _REGIONS = {"elementwise", "normalization", "reduction"}
 
@@ -272,3 +390,75 @@ def _quantize(layer: Layer, values: Sequence[Any], differentiable: bool) -> list
     # Straight through: the value is rounded, the slope is one.
     mean = random[0].mean
     return [Gaussian(mean + lax.stop_gradient(outputs[0] - mean), random[0].var)]
+
+
+def batched_leaves(program: Program, count: int) -> list[bool]:
+    """Returns which of the first inputs hold an example per place of their first axis.
+
+    Args:
+        program: A program.
+        count: Number of its inputs that may; data among the others leaves the answer in doubt.
+    """
+    inputs = program.inputs[:count]
+    data = [v for v in inputs if v.is_data]
+    none = [False] * count
+    if (
+        not data
+        or any(v.is_data for v in program.inputs[count:])
+        or not all(v.aval.ndim for v in data)
+        or len({v.aval.shape[0] for v in data}) > 1
+    ):
+        return none
+    given = [{v: identity(v.aval.shape)} if v in data else {} for v in program.inputs]
+    for lineage in _followed(program, given) or [{}]:
+        if not lineage or any(not labels or labels[0] != 0 for labels in lineage.values()):
+            return none
+    # What else differs from row to row isn't there when one example is computed alone.
+    if any(axes[0] for axes in varying_axes(program)):
+        return none
+    return [v.is_data for v in inputs]
+
+
+def _followed(program: Program, given: Sequence[Lineage]) -> list[Lineage] | None:
+    """Follows lineages to a program's outputs; None where there is a loop that isn't followed."""
+    lineages = {v: x for v, x in zip(program.inputs, given, strict=True) if x}
+    for layer in program.layers:
+        here = {v: lineages[v] for v in layer.inputs if v in lineages}
+        if not here:
+            continue
+        if layer.kind == "control flow":
+            made = _through_scan(layer, here)
+            if made is None:
+                return None
+            # A layer has the outputs that are read; the loop's node has all of them.
+            lineages.update(zip(layer.nodes[0].outputs, made, strict=True))
+        elif not layer.nodes:
+            lineages.update(
+                (o, here[i]) for i, o in zip(layer.inputs, layer.outputs, strict=True) if i in here
+            )
+        else:
+            found, _ = follow_lineages(layer.nodes, here)
+            lineages.update((v, found[v]) for v in layer.outputs if v in found)
+    return [lineages.get(v, {}) if isinstance(v, Value) else {} for v in program.outputs]
+
+
+def _through_scan(layer: Layer, lineages: Mapping[Value, Lineage]) -> list[Lineage] | None:
+    """Follows lineages through a scan; None if the layer is another loop or a branch."""
+    if [node.primitive for node in layer.nodes] != [p.scan_p] or len(layer.programs) != 1:
+        return None
+    (node,), (body,) = layer.nodes, layer.programs
+    operands = [lineages.get(a, {}) if isinstance(a, Value) else {} for a in node.inputs]
+    loop = Scan.of(node, operands)
+    # A step reads a place of the first axis. If that is the examples' own, no label of it is left,
+    # so what is made of it isn't taken for an example's.
+    rows = [{source: labels[1:] for source, labels in x.items()} for x in loop.xs]
+
+    def step(carry: Sequence[Lineage]) -> tuple[Sequence[Lineage], list[Lineage] | None]:
+        made = _followed(body, loop.inputs(carry, rows))
+        # A loop inside that isn't followed: this one ends as it is, and is given up.
+        return (carry, None) if made is None else loop.split(made)
+
+    carry, stacked = fixed_point(step, loop.carry, lambda a, b: union((a, b)))
+    if stacked is None:
+        return None
+    return [*carry, *({s: (APART, *labels) for s, labels in x.items()} for x in stacked)]

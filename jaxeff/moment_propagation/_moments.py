@@ -1,4 +1,4 @@
-"""`moments(f)`: the mean and variance of a function's results, in one pass.
+"""`moments(f)`: mean and variance of a function's results in one pass; `sampled(f)`: draws of them.
 
 ```python
 import jax
@@ -29,25 +29,154 @@ Sharp edges
 - Discrete results (an argmax, a comparison) are those of the means; computing on with one is an
   error, and so is any primitive without a rule that meets a random value.
 - Quantization that `jaxeff.quantized` put there acts on the mean and keeps the variance.
+
+Moments of a noisy network are those of a function with noise as a random argument. A noise model
+whose draws have known means and variances (`jaxeff.noise.MomentNoise`) is a value and independent
+random arrays. Made arguments of the function, they are random values like any others: their product
+with a layer's result is exact, and what entries share of a draw is followed as everything that
+entries share.
+
+`sampled(f)` is the local reparametrization trick, draws of results in place of weights.
+
+```python
+import jax
+import jaxeff
+from jaxeff.moment_propagation import sampled
+from jaxeff.nn import small_classifier
+
+f, params, (x, y) = small_classifier()
+posterior = jax.tree.map(lambda w: jaxeff.Gaussian(w, 0.01 * w**2), params)
+logits = sampled(f)(jax.random.key(0), posterior, x)
+```
+
+Where a layer reads random parameters, the mean and variance of its result are those of moment
+propagation, exact for a dot product or convolution, and the result is drawn from them (Kingma et
+al., section 2.3): m + sqrt(v) times noise of its own for every entry and every example. So the
+gradients of a batch's loss have a smaller variance than with one draw of the weights for all of it,
+and weights need no density: a Gaussian stands for whatever has that mean and variance, such as
+discrete weights (Shayer et al., section 3), by the central limit theorem.
+
+Sharp edges:
+    Results that share a weight are drawn independently: the entries of a convolution's result, the
+    uses of a layer that is used twice, the steps of a loop.
+    Results of few products aren't normal; draw weights instead (`Gaussian.sample`) where that
+    matters.
+
+References:
+    Kingma et al., "Variational Dropout and the Local Reparameterization Trick", arXiv:1506.02557.
+    Shayer et al., "Learning Discrete Weights Using the Local Reparameterization Trick",
+    arXiv:1710.07739.
+
+Rules are compared with sampled moments, by Monte Carlo over the layers: the function is run on
+samples of its random arguments, and the mean and variance of every value in it are accumulated.
+They show where a variance is off, and by how much (`assumptions`), and by which factor to correct
+it (`calibrate_moments`).
 """
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Literal
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, NamedTuple
 
 import jax
+import jax.numpy as jnp
+from jax import lax
+from jaxtyping import Array, PRNGKeyArray
 
-from jaxeff.core import check_function, check_params, instance_of, string_mapping, validate
-from jaxeff.moment_propagation._covariance import correlated
-from jaxeff.moment_propagation._linear import check_method, first_order_pass
-from jaxeff.moment_propagation._moment_pass import Propagation
-from jaxeff.moment_propagation._noise import with_noise
+from jaxeff.core import (
+    check_function,
+    check_key,
+    check_params,
+    instance_of,
+    string_mapping,
+    validate,
+)
+from jaxeff.moment_propagation._covariance import check_method, correlated, first_order_pass
+from jaxeff.moment_propagation._moment_pass import Propagation, read
+from jaxeff.moment_propagation._values import (
+    Gaussian,
+    MomentsError,
+    is_gaussian,
+    is_random,
+    sample_all,
+    to_variance,
+)
 from jaxeff.moment_propagation.dependence import Assumption, Assumptions
 from jaxeff.moment_propagation.rules import Rule
-from jaxeff.moment_propagation.values import MomentsError, is_gaussian
-from jaxeff.noise.models import check_noise
+from jaxeff.noise import MomentNoise, Noise, perturbed_inputs, perturbs_layer
+from jaxeff.noise.models import check_noise, place
+from jaxeff.program import Layer, Program, evaluate, interpret_sites, plain_rule, resolve, trace
+from jaxeff.program.ir import Value
+
+
+def with_noise(
+    f: Callable[..., Any],
+    spec: Mapping[str, Noise | None],
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any],
+) -> tuple[Callable[..., Any], tuple[Any, ...]]:
+    """Gives a function its noise as a last argument; returns it with arguments, noise included.
+
+    Raises:
+        ValueError: A model has no moments, or acts inside a loop or branch.
+        SpecError: A pattern of the spec matches or decides no site, or two are equally specific.
+    """
+    means, named = jax.tree.map(
+        lambda v: v.mean if is_gaussian(v) else v, (tuple(args), dict(kwargs)), is_leaf=is_gaussian
+    )
+    # Sites and shapes are all that is needed: a model's terms don't depend on the values it
+    # perturbs.
+    program = trace(f, *means, **named)
+    models = resolve(spec, program, perturbs_layer, "noise to perturb")
+    draws: dict[str, list[Gaussian]] = {}
+    for layer in program.sites:
+        if layer.site not in models:
+            continue
+        model = models[layer.site]
+        if not isinstance(model, MomentNoise):
+            raise ValueError(
+                f"moments: {type(model).__name__} at {layer.site} has no moments (no methods parts "
+                "and combine); draw samples of jaxeff.noisy(f, spec) instead"
+            )
+        if layer not in program.layers:
+            raise ValueError(
+                f"moments: {layer.site} lies inside a loop or branch, where noise is drawn anew "
+                "in every step; draw samples of jaxeff.noisy(f, spec) instead"
+            )
+        for name, value in _perturbed(layer, model):
+            like = jnp.zeros(value.aval.shape, value.aval.dtype)
+            draws[name] = [Gaussian(mean, var) for mean, var in model.terms(like)]
+
+    def g(*given: Any, **keywords: Any) -> Any:
+        *rest, drawn = given
+
+        def rule(model: Any, layer: Layer, key: Any, *values: Any) -> Sequence[Any]:
+            def noisy(name: str, x: Any) -> Any:
+                return model.combine(x, *drawn[name]) if name in drawn else x
+
+            inputs = [noisy(f"{layer.site}<{i}", x) for i, x in enumerate(values)]
+            outputs = plain_rule(layer, key, *inputs)
+            return [noisy(f"{layer.site}>{i}", y) for i, y in enumerate(outputs)]
+
+        # Noise becomes sums and products with arguments, which moments have rules for like any
+        # others.
+        return interpret_sites(
+            f, lambda _: models, rule, None, rest, keywords, "moments(noise=...)"
+        )
+
+    return g, (*args, draws)
+
+
+def _perturbed(layer: Layer, model: Noise) -> list[tuple[str, Any]]:
+    """Returns the values of a layer that a model perturbs, each under a name of its own."""
+    if place(model) == "output":
+        found = [(f"{layer.site}>{i}", v) for i, v in enumerate(layer.outputs) if not v.spread]
+    else:
+        found = [(f"{layer.site}<{i}", layer.inputs[i]) for i in perturbed_inputs(layer, model)]
+    return [(name, v) for name, v in found if jnp.issubdtype(v.aval.dtype, jnp.floating)]
+
 
 _FORMS = ("variance", "raw")
 
@@ -163,4 +292,196 @@ def _propagated(
     return propagation.run(f, args, kwargs)
 
 
-__all__ = ["MomentsError", "moments"]
+@validate()
+def sampled(f: Callable[..., Any]) -> Callable[..., Any]:
+    """Draws the results of layers whose parameters are random.
+
+    Args:
+        f: A pure function `f(params, *args)`.
+
+    Returns:
+        A function `g(key, params, *args)`, any leaf of whose arguments may be a `Gaussian`. It
+        returns what `f` returns, drawn; it is differentiable with respect to means and variances.
+
+    Raises:
+        TypeError: `f` is a Flax model; when called: the key is none, or an argument holds what is
+            no array.
+        MomentsError: When called: a random parameter meets a computation without a rule.
+    """
+    check_function("sampled: f", f)
+
+    @functools.wraps(f)
+    def g(key: PRNGKeyArray, *args: Any, **kwargs: Any) -> Any:
+        check_key("sampled: key", key)
+        for position, argument in enumerate(args):
+            check_params(f"sampled: argument {position}", argument)
+        program, values, factors = read(f, args, kwargs)
+        propagation = Propagation({}, "variance", lambda _: None)
+
+        def rule(layer: Layer, at: Any, *inputs: Any) -> Sequence[Any]:
+            outputs = propagation.layer(factors, layer, None, *inputs)
+            if not layer.site:  # prepares a parameter, which is drawn where it is used
+                return outputs
+            return [_drawn(at, i, value) for i, value in enumerate(outputs)]
+
+        # A site's draw is certain for the next layer, so no variance passes through two sites.
+        outputs = evaluate(program, rule, key, values)
+        # Results that no site has made (a random argument returned as it is) are drawn here.
+        drawn = [_drawn(key, i, value) for i, value in enumerate(outputs)]
+        return jax.tree.unflatten(program.out_tree, drawn)
+
+    return g
+
+
+def _drawn(key: Any, i: int, value: Any) -> Any:
+    return to_variance(value).sample(jax.random.fold_in(key, i)) if is_random(value) else value
+
+
+Sampled = dict[Value, Gaussian]
+
+
+class DrawSums(NamedTuple):
+    """Sums over draws, one array per sampled value.
+
+    Attributes:
+        centre: Values at the means of all arguments.
+        first: Sums of offsets from them.
+        second: Sums of the squares of those offsets.
+    """
+
+    centre: list[Array]
+    first: list[Array]
+    second: list[Array]
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """Sums over draws of a program's random values, which further calls add draws to.
+
+    Attributes:
+        program: A program; loops are run as they are, and what is inside isn't looked at.
+        wanted: Values to sample.
+        chunk: Number of draws that run side by side.
+    """
+
+    program: Program
+    wanted: Sequence[Value]
+    chunk: int
+
+    def start(self, values: Sequence[Any]) -> DrawSums:
+        """Evaluates the program at the means; the sums are of no draws yet."""
+        # Sums of offsets from the values at the means: sums of squares of the values themselves
+        # would cancel in float32.
+        made = _everything(self.program, [v.mean if is_gaussian(v) else v for v in values])
+        centre = [made[v] for v in self.wanted]
+        first, second = ([jnp.zeros_like(c) for c in centre] for _ in range(2))
+        return DrawSums(centre, first, second)
+
+    def add(
+        self, sums: DrawSums, values: Sequence[Any], keys: Any, start: Any, stop: Any
+    ) -> DrawSums:
+        """Adds draws to sums.
+
+        Args:
+            sums: Sums so far.
+            values: One per input of the program; a `Gaussian` for random ones, which are sampled.
+            keys: Keys of all draws, `[chunks, chunk]`.
+            start: Number of the first chunk to add, which may be traced.
+            stop: Number after that of the last one.
+        """
+
+        def draw(key: PRNGKeyArray) -> list[Array]:
+            made = _everything(self.program, sample_all(key, values))
+            pairs = zip((made[v] for v in self.wanted), sums.centre, strict=True)
+            # What is minus infinity in every draw doesn't vary.
+            return [jnp.where(y == c, 0, y - c) for y, c in pairs]
+
+        def step(i: Any, total: tuple[list[Array], list[Array]]) -> tuple[list[Array], list[Array]]:
+            # A mapped convolution has a kernel per draw: it compiles and runs for three times as
+            # long as one draw after the other.
+            if self.chunk == 1:
+                offsets = draw(keys[i, 0])
+                parts = [(o, o * o) for o in offsets]
+            else:
+                offsets = jax.vmap(draw)(keys[i])
+                parts = [(o.sum(0), (o * o).sum(0)) for o in offsets]
+            first = [t + o for t, (o, _) in zip(total[0], parts, strict=True)]
+            second = [t + o for t, (_, o) in zip(total[1], parts, strict=True)]
+            return first, second
+
+        # Sums of sums: bounds that are traced let calls of any length share one program.
+        total = lax.fori_loop(start, stop, step, (sums.first, sums.second))
+        return DrawSums(sums.centre, *total)
+
+    def moments(self, sums: DrawSums, count: int) -> Sampled:
+        """Computes means and unbiased variances from the sums of `count` draws."""
+        found: Sampled = {}
+        for value, centre, total, squares in zip(self.wanted, *sums, strict=True):
+            # The unbiased variance from sums of offsets, whose mean is small against their spread.
+            mean = total / count
+            var = jnp.maximum(squares - count * mean * mean, 0) / (count - 1)
+            found[value] = Gaussian(centre + mean, var)
+        return found
+
+
+def sampled_moments(
+    key: PRNGKeyArray,
+    program: Program,
+    values: Sequence[Any],
+    samples: int,
+    chunk: int,
+    wanted: Collection[Value],
+) -> Sampled:
+    """Samples the moments of random floating-point values of a program.
+
+    Args:
+        key: A PRNG key.
+        program: A program; loops are run as they are, and what is inside isn't looked at.
+        values: One per input; a `Gaussian` for random ones, which are sampled.
+        samples: How many samples to draw, at least 2; rounded up to a multiple of `chunk`.
+        chunk: How many are run at once: memory is this many times that of the function.
+        wanted: Values to sample; those that aren't random or no floats are left out.
+
+    Returns:
+        The mean and the unbiased variance by value, arrays of the value's shape.
+    """
+    random = [v for v in random_values(program, values) if v in wanted]
+    sampling = Sampling(program, random, chunk)
+    keys = draw_keys(key, samples, chunk)
+    sums = sampling.add(sampling.start(values), values, keys, 0, len(keys))
+    return sampling.moments(sums, keys.size)
+
+
+def draw_keys(key: PRNGKeyArray, samples: int, chunk: int) -> PRNGKeyArray:
+    """Splits a key into one per draw, `[chunks, chunk]`, at least `samples` of them."""
+    return jax.random.split(key, (-(-samples // chunk), chunk))
+
+
+def _everything(program: Program, values: Sequence[Any]) -> dict[Value, Any]:
+    """Evaluates a program as it is and returns every value."""
+    env: dict[Any, Any] = dict(program.constants)
+    env.update(zip(program.inputs, values, strict=True))
+    for layer in program.layers:
+        env.update(
+            zip(
+                layer.outputs, plain_rule(layer, None, *(env[v] for v in layer.inputs)), strict=True
+            )
+        )
+    return env
+
+
+def random_values(program: Program, values: Sequence[Any]) -> list[Value]:
+    """Returns the floating-point values that depend on random inputs."""
+    reached = {v for v, x in zip(program.inputs, values, strict=True) if is_gaussian(x)}
+    for layer in program.layers:
+        if not reached.isdisjoint(layer.inputs):
+            reached.update(layer.outputs)
+    made = [*program.inputs, *(v for layer in program.layers for v in layer.outputs)]
+    return [v for v in made if v in reached and jnp.issubdtype(v.aval.dtype, jnp.floating)]
+
+
+def ratios(ours: Gaussian, sampled: Gaussian) -> Array:
+    """Divides variances by sampled ones, entry by entry; NaN where nothing varied."""
+    return jnp.where(
+        sampled.var > 0, ours.var / jnp.where(sampled.var > 0, sampled.var, 1), jnp.nan
+    )

@@ -19,8 +19,7 @@ from tvm import relax
 
 import jaxeff
 from jaxeff.moment_propagation import Gaussian
-from jaxeff.moment_propagation.rules import maximum, relu
-from jaxeff.moment_propagation.values import near, tail
+from jaxeff.moment_propagation.rules import maximum, near, relu, tail
 from jaxeff.nn import LeNet5
 
 FORMS = [

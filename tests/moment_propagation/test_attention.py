@@ -13,10 +13,10 @@ from flax import nnx
 
 import jaxeff
 from jaxeff.moment_propagation import Gaussian, MomentsWarning, assumptions, moments
-from jaxeff.moment_propagation.attention import Axes, attention
+from jaxeff.moment_propagation._attention import AxisLetters, attention
 
 CAUSAL = jnp.tril(jnp.ones((5, 5), bool))
-HEAD = Axes("id", "jd", "je", "ij", "ie", "j")
+HEAD = AxisLetters("id", "jd", "je", "ij", "ie", "j")
 
 
 def normal(seed, *shape):

@@ -8,7 +8,7 @@ from flax import nnx
 
 from jaxeff.core import functional
 from jaxeff.moment_propagation import Calibrated, Gaussian, MomentsError, calibrate_moments, moments
-from jaxeff.moment_propagation.calibration import (
+from jaxeff.moment_propagation._calibrated import (
     Residuals,
     VarianceTable,
     at_regression,

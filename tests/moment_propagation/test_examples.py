@@ -7,7 +7,7 @@ import pytest
 from jax import lax
 
 from jaxeff.moment_propagation import Gaussian, calibrate_moments, moments
-from jaxeff.moment_propagation._examples import batched_leaves
+from jaxeff.moment_propagation._moment_pass import batched_leaves
 from jaxeff.program import trace
 
 W = 0.5 * jax.random.normal(jax.random.key(0), (4, 4))

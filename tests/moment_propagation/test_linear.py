@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 from jaxeff.moment_propagation import Gaussian, moments
+from jaxeff.moment_propagation._values import RawMoments, to_raw
 from jaxeff.moment_propagation.rules import bilinear
-from jaxeff.moment_propagation.values import RawMoments, to_raw
 
 KEYS = iter(jax.random.split(jax.random.key(7), 100))
 

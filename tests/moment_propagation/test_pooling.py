@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from jaxeff.moment_propagation import Gaussian, moments
 from jaxeff.moment_propagation.rules import maximum, window, window_max
-from jaxeff.moment_propagation.rules._clark import minimum, reduce_max, reduce_min
+from jaxeff.moment_propagation.rules._extremes import minimum, paired_max, paired_min
 
 
 def random(*shape, seed=0, spread=1.0):
@@ -34,12 +34,12 @@ def test_maximum_with_a_constant_is_the_rectifier(oracle):
 def test_the_tree_over_four_is_as_far_off_as_documented(oracle):
     alike = Gaussian(jnp.zeros((1, 4)), jnp.ones((1, 4)))
     samples = oracle.monte_carlo(lambda x: x.max(1), (alike,), 400_000, 50_000)
-    ours = reduce_max(alike, (1,))
+    ours = paired_max(alike, (1,))
     ratio = ours.var[0] / samples.var[0]
     assert abs(ratio - 0.952) <= 0.004 + 5 * samples.var_error[0] / samples.var[0]
     unequal = random(200, 4)
     samples = oracle.monte_carlo(lambda x: x.max(1), (unequal,), 50_000)
-    ours = reduce_max(unequal, (1,))
+    ours = paired_max(unequal, (1,))
     oracle.assert_matches(ours, samples, mean=0.03, var=0.21)
     assert np.median(np.asarray(ours.var) / samples.var) < 1
 
@@ -143,7 +143,7 @@ def test_global_pooling(oracle):
         (lambda _, x: x.min((1, 2)), {"mean": 0.07, "var": 0.31}),
     ):
         oracle.assert_matches(jax.jit(moments(f))({}, x), oracle.monte_carlo(f, ({}, x)), **bias)
-    assert reduce_min(x, (1, 2)).shape == (2, 2)
+    assert paired_min(x, (1, 2)).shape == (2, 2)
 
 
 @pytest.mark.slow

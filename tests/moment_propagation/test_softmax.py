@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from jaxeff.moment_propagation import Gaussian, moments
-from jaxeff.moment_propagation.rules._softmax import log_softmax, logsumexp, softmax, softmin
+from jaxeff.moment_propagation.rules._normalization import log_softmax, logsumexp, softmax, softmin
 
 
 def logits(classes, spread, var, rows=6):

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from jaxeff.moment_propagation import Gaussian, moments
-from jaxeff.moment_propagation.regions import _statistics as st
+from jaxeff.moment_propagation import _statistics as st
 from jaxeff.moment_propagation.rules._normalization import normalize
 from jaxeff.program.reading import UNKNOWN
 

@@ -1,9 +1,19 @@
 """Finds which random values share noise, and fuses the layers where that matters."""
 
-from jaxeff.moment_propagation.dependence._assumption import Assumption, Assumptions, Note, Ratio
-from jaxeff.moment_propagation.dependence._expansion import degree, second_order
+from jaxeff.moment_propagation.dependence._covariance_gaps import (
+    divided_by_own_sums,
+    mixed_stream,
+    reused,
+    warn_of_mixed,
+    warn_of_own_sums,
+    warn_of_reuse,
+)
 from jaxeff.moment_propagation.dependence._fusion import (
+    Assumption,
+    Assumptions,
     FusedLayer,
+    Note,
+    Ratio,
     WholeLayer,
     fuse_dependent,
     join,
@@ -15,26 +25,20 @@ from jaxeff.moment_propagation.dependence._lineage import (
     DependentCombination,
     Labels,
     Lineage,
+    follow_lineages,
     identity,
+    independent_lineages,
     union,
-)
-from jaxeff.moment_propagation.dependence._mixed_streams import (
-    mixed_stream,
-    warn_of_mixed,
-)
-from jaxeff.moment_propagation.dependence._own_sums import (
-    divided_by_own_sums,
-    warn_of_own_sums,
+    varying_axes,
 )
 from jaxeff.moment_propagation.dependence._pointwise import (
     AFFINE,
+    degree,
     degrees,
     is_limited,
     is_pointwise,
+    second_order,
 )
-from jaxeff.moment_propagation.dependence._reuse import reused, warn_of_reuse
-from jaxeff.moment_propagation.dependence._tracking import independent_lineages, walk
-from jaxeff.moment_propagation.dependence._variation import varying_axes
 
 __all__ = [
     "AFFINE",
@@ -52,6 +56,7 @@ __all__ = [
     "degree",
     "degrees",
     "divided_by_own_sums",
+    "follow_lineages",
     "fuse_dependent",
     "identity",
     "independent_lineages",
@@ -63,7 +68,6 @@ __all__ = [
     "second_order",
     "union",
     "varying_axes",
-    "walk",
     "warn_of_mixed",
     "warn_of_own_sums",
     "warn_of_reuse",

@@ -1,4 +1,4 @@
-"""Follows which entries of random sources each value depends on, to decide about independence.
+"""Follows which entries of random sources values depend on, and finds where dependent ones meet.
 
 The lineage of a value holds for every *source* (a random array) how the value's entries depend on
 the source's entries, one label per axis of the value:
@@ -14,6 +14,11 @@ axis. Everything in between is independent, and the rules of `rules` are exact f
 Sharp edges
 - A conservative answer is SHARED: what is called independent is, what is called dependent may not
   be. A gather by indices that happen to differ counts as shared.
+
+`varying_axes` says along which axes results vary by themselves. What a function makes of one
+example alone is what it makes of it in a batch only if nothing but the example itself differs from
+row to row. A captured array with a row per example does, and so do positions that are counted along
+the examples, rows of a table of them, and random bits.
 """
 
 from __future__ import annotations
@@ -25,7 +30,17 @@ from typing import Any, Literal
 
 from jaxeff.core import primitives as p
 from jaxeff.core import split_p, stack_p, tile_p
-from jaxeff.program.ir import Contraction, entering
+from jaxeff.program import Program
+from jaxeff.program.ir import (
+    Contraction,
+    Node,
+    Scan,
+    Value,
+    entering,
+    fixed_point,
+    walk,
+    walk_nodes,
+)
 from jaxeff.program.ir import primitives as prim
 
 APART: Literal["apart"] = "apart"
@@ -369,3 +384,198 @@ def _convolved(c: Contraction, operand: int, labels: Labels) -> Labels:
     if c.groups == c.shapes[0][image[1]] == c.shapes[1][kernel[0]]:
         out[result[1]] = labels[image[1]]
     return tuple(out)
+
+
+def follow_lineages(
+    nodes: Sequence[Node], given: Mapping[Value, Lineage]
+) -> tuple[dict[Value, Lineage], dict[Node, list[DependentCombination]]]:
+    """Follows lineages through nodes, and finds the dependent entries that each node combines."""
+    lineages = dict(given)
+    meetings: dict[Node, list[DependentCombination]] = {}
+    for node in nodes:
+        operands = [lineages.get(a, {}) if isinstance(a, Value) else {} for a in node.inputs]
+        if any(operands):
+            results, found = through(node.eqn, operands)
+            lineages.update(zip(node.outputs, results, strict=True))
+            if found:
+                meetings[node] = found
+    return lineages, meetings
+
+
+def independent_lineages(values: Sequence[Value]) -> dict[Value, Lineage]:
+    """Returns the lineages of values that are independent of each other, entries and all."""
+    return {v: {v: identity(v.aval.shape)} for v in values}
+
+
+def internal(values: Sequence[Value], nodes: Sequence[Node]) -> list[DependentCombination]:
+    """Finds the dependent entries that nodes combine even where the values are independent."""
+    return [
+        m
+        for found in follow_lineages(nodes, independent_lineages(values))[1].values()
+        for m in found
+    ]
+
+
+def external(
+    values: Sequence[Value], nodes: Sequence[Node], lineages: Mapping[Value, Lineage]
+) -> list[DependentCombination]:
+    """Finds the dependent entries that nodes combine because values share sources further back.
+
+    Returns:
+        Meetings whose source is one of the values.
+    """
+    clouded = {v: {v: _clouded(v, lineages[v])} for v in values}
+    # No value has dependent entries of its own: only pairs of values can meet.
+    if not any(SHARED in labels for found in clouded.values() for labels in found.values()):
+        return _across(values, nodes, lineages)
+    found = [m for found in follow_lineages(nodes, clouded)[1].values() for m in found if m.along]
+    if found:
+        # Meetings that even independent entries have are the layer's own: its rule sees them.
+        known = {(id(m.eqn), m.source) for m in internal(values, nodes) if m.along}
+        found = [m for m in found if (id(m.eqn), m.source) not in known]
+    return [*found, *_across(values, nodes, lineages)]
+
+
+def shared_sources(values: Sequence[Value], lineages: Mapping[Value, Lineage]) -> list[Any]:
+    """Returns the sources that more than one of the values depends on."""
+    seen: set[Any] = set()
+    shared: dict[Any, None] = {}
+    for value in values:
+        shared.update(dict.fromkeys(s for s in lineages[value] if s in seen))
+        seen |= set(lineages[value])
+    return list(shared)
+
+
+def _clouded(value: Value, lineage: Lineage) -> tuple[Any, ...]:
+    """Returns identity labels, SHARED along axes on which entries depend on one another."""
+    distinct = set(lineage.values())
+    return tuple(
+        SHARED if any(labels[axis] == SHARED for labels in distinct) else axis
+        for axis in range(len(value.aval.shape))
+    )
+
+
+def _across(
+    values: Sequence[Value], nodes: Sequence[Node], lineages: Mapping[Value, Lineage]
+) -> list[DependentCombination]:
+    """Finds equations whose operands come from different values that share a source."""
+    if not shared_sources(values, lineages):
+        return []
+    found: list[DependentCombination] = []
+    # For each value made the inputs it follows from: a meeting is an equation with two operands
+    # that follow from inputs with a common source.
+    # Dictionaries for sets: what is reported has the order of the values in every process.
+    reached = {v: {v: None} for v in values}
+    # What was put side by side (`concatenate([x, relu(x)])`) may be combined later on.
+    beside = follow_lineages(nodes, {v: lineages[v] for v in values})[1] if _places(nodes) else {}
+    for node in nodes:
+        sets = [reached.get(a, {}) for a in node.inputs if isinstance(a, Value)]
+        pairs = [
+            (one, other)
+            for i, one in enumerate(sets)
+            for other in (sets[i + 1 :] if _meets(node) else ())
+        ]
+        if any(m.along for m in beside.get(node, ())):
+            pairs += [(one, one) for one in sets if len(one) > 1]
+        for one, other in pairs:
+            for a in one:
+                partners = [
+                    b for b in other if a is not b and lineages[a].keys() & lineages[b].keys()
+                ]
+                if partners:
+                    found.append(DependentCombination(a, node.eqn, False, tuple(partners)))
+                    found += [DependentCombination(b, node.eqn, False, (a,)) for b in partners]
+        if any(sets):
+            reached.update(dict.fromkeys(node.outputs, dict.fromkeys(v for s in sets for v in s)))
+    return found
+
+
+def _places(nodes: Sequence[Node]) -> bool:
+    """Returns whether an equation puts several values side by side, and others follow."""
+    return any(n.primitive in PLACING and len(n.values) > 1 for n in nodes[:-1])
+
+
+def _meets(node: Node) -> bool:
+    """Returns whether entries of different operands are combined, rather than put side by side."""
+    if len(node.values) < 2:
+        return False
+    # A trial with one common source: what meets then are operands, not entries of one of them.
+    given = [{None: identity(getattr(a.aval, "shape", ()))} for a in node.inputs]
+    return any(not m.along for m in through(node.eqn, given)[1])
+
+
+Axes = tuple[bool, ...]
+"""Whether an array may vary along each axis, for another reason than the data."""
+
+_NEW = {
+    p.cond_p, p.while_p,
+    p.random_bits_p, p.random_fold_in_p, p.random_gamma_p, p.random_seed_p, p.random_split_p,
+    p.rng_bit_generator_p, p.rng_uniform_p, p.threefry2x32_p,
+}  # fmt: skip
+
+
+def varying_axes(program: Program) -> list[Axes]:
+    """Finds the axes of a program's outputs along which more differs than its data.
+
+    In doubt (a branch, a loop that isn't a scan) every axis is one.
+    """
+    known: dict[Any, Axes] = {v: _all_of(v.aval.shape) for v in program.constants}
+    for value in program.inputs:
+        shape = value.aval.shape
+        known[value] = (False,) * len(shape) if value.is_data else _all_of(shape)
+    for layer in program.layers:
+        if not layer.nodes:
+            known.update(zip(layer.outputs, (known[v] for v in layer.inputs), strict=True))
+        walk_nodes(layer.nodes, known, (), _rule, _constant)
+    outputs = program.outputs
+    return [known[v] if isinstance(v, Value) else _all_of(v.aval.shape) for v in outputs]
+
+
+def _all_of(shape: Sequence[int]) -> Axes:
+    # Along an axis of one place there is nothing to differ.
+    return tuple(n != 1 for n in shape)
+
+
+def _constant(atom: Any, value: Any) -> Axes:
+    del value
+    return _all_of(atom.aval.shape)
+
+
+def _equation(eqn: Any, operands: list[Axes]) -> list[Axes]:
+    shapes = [tuple(v.aval.shape) for v in eqn.outvars]
+    if eqn.primitive is p.scan_p:
+        return _scan(eqn, operands)
+    if eqn.primitive in _NEW or (eqn.primitive not in FOLLOWED and any(map(any, operands))):
+        return [_all_of(shape) for shape in shapes]
+    # Each operand is a source of its own, so that two views of one array don't hide each other.
+    lineages = [
+        {i: tuple(a if varies else SHARED for a, varies in enumerate(axes))} if any(axes) else {}
+        for i, axes in enumerate(operands)
+    ]
+    results, _ = through(eqn, lineages)
+    apart = made_apart(eqn)
+    return [
+        tuple(
+            n != 1 and (a in apart or any(x[a] != SHARED for x in found.values()))
+            for a, n in enumerate(shape)
+        )
+        for found, shape in zip(results, shapes, strict=True)
+    ]
+
+
+_rule = entering(_equation, _constant)
+
+
+def _scan(eqn: Any, operands: list[Axes]) -> list[Axes]:
+    loop = Scan.of(eqn, operands)
+    rows = [axes[1:] for axes in loop.xs]
+
+    def step(carry: Sequence[Axes]) -> tuple[Sequence[Axes], list[Axes]]:
+        return loop.split(walk(loop.body, loop.inputs(carry, rows), _rule, _constant))
+
+    def either(a: Axes, b: Axes) -> Axes:
+        return tuple(x or y for x, y in zip(a, b, strict=True))
+
+    carry, stacked = fixed_point(step, loop.carry, either)
+    # Steps may differ from one another.
+    return [*carry, *((True, *axes) for axes in stacked)]

@@ -1,17 +1,47 @@
-"""Classifies equations: pointwise or not, smooth, affine, polynomial, defined everywhere."""
+"""The degree of functions (pointwise, affine, polynomial), and their expansion to second order.
+
+Moments of several dependent entries at once are taken by derivatives of the function that combines
+them. For y = g(x) with independent Gaussian x of variances v, expanded to second order at the
+means,
+
+    E y = g + 1/2 sum_p v_p g_pp        Var y = sum_p v_p g_p^2 + 1/2 sum_pq v_p v_q g_pq^2,
+
+which is exact where g is a polynomial of degree two: sums of squares, distances, products of a
+tensor with a rearrangement of itself, a mean taken off, a variance.
+
+Entries of x that meet no other (a batch) are differentiated together, so that the cost grows with
+the entries that are mixed (n: n + 1 evaluations of g for an affine one, n^2 for others) and not
+with the batch.
+
+Sharp edges
+- Anything but a polynomial of degree two is approximated; the caller notes it.
+- Above `MOST_ENTRIES` intermediate entries there is no result: the caller assumes independence,
+  which is cheaper, and notes it.
+"""
 
 from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
+import jax
 import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array
 
 from jaxeff.core import Literal
 from jaxeff.core import primitives as p
+from jaxeff.moment_propagation._values import Gaussian
+from jaxeff.moment_propagation.dependence._lineage import (
+    SHARED,
+    Labels,
+    follow_lineages,
+    independent_lineages,
+)
 from jaxeff.moment_propagation.rules import DATA_MOVEMENT
+from jaxeff.program import Layer
 from jaxeff.program.ir import Node, Value, entering, inside, walk_nodes
 from jaxeff.program.ir import primitives as prim
 
@@ -149,3 +179,154 @@ def _degree(eqn: Any, operands: Sequence[float]) -> float:
     if primitive is p.integer_pow_p and eqn.params["y"] > 0:
         return eqn.params["y"] * operands[0]
     return math.inf
+
+
+MOST_ENTRIES = 2**22
+
+
+def has_rule(layer: Layer, random: Sequence[Value]) -> bool:
+    """Returns whether a layer with products is exact by expansion, at an acceptable cost."""
+    return degree(layer, random) <= 2 and (is_gram(layer.nodes) or is_affordable(layer, random))
+
+
+def degree(layer: Layer, random: Sequence[Value]) -> float:
+    """Returns the degree of a layer's results in its random inputs; infinite if no polynomials."""
+    found = degrees(layer.nodes, random)
+    return max(found.get(v, 0.0) for v in layer.outputs)
+
+
+def is_gram(nodes: Sequence[Node]) -> bool:
+    """Returns whether equations only move entries of an array and then contract two such views."""
+    *moves, last = nodes
+    return last.primitive in prim.LINEAR and all(n.primitive in prim.SHAPE for n in moves)
+
+
+def is_affordable(layer: Layer, random: Sequence[Value]) -> bool:
+    """Returns whether the derivatives fit into `MOST_ENTRIES`."""
+    sizes = [v.aval.size for v in (*layer.inputs, *(v for n in layer.nodes for v in n.outputs))]
+    if not all(isinstance(size, int) for size in sizes):
+        return False  # symbolic
+    # An affine function is differentiated once by each mixed entry, any other one twice; each
+    # derivative holds as many entries as the largest intermediate.
+    largest = max(sizes)
+    power = 1 if degree(layer, random) <= 1 else 2
+    return all(
+        sum(_count(v, _mixed_axes(v, labels)) for v, labels in lineage) ** power * largest
+        <= MOST_ENTRIES
+        for lineage in _lineages(layer, random)
+    )
+
+
+def second_order(layer: Layer, random: Sequence[Value], values: dict[Value, Any]) -> Any:
+    """Computes the moments of a layer's results by expansion to second order at the means.
+
+    Args:
+        layer: Equations with floating-point results.
+        random: The random inputs, independent of each other, entries and all.
+        values: The value of each input: a `Gaussian` for random ones, else an array.
+
+    Returns:
+        A `Gaussian` for each result, or None where a function has kinks or is too expensive.
+    """
+    if not are_smooth(layer.nodes, random, layer.outputs) or not is_affordable(layer, random):
+        return None
+    fixed = {v: a for v, a in values.items() if v not in random}
+    curved = degree(layer, random) > 1
+    results = []
+    for number, lineage in enumerate(_lineages(layer, random)):
+
+        def result(*variables: Array, number: int = number) -> Array:
+            given = {**fixed, **dict(zip(random, variables, strict=True))}
+            return layer.fn(*(given[v] for v in layer.inputs))[number]
+
+        results.append(_expanded(result, lineage, values, curved))
+    return results
+
+
+_OneLineage = list[tuple[Value, Labels]]
+
+
+def _lineages(layer: Layer, random: Sequence[Value]) -> list[_OneLineage]:
+    """Returns for each result the random inputs and the labels of its axes with respect to each."""
+    found = follow_lineages(layer.nodes, independent_lineages(random))[0]
+    return [
+        [(v, found[out].get(v, (SHARED,) * len(out.aval.shape))) for v in random]
+        for out in layer.outputs
+    ]
+
+
+def _mixed_axes(value: Value, labels: Labels) -> list[int]:
+    return [a for a in range(len(value.aval.shape)) if a not in labels]
+
+
+def _count(value: Value, axes: Sequence[int]) -> int:
+    return math.prod(value.aval.shape[a] for a in axes)
+
+
+def _expanded(
+    fn: Callable[..., Array], lineage: _OneLineage, values: dict[Value, Any], curved: bool
+) -> Gaussian:
+    means = [values[v].mean for v, _ in lineage]
+    # Entries that meet no other share a tangent, as columns of a sparse Jacobian share a colour
+    # (Curtis, Powell and Reid 1974): a batch costs no more than one example.
+    tangents = _side_by_side([_basis(v, labels, values[v].mean.dtype) for v, labels in lineage])
+    spreads = [_spread(values[v].var, labels) for v, labels in lineage]
+    layout = np.broadcast_shapes(*(s.shape[1:] for s in spreads))
+    spread = jnp.concatenate([jnp.broadcast_to(s, (len(s), *layout)) for s in spreads])
+
+    def slope(at: Sequence[Array], tangent: Sequence[Array]) -> Array:
+        return jax.jvp(fn, at, tangent)[1]
+
+    def with_entry(total: tuple[Array, Array], entry: Any) -> Any:
+        mean, var = total
+        number, tangent, v = entry
+
+        def curvature(second: Sequence[Array]) -> Any:
+            return jax.jvp(lambda *x: slope([*x], tangent), means, second)
+
+        # Affine: the mean is exact at the centre, and there are no second derivatives to take.
+        if not curved:
+            return (mean, var + v * slope(means, tangent) ** 2), None
+        # Row p of the Hessian: forward over forward, all q at once. The slope is the same for each
+        # q.
+        first, bends = jax.vmap(curvature, out_axes=(None, 0))(tangents)
+        mean = mean + 0.5 * v * bends[number]
+        var = var + v * first**2 + 0.5 * v * jnp.sum(spread * bends * bends, 0)
+        return (mean, var), None
+
+    centre = fn(*means)
+    entries = (jnp.arange(len(spread)), tangents, spread)
+    # One p after the other, so that memory holds a row of the Hessian, not all of it.
+    total, _ = jax.lax.scan(with_entry, (centre, jnp.zeros_like(centre)), entries)
+    return Gaussian(*total)
+
+
+def _side_by_side(bases: Sequence[Array]) -> list[Array]:
+    """Extends the tangents of each input by zeros where an entry of another input moves."""
+    counts = [len(basis) for basis in bases]
+    before = [sum(counts[:k]) for k in range(len(counts))]
+    after = [sum(counts[k + 1 :]) for k in range(len(counts))]
+    return [
+        jnp.pad(basis, [(i, j)] + [(0, 0)] * (basis.ndim - 1))
+        for basis, i, j in zip(bases, before, after, strict=True)
+    ]
+
+
+def _basis(value: Value, labels: Labels, dtype: Any) -> Array:
+    """Makes tangents `[mixed entries, *shape]`, each of one entry at all places of other axes."""
+    shape = tuple(value.aval.shape)
+    mixed = _mixed_axes(value, labels)
+    count = _count(value, mixed)
+    layout = [n if a in mixed else 1 for a, n in enumerate(shape)]
+    return jnp.broadcast_to(jnp.eye(count, dtype=dtype).reshape(count, *layout), (count, *shape))
+
+
+def _spread(var: Array, labels: Labels) -> Array:
+    """Arranges variances as `[mixed entries, *axes of the result]`, size 1 for its new axes."""
+    mixed = [a for a in range(var.ndim) if a not in labels]
+    kept = [a for a in labels if isinstance(a, int)]
+    # Axes that the result follows stay beside each other: there each place has its own variance.
+    moved = jnp.transpose(var, [*mixed, *kept])
+    sizes = iter(moved.shape[len(mixed) :])
+    layout = [next(sizes) if isinstance(x, int) else 1 for x in labels]
+    return moved.reshape(-1, *layout)

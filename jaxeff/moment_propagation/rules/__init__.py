@@ -1,18 +1,20 @@
 """Moment rules per operation: products, extrema, pooling, softmax, normalization, closed forms."""
 
+from jaxeff.moment_propagation._values import inverse_std, near, tail
 from jaxeff.moment_propagation.rules import _arithmetic as arithmetic
-from jaxeff.moment_propagation.rules import _clark as clark
 from jaxeff.moment_propagation.rules import _extremes as extremes
 from jaxeff.moment_propagation.rules import _normalization as normalization
-from jaxeff.moment_propagation.rules import _softmax as softmax
-from jaxeff.moment_propagation.rules._arithmetic import map_linear
-from jaxeff.moment_propagation.rules._clark import maximum
-from jaxeff.moment_propagation.rules._closed_forms import exponential
-from jaxeff.moment_propagation.rules._composites import Attribute, composite
-from jaxeff.moment_propagation.rules._linear import bilinear
-from jaxeff.moment_propagation.rules._piecewise import piecewise, relu
-from jaxeff.moment_propagation.rules._pooling import window, window_max, window_mean
-from jaxeff.moment_propagation.rules._quadrature import gauss_legendre, gauss_pair
+from jaxeff.moment_propagation.rules._activations import (
+    Attribute,
+    composite,
+    exponential,
+    gauss_legendre,
+    gauss_pair,
+    piecewise,
+    relu,
+)
+from jaxeff.moment_propagation.rules._arithmetic import bilinear, map_linear
+from jaxeff.moment_propagation.rules._extremes import maximum, window, window_max, window_mean
 from jaxeff.moment_propagation.rules._table import (
     DATA_MOVEMENT,
     DISCRETE,
@@ -33,21 +35,22 @@ __all__ = [
     "Rule",
     "arithmetic",
     "bilinear",
-    "clark",
     "composite",
     "data_movement",
     "exponential",
     "extremes",
     "gauss_legendre",
     "gauss_pair",
+    "inverse_std",
     "map_linear",
     "maximum",
+    "near",
     "normalization",
     "piecewise",
     "read_window",
     "relu",
     "shared_operand",
-    "softmax",
+    "tail",
     "window",
     "window_max",
     "window_mean",

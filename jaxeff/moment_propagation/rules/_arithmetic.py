@@ -1,11 +1,11 @@
-"""Moments of sums, products, quotients and selections of independent arrays.
+"""Moments of sums, products, quotients, selections and contractions of independent arrays.
 
 Every function takes random or deterministic operands of equal shape and returns a plain array
 where none is random.
 
 Sharp edges
 - Operands are taken as independent. `x * x` is not a product of independents: it is
-  `square` of `_closed_forms`. The interpreter distinguishes the two; a caller of these functions
+  `square` of `_activations`. The interpreter distinguishes the two; a caller of these functions
   must.
 - 1/x of a Gaussian has no moments, however far its mean is from zero, and a logarithm or a root is
   undefined below it. The quotient and the functions of a positive argument (`log`, `sqrt`, `rsqrt`,
@@ -16,6 +16,23 @@ Sharp edges
   number is right; the operand is then taken as log-normal with the same mean and variance, which is
   exact where it can't be negative for such a reason, and finite whenever its mean isn't zero.
   In between the two are mixed.
+
+Contractions: any operation that is linear in each operand and whose outputs are sums of products,
+each pair of entries met once (`dot_general`, `conv_general_dilated`, with whatever stride, padding,
+dilation and groups), propagates moments by calling that same operation on means and variances:
+
+    mean = op(E[x], E[w])
+    var  = op(E[x^2], Var[w]) + op(Var[x], E[w]^2)        mean-variance form
+         = op(E[x^2], E[w^2]) - op(E[x]^2, E[w]^2)        second-raw-moment form
+
+(Klein's thesis, eqs. (8.1), (8.3) and (8.9); Roth 2021). Both cost three contractions. The first is
+the default because its terms are all non-negative: in float32 the second loses the variance when it
+is below about 1e-7 mean^2. A deterministic operand drops a contraction: fixed weights leave
+`op(Var[x], w^2)`, a fixed input (the first layer) `op(x^2, Var[w])`.
+
+Sharp edges
+- Independence of all entries is assumed. For p.v in attention it is wrong to the extent that the
+  weights of one row sum to one.
 """
 
 from __future__ import annotations
@@ -27,8 +44,8 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Float
 
-from jaxeff.moment_propagation.rules._quadrature import gauss_legendre
-from jaxeff.moment_propagation.values import Gaussian, Random, is_random, to_variance
+from jaxeff.moment_propagation._values import Gaussian, Random, RawMoments, is_random, to_variance
+from jaxeff.moment_propagation.rules._activations import gauss_legendre
 
 Value = Array | Random
 
@@ -208,3 +225,33 @@ def _mixed(x: Random, near: Gaussian, far: Gaussian) -> Gaussian:
 
     var = jnp.where(jnp.isinf(x.mean), 0, mix(near.var, far.var))
     return Gaussian(mix(near.mean, far.mean), var)
+
+
+Bilinear = Callable[[Array, Array], Array]
+
+
+def bilinear(op: Bilinear, x: Array | Random, w: Array | Random) -> Array | Gaussian:
+    """Propagates moments through an operation bilinear in `x` and `w`.
+
+    Args:
+        op: A function of two arrays, linear in each, whose outputs are sums of distinct products.
+        x: First operand, random or not. `RawMoments` selects the second-raw-moment form where
+            both operands are random.
+        w: Second operand, random or not.
+
+    Returns:
+        The moments of `op(x, w)`, or `op(x, w)` itself where nothing is random.
+    """
+    if not is_random(x):
+        if not is_random(w):
+            return op(x, w)
+        # The first layer's case, of two contractions (Klein's thesis, eqs. (8.10) and (8.11)).
+        return Gaussian(op(x, w.mean), op(x * x, w.var))
+    if not is_random(w):
+        return Gaussian(op(x.mean, w), op(x.var, w * w))
+    mean = op(x.mean, w.mean)
+    if isinstance(x, RawMoments):
+        # The difference of raw moments can round to a negative variance, whose root is NaN.
+        second = op(x.second_moment, w.second_moment)
+        return Gaussian(mean, jnp.maximum(second - op(x.mean * x.mean, w.mean * w.mean), 0))
+    return Gaussian(mean, op(x.second_moment, w.var) + op(x.var, w.mean * w.mean))

@@ -1,4 +1,4 @@
-"""Moments of the maximum of many independent Gaussians, by integrating its distribution function.
+"""Moments of maxima and minima, over axes, segments and sliding windows, and of average pooling.
 
 The maximum M of independent entries has the distribution F(t) = prod_i Phi((t - m_i) / s_i), and
 from the top h, above which it never is,
@@ -6,14 +6,38 @@ from the top h, above which it never is,
     E (h - M) = int F,        E (h - M)^2 = 2 int (h - t) F        over t < h.
 
 Entries with small s_i step where the range begins, so the nodes are denser there. Up to four
-entries Clark's tree of pairs is as good and cheaper (`clark`), above it isn't: of 64 alike its
+entries Clark's tree of pairs is as good and cheaper (`paired_max`), above it isn't: of 64 alike its
 variance is .6 of the true one.
+
+The maximum of two Gaussians is Clark's (1961), in a form that doesn't cancel. With a^2 = v1 + v2, d
+= m1 - m2 and t = |d| / a,
+
+    mean = max(m1, m2) + a h(t)
+    var  = v_hi - (v_hi - v_lo) Q(t) - a^2 h(t) (t + h(t))
+
+where hi is the operand with the larger mean, Q the normal tail and h(t) = phi(t) - t Q(t). More
+than two operands are reduced in a balanced tree, each result taken as Gaussian again.
+
+Sharp edges
+- The tree underestimates the variance of the maximum: of four alike by 5 %, of nine by 15 %, of
+  sixteen by 27 %; of unequal ones less on the whole, but up to 21 % and 31 % for four and nine.
+  Its mean is within 0.03, 0.07 and 0.1 standard deviations.
+- The source adds 1e-4 to a^2; here only the square of the machine epsilon is added, and the
+  correction is scaled so that variances of zero give exactly the deterministic maximum.
+
+Windows of average and max pooling follow `lax.reduce_window`: one window size, stride, padding and
+dilation per axis. Sums are exact under independence. Maxima are Clark trees, one axis after the
+other, so that a 2x2 window is pairs, then both, and overlapping windows share the pairs.
+
+Sharp edges
+- Overlapping windows give outputs that are correlated; the diagonal covariance forgets it.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import jax
@@ -22,10 +46,82 @@ import numpy as np
 from jax import lax
 from jaxtyping import Array
 
-from jaxeff.moment_propagation.rules import _clark as clark
-from jaxeff.moment_propagation.rules._arithmetic import Value, map_linear, mean_of, negate
-from jaxeff.moment_propagation.values import Gaussian, cdf, inverse_std, is_random
+from jaxeff.moment_propagation._values import Gaussian, cdf, inverse_std, is_random, near, tail
+from jaxeff.moment_propagation.rules._activations import Attribute, composite
+from jaxeff.moment_propagation.rules._arithmetic import Value, binary, map_linear, mean_of, negate
 from jaxeff.program.ir import extent
+
+
+def _as_gaussian(x: Value) -> Gaussian:
+    return Gaussian(x.mean, x.var) if is_random(x) else Gaussian(x, jnp.zeros_like(x))
+
+
+@binary
+def maximum(x: Value, y: Value) -> Array | Gaussian:
+    """Computes the moments of max(x, y) for independent operands (Clark 1961).
+
+    Args:
+        x: Random or deterministic array.
+        y: Random or deterministic array of the same shape; infinite entries are allowed.
+
+    Returns:
+        The moments, or the maximum itself where neither is random.
+    """
+    if not is_random(x) and not is_random(y):
+        return jnp.maximum(x, y)
+    x, y = _as_gaussian(x), _as_gaussian(y)
+    # Equal infinities have no distance, and one of them a finite one: no 0 * inf in gradients.
+    distance = jnp.where(x.mean == y.mean, 0, x.mean - y.mean)
+    gap = jnp.minimum(jnp.abs(distance), jnp.finfo(x.dtype).max)
+    total = x.var + y.var
+    scale = inverse_std(total)
+    # The tail functions are zero from there on; further out the product may be infinite.
+    t = near(gap * scale)
+    _, prob, h = tail(t)
+    # Measured from the variance of the operand with the larger mean, the limit of a large t: the
+    # corrections fade with the tail, and E[M^2] - E[M]^2 is never formed.
+    high = jnp.where(distance >= 0, x.var, y.var)
+    low = total - high
+    var = high - (high - low) * prob - total * h * (t + h)
+    return Gaussian(
+        # total * scale is a, but exactly zero, with a finite gradient, where both variances are.
+        jnp.maximum(x.mean, y.mean) + total * scale * h,
+        jnp.maximum(var, 0),
+    )
+
+
+def minimum(x: Value, y: Value) -> Array | Gaussian:
+    """Computes the moments of min(x, y) for independent operands."""
+    return negate(maximum(negate(x), negate(y)))
+
+
+def paired_max(x: Gaussian, axes: tuple[int, ...]) -> Gaussian:
+    """Computes the moments of the maximum over `axes`, a balanced tree of pairs per axis."""
+    # The last axis first: removing it leaves the numbers of the others valid.
+    for axis in sorted((a % x.ndim for a in axes), reverse=True):
+        while (size := x.shape[axis]) > 1:
+            # A tree, not a chain: an entry passes log2(n) approximations by a Gaussian instead of
+            # up to n - 1, and a level is one vectorised maximum. An odd entry waits a level.
+            half = size // 2
+            parts = [
+                Gaussian(*(lax.slice_in_dim(m, lo, hi, axis=axis) for m in (x.mean, x.var)))
+                for lo, hi in ((0, half), (half, 2 * half), (2 * half, size))
+            ]
+            pair = maximum(parts[0], parts[1])
+            if size % 2:
+                pair = Gaussian(
+                    jnp.concatenate([pair.mean, parts[2].mean], axis),
+                    jnp.concatenate([pair.var, parts[2].var], axis),
+                )
+            x = pair
+        x = Gaussian(jnp.squeeze(x.mean, axis), jnp.squeeze(x.var, axis))
+    return x
+
+
+def paired_min(x: Gaussian, axes: tuple[int, ...]) -> Gaussian:
+    """Computes the moments of the minimum over `axes`."""
+    return negate(paired_max(negate(x), axes))
+
 
 _PAIRED = 4
 _NODES = 48
@@ -38,7 +134,7 @@ def reduce_max(x: Gaussian, axes: tuple[int, ...]) -> Gaussian:
     axes = tuple(a % x.ndim for a in axes)
     if extent(x.shape, axes) <= _PAIRED:
         # Three pairs cost less than 48 nodes, and are as accurate for so few entries.
-        return clark.reduce_max(x, axes)
+        return paired_max(x, axes)
     kept = [a for a in range(x.ndim) if a not in axes]
 
     def last(values: Array) -> Array:
@@ -136,3 +232,138 @@ def _integrated(
     var = width * width * jnp.maximum(second - first * first, 0)
     # Where nothing is random the range has no width.
     return Gaussian(high - width * first, var)
+
+
+@dataclass(frozen=True)
+class PoolingWindow:
+    """A sliding window over every axis of an array, as `lax.reduce_window` takes it.
+
+    Attributes:
+        size: Window size per axis.
+        strides: Stride per axis.
+        padding: Entries added before and after each axis.
+        base_dilation: Spacing put between input entries, per axis.
+        window_dilation: Spacing between the entries of a window, per axis.
+    """
+
+    size: tuple[int, ...]
+    strides: tuple[int, ...]
+    padding: tuple[tuple[int, int], ...]
+    base_dilation: tuple[int, ...]
+    window_dilation: tuple[int, ...]
+
+    @property
+    def attributes(self) -> dict[str, Attribute] | None:
+        """The attributes of its composite; None if it is dilated or cuts entries off."""
+        edges = tuple(edge for edges in self.padding for edge in edges)
+        if {*self.base_dilation, *self.window_dilation} - {1} or any(edge < 0 for edge in edges):
+            return None
+        return {"size": self.size, "strides": self.strides, "padding": edges}
+
+
+def window(
+    size: Sequence[int],
+    strides: Sequence[int] | None = None,
+    padding: Sequence[tuple[int, int]] | None = None,
+    base_dilation: Sequence[int] | None = None,
+    window_dilation: Sequence[int] | None = None,
+) -> PoolingWindow:
+    """Makes a `PoolingWindow` with the usual defaults: stride and dilation 1, no padding."""
+    ones = (1,) * len(size)
+    return PoolingWindow(
+        tuple(size),
+        tuple(strides or ones),
+        tuple((lo, hi) for lo, hi in padding) if padding else ((0, 0),) * len(size),
+        tuple(base_dilation or ones),
+        tuple(window_dilation or ones),
+    )
+
+
+def window_sum(x: Gaussian, win: PoolingWindow) -> Gaussian:
+    """Computes the moments of `lax.reduce_window` with a sum."""
+
+    def total(value: Array) -> Array:
+        return lax.reduce_window(
+            value,
+            np.zeros((), value.dtype),  # a concrete zero: only then a sum, with a gradient
+            lax.add,
+            win.size,
+            win.strides,
+            win.padding,
+            win.base_dilation,
+            win.window_dilation,
+        )
+
+    # Variances of independent entries add: the same window sum serves for both moments.
+    return Gaussian(total(x.mean), total(x.var))
+
+
+def window_max(x: Gaussian, win: PoolingWindow) -> Gaussian:
+    """Computes the moments of `lax.reduce_window` with a maximum (max pooling)."""
+
+    def rule(mean: Array, var: Array) -> Gaussian:
+        return _window_max(Gaussian(mean, var), win)
+
+    if win.attributes is None:
+        return rule(x.mean, x.var)
+    return composite("pfp_max_pool", rule, x.mean, x.var, **win.attributes)
+
+
+def window_mean(x: Gaussian, win: PoolingWindow) -> Gaussian:
+    """Computes the moments of average pooling: sums over windows divided by their size."""
+    count = math.prod(win.size)
+
+    def rule(mean: Array, var: Array) -> Gaussian:
+        total = window_sum(Gaussian(mean, var), win)
+        return Gaussian(total.mean / count, total.var / (count * count))
+
+    if win.attributes is None:
+        return rule(x.mean, x.var)
+    return composite("pfp_avg_pool", rule, x.mean, x.var, **win.attributes)
+
+
+def _window_max(x: Gaussian, win: PoolingWindow) -> Gaussian:
+    config = [
+        (lo, hi, dilation - 1)
+        for (lo, hi), dilation in zip(win.padding, win.base_dilation, strict=True)
+    ]
+    if any(entry != (0, 0, 0) for entry in config):
+        # Padding never wins, but is finite: two infinities would have no difference. A quarter of
+        # the lowest number leaves room for a difference.
+        zero = jnp.zeros((), x.dtype)
+        lowest = jnp.asarray(jnp.finfo(x.dtype).min / 4, x.dtype)
+        x = Gaussian(lax.pad(x.mean, lowest, config), lax.pad(x.var, zero, config))
+    # The maximum over a window is that over its rows of those over its columns: one axis at a time,
+    # overlapping windows share the pairs of the axes before.
+    for axis, size in enumerate(win.size):
+        x = _axis_max(x, axis, size, win.strides[axis], win.window_dilation[axis])
+    return x
+
+
+def _axis_max(x: Gaussian, axis: int, size: int, stride: int, dilation: int) -> Gaussian:
+    """Computes the windowed maximum along one axis."""
+    if size == 1 and stride == 1:
+        return x
+    span = (size - 1) * dilation + 1
+    count = (x.shape[axis] - span) // stride + 1
+
+    def shifted(value: Array, offset: int) -> Array:
+        stop = offset + (count - 1) * stride + 1
+        return lax.slice_in_dim(value, offset, stop, stride, axis)
+
+    # One strided slice per place in the window: a tree over as many arrays, vectorised over all
+    # windows.
+    level = [
+        Gaussian(shifted(x.mean, i * dilation), shifted(x.var, i * dilation)) for i in range(size)
+    ]
+    while len(level) > 1:
+        paired = [
+            maximum(a, b) for a, b in zip(level[: len(level) & ~1 : 2], level[1::2], strict=True)
+        ]
+        level = paired + (level[-1:] if len(level) % 2 else [])
+    return level[0]
+
+
+def window_min(x: Gaussian, win: PoolingWindow) -> Gaussian:
+    """Computes the moments of `lax.reduce_window` with a minimum."""
+    return negate(window_max(negate(x), win))

@@ -24,14 +24,12 @@ import jax.numpy as jnp
 from jaxeff.core import jax_internals as _compat
 from jaxeff.core import primitives as p
 from jaxeff.core import pvary_p, reshard_p, split_p, stack_p, tile_p
+from jaxeff.moment_propagation._values import Activated, Gaussian, is_random, to_variance
+from jaxeff.moment_propagation.rules import _activations as activations
 from jaxeff.moment_propagation.rules import _arithmetic as arithmetic
-from jaxeff.moment_propagation.rules import _clark as clark
-from jaxeff.moment_propagation.rules import _closed_forms as closed_forms
 from jaxeff.moment_propagation.rules import _extremes as extremes
-from jaxeff.moment_propagation.rules import _pooling as pooling
-from jaxeff.moment_propagation.rules._linear import bilinear
-from jaxeff.moment_propagation.rules._quadrature import gauss_legendre
-from jaxeff.moment_propagation.values import Activated, Gaussian, is_random, to_variance
+from jaxeff.moment_propagation.rules._activations import gauss_legendre
+from jaxeff.moment_propagation.rules._arithmetic import bilinear
 from jaxeff.program.ir import Node
 
 Rule = Callable[..., Sequence[Any]]
@@ -97,10 +95,10 @@ def _axes(node: Node) -> tuple[int, ...]:
     return tuple(node.params["axes"])
 
 
-def read_window(node: Node) -> pooling.PoolingWindow:
+def read_window(node: Node) -> extremes.PoolingWindow:
     """Reads the window of a windowed reduction."""
     q = node.params
-    return pooling.window(
+    return extremes.window(
         q["window_dimensions"], q["window_strides"], q["padding"], q["base_dilation"],
         q["window_dilation"],
     )  # fmt: skip
@@ -114,7 +112,7 @@ def _integer_pow(node: Node, x: Any) -> list[Any]:
     y = node.params["y"]
     if y < 0:
         return [arithmetic.power(x, y)]
-    return [closed_forms.square(x)] if y == 2 else quadrature(node, x)
+    return [activations.square(x)] if y == 2 else quadrature(node, x)
 
 
 def _pow(node: Node, x: Any, y: Any) -> list[Any]:
@@ -125,7 +123,7 @@ def _pow(node: Node, x: Any, y: Any) -> list[Any]:
 
 def _clamp(node: Node, low: Any, x: Any, high: Any) -> list[Any]:
     # The order of `lax.clamp`: where the bounds cross, the upper one wins.
-    return [clark.minimum(clark.maximum(x, _fill(low, x)), _fill(high, x))]
+    return [extremes.minimum(extremes.maximum(x, _fill(low, x)), _fill(high, x))]
 
 
 def _fill(value: Any, like: Any) -> Any:
@@ -149,15 +147,15 @@ def _shifted(fn: Callable[..., Gaussian], before: float = 0.0, after: float = 0.
 
 UNARY: dict[Any, Callable[[Any], Gaussian]] = {
     p.neg_p: arithmetic.negate,
-    p.exp_p: closed_forms.exponential,
-    p.exp2_p: _scaled(closed_forms.exponential, math.log(2)),
-    p.expm1_p: _shifted(closed_forms.exponential, after=-1.0),
-    p.sin_p: closed_forms.sine,
-    p.cos_p: closed_forms.cosine,
-    p.erf_p: closed_forms.error_function,
-    p.erfc_p: closed_forms.complementary_error_function,
-    p.square_p: closed_forms.square,
-    p.abs_p: closed_forms.absolute,
+    p.exp_p: activations.exponential,
+    p.exp2_p: _scaled(activations.exponential, math.log(2)),
+    p.expm1_p: _shifted(activations.exponential, after=-1.0),
+    p.sin_p: activations.sine,
+    p.cos_p: activations.cosine,
+    p.erf_p: activations.error_function,
+    p.erfc_p: activations.complementary_error_function,
+    p.square_p: activations.square,
+    p.abs_p: activations.absolute,
     p.log_p: arithmetic.log,
     p.log1p_p: _shifted(arithmetic.log, before=1.0),
     p.sqrt_p: functools.partial(arithmetic.power, exponent=0.5),
@@ -187,8 +185,8 @@ RULES: dict[Any, Rule] = {
     p.sub_p: _single(arithmetic.subtract),
     p.mul_p: _single(arithmetic.multiply),
     p.div_p: _single(arithmetic.divide),
-    p.max_p: _single(clark.maximum),
-    p.min_p: _single(clark.minimum),
+    p.max_p: _single(extremes.maximum),
+    p.min_p: _single(extremes.minimum),
     p.clamp_p: _clamp,
     p.integer_pow_p: _integer_pow,
     p.pow_p: _pow,
@@ -196,13 +194,13 @@ RULES: dict[Any, Rule] = {
     p.reduce_min_p: _extremum(extremes.reduce_min, _axes),
     p.scatter_max_p: _scattered(extremes.scatter_max),
     p.scatter_min_p: _scattered(extremes.scatter_min),
-    p.reduce_window_max_p: _extremum(pooling.window_max, read_window),
-    p.reduce_window_min_p: _extremum(pooling.window_min, read_window),
+    p.reduce_window_max_p: _extremum(extremes.window_max, read_window),
+    p.reduce_window_min_p: _extremum(extremes.window_min, read_window),
 }
 
 # Applied to one value twice, an operation on independents becomes a function of one variable.
 _TWICE: dict[Any, Callable[[Any], Any]] = {
-    p.mul_p: closed_forms.square,
+    p.mul_p: activations.square,
     p.add_p: lambda x: Gaussian(2 * x.mean, 4 * x.var),
     p.add_jaxvals_p: lambda x: Gaussian(2 * x.mean, 4 * x.var),
     p.sub_p: lambda x: jnp.zeros(x.shape, x.dtype),

@@ -5,8 +5,8 @@ With S the variances of z (`SharedNoise`), V the variance of an entry and rest =
 - A contraction adds its kernel's noise to what it makes of its operand's (`_terms`).
 - A function of entries multiplies what its operands are made of by expected slopes, position by
   position. Variances are the diagonal pass's, plus what two operands share.
-- A function that combines positions channel by channel is a linear map of their noise (`_mixing`).
-- Normalizations have a file of their own (`_norms`).
+- A function that combines positions channel by channel maps their noise linearly (`_channels`).
+- Normalizations are in `_pass`.
 - A pooling: the rest is pooled as if it were independent, the shared part by its expected slope.
 
 Expected slopes are derivatives of propagated means by means (`_covariance` says why).
@@ -25,45 +25,46 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array
 
-from jaxeff.moment_propagation.regions import Environment, propagate
-from jaxeff.moment_propagation.shared_kernels._gathered_rows import rearranged, rows_by
-from jaxeff.moment_propagation.shared_kernels._mixing import variance_of
-from jaxeff.moment_propagation.shared_kernels._noise import (
-    ChosenChannels,
-    Columns,
-    SharedNoise,
-    normalized,
-    root,
-    spread,
+from jaxeff.moment_propagation._propagation import Environment, propagate
+from jaxeff.moment_propagation._values import Gaussian, is_random, to_variance
+from jaxeff.moment_propagation.shared_kernels._channels import (
+    chosen_channels,
+    rearranged,
+    rows_by,
+    shared_parameters,
+    variance_of,
 )
-from jaxeff.moment_propagation.shared_kernels._terms import (
-    ContractionTerm,
-    EntryTerm,
-    LinearMap,
-    MixedTerm,
-    NoiseTerm,
-    RestTerm,
-    covary,
-    gated,
-    read_out,
-)
-from jaxeff.moment_propagation.shared_kernels.layouts import (
+from jaxeff.moment_propagation.shared_kernels._layouts import (
     BATCH,
     CHANNEL,
     PositionContraction,
     canonical,
-    chosen_channels,
     is_sum,
     keeps_entries,
     only_moves,
     pooled,
     positions,
     restored,
-    shared_parameters,
-    split,
+    split_at_contraction,
     takes_extremum,
 )
-from jaxeff.moment_propagation.values import Gaussian, is_random, to_variance
+from jaxeff.moment_propagation.shared_kernels._terms import (
+    ChosenChannels,
+    Columns,
+    ContractionTerm,
+    EntryTerm,
+    LinearMap,
+    MixedTerm,
+    NoiseTerm,
+    RestTerm,
+    SharedNoise,
+    covary,
+    gated,
+    normalized,
+    read_out,
+    root,
+    spread,
+)
 from jaxeff.program import Layer
 from jaxeff.program.ir import Axes, Value
 
@@ -106,7 +107,7 @@ class RuleContext(NamedTuple):
 def contraction(here: RuleContext, layer: Layer, values: Sequence[Any]) -> Sequence[Any]:
     """Computes a convolution or dense layer, and adds its result to the noise."""
     noise, layouts = here.noise, here.layouts
-    before, op, after = split(layer)
+    before, op, after = split_at_contraction(layer)
     read = PositionContraction.of(op) if op is not None else None
     # The plan holds no other layers.
     assert op is not None

@@ -1,0 +1,358 @@
+"""Propagates moments through the equations of a layer, and tracks dependence in it.
+
+`propagate` runs equations one after the other under the rules of `rules`, which take operands
+as independent. The layer's random inputs are independent of each other, entries and all
+(`fuse_dependent` has joined layers until they are, or noted that it is assumed). Where dependent
+entries meet inside the layer a rule would be wrong: that is an error, unless the environment allows
+to assume independence, which is then noted.
+
+Two things that operands share are known to it. Rows of a table may be looked up by indices known at
+run time, such as embeddings, and summed. A row that is looked up n times is the same random value n
+times: of a sum over k of g(w[i_k]) it is n g(w_r), with a variance of n^2 Var g(w_r). With n_k the
+number of times that the row of place k is looked up in all,
+
+    Var = sum over rows of n_r^2 Var g(w_r) = sum over k of n_k Var g(w[i_k]).
+
+And two entries of one running sum may be subtracted, such as a state's decay between two steps. For
+c_t = a_1 + ... + a_t of independent a, c_i - c_j is the sum of what lies between the two, so
+
+    Var[c_i - c_j] = |Var[c_i] - Var[c_j]|,
+
+where operands taken as independent would have the sum of the two: in exp(c_i - c_j), which weighs
+inputs in selective state spaces, that is wrong by orders of magnitude.
+"""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Callable, Collection, Container, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array
+
+from jaxeff.core import Literal
+from jaxeff.core import jax_internals as _compat
+from jaxeff.core import primitives as p
+from jaxeff.moment_propagation._values import (
+    AtMean,
+    DependenceError,
+    Gaussian,
+    MomentsError,
+    MomentsWarning,
+    is_random,
+    no_rule,
+    to_variance,
+)
+from jaxeff.moment_propagation.dependence import (
+    Assumption,
+    DependentCombination,
+    Lineage,
+    Note,
+    follow_lineages,
+    independent_lineages,
+    is_pointwise,
+)
+from jaxeff.moment_propagation.rules import DISCRETE, RULES, Rule, shared_operand
+from jaxeff.program import Layer
+from jaxeff.program.ir import Axes, Node, Value, axes
+from jaxeff.program.reading import known_number
+
+_MOST_PLACES = 4096
+
+
+def sum_of_rows(
+    node: Node,
+    nodes: Sequence[Node],
+    tables: Collection[Value],
+    is_number: Callable[[Any], bool],
+    read: Callable[[Any], Any],
+) -> Gaussian | None:
+    """Computes the moments of a sum over rows that were looked up, and then mapped one by one.
+
+    Args:
+        node: The equation.
+        nodes: The equations of its layer.
+        tables: Random values whose entries are independent.
+        is_number: Whether an operand is one number everywhere.
+        read: Returns the value of an operand.
+
+    Returns:
+        The moments; None for anything else.
+    """
+    look_up = _look_up(node, nodes, is_number)
+    if look_up is None or look_up.inputs[0] not in tables or look_up.inputs[1] in tables:
+        return None
+    numbers, axes = look_up.params["dimension_numbers"], node.params["axes"]
+    table, shape = look_up.inputs[0].aval.shape, look_up.outputs[0].aval.shape
+    whole = look_up.params["slice_sizes"] == (1, *table[1:])
+    rows = numbers.start_index_map == numbers.collapsed_slice_dims == (0,)
+    places = [a for a in range(len(shape)) if a not in numbers.offset_dims]
+    summed = [places.index(a) for a in axes if a in places]
+    if not (whole and rows) or numbers.operand_batching_dims or len(summed) < len(axes):
+        return None
+    if math.prod(shape[a] for a in axes) > _MOST_PLACES:
+        return None
+    # Beyond the table it is its first or last row, or undefined.
+    indices = jnp.clip(read(look_up.inputs[1])[..., 0], 0, table[0] - 1)
+    times = jnp.expand_dims(_times(indices, summed), tuple(numbers.offset_dims))
+    x = to_variance(read(node.inputs[0]))
+    return Gaussian(x.mean.sum(axes), (times.astype(x.dtype) * x.var).sum(axes))
+
+
+def _look_up(node: Node, nodes: Sequence[Node], is_number: Callable[[Any], bool]) -> Node | None:
+    """Returns the gather that a sum's terms are functions of, the same at all places."""
+    if node.primitive is not p.reduce_sum_p:
+        return None
+    made_by = {v: n for n in nodes for v in n.outputs}
+    maker = made_by.get(node.inputs[0])
+    while maker is not None and maker.primitive is not p.gather_p:
+        varying = [a for a in maker.inputs if not is_number(a)]
+        if len(varying) != 1 or not is_pointwise(maker.eqn):
+            return None
+        maker = made_by.get(varying[0])
+    return maker
+
+
+def _times(indices: Array, axes: Sequence[int]) -> Array:
+    """Counts how often each index is there, along some axes."""
+    kept = [a for a in range(indices.ndim) if a not in axes]
+    order = [*kept, *axes]
+    moved = jnp.transpose(indices, order)
+    flat = moved.reshape(*moved.shape[: len(kept)], -1)
+    count = (flat[..., :, None] == flat[..., None, :]).sum(-1)
+    return jnp.transpose(count.reshape(moved.shape), [order.index(a) for a in range(len(order))])
+
+
+_SLICES = {p.slice_p, p.dynamic_slice_p, p.rev_p}
+
+
+def difference(
+    node: Node, nodes: Sequence[Node], dependent: Container[Node], operands: Sequence[Any]
+) -> Gaussian | None:
+    """Computes the moments of a difference of two entries of one running sum.
+
+    Args:
+        node: The equation.
+        nodes: The equations of its layer.
+        dependent: Equations among them that combine dependent entries.
+        operands: The equation's operands.
+
+    Returns:
+        The moments; None for anything else.
+    """
+    if node.primitive is not p.sub_p or not all(is_random(v) for v in operands):
+        return None
+    made_by = {v: n for n in nodes for v in n.outputs}
+    one, other = (_view(a, made_by) for a in node.inputs)
+    if one is None or other is None or one[0] is not other[0] or one[0] in dependent:
+        return None
+    # At each place both must be entries of the same row of the sum.
+    (total, first), (_, second) = one, other
+    rows = [
+        a for a, n in enumerate(total.outputs[0].aval.shape) if a != total.params["axis"] and n != 1
+    ]
+    if any(_where(a, first) is None or _where(a, first) != _where(a, second) for a in rows):
+        return None
+    x, y = (to_variance(v) for v in operands)
+    return Gaussian(x.mean - y.mean, jnp.abs(x.var - y.var))
+
+
+def weighs_by_differences(node: Node, nodes: Sequence[Node]) -> bool:
+    """Returns whether a difference of running sums is exponentiated further on."""
+    if node.primitive is not p.sub_p:
+        return False
+    sums, after = set[Value](), {*node.outputs}
+    for one in nodes:
+        if one.primitive is p.cumsum_p or not sums.isdisjoint(one.values):
+            sums.update(one.outputs)
+        if not after.isdisjoint(one.values):
+            if one.primitive in {p.exp_p, p.exp2_p}:
+                return all(v in sums for v in node.values)
+            after.update(one.outputs)
+    return False
+
+
+def _where(axis: int, view: Axes) -> int | None:
+    return view.index(axis) if view.count(axis) == 1 else None
+
+
+def _view(atom: Any, made_by: dict[Value, Node]) -> tuple[Node, Axes] | None:
+    """Returns the running sum that an operand holds entries of, and its axes in that sum."""
+    moves: list[Node] = []
+    while isinstance(atom, Value):
+        node = made_by.get(atom)
+        if node is None:
+            return None
+        if node.primitive is p.cumsum_p:
+            break
+        moves.append(node)
+        atom = node.inputs[0]
+    else:
+        return None
+    labels: Axes = tuple(range(len(atom.aval.shape)))
+    for move in reversed(moves):
+        after = _moved(move, labels, node.params["axis"])
+        if after is None:
+            return None
+        labels = after
+    return node, labels
+
+
+def _moved(move: Node, labels: Axes, along: int) -> Axes | None:
+    """Returns the axes after a move that leaves rows of the sum in their places, else None."""
+    before, after = (tuple(v.aval.shape) for v in (move.inputs[0], move.outputs[0]))
+    if move.primitive in axes.MOVES:
+        return axes.moved(move.eqn, labels, before)
+    if move.primitive not in _SLICES:
+        return None
+    # Along the sum any entry may be taken.
+    taken = {a for a, n, m in zip(labels, before, after, strict=True) if n != m}
+    taken.update(labels[i] for i in move.params.get("dimensions", ()))
+    return labels if taken <= {along} else None
+
+
+@dataclass
+class Environment:
+    """The values of a layer while it is evaluated.
+
+    Attributes:
+        layer: The layer.
+        rules: Rules of the user's own, by primitive; they come before the built-in ones.
+        assume: Function that notes an assumption of independence; None where none may be made.
+        values: Arrays and random arrays by traced value.
+        lineages: Dependence of values on the layer's random inputs.
+        meetings: The equations that combine dependent entries.
+        numbers: Deterministic values that are one known number everywhere.
+        approximated: Places where a rule is known to be inexact.
+    """
+
+    layer: Layer
+    rules: Mapping[Any, Rule]
+    assume: Note | None = None
+    values: dict[Any, Any] = field(default_factory=dict)
+    lineages: dict[Any, Lineage] = field(default_factory=dict)
+    meetings: dict[Node, list[DependentCombination]] = field(default_factory=dict)
+    numbers: dict[Any, float] = field(default_factory=dict)
+    approximated: list[Assumption] = field(default_factory=list)
+
+    @classmethod
+    def of(
+        cls,
+        layer: Layer,
+        values: Sequence[Any],
+        rules: Mapping[Any, Rule],
+        assume: Note | None = None,
+    ) -> Environment:
+        """Makes the environment of a layer from its inputs."""
+        env = cls(layer, rules, assume, dict(zip(layer.inputs, values, strict=True)))
+        random = [v for v in layer.inputs if is_random(env.values[v])]
+        # The lineages of all equations at once, before any is evaluated: they depend on shapes
+        # alone.
+        env.lineages, env.meetings = follow_lineages(layer.nodes, independent_lineages(random))
+        return env
+
+    @property
+    def site(self) -> str:
+        """The layer's name, for error messages."""
+        return self.layer.site
+
+    def read(self, atom: Any) -> Any:
+        """Returns the value of an equation's operand."""
+        return atom.val if isinstance(atom, Literal) else self.values[atom]
+
+    def number(self, atom: Any) -> float | None:
+        """Returns the number an operand is everywhere, or None where that isn't known."""
+        if isinstance(atom, Literal):
+            return float(atom.val) if np.ndim(atom.val) == 0 else None
+        return self.numbers.get(atom)
+
+    def sources(self, atom: Any) -> frozenset:
+        """Returns the layer's random inputs that a value depends on."""
+        return frozenset(self.lineages.get(atom, ())) if isinstance(atom, Value) else frozenset()
+
+    def write(self, outputs: Sequence[Value], results: Sequence[Any]) -> None:
+        """Records an equation's results."""
+        self.values.update(zip(outputs, results, strict=True))
+
+
+def propagate(nodes: Sequence[Node], env: Environment) -> None:
+    """Evaluates equations in order, writing their results into `env`.
+
+    Raises:
+        DependenceError: A primitive combines dependent entries; independence mustn't be assumed.
+        MomentsError: A primitive has no rule, or computes on from a discrete function of a random
+            value.
+    """
+    for node in nodes:
+        step(node, env)
+
+
+def step(node: Node, env: Environment) -> None:
+    """Evaluates one equation."""
+    operands = [env.read(a) for a in node.inputs]
+    if any(isinstance(o, AtMean) for o in operands):
+        raise no_rule(node, env.site, "computes with a discrete function of a random value")
+    if not any(is_random(o) for o in operands):
+        env.write(node.outputs, _compat.bind(node.eqn, *operands))
+        # An epsilon or a floor may have been computed: statistics and kinks need it as a number.
+        number = known_number(node.eqn, [env.number(a) for a in node.inputs])
+        if number is not None:
+            env.numbers[node.outputs[0]] = number
+        return
+    env.write(node.outputs, _apply(node, operands, env))
+
+
+def _apply(node: Node, operands: Sequence[Any], env: Environment) -> Sequence[Any]:
+    if node.primitive in env.rules:
+        return env.rules[node.primitive](node, *operands)
+    if node.primitive in DISCRETE:
+        # Discrete results have no variance: they are those of the means, and marked as such.
+        means = [o.mean if is_random(o) else o for o in operands]
+        return [AtMean(v) for v in _compat.bind(node.eqn, *means)]
+    if node in env.meetings:
+        same = shared_operand(node, operands[0]) if _is_twice(node) else None
+        if same is not None:
+            return same
+        between = difference(node, env.layer.nodes, env.meetings, operands)
+        if between is None:
+            tables = [v for v in env.layer.inputs if env.lineages.get(v)]
+            between = sum_of_rows(
+                node, env.layer.nodes, tables, lambda a: env.number(a) is not None, env.read
+            )
+        if between is not None:
+            return [between]
+        if env.assume is None:
+            reason = "combines values that depend on the same random input"
+            raise no_rule(node, env.site, reason, DependenceError)
+        # The last resort of `region`: earlier attempts had no `assume` and failed here.
+        for meeting in env.meetings[node]:
+            env.assume(Assumption.of(env.layer, meeting))
+        if weighs_by_differences(node, env.layer.nodes):
+            _warn_of_differences(env)
+    rule = RULES.get(node.primitive)
+    if rule is None:
+        raise no_rule(node, env.site)
+    try:
+        return rule(node, *operands)
+    except TypeError as error:
+        if isinstance(error, MomentsError):
+            raise
+        raise no_rule(node, env.site, f"can't be propagated here: {error}") from error
+
+
+def _warn_of_differences(env: Environment) -> None:
+    warnings.warn(
+        f"moments: {env.site or env.layer.kind!r} takes the exponential of a difference of two "
+        "running sums, whose terms share noise, as if the two were independent: variances may be "
+        "far too large. Take method='linear', or draw samples.",
+        MomentsWarning,
+        stacklevel=2,
+    )
+
+
+def _is_twice(node: Node) -> bool:
+    return len(node.inputs) == 2 and node.inputs[0] is node.inputs[1]

@@ -1,0 +1,562 @@
+"""Moments of a region of functions of one tensor, integrated as a whole.
+
+`x * sigmoid(x)` primitive by primitive would treat its factors as independent and give a mean of 0
+where it is 0.21. So a region with one random tensor is evaluated as one function:
+
+1. what doesn't depend on the tensor is evaluated first (it may be random: a scale, a slope);
+2. a region with reductions is read by `_statistics` (softmax, layer norm, ...);
+3. a pointwise region is stripped of affine steps at both ends, exact one by one, and its core is a
+   primitive with a closed form, a piecewise polynomial (`_polynomials`), or integrated.
+
+A mask may leave some entries out of statistics, as `jax.nn.logsumexp(x, where=mask)` does. The
+maximum is taken of where(mask, x, -inf), the sum of where(mask, exp(x - max), 0): the second is
+the exponential of the first, less the maximum. So where everything that is made of x is masked
+alike, x is where(mask, x, -inf) from the start, and masks change nothing any more.
+
+Pointwise functions of one random value are integrated where their moments are first needed.
+Equation by equation `where(x > 0, x, a * x)` would choose by a decision that is random, and
+`max(softplus(x), b)` take a softplus as Gaussian. So pointwise equations that follow from one
+random value alone wait until one that isn't (a sum, a product with another random value) reads
+them, and are integrated over that value then.
+
+Disjoint slices of an array become separate inputs, each an independent value of its own. The
+gates of a recurrent cell are slices of one product. As entries of one array they seem to be
+mixed wherever two gates meet. As separate arrays they are independent, entry by entry.
+
+Sharp edges
+- A core with one further random operand (a random PReLU slope) is integrated over both; with more
+  it is an error.
+- Rounding and remainders have too many jumps for quadrature and are an error; quantization that
+  `jaxeff.quantized` put there is known and keeps the variance.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import jax.numpy as jnp
+
+from jaxeff.core import primitives as p
+from jaxeff.core import split_p
+from jaxeff.moment_propagation import _statistics as statistics
+from jaxeff.moment_propagation._linear_patterns import by_views
+from jaxeff.moment_propagation._polynomials import (
+    VARIABLE,
+    Pieces,
+    PolynomialReader,
+    is_nondecreasing,
+)
+from jaxeff.moment_propagation._propagation import Environment, propagate, step
+from jaxeff.moment_propagation._values import (
+    Activated,
+    AtMean,
+    DependenceError,
+    Gaussian,
+    is_random,
+    no_rule,
+    to_variance,
+)
+from jaxeff.moment_propagation.dependence import (
+    AFFINE,
+    Assumption,
+    Note,
+    degree,
+    is_limited,
+    is_pointwise,
+    second_order,
+)
+from jaxeff.moment_propagation.rules import (
+    UNARY,
+    Rule,
+    gauss_legendre,
+    gauss_pair,
+    map_linear,
+    piecewise,
+    relu,
+)
+from jaxeff.program import Layer
+from jaxeff.program.ir import Node, Value, run_nodes
+from jaxeff.program.reading import Constant, reduces
+
+
+def masked_alike(nodes: Sequence[Node], root: Value, env: Environment) -> list[Node]:
+    """Finds the masks that change nothing once the entries they take away are -inf.
+
+    Args:
+        nodes: The equations that are made of a tensor, in order.
+        root: The tensor.
+        env: The values of the layer.
+
+    Returns:
+        The selections, the first one that of the tensor itself; none where something that isn't
+        masked alike reaches a result or is combined along an axis.
+    """
+    made_by = {v: n for n in env.layer.nodes for v in n.outputs}
+    bare, found = {root}, list[Node]()
+    for node in nodes:
+        if _masks(node, root, env, made_by) and (not found or _same(node, found[0], made_by)):
+            found.append(node)
+        elif not bare.isdisjoint(node.values):
+            if not is_pointwise(node.eqn):
+                return []
+            bare.update(node.outputs)
+    whole = bool(found) and root in found[0].inputs and bare.isdisjoint(env.layer.outputs)
+    return found if whole else []
+
+
+def _masks(node: Node, root: Value, env: Environment, made_by: dict[Value, Node]) -> bool:
+    """Returns whether an equation leaves entries of the tensor, or exponentials, by a mask."""
+    if node.primitive is not p.select_n_p or len(node.inputs) != 3:
+        return False
+    mask, other, kept = node.inputs
+    if not isinstance(mask, Value) or not isinstance(kept, Value) or env.sources(mask):
+        return False
+    if kept is root:
+        return env.number(other) == -math.inf
+    maker = made_by.get(kept)
+    return maker is not None and maker.primitive is p.exp_p and env.number(other) == 0
+
+
+def _same(one: Node, other: Node, made_by: dict[Value, Node]) -> bool:
+    """Returns whether two selections have one mask, or masks that are broadcast alike."""
+    a, b = one.inputs[0], other.inputs[0]
+    if a is b:
+        return True
+    first, second = made_by.get(a), made_by.get(b)
+    if first is None or second is None or first.primitive is not p.broadcast_in_dim_p:
+        return False
+    alike = second.primitive is first.primitive and first.params == second.params
+    return alike and first.inputs[0] is second.inputs[0]
+
+
+@dataclass
+class Deferred:
+    """The equations that wait.
+
+    Attributes:
+        env: Environment that values are read from and written to.
+        integrate: Integrates equations over a random value and writes one result.
+        root_of: For each value that waits, or has waited, the random value it is a function of.
+        nodes: The equations that make them, in order.
+    """
+
+    env: Environment
+    integrate: Callable[[list[Node], Value, Value], None]
+    root_of: dict[Value, Value] = field(default_factory=dict)
+    nodes: list[Node] = field(default_factory=list)
+
+    def take(self, node: Node) -> None:
+        """Evaluates an equation, or defers it."""
+        if self.wait(node):
+            return
+        # The equation is no function of one random value alone: its operands are needed as moments.
+        for value in node.values:
+            self.settle(value)
+        step(node, self.env)
+
+    def wait(self, node: Node) -> bool:
+        """Defers an equation that is a pointwise function of one random value."""
+        values = self.env.values
+        # A rule of the user's own replaces one equation, so that one can't be part of an integral.
+        if not is_pointwise(node.eqn) or node.primitive in self.env.rules:
+            return False
+        others = [v for v in node.values if v not in self.root_of]
+        if any(v not in values or isinstance(values[v], AtMean) for v in others):
+            return False
+        # An integral over two random values would cost the square: they are combined as moments.
+        roots = {self.root_of[v] for v in node.values if v in self.root_of}
+        roots.update(v for v in others if is_random(values[v]))
+        if len(roots) != 1:
+            return False
+        self.root_of.update(dict.fromkeys(node.outputs, *roots))
+        self.nodes.append(node)
+        return True
+
+    def settle(self, value: Value) -> None:
+        """Integrates the deferred equations that make a value, if there are any."""
+        if value not in self.root_of or value in self.env.values:
+            return
+        # Only the equations that this value follows from: others that wait may never be read.
+        needed, made = {value}, []
+        for node in reversed(self.nodes):
+            if not needed.isdisjoint(node.outputs):
+                made.append(node)
+                needed.update(node.values)
+        self.integrate(made[::-1], self.root_of[value], value)
+
+
+def split_slices(layer: Layer, values: Sequence[Any]) -> tuple[Layer, list[Any]]:
+    """Replaces disjoint slices of a layer's random inputs by separate inputs.
+
+    Args:
+        layer: A layer.
+        values: The inputs; entries of random ones are independent.
+
+    Returns:
+        A layer without the equations that slice, and its inputs; both as given if there are none.
+    """
+    # LSTM gates are disjoint slices of one product: separate, they are independent.
+    env = Environment(layer, {}, values=dict(zip(layer.inputs, values, strict=True)))
+    cuts: list[Node] = []
+    for value in layer.inputs:
+        readers = [n for n in layer.nodes if value in n.values]
+        # A value that is also a result, or read as a whole, must stay one array.
+        if is_random(env.values[value]) and value not in layer.outputs and _are_apart(readers):
+            cuts += readers
+    # A layer that does nothing but slice would have no equations left.
+    if not cuts or len(cuts) == len(layer.nodes):
+        return layer, list(values)
+    propagate(cuts, env)
+    nodes = tuple(n for n in layer.nodes if n not in cuts)
+    read = {v for n in nodes for v in n.values}
+    parts = [v for n in cuts for v in n.outputs]
+    inputs = tuple(v for v in (*layer.inputs, *parts) if v in read or v in layer.outputs)
+    return replace(layer, nodes=nodes, inputs=inputs), [env.values[v] for v in inputs]
+
+
+def _are_apart(readers: Sequence[Node]) -> bool:
+    """Returns whether equations take parts of their operand that don't overlap."""
+    if len(readers) == 1:
+        return readers[0].primitive is split_p
+    if len(readers) < 2 or any(n.primitive is not p.slice_p for n in readers):
+        return False
+    boxes = [
+        [*zip(n.params["start_indices"], n.params["limit_indices"], strict=True)] for n in readers
+    ]
+    # Boxes are disjoint if they are along one axis at least. Strides are ignored: a box then covers
+    # more than the slice reads, which errs on the safe side.
+    return all(
+        any(high <= other_low or other_high <= low
+            for (low, high), (other_low, other_high) in zip(one, other, strict=True))
+        for i, one in enumerate(boxes)
+        for other in boxes[i + 1 :]
+    )  # fmt: skip
+
+
+_MAX_KINKS = 4
+
+
+def region(layer: Layer, values: Sequence[Any], rules: Mapping[Any, Rule], note: Note) -> list[Any]:
+    """Computes the moments of a layer as one function of its random inputs.
+
+    Args:
+        layer: A layer with at least one random input; those it has are taken as independent.
+        values: The inputs, arrays or random arrays.
+        rules: The user's rules by primitive.
+        note: Called where dependence inside the layer has to be assumed away or is approximated.
+
+    Returns:
+        Its outputs.
+
+    Raises:
+        MomentsError: Something in it has no rule.
+    """
+    # First as if nothing were dependent: closed forms and statistics are exact and cheapest, and
+    # refuse with an error where dependent entries meet. Then exact treatments of dependence; and
+    # only if none applies, independence, which is noted.
+    layer, values = split_slices(layer, values)
+    try:
+        return _noted(layer, values, rules, note)
+    except DependenceError:
+        pass
+    given = {
+        v: to_variance(x) if is_random(x) else x for v, x in zip(layer.inputs, values, strict=True)
+    }
+    random = [v for v in layer.inputs if is_random(given[v])]
+    if not any(n.primitive in rules for n in layer.nodes):
+
+        def independent(part: Layer, known: dict[Value, Any]) -> list[Any] | None:
+            try:
+                return _noted(part, [known[v] for v in part.inputs], rules, note)
+            except DependenceError:
+                return None
+
+        # Views first: where they apply their cost is a few times that of the function, while the
+        # expansion differentiates by every mixed entry.
+        found = by_views(layer, random, given, independent)
+        if found is not None:
+            return found
+        found = second_order(layer, random, given)
+        if found is not None:
+            # Exact for polynomials of degree two (Isserlis), an approximation for all else.
+            if degree(layer, random) > 2:
+                note(Assumption.expanded(layer, random))
+            return found
+    return _noted(layer, values, rules, note, note)
+
+
+def _noted(
+    layer: Layer,
+    values: Sequence[Any],
+    rules: Mapping[Any, Rule],
+    note: Note,
+    assume: Note | None = None,
+) -> list[Any]:
+    """Calls `_known`, and notes what it approximates only if it finds a result."""
+    approximated: list[Assumption] = []
+    known = _known(layer, values, rules, approximated, assume)
+    for one in approximated:
+        note(one)
+    return known
+
+
+def _known(
+    layer: Layer,
+    values: Sequence[Any],
+    rules: Mapping[Any, Rule],
+    approximated: list[Assumption],
+    assume: Note | None = None,
+) -> list[Any]:
+    """Integrates by statistics, closed forms and quadrature, else equation by equation."""
+    env = Environment.of(layer, values, rules, assume)
+    env.approximated = approximated
+    root = _root(layer, env)
+    if root is None:
+        _apart(layer.nodes, layer.outputs, env)
+        return [env.read(v) for v in layer.outputs]
+    # What the root doesn't reach comes first: scales and slopes are then known values, random or
+    # not, when the function of the root is read.
+    inside = _dependent(layer.nodes, root)
+    propagate([n for n in layer.nodes if n not in inside], env)
+    nodes = [n for n in layer.nodes if n in inside]
+    if any(reduces(n) for n in nodes):
+        _with_statistics(nodes, root, env)
+    else:
+        _pointwise(nodes, root, layer.outputs, env)
+    return [env.read(v) for v in layer.outputs]
+
+
+def _root(layer: Layer, env: Environment) -> Value | None:
+    """Returns the random input that the layer is a function of; None if several could be."""
+    random = [v for v in layer.inputs if is_random(env.values[v])]
+    # Random data beside random parameters (a normalization's scale): a function of the data.
+    data = [v for v in random if v.is_data]
+    candidates = data or random
+    return candidates[0] if len(candidates) == 1 else None
+
+
+def _dependent(nodes: Sequence[Node], root: Value) -> set[Node]:
+    reached, found = {root}, set()
+    for node in nodes:
+        if any(v in reached for v in node.values):
+            reached.update(node.outputs)
+            found.add(node)
+    return found
+
+
+def _with_statistics(nodes: Sequence[Node], root: Value, env: Environment) -> None:
+    """Follows the tensor's statistics symbolically until they make a known function."""
+    masks = masked_alike(nodes, root, env)
+    if masks:
+        step(masks[0], env)
+        env.values[root] = env.values.pop(masks[0].outputs[0])
+    tensor = env.values[root]
+    deferred = _deferred(env)
+    # Invariant: a value is in `symbols` if it is a known statistic of the root, in `env.values`
+    # once it has moments, and it may be in both: a statistic is settled only where something other
+    # than a statistic reads it, because its moments alone lose what it shares with the root.
+    symbols: dict[Any, statistics.Statistic] = {root: statistics.tensor(tensor)}
+
+    def settle(atom: Any, node: Node) -> None:
+        """Turns a symbol into its moments."""
+        if isinstance(atom, Value) and atom in symbols and atom not in env.values:
+            found = statistics.moments(symbols[atom], tensor)
+            if found is not None:
+                env.values[atom] = found
+                if not statistics.is_exact(symbols[atom], tensor):
+                    name = symbols[atom].name
+                    env.approximated.append(Assumption.approximated(env.layer, node, root, name))
+
+    for node in nodes:
+        if node in masks and node.inputs[2] in symbols:
+            symbols[node.outputs[0]] = symbols[node.inputs[2]]
+            continue
+        others = [a for a in node.values if a not in symbols]
+        settled = any(a in deferred.root_of or root in env.sources(a) for a in others)
+        if len(others) < len(node.values) and not settled and len(node.outputs) == 1:
+            operands = [
+                symbols[a] if isinstance(a, Value) and a in symbols else env.read(a)
+                for a in node.inputs
+            ]
+            numbers = [env.number(a) for a in node.inputs]
+            symbol = statistics.read(node, operands, numbers)
+            if symbol is not None:
+                symbols[node.outputs[0]] = symbol
+                deferred.wait(node)
+                continue
+        if deferred.wait(node):
+            continue
+        for atom in node.inputs:
+            settle(atom, node)
+        # An intermediate such as "exp of shifted" has no moments of its own: only the whole has.
+        unknown = [a for a in node.values if a in symbols and a not in env.values]
+        if any(a not in deferred.root_of for a in unknown):
+            reason = "uses statistics of a random tensor in an unknown way"
+            raise no_rule(node, env.site, reason, DependenceError)
+        deferred.take(node)
+    for value in env.layer.outputs:
+        settle(value, nodes[-1])
+        deferred.settle(value)
+
+
+def _apart(nodes: Sequence[Node], outputs: Sequence[Value], env: Environment) -> None:
+    """Evaluates equations one by one, but integrates functions of one random value whole."""
+    deferred = _deferred(env)
+    for node in nodes:
+        deferred.take(node)
+    for value in outputs:
+        deferred.settle(value)
+
+
+def _deferred(env: Environment) -> Deferred:
+    return Deferred(env, lambda nodes, root, value: _pointwise(nodes, root, [value], env))
+
+
+def _pointwise(
+    nodes: Sequence[Node], root: Value, outputs: Sequence[Value], env: Environment
+) -> None:
+    if any(n.primitive in env.rules for n in nodes):
+        propagate(nodes, env)
+        return
+    nodes = list(nodes)
+    # An affine step is exact on mean and variance, so it is taken off at both ends. What is left is
+    # more often a primitive or a polynomial that has a closed form, and quadrature sees entries at
+    # their own scale.
+    while nodes and _is_affine(nodes[0], root, nodes, outputs, env):
+        node = nodes.pop(0)
+        step(node, env)
+        (root,) = node.outputs
+    tail: list[Node] = []
+    end = outputs[0]
+    while len(outputs) == 1 and nodes:
+        last = nodes[-1]
+        inner = [v for v in last.values if v is root or _made_by(v, nodes[:-1])]
+        if end not in last.outputs or len(inner) != 1:
+            break
+        if not _is_affine(last, inner[0], nodes, (), env):
+            break
+        tail.insert(0, nodes.pop())
+        (end,) = inner
+    if nodes:
+        _core(nodes, root, [end] if tail else list(outputs), env)
+    propagate(tail, env)
+
+
+def _made_by(value: Value, nodes: Sequence[Node]) -> bool:
+    return any(value in n.outputs for n in nodes)
+
+
+def _is_affine(
+    node: Node, variable: Value, nodes: Sequence[Node], outputs: Sequence[Value], env: Environment
+) -> bool:
+    """Returns whether `node` alone reads `variable`, as an affine function of it."""
+    readers = [n for n in nodes if variable in n.values]
+    if readers != [node] or variable in outputs:
+        return False
+    if node.primitive is p.select_n_p:  # of a mask that is none of the variable's making
+        return node.inputs.count(variable) == 1 and node.inputs[0] is not variable
+    if node.primitive not in AFFINE:
+        return False
+    if sum(a is variable for a in node.inputs) != 1:
+        return False
+    floating = jnp.issubdtype(node.outputs[0].aval.dtype, jnp.floating)
+    if node.primitive is p.div_p:
+        return floating and node.inputs[0] is variable
+    return floating
+
+
+def _core(nodes: list[Node], root: Value, outputs: Sequence[Value], env: Environment) -> None:
+    """Integrates a pointwise function of the root."""
+    x = env.values[root]
+    made = {v for n in nodes for v in n.outputs}
+    others = list(dict.fromkeys(v for n in nodes for v in n.values if v not in made))
+    others.remove(root)
+    # One more random operand makes a double integral. A second would make the cost cubic, and
+    # operands that share a source with the root aren't independent of it.
+    random = [v for v in others if is_random(env.values[v])]
+    shared = any(env.sources(v) & env.sources(root) for v in random)
+    if shared or len(random) > 1 or not all(is_pointwise(n.eqn) for n in nodes):
+        _apart(nodes, outputs, env)
+        return
+    fixed = [v for v in others if v not in random]
+    values = [env.values[v] for v in fixed]
+    kinks: set[float] = set()
+
+    def fn(*variables: Any) -> tuple[Any, ...]:
+        return run_nodes(nodes, [root, *random, *fixed], [*variables, *values], outputs)
+
+    if not random:
+        if len(nodes) == 1 and nodes[0].primitive in UNARY:
+            env.write(nodes[0].outputs, [UNARY[nodes[0].primitive](x)])
+            return
+        # 1/x and powers have no moments near zero: their rules leave that part out (`arithmetic`).
+        if len(nodes) == 1 and _has_pole(nodes[0], root):
+            step(nodes[0], env)
+            return
+        # Exact where the function is a piecewise polynomial, and free of the error of quadrature at
+        # kinks and jumps.
+        found, kinks = _closed_form(nodes, root, outputs, env)
+        if found is not None:
+            env.write(outputs, found)
+            return
+    limited = is_limited(nodes)
+    # Each kink is one more piece of 20 nodes. Without any, or with too many, the line is split at
+    # zero, where activations change fastest.
+    points = tuple(sorted(kinks)) if 0 < len(kinks) <= _MAX_KINKS else (0.0,)
+
+    if random:
+        other = map_linear(lambda a: jnp.broadcast_to(a, x.shape), env.values[random[0]])
+        results = gauss_pair(fn, x, other, points, limited)
+    else:
+        results = gauss_legendre(fn, x, points, limited=limited)
+    env.write(outputs, [r if is_random(r) else AtMean(r) for r in results])
+
+
+def _closed_form(
+    nodes: Sequence[Node], root: Value, outputs: Sequence[Value], env: Environment
+) -> tuple[list[Any] | None, set[float]]:
+    """Computes the moments of a piecewise polynomial, else None; and the kinks in either case."""
+    reader = PolynomialReader()
+    read = {v for n in nodes for v in n.values if v in env.values}
+    symbols = {v: Constant(env.values[v], env.number(v)) for v in read} | {root: VARIABLE}
+    made = reader.nodes(nodes, symbols, outputs)
+    x = env.values[root]
+    found = [_moments(symbol, v, x) for symbol, v in zip(made, outputs, strict=True)]
+    return (None if None in found else found), reader.kinks
+
+
+def _moments(symbol: Any, value: Value, x: Any) -> Any:
+    if not isinstance(symbol, Pieces):
+        return None
+    # A comparison: discrete, hence taken at the mean.
+    if any(isinstance(v, bool) for v in symbol.values):
+        mask = jnp.full(x.shape, symbol.values[0])
+        for knot, truth in zip(symbol.breaks, symbol.values[1:], strict=True):
+            mask = jnp.where(x.mean > knot, truth, mask)
+        return AtMean(mask)
+    dtype = value.aval.dtype
+
+    def apply(x: Gaussian) -> Gaussian:
+        # The commonest kinked function has a rule, and an operator, of its own.
+        if symbol == Pieces((0.0,), ((0.0,), (0.0, 1.0))):
+            return relu(x)
+        moments = piecewise(x, symbol.breaks, symbol.values)
+        return Gaussian(moments.mean.astype(dtype), moments.var.astype(dtype))
+
+    result = apply(x)
+    # Kept with what it is a function of, so that a max pooling can be taken before it.
+    if is_nondecreasing(symbol):
+        return Activated(result.mean, result.var, to_variance(x), apply)
+    return result
+
+
+def _has_pole(node: Node, root: Value) -> bool:
+    """Returns whether a function has a pole or a branch at zero, which its rule treats."""
+    if node.primitive is p.integer_pow_p:
+        return node.eqn.params["y"] < 0
+    if node.primitive is p.pow_p:
+        return node.inputs[0] is root and node.inputs.count(root) == 1
+    return node.primitive is p.div_p

@@ -1,0 +1,546 @@
+"""Layers that rearrange channels or combine positions, and keep examples and the others apart.
+
+Channels: `x.reshape(B, H, W, G, C // G)` has no axis of channels, and what follows it can't be read
+axis by axis. Two things that models do with it keep channels apart nevertheless: a normalization
+over positions and the channels of a group, and a shuffle, which only moves channels. So the
+equations between the splitting reshape and the one that joins the channels again are read as one
+layer.
+
+Positions: a weighted sum over tokens, a matrix of neighbours, a running sum, the standard deviation
+over time: each result is made of one channel's positions. To first order it is a linear map L of
+the noise of entries, which is known from what they are made of (`_terms`). For each kernel weight,
+source and rest,
+
+    Var[L y] = sum_(t, i) v_(t, i, c) L[g x_(t, i)]^2 + Var[sum w z] L[g]^2 + L^2[g^2 rest],
+
+with L^2 the map of the squared factors. Of what goes on, a gate G lets L^T G through to what comes
+before: that is the gate there.
+Rows of positions may also be taken by index, some of them several times: edges' ends, tokens.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+from jaxtyping import Array
+
+from jaxeff.core import primitives as p
+from jaxeff.moment_propagation.dependence import (
+    SHARED,
+    Labels,
+    WholeLayer,
+    follow_lineages,
+    identity,
+)
+from jaxeff.moment_propagation.shared_kernels._layouts import (
+    BATCH,
+    CHANNEL,
+    canonical,
+    restored,
+)
+from jaxeff.moment_propagation.shared_kernels._terms import (
+    ContractionTerm,
+    CrossedTerm,
+    LinearMap,
+    MixedTerm,
+    NoiseTerm,
+    RestTerm,
+    root,
+    spread,
+)
+from jaxeff.program import Layer, Program
+from jaxeff.program.ir import Axes, Node, Value, axes
+from jaxeff.program.ir import primitives as prim
+
+_MOST_JOINED = 8
+_SOFTMAX = {p.exp_p, p.reduce_max_p}
+_TYPES = {p.convert_element_type_p, p.copy_p}
+
+# An axis of a value made of a tensor: the tensor's axes that it runs over, each with the stride of
+# its steps there. A reshape of 24 channels to (4, 6) makes axes {(channel, 6)} and {(channel, 1)}.
+_Part = frozenset[tuple[int, int]]
+
+
+@dataclass(frozen=True)
+class ChannelGroups:
+    """A normalization whose statistics run over positions and the channels of a group.
+
+    Attributes:
+        count: The number of groups; those of one group stand side by side.
+        places: The axes of positions over which the statistics run.
+        is_centred: Whether the mean is subtracted, as in a group norm; an RMS norm leaves it.
+    """
+
+    count: int
+    places: frozenset[int | None]
+    is_centred: bool
+
+    @classmethod
+    def of(cls, layer: Layer, value: Value, layout: Axes) -> ChannelGroups | None:
+        """Reads a layer; None for another one.
+
+        Args:
+            layer: A layer.
+            value: The one of its inputs that is normalized.
+            layout: The value's layout.
+        """
+        shape = value.aval.shape
+        kept = len(layer.outputs) == 1 and layer.outputs[0].aval.shape == shape
+        if layer.kind != "normalization" or not kept or layout.count(CHANNEL) != 1:
+            return None
+        if any(node.primitive in _SOFTMAX for node in layer.nodes):
+            return None
+        channel = layout.index(CHANNEL)
+        sums = _sums(layer.nodes, value, channel)
+        if sums is None or len({one.parts for one in sums}) != 1:
+            return None
+        parts, count, size, _ = sums[0]
+        whole = {a for a, stride in parts if a != channel and stride == 1}
+        places = frozenset(layout[a] for a in whole if shape[a] != 1)
+        # Of the channels a group's own are added up, which are the inner part of their axis.
+        inner = [stride for a, stride in parts if a == channel] == [1]
+        if not inner or not places or BATCH in places or len(parts) != len(whole) + 1:
+            return None
+        # A window of positions is no whole axis, though its steps are of one, too.
+        if count != size * math.prod(shape[a] for a in whole):
+            return None
+        return cls(shape[channel] // size, places, any(one.is_plain for one in sums))
+
+
+class _Sum(NamedTuple):
+    """A sum of a tensor's entries, or of their squares.
+
+    Attributes:
+        parts: What it runs over.
+        terms: The number of its terms.
+        channels: The number of channels that it runs over.
+        is_plain: Whether its terms are the entries themselves.
+    """
+
+    parts: _Part
+    terms: int
+    channels: int
+    is_plain: bool
+
+
+def _split(labels: Sequence[_Part | None], shape: Sequence[int], after: Sequence[int]) -> (
+    list[_Part | None] | None
+):  # fmt: skip
+    """Follows axes through a reshape that splits single axes or merges several; else None."""
+    result: list[_Part | None] = []
+    left = [(x, n) for x, n in zip(labels, shape, strict=True) if n != 1]
+    for product in after:
+        if product == 1:
+            result.append(None)
+            continue
+        if not left:
+            return None
+        label, n = left.pop(0)
+        if label is None:
+            return None
+        if n > product:
+            # One axis becomes several: the outer ones take steps over all of the inner ones.
+            if len(label) != 1 or n % product:
+                return None
+            ((axis, stride),) = label
+            rest = n // product
+            result.append(frozenset({(axis, stride * rest)}))
+            left.insert(0, (label, rest))
+            continue
+        while n < product:
+            if not left or left[0][0] is None:
+                return None
+            more, size = left.pop(0)
+            label, n = label | (more or frozenset()), n * size
+        if n != product:
+            return None
+        result.append(label)
+    return None if left else result
+
+
+def _followed(
+    nodes: Sequence[Node], value: Value
+) -> tuple[dict[Value, list[_Part | None]], set[Value]]:
+    """Follows the axes of a tensor through functions of its entries.
+
+    Returns:
+        The parts of axes by value, and the values that are the tensor itself, elsewhere.
+    """
+    parts: dict[Value, list[_Part | None]] = {
+        value: [frozenset({(i, 1)}) for i in range(len(value.aval.shape))]
+    }
+    plain = {value}
+    for node in nodes:
+        known = [a for a in node.inputs if isinstance(a, Value) and a in parts]
+        if not known or len(node.outputs) != 1:
+            continue
+        shape, made = tuple(known[0].aval.shape), node.outputs[0]
+        after: list[_Part | None] | None = None
+        if node.primitive is p.reshape_p:
+            after = _split(parts[known[0]], shape, made.aval.shape)
+        elif node.primitive in axes.MOVES:
+            own = axes.moved(node.eqn, tuple(range(len(shape))), shape)
+            if own is not None:
+                after = [None if i is None else parts[known[0]][i] for i in own]
+        elif made.aval.shape == shape and node.primitive in prim.ELEMENTWISE | _TYPES:
+            after = parts[known[0]]
+        if after is None:
+            continue
+        parts[made] = after
+        if node.primitive in axes.MOVES | _TYPES and known[0] in plain:
+            plain.add(made)
+    return parts, plain
+
+
+def _sums(nodes: Sequence[Node], value: Value, channel: int) -> list[_Sum] | None:
+    """Reads the sums of a tensor's entries; None where one runs over axes that aren't known."""
+    parts, plain = _followed(nodes, value)
+    found = []
+    for node in nodes:
+        if node.primitive is not p.reduce_sum_p or node.inputs[0] not in parts:
+            continue
+        (operand,) = node.values
+        shape = operand.aval.shape
+        along = [(parts[operand][i], shape[i]) for i in node.params["axes"] if shape[i] != 1]
+        if any(x is None for x, _ in along):
+            return None
+        known = [(x, n) for x, n in along if x is not None]
+        channels = math.prod(n for x, n in known if any(a == channel for a, _ in x))
+        every = frozenset[tuple[int, int]]().union(*(x for x, _ in known))
+        found.append(_Sum(every, math.prod(n for _, n in known), channels, operand in plain))
+    return found or None
+
+
+def chosen_channels(layer: Layer, value: Value, layout: Axes) -> tuple[int, ...] | None:
+    """Returns which channels of a value a layer puts in which order; None if it does more.
+
+    Args:
+        layer: A layer.
+        value: One of its inputs.
+        layout: The value's layout, and the result's.
+    """
+    if not layer.nodes or len(layer.outputs) != 1 or layout.count(CHANNEL) != 1:
+        return None
+    shape, after, channel = value.aval.shape, layer.outputs[0].aval.shape, layout.index(CHANNEL)
+    if len(shape) != len(after) or layer.kind != "shape":
+        return None
+    if any(n != m for i, (n, m) in enumerate(zip(shape, after, strict=True)) if i != channel):
+        return None
+    # As small as a number of each entry may be: this is done while a program is traced.
+    entries = np.arange(math.prod(shape), dtype=np.min_scalar_type(-math.prod(shape)))
+    made = _moved(layer.nodes, {value: entries.reshape(shape)})
+    if made is None or layer.outputs[0] not in made:
+        return None
+    # An entry's number is the sum of its places, each times the entries of a step along that axis.
+    # Without those of the other axes, numbers are the channel's, everywhere the same.
+    numbers = made[layer.outputs[0]]
+    for i, steps in enumerate(np.indices(after, sparse=True, dtype=entries.dtype)):
+        if i != channel:
+            numbers = numbers - steps * math.prod(shape[i + 1 :])
+    first = numbers[tuple(slice(None if i == channel else 1) for i in range(len(shape)))]
+    found, rest = np.divmod(first.ravel(), math.prod(shape[channel + 1 :]))
+    if rest.any() or (found < 0).any() or (found >= shape[channel]).any():
+        return None
+    return tuple(found.tolist()) if (numbers == first).all() else None
+
+
+def _moved(nodes: Sequence[Node], known: dict[Value, np.ndarray]) -> dict[Value, np.ndarray] | None:
+    """Evaluates equations that only move entries; None where one does more."""
+    for node in nodes:
+        if known.keys().isdisjoint(node.values):
+            continue
+        # A concatenation puts entries of other values beside these, which have no number here.
+        if len(node.values) != 1:
+            return None
+        x, q = known[node.values[0]], node.params
+        if node.primitive is p.reshape_p:
+            x = x.reshape(node.outputs[0].aval.shape)
+        elif node.primitive is p.transpose_p:
+            x = x.transpose(q["permutation"])
+        elif node.primitive is p.rev_p:
+            x = np.flip(x, q["dimensions"])
+        elif node.primitive is p.slice_p:
+            steps = q["strides"] or (1,) * x.ndim
+            cut = zip(q["start_indices"], q["limit_indices"], steps, strict=True)
+            x = x[tuple(slice(*one) for one in cut)]
+        else:
+            return None
+        known[node.outputs[0]] = x
+    return known
+
+
+def with_channels_joined(program: Program) -> list[Layer]:
+    """Finds the layers between a reshape that splits an axis and one that takes it back.
+
+    Args:
+        program: A program.
+
+    Returns:
+        Layers of all equations between the two, where these are moves and at most one
+        normalization, and nothing else reads what is between.
+    """
+    readers = Counter(v for layer in program.layers for v in layer.inputs)
+    readers.update(v for v in program.outputs if isinstance(v, Value))
+    next_of: Mapping[Value, Layer] = {v: layer for layer in program.layers for v in layer.inputs}
+    found = []
+    for layer in program.layers:
+        if layer.kind != "shape" or [n.primitive for n in layer.nodes] != [p.reshape_p]:
+            continue
+        (start,), chain = layer.inputs, [layer]
+        while chain[-1].outputs[0].aval.shape != start.aval.shape and len(chain) < _MOST_JOINED:
+            end = chain[-1].outputs[0]
+            following = next_of.get(end)
+            if readers[end] != 1 or following is None or not _joins(following, chain):
+                break
+            chain.append(following)
+        if chain[-1].outputs[0].aval.shape == start.aval.shape and len(chain) > 1:
+            found.append(_whole(chain))
+    return found
+
+
+def _joins(layer: Layer, chain: Sequence[Layer]) -> bool:
+    if layer.mark or len(layer.outputs) != 1:
+        return False
+    is_norm = layer.kind == "normalization" and all(v.kind == "shape" for v in chain)
+    return is_norm or layer.kind == "shape"
+
+
+def _whole(chain: Sequence[Layer]) -> Layer:
+    """Puts the equations of layers that follow each other into one layer."""
+    named = next((v for v in chain if v.kind == "normalization"), chain[-1])
+    inner = {v for layer in chain for v in layer.outputs}
+    inputs = dict.fromkeys(v for layer in chain for v in layer.inputs if v not in inner)
+    nodes = tuple(node for layer in chain for node in layer.nodes)
+    return replace(named, nodes=nodes, inputs=tuple(inputs), outputs=chain[-1].outputs)
+
+
+def shared_parameters(layer: Layer, random: Collection[Value], layout: Axes) -> dict[Value, bool]:
+    """Finds parameters that all positions share, and whether all channels share them, too.
+
+    Args:
+        layer: A layer.
+        random: Inputs of it.
+        layout: The result's layout.
+    """
+    made = layer.outputs[0]
+    found = {}
+    for value in random:
+        lineages, _ = follow_lineages(layer.nodes, {value: {value: identity(value.aval.shape)}})
+        labels = lineages.get(made, {}).get(value)
+        if labels is None:
+            continue
+        places = [
+            x
+            for x, a, n in zip(labels, layout, made.aval.shape, strict=True)
+            if a not in (BATCH, CHANNEL) and n != 1
+        ]
+        if all(x == SHARED for x in places):
+            found[value] = any(
+                x == SHARED for x, a in zip(labels, layout, strict=True) if a == CHANNEL
+            )
+    return found
+
+
+_NEW_AXES = 1000
+_COMBINING = {"reduction", "matmul", "elementwise"}
+
+
+class PositionMap(NamedTuple):
+    """How a layer makes its result of the positions of a value.
+
+    Attributes:
+        layout: The layout of the result.
+        combined: The axes of which several positions make one; none of them where they are only
+            chosen or repeated.
+    """
+
+    layout: Axes
+    combined: frozenset[int | None]
+
+    @classmethod
+    def of(cls, layer: Layer, value: Value, layout: Axes) -> PositionMap | None:
+        """Reads a layer; None where it doesn't keep examples and channels apart.
+
+        Args:
+            layer: A layer.
+            value: The one of its inputs that is random.
+            layout: The value's layout.
+        """
+        if not layer.nodes or len(layer.outputs) != 1 or layer.kind == "control flow":
+            return None
+        shape, made = value.aval.shape, layer.outputs[0]
+        labels = _labels(layer, value, identity(shape))
+        if labels is None:
+            return None
+        own = [layout[x] if isinstance(x, int) else None for x in labels]
+        sizes = list(zip(layout, shape, strict=True))
+        fixed = [a for a, n in sizes if a in (BATCH, CHANNEL) and n != 1]
+        if any(own.count(a) != 1 for a in fixed):
+            return None
+        places = {a for a, n in sizes if a not in (BATCH, CHANNEL, None) and n != 1}
+        gone = sorted(places.difference(own))
+        # What takes the place of an axis has its number, so that terms of a sum agree.
+        numbers = iter([*gone, *range(_NEW_AXES, _NEW_AXES + len(own))])
+        after = zip(own, made.aval.shape, strict=True)
+        found = tuple(next(numbers) if a is None and n != 1 else a for a, n in after)
+        return cls(found, combined_axes(layer, value, layout))
+
+
+def _labels(layer: Layer, value: Value, given: Labels) -> Labels | None:
+    lineages, _ = follow_lineages(layer.nodes, {value: {value: given}})
+    return lineages.get(layer.outputs[0], {}).get(value)
+
+
+def combined_axes(layer: Layer, value: Value, layout: Axes) -> frozenset[int | None]:
+    """Returns the axes of positions along which a layer adds or multiplies several of a value."""
+    found = set[int | None]()
+    for axis, (place, n) in enumerate(zip(layout, value.aval.shape, strict=True)):
+        if place in (BATCH, CHANNEL, None) or n == 1:
+            continue
+        # Were all positions along it the same entry, they would meet there.
+        alike: Labels = tuple(SHARED if i == axis else i for i in range(len(layout)))
+        meetings = follow_lineages(layer.nodes, {value: {value: alike}})[1]
+        if any(one.along for met in meetings.values() for one in met):
+            found.add(place)
+    return frozenset(found)
+
+
+def is_unruled(layer: Layer, value: Value, layout: Axes) -> bool:
+    """Returns whether a layer combines positions in a way that no rule is meant for.
+
+    Signs of a kernel's entries differ, so that a sum over positions by one (flattened, or of
+    tokens) hardly adds up what they share; attention is warned of where a stream adds it up.
+    """
+    if layer.mark or layer.kind not in _COMBINING or isinstance(layer, WholeLayer):
+        return False
+    return bool(layer.nodes and combined_axes(layer, value, layout))
+
+
+def keeps_positions(layer: Layer, value: Value, layout: Axes) -> bool:
+    """Returns whether a layer makes each position of its result of all channels at the same one."""
+    if not layer.nodes or len(layer.outputs) != 1:
+        return False
+    if layer.outputs[0].aval.shape != value.aval.shape:
+        return False
+    labels = _labels(layer, value, identity(value.aval.shape)) or ()
+    pairs = zip(labels, layout, value.aval.shape, strict=True)
+    return all(x == i or a == CHANNEL or n == 1 for i, (x, a, n) in enumerate(pairs))
+
+
+def variance_of(terms: Sequence[NoiseTerm], by: LinearMap | None = None) -> Array:
+    """Computes the variances of entries, or of what a linear map makes of them.
+
+    Args:
+        terms: What the noise of the entries is made of; one of them at most has a source.
+        by: The map; None for the entries themselves.
+    """
+    by = by or LinearMap.identity()
+    found = []
+    for term in terms:
+        if isinstance(term, RestTerm):
+            found.append(by.squared(term.gate**2 * term.variance))
+            continue
+        if isinstance(term, MixedTerm):
+            found.append(variance_of([term.inner], term.map_to(by)))
+            continue
+        if isinstance(term, CrossedTerm):
+            # Channel by channel of the source, as if these were independent.
+            spreads = jnp.moveaxis(term.steps, -2, 0) * term.gate
+            deviations = root(term.variance).T
+            found += [
+                by.forward(one * std.reshape(-1, *(1,) * (one.ndim - 1))) ** 2
+                for one, std in zip(spreads, deviations, strict=True)
+            ]
+            continue
+        found.append(by.forward(term.gate * spread(root(term.variance), term.gate)) ** 2)
+        if isinstance(term, ContractionTerm):
+            found.append(_of_kernel(by, term))
+    return sum(found[1:], start=found[0])
+
+
+def _of_kernel(by: LinearMap, term: ContractionTerm) -> Array:
+    """Computes what a kernel's own noise adds, a weight of each channel after the other."""
+    read, gate = term.read, term.gate
+    windows = read.windows(term.image)
+    deviations = root(read.by_group(term.kernel[1]))
+    rows = jnp.moveaxis(windows, (2, 4), (0, 1)).reshape(-1, *windows.shape[:2], read.groups, 1)
+    by_weight = deviations.reshape(-1, *deviations.shape[2:])
+
+    def add(total: Array, weight: tuple[Array, Array]) -> tuple[Array, None]:
+        row, deviation = weight
+        return total + by.forward((row * deviation).reshape(gate.shape) * gate) ** 2, None
+
+    return lax.scan(add, jnp.zeros_like(by.forward(gate)), (rows, by_weight))[0]
+
+
+def gathered_layout(layer: Layer, value: Value, layout: Axes) -> Axes | None:
+    """Returns the layout of what a layer takes from a value by a list of indices.
+
+    Returns:
+        None for another layer, and where more than one axis of positions is indexed.
+    """
+    if not layer.nodes or len(layer.outputs) != 1:
+        return None
+    *before, node = layer.nodes
+    if node.primitive is not p.gather_p or node.inputs[0] is not value:
+        return None
+    if any(value in other.values for other in before):
+        return None
+    numbers, shape = node.params["dimension_numbers"], value.aval.shape
+    taken = numbers.collapsed_slice_dims
+    sizes = zip(node.params["slice_sizes"], shape, strict=True)
+    whole = all(n == m or a in taken for a, (n, m) in enumerate(sizes))
+    if len(taken) != 1 or not whole or numbers.operand_batching_dims:
+        return None
+    if len(node.inputs[1].aval.shape) != 2 or layout[taken[0]] in (BATCH, CHANNEL):
+        return None
+    kept = iter(a for i, a in enumerate(layout) if i not in taken)
+    axes = range(len(node.outputs[0].aval.shape))
+    return tuple(next(kept) if i in numbers.offset_dims else layout[taken[0]] for i in axes)
+
+
+def rows_by(
+    gather: Callable[[Array], Array], layouts: Sequence[Axes], shape: Sequence[int]
+) -> Callable[[Array], Array]:
+    """Makes a function that takes the rows of canonical arrays, of any number of channels.
+
+    Args:
+        gather: Takes them from an array in the layout of the value.
+        layouts: The layouts before and after.
+        shape: The value's canonical shape.
+    """
+    sizes = tuple(shape[1:-1])
+    numbers = jnp.arange(math.prod(sizes)).reshape(1, *sizes, 1)
+    before, after = layouts
+    index = canonical(gather(restored(jnp.broadcast_to(numbers, shape), before)), after)[0, ..., 0]
+
+    def rows(x: Array) -> Array:
+        found = x.reshape(len(x), -1, x.shape[-1])[:, index.reshape(-1)]
+        return found.reshape(len(x), *index.shape, x.shape[-1])
+
+    return rows
+
+
+def rearranged(terms: Sequence[NoiseTerm], rows: Callable[[Array], Array]) -> list[NoiseTerm]:
+    """Takes the rows of what noise is made of."""
+    found: list[NoiseTerm] = []
+    for term in terms:
+        taken = replace(term, gate=rows(term.gate))
+        if isinstance(taken, RestTerm):
+            taken = replace(taken, variance=rows(taken.variance))
+        elif isinstance(taken, ContractionTerm):
+            through = taken.through and (rows(taken.through[0]), taken.through[1])
+            taken = replace(taken, image=rows(taken.image), through=through)
+        elif isinstance(taken, CrossedTerm):
+            by_channel = jnp.moveaxis(taken.steps, -2, 0)
+            taken = replace(taken, steps=jnp.moveaxis(jax.vmap(rows)(by_channel), 0, -2))
+        found.append(taken)
+    return found

@@ -1,0 +1,395 @@
+"""Which axis of an array is the examples', which the channels', and which are positions.
+
+An array's layout is an `Axes` of `BATCH`, `CHANNEL` and further numbers for positions; None for an
+axis of size one that is none of them. In the *canonical* layout an array is
+`[batch, *positions, channels]`; an axis that is missing has size one.
+
+A convolution or dense layer acts on the means of channels over positions. Of the result `y[p] =
+sum_t w_t x[s p + t]` a gate g lets `sum_t w_t mean_p(g[p] x[s p + t])` through to the mean over
+positions. So the noise of that mean is a matrix times the noise of the means of the channels, plus
+what the kernel's own noise adds.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+from jaxtyping import Array
+
+from jaxeff.core import primitives as p
+from jaxeff.moment_propagation.dependence import AFFINE, is_pointwise
+from jaxeff.program import Layer
+from jaxeff.program.ir import Axes, Contraction, Node, Value, axes
+from jaxeff.program.ir import primitives as prim
+
+BATCH, CHANNEL, FIRST_PLACE = 0, 1, 2
+
+_WINDOWS = {p.reduce_window_max_p, p.reduce_window_min_p, p.reduce_window_sum_p}
+_EXTREMA = {p.reduce_window_max_p, p.reduce_window_min_p, p.reduce_max_p, p.reduce_min_p}
+_REDUCING = {p.reduce_sum_p, p.reduce_max_p, p.reduce_min_p}
+_CONVERTING = {p.convert_element_type_p, p.copy_p, p.name_p}
+
+
+def _order(layout: Axes) -> list[int]:
+    """Returns the axes in canonical order, missing ones left out."""
+    rank = {BATCH: 0, CHANNEL: 2}
+    return sorted(range(len(layout)), key=lambda i: rank.get(layout[i], 1))  # type: ignore[arg-type]
+
+
+def canonical(x: Array, layout: Axes) -> Array:
+    """Brings an array to `[batch, *positions, channels]`."""
+    x = jnp.transpose(x, _order(layout))
+    x = x if BATCH in layout else x[None]
+    return x if CHANNEL in layout else x[..., None]
+
+
+def restored(x: Array, layout: Axes) -> Array:
+    """Brings an array from the canonical layout back to its own."""
+    x = x if CHANNEL in layout else x[..., 0]
+    x = x if BATCH in layout else x[0]
+    order = _order(layout)
+    return jnp.transpose(x, sorted(range(len(order)), key=order.__getitem__))
+
+
+def positions(shape: Sequence[int], layout: Axes) -> int:
+    """Returns the number of positions of an array."""
+    sizes = zip(shape, layout, strict=True)
+    return math.prod(n for n, a in sizes if a not in (BATCH, CHANNEL))
+
+
+def follow(nodes: Sequence[Node], start: Mapping[Value, Axes]) -> dict[Value, Axes] | None:
+    """Follows layouts through pointwise functions, moves and poolings of positions.
+
+    Args:
+        nodes: Equations.
+        start: The layouts of the values that are followed.
+
+    Returns:
+        The layouts of these and of all values that are made of them; None where an equation is of
+        another kind, or combines values of different layouts.
+    """
+    known = dict(start)
+    for node in nodes:
+        layouts = {known[a] for a in node.inputs if isinstance(a, Value) and a in known}
+        if not layouts:
+            continue
+        after = _after(node, layouts.pop()) if len(layouts) == 1 else None
+        if after is None or len(node.outputs) != 1:
+            return None
+        known[node.outputs[0]] = after
+    return known
+
+
+def pooled(nodes: Sequence[Node], start: Mapping[Value, Axes]) -> int:
+    """Returns how many positions equations combine into one, along paths from some values."""
+    known, count = set(start), 1
+    for node in nodes:
+        if known.isdisjoint(node.values):
+            continue
+        known.update(node.outputs)
+        if node.primitive in _WINDOWS:
+            count *= math.prod(node.params["window_dimensions"])
+        elif node.primitive in _REDUCING:
+            shape = node.inputs[0].aval.shape
+            count *= math.prod(shape[i] for i in node.params["axes"])
+    return count
+
+
+def takes_extremum(nodes: Sequence[Node]) -> bool:
+    """Returns whether equations hold a maximum or minimum over positions."""
+    return any(node.primitive in _EXTREMA for node in nodes)
+
+
+def is_sum(nodes: Sequence[Node], value: Value) -> bool:
+    """Returns whether equations make sums of a value's entries, times what isn't made of it."""
+    sums = {p.reduce_sum_p, p.reduce_window_sum_p}
+    known = {value}
+    for node in nodes:
+        read = known.intersection(node.values)
+        if read:
+            known.update(node.outputs)
+            several = sum(a in known for a in node.inputs if isinstance(a, Value)) > 1
+            if several or node.primitive not in axes.MOVES | _CONVERTING | AFFINE | sums:
+                return False
+    return True
+
+
+def only_moves(nodes: Sequence[Node], start: Mapping[Value, Axes]) -> bool:
+    """Returns whether what is made of some values is these values, elsewhere or converted."""
+    known = set(start)
+    for node in nodes:
+        if known.isdisjoint(node.values):
+            continue
+        known.update(node.outputs)
+        if node.primitive not in axes.MOVES | _CONVERTING:
+            return False
+    return True
+
+
+def depends(nodes: Sequence[Node], random: Collection[Value], value: Any) -> bool:
+    """Returns whether a value is random, or made of random ones by nodes."""
+    known = set(random)
+    for node in nodes:
+        if not known.isdisjoint(node.values):
+            known.update(node.outputs)
+    return value in known
+
+
+def keeps_entries(layer: Layer, value: Value) -> bool:
+    """Returns whether each entry of a layer's one result is made of the same entry of a value."""
+    known, made = {value}, layer.outputs[0]
+    for node in layer.nodes:
+        if known.isdisjoint(node.values):
+            continue
+        if node.primitive in axes.MOVES:
+            return False
+        known.update(node.outputs)
+    return made.aval.shape == value.aval.shape
+
+
+def _after(node: Node, layout: Axes) -> Axes | None:
+    """Returns the layout of an equation's result, given that of the operands that are followed."""
+    shape, q = tuple(node.inputs[0].aval.shape), node.params
+    out = tuple(node.outputs[0].aval.shape)
+    if node.primitive in prim.ELEMENTWISE | prim.IN_PLACE or is_pointwise(node.eqn):
+        return layout if len(out) == len(layout) else None
+    if node.primitive in axes.MOVES:
+        moved = axes.moved(node.eqn, layout, shape)
+        repeats = moved is None or any(
+            a is None and n != 1 for a, n in zip(moved, out, strict=True)
+        )
+        return None if repeats else moved
+    if node.primitive in _REDUCING:
+        kept = any(layout[i] in (BATCH, CHANNEL) and shape[i] != 1 for i in q["axes"])
+        return None if kept else axes.dropped(layout, q["axes"])
+    if node.primitive in _WINDOWS:
+        windows = zip(q["window_dimensions"], q["window_strides"], layout, strict=True)
+        crossed = any(a in (BATCH, CHANNEL) and (n, s) != (1, 1) for n, s, a in windows)
+        return None if crossed else layout
+    return None
+
+
+_FEW_TAPS = 25
+
+
+@dataclass(frozen=True)
+class PositionContraction:
+    """A contraction of channels that is the same at all positions, in the canonical layout.
+
+    Attributes:
+        node: The equation.
+        contraction: The same, read.
+    """
+
+    node: Node
+    contraction: Contraction
+
+    @classmethod
+    def of(cls, node: Node) -> PositionContraction | None:
+        """Reads an equation; None where it is of no form that is known here."""
+        c, q = Contraction.of(node), node.params
+        if not c.is_convolution:
+            return cls(node, c) if c.is_channels_last else None
+        return cls(node, c) if q["batch_group_count"] == 1 else None
+
+    @property
+    def layouts(self) -> tuple[Axes, Axes] | None:
+        """The layouts of a convolution's image and result; None for a dense layer."""
+        if not self.contraction.is_convolution:
+            return None
+        image, _, result = self.contraction.layouts
+        return _layout(image), _layout(result)
+
+    @property
+    def groups(self) -> int:
+        """The number of groups of channels."""
+        return self.contraction.groups if self.contraction.is_convolution else 1
+
+    @property
+    def is_depthwise(self) -> bool:
+        """Whether every channel of the result is made of one channel of its own."""
+        shape = self.contraction.shapes[1]
+        if not self.contraction.is_convolution:
+            return False
+        out, inputs, *_ = self.contraction.layouts[1]
+        return shape[inputs] == 1 and shape[out] == self.groups
+
+    def kernel(self, w: Array) -> Array:
+        """Brings a kernel to `[*taps, in, out]`."""
+        if not self.contraction.is_convolution:
+            return w
+        out, inputs, *taps = self.contraction.layouts[1]
+        return lax.transpose(w, (*taps, inputs, out))
+
+    def apply(self, x: Array, kernel: Array) -> Array:
+        """Computes the contraction of canonical operands."""
+        q, last = dict(self.node.params), x.ndim - 1
+        if not self.contraction.is_convolution:
+            q["dimension_numbers"] = (((last,), (0,)), ((), ()))
+            q["out_sharding"] = None
+            return p.dot_general_p.bind(x, kernel, **q)
+        image = (0, last, *range(1, last))
+        numbers = lax.ConvDimensionNumbers(image, (last, last - 1, *range(last - 1)), image)
+        return p.conv_general_dilated_p.bind(x, kernel, **{**q, "dimension_numbers": numbers})
+
+    def by_tap(self, x: Array) -> Array:
+        """Returns the share of the result's positions at which each tap reads one of the image's.
+
+        Args:
+            x: The image, `[batch, *positions, channels]`.
+
+        Returns:
+            `[batch, taps, 1, 1, 1]`.
+        """
+        shares = np.ones(1)
+        for reads in self._reads(x.shape[1:-1]):
+            shares = np.outer(shares, reads).ravel()
+        return jnp.broadcast_to(shares[:, None, None, None], (len(x), len(shares), 1, 1, 1))
+
+    def _reads(self, sizes: tuple[int, ...]) -> list[Any]:
+        """Computes the shares of `by_tap`, axis by axis."""
+        q, c = self.node.params, self.contraction
+        if not c.is_convolution:
+            return []
+        found = []
+        for axis, size in enumerate(sizes):
+            taps = c.shapes[1][c.window(1)[axis]]
+            results = c.shapes[2][c.window(2)[axis]]
+            stride, apart = q["window_strides"][axis], q["rhs_dilation"][axis]
+            first = np.arange(results) * stride - q["padding"][axis][0]
+            read = first + apart * np.arange(taps)[:, None]
+            # A transposed convolution reads zeros between the entries of its image.
+            found.append(np.isin(read, q["lhs_dilation"][axis] * np.arange(size)).mean(1))
+        return found
+
+    def by_group(self, kernel: Array) -> Array:
+        """Brings a kernel `[*taps, in, out]` to `[taps, in, groups, out of a group]`."""
+        return kernel.reshape(-1, kernel.shape[-2], self.groups, kernel.shape[-1] // self.groups)
+
+    def slopes(self, kernel: Array, read: Array) -> Array:
+        """Computes the matrix that acts on the channels' means.
+
+        Args:
+            kernel: `[*taps, in, out]`.
+            read: What each tap reads on average, as `by_tap` or `let_through` returns it.
+
+        Returns:
+            `[batch, in, out]`; its diagonal `[batch, channels]` if it is depthwise.
+        """
+        return self.joined(over_taps(self.by_group(kernel) * read))
+
+    def joined(self, blocks: Array) -> Array:
+        """Puts matrices of groups, `[batch, in, groups, out]`, into one, as `slopes` returns it."""
+        batch, inputs, groups, outputs = blocks.shape
+        if self.is_depthwise:
+            return blocks.reshape(batch, groups)
+        if groups == 1:
+            return blocks.reshape(batch, inputs, outputs)
+        unit = jnp.eye(groups, dtype=blocks.dtype)
+        full = jnp.einsum("bigo,gh->bgiho", blocks, unit)
+        return full.reshape(batch, groups * inputs, groups * outputs)
+
+    def apart(self, matrix: Array) -> Array:
+        """Takes the matrices of groups out of one, `[batch, in, out]`: `joined` turned round."""
+        batch, inputs, outputs = matrix.shape
+        shape = batch, self.groups, inputs // self.groups, self.groups, outputs // self.groups
+        return jnp.einsum("bgigo->bigo", matrix.reshape(shape))
+
+    def windows(self, x: Array) -> Array:
+        """Reads what each tap reads at each of the result's positions.
+
+        Args:
+            x: `[batch, *positions, channels]`.
+
+        Returns:
+            `[batch, positions, taps, groups, channels of a group]`.
+        """
+        q, c, last = self.node.params, self.contraction, x.ndim - 1
+        if c.is_convolution:
+            around = [(*q["padding"][i], q["lhs_dilation"][i] - 1) for i in range(last - 1)]
+            x = lax.pad(x, jnp.zeros((), x.dtype), [(0, 0, 0), *around, (0, 0, 0)])
+            for axis in range(last - 1):
+                taps, results = (c.shapes[k][c.window(k)[axis]] for k in (1, 2))
+                stride, apart = q["window_strides"][axis], q["rhs_dilation"][axis]
+                starts = range(0, taps * apart, apart)
+                end = (results - 1) * stride + 1
+                read = [lax.slice_in_dim(x, i, i + end, stride, axis + 1) for i in starts]
+                x = jnp.stack(read, -2)
+        places = math.prod(c.shapes[2][i] for i in c.window(2)) if c.is_convolution else -1
+        shape = (x.shape[0], places, -1) if c.is_convolution else (x.shape[0], places, 1)
+        return x.reshape(*shape, self.groups, x.shape[-1] // self.groups)
+
+    def let_through(self, windows: Array, gate: Array) -> Array:
+        """Averages what each tap reads, weighted by how much of each result goes on.
+
+        Args:
+            windows: What `windows` returns.
+            gate: `[batch, *positions, out]`.
+
+        Returns:
+            `[batch, taps, channels of a group, groups, out of a group]`.
+        """
+        batch, places, taps, _, inputs = windows.shape
+        gates = gate.reshape(batch, places, self.groups, -1) / places
+        if self.groups > 1:
+            return jnp.einsum("bptgi,bpgo->btigo", windows, gates)
+        # A batch of plain matrices, which compilers have fast code for.
+        rows, columns = windows.reshape(batch, places, -1), gates[:, :, 0]
+        made = jnp.swapaxes(jnp.einsum("bpo,bpk->bok", columns, rows), 1, 2)
+        return made.reshape(batch, taps, inputs, 1, -1)
+
+    def apply_to_windows(self, windows: Array, kernels: Array, like: Array) -> Array:
+        """Contracts windows with a kernel for each example, as `let_through` returns them."""
+        batch, places = windows.shape[:2]
+        if self.groups > 1:
+            made = jnp.einsum("bptgi,btigo->bpgo", windows, kernels)
+        else:
+            rows = windows.reshape(batch, places, -1)
+            made = rows @ kernels.reshape(batch, rows.shape[-1], -1)
+        return made.reshape(like.shape)
+
+
+def over_taps(x: Array) -> Array:
+    """Sums `[batch, taps, ...]` over taps."""
+    if x.shape[1] > _FEW_TAPS:
+        return x.sum(1)
+    # Additions that are fused with what they add: a strided reduction costs XLA ten times that.
+    # Parts of one split, as indexing takes three times as many operations, which all are traced.
+    parts = lax.split(x, [1] * x.shape[1], axis=1)
+    return functools.reduce(lax.add, parts).squeeze(1)
+
+
+def split_at_contraction(layer: Layer) -> tuple[Sequence[Node], Node | None, Sequence[Node]]:
+    """Splits a linear layer into what prepares its operands, the contraction, and what follows."""
+    op = layer.op
+    if op is None or sum(node.primitive in prim.LINEAR for node in layer.nodes) != 1:
+        return layer.nodes, None, ()
+    number = layer.nodes.index(op)
+    after = layer.nodes[number + 1 :]
+    made = {op.outputs[0]}
+    for node in after:
+        if not made.isdisjoint(node.values):
+            made.update(node.outputs)
+    # What prepares a bias may stand after the contraction.
+    later = [n for n in after if not made.isdisjoint(n.outputs)]
+    return [*layer.nodes[:number], *(n for n in after if n not in later)], op, later
+
+
+def convolved_layout(op: Node) -> Axes | None:
+    """Returns the layout of a convolution's result; None for a dense layer."""
+    contraction = Contraction.of(op)
+    return _layout(contraction.layouts[2]) if contraction.is_convolution else None
+
+
+def _layout(numbers: tuple[int, ...]) -> Axes:
+    layout = [0] * len(numbers)
+    for role, axis in enumerate(numbers):
+        layout[axis] = {0: BATCH, 1: CHANNEL}.get(role, FIRST_PLACE + role - 2)
+    return tuple(layout)
