@@ -30,6 +30,25 @@ robustness.learn_budget(                                        # noise spread b
 Pictures of all of it are in `jaxeff.robustness.curves`.
 """
 
+from jaxeff.robustness._modality import (
+    UNIMODAL,
+    Bimodality,
+    Binarized,
+    Peaks,
+    bimodality,
+    one_peak_pvalue,
+    peaks,
+)
+from jaxeff.robustness._sensitivity import (
+    ONE_BIT,
+    NoiseBudget,
+    NoiseSensitivity,
+    allocate_repetitions,
+    kl_sensitivity,
+    learn_budget,
+    spread_levels,
+    tolerated_level,
+)
 from jaxeff.robustness.curves import (
     Curve,
     Midpoint,
@@ -45,25 +64,6 @@ from jaxeff.robustness.curves import (
     summarize,
     weight_growth,
     weight_rms,
-)
-from jaxeff.robustness.modality import (
-    UNIMODAL,
-    Bimodality,
-    Binarized,
-    Peaks,
-    bimodality,
-    one_peak_pvalue,
-    peaks,
-)
-from jaxeff.robustness.repetition import (
-    ONE_BIT,
-    NoiseBudget,
-    NoiseSensitivity,
-    allocate_repetitions,
-    kl_sensitivity,
-    learn_budget,
-    spread_levels,
-    tolerated_level,
 )
 
 __all__ = [

@@ -27,9 +27,8 @@ from matplotlib.contour import QuadContourSet
 from matplotlib.image import AxesImage
 
 from jaxeff.robustness.curves._curve import Curve
-from jaxeff.robustness.curves._layer_values import bin_edges
-from jaxeff.robustness.curves._logistic import logistic
-from jaxeff.robustness.curves._midpoint import Midpoint
+from jaxeff.robustness.curves._midpoint import Midpoint, logistic
+from jaxeff.robustness.curves._values import bin_edges
 
 
 def draw_curve(

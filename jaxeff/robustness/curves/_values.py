@@ -1,4 +1,4 @@
-"""A layer's values, and bins for their histograms.
+"""Values of layers under noise: activations, bins for their histograms, and growth of weights.
 
 ```python
 import jax
@@ -16,16 +16,42 @@ perturbed = activations(g, ["relu"])(jax.random.key(0), params, x)["relu"]  # no
 edges = bin_edges([clean, perturbed], scale="log")
 density, _ = np.histogram(clean, edges, density=True)
 ```
+
+Networks answer additive noise with larger weights:
+
+```python
+>>> import jax
+>>> from jaxeff.nn import small_classifier
+>>> from jaxeff.robustness import weight_growth, weight_rms
+>>> f, params, data = small_classifier()
+>>> {layer: round(float(rms), 2) for layer, rms in weight_rms(params).items()}
+{'conv1': 0.23, 'fc1': 0.17, 'fc2': 0.17}
+>>> {k: float(v) for k, v in weight_growth(jax.tree.map(lambda w: 2 * w, params), params).items()}
+{'conv1': 2.0, 'fc1': 2.0, 'fc2': 2.0}
+
+```
 """
+
+from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
-from jaxeff.core import check_choice, positive, real_array, sequence_of, static_integer, validate
+from jaxeff.core import (
+    check_choice,
+    parameter_tree,
+    positive,
+    real_array,
+    sequence_of,
+    static_integer,
+    validate,
+    widened,
+)
 from jaxeff.program import Layer, evaluate, matching, plain_rule, trace
 from jaxeff.program.reading import argument_leaves
 
@@ -57,16 +83,16 @@ def activations(f: Callable[..., Any], sites: Sequence[str]) -> Callable[..., di
                 f"{', '.join(inside)} lies inside a loop or branch, where a layer has no single "
                 "value; read the loop's result instead."
             )
-        found: dict[str, Array] = {}
+        values_at: dict[str, Array] = {}
 
         def rule(layer: Layer, key: Any, *values: Any) -> Sequence[Any]:
             outputs = plain_rule(layer, key, *values)
             if layer.site in chosen:
-                found[layer.site] = outputs[0]
+                values_at[layer.site] = outputs[0]
             return outputs
 
         evaluate(program, rule, None, argument_leaves(args, kwargs))
-        return found
+        return values_at
 
     return read
 
@@ -110,3 +136,55 @@ def bin_edges(
         # The upper edge is widened, for rounding in the logarithm may leave the largest value out.
         return np.geomspace(low, high * (1 + 1e-6), bins + 1)
     return np.linspace(low, high if high > low else low + 1, bins + 1)
+
+
+@validate()
+def weight_rms(params: Any) -> dict[str, Float[Array, ""]]:
+    """Computes the root mean square of every layer's weights.
+
+    Args:
+        params: Pytree of parameters. Weights are arrays of at least two axes: biases and the
+            scales of a normalization, which have one, are left out.
+
+    Returns:
+        By the path of the layer that holds them, `conv1`, `blocks/0/fc`; a layer with several has
+        the weight's own name too.
+    """
+    weights: dict[str, dict[str, Array]] = {}
+    for path, leaf in jax.tree_util.tree_leaves_with_path(params):
+        if jnp.ndim(leaf) >= 2:
+            *parents, name = (jax.tree_util.keystr((entry,), simple=True) for entry in path)
+            weights.setdefault("/".join(parents), {})[name] = leaf
+    rms = {}
+    for layer, leaves in weights.items():
+        for name, leaf in leaves.items():
+            alone = len(leaves) == 1 and layer
+            rms[layer if alone else f"{layer}/{name}".lstrip("/")] = _rms(leaf)
+    return rms
+
+
+@validate(start=parameter_tree)
+def weight_growth(params: Any, start: Any) -> dict[str, Float[Array, ""]]:
+    """Computes the root mean square of every layer's weights relative to a start.
+
+    Args:
+        params: Pytree of parameters.
+        start: Parameters to compare with, such as the initial parameters, or those of a network
+            trained without noise.
+
+    Returns:
+        By layer, as `weight_rms`.
+
+    Raises:
+        ValueError: The two don't have the same layers.
+    """
+    now, before = weight_rms(params), weight_rms(start)
+    if now.keys() != before.keys():
+        raise ValueError(
+            f"the parameters have layers {sorted(now)}, those to compare with {sorted(before)}."
+        )
+    return {layer: now[layer] / before[layer] for layer in now}
+
+
+def _rms(leaf: Any) -> Float[Array, ""]:
+    return jnp.sqrt(jnp.mean(jnp.square(widened(leaf))))

@@ -1,0 +1,481 @@
+"""How sensitive layers are to noise, measured or learned, and repetition of the sensitive ones.
+
+`kl_sensitivity` perturbs one layer at a time of a trained network and measures the divergence of
+its predictions from the clean ones, without labels; `learn_budget` spreads a fixed amount of noise
+over layers by gradient, in one training run. They are the two cheap replacements of walking noise
+that Klein's thesis, section 11.3, proposes, the first after the sensitivity analysis of Galen.
+`allocate_repetitions` executes sensitive layers several times.
+
+```python
+import jax
+import jax.numpy as jnp
+import optax
+
+from jaxeff.nn import small_classifier
+from jaxeff.noise import slots
+from jaxeff.robustness import kl_sensitivity, tolerated_level
+from jaxeff.training import cross_entropy, fit
+
+key = jax.random.key(0)
+f, params, (x, y) = small_classifier()
+params = fit(
+    key, cross_entropy(f), params, (x, y), optimizer=optax.adam(1e-2), epochs=15, batch_size=32
+).params
+sensitivity = kl_sensitivity(key, f, params, x, slots(f, params, x), jnp.logspace(-2, 2, 17))
+tolerated_level(sensitivity)        # per site, lowest for the most sensitive one
+```
+
+```python
+from jaxeff.robustness import learn_budget
+
+f, params, (x, y) = small_classifier()
+budget = learn_budget(
+    jax.random.key(0), f, params, (x, y), slots(f, params, x), 0.5,
+    optimizer=optax.adam(1e-2), epochs=5, batch_size=32,
+)
+budget.levels                        # by site: sensitive layers get less
+```
+
+The noise of a budget is reparameterised, so a level has a gradient like any weight. Conserved is the
+geometric mean of the levels (the sum of their logarithms): with logits z, layer i of n gets
+
+    sigma_i = level * exp(z_i - mean(z)).
+
+```python
+import jax.numpy as jnp
+
+from jaxeff.robustness import spread_levels
+
+levels = spread_levels(0.5, jnp.log(jnp.array([1.0, 2.0, 4.0])))
+assert jnp.allclose(levels, jnp.array([0.25, 0.5, 1.0]))
+```
+
+Where noise is weak, the loss grows by sum_i c_i sigma_i^2. With the geometric mean fixed, its
+minimum is at c_i sigma_i^2 all equal: every layer does the same damage, and sigma_i, being
+proportional to 1 / sqrt(c_i), is a measure of robustness. A fixed sum of variances would instead
+put all of the noise into the one layer that is least sensitive.
+
+Repetition averages n executions of a layer, which divides its noise variance by n. Of a budget of
+executions for the whole network, a layer gets its share in proportion to its sensitivity
+1/midpoint.
+
+```python
+>>> from jaxeff.nn import small_classifier
+>>> from jaxeff.noise import Additive, Repeated, noisy
+>>> from jaxeff.robustness import allocate_repetitions
+>>> midpoints = {"conv1": 0.4, "relu": 2.1, "fc1": 1.0}  # noise each layer tolerates alone
+>>> times = allocate_repetitions(midpoints, budget=2 * len(midpoints))
+>>> times
+{'conv1': 4, 'relu': 1, 'fc1': 1}
+>>> f, params, (x, y) = small_classifier()
+>>> g = noisy(f, {site: Repeated(Additive(0.2), n) for site, n in times.items()})
+
+```
+
+Sharp edges:
+    `kl_sensitivity` sees the network as it is. Walking noise trains with the noise, and a layer
+    that learns to live with it may rank otherwise. Its divergence has no upper bound: a network
+    that is sure of the wrong class exceeds that of guessing.
+    Levels of a budget are compared in the units of each layer's values.
+    Trained jointly, weights adapt to the noise while it is spread: what is learned is how the
+    network would like to have it, not how fragile the trained network is. Leave `optimizer` out for
+    the latter.
+    Spread along with the weights, too much noise is no measure of anything: a network that can't
+    learn through it leaves it in the first layers, which it gives up, and keeps the last ones
+    clean. The loss should stay near that without noise.
+    The gradient is noisy: average over enough updates, and compare seeds.
+
+References:
+    Borras et al., "Walking Noise", arXiv:2212.10430; Klein's thesis, table 6.1.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+import os
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from jaxtyping import Array, Float, PRNGKeyArray
+
+from jaxeff.core import (
+    aligned_arrays,
+    check_number,
+    function_of_form,
+    input_batch,
+    instance_of,
+    non_negative,
+    optax_optimizer,
+    positive,
+    real_array,
+    static_integer,
+    string_mapping,
+    validate,
+)
+from jaxeff.noise import Additive, Noise, noisy
+from jaxeff.noise.models import perturb_at
+from jaxeff.robustness.curves import Midpoint
+from jaxeff.training import CheckedLoss, Loss, cross_entropy, divergences, fit
+
+ONE_BIT = math.log(2)
+
+
+class NoiseSensitivity(NamedTuple):
+    """Divergence of the predictions under noise at each layer.
+
+    Attributes:
+        sites: The layers.
+        levels: The noise levels.
+        kl: KL(clean || perturbed) in nats, mean over inputs and draws.
+        std_error: Standard error over the draws; NaN for a single one.
+    """
+
+    sites: tuple[str, ...]
+    levels: Float[np.ndarray, " levels"]
+    kl: Float[np.ndarray, "sites levels"]
+    std_error: Float[np.ndarray, "sites levels"]
+
+
+@validate(
+    x=input_batch,
+    levels=real_array(),
+    noise=function_of_form("noise(level)"),
+    draws=static_integer(),
+)
+def kl_sensitivity(
+    key: PRNGKeyArray,
+    f: Callable[..., Any],
+    params: Any,
+    x: Any,
+    sites: Sequence[str],
+    levels: Float[Array, " levels"],
+    *,
+    noise: Callable[[Any], Noise] = Additive,
+    draws: int = 4,
+    state: Any = None,
+) -> NoiseSensitivity:
+    """Measures every layer at every level, as one compiled program.
+
+    Args:
+        key: Random key of the noise, the same for all layers and levels.
+        f: A classifier `f(params, x) -> logits`; with a state `f(params, state, x) -> (logits, new
+            state)`.
+        params: The parameters of `f`.
+        x: Inputs, a few hundred of them; they are evaluated at once.
+        sites: Patterns of layers, each perturbed as a whole and on its own; a layer that several
+            match belongs to the most specific one.
+        levels: Noise levels.
+        noise: The noise model of a level.
+        draws: Draws of the noise per layer and level.
+        state: The model's state, which stays as it is.
+
+    Raises:
+        ValueError: No sites or one given twice, levels that aren't one row of numbers, or a
+            pattern that matches or decides no site.
+    """
+    sites = tuple(sites)
+    if not sites or len(set(sites)) < len(sites):
+        raise ValueError(f"sites must be patterns that differ, got {list(sites)}.")
+    grid = jnp.asarray(levels, float)
+    if grid.ndim != 1 or not len(grid):
+        raise ValueError(f"the levels must be one row of numbers, not of shape {grid.shape}.")
+    for level in grid:
+        noise(level)  # a bad level is named here, while it is a number
+    keys = jax.random.split(key, draws)
+    kl = np.asarray(_divergences(f, noise, sites, keys, params, state, x, grid), float)
+    scatter = np.std(kl, axis=-1, ddof=1) if draws > 1 else np.full(kl.shape[:-1], np.nan)
+    return NoiseSensitivity(sites, np.asarray(grid), kl.mean(-1), scatter / math.sqrt(draws))
+
+
+@validate(sensitivity=instance_of(NoiseSensitivity), threshold=positive)
+def tolerated_level(
+    sensitivity: NoiseSensitivity, threshold: float = ONE_BIT
+) -> Float[np.ndarray, " sites"]:
+    """Returns the noise level at which a layer's divergence reaches a threshold.
+
+    Args:
+        sensitivity: From `kl_sensitivity`, its levels positive and rising.
+        threshold: In nats; at one bit the clean prediction has lost half of its probability on
+            (geometric) average.
+
+    Returns:
+        Interpolated between levels on logarithmic axes; 0 where the lowest level exceeds the
+        threshold already, infinity where the highest doesn't reach it.
+    """
+    levels, tolerated = np.log(sensitivity.levels), np.zeros(len(sensitivity.sites))
+    # A divergence of exactly zero (noise that changes nothing) has no logarithm.
+    for i, row in enumerate(np.log(np.maximum(sensitivity.kl, 1e-30))):
+        beyond = np.flatnonzero(row >= math.log(threshold))
+        if not beyond.size:
+            tolerated[i] = math.inf
+        elif j := int(beyond[0]):
+            # On logarithmic axes a divergence that grows as a power of the level is a
+            # straight line.
+            share = (math.log(threshold) - row[j - 1]) / (row[j] - row[j - 1])
+            tolerated[i] = math.exp(levels[j - 1] + share * (levels[j] - levels[j - 1]))
+    return tolerated
+
+
+class _Switched:
+    """A noise model with a switch; switched off, it draws nothing either."""
+
+    def __init__(self, model: Noise, active: Array) -> None:
+        self.model = model
+        self.active = active
+        self.at = getattr(model, "at", "output")
+
+    def perturb(self, key: PRNGKeyArray, x: Any) -> Any:
+        return self.perturb_site(key, 0, x)
+
+    def perturb_site(self, key: PRNGKeyArray, site: int, x: Any) -> Any:
+        # One program for all layers: which of them is perturbed is a traced number.
+        return jax.lax.cond(self.active, lambda: perturb_at(self.model, key, site, x), lambda: x)
+
+
+@functools.partial(jax.jit, static_argnums=(0, 1, 2))
+def _divergences(
+    f: Any,
+    noise: Any,
+    sites: tuple[str, ...],
+    keys: Any,
+    params: Any,
+    state: Any,
+    x: Any,
+    grid: Any,
+) -> Float[Array, "sites levels draws"]:
+    def changed(change: Any) -> Any:
+        index, level, key = change
+        spec = {s: _Switched(noise(level), index == i) for i, s in enumerate(sites)}
+        return functools.partial(noisy(f, spec), key)
+
+    # One flat list of site, level and draw: the loop over it is compiled once for all of them.
+    every = jnp.meshgrid(jnp.arange(len(sites)), grid, jnp.arange(len(keys)), indexing="ij")
+    changes = (every[0].ravel(), every[1].ravel(), keys[every[2].ravel()])
+    kl = divergences(f, changed, changes, params, x, state=state)
+    return kl.mean(range(1, kl.ndim)).reshape(every[0].shape)
+
+
+class NoiseBudget(NamedTuple):
+    """A learned distribution of a fixed amount of noise over layers.
+
+    Attributes:
+        levels: Noise level by site.
+        params: The model's parameters, trained or as they were.
+        state: The model's state, None if it has none.
+        history: One record per epoch, as of `jaxeff.training.fit`.
+    """
+
+    levels: dict[str, float]
+    params: Any
+    state: Any
+    history: list[dict[str, Any]]
+
+
+@validate(level=non_negative, logits=real_array(1))
+def spread_levels(level: Any, logits: Float[Array, " sites"]) -> Float[Array, " sites"]:
+    """Computes levels with the geometric mean `level`, in proportion to `exp(logits)`."""
+    # Centred logits: the product of the levels stays level^n whatever the gradient does.
+    return level * jnp.exp(logits - logits.mean())
+
+
+@validate(
+    data=aligned_arrays,
+    budget_optimizer=optax_optimizer,
+    noise=function_of_form("noise(level)"),
+    loss=function_of_form("loss(f)"),
+)
+def learn_budget(
+    key: PRNGKeyArray,
+    f: Callable[..., Any],
+    params: Any,
+    data: Any,
+    sites: Sequence[str],
+    level: float,
+    *,
+    epochs: int,
+    batch_size: int,
+    optimizer: optax.GradientTransformation | None = None,
+    budget_optimizer: optax.GradientTransformation | None = None,
+    noise: Callable[[Any], Noise] = Additive,
+    state: Any = None,
+    loss: Callable[[Callable[..., Any]], Loss] | None = None,
+    checkpoint: str | os.PathLike[str] | None = None,
+    progress: bool = True,
+) -> NoiseBudget:
+    """Learns which layers get how much of a fixed amount of noise.
+
+    Args:
+        key: Random key of the mini-batches and the noise.
+        f: A classifier `f(params, x) -> logits`; with a state `f(params, state, x) -> (logits, new
+            state)`.
+        params: The parameters of `f`, to start from.
+        data: Inputs and labels.
+        sites: Patterns of layers, each with a level of its own; a layer that several match belongs
+            to the most specific one.
+        level: The geometric mean of the levels, which is conserved.
+        epochs: Passes over the data.
+        batch_size: Examples per update.
+        optimizer: Trains the weights along with the levels; they stay as they are if None.
+        budget_optimizer: Trains the levels' logits; Adam with rate 0.02 if None.
+        noise: The noise model of a level.
+        state: The model's state.
+        loss: From the noisy function `g(key, params, ...)` to the loss that is trained, in the form
+            of `jaxeff.training.fit`; the softmax cross entropy if None.
+        checkpoint: File to keep the run in.
+        progress: Whether to show a progress bar; only on a terminal.
+
+    Returns:
+        The levels, and the trained model.
+
+    Raises:
+        ValueError: Fewer than two sites or one given twice, a level that isn't positive, or a
+            pattern that matches or decides no site.
+        DivergedError: As of `jaxeff.training.fit`.
+    """
+    sites = tuple(sites)
+    if len(sites) < 2 or len(set(sites)) < len(sites):
+        raise ValueError(f"a budget is spread over at least two different sites, got {list(sites)}")
+    check_number("level", level, low=float(np.finfo(np.float32).tiny))
+
+    def loss_at(logits: Any, state: Any) -> Loss:
+        levels = spread_levels(level, logits)
+        g = noisy(f, {site: noise(levels[i]) for i, site in enumerate(sites)})
+        return loss(g) if loss else cross_entropy(g, keyed=True, mutable=state is not None)
+
+    def spread(key: Any, trained: Any, state: Any, batch: Any, step: Any) -> Any:
+        chosen = loss_at(trained["logits"], state)
+        return chosen(key, trained["model"], state, batch, step)
+
+    first = loss_at(jnp.zeros(len(sites)), state)
+    if isinstance(first, CheckedLoss):
+        first.check(key, params, state, data, batch_size)
+
+    # Two optimizers, for logits are few and of order one: a rate that suits weights hardly moves
+    # them.
+    transform = optax.partition(
+        {"model": optimizer or optax.set_to_zero(), "logits": budget_optimizer or optax.adam(0.02)},
+        {"model": "model", "logits": "logits"},
+    )
+    result = fit(
+        key,
+        spread,
+        {"model": params, "logits": jnp.zeros(len(sites))},
+        data,
+        optimizer=transform,
+        epochs=epochs,
+        batch_size=batch_size,
+        state=state,
+        checkpoint=checkpoint,
+        settings={"sites": list(sites), "level": float(level)},
+        progress=progress,
+    )
+    levels = np.asarray(spread_levels(level, result.params["logits"]), float)
+    by_site = dict(zip(sites, levels.tolist(), strict=True))
+    return NoiseBudget(by_site, result.params["model"], result.state, result.history)
+
+
+@validate(midpoints=string_mapping, budget=static_integer())
+def allocate_repetitions(
+    midpoints: Mapping[str, float | Midpoint | None], budget: int
+) -> dict[str, int]:
+    """Shares executions out among layers, in proportion to 1 / midpoint.
+
+    A layer whose midpoint wasn't found gets its share all the same: by the highest level that was
+    measured where the accuracy is still above its middle there (that much it tolerates), by the
+    lowest where it is already below, and as the median of the other layers where nothing is known.
+
+    Args:
+        midpoints: The noise level at which each layer alone brings the accuracy halfway to
+            chance, as a number or as `fit_midpoint` gives it; infinite for a layer that never
+            does, NaN or None where nothing is known.
+        budget: Executions of all layers together.
+
+    Returns:
+        Executions per layer, each at least one, that sum to the budget. What proportionality
+        leaves over goes to the largest remainders.
+
+    Raises:
+        ValueError: The budget is below one execution per layer, or a midpoint isn't positive.
+
+    Warns:
+        UserWarning: Midpoints were not found; it says by which levels these layers got a share.
+    """
+    if budget < len(midpoints):
+        raise ValueError(
+            f"A budget of {budget} executions is less than one for each of {len(midpoints)} layers."
+        )
+    sensitivity = 1 / np.array(list(_tolerated(midpoints).values()), float)
+    # All midpoints infinite: no layer needs more than any other.
+    if not sensitivity.any():
+        sensitivity += 1
+    exact = _proportional(sensitivity, budget)
+    times = np.floor(exact).astype(int)
+    left = budget - times.sum()
+    # Largest remainders: rounding down leaves fewer executions than layers, which go to
+    # those that lost most.
+    times[np.argsort(times - exact, kind="stable")[:left]] += 1
+    return dict(zip(midpoints, times.tolist(), strict=True))
+
+
+def _tolerated(midpoints: Mapping[str, float | Midpoint | None]) -> dict[str, float]:
+    """Returns a level for every layer, with a warning about those that were not found."""
+    levels, notes = {}, []
+    for site, midpoint in midpoints.items():
+        level, note = _level(midpoint)
+        if level <= 0:
+            raise ValueError(f"The midpoint of {site!r} must be positive, but is {level}.")
+        levels[site] = level
+        if note:
+            notes.append(f"{site!r} counts as {level:.4g}, {note}")
+    unknown = [site for site, level in levels.items() if math.isnan(level)]
+    if unknown:
+        known = [level for level in levels.values() if not math.isnan(level)]
+        # The median neither favours nor penalizes the layers that nothing is known of.
+        middle = float(np.median(known)) if known else 1.0
+        what = f"as {middle:.4g}, the median of the others" if known else "alike"
+        notes.append(f"nothing is known of {', '.join(map(repr, unknown))}, counted {what}")
+        levels |= dict.fromkeys(unknown, middle)
+    if notes:
+        warnings.warn(
+            f"Midpoints that were not found: {'; '.join(notes)}.", UserWarning, stacklevel=3
+        )
+    return levels
+
+
+def _level(midpoint: float | Midpoint | None) -> tuple[float, str]:
+    """Returns a layer's midpoint or what stands for it, and why; NaN where nothing is known."""
+    if midpoint is None:
+        return math.nan, ""
+    if not isinstance(midpoint, Midpoint):
+        return float(midpoint), ""
+    low, high = midpoint.bracket
+    if midpoint.found:
+        return midpoint.mu, ""
+    if low > 0 and math.isinf(high):
+        return low, "the highest level measured"
+    if low == 0 and math.isfinite(high):
+        return high, "the lowest level measured"
+    if math.isfinite(low) and math.isfinite(high):
+        # The geometric middle: levels are usually spaced by ratios.
+        return math.sqrt(low * high), "between the levels where its accuracy crosses the middle"
+    return math.nan, ""
+
+
+def _proportional(weights: np.ndarray, budget: int) -> np.ndarray:
+    """Computes proportional shares; layers that would get less than one get one."""
+    free = np.ones(len(weights), bool)
+    while True:
+        rest = budget - np.count_nonzero(~free)
+        shares = np.where(free, rest * weights / max(weights[free].sum(), 1e-300), 1.0)
+        # Who is set to one leaves less for the others, of whom more may fall below: until
+        # none does.
+        low = free & (shares < 1)
+        if not low.any():
+            return shares
+        free &= ~low
