@@ -9,7 +9,7 @@ from jaxeff import uncertainty as u
 from jaxeff.bayes._distillation import _distance
 from jaxeff.core import widened
 from jaxeff.ensembles import feature_density
-from jaxeff.ensembles._spectral import _norm
+from jaxeff.ensembles._distance_aware import _norm
 from jaxeff.robustness.curves import weight_rms
 
 LABELS = jnp.arange(40) % 2

@@ -7,20 +7,33 @@ elsewhere. `batch_ensemble`, `packed` and `mimo` are members at less memory or l
 has seen: `spectral` keeps distances, `feature_density` and `sngp` measure them.
 """
 
-from jaxeff.ensembles._ensemble import Ensemble, ensemble
-from jaxeff.ensembles._feature_density import FeatureDensity, feature_density
-from jaxeff.ensembles._kernels import RBF, Repulsion, repulsion
-from jaxeff.ensembles._losses import MemberLoss, member_loss, optimize_members
-from jaxeff.ensembles._members import Members
+from jaxeff.ensembles._distance_aware import (
+    FeatureDensity,
+    RandomFeatures,
+    Spectral,
+    feature_density,
+    sngp,
+    spectral,
+)
+from jaxeff.ensembles._efficient import MIMO, batch_ensemble, mimo, mimo_loss, packed
+from jaxeff.ensembles._ensemble import Ensemble, Members, ensemble
+from jaxeff.ensembles._losses import (
+    MemberLoss,
+    bootstrap_weights,
+    member_loss,
+    optimize_members,
+    with_prior,
+)
 from jaxeff.ensembles._mixture import Mixture, MixtureUncertainty, mixture_moments
-from jaxeff.ensembles._natural import bootstrap_weights, with_prior
-from jaxeff.ensembles._random_sites import RandomSites, SiteTrial, choose_random
-from jaxeff.ensembles._repulsive import RepulsiveLoss, repulsive
-from jaxeff.ensembles._sampled import affordable_members, sampled
+from jaxeff.ensembles._random_sites import (
+    RandomSites,
+    SiteTrial,
+    affordable_members,
+    choose_random,
+    sampled,
+)
+from jaxeff.ensembles._repulsive import RBF, Repulsion, RepulsiveLoss, repulsion, repulsive
 from jaxeff.ensembles._samples import Interval, NoiseImages, Patches, ShuffledPixels, batch_inputs
-from jaxeff.ensembles._sngp import RandomFeatures, sngp
-from jaxeff.ensembles._spectral import Spectral, spectral
-from jaxeff.ensembles.efficient import MIMO, batch_ensemble, mimo, mimo_loss, packed
 
 __all__ = [
     "MIMO",

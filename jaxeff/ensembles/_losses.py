@@ -1,4 +1,4 @@
-"""`member_loss`: a training loss of an ensemble, in which every member learns as if alone.
+"""Training members together, every one as if alone, and members that disagree without repulsion.
 
 ```python
 import jax
@@ -29,14 +29,34 @@ result = fit(key, member_loss(g), heads, data, optimizer=optimizer, epochs=1, ba
 assert np.array_equal(result.params["conv1"]["kernel"], params["conv1"]["kernel"])
 ```
 
-It is the sum over members of each one's mean loss over the batch, so a parameter of one member has
-the gradient that it has in a network of its own, and what is shared has the sum of all.
+`member_loss` is the sum over members of each one's mean loss over the batch, so a parameter of one
+member has the gradient that it has in a network of its own, and what is shared has the sum of all.
+
+Repulsion in function space needs inputs from elsewhere. Two ways to disagreement that don't:
+
+- `bootstrap_weights`: every member sees the examples in other proportions (the bagging of Breiman
+  1996, as in bootstrapped networks, Osband et al. 2016), so that heads train independently.
+- `with_prior`: every member is the sum of a trained network and of a random one that is never
+  trained (Osband et al. 2018, arXiv:1806.03335). Training cancels the random one where there are
+  data, and nowhere else.
+
+```python
+from jaxeff.ensembles import bootstrap_weights, with_prior
+
+x, y = data
+h = with_prior(f, scale=1.0)
+g, heads = jaxeff.ensemble(key, h, {"trained": params, "prior": params},
+                           {"trained/fc2": Members(5), "prior/*": Members(5)})
+data = (x, y, bootstrap_weights(key, len(x), 5))
+member_loss(g)(key, heads, None, data, 0)
+```
 
 Sharp edges:
     The sum makes the step of what is shared grow with the number of members, but for optimizers
     like Adam that don't see the scale of a gradient.
     All members see the same batches in the same order; a member of a deep ensemble trained in
     another program sees others. Weights in the data (`bootstrap_weights`) tell them apart.
+    Weight decay acts on the random networks of `with_prior` too; mask it there (`optax.masked`).
 """
 
 from __future__ import annotations
@@ -48,9 +68,19 @@ from typing import TYPE_CHECKING, Any
 import jax
 import jax.numpy as jnp
 import optax
-from jaxtyping import Array, Float
+from jaxtyping import Array, Float, PRNGKeyArray
 
-from jaxeff.core import check_labels, instance_of, pure_function, static_integer, validate
+from jaxeff.core import (
+    check_count,
+    check_function,
+    check_labels,
+    check_number,
+    instance_of,
+    is_key,
+    pure_function,
+    static_integer,
+    validate,
+)
 from jaxeff.ensembles._ensemble import Ensemble
 from jaxeff.training import normalized_call, valid_labels
 
@@ -216,3 +246,62 @@ def _resolved(likelihood: Likelihood) -> Callable[[Any], Any]:
     from jaxeff.bayes.posteriors import resolve_likelihood  # NumPyro comes with it
 
     return resolve_likelihood(likelihood)
+
+
+@validate(examples=static_integer(), members=static_integer())
+def bootstrap_weights(
+    key: PRNGKeyArray, examples: int, members: int
+) -> Float[Array, "examples members"]:
+    """Draws how often each member sees each example: Poisson numbers, scaled to mean one.
+
+    Args:
+        key: Random key.
+        examples: Number of examples.
+        members: Number of members.
+
+    Returns:
+        Weights, for the third part of the data of `member_loss`.
+    """
+    check_count("examples", examples)
+    check_count("members", members)
+    # The Poisson bootstrap: binomial(n, 1/n) counts tend to Poisson(1), and no example
+    # needs the others.
+    counts = jax.random.poisson(key, 1.0, (examples, members)).astype(jnp.float32)
+    return counts / jnp.maximum(counts.mean(0, keepdims=True), 1 / examples)
+
+
+@validate()
+def with_prior(f: Callable[..., Any], scale: Any = 1.0) -> Callable[..., Any]:
+    """Adds a random network that stays as it is to a trained one.
+
+    Args:
+        f: `f(params, *args) -> outputs`, an array; a random key may come first.
+        scale: Factor of the random network's outputs.
+
+    Returns:
+        `h({"trained": params, "prior": params}, *args)`, to be given members by `ensemble`.
+
+    Raises:
+        TypeError: `f` is no function, or the scale no number.
+    """
+    check_function("with_prior: f", f)
+    check_number("with_prior: scale", scale, 0)
+
+    def h(*args: Any, **kwargs: Any) -> Any:
+        position = next(i for i, arg in enumerate(args) if not is_key(arg))
+        both = args[position]
+        if not isinstance(both, dict) or both.keys() != {"trained", "prior"}:
+            raise TypeError(
+                'with_prior: the parameters must be {"trained": ..., "prior": ...}, each those of '
+                "the network"
+            )
+        # The random network must not be trained: neither its parameters nor through its
+        # outputs.
+        prior = jax.lax.stop_gradient(both["prior"])
+        ours, random = (
+            f(*args[:position], params, *args[position + 1 :], **kwargs)
+            for params in (both["trained"], prior)
+        )
+        return ours + jnp.asarray(scale, random.dtype) * jax.lax.stop_gradient(random)
+
+    return h

@@ -36,8 +36,8 @@ budget = learn_budget(
 budget.levels                        # by site: sensitive layers get less
 ```
 
-The noise of a budget is reparameterised, so a level has a gradient like any weight. Conserved is the
-geometric mean of the levels (the sum of their logarithms): with logits z, layer i of n gets
+The noise of a budget is reparameterised, so a level has a gradient like any weight. Conserved is
+the geometric mean of the levels (the sum of their logarithms): with logits z, layer i of n gets
 
     sigma_i = level * exp(z_i - mean(z)).
 

@@ -32,32 +32,60 @@ the epistemic part to the sparsity of the training data.
 """
 
 from jaxeff.uncertainty._batches import in_batches
-from jaxeff.uncertainty._calibration import (
-    Reliability,
-    adaptive_ece,
-    classwise_ece,
-    ece,
-    reliability,
+from jaxeff.uncertainty._conformal import (
+    APS,
+    CQR,
+    LAC,
+    RAPS,
+    AbsoluteResidual,
+    ConformalCalibration,
+    ConformalMethod,
+    NormalizedResidual,
+    PredictionInterval,
+    conformal,
+    conformalize,
+    covered,
 )
 from jaxeff.uncertainty._decomposition import (
     Decomposition,
+    RegressionUncertainty,
+    aleatoric_mse,
     decompose,
     decompose_logits,
+    decompose_regression,
+    dirichlet_decomposition,
+    dirichlet_probs,
+    evidence,
     mutual_information,
+    prediction_mse,
     predictive_entropy,
     predictive_log_probs,
     softmax_entropy,
 )
-from jaxeff.uncertainty._density import (
-    OOD_QUANTILE,
-    euc,
-    negative_log_density,
-    out_of_domain,
-    sparsity_threshold,
+from jaxeff.uncertainty._feature_scores import (
+    ASH,
+    DICE,
+    KNN,
+    DenseHead,
+    Mahalanobis,
+    ReAct,
+    ViM,
+    ash,
+    dense_head,
+    dice,
+    knn,
+    mahalanobis,
+    react,
+    relative_mahalanobis,
+    scored,
+    vim,
 )
-from jaxeff.uncertainty._detection import aupr, auroc, fpr95
-from jaxeff.uncertainty._dirichlet import dirichlet_decomposition, dirichlet_probs, evidence
-from jaxeff.uncertainty._figures import draw_plane, draw_regression
+from jaxeff.uncertainty._figures import (
+    draw_plane,
+    draw_regression,
+    draw_reliability,
+    draw_risk_coverage,
+)
 from jaxeff.uncertainty._gaussian_logits import (
     from_gaussian,
     predict_probs,
@@ -65,14 +93,35 @@ from jaxeff.uncertainty._gaussian_logits import (
     raw_variance,
     sample_logits,
 )
-from jaxeff.uncertainty._quality_figures import draw_reliability, draw_risk_coverage
-from jaxeff.uncertainty._regression import (
-    RegressionUncertainty,
-    aleatoric_mse,
-    decompose_regression,
-    prediction_mse,
+from jaxeff.uncertainty._logit_scores import (
+    energy,
+    generalized_entropy,
+    max_logit,
+    moment_information,
+    msp,
+    odin,
 )
-from jaxeff.uncertainty._scores import accuracy, brier, nll, nll_from_log
+from jaxeff.uncertainty._out_of_domain import (
+    OOD_QUANTILE,
+    aupr,
+    auroc,
+    euc,
+    fpr95,
+    negative_log_density,
+    out_of_domain,
+    sparsity_threshold,
+)
+from jaxeff.uncertainty._scores import (
+    Reliability,
+    accuracy,
+    adaptive_ece,
+    brier,
+    classwise_ece,
+    ece,
+    nll,
+    nll_from_log,
+    reliability,
+)
 from jaxeff.uncertainty._selective import (
     RiskCoverage,
     aurc,
@@ -87,45 +136,7 @@ from jaxeff.uncertainty._temperature import (
     temperature_scale,
     tempered,
 )
-from jaxeff.uncertainty.domain_scores import (
-    ASH,
-    DICE,
-    KNN,
-    DenseHead,
-    Mahalanobis,
-    ReAct,
-    ViM,
-    ash,
-    dense_head,
-    dice,
-    energy,
-    generalized_entropy,
-    knn,
-    mahalanobis,
-    max_logit,
-    moment_information,
-    msp,
-    odin,
-    react,
-    relative_mahalanobis,
-    scored,
-    vim,
-)
-from jaxeff.uncertainty.prediction_sets import (
-    APS,
-    CQR,
-    LAC,
-    RAPS,
-    AbsoluteResidual,
-    ConformalCalibration,
-    ConformalMethod,
-    NormalizedResidual,
-    PredictionInterval,
-    conformal,
-    conformalize,
-    covered,
-)
-from jaxeff.uncertainty.tokens import (
+from jaxeff.uncertainty._tokens import (
     TokenUncertainty,
     accepted_prefix,
     sequence_entropy,

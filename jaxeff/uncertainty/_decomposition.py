@@ -1,9 +1,10 @@
-"""Total, aleatoric and epistemic uncertainty of a classifier that predicts with several samples.
+"""Total, aleatoric and epistemic uncertainty: of samples, of Dirichlet networks, of regressions.
 
-The total uncertainty is the entropy of the mean prediction; the part that every sample agrees on is
-aleatoric (the mean entropy of the samples: softmax entropy, SME); the rest, their disagreement, is
-epistemic (mutual information, MI, between label and weights; Houlsby et al. 2011, arXiv 1112.5745;
-Depeweg et al. 2018, arXiv 1710.07283). All in nats, so 0 to log(classes).
+Of a classifier that predicts with several samples the total uncertainty is the entropy of the mean
+prediction; the part that every sample agrees on is aleatoric (the mean entropy of the samples:
+softmax entropy, SME); the rest, their disagreement, is epistemic (mutual information, MI, between
+label and weights; Houlsby et al. 2011, arXiv 1112.5745; Depeweg et al. 2018, arXiv 1710.07283). All
+in nats, so 0 to log(classes).
 
 Probabilities that are no floating-point array are refused by a TypeError, and rows that don't sum
 to one, as of logits, by a ValueError where they are concrete.
@@ -27,24 +28,83 @@ disagree = jnp.array([[0.99, 0.01], [0.01, 0.99]])    # each is sure, of another
 assert predictive_entropy(agree) == predictive_entropy(disagree)             # total: log 2
 assert softmax_entropy(agree) > softmax_entropy(disagree)                    # aleatoric
 assert mutual_information(agree) < 1e-6 < mutual_information(disagree)        # epistemic
-found = decompose(disagree)
-assert jnp.allclose(found.total, found.aleatoric + found.epistemic, atol=1e-6)
+parts = decompose(disagree)
+assert jnp.allclose(parts.total, parts.aleatoric + parts.epistemic, atol=1e-6)
 
 logits = jax.random.normal(jax.random.key(0), (30, 5, 10))          # samples, batch, classes
 assert decompose_logits(logits).epistemic.shape == (5,)
 assert jnp.allclose(jnp.exp(predictive_log_probs(logits)).sum(-1), 1, atol=1e-5)
 ```
+
+Predictions of evidential networks are Dirichlet distributions over class probabilities:
+
+```python
+from jaxeff.uncertainty import dirichlet_decomposition, dirichlet_probs, evidence
+
+outputs = jnp.array([[20.0, -9.0, -9.0], [-9.0, -9.0, -9.0]])     # much evidence, and none
+concentration = evidence(outputs) + 1
+assert jnp.allclose(dirichlet_probs(concentration)[1], 1 / 3, atol=1e-3)
+known, unknown = dirichlet_decomposition(concentration).epistemic
+assert known < unknown
+```
+
+Their parts have closed forms (Malinin and Gales 2018, arXiv:1802.10501), so one run of the network
+gives what an ensemble's draws would. `jaxeff.training.evidential` trains such a network.
+
+A regression network with an aleatoric head predicts a mean and the logarithm of a variance; the
+total variance of its samples is the mean of the predicted variances (aleatoric: the noise that no
+further data removes) plus the variance of the predicted means (epistemic: what the samples disagree
+on), by the law of total variance (Kendall & Gal 2017, arXiv 1703.04977).
+
+Sharp edges of regressions: variances are in squared units of the target; ``standard_deviations`` of
+them add up in squares only. A sample with a large log-variance dominates a mean of exponentials, so
+far from the data the aleatoric part may be infinite.
+
+```python
+from jaxeff.uncertainty import aleatoric_mse, decompose_regression, prediction_mse
+
+mean, log_variance = jnp.array([[0.9], [1.1]]), jnp.log(jnp.full((2, 1), 0.04))   # two samples
+parts = decompose_regression(jnp.stack([mean, log_variance], -1))
+assert jnp.allclose(parts.aleatoric, 0.04) and jnp.allclose(parts.epistemic, 0.01)
+inside = jnp.array([True])
+std = parts.aleatoric[:, 0] ** 0.5
+assert jnp.allclose(prediction_mse(parts.mean[:, 0], jnp.array([1.2]), inside), 0.04)
+assert jnp.allclose(aleatoric_mse(std, jnp.array([0.2]), inside), 0, atol=1e-6)
+```
 """
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jax.scipy.special import entr, logsumexp
-from jaxtyping import Array, Float
+from jax.scipy.special import digamma, entr, logsumexp
+from jaxtyping import Array, Bool, Float
 
-from jaxeff.core import check_probs, real_array, validate
-from jaxeff.uncertainty._complement import is_first
+from jaxeff.core import (
+    boolean_mask,
+    check_probs,
+    function_of_form,
+    positive,
+    real_array,
+    validate,
+    widened,
+)
+
+
+def is_first(log_probs: Float[Array, "*batch classes"]) -> Array:
+    """Tells which class is the most probable; of equals the first."""
+    places = jnp.arange(log_probs.shape[-1]).reshape(*[1] * (log_probs.ndim - 1), -1)
+    return places == log_probs.argmax(-1, keepdims=True)
+
+
+def log_complement(log_probs: Float[Array, "*batch classes"]) -> Float[Array, "*batch classes"]:
+    """Computes `log(1 - p)` of each class."""
+    first = is_first(log_probs)
+    beside_first = logsumexp(jnp.where(first, -jnp.inf, log_probs), axis=-1, keepdims=True)
+    # Any other class has half of the probability at most.
+    beside_others = jnp.log1p(-jnp.exp(jnp.where(first, -jnp.inf, log_probs)))
+    return jnp.where(first, beside_first, beside_others)
 
 
 class Decomposition(NamedTuple):
@@ -166,3 +226,128 @@ def entropy(log_probs: Array) -> Array:
     safe = jnp.where(finite, log_probs, 0)
     # An infinite logit makes NaN, which must stay visible.
     return -jnp.where(finite | jnp.isnan(log_probs), jnp.exp(log_probs) * safe, 0).sum(-1)
+
+
+@validate(outputs=real_array(nan=True), activation=function_of_form("f(outputs) -> evidence"))
+def evidence(
+    outputs: Float[Array, "*batch classes"],
+    activation: Callable[[jax.Array], jax.Array] = jax.nn.softplus,
+) -> Float[Array, "*batch classes"]:
+    """Computes evidence from a network's outputs; plus one it is a concentration.
+
+    Args:
+        outputs: Outputs of the network.
+        activation: What makes evidence of outputs, never below zero: that of the training.
+    """
+    return activation(outputs)
+
+
+@validate(concentration=positive)
+def dirichlet_probs(
+    concentration: Float[Array, "*batch classes"],
+) -> Float[Array, "*batch classes"]:
+    """Computes the mean class probabilities.
+
+    Args:
+        concentration: The parameters of the distribution, above zero.
+    """
+    return concentration / concentration.sum(-1, keepdims=True)
+
+
+@validate(concentration=positive)
+def dirichlet_decomposition(concentration: Float[Array, "*batch classes"]) -> Decomposition:
+    """Computes total, aleatoric and epistemic uncertainty, in nats.
+
+    Args:
+        concentration: The parameters of the distribution, above zero.
+
+    Returns:
+        The entropy of the mean, the mean of the entropy, and the mutual information of label and
+        probabilities, for each input.
+    """
+    probs = dirichlet_probs(concentration)
+    total = concentration.sum(-1, keepdims=True)
+    entropies = probs * (digamma(total + 1) - digamma(concentration + 1))
+    whole, aleatoric = entr(probs).sum(-1), entropies.sum(-1)
+    return Decomposition(whole, aleatoric, jnp.maximum(whole - aleatoric, 0))
+
+
+class RegressionUncertainty(NamedTuple):
+    """A predictive distribution and its variances, per input and target.
+
+    Attributes:
+        mean: Predictive mean.
+        aleatoric: Mean of the predicted variances.
+        epistemic: Variance of the predicted means.
+    """
+
+    mean: Float[Array, "*batch targets"]
+    aleatoric: Float[Array, "*batch targets"]
+    epistemic: Float[Array, "*batch targets"]
+
+    @property
+    def total(self) -> Float[Array, "*batch targets"]:
+        """Variance of a new observation."""
+        return self.aleatoric + self.epistemic
+
+
+@validate(outputs=real_array(nan=True))
+def decompose_regression(outputs: Float[Array, "samples *batch outputs"]) -> RegressionUncertainty:
+    """Splits the uncertainty of a sampled network with an aleatoric head.
+
+    Args:
+        outputs: Network outputs of each sample: means in the first half of the last axis,
+            log-variances in the second, as the likelihood ``"gaussian"`` of `jaxeff.bayes` reads
+            them.
+
+    Returns:
+        Mean and variances, with one target for every two outputs.
+
+    Raises:
+        ValueError: An odd number of outputs.
+    """
+    if outputs.shape[-1] % 2:
+        raise ValueError(
+            f"means and log-variances need an even number of outputs, not {outputs.shape[-1]}"
+        )
+    means, log_variances = jnp.split(outputs, 2, axis=-1)
+    # Law of total variance of the samples as they are: divided by their number, not by one less.
+    return RegressionUncertainty(means.mean(0), jnp.exp(log_variances).mean(0), means.var(0))
+
+
+@validate(mean=real_array(1, nan=True), target=real_array(1, nan=True), inside=boolean_mask)
+def prediction_mse(
+    mean: Float[Array, " n"], target: Float[Array, " n"], inside: Bool[Array, " n"]
+) -> Float[Array, ""]:
+    """Computes the mean squared error of the predictive mean where there are data.
+
+    Args:
+        mean: Predictive mean.
+        target: The target without noise.
+        inside: Mask of the points where data lie; the others don't count.
+    """
+    _check_lengths("prediction_mse", mean=mean, target=target, inside=inside)
+    return jnp.square(widened(mean - target)).mean(where=inside)
+
+
+@validate(std=real_array(1, nan=True), true_std=real_array(1, nan=True), inside=boolean_mask)
+def aleatoric_mse(
+    std: Float[Array, " n"], true_std: Float[Array, " n"], inside: Bool[Array, " n"]
+) -> Float[Array, ""]:
+    """Computes the mean squared error of the predicted noise deviation where there are data.
+
+    Args:
+        std: Predicted: the square root of `RegressionUncertainty.aleatoric`.
+        true_std: The noise that was added; may be anything, NaN too, where there are no data.
+        inside: Mask of the points where data lie.
+    """
+    _check_lengths("aleatoric_mse", std=std, true_std=true_std, inside=inside)
+    # Replaced before the difference too: NaN outside would reach the gradient past the mask.
+    return jnp.square(widened(std - jnp.where(inside, true_std, 0))).mean(where=inside)
+
+
+def _check_lengths(where: str, **arrays: Array) -> None:
+    """Checks that there is one entry for each point."""
+    if len({len(array) for array in arrays.values()}) > 1:
+        lengths = ", ".join(f"{name} {len(array)}" for name, array in arrays.items())
+        raise ValueError(f"{where}: one entry per point is needed, but there are {lengths}.")

@@ -1,4 +1,6 @@
-"""The source's two layouts of an uncertain prediction, drawn onto given matplotlib axes.
+"""Figures of uncertain predictions and of their quality, drawn onto given matplotlib axes.
+
+Of an uncertain prediction there are the source's two layouts, a regression and a plane:
 
 ```python
 import jax
@@ -31,11 +33,23 @@ mean, information = draw_plane(
 figure.colorbar(mean, ax=axes[0])
 ```
 
+Reliability and risk-coverage diagrams show its quality:
+
+```python
+from jaxeff.uncertainty import draw_reliability, draw_risk_coverage, reliability, risk_coverage
+
+probs, labels = jnp.array([[0.9, 0.1], [0.6, 0.4], [0.3, 0.7]]), jnp.array([0, 1, 1])
+figure, (left, right) = plt.subplots(1, 2)
+draw_reliability(left, reliability(probs, labels))
+curve = risk_coverage(1 - probs.max(-1), probs.argmax(-1) != labels)
+draw_risk_coverage(right, {"confidence": curve})
+```
+
 What every panel shows is labelled; titles, legends and files are the caller's. All arrays may be of
 JAX or NumPy. Nothing but the axes is changed.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
@@ -44,7 +58,10 @@ from jaxtyping import Array, Bool, Float, Int
 from matplotlib.axes import Axes
 from matplotlib.contour import QuadContourSet
 
-from jaxeff.uncertainty._regression import RegressionUncertainty
+from jaxeff.core import string_mapping, validate
+from jaxeff.uncertainty._decomposition import RegressionUncertainty
+from jaxeff.uncertainty._scores import Reliability
+from jaxeff.uncertainty._selective import RiskCoverage
 
 CLASS_COLORS = ("C0", "C3")
 
@@ -150,3 +167,35 @@ def draw_plane(
         axis.set_xlim(float(first.min()), float(first.max()))
         axis.set_ylim(float(second.min()), float(second.max()))
     return mean, information
+
+
+def draw_reliability(axes: Axes, found: Reliability) -> None:
+    """Draws accuracy by confidence, the share of predictions in each bin, and perfection dashed.
+
+    Args:
+        axes: Axes to draw on.
+        found: What `reliability` computed.
+    """
+    confidence, accuracy, size = (np.asarray(part, float) for part in found)
+    width = 1 / len(size)
+    centres = (np.arange(len(size)) + 0.5) * width
+    shares = size / max(size.sum(), 1)
+    axes.bar(centres, shares, width, color="lightgray", label="share of predictions")
+    axes.plot([0, 1], [0, 1], "--", color="gray", lw=1)
+    filled = size > 0
+    axes.plot(confidence[filled], accuracy[filled], "o-", ms=4, label="accuracy")
+    axes.set(xlabel="confidence", ylabel="accuracy", xlim=(0, 1), ylim=(0, 1.02))
+
+
+@validate(curves=string_mapping)
+def draw_risk_coverage(axes: Axes, curves: Mapping[str, RiskCoverage]) -> None:
+    """Draws the risk of each method by the share of inputs that it accepts.
+
+    Args:
+        axes: Axes to draw on.
+        curves: What `risk_coverage` computed, by the label of its line.
+    """
+    for label, curve in curves.items():
+        axes.plot(np.asarray(curve.coverage), np.asarray(curve.risk), label=label)
+    axes.set(xlabel="coverage", ylabel="risk", xlim=(0, 1))
+    axes.set_ylim(bottom=0)

@@ -1,4 +1,4 @@
-"""Accuracy and the proper scores of a point prediction: negative log-likelihood and Brier score.
+"""Scores of a point prediction: accuracy, likelihood, Brier score and calibration errors.
 
 All take the probabilities ``[batch, classes]`` of the prediction itself. From samples that is their
 mean: ``probs.mean(0)``, or ``predictive_log_probs(logits)`` in log space. They refuse by a
@@ -19,15 +19,33 @@ assert jnp.allclose(nll(probs, labels), -(jnp.log(0.8) + jnp.log(0.4)) / 2)
 assert jnp.allclose(nll_from_log(jnp.log(probs), labels), nll(probs, labels))
 assert jnp.allclose(brier(probs, labels), (0.08 + 0.72) / 2)
 ```
+
+The expected calibration error says how far stated confidence and accuracy lie apart (Guo et al.
+2017, arXiv 1706.04599). Sharp edge: the estimate depends on the number of bins and is biased
+upwards on small test sets (a perfectly calibrated model scores above zero).
+
+```python
+from jaxeff.uncertainty import adaptive_ece, classwise_ece, ece, reliability
+
+probs, labels = jnp.array([[0.9, 0.1], [0.6, 0.4], [0.3, 0.7]]), jnp.array([0, 1, 1])
+ece(probs, labels, bins=5), adaptive_ece(probs, labels, bins=3), classwise_ece(probs, labels)
+reliability(probs, labels, bins=5).accuracy          # NaN in empty bins
+```
+
+```python
+probs, labels = jnp.tile(jnp.array([0.75, 0.25]), (4, 1)), jnp.array([0, 0, 0, 1])
+assert ece(probs, labels) < 1e-6                        # 75 % sure, and right as often
+```
 """
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+from jax.ops import segment_sum
 from jaxtyping import Array, Float, Int
 
-from jaxeff.core import check_labels, check_probs, real_array, validate
+from jaxeff.core import check_labels, check_probs, real_array, static_integer, validate
 
 
 @validate(probs=real_array(2, nan=True))
@@ -118,3 +136,131 @@ def brier(probs: Float[Array, "batch classes"], labels: Int[Array, " batch"]) ->
     check_prediction("brier", probs, labels)
     onehot = jax.nn.one_hot(labels, probs.shape[-1], dtype=probs.dtype)
     return ((probs - onehot) ** 2).sum(-1).mean()
+
+
+class Reliability(NamedTuple):
+    """Confidence and accuracy in bins of equal width.
+
+    Attributes:
+        confidence: Mean probability of the most probable class, `[bins]`; NaN in an empty bin.
+        accuracy: Share of right predictions, `[bins]`; NaN in an empty bin.
+        size: Number of predictions in each bin, `[bins]`.
+    """
+
+    confidence: Float[Array, " bins"]
+    accuracy: Float[Array, " bins"]
+    size: Int[Array, " bins"]
+
+
+@validate(bins=static_integer())
+def ece(
+    probs: Float[Array, "batch classes"], labels: Int[Array, " batch"], bins: int = 15
+) -> Float[Array, ""]:
+    """Computes the expected calibration error of the most probable class, over bins of equal width.
+
+    Args:
+        probs: Class probabilities of the prediction (of samples: their mean).
+        labels: True classes.
+        bins: Number of confidence bins; each holds its upper edge.
+
+    Returns:
+        ``sum_b n_b / n |accuracy_b - confidence_b|``, 0 to 1.
+
+    Raises:
+        TypeError: Something else than floating-point probabilities or integer labels was given.
+        ValueError: Rows that don't sum to one, as of logits, or a label out of range; where
+            arrays are concrete.
+    """
+    check_prediction("ece", probs, labels)
+    confidence, correct = _top(probs, labels)
+    return _error(confidence, correct, _equal_width(confidence, bins), bins)
+
+
+@validate(bins=static_integer())
+def adaptive_ece(
+    probs: Float[Array, "batch classes"], labels: Int[Array, " batch"], bins: int = 15
+) -> Float[Array, ""]:
+    """Computes the expected calibration error over bins of equally many predictions.
+
+    Nguyen and O'Connor 2015 (arXiv 1508.05154). Where most predictions are sure, bins of equal
+    width put nearly all into the last.
+
+    Args:
+        probs: Class probabilities of the prediction.
+        labels: True classes.
+        bins: Number of bins; equal confidences share one.
+
+    Returns:
+        ``sum_b n_b / n |accuracy_b - confidence_b|``, 0 to 1.
+    """
+    check_prediction("adaptive_ece", probs, labels)
+    confidence, correct = _top(probs, labels)
+    rank = jnp.searchsorted(jnp.sort(confidence), confidence, side="left")
+    return _error(confidence, correct, rank * bins // len(labels), bins)
+
+
+@validate(bins=static_integer())
+def classwise_ece(
+    probs: Float[Array, "batch classes"], labels: Int[Array, " batch"], bins: int = 15
+) -> Float[Array, ""]:
+    """Computes the calibration error of every class's probability, averaged over classes.
+
+    Kull et al. 2019 (arXiv 1910.12656), eq. 3: the other classes' probabilities count, too, not the
+    most probable one's alone.
+
+    Args:
+        probs: Class probabilities of the prediction.
+        labels: True classes.
+        bins: Number of bins of equal width for each class.
+
+    Returns:
+        0 to 1.
+    """
+    check_prediction("classwise_ece", probs, labels)
+    own = jax.nn.one_hot(labels, probs.shape[-1], dtype=probs.dtype)
+
+    def of_class(confidence: Array, correct: Array) -> Array:
+        return _error(confidence, correct, _equal_width(confidence, bins), bins)
+
+    return jax.vmap(of_class, in_axes=1)(probs, own).mean()
+
+
+@validate(bins=static_integer())
+def reliability(
+    probs: Float[Array, "batch classes"], labels: Int[Array, " batch"], bins: int = 15
+) -> Reliability:
+    """Computes what a reliability diagram shows: accuracy by confidence.
+
+    Args:
+        probs: Class probabilities of the prediction.
+        labels: True classes.
+        bins: Number of bins of equal width.
+
+    Returns:
+        The bins, for `draw_reliability`.
+    """
+    check_prediction("reliability", probs, labels)
+    confidence, correct = _top(probs, labels)
+    bin_of = _equal_width(confidence, bins)
+    size = segment_sum(jnp.ones_like(bin_of), bin_of, bins)
+    # 0 / 0 is NaN: an empty bin has neither, and isn't drawn.
+    parts = (segment_sum(each, bin_of, bins) for each in (confidence, correct))
+    stated, found = (part / size.astype(part.dtype) for part in parts)
+    return Reliability(stated, found, size)
+
+
+def _top(probs: Array, labels: Array) -> tuple[Array, Array]:
+    """Computes the confidence of each prediction, and whether it is right."""
+    return probs.max(-1), (probs.argmax(-1) == labels).astype(probs.dtype)
+
+
+def _equal_width(confidence: Array, bins: int) -> Array:
+    inner_edges = jnp.linspace(0, 1, bins + 1, dtype=confidence.dtype)[1:-1]
+    # "left": a confidence on an edge belongs to the bin below; the bins of Guo et al., section 2,
+    # are open on the left.
+    return jnp.searchsorted(inner_edges, confidence, side="left")
+
+
+def _error(confidence: Array, correct: Array, bin_of: Array, bins: int) -> Array:
+    # n_b |mean(correct) - mean(confidence)| is the absolute sum of the differences in the bin.
+    return jnp.abs(segment_sum(correct - confidence, bin_of, bins)).sum() / len(confidence)

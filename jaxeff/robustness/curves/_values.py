@@ -32,8 +32,6 @@ Networks answer additive noise with larger weights:
 ```
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from typing import Any
 

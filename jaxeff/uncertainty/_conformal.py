@@ -1,0 +1,476 @@
+"""`conformal`: split conformal prediction as a transform of any `f`, its calibration and scores.
+
+```python
+import jax
+import jaxeff
+from jaxeff.nn import small_classifier
+from jaxeff.uncertainty import LAC, conformal, conformalize, covered
+
+f, params, (x, y) = small_classifier()
+calibration = conformalize(f(params, x[:128]), y[:128], LAC(), coverage=0.9)
+sets = jax.jit(conformal(f, calibration))(params, x[128:])     # [batch, classes], True inside
+covered(calibration, sets, y[128:]).mean()                     # about 0.9
+```
+
+If held-out examples and those to come are exchangeable, a region holds the truth with a probability
+of at least what was asked, whatever the model and the data. The number is an average over inputs,
+and over draws of the held-out examples: for one draw of n, the coverage is a random number of the
+distribution ``Beta(k, n + 1 - k)`` with ``k = ceil((n + 1) coverage)``, if scores have no ties.
+
+A method is a score of how badly a target fits a prediction. Any function will do: the guarantee
+holds for all of them, and a better one gives smaller sets. Those of intervals of a regression
+(absolute and normalized residuals, quantiles) take outputs and targets ``[batch]``, or ``[batch,
+1]`` with one target each: the guarantee is for one number at a time. Those of sets of classes (LAC,
+APS, RAPS) take logits ``[batch, classes]``, or the Gaussian ones of `jaxeff.moments`. For several
+members or samples give the logarithm of the mean prediction, ``predictive_log_probs(logits)``: its
+softmax is the prediction itself.
+
+Sharp edges:
+    Held-out means: neither trained on nor used to choose anything.
+    With fewer than ``coverage / (1 - coverage)`` examples (of a group) every target is inside.
+    ``k`` is rounded with a millionth to spare, so that 0.9 of 10 is 9 in float32.
+    A set may be empty, where no class fits well enough. ``allow_empty=False`` adds the most
+    probable class; coverage is then higher than asked, never lower.
+    Sets depend on the order of scores alone, and in float32 the papers' scores tie where a network
+    is sure: probabilities round to 1, and so do sums of them. So thresholds are on scales of the
+    same order that tell such classes apart: see the methods.
+
+References:
+    Vovk, Gammerman, Shafer, "Algorithmic Learning in a Random World", 2005. Angelopoulos and Bates,
+    "A Gentle Introduction to Conformal Prediction", arXiv 2107.07511; groups are its section 4.1.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Annotated, Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float, Int
+
+from jaxeff.core import (
+    Count,
+    NonNegative,
+    Setting,
+    any_of,
+    check_labels,
+    function_of_form,
+    instance_of,
+    integer_array,
+    number,
+    real_array,
+    register_setting,
+    static,
+    static_integer,
+    validate,
+    widened,
+)
+from jaxeff.moment_propagation import is_gaussian
+from jaxeff.uncertainty._decomposition import log_complement
+from jaxeff.uncertainty._gaussian_logits import probit_logits, real_outputs
+
+
+class ConformalMethod(Setting):
+    """A nonconformity score and the region where it is small enough."""
+
+    def scores(self, outputs: Any, targets: Any) -> Float[Array, " batch"]:
+        """Computes how badly each target fits its prediction; higher is worse."""
+        raise NotImplementedError
+
+    def region(self, outputs: Any, threshold: Float[Array, "..."]) -> Any:
+        """Returns the targets whose score is at most the threshold, one or one per example."""
+        raise NotImplementedError
+
+    def contains(self, region: Any, targets: Any) -> Any:
+        """Tells of each target whether it lies in its region."""
+        raise NotImplementedError
+
+
+def class_log_probs(where: str, outputs: Any) -> Float[Array, "batch classes"]:
+    """Computes log-probabilities of logits, or of Gaussian ones by the probit approximation."""
+    logits = probit_logits(outputs)
+    if not hasattr(logits, "shape") or len(logits.shape) != 2:
+        found = getattr(logits, "shape", type(logits).__name__)
+        raise TypeError(f"{where} must be logits [batch, classes], or Gaussian ones, not {found}")
+    # Of 16 bits a sum of a hundred classes would round most of them off.
+    return jax.nn.log_softmax(widened(logits))
+
+
+class PredictionInterval(NamedTuple):
+    """An interval for each example.
+
+    Attributes:
+        low: Lower ends, `[batch]`.
+        high: Upper ends, `[batch]`; infinite where too few examples were held out.
+    """
+
+    low: Float[Array, " batch"]
+    high: Float[Array, " batch"]
+
+
+class _Intervals(ConformalMethod):
+    def contains(self, region: Any, targets: Any) -> Bool[Array, " batch"]:
+        """Tells whether each target lies in its interval, ends included."""
+        targets = _one_each("targets", targets)
+        return (region.low <= targets) & (targets <= region.high)
+
+
+@register_setting
+@dataclass(frozen=True)
+class AbsoluteResidual(_Intervals):
+    """Intervals of one width around the prediction.
+
+    Lei et al., "Distribution-Free Predictive Inference for Regression", JASA 113 (2018),
+    arXiv 1604.04173, algorithm 2.
+    """
+
+    def scores(self, outputs: Any, targets: Any) -> Float[Array, " batch"]:
+        """Computes the absolute residual."""
+        return jnp.abs(_one_each("targets", targets) - _mean(outputs))
+
+    def region(self, outputs: Any, threshold: Float[Array, "..."]) -> PredictionInterval:
+        """Returns the prediction with as much below as above."""
+        mean = _mean(outputs)
+        return PredictionInterval(mean - threshold, mean + threshold)
+
+
+@register_setting
+@dataclass(frozen=True)
+class NormalizedResidual(_Intervals):
+    """Intervals as wide as a multiple of the predicted standard deviation.
+
+    Outputs are a `jaxeff.Gaussian`, as `jaxeff.moments` returns; add the variance of the noise to
+    its variance if the network predicts one.
+
+    Lei et al. 2018 (arXiv 1604.04173), section 5.2.
+    """
+
+    def scores(self, outputs: Any, targets: Any) -> Float[Array, " batch"]:
+        """Computes the residual in predicted standard deviations."""
+        mean, std = _mean(outputs), _std(outputs)
+        return jnp.abs(_one_each("targets", targets) - mean) / std
+
+    def region(self, outputs: Any, threshold: Float[Array, "..."]) -> PredictionInterval:
+        """Returns the mean, and as many standard deviations on both sides."""
+        mean, width = _mean(outputs), threshold * _std(outputs)
+        return PredictionInterval(mean - width, mean + width)
+
+
+@register_setting
+@dataclass(frozen=True)
+class CQR(_Intervals):
+    """Two predicted quantiles, moved outwards (or inwards) by what they missed.
+
+    Outputs are ``[batch, 2]``: the lower and the upper quantile.
+
+    Romano, Patterson, Candes, "Conformalized Quantile Regression", NeurIPS 2019, arXiv 1905.03222,
+    eq. 6.
+    """
+
+    def scores(self, outputs: Any, targets: Any) -> Float[Array, " batch"]:
+        """Computes how far the target lies outside the quantiles; inside it is negative."""
+        low, high = _quantiles(outputs)
+        targets = _one_each("targets", targets)
+        return jnp.maximum(low - targets, targets - high)
+
+    def region(self, outputs: Any, threshold: Float[Array, "..."]) -> PredictionInterval:
+        """Returns the moved quantiles; an interval whose ends cross is empty."""
+        low, high = _quantiles(outputs)
+        return PredictionInterval(low - threshold, high + threshold)
+
+
+def _one_each(name: str, values: Any) -> Array:
+    values = jnp.asarray(values)
+    if values.ndim == 2 and values.shape[1] == 1:
+        return values[:, 0]
+    if values.ndim != 1:
+        raise TypeError(
+            f"conformal intervals: {name} must be [batch] or [batch, 1], not {values.shape}"
+        )
+    return values
+
+
+def _mean(outputs: Any) -> Array:
+    return _one_each("outputs", outputs.mean if is_gaussian(outputs) else outputs)
+
+
+def _std(outputs: Any) -> Array:
+    if not is_gaussian(outputs):
+        raise TypeError(
+            "NormalizedResidual: outputs must be a Gaussian, as jaxeff.moments(f) returns, not a "
+            f"{type(outputs).__name__}; AbsoluteResidual() needs no deviation"
+        )
+    return _one_each("outputs", outputs.std)
+
+
+def _quantiles(outputs: Any) -> tuple[Array, Array]:
+    if is_gaussian(outputs) or jnp.ndim(outputs) != 2 or jnp.shape(outputs)[1] != 2:
+        raise TypeError("CQR: outputs must be lower and upper quantiles, [batch, 2]")
+    return outputs[:, 0], outputs[:, 1]
+
+
+SPARE = 1e-6
+"""Part of a count that float rounding may have added to it."""
+
+
+@register_setting
+@dataclass(frozen=True)
+class ConformalCalibration:
+    """What `conformalize` found; a pytree.
+
+    Attributes:
+        threshold: The largest score that is inside: one number, or one for each group.
+        method: The score.
+    """
+
+    threshold: Float[Array, "*groups"]
+    method: ConformalMethod
+
+
+@validate(
+    outputs=real_outputs,
+    targets=real_array(nan=True),
+    method=instance_of(ConformalMethod),
+    coverage=number(above=0, below=1),
+    groups=integer_array(1),
+    group_count=static_integer(),
+)
+def conformalize(
+    outputs: Any,
+    targets: Any,
+    method: ConformalMethod,
+    coverage: float | Float[Array, ""] = 0.9,
+    *,
+    groups: Int[Array, " batch"] | None = None,
+    group_count: int | None = None,
+) -> ConformalCalibration:
+    """Finds the threshold on the score of held-out examples; jits and vmaps.
+
+    Args:
+        outputs: What the function returned for them, an array or a `jaxeff.Gaussian`.
+        targets: Their classes or values, ``[batch]``.
+        method: `LAC`, `APS`, `RAPS`, `AbsoluteResidual`, `NormalizedResidual` or `CQR`.
+        coverage: How often the truth is to be inside.
+        groups: The group of each example, from 0, if coverage is to hold in each.
+        group_count: Number of groups; one more than the largest if None.
+
+    Raises:
+        TypeError: Outputs or targets aren't what the method takes.
+        ValueError: The coverage is not between 0 and 1, there are no examples, or a group is out of
+            range.
+    """
+    scores = method.scores(outputs, targets)
+    if not len(scores):
+        raise ValueError("conformalize: there are no held-out examples")
+    if groups is None:
+        return ConformalCalibration(
+            _threshold(scores, jnp.ones(len(scores), bool), coverage), method
+        )
+    groups = jnp.asarray(groups)
+    count = int(groups.max()) + 1 if group_count is None else group_count
+    check_labels("conformalize: groups", groups, count, scores.shape)
+    own = groups[None] == jnp.arange(count)[:, None]
+    thresholds = jnp.stack([_threshold(scores, mask, coverage) for mask in own])
+    return ConformalCalibration(thresholds, method)
+
+
+def _threshold(scores: Array, mask: Array, coverage: Any) -> Array:
+    """Computes the k-th smallest score under a mask, infinite where there are fewer than k."""
+    ordered = jnp.sort(jnp.where(mask, scores, jnp.inf))
+    n = mask.sum()
+    k = jnp.ceil((n + 1).astype(float) * jnp.asarray(coverage, float) * (1 - SPARE)).astype(int)
+    # Past the end is infinity: with too few examples nothing can be left out.
+    padded = jnp.concatenate([ordered, jnp.full(1, jnp.inf, ordered.dtype)])
+    found = padded[jnp.where(k > n, len(ordered), jnp.maximum(k, 1) - 1)]
+    # Sorting puts NaN last, where it would pass for a score that is never exceeded.
+    return jnp.where(jnp.isnan(jnp.where(mask, scores, 0)).any(), jnp.nan, found)
+
+
+@validate(
+    f=function_of_form("f(*args)"),
+    calibration=instance_of(ConformalCalibration),
+    group=function_of_form("group(*args)"),
+)
+def conformal(
+    f: Callable[..., Any],
+    calibration: ConformalCalibration,
+    group: Callable[..., Int[Array, " batch"]] | None = None,
+) -> Callable[..., Any]:
+    """Makes a function return regions that hold the truth as often as was asked.
+
+    Args:
+        f: A pure function such as ``f(params, x)`` or ``jaxeff.moments(f)``.
+        calibration: What `conformalize` found on held-out examples.
+        group: The group of each input, of the same arguments, if there is a threshold for each. In
+            a group that has none everything is inside, as in one with too few examples.
+
+    Returns:
+        A function of the same arguments: a mask ``[batch, classes]`` of the classes in each set, or
+        an `PredictionInterval`. It jits, vmaps, and deploys.
+
+    Raises:
+        TypeError: Groups that `group` returns are no integers.
+        ValueError: There are thresholds of groups and no `group`, or the reverse.
+    """
+    grouped = jnp.ndim(calibration.threshold) > 0
+    if grouped != (group is not None):
+        raise ValueError(
+            "conformal: a threshold for each group needs group(*args), one for all takes none; "
+            f"the calibration has thresholds of shape {jnp.shape(calibration.threshold)}"
+        )
+
+    def g(*args: Any, **kwargs: Any) -> Any:
+        threshold = jnp.asarray(calibration.threshold)
+        if group is not None:
+            threshold = _of_groups(threshold, group(*args, **kwargs))
+        return calibration.method.region(f(*args, **kwargs), threshold)
+
+    return g
+
+
+def _of_groups(thresholds: Array, groups: Any) -> Array:
+    """Looks thresholds up; infinite for a group that calibration never saw."""
+    integer_array(1)("conformal: group(*args)", groups)
+    groups = jnp.asarray(groups)
+    is_known = (groups >= 0) & (groups < len(thresholds))
+    # XLA would take the nearest group's, or count negative ones from the end.
+    return jnp.where(is_known, thresholds[jnp.where(is_known, groups, 0)], jnp.inf)
+
+
+@validate(
+    calibration=instance_of(ConformalCalibration),
+    region=any_of(instance_of(PredictionInterval), real_array(2)),
+    targets=real_array(),
+)
+def covered(calibration: ConformalCalibration, region: Any, targets: Any) -> Bool[Array, " batch"]:
+    """Tells of each example whether its region holds the truth.
+
+    Args:
+        calibration: The one that the regions were made with.
+        region: What the function that `conformal` made returned.
+        targets: True classes or values, ``[batch]``.
+
+    Returns:
+        Its mean is the coverage.
+    """
+    return calibration.method.contains(region, targets)
+
+
+@register_setting
+@dataclass(frozen=True)
+class LAC(ConformalMethod):
+    """Sets of the classes with enough probability: the smallest ones on average.
+
+    The score is `log((1 - p) / p)`, which rises with the `1 - p` of the paper.
+
+    Sadinle, Lei, Wasserman, "Least Ambiguous Set-Valued Classifiers with Bounded Error Levels",
+    JASA 114 (2019), arXiv 1609.00451.
+
+    Attributes:
+        allow_empty: Whether a set may hold no class.
+    """
+
+    # By its name alone: else it would come before the numbers of the methods below.
+    allow_empty: bool = static(True, kw_only=True)
+
+    def class_scores(
+        self, log_probs: Float[Array, "batch classes"]
+    ) -> Float[Array, "batch classes"]:
+        """Computes the log-odds against each class."""
+        return log_complement(log_probs) - log_probs
+
+    def scores(self, outputs: Any, targets: Any) -> Float[Array, " batch"]:
+        """Computes the score of each example's true class."""
+        log_probs = class_log_probs(f"{type(self).__name__}: outputs", outputs)
+        batch, classes = log_probs.shape
+        check_labels(f"{type(self).__name__}: targets", targets, classes, (batch,))
+        every = self.class_scores(log_probs)
+        return jnp.take_along_axis(every, jnp.asarray(targets)[:, None], axis=-1)[:, 0]
+
+    def region(self, outputs: Any, threshold: Float[Array, "..."]) -> Bool[Array, "batch classes"]:
+        """Returns a mask of the classes in each set."""
+        log_probs = class_log_probs(f"{type(self).__name__}: outputs", outputs)
+        limit = jnp.broadcast_to(threshold, log_probs.shape[:1])[:, None]
+        inside = self.class_scores(log_probs) <= limit
+        if self.allow_empty:
+            return inside
+        return inside | (log_probs == log_probs.max(-1, keepdims=True))
+
+    def contains(self, region: Any, targets: Any) -> Bool[Array, " batch"]:
+        """Tells whether each set holds the true class."""
+        check_labels("covered: targets", targets, region.shape[-1], region.shape[:-1])
+        return jnp.take_along_axis(region, jnp.asarray(targets)[:, None], axis=-1)[:, 0]
+
+
+@register_setting
+@dataclass(frozen=True)
+class APS(LAC):
+    """Sets that grow with how hard an input is: classes until enough probability is collected.
+
+    The score rises with the probability of all classes that are at least as probable, without the
+    random share of the last one that the paper takes off: sets are larger, and need no key. With
+    `left` for what less probable classes have, it is `-1 / (1 - log(left))`, from -1 to 0.
+
+    Romano, Sesia, Candes, "Classification with Valid and Adaptive Coverage", NeurIPS 2020,
+    arXiv 2006.02544.
+    """
+
+    def class_scores(
+        self, log_probs: Float[Array, "batch classes"]
+    ) -> Float[Array, "batch classes"]:
+        """Computes what rises with the probability collected when the class is reached."""
+        return _rising(_left(log_probs)[0], 0.0)
+
+
+@register_setting
+@dataclass(frozen=True)
+class RAPS(LAC):
+    """APS with a penalty for every class after the first few, which keeps sets small.
+
+    With `left` for what less probable classes have, the score is `penalty - left`, and where that
+    is negative `-1 / (1 - log(left - penalty))`.
+
+    Angelopoulos et al., "Uncertainty Sets for Image Classifiers using Conformal Prediction",
+    ICLR 2021, arXiv 2009.14193, eq. 4.
+
+    Attributes:
+        penalty: What each further class adds to the score.
+        free: Number of classes that come without a penalty.
+    """
+
+    penalty: NonNegative = 0.01
+    free: Annotated[int, Count(0)] = static(5)
+
+    def class_scores(
+        self, log_probs: Float[Array, "batch classes"]
+    ) -> Float[Array, "batch classes"]:
+        """Computes what rises with the probability collected, plus the penalty of the place."""
+        log_left, place = _left(log_probs)
+        return _rising(log_left, self.penalty * jnp.maximum(place - self.free, 0))
+
+
+def _left(log_probs: Array) -> tuple[Array, Array]:
+    """Computes the logarithm of what classes behind each have, and its place from 1.
+
+    One minus what was collected, but summed from the small end: it never rounds to zero.
+    """
+    order = jnp.argsort(-log_probs, axis=-1)
+    place = jnp.argsort(order, axis=-1)  # the inverse permutation
+    ordered = jnp.take_along_axis(log_probs, order, axis=-1)
+    sums = jax.lax.cumlogsumexp(ordered, axis=1, reverse=True)
+    behind = jnp.pad(sums[:, 1:], ((0, 0), (0, 1)), constant_values=-jnp.inf)
+    # NaN is put last, behind which nothing is left.
+    behind = jnp.where(jnp.isnan(ordered), jnp.nan, behind)
+    return jnp.take_along_axis(behind, place, axis=-1), (place + 1).astype(log_probs.dtype)
+
+
+def _rising(log_left: Array, penalty: Array | float) -> Array:
+    """Computes a number that rises with `penalty - left`, and tells the smallest of `left` apart.
+
+    For a score s below zero it is -1 / (1 - log(-s)); from zero on, s itself.
+    """
+    exceeding = penalty - jnp.exp(log_left)
+    # Without a penalty the logarithm is known, where its exponential may underflow.
+    log_below = jnp.where(penalty == 0, log_left, jnp.log(jnp.maximum(-exceeding, 0)))
+    is_below = (penalty == 0) | (exceeding < 0)
+    return jnp.where(is_below, -1 / (1 - log_below), exceeding)
