@@ -21,13 +21,13 @@ g, small = jaxeff.pruned(f, plan), plan.shrink(params)
 - `sparsity`: single weights, which take fewer bytes and no less time
 """
 
-from jaxeff.pruning._budget import Budget
-from jaxeff.pruning._cost import axis_size
+from jaxeff.pruning._budget import Budget, axis_size
+from jaxeff.pruning._gates import group_lasso, slimming
 from jaxeff.pruning._iterative import Pruned, prune_iteratively
-from jaxeff.pruning._penalties import group_lasso, slimming
+from jaxeff.pruning._plan import Plan, load_pruned, save_pruned
 from jaxeff.pruning._prune_plan import Prune, prune_plan
+from jaxeff.pruning._pruned import masked, pruned
 from jaxeff.pruning.dependencies import Channels, CrossedWarning, Group, Member, PlanError, channels
-from jaxeff.pruning.shrinking import Plan, load_pruned, masked, pruned, save_pruned
 
 __all__ = [
     "Budget",

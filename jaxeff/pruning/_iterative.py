@@ -50,13 +50,13 @@ from jaxeff.core import (
     string_mapping,
     validate,
 )
-from jaxeff.pruning._budget import Budget
-from jaxeff.pruning._cost import macs, parameters
+from jaxeff.pruning._budget import Budget, macs, parameters
+from jaxeff.pruning._plan import Plan
 from jaxeff.pruning._prune_plan import Prune, prune_plan
+from jaxeff.pruning._pruned import pruned
 from jaxeff.pruning.dependencies import PlanError, channels, leaf_path
 from jaxeff.pruning.dependencies import kept as kept_indices
 from jaxeff.pruning.scores import Score, l1
-from jaxeff.pruning.shrinking import Plan, pruned
 from jaxeff.store import Journal, run_identity
 from jaxeff.training import Loss, describe_training, fit, init
 
@@ -286,6 +286,3 @@ def _share(budget: Budget) -> list[Any]:
 
 def _arguments(state: Any, x: Any) -> tuple[Any, ...]:
     return (x,) if state is None else (state, x)
-
-
-__all__ = ["Pruned", "lifted", "prune_iteratively"]

@@ -59,7 +59,7 @@ from jaxeff.pruning.dependencies import (
     Dimension,
     counts_zeros,
     dimensions,
-    resolve,
+    resolve_axis,
 )
 from jaxeff.pruning.scores import Score, l1
 
@@ -336,8 +336,8 @@ def _site(layer: Layer, found: Channels, ids: Mapping[Dimension, Any], names: li
         kernel, stride, places, blocks = 1, 1, 0, 1
     else:
         image, _, result = contraction.layouts
-        made = resolve(out[result[1]])
-        read = resolve(labels.of(node.inputs[0])[image[1]])
+        made = resolve_axis(out[result[1]])
+        read = resolve_axis(labels.of(node.inputs[0])[image[1]])
         kernel, blocks = contraction.taps, contraction.groups
         stride = max(node.params["window_strides"], default=1)
         places = min((shape[i] for i in contraction.window(2)), default=0)
@@ -357,7 +357,7 @@ def _site(layer: Layer, found: Channels, ids: Mapping[Dimension, Any], names: li
 
 
 def _merged(axes: list[Axis]) -> Axis:
-    return resolve(axes[0]) if len(axes) == 1 else resolve(AxisProduct(tuple(axes)))
+    return resolve_axis(axes[0]) if len(axes) == 1 else resolve_axis(AxisProduct(tuple(axes)))
 
 
 @register_setting

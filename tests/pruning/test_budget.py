@@ -10,7 +10,7 @@ import pytest
 
 import jaxeff
 from jaxeff.pruning import Budget, Plan, PlanError, Prune, channels, prune_plan, pruned, scores
-from jaxeff.pruning._cost import macs, parameters
+from jaxeff.pruning._budget import macs, parameters
 
 X = jnp.ones((2, 6))
 

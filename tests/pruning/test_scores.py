@@ -12,8 +12,8 @@ from scipy.spatial.distance import cdist
 
 import jaxeff
 from jaxeff.pruning import Plan, PlanError, Prune, channels, masked, prune_plan, pruned, scores
-from jaxeff.pruning.scores._determinantal import chosen
-from jaxeff.pruning.scores._making import making
+from jaxeff.pruning.scores._activations import chosen
+from jaxeff.pruning.scores._weights import making
 
 X = jax.random.normal(jax.random.key(0), (40, 5))
 SIX = "a/w:1"

@@ -9,7 +9,7 @@ import pytest
 
 from jaxeff.compression import Uniform, quantized
 from jaxeff.pruning.sparsity import Magnitude, NofM, Surgery, optimal_brain_surgeon
-from jaxeff.pruning.sparsity._surgeon import cheapest, refitted, removal
+from jaxeff.pruning.sparsity._fitted import cheapest, refitted, removal
 
 RNG = np.random.default_rng(0)
 MIX = RNG.normal(size=(8, 8))

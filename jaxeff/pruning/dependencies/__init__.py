@@ -1,30 +1,36 @@
 """Finds the channels that must be removed together, from the program alone."""
 
-from jaxeff.pruning.dependencies._channels import Channels, channels, leaf_path, read_channels
+from jaxeff.pruning.dependencies._channels import (
+    KEEP,
+    ZEROS,
+    Channels,
+    Crossed,
+    CrossedWarning,
+    Group,
+    Member,
+    channels,
+    check_crossed,
+    counts_zeros,
+    leaf_path,
+    read_channels,
+    warn_of_crossed,
+)
 from jaxeff.pruning.dependencies._dimensions import (
+    UNKNOWN,
     Axis,
     AxisProduct,
     Concatenation,
     Dimension,
+    PlanError,
     dimensions,
     is_held,
     kept,
     membership,
-    resolve,
+    remedy,
+    resolve_axis,
 )
-from jaxeff.pruning.dependencies._errors import UNKNOWN, PlanError, remedy
-from jaxeff.pruning.dependencies._groups import Group, Member
 from jaxeff.pruning.dependencies._labels import Axes, ChannelReader, Labels, call_axes
 from jaxeff.pruning.dependencies._rules import RULES
-from jaxeff.pruning.dependencies._statistics import (
-    KEEP,
-    ZEROS,
-    Crossed,
-    CrossedWarning,
-    check_crossed,
-    counts_zeros,
-    warn_of_crossed,
-)
 
 __all__ = [
     "KEEP",
@@ -55,6 +61,6 @@ __all__ = [
     "membership",
     "read_channels",
     "remedy",
-    "resolve",
+    "resolve_axis",
     "warn_of_crossed",
 ]

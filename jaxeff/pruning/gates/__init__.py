@@ -3,7 +3,12 @@
 `Plan`, `masked` and `pruned` take booleans or gates alike; what is here draws and penalises gates.
 """
 
-from jaxeff.pruning.gates._dropout import THRESHOLD, DropoutGates, dropout_divergence, log_rate
-from jaxeff.pruning.gates._hard_concrete import HardConcrete
+from jaxeff.pruning._gates import (
+    THRESHOLD,
+    DropoutGates,
+    HardConcrete,
+    dropout_divergence,
+    log_rate,
+)
 
 __all__ = ["THRESHOLD", "DropoutGates", "HardConcrete", "dropout_divergence", "log_rate"]

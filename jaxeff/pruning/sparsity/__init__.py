@@ -16,17 +16,22 @@ print(jaxeff.cost(sparse, params, x).size, jaxeff.cost(both, params, x).size)
 ```
 """
 
-from jaxeff.pruning.sparsity._magnitude import Magnitude, cubic_schedule
-from jaxeff.pruning.sparsity._masked import FixedMask, RandomMask, Surgery
-from jaxeff.pruning.sparsity._n_of_m import NofM
-from jaxeff.pruning.sparsity._protocol import Sparse
-from jaxeff.pruning.sparsity._surgeon import optimal_brain_surgeon
-from jaxeff.pruning.sparsity._variational_dropout import (
+from jaxeff.pruning.sparsity._fitted import (
     kept_weights,
     log_variances,
+    optimal_brain_surgeon,
     variational_dropout,
+    wanda,
 )
-from jaxeff.pruning.sparsity._wanda import wanda
+from jaxeff.pruning.sparsity._masks import (
+    FixedMask,
+    Magnitude,
+    NofM,
+    RandomMask,
+    Sparse,
+    Surgery,
+    cubic_schedule,
+)
 
 __all__ = [
     "FixedMask",

@@ -29,7 +29,7 @@ Sharp edges:
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -40,10 +40,9 @@ import numpy as np
 from jaxeff.core import instance_of, is_key, validate
 from jaxeff.program import Program, check_open, evaluate, read_out_by, trace
 from jaxeff.program.reading import argument_leaves
+from jaxeff.pruning._emission import Emission, gated
+from jaxeff.pruning._plan import Plan
 from jaxeff.pruning.dependencies import ZEROS, PlanError, leaf_path, read_channels, warn_of_crossed
-from jaxeff.pruning.shrinking._emission import Emission
-from jaxeff.pruning.shrinking._gating import gated
-from jaxeff.pruning.shrinking._plan import Plan
 
 
 @validate(plan=instance_of(Plan))
@@ -53,7 +52,7 @@ def masked(f: Callable[..., Any], plan: Plan) -> Callable[..., Any]:
     Args:
         f: A pure function `f(params, *args)`; keys may stand before the parameters.
         plan: Channels that stay; its booleans may be traced. Where it holds numbers, they multiply
-            the channels wherever these are summed (`jaxeff.pruning.shrinking`).
+            the channels wherever these are summed (`jaxeff.pruning.masked`).
 
     Returns:
         A pure function like `f`, of the old shapes.
@@ -219,6 +218,3 @@ def _cut_constants(program: Program, emission: Emission) -> Program:
         for layer in program.layers
     ]
     return replace(program, constants=constants, layers=tuple(layers))
-
-
-__all__: Sequence[str] = ["masked", "pruned"]
