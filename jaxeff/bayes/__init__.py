@@ -23,12 +23,11 @@ elsewhere; `ivon` and `swag` are optimizers that leave one behind. A
 `MixturePosterior` has several modes.
 """
 
-from jaxeff.bayes._bridges import around_best_draw
-from jaxeff.bayes._distillation import distill
-from jaxeff.bayes._guides import from_numpyro, from_pyro
-from jaxeff.bayes._posterior_file import load_posterior, save_posterior
-from jaxeff.bayes.curvature import Laplace, LaplaceWarning, laplace
-from jaxeff.bayes.optimizers import ivon, ivon_posterior, swag, swag_posterior
+from jaxeff.bayes._distillation import around_best_draw, distill
+from jaxeff.bayes._interchange import from_numpyro, from_pyro, load_posterior, save_posterior
+from jaxeff.bayes._laplace import Laplace, laplace
+from jaxeff.bayes._optimizers import ivon, ivon_posterior, swag, swag_posterior
+from jaxeff.bayes._precision import LaplaceWarning
 from jaxeff.bayes.posteriors import (
     Draws,
     MixturePosterior,

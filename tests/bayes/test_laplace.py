@@ -12,7 +12,7 @@ from flax import nnx
 
 import jaxeff
 from jaxeff.bayes import LaplaceWarning, check_posterior, laplace, predict, sample, to_gaussians
-from jaxeff.bayes.curvature._last_layer import outputs_curvature
+from jaxeff.bayes._curvature import outputs_curvature
 from jaxeff.nn import MLP
 
 KEY = jax.random.key(0)

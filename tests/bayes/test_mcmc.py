@@ -306,7 +306,7 @@ def test_a_funnel_has_not_converged():
 @pytest.mark.slow
 def test_starts(monkeypatch):
     def start(init, jitter=0.1):
-        starts = importlib.import_module("jaxeff.bayes.sampling._starts").starting_points
+        starts = importlib.import_module("jaxeff.bayes.sampling._run").starting_points
         scales = {"a": PRIOR, "b/c": PRIOR}
         return starts(jax.random.key(0), PARAMS, scales, 4, init, jitter)["a"]
 

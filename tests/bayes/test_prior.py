@@ -10,7 +10,7 @@ from flax import linen, nnx
 
 from jaxeff.bayes import nuts, prior_scales, svi
 from jaxeff.bayes.posteriors import draw_prior
-from jaxeff.bayes.variational import _elbo as variational
+from jaxeff.bayes.variational import _svi as variational
 from jaxeff.core import functional
 
 mcmc_module = importlib.import_module("jaxeff.bayes.sampling._mcmc")

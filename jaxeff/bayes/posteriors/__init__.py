@@ -1,37 +1,37 @@
 """Priors, likelihoods and posteriors, and predictions from them."""
 
-from jaxeff.bayes.posteriors._density import (
+from jaxeff.bayes.posteriors._model import (
+    Likelihood,
+    Prior,
     Random,
     Scales,
-    draw_prior,
-    log_joint,
-    log_prior,
-    random_part,
-    with_random,
-)
-from jaxeff.bayes.posteriors._likelihood import (
-    Likelihood,
     check_data,
     check_likelihood,
     check_targets,
+    draw_prior,
     heteroscedastic,
     likelihood_name,
+    log_joint,
+    log_prior,
+    named_leaves,
+    prior_scales,
+    random_part,
     require_likelihood,
     resolve_likelihood,
+    with_random,
 )
-from jaxeff.bayes.posteriors._mixture import MixturePosterior
 from jaxeff.bayes.posteriors._posterior import (
     Draws,
+    MixturePosterior,
     Posterior,
     check_posterior,
     draw,
     is_posterior,
     parameter_table,
+    predict,
     sample,
     to_gaussians,
 )
-from jaxeff.bayes.posteriors._predictive import predict
-from jaxeff.bayes.posteriors._prior import Prior, named_leaves, prior_scales
 
 __all__ = [
     "Draws",

@@ -26,6 +26,50 @@ many = sample(jax.random.key(0), posterior, 5)          # a leading axis of five
 assert many["fc1"]["bias"].shape == (5, *one["fc1"]["bias"].shape)
 assert to_gaussians(posterior)["fc1"]["bias"].var.shape == one["fc1"]["bias"].shape
 ```
+
+`MixturePosterior`: several posteriors of one network, each with the same weight.
+
+What an ensemble of variational posteriors is: modes far apart, each with a width of its own. Plain
+parameters may stand for a posterior without width, so that a deep ensemble is one, too.
+
+```python
+import jax
+
+import jaxeff
+from jaxeff.bayes import MixturePosterior, predict
+from jaxeff.nn import small_classifier
+
+f, params, (x, y) = small_classifier()
+around = lambda p: jax.tree.map(lambda w: jaxeff.Gaussian(w, 0.01 * w**2), p)
+other = jax.tree.map(lambda w: -w, params)
+posterior = MixturePosterior((around(params), around(other)))
+logits = predict(jax.random.key(0), f, posterior, x, samples=10)    # five of each member
+```
+
+`jaxeff.ensembles.mixture_moments` has its predictions without samples.
+
+Sharp edge: there is no `to_gaussians`. The mean of two networks' weights is no network that anybody
+trained, and their variance says how far apart two modes are: averaging is refused.
+
+Predictions of a sampled network: draw weights from a posterior, run the function with each.
+
+Sharp edge: memory is that of ``chunk`` runs of the function on all inputs (LeNet-5: 24 MB for 1,000
+images, however many samples). A convolution with another kernel for each sample is also slow on a
+CPU and takes more memory than that, so for large batches one sample at a time (the default) is
+best; for a handful of inputs raise ``chunk``. Inputs that don't fit may be split: the same key and
+number of samples draw the same weights for each part.
+
+```python
+import jax
+
+from jaxeff import Gaussian
+from jaxeff.bayes import predict
+from jaxeff.nn import small_classifier
+
+f, params, (x, y) = small_classifier(10)
+posterior = jax.tree.map(lambda w: Gaussian(w, 0.01 * w**2), params)
+assert predict(jax.random.key(0), f, posterior, x, samples=5).shape == (5, 10, 10)
+```
 """
 
 from __future__ import annotations
@@ -33,17 +77,32 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Protocol, runtime_checkable
+from functools import partial
+from typing import Any, NoReturn, Protocol, runtime_checkable
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import PRNGKeyArray
 
-from jaxeff.bayes.posteriors._density import Random, with_random
-from jaxeff.bayes.posteriors._likelihood import Likelihood
-from jaxeff.bayes.posteriors._prior import named_leaves
-from jaxeff.core import Table, posterior_like, shown_as_table, static_integer, validate
+from jaxeff.bayes.posteriors._model import (
+    Likelihood,
+    Random,
+    carried_likelihood,
+    named_leaves,
+    with_random,
+)
+from jaxeff.core import (
+    Table,
+    check_count,
+    check_function,
+    check_key,
+    input_batch,
+    posterior_like,
+    shown_as_table,
+    static_integer,
+    validate,
+)
 from jaxeff.moment_propagation import Gaussian, is_gaussian
 
 
@@ -275,3 +334,141 @@ def _checked(posterior: Any) -> Any:
             "of a result (not the result itself, and not a pytree of arrays)"
         )
     return posterior
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True, eq=False)
+class MixturePosterior:
+    """A mixture of posteriors over the parameters of one function.
+
+    Attributes:
+        members: Posteriors of one kind: pytrees with `Gaussian` leaves or plain parameters, or any
+            `Posterior`, such as a guide's.
+
+    Raises:
+        ValueError: There are none, or two differ in structure.
+    """
+
+    members: tuple[Any, ...]
+
+    def __post_init__(self) -> None:
+        """Checks that members are of one kind."""
+        if not isinstance(self.members, tuple):  # JAX rebuilds pytrees out of placeholders
+            return
+        if not self.members:
+            raise ValueError("MixturePosterior: there are no members; give one posterior or more")
+        structures: list[Any] = [jax.tree.structure(member) for member in self.members]
+        first, *others = structures
+        for i, other in enumerate(others, 1):
+            if other != first:
+                raise ValueError(
+                    f"MixturePosterior: member {i} has another structure than member 0: {other} "
+                    f"and {first}; give posteriors of one kind, of one network"
+                )
+
+    def __len__(self) -> int:
+        return len(self.members)
+
+    @property
+    def likelihood(self) -> Likelihood | None:
+        """The likelihood of the outputs, if a member has one."""
+        return carried_likelihood(*self.members)
+
+    def gaussians(self) -> Any:
+        """Stacks every member's Gaussians into one pytree, with a first axis of members."""
+        each = [
+            member.to_gaussians() if isinstance(member, Posterior) else member
+            for member in self.members
+        ]
+        return jax.tree.map(lambda *leaves: jnp.stack(leaves), *each)
+
+    def draws(self, key: PRNGKeyArray, n: int) -> tuple[Any, Callable[[Any], Any]]:
+        """Prepares ``n`` draws, in turn from each member.
+
+        Returns:
+            As `jaxeff.bayes.Posterior.draws`.
+        """
+        # Stratified: equal shares of draws vary less than members chosen at random.
+        entries = jnp.arange(n) % len(self), jax.random.split(key, n)
+        drawn = [lambda k, member=member: _drawn(k, member) for member in self.members]
+        # Members are of one structure, so one compiled function draws from any of them.
+        return entries, lambda entry: jax.lax.switch(entry[0], drawn, entry[1])
+
+    def to_gaussians(self, *, diagonal: bool = False) -> NoReturn:
+        """Refuses to average members' weights.
+
+        Raises:
+            ValueError: Always.
+        """
+        raise ValueError(
+            f"a mixture of {len(self)} members has no mean weights: the average of networks is "
+            "none of them. Use jaxeff.ensembles.mixture_moments(f, posterior, x) or "
+            "jaxeff.bayes.predict, or take one of posterior.members"
+        )
+
+
+def _drawn(key: PRNGKeyArray, member: Any) -> Any:
+    leaves = jax.tree.leaves(member, is_leaf=is_gaussian)
+    if isinstance(member, Posterior) or any(is_gaussian(leaf) for leaf in leaves):
+        return draw(key, member)
+    # Plain parameters are a posterior without width.
+    return jax.tree.map(jnp.asarray, member)
+
+
+@validate(args=input_batch)
+def predict(
+    key: PRNGKeyArray,
+    f: Callable[..., Any],
+    posterior: Any,
+    *args: Any,
+    samples: int | None = None,
+    chunk: int = 1,
+) -> Any:
+    """Computes outputs of ``f`` under weights drawn from a posterior.
+
+    Compiled once for each ``f``, shape and number of samples.
+
+    Args:
+        key: Random key.
+        f: ``f(params, *args)``; hashable, as every function is.
+        posterior: Any posterior (see `jaxeff.bayes.posteriors`).
+        *args: Inputs, passed on to ``f``.
+        samples: Number of weight draws; each one is used for all inputs. If None: 30, or all that
+            `Draws` hold, chain by chain.
+        chunk: Weight draws evaluated together (vmapped); the chunks run one after another.
+
+    Returns:
+        The outputs of ``f`` with a leading axis: ``[samples, batch, classes]`` for a classifier.
+
+    Raises:
+        TypeError: It is no posterior, ``f`` a Flax model, or the key none.
+        ValueError: ``samples`` or ``chunk`` is below 1, or ``f`` refuses the weights because the
+            posterior belongs to another model.
+    """
+    check_key("predict: key", key)
+    check_function("predict: f", f)
+    for name, value in (("samples", samples), ("chunk", chunk)):
+        if value is not None:
+            check_count(name, value)
+    return _predict(key, posterior, args, f=f, samples=samples, chunk=chunk)
+
+
+@partial(jax.jit, static_argnames=("f", "samples", "chunk"))
+def _predict(
+    key: PRNGKeyArray,
+    posterior: Any,
+    args: tuple[Any, ...],
+    *,
+    f: Callable[..., Any],
+    samples: int | None,
+    chunk: int,
+) -> Any:
+    # All draws in their order, chain by chain: diagnostics take the result apart again.
+    if samples is None and isinstance(posterior, Draws):
+        entries: Any = jnp.arange(len(posterior))
+        at: Callable[[Any], Any] = posterior.at
+    else:
+        entries, at = prepare_draws(key, posterior, 30 if samples is None else samples)
+    count = len(jax.tree.leaves(entries)[0])
+    # Mapped, not vmapped: memory is that of `chunk` networks, whatever the number of samples.
+    return jax.lax.map(lambda entry: f(at(entry), *args), entries, batch_size=min(chunk, count))

@@ -1,13 +1,35 @@
-"""The host's side of sampling: run blocks of iterations, show progress, keep checkpoints."""
+"""The host's side of sampling: run blocks of iterations, show progress, keep checkpoints.
+
+A run on disk: a folder with the chains' state and the draws so far.
+
+``state.safetensors`` is replaced in one step after each block of iterations; what a block drew is
+in a file of its own, written before. So a run that is killed loses at most the block it was in. Of
+processes that make one run together, the first alone reads and writes.
+
+Starting points of chains.
+"""
 
 import time
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jaxtyping import PRNGKeyArray
 
-from jaxeff.bayes.sampling import _warmup as warmup
-from jaxeff.bayes.sampling._chain_store import ChainStore, Trace
+from jaxeff.bayes.posteriors import (
+    Posterior,
+    Random,
+    Scales,
+    check_posterior,
+    draw_prior,
+    named_leaves,
+    random_part,
+    sample,
+)
+from jaxeff.bayes.sampling import _program as warmup
 from jaxeff.bayes.sampling._program import (
     BlockRecord,
     Chains,
@@ -17,8 +39,109 @@ from jaxeff.bayes.sampling._program import (
     run_block,
     spread,
 )
-from jaxeff.core import from_writer, progress_bar, to_host
-from jaxeff.store import Resume
+from jaxeff.core import from_writer, is_writer, progress_bar, to_host
+from jaxeff.moment_propagation import is_gaussian
+from jaxeff.store import (
+    CheckpointError,
+    Resume,
+    load_metadata,
+    load_pytree,
+    require_same_run,
+    save_pytree,
+)
+
+_KIND = "jaxeff.mcmc"
+
+
+class Trace(NamedTuple):
+    """Records of chains, in NumPy arrays.
+
+    Attributes:
+        positions: Kept draws, ``[draws, chains, d]``.
+        stats: Mapping from name to ``[iterations, chains]``, warm-up included.
+        seconds: Wall time of each iteration.
+    """
+
+    positions: np.ndarray
+    stats: dict[str, np.ndarray]
+    seconds: np.ndarray
+
+
+class ChainStore:
+    """The folder of one run."""
+
+    def __init__(self, folder: Path, identity: dict[str, Any], together: bool = False):
+        self._folder, self._identity, self._together = folder, identity, together
+        self._state = folder / "state.safetensors"
+        self._files: list[str] = []
+
+    def clear(self) -> None:
+        """Forgets the run so far; its draws are overwritten one by one."""
+        if is_writer(self._together):
+            self._state.unlink(missing_ok=True)
+
+    def load(self, like: Chains, force: bool = False) -> tuple[Chains, int, list[Trace]] | None:
+        """Reads the run so far.
+
+        Args:
+            like: A state of the same structure.
+            force: Whether to read another run as well.
+
+        Returns:
+            The state, the number of iterations done and what they left; None if there is no run.
+
+        Raises:
+            CheckpointError: A file is damaged or missing, or the run is another one.
+        """
+        return from_writer(lambda: self._read(like, force), self._together)
+
+    def _read(self, like: Chains, force: bool) -> tuple[Chains, int, list[Trace]] | None:
+        path = self._state
+        if not path.exists():
+            return None
+        metadata = load_metadata(path)
+        if metadata.get("kind") != _KIND:
+            raise CheckpointError(f"{path} is a checkpoint, but not one of sampled chains.")
+        if not force:
+            require_same_run(
+                f"the chains in {self._folder} are", metadata["identity"], self._identity,
+                place="folder",
+            )  # fmt: skip
+        state = load_pytree(path, like)
+        # Files that the state names: any other is of a block that was cut off.
+        self._files = list(metadata["files"])
+        try:
+            traces = [_numpy(load_pytree(self._folder / name)) for name in self._files]
+        except FileNotFoundError as error:
+            raise CheckpointError(f"the chains in {self._folder} are incomplete: {error}") from None
+        return state, metadata["iterations"], traces
+
+    def append(self, state: Chains, iterations: int, trace: Trace) -> None:
+        """Keeps a block of iterations.
+
+        Args:
+            state: After the block.
+            iterations: Done so far, this block included.
+            trace: Records of the block.
+        """
+        if not is_writer(self._together):
+            return
+        name = f"draws-{len(self._files):06d}.safetensors"
+        # Draws before the state that names them: a kill between the two loses this block alone.
+        save_pytree(self._folder / name, trace._asdict())
+        self._files.append(name)
+        metadata = {
+            "kind": _KIND,
+            "identity": self._identity,
+            "iterations": iterations,
+            "files": self._files,
+        }
+        save_pytree(self._state, state, metadata)
+
+
+def _numpy(tree: dict[str, Any]) -> Trace:
+    return Trace(**jax.tree.map(np.asarray, tree))
+
 
 MOST, BYTES = 100, 2**26
 """Limits of a block: its iterations, and the bytes of its draws."""
@@ -147,3 +270,61 @@ def _check_finite(state: Chains, done: int) -> None:
             f"after {done} iterations the parameters of chain {int(np.argmin(finite))} are NaN or "
             "infinite: lower the step size"
         )
+
+
+def starting_points(
+    key: PRNGKeyArray, params: Any, scales: Scales, chains: int, init: Any, jitter: float
+) -> Random:
+    """Chooses a start for each chain.
+
+    Args:
+        key: Random key.
+        params: The model's parameters.
+        scales: Prior standard deviations by path.
+        chains: Number of starts.
+        init: None for draws from the prior; a posterior for draws from it; parameters for one
+            place that all chains start around; parameters with a leading axis of chains.
+        jitter: Standard deviation of the starts around one place, in units of the prior's.
+
+    Returns:
+        The random parameters by path, with a leading axis of chains.
+
+    Raises:
+        ValueError: `init` is of another model, or of another number of chains.
+    """
+    if init is None:
+        return _prior_draws(key, params, scales, chains)
+    leaves = jax.tree.leaves(init, is_leaf=is_gaussian)
+    if isinstance(init, Posterior) or any(is_gaussian(leaf) for leaf in leaves):
+        check_posterior(init, params)
+        return random_part(sample(key, init, chains), scales)
+    if _leads_with_chains(init, params, chains):
+        return random_part(init, scales)
+    center = random_part(init, scales)
+    # In the prior's units: parameters of all layers are spread on their own scales.
+    noise = _prior_draws(key, params, scales, chains)
+    return {path: center[path] + jitter * noise[path] for path in center}
+
+
+@partial(jax.jit, static_argnames=("chains",))
+def _prior_draws(key: PRNGKeyArray, params: Any, scales: Scales, chains: int) -> Random:
+    return jax.vmap(lambda k: draw_prior(k, params, scales))(jax.random.split(key, chains))
+
+
+def _leads_with_chains(init: Any, params: Any, chains: int) -> bool:
+    given, expected = named_leaves(init), named_leaves(params)
+    if given.keys() != expected.keys():
+        path = next(iter(given.keys() ^ expected.keys()))
+        raise ValueError(
+            f"init and params differ in {path}: give a pytree of the model's parameters, one "
+            "with a leading axis of chains, a posterior, or None to start at draws from the prior"
+        )
+    # All leaves agree on one of the two, so an axis as long as there are chains isn't mistaken.
+    for extra in ((), (chains,)):
+        if all(jnp.shape(given[path]) == (*extra, *jnp.shape(expected[path])) for path in given):
+            return bool(extra)
+    path = next(p for p in given if jnp.shape(given[p]) != jnp.shape(expected[p]))
+    raise ValueError(
+        f"init has {path} of shape {jnp.shape(given[path])}, the model {jnp.shape(expected[path])}"
+        f"; give those shapes, or all with a leading axis of {chains} chains"
+    )

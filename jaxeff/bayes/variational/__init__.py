@@ -1,13 +1,25 @@
 """Stochastic variational inference: guides, the evidence lower bound, `svi`."""
 
-from jaxeff.bayes.variational._collapse import CollapseWarning
-from jaxeff.bayes.variational._correlated import CorrelatedPosterior
-from jaxeff.bayes.variational._elbo import Loss, SVIResult, make_loss, start_from, train
-from jaxeff.bayes.variational._flow import Flow
-from jaxeff.bayes.variational._guide import Guide, resolve_guide
-from jaxeff.bayes.variational._mean_field import MeanField
-from jaxeff.bayes.variational._multivariate import FullRank, LowRank, low_rank_posterior
-from jaxeff.bayes.variational._svi import mean_nll, svi
+from jaxeff.bayes.variational._guides import (
+    CorrelatedPosterior,
+    Flow,
+    FullRank,
+    Guide,
+    LowRank,
+    MeanField,
+    low_rank_posterior,
+    resolve_guide,
+)
+from jaxeff.bayes.variational._svi import (
+    CollapseWarning,
+    Loss,
+    SVIResult,
+    make_loss,
+    mean_nll,
+    start_from,
+    svi,
+    train,
+)
 
 __all__ = [
     "CollapseWarning",

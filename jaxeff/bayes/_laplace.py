@@ -1,0 +1,475 @@
+"""`Laplace`: a Gaussian posterior around trained weights, and what follows from it for outputs.
+
+`laplace`: a Gaussian posterior around trained weights, from the curvature of their likelihood.
+
+```python
+import jax
+import optax
+
+from jaxeff.bayes import laplace, predict
+from jaxeff.nn import small_classifier
+from jaxeff.training import cross_entropy, fit
+
+key = jax.random.key(0)
+f, params, data = small_classifier()
+trained = fit(key, cross_entropy(f), params, data, optimizer=optax.adam(1e-2), epochs=2,
+              batch_size=64).params
+posterior = laplace(f, trained, data, "fc2")        # of all sites: "*"
+posterior.probs(data[0])                            # [batch, classes], probit
+posterior.logits(data[0])                           # a JointGaussian, linear in the weights
+predict(key, f, posterior, data[0], samples=10)     # or weights drawn, as of any posterior
+```
+
+The precision is the generalized Gauss-Newton curvature of the likelihood at the trained weights
+plus that of the prior, which is chosen by the evidence unless given. Curvatures of several sites
+are those of `jaxeff.bayes.curvature`; of a last dense layer alone they are taken from its features
+without any Jacobian, so that a thousand classes fit, and the linear predictive is exact.
+
+Sharp edges:
+    It is as good as the optimum: train to the end, with a weight decay that fits the prior.
+    Draws of the weights of inner layers fit worse than the linear predictive, since curvature says
+    nothing of how far from the mean it holds (Immer et al. 2021, arXiv:2008.08400).
+    A bias counts as a weight whose input is one, also in the Kronecker product; laplace-torch
+    gives biases a block of their own.
+    An example's outputs are taken one by one by their Jacobians, and a decoder's are tokens times
+    words: give a key, and curvature costs as many passes backward as labels are drawn;
+    `posterior.linear_draws` predicts without Jacobians. Its last layer needs neither.
+    Evidence and curvature are those of the data given, without augmentation.
+
+References:
+    Daxberger et al., "Laplace Redux: Effortless Bayesian Deep Learning", arXiv:2106.14806. MacKay,
+    "The Evidence Framework Applied to Classification Networks", Neural Computation 4 (1992), also
+    for the probit approximation. Ritter et al., "A Scalable Laplace Approximation for Neural
+    Networks", ICLR 2018.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import warnings
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from jaxtyping import Array, Float, PRNGKeyArray
+
+from jaxeff.bayes._curvature import (
+    DrawnLabels,
+    SiteProblem,
+    batch_curvature,
+    batches,
+    check_size,
+    site_precision,
+    summed,
+)
+from jaxeff.bayes._precision import (
+    Curvature,
+    LaplaceWarning,
+    LastWeights,
+    Precision,
+    Weights,
+    chosen_sites,
+    precision,
+    site_weights,
+)
+from jaxeff.bayes.posteriors import Likelihood, check_targets, resolve_likelihood
+from jaxeff.core import (
+    any_of,
+    check_choice,
+    check_count,
+    check_examples,
+    check_function,
+    check_number,
+    check_params,
+    static_integer,
+    string,
+    string_sequence,
+    supervised_data,
+    validate,
+    widened,
+)
+from jaxeff.moment_propagation import Gaussian, JointGaussian
+from jaxeff.program import Program, trace
+from jaxeff.program.costs import last_layer
+from jaxeff.uncertainty import probit_logits
+
+LINKS = ("probit", "samples")
+MANY = 100_000
+"""Eigenvalues beyond which a histogram of them finds the basin of the evidence."""
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True, eq=False)
+class Laplace:
+    """A Gaussian posterior of some weights; the other parameters are not random.
+
+    Attributes:
+        params: All parameters, the random ones at the mean.
+        precision: The curvature of the likelihood by the random weights.
+        prior_precision: Precision of the zero-mean normal prior of every weight.
+        log_likelihood: Log-likelihood of the data at the mean, in nats.
+        f: The function.
+        weights: The weights that are random.
+        likelihood: Meaning of the outputs.
+    """
+
+    params: Any
+    precision: Curvature
+    prior_precision: Float[Array, ""]
+    log_likelihood: Float[Array, ""]
+    f: Callable[..., Any] = dataclasses.field(metadata={"static": True})
+    weights: Weights = dataclasses.field(metadata={"static": True})
+    likelihood: Likelihood = dataclasses.field(metadata={"static": True})
+
+    def logits(self, x: Any, *, params: Any = None) -> JointGaussian:
+        """Computes the joint distribution of outputs, to first order in the weights.
+
+        Outputs are linear in the weights of a last layer, so that there it is exact.
+
+        Args:
+            x: Inputs of the function.
+            params: Parameters to take in the place of the posterior's means, as those of the other
+                layers.
+
+        Returns:
+            Means `[batch, ..., outputs]` and the covariances along the last axis.
+        """
+        mean, cov = self._at(x, params, self.weights.covariance)
+        return JointGaussian(mean, cov)
+
+    def marginals(self, x: Any, *, params: Any = None) -> Gaussian:
+        """Computes outputs as if independent: covariances of a thousand classes don't fit."""
+        mean, var = self._at(x, params, self.weights.variance)
+        return Gaussian(mean, var)
+
+    def probs(
+        self, x: Any, *, link: str = "probit", key: PRNGKeyArray | None = None, samples: int = 100
+    ) -> Float[Array, "*batch classes"]:
+        """Computes class probabilities.
+
+        Args:
+            x: Inputs of the function.
+            link: "probit", the closed form of `jaxeff.uncertainty.probit_logits`, or "samples" of
+                the joint logits.
+            key: Random key of the samples.
+            samples: Number of samples.
+
+        Raises:
+            ValueError: The link is unknown, samples have no key, or the likelihood is none of
+                classes.
+        """
+        check_choice("probs: link", link, LINKS)
+        if self.likelihood != "categorical":
+            raise ValueError("probs: the outputs are no logits of classes; see logits(x)")
+        if link == "probit":
+            return jax.nn.softmax(probit_logits(self.marginals(x)))
+        if key is None:
+            raise ValueError('probs: link="samples" draws, so it needs a key')
+        check_count("samples", samples)
+        return jax.nn.softmax(self.logits(x).sample(key, (samples,))).mean(0)
+
+    def linear_draws(
+        self, key: PRNGKeyArray, x: Any, samples: int = 30, *, params: Any = None
+    ) -> Float[Array, "samples *batch outputs"]:
+        """Draws outputs that are linear in drawn weights: those of `logits`, all together.
+
+        A draw costs a derivative forward, however many outputs there are.
+
+        Args:
+            key: Random key.
+            x: Inputs of the function.
+            samples: Number of draws.
+            params: Parameters to take in the place of the posterior's means.
+        """
+        check_count("linear_draws: samples", samples)
+        params = self.params if params is None else params
+        mean, along = jax.linearize(
+            lambda packed: self.f(self.weights.unpack(params, packed), x), self.weights.pack(params)
+        )
+        moved: Array = jax.lax.map(along, self.precision.sample(key, samples, self.prior_precision))
+        return mean[None] + moved
+
+    def evidence(self, prior_precision: Any = None) -> Float[Array, ""]:
+        """Computes the logarithm of the marginal likelihood of the data, in nats.
+
+        ```text
+        log p(y | W) - 1/2 (sum log(1 + value / prior) + prior |W|^2)
+        ```
+
+        Args:
+            prior_precision: The posterior's own if None; may be traced.
+        """
+        prior = self.prior_precision if prior_precision is None else jnp.asarray(prior_precision)
+        # log det(H + prior I) - log det(prior I), from the eigenvalues; log1p where the
+        # data say little.
+        ratio = jnp.log1p(self.precision.values / prior).sum()
+        packed = jax.tree.map(widened, self.weights.pack(self.params))
+        square = optax.tree.norm(packed, squared=True)
+        return self.log_likelihood - 0.5 * (ratio + prior * square)
+
+    def tuned(self) -> Laplace:
+        """Chooses the prior precision of the highest evidence.
+
+        Raises:
+            ValueError: Curvature or weights are NaN or infinite.
+
+        Warns:
+            LaplaceWarning: The evidence is highest at an end of the range that is searched.
+        """
+        from scipy.optimize import minimize_scalar
+
+        # On the host in float64: a function of one number and the eigenvalues, no pass over data.
+        values = np.asarray(self.precision.values, np.float64)
+        packed = jax.tree.leaves(self.weights.pack(self.params))
+        square = sum(float((np.asarray(part, np.float64) ** 2).sum()) for part in packed)
+
+        if not np.isfinite(values).all() or not np.isfinite(square):
+            raise ValueError(
+                "laplace: tuned() has no evidence to compare: curvature or weights are NaN or "
+                "infinite; see that the network was trained, and that no input is NaN"
+            )
+
+        def negative(log_prior: float, values: Any, counts: Any = 1.0) -> float:
+            prior = np.exp(log_prior)
+            return 0.5 * ((counts * np.log1p(values / prior)).sum() + prior * square)
+
+        # The evidence may have several optima: a grid finds the basin, Brent's method its bottom.
+        # A head of fifty thousand words has millions of eigenvalues: for the basin a histogram
+        # of their logarithms says enough.
+        few = _binned(values) if values.size > MANY else (values,)
+        grid = np.linspace(-18.0, 18.0, 145)
+        best = grid[int(np.argmin([negative(p, *few) for p in grid]))]
+        if best in (grid[0], grid[-1]):
+            warnings.warn(
+                f"laplace: tuned() stopped at a prior precision of {np.exp(best):.3g}, an end of "
+                "the range that it searches: weights or curvature are zero, or nearly. Take a "
+                "precision of your own: laplace(..., prior_precision=1.0).",
+                LaplaceWarning,
+                stacklevel=2,
+            )
+        found = minimize_scalar(negative, bounds=(best - 0.5, best + 0.5), method="bounded",
+                                args=(values,), options={"xatol": 1e-8})  # fmt: skip
+        dtype = self.prior_precision.dtype
+        return dataclasses.replace(self, prior_precision=jnp.asarray(np.exp(found.x), dtype))
+
+    def draws(self, key: PRNGKeyArray, n: int) -> tuple[Any, Callable[[Any], Any]]:
+        """Prepares ``n`` draws, as `jaxeff.bayes.Posterior.draws`."""
+        noise = self.precision.sample(key, n, self.prior_precision)
+        # Only the random weights are drawn; `unpack` puts them among the fixed others.
+        drawn = jax.tree.map(lambda mean, w: mean[None] + w, self.weights.pack(self.params), noise)
+        return drawn, lambda one: self.weights.unpack(self.params, one)
+
+    def to_gaussians(self, *, diagonal: bool = False) -> Any:
+        """Returns mean and variance of the random weights; the others as they are.
+
+        Args:
+            diagonal: Whether the correlations of the weights may be left out.
+
+        Raises:
+            ValueError: The weights are correlated, and that isn't said. What the data say little
+                of are directions of many weights, which features hardly have; the variances alone
+                spread these over all features, so that outputs are far too unsure: on networks of
+                digits their variances were 4 to 11 times too large.
+        """
+        if not diagonal and not self.precision.is_diagonal:
+            raise ValueError(
+                "to_gaussians: the weights of this posterior are correlated, and their variances "
+                "alone make outputs far too unsure. Take posterior.logits(x), the exact joint "
+                'moments of the outputs, or posterior.marginals(x), or laplace(..., "diag"), whose '
+                "weights are independent; posterior.to_gaussians(diagonal=True) gives the "
+                "variances all the same"
+            )
+        var = self.precision.weights_variance(self.prior_precision)
+        means, structure = jax.tree.flatten(self.params)
+        variances = jax.tree.leaves(self.weights.unpack(self.params, var))
+        own = self.weights.leaves
+        found = [Gaussian(leaf, variances[i]) if i in own else leaf for i, leaf in enumerate(means)]
+        return jax.tree.unflatten(structure, found)
+
+    def _at(self, x: Any, params: Any, spread_of: Callable[..., Array]) -> tuple[Array, Array]:
+        params = self.params if params is None else params
+        spread = spread_of(self.f, params, x, self.precision, self.prior_precision)
+        return self.f(params, x), spread
+
+
+def _binned(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Returns the middles of 2,048 bins of the logarithms, and how many values each holds."""
+    # What data say nothing of has a value of zero, and adds nothing to the evidence.
+    counts, edges = np.histogram(np.log(values[values > 0]), 2048)
+    return np.exp((edges[1:] + edges[:-1]) / 2), counts
+
+
+STRUCTURES = ("full", "kron", "diag", "lowrank", "outputs", "last_layer")
+
+
+@validate(
+    data=supervised_data,
+    sites=any_of(string, string_sequence),
+    rank=static_integer(),
+    draws=static_integer(),
+    only=string,
+)
+def laplace(
+    f: Callable[..., Any],
+    params: Any,
+    data: tuple[Any, ...],
+    sites: str | Sequence[str] = "*",
+    structure: str = "kron",
+    *,
+    likelihood: Likelihood = "categorical",
+    prior_precision: Any = None,
+    batch_size: int = 1000,
+    rank: int = 20,
+    key: PRNGKeyArray | None = None,
+    draws: int = 1,
+    only: str = "*",
+) -> Laplace:
+    """Fits a Laplace approximation to trained weights.
+
+    Args:
+        f: `f(params, x) -> outputs [batch, ..., outputs]`.
+        params: Trained parameters.
+        data: `(x, targets)` that they were trained on.
+        sites: The sites whose weights are random: a pattern, or several.
+        structure: What is kept of the curvature. "full" is all of it, "kron" a Kronecker product
+            for each kernel, "diag" the diagonal, "lowrank" the largest eigenvalues; "outputs", of a
+            last dense layer, a matrix for each output. "last_layer" is "full" of the layer whose
+            result `f` returns, whatever `sites` say.
+        likelihood: Meaning of the outputs, as `jaxeff.bayes.svi` takes it. Curvature by logits, and
+            by means and log-variances, is the Fisher information in closed form; by the outputs of
+            other likelihoods the second derivative at the targets.
+        prior_precision: Precision of the normal prior of every weight; if None, the one of the
+            highest evidence.
+        batch_size: Examples at a time, or fewer where their Jacobians don't fit.
+        rank: Number of eigenvalues of "lowrank".
+        key: Random key; if given, Jacobians are taken along labels drawn from the outputs, an
+            estimate without bias of the Fisher information.
+        draws: Labels drawn for each example.
+        only: A glob of paths of parameters, parts joined by slashes: what else the sites read isn't
+            random. "adapters/*" leaves out the frozen weights of adapted layers.
+
+    Returns:
+        The posterior, for `jaxeff.bayes.predict` and `jaxeff.moments` too.
+
+    Warns:
+        LaplaceWarning: The likelihood has negative curvature at the targets, or the evidence is
+            highest at an end of the range that is searched.
+
+    Raises:
+        SpecError: A pattern matches no site.
+        ValueError: The sites have no parameters of these paths, "outputs" or "last_layer" finds no
+            dense last layer, a full curvature doesn't fit, labels are out of range, or the prior
+            precision isn't positive.
+        TypeError: An argument is of another kind.
+    """
+    check_function("laplace: f", f)
+    check_params("laplace: params", params)
+    check_examples("laplace: data", data)
+    check_count("batch_size", batch_size)
+    check_choice("laplace: structure", structure, STRUCTURES)
+    if len(data) != 2:
+        raise ValueError("laplace: data must be (x, targets), of a function with one input")
+    if prior_precision is not None:
+        check_number("laplace: prior_precision", prior_precision, above=0)
+    first = jax.tree.map(lambda leaf: jnp.asarray(leaf[:batch_size]), data)
+    weights = _weights(f, params, first[0], sites, structure, likelihood, only)
+    check_targets(f, params, first, likelihood)
+    structure = "full" if structure == "last_layer" else structure
+
+    @jax.jit
+    def log_likelihood(params: Any, x: Any, targets: Any) -> Any:
+        return resolve_likelihood(likelihood)(f(params, x)).log_prob(targets).sum()
+
+    found = summed(log_likelihood, params, batches(data, batch_size))
+    if isinstance(weights, LastWeights):
+        curvature: Any = _last_precision(
+            structure, f, params, data, weights, likelihood, batch_size
+        )
+    else:
+        labels = None if key is None else DrawnLabels(key, draws)
+        problem = SiteProblem(f, params, data, weights, likelihood, batch_size, labels)
+        curvature = site_precision(structure, rank, problem)
+    posterior = Laplace(
+        jax.tree.map(jnp.asarray, params), curvature,
+        jnp.asarray(1.0 if prior_precision is None else prior_precision, found.dtype),
+        found, f, weights, likelihood,
+    )  # fmt: skip
+    return posterior.tuned() if prior_precision is None else posterior
+
+
+def _weights(
+    f: Callable[..., Any],
+    params: Any,
+    x: Any,
+    sites: str | Sequence[str],
+    structure: str,
+    likelihood: Likelihood,
+    only: str,
+) -> Weights:
+    """Finds the random weights, and checks that the curvature fits."""
+    program = trace(f, params, x)
+    if structure == "last_layer":
+        chosen = [layer.site for layer in program.layers if layer.outputs[0] in program.outputs]
+    else:
+        chosen = list(chosen_sites(program, sites))
+    several = len(chosen) != 1 or only != "*"
+    if structure == "lowrank" or (several and structure not in ("outputs", "last_layer")):
+        return _site_weights(program, params, chosen, structure, only)
+    if only != "*":
+        raise ValueError(
+            f"laplace: the structure {structure!r} is of a whole layer: leave out only"
+        )
+    if len(chosen) != 1:
+        raise ValueError(
+            f"laplace: the structure {structure!r} is one of a single layer, but the sites are "
+            f"{', '.join(chosen)}"
+        )
+    # Of a likelihood of one's own it is unknown whether positions are independent.
+    positions = likelihood == "categorical"
+    try:
+        last = LastWeights(last_layer(f, chosen[0], params, x, positions=positions))
+    except ValueError:
+        if structure in ("outputs", "last_layer"):
+            raise
+        return _site_weights(program, params, chosen, structure, only)
+    check_size("full" if structure == "last_layer" else structure, *last.pack(params).shape)
+    return last
+
+
+def _site_weights(
+    program: Program, params: Any, chosen: Sequence[str], structure: str, only: str
+) -> Weights:
+    sites = dict.fromkeys(chosen, True)
+    weights = site_weights(program, params, sites, structure == "kron", only)
+    check_size(structure, *weights.blocks[0].shape)
+    return weights
+
+
+def _last_precision(
+    structure: str,
+    f: Callable[..., Any],
+    params: Any,
+    data: tuple[Any, ...],
+    weights: LastWeights,
+    likelihood: Likelihood,
+    size: int,
+) -> Precision:
+    """Computes the curvature of a last layer from its features."""
+
+    @jax.jit
+    def part(params: Any, x: Any, targets: Any) -> Any:
+        features = weights.features(f, params, x)
+        # Positions have one layer, and count as examples.
+        lead = features.ndim - 1
+        rows, outputs, each = (
+            jax.tree.map(lambda a: a.reshape(-1, *a.shape[lead:]), value)
+            for value in (features, f(params, x), targets)
+        )
+        return jnp.asarray(len(rows)), batch_curvature(structure, rows, outputs, each, likelihood)
+
+    examples, sums = summed(part, params, batches(data, size))
+    return precision(structure, sums, examples, weights.pack(params).shape)
