@@ -1,8 +1,10 @@
-"""The curvature of a likelihood by the weights of a last layer: generalized Gauss-Newton.
+"""The curvature of a likelihood by weights, of a last layer or of any sites: Gauss-Newton.
 
-With features `h` (1 for the bias appended) and logits `h @ W`, the negative log-likelihood's second
-derivative by W is `h h^T` times that by the logits, `L`, without approximation; summed over
-the examples as one of
+Generalized Gauss-Newton curvatures leave out the second derivatives of the network itself.
+
+For a last layer with features `h` (1 for the bias appended) and logits `h @ W`, the negative
+log-likelihood's second derivative by W is `h h^T` times that by the logits, `L`, without
+approximation; summed over the examples as one of
 
 ```text
 full      sum_n h h^T (x) L
@@ -11,17 +13,9 @@ kron      A (x) B / N     A = sum_n h h^T, B = sum_n L
 diag      sum_n h_d^2 L_cc
 ```
 
-`jaxeff.bayes.curvature` has what follows from them.
-
-Curvatures of several sites: independent blocks, and one of low rank.
-
-A curvature of low rank keeps the directions that the data say most of; in all others the posterior
-is the prior.
-
-The curvature of a likelihood by the weights of any sites: generalized Gauss-Newton.
-
-With the Jacobian `J` of an example's outputs by the weights, and the curvature `L` of its negative
-log-likelihood by all of its outputs, positions included, summed over the examples as
+For the weights of any sites, with the Jacobian `J` of an example's outputs by the weights, and the
+curvature `L` of its negative log-likelihood by all of its outputs, positions included, summed over
+the examples as
 
 ```text
 full      sum_n J^T L J, of all weights together
@@ -32,7 +26,8 @@ kron      for each kernel  A (x) B / rows,  A = sum a a^T,  B = sum g^T L g
 
 A kernel multiplies rows `a` (an example's patches, its tokens), and `g` is how outputs depend on
 the result of one of them; all rows count as if they were examples (the expanded form of Eschenhagen
-et al. 2023, arXiv:2311.00636). What is no kernel of one product has the diagonal.
+et al. 2023, arXiv:2311.00636). What is no kernel of one product has the diagonal. A curvature of
+low rank keeps the directions that the data say most of; in all others the posterior is the prior.
 """
 
 from __future__ import annotations

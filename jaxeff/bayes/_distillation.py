@@ -1,4 +1,6 @@
-"""Distillation: a variational posterior that predicts as a teacher does, draw for draw.
+"""One posterior from another: `distill` draws from any, and hand-overs between inference methods.
+
+Distillation makes a variational posterior that predicts as a teacher does, draw for draw:
 
 ```python
 import jax
@@ -36,10 +38,9 @@ prediction, which is the usual distillation, loses it: every draw of the student
 Sharp edge: the student learns where the inputs are. For uncertainty away from the training data
 give inputs from there too; they need no labels.
 
-Hand-overs between inference methods.
+Results of one method start another:
 
 ```python
-import jax
 import jax.numpy as jnp
 import optax
 
@@ -51,8 +52,8 @@ def f(params, x):                                          # a line; mean and lo
 key, params, x = jax.random.key(0), {"slope": jnp.ones(())}, jnp.linspace(-1, 1, 100)
 data = x, 2 * x + 0.3 * jax.random.normal(key, (100,))
 options = {"epochs": 100, "optimizer": optax.adam(1e-2), "likelihood": "gaussian"}
-found = svi(key, f, params, data, **options).posterior
-chains = nuts(key, f, params, data, likelihood="gaussian", chains=4, init=found)  # SVI -> MCMC
+start = svi(key, f, params, data, **options).posterior
+chains = nuts(key, f, params, data, likelihood="gaussian", chains=4, init=start)  # SVI -> MCMC
 svi(key, f, around_best_draw(chains), data, **options)                            # MCMC -> SVI
 distill(key, f, params, (x,), chains, epochs=100, optimizer=optax.adam(1e-2))
 ```

@@ -1,4 +1,6 @@
-"""Posteriors on disk: one safetensors file, without pickle.
+"""Posteriors from elsewhere: from a file, of NumPyro and of Pyro.
+
+A file is one of safetensors, without pickle:
 
 ```python
 import jax
@@ -15,11 +17,9 @@ again = load_posterior("posterior.safetensors", params)
 assert jnp.array_equal(again["fc1"]["kernel"].var, posterior["fc1"]["kernel"].var)
 ```
 
-Posteriors of NumPyro and of Pyro, for the moment pass.
+Posteriors of NumPyro are read from a guide and its parameters, for the moment pass:
 
 ```python
-import jax
-import jax.numpy as jnp
 import numpyro
 import numpyro.distributions as dist
 from numpyro.infer import SVI, Trace_ELBO

@@ -1,6 +1,4 @@
-"""`Laplace`: a Gaussian posterior around trained weights, and what follows from it for outputs.
-
-`laplace`: a Gaussian posterior around trained weights, from the curvature of their likelihood.
+"""`laplace`: a Gaussian posterior around trained weights, from the curvature of their likelihood.
 
 ```python
 import jax
@@ -22,7 +20,7 @@ predict(key, f, posterior, data[0], samples=10)     # or weights drawn, as of an
 
 The precision is the generalized Gauss-Newton curvature of the likelihood at the trained weights
 plus that of the prior, which is chosen by the evidence unless given. Curvatures of several sites
-are those of `jaxeff.bayes.curvature`; of a last dense layer alone they are taken from its features
+are of any structure (`structure=`); of a last dense layer alone they are taken from its features
 without any Jacobian, so that a thousand classes fit, and the linear predictive is exact.
 
 Sharp edges:

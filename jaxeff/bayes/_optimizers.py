@@ -1,4 +1,6 @@
-"""`ivon`: variational inference at the cost of Adam, as an optax transformation.
+"""Optimizers that leave a posterior behind: IVON by natural gradients, SWAG of the way it took.
+
+`ivon` is variational inference at the cost of Adam, as an optax transformation.
 
 ```python
 import jax
@@ -20,7 +22,7 @@ curvature is estimated from gradients alone, by Stein's identity (Shen et al. 20
 arXiv:2402.17641). With the effective sample size `N`, a weight decay `d` and the averaged curvature
 `h` the posterior is `Normal(mean, 1 / (N (h + d)))`; the prior's variance is `1 / (N d)`.
 
-Sharp edges:
+Sharp edges of `ivon`:
     It takes the gradient elsewhere than at the parameters, by the `grad_fn` that `fit` hands to
     optimizers. In a loop of one's own: `update(grads, state, params, grad_fn=lambda p, _: grads of
     p)`; `grads` are not used.
@@ -28,18 +30,13 @@ Sharp edges:
     leave it at its start.
     Draws are a function of the key and of the number of the update.
 
-`swag`: a Gaussian around the way of an optimizer, as a wrapper of any optax optimizer.
+`swag` is a Gaussian around the way of an optimizer, as a wrapper of any optax optimizer.
 
 ```python
-import jax
 import optax
 
-from jaxeff.bayes import predict, swag, swag_posterior
-from jaxeff.nn import small_classifier
-from jaxeff.training import cross_entropy, fit
+from jaxeff.bayes import swag, swag_posterior
 
-key = jax.random.key(0)
-f, params, (x, y) = small_classifier()
 optimizer = swag(optax.sgd(0.05, momentum=0.9), start=40, every=8)
 result = fit(key, cross_entropy(f), params, (x, y), optimizer=optimizer, epochs=10, batch_size=32)
 posterior = swag_posterior(result.params, result.opt_state)
@@ -51,7 +48,7 @@ the last ones deviated from the mean so far. Half of the covariance is diagonal,
 those deviations (Maddox et al. 2019, arXiv:1902.02476, algorithm 1). The mean alone is stochastic
 weight averaging.
 
-Sharp edges:
+Sharp edges of `swag`:
     The spread is that of the optimizer: a constant learning rate that is large enough to move about
     an optimum makes it, a decayed one makes none.
     Batch statistics belong to one set of parameters: `jaxeff.training.converge_batch_stats` of the

@@ -1,4 +1,6 @@
-"""Gaussian posteriors of a matrix of weights, precision = curvature + prior, by eigenvalues.
+"""Random weights of a Laplace approximation: their precision, and how outputs depend on them.
+
+A posterior of a matrix of weights is Gaussian, its precision the curvature plus the prior's.
 
 `Full`, `Outputs`, `Kron`, `Diag` and `Leading` keep a curvature `[features, outputs]` by its
 eigenvalues: a prior precision is added to each, and the evidence, its best prior precision and
@@ -8,8 +10,6 @@ A last layer's features tell the covariance of its outputs (`Precision`). Weight
 meet outputs by a Jacobian `[..., features, outputs]` (`SiteCurvature`): times a root of the
 covariance of the weights it is a root of that of the outputs, and covariances by independent blocks
 add up (`Blocks`). A vector of weights is a matrix with one output.
-
-Which weights are random, and how outputs depend on them: of a last layer, or of any sites.
 
 `LastWeights` are one matrix, of which outputs are linear in the features. `SiteWeights` are blocks
 of leaves: a kernel with its bias as the matrix `[inputs, outputs]` that a dense layer or a

@@ -1,13 +1,14 @@
-"""Gaussian priors: a standard deviation for each parameter array, by name or by rule.
+"""A Bayesian model: priors of parameters, likelihoods of targets, and their joint density.
 
-The default, ``"fan_in"``, gives a weight array that feeds ``n`` inputs into each output the
-standard deviation ``sqrt(2 / n)``, and one that no product reads (a bias, a scale) 1. It keeps the
-prior variance of a layer's output the same whatever its width (Neal 1996; He et al. 2015 for the
-2, which ReLU asks for); under a unit prior it grows with the width, so that the KL term pulls a
-wide layer towards weights that drown its inputs in noise. ``n`` is what the function's products sum
-over (`jaxeff.program.costs`), whatever the layout of the array. A table of embeddings gets 1: a
-look-up takes one row as it is, so its entries have variance 1 whatever the vocabulary; one that is
-also the last layer's kernel gets that layer's ``sqrt(2 / n)``.
+Priors are Gaussian, with a standard deviation for each parameter array, by name or by rule. The
+default, ``"fan_in"``, gives a weight array that feeds ``n`` inputs into each output the standard
+deviation ``sqrt(2 / n)``, and one that no product reads (a bias, a scale) 1. It keeps the prior
+variance of a layer's output the same whatever its width (Neal 1996; He et al. 2015 for the 2, which
+ReLU asks for); under a unit prior it grows with the width, so that the KL term pulls a wide layer
+towards weights that drown its inputs in noise. ``n`` is what the function's products sum over
+(`jaxeff.program.costs`), whatever the layout of the array. A table of embeddings gets 1: a look-up
+takes one row as it is, so its entries have variance 1 whatever the vocabulary; one that is also the
+last layer's kernel gets that layer's ``sqrt(2 / n)``.
 
 A rule of None makes a parameter a point estimate: it is not random, and has no prior (partial
 Bayes).
@@ -28,12 +29,11 @@ assert scales["conv1/kernel"] == (2 / 25) ** 0.5         # of a window of 5 x 5 
 Sharp edge: `prior_scales` without the function knows shapes alone, and takes arrays for laid out
 and named as Flax does: ``[in, out]``, ``[height, width, in, out]``, ``embedding``.
 
-Likelihoods: from a network's outputs to the distribution of the targets.
+A likelihood leads from a network's outputs to the distribution of the targets. A heteroscedastic
+Gaussian reads an *aleatoric head*: the network predicts its own noise level (Kendall and Gal 2017,
+arXiv 1703.04977; Klein's thesis, section 7.4.1).
 
-A heteroscedastic Gaussian reads an *aleatoric head*: the network predicts its own noise level
-(Kendall and Gal 2017, arXiv 1703.04977; Klein's thesis, section 7.4.1).
-
-The joint density of parameters and data, which every sampler moves on.
+The joint density of parameters and data is what every sampler moves on:
 
 ```python
 from jaxeff.bayes import prior_scales

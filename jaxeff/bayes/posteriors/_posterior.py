@@ -27,20 +27,15 @@ assert many["fc1"]["bias"].shape == (5, *one["fc1"]["bias"].shape)
 assert to_gaussians(posterior)["fc1"]["bias"].var.shape == one["fc1"]["bias"].shape
 ```
 
-`MixturePosterior`: several posteriors of one network, each with the same weight.
-
-What an ensemble of variational posteriors is: modes far apart, each with a width of its own. Plain
+`MixturePosterior` has several posteriors of one network, each with the same weight. That is what an
+ensemble of variational posteriors is: modes far apart, each with a width of its own. Plain
 parameters may stand for a posterior without width, so that a deep ensemble is one, too.
 
 ```python
-import jax
-
-import jaxeff
 from jaxeff.bayes import MixturePosterior, predict
-from jaxeff.nn import small_classifier
 
 f, params, (x, y) = small_classifier()
-around = lambda p: jax.tree.map(lambda w: jaxeff.Gaussian(w, 0.01 * w**2), p)
+around = lambda p: jax.tree.map(lambda w: Gaussian(w, 0.01 * w**2), p)
 other = jax.tree.map(lambda w: -w, params)
 posterior = MixturePosterior((around(params), around(other)))
 logits = predict(jax.random.key(0), f, posterior, x, samples=10)    # five of each member
@@ -48,28 +43,15 @@ logits = predict(jax.random.key(0), f, posterior, x, samples=10)    # five of ea
 
 `jaxeff.ensembles.mixture_moments` has its predictions without samples.
 
-Sharp edge: there is no `to_gaussians`. The mean of two networks' weights is no network that anybody
-trained, and their variance says how far apart two modes are: averaging is refused.
+`predict` draws weights from a posterior and runs the function with each.
 
-Predictions of a sampled network: draw weights from a posterior, run the function with each.
-
-Sharp edge: memory is that of ``chunk`` runs of the function on all inputs (LeNet-5: 24 MB for 1,000
+Sharp edges: a mixture has no `to_gaussians`. The mean of two networks' weights is no network that
+anybody trained, and their variance says how far apart two modes are: averaging is refused. Memory
+of `predict` is that of ``chunk`` runs of the function on all inputs (LeNet-5: 24 MB for 1,000
 images, however many samples). A convolution with another kernel for each sample is also slow on a
 CPU and takes more memory than that, so for large batches one sample at a time (the default) is
 best; for a handful of inputs raise ``chunk``. Inputs that don't fit may be split: the same key and
 number of samples draw the same weights for each part.
-
-```python
-import jax
-
-from jaxeff import Gaussian
-from jaxeff.bayes import predict
-from jaxeff.nn import small_classifier
-
-f, params, (x, y) = small_classifier(10)
-posterior = jax.tree.map(lambda w: Gaussian(w, 0.01 * w**2), params)
-assert predict(jax.random.key(0), f, posterior, x, samples=5).shape == (5, 10, 10)
-```
 """
 
 from __future__ import annotations

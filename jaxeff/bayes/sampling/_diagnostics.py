@@ -1,6 +1,7 @@
-"""Have the chains converged? Split R-hat and bulk effective sample size (Vehtari et al. 2021).
+"""The result of sampling, and whether its chains converged: split R-hat, effective sample size.
 
-For a network the question is about its *predictions*: hidden units may be exchanged, so chains
+Both are those of Vehtari et al. 2021, the sample size of the bulk. For a network the question is
+about its *predictions*: hidden units may be exchanged, so chains
 that agree on every prediction may disagree on every weight.
 
 ```python
@@ -24,8 +25,6 @@ def even(params, x):                                                 # mean and 
 assert parameter_mixing(posterior)["w"].max_rhat > 1.5
 assert prediction_mixing(even, posterior, jnp.array([1.0, 2.0])).max_rhat < 1.05
 ```
-
-The result of sampling, and its report of chains that have not converged.
 """
 
 import math

@@ -1,4 +1,4 @@
-"""Markov kernels: which sampler, and its settings.
+"""Markov kernels: which sampler, its settings, and one transition of one chain.
 
 `NUTS`, `HMC` and `MCLMC` use the whole data in each step and adapt their step size and mass matrix
 during warm-up; `SGLD` and `SGHMC` use mini-batches, have a step size that you choose, and no
@@ -8,7 +8,7 @@ Sources: Hoffman and Gelman 2014 (NUTS, dual averaging), Neal 2011 (HMC), Wellin
 (SGLD), Chen et al. 2014 (SGHMC), Robnik et al. 2025 (MCLMC, arXiv:2503.01707), Zhang et al. 2020
 (cyclical step sizes, arXiv:1902.03932).
 
-`Cyclical`: step sizes that start anew, so that one chain visits several modes.
+`Cyclical` step sizes start anew, so that one chain visits several modes:
 
 ```python
 import jax
@@ -24,23 +24,20 @@ result = sgld(
 )
 ```
 
-A cycle begins with large steps without noise, which leave the last mode, and ends with small ones
-with noise, which sample the next. With ``thin=cycle.length`` the last draw of each is kept.
+A cycle (Zhang et al., equation (1) and algorithm 1) begins with large steps without noise, which
+leave the last mode, and ends with small ones with noise, which sample the next. With
+``thin=cycle.length`` the last draw of each is kept.
 
-Zhang et al. 2020, "Cyclical Stochastic Gradient MCMC for Bayesian Deep Learning",
-arXiv:1902.03932, equation (1) and algorithm 1.
+Transitions are BlackJAX's or NumPyro's, in one form. Positions are vectors: a step of a small
+network costs as many operations as the position has arrays, not as many as it has numbers.
 
 Sharp edge: draws of several modes are no converged chain: compare predictions, not parameters.
-
-One transition of one chain, by BlackJAX or NumPyro, in one form.
-
-Positions are vectors: a step of a small network costs as many operations as the position has
-arrays, not as many as it has numbers.
 """
 
-from collections.abc import Callable
+import os
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal, NamedTuple, get_args
+from typing import Annotated, Any, Literal, NamedTuple, Required, TypedDict, get_args
 
 import blackjax
 import jax
@@ -50,7 +47,9 @@ from jaxtyping import Array, Float, PRNGKeyArray
 from numpyro.infer.hmc import hmc as numpyro_hmc
 from numpyro.infer.util import ParamInfo
 
+from jaxeff.bayes.posteriors import Likelihood, Prior
 from jaxeff.core import Choice, Count, Number, Setting, check_number
+from jaxeff.store import Resume
 
 Engine = Literal["blackjax", "numpyro"]
 StepSize = float | Callable[..., Any]
@@ -402,3 +401,65 @@ def _underdamped(
     state = start - size / 2 * momentum, momentum
     (position, momentum), _ = jax.lax.scan(step, state, jax.random.split(key, steps))
     return position + size / 2 * momentum
+
+
+class ChainOptions(TypedDict, total=False):
+    """The options of `mcmc`, which every sampler takes; `mcmc` has their meaning and defaults."""
+
+    warmup: int
+    samples: int
+    chains: int
+    thin: int
+    likelihood: Likelihood
+    prior: Prior
+    shared: tuple[Any, ...]
+    init: Any
+    jitter: float
+    devices: Sequence[Any] | None
+    vectorized: bool | None
+    monitor: tuple[Any, ...] | None
+    checkpoint: str | os.PathLike[str] | None
+    resume: Resume
+    settings: Mapping[str, Any] | None
+    progress: bool | None
+
+
+class HamiltonianOptions(ChainOptions, total=False):
+    """The options of `mcmc` and the settings that `NUTS` and `HMC` share."""
+
+    step_size: float
+    target_acceptance: float
+    dense: bool
+    pooled: bool
+    engine: Engine
+
+
+class NUTSOptions(HamiltonianOptions, total=False):
+    """The options of `nuts`."""
+
+    max_depth: int
+
+
+class HMCOptions(HamiltonianOptions, total=False):
+    """The options of `hmc`."""
+
+    steps: int
+
+
+class MCLMCOptions(HMCOptions, total=False):
+    """The options of `mclmc`."""
+
+
+class SGLDOptions(ChainOptions, total=False):
+    """The options of `sgld`."""
+
+    step_size: Required[StepSize]
+    batch_size: Required[int]
+    temperature: StepSize
+
+
+class SGHMCOptions(SGLDOptions, total=False):
+    """The options of `sghmc`."""
+
+    steps: int
+    friction: float

@@ -43,40 +43,22 @@ Sharp edges:
 - A result is bit for bit the same again, also after an interruption, on the same devices; on others
   it differs in rounding, which a chain amplifies.
 
-The samplers by name: `mcmc` with the kernel's settings beside its own.
+`nuts`, `hmc`, `mclmc`, `sgld` and `sghmc` are `mcmc` with the kernel's settings beside its own.
+Those of mini-batches have a step size that you choose:
 
 ```python
-import jax
-
-from jaxeff.bayes import nuts
-from jaxeff.nn import small_classifier
-
-f, params, (x, y) = small_classifier()
-result = nuts(
-    jax.random.key(0), f, params, (x[:50], y[:50]), chains=2, warmup=20, samples=20, max_depth=3
-)
-```
-
-All of them take a model and data alike. Those of mini-batches have a step size that you choose:
-
-```python
-import jax.numpy as jnp
-
 from jaxeff.bayes import hmc, mclmc, sghmc, sgld
 
-def line(params, x):                                       # mean and log-variance
-    return jnp.stack([params["slope"] * x + params["offset"], jnp.full_like(x, -2.0)], -1)
-
-key, x = jax.random.key(0), jnp.linspace(-1, 1, 40)
-params, y = {"slope": jnp.ones(()), "offset": jnp.zeros(())}, 2 * x
-model = key, line, params, (x, y + 0.3 * jax.random.normal(key, (40,)))
+x = jnp.linspace(-1, 1, 40)
+y = 2 * x
+model = key, f, params, (x, y + 0.3 * jax.random.normal(key, (40,)))
 run = {"likelihood": "gaussian", "chains": 2, "warmup": 500, "samples": 500}
-found = [
+results = [
     hmc(*model, steps=5, **run), mclmc(*model, steps=5, **run),
     sgld(*model, step_size=2e-3, batch_size=20, **run),
     sghmc(*model, step_size=1e-2, batch_size=20, steps=20, friction=10.0, **run),
 ]
-for result in found:
+for result in results:
     assert abs(result.posterior.random["slope"].mean() - 1.89) < 0.05
 ```
 """
@@ -91,7 +73,7 @@ import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import MISSING, asdict, fields
 from pathlib import Path
-from typing import Any, Required, TypedDict, TypeVar, Unpack, get_type_hints
+from typing import Any, TypeVar, Unpack, get_type_hints
 
 import jax
 import jax.numpy as jnp
@@ -118,9 +100,12 @@ from jaxeff.bayes.sampling._kernels import (
     NUTS,
     SGHMC,
     SGLD,
-    Engine,
+    HMCOptions,
     Kernel,
-    StepSize,
+    MCLMCOptions,
+    NUTSOptions,
+    SGHMCOptions,
+    SGLDOptions,
     StochasticGradient,
 )
 from jaxeff.bayes.sampling._program import (
@@ -400,68 +385,6 @@ def _check_start(chains: Chains) -> None:
 
 
 F = TypeVar("F", bound=Callable[..., Any])
-
-
-class ChainOptions(TypedDict, total=False):
-    """The options of `mcmc`, which every sampler takes; `mcmc` has their meaning and defaults."""
-
-    warmup: int
-    samples: int
-    chains: int
-    thin: int
-    likelihood: Likelihood
-    prior: Prior
-    shared: tuple[Any, ...]
-    init: Any
-    jitter: float
-    devices: Sequence[Any] | None
-    vectorized: bool | None
-    monitor: tuple[Any, ...] | None
-    checkpoint: str | os.PathLike[str] | None
-    resume: Resume
-    settings: Mapping[str, Any] | None
-    progress: bool | None
-
-
-class HamiltonianOptions(ChainOptions, total=False):
-    """The options of `mcmc` and the settings that `NUTS` and `HMC` share."""
-
-    step_size: float
-    target_acceptance: float
-    dense: bool
-    pooled: bool
-    engine: Engine
-
-
-class NUTSOptions(HamiltonianOptions, total=False):
-    """The options of `nuts`."""
-
-    max_depth: int
-
-
-class HMCOptions(HamiltonianOptions, total=False):
-    """The options of `hmc`."""
-
-    steps: int
-
-
-class MCLMCOptions(HMCOptions, total=False):
-    """The options of `mclmc`."""
-
-
-class SGLDOptions(ChainOptions, total=False):
-    """The options of `sgld`."""
-
-    step_size: Required[StepSize]
-    batch_size: Required[int]
-    temperature: StepSize
-
-
-class SGHMCOptions(SGLDOptions, total=False):
-    """The options of `sghmc`."""
-
-    steps: int
-    friction: float
 
 
 def _sampler(kernel: type[Kernel]) -> Callable[[F], F]:

@@ -7,11 +7,10 @@ shapes, and every model that `f` computes from an argument (an index into `jax.l
 The randomness of an iteration is a function of the run's key, the iteration and the chain, so a run
 doesn't depend on where it was interrupted.
 
-Warm-up: step size by dual averaging, mass matrix in windows, for each chain or for all together.
-
-The schedule and both estimators are Stan's, from BlackJAX. Shared between chains, dual averaging
-follows their mean acceptance, and the covariance is the mean of the covariances within the
-chains: what lies between chains that sit in different modes is no scale to step by.
+Warm-up adapts the step size by dual averaging and the mass matrix in windows, for each chain or for
+all together. The schedule and both estimators are Stan's, from BlackJAX. Shared between chains,
+dual averaging follows their mean acceptance, and the covariance is the mean of the covariances
+within the chains: what lies between chains that sit in different modes is no scale to step by.
 """
 
 from collections.abc import Callable

@@ -1,12 +1,9 @@
-"""The host's side of sampling: run blocks of iterations, show progress, keep checkpoints.
+"""The host's side of sampling: start chains, run blocks of iterations, keep checkpoints.
 
-A run on disk: a folder with the chains' state and the draws so far.
-
-``state.safetensors`` is replaced in one step after each block of iterations; what a block drew is
-in a file of its own, written before. So a run that is killed loses at most the block it was in. Of
-processes that make one run together, the first alone reads and writes.
-
-Starting points of chains.
+A run on disk is a folder with the chains' state and the draws so far. ``state.safetensors`` is
+replaced in one step after each block of iterations; what a block drew is in a file of its own,
+written before. So a run that is killed loses at most the block it was in. Of processes that make
+one run together, the first alone reads and writes.
 """
 
 import time

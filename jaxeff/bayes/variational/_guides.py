@@ -1,29 +1,25 @@
-"""Mean field: an independent Gaussian per parameter, the family of NumPyro's ``AutoNormal``.
+"""Guides, the families of variational posteriors: mean field, low rank, full rank and a flow.
 
-Its numbers are ``{"mean": params, "raw": {path: array}}`` with standard deviation
+`MeanField` is an independent Gaussian per parameter, the family of NumPyro's ``AutoNormal``. Its
+numbers are ``{"mean": params, "raw": {path: array}}`` with standard deviation
 ``softplus(raw)``. A parameter without a prior has a mean only, which is then its trained value.
 
-Guides with correlations: one distribution over all random parameters as one vector.
-
-Its numbers are ``{"mean": params, "raw": [size], ...}``: where the distribution is centred, its
+Guides with correlations are one distribution over all random parameters as one vector. Their
+numbers are ``{"mean": params, "raw": [size], ...}``: where the distribution is centred, its
 scales ``softplus(raw)``, and what else the family has. The vector holds the random parameters in
 the order of their paths.
 
-Gaussian guides with correlations: low rank and full rank.
+`LowRank` and `FullRank` are Gaussians, the families of NumPyro's ``AutoLowRankMultivariateNormal``
+and ``AutoMultivariateNormal``.
 
-The families of NumPyro's ``AutoLowRankMultivariateNormal`` and ``AutoMultivariateNormal``.
+`Flow` is a normalizing flow, inverse autoregressive, as NumPyro's ``AutoIAFNormal``. Independent
+Gaussian noise goes through autoregressive networks, each of which shifts and scales every entry
+depending on the entries before it (Kingma et al. 2016, arXiv 1606.04934), and last through the
+scales and means that every guide has. It starts as a mean field: the networks' last layers are
+zero.
 
-A normalizing flow as guide: inverse autoregressive flow, as NumPyro's ``AutoIAFNormal``.
-
-Independent Gaussian noise goes through autoregressive networks, each of which shifts and scales
-every entry depending on the entries before it (Kingma et al. 2016, arXiv 1606.04934), and last
-through the scales and means that every guide has. It starts as a mean field: the networks' last
-layers are zero.
-
-Sharp edge: the networks have four matrices of parameters squared for each flow, so this is for
-small networks, or for a few random parameters of a large one.
-
-The protocol of guides, and their names.
+Sharp edge: the networks of a flow have four matrices of parameters squared for each flow, so this
+is for small networks, or for a few random parameters of a large one.
 """
 
 from dataclasses import dataclass, field

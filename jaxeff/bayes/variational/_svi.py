@@ -30,16 +30,12 @@ result = svi(jax.random.key(0), f, params, (x, y), epochs=2, batch_size=32)
 assert result.posterior["fc1"]["kernel"].var.shape == params["fc1"]["kernel"].shape
 ```
 
-The part that variational methods share: an objective over a guide's numbers, and training.
+What all variational methods share is `train`: the objective per example is a loss of the outputs
+under drawn parameters plus a weighted Kullback-Leibler divergence from the prior.
 
-The objective per example is a loss of the outputs under drawn parameters plus a weighted
-Kullback-Leibler divergence from the prior; training is `jaxeff.training`'s, each epoch one compiled
-scan, with checkpoints.
-
-Detection of runs that collapsed to the prior.
-
-A posterior that is about the prior again predicts every example alike (Klein's thesis, section
-7.3.2): the objective is then at a local optimum, which more training doesn't leave.
+A run may collapse to the prior (`CollapseWarning`). A posterior that is about the prior again
+predicts every example alike (Klein's thesis, section 7.3.2): the objective is then at a local
+optimum, which more training doesn't leave.
 """
 
 import warnings
