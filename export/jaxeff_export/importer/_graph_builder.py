@@ -93,7 +93,7 @@ _MOVE: dict[str, Callable[..., np.ndarray]] = {
 MAX_FOLDED = 1024  # elements
 
 
-def fold(
+def folded_value(
     op: ir.Operation,
     operands: Sequence[np.ndarray | None],
     shapes: Sequence[tuple[int, ...]],
@@ -356,7 +356,9 @@ class GraphBuilder:
             # Raises where TVM lacks an operand's type, even if it has the result's.
             tensor_type(operand.type)
         # Folded loop counters make trip counts and static indices known below.
-        folded = fold(op, [o.constant for o in operands], [o.type.shape for o in operands], kinds)
+        folded = folded_value(
+            op, [o.constant for o in operands], [o.type.shape for o in operands], kinds
+        )
         if folded is not None:
             return [splat(folded, kinds[0])]
         return list(self._node(name, op, operands, kinds).results)

@@ -210,7 +210,7 @@ def declare_tensor(kind: TensorType, name: str) -> tirx.Buffer:
     return tirx.decl_buffer([tirx.const(n, "int64") for n in kind.shape], kind.dtype, name)
 
 
-def copy(
+def copy_statement(
     source: tirx.Buffer, target: tirx.Buffer, offsets: Sequence[tirx.Expr] | None = None
 ) -> tirx.Stmt:
     """Copies one buffer into all of another, or into its part from ``offsets`` on."""
@@ -311,12 +311,12 @@ def _loop(e: Emitter, node: HloNode) -> Sequence[relax.Expr]:
     going = tirx.BufferLoad(proceed, [])
     turn = [
         *(step.statement for step in test),
-        copy(proceeds, proceed),
+        copy_statement(proceeds, proceed),
         tirx.IfThenElse(going, advance, None),
     ]
     loop = tirx.While(going, _sequence(turn))
     # Inputs are only read: the state is a copy, and the flag lets the first turn test itself.
-    begin = [copy(start, carried) for start, carried in zip(starts, state, strict=True)]
+    begin = [copy_statement(start, carried) for start, carried in zip(starts, state, strict=True)]
     begin.append(tirx.BufferStore(proceed, tirx.const(True, "bool"), []))
     function = kernel.function([*starts, *outside], state, _sequence([*begin, loop]))
     return _call(e, function, "loop", [*inits, *captured], kernel, [v.type for v in inits])
@@ -352,9 +352,9 @@ def _advance(
         new, is_done = next(remaining)
         if new in state:  # it may be replaced before it is read
             old, new = new, kernel.allocate(TensorType.of(new.ty), "old")
-            before.append(copy(old, new))
+            before.append(copy_statement(old, new))
         if not is_done:
-            replaced.append(copy(new, carried))
+            replaced.append(copy_statement(new, carried))
     # Everything is computed before any state changes: kernels read the old state throughout.
     return [*before, *(step.statement for step in steps), *written, *replaced]
 
@@ -385,7 +385,7 @@ def _write(new: tirx.Buffer, at: Sequence[tirx.Buffer], carried: tirx.Buffer) ->
         clamped(tirx.BufferLoad(start, []), int(n) - int(w))
         for start, n, w in zip(at, carried.ty.shape, new.ty.shape, strict=True)
     ]
-    return copy(new, carried, begin)
+    return copy_statement(new, carried, begin)
 
 
 @rule("importer.branch")
@@ -400,7 +400,7 @@ def _branch(e: Emitter, node: HloNode) -> Sequence[relax.Expr]:
         body = e.emit_body(graph, captured, graph.outputs)
         steps, results = kernel.inline(body, outside)
         kernels = [step.statement for step in steps]
-        branches.append(_sequence([*kernels, *map(copy, results, outputs)]))
+        branches.append(_sequence([*kernels, *map(copy_statement, results, outputs)]))
     which = tirx.BufferLoad(chosen, [])
     # The last branch takes every index that no other one has.
     chain = branches[-1]

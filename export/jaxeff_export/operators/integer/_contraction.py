@@ -311,7 +311,10 @@ class ContractionBuilder:
             return pixel * g.features + channel
 
         r, c = window[0]
-        above, beside = over(row, down) + r // down, over(column, right) + c // right
+        above, beside = (
+            window_index(row, down) + r // down,
+            window_index(column, right) + c // right,
+        )
         pixel = (n * (rows // down) + above) * (columns // right) + beside
         at = pixel * g.features + channel
         feature = group * (vectors_of(g, dot) * dot.lanes) + within
@@ -353,7 +356,7 @@ class ContractionBuilder:
         chains: list[dict[tuple[int, int], Vector]],
     ) -> None:
         g, code = self.g, self.code
-        with nested(code, [count for count, _ in g.taps]) as taps:
+        with NestedLoops(code, [count for count, _ in g.taps]) as taps:
             at, tap = start, 0
             for i, (count, distance) in zip(taps, g.taps, strict=True):
                 at, tap = at + i * distance, tap * count + i
@@ -420,7 +423,7 @@ class ContractionBuilder:
             code.store(target, (h + top) * padded_line + left * channels + i, moved(value))
 
 
-def over(place: Any, step: int) -> Any:
+def window_index(place: Any, step: int) -> Any:
     """Counts a place in windows."""
     if step == 1:
         return place
@@ -432,7 +435,7 @@ def _from(source: tirx.Buffer, here: Any, offset: int, count: int) -> Expr:
     return load(source, here + offset, count)
 
 
-class nested:
+class NestedLoops:
     """Opens loops inside each other."""
 
     def __init__(self, code: StatementBuilder, extents: list[int]):

@@ -26,7 +26,7 @@ from tvm.tirx import Expr
 
 from jaxeff_export.compiler.passes import PACKS
 from jaxeff_export.operators._statements import cast, const, index, load, splat
-from jaxeff_export.operators.integer._contraction import ContractionBuilder, over
+from jaxeff_export.operators.integer._contraction import ContractionBuilder, window_index
 from jaxeff_export.operators.integer._dots import Dot
 from jaxeff_export.operators.integer._layers import DotTile, Geometry
 
@@ -121,7 +121,7 @@ class PixelsKernel(ContractionBuilder):
             wide = self.epilogue.rounded(best, lanes)
             results.append(code.vector(wide, lanes, self.epilogue.wide_dtype, "wide"))
         pixel = (n * (g.walked[0] // down) + i) * (g.walked[1] // right)
-        place = (pixel + over(column, right)) * g.features
+        place = (pixel + window_index(column, right)) * g.features
         self._weave(results, place, count // right, right)
 
     def _sum(self, source: Any, base: Any, row: Any, column: Any, sums: Any) -> None:

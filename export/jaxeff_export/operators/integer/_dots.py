@@ -120,7 +120,7 @@ def broadcast(data: str, lanes: int, group: int) -> Callable[[Load], Expr]:
     return prepare
 
 
-def called(name: str, dtype: str, *operands: Expr) -> Expr:
+def call_intrinsic(name: str, dtype: str, *operands: Expr) -> Expr:
     """Calls an instruction by its name in LLVM."""
     return T.call_llvm_pure_intrin(T.llvm_lookup_intrinsic_id(name), *operands, dtype=dtype)
 
@@ -129,7 +129,7 @@ def vnni(lanes: int, intrinsic: str, registers: int) -> Dot:
     """Describes `vpdpbusd`."""
 
     def step(sums: Expr, x: Expr, w: Expr) -> Expr:
-        return called(intrinsic, f"int32x{lanes}", sums, x, w)
+        return call_intrinsic(intrinsic, f"int32x{lanes}", sums, x, w)
 
     prepare = broadcast("uint8", lanes, 4)
     return Dot("vpdpbusd", lanes, 4, "uint8", "int8", 0, registers, step, prepare)
@@ -139,7 +139,7 @@ def multiply_words(lanes: int, intrinsic: str, registers: int) -> Dot:
     """Describes `vpmaddwd` and `vpaddd`, on words: exact, where `vpmaddubsw` saturates."""
 
     def step(sums: Expr, x: Expr, w: Expr) -> Expr:
-        return sums + called(intrinsic, f"int32x{lanes}", x, w)
+        return sums + call_intrinsic(intrinsic, f"int32x{lanes}", x, w)
 
     prepare = broadcast("int16", lanes, 2)
     return Dot("vpmaddwd", lanes, 2, "int16", "int16", 0, registers, step, prepare)
@@ -157,9 +157,11 @@ def multiply_bytes() -> Dot:
         return x, tirx.reinterpret("uint8x32", tirx.max(x, const(0, "int8", 32) - x))
 
     def step(sums: Expr, x: tuple[Expr, Expr], w: Expr) -> Expr:
-        signed = called("llvm.x86.avx2.psign.b", "int8x32", w, x[0])
-        pairs = called("llvm.x86.avx2.pmadd.ub.sw", "int16x16", x[1], signed)
-        return sums + called("llvm.x86.avx2.pmadd.wd", "int32x8", pairs, const(1, "int16", 16))
+        signed = call_intrinsic("llvm.x86.avx2.psign.b", "int8x32", w, x[0])
+        pairs = call_intrinsic("llvm.x86.avx2.pmadd.ub.sw", "int16x16", x[1], signed)
+        return sums + call_intrinsic(
+            "llvm.x86.avx2.pmadd.wd", "int32x8", pairs, const(1, "int16", 16)
+        )
 
     return Dot("vpmaddubsw", 8, 4, "int8", "int8", 128, 14, step, prepare)
 
@@ -174,7 +176,7 @@ def signed_dot() -> Dot:
     """Describes `sdot`."""
 
     def step(sums: Expr, x: Expr, w: Expr) -> Expr:
-        return called("llvm.aarch64.neon.sdot.v4i32.v16i8", "int32x4", sums, x, w)
+        return call_intrinsic("llvm.aarch64.neon.sdot.v4i32.v16i8", "int32x4", sums, x, w)
 
     return Dot("sdot", 4, 4, "int8", "int8", 128, 32, step, broadcast("int8", 4, 4))
 
@@ -200,14 +202,14 @@ def _long_products(x: tuple[Expr, Expr], w: Expr) -> tuple[Expr, Expr]:
     """Multiplies both halves of a vector of weights, by `smull` and `smull2`."""
     long = "llvm.aarch64.neon.smull.v8i16"
     return (
-        called(long, "int16x8", x[0], T.vectorlow(w, dtype="int8x8")),
-        called(long, "int16x8", x[1], T.vectorhigh(w, dtype="int8x8")),
+        call_intrinsic(long, "int16x8", x[0], T.vectorlow(w, dtype="int8x8")),
+        call_intrinsic(long, "int16x8", x[1], T.vectorhigh(w, dtype="int8x8")),
     )
 
 
 def _pairs_added(words: Expr) -> Expr:
     """Adds neighbouring words to dwords, by `saddlp`, or `sadalp` where they are added to sums."""
-    return called("llvm.aarch64.neon.saddlp.v4i32.v8i16", "int32x4", words)
+    return call_intrinsic("llvm.aarch64.neon.saddlp.v4i32.v8i16", "int32x4", words)
 
 
 def multiply_dual() -> Dot:
@@ -218,8 +220,8 @@ def multiply_dual() -> Dot:
 
     def words(extend: str, dword: Expr) -> tuple[Expr, Expr]:
         # The extensions take bytes 0 and 2; a rotation by eight bits brings 1 and 3 there.
-        odd = called("llvm.fshr", "int32", dword, dword, tirx.const(8, "int32"))
-        even, odd = (called(f"llvm.arm.{extend}", "int32", x) for x in (dword, odd))
+        odd = call_intrinsic("llvm.fshr", "int32", dword, dword, tirx.const(8, "int32"))
+        even, odd = (call_intrinsic(f"llvm.arm.{extend}", "int32", x) for x in (dword, odd))
         return even, odd
 
     def prepare(load: Load) -> tuple[Expr, Expr]:
@@ -227,7 +229,7 @@ def multiply_dual() -> Dot:
 
     def step(sums: Expr, x: tuple[Expr, Expr], w: Expr) -> Expr:
         for one, other in zip(x, words("sxtb16", tirx.reinterpret("int32", w)), strict=True):
-            sums = called("llvm.arm.smlad", "int32", one, other, sums)
+            sums = call_intrinsic("llvm.arm.smlad", "int32", one, other, sums)
         return sums
 
     return Dot("smlad", 1, 4, "uint8", "int8", 0, 11, step, prepare)
@@ -282,7 +284,7 @@ def nibbles_of(target: Target) -> NibbleDot:
             # negative part has an upper word, too, which must meet a zero.
             lower = steps & const(_WORD, "int32", dot.lanes)
             words = (tirx.reinterpret(f"int16x{2 * dot.lanes}", each) for each in (part, lower))
-            return called(name, f"int32x{dot.lanes}", *words)
+            return call_intrinsic(name, f"int32x{dot.lanes}", *words)
 
         return NibbleDot(_signed(dot, step), False, widen)
     if has("avx512bw", target):
@@ -310,7 +312,7 @@ def _pairs(lanes: int, products: str, sums_of_pairs: str, registers: int) -> Nib
     words = f"int16x{2 * lanes}"
 
     def step(part: Expr, x: Any, w: Expr) -> Expr:
-        total = tirx.reinterpret(words, part) + called(products, words, w, x)
+        total = tirx.reinterpret(words, part) + call_intrinsic(products, words, w, x)
         return tirx.reinterpret(f"int32x{lanes}", total)
 
     def widen(part: Expr, steps: Expr) -> Expr:
@@ -318,7 +320,7 @@ def _pairs(lanes: int, products: str, sums_of_pairs: str, registers: int) -> Nib
         lower = steps & const(_WORD, "int32", lanes)
         twice = lower | tirx.shift_left(steps, const(16, "int32", lanes))
         pairs = (tirx.reinterpret(words, each) for each in (part, twice))
-        return called(sums_of_pairs, f"int32x{lanes}", *pairs)
+        return call_intrinsic(sums_of_pairs, f"int32x{lanes}", *pairs)
 
     prepare = broadcast("int8", lanes, 4)
     dot = Dot("vpmaddubsw", lanes, 4, "int8", "uint8", 128, registers, step, prepare)

@@ -319,7 +319,7 @@ def integer_operators(
                     rest = [fixed_scales(bb, rest)]
                 operands = [x, dual_weights(bb, w, form, geometry), bias, *rest]
                 kernel = dual_kernel(form, operands, attributes, shape)
-                return _called(bb, kernel, name, operands, attributes, shape)
+                return _call_kernel(bb, kernel, name, operands, attributes, shape)
             if attributes.get("total"):
                 each = {key: value for key, value in attributes.items() if key != "total"}
                 y = _emit(bb, geometry, how, tensors, each, geometry.shape, name)
@@ -463,10 +463,10 @@ def _emit(
     kernel = contraction(
         geometry, dot, attributes, epilogue_of, sizes, result, sharing, tile, kernel_of
     )
-    return _called(bb, kernel, name, operands, attributes, shape)
+    return _call_kernel(bb, kernel, name, operands, attributes, shape)
 
 
-def _called(
+def _call_kernel(
     bb: relax.BlockBuilder,
     kernel: tirx.PrimFunc,
     name: str,

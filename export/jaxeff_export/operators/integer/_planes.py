@@ -45,7 +45,7 @@ from tvm.target.codegen import llvm_cpu_has_features
 from tvm.tirx import Expr
 
 from jaxeff_export.operators._statements import StatementBuilder, Vector, const, index, load, splat
-from jaxeff_export.operators.integer._contraction import ContractionBuilder, nested, vectors_of
+from jaxeff_export.operators.integer._contraction import ContractionBuilder, NestedLoops, vectors_of
 from jaxeff_export.operators.integer._convolutions import suits
 from jaxeff_export.operators.integer._dots import Dot, has_neon
 from jaxeff_export.operators.integer._layers import Geometry
@@ -337,7 +337,7 @@ class PlanesKernel(ContractionBuilder):
             return []
         code, (down, right) = self.code, steps
         pixel_sums = [code.vector(const(0, "int32"), 1, "int32", "own") for _ in pixels]
-        with nested(code, [count for count, _ in self.g.taps]) as taps:
+        with NestedLoops(code, [count for count, _ in self.g.taps]) as taps:
             at = start + self.each - 1
             for i, (_, distance) in zip(taps, self.g.taps, strict=True):
                 at = at + i * (distance * self.pixel // self.g.image[2])
@@ -417,7 +417,7 @@ def _walk(
     code: StatementBuilder, dimensions: Sequence[tuple[int, int, int]], at: Any, place: Any = 0
 ) -> Iterator[tuple[Any, Any]]:
     """Loops over dimensions, and tracks the place in the planes of the input and of the weights."""
-    with nested(code, [count for count, *_ in dimensions]) as loops:
+    with NestedLoops(code, [count for count, *_ in dimensions]) as loops:
         for i, (_, distance, apart) in zip(loops, dimensions, strict=True):
             at, place = at + i * distance, place + i * apart
         yield at, place

@@ -30,7 +30,7 @@ from tvm.tirx import Expr
 from jaxeff_export.compiler.passes import PACKS
 from jaxeff_export.operators._statements import Vector, cast, const, index, load, splat
 from jaxeff_export.operators.integer._contraction import vectors_of
-from jaxeff_export.operators.integer._dots import Dot, called, dot_of, of_few
+from jaxeff_export.operators.integer._dots import Dot, call_intrinsic, dot_of, of_few
 from jaxeff_export.operators.integer._layers import Geometry
 from jaxeff_export.operators.integer._packed import (
     PackedBuilder,
@@ -120,7 +120,7 @@ def _shuffled(name: str, lanes: int, load: Any, places: Expr) -> Expr:
     control = (places & const(_PLACES, "int32", lanes)) | const(_SECOND, "int32", lanes)
     both = splat(tirx.reinterpret("int64", load(0, 8)), lanes // 2)
     kind = f"int8x{4 * lanes}"
-    return called(name, kind, tirx.reinterpret(kind, both), tirx.reinterpret(kind, control))
+    return call_intrinsic(name, kind, tirx.reinterpret(kind, both), tirx.reinterpret(kind, control))
 
 
 def _halves(load: Any, places: Expr) -> tuple[Expr, Expr]:
@@ -130,7 +130,7 @@ def _halves(load: Any, places: Expr) -> tuple[Expr, Expr]:
     for block, part in enumerate((T.vectorlow, T.vectorhigh)):
         word = splat(tirx.reinterpret("int32", load(4 * block, 4)), 4)
         table = tirx.reinterpret("int8x16", word)
-        halves.append(called(name, "int8x8", table, part(control, dtype="int8x8")))
+        halves.append(call_intrinsic(name, "int8x8", table, part(control, dtype="int8x8")))
     return halves[0], halves[1]
 
 
@@ -139,7 +139,7 @@ def _permuted(name: str, lanes: int, load: Any, places: Expr) -> Expr:
     # The block lies in every 128 bits.
     copies = [load(0, 4)] * (lanes // 4)
     block = tirx.Shuffle(copies, [tirx.const(i, "int32") for i in range(lanes)])
-    return called(name, f"float32x{lanes}", block, places)
+    return call_intrinsic(name, f"float32x{lanes}", block, places)
 
 
 def _looked_up(load: Any, places: Expr) -> Expr:
@@ -147,7 +147,7 @@ def _looked_up(load: Any, places: Expr) -> Expr:
     table = tirx.reinterpret("int8x16", load(0, 4))
     first = (places & const(3, "int32", 4)) * const(0x04040404, "int32", 4)
     control = tirx.reinterpret("int8x16", first + const(0x03020100, "int32", 4))
-    picked = called("llvm.aarch64.neon.tbl1.v16i8", "int8x16", table, control)
+    picked = call_intrinsic("llvm.aarch64.neon.tbl1.v16i8", "int8x16", table, control)
     return tirx.reinterpret("float32x4", picked)
 
 
