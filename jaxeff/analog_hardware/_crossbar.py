@@ -248,9 +248,9 @@ def convert(
     """
     low, high = signed_range(bits)
     # Straight-through: the gradient of the voltage, where the converter doesn't clamp it.
-    whole = jnp.floor(counts) if rounding == "floor" else jnp.round(counts)
+    rounded = jnp.floor(counts) if rounding == "floor" else jnp.round(counts)
     # A converter that truncates gives its largest count up to high + 1.
-    return with_gradient_of(jnp.clip(whole, low, high), _inside(counts, low - 0.5, high + 1.0))
+    return with_gradient_of(jnp.clip(rounded, low, high), _inside(counts, low - 0.5, high + 1.0))
 
 
 def _inside(x: Float[Array, "*shape"], low: float, high: float) -> Float[Array, "*shape"]:

@@ -156,7 +156,7 @@ def partition(
     Raises:
         ValueError: As for `analog`.
     """
-    found: list[Placement] = []
+    placements: list[Placement] = []
     examples = np.shape(jax.tree.leaves(x)[0])[0]
 
     def rule(array: Crossbar, layer: Layer, values: Sequence[Any]) -> Sequence[Any]:
@@ -170,10 +170,10 @@ def partition(
             clipped.append(tiles.clipped)
 
         @jax.jit
-        def run(*given: Any) -> Any:
+        def run(*operands: Any) -> Any:
             # Filled while tracing: tracers of an earlier trace mustn't stay.
             clipped.clear()
-            outputs = on_crossbar(array, layer, None, given, None, observe)
+            outputs = on_crossbar(array, layer, None, operands, None, observe)
             return outputs, [jnp.stack([jnp.asarray(c) for c in each]) for each in clipped]
 
         clipped: list[Any] = []
@@ -184,7 +184,7 @@ def partition(
         vectors = shapes[0][0][2]
         shares = [float(x) for x in np.mean(shares_of, axis=0)]
         room = tiles * array.rows * array.columns
-        found.append(
+        placements.append(
             Placement(
                 layer.site, rows, columns, groups, tiles, len(shapes) * tiles * vectors / examples,
                 groups * rows * columns / room, *shares,
@@ -200,7 +200,7 @@ def partition(
         return outputs
 
     _run("partition", f, params, (x, *args), spec, rule)
-    return Partition(found)
+    return Partition(placements)
 
 
 @validate(spec=string_mapping, inputs=number(0, 100), weights=number(0, 100), batches=input_batches)
@@ -304,7 +304,7 @@ def read_out(
         spec: Crossbars by site, as for `jaxeff.analog_hardware.analog`.
         *args: Further arguments of `f`.
     """
-    found: dict[str, ReadOut] = {}
+    read_outs: dict[str, ReadOut] = {}
 
     def rule(array: Crossbar, layer: Layer, values: Sequence[Any]) -> Sequence[Any]:
         # On the host, as in `partition`.
@@ -312,16 +312,16 @@ def read_out(
             require_non_negative(layer.site, _product(layer)(*values)[0])
 
         @jax.jit
-        def run(*given: Any) -> Any:
-            outputs = on_crossbar(array, layer, None, given)
+        def run(*operands: Any) -> Any:
+            outputs = on_crossbar(array, layer, None, operands)
             # Moments of the digital layer plus a shift: what quantization, clamping and
             # mismatch do to the mean.
-            shift = outputs[0] - plain_rule(layer, None, *given)[0]
-            return outputs, shift, variance_of(array, layer, given)
+            shift = outputs[0] - plain_rule(layer, None, *operands)[0]
+            return outputs, shift, variance_of(array, layer, operands)
 
         outputs, *both = run(*values)
-        found[layer.site] = ReadOut(*both)
+        read_outs[layer.site] = ReadOut(*both)
         return outputs
 
     _run("read_out", f, params, (x, *args), spec, rule)
-    return found
+    return read_outs

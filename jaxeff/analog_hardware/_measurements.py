@@ -443,8 +443,8 @@ def measure_events(
         parts.append(
             (inputs / design.input_top, w[rows][..., :columns] / design.weight_top, rows, y)
         )
-    found = [np.concatenate(column) for column in zip(*parts, strict=True)]
-    return Events(*(a.astype(np.int32 if i == 2 else np.float32) for i, a in enumerate(found)))
+    fields = [np.concatenate(column) for column in zip(*parts, strict=True)]
+    return Events(*(a.astype(np.int32 if i == 2 else np.float32) for i, a in enumerate(fields)))
 
 
 @dataclass(frozen=True, repr=False)

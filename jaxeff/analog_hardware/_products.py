@@ -129,7 +129,7 @@ def variance_of(crossbar: Crossbar, layer: Layer, values: Sequence[Any]) -> Any:
     """Computes the variance that read-outs of tiles give a layer's result, in its shape."""
     op = layer.op
     assert op is not None
-    found: list[Any] = []
+    variances: list[Any] = []
 
     def bind(eqn: Any, *operands: Any) -> list[Any]:
         if eqn is not op.eqn:
@@ -155,27 +155,27 @@ def variance_of(crossbar: Crossbar, layer: Layer, values: Sequence[Any]) -> Any:
         steps = _steps(crossbar, product)
         unit = steps[0] * steps[1] / (crossbar.gain * crossbar.sends)
         # Signed inputs are read out twice: variances add, in squares of a count's value.
-        found.append(product.restore(sum(spread) * unit**2))
+        variances.append(product.restore(sum(spread) * unit**2))
         return _compat.bind(eqn, *operands)
 
     run_nodes(layer.nodes, layer.inputs, values, layer.outputs, bind)
-    return found[0]
+    return variances[0]
 
 
 def product_of(layer: Layer, values: Sequence[Any]) -> tuple[Any, Any]:
     """Returns a linear layer's factors, `[groups, vectors, rows]` and `[groups, rows, columns]`."""
     op = layer.op
     assert op is not None
-    found: list[Any] = []
+    products: list[Any] = []
 
     def bind(eqn: Any, *operands: Any) -> list[Any]:
         if eqn is op.eqn:
             left, right = (x.astype(jnp.float32) for x in operands)
-            found.append(as_product(layer.site, op, left, right))
+            products.append(as_product(layer.site, op, left, right))
         return _compat.bind(eqn, *operands)
 
     run_nodes(layer.nodes, layer.inputs, values, layer.outputs, bind)
-    return found[0].inputs, found[0].weights
+    return products[0].inputs, products[0].weights
 
 
 def _steps(crossbar: Crossbar, product: MatrixProduct) -> tuple[Any, Any]:

@@ -436,8 +436,8 @@ def _smooth(curve: np.ndarray) -> np.ndarray:
     """Smooths the curve of weights by a cubic through zero, which averages its noise."""
     code = np.arange(len(curve)) / (len(curve) - 1)
     powers = np.stack([code, code**2, code**3], 1)
-    found = np.linalg.lstsq(powers, curve, rcond=None)[0]
-    return (powers @ found).astype(np.float32)
+    coefficients = np.linalg.lstsq(powers, curve, rcond=None)[0]
+    return (powers @ coefficients).astype(np.float32)
 
 
 @validate(noise=instance_of(NoiseMeasurement))
@@ -452,10 +452,10 @@ def fit_noise(noise: NoiseMeasurement) -> ReadOutNoise:
     design = np.stack([np.ones(len(noise.active)), noise.active], 1)
     # A variance's own error grows with it: relative errors are what is even.
     weight = 1 / np.maximum(noise.variance.mean(1), 1e-6)
-    found = np.stack(
+    variances = np.stack(
         [nnls(design * weight[:, None], column * weight)[0] for column in noise.variance.T]
     )
-    return ReadOutNoise(*(jnp.asarray(a, jnp.float32) for a in found.T))
+    return ReadOutNoise(*(jnp.asarray(a, jnp.float32) for a in variances.T))
 
 
 def _drive(measured: Characterization) -> tuple[np.ndarray, np.ndarray]:

@@ -62,11 +62,11 @@ def warn_of_training_mode(name: str, dropping: Iterable[str], batching: Iterable
             "mutable=True gives f(params, state, ...)",
         ),
     ]
-    found = [(_listed(paths), what, way) for paths, what, way in frozen if paths]
-    if not found:
+    notes = [(_listed(paths), what, way) for paths, what, way in frozen if paths]
+    if not notes:
         return
-    listed = "; ".join(f"{paths} {what}" for paths, what, _ in found)
-    ways = "; ".join(way for *_, way in found)
+    listed = "; ".join(f"{paths} {what}" for paths, what, _ in notes)
+    ways = "; ".join(way for *_, way in notes)
     warnings.warn(
         f"{name} is in training mode: {listed}. For inference call model.eval() first (Linen: pass "
         f"train=False or the like); for training, functional(model, ...) with {ways}.",

@@ -115,15 +115,15 @@ def available(root: str | os.PathLike[str] | None = None) -> tuple[str, ...]:
     Returns:
         Names that `load` takes, the embedded ones always among them.
     """
-    found = []
+    names = []
     for name in _FOLDERS:
         try:
             folder = _root(name, root)
             _cifar_files(folder) if name == "cifar-10" else _idx_files(name, folder)
         except DataError:
             continue
-        found.append(name)
-    return (*found, *_EMBEDDED)
+        names.append(name)
+    return (*names, *_EMBEDDED)
 
 
 def _root(name: str, root: str | os.PathLike[str] | None) -> Path:

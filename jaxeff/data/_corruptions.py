@@ -70,11 +70,11 @@ def _convolved(images: Images, kernel: np.ndarray) -> Images:
     planes = jnp.moveaxis(padded, -1, 1)[..., None]
     batch, channels, *rest = planes.shape
     weights = jnp.asarray(kernel, images.dtype)[:, :, None, None]
-    made = lax.conv_general_dilated(
+    convolved = lax.conv_general_dilated(
         planes.reshape(batch * channels, *rest), weights, (1, 1), "VALID",
         dimension_numbers=("NHWC", "HWIO", "NHWC"),
     )  # fmt: skip
-    return jnp.moveaxis(made.reshape(batch, channels, *images.shape[1:3]), 1, -1)
+    return jnp.moveaxis(convolved.reshape(batch, channels, *images.shape[1:3]), 1, -1)
 
 
 def _blurred(images: Images, sigma: float) -> Images:
@@ -292,9 +292,9 @@ def _rounded_blocks(plane: Array, table: np.ndarray) -> Array:
     matrix = jnp.asarray(cosine, plane.dtype)
     steps = jnp.asarray(table, plane.dtype)[None, None, None]
     codes = jnp.round(matrix @ blocks @ matrix.T / steps)
-    made = matrix.T @ (codes * steps) @ matrix + 128
-    made = made.transpose(0, 1, 3, 2, 4).reshape(batch, rows * 8, columns * 8)
-    return made[:, :height, :width].clip(0, 255)
+    pixels = matrix.T @ (codes * steps) @ matrix + 128
+    pixels = pixels.transpose(0, 1, 3, 2, 4).reshape(batch, rows * 8, columns * 8)
+    return pixels[:, :height, :width].clip(0, 255)
 
 
 def gaussian_noise(key: Array, images: Images, level: int) -> Images:
@@ -409,8 +409,8 @@ def corrupt(
         TypeError: Images are no floating-point numbers.
     """
     images = _checked(images)
-    made = _FUNCTIONS[name](key, images, severity - 1)
-    return jnp.clip(made, 0, 1).astype(images.dtype)
+    corrupted = _FUNCTIONS[name](key, images, severity - 1)
+    return jnp.clip(corrupted, 0, 1).astype(images.dtype)
 
 
 def _checked(images: Any) -> jax.Array:

@@ -278,9 +278,9 @@ def digits_ood() -> Dataset:
             grey = load_sample_image(photograph).astype(np.float64).mean(-1)
             # Training and test patches come from different halves, so that none of them overlap.
             middle = grey.shape[1] // 2
-            found = _patches(grey[:, middle:] if half else grey[:, :middle])
+            candidates = _patches(grey[:, middle:] if half else grey[:, :middle])
             count = (size + label) // len(PHOTOGRAPHS)  # the parts add up to an odd size too
-            patches.append(found[rng.choice(len(found), count, replace=False)])
+            patches.append(candidates[rng.choice(len(candidates), count, replace=False)])
             labels.append(np.full(count, label, np.int32))
         order = rng.permutation(size)
         parts[part] = (frame(np.concatenate(patches)[order]), np.concatenate(labels)[order])

@@ -102,17 +102,17 @@ def speech_commands(root: str | os.PathLike[str] | None = None) -> Recordings:
             file and the way out.
     """
     folder = _folder(root)
-    found: dict[bool, tuple[list[np.ndarray], list[int]]] = {True: ([], []), False: ([], [])}
+    by_held_out: dict[bool, tuple[list[np.ndarray], list[int]]] = {True: ([], []), False: ([], [])}
     speakers: list[str] = []
     for name, label, audio in _waves(folder) if _has_waves(folder) else _archived(folder):
-        audios, labels = found[held := _held_out(name)]
+        audios, labels = by_held_out[held := _held_out(name)]
         audios.append(audio)
         labels.append(label)
         speakers += [] if held else [_speaker(name)]
     # With few speakers, all of their hashes may fall on one side.
-    if not (found[True][0] and found[False][0]):
+    if not (by_held_out[True][0] and by_held_out[False][0]):
         raise DataError(f"speech-commands: {folder} holds too few recordings for a split")
-    (test, test_labels), (train, train_labels) = found[True], found[False]
+    (test, test_labels), (train, train_labels) = by_held_out[True], by_held_out[False]
     return Recordings(
         np.stack(train), np.array(train_labels, np.int32), np.stack(test),
         np.array(test_labels, np.int32), train_speakers=np.array(speakers),
@@ -256,12 +256,12 @@ def log_mel(
     # int16 as a fraction of full scale; in the window, so that no scaled copy is made.
     window = np.hanning(size).astype(np.float32) / 32768
     banks = _triangles(size, bands, low, high)
-    found = np.empty((len(audio), frames, bands), np.float32)
+    features = np.empty((len(audio), frames, bands), np.float32)
     # Frame by frame: the spectra of all frames at once would be several times the recordings.
     for i, start in enumerate(starts):
         spectrum = np.fft.rfft(audio[:, start : start + size] * window, axis=1)
-        found[:, i] = np.log1p((np.abs(spectrum) ** 2 @ banks) / 1e-3)
-    return found
+        features[:, i] = np.log1p((np.abs(spectrum) ** 2 @ banks) / 1e-3)
+    return features
 
 
 def _triangles(size: int, bands: int, low: float, high: float) -> np.ndarray:

@@ -81,28 +81,28 @@ def build(
         members.append(train_member(key, recipe, source, path, show))
     judge = make_judge(recipe, source.name, vae, members)
 
-    made = {}
+    parts = {}
     for i, (split, (images, labels, n)) in enumerate(splits.items()):
         # A generator for each split: how many draws one takes doesn't change the other.
         rng = np.random.default_rng([recipe.seed, i])
         # More candidates than wanted, so that balancing has some to choose from in every bin.
-        found = search(rng, recipe, judge, encode(vae, images), labels, recipe.surplus * n, tell)
+        judged = search(rng, recipe, judge, encode(vae, images), labels, recipe.surplus * n, tell)
         rows = balance_entropy(
             rng,
-            entropy(found.probs, axis=1),
+            entropy(judged.probs, axis=1),
             n,
             low=recipe.smallest_entropy,
             high=recipe.largest_entropy,
             bins=recipe.bins,
             power=recipe.power,
         )
-        probs = np.asarray(found.probs)[rows]
-        made[split] = {
-            "images": np.asarray(found.images)[rows],
+        probs = np.asarray(judged.probs)[rows]
+        parts[split] = {
+            "images": np.asarray(judged.images)[rows],
             "labels": draw_labels(rng, probs, recipe.labels),
             "probs": probs,
         }
-    return made
+    return parts
 
 
 @validate(root=path_like, progress=function_of_form("progress(line)"))
@@ -159,8 +159,8 @@ def dirty_mnist(
 
 
 def _read(path: Path, metadata: dict[str, Any]) -> Any:
-    found = load_metadata(path)
-    if found != metadata:
+    stored = load_metadata(path)
+    if stored != metadata:
         raise CheckpointError(f"{path} was made by another recipe or from other digits.")
     return jax.device_get(load_pytree(path))
 

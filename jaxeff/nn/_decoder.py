@@ -391,10 +391,10 @@ class Decoder(nnx.Module):
             x = jax.lax.dynamic_slice_in_dim(x, count - 1, 1, axis=1)
         logits = self.embed.attend(self.norm(x))
         length = cache.length + (tokens.shape[1] if count is None else count)
-        made = DecoderCache(tuple(keys), tuple(values), length)
+        new_cache = DecoderCache(tuple(keys), tuple(values), length)
         # NaN is seen; logits of a text that lacks some tokens would pass for right.
         logits = jnp.where(fits, logits, jnp.nan)
-        return (logits if count is None else logits[:, 0]), made
+        return (logits if count is None else logits[:, 0]), new_cache
 
 
 def _fits(cache: DecoderCache, length: int, count: jax.Array | None) -> Bool[Array, ""]:

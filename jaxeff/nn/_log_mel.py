@@ -252,8 +252,8 @@ class LogMel:
             return jax.lax.map(at, jnp.arange(count, dtype=jnp.int32) * self.hop)
 
         flat = audio.reshape(-1, audio.shape[-1])
-        made = of_recording(flat[0])[None] if len(flat) == 1 else jax.vmap(of_recording)(flat)
-        return made.reshape(*audio.shape[:-1], *made.shape[1:])
+        features = of_recording(flat[0])[None] if len(flat) == 1 else jax.vmap(of_recording)(flat)
+        return features.reshape(*audio.shape[:-1], *features.shape[1:])
 
     def _float_frame(self, samples: Array) -> Array:
         scaled = jnp.asarray(hann(self.window) / _FULL, jnp.float32)

@@ -102,24 +102,24 @@ class Tokenizer:
         if special and self.special:
             longest = sorted(self.special, key=len, reverse=True)
             parts = re.split(f"({'|'.join(map(re.escape, longest))})", text)
-        found: list[int] = []
+        numbers: list[int] = []
         for i, part in enumerate(parts):
             if i % 2:
-                found.append(self._number(part))
+                numbers.append(self._number(part))
                 continue
             for word in _words(part, single_digits=_CUTS[self.cut]):
-                found.extend(self._number(token) for token in self._merge(word))
-        return found
+                numbers.extend(self._number(token) for token in self._merge(word))
+        return numbers
 
     def decode(self, numbers: Iterable[int]) -> str:
         """Gives the text of tokens; bytes that are no text become U+FFFD."""
-        made = bytearray()
+        content = bytearray()
         for number in numbers:
             token = self.tokens[int(number)]
             # Besides special tokens, files have unused ones, whose characters stand for no bytes.
             plain = token in self.special or any(letter not in _BYTES for letter in token)
-            made += token.encode() if plain else bytes(_BYTES[letter] for letter in token)
-        return made.decode(errors="replace")
+            content += token.encode() if plain else bytes(_BYTES[letter] for letter in token)
+        return content.decode(errors="replace")
 
     def _number(self, token: str) -> int:
         if token not in self._numbers:
@@ -290,22 +290,22 @@ def _read_config(path: Path, facts: Mapping[str, Any]) -> DecoderConfig:
     }  # fmt: skip
     if missing := [key for key in names.values() if f"llama.{key}" not in facts]:
         raise WeightsError(f"load_decoder: {path} doesn't say llama.{missing[0]}.")
-    found = {field: facts[f"llama.{key}"] for field, key in names.items()}
+    sizes = {field: facts[f"llama.{key}"] for field, key in names.items()}
     # Before anything is built: a file is as large as its blocks, a number is not.
     blocks = {"gate", "up", "down", "q", "k", "v", "output", "attn_norm", "ffn_norm"}
-    if not 0 < found["depth"] <= (count := facts["GGUF.tensor_count"]) // len(blocks):
+    if not 0 < sizes["depth"] <= (count := facts["GGUF.tensor_count"]) // len(blocks):
         raise WeightsError(
             f"load_decoder: {path} has {count} tensors, too few for a llama.block_count of "
-            f"{found['depth']}."
+            f"{sizes['depth']}."
         )
-    if isinstance(found["epsilon"], bool):
+    if isinstance(sizes["epsilon"], bool):
         raise TypeError("llama.attention.layer_norm_rms_epsilon is no number")
     # Numbers of 32 bits in the file: 1e-5, not 9.999999747378752e-06.
-    found["epsilon"] = float(str(np.float32(found["epsilon"])))
-    made = DecoderConfig(
-        **found,
+    sizes["epsilon"] = float(str(np.float32(sizes["epsilon"])))
+    config = DecoderConfig(
+        **sizes,
         vocabulary=len(_tokens(path, facts)),
-        key_heads=facts.get("llama.attention.head_count_kv", found["heads"]),
+        key_heads=facts.get("llama.attention.head_count_kv", sizes["heads"]),
         rotary_base=facts.get("llama.rope.freq_base", 10000.0),
     )
     # Known, but computed otherwise: refused, as logits would be wrong without a word.
@@ -314,9 +314,9 @@ def _read_config(path: Path, facts: Mapping[str, Any]) -> DecoderConfig:
     stretched = any(factor not in (0.0, 1.0) for factor in factors)
     if facts.get("llama.rope.scaling.type", "linear" if stretched else "none") != "none":
         raise WeightsError(f"load_decoder: {path} stretches its rotary positions.")
-    if facts.get("llama.rope.dimension_count", made.size) != made.size:
+    if facts.get("llama.rope.dimension_count", config.size) != config.size:
         raise WeightsError(f"load_decoder: {path} turns a part of its heads only.")
-    return made
+    return config
 
 
 def _tokens(path: Path, facts: Mapping[str, Any]) -> list[str]:
@@ -325,10 +325,10 @@ def _tokens(path: Path, facts: Mapping[str, Any]) -> list[str]:
     return _texts("tokenizer.ggml.tokens", facts["tokenizer.ggml.tokens"])
 
 
-def _texts(key: str, found: Any) -> list[str]:
-    if not isinstance(found, list) or not all(isinstance(text, str) for text in found):
+def _texts(key: str, texts: Any) -> list[str]:
+    if not isinstance(texts, list) or not all(isinstance(text, str) for text in texts):
         raise TypeError(f"{key} is no list of texts")
-    return found
+    return texts
 
 
 def _read_tokenizer(path: Path, facts: Mapping[str, Any]) -> Tokenizer:

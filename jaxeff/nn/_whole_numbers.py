@@ -113,9 +113,9 @@ def filtered(energy: Int32[Array, " bins"], filters: np.ndarray) -> tuple[Array,
 def log2(upper: Int32[Array, " bands"], lower: Int32[Array, " bands"]) -> Int32[Array, " bands"]:
     """Computes logarithms to base 2 of ``upper 2^15 + lower``, in steps of 2^-8; 1 below 1."""
     # The highest 31 bits, as a number from 2^30 to 2^31.
-    whole = jnp.where(upper > 0, upper, jnp.maximum(lower, 1))
-    bits = leading(whole)
-    mantissa = whole << (31 - bits)
+    upper_or_lower = jnp.where(upper > 0, upper, jnp.maximum(lower, 1))
+    bits = leading(upper_or_lower)
+    mantissa = upper_or_lower << (31 - bits)
     # Where the upper part has fewer bits than that, the lower one's follow.
     more = jnp.where((upper > 0), lower, 0)
     follow = jnp.clip(31 - bits, 0, 31)
@@ -129,8 +129,8 @@ def log2(upper: Int32[Array, " bands"], lower: Int32[Array, " bands"]) -> Int32[
     table = jnp.asarray(entries, jnp.int32)
     place = (mantissa >> (30 - TABLE)) & (2**TABLE - 1)
     between = (mantissa >> (30 - TABLE - 15)) & (2**15 - 1)
-    found = table[place] + shifted((table[place + 1] - table[place]) * between, 15)
-    return (exponent << LOG) + shifted(found, fine - LOG)
+    fraction = table[place] + shifted((table[place + 1] - table[place]) * between, 15)
+    return (exponent << LOG) + shifted(fraction, fine - LOG)
 
 
 def power_of_two(size: int) -> int:

@@ -100,7 +100,7 @@ def draw_ahead(
                 draws = list(model.draws(jax.ShapeDtypeStruct(aval.shape, aval.dtype)))
                 if all(map(fits, draws)):
                     wanted.append((layer, i, draws))
-    found: Ahead = {}
+    drawn_values: Ahead = {}
     # By the number of a model's draws: keys of one kind are derived together too.
     for count in {len(draws) for _, _, draws in wanted}:
         some = [one for one in wanted if len(one[2]) == count]
@@ -113,8 +113,8 @@ def draw_ahead(
             keys = keys.reshape(-1, *key.shape)
         drawn = iter(drawn_together([draw for one in some for draw in one[2]], keys))
         for layer, i, draws in some:
-            found[layer, i] = [next(drawn) for _ in draws]
-    return found
+            drawn_values[layer, i] = [next(drawn) for _ in draws]
+    return drawn_values
 
 
 @validate()
@@ -178,13 +178,13 @@ def noisy(
 
 def perturbed_inputs(layer: Layer, model: Noise) -> list[int]:
     """Finds the inputs of a layer that a model perturbs, as indices."""
-    found: Sequence[int] = ()
+    indices: Sequence[int] = ()
     if place(model) == "input":
-        found = layer.data if layer.kind != "input" else [0]
+        indices = layer.data if layer.kind != "input" else [0]
     if place(model) == "weights" and layer.kind == "linear":
-        found = layer.weights
+        indices = layer.weights
     # No model describes noise of complex numbers.
-    return [i for i in found if layer.inputs[i].is_real_signal]
+    return [i for i in indices if layer.inputs[i].is_real_signal]
 
 
 def _perturbed(layer: Layer, model: Noise) -> list[int]:

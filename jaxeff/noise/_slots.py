@@ -60,13 +60,13 @@ def slots(f: Callable[..., Any], params: Any, *args: Any, **kwargs: Any) -> list
 
 def _slots(program: Program, is_residual: bool) -> list[str]:
     trunk = _trunk(program) if is_residual else set()
-    found: list[str] = []
+    sites: list[str] = []
     for layer in program.layers:
         if layer.kind == "control flow":
-            found += [site for body in layer.programs for site in _slots(body, is_residual)]
+            sites += [site for body in layer.programs for site in _slots(body, is_residual)]
         elif layer.is_matchable and (not is_residual or _is_residual_slot(layer, trunk)):
-            found.append(layer.site)
-    return found
+            sites.append(layer.site)
+    return sites
 
 
 def _joins(layer: Layer) -> bool:

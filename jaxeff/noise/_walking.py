@@ -86,10 +86,12 @@ def walking_noise(
     for index, site in enumerate(sites):
         # Zero by default: in the settings of other sites this one is silent. Sites come first and
         # levels second, the order in which the rows are listed below.
-        own = np.zeros(settings, np.float32)
-        own[:, index] = parts
-        made = model(*own.reshape(len(parts), -1))
-        spec[site] = jax.tree.map(lambda leaf: _per_setting(leaf, len(sites) * len(table)), made)
+        levels_by_setting = np.zeros(settings, np.float32)
+        levels_by_setting[:, index] = parts
+        settings_of_site = model(*levels_by_setting.reshape(len(parts), -1))
+        spec[site] = jax.tree.map(
+            lambda leaf: _per_setting(leaf, len(sites) * len(table)), settings_of_site
+        )
     rows = [tuple(row) if table.ndim == 2 else row for row in table.tolist()]
     return spec, [(site, level) for site in sites for level in rows]
 

@@ -101,15 +101,15 @@ def levels_per_activation(
     check_number("level", level, 0, 1)
     program = trace(f, params, *args)
     lights: Any = carried(spec, program)
-    found = {}
+    settings = {}
     for layer in program.sites:
         if layer.site in lights:
             (pooled,) = (v.aval for v in layer.outputs if not v.spread)
             # A level per place, shared by all examples: the hardware is set once, not for each
             # input.
             noise = jnp.full(pooled.shape[1:], level, pooled.dtype)
-            found[layer.site] = replace(lights[layer.site], noise=noise)
-    return found
+            settings[layer.site] = replace(lights[layer.site], noise=noise)
+    return settings
 
 
 @validate(spec=spec_of(ChaoticLight))

@@ -185,11 +185,11 @@ def chaotic_intensity(
     check_number("modes", modes, above=0)
     check_number("time", time, 0, below=1)
     check_number("channel", channel, 0, below=1)
-    common, own = jax.random.split(key)
+    common, channel_key = jax.random.split(key)
     modes, time, channel = (jnp.asarray(value, jnp.float32) for value in (modes, time, channel))
     # Gamma numbers of one rate add up: M (1 - c) own modes and M c common ones make M modes
     # with correlation c between channels, exactly.
-    light = _process(own, modes * (1 - channel), shape, time)
+    light = _process(channel_key, modes * (1 - channel), shape, time)
     light += _process(common, modes * channel, (shape[0], 1, *shape[2:]), time)
     return light / modes
 

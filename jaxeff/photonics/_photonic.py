@@ -160,7 +160,7 @@ def read_out(
             f"read_out: {inside[0]!r} lies inside a loop or branch, where values can't be looked "
             "at; leave it out with None."
         )
-    found: dict[str, ReadOut] = {}
+    read_outs: dict[str, ReadOut] = {}
 
     def rule(layer: Layer, key: Any, *values: Any) -> Sequence[Any]:
         outputs = list(plain_rule(layer, key, *values))
@@ -174,11 +174,11 @@ def read_out(
             )
         (at,) = (i for i, v in enumerate(layer.outputs) if not v.spread)
         # The element's own pass at the noiseless values: shifts and variances to first order.
-        mean, variance = jax.jit(lambda *given: element.read(layer, given))(*values)
-        found[layer.site] = ReadOut(mean - outputs[at], variance)
+        mean, variance = jax.jit(lambda *operands: element.read(layer, operands))(*values)
+        read_outs[layer.site] = ReadOut(mean - outputs[at], variance)
         # Later layers see what light makes of this one: shifts add up along the network.
         outputs[at] = mean
         return outputs
 
     evaluate(program, rule, None, argument_leaves((params, x, *args), {}))
-    return found
+    return read_outs

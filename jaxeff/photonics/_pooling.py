@@ -278,8 +278,8 @@ def _noise_before(
 
 def refuses_pooling(layer: Layer) -> str:
     """Returns why light can't carry a layer as a pooling; empty if it can."""
-    found = {node.primitive for node in layer.nodes}
-    averages = bool(found & _SUMS) and bool(found & _SCALES)
+    operations = {node.primitive for node in layer.nodes}
+    averages = bool(operations & _SUMS) and bool(operations & _SCALES)
     results = [v for v in layer.outputs if not v.spread]
     single = len(_signals(layer)) == len(results) == 1
     if layer.kind in {"pooling", "reduction"} and averages and single:

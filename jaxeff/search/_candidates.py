@@ -301,8 +301,8 @@ class Candidates:
             ValueError: A metric is named "accuracy".
         """
         policy = jax.tree.map(jnp.asarray, policy)
-        found = self._measured(key, policy, self.params, self.state, self.data, self.validation)
-        return {name: float(value) for name, value in found.items()}
+        metrics = self._measured(key, policy, self.params, self.state, self.data, self.validation)
+        return {name: float(value) for name, value in metrics.items()}
 
     def smaller(self, policy: Policy) -> Small:
         """Compresses the model by a policy to new shapes, without training it."""
@@ -340,9 +340,12 @@ class Candidates:
         f = self.space.compressed(self.f, policy)
         size = self.batch_size
         # Shapes are static, so only whole batches count, in the sum and in what divides it.
-        whole = count_examples(validation) // size * size
+        count_of_whole_batches = count_examples(validation) // size * size
         batched = jax.tree.map(
-            lambda leaf: jnp.asarray(leaf)[:whole].reshape(-1, size, *leaf.shape[1:]), validation
+            lambda leaf: jnp.asarray(leaf)[:count_of_whole_batches].reshape(
+                -1, size, *leaf.shape[1:]
+            ),
+            validation,
         )
 
         predict = functools.partial(_logits, f, params, state)
@@ -354,11 +357,11 @@ class Candidates:
             sure = jnp.isfinite(logits).all(-1)
             return jnp.sum((logits.argmax(-1) == labels) & sure)
 
-        found = {"accuracy": jax.lax.map(right, batched).sum() / whole}
+        accuracy = {"accuracy": jax.lax.map(right, batched).sum() / count_of_whole_batches}
         more = {} if self.metrics is None else dict(self.metrics(predict, validation))
         if "accuracy" in more:
             raise ValueError("Candidates: metrics returns 'accuracy', which is measured already")
-        return found | more
+        return accuracy | more
 
 
 def _logits(f: Callable[..., Any], params: Any, state: Any, x: Any) -> Array:
@@ -418,9 +421,11 @@ def sensitivity(
     """
     levels = np.linspace(0, 1, strengths, endpoint=False)
     policies = _one_at_a_time(space, actions, levels)
-    found = np.asarray(_divergences(f, space, policies, params, state, x), float)
+    divergences_of_inputs = np.asarray(_divergences(f, space, policies, params, state, x), float)
     # Rounding leaves a little less than nothing where nothing changed.
-    of_layer = np.maximum(found.mean(-1), 0).reshape(len(space.sites), 3 * strengths + 1)
+    of_layer = np.maximum(divergences_of_inputs.mean(-1), 0).reshape(
+        len(space.sites), 3 * strengths + 1
+    )
     # Pruning is a sensitivity of the layer that decides; those that follow have none.
     deciding = np.array([site.group >= 0 for site in space.sites])[:, None]
     pruning, weights, activations = np.split(of_layer[:, :-1], 3, axis=1)
@@ -459,8 +464,8 @@ def _divergences(
     f: Any, space: SearchSpace, policies: Any, params: Any, state: Any, x: Any
 ) -> Array:
     changed = functools.partial(space.compressed, f)
-    found = divergences(f, changed, policies, params, x, state=state)
-    return found.reshape(len(found), -1)
+    by_policy = divergences(f, changed, policies, params, x, state=state)
+    return by_policy.reshape(len(by_policy), -1)
 
 
 @dataclass(frozen=True, eq=False, repr=False)

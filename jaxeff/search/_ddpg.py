@@ -119,15 +119,15 @@ def fixed_features(
         [site.stride for site in sites],
         [site.weights for site in sites],
     ]
-    found = np.stack([np.asarray(column, np.float64) for column in columns], 1)
+    features = np.stack([np.asarray(column, np.float64) for column in columns], 1)
     if known is not None:
         tables = [known.pruning] if actions.prunes else []
         if actions.quantizes:
             zero = np.zeros((count, 1))
             tables += [known.activations, known.weights, known.eight[:, None], zero]
         # Divergences span many decades.
-        found = np.concatenate([found, *(np.log10(1e-9 + t) for t in tables)], 1)
-    return found.astype(np.float32)
+        features = np.concatenate([features, *(np.log10(1e-9 + t) for t in tables)], 1)
+    return features.astype(np.float32)
 
 
 def moving_features(
@@ -281,10 +281,10 @@ class DDPG(Setting):
         self, key: PRNGKeyArray, problem: SearchProblem, state: Agent, outcome: EpisodeResult
     ) -> Agent:
         """Implements `Searcher`."""
-        found: Agent = _learn(
+        agent: Agent = _learn(
             self, problem.shape, key, state, jnp.asarray(outcome.actions), outcome.reward
         )
-        return found
+        return agent
 
     def _optimizers(self) -> tuple[optax.GradientTransformation, optax.GradientTransformation]:
         critic = optax.chain(

@@ -146,8 +146,8 @@ class Episodes:
         }  # fmt: skip
 
     def _policy_of(self, proposed: Any) -> Policy:
-        found: Policy = jax.tree.map(np.asarray, self._policy(jnp.asarray(proposed)))
-        return found
+        policy: Policy = jax.tree.map(np.asarray, self._policy(jnp.asarray(proposed)))
+        return policy
 
 
 class _Early:
@@ -181,15 +181,17 @@ class _Early:
         policies = [policy_of(one) for one in self.propose_many(keys, self.problem, memory)]
         # A single candidate gains nothing from several boards.
         if len(policies) > 1:
-            found = self.measure_many([self.measurements.candidate(policy) for policy in policies])
-            self.known |= dict(enumerate(found, episode))
+            latencies = self.measure_many(
+                [self.measurements.candidate(policy) for policy in policies]
+            )
+            self.known |= dict(enumerate(latencies, episode))
 
     def taken(self, episode: int, policy: Policy) -> float:
         """Returns the latency of an episode's candidate."""
-        found = self.known.pop(episode, None)
-        if isinstance(found, LatencyError):
-            raise found
-        return self.measurements.measure(policy) if found is None else _checked(found)
+        latency = self.known.pop(episode, None)
+        if isinstance(latency, LatencyError):
+            raise latency
+        return self.measurements.measure(policy) if latency is None else _checked(latency)
 
 
 def _keys(key: PRNGKeyArray, episode: int) -> PRNGKeyArray:
@@ -197,9 +199,9 @@ def _keys(key: PRNGKeyArray, episode: int) -> PRNGKeyArray:
     return jax.random.split(jax.random.fold_in(key, 1 + episode), 3)
 
 
-def _checked(found: float) -> float:
-    check_number("search: latency(candidate)", float(found), above=0)
-    return float(found)
+def _checked(latency: float) -> float:
+    check_number("search: latency(candidate)", float(latency), above=0)
+    return float(latency)
 
 
 def _check_finite(proposed: Any, episode: int) -> None:

@@ -146,11 +146,11 @@ class Knapsack(Setting):
                 tried,
                 NEAR * state.budget,
             )
-            found = str(as_policy(problem, state.options[chosen]).plain())
+            text = str(as_policy(problem, state.options[chosen]).plain())
             tried = (*tried, state.duplicates[layers, chosen])
-            if found not in seen:
+            if text not in seen:
                 break
-        state = state._replace(tried=tried, seen=seen | {found})
+        state = state._replace(tried=tried, seen=seen | {text})
         return jnp.asarray(state.options[chosen]), state
 
     def learn(
@@ -215,10 +215,10 @@ def _solved(
         ]
     # The strictest first; each next one drops a wish, and the last one always has a solution.
     for goal, constraints in goals:
-        found = milp(
+        solution = milp(
             goal, constraints=[one_each, *constraints], integrality=np.ones(layers * count),
             bounds=Bounds(0, 1), options={"time_limit": 5.0},
         )  # fmt: skip
-        if found.x is not None:
-            return np.asarray(found.x).reshape(layers, count).argmax(1)
+        if solution.x is not None:
+            return np.asarray(solution.x).reshape(layers, count).argmax(1)
     return costs.argmin(1)

@@ -382,15 +382,15 @@ class DataflowPipeline(Setting):
 def _foldings(of: _MatrixProduct) -> list[tuple[int, float]]:
     """Lists cycles and LUTs of every folding: `simd` divides the products, `pe` the outputs."""
     bits, outputs = of.weights + of.activations, of.outputs * of.groups
-    found = []
+    foldings = []
     for simd in _divisors(of.products):
         multipliers = simd * (2 * math.ceil(bits / INPUTS) - 1) * bits
         accumulator = bits + math.ceil(math.log2(of.products))
         lane = multipliers + bits * (2 * simd - 1) + accumulator
         for pe in _divisors(outputs):
             cycles = of.rows * (of.products // simd) * (outputs // pe)
-            found.append((cycles, UNIT_LUTS + PROCESSING_LUTS * pe * lane))
-    return found
+            foldings.append((cycles, UNIT_LUTS + PROCESSING_LUTS * pe * lane))
+    return foldings
 
 
 def _within(choices: list[list[tuple[int, float]]], interval: int) -> list[tuple[float, float]]:
@@ -423,11 +423,13 @@ def _products(candidate: Candidate, float_bits: int) -> list[_MatrixProduct]:
     space, policy = candidate.space, candidate.policy
     counts = zip(*map(np.asarray, _counts(space, policy)), strict=True)
     bits = zip(np.asarray(policy.weights), np.asarray(policy.activations), strict=True)
-    found = []
+    products_of_layers = []
     for site, (outputs, weights, macs), widths in zip(space.sites, counts, bits, strict=True):
         # Counts are float32 products, whole numbers but for rounding.
         products, rows = (max(1, round(float(n))) for n in (weights / outputs, macs / weights))
         groups = math.ceil(outputs / (site.made.size / site.blocks)) if site.blocks > 1 else 1
         w, a = (min(int(width), float_bits) for width in widths)
-        found.append(_MatrixProduct(products, max(1, int(outputs) // groups), rows, groups, w, a))
-    return found
+        products_of_layers.append(
+            _MatrixProduct(products, max(1, int(outputs) // groups), rows, groups, w, a)
+        )
+    return products_of_layers

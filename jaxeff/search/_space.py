@@ -189,20 +189,22 @@ class SearchSpace:
         Raises:
             ValueError: The model has no layer that could be compressed.
         """
-        found = channels(f, params, *args)
-        ids = {d: g for d, g in zip(found.dimensions, found.groups, strict=True) if g.free}
+        dependences = channels(f, params, *args)
+        ids = {
+            d: g for d, g in zip(dependences.dimensions, dependences.groups, strict=True) if g.free
+        }
         names: list[str] = []
         sites = []
-        for layer in found.program.layers:
+        for layer in dependences.program.layers:
             # A second use of a weight would have to be pruned with the first: it stays as it is.
             if layer.kind == "linear" and layer.weights and not layer.occurrence:
-                sites.append(_site(layer, found, ids, names))
+                sites.append(_site(layer, dependences, ids, names))
         if not sites:
             raise ValueError(
                 "the model has no layer to compress: none multiplies its input with a weight "
                 "outside of a loop"
             )
-        scores = score(params, found)
+        scores = score(params, dependences)
         ranks = {}
         for name in names:
             if name not in scores:
@@ -210,7 +212,7 @@ class SearchSpace:
             order = np.argsort(-np.asarray(scores[name], np.float64), kind="stable")
             # The argsort of a permutation is its inverse: here the rank of every channel.
             ranks[name] = np.argsort(order, kind="stable").astype(np.int32)
-        return cls(found, tuple(sites), tuple(names), ranks, few_bit_layers)
+        return cls(dependences, tuple(sites), tuple(names), ranks, few_bit_layers)
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -281,11 +283,11 @@ class SearchSpace:
         convolution = np.array([site.places > 0 for site in self.sites])
         fits = np.array([s.blocks == 1 and s.places >= legal.places for s in self.sites])
         # Bit-serial kernels pack channels into words, so their numbers have to fit.
-        found = (outputs % legal.outputs == 0) & (
+        fits_kernels = (outputs % legal.outputs == 0) & (
             ~convolution | (fits & (inputs % legal.inputs == 0))
         )
         last = np.arange(len(self.sites)) == len(self.sites) - 1
-        return jnp.asarray(found & ~(last & (not legal.last)))
+        return jnp.asarray(fits_kernels & ~(last & (not legal.last)))
 
     def _products(self, kept: Counts, whole: list[int]) -> Float[Array, " sites"]:
         def share(site: Site, counts: Mapping[Dimension, Any]) -> Any:
@@ -433,8 +435,8 @@ class Actions(Setting):
     def width(self, q: Float[Array | np.ndarray, " sites"]) -> Int[Array, " sites"]:
         """Computes bits of MIX."""
         r = (q - self.eight_below) / (1 - self.eight_below)
-        found = jnp.floor((1 - r) * self.bits) + 1
-        return jnp.clip(found, 1, self.bits).astype(jnp.int32)
+        bits = jnp.floor((1 - r) * self.bits) + 1
+        return jnp.clip(bits, 1, self.bits).astype(jnp.int32)
 
     def kept(self, space: SearchSpace, p: Float[Array, " sites"]) -> Int[Array, " groups"]:
         """Counts the channels that stay of every group, by the layer that decides about it."""
@@ -447,6 +449,6 @@ class Actions(Setting):
         chosen = p[jnp.asarray([deciding[i] for i in range(len(space.groups))])]
         blocks = sizes // step
         left = jnp.floor((1 - chosen) * sizes.astype(chosen.dtype) / step).astype(jnp.int32) + 1
-        found = jnp.clip(left, 1, blocks)
+        kept_blocks = jnp.clip(left, 1, blocks)
         # What is no multiple stays whole at the upper end, as does a group of less than a block.
-        return jnp.where((found >= blocks) | (blocks < 1), sizes, found * step)
+        return jnp.where((kept_blocks >= blocks) | (blocks < 1), sizes, kept_blocks * step)

@@ -27,10 +27,10 @@ line ends of Windows) and a byte order mark, which editors may add, are no damag
 ```python
 from jaxeff.store import add_line, read_lines, repair_lines
 
-repair_lines("rows.jsonl")                              # nothing to set aside: there is no file
-add_line("rows.jsonl", {"seed": 0, "accuracy": 0.9})
-add_line("rows.jsonl", {"seed": 1, "accuracy": 0.8})
-assert [row["seed"] for row in read_lines("rows.jsonl")] == [0, 1]
+repair_lines("lines.jsonl")                              # nothing to set aside: there is no file
+add_line("lines.jsonl", {"seed": 0, "accuracy": 0.9})
+add_line("lines.jsonl", {"seed": 1, "accuracy": 0.8})
+assert [row["seed"] for row in read_lines("lines.jsonl")] == [0, 1]
 ```
 """
 

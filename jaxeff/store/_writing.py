@@ -89,6 +89,11 @@ from typing import BinaryIO
 
 from jaxeff.core import instance_of, validate
 
+try:
+    import fcntl
+except ImportError:  # not a POSIX system: leftovers of killed writers stay
+    fcntl = None  # type: ignore[assignment]
+
 _KINDS = {
     stat.S_IFDIR: "a folder",
     stat.S_IFLNK: "a link",
@@ -122,9 +127,9 @@ def open_regular(
     handle = os.open(path, flags | (0 if links else getattr(os, "O_NOFOLLOW", 0)))
     with os.fdopen(handle, "rb") as file:
         # What was looked at may have been replaced before it was opened.
-        found = os.fstat(handle)
-        _require_regular(found, path)
-        yield file, found.st_size
+        status = os.fstat(handle)
+        _require_regular(status, path)
+        yield file, status.st_size
 
 
 def require_replaceable(path: str | os.PathLike[str]) -> None:
@@ -137,30 +142,25 @@ def require_replaceable(path: str | os.PathLike[str]) -> None:
         process has open (`/dev/stdout`); it is named.
     """
     try:
-        found = os.lstat(path)
-        if stat.S_ISLNK(found.st_mode):
+        status = os.lstat(path)
+        if stat.S_ISLNK(status.st_mode):
             target = os.path.join(os.path.dirname(os.path.abspath(path)), os.readlink(path))
             if os.path.abspath(target).startswith(("/proc/", "/dev/")):
                 raise OSError(
                     errno.EINVAL, f"it is a link to {target}, not a regular file", os.fspath(path)
                 )
-            found = os.stat(path)
+            status = os.stat(path)
     except (FileNotFoundError, NotADirectoryError):
         return  # nothing is there, or a link to nothing
-    _require_regular(found, path)
+    _require_regular(status, path)
 
 
-def _require_regular(found: os.stat_result, path: str | os.PathLike[str]) -> None:
-    kind = stat.S_IFMT(found.st_mode)
+def _require_regular(status: os.stat_result, path: str | os.PathLike[str]) -> None:
+    kind = stat.S_IFMT(status.st_mode)
     if kind != stat.S_IFREG:
         name = _KINDS.get(kind, "something else")
         raise OSError(errno.EINVAL, f"it is {name}, not a regular file", os.fspath(path))
 
-
-try:
-    import fcntl
-except ImportError:  # not a POSIX system: leftovers of killed writers stay
-    fcntl = None  # type: ignore[assignment]
 
 Listed = Callable[[bytes], Iterable[str]]
 

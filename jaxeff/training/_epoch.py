@@ -224,8 +224,8 @@ def converge_batch_stats(train: Callable[..., Any], params: Any, state: Any, x: 
     """
 
     def after(value: float) -> Any:
-        given = jax.tree.map(lambda leaf: jnp.full_like(leaf, value), state)
-        return train(params, given, x)[1]
+        constant = jax.tree.map(lambda leaf: jnp.full_like(leaf, value), state)
+        return train(params, constant, x)[1]
 
     def fixed(leaf: Array, zero: Array, one: Array) -> Array:
         if not jnp.issubdtype(leaf.dtype, jnp.floating):

@@ -30,7 +30,7 @@ f, params, (x, y) = small_classifier(64)
 optimizer = optax.adam(1e-2)
 epoch = make_epoch(cross_entropy(f), optimizer, batch_size=32)
 run = {
-    "start": init(params, optimizer), "data": (x, y), "checkpoint": "run.safetensors",
+    "start": init(params, optimizer), "data": (x, y), "checkpoint": "loop.safetensors",
     "eval_fn": lambda state: {"largest": jnp.abs(f(state.params, x)).max()},
 }
 state, history = run_epochs(jax.random.key(0), epoch, epochs=1, **run)
@@ -221,12 +221,12 @@ def run_epochs(
         like = carry  # it is bound anew
         # One process reads; the others get what it read, so that all continue from the same
         # epoch.
-        found = from_writer(
+        stored = from_writer(
             lambda: _read(Path(checkpoint), like, None if resume == "force" else identity, epochs),
             together,
         )
-        if found is not None:
-            carry, history, stopped = found
+        if stored is not None:
+            carry, history, stopped = stored
             # Where the started arrays lie, so that the epoch is compiled for the same layout.
             carry = jax.tree.map(lambda x, at: to_devices(x, at.sharding), carry, like)
             if stopped:
@@ -412,8 +412,8 @@ def fit(
     # Hashing the data and tracing the loss cost: only for runs that are kept.
     if run.get("checkpoint") is not None:
         described = describe_training(key, loss, optimizer, start, data, batch_size)
-        given = {**(settings or {}), "batch_size": batch_size}
-        identity = run_identity(key, data, given, described)
+        identified = {**(settings or {}), "batch_size": batch_size}
+        identity = run_identity(key, data, identified, described)
     final, history = run_epochs(
         key,
         epoch,

@@ -162,12 +162,12 @@ def finish_function(
         params, (setting, model) = carry.params, carry.state
         inexact = [x for x in jax.tree.leaves(params) if jnp.issubdtype(x.dtype, jnp.inexact)]
         finite = jnp.stack([jnp.all(jnp.isfinite(x)) for x in inexact]).all()
-        found: dict[str, Any] = {"diverged": ~finite}
+        outcome: dict[str, Any] = {"diverged": ~finite}
         if score is not None:
-            found["scores"] = dict(score(key, params, model, setting))
+            outcome["scores"] = dict(score(key, params, model, setting))
         # Trees without leaves, such as the state None, have nothing to keep.
         models = {"params": params, "state": model} if keep else {}
-        return found | {name: tree for name, tree in models.items() if jax.tree.leaves(tree)}
+        return outcome | {name: tree for name, tree in models.items() if jax.tree.leaves(tree)}
 
     return _over(_over(replicate, settings, (None, 0)), seeds, (0, 0))
 

@@ -72,8 +72,8 @@ def divergences(
     """
 
     def log_probs(g: Callable[..., Any]) -> Array:
-        found = g(params, x) if state is None else g(params, state, x)
-        return jax.nn.log_softmax(found if state is None else found[0])
+        predictions = g(params, x) if state is None else g(params, state, x)
+        return jax.nn.log_softmax(predictions if state is None else predictions[0])
 
     # Outside the loop over changes, which all compare with it.
     clean = log_probs(f)
@@ -83,8 +83,8 @@ def divergences(
         # a rounded zero.
         return (jnp.exp(clean) * (clean - log_probs(changed(change)))).sum(-1)
 
-    found: Array = map_changes(divergence, changes, at_once)
-    return found
+    by_change: Array = map_changes(divergence, changes, at_once)
+    return by_change
 
 
 def map_changes(function: Callable[[Any], Any], changes: Any, at_once: int = 1) -> Any:
@@ -103,5 +103,5 @@ def map_changes(function: Callable[[Any], Any], changes: Any, at_once: int = 1) 
     # The last entry fills up the last group.
     entries = jnp.minimum(jnp.arange(groups * at_once), count - 1).reshape(groups, at_once)
     grouped = jax.tree.map(lambda leaf: jnp.asarray(leaf)[entries], changes)
-    found = jax.lax.map(canonical_in_loops(jax.vmap(function), products=True), grouped)
-    return jax.tree.map(lambda y: y.reshape(-1, *y.shape[2:])[:count], found)
+    results = jax.lax.map(canonical_in_loops(jax.vmap(function), products=True), grouped)
+    return jax.tree.map(lambda y: y.reshape(-1, *y.shape[2:])[:count], results)

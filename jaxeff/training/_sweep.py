@@ -171,17 +171,17 @@ class ChunkFolder:
             )
         return jax.device_get(load_pytree(file, like))
 
-    def save(self, name: str, found: Any) -> None:
+    def save(self, name: str, results: Any) -> None:
         """Writes the results of a finished chunk, and removes its checkpoints."""
         if self.path is not None and is_writer(self._together):
-            save_pytree(self.path / f"{name}.safetensors", found, self.identity)
+            save_pytree(self.path / f"{name}.safetensors", results, self.identity)
             # Once the result is written: a kill before that goes on from these checkpoints.
             for pattern in (f"running-{name}.*", f"running-{name}-*x*.*"):
                 for file in self.path.glob(pattern):
                     file.unlink()
 
 
-def join_chunks(found: Any, rows: Any, columns: Any, seeds: int, total: int) -> Any:
+def join_chunks(results: Any, rows: Any, columns: Any, seeds: int, total: int) -> Any:
     """Joins chunks, without what filled up the last ones."""
 
     def concatenate(*leaves: Any) -> Any:
@@ -190,7 +190,7 @@ def join_chunks(found: Any, rows: Any, columns: Any, seeds: int, total: int) -> 
         joined = np.concatenate([np.concatenate(row, axis=1) for row in grid], axis=0)
         return joined[:seeds, :total]
 
-    return jax.tree.map(concatenate, *found.values())
+    return jax.tree.map(concatenate, *results.values())
 
 
 class Spread(NamedTuple):
@@ -230,8 +230,8 @@ def spread_replicates(seeds: int, settings: int, devices: Sequence[Any] | None =
         return Spread(seeds, settings, None)
     mesh = Mesh(np.array(devices), ("replicates",))
     if seeds * settings == 1:  # nothing to spread, but other processes have to know the result
-        whole = NamedSharding(mesh, PartitionSpec())
-        return Spread(seeds, settings, whole if mesh.is_multi_process else None)
+        replicated = NamedSharding(mesh, PartitionSpec())
+        return Spread(seeds, settings, replicated if mesh.is_multi_process else None)
     # The axis whose padding wastes fewer replicates is spread.
     wide, long = (seeds, _filled(settings, count)), (_filled(seeds, count), settings)
     if math.prod(wide) <= math.prod(long):
@@ -354,7 +354,7 @@ def sweep(
     folder = ChunkFolder(checkpoint, identified, span_processes(data), resume)
 
     chunks = [(i, j) for i in range(len(rows)) for j in range(len(columns))]
-    found: dict[tuple[int, int], Any] = {}
+    results: dict[tuple[int, int], Any] = {}
     with progress_bar(progress, "replicate", seeds * total, 0) as advance:
         for i, j in chunks:
             name = f"{rows[i][0]}-{columns[j][0]}"
@@ -392,13 +392,13 @@ def sweep(
                 folder.save(name, kept)
             else:
                 advance(number, "kept from an earlier run")
-            found[i, j] = kept
-    whole = join_chunks(found, rows, columns, seeds, total)
+            results[i, j] = kept
+    joined = join_chunks(results, rows, columns, seeds, total)
     # A loss that isn't finite in the last epoch counts, even where parameters still are.
-    whole["diverged"] |= ~np.isfinite(whole["loss"][..., -1])
+    joined["diverged"] |= ~np.isfinite(joined["loss"][..., -1])
     return SweepResult(
-        whole.get("scores", {}), whole["loss"], whole["diverged"],
-        whole.get("params"), whole.get("state"),
+        joined.get("scores", {}), joined["loss"], joined["diverged"],
+        joined.get("params"), joined.get("state"),
     )  # fmt: skip
 
 
@@ -433,9 +433,9 @@ def _fill(numbers: list[int], size: int) -> jax.Array:
     return jnp.array([*numbers, *numbers[-1:] * (size - len(numbers))])
 
 
-def _cut(found: Any, seeds: int, settings: int) -> Any:
+def _cut(results: Any, seeds: int, settings: int) -> Any:
     """Cuts away what filled up a chunk."""
-    return jax.tree.map(lambda leaf: leaf[:seeds, :settings], found)
+    return jax.tree.map(lambda leaf: leaf[:seeds, :settings], results)
 
 
 def _progress(advance: Any, number: int, epochs: int, shape: tuple[int, int]) -> Any:

@@ -238,18 +238,18 @@ def read_onnx(file: BinaryIO, path: Path) -> tuple[dict, dict, dict]:
 
 
 def _graph_layouts(nodes: Any) -> dict[str, str]:
-    found: dict[str, str] = {}
+    layouts: dict[str, str] = {}
     for node in (node for node in nodes if len(node.input) > 1):
         if node.op_type == "MatMul":
-            found[node.input[1]] = "as is"
+            layouts[node.input[1]] = "as is"
         elif node.op_type == "Gemm":
             transposed = any(a.name == "transB" and a.i for a in node.attribute)
-            found[node.input[1]] = "reversed" if transposed else "as is"
+            layouts[node.input[1]] = "reversed" if transposed else "as is"
         elif node.op_type == "Conv":
-            found[node.input[1]] = "reversed"
+            layouts[node.input[1]] = "reversed"
         elif node.op_type == "ConvTranspose":
-            found[node.input[1]] = "transposed"  # "reversed" or "mirrored", as the layer has it
-    return found
+            layouts[node.input[1]] = "transposed"  # "reversed" or "mirrored", as the layer has it
+    return layouts
 
 
 Source = str | os.PathLike[str] | Mapping[str, Any] | Sequence[str | os.PathLike[str]]
@@ -307,15 +307,15 @@ def read_tensors(source: Source) -> Tensors:
         return Tensors({str(name): _numbers(str(name), value) for name, value in source.items()})
     if isinstance(source, str | os.PathLike):
         return _read_file(Path(source))
-    found = Tensors({}, origin=" + ".join(str(path) for path in source))
+    tensors = Tensors({}, origin=" + ".join(str(path) for path in source))
     for path in source:
         part = _read_file(Path(path))
-        if twice := sorted(found.arrays.keys() & part.arrays):
+        if twice := sorted(tensors.arrays.keys() & part.arrays):
             raise WeightsError(f"{twice[0]!r} is in {path} and in a file before it.")
-        found.arrays.update(part.arrays)
-        found.layouts.update(part.layouts)
-        found.doubts.update(part.doubts)
-    return found
+        tensors.arrays.update(part.arrays)
+        tensors.layouts.update(part.layouts)
+        tensors.doubts.update(part.doubts)
+    return tensors
 
 
 def _read_file(path: Path) -> Tensors:
@@ -405,8 +405,8 @@ def packaged_file(package: str, pattern: str) -> Path:
     print(packaged_file("numpy", "__init__.py").name)
     ```
     """
-    found = find_spec(package) if package.isidentifier() else None
-    folders = (found.submodule_search_locations if found else None) or ()
+    spec = find_spec(package) if package.isidentifier() else None
+    folders = (spec.submodule_search_locations if spec else None) or ()
     for folder in folders:
         for path in sorted(Path(folder).glob(pattern) if pattern else ()):
             return path

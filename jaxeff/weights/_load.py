@@ -73,7 +73,7 @@ def apply_rules(
     Raises:
         WeightsError: A rule matches no parameter, two match one, or there is no such tensor.
     """
-    found: dict[str, tuple[str, Change | None]] = {}
+    assignments: dict[str, tuple[str, Change | None]] = {}
     parameters = list(parameters)
     for pattern, rule in rules.items():
         text, change = (rule, None) if isinstance(rule, str) else rule
@@ -85,15 +85,15 @@ def apply_rules(
                 f"the rule {pattern!r} matches no parameter of {', '.join(parameters[:20])}."
             )
         for parameter, match in matches:
-            if parameter in found:
+            if parameter in assignments:
                 raise WeightsError(f"two rules match {parameter!r}; one of them is {pattern!r}.")
             tensor = text
             for part in match.groups():
                 tensor = tensor.replace("*", part, 1)
             if tensor not in tensors:
                 raise WeightsError(f"the rule {pattern!r} asks for {tensor!r}, which isn't there.")
-            found[parameter] = (tensor, change)
-    return found
+            assignments[parameter] = (tensor, change)
+    return assignments
 
 
 def matching_names(where: str, patterns: Sequence[str], names: Iterable[str]) -> set[str]:
@@ -103,13 +103,13 @@ def matching_names(where: str, patterns: Sequence[str], names: Iterable[str]) ->
         WeightsError: A pattern matches none.
     """
     names = list(names)
-    found: set[str] = set()
+    selected: set[str] = set()
     for pattern in patterns:
         matches = {name for name in names if fnmatchcase(name, pattern)}
         if not matches:
             raise WeightsError(f"{where}: {pattern!r} matches none of {', '.join(names[:20])}.")
-        found |= matches
-    return found
+        selected |= matches
+    return selected
 
 
 class LoadedWeights(NamedTuple):
@@ -187,19 +187,19 @@ def load_weights(
     for name in sorted(kept & ruled.keys()):
         raise WeightsError(f"{name!r} is kept, but a rule gives it a tensor.")
 
-    given = {tensor for tensor, _ in ruled.values()}
+    named_by_rules = {tensor for tensor, _ in ruled.values()}
     # What a rule names is taken, also if a pattern leaves out the rest.
-    pool = {n: a for n, a in tensors.arrays.items() if n in given or n not in ignored}
-    free, whole = split_fused({n: a for n, a in pool.items() if n not in given}, leaves)
+    pool = {n: a for n, a in tensors.arrays.items() if n in named_by_rules or n not in ignored}
+    free, fused = split_fused({n: a for n, a in pool.items() if n not in named_by_rules}, leaves)
     wanted = {n: s for n, s in shapes.items() if n not in ruled and n not in kept}
     free_shapes = {n: a.shape for n, a in free.items()}
-    found = match_names(wanted, free_shapes, leaves)
-    tied = _tie_heads(wanted, found, free)
-    refuse_missing(tensors.origin, wanted, found | tied, free_shapes)
-    refuse_left(tensors.origin, free, set(found.values()), wanted)
+    matched = match_names(wanted, free_shapes, leaves)
+    tied = _tie_heads(wanted, matched, free)
+    refuse_missing(tensors.origin, wanted, matched | tied, free_shapes)
+    refuse_left(tensors.origin, free, set(matched.values()), wanted)
 
     arrays = pool | free
-    plain = {n: t for n, (t, change) in ruled.items() if change is None} | found | tied
+    plain = {n: t for n, (t, change) in ruled.items() if change is None} | matched | tied
     refuse_doubts(tensors.doubts, plain)
     layouts = decide_layouts(plain, tied, shapes, arrays, tensors.layouts, mirrors)
     refuse_flattened(plain, layouts, shapes, arrays)
@@ -210,8 +210,8 @@ def load_weights(
             name, tensor, arrays[tensor], change, layouts.get(name), shapes[name]
         )
         new[name] = _convert(name, tensor, value, leaves[name])
-        notes = [done, "tied" if name in tied else "", "a third" if tensor in whole else ""]
-        rows[name] = _row(name, whole.get(tensor, tensor), value, ", ".join(filter(None, notes)))
+        notes = [done, "tied" if name in tied else "", "a third" if tensor in fused else ""]
+        rows[name] = _row(name, fused.get(tensor, tensor), value, ", ".join(filter(None, notes)))
     table = Table(("parameter", "tensor", "shape", "done"), [rows[name] for name in leaves])
     return LoadedWeights(jax.tree.unflatten(treedef, [new[name] for name in leaves]), table)
 
@@ -265,10 +265,10 @@ def _convert(name: str, tensor: str, value: np.ndarray, leaf: Any) -> jax.Array:
             "have to become numbers first, by a rule with a function."
         )
     with np.errstate(over="ignore"):  # what is too large for the dtype is found below
-        made = value.astype(dtype)
-    if jnp.issubdtype(dtype, jnp.floating) and not np.isfinite(made).all():
+        converted = value.astype(dtype)
+    if jnp.issubdtype(dtype, jnp.floating) and not np.isfinite(converted).all():
         raise WeightsError(f"{tensor!r} has values that aren't finite as {dtype}.")
-    return jnp.asarray(made)
+    return jnp.asarray(converted)
 
 
 def _row(name: str, tensor: str, value: Any, done: str) -> tuple[str, str, str, str]:

@@ -130,17 +130,17 @@ def fitting_layouts(shape: tuple[int, ...], parameter: Name, given: tuple[int, .
     A tensor whose elements lie in one line is the same in both, and counts "as is", as does what is
     no kernel: an embedding, a table of positions.
     """
-    found = set()
+    layouts = set()
     if _reshapes(given, shape):
-        found.add("as is")
+        layouts.add("as is")
     line = sum(n != 1 for n in given) <= 1
-    if is_kernel(parameter) and not (line and found) and len(given) in _SPATIAL:
+    if is_kernel(parameter) and not (line and layouts) and len(given) in _SPATIAL:
         turned = tuple(given[i] for i in _SPATIAL[len(given)])
         if _reshapes(turned, shape):
-            found.add("reversed")
+            layouts.add("reversed")
         if len(given) > 2 and shape == (*given[2:], *given[:2]):
-            found.add("mirrored")
-    return found
+            layouts.add("mirrored")
+    return layouts
 
 
 def is_kernel(parameter: Name) -> bool:
@@ -160,11 +160,11 @@ def apply_layout(array: np.ndarray, layout: Layout, shape: tuple[int, ...]) -> n
     return array.reshape(shape)
 
 
-def _reshapes(given: tuple[int, ...], shape: tuple[int, ...]) -> bool:
+def _reshapes(tensor_shape: tuple[int, ...], shape: tuple[int, ...]) -> bool:
     """Whether neighbouring axes of `shape` (heads and their width) make up the axes of `given`."""
-    if math.prod(given) != math.prod(shape) or 0 in shape:
-        return given == shape
-    axes = [n for n in given if n != 1]
+    if math.prod(tensor_shape) != math.prod(shape) or 0 in shape:
+        return tensor_shape == shape
+    axes = [n for n in tensor_shape if n != 1]
     for n in (n for n in shape if n != 1):
         if not axes or axes[0] % n:
             return False
@@ -273,10 +273,10 @@ def match_names(parameters: Shapes, tensors: Shapes, whole: Iterable[str]) -> di
             for other in by_rank[our_ranks[module]]
             if _fits(roles, theirs[other], parameters, tensors)
         }
-    found: dict[str, str] = {}
+    pairs: dict[str, str] = {}
     for module, other in _mutual_best(scores).items():
-        found |= {name: theirs[other][role] for role, name in ours[module].items()}
-    return found
+        pairs |= {name: theirs[other][role] for role, name in ours[module].items()}
+    return pairs
 
 
 def nearest(parameter: str, shape: tuple[int, ...], tensors: Shapes, count: int = 3) -> list[str]:
@@ -287,14 +287,14 @@ def nearest(parameter: str, shape: tuple[int, ...], tensors: Shapes, count: int 
 
 
 def _modules(names: Iterable[str]) -> dict[tuple[str, ...], _Module]:
-    found: dict[tuple[str, ...], _Module] = defaultdict(dict)
+    modules: dict[tuple[str, ...], _Module] = defaultdict(dict)
     for text in names:
         name = parse_name(text)
         module = name.module
-        while name.role in found[module]:  # two names that differ in their signs alone
+        while name.role in modules[module]:  # two names that differ in their signs alone
             module = (*module, "again")
-        found[module][name.role] = text
-    return dict(found)
+        modules[module][name.role] = text
+    return dict(modules)
 
 
 def _fits(roles: _Module, others: _Module, parameters: Shapes, tensors: Shapes) -> bool:
@@ -316,14 +316,14 @@ def _mutual_best(
     rows = {row: dict(entries) for row, entries in scores.items()}
     pairs: dict[tuple[str, ...], tuple[str, ...]] = {}
     while True:
-        found = []
+        best_pairs = []
         for row, entries in rows.items():
             best = _only_best(entries)
             if best is not None and _only_best(columns[best]) == row:
-                found.append((row, best))
-        if not found:
+                best_pairs.append((row, best))
+        if not best_pairs:
             return pairs
-        for row, column in found:
+        for row, column in best_pairs:
             pairs[row] = column
             for other in columns.pop(column):
                 rows.get(other, {}).pop(column, None)
@@ -360,20 +360,20 @@ def split_fused(
     words = set().union(*(parse_name(name).words for name in parameters))
     if not words.issuperset(_PARTS):
         return arrays, {}
-    found: dict[str, np.ndarray] = {}
-    whole: dict[str, str] = {}
+    split_arrays: dict[str, np.ndarray] = {}
+    fused_names: dict[str, str] = {}
     for name, array in arrays.items():
         mark, axis = _mark(name), _axis(array)
         if mark is None or axis is None:
-            found[name] = array
+            split_arrays[name] = array
             continue
         start = name.rindex(mark)
         for part, piece in zip(_PARTS, np.split(array, 3, axis), strict=True):
             piece_name = f"{name[:start]}{part}{name[start + len(mark) :]}"
             # A role in one word with the mark (`in_proj_weight`) stays one after it.
-            found[piece_name] = piece
-            whole[piece_name] = name
-    return found, whole
+            split_arrays[piece_name] = piece
+            fused_names[piece_name] = name
+    return split_arrays, fused_names
 
 
 def _mark(name: str) -> str | None:

@@ -101,7 +101,7 @@ def decide_layouts(
     Raises:
         WeightsError: A tensor fits no way, or both, and nothing tells.
     """
-    found: dict[str, Layout] = {}
+    layouts: dict[str, Layout] = {}
     open_: dict[str, str] = {}
     evidence: dict[int, set[Layout]] = {}
     for name, tensor in pairs.items():
@@ -128,13 +128,13 @@ def decide_layouts(
                 "any known layout: give a rule with a function."
             )
         if len(options) == 1:
-            (found[name],) = options
+            (layouts[name],) = options
             line = sum(n != 1 for n in array.shape) <= 1
-            kernel = is_kernel(parameter) and found[name] != "mirrored"
+            kernel = is_kernel(parameter) and layouts[name] != "mirrored"
             if kernel and not line and name not in tied:
-                evidence.setdefault(array.ndim, set()).add(found[name])
+                evidence.setdefault(array.ndim, set()).add(layouts[name])
         elif known.get(tensor) in options:
-            found[name] = known[tensor]
+            layouts[name] = known[tensor]
         else:
             open_[name] = tensor
     for name, tensor in open_.items():
@@ -145,8 +145,8 @@ def decide_layouts(
                 "file's others don't tell: give a rule with a function, (name, numpy.transpose) or "
                 "(name, numpy.asarray)."
             )
-        (found[name],) = seen
-    return found
+        (layouts[name],) = seen
+    return layouts
 
 
 def refuse_flattened(

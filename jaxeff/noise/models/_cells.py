@@ -457,9 +457,9 @@ class ProgrammedCell(MemoryCell):
     def _read(self, device: PRNGKeyArray, key: PRNGKeyArray, target: Conductances) -> Conductances:
         deviation = jnp.asarray(self.deviation * self.top)
 
-        def write(held: Conductances, own: PRNGKeyArray) -> tuple[Conductances, None]:
+        def write(held: Conductances, cell_key: PRNGKeyArray) -> tuple[Conductances, None]:
             done = jnp.abs(held - target) <= self.tolerance * self.top
-            return jnp.where(done, held, programmed(own, target, deviation)), None
+            return jnp.where(done, held, programmed(cell_key, target, deviation)), None
 
         # A scan, so that a hundred tries take the memory of one.
         keys = jax.random.split(device, self.tries)

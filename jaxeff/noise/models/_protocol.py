@@ -190,11 +190,11 @@ class NoiseModel(Setting):
         """Computes the shape of fresh draws for an array, which broadcasts against it."""
         if self.per == "element":
             return shape
-        own = {0} if self.per == "sample" else {0, len(shape) - 1}
+        distinct_axes = {0} if self.per == "sample" else {0, len(shape) - 1}
         if self.at == "weights":
             # The channels of weights are their outputs; samples don't exist there.
-            own = {len(shape) - 1}
-        return tuple(n if axis in own else 1 for axis, n in enumerate(shape))
+            distinct_axes = {len(shape) - 1}
+        return tuple(n if axis in distinct_axes else 1 for axis, n in enumerate(shape))
 
     def _fitting(self, field: str, variance: Array, shape: tuple[int, ...]) -> Array:
         """Broadcasts a variance to the shape of the draws that it belongs to.
