@@ -9,10 +9,15 @@ import pytest
 from flax import nnx
 from importer_oracle import assert_close, export, rewritten, run
 from jaxeff_export import deploy
-from jaxeff_export.compiler import bind_parameters, fused_kernels
+from jaxeff_export.compiler import (
+    Machine,
+    bind_parameters,
+    fused_kernels,
+    merge_blocks,
+    schedule_kernel,
+)
+from jaxeff_export.compiler._tiles import register_tile
 from jaxeff_export.compiler.passes import block_weights
-from jaxeff_export.compiler.schedules import Machine, merge_blocks, schedule_kernel
-from jaxeff_export.compiler.schedules._register_tiles import register_tile
 from jaxeff_export.importer import import_stablehlo
 from jaxeff_export.targets import resolve_target
 from jaxeff_export.tuning._spaces import tiles

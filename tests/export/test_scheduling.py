@@ -6,11 +6,10 @@ import pytest
 import tvm
 import tvm_ffi
 from importer_oracle import assert_agrees, export
-from jaxeff_export.compiler import compilation_target, compile_module, schedule_module
-from jaxeff_export.compiler.schedules import Machine
-from jaxeff_export.compiler.schedules import _pixels as pixels
-from jaxeff_export.compiler.schedules import _scheduling as scheduling
-from jaxeff_export.compiler.schedules._register_tiles import register_tile
+from jaxeff_export.compiler import Machine, compilation_target, compile_module, schedule_module
+from jaxeff_export.compiler import _scheduling as scheduling
+from jaxeff_export.compiler import _tiles as tiles
+from jaxeff_export.compiler._tiles import register_tile
 from jaxeff_export.compiler.tir import root_of, statements_of
 from jaxeff_export.importer import import_stablehlo
 from jaxeff_export.operators import Form, dense_module
@@ -130,7 +129,7 @@ def image(w, x):
 def test_convolutions_to_few_features_are_vectors_of_pixels(shape, features, strips, monkeypatch):
     found = []
     monkeypatch.setattr(
-        scheduling, "strip_of", lambda *a: found.append(pixels.strip_of(*a)) or found[-1]
+        scheduling, "strip_of", lambda *a: found.append(tiles.strip_of(*a)) or found[-1]
     )
     rng = np.random.default_rng(0)
     w = rng.standard_normal((5, 5, shape[-1], features)).astype(np.float32)

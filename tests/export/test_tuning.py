@@ -24,13 +24,13 @@ from jaxeff_export.boards import BoardLost
 from jaxeff_export.bundle import NamedTarget, lift
 from jaxeff_export.cli import app
 from jaxeff_export.compiler import (
+    Machine,
     compilation_target,
     default_schedule,
     digest_of,
     fused_kernels,
     tuned_schedules,
 )
-from jaxeff_export.compiler.schedules import Machine
 from jaxeff_export.schedules import TuningDatabase
 from jaxeff_export.schedules._database import HEADER
 from jaxeff_export.tuning import _measuring as checking

@@ -324,7 +324,7 @@ def _bytes(buffer: tirx.Buffer, symbol: str) -> tuple[int, int]:
 
 
 def _on_one_thread(node: tirx.For) -> tirx.For:
-    # The library's own threads take whole parts (`_sharing.py`); TVM's runtime isn't there.
+    # The library's own threads take whole parts (`Part`); TVM's runtime isn't there.
     if node.kind != tirx.ForKind.PARALLEL:
         return node
     return tirx.For(node.loop_var, node.min, node.extent, tirx.ForKind.SERIAL, node.body)

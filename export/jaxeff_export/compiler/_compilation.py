@@ -15,18 +15,39 @@ executable = compile_module(import_stablehlo(exported))
 main = relax.VirtualMachine(executable, tvm.cpu())["main"]
 assert np.allclose(main(tvm.runtime.tensor(x)).numpy(), np.tanh(x) * 2, atol=1e-6)
 ```
+
+Where LLVM cannot write a file (the disk is full), it ends the process. So it is given links to
+files in memory, and what it wrote there is written to the disk by Python, which raises an error.
+
+Recorded schedules are traces of MetaSchedule, applied to the kernels that their hashes identify.
+
+Sharp edge: only Linux has files in memory. Elsewhere LLVM writes to the disk itself.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import contextlib
+import json
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
 import tvm
+import tvm_ffi
 from tvm import relax, tirx
 from tvm.relax import vm_build
+from tvm.s_tir import meta_schedule as ms
+from tvm.s_tir.schedule import Schedule, Trace
 from tvm.target import Target
 from tvm.target.codegen import llvm_cpu_has_features
 
+from jaxeff.store import write_atomically
+from jaxeff_export.artifact import digest
+from jaxeff_export.compiler._merging import merge_blocks
+from jaxeff_export.compiler._scheduling import schedule_cpu, schedule_kernel
+from jaxeff_export.compiler._tiles import Machine
 from jaxeff_export.compiler.passes import (
     BOUND,
     LiftedModule,
@@ -39,7 +60,6 @@ from jaxeff_export.compiler.passes import (
     widen_contractions,
     write_over_state,
 )
-from jaxeff_export.compiler.schedules import Machine, schedule_cpu
 from jaxeff_export.compiler.tir import (
     lets_to_locals,
     locals_to_lets,
@@ -47,6 +67,7 @@ from jaxeff_export.compiler.tir import (
     renamed,
     unpair_products,
 )
+from jaxeff_export.schedules import TuningDatabase, TuningError
 from jaxeff_export.targets import OPERATOR_BY_OPERATOR, resolve_target
 
 NARROW = "prefer-256-bit"  # LLVM's name of the tuning
@@ -268,3 +289,145 @@ def _is_fixed(function: relax.Function) -> bool:
         isinstance(shape, relax.ShapeExpr) and all(isinstance(n, tirx.IntImm) for n in shape)
         for shape in shapes
     )
+
+
+@contextlib.contextmanager
+def in_memory_files(paths: Sequence[Path]) -> Iterator[Callable[[], None]]:
+    """Redirects what LLVM writes to paths into memory.
+
+    Args:
+      paths: files that it may write, in a folder that is there.
+
+    Yields:
+      A function that writes its files to the disk; raises OSError naming one that fails.
+    """
+    if not hasattr(os, "memfd_create"):
+        yield lambda: None
+        return
+    with contextlib.ExitStack() as stack:
+        files = {}
+        for path in paths:
+            files[path] = stack.enter_context(os.fdopen(os.memfd_create(path.name), "rb"))
+            # LLVM opens files by name; this name leads to the memory.
+            path.symlink_to(f"/proc/self/fd/{files[path].fileno()}")
+
+        def to_disk() -> None:
+            for path, file in files.items():
+                path.unlink()
+                # An empty file is one that LLVM did not write.
+                if content := file.read():
+                    write_atomically(path, content)
+
+        yield to_disk
+
+
+@dataclass(frozen=True)
+class UnscheduledKernel:
+    """A kernel on its own, without its module.
+
+    Attributes:
+      name: name of its function in the module.
+      function: the function, blocks merged and not scheduled.
+      workload: the structural hash, equal for equal kernels of other modules.
+    """
+
+    name: str
+    function: tirx.PrimFunc
+    workload: str
+
+    @property
+    def module(self) -> tvm.IRModule:
+        """Returns a module of the kernel alone, as MetaSchedule takes it."""
+        return tvm.IRModule({"main": self.function})
+
+    @property
+    def outputs(self) -> list[int]:
+        """Returns the positions of the arguments that it writes."""
+        written: list[tirx.Var] = []
+        tvm_ffi.structural_walk(
+            self.function.body, (tirx.BufferStore, lambda store: written.append(store.buffer))
+        )
+        return [
+            index
+            for index, parameter in enumerate(self.function.params)
+            if any(parameter.same_as(buffer) for buffer in written)
+        ]
+
+
+def kernel_of(name: str, function: tirx.PrimFunc) -> UnscheduledKernel:
+    """Makes a kernel of a module's function that is not scheduled yet."""
+    # Schedules apply to merged blocks, so these are what a record has to be matched by.
+    merged = merge_blocks(function)
+    return UnscheduledKernel(name, merged, workload_of(merged))
+
+
+def workload_of(function: tirx.PrimFunc) -> str:
+    """Returns the structural hash of a kernel whose blocks are merged."""
+    return str(ms.database.Workload(tvm.IRModule({"main": function})).as_json()[0])
+
+
+def tuned_schedules(
+    database: TuningDatabase, target: Mapping[str, Any]
+) -> Callable[[tirx.PrimFunc], tirx.PrimFunc]:
+    """Returns the `tuned` argument of `compile_module`: a database's choices for a target.
+
+    A choice was measured against the default schedule of its time. If this version's default is
+    another, the choice is ignored.
+
+    Raises:
+      TuningError: if the database's list of choices is damaged.
+    """
+    # The target as compiled for, so that the default compared here is the one that would run.
+    machine = Machine.of(compilation_target(target))
+    choices = {key: c for key, c in database.choices(target).items() if c.trace is not None}
+
+    def tuned(function: tirx.PrimFunc) -> tirx.PrimFunc:
+        if not choices or "tirx.is_scheduled" in function.attrs:
+            return function
+        kernel = kernel_of("", function)
+        choice = choices.get(kernel.workload)
+        if choice is None or choice.default != digest_of(kernel, default_schedule(kernel, machine)):
+            return function
+        return replay_trace(kernel, choice.trace).mod["main"].with_attr("tirx.is_scheduled", True)
+
+    return tuned
+
+
+def default_schedule(kernel: UnscheduledKernel, machine: Machine) -> Schedule:
+    """Schedules a kernel without tuning; plain loops if no rule applies to it."""
+    return schedule_kernel(kernel.function, machine) or Schedule(kernel.module)
+
+
+def digest_of(kernel: UnscheduledKernel, schedule: Schedule) -> str:
+    """Hashes a schedule's trace, which tells the schedules of a kernel apart."""
+    if any(step.kind.name == "TransformLayout" for step in schedule.trace.insts):
+        return digest(str(schedule.trace).encode())[:16]  # MetaSchedule writes no maps down
+    record = ms.database.TuningRecord(schedule.trace, ms.database.Workload(kernel.module))
+    return trace_digest(record.as_json()[0])
+
+
+def trace_digest(trace: Any) -> str:
+    """Hashes a trace as MetaSchedule writes it."""
+    return digest(json.dumps(trace).encode())[:16]
+
+
+def replay_trace(kernel: UnscheduledKernel, trace: Any) -> Schedule:
+    """Schedules a kernel as recorded.
+
+    Args:
+      kernel: the kernel.
+      trace: MetaSchedule's record of a schedule.
+
+    Raises:
+      TuningError: if TVM cannot apply it to this kernel.
+    """
+    schedule = Schedule(kernel.module)
+    try:
+        Trace.apply_json_to_schedule(trace, schedule)
+    except Exception as error:
+        reason = (str(error).strip().splitlines() or ["no reason given"])[-1]
+        raise TuningError(
+            f"a recorded schedule does not fit the kernel {kernel.name or kernel.workload}: "
+            f"{reason}; tune it again into another folder"
+        ) from error
+    return schedule

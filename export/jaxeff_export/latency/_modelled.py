@@ -53,9 +53,8 @@ from tvm.target import Target
 from jaxeff.core import input_batch, one_of, validate
 from jaxeff.search import Candidate, LatencyError
 from jaxeff_export.bundle import Bundle, NamedTarget, lift
-from jaxeff_export.compiler import compilation_target, fused_kernels
+from jaxeff_export.compiler import Machine, compilation_target, fused_kernels
 from jaxeff_export.compiler.passes import sources_of
-from jaxeff_export.compiler.schedules import Machine
 from jaxeff_export.latency._measured import compiled
 from jaxeff_export.operators.integer import dot_of
 from jaxeff_export.targets import is_microcontroller, resolve_target

@@ -17,7 +17,7 @@ from tvm import relax, tirx
 from tvm.target import Target
 from tvm.tirx import Expr
 
-from jaxeff_export.compiler.schedules import Machine
+from jaxeff_export.compiler import Machine
 from jaxeff_export.operators._statements import (
     StatementBuilder,
     Vector,

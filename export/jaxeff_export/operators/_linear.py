@@ -13,7 +13,7 @@ in one of several forms each; the moments of an input are computed once for all 
 
 ``dense_kernel`` and ``dense_module`` exist to be measured: the textbook optimizations of the dense
 operator, switched on one by one as in the source's table, and its forms, joint or separate.
-Deployed networks run with the schedules of ``jaxeff_export.compiler.schedules``.
+Deployed networks run with the schedules of ``jaxeff_export.compiler``.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ import tvm
 from tvm import relax, te, tirx
 from tvm.s_tir.schedule import LoopRV, SBlockRV, Schedule
 
-from jaxeff_export.compiler.schedules import divisors, join_siblings
+from jaxeff_export.compiler import divisors, join_siblings
 from jaxeff_export.compiler.tir import FUSES_WHAT_FOLLOWS, is_contraction
 
 DETERMINISTIC, VARIANCE, RAW, NONE = "deterministic", "variance", "raw", "none"

@@ -16,6 +16,7 @@ from tvm.s_tir.schedule import Schedule
 from tvm.target import Target
 
 from jaxeff_export.compiler import (
+    Machine,
     UnscheduledKernel,
     compilation_target,
     default_schedule,
@@ -23,7 +24,6 @@ from jaxeff_export.compiler import (
     replay_trace,
     trace_digest,
 )
-from jaxeff_export.compiler.schedules import Machine
 from jaxeff_export.schedules import FAILED, ScheduleChoice, TuningDatabase, TuningError, has_failed
 from jaxeff_export.tuning._measuring import Bench
 from jaxeff_export.tuning._spaces import CandidateSource, PostOrderApply, TileCandidates

@@ -23,8 +23,14 @@ from tvm.target import Target
 
 from jaxeff import program
 from jaxeff.program import SpecError, deciding_patterns
-from jaxeff_export.compiler import UnscheduledKernel, kernel_of
-from jaxeff_export.compiler.schedules import Machine, RegisterTile, divisors, schedule_kernel
+from jaxeff_export.compiler import (
+    Machine,
+    RegisterTile,
+    UnscheduledKernel,
+    divisors,
+    kernel_of,
+    schedule_kernel,
+)
 from jaxeff_export.compiler.tir import contains, is_contraction
 from jaxeff_export.schedules import TuningError
 

@@ -1,24 +1,28 @@
-"""Rewrites of a module between import and scheduling, one pass a file."""
+"""Rewrites of a module between import and scheduling: layouts, parameters, what is in place."""
 
-from jaxeff_export.compiler.passes._blocking import block_weights
-from jaxeff_export.compiler.passes._chaining import CHAINS, IN_PLACE, chained
-from jaxeff_export.compiler.passes._decoding import decode_where_read
+from jaxeff_export.compiler.passes._in_place import (
+    CHAINS,
+    IN_PLACE,
+    WINDOW,
+    chained,
+    updates_alone,
+    with_state,
+    write_over_state,
+)
+from jaxeff_export.compiler.passes._layouts import (
+    block_weights,
+    narrow_floats_to_bits,
+    widen_contractions,
+)
 from jaxeff_export.compiler.passes._lifting import (
     BOUND,
     OUTSIDE,
     PACKS,
     LiftedModule,
+    decode_where_read,
     lift_parameters,
     sources_of,
 )
-from jaxeff_export.compiler.passes._resident import (
-    WINDOW,
-    updates_alone,
-    with_state,
-    write_over_state,
-)
-from jaxeff_export.compiler.passes._storage import narrow_floats_to_bits
-from jaxeff_export.compiler.passes._widening import widen_contractions
 
 __all__ = [
     "BOUND",

@@ -1,18 +1,35 @@
-"""Takes out of a function what it computes of its parameters alone.
+"""Where what depends on parameters alone is computed: once outside of calls, or where it is read.
 
 A bundle binds the parameters, so the squares of weights, transposed and converted weights, and sums
 over them need computing once, when the bundle is made, and not in every call.
+
+A parameter of int8 codes becomes float32 weights in the call: float32 weights would take four times
+its bytes in the bundle. Decoding by a kernel of its own needs memory for all
+weights of a layer, which many microcontrollers lack. Where a layer reads each weight only a few
+times, as a dense one of few rows does, its kernel decodes them within the product, with the same
+bits. A convolution reads its few weights often, so they are decoded before.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Container
+from collections import Counter
+from collections.abc import Container, Sequence, Set
 
 import tvm
 import tvm_ffi
-from tvm import relax, tirx
+from tvm import relax, s_tir, tirx
+from tvm.s_tir.schedule import Schedule
+
+from jaxeff_export.compiler.tir import (
+    contains,
+    count,
+    is_contraction,
+    renamed,
+    root_of,
+    statements_of,
+)
 
 PACKS = "jaxeff.packs"  # attribute of a kernel that lays weights out: it is worth its bytes
 OUTSIDE = "jaxeff.outside"  # attribute of a kernel that calls C of a library, which no host has
@@ -217,3 +234,191 @@ def _with_main(mod: tvm.IRModule, function: relax.Function) -> tvm.IRModule:
     result["main"] = function
     passes = [relax.transform.CanonicalizeBindings(), relax.transform.DeadCodeElimination()]
     return tvm.transform.Sequential(passes)(result)
+
+
+FEW = 8
+"""Times that a layer may read a weight, and decode it, in a call."""
+_BROADCAST, _OPAQUE = 1, 8  # TVM's OpPatternKind: element by element; nothing is known
+_LETS = 8  # intermediate values of a decoded weight; each use of one is written out
+
+
+def decode_where_read(mod: tvm.IRModule) -> tvm.IRModule:
+    """Makes layers decode the codes that they read.
+
+    Args:
+        mod: fused kernels, not scheduled yet; a ``main`` without bound parameters stays as it is.
+
+    Returns:
+        A module that computes the same, with kernels of two in place of some pairs.
+    """
+    main = mod["main"]
+    bound = int((main.attrs or {}).get(BOUND, 0))
+    if not bound or not main.body.blocks:
+        return mod
+    (block,) = main.body.blocks
+    made_by = {b.var: b.value for b in block.bindings}
+    # Decoding inside a kernel is for one reader: others would decode the same weights again.
+    uses = Counter(v for b in block.bindings for v in relax.analysis.free_vars(b.value))
+    # The result of ``main`` is a use too, though no binding has it.
+    uses.update([main.body.body])
+    sources, parameters = sources_of(main, bound), set(main.params[:bound])
+    builder = relax.BlockBuilder(mod)
+    bindings = []
+    for binding in block.bindings:
+        call = binding.value
+        if _is_kernel(call):
+            read = [
+                argument
+                for i, argument in enumerate(call.args[1])
+                if uses[argument] == 1
+                and _decodes(mod, made_by.get(argument), argument, sources, parameters)
+                and 0 < _reads(mod[call.args[0]], i) <= FEW
+            ]
+            if read:
+                call = _together(builder, mod, call, {v: made_by[v] for v in read})
+        bindings.append(relax.VarBinding(binding.var, call))
+    body = relax.SeqExpr([relax.DataflowBlock(bindings)], main.body.body)
+    result = builder.get()
+    result["main"] = relax.Function(main.params, body, main.ret_ty, main.is_pure, main.attrs)
+    return relax.transform.DeadCodeElimination()(result)
+
+
+def _is_kernel(value: relax.Expr | None) -> bool:
+    return isinstance(value, tvm.ir.Call) and value.op == tvm.ir.Op.get("relax.call_tir")
+
+
+def _decodes(
+    mod: tvm.IRModule,
+    made_by: relax.Expr | None,
+    array: relax.Var,
+    sources: Sources,
+    parameters: Set[relax.Var],
+) -> bool:
+    """Tells whether an array is computed elementwise from parameters that take fewer bytes."""
+    if made_by is None or not _is_kernel(made_by):
+        return False
+    if not all(argument in parameters for argument in made_by.args[1]):
+        return False
+    # Small derived arrays are computed once, with the bundle (`lift_parameters`).
+    if not sources.get(array) or stays_small(array, sources):
+        return False
+    function = mod[made_by.args[0]]
+    blocks = _blocks(function)
+    simple = len(blocks) == 1 and count(blocks[0].body, tirx.Let) <= _LETS
+    if not simple:
+        return False
+    # A kernel of narrow floats isn't fused, as TVM has no buffers of them; its result is none.
+    return int(function.attrs.get("op_pattern", _OPAQUE)) <= _BROADCAST or _converts(blocks[0])
+
+
+def _converts(block: s_tir.SBlock) -> bool:
+    """Tells whether a block makes float32 numbers of those at the same place of its argument."""
+    if [str(w.source.dtype) for w in block.writes] != ["float32"] or len(block.reads) != 1:
+        return False
+    own = [v.var for v in block.iter_vars]
+    regions = [block.writes[0].region, block.reads[0].region]
+    return all(
+        len(region) == len(own) and all(r.min.same_as(v) for r, v in zip(region, own, strict=True))
+        for region in regions
+    )
+
+
+def _reads(function: tirx.PrimFunc, position: int) -> int:
+    """Counts how often a kernel's contractions read an element of an argument; 0 if none does."""
+    buffer = function.params[position]
+    times = 0
+    for block in _blocks(function):
+        if not is_contraction(block) or not any(r.source.same_as(buffer) for r in block.reads):
+            continue
+        at = [r.region for r in block.reads if r.source.same_as(buffer)]
+        # Iterators that do not move the read repeat it: their extents multiply the decoding work.
+        elsewhere = [
+            v for v in block.iter_vars
+            if not any(contains([r.min for r in region], tirx.Var, v.var.same_as) for region in at)
+        ]  # fmt: skip
+        extents = [v.dom.extent for v in elsewhere]
+        # A size that only the call tells may be large: count it as too often.
+        if not all(isinstance(n, tirx.IntImm) for n in extents):
+            return FEW + 1
+        times = max(times, math.prod(int(n) for n in extents))
+    return times
+
+
+def _blocks(function: tirx.PrimFunc) -> list[s_tir.SBlock]:
+    """Lists the blocks of a kernel of plain loops; none of any other."""
+    root = root_of(function)
+    blocks = []
+    for statement in statements_of(root.body) if root else []:
+        while isinstance(statement, tirx.For):
+            statement = statement.body
+        if not isinstance(statement, s_tir.SBlockRealize):
+            return []
+        blocks.append(statement.block)
+    return blocks
+
+
+def _together(
+    builder: relax.BlockBuilder,
+    mod: tvm.IRModule,
+    call: tvm.ir.Call,
+    decoded: dict[relax.Var, tvm.ir.Call],
+) -> tvm.ir.Call:
+    """Calls one kernel that does the work of several, whose results are its arguments."""
+    calls = [*decoded.items(), (relax.Var("made", call.ty), call)]
+    given = [a for _, c in calls for a in c.args[1] if a not in decoded]
+    arguments = list(dict.fromkeys(given))
+    kernel = _inlined(mod, calls, arguments)
+    name = builder.add_func(kernel, f"decoded_{call.args[0].name_hint}")
+    return _called(name, relax.Tuple(arguments), call)
+
+
+def _called(name: tvm.ir.GlobalVar, arguments: relax.Tuple, like: tvm.ir.Call) -> tvm.ir.Call:
+    """Calls a kernel whose results are those of another call."""
+    several = isinstance(like.ty, relax.TupleType)
+    return relax.call_tir(name, arguments, list(like.ty.fields) if several else like.ty)
+
+
+def _inlined(
+    mod: tvm.IRModule,
+    calls: Sequence[tuple[relax.Var, tvm.ir.Call]],
+    arguments: Sequence[relax.Var],
+) -> tirx.PrimFunc:
+    """Joins the kernels of several calls into one, with all but the last inlined into the last."""
+    names = {v: relax.Var(v.name, v.ty) for v in arguments}
+    names |= {v: relax.DataflowVar(v.name, v.ty) for v, _ in calls}
+    bindings = []
+    for var, call in calls:
+        fields = relax.Tuple([names[a] for a in call.args[1]])
+        bindings.append(relax.VarBinding(names[var], _called(call.args[0], fields, call)))
+    made, kind = bindings[-1].var, calls[-1][1].ty
+    result = relax.Var("result", kind)
+    block = relax.DataflowBlock([*bindings, relax.VarBinding(result, made)])
+    # The form that FuseTIR turns into a kernel: a primitive function around several calls.
+    group = relax.Function(
+        [names[a] for a in arguments], relax.SeqExpr([block], result), kind
+    ).with_attr("Primitive", True)
+    inner = {f: mod[f] for f in {call.args[0] for _, call in calls}}
+    for _, call in calls[:-1]:  # a term is written twice, and a local of it would have two places
+        inner[call.args[0]] = _without_lets(mod[call.args[0]])
+    outer = relax.BlockBuilder(tvm.IRModule(inner))
+    gvar = outer.add_func(group, "group")
+    outer_args = [relax.Var(f"a{i}", a.ty) for i, a in enumerate(arguments)]
+    with outer.function("main", outer_args):
+        with outer.dataflow():
+            out = outer.emit_output(gvar(*outer_args))
+        outer.emit_func_output(out)
+    fused = relax.transform.FuseTIR()(outer.get())
+    (kernel,) = (f for _, f in fused.functions_items() if isinstance(f, tirx.PrimFunc))
+    # FuseTIR leaves the decoded weights in a buffer; inlining puts them into the product.
+    sch = Schedule(tvm.IRModule({"main": kernel}))
+    blocks = sch.get_child_blocks(sch.get_sblock("root"))
+    for block in blocks[: len(calls) - 1]:
+        sch.compute_inline(block)
+    return sch.mod["main"]
+
+
+def _without_lets(function: tirx.PrimFunc) -> tirx.PrimFunc:
+    def written_out(let: tirx.Let) -> tirx.Expr:
+        return renamed(let.body, {let.var: let.value})
+
+    return function.with_body(tvm_ffi.structural_map(function.body, (tirx.Let, written_out)))

@@ -19,9 +19,8 @@ import tvm
 import tvm_ffi
 from tvm import relax, s_tir, tirx
 
-from jaxeff_export.compiler import fuse
+from jaxeff_export.compiler import ANY_MACHINE, fuse, schedule_cpu
 from jaxeff_export.compiler.passes import OUTSIDE
-from jaxeff_export.compiler.schedules import ANY_MACHINE, schedule_cpu
 from jaxeff_export.compiler.tir import clamped, lets_to_locals, renamed, statements_of
 from jaxeff_export.importer._emitter import Emitter, rule
 from jaxeff_export.importer._graph import HloGraph, HloNode, HloValue, TensorType

@@ -24,15 +24,16 @@ import tvm_ffi
 from tvm import s_tir, tirx
 from tvm.s_tir.schedule import LoopRV, SBlockRV, Schedule
 
-from jaxeff_export.compiler.schedules._merging import LONG, is_dear, merge_blocks
-from jaxeff_export.compiler.schedules._pixels import strip_of, tile_strip
-from jaxeff_export.compiler.schedules._register_tiles import (
+from jaxeff_export.compiler._merging import LONG, is_dear, merge_blocks
+from jaxeff_export.compiler._tiles import (
     LANED,
     Machine,
     RegisterTile,
     partial_tile,
     register_tile,
+    strip_of,
     sum_registers,
+    tile_strip,
 )
 from jaxeff_export.compiler.tir import (
     becomes_locals,
