@@ -122,7 +122,7 @@ def _pair(net: cost.Subject, method: str) -> tuple[Any, Any, Any, Any]:
     if method == "int":
         layers: Any = handwritten.Quantized(BITS)
         return (
-            quantized(net.f, {"*:linear": Int(BITS)}),
+            quantized(net.f, {"*:linear": Int(BITS, symmetric=False)}),
             lambda p, x: net.by_hand(layers, p, net.state, x),
             net.params,
             net.params,

@@ -163,7 +163,7 @@ def _compressed(run: Run[Settings], what: Compressed) -> tuple[Callable[..., Any
         return f, params
     x = model.images.train[0][: size.calibration]
     first, *_, last = model.sites
-    few, eight = (Int(b, b, symmetric="weights") for b in (what.bits, 8))
+    few, eight = (Int(b, b) for b in (what.bits, 8))
     grids = calibrate(f, params, [x], {"*:linear": few, first: eight, last: eight})
     # Residual sums read codes as well, which training has to know.
     loss = cross_entropy(integer_aware(f, grids))

@@ -23,7 +23,7 @@ def fourier(params, x):
 
 SHAPES = {"real": (4, 5), "imaginary": (4, 5), "middle": (5, 5), "head": (5, 3)}
 PARAMS = {name: jax.random.normal(KEY, shape) for name, shape in SHAPES.items()}
-LINEAR = {"*:linear": jaxeff.Int(8, symmetric="weights")}
+LINEAR = {"*:linear": jaxeff.Int(8)}
 
 
 def complex_site():

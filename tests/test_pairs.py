@@ -318,7 +318,7 @@ FACTORS = {
     }
 }
 NOISE = {"relu": Known(), "fc1": KnownAtWeights(), "fc2": KnownAtInput()}
-CODES = {"*:linear": Int(5, symmetric="weights", range=(-1.0, 2.1))}
+CODES = {"*:linear": Int(5, range=(-1.0, 2.1))}
 
 
 def gaussian(params):

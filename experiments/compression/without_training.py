@@ -70,7 +70,7 @@ Make = Callable[[Any, Any, jax.Array, int, int], Compressed]
 
 
 def _ranges(method: str, f: Any, params: Any, x: Any, weights: int, bits: int) -> Compressed:
-    wanted = {"*:linear": jc.Int(weights, bits)}
+    wanted = {"*:linear": jc.Int(weights, bits, symmetric=False)}
     return f, params, jc.calibrate(f, params, [x], wanted, method=method)
 
 

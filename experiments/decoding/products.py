@@ -34,13 +34,13 @@ SPARSE = {
     "int8 2:4": LayerQuantization(NofM(2, 4, values=Uniform(8, symmetric=True)), _TOKENS),
 }
 SETTINGS = {
-    "int8": Int(8, symmetric="weights"),
+    "int8": Int(8),
     "int4 g32": replace(_GROUPS, group=32),
     "int4 g128": replace(_GROUPS, group=128),
 }
 ALONE = {
-    "int8": Int(8, symmetric="weights", activations=False),
-    "int4 g32": Int(4, symmetric="weights", activations=False, per="group", steps="float16"),
+    "int8": Int(8, activations=False),
+    "int4 g32": Int(4, activations=False, per="group", steps="float16"),
 }
 """Weights alone: activations are floats."""
 CACHES = np.zeros(1 << 26, np.uint8)

@@ -42,7 +42,7 @@ CALIBRATION = 512
 
 
 def _weights(bits: int = 4, **group: Any) -> Int:
-    return Int(bits, symmetric="weights", activations=False, **group)
+    return Int(bits, activations=False, **group)
 
 
 def _group(size: int, steps: str = "float16") -> Int:
@@ -62,7 +62,7 @@ def _by(transform: Callable[..., Fitted], setting: Any) -> Callable[[Any, Any], 
     return lambda params, batch: transform(model, params, batch, {SITES: setting})
 
 
-_BOTH = Int(4, symmetric="weights", activations_per="token")
+_BOTH = Int(4, activations_per="token")
 METHODS: dict[str, Callable[[Any, Any], Fitted]] = {
     "float32": _alone(None),
     "int8 per channel": _alone(_weights(8)),

@@ -33,7 +33,7 @@ class Subject:
         self, bits: int, requantize: Literal["float", "fixed"] = "float"
     ) -> tuple[Integer, Converted]:
         """The network in codes, ranges by the batch, and its parameters."""
-        wanted = {"*:linear": Int(bits, 8, symmetric="weights")}
+        wanted = {"*:linear": Int(bits, 8)}
         spec = calibrate(self.f, self.params, [self.x], wanted)
         g = integer(self.f, spec, requantize=requantize)
         return g, g.convert(self.params, self.x)

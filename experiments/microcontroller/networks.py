@@ -65,6 +65,6 @@ def in_codes(
     """
     f, params = network(name)
     x = jax.random.normal(jax.random.key(1), (1, *SHAPES[name]))
-    spec = calibrate(f, params, [x], {"*:linear": Int(bits, BITS, symmetric="weights")})
+    spec = calibrate(f, params, [x], {"*:linear": Int(bits, BITS)})
     g = integer(f, spec, requantize=requantize)
     return g, g.convert(params, x), x

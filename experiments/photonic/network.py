@@ -152,7 +152,7 @@ def _fitted(
 def network(bits: int) -> Callable[..., Any]:
     """LeNet-5 with quantized weights, one function for all that share programs."""
     f, _ = jaxeff.functional(LeNet5(KNOWN, 1, pool="avg", rngs=nnx.Rngs(0)))
-    return quantized(f, {"*:linear": Int(bits)})
+    return quantized(f, {"*:linear": Int(bits, symmetric=False)})
 
 
 def draw(

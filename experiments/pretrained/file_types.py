@@ -28,8 +28,8 @@ from jaxeff.pruning import Prune
 from jaxeff.weights import packaged_file
 
 Logits = Callable[[Any, Any], Any]
-_EIGHT = {"*:linear": Int(8, symmetric="weights")}
-_FOUR = Int(4, symmetric="weights", activations=False, per="group", group=32, steps="float16")
+_EIGHT = {"*:linear": Int(8)}
+_FOUR = Int(4, activations=False, per="group", group=32, steps="float16")
 _BATCH = 50
 
 

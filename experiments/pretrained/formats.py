@@ -29,7 +29,7 @@ Method = Callable[[Any, Any, Any], Fitted]
 
 
 def _weights(bits: int, **more: Any) -> Int:
-    return Int(bits, symmetric="weights", activations=False, **more)
+    return Int(bits, activations=False, **more)
 
 
 EIGHT = _weights(8)
@@ -40,12 +40,12 @@ FORMATS: dict[str, dict[str, Any]] = {
     "float32": {},
     "int8": {"*:linear": EIGHT, **_TABLE},
     "int8, activations by token": {
-        "*:linear": Int(8, symmetric="weights", activations_per="token"), **_TABLE
+        "*:linear": Int(8, activations_per="token"), **_TABLE
     },
     "int4": {"*:linear": _weights(4), **_TABLE},
     "int4 by 32": {"*:linear": GROUPS, **_TABLE},
     "int4 by 32, with offsets": {
-        "*:linear": Int(4, activations=False, per="group", group=32), **_TABLE
+        "*:linear": Int(4, activations=False, per="group", group=32, symmetric=False), **_TABLE
     },
 }  # fmt: skip
 """The setting of each layer; tables have eight bits. The file's own weights have offsets."""

@@ -22,7 +22,7 @@ from jaxeff.program import site_key
 TRANSFORMS = ("noisy", "quantized", "moments")
 ADD, MUL, BITS = 0.1, 0.05, 8
 NOISE: dict[str, Noise | None] = {"*:linear": Additive(ADD), "relu*": Multiplicative(MUL)}
-GRID = {"*:linear": Int(BITS)}
+GRID = {"*:linear": Int(BITS, symmetric=False)}
 COLUMNS: dict[str, Entry] = {
     "MFLOPs": lambda row: row["flops"] / 1e6, "ratio": "flops_ratio",
     "MB": lambda row: row["bytes"] / 1e6, "ratio ": "bytes_ratio",

@@ -388,7 +388,7 @@ def relu_quantization(
         largest = scale * LARGEST[bits]
     # A name is more specific than a kind: for the last layer its own entry applies.
     return {
-        last: Int(bits, per="tensor", activations=False),
-        "*:linear": Int(bits, activations=False),
+        last: Int(bits, per="tensor", activations=False, symmetric=False),
+        "*:linear": Int(bits, activations=False, symmetric=False),
         activations: Int(bits, weights=False, at="output", activations_per="tensor", range=largest),
     }

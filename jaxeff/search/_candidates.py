@@ -113,8 +113,7 @@ class Small(NamedTuple):
         if self.kept_ranges:
             return self
         bits = {
-            site: Int(int(setting.weights.width), int(setting.activations.width),
-                      symmetric="weights")
+            site: Int(int(setting.weights.width), int(setting.activations.width))
             for site, setting in self.spec.items()
             if int(setting.weights.width) != FLOAT
         }  # fmt: skip

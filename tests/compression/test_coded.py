@@ -9,7 +9,7 @@ from flax import nnx
 import jaxeff
 from jaxeff.compression import Int, IntegerError, Uniform, calibrate, integer
 
-WEIGHTS = Int(8, symmetric="weights")
+WEIGHTS = Int(8)
 X = jax.random.normal(jax.random.key(1), (6, 8, 8, 2))
 
 

@@ -20,7 +20,7 @@ from jaxeff.compression import (
 KEY = jax.random.key(0)
 X = jax.random.normal(KEY, (3, 6))
 W = {n: jax.random.normal(jax.random.key(i), (6, 6)) / 2 for i, n in enumerate("abc")}
-LINEAR = {"*:linear": Int(8, symmetric="weights")}
+LINEAR = {"*:linear": Int(8)}
 
 
 def scanned(p, x):
@@ -171,7 +171,7 @@ def applied_twice(p, x):
 
 
 CODES = LINEAR["*:linear"]
-PACKED = Int(4, symmetric="weights", activations=False)
+PACKED = Int(4, activations=False)
 
 
 @pytest.mark.parametrize(

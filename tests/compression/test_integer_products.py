@@ -13,7 +13,7 @@ from jaxeff.core import functional
 from jaxeff.nn.layers import Block
 
 pytestmark = pytest.mark.promotes("rank")
-WEIGHTS = Int(8, symmetric="weights")
+WEIGHTS = Int(8)
 
 
 def normal(*shape):
@@ -147,7 +147,7 @@ def test_a_folded_batch_norm_leaves_no_convolution_in_float():
     f, params = functional(model)
     x = jax.random.normal(jax.random.key(1), (1, 4, 4, 2))
     f, params = fold_batch_norm(f, params, x)
-    g = integer(f, calibrate(f, params, [x], {"*:linear": Int(8, symmetric="weights")}))
+    g = integer(f, calibrate(f, params, [x], {"*:linear": Int(8)}))
     codes = g.convert(params, x)
     names = {eqn.primitive.name for eqn in jax.make_jaxpr(g)(codes, x).eqns}
     assert "export_composite" in names

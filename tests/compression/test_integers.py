@@ -27,7 +27,7 @@ from jaxeff.compression.integers import Codes
 from jaxeff.compression.integers._operators import multiplied, multiplier_of
 from jaxeff.nn import small_classifier
 
-WEIGHTS = Int(8, symmetric="weights")
+WEIGHTS = Int(8)
 KEY = jax.random.key(0)
 
 
@@ -67,7 +67,7 @@ def classifier():
 @pytest.mark.parametrize("bits", [(8, 8), (4, 8), (2, 4), (1, 2)])
 def test_codes_are_those_of_quantized_but_for_one(classifier, bits):
     f, params, x, _ = classifier
-    spec = calibrate(f, params, [x], {"*:linear": Int(*bits, symmetric="weights")})
+    spec = calibrate(f, params, [x], {"*:linear": Int(*bits)})
     first = {"conv1": spec["conv1"]}
     exact = jax.jit(quantized(f, first))(params, x)
     np.testing.assert_allclose(jax.jit(integer(f, first))(params, x), exact, atol=1e-5)
@@ -123,8 +123,8 @@ def test_summary_knows_the_bits_without_being_told(residual):
     f, params, x, spec = residual
     spec = {
         **spec,
-        "conv2": Int(3, 5, symmetric="weights", range=spec["conv2"].range),
-        "conv3": Int(4, 3, symmetric="weights", range=spec["conv3"].range),
+        "conv2": Int(3, 5, range=spec["conv2"].range),
+        "conv3": Int(4, 3, range=spec["conv3"].range),
     }
     g = integer(f, spec)
     for given in (params, g.convert(params, x)):
@@ -149,7 +149,7 @@ class Looking(nnx.Module):
 def test_tables_are_codes_of_which_rows_are_scaled(per):
     f, params = jaxeff.functional(Looking(nnx.Rngs(0)))
     at = jax.random.randint(KEY, (4, 7), 0, 50)
-    spec = {"embed": Int(4, symmetric="weights", per=per)}
+    spec = {"embed": Int(4, per=per)}
     g, near = integer(f, spec), quantized(f, spec)
     codes = g.convert(params, at)
     assert codes.arrays["embed/codes"].dtype == jnp.int8
@@ -205,7 +205,7 @@ def test_sums_are_exact_at_extreme_codes():
     x = jnp.full((1, 60), 1.0)
     params = {"w": jnp.full((60, 3), -2.0)}
     f = lambda p, x: x @ p["w"]  # noqa: E731
-    spec = {"*": Int(8, symmetric="weights", range=(0.0, 1.0))}
+    spec = {"*": Int(8, range=(0.0, 1.0))}
     np.testing.assert_allclose(integer(f, spec)(params, x), jnp.full((1, 3), -120.0), rtol=1e-6)
 
 
@@ -221,22 +221,22 @@ def test_ranges_that_were_never_calibrated_are_refused(classifier):
 
 def test_affine_weights_are_refused(classifier):
     f, params, x, _ = classifier
-    with pytest.raises(IntegerError, match='symmetric="weights"'):
-        integer(f, calibrate(f, params, [x], {"fc1": Int(8)}))(params, x)
+    with pytest.raises(IntegerError, match=r"symmetric grids.*take Int\(bits\)"):
+        integer(f, calibrate(f, params, [x], {"fc1": Int(8, symmetric=False)}))(params, x)
 
 
 def test_sums_that_could_overflow_are_refused_with_the_depth():
     f, params, x = dense(40_000)
-    spec = {"*": Int(8, symmetric="weights", range=1.0)}
+    spec = {"*": Int(8, range=1.0)}
     with pytest.raises(IntegerError, match=r"sums 40000 products .* from 33156 on"):
         integer(f, spec)(params, x)
-    integer(f, {"*": Int(4, 8, symmetric="weights", range=1.0)}).convert(params, x)
+    integer(f, {"*": Int(4, 8, range=1.0)}).convert(params, x)
 
 
 @pytest.mark.parametrize(
     ("setting", "words"),
     [
-        (Int(9, symmetric="weights", range=1.0), "has 9 bits, but integer kernels take 1 to 8"),
+        (Int(9, range=1.0), "has 9 bits, but integer kernels take 1 to 8"),
         (PowersOfTwo(4), "take weights on uniform grids"),
         (LSQ(4), "has no step yet: init"),
         (LSQ(4, step=1.0, signed=True), r"train LSQ\(4, narrow=True\)"),
@@ -270,7 +270,7 @@ def test_zeros_have_no_sign():
     f, params, x = dense(5)
     params = jax.tree.map(lambda w: w.at[..., 0].set(0), params)
     for per in ("channel", "tensor"):
-        spec = {"*": Int(1, 8, symmetric="weights", range=1.0, per=per)}
+        spec = {"*": Int(1, 8, range=1.0, per=per)}
         for how in ({}, {"requantize": "fixed"}):
             zeros = jax.tree.map(jnp.zeros_like, params) if per == "tensor" else params
             with pytest.raises(ValueError, match="zeros alone in an output, which have no sign"):
@@ -281,7 +281,7 @@ def test_zeros_have_no_sign():
 def test_a_layer_without_a_kernel_is_named_and_computed_as_quantized():
     f, params = jaxeff.functional(nnx.Conv(2, 3, (2, 2, 2), rngs=nnx.Rngs(0)))
     x = jax.random.normal(KEY, (1, 3, 3, 3, 2))
-    spec = calibrate(f, params, [x], {"*": Int(8, symmetric="weights", per="tensor")})
+    spec = calibrate(f, params, [x], {"*": Int(8, per="tensor")})
     with pytest.warns(IntegerFallbackWarning, match="no integer kernel takes; .* floating point"):
         found = integer(f, spec)(params, x)
     np.testing.assert_array_equal(found, quantized(f, spec)(params, x))
@@ -354,7 +354,7 @@ def test_layers_in_loops_and_in_float_are_left_as_they_are():
 
     params = {n: jax.random.normal(KEY, (6, 6)) for n in "abc"}
     x = jax.random.normal(KEY, (3, 6))
-    ranged = Int(8, symmetric="weights", range=(-4.0, 4.0))
+    ranged = Int(8, range=(-4.0, 4.0))
     spec = {"a": ranged, "c": ranged}
     g = integer(f, spec)
     codes = g.convert(params, x)
@@ -393,7 +393,7 @@ def test_weights_that_are_small_beside_a_bias_still_count(bias, dynamic):
 
     params = {"w": jnp.array([[0.0738]]), "b": jnp.array([[bias]])}
     x = jnp.linspace(-0.7, 0.4, 21).reshape(21, 1)
-    spec = {"*:linear": Int(8, symmetric="weights")}
+    spec = {"*:linear": Int(8)}
     if not dynamic:
         spec = calibrate(f, params, [x], spec)
     g = integer(f, spec, dynamic=dynamic)
@@ -414,9 +414,9 @@ def test_a_bias_beside_zeros_is_itself(zeros, how):
     params = {"w": w, "b": jnp.array([[0.123, -4.5]])}
     methods = {
         "groups": Int(8, 8, symmetric=True, per="group", group=4, steps="int8"),
-        "sign": Int(1, 8, symmetric="weights"),
+        "sign": Int(1, 8),
     }
-    spec = {"*:linear": methods.get(how, Int(8, symmetric="weights"))}
+    spec = {"*:linear": methods.get(how, Int(8))}
     if how in ("calibrated", "sign"):
         spec = calibrate(f, params, [x], spec)
     g = integer(f, spec, dynamic=how in ("dynamic", "groups"))

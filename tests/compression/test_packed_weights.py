@@ -50,11 +50,11 @@ def test_packing_is_undone():
 @pytest.mark.parametrize(
     "setting",
     [
-        Int(8, symmetric="weights", activations=False),
-        Int(3, symmetric="weights", activations=False, per="tensor"),
-        Int(4, symmetric="weights", activations=False, **GROUPS),
-        Int(4, symmetric="weights", activations=False, steps="float16", **GROUPS),
-        Int(4, symmetric="weights", activations=False, steps="int8", **GROUPS),
+        Int(8, activations=False),
+        Int(3, activations=False, per="tensor"),
+        Int(4, activations=False, **GROUPS),
+        Int(4, activations=False, steps="float16", **GROUPS),
+        Int(4, activations=False, steps="int8", **GROUPS),
     ],
 )
 def test_weights_alone_are_those_of_quantized(setting):
@@ -72,7 +72,7 @@ def test_a_group_of_zeros_stays_zero(bits, steps):
     def one(params, x):
         return x @ params["w"]
 
-    spec = {"*": Int(bits, symmetric="weights", activations=False, steps=steps, **GROUPS)}
+    spec = {"*": Int(bits, activations=False, steps=steps, **GROUPS)}
     params = {"w": (0.01 * PARAMS["up"]["w"]).at[:16].set(0).at[:, 3].set(0)}
     g = integer(one, spec)
     found = g(g.convert(params, X), X)
@@ -81,7 +81,7 @@ def test_a_group_of_zeros_stays_zero(bits, steps):
 
 
 def test_bytes():
-    spec = {"*:linear": Int(4, symmetric="weights", activations=False, steps="int8", per="group")}
+    spec = {"*:linear": Int(4, activations=False, steps="int8", per="group")}
     arrays = integer(f, spec).convert(PARAMS, X).arrays
     assert arrays["up/codes"].nbytes == 64 * 96 / 2
     assert arrays["up/steps"].nbytes == 64 * 96 / 32
@@ -112,7 +112,7 @@ def test_weights_of_gptq_stay_what_they_are():
     def one(params, x):
         return x @ params["up"]["w"]
 
-    setting = Int(4, symmetric="weights", activations=False, steps="float16", **GROUPS)
+    setting = Int(4, activations=False, steps="float16", **GROUPS)
     x = jax.random.normal(jax.random.key(1), (100, 64))
     params, spec = gptq(one, {"up": PARAMS["up"]}, x, {"up*": setting})
     g = integer(one, spec)
@@ -126,12 +126,12 @@ def test_what_cannot_be():
     with pytest.raises(
         IntegerError, match=r"'up\S*': weights by group multiply activations on a gri"
     ):
-        codes(Int(4, 8, symmetric="weights", steps="int8", **GROUPS), dynamic=True)
+        codes(Int(4, 8, steps="int8", **GROUPS), dynamic=True)
     with pytest.raises(IntegerError, match=r'groups need steps of 8 bits: take steps="int8"'):
         codes(Int(4, 8, symmetric=True, **GROUPS), dynamic=True)
     with pytest.raises(IntegerError, match=r"its activations have no range: calibrate"):
         codes(Int(4, 8, symmetric=True, steps="int8", **GROUPS))
-    for setting in (Int(4, activations=False), LayerQuantization(nf4(16))):
+    for setting in (Int(4, activations=False, symmetric=False), LayerQuantization(nf4(16))):
         with pytest.warns(IntegerFallbackWarning, match=r"which no integer kernel takes"):
             codes(setting)
     with pytest.raises(IntegerError, match=r"full grid is for weights by group or alone"):

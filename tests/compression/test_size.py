@@ -44,7 +44,7 @@ def test_a_quantized_function_knows_its_bits(lenet):
     f, params = lenet
     whole = cost(f, params, X)
     assert (whole.size, whole.bops) == (61_706 * 4, whole.macs * 32 * 32)
-    found = cost(quantized(f, {"*": Int(3, 8)}), params, X)
+    found = cost(quantized(f, {"*": Int(3, 8, symmetric=False)}), params, X)
     # Codes, and of every channel a step, a code for zero, and the bias.
     bits = {s: 3 * n + CHANNELS[s] * (32 + 3 + 32) for s, n in KERNELS.items()}
     assert {s: row.storage for s, row in rows(found).items() if row.macs} == bits

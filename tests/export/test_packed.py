@@ -149,13 +149,13 @@ def network(depth=64, hidden=96, outputs=10):
 
 
 BY_TOKEN = Int(4, 8, symmetric=True, per="group", steps="int8", activations_per="token")
-HALF = Int(4, symmetric="weights", activations=False, per="group", steps="float16")
+HALF = Int(4, activations=False, per="group", steps="float16")
 
 
 @pytest.mark.slow
 def test_networks_compute_what_they_did(tmp_path):
     params, x = network()
-    eight = Int(8, symmetric="weights", activations=False)
+    eight = Int(8, activations=False)
     for setting in (BY_TOKEN, HALF, eight):
         g = integer(f, {"*:linear": setting}, dynamic=True)
         codes = g.convert(params, x)

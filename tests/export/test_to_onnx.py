@@ -217,9 +217,9 @@ def nodes_of(path, kind):
 @pytest.mark.parametrize(
     ("setting", "stored"),
     [
-        (Int(8, symmetric="weights"), "INT8"),
+        (Int(8), "INT8"),
         (Int(8), "UINT8"),
-        (Int(4, symmetric="weights"), "INT4"),
+        (Int(4), "INT4"),
         (Int(4), "UINT4"),
         (Int(4, per="tensor"), "UINT4"),
     ],

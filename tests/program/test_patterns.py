@@ -204,7 +204,7 @@ def test_parameters_with_colons_are_calibrated_computed_in_codes_and_pruned():
     params = {k: jnp.asarray(rng.normal(size=(6, 6)), jnp.float32) / 2
               for k in ("layer:0", "net:linear", "net")}  # fmt: skip
     x = jnp.asarray(rng.normal(size=(5, 6)), jnp.float32)
-    setting = jaxeff.Int(8, symmetric="weights")
+    setting = jaxeff.Int(8)
     spec = jaxeff.compression.calibrate(f, params, [x], {"*:linear": setting})
     assert list(spec) == ["layer:0", "net:linear", "net:linear#1", "net"]
     g = jaxeff.integer(f, spec)

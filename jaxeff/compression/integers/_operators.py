@@ -541,7 +541,7 @@ def weight_bits(quantizer: Any, where: str) -> int:
     if not quantizer.symmetric:
         raise IntegerError(
             f"{where}: integer kernels take weights on symmetric grids, as others cost a sum over "
-            'the inputs for every output: take Int(bits, symmetric="weights").'
+            "the inputs for every output: take Int(bits)."
         )
     return width(quantizer, where)
 

@@ -7,7 +7,7 @@ from jaxeff.compression import Int, calibrate, integer
 from jaxeff.nn import small_classifier
 
 f, params, (x, y) = small_classifier()
-spec = calibrate(f, params, [x], {"*:linear": Int(8, symmetric="weights")})
+spec = calibrate(f, params, [x], {"*:linear": Int(8)})
 g = integer(f, spec)
 codes = g.convert(params, x)            # int8 weights, int32 biases, and scales: no float weights
 logits = g(codes, x)                    # what jaxeff_export.deploy(g, (codes, x)) compiles
@@ -311,7 +311,7 @@ def integer(
     Args:
         f: A pure function `f(params, *args)` in inference.
         spec: Quantizers by site, as for `quantized`, of uniform grids of at most 8 bits: symmetric
-            ones for weights (`Int(8, symmetric="weights")`), with the ranges of activations that
+            ones for weights (`Int(8)`), with the ranges of activations that
             `calibrate` gives.
         dynamic: Whether activations without a range take their own smallest and largest value in
             every call, which costs two passes over them.
@@ -412,7 +412,7 @@ def integer_aware(
     from jaxeff.nn import small_classifier
 
     f, params, (x, y) = small_classifier()
-    spec = calibrate(f, params, [x], {"*:linear": Int(4, symmetric="weights")})
+    spec = calibrate(f, params, [x], {"*:linear": Int(4)})
     g = integer_aware(f, spec)               # train this one ...
     logits = integer(f, spec)(params, x)     # ... to deploy this one
     ```

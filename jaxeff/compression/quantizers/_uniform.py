@@ -373,7 +373,8 @@ class Int(Setting):
         bits: Bit width of the weights, 1 to 16. An array is a leaf and may be traced: a `vmap` over
             it evaluates many policies in one program.
         activation_bits: Bit width of the activations; None for that of the weights.
-        symmetric: Whether grids are centred on zero: True, False, "weights" or "activations".
+        symmetric: Whether grids are centred on zero: True, False, "weights" or "activations". By
+            default those of weights are, as `jaxeff.integer` multiplies them.
         per: Weights share one range per output "channel", per "tensor", or per "group" of
             neighbours along the axis that the layer sums over (`Grouped`). Symmetric grids of
             groups are "full" (`Uniform`): of four bits a group has 16 values instead of 15.
@@ -398,7 +399,9 @@ class Int(Setting):
 
     bits: Annotated[Bits, Width(1, MAX_BITS)] = static_number()
     activation_bits: Annotated[Bits | None, Width(1, MAX_BITS)] = static_number(None)
-    symmetric: Annotated[bool | str, Choice(False, True, "weights", "activations")] = static(False)
+    symmetric: Annotated[bool | str, Choice(False, True, "weights", "activations")] = static(
+        "weights"
+    )
     per: Annotated[str, Choice("channel", "tensor", "group")] = static("channel")
     activations_per: Annotated[str, Choice("sample", "tensor", "token")] = static("sample")
     range: tuple[Bound, Bound] | Bound | None = None

@@ -66,7 +66,7 @@ def test_large_layers_have_errors_that_are_numbers():
     x = rng.normal(size=(512, 576)) * np.exp(rng.normal(size=576))
     w = rng.normal(size=(576, 192)) / 8
     data, params = jnp.asarray(x, jnp.float32), {"fc": {"kernel": jnp.asarray(w, jnp.float32)}}
-    four = {"fc": Int(4, symmetric="weights", activations=False, per="group", group=32)}
+    four = {"fc": Int(4, activations=False, per="group", group=32)}
     new, _ = awq(linear, params, data, four, points=3)
 
     def error(kernel):

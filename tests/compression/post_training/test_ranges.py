@@ -171,7 +171,9 @@ def test_ranges_of_weights(per):
     kernel = PARAMS["fc1"]["kernel"].copy()
     kernel[0, 0] = 9.0
     params = {**PARAMS, "fc1": {"kernel": kernel}}
-    spec = calibrate(net, params, BATCHES, {"fc1": Int(3, per=per)}, method="mse", weights=True)
+    spec = calibrate(
+        net, params, BATCHES, {"fc1": Int(3, symmetric=False, per=per)}, method="mse", weights=True
+    )
     low, high = spec["fc1"].weights.range
     if per == "channel":
         assert low.shape == (1, 8)

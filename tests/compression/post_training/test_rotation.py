@@ -180,7 +180,7 @@ def test_the_rest_goes_on_and_mistakes_are_named():
 
     params = {"fc": {"kernel": jax.random.normal(jax.random.key(0), (16, 4))}}
     x = jax.random.normal(jax.random.key(1), (6, 16)) * SIZE[None]
-    four = {"fc": Int(4, symmetric="weights", activations=False)}
+    four = {"fc": Int(4, activations=False)}
     new, spec = rotate(f, params, x, four)
     scaled, fitted = awq(f, new, x, spec, points=4)
     np.testing.assert_array_equal(jax.jit(quantized(f, fitted))(scaled, x), f(scaled, x))

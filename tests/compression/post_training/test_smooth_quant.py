@@ -10,7 +10,7 @@ import jaxeff
 from jaxeff.compression import Int, Scaled, Uniform, calibrate, gptq, quantized, smooth_quant
 from jaxeff.nn import Decoder, DecoderConfig
 
-SPEC = {"fc": Int(8, per="tensor")}
+SPEC = {"fc": Int(8, symmetric=False, per="tensor")}
 SIZE = jnp.where(jnp.arange(16) == 5, 100.0, 1.0)
 
 
@@ -113,7 +113,7 @@ def test_a_decoder_folds_and_goes_on():
     f, params = jaxeff.functional(Decoder(config, rngs=nnx.Rngs(0)))
     params["blocks"]["0"]["norm1"]["scale"] = SIZE
     x = jax.random.randint(jax.random.key(0), (4, 12), 0, 30)
-    spec = {"blocks/*:linear": Int(8, symmetric="weights")}
+    spec = {"blocks/*:linear": Int(8)}
     new, started = smooth_quant(f, params, x, spec)
     np.testing.assert_allclose(f(new, x), f(params, x), rtol=1e-3, atol=1e-3)
     block = new["blocks"]["0"]

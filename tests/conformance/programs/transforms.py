@@ -101,7 +101,7 @@ def _noisy_transformer():
 @FAMILY.built
 def _quantized_transformer_with_four_bit_weights():
     f, arguments = transformer()
-    return jaxeff.quantized(f, {"*:linear": Int(4, 8, symmetric="weights")}), arguments
+    return jaxeff.quantized(f, {"*:linear": Int(4, 8)}), arguments
 
 
 @FAMILY.built
