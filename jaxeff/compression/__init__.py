@@ -13,6 +13,7 @@ from jaxeff.compression._bit_sensitivity import (
     quantization_errors,
     signal_to_noise_bits,
 )
+from jaxeff.compression._ptq import ptq
 from jaxeff.compression._quantized import quantized
 from jaxeff.compression._training import (
     deterministic,
@@ -177,6 +178,7 @@ __all__ = [
     "nvfp4",
     "penalty",
     "posterior_bits",
+    "ptq",
     "quantization_errors",
     "quantize",
     "quantized",
