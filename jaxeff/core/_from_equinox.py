@@ -7,10 +7,10 @@ from typing import Any
 import equinox
 import jax
 
-from jaxeff.core._reader import Leaves, Method, Reading
+from jaxeff.core._reader import Leaves, Method, LibraryModel
 
 
-def read_equinox(model: Any, method: Method, keyed: bool, mutable: bool) -> Reading:
+def read_equinox(model: Any, method: Method, keyed: bool, mutable: bool) -> LibraryModel:
     """Reads a module: its inexact arrays are parameters, its other arrays state.
 
     It is called as its author does, commonly on one example: ``jax.vmap(f, (None, 0))`` takes a
@@ -45,7 +45,7 @@ def read_equinox(model: Any, method: Method, keyed: bool, mutable: bool) -> Read
     def restored(params: Leaves, state: Leaves) -> Any:
         return module_of(params, state, equinox.partition(model, equinox.is_array)[1])
 
-    return Reading(run, params, state, restored)
+    return LibraryModel(run, params, state, restored)
 
 
 def _path(keys: tuple[Any, ...]) -> str:

@@ -19,7 +19,7 @@ from flax import nnx
 from flax.core import unfreeze
 from flax.traverse_util import flatten_dict
 
-from jaxeff.core._reader import Leaves, Method, Reading, flatten, nest
+from jaxeff.core._reader import Leaves, Method, LibraryModel, flatten, nest
 
 
 class TrainingModeWarning(UserWarning):
@@ -91,7 +91,7 @@ def _listed(paths: Iterable[str]) -> str:
     return ", ".join(paths[:5]) + (f" and {len(paths) - 5} more" if len(paths) > 5 else "")
 
 
-def read_nnx(model: nnx.Module, method: Method, keyed: bool, mutable: bool) -> Reading:
+def read_nnx(model: nnx.Module, method: Method, keyed: bool, mutable: bool) -> LibraryModel:
     """Reads an NNX module: its parameters, and its other variables as state."""
     graphdef: nnx.GraphDef = nnx.split(model)[0]
     # Lists have integer keys in NNX; the original keys are needed to merge.
@@ -126,7 +126,7 @@ def read_nnx(model: nnx.Module, method: Method, keyed: bool, mutable: bool) -> R
         nnx.update(copy, nnx.from_flat_state(leaves))
         return copy
 
-    return Reading(run, params, state, restored)
+    return LibraryModel(run, params, state, restored)
 
 
 def _layers_of(paths: Iterable[str]) -> list[str]:
@@ -166,7 +166,7 @@ def _method_of(module: nnx.Module, method: Method) -> Callable[..., Any]:
 
 def read_linen(
     model: nn.Module, variables: Mapping[str, Any] | None, method: Method, mutable: bool
-) -> Reading:
+) -> LibraryModel:
     """Reads a Linen module and its variables; restoring it gives variables."""
     name = type(model).__name__
     if model.scope is not None:
@@ -208,4 +208,4 @@ def read_linen(
     def restored(params: Leaves, state: Leaves) -> dict[str, Any]:
         return {**nest(state, keys), "params": nest(params, keys)}
 
-    return Reading(run, params, state, restored, keys)
+    return LibraryModel(run, params, state, restored, keys)

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import keras
 import numpy as np
 
-from jaxeff.core._reader import Leaves, Method, Reading
+from jaxeff.core._reader import Leaves, Method, LibraryModel
 
 _SIZES = {"Dense": "units", "Conv1D": "filters", "Conv2D": "filters", "Conv3D": "filters",
           "SeparableConv1D": "filters", "SeparableConv2D": "filters",
@@ -20,7 +20,7 @@ _SIZES = {"Dense": "units", "Conv1D": "filters", "Conv2D": "filters", "Conv3D": 
 
 def read_keras(
     model: keras.Model, examples: tuple[Any, ...], method: Method, keyed: bool, mutable: bool
-) -> Reading:
+) -> LibraryModel:
     """Reads a model: its trainable variables, and the others (frozen ones too) as state."""
     name = type(model).__name__
     if keras.backend.backend() != "jax":
@@ -82,7 +82,7 @@ def read_keras(
         return copy
 
     params_shapes = {path: np.shape(leaf) for path, leaf in params.items()}
-    return Reading(run, params, state, restored)
+    return LibraryModel(run, params, state, restored)
 
 
 def _shared_prefix(paths: list[str]) -> str:

@@ -24,10 +24,10 @@ except ImportError as error:
         "functional: a torch.nn.Module is run by torchax: pip install jaxeff[torch]"
     ) from error
 
-from jaxeff.core._reader import Leaves, Method, Reading
+from jaxeff.core._reader import Leaves, Method, LibraryModel
 
 
-def read_torch(model: torch.nn.Module, method: Method, keyed: bool, mutable: bool) -> Reading:
+def read_torch(model: torch.nn.Module, method: Method, keyed: bool, mutable: bool) -> LibraryModel:
     """Reads a module: its parameters, frozen ones too, and its buffers as state."""
     module = copy.deepcopy(model)
     if not (keyed or mutable):
@@ -69,7 +69,7 @@ def read_torch(model: torch.nn.Module, method: Method, keyed: bool, mutable: boo
             _resize(layer)
         return result
 
-    return Reading(run, params, state, restored)
+    return LibraryModel(run, params, state, restored)
 
 
 def _first_names(named: Any, module: torch.nn.Module | None = None) -> dict[str, Any]:

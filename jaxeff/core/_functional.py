@@ -68,7 +68,7 @@ from jaxeff.core._from_flax import (
     read_nnx,
     warn_of_training_mode,
 )
-from jaxeff.core._reader import Method, Reading, flatten, nest
+from jaxeff.core._reader import Method, LibraryModel, flatten, nest
 
 __all__ = ["NEW_STATE_TAG", "STATE_TAG", "TrainingModeWarning", "functional", "restore"]
 
@@ -191,12 +191,12 @@ def restore(model: Any, params: Params, state: State | None = None, *args: Any) 
 
     Args:
       model: The model as it was given to `functional`. It is not changed.
-      params: Its parameters after training, quantization or pruning. Arrays of other shapes are
+      params: Parameters after training, quantization or pruning. Arrays of other shapes are
         taken where the model's library can hold them: PyTorch's and Equinox's modules, Linen's
         variables, and layers of Keras that are built from a number of units or filters.
-      state: Its other arrays, as ``functional(model, mutable=True)`` returns them; those that
+      state: Other arrays, as ``functional(model, mutable=True)`` returns them; those that
         the model has if left out.
-      *args: As for `functional`.
+      *args: Variables or examples, as for `functional`.
 
     Returns:
       A copy of the module with these values; for Linen its variables, ``module.apply``'s first
@@ -230,7 +230,9 @@ def restore(model: Any, params: Params, state: State | None = None, *args: Any) 
     return reading.restored(values, leaves)
 
 
-def _read(model: Any, args: tuple[Any, ...], method: Method, keyed: bool, mutable: bool) -> Reading:
+def _read(
+    model: Any, args: tuple[Any, ...], method: Method, keyed: bool, mutable: bool
+) -> LibraryModel:
     """Reads a model by its library, none of which is imported that its user hasn't."""
     name = type(model).__name__
     if isinstance(model, nn.Module):

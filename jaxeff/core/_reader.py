@@ -13,7 +13,7 @@ Leaves = dict[str, Any]
 
 
 @dataclass(frozen=True)
-class Reading:
+class LibraryModel:
     """A model of any library.
 
     Attributes:
