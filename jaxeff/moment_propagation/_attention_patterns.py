@@ -150,9 +150,9 @@ def attention_layer(equations: Equations, layer: Layer) -> AttentionLayer | None
     if layer.mark or len(layer.nodes) != 1 or layer.nodes[0].primitive is not p.dot_general_p:
         return None
     for side in (0, 1):
-        found = _attention(equations, layer, side)
-        if found is not None:
-            return found
+        attention = _attention(equations, layer, side)
+        if attention is not None:
+            return attention
     return None
 
 
@@ -181,8 +181,8 @@ def _attention(equations: Equations, layer: Layer, side: int) -> AttentionLayer 
     known = letters.of_values(inner, equations.dependent, {scores: of_scores}, alphabet)
     if known is None:
         return None
-    made = {v for n in inner for v in n.outputs}
-    terms = {v: of for v, of in known.items() if v not in made}
+    results = {v for n in inner for v in n.outputs}
+    terms = {v: of for v, of in known.items() if v not in results}
     score = _score(equations, terms, over, alphabet)
     if score is None and any(_holds_product(equations, v) for v in terms):
         return None
@@ -195,19 +195,19 @@ def _attention(equations: Equations, layer: Layer, side: int) -> AttentionLayer 
     of_result = "".join(a for a in of_result if a in of_scores + of_values)
     axes = AxisLetters(*pair, of_values, of_scores, of_result, over)
     parts = [equations.made_by[n.outputs[0]][1] for n in (*nodes, *([score.node] if score else []))]
-    whole = join([*dict.fromkeys(parts), layer])
+    joined = join([*dict.fromkeys(parts), layer])
     operands = [*((score.queries, score.keys) if score else ()), values]
-    random = [v for v in whole.inputs if v in equations.dependent]
+    random = [v for v in joined.inputs if v in equations.dependent]
     known_inputs = set(operands) | set(biases)
     # Random operands come from outside. Certain ones may be made inside, as from constants.
-    inside = set(operands) & equations.dependent - set(whole.inputs)
+    inside = set(operands) & equations.dependent - set(joined.inputs)
     if inside or not set(random) <= known_inputs:
         return None
     if len(set(operands)) < len(operands) or not biases.keys().isdisjoint(operands):
         return None
     return AttentionLayer(
-        whole.kind, whole.nodes, whole.inputs, whole.outputs, whole.site, whole.base,
-        whole.occurrence, axes=axes, scores=scores, score=score, values=values, terms=biases,
+        joined.kind, joined.nodes, joined.inputs, joined.outputs, joined.site, joined.base,
+        joined.occurrence, axes=axes, scores=scores, score=score, values=values, terms=biases,
     )  # fmt: skip
 
 
@@ -354,13 +354,13 @@ def _is_pooling(layer: AttentionLayer, weighed: Collection[Value]) -> bool:
 
 def _tokens_of(layer: AttentionLayer) -> Mapping[Value, tuple[str, Axes]]:
     """Returns the result of attention with its axis of tokens: the queries' own."""
-    made = layer.outputs[0]
-    if len(layer.axes.result) != len(made.aval.shape):
+    result = layer.outputs[0]
+    if len(layer.axes.result) != len(result.aval.shape):
         return {}
     own = _own(layer)
     if sum(own) != 1:
         return {}
-    return {made: (layer.site, tuple(_TOKENS if x else None for x in own))}
+    return {result: (layer.site, tuple(_TOKENS if x else None for x in own))}
 
 
 def _own(layer: AttentionLayer) -> list[bool]:

@@ -159,14 +159,14 @@ def with_result_factors(out: Any, factors: Mapping[str, Array], name: str) -> An
 
 def uncalibrated(args: Sequence[Any]) -> tuple[tuple[Any, ...], Mapping[str, Array]]:
     """Puts its posterior in the place of a `Calibrated` argument, and returns the factors."""
-    found = [a for a in args if isinstance(a, Calibrated)]
-    if len(found) > 1:
+    posteriors = [a for a in args if isinstance(a, Calibrated)]
+    if len(posteriors) > 1:
         raise TypeError(
-            f"moments: {len(found)} arguments are Calibrated, and one may be; calibrate them "
+            f"moments: {len(posteriors)} arguments are Calibrated, and one may be; calibrate them "
             "together, as one pytree."
         )
     plain = tuple(a.posterior if isinstance(a, Calibrated) else a for a in args)
-    return plain, found[0].factors if found else {}
+    return plain, posteriors[0].factors if posteriors else {}
 
 
 MOST_ROWS = 256
@@ -456,11 +456,11 @@ def _tables(measured: FactorPass, groups: np.ndarray) -> dict[int, VarianceTable
         array = np.asarray(array, float)
         return array.reshape(-1, array.shape[-1] if array.ndim > 1 else 1)
 
-    found: dict[int, VarianceTable] = {}
+    tables: dict[int, VarianceTable] = {}
     for number, (ours, logs) in measured.results.items():
         mean, var, whole, *halves = (row(a) for a in (ours.mean, ours.var, *logs))
         count = len(mean)
         if count and count % len(groups) == 0:
             members = np.repeat(groups, count // len(groups))
-            found[number] = VarianceTable(mean, var, whole, np.stack(halves), members)
-    return found
+            tables[number] = VarianceTable(mean, var, whole, np.stack(halves), members)
+    return tables

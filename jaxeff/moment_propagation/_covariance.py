@@ -170,11 +170,11 @@ def correlated(
         def one(examples: Sequence[Any]) -> Any:
             rows = iter(examples)
             # An axis of size one stays: the function was written for batches.
-            given = [
+            arguments = [
                 jax.tree.map(lambda a: a[None], next(rows)) if b else leaf
                 for leaf, b in zip(leaves, batched, strict=True)
             ]
-            return jax.tree.map(lambda a: a[0], first_order(given))
+            return jax.tree.map(lambda a: a[0], first_order(arguments))
 
         examples = [leaf for leaf, b in zip(leaves, batched, strict=True) if b]
         # As many at once as memory is meant for: all of them, but for large ones.
@@ -241,7 +241,7 @@ def _linearized(
 
     def means(at: Sequence[Array], noise: Sequence[Array]) -> tuple[list[Array], Any]:
         moved = dict(zip(followed, at, strict=True))
-        given = [Gaussian(moved[v], x.var) if v in moved else x for v, x in known.items()]
+        inputs = [Gaussian(moved[v], x.var) if v in moved else x for v, x in known.items()]
         steps = dict(zip(stepped, noise, strict=True))
         # Of an owned layer its own variance, of a convolution what its taps read.
         beside: dict[Layer, Array] = {}
@@ -264,9 +264,9 @@ def _linearized(
             beside[layer] = propagation.own_variance(layer, *only)
             return [_stepped(outputs[0], steps[layer])]
 
-        out = propagation.evaluated(program, rule, given)
-        found = filter(is_gaussian, jax.tree.leaves(out, is_leaf=is_gaussian))
-        return [g.mean for g in found] + taken, (out, [beside[layer] for layer in stepped])
+        out = propagation.evaluated(program, rule, inputs)
+        results = filter(is_gaussian, jax.tree.leaves(out, is_leaf=is_gaussian))
+        return [g.mean for g in results] + taken, (out, [beside[layer] for layer in stepped])
 
     # One trace forward serves all results: each then costs a pass backward.
     start = [known[v].mean for v in followed]
@@ -318,13 +318,15 @@ def _first_order(
     if last is not None:
         slopes = _hidden_slopes(pull, y, spreads, chunk, [followed.index(v) for v in last.tied])
         inputs = {**program.constants, **entries.known}
-        found = [variance_through(last, slopes, y[-1], inputs, propagation.own_variance)]
+        spreads_of_results = [
+            variance_through(last, slopes, y[-1], inputs, propagation.own_variance)
+        ]
     elif vector_axes:
-        found = [_covariance(pull, y, n, spreads, vector_axes) for n in numbers]
+        spreads_of_results = [_covariance(pull, y, n, spreads, vector_axes) for n in numbers]
     else:
-        found = [_variance(pull, y, n, spreads, chunk) for n in numbers]
+        spreads_of_results = [_variance(pull, y, n, spreads, chunk) for n in numbers]
     make = JointGaussian if vector_axes else Gaussian
-    spread = iter(found)
+    spread = iter(spreads_of_results)
     return jax.tree.map(
         lambda r: make(r.mean, next(spread)) if is_gaussian(r) else r, out, is_leaf=is_gaussian
     )
@@ -363,8 +365,8 @@ def _check_sizes(y: Sequence[Array]) -> None:
 
 def _entries(program: Program, followed: Sequence[Value]) -> int:
     """Returns how many numbers one pass backward makes: activations and slopes."""
-    made = [v for layer in program.layers for v in layer.outputs]
-    return sum(v.aval.size for v in (*made, *followed)) + 1
+    activations = [v for layer in program.layers for v in layer.outputs]
+    return sum(v.aval.size for v in (*activations, *followed)) + 1
 
 
 def _chunk(program: Program, followed: Sequence[Value]) -> int:
@@ -377,8 +379,8 @@ def _in_chunks(f: Callable[[Array], Any], count: int, chunk: int) -> Any:
     # Whole chunks, the last one filled up: the rest of a chunk would be compiled a second time.
     chunk = min(chunk, max(count, 1))
     numbers = jnp.arange(-(-count // chunk) * chunk) % max(count, 1)
-    found = _in_groups(f, numbers, len(numbers), chunk)
-    return jax.tree.map(lambda a: a[:count], found)
+    results = _in_groups(f, numbers, len(numbers), chunk)
+    return jax.tree.map(lambda a: a[:count], results)
 
 
 def _variance(
@@ -408,8 +410,10 @@ def _hidden_slopes(
         def unit(i: Array) -> Any:
             return slopes(jnp.zeros(hidden.size, hidden.dtype).at[position * width + i].set(1))
 
-        found = _in_chunks(unit, width, chunk)
-        return _spread_product(spreads, found, width), [found[0][i] for i in tied]
+        slopes_of_units = _in_chunks(unit, width, chunk)
+        return _spread_product(spreads, slopes_of_units, width), [
+            slopes_of_units[0][i] for i in tied
+        ]
 
     return at
 
@@ -424,8 +428,8 @@ def _covariance(
             f"result {number} has shape {one.shape}. Reshape it to one axis, or take "
             "correlations=True."
         )
-    found = jax.vmap(_slopes(pull, y, number))(jnp.eye(one.size, dtype=one.dtype))
-    return _spread_product(spreads, found, one.size).reshape(*one.shape, one.size)
+    slopes = jax.vmap(_slopes(pull, y, number))(jnp.eye(one.size, dtype=one.dtype))
+    return _spread_product(spreads, slopes, one.size).reshape(*one.shape, one.size)
 
 
 def _spread_product(spreads: Any, slopes: Any, count: int) -> Array:

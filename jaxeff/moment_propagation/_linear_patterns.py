@@ -72,20 +72,20 @@ def with_bias_vectors(program: Program) -> None:
 
 def _absorb(program: Program, outside: Mapping[Value, Layer]) -> list[Value]:
     """Absorbs bias vectors; returns those that have to come from outside the program."""
-    made = {v: layer for layer in program.layers if not layer.site for v in layer.outputs}
+    prepared = {v: layer for layer in program.layers if not layer.site for v in layer.outputs}
     known = {v for layer in program.layers for v in layer.outputs} | set(program.inputs)
     needed: list[Value] = []
     absorbed: set[Layer] = set()
     for layer in program.layers:
         for inside in layer.programs:
-            vectors = _absorb(inside, {**outside, **made} if layer.mark else {})
+            vectors = _absorb(inside, {**outside, **prepared} if layer.mark else {})
             if layer.mark:  # its inside shares its values
                 layer.inputs = tuple(dict.fromkeys([*layer.inputs, *vectors]))
                 inside.inputs = layer.inputs
             needed += vectors
         add = _bias_sum(layer)
         for value in add.values if add else ():
-            steps = _broadcast_of_vector(value, {**outside, **made})
+            steps = _broadcast_of_vector(value, {**outside, **prepared})
             # The broadcasts become equations of the layer, which then reads the vector itself.
             if value in layer.inputs and steps:
                 nodes = [step.nodes[0] for step in steps]
@@ -398,8 +398,8 @@ def _pointwise(
     shape = rest[-1].outputs[0].aval.shape
     if any(v.aval.shape != shape for v in views) or any(v in index for v in layer.outputs):
         return None
-    made = {v for n in rest for v in n.outputs}
-    others = dict.fromkeys(v for n in rest for v in n.values if v not in made and v not in index)
+    results = {v for n in rest for v in n.outputs}
+    others = dict.fromkeys(v for n in rest for v in n.values if v not in results and v not in index)
     if any(v not in known for v in others):
         return None
     overlaps = {(a, b): index[a] == index[b] for a, b in itertools.combinations(views, 2)}
@@ -408,14 +408,14 @@ def _pointwise(
     # function of them is as exact as one of independent inputs.
     if not any(overlap.any() for overlap in overlaps.values()):
         inputs = (*read, *others)
-        whole = Layer("elementwise", tuple(rest), inputs, layer.outputs, layer.site)
+        combined = Layer("elementwise", tuple(rest), inputs, layer.outputs, layer.site)
         if len(views) < len(read):
             return None
-        return independent(whole, {**{v: moments[v] for v in read}, **fixed})
+        return independent(combined, {**{v: moments[v] for v in read}, **fixed})
     # Overlapping views are correlated where they overlap, and of such a function only a polynomial
     # of degree two has exact moments from means and covariances.
-    found = degrees(rest, list(read))
-    if len(views) > _MOST_VIEWS or max(found.get(v, 0.0) for v in layer.outputs) > 2:
+    degree_of = degrees(rest, list(read))
+    if len(views) > _MOST_VIEWS or max(degree_of.get(v, 0.0) for v in layer.outputs) > 2:
         return None
 
     def result(number: int, *variables: Array) -> Array:

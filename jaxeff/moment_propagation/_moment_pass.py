@@ -409,8 +409,8 @@ def batched_leaves(program: Program, count: int) -> list[bool]:
         or len({v.aval.shape[0] for v in data}) > 1
     ):
         return none
-    given = [{v: identity(v.aval.shape)} if v in data else {} for v in program.inputs]
-    for lineage in _followed(program, given) or [{}]:
+    sources = [{v: identity(v.aval.shape)} if v in data else {} for v in program.inputs]
+    for lineage in _followed(program, sources) or [{}]:
         if not lineage or any(not labels or labels[0] != 0 for labels in lineage.values()):
             return none
     # What else differs from row to row isn't there when one example is computed alone.
@@ -427,18 +427,18 @@ def _followed(program: Program, given: Sequence[Lineage]) -> list[Lineage] | Non
         if not here:
             continue
         if layer.kind == "control flow":
-            made = _through_scan(layer, here)
-            if made is None:
+            results = _through_scan(layer, here)
+            if results is None:
                 return None
             # A layer has the outputs that are read; the loop's node has all of them.
-            lineages.update(zip(layer.nodes[0].outputs, made, strict=True))
+            lineages.update(zip(layer.nodes[0].outputs, results, strict=True))
         elif not layer.nodes:
             lineages.update(
                 (o, here[i]) for i, o in zip(layer.inputs, layer.outputs, strict=True) if i in here
             )
         else:
-            found, _ = follow_lineages(layer.nodes, here)
-            lineages.update((v, found[v]) for v in layer.outputs if v in found)
+            reached, _ = follow_lineages(layer.nodes, here)
+            lineages.update((v, reached[v]) for v in layer.outputs if v in reached)
     return [lineages.get(v, {}) if isinstance(v, Value) else {} for v in program.outputs]
 
 
@@ -454,9 +454,9 @@ def _through_scan(layer: Layer, lineages: Mapping[Value, Lineage]) -> list[Linea
     rows = [{source: labels[1:] for source, labels in x.items()} for x in loop.xs]
 
     def step(carry: Sequence[Lineage]) -> tuple[Sequence[Lineage], list[Lineage] | None]:
-        made = _followed(body, loop.inputs(carry, rows))
+        results = _followed(body, loop.inputs(carry, rows))
         # A loop inside that isn't followed: this one ends as it is, and is given up.
-        return (carry, None) if made is None else loop.split(made)
+        return (carry, None) if results is None else loop.split(results)
 
     carry, stacked = fixed_point(step, loop.carry, lambda a, b: union((a, b)))
     if stacked is None:

@@ -172,10 +172,10 @@ def with_noise(
 def _perturbed(layer: Layer, model: Noise) -> list[tuple[str, Any]]:
     """Returns the values of a layer that a model perturbs, each under a name of its own."""
     if place(model) == "output":
-        found = [(f"{layer.site}>{i}", v) for i, v in enumerate(layer.outputs) if not v.spread]
+        perturbed = [(f"{layer.site}>{i}", v) for i, v in enumerate(layer.outputs) if not v.spread]
     else:
-        found = [(f"{layer.site}<{i}", layer.inputs[i]) for i in perturbed_inputs(layer, model)]
-    return [(name, v) for name, v in found if jnp.issubdtype(v.aval.dtype, jnp.floating)]
+        perturbed = [(f"{layer.site}<{i}", layer.inputs[i]) for i in perturbed_inputs(layer, model)]
+    return [(name, v) for name, v in perturbed if jnp.issubdtype(v.aval.dtype, jnp.floating)]
 
 
 _FORMS = ("variance", "raw")
@@ -372,8 +372,8 @@ class Sampling:
         """Evaluates the program at the means; the sums are of no draws yet."""
         # Sums of offsets from the values at the means: sums of squares of the values themselves
         # would cancel in float32.
-        made = _everything(self.program, [v.mean if is_gaussian(v) else v for v in values])
-        centre = [made[v] for v in self.wanted]
+        at_means = _everything(self.program, [v.mean if is_gaussian(v) else v for v in values])
+        centre = [at_means[v] for v in self.wanted]
         first, second = ([jnp.zeros_like(c) for c in centre] for _ in range(2))
         return DrawSums(centre, first, second)
 
@@ -391,8 +391,8 @@ class Sampling:
         """
 
         def draw(key: PRNGKeyArray) -> list[Array]:
-            made = _everything(self.program, sample_all(key, values))
-            pairs = zip((made[v] for v in self.wanted), sums.centre, strict=True)
+            drawn = _everything(self.program, sample_all(key, values))
+            pairs = zip((drawn[v] for v in self.wanted), sums.centre, strict=True)
             # What is minus infinity in every draw doesn't vary.
             return [jnp.where(y == c, 0, y - c) for y, c in pairs]
 

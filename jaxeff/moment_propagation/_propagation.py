@@ -88,11 +88,11 @@ def sum_of_rows(
         return None
     numbers, axes = look_up.params["dimension_numbers"], node.params["axes"]
     table, shape = look_up.inputs[0].aval.shape, look_up.outputs[0].aval.shape
-    whole = look_up.params["slice_sizes"] == (1, *table[1:])
+    whole_rows = look_up.params["slice_sizes"] == (1, *table[1:])
     rows = numbers.start_index_map == numbers.collapsed_slice_dims == (0,)
     places = [a for a in range(len(shape)) if a not in numbers.offset_dims]
     summed = [places.index(a) for a in axes if a in places]
-    if not (whole and rows) or numbers.operand_batching_dims or len(summed) < len(axes):
+    if not (whole_rows and rows) or numbers.operand_batching_dims or len(summed) < len(axes):
         return None
     if math.prod(shape[a] for a in axes) > _MOST_PLACES:
         return None

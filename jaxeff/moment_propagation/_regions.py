@@ -262,10 +262,10 @@ def region(layer: Layer, values: Sequence[Any], rules: Mapping[Any, Rule], note:
         return _noted(layer, values, rules, note)
     except DependenceError:
         pass
-    given = {
+    operands = {
         v: to_variance(x) if is_random(x) else x for v, x in zip(layer.inputs, values, strict=True)
     }
-    random = [v for v in layer.inputs if is_random(given[v])]
+    random = [v for v in layer.inputs if is_random(operands[v])]
     if not any(n.primitive in rules for n in layer.nodes):
 
         def independent(part: Layer, known: dict[Value, Any]) -> list[Any] | None:
@@ -276,15 +276,15 @@ def region(layer: Layer, values: Sequence[Any], rules: Mapping[Any, Rule], note:
 
         # Views first: where they apply their cost is a few times that of the function, while the
         # expansion differentiates by every mixed entry.
-        found = by_views(layer, random, given, independent)
-        if found is not None:
-            return found
-        found = second_order(layer, random, given)
-        if found is not None:
+        results = by_views(layer, random, operands, independent)
+        if results is not None:
+            return results
+        results = second_order(layer, random, operands)
+        if results is not None:
             # Exact for polynomials of degree two (Isserlis), an approximation for all else.
             if degree(layer, random) > 2:
                 note(Assumption.expanded(layer, random))
-            return found
+            return results
     return _noted(layer, values, rules, note, note)
 
 
@@ -522,10 +522,10 @@ def _closed_form(
     reader = PolynomialReader()
     read = {v for n in nodes for v in n.values if v in env.values}
     symbols = {v: Constant(env.values[v], env.number(v)) for v in read} | {root: VARIABLE}
-    made = reader.nodes(nodes, symbols, outputs)
+    read_outputs = reader.nodes(nodes, symbols, outputs)
     x = env.values[root]
-    found = [_moments(symbol, v, x) for symbol, v in zip(made, outputs, strict=True)]
-    return (None if None in found else found), reader.kinks
+    moments = [_moments(symbol, v, x) for symbol, v in zip(read_outputs, outputs, strict=True)]
+    return (None if None in moments else moments), reader.kinks
 
 
 def _moments(symbol: Any, value: Value, x: Any) -> Any:

@@ -101,14 +101,14 @@ def _convolved_kernels(
     for layer in program.layers:
         for value in layer.inputs:
             readers[value] = readers.get(value, 0) + 1
-    found = {}
+    convolutions = {}
     for layer in program.layers:
         one = None if layer in owned else _convolved(layer)
         if one is None or one.kernel not in random or one.kernel in program.outputs:
             continue
         if readers[one.kernel] == 1 and layer.inputs.count(one.kernel) == 1:
-            found[layer] = one
-    return found
+            convolutions[layer] = one
+    return convolutions
 
 
 def _convolved(layer: Layer) -> ConvolvedKernel | None:
@@ -234,8 +234,8 @@ class OutputLayer:
         """Evaluates the layer, given its hidden state and all other values it is made of."""
         env = {**values, self.hidden: hidden}
         for layer in (*self.arranging, self.layer):
-            made = plain_rule(layer, None, *(env[v] for v in layer.inputs))
-            env.update(zip(layer.outputs, made, strict=True))
+            results = plain_rule(layer, None, *(env[v] for v in layer.inputs))
+            env.update(zip(layer.outputs, results, strict=True))
         return env[self.layer.outputs[0]]
 
     def operands(self, known: Mapping[Value, Any], hidden: Array) -> list[Any]:
@@ -287,9 +287,11 @@ def last_layer(program: Program, random: Sequence[Value]) -> OutputLayer | None:
             sources.append(value)
         elif value not in program.inputs and value not in program.constants and value is not hidden:
             return None
-    own = {layer, *arranging}
+    its_layers = {layer, *arranging}
     tied = tuple(
-        v for v in sources if any(v in other.inputs for other in program.layers if other not in own)
+        v
+        for v in sources
+        if any(v in other.inputs for other in program.layers if other not in its_layers)
     )
     if len(set(sources)) != len(sources) or len(set(arranging)) != len(arranging):
         return None

@@ -177,10 +177,10 @@ def sample_all(key: PRNGKeyArray, values: Sequence[Any]) -> list[Any]:
     Numbers per value would take as long to compile as the network: a random function is hundreds of
     operations, which are compiled for every shape anew.
     """
-    given = [v for v in values if is_gaussian(v)]
-    dtype = jnp.result_type(*(v.dtype for v in given)) if given else jnp.float32
-    flat = jax.random.normal(key, (sum(np.size(v.mean) for v in given),), dtype)
-    ends = np.cumsum([np.size(v.mean) for v in given])
+    random = [v for v in values if is_gaussian(v)]
+    dtype = jnp.result_type(*(v.dtype for v in random)) if random else jnp.float32
+    flat = jax.random.normal(key, (sum(np.size(v.mean) for v in random),), dtype)
+    ends = np.cumsum([np.size(v.mean) for v in random])
     parts = iter(jnp.split(flat, ends[:-1]))
     return [
         v._drawn(next(parts).reshape(v.shape).astype(v.dtype)) if is_gaussian(v) else v
@@ -465,8 +465,8 @@ def _near_jvp(at: tuple[Array], step: tuple[Array]) -> tuple[Array, Array]:
     # A minimum's own derivative multiplies by 0 or 1. The step of what is far away, as of a mask or
     # the padding of a window, may be infinite: it is left out instead.
     (a,), (da,) = at, step
-    found = near(a)
-    return found, jnp.where(found == a, da, 0)
+    clipped = near(a)
+    return clipped, jnp.where(clipped == a, da, 0)
 
 
 @jax.custom_jvp
@@ -504,8 +504,8 @@ def _tail_jvp(at: tuple[Array], step: tuple[Array]) -> tuple[Tail, Tail]:
     # phi' = -a phi, Q' = -phi and h' = -Q: no derivative of the fitted quotients, which would take
     # three times their operations and lose digits.
     (a,), (da,) = at, step
-    found = tail(a)
-    return found, Tail(-a * found.pdf * da, -found.pdf * da, -found.prob * da)
+    of_tail = tail(a)
+    return of_tail, Tail(-a * of_tail.pdf * da, -of_tail.pdf * da, -of_tail.prob * da)
 
 
 def inverse_std(var: Float[Array, "*shape"]) -> Float[Array, "*shape"]:

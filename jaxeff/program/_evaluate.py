@@ -348,8 +348,8 @@ def _tagged(x: Any, tag: str) -> Any:
 def _tag_of(nodes: Iterable[Node], prefix: str) -> str:
     for node in nodes:
         if node.primitive is prim.NAME and node.params["name"].startswith(prefix):
-            found: str = node.params["name"].removeprefix(prefix)
-            return found
+            tag: str = node.params["name"].removeprefix(prefix)
+            return tag
     return ""
 
 

@@ -170,8 +170,10 @@ def parse(text: str, kinds: Collection[str] = (), targets: Sequence[Target] = ()
 
 
 def _counted(text: str, glob: str, kind: str = "") -> Pattern:
-    found = [token.lastgroup for token in _TOKENS.finditer(glob)]
-    return Pattern(text, glob, kind, *(found.count(n) for n in ("literal", "star", "set", "one")))
+    kinds_of_tokens = [token.lastgroup for token in _TOKENS.finditer(glob)]
+    return Pattern(
+        text, glob, kind, *(kinds_of_tokens.count(n) for n in ("literal", "star", "set", "one"))
+    )
 
 
 def deciding_patterns(
@@ -222,14 +224,14 @@ def deciding_patterns(
                 )
             decided[target.name] = first
     for pattern in parsed:
-        found = matched[pattern.text]
+        matches = matched[pattern.text]
         # A pattern without effect is more likely a slip than meant: refused, not ignored.
-        if all(verdict[decided[t.name]] != verdict[pattern.text] for t in found):
-            beaten = ", ".join(f"{decided[t.name]!r} at {t.name!r}" for t in found)
+        if all(verdict[decided[t.name]] != verdict[pattern.text] for t in matches):
+            beaten = ", ".join(f"{decided[t.name]!r} at {t.name!r}" for t in matches)
             raise SpecError(
                 f"Pattern {pattern.text!r} decides no {what}: wherever it matches, another is more "
                 f"specific ({beaten}); leave it out, or narrow the other. "
-                f"{_listed(targets, found, what)}"
+                f"{_listed(targets, matches, what)}"
             )
     return decided
 

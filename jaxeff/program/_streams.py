@@ -206,17 +206,17 @@ def elementwise(eqn: JaxprEqn, values: Sequence[Value], windows: Windows) -> Seq
     if any((v.axis, v.length, v.hop) != (first.axis, first.length, first.hop) for v in streams):
         raise refuse(eqn, "joins values of other times; make their windows and strides the same")
     frames = first.value.shape[first.axis]
-    given = []
+    operands = []
     for v in values:
         if isinstance(v, RepeatedValue) and first.axis in v.axes:
-            given.append(v.at(first, frames))
+            operands.append(v.at(first, frames))
         elif isinstance(v, StreamedValue):
-            given.append(v.value)
+            operands.append(v.value)
         elif array_of(v).ndim and array_of(v).shape[first.axis] != 1:
             raise refuse(eqn, "reads numbers that differ along time; make them the same at all")
         else:
-            given.append(array_of(v))
-    return [first.like(y) for y in _compat.bind(eqn, *given)]
+            operands.append(array_of(v))
+    return [first.like(y) for y in _compat.bind(eqn, *operands)]
 
 
 def convolution(eqn: JaxprEqn, values: Sequence[Value], windows: Windows) -> Sequence[Value]:
@@ -273,9 +273,9 @@ def _windowed(
         raise refuse(eqn, f"has a stride of {stride} over {x.hop} new frames; take a hop of more")
     # What is left over at the window's end is read by a later step.
     left = (x.length - window) % stride
-    given = windows.extended(x, window - stride + left)
-    made = _bind(eqn, given, *rest)
-    return [StreamedValue(made, axis, (x.length - window) // stride + 1, x.hop // stride)]
+    frames = windows.extended(x, window - stride + left)
+    result = _bind(eqn, frames, *rest)
+    return [StreamedValue(result, axis, (x.length - window) // stride + 1, x.hop // stride)]
 
 
 def product(eqn: JaxprEqn, values: Sequence[Value], windows: Windows) -> Sequence[Value]:
@@ -287,14 +287,14 @@ def product(eqn: JaxprEqn, values: Sequence[Value], windows: Windows) -> Sequenc
     x = values[side]
     if x.axis in contracted[side] or x.axis in batched[side]:
         return whole_window(eqn, values, windows)
-    made = _bind(eqn, *map(array_of, values))
+    result = _bind(eqn, *map(array_of, values))
     # Results: what is batched, then the left's free axes, then the right's.
     free = [a for a in range(x.value.ndim) if a not in contracted[side] and a not in batched[side]]
     axis = len(batched[0]) + free.index(x.axis)
     if side:
         left = values[0]
         axis += array_of(left).ndim - len(contracted[0]) - len(batched[0])
-    return [x.like(made, axis)]
+    return [x.like(result, axis)]
 
 
 def reduction(eqn: JaxprEqn, values: Sequence[Value], windows: Windows) -> Sequence[Value]:
@@ -373,9 +373,9 @@ def concatenate(eqn: JaxprEqn, values: Sequence[Value], windows: Windows) -> Seq
 
 def whole_window(eqn: JaxprEqn, values: Sequence[Value], windows: Windows) -> Sequence[Value]:
     """Computes on the whole window what it always did."""
-    made = _compat.bind(eqn, *(windows.whole(v) for v in values))
+    results = _compat.bind(eqn, *(windows.whole(v) for v in values))
     # Frames of before were joined with another window's, so what reads this starts anew as well.
-    return [WholeWindow(y) for y in made]
+    return [WholeWindow(y) for y in results]
 
 
 def _bind(eqn: JaxprEqn, *values: Any, **changed: Any) -> Any:
@@ -444,15 +444,15 @@ def streaming(
         # Traced at the whole window's shape, whatever is computed of it: lengths are known by it.
         traced, shape = make_jaxpr(f)(params, whole)
         windows = Windows(state)
-        given = [*jax.tree.leaves(params), StreamedValue(frames, axis, length, hop)]
-        outputs = _evaluate(traced.jaxpr, traced.consts, given, windows)
+        leaves = [*jax.tree.leaves(params), StreamedValue(frames, axis, length, hop)]
+        outputs = _evaluate(traced.jaxpr, traced.consts, leaves, windows)
         if any(isinstance(y, StreamedValue) for y in outputs):
             raise StreamError(
                 "streaming: a result has an axis of time still; reduce over it, or return the "
                 "newest frame"
             )
-        made = map(array_of, outputs)
-        return jax.tree.unflatten(jax.tree.structure(shape), made), tuple(windows.state)
+        results = map(array_of, outputs)
+        return jax.tree.unflatten(jax.tree.structure(shape), results), tuple(windows.state)
 
     newest = (*window.shape[:axis], hop, *window.shape[axis + 1 :])
 
@@ -481,9 +481,9 @@ def _evaluate(
         return atom.val if isinstance(atom, Literal) else known[atom]
 
     for eqn in jaxpr.eqns:
-        given = [read(atom) for atom in eqn.invars]
-        made = _equation(eqn, given, windows)
-        known |= dict(zip(eqn.outvars, made, strict=True))
+        operands = [read(atom) for atom in eqn.invars]
+        results = _equation(eqn, operands, windows)
+        known |= dict(zip(eqn.outvars, results, strict=True))
     return [read(atom) for atom in jaxpr.outvars]
 
 
@@ -500,10 +500,10 @@ def _equation(eqn: Any, given: Sequence[Value], windows: Windows) -> Sequence[Va
         if rule is None:
             raise refuse(eqn, "isn't known to be the same at all times; keep it out of the stream")
         return rule(eqn, given, windows)
-    made = _compat.bind(eqn, *map(array_of, given))
+    results = _compat.bind(eqn, *map(array_of, given))
     if eqn.primitive is p.broadcast_in_dim_p:
-        return [RepeatedValue(made[0], _broadcast_axes(eqn))]
-    return made
+        return [RepeatedValue(results[0], _broadcast_axes(eqn))]
+    return results
 
 
 def _composite(eqn: Any, given: Sequence[Value], windows: Windows) -> Sequence[Value]:

@@ -206,13 +206,13 @@ def _is_looked_up(body: Program, value: Value, changing: Collection[Value]) -> b
 
 def _made_of(program: Program, values: Iterable[Value], *, floats: bool = True) -> set[Value]:
     """Returns what a program makes of some values, and these; of it floats alone pass on noise."""
-    made = set(values)
+    followed = set(values)
     for node in _nodes(program):
-        if not made.isdisjoint(node.values):
-            made.update(
+        if not followed.isdisjoint(node.values):
+            followed.update(
                 v for v in node.outputs if not floats or jnp.issubdtype(v.aval.dtype, jnp.floating)
             )
-    return made
+    return followed
 
 
 def _nodes(program: Program) -> Iterable[Node]:

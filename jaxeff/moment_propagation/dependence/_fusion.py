@@ -284,16 +284,16 @@ class _DependenceState:
             return layer
         # A layer that another transform has acted on is evaluated by its own program: never joined.
         apart = bool(layer.mark) or isinstance(layer, WholeLayer)
-        whole = layer if apart else self._joined(layer)
+        joined = layer if apart else self._joined(layer)
         # After joining back to atoms, atoms may still share noise through products that were not
         # followed. Only where they do is the dearer exact treatment tried.
-        assumed = external(self._random(whole), whole.nodes, self.leaves)
+        assumed = external(self._random(joined), joined.nodes, self.leaves)
         if assumed and not apart and (exact := self._exact(layer)) is not None:
-            whole, assumed = exact, []
+            joined, assumed = exact, []
         for meeting in assumed:
-            self.note(Assumption.of(whole, meeting, self.leaves))
-        self._follow(whole)
-        return whole
+            self.note(Assumption.of(joined, meeting, self.leaves))
+        self._follow(joined)
+        return joined
 
     def _random(self, layer: Layer) -> list[Value]:
         return [v for v in layer.inputs if v in self.leaves]
@@ -455,10 +455,10 @@ def join(parts: Sequence[Layer]) -> FusedLayer:
     last = parts[-1]
     # A fused layer among the parts may have made what a part before it reads.
     nodes = _in_order(dict.fromkeys(n for part in parts for n in part.nodes))
-    made = {v for n in nodes for v in n.outputs}
+    results = {v for n in nodes for v in n.outputs}
     # Values made inside aren't inputs. Only the last part's results leave the fused layer: others
     # that are read elsewhere keep their own layer as well, at the cost of evaluating it twice.
-    inputs = tuple(dict.fromkeys(v for n in nodes for v in n.values if v not in made))
+    inputs = tuple(dict.fromkeys(v for n in nodes for v in n.values if v not in results))
     return FusedLayer(last.kind, nodes, inputs, last.outputs, last.site, last.base, last.occurrence)
 
 
@@ -501,5 +501,5 @@ def _is_curved(layer: Layer, random: Sequence[Value]) -> bool:
     """Returns whether a layer is a pointwise function, and none of degree one."""
     if not _is_chain(layer.nodes):
         return False
-    found = degrees(layer.nodes, random)
-    return any(found.get(v, 0) > 1 for v in layer.outputs)
+    degree_of = degrees(layer.nodes, random)
+    return any(degree_of.get(v, 0) > 1 for v in layer.outputs)

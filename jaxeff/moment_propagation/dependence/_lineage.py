@@ -461,7 +461,7 @@ def _across(
     """Finds equations whose operands come from different values that share a source."""
     if not shared_sources(values, lineages):
         return []
-    found: list[DependentCombination] = []
+    combinations: list[DependentCombination] = []
     # For each value made the inputs it follows from: a meeting is an equation with two operands
     # that follow from inputs with a common source.
     # Dictionaries for sets: what is reported has the order of the values in every process.
@@ -483,11 +483,13 @@ def _across(
                     b for b in other if a is not b and lineages[a].keys() & lineages[b].keys()
                 ]
                 if partners:
-                    found.append(DependentCombination(a, node.eqn, False, tuple(partners)))
-                    found += [DependentCombination(b, node.eqn, False, (a,)) for b in partners]
+                    combinations.append(DependentCombination(a, node.eqn, False, tuple(partners)))
+                    combinations += [
+                        DependentCombination(b, node.eqn, False, (a,)) for b in partners
+                    ]
         if any(sets):
             reached.update(dict.fromkeys(node.outputs, dict.fromkeys(v for s in sets for v in s)))
-    return found
+    return combinations
 
 
 def _places(nodes: Sequence[Node]) -> bool:
@@ -500,8 +502,8 @@ def _meets(node: Node) -> bool:
     if len(node.values) < 2:
         return False
     # A trial with one common source: what meets then are operands, not entries of one of them.
-    given = [{None: identity(getattr(a.aval, "shape", ()))} for a in node.inputs]
-    return any(not m.along for m in through(node.eqn, given)[1])
+    operands = [{None: identity(getattr(a.aval, "shape", ()))} for a in node.inputs]
+    return any(not m.along for m in through(node.eqn, operands)[1])
 
 
 Axes = tuple[bool, ...]

@@ -191,8 +191,8 @@ def has_rule(layer: Layer, random: Sequence[Value]) -> bool:
 
 def degree(layer: Layer, random: Sequence[Value]) -> float:
     """Returns the degree of a layer's results in its random inputs; infinite if no polynomials."""
-    found = degrees(layer.nodes, random)
-    return max(found.get(v, 0.0) for v in layer.outputs)
+    degree_of = degrees(layer.nodes, random)
+    return max(degree_of.get(v, 0.0) for v in layer.outputs)
 
 
 def is_gram(nodes: Sequence[Node]) -> bool:
@@ -236,8 +236,8 @@ def second_order(layer: Layer, random: Sequence[Value], values: dict[Value, Any]
     for number, lineage in enumerate(_lineages(layer, random)):
 
         def result(*variables: Array, number: int = number) -> Array:
-            given = {**fixed, **dict(zip(random, variables, strict=True))}
-            return layer.fn(*(given[v] for v in layer.inputs))[number]
+            operands = {**fixed, **dict(zip(random, variables, strict=True))}
+            return layer.fn(*(operands[v] for v in layer.inputs))[number]
 
         results.append(_expanded(result, lineage, values, curved))
     return results
@@ -248,9 +248,9 @@ _OneLineage = list[tuple[Value, Labels]]
 
 def _lineages(layer: Layer, random: Sequence[Value]) -> list[_OneLineage]:
     """Returns for each result the random inputs and the labels of its axes with respect to each."""
-    found = follow_lineages(layer.nodes, independent_lineages(random))[0]
+    lineages = follow_lineages(layer.nodes, independent_lineages(random))[0]
     return [
-        [(v, found[out].get(v, (SHARED,) * len(out.aval.shape))) for v in random]
+        [(v, lineages[out].get(v, (SHARED,) * len(out.aval.shape))) for v in random]
         for out in layer.outputs
     ]
 

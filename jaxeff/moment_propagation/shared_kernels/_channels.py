@@ -203,7 +203,7 @@ def _followed(
 def _sums(nodes: Sequence[Node], value: Value, channel: int) -> list[_Sum] | None:
     """Reads the sums of a tensor's entries; None where one runs over axes that aren't known."""
     parts, plain = _followed(nodes, value)
-    found = []
+    rearrangements = []
     for node in nodes:
         if node.primitive is not p.reduce_sum_p or node.inputs[0] not in parts:
             continue
@@ -215,8 +215,10 @@ def _sums(nodes: Sequence[Node], value: Value, channel: int) -> list[_Sum] | Non
         known = [(x, n) for x, n in along if x is not None]
         channels = math.prod(n for x, n in known if any(a == channel for a, _ in x))
         every = frozenset[tuple[int, int]]().union(*(x for x, _ in known))
-        found.append(_Sum(every, math.prod(n for _, n in known), channels, operand in plain))
-    return found or None
+        rearrangements.append(
+            _Sum(every, math.prod(n for _, n in known), channels, operand in plain)
+        )
+    return rearrangements or None
 
 
 def chosen_channels(layer: Layer, value: Value, layout: Axes) -> tuple[int, ...] | None:
@@ -330,16 +332,16 @@ def shared_parameters(layer: Layer, random: Collection[Value], layout: Axes) -> 
         random: Inputs of it.
         layout: The result's layout.
     """
-    made = layer.outputs[0]
+    result = layer.outputs[0]
     found = {}
     for value in random:
         lineages, _ = follow_lineages(layer.nodes, {value: {value: identity(value.aval.shape)}})
-        labels = lineages.get(made, {}).get(value)
+        labels = lineages.get(result, {}).get(value)
         if labels is None:
             continue
         places = [
             x
-            for x, a, n in zip(labels, layout, made.aval.shape, strict=True)
+            for x, a, n in zip(labels, layout, result.aval.shape, strict=True)
             if a not in (BATCH, CHANNEL) and n != 1
         ]
         if all(x == SHARED for x in places):

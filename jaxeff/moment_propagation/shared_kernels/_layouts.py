@@ -342,8 +342,8 @@ class PositionContraction:
             return jnp.einsum("bptgi,bpgo->btigo", windows, gates)
         # A batch of plain matrices, which compilers have fast code for.
         rows, columns = windows.reshape(batch, places, -1), gates[:, :, 0]
-        made = jnp.swapaxes(jnp.einsum("bpo,bpk->bok", columns, rows), 1, 2)
-        return made.reshape(batch, taps, inputs, 1, -1)
+        result = jnp.swapaxes(jnp.einsum("bpo,bpk->bok", columns, rows), 1, 2)
+        return result.reshape(batch, taps, inputs, 1, -1)
 
     def apply_to_windows(self, windows: Array, kernels: Array, like: Array) -> Array:
         """Contracts windows with a kernel for each example, as `let_through` returns them."""
@@ -373,12 +373,12 @@ def split_at_contraction(layer: Layer) -> tuple[Sequence[Node], Node | None, Seq
         return layer.nodes, None, ()
     number = layer.nodes.index(op)
     after = layer.nodes[number + 1 :]
-    made = {op.outputs[0]}
+    reached = {op.outputs[0]}
     for node in after:
-        if not made.isdisjoint(node.values):
-            made.update(node.outputs)
+        if not reached.isdisjoint(node.values):
+            reached.update(node.outputs)
     # What prepares a bias may stand after the contraction.
-    later = [n for n in after if not made.isdisjoint(n.outputs)]
+    later = [n for n in after if not reached.isdisjoint(n.outputs)]
     return [*layer.nodes[:number], *(n for n in after if n not in later)], op, later
 
 

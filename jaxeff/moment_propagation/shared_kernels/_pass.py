@@ -215,15 +215,15 @@ def _normalized(
     source, layout = here.source(), here.layouts[layer.outputs[0]]
     if source is None or not is_random(outputs[0]):
         return None
-    given = dict(zip(layer.inputs, values, strict=True))
-    random = [v for v in layer.inputs if is_random(given[v]) and v is not source]
-    still = {v: to_variance(x).mean if v in random else x for v, x in given.items()}
+    operands = dict(zip(layer.inputs, values, strict=True))
+    random = [v for v in layer.inputs if is_random(operands[v]) and v is not source]
+    still = {v: to_variance(x).mean if v in random else x for v, x in operands.items()}
     result = here.moments(layer, *still.values())[0] if random else outputs[0]
-    means = {**still, source: to_variance(given[source]).mean}
+    means = {**still, source: to_variance(operands[source]).mean}
     terms: list[NoiseTerm] = []
     for v, is_number in shared_parameters(layer, random, layout).items():
         # A parameter moves all positions of a channel by its slope there.
-        step = root(to_variance(given[v]).var)
+        step = root(to_variance(operands[v]).var)
 
         def of(w: Array, moved: Value = v) -> Array:
             return layer.fn(*(w if a is moved else means[a] for a in layer.inputs))[0]
@@ -231,7 +231,7 @@ def _normalized(
         along = canonical(jax.jvp(of, (means[v],), (step,))[1], layout)
         one = jnp.ones((len(along), along.shape[-1]), along.dtype)
         terms.append(EntryTerm(along, one, is_number=is_number))
-    return _Normalized(source, to_variance(given[source]), to_variance(result), layout, terms)
+    return _Normalized(source, to_variance(operands[source]), to_variance(result), layout, terms)
 
 
 def _by_group(x: Array, groups: ChannelGroups) -> Array:

@@ -107,14 +107,14 @@ def _mixed(
     layer: Layer, value: Value, layout: Axes
 ) -> tuple[Mapping[Value, Axes] | None, frozenset[int | None]]:
     """Follows axes through a layer of one value; and says which positions it combines."""
-    made = layer.outputs[0]
+    result = layer.outputs[0]
     if (found := PositionMap.of(layer, value, layout)) is not None:
-        return {made: found.layout}, found.combined
+        return {result: found.layout}, found.combined
     kept = layer.kind == "normalization" and (
         keeps_positions(layer, value, layout) or ChannelGroups.of(layer, value, layout) is not None
     )
     kept = kept or chosen_channels(layer, value, layout) is not None
-    return ({made: layout} if kept else None), frozenset()
+    return ({result: layout} if kept else None), frozenset()
 
 
 def _through_product(

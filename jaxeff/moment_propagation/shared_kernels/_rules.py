@@ -196,18 +196,18 @@ def _parts(value: Any) -> tuple[Array, Array]:
 def pointwise(here: RuleContext, layer: Layer, values: Sequence[Any]) -> Sequence[Any]:
     """Computes a function of entries, and adds its result to the noise."""
     noise, layouts = here.noise, here.layouts
-    given, layout = dict(zip(layer.inputs, values, strict=True)), layouts[layer.outputs[0]]
+    operands, layout = dict(zip(layer.inputs, values, strict=True)), layouts[layer.outputs[0]]
     sources = [v for v in here.sources if noise.knows(v)]
     if len(sources) == 1 and _is_move(layer, sources[0], layouts):
-        var = canonical(to_variance(given[sources[0]]).var, layouts[sources[0]])
+        var = canonical(to_variance(operands[sources[0]]).var, layouts[sources[0]])
         here.keep(layer.outputs[0], terms_of(noise, sources[0], var))
         return here.moments(layer, *values)
     for v in sources:
         if not keeps_entries(layer, v):
             read_out(noise, v)
-    others = [v for v in given if is_random(given[v]) and v not in sources]
+    others = [v for v in operands if is_random(operands[v]) and v not in sources]
     shared = shared_parameters(layer, others, layout)
-    along, outputs = _slopes(here.moments, layer, given, [*sources, *shared])
+    along, outputs = _slopes(here.moments, layer, operands, [*sources, *shared])
     if along is None:
         return outputs
     parts: list[list[NoiseTerm]] = []
@@ -221,10 +221,10 @@ def pointwise(here: RuleContext, layer: Layer, values: Sequence[Any]) -> Sequenc
         parts.append([EntryTerm(step, s, v)])
         if keeps_entries(layer, v):
             slope = canonical(along(v, jnp.ones(v.aval.shape, v.aval.dtype)), layout)
-            var = canonical(to_variance(given[v]).var, layout)
+            var = canonical(to_variance(operands[v]).var, layout)
             parts[-1].append(RestTerm(slope, jnp.maximum(var - a * a * spread(s, a), 0), 1.0))
     for v, is_number in shared.items():
-        step = canonical(along(v, root(to_variance(given[v]).var)), layout)
+        step = canonical(along(v, root(to_variance(operands[v]).var)), layout)
         one = jnp.ones((len(step), step.shape[-1]), step.dtype)
         parts.append([EntryTerm(step, one, is_number=is_number)])
     here.keep(layer.outputs[0], [term for part in parts for term in part])
@@ -245,10 +245,10 @@ def pointwise(here: RuleContext, layer: Layer, values: Sequence[Any]) -> Sequenc
 
 def _is_move(layer: Layer, value: Value, layouts: Mapping[Value, Axes]) -> bool:
     """Returns whether a layer moves axes of a value, but not in the canonical layout."""
-    made = layer.outputs[0]
+    result = layer.outputs[0]
     if not only_moves(layer.nodes, {value: layouts[value]}):
         return False
-    ends = [(v.aval.shape, layouts[v]) for v in (value, made)]
+    ends = [(v.aval.shape, layouts[v]) for v in (value, result)]
     one, other = ([a for a in layout if a not in (BATCH, CHANNEL)] for _, layout in ends)
     shapes = (canonical(jnp.empty(shape), layout).shape for shape, layout in ends)
     return one == other and len(set(shapes)) == 1
@@ -268,44 +268,44 @@ def _shared_by_operands(noise: SharedNoise, parts: Sequence[Sequence[NoiseTerm]]
 def join(here: RuleContext, layer: Layer, values: Sequence[Any]) -> Sequence[Any]:
     """Puts channels side by side, and what their positions share."""
     noise, outputs = here.noise, here.moments(layer, *values)
-    made = layer.outputs[0]
-    layout = here.layouts[made]
+    result = layer.outputs[0]
+    layout = here.layouts[result]
     for value in layer.inputs:
         if noise.knows(value):
             read_out(noise, value)
-    size, start = made.aval.shape[layout.index(CHANNEL)], 0
+    size, start = result.aval.shape[layout.index(CHANNEL)], 0
     amplitudes, sources = [], []
     for value in layer.nodes[0].inputs:
         shape = canonical(jnp.empty(value.aval.shape, value.aval.dtype), layout).shape
         known = isinstance(value, Value) and value in noise.amplitudes
         if known:
             sources.append((value, Columns(start, size)))
-        amplitudes.append(noise.amplitudes[value] if known else jnp.ones(shape, made.aval.dtype))
+        amplitudes.append(noise.amplitudes[value] if known else jnp.ones(shape, result.aval.dtype))
         start += shape[-1]
     amplitude = jnp.concatenate(amplitudes, -1)
     own = jnp.zeros((len(amplitude), size), amplitude.dtype)
-    noise.record(made, amplitude, *noise.combined(sources, own))
+    noise.record(result, amplitude, *noise.combined(sources, own))
     return outputs
 
 
 def pooling(here: RuleContext, layer: Layer, values: Sequence[Any]) -> Sequence[Any]:
     """Computes a pooling of positions, and adds its result to the noise."""
     noise, layouts = here.noise, here.layouts
-    given, layout = dict(zip(layer.inputs, values, strict=True)), layouts[layer.outputs[0]]
+    operands, layout = dict(zip(layer.inputs, values, strict=True)), layouts[layer.outputs[0]]
     source = here.source()
     if source is None:
         return here.moments(layer, *values)
     read_out(noise, source)
     before = layouts[source]
-    m, var = _parts(given[source])
+    m, var = _parts(operands[source])
     a, s = noise.amplitudes[source], noise.variances[source]
     rest = jnp.maximum(canonical(var, before) - a * a * spread(s, a), 0)
     share = min(pooled(layer.nodes, {source: before}) / positions(m.shape, before), 1)
     if share == 1 and is_sum(layer.nodes, source):
         # Of all positions only their mean is left: how they differ isn't computed.
         a, rest = jnp.ones_like(a), jnp.zeros_like(rest)
-    given[source] = Gaussian(m, restored(rest, before))
-    along, outputs = _slopes(here.moments, layer, given, [source])
+    operands[source] = Gaussian(m, restored(rest, before))
+    along, outputs = _slopes(here.moments, layer, operands, [source])
     if along is None:
         return outputs
     step = canonical(along(source, restored(a, before)), layout)
@@ -324,20 +324,20 @@ def pooling(here: RuleContext, layer: Layer, values: Sequence[Any]) -> Sequence[
 def mixing(here: RuleContext, layer: Layer, values: Sequence[Any]) -> Sequence[Any]:
     """Computes a function that combines positions channel by channel."""
     noise, made = here.noise, layer.outputs[0]
-    given, source = dict(zip(layer.inputs, values, strict=True)), here.source()
+    operands, source = dict(zip(layer.inputs, values, strict=True)), here.source()
     if source is None:
         return here.moments(layer, *values)
     outputs = here.moments(layer, *values)
     if not is_random(outputs[0]):
         return outputs
     before, after = here.layouts[source], here.layouts[made]
-    m, var = _parts(given[source])
+    m, var = _parts(operands[source])
     if sum(term.source is not None for term in noise.terms.get(source, ())) > 1:
         # Parts that share a source add up before they are squared.
         read_out(noise, source)
 
     def at(x: Any) -> list[Any]:
-        return [x if v is source else given[v] for v in layer.inputs]
+        return [x if v is source else operands[v] for v in layer.inputs]
 
     # Slopes at the means: a rule's mean of a softmax or a logarithm is dear to differentiate.
     of_means = jax.linearize(lambda x: layer.fn(*at(x))[0], m)[1]
@@ -400,11 +400,11 @@ def gathered(here: RuleContext, layer: Layer, values: Sequence[Any]) -> Sequence
     source = here.source()
     if source is None:
         return outputs
-    given, layout = dict(zip(layer.inputs, values, strict=True)), here.layouts[source]
-    var = canonical(to_variance(given[source]).var, layout)
+    operands, layout = dict(zip(layer.inputs, values, strict=True)), here.layouts[source]
+    var = canonical(to_variance(operands[source]).var, layout)
 
     def rows_of(x: Array) -> Array:
-        return layer.fn(*(x if v is source else given[v] for v in layer.inputs))[0]
+        return layer.fn(*(x if v is source else operands[v] for v in layer.inputs))[0]
 
     terms = noise.terms.get(source, ())
     if any(

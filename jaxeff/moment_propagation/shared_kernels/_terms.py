@@ -79,8 +79,8 @@ class SharedNoise:
         """Returns the covariance of two values' means; None where they share nothing."""
         if (one, other) in self.covariances:
             return self.covariances[one, other]
-        found = self.covariances.get((other, one))
-        return None if found is None else jnp.swapaxes(found, 1, 2)
+        stored = self.covariances.get((other, one))
+        return None if stored is None else jnp.swapaxes(stored, 1, 2)
 
     @property
     def values(self) -> list[Value]:
@@ -432,10 +432,10 @@ def covary(noise: SharedNoise, one: NoiseTerm, other: NoiseTerm) -> Array | None
     ours, theirs = _of_entries(one), _of_entries(other)
     if ours is None or theirs is None or ours.source is None or theirs.source is None:
         return None
-    found = noise.covariance(ours.source, theirs.source)
-    if found is None:
+    covariance = noise.covariance(ours.source, theirs.source)
+    if covariance is None:
         return None
-    half = found if ours.slopes is None else through(ours.slopes, found)
+    half = covariance if ours.slopes is None else through(ours.slopes, covariance)
     turned = jnp.swapaxes(half, 1, 2)
     both = turned if theirs.slopes is None else through(theirs.slopes, turned)
     return ours.gate * theirs.gate * spread(diagonal(both), ours.gate)

@@ -111,18 +111,18 @@ def widths_of(program: Program, bits: Bits) -> dict[Layer, Widths]:
 
 def read(layer: Layer) -> Widths:
     """Returns the widths that a layer was quantized to, by the name scopes of its equations."""
-    found: dict[str, tuple[float, float]] = {}
+    formats: dict[str, tuple[float, float]] = {}
     for scope in dict.fromkeys(scope for node in layer.nodes for scope in node.scopes):
         if match := _SCOPE.fullmatch(scope):
-            found.setdefault(match["name"], (float(match["width"]), float(match["storage"])))
-    weights = [of for name, of in found.items() if name.startswith("weights")]
-    results = [width for name, (width, _) in found.items() if name.startswith("output")]
+            formats.setdefault(match["name"], (float(match["width"]), float(match["storage"])))
+    weights = [of for name, of in formats.items() if name.startswith("weights")]
+    results = [width for name, (width, _) in formats.items() if name.startswith("output")]
     inputs: list[float] = []
-    if any(name.startswith("input") for name in found):
+    if any(name.startswith("input") for name in formats):
         inputs = [
-            found[f"input_{i}"][0] if f"input_{i}" in found else dtype_bits(layer.inputs[at])
+            formats[f"input_{i}"][0] if f"input_{i}" in formats else dtype_bits(layer.inputs[at])
             for i, at in enumerate(layer.data)  # a linear layer adds what isn't named: a shortcut
-            if layer.kind != "linear" or f"input_{i}" in found
+            if layer.kind != "linear" or f"input_{i}" in formats
         ]
     first = max((width for width, _ in weights), default=None)
     return Widths(
@@ -177,36 +177,36 @@ def kept_widths(program: Program, widths: Mapping[Layer, Widths]) -> dict[Value,
     """Returns the bits in which every activation is kept, in the order in which they are made."""
     over = _written_over(program)
     wanted: dict[Value, float] = {v: dtype_bits(v) for v in _results(program)}
-    found: dict[Value, float] = {}
+    bits: dict[Value, float] = {}
     # Backwards: a value is kept in the widest format that any reader needs, and a reader that
     # passes codes on needs what its own readers do.
     for layer in reversed(program.layers):
-        own = widths[layer]
+        of_layer = widths[layer]
         for v in layer.outputs:
             if _is_counted(v):
                 most = dtype_bits(v)
-                found[v] = min(wanted.get(v, most), own.results or most)
+                bits[v] = min(wanted.get(v, most), of_layer.results or most)
         for v in (layer.inputs[i] for i in layer.data):
             width: float = dtype_bits(v)
             if layer.kind in {"linear", "matmul"}:
-                width = own.activations or width
+                width = of_layer.activations or width
             elif passes_codes(layer) or any(over.get(out) is v for out in layer.outputs):
-                width = max((found[out] for out in layer.outputs if out in found), default=width)
+                width = max((bits[out] for out in layer.outputs if out in bits), default=width)
             wanted[v] = max(wanted.get(v, 0), width)
-    found.update({v: wanted.get(v, dtype_bits(v)) for v in program.inputs if _is_counted(v)})
-    return dict(reversed(found.items()))
+    bits.update({v: wanted.get(v, dtype_bits(v)) for v in program.inputs if _is_counted(v)})
+    return dict(reversed(bits.items()))
 
 
 def carried_widths(program: Program, widths: Mapping[Layer, Widths]) -> dict[Value, float]:
     """Returns the bits per number of every activation, whatever its readers quantize to."""
-    found: dict[Value, float] = {v: dtype_bits(v) for v in program.inputs if _is_counted(v)}
+    bits: dict[Value, float] = {v: dtype_bits(v) for v in program.inputs if _is_counted(v)}
     for layer in program.layers:
         data = [layer.inputs[i] for i in layer.data]
-        moved = [found[v] for v in data if v in found] if passes_codes(layer) else []
+        moved = [bits[v] for v in data if v in bits] if passes_codes(layer) else []
         for v in layer.outputs:
             if _is_counted(v):
-                found[v] = widths[layer].results or max(moved, default=dtype_bits(v))
-    return found
+                bits[v] = widths[layer].results or max(moved, default=dtype_bits(v))
+    return bits
 
 
 def passes_codes(layer: Layer) -> bool:
@@ -409,12 +409,14 @@ class _ParameterBits:
         size = times * v.aval.size
         # A slice of a leaf is its own entry: two layers that read different halves store
         # both.
-        whole = [path for path in v.leaves if len(v.leaves) == 1 and size >= self.sizes[path]]
-        key = (*whole, bits / v.aval.size)
-        if whole and key in self._stored:
+        whole_leaves = [
+            path for path in v.leaves if len(v.leaves) == 1 and size >= self.sizes[path]
+        ]
+        key = (*whole_leaves, bits / v.aval.size)
+        if whole_leaves and key in self._stored:
             return 0
         self._stored.add(key)
-        return bits * (self.sizes[whole[0]] / v.aval.size if whole else times)
+        return bits * (self.sizes[whole_leaves[0]] / v.aval.size if whole_leaves else times)
 
 
 def _rows(

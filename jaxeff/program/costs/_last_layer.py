@@ -74,15 +74,15 @@ def inputs_of(f: Callable[..., Any], site: str) -> Callable[..., Array]:
         layer = find(program, site)
         if len(layer.data) != 1:
             raise ValueError(f"{site} has {len(layer.data)} data inputs, not one")
-        found: list[Array] = []
+        operands: list[Array] = []
 
         def rule(each: Layer, key: Any, *values: Any) -> Sequence[Any]:
             if each.site == site:
-                found.append(values[layer.data[0]])
+                operands.append(values[layer.data[0]])
             return plain_rule(each, key, *values)
 
         evaluate(program, rule, None, argument_leaves(args, kwargs))
-        return found[0]
+        return operands[0]
 
     return features
 

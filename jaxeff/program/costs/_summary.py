@@ -140,6 +140,6 @@ class Sites(tuple[str, ...]):
 def sites(f: Callable[..., Any], params: Any, *args: Any, **kwargs: Any) -> Sites:
     """Returns the names of every layer of `f`, in order of execution."""
     layers = trace(f, params, *args, **kwargs).sites
-    found = Sites(layer.site for layer in layers)
-    found.kinds = tuple(layer.kind for layer in layers)
-    return found
+    names = Sites(layer.site for layer in layers)
+    names.kinds = tuple(layer.kind for layer in layers)
+    return names

@@ -330,8 +330,8 @@ def _aligned(term: _Term, result: Axes) -> _Term:
 
 def _input(position: int, value: Value) -> _Term:
     shape = tuple(value.aval.shape)
-    own: Axes = tuple(range(len(shape))) if value.is_data else (None,) * len(shape)
-    return _Term(f"${position}:{value.aval.dtype}", shape, own)
+    axes_of_value: Axes = tuple(range(len(shape))) if value.is_data else (None,) * len(shape)
+    return _Term(f"${position}:{value.aval.dtype}", shape, axes_of_value)
 
 
 def _constant(value: Any) -> _Term:

@@ -112,16 +112,16 @@ def _readers(graph: Graph) -> Readers:
 def _state_updates(graph: Graph) -> set[Node]:
     """Returns the nodes that only serve a new-state result: computed, but part of no layer."""
     readers = _readers(graph)
-    found: set[Node] = set()
+    updates: set[Node] = set()
     # Backwards, so that a node's readers are classified before the node itself.
     for node in reversed(graph.nodes):
         # `None` among the readers is the function's own result: such a node computes a
         # signal too.
         tagged = node.primitive is prim.NAME and node.params["name"].startswith(NEW_STATE_TAG)
         uses = set().union(*(readers[v] for v in node.outputs))
-        if tagged or (uses and None not in uses and uses <= found):
-            found.add(node)
-    return found
+        if tagged or (uses and None not in uses and uses <= updates):
+            updates.add(node)
+    return updates
 
 
 def _by_mark(
@@ -134,7 +134,7 @@ def _by_mark(
     """
     runs: list[tuple[_Mark, list[Node]]] = []
     rest: list[Node] = []
-    made: set[Value] = set()  # by the last run
+    results: set[Value] = set()  # by the last run
     beyond: set[Value] = set()  # by others, from what the last run made
     for node in nodes:
         marks = [m for s in node.scopes if (m := _MARK.fullmatch(s))]
@@ -143,15 +143,15 @@ def _by_mark(
             rest.append(node)
             # Follow what the run computed through unmarked nodes: a marked node that reads
             # such a value can't run before them, so it can't belong to the same run.
-            if not made.isdisjoint(node.values) or not beyond.isdisjoint(node.values):
+            if not results.isdisjoint(node.values) or not beyond.isdisjoint(node.values):
                 beyond.update(node.outputs)
             continue
         found = marks[depth].group("kind", "site", "occurrence")
         if not runs or runs[-1][0] != found or not beyond.isdisjoint(node.values):
             runs.append((found, []))
-            made, beyond = set(), set()
+            results, beyond = set(), set()
         runs[-1][1].append(node)
-        made.update(node.outputs)
+        results.update(node.outputs)
     return runs, rest
 
 
@@ -258,23 +258,23 @@ def _inline_constants(layers: list[Layer], graph: Graph) -> list[Layer]:
     position = {node: i for i, node in enumerate(graph.nodes)}
 
     def needed(values: Iterable[Value]) -> list[Node]:
-        found: set[Node] = set()
+        preparing: set[Node] = set()
         stack = [maker[v] for v in values if v in maker]
         while stack:
             node = stack.pop()
-            if node not in found:
-                found.add(node)
+            if node not in preparing:
+                preparing.add(node)
                 stack += [maker[v] for v in node.values if v in maker]
-        return sorted(found, key=position.__getitem__)
+        return sorted(preparing, key=position.__getitem__)
 
     aside = set(constant)
     kept = [layer for layer in layers if layer not in aside]
     for layer in kept:
         nodes = needed(layer.inputs)
         if nodes and not any(n.graphs for n in layer.nodes):
-            made = {v for n in nodes for v in n.outputs}
-            extra = [v for n in nodes for v in n.values if v not in made]
-            inputs = [v for v in layer.inputs if v not in made]
+            prepared = {v for n in nodes for v in n.outputs}
+            extra = [v for n in nodes for v in n.values if v not in prepared]
+            inputs = [v for v in layer.inputs if v not in prepared]
             layer.nodes = (*nodes, *layer.nodes)
             layer.inputs = tuple(dict.fromkeys([*inputs, *extra]))
     # What leaves the function, or enters a loop, stays a layer.
@@ -320,8 +320,8 @@ def parameter_names(layers: Sequence[Layer]) -> dict[Layer, str]:
         layers: All layers of a program that have a site, in order of execution.
     """
     # A loop's own layer reads what several layers in its body do.
-    own = (layer for layer in layers if layer.kind != "control flow")
-    paths = {layer: found for layer in own if (found := _paths(layer))}
+    computing = (layer for layer in layers if layer.kind != "control flow")
+    paths = {layer: found for layer in computing if (found := _paths(layer))}
     ranks = {layer: _rank(layer) for layer in paths}
     multiplied = {paths[layer][0] for layer in paths if ranks[layer] == 0}
     together = _together(_rest(paths[la], multiplied) for la in paths if ranks[la])
@@ -475,10 +475,10 @@ def _function_name(layer: Layer, sizes: Counter[tuple[str, int]]) -> str:
     if any(drops(node) for node in nodes):
         return "dropout"
     # A call that holds this layer and nothing else is named after what it does.
-    own = Counter(call for node in layer.nodes for call in node.calls)
+    calls = Counter(call for node in layer.nodes for call in node.calls)
     # Equal counts mean that the call holds no other layer. The outermost one has the lowest
     # number.
-    for name, _ in sorted((c for c in own if own[c] == sizes[c] >= len(nodes)), key=_by_id):
+    for name, _ in sorted((c for c in calls if calls[c] == sizes[c] >= len(nodes)), key=_by_id):
         if _is_name(name.strip("_")):
             return name.strip("_")
     if len(nodes) == 1:

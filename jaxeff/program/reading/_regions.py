@@ -187,9 +187,9 @@ def _merge(segments: list[Segment], read_elsewhere: Collection[Value]) -> list[S
 
 def _with_scales(segments: list[Segment], read_elsewhere: Collection[Value]) -> list[Segment]:
     """Gives a dropout the division by the share that it keeps."""
-    found: list[Segment] = []
+    scaled: list[Segment] = []
     for segment in segments:
-        before = found[-1] if found and segment.drops else None
+        before = scaled[-1] if scaled and segment.drops else None
         if (
             before is not None
             and before.is_scaling
@@ -197,9 +197,9 @@ def _with_scales(segments: list[Segment], read_elsewhere: Collection[Value]) -> 
             and before.exit not in read_elsewhere
         ):
             segment = Segment(before.nodes + segment.nodes, before.root, segment.exit)
-            found.pop()
-        found.append(segment)
-    return found
+            scaled.pop()
+        scaled.append(segment)
+    return scaled
 
 
 def _merge_sandwiches(segments: list[Segment], read_elsewhere: Collection[Value]) -> list[Segment]:
@@ -212,8 +212,8 @@ def _merge_sandwiches(segments: list[Segment], read_elsewhere: Collection[Value]
         kinds = (before.kind, middle.kind, after.kind)
         plain = not before.owners and not middle.owners and not middle.drops
         if linked and private and plain and kinds == ("normalization", "elementwise", before.kind):
-            whole = _join(_join(before, middle), after)
-            rest = [*segments[: i - 1], whole, *segments[i + 2 :]]
+            joined = _join(_join(before, middle), after)
+            rest = [*segments[: i - 1], joined, *segments[i + 2 :]]
             return _merge_sandwiches(rest, read_elsewhere)
     return segments
 
@@ -350,12 +350,12 @@ def _is_pointwise(node: Node) -> bool:
     (body, *_) = _compat.sub_jaxprs(node.eqn)
     # With a statistic inside, a broadcast brings it back to its tensor; without one, a
     # broadcast would change the shape of the result.
-    found = set(_compat.primitives_in(body))
-    if found & prim.REDUCTION.keys():
-        found -= prim.BROADCAST_BACK
+    primitives = set(_compat.primitives_in(body))
+    if primitives & prim.REDUCTION.keys():
+        primitives -= prim.BROADCAST_BACK
     elif node.outputs[0].aval.shape not in [v.aval.shape for v in node.values]:
         return False
-    return found <= _POINTWISE
+    return primitives <= _POINTWISE
 
 
 def linear_layer(node: Node, readers: Readers, free: set[Node], taken: set[Node]) -> Layer:
@@ -409,6 +409,6 @@ def pooling_layer(node: Node, readers: Readers, free: set[Node], taken: set[Node
 
 def _only_reader(value: Value, readers: Readers, free: set[Node]) -> Node | None:
     """Returns the one node that reads a value, unless it belongs to a layer marked before."""
-    found = readers[value]
-    reader = next(iter(found)) if len(found) == 1 else None
+    nodes = readers[value]
+    reader = next(iter(nodes)) if len(nodes) == 1 else None
     return reader if reader in free else None
