@@ -7,7 +7,7 @@ from typing import Any
 import equinox
 import jax
 
-from jaxeff.core._reader import Leaves, Method, LibraryModel
+from jaxeff.core._reader import Leaves, LibraryModel, Method
 
 
 def read_equinox(model: Any, method: Method, keyed: bool, mutable: bool) -> LibraryModel:

@@ -19,7 +19,7 @@ from flax import nnx
 from flax.core import unfreeze
 from flax.traverse_util import flatten_dict
 
-from jaxeff.core._reader import Leaves, Method, LibraryModel, flatten, nest
+from jaxeff.core._reader import Leaves, LibraryModel, Method, flatten, nest
 
 
 class TrainingModeWarning(UserWarning):

@@ -68,7 +68,7 @@ from jaxeff.core._from_flax import (
     read_nnx,
     warn_of_training_mode,
 )
-from jaxeff.core._reader import Method, LibraryModel, flatten, nest
+from jaxeff.core._reader import LibraryModel, Method, flatten, nest
 
 __all__ = ["NEW_STATE_TAG", "STATE_TAG", "TrainingModeWarning", "functional", "restore"]
 

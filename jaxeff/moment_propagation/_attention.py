@@ -47,8 +47,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+import scipy  # its `linalg` is loaded when first used, not at import
 from jaxtyping import Array
-from scipy.linalg import hadamard
 
 from jaxeff.core import jax_internals as _compat
 from jaxeff.core import primitives as p
@@ -215,7 +215,7 @@ def _signs(shape: tuple[int, ...], dtype: jnp.dtype) -> Array:
     """Returns fixed vectors of signs that are orthogonal where there are as many as entries."""
     size = math.prod(shape)
     # The rows are periodic: mixed by signs of their own, no two entries meet in all of them.
-    rows = hadamard(max(_PROBES, 1 << (size - 1).bit_length()))[:_PROBES, :size]
+    rows = scipy.linalg.hadamard(max(_PROBES, 1 << (size - 1).bit_length()))[:_PROBES, :size]
     mixed = rows * np.random.default_rng(0).choice([-1, 1], size)
     return jnp.asarray(mixed.reshape(_PROBES, *shape), dtype)
 

@@ -53,8 +53,8 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+import scipy  # its `special` is loaded when first used, a fifth of a second after import
 from jaxtyping import Array, PRNGKeyArray
-from scipy.special import digamma
 
 from jaxeff.core import (
     check_count,
@@ -268,7 +268,7 @@ def _log_variance(first: np.ndarray, second: np.ndarray, count: int) -> np.ndarr
     # The logarithm of a sampled variance of a normal value is too small on average by what the
     # digamma function says: 4 % at 25 draws.
     half = max(count - 1, 1) / 2
-    bias = float(digamma(half) - np.log(half))
+    bias = float(scipy.special.digamma(half) - np.log(half))
     logs = np.full(var.shape, -np.inf, np.float32)
     return np.log(var, out=logs, where=var > 0, casting="unsafe") - np.float32(bias)
 

@@ -1,6 +1,7 @@
 """What each count may be at most; lowered where a change brings one down, never raised."""
 
 LIMITS = {
+    "modules": 400,
     "modules hidden by a public name": 0,
     "modules that aren't private": 0,
     "imports of a module inside another package": 0,
