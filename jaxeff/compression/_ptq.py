@@ -6,14 +6,15 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
+import numpy as np
 
 from jaxeff.compression.integers import Converted, Integer, integer
 from jaxeff.compression.post_training import calibrate
 from jaxeff.compression.quantizers import Int
-from jaxeff.core import static_integer, validate
+from jaxeff.core import input_batches, spec_of, static_integer, validate
 
 
-@validate(bits=static_integer())
+@validate(bits=static_integer(1, 8), spec=spec_of())
 def ptq(
     f: Callable[..., Any],
     params: Any,
@@ -54,9 +55,9 @@ def ptq(
         ValueError: There are no batches, or as for `calibrate`.
         IntegerError: A layer has no integer kernel for its setting, as for `integer`.
     """
-    batches = (
-        [batches] if isinstance(batches, jax.Array) or hasattr(batches, "ndim") else list(batches)
-    )
+    batches = [batches] if isinstance(batches, jax.Array | np.ndarray) else batches
+    input_batches("ptq: batches", batches)
+    batches = list(batches)
     if not batches:
         raise ValueError("ptq: there are no batches; give an array of examples, or a list of them.")
     chosen = calibrate(f, params, batches, spec or {"*:linear": Int(bits, 8)}, method=method)

@@ -59,7 +59,7 @@ from flax import nnx
 from jax.ad_checkpoint import checkpoint_name
 
 from jaxeff.core._arguments import check_key
-from jaxeff.core._checks import validate
+from jaxeff.core._checks import parameter_tree, validate
 from jaxeff.core._from_flax import (
     TrainingModeWarning,
     batch_layers,
@@ -186,6 +186,7 @@ def functional(
     return _called(infer, name, keyed), nested_params
 
 
+@validate(params=parameter_tree)
 def restore(model: Any, params: Params, state: State | None = None, *args: Any) -> Any:
     """Makes a model of the author's own kind that holds other parameters: `functional`'s way back.
 
@@ -209,6 +210,10 @@ def restore(model: Any, params: Params, state: State | None = None, *args: Any) 
     reading = _read(model, args, None, keyed=False, mutable=False)
     leaves = {**reading.state, **(flatten(state) if state else {})}
     values = flatten(params)
+    if not isinstance(params, Mapping):
+        raise TypeError(
+            f"restore: params must be a nested dict of arrays, not {type(params).__name__}."
+        )
     for what, given, expected in (
         ("parameter", values, reading.params), ("state", leaves, reading.state)
     ):  # fmt: skip
@@ -245,8 +250,8 @@ def _read(
         return read_keras(model, args, method, keyed, mutable)
     if args:
         raise TypeError(
-            f"{name} is a module that holds its own variables: call functional(model) without "
-            "variables or inputs."
+            "functional: argument 1 beside the model is for Linen's variables and Keras's inputs; "
+            f"{name} is a module that holds its own variables: call functional(model)."
         )
     if isinstance(model, nnx.Module):
         return read_nnx(model, method, keyed, mutable)

@@ -111,7 +111,7 @@ def test_linen_has_the_same_adapters():
 
 @pytest.mark.slow
 def test_rounded_weights_keep_an_update_that_is_not():
-    rounding = {"*:linear": Int(4, activations=False)}
+    rounding = {"*:linear": Int(4, activations=False, symmetric=False)}
     rounded = quantized(F, rounding)
     found = lora(rounded, SPEC)(PARAMS, ADAPTERS, X)
     np.testing.assert_array_equal(

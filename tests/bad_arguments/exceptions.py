@@ -97,7 +97,8 @@ ACCEPTED: dict[tuple[str, str, str], str] = {
     ("jaxeff.hardening.scale_levels", "spec", "*"): "any pytree",
     ("*", "rules", "numbers as names"): "rules are those of primitives, no names",
     ("jaxeff.functional", "model", "a model"): "it is one",
-    ("*", "variables", "*"): "Flax checks them",
+    ("jaxeff.restore", "model", "a model"): "it is one",
+    ("jaxeff.compression.ptq", "batches", "an array"): "it is one batch",
     ("jaxeff_export.*", "target", "*"): "resolved when a candidate is timed",
     ("jaxeff_export.*", "board*", "*"): "connected to when a candidate is timed",
 }  # fmt: skip

@@ -357,7 +357,7 @@ def test_the_budget_holds_in_the_spec_itself(params):
     budget = 4 * 4 * cost.macs
     spec = jc.allocate_bits(found, cost, budget, unit="bops")
     assert jaxeff.cost(jc.quantized(chain, spec), params, X[:1]).bops <= budget
-    even = {"*:linear": jc.Int(4, activations_per="tensor")}
+    even = {"*:linear": jc.Int(4, activations_per="tensor", symmetric=False)}
     assert jaxeff.cost(jc.quantized(chain, even), params, X[:1]).bops == budget
 
     def damage(w, a):

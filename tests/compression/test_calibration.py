@@ -23,14 +23,14 @@ PARAMS = {
 
 @pytest.mark.slow
 def test_ranges_are_those_of_all_batches():
-    spec = calibrate(net, PARAMS, BATCHES, {"*": Int(8)})
+    spec = calibrate(net, PARAMS, BATCHES, {"*": Int(8, symmetric=False)})
     data = jnp.concatenate(BATCHES)
     hidden = jax.nn.relu(data @ PARAMS["fc1"]["kernel"])
     assert list(spec) == ["fc1", "fc2"]
     for site, x in (("fc1", data), ("fc2", hidden)):
         np.testing.assert_allclose(spec[site].range, (x.min(), x.max()), rtol=1e-6)
     ours = quantized(net, spec)(PARAMS, BATCHES[0])
-    weights_only = quantized(net, {"*": Int(8, activations=False)})
+    weights_only = quantized(net, {"*": Int(8, activations=False, symmetric=False)})
 
     def by_hand(x):
         x = fake_quantize(x, 8, data.min(), data.max())
@@ -46,16 +46,16 @@ def _weight(w):
 
 
 def test_a_percentile_is_averaged_over_batches():
-    spec = calibrate(net, PARAMS, BATCHES, {"fc1": Int(8)}, percentile=90.0)
+    spec = calibrate(net, PARAMS, BATCHES, {"fc1": Int(8, symmetric=False)}, percentile=90.0)
     low = np.mean([np.percentile(b, 10) for b in BATCHES])
     high = np.mean([np.percentile(b, 90) for b in BATCHES])
     np.testing.assert_allclose(spec["fc1"].range, (low, high), rtol=1e-5)
 
 
 def test_constant_ranges_and_other_layers_stay():
-    spec = calibrate(net, PARAMS, BATCHES, {"fc1": None, "fc2": Int(4, range=2.0)})
-    assert spec == {"fc2": Int(4, range=2.0)}
-    spec = calibrate(net, PARAMS, BATCHES, {"relu": Int(4, at="output")})
+    spec = calibrate(net, PARAMS, BATCHES, {"fc1": None, "fc2": Int(4, range=2.0, symmetric=False)})
+    assert spec == {"fc2": Int(4, range=2.0, symmetric=False)}
+    spec = calibrate(net, PARAMS, BATCHES, {"relu": Int(4, at="output", symmetric=False)})
     assert list(spec) == ["relu"]
     assert spec["relu"].range[0] == 0
 
@@ -74,7 +74,9 @@ def test_loops_and_shared_layers():
         "cell": {"kernel": jax.random.normal(jax.random.key(0), (5, 5))},
         "head": {"kernel": jnp.eye(5) * 3},
     }
-    spec = calibrate(f, params, BATCHES, {"head": Int(8), "cell": Int(8)})
+    spec = calibrate(
+        f, params, BATCHES, {"head": Int(8, symmetric=False), "cell": Int(8, symmetric=False)}
+    )
     assert set(spec) == {"head", "head#1", "cell"}
     data = h = jnp.concatenate(BATCHES)
     reached = [h]
@@ -96,7 +98,7 @@ def test_the_first_use_alone():
         return (x @ params["fc"]["kernel"]) @ params["fc"]["kernel"]
 
     params = {"fc": {"kernel": jnp.eye(5)}}
-    spec = calibrate(f, params, BATCHES, {"fc#1": None, "fc": Int(8)})
+    spec = calibrate(f, params, BATCHES, {"fc#1": None, "fc": Int(8, symmetric=False)})
     assert spec["fc#1"] is None
     assert spec["fc"].range is not None
 
@@ -108,7 +110,7 @@ def test_contractions_have_a_range_per_operand():
         return q @ (10 * x).T
 
     params = {"q": {"kernel": jnp.eye(5)}}
-    spec = calibrate(f, params, BATCHES, {"*:matmul": Int(8)})
+    spec = calibrate(f, params, BATCHES, {"*:matmul": Int(8, symmetric=False)})
     (setting,) = spec.values()
     data = jnp.concatenate(BATCHES)
     ends = np.sort(np.abs(np.asarray(setting.range[1])))
@@ -119,16 +121,16 @@ def test_contractions_have_a_range_per_operand():
 
 def test_mistakes_are_named():
     with pytest.raises(ValueError, match="at least one batch"):
-        calibrate(net, PARAMS, [], {"*": Int(8)})
+        calibrate(net, PARAMS, [], {"*": Int(8, symmetric=False)})
     with pytest.raises(ValueError, match="percentile must be above 50"):
-        calibrate(net, PARAMS, BATCHES, {"*": Int(8)}, percentile=1.0)
+        calibrate(net, PARAMS, BATCHES, {"*": Int(8, symmetric=False)}, percentile=1.0)
     with pytest.raises(TypeError, match="must be an Int"):
         calibrate(net, PARAMS, BATCHES, {"*": 8})
     with pytest.raises(ValueError, match=r"batches\[0\] holds NaN"):
-        calibrate(net, PARAMS, [BATCHES[0].at[0, 0].set(jnp.nan)], {"*": Int(8)})
+        calibrate(net, PARAMS, [BATCHES[0].at[0, 0].set(jnp.nan)], {"*": Int(8, symmetric=False)})
 
     def never(params, x):
         return jax.lax.cond(False, lambda: net(params, x), lambda: x[:, :3])
 
     with pytest.raises(ValueError, match="never reached"):
-        calibrate(never, PARAMS, BATCHES, {"fc1": Int(8)})
+        calibrate(never, PARAMS, BATCHES, {"fc1": Int(8, symmetric=False)})

@@ -75,7 +75,11 @@ def test_cost_is_that_of_the_hand_written_net(model, which):
     if which == "noisy":
         ours, by_hand, args = noisy(f, {"*": Additive(0.3)}), noisy_by_hand, (KEY, params, X)
     else:
-        ours, by_hand, args = quantized(f, {"*": Int(8)}), quantized_by_hand, (params, X)
+        ours, by_hand, args = (
+            quantized(f, {"*": Int(8, symmetric=False)}),
+            quantized_by_hand,
+            (params, X),
+        )
     compiled, expected = (jax.jit(g).lower(*args).compile() for g in (ours, by_hand))
     if which == "quantized":
         # Rounding noise may move an activation across a tie: one of 255 steps in some layer.

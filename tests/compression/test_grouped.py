@@ -184,7 +184,7 @@ def test_what_cannot_be():
     def f(params, x):
         return x @ params["w"]
 
-    spec = {"*": Int(4, per="group", group=32, activations=False)}
+    spec = {"*": Int(4, per="group", group=32, activations=False, symmetric=False)}
     with pytest.raises(ValueError, match=r"weights_1 sums over 40 entries, which groups of 32"):
         quantized(f, spec)({"w": jnp.ones((40, 3))}, jnp.ones((2, 40)))
     with pytest.raises(TypeError, match=r"Grouped.method must be a quantizer with numbers per"):
@@ -192,9 +192,9 @@ def test_what_cannot_be():
     with pytest.raises(ValueError, match=r"Grouped.steps='int8' needs a grid around zero"):
         Grouped(Uniform(4), 32, "int8")
     with pytest.raises(ValueError, match=r"Int.group and Int.steps are for per="):
-        Int(4, group=32)
+        Int(4, group=32, symmetric=False)
     with pytest.raises(ValueError, match=r'activations_per="token" is for what layers read'):
-        Int(8, activations_per="token", at="output")
+        Int(8, activations_per="token", at="output", symmetric=False)
     with pytest.raises(ValueError, match=r"Levels.values must be two finite numbers or more"):
         jc.Levels((1.0, 0.0))
     with pytest.raises(TypeError, match=r"Levels.values must be a tuple of numbers"):

@@ -61,7 +61,7 @@ def test_weights_and_activations_apart(params):
 
     w, b = params["fc1"]["kernel"], params["fc1"]["bias"]
     for setting, by_hand in (
-        (Int(2, activations=False), X @ hand(w, 2, (1,)) + b),
+        (Int(2, activations=False, symmetric=False), X @ hand(w, 2, (1,)) + b),
         (Int(2, weights=False), hand(X, 2, (0,)) @ w + b),
         (Int(2, at="output", weights=False), hand(X @ w + b, 2, (0,))),
     ):
@@ -81,7 +81,9 @@ def test_kernels_have_few_levels_per_output_channel(lenet):
         )  # fmt: skip
 
     impulse = jnp.zeros((1, 9, 9, 1)).at[0, 4, 4, 0].set(1.0)
-    kernel = quantized(conv, {"conv1": Int(2, activations=False)})(params, impulse)[0, 2:7, 2:7]
+    kernel = quantized(conv, {"conv1": Int(2, activations=False, symmetric=False)})(
+        params, impulse
+    )[0, 2:7, 2:7]
     for channel in range(6):
         assert len(np.unique(kernel[..., channel])) <= 4
     expected = hand(params["conv1"]["kernel"], 2, (3,))[::-1, ::-1, 0]
@@ -91,13 +93,13 @@ def test_kernels_have_few_levels_per_output_channel(lenet):
 
 def test_relu_outputs_with_a_constant_range(params):
     k = 0.1
-    spec = {"relu": Int(4, range=(0.0, 15 * k), at="output")}
+    spec = {"relu": Int(4, range=(0.0, 15 * k), at="output", symmetric=False)}
     ours = quantized(net, spec)(params, X)
     hidden = jax.nn.relu(X @ params["fc1"]["kernel"] + params["fc1"]["bias"][None])
     levels = jnp.clip(jnp.round(hidden / k), 0, 15) * k
     by_hand = levels @ params["fc2"]["kernel"] + params["fc2"]["bias"][None]
     np.testing.assert_allclose(ours, by_hand, rtol=1e-4, atol=1e-4)
-    short = quantized(net, {"relu": Int(4, range=15 * k, at="output")})(params, X)
+    short = quantized(net, {"relu": Int(4, range=15 * k, at="output", symmetric=False)})(params, X)
     np.testing.assert_array_equal(ours, short)
 
 
@@ -105,12 +107,16 @@ def test_relu_outputs_with_a_constant_range(params):
 def test_none_leaves_a_layer_alone_and_more_bits_are_closer(lenet):
     f, params, x = lenet
     clean = jax.jit(f)(params, x)
-    everything_but = {"conv*": None, "fc*": None, "*": Int(1, at="output", activations=False)}
+    everything_but = {
+        "conv*": None,
+        "fc*": None,
+        "*": Int(1, at="output", activations=False, symmetric=False),
+    }
     with pytest.raises(ValueError, match="nothing for a quantizer"):
         quantized(f, everything_but)(params, x)
     errors = [
         float(jnp.abs(jax.jit(quantized(f, spec))(params, x) - clean).max())
-        for spec in ({"fc3": None, "*": Int(bits)} for bits in (2, 5, 8))
+        for spec in ({"fc3": None, "*": Int(bits, symmetric=False)} for bits in (2, 5, 8))
     ]
     assert errors == sorted(errors, reverse=True)
     assert errors[-1] < 0.02 * float(jnp.abs(clean).max())
@@ -123,7 +129,7 @@ def test_gradients_are_those_at_the_quantized_point(params):
         with jax.numpy_rank_promotion("allow"):
             return x @ params["fc1"]["kernel"] + params["fc1"]["bias"]
 
-    g = quantized(one, {"fc1": Int(3)})
+    g = quantized(one, {"fc1": Int(3, symmetric=False)})
     grads, dx = jax.grad(lambda p, x: g(p, x).sum(), (0, 1))(params, X)
     ones = jnp.ones((4, 8))
     expected = hand(X, 3, (0,)).T @ ones
@@ -135,7 +141,7 @@ def test_gradients_are_those_at_the_quantized_point(params):
 @pytest.mark.slow
 def test_sites_and_composition(lenet):
     f, params, x = lenet
-    g = quantized(f, {"*": Int(4)})
+    g = quantized(f, {"*": Int(4, symmetric=False)})
     names = [s.site for s in trace(f, params, x).sites]
     assert [s.site for s in trace(g, params, x).sites] == names
     both = jax.jit(noisy(g, {"conv1": Additive(0.0)}))(jax.random.key(0), params, x)
@@ -148,8 +154,8 @@ def test_quantizing_twice_finds_the_same_grids(params):
         with jax.numpy_rank_promotion("allow"):
             return x @ params["fc1"]["kernel"] + params["fc1"]["bias"]
 
-    once = quantized(one, {"fc1": Int(4)})
-    twice = quantized(once, {"fc1": Int(4)})
+    once = quantized(one, {"fc1": Int(4, symmetric=False)})
+    twice = quantized(once, {"fc1": Int(4, symmetric=False)})
     np.testing.assert_allclose(twice(params, X), once(params, X), rtol=1e-5, atol=1e-5)
 
 
@@ -163,7 +169,7 @@ def test_linen_and_ranges_of_an_ensemble():
     members = [first, second]
     stacked = jax.tree.map(lambda *leaves: jnp.stack(leaves), *members)
     # Weights only: an activation that rounding noise moves across a tie would move the result.
-    spec = {"*": Int(3, activations=False)}
+    spec = {"*": Int(3, activations=False, symmetric=False)}
     g = jax.jit(quantized(f, spec))
     outside = jax.jit(jax.vmap(g, (0, None)))(stacked, x)
     inside = jax.jit(quantized(jax.vmap(f, (0, None)), spec))(stacked, x)
@@ -181,7 +187,7 @@ def test_attention_contractions_are_quantized():
     assert sites
     clean = jax.jit(f)(params, x)
     for bits in (2, 8):
-        out = jax.jit(quantized(f, {"*:matmul": Int(bits)}))(params, x)
+        out = jax.jit(quantized(f, {"*:matmul": Int(bits, symmetric=False)}))(params, x)
         assert (out != clean).any()
     np.testing.assert_allclose(out, clean, atol=0.1 * float(jnp.abs(clean).max()))
 
@@ -189,15 +195,31 @@ def test_attention_contractions_are_quantized():
 @pytest.mark.parametrize(
     ("make", "error", "message"),
     [
-        (lambda: Int(0), ValueError, r"Int\.bits must be between 1 and 16, but is 0"),
-        (lambda: Int(4.0), TypeError, r"Int\.bits must be an integer, not 4\.0"),
-        (lambda: Int(8, 17), ValueError, r"Int\.activation_bits must be between 1 and 16"),
-        (lambda: Int(8, per="row"), ValueError, r"Int\.per must be one of 'channel', 'tensor'"),
+        (
+            lambda: Int(0, symmetric=False),
+            ValueError,
+            r"Int\.bits must be between 1 and 16, but is 0",
+        ),
+        (lambda: Int(4.0, symmetric=False), TypeError, r"Int\.bits must be an integer, not 4\.0"),
+        (
+            lambda: Int(8, 17, symmetric=False),
+            ValueError,
+            r"Int\.activation_bits must be between 1 and 16",
+        ),
+        (
+            lambda: Int(8, per="row", symmetric=False),
+            ValueError,
+            r"Int\.per must be one of 'channel', 'tensor'",
+        ),
         (lambda: Int(8, symmetric="no"), ValueError, r"Int\.symmetric must be one of"),
-        (lambda: Int(8, range=(1.0, 0.0)), ValueError, "with low <= high"),
-        (lambda: Int(8, range=(1.0,)), ValueError, r"must be a pair \(low, high\)"),
-        (lambda: Int(8, range=-1.0), ValueError, r"Int\.range must be at least"),
-        (lambda: Int(8, range=float("nan")), ValueError, r"Int\.range"),
+        (lambda: Int(8, range=(1.0, 0.0), symmetric=False), ValueError, "with low <= high"),
+        (
+            lambda: Int(8, range=(1.0,), symmetric=False),
+            ValueError,
+            r"must be a pair \(low, high\)",
+        ),
+        (lambda: Int(8, range=-1.0, symmetric=False), ValueError, r"Int\.range must be at least"),
+        (lambda: Int(8, range=float("nan"), symmetric=False), ValueError, r"Int\.range"),
         (lambda: Int(8, weights=False, activations=False), ValueError, "use None instead"),
     ],
 )
@@ -210,12 +232,12 @@ def test_mistakes_are_named(params):
     with pytest.raises(TypeError, match="'fc1' must be a method of compression, such as Int"):
         quantized(net, {"fc1": 8})
     with pytest.raises(ValueError, match="'conv' matches no site"):
-        quantized(net, {"conv": Int(8)})(params, X)
+        quantized(net, {"conv": Int(8, symmetric=False)})(params, X)
     with pytest.raises(ValueError, match=r"relu \(elementwise\), which has nothing"):
-        quantized(net, {"relu": Int(8)})(params, X)
+        quantized(net, {"relu": Int(8, symmetric=False)})(params, X)
     two = (np.zeros(2), np.ones(2))
     with pytest.raises(ValueError, match="its setting has methods for 2"):
-        quantized(net, {"fc1": Int(8, range=two)})(params, X)
+        quantized(net, {"fc1": Int(8, range=two, symmetric=False)})(params, X)
 
 
 @pytest.mark.slow
@@ -225,11 +247,13 @@ def test_a_constant_range_can_be_swept_and_calibrated_settings_pass_jit(params):
     def run(setting):
         return quantized(net, {"relu": setting})(params, X)
 
-    settings = jax.vmap(lambda top: Int(4, range=top, at="output"))(tops)
+    settings = jax.vmap(lambda top: Int(4, range=top, at="output", symmetric=False))(tops)
     swept = jax.jit(jax.vmap(run))(settings)
     for i, top in enumerate(tops):
-        np.testing.assert_allclose(swept[i], run(Int(4, range=top, at="output")), rtol=1e-5)
-    spec = calibrate(net, params, [X], {"*": Int(8)})
+        np.testing.assert_allclose(
+            swept[i], run(Int(4, range=top, at="output", symmetric=False)), rtol=1e-5
+        )
+    spec = calibrate(net, params, [X], {"*": Int(8, symmetric=False)})
     jitted = jax.jit(lambda s: quantized(net, s)(params, X))(spec)
     np.testing.assert_allclose(jitted, quantized(net, spec)(params, X), rtol=1e-5, atol=1e-5)
 
@@ -251,7 +275,7 @@ def test_draws_of_parameters_have_ranges_of_their_own(own):
     axes = ({name: 0 if name in own else None for name in params}, None)
     params = {n: p if n in own else jax.tree.map(lambda a: a[0], p) for n, p in params.items()}
     x = jax.random.normal(jax.random.key(3), (5, 4)) * jnp.arange(1.0, 6)[:, None]
-    spec = {"*:linear": Int(3)}
+    spec = {"*:linear": Int(3, symmetric=False)}
     inside = jax.jit(jax.vmap(quantized(_two_layers, spec), axes))(params, x)
     around = jax.jit(quantized(jax.vmap(_two_layers, axes), spec))(params, x)
     np.testing.assert_allclose(around, inside, atol=1e-4)
@@ -265,6 +289,6 @@ def test_convolutions_of_several_draws_are_refused():
         )  # fmt: skip
 
     params = {"conv": jnp.ones((3, 2, 2, 2, 2)), "scale": jnp.ones((3, 2))}
-    g = quantized(jax.vmap(f, (0, None)), {"conv": Int(4)})
+    g = quantized(jax.vmap(f, (0, None)), {"conv": Int(4, symmetric=False)})
     with pytest.raises(ValueError, match=r"'conv'.*share an axis.*vmap\(quantized"):
         jax.eval_shape(g, params, jnp.ones((2, 4, 4, 1)))

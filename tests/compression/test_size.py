@@ -86,7 +86,10 @@ def test_bits_can_be_given_instead(lenet):
 
 def test_results_that_are_quantized_reach_the_next_product(lenet):
     f, params = lenet
-    spec = {"relu*": Int(4, weights=False, at="output"), "*:linear": Int(2, activations=False)}
+    spec = {
+        "relu*": Int(4, weights=False, at="output"),
+        "*:linear": Int(2, activations=False, symmetric=False),
+    }
     found = rows(cost(quantized(f, spec), params, X))
     assert found["conv1"].bops == 117_600 * 2 * 32
     assert found["conv2"].bops == 240_000 * 2 * 4  # through the pooling, which takes codes
@@ -102,15 +105,15 @@ def test_a_width_that_is_traced_has_no_number(lenet):
 
     @jax.jit
     def sweep(bits):
-        g = quantized(f, {"conv2": Int(bits)})
+        g = quantized(f, {"conv2": Int(bits, symmetric=False)})
         counted.append(cost(g, params, X))
         return g(params, X)
 
     sweep(jnp.array(4))
     assert counted[0].layers == cost(f, params, X).layers
-    assert rows(cost(quantized(f, {"conv2": Int(jnp.array(4))}), params, X))["conv2"].bops == (
-        240_000 * 4 * 4
-    )
+    assert rows(cost(quantized(f, {"conv2": Int(jnp.array(4), symmetric=False)}), params, X))[
+        "conv2"
+    ].bops == (240_000 * 4 * 4)
 
 
 @pytest.mark.promotes("rank")
@@ -173,9 +176,15 @@ def test_activation_memory_of_lenet(lenet):
     f, params = lenet
     # conv1 writes its rectified result; the pooling reads it and makes a quarter as many.
     assert cost(f, params, X).peak == 4 * (28 * 28 * 6 + 14 * 14 * 6)
-    assert cost(quantized(f, {"*": Int(4, 8)}), params, X).peak == 28 * 28 * 6 + 14 * 14 * 6
+    assert (
+        cost(quantized(f, {"*": Int(4, 8, symmetric=False)}), params, X).peak
+        == 28 * 28 * 6 + 14 * 14 * 6
+    )
     # Where only fc1 reads codes, conv1 and its pooling still have float32.
-    assert cost(quantized(f, {"fc1": Int(4)}), params, X).peak == cost(f, params, X).peak
+    assert (
+        cost(quantized(f, {"fc1": Int(4, symmetric=False)}), params, X).peak
+        == cost(f, params, X).peak
+    )
     four = jnp.concatenate([X] * 4)
     assert cost(f, params, four).peak == 4 * cost(f, params, X).peak
 
@@ -192,8 +201,10 @@ def test_activation_memory_of_a_residual_block():
     # While fc2 runs: its input, its result and what will be added to it.
     assert cost(f, w, x).peak == 3 * 16 * 4
     # fc2's input is in codes; the skipped value is added as it is.
-    assert cost(quantized(f, {"*:linear": Int(8)}), w, x).peak == 2 * 16 * 4 + 16
-    kept = quantized(f, {"*:linear": Int(8), "relu": Int(8, weights=False, at="output")})
+    assert cost(quantized(f, {"*:linear": Int(8, symmetric=False)}), w, x).peak == 2 * 16 * 4 + 16
+    kept = quantized(
+        f, {"*:linear": Int(8, symmetric=False), "relu": Int(8, weights=False, at="output")}
+    )
     assert cost(kept, w, x).peak == 16 * 4 + 2 * 16
 
 
@@ -224,7 +235,7 @@ def test_the_summary_shows_bits_where_there_are_some(lenet):
     plain = str(summary(f, params, X))
     assert "246,824 bytes of parameters, 23,520 of activations" in plain
     assert "bits" not in plain
-    spec = {"*": Int(4, 8)}
+    spec = {"*": Int(4, 8, symmetric=False)}
     text = str(summary(quantized(f, spec), params, X, spec=spec))
     assert "4 x 8" in text
     assert "Int(bits=4, activation_bits=8)" in text

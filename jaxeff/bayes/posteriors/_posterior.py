@@ -76,6 +76,7 @@ from jaxeff.bayes.posteriors._model import (
 )
 from jaxeff.core import (
     Table,
+    boolean,
     check_count,
     check_function,
     check_key,
@@ -193,6 +194,7 @@ def parameter_table(title: str, params: Any, random: Mapping[str, tuple[int, ...
     return Table(("parameter", "shape", ""), rows, caption=f"{title}, {count:,} random numbers")
 
 
+@validate(diagonal=boolean)
 def to_gaussians(posterior: Any, *, diagonal: bool = False) -> Any:
     """Hands a posterior over to `jaxeff.moments`: the mean and variance of every parameter.
 

@@ -74,7 +74,7 @@ def test_close_to_the_best_of_all_roundings():
 @pytest.mark.parametrize("bits", [3, 4])
 def test_better_than_nearest(trained, divergence, bits):
     f, params, x = trained
-    spec = {"*:linear": Int(bits, 8, activations=False)}
+    spec = {"*:linear": Int(bits, 8, activations=False, symmetric=False)}
     for asymmetric in (True, False):
         new, started = adaround(f, params, x, spec, steps=500, asymmetric=asymmetric)
         assert divergence(new, started) < 0.5 * divergence(params, spec)
@@ -114,9 +114,11 @@ def test_degenerate_weights_and_mistakes():
     params, x = _problem(20, 4, 3)
     for value in (0.0, 0.7):
         constant = {"fc": {"kernel": jnp.full((4, 3), value)}}
-        new, _ = adaround(linear, constant, x, {"fc": Int(4, activations=False)}, steps=20)
+        new, _ = adaround(
+            linear, constant, x, {"fc": Int(4, activations=False, symmetric=False)}, steps=20
+        )
         np.testing.assert_array_equal(new["fc"]["kernel"], constant["fc"]["kernel"])
-    spec = {"fc": Int(4, activations=False)}
+    spec = {"fc": Int(4, activations=False, symmetric=False)}
     with pytest.raises(TypeError, match="evenly spaced values, but 'fc' has Scaled"):
         adaround(linear, params, x, {"fc": LayerQuantization(Scaled(Uniform(4), 2.0))})
     with pytest.raises(ValueError, match="steps must be at least 1"):

@@ -52,7 +52,9 @@ def test_the_search_by_hand():
         errors.append((float(jnp.square(x @ (rounded - w)).mean()), rounded))
     best, expected = min(errors, key=lambda e: e[0])
     assert best < 0.7 * errors[0][0]  # alpha = 0 is nearest rounding
-    new, spec = awq(linear, params, x, {"fc": Int(3, activations=False)}, points=10)
+    new, spec = awq(
+        linear, params, x, {"fc": Int(3, activations=False, symmetric=False)}, points=10
+    )
     np.testing.assert_allclose(new["fc"]["kernel"], expected, rtol=1e-5, atol=1e-6)
     assert isinstance(spec["fc"].weights, Scaled)
     assert spec["fc"].weights.scale.shape == (16, 1)
@@ -89,7 +91,7 @@ def test_scales_move_into_the_layer_before():
         "a": {"kernel": params["fc"]["kernel"] * size[None], "bias": jnp.ones(8)},
         "b": {"kernel": jax.random.normal(jax.random.key(0), (8, 4))},
     }
-    spec = {"b": Int(3, activations=False)}
+    spec = {"b": Int(3, activations=False, symmetric=False)}
     new, started = awq(f, params, x, spec)
     assert isinstance(started["b"].weights, Uniform)
     ratio = params["a"]["bias"] / new["a"]["bias"]
@@ -109,7 +111,7 @@ def test_scales_move_into_the_layer_before():
 def test_better_than_nearest(trained, divergence, fold):
     f, params, x = trained
     for bits in (3, 4):
-        spec = {"*:linear": Int(bits, 8, activations=False)}
+        spec = {"*:linear": Int(bits, 8, activations=False, symmetric=False)}
         new, started = awq(f, params, x, spec, fold=fold)
         assert divergence(new, started) < divergence(params, spec)
         np.testing.assert_array_equal(jax.jit(quantized(f, started))(new, x), f(new, x))
@@ -117,7 +119,7 @@ def test_better_than_nearest(trained, divergence, fold):
 
 def test_by_group():
     params, x = _problem()
-    setting = Int(3, per="group", group=4, activations=False)
+    setting = Int(3, per="group", group=4, activations=False, symmetric=False)
     new, spec = awq(linear, params, x, {"fc": setting}, points=10)
     np.testing.assert_array_equal(jax.jit(quantized(linear, spec))(new, x), linear(new, x))
     exact = linear(params, x)
@@ -134,7 +136,7 @@ def test_groups_of_a_convolution():
     model = nnx.Conv(4, 6, (3, 3), feature_group_count=2, rngs=nnx.Rngs(0))
     f, params = functional(model)
     x = jax.random.normal(jax.random.key(0), (4, 5, 5, 4)) * jnp.array([[[[1.0, 30, 2, 1]]]])
-    spec = {"*:linear": Int(3, activations=False)}
+    spec = {"*:linear": Int(3, activations=False, symmetric=False)}
     new, started = awq(f, params, x, spec)
     (setting,) = started.values()
     assert setting.weights.scale.shape == (1, 1, 2, 6)
@@ -175,7 +177,12 @@ def test_mistakes_are_named():
     with pytest.raises(ValueError, match="no weights to quantize"):
         awq(linear, params, x, {"fc": Int(4, weights=False)})
     with pytest.raises(ValueError, match="awq: the weights of 'fc' hold NaN"):
-        awq(linear, {"fc": {"kernel": jnp.full((16, 8), jnp.nan)}}, x, {"fc": Int(4)})
+        awq(
+            linear,
+            {"fc": {"kernel": jnp.full((16, 8), jnp.nan)}},
+            x,
+            {"fc": Int(4, symmetric=False)},
+        )
     with pytest.raises(TypeError, match=r"Scaled.method must be a quantizer"):
         Scaled(3, 1.0)
     with pytest.raises(ValueError, match=r"Scaled.scale must be positive"):

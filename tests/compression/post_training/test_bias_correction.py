@@ -20,8 +20,10 @@ def test_one_layer_in_closed_form():
     kernel = jax.random.normal(jax.random.key(0), (6, 4))
     params = {"fc": {"kernel": kernel, "bias": jnp.arange(4.0)}}
     x = 1 + jax.random.normal(jax.random.key(1), (50, 6))
-    spec = {"fc": Int(3, activations=False)}
-    rounded = quantized(lambda p, x: x @ p, {"*:linear": Int(3, activations=False)})
+    spec = {"fc": Int(3, activations=False, symmetric=False)}
+    rounded = quantized(
+        lambda p, x: x @ p, {"*:linear": Int(3, activations=False, symmetric=False)}
+    )
     new = correct_biases(f, params, x, spec)
     error = rounded(kernel, jnp.eye(6)) - kernel
     expected = params["fc"]["bias"] - x.mean(0) @ error
@@ -43,7 +45,7 @@ class Model(nnx.Module):
 def test_means_of_every_layer_are_kept():
     f, params = functional(Model(nnx.Rngs(0)))
     x = jax.random.normal(jax.random.key(1), (8, 6, 6, 1))
-    spec = {"*:linear": Int(3)}
+    spec = {"*:linear": Int(3, symmetric=False)}
     new = correct_biases(f, params, x, spec)
     # The last layer's bias has an entry for each of the heads' outputs.
     error = jax.jit(quantized(f, spec))(new, x) - f(params, x)
@@ -57,7 +59,7 @@ def test_means_of_every_layer_are_kept():
 @pytest.mark.slow
 def test_a_trained_classifier(trained, divergence):
     f, params, x = trained
-    spec = {"*:linear": Int(3, 8, per="tensor")}
+    spec = {"*:linear": Int(3, 8, per="tensor", symmetric=False)}
     assert divergence(correct_biases(f, params, x, spec), spec) < divergence(params, spec)
     # After GPTQ, on the spec that it returns.
     new, started = gptq(f, params, x, spec)
@@ -71,6 +73,6 @@ def test_mistakes_are_named():
 
     params = {"fc": {"kernel": jnp.eye(3)}}
     with pytest.raises(ValueError, match="no bias of its own in any layer of the spec: fc"):
-        correct_biases(f, params, jnp.ones((2, 3)), {"fc": Int(4)})
+        correct_biases(f, params, jnp.ones((2, 3)), {"fc": Int(4, symmetric=False)})
     with pytest.raises(ValueError, match="correct_biases: batch is empty"):
-        correct_biases(f, params, jnp.ones((0, 3)), {"fc": Int(4)})
+        correct_biases(f, params, jnp.ones((0, 3)), {"fc": Int(4, symmetric=False)})

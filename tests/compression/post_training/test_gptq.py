@@ -150,11 +150,11 @@ def test_sorting_is_a_permutation_of_inputs():
 @pytest.mark.parametrize("bits", [3, 4])
 def test_better_than_nearest(trained, divergence, bits):
     f, params, x = trained
-    spec = {"*:linear": Int(bits, 8, activations=False)}
+    spec = {"*:linear": Int(bits, 8, activations=False, symmetric=False)}
     new, started = gptq(f, params, x, spec)
     assert divergence(new, started) < 0.5 * divergence(params, spec)
     # The first layer's inputs are the same in both networks, so its outputs compare directly.
-    only = {"conv1": Int(bits, activations=False)}
+    only = {"conv1": Int(bits, activations=False, symmetric=False)}
     before = _first_layer(params, x)
     nearest = _first_layer(_nearest(params, "conv1", bits), x)
     ours = _first_layer(gptq(f, params, x, only)[0], x)
@@ -165,7 +165,7 @@ def test_better_than_nearest(trained, divergence, bits):
 def test_the_spec_reproduces_the_weights_exactly(trained):
     f, params, x = trained
     for method in (
-        Int(3, activations=False),
+        Int(3, activations=False, symmetric=False),
         LayerQuantization(LSQ(3)),
         LayerQuantization(Uniform(4, per="tensor")),
     ):
@@ -229,7 +229,7 @@ def test_unseen_models():
 
 
 def _improves(f, params, x):
-    spec = {"*:linear": Int(3, activations=False)}
+    spec = {"*:linear": Int(3, activations=False, symmetric=False)}
     new, started = gptq(f, params, x, spec)
     exact = f(params, x)
     # Weights stay where they are; a compiled sum may be taken in another order than an eager one.
@@ -246,7 +246,7 @@ def test_a_weight_used_twice_is_solved_once():
     def f(params, x):
         return jnp.tanh(x @ params["fc"]["kernel"]) @ params["fc"]["kernel"]
 
-    new, spec = gptq(f, params, x, {"fc": Int(4, activations=False)})
+    new, spec = gptq(f, params, x, {"fc": Int(4, activations=False, symmetric=False)})
     assert list(spec) == ["fc", "fc#1"]
     np.testing.assert_array_equal(jax.jit(quantized(f, spec))(new, x), f(new, x))
 
@@ -255,16 +255,20 @@ def test_a_weight_used_twice_is_solved_once():
 def test_bfloat16_and_degenerate_weights():
     params, x = _problem(50, 6, 4)
     narrow = jax.tree.map(lambda a: a.astype(jnp.bfloat16), params)
-    new, spec = gptq(linear, narrow, x.astype(jnp.bfloat16), {"fc": Int(4, activations=False)})
+    new, spec = gptq(
+        linear, narrow, x.astype(jnp.bfloat16), {"fc": Int(4, activations=False, symmetric=False)}
+    )
     kernel = new["fc"]["kernel"]
     assert kernel.dtype == jnp.bfloat16
     again = spec["fc"].weights.quantize(kernel, _tensor())
     np.testing.assert_array_equal(again.astype(jnp.float32), kernel.astype(jnp.float32))
     constant = {"fc": {"kernel": jnp.array([[0.0, 0.7, -0.3, 1e-30]] * 6)}}
-    new, _ = gptq(linear, constant, x, {"fc": Int(4, activations=False)})
+    new, _ = gptq(linear, constant, x, {"fc": Int(4, activations=False, symmetric=False)})
     np.testing.assert_array_equal(new["fc"]["kernel"], constant["fc"]["kernel"])
     # Inputs that are always zero: nothing is known, so weights are rounded to the nearest.
-    new, spec = gptq(linear, params, jnp.zeros_like(x), {"fc": Int(4, activations=False)})
+    new, spec = gptq(
+        linear, params, jnp.zeros_like(x), {"fc": Int(4, activations=False, symmetric=False)}
+    )
     nearest = spec["fc"].weights.quantize(params["fc"]["kernel"], _tensor())
     np.testing.assert_array_equal(new["fc"]["kernel"], nearest)
 
@@ -272,7 +276,7 @@ def test_bfloat16_and_degenerate_weights():
 @pytest.mark.slow
 def test_mistakes_are_named():
     params, x = _problem(20, 4, 3)
-    spec = {"fc": Int(4, activations=False)}
+    spec = {"fc": Int(4, activations=False, symmetric=False)}
     with pytest.raises(ValueError, match="gptq: batch is empty"):
         gptq(linear, params, x[:0], spec)
     with pytest.raises(ValueError, match="batch holds NaN"):
@@ -291,13 +295,13 @@ def test_mistakes_are_named():
         return (x @ params["fc"]["kernel"]) * params["fc"]["kernel"].sum()
 
     with pytest.raises(ValueError, match=r"fc/kernel' is read by .* too"):
-        gptq(tied, params, x, {"*:linear": Int(4, activations=False)})
+        gptq(tied, params, x, {"*:linear": Int(4, activations=False, symmetric=False)})
 
     def low_rank(params, x):
         return x @ (params["fc"]["kernel"] * 2)
 
     with pytest.raises(ValueError, match="is computed from parameters"):
-        gptq(low_rank, params, x, {"*:linear": Int(4, activations=False)})
+        gptq(low_rank, params, x, {"*:linear": Int(4, activations=False, symmetric=False)})
 
 
 def test_a_loop_is_left_to_its_setting():
@@ -310,7 +314,7 @@ def test_a_loop_is_left_to_its_setting():
         return jax.lax.scan(step, x @ params["fc"]["kernel"], None, length=2)[0]
 
     params = {**params, "cell": jnp.eye(4) * 0.7}
-    new, spec = gptq(f, params, x, {"*:linear": Int(3, activations=False)})
+    new, spec = gptq(f, params, x, {"*:linear": Int(3, activations=False, symmetric=False)})
     np.testing.assert_array_equal(new["cell"], params["cell"])
     assert spec["cell"].weights.range is None
     assert spec["fc"].weights.range is not None
@@ -338,6 +342,6 @@ def _first_layer(params, x):
 def test_a_started_spec_is_kept(trained):
     """Ranges that were measured before, such as clipped ones, are those of the result."""
     f, params, x = trained
-    spec = init(f, params, x, {"fc*": Int(3, activations=False)})
+    spec = init(f, params, x, {"fc*": Int(3, activations=False, symmetric=False)})
     _, started = gptq(f, params, x, spec)
     np.testing.assert_array_equal(started["fc1"].weights.range, spec["fc1"].weights.range)

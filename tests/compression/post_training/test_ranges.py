@@ -137,7 +137,7 @@ def test_degenerate_values():
 @pytest.mark.slow
 @pytest.mark.parametrize("method", ["minmax", "percentile", "mse", "kl"])
 def test_calibrate_uniform_and_apart_like_int(method):
-    spec = calibrate(net, PARAMS, BATCHES, {"*:linear": Int(4)}, method=method)
+    spec = calibrate(net, PARAMS, BATCHES, {"*:linear": Int(4, symmetric=False)}, method=method)
     alone = calibrate(net, PARAMS, BATCHES, {"*:linear": Uniform(4)}, method=method)
     apart = {"*:linear": LayerQuantization(LSQ(4), Uniform(4))}
     both = calibrate(net, PARAMS, BATCHES, apart, method=method)
@@ -209,7 +209,7 @@ def test_operands_and_outputs_of_apart():
 
 @pytest.mark.slow
 def test_mistakes_are_named():
-    spec = {"*:linear": Int(4)}
+    spec = {"*:linear": Int(4, symmetric=False)}
     for method in ("minmax", "percentile", "mse", "kl"):
         with pytest.raises(ValueError, match=r"batches\[0\] is empty"):
             calibrate(net, PARAMS, [BATCHES[0][:0]], spec, method=method)
@@ -226,8 +226,12 @@ def test_mistakes_are_named():
         calibrate(net, PARAMS, BATCHES, spec, method="mse", percentile=99.0)
     bad = {**PARAMS, "fc1": {"kernel": np.full((5, 8), np.nan, np.float32)}}
     with pytest.raises(ValueError, match="The weight of 'fc1' holds NaN"):
-        calibrate(net, bad, BATCHES, {"fc1": Int(4, activations=False)}, weights=True)
+        calibrate(
+            net, bad, BATCHES, {"fc1": Int(4, activations=False, symmetric=False)}, weights=True
+        )
     with pytest.raises(TypeError, match="must be an Int"):
         calibrate(net, PARAMS, BATCHES, {"fc1": LSQ(4)})
     with pytest.raises(ValueError, match="'fc1' depends on its bit width"):
-        calibrate(net, PARAMS, BATCHES, {"fc1": Int(jnp.array([3, 4]))}, method="mse")
+        calibrate(
+            net, PARAMS, BATCHES, {"fc1": Int(jnp.array([3, 4]), symmetric=False)}, method="mse"
+        )

@@ -109,7 +109,7 @@ TOKENS = jax.random.randint(jax.random.key(5), (8, 6), 0, 20)
 def test_a_residual_stream_folds():
     params = _stream_params()
     # Of four bits are activations alone, whose steps the large channel decides.
-    spec = {"*:linear": Int(8, 4, activations_per="token")}
+    spec = {"*:linear": Int(8, 4, activations_per="token", symmetric=False)}
     new, started = rotate(_stream, params, TOKENS, spec)
     exact = _stream(params, TOKENS)
     np.testing.assert_allclose(_stream(new, TOKENS), exact, rtol=1e-3, atol=1e-3)
@@ -138,7 +138,7 @@ def test_a_residual_stream_folds():
 @pytest.mark.slow
 def test_what_does_not_commute_stays():
     params = _stream_params()
-    spec = {"*:linear": Int(4)}
+    spec = {"*:linear": Int(4, symmetric=False)}
 
     def clipped(params, x):
         return _stream({**params, "table": jnp.clip(params["table"], -9, 9)}, x)
@@ -159,7 +159,7 @@ def test_a_tied_decoder_is_turned_in_the_call_and_an_untied_one_folds():
     f, params = jaxeff.functional(Decoder(config, rngs=nnx.Rngs(0)))
     params["norm"]["scale"] = 1 / SIZE
     x = jax.random.randint(jax.random.key(0), (4, 12), 0, 30)
-    spec = {"blocks/*:linear": Int(4)}
+    spec = {"blocks/*:linear": Int(4, symmetric=False)}
     exact = f(params, x)
     new, started = rotate(f, params, x, spec)
     np.testing.assert_array_equal(new["embed"]["embedding"], params["embed"]["embedding"])
@@ -189,7 +189,7 @@ def test_the_rest_goes_on_and_mistakes_are_named():
     with pytest.raises(ValueError, match="rotate found nothing to turn"):
         rotate(f, params, x, {})
     with pytest.raises(ValueError, match="rotate: input_0 of 'fc' has a range already"):
-        rotate(f, params, x, calibrate(f, params, [x], {"fc": Int(8)}))
+        rotate(f, params, x, calibrate(f, params, [x], {"fc": Int(8, symmetric=False)}))
     with pytest.raises(ValueError, match=r"Rotated.size must be a power of two, not 6"):
         Rotated(Uniform(4), 6)
     with pytest.raises(TypeError, match=r"Rotated.method must be a quantizer"):
@@ -215,7 +215,7 @@ def test_only_what_commutes_with_this_rotation_at_any_size_folds(size, act, seed
     def f(p, x):
         return act(x @ p["a"]) @ p["b"]
 
-    new, spec = rotate(f, params, x, {"*": Int(8)}, seed=seed)
+    new, spec = rotate(f, params, x, {"*": Int(8, symmetric=False)}, seed=seed)
     exact = f(params, x)
     assert float(jnp.abs(f(new, x) - exact).max() / jnp.abs(exact).max()) < 1e-5
     assert isinstance(spec["b"].weights, Rotated) != folds
@@ -235,7 +235,7 @@ def test_layers_of_narrow_floats_are_tried_in_these(dtype):
     def f(p, x):
         return jax.nn.relu(x @ p["a"]) @ p["b"]
 
-    new, spec = rotate(f, params, x, {"b": Int(8)})
+    new, spec = rotate(f, params, x, {"b": Int(8, symmetric=False)})
     assert isinstance(spec["b"].weights, Rotated)
     assert jnp.array_equal(f(new, x), f(params, x))
     assert quantized(f, spec)(new, x).dtype == dtype

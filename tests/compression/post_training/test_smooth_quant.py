@@ -68,7 +68,10 @@ def _norm_params():
 @pytest.mark.slow
 def test_scales_go_into_a_norm_that_several_layers_read():
     params, x = _norm_params(), jax.random.normal(jax.random.key(2), (64, 16))
-    spec = {"left": Int(6, per="tensor"), "right": Int(6, per="tensor")}
+    spec = {
+        "left": Int(6, per="tensor", symmetric=False),
+        "right": Int(6, per="tensor", symmetric=False),
+    }
     new, started = smooth_quant(_normed, params, x, spec)
     exact = _normed(params, x)
     np.testing.assert_allclose(_normed(new, x), exact, rtol=1e-4, atol=1e-3)
@@ -102,7 +105,7 @@ def test_a_norm_that_something_else_reads_stays():
         return h @ params["left"]["kernel"] + jnp.sum(h)
 
     params, x = _norm_params(), jax.random.normal(jax.random.key(2), (64, 16))
-    new, spec = smooth_quant(f, params, x, {"left": Int(8)})
+    new, spec = smooth_quant(f, params, x, {"left": Int(8, symmetric=False)})
     np.testing.assert_array_equal(new["norm"]["scale"], params["norm"]["scale"])
     assert isinstance(spec["left"].activations, Scaled)
 
@@ -139,7 +142,7 @@ def test_scales_of_a_convolution_and_of_layers_before():
 
     f, params = jaxeff.functional(Net(nnx.Rngs(0)))
     x = jax.random.normal(jax.random.key(0), (6, 5, 5, 3)) * jnp.array([[[[30.0, 1, 0.1]]]])
-    spec = {"*:linear": Int(8, per="tensor")}
+    spec = {"*:linear": Int(8, per="tensor", symmetric=False)}
     new, started = smooth_quant(f, params, x, spec)
     np.testing.assert_allclose(f(new, x), f(params, x), rtol=1e-3, atol=1e-2)
     assert started["conv1"].activations.scale.shape == (1, 1, 1, 3)
@@ -173,7 +176,7 @@ def test_biases_of_narrow_floats_are_scaled_with_their_channels(dtype):
         for k, (name, shape) in zip(keys, shapes.items(), strict=False)
     }
     x = jax.random.normal(keys[3], (40, 16)).astype(dtype)
-    new, spec = smooth_quant(f, params, x, {"*": Int(8)})
+    new, spec = smooth_quant(f, params, x, {"*": Int(8, symmetric=False)})
     assert not isinstance(spec["v"].weights, Scaled)
     assert not jnp.array_equal(new["b"], params["b"])
     exact = np.asarray(f(params, x), np.float32)
@@ -188,6 +191,6 @@ def test_a_star_may_match_what_is_not_quantized():
         return linear(p, x * mask)
 
     args = (x, jnp.ones_like(x))
-    new, spec = smooth_quant(f, params, args, {"*": Int(8)})
+    new, spec = smooth_quant(f, params, args, {"*": Int(8, symmetric=False)})
     assert list(spec) == ["fc"]
     assert quantized(f, spec)(new, *args).shape == (100, 8)
