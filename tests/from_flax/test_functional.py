@@ -242,7 +242,8 @@ def test_training_in_a_scan_carries_the_state(net, x):
 
     last, ys = jax.lax.scan(step, state, length=3)
     y, new = f(params, state, x)
-    np.testing.assert_allclose(ys[0], y, rtol=1e-5, atol=1e-6)
+    # Eleven norms over three examples pass rounding on: it is held against the largest entry.
+    np.testing.assert_allclose(ys[0], y, rtol=1e-5, atol=1e-5 * float(jnp.abs(y).max()))
     assert int(last["blocks"]["0"]["drop"]["rngs"]["count"]) == 3
     assert int(new["blocks"]["0"]["drop"]["rngs"]["count"]) == 1
 
