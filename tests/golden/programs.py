@@ -29,6 +29,7 @@ _LINEAR = "*:linear"
 _TILE = Crossbar(rows=64, columns=64, output_bits=24, gain=0.03, signed=True)
 _ADDRESSES = re.compile(r" at 0x[0-9a-f]+|(?<![\w.])/[^\s'\"`,;:()]+/(?=[^\s/])")
 _SYMBOLS = re.compile(r"@[\w.$]+")
+_LINES = re.compile(r"(?<=\.py):\d+(:\d+)?")  # a text above moves them
 _WIDTHS = re.compile(r"[\s━─]+")  # a table's columns are as wide as its folders are long
 
 
@@ -55,8 +56,8 @@ def _program(f: Callable[..., Any], *args: Any) -> str:
 
 
 def _text(value: Any) -> str:
-    """Returns a text without addresses, folders and the widths of columns."""
-    return _WIDTHS.sub(" ", _ADDRESSES.sub("", str(value)))
+    """Returns a text without addresses, folders, line numbers and the widths of columns."""
+    return _WIDTHS.sub(" ", _LINES.sub("", _ADDRESSES.sub("", str(value))))
 
 
 def _posterior(m: Model) -> Any:
