@@ -50,6 +50,7 @@ if TYPE_CHECKING:
     from jaxeff_export.onnx_files import OnnxError as OnnxError
     from jaxeff_export.onnx_files import OnnxFile as OnnxFile
     from jaxeff_export.onnx_files import to_onnx as to_onnx
+    from jaxeff_export.onnx_files.reader import from_onnx as from_onnx
     from jaxeff_export.schedules import TuningError as TuningError
     from jaxeff_export.targets import ARM_TARGETS as ARM_TARGETS
     from jaxeff_export.targets import C_TARGETS as C_TARGETS
@@ -71,6 +72,7 @@ _MODULES = {
     "latency": ("channel_multiple", "measured_latency", "modelled_latency", "table_latency"),
     "litert_files": ("LitertError", "LitertFile", "to_litert"),
     "onnx_files": ("OnnxError", "OnnxFile", "to_onnx"),
+    "onnx_files.reader": ("from_onnx",),
     "schedules": ("TuningError",),
     "targets": (
         "ARM_TARGETS",
@@ -101,6 +103,8 @@ def __getattr__(name: str) -> Any:
     module = _MODULE_OF[name]
     if module in _NEED_TVM:
         require_extra("tvm", f"{__name__}.{name}")
+    if module == "onnx_files.reader":
+        require_extra("onnx", f"{__name__}.{name}")
     value = getattr(import_module(f"{__name__}.{module}"), name)
     globals()[name] = value  # found once
     return value

@@ -1,8 +1,9 @@
 """Models of Flax and other libraries as pure functions with a pytree of parameters.
 
 Everything in jaxeff reads functions ``f(params, *args)``. `functional` makes one from a Flax NNX
-module, a Flax Linen module and its variables, or a model of PyTorch, Keras or Equinox, so that all
-look the same from here on, and `restore` puts other parameters into the author's own model:
+module, a Flax Linen module and its variables, a model of PyTorch, Keras or Equinox, or an ONNX
+file, so that all look the same from here on, and `restore` puts other parameters into the author's
+own model:
 
 ```python
 import jax
@@ -47,8 +48,11 @@ Sharp edges:
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Callable, Mapping
+from importlib import import_module
+from pathlib import Path
 from typing import Any, Literal, overload
 
 import flax.linen as nn
@@ -107,12 +111,13 @@ def functional(
     keyed: bool = False,
     method: Method = None,
 ) -> tuple[Callable[..., Any], Params] | tuple[Callable[..., Any], Params, State]:
-    """Makes a model of Flax, PyTorch, Keras or Equinox a pure function and its parameters.
+    """Makes a model of Flax, PyTorch, Keras, Equinox or ONNX a pure function and its parameters.
 
     Args:
       model: A ``flax.nnx.Module``; a ``flax.linen.Module``, bound or not; a ``torch.nn.Module``
         (``pip install jaxeff[torch]``); a Keras 3 model on the JAX backend; an
-        ``equinox.Module``. It is not changed.
+        ``equinox.Module``; the path of an ``.onnx`` file or an ``onnx.ModelProto``
+        (``pip install jaxeff[onnx]``). It is not changed.
       *args: For a Linen module that is not bound, what ``module.init`` returned; it overrides the
         variables of a bound one. For a Keras model that has no weights yet, inputs to build it by.
         None otherwise.
@@ -136,7 +141,7 @@ def functional(
 
     Raises:
       TypeError: ``model`` is of none of these kinds, or ``args`` don't belong to it.
-      ImportError: PyTorch's modules need ``torchax``.
+      ImportError: PyTorch's modules need ``torchax``, ONNX files ``onnx`` and ``jaxeff_export``.
       ValueError: A Linen module without variables, or state that has no values to close over.
         ``f`` itself raises ``ValueError`` when its parameters or state don't fit the model,
         naming the leaf, what was expected and what was given. Any float dtype fits a float leaf.
@@ -152,7 +157,7 @@ def functional(
         )
     reading = _read(model, args, method, keyed, mutable)
     run, params, state, keys = reading.run, reading.params, reading.state, reading.keys
-    name = type(model).__name__
+    name = Path(model).stem if _is_onnx_path(model) else type(model).__name__
     expected_params = {path: _spec(leaf) for path, leaf in params.items()}
     expected_state = {path: _spec(leaf) for path, leaf in state.items()}
 
@@ -263,10 +268,27 @@ def _read(
         from jaxeff.core._from_equinox import read_equinox  # Equinox, only for its models
 
         return read_equinox(model, method, keyed, mutable)
+    if _is_onnx_path(model) or _is_of(model, "onnx", "ModelProto"):
+        try:
+            # ONNX is read beside where it is written, in a package that this one runs without and
+            # is never built on: only a model that needs it loads it.
+            reader = import_module("jaxeff_export.onnx_files.reader")
+        except ImportError as error:
+            raise ImportError(
+                "functional: an ONNX file is read by jaxeff_export and the package onnx: "
+                "pip install jaxeff[onnx]"
+            ) from error
+        reading: Reading = reader.read_onnx_model(model)
+        return reading
     raise TypeError(
-        "functional: model must be a module of Flax (NNX or Linen), PyTorch, Keras or Equinox, not "
-        f"{name}; a pure function f(params, *args) needs no conversion."
+        "functional: model must be a module of Flax (NNX or Linen), PyTorch, Keras or Equinox, or "
+        f"the path of an .onnx file, not {name}; a pure function f(params, *args) needs no "
+        "conversion."
     )
+
+
+def _is_onnx_path(model: Any) -> bool:
+    return isinstance(model, (str, os.PathLike)) and Path(model).suffix == ".onnx"
 
 
 def _is_of(model: Any, package: str, kind: str) -> bool:

@@ -1,0 +1,347 @@
+"""What ONNX's operators of shapes, indices and sequences compute.
+
+From known shapes these make known shapes: of NumPy arrays, NumPy arrays.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from jaxeff_export.onnx_files._operators import (
+    Call,
+    Value,
+    aligned,
+    axes_of,
+    bounded,
+    dtype_of,
+    int64,
+    integers,
+    is_static,
+    known,
+    module_of,
+)
+
+# -------------------------------------------------------------------------------------- shapes
+
+
+def _shape(call: Call, x: Value) -> Value:
+    return np.asarray(np.shape(x)[call.get("start", 0) : call.get("end")], np.int64)
+
+
+def _reshape(call: Call, x: Value, shape: Value = None) -> Value:
+    sizes = call["shape"] if shape is None else integers(call, shape, "the shape")
+    if not call.get("allowzero"):
+        sizes = [np.shape(x)[i] if size == 0 else size for i, size in enumerate(sizes)]
+    return module_of(x).reshape(x, sizes)
+
+
+def _flatten(call: Call, x: Value) -> Value:
+    axis = call["axis"]
+    rows = math.prod(np.shape(x)[:axis])
+    return module_of(x).reshape(x, (rows, math.prod(np.shape(x)[axis:])))
+
+
+def _squeeze(call: Call, x: Value, axes: Value = None) -> Value:
+    return module_of(x).squeeze(x, axes_of(call, x, axes))
+
+
+def _unsqueeze(call: Call, x: Value, axes: Value = None) -> Value:
+    given = call["axes"] if axes is None else integers(call, axes, "the axes")
+    return module_of(x).expand_dims(x, tuple(given))
+
+
+def _transpose(call: Call, x: Value) -> Value:
+    return module_of(x).transpose(x, call.get("perm"))
+
+
+def _concat(call: Call, *values: Value) -> Value:
+    xp = module_of(*values)
+    return xp.concatenate([xp.asarray(v) for v in values], call["axis"])
+
+
+def _split(call: Call, x: Value, sizes: Value = None) -> Any:
+    axis = call["axis"]
+    length = np.shape(x)[axis]
+    parts = call.get("split") if sizes is None else integers(call, sizes, "the sizes")
+    if parts is None:
+        count = call.get("num_outputs") or len(call.wanted)
+        step = -(-length // count)
+        parts = [min(step, length - i * step) for i in range(count)]
+    if sum(parts) != length or min(parts) < 0:
+        raise call.refused(f"splits {length} into {parts}")
+    cuts = np.cumsum([0, *parts])
+    index = (slice(None),) * (axis % np.ndim(x))
+    return tuple(x[(*index, slice(a, b))] for a, b in itertools.pairwise(cuts))
+
+
+def _slice(
+    call: Call, x: Value, starts: Value = None, ends: Value = None, axes: Value = None,
+    steps: Value = None,
+) -> Value:  # fmt: skip
+    begin = call["starts"] if starts is None else integers(call, starts, "the starts")
+    end = call["ends"] if ends is None else integers(call, ends, "the ends")
+    over = axes_of(call, x, axes) or tuple(range(len(begin)))
+    by = [1] * len(begin) if steps is None else integers(call, steps, "the steps")
+    index = [slice(None)] * np.ndim(x)
+    for axis, a, b, step in zip(over, begin, end, by, strict=True):
+        length = np.shape(x)[axis]
+        if step < 0:  # the end before the first element is -length - 1, and Python's None
+            b = None if b < -length else b
+        index[axis] = slice(a, b, step)
+    return x[tuple(index)]
+
+
+def _expand(call: Call, x: Value, shape: Value) -> Value:
+    xp = module_of(x)
+    want = integers(call, shape, "the shape")
+    sizes = bounded(call, np.broadcast_shapes(np.shape(x), tuple(want)))
+    return xp.broadcast_to(aligned(x, np.empty((1,) * len(sizes)))[1][0], sizes) if want else x
+
+
+def _tile(call: Call, x: Value, repeats: Value) -> Value:
+    times = integers(call, repeats, "the repeats")
+    bounded(call, [n * t for n, t in zip(np.shape(x), times, strict=True)])
+    return module_of(x).tile(x, times)
+
+
+def _pad(call: Call, x: Value, pads: Value = None, fill: Value = None, axes: Value = None) -> Value:
+    widths = call["pads"] if pads is None else integers(call, pads, "the pads")
+    over = (axes_of(call, x, axes) if axes is not None else None) or tuple(range(np.ndim(x)))
+    before, after = [0] * np.ndim(x), [0] * np.ndim(x)
+    for axis, a, b in zip(over, widths, widths[len(widths) // 2 :], strict=False):
+        before[axis], after[axis] = a, b
+    sizes = [n + a + b for n, a, b in zip(np.shape(x), before, after, strict=True)]
+    bounded(call, sizes)
+    x = jnp.asarray(x)
+    mode = call["mode"]
+    if mode == "constant":
+        value = call.get("value", 0) if fill is None else jnp.reshape(fill, ())
+        edges = [(a, b, 0) for a, b in zip(before, after, strict=True)]
+        return lax.pad(x, jnp.asarray(value, x.dtype), edges)
+    cut = tuple(
+        slice(max(-a, 0), n - max(-b, 0)) for a, n, b in zip(before, x.shape, after, strict=True)
+    )
+    wide = [(max(a, 0), max(b, 0)) for a, b in zip(before, after, strict=True)]
+    return jnp.pad(x[cut], wide, mode=mode)
+
+
+def _range(call: Call, start: Value, limit: Value, step: Value) -> Value:
+    parts = [known(call, v, "its limits").reshape(()) for v in (start, limit, step)]
+    count = max(math.ceil((parts[1].item() - parts[0].item()) / parts[2].item()), 0)
+    bounded(call, [count])
+    # Multiplied, not added up: as the definition has it.
+    return (parts[0] + np.arange(count).astype(parts[0].dtype) * parts[2]).astype(parts[0].dtype)
+
+
+def _constant_of_shape(call: Call, shape: Value) -> Value:
+    value = call.get("value", np.zeros(1, np.float32))
+    return np.full(
+        bounded(call, integers(call, shape, "the shape")), value.reshape(()), value.dtype
+    )
+
+
+def _eye(call: Call, x: Value) -> Value:
+    dtype = dtype_of(call, call["dtype"]) if call.get("dtype") else x.dtype
+    return module_of(x).eye(*np.shape(x), k=call["k"], dtype=dtype)
+
+
+def _trilu(call: Call, x: Value, k: Value = None) -> Value:
+    diagonal = 0 if k is None else known(call, k, "the diagonal").item()
+    xp = module_of(x)
+    rows, columns = np.shape(x)[-2:]
+    keep = np.tri(rows, columns, diagonal if not call["upper"] else diagonal - 1, dtype=bool)
+    keep = (~keep if call["upper"] else keep).reshape((1,) * (np.ndim(x) - 2) + keep.shape)
+    return xp.where(keep, x, xp.zeros_like(x))
+
+
+def _one_hot(call: Call, indices: Value, depth: Value, values: Value) -> Value:
+    count, axis = known(call, depth, "the depth").item(), call["axis"]
+    count = int(count)
+    bounded(call, [*np.shape(indices), count])
+    indices, values = jnp.asarray(indices), jnp.asarray(values)
+    indices = jnp.where(indices < 0, indices + count, indices).astype(np.int32)
+    hot = jax.nn.one_hot(indices, count, dtype=bool, axis=axis)
+    return jnp.where(hot, values[1], values[0])
+
+
+def _block_order(call: Call, x: Value) -> Value:
+    """Moves channels into space, or back."""
+    size, x = call["blocksize"], jnp.asarray(x)
+    n, c, h, w = x.shape
+    if call.operator == "SpaceToDepth":
+        x = x.reshape(n, c, h // size, size, w // size, size)
+        if call.get("mode", "DCR") == "CRD":
+            return x.transpose(0, 1, 3, 5, 2, 4).reshape(n, c * size**2, h // size, w // size)
+        return x.transpose(0, 3, 5, 1, 2, 4).reshape(n, c * size**2, h // size, w // size)
+    if call["mode"] == "CRD":
+        x = x.reshape(n, c // size**2, size, size, h, w).transpose(0, 1, 4, 2, 5, 3)
+    else:
+        x = x.reshape(n, size, size, c // size**2, h, w).transpose(0, 3, 4, 1, 5, 2)
+    return x.reshape(n, c // size**2, h * size, w * size)
+
+
+# ------------------------------------------------------------------------------------- indices
+
+
+def _gather(call: Call, x: Value, indices: Value) -> Value:
+    axis = call["axis"]
+    if is_static(x) and is_static(indices):
+        return np.take(x, indices, axis)
+    if is_static(indices) and indices.ndim == 0:
+        return lax.index_in_dim(jnp.asarray(x), int(indices), axis, keepdims=False)
+    return jnp.take(jnp.asarray(x), jnp.asarray(indices), axis)
+
+
+def _gather_elements(call: Call, x: Value, indices: Value) -> Value:
+    x, indices, axis = jnp.asarray(x), jnp.asarray(indices), call["axis"]
+    return x[_elements(x, indices, axis)]
+
+
+def _elements(x: Any, indices: Any, axis: int) -> tuple[Any, ...]:
+    """Indexes an element for each index: along one axis by it, along others by where it is."""
+    grid = list(np.indices(indices.shape, sparse=True))
+    indices = jnp.where(indices < 0, indices + x.shape[axis], indices)
+    grid[axis % x.ndim] = indices
+    return tuple(grid)
+
+
+def _gather_nd(call: Call, x: Value, indices: Value) -> Value:
+    x, indices, batch = jnp.asarray(x), jnp.asarray(indices), call.get("batch_dims", 0)
+
+    def gather(x: Any, indices: Any) -> Any:
+        return x[tuple(jnp.moveaxis(indices, -1, 0))]
+
+    for _ in range(batch):
+        gather = jax.vmap(gather)
+    return gather(x, indices)
+
+
+_UPDATES = {"none": "set", "add": "add", "mul": "multiply", "max": "max", "min": "min"}
+
+
+def _scatter_elements(call: Call, x: Value, indices: Value, updates: Value) -> Value:
+    x, indices = jnp.asarray(x), jnp.asarray(indices)
+    at = x.at[_elements(x, indices, call["axis"])]
+    return getattr(at, _UPDATES[call.get("reduction", "none")])(jnp.asarray(updates))
+
+
+def _scatter_nd(call: Call, x: Value, indices: Value, updates: Value) -> Value:
+    x, indices = jnp.asarray(x), jnp.asarray(indices)
+    at = x.at[tuple(jnp.moveaxis(indices, -1, 0))]
+    return getattr(at, _UPDATES[call.get("reduction", "none")])(jnp.asarray(updates))
+
+
+def _tensor_scatter(call: Call, past: Value, update: Value, where: Value = None) -> Value:
+    past, update, axis = jnp.asarray(past), jnp.asarray(update), call["axis"]
+    moved, rows = jnp.moveaxis(past, axis, 1), jnp.moveaxis(update, axis, 1)
+    start = jnp.zeros(past.shape[0], int64()) if where is None else jnp.asarray(where)
+    at = start[:, None] + np.arange(rows.shape[1])
+    if call["mode"] == "circular":
+        at = at % moved.shape[1]
+    batch = np.arange(past.shape[0])[:, None]
+    return jnp.moveaxis(moved.at[batch, at].set(rows), 1, axis)
+
+
+def _reverse_sequence(call: Call, x: Value, lengths: Value) -> Value:
+    x, lengths = jnp.asarray(x), jnp.asarray(lengths)
+    time, batch = call["time_axis"], call["batch_axis"]
+    moved = jnp.moveaxis(x, (batch, time), (0, 1))
+    steps = np.arange(moved.shape[1])[None]
+    back = jnp.where(steps < lengths[:, None], lengths[:, None] - 1 - steps, steps)
+    rows = moved[np.arange(moved.shape[0])[:, None], back]
+    return jnp.moveaxis(rows, (0, 1), (batch, time))
+
+
+def _compress(call: Call, x: Value, condition: Value) -> Value:
+    kept = np.flatnonzero(known(call, condition, "what is kept"))
+    axis = call.get("axis")
+    if axis is None:
+        return jnp.ravel(jnp.asarray(x))[kept]
+    return jnp.take(jnp.asarray(x), kept, axis)
+
+
+def _nonzero(call: Call, x: Value) -> Value:
+    return np.asarray(np.nonzero(known(call, x, "what is not zero")), np.int64)
+
+
+def _unique(call: Call, x: Value) -> Any:
+    x, axis = known(call, x, "what is unique"), call.get("axis")
+    values, first, inverse, counts = np.unique(x, True, True, True, axis=axis)
+    inverse = inverse.reshape(-1)
+    order = np.arange(len(first)) if call["sorted"] else np.argsort(first)
+    values = values[order] if axis is None else np.take(values, order, axis)
+    back = np.argsort(order)[inverse]
+    return (values, *(a.astype(np.int64) for a in (first[order], back, counts[order])))
+
+
+# ----------------------------------------------------------------------------------- sequences
+
+
+def _position(call: Call, sequence: list[Value], position: Value, default: int) -> int:
+    i = default if position is None else known(call, position, "the position").item()
+    if not -len(sequence) <= i <= len(sequence):
+        raise call.refused(f"is at {i} of a sequence of {len(sequence)}")
+    return i + len(sequence) if i < 0 else i
+
+
+def _inserted(call: Call, sequence: list[Value], x: Value, position: Value = None) -> Any:
+    i = _position(call, sequence, position, len(sequence))
+    return ([*sequence[:i], x, *sequence[i:]],)
+
+
+def _erased(call: Call, sequence: list[Value], position: Value = None) -> Any:
+    i = _position(call, sequence, position, len(sequence) - 1)
+    return ([*sequence[:i], *sequence[i + 1 :]],)
+
+
+def _split_to_sequence(call: Call, x: Value, sizes: Value = None) -> Any:
+    axis = call["axis"] % np.ndim(x)
+    length = np.shape(x)[axis]
+    given = np.asarray(1) if sizes is None else known(call, sizes, "the sizes")
+    cuts = [*range(int(given), length, int(given))] if given.ndim == 0 else np.cumsum(given)[:-1]
+    parts = module_of(x).split(x, cuts, axis)
+    if sizes is None and not call["keepdims"]:
+        parts = [module_of(x).squeeze(part, axis) for part in parts]
+    return ([*parts],)
+
+
+def _concat_sequence(call: Call, sequence: list[Value]) -> Value:
+    xp = module_of(*sequence)
+    return (xp.stack if call["new_axis"] else xp.concatenate)(sequence, call["axis"])
+
+
+def _optional_element(call: Call, x: Value) -> Any:
+    if x is None:
+        raise call.refused("reads an optional value that isn't there")
+    return (x,)
+
+
+TENSOR_OPERATORS: dict[str, Callable[..., Any]] = {
+    "Identity": lambda call, x: (x,), "Shape": _shape,
+    "Size": lambda call, x: np.asarray(math.prod(np.shape(x)), np.int64),
+    "Reshape": _reshape, "Flatten": _flatten, "Squeeze": _squeeze, "Unsqueeze": _unsqueeze,
+    "Transpose": _transpose, "Concat": _concat, "Split": _split, "Slice": _slice,
+    "Expand": _expand, "Tile": _tile, "Pad": _pad, "Range": _range,
+    "ConstantOfShape": _constant_of_shape, "EyeLike": _eye, "Trilu": _trilu, "OneHot": _one_hot,
+    "DepthToSpace": _block_order, "SpaceToDepth": _block_order,
+    "Gather": _gather, "GatherElements": _gather_elements, "GatherND": _gather_nd,
+    "Scatter": _scatter_elements, "ScatterElements": _scatter_elements, "ScatterND": _scatter_nd,
+    "TensorScatter": _tensor_scatter, "ReverseSequence": _reverse_sequence,
+    "Compress": _compress, "NonZero": _nonzero, "Unique": _unique,
+    "SequenceConstruct": lambda call, *values: ([*values],),
+    "SequenceEmpty": lambda call: ([],),
+    "SequenceAt": lambda call, s, i: (s[known(call, i, "the position").item()],),
+    "SequenceLength": lambda call, s: np.asarray(len(s), np.int64),
+    "SequenceInsert": _inserted, "SequenceErase": _erased,
+    "SplitToSequence": _split_to_sequence, "ConcatFromSequence": _concat_sequence,
+    "Optional": lambda call, x=None: (x,), "OptionalGetElement": _optional_element,
+    "OptionalHasElement": lambda call, x=None: np.asarray(x is not None),
+}  # fmt: skip
