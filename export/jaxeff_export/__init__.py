@@ -49,8 +49,8 @@ if TYPE_CHECKING:
     from jaxeff_export.litert_files import to_litert as to_litert
     from jaxeff_export.onnx_files import OnnxError as OnnxError
     from jaxeff_export.onnx_files import OnnxFile as OnnxFile
+    from jaxeff_export.onnx_files import from_onnx as from_onnx
     from jaxeff_export.onnx_files import to_onnx as to_onnx
-    from jaxeff_export.onnx_files.reader import from_onnx as from_onnx
     from jaxeff_export.schedules import TuningError as TuningError
     from jaxeff_export.targets import ARM_TARGETS as ARM_TARGETS
     from jaxeff_export.targets import C_TARGETS as C_TARGETS
@@ -71,8 +71,7 @@ _MODULES = {
     "importer": ("StableHLOParseError", "UnsupportedOpError", "import_stablehlo"),
     "latency": ("channel_multiple", "measured_latency", "modelled_latency", "table_latency"),
     "litert_files": ("LitertError", "LitertFile", "to_litert"),
-    "onnx_files": ("OnnxError", "OnnxFile", "to_onnx"),
-    "onnx_files.reader": ("from_onnx",),
+    "onnx_files": ("OnnxError", "OnnxFile", "from_onnx", "to_onnx"),
     "schedules": ("TuningError",),
     "targets": (
         "ARM_TARGETS",
@@ -103,8 +102,6 @@ def __getattr__(name: str) -> Any:
     module = _MODULE_OF[name]
     if module in _NEED_TVM:
         require_extra("tvm", f"{__name__}.{name}")
-    if module == "onnx_files.reader":
-        require_extra("onnx", f"{__name__}.{name}")
     value = getattr(import_module(f"{__name__}.{module}"), name)
     globals()[name] = value  # found once
     return value

@@ -79,6 +79,7 @@ from jaxeff.core._processes import (
     to_host,
 )
 from jaxeff.core._progress import progress_bar, progress_bars
+from jaxeff.core._reader import LibraryModel
 from jaxeff.core._settings import (
     Choice,
     Count,
@@ -113,6 +114,7 @@ __all__ = [
     "Count",
     "Jaxpr",
     "JaxprEqn",
+    "LibraryModel",
     "Literal",
     "NonNegative",
     "Number",

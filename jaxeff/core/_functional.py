@@ -272,14 +272,11 @@ def _read(
         try:
             # ONNX is read beside where it is written, in a package that this one runs without and
             # is never built on: only a model that needs it loads it.
-            reader = import_module("jaxeff_export.onnx_files.reader")
+            onnx_files = import_module("jaxeff_export.onnx_files")
         except ImportError as error:
-            raise ImportError(
-                "functional: an ONNX file is read by jaxeff_export and the package onnx: "
-                "pip install jaxeff[onnx]"
-            ) from error
-        reading: Reading = reader.read_onnx_model(model)
-        return reading
+            raise ImportError("functional: an ONNX file is read by jaxeff_export.") from error
+        library_model: LibraryModel = onnx_files.read_onnx_model(model)
+        return library_model
     raise TypeError(
         "functional: model must be a module of Flax (NNX or Linen), PyTorch, Keras or Equinox, or "
         f"the path of an .onnx file, not {name}; a pure function f(params, *args) needs no "

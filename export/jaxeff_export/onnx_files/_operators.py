@@ -33,8 +33,8 @@ class Call:
     """A node as a rule sees it.
 
     Attributes:
-        operator: Its type.
-        name: Its name.
+        operator: The node's operator, such as Conv.
+        name: The node's name; may be empty.
         opset: The version of its domain.
         attributes: Values by name, the defaults of this version among them.
         wanted: Whether each of its results has a name.

@@ -44,8 +44,7 @@ import numpy as np
 import onnx
 from onnx import helper, numpy_helper
 
-from jaxeff.core import functional
-from jaxeff.core._reader import Leaves, Reading  # what a door gives
+from jaxeff.core import LibraryModel, functional
 from jaxeff_export.onnx_files._graph import OnnxError
 from jaxeff_export.onnx_files._loading import array_of, loaded
 from jaxeff_export.onnx_files._operators import (
@@ -93,7 +92,7 @@ def from_onnx(
     return functional(model)
 
 
-def read_onnx_model(model: str | os.PathLike[str] | onnx.ModelProto) -> Reading:
+def read_onnx_model(model: str | os.PathLike[str] | onnx.ModelProto) -> LibraryModel:
     """Reads a model: weights are its parameters, statistics of batch norms its state."""
     model = loaded(model)
     arrays = {tensor.name: array_of(tensor) for tensor in model.graph.initializer}
@@ -111,11 +110,15 @@ def read_onnx_model(model: str | os.PathLike[str] | onnx.ModelProto) -> Reading:
     constants = {name: array for name, array in arrays.items() if name not in paths}
     inputs = [value.name for value in model.graph.input if value.name not in arrays]
     outputs = [value.name for value in model.graph.output]
-    program = _Program(model)
+    program = _OnnxProgram(model)
 
     def run(
-        key: Any, params: Leaves, state: Leaves, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> tuple[Any, Leaves]:
+        key: Any,
+        params: dict[str, Any],
+        state: dict[str, Any],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+    ) -> tuple[Any, dict[str, Any]]:
         given = dict(zip(inputs, args, strict=False))
         if len(args) > len(inputs) or {*given, *kwargs} != {*inputs} or {*given} & {*kwargs}:
             raise TypeError(
@@ -130,14 +133,14 @@ def read_onnx_model(model: str | os.PathLike[str] | onnx.ModelProto) -> Reading:
         results = [jax.tree.map(jnp.asarray, result) for result in results]
         return results[0] if len(outputs) == 1 else tuple(results), state
 
-    def restored(params: Leaves, state: Leaves) -> onnx.ModelProto:
+    def restored(params: dict[str, Any], state: dict[str, Any]) -> onnx.ModelProto:
         leaves = {names[path]: np.asarray(leaf) for path, leaf in {**params, **state}.items()}
         return _with_initializers(model, leaves)
 
     keys: dict[str, tuple[str, ...]] = {
         path: (path,) for name, path in paths.items() if path == name
     }
-    return Reading(run, params, state, restored, keys)
+    return LibraryModel(run, params, state, restored, keys)
 
 
 def _input(value: Any) -> Value:
@@ -220,7 +223,7 @@ def _compute_shapes(model: onnx.ModelProto) -> None:
     jax.eval_shape(lambda *x: reading.run(None, reading.params, reading.state, x, {})[0], *inputs)
 
 
-class _Program:
+class _OnnxProgram:
     """Computes the graphs of a model.
 
     Attributes:
@@ -273,15 +276,7 @@ class _Program:
         depth: int,
     ) -> list[Value]:
         domain = "" if node.domain == "ai.onnx" else node.domain
-        if missing := [name for name in node.input if name and name not in values]:
-            raise OnnxError(
-                f"from_onnx: nothing computes {missing[0]!r}, which {node.name!r} reads."
-            )
-        inputs = [values[name] if name else None for name in node.input]
-        if any(isinstance(v, np.ndarray) and v.dtype.kind in "OSU" for v in inputs):
-            raise OnnxError(
-                f"from_onnx: {node.op_type} (node {node.name!r}) reads texts; only numbers are."
-            )
+        inputs = _inputs(node, values)
         given = {
             a.name: a for a in (_bound(a, attributes) for a in node.attribute) if a is not None
         }
@@ -293,10 +288,8 @@ class _Program:
                 return self._function(body, inputs, given, depth)
 
         opset = opsets.get(domain, 1)
-        try:
-            schema = onnx.defs.get_schema(node.op_type, opset, domain)
-        except onnx.defs.SchemaError:
-            schema = None
+        known_here = onnx.defs.has(node.op_type, opset, domain)
+        schema = onnx.defs.get_schema(node.op_type, opset, domain) if known_here else None
 
         def graph_of(name: str, arguments: Sequence[Value]) -> list[Value]:
             graph = given[name].g
@@ -357,6 +350,18 @@ class _Program:
         values = dict(zip(body.input, padded, strict=True))
         versions = {**self.opsets, **_versions(body.opset_import)}
         return self.graph(body, values, versions, {**defaults, **given}, depth + 1)
+
+
+def _inputs(node: onnx.NodeProto, values: Mapping[str, Value]) -> list[Value]:
+    """Returns the values that a node reads, None where it leaves one out."""
+    if missing := [name for name in node.input if name and name not in values]:
+        raise OnnxError(f"from_onnx: nothing computes {missing[0]!r}, which {node.name!r} reads.")
+    inputs = [values[name] if name else None for name in node.input]
+    if any(isinstance(v, np.ndarray) and v.dtype.kind in "OSU" for v in inputs):
+        raise OnnxError(
+            f"from_onnx: {node.op_type} (node {node.name!r}) reads texts; only numbers are."
+        )
+    return inputs
 
 
 def _versions(entries: Iterable[Any]) -> dict[str, int]:
