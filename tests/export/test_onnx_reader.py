@@ -2,6 +2,7 @@
 
 import collections
 import functools
+import warnings
 
 import jax
 import jax.numpy as jnp
@@ -19,9 +20,9 @@ from jaxeff_export import OnnxError, from_onnx, to_onnx  # noqa: E402
 from onnx import TensorProto, helper, numpy_helper  # noqa: E402
 
 pytestmark = pytest.mark.promotes("dtype", "rank")  # what is compared here does
-CHUNKS = 16
-RIGHT = 1767
-"""Of ONNX's 1,884 node tests (onnx 1.23.2); what each of the others needs is refused by name."""
+RIGHT = (111, 111, 113, 113, 111, 110, 109, 107, 108, 110, 109, 112, 110, 111, 111, 111)
+"""How many of each chunk are right of the 1,884 node tests of onnx 1.23.2, 1,767 in all."""
+CHUNKS = len(RIGHT)
 
 
 def weight(*shape, seed=0):
@@ -307,14 +308,11 @@ def test_data_beside_the_model_are_read(net, x, tmp_path):
 
 @functools.cache
 def cases():
-    with np.errstate(all="ignore"):
-        import warnings
+    with np.errstate(all="ignore"), warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # its data overflow on purpose
+        from onnx.backend.test.case.node import collect_testcases  # builds all tests: seconds
 
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            from onnx.backend.test.case.node import collect_testcases
-
-            return collect_testcases(None)
+        return collect_testcases(None)
 
 
 def given(value):
@@ -362,5 +360,5 @@ def test_node_tests_of_onnx_are_right_or_refused(chunk, record_property):
     record_property("verdicts", dict(count))
     print(f"{dict(count)}, refused: {[n for n, v in verdicts.items() if v == 'refused']}")
     assert not [name for name, v in verdicts.items() if v == "wrong"]
-    # Each chunk is every sixteenth test: the floor of all is kept chunk by chunk.
-    assert count["refused"] <= 20
+    if len(cases()) == 1884:  # other versions of onnx have other tests
+        assert count["right"] >= RIGHT[chunk]
