@@ -51,7 +51,7 @@ def test_models(name, transform, tmp_path):
     f, params = jaxeff.functional(model)
     x = np.random.default_rng(0).normal(size=shape).astype(np.float32)
     if transform == "quantized":
-        f = jaxeff.quantized(f, {"*:linear": Int(8)})
+        f = jaxeff.quantized(f, {"*:linear": Int(8, symmetric=False)})
     if transform == "moments":
         f, means = jaxeff.moments(f), params
         params = jax.tree.map(lambda w: Gaussian(w, jnp.full_like(w, 1e-3)), means)
@@ -199,7 +199,7 @@ def test_a_branch_reads_what_is_rounded_outside(tmp_path):
         y = x @ w
         return y + jax.lax.cond(y[0, 0] > 0, lambda: x @ w + 1, lambda: jnp.tanh(y))
 
-    g = jaxeff.quantized(branched, {"*": Int(8, range=(-3.0, 3.0))})
+    g = jaxeff.quantized(branched, {"*": Int(8, range=(-3.0, 3.0), symmetric=False)})
     x = np.random.default_rng(1).normal(size=(5, 3)).astype(np.float32)
     assert_same(tmp_path / "f.onnx", g, W, x)
     assert len(nodes_of(tmp_path / "f.onnx", "QuantizeLinear")) == 1
@@ -218,10 +218,10 @@ def nodes_of(path, kind):
     ("setting", "stored"),
     [
         (Int(8), "INT8"),
-        (Int(8), "UINT8"),
+        (Int(8, symmetric=False), "UINT8"),
         (Int(4), "INT4"),
-        (Int(4), "UINT4"),
-        (Int(4, per="tensor"), "UINT4"),
+        (Int(4, symmetric=False), "UINT4"),
+        (Int(4, per="tensor", symmetric=False), "UINT4"),
     ],
 )
 def test_quantized_weights_are_integers(setting, stored, tmp_path):
@@ -243,10 +243,10 @@ def test_quantized_weights_are_integers(setting, stored, tmp_path):
 @pytest.mark.parametrize(
     ("setting", "stored"),
     [
-        ({"bits": 4, "symmetric": "weights"}, "INT4"),
-        ({"bits": 4, "symmetric": "weights", "steps": "int8"}, "INT4"),
-        ({"bits": 4}, "UINT4"),
-        ({"bits": 8}, "UINT8"),
+        ({"bits": 4}, "INT4"),
+        ({"bits": 4, "steps": "int8"}, "INT4"),
+        ({"bits": 4, "symmetric": False}, "UINT4"),
+        ({"bits": 8, "symmetric": False}, "UINT8"),
     ],
 )
 def test_weights_by_group_are_integers_in_blocks(setting, stored, tmp_path):
@@ -262,7 +262,7 @@ def test_weights_by_group_are_integers_in_blocks(setting, stored, tmp_path):
 
 
 def test_values_between_codes_and_beyond_the_range(tmp_path):
-    spec = {"*": Int(3, range=(-1.0, 2.0))}
+    spec = {"*": Int(3, range=(-1.0, 2.0), symmetric=False)}
     g = jaxeff.quantized(lambda w, x: x @ w, spec)
     x = np.concatenate([np.linspace(-9, 9, 301), [0.0, 2.0]]).astype(np.float32).reshape(-1, 3)
     assert_same(tmp_path / "q.onnx", g, W, x)
@@ -272,14 +272,14 @@ def test_values_between_codes_and_beyond_the_range(tmp_path):
 def test_codes_far_below_zero(bits, tmp_path):
     # They span few integers, none of which is their zero.
     w = np.linspace(-1, -0.98, 12, dtype=np.float32).reshape(3, 4)
-    g = jaxeff.quantized(lambda w, x: x @ w, {"*": Int(bits, activations=False)})
+    g = jaxeff.quantized(lambda w, x: x @ w, {"*": Int(bits, activations=False, symmetric=False)})
     for weights in (w, np.full_like(w, -1)):
         assert_same(tmp_path / "q.onnx", g, weights, W.T.copy())
 
 
 def test_grids_that_no_operator_has_stay_in_float(tmp_path):
     # A range that is measured anew in every call; and a step for each row and column.
-    dynamic = jaxeff.quantized(lambda w, x: x @ w, {"*": Int(8)})
+    dynamic = jaxeff.quantized(lambda w, x: x @ w, {"*": Int(8, symmetric=False)})
     assert_same(tmp_path / "d.onnx", dynamic, W, W.T.copy()[:, :3])
     assert nodes_of(tmp_path / "d.onnx", "Round")
     assert nodes_of(tmp_path / "d.onnx", "DequantizeLinear") == ["UINT8"]
