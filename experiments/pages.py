@@ -44,7 +44,11 @@ def markdown(table: Table) -> str:
     """Writes a table in Markdown."""
 
     def line(cells: Any) -> str:
-        return "| " + " | ".join(str(cell).replace("|", "\\|") for cell in cells) + " |"
+        return "| " + " | ".join(map(escaped, cells)) + " |"
+
+    def escaped(cell: Any) -> str:
+        # Two lists one behind the other are no link with a reference.
+        return re.sub(r"(?<=\])( ?)\[", r"\1\\[", str(cell).replace("|", "\\|"))
 
     heads = [column.removesuffix(">") for column in table.columns]
     rules = ["---:" if column.endswith(">") else "---" for column in table.columns]
