@@ -43,7 +43,7 @@ _REFUSED_NAMES = """
     scaled_dot scaled_matmul scaled_matmul_wrapper scatter-mul scatter-sub schur
     select_and_gather_add select_and_scatter select_and_scatter_add shape_assertion shard_map
     sort stage svd swap symmetric_product threefry2x32 threefry4x32 tie to_edtype top_k
-    triangular_solve tridiagonal tridiagonal_solve unpin unreachable unreduced_pmax
+    tpu_custom_call triangular_solve tridiagonal tridiagonal_solve unpin unreachable unreduced_pmax
     unreduced_pmin unreduced_psum unreduced_psum_start unreduced_reduce_scatter
     unreduced_reduce_scatter_start vary_unreduced_cast vary_unreduced_cast_p
     with_memory_space_constraint zeros_like zeta
