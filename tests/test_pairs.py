@@ -371,7 +371,9 @@ def ensemble(f, *arguments):
 
 CASES = {
     "noisy": Case(lambda f, *_: jaxeff.noisy(f, NOISE), noisy_hand, keyed=True),
-    "quantized": Case(lambda f, *_: jaxeff.quantized(f, {"*:linear": Int(4)}), quantized_hand),
+    "quantized": Case(
+        lambda f, *_: jaxeff.quantized(f, {"*:linear": Int(4, symmetric=False)}), quantized_hand
+    ),
     "moments": Case(lambda f, *_: jaxeff.moments(f), params=gaussian),
     "correlations": Case(
         lambda f, *_: jaxeff.moments(f, correlations=True), whole=first_order, params=gaussian

@@ -45,7 +45,8 @@ _REFUSED_NAMES = """
     sort stage svd swap symmetric_product threefry2x32 threefry4x32 tie to_edtype top_k
     tpu_custom_call triangular_solve tridiagonal tridiagonal_solve unpin unreachable unreduced_pmax
     unreduced_pmin unreduced_psum unreduced_psum_start unreduced_reduce_scatter
-    unreduced_reduce_scatter_start vary_unreduced_cast vary_unreduced_cast_p
+    unreduced_reduce_scatter_start vary_unreduced_cast vary_unreduced_cast_p xla_metadata_call
+    xla_metadata_value
     with_memory_space_constraint zeros_like zeta
 """
 REFUSED = frozenset(_REFUSED_NAMES.split())
