@@ -400,6 +400,7 @@ LEFT_OUT: dict[str, str] = {
     "jaxeff.store.require_absent": "for writers of stores",
     "jaxeff.store.require_same_run": "for writers of stores",
     "jaxeff_export.import_stablehlo": "takes a file or module, which its reader checks",
+    "jaxeff_export.from_onnx": "takes a file or model, which its reader checks",
     "jaxeff_export.compile_module": "takes a module of TVM, which checks it",
     "jaxeff.noise.perturbs_layer": "for the library's own packages",
     "jaxeff.noise.perturbed_inputs": "for the library's own packages",
