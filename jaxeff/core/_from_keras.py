@@ -13,8 +13,7 @@ from jaxeff.core._reader import Leaves, LibraryModel, Method
 
 _SIZES = {"Dense": "units", "Conv1D": "filters", "Conv2D": "filters", "Conv3D": "filters",
           "SeparableConv1D": "filters", "SeparableConv2D": "filters",
-          "Conv1DTranspose": "filters", "Conv2DTranspose": "filters",
-          "EinsumDense": None}  # fmt: skip
+          "Conv1DTranspose": "filters", "Conv2DTranspose": "filters"}  # fmt: skip
 """Arguments that say how many channels a layer's kernel makes."""
 
 
@@ -50,6 +49,7 @@ def read_keras(
     params = dict(zip(trained, [v.value for v in model.trainable_variables], strict=True))
     values = dict(zip(others, [v.value for v in model.non_trainable_variables], strict=True))
     state = {path: leaf for path, leaf in values.items() if not (keyed and path in seeds)}
+    shapes = {path: np.shape(leaf) for path, leaf in params.items()}
 
     def run(
         key: Any, params: Leaves, state: Leaves, args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -65,11 +65,10 @@ def read_keras(
         return result, {path: new[path] for path in state}
 
     def restored(params: Leaves, state: Leaves) -> keras.Model:
-        changed = {p for p, leaf in params.items() if np.shape(leaf) != params_shapes[p]}
-        copy = (
-            _resized(model, params, paths, changed) if changed else keras.models.clone_model(model)
-        )
-        copy.build(model.input_shape) if not copy.built else None
+        changed = {path for path, leaf in params.items() if np.shape(leaf) != shapes[path]}
+        copy = _rebuilt(model, params, paths, changed)
+        if not copy.built:
+            copy.build(model.input_shape)
         leaves = {**values, **params, **state}
         for before, variable in zip(model.variables, copy.variables, strict=True):
             leaf = np.asarray(leaves[paths[id(before)]])
@@ -81,7 +80,6 @@ def read_keras(
             variable.assign(leaf)
         return copy
 
-    params_shapes = {path: np.shape(leaf) for path, leaf in params.items()}
     return LibraryModel(run, params, state, restored)
 
 
@@ -91,12 +89,12 @@ def _shared_prefix(paths: list[str]) -> str:
     return f"{first.pop()}/" if len(first) == 1 and all(p.count("/") > 1 for p in paths) else ""
 
 
-def _resized(
+def _rebuilt(
     model: keras.Model, params: Leaves, paths: dict[int, str], changed: set[str]
 ) -> keras.Model:
-    """Builds a model again with the numbers of channels that its kernels have now."""
+    """Builds a model again, with the numbers of channels that changed kernels have now."""
 
-    def rebuilt(layer: Any) -> Any:
+    def resized(layer: Any) -> Any:
         config = layer.get_config()
         kernel = getattr(layer, "_kernel", None)
         kernel = getattr(layer, "kernel", None) if kernel is None else kernel
@@ -105,4 +103,4 @@ def _resized(
             config[argument] = int(np.shape(params[paths[id(kernel)]])[-1])
         return type(layer).from_config(config)
 
-    return keras.models.clone_model(model, clone_function=rebuilt)
+    return keras.models.clone_model(model, clone_function=resized)

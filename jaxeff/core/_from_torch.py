@@ -34,10 +34,12 @@ def read_torch(model: torch.nn.Module, method: Method, keyed: bool, mutable: boo
         module.eval()
     callable_module = JittableModule(module)
     named = {**callable_module.params, **callable_module.buffers}
-    trained = _first_names(module.named_parameters())
-    tied = _first_names(module.named_parameters(remove_duplicate=False), module)
+    trained = dict(module.named_parameters())
+    # A tied parameter has several names; the first is the one that it is listed under.
+    first_names = {id(p): n for n, p in trained.items()}
+    all_names = {n: first_names[id(p)] for n, p in module.named_parameters(remove_duplicate=False)}
     params = {_path(n): _array(v) for n, v in trained.items()}
-    others = {n: v for n, v in named.items() if n not in tied}
+    others = {n: v for n, v in named.items() if n not in all_names}
     state = {_path(n): _array(v) for n, v in others.items()}
     names = {_path(n): n for n in (*trained, *others)}
     environment = torchax.default_env()
@@ -47,7 +49,7 @@ def read_torch(model: torch.nn.Module, method: Method, keyed: bool, mutable: boo
     ) -> tuple[Any, Leaves]:
         arrays = {names[path]: leaf for path, leaf in {**params, **state}.items()}
         tensors = environment.j2t_iso(arrays)
-        tensors |= {n: tensors[first] for n, first in tied.items()}
+        tensors |= {n: tensors[first] for n, first in all_names.items()}
         args, kwargs = environment.j2t_iso((_to_arrays(args), _to_arrays(kwargs)))
         # Any key will do for a module that draws nothing; in training mode it draws the same again.
         drawn = _key(key) if key is not None else jax.random.key(0)
@@ -61,23 +63,15 @@ def read_torch(model: torch.nn.Module, method: Method, keyed: bool, mutable: boo
         result = copy.deepcopy(model)
         for path, leaf in {**params, **state}.items():
             _set(result, names[path], np.asarray(leaf))
-            for other, first in tied.items():
-                if first == names[path] and other != first:
-                    owner, _, last = other.rpartition(".")
-                    setattr(result.get_submodule(owner), last, result.get_parameter(first))
+        for name, first in all_names.items():
+            if name != first:
+                owner, _, last = name.rpartition(".")
+                setattr(result.get_submodule(owner), last, result.get_parameter(first))
         for layer in result.modules():
             _resize(layer)
         return result
 
     return LibraryModel(run, params, state, restored)
-
-
-def _first_names(named: Any, module: torch.nn.Module | None = None) -> dict[str, Any]:
-    """Returns parameters by name, or of a module the first name of each under all its names."""
-    if module is None:
-        return dict(named)
-    first = {id(p): n for n, p in module.named_parameters()}
-    return {n: first[id(p)] for n, p in named}
 
 
 def _path(name: str) -> str:

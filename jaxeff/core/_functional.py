@@ -212,13 +212,13 @@ def restore(model: Any, params: Params, state: State | None = None, *args: Any) 
       TypeError: ``model`` is of no kind that `functional` takes.
       ValueError: A parameter is missing, unknown, or of a shape that the model can't hold.
     """
-    reading = _read(model, args, None, keyed=False, mutable=False)
-    leaves = {**reading.state, **(flatten(state) if state else {})}
-    values = flatten(params)
     if not isinstance(params, Mapping):
         raise TypeError(
             f"restore: params must be a nested dict of arrays, not {type(params).__name__}."
         )
+    reading = _read(model, args, None, keyed=False, mutable=False)
+    leaves = {**reading.state, **(flatten(state) if state else {})}
+    values = flatten(params)
     for what, given, expected in (
         ("parameter", values, reading.params), ("state", leaves, reading.state)
     ):  # fmt: skip
