@@ -235,7 +235,7 @@ def test_the_summary_shows_bits_where_there_are_some(lenet):
     plain = str(summary(f, params, X))
     assert "246,824 bytes of parameters, 23,520 of activations" in plain
     assert "bits" not in plain
-    spec = {"*": Int(4, 8, symmetric=False)}
+    spec = {"*": Int(4, 8)}
     text = str(summary(quantized(f, spec), params, X, spec=spec))
     assert "4 x 8" in text
     assert "Int(bits=4, activation_bits=8)" in text
