@@ -1,6 +1,7 @@
 """The portable half of an export: names, structure, and damage noticed."""
 
 import collections
+import zipfile
 
 import jax
 import jax.numpy as jnp
@@ -8,7 +9,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from jaxeff_export import Artifact, ArtifactError, SignatureError, export
+from jaxeff_export import Artifact, ArtifactError, SignatureError, deploy, export
 from jaxeff_export.artifact import rebuild
 from jaxeff_export.artifact._signature import count_leaves, describe
 from small_network import inputs, mlp, parameters
@@ -165,3 +166,28 @@ def test_structure_errors():
         rebuild(describe((0.0, 0.0)), [1])
     with pytest.raises(TypeError, match="neither a string nor an integer"):
         describe({(1, 2): 0.0})
+
+
+def test_a_file_has_the_module_once(artifact, tmp_path):
+    """What JAX serializes has the module in it."""
+    assert artifact.stablehlo in artifact.exported
+    assert Artifact.load(artifact.save(tmp_path / "a.zip")) == artifact
+    with zipfile.ZipFile(tmp_path / "a.zip") as archive:
+        assert archive.read("model.stablehlo") == artifact.stablehlo
+        assert len(archive.read("model.jax")) == len(artifact.exported) - len(artifact.stablehlo)
+
+
+@pytest.mark.parametrize("any_batch", [False, True])
+def test_deploying_traces_a_function_once_per_batch(any_batch):
+    traces = []
+
+    def f(w, x):
+        traces.append(x.shape)
+        return {"y": jnp.tanh(x @ w)}
+
+    w, x = jnp.ones((3, 2)), jnp.linspace(-1.0, 1.0, 15).reshape(5, 3)
+    bundle = deploy(f, (w, x), any_batch=any_batch)
+    assert bundle.check().passed
+    assert bundle.treedef == jax.tree.structure({"y": 0})
+    # Of any batch: the example's, the unknown one, and two more that are recorded.
+    assert len(traces) == (4 if any_batch else 1)

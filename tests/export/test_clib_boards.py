@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import re
 
 import jax
@@ -11,6 +12,8 @@ from c_programs import STRICT, call, instructions, require
 from flax import nnx
 from jaxeff_export import BoardError, Bundle, BundleError, CLibraryError, deploy
 from jaxeff_export.boards import ProgramBoard, make_board
+from jaxeff_export.bundle import _bundle as bundles
+from jaxeff_export.clib import _library as libraries
 from jaxeff_export.operators.integer import dot_of
 from jaxeff_export.targets import C_TARGETS, emulation
 from small_network import inputs, mlp, parameters
@@ -45,6 +48,42 @@ def test_a_bundle_is_checked_there(core, tmp_path):
         ours, theirs = runner.run(x), mlp(parameters(), x)
     for a, b in zip(jax.tree.leaves(ours), jax.tree.leaves(theirs), strict=True):
         np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.slow
+def test_the_program_of_a_bundle_is_built_once(tmp_path, monkeypatch):
+    bundle = deployed("cortex-m4", tmp_path / "b")
+    work = []
+
+    def counted(module, name):
+        plain = getattr(module, name)
+
+        def one(*args, **kwargs):
+            work.append(name)
+            return plain(*args, **kwargs)
+
+        monkeypatch.setattr(module, name, one)
+
+    counted(bundles, "lift")
+    counted(libraries, "scheduled")
+    x = inputs(3)
+    for board in ("emulated:cortex-m4", "emulated", "emulated:cortex-m4"):
+        theirs = mlp(parameters(), x)
+        for a, b in zip(*map(jax.tree.leaves, (bundle.run(x, board=board), theirs)), strict=True):
+            np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-4)
+        assert bundle.check(board).passed
+    with bundle.on("emulated") as runner:
+        assert runner.check().passed
+    with pytest.raises(BoardError, match="was left"):
+        runner.run(x)
+    assert work == ["lift", "scheduled"]
+    # Another library is of the same function, which isn't read again.
+    bundle.export_c(tmp_path / "net")
+    assert work == ["lift", "scheduled", "scheduled"]
+    folder = bundle._program_library.folder.parent
+    del bundle, runner
+    gc.collect()
+    assert not folder.exists()
 
 
 @pytest.mark.slow

@@ -5,7 +5,7 @@ the StableHLO module itself forgets: the names of the arguments (pytree paths), 
 the result.
 
 Saved, an artifact is one zip file: ``model.stablehlo`` (the portable MLIR bytecode, for any
-StableHLO consumer), ``model.jax`` (the same with JAX's calling convention, for ``artifact.call``)
+StableHLO consumer), ``model.jax`` (what JAX's calling convention adds to it, for ``artifact.call``)
 and ``artifact.json`` (names, shapes, dtypes, versions, checksums).
 
 Documents carry a checksum of themselves, which catches transmission errors and accidents. An
@@ -50,6 +50,7 @@ from jaxeff.core import any_of, boolean, function_of_form, static_integer, strin
 from jaxeff.store import open_regular, write_atomically
 from jaxeff_export.artifact._signature import (
     BATCH,
+    COUNT,
     SPEC,
     Description,
     MappingOf,
@@ -317,7 +318,10 @@ class Artifact:
 
     def to_bytes(self) -> bytes:
         """Returns the content of the file that `save` writes."""
-        files = {_MODULE: self.stablehlo, _CALLABLE: self.exported}
+        # What JAX serializes has the module in it, which is written once; checksums are of both.
+        before, module, after = self.exported.partition(self.stablehlo)
+        files = {_MODULE: self.stablehlo, _CALLABLE: before + after}
+        checked = {_MODULE: self.stablehlo, _CALLABLE: self.exported}
         index = {
             "format": FORMAT,
             "format_version": FORMAT_VERSION_ANY_BATCH if self.any_batch else FORMAT_VERSION,
@@ -326,7 +330,8 @@ class Artifact:
             "inputs": [spec.to_json() for spec in self.inputs],
             "outputs": [spec.to_json() for spec in self.outputs],
             "structure": self.structure,
-            "files": {name: digest(content) for name, content in files.items()},
+            **({"module_at": len(before)} if module else {}),
+            "files": {name: digest(content) for name, content in checked.items()},
         }
         members = {**files, _INDEX: add_checksum(index)}
         data = _zipped(members, zipfile.ZIP_DEFLATED)
@@ -360,6 +365,10 @@ class Artifact:
                 # Checked while reading: a small file must not fill the memory.
                 most = max_inflated_size(len(data))
                 files = {part: read_member(archive, part, most) for part in (_MODULE, _CALLABLE)}
+            if (place := index.get("module_at")) is not None:
+                require_form(place, COUNT, "module_at")
+                rest = files[_CALLABLE]
+                files[_CALLABLE] = rest[:place] + files[_MODULE] + rest[place:]
             for part, content in files.items():
                 if digest(content) != index["files"][part]:
                     raise ArtifactError(f"{name} is damaged: the checksum of {part} differs")
@@ -432,19 +441,79 @@ def export(
         batches differ, or JAX cannot trace the function without knowing the batch.
       TypeError: if the result's structure cannot be written down.
     """
+    return export_traced(f, example_args, any_batch=any_batch, parameters=parameters).artifact
+
+
+@dataclass(frozen=True)
+class TracedExport:
+    """An artifact, and the function that it was lowered from as JAX has traced it.
+
+    Attributes:
+      artifact: what `export` returns.
+      call: the function compiled by JAX, of flattened arguments, with flattened results. Of
+        arguments of the exported shapes and dtypes nothing is traced again.
+      treedef: the exact structure of results.
+    """
+
+    artifact: Artifact
+    call: Callable[..., tuple[Any, ...]]
+    treedef: Any
+
+
+def export_traced(
+    f: Callable[..., Any],
+    example_args: Sequence[Any],
+    *,
+    any_batch: bool | Collection[str],
+    parameters: int,
+) -> TracedExport:
+    """Lowers a function as `export` does, and keeps what JAX itself would compute it by."""
     require_extra("flatbuffers", "export")
     names = argument_names(f, len(example_args))
     batched = batched_arguments(names, parameters, any_batch)
     # Refuses what is no array by name before JAX traces anything.
     leaves, _ = flatten_named(example_args, names)
+    treedef = jax.tree.structure(tuple(example_args))
     structs = [jax.ShapeDtypeStruct(leaf.shape, leaf.dtype) for leaf in leaves]
-    fixed = jax.tree.unflatten(jax.tree.structure(tuple(example_args)), structs)
+    fixed = jax.tree.unflatten(treedef, structs)
+    structures: list[Any] = []  # of the results, the same for every batch
+
+    def flat(*flat_args: Any) -> tuple[Any, ...]:
+        results, structure = jax.tree.flatten(f(*jax.tree.unflatten(treedef, flat_args)))
+        structures.append(structure)
+        # Python numbers among the results become arrays, as a compiled library returns.
+        return tuple(jnp.asarray(leaf) for leaf in results)
+
+    # One function for all that follows, so that JAX finds it traced already. Unused arguments are
+    # kept, so that the module's signature is the function's.
+    jitted = jax.jit(flat, keep_unused=True)
+
+    def lowered(arguments: Sequence[Any]) -> TracedExport:
+        leaves, inputs = flatten_named(arguments, names)
+        results = jax.eval_shape(jitted, *leaves)
+        result = jax.tree.unflatten(structures[-1], results)
+        _, outputs = flatten_named([result], ["result"])
+        # `jaxeff.integer(...).coded(...)` says what its codes stand for; parameters come before
+        # data.
+        of_data, of_results = getattr(f, "code_grids", ((), ()))
+        exported = jax.export.export(jitted, platforms=["cpu"])(*leaves)
+        artifact = Artifact(
+            stablehlo=exported.mlir_module_serialized,
+            exported=bytes(exported.serialize()),
+            arguments=tuple(names),
+            inputs=tuple(with_grids(inputs, of_data)),
+            outputs=tuple(with_grids(outputs, of_results)),
+            structure=describe(result),
+            versions=package_versions("jaxeff", "jax", "jaxlib"),
+        )
+        return TracedExport(artifact, jitted, structures[-1])
+
     if not batched:
-        return _lowered(f, names, fixed)
+        return lowered(fixed)
     arguments = _of_any_batch(fixed, names, batched)
-    jax.eval_shape(f, *fixed)  # what is wrong whatever the batch is said as it is
+    jax.eval_shape(jitted, *structs)  # what is wrong whatever the batch is said as it is
     try:
-        return _lowered(f, names, arguments)
+        return lowered(arguments)
     except Exception as error:
         lines = str(error).strip().splitlines() or [type(error).__name__]
         raise SignatureError(
@@ -476,34 +545,6 @@ def _of_any_batch(
         jax.tree.map(generalize, tree) if name in batched else tree
         for name, tree in zip(names, arguments, strict=True)
     ]
-
-
-def _lowered(f: Callable[..., Any], names: Sequence[str], arguments: Sequence[Any]) -> Artifact:
-    """Lowers a function of abstract arguments to an artifact."""
-    leaves, inputs = flatten_named(arguments, names)
-    treedef = jax.tree.structure(tuple(arguments))
-
-    def flat(*flat_args: Any) -> tuple[Any, ...]:
-        result = f(*jax.tree.unflatten(treedef, flat_args))
-        # Python numbers among the results become arrays, as a compiled library returns.
-        return tuple(jnp.asarray(leaf) for leaf in jax.tree.leaves(result))
-
-    result = jax.eval_shape(f, *arguments)
-    _, outputs = flatten_named([result], ["result"])
-    # `jaxeff.integer(...).coded(...)` says what its codes stand for; parameters come before data.
-    of_data, of_results = getattr(f, "code_grids", ((), ()))
-    inputs, outputs = with_grids(inputs, of_data), with_grids(outputs, of_results)
-    # Unused arguments are kept, so that the module's signature is the function's.
-    exported = jax.export.export(jax.jit(flat, keep_unused=True), platforms=["cpu"])(*leaves)
-    return Artifact(
-        stablehlo=exported.mlir_module_serialized,
-        exported=bytes(exported.serialize()),
-        arguments=tuple(names),
-        inputs=tuple(inputs),
-        outputs=tuple(outputs),
-        structure=describe(result),
-        versions=package_versions("jaxeff", "jax", "jaxlib"),
-    )
 
 
 def _zipped(members: Mapping[str, bytes], how: int) -> bytes:

@@ -267,7 +267,9 @@ def build(
             state=example.state,
             tokenizer=example.tokenizer,
         )
-        return Bundle(path, write_bundle(parts, path), example.treedef)
+        # Where bundles are C libraries the next thing asked of one is another of them.
+        kept = None if has_runtime(target.settings) else lifted
+        return Bundle(path, write_bundle(parts, path), example.treedef, kept)
 
 
 # Neither debugging information nor pages of padding: a small network's would weigh more than it.

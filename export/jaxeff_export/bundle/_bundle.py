@@ -32,8 +32,10 @@ assert lost.result is None and "localhost" in str(lost.error)        # nothing a
 from __future__ import annotations
 
 import contextlib
+import shutil
 import tempfile
 import threading
+import weakref
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, as_completed
 from dataclasses import dataclass
@@ -46,8 +48,8 @@ import numpy as np
 
 from jaxeff.core import function_of_form, instance_of, sequence_of, validate
 from jaxeff_export.artifact import dtype_of
-from jaxeff_export.boards import Board, BoardError, ProgramBoard, make_board
-from jaxeff_export.bundle._example import Example, export_c
+from jaxeff_export.boards import Board, BoardError, LocalBoard, ProgramBoard, make_board
+from jaxeff_export.bundle._example import Example, NamedTarget, export_c, lift
 from jaxeff_export.bundle._machine_model import LoopModel, model_library
 from jaxeff_export.bundle.files import (
     LIBRARY,
@@ -70,6 +72,7 @@ from jaxeff_export.targets import ToolchainError, is_microcontroller, require_ex
 
 if TYPE_CHECKING:
     from jaxeff_export.clib import CallModel, CLibrary
+    from jaxeff_export.compiler.passes import LiftedModule
 
 
 class Bundle(BundleFolder):
@@ -81,10 +84,19 @@ class Bundle(BundleFolder):
       treedef: the exact structure of results, if this process knows it.
     """
 
-    def __init__(self, folder: Path, manifest: Manifest, treedef: Any = None) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        manifest: Manifest,
+        treedef: Any = None,
+        lifted: LiftedModule | None = None,
+    ) -> None:
         super().__init__(folder, manifest, treedef)
-        self._local: Runner | None = None
-        self._opening = threading.Lock()
+        # Runners between calls: this process's, and one for each emulated core.
+        self._runners: dict[str, Runner] = {}
+        self._program_library: CLibrary | None = None
+        self._lifted = lifted  # the function as C libraries are made of it, once it was read
+        self._opening = threading.RLock()
 
     def __getstate__(self) -> NoReturn:
         """Refuses to be pickled or copied.
@@ -130,7 +142,7 @@ class Bundle(BundleFolder):
           BundleError: if the library is for another processor or another TVM.
           BoardError: if the board cannot be reached or set up.
         """
-        place = make_board(board, cpu=self.manifest.target.get("mcpu"))
+        place = self._named(board)
         # What is known without asking the board is refused before it is connected to.
         self._require_fit(place)
         with contextlib.ExitStack() as stack:
@@ -277,9 +289,15 @@ class Bundle(BundleFolder):
           ToolchainError: if no C compiler for it is installed.
           FileExistsError: if `path` holds anything but a library's own files.
         """
+        # Read once for all libraries of a bundle, whatever their names and styles.
+        with self._opening:
+            example = self.example
+            if self._lifted is None:
+                self._lifted = lift(example, NamedTarget.of_manifest(self.manifest))
         return export_c(
-            self.example,
+            example,
             self.manifest,
+            self._lifted,
             self.operands,
             path,
             name=name,
@@ -318,40 +336,61 @@ class Bundle(BundleFolder):
             from jaxeff_export.clib import model_calls
 
             target = str(self.manifest.target["mcpu"])
-            with tempfile.TemporaryDirectory(prefix="jaxeff-c-") as home:
-                # The bundle's own library is an archive without the program that executes it.
-                library = self.export_c(Path(home) / "model")
-                return model_calls(library, target, like or core)
+            # The bundle's file is an archive without the program that executes it.
+            return model_calls(self._library_of_programs(), target, like or core)
         core = core or str(self.manifest.target.get("mcpu", "generic"))
         manifest = self.manifest
         return model_library(self.folder / LIBRARY, manifest.machine, core, manifest.kernels, like)
 
+    def _named(self, board: str | Board) -> Board:
+        # A stranger's manifest may name no processor.
+        return make_board(board, cpu=self.manifest.target.get("mcpu") or None)
+
     @contextlib.contextmanager
     def _place(self, board: str | Board) -> Iterator[Runner]:
-        """Opens a runner as `on` does, but keeps that of this process between local calls."""
-        if board != "local":
-            with self.on(board) as runner:
-                yield runner
-            return
-        # One thread loads the library; those that come meanwhile wait for it, and share it.
+        """Opens a runner as `on` does, but keeps those that hold no connection between calls."""
+        kept = self._runners.get(board) if isinstance(board, str) else None
+        if kept is None:
+            place = self._named(board)
+            # A board that a caller has opened is the caller's, and so is what lies there.
+            if place is board or not isinstance(place, LocalBoard | ProgramBoard):
+                with self.on(board) as runner:
+                    yield runner
+                return
+            # One thread loads the library; those that come meanwhile wait for it, and share it.
+            with self._opening:
+                kept = self._runners.get(place.name)
+                if kept is None:
+                    self._require_fit(place)
+                    with place:
+                        kept = self._runner(place)
+                # "emulated" is the same board as the one named in full.
+                self._runners |= {str(board): kept, place.name: kept}
+        yield kept
+
+    def _library_of_programs(self) -> CLibrary:
+        """The C library that programs are linked to, built once; it goes with the bundle."""
         with self._opening:
-            if self._local is None:
-                place = make_board("local")
-                self._require_fit(place)
-                self._local = self._runner(place)
-        yield self._local
+            if self._program_library is None:
+                home = Path(tempfile.mkdtemp(prefix="jaxeff-c-"))
+                remove = weakref.finalize(self, shutil.rmtree, home, ignore_errors=True)
+                try:
+                    self._program_library = self.export_c(home / "model")
+                except BaseException:
+                    remove()
+                    raise
+            return self._program_library
 
     def _runner(self, board: Board) -> Runner:
         self._read(LIBRARY)  # a library damaged since would take the process down
         if isinstance(board, ProgramBoard):
-            with tempfile.TemporaryDirectory(prefix="jaxeff-c-") as home:
-                # Such a board loads no libraries: the function is exported to C and linked to a
-                # program.
-                try:
-                    library = self.export_c(Path(home) / "model")
-                except (CLibraryError, ToolchainError) as error:
-                    raise BundleError(str(error)) from error
-                return ProgramRunner(self.manifest, library, self.recorded, board, self.treedef)
+            # Such a board loads no libraries: the function is exported to C and linked to a
+            # program.
+            try:
+                library = self._library_of_programs()
+            except (CLibraryError, ToolchainError) as error:
+                raise BundleError(str(error)) from error
+            return ProgramRunner(self.manifest, library, self.recorded, board, self.treedef)
         return Runner(
             self.manifest, self.folder / LIBRARY, self.operands, self.recorded, board, self.treedef
         )

@@ -68,7 +68,7 @@ from jaxeff_export.artifact import (
     batch_of,
     check_array,
     dtype_of,
-    export,
+    export_traced,
     state_places,
     with_batch,
 )
@@ -199,16 +199,14 @@ def deploy(
     f, example_args = with_bytes(f, example_args, order.parameters)
     leaves = jax.tree.leaves(example_args)
     order.say("exporting to StableHLO")
-    artifact = export(f, example_args, any_batch=any_batch, parameters=order.parameters)
-    structure, jitted = jax.tree.structure(tuple(example_args)), jax.jit(f)
+    traced = export_traced(f, example_args, any_batch=any_batch, parameters=order.parameters)
 
     # Compiled, as the exported function is: operation by operation, JAX may round differently.
-    def reference(given: Sequence[Any]) -> list[Any]:
-        return jax.tree.leaves(jitted(*jax.tree.unflatten(structure, given)))
+    def reference(example: Sequence[Any]) -> Sequence[Any]:
+        return traced.call(*example)
 
-    treedef = jax.tree.structure(jax.eval_shape(jitted, *example_args))
     more = {"verdict": verdict, "state": tuple(state), "tokenizer": tokenizer}
-    return order.built(artifact, leaves, reference, treedef, **more)
+    return order.built(traced.artifact, leaves, reference, traced.treedef, **more)
 
 
 @validate(

@@ -167,6 +167,7 @@ def c_order(
 def export_c(
     example: Example,
     manifest: Manifest,
+    lifted: LiftedModule,
     operands: Sequence[np.ndarray],
     path: str | Path,
     *,
@@ -183,6 +184,7 @@ def export_c(
     Args:
       example: what the bundle was built from.
       manifest: the bundle's.
+      lifted: the function, as `lift` reads it for the bundle's target.
       operands: the bound arrays that the function takes first.
       path: same as for `Bundle.export_c`, like all that follow.
       name: same as for `Bundle.export_c`.
@@ -204,7 +206,7 @@ def export_c(
     order = c_order(
         example,
         target,
-        lift(example, target),
+        lifted,
         operands,
         name=name or Path(path).absolute().name,
         rounds_inputs=manifest.rounds_inputs,

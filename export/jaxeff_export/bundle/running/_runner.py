@@ -337,7 +337,7 @@ class Runner:
         """Runs an action on the board, again if the connection is lost meanwhile."""
         board = self._board
         if self._closed:
-            raise BoardError(f"{board.name} was left; use the runner inside its with statement")
+            raise BoardError(_left(board))
         lost: list[str] = []
         with board.turn:
             while True:
@@ -385,6 +385,11 @@ def _require_positive(number: int, repeat: int) -> None:
         raise ValueError(f"number and repeat must be positive, got {number} and {repeat}")
 
 
+def _left(board: Board) -> str:
+    """Says that a runner has outlived its connection."""
+    return f"{board.name} was left; use the runner inside its with statement"
+
+
 def _given_up(lost: Sequence[str]) -> str:
     """Describes why a call failed whose every attempt lost the connection."""
     if len(lost) == 1:
@@ -415,9 +420,11 @@ class ProgramRunner(Runner):
         self._keep(manifest, recorded, board, treedef)
         self._program = ExampleProgram(library, board.core)
         self._turn = threading.Lock()
+        self._closed = False
 
     def close(self) -> None:
         """Removes the program."""
+        self._closed = True
         self._program.close()
 
     def _memory(self, shared: Session | None) -> StateMemory:
@@ -426,6 +433,8 @@ class ProgramRunner(Runner):
         return HostMemory(self._call, self._recorded[0].inputs, self._manifest)
 
     def _call(self, leaves: Sequence[np.ndarray]) -> list[np.ndarray]:
+        if self._closed:
+            raise BoardError(_left(self._board))
         try:
             with self._turn:  # arguments are written into the program's one folder
                 return self._program.run(leaves)
