@@ -1,4 +1,4 @@
-"""Networks as ONNX graphs: the hand-written forward passes of `experiments.transforms`.
+"""Networks as ONNX graphs: the hand-written forward passes of `experiments.beyond.transforms`.
 
 `_Deterministic` and `_Moments` give the layers their ONNX operators. Moments use ONNX's own `Erf`
 and the textbook's raw moments, as someone writing this graph would: spelled in additions and
@@ -17,7 +17,7 @@ import onnx
 import onnxruntime
 from onnx import TensorProto, helper, numpy_helper
 
-from experiments.transforms import networks
+from experiments.contests import forward_passes
 
 OPSET = 18
 Pair = tuple[str, str]
@@ -177,7 +177,7 @@ def build(model: str, params: Any, shape: Sequence[int], moments: bool = False) 
         shape: Of the input, batch first, channels last.
         moments: Whether means and variances are propagated; the outputs are then both.
     """
-    layers, write = _Moments() if moments else _Deterministic(), getattr(networks, model)
+    layers, write = _Moments() if moments else _Deterministic(), getattr(forward_passes, model)
     x = layers.node("Transpose", "x", perm=[0, 3, 1, 2]) if len(shape) == 4 else "x"
     outputs = write(layers, _nested(params), _Parameters(), x)
     names = [outputs] if isinstance(outputs, str) else list(outputs)

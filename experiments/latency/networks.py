@@ -20,7 +20,7 @@ import jax.numpy as jnp
 from flax import nnx
 
 import jaxeff
-from experiments.transforms.cost import posterior
+from experiments.posteriors import posterior_around
 from jaxeff.bayes import sample
 from jaxeff.nn import MLP, LeNet5
 
@@ -86,7 +86,7 @@ def subject(model: str, batch: int) -> Subject:
     """A network of `SHAPES` with random parameters, and a random batch."""
     f, params = jaxeff.functional(_network(model, nnx.Rngs(0)))
     heads, heads_params = jaxeff.functional(_heads(model, nnx.Rngs(1)))
-    belief = jax.jit(posterior)(params)
+    belief = jax.jit(posterior_around)(params)
     draws, key = jax.jit(sample, static_argnums=2), jax.random.key(2)
     return Subject(
         model, f, params, belief,

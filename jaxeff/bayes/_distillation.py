@@ -33,7 +33,7 @@ teacher's draws and of the student's, for each input
 which is least, for any shape of distribution, where both are distributed alike. What the teacher's
 draws disagree on, epistemic uncertainty, is thereby kept. A cross-entropy to the teacher's *mean*
 prediction, which is the usual distillation, loses it: every draw of the student learns the mean
-(`experiments.bridges` measures both).
+(`experiments.beyond.bridges` measures both).
 
 Sharp edge: the student learns where the inputs are. For uncertainty away from the training data
 give inputs from there too; they need no labels.

@@ -36,7 +36,7 @@ makes more results than it reads units, the units are derived instead (`_slopes`
 
 Sharp edges
 - Against Monte Carlo the error is a few per cent (median over results) up to noise of 10 % of the
-  spread of each weight array, and grows with noise (`experiments.moment_variances`):
+  spread of each weight array, and grows with noise (`experiments.beyond.moment_variances`):
   `correlations=True` has slopes that noise averages, and `calibrate_moments` measures what is left.
 - A slope of zero is no variance: what is discrete is certain, and so is what the function stops
   the gradient of, and what it rounds without a gradient of its own.

@@ -19,7 +19,8 @@ Sharp edges
 - Diagonal covariance is the approximation: what entries share (noise at the input, a residual
   stream, parameters that are used twice) is forgotten. `assumptions` lists where, and by how much;
   `moments_check` says whether it matters; `calibrate_moments`, `correlations=True` and
-  `method="linear"` make up for it. `experiments.moment_variances` holds them against Monte Carlo.
+  `method="linear"` make up for it. `experiments.beyond.moment_variances` holds them against Monte
+  Carlo.
 - What a kernel shares over positions is followed to their mean, at some three times the diagonal's
   price: the variances of a trained network of depthwise convolutions go from a median of .27
   of the sampled ones to .96 (.89 to 1.00). Where positions are flattened instead it isn't: LeNet-5

@@ -8,8 +8,8 @@ import pytest
 from scipy import stats
 from scipy.special import softmax
 
-from experiments.bridges import problems
-from experiments.bridges.__main__ import SIZES, STUDY
+from experiments.beyond.bridges import problems
+from experiments.beyond.bridges.__main__ import SIZES, STUDY
 from experiments.harness import Report
 
 SETTINGS = dataclasses.replace(SIZES["fast"], width=3)

@@ -4,7 +4,7 @@ import jax
 import numpy as np
 import pytest
 
-from experiments.chip_queries import design, queries_of
+from experiments.beyond.chip_queries import design, queries_of
 from jaxeff.analog_hardware import characterize
 
 

@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 
 import jaxeff
-from experiments import trials
-from experiments.fuzz import cells, worker
-from experiments.fuzz.drawing import Block, Draw
-from experiments.fuzz.grammar import RULES, Network, network
-from experiments.trials import Cell
+from experiments.beyond import trials
+from experiments.beyond.fuzz import cells, worker
+from experiments.beyond.fuzz.drawing import Block, Draw
+from experiments.beyond.fuzz.grammar import RULES, Network, network
+from experiments.beyond.trials import Cell
 
 
 def test_a_seed_is_one_network_and_another_seed_another():

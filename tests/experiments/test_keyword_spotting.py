@@ -11,11 +11,11 @@ import pytest
 from flax import nnx
 
 import jaxeff
+from experiments.beyond.keyword_spotting.__main__ import STUDY, Settings, board_row, stage_row
+from experiments.beyond.keyword_spotting.network import spotter
+from experiments.beyond.keyword_spotting.recordings import FRONT, features, tones
+from experiments.beyond.keyword_spotting.training import CLASSES, Stage, logits, standardized
 from experiments.harness import Report
-from experiments.keyword_spotting.__main__ import STUDY, Settings, board_row, stage_row
-from experiments.keyword_spotting.network import spotter
-from experiments.keyword_spotting.recordings import FRONT, features, tones
-from experiments.keyword_spotting.training import CLASSES, Stage, logits, standardized
 from jaxeff.compression import Int, calibrate
 
 SETTINGS = Settings(speech=False, emulated=4)

@@ -89,5 +89,5 @@ def test_methods_that_say_nothing_of_certainty_beside_one_network_fail():
 
     given = rows("one network", 0.3, 0.8) + rows("deep ensemble", 0.2, 0.9)
     given += rows("SVI", 0.3, 0.85, "draws") + rows("SWAG", 0.25, 0.91, "draws")
-    held = [*checks("certainty", given, {}).values()]
+    held = [*checks("beyond.certainty", given, {}).values()]
     assert held == [True, False, True, False, True]

@@ -5,13 +5,13 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from experiments.beyond.moment_variances import costs
+from experiments.beyond.moment_variances import methods as m
+from experiments.beyond.moment_variances.__main__ import STUDY
+from experiments.beyond.moment_variances.networks import Sets, spread
+from experiments.beyond.moment_variances.oracle import compared, mean_error, of_samples
+from experiments.beyond.moment_variances.quality import quality
 from experiments.harness import Report
-from experiments.moment_variances import costs
-from experiments.moment_variances import methods as m
-from experiments.moment_variances.__main__ import STUDY
-from experiments.moment_variances.networks import Sets, spread
-from experiments.moment_variances.oracle import compared, mean_error, of_samples
-from experiments.moment_variances.quality import quality
 from jaxeff.bayes import predict
 from jaxeff.moment_propagation import Gaussian, is_gaussian
 from jaxeff.nn import small_classifier

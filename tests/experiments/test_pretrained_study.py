@@ -7,8 +7,8 @@ import pytest
 from flax import nnx
 
 import jaxeff
-from experiments.pretrained.files import KNOWN, UNSEEN, read_files
-from experiments.pretrained.formats import FORMATS, METHODS
+from experiments.beyond.pretrained.files import KNOWN, UNSEEN, read_files
+from experiments.beyond.pretrained.formats import FORMATS, METHODS
 from jaxeff.nn import Decoder, DecoderConfig
 
 OTHERS = (

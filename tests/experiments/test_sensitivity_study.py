@@ -5,10 +5,11 @@ import json
 import numpy as np
 import pytest
 
+from experiments.beyond.sensitivity import __main__ as sensitivity
+from experiments.beyond.sensitivity import measures
+from experiments.beyond.sensitivity.__main__ import SIZES, STUDY
 from experiments.harness import Refused, Report
 from experiments.trainable import Network
-from experiments.walking_noise import measures, sensitivity
-from experiments.walking_noise.sensitivity import SIZES, STUDY
 from jaxeff.robustness import fit_midpoint, logistic
 
 LEVELS = np.logspace(-1, 3, 9)

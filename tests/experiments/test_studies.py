@@ -4,7 +4,9 @@ Rows are those of fast runs, see `canning`.
 """
 
 import json
+import re
 from dataclasses import fields, is_dataclass, replace
+from pathlib import Path
 
 import pytest
 
@@ -13,6 +15,7 @@ from experiments.harness import Found, command, figures
 from experiments.harness.report import plain
 from tests.experiments.canning import open_can
 
+ROOT = Path(__file__).parents[2]
 TOP = ["experiment", "size", "config", "versions", "rows", "checks", "differences"]
 
 
@@ -139,3 +142,25 @@ def test_goes_on_after_a_cut(study, tmp_path, capsys):
     assert found["checks"] == can.checks
     printed = capsys.readouterr().out
     assert "FAILED" in printed or all(check["passed"] is not False for check in can.checks)
+
+
+def test_the_reproduction_uses_nothing_beyond_it():
+    """Studies of what the source shows don't import those of `beyond`, which its README defines."""
+    folder = ROOT / "experiments"
+    lines = [
+        f"{path.relative_to(folder)}: {line.strip()}"
+        for path in folder.rglob("*.py")
+        if "beyond" not in path.relative_to(folder).parts
+        for line in path.read_text().splitlines()
+        if re.match(r"\s*(from experiments\.beyond|import experiments\.beyond"
+                    r"|from experiments import .*\bbeyond\b)", line)
+    ]  # fmt: skip
+    assert not lines
+
+
+def test_what_reproduces_names_what_the_source_has(study):
+    if study.name in {load(name).name for name in MODULES if name.startswith("beyond.")}:
+        return
+    report = open_can(study.name, "full")
+    study.judge(report)
+    assert any(check["source"] for check in report.checks)

@@ -6,7 +6,8 @@ import jax
 import pytest
 from flax import nnx
 
-from experiments.transforms import cost, networks
+from experiments.beyond.transforms import cost
+from experiments.contests import forward_passes
 from jaxeff.nn.layers import _layers as residual
 
 # Where both round a quantized activation to different sides of a tie, it is one step of 255 apart.
@@ -41,7 +42,7 @@ class FirstStages(nnx.Module):
 @pytest.mark.parametrize("transform", cost.TRANSFORMS)
 @pytest.mark.parametrize(("net", "batch"), [("lenet5", 10), ("first stages of resnet18", 1)])
 def test_costs_no_more_than_written_by_hand(net, batch, transform, monkeypatch):
-    stages = (FirstStages, networks.resnet18, (8, 8, 3))
+    stages = (FirstStages, forward_passes.resnet18, (8, 8, 3))
     monkeypatch.setitem(cost.NETS, "first stages of resnet18", stages)
     row = cost.compare(cost.subject(net, batch), transform)
     assert row["flops_by_hand"] > 0

@@ -14,14 +14,14 @@ import pytest
 from flax import nnx
 
 import jaxeff
-from experiments import trials
-from experiments.trials import Cell, without_folders
-from experiments.zoo import __main__ as zoo
-from experiments.zoo import worker
-from experiments.zoo.cells import COLUMNS, CORES, functional, tried
-from experiments.zoo.models import LOOPS, MODELS, subject
-from experiments.zoo.models.catalogue import ZOO
-from experiments.zoo.models.packages import PACKAGES
+from experiments.beyond import trials
+from experiments.beyond.trials import Cell, without_folders
+from experiments.beyond.zoo import __main__ as zoo
+from experiments.beyond.zoo import worker
+from experiments.beyond.zoo.cells import COLUMNS, CORES, functional, tried
+from experiments.beyond.zoo.models import LOOPS, MODELS, subject
+from experiments.beyond.zoo.models.catalogue import ZOO
+from experiments.beyond.zoo.models.packages import PACKAGES
 
 
 def misspelt(s):
@@ -81,7 +81,7 @@ def test_a_process_that_dies_or_hangs_costs_one_cell(tmp_path, monkeypatch):
 @pytest.mark.process
 def test_a_worker_ends_a_cell_by_what_it_computes_not_by_the_clock():
     code = (
-        "import threading, time\nfrom experiments.trials import allow, watch\n"
+        "import threading, time\nfrom experiments.beyond.trials import allow, watch\n"
         "threading.Thread(target=watch, daemon=True).start()\n"
         "allow(1)\ntime.sleep(1.5)\nallow(1)\nprint('slept', flush=True)\n"
         "while True: pass"

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 from flax import nnx
 
 import jaxeff
-from experiments.zoo.models import catalogue
+from experiments.beyond.zoo.models import catalogue
 from tests.golden.programs import Model
 
 

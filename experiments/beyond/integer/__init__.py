@@ -1,0 +1,1 @@
+"""What integer arithmetic is worth; run it with `python -m experiments.beyond.integer`."""

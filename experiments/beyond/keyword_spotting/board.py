@@ -1,0 +1,121 @@
+"""The spotter as a C library for a microcontroller, run over recordings in the emulator."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import jaxeff_export
+import numpy as np
+from flax import nnx
+from jaxeff_export.clib import CLibrary, ExampleProgram, count_instructions
+from jaxeff_export.targets import emulation
+
+import jaxeff
+from experiments.beyond.keyword_spotting.network import spotter
+from experiments.beyond.keyword_spotting.recordings import FRONT
+from experiments.beyond.keyword_spotting.training import CLASSES, Stage, standardized, unsure
+from jaxeff import uncertainty
+from jaxeff.compression import Int, calibrate
+
+CORE = "cortex-m7"
+NAME = "spotter"
+HOP = 2
+"""New frames of a step: the network's one stride."""
+MAIN = Path(__file__).with_name("main.c")
+AT_ONCE = 500
+"""Recordings of one start of the emulator, after which it is said how far it is."""
+
+
+def whole(stage: Stage, least: float) -> Callable[..., Any]:
+    """From int16 sound to logits, and whether one of them is to be believed."""
+    taken = uncertainty.selective(stage.f, unsure, least)
+
+    def spot(params: Any, audio: jax.Array) -> Any:
+        return taken(params, FRONT.fixed(audio)[None, :, None])
+
+    return spot
+
+
+def library(spot: Callable[..., Any], params: Any, audio: np.ndarray, home: str) -> CLibrary:
+    """Compiles it."""
+    bundle = jaxeff_export.deploy(spot, (params, audio), target=CORE)
+    return bundle.export_c(f"{home}/{NAME}", name=NAME)
+
+
+def run(
+    made: CLibrary, audio: np.ndarray, say: Callable[[str], None] = lambda _: None
+) -> tuple[np.ndarray, np.ndarray]:
+    """Runs the library over recordings: logits and decisions, one after the other."""
+    classes = int(made.outputs[0].shape[-1])
+    row, found = np.dtype([("logits", "<f4", classes), ("taken", "u1")]), []
+    # The library's own example has one call, and is linked anew for others: here a program of ours
+    # reads all recordings through the emulator.
+    with tempfile.TemporaryDirectory(prefix="jaxeff-spotter-") as home:
+        folder = Path(home)
+        for entry in made.folder.iterdir():
+            shutil.copy(entry, folder / entry.name)
+        shutil.copy(MAIN, folder / "main.c")
+        subprocess.run([*made.build, "-o", "program"], cwd=folder, check=True)
+        command = emulation(CORE, made.target, folder / "program")
+        for begin in range(0, len(audio), AT_ONCE):
+            audio[begin : begin + AT_ONCE].astype("<i2").tofile(folder / "recordings.bin")
+            subprocess.run(command, cwd=folder, check=True, stdin=subprocess.DEVNULL)
+            found.append(np.frombuffer((folder / "results.bin").read_bytes(), row))
+            say(f"{min(begin + AT_ONCE, len(audio))} of {len(audio)} recordings emulated")
+    rows = np.concatenate(found)
+    return rows["logits"], rows["taken"].astype(bool)
+
+
+def instructions(made: CLibrary) -> int:
+    """Instructions of a call."""
+    return count_instructions(made, CORE).total
+
+
+@dataclass(frozen=True)
+class Streamed:
+    """A library of a step, and what JAX computes in it."""
+
+    library: CLibrary
+    expected: list[np.ndarray]
+    state: int  # bytes
+
+    def same(self) -> bool:
+        """Whether result and state have JAX's bits."""
+        made = ExampleProgram(self.library, CORE).run()
+        return all(map(np.array_equal, made, self.expected))
+
+
+def stream(width: int, blocks: int, bits: int, home: str) -> Streamed:
+    """Compiles a step of a stream, for two frames: their samples, and half a frame of before."""
+    rng = np.random.default_rng(0)
+    cepstra = FRONT.cepstra or FRONT.bands
+    f, params = jaxeff.functional(spotter(cepstra, CLASSES, width, blocks, nnx.Rngs(0)))
+    standard = standardized(np.zeros(cepstra), np.full(cepstra, 500.0))
+    samples = (HOP - 1) * FRONT.hop + FRONT.window
+    audio = rng.normal(0, 1000, 16_000).astype(np.int16)
+    window = FRONT.fixed(jnp.asarray(audio))[None, :, None]
+
+    def scaled(params: Any, x: jax.Array) -> jax.Array:
+        return f(params, standard(x))
+
+    spec = calibrate(scaled, params, [window], {"*:linear": Int(min(bits, 8))})
+    g = jaxeff.integer(scaled, spec)
+    codes = g.convert(params, window)
+    step, state = jaxeff.streaming(g, codes, window, axis=1, hop=HOP)
+
+    def spot(params: Any, audio: jax.Array, state: Any) -> Any:
+        return step(params, FRONT.fixed(audio)[None, :, None], state)
+
+    new = audio[:samples]
+    bundle = jaxeff_export.deploy(spot, (codes, new, state), target=CORE, state=("state",))
+    expected = [np.asarray(leaf) for leaf in jax.tree.leaves(jax.jit(spot)(codes, new, state))]
+    size = sum(leaf.nbytes for leaf in jax.tree.leaves(state))
+    return Streamed(bundle.export_c(f"{home}/step", name="step"), expected, size)

@@ -1,0 +1,1 @@
+"""Scores that find inputs out of domain; `python -m experiments.beyond.out_of_domain`."""

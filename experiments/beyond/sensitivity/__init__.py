@@ -1,0 +1,1 @@
+"""Cheap measures that might foresee what walking noise finds layer by layer."""

@@ -1,0 +1,1 @@
+"""What the transforms cost; run it with `python -m experiments.beyond.transforms`."""

@@ -1,1 +1,0 @@
-"""What integer arithmetic is worth; run it with `python -m experiments.integer`."""

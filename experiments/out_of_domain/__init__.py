@@ -1,1 +1,0 @@
-"""Scores that find inputs out of domain, by posterior: `python -m experiments.out_of_domain`."""

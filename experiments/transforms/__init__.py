@@ -1,1 +1,0 @@
-"""What the transforms cost; run it with `python -m experiments.transforms`."""
