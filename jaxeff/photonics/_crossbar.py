@@ -1,18 +1,16 @@
 """Crossbars of phase-change cells that light passes: dense layers, and products of activations.
 
-What detectors behind a crossbar read: a product of cells and of light, drawn or expected.
-
-A *product* is a function of cells, between -1 and 1, and of intensities at or above zero; linear in
+What detectors behind a crossbar read is a product of cells and of light, drawn or expected. Such a
+*product* is a function of cells, between -1 and 1, and of intensities at or above zero; linear in
 both. Negative cells are on rails of their own, and negative inputs are sent as light of their own,
 measured separately: electronics take the differences.
 
-`PhotonicProduct`: a product of two activations, as attention has, by light and cells.
-
-One operand is written into the cells of a crossbar while the network runs, the other is sent as
-light: of scores the keys are written and the queries sent, of their values the values are written
-and the weights of attention sent. Both are signed (rails for cells, measurements for light). Each
-product of matrices, one of an example and head, has a crossbar of its own: its largest entries take
-the full range of cells and light, and electronics scale the reading back.
+`PhotonicProduct` multiplies two activations, as attention does. One operand is written into the
+cells of a crossbar while the network runs, the other is sent as light: of scores the keys are
+written and the queries sent, of their values the values are written and the weights of attention
+sent. Both are signed (rails for cells, measurements for light). Each product of matrices, one of an
+example and head, has a crossbar of its own: its largest entries take the full range of cells and
+light, and electronics scale the reading back.
 
 ```python
 import jax
@@ -29,17 +27,16 @@ def scores(p, q, k):
 q, k = jax.random.normal(jax.random.key(0), (2, 3, 5, 8))
 params = {"temperature": jnp.float32(0.35)}
 print(jaxeff.summary(scores, params, q, k))                      # the site is "matmul"
-found = photonic(scores, {"matmul": PhotonicProduct()})(jax.random.key(1), params, q, k)
-assert found.shape == (3, 5, 5)
+products = photonic(scores, {"matmul": PhotonicProduct()})(jax.random.key(1), params, q, k)
+assert products.shape == (3, 5, 5)
 ```
 
-`PhotonicWeights`: a dense or convolution layer as a crossbar of phase-change cells.
-
-Inputs are carriers of chaotic light, weights the transmissions of cells of germanium-antimony-
-tellurium (GST), of which a cell has so many; light adds up in waveguides, and a detector reads each
-output (Klein's thesis, section 10.2). Light can't be subtracted. "two" rails hold positive and
-negative weights apart and electronics take the difference; with "one" rail, negative weights let
-nothing through.
+`PhotonicWeights` is a dense or convolution layer as a crossbar of phase-change cells. Inputs are
+carriers of chaotic light, weights the transmissions of cells of germanium-antimony- tellurium
+(GST), of which a cell has so many; light adds up in waveguides, and a detector reads each output
+(Klein's thesis, section 10.2). Light can't be subtracted. "two" rails hold positive and negative
+weights apart and electronics take the difference; with "one" rail, negative weights let nothing
+through.
 
 With noisy carriers this is a probabilistic convolution. A carrier is drawn once per input
 element and fans out to all outputs that read it, on both rails, so that outputs share its

@@ -1,19 +1,15 @@
 """Detectors: readings of pulses, photon counts from tables, light fitted to measurements.
 
-A Gamma and a Poisson draw cost hundreds of operations. Where mean intensities are known before the
-program is compiled, as with amplitude levels, the distributions are kept instead, as in Klein's
-thesis, figure 10.5: by the alias method a draw is two random words and two look-ups, however wide
-the distribution.
+`read_pulses` draws what the detector reads of pulses: photon counts, saturation, electronic noise.
+Photon counts as a Gamma and a Poisson draw cost hundreds of operations. A modulator with amplitude
+levels has few mean intensities, known before the program is compiled; their distributions are kept
+in a table (`count_table`; Klein's thesis, figure 10.5), from which the alias method draws with two
+random words and two look-ups, however wide the distribution.
 
-From pulses to a reading: amplitudes that the modulator has, photon counts, the detector.
-
-With amplitude levels there are so few different distributions that they are tables
-(`count_table`), many times faster than a Gamma and a Poisson draw.
-
-`fit_light`: modes, photon rate and electronic noise from measured means and variances.
-
-A reading I of chaotic light in one slot has the variance I²/M + I/photons + electronic²: a parabola
-whose coefficients are the three numbers (Klein's thesis, eq. (10.1), with M = 10.64 by such a fit).
+`fit_light` goes the other way, from measured means and variances to modes, photon rate and
+electronic noise. A reading I of chaotic light in one slot has the variance I²/M + I/photons +
+electronic²: a parabola whose coefficients are the three numbers (Klein's thesis, eq. (10.1), with
+M = 10.64 by such a fit).
 
 ```python
 import numpy as np
@@ -22,8 +18,8 @@ from jaxeff.photonics import ChaoticLight, fit_light
 
 mean = np.linspace(0, 1, 11)                             # readings at eleven intensities
 variance = mean**2 / 10.64 + mean / 500 + 0.02**2        # measured, in practice
-found = fit_light(mean, variance)                        # modes 10.64, photons 500, electronic 0.02
-light = ChaoticLight(modes=found.modes, photons=found.photons, electronic=found.electronic)
+fitted = fit_light(mean, variance)                       # modes 10.64, photons 500, electronic 0.02
+light = ChaoticLight(modes=fitted.modes, photons=fitted.photons, electronic=fitted.electronic)
 ```
 
 Sharp edges:

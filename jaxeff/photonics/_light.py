@@ -1,9 +1,8 @@
 """Chaotic light: photon counts, correlation, and the pulse trains that carry an intensity.
 
-`photon_counts`: draws from the photon-count distribution of chaotic light.
-
-A Poisson count whose rate is Gamma(M, n / M) distributed: the M-fold Bose-Einstein distribution,
-whose density and moments `BoseEinstein` has.
+`photon_counts` draws how many photons of chaotic light a detector counts: a Poisson count whose
+rate is Gamma(M, n / M) distributed, which is the M-fold Bose-Einstein distribution (`BoseEinstein`
+has its density and moments).
 
 ```python
 import jax
@@ -17,12 +16,12 @@ assert abs(counts.mean() / mean - 1) < 0.05
 assert abs(counts.var() / (mean + mean**2 / modes) - 1) < 0.05
 ```
 
-Chaotic light that remembers: correlation in time and between wavelength channels.
-
-Two readings closer than the coherence time, or two channels that aren't fully apart, share modes.
-Here a share of the modes stays from one reading to the next, and a share is common to all channels:
+`chaotic_intensity` draws light that is correlated in time and between wavelength channels: two
+readings closer than the coherence time, or two channels that aren't fully apart, share modes. Here
+a share of the modes stays from one reading to the next, and a share is common to all channels:
 every intensity is Gamma distributed exactly, correlations fall as time^|difference| and are
 `channel` between channels, and both are products where readings differ in both.
+`effective_samples` is the number of independent readings that average as well.
 
 ```python
 from jaxeff.photonics import effective_samples
@@ -45,12 +44,11 @@ share = excess_share(mean=100.0, modes=4.0)                # the rest of the var
 effective_samples(100, time=0.5, excess=share)             # so that averaging helps a bit more
 ```
 
-Pulse trains: the deviations that an intensity of chaotic light can have, and their pulses.
-
-Light in k slots of equal intensity has excess noise I²/(kM): the same total in few strong pulses is
-noisier than in many weak ones. `sigma_bounds` gives the ends of that range, `noise_sigma` what
-`ChaoticLight.noise` picks of it, `slot_pattern` pulses of exactly this deviation, and
-`pattern_sigma` the deviation of any pulses. `ChaoticLight` lists what the source leaves open.
+An intensity is sent as a train of pulses, and the train decides its noise. Light in k slots of
+equal intensity has excess noise I²/(kM): the same total in few strong pulses is noisier than in
+many weak ones. `sigma_bounds` gives the ends of that range, `noise_sigma` what `ChaoticLight.noise`
+picks of it, `slot_pattern` pulses of exactly this deviation, and `pattern_sigma` the deviation of
+any pulses. `ChaoticLight` lists what the source leaves open.
 
 ```python
 import jax.numpy as jnp

@@ -40,7 +40,7 @@ for reading in (trained, simulated):                         # both models have 
     assert abs(reading.std() / noise_sigma(jnp.array(2.0), light) - 1) < 0.05
 ```
 
-`noise_for`: the noise level L that gives an intensity the deviation that is asked for.
+`noise_for` is the noise level L that gives an intensity the deviation that is asked for.
 
 ```python
 import jax.numpy as jnp
