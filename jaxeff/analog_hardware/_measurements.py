@@ -1,6 +1,6 @@
 """What is measured of a chip: synapses and noise, effects of order, events, models' fidelity.
 
-`characterize`: what is measured of a chip before any model of it is fitted.
+`characterize` measures a chip before any model of it is fitted.
 
 ```python
 import jax
@@ -20,7 +20,7 @@ Three measurements, each through integer codes alone (Klein's thesis, section 5.
 2. full drive: random vectors of all sizes under random weights, for what synapses do together;
 3. repeats of the same vectors, for the noise of every column over the number of active rows.
 
-`order_effect`: whether the order in which a chip gets the terms of a sum changes the sum.
+`order_effect` tells whether the order in which a chip gets the terms of a sum changes the sum.
 
 ```python
 import dataclasses
@@ -38,7 +38,8 @@ print(order_effect(jax.random.key(0), static, design))              # zero but f
 The same codes reach the same synapses at other times: rows keep their synapses, so mismatch can't
 pass for an effect of order. Permuting rows instead would send every code to another synapse.
 
-Answers of a chip to trains of events in random orders, for models of sequences.
+`measure_events` asks for a chip's answers to trains of events in random orders, for models of
+sequences.
 
 ```python
 import jax
@@ -53,7 +54,7 @@ train, test = events.split()
 Orders are random for every vector. In one fixed order, time and row would be the same thing, and a
 model without time could tell the order by the row.
 
-`fidelity`: how far a model is from its chip, over the number of active rows.
+`fidelity` is how far a model is from its chip, over the number of active rows.
 
 ```python
 import jax

@@ -1,6 +1,6 @@
 """Training for a chip: with the chip in the loop, by the whole recipe, and against its drift.
 
-`in_the_loop`: the forward pass on a chip, the backward pass on a model of it.
+`in_the_loop` has the forward pass on a chip and the backward pass on a model of it.
 
 ```python
 import jax
@@ -22,7 +22,7 @@ The chip may be a `Chip`, which is traced like anything else and can be vmapped 
 Python callable ``query(key, weights, inputs)``, which is called back once per tile
 (`jaxeff.analog_hardware.Hardware`). Codes in, counts out: nothing of the chip's inside is used.
 
-`train_for_chip`: from a digital network to one that works on a given chip, in one call.
+`train_for_chip` goes from a digital network to one that works on a given chip, in one call.
 
 ```python
 import jax
@@ -59,7 +59,7 @@ through a white box with noise that grows from nothing to what was measured, and
 the chip in the loop. The noise grows over the first half of the epochs: an optimizer whose rate
 decays would learn little of noise that is whole at their end alone.
 
-`compensate_drift`: recalibration of a chip whose columns have drifted.
+`compensate_drift` recalibrates a chip whose columns have drifted.
 
 ```python
 import jax

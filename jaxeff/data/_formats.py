@@ -1,26 +1,23 @@
 """Data sets as their files hold them: idx, CIFAR-10's batches, and those that scikit-learn bundles.
 
-The idx format of MNIST and Fashion-MNIST, plain or gzipped.
+MNIST and Fashion-MNIST are in the idx format, plain or gzipped. A file is two zero bytes, a type
+byte (8 is uint8), the number of dimensions, each dimension as a big-endian uint32, then the values,
+last dimension fastest (http://yann.lecun.com/exdb/mnist).
 
-A file is two zero bytes, a type byte (8 is uint8), the number of dimensions, each dimension as a
-big-endian uint32, then the values, last dimension fastest (http://yann.lecun.com/exdb/mnist).
-
-CIFAR-10: the standard binary batches, or a losslessly delta-coded ``cifar10.npz``.
-
-Binary batch: 10,000 records of 3,073 bytes, one label and then the red, green and blue planes of
+CIFAR-10 is in the standard binary batches, or in a losslessly delta-coded ``cifar10.npz``.  A
+binary batch has 10,000 records of 3,073 bytes, one label and then the red, green and blue planes of
 32 x 32 bytes, row by row (https://www.cs.toronto.edu/~kriz/cifar.html). The number of records is
 fixed, since a file that was cut between two records would otherwise look whole.
 
-Archive: ``delta_batch_1`` to ``delta_batch_5`` and ``delta_test``, uint8 ``[3, 10000, 32, 32]``:
-differences (modulo 256) along rows and columns of the planes green, red - green and blue - green;
-``labels_train`` and ``labels_test``, uint8. It is half the size of the batches.
+The archive has ``delta_batch_1`` to ``delta_batch_5`` and ``delta_test``, uint8 ``[3, 10000, 32,
+32]``: differences (modulo 256) along rows and columns of the planes green, red - green and blue -
+green; ``labels_train`` and ``labels_test``, uint8. It is half the size of the batches.
 
-Embedded data, so that everything runs with no network: scikit-learn's digits, and an OOD set.
-
-``digits`` is scikit-learn's copy of the UCI optical digits test set: 1,797 images of 8 x 8 pixels
-with values 0 to 16. Its split is fixed and stratified: 1,437 to train, 360 to test. The images are
-framed as MNIST frames its digits, so that LeNet-5 takes them unchanged: scaled to 0 to 255,
-resized bilinearly to 20 x 20 and centred in a black 28 x 28 image.
+Two sets are embedded, so that everything runs without a network. ``digits`` is scikit-learn's copy
+of the UCI optical digits test set: 1,797 images of 8 x 8 pixels with values 0 to 16. Its split is
+fixed and stratified: 1,437 to train, 360 to test. The images are framed as MNIST frames its digits,
+so that LeNet-5 takes them unchanged: scaled to 0 to 255, resized bilinearly to 20 x 20 and centred
+in a black 28 x 28 image.
 
 ``digits-ood`` is what a classifier of digits should not know: grey patches of the two photographs
 that scikit-learn bundles (a temple and a flower), of 32 x 32 pixels, averaged to 8 x 8, stretched

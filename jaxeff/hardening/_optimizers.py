@@ -1,6 +1,6 @@
 """Optimizers that prepare a network for hardware: bounded weights, and flat minima (SAM).
 
-Weight clamping: parameters that stay inside the range of an analog device.
+Weight clamping keeps parameters inside the range of an analog device.
 
 ```python
 import jax
@@ -20,7 +20,7 @@ It is what `optax.keep_params_nonnegative` is for non-negative weights: an updat
 the box ends on its boundary. Noise grows weights (that is how networks drown additive noise), so
 without a bound a trained network may need more than a device has.
 
-Sharpness-aware minimization (SAM), plain and adaptive, through `optax.contrib.sam`.
+Sharpness-aware minimization (SAM), plain and adaptive, is `optax.contrib.sam` for losses with keys.
 
 ```python
 import jax
@@ -40,10 +40,9 @@ Each step takes the gradient where the loss is worst nearby: at w + e, with
 
     e = rho T^2 g / |T g|,    T = 1 (SAM) or |w| + eta (adaptive SAM, elementwise)
 
-Sharp edges:
-    It must come last, after the learning rate. Adding a rounded update may miss the bound by an
-    ulp.
-    A step costs two gradients. Both see the same mini-batch and the same noise.
+Sharp edges:     Clamping must come last, after the learning rate. Adding a rounded update may miss
+the bound by an     ulp.     A step of SAM costs two gradients. Both see the same mini-batch and the
+same noise.
 
 References:
     Foret et al., arXiv:2010.01412; Kwon et al., "ASAM", arXiv:2102.11600.

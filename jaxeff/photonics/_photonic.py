@@ -16,7 +16,8 @@ the two models and their limits. A matched dense or convolution layer becomes a 
 (`PhotonicWeights`), and so does a product of two activations (`PhotonicProduct`). A noise level per
 activation is learnt with `jaxeff.photonics.replace_levels`.
 
-`read_out`: what light adds to each layer on a batch, as noise that `jaxeff.moments` integrates.
+`read_out` gives what light adds to each layer on a batch, as noise that `jaxeff.moments`
+integrates.
 
 ```python
 import jax
@@ -40,7 +41,7 @@ Sharp edges:
     Readings are taken as independent: of carriers that fan out to several outputs, and of
     wavelength channels that are alike, only variances are known, not covariances.
     Levels of amplitude and saturation are the physical model's, and aren't in it.
-    It belongs to this batch.
+    What `read_out` gives belongs to its batch.
 """
 
 import functools

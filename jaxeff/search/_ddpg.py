@@ -24,11 +24,10 @@ the policy so far, and that the layers from it on have as they are; its sensitiv
 layer's actions. With actions of both kinds these are 47 numbers. One that doesn't quantize isn't
 given bits, and one that doesn't prune not of channels that could go.
 
-`Sequential`: one method after the other, the first halfway to the target.
-
-The comparison in Klein's thesis, section 4.3: half of the episodes search for channels, at the
-square root of the latency that is asked for; the best of them is kept, and the other half searches
-for bits on top of it, or the other way around.
+`Sequential` searches by one method after the other, the first halfway to the target: the comparison
+in Klein's thesis, section 4.3. Half of the episodes search for channels, at the square root of the
+latency that is asked for; the best of them is kept, and the other half searches for bits on top of
+it, or the other way around.
 
 ```python
 from jaxeff.search import DDPG, Sequential

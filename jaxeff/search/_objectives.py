@@ -16,7 +16,7 @@ found = worth({"accuracy": 0.9, "auroc": 0.8, "nll": 0.4})        # 1.3
 OneSided()(found, latency=0.2, target=0.3)                        # 1.3: fast enough
 ```
 
-Latencies: what a search asks of a candidate, as functions that the caller gives.
+A latency is a function of a candidate that the caller gives:
 
 ```python
 import jax
@@ -39,7 +39,7 @@ search(
 )
 ```
 
-Latencies of accelerators that aren't at hand: published formulas of cycles, no measurement.
+Of accelerators that aren't at hand there are published formulas of cycles, no measurement:
 
 ```python
 import jax

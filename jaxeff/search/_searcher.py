@@ -8,14 +8,14 @@ A searcher that knows the actions of several episodes before the outcome of the 
 `propose_many(keys, problem, state)`: the actions of the next episodes, at most one per key, as
 `propose` will give them. A latency with several boards measures them at once.
 
-`Evolution`: the actions of all layers as one vector, by an evolution strategy of `evosax`.
+`Evolution` takes the actions of all layers as one vector, for an evolution strategy of `evosax`.
 
-`Greedy`: the step of least predicted damage per saving, again and again until fast enough.
-
-After NetAdapt (Yang et al., arXiv 1804.03230), with sensitivities in the place of its trials: an
-episode strengthens actions one after the other, by what is known of the latency until it is halfway
-to the target or, where nothing is known of it, just one. The candidate is measured, and it goes on
-until the target is met. A step that was too much is taken back, and the next best one is tried.
+`Greedy` takes the step of least predicted damage per saving, again and again until the network is
+fast enough: NetAdapt (Yang et al., arXiv 1804.03230) with sensitivities in the place of its trials.
+An episode strengthens actions one after the other, by what is known of the latency until it is
+halfway to the target or, where nothing is known of it, just one. The candidate is measured, and it
+goes on until the target is met. A step that was too much is taken back, and the next best one is
+tried.
 
 What a step saves is seconds where a latency is looked up, and bit operations else.
 """

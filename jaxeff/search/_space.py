@@ -16,9 +16,8 @@ a group of channels decides how many of them stay; layers that add to the same c
 Which channels go is settled before the search, by their scores, so a policy is nothing but numbers:
 it may be traced, and thousands of candidates are one program.
 
-Actions: numbers from 0 to 1 per layer, and the policies that they stand for.
-
-An action says how much of a layer goes, whatever the layer: 0 leaves it alone. What it comes to is
+A searcher acts by numbers from 0 to 1 per layer. An action says how much of a layer goes, whatever
+the layer: 0 leaves it alone. What it comes to is
 Galen's mapping (Klein's thesis, section 4.2.3; Krieger et al., arXiv 2212.07818):
 
 ```text

@@ -26,7 +26,7 @@ keys, levels = jax.random.split(jax.random.key(0), 3), jnp.array([0.1, 0.2, 0.4]
 final, metrics = jax.jit(jax.vmap(train))(keys, levels)
 ```
 
-How long the data are, whatever their structure, tells `count_examples`:
+`count_examples` tells how many examples data of any structure hold:
 
 ```python
 from jaxeff.training import count_examples
@@ -38,10 +38,9 @@ except ValueError as error:
     assert "255" in str(error)
 ```
 
-`converge_batch_stats`: running statistics at their limit, without the steps that lead there.
-
-A network that was changed, by pruning or by bits, has running statistics of another one. Training
-on moves them a little with every step; a few steps leave them behind, and its accuracy is that of
+`converge_batch_stats` gives running statistics at their limit, without the steps that lead there. A
+network that was changed, by pruning or by bits, has running statistics of another one. Training on
+moves them a little with every step; a few steps leave them behind, and its accuracy is that of
 wrong statistics. Estimating them anew is what tells candidates apart (Li et al., EagleEye, arXiv
 2007.02491).
 

@@ -57,7 +57,7 @@ for loss in (hinge(f), hinge(g, keyed=True)):
     assert jnp.isnan(loss(key, params, None, (x, y.at[0].set(10)), 0)[0])
 ```
 
-`evidential`: a loss that teaches a classifier how much it has seen, as a Dirichlet distribution.
+`evidential` is a loss that teaches a classifier how much it has seen, as a Dirichlet distribution.
 
 ```python
 import jax

@@ -1,7 +1,6 @@
 """Layers that Flax lacks: activations by name, splines, residual blocks, pooling.
 
-Activation functions are those compared in Bayesian networks by Klein's thesis, table 7.1, by name.
-
+`activation(name)` has the functions that Klein's thesis compares in Bayesian networks (table 7.1).
 Names and default parameters are PyTorch's, so that rows of tables match. Sharp edges:
 
 - ``Softmax``, ``Softmin`` and ``LogSoftmax`` act over the last axis, so a unit's output depends on
@@ -24,13 +23,11 @@ f = lambda params, x: activation("Softplus")(x @ params)     # chosen by a setti
 `avg_pool` promotes no dtypes: Flax's divides by a NumPy integer, which
 `jax_numpy_dtype_promotion="strict"` refuses.
 
-A residual `Block` has two 3×3 convolutions (arXiv 1512.03385), of ResNet-8 and ResNet-18.
-
-`SplineActivation`, a learned activation function: a cubic B-spline on top of SiLU.
-
-The edge function of Kolmogorov-Arnold networks (Liu et al. 2024, arXiv 2404.19756), used as an
-activation of a dense layer: ``base * silu(x) + sum_i coefficients_i B_i(x)``. Base and coefficients
-are plain parameters, so they are trained, inferred by SVI or MCMC, or held, as any weights are.
+A residual `Block` has two 3×3 convolutions (arXiv 1512.03385), as ResNet-8 and ResNet-18 have them.
+`SplineActivation` is a learned activation function, a cubic B-spline on top of SiLU: the edge
+function of Kolmogorov-Arnold networks (Liu et al. 2024, arXiv 2404.19756), used as an activation of
+a dense layer: ``base * silu(x) + sum_i coefficients_i B_i(x)``. Base and coefficients are plain
+parameters, so they are trained, inferred by SVI or MCMC, or held, as any weights are.
 
 Sharp edges:
     A spline covers ``limits`` only. Three knot spacings beyond them the last one has ended, and

@@ -1,21 +1,18 @@
 """Residual networks: ResNet-18 and ResNet-8 (arXiv 1512.03385), and wide ones (arXiv 1605.07146).
 
-ResNet-18 (arXiv 1512.03385) with the stem of the 224×224 network or one for 32×32 images.
+`ResNet18` has the stem of the 224×224 network or one for 32×32 images.
 
 | stem | first layers | multiply-adds on 32×32×3, 10 classes | used for |
 |---|---|---|---|
 | ``"imagenet"`` | 7×7 stride 2, 3×3 max-pool stride 2 | 37.0 M | noise and hardening |
 | ``"cifar"`` | 3×3 stride 1 | 0.555 G | automatic compression |
 
-ResNet-8, the image classifier of MLPerf Tiny (arXiv 2106.07597), for 32×32 images.
+`ResNet8` is the image classifier of MLPerf Tiny (arXiv 2106.07597), for 32×32 images: 12.5 M
+multiply-adds and 78 thousand parameters with 10 classes, which two processor cores train in
+minutes.
 
-A residual network (arXiv 1512.03385) that two processor cores train in minutes: 12.5 M
-multiply-adds and 78 thousand parameters with 10 classes.
-
-Wide residual networks (arXiv 1605.07146): few pre-activation blocks, with many channels.
-
-A block normalizes and activates what it reads, not what it writes (arXiv 1603.05027), so that
-sums pass from block to block as they are.
+`WideResNet` has few pre-activation blocks with many channels. A block normalizes and activates what
+it reads, not what it writes (arXiv 1603.05027), so that sums pass from block to block as they are.
 
 | depth, factor | parameters with 10 classes | multiply-adds on 32×32×3 |
 |---|---|---|

@@ -10,13 +10,11 @@ f, params, (x, y) = small_classifier()
 jaxeff.summary(f, params, x)
 ```
 
-The examples of this library's documentation run on it.
-
 `MLP` has dense layers with an activation between them. The nets of the source work are ``(784, 100,
 100, 10)`` (probabilistic forward pass), three hidden layers of 64 with batch norm (walking noise)
 and ``(1, 50, 50, 1)`` (noisy sine).
 
-LeNet-5 as the source work uses it: 6 and 16 filters of 5×5, then 120, 84 and the classes.
+`LeNet5` is that of the source work: 6 and 16 filters of 5×5, then 120, 84 and the classes.
 
 | images | padding of conv1 | features before ``fc1`` | used for |
 |---|---|---|---|
@@ -24,10 +22,9 @@ LeNet-5 as the source work uses it: 6 and 16 filters of 5×5, then 120, 84 and t
 | 32×32×3 | ``"VALID"`` | 400 | noise and hardening on CIFAR-10 |
 | 28×28×1 | ``"VALID"`` | 256 | walking noise and Dirty-MNIST |
 
-Linen twins of `jaxeff.nn.MLP` and `jaxeff.nn.LeNet5`: the same layers under the same names.
-
-The jaxprs of Linen and NNX models differ, and programs are read from both. Parameters of a twin
-have the paths and shapes of the NNX model's: either set fits both.
+`LinenMLP` and `LinenLeNet5` are their twins in Linen: the same layers under the same names. The
+jaxprs of Linen and NNX models differ, and programs are read from both. Parameters of a twin have
+the paths and shapes of the NNX model's: either set fits both.
 """
 
 from __future__ import annotations
