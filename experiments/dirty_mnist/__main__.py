@@ -10,65 +10,92 @@
    source's 0.3 and 0.4 come from;
 5. asks how many weight samples it takes until uncertainties are those of many.
 
+``--lenet5-epochs 1000`` trains LeNet-5 for as long as ``--full`` does, and the rest as the default.
 ``--fast`` does it with the embedded digits. Training and chains can be killed and started again.
 Source: chapters 5 and 6 of the dissertation; arXiv 2511.23440.
 """
 
+import functools
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 
 from experiments.dirty_mnist import evaluation, findings, recipe
 from experiments.dirty_mnist.findings import PASSES, SOURCE
-from experiments.dirty_mnist.recipe import Settings, load, split
+from experiments.dirty_mnist.recipe import Sets, Settings, load, split
 from experiments.dirty_mnist.training import Sampled, sample_mlp, train
-from experiments.harness import Found, Run, Study
+from experiments.harness import Found, Kept, Row, Run, Study, apart, without_curves
+
+CHAINS = "mlp mcmc"
+SHOWN = 1000
+"""Images of each test set in the figure of both kinds of uncertainty."""
 
 
 def run(run: Run[Settings]) -> Found:
-    """Trains, samples and evaluates everything."""
-    settings, samples_key = run.settings, split(run.key, "samples")
-    sets = load(settings, run.say)
-    outcomes: dict[str, evaluation.Outcome] = {}
-    extra: dict[str, Any] = {"trainings": {}, "sweep": [], "draws": []}
-    arrays: dict[str, np.ndarray] = {}
-    trained = {}
-    for name in settings.svi:
-        model = trained[name] = train(name, sets, run)
-        extra["trainings"][name] = model.history[-1]
-        run.say(f"{name}: evaluation")
-        logits = evaluation.sampled_logits(
-            samples_key, model.f, model.posterior, sets, settings.samples
-        )
-        outcomes[f"{name} svi"] = evaluation.evaluate(logits, sets)
-        if name not in PASSES:
-            continue
-        passed = evaluation.gaussian_logits(model.f, model.posterior, sets)
-        outcomes[f"{name} moments"] = evaluation.evaluate(
-            evaluation.draw_logits(run.key, passed, settings), sets
-        )
-        swept = evaluation.sweep(run.key, model.f, model.posterior, logits, settings, sets)
-        extra["sweep"] += [{"network": name, **row} for row in swept]
-        drawn = evaluation.over_draws(samples_key, model.f, model.posterior, settings, sets)
-        extra["draws"] += [{"network": name, **row} for row in drawn]
-    chains = sample_mlp(trained["mlp"], sets, run)
-    extra["chains"] = _describe(chains)
-    run.say("mlp mcmc: evaluation")
-    logits = evaluation.sampled_logits(samples_key, chains.f, chains.result.posterior, sets, None)
-    outcomes["mlp mcmc"] = evaluation.evaluate(logits, sets)
-    for method, outcome in outcomes.items():
-        for domain, parts in outcome.uncertainty.items():
-            kinds = {"aleatoric": parts.aleatoric, "epistemic": parts.epistemic}
-            arrays |= {f"{method}/{domain}/{k}": np.asarray(values) for k, values in kinds.items()}
-    rows = [{"method": m, **o.figures, **_beside(m, extra["chains"])} for m, o in outcomes.items()]
-    return Found(rows, extra, arrays)
+    """Trains, samples and evaluates everything, a posterior at a time."""
+    tasks = [*run.settings.svi, CHAINS]
+    rows = run.each(tasks, lambda task: _chains(run) if task == CHAINS else _posterior(run, task))
+
+    by = apart(rows)
+    extra: dict[str, Any] = {
+        "sweep": by["sweep"], "draws": by["draws"],
+        "trainings": {row.pop("network"): row for row in by["training"]},
+    }  # fmt: skip
+    if by["chains"]:
+        (extra["chains"],) = by["chains"]
+    return without_curves(Found(by["method"], extra), lambda row: row["method"])
 
 
-def _beside(method: str, chains: dict[str, Any]) -> dict[str, Any]:
-    """The source's figures, and what the chains say of themselves."""
+def _posterior(run: Run[Settings], name: str) -> Iterator[Row]:
+    """Trains a posterior by SVI: its own figures, and those of the moment pass."""
+    settings, sets, samples_key = run.settings, _sets(run), split(run.key, "samples")
+    model = train(name, sets, run)
+    yield {"of": "training", "network": name, **model.history[-1]}
+    run.say(f"{name}: evaluation")
+    logits = evaluation.sampled_logits(
+        samples_key, model.f, model.posterior, sets, settings.samples
+    )
+    yield _method(f"{name} svi", evaluation.evaluate(logits, sets))
+    if name not in PASSES:
+        return
+    passed = evaluation.gaussian_logits(model.f, model.posterior, sets)
+    drawn = evaluation.draw_logits(run.key, passed, settings)
+    yield _method(f"{name} moments", evaluation.evaluate(drawn, sets))
+    swept = evaluation.sweep(run.key, model.f, model.posterior, logits, settings, sets)
+    over = evaluation.over_draws(samples_key, model.f, model.posterior, settings, sets)
+    for kind, found in (("sweep", swept), ("draws", over)):
+        yield from ({"of": kind, "network": name, **row} for row in found)
+
+
+def _chains(run: Run[Settings]) -> Iterator[Row]:
+    """Samples the MLP from its posterior by SVI, which is trained or read again."""
+    sets = _sets(run)
+    chains = sample_mlp(train("mlp", sets, run), sets, run)
+    said = _describe(chains)
+    yield {"of": "chains", **said}
+    run.say(f"{CHAINS}: evaluation")
+    logits = evaluation.sampled_logits(
+        split(run.key, "samples"), chains.f, chains.result.posterior, sets, None
+    )
+    row = _method(CHAINS, evaluation.evaluate(logits, sets))
+    yield row | {name: said[name] for name in ("max_rhat", "converged")}
+
+
+@functools.cache
+def _sets(run: Run[Settings]) -> Sets:
+    return load(run.settings, run.say)
+
+
+def _method(method: str, outcome: evaluation.Outcome) -> Row:
+    """A method's figures beside the source's, and both uncertainties of some images."""
+    curves = {
+        f"{domain}/{kind}": [float(f"{value:.5g}") for value in np.asarray(values[:SHOWN])]
+        for domain, parts in outcome.uncertainty.items()
+        for kind, values in (("aleatoric", parts.aleatoric), ("epistemic", parts.epistemic))
+    }
     source = {f"source_{name}": value for name, value in SOURCE.get(method, {}).items()}
-    own = ("max_rhat", "converged") if method == "mlp mcmc" else ()
-    return source | {name: chains[name] for name in own}
+    return {"of": "method", "method": method, **outcome.figures, **source, "curves": curves}
 
 
 def _describe(chains: Sampled) -> dict[str, Any]:
@@ -91,7 +118,7 @@ def _describe(chains: Sampled) -> dict[str, Any]:
 
 STUDY = Study(
     "dirty_mnist", __doc__, recipe.SIZES,
-    (run,), findings.CLAIMS, findings.PLOTS, findings.TABLES,
+    (Kept(run),), findings.CLAIMS, findings.PLOTS, findings.TABLES,
     (
         "The ambiguous digits are made here by the published recipe; they are not the published "
         "ones.",
@@ -105,6 +132,7 @@ STUDY = Study(
         "images of `config`, which start at draws of 'mlp', so near one mode; 'mlp-subset' is SVI "
         "on the same images.",
     ),
+    settle=recipe.settle,
 )  # fmt: skip
 
 if __name__ == "__main__":

@@ -173,13 +173,13 @@ TABLES = (
 
 
 def scatter(report: Report) -> Iterator[h.Panel]:
-    """Draws both kinds of uncertainty of every image, as Klein's thesis, figures 7.11 and 8.4."""
+    """Draws both kinds of uncertainty of images, as Klein's thesis, figures 7.11 and 8.4."""
     for row in report.rows:
 
         def draw(axis: Axes, method: str = row["method"]) -> None:
             for domain, color in DOMAINS.items():
                 parts = (f"{method}/{domain}/{part}" for part in ("aleatoric", "epistemic"))
-                points = (report.arrays[part][:2000] for part in parts)
+                points = (report.arrays[part] for part in parts)
                 axis.plot(*points, ".", color=color, ms=4, alpha=0.6, label=domain, rasterized=True)
 
         yield h.painted(

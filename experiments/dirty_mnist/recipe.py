@@ -8,7 +8,7 @@ import jax
 import numpy as np
 from jaxtyping import Int, UInt8
 
-from experiments.harness import SELECTS, Count, Least, Refused
+from experiments.harness import SELECTS, SIZELESS, Count, Least, Refused
 from jaxeff import data
 from jaxeff.dirty_mnist import DirtyMNIST, Recipe, dirty_mnist
 
@@ -68,6 +68,8 @@ class Settings:
     # The source's start and learning rate, for a twentieth of its epochs.
     # the posteriors, by name
     svi: dict[str, SVISettings] = field(default_factory=lambda: posteriors(50, 3000, 1e-3, (2, 16)))
+    # epochs of LeNet-5's posterior, which `svi` then has; 0 for those of the size
+    lenet5_epochs: Annotated[int, Least(0), SIZELESS] = 0
     mcmc: MCMCSettings = MCMCSettings()  # how the MLP is sampled
     batch_size: Count = 100  # images per training step (the source's)
     kl: float = 0.25  # final weight of the KL term (the source's)
@@ -104,6 +106,14 @@ SIZES = {
         mcmc=MCMCSettings(images=20_000, warmup=200, samples=1000),
     ),
 }
+
+
+def settle(settings: Settings) -> Settings:
+    """Trains LeNet-5's posterior for as many epochs as are asked for."""
+    if not settings.lenet5_epochs:
+        return settings
+    longer = replace(settings.svi["lenet5"], epochs=settings.lenet5_epochs)
+    return replace(settings, svi={**settings.svi, "lenet5": longer})
 
 
 @dataclass(frozen=True)

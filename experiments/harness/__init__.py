@@ -38,7 +38,7 @@ from experiments.harness.rows import (
     summary,
     where,
 )  # fmt: skip
-from experiments.harness.run import Found, Run, without_curves
+from experiments.harness.run import Found, Run, apart, without_curves
 from experiments.harness.stacks import Stacks, labelled
 from experiments.harness.study import Kept, Listing, Part, Study
 from jaxeff.core import Table
@@ -46,8 +46,8 @@ from jaxeff.core import Table
 __all__ = [
     "SELECTS", "SIZELESS", "Bars", "Chosen", "Claim", "Count", "Curves", "Dots", "Found", "Kept",
     "Least", "Listing", "Panel", "Panels", "Part", "Plot", "Refused", "Report", "Row", "Rule",
-    "Run", "Selection", "Stacks", "Study", "Table", "above", "at_least", "at_most", "average",
-    "averaged", "below", "choose", "equals", "error", "every", "extra", "grouped", "having",
-    "highest", "histograms", "labelled", "least", "mean", "means", "most", "near", "painted",
-    "pivot", "plus_minus", "summary", "true", "where", "without_curves",
+    "Run", "Selection", "Stacks", "Study", "Table", "above", "apart", "at_least", "at_most",
+    "average", "averaged", "below", "choose", "equals", "error", "every", "extra", "grouped",
+    "having", "highest", "histograms", "labelled", "least", "mean", "means", "most", "near",
+    "painted", "pivot", "plus_minus", "summary", "true", "where", "without_curves",
 ]  # fmt: skip

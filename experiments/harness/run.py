@@ -4,6 +4,7 @@ import dataclasses
 import os
 import shutil
 import sys
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Generic, NamedTuple, TypeVar
@@ -41,6 +42,17 @@ def without_curves(found: Found, place: Callable[[Row], str]) -> Found:
     }
     rows = [{k: v for k, v in row.items() if k != "curves"} for row in found.rows]
     return Found(rows, found.extra, found.arrays | arrays)
+
+
+def apart(rows: Iterable[Row], column: str = "of") -> dict[str, list[Row]]:
+    """Sorts rows by the kind that a column names, and takes the column out; none of others.
+
+    For studies whose tasks make rows of several kinds: what a task has made is kept as one.
+    """
+    found: dict[str, list[Row]] = defaultdict(list)
+    for row in rows:
+        found[row[column]].append({k: v for k, v in row.items() if k != column})
+    return found
 
 
 class Run(Generic[S]):

@@ -15,12 +15,12 @@ A sweep is one compiled program over all of its levels. Everything can be killed
 arXiv 2212.10430.
 """
 
-from collections.abc import Sequence
-from typing import Any
+import functools
+from collections.abc import Iterator
 
 import numpy as np
 
-from experiments.harness import Found, Row, Run, Study
+from experiments.harness import Found, Kept, Row, Run, Study, apart, without_curves
 from experiments.walking_noise import (
     findings,
     mechanisms,
@@ -28,6 +28,8 @@ from experiments.walking_noise import (
     training,
 )
 
+DRAWN = 5000
+"""Values of a slot in the histograms, spread evenly over those of all images."""
 DIFFERENCES = (
     "executions are guided by midpoints of walking noise, as in the source, for networks that the "
     "size walks noise through: MLPs by default, all in full. 'guided by evaluation' is ours: "
@@ -41,45 +43,56 @@ def run(run: Run[recipe.Settings]) -> Found:
     """Measures what noise networks tolerate, where, and how they learn to."""
     sweeps, tables = run.settings.chosen()
     rows: list[Row] = []
-    binarized: list[Row] = []
     repeated: list[Row] = []
-    looks: dict[str, np.ndarray] = {}
     for case in dict.fromkeys([s.case for s in sweeps] + [r.case for r in tables]):
-        bench = training.bench(run.fast_key, case, run.settings, run.work)
         for plan in (s for s in sweeps if s.case == case):
-            found, result = training.run(bench, plan)
-            diverged = sum(row["diverged"] for row in found)
-            run.say(f"{plan.name}: {len(found)} trainings, {diverged} diverged")
-            rows += found
-            if (plan.kind, plan.where, case.batch_norm) == ("mul", "layers", True):
-                slots, look = mechanisms.binarization(bench, plan, found, result)
-                binarized += slots
-                looks |= {f"{case}/{name}": array for name, array in look.items()}
+            rows += run.keep(plan.name, lambda plan=plan: _swept(run, plan))  # type: ignore[misc]
         for table in (r for r in tables if r.case == case):
-            walked = findings.walked_midpoints(rows, str(case))
-            again = lambda of=(bench, table, walked): [mechanisms.repetition(*of)]  # noqa: E731
+            walked = findings.walked_midpoints(apart(rows)["training"], str(case))
+            of = table, walked
+            again = lambda of=of: [mechanisms.repetition(_bench(run, of[0].case), *of)]  # noqa: E731
             repeated += run.keep(table, again)
             run.say(f"{case}: guided repetition")
-    fits = findings.midpoints(rows)
-    described = [{**curve._asdict(), **fit.record()} for curve, fit in fits.items()]
+    by = apart({**row, "size": run.size} for row in rows)
+    fits = findings.midpoints(by["training"])
+    looks = without_curves(Found(by["binarization"]), lambda row: row["case"])
+    extra = {
+        "midpoints": [{**curve._asdict(), **fit.record()} for curve, fit in fits.items()],
+        "binarization": looks.rows,
+        "repetition": [row | {"size": run.size} for row in repeated],
+    }
+    return Found(by["training"], extra, looks.arrays)
 
-    def sized(found: Sequence[Row]) -> list[dict[str, Any]]:
-        return [row | {"size": run.size} for row in found]
 
-    return Found(
-        sized(rows),
-        {
-            "midpoints": described,
-            "binarization": sized(binarized),
-            "repetition": sized(repeated),
-        },
-        looks,
-    )
+@functools.cache
+def _bench(run: Run[recipe.Settings], case: recipe.Case) -> training.Bench:
+    return training.bench(run.fast_key, case, run.settings, run.work)
+
+
+def _swept(run: Run[recipe.Settings], plan: recipe.Sweep) -> Iterator[Row]:
+    """Trains a sweep; of multiplicative noise slot by slot, looks for slots that binarize."""
+    bench = _bench(run, plan.case)
+    found, result = training.run(bench, plan)
+    diverged = sum(row["diverged"] for row in found)
+    run.say(f"{plan.name}: {len(found)} trainings, {diverged} diverged")
+    yield from ({"of": "training", **row} for row in found)
+    if (plan.kind, plan.where, plan.case.batch_norm) == ("mul", "layers", True):
+        slots, look = mechanisms.binarization(bench, plan, found, result)
+        curves = {name: _thinned(values) for name, values in look.items()}
+        for row in slots:
+            shown = {"curves": curves} if row["accuracy"] is not None else {}
+            yield {"of": "binarization", **row, **shown}
+
+
+def _thinned(values: np.ndarray) -> list[float]:
+    """As many values as a histogram needs."""
+    flat = values.ravel()
+    return [float(f"{value:.5g}") for value in flat[:: -(-len(flat) // DRAWN)]]
 
 
 STUDY = Study(
     "walking_noise", __doc__, recipe.SIZES,
-    (run,), findings.CLAIMS, findings.PLOTS, findings.TABLES, DIFFERENCES,
+    (Kept(run),), findings.CLAIMS, findings.PLOTS, findings.TABLES, DIFFERENCES,
 )  # fmt: skip
 
 if __name__ == "__main__":

@@ -1,18 +1,25 @@
 """The parts of the Dirty-MNIST study that could be wrong unnoticed, on a few small images."""
 
+import dataclasses
+import json
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from experiments.dirty_mnist import __main__ as study
 from experiments.dirty_mnist import evaluation, findings, recipe, training
 from experiments.dirty_mnist.__main__ import STUDY
 from experiments.dirty_mnist.training import build
 from experiments.harness import Report
+from experiments.harness.report import LEFT, plain
+from experiments.harness.sizes import reached
 from jaxeff.bayes import prior_scales
 from jaxeff.data import Dataset
 from jaxeff.dirty_mnist import DirtyMNIST, Recipe
 from jaxeff.moment_propagation import Gaussian
+from tests.experiments.canning import open_can
 
 SETTINGS = recipe.Settings(
     data=Recipe(source="digits"),
@@ -21,6 +28,60 @@ SETTINGS = recipe.Settings(
     logit_samples=500,
     factors=(0.5, 1.0),
 )
+
+
+def test_epochs_of_lenet5_are_those_that_are_asked_for():
+    default = recipe.SIZES["default"]
+    assert recipe.settle(default) == default
+    longer = recipe.settle(dataclasses.replace(default, lenet5_epochs=1000))
+    assert longer.svi["lenet5"].epochs == 1000
+    assert {**longer.svi, "lenet5": 0} == {**default.svi, "lenet5": 0}
+    assert reached(plain(longer), recipe.SIZES) == "default"
+    shorter = recipe.settle(dataclasses.replace(default, lenet5_epochs=1))
+    assert reached(plain(shorter), recipe.SIZES) == "fast"
+
+
+def test_a_kill_costs_one_posterior(monkeypatch, tmp_path):
+    """What is finished stays, is reported alone, and is not made again."""
+    can, made = open_can("dirty_mnist"), []
+
+    def posterior(run, name):
+        if len(made) == 1:
+            raise KeyboardInterrupt
+        made.append(name)
+        yield {"of": "training", "network": name, **can.extra["trainings"][name]}
+        for row in can.rows:
+            if row["method"].split()[0] == name and row["method"] != study.CHAINS:
+                yield {"of": "method", **row, "curves": {"clean/aleatoric": [0.5, 1.0]}}
+        for kind in ("sweep", "draws"):
+            of = (row for row in can.extra[kind] if row["network"] == name)
+            yield from ({"of": kind, **row} for row in of)
+
+    monkeypatch.setattr(study, "_posterior", posterior)
+    monkeypatch.setattr(study, "_chains", lambda run: [
+        {"of": "chains", **can.extra["chains"]},
+        *({"of": "method", **row} for row in can.rows if row["method"] == study.CHAINS),
+    ])  # fmt: skip
+    quiet = dataclasses.replace(STUDY, plots=())
+    arguments = ["--fast", "--results", str(tmp_path)]
+    with pytest.raises(KeyboardInterrupt):
+        quiet.main(arguments)
+    quiet.main([*arguments, "--kept"])
+    found = json.loads((tmp_path / "dirty_mnist-fast.json").read_text())
+    assert [row["method"] for row in found["rows"]] == ["mlp svi", "mlp moments"]
+    assert found[LEFT] == 3
+    made.clear()
+    with pytest.raises(KeyboardInterrupt):
+        quiet.main(arguments)
+    assert made == ["mlp-subset"]
+    made[:] = [None] * 9
+    quiet.main(arguments)
+    found = json.loads((tmp_path / "dirty_mnist-fast.json").read_text())
+    assert found["rows"] == can.rows
+    for name in ("sweep", "draws", "trainings", "chains"):
+        assert found[name] == can.extra[name], name
+    with np.load(tmp_path / "dirty_mnist-fast" / "arrays.npz") as arrays:
+        assert "mlp moments/clean/aleatoric" in arrays
 
 
 @pytest.fixture(scope="module")

@@ -4,7 +4,8 @@
 
 On two moons and the noisy sine, NUTS is the teacher. Its draws are distilled into a mean field by
 the cross-entropy to their mean prediction, and by the energy score between predictions draw by
-draw; beside them stands variational inference of the data themselves.
+draw; beside them stands variational inference of the data themselves, whose draws in turn are where
+other chains start.
 
 Klein's thesis proposes it and has no numbers (section 11.3: "high-quality MCMC posteriors can serve
 as a teacher model to regularize or initialize SVI"). Chains and trainings are kept: a run that was
@@ -20,9 +21,9 @@ from matplotlib.axes import Axes
 
 from experiments import harness as h
 from experiments.beyond.bridges import problems
-from experiments.beyond.bridges.methods import compare
+from experiments.beyond.bridges.methods import FROM_SVI, compare
 from experiments.beyond.bridges.problems import SIDE, Settings
-from experiments.harness import Found, Report, Row, Run
+from experiments.harness import Found, Kept, Report, Row, Run, apart, without_curves
 from jaxeff.bayes import CollapseWarning, ConvergenceWarning
 
 SIZES = {
@@ -34,21 +35,25 @@ SHOWN = ("mcmc", "svi", "distilled: mean", "distilled: draws")
 
 
 def run(run: Run[Settings]) -> Found:
-    """Distils the chains of both problems."""
-    rows: list[Row] = []
-    arrays: dict[str, np.ndarray] = {}
+    """Distils the chains of both problems, a problem at a time."""
+    by = apart(run.each(("moons", "sine"), lambda name: _problem(run, name)))
+    maps = without_curves(Found(by["map"]), lambda row: row["problem"])
+    return Found(by["method"], arrays=maps.arrays)
+
+
+def _problem(run: Run[Settings], name: str) -> Iterator[Row]:
+    problem = {"moons": problems.moons, "sine": problems.sine}[name](run.settings, run.seed)
     with warnings.catch_warnings():
         # Collapsed and short runs are among what is compared; the table shows them.
         warnings.simplefilter("ignore", CollapseWarning)
         warnings.simplefilter("ignore", ConvergenceWarning)
-        for make in (problems.moons, problems.sine):
-            problem = make(run.settings, run.seed)
-            own, maps = compare(problem, run)
-            rows += own
-            where = {"points": problem.points, "outside": problem.outside}
-            found = where | {"train": problem.train[0]} | maps
-            arrays |= {f"{problem.name}/{name}": np.asarray(a) for name, a in found.items()}
-    return Found(rows, arrays=arrays)
+        rows, maps = compare(problem, run)
+    yield from ({"of": "method", **row} for row in rows)
+    shown = {"points": problem.points, "outside": problem.outside, "train": problem.train[0]}
+    yield {
+        "of": "map", "problem": name,
+        "curves": {key: np.asarray(values).tolist() for key, values in (shown | maps).items()},
+    }  # fmt: skip
 
 
 def distilled(report: Report) -> Iterator[Row]:
@@ -64,11 +69,36 @@ def distilled(report: Report) -> Iterator[Row]:
         }  # fmt: skip
 
 
+def started(report: Report) -> Iterator[Row]:
+    """Selects a row per problem: chains that start at variational draws, beside the teacher's."""
+    for (problem,), rows in h.grouped(report.rows, "problem").items():
+        by = {row["method"]: row for row in rows}
+        teacher, other = by["mcmc"], by[FROM_SVI]
+        yield {
+            "problem": problem, "rhat": other["max_rhat"], "teacher": teacher["max_rhat"],
+            "left": other["epistemic_outside"] / teacher["epistemic_outside"],
+        }  # fmt: skip
+
+
 claim = partial(h.Claim, of=distilled, needs="default")  # the source has no numbers
 CLAIMS = (
     claim("{problem}: distilling draws keeps epistemic uncertainty", "draws", h.above(0.5)),
     claim("{problem}: distilling the mean loses it", "mean", h.below(0.5)),
     claim("{problem}: distance to MCMC, distilled over SVI", "closer", h.below(1)),
+    claim(
+        "{problem}: chains that start at variational draws agree better (largest R-hat of "
+        "predictions) than those from draws of the prior",
+        "rhat",
+        h.below("teacher"),
+        of=started,
+        shown="{rhat:.3f}; {teacher:.3f}",
+    ),
+    claim(
+        "{problem}: what those chains keep of epistemic uncertainty outside of the data",
+        "left",
+        h.near(1, 0.1),
+        of=started,
+    ),
 )
 
 
@@ -105,8 +135,9 @@ def _line(of: dict[str, np.ndarray], epistemic: np.ndarray, axis: Axes) -> None:
 
 
 STUDY = h.Study(
-    "bridges", __doc__, SIZES, (run,), CLAIMS,
+    "bridges", __doc__, SIZES, (Kept(run),), CLAIMS,
     (h.Plot("epistemic", maps, columns=len(SHOWN), size=(3.2, 2.8)),),
+    version=2,
 )  # fmt: skip
 
 if __name__ == "__main__":

@@ -18,6 +18,8 @@ from jaxeff.bayes.posteriors import resolve_likelihood
 from jaxeff.training import fit, stateless
 
 BATCH = 96
+FROM_SVI = "mcmc from svi"
+"""Chains that start at draws of the variational posterior."""
 TARGETS = 8
 """Targets of each input from the teacher's mean prediction."""
 
@@ -59,21 +61,26 @@ def compare(problem: Problem, run: Run[Settings]) -> tuple[list[Row], dict[str, 
             "settings": {"rate": settings.rate}, "progress": False,
         }  # fmt: skip
 
-    chains = nuts(
-        key, problem.f, problem.params, problem.train, likelihood=problem.likelihood,
-        warmup=settings.warmup, samples=settings.samples, chains=settings.chains,
-        max_depth=settings.max_depth, monitor=(problem.points[::16],),
-        checkpoint=folder / "mcmc", progress=False,
-    )  # fmt: skip
-    record("mcmc", chains.posterior, None)
-    assert chains.predictions is not None
-    rows[0]["max_rhat"] = chains.predictions.max_rhat
+    def chained(name: str, init: Any) -> Any:
+        result = nuts(
+            key, problem.f, problem.params, problem.train, likelihood=problem.likelihood,
+            warmup=settings.warmup, samples=settings.samples, chains=settings.chains,
+            max_depth=settings.max_depth, monitor=(problem.points[::16],), init=init,
+            checkpoint=folder / name.replace(" ", "-"), progress=False,
+        )  # fmt: skip
+        record(name, result.posterior, None)
+        assert result.predictions is not None
+        rows[-1]["max_rhat"] = result.predictions.max_rhat
+        return result
+
+    chains = chained("mcmc", None)
     point, data = _point_estimate(key, problem, settings), problem.train
     learnt = svi(
         key, problem.f, point, data, kl=settings.kl, init_scale=1e-2,
         **training(len(data[1]), settings.epochs, "svi"),
     )  # fmt: skip
     record("svi", learnt.posterior, settings.draws)
+    chained(FROM_SVI, learnt.posterior)
     inputs = problem.unlabelled
     draws = predict(
         key, problem.f, chains.posterior, inputs, samples=settings.teacher_draws, chunk=10
