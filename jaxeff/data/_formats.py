@@ -4,7 +4,7 @@ MNIST and Fashion-MNIST are in the idx format, plain or gzipped. A file is two z
 byte (8 is uint8), the number of dimensions, each dimension as a big-endian uint32, then the values,
 last dimension fastest (http://yann.lecun.com/exdb/mnist).
 
-CIFAR-10 is in the standard binary batches, or in a losslessly delta-coded ``cifar10.npz``.  A
+CIFAR-10 is in the standard binary batches, or in a losslessly delta-coded ``cifar10.npz``. A
 binary batch has 10,000 records of 3,073 bytes, one label and then the red, green and blue planes of
 32 x 32 bytes, row by row (https://www.cs.toronto.edu/~kriz/cifar.html). The number of records is
 fixed, since a file that was cut between two records would otherwise look whole.

@@ -14,10 +14,10 @@ candidates = Candidates(f, params, data, data, space, steps=2, batch_size=32)
 candidates.accuracy(jax.random.key(0), space.whole)
 ```
 
-A sensitivity is what predictions lose by the compression of one layer alone, by method and strength:
-S(l, q) = mean over inputs of KL(f || f with layer l compressed by q), as Galen feeds it to its
-agents (Klein's thesis, eq. (4.6); after ZeroQ, arXiv 2001.00281). All layers, methods and strengths
-are policies of one compiled program.
+A sensitivity is what predictions lose by the compression of one layer alone, by method and
+strength: S(l, q) = mean over inputs of KL(f || f with layer l compressed by q), as Galen feeds it
+to its agents (Klein's thesis, eq. (4.6); after ZeroQ, arXiv 2001.00281). All layers, methods and
+strengths are policies of one compiled program.
 
 ```python
 from jaxeff.nn import small_classifier
