@@ -9,10 +9,11 @@ from flax import nnx
 
 import jaxeff
 from jaxeff.bayes import (
+    NUTS,
     Draws,
     SVIResult,
     distill,
-    nuts,
+    mcmc,
     predict,
     sample,
     save_posterior,
@@ -46,7 +47,7 @@ def infer(key=KEY, f=f, params=PARAMS, data=(X, Y)):
 
 
 def walk(key=KEY, f=f, params=PARAMS, data=(X, Y)):
-    return nuts(key, f, params, data, warmup=1, samples=1, chains=1)
+    return mcmc(key, f, params, data, NUTS(), warmup=1, samples=1, chains=1)
 
 
 NOISY = jaxeff.noisy(f, {"w": jaxeff.Additive(0.1)})

@@ -1,7 +1,5 @@
 """Results show a summary of themselves, on a console and in a notebook."""
 
-import inspect
-from dataclasses import fields
 from html.parser import HTMLParser
 
 import jax
@@ -10,8 +8,7 @@ import numpy as np
 import pytest
 
 import jaxeff
-from jaxeff.bayes import Draws, LowRank, SVIResult
-from jaxeff.bayes.sampling import HMC, NUTS, SGHMC, SGLD, MCMCResult, hmc, mcmc, nuts, sghmc, sgld
+from jaxeff.bayes import NUTS, Draws, LowRank, MCMCResult, SVIResult, mcmc, svi
 from jaxeff.core import Table
 from jaxeff.noise import Additive, Repeated
 from jaxeff.program import SpecError
@@ -175,24 +172,9 @@ def test_arviz_is_asked_for_where_it_is_missing(monkeypatch):
         chains().to_arviz()
 
 
-@pytest.mark.parametrize(
-    ("sampler", "kernel"), [(nuts, NUTS), (hmc, HMC), (sgld, SGLD), (sghmc, SGHMC)]
-)
-def test_a_samplers_signature_is_that_of_its_kernel_and_of_mcmc(sampler, kernel):
-    given = inspect.signature(sampler).parameters
-    of_kernel = {field.name: field.default for field in fields(kernel)}
-    of_mcmc = inspect.signature(mcmc).parameters
-    names = [name for name in of_mcmc if name != "kernel"]
-    assert set(given) == {*of_kernel, *names}
-    for name in names:
-        assert given[name].default == of_mcmc[name].default
-    for name, default in of_kernel.items():
-        missing = type(default).__name__ == "_MISSING_TYPE"
-        assert given[name].default == (inspect.Parameter.empty if missing else default)
-
-
-def test_a_sampler_names_the_nearest_option():
+def test_an_unknown_option_names_the_nearest():
+    data = jnp.ones((4, 2)), jnp.arange(4) % 3
     with pytest.raises(TypeError, match="'warm_up'; did you mean 'warmup'"):
-        nuts(jax.random.key(0), f, PARAMS, (jnp.ones((4, 2)), jnp.arange(4) % 3), warm_up=3)
-    with pytest.raises(TypeError, match=r"sgld.. needs batch_size"):
-        sgld(jax.random.key(0), f, PARAMS, (jnp.ones((4, 2)), jnp.arange(4) % 3), step_size=0.1)
+        mcmc(jax.random.key(0), f, PARAMS, data, NUTS(), warm_up=3)
+    with pytest.raises(TypeError, match=r"'epoch'; did you mean 'epochs'"):
+        svi(jax.random.key(0), f, PARAMS, data, epoch=3)

@@ -51,11 +51,11 @@ def _nuts(trial: Trial, index: Array, run: Run[Settings]) -> scenes.Judged:
     with warnings.catch_warnings():
         # What has not converged is marked in the tables.
         warnings.simplefilter("ignore", bayes.ConvergenceWarning)
-        result = bayes.nuts(
-            key, f, params, train, shared=(index,), warmup=own.warmup, samples=own.samples,
-            chains=own.chains, max_depth=own.max_depth, likelihood=likelihood,
-            target_acceptance=own.target_acceptance, prior=PRIOR, init=starts, monitor=(),
-            checkpoint=run.work / f"{trial}-chains",
+        kernel = bayes.NUTS(max_depth=own.max_depth, target_acceptance=own.target_acceptance)
+        result = bayes.mcmc(
+            key, f, params, train, kernel, shared=(index,), warmup=own.warmup,
+            samples=own.samples, chains=own.chains, likelihood=likelihood, prior=PRIOR,
+            init=starts, monitor=(), checkpoint=run.work / f"{trial}-chains",
         )  # fmt: skip
     if trial.task == "sine":
         figures, curves = scenes.on_sine(f, result.posterior, index, sine)
@@ -82,7 +82,7 @@ def trained_starts(
         params: Parameters: structure and shapes.
         data: Inputs and targets.
         index: Of the activation function.
-        likelihood: As `jaxeff.bayes.nuts` takes it.
+        likelihood: As `jaxeff.bayes.mcmc` takes it.
         chains: How many starts.
         steps: Steps of Adam for each; with none it stays at the draw, the last layer zero.
         rate: Its learning rate, decayed by a cosine.

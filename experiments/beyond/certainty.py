@@ -144,9 +144,11 @@ def _swag(bench: Bench) -> Forms:
 def _cyclical(bench: Bench) -> Forms:
     settings = bench.settings
     cycle = bayes.Cyclical(2e-4, max(1, settings.epochs * bench.steps() // settings.members))
-    result = bayes.sgld(
-        bench.key, bench.f, bench.start, bench.train, step_size=cycle,
-        temperature=cycle.temperature, batch_size=settings.batch_size, warmup=0, chains=1,
+    kernel = bayes.SGLD(
+        step_size=cycle, temperature=cycle.temperature, batch_size=settings.batch_size
+    )
+    result = bayes.mcmc(
+        bench.key, bench.f, bench.start, bench.train, kernel, warmup=0, chains=1,
         thin=cycle.length, samples=settings.members, init=bench.start, jitter=0.0, monitor=(),
         progress=False,
     )  # fmt: skip
@@ -156,8 +158,9 @@ def _cyclical(bench: Bench) -> Forms:
 def _mclmc(bench: Bench) -> Forms:
     settings, steps = bench.settings, 8
     warmup = settings.chain // 3
-    result = bayes.mclmc(
-        bench.key, bench.f, bench.start, bench.train, steps=steps, warmup=warmup, chains=1,
+    result = bayes.mcmc(
+        bench.key, bench.f, bench.start, bench.train, bayes.MCLMC(steps=steps), warmup=warmup,
+        chains=1,
         thin=max(1, (settings.chain - warmup) // settings.samples),
         samples=min(settings.samples, settings.chain - warmup), init=bench.trained, jitter=0.0,
         monitor=(), progress=False,

@@ -24,7 +24,7 @@ from experiments.dirty_mnist.recipe import Sets, Settings, split, subset
 from experiments.harness import Run
 from experiments.posteriors import point_then_svi
 from experiments.recipes import cosine_adam
-from jaxeff.bayes import MCMCResult, hmc, prior_scales, sample
+from jaxeff.bayes import HMC, MCMCResult, mcmc, prior_scales, sample
 from jaxeff.bayes.posteriors import random_part, with_random
 from jaxeff.data import normalize
 from jaxeff.nn import MLP, LeNet5
@@ -117,9 +117,9 @@ def sample_mlp(trained: Trained, sets: Sets, run: Run[Settings]) -> Sampled:
     def f(turned: Any, images: jax.Array) -> jax.Array:
         return trained.f(from_axes(turned, units, axes), images)
 
-    result = hmc(
+    result = mcmc(
         split(key, "mcmc"), f, to_axes(params, units, axes), data,
-        step_size=own.step_size, steps=own.steps, warmup=own.warmup, samples=own.samples,
+        HMC(step_size=own.step_size, steps=own.steps), warmup=own.warmup, samples=own.samples,
         chains=own.chains, prior=1.0,
         init=jax.vmap(lambda p: to_axes(p, units, axes))(starts),
         monitor=(np.concatenate([images[:MONITORED] for images in sets.test.values()]),),

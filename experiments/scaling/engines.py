@@ -24,7 +24,8 @@ from numpyro.infer.util import initialize_model
 import jaxeff
 from experiments.harness import Count
 from experiments.scaling.problem import INIT_SCALE, LEARNING_RATE, Problem, forward
-from jaxeff.bayes import ConvergenceWarning, MeanField, nuts, prior_scales
+from jaxeff import bayes
+from jaxeff.bayes import ConvergenceWarning, MeanField, mcmc, prior_scales
 from jaxeff.bayes.posteriors import log_joint
 from jaxeff.bayes.variational import make_loss, mean_nll, start_from
 from jaxeff.training import init, make_epoch
@@ -119,12 +120,13 @@ def jaxeff_mcmc(problem: Problem, settings: Inference) -> Session:
     def run() -> list[int]:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", ConvergenceWarning)  # so short a run can't converge
-            found = nuts(
-                jax.random.key(0), _network, start, data, likelihood="gaussian", prior=PRIOR,
+            chains = mcmc(
+                jax.random.key(0), _network, start, data, bayes.NUTS(max_depth=settings.doublings),
+                likelihood="gaussian", prior=PRIOR,
                 init=start, jitter=0.0, chains=1, warmup=settings.warmup, samples=settings.samples,
-                max_depth=settings.doublings, monitor=(), progress=False,
+                monitor=(), progress=False,
             )  # fmt: skip
-        counts = [found.warmup_stats["steps"][0], found.stats["steps"][0]]
+        counts = [chains.warmup_stats["steps"][0], chains.stats["steps"][0]]
         return [int(count) for part in counts for count in part]
 
     density = log_joint(_network, start, prior_scales(PRIOR, start), "gaussian")

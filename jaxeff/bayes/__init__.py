@@ -17,7 +17,7 @@ logits = predict(key, f, result.posterior, x, samples=30)   # [samples, batch, c
 jaxeff.moments(f)(result.posterior, x)                      # one pass instead of 30
 ```
 
-`nuts`, `hmc`, `mclmc`, `sgld` and `sghmc` sample instead (`jaxeff.bayes.sampling.mcmc`); `laplace`
+`mcmc` samples instead, by `NUTS`, `HMC`, `MCLMC`, `SGLD`, `SGHMC` or any of BlackJAX's; `laplace`
 fits a Gaussian around trained weights; `from_numpyro` and `from_pyro` read guides trained
 elsewhere; `ivon` and `swag` are optimizers that leave one behind. A
 `MixturePosterior` has several modes.
@@ -48,17 +48,14 @@ from jaxeff.bayes.sampling import (
     ChainsDivergedError,
     ConvergenceWarning,
     Cyclical,
+    MarkovKernel,
     MCMCResult,
     Mixing,
-    hmc,
-    mclmc,
+    WindowAdaptation,
     mcmc,
     mixing,
-    nuts,
     parameter_mixing,
     prediction_mixing,
-    sghmc,
-    sgld,
 )
 from jaxeff.bayes.variational import (
     CollapseWarning,
@@ -87,34 +84,31 @@ __all__ = [
     "LaplaceWarning",
     "LowRank",
     "MCMCResult",
+    "MarkovKernel",
     "MeanField",
     "Mixing",
     "MixturePosterior",
     "Posterior",
     "SVIResult",
+    "WindowAdaptation",
     "around_best_draw",
     "check_posterior",
     "distill",
     "draw",
     "from_numpyro",
     "from_pyro",
-    "hmc",
     "ivon",
     "ivon_posterior",
     "laplace",
     "load_posterior",
-    "mclmc",
     "mcmc",
     "mixing",
-    "nuts",
     "parameter_mixing",
     "predict",
     "prediction_mixing",
     "prior_scales",
     "sample",
     "save_posterior",
-    "sghmc",
-    "sgld",
     "svi",
     "swag",
     "swag_posterior",

@@ -44,7 +44,7 @@ Results of one method start another:
 import jax.numpy as jnp
 import optax
 
-from jaxeff.bayes import around_best_draw, distill, nuts, predict, svi
+from jaxeff.bayes import NUTS, around_best_draw, distill, mcmc, svi
 
 def f(params, x):                                          # a line; mean and log-variance
     return jnp.stack([params["slope"] * x, jnp.full_like(x, -2.0)], -1)
@@ -53,7 +53,8 @@ key, params, x = jax.random.key(0), {"slope": jnp.ones(())}, jnp.linspace(-1, 1,
 data = x, 2 * x + 0.3 * jax.random.normal(key, (100,))
 options = {"epochs": 100, "optimizer": optax.adam(1e-2), "likelihood": "gaussian"}
 start = svi(key, f, params, data, **options).posterior
-chains = nuts(key, f, params, data, likelihood="gaussian", chains=4, init=start)  # SVI -> MCMC
+run = {"likelihood": "gaussian", "chains": 4, "init": start}
+chains = mcmc(key, f, params, data, NUTS(), **run)                               # SVI -> MCMC
 svi(key, f, around_best_draw(chains), data, **options)                            # MCMC -> SVI
 distill(key, f, params, (x,), chains, epochs=100, optimizer=optax.adam(1e-2))
 ```
@@ -282,7 +283,7 @@ def around_best_draw(result: MCMCResult, spread: float = 0.3) -> Any:
     chains is no scale at all, so the spread is that within one.
 
     Args:
-        result: Samples of `nuts` or `hmc`.
+        result: Samples of `mcmc`.
         spread: Share of the standard deviations of the draws of the same chain.
 
     Returns:

@@ -19,6 +19,7 @@ A check is a function of the argument's name in error messages and of its value.
 values only where they are concrete, so that everything still traces.
 """
 
+import difflib
 import functools
 import inspect
 import os
@@ -423,9 +424,11 @@ def validate(**checks: Check | None) -> Callable[[F], F]:
 
     def held(run: F) -> F:
         plan = _plan(run, checks)
+        parameters = inspect.signature(run).parameters
 
         @functools.wraps(run)
         def checked(*args: Any, **kwargs: Any) -> Any:
+            _check_keywords(run, parameters, kwargs)
             for name, position, several, optional, check in plan:
                 if several:
                     for i, value in enumerate(args[position:]):
@@ -466,10 +469,8 @@ def forwards(target: Callable[..., Any], options: type) -> Callable[[F], F]:
 
         @functools.wraps(run)
         def called(*args: Any, **kwargs: Any) -> Any:
-            for name in kwargs:
-                # Else the target would refuse it, by its own name.
-                if name not in signature.parameters:
-                    raise TypeError(f"{run.__name__}() got an unexpected keyword argument {name!r}")
+            # Else the target would refuse it, by its own name.
+            _check_keywords(run, signature.parameters, kwargs)
             missing = [repr(name) for name in required if name not in kwargs]
             if missing:  # said before the function does what the target can then not use
                 many = "argument" if len(missing) == 1 else "arguments"
@@ -483,6 +484,18 @@ def forwards(target: Callable[..., Any], options: type) -> Callable[[F], F]:
         return called  # type: ignore[return-value]
 
     return signed
+
+
+def _check_keywords(
+    run: Callable[..., Any], parameters: Mapping[str, inspect.Parameter], kwargs: Mapping[str, Any]
+) -> None:
+    """Refuses a keyword that the function doesn't take, and names the nearest that it does."""
+    unknown = next((name for name in kwargs if name not in parameters), None)
+    if unknown is None or any(p.kind is p.VAR_KEYWORD for p in parameters.values()):
+        return
+    near = difflib.get_close_matches(unknown, parameters, 1)
+    hint = f"; did you mean {near[0]!r}?" if near else ""
+    raise TypeError(f"{run.__name__}() got an unexpected keyword argument {unknown!r}{hint}")
 
 
 def _plan(

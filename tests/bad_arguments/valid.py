@@ -224,8 +224,6 @@ OWN: dict[str, dict[str, Any]] = {
     "jaxeff.bayes.parameter_mixing": {"posterior": DRAWS},
     "jaxeff.bayes.prediction_mixing": {"posterior": DRAWS, "inputs": (X,)},
     "jaxeff.bayes.prior_scales": {"prior": 1.0},
-    "jaxeff.bayes.sghmc": {"step_size": 0.1},
-    "jaxeff.bayes.sgld": {"step_size": 0.1},
     "jaxeff.compression.allocate_bits": {
         "sensitivity": empty(BitSensitivity), "cost": empty(Cost),
         "weights": {"fc1": (2, 4)}, "activations": {"fc1": (2, 4)},

@@ -6,10 +6,11 @@ import optax
 import pytest
 
 from jaxeff.bayes import (
+    NUTS,
     Draws,
     distill,
     load_posterior,
-    nuts,
+    mcmc,
     predict,
     prediction_mixing,
     save_posterior,
@@ -72,7 +73,7 @@ def test_spread_of_the_teacher_is_learned():
         assert abs(np.log(found[path].var / truth.var)).item() < 5 * np.sqrt(2 / 200)
 
 
-NUTS = {"warmup": 20, "samples": 10, "chains": 2, "monitor": (), "progress": False}
+CHAINS = {"warmup": 20, "samples": 10, "chains": 2, "monitor": (), "progress": False}
 
 
 def regression():
@@ -110,7 +111,9 @@ def knows(teacher):
 @pytest.mark.filterwarnings("ignore::jaxeff.bayes.ConvergenceWarning")
 def test_the_likelihood_travels_with_the_draws_of_a_sampler(tmp_path):
     params, x, y = regression()
-    result = nuts(jax.random.key(0), affine, params, (x, y), likelihood="gaussian", **NUTS)
+    result = mcmc(
+        jax.random.key(0), affine, params, (x, y), NUTS(), likelihood="gaussian", **CHAINS
+    )  # fmt: skip
     save_posterior(tmp_path / "draws", result.posterior)
     for teacher in (result, result.posterior, load_posterior(tmp_path / "draws", params)):
         knows(teacher)

@@ -6,8 +6,12 @@ import re
 import subprocess
 import sys
 from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
+from typing import ClassVar, NamedTuple
 
+import blackjax
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -15,17 +19,19 @@ import numpyro.distributions as dist
 import pytest
 
 from jaxeff.bayes import (
+    HMC,
+    MCLMC,
+    NUTS,
+    SGHMC,
+    SGLD,
     ChainsDivergedError,
     ConvergenceWarning,
     Cyclical,
     Draws,
-    hmc,
-    mclmc,
+    MarkovKernel,
+    WindowAdaptation,
     mcmc,
     mixing,
-    nuts,
-    sghmc,
-    sgld,
 )
 from jaxeff.moment_propagation import Gaussian
 from jaxeff.training import CheckpointError
@@ -69,23 +75,23 @@ def assert_posterior(draws, mean, covariance):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("sample", "settings"),
+    ("kernel", "options"),
     [
-        (nuts, {}),
-        (nuts, {"engine": "numpyro"}),
-        (nuts, {"pooled": False, "dense": True, "vectorized": True}),
-        (hmc, {"steps": 4}),
-        (hmc, {"steps": 4, "engine": "numpyro"}),
-        (mclmc, {"steps": 4, "target_acceptance": 0.85}),
+        (NUTS(), {}),
+        (NUTS(engine="numpyro"), {}),
+        (NUTS(pooled=False, dense=True), {"vectorized": True}),
+        (HMC(steps=4), {}),
+        (HMC(steps=4, engine="numpyro"), {}),
+        (MCLMC(steps=4, target_acceptance=0.85), {}),
     ],
     ids=[
         "blackjax-nuts", "numpyro-nuts", "separate-dense-nuts", "blackjax-hmc", "numpyro-hmc",
         "blackjax-mclmc",
     ],
 )  # fmt: skip
-def test_hamiltonian_samplers_sample_the_posterior(sample, settings):
+def test_hamiltonian_samplers_sample_the_posterior(kernel, options):
     key = jax.random.key(0)
-    result = sample(key, linear, PARAMS, DATA, warmup=300, samples=400, **MODEL, **settings)
+    result = mcmc(key, linear, PARAMS, DATA, kernel, warmup=300, samples=400, **MODEL, **options)
     assert_posterior(vectors(result), MEAN, COVARIANCE)
     assert result.converged
     assert result.stats["acceptance"].shape == (4, 400)
@@ -95,19 +101,19 @@ def test_hamiltonian_samplers_sample_the_posterior(sample, settings):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("sample", "settings"),
+    "kernel",
     [
-        (sgld, {"step_size": 1e-4, "thin": 20}),
-        (sghmc, {"step_size": 5e-4, "steps": 20, "friction": 10.0, "thin": 20}),
+        SGLD(step_size=1e-4, batch_size=32),
+        SGHMC(step_size=5e-4, batch_size=32, steps=20, friction=10.0),
     ],
     ids=["sgld", "sghmc"],
 )
-def test_samplers_on_mini_batches_sample_the_posterior(sample, settings):
+def test_samplers_on_mini_batches_sample_the_posterior(kernel):
     data, mean, covariance = make_regression(1, mixed=False)
     key = jax.random.key(0)
-    result = sample(
-        key, linear, PARAMS, data, warmup=500, samples=1000, batch_size=32, vectorized=True,
-        **MODEL, **settings,
+    result = mcmc(
+        key, linear, PARAMS, data, kernel, warmup=500, samples=1000, thin=20, vectorized=True,
+        **MODEL,
     )  # fmt: skip
     assert_posterior(vectors(result), mean, covariance)
 
@@ -118,9 +124,11 @@ def test_sghmc_keeps_its_temperature(temperature):
     """The posterior to the power of 1 / temperature has variances so much smaller."""
     size, friction, wide = 0.02, 1.0, 400  # examples are all the same: gradients have no noise
     data = jnp.zeros((4, 1)), jnp.zeros((4, wide))
-    result = sghmc(
-        jax.random.key(0), lambda p, x: p["w"] + 0 * x, {"w": jnp.zeros(wide)}, data,
-        step_size=size, steps=75, friction=friction, batch_size=1, temperature=temperature,
+    kernel = SGHMC(
+        step_size=size, steps=75, friction=friction, batch_size=1, temperature=temperature
+    )
+    result = mcmc(
+        jax.random.key(0), lambda p, x: p["w"] + 0 * x, {"w": jnp.zeros(wide)}, data, kernel,
         warmup=20, samples=60, chains=4, vectorized=True, monitor=(), prior=2.0,
         likelihood=lambda mean: dist.Normal(mean, 4 / np.sqrt(3)).to_event(1),
     )  # fmt: skip
@@ -144,8 +152,8 @@ def test_other_data_prior_and_length_use_the_same_program(tmp_path):
     counts = []
     for seed in (0, 1):
         data, _, _ = make_regression(seed)
-        hmc(
-            jax.random.key(seed), model, PARAMS, data, shared=(1.0 + seed,), chains=2,
+        mcmc(
+            jax.random.key(seed), model, PARAMS, data, HMC(), shared=(1.0 + seed,), chains=2,
             checkpoint=tmp_path / str(seed), warmup=100 + seed, samples=20 + seed,
             **(MODEL | {"prior": PRIOR + seed}),
         )  # fmt: skip
@@ -157,8 +165,8 @@ def test_other_data_prior_and_length_use_the_same_program(tmp_path):
 def few_draws(**options):
     """So few, by so small a step, that rounding stays small."""
     key = jax.random.key(3)
-    settings = {"steps": 4, "step_size": 0.02, "warmup": 0, "samples": 5, **MODEL, **options}
-    return hmc(key, linear, PARAMS, DATA, **settings)
+    settings = {"warmup": 0, "samples": 5, **MODEL, **options}
+    return mcmc(key, linear, PARAMS, DATA, HMC(steps=4, step_size=0.02), **settings)
 
 
 @pytest.mark.slow
@@ -172,8 +180,8 @@ def test_chains_together_are_the_chains_alone():
 def test_a_parameter_without_a_prior_keeps_its_value():
     params = {"a": jnp.zeros(3), "b": {"c": jnp.full((1, 1), 1.5)}}
     prior = {"b/c": None, "*": PRIOR}
-    result = hmc(
-        jax.random.key(0), linear, params, DATA, steps=4, warmup=200, samples=400,
+    result = mcmc(
+        jax.random.key(0), linear, params, DATA, HMC(steps=4), warmup=200, samples=400,
         **(MODEL | {"prior": prior}),
     )  # fmt: skip
     assert set(result.posterior.random) == {"a"}
@@ -210,7 +218,8 @@ def interrupt_after(monkeypatch, iterations):
 def test_an_interrupted_run_goes_on_as_if_it_had_not_stopped(tmp_path, monkeypatch, stop):
     def draw(**options):
         key = jax.random.key(2)
-        return hmc(key, linear, PARAMS, DATA, steps=4, warmup=100, thin=2, **MODEL, **options)
+        kernel = HMC(steps=4)
+        return mcmc(key, linear, PARAMS, DATA, kernel, warmup=100, thin=2, **MODEL, **options)
 
     with monkeypatch.context() as patch:
         interrupt_after(patch, stop)
@@ -238,10 +247,11 @@ def test_an_interrupted_run_goes_on_as_if_it_had_not_stopped(tmp_path, monkeypat
     ],
 )
 def test_a_checkpoint_of_another_run_is_refused(tmp_path, monkeypatch, change, message):
-    def draw(seed=2, data=DATA, **options):
-        settings = {"steps": 4, "warmup": 5, "samples": 5, **MODEL, **options}
+    def draw(seed=2, data=DATA, steps=4, **options):
+        kernel = HMC(steps=steps)
+        settings = {"warmup": 5, "samples": 5, **MODEL, **options}
         key = jax.random.key(seed)
-        return hmc(key, linear, PARAMS, data, checkpoint=tmp_path, **settings)
+        return mcmc(key, linear, PARAMS, data, kernel, checkpoint=tmp_path, **settings)
 
     interrupt_after(monkeypatch, 1)
     with pytest.raises(KeyboardInterrupt):
@@ -256,10 +266,10 @@ def test_a_checkpoint_of_another_run_is_refused(tmp_path, monkeypatch, change, m
 def test_a_checkpoint_of_other_functions_is_refused(tmp_path):
     def draw(samples=5, scale=1.0, noise=NOISE, decay=0.5, init=None, **changes):
         model = {**MODEL, "likelihood": lambda mean: dist.Normal(mean, noise)}
-        return sgld(
-            jax.random.key(2), lambda p, x: scale * linear(p, x), PARAMS, DATA, batch_size=8,
-            step_size=lambda i: 1e-3 / (1 + i) ** decay, warmup=1, samples=samples, init=init,
-            checkpoint=tmp_path, **model, **changes,
+        kernel = SGLD(batch_size=8, step_size=lambda i: 1e-3 / (1 + i) ** decay)
+        return mcmc(
+            jax.random.key(2), lambda p, x: scale * linear(p, x), PARAMS, DATA, kernel, warmup=1,
+            samples=samples, init=init, checkpoint=tmp_path, **model, **changes,
         )  # fmt: skip
 
     first = vectors(draw())
@@ -293,9 +303,9 @@ def test_a_funnel_has_not_converged():
 
     start = {"v": jnp.zeros(()), "x": jnp.zeros(9)}
     with pytest.warns(ConvergenceWarning, match="effective draws") as warned:
-        result = nuts(
-            jax.random.key(2), funnel, start, (jnp.zeros((1, 1)), jnp.zeros((1, 9))), init=start,
-            likelihood=likelihood, prior={"v": 3.0, "x": 1e3}, warmup=250, samples=500,
+        result = mcmc(
+            jax.random.key(2), funnel, start, (jnp.zeros((1, 1)), jnp.zeros((1, 9))), NUTS(),
+            init=start, likelihood=likelihood, prior={"v": 3.0, "x": 1e3}, warmup=250, samples=500,
             jitter=0.01, vectorized=True,
         )  # fmt: skip
     assert result.predictions.min_ess > 1000
@@ -329,8 +339,8 @@ def test_starts(monkeypatch):
 @pytest.mark.slow
 def test_chains_that_diverge_or_are_stuck_are_named():
     with pytest.warns(ConvergenceWarning, match="diverged") as warned:
-        result = hmc(
-            jax.random.key(0), linear, PARAMS, DATA, steps=4, step_size=100.0, warmup=0,
+        result = mcmc(
+            jax.random.key(0), linear, PARAMS, DATA, HMC(steps=4, step_size=100.0), warmup=0,
             samples=20, **(MODEL | {"monitor": None}),
         )  # fmt: skip
     message = str(warned[0].message)
@@ -344,9 +354,6 @@ def test_chains_that_diverge_or_are_stuck_are_named():
     [
         ({"samples": 0}, ValueError, "samples must be at least 1"),
         ({"warmup": -1}, ValueError, "warmup must be at least 0, but is -1"),
-        ({"steps": 0}, ValueError, "steps must be at least 1"),
-        ({"target_acceptance": 1.5}, ValueError, "target_acceptance must be positive and below 1"),
-        ({"engine": "stan"}, ValueError, "engine must be one of 'blackjax', 'numpyro', not 'stan'"),
         ({"devices": jax.local_devices() * 3}, ValueError, "4 chains can't be spread evenly"),
         ({"data": (DATA[0], DATA[1][:, None])}, ValueError, re.escape("likelihood is one of")),
     ],
@@ -354,12 +361,104 @@ def test_chains_that_diverge_or_are_stuck_are_named():
 def test_bad_settings(options, error, message):
     data = options.pop("data", DATA)
     with pytest.raises(error, match=message):
-        hmc(jax.random.key(0), linear, PARAMS, data, **MODEL, **options)
+        mcmc(jax.random.key(0), linear, PARAMS, data, HMC(), **MODEL, **options)
 
 
-def test_a_kernel_that_is_none():
-    with pytest.raises(TypeError, match=r"kernel must be NUTS\(\)"):
-        mcmc(jax.random.key(0), linear, PARAMS, DATA, "nuts", **MODEL)
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: HMC(steps=0), "steps must be at least 1"),
+        (lambda: NUTS(target_acceptance=1.5), "target_acceptance must be positive and below 1"),
+        (lambda: NUTS(engine="stan"), "engine must be one of 'blackjax', 'numpyro', not 'stan'"),
+        (lambda: MCLMC(dense=True), "MCLMC has a diagonal mass matrix"),
+        (lambda: SGLD(step_size=0.1, batch_size=8, temperature=-1.0), "temperature"),
+    ],
+)
+def test_bad_settings_of_kernels(make, message):
+    with pytest.raises(ValueError, match=message):
+        make()
+
+
+@pytest.mark.parametrize(
+    ("kernel", "message"),
+    [
+        ("nuts", r"kernel must be a sampler such as NUTS\(\)"),
+        (NUTS, r"kernel must be a sampler such as NUTS\(\)"),
+        (blackjax.mala(lambda w: -(w**2).sum(), 0.1), r"such as partial\(blackjax.mala"),
+    ],
+)
+def test_a_kernel_that_is_none(kernel, message):
+    with pytest.raises(TypeError, match=message):
+        mcmc(jax.random.key(0), linear, PARAMS, DATA, kernel, **MODEL)
+
+
+def elliptical(log_density):
+    """Slices along ellipses of the prior; the likelihood is what the prior leaves of the joint."""
+    prior = dist.Normal(jnp.zeros(4), PRIOR).to_event(1)
+    return blackjax.elliptical_slice(
+        lambda w: log_density(w) - prior.log_prob(w), mean=jnp.zeros(4), cov=PRIOR**2 * jnp.eye(4)
+    )
+
+
+@dataclass(frozen=True)
+class Metropolis:
+    """Random steps of the adapted size, as somebody writes a sampler outside of the library."""
+
+    adapts: ClassVar = WindowAdaptation(step_size=0.05, target_acceptance=0.4)
+    batch_size: ClassVar = None
+
+    class State(NamedTuple):
+        position: jax.Array
+        log_density: jax.Array
+
+    def start(self, key, position, log_density):
+        return self.State(position, log_density(position))
+
+    def step(self, iteration, state, log_density, tuning):
+        key, accept_key = jax.random.split(iteration.key)
+        noise = jnp.sqrt(tuning.inverse_mass) * jax.random.normal(key, state.position.shape)
+        proposed = self.start(key, state.position + tuning.step_size * noise, log_density)
+        rate = jnp.minimum(1.0, jnp.exp(proposed.log_density - state.log_density))
+        accepted = jax.random.uniform(accept_key) < rate
+        state = jax.tree.map(lambda new, old: jnp.where(accepted, new, old), proposed, state)
+        return state, {"acceptance": rate, "step_size": tuning.step_size}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("kernel", "stats"),
+    [
+        (partial(blackjax.mala, step_size=3e-4), {"acceptance"}),
+        (elliptical, {"acceptance"}),
+        (Metropolis(), {"acceptance", "step_size"}),
+    ],
+    ids=["mala", "elliptical_slice", "own"],
+)
+def test_samplers_that_the_library_does_not_know(tmp_path, kernel, stats):
+    def draw(samples, **options):
+        return mcmc(
+            jax.random.key(0), linear, PARAMS, DATA, kernel, warmup=300, samples=samples, thin=20,
+            init=PARAMS, **(MODEL | options),
+        )  # fmt: skip
+
+    result = draw(500)
+    assert_posterior(vectors(result), MEAN, COVARIANCE)
+    assert set(result.stats) == stats
+    assert result.converged
+    assert "4 chains of 500 draws" in repr(result)
+    # The step itself is what a checkpoint knows the run by.
+    draw(10, checkpoint=tmp_path)
+    np.testing.assert_array_equal(vectors(draw(20, checkpoint=tmp_path)), vectors(result)[:, :20])
+    if stats == {"acceptance"}:
+        kernel = partial(blackjax.mala, step_size=2e-4)
+        with pytest.raises(CheckpointError, match="step"):
+            draw(20, checkpoint=tmp_path)
+
+
+def test_kernels_are_what_mcmc_asks_for():
+    for kernel in (NUTS(), HMC(), MCLMC(), SGLD(step_size=0.1, batch_size=2), Metropolis()):
+        assert isinstance(kernel, MarkovKernel)
+    assert not isinstance(elliptical, MarkovKernel)
 
 
 @pytest.mark.slow
@@ -368,13 +467,14 @@ def test_a_density_that_is_nan_at_a_start():
         return linear(params, x) / jnp.where(params["a"][0] < 0, 0.0, 1.0)
 
     with pytest.raises(ValueError, match=r"at the start of chain .* is NaN or infinite"):
-        hmc(jax.random.key(0), broken, PARAMS, DATA, **MODEL)
+        mcmc(jax.random.key(0), broken, PARAMS, DATA, HMC(), **MODEL)
 
 
 @pytest.mark.slow
 def test_mini_batches():
-    def draw(**options):
-        return sgld(jax.random.key(0), linear, PARAMS, DATA, **MODEL, **options)
+    def draw(warmup=1000, **settings):
+        kernel = SGLD(**settings)
+        return mcmc(jax.random.key(0), linear, PARAMS, DATA, kernel, warmup=warmup, **MODEL)
 
     with pytest.raises(TypeError, match="batch_size"):
         draw(step_size=1e-4)
@@ -414,10 +514,9 @@ def test_microcanonical_dynamics_need_a_direction():
     def one(params, x):
         return x[:, 0] * params["a"]
 
+    params = {"a": jnp.zeros(())}
     with pytest.raises(ValueError, match="a single random number has no direction"):
-        mclmc(jax.random.key(0), one, {"a": jnp.zeros(())}, DATA, warmup=1, samples=1, **MODEL)
-    with pytest.raises(ValueError, match="MCLMC has a diagonal mass matrix"):
-        mclmc(jax.random.key(0), linear, PARAMS, DATA, dense=True)
+        mcmc(jax.random.key(0), one, params, DATA, MCLMC(), warmup=1, samples=1, **MODEL)
 
 
 def test_a_cycle_cools_and_then_samples():
@@ -429,8 +528,6 @@ def test_a_cycle_cools_and_then_samples():
     np.testing.assert_array_equal(temperatures, [0, 0, 1, 1, 1, 1, 1, 1] * 2)
     with pytest.raises(ValueError, match="length must be at least 1"):
         Cyclical(0.2, 0)
-    with pytest.raises(ValueError, match="temperature"):
-        sgld(jax.random.key(0), linear, PARAMS, DATA, step_size=0.1, batch_size=8, temperature=-1.0)
 
 
 @pytest.mark.slow
@@ -444,15 +541,14 @@ def test_cycles_visit_modes_that_a_constant_step_size_does_not():
 
     start = {"w": jnp.full(1, np.pi / 6, jnp.float32)}
     options = {
-        "batch_size": 64, "warmup": 0, "chains": 2, "likelihood": gaussian, "prior": 3.0,
+        "warmup": 0, "chains": 2, "likelihood": gaussian, "prior": 3.0,
         "monitor": (), "init": start, "jitter": 0.0, "thin": 100, "samples": 60,
     }  # fmt: skip
     cycle = Cyclical(1e-3, 100, exploring=0.3)
     key = jax.random.key(0)
-    cycles = sgld(
-        key, wave, start, (x, y), step_size=cycle, temperature=cycle.temperature, **options
-    )
-    alone = sgld(key, wave, start, (x, y), step_size=1e-4, **options)
+    cyclical = SGLD(step_size=cycle, temperature=cycle.temperature, batch_size=64)
+    cycles = mcmc(key, wave, start, (x, y), cyclical, **options)
+    alone = mcmc(key, wave, start, (x, y), SGLD(step_size=1e-4, batch_size=64), **options)
     drawn, stayed = (np.asarray(r.posterior.random["w"])[..., 0] for r in (cycles, alone))
     np.testing.assert_allclose(stayed, np.pi / 6, atol=0.2)
     # Modes lie at pi / 6 and 5 pi / 6; each draw is in one of them.

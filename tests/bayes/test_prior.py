@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from flax import linen, nnx
 
-from jaxeff.bayes import nuts, prior_scales, svi
+from jaxeff.bayes import NUTS, mcmc, prior_scales, svi
 from jaxeff.bayes.posteriors import draw_prior
 from jaxeff.bayes.variational import _svi as variational
 from jaxeff.core import functional
@@ -154,7 +154,7 @@ def test_inference_takes_the_functions_own_fan_ins(method, monkeypatch):
     else:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            nuts(jax.random.key(0), f, params, (x, y), chains=1, warmup=2, samples=2,
+            mcmc(jax.random.key(0), f, params, (x, y), NUTS(), chains=1, warmup=2, samples=2,
                  progress=False)  # fmt: skip
     assert seen == [{"w": of_fan_in(6)}]
 

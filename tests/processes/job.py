@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import optax
 
 import jaxeff
-from jaxeff.bayes import hmc
+from jaxeff.bayes import HMC, mcmc
 from jaxeff.noise import Additive
 from jaxeff.store import CheckpointError
 from jaxeff.training import cross_entropy, sweep
@@ -58,8 +58,8 @@ def swept(folder=None, epochs=3, **options):
 
 def sampled(folder=None, samples=6, **options):
     """Few draws by a small step, so that rounding stays small; adaptation is of all chains."""
-    return hmc(
-        jax.random.key(3), f, fresh(jax.random.key(0))[0], data(), steps=4, step_size=0.02,
+    return mcmc(
+        jax.random.key(3), f, fresh(jax.random.key(0))[0], data(), HMC(steps=4, step_size=0.02),
         warmup=4, samples=samples, chains=8, monitor=(), checkpoint=folder, **options,
     )  # fmt: skip
 

@@ -13,7 +13,7 @@ import optax
 from experiments.beyond.bridges.problems import Problem, Settings
 from experiments.harness import Row, Run
 from experiments.recipes import cosine_adam
-from jaxeff.bayes import distill, nuts, predict, svi
+from jaxeff.bayes import NUTS, distill, mcmc, predict, svi
 from jaxeff.bayes.posteriors import resolve_likelihood
 from jaxeff.training import fit, stateless
 
@@ -62,10 +62,10 @@ def compare(problem: Problem, run: Run[Settings]) -> tuple[list[Row], dict[str, 
         }  # fmt: skip
 
     def chained(name: str, init: Any) -> Any:
-        result = nuts(
-            key, problem.f, problem.params, problem.train, likelihood=problem.likelihood,
-            warmup=settings.warmup, samples=settings.samples, chains=settings.chains,
-            max_depth=settings.max_depth, monitor=(problem.points[::16],), init=init,
+        result = mcmc(
+            key, problem.f, problem.params, problem.train, NUTS(max_depth=settings.max_depth),
+            likelihood=problem.likelihood, warmup=settings.warmup, samples=settings.samples,
+            chains=settings.chains, monitor=(problem.points[::16],), init=init,
             checkpoint=folder / name.replace(" ", "-"), progress=False,
         )  # fmt: skip
         record(name, result.posterior, None)

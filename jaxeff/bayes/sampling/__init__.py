@@ -8,8 +8,17 @@ from jaxeff.bayes.sampling._diagnostics import (
     parameter_mixing,
     prediction_mixing,
 )
-from jaxeff.bayes.sampling._kernels import HMC, MCLMC, NUTS, SGHMC, SGLD, Cyclical
-from jaxeff.bayes.sampling._mcmc import hmc, mclmc, mcmc, nuts, sghmc, sgld
+from jaxeff.bayes.sampling._kernels import (
+    HMC,
+    MCLMC,
+    NUTS,
+    SGHMC,
+    SGLD,
+    Cyclical,
+    MarkovKernel,
+    WindowAdaptation,
+)
+from jaxeff.bayes.sampling._mcmc import mcmc
 from jaxeff.bayes.sampling._run import ChainsDivergedError
 
 __all__ = [
@@ -22,14 +31,11 @@ __all__ = [
     "ConvergenceWarning",
     "Cyclical",
     "MCMCResult",
+    "MarkovKernel",
     "Mixing",
-    "hmc",
-    "mclmc",
+    "WindowAdaptation",
     "mcmc",
     "mixing",
-    "nuts",
     "parameter_mixing",
     "prediction_mixing",
-    "sghmc",
-    "sgld",
 ]

@@ -144,13 +144,13 @@ def prediction_mixing(
     means = _means(outputs, likelihood=likelihood)
     means = np.reshape(means, (posterior.chains, posterior.draws_per_chain, *means.shape[1:]))
     # Of predictions: weights of exchanged hidden units differ where the functions agree.
-    found = mixing(means)
+    convergence = mixing(means)
     if likelihood == "categorical":
         # Probabilities of almost 0 or 1 differ between chains in digits that no decision
         # depends on.
         settled = means.std((0, 1)) < SETTLED
-        return found._replace(rhat=np.where(settled, np.nan, found.rhat))
-    return found
+        return convergence._replace(rhat=np.where(settled, np.nan, convergence.rhat))
+    return convergence
 
 
 def _mixing(halves: np.ndarray) -> np.ndarray:
@@ -208,8 +208,8 @@ class MCMCResult:
 
     Attributes:
         posterior: The draws.
-        stats: Statistics of each iteration after warm-up, ``[chains, iterations]``: ``step_size``,
-            and from `NUTS` and `HMC` also ``log_density`` and ``energy`` (nats), ``acceptance``
+        stats: Statistics of each iteration after warm-up, ``[chains, iterations]``, as far as the
+            kernel has them: ``step_size``, ``log_density`` and ``energy`` (nats), ``acceptance``
             (mean probability), ``steps`` (gradients) and ``divergent``.
         warmup_stats: Such statistics of warm-up.
         predictions: R-hat and effective sample size of predictions for the monitored inputs;
@@ -231,13 +231,17 @@ class MCMCResult:
     @property
     def divergences(self) -> Float[np.ndarray, " chains"]:
         """Divergent iterations of each chain; 0 from a kernel that can't tell."""
-        none = np.zeros(self.stats["step_size"].shape, bool)
-        return self.stats.get("divergent", none).sum(1)
+        return self.stats.get("divergent", np.zeros(self._iterations, bool)).sum(1)
 
     @property
     def acceptance(self) -> Float[np.ndarray, " chains"]:
         """Mean acceptance of each chain; 1 from a kernel that accepts everything."""
-        return self.stats.get("acceptance", np.ones_like(self.stats["step_size"])).mean(1)
+        return self.stats.get("acceptance", np.ones(self._iterations)).mean(1)
+
+    @property
+    def _iterations(self) -> tuple[int, int]:
+        """Chains, and iterations after warm-up."""
+        return np.shape(next(iter(self.stats.values())))
 
     @cached_property
     def parameters(self) -> dict[str, Mixing]:
@@ -248,12 +252,16 @@ class MCMCResult:
         return parameter_mixing(self.posterior)
 
     def _table(self) -> Table:
-        sampled = [np.asarray(self.divergences), np.asarray(self.acceptance)]
+        step_sizes = self.stats.get("step_size", np.full(self._iterations, np.nan)).mean(1)
+        by_chain = zip(self.divergences, self.acceptance, step_sizes, strict=True)
         rows = [
-            (str(chain), f"{acceptance:.3f}", f"{int(divergent)}", f"{step_size:.3g}")
-            for chain, (divergent, acceptance, step_size) in enumerate(
-                zip(*sampled, self.stats["step_size"].mean(1), strict=True)
+            (
+                str(chain),
+                f"{acceptance:.3f}",
+                f"{int(divergent)}",
+                "-" if np.isnan(step_size) else f"{step_size:.3g}",
             )
+            for chain, (divergent, acceptance, step_size) in enumerate(by_chain)
         ]
         parts = [
             f"{self.posterior.chains} chains of {self.posterior.draws_per_chain} draws",
@@ -288,7 +296,7 @@ class MCMCResult:
             raise ImportError(
                 "to_arviz needs ArviZ, which is optional: pip install 'jaxeff[arviz]'"
             ) from error
-        thin = self.stats["step_size"].shape[1] // self.posterior.draws_per_chain
+        thin = self._iterations[1] // self.posterior.draws_per_chain
         return arviz.from_dict(
             posterior={
                 path.replace("/", "."): np.asarray(a) for path, a in self.posterior.random.items()
@@ -307,20 +315,20 @@ class MCMCResult:
     @property
     def problems(self) -> list[str]:
         """Reasons, in words, to doubt convergence; empty if there are none."""
-        found = []
+        reasons = []
         if self.predictions is not None and self.predictions.max_rhat > RHAT:
             above = int((self.predictions.rhat > RHAT).sum())
-            found.append(
+            reasons.append(
                 f"R-hat of the predictions is {self.predictions.max_rhat:.2f} at worst, and above "
                 f"{RHAT} for {above} of {self.predictions.rhat.size}: the chains disagree. Sample "
                 "or warm up longer; chains that stay in different modes need other starts (init) "
                 "or a simpler network"
             )
-        found += self._slow_parameters()
-        iterations = self.stats["step_size"].shape[1]
+        reasons += self._slow_parameters()
+        iterations = self._iterations[1]
         worst = int(np.argmax(self.divergences))
         if self.divergences[worst] > _DIVERGENT * iterations:
-            found.append(
+            reasons.append(
                 f"{int(self.divergences.sum())} of {self.divergences.size * iterations} iterations "
                 f"diverged, {int(self.divergences[worst])} of them in chain {worst}: the draws "
                 "miss where the posterior is narrow. Raise target_acceptance, warm up longer, or "
@@ -329,11 +337,11 @@ class MCMCResult:
         for chain, rate in enumerate(self.acceptance):
             # In this form NaN counts as stuck.
             if not rate > _STUCK:
-                found.append(
+                reasons.append(
                     f"chain {chain} is stuck: it accepts {100 * rate:.1f} % of its moves. Warm up "
                     "longer, or start it elsewhere (init)"
                 )
-        return found
+        return reasons
 
     def _slow_parameters(self) -> list[str]:
         """Lists what speaks against the convergence of parameters if predictions are monitored.
@@ -346,10 +354,10 @@ class MCMCResult:
             return []
         least = LEAST_DRAWS * self.posterior.chains
         slow, total, worst = 0, 0, (math.inf, "", math.nan)
-        for path, whole in self.parameters.items():
+        for path, together in self.parameters.items():
             values = np.asarray(self.posterior.random[path])
             flat = values.reshape(*values.shape[:2], -1)
-            rhat, ess = np.ravel(whole.rhat), np.ravel(whole.ess)
+            rhat, ess = np.ravel(together.rhat), np.ravel(together.ess)
             total += rhat.size
             suspects = np.flatnonzero((rhat > RHAT) | ((ess < least) & ~np.isnan(rhat)))
             if not suspects.size:

@@ -4,7 +4,7 @@
 import jax
 import jax.numpy as jnp
 
-from jaxeff.bayes import nuts, predict
+from jaxeff.bayes import HMC, MCLMC, NUTS, SGHMC, SGLD, mcmc, predict
 
 def f(params, x):                                          # a line; mean and log-variance
     return jnp.stack([params["slope"] * x + params["offset"], jnp.full_like(x, -2.0)], -1)
@@ -12,20 +12,9 @@ def f(params, x):                                          # a line; mean and lo
 key, params = jax.random.key(0), {"slope": jnp.ones(()), "offset": jnp.zeros(())}
 x = jnp.linspace(-1, 1, 20)
 y = 2 * x + 0.3 * jax.random.normal(key, (20,))
-result = nuts(key, f, params, (x, y), likelihood="gaussian", chains=4)
+result = mcmc(key, f, params, (x, y), NUTS(), likelihood="gaussian", chains=4)
 outputs = predict(key, f, result.posterior, x)             # [chains * samples, 20, 2]
 result.predictions.max_rhat, result.converged
-```
-
-`mcmc` takes the sampler as an object, such as a setting of a study:
-
-```python
-from jaxeff.bayes import HMC, mcmc
-
-kernel = HMC(steps=5)
-run = {"likelihood": "gaussian", "warmup": 50, "samples": 50, "chains": 2}
-result = mcmc(key, f, params, (x, y), kernel, **run)
-assert abs(result.posterior.random["slope"].mean() - 2) < 0.5
 ```
 
 All chains run in one compiled program, spread over the devices there are, of all processes
@@ -43,38 +32,33 @@ Sharp edges:
 - A result is bit for bit the same again, also after an interruption, on the same devices; on others
   it differs in rounding, which a chain amplifies.
 
-`nuts`, `hmc`, `mclmc`, `sgld` and `sghmc` are `mcmc` with the kernel's settings beside its own.
-Those of mini-batches have a step size that you choose:
+The sampler is an object, whose settings are those of a step. Samplers on mini-batches have a step
+size that you choose:
 
 ```python
-from jaxeff.bayes import hmc, mclmc, sghmc, sgld
-
 x = jnp.linspace(-1, 1, 40)
-y = 2 * x
-model = key, f, params, (x, y + 0.3 * jax.random.normal(key, (40,)))
+y = 2 * x + 0.3 * jax.random.normal(key, (40,))
 run = {"likelihood": "gaussian", "chains": 2, "warmup": 500, "samples": 500}
-results = [
-    hmc(*model, steps=5, **run), mclmc(*model, steps=5, **run),
-    sgld(*model, step_size=2e-3, batch_size=20, **run),
-    sghmc(*model, step_size=1e-2, batch_size=20, steps=20, friction=10.0, **run),
-]
-for result in results:
+for kernel in (
+    HMC(steps=5), MCLMC(steps=5), SGLD(step_size=2e-3, batch_size=20),
+    SGHMC(step_size=1e-2, batch_size=20, friction=10.0),
+):
+    result = mcmc(key, f, params, (x, y), kernel, **run)
     assert abs(result.posterior.random["slope"].mean() - 1.89) < 0.05
 ```
+
+An algorithm of BlackJAX's that isn't among them is one as it is (`MarkovKernel`).
 """
 
-from __future__ import annotations
-
-import difflib
-import inspect
 import math
 import os
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import MISSING, asdict, fields
+from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar, Unpack, get_type_hints
+from typing import Any
 
+import blackjax
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -95,18 +79,11 @@ from jaxeff.bayes.posteriors import (
 )
 from jaxeff.bayes.sampling._diagnostics import ConvergenceWarning, MCMCResult, prediction_mixing
 from jaxeff.bayes.sampling._kernels import (
-    HMC,
-    MCLMC,
-    NUTS,
-    SGHMC,
-    SGLD,
-    HMCOptions,
-    Kernel,
-    MCLMCOptions,
-    NUTSOptions,
-    SGHMCOptions,
-    SGLDOptions,
-    StochasticGradient,
+    Iteration,
+    LogDensity,
+    MarkovKernel,
+    as_kernel,
+    describe_kernel,
 )
 from jaxeff.bayes.sampling._program import (
     AXIS,
@@ -118,19 +95,8 @@ from jaxeff.bayes.sampling._program import (
 )
 from jaxeff.bayes.sampling._run import ChainStore, Trace, run_chains, starting_points
 from jaxeff.core import (
-    boolean,
-    check_count,
-    check_function,
-    check_key,
-    check_params,
     non_negative,
-    one_of,
-    parameter_tree,
-    path_like,
-    pure_function,
-    single_key,
     static_integer,
-    string_mapping,
     supervised_data,
     validate,
 )
@@ -152,7 +118,7 @@ def mcmc(
     f: Callable[..., Any],
     params: Any,
     data: tuple[Any, ...],
-    kernel: Kernel,
+    kernel: MarkovKernel | Callable[[LogDensity], blackjax.SamplingAlgorithm],
     *,
     warmup: int = 1000,
     samples: int = 1000,
@@ -179,7 +145,9 @@ def mcmc(
         params: Pytree of parameters: structure, shapes and dtypes, and the values of those that
             have no prior.
         data: ``(*inputs, targets)``: arrays (or pytrees) with a common first axis of examples.
-        kernel: The sampler: `NUTS`, `HMC`, `MCLMC`, `SGLD` or `SGHMC`.
+        kernel: The sampler: `NUTS`, `HMC`, `MCLMC`, `SGLD`, `SGHMC` or another `MarkovKernel`; or a
+            function from the log-density, of a vector of all random parameters, to a
+            ``blackjax.SamplingAlgorithm``, such as ``partial(blackjax.mala, step_size=0.1)``.
         warmup: Iterations that come first and aren't kept; `NUTS`, `HMC` and `MCLMC` adapt in them.
         samples: Draws to keep of each chain.
         chains: Number of chains.
@@ -223,34 +191,27 @@ def mcmc(
     Warns:
         ConvergenceWarning: The chains disagree, diverge or are stuck.
     """
-    if not isinstance(kernel, Kernel):
-        raise TypeError(f"kernel must be NUTS(), HMC(), MCLMC(), SGLD() or SGHMC(), not {kernel!r}")
-    check_key("key", key)
-    check_function("f", f)
-    check_params("params", params)
-    for name, value in (("samples", samples), ("chains", chains), ("thin", thin)):
-        check_count(name, value)
-    check_count("warmup", warmup, 0)
+    sampler = as_kernel(kernel)
     check_data(params, data)
     check_targets(lambda p, *inputs: f(p, *inputs, *shared), params, data, likelihood)
-    _check_batch(kernel, data)
+    _check_batch(sampler, data)
     # Checks come first: an error inside the compiled program would name no argument.
     scales = prior_scales(prior, params, f, *data[:-1], *shared)
     problem = jax.tree.map(jnp.asarray, SamplingProblem(params, scales, data, shared))
     # Vectorized chains all take as many steps as the longest trajectory: worth it on
     # accelerators.
     together = jax.default_backend() != "cpu" if vectorized is None else vectorized
-    program = CompiledSampler(f, likelihood, kernel, _mesh(chains, devices), together)
+    program = CompiledSampler(f, likelihood, sampler, _mesh(chains, devices), together)
     # The starts have a key of their own: iterations depend on the other one only.
     start_key, key = jax.random.split(key)
     starts = starting_points(start_key, params, scales, chains, init, jitter)
-    state = start(to_vectors(starts), problem, program=program)
+    state = start(key, to_vectors(starts), problem, program=program)
     _check_start(state)
     store = None
     if checkpoint is not None:
         described = {
             **(settings or {}),
-            "kernel": _described(kernel),
+            "kernel": describe_kernel(sampler),
             "likelihood": likelihood_name(likelihood),
             "warmup": warmup,
             "chains": chains,
@@ -262,7 +223,7 @@ def mcmc(
         identity = run_identity(key, {"data": problem.data, "shared": problem.shared}, described, {
             **describe_arrays("start", state.point.position),
             **describe_arrays("params", _fixed(params, scales)),
-            **_describe_functions(program, state.point.position, problem),
+            **_describe_functions(program, state.point, problem),
         })  # fmt: skip
         store = ChainStore(Path(checkpoint), identity, program.together)
     trace = run_chains(
@@ -299,30 +260,31 @@ def mcmc(
         warnings.warn(
             "the chains have not converged:\n- " + "\n- ".join(result.problems),
             ConvergenceWarning,
-            stacklevel=2,
+            stacklevel=3,  # the caller's line, behind the check of the arguments
         )
     return result
 
 
 def _mesh(chains: int, devices: Sequence[Any] | None) -> Mesh | None:
     """Chooses the devices that the chains are spread over, as many of each process."""
-    given = jax.devices() if devices is None else list(devices)
-    if devices is not None and chains % len(given):
+    available = jax.devices() if devices is None else list(devices)
+    if devices is not None and chains % len(available):
         raise ValueError(
-            f"{chains} chains can't be spread evenly over {len(given)} devices: choose a multiple"
+            f"{chains} chains can't be spread evenly over {len(available)} devices: choose a "
+            "multiple"
         )
-    processes = sorted({device.process_index for device in given})
+    processes = sorted({device.process_index for device in available})
     if chains % len(processes):
         raise ValueError(
             f"{chains} chains can't be spread evenly over {len(processes)} processes: choose a "
             "multiple, or devices=jax.local_devices() for a run of each process's own"
         )
     # Every device gets as many chains: shard_map splits axes evenly.
-    count = math.gcd(chains, len(given)) // len(processes)
+    count = math.gcd(chains, len(available)) // len(processes)
     if devices is None and count == len(processes) == 1:
         return None
-    own = [[device for device in given if device.process_index == i] for i in processes]
-    return Mesh(np.array([device for part in own for device in part[:count]]), (AXIS,))
+    by_process = [[device for device in available if device.process_index == i] for i in processes]
+    return Mesh(np.array([device for part in by_process for device in part[:count]]), (AXIS,))
 
 
 def _draws(trace: Trace, params: Any, scales: Scales, likelihood: Likelihood) -> Draws:
@@ -332,41 +294,37 @@ def _draws(trace: Trace, params: Any, scales: Scales, likelihood: Likelihood) ->
     return Draws(jax.vmap(jax.vmap(unravel))(positions), params, likelihood)
 
 
-def _described(kernel: Kernel) -> dict[str, Any]:
-    described = {"name": type(kernel).__name__, **asdict(kernel)}
-    if isinstance(kernel, StochasticGradient):
-        # A schedule is known by a few of its values.
-        described["step_size"] = [float(kernel.step_size_at(10**n)) for n in range(7)]
-        described["temperature"] = [float(kernel.temperature_at(10**n)) for n in range(7)]
-    return described
-
-
 def _fixed(params: Any, scales: Scales) -> dict[str, Any]:
     """Selects the parameters without a prior: only their values matter to a run."""
     return {path: leaf for path, leaf in named_leaves(params).items() if scales[path] is None}
 
 
 def _describe_functions(
-    program: CompiledSampler, positions: Any, problem: SamplingProblem
+    program: CompiledSampler, points: Any, problem: SamplingProblem
 ) -> dict[str, Any]:
-    """Describes what chains compute: the density, and the step size if it is a function."""
+    """Describes what chains compute: the density, and what settings of the kernel don't tell."""
 
     def density(position: Any, problem: SamplingProblem) -> Any:
         # With the gradient, which samplers follow: it may be a custom one.
         return jax.value_and_grad(program.log_density(problem))(position, problem.data)
 
-    position = jax.ShapeDtypeStruct(positions.shape[1:], positions.dtype)
-    parts = {"log-density": describe_computation(density, position, problem)}
-    for name in ("step_size", "temperature"):
-        of_iteration = getattr(program.kernel, name, None)
-        if callable(of_iteration):
-            parts[name.replace("_", " ")] = describe_computation(of_iteration, jnp.int32(0))
+    def step(key: Any, point: Any, problem: SamplingProblem) -> Any:
+        log_density = partial(program.log_density(problem), data=problem.data)
+        return program.kernel.step(Iteration(jnp.int32(0), key, key), point, log_density, None)
+
+    point = jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape[1:], a.dtype), points)
+    parts = {"log-density": describe_computation(density, point.position, problem)}
+    for name, value in vars(program.kernel).items():
+        if name == "make":
+            parts["step"] = describe_computation(step, jax.random.key(0), point, problem)
+        elif callable(value):
+            parts[name.replace("_", " ")] = describe_computation(value, jnp.int32(0))
     return parts
 
 
-def _check_batch(kernel: Kernel, data: tuple[Any, ...]) -> None:
+def _check_batch(kernel: MarkovKernel, data: tuple[Any, ...]) -> None:
     examples = count_examples(data)
-    if isinstance(kernel, StochasticGradient) and kernel.batch_size > examples:
+    if kernel.batch_size is not None and kernel.batch_size > examples:
         raise ValueError(
             f"a batch of {kernel.batch_size} from {examples} examples: lower batch_size"
         )
@@ -374,196 +332,12 @@ def _check_batch(kernel: Kernel, data: tuple[Any, ...]) -> None:
 
 def _check_start(chains: Chains) -> None:
     # Without a finite energy to compare with, a trajectory can't be judged.
-    finite = np.isfinite(np.asarray(chains.point.log_density))
-    finite &= np.isfinite(np.asarray(chains.point.gradient)).all(1)
+    finite = np.ones(len(chains.number), bool)
+    for leaf in jax.tree.leaves(chains.point):
+        finite &= np.isfinite(np.asarray(leaf)).reshape(len(finite), -1).all(1)
     if not finite.all():
         raise ValueError(
             f"at the start of chain {int(np.argmin(finite))} the log-density of parameters and "
             "data is NaN or infinite, or its gradient is: check f and its likelihood there, or "
             "start elsewhere (init), for example at trained parameters"
         )
-
-
-F = TypeVar("F", bound=Callable[..., Any])
-
-
-def _sampler(kernel: type[Kernel]) -> Callable[[F], F]:
-    """Gives a sampler the signature of its kernel's settings and of `mcmc`, and their checks."""
-
-    def signed(run: F) -> F:
-        # `help` and `validate` read the signature, so every option is listed with its default.
-        run.__signature__ = _signature(kernel)  # type: ignore[attr-defined]
-        return validate(
-            key=single_key,
-            f=pure_function,
-            params=parameter_tree,
-            data=supervised_data,
-            jitter=non_negative,
-            checkpoint=path_like,
-            settings=string_mapping,
-            progress=boolean,
-            resume=one_of(True, False, "force"),
-        )(run)
-
-    return signed
-
-
-def _signature(kernel: type[Kernel]) -> inspect.Signature:
-    """Builds the signature of `mcmc` with the kernel's settings in the place of the kernel."""
-    hints = get_type_hints(kernel)
-    settings = [
-        inspect.Parameter(
-            field.name,
-            inspect.Parameter.KEYWORD_ONLY,
-            default=inspect.Parameter.empty if field.default is MISSING else field.default,
-            annotation=hints[field.name],
-        )
-        for field in fields(kernel)
-    ]
-    signature = inspect.signature(mcmc)
-    own = [p for name, p in signature.parameters.items() if name != "kernel"]
-    first = [p for p in own if p.kind is not inspect.Parameter.KEYWORD_ONLY]
-    return signature.replace(parameters=[*first, *settings, *own[len(first) :]])
-
-
-@_sampler(NUTS)
-def nuts(
-    key: jax.Array,
-    f: Callable[..., Any],
-    params: Any,
-    data: tuple[Any, ...],
-    **options: Unpack[NUTSOptions],
-) -> MCMCResult:
-    """Samples by the no-U-turn sampler.
-
-    Args:
-        key: Random key, as for `mcmc`.
-        f: Function, as for `mcmc`.
-        params: Parameters, as for `mcmc`.
-        data: Data, as for `mcmc`.
-        **options: `step_size`, `target_acceptance`, `dense`, `pooled`, `engine` and `max_depth`,
-            the settings of `NUTS`; all others are those of `mcmc`.
-
-    Raises:
-        TypeError: An unknown option; the message names the nearest one.
-    """
-    return _sample(NUTS, (key, f, params, data), options)
-
-
-@_sampler(HMC)
-def hmc(
-    key: jax.Array,
-    f: Callable[..., Any],
-    params: Any,
-    data: tuple[Any, ...],
-    **options: Unpack[HMCOptions],
-) -> MCMCResult:
-    """Samples by Hamiltonian Monte Carlo.
-
-    Args:
-        key: Random key, as for `mcmc`.
-        f: Function, as for `mcmc`.
-        params: Parameters, as for `mcmc`.
-        data: Data, as for `mcmc`.
-        **options: `step_size`, `target_acceptance`, `dense`, `pooled`, `engine` and `steps`, the
-            settings of `HMC`; all others are those of `mcmc`.
-
-    Raises:
-        TypeError: An unknown option; the message names the nearest one.
-    """
-    return _sample(HMC, (key, f, params, data), options)
-
-
-@_sampler(MCLMC)
-def mclmc(
-    key: jax.Array,
-    f: Callable[..., Any],
-    params: Any,
-    data: tuple[Any, ...],
-    **options: Unpack[MCLMCOptions],
-) -> MCMCResult:
-    """Samples by microcanonical Langevin Monte Carlo, adjusted.
-
-    Args:
-        key: Random key, as for `mcmc`.
-        f: Function, as for `mcmc`.
-        params: Parameters, as for `mcmc`.
-        data: Data, as for `mcmc`.
-        **options: `step_size`, `target_acceptance`, `pooled` and `steps`, the settings of `MCLMC`;
-            all others are those of `mcmc`.
-
-    Raises:
-        TypeError: An unknown option; the message names the nearest one.
-        ValueError: There is a single random number, or another engine or a dense mass matrix.
-    """
-    return _sample(MCLMC, (key, f, params, data), options)
-
-
-@_sampler(SGLD)
-def sgld(
-    key: jax.Array,
-    f: Callable[..., Any],
-    params: Any,
-    data: tuple[Any, ...],
-    **options: Unpack[SGLDOptions],
-) -> MCMCResult:
-    """Samples by stochastic gradient Langevin dynamics.
-
-    Args:
-        key: Random key, as for `mcmc`.
-        f: Function, as for `mcmc`.
-        params: Parameters, as for `mcmc`.
-        data: Data, as for `mcmc`.
-        **options: `step_size` and `batch_size`, which have no default, and `temperature`, the
-            settings of `SGLD`; all others are those of `mcmc`.
-
-    Raises:
-        TypeError: An unknown option, or one that is missing; the message names the nearest one.
-    """
-    return _sample(SGLD, (key, f, params, data), options)
-
-
-@_sampler(SGHMC)
-def sghmc(
-    key: jax.Array,
-    f: Callable[..., Any],
-    params: Any,
-    data: tuple[Any, ...],
-    **options: Unpack[SGHMCOptions],
-) -> MCMCResult:
-    """Samples by stochastic gradient Hamiltonian Monte Carlo.
-
-    Args:
-        key: Random key, as for `mcmc`.
-        f: Function, as for `mcmc`.
-        params: Parameters, as for `mcmc`.
-        data: Data, as for `mcmc`.
-        **options: `step_size` and `batch_size`, which have no default, `temperature`, `steps` and
-            `friction`, the settings of `SGHMC`; all others are those of `mcmc`.
-
-    Raises:
-        TypeError: An unknown option, or one that is missing; the message names the nearest one.
-    """
-    return _sample(SGHMC, (key, f, params, data), options)
-
-
-def _sample(
-    kernel: type[Kernel], args: tuple[Any, Any, Any, Any], options: Mapping[str, Any]
-) -> MCMCResult:
-    """Runs `mcmc`: settings of the kernel make the kernel, all other options pass through."""
-    name = kernel.__name__.lower()
-    parameters = _signature(kernel).parameters.values()
-    by_name = [p for p in parameters if p.kind is inspect.Parameter.KEYWORD_ONLY]
-    known = [p.name for p in by_name]
-    for option in options:
-        if option not in known:
-            near = difflib.get_close_matches(option, known, 1)
-            hint = f"; did you mean {near[0]!r}?" if near else f"; it takes {', '.join(known)}."
-            raise TypeError(f"{name}() got an unexpected keyword argument {option!r}{hint}")
-    missing = [p.name for p in by_name if p.default is p.empty and p.name not in options]
-    if missing:
-        raise TypeError(f"{name}() needs {' and '.join(missing)}.")
-    own = {field.name for field in fields(kernel)}
-    settings = {option: value for option, value in options.items() if option in own}
-    rest = {option: value for option, value in options.items() if option not in own}
-    return mcmc(*args, kernel(**settings), **rest)

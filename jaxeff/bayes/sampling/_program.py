@@ -30,16 +30,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jaxtyping import Array, Float, Int, PRNGKeyArray
 
 from jaxeff.bayes.posteriors import Likelihood, Random, Scales, log_joint, random_part
-from jaxeff.bayes.sampling._kernels import (
-    Hamiltonian,
-    Kernel,
-    LogDensity,
-    Point,
-    StochasticGradient,
-    evaluate,
-    hamiltonian_step,
-    stochastic_step,
-)
+from jaxeff.bayes.sampling._kernels import Iteration, MarkovKernel, Stats, Tuning, WindowAdaptation
 from jaxeff.core import to_devices
 
 
@@ -83,15 +74,15 @@ def phases(warmup: int) -> np.ndarray:
     return phase.astype(np.int32)
 
 
-def init(kernel: Hamiltonian, positions: Float[Array, "chains d"]) -> Adaptation:
+def init(settings: WindowAdaptation, positions: Float[Array, "chains d"]) -> Adaptation:
     """Makes the adaptation before the first iteration: a mass matrix of one."""
     dimensions, dtype = positions.shape[1], positions.dtype
-    averaging_init, _, _ = dual_averaging_adaptation(kernel.target_acceptance)
-    welford_init, _, _ = welford_algorithm(not kernel.dense)
-    step_size = jnp.asarray(kernel.step_size, dtype)
+    averaging_init, _, _ = dual_averaging_adaptation(settings.target_acceptance)
+    welford_init, _, _ = welford_algorithm(not settings.dense)
+    step_size = jnp.asarray(settings.step_size, dtype)
     one = Adaptation(
         step_size,
-        (jnp.eye if kernel.dense else jnp.ones)(dimensions, dtype=dtype),
+        (jnp.eye if settings.dense else jnp.ones)(dimensions, dtype=dtype),
         averaging_init(step_size),
         welford_init(dimensions),
     )
@@ -99,11 +90,11 @@ def init(kernel: Hamiltonian, positions: Float[Array, "chains d"]) -> Adaptation
     one = jax.tree.map(lambda x: jnp.asarray(x, dtype if np.ndim(x) or _is_float(x) else int), one)
     every = jax.tree.map(lambda x: jnp.broadcast_to(x, (len(positions), *x.shape)), one)
     # Variances stay each chain's own: pooled, they are averaged at the end of a window.
-    return one._replace(variances=every.variances) if kernel.pooled else every
+    return one._replace(variances=every.variances) if settings.pooled else every
 
 
 def update(
-    kernel: Hamiltonian,
+    settings: WindowAdaptation,
     chains: int,
     pool_mean: Callable[[Any], Any],
     phase: Array,
@@ -114,7 +105,7 @@ def update(
     """Adapts after one iteration.
 
     Args:
-        kernel: The settings.
+        settings: Settings of the warm-up.
         chains: Number of chains.
         pool_mean: Mean over the leading axis of all chains, wherever they are.
         phase: A `Phase`, traced and the same for all chains.
@@ -125,10 +116,10 @@ def update(
     Returns:
         The adaptation for the next iteration.
     """
-    averaging = dual_averaging_adaptation(kernel.target_acceptance)
-    welford_init, welford_update, welford_final = welford_algorithm(not kernel.dense)
+    averaging = dual_averaging_adaptation(settings.target_acceptance)
+    welford_init, welford_update, welford_final = welford_algorithm(not settings.dense)
     averaging_init, averaging_update, averaging_final = (
-        averaging if kernel.pooled else map(jax.vmap, averaging)
+        averaging if settings.pooled else map(jax.vmap, averaging)
     )
 
     def keep(state: Adaptation) -> Adaptation:
@@ -136,7 +127,7 @@ def update(
 
     def fast(state: Adaptation) -> Adaptation:
         # Pooled, one step size follows the mean acceptance: less noise, so a shorter warm-up.
-        rate = pool_mean(acceptance) if kernel.pooled else acceptance
+        rate = pool_mean(acceptance) if settings.pooled else acceptance
         after = averaging_update(state.averaging, rate)
         return state._replace(averaging=after, step_size=jnp.exp(after.log_step_size))
 
@@ -147,11 +138,11 @@ def update(
     def window_end(state: Adaptation) -> Adaptation:
         state = slow(state)
         covariance, count, _ = jax.vmap(welford_final)(state.variances)
-        if kernel.pooled:
+        if settings.pooled:
             # The mean of the chains' own covariances: that of all draws together would
             # count chains that have not met yet as posterior variance.
             covariance, count = pool_mean(covariance), chains * count[0]
-        inverse_mass = _regularized(kernel, covariance, count)
+        inverse_mass = _regularized(settings, covariance, count)
         # A new metric changes what a good step size is: dual averaging starts anew from its
         # average.
         after = averaging_init(averaging_final(state.averaging))
@@ -174,9 +165,9 @@ def update(
     return jax.lax.switch(phase, branches, state)
 
 
-def _regularized(kernel: Hamiltonian, covariance: Array, count: Array) -> Array:
+def _regularized(settings: WindowAdaptation, covariance: Array, count: Array) -> Array:
     """Shrinks towards a thousandth of the identity, as by five more draws (Stan's rule)."""
-    unit = jnp.eye(covariance.shape[-1]) if kernel.dense else jnp.ones(covariance.shape[-1])
+    unit = jnp.eye(covariance.shape[-1]) if settings.dense else jnp.ones(covariance.shape[-1])
     # (n C + 5 * 1e-3 I) / (n + 5): keeps a metric from few draws positive definite.
     extra = covariance.ndim - count.ndim
     count = count.reshape(*count.shape, *[1] * extra)
@@ -194,12 +185,12 @@ class Chains(NamedTuple):
     """The state of a run: all that the next iteration depends on.
 
     Attributes:
-        point: Current positions of the chains, ``[chains, ...]``.
+        point: The kernel's states, with the chains' positions, ``[chains, ...]``.
         number: Number of each chain, ``[chains]``.
         adaptation: State of warm-up; None for a kernel that adapts nothing.
     """
 
-    point: Point
+    point: Any
     number: Int[Array, " chains"]
     adaptation: Adaptation | None
 
@@ -235,7 +226,7 @@ class CompiledSampler:
 
     f: Callable[..., Any]
     likelihood: Likelihood
-    kernel: Kernel
+    kernel: MarkovKernel
     mesh: Mesh | None
     vectorized: bool
 
@@ -244,9 +235,16 @@ class CompiledSampler:
         """Whether several processes make one run."""
         return self.mesh is not None and bool(self.mesh.is_multi_process)
 
-    def log_density(self, problem: SamplingProblem) -> LogDensity:
-        """Makes the log-density of a problem as a function of a vector."""
-        return _log_density(self, problem)
+    def log_density(self, problem: SamplingProblem) -> Callable[..., Float[Array, ""]]:
+        """Makes the log-density of a problem, ``(position, data, weight=1)``, in nats."""
+        # Samplers see one vector of the random parameters; fixed ones are closed over.
+        _, unravel = ravel_pytree(random_part(problem.params, problem.scales))
+
+        def f(params: Any, *inputs: Any) -> Any:
+            return self.f(params, *inputs, *problem.shared)
+
+        of_random = log_joint(f, problem.params, problem.scales, self.likelihood)
+        return lambda position, data, weight=1.0: of_random(unravel(position), data, weight)
 
 
 class BlockRecord(NamedTuple):
@@ -263,20 +261,22 @@ class BlockRecord(NamedTuple):
 
 @partial(jax.jit, static_argnames=("program",))
 def start(
-    positions: Float[Array, "chains d"], problem: SamplingProblem, *, program: CompiledSampler
+    key: PRNGKeyArray,
+    positions: Float[Array, "chains d"],
+    problem: SamplingProblem,
+    *,
+    program: CompiledSampler,
 ) -> Chains:
     """Makes the state before the first iteration; on one mini-batch if the kernel uses such."""
-    log_density = _log_density(program, problem)
-    data = problem.data
-    if isinstance(program.kernel, StochasticGradient):
-        # One batch tells whether a start is finite, and all of the data may not fit.
-        size = program.kernel.batch_size
-        data = jax.tree.map(lambda leaf: leaf[:size], data)
-    point = jax.vmap(lambda position: evaluate(log_density, position, data))(positions)
-    adaptation = None
-    if isinstance(program.kernel, Hamiltonian):
-        adaptation = init(program.kernel, positions)
-    return Chains(point, jnp.arange(len(positions)), adaptation)
+    kernel, number = program.kernel, jnp.arange(len(positions))
+    # One batch tells whether a start is finite, and all of the data may not fit.
+    data = jax.tree.map(lambda leaf: leaf[: kernel.batch_size], problem.data)
+    density = partial(program.log_density(problem), data=data)
+    # Numbered as no iteration is, whose keys are folded in as well.
+    _, keys = _keys(key, jnp.uint32(2**32 - 1), number)
+    point = jax.vmap(lambda key, position: kernel.start(key, position, density))(keys, positions)
+    adaptation = None if kernel.adapts is None else init(kernel.adapts, positions)
+    return Chains(point, number, adaptation)
 
 
 @partial(jax.jit, static_argnames=("program",))
@@ -308,11 +308,11 @@ def run_block(
     if program.mesh is None:
         return block(key, chains, first, count, phases, problem)
     # Only chains are split: a transition needs no communication between devices.
-    whole, of_chains = PartitionSpec(), _specs(program)
+    same, of_chains = PartitionSpec(), _specs(program)
     return jax.shard_map(
         block,
         mesh=program.mesh,
-        in_specs=(whole, of_chains, whole, whole, whole, whole),
+        in_specs=(same, of_chains, same, same, same, same),
         out_specs=(of_chains, PartitionSpec(None, AXIS)),
         check_vma=False,  # the user's function may hold anything
     )(key, chains, first, count, phases, problem)
@@ -340,12 +340,12 @@ def copied(program: CompiledSampler, tree: Any) -> Any:
 
 def _specs(program: CompiledSampler) -> Any:
     """Describes how a state lies on the devices, as a prefix of its tree."""
-    whole: Any = PartitionSpec()
+    same: Any = PartitionSpec()
     split: Any = PartitionSpec(AXIS)
     adaptation = None
-    if isinstance(program.kernel, Hamiltonian):
+    if program.kernel.adapts is not None:
         # Pooled numbers are the same on all devices; sums for the variances are each chain's.
-        tuning = whole if program.kernel.pooled else split
+        tuning = same if program.kernel.adapts.pooled else split
         adaptation = Adaptation(tuning, tuning, tuning, split)
     return Chains(split, split, adaptation)
 
@@ -376,8 +376,9 @@ def _block(
 def _iteration(
     program: CompiledSampler, chains: int, key: PRNGKeyArray, problem: SamplingProblem
 ) -> Callable[[Chains, Array, Array], tuple[Chains, BlockRecord]]:
-    kernel, mesh = program.kernel, program.mesh
-    log_density = _log_density(program, problem)
+    kernel, mesh, adapts = program.kernel, program.mesh, program.kernel.adapts
+    log_density = program.log_density(problem)
+    examples = len(jax.tree.leaves(problem.data)[0])
 
     def each_chain(move: Callable[..., Any], *of_chains: Any) -> Any:
         if program.vectorized:
@@ -390,57 +391,40 @@ def _iteration(
         mean = values.mean(0)
         return mean if mesh is None else jax.lax.pmean(mean, AXIS)
 
-    def hamiltonian(state: Chains, i: Array, phase: Array) -> tuple[Chains, BlockRecord]:
-        assert isinstance(kernel, Hamiltonian)
-        assert state.adaptation is not None
-        shared_key, keys = _keys(key, i, state.number)
-        density = partial(log_density, data=problem.data)
-        tuning = state.adaptation.step_size, state.adaptation.inverse_mass
-
-        def move(key: Array, point: Point, *own: Array) -> Any:
-            step_size, inverse_mass = own or tuning
-            return hamiltonian_step(
-                kernel, shared_key, key, point, density, step_size, inverse_mass
-            )
-
-        # Pooled adaptation: tuning is closed over, one for all chains; else it is mapped
-        # with them.
-        own = () if kernel.pooled else tuning
-        point, step = each_chain(move, keys, state.point, *own)
-        adaptation = update(
-            kernel, chains, pool_mean, phase, state.adaptation, point.position, step.acceptance
-        )
-        # The step size that this iteration used; `adaptation` has the next one.
-        stats = {"log_density": point.log_density, "step_size": tuning[0], **step._asdict()}
-        return Chains(point, state.number, adaptation), _record(point, stats)
-
-    def stochastic(state: Chains, i: Array, phase: Array) -> tuple[Chains, BlockRecord]:
-        assert isinstance(kernel, StochasticGradient)
-        _, keys = _keys(key, i, state.number)
-        examples = len(jax.tree.leaves(problem.data)[0])
+    def minibatch_density(key: PRNGKeyArray, size: int) -> Callable[[Array], Array]:
+        # With replacement: rows depend on the iteration alone, wherever a run resumes.
+        rows = jax.random.randint(key, (size,), 0, examples)
+        batch = jax.tree.map(lambda leaf: leaf[rows], problem.data)
         # The mini-batch's log-likelihood times N / n is an unbiased estimate of that of all
         # data.
-        weight = examples / kernel.batch_size
+        return partial(log_density, data=batch, weight=examples / size)
 
-        def move(key: Array, point: Point) -> Point:
-            key, batch_key = jax.random.split(key)
-            # With replacement: rows depend on the iteration alone, wherever a run resumes.
-            rows = jax.random.randint(batch_key, (kernel.batch_size,), 0, examples)
-            batch = jax.tree.map(lambda leaf: leaf[rows], problem.data)
-            return stochastic_step(kernel, i, key, point, log_density, batch, weight)
+    def iterate(state: Chains, i: Array, phase: Array) -> tuple[Chains, BlockRecord]:
+        shared_key, keys = _keys(key, i, state.number)
+        adaptation, pooled = state.adaptation, None
+        separate: tuple[Array, ...] = ()
+        if adaptation is not None and adapts is not None:
+            tuning = Tuning(adaptation.step_size, adaptation.inverse_mass)
+            # Pooled adaptation: tuning is closed over, one for all chains; else it is mapped
+            # with them.
+            pooled, separate = (tuning, ()) if adapts.pooled else (None, tuning)
 
-        point = each_chain(move, keys, state.point)
-        stats = {"step_size": jnp.asarray(kernel.step_size_at(i))}
-        return Chains(point, state.number, None), _record(point, stats)
+        def move(key: PRNGKeyArray, point: Any, *separate: Array) -> tuple[Any, Stats]:
+            density: Callable[[Array], Array] = partial(log_density, data=problem.data)
+            if kernel.batch_size is not None:
+                key, batch_key = jax.random.split(key)
+                density = minibatch_density(batch_key, kernel.batch_size)
+            tuning = Tuning(*separate) if separate else pooled
+            return kernel.step(Iteration(i, key, shared_key), point, density, tuning)
 
-    return hamiltonian if isinstance(kernel, Hamiltonian) else stochastic
+        point, stats = each_chain(move, keys, state.point, *separate)
+        if adaptation is not None and adapts is not None:
+            adaptation = update(
+                adapts, chains, pool_mean, phase, adaptation, point.position, stats["acceptance"]
+            )
+        return Chains(point, state.number, adaptation), BlockRecord(point.position, stats)
 
-
-def _record(point: Point, stats: dict[str, Array]) -> BlockRecord:
-    chains = point.position.shape[:1]
-    return BlockRecord(
-        point.position, {name: jnp.broadcast_to(a, chains) for name, a in stats.items()}
-    )
+    return iterate
 
 
 def _keys(key: PRNGKeyArray, iteration: Array, index: Array) -> tuple[Any, Any]:
@@ -449,17 +433,6 @@ def _keys(key: PRNGKeyArray, iteration: Array, index: Array) -> tuple[Any, Any]:
     of_iteration = jax.random.fold_in(key, iteration)
     of_chains = jax.vmap(lambda chain: jax.random.fold_in(of_iteration, 1 + chain))(index)
     return jax.random.fold_in(of_iteration, 0), of_chains
-
-
-def _log_density(program: CompiledSampler, problem: SamplingProblem) -> LogDensity:
-    # Samplers see one vector of the random parameters; fixed ones are closed over.
-    _, unravel = ravel_pytree(random_part(problem.params, problem.scales))
-
-    def f(params: Any, *inputs: Any) -> Any:
-        return program.f(params, *inputs, *problem.shared)
-
-    of_random = log_joint(f, problem.params, problem.scales, program.likelihood)
-    return lambda position, data, weight=1.0: of_random(unravel(position), data, weight)
 
 
 def to_vectors(random: Random) -> Float[Array, "chains d"]:

@@ -196,8 +196,8 @@ def run_chains(
     traces: list[Trace] = []
     if store is not None and not resume:
         store.clear()
-    elif store is not None and (found := store.load(start, force=resume == "force")) is not None:
-        state, done, traces = found
+    elif store is not None and (kept := store.load(start, force=resume == "force")) is not None:
+        state, done, traces = kept
     # Placed once: a block would copy the data to all devices again.
     state, (key, problem) = spread(program, state), copied(program, (key, problem))
 
@@ -224,9 +224,9 @@ def run_chains(
             # What comes out doesn't depend on the length of a block, so that may follow the clock.
             faster = SECONDS / _seconds(began, program)
             count = max(1, min(block, int(count * min(faster, 8))))
-    whole = jax.tree.map(lambda *parts: np.concatenate(parts), *traces)
+    trace = jax.tree.map(lambda *parts: np.concatenate(parts), *traces)
     # The store may hold more than is asked for: a resume with fewer samples cuts it.
-    return jax.tree.map(lambda a: a[:total], whole)._replace(positions=whole.positions[:samples])
+    return jax.tree.map(lambda a: a[:total], trace)._replace(positions=trace.positions[:samples])
 
 
 def _seconds(began: float, program: CompiledSampler) -> float:
@@ -250,14 +250,15 @@ def _divergences(trace: Trace) -> int:
 
 def _line(trace: Trace, warming: bool, divergences: int) -> str:
     mean = {name: values.mean() for name, values in trace.stats.items()}
-    parts = ["warm-up" if warming else "sampling", f"step size {mean['step_size']:.2g}"]
-    if "acceptance" in mean:
-        parts += [
-            f"acceptance {mean['acceptance']:.2f}",
-            f"{mean['steps']:.0f} steps",
-            f"{divergences} divergences",
-        ]
-    return "  ".join(parts)
+    parts = {
+        "step_size": "step size {:.2g}",
+        "acceptance": "acceptance {:.2f}",
+        "steps": "{:.0f} steps",
+    }
+    texts = [text.format(mean[name]) for name, text in parts.items() if name in mean]
+    if "divergent" in mean:
+        texts.append(f"{divergences} divergences")
+    return "  ".join(["warm-up" if warming else "sampling", *texts])
 
 
 def _check_finite(state: Chains, done: int) -> None:
@@ -309,19 +310,19 @@ def _prior_draws(key: PRNGKeyArray, params: Any, scales: Scales, chains: int) ->
 
 
 def _leads_with_chains(init: Any, params: Any, chains: int) -> bool:
-    given, expected = named_leaves(init), named_leaves(params)
-    if given.keys() != expected.keys():
-        path = next(iter(given.keys() ^ expected.keys()))
+    starts, expected = named_leaves(init), named_leaves(params)
+    if starts.keys() != expected.keys():
+        path = next(iter(starts.keys() ^ expected.keys()))
         raise ValueError(
             f"init and params differ in {path}: give a pytree of the model's parameters, one "
             "with a leading axis of chains, a posterior, or None to start at draws from the prior"
         )
     # All leaves agree on one of the two, so an axis as long as there are chains isn't mistaken.
     for extra in ((), (chains,)):
-        if all(jnp.shape(given[path]) == (*extra, *jnp.shape(expected[path])) for path in given):
+        if all(jnp.shape(starts[path]) == (*extra, *jnp.shape(expected[path])) for path in starts):
             return bool(extra)
-    path = next(p for p in given if jnp.shape(given[p]) != jnp.shape(expected[p]))
+    path = next(p for p in starts if jnp.shape(starts[p]) != jnp.shape(expected[p]))
     raise ValueError(
-        f"init has {path} of shape {jnp.shape(given[path])}, the model {jnp.shape(expected[path])}"
+        f"init has {path} of shape {jnp.shape(starts[path])}, the model {jnp.shape(expected[path])}"
         f"; give those shapes, or all with a leading axis of {chains} chains"
     )
