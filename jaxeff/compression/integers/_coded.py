@@ -34,44 +34,43 @@ from jaxtyping import Array
 
 from jaxeff.compression.integers._layers import Move
 from jaxeff.compression.integers._operators import Codes, IntegerError, WideCodes, is_wide
-from jaxeff.compression.integers._values import Plain
+from jaxeff.compression.integers._values import FloatValue
 from jaxeff.compression.numerics import Tensor
 from jaxeff.compression.quantizers import Uniform
 
 
-class Argument(Plain):
+@dataclass(frozen=True, eq=False)
+class Argument(FloatValue):
     """Data of a call, which remember the grids that they are read on.
 
     Attributes:
         seen: The grids so far; None for a reader of floats.
     """
 
-    def __init__(self, x: Array, seen: list[Codes | None]):
-        super().__init__(x)
-        self.seen = seen
+    seen: list[Codes | None]
 
     @classmethod
     def of_codes(cls, codes: Array, grid: Codes, seen: list[Codes | None]) -> Argument:
         """Makes data that come as codes."""
         argument = cls(grid.read(codes), seen)
-        argument._made[grid] = codes
+        argument._codes[grid] = codes
         return argument
 
-    def values(self) -> Array:
+    def dequantize(self) -> Array:
         """Returns the data in float."""
         self.seen.append(None)
         return self.x
 
-    def codes(self, to: Codes) -> Array:
+    def requantize(self, grid: Codes) -> Array:
         """Returns the data's codes on a grid."""
-        self.seen.append(to)
-        return super().codes(to)
+        self.seen.append(grid)
+        return super().requantize(grid)
 
     def moved(self, move: Move) -> Argument:
         """Moves the elements."""
         # The same list: readers of the moved data are readers of these.
         new = Argument(move(self.x), self.seen)
-        new._made = {grid: move(codes) for grid, codes in self._made.items()}
+        new._codes.update((grid, move(codes)) for grid, codes in self._codes.items())
         return new
 
 

@@ -59,7 +59,7 @@ def is_by_output(layer: Layer, kernel: Kernel, makers: Makers) -> bool:
         return True
     positions = len(layer.outputs[0].aval.shape) - kernel.columns
     varying = [_varies(_spread(layer, layer.inputs[i]), makers) for i in layer.biases]
-    return kernel.takes_lines and all(axis >= positions for moving in varying for axis in moving)
+    return kernel.takes_affine and all(axis >= positions for moving in varying for axis in moving)
 
 
 def _spread(layer: Layer, v: Any) -> Any:
@@ -188,11 +188,11 @@ def _depth(
     if layer.site in settings:
         kernel = _kernel(layer, moving, settings)
         # What is added for each position has taken the place of a shortcut.
-        takes = kernel is not None and kernel.takes_lines and is_by_output(layer, kernel, nodes)
+        takes = kernel is not None and kernel.takes_affine and is_by_output(layer, kernel, nodes)
         return kernel.depth if kernel is not None and takes else 0
     # Batch norms in training too: then a network is trained as what it becomes.
-    is_line = read.is_line(layer) or (read.is_batch_norm(layer) and v is layer.outputs[0])
-    if not is_line or any(v in moving for v in layer.inputs if not v.is_data):
+    affine = read.is_affine(layer) or (read.is_batch_norm(layer) and v is layer.outputs[0])
+    if not affine or any(v in moving for v in layer.inputs if not v.is_data):
         return 0
     return _depth(makers, nodes, moving, settings, layer.inputs[layer.data[0]])
 
@@ -249,7 +249,7 @@ def _forms(layer: Layer, settings: Mapping[str, LayerQuantization]) -> tuple[Cod
     """Lists the forms that a layer reads: codes, or floats (None); none if it is fused."""
     setting = settings.get(layer.site)
     if setting is None:
-        taken = read.is_sum(layer) or read.is_line(layer) or read.is_move(layer)
+        taken = read.is_sum(layer) or read.is_affine(layer) or read.is_move(layer)
         return () if taken or read.bounds_of(layer) or read.pool_of(layer) else (None,)
     if isinstance(kernel_of(layer, setting), str):
         return (None,)

@@ -34,18 +34,18 @@ from jaxeff.program.ir import primitives as prim
 _PROBES = np.array([-50, -7.25, -6, -3, -1, -0.5, 0, 0.25, 1, 2.5, 3, 6, 7.25, 60], np.float32)
 
 
-def is_line(layer: Layer) -> bool:
+def is_affine(layer: Layer) -> bool:
     """Tells whether a layer is affine in each channel, as batch norm in inference is."""
     if layer.kind not in {"normalization", "elementwise"} or len(layer.data) != 1:
         return False
     if len(layer.inputs) < 2 or len(layer.outputs) != 1:
         return False
     aval = layer.inputs[layer.data[0]].aval
-    return layer.outputs[0].aval.shape == aval.shape and _is_affine(layer)
+    return layer.outputs[0].aval.shape == aval.shape and _is_affine_by_channel(layer)
 
 
 def is_batch_norm(layer: Layer) -> bool:
-    """Tells whether a layer is a batch norm in training, a line in inference.
+    """Tells whether a layer is a batch norm in training, affine in inference.
 
     Layer, group and RMS norms and a softmax have other numbers for each example. A batch norm's
     are those of a channel: means over all axes but the last.
@@ -65,7 +65,7 @@ def _is_smaller(node: Any, shape: tuple[int, ...]) -> bool:
     return takes and any(v.aval.shape != shape for v in node.outputs)
 
 
-def line_of(layer: Layer, values: Sequence[Any]) -> tuple[Array, Array]:
+def affine_of(layer: Layer, values: Sequence[Any]) -> tuple[Array, Array]:
     """Computes gain and offset of each channel; of the data only the shape counts."""
     (i,) = layer.data
     aval = layer.inputs[i].aval
@@ -81,10 +81,10 @@ def line_of(layer: Layer, values: Sequence[Any]) -> tuple[Array, Array]:
     return gain[at].astype(jnp.float32), offset[at].astype(jnp.float32)
 
 
-_LINES = {"add", "sub", "mul", "div", "neg", "broadcast_in_dim", "reshape", "convert_element_type"}
+_AFFINE = {"add", "sub", "mul", "div", "neg", "broadcast_in_dim", "reshape", "convert_element_type"}
 
 
-def _is_affine(layer: Layer) -> bool:
+def _is_affine_by_channel(layer: Layer) -> bool:
     """Tells whether the data is only added to and multiplied by numbers of the last axis."""
     moving = {layer.inputs[i] for i in layer.data}
     for node in layer.nodes:
@@ -93,7 +93,7 @@ def _is_affine(layer: Layer) -> bool:
             continue
         name = node.primitive.name
         # A product of two arrays of data isn't affine; nor is a number divided by data.
-        if name not in _LINES or len(theirs) > 1:
+        if name not in _AFFINE or len(theirs) > 1:
             return False
         if name == "div" and node.inputs[0] is not theirs[0]:
             return False
@@ -268,7 +268,7 @@ class Kernel:
         return lax.pad(x, jnp.asarray(zero, x.dtype), config)
 
     @property
-    def takes_lines(self) -> bool:
+    def takes_affine(self) -> bool:
         """Whether entries of the layer's last axis are outputs, as batch norms need."""
         return self.lay_shortcut is not None
 

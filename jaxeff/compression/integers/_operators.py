@@ -130,7 +130,7 @@ def _whole(part: Array, exponent: Array, most: int) -> Any:
 LIMIT = 2**29
 """Largest magnitude of bias plus shortcut in an accumulator; products may add twice it."""
 FILLED = 26
-"""Bits that products may fill with finer units; a bias beside them has eight times as much."""
+"""Bits that products may fill with guard bits; a bias beside them has eight times as much."""
 
 Attribute = str | int | tuple[int, ...]
 
@@ -237,7 +237,7 @@ def _windows(x: Array, w: Array, attributes: Mapping[str, Any]) -> Array:
     )
 
 
-def finer_units(depth: int, activation_bits: int, weight_levels: int) -> int:
+def guard_bits(depth: int, activation_bits: int, weight_levels: int) -> int:
     """Computes by how many bits an accumulator's units may be finer than a product's.
 
     Args:

@@ -24,7 +24,7 @@ from jaxeff.compression.integers._operators import (
     MOST_BITS,
     IntegerError,
     biased,
-    finer_units,
+    guard_bits,
     levels,
     q_dense,
     reaches,
@@ -374,11 +374,11 @@ def packed_product(
     acc = call(q, *map(stored, weight.operands(of_codes=True)), **at)
     # What is left of the steps once the groups' multiples are in the sums.
     by_output = stored("steps")[0] if units is None else units
-    finer = finer_units(kernel.depth, bits, weight.reach * most)
-    unit = kernel.lay_scale(to.step, acc.shape[-1]) * by_output[None] / 2**finer
+    guard = guard_bits(kernel.depth, bits, weight.reach * most)
+    unit = kernel.lay_scale(to.step, acc.shape[-1]) * by_output[None] / 2**guard
     if bias is None:
-        return kernel.lay_result(acc.astype(jnp.float32) * unit * 2**finer).astype(dtype)
-    return kernel.lay_result(biased(acc << finer, bias[None], unit)).astype(dtype)
+        return kernel.lay_result(acc.astype(jnp.float32) * unit * 2**guard).astype(dtype)
+    return kernel.lay_result(biased(acc << guard, bias[None], unit)).astype(dtype)
 
 
 def check_grids(

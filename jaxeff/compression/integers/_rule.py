@@ -37,7 +37,7 @@ from jaxeff.compression.integers._operators import (
     Codes,
     IntegerError,
     biased,
-    finer_units,
+    guard_bits,
     levels,
     reaches,
     steps_of_signs,
@@ -55,11 +55,11 @@ from jaxeff.compression.integers._packed import (
 from jaxeff.compression.integers._values import (
     Addition,
     AffineMap,
+    FloatValue,
     IntegerProduct,
-    Mean,
-    Plain,
-    Sums,
-    Value,
+    IntegerValue,
+    PendingMean,
+    PendingProduct,
 )
 from jaxeff.compression.numerics import LayerQuantization, Tensor, grid, value_range
 from jaxeff.compression.quantizers import Uniform
@@ -135,11 +135,11 @@ def ranged_by_itself(
 
     step, offset = (kernel.lay_scale(v, acc.shape[-1]) for v in (to.step, to.zero))
     zero = (half - offset).astype(jnp.int32)
-    finer = finer_units(kernel.depth, bits, levels(weight_bits))
-    # One unit of the accumulator as a number; spare bits of int32 make the bias finer.
-    unit = step * along(steps) / 2**finer
+    guard = guard_bits(kernel.depth, bits, levels(weight_bits))
+    # One unit of the accumulator as a number; guard bits make the bias finer.
+    unit = step * along(steps) / 2**guard
     # sum (u - zero) w = sum u w - zero sum w, with a zero that only this call knows.
-    products = (acc - zero * along(sums)) << finer
+    products = (acc - zero * along(sums)) << guard
     return kernel.lay_result(biased(products, along(bias), unit))
 
 
@@ -209,13 +209,13 @@ class IntegerRule:
                 outputs = plain_rule(layer, key, *floats)
             several = [v.is_data and _is_float(y) for v, y in _with(layer, outputs)]
             # Kept with its codes, of which several readers take one.
-            return [Plain(y) if s else y for s, y in zip(several, outputs, strict=True)]
+            return [FloatValue(y) if s else y for s, y in zip(several, outputs, strict=True)]
         with _named(layer):
             return quantized_layer(setting, layer, key, *floats)
 
     def _product(
         self, layer: Layer, setting: LayerQuantization, values: Sequence[Any]
-    ) -> Value | None:
+    ) -> IntegerValue | None:
         # Codes are made before a loop, and such a weight isn't known then.
         if not self._is_fixed(layer):
             _left_in_float(layer, "a product with a weight that a loop changes")
@@ -232,10 +232,10 @@ class IntegerRule:
         self.read.update(path for i in layer.biases for path in layer.inputs[i].leaves)
         added = added_by(layer, values)
         product = self._codes_product(layer, setting, kernel, values, ())
-        if isinstance(product, Sums) and product.takes_lines:
-            return product.changed(shortcut=Plain(added))
+        if isinstance(product, PendingProduct) and product.takes_affine:
+            return product.fused(shortcut=FloatValue(added))
         with _named(layer):
-            return Plain(product.values() + added)
+            return FloatValue(product.dequantize() + added)
 
     def _is_fixed(self, layer: Layer) -> bool:
         """Returns whether no loop around a layer changes what it reads of parameters."""
@@ -243,7 +243,7 @@ class IntegerRule:
 
     def _packed_product(
         self, layer: Layer, setting: LayerQuantization, values: Sequence[Any]
-    ) -> Value | None:
+    ) -> IntegerValue | None:
         """Computes a product with weights by group, or with activations in float."""
         both = {t.role: (q, t, i) for q, t, i in of_inputs(layer, setting, read.arrays_like(layer))}
         of_w, w_tensor, w_at = both["weight"]
@@ -278,7 +278,7 @@ class IntegerRule:
             if layer.biases and not by_output:
                 self.read.update(path for i in layer.biases for path in layer.inputs[i].leaves)
                 y = y + added_by(layer, values).astype(y.dtype)
-            return Plain(y)
+            return FloatValue(y)
 
     def _codes_product(
         self,
@@ -287,7 +287,7 @@ class IntegerRule:
         kernel: Kernel,
         values: Sequence[Any],
         biases: Sequence[int],
-    ) -> Value:
+    ) -> IntegerValue:
         """Computes the product of a layer, and what of its biases goes to outputs."""
         both = {t.role: (q, t, i) for q, t, i in of_inputs(layer, setting, read.arrays_like(layer))}
         (of_x, x_tensor, x_at), (of_w, w_tensor, w_at) = both["activation"], both["weight"]
@@ -325,25 +325,26 @@ class IntegerRule:
             )
             _check_depth(layer.site, depth, width(of_x, layer.site), bits)
             with _named(layer):
-                return Plain(measured(of_x, x_tensor, to_float(values[x_at])))
+                return FloatValue(measured(of_x, x_tensor, to_float(values[x_at])))
         # The codes of the input: taken as they are where the producer writes this grid
         # already.
         grid = Codes.of(of_x, x_tensor)
         _check_depth(layer.site, depth, grid.bits, bits)
         # Scopes tell `summary` and `cost` the widths.
         value = as_value(values[x_at])
-        with _named(layer) if isinstance(value, Plain) else contextlib.nullcontext():
-            x = value.codes(grid)
+        with _named(layer) if isinstance(value, FloatValue) else contextlib.nullcontext():
+            x = value.requantize(grid)
         told = _told(kernel, layer, widths)
         if kernel.window:
             # Padding stands for zeros, so it is filled with their code.
             told = functools.partial(told, input_zero=grid.zero)
         product = IntegerProduct(kernel, told, x, grid, weights, bits, self.fixed)
-        line = AffineMap(lambda: jnp.ones(kernel.shape[-1], jnp.float32), bias)
-        shape = layer.outputs[0].aval.shape
-        return Sums(layer.site, shape, product, line, put)
+        affine = AffineMap(lambda: jnp.ones(kernel.shape[-1], jnp.float32), bias)
+        return PendingProduct(product, affine, put)
 
-    def _rows(self, layer: Layer, setting: LayerQuantization, values: Sequence[Any]) -> Value:
+    def _rows(
+        self, layer: Layer, setting: LayerQuantization, values: Sequence[Any]
+    ) -> IntegerValue:
         """Looks rows up in a table of codes."""
         ((quantizer, tensor, i),) = of_inputs(layer, setting, read.arrays_like(layer))
         weight_bits(quantizer, f"{layer.site}/{tensor.name}")
@@ -356,83 +357,82 @@ class IntegerRule:
         codes = self.store.put(layer.site, "codes", lambda: made()[0])
         steps = self.store.put(layer.site, "steps", lambda: made()[1])
         call = _told(tables.looked_up, layer, [_bits(quantizer, tensor, layer, i)])
-        return Plain(call(layer, codes, steps, to_float(values[1 - i])))
+        return FloatValue(call(layer, codes, steps, to_float(values[1 - i])))
 
-    def _followed(self, layer: Layer, values: Sequence[Any]) -> Value | None:
+    def _followed(self, layer: Layer, values: Sequence[Any]) -> IntegerValue | None:
         """Fuses a layer without a setting into sums or means that are not rounded yet."""
-        ours = [v for v in values if isinstance(v, Sums | Mean | Argument)]
+        ours = [v for v in values if isinstance(v, PendingProduct | PendingMean | Argument)]
         if not ours:
             return None
-        shape = layer.outputs[0].aval.shape
         if read.is_sum(layer):
             return self._added(layer, values)
         (value, *others) = ours
         if others:
             return None
-        if isinstance(value, Sums):
-            if value.takes_lines and (line := self._line(layer, values, value)) is not None:
-                return line
+        if isinstance(value, PendingProduct):
+            if value.takes_affine and (scaled := self._affine(layer, values, value)) is not None:
+                return scaled
             # A ReLU is a clip of codes: its bounds go into the clamp that writing codes
             # needs anyway.
             bounds = read.bounds_of(layer)
             if bounds is not None and value.low is None and not value.moves:
-                return value.changed(low=bounds[0], high=bounds[1])
+                return value.fused(low=bounds[0], high=bounds[1])
             window = read.pool_of(layer) if value.takes_pool else None
             if window is not None:
-                return value.changed(pool=window, shape=tuple(shape))
+                return value.fused(pool=window)
             addition = Addition.of(layer)
             if addition is not None:
-                return Mean(value, shape, addition)
+                return PendingMean(value, addition)
         if read.is_move(layer):
             move: Any = lambda x: layer.fn(x)[0]  # noqa: E731
-            if isinstance(value, Argument):
-                return value.moved(move)
-            if isinstance(value, Mean):
-                return value.moved(move, shape)
-            return value.changed(moves=(*value.moves, move), shape=tuple(shape))
+            return value.moved(move)
         return None
 
-    def _added(self, layer: Layer, values: Sequence[Any]) -> Sums | None:
+    def _added(self, layer: Layer, values: Sequence[Any]) -> PendingProduct | None:
         """Adds a shortcut to the product that has the longest sums."""
         # A residual sum is added in the accumulator of one of its products, before rounding.
-        able = [v for v in values if isinstance(v, Sums) and v.takes_lines]
+        able = [v for v in values if isinstance(v, PendingProduct) and v.takes_affine]
         if not able:
             return None
         first = max(able, key=lambda v: v.product.kernel.depth)
         at = 1 if values[0] is first else 0
         other = as_value(values[at])
         # Data in float may be larger than an accumulator holds.
-        if other.shape != first.shape or (isinstance(other, Plain) and other.known() is None):
+        if layer.inputs[at].aval.shape != layer.inputs[1 - at].aval.shape:
+            return None
+        if isinstance(other, FloatValue) and other.written() is None:
             return None
         # As it is here: what reads it behind the sum doesn't change what the sum computes.
-        in_codes = other.known() is not None
+        in_codes = other.written() is not None
         variant = self._variant(layer, 1 - at, first)
-        return first.changed(shortcut=other, in_codes=in_codes, variant=variant)
+        return first.fused(shortcut=other, shortcut_in_codes=in_codes, variant=variant)
 
-    def _variant(self, layer: Layer, i: int, of: Sums) -> str:
-        """Names the arrays of a product with a line or a shortcut, if it is read without, too."""
+    def _variant(self, layer: Layer, i: int, of: PendingProduct) -> str:
+        """Names the arrays of a product with a norm or a shortcut, if it is read without, too."""
         # One name for two scales would give both readers the one that was made first.
         readers = self.readers[layer.inputs[i]]
         return of.variant if len(readers) < 2 else f"{of.variant}~{readers.index(layer)}"
 
-    def _line(self, layer: Layer, values: Sequence[Any], value: Sums) -> Sums | None:
+    def _affine(
+        self, layer: Layer, values: Sequence[Any], value: PendingProduct
+    ) -> PendingProduct | None:
         """Folds a batch norm into the product before it."""
         (i,) = layer.data if len(layer.data) == 1 else (None,)
         if i is None or values[i] is not value:
             return None
-        if not (read.is_line(layer) and self._is_fixed(layer)):
+        if not (read.is_affine(layer) and self._is_fixed(layer)):
             return None
-        before, along = value.line, value.product.kernel.along
+        before, along = value.affine, value.product.kernel.along
 
         def gain() -> Array:
-            return before.gain() * along(read.line_of(layer, values)[0])
+            return before.gain() * along(read.affine_of(layer, values)[0])
 
         def offset() -> Array:
-            a, b = read.line_of(layer, values)
+            a, b = read.affine_of(layer, values)
             return before.offset() * along(a) + along(b)
 
-        line = AffineMap(gain, offset)
-        return value.changed(line=line, variant=self._variant(layer, i, value))
+        variant = self._variant(layer, i, value)
+        return value.fused(affine=AffineMap(gain, offset), variant=variant)
 
 
 def _readers(programs: Sequence[Program]) -> Mapping[Any, list[Any]]:
@@ -499,14 +499,14 @@ def _check_depth(site: str, depth: int, activation_bits: int, bits: int) -> None
         )
 
 
-def as_value(value: Any) -> Value:
+def as_value(value: Any) -> IntegerValue:
     """Returns a value as one of an integer network."""
-    return value if isinstance(value, Sums | Mean | Plain) else Plain(value)
+    return value if isinstance(value, IntegerValue) else FloatValue(value)
 
 
 def to_float(value: Any) -> Any:
     """Returns a value as an array of floats."""
-    return value.values() if isinstance(value, Sums | Mean | Plain) else value
+    return value.dequantize() if isinstance(value, IntegerValue) else value
 
 
 def as_floats(values: Sequence[Any], variables: Sequence[Any]) -> list[Any]:
@@ -517,9 +517,9 @@ def as_floats(values: Sequence[Any], variables: Sequence[Any]) -> list[Any]:
 def as_float(value: Any, variable: Any) -> Any:
     """Returns a value as an array of the dtype that the model has there."""
     # Kernels write float32; a model of narrow floats goes on in its own, as its layers expect.
-    if not isinstance(value, Sums | Mean | Plain):
+    if not isinstance(value, IntegerValue):
         return value
-    y = value.values()
+    y = value.dequantize()
     return y.astype(variable.aval.dtype) if _is_float(y) else y
 
 

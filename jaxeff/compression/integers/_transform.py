@@ -42,7 +42,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import jax
@@ -62,7 +62,7 @@ from jaxeff.compression.integers._coded import Argument, Coded, Grid, coded
 from jaxeff.compression.integers._dataflow import ParameterCache, run_body, shortcuts_of
 from jaxeff.compression.integers._operators import Codes, IntegerError
 from jaxeff.compression.integers._rule import IntegerRule, as_float, as_floats, as_value, to_float
-from jaxeff.compression.integers._values import Sums
+from jaxeff.compression.integers._values import PendingProduct
 from jaxeff.compression.numerics import LayerQuantization, Method
 from jaxeff.compression.quantizers import Uniform
 from jaxeff.core import is_key, validate
@@ -368,7 +368,7 @@ def _written(y: Any, variable: Any, to: Grid) -> Any:
     if to is None:
         return as_float(y, variable)
     # No kernel ends in more than a byte: those codes are made of floats.
-    return as_value(y).codes(to) if isinstance(to, Codes) else to.write(to_float(y))
+    return as_value(y).requantize(to) if isinstance(to, Codes) else to.write(to_float(y))
 
 
 def _check_certain(program: Program) -> None:
@@ -392,9 +392,11 @@ def _evaluate(program: Program, rule: IntegerRule, values: Sequence[Any]) -> lis
         if layer.kind == "control flow":
             return run_body(layer, as_floats(arguments, layer.inputs), rule.store, body)
         outputs = rule(layer, None, *arguments)
-        # A sum that is read in several forms is written once in float, and codes are made of that.
+        # A product that is read in several forms is written once in float; codes are made of that.
         return [
-            value.changed(several=True) if isinstance(value, Sums) and v in rule.several else value
+            replace(value, in_several_forms=True)
+            if isinstance(value, PendingProduct) and v in rule.several
+            else value
             for v, value in zip(layer.outputs, outputs, strict=True)
         ]
 

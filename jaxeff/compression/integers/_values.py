@@ -1,9 +1,9 @@
-"""Values in an integer network: codes, sums that are not rounded yet, and their means.
+"""Values of an integer network that are not written yet: products, their means, float arrays.
 
 A product of codes is not computed where it stands in the program but where it is read, as only the
-reader knows the grid it has to end on. Until then a `Sums` collects what happens to it: batch norm,
-a shortcut, a ReLU, a maximum over windows. One kernel then does it all, and no int32 array is
-written.
+reader knows the grid it has to end on. Until then a `PendingProduct` collects what happens to its
+accumulator: batch norm, a shortcut, a ReLU, a maximum over windows. One kernel then does it all,
+and no int32 array is written.
 
 Means and sums over positions or windows are integers too, so that their order changes no bit:
 float32 rounds every partial sum, so XLA and a compiled library, which add in other orders, differ
@@ -16,8 +16,8 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import dataclass, field, replace
+from typing import Any, Self
 
 import jax.numpy as jnp
 import numpy as np
@@ -30,7 +30,7 @@ from jaxeff.compression.integers._operators import (
     LIMIT,
     Codes,
     factor_of,
-    finer_units,
+    guard_bits,
     levels,
     multiplier_of,
     q_codes,
@@ -156,7 +156,7 @@ class IntegerProduct:
 
     Attributes:
         kernel: How it is computed.
-        call: The kernel under its layer's name: `call(x, w, bias, *rest, **attributes)`.
+        call: The kernel under its layer's name: `call(x, w, bias, *scale, **attributes)`.
         x: Codes it reads.
         grid: Grid of these codes.
         weights: Function that returns codes of the weights and their steps, one for each output.
@@ -173,96 +173,133 @@ class IntegerProduct:
     fixed: bool = False
 
     @property
-    def finer(self) -> int:
-        """Bits by which biases and shortcuts are finer than its products."""
-        return finer_units(self.kernel.depth, self.grid.bits, levels(self.bits))
+    def guard_bits(self) -> int:
+        """Bits by which units of its accumulator are finer than its products."""
+        return guard_bits(self.kernel.depth, self.grid.bits, levels(self.bits))
 
 
 @dataclass(frozen=True, eq=False)
 class AffineMap:
-    """The line `gain * x + offset` of each channel, which depends on parameters alone."""
+    """The map `gain * x + offset` of each channel, which depends on parameters alone."""
 
     gain: Callable[[], Array]
     offset: Callable[[], Array]
 
 
-class Sums:
+@dataclass(frozen=True, eq=False, kw_only=True)
+class IntegerValue:
+    """A value of an integer network, written once in each form that a reader asks for.
+
+    Attributes:
+        moves: What moves its elements, after all else.
+    """
+
+    moves: tuple[Move, ...] = ()
+    _codes: dict[Codes, Array] = field(default_factory=dict, init=False, repr=False)
+
+    def requantize(self, grid: Codes) -> Array:
+        """Writes it as codes of a grid."""
+        if grid not in self._codes:
+            self._codes[grid] = self._moved(self._quantized(grid))
+        return self._codes[grid]
+
+    def dequantize(self) -> Array:
+        """Writes it in float32, for a reader that takes no codes."""
+        return self._floats
+
+    def written(self) -> tuple[Array, Codes] | None:
+        """Returns codes that it has been written as already, and their grid, if any."""
+        return next(((codes, grid) for grid, codes in self._codes.items()), None)
+
+    def bound(self) -> Array:
+        """Returns what it is no larger than: the largest value of codes, or what is known else."""
+        written = self.written()
+        return self._bound() if written is None else written[1].largest()
+
+    def moved(self, move: Move) -> Self:
+        """Returns it with its elements moved."""
+        return replace(self, moves=(*self.moves, move))
+
+    @functools.cached_property
+    def _floats(self) -> Array:
+        return self._moved(self._dequantized())
+
+    def _moved(self, y: Array) -> Array:
+        for move in self.moves:
+            y = move(y)
+        return y
+
+    def _quantized(self, grid: Codes) -> Array:
+        """Computes its codes before they are moved."""
+        raise NotImplementedError
+
+    def _dequantized(self) -> Array:
+        """Computes it in float32 before it is moved."""
+        raise NotImplementedError
+
+    def _bound(self) -> Array:
+        raise NotImplementedError
+
+
+@dataclass(frozen=True, eq=False)
+class PendingProduct(IntegerValue):
     """A product of codes, with the operations to fuse into it before it is written.
 
     Attributes:
-        shape: Shape of the array it stands for.
+        product: The product.
+        affine: Map of its channels: a bias, a batch norm.
+        put: Keeps the arrays of its parameters.
         shortcut: What is added to the product.
-        in_codes: Whether that is read as the codes that it has, and not as floats.
-        several: Whether it is read in several forms, so that floats are written and codes made of
-            them. With fixed-point scales, which know no floats, it is computed anew.
-        variant: What tells the arrays of its line and shortcut from those of the product alone,
-            where that is read, too.
+        shortcut_in_codes: Whether that is read as the codes that it has, and not as floats.
+        low: Smallest value, of a ReLU.
+        high: Largest value, of one like ReLU6.
+        pool: Window of a maximum.
+        in_several_forms: Whether it is read in several forms, so that floats are written and codes
+            made of them. With fixed-point scales, which know no floats, it is computed anew.
+        variant: What tells the arrays of its affine map and shortcut from those of the product
+            alone, where that is read, too.
     """
 
-    def __init__(
-        self, site: str, shape: Sequence[int], product: IntegerProduct, line: AffineMap, put: Put
-    ):
-        self.site, self.shape = site, tuple(shape)
-        self.product, self.line, self.put = product, line, put
-        self.shortcut: Value | None = None
-        self.in_codes = False
-        self.low: float | None = None
-        self.high: float | None = None
-        self.pool: tuple[int, int] | None = None
-        self.moves: tuple[Move, ...] = ()
-        self.several = False
-        self.variant = ""
-        self._made: dict[Codes | None, Array] = {}
+    product: IntegerProduct
+    affine: AffineMap
+    put: Put
+    shortcut: IntegerValue | None = None
+    shortcut_in_codes: bool = False
+    low: float | None = None
+    high: float | None = None
+    pool: tuple[int, int] | None = None
+    in_several_forms: bool = False
+    variant: str = ""
 
-    def changed(self, **changes: Any) -> Sums:
-        """Copies it with some attributes replaced."""
-        new = Sums(self.site, self.shape, self.product, self.line, self.put)
-        new.shortcut, new.in_codes = self.shortcut, self.in_codes
-        new.low, new.high = self.low, self.high
-        new.pool, new.moves, new.variant = self.pool, self.moves, self.variant
-        for name, value in changes.items():
-            setattr(new, name, value)
-        return new
+    def fused(self, **changes: Any) -> PendingProduct:
+        """Returns it with a further operation, a value of its own with its own readers."""
+        return replace(self, in_several_forms=False, **changes)
+
+    def moved(self, move: Move) -> PendingProduct:
+        """Returns it with its elements moved."""
+        return self.fused(moves=(*self.moves, move))
 
     @property
-    def takes_lines(self) -> bool:
+    def takes_affine(self) -> bool:
         """Whether a batch norm or a shortcut can still go into it."""
         changed = self.low is not None or self.pool is not None or self.moves
-        return self.product.kernel.takes_lines and self.shortcut is None and not changed
+        return self.product.kernel.takes_affine and self.shortcut is None and not changed
 
     @property
     def takes_pool(self) -> bool:
         """Whether maxima over windows can still go into it."""
         return self.product.kernel.pools and self.pool is None and not self.moves
 
-    def codes(self, to: Codes) -> Array:
-        """Computes the array's codes on a grid."""
-        if to not in self._made:
-            apart = self.several and not self.product.fixed
-            self._made[to] = self._moved(self._rounded(to) if apart else self._written(to))
-        return self._made[to]
-
     @property
     def takes_total(self) -> bool:
         """Whether its product can add such whole numbers over all pixels of an image."""
-        plain = self.product.kernel.pools and self.pool is None and not self.moves
-        return plain and not (self.several or self.product.fixed)
+        return self.takes_pool and not (self.in_several_forms or self.product.fixed)
 
     def total(self, step: float, most: int) -> Int32[Array, "batch channels"]:
         """Adds whole numbers of a step, from `-most` to `most`, over the pixels of each image."""
         numbers = Codes(step=step, zero=0, lower=-most, upper=most, bits=_WHOLE)
         # In 32 bits, as none is ever stored: they are added at once.
-        return self._written(numbers, "whole", total=True)
-
-    def values(self) -> Array:
-        """Computes the array in float32, for a reader that takes no codes."""
-        if None not in self._made:
-            # A ReLU after the scale, not in codes: the same floats serve several readers.
-            y = self._floats
-            if self.low is not None or self.high is not None:
-                y = jnp.clip(y, self.low, self.high)
-            self._made[None] = self._moved(y)
-        return self._made[None]
+        return self._computed(numbers, "whole", total=True)
 
     def unit(self) -> Array:
         """Returns the power of two above the value of one in any channel's accumulator."""
@@ -273,70 +310,65 @@ class Sums:
 
         return self._put("unit", unit)
 
-    def largest(self) -> Array:
-        """Returns what it is no larger than: a bias, and a sixteenth of what codes come to at most.
+    def _quantized(self, grid: Codes) -> Array:
+        if not self.in_several_forms or self.product.fixed:
+            return self._computed(grid)
+        zero, lower, upper = self._ends(grid)
+        return q_codes(
+            self._scaled, per_step=float(grid.per_step), zero=zero, lower=lower, upper=upper
+        )
+
+    def _dequantized(self) -> Array:
+        # A ReLU after the scale, not in codes: the same floats serve several readers.
+        if self.low is None and self.high is None:
+            return self._scaled
+        return jnp.clip(self._scaled, self.low, self.high)
+
+    def _bound(self) -> Array:
+        """A bias, and a sixteenth of what codes come to at most.
 
         Products of either sign add up to a fraction of that.
         """
-        known = self.known()
-        if known is not None:
-            return known[1].largest()
         product = self.product
         most = product.kernel.depth * (2**product.grid.bits - 1) * levels(product.bits)
         codes, bias, unit = self._constants
         used = (codes != 0).any(tuple(range(codes.ndim - 1)))
-        sums = jnp.where(used, float(most << product.finer) / 16, 0.0)
-        return ((sums + jnp.abs(bias).astype(jnp.float32)) * jnp.abs(unit)).max()
-
-    def known(self) -> tuple[Array, Codes] | None:
-        """Returns codes that it has been written as already, if any."""
-        written = [(array, to) for to, array in self._made.items() if to is not None]
-        return written[0] if written else None
+        products = jnp.where(used, float(most << product.guard_bits) / 16, 0.0)
+        return ((products + jnp.abs(bias).astype(jnp.float32)) * jnp.abs(unit)).max()
 
     def _put(self, name: str, make: Callable[[], Array]) -> Array:
         return self.put(f"{name}{self.variant}", make)
 
-    def _moved(self, y: Array) -> Array:
-        for move in self.moves:
-            y = move(y)
-        return y
-
     @functools.cached_property
-    def _floats(self) -> Array:
-        """Scaled sums, before a ReLU."""
-        return self._written(None)
+    def _scaled(self) -> Array:
+        """The accumulator in float32, before a ReLU."""
+        return self._computed(None)
 
-    def _rounded(self, to: Codes) -> Array:
-        """Rounds floats to codes that are written for other readers too."""
-        zero, lower, upper = self._ends(to)
-        return q_codes(
-            self._floats, per_step=float(to.per_step), zero=zero, lower=lower, upper=upper
-        )
-
-    def _written(self, to: Codes | None, result: str = "codes", *, total: bool = False) -> Array:
+    def _computed(self, grid: Codes | None, result: str = "codes", *, total: bool = False) -> Array:
+        """Calls the kernel that ends in codes of a grid, or in floats."""
         product = self.product
         w = self._put("codes", lambda: self._constants[0])
         bias = self._put("bias", lambda: self._constants[1])
         attributes: dict[str, Any] = {"shortcut": "none", "shortcut_zero": 0}
-        rest = self._scale(to)
+        operands = self._scale(grid)
         if self.shortcut is not None:
-            more, attributes = self._shortcut()
-            rest += more
-        if product.finer:
-            attributes["finer"] = product.finer
+            added, attributes = self._added()
+            operands += added
+        if product.guard_bits:
+            attributes["finer"] = product.guard_bits
         if product.fixed:
             attributes["scales"] = "fixed"
         if self.pool is not None:
             attributes["pool"] = self.pool
         if total:
             attributes["total"] = 1
-        zero, lower, upper = (0, 0, 0) if to is None else self._ends(to)
+        zero, lower, upper = (0, 0, 0) if grid is None else self._ends(grid)
         return product.call(
             product.x,
             w,
             bias,
-            *rest,
-            result="float" if to is None else result,
+            *operands,
+            result="float" if grid is None else result,
             zero=zero,
             lower=lower,
             upper=upper,
@@ -345,17 +377,17 @@ class Sums:
             **attributes,
         )
 
-    def _scale(self, to: Codes | None) -> list[Array]:
-        """Returns the operands that scale a sum."""
-        if to is None:
+    def _scale(self, grid: Codes | None) -> list[Array]:
+        """Returns the operands that scale an accumulator."""
+        if grid is None:
             return [self._put("scale", lambda: self._constants[2])]
-        step = np.float32(to.step)
+        step = np.float32(grid.step)
 
         def scale() -> Array:
             return self._constants[2] / step
 
         # Nine digits identify a float32: scales for different grids have different names.
-        name = f"[{to.step:.9g}]"
+        name = f"[{grid.step:.9g}]"
         if not self.product.fixed:
             return [self._put(f"scale{name}", scale)]
         names = ("multiplier", "before", "after")
@@ -364,61 +396,61 @@ class Sums:
             for i, part in enumerate(names)
         ]
 
-    def _shortcut(self) -> tuple[list[Array], dict[str, Any]]:
-        """Operands and attributes of what is added."""
+    def _added(self) -> tuple[list[Array], dict[str, Any]]:
+        """Returns operands and attributes of the shortcut."""
         assert self.shortcut is not None
-        known = self.shortcut.known() if self.in_codes else None
-        if known is None:
+        written = self.shortcut.written() if self.shortcut_in_codes else None
+        if written is None:
             units = self._put("factor", lambda: 1 / self._constants[2])
             of_floats = {"shortcut": "float", "shortcut_zero": 0}
-            return [self.shortcut.values(), units], of_floats
+            return [self.shortcut.dequantize(), units], of_floats
         # A shortcut in codes: (q - zero) * step / unit, added to the accumulator by its own
         # factor.
-        codes, of = known
-        kind = {"shortcut": "codes", "shortcut_zero": of.zero}
+        codes, grid = written
+        attributes = {"shortcut": "codes", "shortcut_zero": grid.zero}
 
         def factor() -> Array:
-            return np.float32(of.step) / self._constants[2]
+            return np.float32(grid.step) / self._constants[2]
 
         if not self.product.fixed:
-            return [codes, self._put("factor", factor)], kind
+            return [codes, self._put("factor", factor)], attributes
         parts = [
             self._put(f"factor_{part}", _part(i, lambda: factor_of(factor())))
             for i, part in enumerate(("multiplier", "after"))
         ]
-        return [codes, *parts], kind
+        return [codes, *parts], attributes
 
-    def _ends(self, to: Codes) -> tuple[int, int, int]:
+    def _ends(self, grid: Codes) -> tuple[int, int, int]:
         """Returns the zero, the smallest and the largest code, a ReLU's bounds included."""
-        lower, upper = to.lower, to.upper
+        lower, upper = grid.lower, grid.upper
         # Bounds in codes of the result; rounded once here rather than per value.
         if self.low is not None:
-            lower = max(lower, to.zero + round(self.low / to.step))
+            lower = max(lower, grid.zero + round(self.low / grid.step))
         if self.high is not None:
-            upper = min(upper, to.zero + round(self.high / to.step))
+            upper = min(upper, grid.zero + round(self.high / grid.step))
         # A clamp may lie beyond the grid: then every value has the one code at its end.
-        return to.zero, min(lower, upper), upper
+        return grid.zero, min(lower, upper), upper
 
     @functools.cached_property
     def _constants(self) -> tuple[Array, Array, Array]:
         """Codes of the weights, biases in units of the accumulator, and these units' values."""
         codes, steps = self.product.weights()
         grid = self.product.grid
-        gain, offset = self.line.gain(), self.line.offset()
-        finer = self.product.finer
+        gain, offset = self.affine.gain(), self.affine.offset()
+        guard = self.product.guard_bits
         # One unit of the accumulator in real numbers: input step x weight step x the batch
         # norm's gain.
-        unit = np.float32(grid.step / 2**finer) * steps * gain
+        unit = np.float32(grid.step / 2**guard) * steps * gain
         over = tuple(range(codes.ndim - 1))
         # Products of zeros have any unit: what is added to them says which.
         nothing = (codes == 0).all(over) | (grid.lower == grid.upper == grid.zero)
-        # A product, as signs of zeros are marked by steps that are no number.
+        # Multiplied, as signs of zeros are marked by steps that are no number.
         unit = unit * jnp.where(nothing, 0, 1)
-        room = LIMIT if finer else LIMIT / 2
+        room = LIMIT if guard else LIMIT / 2
         least = jnp.abs(offset) / room
         if self.product.bits > 1:
             if self.shortcut is not None:
-                least = jnp.maximum(least, self.shortcut.largest() / LIMIT)
+                least = jnp.maximum(least, self.shortcut.bound() / LIMIT)
             codes, unit = _beside(codes, unit, least)
         else:
             # Kernels of bit planes take signs alone, which can't be rounded: a channel whose
@@ -431,7 +463,7 @@ class Sums:
         # sum_i (q_i - z) w_i = sum_i q_i w_i - z sum_i w_i: the zero of the inputs goes
         # into the bias, so that the kernel multiplies raw codes.
         bias = lax.round(offset / unit, HALF_TO_EVEN).astype(jnp.int32)
-        bias = bias - ((grid.zero * sums) << finer)
+        bias = bias - ((grid.zero * sums) << guard)
         return codes, bias, unit.astype(jnp.float32)
 
 
@@ -450,110 +482,66 @@ def _beside(codes: Array, unit: Array, least: Array) -> tuple[Array, Array]:
     return lax.round(scaled, HALF_TO_EVEN).astype(codes.dtype), large
 
 
-class Mean:
-    """The mean or sum of sums over windows or axes: whole numbers are added (`means.py`).
+@dataclass(frozen=True, eq=False)
+class PendingMean(IntegerValue):
+    """The mean or sum of a product over windows or axes: whole numbers are added.
 
     Attributes:
-        shape: Shape of the means.
+        of: The product.
+        addition: What is added.
     """
 
-    def __init__(self, of: Sums, shape: Sequence[int], addition: Addition):
-        self.of, self.shape, self.addition = of, tuple(shape), addition
-        self.moves: tuple[Move, ...] = ()
-        self._float: Array | None = None
-        self._made: dict[Codes, Array] = {}
+    of: PendingProduct
+    addition: Addition
 
-    def moved(self, move: Move, shape: Sequence[int]) -> Mean:
-        """Moves the elements of the means."""
-        new = Mean(self.of, shape, self.addition)
-        new.moves = (*self.moves, move)
-        return new
+    def _bound(self) -> Array:
+        return self.of.bound() * np.float32(self.addition.count / self.addition.divisor)
 
-    def largest(self) -> Array:
-        """Returns what it is no larger than, as for `Sums`."""
-        known = self.known()
-        if known is not None:
-            return known[1].largest()
-        return self.of.largest() * np.float32(self.addition.count / self.addition.divisor)
+    def _dequantized(self) -> Array:
+        # The same bits in any order of the sum.
+        return self.addition.exact(self.of.dequantize(), self.of.unit())
 
-    def values(self) -> Array:
-        """Computes the means in float32, the same bits in any order of the sum."""
-        if self._float is None:
-            self._float = self._moved(self.addition.exact(self.of.values(), self.of.unit()))
-        return self._float
-
-    def codes(self, to: Codes) -> Array:
-        """Computes the codes of the means on a grid."""
-        if to not in self._made:
-            # Fractions of a step as whole numbers; sums within four times the grid stay below
-            # 2^24, so that float32 holds them.
-            count = self.addition.count
-            room = 2.0 ** np.floor(np.log2(2**24 / (count * 2**to.bits * 4)))
-            # A few peaks make a small mean, so an element may be far beyond the grid of the mean:
-            # it is cut off only where its sum would leave int32.
-            step, most = to.step / room, min(2 ** (_WHOLE - 1), (2**31 - 1) // count)
-            if self.of.takes_total and self.addition.over_pixels:
-                total = self.of.total(step, most)
-                total = total.reshape(-1, *self.addition.layer.outputs[0].aval.shape[1:])
-            else:
-                per_step = to.per_step * np.float32(room)
-                wide = lax.round(self.of.values() * per_step, HALF_TO_EVEN)
-                numbers = jnp.clip(wide, -float(most), float(most)).astype(jnp.int32)
-                total = self.addition.total(numbers)
-            mean = self.addition.divided(total.astype(jnp.float32))
-            # The mean counts fractions 1 / room of a step, so a grid of step `room` rounds it.
-            self._made[to] = self._moved(replace(to, step=float(room)).write(mean))
-        return self._made[to]
-
-    def known(self) -> tuple[Array, Codes] | None:
-        """Returns codes that it has been written as already, if any."""
-        return next(((array, to) for to, array in self._made.items()), None)
-
-    def _moved(self, y: Array) -> Array:
-        for move in self.moves:
-            y = move(y)
-        return y
+    def _quantized(self, grid: Codes) -> Array:
+        # Fractions of a step as whole numbers; sums within four times the grid stay below
+        # 2^24, so that float32 holds them.
+        count = self.addition.count
+        room = 2.0 ** np.floor(np.log2(2**24 / (count * 2**grid.bits * 4)))
+        # A few peaks make a small mean, so an element may be far beyond the grid of the mean:
+        # it is cut off only where its sum would leave int32.
+        step, most = grid.step / room, min(2 ** (_WHOLE - 1), (2**31 - 1) // count)
+        if self.of.takes_total and self.addition.over_pixels:
+            total = self.of.total(step, most)
+            total = total.reshape(-1, *self.addition.layer.outputs[0].aval.shape[1:])
+        else:
+            per_step = grid.per_step * np.float32(room)
+            wide = lax.round(self.of.dequantize() * per_step, HALF_TO_EVEN)
+            numbers = jnp.clip(wide, -float(most), float(most)).astype(jnp.int32)
+            total = self.addition.total(numbers)
+        mean = self.addition.divided(total.astype(jnp.float32))
+        # The mean counts fractions 1 / room of a step, so a grid of step `room` rounds it.
+        return replace(grid, step=float(room)).write(mean)
 
 
-class Plain:
-    """A float array, and its codes where it was written as such.
+@dataclass(frozen=True, eq=False)
+class FloatValue(IntegerValue):
+    """A float array, with its codes where it was written as such.
 
     Attributes:
-        shape: Shape of the array.
+        x: The array.
     """
 
-    def __init__(self, x: Array):
-        self.x = x
-        self._made: dict[Codes, Array] = {}
+    x: Array
 
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """The array's."""
-        return tuple(jnp.shape(self.x))
+    def _bound(self) -> Array:
+        return jnp.abs(self.x).max()
 
-    def largest(self) -> Array:
-        """Returns a bound of its magnitude: that of its codes, or its own if it has none."""
-        known = self.known()
-        return jnp.abs(self.x).max() if known is None else known[1].largest()
-
-    def values(self) -> Array:
-        """Returns the array."""
+    def _dequantized(self) -> Array:
         return self.x
 
-    def codes(self, to: Codes) -> Array:
-        """Computes the array's codes on a grid."""
-        if to not in self._made:
-            self._made[to] = to.write(self.x)
-        return self._made[to]
-
-    def known(self) -> tuple[Array, Codes] | None:
-        """Returns codes that it has been written as already, if any."""
-        return next(((array, to) for to, array in self._made.items()), None)
+    def _quantized(self, grid: Codes) -> Array:
+        return grid.write(self.x)
 
 
 def _part(i: int, make: Callable[[], tuple[Array, ...]]) -> Callable[[], Array]:
     """Selects one of several arrays."""
     return lambda: make()[i]
-
-
-Value = Sums | Mean | Plain
