@@ -15,6 +15,7 @@ MODULES = (
     "hardening",
     "hardening.vant",
     "latency",
+    "operator_forms",
     "photonic",
     "pruning",
     "quickstart",

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 import tvm
 from jaxeff_export import Bundle, resolve_target
 from jaxeff_export.compiler import compile_module
@@ -38,6 +39,12 @@ def module_meter(module: tvm.IRModule, arguments: Sequence[Any], target: Any) ->
         return float(timed("main").mean)
 
     return meter
+
+
+def module_results(module: tvm.IRModule, arguments: Sequence[Any], target: Any) -> list[np.ndarray]:
+    """Computes what the function `main` of a module of Relax returns."""
+    machine = relax.VirtualMachine(compile_module(module, target), tvm.cpu())
+    return [result.numpy() for result in machine["main"](*arguments)]
 
 
 def kernel_meter(library: Any, name: str, arguments: Sequence[Any]) -> Meter:
