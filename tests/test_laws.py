@@ -107,7 +107,7 @@ ARRAY = Crossbar(
 
 LOW_RANK = {"conv": jaxeff.LoRA(2), "fc": jaxeff.LoRA(3)}
 FACTORS = jax.tree.map(
-    lambda leaf: leaf + 0.1, jaxeff.adapters.init_lora(KEY, F, LOW_RANK, PARAMS, X)
+    lambda leaf: leaf + 0.1, jaxeff.adapters.init_lora(KEY, F, PARAMS, X, LOW_RANK)
 )
 
 

@@ -101,7 +101,9 @@ def _one(bench: Bench) -> Forms:
 
 def _laplace(sites: str, structure: str, *others: str) -> Callable[[Bench], Forms]:
     def forms(bench: Bench) -> Forms:
-        posterior = bayes.laplace(bench.f, bench.trained, bench.train, sites, structure)
+        posterior = bayes.laplace(
+            jax.random.key(0), bench.f, bench.trained, bench.train, sites, structure
+        )
         shape = (bench.settings.samples,)
         # A Jacobian is a gradient for each class.
         gradients = 1 + (CLASSES / bench.settings.epochs if sites == "*" else 0)
@@ -183,7 +185,7 @@ def _deep(bench: Bench) -> Forms:
 def _factors(bench: Bench) -> Forms:
     members = {"*": Members(bench.settings.members)}
     x = bench.train[0][:1]
-    g, start = ensembles.batch_ensemble(bench.key, bench.f, bench.start, members, x)
+    g, start = ensembles.batch_ensemble(bench.key, bench.f, bench.start, x, members)
     trained = bench.fit(ensembles.member_loss(g), start).params
     yield "", float(bench.settings.members), (g, trained)
 

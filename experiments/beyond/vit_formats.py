@@ -125,7 +125,7 @@ def stored(f: Any, spec: Any, params: Any, x: Any) -> float:
     size = sum(leaf.size for leaf in jax.tree.leaves(params))
     if not spec:
         return 4.0 * size
-    return float(memory(f, spec, params, x[:1])) / 8 + 4.0 * (size - sum(k.size for k in kernels))
+    return float(memory(f, params, x[:1], spec)) / 8 + 4.0 * (size - sum(k.size for k in kernels))
 
 
 def by_qwix(model: nnx.Module, params: Any, kind: str, tile: int | None, x: Any) -> Any:

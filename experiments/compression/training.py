@@ -89,9 +89,9 @@ def _loss(model: Trained, method: Method, function: Any, batch: int) -> Any:
         params, spec = both
         x = jax.ShapeDtypeStruct((batch, *shape), jnp.float32)
         if method.penalty:
-            value = value + penalty(net.evaluate, spec, params, state, data[0])
+            value = value + penalty(net.evaluate, params, (state, data[0]), spec)
         if method.bounded:
-            taken = memory(net.evaluate, spec, params, state, x)
+            taken = memory(net.evaluate, params, (state, x), spec)
             budget = _budget(model, method)
             value = value + PRESSURE * jnp.square(jax.nn.relu(taken / budget - 1))
         return value, rest

@@ -154,11 +154,8 @@ class Bench:
         epochs = self.settings.epochs if epochs is None else epochs
         tried = jnp.asarray([0.0] if strengths is None else strengths)
         found = sweep(
-            self.run.fast_key,
-            loss if strengths else lambda strength: loss,
-            lambda key: (init(key), None),
-            tried,
-            self.images.train if data is None else data,
+            self.run.fast_key, loss if strengths else lambda strength: loss,
+            lambda key: (init(key), None), self.images.train if data is None else data, tried,
             optimizer=self.adam(epochs), epochs=epochs, batch_size=self.settings.batch_size,
             seeds=seeds, chunk=1, keep=True, checkpoint=self.run.work / "trained" / name,
             identity={"name": name, "rate": self.settings.rate, **identity}, progress=False,

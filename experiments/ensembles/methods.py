@@ -150,14 +150,16 @@ def _ddu(bench: Bench, seeds: int) -> Saying:
 def _sngp(bench: Bench, seeds: int) -> Saying:
     f, key, x = bounded(bench), jax.random.key(0), bench.images.train[0]
     g, start = ensembles.sngp(
-        key, f, bench.init(key), bench.last, x[:500], features=bench.settings.features
+        key, f, bench.init(key), x[:500], bench.last, features=bench.settings.features,
     )  # fmt: skip
 
     def init(key: jax.Array) -> Any:
         return {**start, "network": bench.init(key)}
 
     for params in bench.train("sngp", cross_entropy(g), init, seeds, bound=bench.settings.bound):
-        process = laplace(g, params, bench.images.train, "head", "outputs", prior_precision=1.0)
+        process = laplace(
+            jax.random.key(0), g, params, bench.images.train, "head", "outputs", prior_precision=1.0
+        )
         yield said_by_entropy(_log_probs, process, bench.images.test)
 
 
@@ -172,7 +174,7 @@ def _laplace(bench: Bench, seeds: int) -> Saying:
         return posterior.logits(x).sample(key, shape)
 
     posteriors = (
-        laplace(bench.f, params, bench.images.train, bench.last, "full")
+        laplace(jax.random.key(0), bench.f, params, bench.images.train, bench.last, "full")
         for params in bench.networks[:seeds]
     )
     return _sampled(bench, logits, posteriors)
@@ -307,7 +309,9 @@ def _moments(bench: Bench, seeds: int) -> Saying:
     for seed in range(seeds):
         # A moment pass takes weights for independent.
         members = tuple(
-            to_gaussians(laplace(bench.f, params, bench.images.train, bench.last, "diag"))
+            to_gaussians(
+                laplace(jax.random.key(0), bench.f, params, bench.images.train, bench.last, "diag")
+            )
             for params in members_of(bench, seed, bench.settings.few)
         )
         found = {}

@@ -96,7 +96,7 @@ def quantize(
 
     def init(key: jax.Array) -> tuple[Any, Any]:
         params, state = network.init(key)
-        ranges = initial_ranges(network.train, spec, params, state, x)
+        ranges = initial_ranges(network.train, params, (state, x), spec)
         return params, {"model": state, "ranges": ranges}
 
     def joined(g: Model) -> Model:
@@ -156,14 +156,14 @@ def train(run: Run[Any], family: Family) -> list[Row]:
         _, evaluate, _ = quantized(setting.scale)
         specs = dict.fromkeys(network.slots, Additive(jnp.asarray(size.levels, jnp.float32)))
         found = noisy_accuracy(
-            key, evaluate, params, specs, data.test,
-            repeats=size.repeats, batch=BATCH, state=state,
+            key, evaluate, params, data.test, specs, repeats=size.repeats, batch_size=BATCH,
+            state=state,
         )  # fmt: skip
         return {"accuracy": found.mean(axis=0)}
 
     on_cpu = jax.default_backend() == "cpu"
     result = sweep(
-        run.fast_key, loss_at, quantized(1.0)[2], settings, data.train, score=score,
+        run.fast_key, loss_at, quantized(1.0)[2], data.train, settings, score=score,
         optimizer=_optimizer(optax.cosine_decay_schedule(rate, steps), size.decay, family.rho),
         epochs=size.epochs, batch_size=size.batch_size, seeds=size.seeds,
         chunk=1 if on_cpu else ACCELERATOR_CHUNKS[family.network],

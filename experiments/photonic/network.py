@@ -125,7 +125,7 @@ def _fitted(
     f = network(bits or settings.weight_bits)
     _, params = jaxeff.functional(LeNet5(KNOWN, 1, pool="avg", rngs=nnx.Rngs(seed)))
     light = settings.light(bits=bits or settings.activation_bits, model="gaussian")
-    spec = levels_per_activation(f, params, x[:1], spec={"avg_pool*": light})
+    spec = levels_per_activation(f, params, x[:1], {"avg_pool*": light})
 
     def loss(key: Any, numbers: Any, batch: Any) -> Any:
         inputs, labels = batch

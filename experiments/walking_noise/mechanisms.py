@@ -129,8 +129,8 @@ def repetition(bench: Bench, row: Repetition, walked: Midpoints) -> Row:
         for seed in range(row.seeds):
             take = functools.partial(jax.tree.map, lambda leaf: leaf[seed, 0])  # noqa: B023
             drawn = noisy_accuracy(
-                test_key, network.evaluate, take(trained.params), specs, test,
-                repeats=draws, state=take(trained.state or {}),
+                test_key, network.evaluate, take(trained.params), test, specs, repeats=draws,
+                state=take(trained.state or {}),
             )  # fmt: skip
             found.append(np.asarray(drawn).mean(axis=0))
         return np.stack(found)

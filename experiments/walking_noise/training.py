@@ -142,7 +142,7 @@ def _swept(
 ) -> SweepResult:
     rate, on_cpu = bench.settings.learning_rate, jax.default_backend() == "cpu"
     return sweep(
-        bench.key, loss, bench.network.init, spec, bench.images.train,
+        bench.key, loss, bench.network.init, bench.images.train, spec,
         optimizer=cosine_adam(rate, bench.steps(epochs)), epochs=epochs,
         batch_size=bench.settings.batch_size, seeds=seeds,
         chunk=CHUNKS[bench.case.network] if on_cpu else ACCELERATOR_CHUNK,
@@ -174,7 +174,7 @@ def accuracies(
     key: jax.Array, network: Network, params: Any, state: Any, specs: Any, test: Any
 ) -> jax.Array:
     """Accuracy at every level of a spec, of one draw of the noise, `[levels]`."""
-    return noisy_accuracy(key, network.evaluate, params, specs, test, repeats=1, state=state)[0]
+    return noisy_accuracy(key, network.evaluate, params, test, specs, repeats=1, state=state)[0]
 
 
 def _weights_before(

@@ -11,10 +11,10 @@ from jaxeff.training import cross_entropy, fit
 key, (f, params, (x, y)) = jax.random.key(0), small_classifier()
 spec = {"fc*": LoRA(rank=4)}
 g = jaxeff.lora(f, spec)                                     # g(params, adapters, x)
-adapters = init_lora(key, f, spec, params, x)
+adapters = init_lora(key, f, params, x, spec)
 trained = fit(key, cross_entropy(lambda a, x: g(params, a, x)), adapters, (x, y),
               optimizer=optax.adam(1e-2), epochs=2, batch_size=64).params
-merged = merge_lora(f, spec, params, trained, x)             # f(merged, x) is g(params, trained, x)
+merged = merge_lora(f, params, trained, x, spec)             # f(merged, x) is g(params, trained, x)
 ```
 
 Adapters are parameters like any others: what is random, or has members, may be they alone.
@@ -24,12 +24,12 @@ from jaxeff import bayes
 from jaxeff.ensembles import Members
 
 h = lambda adapters, x: g(params, adapters, x)
-posterior = bayes.laplace(h, trained, (x, y), "*", "diag")   # independent weights of each factor
+posterior = bayes.laplace(key, h, trained, (x, y), "*", "diag")  # independent factors
 logits = jaxeff.moments(h, method="linear")(bayes.to_gaussians(posterior), x)
 one = {"*/b": None}                                          # the second factors aren't random
 result = bayes.svi(key, h, trained, (x, y), epochs=2, batch_size=64, prior=one)
 several, members = jaxeff.ensemble(key, h, adapters, {"*": Members(3)},
-                                   init=lambda key: init_lora(key, f, spec, params, x))
+                                   init=lambda key: init_lora(key, f, params, x, spec))
 ```
 
 Frozen weights that a function closes over are constants of all that is compiled of it. Where they

@@ -40,9 +40,11 @@ from jaxeff.core import (
     Count,
     Positive,
     Setting,
+    as_arguments,
     bind,
     check_params,
     is_key,
+    parameter_tree,
     register_setting,
     static,
     string,
@@ -184,7 +186,7 @@ def check_adapters(adapters: Any, layers: Mapping[str, AdaptedLayer]) -> None:
         names = sorted(adapters) if isinstance(adapters, Mapping) else type(adapters).__name__
         raise ValueError(
             f"lora: adapters must be those of {sorted(paths)}, not {names}: make them with "
-            "init_lora(key, f, spec, params, *args)"
+            "init_lora(key, f, params, batch, spec)"
         )
     for site, each in layers.items():
         groups, inputs, outputs = each.contraction.matrix_shape
@@ -227,22 +229,22 @@ Adapters = dict[str, dict[str, Array]]
 """By parameter the factors `a` and `b` of its update."""
 
 
-@validate()
+@validate(batch=parameter_tree)
 def init_lora(
     key: PRNGKeyArray,
     f: Callable[..., Any],
-    spec: Mapping[str, LoRA | None],
     params: Any,
-    *args: Any,
+    batch: Any,
+    spec: Mapping[str, LoRA | None],
 ) -> Adapters:
     """Starts adapters at an update of zero: `a` normal of variance one over the inputs, `b` zero.
 
     Args:
         key: Random key; a parameter's adapter doesn't depend on which others there are.
         f: A pure function `f(params, *args)`.
-        spec: Settings by pattern of sites, as for `lora`.
         params: The parameters of `f`.
-        *args: Inputs; only shapes and dtypes play a part.
+        batch: Inputs, `args` as a tuple or the only one of them; shapes are enough.
+        spec: Settings by pattern of sites, as for `lora`.
 
     Returns:
         By the path of each adapted parameter its factors, `{"a": [groups, inputs, rank], "b":
@@ -254,7 +256,7 @@ def init_lora(
     check_settings(spec, LoRA, "an adapter, such as LoRA(8)")
     check_params("params", params)
     adapters: Adapters = {}
-    for each in adapted(spec, trace(f, params, *args)).values():
+    for each in adapted(spec, trace(f, params, *as_arguments(batch))).values():
         groups, inputs, outputs = each.contraction.matrix_shape
         dtype, rank = each.layer.outputs[0].aval.dtype, each.setting.rank
         site_key = jax.random.fold_in(key, zlib.crc32(each.path.encode()))
@@ -263,22 +265,22 @@ def init_lora(
     return adapters
 
 
-@validate()
+@validate(batch=parameter_tree)
 def merge_lora(
     f: Callable[..., Any],
-    spec: Mapping[str, LoRA | None],
     params: Any,
     adapters: Mapping[str, Mapping[str, Array]],
-    *args: Any,
+    batch: Any,
+    spec: Mapping[str, LoRA | None],
 ) -> Any:
     """Adds updates to the parameters: `f` of the result is `lora(f, spec)` with the adapters.
 
     Args:
         f: A pure function `f(params, *args)`.
-        spec: Settings by pattern of sites, as for `lora`.
         params: The parameters of `f`.
         adapters: Their adapters.
-        *args: Inputs; only shapes and dtypes play a part.
+        batch: Inputs, `args` as a tuple or the only one of them; shapes are enough.
+        spec: Settings by pattern of sites, as for `lora`.
 
     Returns:
         Parameters of the structure of `params`.
@@ -289,7 +291,7 @@ def merge_lora(
     """
     check_settings(spec, LoRA, "an adapter, such as LoRA(8)")
     check_params("params", params)
-    program = trace(f, params, *args)
+    program = trace(f, params, *as_arguments(batch))
     layers = adapted(spec, program)
     check_adapters(adapters, layers)
     by_site, refused = multiplications(program)
@@ -339,7 +341,7 @@ def frozen(
     key, (f, params, (x, y)) = jax.random.key(0), small_classifier()
     adapted = jaxeff.lora(f, {"fc*": LoRA(rank=4)})
     g = lambda p, x: adapted(p["frozen"], p["adapters"], x)
-    start = {"frozen": params, "adapters": init_lora(key, f, {"fc*": LoRA(rank=4)}, params, x)}
+    start = {"frozen": params, "adapters": init_lora(key, f, params, x, {"fc*": LoRA(rank=4)})}
     trained = fit(key, cross_entropy(g), start, (x, y), epochs=2, batch_size=64,
                   optimizer=frozen(optax.adam(1e-2), "frozen/*")).params
     ```

@@ -16,8 +16,8 @@ def f(params, tokens):
 
 params = {"embed": jax.random.normal(jax.random.key(0), (7, 4))}
 tokens = jnp.arange(12).reshape(3, 4) % 7
-g, own = untied(f, "embed#1", params, tokens)                 # sites: jaxeff.summary
-posterior = laplace(g, own, (tokens, tokens), "embed#1", "diag")
+g, own = untied(f, params, tokens, "embed#1")                 # sites: jaxeff.summary
+posterior = laplace(jax.random.key(0), g, own, (tokens, tokens), "embed#1", "diag")
 h, heads = jaxeff.ensemble(jax.random.key(1), g, own, {"own": Members(3)})
 ```
 
@@ -32,23 +32,23 @@ from typing import Any
 import jax
 from jaxtyping import Array
 
-from jaxeff.core import check_params, string, validate
+from jaxeff.core import as_arguments, parameter_tree, string, validate
 from jaxeff.program import Layer, Program, evaluate, interpret_sites, plain_rule, trace
 from jaxeff.program.ir import Contraction, Node, Value, run_nodes
 from jaxeff.program.reading import argument_leaves
 
 
-@validate(site=string)
+@validate(batch=parameter_tree, site=string)
 def untied(
-    f: Callable[..., Any], site: str, params: Any, *args: Any
+    f: Callable[..., Any], params: Any, batch: Any, site: str
 ) -> tuple[Callable[..., Any], dict[str, Any]]:
     """Gives a linear layer its own copy of its weight.
 
     Args:
         f: A pure function `f(params, *args)`.
-        site: The layer.
         params: The parameters of `f`.
-        *args: Inputs.
+        batch: Inputs, `args` as a tuple or the only one of them.
+        site: The layer.
 
     Returns:
         A pure function `g(params, *args)`, and its parameters: `{"shared": params, "own":
@@ -58,7 +58,7 @@ def untied(
         ValueError: There is no linear layer of this name outside loops whose weight comes from a
             parameter.
     """
-    check_params("untied: params", params)
+    args = as_arguments(batch)
     program = trace(f, params, *args)
     layer = _layer(program, site)
     before, weight, _ = _parts(layer)

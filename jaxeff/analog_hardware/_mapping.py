@@ -43,6 +43,7 @@ from jaxeff.analog_hardware._products import (
 )
 from jaxeff.core import (
     Table,
+    as_arguments,
     check_function,
     check_number,
     check_params,
@@ -64,7 +65,7 @@ def _run(
     where: str,
     f: Callable[..., Any],
     params: Any,
-    args: Sequence[Any],
+    batch: Any,
     spec: Mapping[str, Crossbar | None],
     rule: Callable[[Crossbar, Layer, Sequence[Any]], Sequence[Any]],
 ) -> None:
@@ -72,6 +73,7 @@ def _run(
     check_function(f"{where}: f", f)
     check_params(f"{where}: params", params)
     check_crossbars(spec)
+    args = as_arguments(batch)
     program = trace(f, params, *args)
     arrays = crossbars(spec, program)
     outside = {layer.site for layer in program.layers}
@@ -137,18 +139,17 @@ def _product(layer: Layer) -> Callable[..., Any]:
     return jax.jit(lambda *values: product_of(layer, values))
 
 
-@validate(x=input_batch)
+@validate(batch=input_batch)
 def partition(
-    f: Callable[..., Any], params: Any, x: Any, spec: Mapping[str, Crossbar | None], *args: Any
+    f: Callable[..., Any], params: Any, batch: Any, spec: Mapping[str, Crossbar | None]
 ) -> Partition:
     """Reports how layers lie on their arrays, and what is clamped on a batch.
 
     Args:
-        f: A pure function `f(params, x, *args)`.
+        f: A pure function `f(params, *args)`.
         params: The parameters of `f`.
-        x: A batch.
+        batch: `args` as a tuple, or the only one of them.
         spec: Crossbars by site, as for `jaxeff.analog_hardware.analog`.
-        *args: Further arguments of `f`.
 
     Returns:
         A placement per site. Reads more than one in twenty out of the converter's range, it warns.
@@ -157,7 +158,7 @@ def partition(
         ValueError: As for `analog`.
     """
     placements: list[Placement] = []
-    examples = np.shape(jax.tree.leaves(x)[0])[0]
+    examples = np.shape(jax.tree.leaves(batch)[0])[0]
 
     def rule(array: Crossbar, layer: Layer, values: Sequence[Any]) -> Sequence[Any]:
         # On the host, where it can raise: in the compiled rule a negative input becomes NaN.
@@ -199,7 +200,7 @@ def partition(
             )
         return outputs
 
-    _run("partition", f, params, (x, *args), spec, rule)
+    _run("partition", f, params, batch, spec, rule)
     return Partition(placements)
 
 
@@ -259,8 +260,7 @@ def calibrate_ranges(
 
     count = 0
     for batch in batches:
-        args = batch if isinstance(batch, tuple) else (batch,)
-        _run("calibrate_ranges", f, params, args, spec, rule)
+        _run("calibrate_ranges", f, params, batch, spec, rule)
         count += 1
     if not count:
         raise ValueError("calibrate_ranges needs at least one batch, but there is none.")
@@ -283,9 +283,9 @@ def _kept(step: Any, measured: Any) -> Any:
     return jnp.float32(measured) if step is None else step
 
 
-@validate(x=input_batch)
+@validate(batch=input_batch)
 def read_out(
-    f: Callable[..., Any], params: Any, x: Any, spec: Mapping[str, Crossbar | None], *args: Any
+    f: Callable[..., Any], params: Any, batch: Any, spec: Mapping[str, Crossbar | None]
 ) -> dict[str, ReadOut]:
     """Measures the shift and noise of crossbars on a batch: a noise spec for `jaxeff.moments`.
 
@@ -298,11 +298,10 @@ def read_out(
         It belongs to this batch.
 
     Args:
-        f: A pure function `f(params, x, *args)`.
+        f: A pure function `f(params, *args)`.
         params: The parameters of `f`.
-        x: A batch.
+        batch: `args` as a tuple, or the only one of them.
         spec: Crossbars by site, as for `jaxeff.analog_hardware.analog`.
-        *args: Further arguments of `f`.
     """
     read_outs: dict[str, ReadOut] = {}
 
@@ -323,5 +322,5 @@ def read_out(
         read_outs[layer.site] = ReadOut(*both)
         return outputs
 
-    _run("read_out", f, params, (x, *args), spec, rule)
+    _run("read_out", f, params, batch, spec, rule)
     return read_outs

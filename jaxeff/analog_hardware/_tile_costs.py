@@ -41,6 +41,7 @@ from jaxeff.core import (
     Positive,
     Setting,
     Table,
+    as_arguments,
     input_batch,
     instance_of,
     register_setting,
@@ -146,11 +147,11 @@ class TileReport(tuple[TileLayerCost, ...]):
     __repr__ = __str__
 
 
-@validate(x=input_batch, spec=spec_of(Crossbar), costs=instance_of(TileCosts))
+@validate(batch=input_batch, spec=spec_of(Crossbar), costs=instance_of(TileCosts))
 def tile_costs(
     f: Callable[..., Any],
     params: Any,
-    x: Any,
+    batch: Any,
     spec: Mapping[str, Crossbar | None],
     costs: TileCosts = ISAAC,
 ) -> TileReport:
@@ -167,9 +168,9 @@ def tile_costs(
     ```
 
     Args:
-        f: A pure function `f(params, x)`.
+        f: A pure function `f(params, *args)`.
         params: The parameters of `f`.
-        x: A batch, whose first axis counts examples.
+        batch: `args` as a tuple, or the only one of them; first axes count examples.
         spec: Maps patterns of linear sites to `Crossbar` settings.
         costs: Energies and times of a tile's parts; ISAAC's by default.
 
@@ -180,8 +181,8 @@ def tile_costs(
         TypeError: The spec isn't a mapping from patterns to `Crossbar` settings.
         ValueError: A pattern matches no site, or one that isn't linear, or inputs are negative.
     """
-    placements = partition(f, params, x, spec)
-    arrays = crossbars(spec, trace(f, params, x))
+    placements = partition(f, params, batch, spec)
+    arrays = crossbars(spec, trace(f, params, *as_arguments(batch)))
     return TileReport(_layer(placement, arrays[placement.site], costs) for placement in placements)
 
 

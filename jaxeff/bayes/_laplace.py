@@ -12,7 +12,7 @@ key = jax.random.key(0)
 f, params, data = small_classifier()
 trained = fit(key, cross_entropy(f), params, data, optimizer=optax.adam(1e-2), epochs=2,
               batch_size=64).params
-posterior = laplace(f, trained, data, "fc2")        # of all sites: "*"
+posterior = laplace(jax.random.key(0), f, trained, data, "fc2")        # of all sites: "*"
 posterior.probs(data[0])                            # [batch, classes], probit
 posterior.logits(data[0])                           # a JointGaussian, linear in the weights
 predict(key, f, posterior, data[0], samples=10)     # or weights drawn, as of any posterior
@@ -312,6 +312,7 @@ STRUCTURES = ("full", "kron", "diag", "lowrank", "outputs", "last_layer")
     only=string,
 )
 def laplace(
+    key: PRNGKeyArray,
     f: Callable[..., Any],
     params: Any,
     data: tuple[Any, ...],
@@ -322,13 +323,13 @@ def laplace(
     prior_precision: Any = None,
     batch_size: int = 1000,
     rank: int = 20,
-    key: PRNGKeyArray | None = None,
-    draws: int = 1,
+    draws: int | None = None,
     only: str = "*",
 ) -> Laplace:
     """Fits a Laplace approximation to trained weights.
 
     Args:
+        key: Random key of the labels that are drawn where `draws` says so.
         f: `f(params, x) -> outputs [batch, ..., outputs]`.
         params: Trained parameters.
         data: `(x, targets)` that they were trained on.
@@ -344,9 +345,8 @@ def laplace(
             highest evidence.
         batch_size: Examples at a time, or fewer where their Jacobians don't fit.
         rank: Number of eigenvalues of "lowrank".
-        key: Random key; if given, Jacobians are taken along labels drawn from the outputs, an
-            estimate without bias of the Fisher information.
-        draws: Labels drawn for each example.
+        draws: Labels drawn for each example from its outputs, along which Jacobians are taken: an
+            estimate without bias of the Fisher information. If None, along every output.
         only: A glob of paths of parameters, parts joined by slashes: what else the sites read isn't
             random. "adapters/*" leaves out the frozen weights of adapted layers.
 
@@ -388,7 +388,7 @@ def laplace(
             structure, f, params, data, weights, likelihood, batch_size
         )
     else:
-        labels = None if key is None else DrawnLabels(key, draws)
+        labels = None if draws is None else DrawnLabels(key, draws)
         problem = SiteProblem(f, params, data, weights, likelihood, batch_size, labels)
         curvature = site_precision(structure, rank, problem)
     posterior = Laplace(
@@ -429,7 +429,7 @@ def _weights(
     # Of a likelihood of one's own it is unknown whether positions are independent.
     positions = likelihood == "categorical"
     try:
-        last = LastWeights(last_layer(f, chosen[0], params, x, positions=positions))
+        last = LastWeights(last_layer(f, params, x, chosen[0], positions=positions))
     except ValueError:
         if structure in ("outputs", "last_layer"):
             raise

@@ -55,6 +55,7 @@ from jaxeff.compression._quantized import of_inputs, settings_of
 from jaxeff.compression.numerics import LayerQuantization
 from jaxeff.compression.quantizers import Uniform
 from jaxeff.core import (
+    as_arguments,
     check_count,
     check_number,
     function_of_form,
@@ -154,7 +155,7 @@ def quantization_errors(
             lies inside a loop.
     """
     sites, widths = tuple(sites), check_widths(widths)
-    args = args if isinstance(args, tuple) else (args,)
+    args = as_arguments(args)
     squares = np.asarray(_squares(InWidths(f, method, sites, widths), params, args), float)
     return QuantizationErrors(
         sites, widths, squares[0, :, 1:], squares[1, :, 1:], squares[0, :, 0], squares[1, :, 0]
@@ -372,7 +373,7 @@ def _divergences(model: InWidths, at_once: int, params: Any, state: Any, x: Any)
     evaluated = under_policies(model._replace(widths=(*model.widths, FLOAT)), *args)
     changes = jax.tree.map(jnp.asarray, one_at_a_time(len(model.sites), model.widths))
     nats = divergences(
-        model.f, lambda bits: evaluated(*bits), changes, params, x, state=state, at_once=at_once
+        model.f, lambda bits: evaluated(*bits), params, x, changes, state=state, at_once=at_once
     )
     return nats.reshape(len(nats), -1)
 
@@ -432,7 +433,7 @@ def hessian_trace(
     check_count("probes", probes)
     check_count("at_once", at_once)
     sites = tuple(sites)
-    args = args if isinstance(args, tuple) else (args,)
+    args = as_arguments(args)
     shape = jax.eval_shape(loss, params, *args)
     if getattr(shape, "shape", None) != ():
         raise ValueError(f"the loss must be a scalar, not {shape}.")

@@ -27,13 +27,13 @@ from jaxeff.nn import small_classifier
 
 f, params, (x, y) = small_classifier()
 spec = init(f, params, x, {"*:linear": LayerQuantization(LearnedWidth(8, price=1e-6))})
-budget = 0.5 * memory(f, spec, params, x)
+budget = 0.5 * memory(f, params, x, spec)
 
 def loss(params, spec):
     logits = learned(f)((params, spec), x)
     fit = optax.softmax_cross_entropy_with_integer_labels(logits, y).mean()
-    too_large = jax.nn.relu(memory(f, spec, params, x) / budget - 1)
-    return fit + penalty(f, spec, params, x) + too_large**2
+    too_large = jax.nn.relu(memory(f, params, x, spec) / budget - 1)
+    return fit + penalty(f, params, x, spec) + too_large**2
 
 by_params, by_spec = jax.grad(loss, (0, 1))(params, spec)
 ```
@@ -60,7 +60,7 @@ from jaxeff.compression._quantized import (
 )
 from jaxeff.compression.numerics import BaseQuantizer, LayerQuantization, Method, Quantizer, Tensor
 from jaxeff.compression.quantizers import Discrete
-from jaxeff.core import check_choice, input_batch, spec_of, validate
+from jaxeff.core import as_arguments, check_choice, input_batch, parameter_tree, spec_of, validate
 from jaxeff.program import Layer, at_sites, evaluate, plain_rule, trace
 from jaxeff.program.reading import argument_leaves
 
@@ -93,7 +93,7 @@ def init(
             isn't finite, or a method would have to measure inside a loop.
     """
     check_spec(spec)
-    args = batch if isinstance(batch, tuple) else (batch,)
+    args = as_arguments(batch)
     if any(np.size(leaf) == 0 for leaf in jax.tree.leaves(args)):
         raise ValueError("init needs a batch with at least one example, but it is empty.")
     program = trace(f, params, *args)
@@ -226,7 +226,7 @@ def update_statistics(
         ValueError: A pattern matches no site, or a layer has no setting of its own.
     """
     check_spec(spec)
-    args = batch if isinstance(batch, tuple) else (batch,)
+    args = as_arguments(batch)
     program = trace(f, params, *args)
     settings = settings_of(spec, program)
     outside = {layer.site for layer in program.layers}
@@ -277,19 +277,19 @@ def _with(setting: Any, updated: dict[str, Quantizer] | None) -> Any:
     )
 
 
-@validate()
+@validate(batch=parameter_tree)
 def penalty(
-    f: Callable[..., Any], spec: Mapping[str, Method | None], params: Any, *args: Any
+    f: Callable[..., Any], params: Any, batch: Any, spec: Mapping[str, Method | None]
 ) -> Float[Array, ""]:
     """Sums the penalties of all quantizers of a spec.
 
     Args:
         f: A pure function `f(params, *args)`.
-        spec: Quantizers by site, as for `quantized`.
         params: The parameters of `f`.
-        *args: Further arguments of `f`. Arrays are those of the model before quantization; of
-            methods whose numbers are known only their shapes matter, and compiled nothing else is
-            computed.
+        batch: `args` as a tuple, or the only one of them. Arrays are those of the model before
+            quantization; of methods whose numbers are known only their shapes matter, and compiled
+            nothing else is computed.
+        spec: Quantizers by site, as for `quantized`.
 
     Returns:
         A scalar, differentiable with respect to the spec.
@@ -300,6 +300,7 @@ def penalty(
             loop or branch.
     """
     check_spec(spec)
+    args = as_arguments(batch)
     program = trace(f, params, *args)
     settings = settings_of(spec, program)
     outside = set(program.layers)
@@ -316,21 +317,22 @@ def penalty(
     return sum((term.astype(jnp.float32) for term in terms), jnp.zeros((), jnp.float32))
 
 
-@validate()
+@validate(batch=parameter_tree)
 def memory(
     f: Callable[..., Any],
-    spec: Mapping[str, Method | None],
     params: Any,
-    *args: Any,
+    batch: Any,
+    spec: Mapping[str, Method | None],
+    *,
     arrays: str = "weights",
 ) -> Any:
     """Counts the bits of all arrays that a spec quantizes, with what decodes them.
 
     Args:
         f: A pure function `f(params, *args)`.
+        params: The parameters of `f`; of these and the batch shapes are enough.
+        batch: `args` as a tuple, or the only one of them: the batch that counts.
         spec: Quantizers by site, as for `quantized`.
-        params: The parameters of `f`; of these and the arguments shapes are enough.
-        *args: Further arguments of `f`, with the batch that counts.
         arrays: "weights", each counted once; or "activations", together.
 
     Returns:
@@ -342,6 +344,7 @@ def memory(
     """
     check_spec(spec)
     check_choice("memory: arrays", arrays, ("weights", "activations"))
+    args = as_arguments(batch)
     program = trace(f, params, *args)
     settings = settings_of(spec, program)
     counted: set[frozenset[str]] = set()
@@ -432,9 +435,9 @@ def _settled(setting: Any) -> Any:
     return setting.deterministic() if hasattr(setting, "deterministic") else setting
 
 
-@validate()
+@validate(batch=parameter_tree)
 def random_weights(
-    f: Callable[..., Any], spec: Mapping[str, Method | None], params: Any, *args: Any
+    f: Callable[..., Any], params: Any, batch: Any, spec: Mapping[str, Method | None]
 ) -> Any:
     """Replaces discrete weights by the distributions that a spec has for them.
 
@@ -445,16 +448,16 @@ def random_weights(
 
     f, params, (x, y) = small_classifier(4)
     spec = init(f, params, x, {"fc2": LayerQuantization(Discrete())})       # ternary weights
-    posterior = random_weights(f, spec, params, x)
+    posterior = random_weights(f, params, x, spec)
     assert posterior["fc2"]["kernel"].var.shape == params["fc2"]["kernel"].shape
     logits = moments(f)(posterior, x)                        # their mean and variance, in one pass
     ```
 
     Args:
         f: A pure function `f(params, *args)`.
-        spec: Quantizers by site, as for `quantized`; what isn't `Discrete` plays no part.
         params: The parameters of `f`.
-        *args: Further arguments of `f`; shapes are enough.
+        batch: `args` as a tuple, or the only one of them; shapes are enough.
+        spec: Quantizers by site, as for `quantized`; what isn't `Discrete` plays no part.
 
     Returns:
         A pytree like `params` with a `Gaussian` for each of them, for `jaxeff.moments`,
@@ -464,7 +467,7 @@ def random_weights(
         ValueError: Two layers read one such weight, or it reaches its product changed.
     """
     check_spec(spec)
-    program = trace(f, params, *args)
+    program = trace(f, params, *as_arguments(batch))
     settings = settings_of(spec, program)
     leaves, structure = jax.tree.flatten(params)
     position = {v: i for i, v in enumerate(program.inputs[: len(leaves)])}

@@ -230,6 +230,11 @@ def posterior_like(where: str, value: Any) -> None:
         parameter_tree(where, value)
 
 
+def as_arguments(batch: Any) -> tuple[Any, ...]:
+    """Returns a function's inputs as a tuple: a batch is one of them, or a tuple of all."""
+    return batch if isinstance(batch, tuple) else (batch,)
+
+
 READERS: set[Check] = set()
 """Checks that read what arrays hold: `validate` runs them last."""
 

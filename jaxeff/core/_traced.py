@@ -52,9 +52,9 @@ EXPANSIONS: dict[Primitive, Callable[..., Any]] = {
 """By newer primitive: the same function of operands and parameters in older primitives."""
 
 
-def make_jaxpr(fn: Callable[..., Any]) -> Callable[..., tuple[ClosedJaxpr, Any]]:
-    """Traces like `jax.make_jaxpr(fn, return_shape=True)`, with newer primitives written out."""
-    trace = jax.make_jaxpr(fn, return_shape=True)
+def make_jaxpr(f: Callable[..., Any]) -> Callable[..., tuple[ClosedJaxpr, Any]]:
+    """Traces like `jax.make_jaxpr(f, return_shape=True)`, with newer primitives written out."""
+    trace = jax.make_jaxpr(f, return_shape=True)
 
     def traced(*args: Any, **kwargs: Any) -> tuple[ClosedJaxpr, Any]:
         closed, shapes = trace(*args, **kwargs)

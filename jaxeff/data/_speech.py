@@ -5,9 +5,12 @@ Folders are the classes, files are 16 kHz, 16 bit, mono; what is before ``_nohas
 the speaker.
 
 ```python
+import jax
+
 from jaxeff import data
 
-assert data.log_mel(data.tones(4)).shape == (4, 32, 32)     # [recordings, frames, bands]
+sounds = data.tones(jax.random.key(0), 4)
+assert data.log_mel(sounds).shape == (4, 32, 32)            # [recordings, frames, bands]
 ```
 
 ```python
@@ -16,7 +19,7 @@ from pathlib import Path
 
 words = (*"yes no up down left right on off stop go".split(), "_unknown_", "_silence_")
 for i, word in enumerate(words):                            # a folder like that of the data set
-    for speaker, tone in enumerate(data.tones(10)):
+    for speaker, tone in enumerate(data.tones(jax.random.key(0), 10)):
         path = Path("data/speech-commands", word, f"{speaker}_nohash_0.wav")
         path.parent.mkdir(parents=True, exist_ok=True)
         with wave.open(str(path), "wb") as file:
@@ -45,8 +48,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
+import jax
 import numpy as np
-from jaxtyping import Float, Int, Int16
+from jaxtyping import Float, Int, Int16, PRNGKeyArray
 
 from jaxeff.core import non_negative, path_like, positive, real_array, static_integer, validate
 from jaxeff.data._formats import DataError
@@ -202,17 +206,16 @@ def _held_out(name: str) -> bool:
     return hashlib.sha256(_speaker(name).encode()).digest()[0] % HELD_OUT == 0
 
 
-@validate(count=static_integer(), seed=static_integer(0))
-def tones(count: int, seed: int = 0) -> Int16[np.ndarray, "count samples"]:
+@validate(count=static_integer())
+def tones(key: PRNGKeyArray, count: int) -> Int16[np.ndarray, "count samples"]:
     """Makes tones in the form of recordings, for examples and tests.
 
     Args:
+        key: Random key of their frequencies.
         count: Number of recordings.
-        seed: Seed of their frequencies.
     """
-    rng = np.random.default_rng(seed)
     time = np.arange(LENGTH) / RATE
-    pitch = rng.uniform(200, 4000, (count, 1))
+    pitch = np.asarray(jax.random.uniform(key, (count, 1), minval=200.0, maxval=4000.0))
     return (8000 * np.sin(2 * np.pi * pitch * time)).astype(np.int16)
 
 

@@ -64,10 +64,10 @@ from jaxeff.training import cross_entropy, fit
 key = jax.random.key(0)
 f, params, data = small_classifier()
 bounded = spectral(f, {"conv*": Spectral(3.0), "fc1": Spectral(3.0)})
-g, start = sngp(key, bounded, params, "fc2", data[0], features=128)
+g, start = sngp(key, bounded, params, data[0], "fc2", features=128)
 trained = fit(key, cross_entropy(g), start, data, optimizer=optax.adam(1e-2), epochs=1,
               batch_size=64).params
-posterior = laplace(g, trained, data, "head", "outputs", prior_precision=1.0)
+posterior = laplace(jax.random.key(0), g, trained, data, "head", "outputs", prior_precision=1.0)
 posterior.probs(data[0])                            # mean field
 ```
 
@@ -411,8 +411,8 @@ def sngp(
     key: PRNGKeyArray,
     f: Callable[..., Any],
     params: Any,
-    site: str,
     x: Any,
+    site: str,
     *,
     features: int = 1024,
     length_scale: Any = None,
@@ -423,8 +423,8 @@ def sngp(
         key: Random key of the features.
         f: `f(params, x) -> outputs`, best with bounded layers (`spectral`).
         params: The parameters of `f`.
-        site: The last layer, a dense one.
         x: Inputs.
+        site: The last layer, a dense one.
         features: Number of random features.
         length_scale: Length scale of the kernel, in units of the distance between the layer's
             inputs; the median distance between those of `x` if None.
@@ -442,7 +442,7 @@ def sngp(
     check_params("sngp: params", params)
     check_count("features", features)
     # Frequencies and phases are drawn once and stay: only the head is trained.
-    layer = last_layer(f, site, params, x)
+    layer = last_layer(f, params, x, site)
     kernel = jax.tree.leaves(params)[layer.kernel]
     if length_scale is None:
         length_scale = _median_distance(inputs_of(f, site)(params, x[:500]))

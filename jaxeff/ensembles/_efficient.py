@@ -13,7 +13,7 @@ from jaxeff.training import fit
 
 key = jax.random.key(0)
 f, params, (x, y) = small_classifier()
-g, members = batch_ensemble(key, f, params, {"*": Members(4)}, x)
+g, members = batch_ensemble(key, f, params, x, {"*": Members(4)})
 result = fit(key, member_loss(g), members, (x, y), optimizer=optax.adam(1e-2), epochs=2,
              batch_size=32)
 logits = g(result.params, x)                            # [members, batch, classes]
@@ -105,8 +105,8 @@ def batch_ensemble(
     key: PRNGKeyArray,
     f: Callable[..., Any],
     params: Any,
-    spec: Mapping[str, Members | None],
     x: Any,
+    spec: Mapping[str, Members | None],
 ) -> tuple[Ensemble, Any]:
     """Gives the kernels of chosen sites members that differ by factors.
 
@@ -114,8 +114,8 @@ def batch_ensemble(
         key: Random key of the factors, which start as one or minus one.
         f: `f(params, x)`; a random key may come first.
         params: The parameters of `f`; all stay as they are.
-        spec: Maps patterns of sites to `Members`, whose count is taken, or to None.
         x: Inputs; shapes are enough.
+        spec: Maps patterns of sites to `Members`, whose count is taken, or to None.
 
     Returns:
         The function and its parameters, `{"shared": params, "factors": ...}`, as `jaxeff.ensemble`

@@ -27,10 +27,9 @@ from jaxeff.bayes import laplace
 from jaxeff.ensembles import choose_random
 
 data, held, strange = (x[:192], y[:192]), (x[192:], y[192:]), x[192:, ::-1]
-choice = choose_random(
-    jax.random.key(0), f, params, lambda sites: laplace(f, params, data, sites, "diag"),
-    held, outside=strange, times=4.0,
-)
+key = jax.random.key(0)
+infer = lambda sites: laplace(key, f, params, data, sites, "diag")
+choice = choose_random(key, f, params, held, infer, outside=strange, times=4.0)
 choice.sites, choice.posterior                  # and, printed, all that was tried
 ```
 
@@ -208,8 +207,8 @@ def choose_random(
     key: PRNGKeyArray,
     f: Callable[..., Any],
     params: Any,
-    infer: Callable[[tuple[str, ...]], Any],
     validation: tuple[Any, Any],
+    infer: Callable[[tuple[str, ...]], Any],
     *,
     outside: Any = None,
     times: float = 10.0,
@@ -222,8 +221,8 @@ def choose_random(
         key: Random key of the draws, the same for all sets.
         f: `f(params, x) -> logits [batch, classes]`.
         params: Trained parameters.
-        infer: `infer(sites) -> posterior` whose weights are random at these sites.
         validation: `(x, labels)` that were held out.
+        infer: `infer(sites) -> posterior` whose weights are random at these sites.
         outside: Inputs from elsewhere; if None, the likelihood alone decides.
         times: What all draws may cost, in multiples of the network's own multiplications.
         samples: Draws at most.

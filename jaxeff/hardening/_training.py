@@ -93,7 +93,7 @@ loss = cross_entropy(quantized(f, spec))                        # constant scale
 
 spec = relu_quantization(4, last="fc2")
 loss = cross_entropy(running(f, spec), mutable=True)            # dynamic scale; the state that
-ranges = initial_ranges(f, spec, params, x)                     # `fit` starts from and returns
+ranges = initial_ranges(f, params, x, spec)                     # `fit` starts from and returns
 logits, _ = running(f, spec, training=False)(params, ranges, x)
 ```
 

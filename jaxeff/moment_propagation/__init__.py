@@ -3,7 +3,12 @@
 from jaxeff.moment_propagation._calibrate import calibrate_moments
 from jaxeff.moment_propagation._calibrated import Calibrated
 from jaxeff.moment_propagation._moments import moments, sampled
-from jaxeff.moment_propagation._moments_check import MomentsCheck, assumptions, moments_check
+from jaxeff.moment_propagation._moments_check import (
+    MomentsCheck,
+    assumptions,
+    measure_assumptions,
+    moments_check,
+)
 from jaxeff.moment_propagation._values import (
     Gaussian,
     JointGaussian,
@@ -29,6 +34,7 @@ __all__ = [
     "check_gaussian",
     "is_gaussian",
     "is_joint_gaussian",
+    "measure_assumptions",
     "moments",
     "moments_check",
     "sampled",

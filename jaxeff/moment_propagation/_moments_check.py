@@ -29,20 +29,21 @@ Sharp edges
   true variance on four inputs and .83 (.25 to .97) on ten. The verdict looks at nine in ten of the
   ratios as well as at their median, and says so where too few inputs were asked for that.
 
-`assumptions(f, params, x)` lists where moments assume independence, and the error that it causes.
+`assumptions(f, params, x)` lists where moments assume independence, `measure_assumptions` with the
+error that it causes.
 
 ```python
 import jax
 
 import jaxeff
-from jaxeff.moment_propagation import assumptions
+from jaxeff.moment_propagation import assumptions, measure_assumptions
 from jaxeff.nn import small_classifier
 
 f, params, (x, y) = small_classifier()
 posterior = jax.tree.map(lambda w: jaxeff.Gaussian(w, 0.01 * w**2), params)
 twice = lambda p, x: f(p, x) * f(p, x)[:, ::-1]              # both factors share a posterior
 print(assumptions(twice, posterior, x[:10]))                 # the places
-print(assumptions(twice, posterior, x[:10], key=jax.random.key(0)))  # and what each costs
+print(measure_assumptions(jax.random.key(0), twice, posterior, x[:10]))  # and what each costs
 ```
 
 The second form runs the function on samples and compares the rule of each place with them. The rule
@@ -83,13 +84,10 @@ Place = tuple[str, str]
 """Site and kind of a layer."""
 
 
-@validate(samples=static_integer(2), rules=instance_of(Mapping), args=input_batch)
+@validate(rules=instance_of(Mapping), args=input_batch)
 def assumptions(
     f: Callable[..., Any],
     *args: Any,
-    key: PRNGKeyArray | None = None,
-    samples: int = 1000,
-    chunk: int = 50,
     rules: Mapping[Any, Rule] | None = None,
     shared: bool = True,
     **kwargs: Any,
@@ -99,11 +97,6 @@ def assumptions(
     Args:
         f: A pure function `f(params, *args)`.
         *args: The arguments, any leaf of which may be a `Gaussian`.
-        key: A PRNG key, to estimate how far the variance of each place is off; nothing is estimated
-            without one.
-        samples: Number of samples to estimate from: an entry's ratio has a standard error of about
-            sqrt(2 / samples).
-        chunk: Number of samples that run at once.
         rules: Same as for `moments`.
         shared: Same as for `moments`: poolings that what a kernel shares is followed to are no
             places. False lists them, too.
@@ -114,31 +107,48 @@ def assumptions(
         distributions. It prints as a list.
 
     Raises:
+        MomentsError: As `moments`.
+    """
+    places: list[Assumption] = []
+    propagation = Propagation(rules or {}, "variance", places.append, shared=shared)
+    # The places depend on the program and on shapes alone: nothing is computed to find them.
+    jax.eval_shape(functools.partial(propagation.run, f), args, kwargs)
+    return Assumptions.merged(places)
+
+
+@validate(samples=static_integer(2), rules=instance_of(Mapping), args=input_batch)
+def measure_assumptions(
+    key: PRNGKeyArray,
+    f: Callable[..., Any],
+    *args: Any,
+    samples: int = 1000,
+    chunk: int = 50,
+    rules: Mapping[Any, Rule] | None = None,
+    shared: bool = True,
+    **kwargs: Any,
+) -> Assumptions:
+    """Lists these places with how far the variance of each is off.
+
+    Args:
+        key: Random key of the samples.
+        f: A pure function `f(params, *args)`.
+        *args: The arguments, any leaf of which may be a `Gaussian`.
+        samples: Number of samples to estimate from: an entry's ratio has a standard error of about
+            sqrt(2 / samples).
+        chunk: Number of samples that run at once.
+        rules: Same as for `moments`.
+        shared: Same as for `assumptions`.
+        **kwargs: Further arguments.
+
+    Raises:
         ValueError: Fewer than 2 samples.
         MomentsError: As `moments`.
     """
-    if samples < 2:
-        raise ValueError(f"assumptions: samples is {samples}; 2 or more are needed.")
-    places = places_of(f, args, kwargs, rules or {}, shared)
-    if key is None or not places:
+    places = assumptions(f, *args, rules=rules, shared=shared, **kwargs)
+    if not places:
         return places
     errors, _ = site_ratios(key, f, args, kwargs, rules or {}, samples, chunk, places)
     return with_ratios(places, errors)
-
-
-def places_of(
-    f: Callable[..., Any],
-    args: Sequence[Any],
-    kwargs: Mapping[str, Any],
-    rules: Mapping[Any, Rule],
-    shared: bool = True,
-) -> Assumptions:
-    """Lists the places, without how far each is off."""
-    found: list[Assumption] = []
-    propagation = Propagation(rules, "variance", found.append, shared=shared)
-    # The places depend on the program and on shapes alone: nothing is computed to find them.
-    jax.eval_shape(functools.partial(propagation.run, f), tuple(args), dict(kwargs))
-    return Assumptions.merged(found)
 
 
 def with_ratios(places: Assumptions, errors: Mapping[Place, Ratio | None]) -> Assumptions:
@@ -388,7 +398,7 @@ def moments_check(
     noise = _relative_noise(plain)
     linear = draws is None and noise <= SMALL_NOISE
     count = DRAWS if draws is None else draws
-    places = places_of(f, (params, x), {}, {})
+    places = assumptions(f, params, x)
     errors: dict[Place, Ratio | None] = {}
     sampled: list[Gaussian | None] = []
     if places or not linear:

@@ -253,7 +253,7 @@ def _perturb(
         return model.apply(x, *numbers)
     # CRC-32, not `hash`, which Python seeds per process: a device has the same number always.
     site = zlib.crc32(f"{layer.site}/{i}".encode())
-    return perturb_at(model, jax.random.fold_in(site_key, i), site, x)
+    return perturb_at(jax.random.fold_in(site_key, i), model, x, site)
 
 
 def monte_carlo(

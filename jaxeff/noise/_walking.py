@@ -17,7 +17,7 @@ def score(key, trained, state, spec):
 
 result = sweep(
     jax.random.key(0), lambda spec: cross_entropy(noisy(f, spec), keyed=True),
-    lambda key: (params, None), spec, (x, y),
+    lambda key: (params, None), (x, y), spec,
     optimizer=optax.adam(1e-3), epochs=1, batch_size=32, score=score,
 )
 result.scores["accuracy"][0]                     # [settings], under noise of rows: (site, level)

@@ -9,7 +9,7 @@ from jaxeff.photonics import (
 )
 
 f, params, (x, y) = small_classifier()
-spec = levels_per_activation(f, params, x, spec={"avg_pool*": ChaoticLight(bits=4)})
+spec = levels_per_activation(f, params, x, {"avg_pool*": ChaoticLight(bits=4)})
 raw = level_logits(spec)                              # what an optimizer moves
 
 def loss(params, raw, key):                           # the likelihood's part is left to you
@@ -54,8 +54,10 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, PRNGKeyArray
 
 from jaxeff.core import (
+    as_arguments,
     check_number,
     instance_of,
+    parameter_tree,
     real_array,
     single_key,
     spec_of,
@@ -72,11 +74,11 @@ Lights = Mapping[str, ChaoticLight]
 Raw = dict[str, Float[Array, "..."]]
 
 
-@validate()
+@validate(batch=parameter_tree)
 def levels_per_activation(
     f: Callable[..., Any],
     params: Any,
-    *args: Any,
+    batch: Any,
     spec: Mapping[str, ChaoticLight | None],
     level: float = 0.5,
 ) -> dict[str, ChaoticLight]:
@@ -85,7 +87,7 @@ def levels_per_activation(
     Args:
         f: A pure function `f(params, *args)`.
         params: The parameters of `f`.
-        *args: Further arguments of `f`, examples first; shapes are enough.
+        batch: `args` as a tuple, or the only one of them, examples first; shapes are enough.
         spec: Settings of average poolings, as `jaxeff.photonic` takes them.
         level: Starting value of all noise levels, in [0, 1].
 
@@ -99,7 +101,7 @@ def levels_per_activation(
     """
     check_settings(spec, ChaoticLight, "a ChaoticLight, such as ChaoticLight(0.5)")
     check_number("level", level, 0, 1)
-    program = trace(f, params, *args)
+    program = trace(f, params, *as_arguments(batch))
     lights: Any = carried(spec, program)
     settings = {}
     for layer in program.sites:

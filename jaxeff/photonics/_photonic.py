@@ -51,7 +51,14 @@ from typing import Any
 import jax
 from jaxtyping import PRNGKeyArray
 
-from jaxeff.core import check_function, check_params, input_batch, single_key, validate
+from jaxeff.core import (
+    as_arguments,
+    check_function,
+    check_params,
+    input_batch,
+    single_key,
+    validate,
+)
 from jaxeff.noise import ReadOut
 from jaxeff.photonics._pooling import PhotonicElement, ReadElement
 from jaxeff.program import (
@@ -126,22 +133,17 @@ def carry(element: PhotonicElement, layer: Layer, key: PRNGKeyArray, *values: An
     return element.carry(key, layer, values)
 
 
-@validate(x=input_batch)
+@validate(batch=input_batch)
 def read_out(
-    f: Callable[..., Any],
-    params: Any,
-    x: Any,
-    spec: Mapping[str, PhotonicElement | None],
-    *args: Any,
+    f: Callable[..., Any], params: Any, batch: Any, spec: Mapping[str, PhotonicElement | None]
 ) -> dict[str, ReadOut]:
     """Measures the noise that light adds to each layer: a noise spec for `jaxeff.moments`.
 
     Args:
-        f: A pure function `f(params, x, *args)`.
+        f: A pure function `f(params, *args)`.
         params: The parameters of `f`.
-        x: A batch.
+        batch: `args` as a tuple, or the only one of them.
         spec: Same as for `jaxeff.photonic`.
-        *args: Further arguments of `f`.
 
     Returns:
         By site, the shift of the layer's result and the variance of its reading.
@@ -154,7 +156,8 @@ def read_out(
     check_function("read_out: f", f)
     check_params("read_out: params", params)
     check_settings(spec, PhotonicElement, WANTED)
-    program = trace(f, params, x, *args)
+    args = as_arguments(batch)
+    program = trace(f, params, *args)
     elements = carried(spec, program)
     if inside := sorted(set(elements) - {layer.site for layer in program.layers}):
         raise ValueError(
@@ -181,5 +184,5 @@ def read_out(
         outputs[at] = mean
         return outputs
 
-    evaluate(program, rule, None, argument_leaves((params, x, *args), {}))
+    evaluate(program, rule, None, argument_leaves((params, *args), {}))
     return read_outs

@@ -35,6 +35,7 @@ from jaxeff.core import (
     Count,
     Number,
     Setting,
+    as_arguments,
     function_of_form,
     input_batch,
     instance_of,
@@ -220,7 +221,7 @@ def prune_plan(
             nothing about one, or the budget is below the least that the spec allows.
     """
     check_settings(spec, Prune, "a Prune, such as Prune(0.5)")
-    args = batch if isinstance(batch, tuple) else (batch,)
+    args = as_arguments(batch)
     program = trace(f, params, *args)
     found = read_channels(program)
     makes = {site for group in found if group.free for site in group.sites}

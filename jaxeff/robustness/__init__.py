@@ -16,7 +16,7 @@ params = fit(
     key, cross_entropy(f), params, (x, y), optimizer=optax.adam(1e-2), epochs=15, batch_size=32
 ).params
 
-curve = robustness.accuracy_curve(key, f, params, {"*": Additive(levels)}, levels, (x, y))
+curve = robustness.accuracy_curve(key, f, params, (x, y), {"*": Additive(levels)}, levels)
 midpoint = robustness.fit_midpoint(curve.levels, curve.draws)   # also of a sweep, over its seeds
 
 sites = slots(f, params, x)

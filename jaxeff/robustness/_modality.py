@@ -16,7 +16,7 @@ key, (f, params, (x, y)) = jax.random.key(0), small_classifier()
 score = bimodality(activations(f, ["relu"])(params, x)["relu"])
 score.separability, score.threshold
 thresholds = score.threshold * jnp.array([0.5, 1.0, 2.0])
-accuracy_curve(key, f, params, lambda t: {"relu": Binarized(t)}, thresholds, (x, y), repeats=1)
+accuracy_curve(key, f, params, (x, y), lambda t: {"relu": Binarized(t)}, thresholds, repeats=1)
 ```
 
 `bimodality` finds the threshold that best cuts the values in two and returns Otsu's separability
@@ -212,7 +212,7 @@ class Binarized(Setting):
     ) -> Float[Array, "*shape"]:
         """Returns an array of two values, with noise that depends on the site."""
         if self.after is not None:
-            x = perturb_at(self.after, key, site, x)
+            x = perturb_at(key, self.after, x, site)
         above = x > jnp.asarray(self.threshold, x.dtype)
 
         def mean(side: Array) -> Array:

@@ -235,7 +235,7 @@ class _Switched:
 
     def perturb_site(self, key: PRNGKeyArray, site: int, x: Any) -> Any:
         # One program for all layers: which of them is perturbed is a traced number.
-        return jax.lax.cond(self.active, lambda: perturb_at(self.model, key, site, x), lambda: x)
+        return jax.lax.cond(self.active, lambda: perturb_at(key, self.model, x, site), lambda: x)
 
 
 @functools.partial(jax.jit, static_argnums=(0, 1, 2))
@@ -257,7 +257,7 @@ def _divergences(
     # One flat list of site, level and draw: the loop over it is compiled once for all of them.
     every = jnp.meshgrid(jnp.arange(len(sites)), grid, jnp.arange(len(keys)), indexing="ij")
     changes = (every[0].ravel(), every[1].ravel(), keys[every[2].ravel()])
-    kl = divergences(f, changed, changes, params, x, state=state)
+    kl = divergences(f, changed, params, x, changes, state=state)
     return kl.mean(range(1, kl.ndim)).reshape(every[0].shape)
 
 

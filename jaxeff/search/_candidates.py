@@ -462,7 +462,7 @@ def _divergences(
     f: Any, space: SearchSpace, policies: Any, params: Any, state: Any, x: Any
 ) -> Array:
     changed = functools.partial(space.compressed, f)
-    by_policy = divergences(f, changed, policies, params, x, state=state)
+    by_policy = divergences(f, changed, params, x, policies, state=state)
     return by_policy.reshape(len(by_policy), -1)
 
 

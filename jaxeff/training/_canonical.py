@@ -50,12 +50,12 @@ from jaxeff.core import ClosedJaxpr, JaxprEqn, bind, primitives, pure_function, 
 from jaxeff.program.ir import Contraction, Scan, walk
 
 
-@validate(fn=pure_function)
-def canonical_convolutions(fn: Callable[..., Any], *, products: bool = False) -> Callable[..., Any]:
-    """Rewrites each convolution in ``fn``, also in scans, to channels-last layout.
+@validate(f=pure_function)
+def canonical_convolutions(f: Callable[..., Any], *, products: bool = False) -> Callable[..., Any]:
+    """Rewrites each convolution in ``f``, also in scans, to channels-last layout.
 
     Args:
-      fn: Any function of pytrees of arrays. Calls with custom derivatives, conditionals and while
+      f: Any function of pytrees of arrays. Calls with custom derivatives, conditionals and while
         loops inside it are left as they are.
       products: Whether convolutions over a single channel become products of a matrix with patches,
         which XLA's CPU compiler computes several times faster. They then take the memory of their
@@ -66,7 +66,7 @@ def canonical_convolutions(fn: Callable[..., Any], *, products: bool = False) ->
     """
 
     def canonical(*args: Any) -> Any:
-        closed, shapes = jax.make_jaxpr(fn, return_shape=True)(*args)
+        closed, shapes = jax.make_jaxpr(f, return_shape=True)(*args)
         outputs = _evaluate(
             closed, jax.tree.leaves(args), _product if products else Contraction.in_channels_last
         )
@@ -75,18 +75,18 @@ def canonical_convolutions(fn: Callable[..., Any], *, products: bool = False) ->
     return canonical
 
 
-def canonical_in_loops(fn: Callable[..., Any], *, products: bool = False) -> Callable[..., Any]:
-    """Rewrites ``fn`` for use in a loop: with canonical convolutions on a processor.
+def canonical_in_loops(f: Callable[..., Any], *, products: bool = False) -> Callable[..., Any]:
+    """Rewrites ``f`` for use in a loop: with canonical convolutions on a processor.
 
     Inside a loop, XLA's CPU compiler has fast convolutions for that layout only; other compilers
     choose layouts themselves.
 
     Args:
-      fn: Function to rewrite, as for `canonical_convolutions`.
+      f: Function to rewrite, as for `canonical_convolutions`.
       products: Whether convolutions over a single channel become products, as for
         `canonical_convolutions`.
     """
-    return canonical_convolutions(fn, products=products) if jax.default_backend() == "cpu" else fn
+    return canonical_convolutions(f, products=products) if jax.default_backend() == "cpu" else f
 
 
 Convolve = Callable[..., jax.Array]

@@ -20,7 +20,7 @@ def changed(level):
     g = noisy(f, {"fc1": Additive(level)})
     return lambda *args: g(key, *args)
 
-divergences(f, changed, jnp.array([0.0, 0.1, 1.0]), params, x).mean(-1)      # nats, one per level
+divergences(f, changed, params, x, jnp.array([0.0, 0.1, 1.0])).mean(-1)      # nats, one per level
 ```
 
 Other numbers of each change take the loop below it:
@@ -51,9 +51,9 @@ from jaxeff.training._canonical import canonical_in_loops
 def divergences(
     f: Callable[..., Any],
     changed: Callable[[Any], Callable[..., Any]],
-    changes: Any,
     params: Any,
     x: Any,
+    changes: Any,
     *,
     state: Any = None,
     at_once: int = 1,
@@ -64,9 +64,9 @@ def divergences(
         f: A classifier `f(params, x) -> logits`; with a state `f(params, state, x) -> (logits, new
             state)`.
         changed: Makes a function like `f` from one entry of `changes`.
-        changes: Arrays with a common leading axis, one entry per change.
         params: The parameters of `f`.
         x: Inputs, which are evaluated at once.
+        changes: Arrays with a common leading axis, one entry per change.
         state: The model's state, which stays as it is.
         at_once: Number of changes evaluated side by side, by `vmap`.
     """

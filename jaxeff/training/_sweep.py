@@ -24,7 +24,7 @@ def score(key, params, state, spec):
     return {"accuracy": jnp.mean(logits.argmax(-1) == y)}
 
 result = sweep(
-    jax.random.key(0), loss_at, init, {"*": Additive(jnp.logspace(-2, 1, 4))}, (x, y),
+    jax.random.key(0), loss_at, init, (x, y), {"*": Additive(jnp.logspace(-2, 1, 4))},
     score=score, seeds=2, optimizer=optax.adam(1e-2), epochs=2, batch_size=32,
 )
 result.scores["accuracy"]                             # [seeds, settings]
@@ -273,8 +273,8 @@ def sweep(
     key: jax.Array,
     loss_at: LossAt,
     init: Init,
-    settings: Any,
     data: Any,
+    settings: Any,
     *,
     optimizer: optax.GradientTransformation,
     epochs: int,
@@ -296,8 +296,8 @@ def sweep(
             float rounding not on the chunks.
         loss_at: The training loss of a setting, in the form that `make_epoch` takes.
         init: Initial parameters and state (None if there is none) from a key.
-        settings: Pytree of arrays with a common first axis, one entry per setting.
         data: Pytree of arrays with a common first axis of examples.
+        settings: Pytree of arrays with a common first axis, one entry per setting.
         optimizer: Any optax optimizer; schedules count updates, not epochs.
         epochs: Passes over the data.
         batch_size: Examples per update.

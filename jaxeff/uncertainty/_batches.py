@@ -6,7 +6,7 @@ import jax.numpy as jnp
 from jaxeff.uncertainty import in_batches
 
 images = jnp.ones((1200, 8))
-assert in_batches(lambda x: x.sum(1), images, batch=500).shape == (1200,)   # three calls
+assert in_batches(lambda x: x.sum(1), images, batch_size=500).shape == (1200,)   # three calls
 ```
 """
 
@@ -16,22 +16,23 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from jaxeff.core import function_of_form, instance_of, parameter_tree, static_integer, validate
+from jaxeff.core import function_of_form, instance_of, parameter_tree, validate
 
 
 @validate(
     f=function_of_form("f(inputs)"),
-    batch=static_integer(),
     axis=instance_of(int),
     inputs=parameter_tree,
 )
-def in_batches(f: Callable[[Any], Any], inputs: Any, batch: int = 500, *, axis: int = 0) -> Any:
+def in_batches(
+    f: Callable[[Any], Any], inputs: Any, batch_size: int = 500, *, axis: int = 0
+) -> Any:
     """Applies a function to inputs a batch at a time.
 
     Args:
         f: A function of a batch of inputs; a last batch that isn't full is passed as it is.
         inputs: An array, batch axis first.
-        batch: Inputs at a time.
+        batch_size: Inputs at a time.
         axis: The batch axis of the outputs: ``-2`` for logits ``[samples, batch, classes]``.
 
     Returns:
@@ -44,5 +45,5 @@ def in_batches(f: Callable[[Any], Any], inputs: Any, batch: int = 500, *, axis: 
         raise ValueError("there are no inputs to pass in batches")
     # A shorter last batch is passed as it is: padding it would change a function that looks at its
     # whole batch. Compiled functions compile once more for it.
-    parts = [f(inputs[i : i + batch]) for i in range(0, len(inputs), batch)]
+    parts = [f(inputs[i : i + batch_size]) for i in range(0, len(inputs), batch_size)]
     return jax.tree.map(lambda *leaves: jnp.concatenate(leaves, axis), *parts)

@@ -10,7 +10,7 @@ from jaxeff.uncertainty import dense_head, react, scored
 
 f, params, (x, y) = small_classifier()
 features = inputs_of(f, "fc2")(params, x)            # what the last layer reads, [batch, 32]
-head = dense_head(f, "fc2", params, x)               # its kernel and bias
+head = dense_head(f, params, x, "fc2")               # its kernel and bias
 g = scored(f, "fc2", react(features, head))          # g(params, x): logits and scores
 logits, scores = g(params, x)
 ```
@@ -63,6 +63,7 @@ from jaxeff.core import (
     instance_of,
     number,
     one_of,
+    parameter_tree,
     probability,
     real_array,
     static_integer,
@@ -93,21 +94,21 @@ class DenseHead(NamedTuple):
         return features @ self.kernel + self.bias[None]
 
 
-@validate(f=function_of_form("f(params, *args)"), site=string)
-def dense_head(f: Callable[..., Any], site: str, params: Any, *args: Any) -> DenseHead:
+@validate(f=function_of_form("f(params, *args)"), batch=parameter_tree, site=string)
+def dense_head(f: Callable[..., Any], params: Any, batch: Any, site: str) -> DenseHead:
     """Returns a function's last layer.
 
     Args:
         f: A pure function `f(params, *args)` that returns the result of a dense layer.
-        site: The layer's name.
         params: The parameters.
-        *args: Inputs; shapes are enough.
+        batch: Inputs, `args` as a tuple or the only one of them; shapes are enough.
+        site: The layer's name.
 
     Raises:
         ValueError: The site is no last dense layer; the message says why.
     """
     check_params("params", params)
-    layer = last_layer(f, site, params, *args)
+    layer = last_layer(f, params, batch, site)
     leaves = jax.tree.leaves(params)
     kernel = jnp.asarray(leaves[layer.kernel])
     bias = jnp.zeros(kernel.shape[1], kernel.dtype)

@@ -54,7 +54,7 @@ def spread(adapters):
 F, PARAMS, X = build("dense")
 SPEC = {"*:linear": LoRA(2, alpha=3.0)}
 G = lora(F, SPEC)
-ADAPTERS = spread(init_lora(KEY, F, SPEC, PARAMS, X))
+ADAPTERS = spread(init_lora(KEY, F, PARAMS, X, SPEC))
 
 
 @pytest.mark.slow
@@ -62,12 +62,12 @@ ADAPTERS = spread(init_lora(KEY, F, SPEC, PARAMS, X))
 def test_a_start_changes_nothing_and_merging_keeps_what_was_added(name):
     f, params, x = build(name)
     g = jax.jit(lora(f, SPEC))
-    start = init_lora(KEY, f, SPEC, params, x)
+    start = init_lora(KEY, f, params, x, SPEC)
     np.testing.assert_array_equal(g(params, start, x), jax.jit(f)(params, x))
     adapters = spread(start)
     apart = g(params, adapters, x)
     assert np.abs(apart - f(params, x)).max() > 1e-2
-    merged = merge_lora(f, SPEC, params, adapters, x)
+    merged = merge_lora(f, params, adapters, x, SPEC)
     assert jax.tree.structure(merged) == jax.tree.structure(params)
     np.testing.assert_allclose(f(merged, x), apart, rtol=1e-4, atol=1e-4)
 
@@ -88,13 +88,13 @@ def test_a_layer_is_its_formula():
 @pytest.mark.slow
 def test_globs_choose_the_layers():
     f, params, x = build("attention")
-    found = init_lora(KEY, f, {"*attn*": LoRA(2), "*attn/value": None}, params, x)
+    found = init_lora(KEY, f, params, x, {"*attn*": LoRA(2), "*attn/value": None})
     names = ("key", "out", "query")
     assert sorted(found) == [f"blocks/0/attn/{name}/kernel" for name in names]
     with pytest.raises(SpecError, match="nothing"):
-        init_lora(KEY, f, {"nothing*": LoRA(2)}, params, x)
+        init_lora(KEY, f, params, x, {"nothing*": LoRA(2)})
     with pytest.raises(ValueError, match="nothing for an adapter"):
-        init_lora(KEY, F, {"relu": LoRA(2)}, PARAMS, X)
+        init_lora(KEY, F, PARAMS, X, {"relu": LoRA(2)})
 
 
 def test_linen_has_the_same_adapters():
@@ -115,7 +115,7 @@ def test_rounded_weights_keep_an_update_that_is_not():
     rounded = quantized(F, rounding)
     found = lora(rounded, SPEC)(PARAMS, ADAPTERS, X)
     np.testing.assert_array_equal(
-        lora(rounded, SPEC)(PARAMS, init_lora(KEY, rounded, SPEC, PARAMS, X), X),
+        lora(rounded, SPEC)(PARAMS, init_lora(KEY, rounded, PARAMS, X, SPEC), X),
         rounded(PARAMS, X),
     )
 
@@ -132,7 +132,7 @@ def test_rounded_weights_keep_an_update_that_is_not():
     }  # fmt: skip
     np.testing.assert_allclose(found, F(by_hand, X), rtol=1e-4, atol=1e-4)
     with pytest.raises(ValueError, match="can't be merged"):
-        merge_lora(rounded, SPEC, PARAMS, ADAPTERS, X)
+        merge_lora(rounded, PARAMS, ADAPTERS, X, SPEC)
 
 
 @pytest.mark.slow
@@ -145,7 +145,7 @@ def test_only_adapters_are_trained():
     assert found.history[-1]["loss"] < found.history[0]["loss"]
     assert jax.tree.structure(found.params) == jax.tree.structure(ADAPTERS)
     slopes = jax.grad(lambda a: G(PARAMS, a, X).sum())(ADAPTERS)
-    merged = jax.grad(lambda a: F(merge_lora(F, SPEC, PARAMS, a, X), X).sum())(ADAPTERS)
+    merged = jax.grad(lambda a: F(merge_lora(F, PARAMS, a, X, SPEC), X).sum())(ADAPTERS)
     for ours, expected in zip(jax.tree.leaves(slopes), jax.tree.leaves(merged), strict=True):
         np.testing.assert_allclose(ours, expected, rtol=1e-4, atol=1e-4)
 
@@ -201,14 +201,14 @@ def test_uses_of_a_shared_layer_have_one_adapter():
         return jnp.tanh(x @ params["fc"]["w"]) @ params["fc"]["w"]
 
     params, spec = {"fc": {"w": jax.random.normal(KEY, (6, 6))}}, {"fc": LoRA(2)}
-    adapters = spread(init_lora(KEY, f, spec, params, X))
+    adapters = spread(init_lora(KEY, f, params, X, spec))
     assert list(adapters) == ["fc/w"]
-    merged = merge_lora(f, spec, params, adapters, X)
+    merged = merge_lora(f, params, adapters, X, spec)
     np.testing.assert_allclose(f(merged, X), lora(f, spec)(params, adapters, X), rtol=1e-3,
                                atol=1e-4)  # fmt: skip
     alone = {"fc": LoRA(2), "fc#1": None}
     with pytest.raises(ValueError, match="fc#1 reads fc/w, too"):
-        merge_lora(f, alone, params, adapters, X)
+        merge_lora(f, params, adapters, X, alone)
 
 
 @pytest.mark.slow
@@ -219,8 +219,8 @@ def test_transposed_and_keyed_functions():
 
     params, spec = {"fc": {"w": jax.random.normal(KEY, (5, 6))}}, {"fc": LoRA(2)}
     plain = lambda params, x: f(KEY, params, x)  # noqa: E731
-    adapters = spread(init_lora(KEY, plain, spec, params, X))
-    merged = merge_lora(plain, spec, params, adapters, X)
+    adapters = spread(init_lora(KEY, plain, params, X, spec))
+    merged = merge_lora(plain, params, adapters, X, spec)
     assert merged["fc"]["w"].shape == (5, 6)
     np.testing.assert_allclose(
         lora(f, spec)(KEY, params, adapters, X), f(KEY, merged, X), rtol=1e-4, atol=1e-5
@@ -235,7 +235,7 @@ def test_loops_over_stacked_parameters_are_refused_and_remat_is_not():
         return jax.lax.scan(lambda h, w: (jnp.tanh(h @ w), None), x, params["layers"]["w"])[0]
 
     with pytest.raises(ValueError, match="is a part of layers/w, as in a loop"):
-        init_lora(KEY, loop, {"*:linear": LoRA(2)}, stacked, X)
+        init_lora(KEY, loop, stacked, X, {"*:linear": LoRA(2)})
     found = lora(jax.checkpoint(F), SPEC)(PARAMS, ADAPTERS, X)
     np.testing.assert_allclose(found, G(PARAMS, ADAPTERS, X), rtol=1e-5, atol=1e-5)
 

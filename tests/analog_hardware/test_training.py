@@ -99,7 +99,7 @@ def test_a_sweep_over_chips_trains_for_each():
     def swept(devices):
         return sweep(
             jax.random.key(0), lambda d: cross_entropy(on(d), keyed=True),
-            lambda key: (params, None), devices, data, score=score, optimizer=optax.sgd(0.1),
+            lambda key: (params, None), data, devices, score=score, optimizer=optax.sgd(0.1),
             epochs=2, batch_size=16, keep=True, progress=False,
         )  # fmt: skip
 

@@ -23,9 +23,11 @@ WORDS = {
 """What an error may call an argument instead of by its name."""
 
 SHAPES = (
-    "channels", "cost", "sites", "summary", "trace", "compression.initial_ranges",
-    "compression.memory", "compression.penalty", "compression.random_weights", "noise.slots",
-    "photonics.levels_per_activation", "bayes.prior_scales", "uncertainty.dense_head",
+    "channels", "cost", "sites", "summary", "trace", "noise.slots", "bayes.prior_scales",
+)  # fmt: skip
+SHAPES_OF_BATCHES = (
+    "compression.initial_ranges", "compression.memory", "compression.penalty",
+    "compression.random_weights", "photonics.levels_per_activation", "uncertainty.dense_head",
     "adapters.init_lora", "adapters.merge_lora", "adapters.untied",
 )  # fmt: skip
 """Functions that read a program, not the numbers it is given."""
@@ -38,7 +40,7 @@ ACCEPTED: dict[tuple[str, str, str], str] = {
     ("jaxeff.compression.allocate_bits", "budget", "a fraction"): "bits of a code may be"
     " fractions",
     ("jaxeff_export.boards.make_board", "cpu", "unknown"): "read for an emulated board alone",
-    ("*", "seed", "zero"): "a seed like any other",
+    ("jaxeff.compression.rotate", "seed", "zero"): "a seed like any other",
     ("jaxeff.search.search", "steps", "zero"): "candidates may be judged without training",
     ("*", "pad", "zero"): "no padding",
     ("*", "warmup", "zero"): "no warm-up",
@@ -77,6 +79,10 @@ ACCEPTED: dict[tuple[str, str, str], str] = {
     ("jaxeff.robustness.bin_edges", "arrays", "an array"): "iterated over",
     ("jaxeff.robustness.bin_edges", "arrays", "one empty"): "edges of the values there are",
     **{(f"jaxeff.{name}", "args", "[!tw]*"): "only shapes and dtypes are read" for name in SHAPES},
+    **{
+        (f"jaxeff.{name}", "batch", "[!tw]*"): "only shapes and dtypes are read"
+        for name in SHAPES_OF_BATCHES
+    },
     ("*", "args", "complex"): "a network may compute with complex numbers",
     ("jaxeff.training.run_epochs", "key", "keys"): "one for each replicate",
     # What the loss or the model decides

@@ -34,6 +34,20 @@ def public(kind: str) -> dict[str, Any]:
     return dict(found.values())
 
 
+def on_every_face() -> dict[str, Any]:
+    """Every function of all faces, those of inner packages and of `core` too."""
+    functions: dict[int, tuple[str, Any]] = {}
+    for package in (jaxeff, jaxeff_export):
+        for found in pkgutil.walk_packages(package.__path__, f"{package.__name__}."):
+            if not any(part.startswith("_") for part in found.name.split(".")):
+                face = importlib.import_module(found.name)
+                for name in getattr(face, "__all__", ()):
+                    value = getattr(face, name)
+                    if inspect.isfunction(value):
+                        functions.setdefault(id(value), (f"{face.__name__}.{name}", value))
+    return dict(functions.values())
+
+
 def _modules() -> Iterator[Any]:
     yield from (jaxeff, jaxeff_export, jaxeff_export.boards)
     for module in pkgutil.iter_modules(jaxeff.__path__):

@@ -112,7 +112,7 @@ ADAM = optax.adam(1e-3)
 HEAD = DenseHead(jnp.ones((3, 2)), jnp.ones(2))
 
 COMMON: dict[str, Any] = {
-    "key": KEY, "f": f, "g": f, "fn": f, "params": PARAMS, "start": PARAMS, "x": X, "args": (X,),
+    "key": KEY, "f": f, "g": f, "params": PARAMS, "start": PARAMS, "x": X, "args": (X,),
     "inputs": X, "likelihood": "categorical", "data": DATA, "validation": DATA, "batch": X,
     "batches": [X, X],
     "posterior": GAUSSIANS, "sites": SITES, "optimizer": ADAM, "budget_optimizer": ADAM,
@@ -162,8 +162,7 @@ SPECS: dict[str, Any] = {
 
 OWN: dict[str, dict[str, Any]] = {
     "jaxeff.adapters.untied": {"site": "fc1"},
-    "jaxeff.adapters.init_lora": {"args": (X,)},
-    "jaxeff.adapters.merge_lora": {"args": (X,), "adapters": {
+    "jaxeff.adapters.merge_lora": {"adapters": {
         "fc1/kernel": {"a": jnp.ones((1, 3, 2)), "b": jnp.ones((1, 2, 4))}
     }},
     "jaxeff.nn.sample": {"logits": PROBS, "temperature": 0.5, "top_k": 2, "top_p": 0.9},
@@ -171,9 +170,6 @@ OWN: dict[str, dict[str, Any]] = {
     "jaxeff_export.table_latency": {"inputs": (X,)},
     "jaxeff_export.modelled_latency": {"inputs": (X,)},
     "jaxeff_export.measured_latency": {"inputs": (X,)},
-    "jaxeff.photonics.read_out": {"args": ()},
-    "jaxeff.analog_hardware.read_out": {"args": ()},
-    "jaxeff.analog_hardware.partition": {"args": ()},
     "jaxeff.uncertainty.sparsity_threshold": {"train": POINTS},
     "jaxeff.uncertainty.out_of_domain": {"x": POINTS, "train": POINTS},
     "jaxeff.uncertainty.negative_log_density": {"x": POINTS, "train": POINTS},
@@ -362,11 +358,11 @@ OWN: dict[str, dict[str, Any]] = {
     "jaxeff.weights.packaged_file": {"package": "numpy", "pattern": "*.py"},
     "jaxeff.weights.channels_last_inputs": {"channels": 2},
     "jaxeff.weights.rotary_halves": {"heads": 2},
-    "jaxeff_export.deploy": {"progress": print, "example_args": (PARAMS, X),
+    "jaxeff_export.deploy": {"progress": print, "args": (PARAMS, X),
                              "tokenizer": Tokenizer(["a"], [])},
     "jaxeff_export.deploy_artifact": {"progress": print, "artifact": empty(Artifact),
                                       "arrays": {"a": np.ones(2)}},
-    "jaxeff_export.export": {"example_args": (PARAMS, X)},
+    "jaxeff_export.export": {"args": (PARAMS, X)},
     "jaxeff_export.run_on_boards": {"work": print, "boards": ("local",)},
     "jaxeff_export.resolve_target": {"target": "host"},
     "jaxeff_export.channel_multiple": {"target": "host"},
@@ -446,7 +442,7 @@ ANYTHING: dict[str, str] = {
         ("active", "noise", "epochs", "checkpoints", "inputs", "devices", "vectorized", "monitor",
          "prior_precision", "beta", "weights", "activations", "of_activations", "percentile",
          "counts", "widths", "args", "fractions", "keep", "recipe", "shape", "budgets", "on_round",
-         "candidates", "content", "example_args", "bundle", "report", "nodes", "operators",
+         "candidates", "content", "bundle", "report", "nodes", "operators",
          "exclude"),
         "tuples, objects and options that no kind of bad values is known for",
     ),

@@ -35,7 +35,7 @@ def f(params, x):
 G = lora(f, SPEC)
 ADAPTERS = jax.tree.map(
     lambda leaf: leaf + 0.3 * jax.random.normal(jax.random.key(leaf.size), leaf.shape),
-    init_lora(KEY, f, SPEC, PARAMS, X),
+    init_lora(KEY, f, PARAMS, X, SPEC),
 )
 
 
@@ -59,7 +59,9 @@ def test_adapters_have_the_curvature_of_automatic_derivatives(structure):
     if structure == "diag":
         curvature = np.diag(np.diag(curvature))
     covariance = np.linalg.inv(curvature + PRIOR * np.eye(len(curvature)))
-    posterior = laplace(h, ADAPTERS, (X, Y), "*", structure, prior_precision=PRIOR)
+    posterior = laplace(
+        jax.random.key(0), h, ADAPTERS, (X, Y), "*", structure, prior_precision=PRIOR
+    )
     expected = np.einsum("ncp,pq,nkq->nck", jacobians, covariance, jacobians)
     np.testing.assert_allclose(posterior.logits(X).cov, expected, rtol=2e-3, atol=2e-4)
     np.testing.assert_allclose(variances(posterior), np.diag(covariance), rtol=2e-3)
@@ -75,22 +77,23 @@ def test_adapters_have_the_curvature_of_automatic_derivatives(structure):
 def test_frozen_weights_that_are_parameters_stay_certain(structure):
     g = lambda p, x: G(p["frozen"], p["adapters"], x)  # noqa: E731
     together = {"frozen": PARAMS, "adapters": ADAPTERS}
-    alone = laplace(h, ADAPTERS, (X, Y), "*", structure, prior_precision=PRIOR)
+    alone = laplace(jax.random.key(0), h, ADAPTERS, (X, Y), "*", structure, prior_precision=PRIOR)
     found = laplace(
-        g, together, (X, Y), "*", structure, prior_precision=PRIOR, only="adapters/*"
+        jax.random.key(0), g, together, (X, Y), "*", structure, prior_precision=PRIOR,
+        only="adapters/*",
     )  # fmt: skip
     np.testing.assert_allclose(found.logits(X).cov, alone.logits(X).cov, rtol=1e-4, atol=1e-6)
     jax.tree.map(np.testing.assert_array_equal, found.to_gaussians(diagonal=True)["frozen"], PARAMS)
     with pytest.raises(ValueError, match="matches none of the sites' parameters"):
-        laplace(g, together, (X, Y), "*", structure, only="adapter/*")
+        laplace(jax.random.key(0), g, together, (X, Y), "*", structure, only="adapter/*")
     with pytest.raises(ValueError, match="of a whole layer"):
-        laplace(g, together, (X, Y), "*", "last_layer", only="adapters/*")
+        laplace(jax.random.key(0), g, together, (X, Y), "*", "last_layer", only="adapters/*")
 
 
 @pytest.mark.slow
 @pytest.mark.promotes("dtype", "rank")  # NumPyro
 def test_each_factor_of_an_adapter_has_a_kronecker_product():
-    posterior = laplace(h, ADAPTERS, (X, Y), "*", "kron", prior_precision=PRIOR)
+    posterior = laplace(jax.random.key(0), h, ADAPTERS, (X, Y), "*", "kron", prior_precision=PRIOR)
     x = np.asarray(X, np.float64)
     one = {k: np.asarray(v[0], np.float64) for k, v in ADAPTERS["one/kernel"].items()}
     two = {k: np.asarray(v[0], np.float64) for k, v in ADAPTERS["two/kernel"].items()}
@@ -119,14 +122,14 @@ def test_each_factor_of_an_adapter_has_a_kronecker_product():
 @pytest.mark.promotes("dtype", "rank")  # NumPyro
 def test_a_factor_of_rank_one_alone_is_no_bias():
     spec = {"two": LoRA(1, alpha=3.0)}
-    adapters = init_lora(KEY, f, spec, PARAMS, X)
+    adapters = init_lora(KEY, f, PARAMS, X, spec)
     g = lora(f, spec)
 
     def of_b(b, x):
         return g(PARAMS, {"two/kernel": adapters["two/kernel"] | b}, x)
 
     b = {"b": adapters["two/kernel"]["b"] + 0.5}
-    posterior = laplace(of_b, b, (X, Y), "*", "kron", prior_precision=PRIOR)
+    posterior = laplace(jax.random.key(0), of_b, b, (X, Y), "*", "kron", prior_precision=PRIOR)
     # One row of inputs: the product of factors is their mean square times the curvature.
     hidden = np.tanh(X @ PARAMS["one"]["kernel"] + PARAMS["one"]["bias"])
     rows = np.asarray(hidden @ adapters["two/kernel"]["a"][0], np.float64)
@@ -148,7 +151,9 @@ def test_a_bias_that_is_scaled_is_no_weight_whose_input_is_one(structure):
 
     params = {"fc": {"kernel": WEIGHTS[:4, :3], "bias": WEIGHTS[8, :3]}}
     curvature, _ = gauss_newton(scaled, params, X, Y)
-    posterior = laplace(scaled, params, (X, Y), "fc", structure, prior_precision=PRIOR)
+    posterior = laplace(
+        jax.random.key(0), scaled, params, (X, Y), "fc", structure, prior_precision=PRIOR
+    )
     found = posterior.to_gaussians(diagonal=True)["fc"]["bias"].var
     if structure == "full":
         expected = np.diag(np.linalg.inv(curvature + PRIOR * np.eye(15)))[:3]
@@ -164,7 +169,7 @@ def test_drawn_labels_estimate_the_curvature_without_bias():
 
     def values(structure, key):
         posterior = laplace(
-            h, ADAPTERS, (X, Y), "*", structure, prior_precision=PRIOR, key=key, draws=20
+            key, h, ADAPTERS, (X, Y), "*", structure, prior_precision=PRIOR, draws=20
         )
         return np.asarray(posterior.precision.values, np.float64)
 
@@ -174,14 +179,17 @@ def test_drawn_labels_estimate_the_curvature_without_bias():
     assert (np.abs(diagonal.mean(0) - np.diag(curvature)) < 5 * error).all()
     assert (5 * error < 0.5 * np.diag(curvature)).all()
     # The sum of eigenvalues is linear in the factor that is estimated.
-    exact = laplace(h, ADAPTERS, (X, Y), "*", "kron", prior_precision=PRIOR).precision.values.sum()
+    exact = laplace(
+        jax.random.key(0), h, ADAPTERS, (X, Y), "*", "kron", prior_precision=PRIOR
+    ).precision.values.sum()
     sums = np.stack([values("kron", key).sum() for key in keys])
     assert abs(sums.mean() - float(exact)) < 5 * sums.std(ddof=1) / np.sqrt(30)
     one = values("diag", KEY)
     np.testing.assert_array_equal(one, values("diag", KEY))
     # Labels belong to examples, not to batches of them.
-    parts = laplace(h, ADAPTERS, (X, Y), "*", "diag", prior_precision=PRIOR, key=KEY, draws=20,
-                    batch_size=7)  # fmt: skip
+    parts = laplace(
+        KEY, h, ADAPTERS, (X, Y), "*", "diag", prior_precision=PRIOR, draws=20, batch_size=7,
+    )  # fmt: skip
     np.testing.assert_allclose(parts.precision.values, one, rtol=1e-4)
 
 
@@ -201,7 +209,9 @@ TOKENS = {
 def test_linear_draws_have_the_covariance_of_outputs(sites):
     x = X.reshape(6, 5, 4)
     labels = (x[..., 0] > 0).astype(jnp.int32)
-    posterior = laplace(tokens, TOKENS, (x, labels), sites, "kron", prior_precision=PRIOR)
+    posterior = laplace(
+        jax.random.key(0), tokens, TOKENS, (x, labels), sites, "kron", prior_precision=PRIOR
+    )
     n, logits = 20_000, posterior.logits(x)
     draws = np.asarray(jax.jit(lambda p: p.linear_draws(KEY, x, n))(posterior), np.float64)
     assert draws.shape == (n, 6, 5, 2)
@@ -226,7 +236,9 @@ def test_a_last_layer_of_positions_is_that_of_automatic_derivatives(structure):
     if structure == "outputs":
         curvature = curvature * np.kron(np.ones((3, 3)), np.eye(2))
     covariance = np.linalg.inv(curvature + PRIOR * np.eye(6))
-    posterior = laplace(tokens, TOKENS, (x, labels), "b", structure, prior_precision=PRIOR)
+    posterior = laplace(
+        jax.random.key(0), tokens, TOKENS, (x, labels), "b", structure, prior_precision=PRIOR
+    )
     expected = np.einsum("btcp,pq,btkq->btck", jacobians, covariance, jacobians)
     np.testing.assert_allclose(posterior.logits(x).cov, expected, rtol=2e-3, atol=1e-5)
     diagonal = np.diagonal(expected, axis1=-2, axis2=-1)
@@ -243,7 +255,7 @@ def test_one_factor_alone_may_be_random():
 
     spec, params = {"fc": LoRA(2, alpha=2.0)}, {"fc": {"kernel": WEIGHTS[:4, :1]}}
     g = lora(line, spec)
-    adapters = init_lora(KEY, line, spec, params, X)
+    adapters = init_lora(KEY, line, params, X, spec)
     steps, noise = 1500, 0.5
     result = svi(
         KEY, lambda a, x: g(params, a, x), adapters, (X, X[:, 1]), epochs=steps, batch_size=30,
@@ -288,7 +300,7 @@ def decoder(params, words):
 
 
 def test_an_untied_head_is_random_alone():
-    g, own = untied(decoder, "embed#1", TABLE, WORDS)
+    g, own = untied(decoder, TABLE, WORDS, "embed#1")
     np.testing.assert_array_equal(g(own, WORDS), decoder(TABLE, WORDS))
     assert own["own"]["kernel"].shape == (4, 7)
     slopes = jax.grad(lambda own: (g(own, WORDS) ** 2).sum())(own)
@@ -296,8 +308,10 @@ def test_an_untied_head_is_random_alone():
     both = slopes["shared"]["embed"] + slopes["own"]["kernel"].T
     np.testing.assert_allclose(both, tied["embed"], rtol=1e-4, atol=1e-4)
     with pytest.raises(ValueError, match="linear here: fc, embed#1"):
-        untied(decoder, "embed", TABLE, WORDS)
-    posterior = laplace(g, own, (WORDS, WORDS), "embed#1", "full", prior_precision=PRIOR)
+        untied(decoder, TABLE, WORDS, "embed")
+    posterior = laplace(
+        jax.random.key(0), g, own, (WORDS, WORDS), "embed#1", "full", prior_precision=PRIOR
+    )
     of_head = lambda head, words: g(own | {"own": head}, words)  # noqa: E731
     curvature, jacobians = gauss_newton(of_head, own["own"], WORDS, WORDS)
     covariance = np.linalg.inv(curvature + PRIOR * np.eye(28))
@@ -313,7 +327,7 @@ def wide(members, params, *args):
 
 
 def test_members_share_what_comes_before_the_first_that_is_theirs():
-    g, own = untied(decoder, "embed#1", TABLE, WORDS)
+    g, own = untied(decoder, TABLE, WORDS, "embed#1")
     heads, params = jaxeff.ensemble(KEY, g, own, {"own": Members(3)})
     assert heads(params, WORDS).shape == (3, 4, 5, 7)
     assert wide(heads, params, WORDS) == [False, True]
@@ -321,10 +335,10 @@ def test_members_share_what_comes_before_the_first_that_is_theirs():
     spec = {"embed#1": LoRA(2)}
     adapted = lora(decoder, spec)
     of_adapters = lambda a, words: adapted(TABLE, a, words)  # noqa: E731
-    start = init_lora(KEY, decoder, spec, TABLE, WORDS)
+    start = init_lora(KEY, decoder, TABLE, WORDS, spec)
     several, members = jaxeff.ensemble(
         KEY, of_adapters, start, {"*": Members(3)},
-        init=lambda key: init_lora(key, decoder, spec, TABLE, WORDS),
+        init=lambda key: init_lora(key, decoder, TABLE, WORDS, spec),
     )  # fmt: skip
     assert wide(several, members, WORDS) == [False, False, True, True]
     found = fit(

@@ -57,7 +57,9 @@ def hessian(params):
 @pytest.mark.slow
 def test_full_is_the_hessian(params):
     h, features, matrix = hessian(params)
-    posterior = laplace(F, params, (X, Y), "fc2", "full", prior_precision=DELTA, batch_size=32)
+    posterior = laplace(
+        jax.random.key(0), F, params, (X, Y), "fc2", "full", prior_precision=DELTA, batch_size=32
+    )
     vectors = np.asarray(posterior.precision.vectors, np.float64).reshape(21, 21)
     ours = vectors @ np.diag(posterior.precision.values) @ vectors.T
     np.testing.assert_allclose(ours, h, atol=1e-4)
@@ -90,7 +92,9 @@ def test_kron_blocks_and_diag_are_their_definitions(params):
     )
     blocks = blocks.reshape(21, 21)
     for structure, curvature in (("kron", kron), ("diag", diagonal), ("outputs", blocks)):
-        posterior = laplace(F, params, (X, Y), "fc2", structure, prior_precision=DELTA)
+        posterior = laplace(
+            jax.random.key(0), F, params, (X, Y), "fc2", structure, prior_precision=DELTA
+        )
         covariance = np.linalg.inv(curvature + DELTA * np.eye(21))
         expected = jacobian @ covariance @ jacobian.swapaxes(1, 2)
         np.testing.assert_allclose(posterior.logits(X).cov, expected, rtol=1e-3, atol=1e-5)
@@ -112,7 +116,9 @@ def test_kron_blocks_and_diag_are_their_definitions(params):
 @pytest.mark.slow
 @pytest.mark.parametrize("structure", ["full", "outputs", "kron", "diag"])
 def test_drawn_weights_have_the_linearised_predictive(params, structure):
-    posterior = laplace(F, params, (X, Y), "fc2", structure, prior_precision=DELTA)
+    posterior = laplace(
+        jax.random.key(0), F, params, (X, Y), "fc2", structure, prior_precision=DELTA
+    )
     check_posterior(posterior, params)
     n = 20_000
     draws = np.asarray(predict(KEY, F, posterior, X[:5], samples=n, chunk=1000), np.float64)
@@ -134,7 +140,7 @@ def test_drawn_weights_have_the_linearised_predictive(params, structure):
 @pytest.mark.slow
 def test_the_prior_is_that_of_the_highest_evidence(params):
     for structure in ("full", "kron", "diag"):
-        tuned = laplace(F, params, (X, Y), "fc2", structure)
+        tuned = laplace(jax.random.key(0), F, params, (X, Y), "fc2", structure)
         around = np.exp(np.linspace(-0.5, 0.5, 41)) * float(tuned.prior_precision)
         evidence = jax.vmap(tuned.evidence)(jnp.asarray(around, jnp.float32))
         assert abs(int(np.argmax(evidence)) - 20) <= 3
@@ -147,7 +153,7 @@ def test_the_prior_is_that_of_the_highest_evidence(params):
 
 
 def test_a_prior_without_a_best_one_is_told():
-    posterior = laplace(F, START, (X, Y), "fc2", "diag", prior_precision=DELTA)
+    posterior = laplace(jax.random.key(0), F, START, (X, Y), "fc2", "diag", prior_precision=DELTA)
     zero = replace(posterior, params=jax.tree.map(jnp.zeros_like, START))
     with pytest.warns(LaplaceWarning, match=r"stopped at a prior precision of 6\.57e\+07"):
         zero.tuned()
@@ -157,7 +163,7 @@ def test_a_prior_without_a_best_one_is_told():
 
 
 def test_the_prior_of_many_weights_is_found_by_a_histogram():
-    posterior = laplace(F, START, (X, Y), "fc2", "diag", prior_precision=DELTA)
+    posterior = laplace(jax.random.key(0), F, START, (X, Y), "fc2", "diag", prior_precision=DELTA)
     rng = np.random.default_rng(0)
     # Some that data determine, many that they hardly do, and some they say nothing of.
     values = np.concatenate(
@@ -178,13 +184,15 @@ def test_the_prior_of_many_weights_is_found_by_a_histogram():
     [("fc2", "kron"), ("fc2", "full"), ("fc2", "outputs"), ("*", "kron"), ("*", "lowrank")],
 )
 def test_correlated_weights_are_no_independent_gaussians(params, sites, structure):
-    posterior = laplace(F, params, (X, Y), sites, structure, prior_precision=DELTA)
+    posterior = laplace(
+        jax.random.key(0), F, params, (X, Y), sites, structure, prior_precision=DELTA
+    )
     with pytest.raises(ValueError, match=r"logits\(x\).*marginals\(x\).*diag"):
         to_gaussians(posterior)
 
 
 def test_moments_take_it(params):
-    posterior = laplace(F, params, (X, Y), "fc2", "diag", prior_precision=DELTA)
+    posterior = laplace(jax.random.key(0), F, params, (X, Y), "fc2", "diag", prior_precision=DELTA)
     out = jaxeff.moments(F)(to_gaussians(posterior), X)
     np.testing.assert_allclose(out.var, posterior.marginals(X).var, rtol=1e-4)
 
@@ -195,7 +203,7 @@ def test_a_regression_with_a_likelihood_of_ones_own():
     targets = X[:, :1] * 2
     noise = 0.3
     posterior = laplace(
-        f, params, (X, targets), "fc2", "full", prior_precision=1.0,
+        jax.random.key(0), f, params, (X, targets), "fc2", "full", prior_precision=1.0,
         likelihood=lambda out: dist.Normal(out, noise).to_event(1),
     )  # fmt: skip
     hidden = jax.nn.relu(X @ params["fc1"]["kernel"] + params["fc1"]["bias"])
@@ -211,31 +219,40 @@ def test_a_regression_with_a_likelihood_of_ones_own():
 def test_a_thousand_classes_fit():
     f, params = jaxeff.functional(MLP((4, 128, 1000), rngs=nnx.Rngs(0)))
     labels = jnp.arange(60, dtype=jnp.int32)
-    posterior = laplace(f, params, (X, labels), "fc2", "kron", prior_precision=1.0)
+    posterior = laplace(
+        jax.random.key(0), f, params, (X, labels), "fc2", "kron", prior_precision=1.0
+    )
     run = jax.jit(posterior.marginals).lower(X).compile()
     memory = run.memory_analysis()
     used = memory.temp_size_in_bytes + memory.argument_size_in_bytes + memory.output_size_in_bytes
     assert used < 2**26
     with pytest.raises(ValueError, match=r"129 x 1000 weights takes 62 GiB; choose 'kron'"):
-        laplace(f, params, (X, labels), "fc2", "full")
+        laplace(jax.random.key(0), f, params, (X, labels), "fc2", "full")
 
 
 def test_what_is_no_linear_last_layer_is_refused(params):
     data = (X, Y)
     with pytest.raises(ValueError, match=r"fc1 is no linear last layer: its result goes to relu"):
-        laplace(F, params, data, "fc1", "outputs")
+        laplace(jax.random.key(0), F, params, data, "fc1", "outputs")
     with pytest.raises(ValueError, match=r"its result goes to .*logits instead of probabilities"):
-        laplace(lambda p, x: jax.nn.log_softmax(F(p, x)), params, data, "fc2", "outputs")
+        laplace(
+            jax.random.key(0),
+            lambda p, x: jax.nn.log_softmax(F(p, x)),
+            params,
+            data,
+            "fc2",
+            "outputs",
+        )
     with pytest.raises(ValueError, match=r"structure must be one of"):
-        laplace(F, params, data, "fc2", "low_rank")
+        laplace(jax.random.key(0), F, params, data, "fc2", "low_rank")
     with pytest.raises(ValueError, match=r"prior_precision must be positive"):
-        laplace(F, params, data, "fc2", "kron", prior_precision=0.0)
+        laplace(jax.random.key(0), F, params, data, "fc2", "kron", prior_precision=0.0)
     with pytest.raises(ValueError, match=r"labels must be 0 to 2"):
-        laplace(F, params, (X, Y + 1), "fc2", "kron")
+        laplace(jax.random.key(0), F, params, (X, Y + 1), "fc2", "kron")
 
     def tied(p, x):
         return jnp.tanh(x @ p["w"]["kernel"]) @ p["w"]["kernel"]
 
     square = {"w": {"kernel": jnp.eye(4)}}
     with pytest.raises(ValueError, match=r"w#1 is no linear last layer: w reads its kernel"):
-        laplace(tied, square, data, "w#1", "outputs")
+        laplace(jax.random.key(0), tied, square, data, "w#1", "outputs")

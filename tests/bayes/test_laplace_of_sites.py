@@ -71,7 +71,8 @@ def test_a_linear_gaussian_model_has_its_exact_posterior(structure):
         curvature = np.diag(np.diag(curvature))
     covariance = np.linalg.inv(curvature + PRIOR * np.eye(10))
     posterior = laplace(
-        two_factors, params, (X, X[:, :1]), "a", structure, prior_precision=PRIOR, rank=5,
+        jax.random.key(0), two_factors, params, (X, X[:, :1]), "a", structure,
+        prior_precision=PRIOR, rank=5,
         likelihood=lambda mean: dist.Normal(mean, NOISE).to_event(1),
     )  # fmt: skip
     expected = np.einsum("nd,de,ne->n", jacobian, covariance, jacobian)
@@ -102,7 +103,9 @@ def test_curvature_is_that_of_automatic_derivatives(structure):
         values[:-8] = 0
         h = vectors @ np.diag(values) @ vectors.T
     covariance = np.linalg.inv(h + PRIOR * np.eye(size))
-    posterior = laplace(F, PARAMS, (X, Y), "*", structure, prior_precision=PRIOR, rank=8)
+    posterior = laplace(
+        jax.random.key(0), F, PARAMS, (X, Y), "*", structure, prior_precision=PRIOR, rank=8
+    )
     check_posterior(posterior, PARAMS)
     expected = np.einsum("ncp,pq,nkq->nck", jacobians, covariance, jacobians)
     logits = posterior.logits(X)
@@ -143,8 +146,8 @@ def test_means_and_log_variances_have_the_fisher_information(sites, structure):
         h = np.diag(np.diag(h))
     covariance = np.linalg.inv(h + PRIOR * np.eye(len(h)))
     posterior = laplace(
-        f, params, (X, targets), sites, structure, likelihood="gaussian", prior_precision=PRIOR,
-        rank=len(h) - 1,
+        jax.random.key(0), f, params, (X, targets), sites, structure, likelihood="gaussian",
+        prior_precision=PRIOR, rank=len(h) - 1,
     )  # fmt: skip
     expected = np.einsum("nop,pq,noq->no", jacobian, covariance, jacobian)
     np.testing.assert_allclose(posterior.marginals(X).var, expected, rtol=2e-3)
@@ -155,7 +158,7 @@ def test_negative_curvature_is_told():
     """A Student's t has it beyond its scale: at these targets all of it is set to zero."""
     with pytest.warns(jaxeff.bayes.LaplaceWarning, match="negative curvature at these targets"):
         laplace(
-            linear, {"fc": {"kernel": jnp.zeros((4, 1)), "bias": jnp.zeros(1)}},
+            jax.random.key(0), linear, {"fc": {"kernel": jnp.zeros((4, 1)), "bias": jnp.zeros(1)}},
             (X, jnp.full((30, 1), 9.0)), "*", "diag", prior_precision=PRIOR,
             likelihood=lambda mean: dist.StudentT(3.0, mean, 1.0).to_event(1),
         )  # fmt: skip
@@ -166,10 +169,14 @@ def test_negative_curvature_is_told():
 @pytest.mark.parametrize("structure", STRUCTURES)
 def test_models_in_float32_stay_so_where_float64_is_on(structure):
     with jax.enable_x64(True):
-        posterior = laplace(F, PARAMS, (X, Y), "*", structure, prior_precision=PRIOR, rank=5)
+        posterior = laplace(
+            jax.random.key(0), F, PARAMS, (X, Y), "*", structure, prior_precision=PRIOR, rank=5
+        )
         found = posterior.logits(X), posterior.marginals(X), posterior.to_gaussians(diagonal=True)
         assert {leaf.dtype for leaf in jax.tree.leaves(found)} == {jnp.dtype(jnp.float32)}
-        with_one = laplace(F, PARAMS, (X, Y), "fc2", structure, prior_precision=PRIOR, rank=5)
+        with_one = laplace(
+            jax.random.key(0), F, PARAMS, (X, Y), "fc2", structure, prior_precision=PRIOR, rank=5
+        )
         assert with_one.marginals(X).var.dtype == jnp.float32
 
 
@@ -179,7 +186,9 @@ def test_kronecker_factors_are_their_definition():
     f, params = jaxeff.functional(Conv(nnx.Rngs(0)))
     x = jax.random.normal(KEY, (20, 4, 4, 1))
     labels = jnp.arange(20, dtype=jnp.int32) % 3
-    posterior = laplace(f, params, (x, labels), "*", "kron", prior_precision=PRIOR)
+    posterior = laplace(
+        jax.random.key(0), f, params, (x, labels), "*", "kron", prior_precision=PRIOR
+    )
     kernel, bias = params["conv"]["kernel"], params["conv"]["bias"]
     patches = np.stack([  # 3 x 3 of 4 x 4: four places
         np.asarray(x[:, i : i + 3, j : j + 3, 0]).reshape(20, 9)
@@ -211,7 +220,7 @@ def test_kronecker_factors_are_their_definition():
     values = np.sort(np.concatenate([np.linalg.eigvalsh(h) for h in (conv, dense)]))
     np.testing.assert_allclose(np.sort(posterior.precision.values), values, atol=1e-3)
     # The last layer alone is what its features say.
-    alone = laplace(f, params, (x, labels), "fc", "kron", prior_precision=PRIOR)
+    alone = laplace(jax.random.key(0), f, params, (x, labels), "fc", "kron", prior_precision=PRIOR)
     np.testing.assert_allclose(
         alone.to_gaussians(diagonal=True)["fc"]["kernel"].var, found["fc"]["kernel"].var, rtol=1e-3
     )
@@ -231,16 +240,26 @@ def test_outputs_may_have_positions():
     labels = (x[..., 0] > 0).astype(jnp.int32)
     h, jacobians = gauss_newton(tokens, params, x, labels)
     covariance = np.linalg.inv(h + PRIOR * np.eye(len(h)))
-    posterior = laplace(tokens, params, (x, labels), "*", "full", prior_precision=PRIOR)
+    posterior = laplace(
+        jax.random.key(0), tokens, params, (x, labels), "*", "full", prior_precision=PRIOR
+    )
     logits = posterior.logits(x)
     assert logits.mean.shape == (6, 5, 2)
     expected = np.einsum("btcp,pq,btkq->btck", jacobians, covariance, jacobians)
     np.testing.assert_allclose(logits.cov, expected, rtol=2e-3, atol=1e-5)
     assert posterior.probs(x).shape == (6, 5, 2)
     # All rows count as examples, so that of independent positions the product is as of a batch.
-    kron = laplace(tokens, params, (x, labels), "b", "kron", prior_precision=PRIOR)
+    kron = laplace(
+        jax.random.key(0), tokens, params, (x, labels), "b", "kron", prior_precision=PRIOR
+    )
     flat = laplace(
-        tokens, params, (x.reshape(30, 4), labels.ravel()), "b", "kron", prior_precision=PRIOR
+        jax.random.key(0),
+        tokens,
+        params,
+        (x.reshape(30, 4), labels.ravel()),
+        "b",
+        "kron",
+        prior_precision=PRIOR,
     )
     np.testing.assert_allclose(
         kron.marginals(x).var.reshape(30, 2), flat.marginals(x.reshape(30, 4)).var, rtol=1e-3
@@ -251,7 +270,9 @@ def test_outputs_may_have_positions():
 @pytest.mark.promotes("dtype", "rank")  # NumPyro
 @pytest.mark.parametrize("structure", STRUCTURES)
 def test_draws_have_the_covariance_of_the_weights(structure):
-    posterior = laplace(F, PARAMS, (X, Y), "*", structure, prior_precision=PRIOR, rank=8)
+    posterior = laplace(
+        jax.random.key(0), F, PARAMS, (X, Y), "*", structure, prior_precision=PRIOR, rank=8
+    )
     n = 20_000
     entries, at = posterior.draws(KEY, n)
     vectors = np.asarray(jax.vmap(lambda e: ravel_pytree(at(e))[0])(entries), np.float64)
@@ -272,7 +293,7 @@ def test_draws_have_the_covariance_of_the_weights(structure):
 @pytest.mark.slow
 @pytest.mark.promotes("dtype", "rank")  # NumPyro
 def test_some_sites_and_the_laws():
-    posterior = laplace(F, PARAMS, (X, Y), "fc1", "diag")
+    posterior = laplace(jax.random.key(0), F, PARAMS, (X, Y), "fc1", "diag")
     gaussians = posterior.to_gaussians(diagonal=True)
     np.testing.assert_array_equal(gaussians["fc2"]["kernel"], PARAMS["fc2"]["kernel"])
     assert gaussians["fc1"]["kernel"].var.shape == (4, 5)
@@ -296,21 +317,23 @@ def test_some_sites_and_the_laws():
 
 @pytest.mark.promotes("dtype", "rank")  # NumPyro
 def test_the_last_layer_is_found():
-    found = laplace(F, PARAMS, (X, Y), structure="last_layer", prior_precision=PRIOR)
-    named = laplace(F, PARAMS, (X, Y), "fc2", "full", prior_precision=PRIOR)
+    found = laplace(
+        jax.random.key(0), F, PARAMS, (X, Y), structure="last_layer", prior_precision=PRIOR
+    )
+    named = laplace(jax.random.key(0), F, PARAMS, (X, Y), "fc2", "full", prior_precision=PRIOR)
     np.testing.assert_array_equal(found.marginals(X).var, named.marginals(X).var)
 
 
 def test_what_has_no_weights_is_refused():
     data = (X, Y)
     with pytest.raises(ValueError, match=r"relu have no parameters"):
-        laplace(F, PARAMS, data, "relu", "kron")
+        laplace(jax.random.key(0), F, PARAMS, data, "relu", "kron")
     with pytest.raises(ValueError, match=r"'outputs' is one of a single layer.*fc1, .*fc2"):
-        laplace(F, PARAMS, data, "*", "outputs")
+        laplace(jax.random.key(0), F, PARAMS, data, "*", "outputs")
     wide = {"a": {"kernel": jnp.ones((200, 200))}, "b": {"kernel": jnp.ones((200, 3))}}
 
     def f(params, x):
         return jnp.tanh(x @ params["a"]["kernel"]) @ params["b"]["kernel"]
 
     with pytest.raises(ValueError, match=r"full curvature of 40600 x 1 weights.*'lowrank'"):
-        laplace(f, wide, (jnp.ones((3, 200)), Y[:3]), "*", "full")
+        laplace(jax.random.key(0), f, wide, (jnp.ones((3, 200)), Y[:3]), "*", "full")

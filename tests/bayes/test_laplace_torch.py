@@ -48,7 +48,7 @@ def test_it_is_that_of_laplace_torch(structure):
         out = x @ params["fc"]["kernel"]
         return out + params["fc"]["bias"] if has_bias else out
 
-    ours = laplace(f, params, (h, labels), "fc", structure, prior_precision=0.8)
+    ours = laplace(jax.random.key(0), f, params, (h, labels), "fc", structure, prior_precision=0.8)
     cov = theirs._glm_predictive_distribution(torch.tensor(h))[1].detach().numpy()
     np.testing.assert_allclose(ours.logits(h).cov, cov, atol=1e-4)
     probit = theirs(torch.tensor(h), pred_type="glm", link_approx="probit").detach().numpy()
@@ -56,5 +56,5 @@ def test_it_is_that_of_laplace_torch(structure):
     evidence = float(theirs.log_marginal_likelihood())
     np.testing.assert_allclose(ours.evidence(), evidence, rtol=0, atol=1e-4)
     theirs.optimize_prior_precision(method="marglik", n_steps=2000, lr=0.05)
-    tuned = laplace(f, params, (h, labels), "fc", structure).prior_precision
+    tuned = laplace(jax.random.key(0), f, params, (h, labels), "fc", structure).prior_precision
     np.testing.assert_allclose(tuned, float(theirs.prior_precision), rtol=1e-4)

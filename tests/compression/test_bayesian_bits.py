@@ -185,7 +185,7 @@ def test_a_price_lowers_the_width_of_a_model():
 
     def loss(spec):
         logits = quantized(f, spec, keyed=True)(KEY, params, x)
-        return jnp.mean(logits**2) + penalty(f, spec, params, x)
+        return jnp.mean(logits**2) + penalty(f, params, x, spec)
 
     grads = jax.jit(jax.grad(loss))(spec)
     for setting in grads.values():

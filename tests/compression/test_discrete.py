@@ -90,13 +90,13 @@ def test_moments_of_a_layer_are_those_of_discrete_weights(small):
     n = 4000
     draws = jax.vmap(lambda key: jc.quantized(f, spec, keyed=True)(key, params, x))
     drawn = np.asarray(draws(jax.random.split(KEY, n)))
-    exact = moments(f)(jc.random_weights(f, spec, params, x), x)
+    exact = moments(f)(jc.random_weights(f, params, x, spec), x)
     assert (np.abs(drawn.mean(0) - exact.mean) <= 4.5 * exact.std / np.sqrt(n)).all()
     # The squared deviation's standard error, from the draws themselves.
     squares = (drawn - np.asarray(exact.mean)) ** 2
     assert (np.abs(squares.mean(0) - exact.var) <= 4.5 * squares.std(0) / np.sqrt(n)).all()
     # The trick draws with the same moments.
-    tricked = jax.vmap(lambda key: sampled(f)(key, jc.random_weights(f, spec, params, x), x))
+    tricked = jax.vmap(lambda key: sampled(f)(key, jc.random_weights(f, params, x, spec), x))
     tricks = np.asarray(tricked(jax.random.split(KEY, n)))
     assert (np.abs(tricks.mean(0) - exact.mean) <= 4.5 * exact.std / np.sqrt(n)).all()
     deviation = 4.5 * np.sqrt(2 / n) * exact.var
@@ -111,7 +111,7 @@ def test_the_trick_has_gradients_of_less_variance(small):
 
     def total(g):
         def of(spec, key):
-            return jnp.mean(g(key, jc.random_weights(net, spec, params, x), x) ** 2)
+            return jnp.mean(g(key, jc.random_weights(net, params, x, spec), x) ** 2)
 
         grads = jax.vmap(jax.grad(of), (None, 0))(spec, keys)
         return grads["fc"].weights.logits
@@ -143,7 +143,7 @@ def test_logits_are_learnt():
         spec, state = carry
 
         def loss(spec):
-            y = sampled(f)(key, jc.random_weights(f, spec, params, x), x)
+            y = sampled(f)(key, jc.random_weights(f, params, x, spec), x)
             return jnp.mean((y - x @ truth) ** 2)
 
         updates, state = optimizer.update(jax.grad(loss)(spec), state)
@@ -159,7 +159,7 @@ def test_logits_are_learnt():
 def test_in_a_flax_model():
     f, params, (x, _) = small_classifier()
     spec = jc.init(f, params, x, {"*:linear": jc.LayerQuantization(jc.Discrete(2))})
-    gaussians = jc.random_weights(f, spec, params, x)
+    gaussians = jc.random_weights(f, params, x, spec)
     where = lambda v: isinstance(v, Gaussian)  # noqa: E731
     found = sum(where(leaf) for leaf in jax.tree.leaves(gaussians, is_leaf=where))
     assert found == len(spec)
@@ -198,15 +198,15 @@ def test_what_cannot_be(small):
     twice = lambda p, x: jnp.tanh(x @ p["w"]) @ p["w"]  # noqa: E731
     with pytest.raises(ValueError, match="The weight of 'w#1' is read by 'w', too"):
         jc.random_weights(
-            twice, {"*:linear": jc.LayerQuantization(jc.Discrete())}, {"w": jnp.eye(6)}, x
+            twice, {"w": jnp.eye(6)}, x, {"*:linear": jc.LayerQuantization(jc.Discrete())}
         )
     turned = lambda p, x: x @ p["w"].T  # noqa: E731
     with pytest.raises(ValueError, match="'w' reaches its product in another form"):
         jc.random_weights(
             turned,
-            {"w": jc.LayerQuantization(jc.Discrete(per="tensor"))},
             {"w": jnp.ones((5, 6))},
             x,
+            {"w": jc.LayerQuantization(jc.Discrete(per="tensor"))},
         )
     with pytest.raises(ValueError, match="levels must be one of 2, 3"):
         jc.Discrete(4)

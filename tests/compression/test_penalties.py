@@ -35,10 +35,10 @@ def test_the_penalty_is_the_sum_over_sites(model):
     )
     ours = jax.jit(penalty, static_argnums=0)(f, spec, params, x)
     np.testing.assert_allclose(ours, by_hand, rtol=1e-6)
-    grads = jax.grad(lambda spec: penalty(f, spec, params, x))(spec)
+    grads = jax.grad(lambda spec: penalty(f, params, x, spec))(spec)
     for site, setting in grads.items():
         np.testing.assert_allclose(setting.weights.alpha, 0.2 * spec[site].weights.alpha, rtol=1e-6)
-    assert penalty(f, {"*:linear": LSQ(4)}, params, x) == 0
+    assert penalty(f, params, x, {"*:linear": LSQ(4)}) == 0
 
 
 def test_memory_counts_each_weight_once():
@@ -48,11 +48,11 @@ def test_memory_counts_each_weight_once():
     params = {"w": jnp.ones((4, 4)) / 3}
     x = jnp.ones((2, 4))
     spec = {"*:linear": LayerQuantization(LearnedWidth(5))}
-    assert memory(twice, spec, params, x) == 16 * 5 + 64
+    assert memory(twice, params, x, spec) == 16 * 5 + 64
     spec = {"*:linear": LayerQuantization(activations=LearnedWidth(5))}
-    assert memory(twice, spec, params, x, arrays="activations") == 2 * (8 * 5 + 64)
+    assert memory(twice, params, x, spec, arrays="activations") == 2 * (8 * 5 + 64)
     shapes = jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype), params)
-    assert memory(twice, {"*:linear": LayerQuantization(LSQ(4))}, shapes, x) == 16 * 4 + 32
+    assert memory(twice, shapes, x, {"*:linear": LayerQuantization(LSQ(4))}) == 16 * 4 + 32
 
 
 @pytest.mark.slow
@@ -60,14 +60,14 @@ def test_memory_counts_each_weight_once():
 def test_widths_shrink_to_a_budget(model):
     f, params, (x, y) = model
     spec = init(f, params, x, {"*:linear": LayerQuantization(LearnedWidth(8))})
-    start = memory(f, spec, params, x)
+    start = memory(f, params, x, spec)
     budget = start / 2
     optimizer = optax.adam(0.03)
 
     def loss(numbers):
         params, spec = numbers
         logits = learned(f)((params, spec), x)
-        too_much = jax.nn.relu(memory(f, spec, params, x) / budget - 1)
+        too_much = jax.nn.relu(memory(f, params, x, spec) / budget - 1)
         fit = optax.softmax_cross_entropy_with_integer_labels(logits, y).mean()
         return fit + 10 * too_much**2
 
@@ -80,7 +80,7 @@ def test_widths_shrink_to_a_budget(model):
     state = optimizer.init(numbers)
     for _ in range(150):
         numbers, state = step(numbers, state)
-    assert memory(f, numbers[1], params, x) < 0.6 * start
+    assert memory(f, params, x, numbers[1]) < 0.6 * start
     assert np.isfinite(loss(numbers))
 
 
@@ -90,7 +90,7 @@ def test_a_loop_says_so():
 
     params, x = {"w": jnp.eye(3)}, jnp.ones((2, 3))
     with pytest.raises(ValueError, match="lies inside a loop or branch, where the penalty of PACT"):
-        penalty(scanned, {"*:linear": LayerQuantization(PACT(4, 1.0))}, params, x)
+        penalty(scanned, params, x, {"*:linear": LayerQuantization(PACT(4, 1.0))})
     assert (
-        memory(scanned, {"*:linear": LayerQuantization(LearnedWidth(5))}, params, x) == 9 * 5 + 64
+        memory(scanned, params, x, {"*:linear": LayerQuantization(LearnedWidth(5))}) == 9 * 5 + 64
     )

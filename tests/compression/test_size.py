@@ -94,7 +94,7 @@ def test_results_that_are_quantized_reach_the_next_product(lenet):
     assert found["conv1"].bops == 117_600 * 2 * 32
     assert found["conv2"].bops == 240_000 * 2 * 4  # through the pooling, which takes codes
     assert found["fc1"].bops == 48_000 * 2 * 4  # through the pooling and a reshape
-    ranges = initial_ranges(f, spec, params, X)
+    ranges = initial_ranges(f, params, X, spec)
     followed = running(f, spec)
     assert rows(cost(followed, params, ranges, X))["conv2"].bops == 240_000 * 2 * 4
 

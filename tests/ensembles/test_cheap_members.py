@@ -20,7 +20,7 @@ F, PARAMS = jaxeff.functional(MLP((6, 8, 3), rngs=nnx.Rngs(0)))
 
 @pytest.mark.slow
 def test_factors_multiply_kernels():
-    g, members = batch_ensemble(KEY, F, PARAMS, {"*": Members(4)}, X)
+    g, members = batch_ensemble(KEY, F, PARAMS, X, {"*": Members(4)})
     factors = members["factors"]["fc1/kernel"]
     assert factors["inputs"].shape == (4, 6, 1)
     assert factors["outputs"].shape == (4, 1, 8)
@@ -37,14 +37,14 @@ def test_factors_multiply_kernels():
     # Memory: a network and, for each member, a number per input and output of a kernel.
     size = sum(leaf.size for leaf in jax.tree.leaves(members))
     assert size == sum(leaf.size for leaf in jax.tree.leaves(PARAMS)) + 4 * (6 + 8 + 8 + 3)
-    again = batch_ensemble(KEY, F, PARAMS, {"*": Members(4)}, X)[1]
+    again = batch_ensemble(KEY, F, PARAMS, X, {"*": Members(4)})[1]
     np.testing.assert_array_equal(again["factors"]["fc1/kernel"]["inputs"], factors["inputs"])
 
 
 @pytest.mark.slow
 def test_factors_of_convolutions_have_channels():
     f, params, (x, _) = small_classifier(4)
-    g, members = batch_ensemble(KEY, f, params, {"conv1": Members(3)}, x)
+    g, members = batch_ensemble(KEY, f, params, x, {"conv1": Members(3)})
     kernel = params["conv1"]["kernel"]
     assert members["factors"]["conv1/kernel"]["inputs"].shape == (3, 1, 1, kernel.shape[2], 1)
     assert list(members["factors"]) == ["conv1/kernel"]
@@ -53,9 +53,9 @@ def test_factors_of_convolutions_have_channels():
     own = {**params, "conv1": {**params["conv1"], "kernel": kernel * r * s}}
     np.testing.assert_allclose(out[1], f(own, x), atol=1e-5)
     with pytest.raises(ValueError, match="no layer with a kernel"):
-        batch_ensemble(KEY, F, PARAMS, {"relu": Members(3)}, X)
+        batch_ensemble(KEY, F, PARAMS, X, {"relu": Members(3)})
     with pytest.raises(ValueError, match="as many everywhere"):
-        batch_ensemble(KEY, F, PARAMS, {"fc1": Members(3), "fc2": Members(2)}, X)
+        batch_ensemble(KEY, F, PARAMS, X, {"fc1": Members(3), "fc2": Members(2)})
 
 
 @pytest.mark.slow
@@ -122,7 +122,7 @@ def test_they_learn(kind):
         loss = mimo_loss(g)
     else:
         g, params = (
-            batch_ensemble(KEY, f, params, {"*": Members(3)}, x)
+            batch_ensemble(KEY, f, params, x, {"*": Members(3)})
             if kind == "batch" else packed(KEY, f, params, x, 3)
         )  # fmt: skip
         loss = member_loss(g)

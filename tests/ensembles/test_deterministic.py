@@ -150,12 +150,12 @@ def test_what_a_density_refuses():
 def test_variance_is_that_of_an_exact_gaussian_process():
     f = lambda params, x: x @ params["last"]["kernel"]  # noqa: E731
     g, params = sngp(
-        KEY, f, {"last": {"kernel": jnp.zeros((6, 1))}}, "last", X, features=1024, length_scale=2.0
+        KEY, f, {"last": {"kernel": jnp.zeros((6, 1))}}, X, "last", features=1024, length_scale=2.0
     )
     assert jaxeff.sites(g, params, X)[-1] == "head"
     noise = 0.3
     posterior = laplace(
-        g, params, (X, X[:, :1]), "head", "outputs", prior_precision=1.0,
+        jax.random.key(0), g, params, (X, X[:, :1]), "head", "outputs", prior_precision=1.0,
         likelihood=lambda out: dist.Normal(out, noise).to_event(1),
     )  # fmt: skip
     at = np.concatenate([np.asarray(X), 3 * np.asarray(X), 0.5 * np.asarray(X)]).astype(np.float64)
@@ -175,21 +175,23 @@ def test_variance_is_that_of_an_exact_gaussian_process():
 @pytest.mark.slow
 @pytest.mark.promotes("dtype", "rank")  # NumPyro
 def test_a_classifier_with_random_features():
-    g, params = sngp(KEY, F, PARAMS, "fc2", X, features=64)
+    g, params = sngp(KEY, F, PARAMS, X, "fc2", features=64)
     labels = (X[:, 0] > 0).astype(jnp.int32)
     np.testing.assert_array_equal(g(params, X), np.zeros((40, 3)))
     hidden = inputs_of(F, "fc2")(PARAMS, X)
     np.testing.assert_allclose(
         hidden, jax.nn.relu(X @ PARAMS["fc1"]["kernel"] + PARAMS["fc1"]["bias"][None]), atol=1e-6
     )
-    posterior = laplace(g, params, (X, labels), "head", "outputs", prior_precision=1.0)
+    posterior = laplace(
+        jax.random.key(0), g, params, (X, labels), "head", "outputs", prior_precision=1.0
+    )
     phi = np.asarray(g.features(params, X), np.float64)
     covariance = np.linalg.inv(np.eye(64) + 2 / 9 * phi.T @ phi)  # of a guess, p (1 - p) = 2 / 9
     expected = np.einsum("nd,de,ne->n", phi, covariance, phi)
     np.testing.assert_allclose(posterior.marginals(X).var[:, 1], expected, rtol=1e-4)
     with pytest.raises(ValueError, match="fc1 is no linear last layer"):
-        sngp(KEY, F, PARAMS, "fc1", X)
+        sngp(KEY, F, PARAMS, X, "fc1")
     with pytest.raises(ValueError, match="no site 'fc9'"):
-        sngp(KEY, F, PARAMS, "fc9", X)
+        sngp(KEY, F, PARAMS, X, "fc9")
     with pytest.raises(ValueError, match="the same features"):
-        sngp(KEY, F, PARAMS, "fc2", jnp.ones((3, 6)))
+        sngp(KEY, F, PARAMS, jnp.ones((3, 6)), "fc2")

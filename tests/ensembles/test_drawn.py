@@ -35,7 +35,9 @@ def test_draws_of_some_layers_share_the_others():
 @pytest.mark.promotes("dtype", "rank")  # NumPyro
 def test_draws_of_a_laplace_approximation():
     labels = (X[:, 0] > 0).astype(jnp.int32)
-    posterior = laplace(F, PARAMS, (X, labels), "fc3", "kron", prior_precision=1.0)
+    posterior = laplace(
+        jax.random.key(0), F, PARAMS, (X, labels), "fc3", "kron", prior_precision=1.0
+    )
     g, params = sampled(KEY, F, posterior, 4)
     assert params["fc2"]["kernel"].shape == (12, 8)
     np.testing.assert_allclose(

@@ -40,7 +40,7 @@ def infer(sites):
 @pytest.mark.slow
 def test_it_finds_the_layer_that_knows_what_it_has_not_seen():
     found = choose_random(
-        KEY, f, PARAMS, infer, (X, LABELS), outside=OUTSIDE, times=20.0, samples=20
+        KEY, f, PARAMS, (X, LABELS), infer, outside=OUTSIDE, times=20.0, samples=20
     )
     assert found.sites[0] == "last"
     assert "first" not in found.sites
@@ -68,15 +68,15 @@ def test_it_finds_the_layer_that_knows_what_it_has_not_seen():
 
 def test_a_budget_leaves_out_what_it_can_not_pay():
     # Two draws of the first layer cost two networks, of the last one a sixth more than one.
-    found = choose_random(KEY, f, PARAMS, infer, (X, LABELS), outside=OUTSIDE, times=1.5)
+    found = choose_random(KEY, f, PARAMS, (X, LABELS), infer, outside=OUTSIDE, times=1.5)
     assert {t.sites for t in found.trials} == {(), ("last",)}
     assert found.trials[1].draws == affordable_members(f, PARAMS, X[:1], ("last",), times=1.5)
 
 
 def test_the_likelihood_alone_may_decide_and_keep_the_network():
-    found = choose_random(KEY, f, PARAMS, infer, (X, LABELS), sites=("first",), times=10.0)
+    found = choose_random(KEY, f, PARAMS, (X, LABELS), infer, sites=("first",), times=10.0)
     assert found.sites == ()
     assert found.posterior is None
     assert np.isnan(found.trials[1].auroc)
     with pytest.raises(ValueError, match="no sites with weights"):
-        choose_random(KEY, lambda p, x: x[:, :2], PARAMS, infer, (X, LABELS))
+        choose_random(KEY, lambda p, x: x[:, :2], PARAMS, (X, LABELS), infer)

@@ -165,7 +165,7 @@ def test_strengths_are_swept_as_one_program():
         return jaxeff.ensemble(key, F, PARAMS, {"fc3": Members(4)})[1], None
 
     result = sweep(
-        KEY, loss_at, init, jnp.array([0.0, 0.1]), (X, Y), optimizer=optax.adam(1e-2), epochs=2,
+        KEY, loss_at, init, (X, Y), jnp.array([0.0, 0.1]), optimizer=optax.adam(1e-2), epochs=2,
         batch_size=32, keep=True, progress=False,
     )  # fmt: skip
     assert result.params["fc3"]["kernel"].shape == (1, 2, 4, 8, 3)

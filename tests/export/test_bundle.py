@@ -417,7 +417,7 @@ def test_deploy_refuses_what_it_cannot_check(tmp_path):
         deploy(lambda params, x: x, ({"key": jax.random.key(0)}, x), path=tmp_path / "b")
     with pytest.raises(SignatureError, match=r"params\['act'\] is a str"):
         deploy(lambda params, x: x, ({"act": "relu"}, x), path=tmp_path / "b")
-    with pytest.raises(SignatureError, match="example_args is empty"):
+    with pytest.raises(SignatureError, match="args is empty"):
         deploy(mlp, ())
     with pytest.raises(SignatureError, match=r"x has shape \(0, 8\), an empty batch.*at least one"):
         deploy(mlp, (p, inputs()[:0]), path=tmp_path / "b")

@@ -22,8 +22,10 @@ TOKENS, CACHE = WORDS[:1, :1], CONFIG.empty_cache(1, 8)
 
 def of_a_random_head():
     """Mean and variance of logits: a posterior of independent weights of the head, in one pass."""
-    g, own = untied(F, "embed#1", PARAMS, WORDS)
-    posterior = laplace(g, own, (WORDS, WORDS), "embed#1", "diag", prior_precision=40.0)
+    g, own = untied(F, PARAMS, WORDS, "embed#1")
+    posterior = laplace(
+        jax.random.key(0), g, own, (WORDS, WORDS), "embed#1", "diag", prior_precision=40.0
+    )
     moments = jaxeff.moments(g)
 
     def step(posterior, token, cache):
@@ -48,7 +50,7 @@ def laplace_says(posterior, words):
 def of_members():
     """Logits of members: adapters behind the last keys and values, so that all share one cache."""
     spec = {"blocks/1/attn/out": LoRA(2), "blocks/1/down": LoRA(2)}
-    start = lambda key: init_lora(key, F, spec, PARAMS, WORDS)  # noqa: E731
+    start = lambda key: init_lora(key, F, PARAMS, WORDS, spec)  # noqa: E731
     adapted = lora(F, spec)
     g, members = jaxeff.ensemble(
         jax.random.key(1), lambda adapters, *args: adapted(PARAMS, adapters, *args),

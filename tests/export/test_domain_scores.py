@@ -20,7 +20,7 @@ Y = jnp.arange(60) % 5
 
 @pytest.mark.slow
 def test_scores_of_features_come_out_of_a_bundle(tmp_path):
-    features, head = inputs_of(F, SITE)(PARAMS, X), u.dense_head(F, SITE, PARAMS, X)
+    features, head = inputs_of(F, SITE)(PARAMS, X), u.dense_head(F, PARAMS, X, SITE)
     fitted = [
         u.knn(features, 3), u.mahalanobis(features, Y, 5), u.relative_mahalanobis(features, Y, 5),
         u.vim(features, head), u.react(features, head), u.dice(features, head), u.ash(head, 50),

@@ -134,7 +134,7 @@ def _ensemble(m: Model) -> list[str]:
 
 def _lora(m: Model) -> list[str]:
     spec = {_LINEAR: jaxeff.LoRA(2)}
-    factors = jaxeff.adapters.init_lora(KEY, m.f, spec, m.params, *m.args)
+    factors = jaxeff.adapters.init_lora(KEY, m.f, m.params, m.args, spec)
     return [_program(jaxeff.lora(m.f, spec), m.params, factors, *m.args)]
 
 

@@ -55,7 +55,7 @@ def test_weights_have_channels_but_in_the_last_layer():
 @pytest.mark.slow
 def test_running_ranges_are_the_corrected_moving_average():
     spec = relu_quantization(4, last="fc2")
-    ranges = initial_ranges(f, spec, PARAMS, X)
+    ranges = initial_ranges(f, PARAMS, X, spec)
     assert list(ranges) == ["relu"]
     g = jax.jit(running(f, spec, decay=0.8))
     weighted = quantized(hidden, {"fc1": spec["*:linear"]})
@@ -78,7 +78,7 @@ def test_running_ranges_are_the_corrected_moving_average():
 @pytest.mark.slow
 def test_noise_goes_around_quantization_and_its_ranges():
     spec = relu_quantization(4, last="fc2")
-    ranges = initial_ranges(f, spec, PARAMS, X)
+    ranges = initial_ranges(f, PARAMS, X, spec)
     sites = [s.site for s in trace(f, PARAMS, X).sites if s.is_matchable]
     g = running(f, spec)
     program = trace(g, PARAMS, ranges, X)
@@ -104,7 +104,7 @@ def test_quantization_noise_ramp_and_vant_train_together():
     ramp = optax.linear_schedule(0.0, 1.0, 20)
     loss = variance_aware(incremental_noise(loss_at, ramp))(VariableLevel(0.3, 0.1))
     result = fit(
-        KEY, loss, PARAMS, (X, LABELS), state=initial_ranges(f, spec, PARAMS, X),
+        KEY, loss, PARAMS, (X, LABELS), state=initial_ranges(f, PARAMS, X, spec),
         optimizer=optax.adam(0.03), epochs=60, batch_size=32,
     )  # fmt: skip
     logits, _ = running(f, spec, training=False)(result.params, result.state, X)
@@ -114,7 +114,7 @@ def test_quantization_noise_ramp_and_vant_train_together():
 def test_mistakes_are_named():
     spec = relu_quantization(4, last="fc2")
     with pytest.raises(ValueError, match="leaves no range open"):
-        initial_ranges(f, relu_quantization(4, last="fc2", scale=1.0), PARAMS, X)
+        initial_ranges(f, PARAMS, X, relu_quantization(4, last="fc2", scale=1.0))
     with pytest.raises(ValueError, match=r"ranges are of \[\].*follows \['relu'\]"):
         running(f, spec)(PARAMS, {}, X)
 
@@ -122,4 +122,4 @@ def test_mistakes_are_named():
         return jax.lax.fori_loop(0, 2, lambda _, h: jax.nn.relu(h @ params["w"]), x)
 
     with pytest.raises(ValueError, match="inside a loop"):
-        initial_ranges(looped, {"relu*": spec["relu*"]}, {"w": jnp.eye(6)}, X)
+        initial_ranges(looped, {"w": jnp.eye(6)}, X, {"relu*": spec["relu*"]})

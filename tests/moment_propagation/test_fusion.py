@@ -12,6 +12,7 @@ from jaxeff.moment_propagation import (
     MomentsError,
     MomentsWarning,
     assumptions,
+    measure_assumptions,
     moments,
 )
 from jaxeff.nn import MLP
@@ -243,7 +244,7 @@ def test_ratios_are_those_of_monte_carlo_layer_by_layer(oracle):
 
     w = Gaussian(jnp.full((2, 1, 3, 3), 0.5), jnp.full((2, 1, 3, 3), 0.01))
     x = jnp.ones((3, 1, 24, 24)) + 0.1 * jax.random.normal(jax.random.key(0), (3, 1, 24, 24))
-    (found,) = assumptions(f, w, x, key=jax.random.key(1), samples=4000, shared=False)
+    (found,) = measure_assumptions(jax.random.key(1), f, w, x, samples=4000, shared=False)
     samples = oracle.monte_carlo(f, (w, x), 20_000, 1_000)
     ratio = np.median(jax.jit(moments(f, shared=False))(w, x).var / samples.var)
     assert ratio < 0.003
@@ -269,7 +270,7 @@ def test_attention_is_listed_where_its_values_meet_its_weights():
 
 def test_too_few_samples_are_refused():
     with pytest.raises(ValueError, match="samples must be at least 2"):
-        assumptions(jnp.sin, V, key=jax.random.key(0), samples=1)
+        measure_assumptions(jax.random.key(0), jnp.sin, V, samples=1)
 
 
 class Gated(nnx.Module):

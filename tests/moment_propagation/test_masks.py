@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from flax import linen, nnx
 
-from jaxeff.moment_propagation import Gaussian, assumptions, moments
+from jaxeff.moment_propagation import Gaussian, measure_assumptions, moments
 
 CAUSAL = jnp.tril(jnp.ones((5, 5), bool))
 X = Gaussian(jax.random.normal(jax.random.key(0), (5, 5)), jnp.full((5, 5), 0.4))
@@ -128,7 +128,7 @@ def test_the_cost_of_assumptions_is_measured_with_masked_scores():
         s = jnp.where(CAUSAL, q @ k.T, -jnp.inf)
         return jax.nn.softmax(s).sum(0)
 
-    found = assumptions(attended, X, X, key=jax.random.key(0), samples=100, chunk=100)
+    found = measure_assumptions(jax.random.key(0), attended, X, X, samples=100, chunk=100)
     assert found
     assert all(np.isfinite([one.ratio.median, one.ratio.low, one.ratio.high]).all()
                for one in found if one.ratio is not None)  # fmt: skip

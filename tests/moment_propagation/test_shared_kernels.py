@@ -678,7 +678,7 @@ def one_convolution(params, x):
 
 KEY = jax.random.key(5)
 FROZEN = {"conv": {"kernel": jax.random.normal(KEY, (3, 3, 4, 2))}}
-ADAPTERS = init_lora(KEY, one_convolution, {"conv": LoRA(2)}, FROZEN, X)
+ADAPTERS = init_lora(KEY, one_convolution, FROZEN, X, {"conv": LoRA(2)})
 TRANSFORMED = {
     "quantized": jaxeff.quantized(one_convolution, {"conv": Int(8)}),
     "quantized throughout": jaxeff.quantized(one_convolution, {"*": Int(8)}),

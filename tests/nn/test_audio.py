@@ -15,7 +15,7 @@ RATE = 16_000
 def sound():
     """Tones from loud to quiet in a little noise: int16 [3, 1600], 4 frames each."""
     rng = np.random.default_rng(0)
-    loud = data.tones(3)[:, :1600] * np.array([[1.0], [0.1], [0.01]])
+    loud = data.tones(jax.random.key(0), 3)[:, :1600] * np.array([[1.0], [0.1], [0.01]])
     return np.round(loud + rng.normal(0, 30, loud.shape)).astype(np.int16)
 
 

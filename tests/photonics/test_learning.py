@@ -31,7 +31,7 @@ def pooled(params, x):
 
 
 def test_every_activation_has_a_level():
-    spec = levels_per_activation(pooled, PARAMS, X, spec={"avg*": LIGHT["avg_pool"]}, level=0.25)
+    spec = levels_per_activation(pooled, PARAMS, X, {"avg*": LIGHT["avg_pool"]}, level=0.25)
     assert spec["avg_pool"].noise.shape == (2, 2, 2)
     raw = level_logits(spec)
     again = replace_levels(spec, raw)
@@ -55,7 +55,7 @@ def test_the_divergence_is_that_of_two_normals(model):
 
 @pytest.mark.slow
 def test_the_outputs_are_those_of_the_transform_and_nats_are_counted():
-    spec = levels_per_activation(pooled, PARAMS, X, spec=LIGHT)
+    spec = levels_per_activation(pooled, PARAMS, X, LIGHT)
     outputs, nats = jax.jit(divergence(pooled, spec))(KEY, PARAMS, X)
     np.testing.assert_allclose(
         outputs, jax.jit(jaxeff.photonic(pooled, spec))(KEY, PARAMS, X), rtol=1e-6, atol=1e-6
@@ -69,7 +69,7 @@ def test_the_outputs_are_those_of_the_transform_and_nats_are_counted():
 
 
 def test_its_gradient_turns_quiet_light_up():
-    spec = levels_per_activation(pooled, PARAMS, X, spec=LIGHT)
+    spec = levels_per_activation(pooled, PARAMS, X, LIGHT)
 
     def loss(raw):
         return divergence(pooled, replace_levels(spec, raw))(KEY, PARAMS, X)[1].mean()
@@ -90,7 +90,7 @@ def test_a_divergence_is_bounded_by_that_of_the_quietest_light():
 
 def test_mistakes_are_named():
     with pytest.raises(ValueError, match="level must be between 0 and 1, but is 2"):
-        levels_per_activation(pooled, PARAMS, X, spec=LIGHT, level=2)
+        levels_per_activation(pooled, PARAMS, X, LIGHT, level=2)
     with pytest.raises(
         ValueError, match=r"levels are those of \['b'\], settings of \['avg_pool'\]"
     ):

@@ -50,7 +50,7 @@ def swept(folder=None, epochs=3, **options):
         return {"accuracy": jnp.mean(logits.argmax(-1) == y), "logits": logits[:2]}
 
     return sweep(
-        jax.random.key(3), loss_at, fresh, {"*": Additive(jnp.linspace(0, 2, 5))}, (x, y),
+        jax.random.key(3), loss_at, fresh, (x, y), {"*": Additive(jnp.linspace(0, 2, 5))},
         optimizer=optax.adam(1e-2), epochs=epochs, batch_size=10, score=score, seeds=3, keep=True,
         chunk=8, checkpoint=folder, checkpoint_every=1, **options,
     )  # fmt: skip

@@ -76,7 +76,7 @@ def test_a_pattern_without_a_match_lists_the_sites(program, pattern):
 NOT_NOISE = r"must be a noise model with a method perturb.*such as Additive\(0\.3\), or None"
 
 
-@pytest.mark.parametrize("apply", [noisy, lambda f, s: accuracy_curve(KEY, f, {}, s, [1.0], ())])
+@pytest.mark.parametrize("apply", [noisy, lambda f, s: accuracy_curve(KEY, f, {}, (), s, [1.0])])
 @pytest.mark.parametrize(
     ("spec", "message"),
     [

@@ -145,7 +145,7 @@ def test_values_of_what_is_kept_are_quantized_and_zeros_stay_zeros():
 )
 def test_what_sparse_arrays_take(method, bits):
     spec = {"fc": method}
-    assert memory(net, spec, drawn(), X) == bits
+    assert memory(net, drawn(), X, spec) == bits
     # In a cost it is stored with the rest of the model.
     rest = 4 * drawn()["conv"]["w"].size
     assert jaxeff.cost(quantized(net, spec), drawn(), X).size == rest + bits // 8

@@ -81,8 +81,8 @@ def test_threshold_check_costs_nothing_where_values_are_binary():
     x = jnp.where(ON, 1.0, 0.01)[:1000, None]
     labels = jnp.where(ON, 0, 1)[:1000]
     curve = accuracy_curve(
-        jax.random.key(0), f, params, lambda t: {"relu": Binarized(t)},
-        jnp.array([-1.0, 0.5, 2.0]), (x, labels), repeats=1,
+        jax.random.key(0), f, params, (x, labels), lambda t: {"relu": Binarized(t)},
+        jnp.array([-1.0, 0.5, 2.0]), repeats=1,
     )  # fmt: skip
     # A threshold beyond either peak leaves one value for all.
     assert curve.mean[1] == pytest.approx(1, abs=1e-6)

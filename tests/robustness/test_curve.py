@@ -28,8 +28,8 @@ Y = (X[:, 0] > 0).astype(jnp.int32)
 def test_accuracy_is_that_of_the_closed_form():
     repeats = 6
     curve = accuracy_curve(
-        KEY, classify, PARAMS, lambda s: {"input": Additive(s)}, LEVELS, (X, Y),
-        repeats=repeats, batch=300,
+        KEY, classify, PARAMS, (X, Y), lambda s: {"input": Additive(s)}, LEVELS, repeats=repeats,
+        batch_size=300,
     )  # fmt: skip
     # The input's sign survives noise of level s with probability Phi(1 / s).
     right = stats.norm.cdf(1 / np.maximum(LEVELS, 1e-9))
@@ -52,9 +52,9 @@ def test_batches_chunks_and_state_change_nothing():
     x = jax.random.normal(KEY, (10, 4))
     y = jnp.arange(10) % 3
     specs = {"relu": None, "*": Additive(LEVELS)}
-    one = noisy_accuracy(KEY, f, params, specs, (x, y), repeats=3, batch=4)
-    chunked = noisy_accuracy(KEY, f, params, specs, (x, y), repeats=3, batch=4, chunk=3)
-    stateful = noisy_accuracy(KEY, g, params, specs, (x, y), repeats=3, batch=4, state=state)
+    one = noisy_accuracy(KEY, f, params, (x, y), specs, repeats=3, batch_size=4)
+    chunked = noisy_accuracy(KEY, f, params, (x, y), specs, repeats=3, batch_size=4, chunk=3)
+    stateful = noisy_accuracy(KEY, g, params, (x, y), specs, repeats=3, batch_size=4, state=state)
     np.testing.assert_array_equal(one, chunked)
     np.testing.assert_array_equal(one, stateful)
 
@@ -75,7 +75,7 @@ def test_jits_and_vmaps_over_parameters():
     @jax.jit
     @jax.vmap
     def measure(params):
-        return noisy_accuracy(KEY, classify, params, {"input": Additive(LEVELS)}, (X, Y), repeats=2)
+        return noisy_accuracy(KEY, classify, params, (X, Y), {"input": Additive(LEVELS)}, repeats=2)
 
     right, wrong = measure(many)
     np.testing.assert_allclose(right + wrong, 1, atol=1e-6)
@@ -97,7 +97,7 @@ def test_summary_leaves_out_what_diverged():
 def test_mistakes():
     def measure(levels, data=(X, Y), **counts):
         return accuracy_curve(
-            KEY, classify, PARAMS, lambda s: {"input": Additive(s)}, levels, data, **counts
+            KEY, classify, PARAMS, data, lambda s: {"input": Additive(s)}, levels, **counts
         )
 
     with pytest.raises(ValueError, match="one row"):
@@ -109,6 +109,6 @@ def test_mistakes():
     with pytest.raises(ValueError, match="at least 0, but is -1"):
         measure(-LEVELS - 1)
     with pytest.raises(ValueError, match="no site"):
-        accuracy_curve(KEY, classify, PARAMS, lambda s: {"fc*": Additive(s)}, LEVELS, (X, Y))
+        accuracy_curve(KEY, classify, PARAMS, (X, Y), lambda s: {"fc*": Additive(s)}, LEVELS)
     with pytest.raises(ValueError, match="replicates"):
         summarize(LEVELS, np.zeros((3, 2)))

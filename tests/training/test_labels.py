@@ -56,7 +56,7 @@ def test_labels_of_a_sweep():
     with pytest.raises(ValueError, match="labels must be 0 to 1; found 1 to 2"):
         sweep(
             jax.random.key(0), lambda level: cross_entropy(f), lambda key: (PARAMS, None),
-            jnp.zeros(2), (X, Y + 1), optimizer=optax.sgd(0.1), epochs=1, batch_size=4,
+            (X, Y + 1), jnp.zeros(2), optimizer=optax.sgd(0.1), epochs=1, batch_size=4,
             progress=False,
         )  # fmt: skip
 

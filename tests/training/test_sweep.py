@@ -48,7 +48,7 @@ def problem(data):
         arguments = dict(
             optimizer=optax.adam(1e-2), epochs=3, batch_size=10, score=score, seeds=3, keep=True
         )
-        return sweep(KEY, loss_at, fresh, {"*": Additive(levels)}, data, **arguments | changes)
+        return sweep(KEY, loss_at, fresh, data, {"*": Additive(levels)}, **arguments | changes)
 
     return run, loss_at
 
@@ -115,7 +115,7 @@ def test_start_epochs_and_score_have_keys_of_their_own(problem, data):
         return {"zero": jnp.zeros(())}
 
     sweep(
-        KEY, lambda spec: loss, start, {"*": Additive(LEVELS[:1])}, data, score=score, seeds=2,
+        KEY, lambda spec: loss, start, data, {"*": Additive(LEVELS[:1])}, score=score, seeds=2,
         optimizer=optax.sgd(0.1), epochs=3, batch_size=20, chunk=1,
     )  # fmt: skip
     jax.effects_barrier()
@@ -205,8 +205,9 @@ def test_a_folder_of_other_functions_is_refused(data, tmp_path):
             return loss
 
         return sweep(
-            KEY, loss_at, lambda key: ({"fc": offset + fresh(key)[0]["fc"]}, None), LEVELS[:2],
-            data, score=lambda key, params, state, level: {"sum": weight * params["fc"].sum()},
+            KEY, loss_at, lambda key: ({"fc": offset + fresh(key)[0]["fc"]}, None), data,
+            LEVELS[:2],
+            score=lambda key, params, state, level: {"sum": weight * params["fc"].sum()},
             optimizer=optax.sgd(rate), epochs=1, batch_size=40, checkpoint=tmp_path, **changes,
         )  # fmt: skip
 

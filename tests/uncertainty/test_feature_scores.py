@@ -17,7 +17,7 @@ F, PARAMS, (X, Y) = small_classifier(300)
 FEATURES = inputs_of(F, "fc2")
 H, LABELS = FEATURES(PARAMS, X[:250]), Y[:250]
 NEW = FEATURES(PARAMS, X[250:]) + 0.3
-READ = u.dense_head(F, "fc2", PARAMS, X)
+READ = u.dense_head(F, PARAMS, X, "fc2")
 HEAD = READ._replace(bias=jnp.linspace(-1, 1, 10))
 LOGITS = HEAD(NEW)
 WIDE_H, WIDE_NEW = np.asarray(H, np.float64), np.asarray(NEW, np.float64)

@@ -109,7 +109,7 @@ def perplexities(key: Any, steps: int) -> Iterator[Row]:
         fitted, spec = method(params, batch)
         value = float(jnp.exp(_nll(quantized(model, spec), fitted, data)))
         weights = sum(params[layer]["kernel"].size for layer in ("fc1", "fc2", "fc3"))
-        bits = float(memory(model, spec, fitted, data[0])) / weights if spec else 32.0
+        bits = float(memory(model, fitted, data[0], spec)) / weights if spec else 32.0
         yield {"format": name, "bits": bits, "perplexity": value}
 
 

@@ -98,7 +98,7 @@ def fitted(f: Callable[..., Any], params: Any, sets: Sets) -> dict[str, Callable
     """Fits every score of features to a network and the training images."""
     x, labels = sets.train
     h = u.in_batches(jax.jit(lambda x: inputs_of(f, LAST)(params, x)), x, PART)
-    head = u.dense_head(f, LAST, params, x[:1])
+    head = u.dense_head(f, params, x[:1], LAST)
     density = feature_density(h, labels, CLASSES, shrinkage=0.1)
     return {
         "ReAct": u.react(h, head), "DICE": u.dice(h, head, 70), "ASH": u.ash(head, 65),

@@ -101,7 +101,7 @@ class Bench:
     def _posterior(self, structure: Any) -> Any:
         data = jnp.asarray(self.fitted.tokens), self.numbers(self.fitted)
         return bayes.laplace(
-            self.f, self.params, data, "head", structure, key=self.key, batch_size=_BATCH
+            self.key, self.f, self.params, data, "head", structure, batch_size=_BATCH, draws=1
         )
 
 

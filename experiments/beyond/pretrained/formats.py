@@ -85,7 +85,7 @@ def _bits(f: Any, params: Any, spec: dict[str, Any], batch: Any) -> float:
     leaves = jax.tree.leaves(params)
     # Norms stay in float, and `memory` counts what the spec names.
     norms = sum(32 * leaf.size for leaf in leaves if leaf.ndim < 2)
-    bits = float(memory(f, spec, params, batch[:1])) + norms
+    bits = float(memory(f, params, batch[:1], spec)) + norms
     return bits / sum(leaf.size for leaf in leaves)
 
 

@@ -92,7 +92,7 @@ def evaluated(key: jax.Array, subject: Subject, model: Model) -> np.ndarray:
     specs, _ = walking_noise(net.slots, KL_LEVELS, Additive)
     test = jax.tree.map(lambda leaf: leaf[: subject.settings.inputs], subject.images.test)
     found = robustness.noisy_accuracy(
-        key, net.evaluate, params, specs, test, repeats=1, state=state
+        key, net.evaluate, params, test, specs, repeats=1, state=state
     )
     curves = np.asarray(found[0]).reshape(len(net.slots), len(KL_LEVELS))
     fits = [robustness.fit_midpoint(KL_LEVELS, c, chance=CHANCE, scale="log") for c in curves]

@@ -141,7 +141,7 @@ class Bench:
 
     def adapters(self, key: jax.Array) -> Any:
         """Starts adapters, beside the parameters that stay."""
-        own = init_lora(key, self.f, self.spec, self.params, self.train[0][:1])
+        own = init_lora(key, self.f, self.params, self.train[0][:1], self.spec)
         # Parameters, too: as constants of the function XLA would compute with them as it compiles.
         return {"frozen": self.params, "adapters": own}
 
@@ -161,9 +161,11 @@ def _alone(bench: Bench) -> Forms:
 
 
 def _head(bench: Bench) -> Forms:
-    g, own = untied(bench.f, HEAD, bench.params, bench.train[0][:1])
-    posterior = bayes.laplace(g, own, bench.few, HEAD, "diag" if _large(bench) else "kron",
-                              batch_size=4 if _large(bench) else 20)  # fmt: skip
+    g, own = untied(bench.f, bench.params, bench.train[0][:1], HEAD)
+    posterior = bayes.laplace(
+        jax.random.key(0), g, own, bench.few, HEAD, "diag" if _large(bench) else "kron",
+        batch_size=4 if _large(bench) else 20,
+    )  # fmt: skip
     count = bench.settings.samples
     # A draw of a head of fifty thousand words is a hundred million bytes.
     if not _large(bench):
@@ -177,8 +179,10 @@ def _curved(bench: Bench) -> Forms:
     trained = bench.adapt(training.fit, loss, bench.adapters(bench.key), bench.train).params
     # What training the adapters does by itself, without any posterior.
     yield "its mean", (lambda p, x: h(p, x)[None], trained)
-    posterior = bayes.laplace(h, trained, bench.few, "*", "kron", key=bench.key,
-                              only="adapters/*", batch_size=2 if _large(bench) else 20)  # fmt: skip
+    posterior = bayes.laplace(
+        bench.key, h, trained, bench.few, "*", "kron", only="adapters/*",
+        batch_size=2 if _large(bench) else 20, draws=1,
+    )  # fmt: skip
     yield "linear draws", (lambda p, x: p.linear_draws(bench.key, x, count), posterior)
 
 

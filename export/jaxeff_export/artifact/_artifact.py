@@ -416,16 +416,16 @@ class Artifact:
 )
 def export(
     f: Callable[..., Any],
-    example_args: Sequence[Any],
+    args: Sequence[Any],
     *,
     any_batch: bool | Collection[str] = False,
     parameters: int = 1,
 ) -> Artifact:
-    """Lowers ``f(*example_args)`` to StableHLO.
+    """Lowers ``f(*args)`` to StableHLO.
 
     Args:
       f: a pure function of arrays and pytrees of arrays, jitted or not.
-      example_args: the arguments; only shapes and dtypes matter, so leaves may also be
+      args: the arguments; only shapes and dtypes matter, so leaves may also be
         ``jax.ShapeDtypeStruct``.
       any_batch: True if the first axis of everything that is data is a batch, the same for all,
         which may have any size from 1; or the names of the arguments that have one. Leaves without
@@ -441,7 +441,7 @@ def export(
         batches differ, or JAX cannot trace the function without knowing the batch.
       TypeError: if the result's structure cannot be written down.
     """
-    return export_traced(f, example_args, any_batch=any_batch, parameters=parameters).artifact
+    return export_traced(f, args, any_batch=any_batch, parameters=parameters).artifact
 
 
 @dataclass(frozen=True)
@@ -462,18 +462,18 @@ class TracedExport:
 
 def export_traced(
     f: Callable[..., Any],
-    example_args: Sequence[Any],
+    args: Sequence[Any],
     *,
     any_batch: bool | Collection[str],
     parameters: int,
 ) -> TracedExport:
     """Lowers a function as `export` does, and keeps what JAX itself would compute it by."""
     require_extra("flatbuffers", "export")
-    names = argument_names(f, len(example_args))
+    names = argument_names(f, len(args))
     batched = batched_arguments(names, parameters, any_batch)
     # Refuses what is no array by name before JAX traces anything.
-    leaves, _ = flatten_named(example_args, names)
-    treedef = jax.tree.structure(tuple(example_args))
+    leaves, _ = flatten_named(args, names)
+    treedef = jax.tree.structure(tuple(args))
     structs = [jax.ShapeDtypeStruct(leaf.shape, leaf.dtype) for leaf in leaves]
     fixed = jax.tree.unflatten(treedef, structs)
     structures: list[Any] = []  # of the results, the same for every batch

@@ -130,7 +130,7 @@ def with_bytes(
 )
 def deploy(
     f: Callable[..., Any],
-    example_args: Sequence[Any],
+    args: Sequence[Any],
     target: str | Mapping[str, Any] = "host",
     path: str | Path | None = None,
     *,
@@ -146,7 +146,7 @@ def deploy(
 
     Args:
       f: a pure function whose first argument is the parameters, e.g. ``jaxeff.moments(f)``.
-      example_args: ``(params, *inputs)``. The parameters (a trained posterior) go into the bundle;
+      args: ``(params, *inputs)``. The parameters (a trained posterior) go into the bundle;
         the inputs fix the shapes and dtypes, and their values become the self-check, so give a
         real example.
       target: ``"host"``, ``"cortex-a53"``, ``"cortex-a72"``, ``"cortex-a76"``, a TVM target dict,
@@ -187,19 +187,19 @@ def deploy(
       TuningError: if `database` is none, damaged, or of another TVM version.
       UnsupportedOpError: if the function uses an operation the importer does not know.
     """
-    if not example_args:
-        raise SignatureError("example_args is empty; give (params, *inputs)")
-    names = argument_names(f, len(example_args))
+    if not args:
+        raise SignatureError("args is empty; give (params, *inputs)")
+    names = argument_names(f, len(args))
     # All that was asked for is checked before tracing, which may take minutes.
     order = _Order.of(names, parameters, target, path, database, progress)
-    leaves = _concrete(example_args)
+    leaves = _concrete(args)
     # Before tracing: many models can't be traced for a batch of none, and say so obscurely.
-    for name, argument in list(zip(names, example_args, strict=True))[order.parameters :]:
+    for name, argument in list(zip(names, args, strict=True))[order.parameters :]:
         _require_examples((name, leaf) for leaf in jax.tree.leaves(argument))
-    f, example_args = with_bytes(f, example_args, order.parameters)
-    leaves = jax.tree.leaves(example_args)
+    f, args = with_bytes(f, args, order.parameters)
+    leaves = jax.tree.leaves(args)
     order.say("exporting to StableHLO")
-    traced = export_traced(f, example_args, any_batch=any_batch, parameters=order.parameters)
+    traced = export_traced(f, args, any_batch=any_batch, parameters=order.parameters)
 
     # Compiled, as the exported function is: operation by operation, JAX may round differently.
     def reference(example: Sequence[Any]) -> Sequence[Any]:
@@ -354,7 +354,7 @@ def _require_examples(data: Iterable[tuple[str, Any]]) -> None:
     for name, leaf in data:
         if np.shape(leaf)[:1] == (0,):
             raise SignatureError(
-                f"example_args: {name} has shape {np.shape(leaf)}, an empty batch, which the "
+                f"args: {name} has shape {np.shape(leaf)}, an empty batch, which the "
                 "self-check could say nothing about; give at least one example"
             )
 
@@ -380,8 +380,8 @@ def _silence(line: str) -> None:
     """Shows no progress."""
 
 
-def _concrete(example_args: Sequence[Any]) -> list[Any]:
-    leaves = jax.tree.leaves(tuple(example_args))
+def _concrete(args: Sequence[Any]) -> list[Any]:
+    leaves = jax.tree.leaves(tuple(args))
     if any(isinstance(leaf, jax.ShapeDtypeStruct | jax.core.Tracer) for leaf in leaves):
         raise SignatureError(
             "deploy needs example arguments with values, for the parameters it binds and the "

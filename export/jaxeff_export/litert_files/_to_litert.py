@@ -277,10 +277,10 @@ class LitertFile(NamedTuple):
 
 
 @validate(
-    fn=function_of_form("fn(*args)"), args=instance_of(tuple, list), parameters=static_integer(0)
+    f=function_of_form("f(*args)"), args=instance_of(tuple, list), parameters=static_integer(0)
 )
 def to_litert(
-    fn: Callable[..., Any],
+    f: Callable[..., Any],
     args: Sequence[Any],
     path: str | os.PathLike[str],
     *,
@@ -289,7 +289,7 @@ def to_litert(
     """Writes a function as a file for LiteRT (TensorFlow Lite); it computes in float.
 
     Args:
-        fn: Pure function; transforms such as `moments(f)` are functions too.
+        f: Pure function; transforms such as `moments(f)` are functions too.
         args: Arguments that say the shapes and dtypes; parameters among them become constants.
         path: The file, `.tflite`.
         parameters: How many of the first arguments are parameters.
@@ -305,7 +305,7 @@ def to_litert(
     leaves, structure = jax.tree.flatten(free)
 
     def flat(parameters: Any, *values: Any) -> list[Any]:
-        return jax.tree.leaves(fn(*parameters, *jax.tree.unflatten(structure, values)))
+        return jax.tree.leaves(f(*parameters, *jax.tree.unflatten(structure, values)))
 
     closed = jax.make_jaxpr(flat)(fixed, *leaves)
     known = [np.asarray(leaf) for leaf in jax.tree.leaves(fixed)]

@@ -350,10 +350,10 @@ class OnnxFile(NamedTuple):
 
 
 @validate(
-    fn=function_of_form("fn(*args)"), args=instance_of(tuple, list), parameters=static_integer(0)
+    f=function_of_form("f(*args)"), args=instance_of(tuple, list), parameters=static_integer(0)
 )
 def to_onnx(
-    fn: Callable[..., Any],
+    f: Callable[..., Any],
     args: Sequence[Any],
     path: str | os.PathLike[str],
     *,
@@ -362,7 +362,7 @@ def to_onnx(
     """Writes a function as an ONNX file of standard operators (opset 18, or 21).
 
     Args:
-        fn: Pure function; transforms such as `moments(f)` are functions too.
+        f: Pure function; transforms such as `moments(f)` are functions too.
         args: Arguments that say the shapes and dtypes; those of parameters are written.
         path: The file, `.onnx`.
         parameters: How many of the first arguments are parameters: constants of the file.
@@ -379,8 +379,8 @@ def to_onnx(
     require_extra("onnx", "to_onnx")
     import onnx  # optional
 
-    names = argument_names(fn, len(args))
-    closed, result = make_jaxpr(fn)(*args)
+    names = argument_names(f, len(args))
+    closed, result = make_jaxpr(f)(*args)
     leaves, specs = flatten_named(args, names)
     fixed = len(jax.tree.leaves(tuple(args[:parameters])))
     graph = OnnxGraph()
@@ -399,7 +399,7 @@ def to_onnx(
     model = onnx.helper.make_model(
         onnx.helper.make_graph(
             graph.nodes,
-            getattr(fn, "__name__", "function"),
+            getattr(f, "__name__", "function"),
             [info(s.name, tensor_type(s.dtype), s.shape) for s in specs[fixed:]],
             [info(s.name, tensor_type(s.dtype), s.shape) for s in outputs],
             [onnx.numpy_helper.from_array(a, n) for n, a in graph.constants.items()],

@@ -7,7 +7,7 @@ from jaxeff.nn import small_classifier
 f, params, (x, y) = small_classifier()
 spec = {"relu*": Int(4, weights=False, at="output"), "*:linear": Int(4, activations=False)}
 g = running(f, spec)
-ranges = initial_ranges(f, spec, params, x)
+ranges = initial_ranges(f, params, x, spec)
 logits, ranges = g(params, ranges, x)                   # a model with a state
 h = running(f, spec, training=False)                    # afterwards: the ranges stay
 ```
@@ -31,10 +31,12 @@ from jaxeff.compression.quantizers import Int, Uniform
 from jaxeff.core import (
     NEW_STATE_TAG,
     STATE_TAG,
+    as_arguments,
     check_choice,
     check_number,
     input_batches,
     number,
+    parameter_tree,
     probability,
     spec_of,
     validate,
@@ -156,7 +158,7 @@ def _run(
     """Runs the model on all batches, and gives the arrays of the last: weights are equal in all."""
     arrays: dict[str, Any] | None = None
     for batch in batches:
-        args = batch if isinstance(batch, tuple) else (batch,)
+        args = as_arguments(batch)
         if any(np.size(leaf) == 0 for leaf in jax.tree.leaves(args)):
             raise ValueError("calibrate needs batches with at least one example, but one is empty.")
         arrays = observe(params, *args)
@@ -343,17 +345,17 @@ def running(
     return g
 
 
-@validate()
+@validate(batch=parameter_tree)
 def initial_ranges(
-    f: Callable[..., Any], spec: Mapping[str, Int | None], params: Any, *args: Any
+    f: Callable[..., Any], params: Any, batch: Any, spec: Mapping[str, Int | None]
 ) -> Ranges:
     """Returns the state before the first batch.
 
     Args:
         f: The model.
-        spec: Settings by site, as for `running`.
         params: The parameters of `f`; only shapes matter, here and below.
-        *args: Further arguments of `f`.
+        batch: The inputs of `f` as a tuple, or the only one of them.
+        spec: Settings by site, as for `running`.
 
     Returns:
         An empty moving average for every layer that is followed.
@@ -362,7 +364,7 @@ def initial_ranges(
         ValueError: No layer is followed, or one is inside a loop.
     """
     check_settings(spec, Int, "an Int, such as Int(8)")
-    sites = _followed(spec, trace(f, params, *args))
+    sites = _followed(spec, trace(f, params, *as_arguments(batch)))
     if not sites:
         raise ValueError(
             'The spec leaves no range open of what a layer returns: give an Int(..., at="output") '

@@ -34,7 +34,7 @@ from jaxeff.compression.post_training._multiplication import (
     producers,
     users,
 )
-from jaxeff.core import check_count, input_batch, static_integer, validate
+from jaxeff.core import as_arguments, check_count, input_batch, static_integer, validate
 from jaxeff.program import Layer, Program, trace
 from jaxeff.program.ir import Value
 
@@ -345,7 +345,7 @@ def equalize(f: Callable[..., Any], params: Any, batch: Any, *, sweeps: int = 50
         arXiv:1906.04721.
     """
     check_count("equalize: sweeps", sweeps)
-    args = batch if isinstance(batch, tuple) else (batch,)
+    args = as_arguments(batch)
     program = trace(f, params, *args)
     leaves = jax.tree.leaves((params, *args))
     layer_pairs = pairs(program, leaves)

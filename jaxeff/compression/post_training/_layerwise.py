@@ -34,6 +34,7 @@ from jaxeff.compression.post_training._multiplication import (
     users,
 )
 from jaxeff.compression.quantizers import Grouped, Scaled
+from jaxeff.core import as_arguments
 from jaxeff.program import (
     Layer,
     Program,
@@ -116,7 +117,7 @@ def arguments(where: str, batch: Any) -> tuple[Any, ...]:
     Raises:
         ValueError: It is empty, or holds NaN or infinity.
     """
-    args = batch if isinstance(batch, tuple) else (batch,)
+    args = as_arguments(batch)
     for leaf in jax.tree.leaves(args):
         if np.size(leaf) == 0:
             raise ValueError(f"{where} needs a batch with at least one example, but it is empty.")

@@ -400,11 +400,11 @@ class Discrete(BaseQuantizer):
     spec = init(f, params, x, {"*:linear": LayerQuantization(Discrete())})
 
     def loss(spec, key):
-        logits = sampled(f)(key, random_weights(f, spec, params, x), x)
+        logits = sampled(f)(key, random_weights(f, params, x, spec), x)
         return optax.softmax_cross_entropy_with_integer_labels(logits, y).mean()
 
     grads = jax.grad(loss)(spec, jax.random.key(0))
-    logits = moments(f)(random_weights(f, spec, params, x), x)       # mean and variance in one pass
+    logits = moments(f)(random_weights(f, params, x, spec), x)       # mean and variance in one pass
     logits = quantized(f, spec, keyed=True)(jax.random.key(0), params, x)       # weights drawn
     logits = quantized(f, deterministic(spec))(params, x)            # the most probable ones
     ```

@@ -429,7 +429,7 @@ class LearnedWidth(LearnedBits):
     3:
 
     ```text
-    loss + weight * max(0, memory(f, spec, params, x) - budget)^2
+    loss + weight * max(0, memory(f, params, x, spec) - budget)^2
     ```
 
     Codes without a sign need one bit less.

@@ -380,19 +380,19 @@ _REACH = 6.0  # standard deviations; 2e-9 of the mass lies outside
 
 
 def gauss_hermite(
-    fn: Callable[[Array], Any], x: Random, nodes: int = HERMITE_NODES, limited: bool = False
+    f: Callable[[Array], Any], x: Random, nodes: int = HERMITE_NODES, limited: bool = False
 ) -> Any:
-    """Computes the moments of `fn(x)` by Gauss-Hermite quadrature.
+    """Computes the moments of `f(x)` by Gauss-Hermite quadrature.
 
     Args:
-        fn: An elementwise function of one array; may return any pytree of arrays, each shaped
+        f: An elementwise function of one array; may return any pytree of arrays, each shaped
             like the input or broadcast from it.
         x: Random input.
         nodes: Number of nodes (physicists' rule of `numpy.polynomial.hermite`).
-        limited: Whether `fn` may be undefined somewhere; costs a second evaluation.
+        limited: Whether `f` may be undefined somewhere; costs a second evaluation.
 
     Returns:
-        `fn`'s output tree with a `Gaussian` for each floating-point leaf; others are evaluated
+        `f`'s output tree with a `Gaussian` for each floating-point leaf; others are evaluated
         at the mean.
     """
     roots, masses = np.polynomial.hermite.hermgauss(nodes)
@@ -401,23 +401,23 @@ def gauss_hermite(
     # From the weight exp(-t^2) to the normal density: z = sqrt(2) t, masses over sqrt(pi).
     z = jnp.asarray(roots * np.sqrt(2), x.dtype).reshape(shape)
     weight = jnp.asarray(masses / np.sqrt(np.pi), x.dtype).reshape(shape)
-    return _integrate(fn, x, [(z, weight)], limited)
+    return _integrate(f, x, [(z, weight)], limited)
 
 
 def gauss_legendre(
-    fn: Callable[[Array], Any],
+    f: Callable[[Array], Any],
     x: Random,
     kinks: Sequence[float] = (0.0,),
     nodes: int = LEGENDRE_NODES,
     limited: bool = False,
     above: float | None = None,
 ) -> Any:
-    """Computes the moments of `fn(x)` by Gauss-Legendre quadrature of each piece between kinks.
+    """Computes the moments of `f(x)` by Gauss-Legendre quadrature of each piece between kinks.
 
     Args:
-        fn: Same as for `gauss_hermite`.
+        f: Same as for `gauss_hermite`.
         x: Random input.
-        kinks: Ascending points where `fn` isn't smooth or changes fastest. Jumps give inaccurate
+        kinks: Ascending points where `f` isn't smooth or changes fastest. Jumps give inaccurate
             gradients: use `piecewise` for those.
         nodes: Nodes per piece; there is one more piece than kinks.
         limited: Same as for `gauss_hermite`.
@@ -446,33 +446,33 @@ def gauss_legendre(
     for lo, hi in itertools.pairwise(end[None] for end in ends):
         z = lo + (hi - lo) * t
         pieces.append((z, weight * (hi - lo) * jnp.exp(-0.5 * z * z) * _INV_SQRT_2PI))
-    return _integrate(fn, x, pieces, limited)
+    return _integrate(f, x, pieces, limited)
 
 
 def gauss_pair(
-    fn: Callable[[Array, Array], Any],
+    f: Callable[[Array, Array], Any],
     x: Random,
     y: Random,
     kinks: Sequence[float] = (0.0,),
     limited: bool = False,
 ) -> Any:
-    """Computes the moments of `fn(x, y)` for independent operands.
+    """Computes the moments of `f(x, y)` for independent operands.
 
     Legendre over `x`, Hermite over `y`: about eight times the cost of `gauss_legendre`.
 
     Args:
-        fn: A pointwise function of two arrays of one shape.
-        x: The operand in which `fn` may have kinks.
-        y: The operand in which `fn` is close to a polynomial (a slope, a scale); 8 nodes.
+        f: A pointwise function of two arrays of one shape.
+        x: The operand in which `f` may have kinks.
+        y: The operand in which `f` is close to a polynomial (a slope, a scale); 8 nodes.
         kinks: Kinks in `x`.
         limited: Same as for `gauss_hermite`.
 
     Returns:
-        `fn`'s output tree with a `Gaussian` for each floating-point leaf.
+        `f`'s output tree with a `Gaussian` for each floating-point leaf.
     """
 
     def given(value: Array) -> Any:
-        moments = gauss_legendre(lambda point: fn(point, value), x, kinks, limited=limited)
+        moments = gauss_legendre(lambda point: f(point, value), x, kinks, limited=limited)
         return jax.tree.map(lambda g: (g.mean, g.var), moments, is_leaf=is_random)
 
     outer = gauss_hermite(given, y, 8)

@@ -72,7 +72,7 @@ class Repeated(Setting):
         # Keys differ from one execution to the next, the site doesn't: errors of the device are the
         # same in each, and averaging leaves them as they are.
         keys = jax.random.split(key, self.times)
-        return jnp.mean(jax.vmap(lambda k: perturb_at(self.model, k, site, x))(keys), axis=0)
+        return jnp.mean(jax.vmap(lambda k: perturb_at(k, self.model, x, site))(keys), axis=0)
 
 
 @register_setting

@@ -97,7 +97,7 @@ def check_noise(spec: Any) -> None:
     )
 
 
-def perturb_at(model: Noise, key: PRNGKeyArray, site: int, x: Any) -> Any:
+def perturb_at(key: PRNGKeyArray, model: Noise, x: Any, site: int) -> Any:
     """Perturbs the value of a site; models of a device get the site's number too."""
     if isinstance(model, SiteNoise):
         return model.perturb_site(key, site, x)

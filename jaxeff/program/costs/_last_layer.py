@@ -5,7 +5,7 @@ from jaxeff.nn import small_classifier
 from jaxeff.program.costs import inputs_of, last_layer
 
 f, params, (x, y) = small_classifier()
-last_layer(f, "fc2", params, x).kernel              # the index of its leaf in params
+last_layer(f, params, x, "fc2").kernel              # the index of its leaf in params
 features = inputs_of(f, "fc2")(params, x)           # [batch, 32]; f = features @ kernel + bias
 ```
 
@@ -31,6 +31,7 @@ from typing import Any, NamedTuple
 import jax
 from jaxtyping import Array
 
+from jaxeff.core import as_arguments
 from jaxeff.program._evaluate import evaluate, plain_rule
 from jaxeff.program.ir import Contraction, Layer, Node, Program
 from jaxeff.program.ir import primitives as prim
@@ -104,22 +105,22 @@ def find(program: Program, site: str) -> Layer:
 
 
 def last_layer(
-    f: Callable[..., Any], site: str, params: Any, *args: Any, positions: bool = False
+    f: Callable[..., Any], params: Any, batch: Any, site: str, *, positions: bool = False
 ) -> LastLayer:
     """Returns the last layer of a function.
 
     Args:
         f: A pure function `f(params, *args)`.
-        site: The layer's name.
         params: The parameters of `f`.
-        *args: The inputs; shapes are enough.
+        batch: Inputs, `args` as a tuple or the only one of them; shapes are enough.
+        site: The layer's name.
         positions: Whether features may have axes of positions, `[batch, ..., n]`.
 
     Raises:
         ValueError: The site isn't a dense layer of features `[batch, n]`, its result isn't the
             function's, its kernel or bias is no parameter as it is, or another layer reads it.
     """
-    program = trace(f, params, *args)
+    program = trace(f, params, *as_arguments(batch))
     layer = find(program, site)
     reason = _what_is_wrong(program, layer, positions)
     if reason:

@@ -85,7 +85,7 @@ from jaxtyping import Array, Float, PRNGKeyArray
 
 from jaxeff.compression import LayerQuantization
 from jaxeff.compression.post_training import Matrix, RoundingProblem, on_grids
-from jaxeff.core import check_number, input_batch, validate
+from jaxeff.core import as_arguments, check_number, input_batch, validate
 from jaxeff.core import jax_internals as _compat
 from jaxeff.program import Layer, Program, Rule, evaluate, matching, plain_rule, trace
 from jaxeff.program.ir import run_nodes
@@ -299,7 +299,7 @@ def log_variances(
         ValueError: A pattern matches no site, or none has one weight and lies outside loops.
     """
     check_number("log_variances: start", start)
-    args = batch if isinstance(batch, tuple) else (batch,)
+    args = as_arguments(batch)
     program = trace(f, params, *args)
     chosen = set(matching(patterns, program))
     found = {
@@ -364,7 +364,7 @@ def kept_weights(
         batch: `args` as a tuple, or the only one of them.
         threshold: Largest log alpha of a kept weight; alpha is its variance over its square.
     """
-    args = batch if isinstance(batch, tuple) else (batch,)
+    args = as_arguments(batch)
     program = trace(f, params, *args)
 
     @jax.jit

@@ -10,9 +10,7 @@ from jaxeff.robustness import accuracy_curve
 
 f, params, (x, y) = small_classifier()
 levels = jnp.logspace(-2, 2, 17)
-accuracy_curve(
-    jax.random.key(0), f, params, lambda level: {"*": Additive(level)}, levels, (x, y)
-)
+accuracy_curve(jax.random.key(0), f, params, (x, y), lambda level: {"*": Additive(level)}, levels)
 ```
 
 Of a trained network, `fit_midpoint` finds where the curve falls (example: `jaxeff.robustness`).
@@ -26,7 +24,7 @@ from jaxeff.robustness import noisy_accuracy, summarize
 
 networks = jax.tree.map(lambda w: jnp.stack([w, 0.9 * w]), params)     # of two seeds, in a study
 spec, some, key = {"*": Additive(levels[::4])}, (x[:64], y[:64]), jax.random.key(0)
-score = lambda network: noisy_accuracy(key, f, network, spec, some, repeats=2).mean(0)
+score = lambda network: noisy_accuracy(key, f, network, some, spec, repeats=2).mean(0)
 print(summarize(levels[::4], jax.vmap(score)(networks)))               # the band is over networks
 ```
 
@@ -86,7 +84,6 @@ from jaxeff.core import (
     labelled_data,
     real_array,
     shown_as_table,
-    static_integer,
     validate,
 )
 from jaxeff.noise import Noise, noisy
@@ -140,18 +137,17 @@ def _noise(_: str, spec: Any) -> None:
     spec=any_of(function_of_form("spec(level)"), _noise),
     levels=real_array(),
     data=labelled_data,
-    batch=static_integer(),
 )
 def accuracy_curve(
     key: PRNGKeyArray,
     f: Callable[..., Any],
     params: Any,
+    data: tuple[Any, Int[Array, " n"]],
     spec: Spec | Callable[[Any], Spec],
     levels: Float[Array | np.ndarray, " levels"],
-    data: tuple[Any, Int[Array, " n"]],
     *,
     repeats: int = 5,
-    batch: int = 1000,
+    batch_size: int = 1000,
     chunk: int = 1,
     state: Any = None,
 ) -> Curve:
@@ -161,13 +157,13 @@ def accuracy_curve(
         key: Random key of the noise.
         f: `f(params, x) -> logits`; with a state `f(params, state, x) -> (logits, new state)`.
         params: The parameters of `f`.
+        data: Inputs and labels.
         spec: The noise at a level, `spec(level) -> {pattern: model}`; or a spec whose numbers
             have a leading axis of levels.
         levels: The levels.
-        data: Inputs and labels.
         repeats: Passes over the data with fresh noise, at every level.
-        batch: Inputs evaluated at once.
-        chunk: Levels evaluated at once. Memory grows with `batch` times `chunk`.
+        batch_size: Inputs evaluated at once.
+        chunk: Levels evaluated at once. Memory grows with `batch_size` times `chunk`.
         state: The model's state, which stays as it is.
 
     Returns:
@@ -181,7 +177,15 @@ def accuracy_curve(
         raise ValueError(f"the levels must be one row of numbers, not of shape {levels.shape}.")
     specs = _stacked([spec(level) for level in levels]) if callable(spec) else spec
     draws = noisy_accuracy(
-        key, f, params, specs, data, repeats=repeats, batch=batch, chunk=chunk, state=state
+        key,
+        f,
+        params,
+        data,
+        specs,
+        repeats=repeats,
+        batch_size=batch_size,
+        chunk=chunk,
+        state=state,
     )
     return summarize(levels, draws)
 
@@ -193,16 +197,16 @@ def _stacked(specs: list[Spec]) -> Spec:
     return jax.tree.map(lambda *leaves: jnp.stack(leaves), *(dict(spec) for spec in specs))
 
 
-@validate(specs=_noise, data=labelled_data, batch=static_integer())
+@validate(specs=_noise, data=labelled_data)
 def noisy_accuracy(
     key: PRNGKeyArray,
     f: Callable[..., Any],
     params: Any,
-    specs: Spec,
     data: tuple[Any, Int[Array, " n"]],
+    specs: Spec,
     *,
     repeats: int = 5,
-    batch: int = 1000,
+    batch_size: int = 1000,
     chunk: int = 1,
     state: Any = None,
 ) -> Float[Array, "repeats levels"]:
@@ -212,10 +216,10 @@ def noisy_accuracy(
         key: Random key of the noise.
         f: Same as for `accuracy_curve`.
         params: The parameters of `f`.
-        specs: A spec whose numbers have a leading axis of levels.
         data: Inputs and labels.
+        specs: A spec whose numbers have a leading axis of levels.
         repeats: Draws of the noise at every level.
-        batch: Inputs evaluated at once.
+        batch_size: Inputs evaluated at once.
         chunk: Levels evaluated at once.
         state: The model's state, which stays as it is.
 
@@ -226,7 +230,7 @@ def noisy_accuracy(
     """
     count_examples(specs)
     total = count_examples(data)
-    size = min(batch, total)
+    size = min(batch_size, total)
     parts = math.ceil(total / size)
 
     def cut(leaf: Any) -> Array:

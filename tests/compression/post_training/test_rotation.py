@@ -165,7 +165,7 @@ def test_a_tied_decoder_is_turned_in_the_call_and_an_untied_one_folds():
     np.testing.assert_array_equal(new["embed"]["embedding"], params["embed"]["embedding"])
     assert isinstance(started["blocks/0/up"].weights, Rotated)
     assert jnp.isfinite(quantized(f, started)(new, x)).all()
-    g, untied = jaxeff.adapters.untied(f, "embed#1", params, x)
+    g, untied = jaxeff.adapters.untied(f, params, x, "embed#1")
     new, started = rotate(g, untied, x, spec)
     np.testing.assert_allclose(g(new, x), exact, rtol=1e-3, atol=1e-3)
     assert (new["shared"]["norm"]["scale"] == 1).all()
