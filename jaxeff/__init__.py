@@ -25,7 +25,7 @@ Settings and everything else live in the rooms: `jaxeff.noise`, `jaxeff.compress
 `jaxeff.pruning`, `jaxeff.moment_propagation`, `jaxeff.photonics`, `jaxeff.robustness`,
 `jaxeff.hardening`, `jaxeff.bayes`, `jaxeff.uncertainty`, `jaxeff.ensembles`, `jaxeff.data`,
 `jaxeff.nn`, `jaxeff.analog_hardware`, `jaxeff.dirty_mnist`, `jaxeff.training`, `jaxeff.store`,
-`jaxeff.weights`, `jaxeff.adapters`.
+`jaxeff.weights`, `jaxeff.adapters`; `jaxeff.contrib` has what nothing else builds on.
 """
 
 from importlib import import_module

@@ -3,7 +3,7 @@
     python -m experiments.beyond.accelerators
 
 Channels and bits of a network by the knapsack, told cycles by published formulas
-(`jaxeff.search.SystolicArray`, `DataflowPipeline`), over shares of the cycles of 16-bit arithmetic.
+(`jaxeff.contrib.SystolicArray`, `DataflowPipeline`), over shares of the cycles of 16-bit products.
 Beside them: what the searches that were told bit operations leave on the same accelerators, with as
 many candidates at every share, and one setting for all layers.
 
@@ -25,12 +25,12 @@ from experiments import harness as h
 from experiments.harness import Count, Least, Report, Row, Run
 from experiments.recipes import Training
 from experiments.trainable import load_images
-from jaxeff import search
+from jaxeff import contrib, search
 from jaxeff.search import Actions, FewBitLayers, Policy
 
 DEVICES: dict[str, search.Latency] = {
-    "systolic array": search.SystolicArray(rows=8, columns=8),
-    "FPGA pipeline": search.DataflowPipeline(luts=10_000),
+    "systolic array": contrib.SystolicArray(rows=8, columns=8),
+    "FPGA pipeline": contrib.DataflowPipeline(luts=10_000),
 }
 PROXY, SAME = "bit operations", "the same everywhere"
 TOLD: dict[str, search.Latency] = {**DEVICES, PROXY: search.bit_operations}

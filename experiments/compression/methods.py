@@ -11,6 +11,7 @@ import jax
 import optax
 
 from jaxeff import compression as jc
+from jaxeff import contrib
 
 FLOAT = 32
 ENDS = 8
@@ -81,7 +82,8 @@ def _inq(steps: int, ends: tuple[str, str]) -> optax.GradientTransformation:
         return jax.tree_util.tree_map_with_path(chosen, params)
 
     return optax.masked(
-        jc.incremental_quantization(jc.Incremental(4), jc.share_schedule(every)), inner
+        contrib.incremental_quantization(contrib.Incremental(4), contrib.share_schedule(every)),
+        inner,
     )
 
 
@@ -107,33 +109,36 @@ METHODS: dict[str, Method] = {
         for form in ("e4m3", "e5m2")
     },
     "width 4": Method(
-        "learned width", 4, 4, lambda: jc.LearnedWidth(8), lambda: jc.LSQ(4), bounded=True
+        "learned width", 4, 4, lambda: contrib.LearnedWidth(8), lambda: jc.LSQ(4), bounded=True
     ),
     "powers, learned": Method(
-        "learned powers", 4, 4, lambda: jc.LearnedPowers(4, zero=True), lambda: jc.LSQ(4)
+        "learned powers", 4, 4, lambda: contrib.LearnedPowers(4, zero=True), lambda: jc.LSQ(4)
     ),
-    "relaxed 4": _both("relaxed", 4, jc.Relaxed, keyed=True),
-    "relaxed 2": _both("relaxed", 2, jc.Relaxed, keyed=True),
+    "relaxed 4": _both("relaxed", 4, contrib.Relaxed, keyed=True),
+    "relaxed 2": _both("relaxed", 2, contrib.Relaxed, keyed=True),
     "bayesian bits": Method(
         "bayesian bits", 8, 8,
-        lambda: jc.BayesianBits(price=2e-4), lambda: jc.BayesianBits(price=2e-4),
+        lambda: contrib.BayesianBits(price=2e-4), lambda: contrib.BayesianBits(price=2e-4),
         keyed=True, penalty=True,
     ),
-    "lq-net 2": _both("lq-net", 2, jc.LearnedBasis),
-    "half-wave": Method("half-wave", 1, 2, lambda: jc.Binary(follow=True), lambda: jc.HalfWave(2)),
+    "lq-net 2": _both("lq-net", 2, contrib.LearnedBasis),
+    "half-wave": Method(
+        "half-wave", 1, 2, lambda: jc.Binary(follow=True), lambda: contrib.HalfWave(2)
+    ),
     "sign weights": _weights("sign", 1, lambda: jc.Binary(per="none")),
     "drawn signs": _weights("drawn signs", 1, lambda: jc.Binary(stochastic=True), keyed=True),
     "xnor weights": _weights("xnor", 1, lambda: jc.Binary(follow=True)),
     "xnor, bi-real": _weights("bi-real", 1, lambda: jc.Binary(gradient="polynomial")),
-    "abc 3 weights": _weights("abc", 3, lambda: jc.BinaryBases(3, follow=True)),
+    "abc 3 weights": _weights("abc", 3, lambda: contrib.BinaryBases(3, follow=True)),
     "abc 3 and 3": Method(
-        "abc both", 3, 3, lambda: jc.BinaryBases(3, follow=True), lambda: jc.BinaryBases(3)
+        "abc both", 3, 3,
+        lambda: contrib.BinaryBases(3, follow=True), lambda: contrib.BinaryBases(3),
     ),
     "twn weights": _weights("twn", 2, jc.Ternary, learns=False),
     "ttq weights": _weights("ttq", 2, jc.TrainedTernary),
-    "discrete weights": _weights("discrete", 2, jc.Discrete, keyed=True, penalty=True),
+    "discrete weights": _weights("discrete", 2, contrib.Discrete, keyed=True, penalty=True),
     "powers 4 weights": _weights("powers", 4, lambda: jc.PowersOfTwo(4)),
-    "inq 4 weights": _weights("inq", 4, lambda: jc.Incremental(4), learns=False, after=_inq),
+    "inq 4 weights": _weights("inq", 4, lambda: contrib.Incremental(4), learns=False, after=_inq),
     "codebook 4": _weights("codebook", 4, lambda: jc.Codebook(4, coding="huffman")),
     "codebook 2": _weights("codebook", 2, lambda: jc.Codebook(2, coding="huffman")),
 }  # fmt: skip

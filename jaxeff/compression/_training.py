@@ -22,7 +22,8 @@ Bit widths are learnt against a price, or a budget of memory:
 ```python
 import jax
 import optax
-from jaxeff.compression import LayerQuantization, LearnedWidth, init, learned, memory, penalty
+from jaxeff.compression import LayerQuantization, init, learned, memory, penalty
+from jaxeff.contrib import LearnedWidth
 from jaxeff.nn import small_classifier
 
 f, params, (x, y) = small_classifier()
@@ -59,7 +60,6 @@ from jaxeff.compression._quantized import (
     visiting,
 )
 from jaxeff.compression.numerics import BaseQuantizer, LayerQuantization, Method, Quantizer, Tensor
-from jaxeff.compression.quantizers import Discrete
 from jaxeff.core import as_arguments, check_choice, input_batch, parameter_tree, spec_of, validate
 from jaxeff.program import Layer, at_sites, evaluate, plain_rule, trace
 from jaxeff.program.reading import argument_leaves
@@ -204,7 +204,8 @@ def update_statistics(
     """Updates a spec by one more batch of the quantized model.
 
     ```python
-    from jaxeff.compression import LearnedBasis, init, update_statistics
+    from jaxeff.compression import init, update_statistics
+    from jaxeff.contrib import LearnedBasis
     from jaxeff.nn import small_classifier
 
     f, params, (x, y) = small_classifier()
@@ -443,7 +444,8 @@ def random_weights(
 
     ```python
     from jaxeff import moments
-    from jaxeff.compression import Discrete, LayerQuantization, init, random_weights
+    from jaxeff.compression import LayerQuantization, init, random_weights
+    from jaxeff.contrib import Discrete
     from jaxeff.nn import small_classifier
 
     f, params, (x, y) = small_classifier(4)
@@ -457,7 +459,8 @@ def random_weights(
         f: A pure function `f(params, *args)`.
         params: The parameters of `f`.
         batch: `args` as a tuple, or the only one of them; shapes are enough.
-        spec: Quantizers by site, as for `quantized`; what isn't `Discrete` plays no part.
+        spec: Quantizers by site, as for `quantized`; those without a
+            method `gaussian` play no part.
 
     Returns:
         A pytree like `params` with a `Gaussian` for each of them, for `jaxeff.moments`,
@@ -474,10 +477,10 @@ def random_weights(
     taken: dict[int, str] = {}
     for layer in program.walk():
         setting = settings.get(layer.site)
-        if setting is None or not isinstance(setting.weights, Discrete):
+        if setting is None or not hasattr(setting.weights, "gaussian"):
             continue
         for quantizer, tensor, i in of_inputs(layer, setting, [v.aval for v in layer.inputs]):
-            if not isinstance(quantizer, Discrete):
+            if not hasattr(quantizer, "gaussian"):
                 continue
             # A leaf holds one distribution, and only a parameter itself is a leaf.
             at = position.get(layer.inputs[i])

@@ -98,6 +98,16 @@ assert slimming(params, groups) == 5                     # five scales, which st
 A gradient step makes norms small but never zero; `prune_plan` with a score (`l2`,
 `batch_norm_scale`) then removes what is smallest.
 
+The gates of `HardConcrete` are between 0 and 1, often exactly 0 or 1, and learnt by gradients. For a
+location phi and uniform u,
+
+```text
+z = clip((ZETA - GAMMA) sigmoid((log(u / (1 - u)) + phi) / TAU) + GAMMA, 0, 1)
+```
+
+with TAU = 2/3, GAMMA = -0.1 and ZETA = 1.1 isn't zero with probability
+sigmoid(phi - TAU log(-GAMMA / ZETA)) (Louizos et al., eqs. 10 to 13).
+
 Sharp edges:
     One gate is drawn for a whole batch, as the papers do; per weight, and per example by local
     reparametrization, it is `jaxeff.pruning.sparsity.variational_dropout`.
@@ -111,6 +121,7 @@ arXiv:1705.08665, section 3.1.
 
 from __future__ import annotations
 
+import math
 import zlib
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
@@ -121,12 +132,6 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, PRNGKeyArray
 
-from jaxeff.compression.quantizers import (
-    deterministic_gates,
-    gate_location,
-    hard_concrete,
-    open_probability,
-)
 from jaxeff.core import (
     Setting,
     check_choice,
@@ -139,6 +144,32 @@ from jaxeff.core import (
 from jaxeff.pruning._plan import Plan
 from jaxeff.pruning.dependencies import Channels, Group, PlanError, leaf_path, membership
 from jaxeff.pruning.scores import scales
+
+TAU, GAMMA, ZETA = 2 / 3, -0.1, 1.1
+_SHIFT = TAU * math.log(-GAMMA / ZETA)
+
+
+def open_probability(phi: Float[Array, "*shape"]) -> Float[Array, "*shape"]:
+    """Computes the probability that a gate isn't closed."""
+    return jax.nn.sigmoid(phi - _SHIFT)
+
+
+def gate_location(probability: float) -> float:
+    """Computes the location of gates that aren't closed with a given probability."""
+    return math.log(probability / (1 - probability)) + _SHIFT
+
+
+def hard_concrete(key: PRNGKeyArray, phi: Float[Array, "*shape"]) -> Float[Array, "*shape"]:
+    """Draws a gate for each location."""
+    # Never zero, and by log1p: the logit is finite, and precise for small u.
+    u = jax.random.uniform(key, phi.shape, phi.dtype, jnp.finfo(phi.dtype).tiny)
+    s = jax.nn.sigmoid((jnp.log(u) - jnp.log1p(-u) + phi) / TAU)
+    return jnp.clip(s * (ZETA - GAMMA) + GAMMA, 0, 1)
+
+
+def deterministic_gates(phi: Float[Array, "*shape"]) -> Float[Array, "*shape"]:
+    """Computes the gate at test time, without a draw (eq. 13)."""
+    return jnp.clip(jax.nn.sigmoid(phi) * (ZETA - GAMMA) + GAMMA, 0, 1)
 
 
 @register_setting

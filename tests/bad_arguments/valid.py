@@ -35,18 +35,11 @@ from jaxeff.analog_hardware import (
 )
 from jaxeff.analog_hardware._measurements import NoiseMeasurement as MeasuredNoise
 from jaxeff.bayes import NUTS, Draws, MCMCResult, MixturePosterior, ivon, swag
-from jaxeff.compression import (
-    BitSensitivity,
-    HessianTrace,
-    Incremental,
-    Int,
-    QuantizationErrors,
-    grid,
-)
+from jaxeff.compression import BitSensitivity, HessianTrace, Int, QuantizationErrors, grid
 from jaxeff.compression import Uniform as UniformGrid
+from jaxeff.contrib import Incremental, Tokenizer
 from jaxeff.ensembles import RBF, Ensemble, Members, NoiseImages, Spectral, ensemble, mimo
 from jaxeff.moment_propagation import Gaussian
-from jaxeff.nn import Tokenizer
 from jaxeff.noise import Additive
 from jaxeff.photonics import ChaoticLight, PhotonicWeights
 from jaxeff.program import Cost, Layer, Program
@@ -165,7 +158,7 @@ OWN: dict[str, dict[str, Any]] = {
     "jaxeff.adapters.merge_lora": {"adapters": {
         "fc1/kernel": {"a": jnp.ones((1, 3, 2)), "b": jnp.ones((1, 2, 4))}
     }},
-    "jaxeff.nn.sample": {"logits": PROBS, "temperature": 0.5, "top_k": 2, "top_p": 0.9},
+    "jaxeff.contrib.sample": {"logits": PROBS, "temperature": 0.5, "top_k": 2, "top_p": 0.9},
     "jaxeff.data.plane": {"points": POINTS, "margin": 1.0, "side": 3},
     "jaxeff_export.table_latency": {"inputs": (X,)},
     "jaxeff_export.modelled_latency": {"inputs": (X,)},
@@ -232,9 +225,9 @@ OWN: dict[str, dict[str, Any]] = {
     "jaxeff.compression.each_policy": {"weights": 4 + Y[None, :2], "activations": 4 + Y[None, :2]},
     "jaxeff.compression.hessian_sensitivity": {"trace": empty(HessianTrace)},
     "jaxeff.compression.hessian_trace": {"args": (X,)},
-    "jaxeff.compression.incremental_quantization": {"method": Incremental(4)},
+    "jaxeff.contrib.incremental_quantization": {"method": Incremental(4)},
     "jaxeff.compression.quantize": {"grid": grid(4, -1.0, 1.0)},
-    "jaxeff.compression.share_schedule": {"every": 2},
+    "jaxeff.contrib.share_schedule": {"every": 2},
     "jaxeff.compression.signal_to_noise_bits": {"sizes": {"fc1": 10.0}, "decibels": 20.0},
     "jaxeff.compression.straight_through": {"y": X},
     "jaxeff.data.augment": {"images": IMAGES},
@@ -354,7 +347,7 @@ OWN: dict[str, dict[str, Any]] = {
     "jaxeff.uncertainty.softmax_entropy": {"probs": PROBS[None]},
     "jaxeff.load_weights": {"source": {"a": np.ones(2)}, "keep": SITES, "ignore": SITES,
                             "mirrored": SITES},
-    "jaxeff.nn.file_tokens": {"content": b"#!/bin/sh"},
+    "jaxeff.contrib.file_tokens": {"content": b"#!/bin/sh"},
     "jaxeff.weights.packaged_file": {"package": "numpy", "pattern": "*.py"},
     "jaxeff.weights.channels_last_inputs": {"channels": 2},
     "jaxeff.weights.rotary_halves": {"heads": 2},
@@ -371,7 +364,7 @@ OWN: dict[str, dict[str, Any]] = {
 """What parameters of one function are, where they differ from `COMMON`."""
 
 LEFT_OUT: dict[str, str] = {
-    "jaxeff.nn.generate": "takes a decoder: function, parameters, cache and tokens of one model",
+    "jaxeff.contrib.generate": "takes a decoder: function, parameters, cache and tokens",
     "jaxeff.store.describe_arrays": "for writers of stores",
     "jaxeff.store.describe_computation": "for writers of stores",
     "jaxeff.store.run_identity": "for writers of stores",

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxeff.compression import BinaryBases
+from jaxeff.contrib import BinaryBases
 from tests.compression.tensors import DATA, WEIGHT
 
 W = np.random.default_rng(0).normal(0.2, 1.0, (9, 4)).astype(np.float32)

@@ -7,7 +7,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxeff.compression import BayesianBits, LayerQuantization, Tensor, init, penalty, quantized
+from jaxeff.compression import LayerQuantization, Tensor, init, penalty, quantized
+from jaxeff.contrib import BayesianBits
 from jaxeff.nn import small_classifier
 
 KEY = jax.random.key(4)

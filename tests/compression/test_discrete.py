@@ -9,6 +9,7 @@ import optax
 import pytest
 
 from jaxeff import compression as jc
+from jaxeff import contrib
 from jaxeff.moment_propagation import Gaussian, moments, sampled
 from jaxeff.nn import small_classifier
 
@@ -27,13 +28,17 @@ def small():
     keys = jax.random.split(jax.random.key(0), 3)
     params = {"fc": jax.random.normal(keys[0], (6, 5)), "out": jax.random.normal(keys[1], (5, 3))}
     x = jax.random.normal(keys[2], (4, 6))
-    return params, x, jc.init(net, params, x, {"*:linear": jc.LayerQuantization(jc.Discrete())})
+    return (
+        params,
+        x,
+        jc.init(net, params, x, {"*:linear": jc.LayerQuantization(contrib.Discrete())}),
+    )
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("levels", [2, 3])
 def test_every_method_keeps_the_rules(check_method, levels):
-    check_method(jc.Discrete(levels, draw="mode"), exact=False)
+    check_method(contrib.Discrete(levels, draw="mode"), exact=False)
 
 
 @pytest.mark.slow
@@ -42,7 +47,7 @@ def test_moments_draws_and_gradients(levels):
     n, values = 4000, np.linspace(-1, 1, levels)
     logits = np.random.default_rng(3).normal(size=(6, 4, levels)).astype(np.float32)
     scale = np.array([[0.5, 1.0, 2.0, 0.1]], np.float32)
-    q = jc.Discrete(levels, jnp.asarray(logits), jnp.asarray(scale))
+    q = contrib.Discrete(levels, jnp.asarray(logits), jnp.asarray(scale))
     p = np.exp(logits) / np.exp(logits).sum(-1, keepdims=True)
     mean = scale * (p * values).sum(-1)
     var = scale**2 * (p * values**2).sum(-1) - mean**2
@@ -67,7 +72,7 @@ def test_moments_draws_and_gradients(levels):
 
 @pytest.mark.slow
 def test_where_logits_start():
-    q = jc.Discrete().start(jnp.asarray(X), WEIGHT)
+    q = contrib.Discrete().start(jnp.asarray(X), WEIGHT)
     u = X / X.std(0, keepdims=True)
     zero = np.clip(0.95 - 0.9 * np.abs(u), 0.05, 0.95)
     up = np.clip((1 + u / (1 - zero)) / 2, 0.05, 0.95)
@@ -134,7 +139,7 @@ def test_logits_are_learnt():
     x = jax.random.normal(keys[1], (256, 8))
     f = lambda p, x: x @ p["fc"]  # noqa: E731
     params = {"fc": 0.5 * jax.random.normal(keys[2], (8, 4))}
-    spec = {"fc": jc.LayerQuantization(jc.Discrete(scale=1.0))}
+    spec = {"fc": jc.LayerQuantization(contrib.Discrete(scale=1.0))}
     spec = jc.init(f, params, x, spec)
     optimizer = optax.adam(0.1)
 
@@ -158,7 +163,7 @@ def test_logits_are_learnt():
 @pytest.mark.slow
 def test_in_a_flax_model():
     f, params, (x, _) = small_classifier()
-    spec = jc.init(f, params, x, {"*:linear": jc.LayerQuantization(jc.Discrete(2))})
+    spec = jc.init(f, params, x, {"*:linear": jc.LayerQuantization(contrib.Discrete(2))})
     gaussians = jc.random_weights(f, params, x, spec)
     where = lambda v: isinstance(v, Gaussian)  # noqa: E731
     found = sum(where(leaf) for leaf in jax.tree.leaves(gaussians, is_leaf=where))
@@ -174,8 +179,8 @@ def test_in_a_flax_model():
 def test_settled_leaves_nothing_to_chance(small):
     params, x, _ = small
     for method in (
-        jc.Relaxed(4),
-        jc.BayesianBits(),
+        contrib.Relaxed(4),
+        contrib.BayesianBits(),
         jc.Stochastic(4),
         jc.DoReFa(4, gradient_bits=4),
         jc.Binary(stochastic=True),
@@ -190,15 +195,15 @@ def test_settled_leaves_nothing_to_chance(small):
 def test_what_cannot_be(small):
     params, x, _ = small
     with pytest.raises(ValueError, match="Discrete at fc/input_0 has an activation"):
-        jc.quantized(net, {"*": jc.LayerQuantization(activations=jc.Discrete())})(params, x)
+        jc.quantized(net, {"*": jc.LayerQuantization(activations=contrib.Discrete())})(params, x)
     with pytest.raises(ValueError, match=r"Discrete.logits at fc/weights_1 has shape \(2, 3\)"):
-        jc.quantized(net, {"fc": jc.LayerQuantization(jc.Discrete(logits=jnp.zeros((2, 3))))})(
+        jc.quantized(net, {"fc": jc.LayerQuantization(contrib.Discrete(logits=jnp.zeros((2, 3))))})(
             params, x
         )
     twice = lambda p, x: jnp.tanh(x @ p["w"]) @ p["w"]  # noqa: E731
     with pytest.raises(ValueError, match="The weight of 'w#1' is read by 'w', too"):
         jc.random_weights(
-            twice, {"w": jnp.eye(6)}, x, {"*:linear": jc.LayerQuantization(jc.Discrete())}
+            twice, {"w": jnp.eye(6)}, x, {"*:linear": jc.LayerQuantization(contrib.Discrete())}
         )
     turned = lambda p, x: x @ p["w"].T  # noqa: E731
     with pytest.raises(ValueError, match="'w' reaches its product in another form"):
@@ -206,9 +211,9 @@ def test_what_cannot_be(small):
             turned,
             {"w": jnp.ones((5, 6))},
             x,
-            {"w": jc.LayerQuantization(jc.Discrete(per="tensor"))},
+            {"w": jc.LayerQuantization(contrib.Discrete(per="tensor"))},
         )
     with pytest.raises(ValueError, match="levels must be one of 2, 3"):
-        jc.Discrete(4)
-    assert jc.Discrete(2).storage((6, 4), WEIGHT) == 24 + 4 * 32
-    assert jc.Discrete().width == 2
+        contrib.Discrete(4)
+    assert contrib.Discrete(2).storage((6, 4), WEIGHT) == 24 + 4 * 32
+    assert contrib.Discrete().width == 2

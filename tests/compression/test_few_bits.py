@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from jaxeff import compression as jc
+from jaxeff import contrib
 from jaxeff.nn import small_classifier
 from jaxeff.program import trace
 
@@ -19,17 +20,17 @@ BOTH = {
     "binary": jc.Binary(),
     "drawn": jc.Binary(stochastic=True),
     "polynomial": jc.Binary(per="none", gradient="polynomial"),
-    "bases": jc.BinaryBases(2, per="channel"),
+    "bases": contrib.BinaryBases(2, per="channel"),
     "ternary": jc.Ternary(per="channel"),
     "trained": jc.TrainedTernary(),
     "powers": jc.PowersOfTwo(3, per="channel"),
-    "basis": jc.LearnedBasis(2, turns=2),
+    "basis": contrib.LearnedBasis(2, turns=2),
     "codebook": jc.Codebook(2),
 }
 CASES = [(name, q, t) for name, q in BOTH.items() for t in (WEIGHT, DATA)] + [
-    ("incremental", jc.Incremental(3, 0.5), WEIGHT),
-    ("half_wave", jc.HalfWave(2), DATA),
-    ("log", jc.HalfWave(2, gradient="log"), DATA),
+    ("incremental", contrib.Incremental(3, 0.5), WEIGHT),
+    ("half_wave", contrib.HalfWave(2), DATA),
+    ("log", contrib.HalfWave(2, gradient="log"), DATA),
 ]
 IDS = [f"{name}-{tensor.role}" for name, _, tensor in CASES]
 VALUES = {"drawn": 2, "binary": 2, "polynomial": 2, "bases": 3, "ternary": 3, "trained": 3,
@@ -119,12 +120,12 @@ def test_odd_arrays(name, q, tensor):
 
 
 METHODS = (
-    jc.LayerQuantization(jc.Binary(follow=True), jc.HalfWave(2)),
-    jc.LayerQuantization(jc.BinaryBases(2), jc.BinaryBases(2)),
+    jc.LayerQuantization(jc.Binary(follow=True), contrib.HalfWave(2)),
+    jc.LayerQuantization(contrib.BinaryBases(2), contrib.BinaryBases(2)),
     jc.LayerQuantization(jc.TrainedTernary(per="channel"), jc.Ternary()),
-    jc.LayerQuantization(jc.LearnedBasis(2), jc.LearnedBasis(2)),
+    jc.LayerQuantization(contrib.LearnedBasis(2), contrib.LearnedBasis(2)),
     jc.LayerQuantization(jc.Codebook(2), jc.Codebook(3)),
-    jc.LayerQuantization(jc.Incremental(4, 0.5), jc.PowersOfTwo(3)),
+    jc.LayerQuantization(contrib.Incremental(4, 0.5), jc.PowersOfTwo(3)),
 )
 
 
@@ -145,20 +146,22 @@ def test_a_model_learns_parameters_and_spec_under_one_gradient(three):
     leaves = jax.tree.leaves(of_spec)
     assert all(jnp.isfinite(g).all() for g in (*leaves, *jax.tree.leaves(of_params)))
     for site, method in zip(sites, three, strict=True):
-        learns = not isinstance(method.weights, jc.Incremental)  # whole exponents have no gradient
+        learns = not isinstance(
+            method.weights, contrib.Incremental
+        )  # whole exponents have no gradient
         assert any(jnp.any(g != 0) for g in jax.tree.leaves(of_spec[site])) == learns
 
 
 def test_methods_say_what_they_are_for():
     with pytest.raises(ValueError, match="fc/input_0 is an activation: write LayerQuantization"):
-        jc.Incremental(4).quantize(W, DATA)
+        contrib.Incremental(4).quantize(W, DATA)
     with pytest.raises(ValueError, match="fc/weights_1 is a weight: write LayerQuantization"):
-        jc.HalfWave(2).quantize(W, WEIGHT)
+        contrib.HalfWave(2).quantize(W, WEIGHT)
 
 
 @pytest.mark.parametrize("q", [
-    lambda: jc.BinaryBases(2, jnp.ones(3)),
-    lambda: jc.LearnedBasis(2, jnp.ones((1, 3))),
+    lambda: contrib.BinaryBases(2, jnp.ones(3)),
+    lambda: contrib.LearnedBasis(2, jnp.ones((1, 3))),
     lambda: jc.Codebook(2, jnp.ones(3)),
 ])  # fmt: skip
 def test_numbers_that_are_too_few_or_too_many(q):
@@ -167,10 +170,10 @@ def test_numbers_that_are_too_few_or_too_many(q):
 
 
 @pytest.mark.parametrize("q", [
-    jc.BinaryBases(2, None, jnp.ones((3, 2))), jc.LearnedBasis(2, jnp.ones((3, 2))),
+    contrib.BinaryBases(2, None, jnp.ones((3, 2))), contrib.LearnedBasis(2, jnp.ones((3, 2))),
     jc.Codebook(1, jnp.ones((3, 2))), jc.Ternary(scale=jnp.ones(3)),
     jc.TrainedTernary(positive=jnp.ones(3)),
-    jc.PowersOfTwo(3, jnp.ones(3)), jc.Incremental(3, top=jnp.ones(3)),
+    jc.PowersOfTwo(3, jnp.ones(3)), contrib.Incremental(3, top=jnp.ones(3)),
 ])  # fmt: skip
 def test_numbers_of_another_model(q):
     with pytest.raises(ValueError, match=r"at fc/weights_1 has shape \(3,\)"):
@@ -178,11 +181,11 @@ def test_numbers_of_another_model(q):
 
 
 @pytest.mark.parametrize("make", [
-    lambda: jc.PowersOfTwo(1), lambda: jc.PowersOfTwo(2.5), lambda: jc.Incremental(9),
-    lambda: jc.Incremental(4, 1.5), lambda: jc.HalfWave(0), lambda: jc.Codebook(9),
-    lambda: jc.LearnedBasis(9), lambda: jc.BinaryBases(0), lambda: jc.Ternary(-0.1),
+    lambda: jc.PowersOfTwo(1), lambda: jc.PowersOfTwo(2.5), lambda: contrib.Incremental(9),
+    lambda: contrib.Incremental(4, 1.5), lambda: contrib.HalfWave(0), lambda: jc.Codebook(9),
+    lambda: contrib.LearnedBasis(9), lambda: contrib.BinaryBases(0), lambda: jc.Ternary(-0.1),
     lambda: jc.TrainedTernary(positive=jnp.nan),
-    lambda: jc.HalfWave(2, gradient="tanh"), lambda: jc.PowersOfTwo(jnp.array([3, 9])),
+    lambda: contrib.HalfWave(2, gradient="tanh"), lambda: jc.PowersOfTwo(jnp.array([3, 9])),
 ])  # fmt: skip
 def test_numbers_out_of_bounds(make):
     with pytest.raises((TypeError, ValueError), match="must be"):

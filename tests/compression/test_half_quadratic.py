@@ -5,16 +5,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxeff.compression import (
-    Grouped,
-    HalfQuadratic,
-    LayerQuantization,
-    Tensor,
-    Uniform,
-    gptq,
-    init,
-    quantized,
-)
+from jaxeff.compression import Grouped, LayerQuantization, Tensor, Uniform, gptq, init, quantized
+from jaxeff.contrib import HalfQuadratic
 
 TENSOR = Tensor("fc", "weights_1", "weight", 2, None, lambda: (1,), find_summed=lambda: (0,))
 W = jax.random.t(jax.random.key(0), 3.0, (64, 8)) * 0.02  # a few are far from the others

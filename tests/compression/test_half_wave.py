@@ -8,7 +8,8 @@ from scipy import stats
 from scipy.integrate import quad
 from scipy.optimize import minimize
 
-from jaxeff.compression import HalfWave, Tensor, half_wave_levels
+from jaxeff.compression import Tensor
+from jaxeff.contrib import HalfWave, half_wave_levels
 
 DATA = Tensor("relu", "input_0", "activation", 2)
 X = np.random.default_rng(0).normal(size=(20, 4)).astype(np.float32) * 1.5

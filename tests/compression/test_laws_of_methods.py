@@ -10,6 +10,7 @@ from flax import nnx
 
 import jaxeff
 from jaxeff import compression as jc
+from jaxeff import contrib
 from jaxeff.noise import Additive
 from jaxeff.program import trace
 
@@ -17,8 +18,10 @@ METHODS = {
     "uniform": jc.LayerQuantization(jc.Uniform(3), jc.Uniform(4, per="sample")),
     "lsq": jc.LayerQuantization(jc.LSQ(3), jc.LSQ(4, asymmetric=True)),
     "pact": jc.LayerQuantization(jc.PACT(3), jc.PACT(4)),
-    "width": jc.LayerQuantization(jc.LearnedWidth(4), jc.LearnedWidth(5)),
-    "learned powers": jc.LayerQuantization(jc.LearnedPowers(3), jc.LearnedPowers(4, zero=True)),
+    "width": jc.LayerQuantization(contrib.LearnedWidth(4), contrib.LearnedWidth(5)),
+    "learned powers": jc.LayerQuantization(
+        contrib.LearnedPowers(3), contrib.LearnedPowers(4, zero=True)
+    ),
     "dorefa": jc.LayerQuantization(jc.DoReFa(2), jc.DoReFa(3)),
     "dorefa, gradients": jc.LayerQuantization(jc.DoReFa(2), jc.DoReFa(3, gradient_bits=4)),
     "stochastic": jc.LayerQuantization(jc.Stochastic(3), jc.Stochastic(4, per="sample")),
@@ -27,18 +30,22 @@ METHODS = {
     ),
     "binary": jc.LayerQuantization(jc.Binary(), jc.Binary(gradient="polynomial")),
     "drawn": jc.LayerQuantization(jc.Binary(stochastic=True)),
-    "bases": jc.LayerQuantization(jc.BinaryBases(2), jc.BinaryBases(2)),
+    "bases": jc.LayerQuantization(contrib.BinaryBases(2), contrib.BinaryBases(2)),
     "ternary": jc.LayerQuantization(jc.Ternary(), jc.Ternary()),
     "trained ternary": jc.LayerQuantization(jc.TrainedTernary(), jc.TrainedTernary()),
     "powers": jc.LayerQuantization(jc.PowersOfTwo(3), jc.PowersOfTwo(4)),
-    "incremental": jc.LayerQuantization(jc.Incremental(4, 0.5)),
-    "half-quadratic": jc.LayerQuantization(jc.HalfQuadratic(3), jc.HalfQuadratic(4, per="tensor")),
-    "half-wave": jc.LayerQuantization(jc.Binary(follow=True), jc.HalfWave(2)),
-    "basis": jc.LayerQuantization(jc.LearnedBasis(2, turns=2), jc.LearnedBasis(2, turns=2)),
+    "incremental": jc.LayerQuantization(contrib.Incremental(4, 0.5)),
+    "half-quadratic": jc.LayerQuantization(
+        contrib.HalfQuadratic(3), contrib.HalfQuadratic(4, per="tensor")
+    ),
+    "half-wave": jc.LayerQuantization(jc.Binary(follow=True), contrib.HalfWave(2)),
+    "basis": jc.LayerQuantization(
+        contrib.LearnedBasis(2, turns=2), contrib.LearnedBasis(2, turns=2)
+    ),
     "codebook": jc.LayerQuantization(jc.Codebook(2), jc.Codebook(2)),
-    "relaxed": jc.LayerQuantization(jc.Relaxed(3), jc.Relaxed(3, draw="hard")),
-    "bayesian bits": jc.LayerQuantization(jc.BayesianBits(), jc.BayesianBits()),
-    "discrete": jc.LayerQuantization(jc.Discrete()),
+    "relaxed": jc.LayerQuantization(contrib.Relaxed(3), contrib.Relaxed(3, draw="hard")),
+    "bayesian bits": jc.LayerQuantization(contrib.BayesianBits(), contrib.BayesianBits()),
+    "discrete": jc.LayerQuantization(contrib.Discrete()),
     "grouped": jc.LayerQuantization(jc.Grouped(jc.LSQ(3), 1)),
     "levels": jc.LayerQuantization(jc.Levels((-1.0, -0.2, 0.3, 1.0))),
     "rotated": jc.LayerQuantization(jc.Rotated(jc.Uniform(3)), jc.Rotated(jc.LSQ(3))),

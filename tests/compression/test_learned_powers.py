@@ -5,8 +5,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxeff.compression import LearnedPowers
-from jaxeff.compression.quantizers._powers import nearest_power
+from jaxeff.compression.quantizers import nearest_power
+from jaxeff.contrib import LearnedPowers
 from tests.compression.tensors import WEIGHT
 
 X = np.random.default_rng(0).normal(size=(8, 4)).astype(np.float32)

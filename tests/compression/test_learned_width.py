@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxeff.compression import LearnedWidth
+from jaxeff.contrib import LearnedWidth
 from tests.compression.tensors import DATA, WEIGHT
 
 X = np.random.default_rng(0).normal(size=(6, 4)).astype(np.float32)

@@ -6,16 +6,8 @@ import numpy as np
 import optax
 import pytest
 
-from jaxeff.compression import (
-    LSQ,
-    PACT,
-    LayerQuantization,
-    LearnedWidth,
-    init,
-    learned,
-    memory,
-    penalty,
-)
+from jaxeff.compression import LSQ, PACT, LayerQuantization, init, learned, memory, penalty
+from jaxeff.contrib import LearnedWidth
 from jaxeff.nn import small_classifier
 
 

@@ -5,7 +5,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxeff.compression import posterior_bits, quantized
+from jaxeff.compression import quantized
+from jaxeff.contrib import posterior_bits
 from jaxeff.moment_propagation import Gaussian, moments
 
 RNG = np.random.default_rng(0)

@@ -9,6 +9,7 @@ import optax
 import pytest
 
 from jaxeff import compression as jc
+from jaxeff import contrib
 from jaxeff.hardening import incremental_noise
 from jaxeff.training import cross_entropy, fit
 from tests.compression.tensors import DATA, WEIGHT
@@ -34,10 +35,10 @@ def test_all_weights_are_the_powers_of_equations_1_to_4(bits, scale):
     w = (scale * W).astype(np.float32)
     n1 = int(np.floor(np.log2(4 * np.abs(w).max() / 3)))
     n2 = n1 + 1 - 2 ** (bits - 2)
-    ours = jc.Incremental(bits).quantize(jnp.asarray(w), WEIGHT)
+    ours = contrib.Incremental(bits).quantize(jnp.asarray(w), WEIGHT)
     np.testing.assert_array_equal(ours, inq(w, n1, n2))
-    np.testing.assert_array_equal(jc.Incremental(bits).quantize(ours, WEIGHT), ours)
-    traced = jax.jit(lambda b, x: jc.Incremental(b).quantize(x, WEIGHT))(jnp.array(bits), w)
+    np.testing.assert_array_equal(contrib.Incremental(bits).quantize(ours, WEIGHT), ours)
+    traced = jax.jit(lambda b, x: contrib.Incremental(b).quantize(x, WEIGHT))(jnp.array(bits), w)
     np.testing.assert_array_equal(traced, ours)
 
 
@@ -83,11 +84,11 @@ def test_the_largest_weights_first(fraction):
     done = np.zeros(W.size, bool)
     done[np.argsort(-np.abs(W), axis=None)[:count]] = True
     done = done.reshape(W.shape)
-    full = jc.Incremental(4).quantize(X, WEIGHT)
+    full = contrib.Incremental(4).quantize(X, WEIGHT)
 
     @jax.jit
     def both(fraction):
-        q = jc.Incremental(4, fraction)
+        q = contrib.Incremental(4, fraction)
         return q.quantize(X, WEIGHT), jax.grad(lambda x: jnp.vdot(G, q.quantize(x, WEIGHT)))(X)
 
     y, slope = both(fraction)
@@ -96,7 +97,7 @@ def test_the_largest_weights_first(fraction):
 
 
 def test_shares_follow_the_step_without_a_second_trace():
-    schedule, traces = jc.share_schedule(3), []
+    schedule, traces = contrib.share_schedule(3), []
 
     @jax.jit
     def share(step):
@@ -109,20 +110,22 @@ def test_shares_follow_the_step_without_a_second_trace():
 
 
 def test_weights_are_moved_and_held():
-    transform = jc.incremental_quantization(jc.Incremental(4), jc.share_schedule(1, (0.5, 1.0)))
+    transform = contrib.incremental_quantization(
+        contrib.Incremental(4), contrib.share_schedule(1, (0.5, 1.0))
+    )
     params = {"kernel": X}
     state = transform.init(params)
     first, state = transform.update({"kernel": jnp.asarray(G)}, state, params)
     once = optax.apply_updates(params, first)["kernel"]
     done = np.abs(W) >= np.sort(np.abs(W), axis=None)[W.size // 2]
-    full = jc.Incremental(4).quantize(X, WEIGHT)
+    full = contrib.Incremental(4).quantize(X, WEIGHT)
     np.testing.assert_array_equal(once, np.where(done, full, X + G))
     # The second update, however large, leaves those alone and moves the rest.
     second, state = transform.update({"kernel": 10 * jnp.asarray(G)}, state, {"kernel": once})
     twice = optax.apply_updates({"kernel": once}, second)["kernel"]
     np.testing.assert_array_equal(np.where(done, twice, 0), np.where(done, once, 0))
     top = state.top["kernel"]
-    np.testing.assert_array_equal(twice, jc.Incremental(4, top=top).quantize(twice, WEIGHT))
+    np.testing.assert_array_equal(twice, contrib.Incremental(4, top=top).quantize(twice, WEIGHT))
     with pytest.raises(ValueError, match="pass update the parameters"):
         transform.update({"kernel": X}, state)
 
@@ -146,7 +149,7 @@ def test_incremental_training_ends_with_powers_of_two():
         return jax.tree_util.tree_map_with_path(lambda path, w: "kernel" in str(path[-1]), params)
 
     each = 16  # updates, two epochs
-    inq = jc.incremental_quantization(jc.Incremental(5), jc.share_schedule(each))
+    inq = contrib.incremental_quantization(contrib.Incremental(5), contrib.share_schedule(each))
     adam = optax.adam(1e-2)
     after = optax.chain(adam, optax.masked(inq, kernels))
     run = fit(jax.random.key(0), cross_entropy(f), params, (x, y),
@@ -159,9 +162,9 @@ def test_incremental_training_ends_with_powers_of_two():
     # A schedule of the step works for the quantizer as well, as one for noise does.
     growing = incremental_noise(
         lambda share: cross_entropy(
-            jc.quantized(f, {"fc*": jc.LayerQuantization(jc.Incremental(5, share))})
+            jc.quantized(f, {"fc*": jc.LayerQuantization(contrib.Incremental(5, share))})
         ),
-        jc.share_schedule(each),
+        contrib.share_schedule(each),
     )
     run = fit(jax.random.key(0), growing(1.0), params, (x, y),
               optimizer=adam, epochs=10, batch_size=8, progress=False)  # fmt: skip
@@ -170,4 +173,4 @@ def test_incremental_training_ends_with_powers_of_two():
 
 def test_bits_of_an_array():
     assert jc.PowersOfTwo(4, per="channel").storage((9, 4), WEIGHT) == 36 * 4 + 4 * 8
-    assert jc.Incremental(5).storage((9, 4), WEIGHT) == 36 * 5 + 8
+    assert contrib.Incremental(5).storage((9, 4), WEIGHT) == 36 * 5 + 8

@@ -7,7 +7,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxeff.compression import Relaxed, Tensor, deterministic, quantized
+from jaxeff.compression import Tensor, deterministic, quantized
+from jaxeff.contrib import Relaxed
 from jaxeff.nn import small_classifier
 
 KEY = jax.random.key(2)

@@ -9,7 +9,7 @@ from flax import nnx
 import jaxeff
 from experiments.beyond.pretrained.files import KNOWN, UNSEEN, read_files
 from experiments.beyond.pretrained.formats import FORMATS, METHODS
-from jaxeff.nn import Decoder, DecoderConfig
+from jaxeff.contrib import Decoder, DecoderConfig
 
 OTHERS = (
     "float32",

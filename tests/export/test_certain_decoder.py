@@ -10,8 +10,8 @@ from jaxeff_export import deploy
 import jaxeff
 from jaxeff.adapters import LoRA, init_lora, lora, untied
 from jaxeff.bayes import laplace, to_gaussians
+from jaxeff.contrib import Decoder, DecoderConfig
 from jaxeff.ensembles import Members
-from jaxeff.nn import Decoder, DecoderConfig
 from jaxeff.uncertainty import token_uncertainty
 
 CONFIG = DecoderConfig(vocabulary=24, width=16, hidden=24, depth=2, heads=2, key_heads=1)

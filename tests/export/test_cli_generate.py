@@ -15,7 +15,7 @@ from jaxeff_export import Bundle, BundleError, deploy, resolve_target
 from jaxeff_export.bundle.files import TOKENIZER, unpack_tokenizer
 
 import jaxeff
-from jaxeff.nn import Decoder, DecoderConfig, Tokenizer, generate
+from jaxeff.contrib import Decoder, DecoderConfig, Tokenizer, generate
 
 HOST = {**resolve_target("host"), "num-cores": 1}
 CONFIG = DecoderConfig(vocabulary=256, width=16, hidden=24, depth=1, heads=2, key_heads=1)

@@ -8,8 +8,8 @@ from flax import nnx
 from jaxeff_export import deploy, export, resolve_target
 
 import jaxeff
-from jaxeff.nn import Decoder, DecoderConfig, generate
-from jaxeff.nn._decoder import Int8Rows, cached_attention
+from jaxeff.contrib import Decoder, DecoderConfig, generate
+from jaxeff.contrib._decoder import Int8Rows, cached_attention
 
 HOST = {**resolve_target("host"), "num-cores": 1}
 CONFIG = DecoderConfig(vocabulary=30, width=16, hidden=24, depth=2, heads=4, key_heads=2)

@@ -19,7 +19,6 @@ from experiments.harness import Row
 from experiments.recipes import cosine_adam
 from jaxeff.compression import (
     Grouped,
-    HalfQuadratic,
     Int,
     LayerQuantization,
     awq,
@@ -32,6 +31,7 @@ from jaxeff.compression import (
     rotate,
     smooth_quant,
 )
+from jaxeff.contrib import HalfQuadratic
 from jaxeff.pruning.sparsity import NofM, wanda
 from jaxeff.training import cross_entropy, fit
 

@@ -24,7 +24,7 @@ from experiments.beyond.decoding.products import ALONE, SETTINGS, one_thread
 from experiments.harness import Row
 from experiments.timing import measure_rounds, metered
 from jaxeff.compression import integer
-from jaxeff.nn import Decoder, DecoderConfig
+from jaxeff.contrib import Decoder, DecoderConfig
 
 Call = Callable[[], Any]
 FORMATS = {

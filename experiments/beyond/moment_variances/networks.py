@@ -23,7 +23,8 @@ from experiments.recipes import cosine_adam
 from jaxeff import Gaussian, data
 from jaxeff.bayes import svi
 from jaxeff.compression import fold_batch_norm
-from jaxeff.nn import Decoder, DecoderConfig, LeNet5, ResNet8, ResNet18, TransformerEncoder
+from jaxeff.contrib import Decoder, DecoderConfig
+from jaxeff.nn import LeNet5, ResNet8, ResNet18, TransformerEncoder
 from jaxeff.training import cross_entropy, fit
 
 TOKENS, PATCH, WIDTH, LETTERS, LENGTH = 16, 49, 32, 27, 32

@@ -22,7 +22,7 @@ from experiments.timing import interleaved
 from jaxeff import Additive, Int, bayes
 from jaxeff import uncertainty as u
 from jaxeff.compression import calibrate
-from jaxeff.nn import load_magika
+from jaxeff.contrib import load_magika
 from jaxeff.program.costs import inputs_of
 from jaxeff.pruning import Prune
 from jaxeff.weights import packaged_file

@@ -9,7 +9,7 @@ from typing import NamedTuple
 import numpy as np
 from jaxtyping import Int
 
-from jaxeff.nn import file_tokens
+from jaxeff.contrib import file_tokens
 
 KNOWN = {
     "bmp": "bmp", "bz2": "bzip", "c": "c", "cc": "cpp", "cmake": "cmake", "css": "css",

@@ -10,7 +10,6 @@ import numpy as np
 
 from jaxeff.compression import (
     Grouped,
-    HalfQuadratic,
     Int,
     LayerQuantization,
     Uniform,
@@ -21,6 +20,7 @@ from jaxeff.compression import (
     nf4,
     nvfp4,
 )
+from jaxeff.contrib import HalfQuadratic
 
 Fitted = tuple[Any, dict[str, Any], float]
 """Parameters, the setting of each layer, and bits of all parameters."""

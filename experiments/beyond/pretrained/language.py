@@ -21,7 +21,7 @@ from experiments.beyond.tokens.texts import HELD_OUT, LEARNT, docstrings
 from experiments.harness import Refused, Row
 from experiments.timing import interleaved
 from jaxeff import uncertainty as u
-from jaxeff.nn import PretrainedDecoder, load_decoder
+from jaxeff.contrib import PretrainedDecoder, load_decoder
 
 PROMPT = "The capital of France is"
 PEERS = {

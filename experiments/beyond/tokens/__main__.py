@@ -8,8 +8,8 @@ seen, other English, source code, other languages and scrambled letters every me
 it is of each next token. Judged by whether wrong tokens are those it is unsure of (AUROC, and the
 area under the risk-coverage curve), whether the mean over a sequence tells texts out of domain, and
 by the time of a prediction over that of the decoder alone, measured in turn. SmolLM2-135M (a
-package of the registry: `jaxeff.nn.load_decoder`) takes the decoder's place where asked for, and
-isn't trained.
+package of the registry: `jaxeff.contrib.load_decoder`) takes the decoder's place where asked for,
+and isn't trained.
 """
 
 import functools
@@ -52,8 +52,8 @@ from experiments.timing import interleaved
 from jaxeff import bayes, ensembles, training
 from jaxeff import uncertainty as u
 from jaxeff.adapters import LoRA, frozen, init_lora, lora, untied
+from jaxeff.contrib import Decoder, DecoderConfig, load_decoder
 from jaxeff.ensembles import Members
-from jaxeff.nn import Decoder, DecoderConfig, load_decoder
 
 INSIDE, HEAD = "in domain", "embed#1"
 

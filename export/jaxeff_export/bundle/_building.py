@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from jaxeff.nn import Tokenizer
+from jaxeff.contrib import Tokenizer
 from jaxeff.store import atomic_folder, require_absent, write_atomically
 from jaxeff_export.artifact import Artifact, TensorSpec, digest, package_versions
 from jaxeff_export.boards import run_on_threads

@@ -46,6 +46,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jaxeff.contrib import Tokenizer
 from jaxeff.core import (
     all_of,
     any_of,
@@ -59,7 +60,6 @@ from jaxeff.core import (
     string_sequence,
     validate,
 )
-from jaxeff.nn import Tokenizer
 from jaxeff_export.artifact import (
     Artifact,
     SignatureError,
@@ -165,8 +165,8 @@ def deploy(
         cache: ``step(params, token, cache) -> (logits, cache)`` with ``state=("cache",)``. The
         function returns a tuple, whose last elements replace them, in this order and in the same
         trees. What they are in the example is what a session begins with. See `Bundle.session`.
-      tokenizer: of a decoder, `jaxeff.nn.load_decoder(...).tokenizer`: it goes into the bundle, so
-        that ``generate`` of the command line needs nothing else.
+      tokenizer: of a decoder, `jaxeff.contrib.load_decoder(...).tokenizer`: it goes into the bundle,
+        so that ``generate`` of the command line needs nothing else.
       database: a folder that `tune` filled: kernels it knows for this target get the schedules
         found there, the others the default ones.
       progress: called with one line per step.

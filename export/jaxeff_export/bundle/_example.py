@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from jaxeff.nn import Tokenizer
+from jaxeff.contrib import Tokenizer
 from jaxeff_export.artifact import Artifact, state_places
 from jaxeff_export.bundle.files import Manifest, RecordedPair, tolerance
 from jaxeff_export.clib import CLibrary, CLibraryError, LibraryParts, bytes_of, write_library

@@ -13,8 +13,8 @@ from typing import Any, NamedTuple, Protocol
 import jax
 import numpy as np
 
+from jaxeff.contrib import sample
 from jaxeff.moment_propagation import Gaussian
-from jaxeff.nn import sample
 from jaxeff_export.artifact import belongs
 from jaxeff_export.bundle import Bundle
 from jaxeff_export.bundle.files import BundleError
@@ -136,7 +136,7 @@ class Continuation:
             prompt: Tokens to begin with.
             key: Token i is drawn by `jax.random.fold_in(key, i)`.
             end: Number of the token that ends a text; None if there is none.
-            **how: Settings of `jaxeff.nn.sample`.
+            **how: Settings of `jaxeff.contrib.sample`.
         """
         draw = jax.jit(lambda key, logits: sample(key, logits, **how))
         result = self.read(prompt)

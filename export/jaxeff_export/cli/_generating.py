@@ -83,7 +83,7 @@ def generate(
 def _codec(path: Path | None, bundle: Bundle, words: int) -> TextCodec:
     """Returns the tokenizer of a file, that of the bundle, or bytes."""
     # JAX, as above.
-    from jaxeff.nn import load_tokenizer
+    from jaxeff.contrib import load_tokenizer
     from jaxeff.weights import WeightsError
     from jaxeff_export.bundle.files import BundleError
     from jaxeff_export.cli._continuation import ByteCodec

@@ -1,6 +1,6 @@
 """Attention to a cache of keys and values that reads only the slots that are filled.
 
-The composite `jaxeff.cached_attention` (`jaxeff/nn/_decoder.py`) as one kernel: of a
+The composite `jaxeff.cached_attention` (`jaxeff/contrib/_decoder.py`) as one kernel: of a
 cache of 256 slots whose first 10 are filled, 10 are read. Keys and values may be codes of 8 bits
 with a step for each head and slot, which are decoded in registers. A query's scores stay in scratch
 memory, and nothing of the cache is copied or repeated for the heads that share it.

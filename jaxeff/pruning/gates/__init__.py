@@ -7,8 +7,22 @@ from jaxeff.pruning._gates import (
     THRESHOLD,
     DropoutGates,
     HardConcrete,
+    deterministic_gates,
     dropout_divergence,
+    gate_location,
+    hard_concrete,
     log_rate,
+    open_probability,
 )
 
-__all__ = ["THRESHOLD", "DropoutGates", "HardConcrete", "dropout_divergence", "log_rate"]
+__all__ = [
+    "THRESHOLD",
+    "DropoutGates",
+    "HardConcrete",
+    "deterministic_gates",
+    "dropout_divergence",
+    "gate_location",
+    "hard_concrete",
+    "log_rate",
+    "open_probability",
+]

@@ -31,6 +31,7 @@ from jaxeff.pruning.sparsity._masks import (
     Sparse,
     Surgery,
     cubic_schedule,
+    largest_mask,
 )
 
 __all__ = [
@@ -42,6 +43,7 @@ __all__ = [
     "Surgery",
     "cubic_schedule",
     "kept_weights",
+    "largest_mask",
     "log_variances",
     "optimal_brain_surgeon",
     "variational_dropout",

@@ -61,7 +61,6 @@ from jax import lax
 from jaxtyping import Array, Bool, Float
 
 from jaxeff.compression import BaseQuantizer, LayerQuantization, Quantizer, Tensor, straight_through
-from jaxeff.compression.quantizers import largest_mask
 from jaxeff.core import (
     Choice,
     Count,
@@ -409,3 +408,12 @@ class NofM(Sparse):
                 f"blocks of {self.m}; choose another m there, or None."
             )
         return (*inputs, *outputs)
+
+
+def largest_mask(x: Float[Array, "*shape"], fraction: Any) -> Bool[Array, "*shape"]:
+    """Marks the largest values, a share of all, rounded to a whole number of them."""
+    count = jnp.round(jnp.asarray(fraction, jnp.float32) * x.size).astype(jnp.int32)
+    # A threshold instead of indices: the fraction may be traced, a shape may not.
+    ordered = jnp.sort(x.ravel())
+    least = ordered[jnp.clip(x.size - count, 0, x.size - 1)]
+    return (x >= least) & (count > 0)

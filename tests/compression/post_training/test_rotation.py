@@ -22,7 +22,7 @@ from jaxeff.compression import (
     rotate,
 )
 from jaxeff.compression.quantizers import turned
-from jaxeff.nn import Decoder, DecoderConfig
+from jaxeff.contrib import Decoder, DecoderConfig
 
 WEIGHT = Tensor("fc", "weights_1", "weight", 2, None, lambda: (1,), find_summed=lambda: (0,))
 DATA = Tensor("fc", "input_0", "activation", 2, find_summed=lambda: (1,))

@@ -8,7 +8,7 @@ from flax import nnx
 
 import jaxeff
 from jaxeff.compression import Int, Scaled, Uniform, calibrate, gptq, quantized, smooth_quant
-from jaxeff.nn import Decoder, DecoderConfig
+from jaxeff.contrib import Decoder, DecoderConfig
 
 SPEC = {"fc": Int(8, symmetric=False, per="tensor")}
 SIZE = jnp.where(jnp.arange(16) == 5, 100.0, 1.0)

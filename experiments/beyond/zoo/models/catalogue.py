@@ -11,7 +11,8 @@ from flax import nnx
 import jaxeff
 from experiments.beyond.zoo.models import graphs, images, mobiles, networks, texts
 from experiments.beyond.zoo.models.packages import PACKAGES
-from jaxeff.nn import Decoder, DecoderConfig, ResNet8
+from jaxeff.contrib import Decoder, DecoderConfig
+from jaxeff.nn import ResNet8
 
 
 @dataclasses.dataclass(frozen=True)

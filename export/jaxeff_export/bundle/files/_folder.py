@@ -14,7 +14,7 @@ from typing import Any, Self
 
 import numpy as np
 
-from jaxeff.nn import Tokenizer
+from jaxeff.contrib import Tokenizer
 from jaxeff.store import atomic_folder, open_regular, write_atomically
 from jaxeff_export.artifact import (
     COUNT,

@@ -10,7 +10,7 @@ import pytest
 from flax import nnx
 
 import jaxeff
-from jaxeff.nn import Decoder, DecoderConfig, Tokenizer, load_decoder, smollm2_135m
+from jaxeff.contrib import Decoder, DecoderConfig, Tokenizer, load_decoder, smollm2_135m
 from jaxeff.weights import WeightsError, gguf_metadata
 
 gguf = pytest.importorskip("gguf")

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 from flax import nnx
 
 import jaxeff
-from jaxeff.nn import Magika, file_tokens
+from jaxeff.contrib import Magika, file_tokens
 
 f, params = jaxeff.functional(Magika(rngs=nnx.Rngs(0)))
 tokens = jnp.stack([file_tokens(b"import os")])               # [1, 2048]
@@ -95,7 +95,7 @@ def file_tokens(content: bytes) -> Int[np.ndarray, " 2048"]:
         shorter.
 
     ```python
-    from jaxeff.nn import file_tokens
+    from jaxeff.contrib import file_tokens
 
     print(file_tokens(b"  import os ")[:10], file_tokens(b"")[0])
     ```
@@ -158,7 +158,7 @@ def load_magika(path: str | os.PathLike[str] | None = None) -> PretrainedMagika:
     from pathlib import Path
 
     import numpy as np
-    from jaxeff.nn import file_tokens, load_magika
+    from jaxeff.contrib import file_tokens, load_magika
 
     try:
         f, params, labels, _ = load_magika()

@@ -30,8 +30,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from flax import nnx
 
+from jaxeff.contrib._decoder import Decoder, DecoderConfig
 from jaxeff.core import Table, functional, path_like, validate
-from jaxeff.nn._decoder import Decoder, DecoderConfig
 from jaxeff.weights import WeightsError, gguf_metadata, load_weights, packaged_file, rotary_halves
 
 # Letters, numbers and other signs by one character each, so that `re`, which knows no classes of
@@ -211,7 +211,7 @@ def load_decoder(path: str | os.PathLike[str] | None = None) -> PretrainedDecode
 
     ```python
     import numpy as np
-    from jaxeff.nn import load_decoder
+    from jaxeff.contrib import load_decoder
 
     try:
         f, params, config, tokenizer, _ = load_decoder()
@@ -244,7 +244,7 @@ def load_tokenizer(path: str | os.PathLike[str] | None = None) -> Tokenizer:
         WeightsError: The file is damaged, or its tokenizer is of another kind.
 
     ```python
-    from jaxeff.nn import load_tokenizer
+    from jaxeff.contrib import load_tokenizer
 
     try:
         print(load_tokenizer().encode("Hello"))                        # [19556]

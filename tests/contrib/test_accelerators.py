@@ -8,15 +8,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxeff.search import (
-    INT8,
-    Candidate,
-    DataflowPipeline,
-    FewBitLayers,
-    LatencyError,
-    SearchSpace,
-    SystolicArray,
-)
+from jaxeff.contrib import DataflowPipeline, SystolicArray
+from jaxeff.search import INT8, Candidate, FewBitLayers, LatencyError, SearchSpace
 
 pytestmark = pytest.mark.promotes("dtype", "rank")
 

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 from flax import nnx
 
 import jaxeff
-from jaxeff.nn import Decoder, DecoderConfig
+from jaxeff.contrib import Decoder, DecoderConfig
 
 config = DecoderConfig(vocabulary=50, width=16, hidden=32, depth=2, heads=4, key_heads=2)
 f, params = jaxeff.functional(Decoder(config, rngs=nnx.Rngs(0)))
@@ -249,7 +249,7 @@ def smollm2_135m() -> DecoderConfig:
     """Gives the sizes of SmolLM2-135M, 134,515,008 parameters (Ben Allal et al., arXiv 2502.02737).
 
     ```python
-    from jaxeff.nn import smollm2_135m
+    from jaxeff.contrib import smollm2_135m
 
     config = smollm2_135m()
     print(config.size, config.empty_cache(1, 64).keys[0].shape)

@@ -7,8 +7,8 @@ import pytest
 from flax import nnx
 
 import jaxeff
-from jaxeff.nn import Decoder, DecoderConfig, generate, sample
-from jaxeff.nn._decoder import Int8Rows
+from jaxeff.contrib import Decoder, DecoderConfig, generate, sample
+from jaxeff.contrib._decoder import Int8Rows
 
 PROBS = np.array([0.4, 0.3, 0.2, 0.06, 0.04])
 DRAWS = 20_000

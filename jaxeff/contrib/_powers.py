@@ -1,11 +1,11 @@
-"""Powers of two, so that products are shifts: `PowersOfTwo`, `LearnedPowers`, `Incremental`.
+"""Powers of two with learnt ranges, and weights that are fixed to them step by step.
 
 ```python
 import jax
 import optax
 
-from jaxeff.compression import Incremental, LayerQuantization, quantized
-from jaxeff.compression import incremental_quantization, share_schedule
+from jaxeff.compression import LayerQuantization, quantized
+from jaxeff.contrib import Incremental, incremental_quantization, share_schedule
 from jaxeff.nn import small_classifier
 from jaxeff.training import cross_entropy, fit
 
@@ -28,10 +28,9 @@ from typing import Annotated, Any, ClassVar, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 import optax
 from jax import lax
-from jaxtyping import Array, Bool, Float
+from jaxtyping import Array, Float
 
 from jaxeff.compression.numerics import (
     BaseQuantizer,
@@ -39,14 +38,13 @@ from jaxeff.compression.numerics import (
     LearnedBits,
     Tensor,
     at_least_float32,
-    infer_sign,
     keep_ordered,
-    largest_magnitude,
     power_of_two,
     start_scale,
     straight_through,
     wide_dtype,
 )
+from jaxeff.compression.quantizers import nearest_power, nearest_powers, top_exponent
 from jaxeff.core import (
     Choice,
     Count,
@@ -62,123 +60,7 @@ from jaxeff.core import (
     static_number,
     validate,
 )
-
-
-@register_setting
-@dataclass(frozen=True)
-class PowersOfTwo(BaseQuantizer):
-    """Zero and powers of two: `PowersOfTwo(4)`.
-
-    The values are {0} and ±2^k for top - count < k <= top. A magnitude takes the nearest: from 3/4
-    2^k to 3/2 2^k it is 2^k (Zhou et al., eq. 4), or, rounded in its exponent as by Miyashita et
-    al., from 2^(k-1/2) to 2^(k+1/2). Below half the smallest power it is zero. The largest is top =
-    floor(log2(4/3 max|x|)) (Zhou et al., eq. 2). Gradients pass straight through.
-
-    With b bits, one of the codes is zero and 2^(b-1) - 1 are powers of each sign, or 2^b - 1 where
-    there is no sign.
-
-    Sharp edges:
-        A value in the middle between two belongs to the larger one, as in equation 4.
-        Powers end where the dtype does: float16 has none below 2^-14.
-
-    Attributes:
-        bits: Bit width, 2 to 8; an array may be traced.
-        top: Exponent of the largest power, a whole number; has no gradient. Open: by the largest
-            magnitude.
-        signed: Whether there are negative values. Open: for weights there are, for activations if
-            one is negative.
-        nearest: Whether a magnitude is rounded by "value" or by "exponent".
-        per: Part with its own exponent: the output "channel" of a weight, or the "tensor".
-
-    Raises:
-        TypeError, ValueError: `bits` is out of bounds or not whole, or `top` not finite.
-
-    References:
-        Miyashita et al., "Convolutional Neural Networks using Logarithmic Data Representation",
-        arXiv:1603.01025. Zhou et al., "Incremental Network Quantization", arXiv:1702.03044.
-    """
-
-    bits: Annotated[Bits, Width(2, 8)] = static_number()
-    top: Annotated[Float[Array, "..."] | float | None, Number()] = None
-    signed: bool | Array | None = static_number(None)
-    nearest: Annotated[str, Choice("value", "exponent")] = static("value")
-    per: Annotated[str, Choice("channel", "tensor")] = static("tensor")
-
-    def quantize(self, x: Float[Array, "*shape"], tensor: Tensor) -> Float[Array, "*shape"]:
-        """Returns the nearest values, with a gradient of one."""
-        fixed = lax.stop_gradient(x)
-        started = self.start(fixed, tensor)
-        top = tensor.fitted("PowersOfTwo.top", started.top, x)
-        half = power_of_two(self.bits, x.dtype) / 2
-        signed = jnp.asarray(started.signed).astype(bool)
-        # One code is zero; the others are powers, of each sign if there are two.
-        count = jnp.where(signed, half, 2 * half) - 1
-        y = nearest_powers(fixed, lax.stop_gradient(top), count, self.nearest == "exponent")
-        # Without a sign, negative values become zero.
-        keep = (y >= 0) | signed | jnp.isnan(y)
-        return straight_through(x, jnp.where(keep, y, jnp.zeros_like(y)))
-
-    def start(self, x: Float[Array, "*shape"], tensor: Tensor) -> "PowersOfTwo":
-        """Computes an open largest exponent and sign from an array."""
-        signed = self.signed
-        if signed is None:
-            signed = infer_sign(x, tensor)
-        top = top_exponent(x, tensor.axes(self.per)) if self.top is None else self.top
-        return replace(self, top=top, signed=signed)
-
-    def storage(self, shape: tuple[int, ...], tensor: Tensor) -> Any:
-        """Counts codes, and 8 bits for each exponent."""
-        return super().storage(shape, tensor) + 8 * tensor.count(shape, self.per)
-
-
-def top_exponent(x: Float[Array, "*shape"], keep: tuple[int, ...] = ()) -> Float[Array, "..."]:
-    """Computes the exponent of the power of two nearest to the largest magnitude; 0 for zeros.
-
-    It is floor(log2(4/3 max|x|)), exactly.
-
-    Args:
-        x: Any array.
-        keep: Axes whose entries have exponents of their own.
-    """
-    largest = largest_magnitude(x, keep)
-    fraction, exponent = jnp.frexp(largest)  # largest = fraction 2^exponent, fraction in [1/2, 1)
-    # 4/3 fraction 2^e reaches 2^e from a fraction of 3/4 on.
-    top = jnp.where(fraction < 0.75, exponent - 1, exponent)
-    return jnp.where(largest > 0, top, 0).astype(x.dtype)
-
-
-def nearest_powers(
-    x: Float[Array, "*shape"], top: Any, count: Any, by_exponent: bool = False
-) -> Float[Array, "*shape"]:
-    """Rounds to zero or plus or minus the nearest power of two; without a gradient.
-
-    Args:
-        x: Values.
-        top: The largest exponent; broadcasts against `x`.
-        count: Number of exponents; broadcasts against `x`.
-        by_exponent: Whether exponents are rounded, and not magnitudes.
-    """
-    size = jnp.abs(x)
-    fraction, _ = jnp.frexp(size)
-    normal = fraction > 0
-    # A quotient of a number and its fraction is a power of two exactly; `exp2` may not be.
-    above = size / jnp.where(normal, fraction, jnp.ones_like(fraction))
-    # Between 2^(e-1) and 2^e: 3/4 2^e in value, 2^(e-1/2) in the exponent.
-    middle = np.sqrt(0.5) if by_exponent else 0.75
-    power = jnp.where(fraction >= middle, above, above / 2)
-    smallest = _power(top + 1 - count, x.dtype)
-    power = jnp.clip(power, smallest, _power(top, x.dtype))
-    value = jnp.where(normal & (size >= smallest / 2), jnp.copysign(power, x), jnp.zeros_like(x))
-    return jnp.where(jnp.isnan(x), x, value)
-
-
-def _power(exponent: Any, dtype: Any) -> Array:
-    """Computes 2^exponent exactly, for the exponents of a dtype without subnormals."""
-    info = jnp.finfo(dtype)
-    low, high = int(info.minexp), int(info.maxexp) - 1
-    table = jnp.asarray(np.ldexp(1.0, np.arange(low, high + 1)), dtype)
-    index = jnp.clip(jnp.round(exponent), low, high).astype(jnp.int32) - low
-    return table[index]
+from jaxeff.pruning.sparsity import largest_mask
 
 
 @register_setting
@@ -271,14 +153,6 @@ class LearnedPowers(LearnedBits):
         # ceil(log2(count)) exactly: the exponent that `frexp` has for count - 1.
         exponent = jnp.frexp((count - 1).astype(least.dtype))[1].astype(least.dtype)
         return straight_through(jnp.log2(jnp.log2(most / least) + 1) + 1, exponent)
-
-
-def nearest_power(x: Float[Array, "*shape"]) -> Float[Array, "*shape"]:
-    """Rounds positive numbers to powers of two, exactly at the middle of the logarithm."""
-    fraction, exponent = jnp.frexp(x)
-    # x = fraction 2^e with fraction in [1/2, 1), whose logarithm has its middle at 2^-1/2.
-    half = jnp.ones_like(x) / 2
-    return jnp.ldexp(jnp.where(fraction < 2**-0.5, half, 2 * half), exponent)
 
 
 def _ends(least: Array, most: Array) -> tuple[Array, Array]:
@@ -444,12 +318,3 @@ def incremental_quantization(
         return moved, IncrementalState(state.steps + 1, state.top, done)
 
     return optax.GradientTransformation(init, update)  # type: ignore[arg-type]
-
-
-def largest_mask(x: Float[Array, "*shape"], fraction: Any) -> Bool[Array, "*shape"]:
-    """Marks the largest values, a share of all, rounded to a whole number of them."""
-    count = jnp.round(jnp.asarray(fraction, jnp.float32) * x.size).astype(jnp.int32)
-    # A threshold instead of indices: the fraction may be traced, a shape may not.
-    ordered = jnp.sort(x.ravel())
-    least = ordered[jnp.clip(x.size - count, 0, x.size - 1)]
-    return (x >= least) & (count > 0)

@@ -10,7 +10,7 @@ import pytest
 from flax import nnx
 
 import jaxeff
-from jaxeff.nn import Magika, file_tokens, load_magika
+from jaxeff.contrib import Magika, file_tokens, load_magika
 from jaxeff.weights import WeightsError, packaged_file
 
 onnx = pytest.importorskip("onnx")

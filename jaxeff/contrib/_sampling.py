@@ -6,7 +6,7 @@ import jax.numpy as jnp
 from flax import nnx
 
 import jaxeff
-from jaxeff.nn import Decoder, DecoderConfig, generate
+from jaxeff.contrib import Decoder, DecoderConfig, generate
 
 config = DecoderConfig(vocabulary=50, width=16, hidden=32, depth=2, heads=4, key_heads=2)
 f, params = jaxeff.functional(Decoder(config, rngs=nnx.Rngs(0)))
@@ -25,6 +25,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
+from jaxeff.contrib._decoder import DecoderCache
 from jaxeff.core import (
     function_of_form,
     instance_of,
@@ -37,7 +38,6 @@ from jaxeff.core import (
     static_integer,
     validate,
 )
-from jaxeff.nn._decoder import DecoderCache
 
 
 @validate(
@@ -71,7 +71,7 @@ def sample(
     ```python
     import jax
     import jax.numpy as jnp
-    from jaxeff.nn import sample
+    from jaxeff.contrib import sample
 
     logits = jnp.log(jnp.array([[0.5, 0.3, 0.15, 0.05]]))
     print(sample(jax.random.key(0), logits, temperature=0.0))      # [0]

@@ -1,14 +1,6 @@
 """Bit widths that follow from probabilities: `BayesianBits` and `PosteriorBits`.
 
-The gates of `BayesianBits`, and of pruning, are hard concrete variables: between 0 and 1, often
-exactly 0 or 1, and learnt by gradients. For a location phi and uniform u,
-
-```text
-z = clip((ZETA - GAMMA) sigmoid((log(u / (1 - u)) + phi) / TAU) + GAMMA, 0, 1)
-```
-
-with TAU = 2/3, GAMMA = -0.1 and ZETA = 1.1 isn't zero with probability
-sigmoid(phi - TAU log(-GAMMA / ZETA)) (Louizos et al., arXiv:1712.01312, eqs. 10 to 13).
+The gates of `BayesianBits` are hard concrete variables, as those of pruning (`pruning.gates`).
 """
 
 import math
@@ -20,7 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
-from jaxtyping import Array, Float, PRNGKeyArray
+from jaxtyping import Array, Float
 
 from jaxeff.compression.numerics import (
     MAX_BITS,
@@ -35,7 +27,7 @@ from jaxeff.compression.numerics import (
     start_scale,
     wide_dtype,
 )
-from jaxeff.compression.quantizers._learned_step import LSQ
+from jaxeff.compression.quantizers import LSQ
 from jaxeff.core import (
     Choice,
     Number,
@@ -53,33 +45,7 @@ from jaxeff.core import (
 )
 from jaxeff.moment_propagation import Gaussian, check_gaussian, is_gaussian
 from jaxeff.program import trace
-
-TAU, GAMMA, ZETA = 2 / 3, -0.1, 1.1
-_SHIFT = TAU * math.log(-GAMMA / ZETA)
-
-
-def open_probability(phi: Float[Array, "*shape"]) -> Float[Array, "*shape"]:
-    """Computes the probability that a gate isn't closed."""
-    return jax.nn.sigmoid(phi - _SHIFT)
-
-
-def gate_location(probability: float) -> float:
-    """Computes the location of gates that aren't closed with a given probability."""
-    return math.log(probability / (1 - probability)) + _SHIFT
-
-
-def hard_concrete(key: PRNGKeyArray, phi: Float[Array, "*shape"]) -> Float[Array, "*shape"]:
-    """Draws a gate for each location."""
-    # Never zero, and by log1p: the logit is finite, and precise for small u.
-    u = jax.random.uniform(key, phi.shape, phi.dtype, jnp.finfo(phi.dtype).tiny)
-    s = jax.nn.sigmoid((jnp.log(u) - jnp.log1p(-u) + phi) / TAU)
-    return jnp.clip(s * (ZETA - GAMMA) + GAMMA, 0, 1)
-
-
-def deterministic_gates(phi: Float[Array, "*shape"]) -> Float[Array, "*shape"]:
-    """Computes the gate at test time, without a draw (eq. 13)."""
-    return jnp.clip(jax.nn.sigmoid(phi) * (ZETA - GAMMA) + GAMMA, 0, 1)
-
+from jaxeff.pruning.gates import hard_concrete, open_probability
 
 WIDTHS = (2, 4, 8, 16, 32)
 _CLOSED = 0.34
@@ -357,7 +323,8 @@ def posterior_bits(
     ```python
     import jax
     import jaxeff
-    from jaxeff.compression import posterior_bits, quantized
+    from jaxeff.compression import quantized
+    from jaxeff.contrib import posterior_bits
     from jaxeff.nn import small_classifier
 
     f, params, (x, y) = small_classifier()
