@@ -18,7 +18,7 @@ from experiments.harness import Row, Run
 from experiments.recipes import cosine_adam
 from experiments.timing import interleaved
 from jaxeff import analog_hardware as hw
-from jaxeff import data
+from jaxeff import data, nn
 from jaxeff.hardening import incremental_noise
 from jaxeff.nn import MLP
 from jaxeff.noise import Additive, noisy
@@ -246,7 +246,7 @@ def speech(run: Run[Settings]) -> Problem:
     found = data.speech_commands()
     bands = settings.speech_bands
     parts = [
-        data.log_mel(a, bands, bands).reshape(len(a), -1)
+        nn.log_mel(a, bands, bands).reshape(len(a), -1)
         for a in (found.train_audio, found.test_audio)
     ]
     top = parts[0].max()

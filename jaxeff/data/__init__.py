@@ -10,7 +10,7 @@ ood = data.normalize(data.load("digits-ood").test_images, "digits")
 
 Two small sets are drawn rather than loaded: `noisy_sine`, whose exact target and noise are in
 `sine`, and `two_moons`. `jaxeff.dirty_mnist` builds a third by training networks.
-`speech_commands` loads recordings of spoken words; `log_mel` computes their features. `corrupt`
+`speech_commands` loads recordings of spoken words. `corrupt`
 makes images worse in fifteen ways.
 """
 
@@ -19,7 +19,7 @@ from jaxeff.data._catalogue import NAMES, VARIABLE, augment, available, load, no
 from jaxeff.data._corruptions import CORRUPTIONS, corrupt
 from jaxeff.data._formats import DataError, Dataset
 from jaxeff.data._noisy_sine import REGIMES, noisy_sine, span
-from jaxeff.data._speech import Recordings, log_mel, speech_commands, tones
+from jaxeff.data._speech import Recordings, speech_commands, tones
 from jaxeff.data._two_moons import NOISE, plane, two_moons
 
 __all__ = [
@@ -35,7 +35,6 @@ __all__ = [
     "available",
     "corrupt",
     "load",
-    "log_mel",
     "noisy_sine",
     "normalize",
     "plane",

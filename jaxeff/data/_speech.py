@@ -5,17 +5,12 @@ Folders are the classes, files are 16 kHz, 16 bit, mono; what is before ``_nohas
 the speaker.
 
 ```python
+import wave
+from pathlib import Path
+
 import jax
 
 from jaxeff import data
-
-sounds = data.tones(jax.random.key(0), 4)
-assert data.log_mel(sounds).shape == (4, 32, 32)            # [recordings, frames, bands]
-```
-
-```python
-import wave
-from pathlib import Path
 
 words = (*"yes no up down left right on off stop go".split(), "_unknown_", "_silence_")
 for i, word in enumerate(words):                            # a folder like that of the data set
@@ -50,9 +45,9 @@ from pathlib import Path, PurePosixPath
 
 import jax
 import numpy as np
-from jaxtyping import Float, Int, Int16, PRNGKeyArray
+from jaxtyping import Int, Int16, PRNGKeyArray
 
-from jaxeff.core import non_negative, path_like, positive, real_array, static_integer, validate
+from jaxeff.core import path_like, static_integer, validate
 from jaxeff.data._formats import DataError
 
 RATE, LENGTH = 16_000, 16_000
@@ -217,64 +212,3 @@ def tones(key: PRNGKeyArray, count: int) -> Int16[np.ndarray, "count samples"]:
     time = np.arange(LENGTH) / RATE
     pitch = np.asarray(jax.random.uniform(key, (count, 1), minval=200.0, maxval=4000.0))
     return (8000 * np.sin(2 * np.pi * pitch * time)).astype(np.int16)
-
-
-@validate(
-    audio=real_array(2),
-    bands=static_integer(),
-    frames=static_integer(),
-    low=non_negative,
-    high=positive,
-)
-def log_mel(
-    audio: Int16[np.ndarray, "n samples"],
-    bands: int = 32,
-    frames: int = 32,
-    low: float = 60.0,
-    high: float = 7600.0,
-) -> Float[np.ndarray, "n frames bands"]:
-    """Computes log-mel spectra, non-negative, as the pulses of an analog chip have to be.
-
-    Frames are Hann windows of 1024 samples (64 ms), evenly spread over the recording; bands are
-    triangles, evenly spaced on the mel scale ``2595 log10(1 + f / 700)``. Energies are compressed
-    by ``log(1 + energy / 1e-3)``, which is zero for silence.
-
-    Args:
-        audio: `[n, samples]` at 16 kHz.
-        bands: Mel bands.
-        frames: Spectra per recording.
-        low: Lower end of the first band in Hz.
-        high: Upper end of the last.
-
-    Returns:
-        float32 `[n, frames, bands]`, at least 0.
-
-    Raises:
-        DataError: Audio isn't int16 with two axes.
-    """
-    if audio.dtype != np.int16 or audio.ndim != 2:
-        raise DataError(f"log_mel: expected int16 [n, samples], found {audio.dtype}{audio.shape}")
-    size = 1024
-    starts = np.linspace(0, audio.shape[1] - size, frames).astype(int)
-    # int16 as a fraction of full scale; in the window, so that no scaled copy is made.
-    window = np.hanning(size).astype(np.float32) / 32768
-    banks = _triangles(size, bands, low, high)
-    features = np.empty((len(audio), frames, bands), np.float32)
-    # Frame by frame: the spectra of all frames at once would be several times the recordings.
-    for i, start in enumerate(starts):
-        spectrum = np.fft.rfft(audio[:, start : start + size] * window, axis=1)
-        features[:, i] = np.log1p((np.abs(spectrum) ** 2 @ banks) / 1e-3)
-    return features
-
-
-def _triangles(size: int, bands: int, low: float, high: float) -> np.ndarray:
-    """Computes the weights of the spectrum's bins in each band, `[bins, bands]`."""
-    first, last = (2595 * np.log10(1 + f / 700) for f in (low, high))
-    # A band rises from the centre of the one before to its own and falls to the next: two edges
-    # more than bands.
-    mel = np.linspace(first, last, bands + 2)
-    edges = 700 * (10 ** (mel / 2595) - 1)
-    bins = np.fft.rfftfreq(size, 1 / RATE)[:, None]
-    rising = (bins - edges[:-2]) / (edges[1:-1] - edges[:-2])
-    falling = (edges[2:] - bins) / (edges[2:] - edges[1:-1])
-    return np.maximum(np.minimum(rising, falling), 0)

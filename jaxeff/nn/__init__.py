@@ -5,7 +5,7 @@ Images are NHWC; models flatten what they need to. Layers have short names (``co
 ``model.eval()`` before ``jaxeff.functional`` where it has batch norm or dropout.
 """
 
-from jaxeff.nn._log_mel import LogMel, hann, mel_filters
+from jaxeff.nn._log_mel import LogMel, hann, log_mel, mel_filters
 from jaxeff.nn.layers import ACTIVATIONS, SplineActivation, activation
 from jaxeff.nn.models import (
     MLP,
@@ -39,6 +39,7 @@ __all__ = [
     "WideResNet",
     "activation",
     "hann",
+    "log_mel",
     "mel_filters",
     "small_classifier",
 ]

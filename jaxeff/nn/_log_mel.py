@@ -1,10 +1,14 @@
-"""`LogMel`: the features of sound that keyword spotters read, in floating or fixed point.
+"""Features of sound: `LogMel` as a function of a network, and `log_mel` of recordings on the host.
 
 ```python
-from jaxeff import nn
+import jax
+
+from jaxeff import data, nn
 
 assert nn.hann(480).shape == (480,)
 assert nn.mel_filters(40, 512).shape == (257, 40)      # [bins, bands]
+sounds = data.tones(jax.random.key(0), 4)
+assert nn.log_mel(sounds).shape == (4, 32, 32)         # [recordings, frames, bands]
 ```
 
 ```python
@@ -25,6 +29,8 @@ Sharp edges:
     hop is dropped.
     Energies are of samples as fractions of full scale, and no smaller than `floor`. In fixed point
     spectra have 16 bits: beside a loud tone, bands more than 80 dB below it hold rounding errors.
+    In fixed point no product exceeds int32, which is all that JAX has by default, and all that a
+    Cortex-M0 multiplies. Where a bound decides a shift, it stands beside it.
 """
 
 from __future__ import annotations
@@ -38,8 +44,132 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int16, Int32
 
-from jaxeff.core import non_negative, one_of, positive, static_integer, validate
-from jaxeff.nn import _whole_numbers as whole
+from jaxeff.core import non_negative, one_of, positive, real_array, static_integer, validate
+
+TWIDDLE = 14
+"""Bits of the fractions of sines: two products of 17-bit numbers with them stay below 2^31."""
+LOW = 15
+"""Bits of the lower part of an energy."""
+WEIGHT = 8
+"""Bits of a filter's weights."""
+LOG = 8
+"""Bits of the fraction of a logarithm, which is to base 2: a step is .0027 of its natural unit."""
+TABLE = 7
+"""Bits of a mantissa that a table of logarithms is looked up by; the rest is interpolated."""
+
+
+def shifted(x: Array, bits: int) -> Array:
+    """Divides by a power of two, to the nearest whole number, halves up."""
+    return (x + (1 << (bits - 1))) >> bits
+
+
+def leading(x: Array) -> Array:
+    """Counts the bits of non-negative numbers."""
+    return 32 - jax.lax.clz(x)
+
+
+def half_spectrum(x: Int32[Array, " size"]) -> tuple[Int32[Array, " bins"], Int32[Array, " bins"]]:
+    """Computes the Fourier transform of real numbers, over half their number.
+
+    Pairs of numbers are one complex number each, so that the transform has half the length; each
+    of its passes halves what it adds, so that nothing grows.
+
+    Args:
+        x: `[size]` below 2^15 in magnitude, size a power of two.
+
+    Returns:
+        Real and imaginary parts of `[size // 2 + 1]` bins, times 2 / size.
+    """
+    half = len(x) // 2
+    re, im = _transformed(x[0::2], x[1::2])
+    # Z(half) is Z(0), and Z(-k) is Z(half - k).
+    back = -np.arange(half + 1) % half
+    k = np.arange(half + 1) % half
+    ar, ai, br, bi = re[k], im[k], re[back], -im[back]
+    # X = (E - i W O) / 2 with E = Z(k) + Z*(-k), O = Z(k) - Z*(-k), which are below 2^17.
+    turn = np.pi * np.arange(half + 1) / half
+    pr, pi = _turned(ai - bi, br - ar, turn, TWIDDLE)
+    return shifted(ar + br + pr, 1), shifted(ai + bi + pi, 1)
+
+
+def _transformed(re: Array, im: Array) -> tuple[Array, Array]:
+    """Stockham's algorithm: results are in order, so that no bits are reversed."""
+    length, side = len(re), 1
+    re, im = re[:, None], im[:, None]
+    while length > 1:
+        length //= 2
+        # Halves are added and subtracted; the difference is turned, and both take turns. A half
+        # is rounded up in one pass and down in the next: always up would be a constant in bin 0.
+        up = side.bit_length() % 2
+        sums = (re[:length] + re[length:] + up) >> 1, (im[:length] + im[length:] + up) >> 1
+        angles = np.pi * np.arange(length)[:, None] / length
+        apart = re[:length] - re[length:], im[:length] - im[length:]
+        turned = _turned(*apart, angles, TWIDDLE + 1)
+        side *= 2
+        re, im = (
+            jnp.stack(pair, 1).reshape(length, side) for pair in zip(sums, turned, strict=True)
+        )
+    return re[0], im[0]
+
+
+def _turned(re: Array, im: Array, angles: np.ndarray, bits: int) -> tuple[Array, Array]:
+    """Multiplies by exp(-i angle), over a power of two."""
+    cos = np.round(np.cos(angles) * 2**TWIDDLE).astype(np.int32)
+    sin = np.round(np.sin(angles) * 2**TWIDDLE).astype(np.int32)
+    return shifted(re * cos + im * sin, bits), shifted(im * cos - re * sin, bits)
+
+
+def filtered(energy: Int32[Array, " bins"], filters: np.ndarray) -> tuple[Array, Array]:
+    """Sums energies by filters, as upper and lower part.
+
+    Args:
+        energy: `[bins]`, non-negative.
+        filters: `[bins, bands]`, at most 1.
+
+    Returns:
+        Two arrays `[bands]`: the sums are ``upper 2^15 + lower``, in units of 2^-8.
+    """
+    # A triangle covers few of the bins: those of each, side by side, are far fewer products than
+    # a matrix has.
+    weights = np.round(filters * 2**WEIGHT).astype(np.int32)
+    first = (weights > 0).argmax(0)
+    width = int((weights > 0).sum(0).max())
+    at = np.minimum(first[:, None] + np.arange(width), len(filters) - 1)
+    inside = first[:, None] + np.arange(width) < len(filters)
+    chosen = np.where(inside, weights[at, np.arange(filters.shape[1])[:, None]], 0)
+    # 2^16 by 2^8 by fewer than 2^7 bins: below 2^31.
+    upper = ((energy[at] >> LOW) * chosen).sum(1)
+    lower = ((energy[at] & (2**LOW - 1)) * chosen).sum(1)
+    return upper + (lower >> LOW), lower & (2**LOW - 1)
+
+
+def log2(upper: Int32[Array, " bands"], lower: Int32[Array, " bands"]) -> Int32[Array, " bands"]:
+    """Computes logarithms to base 2 of ``upper 2^15 + lower``, in steps of 2^-8; 1 below 1."""
+    # The highest 31 bits, as a number from 2^30 to 2^31.
+    upper_or_lower = jnp.where(upper > 0, upper, jnp.maximum(lower, 1))
+    bits = leading(upper_or_lower)
+    mantissa = upper_or_lower << (31 - bits)
+    # Where the upper part has fewer bits than that, the lower one's follow.
+    more = jnp.where((upper > 0), lower, 0)
+    follow = jnp.clip(31 - bits, 0, 31)
+    mantissa = mantissa | jnp.where(
+        follow >= LOW, more << jnp.maximum(follow - LOW, 0), more >> jnp.maximum(LOW - follow, 0)
+    )
+    exponent = bits - 1 + jnp.where(upper > 0, LOW, 0)
+    # The line between two entries of the table is below the logarithm by less than 2^-15.
+    fine = LOG + 6
+    entries = np.round(np.log2(1 + np.arange(2**TABLE + 1) / 2**TABLE) * 2**fine)
+    table = jnp.asarray(entries, jnp.int32)
+    place = (mantissa >> (30 - TABLE)) & (2**TABLE - 1)
+    between = (mantissa >> (30 - TABLE - 15)) & (2**15 - 1)
+    fraction = table[place] + shifted((table[place + 1] - table[place]) * between, 15)
+    return (exponent << LOG) + shifted(fraction, fine - LOG)
+
+
+def power_of_two(size: int) -> int:
+    """Returns the least power of two that is not below a size."""
+    return 1 << math.ceil(math.log2(size))
+
 
 Scale = Literal["htk", "slaney"]
 
@@ -101,6 +231,54 @@ def mel_filters(
     rising = (bins - edges[:-2]) / (edges[1:-1] - edges[:-2])
     falling = (edges[2:] - bins) / (edges[2:] - edges[1:-1])
     return np.maximum(np.minimum(rising, falling), 0)
+
+
+@validate(
+    audio=real_array(2),
+    bands=static_integer(),
+    frames=static_integer(),
+    low=non_negative,
+    high=positive,
+)
+def log_mel(
+    audio: Int16[np.ndarray, "n samples"],
+    bands: int = 32,
+    frames: int = 32,
+    low: float = 60.0,
+    high: float = 7600.0,
+) -> Float[np.ndarray, "n frames bands"]:
+    """Computes log-mel spectra, non-negative, as the pulses of an analog chip have to be.
+
+    Frames are Hann windows of 1024 samples (64 ms), evenly spread over the recording; bands are
+    `mel_filters` of HTK's scale. Energies are compressed
+    by ``log(1 + energy / 1e-3)``, which is zero for silence.
+
+    Args:
+        audio: `[n, samples]` at 16 kHz.
+        bands: Mel bands.
+        frames: Spectra per recording.
+        low: Lower end of the first band in Hz.
+        high: Upper end of the last.
+
+    Returns:
+        float32 `[n, frames, bands]`, at least 0.
+
+    Raises:
+        TypeError: Audio isn't int16 with two axes.
+    """
+    if audio.dtype != np.int16 or audio.ndim != 2:
+        raise TypeError(f"log_mel: expected int16 [n, samples], found {audio.dtype}{audio.shape}")
+    size = 1024
+    starts = np.linspace(0, audio.shape[1] - size, frames).astype(int)
+    # int16 as a fraction of full scale; in the window, so that no scaled copy is made.
+    window = np.hanning(size).astype(np.float32) / 32768
+    banks = mel_filters(bands, size, low=low, high=high)
+    features = np.empty((len(audio), frames, bands), np.float32)
+    # Frame by frame: the spectra of all frames at once would be several times the recordings.
+    for i, start in enumerate(starts):
+        spectrum = np.fft.rfft(audio[:, start : start + size] * window, axis=1)
+        features[:, i] = np.log1p((np.abs(spectrum) ** 2 @ banks) / 1e-3)
+    return features
 
 
 def _mels(f: np.ndarray, scale: Scale) -> np.ndarray:
@@ -181,7 +359,7 @@ class LogMel:
         if not self.floor > 0:
             raise ValueError(f"LogMel: floor={self.floor} has to be positive")
         # A filter between two bins would be zero, and its logarithm that of the floor, always.
-        if (empty := np.flatnonzero(self.filters.max(0) < 2**-whole.WEIGHT)).size:
+        if (empty := np.flatnonzero(self.filters.max(0) < 2**-WEIGHT)).size:
             raise ValueError(
                 f"LogMel: filter {empty[0]} of {self.bands} lies between the spectrum's bins, "
                 f"which are {self.rate / self.size:g} Hz apart; take fewer bands or a longer window"
@@ -190,7 +368,7 @@ class LogMel:
     @property
     def size(self) -> int:
         """Length of the Fourier transform."""
-        return max(whole.power_of_two(self.window), 4)
+        return max(power_of_two(self.window), 4)
 
     @property
     def filters(self) -> Float[np.ndarray, "bins bands"]:
@@ -200,7 +378,7 @@ class LogMel:
     @property
     def step(self) -> float:
         """The difference that one in the results of `fixed` stands for."""
-        return math.log(2) / 2**whole.LOG
+        return math.log(2) / 2**LOG
 
     def frames(self, samples: int) -> int:
         """Returns the number of whole frames in so many samples."""
@@ -267,18 +445,18 @@ class LogMel:
     def _fixed_frame(self, samples: Array) -> Array:
         x = samples.astype(jnp.int32)
         # Quiet frames are lifted to 15 bits first, and lowered in the logarithm again.
-        lift = jnp.clip(15 - whole.leading(jnp.abs(x).max()), 0, 15)
+        lift = jnp.clip(15 - leading(jnp.abs(x).max()), 0, 15)
         window = np.round(hann(self.window) * _FULL).astype(np.int32)
-        windowed = whole.shifted(jnp.clip(x << lift, 1 - _FULL, _FULL - 1) * window, 15)
+        windowed = shifted(jnp.clip(x << lift, 1 - _FULL, _FULL - 1) * window, 15)
         padded = jnp.pad(windowed, (0, self.size - self.window))
         # Over half the transform's length: of a window of mean 1/2 at most 2^15.
-        re, im = whole.half_spectrum(padded)
-        sums = whole.filtered(re * re + im * im, self.filters)
+        re, im = half_spectrum(padded)
+        sums = filtered(re * re + im * im, self.filters)
         # Those were sums of 2^-8 times energies of (2 / size 2^15 2^lift)^2.
-        scale = whole.WEIGHT + 2 * (15 + 1 - int(math.log2(self.size)))
-        logs = whole.log2(*sums) - ((scale + 2 * lift) << whole.LOG)
-        logs = jnp.maximum(logs, round(math.log2(self.floor) * 2**whole.LOG))
+        scale = WEIGHT + 2 * (15 + 1 - int(math.log2(self.size)))
+        logs = log2(*sums) - ((scale + 2 * lift) << LOG)
+        logs = jnp.maximum(logs, round(math.log2(self.floor) * 2**LOG))
         if self.cepstra is None:
             return logs
         table = np.round(cosines(self.bands, self.cepstra) * 2**_COSINE).astype(np.int32)
-        return whole.shifted(logs @ table, _COSINE)
+        return shifted(logs @ table, _COSINE)

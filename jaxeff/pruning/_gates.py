@@ -98,8 +98,8 @@ assert slimming(params, groups) == 5                     # five scales, which st
 A gradient step makes norms small but never zero; `prune_plan` with a score (`l2`,
 `batch_norm_scale`) then removes what is smallest.
 
-The gates of `HardConcrete` are between 0 and 1, often exactly 0 or 1, and learnt by gradients. For a
-location phi and uniform u,
+The gates of `HardConcrete` are between 0 and 1, often exactly 0 or 1, and learnt by gradients. For
+a location phi and uniform u,
 
 ```text
 z = clip((ZETA - GAMMA) sigmoid((log(u / (1 - u)) + phi) / TAU) + GAMMA, 0, 1)

@@ -241,7 +241,7 @@ OWN: dict[str, dict[str, Any]] = {
     "jaxeff.nn.mel_filters": {
         "bands": 40, "size": 512, "rate": 16e3, "low": 20.0, "high": 4e3, "scale": "htk"
     },
-    "jaxeff.data.log_mel": {"audio": np.ones((2, 16000), np.int16)},
+    "jaxeff.nn.log_mel": {"audio": np.ones((2, 16000), np.int16)},
     "jaxeff.data.normalize": {"images": IMAGES, "name": "mnist"},
     "jaxeff.dirty_mnist.balance_entropy": {"rng": RNG, "entropy": np.asarray(SCORES)},
     "jaxeff.dirty_mnist.draw_labels": {"rng": RNG, "probs": np.asarray(PROBS), "labels": 3},

@@ -165,7 +165,7 @@ def deploy(
         cache: ``step(params, token, cache) -> (logits, cache)`` with ``state=("cache",)``. The
         function returns a tuple, whose last elements replace them, in this order and in the same
         trees. What they are in the example is what a session begins with. See `Bundle.session`.
-      tokenizer: of a decoder, `jaxeff.contrib.load_decoder(...).tokenizer`: it goes into the bundle,
+      tokenizer: of a decoder, `contrib.load_decoder(...).tokenizer`: it goes into the bundle,
         so that ``generate`` of the command line needs nothing else.
       database: a folder that `tune` filled: kernels it knows for this target get the schedules
         found there, the others the default ones.
