@@ -25,7 +25,8 @@ Settings and everything else live in the rooms: `jaxeff.noise`, `jaxeff.compress
 `jaxeff.pruning`, `jaxeff.moment_propagation`, `jaxeff.photonics`, `jaxeff.robustness`,
 `jaxeff.hardening`, `jaxeff.bayes`, `jaxeff.uncertainty`, `jaxeff.ensembles`, `jaxeff.data`,
 `jaxeff.nn`, `jaxeff.analog_hardware`, `jaxeff.dirty_mnist`, `jaxeff.training`, `jaxeff.store`,
-`jaxeff.weights`, `jaxeff.adapters`; `jaxeff.contrib` has what nothing else builds on.
+`jaxeff.weights`, `jaxeff.adapters`, `jaxeff.reporting`; `jaxeff.contrib` has what nothing else
+builds on.
 """
 
 from importlib import import_module
@@ -51,6 +52,7 @@ from jaxeff.weights import load_weights
 
 if TYPE_CHECKING:
     from jaxeff.analog_hardware import Crossbar, analog
+    from jaxeff.reporting import report
 
 __version__ = "0.1.0"
 
@@ -83,6 +85,7 @@ __all__ = [
     "prune_plan",
     "pruned",
     "quantized",
+    "report",
     "restore",
     "sites",
     "streaming",
@@ -91,7 +94,11 @@ __all__ = [
 ]
 
 
+_LATER = {"Crossbar": "analog_hardware", "analog": "analog_hardware", "report": "reporting"}
+"""Names whose rooms load SciPy's solvers, or all other rooms: found when they are asked for."""
+
+
 def __getattr__(name: str) -> Any:
-    if name in ("Crossbar", "analog"):  # with SciPy's solvers, which take longer than all else
-        return getattr(import_module("jaxeff.analog_hardware"), name)
+    if room := _LATER.get(name):
+        return getattr(import_module(f"jaxeff.{room}"), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -101,8 +101,7 @@ from jaxeff.core._settings import (
     with_leading_axes,
 )
 from jaxeff.core._tables import Table, cell_text, shown_as_table
-from jaxeff.core._traced import EXPANSIONS, make_jaxpr, rewritten
-from jaxeff.core._widths import widened
+from jaxeff.core._traced import EXPANSIONS, make_jaxpr, rewritten, widened
 
 __all__ = [
     "EXPANSIONS",

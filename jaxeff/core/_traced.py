@@ -11,6 +11,7 @@ from collections.abc import Callable, Container, Iterator, Sequence
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 from jax import lax
 
 from jaxeff.core import _jax_internals as _compat
@@ -114,3 +115,14 @@ def _expanded(eqn: JaxprEqn) -> list[JaxprEqn]:
         )
         for part in inner.eqns
     ]
+
+
+def widened(x: Any) -> jax.Array:
+    """Returns an array of floats in float32 at least; others as they are.
+
+    In float16 the square of 256 is infinite and that of 1e-4 zero, bfloat16 has eight bits for a
+    sum of thousands: norms, distances and mean squares of such arrays are computed in float32.
+    """
+    x = jnp.asarray(x)
+    narrow = jnp.issubdtype(x.dtype, jnp.floating) and x.dtype.itemsize < 4
+    return x.astype(jnp.float32) if narrow else x

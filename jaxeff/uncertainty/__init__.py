@@ -31,7 +31,6 @@ A regression with an aleatoric head has variances instead: `decompose_regression
 the epistemic part to the sparsity of the training data.
 """
 
-from jaxeff.uncertainty._batches import in_batches
 from jaxeff.uncertainty._conformal import (
     APS,
     CQR,
@@ -118,6 +117,7 @@ from jaxeff.uncertainty._scores import (
     brier,
     classwise_ece,
     ece,
+    in_batches,
     nll,
     nll_from_log,
     reliability,

@@ -36,8 +36,20 @@ reliability(probs, labels, bins=5).accuracy          # NaN in empty bins
 probs, labels = jnp.tile(jnp.array([0.75, 0.25]), (4, 1)), jnp.array([0, 0, 0, 1])
 assert ece(probs, labels) < 1e-6                        # 75 % sure, and right as often
 ```
+
+Outputs for more inputs than fit in memory at once come in batches:
+
+```python
+import jax.numpy as jnp
+
+from jaxeff.uncertainty import in_batches
+
+images = jnp.ones((1200, 8))
+assert in_batches(lambda x: x.sum(1), images, batch_size=500).shape == (1200,)   # three calls
+```
 """
 
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
@@ -45,7 +57,16 @@ import jax.numpy as jnp
 from jax.ops import segment_sum
 from jaxtyping import Array, Float, Int
 
-from jaxeff.core import check_labels, check_probs, real_array, static_integer, validate
+from jaxeff.core import (
+    check_labels,
+    check_probs,
+    function_of_form,
+    instance_of,
+    parameter_tree,
+    real_array,
+    static_integer,
+    validate,
+)
 
 
 @validate(probs=real_array(2, nan=True))
@@ -264,3 +285,33 @@ def _equal_width(confidence: Array, bins: int) -> Array:
 def _error(confidence: Array, correct: Array, bin_of: Array, bins: int) -> Array:
     # n_b |mean(correct) - mean(confidence)| is the absolute sum of the differences in the bin.
     return jnp.abs(segment_sum(correct - confidence, bin_of, bins)).sum() / len(confidence)
+
+
+@validate(
+    f=function_of_form("f(inputs)"),
+    axis=instance_of(int),
+    inputs=parameter_tree,
+)
+def in_batches(
+    f: Callable[[Any], Any], inputs: Any, batch_size: int = 500, *, axis: int = 0
+) -> Any:
+    """Applies a function to inputs a batch at a time.
+
+    Args:
+        f: A function of a batch of inputs; a last batch that isn't full is passed as it is.
+        inputs: An array, batch axis first.
+        batch_size: Inputs at a time.
+        axis: The batch axis of the outputs: ``-2`` for logits ``[samples, batch, classes]``.
+
+    Returns:
+        What ``f`` returns for all inputs at once: each leaf's batches joined along ``axis``.
+
+    Raises:
+        ValueError: There are no inputs.
+    """
+    if not len(inputs):
+        raise ValueError("there are no inputs to pass in batches")
+    # A shorter last batch is passed as it is: padding it would change a function that looks at its
+    # whole batch. Compiled functions compile once more for it.
+    parts = [f(inputs[i : i + batch_size]) for i in range(0, len(inputs), batch_size)]
+    return jax.tree.map(lambda *leaves: jnp.concatenate(leaves, axis), *parts)

@@ -35,7 +35,8 @@ def artifact(tmp_path_factory):
 def test_help_names_the_commands_and_their_arguments():
     listed = call("--help").stdout
     for command in (
-        "compile", "inspect", "check", "run", "generate", "benchmark", "profile", "search",
+        "compile", "inspect", "check", "run", "generate", "benchmark", "profile", "model", "report",
+        "search",
         "targets", "boards", "prepare",
     ):  # fmt: skip
         assert command in listed
@@ -52,6 +53,18 @@ def rows(result):
     assert result.exit_code == 0, result.output
     lines = [line.split("│") for line in result.stdout.splitlines() if line.startswith("│")]
     return {line[1].strip(): " ".join(line[2:-1]) for line in lines}
+
+
+def test_a_page_about_a_bundle(folder, deployed_mlp, tmp_path):
+    page = tmp_path / "page.html"
+    assert "page.html" in call("report", folder, page, "--title", "a <small> net").stdout
+    text = page.read_text()
+    assert "a &lt;small&gt; net" in text
+    assert "local agrees with JAX" in text
+    for name, facts in deployed_mlp.manifest.files.items():
+        assert name in text
+        assert facts["sha256"][:16] in text
+    assert refused(call("report", folder, tmp_path / "page.pdf"), "as .pdf")
 
 
 def test_targets_are_listed(monkeypatch):

@@ -10,8 +10,9 @@ import numpy as np
 import pytest
 from c_programs import call as program
 from c_programs import instructions, require
+from command_line import call
 from flax import nnx
-from jaxeff_export import deploy, modelled_latency
+from jaxeff_export import BoardError, deploy, modelled_latency
 from jaxeff_export.clib import ExampleProgram, count_instructions, model_calls
 
 import jaxeff
@@ -101,6 +102,19 @@ def test_other_microcontrollers_compute_the_bits_of_xla(core, tmp_path):
     assert sum(call.instructions for call in calls) < 1_800_000, calls
     # A core that begins an instruction a cycle, and waits for products.
     assert all(call.instructions <= call.cycles < 2 * call.instructions for call in calls)
+    # What the command prints, and where those who want a time are sent to it.
+    assert calls.instructions == sum(call.instructions for call in calls)
+    assert calls.milliseconds(32) == pytest.approx(calls.cycles / 32e3)
+    shown = call("model", bundle.folder, "--mhz", 32).stdout
+    assert f"{calls.instructions:,}" in shown
+    assert f"{float(f'{calls.cycles:.2g}'):,.0f}" in shown
+    for refuse in (bundle.benchmark, bundle.profile):
+        with pytest.raises(BoardError, match="jaxeff-export model"):
+            refuse()
+    facts = bundle.facts()
+    assert [call["cycles"] for call in facts["calls"]] == [call.cycles for call in calls]
+    assert facts["sizes"]["live"] == max(call["live"] for call in facts["calls"])
+    assert "agrees with JAX" in facts["check"]
     library = bundle.export_c(tmp_path / "net")
     _, run = instructions(library.folder)
     program("cmake", "-S", ".", "-B", "build", folder=library.folder)

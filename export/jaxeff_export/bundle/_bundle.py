@@ -50,7 +50,7 @@ from jaxeff.core import function_of_form, instance_of, sequence_of, validate
 from jaxeff_export.artifact import dtype_of
 from jaxeff_export.boards import Board, BoardError, LocalBoard, ProgramBoard, make_board
 from jaxeff_export.bundle._example import Example, NamedTarget, export_c, lift
-from jaxeff_export.bundle._machine_model import LoopModel, model_library
+from jaxeff_export.bundle._machine_model import KernelModels, model_library
 from jaxeff_export.bundle.files import (
     LIBRARY,
     MANIFEST,
@@ -71,7 +71,7 @@ from jaxeff_export.clib import CLibraryError
 from jaxeff_export.targets import ToolchainError, is_microcontroller, require_extra
 
 if TYPE_CHECKING:
-    from jaxeff_export.clib import CallModel, CLibrary
+    from jaxeff_export.clib import CLibrary
     from jaxeff_export.compiler.passes import LiftedModule
 
 
@@ -224,7 +224,7 @@ class Bundle(BundleFolder):
           BoardError: on the emulated board, whose timings mean nothing.
           SignatureError: if there is a `batch`, and the bundle's is fixed.
         """
-        require_timed(make_board(board))
+        self._require_timed(board)
         with self._place(board) as runner:
             return runner.benchmark(number, repeat, batch)
 
@@ -246,7 +246,7 @@ class Bundle(BundleFolder):
         Raises:
           BoardError, SignatureError: same as for `benchmark`.
         """
-        require_timed(make_board(board))
+        self._require_timed(board)
         with self._place(board) as runner:
             return runner.profile(number, repeat, batch)
 
@@ -309,9 +309,7 @@ class Bundle(BundleFolder):
             style=style,
         )
 
-    def model(
-        self, core: str | None = None, like: str | None = None
-    ) -> tuple[LoopModel, ...] | tuple[CallModel, ...]:
+    def model(self, core: str | None = None, like: str | None = None) -> KernelModels:
         """Models what a core does with the kernels, by a static model of their machine code.
 
         Never a measurement: `jaxeff_export.bundle.LoopModel` says what is not in it, and
@@ -324,7 +322,8 @@ class Bundle(BundleFolder):
         Returns:
           The innermost loop of every kernel that multiplies, in the library's order. Of a
           microcontroller every call of a kernel, in order: the instructions it executes in the
-          emulator, and cycles of these.
+          emulator, and cycles of these. ``.cycles`` is the sum, ``.milliseconds(mhz)`` what it
+          takes at a clock.
 
         Raises:
           ToolchainError: if llvm-mca, objdump or the emulator isn't installed, or the core is
@@ -337,10 +336,71 @@ class Bundle(BundleFolder):
 
             target = str(self.manifest.target["mcpu"])
             # The bundle's file is an archive without the program that executes it.
-            return model_calls(self._library_of_programs(), target, like or core)
+            models = model_calls(self._library_of_programs(), target, like or core)
+            return KernelModels.of(models, target)
         core = core or str(self.manifest.target.get("mcpu", "generic"))
         manifest = self.manifest
-        return model_library(self.folder / LIBRARY, manifest.machine, core, manifest.kernels, like)
+        path, kernels = self.folder / LIBRARY, manifest.kernels
+        return KernelModels.of(model_library(path, manifest.machine, core, kernels, like), core)
+
+    def facts(self) -> dict[str, Any]:
+        """Describes the library and what it takes on its target, for a report.
+
+        A microcontroller's is checked and modelled in the emulator; one for this machine is checked
+        and timed here, any other modelled. What can't be done says why, in ``"note"``.
+
+        Returns:
+          Plain data: sizes, calls of kernels, versions, and the checksums of files.
+        """
+        manifest, notes = self.manifest, []
+        small = is_microcontroller(manifest.machine)
+        found: dict[str, Any] = {
+            "name": manifest.target_name, "machine": manifest.machine, "sizes": {}, "calls": [],
+            "check": "", "milliseconds": None, "verdict": manifest.verdict,
+            "versions": dict(manifest.versions), "files": dict(manifest.files),
+        }  # fmt: skip
+        try:
+            if small:
+                found |= self._on_microcontroller()
+                found["check"] = str(self.check("emulated"))
+            elif make_board("local").machine != manifest.machine:
+                found["calls"] = [{"kernel": one.name, "cycles": one.total} for one in self.model()]
+            else:
+                found["check"] = str(self.check())
+                found["milliseconds"] = self.benchmark(number=3, repeat=5).median_ms
+                found["calls"] = [
+                    {"kernel": one.name, "milliseconds": one.ms, "cycles": None}
+                    for one in self.profile(number=3, repeat=3)
+                ]
+        except (BoardError, BundleError, CLibraryError, ToolchainError) as error:
+            notes.append(f"Not all was measured: {error}")
+        found["check"] = found["check"] or "It was not checked on a board"
+        return found | {"note": " ".join(notes)}
+
+    def _on_microcontroller(self) -> dict[str, Any]:
+        """Describes what a library takes on a microcontroller: sizes, and calls of kernels."""
+        library = self._library_of_programs()
+        return {
+            "sizes": library.sizes.to_json(),
+            "calls": [
+                {"kernel": step.kernel, "instructions": model.instructions, "cycles": model.total,
+                 "parameters": step.parameters, "live": step.live}
+                for step, model in zip(library.steps, self.model(), strict=True)
+            ],
+        }  # fmt: skip
+
+    def _require_timed(self, board: str | Board) -> None:
+        """Raises `BoardError` where nothing can be timed, and says what estimates a time."""
+        estimate = "bundle.model() (jaxeff-export model) estimates cycles without a board"
+        if is_microcontroller(self.manifest.machine):
+            raise BoardError(
+                f"a library for {self.manifest.target_name} is not timed from here, for its "
+                f"programs run in an emulator: {estimate}"
+            )
+        try:
+            require_timed(make_board(board))
+        except BoardError as error:
+            raise BoardError(f"{error}; {estimate}") from None
 
     def _named(self, board: str | Board) -> Board:
         # A stranger's manifest may name no processor.
@@ -494,7 +554,7 @@ def _outcome(
     name = board.name if isinstance(board, Board) else board
     try:
         if timed:
-            require_timed(make_board(board))
+            bundle._require_timed(board)
         with bundle.on(board) as runner:
             return BoardResult(name, work(runner), None)
     except (BoardError, BundleError) as error:

@@ -28,8 +28,13 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
+from jaxeff.core import Table, shown_as_table
 from jaxeff_export.targets import ToolchainError, find_modeller
+
+if TYPE_CHECKING:
+    from jaxeff_export.clib import CallModel
 
 TRIPLES = {"aarch64": "aarch64-linux-gnu", "x86_64": "x86_64-linux-gnu"}
 _FUNCTION = re.compile(r"^[0-9a-f]+ <(?P<name>[^>]+)>:$")
@@ -295,6 +300,81 @@ class LoopModel:
     def total(self) -> float | None:
         """Cycles of a call: those of all turns, or of the transfer if that takes longer."""
         return None if self.turns is None else max(self.turns * self.cycles, self.transfer)
+
+
+@shown_as_table
+class KernelModels(tuple["LoopModel | CallModel", ...]):
+    """The models of a bundle's kernels; prints as a table with a total.
+
+    Attributes:
+        core: the processor core.
+    """
+
+    core: str
+
+    @classmethod
+    def of(cls, models: Sequence[LoopModel | CallModel], core: str) -> KernelModels:
+        """Collects the models of a core's kernels.
+
+        Args:
+          models: of each, in order.
+          core: the processor core.
+        """
+        collected = cls(models)
+        collected.core = core
+        return collected
+
+    @property
+    def instructions(self) -> int | None:
+        """Instructions of a whole call; None where only loops are known."""
+        if any(isinstance(model, LoopModel) for model in self):
+            return None
+        return sum(model.instructions for model in self)
+
+    @property
+    def cycles(self) -> float:
+        """Cycles of a whole call: those of all kernels that have some."""
+        return sum(model.total or 0.0 for model in self)
+
+    def milliseconds(self, mhz: float) -> float:
+        """Computes what the cycles take.
+
+        Args:
+          mhz: the processor's clock in megahertz.
+        """
+        return self.cycles / mhz / 1e3
+
+    def table(self, mhz: float | None = None) -> Table:
+        """Makes the table, with two digits of what is estimated.
+
+        Args:
+          mhz: the processor's clock in megahertz, for a column of microseconds.
+        """
+        exact = self.instructions is not None
+        columns = ["kernel", *(["instructions>"] if exact else []), "cycles>", "share>"]
+        columns += ["µs>"] if mhz else []
+
+        def row(name: str, instructions: int, cycles: float | None) -> tuple[str, ...]:
+            cells = [name, *([f"{instructions:,}"] if exact else [])]
+            if cycles is None:
+                return (*cells, "", "", *([""] if mhz else []))
+            cells += [two_digits(cycles), f"{cycles / (self.cycles or 1):.0%}"]
+            return (*cells, *([two_digits(cycles / mhz)] if mhz else []))
+
+        rows = [row(model.name, model.instructions, model.total) for model in self]
+        total = row("total", self.instructions or 0, self.cycles)
+        memory = "memory that nothing waits for" if exact else "loops alone"
+        caption = f"cycles of a {self.core} by llvm-mca, a static model with {memory}"
+        return Table(columns, rows, total, caption)
+
+    def _table(self) -> Table:
+        return self.table()
+
+
+def two_digits(value: float) -> str:
+    """Formats an estimate with two digits: as many as a model's are worth."""
+    rounded = float(f"{value:.2g}")
+    return f"{rounded:,.0f}" if rounded >= 10 else f"{rounded:g}"
 
 
 def model_library(

@@ -15,7 +15,17 @@ import typer
 
 from jaxeff_export.cli._compiling import c, compile_bundle, inspect
 from jaxeff_export.cli._generating import generate
-from jaxeff_export.cli._running import benchmark, boards, check, prepare, profile, run, targets
+from jaxeff_export.cli._running import (
+    benchmark,
+    boards,
+    check,
+    model,
+    prepare,
+    profile,
+    report,
+    run,
+    targets,
+)
 from jaxeff_export.cli._searching import search, tune
 
 __all__ = ["app"]
@@ -63,6 +73,8 @@ app.command()(run)
 app.command()(generate)
 app.command()(benchmark)
 app.command()(profile)
+app.command()(model)
+app.command()(report)
 app.command()(tune)
 app.command()(search)
 app.command()(targets)

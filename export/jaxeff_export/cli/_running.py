@@ -1,7 +1,8 @@
 """What runs, and where: ``run``, ``check``, ``benchmark``, ``profile``, and the boards there are.
 
-``targets`` and ``boards`` list what can be compiled for and where it can run; ``prepare`` fetches
-what the emulated board needs.
+``model`` estimates what a call takes where nothing can be timed, and ``report`` makes a page of all
+that is known of a bundle. ``targets`` and ``boards`` list what can be compiled for and where it can
+run; ``prepare`` fetches what the emulated board needs.
 """
 
 from __future__ import annotations
@@ -182,6 +183,61 @@ def profile(
         made.add_row(*row, bar)
     made.caption = f"{sum(operator.ms for operator in operators):.4g} ms in all, per call"
     console.print(made, markup=False)
+
+
+def model(
+    bundle: BundlePath,
+    mhz: Annotated[
+        float | None,
+        typer.Option(min=0.001, help="The processor's clock in MHz, for a column of microseconds."),
+    ] = None,
+    core: Annotated[
+        str | None, typer.Option(help="LLVM's name of the core; by default the target's.")
+    ] = None,
+) -> None:
+    """Estimate cycles and latency on the target, by kernel, without a board.
+
+    For a microcontroller, such as an STM32 (Cortex-M4, Cortex-M7), instructions are counted in the
+    emulator, exactly, and llvm-mca estimates their cycles. For other processors it reads the
+    innermost loops. Memory is ideal in it: boards take longer.
+    """
+    with failures_in_one_line():
+        # JAX takes seconds to import: `--help` and other commands do without.
+        from jaxeff_export.bundle import Bundle
+
+        loaded = Bundle.load(bundle)
+        with console.status(f"modelling {loaded.manifest.target_name}"):
+            models = loaded.model(core)
+        console.print(models.table(mhz))
+
+
+def report(
+    bundle: BundlePath,
+    page: Annotated[
+        Path, typer.Argument(help="The page to write: .html, .md (a model card) or .json.")
+    ] = Path("report.html"),
+    title: Annotated[
+        str | None, typer.Option(help="The page's title; by default the folder's name.")
+    ] = None,
+) -> None:
+    """Write a page about a bundle: what its kernels take, memory, checks, versions, hashes.
+
+    `jaxeff.report` makes the same page of a model, with accuracy over noise, bits and channels.
+    """
+    with failures_in_one_line():
+        # JAX takes seconds to import: `--help` and other commands do without.
+        from jaxeff.reporting import Report
+        from jaxeff_export.artifact import SignatureError
+        from jaxeff_export.bundle import Bundle
+
+        loaded = Bundle.load(bundle)
+        with console.status("checking, modelling and timing the library"):
+            made = Report.of_target(title or bundle.resolve().name, loaded.facts())
+        try:
+            made.save(page)
+        except ValueError as error:  # the name of a file that says no form
+            raise SignatureError(str(error)) from error
+    console.print(f"{page}: open it in a browser", markup=False, soft_wrap=True)
 
 
 def targets() -> None:

@@ -149,8 +149,8 @@ def dtype_bits(value: Value) -> int:
 _IN_PLACE = {"elementwise", "normalization", "shape", "input"}
 
 
-def peak_bits(program: Program, widths: Mapping[Layer, Widths]) -> float:
-    """Returns the most bits of activations that are there at the same time."""
+def live_bits(program: Program, widths: Mapping[Layer, Widths]) -> tuple[float, dict[Layer, float]]:
+    """Returns the bits of activations that are there at first, and while each layer runs."""
     over = _written_over(program)
     kept = kept_widths(program, widths)
     # Results computed in place share an array with their operand, along whole chains of layers.
@@ -165,12 +165,19 @@ def peak_bits(program: Program, widths: Mapping[Layer, Widths]) -> float:
     end.update({place[v]: len(program.layers) for v in _results(program) if v in kept})
 
     live = {place[v] for v in program.inputs if v in kept}
-    peak = sum(size[v] for v in live)
+    first = sum(size[v] for v in live)
+    bits = {}
     for i, layer in enumerate(program.layers):
         live |= {place[v] for v in layer.outputs if v in kept}
-        peak = max(peak, sum(size[v] for v in live) + _inside(layer, widths))
+        bits[layer] = sum(size[v] for v in live) + _inside(layer, widths)
         live = {v for v in live if end[v] > i}
-    return peak
+    return first, bits
+
+
+def peak_bits(program: Program, widths: Mapping[Layer, Widths]) -> float:
+    """Returns the most bits of activations that are there at the same time."""
+    first, by_layer = live_bits(program, widths)
+    return max([first, *by_layer.values()])
 
 
 def kept_widths(program: Program, widths: Mapping[Layer, Widths]) -> dict[Value, float]:
@@ -276,6 +283,8 @@ class LayerCost:
         weight_bits: Bits of one weight, where the layer multiplies; for a product of two
             activations, those of the first.
         activation_bits: Bits of what its weights are multiplied with.
+        live: Bytes of the activations that are there while it runs; inside a loop or branch, those
+            of all of it.
     """
 
     site: str
@@ -288,6 +297,7 @@ class LayerCost:
     storage: float = 0
     weight_bits: float | None = None
     activation_bits: float | None = None
+    live: int = 0
 
 
 @dataclass(frozen=True)
@@ -424,11 +434,14 @@ def _rows(
 ) -> list[LayerCost]:
     rows: list[LayerCost] = []
     carried = carried_widths(program, widths)
+    _, live = live_bits(program, widths)
     for layer in program.layers:
+        of_layer: list[LayerCost] = []
         if layer.kind == "control flow":
-            rows += _control_rows(layer, widths, store, times)
+            of_layer = _control_rows(layer, widths, store, times)
         elif layer.site:
-            rows.append(_row(layer, widths[layer], carried, store, times))
+            of_layer = [_row(layer, widths[layer], carried, store, times)]
+        rows += [replace(row, live=math.ceil(live[layer] / 8)) for row in of_layer]
     return rows
 
 

@@ -1,0 +1,26 @@
+"""One page about a model: what it costs, tolerates, needs and knows, measured.
+
+```python
+import jax
+import jaxeff
+from jaxeff.nn import small_classifier
+
+f, params, (x, y) = small_classifier(64)
+page = jaxeff.report(f, params, (x, y), title="Digits", sections=("layers", "predictions"))
+page.save("digits.html")                                 # one file, figures included
+page.save("MODEL_CARD.md")                               # the same as a model card
+```
+
+`report` measures, a section at a time; a `Report` holds plain numbers and writes them as HTML,
+Markdown or JSON. Of a compiled library alone, `jaxeff-export report` makes the same page.
+
+Sharp edges:
+    The function is a classifier, `f(params, x) -> logits`.
+    Channels are removed by the size of their weights, and nothing is trained afterwards: that tells
+    which layers have room, and a model that is trained after pruning loses less.
+"""
+
+from jaxeff.reporting._page import Report
+from jaxeff.reporting._report import SECTIONS, judge_predictions, report
+
+__all__ = ["SECTIONS", "Report", "judge_predictions", "report"]

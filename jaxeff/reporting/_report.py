@@ -1,0 +1,534 @@
+"""`report`: measures what a page says, a section at a time, and keeps each that is finished.
+
+A section is a function of the `Subject` that returns plain data; the page is made of these alone.
+
+```python
+import jax
+import jaxeff
+from jaxeff.nn import small_classifier
+from jaxeff.reporting import judge_predictions
+
+f, params, (x, y) = small_classifier(64)
+page = jaxeff.report(f, params, (x, y), sections=("layers",))
+print(page.sections["layers"]["peak"])                   # 3920 bytes of activations at a time
+
+judged = judge_predictions(jax.random.key(0), f(params, x), y, f(params, x[:, ::-1]))
+judged["inside"]["accuracy"], judged["auroc"]
+```
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import os
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Protocol
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, PRNGKeyArray
+
+from jaxeff import compression, robustness, uncertainty
+from jaxeff.core import (
+    check_choice,
+    check_labels,
+    check_number,
+    input_batch,
+    labelled_data,
+    progress_bar,
+    pure_function,
+    real_array,
+    single_key,
+    static_integer,
+    static_integers,
+    string,
+    string_mapping,
+    string_sequence,
+    validate,
+)
+from jaxeff.moment_propagation import is_gaussian, moments, moments_check
+from jaxeff.noise import Additive, slots
+from jaxeff.program import cost, trace
+from jaxeff.pruning import Plan, Prune, masked, prune_plan, pruned
+from jaxeff.reporting._page import Report, as_json, versions
+from jaxeff.store import Journal, describe_arrays, describe_computation, run_identity
+
+BATCH = 250
+"""Inputs that are evaluated at once."""
+CHECKED = 32
+"""Inputs that moments are checked on."""
+LOSS = 0.01
+"""Accuracy that fewer bits or channels may cost: one point."""
+
+
+@dataclass(frozen=True)
+class Subject:
+    """What a report is about.
+
+    Attributes:
+        key: Random key of noise and samples.
+        f: The classifier.
+        params: The parameters of `f` as numbers: of a posterior, the means.
+        posterior: The parameters with `Gaussian` leaves; None where nothing is random.
+        x: Inputs in domain.
+        y: Their labels.
+        outside: Inputs out of domain; None without.
+        outside_labels: Their labels; None without.
+        levels: Noise levels.
+        widths: Bit widths.
+        shares: Shares of channels to remove.
+        examples: Inputs that accuracies are measured on, layer by layer.
+    """
+
+    key: PRNGKeyArray
+    f: Callable[..., Any]
+    params: Any
+    posterior: Any
+    x: Any
+    y: Any
+    outside: Any
+    outside_labels: Any
+    levels: tuple[float, ...]
+    widths: tuple[int, ...]
+    shares: tuple[float, ...]
+    examples: int
+
+    @property
+    def some(self) -> tuple[Any, Any]:
+        """Inputs and labels that a curve is measured on."""
+        return jax.tree.map(lambda leaf: leaf[: self.examples], (self.x, self.y))
+
+    @property
+    def one(self) -> Any:
+        """A single input, for costs."""
+        return jax.tree.map(lambda leaf: leaf[:1], self.x)
+
+    def accuracy(self, f: Callable[..., Any], params: Any) -> float:
+        """Computes the accuracy of another function on some inputs."""
+        x, y = self.some
+        logits = uncertainty.in_batches(jax.jit(lambda part: f(params, part)), x, BATCH)
+        return float(uncertainty.accuracy(logits, y))
+
+
+def layers(subject: Subject) -> dict[str, Any]:
+    """Lists the layers and what they cost for one input."""
+    of_model = cost(subject.f, subject.params, subject.one)
+    names = ("site", "kind", "params", "macs", "weight_bits", "activation_bits", "live")
+    rows = [
+        {name: getattr(row, name) for name in names}
+        | {"shape": list(row.shape[1:]), "bytes": math.ceil(row.storage / 8)}
+        for row in of_model.layers
+    ]
+    totals = {name: getattr(of_model, name) for name in ("params", "macs", "size", "peak")}
+    return {"rows": rows, **totals}
+
+
+def noise(subject: Subject) -> dict[str, Any]:
+    """Measures accuracy over additive noise everywhere, and what each layer tolerates alone."""
+    first, second = jax.random.split(subject.key)
+    f, params, (x, y) = subject.f, subject.params, subject.some
+    levels = jnp.asarray(subject.levels)
+    curve = robustness.accuracy_curve(
+        first, f, params, (x, y), {"*": Additive(levels)}, levels, repeats=3, batch_size=BATCH
+    )
+    midpoint = robustness.fit_midpoint(curve.levels, curve.draws)
+    sites = slots(f, params, subject.one)
+    part = jax.tree.map(lambda leaf: leaf[:BATCH], x)
+    sensitivity = robustness.kl_sensitivity(second, f, params, part, sites, levels, draws=2)
+    tolerated = robustness.tolerated_level(sensitivity)
+    # Levels are in the units of a layer's values: what those are like makes them comparable.
+    readable = {layer.site for layer in trace(f, params, part).layers}
+    values = robustness.activations(f, [s for s in sites if s in readable])(params, part)
+    spread = {site: float(jnp.std(value)) for site, value in values.items()}
+    rows: list[dict[str, Any]] = [
+        {"site": site, "level": float(level), "spread": spread.get(site)}
+        for site, level in zip(sensitivity.sites, tolerated, strict=True)
+    ]
+    return {
+        "levels": curve.levels,
+        **{name: getattr(curve, name) for name in ("mean", "low", "high")},
+        "draws": curve.draws,
+        "midpoint": midpoint.mu,
+        "midpoint_error": midpoint.mu_std,
+        "message": midpoint.message,
+        "rows": rows,
+        "worst": min(rows, key=lambda row: row["level"])["site"],
+    }
+
+
+def bits(subject: Subject) -> dict[str, Any]:
+    """Measures accuracy over bits of all weights and inputs of layers, and each layer's damage."""
+    f, params, (x, y) = subject.f, subject.params, subject.some
+    program = trace(f, params, subject.one)
+    sites = [layer.site for layer in program.layers if layer.kind == "linear" and layer.weights]
+    if not sites:
+        raise ValueError("no layer outside of loops multiplies with weights")
+    rows = np.repeat(np.asarray(subject.widths)[:, None], len(sites), 1)
+    policies = jnp.asarray(rows)
+    logits = uncertainty.in_batches(
+        lambda part: compression.each_policy(f, params, part, sites, policies, policies),
+        x, BATCH, axis=1,
+    )  # fmt: skip
+    accuracies = [float(uncertainty.accuracy(of, y)) for of in logits]
+    whole = subject.accuracy(f, params)
+    part = jax.tree.map(lambda leaf: leaf[:BATCH], x)
+    damage = compression.kl_sensitivity(f, params, part, sites, subject.widths)
+    both = np.asarray(damage.weights) + np.asarray(damage.activations)
+    enough = [w for w, a in zip(subject.widths, accuracies, strict=True) if a >= whole - LOSS]
+    # Where accuracy begins to fall, the next narrower width tells which layer it falls by.
+    below = [i for i, w in enumerate(subject.widths) if not enough or w < enough[0]]
+    at = below[-1] if below else 0
+    return {
+        "widths": subject.widths,
+        "accuracies": accuracies,
+        "float": whole,
+        "needed": enough[0] if enough else None,
+        "sites": sites,
+        "weights": damage.weights,
+        "activations": damage.activations,
+        "worst": sites[int(both[:, at].argmax())],
+        "worst_width": subject.widths[at],
+    }
+
+
+def channels(subject: Subject) -> dict[str, Any]:
+    """Measures accuracy over shares of removed channels, and each group's alone."""
+    f, params = subject.f, subject.params
+    whole = subject.accuracy(f, params)
+    curve = []
+    for share in subject.shares:
+        # Statistics over channels are taken over those left, as in a network that is narrower.
+        plan = prune_plan(f, params, subject.one, {"*:linear": Prune(share, crossed="left")})
+        small, narrow = plan.shrink(params), pruned(f, plan)
+        left = cost(narrow, small, subject.one)
+        curve.append({
+            "share": share, "accuracy": subject.accuracy(narrow, small), "params": left.params,
+            "macs": left.macs,
+        })  # fmt: skip
+    plan = prune_plan(f, params, subject.one, {"*:linear": Prune(0.5, crossed="left")})
+    sites = {group.name: list(group.sites) for group in plan.channels}
+    part, labels = jax.tree.map(lambda leaf: leaf[:BATCH], subject.some)
+
+    @jax.jit
+    def hits(keep: dict[str, Array]) -> Array:
+        alone = Plan(keep, plan.channels, plan.crossed)
+        return uncertainty.accuracy(masked(f, alone)(params, part), labels)
+
+    # All groups are in every plan, so that one program serves for each of them.
+    full = {name: jnp.ones_like(jnp.asarray(keep)) for name, keep in plan.keep.items()}
+    base = float(hits(full))
+    rows: list[dict[str, Any]] = [
+        {"group": name, "sites": sites[name], "channels": len(keep),
+         "accuracy": float(hits(full | {name: jnp.asarray(keep)}))}
+        for name, keep in plan.keep.items()
+    ]  # fmt: skip
+    worst = min(rows, key=lambda row: row["accuracy"], default=None)
+    return {
+        "curve": curve, "float": whole, "base": base, "rows": rows,
+        "worst": worst and worst["group"],
+    }  # fmt: skip
+
+
+def predictions(subject: Subject) -> dict[str, Any]:
+    """Judges the predictions, in and out of domain: of a posterior, with its moments."""
+    if subject.posterior is None:
+        predict = jax.jit(lambda part: subject.f(subject.params, part))
+    else:
+        g = moments(subject.f)
+        predict = jax.jit(lambda part: g(subject.posterior, part))
+    logits = uncertainty.in_batches(predict, subject.x, BATCH)
+    outside = subject.outside
+    return judge_predictions(
+        subject.key,
+        logits,
+        subject.y,
+        None if outside is None else uncertainty.in_batches(predict, outside, BATCH),
+        subject.outside_labels,
+    )
+
+
+def _predicted(where: str, value: Any) -> None:
+    """Checks logits: an array, or a `Gaussian`."""
+    real_array(2)(where, value.mean if is_gaussian(value) else value)
+
+
+@validate(key=single_key, logits=_predicted, outside=_predicted)
+def judge_predictions(
+    key: PRNGKeyArray,
+    logits: Any,
+    labels: Any,
+    outside: Any = None,
+    outside_labels: Any = None,
+) -> dict[str, Any]:
+    """Computes accuracy, calibration, risk by coverage and, with inputs out of domain, detection.
+
+    Args:
+        key: Random key of samples of Gaussian logits.
+        logits: Results for inputs in domain, `[inputs, classes]`: an array, or a `Gaussian`.
+        labels: Their classes.
+        outside: Logits of inputs out of domain, in the same form.
+        outside_labels: Classes of these, where they have some; without, each that is accepted
+            counts as wrong.
+
+    Returns:
+        Plain numbers and lists, the section "predictions" of a report.
+    """
+    classes = (logits.mean if is_gaussian(logits) else logits).shape[-1]
+    check_labels("judge_predictions: labels", labels, classes, logits.shape[:-1])
+    if outside_labels is not None:
+        batch = () if outside is None else outside.shape[:-1]
+        check_labels("judge_predictions: outside_labels", outside_labels, classes, batch)
+    inside = _judged(key, logits, labels)
+    found: dict[str, Any] = {"inside": inside, "random": is_gaussian(logits)}
+    found["score"] = "mutual information" if is_gaussian(logits) else "entropy of the softmax"
+    if outside is None:
+        return found
+    beyond = _judged(key, outside, outside_labels)
+    found["outside"] = beyond
+    own, other = jnp.asarray(inside["scores"]), jnp.asarray(beyond["scores"])
+    found["auroc"] = float(uncertainty.auroc(own, other))
+    found["fpr95"] = float(uncertainty.fpr95(own, other))
+    wrong = beyond["wrong"] if outside_labels is not None else np.ones(len(other))
+    both = uncertainty.risk_coverage(
+        jnp.concatenate([own, other]), jnp.concatenate([jnp.asarray(inside["wrong"]), wrong])
+    )
+    found["risk_of_both"] = _curve(both)
+    return found
+
+
+def _judged(key: PRNGKeyArray, logits: Any, labels: Any) -> dict[str, Any]:
+    """Judges one set of predictions; without labels, only how sure they are."""
+    if is_gaussian(logits):
+        probs = uncertainty.predict_probs(key, logits)
+        scores = uncertainty.from_gaussian(key, logits).epistemic
+    else:
+        probs = jax.nn.softmax(jnp.asarray(logits))
+        scores = uncertainty.predictive_entropy(probs[None])  # of one sample
+    judged: dict[str, Any] = {
+        "examples": len(probs),
+        "classes": probs.shape[-1],
+        "confidence": float(probs.max(-1).mean()),
+        "scores": np.asarray(scores),
+    }
+    if labels is None:
+        return judged
+    labels = jnp.asarray(labels)
+    wrong = (probs.argmax(-1) != labels).astype(float)
+    bins = uncertainty.reliability(probs, labels)
+    return judged | {
+        "accuracy": float(uncertainty.accuracy(probs, labels)),
+        "nll": float(uncertainty.nll(probs, labels)),
+        "ece": float(uncertainty.ece(probs, labels)),
+        "brier": float(uncertainty.brier(probs, labels)),
+        "aurc": float(uncertainty.aurc(scores, wrong)),
+        "reliability": {name: np.asarray(part) for name, part in bins._asdict().items()},
+        "risk": _curve(uncertainty.risk_coverage(scores, wrong)),
+        "wrong": np.asarray(wrong),
+    }
+
+
+def _curve(curve: uncertainty.RiskCoverage) -> dict[str, Any]:
+    """Thins a curve of as many points as there are inputs to what a figure can show."""
+    shown = np.unique(np.linspace(0, len(curve.risk) - 1, 200).astype(int))
+    return {name: np.asarray(part)[shown] for name, part in curve._asdict().items()}
+
+
+def moments_of(subject: Subject) -> dict[str, Any]:
+    """Checks the variances of moments against a reference."""
+    if subject.posterior is None:
+        raise ValueError("nothing is random: give parameters with Gaussian leaves, such as svi's")
+    x = jax.tree.map(lambda leaf: leaf[:CHECKED], subject.x)
+    check = moments_check(subject.key, subject.f, subject.posterior, x)
+    return {
+        "agrees": check.agrees,
+        "advice": check.advice,
+        "verdict": check.verdict,
+        "ratio": None if check.ratio is None else list(check.ratio),
+        "rows": [
+            {"site": one.site or "(operand)", "ratio": one.ratio and one.ratio.median}
+            for one in check.sites
+        ],
+    }
+
+
+SECTIONS: Mapping[str, Callable[[Subject], dict[str, Any]]] = {
+    "layers": layers,
+    "predictions": predictions,
+    "noise": noise,
+    "bits": bits,
+    "channels": channels,
+    "moments": moments_of,
+}
+"""By name, what measures a section; the page has them in this order, then that of the target."""
+
+
+LEVELS = tuple(float(level) for level in np.geomspace(0.01, 10, 10))
+
+
+class Deployed(Protocol):
+    """A compiled model that tells what it takes: a `jaxeff_export.Bundle`."""
+
+    def facts(self) -> dict[str, Any]:
+        """Describes the library and its target, as plain data."""
+        ...
+
+
+@validate(
+    f=pure_function,
+    params=input_batch,
+    data=labelled_data,
+    key=single_key,
+    title=string,
+    about=string_mapping,
+    levels=real_array(1),
+    widths=static_integers(1),
+    shares=real_array(1),
+    examples=static_integer(10),
+    sections=string_sequence,
+)
+def report(
+    f: Callable[..., Any],
+    params: Any,
+    data: tuple[Any, Any],
+    *,
+    outside: Any = None,
+    bundle: Deployed | None = None,
+    key: PRNGKeyArray | None = None,
+    title: str = "Model",
+    about: Mapping[str, str] | None = None,
+    levels: Sequence[float] = LEVELS,
+    widths: Sequence[int] = (2, 3, 4, 5, 6, 8),
+    shares: Sequence[float] = (0.125, 0.25, 0.375, 0.5, 0.625, 0.75),
+    examples: int = 500,
+    sections: Sequence[str] | None = None,
+    folder: str | os.PathLike[str] | None = None,
+    progress: bool | None = None,
+) -> Report:
+    """Measures a classifier and makes one page of it: HTML, or a model card in Markdown.
+
+    | section | what is measured |
+    |---|---|
+    | `layers` | parameters, MACs, bits and live memory of each |
+    | `predictions` | accuracy, calibration, risk by coverage, detection of what is out of domain |
+    | `noise` | accuracy over additive noise; the level that each layer tolerates alone |
+    | `bits` | accuracy over bits; the damage of few bits in each layer alone |
+    | `channels` | accuracy over removed channels; half of each group alone |
+    | `moments` | whether the variances of `jaxeff.moments` are right, where anything is random |
+    | `target` | instructions, cycles and memory by kernel, of a bundle |
+
+    A section that can't be measured says why on the page.
+
+    Args:
+        f: A classifier `f(params, x) -> logits`.
+        params: The parameters of `f`; of a posterior, `Gaussian` leaves, whose means are used where
+            numbers are wanted.
+        data: Inputs and labels that were not trained on.
+        outside: Inputs out of domain, or a pair of inputs and labels.
+        bundle: The deployed model, for the section of its target.
+        key: Random key of noise and samples; `jax.random.key(0)` by default, so that a report of
+            the same model says the same.
+        title: Title of the page.
+        about: Texts of the model card by their headings, such as `{"Intended use": "..."}`.
+        levels: Levels of additive noise, in the units of layers' values.
+        widths: Bit widths, rising.
+        shares: Shares of channels to remove.
+        examples: Inputs that curves of noise, bits and channels are measured on, at most.
+        sections: Names of those to measure; all by default.
+        folder: Place where finished sections are kept: called again with the same arguments, only
+            what is missing is measured.
+        progress: Whether to show a progress bar; None shows it on a terminal and in a notebook.
+
+    Returns:
+        The page: `page.save("report.html")`, `page.save("MODEL_CARD.md")`, `page.sections`.
+
+    Raises:
+        ValueError: An unknown section, or data that don't fit each other.
+        CheckpointError: The folder holds sections of another model, data or settings.
+    """
+    for share in shares:
+        check_number("report: shares", share, low=0, below=1)
+    chosen = tuple(SECTIONS) + ("target",) * (bundle is not None)
+    for name in sections or ():
+        check_choice("sections", name, (*SECTIONS, "target"))
+    chosen = tuple(name for name in chosen if sections is None or name in sections)
+    key = jax.random.key(0) if key is None else key
+    random = any(map(is_gaussian, jax.tree.leaves(params, is_leaf=is_gaussian)))
+    numbers = jax.tree.map(
+        lambda leaf: leaf.mean if is_gaussian(leaf) else leaf, params, is_leaf=is_gaussian
+    )
+    x, y = data
+    beyond, beyond_labels = outside if isinstance(outside, tuple) else (outside, None)
+    logits = jax.eval_shape(f, numbers, jax.tree.map(lambda leaf: leaf[:1], x))
+    if not hasattr(logits, "shape") or len(logits.shape) != 2:
+        raise ValueError("report: f must be a classifier, f(params, x) -> logits [batch, classes]")
+    check_labels("report: data, the labels,", y, logits.shape[-1])
+    if beyond is not None:
+        input_batch("report: outside", beyond)
+    if beyond_labels is not None:
+        check_labels("report: outside, the labels,", beyond_labels, logits.shape[-1])
+    subject = Subject(
+        key=key, f=f, params=numbers, posterior=params if random else None, x=x, y=jnp.asarray(y),
+        outside=beyond, outside_labels=beyond_labels, levels=tuple(map(float, levels)),
+        widths=tuple(widths), shares=tuple(map(float, shares)), examples=examples,
+    )  # fmt: skip
+    program = describe_computation(f, numbers, subject.one)
+    settings = {
+        "levels": subject.levels, "widths": subject.widths, "shares": subject.shares,
+        "examples": examples,
+    }  # fmt: skip
+    identity = run_identity(
+        key, (x, subject.y, outside), settings, describe_arrays("params", params) | {"f": program}
+    )
+    kept = None if folder is None else Journal(Path(folder) / "report.jsonl", as_json(identity))
+    measured: dict[str, Any] = {}
+    with progress_bar(progress, "section", len(chosen)) as advance:
+        for number, name in enumerate(chosen):
+            if name == "target":  # a bundle is another file, which may be new
+                measured[name] = _target(bundle)
+            elif kept is not None and name in kept:
+                measured[name] = kept[name]
+            else:
+                # A key of its own: a section measured alone draws what it draws beside others.
+                place = [*SECTIONS].index(name)
+                measured[name] = _section(name, subject, jax.random.fold_in(key, place))
+                if kept is not None and "missing" not in measured[name]:
+                    kept.add(name, measured[name])
+            advance(1, f"{name} {number + 1} of {len(chosen)}")
+    facts = {
+        "versions": versions(),
+        "hashes": {
+            "function": program["hash"][:16],
+            "parameters": _digest(describe_arrays("params", params)),
+            "data": _digest(describe_arrays("data", (x, subject.y, outside))),
+        },
+        "examples": len(subject.y),
+        "settings": settings,
+    }
+    return Report(title, dict(about or {}), as_json(facts), measured)
+
+
+def _section(name: str, subject: Subject, key: PRNGKeyArray) -> dict[str, Any]:
+    """Measures a section; one that doesn't apply to the model says why."""
+    try:
+        section: dict[str, Any] = as_json(SECTIONS[name](replace(subject, key=key)))
+    # What a method refuses is a finding about the model, and no reason to lose the other sections.
+    except (ValueError, TypeError, NotImplementedError) as error:
+        return {"missing": str(error)}
+    return section
+
+
+def _target(bundle: Deployed | None) -> dict[str, Any]:
+    if bundle is None:
+        return {"missing": "no bundle was given"}
+    section: dict[str, Any] = as_json(bundle.facts())
+    return section
+
+
+def _digest(described: Mapping[str, Any]) -> str:
+    """Hashes what identifies arrays, short enough to be read out."""
+    return hashlib.sha256(json.dumps(as_json(described), sort_keys=True).encode()).hexdigest()[:16]
