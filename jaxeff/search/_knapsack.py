@@ -30,8 +30,8 @@ from typing import Annotated, NamedTuple
 
 import jax.numpy as jnp
 import numpy as np
+import scipy  # its solvers are loaded when they are asked for
 from jaxtyping import Array, Float, Int, PRNGKeyArray
-from scipy import optimize  # its solvers are loaded when they are asked for
 
 from jaxeff.core import Count, Setting, register_setting, static
 from jaxeff.search._searcher import (
@@ -198,15 +198,15 @@ def _solved(
     total, damage = costs.reshape(1, -1) / scale, damages.ravel() / max(damages.max(), 1e-300)
     # At least the cheapest choice: below it there is no solution.
     most = max(budget / scale, costs.min(1).sum() / scale + 1e-9)
-    one_each = optimize.LinearConstraint(np.kron(np.eye(layers), np.ones(count)), 1, 1)
-    within = optimize.LinearConstraint(total, -np.inf, most)
+    one_each = scipy.optimize.LinearConstraint(np.kron(np.eye(layers), np.ones(count)), 1, 1)
+    within = scipy.optimize.LinearConstraint(total, -np.inf, most)
     goals = [(damage, [within])]
     if tried:
         # A cut per tried solution: at most layers - 1 options may agree with it. Options
         # that come to the same policy count as equal.
         same = np.stack([duplicates == one[:, None] for one in tried]).reshape(len(tried), -1)
-        another = optimize.LinearConstraint(same.astype(float), -np.inf, layers - 1)
-        close = optimize.LinearConstraint(total, most - near / scale, most)
+        another = scipy.optimize.LinearConstraint(same.astype(float), -np.inf, layers - 1)
+        close = scipy.optimize.LinearConstraint(total, most - near / scale, most)
         goals = [
             (damage, [close, another]),
             (damage, [within, another]),
@@ -215,9 +215,9 @@ def _solved(
         ]
     # The strictest first; each next one drops a wish, and the last one always has a solution.
     for goal, constraints in goals:
-        solution = optimize.milp(
+        solution = scipy.optimize.milp(
             goal, constraints=[one_each, *constraints], integrality=np.ones(layers * count),
-            bounds=optimize.Bounds(0, 1), options={"time_limit": 5.0},
+            bounds=scipy.optimize.Bounds(0, 1), options={"time_limit": 5.0},
         )  # fmt: skip
         if solution.x is not None:
             return np.asarray(solution.x).reshape(layers, count).argmax(1)
