@@ -55,7 +55,7 @@ __all__ = [
     "bind",
     "call_name",
     "composite_p",
-    "counter_bits",
+    "counter_words",
     "dce_jaxpr",
     "derivatives",
     "eval_jaxpr",
@@ -327,21 +327,24 @@ def source_line(eqn: JaxprEqn) -> str:
     return source_info_util.summarize(eqn.source_info)
 
 
-def counter_bits(first: Any, second: Any, places: Any) -> Any:
-    """Makes the random bits that `jax.random` has at places of arrays, with a key for each entry.
+def counter_words(first: Any, second: Any, numbers: Any) -> tuple[Any, Any]:
+    """Computes what Threefry makes of numbers, with a key for each.
+
+    The two words are the key that `jax.random.fold_in` makes of key and number; their exclusive or
+    is the random bits that `jax.random` has at that place of an array.
 
     Args:
         first: First words of keys of Threefry, `uint32[...]`.
         second: Second words.
-        places: Places in the array that each key is for.
+        numbers: A number, or place, for each key.
 
     Returns:
-        Bits, `uint32[...]`.
+        Two words for each, `uint32[...]`.
     """
     # Unrolled it is one pass over memory; as the primitive's loop on processors it is twenty.
-    zero = jax.numpy.zeros_like(places)
-    high, low = _threefry(first, second, zero, places, use_rolled_loops=False)
-    return high ^ low
+    zero = jax.numpy.zeros_like(numbers)
+    high, low = _threefry(first, second, zero, numbers, use_rolled_loops=False)
+    return high, low
 
 
 def numbers_by_place() -> bool:

@@ -17,7 +17,7 @@ from jaxeff.program._evaluate import (
     read_out_by,
     run_layers,
     site_key,
-    site_keys,
+    site_numbers,
 )
 from jaxeff.program._spec import (
     SpecError,
@@ -69,7 +69,7 @@ __all__ = [
     "run_layers",
     "select",
     "site_key",
-    "site_keys",
+    "site_numbers",
     "sites",
     "streaming",
     "summary",

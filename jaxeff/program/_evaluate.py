@@ -135,7 +135,6 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax.ad_checkpoint import checkpoint_name
 from jaxtyping import PRNGKeyArray
 
@@ -154,30 +153,28 @@ def site_key(key: PRNGKeyArray | None, layer: Layer) -> PRNGKeyArray | None:
     """Returns the key of one site, derived from the transform's key."""
     if key is None or not layer.site:
         return None
-    name = jax.random.fold_in(key, zlib.crc32(layer.base.encode()))
-    return jax.random.fold_in(name, layer.occurrence)
+    (name,), (use,) = site_numbers([layer])
+    return jax.random.fold_in(jax.random.fold_in(key, name), use)
 
 
-def site_keys(key: PRNGKeyArray, layers: Sequence[Layer]) -> PRNGKeyArray:
-    """Returns the keys of several sites, `[layers]`, as `site_key` would one by one.
+def site_numbers(layers: Sequence[Layer]) -> tuple[list[int], list[int]]:
+    """Returns what is folded into a key for each site: first its name's number, then its use's.
 
     ```python
     import jax
 
     from jaxeff.nn import small_classifier
-    from jaxeff.program import site_key, site_keys, trace
+    from jaxeff.program import site_key, site_numbers, trace
 
-    f, params, (x, _) = small_classifier(2)
+    f, params, (x, y) = small_classifier(2)
     layers = [layer for layer in trace(f, params, x).layers if layer.site]
-    keys = site_keys(jax.random.key(0), layers)
-    assert keys[0] == site_key(jax.random.key(0), layers[0])
+    (name, *_), (use, *_) = site_numbers(layers)
+    folded = jax.random.fold_in(jax.random.fold_in(jax.random.key(0), name), use)
+    assert folded == site_key(jax.random.key(0), layers[0])
     ```
     """
-    names = np.array([zlib.crc32(layer.base.encode()) for layer in layers], np.uint32)
-    occurrences = np.array([layer.occurrence for layer in layers], np.uint32)
-    # One function of all of them: every call of a random function is compiled anew.
-    of_names = jax.vmap(jax.random.fold_in, (None, 0))(key, names)
-    return jax.vmap(jax.random.fold_in)(of_names, occurrences)
+    names = [zlib.crc32(layer.base.encode()) for layer in layers]
+    return names, [layer.occurrence for layer in layers]
 
 
 def run_layers(

@@ -46,6 +46,7 @@ from jaxeff.pruning.dependencies import (
     PlanError,
     call_axes,
     dimensions,
+    is_drawn,
     kept,
     read_channels,
     remedy,
@@ -109,7 +110,7 @@ class Emission:
         # Nothing removed: the original equation runs, bit by bit the same.
         if all(self.is_whole(axes) for axes in (*results, *map(labels.of, inputs))):
             return _compat.bind(eqn, *operands)
-        if eqn.primitive is p.random_bits_p:
+        if is_drawn(eqn):
             # What is drawn depends on the shape: only the old one's draws are the masked model's.
             (drawn,) = _compat.bind(eqn, *operands)
             return [self.cut(drawn, results[0])]

@@ -384,7 +384,7 @@ LEFT_OUT: dict[str, str] = {
     "jaxeff.program.plain_rule": "for authors of transforms",
     "jaxeff.program.resolve": "for authors of transforms",
     "jaxeff.program.site_key": "for authors of transforms",
-    "jaxeff.program.site_keys": "for authors of transforms",
+    "jaxeff.program.site_numbers": "for authors of transforms",
     "jaxeff.moment_propagation.is_gaussian": "answers for any value",
     "jaxeff.moment_propagation.is_joint_gaussian": "answers for any value",
     "jaxeff.store.atomic_folder": "for writers of stores",

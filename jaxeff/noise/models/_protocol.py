@@ -23,17 +23,19 @@ References:
     Salmon et al., "Parallel Random Numbers: As Easy as 1, 2, 3", SC 2011.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, NamedTuple, Protocol, TypeAlias, runtime_checkable
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.ad_checkpoint import checkpoint_name
 from jaxtyping import Array, Float, PRNGKeyArray
 
 from jaxeff.core import Choice, Setting, check_broadcasts, jax_internals, with_leading_axes
 from jaxeff.program import check_settings
+from jaxeff.program.ir import DRAWN_TAG
 
 PLACES = ("output", "weights", "input")
 
@@ -227,11 +229,15 @@ def real_dtype(x: Any) -> Any:
     return dtype
 
 
-LARGEST = 2**16
-"""Entries of a draw up to which it is drawn with others: a larger one runs longer than it compiles,
-and all that is drawn at once is held at once."""
+LARGEST = 2**20
+"""Entries of a draw up to which it is drawn with others: a larger one runs longer than it
+compiles."""
+_MOST = 2**22
+"""Entries that are drawn in one loop, for they are held at once."""
 _ROW = 256
 """Entries of a row of numbers of one key."""
+_STEP = 32
+"""Rows that are drawn in a step, at most."""
 
 
 class Draw(NamedTuple):
@@ -302,6 +308,24 @@ def is_counted(key: PRNGKeyArray) -> bool:
     return split and str(jax.random.key_impl(key)) == "threefry2x32"
 
 
+def counted_keys(key: PRNGKeyArray, numbers: Sequence[Sequence[int]]) -> PRNGKeyArray:
+    """Folds numbers into a counted key, those of each level into the keys of the one before it.
+
+    Args:
+        key: The key.
+        numbers: Numbers to fold in: by level, one for each result.
+    """
+
+    def fold(words: Any, level: Any) -> tuple[Any, None]:
+        first, second = words
+        return jax_internals.counter_words(first, second, level), None
+
+    words: Any = jnp.broadcast_to(jax.random.key_data(key)[:, None], (2, len(numbers[0])))
+    # A loop, so that the generator is compiled once for all levels.
+    words, _ = jax.lax.scan(fold, tuple(words), np.array(numbers, np.uint32))
+    return jax.random.wrap_key_data(jnp.stack(words, -1), impl="threefry2x32")
+
+
 def drawn_together(draws: Sequence[Draw], keys: PRNGKeyArray) -> list[Array]:
     """Draws numbers for all, as `Draw.numbers` would one by one.
 
@@ -309,27 +333,66 @@ def drawn_together(draws: Sequence[Draw], keys: PRNGKeyArray) -> list[Array]:
         draws: Draws that fit.
         keys: One counted key per draw, `[draws]`.
     """
-    # Normal ones first, so that they are one array.
-    order = sorted(range(len(draws)), key=lambda i: not draws[i].normal)
-    sizes = [int(np.prod(draws[i].shape)) for i in order]
-    # Every draw fills rows of its own: the key of a row is then one entry of a short table, where
-    # one array put together of hundreds would compile for as long as what it replaces.
-    rows = [-(-n // _ROW) for n in sizes]
-    starts = np.cumsum([0, *rows])
-    words = jax.random.key_data(keys)[np.repeat(order, rows)]
-    row = np.concatenate([np.arange(n, dtype=np.uint32) for n in rows])
-    places = jnp.asarray(row * np.uint32(_ROW))[:, None] + np.arange(_ROW, dtype=np.uint32)[None]
-    first, second = (jnp.broadcast_to(words[:, i, None], places.shape) for i in range(2))
-    bits = jax_internals.counter_bits(first, second, places).reshape(-1)
-    # The mantissa of a number between 1 and 2 is random, as in `jax.random.uniform`.
-    bits = (bits >> np.uint32(9)) | np.float32(1).view(np.uint32)
-    uniform = jax.lax.bitcast_convert_type(bits, jnp.float32) - np.float32(1)
-    normal = uniform[: _ROW * starts[sum(draw.normal for draw in draws)]]
-    least = np.nextafter(np.float32(-1), np.float32(0))
-    inner = jnp.maximum(least, normal * (np.float32(1) - least) + least)
-    normal = np.float32(np.sqrt(2)) * jax.lax.erf_inv(inner)
-    found: list[Any] = [None] * len(draws)
-    for i, n, start in zip(order, sizes, _ROW * starts, strict=False):
-        flat = (normal if draws[i].normal else uniform)[start : start + n]
-        found[i] = flat.reshape(draws[i].shape)
-    return found
+    drawn: list[Any] = [None] * len(draws)
+    words = jax.random.key_data(keys)
+    for loop in _loops(draws):
+        sizes = [int(np.prod(draws[i].shape)) for i in loop]
+        # Every draw fills rows of its own: the key of a row is then one entry of a short table,
+        # where one array put together of hundreds would compile for as long as what it replaces.
+        rows = [-(-n // _ROW) for n in sizes]
+        starts = np.cumsum([0, *rows])
+        table = _numbers(words, loop, rows, draws[loop[0]].normal)
+        for i, n, start, count in zip(loop, sizes, starts, rows, strict=False):
+            # By an array of places, not as a slice: XLA compiles what differs in numbers anew, and
+            # what differs in arrays once, so that equal layers share their functions.
+            places = start + np.arange(count, dtype=np.int32)
+            flat = table.at[places].get(mode="promise_in_bounds").reshape(-1)[:n]
+            drawn[i] = checkpoint_name(flat.reshape(draws[i].shape), DRAWN_TAG)
+    return drawn
+
+
+def _loops(draws: Sequence[Draw]) -> Iterator[list[int]]:
+    """Yields the numbers of draws that one loop makes: of one kind, and not too many."""
+    for normal in (True, False):
+        loop: list[int] = []
+        total = 0
+        for i, draw in enumerate(draws):
+            if draw.normal != normal:
+                continue
+            size = int(np.prod(draw.shape))
+            if loop and total + size > _MOST:
+                yield loop
+                loop, total = [], 0
+            loop.append(i)
+            total += size
+        if loop:
+            yield loop
+
+
+def _numbers(words: Any, which: Sequence[int], rows: Sequence[int], normal: bool) -> Array:
+    """Draws so many rows of numbers with each of some keys, one after the other."""
+    # At least two steps: a loop of one is none to XLA.
+    of_step = min(_STEP, -(-sum(rows) // 2))
+    steps = max(2, -(-sum(rows) // of_step))
+    left = steps * of_step - sum(rows)
+    key_of = np.pad(np.repeat(np.asarray(which, np.uint32), rows), (0, left))
+    row = np.pad(np.concatenate([np.arange(n, dtype=np.uint32) for n in rows]), (0, left))
+
+    def step(chunk: tuple[Array, Array]) -> Array:
+        key, row = chunk
+        places = row[:, None] * np.uint32(_ROW) + np.arange(_ROW, dtype=np.uint32)[None]
+        first, second = (jnp.broadcast_to(words[key, i][:, None], places.shape) for i in range(2))
+        high, low = jax_internals.counter_words(first, second, places)
+        # The mantissa of a number between 1 and 2 is random, as in `jax.random.uniform`.
+        bits = ((high ^ low) >> np.uint32(9)) | np.float32(1).view(np.uint32)
+        uniform = jax.lax.bitcast_convert_type(bits, jnp.float32) - np.float32(1)
+        if not normal:
+            return uniform
+        least = np.nextafter(np.float32(-1), np.float32(0))
+        inner = jnp.maximum(least, uniform * (np.float32(1) - least) + least)
+        return np.float32(np.sqrt(2)) * jax.lax.erf_inv(inner)
+
+    # A loop, so that XLA compiles the generator once: outside of one it would put a copy into every
+    # function that reads some of the numbers. A step's arrays stay in the processor's cache.
+    chunks = [jnp.asarray(a.reshape(steps, of_step)) for a in (key_of, row)]
+    return jax.lax.map(step, tuple(chunks)).reshape(-1, _ROW)

@@ -4,6 +4,7 @@ from jaxeff.program.ir import _axes as axes
 from jaxeff.program.ir import _primitives as primitives
 from jaxeff.program.ir._axes import Axes, Contraction, extent
 from jaxeff.program.ir._graph import (
+    DRAWN_TAG,
     KINDS,
     SPREAD_TAG,
     Graph,
@@ -27,6 +28,7 @@ from jaxeff.program.ir._walk import (
 )
 
 __all__ = [
+    "DRAWN_TAG",
     "KINDS",
     "SPREAD_TAG",
     "Axes",

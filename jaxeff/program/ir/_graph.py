@@ -46,6 +46,8 @@ from jaxeff.program.ir import _primitives as prim
 from jaxeff.program.ir._walk import Scan, While, fixed_point, walk, walk_nodes
 
 SPREAD_TAG = "jaxeff.spread"
+DRAWN_TAG = "jaxeff.drawn"
+"""Names random numbers that are a part of many: fewer of them are a part of the same ones."""
 
 
 class Role(IntFlag):

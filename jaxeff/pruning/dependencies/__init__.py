@@ -30,7 +30,7 @@ from jaxeff.pruning.dependencies._dimensions import (
     resolve_axis,
 )
 from jaxeff.pruning.dependencies._labels import Axes, ChannelReader, Labels, call_axes
-from jaxeff.pruning.dependencies._rules import RULES
+from jaxeff.pruning.dependencies._rules import RULES, is_drawn
 
 __all__ = [
     "KEEP",
@@ -55,6 +55,7 @@ __all__ = [
     "check_crossed",
     "counts_zeros",
     "dimensions",
+    "is_drawn",
     "is_held",
     "kept",
     "leaf_path",

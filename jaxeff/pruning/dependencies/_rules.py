@@ -20,7 +20,7 @@ import numpy as np
 from jaxeff.core import Literal, split_p
 from jaxeff.core import jax_internals as _compat
 from jaxeff.program import Program
-from jaxeff.program.ir import Contraction, Node, Scan, While, fixed_point, walk
+from jaxeff.program.ir import DRAWN_TAG, Contraction, Node, Scan, While, fixed_point, walk
 from jaxeff.program.ir import primitives as prim
 from jaxeff.pruning.dependencies._dimensions import (
     BLOCK,
@@ -348,9 +348,16 @@ def bitcast(eqn: Any, axes: Sequence[Axes], reader: ChannelReader) -> list[Axes]
 
 
 def passed(eqn: Any, axes: Sequence[Axes], reader: ChannelReader) -> list[Axes]:
-    """Passes axes on."""
-    del eqn, reader
+    """Passes axes on, but those of drawn numbers."""
+    if is_drawn(eqn):
+        return random(eqn, axes, reader)
     return list(axes)
+
+
+def is_drawn(eqn: Any) -> bool:
+    """Tells whether an equation makes random numbers, which are drawn at the old shape and cut."""
+    tagged = eqn.primitive is p.name_p and eqn.params["name"] == DRAWN_TAG
+    return tagged or eqn.primitive is p.random_bits_p
 
 
 RULES: dict[Any, Rule] = {
