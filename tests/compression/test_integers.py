@@ -1,5 +1,6 @@
 """`integer`: agreement with `quantized`, what goes into a product, and what is refused."""
 
+import functools
 import warnings
 
 import jax
@@ -12,6 +13,7 @@ from jax import lax
 import jaxeff
 from jaxeff.compression import (
     LSQ,
+    PACT,
     Int,
     IntegerError,
     IntegerFallbackWarning,
@@ -237,10 +239,10 @@ def test_sums_that_could_overflow_are_refused_with_the_depth():
     ("setting", "words"),
     [
         (Int(9, range=1.0), "has 9 bits, but integer kernels take 1 to 8"),
-        (PowersOfTwo(4), "take weights on uniform grids"),
+        (PowersOfTwo(4), "take uniform grids"),
         (LSQ(4), "has no step yet: init"),
-        (LSQ(4, step=1.0, signed=True), r"train LSQ\(4, narrow=True\)"),
-        (LSQ(4, step=1.0, signed=True, narrow=True, offset=0.1), "an offset that is learnt"),
+        (LSQ(4, step=1.0, signed=True), r"of LSQ\(4\) narrow=True"),
+        (LSQ(4, step=1.0, signed=True, narrow=True, offset=0.1), "no offset"),
         (Int(1, symmetric=True, range=1.0), "no code for zero"),
     ],
 )
@@ -252,9 +254,10 @@ def test_codes_that_kernels_cannot_hold_are_refused(setting, words):
 
 @pytest.mark.parametrize("per", ["channel", "tensor"])
 @pytest.mark.parametrize("bits", [2, 4, 8])
-def test_learned_steps_become_codes(bits, per, classifier):
+@pytest.mark.parametrize("method", [functools.partial(LSQ, narrow=True), PACT])
+def test_learned_steps_become_codes(method, bits, per, classifier):
     f, params, x, _ = classifier
-    spec = init(f, params, x, {"*:linear": LSQ(bits, narrow=True, per=per)})
+    spec = init(f, params, x, {"*:linear": method(bits, per=per)})
     g = integer(f, spec)
     codes = g.convert(params, x)
     wanted = quantized(f, spec)(params, x)

@@ -221,18 +221,16 @@ def coded(
             for i in floats
         ]
     else:
-        quantizers = [results] * len(floats) if isinstance(results, Uniform) else results
+        quantizers = results if isinstance(results, Sequence) else [results] * len(floats)
     if len(quantizers) != len(floats):
         raise IntegerError(
             f"There are {len(floats)} results in float, and {len(quantizers)} grids."
         )
     grids_of_results: list[Grid] = [None] * len(result_leaves)
     for i, quantizer in zip(floats, quantizers, strict=True):
-        if is_wide(quantizer):
-            grids_of_results[i] = WideCodes.of(quantizer, f"result[{i}]")
-            continue
         tensor = Tensor("result", f"[{i}]", "activation", np.ndim(result_leaves[i]))
-        grids_of_results[i] = Codes.of(quantizer, tensor)
+        kind = WideCodes if is_wide(quantizer) else Codes
+        grids_of_results[i] = kind.of(quantizer, tensor)
     return Coded(tuple(grids), tuple(grids_of_results), run, convert)
 
 
@@ -246,7 +244,7 @@ def _wide_grid(quantizer: Uniform | None, leaf: Any, path: str) -> Grid:
             "are on the grid of the layer that reads them (leave `arguments` out); of 9 to 16 on "
             "a grid of their own."
         )
-    return WideCodes.of(quantizer, f"args{path}")
+    return WideCodes.of(quantizer, Tensor("args", path, "activation", np.ndim(leaf)))
 
 
 def _grid_of(seen: Sequence[Codes | None], path: str) -> Codes:

@@ -34,7 +34,7 @@ from jaxtyping import Array
 from jaxeff.compression._quantized import is_look_up, of_inputs
 from jaxeff.compression.integers import _layers as read
 from jaxeff.compression.integers._layers import Kernel, kernel_of
-from jaxeff.compression.integers._operators import Codes, IntegerError
+from jaxeff.compression.integers._operators import Codes, IntegerError, is_open
 from jaxeff.compression.integers._packed import packed_kernel, takes_packed
 from jaxeff.compression.numerics import LayerQuantization
 from jaxeff.core import Literal
@@ -256,7 +256,7 @@ def _forms(layer: Layer, settings: Mapping[str, LayerQuantization]) -> tuple[Cod
     grids = [
         Codes.of(quantizer, tensor)
         for quantizer, tensor, i in of_inputs(layer, setting, read.arrays_like(layer))
-        if i in layer.data and getattr(quantizer, "range", None) is not None
+        if i in layer.data and not is_open(quantizer, tensor)
     ]
     return tuple(grids) or (None,)
 

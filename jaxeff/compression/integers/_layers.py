@@ -24,7 +24,6 @@ from jaxtyping import Array
 
 from jaxeff.compression.integers._operators import parted, q_conv2d, q_dense
 from jaxeff.compression.numerics import LayerQuantization
-from jaxeff.compression.quantizers import Grouped
 from jaxeff.core import jax_internals as _compat
 from jaxeff.program import Layer
 from jaxeff.program.ir import Contraction, entering, run_nodes
@@ -290,7 +289,7 @@ def kernel_of(layer: Layer, setting: LayerQuantization) -> Kernel | str:
     """
     if setting.weights is None or setting.activations is None or setting.at != "input":
         return "quantized in its weights or its inputs alone"
-    if isinstance(setting.weights, Grouped):
+    if getattr(setting.weights, "group", None) is not None:
         return "quantized by group"
     return product_of(layer)
 

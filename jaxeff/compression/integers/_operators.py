@@ -50,7 +50,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -58,8 +58,7 @@ import numpy as np
 from jax import lax
 from jaxtyping import Array, Float, Int8, Int16, Int32, Integer, UInt8
 
-from jaxeff.compression.numerics import Tensor, grid, keep_positive, quantize, value_range
-from jaxeff.compression.quantizers import LSQ, Uniform
+from jaxeff.compression.numerics import Grid, OnGrid, Tensor, quantize
 from jaxeff.core import is_concrete
 from jaxeff.core import jax_internals as _compat
 
@@ -348,57 +347,18 @@ class Codes(_CodeGrid):
             IntegerError: It isn't a grid of at most 8 bits with a known range around zero.
         """
         where = f"{tensor.site}/{tensor.name}"
-        if isinstance(quantizer, LSQ):
-            return cls._of_learned(quantizer, where)
-        if not isinstance(quantizer, Uniform):
-            raise IntegerError(
-                f"{where}: integer kernels take uniform grids (Int, Uniform, LSQ), not "
-                f"{type(quantizer).__name__}; give this site one, or None to leave it in float."
-            )
         bits = width(quantizer, where)
-        if quantizer.range is None:
-            raise IntegerError(
-                f"{where} has no range: calibrate(f, params, batches, spec) measures one and "
-                "returns the spec to pass here; dynamic=True computes it anew in every call."
-            )
-        if not all(is_concrete(end) for end in quantizer.range):
-            raise IntegerError(f"{where}: a range must be known numbers, but this one is traced.")
-        low, high = (np.asarray(end, np.float32) for end in quantizer.range)
-        if low.size != 1 or high.size != 1:
-            raise IntegerError(
-                f"{where}: activations have one range for the whole tensor, not {low.shape}."
-            )
-        if quantizer.symmetric and bits == 1:
-            raise IntegerError(
-                f"{where}: a symmetric grid of one bit has no code for zero, which padding needs; "
-                "take an affine one, or two bits."
-            )
-        # `grid` has signed codes; activations are stored unsigned, shifted by half the
-        # range.
+        known = known_grid(quantizer, tensor)
         half = 2 ** (bits - 1)
-        with jax.ensure_compile_time_eval():
-            low_end, high_end = (jnp.asarray(end.item(), jnp.float32) for end in (low, high))
-            affine = grid(bits, low_end, high_end, quantizer.symmetric)
-            numbers = (affine.lower, affine.upper, affine.zero, affine.step)
-            lower, upper, zero, step = (float(number) for number in numbers)
-        # With q = u - half, (q + zero) step is (u - whole) step.
-        zero_code = int(half - zero)
+        # Codes of activations are stored unsigned: those with a sign are shifted by half of them.
+        shift = half if known.upper < half else 0
+        # With q = u - shift, (q + zero) step is (u - zero_code) step.
+        zero_code = int(shift - known.zero)
         if not 0 <= zero_code < 2**bits:  # the one value of a range without width
-            raise IntegerError(f"{where}: its range [{low}, {high}] has no code for zero.")
-        return cls(step, zero_code, int(lower) + half, int(upper) + half, bits)
-
-    @classmethod
-    def _of_learned(cls, quantizer: LSQ, where: str) -> Codes:
-        """Converts an activation's learned grid: codes from 0, or shifted by half their number."""
-        bits = width(quantizer, where)
-        step = learned_step(quantizer, where)
-        if step.size != 1:
-            raise IntegerError(f"{where}: activations have one step for the whole tensor.")
-        with jax.ensure_compile_time_eval():
-            ends = quantizer.ends(jnp.float32, "activation")
-            lower, upper = (int(np.asarray(end).item()) for end in ends)
-        # Codes of activations are stored unsigned, so the lowest one becomes zero.
-        return cls(float(step.item()), -lower, 0, upper - lower, bits)
+            raise IntegerError(f"{where}: its range has no code for zero.")
+        return cls(
+            float(known.step), zero_code, int(known.lower) + shift, int(known.upper) + shift, bits
+        )
 
     def write(self, x: Float[Array, "*shape"]) -> UInt8[Array, "*shape"]:
         """Writes values as codes; NaN becomes the smallest."""
@@ -419,24 +379,17 @@ class WideCodes(_CodeGrid):
     """
 
     @classmethod
-    def of(cls, quantizer: Uniform, where: str) -> WideCodes:
+    def of(cls, quantizer: Any, tensor: Tensor) -> WideCodes:
         """Converts a grid to codes.
 
         Raises:
             IntegerError: It has more than 16 bits, or no range of two known numbers.
         """
-        bits = width(quantizer, where, WIDE_BITS)
-        if quantizer.range is None or not all(is_concrete(end) for end in quantizer.range):
-            raise IntegerError(f"{where}: give its grid a range of known numbers, (low, high).")
-        low, high = (np.asarray(end, np.float32) for end in quantizer.range)
-        if low.size != 1 or high.size != 1:
-            raise IntegerError(f"{where}: one range for the whole array, not {low.shape}.")
-        with jax.ensure_compile_time_eval():
-            low_end, high_end = (jnp.asarray(end.item(), jnp.float32) for end in (low, high))
-            affine = grid(bits, low_end, high_end, quantizer.symmetric)
-            lower, upper, zero = (int(n) for n in (affine.lower, affine.upper, affine.zero))
-            # `grid` adds its zero to a code where a header's is taken off.
-            return cls(float(affine.step), -zero, lower, upper, bits)
+        bits = width(quantizer, f"{tensor.site}/{tensor.name}", WIDE_BITS)
+        known = known_grid(quantizer, tensor)
+        # A grid adds its zero to a code where a header's is taken off.
+        lower, upper = int(known.lower), int(known.upper)
+        return cls(float(known.step), -int(known.zero), lower, upper, bits)
 
     def write(self, x: Float[Array, "*shape"]) -> Int16[Array, "*shape"]:
         """Writes values as codes; NaN becomes the smallest."""
@@ -447,10 +400,116 @@ class WideCodes(_CodeGrid):
         return codes.astype(jnp.int16)
 
 
+def known_grid(quantizer: Any, tensor: Tensor) -> Grid:
+    """Returns the grid of an array whatever its values are, four numbers.
+
+    Raises:
+        IntegerError: The values aren't evenly spaced, their range isn't known, differs along an
+            axis, or has no code for zero.
+    """
+    where = f"{tensor.site}/{tensor.name}"
+    with jax.ensure_compile_time_eval():
+        known = _on_grid(quantizer, where).uniform_grid(None, tensor)
+        if known is None:
+            raise IntegerError(
+                f"{where} has no range: calibrate(f, params, batches, spec) measures one, and "
+                "init(f, params, x, spec) starts methods that learn theirs; both return the spec "
+                "to pass here. dynamic=True computes ranges of activations anew in every call; "
+                "data and results take a range of known numbers, (low, high)."
+            )
+        numbers = (known.step, known.zero, known.lower, known.upper)
+        if not all(map(is_concrete, numbers)):
+            raise IntegerError(f"{where}: a range must be known numbers, but this one is traced.")
+        if any(np.size(number) != 1 for number in numbers):
+            raise IntegerError(
+                f"{where}: activations have one range for the whole tensor, not "
+                f"{np.shape(known.step)}."
+            )
+        step, zero, lower, upper = (np.asarray(number).item() for number in numbers)
+    # One of zeros alone has any.
+    if zero != round(zero) and lower != upper:
+        raise IntegerError(
+            f"{where}: its grid has no code for zero, which padding needs; take an affine one, or "
+            "two bits (Uniform), or no offset (LSQ)."
+        )
+    return Grid(step, zero, lower, upper)
+
+
+def is_open(quantizer: Any, tensor: Tensor) -> bool:
+    """Tells whether a grid depends on the array."""
+    with jax.ensure_compile_time_eval():
+        return isinstance(quantizer, OnGrid) and quantizer.uniform_grid(None, tensor) is None
+
+
+def _on_grid(quantizer: Any, where: str) -> OnGrid:
+    if isinstance(quantizer, OnGrid):
+        return quantizer
+    raise IntegerError(
+        f"{where}: integer kernels take uniform grids (Int, Uniform, LSQ, or a method of yours "
+        f"with `uniform_grid`), not {type(quantizer).__name__}; give this site one, or None to "
+        "leave it in float."
+    )
+
+
 def is_wide(quantizer: Any) -> bool:
     """Tells whether a grid has more codes than a byte."""
-    bits = getattr(quantizer, "bits", None)
-    return isinstance(bits, int) and bits > MOST_BITS
+    bits = getattr(quantizer, "width", 0)
+    return is_concrete(bits) and bool(np.all(np.asarray(bits) > MOST_BITS))
+
+
+class CodeWidth(NamedTuple):
+    """Sizes of a weight's codes.
+
+    Attributes:
+        bits: Their width.
+        largest: The largest magnitude of one; full grids have one more than the symmetric ones.
+    """
+
+    bits: int
+    largest: int
+
+
+def code_width(quantizer: Any, tensor: Tensor, shape: tuple[int, ...]) -> CodeWidth:
+    """Returns the sizes of a weight's codes.
+
+    Raises:
+        IntegerError: The quantizer has no grid of at most 8 bits that is centred on zero.
+    """
+    where = f"{tensor.site}/{tensor.name}"
+    bits = width(quantizer, where)
+    largest = largest_code(quantizer, tensor, shape)
+    if largest is None:
+        raise IntegerError(
+            f"{where} has no step yet: init(f, params, x, spec) finds one, and returns the spec to "
+            "train and to pass here."
+        )
+    if not 0 < largest <= 2 ** (bits - 1):
+        raise IntegerError(
+            f"{where}: integer kernels take weights on symmetric grids, as others cost a sum over "
+            "the inputs for every output: take Int(bits), and LSQ with a sign and no offset."
+        )
+    return CodeWidth(bits, largest)
+
+
+def largest_code(quantizer: Any, tensor: Tensor, shape: tuple[int, ...]) -> int | None:
+    """Returns the largest magnitude of a weight's codes: 0 if they aren't centred on zero.
+
+    None is that of a grid that isn't known. Of one bit, whose grid has values on either side of
+    zero and none at it, the codes are signs.
+    """
+    where = f"{tensor.site}/{tensor.name}"
+    # Ones are on one side of zero, where an affine grid isn't centred.
+    with jax.ensure_compile_time_eval():
+        of_ones = _on_grid(quantizer, where).uniform_grid(jnp.ones(shape, jnp.float32), tensor)
+        if of_ones is None:
+            return None
+        if not all(map(is_concrete, jax.tree.leaves(of_ones))):
+            raise IntegerError(f"{where}: a grid must be known numbers, but this one is traced.")
+        zero, lower, upper = (np.asarray(n) for n in (of_ones.zero, of_ones.lower, of_ones.upper))
+    if ((zero == 0.5) & (lower == -1) & (upper == 0)).all():
+        return 1
+    centred = (zero == 0) & (np.abs(lower + upper) <= 1)
+    return int(np.maximum(-lower, upper).max()) if centred.all() else 0
 
 
 def weight_codes(
@@ -461,22 +520,11 @@ def weight_codes(
     Raises:
         IntegerError: Its grid isn't symmetric, or has more than 8 bits.
     """
-    where = f"{tensor.site}/{tensor.name}"
-    bits = weight_bits(quantizer, where)
-    if isinstance(quantizer, LSQ):
-        # As LSQ rounds in training, so that the integer network is the one that was trained.
-        lower, upper = quantizer.ends(jnp.float32, "weight")
-        steps = keep_positive(jnp.asarray(quantizer.step, jnp.float32))
-        codes = jnp.clip(jnp.round(w.astype(jnp.float32) / steps), lower, upper)
-        return codes.astype(jnp.int8), steps
-    if quantizer.range is None:
-        low, high = value_range(w, tensor.axes(quantizer.per))
-    else:
-        low, high = quantizer.range
-    low, high = jnp.asarray(low, jnp.float32), jnp.asarray(high, jnp.float32)
-    to = grid(bits, low, high, quantizer.symmetric)
-    codes = quantize(w.astype(jnp.float32), to)
-    if reaches(quantizer, bits) > levels(bits):
+    bits, largest = code_width(quantizer, tensor, w.shape)
+    w = w.astype(jnp.float32)
+    to = quantizer.uniform_grid(w, tensor)
+    codes = quantize(w, to)
+    if largest > levels(bits):
         # A code more below zero is what two's complement has: where it is above, both change sign.
         flip = jnp.where(-to.lower < to.upper, -1, 1)
         return (codes * flip.astype(jnp.int8)).astype(jnp.int8), to.step * flip
@@ -484,28 +532,6 @@ def weight_codes(
         codes = jnp.where(to.lower < to.upper, 2 * codes + 1, 0)
         return codes.astype(jnp.int8), to.step / 2
     return codes.astype(jnp.int8), to.step
-
-
-def learned_step(quantizer: LSQ, where: str) -> np.ndarray:
-    """Returns the step of a learned grid without an offset.
-
-    Raises:
-        IntegerError: It is open, has an offset, or isn't a known number.
-    """
-    if quantizer.step is None or quantizer.signed is None:
-        raise IntegerError(
-            f"{where} has no step yet: init(f, params, x, spec) finds one, and returns the spec to "
-            "train and to pass here."
-        )
-    if quantizer.offset is not None:
-        raise IntegerError(
-            f"{where}: integer kernels take grids with a code for zero, and an offset that is "
-            "learnt leaves none: train LSQ without asymmetric."
-        )
-    if not (is_concrete(quantizer.step) and is_concrete(quantizer.signed)):
-        raise IntegerError(f"{where}: a step must be a known number, but this one is traced.")
-    with jax.ensure_compile_time_eval():
-        return np.asarray(keep_positive(jnp.asarray(quantizer.step, jnp.float32)))
 
 
 def steps_of_signs(codes: Int8[Array, "*shape"], steps: Float[Array, ...]) -> Float[Array, ...]:
@@ -518,45 +544,21 @@ def steps_of_signs(codes: Int8[Array, "*shape"], steps: Float[Array, ...]) -> Fl
     return jnp.where(has_signs, steps, jnp.nan)
 
 
-def weight_bits(quantizer: Any, where: str) -> int:
-    """Returns the width of a weight's codes.
-
-    Raises:
-        IntegerError: The quantizer isn't a symmetric uniform grid of at most 8 bits.
-    """
-    if isinstance(quantizer, LSQ):
-        bits = width(quantizer, where)
-        learned_step(quantizer, where)
-        if not (quantizer.narrow and quantizer.signed and bits > 1):
-            raise IntegerError(
-                f"{where}: integer kernels take weights whose codes reach as far below zero as "
-                f"above: train LSQ({bits}, narrow=True), of two bits or more."
-            )
-        return bits
-    if not isinstance(quantizer, Uniform):
-        raise IntegerError(
-            f"{where}: integer kernels take weights on uniform grids (Int, Uniform, LSQ), not "
-            f"{type(quantizer).__name__}; give this site one, or None to leave it in float."
-        )
-    if not quantizer.symmetric:
-        raise IntegerError(
-            f"{where}: integer kernels take weights on symmetric grids, as others cost a sum over "
-            "the inputs for every output: take Int(bits)."
-        )
-    return width(quantizer, where)
-
-
-def width(quantizer: Uniform | LSQ, where: str, most: int = MOST_BITS) -> int:
+def width(quantizer: Any, where: str, most: int = MOST_BITS) -> int:
     """Returns the width of a grid's codes.
 
     Raises:
-        IntegerError: It isn't known, or above `most`.
+        IntegerError: It isn't known, or above `most`, or there is no grid.
     """
-    if not isinstance(quantizer.bits, int) and not is_concrete(quantizer.bits):
+    _on_grid(quantizer, where)
+    of_code = getattr(quantizer, "width", None)
+    if of_code is None:
+        raise IntegerError(f"{where}: {type(quantizer).__name__} has no `width`, bits of a code.")
+    if not is_concrete(of_code):
         raise IntegerError(f"{where}: a bit width must be a known number, but this one is traced.")
-    if np.size(quantizer.bits) != 1:
-        raise IntegerError(f"{where}: one bit width per array, not {np.shape(quantizer.bits)}.")
-    bits = int(np.asarray(quantizer.bits).item())
+    if np.size(of_code) != 1:
+        raise IntegerError(f"{where}: one bit width per array, not {np.shape(of_code)}.")
+    bits = int(np.asarray(of_code).item())
     if bits > most:
         raise IntegerError(f"{where} has {bits} bits, but integer kernels take 1 to {most}.")
     return bits
@@ -565,12 +567,3 @@ def width(quantizer: Uniform | LSQ, where: str, most: int = MOST_BITS) -> int:
 def levels(bits: int) -> int:
     """Returns the largest weight code of a width, on a symmetric grid."""
     return max(1, 2 ** (bits - 1) - 1)
-
-
-def reaches(quantizer: Any, bits: int) -> int:
-    """Returns the largest magnitude of a weight's codes."""
-    # The grid itself says so: full ones of one and of eight bits are the symmetric ones.
-    symmetric = getattr(quantizer, "symmetric", True)
-    with jax.ensure_compile_time_eval():
-        to = grid(bits, jnp.float32(-1), jnp.float32(1), symmetric)
-        return int(-to.lower)

@@ -22,17 +22,19 @@ from jaxeff.compression.integers._operators import (
     HALF_TO_EVEN,
     LIMIT,
     MOST_BITS,
+    CodeWidth,
     IntegerError,
     biased,
     guard_bits,
+    is_open,
+    largest_code,
     levels,
     q_dense,
-    reaches,
     weight_codes,
     width,
 )
-from jaxeff.compression.numerics import LayerQuantization, Tensor, grid, value_range
-from jaxeff.compression.quantizers import Grouped, Uniform, multiples_of
+from jaxeff.compression.numerics import LayerQuantization, OnGrid, Tensor
+from jaxeff.compression.quantizers import multiples_of
 from jaxeff.core import jax_internals as _compat
 from jaxeff.program import Layer
 
@@ -103,19 +105,16 @@ class SparseWeight:
         quantizer: The method that keeps them, with a quantizer of the values or None.
         tensor: Description of it.
         bits: Bits of a value.
+        largest: The largest magnitude of a code.
     """
 
     quantizer: Any
     tensor: Tensor
     bits: int
+    largest: int = 0
 
     operator = staticmethod(q_sparse)
     most = 1
-
-    @property
-    def reach(self) -> int:
-        """The largest magnitude of a code."""
-        return reaches(self.quantizer.values, self.bits)
 
     @property
     def by_output(self) -> bool:
@@ -165,13 +164,15 @@ def sparse_weight(
     values = quantizer.values
     if values is None:
         return SparseWeight(quantizer, tensor, 32)
-    if not isinstance(values, Uniform) or not values.symmetric:
-        return "sparse values on a grid that isn't uniform and centred on zero"
-    bits = width(values, f"{tensor.site}/{tensor.name}", most=16)
+    form = _form(values, tensor, shape)
+    if isinstance(form, str):
+        return form
     # A code of one bit has no zero, which padding needs.
-    if not 1 < bits <= MOST_BITS:
-        return f"a product with sparse weights of {bits} bits"
-    return SparseWeight(quantizer, tensor, bits)
+    return (
+        "a product with sparse weights of 1 bits"
+        if form.bits == 1
+        else SparseWeight(quantizer, tensor, *form)
+    )
 
 
 HALF = 4
@@ -231,29 +232,22 @@ class PackedWeight:
     """How a weight of few bits is stored.
 
     Attributes:
-        quantizer: Method of its grid, a symmetric `Uniform`, by itself or by group.
+        quantizer: Method of its grid, by itself or by group.
         tensor: Description of it.
         bits: Bits of a code.
+        largest: The largest magnitude of a code.
         group: Codes that share a step.
+        steps: What steps are stored as.
     """
 
     quantizer: Any
     tensor: Tensor
     bits: int
+    largest: int
     group: int
+    steps: str = "float32"
 
     operator = staticmethod(q_packed)
-
-    @property
-    def reach(self) -> int:
-        """The largest magnitude of a code."""
-        method = self.quantizer.method if isinstance(self.quantizer, Grouped) else self.quantizer
-        return reaches(method, self.bits)
-
-    @property
-    def steps(self) -> str:
-        """What steps are stored as."""
-        return self.quantizer.steps if isinstance(self.quantizer, Grouped) else "float32"
 
     @property
     def most(self) -> int | None:
@@ -276,28 +270,29 @@ class PackedWeight:
 
     def made(self, w: Float[Array, "*shape"], kernel: Kernel) -> dict[str, Array]:
         """Computes what is stored: `codes`, `steps` by group and `units` by output."""
-        codes, step, sizes = self._codes(w)
-
-        def rows(numbers: Array) -> Array:
-            each = jnp.broadcast_to(numbers, sizes).reshape(w.shape)
-            return kernel.lay_weight(each)[:: self.group]
-
+        codes, step = weight_codes(self.quantizer, w, self.tensor)
         laid = kernel.lay_weight(codes)
+        steps = kernel.lay_weight(jnp.broadcast_to(step, w.shape))[:: self.group]
         arrays = {"codes": packed_codes(laid) if self.bits <= HALF else laid}
         if self.steps == "int8":
-            outputs = self.quantizer.outputs(self.tensor)
-            multiples, unit = multiples_of(jnp.abs(step), outputs)
-            multiples = jnp.where(step < 0, -multiples, multiples)
-            return {**arrays, "steps": rows(multiples), "units": rows(unit)[0]}
-        return {**arrays, "steps": rows(step).astype(self.steps)}
+            multiples, unit = multiples_of(jnp.abs(steps), (1,))
+            multiples = jnp.where(steps < 0, -multiples, multiples)
+            return {**arrays, "steps": multiples, "units": unit[0]}
+        return {**arrays, "steps": steps.astype(self.steps)}
 
-    def _codes(self, w: Array) -> tuple[Array, Array, tuple[int, ...]]:
-        """Returns codes, steps, and the shape that the steps broadcast against."""
-        if not isinstance(self.quantizer, Grouped):
-            return *weight_codes(self.quantizer, w, self.tensor), w.shape
-        tensor, split = self.quantizer.split(w, self.tensor)
-        codes, step = weight_codes(self.quantizer.grid_of(w, self.tensor), split, tensor)
-        return codes.reshape(w.shape), step, split.shape
+
+def _form(quantizer: Any, tensor: Tensor, shape: tuple[int, ...]) -> CodeWidth | str:
+    """Returns the sizes of a weight's codes; or why there is no kernel for them."""
+    largest = largest_code(quantizer, tensor, shape) if isinstance(quantizer, OnGrid) else None
+    if largest is None:
+        method = quantizer.method if is_grouped(quantizer) else quantizer
+        return f"a product with weights of {type(method).__name__}"
+    bits = width(quantizer, f"{tensor.site}/{tensor.name}", most=16)
+    if bits > MOST_BITS:
+        return f"a product with weights of {bits} bits"
+    if not largest:
+        return "a product with weights on a grid that isn't centred on zero"
+    return CodeWidth(bits, largest)
 
 
 def packed_weight(
@@ -306,23 +301,24 @@ def packed_weight(
     """Describes how a weight is stored; or why it can't be."""
     if pattern_of(quantizer) is not None:
         return sparse_weight(quantizer, tensor, kernel, shape)
-    method = quantizer.method if isinstance(quantizer, Grouped) else quantizer
-    if not isinstance(method, Uniform):
-        return f"a product with weights of {type(method).__name__}"
-    if not method.symmetric:
-        return "a product with weights on a grid that isn't centred on zero"
-    bits = width(method, f"{tensor.site}/{tensor.name}", most=16)
-    if bits > MOST_BITS:
-        return f"a product with weights of {bits} bits"
+    form = _form(quantizer, tensor, shape)
+    if isinstance(form, str):
+        return form
     # A step for each output is one group as long as the sum.
-    group = quantizer.size if isinstance(quantizer, Grouped) else kernel.depth
-    return PackedWeight(quantizer, tensor, bits, group)
+    group = getattr(quantizer, "group", None) or kernel.depth
+    steps = getattr(quantizer, "steps", "float32")
+    return PackedWeight(quantizer, tensor, *form, group, steps)
+
+
+def is_grouped(quantizer: Any) -> bool:
+    """Tells whether weights of one output have several steps."""
+    return getattr(quantizer, "group", None) is not None
 
 
 def takes_packed(setting: LayerQuantization) -> bool:
     """Returns whether a setting's products are those of packed weights."""
     alone = setting.weights is not None and setting.activations is None
-    return alone or isinstance(setting.weights, Grouped) or pattern_of(setting.weights) is not None
+    return alone or is_grouped(setting.weights) or pattern_of(setting.weights) is not None
 
 
 def packed_kernel(layer: Layer) -> Kernel | str:
@@ -367,14 +363,13 @@ def packed_product(
     quantizer, tensor = grid_of_x
     bits, most = width(quantizer, layer.site), weight.most or 1
     check_sums(layer.site, kernel.depth, bits, weight, most)
-    low, high = quantizer.range or value_range(x, tensor.axes(quantizer.per))
-    to = grid(bits, jnp.asarray(low, jnp.float32), jnp.asarray(high, jnp.float32), True)
+    to = quantizer.uniform_grid(x.astype(jnp.float32), tensor)
     step, lower, upper = (kernel.lay_scale(v, kernel.depth) for v in (to.step, to.lower, to.upper))
     q = jnp.clip(lax.round(rows / step, HALF_TO_EVEN), lower, upper).astype(jnp.int8)
     acc = call(q, *map(stored, weight.operands(of_codes=True)), **at)
     # What is left of the steps once the groups' multiples are in the sums.
     by_output = stored("steps")[0] if units is None else units
-    guard = guard_bits(kernel.depth, bits, weight.reach * most)
+    guard = guard_bits(kernel.depth, bits, weight.largest * most)
     unit = kernel.lay_scale(to.step, acc.shape[-1]) * by_output[None] / 2**guard
     if bias is None:
         return kernel.lay_result(acc.astype(jnp.float32) * unit * 2**guard).astype(dtype)
@@ -382,14 +377,26 @@ def packed_product(
 
 
 def check_grids(
-    site: str, quantizer: Any, weight: PackedWeight | SparseWeight, dynamic: bool
+    quantizer: Any,
+    tensor: Tensor,
+    shape: tuple[int, ...],
+    weight: PackedWeight | SparseWeight,
+    dynamic: bool,
 ) -> None:
     """Checks that sums of codes need neither floats nor the sums of a group's weights.
+
+    Args:
+        quantizer: The activations'.
+        tensor: Description of them.
+        shape: Their shape.
+        weight: How the weight is stored.
+        dynamic: Whether open ranges are computed in every call.
 
     Raises:
         IntegerError: They do.
     """
-    if not isinstance(quantizer, Uniform) or not quantizer.symmetric:
+    site, bits = tensor.site, width(quantizer, f"{tensor.site}/{tensor.name}")
+    if largest_code(quantizer, tensor, shape) != levels(bits):
         raise IntegerError(
             f"{site!r}: weights by group multiply activations on a grid around zero, whose sums "
             "need no sum of each group's weights: take symmetric=True, or activations=False."
@@ -399,9 +406,9 @@ def check_grids(
             f"{site!r}: codes of activations are summed over groups without a float, so groups "
             'need steps of 8 bits: take steps="int8", or activations=False.'
         )
-    if width(quantizer, site) < 2:  # a symmetric grid of one bit has no zero
+    if bits < 2:  # a symmetric grid of one bit has no zero
         raise IntegerError(f"{site!r}: activations of products by group need two bits or more.")
-    if quantizer.range is None and not dynamic:
+    if is_open(quantizer, tensor) and not dynamic:
         raise IntegerError(
             f"{site!r}: its activations have no range: calibrate measures one; dynamic=True "
             "computes it anew in every call."
@@ -416,7 +423,7 @@ def check_sums(
     Raises:
         IntegerError: It doesn't.
     """
-    largest = levels(bits) * weight.reach * most
+    largest = levels(bits) * weight.largest * most
     # The largest bias takes a quarter of int32.
     deepest = (3 * LIMIT - 1) // largest
     if depth > deepest:

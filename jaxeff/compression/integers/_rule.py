@@ -37,11 +37,11 @@ from jaxeff.compression.integers._operators import (
     Codes,
     IntegerError,
     biased,
+    code_width,
     guard_bits,
+    is_open,
     levels,
-    reaches,
     steps_of_signs,
-    weight_bits,
     weight_codes,
     width,
 )
@@ -61,8 +61,7 @@ from jaxeff.compression.integers._values import (
     PendingMean,
     PendingProduct,
 )
-from jaxeff.compression.numerics import LayerQuantization, Tensor, grid, value_range
-from jaxeff.compression.quantizers import Uniform
+from jaxeff.compression.numerics import LayerQuantization, Tensor
 from jaxeff.core import Literal
 from jaxeff.program import Layer, Program, plain_rule
 from jaxeff.program.costs import bits_scope
@@ -77,7 +76,7 @@ def ranged_by_itself(
     bias_of: Callable[[], Array],
     put: Callable[[str, Callable[[], Array]], Array],
     weight_bits: int,
-    quantizer: Uniform,
+    quantizer: Any,
     tensor: Tensor,
     x: Float[Array, "*shape"],
 ) -> Float[Array, "*result"]:
@@ -99,14 +98,19 @@ def ranged_by_itself(
         x: The activations.
     """
     bits = width(quantizer, site)
-    low, high = value_range(x, tensor.axes(quantizer.per))
-    to = grid(bits, low.astype(jnp.float32), high.astype(jnp.float32), quantizer.symmetric)
+    x = x.astype(jnp.float32)
+    to = quantizer.uniform_grid(x, tensor)
+    if to is None:
+        raise IntegerError(
+            f"{site}/{tensor.name} has no step yet: init(f, params, x, spec) finds one, and "
+            "returns the spec to train and to pass here."
+        )
     half = 2 ** (bits - 1)
     attributes: dict[str, Any] = {}
     if kernel.window:
         attributes = {"padding": (0, 0, 0, 0), "input_zero": 0}
     # Padded as values: a code of zero per sample is no number that a kernel could pad with.
-    x = kernel.padded(kernel.lay_input(x.astype(jnp.float32)))
+    x = kernel.padded(kernel.lay_input(x))
     of_x = jax.tree.map(lambda v: kernel.lay_scale(v, x.shape[-1]), to)
     nearest = lax.round(x / of_x.step, HALF_TO_EVEN)
     u = jnp.clip(nearest - of_x.zero, of_x.lower, of_x.upper) + half
@@ -259,7 +263,8 @@ class IntegerRule:
         grid = None
         if "activation" in both:
             grid = both["activation"][:2]
-            check_grids(layer.site, grid[0], weight, self.dynamic)
+            shape = read.shape_of(layer.inputs[layer.data[0]].aval)
+            check_grids(*grid, shape, weight, self.dynamic)
         # Codes and steps come from one pass over the weight, but are stored by name.
         arrays = functools.cache(lambda: weight.made(values[w_at].astype(jnp.float32), kernel))
 
@@ -293,12 +298,12 @@ class IntegerRule:
         (of_x, x_tensor, x_at), (of_w, w_tensor, w_at) = both["activation"], both["weight"]
         self.weights[layer.site] = layer.inputs[w_at].leaves
         # The widths decide whether int32 accumulators suffice, so they have to be known.
-        where = f"{layer.site}/{w_tensor.name}"
-        bits = weight_bits(of_w, where)
+        bits, largest = code_width(of_w, w_tensor, read.shape_of(layer.inputs[w_at].aval))
         # Products of whole layers have positive steps, and room in int32 for symmetric codes.
-        if reaches(of_w, bits) > levels(bits):
+        if largest > levels(bits):
             raise IntegerError(
-                f"{where}: a full grid is for weights by group or alone; take symmetric=True here."
+                f"{layer.site}/{w_tensor.name}: a full grid is for weights by group or alone; take "
+                f"symmetric=True here, of LSQ({bits}) narrow=True."
             )
         w, depth = values[w_at], kernel.depth
         put = functools.partial(self.store.put, layer.site)
@@ -318,7 +323,7 @@ class IntegerRule:
             return bias_of(layer, kernel, values)
 
         widths = [_bits(of_x, x_tensor, layer, x_at), _bits(of_w, w_tensor, layer, w_at)]
-        if self.dynamic and isinstance(of_x, Uniform) and of_x.range is None:
+        if self.dynamic and is_open(of_x, x_tensor):
             told = _told(kernel.product, layer, widths)
             measured = functools.partial(
                 ranged_by_itself, kernel, told, weights, layer.site, bias, put, bits
@@ -347,7 +352,6 @@ class IntegerRule:
     ) -> IntegerValue:
         """Looks rows up in a table of codes."""
         ((quantizer, tensor, i),) = of_inputs(layer, setting, read.arrays_like(layer))
-        weight_bits(quantizer, f"{layer.site}/{tensor.name}")
         self.weights[layer.site] = layer.inputs[i].leaves
 
         @functools.cache

@@ -28,6 +28,8 @@ class Fixed(BaseQuantizer):
 f, params, (x, y) = small_classifier()
 logits = quantized(f, {"*:linear": Fixed(0.1)})(params, x)
 ```
+
+One of evenly spaced values says which in `uniform_grid`, and `integer` deploys what was trained.
 """
 
 import math
@@ -40,7 +42,7 @@ import numpy as np
 from jax import lax
 from jaxtyping import Array, Bool, Float, PRNGKeyArray
 
-from jaxeff.compression.numerics._grid import Bits, kept_axes, power_of_two, wide_dtype
+from jaxeff.compression.numerics._grid import Bits, Grid, kept_axes, power_of_two, wide_dtype
 from jaxeff.core import (
     Choice,
     Setting,
@@ -150,7 +152,10 @@ class Quantizer(Protocol):
     - `start(x, tensor)` returns the quantizer with its open numbers computed from an array, which
       `init` gives as it is, not traced;
     - `storage(shape, tensor)` the bits that an array of a shape takes, all included;
-    - `penalty(x, tensor)` what a loss adds to learn with this method.
+    - `penalty(x, tensor)` what a loss adds to learn with this method;
+    - `uniform_grid(x, tensor)` its evenly spaced values (`OnGrid`), by which `integer` deploys it
+      and `adaround` learns roundings;
+    - `group`, how many neighbours along the axis that a product sums over share a step.
     """
 
     def quantize(self, x: Float[Array, "*shape"], tensor: Tensor) -> Float[Array, "*shape"]:
@@ -158,8 +163,29 @@ class Quantizer(Protocol):
         ...
 
 
+@runtime_checkable
+class OnGrid(Protocol):
+    """A quantizer that rounds to the nearest of evenly spaced values."""
+
+    def uniform_grid(self, x: Float[Array, "*shape"] | None, tensor: Tensor) -> Grid | None:
+        """Returns the grid whose nearest values `quantize` gives; it broadcasts against `x`.
+
+        Args:
+            x: The array, in float32; None asks for the grid of any array.
+            tensor: Description of it.
+
+        Returns:
+            The grid, in float32; None where it isn't known: without an array that decides its
+            range, or before `init` has started a method.
+        """
+        ...
+
+
 class BaseQuantizer(Setting):
     """A quantizer with nothing to start from and nothing to penalise."""
+
+    group: ClassVar[int | None] = None
+    """Neighbours that share a step, along the axis that a product sums over; None for all."""
 
     def quantize(self, x: Float[Array, "*shape"], tensor: Tensor) -> Float[Array, "*shape"]:
         """Returns the quantized values of `x`, of the same shape and dtype."""
@@ -181,6 +207,14 @@ class BaseQuantizer(Setting):
     def penalty(self, x: Float[Array, "*shape"], tensor: Tensor) -> Any:
         """Returns what a loss adds for this array; zero for most methods."""
         return 0.0
+
+    def by_entry(self, shape: tuple[int, ...], tensor: Tensor) -> list[Array]:
+        """Repeats numbers that differ along the axis summed over for every entry of an array."""
+        return []
+
+    def with_numbers(self, numbers: Sequence[Array]) -> Quantizer:
+        """Returns the method for some entries of an array, with their numbers of `by_entry`."""
+        return self
 
 
 @register_setting

@@ -82,7 +82,8 @@ def calibrate(
 
     Sharp edges:
         Ranges are those of the model before quantization.
-        Only `Int` and `Uniform` without a range are measured; other methods start by `init`.
+        Methods whose field `range` is None are measured, `Int` and `Uniform`; others start by
+        `init`.
         This is host code: it runs over the batches once and can't be traced.
 
     Args:
@@ -182,14 +183,14 @@ def _method(method: str | None, percentile: float | None) -> tuple[str, float]:
 
 
 def _open(layer: Layer, setting: Measured, values: Sequence[Any], outputs: Sequence[Any]) -> _Found:
-    """Lists a layer's uniform grids without a range, with their arrays and operands' numbers."""
+    """Lists a layer's methods with an open range, with their arrays and operands' numbers."""
     apart = parts_of(setting)
     arrays = [(q, t, values[i]) for q, t, i in of_inputs(layer, apart, values)]
     arrays += [(q, t, outputs[i]) for q, t, i in of_outputs(layer, apart, outputs)]
     return [
         (q, t, x, int(t.name.rpartition("_")[2]))
         for q, t, x in arrays
-        if isinstance(q, Uniform) and q.range is None
+        if getattr(q, "range", ()) is None
     ]
 
 

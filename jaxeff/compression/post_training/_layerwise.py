@@ -33,7 +33,6 @@ from jaxeff.compression.post_training._multiplication import (
     parameter_values,
     users,
 )
-from jaxeff.compression.quantizers import Grouped, Scaled
 from jaxeff.core import as_arguments
 from jaxeff.program import (
     Layer,
@@ -82,10 +81,11 @@ class RoundingProblem:
     @cached_property
     def numbers(self) -> tuple[Matrix, ...]:
         """Numbers of groups and of inputs, as matrices like the weights; none of other methods."""
-        if not isinstance(self.quantizer, Grouped | Scaled):
+        by_entry = getattr(self.quantizer, "by_entry", None)
+        if by_entry is None:
             return ()
         shape = self.at.contraction.weight(np.zeros_like(self.weights)).shape
-        return tuple(map(self.at.contraction.matrix, self.quantizer.by_entry(shape, self.tensor)))
+        return tuple(map(self.at.contraction.matrix, by_entry(shape, self.tensor)))
 
     def nearest(self, matrix: Matrix, *numbers: Matrix) -> Matrix:
         """Rounds to values of the grid; weights of all inputs, or of a single one.
@@ -100,7 +100,7 @@ class RoundingProblem:
         """Rounds as `nearest`, by a quantizer that may be traced."""
         weight = self.at.contraction.weight(matrix).astype(self.dtype)
         # A single input is no group: the method by itself, with the numbers of its entries.
-        if isinstance(quantizer, Grouped | Scaled) and matrix.shape != self.weights.shape:
+        if matrix.shape != self.weights.shape and hasattr(quantizer, "with_numbers"):
             quantizer = quantizer.with_numbers(
                 [self.at.contraction.weight(each) for each in numbers]
             )

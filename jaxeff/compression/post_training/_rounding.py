@@ -11,10 +11,9 @@ import optax
 from jax import lax
 from jaxtyping import Array, Float, Int
 
-from jaxeff.compression.numerics import Grid, LayerQuantization, Method, grid
+from jaxeff.compression.numerics import Grid, LayerQuantization, Method, OnGrid
 from jaxeff.compression.post_training._layerwise import RoundingProblem, on_grids
 from jaxeff.compression.post_training._multiplication import Matrix
-from jaxeff.compression.quantizers import LSQ, Uniform
 from jaxeff.core import (
     check_count,
     check_number,
@@ -368,12 +367,7 @@ def _learn(
 def _grid(problem: RoundingProblem) -> Grid:
     """Finds the evenly spaced values of a method, for the matrices."""
     method, at = problem.quantizer, problem.at
-    if isinstance(method, Uniform) and method.range is not None:
-        low, high = (np.asarray(end, np.float32) for end in method.range)
-        to = jax.jit(lambda low, high: grid(method.bits, low, high, method.symmetric))(low, high)
-    elif isinstance(method, LSQ):
-        to = jax.jit(lambda: method.grid(jnp.float32))()
-    else:
+    if not isinstance(method, OnGrid) or (to := method.uniform_grid(None, problem.tensor)) is None:
         raise TypeError(
             f"adaround needs evenly spaced values, but {problem.tensor.site!r} has "
             f"{type(method).__name__}; take Uniform, or gptq."

@@ -160,12 +160,14 @@ class LSQ(BaseQuantizer):
         lower, upper = code_range(self.bits, self.signed, dtype)
         return (jnp.maximum(lower, -upper) if self.narrow and role == "weight" else lower), upper
 
-    def grid(self, dtype: Any) -> Grid:
-        """Returns the values that weights take, once step and sign are known."""
-        step = jnp.asarray(self.step, dtype)
-        lower, upper = (jnp.broadcast_to(end, step.shape) for end in self.ends(dtype, "weight"))
-        offset = jnp.asarray(0.0 if self.offset is None else self.offset, dtype)
-        return Grid(step, jnp.broadcast_to(offset / step, step.shape), lower, upper)
+    def uniform_grid(self, x: Float[Array, "*shape"] | None, tensor: Tensor) -> Grid | None:
+        """Returns the grid, once step and sign are known."""
+        if self.step is None or self.signed is None:
+            return None
+        step = keep_positive(jnp.asarray(self.step, jnp.float32))
+        ends = self.ends(step.dtype, tensor.role)
+        offset = jnp.asarray(0.0 if self.offset is None else self.offset, step.dtype)
+        return Grid(step, *(jnp.broadcast_to(n, step.shape) for n in (offset / step, *ends)))
 
 
 def _least_error(
@@ -263,6 +265,16 @@ class PACT(BaseQuantizer):
         if alpha is None:
             alpha = start_scale(x, tensor, self.per)
         return replace(self, signed=signed, alpha=alpha)
+
+    def uniform_grid(self, x: Float[Array, "*shape"] | None, tensor: Tensor) -> Grid | None:
+        """Returns the grid, once clipping level and sign are known."""
+        if self.alpha is None or self.signed is None:
+            return None
+        alpha = keep_positive(jnp.asarray(self.alpha, jnp.float32), 2.0**MAX_BITS)
+        upper = jnp.maximum(code_range(self.bits, self.signed, alpha.dtype)[1], 1)
+        lower = -upper * jnp.asarray(self.signed, alpha.dtype)
+        numbers = (jnp.zeros((), alpha.dtype), lower, upper)
+        return Grid(alpha * (1 / upper), *(jnp.broadcast_to(n, alpha.shape) for n in numbers))
 
     def storage(self, shape: tuple[int, ...], tensor: Tensor) -> Any:
         """Counts codes, and a float for each clipping level."""

@@ -16,7 +16,9 @@ from jaxeff.compression.numerics import (
     MAX_BITS,
     BaseQuantizer,
     Bits,
+    Grid,
     LayerQuantization,
+    OnGrid,
     Quantizer,
     Symmetry,
     Tensor,
@@ -67,6 +69,9 @@ class Ranged(BaseQuantizer):
             low, high = jnp.reshape(low, ()), jnp.reshape(high, ())
         return replace(self, range=(low, high))
 
+    def _ends(self, x: Any, tensor: Tensor) -> tuple[Any, Any]:
+        return value_range(x, tensor.axes(self.per)) if self.range is None else self.range
+
 
 @register_setting
 @dataclass(frozen=True)
@@ -95,8 +100,15 @@ class Uniform(Ranged):
     def quantize(self, x: Float[Array, "*shape"], tensor: Tensor) -> Float[Array, "*shape"]:
         """Returns the nearest values of the grid."""
         covered = self.range is None
-        low, high = value_range(x, tensor.axes(self.per)) if self.range is None else self.range
+        low, high = self._ends(x, tensor)
         return fake_quantize(x, self.bits, low, high, self.symmetric, covered)
+
+    def uniform_grid(self, x: Float[Array, "*shape"] | None, tensor: Tensor) -> Grid | None:
+        """Returns the grid; None of an open range without an array."""
+        if x is None and self.range is None:
+            return None
+        low, high = (jnp.asarray(end, jnp.float32) for end in self._ends(x, tensor))
+        return grid(self.bits, low, high, self.symmetric)
 
     def storage(self, shape: tuple[int, ...], tensor: Tensor) -> Any:
         """Counts codes, and for each range a step in float32 and, if affine, a code for zero."""
@@ -128,7 +140,7 @@ class Stochastic(Ranged):
     def quantize(self, x: Float[Array, "*shape"], tensor: Tensor) -> Float[Array, "*shape"]:
         """Draws one of the two neighbours of every value."""
         key = tensor.random("Stochastic")
-        low, high = value_range(x, tensor.axes(self.per)) if self.range is None else self.range
+        low, high = self._ends(x, tensor)
         to = grid(self.bits, jnp.asarray(low, x.dtype), jnp.asarray(high, x.dtype), self.symmetric)
         at = jax.lax.stop_gradient(x).astype(wide_dtype(x)) / to.step - to.zero
         down = jnp.floor(at)
@@ -204,7 +216,7 @@ class Grouped(BaseQuantizer):
             raise TypeError(
                 f"Grouped.method must be a quantizer with numbers per channel, not {method!r}."
             )
-        if self.steps != "float32" and not (isinstance(method, Uniform) and method.symmetric):
+        if self.steps != "float32" and not getattr(method, "symmetric", False):
             raise ValueError(
                 f"Grouped.steps={self.steps!r} needs a grid around zero, such as "
                 f"Uniform(4, symmetric=True), not {method!r}."
@@ -261,6 +273,24 @@ class Grouped(BaseQuantizer):
         inner, sizes = self._parts(x.shape, tensor)
         return inner, x.reshape(sizes)
 
+    @property
+    def group(self) -> int:  # type: ignore[override]
+        """Entries of a group."""
+        return self.size
+
+    def uniform_grid(self, x: Float[Array, "*shape"] | None, tensor: Tensor) -> Grid | None:
+        """Returns the grid of every group, its numbers for every entry; None without an array."""
+        if x is None or not isinstance(self.method, OnGrid):
+            return None
+        inner, split = self.split(x, tensor)
+        method = self._narrowed(split, inner, self.outputs(tensor))
+        of_groups = method.uniform_grid(split, inner)
+
+        def by_entry(number: Array) -> Array:
+            return jnp.broadcast_to(number, split.shape).reshape(x.shape)
+
+        return jax.tree.map(by_entry, of_groups)  # type: ignore[no-any-return]
+
     def outputs(self, tensor: Tensor) -> tuple[int, ...]:
         """Returns the axes of the split view that are a weight's output channels."""
         axis = self._axis(tensor)
@@ -275,12 +305,6 @@ class Grouped(BaseQuantizer):
     def with_numbers(self, numbers: Sequence[Array]) -> Any:
         """Returns the method with a number for each of some entries, of those of `by_entry`."""
         return jax.tree.unflatten(jax.tree.structure(self._by_channel()), numbers)
-
-    def grid_of(self, x: Float[Array, "*shape"], tensor: Tensor) -> Uniform:
-        """Returns the uniform grid of every group of a weight, with its range."""
-        inner, split = self.split(x, tensor)
-        grid: Uniform = self._narrowed(split, inner, self.outputs(tensor)).start(split, inner)
-        return grid
 
     def _narrowed(self, x: Array, tensor: Tensor, outputs: tuple[int, ...]) -> Any:
         """Returns the method per channel, an open range such that narrow steps can hold it."""

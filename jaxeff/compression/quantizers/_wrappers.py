@@ -16,7 +16,6 @@ from jaxeff.compression.numerics import (
     at_least_float32,
     wide_dtype,
 )
-from jaxeff.compression.quantizers._uniform import Grouped
 from jaxeff.core import (
     Count,
     Positive,
@@ -185,16 +184,15 @@ class Scaled(BaseQuantizer):
 
     def by_entry(self, shape: tuple[int, ...], tensor: Tensor) -> list[Array]:
         """Repeats the scale, and the numbers of a method by group, for every entry of an array."""
-        # Only methods by group have numbers that differ from input to input.
-        inner = self.method.by_entry(shape, tensor) if isinstance(self.method, Grouped) else []
+        method: Any = self.method
         scale = with_leading_axes(jnp.asarray(self.scale), shape)
-        return [jnp.broadcast_to(scale, shape), *inner]
+        return [jnp.broadcast_to(scale, shape), *method.by_entry(shape, tensor)]
 
     def with_numbers(self, numbers: Sequence[Array]) -> "Scaled":
         """Returns the method for some entries, with their numbers of those of `by_entry`."""
         scale, *rest = numbers
         method: Any = self.method
-        return Scaled(method.with_numbers(rest) if isinstance(method, Grouped) else method, scale)
+        return Scaled(method.with_numbers(rest), scale)
 
     def _scaled(self, x: Array, tensor: Tensor) -> tuple[Array, Array]:
         check_broadcasts(f"Scaled.scale at {tensor.site!r}", self.scale, x.shape)
