@@ -54,7 +54,7 @@ from jaxeff.program import (
 )
 
 Measured = Int | Uniform | LayerQuantization
-_Found = list[tuple[Uniform, Tensor, Any, int]]
+_OpenRanges = list[tuple[Any, Tensor, Any, int]]
 
 
 @validate(percentile=number(above=0, high=100), batches=input_batches, spec=spec_of())
@@ -182,7 +182,9 @@ def _method(method: str | None, percentile: float | None) -> tuple[str, float]:
     return method, 99.9 if percentile is None else percentile
 
 
-def _open(layer: Layer, setting: Measured, values: Sequence[Any], outputs: Sequence[Any]) -> _Found:
+def _open(
+    layer: Layer, setting: Measured, values: Sequence[Any], outputs: Sequence[Any]
+) -> _OpenRanges:
     """Lists a layer's methods with an open range, with their arrays and operands' numbers."""
     apart = parts_of(setting)
     arrays = [(q, t, values[i]) for q, t, i in of_inputs(layer, apart, values)]
