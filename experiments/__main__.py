@@ -8,6 +8,7 @@ MODULES = (
     "activations",
     "analog",
     "compression",
+    "dataflow",
     "dirty_mnist",
     "ensembles",
     "galen",

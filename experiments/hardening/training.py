@@ -2,8 +2,8 @@
 
 import functools
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
@@ -24,6 +24,8 @@ from jaxeff.robustness import noisy_accuracy
 from jaxeff.training import cross_entropy, sweep
 
 Model = Callable[..., Any]
+Points = Literal["every", "products", "others"]
+"""Slots at which noise acts: all, those behind multiply-accumulates, or the rest."""
 NAMES = ("lenet5", "lenet5-bn", "vgg11", "resnet18")
 
 
@@ -32,12 +34,19 @@ class Network(trainable.Network):
     """A network without its numbers."""
 
     last: str  # site of the last layer
+    products: tuple[str, ...]  # slots that are the results of multiply-accumulates
     facts: dict[str, float]  # what the architecture table says of it
 
     def noise(self, sigma: Any) -> dict[str, Additive]:
         """Additive noise at every slot; a level, or one per image."""
         along = "sample" if jnp.ndim(sigma) else None
         return dict.fromkeys(self.slots, Additive(sigma, along=along))
+
+    def at(self, points: Points) -> "Network":
+        """The network with fewer slots."""
+        kept = {"every": self.slots, "products": self.products,
+                "others": tuple(set(self.slots) - set(self.products))}[points]  # fmt: skip
+        return replace(self, slots=tuple(slot for slot in self.slots if slot in kept))
 
 
 @functools.cache
@@ -67,7 +76,12 @@ def build(name: str, shape: tuple[int, int, int], width: float = 1.0) -> Network
         "parameters_m": sum(leaf.size for leaf in jax.tree.leaves(params)) / 1e6,
         "slots": len(base.slots),
     }
-    return Network(**vars(base), last="fc" if name == "resnet18" else "fc3", facts=facts)
+    layers = jaxeff.trace(base.evaluate, params, state, x).layers
+    linear = {layer.site for layer in layers if layer.kind == "linear"}
+    return Network(
+        **vars(base), last="fc" if name == "resnet18" else "fc3", facts=facts,
+        products=tuple(slot for slot in base.slots if slot in linear),
+    )  # fmt: skip
 
 
 def quantize(
@@ -133,7 +147,8 @@ def train(run: Run[Any], family: Family) -> list[Row]:
     """
     data = images(run)
     size = run.settings
-    network = build(family.network, data.shape, size.width)
+    points = getattr(size, "points", "every")
+    network = build(family.network, data.shape, size.width).at(points)
     settings = jax.tree.map(lambda *column: jnp.array(column, jnp.float32), *family.settings)
     steps = size.epochs * (len(data.train[1]) // size.batch_size)
     rate = family.rate or size.rate
@@ -172,6 +187,7 @@ def train(run: Run[Any], family: Family) -> list[Row]:
         identity={
             "family": family.name, "rate": rate, "decay": size.decay, "ramp": family.ramp,
             "levels": size.levels, "test": [len(data.test[1]), size.repeats], "width": size.width,
+            **({} if points == "every" else {"points": points}),
         },
     )  # fmt: skip
     return [

@@ -10,7 +10,9 @@
 
 Noise is additive, Gaussian, at every slot. LeNet-5 with batch norm stands in for the source's
 ResNet-18, which has it too: under other noise than in training the running statistics are wrong,
-and accuracy peaks at the trained level. `--network lenet5` shows what is left of that without.
+and accuracy peaks at the trained level. `--network lenet5` shows what is left of that without;
+`--points products` has noise behind multiply-accumulates alone, as analog products have it, and
+`--heatmap` six levels with five spreads.
 
 Trainings of a kind are one compiled sweep. Finished networks are kept, so is the running one by the
 epoch: a run that was killed goes on. Source: Klein's thesis, section 6.4; arXiv 2503.16183.
@@ -365,6 +367,9 @@ LEVELS = (0.1, 0.3, 0.5, 0.7, 0.9, 1.1, 1.3, 1.5, 1.7, 1.9, 2.1, 2.4, 2.7, 3.0)
 SHORT_LEVELS = (0.1, 0.3, 0.5, 0.7, 0.9, 1.1, 1.3, 1.5)
 SHORT_RAMP = 0.3
 """Share of a short training during which the noise grows; the source's is a quarter."""
+HEAT_LEVELS = (0.1, 0.3, 0.5, 0.7, 0.9, 1.3)
+HEAT_RATIOS = (0.2, THETA_PER_SIGMA, 0.6, 0.8, 1.0)
+"""Levels of the heatmaps, and spreads over them."""
 PUBLISHED_THETAS = {
     0.1: 0.05, 0.3: 0.05, 0.5: 0.25, 0.7: 0.35, 0.9: 0.35, 1.1: 0.45,
     1.3: 0.65, 1.5: 0.65, 1.7: 0.95, 1.9: 0.75, 2.1: 0.85,
@@ -380,6 +385,24 @@ class Settings(recipe.Trainings):
     network: Annotated[Literal["lenet5-bn", "lenet5", "vgg11", "resnet18"], h.SIZELESS] = (
         "lenet5-bn"
     )
+    # where noise acts: at every slot, at the results of products alone, or at all other slots
+    points: Annotated[training.Points, h.SIZELESS] = "every"
+    # whether VANT is trained at six levels with five spreads, for the heatmaps
+    heatmap: Annotated[bool, h.SIZELESS] = False
+
+
+def settle(settings: Settings) -> Settings:
+    """Adds what the heatmaps take to the families of VANT and of plain noisy training."""
+    if not settings.heatmap:
+        return settings
+    spread = [Setting(s, round(r * s, 6), ALPHA) for s in HEAT_LEVELS for r in HEAT_RATIOS]
+    plain = [Setting(sigma=s) for s in HEAT_LEVELS if s in settings.levels]
+    more = {"noise": plain, "vant": [s for s in spread if s.sigma in settings.levels]}
+    return replace(settings, families=tuple(
+        replace(family, settings=tuple(dict.fromkeys((*family.settings, *more[family.method]))))
+        if family.method in more else family
+        for family in settings.families
+    ))  # fmt: skip
 
 
 def families(
@@ -451,7 +474,7 @@ PARTS = (
 )
 STUDY = Study(
     "vant", __doc__, SIZES, PARTS, CLAIMS, PLOTS, TABLES,
-    DIFFERENCES, derive=_with_robustness,
+    DIFFERENCES, derive=_with_robustness, settle=settle,
 )  # fmt: skip
 
 if __name__ == "__main__":

@@ -13,6 +13,8 @@ from experiments.hardening import recipe as hardening
 from experiments.hardening.__main__ import STUDY
 from experiments.hardening.findings import TABLE
 from experiments.harness import Refused, Report
+from experiments.harness.report import plain
+from experiments.harness.sizes import reached
 from jaxeff.core import fast_key
 from jaxeff.hardening import ALPHA
 
@@ -230,3 +232,25 @@ def test_eight_bits_are_held_to_four(four, passed):
     report = Report("hardening", "default", CONFIG, rows, {"tables": {"matched": []}})
     STUDY.judge(report)
     assert [c["passed"] for c in report.checks if c["name"].startswith("LeNet-5")] == [passed]
+
+
+def test_noise_acts_where_it_is_asked_to():
+    whole = training.build("lenet5", (28, 28, 1))
+    products, others = whole.at("products"), whole.at("others")
+    assert products.slots == ("conv1", "conv2", "fc1", "fc2", "fc3")
+    assert {*products.slots} | {*others.slots} == {*whole.slots} == {*whole.at("every").slots}
+    assert not {*products.slots} & {*others.slots}
+    assert products.noise(0.1).keys() == {*products.slots}
+
+
+def test_the_heatmap_has_every_level_and_spread():
+    default = vant.SIZES["default"]
+    assert vant.settle(default) == default
+    settled = vant.settle(replace(default, heatmap=True))
+    assert reached(plain(settled), vant.SIZES) == "default"
+    (spread,) = (family.settings for family in settled.families if family.method == "vant")
+    for sigma in vant.HEAT_LEVELS:
+        ratios = {round(s.theta / sigma, 3) for s in spread if s.sigma == sigma}
+        assert {*vant.HEAT_RATIOS} <= ratios, sigma
+    (plain_ones,) = (f.settings for f in settled.families if f.method == "noise")
+    assert {s.sigma for s in plain_ones} >= {*vant.HEAT_LEVELS}
