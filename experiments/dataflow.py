@@ -3,7 +3,7 @@
     python -m experiments.dataflow
 
 A narrow VGG is trained on in 1 to 8 bits of weights and of activations (learned steps, signs
-for weights of one bit; 8 bits at the ends). Throughput is that of `search.DataflowPipeline`:
+for weights of one bit; 8 bits at the ends). Throughput is that of `contrib.DataflowPipeline`:
 a unit for every layer, all as parallel as fits on the device together, by FINN's formulas.
 
 Source: Klein's thesis, section 3.5 (figure 3.6 b, after Roth et al., JMLR 2024): VGGs of CIFAR-10
@@ -24,7 +24,8 @@ from experiments.compression import recipe, training
 from experiments.compression.methods import Method, at_bits
 from experiments.harness import Count, Least, Report, Row, Run
 from jaxeff.compression import DoReFa
-from jaxeff.search import MIX, Candidate, DataflowPipeline, FewBitLayers, Policy, SearchSpace
+from jaxeff.contrib import DataflowPipeline
+from jaxeff.search import MIX, Candidate, FewBitLayers, Policy, SearchSpace
 
 FEW_WEIGHTS, FEW_ACTIVATIONS = (1, 2), (3, 4)
 """Bits of the source's Pareto front."""

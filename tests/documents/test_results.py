@@ -112,8 +112,6 @@ TRACED = {
         "accelerators-fast", "analog_posterior-fast", "chip_queries-fast", "deep_light-fast",
         "diffusion-fast", "photonic_attention-fast", "random_layers-fast", "tokens_smollm2",
     ],
-    "compression": ["compression-fast", "compression_eighth"],
-    "pruning": ["pruning-fast", "throughput-fast", "throughput_wrn"],
     "latency": ["latency-fast", "c_library-fast"],
     "integer": ["microcontroller-full", "microcontroller_more", "c_library-fast"],
     "variances": ["moment_variances", "moment_variances_tenth", "moment_variances_calibrated"],
