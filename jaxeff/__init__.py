@@ -30,75 +30,84 @@ builds on.
 """
 
 from importlib import import_module
+from pkgutil import iter_modules
 from typing import TYPE_CHECKING, Any
 
-from jaxeff.adapters import LoRA, lora
-from jaxeff.compression import Int, integer, quantized
-from jaxeff.core import functional, restore
-from jaxeff.ensembles import ensemble
-from jaxeff.moment_propagation import (
-    Gaussian,
-    MomentsWarning,
-    assumptions,
-    calibrate_moments,
-    moments,
-    moments_check,
-)
-from jaxeff.noise import Additive, Mixed, Multiplicative, noisy
-from jaxeff.photonics import ChaoticLight, photonic
-from jaxeff.program import CompilerWarning, cost, sites, streaming, summary, trace
-from jaxeff.pruning import channels, masked, prune_plan, pruned
-from jaxeff.weights import load_weights
-
 if TYPE_CHECKING:
-    from jaxeff.analog_hardware import Crossbar, analog
-    from jaxeff.reporting import report
+    from jaxeff.adapters import LoRA as LoRA
+    from jaxeff.adapters import lora as lora
+    from jaxeff.analog_hardware import Crossbar as Crossbar
+    from jaxeff.analog_hardware import analog as analog
+    from jaxeff.compression import Int as Int
+    from jaxeff.compression import integer as integer
+    from jaxeff.compression import quantized as quantized
+    from jaxeff.core import functional as functional
+    from jaxeff.core import restore as restore
+    from jaxeff.ensembles import ensemble as ensemble
+    from jaxeff.moment_propagation import Gaussian as Gaussian
+    from jaxeff.moment_propagation import MomentsWarning as MomentsWarning
+    from jaxeff.moment_propagation import assumptions as assumptions
+    from jaxeff.moment_propagation import calibrate_moments as calibrate_moments
+    from jaxeff.moment_propagation import moments as moments
+    from jaxeff.moment_propagation import moments_check as moments_check
+    from jaxeff.noise import Additive as Additive
+    from jaxeff.noise import Mixed as Mixed
+    from jaxeff.noise import Multiplicative as Multiplicative
+    from jaxeff.noise import noisy as noisy
+    from jaxeff.photonics import ChaoticLight as ChaoticLight
+    from jaxeff.photonics import photonic as photonic
+    from jaxeff.program import CompilerWarning as CompilerWarning
+    from jaxeff.program import cost as cost
+    from jaxeff.program import sites as sites
+    from jaxeff.program import streaming as streaming
+    from jaxeff.program import summary as summary
+    from jaxeff.program import trace as trace
+    from jaxeff.pruning import channels as channels
+    from jaxeff.pruning import masked as masked
+    from jaxeff.pruning import prune_plan as prune_plan
+    from jaxeff.pruning import pruned as pruned
+    from jaxeff.reporting import report as report
+    from jaxeff.weights import load_weights as load_weights
 
 __version__ = "0.1.0"
 
-__all__ = [
-    "Additive",
-    "ChaoticLight",
-    "CompilerWarning",
-    "Crossbar",
-    "Gaussian",
-    "Int",
-    "LoRA",
-    "Mixed",
-    "MomentsWarning",
-    "Multiplicative",
-    "analog",
-    "assumptions",
-    "calibrate_moments",
-    "channels",
-    "cost",
-    "ensemble",
-    "functional",
-    "integer",
-    "load_weights",
-    "lora",
-    "masked",
-    "moments",
-    "moments_check",
-    "noisy",
-    "photonic",
-    "prune_plan",
-    "pruned",
-    "quantized",
-    "report",
-    "restore",
-    "sites",
-    "streaming",
-    "summary",
-    "trace",
-]
+_ROOMS = {
+    "adapters": ("LoRA", "lora"),
+    "analog_hardware": ("Crossbar", "analog"),
+    "compression": ("Int", "integer", "quantized"),
+    "core": ("functional", "restore"),
+    "ensembles": ("ensemble",),
+    "moment_propagation": (
+        "Gaussian",
+        "MomentsWarning",
+        "assumptions",
+        "calibrate_moments",
+        "moments",
+        "moments_check",
+    ),
+    "noise": ("Additive", "Mixed", "Multiplicative", "noisy"),
+    "photonics": ("ChaoticLight", "photonic"),
+    "program": ("CompilerWarning", "cost", "sites", "streaming", "summary", "trace"),
+    "pruning": ("channels", "masked", "prune_plan", "pruned"),
+    "reporting": ("report",),
+    "weights": ("load_weights",),
+}
+"""The names that are here too, by the room that offers them; rooms are loaded when asked for."""
 
+_ROOM_OF = {name: room for room, names in _ROOMS.items() for name in names}
 
-_LATER = {"Crossbar": "analog_hardware", "analog": "analog_hardware", "report": "reporting"}
-"""Names whose rooms load SciPy's solvers, or all other rooms: found when they are asked for."""
+__all__ = sorted(_ROOM_OF)
 
 
 def __getattr__(name: str) -> Any:
-    if room := _LATER.get(name):
-        return getattr(import_module(f"jaxeff.{room}"), name)
+    if name in _ROOM_OF:
+        value = getattr(import_module(f"{__name__}.{_ROOM_OF[name]}"), name)
+        globals()[name] = value  # found once
+        return value
+    if name in {found.name for found in iter_modules(__path__) if found.ispkg}:
+        return import_module(f"{__name__}.{name}")
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -6,7 +6,8 @@ import jaxeff
 from jaxeff.nn import small_classifier
 
 f, params, (x, y) = small_classifier(64)
-page = jaxeff.report(f, params, (x, y), title="Digits", sections=("layers", "predictions"))
+key, sections = jax.random.key(0), ("layers", "predictions")
+page = jaxeff.report(key, f, params, (x, y), title="Digits", sections=sections)
 page.save("digits.html")                                 # one file, figures included
 page.save("MODEL_CARD.md")                               # the same as a model card
 ```

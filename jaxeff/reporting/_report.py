@@ -9,7 +9,7 @@ from jaxeff.nn import small_classifier
 from jaxeff.reporting import judge_predictions
 
 f, params, (x, y) = small_classifier(64)
-page = jaxeff.report(f, params, (x, y), sections=("layers",))
+page = jaxeff.report(jax.random.key(0), f, params, (x, y), sections=("layers",))
 print(page.sections["layers"]["peak"])                   # 3920 bytes of activations at a time
 
 judged = judge_predictions(jax.random.key(0), f(params, x), y, f(params, x[:, ::-1]))
@@ -392,13 +392,13 @@ class Deployed(Protocol):
     sections=string_sequence,
 )
 def report(
+    key: PRNGKeyArray,
     f: Callable[..., Any],
     params: Any,
     data: tuple[Any, Any],
     *,
     outside: Any = None,
     bundle: Deployed | None = None,
-    key: PRNGKeyArray | None = None,
     title: str = "Model",
     about: Mapping[str, str] | None = None,
     levels: Sequence[float] = LEVELS,
@@ -424,14 +424,14 @@ def report(
     A section that can't be measured says why on the page.
 
     Args:
+        key: Random key of noise and samples: with the same one a report of the same model says the
+            same.
         f: A classifier `f(params, x) -> logits`.
         params: The parameters of `f`; of a posterior, `Gaussian` leaves, whose means are used where
             numbers are wanted.
         data: Inputs and labels that were not trained on.
         outside: Inputs out of domain, or a pair of inputs and labels.
         bundle: The deployed model, for the section of its target.
-        key: Random key of noise and samples; `jax.random.key(0)` by default, so that a report of
-            the same model says the same.
         title: Title of the page.
         about: Texts of the model card by their headings, such as `{"Intended use": "..."}`.
         levels: Levels of additive noise, in the units of layers' values.
@@ -456,7 +456,6 @@ def report(
     for name in sections or ():
         check_choice("sections", name, (*SECTIONS, "target"))
     chosen = tuple(name for name in chosen if sections is None or name in sections)
-    key = jax.random.key(0) if key is None else key
     random = any(map(is_gaussian, jax.tree.leaves(params, is_leaf=is_gaussian)))
     numbers = jax.tree.map(
         lambda leaf: leaf.mean if is_gaussian(leaf) else leaf, params, is_leaf=is_gaussian

@@ -177,7 +177,7 @@ OWN: dict[str, dict[str, Any]] = {
     "jaxeff.prune_plan": {"budget": Budget(macs=0.5)},
     "jaxeff.report": {"bundle": None, "title": "Net", "about": {"use": "tests"},
                       "shares": 0.5 * SCORES, "examples": 10, "sections": ("layers",),
-                      "outside": X, "folder": None, "widths": (2, 4)},
+                      "outside": X, "levels": SCORES, "widths": (2, 4)},
     "jaxeff.reporting.judge_predictions": {"outside": LOGITS, "outside_labels": Y},
     "jaxeff.summary": {"bits": {"fc1": (4, 4)}},
     "jaxeff.analog_hardware.compensate_drift": {"before": empty(Reference)},

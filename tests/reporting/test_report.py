@@ -53,7 +53,13 @@ def model():
 def test_layers_and_predictions(model, tmp_path):
     f, params, _, (x, y), outside = model
     report = jaxeff.report(
-        f, params, (x, y), outside=outside, title="a <b> & c", sections=("layers", "predictions")
+        jax.random.key(0),
+        f,
+        params,
+        (x, y),
+        outside=outside,
+        title="a <b> & c",
+        sections=("layers", "predictions"),
     )
     assert list(report.sections) == ["layers", "predictions"]
     cost = jaxeff.cost(f, params, x[:1])
@@ -85,7 +91,9 @@ def test_layers_and_predictions(model, tmp_path):
 
 def test_tables_of_a_card_have_as_many_cells_as_columns(model):
     f, params, _, data, _ = model
-    card = jaxeff.report(f, params, data, title="a|b", sections=("layers",)).markdown
+    card = jaxeff.report(
+        jax.random.key(0), f, params, data, title="a|b", sections=("layers",)
+    ).markdown
     tables = [block.splitlines() for block in card.split("\n\n") if block.lstrip().startswith("|")]
     assert len(tables) == 2
     for lines in tables:
@@ -96,11 +104,11 @@ def test_tables_of_a_card_have_as_many_cells_as_columns(model):
 
 def test_what_does_not_apply_says_why(model):
     f, params, _, data, _ = model
-    report = jaxeff.report(f, params, data, sections=("moments",))
+    report = jaxeff.report(jax.random.key(0), f, params, data, sections=("moments",))
     assert "nothing is random" in report.sections["moments"]["missing"]
     assert "Not measured: nothing is random" in report.markdown
     with pytest.raises(ValueError, match="sections"):
-        jaxeff.report(f, params, data, sections=("nosie",))
+        jaxeff.report(jax.random.key(0), f, params, data, sections=("nosie",))
 
 
 def test_what_was_measured_before_a_kill_is_kept(model, tmp_path, monkeypatch):
@@ -112,14 +120,16 @@ def test_what_was_measured_before_a_kill_is_kept(model, tmp_path, monkeypatch):
 
     monkeypatch.setattr(measured, "SECTIONS", {**SECTIONS, "predictions": killed})
     with pytest.raises(KeyboardInterrupt):
-        jaxeff.report(f, params, data, **arguments)
+        jaxeff.report(jax.random.key(0), f, params, data, **arguments)
     monkeypatch.setattr(measured, "SECTIONS", {**SECTIONS, "layers": killed})
-    continued = jaxeff.report(f, params, data, **arguments)
+    continued = jaxeff.report(jax.random.key(0), f, params, data, **arguments)
     monkeypatch.undo()
-    assert continued == jaxeff.report(f, params, data, **arguments | {"folder": None})
+    assert continued == jaxeff.report(
+        jax.random.key(0), f, params, data, **arguments | {"folder": None}
+    )
     other = jax.tree.map(lambda w: 2 * w, params)
     with pytest.raises(CheckpointError, match="another run"):
-        jaxeff.report(f, other, data, **arguments)
+        jaxeff.report(jax.random.key(0), f, other, data, **arguments)
 
 
 def test_a_curve_of_risk_counts_what_is_out_of_domain_as_wrong():
@@ -138,7 +148,14 @@ def test_all_sections_of_a_posterior(model):
     f, params, posterior, (x, y), outside = model
     levels, widths, shares = (0.01, 0.1, 1.0, 10.0), (2, 8), (0.5,)
     report = jaxeff.report(
-        f, posterior, (x, y), outside=(outside, y), levels=levels, widths=widths, shares=shares
+        jax.random.key(0),
+        f,
+        posterior,
+        (x, y),
+        outside=(outside, y),
+        levels=levels,
+        widths=widths,
+        shares=shares,
     )
     assert list(report.sections) == list(SECTIONS)
     assert not any("missing" in section for section in report.sections.values())
