@@ -69,16 +69,15 @@ def tasks(settings: Settings, subject: recipe.Subject, seed: int) -> Iterator[cl
 
 
 def measure(
-    run: Run[Settings], task: classifiers.Task, subject: recipe.Subject, model: classifiers.Trained
+    run: Run[Any], task: classifiers.Task, subject: recipe.Subject, model: classifiers.Trained
 ) -> list[Row]:
     """Accuracy after training on, and cycles between two images on the device."""
     if task.part == "float":
         return [classifiers.describe(model)]
     weights, activations = map(int, task.what.split())
-    settings: Any = run.settings
     row = training.train(run, subject, model, method(weights, activations))
     names = ("subject", "seed", "weight_bits", "activation_bits", "trained", "bops")
-    cycles = cycles_of(model, weights, activations, settings.luts)
+    cycles = cycles_of(model, weights, activations, run.settings.luts)
     return [{**{name: row.get(name) for name in names}, "cycles": cycles}]
 
 

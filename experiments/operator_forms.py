@@ -132,10 +132,9 @@ def generic_pool(_: Any, x: Gaussian) -> Gaussian:
         return found.mean, found.var
 
     # Never a maximum, with room for a difference.
-    start = np.finfo(np.float32).min / 4, 0.0
-    mean, var = jax.lax.reduce_window(
-        (x.mean, x.var), tuple(map(np.float32, start)), larger, (1, 2, 2, 1), (1, 2, 2, 1), "VALID"
-    )  # fmt: skip
+    start = np.float32(np.finfo(np.float32).min / 4), np.float32(0)
+    window = (1, 2, 2, 1)
+    mean, var = jax.lax.reduce_window((x.mean, x.var), start, larger, window, window, "VALID")
     return Gaussian(mean, var)
 
 
@@ -146,7 +145,8 @@ def _max_pool(_: Any, x: Array) -> Array:
 
 def exact_dense(x: Pair, w: Pair) -> Pair:
     """The same of means and variances, in float64."""
-    return joint_dense("variance", *(tuple(map(np.float64, of)) for of in (x, w)))
+    inputs, weights = ((np.float64(mean), np.float64(var)) for mean, var in (x, w))
+    return joint_dense("variance", inputs, weights)
 
 
 def exact_pool(x: Gaussian, pairs: bool) -> Pair:
@@ -167,7 +167,8 @@ def exact_pool(x: Gaussian, pairs: bool) -> Pair:
 
 
 def _dense_tvm(joint: bool, spread: str, x: Pair, w: Pair) -> tuple[Meter, Pair]:
-    module = dense_module(len(x[0]), *w[0].shape, Form(spread), joint=joint)
+    (batch, depth), columns = x[0].shape, w[0].shape[1]
+    module = dense_module(batch, depth, columns, Form(spread), joint=joint)
     arguments = [tvm.runtime.tensor(part) for part in (*_spread(spread, x), *_spread(spread, w))]
     meter = module_meter(module, arguments, host())
     mean, var = module_results(module, arguments, host())
@@ -179,7 +180,7 @@ def _dense_xla(joint: bool, spread: str, x: Pair, w: Pair) -> tuple[Meter, Pair]
     if joint:
         call = compiled(functools.partial(joint_dense, spread), *arguments)
         return metered(call), call()
-    parts = [mean_of_dense, functools.partial(spread_of_dense, spread)]
+    parts: list[Callable[..., Any]] = [mean_of_dense, functools.partial(spread_of_dense, spread)]
     calls = [compiled(part, *arguments) for part in parts]
     return together([metered(call) for call in calls]), tuple(call() for call in calls)
 

@@ -147,7 +147,7 @@ def train(run: Run[Any], family: Family) -> list[Row]:
     """
     data = images(run)
     size = run.settings
-    points = getattr(size, "points", "every")
+    points: Points = getattr(size, "points", "every")
     network = build(family.network, data.shape, size.width).at(points)
     settings = jax.tree.map(lambda *column: jnp.array(column, jnp.float32), *family.settings)
     steps = size.epochs * (len(data.train[1]) // size.batch_size)
