@@ -47,6 +47,7 @@ MODULES = (
     "beyond.tokens",
     "beyond.transforms",
     "beyond.vit_formats",
+    "beyond.waiting",
     "beyond.zoo",
 )
 

@@ -1,0 +1,1 @@
+"""What a user waits for: reading, compiling, converting, and checking."""
