@@ -104,16 +104,10 @@ def test_tables_of_the_quickstart_are_those_of_its_kept_run(page):
 
 
 TRACED = {
-    "noise": [
-        "walking_noise-fast", "hardening", "hardening_eighth", "vant-fast", "vant_4000",
-        "sensitivity-fast",
-    ],
     "outlook": [
         "accelerators-fast", "analog_posterior-fast", "chip_queries-fast", "deep_light-fast",
         "diffusion-fast", "photonic_attention-fast", "random_layers-fast", "tokens_smollm2",
     ],
-    "latency": ["latency-fast", "c_library-fast"],
-    "integer": ["microcontroller-full", "microcontroller_more", "c_library-fast"],
     "variances": ["moment_variances", "moment_variances_tenth", "moment_variances_calibrated"],
 }  # fmt: skip
 """Pages whose tables are still written by hand, and the kept runs that they are of. It may only get
