@@ -112,7 +112,7 @@ def number(content: Any, said: str) -> str:
 
 
 def _written(value: Any, form: str) -> str:
-    text = format(value, form)
+    text = format(value, form).replace("%", " %")
     return re.sub(r"^(-?)0(?=\.)", r"\1", text)  # as everywhere here: .95
 
 

@@ -108,7 +108,6 @@ TRACED = {
         "accelerators-fast", "analog_posterior-fast", "chip_queries-fast", "deep_light-fast",
         "diffusion-fast", "photonic_attention-fast", "random_layers-fast", "tokens_smollm2",
     ],
-    "variances": ["moment_variances", "moment_variances_tenth", "moment_variances_calibrated"],
 }  # fmt: skip
 """Pages whose tables are still written by hand, and the kept runs that they are of. It may only get
 shorter: any number of those runs passes, where a table of docs/results/tables names its place."""
