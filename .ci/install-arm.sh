@@ -1,6 +1,6 @@
 #!/bin/sh
 # Installs what the ARM tests need: the aarch64 cross linker and qemu's user-mode emulator; and what
-# tests of C libraries for other processors need, about 300 MB: compilers for 32-bit ARM, RISC-V and
+# tests of C libraries for other processors need, about 500 MB: compilers for 32-bit ARM, RISC-V and
 # microcontrollers, an emulator of these, and a second compiler and CMake for this machine.
 # Does nothing where all are there. Where it may not install (no apt, not root), it says what is
 # missing and still succeeds: without them those tests are skipped.
@@ -22,6 +22,8 @@ qemu-system-arm qemu-system-arm
 riscv64-linux-gnu-gcc gcc-riscv64-linux-gnu libc6-dev-riscv64-cross
 riscv64-unknown-elf-gcc gcc-riscv64-unknown-elf picolibc-riscv64-unknown-elf
 qemu-system-riscv32 qemu-system-misc
+avr-gcc gcc-avr avr-libc
+xtensa-lx106-elf-gcc gcc-xtensa-lx106 picolibc-xtensa-lx106-elf
 clang clang
 cmake cmake
 END

@@ -15,17 +15,23 @@ import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from jaxeff.contrib import Tokenizer
 from jaxeff.store import atomic_folder, require_absent, write_atomically
 from jaxeff_export.artifact import Artifact, TensorSpec, digest, package_versions
-from jaxeff_export.boards import run_on_threads
 from jaxeff_export.bundle import files
 from jaxeff_export.bundle._bundle import Bundle
-from jaxeff_export.bundle._example import Example, NamedTarget, c_order, lift
+from jaxeff_export.bundle._example import (
+    MOST_UNPACKED,
+    Example,
+    NamedTarget,
+    c_order,
+    derive,
+    lift,
+)
 from jaxeff_export.bundle.files import (
     MANIFEST,
     Manifest,
@@ -119,6 +125,9 @@ def write_bundle(parts: BundleParts, path: Path) -> Manifest:
         if parts.tokenizer is not None:
             tokenizer = parts.tokenizer
             contents[files.TOKENIZER] = lambda: pack_tokenizer(tokenizer)
+        rest = [p for i, p in enumerate(parts.parameters) if i not in kept]
+        if rest and sum(array.nbytes for array in parts.parameters) <= MOST_UNPACKED:
+            contents[files.UNPACKED] = lambda: pack_arrays(rest)
         written = {}
         for name in contents:
             content = contents[name]()  # one in memory at a time
@@ -165,9 +174,6 @@ def _kept(bound: int, operands: Sequence[int]) -> tuple[list[int], tuple[int, ..
     derived = len(kept) - bound
     return kept, tuple(places[i] if i < bound else i + derived for i in operands)
 
-
-if TYPE_CHECKING:
-    from jaxeff_export.compiler.passes import LiftedModule
 
 Progress = Callable[[str], None]
 
@@ -221,7 +227,7 @@ def build(
     say("importing StableHLO")
     lifted = lift(example, target)
     # Arrays of a bundle that is built again are taken over, so that both hold the same bits.
-    derived = _derived(lifted, example.bound) if example.derived is None else example.derived
+    derived = derive(lifted, example.bound) if example.derived is None else example.derived
     works: list[Work] = []  # a C library's kernels are never modelled
     with tempfile.TemporaryDirectory(prefix="jaxeff-link-") as workspace:
         library = Path(workspace) / "library.so"
@@ -303,22 +309,3 @@ def _link(executable: Any, library: Path, linker: str) -> None:
             full = [line for line in lines if os.strerror(errno.ENOSPC) in line]
             reason = (full or lines)[-1]
             raise ToolchainError(f"{linker} could not link the library: {reason}") from error
-
-
-def _derived(lifted: LiftedModule, parameters: Sequence[np.ndarray]) -> list[np.ndarray]:
-    """Computes what depends on the parameters alone, on this machine whatever the target."""
-    import tvm
-    from joblib import cpu_count
-
-    # Start-up time: the compiler loads TVM.
-    from jaxeff_export.compiler import compile_module
-
-    if lifted.derive is None:
-        return []
-    # A deep network derives arrays of every layer: machine code of that many calls, which are
-    # made once, takes longer than what they compute.
-    machine = tvm.relax.VirtualMachine(compile_module(lifted.derive, once=True), tvm.cpu())
-    given = [tvm.runtime.tensor(value) for value in parameters]
-    # Two threads of one physical core would share its vector units.
-    arrays = run_on_threads(cpu_count(only_physical_cores=True), lambda: machine["main"](*given))
-    return [array.numpy() for array in arrays]

@@ -7,6 +7,8 @@
     selfcheck.npz     inputs, and the outputs JAX computed from them
     run.py            runs the bundle on a device that has TVM's runtime and numpy, nothing else
     tokenizer.json    a decoder's tokens, where they were given
+    unpacked.npz      parameters that the library takes in a layout of its own, as they were given,
+                      for `export_c(source=True)`; up to 16 MiB
     manifest.json     shapes, dtypes, target, versions, and the checksum of every file
 
 Sharp edges: loading a library runs native code, so load bundles only from where you would install
@@ -49,7 +51,14 @@ import numpy as np
 from jaxeff.core import function_of_form, instance_of, sequence_of, validate
 from jaxeff_export.artifact import dtype_of
 from jaxeff_export.boards import Board, BoardError, LocalBoard, ProgramBoard, make_board
-from jaxeff_export.bundle._example import Example, NamedTarget, export_c, lift
+from jaxeff_export.bundle._example import (
+    MOST_UNPACKED,
+    Example,
+    NamedTarget,
+    derive,
+    export_c,
+    lift,
+)
 from jaxeff_export.bundle._machine_model import KernelModels, model_library
 from jaxeff_export.bundle.files import (
     LIBRARY,
@@ -114,17 +123,18 @@ class Bundle(BundleFolder):
 
     @property
     def example(self) -> Example:
-        """The example the bundle was built from; zeros for parameters that it had no use for."""
-        artifact = self.artifact
+        """The example the bundle was built from; zeros for parameters that it doesn't hold."""
+        artifact, bound = self.artifact, self.unpacked
         parameters = len(artifact.arguments) - len(self.manifest.arguments)
-        names = (spec.name for spec in self.manifest.parameters)
-        stored = dict(zip(names, self.parameters, strict=True))
-        bound = [
-            stored[spec.name]
-            if spec.name in stored
-            else np.zeros(tuple(int(n) for n in spec.shape), dtype_of(spec.dtype))
-            for spec in artifact.inputs[: artifact.leaf_count(parameters)]
-        ]
+        if bound is None:
+            names = (spec.name for spec in self.manifest.parameters)
+            stored = dict(zip(names, self.parameters, strict=True))
+            bound = [
+                stored[spec.name]
+                if spec.name in stored
+                else np.zeros(tuple(int(n) for n in spec.shape), dtype_of(spec.dtype))
+                for spec in artifact.inputs[: artifact.leaf_count(parameters)]
+            ]
         manifest = self.manifest
         known = self.treedef, self.derived, manifest.verdict, manifest.state, self.tokenizer
         return Example(artifact, parameters, bound, self.recorded, *known)
@@ -261,8 +271,13 @@ class Bundle(BundleFolder):
         database: str | Path | None = None,
         threads: int = 1,
         style: str = "cmake",
+        source: bool = False,
     ) -> CLibrary:
         """Writes the function as a C library: a header, an archive, an example, no runtime.
+
+        With `source` it is one C file and its header, in C99, for compilers and processors that
+        this library knows nothing of (AVR, Xtensa, TriCore, a vendor's own compiler). Kernels
+        then have no instructions of the target: they are those for any processor.
 
         Args:
           path: the folder, written whole or not at all.
@@ -277,6 +292,7 @@ class Bundle(BundleFolder):
             system; the same bits for any number.
           style: the build system that the folder is a package for: ``"cmake"``, ``"arduino"``,
             ``"platformio"``, ``"zephyr"`` or ``"cmsis-pack"``.
+          source: whether kernels are C99 source in place of machine code, all in one file.
 
         Returns:
           The library, with what it takes of memories in ``.sizes``.
@@ -284,21 +300,17 @@ class Bundle(BundleFolder):
         Raises:
           CLibraryError: if the batch may vary, an operation has no static kernel, the memories
             don't hold it, there is no operating system for its threads, or the style has no place
-            for it.
+            for it; of `source`, if the bundle holds more than 16 MiB of packed weights, which it
+            doesn't have as they were given.
           TargetError: if the target has no floating-point unit.
           ToolchainError: if no C compiler for it is installed.
           FileExistsError: if `path` holds anything but a library's own files.
         """
-        # Read once for all libraries of a bundle, whatever their names and styles.
-        with self._opening:
-            example = self.example
-            if self._lifted is None:
-                self._lifted = lift(example, NamedTarget.of_manifest(self.manifest))
+        example = self.example
         return export_c(
             example,
             self.manifest,
-            self._lifted,
-            self.operands,
+            *(self._portable(example) if source else self._kept(example)),
             path,
             name=name,
             embed=embed,
@@ -307,7 +319,27 @@ class Bundle(BundleFolder):
             database=database,
             threads=threads,
             style=style,
+            source=source,
         )
+
+    def _kept(self, example: Example) -> tuple[LiftedModule, list[np.ndarray]]:
+        """Reads the function once for all libraries of a bundle, whatever names and styles."""
+        with self._opening:
+            if self._lifted is None:
+                self._lifted = lift(example, NamedTarget.of_manifest(self.manifest))
+        return self._lifted, self.operands
+
+    def _portable(self, example: Example) -> tuple[LiftedModule, list[np.ndarray]]:
+        """Reads the function for kernels that any processor runs, and packs weights for these."""
+        if self.unpacked is None:
+            raise CLibraryError(
+                "the bundle has its weights packed for "
+                f"{self.manifest.target_name} alone, since they are more than "
+                f"{MOST_UNPACKED >> 20} MiB: deploy a smaller network for source=True"
+            )
+        lifted = lift(example, NamedTarget.of_any())
+        bound = [*example.bound, *derive(lifted, example.bound)]
+        return lifted, [bound[index] for index in lifted.operands]
 
     def model(self, core: str | None = None, like: str | None = None) -> KernelModels:
         """Models what a core does with the kernels, by a static model of their machine code.

@@ -15,6 +15,7 @@ import numpy as np
 
 from jaxeff.contrib import Tokenizer
 from jaxeff_export.artifact import Artifact, state_places
+from jaxeff_export.boards import run_on_threads
 from jaxeff_export.bundle.files import Manifest, RecordedPair, tolerance
 from jaxeff_export.clib import CLibrary, CLibraryError, LibraryParts, bytes_of, write_library
 from jaxeff_export.clib.codegen import identifier
@@ -23,6 +24,9 @@ from jaxeff_export.targets import find_linker, require_extra, resolve_target
 
 if TYPE_CHECKING:
     from jaxeff_export.compiler.passes import LiftedModule
+
+MOST_UNPACKED = 1 << 24
+"""Bytes of parameters up to which a bundle keeps them as they were given beside packed ones."""
 
 
 @dataclass(frozen=True)
@@ -52,6 +56,13 @@ class NamedTarget:
         resolved = resolve_target(target)
         name = target if isinstance(target, str) else str(resolved.get("mcpu", "custom"))
         return cls(name, resolved, find_linker(resolved))
+
+    @classmethod
+    def of_any(cls) -> NamedTarget:
+        """Returns the target of kernels without instructions of one processor, for source."""
+        # An M0+ has neither vectors nor products of bytes; what compiles and links them is the
+        # user's.
+        return cls("any", resolve_target("cortex-m0plus"), "")
 
     @classmethod
     def of_manifest(cls, manifest: Manifest) -> NamedTarget:
@@ -120,6 +131,25 @@ def lift(example: Example, target: NamedTarget) -> LiftedModule:
     return bind_parameters(module, len(example.bound), target.settings)
 
 
+def derive(lifted: LiftedModule, parameters: Sequence[np.ndarray]) -> list[np.ndarray]:
+    """Computes what depends on the parameters alone, on this machine whatever the target."""
+    import tvm
+    from joblib import cpu_count
+
+    # Start-up time: the compiler loads TVM.
+    from jaxeff_export.compiler import compile_module
+
+    if lifted.derive is None:
+        return []
+    # A deep network derives arrays of every layer: machine code of that many calls, which are
+    # made once, takes longer than what they compute.
+    machine = tvm.relax.VirtualMachine(compile_module(lifted.derive, once=True), tvm.cpu())
+    tensors = [tvm.runtime.tensor(value) for value in parameters]
+    # Two threads of one physical core would share its vector units.
+    arrays = run_on_threads(cpu_count(only_physical_cores=True), lambda: machine["main"](*tensors))
+    return [array.numpy() for array in arrays]
+
+
 def c_order(
     example: Example,
     target: NamedTarget,
@@ -178,6 +208,7 @@ def export_c(
     database: str | Path | None,
     threads: int,
     style: str,
+    source: bool,
 ) -> CLibrary:
     """Writes a bundle's function as a C library.
 
@@ -194,6 +225,7 @@ def export_c(
       database: same as for `Bundle.export_c`.
       threads: same as for `Bundle.export_c`.
       style: same as for `Bundle.export_c`.
+      source: same as for `Bundle.export_c`; what was lifted is then for any processor.
     """
     # Start-up time: the compiler loads TVM.
     from jaxeff_export.compiler import tuned_schedules
@@ -216,5 +248,7 @@ def export_c(
         ram=None if ram is None else bytes_of(ram),
         threads=threads,
         style=style,
+        source=source,
+        kernel_target=NamedTarget.of_any().settings if source else None,
     )
     return write_library(order, Path(path))

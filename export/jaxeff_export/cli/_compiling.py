@@ -142,6 +142,10 @@ def c(
         str,
         typer.Option(help="Package for: cmake, arduino, platformio, zephyr or cmsis-pack."),
     ] = "cmake",
+    source: Annotated[
+        bool,
+        typer.Option("--source", help="C99 source in one file, for any compiler, no machine code."),
+    ] = False,
     steps: Annotated[
         bool, typer.Option("--steps", help="Print what each call of a kernel takes, too.")
     ] = False,
@@ -165,6 +169,7 @@ def c(
                 database=database,
                 threads=threads,
                 style=style,
+                source=source,
             )
         sizes = library.sizes
         for what, size in sizes.to_json().items():

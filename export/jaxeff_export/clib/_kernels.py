@@ -27,6 +27,7 @@ import tvm_ffi
 from tvm import s_tir, tirx
 from tvm.target import Target
 
+from jaxeff_export.clib._c_source import write_kernels
 from jaxeff_export.clib._objects import CLibraryError
 from jaxeff_export.compiler import in_memory_files
 from jaxeff_export.compiler.passes import IN_PLACE
@@ -174,24 +175,52 @@ def compile_kernels(
         CLibraryError: if a kernel has arrays whose sizes are not known.
         OSError: if the object file cannot be written (the disk is full), naming it.
     """
-    functions = {g: f for g, f in mod.functions_items() if isinstance(f, tirx.PrimFunc)}
-    with where, tvm.transform.PassContext(opt_level=3):
-        # Host and device are one: kernels are called from C, not launched.
-        lowered = tirx.transform.BindTarget(where.with_host(where))(tvm.IRModule(functions))
-        lowered = tvm.transform.Sequential(_until_the_interface())(lowered)
-        plain, kernels = {}, {}
-        for g, f in lowered.functions_items():
-            made, kernel = _with_pointers(f, f"{prefix}_{g.name_hint}", threads)
-            kernels[g.name_hint] = kernel
-            for part, function in zip(kernel.parts, made, strict=True):
-                plain[tvm.ir.GlobalVar(part.symbol)] = function
-        finished = tvm.transform.Sequential(_after_the_interface())(tvm.IRModule(plain))
-        code = tvm.get_global_func("target.build.llvm")(finished, where)
+    finished, kernels = _lowered(mod, where, where, prefix, threads)
+    code = tvm.get_global_func("target.build.llvm")(finished, where)
     # LLVM writes into memory: on a full disk it would end the process, Python raises an error.
     with in_memory_files([path]) as to_disk:
         code.write_to_file(str(path))
         to_disk()
     return kernels
+
+
+def kernels_in_c(
+    mod: tvm.IRModule, where: Target, prefix: str
+) -> tuple[list[str], Mapping[str, CKernel]]:
+    """Writes the kernels of a scheduled module as C99 source.
+
+    Args:
+        mod: same as for `compile_kernels`.
+        where: what they were scheduled for.
+        prefix: prefix of the names of the functions.
+
+    Returns:
+        Lines of C, and the functions by the names of their kernels.
+
+    Raises:
+        CLibraryError: if a kernel has arrays whose sizes are not known, or what C99 has not.
+    """
+    # For TVM's own kind of C, elementary functions stay what they are and are no intrinsics.
+    finished, kernels = _lowered(mod, where, Target("c"), prefix, 1)
+    return write_kernels(finished), kernels
+
+
+def _lowered(
+    mod: tvm.IRModule, where: Target, kind: Target, prefix: str, threads: int
+) -> tuple[tvm.IRModule, dict[str, CKernel]]:
+    """Lowers kernels to functions of pointers, as a code generator of that kind takes them."""
+    functions = {g: f for g, f in mod.functions_items() if isinstance(f, tirx.PrimFunc)}
+    with where, tvm.transform.PassContext(opt_level=3):
+        # Host and device are one: kernels are called from C, not launched.
+        lowered = tirx.transform.BindTarget(kind.with_host(kind))(tvm.IRModule(functions))
+        lowered = tvm.transform.Sequential(_until_the_interface())(lowered)
+        plain, kernels = {}, {}
+        for g, f in lowered.functions_items():
+            parts, kernel = _with_pointers(f, f"{prefix}_{g.name_hint}", threads)
+            kernels[g.name_hint] = kernel
+            for part, function in zip(kernel.parts, parts, strict=True):
+                plain[tvm.ir.GlobalVar(part.symbol)] = function
+        return tvm.transform.Sequential(_after_the_interface())(tvm.IRModule(plain)), kernels
 
 
 def _until_the_interface() -> list[tvm.transform.Pass]:

@@ -73,6 +73,8 @@ class LibraryParts:
         rounds_inputs: whether arguments are rounded to codes, so that a call refuses NaN.
         state: indices of arguments that calls update, each with that of the result it becomes.
         style: the build system that it is packed for.
+        kernel_target: what kernels are scheduled for, by default the target.
+        source: whether kernels are C99 source in place of machine code.
     """
 
     name: str
@@ -93,6 +95,8 @@ class LibraryParts:
     rounds_inputs: bool = False
     state: Sequence[tuple[int, int]] = ()
     style: str = "cmake"
+    kernel_target: Mapping[str, Any] | None = None
+    source: bool = False
 
 
 @dataclasses.dataclass(frozen=True)
@@ -109,6 +113,7 @@ class CLibrary:
         needs: functions it takes from elsewhere: libm's, copies, the compiler's.
         build: the command that builds its example, in the folder, but for the program's name.
         steps: what each call of a kernel takes, in order.
+        source: whether it is C source alone.
     """
 
     folder: Path
@@ -120,6 +125,7 @@ class CLibrary:
     needs: tuple[str, ...]
     build: tuple[str, ...]
     steps: tuple[CallCost, ...] = ()
+    source: bool = False
 
     def __str__(self) -> str:
         return f"{self.folder}: {self.sizes}"
@@ -149,25 +155,27 @@ def write_library(order: LibraryParts, path: Path) -> CLibrary:
             else f"threads={order.threads}: {order.target_name} has no operating system that would "
             "run them; leave threads at 1"
         )
+    if order.source and (order.threads > 1 or not order.embed or order.style != "cmake"):
+        raise CLibraryError(
+            "source=True is one C file that has its parameters, runs on its caller's thread and is "
+            "a part of any project: leave embed, threads and style at their defaults"
+        )
     core = str(order.target.get("mcpu", order.target_name))
     require_style(order.style, core, embed=order.embed, threads=order.threads)
     with atomic_folder(path, FACTS, own_files) as folder:
-        library, sizes = _compile(order, tools, folder)
-        # A symbol that nobody has would show at the user's linker, and name no operation.
-        needs = objects.require_self_contained(
-            tools, folder / f"lib{order.name}.a", threads=order.threads > 1
-        )
+        library, sizes, needs = _compile(order, tools, folder)
         # Without `-o` and a name, which whoever builds it adds.
         build = example.example_command(library, tools, target_machine(order.target), "")[:-2]
         _write_example(order, library, tools, sizes, folder)
-        package = _pack(order, library, tools, core, folder)
+        facts: dict[str, Any] = {"format": "jaxeff-c-library"}
+        if not order.source:
+            facts |= facts_of(order.style, _pack(order, library, tools, core, folder))
         written = [
             entry.relative_to(folder).as_posix() for entry in folder.rglob("*") if entry.is_file()
         ]
         files = sorted([*written, "example.elf" if tools.board else "example"])  # as README builds
         steps = steps_of(library)
-        facts: dict[str, Any] = {"format": "jaxeff-c-library", "files": files}
-        facts |= facts_of(order.style, package)
+        facts["files"] = files
         facts |= {"sizes": sizes.to_json(), "steps": [step.to_json() for step in steps]}
         facts |= {"target_name": order.target_name, "target": dict(order.target), "needs": needs}
         write_atomically(folder / FACTS, json.dumps(facts, indent=2) + "\n")
@@ -181,6 +189,7 @@ def write_library(order: LibraryParts, path: Path) -> CLibrary:
         needs=needs,
         build=tuple(build),
         steps=steps,
+        source=order.source,
     )
 
 
@@ -210,7 +219,7 @@ def scheduled(order: LibraryParts) -> tuple[tvm.IRModule, Any]:
     from jaxeff_export.compiler import compilation
     from jaxeff_export.operators.integer import shortcuts_in_bands
 
-    target = dict(order.target)
+    target = dict(order.kernel_target or order.target)
     if order.threads > 1:  # of one core schedules mark no loops
         target["num-cores"] = order.threads
     module = compilation.schedule_module(order.module, target, order.tuned)
@@ -234,9 +243,12 @@ def _require_its_floats(order: LibraryParts) -> None:
         )
 
 
-def _compile(order: LibraryParts, tools: CToolchain, folder: Path) -> tuple[driver.Library, Sizes]:
+def _compile(
+    order: LibraryParts, tools: CToolchain, folder: Path
+) -> tuple[driver.Library, Sizes, tuple[str, ...]]:
+    """Writes and compiles the library, and lists what it takes from elsewhere."""
     # TVM, as above.
-    from jaxeff_export.clib._kernels import compile_kernels
+    from jaxeff_export.clib._kernels import compile_kernels, kernels_in_c
     from jaxeff_export.clib._program import plan, program_of
 
     n, machine = order.name, target_machine(order.target)
@@ -251,10 +263,14 @@ def _compile(order: LibraryParts, tools: CToolchain, folder: Path) -> tuple[driv
     # Object files are made elsewhere: the library's folder has their archive alone.
     with tempfile.TemporaryDirectory(prefix="jaxeff-c-") as temporary:
         made = Path(temporary)
-        kernels = compile_kernels(module, where, n, made / "kernels.o", order.threads)
+        lines = None
+        if order.source:
+            lines, kernels = kernels_in_c(module, where, n)
+        else:
+            kernels = compile_kernels(module, where, n, made / "kernels.o", order.threads)
         library = driver.Library(
             name=n,
-            made_for=f"{order.target_name} ({order.target.get('mcpu', machine)}, {machine})",
+            made_for=_made_for(order),
             inputs=inputs,
             outputs=outputs,
             program=program,
@@ -265,23 +281,30 @@ def _compile(order: LibraryParts, tools: CToolchain, folder: Path) -> tuple[driv
             threads=order.threads,
             rounds_inputs=order.rounds_inputs,
             initial=[order.given[old] for old, _ in sorted(order.state)],
+            kernel_source=lines,
         )
-        # Before sizes are taken: what is left out here takes no room on a device.
-        objects.trim(tools, made / "kernels.o")
         write_atomically(folder / f"{n}.h", driver.header(library))
         write_atomically(folder / f"{n}.c", driver.source(library))
-        objects.compile_c(tools, folder / f"{n}.c", made / "driver.o")
-        code = [made / "kernels.o", made / "driver.o"]
-        if layers := objects.wanted(tools, made / "kernels.o", dual.PREFIX):
+        objects.compile_c(tools, folder / f"{n}.c", made / "driver.o", c99=order.source)
+        code = [made / "driver.o"]
+        if not order.source:
+            # Before sizes are taken: what is left out here takes no room on a device.
+            objects.trim(tools, made / "kernels.o")
+            code.insert(0, made / "kernels.o")
+        if not order.source and (layers := objects.wanted(tools, made / "kernels.o", dual.PREFIX)):
             # Two libraries in one program may have the same layers: names are the library's own.
             own = {layer: layer.replace(dual.PREFIX, f"{n}_dual_", 1) for layer in layers}
             objects.rename(tools, made / "kernels.o", own)
             write_atomically(made / "dual.c", dual.source(own))
             objects.compile_c(tools, made / "dual.c", made / "dual.o")
             code.append(made / "dual.o")
+        # Of source they are constants beside the code, without gaps between them.
+        values = library.parameters.values.values()
+        parameters = len(library.parameters.blob)
+        parameters = sum(v.nbytes for v in values) if order.source else parameters
         sizes = Sizes(
-            code=objects.code_size(tools, code),
-            parameters=len(library.parameters.blob),
+            code=objects.code_size(tools, code) - (parameters if order.source else 0),
+            parameters=parameters,
             workspace=library.memory.size,
             live=library.memory.live,
             arrays=sum(field.size for field in (*inputs, *library.returned)),
@@ -293,12 +316,25 @@ def _compile(order: LibraryParts, tools: CToolchain, folder: Path) -> tuple[driv
         ram = board.ram[1] if board and order.ram is None else order.ram
         # Before parameters are written and linked: a library that doesn't fit is never finished.
         require_room(sizes, flash, ram, embedded=order.embed)
+        if order.source:
+            needs = objects.require_self_contained(tools, made / "driver.o")
+            return library, sizes, needs
         _write_parameters(library, made if order.embed else folder, arm=_is_arm(order))
         if order.embed:
             objects.compile_c(tools, made / f"{n}_parameters.S", made / "parameters.o")
             code.append(made / "parameters.o")
         objects.archive(tools, code, folder / f"lib{n}.a")
-    return library, sizes
+    # A symbol that nobody has would show at the user's linker, and name no operation.
+    needs = objects.require_self_contained(tools, folder / f"lib{n}.a", threads=order.threads > 1)
+    return library, sizes, needs
+
+
+def _made_for(order: LibraryParts) -> str:
+    """Says what a library can be built with."""
+    if order.source:
+        return "any compiler of C99"
+    machine = target_machine(order.target)
+    return f"{order.target_name} ({order.target.get('mcpu', machine)}, {machine})"
 
 
 def _pack(
@@ -333,10 +369,13 @@ def _write_example(
 ) -> None:
     recorded = example.record(order.given, order.expected)
     write_atomically(folder / "recorded.bin", recorded.blob)
-    text = assembly(
-        f"{order.name}_recorded", "recorded.bin", library.memory.alignment, arm=_is_arm(order)
-    )
-    write_atomically(folder / "recorded.S", text)
+    if order.source:
+        write_atomically(folder / "recorded.c", example.recorded_c(order.name, recorded.blob))
+    else:
+        text = assembly(
+            f"{order.name}_recorded", "recorded.bin", library.memory.alignment, arm=_is_arm(order)
+        )
+        write_atomically(folder / "recorded.S", text)
     write_atomically(folder / "main.c", example.main_c(library, recorded, order.tolerances))
     core = str(order.target.get("mcpu", order.target_name))
     readme = example.readme(library, tools, core, order.target, sizes)

@@ -34,7 +34,7 @@ import numpy as np
 from jaxeff_export.artifact import TensorSpec, dtype_of
 from jaxeff_export.clib._library import CLibrary
 from jaxeff_export.clib._objects import CLibraryError, run_tool
-from jaxeff_export.clib.codegen import record, render
+from jaxeff_export.clib.codegen import record, recorded_c, render
 from jaxeff_export.targets import (
     ToolchainError,
     emulation,
@@ -73,6 +73,7 @@ class ExampleProgram:
             self._command = emulation(core, library.target, program)
         self._outputs = library.outputs
         self._recorded = (self._folder / "recorded.bin").read_bytes()
+        self._in_c = library.name if library.source else ""
         self._built: bytes | None = None
 
     def run(self, inputs: Sequence[np.ndarray] | None = None) -> list[np.ndarray]:
@@ -92,9 +93,11 @@ class ExampleProgram:
         if inputs is not None:
             given = record(inputs, ()).blob
             recorded = given + recorded[len(given) :]
-        # Arguments are linked into the program (`.incbin`): others take another build.
+        # Arguments are linked into the program: others take another build.
         if recorded != self._built:
             (self._folder / "recorded.bin").write_bytes(recorded)
+            if self._in_c:
+                (self._folder / "recorded.c").write_text(recorded_c(self._in_c, recorded))
             run_tool(self._build, self._folder)
             self._built = recorded
         results = self._folder / RESULTS

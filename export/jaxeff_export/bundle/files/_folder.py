@@ -49,8 +49,8 @@ LIBRARY, PARAMETERS, DERIVED, ARTIFACT, SELFCHECK, PROGRAM = (
     "run.py",
 )
 FILES = (LIBRARY, PARAMETERS, DERIVED, ARTIFACT, SELFCHECK, PROGRAM)
-TOKENIZER = "tokenizer.json"
-OPTIONAL_FILES = (TOKENIZER,)
+TOKENIZER, UNPACKED = "tokenizer.json", "unpacked.npz"
+OPTIONAL_FILES = (TOKENIZER, UNPACKED)
 MANIFEST = "manifest.json"
 
 
@@ -381,7 +381,7 @@ class BundleFolder:
             for name in bundle.manifest.files:
                 bundle._read(name)
             bundle.manifest.require_artifact(bundle.artifact)
-            _ = bundle.operands, bundle.recorded, bundle.tokenizer
+            _ = bundle.operands, bundle.recorded, bundle.tokenizer, bundle.unpacked
         except BundleError as error:
             raise BundleError(f"{folder}: {error}") from error
         return bundle
@@ -412,6 +412,21 @@ class BundleFolder:
     def parameters(self) -> list[np.ndarray]:
         """The bound arrays that the library takes, in the order of ``manifest.parameters``."""
         return self._arrays(PARAMETERS, self.manifest.parameters)
+
+    @property
+    def unpacked(self) -> list[np.ndarray] | None:
+        """All parameters as they were given, if the bundle has those that it packed."""
+        artifact = self.artifact
+        bound = artifact.inputs[: len(artifact.inputs) - len(self.manifest.inputs)]
+        stored = [spec.name for spec in self.manifest.parameters]
+        packed = [spec for spec in bound if spec.name not in stored]
+        if packed and UNPACKED not in self.manifest.files:
+            return None
+        arrays = dict(zip(stored, self.parameters, strict=True))
+        if packed:
+            names = (spec.name for spec in packed)
+            arrays |= zip(names, self._arrays(UNPACKED, packed), strict=True)
+        return [arrays[spec.name] for spec in bound]
 
     @property
     def derived(self) -> list[np.ndarray]:

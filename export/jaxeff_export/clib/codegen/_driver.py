@@ -19,7 +19,7 @@ import numpy as np
 from jaxeff_export.artifact import dtype_of
 from jaxeff_export.clib._objects import CLibraryError
 from jaxeff_export.clib.codegen._interface import STATE, Field, Library, grid_of
-from jaxeff_export.clib.codegen._rendering import render
+from jaxeff_export.clib.codegen._rendering import TYPES, constants, render
 
 if TYPE_CHECKING:
     from jaxeff_export.clib.codegen._interface import Field, Library
@@ -239,10 +239,14 @@ def source(library: Library) -> str:
             *body,
         ]
         copies += ["    if (threads != NULL)", "        pthread_mutex_unlock(&threads->taken);"]
-    if library.embedded and library.parameters.blob:
+    if library.kernel_source is not None:
+        declared = _source_of_kernels(library)
+    elif library.embedded and library.parameters.blob:
         declared = [f"extern const unsigned char {n}_parameters[];"]
     else:
         declared = []
+    if library.kernel_source is None:
+        declared += [line for name in _used(library) for line in _declarations(library, name)]
     unpacked = []
     if not library.embedded and library.parameters.blob:
         # Under the name that the archive's own constants would have: calls are written once.
@@ -258,10 +262,7 @@ def source(library: Library) -> str:
         name=n,
         NAME=u,
         indent=" " * len(n),
-        declared=[
-            *declared,
-            *(line for name in _used(library) for line in _declarations(library, name)),
-        ],
+        declared=declared,
         threads=thread_functions(library, shared) if library.threads > 1 else [],
         numbers=nan_functions(library),
         state=state_functions(library),
@@ -306,7 +307,33 @@ def _places(library: Library) -> dict[int, str]:
         places[number] = field.within("inputs")
     for number, offset in library.parameters.offsets.items():
         places[number] = f"{n}_parameters + {offset}"
+    if library.kernel_source is not None:
+        places |= {number: _constant_name(number) for number in library.parameters.offsets}
     return places
+
+
+def _constant_name(number: int) -> str:
+    return f"parameter_{number}"
+
+
+def _source_of_kernels(library: Library) -> list[str]:
+    """Writes all that the calls need into one file: parameters and kernels."""
+    values = library.parameters.values
+    return [
+        "#include <float.h>",
+        "#include <math.h>",
+        "",
+        "/* Places of the workspace hold numbers of one type now and of another later. */",
+        "#if defined(__GNUC__)",
+        "#define ANY_TYPE __attribute__((__may_alias__))",
+        "#else",
+        "#define ANY_TYPE",
+        "#endif",
+        *(f"typedef ANY_TYPE {kind} any_{kind};" for kind in dict.fromkeys(TYPES.values())),
+        "",
+        *constants({_constant_name(number): values[number] for number in values}),
+        *(library.kernel_source or ()),
+    ]
 
 
 def _calls(library: Library, places: Mapping[int, str]) -> tuple[list[str], list[str]]:
@@ -371,7 +398,9 @@ def _checks(library: Library) -> list[str]:
     ]
     if library.state:
         # Whether it is there at all; its arrays lie in it as C aligns them.
-        pointers.append(("inputs->state", f"_Alignof({library.name}_state)", 1))
+        # The offset of a struct behind a char is its alignment: C99 has no operator for it.
+        behind = f"struct {{ char first; {library.name}_state state; }}"
+        pointers.append(("inputs->state", f"offsetof({behind}, state)", 1))
     workspace = f"{library.upper}_WORKSPACE_ALIGNMENT"
     pointers.append(("workspace", workspace, library.memory.size))
     if not library.embedded:

@@ -58,6 +58,15 @@ def record(inputs: Sequence[np.ndarray], outputs: Sequence[np.ndarray]) -> Recor
     return RecordedCall(bytes(blob), tuple(places[: len(inputs)]), tuple(places[len(inputs) :]))
 
 
+def recorded_c(name: str, blob: bytes) -> str:
+    """Writes the block as C, of a processor whose numbers begin with their lowest byte."""
+    size = max(1, len(blob))
+    lines = [f"    {', '.join(map(str, blob[i : i + 20]))}," for i in range(0, len(blob), 20)]
+    head = f"_Alignas({_ALIGNMENT}) const unsigned char {name}_recorded[{size}] = {{"
+    declared = f"extern const unsigned char {name}_recorded[{size}];"
+    return "\n".join([declared, head, *(lines or ["    0,"]), "};", ""])
+
+
 def main_c(library: Library, recorded: RecordedCall, tolerances: Sequence[float]) -> str:
     """Writes the example.
 
@@ -182,6 +191,8 @@ def _linker_script(template: str, board: BoardMemory) -> str:
 
 def example_sources(library: Library) -> list[str]:
     """Lists the files of the example."""
+    if library.kernel_source is not None:
+        return ["main.c", "recorded.c", f"{library.name}.c"]
     more = [] if library.embedded else [f"{library.name}_parameters.S"]
     return ["main.c", "recorded.S", *more]
 
@@ -202,7 +213,8 @@ def example_command(
     placed = start_flags(machine) if tools.board else ("-static",)
     shared = ("-pthread",) if library.threads > 1 else ()
     flags = ("-std=c11", "-O2", *tools.flags, *shared, *more)
-    files = (*example_sources(library), f"lib{library.name}.a")
+    archives = [f"lib{library.name}.a"] if library.kernel_source is None else []
+    files = (*example_sources(library), *archives)
     return [tools.compiler, *flags, *files, *placed, "-lm", "-o", made]
 
 
@@ -258,12 +270,21 @@ updates it in place.
 Arguments are rounded to codes, which have no NaN: a call with NaN in one of them returns
 {u}_NOT_A_NUMBER and writes nothing. An infinity becomes an end of its range.
 """
+    what, archive = "a header, an archive, no runtime", "archive"
+    if library.kernel_source is not None:
+        what, archive = f"C99, {n}.c and {n}.h, no runtime", "file"
+        refused += """
+Floats have JAX's bits where products and sums are not fused: GCC and clang keep them apart with
+`-std=c99` or `-ffp-contract=off`.
+"""
+    section = f", in the section `.rodata.{n}_parameters`"
+    section = section if library.kernel_source is None else ""
     timed = ""
     if not tools.board:
         timed = "With `-DNDEBUG -DREPLAY_TIMES=1000` it also prints how long a call takes.\n\n"
     return f"""# {n}
 
-A network compiled for {library.made_for}: a header, an archive, no runtime.
+A network compiled for {library.made_for}: {what}.
 
     {n}_inputs inputs;      /* pointers to arguments, see {n}.h */
     {n}_outputs outputs;    /* pointers to results */
@@ -271,7 +292,7 @@ A network compiled for {library.made_for}: a header, an archive, no runtime.
 
 It allocates nothing and keeps no state, so threads may call it at the same time, each with a
 workspace of its own. It returns {u}_OK, or {u}_WORKSPACE_TOO_SMALL; where `NDEBUG` is not
-defined, pointers are checked too ({u}_MISALIGNED, {u}_NULL_POINTER). The archive needs libm and
+defined, pointers are checked too ({u}_MISALIGNED, {u}_NULL_POINTER). The {archive} needs libm and
 `memcpy`, and the compiler's own helpers.
 {blob}{kept}{shared}{refused}
 |  | name | shape | dtype | bytes |
@@ -281,7 +302,7 @@ defined, pointers are checked too ({u}_MISALIGNED, {u}_NULL_POINTER). The archiv
 | bytes of | |
 |---|---|
 | code | {sizes.code:,} |
-| parameters, in the section `.rodata.{n}_parameters` | {sizes.parameters:,} |
+| parameters{section} | {sizes.parameters:,} |
 | workspace, aligned to {library.memory.alignment} | {sizes.workspace:,} |
 | the same, needed at the same time | {sizes.live:,} |
 | arrays on the stack, spilled registers not counted | {sizes.stack:,} |
@@ -311,6 +332,26 @@ def cmake(library: Library, tools: CToolchain, machine: str) -> str:
     found, linked = "", "m"
     if library.threads > 1:
         found, linked = "find_package(Threads REQUIRED)\n", '"m;Threads::Threads"'
+    defined = f"""add_library({n} STATIC IMPORTED GLOBAL)
+set_target_properties({n} PROPERTIES
+    IMPORTED_LOCATION "${{CMAKE_CURRENT_SOURCE_DIR}}/lib{n}.a"
+    INTERFACE_INCLUDE_DIRECTORIES "${{CMAKE_CURRENT_SOURCE_DIR}}"
+    INTERFACE_LINK_LIBRARIES {linked})
+"""
+    if library.kernel_source is not None:
+        defined = f"""add_library({n} STATIC {n}.c)
+separate_arguments(processor UNIX_COMMAND "{flags}")
+target_compile_options({n} PRIVATE -std=c99 ${{processor}})
+target_include_directories({n} PUBLIC "${{CMAKE_CURRENT_SOURCE_DIR}}")
+target_link_libraries({n} PUBLIC {linked})
+"""
+        sources = sources.replace(f" {n}.c", "")
+        assembled = ""
+    placed_files = ""
+    if assembled:
+        placed_files = f"""    set_source_files_properties({assembled} PROPERTIES
+        COMPILE_OPTIONS "-I${{CMAKE_CURRENT_SOURCE_DIR}}")
+"""
     suffix = f'set_target_properties({n}_example PROPERTIES SUFFIX ".elf")' if tools.board else ""
     chosen = ""
     compiler = tools.compiler.rpartition("/")[2]
@@ -327,21 +368,14 @@ endif()
 {chosen}
 project({n} C ASM)
 
-{found}add_library({n} STATIC IMPORTED GLOBAL)
-set_target_properties({n} PROPERTIES
-    IMPORTED_LOCATION "${{CMAKE_CURRENT_SOURCE_DIR}}/lib{n}.a"
-    INTERFACE_INCLUDE_DIRECTORIES "${{CMAKE_CURRENT_SOURCE_DIR}}"
-    INTERFACE_LINK_LIBRARIES {linked})
-
+{found}{defined}
 if(CMAKE_SOURCE_DIR STREQUAL CMAKE_CURRENT_SOURCE_DIR)  # not where a project includes it
     set(CMAKE_C_STANDARD 11)
     separate_arguments(processor UNIX_COMMAND "{flags}")
     add_executable({n}_example {sources})
     target_compile_options({n}_example PRIVATE ${{processor}})
     target_include_directories({n}_example PRIVATE "${{CMAKE_CURRENT_SOURCE_DIR}}")
-    set_source_files_properties({assembled} PROPERTIES
-        COMPILE_OPTIONS "-I${{CMAKE_CURRENT_SOURCE_DIR}}")
-    separate_arguments(placed UNIX_COMMAND "{flags} {placed}")
+{placed_files}    separate_arguments(placed UNIX_COMMAND "{flags} {placed}")
     target_link_libraries({n}_example PRIVATE {n} ${{placed}})
     {suffix}
 endif()

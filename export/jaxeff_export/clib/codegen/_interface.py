@@ -10,15 +10,10 @@ from typing import TYPE_CHECKING
 
 from jaxeff_export.artifact import TensorSpec, dtype_of
 from jaxeff_export.clib._objects import CLibraryError
+from jaxeff_export.clib.codegen._rendering import TYPES
 
 STATE = "state"  # field of the inputs
 
-_TYPES = {
-    "bool": "uint8_t",
-    "float32": "float",
-    "float64": "double",
-    **{f"{sign}int{bits}": f"{sign}int{bits}_t" for sign in ("", "u") for bits in (8, 16, 32, 64)},
-}
 _REMARKS = {
     "bool": "0 or 1",
     "float16": "bits of IEEE half precision",
@@ -131,11 +126,11 @@ def identifier(text: str, taken: set[str] | frozenset[str] = frozenset()) -> str
 
 
 def _c_type(spec: TensorSpec) -> str:
-    if spec.dtype in _TYPES:
-        return _TYPES[spec.dtype]
+    if spec.dtype in TYPES:
+        return TYPES[spec.dtype]
     size = dtype_of(spec.dtype).itemsize
-    if spec.dtype.startswith(("float", "bfloat")) and size <= 2:
-        # Half and 8-bit floats are no types of C11: their bits are.
+    if spec.dtype.startswith("float") and size == 1:
+        # Floats of 8 bits are no types of C: their bits are.
         return f"uint{8 * size}_t"
     raise CLibraryError(f"{spec.name} is of dtype {spec.dtype}, which C has no type for")
 
@@ -169,6 +164,7 @@ class Library:
         threads: the most threads that may share a loop.
         rounds_inputs: whether arguments are rounded to codes, and looked through for NaN before.
         initial: what each array of state begins with.
+        kernel_source: the kernels in C, where they are not compiled already.
     """
 
     name: str
@@ -183,6 +179,7 @@ class Library:
     threads: int = 1
     rounds_inputs: bool = False
     initial: Sequence[np.ndarray] = ()
+    kernel_source: tuple[str, ...] | None = None
 
     @property
     def given(self) -> tuple[Field, ...]:

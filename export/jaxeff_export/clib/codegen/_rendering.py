@@ -10,11 +10,12 @@ The block of parameters is part of the archive, or a file that a board loads.
 from __future__ import annotations
 
 import dataclasses
+import math
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from string import Template
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -61,11 +62,13 @@ class Parameters:
         blob: the bytes.
         offsets: offset of each array in it.
         alignment: in bytes, of the block and of every array in it.
+        values: the arrays.
     """
 
     blob: bytes
     offsets: Mapping[int, int]
     alignment: int
+    values: Mapping[int, np.ndarray]
 
 
 def pack(program: KernelProgram, operands: Sequence[np.ndarray], alignment: int) -> Parameters:
@@ -79,7 +82,7 @@ def pack(program: KernelProgram, operands: Sequence[np.ndarray], alignment: int)
     values = [*zip(program.operands, operands, strict=True), *program.constants]
     # A function may have a result that is bound, which no kernel reads.
     read = {number for call in program.calls for number in call.arguments} | {*program.outputs}
-    blob, offsets = bytearray(), {}
+    blob, offsets, packed = bytearray(), {}, {}
     for number, value in values:
         if number not in read:
             continue
@@ -92,9 +95,9 @@ def pack(program: KernelProgram, operands: Sequence[np.ndarray], alignment: int)
             )
         # Zeros up to the alignment: kernels load vectors from the beginning of every array.
         blob.extend(bytes(-len(blob) % alignment))
-        offsets[number] = len(blob)
+        offsets[number], packed[number] = len(blob), np.asarray(value)
         blob.extend(data)
-    return Parameters(bytes(blob), offsets, alignment)
+    return Parameters(bytes(blob), offsets, alignment, packed)
 
 
 def assembly(symbol: str, file: str, alignment: int, *, arm: bool) -> str:
@@ -104,3 +107,73 @@ def assembly(symbol: str, file: str, alignment: int, *, arm: bool) -> str:
     """
     sign = "%" if arm else "@"  # on ARM an @ begins a comment
     return render("block.S", symbol=symbol, file=file, alignment=alignment, sign=sign)
+
+
+HALF = ("float16", "bfloat16")
+TYPES = {
+    "bool": "uint8_t",
+    "float32": "float",
+    "float64": "double",
+    **dict.fromkeys(HALF, "uint16_t"),
+    **{f"{sign}int{bits}": f"{sign}int{bits}_t" for sign in ("", "u") for bits in (8, 16, 32, 64)},
+}
+"""What holds an element; of half floats their bits."""
+
+
+def constants(values: Mapping[str, Any]) -> list[str]:
+    """Writes arrays as constants of their own dtype: no order of bytes is taken for granted.
+
+    Args:
+        values: arrays by their names.
+    """
+    lines = []
+    for name, value in values.items():
+        array = np.asarray(value)
+        dtype = str(array.dtype)
+        if dtype not in TYPES or dtype in HALF:
+            # Bits: C99 has no type for half floats and those of 8 bits.
+            array = array.view(f"uint{8 * array.dtype.itemsize}")
+            dtype = str(array.dtype)
+        flat = array.reshape(-1)
+        texts = [constant(number, dtype) for number in flat.tolist()] or ["0"]
+        lines.append(f"static const {TYPES[dtype]} {name}[{max(1, flat.size)}] = {{")
+        per_line = 16 if array.dtype.itemsize == 1 else 6
+        lines += [
+            "    " + ", ".join(texts[i : i + per_line]) + ","
+            for i in range(0, len(texts), per_line)
+        ]
+        lines += ["};", ""]
+    return lines
+
+
+def constant(value: float, dtype: str) -> str:
+    """Writes a number of a dtype, exactly."""
+    if dtype.startswith("float"):
+        if dtype == "float16":
+            return f"{int(np.float16(value).view(np.uint16))}u"
+        number = float(value)
+        end = "f" if dtype == "float32" else ""
+        sign = "-" if math.copysign(1.0, number) < 0 else ""
+        if math.isnan(number):
+            return "(float)NAN" if end else "(double)NAN"
+        if math.isinf(number):
+            text = f"{sign}{'(float)' if end else '(double)'}INFINITY"
+        elif number == int(number) and abs(number) < 1e7:
+            text = f"{sign}{abs(int(number))}.0{end}"
+        else:
+            text = f"{number.hex()}{end}"  # exactly the number
+        return f"({text})" if sign else text
+    number = int(value)
+    if dtype == "bool":
+        return str(int(bool(number)))
+    if dtype in ("int64", "uint64"):
+        if number == -(2**63):
+            return "(-INT64_C(9223372036854775807) - 1)"
+        text = f"{'U' if dtype[0] == 'u' else ''}INT64_C({abs(number)})"
+    elif dtype == "uint32":
+        text = f"{number}u"
+    elif number == -(2**31):
+        return "(-2147483647 - 1)"
+    else:
+        text = str(abs(number))
+    return f"(-{text})" if number < 0 else text
