@@ -515,7 +515,7 @@ class _KernelWriter:
         if name == "bitwise_not":
             return self._narrowed(f"~{self._number(arguments[0], lane)}", dtype)
         if name in ("shift_left", "shift_right"):
-            return self._shift(*arguments, lane, dtype, name == "shift_left")
+            return self._shift(arguments[0], arguments[1], lane, dtype, name == "shift_left")
         if name in ("call_extern", "call_pure_extern"):
             # A function of C's library by its own name.
             symbol = str(getattr(arguments[0], "value", arguments[0]))

@@ -250,6 +250,7 @@ def _compile(
     # TVM, as above.
     from jaxeff_export.clib._kernels import compile_kernels, kernels_in_c
     from jaxeff_export.clib._program import plan, program_of
+    from jaxeff_export.operators.integer import dual_functions
 
     n, machine = order.name, target_machine(order.target)
     wide = 64 if machine in ("x86_64", "aarch64") else 16  # a line of the cache; a vector
@@ -281,7 +282,7 @@ def _compile(
             threads=order.threads,
             rounds_inputs=order.rounds_inputs,
             initial=[order.given[old] for old, _ in sorted(order.state)],
-            kernel_source=lines,
+            kernel_source=None if lines is None else tuple(lines),
         )
         write_atomically(folder / f"{n}.h", driver.header(library))
         write_atomically(folder / f"{n}.c", driver.source(library))
@@ -291,11 +292,12 @@ def _compile(
             # Before sizes are taken: what is left out here takes no room on a device.
             objects.trim(tools, made / "kernels.o")
             code.insert(0, made / "kernels.o")
-        if not order.source and (layers := objects.wanted(tools, made / "kernels.o", dual.PREFIX)):
+        if not order.source and (functions := dual_functions(module)):
             # Two libraries in one program may have the same layers: names are the library's own.
-            own = {layer: layer.replace(dual.PREFIX, f"{n}_dual_", 1) for layer in layers}
-            objects.rename(tools, made / "kernels.o", own)
-            write_atomically(made / "dual.c", dual.source(own))
+            names = {name: f"{n}_{name.removeprefix('jaxeff_')}" for name in sorted(functions)}
+            objects.rename(tools, made / "kernels.o", names)
+            layers = {name: functions[symbol] for symbol, name in names.items()}
+            write_atomically(made / "dual.c", dual.source(layers))
             objects.compile_c(tools, made / "dual.c", made / "dual.o")
             code.append(made / "dual.o")
         # Of source they are constants beside the code, without gaps between them.

@@ -57,12 +57,6 @@ def trim(tools: CToolchain, made: Path) -> None:
     run_tool([tools.tool("objcopy"), *symbols, *more, str(made)])
 
 
-def wanted(tools: CToolchain, made: Path, prefix: str) -> list[str]:
-    """Lists the functions of a prefix that an object file takes from elsewhere."""
-    words = [line.split() for line in run_tool([tools.tool("nm"), "-u", str(made)]).splitlines()]
-    return sorted(word[-1] for word in words if word and word[-1].startswith(prefix))
-
-
 def rename(tools: CToolchain, made: Path, names: Mapping[str, str]) -> None:
     """Renames symbols of an object file."""
     pairs = [x for old, new in names.items() for x in ("--redefine-sym", f"{old}={new}")]

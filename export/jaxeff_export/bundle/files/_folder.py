@@ -167,6 +167,8 @@ class Manifest:
                 "files": {name: dict(facts) for name, facts in self.files.items()},
                 "kernels": {name: dict(work) for name, work in self.kernels.items()},
                 **more,
+                # Said twice: an entry of a file that is lost is missed.
+                **({"unpacked": True} if UNPACKED in self.files else {}),
                 **({"verdict": self.verdict} if self.verdict else {}),
                 **({"state": list(self.state)} if self.state else {}),
             }
@@ -202,6 +204,9 @@ class Manifest:
         require_form(content["files"], MappingOf(_FILE), "files")
         require_form(content.get("batches", []), [COUNT], "batches")
         require_form(content.get("verdict", ""), str, "verdict")
+        require_form(content.get("unpacked", False), bool, "unpacked")
+        if content.get("unpacked", False) != (UNPACKED in content["files"]):
+            raise ValueError(f"unpacked and files differ in whether there is {UNPACKED}")
         require_form(content.get("state", []), [str], "state")
         target = content["target"]
         # Settings of a target are optional, and TVM has more of them: those known are checked.

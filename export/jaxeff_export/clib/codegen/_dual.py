@@ -1,59 +1,67 @@
-"""The C of integer layers of Cortex-M4 and M7: a function for each form of a layer that is called.
-
-A name says the form, as `operators/integer/_dual.py` writes it: the kind, bits of finer units, the
-result, the shortcut, how results are clamped, turns that sums have room for, bits of a weight.
-"""
+"""The C of integer layers of Cortex-M4 and later: a function for each form of a layer in use."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import TYPE_CHECKING
 
 from jaxeff_export.clib.codegen._rendering import render
 
-PREFIX = "jaxeff_dual_"
-QUANTIZED = f"{PREFIX}quantized_"
+if TYPE_CHECKING:
+    from jaxeff_export.operators.integer import DualFunction
+
 _BYTE = 8
-_PACKED = ("2", "4")
 _LINES = {"windowed": "CLOSE", "striding": "APART"}
 _SHORTCUTS = {"none": "NO_SHORTCUT", "codes": "OF_CODES", "float": "OF_FLOATS"}
 _RESULTS = {name: name.upper() for name in ("codes", "whole", "totals", "sums", "fixed")}
 _RESULTS["float"] = "FLOATS"
 
 
-def source(names: Mapping[str, str]) -> str:
+def source(functions: Mapping[str, DualFunction]) -> str:
     """Writes the functions.
 
     Args:
-        names: forms, and the name of each function.
+        functions: what each is compiled for, by its name.
     """
     layers, quick = [], {}
-    for form, name in names.items():
-        if form.startswith(QUANTIZED):
-            layers.append(f"QUANTIZED({name}, {form.removeprefix(QUANTIZED).upper()})")
+    for name, function in functions.items():
+        if function.kind == "quantized":
+            layers.append(f"QUANTIZED({name}, {function.clamp.upper()})")
             continue
-        kind, finer, result, shortcut, clamp, part, bits = form.removeprefix(PREFIX).split("_")
-        given = (kind, finer, _RESULTS[result], _SHORTCUTS[shortcut], clamp.upper(), part, bits)
-        # Most layers: what they end in is in the assembler of their sums.
-        usual = (result, shortcut, clamp, part) == ("codes", "none", "byte", "0")
-        found = _quick(kind, int(finer), int(bits)) if usual else None
-        if found is not None:
-            quick[found[0]] = found[1]
-        last = f"(any_function *){found[0]}" if found else "0"
-        layers.append(f"LAYER({', '.join((name, *given, last))})")
-    packed = sorted({form[-1] for form in names if form[-1] in _PACKED})
-    few = [f"PACKED({bits})" for bits in packed]
-    return render("dual.c", layers=layers, quick=list(quick.values()), packed=few)
+        block = _quick(function)
+        if block is not None:
+            quick[block[0]] = block[1]
+        settings = (
+            function.kind,
+            function.finer,
+            _RESULTS[function.result],
+            _SHORTCUTS[function.shortcut],
+            function.clamp.upper(),
+            function.part,
+            function.bits,
+            f"(any_function *){block[0]}" if block else "0",
+        )
+        layers.append(f"LAYER({', '.join(map(str, (name, *settings)))})")
+    widths = sorted({f.bits for f in functions.values() if f.bits < _BYTE})
+    packed = [f"PACKED({bits})" for bits in widths]
+    return render("dual.c", layers=layers, quick=list(quick.values()), packed=packed)
 
 
-def _quick(kind: str, finer: int, bits: int) -> tuple[str, str] | None:
-    """Writes the assembler of a kind of layer that ends in bytes; None if there is none."""
+def _quick(function: DualFunction) -> tuple[str, str] | None:
+    """Names and writes the assembler of a layer that ends in bytes; None if there is none."""
+    ends = function.result, function.shortcut, function.clamp, function.part
+    # Most layers: what they end in is in the assembler of their sums.
+    if ends != ("codes", "none", "byte", 0):
+        return None
+    finer, bits = function.finer, function.bits
     up = f'"lsl #{finer}"'
-    if kind == "convolution":
+    if function.kind == "convolution":
         # The second feature's sums are 256 times too large.
         down = f'"asr #{_BYTE - finer}"' if finer < _BYTE else f'"lsl #{finer - _BYTE}"'
         name = f"strip_{finer}" + (f"_of_{bits}" if bits < _BYTE else "")
         sums = f"BEGUN, TURN3_OF_{bits}" if bits < _BYTE else "ZEROS, TURN3 TURN3"
         return name, f"STRIP({name}, {up}, {down}, {sums});"
-    if kind in _LINES:
-        return f"row_{kind}_{finer}", f"ROW(row_{kind}_{finer}, {_LINES[kind]}, {up});"
+    if function.kind in _LINES:
+        name = f"row_{function.kind}_{finer}"
+        return name, f"ROW({name}, {_LINES[function.kind]}, {up});"
     return None

@@ -32,7 +32,8 @@ from jaxeff_export.compiler.tir import (
 )
 
 PACKS = "jaxeff.packs"  # attribute of a kernel that lays weights out: it is worth its bytes
-OUTSIDE = "jaxeff.outside"  # attribute of a kernel that calls C of a library, which no host has
+OUTSIDE = "jaxeff.outside"
+"""Attribute of a kernel that calls C of a library, which no host has: the functions, as JSON."""
 BOUND = "jaxeff.bound"  # attribute of ``main``: how many of its first arguments are bound
 GROWTH = 2  # how many times the bytes it is computed from a derived array may take
 

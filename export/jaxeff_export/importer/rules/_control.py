@@ -13,7 +13,9 @@ work.
 from __future__ import annotations
 
 import dataclasses
+import json
 from collections.abc import Sequence
+from typing import Any
 
 import tvm
 import tvm_ffi
@@ -154,13 +156,13 @@ class KernelBuilder:
     Attributes:
         constants: tensors known at import time, which become parameters.
         spilled: temporaries that become further results: TVM would make float32 of them.
-        outside: whether one of the kernels calls C of a library.
+        outside: what the kernels call in C of a library.
     """
 
     def __init__(self) -> None:
         self.constants: dict[tvm.ir.GenericConst, tirx.Buffer] = {}
         self.spilled: list[tirx.Buffer] = []
-        self.outside = False
+        self.outside: list[Any] = []
         self._allocated: list[tirx.Buffer] = []
 
     def allocate(self, kind: TensorType, name: str) -> tirx.Buffer:
@@ -195,9 +197,10 @@ class KernelBuilder:
     ) -> tirx.PrimFunc:
         """Returns the finished function of inputs, constants, outputs and spilled buffers."""
         root = s_tir.SBlock([], [], [], "root", body, alloc_buffers=self._allocated)
-        attributes = {"s_tir": True, "tirx.noalias": True, "tirx.is_scheduled": True}
+        attributes: dict[str, Any] = {"s_tir": True, "tirx.noalias": True}
+        attributes["tirx.is_scheduled"] = True
         if self.outside:
-            attributes[OUTSIDE] = True
+            attributes[OUTSIDE] = json.dumps(self.outside)
         return tirx.PrimFunc(
             [*inputs, *self.constants.values(), *outputs, *self.spilled],
             s_tir.SBlockRealize([], True, root),
@@ -274,7 +277,7 @@ class _Body:
         results = [self._kernel.allocate(TensorType.of(ty), name.name_hint) for ty in types]
         # Every call gets variables and buffers of its own: TIR allows one definition of each.
         function = s_tir.renew_defs(self._module[name])
-        self._kernel.outside |= OUTSIDE in function.attrs
+        self._kernel.outside += json.loads(str(function.attrs.get(OUTSIDE, "[]")))
         taken = [self._value(a) for a in arguments.fields]
         place = dict(zip(function.params, [*taken, *results], strict=True))
         body = renamed(function.body, place)

@@ -2,7 +2,7 @@
 
 from jaxeff_export.operators.integer._contraction import Sharing, contraction, vectors_of, words_of
 from jaxeff_export.operators.integer._dots import Dot, dot_of
-from jaxeff_export.operators.integer._dual import shortcuts_in_bands
+from jaxeff_export.operators.integer._dual import DualFunction, dual_functions, shortcuts_in_bands
 from jaxeff_export.operators.integer._layers import (
     DotTile,
     Geometry,
@@ -21,11 +21,13 @@ __all__ = [
     "COMPOSITES",
     "Dot",
     "DotTile",
+    "DualFunction",
     "Geometry",
     "IntegerKernelError",
     "Sharing",
     "contraction",
     "dot_of",
+    "dual_functions",
     "epilogue_of",
     "integer_operators",
     "planes_of",

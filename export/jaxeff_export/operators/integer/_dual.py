@@ -32,11 +32,12 @@ from jaxeff_export.operators._statements import StatementBuilder, declare, funct
 from jaxeff_export.operators.integer._dots import Dot
 from jaxeff_export.operators.integer._layers import RESULTS, Geometry
 
-PREFIX = "jaxeff_dual"
-"""Of the functions' names; after it the form of a layer, as the C has it."""
+PREFIX = "jaxeff_dual_"
+"""Of the functions' names, until a library gives them its own."""
 SMLAD = "smlad"
 """Name of the instruction that the functions are written for."""
 _FORM = "jaxeff.dual"  # attribute of a kernel: the layer's form, as JSON
+_QUANTIZED = "quantized"
 _IN_LINES = ("windowed", "striding")
 """Kinds that copy lines of four channels before they write a row."""
 _VECTORS = "vectors"
@@ -55,41 +56,56 @@ _FEW = 2
 
 
 @dataclasses.dataclass(frozen=True)
-class DualForm:
-    """What a function is compiled for, and the sizes it is called with.
+class DualFunction:
+    """What a C function is compiled for; `clib.codegen` writes it.
 
     Attributes:
         kind: `convolution`, `dense`, `depthwise`, or that of 3 by 3, `windowed` at a step of one
-            and `striding` at one of two; `vectors` for a convolution or a dense layer by Helium's.
-        images: how many are computed one after the other.
-        sizes: fields of the C's `struct image`, in its order.
-        constants: what its name has after the kind.
+            and `striding` at one of two; `vectors` for a convolution or a dense layer by Helium's;
+            `quantized` for values as codes, of which the clamp alone matters.
+        clamp: how results are clamped: `none`, `byte`, `shifted`, `rectified` or `clamped`.
+        finer: bits by which sums are in finer units.
+        result: what it writes, such as `codes`.
+        shortcut: what it adds: `none`, `codes` or `float`.
+        part: turns that sums have room for; 0 if that is all of them.
+        bits: bits that a weight takes.
     """
 
     kind: str
-    images: int
-    sizes: tuple[int, ...]
-    constants: tuple[str, ...]
+    clamp: str
+    finer: int = 0
+    result: str = "codes"
+    shortcut: str = "none"
+    part: int = 0
+    bits: int = _WHOLE
 
     @property
     def name(self) -> str:
-        """Name of the function."""
-        return "_".join((PREFIX, self.kind, *self.constants))
+        """Name of the function; nobody reads it but linkers."""
+        if self.kind == _QUANTIZED:
+            return f"{PREFIX}{self.kind}_{self.clamp}"
+        fields = self.kind, self.finer, self.result, self.shortcut, self.clamp, self.part, self.bits
+        return PREFIX + "_".join(map(str, fields))
+
+
+@dataclasses.dataclass(frozen=True)
+class DualForm:
+    """A layer: the function that computes it, and the sizes it is called with.
+
+    Attributes:
+        function: the function.
+        images: how many are computed one after the other.
+        sizes: fields of the C's `struct image`, in its order.
+    """
+
+    function: DualFunction
+    images: int
+    sizes: tuple[int, ...]
 
     @property
-    def result(self) -> str:
-        """What it writes, such as `codes`."""
-        return self.constants[1]
-
-    @property
-    def shortcut(self) -> str:
-        """What it adds: `none`, `codes` or `float`."""
-        return self.constants[2]
-
-    @property
-    def bits(self) -> int:
-        """Bits that a weight takes."""
-        return int(self.constants[5])
+    def kind(self) -> str:
+        """The kind of its function."""
+        return self.function.kind
 
     @property
     def input_codes(self) -> int:
@@ -149,15 +165,16 @@ def form_of(
     part = 0 if kind == _VECTORS else _part(geometry.depth, attributes)
     # Sums in parts have no beginning that all weights' offset could be taken off at.
     packed = kind in ("convolution", "dense", _VECTORS) and not part
-    constants = (
-        str(attributes.get("finer", 0)),
-        result,
-        attributes["shortcut"],
-        _clamp(result, *ends),
-        str(part),
-        str(_PACKED.get(attributes["weight_bits"], _WHOLE) if packed else _WHOLE),
+    function = DualFunction(
+        kind=kind,
+        clamp=_clamp(result, *ends),
+        finer=int(attributes.get("finer", 0)),
+        result=result,
+        shortcut=attributes["shortcut"],
+        part=part,
+        bits=_PACKED.get(attributes["weight_bits"], _WHOLE) if packed else _WHOLE,
     )
-    return DualForm(kind, images, tuple(int(n) for n in sizes), constants)
+    return DualForm(function, images, tuple(int(n) for n in sizes))
 
 
 def _clamp(result: str, zero: int, lower: int, upper: int) -> str:
@@ -197,7 +214,7 @@ def dual_weights(
         return bb.emit_te(four, w, primfunc_name_hint="q_pack", primfunc_attrs={PACKS: True})
     depth, features = geometry.depth, shape[-1]
     if form.kind == _VECTORS:
-        return _in_vectors(bb, w, depth, form.bits)
+        return _in_vectors(bb, w, depth, form.function.bits)
     words = 2 if form.kind == "dense" else 1  # of a step
     blocks, turns = -(-features // (2 * words)), -(-depth // _GROUP)
 
@@ -218,7 +235,7 @@ def dual_weights(
 
     def squeeze(w: te.Tensor) -> te.Tensor:
         """Lays the bytes of so many words that follow each other into those of one."""
-        several = _WHOLE // form.bits
+        several = _WHOLE // form.function.bits
 
         def element(block: Any, turn: Any, held: Any, byte: Any) -> Any:
             total: Any = tirx.const(0, "int32")
@@ -228,13 +245,13 @@ def dual_weights(
                 feature = (block * words + word) * 2 + tirx.indexmod(byte, 2)
                 code = one(w, turn, pair, tirx.indexdiv(byte, 2), feature)
                 # From zero up, so that no sign reaches into the next one's bits.
-                raised = code + tirx.const(2 ** (form.bits - 1), "int32")
-                total = total + raised * tirx.const(2 ** (form.bits * n), "int32")
+                raised = code + tirx.const(2 ** (form.function.bits - 1), "int32")
+                total = total + raised * tirx.const(2 ** (form.function.bits * n), "int32")
             return tirx.Cast("uint8", total)
 
         return te.compute((blocks, turns, _QUARTER * words // several, 4), element, name="squeezed")
 
-    if form.bits < _WHOLE:
+    if form.function.bits < _WHOLE:
         pack = squeeze
     return bb.emit_te(pack, w, primfunc_name_hint="q_pack", primfunc_attrs={PACKS: True})
 
@@ -343,7 +360,8 @@ def dual_kernel(
         places.append((y, n * each))
         emit_call(code, form, places, strip, (0, math.prod(form.sizes[:2])))
     kernel = function([*buffers, y], code.finish())
-    kernel = kernel.with_attr(_FORM, json.dumps(dataclasses.asdict(form))).with_attr(OUTSIDE, True)
+    kernel = kernel.with_attr(_FORM, json.dumps(dataclasses.asdict(form)))
+    kernel = _calling(kernel, form.function)
     width = np.dtype(dtype).itemsize
     if attributes.get("total"):  # begins with zeros, before anything is read
         return kernel
@@ -372,7 +390,7 @@ def emit_call(
     """
     pointers = [tirx.address_of(load(buffer, at)) for buffer, at in (*places, (strip, 0))]
     sizes = [tirx.const(n, "int32") if isinstance(n, int) else n for n in (*form.sizes, *span)]
-    code.write(tirx.Evaluate(tirx.call_extern("int32", form.name, *pointers, *sizes)))
+    code.write(tirx.Evaluate(tirx.call_extern("int32", form.function.name, *pointers, *sizes)))
 
 
 def dual_form(kernel: tirx.PrimFunc) -> DualForm | None:
@@ -381,20 +399,34 @@ def dual_form(kernel: tirx.PrimFunc) -> DualForm | None:
     if written is None:
         return None
     fields = json.loads(str(written))
-    sizes, constants = tuple(fields["sizes"]), tuple(fields["constants"])
-    return DualForm(fields["kind"], fields["images"], sizes, constants)
+    function, sizes = DualFunction(**fields["function"]), tuple(fields["sizes"])
+    return DualForm(function, fields["images"], sizes)
+
+
+def _calling(kernel: tirx.PrimFunc, *functions: DualFunction) -> tirx.PrimFunc:
+    """Notes the functions that a kernel calls, which are written when a library is."""
+    fields = [dataclasses.asdict(function) for function in functions]
+    return kernel.with_attr(OUTSIDE, json.dumps(fields))
+
+
+def dual_functions(mod: tvm.IRModule) -> dict[str, DualFunction]:
+    """Lists the C functions that the kernels of a module call, by their names."""
+    kernels = (f for _, f in mod.functions_items() if isinstance(f, tirx.PrimFunc))
+    written = [str((kernel.attrs or {}).get(OUTSIDE, "[]")) for kernel in kernels]
+    functions = [DualFunction(**fields) for text in written for fields in json.loads(text)]
+    return {function.name: function for function in functions}
 
 
 def dual_codes(shape: Sequence[int], zero: int, lower: int, upper: int) -> tirx.PrimFunc:
     """Writes a kernel that calls the function for values as codes, from (x, 1 / step) to y."""
     x, unit = declare(shape, "float32", "x"), declare((1,), "float32", "per_step")
     y, code = declare(shape, "uint8", "y"), StatementBuilder()
-    name = f"{PREFIX}_quantized_{_clamp('codes', zero, lower, upper)}"
+    quantized = DualFunction(_QUANTIZED, _clamp("codes", zero, lower, upper))
     pointers = [tirx.address_of(load(buffer, 0)) for buffer in (x, unit, y)]
     sizes = [tirx.const(n, "int32") for n in (math.prod(shape), zero, lower, upper)]
-    code.write(tirx.Evaluate(tirx.call_extern("int32", name, *pointers, *sizes)))
+    code.write(tirx.Evaluate(tirx.call_extern("int32", quantized.name, *pointers, *sizes)))
     # A value is read before its code is written, which is no farther on.
-    kernel = function([x, unit, y], code.finish()).with_attr(OUTSIDE, True)
+    kernel = _calling(function([x, unit, y], code.finish()), quantized)
     return kernel.with_attr(IN_PLACE, [0])
 
 
@@ -460,7 +492,7 @@ def shortcuts_in_bands(mod: tvm.IRModule) -> tvm.IRModule:
     gone = set()
     for binding in bindings:
         form = forms.get(binding.var)
-        if form is None or form.shortcut != "float":
+        if form is None or form.function.shortcut != "float":
             continue
         # The last operands are the shortcut and its factors.
         maker = makers.get(binding.value.args[1].fields[-2])
@@ -501,7 +533,7 @@ def _form(mod: tvm.IRModule, binding: relax.Binding) -> DualForm | None:
 def _pays(one: DualForm, other: DualForm) -> bool:
     """Tells whether what the shortcut reads, which is needed longer, is smaller than itself."""
     same = one.sizes[:3] == other.sizes[:3] and one.images == other.images
-    plain = one.shortcut == "none" and one.result == "float"
+    plain = (one.function.shortcut, one.function.result) == ("none", "float")
     rows, columns, features, *image = one.sizes[:6]
     read, written = image[0] * image[1] * image[2], 4 * rows * columns * features
     return same and plain and one.images * read + _BAND < one.images * written
@@ -530,7 +562,7 @@ def _joined(
     # TVM allocates no more of an array than it sees in use.
     code.store(strip, words - 1, tirx.const(0, "int32"))
     code.store(band, many * features - 1, tirx.const(0.0, "float32"))
-    totals = other.result == "totals"
+    totals = other.function.result == "totals"
     if totals:  # which the second function adds to, band by band
         with code.loop(one.images * features) as at:
             code.store(y, at, tirx.const(0, "int32"))
@@ -550,6 +582,7 @@ def _joined(
         places = [*image, (band, n * 0), (rest[-1], n * 0), (y, written)]
         emit_call(code, other, places, strip, span)
     kernel = function([x, *maker_operands, into, *rest[:-2], rest[-1], y], code.finish())
+    kernel = _calling(kernel, one.function, other.function)
     name = bb.add_func(kernel, "q_conv2d_with_shortcut")
     return bb.normalize(relax.call_tir(name, relax.Tuple(operands), reader.var.ty))
 

@@ -315,7 +315,7 @@ def integer_operators(
                 form = form_of(name, geometry, dot, tensors, attributes, helium)
             if form is not None:
                 x, w, bias, *rest = tensors
-                if form.result == FIXED:
+                if form.function.result == FIXED:
                     rest = [fixed_scales(bb, rest)]
                 operands = [x, dual_weights(bb, w, form, geometry), bias, *rest]
                 kernel = dual_kernel(form, operands, attributes, shape)
