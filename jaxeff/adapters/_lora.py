@@ -35,21 +35,8 @@ import jax.numpy as jnp
 import optax
 from jaxtyping import Array, PRNGKeyArray
 
+from jaxeff import core
 from jaxeff.compression.post_training import multiplications
-from jaxeff.core import (
-    Count,
-    Positive,
-    Setting,
-    as_arguments,
-    bind,
-    check_params,
-    is_key,
-    parameter_tree,
-    register_setting,
-    static,
-    string,
-    validate,
-)
 from jaxeff.program import (
     Layer,
     Program,
@@ -62,9 +49,9 @@ from jaxeff.program import (
 from jaxeff.program.ir import Contraction, run_nodes
 
 
-@register_setting
+@core.register_setting
 @dataclass(frozen=True)
-class LoRA(Setting):
+class LoRA(core.Setting):
     """A low-rank update of a layer's weight.
 
     Attributes:
@@ -72,8 +59,8 @@ class LoRA(Setting):
         alpha: The update is multiplied by this over the rank.
     """
 
-    rank: Annotated[int, Count(1)] = static(8)
-    alpha: Positive = 16.0
+    rank: Annotated[int, core.Count(1)] = core.static(8)
+    alpha: core.Positive = 16.0
 
     @property
     def scale(self) -> Any:
@@ -97,7 +84,7 @@ class AdaptedLayer(NamedTuple):
     contraction: Contraction
 
 
-@validate()
+@core.validate()
 def lora(f: Callable[..., Any], spec: Mapping[str, LoRA | None]) -> Callable[..., Any]:
     """Adds low-rank updates to the linear layers of a model.
 
@@ -118,7 +105,7 @@ def lora(f: Callable[..., Any], spec: Mapping[str, LoRA | None]) -> Callable[...
     check_settings(spec, LoRA, "an adapter, such as LoRA(8)")
 
     def g(*args: Any, **kwargs: Any) -> Any:
-        first = next((i for i, arg in enumerate(args) if not is_key(arg)), len(args))
+        first = next((i for i, arg in enumerate(args) if not core.is_key(arg)), len(args))
         if len(args) < first + 2:
             raise TypeError("lora: the adapted function takes (params, adapters, *args)")
         params, adapters, *rest = args[first:]
@@ -210,7 +197,7 @@ def _beside(setting: Any, layer: Layer, key: Any, *values: Any) -> Sequence[Any]
     data = layer.data[0] if layer.mark and len(layer.data) == 1 else None
 
     def bound(eqn: Any, *operands: Any) -> list[Any]:
-        outputs: list[Any] = bind(eqn, *operands)
+        outputs: list[Any] = core.bind(eqn, *operands)
         # Added to the product itself: what stands around it, such as the bias, stays in place.
         if eqn is not product:
             return outputs
@@ -229,7 +216,7 @@ Adapters = dict[str, dict[str, Array]]
 """By parameter the factors `a` and `b` of its update."""
 
 
-@validate(batch=parameter_tree)
+@core.validate(batch=core.parameter_tree)
 def init_lora(
     key: PRNGKeyArray,
     f: Callable[..., Any],
@@ -254,9 +241,9 @@ def init_lora(
         ValueError: As for `lora`.
     """
     check_settings(spec, LoRA, "an adapter, such as LoRA(8)")
-    check_params("params", params)
+    core.check_params("params", params)
     adapters: Adapters = {}
-    for each in adapted(spec, trace(f, params, *as_arguments(batch))).values():
+    for each in adapted(spec, trace(f, params, *core.as_arguments(batch))).values():
         groups, inputs, outputs = each.contraction.matrix_shape
         dtype, rank = each.layer.outputs[0].aval.dtype, each.setting.rank
         site_key = jax.random.fold_in(key, zlib.crc32(each.path.encode()))
@@ -265,7 +252,7 @@ def init_lora(
     return adapters
 
 
-@validate(batch=parameter_tree)
+@core.validate(batch=core.parameter_tree)
 def merge_lora(
     f: Callable[..., Any],
     params: Any,
@@ -290,8 +277,8 @@ def merge_lora(
             another layer without an adapter reads the parameter, too.
     """
     check_settings(spec, LoRA, "an adapter, such as LoRA(8)")
-    check_params("params", params)
-    program = trace(f, params, *as_arguments(batch))
+    core.check_params("params", params)
+    program = trace(f, params, *core.as_arguments(batch))
     layers = adapted(spec, program)
     check_adapters(adapters, layers)
     by_site, refused = multiplications(program)
@@ -324,7 +311,7 @@ def _check_readers(program: Program, path: str, layers: Mapping[str, AdaptedLaye
         )
 
 
-@validate(pattern=string)
+@core.validate(pattern=core.string)
 def frozen(
     optimizer: optax.GradientTransformation, pattern: str
 ) -> optax.GradientTransformationExtraArgs:

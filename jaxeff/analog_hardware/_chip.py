@@ -46,25 +46,15 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int, PRNGKeyArray
 
+from jaxeff import core
 from jaxeff.analog_hardware._crossbar import signed_range
-from jaxeff.core import (
-    Count,
-    NonNegative,
-    Number,
-    Positive,
-    Setting,
-    check_key,
-    is_concrete,
-    register_setting,
-    static,
-)
 
-Share = Annotated[Float[Array, ""] | float, Number(0, 1)]
+Share = Annotated[Float[Array, ""] | float, core.Number(0, 1)]
 
 
-@register_setting
+@core.register_setting
 @dataclass(frozen=True)
-class Physics(Setting):
+class Physics(core.Setting):
     """Effects of a chip's circuits; counts are those of the converter.
 
     Attributes:
@@ -90,24 +80,24 @@ class Physics(Setting):
             whose table of synapses has no factors. The published one has none.
     """
 
-    gain: Positive = 0.004
-    synapse_mismatch: NonNegative = 0.10
+    gain: core.Positive = 0.004
+    synapse_mismatch: core.NonNegative = 0.10
     weight_curve: Share = 0.10
-    pulse_offset: NonNegative = 0.5
-    column_mismatch: NonNegative = 0.08
-    column_offset: NonNegative = 3.0
-    limit: Positive = 110.0
-    limit_mismatch: NonNegative = 0.05
-    leak: Positive = 500.0
+    pulse_offset: core.NonNegative = 0.5
+    column_mismatch: core.NonNegative = 0.08
+    column_offset: core.NonNegative = 3.0
+    limit: core.Positive = 110.0
+    limit_mismatch: core.NonNegative = 0.05
+    leak: core.Positive = 500.0
     memory: Share = 0.95
-    line: Positive = 40.0
-    noise: NonNegative = 0.6
-    row_noise: NonNegative = 0.015
-    noise_mismatch: NonNegative = 0.2
-    gain_drift: NonNegative = 0.05
-    offset_drift: NonNegative = 3.0
-    ordered: bool = static(True)
-    curve_mismatch: Annotated[float, Number(0)] = static(0.0)
+    line: core.Positive = 40.0
+    noise: core.NonNegative = 0.6
+    row_noise: core.NonNegative = 0.015
+    noise_mismatch: core.NonNegative = 0.2
+    gain_drift: core.NonNegative = 0.05
+    offset_drift: core.NonNegative = 3.0
+    ordered: bool = core.static(True)
+    curve_mismatch: Annotated[float, core.Number(0)] = core.static(0.0)
 
 
 PUBLISHED_PHYSICS = Physics()
@@ -118,9 +108,9 @@ INPUT_TOP, WEIGHT_TOP = 31, 63
 BITS = 8
 
 
-@register_setting
+@core.register_setting
 @dataclass(frozen=True)
-class Chip(Setting):
+class Chip(core.Setting):
     """A synthetic chip.
 
     Attributes:
@@ -137,11 +127,11 @@ class Chip(Setting):
         ValueError: A number is out of bounds.
     """
 
-    device: Annotated[Int[Array, ""] | int, Number(0, integer=True)] = 0
-    hours: NonNegative = 0.0
-    rows: Annotated[int, Count(1)] = static(128)
-    columns: Annotated[int, Count(1)] = static(256)
-    sends: Annotated[int, Count(1)] = static(1)
+    device: Annotated[Int[Array, ""] | int, core.Number(0, integer=True)] = 0
+    hours: core.NonNegative = 0.0
+    rows: Annotated[int, core.Count(1)] = core.static(128)
+    columns: Annotated[int, core.Count(1)] = core.static(256)
+    sends: Annotated[int, core.Count(1)] = core.static(1)
     physics: Physics = PUBLISHED_PHYSICS
     pattern: Any = None
 
@@ -177,7 +167,7 @@ class Chip(Setting):
             TypeError: Codes aren't integers.
             ValueError: A shape doesn't fit, or a code is out of range (where it is known).
         """
-        check_key("Chip.query: key", key)
+        core.check_key("Chip.query: key", key)
         check_codes("Chip.query", weights, inputs, self.rows, self.columns)
         check_order("Chip.query", order, inputs.shape)
         columns = weights.shape[1]
@@ -306,7 +296,7 @@ def check_codes(
     for name, codes, low, high in (
         ("weights", weights, -weight_top, weight_top), ("inputs", inputs, 0, input_top)
     ):  # fmt: skip
-        if is_concrete(codes) and np.size(codes):
+        if core.is_concrete(codes) and np.size(codes):
             # NumPy's: inside of a trace JAX would trace the minimum of a constant too.
             known = np.asarray(codes)
             least, most = int(known.min()), int(known.max())
@@ -339,7 +329,7 @@ def check_order(where: str, order: Any, shape: tuple[int, ...]) -> None:
             f"{where}: order must be permutations of the rows, {list(shape)} or "
             f"{list(shape[1:])}, not {list(order.shape)}."
         )
-    if is_concrete(order):
+    if core.is_concrete(order):
         wanted = np.broadcast_to(np.arange(shape[1]), order.shape)
         if not (np.sort(np.asarray(order), -1) == wanted).all():
             raise ValueError(f"{where}: order must hold every row once.")

@@ -40,29 +40,14 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int, PRNGKeyArray
 
-from jaxeff.analog_hardware._chip import (
-    BITS,
-    INPUT_TOP,
-    check_codes,
-    check_order,
-    in_order,
-)
+from jaxeff import core
+from jaxeff.analog_hardware import _chip as chip
 from jaxeff.analog_hardware._crossbar import signed_range
-from jaxeff.core import (
-    Count,
-    NonNegative,
-    Number,
-    Positive,
-    Setting,
-    check_key,
-    register_setting,
-    static,
-)
 
 
-@register_setting
+@core.register_setting
 @dataclass(frozen=True)
-class Circuit(Setting):
+class Circuit(core.Setting):
     """Numbers of a column's circuits.
 
     Attributes:
@@ -80,22 +65,22 @@ class Circuit(Setting):
         noise: Standard deviation of a read-out, in counts.
     """
 
-    gain: Positive = 0.004
-    mismatch: NonNegative = 0.1
-    rail: Positive = 160.0
-    slew: Positive = 0.6
-    crosstalk: NonNegative = 0.02
-    tau: Positive = 16_000.0
-    interval: Annotated[Float[Array, ""] | float, Number(INPUT_TOP)] = 32.0
-    width: NonNegative = 0.1
-    bow: NonNegative = 1.0
-    offset: NonNegative = 3.0
-    noise: NonNegative = 0.8
+    gain: core.Positive = 0.004
+    mismatch: core.NonNegative = 0.1
+    rail: core.Positive = 160.0
+    slew: core.Positive = 0.6
+    crosstalk: core.NonNegative = 0.02
+    tau: core.Positive = 16_000.0
+    interval: Annotated[Float[Array, ""] | float, core.Number(chip.INPUT_TOP)] = 32.0
+    width: core.NonNegative = 0.1
+    bow: core.NonNegative = 1.0
+    offset: core.NonNegative = 3.0
+    noise: core.NonNegative = 0.8
 
 
-@register_setting
+@core.register_setting
 @dataclass(frozen=True)
-class CircuitChip(Setting):
+class CircuitChip(core.Setting):
     """A synthetic chip whose columns are integrated in time.
 
     Attributes:
@@ -110,11 +95,11 @@ class CircuitChip(Setting):
         ValueError: A number is out of bounds.
     """
 
-    device: Annotated[Int[Array, ""] | int, Number(0, integer=True)] = 0
-    rows: Annotated[int, Count(1)] = static(128)
-    columns: Annotated[int, Count(1)] = static(256)
+    device: Annotated[Int[Array, ""] | int, core.Number(0, integer=True)] = 0
+    rows: Annotated[int, core.Count(1)] = core.static(128)
+    columns: Annotated[int, core.Count(1)] = core.static(256)
     circuit: Circuit = Circuit()
-    steps: Annotated[int, Count(1, 64)] = static(2)
+    steps: Annotated[int, core.Count(1, 64)] = core.static(2)
 
     def query(self, key: Any, weights: Any, inputs: Any, order: Any = None) -> Int[Array, "p c"]:
         """Reads the converters of all columns for each vector, as `Chip.query` does.
@@ -123,9 +108,9 @@ class CircuitChip(Setting):
             TypeError: Codes aren't integers.
             ValueError: A shape doesn't fit, or a code is out of range (where it is known).
         """
-        check_key("CircuitChip.query: key", key)
-        check_codes("CircuitChip.query", weights, inputs, self.rows, self.columns)
-        check_order("CircuitChip.query", order, inputs.shape)
+        core.check_key("CircuitChip.query: key", key)
+        chip.check_codes("CircuitChip.query", weights, inputs, self.rows, self.columns)
+        chip.check_order("CircuitChip.query", order, inputs.shape)
         voltages = self.voltages(weights, inputs, order)
         # The converter's own noise; its patterns below belong to the device.
         noise = self.circuit.noise * jax.random.normal(key, voltages.shape)
@@ -141,7 +126,7 @@ class CircuitChip(Setting):
         # Currents of the two signs come from different circuits, each with its mismatch.
         spread = self.circuit.mismatch * jnp.where(codes > 0, own[0], own[1])
         currents = self.circuit.gain * codes * (1 + spread)
-        train = in_order(inputs.astype(jnp.float32), currents, order)
+        train = chip.in_order(inputs.astype(jnp.float32), currents, order)
         start = jnp.zeros((inputs.shape[0], weights.shape[1]))
         return jax.lax.scan(self._pulse, start, train)[0]
 
@@ -175,7 +160,7 @@ class CircuitChip(Setting):
 
     def _convert(self, v: Float[Array, "p c"]) -> Int[Array, "p c"]:
         """Converts voltages by each column's own steps."""
-        low, high = signed_range(BITS)
+        low, high = signed_range(chip.BITS)
         columns = v.shape[1]
         offset = self.circuit.offset * jax.random.normal(self._key(1), (self.columns,))[:columns]
         steps = jax.random.normal(self._key(2), (self.columns, high - low))[:columns]

@@ -31,28 +31,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jaxeff import core
+from jaxeff.analog_hardware import _products as products
 from jaxeff.analog_hardware._crossbar import Crossbar
-from jaxeff.analog_hardware._products import (
-    TiledProduct,
-    check_crossbars,
-    crossbars,
-    on_crossbar,
-    product_of,
-    require_non_negative,
-    variance_of,
-)
-from jaxeff.core import (
-    Table,
-    as_arguments,
-    check_function,
-    check_number,
-    check_params,
-    input_batch,
-    input_batches,
-    number,
-    string_mapping,
-    validate,
-)
 from jaxeff.noise import ReadOut
 from jaxeff.program import Layer, at_sites, evaluate, plain_rule, trace
 from jaxeff.program.reading import argument_leaves
@@ -70,12 +51,12 @@ def _run(
     rule: Callable[[Crossbar, Layer, Sequence[Any]], Sequence[Any]],
 ) -> None:
     """Runs a model eagerly with a rule for the sites of a spec."""
-    check_function(f"{where}: f", f)
-    check_params(f"{where}: params", params)
-    check_crossbars(spec)
-    args = as_arguments(batch)
+    core.check_function(f"{where}: f", f)
+    core.check_params(f"{where}: params", params)
+    products.check_crossbars(spec)
+    args = core.as_arguments(batch)
     program = trace(f, params, *args)
-    arrays = crossbars(spec, program)
+    arrays = products.crossbars(spec, program)
     outside = {layer.site for layer in program.layers}
     if inside := sorted(set(arrays) - outside):
         raise ValueError(
@@ -129,17 +110,17 @@ class Partition(tuple[Placement, ...]):
              f"{p.utilisation:.1%}", f"{p.clipped_inputs:.1%}", f"{p.clipped_weights:.1%}",
              f"{p.clipped_counts:.1%}") for p in self
         ]  # fmt: skip
-        return str(Table(columns, rows))
+        return str(core.Table(columns, rows))
 
     __repr__ = __str__
 
 
 def _product(layer: Layer) -> Callable[..., Any]:
     """Compiles the factors of a layer's product: op by op they take seconds."""
-    return jax.jit(lambda *values: product_of(layer, values))
+    return jax.jit(lambda *values: products.product_of(layer, values))
 
 
-@validate(batch=input_batch)
+@core.validate(batch=core.input_batch)
 def partition(
     f: Callable[..., Any], params: Any, batch: Any, spec: Mapping[str, Crossbar | None]
 ) -> Partition:
@@ -163,10 +144,10 @@ def partition(
     def rule(array: Crossbar, layer: Layer, values: Sequence[Any]) -> Sequence[Any]:
         # On the host, where it can raise: in the compiled rule a negative input becomes NaN.
         if not array.signed:
-            require_non_negative(layer.site, _product(layer)(*values)[0])
+            products.require_non_negative(layer.site, _product(layer)(*values)[0])
         shapes: list[tuple[Any, Any]] = []
 
-        def observe(_: Any, tiles: TiledProduct) -> None:
+        def observe(_: Any, tiles: products.TiledProduct) -> None:
             shapes.append((tiles.inputs.shape, tiles.weights.shape))
             clipped.append(tiles.clipped)
 
@@ -174,7 +155,7 @@ def partition(
         def run(*operands: Any) -> Any:
             # Filled while tracing: tracers of an earlier trace mustn't stay.
             clipped.clear()
-            outputs = on_crossbar(array, layer, None, operands, None, observe)
+            outputs = products.on_crossbar(array, layer, None, operands, None, observe)
             return outputs, [jnp.stack([jnp.asarray(c) for c in each]) for each in clipped]
 
         clipped: list[Any] = []
@@ -204,7 +185,12 @@ def partition(
     return Partition(placements)
 
 
-@validate(spec=string_mapping, inputs=number(0, 100), weights=number(0, 100), batches=input_batches)
+@core.validate(
+    spec=core.string_mapping,
+    inputs=core.number(0, 100),
+    weights=core.number(0, 100),
+    batches=core.input_batches,
+)
 def calibrate_ranges(
     f: Callable[..., Any],
     params: Any,
@@ -233,7 +219,7 @@ def calibrate_ranges(
             positive input.
     """
     for name, value in (("inputs", inputs), ("weights", weights)):
-        check_number(f"calibrate_ranges: {name}", value, high=100, above=0)
+        core.check_number(f"calibrate_ranges: {name}", value, high=100, above=0)
     tops: dict[str, list[float]] = {}
     largest: dict[str, float] = {}
     settings: dict[str, Crossbar] = {}
@@ -283,7 +269,7 @@ def _kept(step: Any, measured: Any) -> Any:
     return jnp.float32(measured) if step is None else step
 
 
-@validate(batch=input_batch)
+@core.validate(batch=core.input_batch)
 def read_out(
     f: Callable[..., Any], params: Any, batch: Any, spec: Mapping[str, Crossbar | None]
 ) -> dict[str, ReadOut]:
@@ -308,15 +294,15 @@ def read_out(
     def rule(array: Crossbar, layer: Layer, values: Sequence[Any]) -> Sequence[Any]:
         # On the host, as in `partition`.
         if not array.signed:
-            require_non_negative(layer.site, _product(layer)(*values)[0])
+            products.require_non_negative(layer.site, _product(layer)(*values)[0])
 
         @jax.jit
         def run(*operands: Any) -> Any:
-            outputs = on_crossbar(array, layer, None, operands)
+            outputs = products.on_crossbar(array, layer, None, operands)
             # Moments of the digital layer plus a shift: what quantization, clamping and
             # mismatch do to the mean.
             shift = outputs[0] - plain_rule(layer, None, *operands)[0]
-            return outputs, shift, variance_of(array, layer, operands)
+            return outputs, shift, products.variance_of(array, layer, operands)
 
         outputs, *both = run(*values)
         read_outs[layer.site] = ReadOut(*both)

@@ -81,33 +81,16 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxeff.analog_hardware._chip import (
-    INPUT_TOP,
-    WEIGHT_TOP,
-    Hardware,
-    Query,
-    check_query,
-    query_counts,
-)
+from jaxeff import core
+from jaxeff.analog_hardware import _chip as chip
 from jaxeff.analog_hardware._crossbar import TileModel
-from jaxeff.core import (
-    Count,
-    Setting,
-    Table,
-    check_key,
-    instance_of,
-    positive,
-    static_integer,
-    static_integers,
-    validate,
-)
 
 LEAST_REPEATS = 8
 """Fewer leave a variance with a standard error above half of itself."""
 
 
 @dataclass(frozen=True)
-class Design(Setting):
+class Design(core.Setting):
     """Sizes of the measurements of a chip.
 
     Attributes:
@@ -124,17 +107,17 @@ class Design(Setting):
         weight_top: The largest magnitude of a weight code.
     """
 
-    rows: Annotated[int, Count(1)] = 128
-    columns: Annotated[int, Count(1)] = 256
-    programs: Annotated[int, Count(2)] = 32
+    rows: Annotated[int, core.Count(1)] = 128
+    columns: Annotated[int, core.Count(1)] = 256
+    programs: Annotated[int, core.Count(2)] = 32
     levels: tuple[int, ...] = (4, 10, 17, 24, 31)
-    averages: Annotated[int, Count(1)] = 2
-    drives: Annotated[int, Count(1)] = 32
-    vectors: Annotated[int, Count(1)] = 128
+    averages: Annotated[int, core.Count(1)] = 2
+    drives: Annotated[int, core.Count(1)] = 32
+    vectors: Annotated[int, core.Count(1)] = 128
     active: tuple[int, ...] = (1, 8, 32, 64, 128)
-    repeats: Annotated[int, Count(1)] = 32
-    input_top: Annotated[int, Count(1)] = INPUT_TOP
-    weight_top: Annotated[int, Count(1)] = WEIGHT_TOP
+    repeats: Annotated[int, core.Count(1)] = 32
+    input_top: Annotated[int, core.Count(1)] = chip.INPUT_TOP
+    weight_top: Annotated[int, core.Count(1)] = chip.WEIGHT_TOP
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -201,8 +184,8 @@ class Characterization(NamedTuple):
     noise: NoiseMeasurement
 
 
-@validate(design=instance_of(Design))
-def characterize(key: Any, query: Query, design: Design | None = None) -> Characterization:
+@core.validate(design=core.instance_of(Design))
+def characterize(key: Any, query: chip.Query, design: Design | None = None) -> Characterization:
     """Measures a chip.
 
     Args:
@@ -215,8 +198,8 @@ def characterize(key: Any, query: Query, design: Design | None = None) -> Charac
         TypeError: `query` can't be asked, or returns no integers.
         ValueError: It returns another shape.
     """
-    check_key("characterize: key", key)
-    check_query("characterize", query)
+    core.check_key("characterize: key", key)
+    chip.check_query("characterize", query)
     design = design or Design()
     keys = jax.random.split(key, 3)
     return Characterization(
@@ -227,13 +210,15 @@ def characterize(key: Any, query: Query, design: Design | None = None) -> Charac
     )
 
 
-def read_counts(query: Query, key: Any, weights: Any, inputs: Any, order: Any = None) -> np.ndarray:
+def read_counts(
+    query: chip.Query, key: Any, weights: Any, inputs: Any, order: Any = None
+) -> np.ndarray:
     """Runs one compiled query, for the host."""
     given = (key, jnp.asarray(weights, jnp.int32), jnp.asarray(inputs, jnp.int32))
     orders = () if order is None else (jnp.asarray(order, jnp.int32),)
-    if isinstance(query, Hardware):
+    if isinstance(query, chip.Hardware):
         return np.asarray(_compiled(query, *given, *orders))
-    return np.asarray(query_counts("characterize", query, *given, *orders))
+    return np.asarray(chip.query_counts("characterize", query, *given, *orders))
 
 
 @jax.jit
@@ -258,7 +243,7 @@ def random_inputs(key: Any, design: Design, vectors: int, active: Any = None) ->
     return jnp.where(rank < active, codes, 0)
 
 
-def _singles(key: Any, query: Query, design: Design) -> Singles:
+def _singles(key: Any, query: chip.Query, design: Design) -> Singles:
     levels = np.asarray(design.levels, np.int32)
     one = np.eye(design.rows, dtype=np.int32)[:, None] * levels[None, :, None]
     vectors = np.repeat(one.reshape(-1, design.rows), design.averages, 0)
@@ -279,7 +264,7 @@ def _singles(key: Any, query: Query, design: Design) -> Singles:
     return Singles(np.stack(weights), levels, np.stack(counts) - offset, offset)
 
 
-def _drives(key: Any, query: Query, design: Design) -> Drives:
+def _drives(key: Any, query: chip.Query, design: Design) -> Drives:
     weights, inputs, counts = [], [], []
     for i in range(design.drives):
         draw, vectors, noise = jax.random.split(jax.random.fold_in(key, i), 3)
@@ -290,7 +275,7 @@ def _drives(key: Any, query: Query, design: Design) -> Drives:
     return Drives(np.stack(weights), np.stack(inputs), np.stack(counts))
 
 
-def _noise(key: Any, query: Query, design: Design) -> NoiseMeasurement:
+def _noise(key: Any, query: chip.Query, design: Design) -> NoiseMeasurement:
     # Vectors per number of active rows, whose variances are averaged.
     different = 8
     variances = []
@@ -321,15 +306,15 @@ class OrderEffect:
     noise: float
 
 
-@validate(
-    design=instance_of(Design),
-    active=static_integer(),
-    vectors=static_integer(),
-    orders=static_integer(),
+@core.validate(
+    design=core.instance_of(Design),
+    active=core.static_integer(),
+    vectors=core.static_integer(),
+    orders=core.static_integer(),
 )
 def order_effect(
     key: Any,
-    query: Query,
+    query: chip.Query,
     design: Design | None = None,
     *,
     active: int | None = None,
@@ -348,8 +333,8 @@ def order_effect(
         orders: Orders of each.
         repeats: Read-outs of each order, from which the noise is known.
     """
-    check_key("order_effect: key", key)
-    check_query("order_effect", query)
+    core.check_key("order_effect: key", key)
+    chip.check_query("order_effect", query)
     design = design or Design()
     draw, chosen, shuffled, noise = jax.random.split(key, 4)
     w = random_weights(draw, design)
@@ -398,16 +383,16 @@ class Events(NamedTuple):
         return Events(*(a[:at] for a in self)), Events(*(a[at:] for a in self))
 
 
-@validate(
-    design=instance_of(Design),
-    columns=static_integer(),
-    active=static_integer(),
-    programs=static_integer(),
-    vectors=static_integer(),
+@core.validate(
+    design=core.instance_of(Design),
+    columns=core.static_integer(),
+    active=core.static_integer(),
+    programs=core.static_integer(),
+    vectors=core.static_integer(),
 )
 def measure_events(
     key: Any,
-    query: Query,
+    query: chip.Query,
     design: Design | None = None,
     *,
     columns: int = 4,
@@ -426,8 +411,8 @@ def measure_events(
         programs: Weight matrices.
         vectors: Vectors under each.
     """
-    check_key("measure_events: key", key)
-    check_query("measure_events", query)
+    core.check_key("measure_events: key", key)
+    chip.check_query("measure_events", query)
     design = design or Design()
     length = design.rows if active is None else active
     parts = []
@@ -468,22 +453,22 @@ class Fidelity:
             (str(n), f"{e:.3f}", f"{f:.3f}", f"{e / f:.3f}")
             for n, e, f in zip(self.active, self.error, self.floor, strict=True)
         ]
-        return str(Table(("active rows>", "error>", "noise>", "ratio>"), rows))
+        return str(core.Table(("active rows>", "error>", "noise>", "ratio>"), rows))
 
     __repr__ = __str__
 
 
-@validate(
-    model=instance_of(TileModel),
-    design=instance_of(Design),
-    active=static_integers(1),
-    vectors=static_integer(),
-    gain=positive,
+@core.validate(
+    model=core.instance_of(TileModel),
+    design=core.instance_of(Design),
+    active=core.static_integers(1),
+    vectors=core.static_integer(),
+    gain=core.positive,
 )
 def fidelity(
     key: Any,
     model: TileModel,
-    query: Query,
+    query: chip.Query,
     design: Design | None = None,
     *,
     active: Sequence[int] = (8, 32, 128),
@@ -503,8 +488,8 @@ def fidelity(
         repeats: Read-outs of each vector, from which the noise is known.
         gain: Gain that the model is evaluated with; a fitted one has its own.
     """
-    check_key("fidelity: key", key)
-    check_query("fidelity", query)
+    core.check_key("fidelity: key", key)
+    chip.check_query("fidelity", query)
     design = design or Design()
     errors, floors = [], []
     for i, n in enumerate(active):

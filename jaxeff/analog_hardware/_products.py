@@ -45,17 +45,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, PRNGKeyArray
 
-from jaxeff.analog_hardware._crossbar import (
-    Crossbar,
-    MatrixProduct,
-    as_product,
-    convert,
-    cut_into_tiles,
-    encode_integers,
-    pack_groups,
-    signed_range,
-    with_gradient_of,
-)
+from jaxeff.analog_hardware import _crossbar
 from jaxeff.core import check_function, is_concrete, single_key, validate
 from jaxeff.core import jax_internals as _compat
 from jaxeff.program import (
@@ -91,12 +81,12 @@ class TiledProduct(NamedTuple):
 
 
 def on_crossbar(
-    crossbar: Crossbar,
+    crossbar: _crossbar.Crossbar,
     layer: Layer,
     key: PRNGKeyArray | None,
     values: Sequence[Any],
     chip: Counts | None = None,
-    observe: Callable[[MatrixProduct, TiledProduct], None] | None = None,
+    observe: Callable[[_crossbar.MatrixProduct, TiledProduct], None] | None = None,
 ) -> tuple[Any, ...]:
     """Computes a linear layer with its product on a crossbar; without noise if there is no key.
 
@@ -118,14 +108,14 @@ def on_crossbar(
         # Codes are whole numbers up to thousands: bfloat16 would round them.
         precise = jnp.promote_types(dtype, jnp.float32)
         left, right = (x.astype(precise) for x in operands)
-        product = as_product(layer.site, op, left, right)
+        product = _crossbar.as_product(layer.site, op, left, right)
         result = _multiplied(crossbar, layer.site, key, product, chip, observe)
         return [product.restore(result).astype(dtype)]
 
     return run_nodes(layer.nodes, layer.inputs, values, layer.outputs, bind)
 
 
-def variance_of(crossbar: Crossbar, layer: Layer, values: Sequence[Any]) -> Any:
+def variance_of(crossbar: _crossbar.Crossbar, layer: Layer, values: Sequence[Any]) -> Any:
     """Computes the variance that read-outs of tiles give a layer's result, in its shape."""
     op = layer.op
     assert op is not None
@@ -135,14 +125,14 @@ def variance_of(crossbar: Crossbar, layer: Layer, values: Sequence[Any]) -> Any:
         if eqn is not op.eqn:
             return _compat.bind(eqn, *operands)
         left, right = (x.astype(jnp.float32) for x in operands)
-        product = as_product(layer.site, op, left, right)
+        product = _crossbar.as_product(layer.site, op, left, right)
         # The variance of a sum over tiles is the sum of the tiles' variances: the same
         # adding and restoring as for counts, without the clamp of digital sums, which is
         # nonlinear.
         spread: list[Any] = []
         quiet = dataclasses.replace(crossbar, correction=None)
 
-        def observe(part: MatrixProduct, tiles: TiledProduct) -> None:
+        def observe(part: _crossbar.MatrixProduct, tiles: TiledProduct) -> None:
             pairs = jax.vmap(jax.vmap(jax.vmap(crossbar.model.variance, (None, 0))))
             each = pairs(tiles.inputs, tiles.weights)
             each = jnp.broadcast_to(each, tiles.counts.shape)
@@ -171,14 +161,14 @@ def product_of(layer: Layer, values: Sequence[Any]) -> tuple[Any, Any]:
     def bind(eqn: Any, *operands: Any) -> list[Any]:
         if eqn is op.eqn:
             left, right = (x.astype(jnp.float32) for x in operands)
-            products.append(as_product(layer.site, op, left, right))
+            products.append(_crossbar.as_product(layer.site, op, left, right))
         return _compat.bind(eqn, *operands)
 
     run_nodes(layer.nodes, layer.inputs, values, layer.outputs, bind)
     return products[0].inputs, products[0].weights
 
 
-def _steps(crossbar: Crossbar, product: MatrixProduct) -> tuple[Any, Any]:
+def _steps(crossbar: _crossbar.Crossbar, product: _crossbar.MatrixProduct) -> tuple[Any, Any]:
     """Computes the values of one input code and one weight code."""
     return (
         _step(crossbar.input_step, product.inputs, crossbar.input_top),
@@ -187,12 +177,12 @@ def _steps(crossbar: Crossbar, product: MatrixProduct) -> tuple[Any, Any]:
 
 
 def _multiplied(
-    crossbar: Crossbar,
+    crossbar: _crossbar.Crossbar,
     site: str,
     key: PRNGKeyArray | None,
-    product: MatrixProduct,
+    product: _crossbar.MatrixProduct,
     chip: Counts | None,
-    observe: Callable[[MatrixProduct, TiledProduct], None] | None,
+    observe: Callable[[_crossbar.MatrixProduct, TiledProduct], None] | None,
 ) -> Any:
     inputs = product.inputs
     if not crossbar.signed:
@@ -203,11 +193,15 @@ def _multiplied(
     keys = [None] * 2 if key is None else list(jax.random.split(key))
     results = []
     for sign, own in zip(passes, keys, strict=False):
-        part = pack_groups(
-            MatrixProduct(sign, product.weights, lambda y: y), crossbar.rows, crossbar.columns
+        part = _crossbar.pack_groups(
+            _crossbar.MatrixProduct(sign, product.weights, lambda y: y),
+            crossbar.rows,
+            crossbar.columns,
         )
-        a = encode_integers(part.inputs, input_step, 0, crossbar.input_top)
-        w = encode_integers(part.weights, weight_step, -crossbar.weight_top, crossbar.weight_top)
+        a = _crossbar.encode_integers(part.inputs, input_step, 0, crossbar.input_top)
+        w = _crossbar.encode_integers(
+            part.weights, weight_step, -crossbar.weight_top, crossbar.weight_top
+        )
         tiles = _tiles(crossbar, own, a, w, chip)
         if observe is not None:
             clipped = (
@@ -224,13 +218,13 @@ def _multiplied(
 
 
 def _tiles(
-    crossbar: Crossbar, key: PRNGKeyArray | None, a: Any, w: Any, chip: Counts | None
+    crossbar: _crossbar.Crossbar, key: PRNGKeyArray | None, a: Any, w: Any, chip: Counts | None
 ) -> TiledProduct:
     """Computes the converted counts of every tile of `[g, p, k]` by `[g, k, n]` codes."""
     # Inputs are shared by the tiles of a row, weights are each tile's own.
-    inputs = jnp.moveaxis(cut_into_tiles(a, crossbar.rows, 2), 2, 1)
-    weights = cut_into_tiles(
-        cut_into_tiles(w, crossbar.columns, 2), crossbar.rows, 1
+    inputs = jnp.moveaxis(_crossbar.cut_into_tiles(a, crossbar.rows, 2), 2, 1)
+    weights = _crossbar.cut_into_tiles(
+        _crossbar.cut_into_tiles(w, crossbar.columns, 2), crossbar.rows, 1
     )  # [g, tr, r, tc, c]
     weights = jnp.moveaxis(weights, 3, 2)
     model = crossbar.model
@@ -247,26 +241,26 @@ def _tiles(
         variance = over_tiles(model.variance)
         noise = jax.random.normal(key, counts.shape, counts.dtype)
         counts = counts + jnp.sqrt(variance) * noise
-    low, high = signed_range(crossbar.output_bits)
+    low, high = _crossbar.signed_range(crossbar.output_bits)
     clipped = jnp.mean((counts < low) | (counts >= high + 1))
-    counts = convert(counts, crossbar.output_bits, rounding)
+    counts = _crossbar.convert(counts, crossbar.output_bits, rounding)
     if chip is not None:
         measured = jnp.asarray(chip(key, weights, inputs), counts.dtype)
         # Counts of a chip come clamped: at an end, what was held may have been beyond it.
         clipped = jnp.mean((measured <= low) | (measured >= high))
         # In the loop: the value of the chip, the gradient of the model.
-        counts = with_gradient_of(measured, counts)
+        counts = _crossbar.with_gradient_of(measured, counts)
     if crossbar.correction is not None:
         counts = crossbar.correction.apply(counts)
     return TiledProduct(inputs, weights, counts, (0.0, 0.0, clipped))
 
 
-def _summed(crossbar: Crossbar, counts: Any, columns: int) -> Any:
+def _summed(crossbar: _crossbar.Crossbar, counts: Any, columns: int) -> Any:
     """Sums over row tiles digitally, `[g, p, n]`."""
     # Row tiles hold parts of one sum, column tiles different outputs.
     total = counts.sum(1)
     if crossbar.sum_bits is not None:
-        low, high = signed_range(crossbar.sum_bits)
+        low, high = _crossbar.signed_range(crossbar.sum_bits)
         total = jnp.clip(total, low, high)
     groups, _, vectors, _ = total.shape
     return jnp.moveaxis(total, 1, 2).reshape(groups, vectors, -1)[..., :columns]
@@ -299,7 +293,9 @@ ChipAt = Callable[[str], Counts]
 
 
 @validate()
-def analog(f: Callable[..., Any], spec: Mapping[str, Crossbar | None]) -> Callable[..., Any]:
+def analog(
+    f: Callable[..., Any], spec: Mapping[str, _crossbar.Crossbar | None]
+) -> Callable[..., Any]:
     """Runs dense and convolution layers of a model on analog crossbars.
 
     Args:
@@ -320,7 +316,7 @@ def analog(f: Callable[..., Any], spec: Mapping[str, Crossbar | None]) -> Callab
 
 
 def with_chip(
-    f: Callable[..., Any], spec: Mapping[str, Crossbar | None], chip: ChipAt | None
+    f: Callable[..., Any], spec: Mapping[str, _crossbar.Crossbar | None], chip: ChipAt | None
 ) -> Callable[..., Any]:
     """Computes `analog` with the counts of a chip, if there is one, and the models' gradients."""
     check_function("analog: f", f)
@@ -330,7 +326,7 @@ def with_chip(
         single_key("the first argument, a key,", key)
 
         def rule(
-            array: Crossbar, layer: Layer, site_key: PRNGKeyArray, *values: Any
+            array: _crossbar.Crossbar, layer: Layer, site_key: PRNGKeyArray, *values: Any
         ) -> Sequence[Any]:
             counts = None if chip is None else chip(layer.site)
             outputs = on_crossbar(array, layer, site_key, values, counts)
@@ -352,10 +348,12 @@ def check_crossbars(spec: Any) -> None:
     Raises:
         TypeError: It doesn't.
     """
-    check_settings(spec, Crossbar, "a Crossbar, such as Crossbar(gain=0.004)")
+    check_settings(spec, _crossbar.Crossbar, "a Crossbar, such as Crossbar(gain=0.004)")
 
 
-def crossbars(spec: Mapping[str, Crossbar | None], program: Program) -> dict[str, Crossbar]:
+def crossbars(
+    spec: Mapping[str, _crossbar.Crossbar | None], program: Program
+) -> dict[str, _crossbar.Crossbar]:
     """Resolves a spec to one crossbar per site.
 
     Raises:

@@ -51,31 +51,18 @@ import numpy as np
 import optax
 from jaxtyping import Array, Float
 
+from jaxeff import core
 from jaxeff.analog_hardware._chip import INPUT_TOP, WEIGHT_TOP
 from jaxeff.analog_hardware._measurements import Design, Events
 from jaxeff.analog_hardware._white_box import ReadOutNoise
-from jaxeff.core import (
-    Choice,
-    Count,
-    Setting,
-    check_count,
-    check_key,
-    instance_of,
-    one_of,
-    positive,
-    register_setting,
-    static,
-    static_integer,
-    validate,
-)
 from jaxeff.training import fit, stateless
 
 POSITIONS = ("time", "permuted", "shuffled", "none")
 
 
-@register_setting
+@core.register_setting
 @dataclass(frozen=True)
-class SequenceModel(Setting):
+class SequenceModel(core.Setting):
     """A transformer per column.
 
     Attributes:
@@ -88,9 +75,9 @@ class SequenceModel(Setting):
 
     params: Any
     noise: ReadOutNoise
-    position: Annotated[str, Choice(*POSITIONS)] = static("time")
-    input_top: Annotated[int, Count(1)] = static(INPUT_TOP)
-    weight_top: Annotated[int, Count(1)] = static(WEIGHT_TOP)
+    position: Annotated[str, core.Choice(*POSITIONS)] = core.static("time")
+    input_top: Annotated[int, core.Count(1)] = core.static(INPUT_TOP)
+    weight_top: Annotated[int, core.Count(1)] = core.static(WEIGHT_TOP)
 
     def predict(self, events: Events, key: Any = None) -> Float[Array, "n columns"]:
         """Predicts the counts of each column; the key is that of shuffled times."""
@@ -137,14 +124,14 @@ class SequenceModel(Setting):
         return self.noise.variance(inputs, weights.shape[1])
 
 
-@validate(
-    events=instance_of(Events),
-    design=instance_of(Design),
-    noise=instance_of(ReadOutNoise),
-    position=one_of(*POSITIONS),
-    width=static_integer(),
-    heads=static_integer(),
-    rate=positive,
+@core.validate(
+    events=core.instance_of(Events),
+    design=core.instance_of(Design),
+    noise=core.instance_of(ReadOutNoise),
+    position=core.one_of(*POSITIONS),
+    width=core.static_integer(),
+    heads=core.static_integer(),
+    rate=core.positive,
 )
 def fit_sequence(
     key: Any,
@@ -178,9 +165,9 @@ def fit_sequence(
     Raises:
         ValueError: The heads don't divide the width, or another choice is unknown.
     """
-    check_key("fit_sequence: key", key)
+    core.check_key("fit_sequence: key", key)
     for name, count in (("width", width), ("heads", heads)):
-        check_count(f"fit_sequence: {name}", count)
+        core.check_count(f"fit_sequence: {name}", count)
     if width % heads:
         raise ValueError(f"fit_sequence: {heads} heads don't divide a width of {width}.")
     design = design or Design()

@@ -32,29 +32,16 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any
 
+from jaxeff import core
 from jaxeff.analog_hardware._crossbar import Crossbar
 from jaxeff.analog_hardware._mapping import Placement, partition
 from jaxeff.analog_hardware._products import crossbars
-from jaxeff.core import (
-    Count,
-    NonNegative,
-    Positive,
-    Setting,
-    Table,
-    as_arguments,
-    input_batch,
-    instance_of,
-    register_setting,
-    spec_of,
-    static,
-    validate,
-)
 from jaxeff.program import trace
 
 
-@register_setting
+@core.register_setting
 @dataclass(frozen=True)
-class TileCosts(Setting):
+class TileCosts(core.Setting):
     """Energies and times of a tile's parts.
 
     Attributes:
@@ -73,15 +60,15 @@ class TileCosts(Setting):
         ValueError: A number is out of bounds.
     """
 
-    conversion: NonNegative = 1.67e-12
-    conversion_bits: Annotated[int, Count(1, 24)] = static(8)
-    driver: NonNegative = 3.9e-13
-    cell: NonNegative = 1.83e-15
-    addition: NonNegative = 1e-13
-    cycle: Positive = 1e-7
-    conversion_time: Positive = 1 / 1.2e9
-    converters: Annotated[int, Count(1)] = static(1)
-    serial: bool = static(True)
+    conversion: core.NonNegative = 1.67e-12
+    conversion_bits: Annotated[int, core.Count(1, 24)] = core.static(8)
+    driver: core.NonNegative = 3.9e-13
+    cell: core.NonNegative = 1.83e-15
+    addition: core.NonNegative = 1e-13
+    cycle: core.Positive = 1e-7
+    conversion_time: core.Positive = 1 / 1.2e9
+    converters: Annotated[int, core.Count(1)] = core.static(1)
+    serial: bool = core.static(True)
 
 
 ISAAC = TileCosts()
@@ -142,12 +129,14 @@ class TileReport(tuple[TileLayerCost, ...]):
         ]  # fmt: skip
         total = (f"{1e-12 * self.efficiency:.3g} TOPS/W", f"{1e9 * self.energy:.3g}",
                  f"{1e6 * self.latency:.3g}", *("",) * 5)  # fmt: skip
-        return str(Table(columns, rows, total=total))
+        return str(core.Table(columns, rows, total=total))
 
     __repr__ = __str__
 
 
-@validate(batch=input_batch, spec=spec_of(Crossbar), costs=instance_of(TileCosts))
+@core.validate(
+    batch=core.input_batch, spec=core.spec_of(Crossbar), costs=core.instance_of(TileCosts)
+)
 def tile_costs(
     f: Callable[..., Any],
     params: Any,
@@ -182,7 +171,7 @@ def tile_costs(
         ValueError: A pattern matches no site, or one that isn't linear, or inputs are negative.
     """
     placements = partition(f, params, batch, spec)
-    arrays = crossbars(spec, trace(f, params, *as_arguments(batch)))
+    arrays = crossbars(spec, trace(f, params, *core.as_arguments(batch)))
     return TileReport(_layer(placement, arrays[placement.site], costs) for placement in placements)
 
 

@@ -96,37 +96,18 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
+from jaxeff import core
+from jaxeff.analog_hardware import _measurements as measurements
 from jaxeff.analog_hardware._chip import Hardware, Query, check_query, query_counts
 from jaxeff.analog_hardware._crossbar import Correction, Crossbar
 from jaxeff.analog_hardware._mapping import calibrate_ranges
-from jaxeff.analog_hardware._measurements import (
-    Design,
-    characterize,
-    random_inputs,
-    random_weights,
-    read_counts,
-)
 from jaxeff.analog_hardware._products import Counts, analog, with_chip
 from jaxeff.analog_hardware._white_box import fit_white_box
-from jaxeff.core import (
-    check_count,
-    check_key,
-    function_of_form,
-    instance_of,
-    labelled_data,
-    non_negative,
-    path_like,
-    spec_of,
-    static_integer,
-    static_integers,
-    string,
-    validate,
-)
 from jaxeff.hardening import incremental_noise
 from jaxeff.training import Loss, cross_entropy, fit
 
 
-@validate()
+@core.validate()
 def in_the_loop(
     f: Callable[..., Any], spec: Mapping[str, Crossbar | None], query: Query
 ) -> Callable[..., Any]:
@@ -190,13 +171,13 @@ class ForChip(NamedTuple):
     history: dict[str, Any]
 
 
-@validate(
-    data=labelled_data,
-    sites=string,
-    array=instance_of(Crossbar),
-    epochs=static_integers(),
-    design=instance_of(Design),
-    checkpoints=path_like,
+@core.validate(
+    data=core.labelled_data,
+    sites=core.string,
+    array=core.instance_of(Crossbar),
+    epochs=core.static_integers(),
+    design=core.instance_of(measurements.Design),
+    checkpoints=core.path_like,
 )
 def train_for_chip(
     key: Any,
@@ -210,7 +191,7 @@ def train_for_chip(
     optimizer: optax.GradientTransformation,
     epochs: tuple[int, int, int],
     batch_size: int,
-    design: Design | None = None,
+    design: measurements.Design | None = None,
     checkpoints: str | Path | None = None,
     progress: bool | None = None,
 ) -> ForChip:
@@ -236,18 +217,18 @@ def train_for_chip(
         RuntimeError: A callable failed; what the last epochs left is in `checkpoints`.
         ValueError: A layer reads negative activations, or a count is negative.
     """
-    check_key("train_for_chip: key", key)
+    core.check_key("train_for_chip: key", key)
     check_query("train_for_chip", query)
     for stage, count in zip(STAGES, epochs, strict=True):
-        check_count(f"train_for_chip: epochs of {stage}", count, 0)
+        core.check_count(f"train_for_chip: epochs of {stage}", count, 0)
     keys = dict(zip((*STAGES, "measured"), jax.random.split(key, 4), strict=True))
     x, labels = data
     spec = {sites: array or Crossbar(gain=0.004)}
     # Fixed ranges: the codes of a deployed network must not depend on its batch.
     spec = calibrate_ranges(f, params, [x[: max(batch_size, 256)]], spec)
-    design = design or Design(rows=_one(spec).rows, columns=_one(spec).columns)
+    design = design or measurements.Design(rows=_one(spec).rows, columns=_one(spec).columns)
     # Measured once: the white box then replaces the chip in all stages but the last.
-    box = fit_white_box(characterize(keys["measured"], query, design))
+    box = fit_white_box(measurements.characterize(keys["measured"], query, design))
     boxed = with_model(spec, box)
     # The ramp ends halfway: the rest of the stage learns under the noise that was measured.
     steps = epochs[1] * (len(labels) // batch_size)
@@ -270,7 +251,7 @@ def train_for_chip(
     return ForChip(params, boxed, history)
 
 
-@validate(spec=spec_of(Crossbar), schedule=function_of_form("schedule(step)"))
+@core.validate(spec=core.spec_of(Crossbar), schedule=core.function_of_form("schedule(step)"))
 def growing_noise(
     f: Callable[..., Any], spec: Mapping[str, Crossbar], schedule: optax.Schedule
 ) -> Loss:
@@ -285,13 +266,13 @@ def growing_noise(
     return incremental_noise(at, schedule)(1.0)
 
 
-@validate(spec=spec_of(Crossbar))
+@core.validate(spec=core.spec_of(Crossbar))
 def with_model(spec: Mapping[str, Crossbar], model: Any) -> dict[str, Crossbar]:
     """Sets the model of a spec's crossbars."""
     return {site: dataclasses.replace(array, model=model) for site, array in spec.items()}
 
 
-@validate(spec=spec_of(Crossbar), level=non_negative)
+@core.validate(spec=core.spec_of(Crossbar), level=core.non_negative)
 def with_noise_level(spec: Mapping[str, Crossbar], level: Any) -> dict[str, Crossbar]:
     """Sets the share of their measured noise for a spec's fitted models, 0 to 1."""
 
@@ -321,9 +302,13 @@ class Reference(NamedTuple):
     counts: np.ndarray
 
 
-@validate(design=instance_of(Design), vectors=static_integer())
+@core.validate(design=core.instance_of(measurements.Design), vectors=core.static_integer())
 def reference(
-    key: Any, query: Query, design: Design | None = None, vectors: int = 128, repeats: int = 8
+    key: Any,
+    query: Query,
+    design: measurements.Design | None = None,
+    vectors: int = 128,
+    repeats: int = 8,
 ) -> Reference:
     """Sends random vectors of all sizes, which `compensate_drift` sends again later.
 
@@ -334,19 +319,26 @@ def reference(
         vectors: Number of different vectors.
         repeats: Read-outs of each.
     """
-    check_key("reference: key", key)
+    core.check_key("reference: key", key)
     check_query("reference", query)
-    design = design or Design()
+    design = design or measurements.Design()
     draw, chosen, noise = jax.random.split(key, 3)
     # Sums from near zero to full drive, which tell a column's gain from its offset.
-    w, a = random_weights(draw, design), random_inputs(chosen, design, vectors)
+    w, a = (
+        measurements.random_weights(draw, design),
+        measurements.random_inputs(chosen, design, vectors),
+    )
     counts = _mean(query, noise, w, a, repeats)
     return Reference(np.asarray(w), np.asarray(a), counts)
 
 
-@validate(before=instance_of(Reference), design=instance_of(Design))
+@core.validate(before=core.instance_of(Reference), design=core.instance_of(measurements.Design))
 def compensate_drift(
-    key: Any, query: Query, before: Reference, design: Design | None = None, repeats: int = 8
+    key: Any,
+    query: Query,
+    before: Reference,
+    design: measurements.Design | None = None,
+    repeats: int = 8,
 ) -> Correction:
     """Fits a gain and an offset per column that undo a chip's drift.
 
@@ -360,7 +352,7 @@ def compensate_drift(
     Raises:
         ValueError: A column doesn't answer any more: its counts don't depend on what is sent.
     """
-    check_key("compensate_drift: key", key)
+    core.check_key("compensate_drift: key", key)
     check_query("compensate_drift", query)
     now = _mean(query, key, before.weights, before.inputs, repeats)
     centred, wanted = now - now.mean(0), before.counts - before.counts.mean(0)
@@ -379,5 +371,7 @@ def compensate_drift(
 
 
 def _mean(query: Query, key: Any, weights: Any, inputs: Any, repeats: int) -> np.ndarray:
-    counts = read_counts(query, key, weights, np.repeat(np.asarray(inputs), repeats, 0))
+    counts = measurements.read_counts(
+        query, key, weights, np.repeat(np.asarray(inputs), repeats, 0)
+    )
     return counts.reshape(len(inputs), repeats, -1).mean(1)

@@ -62,26 +62,17 @@ import numpy as np
 from jaxtyping import Array, Float
 from scipy.optimize import nnls
 
+from jaxeff import core
 from jaxeff.analog_hardware._crossbar import with_gradient_of
 from jaxeff.analog_hardware._measurements import Characterization, NoiseMeasurement
-from jaxeff.core import (
-    NonNegative,
-    Setting,
-    instance_of,
-    is_concrete,
-    real_array,
-    register_setting,
-    static_integer,
-    validate,
-)
 
 RIDGE = 1e-3
 """Weight of the squared second differences of coefficients, beside the mean squared error."""
 
 
-@register_setting
+@core.register_setting
 @dataclass(frozen=True)
-class Splines(Setting):
+class Splines(core.Setting):
     """A monotone function per column.
 
     Attributes:
@@ -100,7 +91,7 @@ class Splines(Setting):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if is_concrete(self.coefficients) and np.ndim(self.coefficients) == 2:
+        if core.is_concrete(self.coefficients) and np.ndim(self.coefficients) == 2:
             falls = np.diff(np.asarray(self.coefficients), axis=1).min(1)
             wrong = np.flatnonzero(falls < -1e-4 * np.ptp(np.asarray(self.coefficients)))
             if len(wrong):
@@ -135,7 +126,7 @@ class Splines(Setting):
         return value + beyond * slope
 
 
-@validate(x=real_array(2), y=real_array(2), intervals=static_integer())
+@core.validate(x=core.real_array(2), y=core.real_array(2), intervals=core.static_integer())
 def fit_splines(
     x: Float[np.ndarray, "n columns"], y: Float[np.ndarray, "n columns"], intervals: int = 8
 ) -> Splines:
@@ -188,9 +179,9 @@ SWEEPS = 4
 """Rounds of alternating least squares; a fifth changes the table by less than 1e-3."""
 
 
-@register_setting
+@core.register_setting
 @dataclass(frozen=True)
-class ReadOutNoise(Setting):
+class ReadOutNoise(core.Setting):
     """Noise of each column: `level**2 * (still + per_row * N)` with N active rows.
 
     Attributes:
@@ -201,7 +192,7 @@ class ReadOutNoise(Setting):
 
     still: Float[Array, " columns"]
     per_row: Float[Array, " columns"]
-    level: NonNegative = 1.0
+    level: core.NonNegative = 1.0
 
     def variance(self, inputs: Float[Array, "p r"], columns: int) -> Float[Array, "p c"]:
         """Computes the variance of each read-out of the first columns."""
@@ -213,7 +204,7 @@ class ReadOutNoise(Setting):
         return jnp.asarray(self.level, inputs.dtype) ** 2 * (still + per_row * active[:, None])
 
 
-class _WithNoise(Setting):
+class _WithNoise(core.Setting):
     """A model whose noise depends on the number of columns alone."""
 
     noise: ReadOutNoise
@@ -223,7 +214,7 @@ class _WithNoise(Setting):
         return self.noise.variance(inputs, weights.shape[1])
 
 
-@register_setting
+@core.register_setting
 @dataclass(frozen=True)
 class LinearFit(_WithNoise):
     """One slope and one offset for all columns.
@@ -244,7 +235,7 @@ class LinearFit(_WithNoise):
         return (inputs @ weights) * self.slope + self.offset
 
 
-@register_setting
+@core.register_setting
 @dataclass(frozen=True)
 class Columnar(_WithNoise):
     """A spline per column on the ideal sum of products.
@@ -263,7 +254,7 @@ class Columnar(_WithNoise):
         return self.splines(inputs @ weights)
 
 
-@register_setting
+@core.register_setting
 @dataclass(frozen=True)
 class WhiteBox(_WithNoise):
     """A factorised table of synapses, a spline per column, and noise.
@@ -320,7 +311,7 @@ def _looked_up(table: Any, x: Any) -> Any:
     return table[at] + (table[at + 1] - table[at]) * (x - first)
 
 
-@validate(measured=instance_of(Characterization))
+@core.validate(measured=core.instance_of(Characterization))
 def fit_linear(measured: Characterization) -> LinearFit:
     """Fits one straight line for all columns, by least squares on full drive."""
     ideal, counts = _drive(measured)
@@ -328,13 +319,13 @@ def fit_linear(measured: Characterization) -> LinearFit:
     return LinearFit(jnp.float32(slope), jnp.float32(offset), fit_noise(measured.noise))
 
 
-@validate(measured=instance_of(Characterization), intervals=static_integer())
+@core.validate(measured=core.instance_of(Characterization), intervals=core.static_integer())
 def fit_columnar(measured: Characterization, intervals: int = 8) -> Columnar:
     """Fits a spline per column on the ideal sum, from full drive."""
     return Columnar(fit_splines(*_drive(measured), intervals), fit_noise(measured.noise))
 
 
-@validate(measured=instance_of(Characterization), intervals=static_integer())
+@core.validate(measured=core.instance_of(Characterization), intervals=core.static_integer())
 def fit_white_box(measured: Characterization, intervals: int = 8) -> WhiteBox:
     """Fits the table to single rows, splines to full drive, and noise to repeats.
 
@@ -440,7 +431,7 @@ def _smooth(curve: np.ndarray) -> np.ndarray:
     return (powers @ coefficients).astype(np.float32)
 
 
-@validate(noise=instance_of(NoiseMeasurement))
+@core.validate(noise=core.instance_of(NoiseMeasurement))
 def fit_noise(noise: NoiseMeasurement) -> ReadOutNoise:
     """Fits a variance per column without rows, and one per active row; neither is negative.
 

@@ -70,35 +70,10 @@ import numpyro.distributions as dist
 import optax
 from jaxtyping import Array, Float
 
-from jaxeff.bayes.posteriors import (
-    Draws,
-    Likelihood,
-    Prior,
-    check_data,
-    is_posterior,
-    predict,
-    require_likelihood,
-    resolve_likelihood,
-    with_random,
-)
+from jaxeff import core
+from jaxeff.bayes import posteriors
 from jaxeff.bayes.sampling import MCMCResult
 from jaxeff.bayes.variational import Guide, Loss, SVIResult, resolve_guide, start_from, train
-from jaxeff.core import (
-    any_of,
-    check_count,
-    check_function,
-    check_key,
-    check_number,
-    forwards,
-    function_of_form,
-    instance_of,
-    non_negative,
-    positive,
-    posterior_like,
-    static_integer,
-    validate,
-    widened,
-)
 from jaxeff.moment_propagation import Gaussian
 from jaxeff.training import CheckpointOptions, run_epochs
 
@@ -108,13 +83,13 @@ TEACHER = 2**32 - 2
 """Folded into a run's key to draw them; `START` of the variational run has the number above."""
 
 
-@validate(
-    kl=any_of(function_of_form("kl(step)"), non_negative),
-    params=posterior_like,
-    init_scale=positive,
-    particles=static_integer(),
+@core.validate(
+    kl=core.any_of(core.function_of_form("kl(step)"), core.non_negative),
+    params=core.posterior_like,
+    init_scale=core.positive,
+    particles=core.static_integer(),
 )
-@forwards(run_epochs, CheckpointOptions)
+@core.forwards(run_epochs, CheckpointOptions)
 def distill(
     key: jax.Array,
     f: Callable[..., Any],
@@ -125,8 +100,8 @@ def distill(
     epochs: int,
     batch_size: int = 100,
     guide: str | Guide = "mean_field",
-    likelihood: Likelihood | None = None,
-    prior: Prior = "fan_in",
+    likelihood: posteriors.Likelihood | None = None,
+    prior: posteriors.Prior = "fan_in",
     kl: float | optax.Schedule = 0.0,
     init_scale: float = 0.1,
     optimizer: optax.GradientTransformation | None = None,
@@ -175,8 +150,8 @@ def distill(
         DivergedError: The objective became NaN or infinite; names the epoch.
         CheckpointError: The checkpoint is damaged, of another model or of another run.
     """
-    check_key("distill: key", key)
-    check_function("distill: f", f)
+    core.check_key("distill: key", key)
+    core.check_function("distill: f", f)
     if not isinstance(inputs, tuple | list):
         raise TypeError(
             "distill: inputs must be a tuple, such as (images,), not a " + type(inputs).__name__
@@ -192,11 +167,11 @@ def distill(
             f"[draws, *{list(outputs.shape)}], of two draws or more, as predict gives them for "
             "these inputs"
         )
-    check_count("particles", particles, 2)  # the energy score compares them with each other
+    core.check_count("particles", particles, 2)  # the energy score compares them with each other
     # Examples first, so that a mini-batch cuts the teacher's outputs as it does any targets.
     data = *inputs, jnp.swapaxes(jnp.asarray(teacher), 0, 1)
-    check_data(params, data)
-    likelihood = require_likelihood("distill", likelihood, *carriers)
+    posteriors.check_data(params, data)
+    likelihood = posteriors.require_likelihood("distill", likelihood, *carriers)
     return train(
         key,
         f,
@@ -220,18 +195,24 @@ def distill(
 def _outputs(key: jax.Array, f: Callable[..., Any], teacher: Any, inputs: tuple[Any, ...]) -> Any:
     """Computes a teacher's outputs, unless the teacher is given by them."""
     posterior = getattr(teacher, "posterior", teacher)
-    if not is_posterior(posterior):
+    if not posteriors.is_posterior(posterior):
         if not isinstance(posterior, jax.Array | np.ndarray):
             raise TypeError(
                 "distill: the teacher must be a posterior, the result of an inference or an array "
                 f"of outputs [draws, examples, ...], not a {type(posterior).__name__}"
             )
         return posterior
-    count = min(len(posterior), TEACHER_DRAWS) if isinstance(posterior, Draws) else TEACHER_DRAWS
-    return predict(jax.random.fold_in(key, TEACHER), f, posterior, *inputs, samples=count)
+    count = (
+        min(len(posterior), TEACHER_DRAWS)
+        if isinstance(posterior, posteriors.Draws)
+        else TEACHER_DRAWS
+    )
+    return posteriors.predict(
+        jax.random.fold_in(key, TEACHER), f, posterior, *inputs, samples=count
+    )
 
 
-def energy_score(likelihood: Likelihood) -> Loss:
+def energy_score(likelihood: posteriors.Likelihood) -> Loss:
     """Makes the energy score of a student's draws against a teacher's.
 
     Args:
@@ -242,7 +223,7 @@ def energy_score(likelihood: Likelihood) -> Loss:
         ``[draws, examples, ...]``, those of the teacher ``[examples, draws, ...]``. Its mean over
         the student's draws is the score of their distribution.
     """
-    distribution = resolve_likelihood(likelihood)
+    distribution = posteriors.resolve_likelihood(likelihood)
 
     def predictions(outputs: Any) -> Float[Array, "examples predicted"]:
         of_targets = distribution(outputs)
@@ -266,13 +247,13 @@ def energy_score(likelihood: Likelihood) -> Loss:
 
 def _distance(a: Array, b: Array) -> Array:
     """Computes Euclidean distances, with gradient zero instead of NaN between equal points."""
-    squared = jnp.square(widened(a - b)).sum(-1)
+    squared = jnp.square(core.widened(a - b)).sum(-1)
     # `where` differentiates both branches: the inner one keeps zero away from the root.
     apart = squared > 0
     return jnp.where(apart, jnp.sqrt(jnp.where(apart, squared, 1.0)), 0.0)
 
 
-@validate(result=instance_of(MCMCResult), spread=non_negative)
+@core.validate(result=core.instance_of(MCMCResult), spread=core.non_negative)
 def around_best_draw(result: MCMCResult, spread: float = 0.3) -> Any:
     """Makes a start of SVI from a sampler: its best draw, and a share of its chain's spread.
 
@@ -298,7 +279,7 @@ def around_best_draw(result: MCMCResult, spread: float = 0.3) -> Any:
             "samplers on mini-batches don't know the density of their draws: start SVI at one of "
             "them, posterior.at(index), instead"
         )
-    check_number("spread", spread, above=0)
+    core.check_number("spread", spread, above=0)
     log_density = result.stats["log_density"]
     # Statistics are of all iterations, draws of the last in each group of `thin`.
     thin = log_density.shape[1] // result.posterior.draws_per_chain
@@ -309,4 +290,4 @@ def around_best_draw(result: MCMCResult, spread: float = 0.3) -> Any:
         path: Gaussian(draws[chain, draw], spread**2 * draws[chain].var(0))
         for path, draws in result.posterior.random.items()
     }
-    return with_random(result.posterior.params, gaussians)
+    return posteriors.with_random(result.posterior.params, gaussians)

@@ -72,17 +72,9 @@ from numpyro.distributions import biject_to, constraints
 from numpyro.distributions.transforms import IdentityTransform
 from numpyro.infer import autoguide
 
+from jaxeff import core
 from jaxeff.bayes.posteriors import Draws, Likelihood, check_posterior, named_leaves
 from jaxeff.bayes.variational import CorrelatedPosterior, Flow, FullRank, LowRank
-from jaxeff.core import (
-    boolean,
-    check_params,
-    instance_of,
-    parameter_tree,
-    posterior_like,
-    string_sequence,
-    validate,
-)
 from jaxeff.moment_propagation import Calibrated, Gaussian, is_gaussian
 from jaxeff.store import CheckpointError, load_metadata, load_pytree, save_pytree
 from jaxeff.weights import load_weights
@@ -91,7 +83,7 @@ _DRAWS, _GAUSSIANS, _JOINT, _CALIBRATED = "draws", "gaussians", "joint", "calibr
 _GUIDES = {guide.__name__: guide for guide in (LowRank, FullRank, Flow)}
 
 
-@validate(posterior=posterior_like)
+@core.validate(posterior=core.posterior_like)
 def save_posterior(path: str | os.PathLike[str], posterior: Any) -> None:
     """Writes a posterior, replacing the file there in one step.
 
@@ -132,7 +124,7 @@ def save_posterior(path: str | os.PathLike[str], posterior: Any) -> None:
         }  # fmt: skip
         save_pytree(path, content, about)
         return
-    check_params("posterior", posterior)
+    core.check_params("posterior", posterior)
     random = _random(posterior)
     save_pytree(path, posterior, {"posterior": _GAUSSIANS, "random": random})
 
@@ -148,7 +140,7 @@ def _random(posterior: Any) -> list[str]:
     return [name for name, leaf in leaves.items() if is_gaussian(leaf)]
 
 
-@validate()
+@core.validate()
 def load_posterior(path: str | os.PathLike[str], params: Any) -> Any:
     """Reads a posterior that `save_posterior` wrote.
 
@@ -231,8 +223,8 @@ _PYRO = re.compile(r"(?:.*\.)?(locs|scales)\.(.+)")
 """Names of an `AutoNormal`'s parameters in Pyro's store: `AutoNormal.locs.fc1.weight`."""
 
 
-@validate(guide=instance_of(autoguide.AutoGuide), params=instance_of(Mapping),
-          ignore=string_sequence, diagonal=boolean)  # fmt: skip
+@core.validate(guide=core.instance_of(autoguide.AutoGuide), params=core.instance_of(Mapping),
+          ignore=core.string_sequence, diagonal=core.boolean)  # fmt: skip
 def from_numpyro(
     guide: autoguide.AutoGuide,
     params: Mapping[str, Any],
@@ -287,7 +279,9 @@ def from_numpyro(
     return _placed(_unravelled(guide, mean, variance, params, sites), like)
 
 
-@validate(params=instance_of(Mapping), like=parameter_tree, ignore=string_sequence)
+@core.validate(
+    params=core.instance_of(Mapping), like=core.parameter_tree, ignore=core.string_sequence
+)
 def from_pyro(params: Mapping[str, Any], like: Any, *, ignore: Sequence[str] = ()) -> Any:
     """Reads the posterior of Pyro's `AutoNormal` (PyTorch), the source's road to the moment pass.
 

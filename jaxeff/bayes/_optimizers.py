@@ -67,18 +67,9 @@ import optax
 from jax.flatten_util import ravel_pytree
 from jaxtyping import Array, Float, Int, PRNGKeyArray
 
+from jaxeff import core
 from jaxeff.bayes.posteriors import named_leaves, with_random
 from jaxeff.bayes.variational import CorrelatedPosterior, low_rank_posterior
-from jaxeff.core import (
-    any_of,
-    function_of_form,
-    is_concrete,
-    non_negative,
-    positive,
-    probability,
-    static_integer,
-    validate,
-)
 from jaxeff.moment_propagation import Gaussian
 
 
@@ -100,15 +91,15 @@ class IVONState(NamedTuple):
     weight_decay: Float[Array, ""]
 
 
-@validate(
-    learning_rate=any_of(function_of_form("learning_rate(step)"), positive),
-    examples=positive,
-    weight_decay=positive,
-    momentum=probability,
-    decay=probability,
-    curvature=positive,
-    clip=non_negative,
-    samples=static_integer(),
+@core.validate(
+    learning_rate=core.any_of(core.function_of_form("learning_rate(step)"), core.positive),
+    examples=core.positive,
+    weight_decay=core.positive,
+    momentum=core.probability,
+    decay=core.probability,
+    curvature=core.positive,
+    clip=core.non_negative,
+    samples=core.static_integer(),
 )
 def ivon(
     key: PRNGKeyArray,
@@ -220,7 +211,7 @@ def _as(number: Array, like: Array) -> Array:
     return number.astype(like.dtype)
 
 
-@validate()
+@core.validate()
 def ivon_posterior(params: Any, opt_state: Any) -> Any:
     """Reads the posterior from the state of `ivon`.
 
@@ -270,7 +261,9 @@ class SWAGState(NamedTuple):
     deviations: Float[Array, "rank size"]
 
 
-@validate(start=static_integer(0), every=static_integer(), rank=static_integer(2))
+@core.validate(
+    start=core.static_integer(0), every=core.static_integer(), rank=core.static_integer(2)
+)
 def swag(
     optimizer: optax.GradientTransformation, *, start: int, every: int, rank: int = 20
 ) -> optax.GradientTransformationExtraArgs:
@@ -317,7 +310,7 @@ def swag(
     return optax.GradientTransformationExtraArgs(init, update)
 
 
-@validate()
+@core.validate()
 def swag_posterior(params: Any, opt_state: Any) -> CorrelatedPosterior:
     """Reads the posterior from the state of `swag`.
 
@@ -333,7 +326,7 @@ def swag_posterior(params: Any, opt_state: Any) -> CorrelatedPosterior:
     """
     state = state_of(SWAGState, "swag", opt_state)
     rank = len(state.deviations)
-    if is_concrete(state.seen) and int(state.seen) < 2:
+    if core.is_concrete(state.seen) and int(state.seen) < 2:
         raise ValueError(
             f"swag_posterior: parameters were looked at {int(state.seen)} times: train longer, "
             "start earlier or look more often"

@@ -38,18 +38,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from jaxeff import core
 from jaxeff.compression._bit_sensitivity import BitSensitivity
 from jaxeff.compression.numerics import LayerQuantization, Quantizer
 from jaxeff.compression.quantizers import Uniform
-from jaxeff.core import (
-    check_choice,
-    check_number,
-    function_of_form,
-    instance_of,
-    positive,
-    string_mapping,
-    validate,
-)
 from jaxeff.program import Cost, LayerCost, SpecError, Target, deciding_patterns
 
 Allowed = Mapping[str, Collection[int]]
@@ -62,13 +54,13 @@ class _Option(NamedTuple):
     cost: float
 
 
-@validate(
-    sensitivity=instance_of(BitSensitivity),
-    cost=instance_of(Cost),
-    budget=positive,
-    weights=string_mapping,
-    activations=string_mapping,
-    method=function_of_form("method(bits)"),
+@core.validate(
+    sensitivity=core.instance_of(BitSensitivity),
+    cost=core.instance_of(Cost),
+    budget=core.positive,
+    weights=core.string_mapping,
+    activations=core.string_mapping,
+    method=core.function_of_form("method(bits)"),
 )
 def allocate_bits(
     sensitivity: BitSensitivity,
@@ -104,8 +96,8 @@ def allocate_bits(
             multiplies nothing, a pattern that matches none, widths that weren't measured, or a
             budget below the least that the sites can cost.
     """
-    check_choice("unit", unit, ("weights", "bops"))
-    check_number("budget", budget)
+    core.check_choice("unit", unit, ("weights", "bops"))
+    core.check_number("budget", budget)
     _check(sensitivity)
     rows = _rows(sensitivity, cost)
     choices = _widths(sensitivity, rows, weights, activations)

@@ -34,37 +34,25 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int
 
+from jaxeff import core
+from jaxeff.compression import numerics
 from jaxeff.compression._quantized import of_inputs, quantized, settings_of
-from jaxeff.compression.numerics import (
-    MAX_BITS,
-    BaseQuantizer,
-    LayerQuantization,
-    Quantizer,
-    Tensor,
-)
 from jaxeff.compression.quantizers import Switched, Uniform
-from jaxeff.core import (
-    function_of_form,
-    input_batch,
-    integer_array,
-    is_concrete,
-    register_setting,
-    static,
-    static_integer,
-    validate,
-)
 from jaxeff.program import Layer, evaluate, plain_rule, trace
 from jaxeff.training import map_changes
 
 FLOAT = 32
 """The width that leaves an array as it is."""
 
-Method = Callable[[Any], Quantizer]
+Method = Callable[[Any], numerics.Quantizer]
 """Makes a quantizer from a bit width, which may be traced: `Uniform`, `LSQ`."""
 Widths = Int[Array | np.ndarray, "*policies sites"]
 
 
-@validate(method=function_of_form("method(bits)"), of_activations=function_of_form("method(bits)"))
+@core.validate(
+    method=core.function_of_form("method(bits)"),
+    of_activations=core.function_of_form("method(bits)"),
+)
 def bit_policy(
     sites: Sequence[str],
     weights: Widths | None = None,
@@ -72,7 +60,7 @@ def bit_policy(
     *,
     method: Method = Uniform,
     of_activations: Method | None = None,
-) -> dict[str, LayerQuantization | None]:
+) -> dict[str, numerics.LayerQuantization | None]:
     """Makes a spec from the bits of every site.
 
     Args:
@@ -93,13 +81,13 @@ def bit_policy(
     for name, widths in by_role.items():
         if widths is not None:
             _check(name, widths, sites)
-    spec: dict[str, LayerQuantization | None] = {}
+    spec: dict[str, numerics.LayerQuantization | None] = {}
     for i, site in enumerate(sites):
         w = None if weights is None else _switched(weights[..., i], method)
         a = None
         if activations is not None:
             a = _switched(activations[..., i], of_activations or method)
-        spec[site] = None if w is None and a is None else LayerQuantization(w, a)
+        spec[site] = None if w is None and a is None else numerics.LayerQuantization(w, a)
     return spec
 
 
@@ -119,12 +107,12 @@ class InWidths(NamedTuple):
     widths: tuple[int, ...]
 
 
-@validate(
-    x=input_batch,
-    weights=integer_array(2),
-    activations=integer_array(2),
-    method=function_of_form("method(bits)"),
-    at_once=static_integer(),
+@core.validate(
+    x=core.input_batch,
+    weights=core.integer_array(2),
+    activations=core.integer_array(2),
+    method=core.function_of_form("method(bits)"),
+    at_once=core.static_integer(),
 )
 def each_policy(
     f: Callable[..., Any],
@@ -163,7 +151,7 @@ def each_policy(
                 f"{name} must be a row of bit widths per policy, not {np.shape(bits)}."
             )
         _check(name, bits, sites)
-        if is_concrete(bits) and not np.isin(bits, widths).all():
+        if core.is_concrete(bits) and not np.isin(bits, widths).all():
             bad = sorted(set(np.unique(bits).tolist()) - set(widths))
             raise ValueError(f"{name} have a width of {bad[0]}, but widths lists {widths}.")
     model = InWidths(f, method, sites, widths)
@@ -207,22 +195,24 @@ def under_policies(model: InWidths, *args: Any) -> Callable[[Any, Any], Callable
             read: Any = setting.activations
             if "activation" in known:
                 read = _LookedUp(known["activation"], a)
-            spec[site] = LayerQuantization(_LookedUp(known["weight"], w), read)
+            spec[site] = numerics.LayerQuantization(_LookedUp(known["weight"], w), read)
         return quantized(f, spec)
 
     return changed
 
 
-@register_setting
+@core.register_setting
 @dataclass(frozen=True)
-class _LookedUp(BaseQuantizer):
+class _LookedUp(numerics.BaseQuantizer):
     """Values of arrays computed in advance, by name, and the index of those to take."""
 
     values: dict[str, Any]
     index: Any
-    purpose: str = static("look-up")
+    purpose: str = core.static("look-up")
 
-    def quantize(self, x: Float[Array, "*shape"], tensor: Tensor) -> Float[Array, "*shape"]:
+    def quantize(
+        self, x: Float[Array, "*shape"], tensor: numerics.Tensor
+    ) -> Float[Array, "*shape"]:
         """Returns the values of an array."""
         entry = jax.lax.dynamic_index_in_dim(self.values[tensor.name], self.index, keepdims=False)
         return jnp.asarray(entry, x.dtype)
@@ -236,7 +226,7 @@ def _tables(model: InWidths, args: Sequence[Any]) -> dict[str, dict[str, dict[st
     f, method, sites, widths = model
     program = trace(f, *args)
     settings = settings_of(
-        {site: LayerQuantization(Uniform(8), Uniform(8)) for site in sites}, program
+        {site: numerics.LayerQuantization(Uniform(8), Uniform(8)) for site in sites}, program
     )
     # A weight that two sites share has one table only if both use the same bits: leave it
     # out.
@@ -252,7 +242,7 @@ def _tables(model: InWidths, args: Sequence[Any]) -> dict[str, dict[str, dict[st
     bits = jnp.asarray(widths)
     tables: dict[str, dict[str, dict[str, Array]]] = {}
 
-    def tabulate(x: Array, tensor: Tensor) -> Array:
+    def tabulate(x: Array, tensor: numerics.Tensor) -> Array:
         quantized_to: Array = jax.lax.map(lambda b: _switched(b, method).quantize(x, tensor), bits)
         return quantized_to
 
@@ -273,11 +263,14 @@ def _tables(model: InWidths, args: Sequence[Any]) -> dict[str, dict[str, dict[st
 
 def _switched(bits: Any, method: Method) -> Any:
     """Makes a method that acts below 17 bits; one known width needs no switch."""
-    if is_concrete(bits) and np.ndim(bits) == 0:
-        return None if bits > MAX_BITS else method(int(bits))
+    if core.is_concrete(bits) and np.ndim(bits) == 0:
+        return None if bits > numerics.MAX_BITS else method(int(bits))
     bits = jnp.asarray(bits)
     # A traced width may mean "leave alone": a number decides, as there is one program.
-    return Switched(method(jnp.clip(bits, 1, MAX_BITS)), (bits <= MAX_BITS).astype(jnp.float32))
+    return Switched(
+        method(jnp.clip(bits, 1, numerics.MAX_BITS)),
+        (bits <= numerics.MAX_BITS).astype(jnp.float32),
+    )
 
 
 def _check(name: str, widths: Any, sites: tuple[str, ...]) -> None:
@@ -286,12 +279,14 @@ def _check(name: str, widths: Any, sites: tuple[str, ...]) -> None:
         raise ValueError(
             f"{name} must hold a bit width for each of {len(sites)} sites, not {shape}."
         )
-    if is_concrete(widths):
+    if core.is_concrete(widths):
         numbers = np.asarray(widths)
-        allowed = (numbers >= 1) & (numbers <= MAX_BITS) & (numbers % 1 == 0) | (numbers == FLOAT)
+        allowed = (numbers >= 1) & (numbers <= numerics.MAX_BITS) & (numbers % 1 == 0) | (
+            numbers == FLOAT
+        )
         if not allowed.all():
             where = np.argwhere(~allowed)[0]
             raise ValueError(
                 f"{name} of {sites[where[-1]]!r} has {numbers[tuple(where)]:g} bits; a width is 1 "
-                f"to {MAX_BITS}, or {FLOAT} to leave the array alone."
+                f"to {numerics.MAX_BITS}, or {FLOAT} to leave the array alone."
             )

@@ -50,23 +50,11 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, PRNGKeyArray
 
+from jaxeff import core
 from jaxeff.compression._bit_policy import FLOAT, InWidths, Method, under_policies
 from jaxeff.compression._quantized import of_inputs, settings_of
 from jaxeff.compression.numerics import LayerQuantization
 from jaxeff.compression.quantizers import Uniform
-from jaxeff.core import (
-    as_arguments,
-    check_count,
-    check_number,
-    function_of_form,
-    input_batch,
-    instance_of,
-    non_negative,
-    positive,
-    static_integer,
-    string_mapping,
-    validate,
-)
 from jaxeff.program import Layer, Program, evaluate, plain_rule, trace
 from jaxeff.training import divergences
 
@@ -130,7 +118,7 @@ class QuantizationErrors(NamedTuple):
     activations_signal: Float[np.ndarray, " sites"]
 
 
-@validate(args=input_batch, method=function_of_form("method(bits)"))
+@core.validate(args=core.input_batch, method=core.function_of_form("method(bits)"))
 def quantization_errors(
     f: Callable[..., Any],
     params: Any,
@@ -155,14 +143,14 @@ def quantization_errors(
             lies inside a loop.
     """
     sites, widths = tuple(sites), check_widths(widths)
-    args = as_arguments(args)
+    args = core.as_arguments(args)
     squares = np.asarray(_squares(InWidths(f, method, sites, widths), params, args), float)
     return QuantizationErrors(
         sites, widths, squares[0, :, 1:], squares[1, :, 1:], squares[0, :, 0], squares[1, :, 0]
     )
 
 
-@validate(errors=instance_of(QuantizationErrors))
+@core.validate(errors=core.instance_of(QuantizationErrors))
 def noise_to_signal(errors: QuantizationErrors) -> BitSensitivity:
     """Computes the noise-to-signal ratio of every site in every width; 0 for an array of zeros.
 
@@ -182,7 +170,7 @@ def noise_to_signal(errors: QuantizationErrors) -> BitSensitivity:
     )
 
 
-@validate(sizes=string_mapping, decibels=non_negative, slope=positive)
+@core.validate(sizes=core.string_mapping, decibels=core.non_negative, slope=core.positive)
 def signal_to_noise_bits(
     sizes: Mapping[str, float], decibels: float, *, slope: float = DECIBELS_PER_BIT
 ) -> dict[str, float]:
@@ -216,9 +204,9 @@ def signal_to_noise_bits(
     if not sizes:
         raise ValueError("signal_to_noise_bits needs at least one site.")
     for site, size in sizes.items():
-        check_number(f"the size of {site!r}", size, above=0)
-    check_number("decibels", decibels)
-    check_number("slope", slope, above=0)
+        core.check_number(f"the size of {site!r}", size, above=0)
+    core.check_number("decibels", decibels)
+    core.check_number("slope", slope, above=0)
     # Minimal total size for given noise at the result (Lagrange): a site may add noise in
     # proportion to its share of the size, so SNR_i = target - 10 log10(share_i).
     total = sum(sizes.values())
@@ -287,7 +275,9 @@ def multiplying(sites: Sequence[str], program: Any) -> dict[str, LayerQuantizati
     return {site: settings[site] for site in sites}
 
 
-@validate(x=input_batch, method=function_of_form("method(bits)"), at_once=static_integer())
+@core.validate(
+    x=core.input_batch, method=core.function_of_form("method(bits)"), at_once=core.static_integer()
+)
 def kl_sensitivity(
     f: Callable[..., Any],
     params: Any,
@@ -399,11 +389,11 @@ class HessianTrace(NamedTuple):
     activations_error: Float[np.ndarray, " sites"]
 
 
-@validate(
-    loss=function_of_form("loss(params, *args)"),
-    args=input_batch,
-    probes=static_integer(),
-    at_once=static_integer(),
+@core.validate(
+    loss=core.function_of_form("loss(params, *args)"),
+    args=core.input_batch,
+    probes=core.static_integer(),
+    at_once=core.static_integer(),
 )
 def hessian_trace(
     key: PRNGKeyArray,
@@ -430,10 +420,10 @@ def hessian_trace(
         ValueError: The loss isn't a scalar, or a site isn't there, multiplies nothing, or lies
             inside a loop.
     """
-    check_count("probes", probes)
-    check_count("at_once", at_once)
+    core.check_count("probes", probes)
+    core.check_count("at_once", at_once)
     sites = tuple(sites)
-    args = as_arguments(args)
+    args = core.as_arguments(args)
     shape = jax.eval_shape(loss, params, *args)
     if getattr(shape, "shape", None) != ():
         raise ValueError(f"the loss must be a scalar, not {shape}.")
@@ -444,7 +434,7 @@ def hessian_trace(
     return HessianTrace(sites, *drawn.mean(0), *(error / math.sqrt(probes)))
 
 
-@validate(trace=instance_of(HessianTrace), errors=instance_of(QuantizationErrors))
+@core.validate(trace=core.instance_of(HessianTrace), errors=core.instance_of(QuantizationErrors))
 def hessian_sensitivity(trace: HessianTrace, errors: QuantizationErrors) -> BitSensitivity:
     """Computes the second-order rise of the loss, (tr(H) / 2) times the mean squared errors.
 

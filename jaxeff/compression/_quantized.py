@@ -33,14 +33,7 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array
 
-from jaxeff.compression.numerics import (
-    HasParts,
-    LayerQuantization,
-    Method,
-    Quantizer,
-    Tensor,
-    parts,
-)
+from jaxeff.compression import numerics
 from jaxeff.core import single_key, validate
 from jaxeff.moment_propagation.dependence import SHARED, Labels, Lineage, follow_lineages, identity
 from jaxeff.program import (
@@ -57,13 +50,13 @@ from jaxeff.program.ir import Contraction, Layer, Program, Value
 from jaxeff.program.ir import primitives as prim
 from jaxeff.program.reading import mark
 
-Arrays = list[tuple[Quantizer, Tensor, Any]]
+Arrays = list[tuple[numerics.Quantizer, numerics.Tensor, Any]]
 """Quantized arrays of a layer, each with its method and description."""
 
 
 @validate()
 def quantized(
-    f: Callable[..., Any], spec: Mapping[str, Method | None], *, keyed: bool = False
+    f: Callable[..., Any], spec: Mapping[str, numerics.Method | None], *, keyed: bool = False
 ) -> Callable[..., Any]:
     """Quantizes the layers of a model.
 
@@ -89,9 +82,9 @@ def quantized(
 
 def by_layer(
     f: Callable[..., Any],
-    spec: Mapping[str, Method | None],
+    spec: Mapping[str, numerics.Method | None],
     keyed: bool,
-    rule_of: Callable[[Program, dict[str, LayerQuantization]], Rule],
+    rule_of: Callable[[Program, dict[str, numerics.LayerQuantization]], Rule],
 ) -> Callable[..., Any]:
     """Makes a model whose layers are computed by a rule, if the spec has settings for any.
 
@@ -121,7 +114,7 @@ def by_layer(
 
 
 def quantized_layer(
-    setting: LayerQuantization, layer: Layer, key: Any, *values: Any
+    setting: numerics.LayerQuantization, layer: Layer, key: Any, *values: Any
 ) -> Sequence[Any]:
     """Computes one layer as its setting says: the rule of `quantized`, at its sites."""
     inputs = list(values)
@@ -134,7 +127,7 @@ def quantized_layer(
 
 
 def visiting(
-    settings: Mapping[str, LayerQuantization], visit: Callable[[Layer, Arrays], None]
+    settings: Mapping[str, numerics.LayerQuantization], visit: Callable[[Layer, Arrays], None]
 ) -> Rule:
     """Makes the rule of the plain model that shows a function what each layer would quantize."""
 
@@ -156,39 +149,39 @@ def check_spec(spec: Any) -> None:
     Raises:
         TypeError: It doesn't.
     """
-    kinds: Any = LayerQuantization | Quantizer | HasParts
+    kinds: Any = numerics.LayerQuantization | numerics.Quantizer | numerics.HasParts
     check_settings(spec, kinds, "a method of compression, such as Int(8)")
 
 
 def settings_of(
-    spec: Mapping[str, Method | None], program: Program
-) -> dict[str, LayerQuantization]:
+    spec: Mapping[str, numerics.Method | None], program: Program
+) -> dict[str, numerics.LayerQuantization]:
     """Resolves a spec to one setting per site, with weights and activations separate."""
     resolved = resolve(spec, program, applies, "a quantizer")
     if resolved:
         find_samples(program)
-    return {site: parts(setting) for site, setting in resolved.items()}
+    return {site: numerics.parts(setting) for site, setting in resolved.items()}
 
 
-def applies(layer: Layer, setting: Method) -> bool:
+def applies(layer: Layer, setting: numerics.Method) -> bool:
     """Returns whether a setting quantizes anything in a layer."""
-    apart = parts(setting)
+    apart = numerics.parts(setting)
     result = apart.activations is not None and apart.at == "output"
     return result or bool(_weights(layer, apart)) or bool(operands(layer, apart))
 
 
-def operands(layer: Layer, setting: Method) -> list[int]:
+def operands(layer: Layer, setting: numerics.Method) -> list[int]:
     """Returns the inputs of a layer that a setting quantizes as activations."""
-    apart = parts(setting)
+    apart = numerics.parts(setting)
     reads = apart.activations is not None and apart.at == "input" and _multiplies(layer)
     return _signals(layer, layer.data) if reads else []
 
 
 def of_inputs(
-    layer: Layer, setting: LayerQuantization, values: Sequence[Any], key: Any = None
-) -> list[tuple[Quantizer, Tensor, int]]:
+    layer: Layer, setting: numerics.LayerQuantization, values: Sequence[Any], key: Any = None
+) -> list[tuple[numerics.Quantizer, numerics.Tensor, int]]:
     """Returns the method, the description and the number of every input that is quantized."""
-    arrays: list[tuple[Quantizer, Tensor, int]] = []
+    arrays: list[tuple[numerics.Quantizer, numerics.Tensor, int]] = []
     # A key per array: folding its number in keeps draws independent of what else is quantized.
     for i in _weights(layer, setting):
         if setting.weights is not None and _is_real(values[i]):
@@ -196,7 +189,7 @@ def of_inputs(
             summed = functools.partial(_summed, layer, i)
             rank = jnp.ndim(values[i])
             name = f"weights_{i}"
-            tensor = Tensor(
+            tensor = numerics.Tensor(
                 layer.site, name, "weight", rank, _folded(key, i), channels, find_summed=summed
             )
             arrays.append((setting.weights, tensor, i))
@@ -205,7 +198,7 @@ def of_inputs(
         quantizer = setting.of_activation(layer.site, operand, len(read))
         if quantizer is not None and _is_real(values[i]):
             rank, name = jnp.ndim(values[i]), f"input_{operand}"
-            tensor = Tensor(
+            tensor = numerics.Tensor(
                 layer.site, name, "activation", rank, _folded(key, i),
                 samples=sample_axes(layer, layer.inputs[i], read=True),
                 find_summed=functools.partial(_summed, layer, i),
@@ -215,10 +208,10 @@ def of_inputs(
 
 
 def of_outputs(
-    layer: Layer, setting: LayerQuantization, values: Sequence[Any], key: Any = None
-) -> list[tuple[Quantizer, Tensor, int]]:
+    layer: Layer, setting: numerics.LayerQuantization, values: Sequence[Any], key: Any = None
+) -> list[tuple[numerics.Quantizer, numerics.Tensor, int]]:
     """Returns the method, the description and the number of every result that is quantized."""
-    arrays: list[tuple[Quantizer, Tensor, int]] = []
+    arrays: list[tuple[numerics.Quantizer, numerics.Tensor, int]] = []
     for i, y in enumerate(values if setting.at == "output" else ()):
         quantizer = setting.of_activation(layer.site, i, len(values))
         if quantizer is not None and _is_real(y) and not layer.outputs[i].spread:
@@ -226,18 +219,20 @@ def of_outputs(
             at = _folded(key, len(layer.inputs) + i)
             rank, name = jnp.ndim(y), f"output_{i}"
             samples = sample_axes(layer, layer.outputs[i], read=False)
-            tensor = Tensor(layer.site, name, "activation", rank, at, samples=samples)
+            tensor = numerics.Tensor(layer.site, name, "activation", rank, at, samples=samples)
             arrays.append((quantizer, tensor, i))
     return arrays
 
 
-def _quantize(quantizer: Quantizer, x: Any, tensor: Tensor) -> Any:
+def _quantize(quantizer: numerics.Quantizer, x: Any, tensor: numerics.Tensor) -> Any:
     with quantizing(quantizer, tensor, jnp.shape(x)):
         return quantizer.quantize(x, tensor)
 
 
 @contextlib.contextmanager
-def quantizing(quantizer: Quantizer, tensor: Tensor, shape: tuple[int, ...]) -> Iterator[None]:
+def quantizing(
+    quantizer: numerics.Quantizer, tensor: numerics.Tensor, shape: tuple[int, ...]
+) -> Iterator[None]:
     """Names operations after the array that they quantize, and its bits if they are known."""
     with contextlib.ExitStack() as scopes:
         of_array = mark("quantize", f"{tensor.site}/quantize_{tensor.name}")
@@ -263,7 +258,7 @@ def _multiplies(layer: Layer) -> bool:
     return layer.kind in {"linear", "matmul"}
 
 
-def _weights(layer: Layer, setting: LayerQuantization) -> list[int]:
+def _weights(layer: Layer, setting: numerics.LayerQuantization) -> list[int]:
     """Finds the weights of products, never biases, and tables that rows are looked up in."""
     has = setting.weights is not None and (_multiplies(layer) or is_look_up(layer))
     return _signals(layer, layer.weights) if has else []

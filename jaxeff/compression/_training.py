@@ -49,16 +49,8 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
-from jaxeff.compression._quantized import (
-    Arrays,
-    check_spec,
-    of_inputs,
-    of_outputs,
-    operands,
-    quantized,
-    settings_of,
-    visiting,
-)
+from jaxeff.compression import _quantized
+from jaxeff.compression._quantized import quantized
 from jaxeff.compression.numerics import BaseQuantizer, LayerQuantization, Method, Quantizer, Tensor
 from jaxeff.core import as_arguments, check_choice, input_batch, parameter_tree, spec_of, validate
 from jaxeff.program import Layer, at_sites, evaluate, plain_rule, trace
@@ -92,12 +84,12 @@ def init(
         ValueError: A pattern matches or decides no site, the batch is empty, an array to start from
             isn't finite, or a method would have to measure inside a loop.
     """
-    check_spec(spec)
+    _quantized.check_spec(spec)
     args = as_arguments(batch)
     if any(np.size(leaf) == 0 for leaf in jax.tree.leaves(args)):
         raise ValueError("init needs a batch with at least one example, but it is empty.")
     program = trace(f, params, *args)
-    settings = settings_of(spec, program)
+    settings = _quantized.settings_of(spec, program)
     methods: dict[str, dict[str, tuple[Quantizer, Tensor]]] = {}
 
     # `methods` is filled while this is traced: it is static, and only arrays leave the program.
@@ -105,11 +97,11 @@ def init(
     def arrays_of(*args: Any) -> dict[str, dict[str, Any]]:
         arrays: dict[str, dict[str, Any]] = {}
 
-        def visit(layer: Layer, read: Arrays) -> None:
+        def visit(layer: Layer, read: _quantized.Arrays) -> None:
             methods[layer.site] = {t.name: (q, t) for q, t, _ in read}
             arrays[layer.site] = {t.name: x for _, t, x in read}
 
-        evaluate(program, visiting(settings, visit), None, jax.tree.leaves((args, {})))
+        evaluate(program, _quantized.visiting(settings, visit), None, jax.tree.leaves((args, {})))
         # What is read inside a loop's body exists in that loop's trace alone.
         outside = {layer.site for layer in program.layers}
         return {site: by_name for site, by_name in arrays.items() if site in outside}
@@ -160,7 +152,9 @@ def _spec(
         if by_name:
             setting = settings[layer.site]
             weights = [q for name, q in by_name.items() if name.startswith("weights")]
-            count = len(operands(layer, setting) if setting.at == "input" else layer.outputs)
+            count = len(
+                _quantized.operands(layer, setting) if setting.at == "input" else layer.outputs
+            )
             place = [by_name.get(f"{setting.at}_{i}") for i in range(count)]
             activations: Any = place[0] if count == 1 else tuple(place)
             spec[layer.site] = replace(
@@ -226,10 +220,10 @@ def update_statistics(
         TypeError: The spec isn't a mapping from patterns to methods.
         ValueError: A pattern matches no site, or a layer has no setting of its own.
     """
-    check_spec(spec)
+    _quantized.check_spec(spec)
     args = as_arguments(batch)
     program = trace(f, params, *args)
-    settings = settings_of(spec, program)
+    settings = _quantized.settings_of(spec, program)
     outside = {layer.site for layer in program.layers}
     updated: dict[str, dict[str, Quantizer]] = {}
 
@@ -248,9 +242,9 @@ def update_statistics(
                 arrays[i] = quantizer.quantize(x, tensor)
             return arrays
 
-        inputs = quantized(values, of_inputs(layer, setting, values, key))
+        inputs = quantized(values, _quantized.of_inputs(layer, setting, values, key))
         outputs = list(plain_rule(layer, key, *inputs))
-        outputs = quantized(outputs, of_outputs(layer, setting, outputs, key))
+        outputs = quantized(outputs, _quantized.of_outputs(layer, setting, outputs, key))
         if layer.site in outside:
             updated[layer.site] = of_layer
         return outputs
@@ -300,21 +294,23 @@ def penalty(
         ValueError: A pattern matches or decides no site, or a method with a penalty acts inside a
             loop or branch.
     """
-    check_spec(spec)
+    _quantized.check_spec(spec)
     args = as_arguments(batch)
     program = trace(f, params, *args)
-    settings = settings_of(spec, program)
+    settings = _quantized.settings_of(spec, program)
     outside = set(program.layers)
     terms: list[Any] = []
 
-    def visit(layer: Layer, arrays: Arrays) -> None:
+    def visit(layer: Layer, arrays: _quantized.Arrays) -> None:
         for quantizer, tensor, x in arrays:
             if _has_penalty(quantizer):
                 # Terms from a loop's body exist in its trace alone and can't be summed here.
                 _check_outside(layer in outside, quantizer, tensor)
                 terms.append(jnp.asarray(quantizer.penalty(x, tensor)))  # type: ignore[attr-defined]
 
-    evaluate(program, visiting(settings, visit), None, argument_leaves((params, *args), {}))
+    evaluate(
+        program, _quantized.visiting(settings, visit), None, argument_leaves((params, *args), {})
+    )
     return sum((term.astype(jnp.float32) for term in terms), jnp.zeros((), jnp.float32))
 
 
@@ -343,11 +339,11 @@ def memory(
         TypeError: The spec isn't a mapping from patterns to methods, or a method can't tell.
         ValueError: A pattern matches or decides no site.
     """
-    check_spec(spec)
+    _quantized.check_spec(spec)
     check_choice("memory: arrays", arrays, ("weights", "activations"))
     args = as_arguments(batch)
     program = trace(f, params, *args)
-    settings = settings_of(spec, program)
+    settings = _quantized.settings_of(spec, program)
     counted: set[frozenset[str]] = set()
     total: Any = 0.0
     for layer in program.walk():
@@ -356,7 +352,7 @@ def memory(
             continue
         inputs = [v.aval for v in layer.inputs]
         outputs = [v.aval for v in layer.outputs]
-        read = of_inputs(layer, setting, inputs)
+        read = _quantized.of_inputs(layer, setting, inputs)
         for quantizer, tensor, i in read if arrays == "weights" else ():
             # Stored once however many layers read it: known by the parameters it is made of.
             paths = layer.inputs[i].leaves
@@ -366,7 +362,7 @@ def memory(
         for quantizer, tensor, i in read if arrays == "activations" else ():
             if tensor.role == "activation":
                 total = total + _storage(quantizer, tensor, inputs[i].shape)
-        for quantizer, tensor, i in of_outputs(layer, setting, outputs):
+        for quantizer, tensor, i in _quantized.of_outputs(layer, setting, outputs):
             if arrays == "activations":
                 total = total + _storage(quantizer, tensor, outputs[i].shape)
     return total
@@ -469,9 +465,9 @@ def random_weights(
     Raises:
         ValueError: Two layers read one such weight, or it reaches its product changed.
     """
-    check_spec(spec)
+    _quantized.check_spec(spec)
     program = trace(f, params, *as_arguments(batch))
-    settings = settings_of(spec, program)
+    settings = _quantized.settings_of(spec, program)
     leaves, structure = jax.tree.flatten(params)
     position = {v: i for i, v in enumerate(program.inputs[: len(leaves)])}
     taken: dict[int, str] = {}
@@ -479,7 +475,9 @@ def random_weights(
         setting = settings.get(layer.site)
         if setting is None or not hasattr(setting.weights, "gaussian"):
             continue
-        for quantizer, tensor, i in of_inputs(layer, setting, [v.aval for v in layer.inputs]):
+        for quantizer, tensor, i in _quantized.of_inputs(
+            layer, setting, [v.aval for v in layer.inputs]
+        ):
             if not hasattr(quantizer, "gaussian"):
                 continue
             # A leaf holds one distribution, and only a parameter itself is a leaf.

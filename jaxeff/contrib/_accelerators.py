@@ -36,17 +36,8 @@ import jax
 import numpy as np
 from jaxtyping import Array, Float
 
+from jaxeff import core
 from jaxeff.compression import FLOAT
-from jaxeff.core import (
-    Choice,
-    Count,
-    Positive,
-    Setting,
-    instance_of,
-    register_setting,
-    static,
-    validate,
-)
 from jaxeff.search import Candidate, LatencyError, Policy, SearchSpace
 
 BRICK, MULTIPLIER, WIDEST = 2, 8, 16
@@ -69,9 +60,9 @@ class _MatrixProduct(NamedTuple):
     activations: int
 
 
-@register_setting
+@core.register_setting
 @dataclass(frozen=True)
-class SystolicArray(Setting):
+class SystolicArray(core.Setting):
     """Latency of a systolic array, in cycles: layers one after the other.
 
     An array of R x C multipliers takes `(2 R + C + T - 2) ceil(S_R / R) ceil(S_C / C)` cycles for a
@@ -97,20 +88,20 @@ class SystolicArray(Setting):
     looked_up: ClassVar[bool] = True
     """Searchers may ask for any policy: nothing is measured."""
 
-    rows: Annotated[int, Count(1)] = static(16)
-    columns: Annotated[int, Count(1)] = static(16)
-    dataflow: Annotated[str, Choice("output", "weight", "input")] = static("weight")
-    fused: bool = static(True)
-    bandwidth: Positive = 128.0
-    float_bits: Annotated[int, Count(1, WIDEST)] = static(WIDEST)
+    rows: Annotated[int, core.Count(1)] = core.static(16)
+    columns: Annotated[int, core.Count(1)] = core.static(16)
+    dataflow: Annotated[str, core.Choice("output", "weight", "input")] = core.static("weight")
+    fused: bool = core.static(True)
+    bandwidth: core.Positive = 128.0
+    float_bits: Annotated[int, core.Count(1, WIDEST)] = core.static(WIDEST)
 
-    @validate(candidate=instance_of(Candidate))
+    @core.validate(candidate=core.instance_of(Candidate))
     def cycles(self, candidate: Candidate) -> Float[np.ndarray, " sites"]:
         """Computes cycles of every layer."""
         layers = _products(candidate, self.float_bits)
         return np.array([self._layer(layer) for layer in layers])
 
-    @validate(candidate=instance_of(Candidate))
+    @core.validate(candidate=core.instance_of(Candidate))
     def __call__(self, candidate: Candidate) -> float:
         """Computes cycles of the model."""
         return float(self.cycles(candidate).sum())
@@ -132,9 +123,9 @@ class SystolicArray(Setting):
         return of.groups * max(computing, reading)
 
 
-@register_setting
+@core.register_setting
 @dataclass(frozen=True)
-class DataflowPipeline(Setting):
+class DataflowPipeline(core.Setting):
     """Latency of an FPGA that has a unit for every layer: cycles between two results.
 
     A unit of `simd` products for each of `pe` outputs takes
@@ -159,10 +150,10 @@ class DataflowPipeline(Setting):
     looked_up: ClassVar[bool] = True
     """Searchers may ask for any policy: nothing is measured."""
 
-    luts: Annotated[int, Count(1)] = static(53_200)
-    float_bits: Annotated[int, Count(1, FLOAT)] = static(WIDEST)
+    luts: Annotated[int, core.Count(1)] = core.static(53_200)
+    float_bits: Annotated[int, core.Count(1, FLOAT)] = core.static(WIDEST)
 
-    @validate(candidate=instance_of(Candidate))
+    @core.validate(candidate=core.instance_of(Candidate))
     def cycles(self, candidate: Candidate) -> Float[np.ndarray, " sites"]:
         """Computes cycles of every unit, folded to be as fast as all of them fit.
 
@@ -186,7 +177,7 @@ class DataflowPipeline(Setting):
             low, high = (low, middle) if fits else (middle + 1, high)
         return np.array([cycles for cycles, _ in _within(choices, intervals[low])], float)
 
-    @validate(candidate=instance_of(Candidate))
+    @core.validate(candidate=core.instance_of(Candidate))
     def __call__(self, candidate: Candidate) -> float:
         """Computes cycles between two results.
 

@@ -11,36 +11,17 @@ import numpy as np
 from jax import lax
 from jaxtyping import Array, Float
 
-from jaxeff.compression.numerics import (
-    BaseQuantizer,
-    Tensor,
-    at_least_float32,
-    kept_axes,
-    least_squares,
-    lookup_levels,
-    nearest,
-    safe_scale,
-    straight_through,
-    sums,
-)
-from jaxeff.core import (
-    Choice,
-    Count,
-    Number,
-    register_setting,
-    static,
-    static_number,
-    with_leading_axes,
-)
+from jaxeff import core
+from jaxeff.compression import numerics
 from jaxeff.moment_propagation import Gaussian
 
 MIDDLE = 0.6745
 """The median of |x| of a standard Gaussian: where the authors' first basis has its middle."""
 
 
-@register_setting
+@core.register_setting
 @dataclass(frozen=True)
-class LearnedBasis(BaseQuantizer):
+class LearnedBasis(numerics.BaseQuantizer):
     """Learned quantization: `LearnedBasis(2)`.
 
     With K bits the levels are the products of a basis v in R^K and all codes: {-1, +1}^K for
@@ -76,11 +57,11 @@ class LearnedBasis(BaseQuantizer):
         Networks", arXiv:1807.10029.
     """
 
-    bits: Annotated[int, Count(1, 8)] = static()
-    basis: Annotated[Float[Array, "... bits"] | None, Number()] = None
-    per: Annotated[str, Choice("channel", "tensor")] = static("channel")
-    turns: Annotated[int, Count(1)] = static(10)
-    momentum: Annotated[float, Number(0, 1)] = static(0.9)
+    bits: Annotated[int, core.Count(1, 8)] = core.static()
+    basis: Annotated[Float[Array, "... bits"] | None, core.Number()] = None
+    per: Annotated[str, core.Choice("channel", "tensor")] = core.static("channel")
+    turns: Annotated[int, core.Count(1)] = core.static(10)
+    momentum: Annotated[float, core.Number(0, 1)] = core.static(0.9)
 
     def __post_init__(self) -> None:
         """Checks the fields."""
@@ -91,14 +72,16 @@ class LearnedBasis(BaseQuantizer):
                 f"entry for each of the {self.bits} bits."
             )
 
-    def quantize(self, x: Float[Array, "*shape"], tensor: Tensor) -> Float[Array, "*shape"]:
+    def quantize(
+        self, x: Float[Array, "*shape"], tensor: numerics.Tensor
+    ) -> Float[Array, "*shape"]:
         """Returns the nearest levels, with the gradients above."""
         fixed = lax.stop_gradient(x)
         started = self.start(fixed, tensor)
         basis = jnp.asarray(started.basis, x.dtype)
         tensor.fitted("LearnedBasis.basis", basis[..., 0], x)
         levels, _ = self._levels(basis, tensor)
-        value = lookup_levels(levels, nearest(fixed, lax.stop_gradient(levels)))
+        value = numerics.lookup_levels(levels, numerics.nearest(fixed, lax.stop_gradient(levels)))
         passed = x
         if tensor.role == "activation":
             # Activations above the highest level have no gradient: they are clipped.
@@ -106,7 +89,7 @@ class LearnedBasis(BaseQuantizer):
             passed = jnp.where(fixed > last, fixed, x)
         return value + (passed - lax.stop_gradient(passed))
 
-    def start(self, x: Float[Array, "*shape"], tensor: Tensor) -> "LearnedBasis":
+    def start(self, x: Float[Array, "*shape"], tensor: numerics.Tensor) -> "LearnedBasis":
         """Computes an open basis from an array: `turns` turns from evenly spaced levels."""
         if self.basis is not None:
             return self
@@ -114,35 +97,37 @@ class LearnedBasis(BaseQuantizer):
         basis = lax.fori_loop(0, self.turns, lambda _, v: self._turn(v, x, tensor), first)
         return replace(self, basis=basis.astype(x.dtype))
 
-    def update_statistics(self, x: Float[Array, "*shape"], tensor: Tensor) -> "LearnedBasis":
+    def update_statistics(
+        self, x: Float[Array, "*shape"], tensor: numerics.Tensor
+    ) -> "LearnedBasis":
         """Averages the basis with that of one turn on another array."""
         if self.basis is None:
             return self.start(x, tensor)
         x = lax.stop_gradient(x)
         old = lax.stop_gradient(jnp.asarray(self.basis))
-        wide = at_least_float32(old)
+        wide = numerics.at_least_float32(old)
         # One turn per training step: codes change little between steps (the paper's algorithm).
         new = self._turn(wide, x, tensor)
         mixed = self.momentum * wide + (1 - self.momentum) * new
         return replace(self, basis=mixed.astype(old.dtype))
 
-    def storage(self, shape: tuple[int, ...], tensor: Tensor) -> int:
+    def storage(self, shape: tuple[int, ...], tensor: numerics.Tensor) -> int:
         """Counts codes, and a float for each number of a basis."""
         return super().storage(shape, tensor) + 32 * self.bits * tensor.count(shape, self.per)
 
-    def _first(self, x: Array, tensor: Tensor) -> Array:
+    def _first(self, x: Array, tensor: numerics.Tensor) -> Array:
         """Makes a basis of powers of two, whose levels are evenly spaced."""
-        axes, shape = kept_axes(x, tensor.axes(self.per))
-        wide = at_least_float32(x)
+        axes, shape = numerics.kept_axes(x, tensor.axes(self.per))
+        wide = numerics.at_least_float32(x)
         square = jnp.mean(wide**2, axes).reshape(shape)
         if tensor.role == "weight":
             unit = MIDDLE * jnp.sqrt(square) / 2 ** (self.bits - 1)
         else:  # the square of a rectified Gaussian is half its variance
             unit = 2 * MIDDLE * jnp.sqrt(2 * square) / (2**self.bits - 1)
         powers = jnp.asarray(2.0 ** np.arange(self.bits), wide.dtype)
-        return unit[..., None] * with_leading_axes(powers, (*shape, self.bits))
+        return unit[..., None] * core.with_leading_axes(powers, (*shape, self.bits))
 
-    def _levels(self, basis: Array, tensor: Tensor) -> tuple[Array, Array]:
+    def _levels(self, basis: Array, tensor: numerics.Tensor) -> tuple[Array, Array]:
         """Sorts the levels, and returns which code each of them has."""
         codes = jnp.asarray(_codes(self.bits, tensor), basis.dtype)
         codes = codes.reshape((1,) * (basis.ndim - 1) + codes.shape)
@@ -151,13 +136,13 @@ class LearnedBasis(BaseQuantizer):
         order = jnp.argsort(lax.stop_gradient(levels), axis=-1)
         return jnp.take_along_axis(levels, order, axis=-1), order
 
-    def _turn(self, basis: Array, x: Array, tensor: Tensor) -> Array:
+    def _turn(self, basis: Array, x: Array, tensor: numerics.Tensor) -> Array:
         """Computes the basis of least error for the codes of the nearest levels."""
         x = x.astype(basis.dtype)
-        _, shape = kept_axes(x, tensor.axes(self.per))
+        _, shape = numerics.kept_axes(x, tensor.axes(self.per))
         basis = jnp.broadcast_to(basis, (*shape, self.bits))
         levels, order = self._levels(basis, tensor)
-        counts, totals = sums(x, nearest(x, levels), 2**self.bits, shape)
+        counts, totals = numerics.sums(x, numerics.nearest(x, levels), 2**self.bits, shape)
         chosen = jnp.asarray(_codes(self.bits, tensor), basis.dtype)[order]
         # Sums over levels are sums over values: the same codes have the same level.
         weighted = chosen * (counts / x.size)[..., None]
@@ -166,10 +151,10 @@ class LearnedBasis(BaseQuantizer):
         # Solved for the change of the basis: a pseudoinverse then leaves alone what the
         # data don't determine, such as a bit that no value uses.
         missing = right - jnp.sum(gram * basis[..., None, :], axis=-1)
-        return basis + least_squares(gram, missing)
+        return basis + numerics.least_squares(gram, missing)
 
 
-def _codes(bits: int, tensor: Tensor) -> np.ndarray:
+def _codes(bits: int, tensor: numerics.Tensor) -> np.ndarray:
     """Returns all codes, `[2^bits, bits]`."""
     ends = (-1.0, 1.0) if tensor.role == "weight" else (0.0, 1.0)
     return np.array(list(itertools.product(ends, repeat=bits)))
@@ -179,9 +164,9 @@ _LEAST = 0.05
 """The smallest probability to start from."""
 
 
-@register_setting
+@core.register_setting
 @dataclass(frozen=True)
-class Discrete(BaseQuantizer):
+class Discrete(numerics.BaseQuantizer):
     """A distribution over discrete weights: `Discrete()` is ternary, `Discrete(2)` binary.
 
     A weight is scale * v with v in {-1, 1} or {-1, 0, 1} and probabilities softmax(logits), so
@@ -237,14 +222,16 @@ class Discrete(BaseQuantizer):
         Inference" (2019).
     """
 
-    levels: Annotated[int, Choice(2, 3)] = static(3)
-    logits: Annotated[Float[Array, "*shape levels"] | None, Number()] = None
-    scale: Annotated[Float[Array, "..."] | float | None, Number(above=0)] = None
-    draw: Annotated[str, Choice("sample", "mode")] = static("sample")
-    decay: Annotated[Float[Array, "..."] | float, Number(0)] = static_number(0.0)
-    per: Annotated[str, Choice("channel", "tensor")] = static("channel")
+    levels: Annotated[int, core.Choice(2, 3)] = core.static(3)
+    logits: Annotated[Float[Array, "*shape levels"] | None, core.Number()] = None
+    scale: Annotated[Float[Array, "..."] | float | None, core.Number(above=0)] = None
+    draw: Annotated[str, core.Choice("sample", "mode")] = core.static("sample")
+    decay: Annotated[Float[Array, "..."] | float, core.Number(0)] = core.static_number(0.0)
+    per: Annotated[str, core.Choice("channel", "tensor")] = core.static("channel")
 
-    def quantize(self, x: Float[Array, "*shape"], tensor: Tensor) -> Float[Array, "*shape"]:
+    def quantize(
+        self, x: Float[Array, "*shape"], tensor: numerics.Tensor
+    ) -> Float[Array, "*shape"]:
         """Draws values or takes the most probable ones, with the gradient of their mean."""
         started, scale = self._fitted(x, tensor)
         logits = jnp.asarray(started.logits, scale.dtype)
@@ -258,9 +245,9 @@ class Discrete(BaseQuantizer):
         # Index k stands for k step - 1: -1 and 1, or -1, 0 and 1.
         step = 2 / (self.levels - 1)
         y = lax.stop_gradient(scale) * (step * chosen.astype(scale.dtype) - 1)
-        return straight_through(mean, y).astype(x.dtype)
+        return numerics.straight_through(mean, y).astype(x.dtype)
 
-    def gaussian(self, x: Float[Array, "*shape"], tensor: Tensor) -> Gaussian:
+    def gaussian(self, x: Float[Array, "*shape"], tensor: numerics.Tensor) -> Gaussian:
         """Computes the mean and variance of every weight, exactly."""
         started, scale = self._fitted(x, tensor)
         p = jax.nn.softmax(jnp.asarray(started.logits, scale.dtype))
@@ -274,21 +261,21 @@ class Discrete(BaseQuantizer):
         """Returns the same with its most probable values."""
         return replace(self, draw="mode")
 
-    def start(self, x: Float[Array, "*shape"], tensor: Tensor) -> "Discrete":
+    def start(self, x: Float[Array, "*shape"], tensor: numerics.Tensor) -> "Discrete":
         """Computes open scales and logits from weights."""
         self._check_role(tensor)
         if self.logits is not None and self.scale is not None:
             return self
-        value = at_least_float32(x)
+        value = numerics.at_least_float32(x)
         scale = self.scale
         if scale is None:
-            axes, shape = kept_axes(value, tensor.axes(self.per))
+            axes, shape = numerics.kept_axes(value, tensor.axes(self.per))
             fixed = lax.stop_gradient(value)
             std = jnp.std(fixed, axes).reshape(shape)
             size = jnp.mean(jnp.abs(fixed), axes).reshape(shape)
             # A constant has no deviation but rounding errors; its magnitude serves.
             scale = jnp.where(std > 1e-6 * size, std, size)
-            scale = safe_scale(scale)
+            scale = numerics.safe_scale(scale)
         if self.logits is not None:
             return replace(self, scale=scale)
         unit = value / tensor.fitted("Discrete.scale", scale, value)
@@ -303,7 +290,7 @@ class Discrete(BaseQuantizer):
             logits = jnp.log(jnp.stack([(1 - zero) * (1 - up), zero, (1 - zero) * up], -1))
         return replace(self, logits=logits, scale=scale)
 
-    def storage(self, shape: tuple[int, ...], tensor: Tensor) -> Any:
+    def storage(self, shape: tuple[int, ...], tensor: numerics.Tensor) -> Any:
         """Counts the codes of the chosen values, and a float for each scale."""
         return math.prod(shape) * self.width + 32 * tensor.count(shape, self.per)
 
@@ -312,12 +299,12 @@ class Discrete(BaseQuantizer):
         """One bit for two values, two for three."""
         return self.levels - 1
 
-    def penalty(self, x: Float[Array, "*shape"], tensor: Tensor) -> Any:
+    def penalty(self, x: Float[Array, "*shape"], tensor: numerics.Tensor) -> Any:
         """Returns the squares of the logits."""
         logits = jnp.asarray(self.start(lax.stop_gradient(x), tensor).logits)
         return jnp.asarray(self.decay, logits.dtype) * jnp.sum(logits * logits)
 
-    def _fitted(self, x: Array, tensor: Tensor) -> tuple["Discrete", Array]:
+    def _fitted(self, x: Array, tensor: numerics.Tensor) -> tuple["Discrete", Array]:
         started = self.start(x, tensor)
         shape = jnp.asarray(started.logits).shape
         if shape != (*x.shape, self.levels):
@@ -326,13 +313,15 @@ class Discrete(BaseQuantizer):
                 f"weight of shape {x.shape} with {self.levels} values; give it "
                 f"{(*x.shape, self.levels)}, or leave it to init."
             )
-        value = at_least_float32(x)
+        value = numerics.at_least_float32(x)
         return started, tensor.fitted("Discrete.scale", started.scale, value)
 
     def _values(self, like: Array) -> Array:
-        return with_leading_axes(jnp.linspace(-1, 1, self.levels, dtype=like.dtype), like.shape)
+        return core.with_leading_axes(
+            jnp.linspace(-1, 1, self.levels, dtype=like.dtype), like.shape
+        )
 
-    def _check_role(self, tensor: Tensor) -> None:
+    def _check_role(self, tensor: numerics.Tensor) -> None:
         if tensor.role != "weight":
             raise ValueError(
                 f"Discrete at {tensor.site}/{tensor.name} has an activation to quantize, but is a "
@@ -343,9 +332,9 @@ class Discrete(BaseQuantizer):
 MAX_BASES = 8
 
 
-@register_setting
+@core.register_setting
 @dataclass(frozen=True)
-class BinaryBases(BaseQuantizer):
+class BinaryBases(numerics.BaseQuantizer):
     """Several binary bases: `BinaryBases(3)`.
 
     Weights are W ~ sum_i scale_i B_i with B_i = sign(W - mean(W) + shift_i std(W)) and shifts that
@@ -379,11 +368,11 @@ class BinaryBases(BaseQuantizer):
         Lin et al., "Towards Accurate Binary Convolutional Neural Network", arXiv:1711.11294.
     """
 
-    bases: Annotated[int, Count(1, MAX_BASES)] = static(3)
-    shifts: Annotated[Float[Array, " bases"] | None, Number()] = None
-    scales: Annotated[Float[Array, "... bases"] | None, Number()] = None
-    per: Annotated[str, Choice("channel", "tensor")] = static("tensor")
-    follow: bool = static(False)
+    bases: Annotated[int, core.Count(1, MAX_BASES)] = core.static(3)
+    shifts: Annotated[Float[Array, " bases"] | None, core.Number()] = None
+    scales: Annotated[Float[Array, "... bases"] | None, core.Number()] = None
+    per: Annotated[str, core.Choice("channel", "tensor")] = core.static("tensor")
+    follow: bool = core.static(False)
 
     def __post_init__(self) -> None:
         """Checks the fields."""
@@ -396,7 +385,9 @@ class BinaryBases(BaseQuantizer):
                     f"entry for each of the {self.bases} bases."
                 )
 
-    def quantize(self, x: Float[Array, "*shape"], tensor: Tensor) -> Float[Array, "*shape"]:
+    def quantize(
+        self, x: Float[Array, "*shape"], tensor: numerics.Tensor
+    ) -> Float[Array, "*shape"]:
         """Returns the sum of the bases, with the gradients above."""
         fixed = lax.stop_gradient(x)
         shifts = self._shifts(fixed, tensor) if self.shifts is None else self.shifts
@@ -413,7 +404,7 @@ class BinaryBases(BaseQuantizer):
             y = y + basis * tensor.fitted("BinaryBases.scales", scales[..., i], x)
         return y
 
-    def start(self, x: Float[Array, "*shape"], tensor: Tensor) -> "BinaryBases":
+    def start(self, x: Float[Array, "*shape"], tensor: numerics.Tensor) -> "BinaryBases":
         """Computes open shifts and scales from an array."""
         started = self
         if self.shifts is None:
@@ -422,7 +413,7 @@ class BinaryBases(BaseQuantizer):
             started = replace(started, scales=started._scales(x, tensor))
         return started
 
-    def storage(self, shape: tuple[int, ...], tensor: Tensor) -> int:
+    def storage(self, shape: tuple[int, ...], tensor: numerics.Tensor) -> int:
         """Counts a bit for each basis of a value, and a float for each scale."""
         scales = self.bases * tensor.count(shape, self.per)
         return super().storage(shape, tensor) + 32 * scales
@@ -432,23 +423,25 @@ class BinaryBases(BaseQuantizer):
         """A bit for each basis."""
         return self.bases
 
-    def _basis(self, x: Array, shift: Array, tensor: Tensor) -> Array:
+    def _basis(self, x: Array, shift: Array, tensor: numerics.Tensor) -> Array:
         """Computes one of the binary arrays, -1 and +1."""
         one = jnp.ones_like(x)
         if tensor.role == "weight":
             fixed = lax.stop_gradient(x)
-            axes, shape = kept_axes(x, tensor.axes(self.per))
+            axes, shape = numerics.kept_axes(x, tensor.axes(self.per))
             # B_i = sign(W - mean(W) + shift_i std(W)), whose statistics have no gradient either.
             mean = jnp.mean(fixed, axes).reshape(shape)
             moved = x - mean + shift * jnp.std(fixed, axes).reshape(shape)
-            return straight_through(moved, jnp.where(moved >= 0, one, jnp.where(moved < 0, -1, x)))
+            return numerics.straight_through(
+                moved, jnp.where(moved >= 0, one, jnp.where(moved < 0, -1, x))
+            )
         moved = x + shift
         # Section 3.2: the derivative is one within [0, 1] of the shifted value, zero outside.
         bounded = jnp.where((moved >= 0) & (moved <= 1), moved, 0)
         signs = jnp.where(moved >= 0.5, one, jnp.where(moved < 0.5, -1, x))
-        return straight_through(bounded, signs)
+        return numerics.straight_through(bounded, signs)
 
-    def _shifts(self, x: Array, tensor: Tensor) -> Array:
+    def _shifts(self, x: Array, tensor: numerics.Tensor) -> Array:
         steps = np.linspace(-1.0, 1.0, self.bases) if self.bases > 1 else np.zeros(1)
         if tensor.role == "weight":
             return jnp.asarray(steps, x.dtype)
@@ -457,12 +450,12 @@ class BinaryBases(BaseQuantizer):
         low, high = jnp.min(x), jnp.max(x)
         return 0.5 - (low + (high - low) * parts)
 
-    def _scales(self, x: Array, tensor: Tensor) -> Array:
-        wide = at_least_float32(x)
+    def _scales(self, x: Array, tensor: numerics.Tensor) -> Array:
+        wide = numerics.at_least_float32(x)
         shifts = jnp.asarray(self.shifts, x.dtype)
         signs = [self._basis(x, shifts[..., i], tensor) for i in range(self.bases)]
         bases = [b.astype(wide.dtype) for b in signs]
-        axes, shape = kept_axes(x, tensor.axes(self.per))
+        axes, shape = numerics.kept_axes(x, tensor.axes(self.per))
 
         def mean(values: Array) -> Array:
             return jnp.mean(values, axes).reshape(shape)
@@ -470,4 +463,4 @@ class BinaryBases(BaseQuantizer):
         # Normal equations of min |W - sum_i scale_i B_i|^2; means keep large arrays in range.
         right = jnp.stack([mean(wide * b) for b in bases], -1)
         rows = [jnp.stack([mean(a * b) for a in bases], -1) for b in bases]
-        return least_squares(jnp.stack(rows, -2), right).astype(x.dtype)
+        return numerics.least_squares(jnp.stack(rows, -2), right).astype(x.dtype)

@@ -12,39 +12,13 @@ import scipy  # its `special` is loaded when first used, a fifth of a second aft
 from jax import lax
 from jaxtyping import Array, Float
 
-from jaxeff.compression.numerics import (
-    MAX_BITS,
-    BaseQuantizer,
-    Bits,
-    Tensor,
-    at_least_float32,
-    keep_positive,
-    kept_axes,
-    lookup_levels,
-    nearest,
-    power_of_two,
-    ranges,
-    round_through,
-    safe_scale,
-    straight_through,
-)
-from jaxeff.core import (
-    Choice,
-    Count,
-    Number,
-    Width,
-    register_setting,
-    static,
-    static_integer,
-    static_number,
-    validate,
-    widened,
-)
+from jaxeff import core
+from jaxeff.compression import numerics
 
 
-@register_setting
+@core.register_setting
 @dataclass(frozen=True)
-class HalfWave(BaseQuantizer):
+class HalfWave(numerics.BaseQuantizer):
     """Half-wave Gaussian quantization of activations: `HalfWave(2)`.
 
     With u = x / scale the value is scale * Q(u): zero for u <= 0, else the nearest of 2^b - 1
@@ -81,12 +55,14 @@ class HalfWave(BaseQuantizer):
         arXiv:1702.00953.
     """
 
-    bits: Annotated[int, Count(1, 8)] = static()
-    scale: Annotated[Float[Array, "..."] | float | None, Number(0)] = None
-    uniform: bool = static(True)
-    gradient: Annotated[str, Choice("vanilla", "clipped", "log")] = static("clipped")
+    bits: Annotated[int, core.Count(1, 8)] = core.static()
+    scale: Annotated[Float[Array, "..."] | float | None, core.Number(0)] = None
+    uniform: bool = core.static(True)
+    gradient: Annotated[str, core.Choice("vanilla", "clipped", "log")] = core.static("clipped")
 
-    def quantize(self, x: Float[Array, "*shape"], tensor: Tensor) -> Float[Array, "*shape"]:
+    def quantize(
+        self, x: Float[Array, "*shape"], tensor: numerics.Tensor
+    ) -> Float[Array, "*shape"]:
         """Returns the nearest levels, with the gradients above.
 
         Raises:
@@ -94,12 +70,14 @@ class HalfWave(BaseQuantizer):
         """
         started = self.start(lax.stop_gradient(x), tensor)
         scale = tensor.fitted("HalfWave.scale", started.scale, x)
-        unit = x / safe_scale(scale)
+        unit = x / numerics.safe_scale(scale)
         levels = half_wave_levels(self.bits, self.uniform)
         last = float(levels[-1])
         table = jnp.asarray(levels, x.dtype)
         value = jnp.where(
-            unit > 0, lookup_levels(table, nearest(unit, table)), jnp.zeros_like(unit)
+            unit > 0,
+            numerics.lookup_levels(table, numerics.nearest(unit, table)),
+            jnp.zeros_like(unit),
         )
         # NaN has no level: it must not pass for a zero.
         value = jnp.where(jnp.isnan(unit), unit, value)
@@ -109,9 +87,9 @@ class HalfWave(BaseQuantizer):
             outer = jnp.where(beyond, unit, last)  # a logarithm of what isn't beyond may be NaN
             tail = jnp.log(outer - (last - 1)) if self.gradient == "log" else outer
             passed = jnp.where(beyond, tail, passed)
-        return straight_through(passed, value) * scale
+        return numerics.straight_through(passed, value) * scale
 
-    def start(self, x: Float[Array, "*shape"], tensor: Tensor) -> "HalfWave":
+    def start(self, x: Float[Array, "*shape"], tensor: numerics.Tensor) -> "HalfWave":
         """Computes an open scale from an activation."""
         if tensor.role == "weight":
             raise ValueError(
@@ -121,15 +99,15 @@ class HalfWave(BaseQuantizer):
         if self.scale is not None:
             return self
         return replace(
-            self, scale=jnp.sqrt(2 * jnp.mean(jnp.maximum(widened(x), 0) ** 2)).astype(x.dtype)
+            self, scale=jnp.sqrt(2 * jnp.mean(jnp.maximum(core.widened(x), 0) ** 2)).astype(x.dtype)
         )
 
-    def storage(self, shape: tuple[int, ...], tensor: Tensor) -> int:
+    def storage(self, shape: tuple[int, ...], tensor: numerics.Tensor) -> int:
         """Counts codes and one float, the scale; levels are constants of the method."""
         return super().storage(shape, tensor) + 32
 
 
-@validate(bits=static_integer())
+@core.validate(bits=core.static_integer())
 @functools.cache
 def half_wave_levels(bits: int, uniform: bool = True) -> np.ndarray:
     """Computes the positive levels of least mean squared error for a rectified standard Gaussian.
@@ -215,9 +193,9 @@ _MOST_ZERO = 2.0**12
 together, get wider steps."""
 
 
-@register_setting
+@core.register_setting
 @dataclass(frozen=True)
-class HalfQuadratic(BaseQuantizer):
+class HalfQuadratic(numerics.BaseQuantizer):
     """Half-quadratic quantization (HQQ): `Grouped(HalfQuadratic(4), 64)`.
 
     The step is that of the range. The zero z, no whole number, minimises the sum of |e|^p over the
@@ -262,32 +240,34 @@ class HalfQuadratic(BaseQuantizer):
         https://mobiusml.github.io/hqq_blog, sub-problems 1 and 2 of the solver.
     """
 
-    bits: Annotated[Bits, Width(1, MAX_BITS)] = static_number()
-    step: Annotated[Float[Array, "..."] | float | None, Number(above=0)] = None
+    bits: Annotated[numerics.Bits, core.Width(1, numerics.MAX_BITS)] = core.static_number()
+    step: Annotated[Float[Array, "..."] | float | None, core.Number(above=0)] = None
     zero: Float[Array, "..."] | float | None = None
-    per: Annotated[str, Choice("channel", "tensor")] = static("channel")
-    power: Annotated[float, Number(above=0, high=1)] = static(0.7)
-    beta: Annotated[float, Number(above=0)] = static(10.0)
-    growth: Annotated[float, Number(low=1)] = static(1.01)
-    turns: Annotated[int, Count(0)] = static(20)
-    numbers: Annotated[str, Choice(*_BITS)] = static("float32")
+    per: Annotated[str, core.Choice("channel", "tensor")] = core.static("channel")
+    power: Annotated[float, core.Number(above=0, high=1)] = core.static(0.7)
+    beta: Annotated[float, core.Number(above=0)] = core.static(10.0)
+    growth: Annotated[float, core.Number(low=1)] = core.static(1.01)
+    turns: Annotated[int, core.Count(0)] = core.static(20)
+    numbers: Annotated[str, core.Choice(*_BITS)] = core.static("float32")
 
-    def quantize(self, x: Float[Array, "*shape"], tensor: Tensor) -> Float[Array, "*shape"]:
+    def quantize(
+        self, x: Float[Array, "*shape"], tensor: numerics.Tensor
+    ) -> Float[Array, "*shape"]:
         """Returns the nearest values, with straight-through gradients where none is clipped."""
         started = self.start(jax.lax.stop_gradient(x), tensor)
-        value = at_least_float32(x)
-        step = keep_positive(tensor.fitted("HalfQuadratic.step", started.step, value))
+        value = numerics.at_least_float32(x)
+        step = numerics.keep_positive(tensor.fitted("HalfQuadratic.step", started.step, value))
         zero = tensor.fitted("HalfQuadratic.zero", started.zero, value)
         # Clipped before rounding: values outside of the range have no gradient.
-        codes = round_through(jnp.clip(value / step + zero, 0, self._top(value.dtype)))
+        codes = numerics.round_through(jnp.clip(value / step + zero, 0, self._top(value.dtype)))
         return ((codes - zero) * step).astype(x.dtype)
 
-    def start(self, x: Float[Array, "*shape"], tensor: Tensor) -> "HalfQuadratic":
+    def start(self, x: Float[Array, "*shape"], tensor: numerics.Tensor) -> "HalfQuadratic":
         """Computes an open step by the range, and an open zero by the solver."""
         if self.step is not None and self.zero is not None:
             return self
-        value = at_least_float32(x)
-        axes, shape = kept_axes(value, tensor.axes(self.per))
+        value = numerics.at_least_float32(x)
+        axes, shape = numerics.kept_axes(value, tensor.axes(self.per))
         low, high = (end(value, axes).reshape(shape) for end in (jnp.min, jnp.max))
         step: Any = self.step
         if step is None:
@@ -297,15 +277,15 @@ class HalfQuadratic(BaseQuantizer):
             # One that would vanish in float16 is the smallest that doesn't.
             least = _LEAST[self.numbers]
             step = self._stored(jnp.where(step > 0, jnp.maximum(step, least), jnp.ones_like(step)))
-        step = keep_positive(jnp.asarray(step, value.dtype))
+        step = numerics.keep_positive(jnp.asarray(step, value.dtype))
         zero = self.zero
         if zero is None:
             zero = self._solved(value, step, -low / step, axes, shape)
         return replace(self, step=step, zero=zero)
 
-    def storage(self, shape: tuple[int, ...], tensor: Tensor) -> Any:
+    def storage(self, shape: tuple[int, ...], tensor: numerics.Tensor) -> Any:
         """Counts the bits of the codes, steps and zeros."""
-        numbers = 2 * _BITS[self.numbers] * ranges(shape, tensor.axes(self.per))
+        numbers = 2 * _BITS[self.numbers] * numerics.ranges(shape, tensor.axes(self.per))
         return math.prod(shape) * self.bits + numbers
 
     def _solved(
@@ -347,4 +327,4 @@ class HalfQuadratic(BaseQuantizer):
         return number.astype(self.numbers).astype(number.dtype)
 
     def _top(self, dtype: Any) -> Any:
-        return power_of_two(self.bits, dtype) - 1
+        return numerics.power_of_two(self.bits, dtype) - 1

@@ -14,35 +14,10 @@ import numpy as np
 from jax import lax
 from jaxtyping import Array, Float
 
-from jaxeff.compression.numerics import (
-    MAX_BITS,
-    BaseQuantizer,
-    LayerQuantization,
-    Tensor,
-    at_least_float32,
-    infer_sign,
-    keep_positive,
-    kept_axes,
-    round_through,
-    start_scale,
-    wide_dtype,
-)
+from jaxeff import core
+from jaxeff.compression import numerics
+from jaxeff.compression.numerics import MAX_BITS
 from jaxeff.compression.quantizers import LSQ
-from jaxeff.core import (
-    Choice,
-    Number,
-    Table,
-    check_choice,
-    check_number,
-    non_negative,
-    positive,
-    posterior_like,
-    register_setting,
-    shown_as_table,
-    static,
-    static_number,
-    validate,
-)
 from jaxeff.moment_propagation import Gaussian, check_gaussian, is_gaussian
 from jaxeff.program import trace
 from jaxeff.pruning.gates import hard_concrete, open_probability
@@ -51,9 +26,9 @@ WIDTHS = (2, 4, 8, 16, 32)
 _CLOSED = 0.34
 
 
-@register_setting
+@core.register_setting
 @dataclass(frozen=True)
-class BayesianBits(BaseQuantizer):
+class BayesianBits(numerics.BaseQuantizer):
     """Learned widths of 2, 4, 8, 16 or 32 bits: `BayesianBits(price=0.01)`; needs a key.
 
     With x clipped to [low, beta], low = -beta or 0, s_2 = (beta - low) / 3 and s_b = s_(b/2) /
@@ -100,13 +75,13 @@ class BayesianBits(BaseQuantizer):
         arXiv:1712.01312 (hard concrete).
     """
 
-    price: Annotated[Float[Array, "..."] | float, Number(0)] = static_number(0.0)
-    pruned: Annotated[str, Choice("nothing", "channel", "tensor")] = static("nothing")
-    maximum: Annotated[Float[Array, "..."] | float | None, Number(above=0)] = None
-    gates: Annotated[Float[Array, "4"] | None, Number()] = None
-    kept: Annotated[Float[Array, "..."] | float | None, Number()] = None
-    signed: bool | Array | None = static_number(None)
-    hard: bool = static(False)
+    price: Annotated[Float[Array, "..."] | float, core.Number(0)] = core.static_number(0.0)
+    pruned: Annotated[str, core.Choice("nothing", "channel", "tensor")] = core.static("nothing")
+    maximum: Annotated[Float[Array, "..."] | float | None, core.Number(above=0)] = None
+    gates: Annotated[Float[Array, "4"] | None, core.Number()] = None
+    kept: Annotated[Float[Array, "..."] | float | None, core.Number()] = None
+    signed: bool | Array | None = core.static_number(None)
+    hard: bool = core.static(False)
 
     def __post_init__(self) -> None:
         """Checks the fields."""
@@ -117,13 +92,15 @@ class BayesianBits(BaseQuantizer):
                 "of 4, 8, 16 and 32 bits."
             )
 
-    def quantize(self, x: Float[Array, "*shape"], tensor: Tensor) -> Float[Array, "*shape"]:
+    def quantize(
+        self, x: Float[Array, "*shape"], tensor: numerics.Tensor
+    ) -> Float[Array, "*shape"]:
         """Sums the two-bit value and the residuals whose gates are open."""
         started = self.start(lax.stop_gradient(x), tensor)
-        value = at_least_float32(x)
+        value = numerics.at_least_float32(x)
         beta = tensor.fitted("BayesianBits.maximum", started.maximum, value)
         # The smallest step, of 32 bits, is about 2^-32 beta: it has to be a normal number too.
-        beta = keep_positive(beta, 2.0**40)
+        beta = numerics.keep_positive(beta, 2.0**40)
         signed = jnp.asarray(started.signed)
         low = jnp.where(signed, -beta, jnp.zeros_like(beta))
         # Short of the ends, which lie half a step beyond the outermost values (the paper's 1e-7).
@@ -139,7 +116,7 @@ class BayesianBits(BaseQuantizer):
         """Returns the same with gates that are open or closed."""
         return replace(self, hard=True)
 
-    def start(self, x: Float[Array, "*shape"], tensor: Tensor) -> "BayesianBits":
+    def start(self, x: Float[Array, "*shape"], tensor: numerics.Tensor) -> "BayesianBits":
         """Computes open range, sign and gates from an array."""
         signed, maximum, gates, kept = self.signed, self.maximum, self.gates, self.kept
         prunes = self.pruned != "nothing" and tensor.role == "weight"
@@ -147,18 +124,18 @@ class BayesianBits(BaseQuantizer):
         if known and (kept is not None or not prunes):
             return self
         if signed is None:
-            signed = infer_sign(x, tensor)
+            signed = numerics.infer_sign(x, tensor)
         if maximum is None:
-            maximum = start_scale(x, tensor, "tensor")
+            maximum = numerics.start_scale(x, tensor, "tensor")
         if gates is None:
             # q = sigmoid(6 + 1.6): open with a probability of 0.9995.
-            gates = jnp.full(len(WIDTHS) - 1, 6.0, wide_dtype(x))
+            gates = jnp.full(len(WIDTHS) - 1, 6.0, numerics.wide_dtype(x))
         if kept is None and prunes:
-            shape = kept_axes(x, tensor.axes(self.pruned))[1]
-            kept = jnp.full(shape, 6.0, wide_dtype(x))
+            shape = numerics.kept_axes(x, tensor.axes(self.pruned))[1]
+            kept = jnp.full(shape, 6.0, numerics.wide_dtype(x))
         return replace(self, signed=signed, maximum=maximum, gates=gates, kept=kept)
 
-    def storage(self, shape: tuple[int, ...], tensor: Tensor) -> Any:
+    def storage(self, shape: tuple[int, ...], tensor: numerics.Tensor) -> Any:
         """Counts codes of what isn't pruned, the range, and a bit per channel that may be."""
         prunes = self.pruned != "nothing" and tensor.role == "weight"
         share: Any = _is_open(self.kept).mean() if prunes and self.kept is not None else 1
@@ -176,7 +153,7 @@ class BayesianBits(BaseQuantizer):
             width = width * _is_open(self.kept).max()
         return width
 
-    def penalty(self, x: Float[Array, "*shape"], tensor: Tensor) -> Any:
+    def penalty(self, x: Float[Array, "*shape"], tensor: numerics.Tensor) -> Any:
         """Computes the price of the bits whose gates are expected to be open."""
         started = self.start(lax.stop_gradient(x), tensor)
         gates = jnp.asarray(started.gates)
@@ -188,18 +165,18 @@ class BayesianBits(BaseQuantizer):
             bits = bits * jnp.mean(open_probability(jnp.asarray(started.kept, gates.dtype)))
         return jnp.asarray(self.price, gates.dtype) * bits
 
-    def _gated(self, x: Array, span: Array, value: Array, tensor: Tensor) -> Array:
+    def _gated(self, x: Array, span: Array, value: Array, tensor: numerics.Tensor) -> Array:
         key = tensor.random("BayesianBits")
         of_bits, of_channels = jax.random.split(key)
         z = hard_concrete(of_bits, jnp.asarray(self.gates, x.dtype))
         step = span * (1 / 3)
-        parts = [round_through(x / step) * step]
+        parts = [numerics.round_through(x / step) * step]
         total = parts[0]
         for bits in WIDTHS[1:]:
             # s_b = s_(b/2) / (2^(b/2) + 1): each step halves exactly into the grid of twice
             # the bits.
             step = step * (1 / (2.0 ** (bits // 2) + 1))
-            parts.append(round_through((x - total) / step) * step)
+            parts.append(numerics.round_through((x - total) / step) * step)
             total = total + parts[-1]
         y = parts[-1]
         # Nested from the inside: a closed gate of b bits closes all wider ones.
@@ -216,9 +193,9 @@ class BayesianBits(BaseQuantizer):
         # 3 (2^2 + 1) (2^4 + 1) ... = 2^b - 1: residuals of open gates add up to one grid of b bits.
         shares = jnp.asarray([1 / (2.0**bits - 1) for bits in WIDTHS], x.dtype)
         step = span * shares[doublings.astype(jnp.int32)]
-        return round_through(x / step) * step
+        return numerics.round_through(x / step) * step
 
-    def _mask(self, x: Array, tensor: Tensor) -> Array:
+    def _mask(self, x: Array, tensor: numerics.Tensor) -> Array:
         if self.kept is None or self.pruned == "nothing":
             return jnp.ones((), x.dtype)
         return _is_open(tensor.fitted("BayesianBits.kept", self.kept, x))
@@ -230,7 +207,7 @@ def _is_open(phi: Any) -> Any:
     return (1 - open_probability(phi) < _CLOSED).astype(phi.dtype)
 
 
-@shown_as_table
+@core.shown_as_table
 @dataclass(frozen=True)
 class PosteriorBits:
     """A posterior whose means lie on grids.
@@ -253,7 +230,7 @@ class PosteriorBits:
         """Bits of all random parameters together."""
         return sum(self.sizes.values())
 
-    def spec(self, f: Callable[..., Any], *args: Any) -> dict[str, LayerQuantization]:
+    def spec(self, f: Callable[..., Any], *args: Any) -> dict[str, numerics.LayerQuantization]:
         """Converts these grids to methods for `jaxeff.quantized`.
 
         Args:
@@ -271,7 +248,7 @@ class PosteriorBits:
             lambda v: v.mean if is_gaussian(v) else v, self.posterior, is_leaf=is_gaussian
         )
         program = trace(f, means, *args)
-        settings: dict[str, LayerQuantization] = {}
+        settings: dict[str, numerics.LayerQuantization] = {}
         for layer in program.sites:
             read = [layer.inputs[i] for i in layer.weights if layer.inputs[i].path in self.bits]
             if not read or layer.kind not in {"linear", "matmul"}:
@@ -287,21 +264,21 @@ class PosteriorBits:
             bits_of_site: Any = int(width) if np.ndim(bits) == 0 else jnp.asarray(width, step.dtype)
             # No bits: a step so large that all of the weight rounds to zero.
             step = jnp.where(jnp.asarray(bits) == 0, 1e3 * (step + 1), step)
-            settings[layer.site] = LayerQuantization(
+            settings[layer.site] = numerics.LayerQuantization(
                 LSQ(bits_of_site, step, signed=True, scaled=False)
             )
         return settings
 
-    def _table(self) -> Table:
+    def _table(self) -> core.Table:
         rows = [
             (path, f"{bits.mean():.2f}", f"{self.sizes[path] / 8:,.0f}")
             for path, bits in self.bits.items()
         ]
         caption = f"posterior_bits: {self.size / 8:,.0f} bytes"
-        return Table(("parameter", "bits", "bytes"), rows, caption=caption)
+        return core.Table(("parameter", "bits", "bytes"), rows, caption=caption)
 
 
-@validate(posterior=posterior_like, nats=positive, threshold=non_negative)
+@core.validate(posterior=core.posterior_like, nats=core.positive, threshold=core.non_negative)
 def posterior_bits(
     posterior: Any, nats: float = 1 / 24, per: str = "tensor", threshold: float = 0.0
 ) -> PosteriorBits:
@@ -363,9 +340,9 @@ def posterior_bits(
         noise allows. Blundell et al., "Weight Uncertainty in Neural Networks", arXiv:1505.05424:
         weights of a low |mu| / sigma are removed.
     """
-    check_number("posterior_bits: nats", nats, above=0)
-    check_number("posterior_bits: threshold", threshold, 0)
-    check_choice("posterior_bits: per", per, ("tensor", "channel", "weight"))
+    core.check_number("posterior_bits: nats", nats, above=0)
+    core.check_number("posterior_bits: threshold", threshold, 0)
+    core.check_choice("posterior_bits: per", per, ("tensor", "channel", "weight"))
     leaves, structure = jax.tree_util.tree_flatten_with_path(posterior, is_leaf=is_gaussian)
     bits: dict[str, np.ndarray] = {}
     steps: dict[str, np.ndarray] = {}
@@ -405,7 +382,7 @@ def _rounded(
     mean, var = np.where(removed, 0, mean), np.where(removed, 0, var)
     keep = {"tensor": (), "channel": (-1,), "weight": tuple(range(mean.ndim))}[per]
     # A vector has no channels: all of it shares a step.
-    axes, shape = kept_axes(leaf.mean, keep if mean.ndim > 1 or per == "weight" else ())
+    axes, shape = numerics.kept_axes(leaf.mean, keep if mean.ndim > 1 or per == "weight" else ())
     # Original variances: those of removed weights are zero by now.
     precision = np.asarray(leaf.var, np.float64) ** -1
     # The mean KL of rounding, d^2 mean(1 / sigma^2) / 24, solved for d.

@@ -8,33 +8,12 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Float
 
-from jaxeff.compression.numerics import (
-    MAX_BITS,
-    BaseQuantizer,
-    Bits,
-    LearnedBits,
-    Tensor,
-    at_least_float32,
-    code_range,
-    infer_sign,
-    keep_ordered,
-    keep_positive,
-    start_scale,
-    straight_through,
-    wide_dtype,
-)
-from jaxeff.core import (
-    Choice,
-    Count,
-    Number,
-    Width,
-    register_setting,
-    static,
-    static_number,
-)
+from jaxeff import core
+from jaxeff.compression import numerics
+from jaxeff.compression.numerics import BaseQuantizer, Tensor
 
 
-@register_setting
+@core.register_setting
 @dataclass(frozen=True)
 class Relaxed(BaseQuantizer):
     """Relaxed quantization: `Relaxed(4)`, in `quantized(..., keyed=True)`.
@@ -76,27 +55,29 @@ class Relaxed(BaseQuantizer):
         Louizos et al., "Relaxed Quantization for Discretized Neural Networks", arXiv:1810.01875.
     """
 
-    bits: Annotated[Bits, Width(1, MAX_BITS)] = static_number()
-    step: Annotated[Float[Array, "..."] | float | None, Number(above=0)] = None
-    sigma: Annotated[Float[Array, "..."] | float | None, Number(above=0)] = None
-    signed: bool | Array | None = static_number(None)
-    temperature: Annotated[Float[Array, "..."] | float, Number(above=0)] = static_number(1.0)
-    draw: Annotated[str, Choice("soft", "hard", "deterministic")] = static("soft")
-    reach: Annotated[int, Count(1, 64)] = static(2)
-    per: Annotated[str, Choice("channel", "tensor")] = static("tensor")
+    bits: Annotated[numerics.Bits, core.Width(1, numerics.MAX_BITS)] = core.static_number()
+    step: Annotated[Float[Array, "..."] | float | None, core.Number(above=0)] = None
+    sigma: Annotated[Float[Array, "..."] | float | None, core.Number(above=0)] = None
+    signed: bool | Array | None = core.static_number(None)
+    temperature: Annotated[Float[Array, "..."] | float, core.Number(above=0)] = core.static_number(
+        1.0
+    )
+    draw: Annotated[str, core.Choice("soft", "hard", "deterministic")] = core.static("soft")
+    reach: Annotated[int, core.Count(1, 64)] = core.static(2)
+    per: Annotated[str, core.Choice("channel", "tensor")] = core.static("tensor")
 
     def quantize(self, x: Float[Array, "*shape"], tensor: Tensor) -> Float[Array, "*shape"]:
         """Draws values of the grid, or takes the nearest."""
         started = self.start(lax.stop_gradient(x), tensor)
-        value = at_least_float32(x)
+        value = numerics.at_least_float32(x)
         step = tensor.fitted("Relaxed.step", started.step, value)
-        step = keep_positive(step)
-        lower, upper = code_range(self.bits, started.signed, value.dtype)
+        step = numerics.keep_positive(step)
+        lower, upper = numerics.code_range(self.bits, started.signed, value.dtype)
         codes = value / step
         nearest = lax.round(jnp.clip(codes, lower, upper), lax.RoundingMethod.TO_NEAREST_EVEN)
         nearest = lax.stop_gradient(nearest)
         if self.draw == "deterministic":
-            passed = straight_through(jnp.clip(codes, lower, upper), nearest)
+            passed = numerics.straight_through(jnp.clip(codes, lower, upper), nearest)
             return (passed * step).astype(x.dtype)
         sigma = tensor.fitted("Relaxed.sigma", started.sigma, value)
         options, logits = _local(value, step, sigma, nearest, lower, upper, self.reach)
@@ -110,7 +91,7 @@ class Relaxed(BaseQuantizer):
             # Gumbel-max: the largest is an exact draw from pi, at any temperature.
             best = jnp.argmax(logits, axis=0)[None]
             chosen = jnp.take_along_axis(options, best, axis=0)[0]
-            y = straight_through(y, chosen * lax.stop_gradient(step))
+            y = numerics.straight_through(y, chosen * lax.stop_gradient(step))
         return y.astype(x.dtype)
 
     def deterministic(self) -> "Relaxed":
@@ -121,10 +102,10 @@ class Relaxed(BaseQuantizer):
         """Computes open step, noise and sign from an array."""
         signed, step, sigma = self.signed, self.step, self.sigma
         if signed is None:
-            signed = infer_sign(x, tensor)
+            signed = numerics.infer_sign(x, tensor)
         if step is None:
-            top = start_scale(x, tensor, self.per).astype(wide_dtype(x))
-            _, upper = code_range(self.bits, signed, top.dtype)
+            top = numerics.start_scale(x, tensor, self.per).astype(numerics.wide_dtype(x))
+            _, upper = numerics.code_range(self.bits, signed, top.dtype)
             # A product: compilers make one of a division by a constant, and move values by an ulp.
             step = top * (1 / jnp.maximum(upper, 1))
         if sigma is None:
@@ -162,9 +143,9 @@ MAX_WIDTH = 24
 """A code of more bits is none of float32's whole numbers."""
 
 
-@register_setting
+@core.register_setting
 @dataclass(frozen=True)
-class LearnedWidth(LearnedBits):
+class LearnedWidth(numerics.LearnedBits):
     """A uniform grid whose width is learnt: `LearnedWidth()`.
 
     With a sign, the value is d round(x / d) for |x| <= q_max and sign(x) q_max beyond (Uhlich et
@@ -205,19 +186,19 @@ class LearnedWidth(LearnedBits):
         TypeError, ValueError: A number is out of bounds.
     """
 
-    initial: Annotated[int, Count(2, 16)] = static(8)
-    step: Annotated[Float[Array, "..."] | float | None, Number(above=0)] = None
-    maximum: Annotated[Float[Array, "..."] | float | None, Number(above=0)] = None
-    signed: bool | Array | None = static_number(None)
-    price: Annotated[Float[Array, "..."] | float, Number(0)] = static_number(0.0)
-    per: Annotated[str, Choice("channel", "tensor")] = static("tensor")
+    initial: Annotated[int, core.Count(2, 16)] = core.static(8)
+    step: Annotated[Float[Array, "..."] | float | None, core.Number(above=0)] = None
+    maximum: Annotated[Float[Array, "..."] | float | None, core.Number(above=0)] = None
+    signed: bool | Array | None = core.static_number(None)
+    price: Annotated[Float[Array, "..."] | float, core.Number(0)] = core.static_number(0.0)
+    per: Annotated[str, core.Choice("channel", "tensor")] = core.static("tensor")
 
     beside: ClassVar[int] = 64  # step and maximum, as floats
 
     def quantize(self, x: Float[Array, "*shape"], tensor: Tensor) -> Float[Array, "*shape"]:
         """Returns the nearest values of the grid, with the gradients above."""
         started = self.start(lax.stop_gradient(x), tensor)
-        value = at_least_float32(x)
+        value = numerics.at_least_float32(x)
         step = tensor.fitted("LearnedWidth.step", started.step, value)
         maximum = tensor.fitted("LearnedWidth.maximum", started.maximum, value)
         step, maximum = _sound(step, maximum)
@@ -233,7 +214,7 @@ class LearnedWidth(LearnedBits):
         slope = codes - lax.stop_gradient(value / step)
         inside = value + slope * (step - lax.stop_gradient(step))
         smooth = jnp.where(value > high, maximum, jnp.where(value < low, least, inside))
-        return straight_through(smooth, codes * lax.stop_gradient(step)).astype(x.dtype)
+        return numerics.straight_through(smooth, codes * lax.stop_gradient(step)).astype(x.dtype)
 
     def start(self, x: Float[Array, "*shape"], tensor: Tensor) -> "LearnedWidth":
         """Computes open step, maximum and sign from an array."""
@@ -241,9 +222,9 @@ class LearnedWidth(LearnedBits):
         if signed is not None and step is not None and maximum is not None:
             return self
         if signed is None:
-            signed = infer_sign(x, tensor)
+            signed = numerics.infer_sign(x, tensor)
         if maximum is None:
-            maximum = start_scale(x, tensor, self.per)
+            maximum = numerics.start_scale(x, tensor, self.per)
         if step is None:
             # Eq. 2 solved for d: q_max / (2^(bits-1) - 1), and a bit more without a sign.
             with_sign, without = (1 / (2.0 ** (self.initial - s) - 1) for s in (1, 0))
@@ -265,12 +246,12 @@ class LearnedWidth(LearnedBits):
         # 2^e > count, exactly.
         exponent = jnp.frexp(count)[1].astype(step.dtype)
         smooth = jnp.log2(maximum / step + 1)
-        return straight_through(smooth, exponent) + jnp.asarray(sign, step.dtype)
+        return numerics.straight_through(smooth, exponent) + jnp.asarray(sign, step.dtype)
 
 
 def _sound(step: Array, maximum: Array) -> tuple[Array, Array]:
     """Repairs a step and a maximum that training brought near zero, or past each other."""
     # At least one step, or zero would be the only value.
-    step, maximum = keep_ordered(step, maximum)
+    step, maximum = numerics.keep_ordered(step, maximum)
     # Beyond this a code is no whole number of the dtype.
     return jnp.where(maximum > step * 2.0**MAX_WIDTH, maximum * 2.0**-MAX_WIDTH, step), maximum

@@ -32,40 +32,15 @@ import optax
 from jax import lax
 from jaxtyping import Array, Float
 
-from jaxeff.compression.numerics import (
-    BaseQuantizer,
-    Bits,
-    LearnedBits,
-    Tensor,
-    at_least_float32,
-    keep_ordered,
-    power_of_two,
-    start_scale,
-    straight_through,
-    wide_dtype,
-)
+from jaxeff import core
+from jaxeff.compression import numerics
 from jaxeff.compression.quantizers import nearest_power, nearest_powers, top_exponent
-from jaxeff.core import (
-    Choice,
-    Count,
-    Number,
-    Width,
-    check_count,
-    check_number,
-    function_of_form,
-    instance_of,
-    register_setting,
-    static,
-    static_integer,
-    static_number,
-    validate,
-)
 from jaxeff.pruning.sparsity import largest_mask
 
 
-@register_setting
+@core.register_setting
 @dataclass(frozen=True)
-class LearnedPowers(LearnedBits):
+class LearnedPowers(numerics.LearnedBits):
     """Signed powers of two whose range, and so width, is learnt: `LearnedPowers()`.
 
     The magnitude of the value is the nearest power of two, 2^round(log2 |x|), between q_min and
@@ -96,19 +71,21 @@ class LearnedPowers(LearnedBits):
         TypeError, ValueError: A number is out of bounds.
     """
 
-    initial: Annotated[int, Count(2, 6)] = static(4)
-    minimum: Annotated[Float[Array, "..."] | float | None, Number(above=0)] = None
-    maximum: Annotated[Float[Array, "..."] | float | None, Number(above=0)] = None
-    zero: bool = static(False)
-    price: Annotated[Float[Array, "..."] | float, Number(0)] = static_number(0.0)
-    per: Annotated[str, Choice("channel", "tensor")] = static("tensor")
+    initial: Annotated[int, core.Count(2, 6)] = core.static(4)
+    minimum: Annotated[Float[Array, "..."] | float | None, core.Number(above=0)] = None
+    maximum: Annotated[Float[Array, "..."] | float | None, core.Number(above=0)] = None
+    zero: bool = core.static(False)
+    price: Annotated[Float[Array, "..."] | float, core.Number(0)] = core.static_number(0.0)
+    per: Annotated[str, core.Choice("channel", "tensor")] = core.static("tensor")
 
     beside: ClassVar[int] = 2 * 8  # the exponents of both ends
 
-    def quantize(self, x: Float[Array, "*shape"], tensor: Tensor) -> Float[Array, "*shape"]:
+    def quantize(
+        self, x: Float[Array, "*shape"], tensor: numerics.Tensor
+    ) -> Float[Array, "*shape"]:
         """Returns the nearest powers of two in range, with the gradients above."""
         started = self.start(lax.stop_gradient(x), tensor)
-        value = at_least_float32(x)
+        value = numerics.at_least_float32(x)
         least = tensor.fitted("LearnedPowers.minimum", started.minimum, value)
         most = tensor.fitted("LearnedPowers.maximum", started.maximum, value)
         least, most = _ends(least, most)
@@ -122,20 +99,20 @@ class LearnedPowers(LearnedBits):
         between = value * (power / jnp.clip(size, low, high))
         inside = (size >= low) & (size <= high)
         smooth = jnp.where(inside, between, sign * jnp.where(size < low, least, most))
-        y = straight_through(smooth, sign * power)
+        y = numerics.straight_through(smooth, sign * power)
         if self.zero:
             # The logarithm's half below q_min, from where the next smaller power would be nearest.
             y = jnp.where(size < low * 2**-0.5, jnp.zeros_like(y), y)
         return y.astype(x.dtype)
 
-    def start(self, x: Float[Array, "*shape"], tensor: Tensor) -> "LearnedPowers":
+    def start(self, x: Float[Array, "*shape"], tensor: numerics.Tensor) -> "LearnedPowers":
         """Computes open ends of the range from an array."""
         least, most = self.minimum, self.maximum
         if least is not None and most is not None:
             return self
         if most is None:
-            top = start_scale(x, tensor, self.per)
-            most = nearest_power(top.astype(wide_dtype(x)))
+            top = numerics.start_scale(x, tensor, self.per)
+            most = nearest_power(top.astype(numerics.wide_dtype(x)))
         if least is None:
             # Powers per sign that fit the width; zero takes one code of them.
             codes = 2 ** (self.initial - 1) - int(self.zero)
@@ -152,15 +129,15 @@ class LearnedPowers(LearnedBits):
         count = 2 * (powers[1] - powers[0] + 1) + int(self.zero)
         # ceil(log2(count)) exactly: the exponent that `frexp` has for count - 1.
         exponent = jnp.frexp((count - 1).astype(least.dtype))[1].astype(least.dtype)
-        return straight_through(jnp.log2(jnp.log2(most / least) + 1) + 1, exponent)
+        return numerics.straight_through(jnp.log2(jnp.log2(most / least) + 1) + 1, exponent)
 
 
 def _ends(least: Array, most: Array) -> tuple[Array, Array]:
     """Makes both ends powers of two in order, wherever training has brought them."""
     # Twice the smallest normal number: `low * 2**-0.5` is no subnormal then, which is flushed.
     least, most = (
-        straight_through(end, nearest_power(lax.stop_gradient(end)))
-        for end in keep_ordered(least, most, 2.0)
+        numerics.straight_through(end, nearest_power(lax.stop_gradient(end)))
+        for end in numerics.keep_ordered(least, most, 2.0)
     )
     return least, most
 
@@ -169,9 +146,9 @@ SHARES = (0.5, 0.75, 0.875, 1.0)
 """The published schedule: how much of a layer is quantized, step by step."""
 
 
-@register_setting
+@core.register_setting
 @dataclass(frozen=True)
-class Incremental(BaseQuantizer):
+class Incremental(numerics.BaseQuantizer):
     """A part of the weights as powers of two: `Incremental(5)`, of all weights.
 
     Attributes:
@@ -187,11 +164,13 @@ class Incremental(BaseQuantizer):
         Zhou et al., "Incremental Network Quantization", arXiv:1702.03044.
     """
 
-    bits: Annotated[Bits, Width(2, 8)] = static_number()
-    fraction: Annotated[Float[Array, ""] | float, Number(0, 1)] = 1.0
-    top: Annotated[Float[Array, ""] | float | None, Number()] = None
+    bits: Annotated[numerics.Bits, core.Width(2, 8)] = core.static_number()
+    fraction: Annotated[Float[Array, ""] | float, core.Number(0, 1)] = 1.0
+    top: Annotated[Float[Array, ""] | float | None, core.Number()] = None
 
-    def quantize(self, x: Float[Array, "*shape"], tensor: Tensor) -> Float[Array, "*shape"]:
+    def quantize(
+        self, x: Float[Array, "*shape"], tensor: numerics.Tensor
+    ) -> Float[Array, "*shape"]:
         """Returns the weights, the largest of them quantized.
 
         Raises:
@@ -204,7 +183,7 @@ class Incremental(BaseQuantizer):
         # Values are constants: the other weights alone are trained on (eq. 8).
         return jnp.where(done, started.values(fixed), x)
 
-    def start(self, x: Float[Array, "*shape"], tensor: Tensor) -> "Incremental":
+    def start(self, x: Float[Array, "*shape"], tensor: numerics.Tensor) -> "Incremental":
         """Computes an open largest exponent from an array."""
         if tensor.role == "activation":
             raise ValueError(
@@ -217,14 +196,16 @@ class Incremental(BaseQuantizer):
     def values(self, x: Float[Array, "*shape"]) -> Float[Array, "*shape"]:
         """Rounds all of an array to powers of two."""
         top = jnp.asarray(top_exponent(x) if self.top is None else self.top, x.dtype)
-        return lax.stop_gradient(nearest_powers(x, top, power_of_two(self.bits, x.dtype) / 4))
+        return lax.stop_gradient(
+            nearest_powers(x, top, numerics.power_of_two(self.bits, x.dtype) / 4)
+        )
 
-    def storage(self, shape: tuple[int, ...], tensor: Tensor) -> Any:
+    def storage(self, shape: tuple[int, ...], tensor: numerics.Tensor) -> Any:
         """Counts codes and 8 bits for the exponent, once all weights are quantized."""
         return super().storage(shape, tensor) + 8
 
 
-@validate(every=static_integer())
+@core.validate(every=core.static_integer())
 def share_schedule(every: int, fractions: Sequence[float] = SHARES) -> optax.Schedule:
     """Makes a schedule with a constant number of updates between two shares.
 
@@ -235,9 +216,9 @@ def share_schedule(every: int, fractions: Sequence[float] = SHARES) -> optax.Sch
     Raises:
         ValueError: `every` is no positive integer, or a share not in [0, 1].
     """
-    check_count("every", every)
+    core.check_count("every", every)
     for fraction in fractions:
-        check_number("fractions", fraction, 0, 1)
+        core.check_number("fractions", fraction, 0, 1)
     steps = [optax.constant_schedule(fraction) for fraction in fractions]
     return optax.join_schedules(steps, [every * (i + 1) for i in range(len(steps) - 1)])
 
@@ -256,7 +237,9 @@ class IncrementalState(NamedTuple):
     done: Any
 
 
-@validate(method=instance_of(Incremental), schedule=function_of_form("schedule(step)"))
+@core.validate(
+    method=core.instance_of(Incremental), schedule=core.function_of_form("schedule(step)")
+)
 def incremental_quantization(
     method: Incremental, schedule: optax.Schedule
 ) -> optax.GradientTransformation:

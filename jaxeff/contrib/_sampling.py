@@ -25,27 +25,16 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
+from jaxeff import core
 from jaxeff.contrib._decoder import DecoderCache
-from jaxeff.core import (
-    function_of_form,
-    instance_of,
-    integer_array,
-    is_concrete,
-    number,
-    parameter_tree,
-    real_array,
-    single_key,
-    static_integer,
-    validate,
-)
 
 
-@validate(
-    key=single_key,
-    logits=real_array(),
-    temperature=number(0),
-    top_k=static_integer(1),
-    top_p=number(0, 1, above=0),
+@core.validate(
+    key=core.single_key,
+    logits=core.real_array(),
+    temperature=core.number(0),
+    top_k=core.static_integer(1),
+    top_p=core.number(0, 1, above=0),
 )
 def sample(
     key: jax.Array,
@@ -107,17 +96,17 @@ def _drawn(
     return jnp.take_along_axis(order, drawn[..., None], -1)[..., 0]
 
 
-@validate(
-    key=single_key,
-    f=function_of_form("f(params, tokens, cache, count)"),
-    params=parameter_tree,
-    tokens=integer_array(2),
-    cache=instance_of(DecoderCache),
-    count=integer_array(0),
-    steps=static_integer(1),
-    temperature=number(0),
-    top_k=static_integer(1),
-    top_p=number(0, 1, above=0),
+@core.validate(
+    key=core.single_key,
+    f=core.function_of_form("f(params, tokens, cache, count)"),
+    params=core.parameter_tree,
+    tokens=core.integer_array(2),
+    cache=core.instance_of(DecoderCache),
+    count=core.integer_array(0),
+    steps=core.static_integer(1),
+    temperature=core.number(0),
+    top_k=core.static_integer(1),
+    top_p=core.number(0, 1, above=0),
 )
 def generate(
     key: jax.Array,
@@ -155,7 +144,7 @@ def generate(
     """
     width = tokens.shape[1]
     # Where it isn't known how many count, all may.
-    counted = int(count) if count is not None and is_concrete(count) else width
+    counted = int(count) if count is not None and core.is_concrete(count) else width
     if not 1 <= counted <= width:
         raise ValueError(f"generate: count must be 1 to {width}, not {counted}.")
     _check_room(cache, counted, steps)
@@ -176,7 +165,7 @@ def generate(
 def _check_room(cache: DecoderCache, tokens: int, steps: int) -> None:
     room = jax.tree.leaves(cache.keys)[0].shape[1]
     # Inside of jit the length is unknown.
-    before = int(cache.length) if is_concrete(cache.length) else 0
+    before = int(cache.length) if core.is_concrete(cache.length) else 0
     if before + tokens + steps > room:
         held = f" of which {before} are taken" if before else ""
         raise ValueError(

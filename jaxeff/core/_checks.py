@@ -30,13 +30,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxeff.core._arguments import (
-    check_examples,
-    check_function,
-    check_key,
-    check_params,
-    describe_value,
-)
+from jaxeff.core import _arguments as arguments
+from jaxeff.core._arguments import describe_value
 from jaxeff.core._settings import check_choice, check_count, check_number
 
 Check = Callable[[str, Any], None]
@@ -44,7 +39,7 @@ Check = Callable[[str, Any], None]
 
 def single_key(where: str, value: Any) -> None:
     """Checks for one random key, no array of them."""
-    check_key(where, value)
+    arguments.check_key(where, value)
     shape = np.shape(value)
     # A legacy key's words are its last axis; a typed key's are not in its shape.
     if shape if jnp.issubdtype(value.dtype, jax.dtypes.prng_key) else shape[:-1]:
@@ -56,12 +51,12 @@ def single_key(where: str, value: Any) -> None:
 
 def pure_function(where: str, value: Any) -> None:
     """Checks for a pure function `f(params, *inputs)`."""
-    check_function(where, value)
+    arguments.check_function(where, value)
 
 
 def function_of_form(form: str) -> Check:
     """Makes a check for a function that is called in another way."""
-    return lambda where, value: check_function(where, value, form)
+    return lambda where, value: arguments.check_function(where, value, form)
 
 
 def static_integer(low: float = 1, high: int | None = None) -> Check:
@@ -221,7 +216,7 @@ def parameter_tree(where: str, value: Any) -> None:
     """Checks for a pytree of parameters."""
     if value is None:
         raise TypeError(f"{where} must be a pytree of arrays, not None.")
-    check_params(where, value)
+    arguments.check_params(where, value)
 
 
 def posterior_like(where: str, value: Any) -> None:
@@ -326,7 +321,7 @@ _LABELS = integer_array(1)
 @_reads
 def supervised_data(where: str, value: Any) -> None:
     """Checks the data of an inference, `(*inputs, targets)`, at least one example."""
-    check_examples(where, value)
+    arguments.check_examples(where, value)
     input_batch(where, tuple(value))
     _check_lengths(where, value)
 

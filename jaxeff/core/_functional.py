@@ -62,16 +62,10 @@ import numpy as np
 from flax import nnx
 from jax.ad_checkpoint import checkpoint_name
 
+from jaxeff.core import _from_flax as from_flax
 from jaxeff.core._arguments import check_key
 from jaxeff.core._checks import parameter_tree, validate
-from jaxeff.core._from_flax import (
-    TrainingModeWarning,
-    batch_layers,
-    random_layers,
-    read_linen,
-    read_nnx,
-    warn_of_training_mode,
-)
+from jaxeff.core._from_flax import TrainingModeWarning
 from jaxeff.core._reader import LibraryModel, Method, flatten, nest
 
 __all__ = ["NEW_STATE_TAG", "STATE_TAG", "TrainingModeWarning", "functional", "restore"]
@@ -181,8 +175,8 @@ def functional(
             )
 
     if isinstance(model, nnx.Module) and method is None:
-        dropping = [] if keyed else random_layers(model)
-        warn_of_training_mode(name, dropping, batch_layers(model))
+        dropping = [] if keyed else from_flax.random_layers(model)
+        from_flax.warn_of_training_mode(name, dropping, from_flax.batch_layers(model))
 
     def infer(key: Any, params: Params, /, *args: Any, **kwargs: Any) -> Any:
         given = _fit(params, expected_params, "parameter", name)
@@ -248,7 +242,7 @@ def _read(
     if isinstance(model, nn.Module):
         if len(args) > 1:
             raise TypeError(f"functional: {name} takes its variables alone, not {len(args)} more.")
-        return read_linen(model, args[0] if args else None, method, mutable)
+        return from_flax.read_linen(model, args[0] if args else None, method, mutable)
     if _is_of(model, "keras", "Model"):
         from jaxeff.core._from_keras import read_keras  # Keras is imported only for its models
 
@@ -259,7 +253,7 @@ def _read(
             f"{name} is a module that holds its own variables: call functional(model)."
         )
     if isinstance(model, nnx.Module):
-        return read_nnx(model, method, keyed, mutable)
+        return from_flax.read_nnx(model, method, keyed, mutable)
     if _is_of(model, "torch.nn", "Module"):
         from jaxeff.core._from_torch import read_torch  # PyTorch is imported only for its models
 

@@ -50,22 +50,11 @@ import numpy as np
 from jaxtyping import Array, Float, PRNGKeyArray, Shaped, UInt8
 
 from jaxeff.core import path_like, real_array, static_integer, string, validate
-from jaxeff.data._formats import (
-    CIFAR_ARCHIVE,
-    CIFAR_TEST_BATCH,
-    CIFAR_TRAIN_BATCHES,
-    DataError,
-    Dataset,
-    digits,
-    digits_ood,
-    read_cifar_archive,
-    read_cifar_batch,
-    read_idx,
-)
+from jaxeff.data import _formats as formats
 
 VARIABLE = "JAXEFF_DATA"
 
-_EMBEDDED = {"digits": digits, "digits-ood": digits_ood}
+_EMBEDDED = {"digits": formats.digits, "digits-ood": formats.digits_ood}
 _FOLDERS = {
     "mnist": ("mnist", "MNIST/raw"),
     "fashion-mnist": ("fashion-mnist", "FashionMNIST/raw"),
@@ -83,7 +72,7 @@ NAMES = (*_FOLDERS, *_EMBEDDED)
 
 
 @validate(name=string, root=path_like)
-def load(name: str, root: str | os.PathLike[str] | None = None) -> Dataset:
+def load(name: str, root: str | os.PathLike[str] | None = None) -> formats.Dataset:
     """Loads a data set.
 
     Args:
@@ -100,7 +89,7 @@ def load(name: str, root: str | os.PathLike[str] | None = None) -> Dataset:
     if name in _EMBEDDED:
         return _EMBEDDED[name]()
     if name not in _FOLDERS:
-        raise DataError(f"unknown data set {name!r}, expected one of {', '.join(NAMES)}")
+        raise formats.DataError(f"unknown data set {name!r}, expected one of {', '.join(NAMES)}")
     folder = _root(name, root)
     return _load_cifar(folder) if name == "cifar-10" else _load_idx(name, folder)
 
@@ -120,7 +109,7 @@ def available(root: str | os.PathLike[str] | None = None) -> tuple[str, ...]:
         try:
             folder = _root(name, root)
             _cifar_files(folder) if name == "cifar-10" else _idx_files(name, folder)
-        except DataError:
+        except formats.DataError:
             continue
         names.append(name)
     return (*names, *_EMBEDDED)
@@ -129,13 +118,13 @@ def available(root: str | os.PathLike[str] | None = None) -> tuple[str, ...]:
 def _root(name: str, root: str | os.PathLike[str] | None) -> Path:
     chosen = root if root is not None else os.environ.get(VARIABLE)
     if not chosen:
-        raise DataError(
+        raise formats.DataError(
             f"{name}: {VARIABLE} is not set; set it to the folder that holds "
             f"{_FOLDERS[name][0]}/, or use the embedded 'digits'"
         )
     path = Path(chosen).expanduser()
     if not path.is_dir():
-        raise DataError(
+        raise formats.DataError(
             f"{name}: expected a folder at {path} (from {VARIABLE if root is None else 'root'}), "
             "found none"
         )
@@ -160,18 +149,22 @@ def _idx_files(name: str, root: Path) -> dict[str, Path]:
         if paths:
             folders = [folder]
             break
-    raise DataError(_missing(name, missing, folders, "each plain or as .gz"))
+    raise formats.DataError(_missing(name, missing, folders, "each plain or as .gz"))
 
 
-def _load_idx(name: str, root: Path) -> Dataset:
+def _load_idx(name: str, root: Path) -> formats.Dataset:
     paths = _idx_files(name, root)
-    parts = {part: read_idx(path, 3 if "images" in part else 1) for part, path in paths.items()}
+    parts = {
+        part: formats.read_idx(path, 3 if "images" in part else 1) for part, path in paths.items()
+    }
     for split in ("train", "test"):
         images, images_path = parts[f"{split}_images"], paths[f"{split}_images"]
         labels, labels_path = parts[f"{split}_labels"], paths[f"{split}_labels"]
         if images.shape[1:] != (28, 28):
             found = " x ".join(map(str, images.shape[1:]))
-            raise DataError(f"{images_path}: expected images of 28 x 28 pixels, found {found}")
+            raise formats.DataError(
+                f"{images_path}: expected images of 28 x 28 pixels, found {found}"
+            )
         _check_labels(labels_path, labels, images_path, len(images))
     return _dataset(
         name,
@@ -183,7 +176,7 @@ def _load_idx(name: str, root: Path) -> Dataset:
 def _cifar_files(root: Path) -> tuple[Path, ...]:
     """Finds the five training batches and the test batch, or the archive alone."""
     folders = [root / folder for folder in _FOLDERS["cifar-10"]]
-    names = (*CIFAR_TRAIN_BATCHES, CIFAR_TEST_BATCH)
+    names = (*formats.CIFAR_TRAIN_BATCHES, formats.CIFAR_TEST_BATCH)
     missing = list(names)
     for folder in folders:
         lacking = [name for name in names if not (folder / name).is_file()]
@@ -195,17 +188,19 @@ def _cifar_files(root: Path) -> tuple[Path, ...]:
             break
     else:
         for folder in folders:
-            if (folder / CIFAR_ARCHIVE).is_file():
-                return (folder / CIFAR_ARCHIVE,)
-    raise DataError(_missing("cifar-10", missing, folders, f"or {CIFAR_ARCHIVE} instead of them"))
+            if (folder / formats.CIFAR_ARCHIVE).is_file():
+                return (folder / formats.CIFAR_ARCHIVE,)
+    raise formats.DataError(
+        _missing("cifar-10", missing, folders, f"or {formats.CIFAR_ARCHIVE} instead of them")
+    )
 
 
-def _load_cifar(root: Path) -> Dataset:
+def _load_cifar(root: Path) -> formats.Dataset:
     paths = _cifar_files(root)
     if len(paths) == 1:
-        train, test = read_cifar_archive(paths[0])
+        train, test = formats.read_cifar_archive(paths[0])
     else:
-        batches = [read_cifar_batch(path) for path in paths]
+        batches = [formats.read_cifar_batch(path) for path in paths]
         images, labels = zip(*batches[:-1], strict=True)
         train, test = (np.concatenate(images), np.concatenate(labels)), batches[-1]
     for split, path in ((train, paths[0]), (test, paths[-1])):
@@ -215,12 +210,14 @@ def _load_cifar(root: Path) -> Dataset:
 
 def _check_labels(path: Path, labels: np.ndarray, images_path: Path, images: int) -> None:
     if len(labels) != images or images == 0:
-        raise DataError(
+        raise formats.DataError(
             f"{path}: expected one label for each of the {images} images of {images_path.name} "
             f"(and at least one), found {len(labels)}"
         )
     if labels.max() >= _CLASSES:
-        raise DataError(f"{path}: expected labels from 0 to {_CLASSES - 1}, found {labels.max()}")
+        raise formats.DataError(
+            f"{path}: expected labels from 0 to {_CLASSES - 1}, found {labels.max()}"
+        )
 
 
 def _missing(name: str, files: list[str], folders: list[Path], form: str) -> str:
@@ -233,8 +230,8 @@ def _missing(name: str, files: list[str], folders: list[Path], form: str) -> str
 
 def _dataset(
     name: str, train: tuple[np.ndarray, np.ndarray], test: tuple[np.ndarray, np.ndarray]
-) -> Dataset:
-    return Dataset(
+) -> formats.Dataset:
+    return formats.Dataset(
         name,
         train[0],
         train[1].astype(np.int32),
@@ -274,13 +271,13 @@ def normalize(
         TypeError: The dtype is neither uint8 nor floating.
     """
     if name not in CONSTANTS:
-        raise DataError(
+        raise formats.DataError(
             f"no normalisation constants for {name!r}, expected one of {sorted(CONSTANTS)}; "
             "pass the data set the model was trained on"
         )
     mean, std = CONSTANTS[name]
     if images.shape[-1:] != (len(mean),):
-        raise DataError(
+        raise formats.DataError(
             f"{name}: expected images with {len(mean)} channel(s) last, found shape {images.shape}"
         )
     if images.dtype == np.uint8:

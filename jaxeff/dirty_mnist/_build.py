@@ -28,24 +28,14 @@ from scipy.stats import entropy
 
 from jaxeff.core import function_of_form, path_like, validate
 from jaxeff.data import DataError, Dataset, load
-from jaxeff.dirty_mnist._recipe import (
-    DirtyMNIST,
-    Recipe,
-    balance_entropy,
-    draw_labels,
-    encode,
-    make_judge,
-    search,
-    train_member,
-    train_vae,
-)
+from jaxeff.dirty_mnist import _recipe
 from jaxeff.store import CheckpointError, cache_folder, load_metadata, load_pytree, save_pytree
 
 Say = Callable[[str], None]
 
 
 def build(
-    recipe: Recipe, source: Dataset, folder: Path, say: Say | None
+    recipe: _recipe.Recipe, source: Dataset, folder: Path, say: Say | None
 ) -> dict[str, dict[str, np.ndarray]]:
     """Makes the ambiguous images of both splits.
 
@@ -73,21 +63,23 @@ def build(
 
     keys = jax.random.split(jax.random.key(recipe.seed), 1 + recipe.members)
     tell(f"autoencoder, {recipe.vae_epochs} epochs")
-    vae = train_vae(keys[0], recipe, source, folder / "vae.safetensors", show)
+    vae = _recipe.train_vae(keys[0], recipe, source, folder / "vae.safetensors", show)
     members = []
     for i, key in enumerate(keys[1:], 1):
         tell(f"LeNet {i} of {recipe.members}, {recipe.member_epochs} epochs")
         path = folder / f"lenet-{i}.safetensors"
-        members.append(train_member(key, recipe, source, path, show))
-    judge = make_judge(recipe, source.name, vae, members)
+        members.append(_recipe.train_member(key, recipe, source, path, show))
+    judge = _recipe.make_judge(recipe, source.name, vae, members)
 
     parts = {}
     for i, (split, (images, labels, n)) in enumerate(splits.items()):
         # A generator for each split: how many draws one takes doesn't change the other.
         rng = np.random.default_rng([recipe.seed, i])
         # More candidates than wanted, so that balancing has some to choose from in every bin.
-        judged = search(rng, recipe, judge, encode(vae, images), labels, recipe.surplus * n, tell)
-        rows = balance_entropy(
+        judged = _recipe.search(
+            rng, recipe, judge, _recipe.encode(vae, images), labels, recipe.surplus * n, tell
+        )
+        rows = _recipe.balance_entropy(
             rng,
             entropy(judged.probs, axis=1),
             n,
@@ -99,7 +91,7 @@ def build(
         probs = np.asarray(judged.probs)[rows]
         parts[split] = {
             "images": np.asarray(judged.images)[rows],
-            "labels": draw_labels(rng, probs, recipe.labels),
+            "labels": _recipe.draw_labels(rng, probs, recipe.labels),
             "probs": probs,
         }
     return parts
@@ -107,12 +99,12 @@ def build(
 
 @validate(root=path_like, progress=function_of_form("progress(line)"))
 def dirty_mnist(
-    recipe: Recipe | None = None,
+    recipe: _recipe.Recipe | None = None,
     *,
     folder: str | os.PathLike[str] | None = None,
     root: str | os.PathLike[str] | None = None,
     progress: Say | None = print,
-) -> DirtyMNIST:
+) -> _recipe.DirtyMNIST:
     """Loads MNIST and ambiguous digits made from it, or makes them.
 
     The first call trains the networks and makes the images, about ten minutes on one core; it can
@@ -134,7 +126,7 @@ def dirty_mnist(
     Raises:
         DataError: The source is missing or damaged, or too few ambiguous images are found.
     """
-    recipe = recipe or Recipe()
+    recipe = recipe or _recipe.Recipe()
     source = load(recipe.source, root)
     digest = recipe.digest(source)
     place = Path(folder) if folder is not None else cache_folder() / "dirty-mnist"
@@ -155,7 +147,7 @@ def dirty_mnist(
         save_pytree(path, stored, metadata)
     # The names of `DirtyMNIST`'s fields: train_images, train_labels and so on.
     parts = {f"{s}_{n}": np.asarray(a) for s, split in stored.items() for n, a in split.items()}
-    return DirtyMNIST(digits=source, **parts)
+    return _recipe.DirtyMNIST(digits=source, **parts)
 
 
 def _read(path: Path, metadata: dict[str, Any]) -> Any:
@@ -165,6 +157,6 @@ def _read(path: Path, metadata: dict[str, Any]) -> Any:
     return jax.device_get(load_pytree(path))
 
 
-def _plain(recipe: Recipe) -> dict[str, Any]:
+def _plain(recipe: _recipe.Recipe) -> dict[str, Any]:
     """Converts the recipe to what comes back from JSON."""
     return json.loads(json.dumps(dataclasses.asdict(recipe)))

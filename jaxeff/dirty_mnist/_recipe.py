@@ -45,16 +45,7 @@ import optax
 from flax import nnx
 from jaxtyping import Array, Bool, Float, Int, UInt8
 
-from jaxeff.core import (
-    check_count,
-    functional,
-    integer_array,
-    non_negative,
-    positive,
-    real_array,
-    static_integer,
-    validate,
-)
+from jaxeff import core
 from jaxeff.data import DataError, Dataset, normalize
 from jaxeff.nn import VAE, LeNet5
 from jaxeff.nn.models import negative_evidence_bound
@@ -115,9 +106,9 @@ class Recipe:
 
     def __post_init__(self) -> None:
         for name in ("train", "test", "labels", "candidates"):
-            check_count(f"Recipe.{name}", getattr(self, name))
-        check_count("Recipe.members", self.members, 2)  # whose agreement is asked for
-        check_count("Recipe.parts", min(self.parts, default=0))
+            core.check_count(f"Recipe.{name}", getattr(self, name))
+        core.check_count("Recipe.members", self.members, 2)  # whose agreement is asked for
+        core.check_count("Recipe.parts", min(self.parts, default=0))
 
     def digest(self, source: Dataset) -> str:
         """Hashes this recipe and the images that it is applied to."""
@@ -181,7 +172,7 @@ def train_vae(
         progress: Whether to show a bar; see `jaxeff.core`.
     """
     init_key, fit_key = jax.random.split(key)
-    f, params = functional(VAE(rngs=nnx.Rngs(init_key)))
+    f, params = core.functional(VAE(rngs=nnx.Rngs(init_key)))
 
     def loss(key: Any, params: Any, batch: Any) -> jax.Array:
         # Bernoulli pixels are probabilities; the classifier below takes normalized ones.
@@ -207,7 +198,7 @@ def train_member(
 ) -> Any:
     """Trains one LeNet of the ensemble, and returns its parameters; see `train_vae`."""
     init_key, fit_key = jax.random.split(key)
-    f, params = functional(_lenet(init_key))
+    f, params = core.functional(_lenet(init_key))
     steps = len(source.train_images) // recipe.batch_size
     # Falls to zero at the last update; an epoch has as many as there are full batches.
     rate = optax.cosine_decay_schedule(1e-3, recipe.member_epochs * steps)
@@ -260,7 +251,12 @@ def _fit(
         return train(resume=False).params
 
 
-@validate(codes=real_array(2), labels=integer_array(1), parts=static_integer(), n=static_integer())
+@core.validate(
+    codes=core.real_array(2),
+    labels=core.integer_array(1),
+    parts=core.static_integer(),
+    n=core.static_integer(),
+)
 def mix_codes(
     rng: np.random.Generator,
     codes: Float[np.ndarray, "digits latents"],
@@ -297,7 +293,9 @@ def mix_codes(
     return np.einsum("np,npl->nl", weights, codes[digits])
 
 
-@validate(logits=real_array(3), largest_mi=non_negative, smallest_entropy=non_negative)
+@core.validate(
+    logits=core.real_array(3), largest_mi=core.non_negative, smallest_entropy=core.non_negative
+)
 def is_ambiguous(
     logits: Float[Array, "members n classes"], largest_mi: float, smallest_entropy: float
 ) -> Bool[Array, " n"]:
@@ -315,13 +313,13 @@ def is_ambiguous(
     return (uncertainty.epistemic <= largest_mi) & (uncertainty.total >= smallest_entropy)
 
 
-@validate(
-    entropy=real_array(1),
-    n=static_integer(),
-    low=non_negative,
-    high=positive,
-    bins=static_integer(),
-    power=non_negative,
+@core.validate(
+    entropy=core.real_array(1),
+    n=core.static_integer(),
+    low=core.non_negative,
+    high=core.positive,
+    bins=core.static_integer(),
+    power=core.non_negative,
 )
 def balance_entropy(
     rng: np.random.Generator,
@@ -367,7 +365,7 @@ def balance_entropy(
     return rng.choice(len(entropy), n, replace=False, p=weights / weights.sum())
 
 
-@validate(probs=real_array(2), labels=static_integer())
+@core.validate(probs=core.real_array(2), labels=core.static_integer())
 def draw_labels(
     rng: np.random.Generator, probs: Float[np.ndarray, "n classes"], labels: int
 ) -> Int[np.ndarray, "n labels"]:
@@ -379,7 +377,7 @@ def draw_labels(
     return drawn.sum(-1).astype(np.int32)
 
 
-@validate(images=real_array(nan=True, empty=True))
+@core.validate(images=core.real_array(nan=True, empty=True))
 def stretch_contrast(images: Float[Array, "..."]) -> Float[Array, "..."]:
     """Stretches decoded images, which are soft, to MNIST's contrast: clip(1.2 x - 0.15)."""
     return jnp.clip(1.2 * images - 0.15, 0, 1)
@@ -415,8 +413,8 @@ def make_judge(recipe: Recipe, source: str, vae: Any, members: list[Any]) -> Jud
         members: The LeNets' parameters.
     """
     # Structure and shapes are enough: parameters come with each call, none are made here.
-    decode, _ = functional(nnx.eval_shape(lambda: VAE(rngs=nnx.Rngs(0))), method="decode")
-    lenet, _ = functional(nnx.eval_shape(lambda: LeNet5(padding="VALID", rngs=nnx.Rngs(0))))
+    decode, _ = core.functional(nnx.eval_shape(lambda: VAE(rngs=nnx.Rngs(0))), method="decode")
+    lenet, _ = core.functional(nnx.eval_shape(lambda: LeNet5(padding="VALID", rngs=nnx.Rngs(0))))
 
     @jax.jit
     def judge(vae: Any, members: list[Any], codes: jax.Array) -> Judged:
@@ -433,7 +431,7 @@ def make_judge(recipe: Recipe, source: str, vae: Any, members: list[Any]) -> Jud
 
 def encode(vae: Any, images: UInt8[np.ndarray, "n 28 28 1"]) -> Float[np.ndarray, "n latents"]:
     """Encodes images: the means of their codes."""
-    f, _ = functional(nnx.eval_shape(lambda: VAE(rngs=nnx.Rngs(0))), method="encode")
+    f, _ = core.functional(nnx.eval_shape(lambda: VAE(rngs=nnx.Rngs(0))), method="encode")
     return np.asarray(jax.jit(f)(vae, to_unit(images))[0])
 
 

@@ -107,27 +107,7 @@ import numpy as np
 from jax.scipy.special import logsumexp
 from jaxtyping import Array, Float, Int, PRNGKeyArray
 
-from jaxeff.core import (
-    Count,
-    Positive,
-    Setting,
-    check_count,
-    check_function,
-    check_key,
-    check_labels,
-    check_number,
-    check_params,
-    input_batch,
-    positive,
-    probability,
-    real_array,
-    register_setting,
-    static,
-    static_integer,
-    string,
-    validate,
-    widened,
-)
+from jaxeff import core
 from jaxeff.core import jax_internals as _compat
 from jaxeff.program import Layer, Program, check_settings, interpret, plain_rule, resolve
 from jaxeff.program.costs import inputs_of, last_layer
@@ -135,9 +115,9 @@ from jaxeff.program.ir import Contraction, run_nodes
 from jaxeff.program.ir import primitives as prim
 
 
-@register_setting
+@core.register_setting
 @dataclass(frozen=True)
-class Spectral(Setting):
+class Spectral(core.Setting):
     """A bound on a layer's spectral norm.
 
     Attributes:
@@ -148,11 +128,11 @@ class Spectral(Setting):
         ValueError: The bound isn't positive, or there are no iterations.
     """
 
-    bound: Positive = 3.0
-    iterations: Annotated[int, Count()] = static(8)
+    bound: core.Positive = 3.0
+    iterations: Annotated[int, core.Count()] = core.static(8)
 
 
-@validate()
+@core.validate()
 def spectral(f: Callable[..., Any], spec: Mapping[str, Spectral | None]) -> Callable[..., Any]:
     """Bounds the spectral norms of dense and convolution layers.
 
@@ -168,7 +148,7 @@ def spectral(f: Callable[..., Any], spec: Mapping[str, Spectral | None]) -> Call
         ValueError: When called: a pattern matches or decides no site, two are equally specific at
             one, or none of its layers has weights.
     """
-    check_function("spectral: f", f)
+    core.check_function("spectral: f", f)
     check_settings(spec, Spectral, "a bound such as Spectral(3.0)")
 
     def g(*args: Any, **kwargs: Any) -> Any:
@@ -253,8 +233,8 @@ def _norm(
     transpose = jax.linear_transpose(lambda u: apply(u, held), like)
 
     def unit(x: Array) -> Array:
-        length = jnp.sqrt((widened(x) ** 2).sum())
-        return (widened(x) / jnp.where(length > 0, length, 1)).astype(x.dtype)
+        length = jnp.sqrt((core.widened(x) ** 2).sum())
+        return (core.widened(x) / jnp.where(length > 0, length, 1)).astype(x.dtype)
 
     def iterate(_: int, u: Array) -> Array:
         return unit(transpose(apply(u, held))[0])
@@ -287,7 +267,7 @@ class FeatureDensity:
 
         def of_class(mean: Array, whitening: Array, offset: Array) -> Array:
             # Mahalanobis distance as a plain norm of whitened features.
-            white = (widened(features) - mean[None]) @ whitening.T
+            white = (core.widened(features) - mean[None]) @ whitening.T
             return offset - 0.5 * (white**2).sum(1)
 
         return jax.vmap(of_class, out_axes=1)(self.means, self.whitening, self.offsets)
@@ -302,7 +282,9 @@ class FeatureDensity:
         return joint - logsumexp(joint, axis=1, keepdims=True)
 
 
-@validate(features=real_array(), classes=static_integer(), shrinkage=probability)
+@core.validate(
+    features=core.real_array(), classes=core.static_integer(), shrinkage=core.probability
+)
 def feature_density(
     features: Float[Array, "examples features"],
     labels: Int[Array, " examples"],
@@ -326,14 +308,14 @@ def feature_density(
         TypeError: Labels are no integers, or features no matrix.
         ValueError: A class has no examples, or a singular covariance; it is named.
     """
-    check_count("feature_density: classes", classes)
-    check_number("feature_density: shrinkage", shrinkage, 0, 1)
+    core.check_count("feature_density: classes", classes)
+    core.check_number("feature_density: shrinkage", shrinkage, 0, 1)
     if np.ndim(features) != 2:
         raise TypeError(
             f"feature_density: features must be [examples, features], not {np.shape(features)}; "
             "flatten them, or average over positions"
         )
-    check_labels("feature_density: labels", labels, classes, np.shape(features)[:1])
+    core.check_labels("feature_density: labels", labels, classes, np.shape(features)[:1])
     dtype = jnp.promote_types(jnp.result_type(features), jnp.float32)
     points, targets = np.asarray(features, np.float64), np.asarray(labels)
     size = points.shape[1]
@@ -406,7 +388,9 @@ class RandomFeatures:
         return jnp.sqrt(2 / count) * jnp.cos(hidden @ self.frequencies + self.phases[None])
 
 
-@validate(site=string, x=input_batch, features=static_integer(), length_scale=positive)
+@core.validate(
+    site=core.string, x=core.input_batch, features=core.static_integer(), length_scale=core.positive
+)
 def sngp(
     key: PRNGKeyArray,
     f: Callable[..., Any],
@@ -437,16 +421,16 @@ def sngp(
         ValueError: The site is no linear last layer, a number is out of range, or all inputs have
             the same features.
     """
-    check_key("sngp: key", key)
-    check_function("sngp: f", f)
-    check_params("sngp: params", params)
-    check_count("features", features)
+    core.check_key("sngp: key", key)
+    core.check_function("sngp: f", f)
+    core.check_params("sngp: params", params)
+    core.check_count("features", features)
     # Frequencies and phases are drawn once and stay: only the head is trained.
     layer = last_layer(f, params, x, site)
     kernel = jax.tree.leaves(params)[layer.kernel]
     if length_scale is None:
         length_scale = _median_distance(inputs_of(f, site)(params, x[:500]))
-    check_number("sngp: length_scale", length_scale, above=0)
+    core.check_number("sngp: length_scale", length_scale, above=0)
     inputs, outputs = jnp.shape(kernel)
     dtype = jnp.result_type(kernel)
     of_w, of_b = jax.random.split(key)

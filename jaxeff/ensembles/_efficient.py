@@ -77,18 +77,7 @@ import jax.numpy as jnp
 import optax
 from jaxtyping import Array, Float, PRNGKeyArray
 
-from jaxeff.core import (
-    check_function,
-    check_key,
-    check_params,
-    input_batch,
-    instance_of,
-    is_key,
-    positive,
-    probability,
-    static_integer,
-    validate,
-)
+from jaxeff import core
 from jaxeff.ensembles._ensemble import Ensemble, Members, ensemble
 from jaxeff.program import check_settings, resolve, trace
 from jaxeff.program.ir import Contraction
@@ -100,7 +89,7 @@ Axes = tuple[tuple[int, ...], tuple[int, ...]]
 """Axes of a kernel: its inputs, its outputs."""
 
 
-@validate(x=input_batch)
+@core.validate(x=core.input_batch)
 def batch_ensemble(
     key: PRNGKeyArray,
     f: Callable[..., Any],
@@ -125,9 +114,9 @@ def batch_ensemble(
         SpecError: A pattern matches or decides no site, or two are equally specific for one.
         ValueError: Nothing has members, two counts differ, or a kernel isn't a parameter as it is.
     """
-    check_key("batch_ensemble: key", key)
-    check_function("batch_ensemble: f", f)
-    check_params("batch_ensemble: params", params)
+    core.check_key("batch_ensemble: key", key)
+    core.check_function("batch_ensemble: f", f)
+    core.check_params("batch_ensemble: params", params)
     check_settings(spec, Members, "Members(4)")
     axes = _kernels(f, params, x, spec)
     names = leaf_names(params)
@@ -144,7 +133,7 @@ def batch_ensemble(
         return {"shared": params, "factors": factors}
 
     def h(*args: Any, **kwargs: Any) -> Any:
-        position = next(i for i, arg in enumerate(args) if not is_key(arg))
+        position = next(i for i, arg in enumerate(args) if not core.is_key(arg))
         both = args[position]
         leaves, structure = jax.tree.flatten(both["shared"])
         for i, name in enumerate(names):
@@ -189,7 +178,7 @@ def _kernels(
     return found
 
 
-@validate(x=input_batch, count=static_integer(), width=positive)
+@core.validate(x=core.input_batch, count=core.static_integer(), width=core.positive)
 def packed(
     key: PRNGKeyArray, f: Callable[..., Any], params: Any, x: Any, count: int, *, width: float = 2.0
 ) -> tuple[Ensemble, Any]:
@@ -210,9 +199,9 @@ def packed(
         PlanError: The network can't be pruned.
         ValueError: The count is below one.
     """
-    check_key("packed: key", key)
-    check_function("packed: f", f)
-    check_params("packed: params", params)
+    core.check_key("packed: key", key)
+    core.check_function("packed: f", f)
+    core.check_params("packed: params", params)
     members: dict[str, Members | None] = {"*": Members(count)}
     if width >= count:  # as wide as the network: a deep ensemble
         return ensemble(key, f, params, members)  # type: ignore[return-value]
@@ -256,7 +245,7 @@ class MIMO:
         return jnp.moveaxis(apart, -2, 0)
 
 
-@validate(count=static_integer())
+@core.validate(count=core.static_integer())
 def mimo(f: Callable[..., Any], count: int) -> MIMO:
     """Makes an ensemble of a network with several inputs and outputs.
 
@@ -267,11 +256,11 @@ def mimo(f: Callable[..., Any], count: int) -> MIMO:
     Returns:
         The function `g(params, x) -> [members, batch, classes]`.
     """
-    check_function("mimo: f", f)
+    core.check_function("mimo: f", f)
     return MIMO(f, count)
 
 
-@validate(g=instance_of(MIMO), repetition=probability)
+@core.validate(g=core.instance_of(MIMO), repetition=core.probability)
 def mimo_loss(g: MIMO, *, repetition: float = 0.0) -> Loss:
     """Makes the cross entropy of members that see different examples, summed over members.
 

@@ -57,26 +57,14 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, PRNGKeyArray
 
-from jaxeff.core import (
-    NonNegative,
-    Number,
-    Setting,
-    check_function,
-    check_key,
-    check_params,
-    function_of_form,
-    is_key,
-    register_setting,
-    static,
-    validate,
-)
+from jaxeff import core
 from jaxeff.program import Program, Target, check_settings, deciding_patterns, trace
 from jaxeff.program.reading import leaf_names
 
 
-@register_setting
+@core.register_setting
 @dataclass(frozen=True)
-class Members(Setting):
+class Members(core.Setting):
     """The number of members of a site, and their start.
 
     Attributes:
@@ -91,9 +79,9 @@ class Members(Setting):
         ValueError: `spread` is negative.
     """
 
-    count: Annotated[int, Number(integer=True)] = static()
-    spread: Annotated[NonNegative | None, Number(0)] = static(None)
-    tied: bool = static(False)
+    count: Annotated[int, core.Number(integer=True)] = core.static()
+    spread: Annotated[core.NonNegative | None, core.Number(0)] = core.static(None)
+    tied: bool = core.static(False)
 
 
 def chosen_leaves(spec: Mapping[str, Members | None], params: Any) -> dict[str, Members]:
@@ -150,7 +138,7 @@ def start(
     count = next(iter(chosen.values())).count
     fresh: list[Any] = [None] * len(leaves)
     if init is not None:
-        check_function("ensemble: init", init, "init(key) -> params")
+        core.check_function("ensemble: init", init, "init(key) -> params")
         # Whole networks, of which only the chosen leaves are taken.
         made = jax.vmap(init)(jax.random.split(key, count))
         given: Any = structure
@@ -213,7 +201,7 @@ class Ensemble:
             ValueError: A leaf that has members lacks their axis, or its parameter is read by sites
                 that would have members by it alone.
         """
-        position = next((i for i, arg in enumerate(args) if not is_key(arg)), 0)
+        position = next((i for i, arg in enumerate(args) if not core.is_key(arg)), 0)
         self._check_ties(position, args, kwargs)
         # Lists of leaves: a tree of axes would take a setting's empty field (None) for a shared
         # leaf.
@@ -299,7 +287,9 @@ class Ensemble:
         free = all(setting.tied for setting in self.chosen.values())
         if free or len(self.own(params)) == len(jax.tree.leaves(params)):
             return
-        shapes = [arg if is_key(arg) else jax.eval_shape(lambda tree: tree, arg) for arg in args]
+        shapes = [
+            arg if core.is_key(arg) else jax.eval_shape(lambda tree: tree, arg) for arg in args
+        ]
         for i in (position, position + self.mutable):
             shapes[i] = jax.eval_shape(lambda tree: self.member(tree, 0), args[i])
         # Of one member: the sites are those of `f`.
@@ -315,7 +305,7 @@ class Ensemble:
                 )
 
 
-@validate(init=function_of_form("init(key)"))
+@core.validate(init=core.function_of_form("init(key)"))
 def ensemble(
     key: PRNGKeyArray,
     f: Callable[..., Any],
@@ -347,9 +337,9 @@ def ensemble(
         ValueError: Nothing has members, a count is below one, two counts differ, or `init` makes
             other parameters; when called: several sites read a parameter that has members.
     """
-    check_key("ensemble: key", key)
-    check_function("ensemble: f", f)
-    check_params("ensemble: params", params)
+    core.check_key("ensemble: key", key)
+    core.check_function("ensemble: f", f)
+    core.check_params("ensemble: params", params)
     chosen = chosen_leaves(spec, params)
     count = next(iter(chosen.values())).count
     g = Ensemble(f, count, chosen, mutable=state is not None)

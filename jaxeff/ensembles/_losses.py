@@ -70,17 +70,7 @@ import jax.numpy as jnp
 import optax
 from jaxtyping import Array, Float, PRNGKeyArray
 
-from jaxeff.core import (
-    check_count,
-    check_function,
-    check_labels,
-    check_number,
-    instance_of,
-    is_key,
-    pure_function,
-    static_integer,
-    validate,
-)
+from jaxeff import core
 from jaxeff.ensembles._ensemble import Ensemble
 from jaxeff.training import normalized_call, valid_labels
 
@@ -158,7 +148,7 @@ class MemberLoss:
         if self.likelihood == "categorical":
             first = jax.tree.map(lambda leaf: leaf[:batch_size], data[0])
             outputs = jax.eval_shape(self.outputs, key, params, state, first)[0]
-            check_labels(
+            core.check_labels(
                 "the data's labels", data[1], outputs.shape[-1], positions=outputs.shape[2:-1]
             )
 
@@ -173,7 +163,7 @@ class MemberLoss:
         return each.reshape(len(each), -1).sum(1)
 
 
-@validate(g=pure_function, members=static_integer())
+@core.validate(g=core.pure_function, members=core.static_integer())
 def member_loss(
     g: Ensemble | Callable[..., Any],
     likelihood: Likelihood = "categorical",
@@ -219,7 +209,7 @@ def count_members(where: str, g: Any, members: int | None) -> int:
     return found
 
 
-@validate(g=instance_of(Ensemble))
+@core.validate(g=core.instance_of(Ensemble))
 def optimize_members(
     g: Ensemble, optimizer: optax.GradientTransformation
 ) -> optax.GradientTransformation:
@@ -248,7 +238,7 @@ def _resolved(likelihood: Likelihood) -> Callable[[Any], Any]:
     return resolve_likelihood(likelihood)
 
 
-@validate(examples=static_integer(), members=static_integer())
+@core.validate(examples=core.static_integer(), members=core.static_integer())
 def bootstrap_weights(
     key: PRNGKeyArray, examples: int, members: int
 ) -> Float[Array, "examples members"]:
@@ -262,15 +252,15 @@ def bootstrap_weights(
     Returns:
         Weights, for the third part of the data of `member_loss`.
     """
-    check_count("examples", examples)
-    check_count("members", members)
+    core.check_count("examples", examples)
+    core.check_count("members", members)
     # The Poisson bootstrap: binomial(n, 1/n) counts tend to Poisson(1), and no example
     # needs the others.
     counts = jax.random.poisson(key, 1.0, (examples, members)).astype(jnp.float32)
     return counts / jnp.maximum(counts.mean(0, keepdims=True), 1 / examples)
 
 
-@validate()
+@core.validate()
 def with_prior(f: Callable[..., Any], scale: Any = 1.0) -> Callable[..., Any]:
     """Adds a random network that stays as it is to a trained one.
 
@@ -284,11 +274,11 @@ def with_prior(f: Callable[..., Any], scale: Any = 1.0) -> Callable[..., Any]:
     Raises:
         TypeError: `f` is no function, or the scale no number.
     """
-    check_function("with_prior: f", f)
-    check_number("with_prior: scale", scale, 0)
+    core.check_function("with_prior: f", f)
+    core.check_number("with_prior: scale", scale, 0)
 
     def h(*args: Any, **kwargs: Any) -> Any:
-        position = next(i for i, arg in enumerate(args) if not is_key(arg))
+        position = next(i for i, arg in enumerate(args) if not core.is_key(arg))
         both = args[position]
         if not isinstance(both, dict) or both.keys() != {"trained", "prior"}:
             raise TypeError(

@@ -56,31 +56,14 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import PRNGKeyArray
 
-from jaxeff.core import (
-    Table,
-    any_of,
-    check_count,
-    check_examples,
-    check_function,
-    check_key,
-    check_number,
-    function_of_form,
-    input_batch,
-    positive,
-    shown_as_table,
-    static_integer,
-    string,
-    string_sequence,
-    supervised_data,
-    validate,
-)
+from jaxeff import core
 from jaxeff.ensembles._ensemble import Ensemble, Members, chosen_leaves
 from jaxeff.moment_propagation import is_gaussian
 from jaxeff.program import cost, trace
 from jaxeff.program.reading import leaf_names
 
 
-@validate(count=static_integer())
+@core.validate(count=core.static_integer())
 def sampled(
     key: PRNGKeyArray, f: Callable[..., Any], posterior: Any, count: int
 ) -> tuple[Ensemble, Any]:
@@ -101,9 +84,9 @@ def sampled(
     """
     from jaxeff.bayes import sample, to_gaussians  # NumPyro and BlackJAX come with it
 
-    check_key("sampled: key", key)
-    check_function("sampled: f", f)
-    check_count("sampled: count", count)
+    core.check_key("sampled: key", key)
+    core.check_function("sampled: f", f)
+    core.check_count("sampled: count", count)
     # Only which of them are random is asked here, so what they have in common doesn't matter.
     leaves = jax.tree.leaves(to_gaussians(posterior, diagonal=True), is_leaf=is_gaussian)
     random = [is_gaussian(leaf) for leaf in leaves]
@@ -116,7 +99,9 @@ def sampled(
     return Ensemble(f, count, dict.fromkeys(names, Members(count, tied=True))), tree
 
 
-@validate(x=input_batch, pattern=any_of(string, string_sequence), times=positive)
+@core.validate(
+    x=core.input_batch, pattern=core.any_of(core.string, core.string_sequence), times=core.positive
+)
 def affordable_members(
     f: Callable[..., Any], params: Any, x: Any, pattern: str | Sequence[str], *, times: float
 ) -> int:
@@ -136,7 +121,7 @@ def affordable_members(
         SpecError: The pattern matches no parameter.
         ValueError: The budget is below one network.
     """
-    check_number("affordable_members: times", times, 1)
+    core.check_number("affordable_members: times", times, 1)
 
     def macs(count: int) -> int:
         patterns = (pattern,) if isinstance(pattern, str) else pattern
@@ -171,7 +156,7 @@ class SiteTrial(NamedTuple):
     auroc: float
 
 
-@shown_as_table
+@core.shown_as_table
 @dataclass(frozen=True, eq=False)
 class RandomSites:
     """The sites that were chosen, and what was tried.
@@ -186,22 +171,22 @@ class RandomSites:
     posterior: Any
     trials: tuple[SiteTrial, ...]
 
-    def _table(self) -> Table:
+    def _table(self) -> core.Table:
         rows = [
             (", ".join(t.sites) or "none", str(t.draws), f"{t.nll:.4f}", f"{t.auroc:.4f}",
              "chosen" if t.sites == self.sites else "")
             for t in self.trials
         ]  # fmt: skip
-        return Table(("random", "draws>", "NLL>", "AUROC>", ""), rows)
+        return core.Table(("random", "draws>", "NLL>", "AUROC>", ""), rows)
 
 
-@validate(
-    infer=function_of_form("infer(sites)"),
-    validation=supervised_data,
-    outside=input_batch,
-    times=positive,
-    sites=string_sequence,
-    samples=static_integer(2),
+@core.validate(
+    infer=core.function_of_form("infer(sites)"),
+    validation=core.supervised_data,
+    outside=core.input_batch,
+    times=core.positive,
+    sites=core.string_sequence,
+    samples=core.static_integer(2),
 )
 def choose_random(
     key: PRNGKeyArray,
@@ -235,7 +220,7 @@ def choose_random(
         ValueError: There is no site with weights, or the data don't fit together.
         SpecError: A site isn't there.
     """
-    check_examples("choose_random: validation", validation)
+    core.check_examples("choose_random: validation", validation)
     x, _ = validation
     free = list(_with_weights(f, params, x) if sites is None else sites)
     if not free:

@@ -92,24 +92,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
-from jaxeff.core import (
-    Choice,
-    Number,
-    Setting,
-    any_of,
-    check_choice,
-    check_function,
-    check_number,
-    function_of_form,
-    instance_of,
-    non_negative,
-    one_of,
-    real_array,
-    register_setting,
-    static,
-    validate,
-    widened,
-)
+from jaxeff import core
 from jaxeff.ensembles._ensemble import Ensemble
 from jaxeff.ensembles._losses import MemberLoss
 from jaxeff.ensembles._samples import Samples, check_samples, check_unlike, chosen
@@ -118,9 +101,9 @@ from jaxeff.training import CheckedLoss, Loss, normalized_call
 METHODS = ("wgd", "svgd")
 
 
-@register_setting
+@core.register_setting
 @dataclass(frozen=True)
-class RBF(Setting):
+class RBF(core.Setting):
     """The kernel `exp(-|x - y|_norm ** power / bandwidth)`.
 
     Attributes:
@@ -132,9 +115,9 @@ class RBF(Setting):
         ValueError: The bandwidth isn't positive, or a choice is unknown.
     """
 
-    bandwidth: Annotated[Float[Array, ""] | float | None, Number(above=0)] = None
-    norm: Annotated[int, Choice(1, 2)] = static(2)
-    power: Annotated[int, Choice(1, 2)] = static(2)
+    bandwidth: Annotated[Float[Array, ""] | float | None, core.Number(above=0)] = None
+    norm: Annotated[int, core.Choice(1, 2)] = core.static(2)
+    power: Annotated[int, core.Choice(1, 2)] = core.static(2)
 
 
 class Repulsion(NamedTuple):
@@ -152,7 +135,9 @@ class Repulsion(NamedTuple):
     kernel: Float[Array, "members members"]
 
 
-@validate(points=real_array(2), kernel=instance_of(RBF), method=one_of(*METHODS))
+@core.validate(
+    points=core.real_array(2), kernel=core.instance_of(RBF), method=core.one_of(*METHODS)
+)
 def repulsion(
     points: Float[Array, "members dimensions"], kernel: RBF, method: str = "wgd"
 ) -> Repulsion:
@@ -168,7 +153,7 @@ def repulsion(
     """
     # The field is a direction, not a loss: differentiating it would add second-order terms.
     dtype = points.dtype
-    points = widened(jax.lax.stop_gradient(points))
+    points = core.widened(jax.lax.stop_gradient(points))
     points = points - points.mean(0, keepdims=True)  # what all have in common would only round
     lengths = _lengths(points, kernel.norm)
     distance = lengths**kernel.power
@@ -330,10 +315,10 @@ class RepulsiveLoss:
         return _with_gradient(value, averaged(gradient), outputs), (metrics, state)
 
 
-@validate(
-    loss=function_of_form("loss(key, params, state, batch, step)"),
-    strength=any_of(function_of_form("strength(step)"), non_negative),
-    kernel=instance_of(RBF),
+@core.validate(
+    loss=core.function_of_form("loss(key, params, state, batch, step)"),
+    strength=core.any_of(core.function_of_form("strength(step)"), core.non_negative),
+    kernel=core.instance_of(RBF),
     samples=None,
 )
 def repulsive(
@@ -375,7 +360,7 @@ def repulsive(
         ValueError: There is one member, samples are missing, empty or superfluous, a choice is
             unknown, or the strength negative; in `fit`: samples are training inputs.
     """
-    check_function("repulsive: loss", loss, "loss(key, params, state, batch, step)")
+    core.check_function("repulsive: loss", loss, "loss(key, params, state, batch, step)")
     if not isinstance(g, Ensemble):
         raise TypeError(
             f"repulsive: g must be what jaxeff.ensemble returned, not a {type(g).__name__}"
@@ -387,11 +372,11 @@ def repulsive(
             "Members(2) or more, or train it with the loss alone"
         )
     if not callable(space):
-        check_choice("repulsive: space", space, ("function", "weights"))
-    check_choice("repulsive: on", on, ("outputs", "probabilities"))
-    check_choice("repulsive: method", method, METHODS)
-    check_choice("repulsive: moves", moves, ("all", "members"))
-    check_number("repulsive: strength", strength, 0)
+        core.check_choice("repulsive: space", space, ("function", "weights"))
+    core.check_choice("repulsive: on", on, ("outputs", "probabilities"))
+    core.check_choice("repulsive: method", method, METHODS)
+    core.check_choice("repulsive: moves", moves, ("all", "members"))
+    core.check_number("repulsive: strength", strength, 0)
     if method == "svgd" and callable(space):
         raise ValueError(
             'repulsive: method="svgd" averages gradients in the space that members are pushed '

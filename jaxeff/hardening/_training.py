@@ -122,23 +122,13 @@ import jax.numpy as jnp
 import optax
 from jaxtyping import Array, Float
 
+from jaxeff import core
 from jaxeff.compression import Int
-from jaxeff.core import (
-    check_choice,
-    check_number,
-    function_of_form,
-    non_negative,
-    positive,
-    probability,
-    static_integer,
-    string,
-    validate,
-)
 from jaxeff.noise import Noise
 from jaxeff.training import LabelledLoss, Loss, count_examples, label_loss, normalized_call
 
 
-@validate(factor=non_negative)
+@core.validate(factor=core.non_negative)
 def scale_levels(spec: Any, factor: Any) -> Any:
     """Multiplies every level of a noise specification.
 
@@ -181,7 +171,10 @@ def _names_levels(node: Any) -> bool:
     return isinstance(node, Noise) and hasattr(node, "levels")
 
 
-@validate(loss_at=function_of_form("loss_at(level)"), schedule=function_of_form("schedule(step)"))
+@core.validate(
+    loss_at=core.function_of_form("loss_at(level)"),
+    schedule=core.function_of_form("schedule(step)"),
+)
 def incremental_noise(
     loss_at: Callable[[Any], Loss], schedule: optax.Schedule
 ) -> Callable[[Any], Loss]:
@@ -228,7 +221,12 @@ class VariableLevel(NamedTuple):
     alpha: Float[Array, ""] | float = ALPHA
 
 
-@validate(sigma=non_negative, theta=non_negative, batch=static_integer(), alpha=non_negative)
+@core.validate(
+    sigma=core.non_negative,
+    theta=core.non_negative,
+    batch=core.static_integer(),
+    alpha=core.non_negative,
+)
 def vant(
     key: jax.Array,
     sigma: Float[Array, ""] | float,
@@ -255,9 +253,9 @@ def vant(
     Raises:
         ValueError: A number is negative, NaN or infinite, or there is no such form.
     """
-    check_choice("form", form, FORMS)
+    core.check_choice("form", form, FORMS)
     for name, value in (("sigma", sigma), ("theta", theta), ("alpha", alpha)):
-        check_number(name, value, low=0)
+        core.check_number(name, value, low=0)
     normal = jax.random.normal(key, (batch,))
     if form == "half_normal":
         return alpha * sigma + theta * jnp.abs(normal)
@@ -265,7 +263,7 @@ def vant(
     return jnp.abs(alpha * sigma + theta * normal)
 
 
-@validate(loss_at=function_of_form("loss_at(sigma)"), ramp_steps=static_integer(0))
+@core.validate(loss_at=core.function_of_form("loss_at(sigma)"), ramp_steps=core.static_integer(0))
 def variance_aware(
     loss_at: Callable[[Float[Array, " batch"]], Loss],
     *,
@@ -283,7 +281,7 @@ def variance_aware(
     Returns:
         The loss of a `VariableLevel`.
     """
-    check_choice("form", form, FORMS)
+    core.check_choice("form", form, FORMS)
 
     def at(setting: VariableLevel) -> Loss:
         def loss(key: Any, params: Any, state: Any, batch: Any, step: Any) -> Any:
@@ -303,7 +301,11 @@ def variance_aware(
     return at
 
 
-@validate(teacher=function_of_form("teacher(inputs)"), temperature=positive, weight=probability)
+@core.validate(
+    teacher=core.function_of_form("teacher(inputs)"),
+    temperature=core.positive,
+    weight=core.probability,
+)
 def distilled(
     f: Callable[..., Any],
     teacher: Callable[[Any], Any],
@@ -330,8 +332,8 @@ def distilled(
     Raises:
         ValueError: The temperature isn't positive, or the weight not between 0 and 1.
     """
-    check_number("temperature", temperature, low=1e-6)
-    check_number("weight", weight, low=0, high=1)
+    core.check_number("temperature", temperature, low=1e-6)
+    core.check_number("weight", weight, low=0, high=1)
 
     call = normalized_call(f, keyed=keyed, mutable=mutable)
 
@@ -356,7 +358,9 @@ LARGEST = {4: 15.0, 8: 256.0}
 """Largest value of a constant scale of 1, by bit width, as published."""
 
 
-@validate(bits=static_integer(1, 16), last=string, scale=positive, activations=string)
+@core.validate(
+    bits=core.static_integer(1, 16), last=core.string, scale=core.positive, activations=core.string
+)
 def relu_quantization(
     bits: int, *, last: str, scale: float | None = None, activations: str = "relu*"
 ) -> dict[str, Int | None]:
@@ -378,7 +382,7 @@ def relu_quantization(
     """
     largest = None
     if scale is not None:
-        check_number("scale", scale, low=1e-30)
+        core.check_number("scale", scale, low=1e-30)
         # The source states largest values, not steps; at other widths neither follows from it.
         if bits not in LARGEST:
             raise ValueError(

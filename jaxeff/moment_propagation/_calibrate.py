@@ -56,23 +56,9 @@ import numpy as np
 import scipy  # its `special` is loaded when first used, a fifth of a second after import
 from jaxtyping import Array, PRNGKeyArray
 
-from jaxeff.core import (
-    check_count,
-    input_batch,
-    instance_of,
-    progress_bar,
-    validate,
-)
-from jaxeff.moment_propagation._calibrated import (
-    FORMS,
-    SHARED,
-    Calibrated,
-    FactorPass,
-    choose,
-    is_scaled,
-    may_scale,
-    result_name,
-)
+from jaxeff import core
+from jaxeff.core import progress_bar
+from jaxeff.moment_propagation import _calibrated as calibrated
 from jaxeff.moment_propagation._covariance import check_method, correlated, first_order_pass
 from jaxeff.moment_propagation._moment_pass import Propagation, batched_leaves, promote, read
 from jaxeff.moment_propagation._moments import DrawSums, Sampling, random_values
@@ -279,11 +265,11 @@ _EVALUATIONS, _FEWEST_DRAWS, _MOST_DRAWS = 6400, 25, 200
 _FEWEST_JUDGED = 8
 
 
-@validate(
-    posterior=input_batch,
-    args=input_batch,
-    samples=lambda where, n: None if n is None else check_count(where, n, 2),
-    rules=instance_of(Mapping),
+@core.validate(
+    posterior=core.input_batch,
+    args=core.input_batch,
+    samples=lambda where, n: None if n is None else core.check_count(where, n, 2),
+    rules=core.instance_of(Mapping),
 )
 def calibrate_moments(
     key: PRNGKeyArray,
@@ -299,7 +285,7 @@ def calibrate_moments(
     form: str = "best",
     progress: bool | None = None,
     **kwargs: Any,
-) -> Calibrated:
+) -> calibrated.Calibrated:
     """Measures what the variances of `moments(f)` have to be multiplied by, per site and channel.
 
     Args:
@@ -336,7 +322,7 @@ def calibrate_moments(
         MomentsError: As `moments`.
     """
     check_method("calibrate_moments", method)
-    if isinstance(posterior, Calibrated):
+    if isinstance(posterior, calibrated.Calibrated):
         posterior = posterior.posterior
     _check(form, (posterior, *args, *kwargs.values()))
     propagation = Propagation(rules or {}, "variance", lambda one: None)
@@ -364,17 +350,17 @@ def calibrate_moments(
     rows, scale = np.ones(len(members), np.float32), np.float32(1)
     finish = jax.jit(measure).lower(like, rows, scale, values, *given).compile()
     sampled = drawn(keys, whole, part, groups, progress)
-    chosen = choose(
+    chosen = calibrated.choose(
         "static" if of_results else form,
         judged,
         lambda rows, scale: finish(sampled, rows, np.float32(scale), values, *given),
     )
-    prefix = SHARED if shared else ""
+    prefix = calibrated.SHARED if shared else ""
     stated = tuple(
         (prefix + at, float(np.median(np.asarray(e)))) for at, e in chosen.errors.items()
     )
     factors = {prefix + site: factor for site, factor in chosen.factors.items()}
-    return Calibrated(posterior, factors, stated, chosen.unseen)
+    return calibrated.Calibrated(posterior, factors, stated, chosen.unseen)
 
 
 class _Results(NamedTuple):
@@ -394,11 +380,15 @@ def _results_of(
 ) -> _Results | None:
     """Makes the pass of results; None where every site gets factors."""
     if shared:
-        return _Results(replace(propagation, shared=True).run, result_name(expected_slopes=True))
+        return _Results(
+            replace(propagation, shared=True).run, calibrated.result_name(expected_slopes=True)
+        )
     if not first_order:
         return None
     derived = first_order_pass(propagation, method)
-    return _Results(functools.partial(correlated, derived), result_name(derived.expected_slopes))
+    return _Results(
+        functools.partial(correlated, derived), calibrated.result_name(derived.expected_slopes)
+    )
 
 
 def _measure(
@@ -407,7 +397,7 @@ def _measure(
     f: Callable[..., Any],
     whole: SampledProgram,
     noise: float,
-) -> Callable[..., FactorPass]:
+) -> Callable[..., calibrated.FactorPass]:
     """Makes the pass that compares propagated variances with sampled ones.
 
     Args:
@@ -422,10 +412,10 @@ def _measure(
 
     def measure(
         sampled: Drawn, rows: Array, scale: Array, values: Sequence[Any], args: Any, kwargs: Any
-    ) -> FactorPass:
+    ) -> calibrated.FactorPass:
         logs = dict(zip(wanted, sampled.logs, strict=True))
         halves = dict(zip(ends, sampled.halves, strict=True))
-        found = FactorPass({}, {}, {})
+        found = calibrated.FactorPass({}, {}, {})
 
         def keep(number: int, atom: Any, ours: Gaussian) -> None:
             both = jnp.stack([logs[atom], *halves[atom]])
@@ -447,7 +437,7 @@ def _measure(
         def rule(layer: Layer, layer_key: Any, *operands: Any) -> Any:
             outputs = propagation.layer({}, layer, layer_key, *operands)
             result = layer.outputs[0]
-            if result not in logs or not is_scaled(layer, outputs[0]):
+            if result not in logs or not calibrated.is_scaled(layer, outputs[0]):
                 return outputs
             ours = to_variance(outputs[0])
             factor, error = _factor(ours, logs[result], rows, noise)
@@ -467,8 +457,10 @@ def _measure(
 
 def _check(form: str, arguments: Any) -> None:
     """Checks what `validate` can't: names, and that something is random."""
-    if form not in FORMS:
-        raise ValueError(f"calibrate_moments: form {form!r} is unknown; choose one of {FORMS}.")
+    if form not in calibrated.FORMS:
+        raise ValueError(
+            f"calibrate_moments: form {form!r} is unknown; choose one of {calibrated.FORMS}."
+        )
     if not any(map(is_gaussian, jax.tree.leaves(arguments, is_leaf=is_gaussian))):
         raise ValueError(
             "calibrate_moments: nothing is random; give a posterior with Gaussian leaves, as "
@@ -535,7 +527,7 @@ def _measured(
         ends = {v for v in program.outputs if isinstance(v, Value)}
     else:
         prepared = propagation.prepare(program, values)
-        ends = {layer.outputs[0] for layer in prepared.layers if may_scale(layer)}
+        ends = {layer.outputs[0] for layer in prepared.layers if calibrated.may_scale(layer)}
         ends |= {v for v in program.outputs if isinstance(v, Value)}
     return [v for v in random_values(program, values) if v in ends]
 

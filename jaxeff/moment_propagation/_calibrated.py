@@ -37,14 +37,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array
 
-from jaxeff.moment_propagation._values import (
-    Activated,
-    Gaussian,
-    JointGaussian,
-    is_gaussian,
-    is_joint_gaussian,
-    is_random,
-)
+from jaxeff.moment_propagation import _values
 from jaxeff.program import Layer
 
 SHARED = "shared "
@@ -112,7 +105,9 @@ def factor_of(factors: Mapping[str, Array], site: str, result: Any) -> Array:
 
 def is_scaled(layer: Layer, result: Any) -> bool:
     """Returns whether a layer's result may have a factor."""
-    return is_random(result) and not isinstance(result, Activated) and may_scale(layer)
+    return (
+        _values.is_random(result) and not isinstance(result, _values.Activated) and may_scale(layer)
+    )
 
 
 def may_scale(layer: Layer) -> bool:
@@ -130,7 +125,7 @@ def of_shared_pass(factors: Mapping[str, Array]) -> Mapping[str, Array]:
 
 def is_result(value: Any) -> bool:
     """Returns whether a value is a random result, with or without its covariances."""
-    return is_gaussian(value) or is_joint_gaussian(value)
+    return _values.is_gaussian(value) or _values.is_joint_gaussian(value)
 
 
 def with_result_factors(out: Any, factors: Mapping[str, Array], name: str) -> Any:
@@ -146,12 +141,12 @@ def with_result_factors(out: Any, factors: Mapping[str, Array], name: str) -> An
         factor = factors.get(f"{name}{i}")
         if factor is None or not is_result(result):
             return result
-        if is_gaussian(result):
-            return Gaussian(result.mean, result.var * factor)
+        if _values.is_gaussian(result):
+            return _values.Gaussian(result.mean, result.var * factor)
         # Standard deviations scale, correlations stay: the covariance remains positive
         # semidefinite.
         root = jnp.broadcast_to(jnp.sqrt(factor), result.shape)
-        return JointGaussian(result.mean, result.cov * root[..., None] * root[..., None, :])
+        return _values.JointGaussian(result.mean, result.cov * root[..., None] * root[..., None, :])
 
     results, structure = jax.tree.flatten(out, is_leaf=is_result)
     return jax.tree.unflatten(structure, [scaled(i, r) for i, r in enumerate(results)])
@@ -292,11 +287,11 @@ def at_regression(mean: Any, var: Any, regression: Any) -> Any:
 
 def with_regressions(results: Any, factors: Mapping[str, Array]) -> Any:
     """Takes the variances of a function's results to their regressions, where they have one."""
-    leaves, structure = jax.tree.flatten(results, is_leaf=is_gaussian)
+    leaves, structure = jax.tree.flatten(results, is_leaf=_values.is_gaussian)
 
     def moved(number: int, value: Any) -> Any:
         regression = factors.get(regression_name(number))
-        if regression is None or not is_gaussian(value):
+        if regression is None or not _values.is_gaussian(value):
             return value
         alone = value.ndim < 2  # one result per example
         mean, var = ((a[..., None] if alone else a) for a in (value.mean, value.var))
@@ -306,7 +301,7 @@ def with_regressions(results: Any, factors: Mapping[str, Array]) -> Any:
             # Another number of channels than was measured has what the offsets have in common.
             channels = regression.shape[1] // 3
             var = var * jnp.exp(jnp.mean(regression[0, 2 * channels :]))
-        return Gaussian(value.mean, (var[..., 0] if alone else var).astype(value.dtype))
+        return _values.Gaussian(value.mean, (var[..., 0] if alone else var).astype(value.dtype))
 
     return jax.tree.unflatten(structure, [moved(i, v) for i, v in enumerate(leaves)])
 
@@ -327,7 +322,7 @@ class FactorPass(NamedTuple):
 
     factors: dict[str, Array]
     errors: dict[str, Array]
-    results: dict[int, tuple[Gaussian, Array]]
+    results: dict[int, tuple[_values.Gaussian, Array]]
 
 
 class Chosen(NamedTuple):

@@ -62,33 +62,15 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array
 
-from jaxeff.moment_propagation._calibrated import (
-    is_result,
-    result_name,
-    uncalibrated,
-    with_result_factors,
-)
-from jaxeff.moment_propagation._moment_pass import (
-    Propagation,
-    batched_leaves,
-    gaussian_results,
-    read,
-)
+from jaxeff.moment_propagation import _calibrated as calibrated
+from jaxeff.moment_propagation import _moment_pass as moment_pass
+from jaxeff.moment_propagation import _values
 from jaxeff.moment_propagation._slopes import (
     OutputLayer,
     RandomEntries,
     last_layer,
     let_through,
     variance_through,
-)
-from jaxeff.moment_propagation._values import (
-    Gaussian,
-    JointGaussian,
-    MomentsError,
-    is_gaussian,
-    is_joint_gaussian,
-    is_random,
-    to_variance,
 )
 from jaxeff.program import CORRELATIONS, Layer, Program, closed, evaluate, plain_rule
 from jaxeff.program.ir import Value
@@ -154,10 +136,10 @@ def correlated(
         MomentsError: A result has more entries for an example than the pass allows, or, if `full`,
             more than one axis of them.
     """
-    program = read(f, args, kwargs).program
-    args, factors = uncalibrated(args)
-    leaves, structure = jax.tree.flatten(tuple(args), is_leaf=is_gaussian)
-    batched = batched_leaves(program, len(leaves))
+    program = moment_pass.read(f, args, kwargs).program
+    args, factors = calibrated.uncalibrated(args)
+    leaves, structure = jax.tree.flatten(tuple(args), is_leaf=_values.is_gaussian)
+    batched = moment_pass.batched_leaves(program, len(leaves))
     axes = (1 + any(batched)) if full else 0  # of a vector, and of the one example
 
     def first_order(given: Sequence[Any]) -> Any:
@@ -181,7 +163,11 @@ def correlated(
         count, size = examples[0].shape[0], _entries(program, ()) * _results(program)
         fit = max(CHUNK_ENTRIES * count // max(size, 1), 1)
         out = _in_groups(one, examples, count, fit)
-    return _closed(with_result_factors(out, factors, result_name(propagation.expected_slopes)))
+    return _closed(
+        calibrated.with_result_factors(
+            out, factors, calibrated.result_name(propagation.expected_slopes)
+        )
+    )
 
 
 def _results(program: Program) -> int:
@@ -202,14 +188,14 @@ def _in_groups(f: Callable[[Any], Any], given: Any, count: int, fit: int) -> Any
 
 def _closed(out: Any) -> Any:
     """Closes the results' spreads, so that no other transform acts on them."""
-    return jax.tree.map(_closed_result, out, is_leaf=is_result)
+    return jax.tree.map(_closed_result, out, is_leaf=calibrated.is_result)
 
 
 def _closed_result(result: Any) -> Any:
-    if is_gaussian(result):
-        return Gaussian(result.mean, closed(result.var, CORRELATIONS))
-    if is_joint_gaussian(result):
-        return JointGaussian(result.mean, closed(result.cov, CORRELATIONS))
+    if _values.is_gaussian(result):
+        return _values.Gaussian(result.mean, closed(result.var, CORRELATIONS))
+    if _values.is_joint_gaussian(result):
+        return _values.JointGaussian(result.mean, closed(result.cov, CORRELATIONS))
     return result
 
 
@@ -241,7 +227,7 @@ def _linearized(
 
     def means(at: Sequence[Array], noise: Sequence[Array]) -> tuple[list[Array], Any]:
         moved = dict(zip(followed, at, strict=True))
-        inputs = [Gaussian(moved[v], x.var) if v in moved else x for v, x in known.items()]
+        inputs = [_values.Gaussian(moved[v], x.var) if v in moved else x for v, x in known.items()]
         steps = dict(zip(stepped, noise, strict=True))
         # Of an owned layer its own variance, of a convolution what its taps read.
         beside: dict[Layer, Array] = {}
@@ -258,14 +244,14 @@ def _linearized(
             # The layer once more with the other inputs certain: the part of its variance that its
             # own kernel makes.
             only = [
-                known[v] if v in apart else x.mean if is_random(x) else x
+                known[v] if v in apart else x.mean if _values.is_random(x) else x
                 for v, x in zip(layer.inputs, operands, strict=True)
             ]
             beside[layer] = propagation.own_variance(layer, *only)
             return [_stepped(outputs[0], steps[layer])]
 
         out = propagation.evaluated(program, rule, inputs)
-        results = filter(is_gaussian, jax.tree.leaves(out, is_leaf=is_gaussian))
+        results = filter(_values.is_gaussian, jax.tree.leaves(out, is_leaf=_values.is_gaussian))
         return [g.mean for g in results] + taken, (out, [beside[layer] for layer in stepped])
 
     # One trace forward serves all results: each then costs a pass backward.
@@ -292,7 +278,7 @@ def _refused(program: Program, error: ValueError) -> Exception:
     ends = [s.site for s in program.layers if any(n.primitive is prim.p.while_p for n in s.nodes)]
     if not ends or "Reverse-mode" not in str(error):
         return error
-    return MomentsError(
+    return _values.MomentsError(
         f"moments: {', '.join(map(repr, ends))} loops until something is reached, which has no "
         "derivative in reverse, as method='linear' and correlations=True need. Give the loop a "
         "fixed number of steps (lax.scan, or lax.fori_loop between constants), or draw samples "
@@ -303,8 +289,8 @@ def _refused(program: Program, error: ValueError) -> Exception:
 def _first_order(
     propagation: Pass, f: Callable[..., Any], args: Any, kwargs: Mapping[str, Any], vector_axes: int
 ) -> Any:
-    program, values, _ = read(f, args, kwargs)
-    random = [v for v, x in zip(program.inputs, values, strict=True) if is_gaussian(x)]
+    program, values, _ = moment_pass.read(f, args, kwargs)
+    random = [v for v, x in zip(program.inputs, values, strict=True) if _values.is_gaussian(x)]
     program = propagation.prepare(let_through(program, random), values)
     entries = RandomEntries.of(program, values)
     followed, kernels = entries.followed, entries.kernels
@@ -325,10 +311,12 @@ def _first_order(
         spreads_of_results = [_covariance(pull, y, n, spreads, vector_axes) for n in numbers]
     else:
         spreads_of_results = [_variance(pull, y, n, spreads, chunk) for n in numbers]
-    make = JointGaussian if vector_axes else Gaussian
+    make = _values.JointGaussian if vector_axes else _values.Gaussian
     spread = iter(spreads_of_results)
     return jax.tree.map(
-        lambda r: make(r.mean, next(spread)) if is_gaussian(r) else r, out, is_leaf=is_gaussian
+        lambda r: make(r.mean, next(spread)) if _values.is_gaussian(r) else r,
+        out,
+        is_leaf=_values.is_gaussian,
     )
 
 
@@ -346,16 +334,16 @@ def _last_layer(
 
 def _stepped(value: Any, step: Array) -> Any:
     """Adds a step to a layer's result, or to its mean."""
-    if not is_random(value):
+    if not _values.is_random(value):
         return value + step
-    moments = to_variance(value)
-    return Gaussian(moments.mean + step, moments.var)
+    moments = _values.to_variance(value)
+    return _values.Gaussian(moments.mean + step, moments.var)
 
 
 def _check_sizes(y: Sequence[Array]) -> None:
     for number, one in enumerate(y):
         if one.size > MOST_RESULTS:
-            raise MomentsError(
+            raise _values.MomentsError(
                 f"moments: correlations=True derives every entry of a result, and result {number} "
                 f"has {one.size} for one example, more than {MOST_RESULTS}. Leave it out, return "
                 "less, take method='linear', or, if these are examples, vmap over them: "
@@ -423,7 +411,7 @@ def _covariance(
 ) -> Array:
     one = y[number]
     if one.ndim != axes or one.shape[-1] != one.size:
-        raise MomentsError(
+        raise _values.MomentsError(
             "moments: correlations='full' takes results that are vectors, one per example; "
             f"result {number} has shape {one.shape}. Reshape it to one axis, or take "
             "correlations=True."
@@ -467,7 +455,7 @@ class Linearization:
         expected_slopes: Whether derivatives of its results are expected slopes.
     """
 
-    propagation: Propagation
+    propagation: moment_pass.Propagation
     expected_slopes: ClassVar[bool] = False
 
     def prepare(self, program: Program, values: Sequence[Any]) -> Program:
@@ -486,8 +474,8 @@ class Linearization:
 
     def evaluated(self, program: Program, rule: Callable[..., Any], values: Sequence[Any]) -> Any:
         """Evaluates a program at the means."""
-        means = [v.mean if is_gaussian(v) else v for v in values]
-        return gaussian_results(program, evaluate(program, rule, None, means))
+        means = [v.mean if _values.is_gaussian(v) else v for v in values]
+        return moment_pass.gaussian_results(program, evaluate(program, rule, None, means))
 
 
 def check_method(name: str, method: str) -> None:
@@ -496,7 +484,7 @@ def check_method(name: str, method: str) -> None:
         raise ValueError(f"{name}: method {method!r} is unknown; choose one of {METHODS}.")
 
 
-def first_order_pass(propagation: Propagation, method: str) -> Pass:
+def first_order_pass(propagation: moment_pass.Propagation, method: str) -> Pass:
     """Returns the pass that first-order variances are derived through."""
     # Expected slopes are derivatives of means alone: variances are held while they are taken.
     slopes = replace(propagation, differentiable=False)

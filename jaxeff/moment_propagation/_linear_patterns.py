@@ -42,14 +42,9 @@ from jaxtyping import Array
 from jaxeff.core import Literal
 from jaxeff.core import jax_internals as _compat
 from jaxeff.core import primitives as p
+from jaxeff.moment_propagation import dependence
 from jaxeff.moment_propagation._propagation import Environment, propagate
 from jaxeff.moment_propagation._values import Gaussian, RawMoments, is_random, to_variance
-from jaxeff.moment_propagation.dependence import (
-    degrees,
-    follow_lineages,
-    independent_lineages,
-    is_pointwise,
-)
 from jaxeff.moment_propagation.rules import (
     DATA_MOVEMENT,
     Attribute,
@@ -307,7 +302,7 @@ def by_views(
     # Which entry is where is computed on arrays of numbers while tracing: that costs memory and
     # time for each entry, hence the limit.
     index, moments, known = _views(layer.nodes, random, values)
-    dependent = follow_lineages(layer.nodes, independent_lineages(random))[0]
+    dependent = dependence.follow_lineages(layer.nodes, dependence.independent_lineages(random))[0]
     rest = [n for n in layer.nodes if any(v in dependent and v not in index for v in n.outputs)]
     if not rest:
         return None
@@ -315,7 +310,7 @@ def by_views(
         if any(v not in index for v in rest[0].values):
             return None  # of one view and a constant: a linear function
         return _gram(rest[0], index, moments) if rest[0].outputs == layer.outputs else None
-    if not all(is_pointwise(n.eqn) for n in rest):
+    if not all(dependence.is_pointwise(n.eqn) for n in rest):
         return None
     return _pointwise(layer, rest, index, moments, known, independent)
 
@@ -414,7 +409,7 @@ def _pointwise(
         return independent(combined, {**{v: moments[v] for v in read}, **fixed})
     # Overlapping views are correlated where they overlap, and of such a function only a polynomial
     # of degree two has exact moments from means and covariances.
-    degree_of = degrees(rest, list(read))
+    degree_of = dependence.degrees(rest, list(read))
     if len(views) > _MOST_VIEWS or max(degree_of.get(v, 0.0) for v in layer.outputs) > 2:
         return None
 

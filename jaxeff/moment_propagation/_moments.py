@@ -86,24 +86,10 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, PRNGKeyArray
 
-from jaxeff.core import (
-    check_function,
-    check_key,
-    check_params,
-    instance_of,
-    string_mapping,
-    validate,
-)
+from jaxeff import core
+from jaxeff.moment_propagation import _values
 from jaxeff.moment_propagation._covariance import check_method, correlated, first_order_pass
 from jaxeff.moment_propagation._moment_pass import Propagation, read
-from jaxeff.moment_propagation._values import (
-    Gaussian,
-    MomentsError,
-    is_gaussian,
-    is_random,
-    sample_all,
-    to_variance,
-)
 from jaxeff.moment_propagation.dependence import Assumption, Assumptions
 from jaxeff.moment_propagation.rules import Rule
 from jaxeff.noise import MomentNoise, Noise, perturbed_inputs, perturbs_layer
@@ -125,13 +111,15 @@ def with_noise(
         SpecError: A pattern of the spec matches or decides no site, or two are equally specific.
     """
     means, named = jax.tree.map(
-        lambda v: v.mean if is_gaussian(v) else v, (tuple(args), dict(kwargs)), is_leaf=is_gaussian
+        lambda v: v.mean if _values.is_gaussian(v) else v,
+        (tuple(args), dict(kwargs)),
+        is_leaf=_values.is_gaussian,
     )
     # Sites and shapes are all that is needed: a model's terms don't depend on the values it
     # perturbs.
     program = trace(f, *means, **named)
     models = resolve(spec, program, perturbs_layer, "noise to perturb")
-    draws: dict[str, list[Gaussian]] = {}
+    draws: dict[str, list[_values.Gaussian]] = {}
     for layer in program.sites:
         if layer.site not in models:
             continue
@@ -148,7 +136,7 @@ def with_noise(
             )
         for name, value in _perturbed(layer, model):
             like = jnp.zeros(value.aval.shape, value.aval.dtype)
-            draws[name] = [Gaussian(mean, var) for mean, var in model.terms(like)]
+            draws[name] = [_values.Gaussian(mean, var) for mean, var in model.terms(like)]
 
     def g(*given: Any, **keywords: Any) -> Any:
         *rest, drawn = given
@@ -182,7 +170,7 @@ def _perturbed(layer: Layer, model: Noise) -> list[tuple[str, Any]]:
 _FORMS = ("variance", "raw")
 
 
-@validate(rules=instance_of(Mapping), noise=string_mapping, f=None)
+@core.validate(rules=core.instance_of(Mapping), noise=core.string_mapping, f=None)
 def moments(
     f: Callable[..., Any],
     *,
@@ -246,7 +234,7 @@ def moments(
             far too large or too small, as experience has it; the message says what, where and what
             to do.
     """
-    check_function("moments: f", f)
+    core.check_function("moments: f", f)
     if noise is not None:
         check_noise(noise)
     if form not in _FORMS:
@@ -262,13 +250,13 @@ def moments(
         # A sampler's result or a model in the place of parameters is named before anything is
         # traced.
         for position, argument in enumerate(args):
-            check_params(f"moments: argument {position}", argument)
+            core.check_params(f"moments: argument {position}", argument)
         found: list[Assumption] = []
         propagation = Propagation(rules or {}, form, found.append, shared=shared)
         given = (f, args) if noise is None else with_noise(f, noise, args, kwargs)
         result = _propagated(propagation, method, correlations, *given, kwargs)
         if strict and found:
-            raise MomentsError(
+            raise _values.MomentsError(
                 "moments: strict=True, and independence would be assumed:\n"
                 f"{Assumptions.merged(found)}\nLeave `strict` out to accept that."
             )
@@ -285,7 +273,9 @@ def _propagated(
     args: Sequence[Any],
     kwargs: Mapping[str, Any],
 ) -> Any:
-    random = any(is_gaussian(v) for v in jax.tree.leaves((args, kwargs), is_leaf=is_gaussian))
+    random = any(
+        _values.is_gaussian(v) for v in jax.tree.leaves((args, kwargs), is_leaf=_values.is_gaussian)
+    )
     if random and (correlations or method == "linear"):
         return correlated(
             first_order_pass(propagation, method), f, args, kwargs, correlations == "full"
@@ -293,7 +283,7 @@ def _propagated(
     return propagation.run(f, args, kwargs)
 
 
-@validate()
+@core.validate()
 def sampled(f: Callable[..., Any]) -> Callable[..., Any]:
     """Draws the results of layers whose parameters are random.
 
@@ -309,13 +299,13 @@ def sampled(f: Callable[..., Any]) -> Callable[..., Any]:
             no array.
         MomentsError: When called: a random parameter meets a computation without a rule.
     """
-    check_function("sampled: f", f)
+    core.check_function("sampled: f", f)
 
     @functools.wraps(f)
     def g(key: PRNGKeyArray, *args: Any, **kwargs: Any) -> Any:
-        check_key("sampled: key", key)
+        core.check_key("sampled: key", key)
         for position, argument in enumerate(args):
-            check_params(f"sampled: argument {position}", argument)
+            core.check_params(f"sampled: argument {position}", argument)
         program, values, factors = read(f, args, kwargs)
         propagation = Propagation({}, "variance", lambda _: None)
 
@@ -335,10 +325,14 @@ def sampled(f: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _drawn(key: Any, i: int, value: Any) -> Any:
-    return to_variance(value).sample(jax.random.fold_in(key, i)) if is_random(value) else value
+    return (
+        _values.to_variance(value).sample(jax.random.fold_in(key, i))
+        if _values.is_random(value)
+        else value
+    )
 
 
-Sampled = dict[Value, Gaussian]
+Sampled = dict[Value, _values.Gaussian]
 
 
 class DrawSums(NamedTuple):
@@ -373,7 +367,9 @@ class Sampling:
         """Evaluates the program at the means; the sums are of no draws yet."""
         # Sums of offsets from the values at the means: sums of squares of the values themselves
         # would cancel in float32.
-        at_means = _everything(self.program, [v.mean if is_gaussian(v) else v for v in values])
+        at_means = _everything(
+            self.program, [v.mean if _values.is_gaussian(v) else v for v in values]
+        )
         centre = [at_means[v] for v in self.wanted]
         first, second = ([jnp.zeros_like(c) for c in centre] for _ in range(2))
         return DrawSums(centre, first, second)
@@ -392,7 +388,7 @@ class Sampling:
         """
 
         def draw(key: PRNGKeyArray) -> list[Array]:
-            drawn = _everything(self.program, sample_all(key, values))
+            drawn = _everything(self.program, _values.sample_all(key, values))
             pairs = zip((drawn[v] for v in self.wanted), sums.centre, strict=True)
             # What is minus infinity in every draw doesn't vary.
             return [jnp.where(y == c, 0, y - c) for y, c in pairs]
@@ -421,7 +417,7 @@ class Sampling:
             # The unbiased variance from sums of offsets, whose mean is small against their spread.
             mean = total / count
             var = jnp.maximum(squares - count * mean * mean, 0) / (count - 1)
-            found[value] = Gaussian(centre + mean, var)
+            found[value] = _values.Gaussian(centre + mean, var)
         return found
 
 
@@ -473,7 +469,7 @@ def _everything(program: Program, values: Sequence[Any]) -> dict[Value, Any]:
 
 def random_values(program: Program, values: Sequence[Any]) -> list[Value]:
     """Returns the floating-point values that depend on random inputs."""
-    reached = {v for v, x in zip(program.inputs, values, strict=True) if is_gaussian(x)}
+    reached = {v for v, x in zip(program.inputs, values, strict=True) if _values.is_gaussian(x)}
     for layer in program.layers:
         if not reached.isdisjoint(layer.inputs):
             reached.update(layer.outputs)
@@ -481,7 +477,7 @@ def random_values(program: Program, values: Sequence[Any]) -> list[Value]:
     return [v for v in made if v in reached and jnp.issubdtype(v.aval.dtype, jnp.floating)]
 
 
-def ratios(ours: Gaussian, sampled: Gaussian) -> Array:
+def ratios(ours: _values.Gaussian, sampled: _values.Gaussian) -> Array:
     """Divides variances by sampled ones, entry by entry; NaN where nothing varied."""
     return jnp.where(
         sampled.var > 0, ours.var / jnp.where(sampled.var > 0, sampled.var, 1), jnp.nan

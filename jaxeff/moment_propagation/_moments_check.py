@@ -61,16 +61,7 @@ import jax
 import numpy as np
 from jaxtyping import PRNGKeyArray
 
-from jaxeff.core import (
-    Table,
-    input_batch,
-    instance_of,
-    pure_function,
-    shown_as_table,
-    single_key,
-    static_integer,
-    validate,
-)
+from jaxeff import core
 from jaxeff.moment_propagation._calibrated import uncalibrated
 from jaxeff.moment_propagation._moment_pass import Propagation, read
 from jaxeff.moment_propagation._moments import moments, ratios, sampled_moments
@@ -84,7 +75,7 @@ Place = tuple[str, str]
 """Site and kind of a layer."""
 
 
-@validate(rules=instance_of(Mapping), args=input_batch)
+@core.validate(rules=core.instance_of(Mapping), args=core.input_batch)
 def assumptions(
     f: Callable[..., Any],
     *args: Any,
@@ -116,7 +107,9 @@ def assumptions(
     return Assumptions.merged(places)
 
 
-@validate(samples=static_integer(2), rules=instance_of(Mapping), args=input_batch)
+@core.validate(
+    samples=core.static_integer(2), rules=core.instance_of(Mapping), args=core.input_batch
+)
 def measure_assumptions(
     key: PRNGKeyArray,
     f: Callable[..., Any],
@@ -244,7 +237,7 @@ _ENOUGH_INPUTS = 10
 _SHOWN = 5
 
 
-@shown_as_table
+@core.shown_as_table
 @dataclass(frozen=True)
 class MomentsCheck:
     """How far the moments of a function's results are off. It prints as a table.
@@ -354,11 +347,11 @@ class MomentsCheck:
             parts.insert(0, f"{self.undefined:.1%} of the variances are NaN or infinite")
         return "\n".join(parts)
 
-    def _table(self) -> Table:
+    def _table(self) -> core.Table:
         rows = [_row("results", self.ratio)]
         rows += [_row(one.site or "(operand)", one.ratio) for one in self.sites[:_SHOWN]]
         columns = ("variance, divided by the true one", "median>", "5 %>", "95 %>")
-        return Table(columns, rows, caption=self._words())
+        return core.Table(columns, rows, caption=self._words())
 
 
 def _row(name: str, ratio: Ratio | None) -> tuple[str, ...]:
@@ -367,8 +360,12 @@ def _row(name: str, ratio: Ratio | None) -> tuple[str, ...]:
     return name, f"{ratio.median:.2f}", f"{ratio.low:.2f}", f"{ratio.high:.2f}"
 
 
-@validate(
-    key=single_key, f=pure_function, params=input_batch, x=input_batch, draws=static_integer(2)
+@core.validate(
+    key=core.single_key,
+    f=core.pure_function,
+    params=core.input_batch,
+    x=core.input_batch,
+    draws=core.static_integer(2),
 )
 def moments_check(
     key: PRNGKeyArray, f: Callable[..., Any], params: Any, x: Any, draws: int | None = None

@@ -41,33 +41,11 @@ import jax.numpy as jnp
 
 from jaxeff.core import primitives as p
 from jaxeff.core import split_p
+from jaxeff.moment_propagation import _polynomials as polynomials
 from jaxeff.moment_propagation import _statistics as statistics
+from jaxeff.moment_propagation import _values, dependence
 from jaxeff.moment_propagation._linear_patterns import by_views
-from jaxeff.moment_propagation._polynomials import (
-    VARIABLE,
-    Pieces,
-    PolynomialReader,
-    is_nondecreasing,
-)
 from jaxeff.moment_propagation._propagation import Environment, propagate, step
-from jaxeff.moment_propagation._values import (
-    Activated,
-    AtMean,
-    DependenceError,
-    Gaussian,
-    is_random,
-    no_rule,
-    to_variance,
-)
-from jaxeff.moment_propagation.dependence import (
-    AFFINE,
-    Assumption,
-    Note,
-    degree,
-    is_limited,
-    is_pointwise,
-    second_order,
-)
 from jaxeff.moment_propagation.rules import (
     UNARY,
     Rule,
@@ -100,7 +78,7 @@ def masked_alike(nodes: Sequence[Node], root: Value, env: Environment) -> list[N
         if _masks(node, root, env, made_by) and (not found or _same(node, found[0], made_by)):
             found.append(node)
         elif not bare.isdisjoint(node.values):
-            if not is_pointwise(node.eqn):
+            if not dependence.is_pointwise(node.eqn):
                 return []
             bare.update(node.outputs)
     whole = bool(found) and root in found[0].inputs and bare.isdisjoint(env.layer.outputs)
@@ -161,14 +139,14 @@ class Deferred:
         """Defers an equation that is a pointwise function of one random value."""
         values = self.env.values
         # A rule of the user's own replaces one equation, so that one can't be part of an integral.
-        if not is_pointwise(node.eqn) or node.primitive in self.env.rules:
+        if not dependence.is_pointwise(node.eqn) or node.primitive in self.env.rules:
             return False
         others = [v for v in node.values if v not in self.root_of]
-        if any(v not in values or isinstance(values[v], AtMean) for v in others):
+        if any(v not in values or isinstance(values[v], _values.AtMean) for v in others):
             return False
         # An integral over two random values would cost the square: they are combined as moments.
         roots = {self.root_of[v] for v in node.values if v in self.root_of}
-        roots.update(v for v in others if is_random(values[v]))
+        roots.update(v for v in others if _values.is_random(values[v]))
         if len(roots) != 1:
             return False
         self.root_of.update(dict.fromkeys(node.outputs, *roots))
@@ -204,7 +182,11 @@ def split_slices(layer: Layer, values: Sequence[Any]) -> tuple[Layer, list[Any]]
     for value in layer.inputs:
         readers = [n for n in layer.nodes if value in n.values]
         # A value that is also a result, or read as a whole, must stay one array.
-        if is_random(env.values[value]) and value not in layer.outputs and _are_apart(readers):
+        if (
+            _values.is_random(env.values[value])
+            and value not in layer.outputs
+            and _are_apart(readers)
+        ):
             cuts += readers
     # A layer that does nothing but slice would have no equations left.
     if not cuts or len(cuts) == len(layer.nodes):
@@ -239,7 +221,9 @@ def _are_apart(readers: Sequence[Node]) -> bool:
 _MAX_KINKS = 4
 
 
-def region(layer: Layer, values: Sequence[Any], rules: Mapping[Any, Rule], note: Note) -> list[Any]:
+def region(
+    layer: Layer, values: Sequence[Any], rules: Mapping[Any, Rule], note: dependence.Note
+) -> list[Any]:
     """Computes the moments of a layer as one function of its random inputs.
 
     Args:
@@ -260,18 +244,19 @@ def region(layer: Layer, values: Sequence[Any], rules: Mapping[Any, Rule], note:
     layer, values = split_slices(layer, values)
     try:
         return _noted(layer, values, rules, note)
-    except DependenceError:
+    except _values.DependenceError:
         pass
     operands = {
-        v: to_variance(x) if is_random(x) else x for v, x in zip(layer.inputs, values, strict=True)
+        v: _values.to_variance(x) if _values.is_random(x) else x
+        for v, x in zip(layer.inputs, values, strict=True)
     }
-    random = [v for v in layer.inputs if is_random(operands[v])]
+    random = [v for v in layer.inputs if _values.is_random(operands[v])]
     if not any(n.primitive in rules for n in layer.nodes):
 
         def independent(part: Layer, known: dict[Value, Any]) -> list[Any] | None:
             try:
                 return _noted(part, [known[v] for v in part.inputs], rules, note)
-            except DependenceError:
+            except _values.DependenceError:
                 return None
 
         # Views first: where they apply their cost is a few times that of the function, while the
@@ -279,11 +264,11 @@ def region(layer: Layer, values: Sequence[Any], rules: Mapping[Any, Rule], note:
         results = by_views(layer, random, operands, independent)
         if results is not None:
             return results
-        results = second_order(layer, random, operands)
+        results = dependence.second_order(layer, random, operands)
         if results is not None:
             # Exact for polynomials of degree two (Isserlis), an approximation for all else.
-            if degree(layer, random) > 2:
-                note(Assumption.expanded(layer, random))
+            if dependence.degree(layer, random) > 2:
+                note(dependence.Assumption.expanded(layer, random))
             return results
     return _noted(layer, values, rules, note, note)
 
@@ -292,11 +277,11 @@ def _noted(
     layer: Layer,
     values: Sequence[Any],
     rules: Mapping[Any, Rule],
-    note: Note,
-    assume: Note | None = None,
+    note: dependence.Note,
+    assume: dependence.Note | None = None,
 ) -> list[Any]:
     """Calls `_known`, and notes what it approximates only if it finds a result."""
-    approximated: list[Assumption] = []
+    approximated: list[dependence.Assumption] = []
     known = _known(layer, values, rules, approximated, assume)
     for one in approximated:
         note(one)
@@ -307,8 +292,8 @@ def _known(
     layer: Layer,
     values: Sequence[Any],
     rules: Mapping[Any, Rule],
-    approximated: list[Assumption],
-    assume: Note | None = None,
+    approximated: list[dependence.Assumption],
+    assume: dependence.Note | None = None,
 ) -> list[Any]:
     """Integrates by statistics, closed forms and quadrature, else equation by equation."""
     env = Environment.of(layer, values, rules, assume)
@@ -331,7 +316,7 @@ def _known(
 
 def _root(layer: Layer, env: Environment) -> Value | None:
     """Returns the random input that the layer is a function of; None if several could be."""
-    random = [v for v in layer.inputs if is_random(env.values[v])]
+    random = [v for v in layer.inputs if _values.is_random(env.values[v])]
     # Random data beside random parameters (a normalization's scale): a function of the data.
     data = [v for v in random if v.is_data]
     candidates = data or random
@@ -368,7 +353,9 @@ def _with_statistics(nodes: Sequence[Node], root: Value, env: Environment) -> No
                 env.values[atom] = found
                 if not statistics.is_exact(symbols[atom], tensor):
                     name = symbols[atom].name
-                    env.approximated.append(Assumption.approximated(env.layer, node, root, name))
+                    env.approximated.append(
+                        dependence.Assumption.approximated(env.layer, node, root, name)
+                    )
 
     for node in nodes:
         if node in masks and node.inputs[2] in symbols:
@@ -395,7 +382,7 @@ def _with_statistics(nodes: Sequence[Node], root: Value, env: Environment) -> No
         unknown = [a for a in node.values if a in symbols and a not in env.values]
         if any(a not in deferred.root_of for a in unknown):
             reason = "uses statistics of a random tensor in an unknown way"
-            raise no_rule(node, env.site, reason, DependenceError)
+            raise _values.no_rule(node, env.site, reason, _values.DependenceError)
         deferred.take(node)
     for value in env.layer.outputs:
         settle(value, nodes[-1])
@@ -458,7 +445,7 @@ def _is_affine(
         return False
     if node.primitive is p.select_n_p:  # of a mask that is none of the variable's making
         return node.inputs.count(variable) == 1 and node.inputs[0] is not variable
-    if node.primitive not in AFFINE:
+    if node.primitive not in dependence.AFFINE:
         return False
     if sum(a is variable for a in node.inputs) != 1:
         return False
@@ -476,9 +463,9 @@ def _core(nodes: list[Node], root: Value, outputs: Sequence[Value], env: Environ
     others.remove(root)
     # One more random operand makes a double integral. A second would make the cost cubic, and
     # operands that share a source with the root aren't independent of it.
-    random = [v for v in others if is_random(env.values[v])]
+    random = [v for v in others if _values.is_random(env.values[v])]
     shared = any(env.sources(v) & env.sources(root) for v in random)
-    if shared or len(random) > 1 or not all(is_pointwise(n.eqn) for n in nodes):
+    if shared or len(random) > 1 or not all(dependence.is_pointwise(n.eqn) for n in nodes):
         _apart(nodes, outputs, env)
         return
     fixed = [v for v in others if v not in random]
@@ -502,7 +489,7 @@ def _core(nodes: list[Node], root: Value, outputs: Sequence[Value], env: Environ
         if found is not None:
             env.write(outputs, found)
             return
-    limited = is_limited(nodes)
+    limited = dependence.is_limited(nodes)
     # Each kink is one more piece of 20 nodes. Without any, or with too many, the line is split at
     # zero, where activations change fastest.
     points = tuple(sorted(kinks)) if 0 < len(kinks) <= _MAX_KINKS else (0.0,)
@@ -512,16 +499,18 @@ def _core(nodes: list[Node], root: Value, outputs: Sequence[Value], env: Environ
         results = gauss_pair(fn, x, other, points, limited)
     else:
         results = gauss_legendre(fn, x, points, limited=limited)
-    env.write(outputs, [r if is_random(r) else AtMean(r) for r in results])
+    env.write(outputs, [r if _values.is_random(r) else _values.AtMean(r) for r in results])
 
 
 def _closed_form(
     nodes: Sequence[Node], root: Value, outputs: Sequence[Value], env: Environment
 ) -> tuple[list[Any] | None, set[float]]:
     """Computes the moments of a piecewise polynomial, else None; and the kinks in either case."""
-    reader = PolynomialReader()
+    reader = polynomials.PolynomialReader()
     read = {v for n in nodes for v in n.values if v in env.values}
-    symbols = {v: Constant(env.values[v], env.number(v)) for v in read} | {root: VARIABLE}
+    symbols = {v: Constant(env.values[v], env.number(v)) for v in read} | {
+        root: polynomials.VARIABLE
+    }
     read_outputs = reader.nodes(nodes, symbols, outputs)
     x = env.values[root]
     moments = [_moments(symbol, v, x) for symbol, v in zip(read_outputs, outputs, strict=True)]
@@ -529,27 +518,27 @@ def _closed_form(
 
 
 def _moments(symbol: Any, value: Value, x: Any) -> Any:
-    if not isinstance(symbol, Pieces):
+    if not isinstance(symbol, polynomials.Pieces):
         return None
     # A comparison: discrete, hence taken at the mean.
     if any(isinstance(v, bool) for v in symbol.values):
         mask = jnp.full(x.shape, symbol.values[0])
         for knot, truth in zip(symbol.breaks, symbol.values[1:], strict=True):
             mask = jnp.where(x.mean > knot, truth, mask)
-        return AtMean(mask)
+        return _values.AtMean(mask)
     dtype = value.aval.dtype
 
-    def apply(x: Gaussian) -> Gaussian:
+    def apply(x: _values.Gaussian) -> _values.Gaussian:
         # The commonest kinked function has a rule, and an operator, of its own.
-        if symbol == Pieces((0.0,), ((0.0,), (0.0, 1.0))):
+        if symbol == polynomials.Pieces((0.0,), ((0.0,), (0.0, 1.0))):
             return relu(x)
         moments = piecewise(x, symbol.breaks, symbol.values)
-        return Gaussian(moments.mean.astype(dtype), moments.var.astype(dtype))
+        return _values.Gaussian(moments.mean.astype(dtype), moments.var.astype(dtype))
 
     result = apply(x)
     # Kept with what it is a function of, so that a max pooling can be taken before it.
-    if is_nondecreasing(symbol):
-        return Activated(result.mean, result.var, to_variance(x), apply)
+    if polynomials.is_nondecreasing(symbol):
+        return _values.Activated(result.mean, result.var, _values.to_variance(x), apply)
     return result
 
 

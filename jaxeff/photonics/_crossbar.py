@@ -82,17 +82,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, PRNGKeyArray
 
-from jaxeff.core import (
-    Choice,
-    Count,
-    Setting,
-    check_broadcasts,
-    instance_of,
-    real_array,
-    register_setting,
-    static,
-    validate,
-)
+from jaxeff import core
 from jaxeff.photonics._detector import rounded_pulses, with_intensity_noise
 from jaxeff.photonics._light import TINY, noise_sigma, poisson_counts, slot_pattern
 from jaxeff.photonics._pooling import ChaoticLight, gaussian_noise, quant_relu
@@ -107,12 +97,12 @@ MANY = 1e30
 
 
 @dataclass(frozen=True)
-class Transmissive(Setting):
+class Transmissive(core.Setting):
     """The fields of elements that multiply light by transmissions."""
 
     light: ChaoticLight = field(default_factory=lambda: ChaoticLight(noise=0.0))
-    levels: Annotated[int, Count(2)] = static(16)
-    cell_levels: Annotated[int, Count(2)] = static(32)
+    levels: Annotated[int, core.Count(2)] = core.static(16)
+    cell_levels: Annotated[int, core.Count(2)] = core.static(32)
 
     def __post_init__(self) -> None:
         """Checks the fields."""
@@ -220,7 +210,7 @@ def _detected(key: PRNGKeyArray, intensity: Array, light: ChaoticLight) -> Array
 SIDES = ("right", "left")
 
 
-@register_setting
+@core.register_setting
 @dataclass(frozen=True)
 class PhotonicProduct(Transmissive):
     """A product of two activations: one in cells, the other as chaotic light.
@@ -239,8 +229,8 @@ class PhotonicProduct(Transmissive):
             or sign.
     """
 
-    cells: Annotated[str, Choice(*SIDES)] = static("right")
-    inputs: Annotated[str, Choice(*INPUTS)] = static("signed")
+    cells: Annotated[str, core.Choice(*SIDES)] = core.static("right")
+    inputs: Annotated[str, core.Choice(*INPUTS)] = core.static("signed")
 
     def refuses(self, layer: Layer) -> str:
         """Implements `PhotonicElement`."""
@@ -277,7 +267,7 @@ class PhotonicProduct(Transmissive):
         cells = _rounded(values[written] / peaks[written], self.levels)
         # The electronics' gain: what is brightest in a product uses the whole range of light.
         bright = values[1 - written] / peaks[1 - written] * self.light.full_scale
-        check_broadcasts("PhotonicProduct.light.noise", self.light.noise, bright.shape)
+        core.check_broadcasts("PhotonicProduct.light.noise", self.light.noise, bright.shape)
 
         def product(cells: Array, x: Array) -> Array:
             found: Array = layer.fn(*((cells, x) if written == 0 else (x, cells)))[0]
@@ -301,7 +291,7 @@ def _peak(operand: Array, batch: Sequence[int]) -> Array:
     return jnp.maximum(jax.lax.stop_gradient(largest), jnp.finfo(jnp.float32).tiny)
 
 
-@register_setting
+@core.register_setting
 @dataclass(frozen=True)
 class PhotonicWeights(Transmissive):
     """A crossbar of transmissions, read by chaotic light.
@@ -320,8 +310,8 @@ class PhotonicWeights(Transmissive):
             or inputs.
     """
 
-    rails: Annotated[str, Choice(*RAILS)] = static("two")
-    inputs: Annotated[str, Choice(*INPUTS)] = static("positive")
+    rails: Annotated[str, core.Choice(*RAILS)] = core.static("two")
+    inputs: Annotated[str, core.Choice(*INPUTS)] = core.static("positive")
 
     def refuses(self, layer: Layer) -> str:
         """Implements `PhotonicElement`."""
@@ -359,7 +349,7 @@ class PhotonicWeights(Transmissive):
             return outputs
 
         x = _as_light(values[i], self.light, self.inputs)
-        check_broadcasts("PhotonicWeights.light.noise", self.light.noise, values[i].shape)
+        core.check_broadcasts("PhotonicWeights.light.noise", self.light.noise, values[i].shape)
         # The layer with zero weights leaves its bias, which is electronic and carries no
         # light. Its inputs are zeros too, so that no product is left: XLA's CPU back end (jaxlib
         # 0.10.2) joins one with constant zeros to its neighbours, and returned memory that nothing
@@ -384,7 +374,7 @@ def _signals(layer: Layer) -> tuple[list[int], list[int], list[int]]:
     )
 
 
-@validate(weights=real_array(), setting=instance_of(PhotonicWeights))
+@core.validate(weights=core.real_array(), setting=core.instance_of(PhotonicWeights))
 def transmissions(
     weights: Float[Array, "*shape"], setting: PhotonicWeights
 ) -> tuple[Float[Array, ""], Float[Array, "*shape"]]:

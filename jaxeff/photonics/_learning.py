@@ -53,17 +53,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, PRNGKeyArray
 
-from jaxeff.core import (
-    as_arguments,
-    check_number,
-    instance_of,
-    parameter_tree,
-    real_array,
-    single_key,
-    spec_of,
-    string_mapping,
-    validate,
-)
+from jaxeff import core
 from jaxeff.photonics._light import noise_sigma, sigma_bounds
 from jaxeff.photonics._photonic import WANTED, carried, carry
 from jaxeff.photonics._pooling import ChaoticLight, pooling_of, quant_relu
@@ -74,7 +64,7 @@ Lights = Mapping[str, ChaoticLight]
 Raw = dict[str, Float[Array, "..."]]
 
 
-@validate(batch=parameter_tree)
+@core.validate(batch=core.parameter_tree)
 def levels_per_activation(
     f: Callable[..., Any],
     params: Any,
@@ -100,8 +90,8 @@ def levels_per_activation(
         ValueError: A pattern decides no average pooling, or a level is outside [0, 1].
     """
     check_settings(spec, ChaoticLight, "a ChaoticLight, such as ChaoticLight(0.5)")
-    check_number("level", level, 0, 1)
-    program = trace(f, params, *as_arguments(batch))
+    core.check_number("level", level, 0, 1)
+    program = trace(f, params, *core.as_arguments(batch))
     lights: Any = carried(spec, program)
     settings = {}
     for layer in program.sites:
@@ -114,7 +104,7 @@ def levels_per_activation(
     return settings
 
 
-@validate(spec=spec_of(ChaoticLight))
+@core.validate(spec=core.spec_of(ChaoticLight))
 def level_logits(spec: Lights) -> Raw:
     """Returns unbounded numbers for the levels of a spec: logits, or logarithms if free."""
     return {
@@ -123,7 +113,7 @@ def level_logits(spec: Lights) -> Raw:
     }
 
 
-@validate(spec=spec_of(ChaoticLight), raw=string_mapping)
+@core.validate(spec=core.spec_of(ChaoticLight), raw=core.string_mapping)
 def replace_levels(spec: Lights, raw: Mapping[str, Float[Array, "..."]]) -> dict[str, ChaoticLight]:
     """Sets the levels of a spec from unbounded numbers: their sigmoid, or exponential if free.
 
@@ -144,7 +134,9 @@ def replace_levels(spec: Lights, raw: Mapping[str, Float[Array, "..."]]) -> dict
     }
 
 
-@validate(light=instance_of(ChaoticLight), intensity=real_array(nan=True, empty=True))
+@core.validate(
+    light=core.instance_of(ChaoticLight), intensity=core.real_array(nan=True, empty=True)
+)
 def light_divergence(
     intensity: Float[Array, "*shape"], light: ChaoticLight
 ) -> Float[Array, "*shape"]:
@@ -163,7 +155,7 @@ def light_divergence(
     return (jnp.square(ratio) - 1) / 2 - jnp.log(ratio)
 
 
-@validate()
+@core.validate()
 def divergence(
     f: Callable[..., Any], spec: Mapping[str, ChaoticLight | None]
 ) -> Callable[..., Any]:
@@ -185,7 +177,7 @@ def divergence(
     check_settings(spec, ChaoticLight, WANTED.split(", or")[0])
 
     def g(key: PRNGKeyArray, *args: Any, **kwargs: Any) -> Any:
-        single_key("the first argument, a key,", key)
+        core.single_key("the first argument, a key,", key)
         program = trace(f, *args, **kwargs)
         lights: Any = carried(spec, program)
         # A value inside a loop can't leave it, so its divergence would be missing from the sum.

@@ -84,31 +84,13 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int, PRNGKeyArray
 
-from jaxeff.core import (
-    Choice,
-    Count,
-    NonNegative,
-    Number,
-    Setting,
-    check_broadcasts,
-    check_count,
-    check_key,
-    check_number,
-    instance_of,
-    is_concrete,
-    real_array,
-    static,
-    static_integers,
-    static_number,
-    validate,
-    with_leading_axes,
-)
+from jaxeff import core
 
 MODES = 10.64  # measurement time over coherence time of the published set-up
 TINY = float(jnp.finfo(jnp.float32).tiny)
 
 
-@validate(shape=static_integers())
+@core.validate(shape=core.static_integers())
 def photon_counts(
     key: PRNGKeyArray,
     mean: Float[Array, "..."],
@@ -130,9 +112,9 @@ def photon_counts(
         TypeError: `mean` or `modes` holds no real numbers.
         ValueError: A mean is negative or NaN, or `modes` isn't positive; where they are concrete.
     """
-    check_number("mean", mean, 0)
-    check_number("modes", modes, above=0)
-    check_broadcasts("photon_counts: mean", mean, tuple(shape))
+    core.check_number("mean", mean, 0)
+    core.check_number("modes", modes, above=0)
+    core.check_broadcasts("photon_counts: mean", mean, tuple(shape))
     gamma_key, poisson_key = jax.random.split(key)
     modes = jnp.broadcast_to(jnp.asarray(modes, mean.dtype), shape)
     # A Poisson count of a Gamma rate is the M-fold Bose-Einstein distribution, with variance n +
@@ -148,10 +130,10 @@ def poisson_counts(key: PRNGKeyArray, rate: Float[Array, "*shape"]) -> Int[Array
     return jax.random.poisson(kind, rate, rate.shape)
 
 
-Correlation = Annotated[Float[Array, ""] | float, Number(0, below=1)]
+Correlation = Annotated[Float[Array, ""] | float, core.Number(0, below=1)]
 
 
-@validate(shape=static_integers())
+@core.validate(shape=core.static_integers())
 def chaotic_intensity(
     key: PRNGKeyArray,
     shape: tuple[int, ...],
@@ -177,12 +159,12 @@ def chaotic_intensity(
         ValueError: A shape without axes of times and channels, `modes` that aren't positive, or a
             correlation outside [0, 1).
     """
-    check_key("chaotic_intensity: key", key)
+    core.check_key("chaotic_intensity: key", key)
     if len(shape) < 2:
         raise ValueError(f"shape must begin with readings and channels, but is {shape}.")
-    check_number("modes", modes, above=0)
-    check_number("time", time, 0, below=1)
-    check_number("channel", channel, 0, below=1)
+    core.check_number("modes", modes, above=0)
+    core.check_number("time", time, 0, below=1)
+    core.check_number("channel", channel, 0, below=1)
     common, channel_key = jax.random.split(key)
     modes, time, channel = (jnp.asarray(value, jnp.float32) for value in (modes, time, channel))
     # Gamma numbers of one rate add up: M (1 - c) own modes and M c common ones make M modes
@@ -211,11 +193,11 @@ def effective_samples(
         TypeError: A number is none.
         ValueError: A count is below 1, a correlation outside [0, 1), or a share outside [0, 1].
     """
-    check_count("times", times)
-    check_count("channels", channels)
-    check_number("time", time, 0, below=1)
-    check_number("channel", channel, 0, below=1)
-    check_number("excess", excess, 0, 1)
+    core.check_count("times", times)
+    core.check_count("channels", channels)
+    core.check_number("time", time, 0, below=1)
+    core.check_number("channel", channel, 0, below=1)
+    core.check_number("excess", excess, 0, 1)
     # The variance of a mean of n readings of an AR(1) process over that of n independent
     # ones.
     apart = 1 + 2 * sum((1 - k / times) * time**k for k in range(1, times))
@@ -237,9 +219,9 @@ def excess_share(mean: float, modes: float = MODES, electronic: float = 0.0) -> 
         TypeError: A number is none.
         ValueError: The mean or the electronic noise is negative, or `modes` isn't positive.
     """
-    check_number("mean", mean, 0)
-    check_number("modes", modes, above=0)
-    check_number("electronic", electronic, 0)
+    core.check_number("mean", mean, 0)
+    core.check_number("modes", modes, above=0)
+    core.check_number("electronic", electronic, 0)
     excess = mean**2 / modes
     return float(excess / max(mean + excess + electronic**2, TINY))
 
@@ -278,29 +260,29 @@ ORDERS = ("after", "before")
 
 
 @dataclass(frozen=True)
-class Carrier(Setting):
+class Carrier(core.Setting):
     """The fields of `ChaoticLight`."""
 
-    noise: NonNegative = 0.5
-    cap: Annotated[Float[Array, ""] | float, Number(TINY)] = 1.0
-    modes: Annotated[Float[Array, ""] | float, Number(TINY)] = MODES
-    photons: Annotated[Float[Array, ""] | float, Number(TINY)] = 1000.0
-    electronic: NonNegative = 0.01
-    correlation: Correlation = static_number(0.0)
-    channel: Correlation = static_number(0.0)
-    saturation: Annotated[Float[Array, ""] | float | None, Number(TINY)] = None
-    slots: Annotated[int, Count()] = static(8)
-    bits: Annotated[int | None, Count(1, 8)] = static(None)
-    levels: Annotated[int | None, Count(2)] = static(None)
-    model: Annotated[str, Choice(*MODELS)] = static("gaussian")
-    pattern: Annotated[str, Choice(*ORDERS)] = static("after")
+    noise: core.NonNegative = 0.5
+    cap: Annotated[Float[Array, ""] | float, core.Number(TINY)] = 1.0
+    modes: Annotated[Float[Array, ""] | float, core.Number(TINY)] = MODES
+    photons: Annotated[Float[Array, ""] | float, core.Number(TINY)] = 1000.0
+    electronic: core.NonNegative = 0.01
+    correlation: Correlation = core.static_number(0.0)
+    channel: Correlation = core.static_number(0.0)
+    saturation: Annotated[Float[Array, ""] | float | None, core.Number(TINY)] = None
+    slots: Annotated[int, core.Count()] = core.static(8)
+    bits: Annotated[int | None, core.Count(1, 8)] = core.static(None)
+    levels: Annotated[int | None, core.Count(2)] = core.static(None)
+    model: Annotated[str, core.Choice(*MODELS)] = core.static("gaussian")
+    pattern: Annotated[str, core.Choice(*ORDERS)] = core.static("after")
 
     def __post_init__(self) -> None:
         """Checks the fields."""
         super().__post_init__()
         name = type(self).__name__
         if self.model != "free":
-            check_number(f"{name}.noise", self.noise, 0, 1)
+            core.check_number(f"{name}.noise", self.noise, 0, 1)
         elif self.pattern == "before":
             raise ValueError(f"{name}.model 'free' has no pulses to make before pooling.")
         elif self.couples:
@@ -314,15 +296,15 @@ class Carrier(Setting):
     @property
     def remembers(self) -> bool:
         """Whether slots are correlated; a number that is traced might be anything."""
-        return not (is_concrete(self.correlation) and not np.any(self.correlation))
+        return not (core.is_concrete(self.correlation) and not np.any(self.correlation))
 
     @property
     def couples(self) -> bool:
         """Whether wavelength channels are correlated; likewise."""
-        return not (is_concrete(self.channel) and not np.any(self.channel))
+        return not (core.is_concrete(self.channel) and not np.any(self.channel))
 
 
-@validate(light=instance_of(Carrier), intensity=real_array(nan=True, empty=True))
+@core.validate(light=core.instance_of(Carrier), intensity=core.real_array(nan=True, empty=True))
 def sigma_bounds(
     intensity: Float[Array, "*shape"], light: Carrier
 ) -> tuple[Float[Array, "*shape"], Float[Array, "*shape"]]:
@@ -339,7 +321,7 @@ def sigma_bounds(
     Raises:
         ValueError: An intensity is negative or NaN, where it is concrete.
     """
-    check_number("intensity", intensity, 0)
+    core.check_number("intensity", intensity, 0)
     intensity = _carried(intensity, light)
     floor = intensity / light.photons + light.slots * light.electronic**2
     if light.remembers:
@@ -355,17 +337,17 @@ def sigma_bounds(
     return _root(smallest), _root(jnp.maximum(largest, smallest))
 
 
-@validate(light=instance_of(Carrier), intensity=real_array(nan=True, empty=True))
+@core.validate(light=core.instance_of(Carrier), intensity=core.real_array(nan=True, empty=True))
 def noise_sigma(intensity: Float[Array, "*shape"], light: Carrier) -> Float[Array, "*shape"]:
     """Returns the standard deviation that `light.noise` picks: L sigma_max + (1 - L) sigma_min."""
     smallest, largest = sigma_bounds(intensity, light)
-    noise = with_leading_axes(light.noise, jnp.shape(intensity))
+    noise = core.with_leading_axes(light.noise, jnp.shape(intensity))
     if light.model == "free":
         return noise * largest
     return noise * largest + (1 - noise) * smallest
 
 
-@validate(light=instance_of(Carrier), intensity=real_array(nan=True, empty=True))
+@core.validate(light=core.instance_of(Carrier), intensity=core.real_array(nan=True, empty=True))
 def slot_pattern(intensity: Float[Array, "*shape"], light: Carrier) -> Float[Array, "slots ..."]:
     """Makes the pulse train of an intensity, with the deviation that `light.noise` picks.
 
@@ -381,7 +363,7 @@ def slot_pattern(intensity: Float[Array, "*shape"], light: Carrier) -> Float[Arr
     """
     smallest, largest = sigma_bounds(intensity, light)
     even, fewest = _patterns(_carried(intensity, light), light)
-    noise = with_leading_axes(light.noise, jnp.shape(intensity))
+    noise = core.with_leading_axes(light.noise, jnp.shape(intensity))
     if light.remembers:
         t = _mixture(even, fewest, noise * (largest - smallest), smallest, light)
     else:
@@ -393,7 +375,7 @@ def slot_pattern(intensity: Float[Array, "*shape"], light: Carrier) -> Float[Arr
     return even + t[None] * (fewest - even)
 
 
-@validate(pulses=real_array(), light=instance_of(Carrier))
+@core.validate(pulses=core.real_array(), light=core.instance_of(Carrier))
 def pattern_sigma(pulses: Float[Array, "slots ..."], light: Carrier) -> Float[Array, "..."]:
     """Returns the standard deviation of a pulse train's summed readings, electronic noise included.
 

@@ -51,14 +51,7 @@ from typing import Any
 import jax
 from jaxtyping import PRNGKeyArray
 
-from jaxeff.core import (
-    as_arguments,
-    check_function,
-    check_params,
-    input_batch,
-    single_key,
-    validate,
-)
+from jaxeff import core
 from jaxeff.noise import ReadOut
 from jaxeff.photonics._pooling import PhotonicElement, ReadElement
 from jaxeff.program import (
@@ -77,7 +70,7 @@ from jaxeff.program.reading import argument_leaves
 WANTED = "a ChaoticLight, such as ChaoticLight(0.5), a PhotonicWeights or a PhotonicProduct"
 
 
-@validate()
+@core.validate()
 def photonic(
     f: Callable[..., Any], spec: Mapping[str, PhotonicElement | None]
 ) -> Callable[..., Any]:
@@ -100,7 +93,7 @@ def photonic(
     check_settings(spec, PhotonicElement, WANTED)
 
     def g(key: PRNGKeyArray, *args: Any, **kwargs: Any) -> Any:
-        single_key("the first argument, a key,", key)
+        core.single_key("the first argument, a key,", key)
         elements = functools.partial(carried, spec)
         return interpret_sites(f, elements, carry, key, args, kwargs, "photonic")
 
@@ -133,7 +126,7 @@ def carry(element: PhotonicElement, layer: Layer, key: PRNGKeyArray, *values: An
     return element.carry(key, layer, values)
 
 
-@validate(batch=input_batch)
+@core.validate(batch=core.input_batch)
 def read_out(
     f: Callable[..., Any], params: Any, batch: Any, spec: Mapping[str, PhotonicElement | None]
 ) -> dict[str, ReadOut]:
@@ -153,10 +146,10 @@ def read_out(
         ValueError: As `jaxeff.photonic`; or an element doesn't know its variance, or a site lies in
             a loop or branch.
     """
-    check_function("read_out: f", f)
-    check_params("read_out: params", params)
+    core.check_function("read_out: f", f)
+    core.check_params("read_out: params", params)
     check_settings(spec, PhotonicElement, WANTED)
-    args = as_arguments(batch)
+    args = core.as_arguments(batch)
     program = trace(f, params, *args)
     elements = carried(spec, program)
     if inside := sorted(set(elements) - {layer.site for layer in program.layers}):

@@ -85,30 +85,10 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, PRNGKeyArray
 
+from jaxeff import core
 from jaxeff.compression import fake_quantize
-from jaxeff.core import (
-    check_broadcasts,
-    check_number,
-    function_of_form,
-    instance_of,
-    is_concrete,
-    positive,
-    real_array,
-    register_setting,
-    static_integer,
-    validate,
-    with_leading_axes,
-)
+from jaxeff.photonics import _light
 from jaxeff.photonics._detector import read_pulses, rounded_pulses
-from jaxeff.photonics._light import (
-    Carrier,
-    excess,
-    noise_sigma,
-    pattern_sigma,
-    sigma_bounds,
-    slot_correlation,
-    slot_pattern,
-)
 from jaxeff.program import Layer
 from jaxeff.program.ir import primitives as prim
 from jaxeff.program.reading import mark
@@ -117,7 +97,9 @@ _SUMS = {prim.p.reduce_window_sum_p, prim.p.reduce_sum_p}
 _SCALES = {prim.p.div_p, prim.p.mul_p}
 
 
-@validate(x=real_array(nan=True, empty=True), bits=static_integer(), top=positive)
+@core.validate(
+    x=core.real_array(nan=True, empty=True), bits=core.static_integer(), top=core.positive
+)
 def quant_relu(
     x: Float[Array, "*shape"], bits: int | None, top: Float[Array, ""] | float
 ) -> Float[Array, "*shape"]:
@@ -141,9 +123,11 @@ def quant_relu(
         return fake_quantize(clipped, bits, 0.0, top)
 
 
-@validate(light=instance_of(Carrier), intensity=real_array(nan=True, empty=True))
+@core.validate(
+    light=core.instance_of(_light.Carrier), intensity=core.real_array(nan=True, empty=True)
+)
 def gaussian_noise(
-    key: PRNGKeyArray, intensity: Float[Array, "*shape"], light: Carrier
+    key: PRNGKeyArray, intensity: Float[Array, "*shape"], light: _light.Carrier
 ) -> Float[Array, "*shape"]:
     """Returns the training model: a pooled intensity plus Gaussian noise of the deviation L picks.
 
@@ -156,32 +140,38 @@ def gaussian_noise(
         A noisy intensity, differentiable with respect to the intensity and every number of `light`.
     """
     if light.couples and intensity.ndim:
-        return _shared_noise(key, intensity, slot_pattern(intensity, light), light)
+        return _shared_noise(key, intensity, _light.slot_pattern(intensity, light), light)
     noise = jax.random.normal(key, intensity.shape, intensity.dtype)
-    return (intensity + noise_sigma(intensity, light) * noise).astype(intensity.dtype)
+    return (intensity + _light.noise_sigma(intensity, light) * noise).astype(intensity.dtype)
 
 
-def _shared_noise(key: PRNGKeyArray, intensity: Array, pulses: Array, light: Carrier) -> Array:
+def _shared_noise(
+    key: PRNGKeyArray, intensity: Array, pulses: Array, light: _light.Carrier
+) -> Array:
     """Adds Gaussian noise with the covariances of wavelength channels, which are the last axis."""
     own_key, common_key = jax.random.split(key)
     # The common part of the light's variance is drawn once per slot for all channels; only
     # the rest is a channel's own. Var = own + channel * excess, as without channels.
-    own = pattern_sigma(pulses, light) ** 2 - light.channel * excess(pulses, pulses, light)
+    own = _light.pattern_sigma(pulses, light) ** 2 - light.channel * _light.excess(
+        pulses, pulses, light
+    )
     noise = jax.random.normal(own_key, intensity.shape, intensity.dtype)
     noise *= jnp.sqrt(jnp.maximum(own, jnp.finfo(intensity.dtype).tiny))
     common = jax.random.normal(common_key, (*pulses.shape[:-1], 1), intensity.dtype)
     if light.remembers:
         # Correlated slots: one Cholesky factor of [slots, slots], small, serves all
         # activations.
-        root = jnp.linalg.cholesky(slot_correlation(light, intensity.dtype))
+        root = jnp.linalg.cholesky(_light.slot_correlation(light, intensity.dtype))
         common = jnp.tensordot(root, common, 1)
     share = jnp.sqrt(jnp.asarray(light.channel / light.modes, intensity.dtype))
     return (intensity + noise + share * jnp.sum(pulses * common, 0)).astype(intensity.dtype)
 
 
-@validate(light=instance_of(Carrier), intensity=real_array(nan=True, empty=True))
+@core.validate(
+    light=core.instance_of(_light.Carrier), intensity=core.real_array(nan=True, empty=True)
+)
 def physical_sample(
-    key: PRNGKeyArray, intensity: Float[Array, "*shape"], light: Carrier
+    key: PRNGKeyArray, intensity: Float[Array, "*shape"], light: _light.Carrier
 ) -> Float[Array, "*shape"]:
     """Returns the simulation: a pooled intensity as read out from chaotic light, slot by slot.
 
@@ -194,7 +184,7 @@ def physical_sample(
         One reading per activation, in the units of the intensity.
     """
     round_key, count_key, read_key = jax.random.split(key, 3)
-    pulses = rounded_pulses(round_key, slot_pattern(intensity, light), light)
+    pulses = rounded_pulses(round_key, _light.slot_pattern(intensity, light), light)
     return _straight_through(read_pulses(count_key, read_key, pulses, light, True), intensity)
 
 
@@ -205,11 +195,15 @@ def _straight_through(sample: Array, intensity: Array) -> Array:
     return jax.lax.stop_gradient(sample) + (intensity - jax.lax.stop_gradient(intensity))
 
 
-@validate(x=real_array(), light=instance_of(Carrier), pool=function_of_form("pool(x)"))
+@core.validate(
+    x=core.real_array(),
+    light=core.instance_of(_light.Carrier),
+    pool=core.function_of_form("pool(x)"),
+)
 def probabilistic_pooling(
     key: PRNGKeyArray,
     x: Float[Array, "..."],
-    light: Carrier,
+    light: _light.Carrier,
     pool: Callable[[Float[Array, "..."]], Float[Array, "..."]],
 ) -> Float[Array, "..."]:
     """Carries an average pooling by chaotic light.
@@ -229,7 +223,7 @@ def probabilistic_pooling(
     # Quantized before the pooling, as in Klein's thesis, figures 10.4 and 10.5.
     activations = quant_relu(x, light.bits, light.full_scale)
     intensity = pool(activations)
-    check_broadcasts("ChaoticLight.noise", light.noise, intensity.shape)
+    core.check_broadcasts("ChaoticLight.noise", light.noise, intensity.shape)
     # `moments` takes what is marked so at the mean: the read-out shifts it and keeps its variance.
     with jax.named_scope(mark("quantize", "light")):
         if light.pattern == "before":
@@ -242,20 +236,20 @@ def _pool_pulses(
     key: PRNGKeyArray,
     activations: Array,
     intensity: Array,
-    light: Carrier,
+    light: _light.Carrier,
     pool: Callable[[Array], Array],
 ) -> Array:
     """Pools the pulse trains of single activations slot by slot."""
     each = replace(light, noise=_noise_before(activations, intensity, light, pool))
     # One train per activation: `slots` times the memory of the activations.
-    pulses = slot_pattern(activations, each)
+    pulses = _light.slot_pattern(activations, each)
     if light.model == "gaussian":
         if light.couples and intensity.ndim:
             return _shared_noise(key, intensity, jax.vmap(pool)(pulses), light)
         noise = jax.random.normal(key, intensity.shape, intensity.dtype)
         # The crossbar is linear, so pulses of one slot add before the detector: noise is that of
         # the pooled train, not a mean of noises.
-        sigma = pattern_sigma(jax.vmap(pool)(pulses), light)
+        sigma = _light.pattern_sigma(jax.vmap(pool)(pulses), light)
         return (intensity + sigma * noise).astype(intensity.dtype)
     round_key, count_key, read_key = jax.random.split(key, 3)
     pooled = jax.vmap(pool)(rounded_pulses(round_key, pulses, light))
@@ -263,14 +257,14 @@ def _pool_pulses(
 
 
 def _noise_before(
-    activations: Array, intensity: Array, light: Carrier, pool: Callable[[Array], Array]
+    activations: Array, intensity: Array, light: _light.Carrier, pool: Callable[[Array], Array]
 ) -> Any:
     """Returns the noise level of each activation: the mean over the windows that hold it."""
     if jnp.ndim(light.noise) == 0:
         return light.noise
     # The pooling is linear, so its transpose spreads each window's level to its
     # activations; where windows overlap, the sum of weights normalizes the mean.
-    noise = jnp.broadcast_to(with_leading_axes(light.noise, intensity.shape), intensity.shape)
+    noise = jnp.broadcast_to(core.with_leading_axes(light.noise, intensity.shape), intensity.shape)
     _, spread = jax.vjp(pool, activations)
     (levels,), (weights,) = spread(noise.astype(intensity.dtype)), spread(jnp.ones_like(intensity))
     return levels / jnp.where(weights > 0, weights, 1)
@@ -288,7 +282,7 @@ def refuses_pooling(layer: Layer) -> str:
 
 
 def carry_pooling(
-    key: PRNGKeyArray, layer: Layer, values: Sequence[Any], light: Carrier
+    key: PRNGKeyArray, layer: Layer, values: Sequence[Any], light: _light.Carrier
 ) -> Sequence[Any]:
     """Returns a pooling layer's outputs as read out of chaotic light."""
     i, result, pool = pooling_of(layer, values)
@@ -297,16 +291,18 @@ def carry_pooling(
     return outputs
 
 
-def read_pooling(layer: Layer, values: Sequence[Any], light: Carrier) -> tuple[Array, Array]:
+def read_pooling(layer: Layer, values: Sequence[Any], light: _light.Carrier) -> tuple[Array, Array]:
     """Computes the mean and variance of a pooling layer's reading."""
     i, _, pool = pooling_of(layer, values)
     activations = quant_relu(values[i], light.bits, light.full_scale)
     intensity = pool(activations)
-    check_broadcasts("ChaoticLight.noise", light.noise, intensity.shape)
+    core.check_broadcasts("ChaoticLight.noise", light.noise, intensity.shape)
     if light.pattern == "after":
-        return intensity, noise_sigma(intensity, light) ** 2
+        return intensity, _light.noise_sigma(intensity, light) ** 2
     each = replace(light, noise=_noise_before(activations, intensity, light, pool))
-    return intensity, pattern_sigma(jax.vmap(pool)(slot_pattern(activations, each)), light) ** 2
+    return intensity, _light.pattern_sigma(
+        jax.vmap(pool)(_light.slot_pattern(activations, each)), light
+    ) ** 2
 
 
 def pooling_of(layer: Layer, values: Sequence[Any]) -> tuple[int, int, Callable[[Any], Any]]:
@@ -324,9 +320,9 @@ def _signals(layer: Layer) -> list[int]:
     return [i for i in layer.data if not layer.inputs[i].spread]
 
 
-@register_setting
+@core.register_setting
 @dataclass(frozen=True)
-class ChaoticLight(Carrier):
+class ChaoticLight(_light.Carrier):
     """Chaotic light as the carrier of an average pooling layer's activations.
 
     Attributes:
@@ -398,10 +394,10 @@ SLACK = 1e-5
 """Relative tolerance of a deviation at its bounds, for rounding."""
 
 
-@validate(
-    sigma=real_array(nan=True),
-    light=instance_of(ChaoticLight),
-    intensity=real_array(nan=True, empty=True),
+@core.validate(
+    sigma=core.real_array(nan=True),
+    light=core.instance_of(ChaoticLight),
+    intensity=core.real_array(nan=True, empty=True),
 )
 def noise_for(
     sigma: Float[Array, "..."] | float, intensity: Float[Array, "*shape"], light: ChaoticLight
@@ -420,10 +416,10 @@ def noise_for(
         ValueError: A deviation lies outside what the hardware can do, or an intensity is negative,
             NaN or above full scale; where they are concrete.
     """
-    if is_concrete(light.full_scale):
-        check_number("intensity", intensity, 0, float(light.full_scale) * (1 + SLACK))
-    smallest, largest = sigma_bounds(intensity, light)
-    sigma = jnp.broadcast_to(with_leading_axes(sigma, smallest.shape), smallest.shape).astype(
+    if core.is_concrete(light.full_scale):
+        core.check_number("intensity", intensity, 0, float(light.full_scale) * (1 + SLACK))
+    smallest, largest = _light.sigma_bounds(intensity, light)
+    sigma = jnp.broadcast_to(core.with_leading_axes(sigma, smallest.shape), smallest.shape).astype(
         smallest.dtype
     )
     _check_within(sigma, intensity, smallest, largest, light)
@@ -433,7 +429,7 @@ def noise_for(
 
 
 def _check_within(sigma: Any, intensity: Any, low: Any, high: Any, light: ChaoticLight) -> None:
-    if not all(map(is_concrete, (sigma, low, high))):
+    if not all(map(core.is_concrete, (sigma, low, high))):
         return
     wanted, low, high = (np.asarray(jax.device_get(v), float) for v in (sigma, low, high))
     bad = ~((wanted >= low * (1 - SLACK)) & (wanted <= high * (1 + SLACK)))

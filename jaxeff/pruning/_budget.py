@@ -60,26 +60,22 @@ from jaxeff.program import Program
 from jaxeff.program.costs import node_macs
 from jaxeff.program.ir import Contraction, Node, Role, repetitions
 from jaxeff.program.ir import primitives as prim
+from jaxeff.pruning import dependencies
 from jaxeff.pruning._plan import Plan
-from jaxeff.pruning.dependencies import (
-    Axis,
-    Channels,
-    Concatenation,
-    Dimension,
-    Labels,
-    PlanError,
-    resolve_axis,
-)
 
-Counts = Mapping[Dimension, int]
+Counts = Mapping[dependencies.Dimension, int]
 Count = Callable[[Counts], float]
 
 
-def parameters(channels: Channels) -> Count:
+def parameters(channels: dependencies.Channels) -> Count:
     """Returns a function from kept channels to entries of all parameters, without statistics."""
     # Resolved once: a count is then a product of numbers, for thousands of plans.
     read = {v.path for v in channels.program.inputs if v.role & Role.PARAM}
-    shapes = [[*map(resolve_axis, axes)] for path, axes in channels.leaves.items() if path in read]
+    shapes = [
+        [*map(dependencies.resolve_axis, axes)]
+        for path, axes in channels.leaves.items()
+        if path in read
+    ]
 
     def count(counts: Counts) -> float:
         return float(sum(math.prod(axis_size(axis, counts) for axis in axes) for axes in shapes))
@@ -87,12 +83,12 @@ def parameters(channels: Channels) -> Count:
     return count
 
 
-def macs(channels: Channels) -> Count:
+def macs(channels: dependencies.Channels) -> Count:
     """Returns a function from kept channels to multiply-accumulates, for the traced batch."""
     return _macs(channels.program, channels.labels)
 
 
-def _macs(program: Program, labels: Labels, times: int = 1) -> Count:
+def _macs(program: Program, labels: dependencies.Labels, times: int = 1) -> Count:
     terms: list[Count] = []
     for layer in program.layers:
         if layer.kind == "control flow":
@@ -116,7 +112,7 @@ def _dearest(bodies: list[Count]) -> Count:
     return lambda counts: max(body(counts) for body in bodies)
 
 
-def _term(whole: int, node: Node, labels: Labels) -> Count:
+def _term(whole: int, node: Node, labels: dependencies.Labels) -> Count:
     """Returns a product's cost, in proportion to the sizes of what it makes and sums."""
     contraction = Contraction.of(node)
     made, right = labels.of(node.outputs[0]), labels.of(node.inputs[1])
@@ -125,7 +121,7 @@ def _term(whole: int, node: Node, labels: Labels) -> Count:
     axes += [right[i] for i in contraction.summed(1)]
     # A kernel's places and strides lose nothing: what is left over is the same for every plan.
     per_entry = whole / math.prod(axis.size for axis in axes)
-    axes = [*map(resolve_axis, axes)]
+    axes = [*map(dependencies.resolve_axis, axes)]
 
     def count(counts: Counts) -> float:
         return per_entry * math.prod(axis_size(axis, counts) for axis in axes)
@@ -133,12 +129,12 @@ def _term(whole: int, node: Node, labels: Labels) -> Count:
     return count
 
 
-def axis_size(axis: Axis, counts: Mapping[Dimension, Any]) -> Any:
+def axis_size(axis: dependencies.Axis, counts: Mapping[dependencies.Dimension, Any]) -> Any:
     """Computes the number of indices of a resolved axis that stay; it may be traced."""
-    if isinstance(axis, Dimension):
+    if isinstance(axis, dependencies.Dimension):
         return counts.get(axis, axis.size)
     sizes = [axis_size(part, counts) for part in axis.parts]
-    return sum(sizes) if isinstance(axis, Concatenation) else math.prod(sizes)
+    return sum(sizes) if isinstance(axis, dependencies.Concatenation) else math.prod(sizes)
 
 
 @register_setting
@@ -211,7 +207,7 @@ class Allowed(NamedTuple):
         return min(whole, len(self.scores))
 
 
-def within(budget: Budget, channels: Channels, allowed: Mapping[str, Allowed]) -> Plan:
+def within(budget: Budget, channels: dependencies.Channels, allowed: Mapping[str, Allowed]) -> Plan:
     """Returns the plan that keeps as much as a budget allows.
 
     Args:
@@ -227,7 +223,7 @@ def within(budget: Budget, channels: Channels, allowed: Mapping[str, Allowed]) -
     what, share = budget.of
     whole, least = search.cost(search.at(0)), search.cost(search.at(search.levels))
     if least > share * whole:
-        raise PlanError(
+        raise dependencies.PlanError(
             f"a budget of {share:g} of the {_words(what)} can't be reached: what the spec allows "
             f"to be removed leaves {least / whole:.4g} ({least:.6g} of {whole:.6g}); raise the "
             "budget, or the ratios and the layers of the spec."
@@ -246,7 +242,9 @@ def within(budget: Budget, channels: Channels, allowed: Mapping[str, Allowed]) -
 class _Search:
     """Plans by level: at each the next channels have gone, and the cost has fallen."""
 
-    def __init__(self, budget: Budget, channels: Channels, allowed: Mapping[str, Allowed]) -> None:
+    def __init__(
+        self, budget: Budget, channels: dependencies.Channels, allowed: Mapping[str, Allowed]
+    ) -> None:
         self._channels, self._allowed, self._measure = channels, allowed, budget.measure
         self._uniform = budget.uniform
         self._scores = {n: _normalized(n, a.scores, budget.normalize) for n, a in allowed.items()}
@@ -337,7 +335,7 @@ class _Search:
 
 
 def kept_best(
-    channels: Channels, allowed: Mapping[str, Allowed], counts: Mapping[str, int]
+    channels: dependencies.Channels, allowed: Mapping[str, Allowed], counts: Mapping[str, int]
 ) -> Plan:
     """Returns the plan that keeps the best channels, so many of each group."""
     keep = {name: best(allowed[name].scores, n) for name, n in counts.items()}
@@ -358,7 +356,7 @@ def _normalized(name: str, scores: np.ndarray, by: str) -> np.ndarray:
     if by == "nothing":
         return scores
     if (scores < 0).any():
-        raise PlanError(
+        raise dependencies.PlanError(
             f"scores of {name!r} are negative, so that dividing by their {by} means nothing; use "
             'Budget(..., normalize="nothing").'
         )

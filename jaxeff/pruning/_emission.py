@@ -32,30 +32,11 @@ from jaxeff.core import jax_internals as _compat
 from jaxeff.program import Layer, Program, interpret
 from jaxeff.program.ir import Contraction, Node, Value, run_nodes, walk
 from jaxeff.program.ir import primitives as prim
-from jaxeff.pruning.dependencies import (
-    RULES,
-    UNKNOWN,
-    Axes,
-    Axis,
-    ChannelReader,
-    Channels,
-    Concatenation,
-    Dimension,
-    Group,
-    Labels,
-    PlanError,
-    call_axes,
-    dimensions,
-    is_drawn,
-    kept,
-    read_channels,
-    remedy,
-    resolve_axis,
-)
+from jaxeff.pruning import dependencies
 
 p = prim.p
 
-Keep = Mapping[Dimension, np.ndarray]
+Keep = Mapping[dependencies.Dimension, np.ndarray]
 
 
 @dataclass(frozen=True)
@@ -69,10 +50,10 @@ class Emission:
         zeros: Dimensions whose removed indices count in means, as zeros.
     """
 
-    labels: Labels
+    labels: dependencies.Labels
     keep: Keep
     rescale: bool = False
-    zeros: frozenset[Dimension] = frozenset()
+    zeros: frozenset[dependencies.Dimension] = frozenset()
 
     def rule(self, layer: Layer, key: Any, *values: Any) -> Sequence[Any]:
         """Evaluates one layer of the program on smaller arrays."""
@@ -90,16 +71,18 @@ class Emission:
                 self._check(made, [self.labels.of(v) for v in node.outputs])
                 return made
             except (TypeError, ValueError) as error:
-                if isinstance(error, PlanError):
+                if isinstance(error, dependencies.PlanError):
                     raise
-                raise PlanError(
+                raise dependencies.PlanError(
                     f"{eqn.primitive.name} at {layer.site!r} can't be restated for fewer channels "
-                    f"({error}). {remedy(UNKNOWN)}"
+                    f"({error}). {dependencies.remedy(dependencies.UNKNOWN)}"
                 ) from error
 
         return run_nodes(layer.nodes, layer.inputs, values, layer.outputs, bind)
 
-    def equation(self, node: Node, operands: Sequence[Any], labels: Labels) -> list[Any]:
+    def equation(
+        self, node: Node, operands: Sequence[Any], labels: dependencies.Labels
+    ) -> list[Any]:
         """Evaluates one equation on operands of the new shapes."""
         eqn, inputs = node.eqn, node.inputs
         results = [labels.of(v) for v in node.outputs]
@@ -110,7 +93,7 @@ class Emission:
         # Nothing removed: the original equation runs, bit by bit the same.
         if all(self.is_whole(axes) for axes in (*results, *map(labels.of, inputs))):
             return _compat.bind(eqn, *operands)
-        if is_drawn(eqn):
+        if dependencies.is_drawn(eqn):
             # What is drawn depends on the shape: only the old one's draws are the masked model's.
             (drawn,) = _compat.bind(eqn, *operands)
             return [self.cut(drawn, results[0])]
@@ -119,12 +102,12 @@ class Emission:
             return self.jaxpr(closed, operands, labels.bodies[id(eqn)])
         if eqn.primitive in prim.CUSTOM:
             # The call keeps its derivative: all of its jaxprs are restated with it.
-            places = call_axes([labels.of(a) for a in inputs], results)
+            places = dependencies.call_axes([labels.of(a) for a in inputs], results)
             restate = functools.partial(self._restated, places)
             return _compat.bind(eqn, *operands, **_compat.restated(eqn, restate))
         return _compat.bind(eqn, *operands, **self._params(eqn, inputs, results, labels))
 
-    def _check(self, made: Sequence[Any], results: Sequence[Axes]) -> None:
+    def _check(self, made: Sequence[Any], results: Sequence[dependencies.Axes]) -> None:
         """Checks that an equation's results have the shapes that its rule predicted."""
         for x, axes in zip(made, results, strict=True):
             # A wrong rule must not give a wrong model: shapes are compared after each
@@ -132,25 +115,29 @@ class Emission:
             if tuple(x.shape) != (left := tuple(map(self.size, axes))):
                 raise ValueError(f"it gives {tuple(x.shape)}, not {left}")
 
-    def is_whole(self, axes: Axes) -> bool:
+    def is_whole(self, axes: dependencies.Axes) -> bool:
         """Returns whether nothing is removed from an array."""
         return all(self.indices(axis).all() for axis in axes)
 
-    def indices(self, axis: Axis) -> np.ndarray:
+    def indices(self, axis: dependencies.Axis) -> np.ndarray:
         """Returns which indices of an axis stay."""
-        return kept(axis, self.keep)
+        return dependencies.kept(axis, self.keep)
 
-    def size(self, axis: Axis) -> int:
+    def size(self, axis: dependencies.Axis) -> int:
         """Returns how many indices of an axis stay."""
         return int(self.indices(axis).sum())
 
-    def counted(self, axis: Axis) -> int:
+    def counted(self, axis: dependencies.Axis) -> int:
         """Returns how many indices count in a mean."""
         if not self.zeros:
             return self.size(axis)
-        return int(kept(axis, {d: k for d, k in self.keep.items() if d not in self.zeros}).sum())
+        return int(
+            dependencies.kept(
+                axis, {d: k for d, k in self.keep.items() if d not in self.zeros}
+            ).sum()
+        )
 
-    def cut(self, x: Any, axes: Axes) -> Any:
+    def cut(self, x: Any, axes: dependencies.Axes) -> Any:
         """Returns what stays of an array of the old shape."""
         for i, axis in enumerate(axes):
             where = self.indices(axis)
@@ -159,7 +146,11 @@ class Emission:
         return x
 
     def _params(
-        self, eqn: Any, inputs: Sequence[Any], results: Sequence[Axes], labels: Labels
+        self,
+        eqn: Any,
+        inputs: Sequence[Any],
+        results: Sequence[dependencies.Axes],
+        labels: dependencies.Labels,
     ) -> dict[str, Any]:
         """Returns the parameters of an equation that say sizes, for the new ones."""
         primitive, q = eqn.primitive, eqn.params
@@ -198,15 +189,17 @@ class Emission:
             return {"slice_sizes": self._slices(q["slice_sizes"], labels.of(inputs[0]))}
         return {}
 
-    def _slices(self, sizes: Sequence[int], axes: Axes) -> tuple[int, ...]:
+    def _slices(self, sizes: Sequence[int], axes: dependencies.Axes) -> tuple[int, ...]:
         return tuple(
             self.size(axis) if n == axis.size else n for axis, n in zip(axes, sizes, strict=True)
         )
 
-    def _restated(self, places: dict[tuple[str, int], Axes], derivative: Any) -> Any:
+    def _restated(self, places: dict[tuple[str, int], dependencies.Axes], derivative: Any) -> Any:
         """Returns a derivative of a call for the new shapes."""
         closed = derivative.closed
-        labels = ChannelReader(Labels(), "", RULES).derivative(derivative, places)
+        labels = dependencies.ChannelReader(
+            dependencies.Labels(), "", dependencies.RULES
+        ).derivative(derivative, places)
         shapes = [
             jax.ShapeDtypeStruct(tuple(map(self.size, places[at])), var.aval.dtype)
             for at, var in zip(derivative.given, closed.jaxpr.invars, strict=True)
@@ -214,7 +207,7 @@ class Emission:
         emitted, _ = make_jaxpr(lambda *values: self.jaxpr(closed, values, labels))(*shapes)
         return emitted
 
-    def jaxpr(self, closed: Any, values: Sequence[Any], labels: Labels) -> list[Any]:
+    def jaxpr(self, closed: Any, values: Sequence[Any], labels: dependencies.Labels) -> list[Any]:
         """Evaluates a jaxpr."""
 
         def rule(eqn: Any, operands: Sequence[Any]) -> list[Any]:
@@ -229,7 +222,7 @@ class Emission:
 def gated(
     f: Callable[..., Any],
     gates: Mapping[str, Any],
-    groups: Channels,
+    groups: dependencies.Channels,
     missing: Callable[[str], Exception],
 ) -> Callable[..., Any]:
     """Returns the model with channels multiplied by gates.
@@ -243,7 +236,7 @@ def gated(
 
     def g(*args: Any, **kwargs: Any) -> Any:
         def make_rule(program: Program) -> Callable[..., Any]:
-            found = read_channels(program)
+            found = dependencies.read_channels(program)
             ids = {group.name: d for group, d in zip(found, found.dimensions, strict=True)}
             for name in gates:
                 if name not in ids:
@@ -264,8 +257,8 @@ def gated(
     return g
 
 
-def _other(group: Group, why: str) -> PlanError:
-    return PlanError(
+def _other(group: dependencies.Group, why: str) -> dependencies.PlanError:
+    return dependencies.PlanError(
         f"the gates of {group.name!r} are for {group.size} channels of another function ({why}): "
         "take masked(f, plan) of that function first, or make the plan of this one, with the "
         "groups of channels(f, params, x)"
@@ -280,7 +273,7 @@ class Gating(Emission):
         gates: Mapping from dimension to gates.
     """
 
-    gates: Mapping[Dimension, Array] = field(default_factory=dict)
+    gates: Mapping[dependencies.Dimension, Array] = field(default_factory=dict)
 
     def rule(self, layer: Layer, key: Any, *values: Any) -> Sequence[Any]:
         """Evaluates one layer of the program with gates."""
@@ -291,9 +284,9 @@ class Gating(Emission):
             return self._marked(layer, values)
         return super().rule(layer, key, *values)
 
-    def acting(self, program: Program) -> set[Dimension]:
+    def acting(self, program: Program) -> set[dependencies.Dimension]:
         """Returns the gates that a program sums over."""
-        found = set[Dimension]()
+        found = set[dependencies.Dimension]()
         for layer in program.walk():
             for node in layer.nodes:
                 if self._sums_inside(node.eqn, self.labels):
@@ -309,7 +302,7 @@ class Gating(Emission):
         as a whole only sums it. So a gate z is one on the layer's input: z times its value or mean,
         z^2 times its variance.
         """
-        summed = set[Dimension]()
+        summed = set[dependencies.Dimension]()
         for node in layer.nodes:
             for *_, which in self._summed(node.eqn, node.inputs, self.labels):
                 summed |= which
@@ -317,7 +310,7 @@ class Gating(Emission):
         if not summed:
             return layer.fn(*values)
         if layer.kind not in {"linear", "pooling", "reduction"}:
-            raise PlanError(
+            raise dependencies.PlanError(
                 f"masked (by gates) can't act on moments(f) at {layer.site!r} ({layer.kind}), "
                 "which doesn't only sum the channels: take moments(masked(f, plan))"
             )
@@ -330,7 +323,9 @@ class Gating(Emission):
                     values[i] = self._times(values[i], number, axis, which, power)
         return layer.fn(*values)
 
-    def equation(self, node: Node, operands: Sequence[Any], labels: Labels) -> list[Any]:
+    def equation(
+        self, node: Node, operands: Sequence[Any], labels: dependencies.Labels
+    ) -> list[Any]:
         """Evaluates one equation; channels that it sums over are multiplied by their gates."""
         eqn, inputs = node.eqn, node.inputs
         operands = list(operands)
@@ -353,10 +348,10 @@ class Gating(Emission):
         return _compat.bind(eqn, *operands)
 
     def _summed(
-        self, eqn: Any, inputs: Sequence[Any], labels: Labels
-    ) -> list[tuple[int, int, set[Dimension]]]:
+        self, eqn: Any, inputs: Sequence[Any], labels: dependencies.Labels
+    ) -> list[tuple[int, int, set[dependencies.Dimension]]]:
         """Returns operands and axes that an equation sums over, with the gates that act there."""
-        found: list[tuple[int, int, Axis]] = []
+        found: list[tuple[int, int, dependencies.Axis]] = []
         if eqn.primitive in prim.LINEAR:
             contraction = Contraction.of(eqn)
             data = next((i for i, v in enumerate(inputs) if _is_data(v)), 0)
@@ -371,15 +366,22 @@ class Gating(Emission):
         result = [(side, axis, self._gates_of(summed)) for side, axis, summed in found]
         return [(side, axis, which) for side, axis, which in result if which]
 
-    def _gates_of(self, axis: Axis) -> set[Dimension]:
-        return {dimension for dimension in dimensions(axis) if dimension in self.gates}
+    def _gates_of(self, axis: dependencies.Axis) -> set[dependencies.Dimension]:
+        return {dimension for dimension in dependencies.dimensions(axis) if dimension in self.gates}
 
-    def _times(self, x: Any, number: int, axis: Axis, which: set[Dimension], power: int = 1) -> Any:
+    def _times(
+        self,
+        x: Any,
+        number: int,
+        axis: dependencies.Axis,
+        which: set[dependencies.Dimension],
+        power: int = 1,
+    ) -> Any:
         factor = _factors(axis, {d: self.gates[d] for d in which}, x.dtype) ** power
         shape = [-1 if i == number else 1 for i in range(jnp.ndim(x))]
         return x * factor.reshape(shape)
 
-    def _sums_inside(self, eqn: Any, labels: Labels) -> bool:
+    def _sums_inside(self, eqn: Any, labels: dependencies.Labels) -> bool:
         """Returns whether a call sums over gated channels."""
         inside = labels.bodies.get(id(eqn))
         if inside is None:
@@ -391,14 +393,16 @@ class Gating(Emission):
         )
 
 
-def _factors(axis: Axis, gates: Mapping[Dimension, Array], dtype: Any) -> Array:
+def _factors(
+    axis: dependencies.Axis, gates: Mapping[dependencies.Dimension, Array], dtype: Any
+) -> Array:
     """Returns a number per index of an axis: the product of the gates that it is a part of."""
-    axis = resolve_axis(axis)
-    if isinstance(axis, Dimension):
+    axis = dependencies.resolve_axis(axis)
+    if isinstance(axis, dependencies.Dimension):
         gate = gates.get(axis)
         return jnp.ones(axis.size, dtype) if gate is None else gate.astype(dtype)
     parts = [_factors(part, gates, dtype) for part in axis.parts]
-    if isinstance(axis, Concatenation):
+    if isinstance(axis, dependencies.Concatenation):
         return jnp.concatenate(parts)
     whole = jnp.ones(1, dtype)
     # Row-major, as the axes of a product: later factors vary fastest.

@@ -132,15 +132,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, PRNGKeyArray
 
-from jaxeff.core import (
-    Setting,
-    check_choice,
-    check_number,
-    instance_of,
-    register_setting,
-    static,
-    validate,
-)
+from jaxeff import core
 from jaxeff.pruning._plan import Plan
 from jaxeff.pruning.dependencies import Channels, Group, PlanError, leaf_path, membership
 from jaxeff.pruning.scores import scales
@@ -172,9 +164,9 @@ def deterministic_gates(phi: Float[Array, "*shape"]) -> Float[Array, "*shape"]:
     return jnp.clip(jax.nn.sigmoid(phi) * (ZETA - GAMMA) + GAMMA, 0, 1)
 
 
-@register_setting
+@core.register_setting
 @dataclass(frozen=True, eq=False)
-class HardConcrete(Setting):
+class HardConcrete(core.Setting):
     """Gates on groups of channels.
 
     Attributes:
@@ -183,7 +175,7 @@ class HardConcrete(Setting):
     """
 
     location: dict[str, Any]
-    channels: Channels = static()
+    channels: Channels = core.static()
 
     @classmethod
     def start(
@@ -200,7 +192,7 @@ class HardConcrete(Setting):
             PlanError: A group can't lose channels.
             KeyError: There is no such group.
         """
-        check_number("HardConcrete.start: open", open, above=0, below=1)
+        core.check_number("HardConcrete.start: open", open, above=0, below=1)
         phi = gate_location(open)
         chosen = gated_groups(channels, groups)
         return cls({g.name: jnp.full(g.size, phi, jnp.float32) for g in chosen}, channels)
@@ -229,7 +221,7 @@ class HardConcrete(Setting):
         Args:
             of: "parameters", or "channels" that count one each.
         """
-        check_choice("HardConcrete.expected: of", of, ("parameters", "channels"))
+        core.check_choice("HardConcrete.expected: of", of, ("parameters", "channels"))
         total = jnp.zeros((), jnp.float32)
         for name, probability in self.openness.items():
             # The probability is a closed form of the location: its gradient needs no draw.
@@ -278,9 +270,9 @@ def dropout_divergence(log_alpha: Float[Array, "*shape"]) -> Float[Array, "*shap
     return _K1 * jax.nn.sigmoid(-_K2 - _K3 * log_alpha) + 0.5 * jax.nn.softplus(-log_alpha)
 
 
-@register_setting
+@core.register_setting
 @dataclass(frozen=True, eq=False)
-class DropoutGates(Setting):
+class DropoutGates(core.Setting):
     """Gaussian gates on groups of channels.
 
     Attributes:
@@ -292,7 +284,7 @@ class DropoutGates(Setting):
 
     mean: dict[str, Any]
     log_variance: dict[str, Any]
-    channels: Channels = static()
+    channels: Channels = core.static()
 
     @classmethod
     def start(
@@ -309,7 +301,7 @@ class DropoutGates(Setting):
             PlanError: A group can't lose channels.
             KeyError: There is no such group.
         """
-        check_number("DropoutGates.start: log_alpha", log_alpha)
+        core.check_number("DropoutGates.start: log_alpha", log_alpha)
         sizes = {g.name: g.size for g in gated_groups(channels, groups)}
         return cls(
             {name: jnp.ones(n, jnp.float32) for name, n in sizes.items()},
@@ -358,7 +350,7 @@ def log_rate(
     return log_variance - jnp.log(least + jnp.square(mean))
 
 
-@validate(channels=instance_of(Channels))
+@core.validate(channels=core.instance_of(Channels))
 def group_lasso(params: Any, channels: Channels) -> Float[Array, ""]:
     """Returns the l2 norms of what every channel takes along, weighed by the roots of their sizes.
 
@@ -401,7 +393,7 @@ def group_lasso(params: Any, channels: Channels) -> Float[Array, ""]:
     return total
 
 
-@validate(channels=instance_of(Channels))
+@core.validate(channels=core.instance_of(Channels))
 def slimming(params: Any, channels: Channels) -> Float[Array, ""]:
     """Returns the magnitudes of all scales of normalizations: the l1 penalty of network slimming.
 

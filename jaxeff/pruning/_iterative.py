@@ -42,14 +42,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from jaxeff.core import (
-    aligned_arrays,
-    function_of_form,
-    input_batch,
-    static_integer,
-    string_mapping,
-    validate,
-)
+from jaxeff import core
 from jaxeff.pruning._budget import Budget, macs, parameters
 from jaxeff.pruning._plan import Plan
 from jaxeff.pruning._prune_plan import Prune, prune_plan
@@ -82,15 +75,15 @@ class Pruned(NamedTuple):
     rounds: list[dict[str, Any]]
 
 
-@validate(
-    data=aligned_arrays,
-    spec=string_mapping,
-    loss=function_of_form("loss(f)"),
-    epochs=static_integer(0),
-    score=function_of_form("score(f)"),
-    inputs=input_batch,
-    on_round=function_of_form("on_round(round, plan)"),
-    on_epoch=function_of_form("on_epoch(epoch, train_state, row)"),
+@core.validate(
+    data=core.aligned_arrays,
+    spec=core.string_mapping,
+    loss=core.function_of_form("loss(f)"),
+    epochs=core.static_integer(0),
+    score=core.function_of_form("score(f)"),
+    inputs=core.input_batch,
+    on_round=core.function_of_form("on_round(round, plan)"),
+    on_epoch=core.function_of_form("on_epoch(epoch, train_state, row)"),
 )
 def prune_iteratively(
     key: jax.Array,

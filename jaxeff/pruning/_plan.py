@@ -42,17 +42,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxeff.core import Table, instance_of, parameter_tree, validate
-from jaxeff.pruning.dependencies import (
-    Axis,
-    Channels,
-    Concatenation,
-    Dimension,
-    PlanError,
-    check_crossed,
-    kept,
-    leaf_path,
-    resolve_axis,
-)
+from jaxeff.pruning import dependencies
+from jaxeff.pruning.dependencies import leaf_path
 from jaxeff.store import atomic_folder, load_metadata, load_pytree, save_pytree, write_atomically
 
 _FORMAT = "jaxeff-plan-1"
@@ -73,7 +64,7 @@ class Plan:
     """
 
     keep: dict[str, Any]
-    channels: Channels
+    channels: dependencies.Channels
     crossed: Mapping[str, str] = field(default_factory=dict)
 
     def tree_flatten_with_keys(self) -> tuple[Any, Any]:
@@ -91,7 +82,7 @@ class Plan:
         return cls(dict(zip(names, children, strict=True)), channels, dict(crossed))
 
     @property
-    def by_dimension(self) -> dict[Dimension, Any]:
+    def by_dimension(self) -> dict[dependencies.Dimension, Any]:
         """The indices kept of every dimension that loses some."""
         ids = {g.name: d for g, d in zip(self.channels, self.channels.dimensions, strict=True)}
         return {ids[name]: keep for name, keep in self.keep.items()}
@@ -113,7 +104,7 @@ class Plan:
         }
         return Plan(keep, self.channels, self.crossed)
 
-    def concrete(self) -> dict[Dimension, np.ndarray]:
+    def concrete(self) -> dict[dependencies.Dimension, np.ndarray]:
         """Returns the plan as concrete numbers.
 
         Raises:
@@ -125,33 +116,35 @@ class Plan:
         found = {}
         for name in self.keep:
             if name not in groups:
-                raise PlanError(f"the model has no group {name!r}; there are {list(groups)}")
+                raise dependencies.PlanError(
+                    f"the model has no group {name!r}; there are {list(groups)}"
+                )
         for (name, keep), dimension in zip(self.keep.items(), self.by_dimension, strict=True):
             if not _is_boolean(keep):
-                raise PlanError(
+                raise dependencies.PlanError(
                     f"the channels of {name!r} are multiplied by numbers, which neither keep nor "
                     "remove them: give plan.above(threshold), or use masked(f, plan)"
                 )
             if isinstance(keep, jax.core.Tracer):
-                raise PlanError(
+                raise dependencies.PlanError(
                     f"the channels of {name!r} are traced, but shapes have to be known: make the "
                     "plan outside of jit, or use masked(f, plan)"
                 )
             found[dimension] = where = np.asarray(keep).astype(bool)
             group = groups[name]
             if where.shape != (group.size,):
-                raise PlanError(
+                raise dependencies.PlanError(
                     f"{name!r} has {group.size} channels, the plan {where.shape}: give one per "
                     "channel; what a reshape splits has groups for its factors"
                 )
             if not where.any():
                 made = f" (made by {', '.join(group.sites)})" if group.sites else ""
-                raise PlanError(
+                raise dependencies.PlanError(
                     f"the plan removes all channels of {name!r}{made}; keep one at least"
                 )
             if group.held and not where.all():
-                raise PlanError(group.refusal)
-        check_crossed(groups, self.crossed)
+                raise dependencies.PlanError(group.refusal)
+        dependencies.check_crossed(groups, self.crossed)
         return found
 
     def shrink(self, tree: Any) -> Any:
@@ -169,7 +162,7 @@ class Plan:
         """
         keep = self.concrete()
         cut = {
-            path: tuple(kept(axis, keep) for axis in axes)
+            path: tuple(dependencies.kept(axis, keep) for axis in axes)
             for path, axes in self.channels.leaves.items()
         }
 
@@ -181,7 +174,7 @@ class Plan:
             if tuple(leaf.shape) != shape:
                 if not leaf.shape:
                     return leaf  # a number kept per parameter
-                raise PlanError(
+                raise dependencies.PlanError(
                     f"{leaf_path(path)} has shape {tuple(leaf.shape)}, but the plan is of a model "
                     f"whose {name} has shape {shape}"
                 )
@@ -204,9 +197,11 @@ class Plan:
             name = self.channels.find(leaf_path(path))
             if name is None or not jnp.shape(leaf):
                 continue
-            left = tuple(int(kept(axis, keep).sum()) for axis in self.channels.leaves[name])
+            left = tuple(
+                int(dependencies.kept(axis, keep).sum()) for axis in self.channels.leaves[name]
+            )
             if tuple(jnp.shape(leaf)) != left:
-                raise PlanError(
+                raise dependencies.PlanError(
                     f"{name} has shape {tuple(jnp.shape(leaf))}, but what the plan leaves of it "
                     f"has {left}: give plan.shrink(params)"
                 )
@@ -272,7 +267,7 @@ class Plan:
         return json.dumps(found, indent=1)
 
     @classmethod
-    def load(cls, path: str | os.PathLike[str], channels: Channels) -> Plan:
+    def load(cls, path: str | os.PathLike[str], channels: dependencies.Channels) -> Plan:
         """Reads a plan for a model.
 
         Args:
@@ -286,32 +281,40 @@ class Plan:
         return cls.from_text(Path(path).read_bytes(), channels, str(path))
 
     @classmethod
-    def from_text(cls, text: bytes | str, channels: Channels, path: str = "the text") -> Plan:
+    def from_text(
+        cls, text: bytes | str, channels: dependencies.Channels, path: str = "the text"
+    ) -> Plan:
         """Makes a plan of text that has been read already; errors name `path`."""
         try:
             found = json.loads(text)
             if found["format"] != _FORMAT:
-                raise PlanError(f"{path} is no plan of this version ({found['format']!r})")
+                raise dependencies.PlanError(
+                    f"{path} is no plan of this version ({found['format']!r})"
+                )
             # Everything is read inside of the try: a file may be cut short or edited by hand.
             shapes = dict(found["shapes"])
             chosen = {name: [int(i) for i in indices] for name, indices in found["keep"].items()}
             crossed = {str(name): str(choice) for name, choice in found.get("crossed", {}).items()}
         except (ValueError, KeyError, TypeError, AttributeError, UnicodeDecodeError) as error:
-            if isinstance(error, PlanError):
+            if isinstance(error, dependencies.PlanError):
                 raise
-            raise PlanError(f"{path} is no plan, or damaged: {error}") from error
+            raise dependencies.PlanError(f"{path} is no plan, or damaged: {error}") from error
         ours = _shapes(channels)
         if shapes != ours:
             other = sorted({k for k in {*shapes, *ours} if shapes.get(k) != ours.get(k)})
-            raise PlanError(f"{path} is the plan of another model; these differ: {other[:4]}")
+            raise dependencies.PlanError(
+                f"{path} is the plan of another model; these differ: {other[:4]}"
+            )
         sizes = {group.name: group.size for group in channels}
         keep = {}
         for name, indices in chosen.items():
             if name not in sizes:
-                raise PlanError(f"{path}: the model has no group {name!r}")
+                raise dependencies.PlanError(f"{path}: the model has no group {name!r}")
             keep[name] = np.isin(np.arange(sizes[name]), indices)
             if keep[name].sum() != len(indices):
-                raise PlanError(f"{path}: {name!r} has channels 0 to {sizes[name] - 1} only")
+                raise dependencies.PlanError(
+                    f"{path}: {name!r} has channels 0 to {sizes[name] - 1} only"
+                )
         plan = cls(keep, channels, crossed)
         plan.concrete()
         return plan
@@ -322,14 +325,14 @@ def _is_boolean(keep: Any) -> bool:
     return bool(jnp.result_type(keep) == jnp.bool_)
 
 
-def _shapes(channels: Channels) -> dict[str, list[int]]:
+def _shapes(channels: dependencies.Channels) -> dict[str, list[int]]:
     return {path: [axis.size for axis in axes] for path, axes in channels.leaves.items()}
 
 
-def _traced_indices(axis: Axis, keep: Mapping[Dimension, Any]) -> Any:
+def _traced_indices(axis: dependencies.Axis, keep: Mapping[dependencies.Dimension, Any]) -> Any:
     """Does what `kept` does for traced booleans; None where nothing is removed."""
-    axis = resolve_axis(axis)
-    if isinstance(axis, Dimension):
+    axis = dependencies.resolve_axis(axis)
+    if isinstance(axis, dependencies.Dimension):
         found = keep.get(axis)
         return None if found is None else jnp.asarray(found)
     parts = [_traced_indices(part, keep) for part in axis.parts]
@@ -339,7 +342,7 @@ def _traced_indices(axis: Axis, keep: Mapping[Dimension, Any]) -> Any:
         jnp.ones(axis_part.size, bool) if part is None else part
         for axis_part, part in zip(axis.parts, parts, strict=True)
     ]
-    if isinstance(axis, Concatenation):
+    if isinstance(axis, dependencies.Concatenation):
         return jnp.concatenate(full)
     whole = full[0]
     for part in full[1:]:
@@ -373,8 +376,10 @@ def save_pruned(folder: str | os.PathLike[str], plan: Plan, small: Any) -> Path:
     return Path(folder)
 
 
-@validate(channels=instance_of(Channels), like=parameter_tree)
-def load_pruned(folder: str | os.PathLike[str], channels: Channels, like: Any) -> tuple[Plan, Any]:
+@validate(channels=instance_of(dependencies.Channels), like=parameter_tree)
+def load_pruned(
+    folder: str | os.PathLike[str], channels: dependencies.Channels, like: Any
+) -> tuple[Plan, Any]:
     """Reads a smaller model.
 
     Args:
@@ -395,7 +400,7 @@ def load_pruned(folder: str | os.PathLike[str], channels: Channels, like: Any) -
     plan = Plan.from_text(text, channels, str(Path(folder) / PLAN))
     path = Path(folder) / NUMBERS
     if load_metadata(path).get("plan") != _digest(text.decode()):
-        raise PlanError(
+        raise dependencies.PlanError(
             f"{path} belongs to another plan than {Path(folder) / PLAN}; one of them has been "
             "replaced."
         )

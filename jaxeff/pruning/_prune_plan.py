@@ -31,36 +31,11 @@ from typing import Annotated, Any, NamedTuple
 
 import numpy as np
 
-from jaxeff.core import (
-    Count,
-    Number,
-    Setting,
-    as_arguments,
-    function_of_form,
-    input_batch,
-    instance_of,
-    register_setting,
-    static,
-    string_mapping,
-    validate,
-)
+from jaxeff import core
 from jaxeff.program import check_settings, resolve, trace
+from jaxeff.pruning import dependencies
 from jaxeff.pruning._budget import Allowed, Budget, kept_best, within
 from jaxeff.pruning._plan import Plan
-from jaxeff.pruning.dependencies import (
-    KEEP,
-    Axis,
-    AxisProduct,
-    Channels,
-    Crossed,
-    Dimension,
-    Group,
-    PlanError,
-    check_crossed,
-    dimensions,
-    read_channels,
-    resolve_axis,
-)
 from jaxeff.pruning.scores import Score, l1
 
 
@@ -76,7 +51,7 @@ class Made(NamedTuple):
     groups: tuple[str, ...]
 
 
-def made_channels(channels: Channels) -> list[Made]:
+def made_channels(channels: dependencies.Channels) -> list[Made]:
     """Returns what the layers make, in order of execution; parts of a concatenation one by one."""
     names = {d: g.name for g, d in zip(channels, channels.dimensions, strict=True)}
     labels = channels.labels
@@ -85,9 +60,16 @@ def made_channels(channels: Channels) -> list[Made]:
         if layer.kind != "linear" or not layer.weights:
             continue
         weight = {
-            d for i in layer.weights for a in labels.of(layer.inputs[i]) for d in dimensions(a)
+            d
+            for i in layer.weights
+            for a in labels.of(layer.inputs[i])
+            for d in dependencies.dimensions(a)
         }
-        axes = [a for a in labels.of(layer.outputs[0]) if weight.intersection(dimensions(a))]
+        axes = [
+            a
+            for a in labels.of(layer.outputs[0])
+            if weight.intersection(dependencies.dimensions(a))
+        ]
         for factors in _products(axes):
             own = [d for d in dict.fromkeys(factors) if d in weight]
             groups = tuple(names[d] for d in own if d in names)
@@ -120,22 +102,22 @@ def chosen_factors(
     return chosen
 
 
-def _products(axes: Sequence[Axis]) -> list[list[Dimension]]:
+def _products(axes: Sequence[dependencies.Axis]) -> list[list[dependencies.Dimension]]:
     """Returns the factors of axes together; of a concatenation, those of every part."""
-    ways: list[list[list[Dimension]]] = []
-    for axis in map(resolve_axis, axes):
-        if isinstance(axis, Dimension):
+    ways: list[list[list[dependencies.Dimension]]] = []
+    for axis in map(dependencies.resolve_axis, axes):
+        if isinstance(axis, dependencies.Dimension):
             ways.append([[axis]])
-        elif isinstance(axis, AxisProduct):
+        elif isinstance(axis, dependencies.AxisProduct):
             ways.append(_products(axis.parts))
         else:
             ways.append([way for part in axis.parts for way in _products([part])])
     return [list(itertools.chain(*way)) for way in itertools.product(*ways)]
 
 
-@register_setting
+@core.register_setting
 @dataclass(frozen=True)
-class Prune(Setting):
+class Prune(core.Setting):
     """Setting of `prune_plan`: the share or number of a layer's channels to remove.
 
     Attributes:
@@ -151,10 +133,10 @@ class Prune(Setting):
         ValueError: Neither ratio nor count is given, or both; or one is out of bounds.
     """
 
-    ratio: Annotated[float | None, Number(0, below=1)] = static(None)
-    count: Annotated[int | None, Count(0)] = static(None)
-    round_to: Annotated[int, Count(1)] = static(1)
-    crossed: Crossed = static(None)
+    ratio: Annotated[float | None, core.Number(0, below=1)] = core.static(None)
+    count: Annotated[int | None, core.Count(0)] = core.static(None)
+    round_to: Annotated[int, core.Count(1)] = core.static(1)
+    crossed: dependencies.Crossed = core.static(None)
 
     def __post_init__(self) -> None:
         """Checks the fields."""
@@ -174,18 +156,18 @@ class Prune(Setting):
         """
         removed = self.count if self.count is not None else int(self.ratio * size)  # type: ignore[operator]
         if removed >= size:
-            raise PlanError(
+            raise dependencies.PlanError(
                 f"{removed} channels can't be removed from {name!r}, which has {size}: one has to "
                 "stay."
             )
         return size - removed
 
 
-@validate(
-    batch=input_batch,
-    spec=string_mapping,
-    score=function_of_form("score(params, channels)"),
-    budget=instance_of(Budget),
+@core.validate(
+    batch=core.input_batch,
+    spec=core.string_mapping,
+    score=core.function_of_form("score(params, channels)"),
+    budget=core.instance_of(Budget),
 )
 def prune_plan(
     f: Callable[..., Any],
@@ -221,15 +203,15 @@ def prune_plan(
             nothing about one, or the budget is below the least that the spec allows.
     """
     check_settings(spec, Prune, "a Prune, such as Prune(0.5)")
-    args = as_arguments(batch)
+    args = core.as_arguments(batch)
     program = trace(f, params, *args)
-    found = read_channels(program)
+    found = dependencies.read_channels(program)
     makes = {site for group in found if group.free for site in group.sites}
     uncrossed = {site for group in found.free if not group.crossed for site in group.sites}
     held = {site: group.refusal for group in found if group.held for site in group.sites}
 
     def applies(layer: Any, setting: Prune) -> bool:
-        return layer.site in (uncrossed if setting.crossed == KEEP else makes)
+        return layer.site in (uncrossed if setting.crossed == dependencies.KEEP else makes)
 
     try:
         settings = resolve(spec, program, applies, "channels that can be removed")
@@ -237,18 +219,18 @@ def prune_plan(
         # The pattern may name a layer whose channels are held: then the reason helps more than a
         # list of sites.
         why = next((f" {held[s]}" for s in held if repr(s) in str(error) or s in spec), "")
-        if not why and any(s is not None and s.crossed == KEEP for s in spec.values()):
-            why = f' Statistics cross all others, which crossed="{KEEP}" leaves out.'
+        if not why and any(s is not None and s.crossed == dependencies.KEEP for s in spec.values()):
+            why = f' Statistics cross all others, which crossed="{dependencies.KEEP}" leaves out.'
         raise type(error)(f"{error}{why}") from None
     scores = score(params, found)
     wanted = {}
     for group in found.free:
         setting = _setting(group, settings)
-        if setting is not None and not (group.crossed and setting.crossed == KEEP):
+        if setting is not None and not (group.crossed and setting.crossed == dependencies.KEEP):
             wanted[group.name] = setting
     groups = {group.name: group for group in found}
     crossed = {n: s.crossed for n, s in wanted.items() if groups[n].crossed and s.crossed}
-    check_crossed(groups, crossed)
+    dependencies.check_crossed(groups, crossed)
     least = _least(made_channels(found), wanted, groups, all_factors=budget is not None)
     allowed = {
         name: Allowed(_scores_of(groups[name], scores), n, wanted[name].round_to, crossed.get(name))
@@ -262,7 +244,7 @@ def prune_plan(
 def _least(
     made: Sequence[Made],
     wanted: Mapping[str, Prune],
-    groups: Mapping[str, Group],
+    groups: Mapping[str, dependencies.Group],
     *,
     all_factors: bool,
 ) -> dict[str, int]:
@@ -298,7 +280,10 @@ def _least(
 
 
 def _kept(
-    group: Group, setting: Prune, made: Sequence[Made], factors: Mapping[Made, int] | None = None
+    group: dependencies.Group,
+    setting: Prune,
+    made: Sequence[Made],
+    factors: Mapping[Made, int] | None = None,
 ) -> int:
     """Returns how many channels of a group stay, so that enough stay of what layers make of it.
 
@@ -327,7 +312,7 @@ def _kept(
     return next(fits, group.size)
 
 
-def _setting(group: Group, settings: Mapping[str, Prune]) -> Prune | None:
+def _setting(group: dependencies.Group, settings: Mapping[str, Prune]) -> Prune | None:
     """Returns what the layers of a group agree on."""
     chosen = {site: settings.get(site) for site in group.sites}
     wanted = {setting for setting in chosen.values() if setting is not None}
@@ -335,26 +320,28 @@ def _setting(group: Group, settings: Mapping[str, Prune]) -> Prune | None:
     if not wanted or None in chosen.values():
         return None
     if len(wanted) > 1:
-        raise PlanError(
+        raise dependencies.PlanError(
             f"{', '.join(chosen)} make the same channels ({group.name!r}), so they need the same "
             "setting."
         )
     return wanted.pop()
 
 
-def _scores_of(group: Group, scores: Mapping[str, np.ndarray]) -> np.ndarray:
+def _scores_of(group: dependencies.Group, scores: Mapping[str, np.ndarray]) -> np.ndarray:
     """Returns a group's scores, as numbers that can be put in order."""
     where = f"the channels of {group.name!r} (made by {', '.join(group.sites)})"
     if group.name not in scores:
-        raise PlanError(
+        raise dependencies.PlanError(
             f"the score says nothing about {where}; set None at these sites, or take another score."
         )
     found = np.asarray(scores[group.name], np.float64)
     if found.shape != (group.size,):
-        raise PlanError(
+        raise dependencies.PlanError(
             f"the score of {where} has shape {found.shape}; it has to have one number per channel, "
             f"{(group.size,)}."
         )
     if np.isnan(found).any():
-        raise PlanError(f"the score of {where} has NaN; look at the parameters and the batch.")
+        raise dependencies.PlanError(
+            f"the score of {where} has NaN; look at the parameters and the batch."
+        )
     return found

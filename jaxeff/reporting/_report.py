@@ -33,24 +33,8 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, PRNGKeyArray
 
-from jaxeff import compression, robustness, uncertainty
-from jaxeff.core import (
-    check_choice,
-    check_labels,
-    check_number,
-    input_batch,
-    labelled_data,
-    progress_bar,
-    pure_function,
-    real_array,
-    single_key,
-    static_integer,
-    static_integers,
-    string,
-    string_mapping,
-    string_sequence,
-    validate,
-)
+from jaxeff import compression, core, robustness, uncertainty
+from jaxeff.core import progress_bar
 from jaxeff.moment_propagation import is_gaussian, moments, moments_check
 from jaxeff.noise import Additive, slots
 from jaxeff.program import cost, trace
@@ -254,10 +238,10 @@ def predictions(subject: Subject) -> dict[str, Any]:
 
 def _predicted(where: str, value: Any) -> None:
     """Checks logits: an array, or a `Gaussian`."""
-    real_array(2)(where, value.mean if is_gaussian(value) else value)
+    core.real_array(2)(where, value.mean if is_gaussian(value) else value)
 
 
-@validate(key=single_key, logits=_predicted, outside=_predicted)
+@core.validate(key=core.single_key, logits=_predicted, outside=_predicted)
 def judge_predictions(
     key: PRNGKeyArray,
     logits: Any,
@@ -279,10 +263,10 @@ def judge_predictions(
         Plain numbers and lists, the section "predictions" of a report.
     """
     classes = (logits.mean if is_gaussian(logits) else logits).shape[-1]
-    check_labels("judge_predictions: labels", labels, classes, logits.shape[:-1])
+    core.check_labels("judge_predictions: labels", labels, classes, logits.shape[:-1])
     if outside_labels is not None:
         batch = () if outside is None else outside.shape[:-1]
-        check_labels("judge_predictions: outside_labels", outside_labels, classes, batch)
+        core.check_labels("judge_predictions: outside_labels", outside_labels, classes, batch)
     inside = _judged(key, logits, labels)
     found: dict[str, Any] = {"inside": inside, "random": is_gaussian(logits)}
     found["score"] = "mutual information" if is_gaussian(logits) else "entropy of the softmax"
@@ -378,18 +362,18 @@ class Deployed(Protocol):
         ...
 
 
-@validate(
-    f=pure_function,
-    params=input_batch,
-    data=labelled_data,
-    key=single_key,
-    title=string,
-    about=string_mapping,
-    levels=real_array(1),
-    widths=static_integers(1),
-    shares=real_array(1),
-    examples=static_integer(10),
-    sections=string_sequence,
+@core.validate(
+    f=core.pure_function,
+    params=core.input_batch,
+    data=core.labelled_data,
+    key=core.single_key,
+    title=core.string,
+    about=core.string_mapping,
+    levels=core.real_array(1),
+    widths=core.static_integers(1),
+    shares=core.real_array(1),
+    examples=core.static_integer(10),
+    sections=core.string_sequence,
 )
 def report(
     key: PRNGKeyArray,
@@ -451,10 +435,10 @@ def report(
         CheckpointError: The folder holds sections of another model, data or settings.
     """
     for share in shares:
-        check_number("report: shares", share, low=0, below=1)
+        core.check_number("report: shares", share, low=0, below=1)
     chosen = tuple(SECTIONS) + ("target",) * (bundle is not None)
     for name in sections or ():
-        check_choice("sections", name, (*SECTIONS, "target"))
+        core.check_choice("sections", name, (*SECTIONS, "target"))
     chosen = tuple(name for name in chosen if sections is None or name in sections)
     random = any(map(is_gaussian, jax.tree.leaves(params, is_leaf=is_gaussian)))
     numbers = jax.tree.map(
@@ -465,11 +449,11 @@ def report(
     logits = jax.eval_shape(f, numbers, jax.tree.map(lambda leaf: leaf[:1], x))
     if not hasattr(logits, "shape") or len(logits.shape) != 2:
         raise ValueError("report: f must be a classifier, f(params, x) -> logits [batch, classes]")
-    check_labels("report: data, the labels,", y, logits.shape[-1])
+    core.check_labels("report: data, the labels,", y, logits.shape[-1])
     if beyond is not None:
-        input_batch("report: outside", beyond)
+        core.input_batch("report: outside", beyond)
     if beyond_labels is not None:
-        check_labels("report: outside, the labels,", beyond_labels, logits.shape[-1])
+        core.check_labels("report: outside, the labels,", beyond_labels, logits.shape[-1])
     subject = Subject(
         key=key, f=f, params=numbers, posterior=params if random else None, x=x, y=jnp.asarray(y),
         outside=beyond, outside_labels=beyond_labels, levels=tuple(map(float, levels)),

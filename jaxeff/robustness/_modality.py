@@ -87,20 +87,7 @@ from scipy.ndimage import gaussian_filter1d
 from scipy.signal import find_peaks
 from scipy.stats import gaussian_kde
 
-from jaxeff.core import (
-    Number,
-    Setting,
-    check_choice,
-    check_count,
-    check_key,
-    check_number,
-    number,
-    positive,
-    real_array,
-    register_setting,
-    static_integer,
-    validate,
-)
+from jaxeff import core
 from jaxeff.noise import Noise
 from jaxeff.noise.models import perturb_at
 
@@ -131,7 +118,7 @@ class Bimodality(NamedTuple):
         return self.separability > UNIMODAL
 
 
-@validate(values=real_array(), least_share=number(0, below=0.5), floor=positive)
+@core.validate(values=core.real_array(), least_share=core.number(0, below=0.5), floor=core.positive)
 def bimodality(
     values: Float[Array, "..."],
     *,
@@ -150,8 +137,8 @@ def bimodality(
     Raises:
         ValueError: Fewer than two values, an unknown scale, or a share that leaves no cut.
     """
-    check_choice("scale", scale, ("linear", "log"))
-    check_number("least_share", least_share, low=0, high=0.5)
+    core.check_choice("scale", scale, ("linear", "log"))
+    core.check_number("least_share", least_share, low=0, high=0.5)
     flat = jnp.ravel(jnp.asarray(values, float))
     n = flat.size
     edge = max(1, round(least_share * n))
@@ -184,9 +171,9 @@ def bimodality(
     return Bimodality(separability, threshold, low, high, 1 - lower / n)
 
 
-@register_setting
+@core.register_setting
 @dataclass(frozen=True)
-class Binarized(Setting):
+class Binarized(core.Setting):
     """Replaces a layer's values by one of two: the threshold check, as a setting of `noisy`.
 
     Values above the threshold become their mean, so do those that aren't; the means are taken over
@@ -200,7 +187,7 @@ class Binarized(Setting):
         ValueError: The threshold is NaN.
     """
 
-    threshold: Annotated[Float[Array, ""] | float, Number()]
+    threshold: Annotated[Float[Array, ""] | float, core.Number()]
     after: Noise | None = None
 
     def perturb(self, key: PRNGKeyArray, x: Float[Array, "*shape"]) -> Float[Array, "*shape"]:
@@ -250,7 +237,7 @@ class Peaks(NamedTuple):
         return self.valley < 1
 
 
-@validate(values=real_array(nan=True))
+@core.validate(values=core.real_array(nan=True))
 def peaks(values: Float[Array | np.ndarray, "..."], *, scale: str = "linear") -> Peaks:
     """Finds the peaks of a kernel density estimate (Scott's bandwidth) and the valley between.
 
@@ -261,7 +248,7 @@ def peaks(values: Float[Array | np.ndarray, "..."], *, scale: str = "linear") ->
     Raises:
         ValueError: An unknown scale, values that aren't finite, or fewer than ten different ones.
     """
-    check_choice("scale", scale, ("linear", "log"))
+    core.check_choice("scale", scale, ("linear", "log"))
     flat = np.ravel(np.asarray(values, float))
     if not np.isfinite(flat).all():
         raise ValueError(f"{np.count_nonzero(~np.isfinite(flat))} values aren't finite.")
@@ -296,7 +283,7 @@ _NEGLIGIBLE = 1e-6
 """Of the highest peak: bumps that are the filter's rounding."""
 
 
-@validate(values=real_array(nan=True), draws=static_integer())
+@core.validate(values=core.real_array(nan=True), draws=core.static_integer())
 def one_peak_pvalue(
     key: PRNGKeyArray, values: Float[Array | np.ndarray, "..."], *, draws: int = 200
 ) -> float:
@@ -314,8 +301,8 @@ def one_peak_pvalue(
         TypeError: The key is none, or `draws` no integer.
         ValueError: `draws` is below 1, or the values are too few or not finite.
     """
-    check_key("one_peak_pvalue: key", key)
-    check_count("draws", draws)
+    core.check_key("one_peak_pvalue: key", key)
+    core.check_count("draws", draws)
     flat = np.ravel(np.asarray(values, float))
     if not np.isfinite(flat).all():
         raise ValueError(f"{np.count_nonzero(~np.isfinite(flat))} values aren't finite.")

@@ -104,20 +104,7 @@ import numpy as np
 import optax
 from jaxtyping import Array, Float, PRNGKeyArray
 
-from jaxeff.core import (
-    aligned_arrays,
-    check_number,
-    function_of_form,
-    input_batch,
-    instance_of,
-    non_negative,
-    optax_optimizer,
-    positive,
-    real_array,
-    static_integer,
-    string_mapping,
-    validate,
-)
+from jaxeff import core
 from jaxeff.noise import Additive, Noise, noisy
 from jaxeff.noise.models import perturb_at
 from jaxeff.robustness.curves import Midpoint
@@ -142,11 +129,11 @@ class NoiseSensitivity(NamedTuple):
     std_error: Float[np.ndarray, "sites levels"]
 
 
-@validate(
-    x=input_batch,
-    levels=real_array(),
-    noise=function_of_form("noise(level)"),
-    draws=static_integer(),
+@core.validate(
+    x=core.input_batch,
+    levels=core.real_array(),
+    noise=core.function_of_form("noise(level)"),
+    draws=core.static_integer(),
 )
 def kl_sensitivity(
     key: PRNGKeyArray,
@@ -193,7 +180,7 @@ def kl_sensitivity(
     return NoiseSensitivity(sites, np.asarray(grid), kl.mean(-1), scatter / math.sqrt(draws))
 
 
-@validate(sensitivity=instance_of(NoiseSensitivity), threshold=positive)
+@core.validate(sensitivity=core.instance_of(NoiseSensitivity), threshold=core.positive)
 def tolerated_level(
     sensitivity: NoiseSensitivity, threshold: float = ONE_BIT
 ) -> Float[np.ndarray, " sites"]:
@@ -277,18 +264,18 @@ class NoiseBudget(NamedTuple):
     history: list[dict[str, Any]]
 
 
-@validate(level=non_negative, logits=real_array(1))
+@core.validate(level=core.non_negative, logits=core.real_array(1))
 def spread_levels(level: Any, logits: Float[Array, " sites"]) -> Float[Array, " sites"]:
     """Computes levels with the geometric mean `level`, in proportion to `exp(logits)`."""
     # Centred logits: the product of the levels stays level^n whatever the gradient does.
     return level * jnp.exp(logits - logits.mean())
 
 
-@validate(
-    data=aligned_arrays,
-    budget_optimizer=optax_optimizer,
-    noise=function_of_form("noise(level)"),
-    loss=function_of_form("loss(f)"),
+@core.validate(
+    data=core.aligned_arrays,
+    budget_optimizer=core.optax_optimizer,
+    noise=core.function_of_form("noise(level)"),
+    loss=core.function_of_form("loss(f)"),
 )
 def learn_budget(
     key: PRNGKeyArray,
@@ -341,7 +328,7 @@ def learn_budget(
     sites = tuple(sites)
     if len(sites) < 2 or len(set(sites)) < len(sites):
         raise ValueError(f"a budget is spread over at least two different sites, got {list(sites)}")
-    check_number("level", level, low=float(np.finfo(np.float32).tiny))
+    core.check_number("level", level, low=float(np.finfo(np.float32).tiny))
 
     def loss_at(logits: Any, state: Any) -> Loss:
         levels = spread_levels(level, logits)
@@ -380,7 +367,7 @@ def learn_budget(
     return NoiseBudget(by_site, result.params["model"], result.state, result.history)
 
 
-@validate(midpoints=string_mapping, budget=static_integer())
+@core.validate(midpoints=core.string_mapping, budget=core.static_integer())
 def allocate_repetitions(
     midpoints: Mapping[str, float | Midpoint | None], budget: int
 ) -> dict[str, int]:

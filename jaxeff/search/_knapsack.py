@@ -34,13 +34,7 @@ import scipy  # its solvers are loaded when they are asked for
 from jaxtyping import Array, Float, Int, PRNGKeyArray
 
 from jaxeff.core import Count, Setting, register_setting, static
-from jaxeff.search._searcher import (
-    EpisodeResult,
-    SearchProblem,
-    as_policy,
-    cost_of_policy,
-    predicted_divergence,
-)
+from jaxeff.search import _searcher as searcher
 
 NEAR = 0.1
 """Share of the budget that solutions after the first one leave at most, where there are such."""
@@ -87,7 +81,7 @@ class Knapsack(Setting):
 
     levels: Annotated[int, Count(2)] = static(6)
 
-    def start(self, key: PRNGKeyArray, problem: SearchProblem) -> Items:
+    def start(self, key: PRNGKeyArray, problem: searcher.SearchProblem) -> Items:
         """Implements `Searcher`.
 
         Raises:
@@ -109,30 +103,31 @@ class Knapsack(Setting):
         changed = np.tile(start, (layers, len(options), 1, 1))
         for i in range(layers):
             changed[i, :, i] = options
-        alone = [[as_policy(problem, one) for one in own] for own in changed]
+        alone = [[searcher.as_policy(problem, one) for one in own] for own in changed]
         if problem.prepare is not None:
             problem.prepare([one for own in alone for one in own])
         duplicates = np.array([_numbered([str(one.plain()) for one in own]) for own in alone])
-        whole = cost_of_policy(problem, start)
+        whole = searcher.cost_of_policy(problem, start)
         damages, costs = np.zeros((2, layers, len(options)))
         for i, (k, option) in itertools.product(range(layers), enumerate(options)):
             # One layer alone: several save more together, which `learn` makes up for.
-            costs[i, k] = cost_of_policy(problem, changed[i, k]) - whole
+            costs[i, k] = searcher.cost_of_policy(problem, changed[i, k]) - whole
             damages[i, k] = sum(
-                predicted_divergence(of, known, float(a), i, j) for j, a in enumerate(option)
+                searcher.predicted_divergence(of, known, float(a), i, j)
+                for j, a in enumerate(option)
             )
         # Bit operations have no measured whole: that of no actions stands for it.
         unit = (
             problem.whole
             if problem.time is not None
-            else cost_of_policy(problem, np.zeros_like(start))
+            else searcher.cost_of_policy(problem, np.zeros_like(start))
         )
         return Items(
             options, damages, costs, whole, problem.target * unit, -np.inf, np.inf, duplicates
         )
 
     def propose(
-        self, key: PRNGKeyArray, problem: SearchProblem, state: Items
+        self, key: PRNGKeyArray, problem: searcher.SearchProblem, state: Items
     ) -> tuple[Float[Array, "layers actions"], Items]:
         """Implements `Searcher`."""
         layers, tried, seen = np.arange(len(state.costs)), state.tried, state.seen
@@ -146,7 +141,7 @@ class Knapsack(Setting):
                 tried,
                 NEAR * state.budget,
             )
-            text = str(as_policy(problem, state.options[chosen]).plain())
+            text = str(searcher.as_policy(problem, state.options[chosen]).plain())
             tried = (*tried, state.duplicates[layers, chosen])
             if text not in seen:
                 break
@@ -154,7 +149,11 @@ class Knapsack(Setting):
         return jnp.asarray(state.options[chosen]), state
 
     def learn(
-        self, key: PRNGKeyArray, problem: SearchProblem, state: Items, outcome: EpisodeResult
+        self,
+        key: PRNGKeyArray,
+        problem: searcher.SearchProblem,
+        state: Items,
+        outcome: searcher.EpisodeResult,
     ) -> Items:
         """Implements `Searcher`."""
         least = state.whole + state.costs.min(1).sum()

@@ -46,15 +46,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Annotated, Protocol
 
-from jaxeff.core import (
-    Number,
-    Setting,
-    check_number,
-    instance_of,
-    register_setting,
-    static,
-    validate,
-)
+from jaxeff import core
 from jaxeff.search._candidates import Small
 from jaxeff.search._space import Policy, SearchSpace
 
@@ -73,48 +65,48 @@ class Reward(Protocol):
         ...
 
 
-@register_setting
+@core.register_setting
 @dataclass(frozen=True)
-class Absolute(Setting):
+class Absolute(core.Setting):
     """accuracy + weight * |latency / target - 1|.
 
     Attributes:
         weight: Below zero; the source's is -3.
     """
 
-    weight: Annotated[float, Number(below=0)] = static(-3.0)
+    weight: Annotated[float, core.Number(below=0)] = core.static(-3.0)
 
     def __call__(self, accuracy: float, latency: float, target: float) -> float:
         """Implements `Reward`."""
         return accuracy + self.weight * abs(latency / target - 1)
 
 
-@register_setting
+@core.register_setting
 @dataclass(frozen=True)
-class OneSided(Setting):
+class OneSided(core.Setting):
     """accuracy + weight * max(0, latency / target - 1).
 
     Attributes:
         weight: Below zero.
     """
 
-    weight: Annotated[float, Number(below=0)] = static(-3.0)
+    weight: Annotated[float, core.Number(below=0)] = core.static(-3.0)
 
     def __call__(self, accuracy: float, latency: float, target: float) -> float:
         """Implements `Reward`."""
         return accuracy + self.weight * max(0.0, latency / target - 1)
 
 
-@register_setting
+@core.register_setting
 @dataclass(frozen=True)
-class Exponential(Setting):
+class Exponential(core.Setting):
     """accuracy * (latency / target) ** exponent.
 
     Attributes:
         exponent: Below zero; MnasNet's is -0.07.
     """
 
-    exponent: Annotated[float, Number(below=0)] = static(-0.07)
+    exponent: Annotated[float, core.Number(below=0)] = core.static(-0.07)
 
     def __call__(self, accuracy: float, latency: float, target: float) -> float:
         """Implements `Reward`."""
@@ -140,7 +132,7 @@ class Worth:
         if not weights:
             raise ValueError("Worth needs the weight of a metric, such as Worth(accuracy=1.0).")
         for name, weight in weights.items():
-            check_number(f"Worth: {name}", weight)
+            core.check_number(f"Worth: {name}", weight)
         # Sorted, for a search's folder knows it by its text.
         object.__setattr__(self, "weights", tuple(sorted(weights.items())))
 
@@ -192,7 +184,7 @@ class LatencyError(RuntimeError):
     """
 
 
-@validate(candidate=instance_of(Candidate))
+@core.validate(candidate=core.instance_of(Candidate))
 def bit_operations(candidate: Candidate) -> float:
     """Computes bit operations of a candidate: a stand-in for a measured time."""
     return float(candidate.space.bops(candidate.policy).sum())

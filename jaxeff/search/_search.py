@@ -55,29 +55,10 @@ import numpy as np
 import optax
 from jaxtyping import PRNGKeyArray
 
-from jaxeff.core import (
-    Check,
-    any_of,
-    check_count,
-    check_number,
-    forwards,
-    function_of_form,
-    instance_of,
-    labelled_data,
-    number,
-    progress_bar,
-    pure_function,
-    static_integer,
-    validate,
-)
+from jaxeff import core
+from jaxeff.core import progress_bar
 from jaxeff.pruning.scores import Score, l1
-from jaxeff.search._candidates import (
-    Candidates,
-    CompressionSensitivity,
-    Metrics,
-    Search,
-    sensitivity,
-)
+from jaxeff.search import _candidates
 from jaxeff.search._episodes import Episodes, Measurements, Row
 from jaxeff.search._knapsack import Knapsack
 from jaxeff.search._objectives import Absolute, Latency, LatencyError, Reward, Worth
@@ -104,27 +85,29 @@ class SearchOptions(TypedDict, total=False):
 
 
 _ACCURACY = Worth(accuracy=1.0)
-_CHECKS: dict[str, Check] = {
-    "latency": function_of_form("latency(candidate)"),
-    "target": number(above=0, high=1),
-    "agent": instance_of(Searcher),
-    "actions": instance_of(Actions),
-    "episodes": static_integer(),
-    "reward": function_of_form("reward(accuracy, ratio, target)"),
-    "worth": instance_of(Worth),
-    "refinement": instance_of(Refinement),
+_CHECKS: dict[str, core.Check] = {
+    "latency": core.function_of_form("latency(candidate)"),
+    "target": core.number(above=0, high=1),
+    "agent": core.instance_of(Searcher),
+    "actions": core.instance_of(Actions),
+    "episodes": core.static_integer(),
+    "reward": core.function_of_form("reward(accuracy, ratio, target)"),
+    "worth": core.instance_of(Worth),
+    "refinement": core.instance_of(Refinement),
 }
 """The checks of what both functions take."""
 
 
-@validate(
-    candidates=instance_of(Candidates),
-    known=any_of(function_of_form("known()"), instance_of(CompressionSensitivity)),
+@core.validate(
+    candidates=core.instance_of(_candidates.Candidates),
+    known=core.any_of(
+        core.function_of_form("known()"), core.instance_of(_candidates.CompressionSensitivity)
+    ),
     **_CHECKS,
 )
 def search_among(
     key: PRNGKeyArray,
-    candidates: Candidates,
+    candidates: _candidates.Candidates,
     *,
     latency: Latency,
     target: float,
@@ -133,12 +116,14 @@ def search_among(
     episodes: int = 30,
     reward: Reward = Absolute(),  # noqa: B008
     worth: Worth = _ACCURACY,
-    known: CompressionSensitivity | Callable[[], CompressionSensitivity] | None = None,
+    known: _candidates.CompressionSensitivity
+    | Callable[[], _candidates.CompressionSensitivity]
+    | None = None,
     folder: str | os.PathLike[str] | None = None,
     settings: Mapping[str, Any] | None = None,
     refinement: Refinement | None = None,
     progress: bool = True,
-) -> Search:
+) -> _candidates.Search:
     """Searches among prepared candidates: several searches share what was compiled.
 
     Args:
@@ -167,8 +152,8 @@ def search_among(
         LatencyError: No candidate could be measured.
         CheckpointError: The folder holds another search, or is damaged.
     """
-    check_number("search: target", target, above=0)
-    check_count("search: episodes", episodes)
+    core.check_number("search: target", target, above=0)
+    core.check_count("search: episodes", episodes)
     space = candidates.space
     _check_prunable(space, actions)
     journal = None
@@ -215,21 +200,23 @@ def search_among(
                 f"{refined[-1]['message']}"
             )
     best = Policy.from_plain(max(measured, key=lambda row: row["reward"])["policy"])
-    return Search(best, candidates.smaller(best), run.rows, whole, target, known, space, refined)
+    return _candidates.Search(
+        best, candidates.smaller(best), run.rows, whole, target, known, space, refined
+    )
 
 
-@validate(
-    data=labelled_data,
-    validation=labelled_data,
-    train=pure_function,
-    steps=static_integer(0),
-    images=static_integer(),
-    metrics=any_of(function_of_form("metrics(predict, validation)")),
-    score=function_of_form("score(params, channels)"),
-    few_bit_layers=instance_of(FewBitLayers),
+@core.validate(
+    data=core.labelled_data,
+    validation=core.labelled_data,
+    train=core.pure_function,
+    steps=core.static_integer(0),
+    images=core.static_integer(),
+    metrics=core.any_of(core.function_of_form("metrics(predict, validation)")),
+    score=core.function_of_form("score(params, channels)"),
+    few_bit_layers=core.instance_of(FewBitLayers),
     **_CHECKS,
 )
-@forwards(search_among, SearchOptions)
+@core.forwards(search_among, SearchOptions)
 def search(
     key: PRNGKeyArray,
     f: Callable[..., Any],
@@ -243,13 +230,13 @@ def search(
     steps: int | None = None,
     batch_size: int = 128,
     optimizer: optax.GradientTransformation | None = None,
-    metrics: Metrics | None = None,
+    metrics: _candidates.Metrics | None = None,
     sensitivities: bool = True,
     images: int = 256,
     score: Score = l1,
     few_bit_layers: FewBitLayers = FewBitLayers(),  # noqa: B008
     **options: Unpack[SearchOptions],
-) -> Search:
+) -> _candidates.Search:
     """Searches for the policy of the highest reward.
 
     Args:
@@ -294,14 +281,16 @@ def search(
     before = (params,) if state is None else (params, state)
     space = SearchSpace.read(f, *before, one, score=score, few_bit_layers=few_bit_layers)
     _check_prunable(space, actions)
-    candidates = Candidates(
+    candidates = _candidates.Candidates(
         f, params, data, validation, space, state=state, train=train, steps=steps,
         batch_size=batch_size, optimizer=optimizer, metrics=metrics,
     )  # fmt: skip
     known: Any = None
     if sensitivities:
         x = jax.tree.map(lambda leaf: leaf[:images], data[0])
-        known = functools.partial(sensitivity, f, params, x, space, actions, state=state)
+        known = functools.partial(
+            _candidates.sensitivity, f, params, x, space, actions, state=state
+        )
     return search_among(key, candidates, actions=actions, known=known, **options)
 
 

@@ -51,15 +51,7 @@ from jaxeff.core import Choice, Count, Number, Setting, Table, register_setting,
 from jaxeff.program import Layer
 from jaxeff.program.costs import node_macs
 from jaxeff.program.ir import Contraction
-from jaxeff.pruning import Channels, Plan, axis_size, channels, masked
-from jaxeff.pruning.dependencies import (
-    Axis,
-    AxisProduct,
-    Dimension,
-    counts_zeros,
-    dimensions,
-    resolve_axis,
-)
+from jaxeff.pruning import Channels, Plan, axis_size, channels, dependencies, masked
 from jaxeff.pruning.scores import Score, l1
 
 FP32, INT8, MIX = 0, 1, 2
@@ -140,8 +132,8 @@ class Site:
     name: str
     group: int
     macs: int
-    made: Axis
-    read: Axis
+    made: dependencies.Axis
+    read: dependencies.Axis
     weights: int
     kernel: int
     stride: int
@@ -236,7 +228,7 @@ class SearchSpace:
         crossed = {
             group.name: "zeros"
             for group in self.channels
-            if group.name in keep and group.crossed and counts_zeros(group)
+            if group.name in keep and group.crossed and dependencies.counts_zeros(group)
         }
         return Plan(keep, self.channels, crossed)
 
@@ -289,14 +281,16 @@ class SearchSpace:
         return jnp.asarray(fits_kernels & ~(last & (not legal.last)))
 
     def _products(self, kept: Counts, whole: list[int]) -> Float[Array, " sites"]:
-        def share(site: Site, counts: Mapping[Dimension, Any]) -> Any:
+        def share(site: Site, counts: Mapping[dependencies.Dimension, Any]) -> Any:
             # Products are linear in outputs and inputs; a group's inputs go with its outputs.
             made = axis_size(site.made, counts) / site.made.size
             return made if site.blocks > 1 else made * axis_size(site.read, counts) / site.read.size
 
         return self._per_site(share, kept) * jnp.asarray(whole, jnp.float32)
 
-    def _per_site(self, count: Callable[[Site, Mapping[Dimension, Any]], Any], kept: Any) -> Array:
+    def _per_site(
+        self, count: Callable[[Site, Mapping[dependencies.Dimension, Any]], Any], kept: Any
+    ) -> Array:
         ids = dict(zip((g.name for g in self.channels), self.channels.dimensions, strict=True))
         counts = {ids[name]: kept[i] for i, name in enumerate(self.groups)}
         return jnp.stack([jnp.asarray(count(site, counts)) for site in self.sites])
@@ -322,7 +316,9 @@ class SearchSpace:
         return self.table._repr_html_()
 
 
-def _site(layer: Layer, found: Channels, ids: Mapping[Dimension, Any], names: list[str]) -> Site:
+def _site(
+    layer: Layer, found: Channels, ids: Mapping[dependencies.Dimension, Any], names: list[str]
+) -> Site:
     """Reads one layer; a group that it is the first to make is added to `names`."""
     (node,) = [node for node in layer.nodes if node_macs(node)]
     labels = found.labels
@@ -332,18 +328,18 @@ def _site(layer: Layer, found: Channels, ids: Mapping[Dimension, Any], names: li
     contraction = Contraction.of(node)
     if not contraction.is_convolution:
         of_weight, summed = labels.of(node.inputs[weight]), contraction.summed(weight)
-        made: Axis = _merged([a for i, a in enumerate(of_weight) if i not in summed])
-        read: Axis = _merged([a for i, a in enumerate(of_weight) if i in summed])
+        made: dependencies.Axis = _merged([a for i, a in enumerate(of_weight) if i not in summed])
+        read: dependencies.Axis = _merged([a for i, a in enumerate(of_weight) if i in summed])
         kernel, stride, places, blocks = 1, 1, 0, 1
     else:
         image, _, result = contraction.layouts
-        made = resolve_axis(out[result[1]])
-        read = resolve_axis(labels.of(node.inputs[0])[image[1]])
+        made = dependencies.resolve_axis(out[result[1]])
+        read = dependencies.resolve_axis(labels.of(node.inputs[0])[image[1]])
         kernel, blocks = contraction.taps, contraction.groups
         stride = max(node.params["window_strides"], default=1)
         places = min((shape[i] for i in contraction.window(2)), default=0)
     group = -1
-    for dimension in dimensions(made):
+    for dimension in dependencies.dimensions(made):
         # The first layer that makes a group decides about it; those that add to it have none.
         if dimension in ids and layer.site in ids[dimension].sites:
             name = ids[dimension].name
@@ -357,8 +353,12 @@ def _site(layer: Layer, found: Channels, ids: Mapping[Dimension, Any], names: li
     )
 
 
-def _merged(axes: list[Axis]) -> Axis:
-    return resolve_axis(axes[0]) if len(axes) == 1 else resolve_axis(AxisProduct(tuple(axes)))
+def _merged(axes: list[dependencies.Axis]) -> dependencies.Axis:
+    return (
+        dependencies.resolve_axis(axes[0])
+        if len(axes) == 1
+        else dependencies.resolve_axis(dependencies.AxisProduct(tuple(axes)))
+    )
 
 
 @register_setting

@@ -44,14 +44,8 @@ from pathlib import Path
 from typing import Any
 
 from jaxeff.core import validate
+from jaxeff.store import _writing as writing
 from jaxeff.store._identity import require_same_run
-from jaxeff.store._writing import (
-    CheckpointError,
-    named_errors,
-    open_regular,
-    require_replaceable,
-    write_atomically,
-)
 
 
 @validate()
@@ -81,7 +75,7 @@ def numbered_lines(path: str | os.PathLike[str]) -> list[tuple[int, Any]]:
             values.append((number, json.loads(line)))
         # A file from strangers may nest deeper than the parser's stack.
         except (ValueError, RecursionError) as error:
-            raise CheckpointError(
+            raise writing.CheckpointError(
                 f"line {number} of {path} is damaged: {error}. The file was left as it is; mend "
                 "that line, delete it to use the rest, or choose another file"
             ) from error
@@ -99,12 +93,12 @@ def repair_lines(path: str | os.PathLike[str]) -> None:
     if not rest:
         return
     aside = path.with_name(path.name + ".cut")
-    require_replaceable(aside)
+    writing.require_replaceable(aside)
     if not _is_cut(rest):  # only the line's end is missing
-        with named_errors(path), path.open("ab") as file:
+        with writing.named_errors(path), path.open("ab") as file:
             file.write(b"\n")
         return
-    with named_errors(aside), aside.open("ab") as file:
+    with writing.named_errors(aside), aside.open("ab") as file:
         file.write(rest + b"\n")
         file.flush()
         os.fsync(file.fileno())  # on disk there before it is gone here
@@ -127,8 +121,8 @@ def add_line(path: str | os.PathLike[str], value: Any) -> None:
     if not isinstance(value, (dict, list, tuple)):
         raise TypeError(f"a line holds an object or a list, not a {type(value).__name__}.")
     data = json.dumps(value).encode() + b"\n"
-    require_replaceable(path)
-    with named_errors(Path(path)), Path(path).open("ab", buffering=0) as file:
+    writing.require_replaceable(path)
+    with writing.named_errors(Path(path)), Path(path).open("ab", buffering=0) as file:
         end = file.seek(0, os.SEEK_END)
         try:
             # Unbuffered, one write: a killed process leaves a beginning of the line, never
@@ -148,12 +142,12 @@ def file_content(path: Path) -> bytes:
       CheckpointError: It is no regular file, or cannot be read.
     """
     try:
-        with open_regular(path) as (file, _):
+        with writing.open_regular(path) as (file, _):
             return file.read()
     except FileNotFoundError:
         return b""
     except OSError as error:
-        raise CheckpointError(
+        raise writing.CheckpointError(
             f"{path} cannot be read: {error.strerror}; choose another file"
         ) from error
 
@@ -215,7 +209,7 @@ class Journal:
         head = json.dumps({"run": dict(run or {})}) + "\n"
         # A head that is cut short has no values behind it: starting over loses nothing.
         if fresh or not self.path.exists() or self._is_cut_in_the_head(head.encode()):
-            write_atomically(self.path, head)
+            writing.write_atomically(self.path, head)
             return
         # Before anything is changed: a file that isn't understood is somebody's.
         self._read(numbered_lines(self.path), json.loads(head)["run"])
@@ -231,7 +225,7 @@ class Journal:
     def _read(self, records: list[tuple[int, Any]], run: dict[str, Any]) -> None:
         (number, head), *rest = records or [(1, None)]
         if not (isinstance(head, dict) and [*head] == ["run"] and isinstance(head["run"], dict)):
-            raise CheckpointError(
+            raise writing.CheckpointError(
                 f"line {number} of {self.path} does not say which run its values are of; choose "
                 "another file, or start afresh to overwrite it."
             )
@@ -240,7 +234,7 @@ class Journal:
         )
         for number, record in rest:
             if not (isinstance(record, dict) and record.keys() == {"task", "rows"}):
-                raise CheckpointError(
+                raise writing.CheckpointError(
                     f"line {number} of {self.path} is not that of a task; mend that line, delete "
                     "it, choose another file, or start afresh to overwrite it."
                 )

@@ -62,37 +62,9 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from jaxeff.core import (
-    Check,
-    aligned_arrays,
-    check_choice,
-    check_count,
-    check_function,
-    check_key,
-    check_params,
-    forwards,
-    from_writer,
-    function_of_form,
-    instance_of,
-    is_writer,
-    progress_bar,
-    span_processes,
-    static_integer,
-    to_devices,
-    to_host,
-    validate,
-)
-from jaxeff.store import (
-    CheckpointError,
-    Resume,
-    describe_arrays,
-    describe_computation,
-    load_metadata,
-    load_pytree,
-    require_same_run,
-    run_identity,
-    save_pytree,
-)
+from jaxeff import core, store
+from jaxeff.core import progress_bar
+from jaxeff.store import save_pytree
 from jaxeff.training._epoch import Epoch, Loss, TrainState, count_examples, init, make_epoch
 from jaxeff.training._losses import CheckedLoss
 from jaxeff.training._replicates import describe_training
@@ -105,7 +77,7 @@ class CheckpointOptions(TypedDict, total=False):
 
     checkpoint: str | os.PathLike[str] | None
     checkpoint_every: int
-    resume: Resume
+    resume: store.Resume
     progress: bool | None
 
 
@@ -129,19 +101,19 @@ class DivergedError(FloatingPointError):
         self.history = history
 
 
-LOOP_CHECKS: dict[str, Check] = {
-    "data": aligned_arrays,
-    "epochs": static_integer(0),
-    "eval_fn": function_of_form("eval_fn(train_state)"),
-    "on_epoch": function_of_form("on_epoch(epoch, train_state, row)"),
+LOOP_CHECKS: dict[str, core.Check] = {
+    "data": core.aligned_arrays,
+    "epochs": core.static_integer(0),
+    "eval_fn": core.function_of_form("eval_fn(train_state)"),
+    "on_epoch": core.function_of_form("on_epoch(epoch, train_state, row)"),
 }
 """The checks of the arguments that a training shares with its loop."""
 
 
-@validate(
-    key=check_key,
-    epoch=function_of_form("epoch(train_state, key, data)"),
-    start=instance_of(TrainState),
+@core.validate(
+    key=core.check_key,
+    epoch=core.function_of_form("epoch(train_state, key, data)"),
+    start=core.instance_of(TrainState),
     **LOOP_CHECKS,
 )
 def run_epochs(
@@ -156,7 +128,7 @@ def run_epochs(
     on_epoch: Callable[[int, TrainState, dict[str, Any]], bool | None] | None = None,
     checkpoint: str | os.PathLike[str] | None = None,
     checkpoint_every: int = 1,
-    resume: Resume = True,
+    resume: store.Resume = True,
     settings: Mapping[str, Any] | None = None,
     identity: Mapping[str, Any] | None = None,
     progress: bool | None = None,
@@ -199,9 +171,9 @@ def run_epochs(
     for name, value in (
         ("epochs", epochs), ("eval_every", eval_every), ("checkpoint_every", checkpoint_every)
     ):  # fmt: skip
-        check_count(name, value)
-    check_choice("on_nan", on_nan, ("raise", "keep"))
-    check_choice("resume", resume, (True, False, "force"))
+        core.check_count(name, value)
+    core.check_choice("on_nan", on_nan, ("raise", "keep"))
+    core.check_choice("resume", resume, (True, False, "force"))
     count_examples(data)
     data = jax.tree.map(jnp.asarray, data)
     # Without a way back to the last good state its memory can be reused, but not the caller's.
@@ -212,23 +184,23 @@ def run_epochs(
     if checkpoint is None:
         identity = {}
     elif identity is None:
-        parts = describe_arrays("start", to_host(carry))
-        parts["epoch"] = describe_computation(epoch, carry, _fold_in(key, 0), data)
-        identity = run_identity(key, data, settings, parts)
-    together = span_processes(carry)
+        parts = store.describe_arrays("start", core.to_host(carry))
+        parts["epoch"] = store.describe_computation(epoch, carry, _fold_in(key, 0), data)
+        identity = store.run_identity(key, data, settings, parts)
+    together = core.span_processes(carry)
     history: History = []
     if checkpoint is not None and resume:
         like = carry  # it is bound anew
         # One process reads; the others get what it read, so that all continue from the same
         # epoch.
-        stored = from_writer(
+        stored = core.from_writer(
             lambda: _read(Path(checkpoint), like, None if resume == "force" else identity, epochs),
             together,
         )
         if stored is not None:
             carry, history, stopped = stored
             # Where the started arrays lie, so that the epoch is compiled for the same layout.
-            carry = jax.tree.map(lambda x, at: to_devices(x, at.sharding), carry, like)
+            carry = jax.tree.map(lambda x, at: core.to_devices(x, at.sharding), carry, like)
             if stopped:
                 return carry, history
 
@@ -257,8 +229,8 @@ def run_epochs(
             if checkpoint is not None and (last or stop or (index + 1) % checkpoint_every == 0):
                 run = {"identity": dict(identity), "history": history, "stopped": stop}
                 # All processes gather what lies on several, one of them writes.
-                kept = to_host(carry)
-                if is_writer(together):
+                kept = core.to_host(carry)
+                if core.is_writer(together):
                     save_pytree(checkpoint, kept, run)
             if stop:
                 break
@@ -270,15 +242,15 @@ def _read(
 ) -> tuple[TrainState, History, bool] | None:
     if not path.exists():
         return None
-    metadata = load_metadata(path)
+    metadata = store.load_metadata(path)
     if not {"identity", "history", "stopped"} <= metadata.keys():
-        raise CheckpointError(f"{path} is a checkpoint, but not one of a training run.")
+        raise store.CheckpointError(f"{path} is a checkpoint, but not one of a training run.")
     if identity is not None:
-        require_same_run(f"the checkpoint {path} is", metadata["identity"], identity)
-    carry = load_pytree(path, like)
+        store.require_same_run(f"the checkpoint {path} is", metadata["identity"], identity)
+    carry = store.load_pytree(path, like)
     history = metadata["history"]
     if len(history) > epochs:
-        raise CheckpointError(
+        raise store.CheckpointError(
             f"the checkpoint {path} already holds {len(history)} epochs, more than the "
             f"{epochs} asked for: ask for more, or pass resume=False to overwrite it."
         )
@@ -331,7 +303,7 @@ def _shown(record: Mapping[str, Any]) -> str:
 
 
 def _numbers(metrics: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: np.asarray(value).tolist() for name, value in to_host(dict(metrics)).items()}
+    return {name: np.asarray(value).tolist() for name, value in core.to_host(dict(metrics)).items()}
 
 
 class FitResult(NamedTuple):
@@ -350,8 +322,8 @@ class FitResult(NamedTuple):
     history: History
 
 
-@validate(**LOOP_CHECKS)
-@forwards(run_epochs, RunOptions)
+@core.validate(**LOOP_CHECKS)
+@core.forwards(run_epochs, RunOptions)
 def fit(
     key: jax.Array,
     loss: Loss,
@@ -401,10 +373,10 @@ def fit(
       ValueError: The data don't have a common first axis, or hold less than one batch; a label is
         no class of the network's.
     """
-    check_key("fit: key", key)
-    check_function("fit: loss", loss, "loss(key, params, state, batch, step)")
-    check_params("fit: params", params)
-    check_params("fit: data", data)
+    core.check_key("fit: key", key)
+    core.check_function("fit: loss", loss, "loss(key, params, state, batch, step)")
+    core.check_params("fit: params", params)
+    core.check_params("fit: data", data)
     epoch = make_epoch(loss, optimizer, batch_size)
     start = init(params, optimizer, state)
     _check_loss(loss, key, start, data, batch_size)
@@ -413,7 +385,7 @@ def fit(
     if run.get("checkpoint") is not None:
         described = describe_training(key, loss, optimizer, start, data, batch_size)
         identified = {**(settings or {}), "batch_size": batch_size}
-        identity = run_identity(key, data, identified, described)
+        identity = store.run_identity(key, data, identified, described)
     final, history = run_epochs(
         key,
         epoch,

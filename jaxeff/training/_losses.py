@@ -99,14 +99,7 @@ import jax.numpy as jnp
 import optax
 from jax.scipy.special import digamma, gammaln
 
-from jaxeff.core import (
-    check_function,
-    check_labels,
-    function_of_form,
-    non_negative,
-    static_integer,
-    validate,
-)
+from jaxeff import core
 from jaxeff.training._epoch import Loss
 
 
@@ -156,7 +149,9 @@ class LabelledLoss:
         first = jax.tree.map(lambda leaf: leaf[:batch_size], x)
         # Classes are counted on shapes: no pass over the data.
         logits = jax.eval_shape(self.logits, key, params, state, first)
-        check_labels("the data's labels", labels, logits.shape[-1], positions=logits.shape[1:-1])
+        core.check_labels(
+            "the data's labels", labels, logits.shape[-1], positions=logits.shape[1:-1]
+        )
 
 
 def valid_labels(labels: Any, logits: Any) -> Any:
@@ -174,7 +169,7 @@ def label_loss(logits: Any, labels: Any) -> jax.Array:
     return (each * valid_labels(labels, logits).astype(each.dtype)).mean()
 
 
-@validate(loss=function_of_form("loss(key, params, batch)"))
+@core.validate(loss=core.function_of_form("loss(key, params, batch)"))
 def stateless(loss: Callable[[Any, Any, Any], Any]) -> Loss:
     """Adapts ``loss(key, params, batch)``, which returns a scalar or (scalar, metrics)."""
 
@@ -186,7 +181,7 @@ def stateless(loss: Callable[[Any, Any, Any], Any]) -> Loss:
     return full
 
 
-@validate()
+@core.validate()
 def cross_entropy(f: Callable[..., Any], *, keyed: bool = False, mutable: bool = False) -> Loss:
     """Makes the mean softmax cross entropy of a classifier, with its accuracy as a metric.
 
@@ -200,7 +195,7 @@ def cross_entropy(f: Callable[..., Any], *, keyed: bool = False, mutable: bool =
       The loss; its batches are pairs of inputs and integer labels of shape ``[batch]``, or
       ``[batch, tokens]``: then it is the mean over tokens.
     """
-    check_function("cross_entropy: f", f, "f(params, x)")
+    core.check_function("cross_entropy: f", f, "f(params, x)")
     call = normalized_call(f, keyed=keyed, mutable=mutable)
 
     def loss(key: Any, params: Any, state: Any, batch: Any, step: Any) -> tuple[Any, Any]:
@@ -225,10 +220,10 @@ def normalized_call(
     return call
 
 
-@validate(
-    ramp=static_integer(),
-    weight=non_negative,
-    activation=function_of_form("f(outputs) -> evidence"),
+@core.validate(
+    ramp=core.static_integer(),
+    weight=core.non_negative,
+    activation=core.function_of_form("f(outputs) -> evidence"),
 )
 def evidential(
     f: Callable[..., Any],

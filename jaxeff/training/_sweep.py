@@ -75,44 +75,13 @@ import optax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jaxtyping import Bool, Float
 
-from jaxeff.core import (
-    aligned_arrays,
-    check_count,
-    check_function,
-    check_key,
-    check_params,
-    from_writer,
-    function_of_form,
-    is_writer,
-    progress_bar,
-    span_processes,
-    static_integer,
-    string_mapping,
-    to_devices,
-    to_host,
-    validate,
-)
-from jaxeff.store import (
-    Resume,
-    load_metadata,
-    load_pytree,
-    require_same_run,
-    run_identity,
-    save_pytree,
-)
+from jaxeff import core, store
+from jaxeff.core import progress_bar
+from jaxeff.store import save_pytree
+from jaxeff.training import _replicates as replicates
 from jaxeff.training._epoch import TrainState, count_examples
 from jaxeff.training._fit import run_epochs
 from jaxeff.training._losses import CheckedLoss
-from jaxeff.training._replicates import (
-    Init,
-    LossAt,
-    Score,
-    describe_sweep,
-    epoch_function,
-    finish_function,
-    replicate_keys,
-    start_function,
-)
 
 
 def even_parts(total: int, most: int) -> list[list[int]]:
@@ -134,7 +103,7 @@ class ChunkFolder:
         path: str | os.PathLike[str] | None,
         identity: dict[str, Any],
         together: bool = False,
-        resume: Resume = True,
+        resume: store.Resume = True,
     ) -> None:
         self.path = None if path is None else Path(path)
         self.identity = identity
@@ -160,20 +129,20 @@ class ChunkFolder:
         """
         if self.path is None or not self._resume:
             return None
-        return from_writer(lambda: self._read(name, like), self._together)
+        return core.from_writer(lambda: self._read(name, like), self._together)
 
     def _read(self, name: str, like: Any) -> Any:
         if self.path is None or not (file := self.path / f"{name}.safetensors").exists():
             return None
         if self._resume != "force":
-            require_same_run(
-                f"{file} is", load_metadata(file), self.identity, run="sweep", place="folder"
+            store.require_same_run(
+                f"{file} is", store.load_metadata(file), self.identity, run="sweep", place="folder"
             )
-        return jax.device_get(load_pytree(file, like))
+        return jax.device_get(store.load_pytree(file, like))
 
     def save(self, name: str, results: Any) -> None:
         """Writes the results of a finished chunk, and removes its checkpoints."""
-        if self.path is not None and is_writer(self._together):
+        if self.path is not None and core.is_writer(self._together):
             save_pytree(self.path / f"{name}.safetensors", results, self.identity)
             # Once the result is written: a kill before that goes on from these checkpoints.
             for pattern in (f"running-{name}.*", f"running-{name}-*x*.*"):
@@ -210,7 +179,7 @@ class Spread(NamedTuple):
         """Copies arrays to every device."""
         if self.sharding is None:
             return tree
-        return to_devices(tree, NamedSharding(self.sharding.mesh, PartitionSpec()))
+        return core.to_devices(tree, NamedSharding(self.sharding.mesh, PartitionSpec()))
 
 
 def spread_replicates(seeds: int, settings: int, devices: Sequence[Any] | None = None) -> Spread:
@@ -261,31 +230,31 @@ class SweepResult(NamedTuple):
     state: Any
 
 
-@validate(
-    init=function_of_form("init(key)"),
-    data=aligned_arrays,
-    score=function_of_form("score(params)"),
-    seeds=static_integer(),
-    identity=string_mapping,
+@core.validate(
+    init=core.function_of_form("init(key)"),
+    data=core.aligned_arrays,
+    score=core.function_of_form("score(params)"),
+    seeds=core.static_integer(),
+    identity=core.string_mapping,
     settings=None,
 )
 def sweep(
     key: jax.Array,
-    loss_at: LossAt,
-    init: Init,
+    loss_at: replicates.LossAt,
+    init: replicates.Init,
     data: Any,
     settings: Any,
     *,
     optimizer: optax.GradientTransformation,
     epochs: int,
     batch_size: int,
-    score: Score | None = None,
+    score: replicates.Score | None = None,
     seeds: int = 1,
     chunk: int = 64,
     keep: bool = False,
     checkpoint: str | os.PathLike[str] | None = None,
     checkpoint_every: int = 10,
-    resume: Resume = True,
+    resume: store.Resume = True,
     identity: Mapping[str, Any] | None = None,
     progress: bool | None = None,
 ) -> SweepResult:
@@ -322,11 +291,11 @@ def sweep(
             no classes of the network's.
         TypeError: An argument is of another kind.
     """
-    check_key("sweep: key", key)
-    check_function("sweep: loss_at", loss_at, "loss_at(setting)")
-    check_params("sweep: data", data)
+    core.check_key("sweep: key", key)
+    core.check_function("sweep: loss_at", loss_at, "loss_at(setting)")
+    core.check_params("sweep: data", data)
     for name, count in (("seeds", seeds), ("chunk", chunk), ("epochs", epochs)):
-        check_count(name, count)
+        core.check_count(name, count)
     total = _count_settings(settings)
     settings = jax.tree.map(jnp.asarray, settings)
     data = jax.tree.map(jnp.asarray, data)
@@ -338,20 +307,22 @@ def sweep(
     shape = len(rows[0]), len(columns[0])
     spread = spread_replicates(*shape)
     filled = spread.seeds, spread.settings
-    train = epoch_function(loss_at, optimizer, batch_size, *filled)
-    start = start_function(init, optimizer, spread.sharding)
-    finish = jax.jit(finish_function(score, keep, *filled))
+    train = replicates.epoch_function(loss_at, optimizer, batch_size, *filled)
+    start = replicates.start_function(init, optimizer, spread.sharding)
+    finish = jax.jit(replicates.finish_function(score, keep, *filled))
     run = {
         **(identity or {}), "epochs": epochs, "batch_size": batch_size, "seeds": seeds,
         "chunk": chunk, "keep": keep,
     }  # fmt: skip
     identified = {}
     if checkpoint is not None:
-        parts = describe_sweep(key, loss_at, init, settings, data, optimizer, batch_size, score)
-        identified = run_identity(key, (settings, data), run, parts)
+        parts = replicates.describe_sweep(
+            key, loss_at, init, settings, data, optimizer, batch_size, score
+        )
+        identified = store.run_identity(key, (settings, data), run, parts)
     # Once: all chunks read the same data on every device.
     data = spread.whole(data)
-    folder = ChunkFolder(checkpoint, identified, span_processes(data), resume)
+    folder = ChunkFolder(checkpoint, identified, core.span_processes(data), resume)
 
     chunks = [(i, j) for i in range(len(rows)) for j in range(len(columns))]
     results: dict[tuple[int, int], Any] = {}
@@ -362,7 +333,7 @@ def sweep(
             row, column = _fill(rows[i], filled[0]), _fill(columns[j], filled[1])
             # Keys by seed, not by position in the chunk: chunks of another size give the
             # same replicates.
-            keys = spread.whole(jax.vmap(lambda seed: replicate_keys(key, seed))(row))
+            keys = spread.whole(jax.vmap(lambda seed: replicates.replicate_keys(key, seed))(row))
             part = spread.whole(jax.tree.map(lambda leaf: leaf[column], settings))  # noqa: B023
             # The structure of a finished chunk, without training one: files are checked
             # against it.
@@ -388,7 +359,7 @@ def sweep(
                     progress=False,
                 )
                 loss = np.stack([record["loss"] for record in history], axis=-1, dtype=np.float32)
-                kept = _cut({**to_host(finish(keys.score, carry)), "loss": loss}, *shape)
+                kept = _cut({**core.to_host(finish(keys.score, carry)), "loss": loss}, *shape)
                 folder.save(name, kept)
             else:
                 advance(number, "kept from an earlier run")
@@ -403,7 +374,12 @@ def sweep(
 
 
 def _check_labels(
-    key: jax.Array, loss_at: LossAt, init: Init, settings: Any, data: Any, batch_size: int
+    key: jax.Array,
+    loss_at: replicates.LossAt,
+    init: replicates.Init,
+    settings: Any,
+    data: Any,
+    batch_size: int,
 ) -> None:
     """Lets a loss check its data before training, at the first setting."""
 

@@ -48,29 +48,13 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
-from jaxeff.core import (
-    Count,
-    NonNegative,
-    Setting,
-    any_of,
-    check_labels,
-    function_of_form,
-    instance_of,
-    integer_array,
-    number,
-    real_array,
-    register_setting,
-    static,
-    static_integer,
-    validate,
-    widened,
-)
+from jaxeff import core
 from jaxeff.moment_propagation import is_gaussian
 from jaxeff.uncertainty._decomposition import log_complement
 from jaxeff.uncertainty._gaussian_logits import probit_logits, real_outputs
 
 
-class ConformalMethod(Setting):
+class ConformalMethod(core.Setting):
     """A nonconformity score and the region where it is small enough."""
 
     def scores(self, outputs: Any, targets: Any) -> Float[Array, " batch"]:
@@ -93,7 +77,7 @@ def class_log_probs(where: str, outputs: Any) -> Float[Array, "batch classes"]:
         found = getattr(logits, "shape", type(logits).__name__)
         raise TypeError(f"{where} must be logits [batch, classes], or Gaussian ones, not {found}")
     # Of 16 bits a sum of a hundred classes would round most of them off.
-    return jax.nn.log_softmax(widened(logits))
+    return jax.nn.log_softmax(core.widened(logits))
 
 
 class PredictionInterval(NamedTuple):
@@ -115,7 +99,7 @@ class _Intervals(ConformalMethod):
         return (region.low <= targets) & (targets <= region.high)
 
 
-@register_setting
+@core.register_setting
 @dataclass(frozen=True)
 class AbsoluteResidual(_Intervals):
     """Intervals of one width around the prediction.
@@ -134,7 +118,7 @@ class AbsoluteResidual(_Intervals):
         return PredictionInterval(mean - threshold, mean + threshold)
 
 
-@register_setting
+@core.register_setting
 @dataclass(frozen=True)
 class NormalizedResidual(_Intervals):
     """Intervals as wide as a multiple of the predicted standard deviation.
@@ -156,7 +140,7 @@ class NormalizedResidual(_Intervals):
         return PredictionInterval(mean - width, mean + width)
 
 
-@register_setting
+@core.register_setting
 @dataclass(frozen=True)
 class CQR(_Intervals):
     """Two predicted quantiles, moved outwards (or inwards) by what they missed.
@@ -213,7 +197,7 @@ SPARE = 1e-6
 """Part of a count that float rounding may have added to it."""
 
 
-@register_setting
+@core.register_setting
 @dataclass(frozen=True)
 class ConformalCalibration:
     """What `conformalize` found; a pytree.
@@ -227,13 +211,13 @@ class ConformalCalibration:
     method: ConformalMethod
 
 
-@validate(
+@core.validate(
     outputs=real_outputs,
-    targets=real_array(nan=True),
-    method=instance_of(ConformalMethod),
-    coverage=number(above=0, below=1),
-    groups=integer_array(1),
-    group_count=static_integer(),
+    targets=core.real_array(nan=True),
+    method=core.instance_of(ConformalMethod),
+    coverage=core.number(above=0, below=1),
+    groups=core.integer_array(1),
+    group_count=core.static_integer(),
 )
 def conformalize(
     outputs: Any,
@@ -268,7 +252,7 @@ def conformalize(
         )
     groups = jnp.asarray(groups)
     count = int(groups.max()) + 1 if group_count is None else group_count
-    check_labels("conformalize: groups", groups, count, scores.shape)
+    core.check_labels("conformalize: groups", groups, count, scores.shape)
     own = groups[None] == jnp.arange(count)[:, None]
     thresholds = jnp.stack([_threshold(scores, mask, coverage) for mask in own])
     return ConformalCalibration(thresholds, method)
@@ -286,10 +270,10 @@ def _threshold(scores: Array, mask: Array, coverage: Any) -> Array:
     return jnp.where(jnp.isnan(jnp.where(mask, scores, 0)).any(), jnp.nan, found)
 
 
-@validate(
-    f=function_of_form("f(*args)"),
-    calibration=instance_of(ConformalCalibration),
-    group=function_of_form("group(*args)"),
+@core.validate(
+    f=core.function_of_form("f(*args)"),
+    calibration=core.instance_of(ConformalCalibration),
+    group=core.function_of_form("group(*args)"),
 )
 def conformal(
     f: Callable[..., Any],
@@ -330,17 +314,17 @@ def conformal(
 
 def _of_groups(thresholds: Array, groups: Any) -> Array:
     """Looks thresholds up; infinite for a group that calibration never saw."""
-    integer_array(1)("conformal: group(*args)", groups)
+    core.integer_array(1)("conformal: group(*args)", groups)
     groups = jnp.asarray(groups)
     is_known = (groups >= 0) & (groups < len(thresholds))
     # XLA would take the nearest group's, or count negative ones from the end.
     return jnp.where(is_known, thresholds[jnp.where(is_known, groups, 0)], jnp.inf)
 
 
-@validate(
-    calibration=instance_of(ConformalCalibration),
-    region=any_of(instance_of(PredictionInterval), real_array(2)),
-    targets=real_array(),
+@core.validate(
+    calibration=core.instance_of(ConformalCalibration),
+    region=core.any_of(core.instance_of(PredictionInterval), core.real_array(2)),
+    targets=core.real_array(),
 )
 def covered(calibration: ConformalCalibration, region: Any, targets: Any) -> Bool[Array, " batch"]:
     """Tells of each example whether its region holds the truth.
@@ -356,7 +340,7 @@ def covered(calibration: ConformalCalibration, region: Any, targets: Any) -> Boo
     return calibration.method.contains(region, targets)
 
 
-@register_setting
+@core.register_setting
 @dataclass(frozen=True)
 class LAC(ConformalMethod):
     """Sets of the classes with enough probability: the smallest ones on average.
@@ -371,7 +355,7 @@ class LAC(ConformalMethod):
     """
 
     # By its name alone: else it would come before the numbers of the methods below.
-    allow_empty: bool = static(True, kw_only=True)
+    allow_empty: bool = core.static(True, kw_only=True)
 
     def class_scores(
         self, log_probs: Float[Array, "batch classes"]
@@ -383,7 +367,7 @@ class LAC(ConformalMethod):
         """Computes the score of each example's true class."""
         log_probs = class_log_probs(f"{type(self).__name__}: outputs", outputs)
         batch, classes = log_probs.shape
-        check_labels(f"{type(self).__name__}: targets", targets, classes, (batch,))
+        core.check_labels(f"{type(self).__name__}: targets", targets, classes, (batch,))
         every = self.class_scores(log_probs)
         return jnp.take_along_axis(every, jnp.asarray(targets)[:, None], axis=-1)[:, 0]
 
@@ -398,11 +382,11 @@ class LAC(ConformalMethod):
 
     def contains(self, region: Any, targets: Any) -> Bool[Array, " batch"]:
         """Tells whether each set holds the true class."""
-        check_labels("covered: targets", targets, region.shape[-1], region.shape[:-1])
+        core.check_labels("covered: targets", targets, region.shape[-1], region.shape[:-1])
         return jnp.take_along_axis(region, jnp.asarray(targets)[:, None], axis=-1)[:, 0]
 
 
-@register_setting
+@core.register_setting
 @dataclass(frozen=True)
 class APS(LAC):
     """Sets that grow with how hard an input is: classes until enough probability is collected.
@@ -422,7 +406,7 @@ class APS(LAC):
         return _rising(_left(log_probs)[0], 0.0)
 
 
-@register_setting
+@core.register_setting
 @dataclass(frozen=True)
 class RAPS(LAC):
     """APS with a penalty for every class after the first few, which keeps sets small.
@@ -438,8 +422,8 @@ class RAPS(LAC):
         free: Number of classes that come without a penalty.
     """
 
-    penalty: NonNegative = 0.01
-    free: Annotated[int, Count(0)] = static(5)
+    penalty: core.NonNegative = 0.01
+    free: Annotated[int, core.Count(0)] = core.static(5)
 
     def class_scores(
         self, log_probs: Float[Array, "batch classes"]

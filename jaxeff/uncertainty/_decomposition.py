@@ -81,15 +81,7 @@ import jax.numpy as jnp
 from jax.scipy.special import digamma, entr, logsumexp
 from jaxtyping import Array, Bool, Float
 
-from jaxeff.core import (
-    boolean_mask,
-    check_probs,
-    function_of_form,
-    positive,
-    real_array,
-    validate,
-    widened,
-)
+from jaxeff import core
 
 
 def is_first(log_probs: Float[Array, "*batch classes"]) -> Array:
@@ -130,7 +122,7 @@ def predictive_entropy(probs: Float[Array, "samples *batch classes"]) -> Float[A
     Returns:
         The total uncertainty of each input.
     """
-    check_probs("predictive_entropy: probs", probs)
+    core.check_probs("predictive_entropy: probs", probs)
     return entr(probs.mean(0)).sum(-1)
 
 
@@ -143,7 +135,7 @@ def softmax_entropy(probs: Float[Array, "samples *batch classes"]) -> Float[Arra
     Returns:
         The aleatoric uncertainty of each input.
     """
-    check_probs("softmax_entropy: probs", probs)
+    core.check_probs("softmax_entropy: probs", probs)
     return entr(probs).sum(-1).mean(0)
 
 
@@ -168,14 +160,14 @@ def decompose(probs: Float[Array, "samples *batch classes"]) -> Decomposition:
     Returns:
         The three uncertainties of each input.
     """
-    check_probs("probs", probs)
+    core.check_probs("probs", probs)
     # Entropy is concave, so the entropy of the mean is at least the mean entropy (Jensen): only
     # rounding makes the difference negative. `entr` counts 0 log 0 as 0.
     total, aleatoric = entr(probs.mean(0)).sum(-1), entr(probs).sum(-1).mean(0)
     return Decomposition(total, aleatoric, jnp.maximum(total - aleatoric, 0))
 
 
-@validate(logits=real_array(nan=True))
+@core.validate(logits=core.real_array(nan=True))
 def decompose_logits(logits: Float[Array, "samples *batch classes"]) -> Decomposition:
     """Computes total, aleatoric and epistemic uncertainty from logits.
 
@@ -194,7 +186,7 @@ def decompose_logits(logits: Float[Array, "samples *batch classes"]) -> Decompos
     return Decomposition(total, aleatoric, jnp.maximum(total - aleatoric, 0))
 
 
-@validate(logits=real_array(nan=True))
+@core.validate(logits=core.real_array(nan=True))
 def predictive_log_probs(
     logits: Float[Array, "samples *batch classes"],
 ) -> Float[Array, "*batch classes"]:
@@ -228,7 +220,9 @@ def entropy(log_probs: Array) -> Array:
     return -jnp.where(finite | jnp.isnan(log_probs), jnp.exp(log_probs) * safe, 0).sum(-1)
 
 
-@validate(outputs=real_array(nan=True), activation=function_of_form("f(outputs) -> evidence"))
+@core.validate(
+    outputs=core.real_array(nan=True), activation=core.function_of_form("f(outputs) -> evidence")
+)
 def evidence(
     outputs: Float[Array, "*batch classes"],
     activation: Callable[[jax.Array], jax.Array] = jax.nn.softplus,
@@ -242,7 +236,7 @@ def evidence(
     return activation(outputs)
 
 
-@validate(concentration=positive)
+@core.validate(concentration=core.positive)
 def dirichlet_probs(
     concentration: Float[Array, "*batch classes"],
 ) -> Float[Array, "*batch classes"]:
@@ -254,7 +248,7 @@ def dirichlet_probs(
     return concentration / concentration.sum(-1, keepdims=True)
 
 
-@validate(concentration=positive)
+@core.validate(concentration=core.positive)
 def dirichlet_decomposition(concentration: Float[Array, "*batch classes"]) -> Decomposition:
     """Computes total, aleatoric and epistemic uncertainty, in nats.
 
@@ -291,7 +285,7 @@ class RegressionUncertainty(NamedTuple):
         return self.aleatoric + self.epistemic
 
 
-@validate(outputs=real_array(nan=True))
+@core.validate(outputs=core.real_array(nan=True))
 def decompose_regression(outputs: Float[Array, "samples *batch outputs"]) -> RegressionUncertainty:
     """Splits the uncertainty of a sampled network with an aleatoric head.
 
@@ -315,7 +309,9 @@ def decompose_regression(outputs: Float[Array, "samples *batch outputs"]) -> Reg
     return RegressionUncertainty(means.mean(0), jnp.exp(log_variances).mean(0), means.var(0))
 
 
-@validate(mean=real_array(1, nan=True), target=real_array(1, nan=True), inside=boolean_mask)
+@core.validate(
+    mean=core.real_array(1, nan=True), target=core.real_array(1, nan=True), inside=core.boolean_mask
+)
 def prediction_mse(
     mean: Float[Array, " n"], target: Float[Array, " n"], inside: Bool[Array, " n"]
 ) -> Float[Array, ""]:
@@ -327,10 +323,14 @@ def prediction_mse(
         inside: Mask of the points where data lie; the others don't count.
     """
     _check_lengths("prediction_mse", mean=mean, target=target, inside=inside)
-    return jnp.square(widened(mean - target)).mean(where=inside)
+    return jnp.square(core.widened(mean - target)).mean(where=inside)
 
 
-@validate(std=real_array(1, nan=True), true_std=real_array(1, nan=True), inside=boolean_mask)
+@core.validate(
+    std=core.real_array(1, nan=True),
+    true_std=core.real_array(1, nan=True),
+    inside=core.boolean_mask,
+)
 def aleatoric_mse(
     std: Float[Array, " n"], true_std: Float[Array, " n"], inside: Bool[Array, " n"]
 ) -> Float[Array, ""]:
@@ -343,7 +343,7 @@ def aleatoric_mse(
     """
     _check_lengths("aleatoric_mse", std=std, true_std=true_std, inside=inside)
     # Replaced before the difference too: NaN outside would reach the gradient past the mask.
-    return jnp.square(widened(std - jnp.where(inside, true_std, 0))).mean(where=inside)
+    return jnp.square(core.widened(std - jnp.where(inside, true_std, 0))).mean(where=inside)
 
 
 def _check_lengths(where: str, **arrays: Array) -> None:

@@ -56,21 +56,7 @@ import numpy as np
 from jax.scipy.special import logsumexp
 from jaxtyping import Array, Float, Int
 
-from jaxeff.core import (
-    check_labels,
-    check_params,
-    function_of_form,
-    instance_of,
-    number,
-    one_of,
-    parameter_tree,
-    probability,
-    real_array,
-    static_integer,
-    string,
-    validate,
-    widened,
-)
+from jaxeff import core
 from jaxeff.program.costs import inputs_of, last_layer
 from jaxeff.uncertainty._logit_scores import energy
 
@@ -94,7 +80,9 @@ class DenseHead(NamedTuple):
         return features @ self.kernel + self.bias[None]
 
 
-@validate(f=function_of_form("f(params, *args)"), batch=parameter_tree, site=string)
+@core.validate(
+    f=core.function_of_form("f(params, *args)"), batch=core.parameter_tree, site=core.string
+)
 def dense_head(f: Callable[..., Any], params: Any, batch: Any, site: str) -> DenseHead:
     """Returns a function's last layer.
 
@@ -107,7 +95,7 @@ def dense_head(f: Callable[..., Any], params: Any, batch: Any, site: str) -> Den
     Raises:
         ValueError: The site is no last dense layer; the message says why.
     """
-    check_params("params", params)
+    core.check_params("params", params)
     layer = last_layer(f, params, batch, site)
     leaves = jax.tree.leaves(params)
     kernel = jnp.asarray(leaves[layer.kernel])
@@ -116,7 +104,11 @@ def dense_head(f: Callable[..., Any], params: Any, batch: Any, site: str) -> Den
     return DenseHead(kernel, bias if layer.bias is None else leaves[layer.bias].reshape(-1))
 
 
-@validate(f=function_of_form("f(*args)"), site=string, score=function_of_form("score(h, outputs)"))
+@core.validate(
+    f=core.function_of_form("f(*args)"),
+    site=core.string,
+    score=core.function_of_form("score(h, outputs)"),
+)
 def scored(f: Callable[..., Any], site: str, score: Score) -> Callable[..., tuple[Any, Array]]:
     """Makes a function return a score of each input beside its outputs.
 
@@ -138,7 +130,7 @@ def scored(f: Callable[..., Any], site: str, score: Score) -> Callable[..., tupl
     return g
 
 
-FEATURES = real_array(2)
+FEATURES = core.real_array(2)
 
 
 @jax.tree_util.register_dataclass
@@ -165,7 +157,7 @@ class KNN:
         return jnp.sqrt(((points - self.bank[place]) ** 2).sum(-1))
 
 
-@validate(features=FEATURES, k=static_integer())
+@core.validate(features=FEATURES, k=core.static_integer())
 def knn(features: Float[Array, "examples features"], k: int = 50) -> KNN:
     """Keeps training features to measure distances to.
 
@@ -186,7 +178,7 @@ def knn(features: Float[Array, "examples features"], k: int = 50) -> KNN:
 
 
 def _normalized(features: Array) -> Array:
-    features = widened(features)
+    features = core.widened(features)
     # Of the largest's size first: no square overflows, and none of a small vector is zero.
     largest = jnp.abs(features).max(-1, keepdims=True)
     features = features / jnp.where(largest > 0, largest, 1)
@@ -214,7 +206,7 @@ class Mahalanobis:
         self, features: Float[Array, "batch features"], outputs: Any = None
     ) -> Float[Array, " batch"]:
         """Computes half the squared distance to the nearest class mean."""
-        features = widened(features)
+        features = core.widened(features)
         white = (features @ self.whitening)[:, None] - (self.means @ self.whitening)[None]
         nearest = (white**2).sum(-1).min(-1)
         if self.background is not None:
@@ -223,7 +215,7 @@ class Mahalanobis:
         return nearest / 2
 
 
-@validate(features=FEATURES, classes=static_integer(), shrinkage=probability)
+@core.validate(features=FEATURES, classes=core.static_integer(), shrinkage=core.probability)
 def mahalanobis(
     features: Float[Array, "examples features"],
     labels: Int[Array, " examples"],
@@ -251,7 +243,7 @@ def mahalanobis(
     return _gaussian(features, means, _whitening("mahalanobis", centred, shrinkage))
 
 
-@validate(features=FEATURES, classes=static_integer(), shrinkage=probability)
+@core.validate(features=FEATURES, classes=core.static_integer(), shrinkage=core.probability)
 def relative_mahalanobis(
     features: Float[Array, "examples features"],
     labels: Int[Array, " examples"],
@@ -283,7 +275,7 @@ def relative_mahalanobis(
 
 def _centred(where: str, features: Any, labels: Any, classes: int) -> tuple[np.ndarray, np.ndarray]:
     """Computes class means, and the features less the mean of their class."""
-    check_labels(f"{where}: labels", labels, classes, np.shape(features)[:1])
+    core.check_labels(f"{where}: labels", labels, classes, np.shape(features)[:1])
     points, targets = np.asarray(features, np.float64), np.asarray(labels)
     counts = np.bincount(targets, minlength=classes)
     if not counts.all():
@@ -333,11 +325,15 @@ class ViM:
         self, features: Float[Array, "batch features"], outputs: Float[Array, "batch classes"]
     ) -> Float[Array, " batch"]:
         """Computes the virtual logit less the logarithm of the sum of the others' exponentials."""
-        outside = (widened(features) - self.origin[None]) @ self.residual
-        return self.scale * jnp.sqrt((outside**2).sum(-1)) - logsumexp(widened(outputs), axis=-1)
+        outside = (core.widened(features) - self.origin[None]) @ self.residual
+        return self.scale * jnp.sqrt((outside**2).sum(-1)) - logsumexp(
+            core.widened(outputs), axis=-1
+        )
 
 
-@validate(features=real_array(2), head=instance_of(DenseHead), dimensions=static_integer())
+@core.validate(
+    features=core.real_array(2), head=core.instance_of(DenseHead), dimensions=core.static_integer()
+)
 def vim(
     features: Float[Array, "examples features"], head: DenseHead, dimensions: int | None = None
 ) -> ViM:
@@ -375,8 +371,8 @@ def vim(
     return ViM(*(jnp.asarray(part, dtype) for part in parts))
 
 
-PERCENT = number(0, 100, below=100)
-HEAD = instance_of(DenseHead)
+PERCENT = core.number(0, 100, below=100)
+HEAD = core.instance_of(DenseHead)
 ASH_KINDS = ("binary", "prune", "scale")
 
 
@@ -400,7 +396,7 @@ class ReAct:
         return energy(self.head(jnp.minimum(features, self.threshold)))
 
 
-@validate(features=FEATURES, head=HEAD, percentile=PERCENT)
+@core.validate(features=FEATURES, head=HEAD, percentile=PERCENT)
 def react(
     features: Float[Array, "examples features"], head: DenseHead, percentile: float = 90.0
 ) -> ReAct:
@@ -435,7 +431,7 @@ class DICE:
         return energy(self.head(features))
 
 
-@validate(features=FEATURES, head=HEAD, percentile=PERCENT)
+@core.validate(features=FEATURES, head=HEAD, percentile=PERCENT)
 def dice(
     features: Float[Array, "examples features"], head: DenseHead, percentile: float = 90.0
 ) -> DICE:
@@ -486,7 +482,7 @@ class ASH:
         return energy(self.head(shaped))
 
 
-@validate(head=HEAD, percentile=PERCENT, kind=one_of(*ASH_KINDS))
+@core.validate(head=HEAD, percentile=PERCENT, kind=core.one_of(*ASH_KINDS))
 def ash(head: DenseHead, percentile: float = 90.0, kind: str = "scale") -> ASH:
     """Sets the smaller activations of each input to zero; needs no training data.
 

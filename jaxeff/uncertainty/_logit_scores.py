@@ -41,23 +41,14 @@ import jax.numpy as jnp
 from jax.scipy.special import logsumexp
 from jaxtyping import Array, Float
 
-from jaxeff.core import (
-    function_of_form,
-    non_negative,
-    number,
-    positive,
-    real_array,
-    static_integer,
-    validate,
-    widened,
-)
+from jaxeff import core
 from jaxeff.moment_propagation import Gaussian, JointGaussian, is_gaussian, is_joint_gaussian
 from jaxeff.uncertainty._decomposition import log_complement
 
-LOGITS = real_array(2, nan=True)
+LOGITS = core.real_array(2, nan=True)
 
 
-@validate(logits=LOGITS)
+@core.validate(logits=LOGITS)
 def msp(logits: Float[Array, "batch classes"]) -> Float[Array, " batch"]:
     """Computes the log-odds against the most probable class, `log((1 - p) / p)`.
 
@@ -69,12 +60,12 @@ def msp(logits: Float[Array, "batch classes"]) -> Float[Array, " batch"]:
     Args:
         logits: Logits of each input.
     """
-    log_probs = jax.nn.log_softmax(widened(logits))
+    log_probs = jax.nn.log_softmax(core.widened(logits))
     at = log_probs.argmax(-1, keepdims=True)
     return jnp.take_along_axis(log_complement(log_probs) - log_probs, at, axis=-1)[:, 0]
 
 
-@validate(logits=LOGITS)
+@core.validate(logits=LOGITS)
 def max_logit(logits: Float[Array, "batch classes"]) -> Float[Array, " batch"]:
     """Computes minus the largest logit.
 
@@ -87,7 +78,7 @@ def max_logit(logits: Float[Array, "batch classes"]) -> Float[Array, " batch"]:
     return -logits.max(-1)
 
 
-@validate(logits=LOGITS, temperature=positive)
+@core.validate(logits=LOGITS, temperature=core.positive)
 def energy(
     logits: Float[Array, "batch classes"], temperature: float | Float[Array, ""] = 1.0
 ) -> Float[Array, " batch"]:
@@ -102,7 +93,7 @@ def energy(
     return -temperature * logsumexp(logits / temperature, axis=-1)
 
 
-@validate(logits=LOGITS, gamma=number(0, 1, above=0, below=1), top=static_integer())
+@core.validate(logits=LOGITS, gamma=core.number(0, 1, above=0, below=1), top=core.static_integer())
 def generalized_entropy(
     logits: Float[Array, "batch classes"], gamma: float | Float[Array, ""] = 0.1, top: int = 100
 ) -> Float[Array, " batch"]:
@@ -116,7 +107,7 @@ def generalized_entropy(
         gamma: The smaller, the more small probabilities count.
         top: Number of classes that count; all if there are fewer.
     """
-    log_probs = jnp.sort(jax.nn.log_softmax(widened(logits)), axis=-1)
+    log_probs = jnp.sort(jax.nn.log_softmax(core.widened(logits)), axis=-1)
     # In logarithms: to the tenth power even a probability of 1e-10 counts .1.
     both = log_probs + log_complement(log_probs)
     return jnp.exp(gamma * both[:, -top:]).sum(-1)
@@ -131,7 +122,7 @@ def gaussian_logits(where: str, value: Any) -> None:
         )
 
 
-@validate(logits=gaussian_logits)
+@core.validate(logits=gaussian_logits)
 def moment_information(logits: Gaussian | JointGaussian) -> Float[Array, "*batch"]:
     """Computes the mutual information of class and weights to first order in the variances.
 
@@ -158,7 +149,9 @@ def moment_information(logits: Gaussian | JointGaussian) -> Float[Array, "*batch
     return (probs * others * logits.var).sum(-1) / 2
 
 
-@validate(f=function_of_form("f(params, x)"), temperature=positive, step=non_negative)
+@core.validate(
+    f=core.function_of_form("f(params, x)"), temperature=core.positive, step=core.non_negative
+)
 def odin(
     f: Callable[..., Float[Array, "batch classes"]],
     temperature: float | Float[Array, ""] = 1000.0,

@@ -57,19 +57,10 @@ import jax.numpy as jnp
 from jax.ops import segment_sum
 from jaxtyping import Array, Float, Int
 
-from jaxeff.core import (
-    check_labels,
-    check_probs,
-    function_of_form,
-    instance_of,
-    parameter_tree,
-    real_array,
-    static_integer,
-    validate,
-)
+from jaxeff import core
 
 
-@validate(probs=real_array(2, nan=True))
+@core.validate(probs=core.real_array(2, nan=True))
 def accuracy(
     probs: Float[Array, "batch classes"], labels: Int[Array, " batch"]
 ) -> Float[Array, ""]:
@@ -88,7 +79,7 @@ def accuracy(
         TypeError: The labels are no integers of shape ``[batch]``.
         ValueError: A label is out of range.
     """
-    check_labels("accuracy: labels", labels, probs.shape[-1], probs.shape[:-1])
+    core.check_labels("accuracy: labels", labels, probs.shape[-1], probs.shape[:-1])
     right = (probs.argmax(-1) == labels).astype(probs.dtype)
     # `argmax` of a row with NaN is the place of the NaN, which may be the label by chance.
     return jnp.where(jnp.isnan(probs).any(-1), jnp.asarray(jnp.nan, probs.dtype), right).mean()
@@ -96,8 +87,8 @@ def accuracy(
 
 def check_prediction(where: str, probs: Any, labels: Any) -> None:
     """Checks class probabilities and the labels of their rows."""
-    check_probs(f"{where}: probs", probs)
-    check_labels(f"{where}: labels", labels, probs.shape[-1], probs.shape[:-1])
+    core.check_probs(f"{where}: probs", probs)
+    core.check_labels(f"{where}: labels", labels, probs.shape[-1], probs.shape[:-1])
 
 
 def nll(probs: Float[Array, "batch classes"], labels: Int[Array, " batch"]) -> Float[Array, ""]:
@@ -133,8 +124,8 @@ def nll_from_log(
     Returns:
         The mean over the batch.
     """
-    check_probs("nll_from_log: log_probs", log_probs, logs=True)
-    check_labels("nll_from_log: labels", labels, log_probs.shape[-1], log_probs.shape[:-1])
+    core.check_probs("nll_from_log: log_probs", log_probs, logs=True)
+    core.check_labels("nll_from_log: labels", labels, log_probs.shape[-1], log_probs.shape[:-1])
     return _mean_nll(log_probs, labels)
 
 
@@ -173,7 +164,7 @@ class Reliability(NamedTuple):
     size: Int[Array, " bins"]
 
 
-@validate(bins=static_integer())
+@core.validate(bins=core.static_integer())
 def ece(
     probs: Float[Array, "batch classes"], labels: Int[Array, " batch"], bins: int = 15
 ) -> Float[Array, ""]:
@@ -197,7 +188,7 @@ def ece(
     return _error(confidence, correct, _equal_width(confidence, bins), bins)
 
 
-@validate(bins=static_integer())
+@core.validate(bins=core.static_integer())
 def adaptive_ece(
     probs: Float[Array, "batch classes"], labels: Int[Array, " batch"], bins: int = 15
 ) -> Float[Array, ""]:
@@ -220,7 +211,7 @@ def adaptive_ece(
     return _error(confidence, correct, rank * bins // len(labels), bins)
 
 
-@validate(bins=static_integer())
+@core.validate(bins=core.static_integer())
 def classwise_ece(
     probs: Float[Array, "batch classes"], labels: Int[Array, " batch"], bins: int = 15
 ) -> Float[Array, ""]:
@@ -246,7 +237,7 @@ def classwise_ece(
     return jax.vmap(of_class, in_axes=1)(probs, own).mean()
 
 
-@validate(bins=static_integer())
+@core.validate(bins=core.static_integer())
 def reliability(
     probs: Float[Array, "batch classes"], labels: Int[Array, " batch"], bins: int = 15
 ) -> Reliability:
@@ -287,10 +278,10 @@ def _error(confidence: Array, correct: Array, bin_of: Array, bins: int) -> Array
     return jnp.abs(segment_sum(correct - confidence, bin_of, bins)).sum() / len(confidence)
 
 
-@validate(
-    f=function_of_form("f(inputs)"),
-    axis=instance_of(int),
-    inputs=parameter_tree,
+@core.validate(
+    f=core.function_of_form("f(inputs)"),
+    axis=core.instance_of(int),
+    inputs=core.parameter_tree,
 )
 def in_batches(
     f: Callable[[Any], Any], inputs: Any, batch_size: int = 500, *, axis: int = 0

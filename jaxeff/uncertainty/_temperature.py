@@ -30,17 +30,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int
 
-from jaxeff.core import (
-    Positive,
-    Setting,
-    check_labels,
-    function_of_form,
-    instance_of,
-    is_concrete,
-    register_setting,
-    validate,
-    widened,
-)
+from jaxeff import core
 from jaxeff.moment_propagation import Gaussian, JointGaussian, is_gaussian, is_joint_gaussian
 from jaxeff.uncertainty._gaussian_logits import probit_logits, real_outputs
 
@@ -53,19 +43,19 @@ class CalibrationWarning(UserWarning):
     """Held-out examples don't tell what was to be found: the message says why, and the way out."""
 
 
-@register_setting
+@core.register_setting
 @dataclass(frozen=True)
-class Temperature(Setting):
+class Temperature(core.Setting):
     """What logits are divided by; a leaf, so that it can be swept or learnt.
 
     Attributes:
         value: Above one makes predictions less sure, below one surer.
     """
 
-    value: Positive = 1.0
+    value: core.Positive = 1.0
 
 
-@validate(logits=real_outputs)
+@core.validate(logits=real_outputs)
 def temperature_scale(
     logits: Float[Array, "batch classes"] | Gaussian, labels: Int[Array, " batch"]
 ) -> Temperature:
@@ -93,16 +83,16 @@ def temperature_scale(
         raise TypeError("temperature_scale: logits must be floating-point [batch, classes]")
     if not len(mean):
         raise ValueError("temperature_scale: there are no examples")
-    check_labels("temperature_scale: labels", labels, mean.shape[-1], mean.shape[:-1])
+    core.check_labels("temperature_scale: labels", labels, mean.shape[-1], mean.shape[:-1])
     rows, dtype = jnp.asarray(labels)[:, None], jnp.result_type(mean)
-    mean = widened(mean)  # in 16 bits slopes of many examples round off
+    mean = core.widened(mean)  # in 16 bits slopes of many examples round off
     wide = mean.dtype
     # What is masked weighs nothing at any temperature, but its derivative would be 0 times
     # infinity: it is taken out before anything is computed of it.
     there = ~jnp.isneginf(mean)
     kept: Any = jnp.where(there, mean, 0)
     if is_random:
-        kept = Gaussian(kept, jnp.where(there, widened(logits.var), 0))
+        kept = Gaussian(kept, jnp.where(there, core.widened(logits.var), 0))
 
     def nll(log_temperature: Array) -> Array:
         scaled = probit_logits(_divided(kept, jnp.exp(log_temperature)))
@@ -127,7 +117,7 @@ def temperature_scale(
     is_constant = (largest.max(-1) <= smallest.min(-1)).all()
     unknown = ~jnp.isfinite(nll(jnp.zeros((), wide)))
     value = jnp.where(unknown.any(), jnp.nan, jnp.where(is_constant, 1, value)).astype(dtype)
-    if is_concrete(value):
+    if core.is_concrete(value):
         _say(int(unknown.sum()), bool(is_constant), bool(is_smallest), bool(is_largest))
     return Temperature(value)
 
@@ -157,7 +147,7 @@ def _say(unknown: int, is_constant: bool, is_smallest: bool, is_largest: bool) -
     warnings.warn(f"temperature_scale: {text}.", CalibrationWarning, stacklevel=4)
 
 
-@validate(f=function_of_form("f(*args)"), temperature=instance_of(Temperature))
+@core.validate(f=core.function_of_form("f(*args)"), temperature=core.instance_of(Temperature))
 def tempered(f: Callable[..., Any], temperature: Temperature) -> Callable[..., Any]:
     """Divides a function's logits by a temperature.
 

@@ -37,13 +37,7 @@ from jaxtyping import Array, Bool, Float
 
 from jaxeff.core import check_choice, finite, real_array, validate
 from jaxeff.moment_propagation import Gaussian, JointGaussian
-from jaxeff.uncertainty._decomposition import (
-    decompose_logits,
-    entropy,
-    is_first,
-    log_complement,
-    predictive_log_probs,
-)
+from jaxeff.uncertainty import _decomposition as decomposition
 from jaxeff.uncertainty._gaussian_logits import probit_logits, real_outputs
 from jaxeff.uncertainty._logit_scores import moment_information
 
@@ -89,14 +83,14 @@ def token_uncertainty(
             f"{jnp.shape(logits)}; logits[None] is one member"
         )
     logits = jnp.asarray(logits)
-    parts = decompose_logits(logits)
-    top = predictive_log_probs(logits).argmax(-1)
+    parts = decomposition.decompose_logits(logits)
+    top = decomposition.predictive_log_probs(logits).argmax(-1)
     each = jnp.take_along_axis(jax.nn.softmax(logits), top[None, ..., None], axis=-1)[..., 0]
     return TokenUncertainty(*parts, each.var(0))
 
 
 def _of_moments(logits: Gaussian | JointGaussian) -> TokenUncertainty:
-    total = entropy(jax.nn.log_softmax(probit_logits(logits)))
+    total = decomposition.entropy(jax.nn.log_softmax(probit_logits(logits)))
     # To first order it may exceed what there is.
     epistemic = jnp.minimum(moment_information(logits), total)
     return TokenUncertainty(total, total - epistemic, epistemic, _top_variance(logits))
@@ -107,7 +101,9 @@ def _top_variance(logits: Gaussian | JointGaussian) -> Array:
     log_probs = jax.nn.log_softmax(logits.mean)
     probs = jnp.exp(log_probs)
     # e - p, whose entry of a sure class is no difference of ones.
-    slope = jnp.where(is_first(log_probs), jnp.exp(log_complement(log_probs)), -probs)
+    slope = jnp.where(
+        decomposition.is_first(log_probs), jnp.exp(decomposition.log_complement(log_probs)), -probs
+    )
     if isinstance(logits, JointGaussian):
         spread = jnp.einsum("...c,...cd,...d->...", slope, logits.cov, slope)
     else:

@@ -25,24 +25,11 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxeff.core import Table, parameter_tree, string_sequence, validate
+from jaxeff.weights import _matching as matching
+from jaxeff.weights import _refusals as refusals
 from jaxeff.weights._files import Source, WeightsError, check_source, read_tensors
-from jaxeff.weights._matching import (
-    Change,
-    apply_layout,
-    match_names,
-    nearest,
-    parse_name,
-    split_fused,
-)
-from jaxeff.weights._refusals import (
-    decide_layouts,
-    refuse_doubts,
-    refuse_flattened,
-    refuse_left,
-    refuse_missing,
-)
 
-Rules = Mapping[str, str | tuple[str, Change]]
+Rules = Mapping[str, str | tuple[str, matching.Change]]
 
 
 def check_rules(where: str, rules: Any) -> None:
@@ -65,7 +52,7 @@ def check_rules(where: str, rules: Any) -> None:
 
 def apply_rules(
     rules: Rules, parameters: Iterable[str], tensors: Mapping[str, Any]
-) -> dict[str, tuple[str, Change | None]]:
+) -> dict[str, tuple[str, matching.Change | None]]:
     """Finds the tensor and the function of each parameter that a rule names.
 
     Each `*` of a tensor's name stands for what the `*` in its place matched in the parameter's.
@@ -73,7 +60,7 @@ def apply_rules(
     Raises:
         WeightsError: A rule matches no parameter, two match one, or there is no such tensor.
     """
-    assignments: dict[str, tuple[str, Change | None]] = {}
+    assignments: dict[str, tuple[str, matching.Change | None]] = {}
     parameters = list(parameters)
     for pattern, rule in rules.items():
         text, change = (rule, None) if isinstance(rule, str) else rule
@@ -190,19 +177,21 @@ def load_weights(
     named_by_rules = {tensor for tensor, _ in ruled.values()}
     # What a rule names is taken, also if a pattern leaves out the rest.
     pool = {n: a for n, a in tensors.arrays.items() if n in named_by_rules or n not in ignored}
-    free, fused = split_fused({n: a for n, a in pool.items() if n not in named_by_rules}, leaves)
+    free, fused = matching.split_fused(
+        {n: a for n, a in pool.items() if n not in named_by_rules}, leaves
+    )
     wanted = {n: s for n, s in shapes.items() if n not in ruled and n not in kept}
     free_shapes = {n: a.shape for n, a in free.items()}
-    matched = match_names(wanted, free_shapes, leaves)
+    matched = matching.match_names(wanted, free_shapes, leaves)
     tied = _tie_heads(wanted, matched, free)
-    refuse_missing(tensors.origin, wanted, matched | tied, free_shapes)
-    refuse_left(tensors.origin, free, set(matched.values()), wanted)
+    refusals.refuse_missing(tensors.origin, wanted, matched | tied, free_shapes)
+    refusals.refuse_left(tensors.origin, free, set(matched.values()), wanted)
 
     arrays = pool | free
     plain = {n: t for n, (t, change) in ruled.items() if change is None} | matched | tied
-    refuse_doubts(tensors.doubts, plain)
-    layouts = decide_layouts(plain, tied, shapes, arrays, tensors.layouts, mirrors)
-    refuse_flattened(plain, layouts, shapes, arrays)
+    refusals.refuse_doubts(tensors.doubts, plain)
+    layouts = refusals.decide_layouts(plain, tied, shapes, arrays, tensors.layouts, mirrors)
+    refusals.refuse_flattened(plain, layouts, shapes, arrays)
     new: dict[str, Any] = {name: leaves[name] for name in kept}
     rows = {name: _row(name, "", leaves[name], "kept") for name in kept}
     for name, (tensor, change) in ({n: (t, None) for n, t in plain.items()} | ruled).items():
@@ -223,12 +212,16 @@ def _tie_heads(
     taken = set(found.values())
     tied = {}
     for name in wanted.keys() - found.keys():
-        if not {"head", "out"} & set(parse_name(name).words):
+        if not {"head", "out"} & set(matching.parse_name(name).words):
             continue
         fitting = [
             other
-            for other in nearest(name, wanted[name], {n: a.shape for n, a in free.items()}, 99)
-            if other in taken and "embed" in parse_name(other).words and free[other].ndim == 2
+            for other in matching.nearest(
+                name, wanted[name], {n: a.shape for n, a in free.items()}, 99
+            )
+            if other in taken
+            and "embed" in matching.parse_name(other).words
+            and free[other].ndim == 2
         ]
         if len(fitting) == 1:
             tied[name] = fitting[0]
@@ -239,13 +232,13 @@ def _apply_changes(
     name: str,
     tensor: str,
     array: np.ndarray,
-    change: Change | None,
+    change: matching.Change | None,
     layout: str | None,
     shape: tuple[int, ...],
 ) -> tuple[np.ndarray, str]:
     if change is None:
         assert layout is not None
-        return apply_layout(array, layout, shape), "" if layout == "as is" else layout
+        return matching.apply_layout(array, layout, shape), "" if layout == "as is" else layout
     try:
         value = np.asarray(change(array))
     except Exception as error:

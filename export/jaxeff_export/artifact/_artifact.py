@@ -48,25 +48,7 @@ import jax.numpy as jnp
 
 from jaxeff.core import any_of, boolean, function_of_form, static_integer, string_sequence, validate
 from jaxeff.store import open_regular, write_atomically
-from jaxeff_export.artifact._signature import (
-    BATCH,
-    COUNT,
-    SPEC,
-    Description,
-    MappingOf,
-    SignatureError,
-    TensorSpec,
-    argument_names,
-    batched_arguments,
-    common_batch,
-    count_leaves,
-    describe,
-    flatten_named,
-    require_form,
-    require_structure,
-    specs_from_json,
-    with_grids,
-)
+from jaxeff_export.artifact import _signature as signature
 from jaxeff_export.targets import require_extra
 
 MOST_TEXT = 1 << 24
@@ -162,7 +144,7 @@ def _canonical(body: dict[str, Any]) -> bytes:
     return json.dumps(body, sort_keys=True, separators=(",", ":")).encode()
 
 
-def belongs(spec: TensorSpec, name: str) -> bool:
+def belongs(spec: signature.TensorSpec, name: str) -> bool:
     """Tells whether an array is a leaf of the argument of that name."""
     # What follows the name has to begin a path: `x` is no prefix of `x2`.
     return spec.name.startswith(name) and spec.name[len(name) :][:1] in ("", "[", ".")
@@ -171,9 +153,9 @@ def belongs(spec: TensorSpec, name: str) -> bool:
 def state_places(
     state: Sequence[str],
     arguments: Sequence[str],
-    inputs: Sequence[TensorSpec],
-    outputs: Sequence[TensorSpec],
-    structure: Description,
+    inputs: Sequence[signature.TensorSpec],
+    outputs: Sequence[signature.TensorSpec],
+    structure: signature.Description,
 ) -> list[tuple[int, int]]:
     """Pairs the arrays of state among the arguments with those among the results.
 
@@ -194,7 +176,7 @@ def state_places(
     for name in state:
         if name not in arguments or list(state).count(name) > 1:
             twice = "twice" if name in arguments else "no argument that is data"
-            raise SignatureError(
+            raise signature.SignatureError(
                 f"state names {name}, which is {twice}; those that are data are "
                 f"{', '.join(arguments) or 'none'}"
             )
@@ -202,22 +184,22 @@ def state_places(
         return []
     items = structure.get("items", []) if structure["kind"] == "tuple" else []
     if len(items) < len(state):
-        raise SignatureError(
+        raise signature.SignatureError(
             "a function with state returns a tuple, whose last elements are the new "
             f"{', '.join(state)}; this one returns a {structure['kind']}"
         )
     pairs = []
     # Where the leaves of each element of the tuple begin, and what is before the state.
-    counts = [count_leaves(item) for item in items]
+    counts = [signature.count_leaves(item) for item in items]
     for offset, name in enumerate(state):
         place = len(items) - len(state) + offset
         first = sum(counts[:place])
         news = list(enumerate(outputs))[first : first + counts[place]]
         olds = [(i, spec) for i, spec in enumerate(inputs) if belongs(spec, name)]
         if not olds:
-            raise SignatureError(f"state names {name}, which has no arrays")
+            raise signature.SignatureError(f"state names {name}, which has no arrays")
         if len(olds) != len(news):
-            raise SignatureError(
+            raise signature.SignatureError(
                 f"the state {name} has {len(olds)} arrays, what replaces it (result[{place}]) has "
                 f"{len(news)}; return it in the same tree"
             )
@@ -227,20 +209,22 @@ def state_places(
     return pairs
 
 
-def _require_same(old: TensorSpec, new: TensorSpec, path: str, result: str) -> None:
+def _require_same(
+    old: signature.TensorSpec, new: signature.TensorSpec, path: str, result: str
+) -> None:
     if old.varies:
-        raise SignatureError(
+        raise signature.SignatureError(
             f"the state {old.name} has the shape {old.shape}, which varies; leave its argument out "
             "of any_batch"
         )
     # Paths within the trees: a dict with other keys has as many leaves.
     if new.name != result + path:
-        raise SignatureError(
+        raise signature.SignatureError(
             f"the state {old.name} is replaced by {new.name}; return it in the same tree"
         )
     if (old.shape, old.dtype) != (new.shape, new.dtype):
         ours, theirs = (f"{spec.dtype}{list(spec.shape)}" for spec in (old, new))
-        raise SignatureError(
+        raise signature.SignatureError(
             f"the state {old.name} is {ours}, what replaces it ({new.name}) {theirs}; return it in "
             "the same shape and dtype"
         )
@@ -255,8 +239,8 @@ _MODULE, _CALLABLE, _INDEX = "model.stablehlo", "model.jax", "artifact.json"
 
 _FORM = {
     "arguments": [str],
-    "inputs": [SPEC],
-    "outputs": [SPEC],
+    "inputs": [signature.SPEC],
+    "outputs": [signature.SPEC],
     "structure": {},
     "versions": {},
     "files": {_MODULE: str, _CALLABLE: str},
@@ -284,9 +268,9 @@ class Artifact:
     stablehlo: bytes = field(repr=False)
     exported: bytes = field(repr=False)
     arguments: tuple[str, ...]
-    inputs: tuple[TensorSpec, ...]
-    outputs: tuple[TensorSpec, ...]
-    structure: Description = field(repr=False)
+    inputs: tuple[signature.TensorSpec, ...]
+    outputs: tuple[signature.TensorSpec, ...]
+    structure: signature.Description = field(repr=False)
     versions: Mapping[str, str] = field(repr=False)
 
     def leaf_count(self, arguments: int) -> int:
@@ -360,13 +344,13 @@ class Artifact:
                 if wrong := version_complaint(index, (FORMAT_VERSION, FORMAT_VERSION_ANY_BATCH)):
                     raise ArtifactError(f"{name} has {wrong}; export it again")
                 # A checksum doesn't tell who wrote it: its form is checked before it is used.
-                require_form(index, _FORM, "")
-                require_form(index["versions"], MappingOf(str), "versions")
+                signature.require_form(index, _FORM, "")
+                signature.require_form(index["versions"], signature.MappingOf(str), "versions")
                 # Checked while reading: a small file must not fill the memory.
                 most = max_inflated_size(len(data))
                 files = {part: read_member(archive, part, most) for part in (_MODULE, _CALLABLE)}
             if (place := index.get("module_at")) is not None:
-                require_form(place, COUNT, "module_at")
+                signature.require_form(place, signature.COUNT, "module_at")
                 rest = files[_CALLABLE]
                 files[_CALLABLE] = rest[:place] + files[_MODULE] + rest[place:]
             for part, content in files.items():
@@ -376,15 +360,15 @@ class Artifact:
                 stablehlo=files[_MODULE],
                 exported=files[_CALLABLE],
                 arguments=tuple(index["arguments"]),
-                inputs=specs_from_json(index["inputs"], "inputs"),
-                outputs=specs_from_json(index["outputs"], "outputs"),
+                inputs=signature.specs_from_json(index["inputs"], "inputs"),
+                outputs=signature.specs_from_json(index["outputs"], "outputs"),
                 structure=index["structure"],
                 versions=index["versions"],
             )
             # A checksum does not prove that jaxeff wrote it: parts may contradict each other.
             if artifact.any_batch != (index["format_version"] == FORMAT_VERSION_ANY_BATCH):
                 raise ValueError("format_version and inputs differ in whether the batch may vary")
-            if require_structure(artifact.structure) != len(artifact.outputs):
+            if signature.require_structure(artifact.structure) != len(artifact.outputs):
                 raise ValueError("structure and outputs differ in how many arrays they have")
             return artifact
         except ArtifactError:
@@ -469,10 +453,10 @@ def export_traced(
 ) -> TracedExport:
     """Lowers a function as `export` does, and keeps what JAX itself would compute it by."""
     require_extra("flatbuffers", "export")
-    names = argument_names(f, len(args))
-    batched = batched_arguments(names, parameters, any_batch)
+    names = signature.argument_names(f, len(args))
+    batched = signature.batched_arguments(names, parameters, any_batch)
     # Refuses what is no array by name before JAX traces anything.
-    leaves, _ = flatten_named(args, names)
+    leaves, _ = signature.flatten_named(args, names)
     treedef = jax.tree.structure(tuple(args))
     structs = [jax.ShapeDtypeStruct(leaf.shape, leaf.dtype) for leaf in leaves]
     fixed = jax.tree.unflatten(treedef, structs)
@@ -489,10 +473,10 @@ def export_traced(
     jitted = jax.jit(flat, keep_unused=True)
 
     def lowered(arguments: Sequence[Any]) -> TracedExport:
-        leaves, inputs = flatten_named(arguments, names)
+        leaves, inputs = signature.flatten_named(arguments, names)
         results = jax.eval_shape(jitted, *leaves)
         result = jax.tree.unflatten(structures[-1], results)
-        _, outputs = flatten_named([result], ["result"])
+        _, outputs = signature.flatten_named([result], ["result"])
         # `jaxeff.integer(...).coded(...)` says what its codes stand for; parameters come before
         # data.
         of_data, of_results = getattr(f, "code_grids", ((), ()))
@@ -501,9 +485,9 @@ def export_traced(
             stablehlo=exported.mlir_module_serialized,
             exported=bytes(exported.serialize()),
             arguments=tuple(names),
-            inputs=tuple(with_grids(inputs, of_data)),
-            outputs=tuple(with_grids(outputs, of_results)),
-            structure=describe(result),
+            inputs=tuple(signature.with_grids(inputs, of_data)),
+            outputs=tuple(signature.with_grids(outputs, of_results)),
+            structure=signature.describe(result),
             versions=package_versions("jaxeff", "jax", "jaxlib"),
         )
         return TracedExport(artifact, jitted, structures[-1])
@@ -516,7 +500,7 @@ def export_traced(
         return lowered(arguments)
     except Exception as error:
         lines = str(error).strip().splitlines() or [type(error).__name__]
-        raise SignatureError(
+        raise signature.SignatureError(
             f"JAX cannot trace the function without knowing the batch: {lines[0]} -- let nothing "
             "but shapes depend on it (x.shape[0], or -1 in a reshape), name in any_batch only what "
             "has one, or leave any_batch out"
@@ -527,16 +511,16 @@ def _of_any_batch(
     arguments: Sequence[Any], names: Sequence[str], batched: Collection[str]
 ) -> list[Any]:
     """Replaces the batch of abstract arguments by one that may vary."""
-    specs = flatten_named(arguments, names)[1]
+    specs = signature.flatten_named(arguments, names)[1]
     # One symbol for all arguments: their batches are the same by construction.
-    (size,) = jax.export.symbolic_shape(BATCH)
+    (size,) = jax.export.symbolic_shape(signature.BATCH)
     owners = [
         name for name, tree in zip(names, arguments, strict=True) for _ in jax.tree.leaves(tree)
     ]
     pairs = zip(specs, owners, strict=True)
     shapes = [(s.name, s.shape) for s, name in pairs if name in batched and s.shape]
-    if common_batch(shapes) is None:
-        raise SignatureError(f"any_batch: no array in {', '.join(batched)} has an axis")
+    if signature.common_batch(shapes) is None:
+        raise signature.SignatureError(f"any_batch: no array in {', '.join(batched)} has an axis")
 
     def generalize(leaf: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
         return jax.ShapeDtypeStruct((size, *leaf.shape[1:]), leaf.dtype) if leaf.shape else leaf

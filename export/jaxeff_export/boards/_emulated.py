@@ -50,21 +50,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any, Self
 
+from jaxeff_export import targets
 from jaxeff_export.boards._board import Board, BoardError
 from jaxeff_export.boards._rpc import RpcBoard
 from jaxeff_export.boards._sysroot import Sysroot, prepare
-from jaxeff_export.targets import (
-    ARM_TARGETS,
-    C_TARGETS,
-    MissingExtraError,
-    ToolchainError,
-    arithmetic_features,
-    emulation,
-    find_c_toolchain,
-    find_emulator,
-    require_extra,
-    target_machine,
-)
+from jaxeff_export.targets import arithmetic_features, find_c_toolchain, find_emulator
 
 __all__ = [
     "CORES",
@@ -78,7 +68,7 @@ __all__ = [
     "require_emulator",
 ]
 
-CORES = tuple(ARM_TARGETS)
+CORES = tuple(targets.ARM_TARGETS)
 
 
 def require_emulator() -> Sysroot:
@@ -126,7 +116,7 @@ class EmulatedBoard(Board):
         self.cpu = cpu
         self.name = f"emulated:{cpu}"
         self.machine = "aarch64"
-        self._target = ARM_TARGETS[cpu]
+        self._target = targets.ARM_TARGETS[cpu]
         self._start_timeout = start_timeout
         self._session_timeout = session_timeout
         self._server: subprocess.Popen[bytes] | None = None
@@ -253,7 +243,7 @@ class EmulatedBoard(Board):
         return lines[-1].strip() if lines else ""
 
 
-PROGRAM_CORES = tuple(C_TARGETS)
+PROGRAM_CORES = tuple(targets.C_TARGETS)
 
 _UNITS = frozenset({"fp64", "neon", "d", "f", "c"})
 """LLVM's names of what code for one core may use and another of its kind may lack."""
@@ -270,18 +260,18 @@ class ProgramBoard(Board):
 
     def __init__(self, core: str) -> None:
         super().__init__()
-        if core not in C_TARGETS:
+        if core not in targets.C_TARGETS:
             raise BoardError(f"no emulated core {core!r}; there are {', '.join(PROGRAM_CORES)}")
         self.core = core
         self.name = f"emulated:{core}"
-        self.machine = target_machine(C_TARGETS[core])
+        self.machine = targets.target_machine(targets.C_TARGETS[core])
 
     def __enter__(self) -> Self:
         # What running needs is looked for here, not only when a program was compiled.
         try:
-            find_c_toolchain(C_TARGETS[self.core])
-            emulation(self.core, C_TARGETS[self.core], Path("program"))
-        except ToolchainError as error:
+            find_c_toolchain(targets.C_TARGETS[self.core])
+            targets.emulation(self.core, targets.C_TARGETS[self.core], Path("program"))
+        except targets.ToolchainError as error:
             raise BoardError(f"{self.name}: {error}") from error
         return self
 
@@ -307,12 +297,12 @@ class ProgramBoard(Board):
             features = codegen.llvm_get_cpu_features(tvm.target.Target(dict(of)))
             return _UNITS & {str(feature) for feature in features}
 
-        return tuple(sorted(units(target) - units(C_TARGETS[self.core])))
+        return tuple(sorted(units(target) - units(targets.C_TARGETS[self.core])))
 
 
 def core_of(cpu: str | None) -> str | None:
     """Finds the core that LLVM's name of a processor stands for."""
-    return next((name for name, target in C_TARGETS.items() if target["mcpu"] == cpu), None)
+    return next((name for name, target in targets.C_TARGETS.items() if target["mcpu"] == cpu), None)
 
 
 @dataclass(frozen=True)
@@ -332,7 +322,7 @@ class BoardKind:
 
 def board_kinds() -> tuple[BoardKind, ...]:
     """Lists all kinds; whether a particular board at an address answers is not asked."""
-    has_tvm = _missing(lambda: require_extra("tvm", "a board"))
+    has_tvm = _missing(lambda: targets.require_extra("tvm", "a board"))
     emulated = has_tvm or _missing(require_emulator)
     return (
         BoardKind("local", "this process", has_tvm),
@@ -349,6 +339,6 @@ def board_kinds() -> tuple[BoardKind, ...]:
 def _missing(require: Callable[[], object]) -> str | None:
     try:
         require()
-    except (MissingExtraError, ToolchainError, BoardError) as error:
+    except (targets.MissingExtraError, targets.ToolchainError, BoardError) as error:
         return str(error)
     return None

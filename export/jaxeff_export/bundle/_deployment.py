@@ -46,20 +46,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jaxeff import core
 from jaxeff.contrib import Tokenizer
-from jaxeff.core import (
-    all_of,
-    any_of,
-    boolean,
-    function_of_form,
-    instance_of,
-    parameter_tree,
-    path_like,
-    static_integer,
-    string_mapping,
-    string_sequence,
-    validate,
-)
 from jaxeff_export.artifact import (
     Artifact,
     SignatureError,
@@ -118,15 +106,15 @@ def with_bytes(
     return g, (*cast(leaves, stored), *args[parameters:])
 
 
-@validate(
-    f=function_of_form("f(*args)"),
-    parameters=static_integer(0),
-    database=path_like,
-    progress=function_of_form("progress(line)"),
-    any_batch=any_of(boolean, string_sequence),
-    verdict=instance_of(str),
-    state=string_sequence,
-    tokenizer=instance_of(Tokenizer),
+@core.validate(
+    f=core.function_of_form("f(*args)"),
+    parameters=core.static_integer(0),
+    database=core.path_like,
+    progress=core.function_of_form("progress(line)"),
+    any_batch=core.any_of(core.boolean, core.string_sequence),
+    verdict=core.instance_of(str),
+    state=core.string_sequence,
+    tokenizer=core.instance_of(Tokenizer),
 )
 def deploy(
     f: Callable[..., Any],
@@ -209,12 +197,12 @@ def deploy(
     return order.built(traced.artifact, leaves, reference, traced.treedef, **more)
 
 
-@validate(
-    artifact=instance_of(Artifact),
-    arrays=all_of(string_mapping, parameter_tree),
-    parameters=static_integer(0),
-    database=path_like,
-    progress=function_of_form("progress(line)"),
+@core.validate(
+    artifact=core.instance_of(Artifact),
+    arrays=core.all_of(core.string_mapping, core.parameter_tree),
+    parameters=core.static_integer(0),
+    database=core.path_like,
+    progress=core.function_of_form("progress(line)"),
 )
 def deploy_artifact(
     artifact: Artifact,

@@ -19,16 +19,10 @@ import numpy as np
 
 import jaxeff
 from jaxeff.store import atomic_file
-from jaxeff_export.artifact import (
-    SignatureError,
-    TensorSpec,
-    argument_names,
-    dtype_of,
-    flatten_named,
-)
+from jaxeff_export import artifact
 
 
-def read_arrays(paths: Sequence[Path], specs: Sequence[TensorSpec]) -> list[np.ndarray]:
+def read_arrays(paths: Sequence[Path], specs: Sequence[artifact.TensorSpec]) -> list[np.ndarray]:
     """Reads one array per spec, from whichever file has one of its name.
 
     Raises:
@@ -44,13 +38,15 @@ def read_arrays(paths: Sequence[Path], specs: Sequence[TensorSpec]) -> list[np.n
                     (spec.name, archive[spec.name]) for spec in specs if spec.name in archive
                 )
         except (OSError, ValueError, AttributeError, TypeError, zipfile.BadZipFile) as error:
-            raise SignatureError(f"{path} is no readable npz file: {error}") from error
+            raise artifact.SignatureError(f"{path} is no readable npz file: {error}") from error
     if missing := [spec.name for spec in specs if spec.name not in found]:
         files = (
             f"{', '.join(map(str, paths))} has" if paths else "no npz file was given, so there is"
         )
         some = ", ".join(missing[:5]) + (", …" if len(missing) > 5 else "")
-        raise SignatureError(f"{files} no array {missing[0]}; {len(missing)} are missing: {some}")
+        raise artifact.SignatureError(
+            f"{files} no array {missing[0]}; {len(missing)} are missing: {some}"
+        )
     return [_named(found[spec.name], spec) for spec in specs]
 
 
@@ -62,16 +58,18 @@ def require_place(path: Path) -> None:
         raise FileNotFoundError(f"{path} cannot be written: there is no folder {path.parent}")
 
 
-def write_arrays(path: Path, specs: Sequence[TensorSpec], arrays: Sequence[np.ndarray]) -> None:
+def write_arrays(
+    path: Path, specs: Sequence[artifact.TensorSpec], arrays: Sequence[np.ndarray]
+) -> None:
     """Writes an npz file with one array per spec, whole or not at all."""
     named = {spec.name: array for spec, array in zip(specs, arrays, strict=True)}
     with atomic_file(path.absolute()) as temporary, temporary.open("wb") as file:
         np.savez(file, allow_pickle=False, **named)  # type: ignore[arg-type]
 
 
-def _named(array: np.ndarray, spec: TensorSpec) -> np.ndarray:
+def _named(array: np.ndarray, spec: artifact.TensorSpec) -> np.ndarray:
     """Restores a dtype: NumPy's files forget names like bfloat16, but keep the bits."""
-    dtype = dtype_of(spec.dtype)
+    dtype = artifact.dtype_of(spec.dtype)
     unnamed = array.dtype.kind == "V" and array.dtype.itemsize == dtype.itemsize
     return array.view(dtype) if unnamed else array
 
@@ -91,21 +89,25 @@ def example_of(module: str, function: str) -> tuple[Callable[..., Any], Sequence
         f, example = made
     # The user's module runs here, and may do anything, `sys.exit` included.
     except (Exception, SystemExit) as error:
-        raise SignatureError(
+        raise artifact.SignatureError(
             f"{where} gives no (f, (parameters, *inputs)): {_reason(error)}"
         ) from error
     if not callable(f) or not isinstance(example, tuple | list):
-        raise SignatureError(f"{where} gives no (f, (parameters, *inputs)), but {type(made)}")
+        raise artifact.SignatureError(
+            f"{where} gives no (f, (parameters, *inputs)), but {type(made)}"
+        )
     return f, example
 
 
 def require_call(where: str, f: Callable[..., Any], example: Sequence[Any]) -> None:
     """Raises `SignatureError` where the user's function fails on the user's own example."""
-    flatten_named(example, argument_names(f, len(example)))  # names what is no array
+    artifact.flatten_named(
+        example, artifact.argument_names(f, len(example))
+    )  # names what is no array
     try:
         jax.eval_shape(f, *example)
     except Exception as error:
-        raise SignatureError(
+        raise artifact.SignatureError(
             f"the function of {where} fails on its example: {_reason(error)}"
         ) from error
 

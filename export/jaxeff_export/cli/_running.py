@@ -14,15 +14,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.table import Table
 
-from jaxeff_export.cli._terminal import (
-    BoardName,
-    BoardNames,
-    BundlePath,
-    complain,
-    console,
-    failures_in_one_line,
-    table,
-)
+from jaxeff_export.cli import _terminal as terminal
 from jaxeff_export.targets import (
     MissingExtraError,
     ToolchainError,
@@ -39,13 +31,13 @@ if TYPE_CHECKING:
 
 
 def run(
-    bundle: BundlePath,
+    bundle: terminal.BundlePath,
     inputs: Annotated[Path, typer.Argument(help="An npz file, one array per input name.")],
     outputs: Annotated[Path, typer.Argument(help="The npz file to write, one array per result.")],
-    board: BoardName = "local",
+    board: terminal.BoardName = "local",
 ) -> None:
     """Call the function on arrays from a file; `inspect` shows their names."""
-    with failures_in_one_line():
+    with terminal.failures_in_one_line():
         # JAX takes seconds to import: `--help` and other commands do without.
         from jaxeff_export.bundle import Bundle
         from jaxeff_export.cli._arguments import read_arrays, require_place, write_arrays
@@ -55,23 +47,25 @@ def run(
         loaded = Bundle.load(bundle)
         manifest = loaded.manifest
         arrays = read_arrays([inputs], manifest.inputs)
-        with console.status(f"running on {board}"), loaded.on(board) as runner:
+        with terminal.console.status(f"running on {board}"), loaded.on(board) as runner:
             results = runner.run_leaves(arrays)
         write_arrays(outputs, manifest.outputs, results)
-    console.print(f"{outputs}: {', '.join(spec.name for spec in manifest.outputs)}", markup=False)
+    terminal.console.print(
+        f"{outputs}: {', '.join(spec.name for spec in manifest.outputs)}", markup=False
+    )
 
 
-def check(bundle: BundlePath, boards: BoardNames = ["local"]) -> None:  # noqa: B006
+def check(bundle: terminal.BundlePath, boards: terminal.BoardNames = ["local"]) -> None:  # noqa: B006
     """Replay the recorded inputs on boards and compare with what JAX computed.
 
     The exit status is 1 if a result disagrees or a board fails.
     """
-    with failures_in_one_line():
+    with terminal.failures_in_one_line():
         # JAX takes seconds to import: `--help` and other commands do without.
         from jaxeff_export.bundle import Bundle, run_on_boards
 
         loaded = Bundle.load(bundle)
-        with console.status(f"checking on {', '.join(boards)}"):
+        with terminal.console.status(f"checking on {', '.join(boards)}"):
             outcomes = run_on_boards(
                 loaded, boards, lambda runner: runner.check(), report=_announce_check
             )
@@ -82,9 +76,9 @@ def check(bundle: BundlePath, boards: BoardNames = ["local"]) -> None:  # noqa: 
 
 def _announce_check(outcome: BoardResult[SelfCheck]) -> None:
     if outcome.result is None:
-        complain(outcome.error)
+        terminal.complain(outcome.error)
     else:
-        console.print(str(outcome.result), markup=False)
+        terminal.console.print(str(outcome.result), markup=False)
 
 
 if TYPE_CHECKING:
@@ -107,8 +101,8 @@ Batch = Annotated[
 
 
 def benchmark(
-    bundle: BundlePath,
-    boards: BoardNames = ["local"],  # noqa: B006
+    bundle: terminal.BundlePath,
+    boards: terminal.BoardNames = ["local"],  # noqa: B006
     number: Number = 10,
     repeat: Repeat = 10,
     batch: Batch = None,
@@ -118,12 +112,12 @@ def benchmark(
     Each board's figures are shown as soon as they are there. A board that fails does not cost the
     others' results; the exit status is 1 then.
     """
-    with failures_in_one_line():
+    with terminal.failures_in_one_line():
         # JAX takes seconds to import: `--help` and other commands do without.
         from jaxeff_export.bundle import Bundle, run_on_boards
 
         loaded = Bundle.load(bundle)
-        with console.status(f"timing on {', '.join(boards)}"):
+        with terminal.console.status(f"timing on {', '.join(boards)}"):
             outcomes = run_on_boards(
                 loaded,
                 boards,
@@ -132,16 +126,16 @@ def benchmark(
                 report=_announce_timing,
             )
     if len(outcomes) > 1:
-        console.print(_timings_table(str(bundle), outcomes), markup=False)
+        terminal.console.print(_timings_table(str(bundle), outcomes), markup=False)
     if any(outcome.result is None for outcome in outcomes):
         raise typer.Exit(code=1)
 
 
 def _announce_timing(outcome: BoardResult[Timing]) -> None:
     if (timing := outcome.result) is None:
-        complain(outcome.error)
+        terminal.complain(outcome.error)
         return
-    console.print(
+    terminal.console.print(
         f"{outcome.board}: median {timing.median_ms:.4g} ms over "
         f"{len(timing.times_ms)} × {timing.number} calls, "
         f"{min(timing.times_ms):.4g} to {max(timing.times_ms):.4g} ms",
@@ -151,7 +145,7 @@ def _announce_timing(outcome: BoardResult[Timing]) -> None:
 
 
 def _timings_table(title: str, outcomes: Sequence[BoardResult[Timing]]) -> Table:
-    made = table("board", "median ms", "fastest ms", "slowest ms", title=title)
+    made = terminal.table("board", "median ms", "fastest ms", "slowest ms", title=title)
     for outcome in outcomes:
         if (timing := outcome.result) is None:
             made.add_row(outcome.board, "failed", "", "")
@@ -162,31 +156,33 @@ def _timings_table(title: str, outcomes: Sequence[BoardResult[Timing]]) -> Table
 
 
 def profile(
-    bundle: BundlePath,
-    board: BoardName = "local",
+    bundle: terminal.BundlePath,
+    board: terminal.BoardName = "local",
     number: Number = 10,
     repeat: Repeat = 5,
     batch: Batch = None,
 ) -> None:
     """Show the time per compiled operator on a board, slowest first."""
-    with failures_in_one_line():
+    with terminal.failures_in_one_line():
         # JAX takes seconds to import: `--help` and other commands do without.
         from jaxeff_export.bundle import Bundle
 
         loaded = Bundle.load(bundle)
-        with console.status(f"profiling on {board}"):
+        with terminal.console.status(f"profiling on {board}"):
             operators = loaded.profile(board, number, repeat, batch)
-    made = table("operator", "calls", "total ms", "share", "", title=f"{bundle} on {board}")
+    made = terminal.table(
+        "operator", "calls", "total ms", "share", "", title=f"{bundle} on {board}"
+    )
     for operator in operators:
         bar = "█" * round(_BAR * operator.share)
         row = (operator.name, f"{operator.calls:g}", f"{operator.ms:.4g}", f"{operator.share:.1%}")
         made.add_row(*row, bar)
     made.caption = f"{sum(operator.ms for operator in operators):.4g} ms in all, per call"
-    console.print(made, markup=False)
+    terminal.console.print(made, markup=False)
 
 
 def model(
-    bundle: BundlePath,
+    bundle: terminal.BundlePath,
     mhz: Annotated[
         float | None,
         typer.Option(min=0.001, help="The processor's clock in MHz, for a column of microseconds."),
@@ -201,18 +197,18 @@ def model(
     emulator, exactly, and llvm-mca estimates their cycles. For other processors it reads the
     innermost loops. Memory is ideal in it: boards take longer.
     """
-    with failures_in_one_line():
+    with terminal.failures_in_one_line():
         # JAX takes seconds to import: `--help` and other commands do without.
         from jaxeff_export.bundle import Bundle
 
         loaded = Bundle.load(bundle)
-        with console.status(f"modelling {loaded.manifest.target_name}"):
+        with terminal.console.status(f"modelling {loaded.manifest.target_name}"):
             models = loaded.model(core)
-        console.print(models.table(mhz))
+        terminal.console.print(models.table(mhz))
 
 
 def report(
-    bundle: BundlePath,
+    bundle: terminal.BundlePath,
     page: Annotated[
         Path, typer.Argument(help="The page to write: .html, .md (a model card) or .json.")
     ] = Path("report.html"),
@@ -224,26 +220,26 @@ def report(
 
     `jaxeff.report` makes the same page of a model, with accuracy over noise, bits and channels.
     """
-    with failures_in_one_line():
+    with terminal.failures_in_one_line():
         # JAX takes seconds to import: `--help` and other commands do without.
         from jaxeff.reporting import Report
         from jaxeff_export.artifact import SignatureError
         from jaxeff_export.bundle import Bundle
 
         loaded = Bundle.load(bundle)
-        with console.status("checking, modelling and timing the library"):
+        with terminal.console.status("checking, modelling and timing the library"):
             made = Report.of_target(title or bundle.resolve().name, loaded.facts())
         try:
             made.save(page)
         except ValueError as error:  # the name of a file that says no form
             raise SignatureError(str(error)) from error
-    console.print(f"{page}: open it in a browser", markup=False, soft_wrap=True)
+    terminal.console.print(f"{page}: open it in a browser", markup=False, soft_wrap=True)
 
 
 def targets() -> None:
     """List the named targets, and whether this machine can compile for each."""
-    made = table("target", "architecture", "processor", "cores", "linker")
-    with failures_in_one_line():
+    made = terminal.table("target", "architecture", "processor", "cores", "linker")
+    with terminal.failures_in_one_line():
         for name in target_names():
             try:
                 require_extra("tvm", "compiling")
@@ -254,7 +250,7 @@ def targets() -> None:
                 continue
             row = (target_machine(settings), settings["mcpu"], str(settings["num-cores"]), linker)
             made.add_row(name, *row)
-    console.print(made, markup=False)
+    terminal.console.print(made, markup=False)
 
 
 def boards() -> None:
@@ -262,18 +258,18 @@ def boards() -> None:
     # JAX takes seconds to import: `--help` and other commands do without.
     from jaxeff_export.boards import CORES, PROGRAM_CORES, board_kinds
 
-    made = table("board", "what it is", "usable here")
-    with failures_in_one_line():
+    made = terminal.table("board", "what it is", "usable here")
+    with terminal.failures_in_one_line():
         for kind in board_kinds():
             made.add_row(kind.name, kind.what, f"no: {kind.missing}" if kind.missing else "yes")
     made.caption = f"emulated cores: {', '.join(CORES)}; by programs: {', '.join(PROGRAM_CORES)}"
-    console.print(made, markup=False)
+    terminal.console.print(made, markup=False)
 
 
 def prepare() -> None:
     """Download what the emulated board needs (150 MB), once per version of TVM."""
-    with failures_in_one_line():
+    with terminal.failures_in_one_line():
         # JAX takes seconds to import: `--help` and other commands do without.
         from jaxeff_export.boards import emulated
 
-        emulated.prepare(progress=console.print)
+        emulated.prepare(progress=terminal.console.print)

@@ -8,14 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from jaxeff_export.cli._terminal import (
-    BoardName,
-    BundlePath,
-    Seed,
-    complain,
-    console,
-    failures_in_one_line,
-)
+from jaxeff_export.cli import _terminal as terminal
 
 _MOST = 256  # images that ranges of activations are measured on
 
@@ -43,12 +36,12 @@ def search(
         ),
     ] = None,
     target: Annotated[str, typer.Option(help="Whom to compile for.")] = "host",
-    board: BoardName = "local",
+    board: terminal.BoardName = "local",
     folder: Annotated[
         Path | None,
         typer.Option(help="Where episodes and kernels are kept: a search goes on from there."),
     ] = None,
-    seed: Seed = 0,
+    seed: terminal.Seed = 0,
 ) -> None:
     """Compress a trained classifier to a share of its time, and compile what was found.
 
@@ -57,15 +50,15 @@ def search(
     to integer codes and compiled.
     """
     try:
-        with failures_in_one_line():
+        with terminal.failures_in_one_line():
             _search(model, bundle, share, of, episodes, steps, epochs, round_to, target, board,
                     folder, seed)  # fmt: skip
     except KeyboardInterrupt:
         kept = f"what was measured is in {folder}" if folder else "nothing was kept (--folder)"
-        complain(f"stopped; {kept}")
+        terminal.complain(f"stopped; {kept}")
         # 128 + 2, the number of the signal, as shells have it.
         raise typer.Exit(code=130) from None
-    console.print(f"{bundle} holds the compressed model", markup=False)
+    terminal.console.print(f"{bundle} holds the compressed model", markup=False)
 
 
 def _search(
@@ -123,7 +116,7 @@ def _search(
         raise SignatureError(str(error)) from error
     except LatencyError as error:
         raise BoardError(str(error)) from error
-    console.print(str(found.table), markup=False, highlight=False)
+    terminal.console.print(str(found.table), markup=False, highlight=False)
     small = found.smaller
     # Trained on only now: candidates are compared after a few updates each.
     if epochs:
@@ -180,7 +173,7 @@ def _classifier(model: str) -> tuple[Callable[..., Any], tuple[Any, Any, Any]]:
 
 
 def tune(
-    bundle: BundlePath,
+    bundle: terminal.BundlePath,
     database: Annotated[
         Path, typer.Option(help="The folder that keeps every measurement; made if need be.")
     ],
@@ -220,7 +213,7 @@ def tune(
     is used only where it beat the default one. `compile --database` uses what is known.
     """
     try:
-        with failures_in_one_line():
+        with terminal.failures_in_one_line():
             # JAX takes seconds to import: `--help` and other commands do without.
             from jaxeff_export.bundle import Bundle
             from jaxeff_export.tuning import tune as tune_bundle
@@ -234,10 +227,12 @@ def tune(
                 board=board,
                 space=space,
                 path=output or bundle,
-                console=console,
+                console=terminal.console,
             )
     except KeyboardInterrupt:
-        complain(f"stopped; what was measured is in {database}, and the same command goes on")
+        terminal.complain(
+            f"stopped; what was measured is in {database}, and the same command goes on"
+        )
         # 128 + 2, the number of the signal, as shells have it.
         raise typer.Exit(code=130) from None
-    console.print(f"{tuned.folder} is compiled with what {database} holds", markup=False)
+    terminal.console.print(f"{tuned.folder} is compiled with what {database} holds", markup=False)

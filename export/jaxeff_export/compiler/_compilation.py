@@ -45,6 +45,7 @@ from tvm.target.codegen import llvm_cpu_has_features
 
 from jaxeff.store import write_atomically
 from jaxeff_export.artifact import digest
+from jaxeff_export.compiler import tir
 from jaxeff_export.compiler._merging import merge_blocks
 from jaxeff_export.compiler._scheduling import schedule_cpu, schedule_kernel
 from jaxeff_export.compiler._tiles import Machine
@@ -59,13 +60,6 @@ from jaxeff_export.compiler.passes import (
     updates_alone,
     widen_contractions,
     write_over_state,
-)
-from jaxeff_export.compiler.tir import (
-    lets_to_locals,
-    locals_to_lets,
-    map_kernels,
-    renamed,
-    unpair_products,
 )
 from jaxeff_export.schedules import TuningDatabase, TuningError
 from jaxeff_export.targets import OPERATOR_BY_OPERATOR, resolve_target
@@ -107,7 +101,7 @@ def schedule_module(
     with where, tvm.transform.PassContext(opt_level=3):
         mod = fused_kernels(mod, where)
         if tuned:
-            mod = map_kernels(mod, tuned)
+            mod = tir.map_kernels(mod, tuned)
         mod = ready_to_lower(schedule_cpu(mod, Machine.of(where)))
         return write_over_state(mod)
 
@@ -213,14 +207,14 @@ def fused_kernels(mod: tvm.IRModule, target: Target) -> tvm.IRModule:
     """Fuses an imported module into the kernels that will be compiled, not scheduled yet."""
     with target, tvm.transform.PassContext(opt_level=3):
         # Lets can be inlined and vectorised by schedules, which blocks with local buffers cannot.
-        return decode_where_read(fuse(locals_to_lets(updates_alone(_fold(mod)))))
+        return decode_where_read(fuse(tir.locals_to_lets(updates_alone(_fold(mod)))))
 
 
 def ready_to_lower(mod: tvm.IRModule) -> tvm.IRModule:
     """Rewrites scheduled kernels into the form that TVM lowers correctly and fast."""
     # Bit casts move into the branches of choices while these are still expressions, then long
     # chains become locals: TVM's later passes take exponential time in chains of lets.
-    return lets_to_locals(narrow_floats_to_bits(unpair_products(mod)))
+    return tir.lets_to_locals(narrow_floats_to_bits(tir.unpair_products(mod)))
 
 
 def _fold(mod: tvm.IRModule) -> tvm.IRModule:
@@ -278,7 +272,7 @@ def _trust_parameters(mod: tvm.IRModule, _: tvm.transform.PassContext) -> tvm.IR
         count = int(attrs.get(BOUND, 0)) if attrs else 0
         # A variable of any type leaves nothing to check in a call.
         trusted = {v: relax.Var(v.name, relax.AnyType()) for v in function.params[:count]}
-        result[name] = renamed(function, trusted) if trusted else function
+        result[name] = tir.renamed(function, trusted) if trusted else function
     return result
 
 

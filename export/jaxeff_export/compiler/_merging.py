@@ -19,14 +19,7 @@ import tvm_ffi
 from tvm import ir, s_tir, tirx
 from tvm.s_tir.schedule import SBlockRV, Schedule
 
-from jaxeff_export.compiler.tir import (
-    count,
-    is_contraction,
-    renamed,
-    root_of,
-    statements_of,
-    stores_of,
-)
+from jaxeff_export.compiler import tir
 
 
 def join_siblings(function: tirx.PrimFunc, worth: Callable[[s_tir.SBlock], bool]) -> tirx.PrimFunc:
@@ -62,7 +55,7 @@ def is_plain(function: tirx.PrimFunc) -> bool:
     In others, such as loops that carry a state, a buffer changes while the kernel runs: no block
     may be moved there.
     """
-    if root_of(function) is None:
+    if tir.root_of(function) is None:
         return False
     nests = _nests(function)
     written = [target for nest in nests for target in nest.targets]
@@ -71,7 +64,7 @@ def is_plain(function: tirx.PrimFunc) -> bool:
 
 def _nests(function: tirx.PrimFunc) -> list[_Nest]:
     """Lists the loop nests of a kernel; none if there is anything else in it."""
-    statements = statements_of(function.body.block.body)
+    statements = tir.statements_of(function.body.block.body)
     nests = [nest for statement in statements for nest in _nests_of(statement, [])]
     return [] if any(nest is None for nest in nests) else [nest for nest in nests if nest]
 
@@ -178,12 +171,12 @@ def _are_siblings(first: _Nest, second: _Nest, others: Sequence[_Nest]) -> bool:
         return False
     # Of reductions only contractions are joined, whose sums then share the loads.
     if any(nest.block.init is not None for nest in (first, second)):
-        return all(is_contraction(nest.block) for nest in (first, second))
+        return all(tir.is_contraction(nest.block) for nest in (first, second))
     # Without common inputs, one walk over both would only compete for the cache.
     related = first.sources & second.sources or any(
         other.targets & first.sources and other.targets & second.sources for other in others
     )
-    return bool(related) and all(stores_of(n.block.body) is not None for n in (first, second))
+    return bool(related) and all(tir.stores_of(n.block.body) is not None for n in (first, second))
 
 
 def _joined(first: _Nest, second: _Nest) -> _Nest:
@@ -197,15 +190,17 @@ def _joined(first: _Nest, second: _Nest) -> _Nest:
     init = None
     if ours.init is not None:
         init = tirx.SeqStmt(
-            [*statements_of(ours.init), *statements_of(renamed(theirs.init, names))]
+            [*tir.statements_of(ours.init), *tir.statements_of(tir.renamed(theirs.init, names))]
         )
-    reads = _united([*ours.reads, *(renamed(region, names) for region in theirs.reads)])
+    reads = _united([*ours.reads, *(tir.renamed(region, names) for region in theirs.reads)])
     block = s_tir.SBlock(
         ours.iter_vars,
         reads,
-        [*ours.writes, *(renamed(region, names) for region in theirs.writes)],
+        [*ours.writes, *(tir.renamed(region, names) for region in theirs.writes)],
         f"{ours.name_hint}_{theirs.name_hint}",
-        tirx.SeqStmt([*statements_of(ours.body), *statements_of(renamed(theirs.body, names))]),
+        tirx.SeqStmt(
+            [*tir.statements_of(ours.body), *tir.statements_of(tir.renamed(theirs.body, names))]
+        ),
         init,
     )
     return _Nest(first.loops, block)
@@ -236,7 +231,7 @@ def merge_blocks(function: tirx.PrimFunc) -> tirx.PrimFunc:
     if not is_plain(function):
         return function
     # Costly siblings share their terms only as one block; cheap ones mostly vanish by inlining.
-    joined = join_siblings(function, lambda block: is_contraction(block) or is_dear(block))
+    joined = join_siblings(function, lambda block: tir.is_contraction(block) or is_dear(block))
     sch = Schedule(tvm.IRModule({"main": joined}))
     _inline(sch)
     return join_siblings(sch.mod["main"], lambda block: True)
@@ -244,7 +239,7 @@ def merge_blocks(function: tirx.PrimFunc) -> tirx.PrimFunc:
 
 def is_dear(block: s_tir.SBlock) -> bool:
     """Tells whether a block computes much for an element."""
-    return count(block.body, object) > _DEAR
+    return tir.count(block.body, object) > _DEAR
 
 
 def _inline(sch: Schedule) -> None:
@@ -256,7 +251,7 @@ def _inline(sch: Schedule) -> None:
         consumers = sch.get_consumers(block)
         # A producer inlined into a contraction runs once per product instead of once per element.
         if len(consumers) != 1 or (
-            len(sch.get_loops(block)) and is_contraction(sch.get(consumers[0]))
+            len(sch.get_loops(block)) and tir.is_contraction(sch.get(consumers[0]))
         ):
             continue
         if _grows(sch, block, consumers[0]) or _scatters_loads(sch, block, consumers[0]):
@@ -280,8 +275,8 @@ def _grows(sch: Schedule, block: SBlockRV, consumer: SBlockRV) -> bool:
     def reads_it(node: Any) -> bool:
         return isinstance(node, tvm.ir.TensorLoad) and node.source.same_as(written.source)
 
-    reads = count(sch.get(consumer).body, object, reads_it)
-    return reads > 1 and reads * count(sch.get(block).body, object) > _CHEAP
+    reads = tir.count(sch.get(consumer).body, object, reads_it)
+    return reads > 1 and reads * tir.count(sch.get(block).body, object) > _CHEAP
 
 
 def _scatters_loads(sch: Schedule, block: SBlockRV, consumer: SBlockRV) -> bool:

@@ -24,26 +24,9 @@ import tvm_ffi
 from tvm import s_tir, tirx
 from tvm.s_tir.schedule import LoopRV, SBlockRV, Schedule
 
+from jaxeff_export.compiler import _tiles, tir
 from jaxeff_export.compiler._merging import LONG, is_dear, merge_blocks
-from jaxeff_export.compiler._tiles import (
-    LANED,
-    Machine,
-    RegisterTile,
-    partial_tile,
-    register_tile,
-    strip_of,
-    sum_registers,
-    tile_strip,
-)
-from jaxeff_export.compiler.tir import (
-    becomes_locals,
-    bytes_of,
-    columns_of,
-    contains,
-    count,
-    is_contraction,
-    map_kernels,
-)
+from jaxeff_export.compiler._tiles import Machine, strip_of
 
 PARALLEL_WORK = 60_000  # multiply-adds; waking a thread costs some microseconds
 _UNKNOWN = 16  # what a size that only the call tells counts as, when work is estimated
@@ -55,7 +38,7 @@ _FAIR = 4  # images a core, from which on it matters little if one has one more
 
 def schedule_cpu(mod: tvm.IRModule, machine: Machine) -> tvm.IRModule:
     """Schedules every kernel of a module; a kernel that no rule fits stays as it is."""
-    return map_kernels(mod, lambda function: _schedule_function(function, machine))
+    return tir.map_kernels(mod, lambda function: _schedule_function(function, machine))
 
 
 def _schedule_function(function: tirx.PrimFunc, machine: Machine) -> tirx.PrimFunc:
@@ -114,7 +97,7 @@ def _is_reduction(sch: Schedule, block: SBlockRV) -> bool:
 
 
 def _is_contraction(sch: Schedule, block: SBlockRV) -> bool:
-    return is_contraction(sch.get(block))
+    return tir.is_contraction(sch.get(block))
 
 
 def _vectorizable(sch: Schedule, block: SBlockRV) -> bool:
@@ -126,7 +109,7 @@ def _vectorizable(sch: Schedule, block: SBlockRV) -> bool:
     buffers = [region.source for region in (*sch.get(block).reads, *sch.get(block).writes)]
     if any(str(buffer.ty.dtype) == "bool" for buffer in buffers):
         return False
-    return not becomes_locals(body)
+    return not tir.becomes_locals(body)
 
 
 def _epilogue(sch: Schedule, block: SBlockRV) -> list[SBlockRV]:
@@ -138,7 +121,7 @@ def _epilogue(sch: Schedule, block: SBlockRV) -> list[SBlockRV]:
     if len(consumers) == 1 and not _is_reduction(sch, consumers[0]):
         ours = _extents(sch, [x for x, k in _loops(sch, block) if k == "S"])
         theirs = _extents(sch, sch.get_loops(consumers[0]))
-        if ours == theirs and not becomes_locals(sch.get(consumers[0]).body):
+        if ours == theirs and not tir.becomes_locals(sch.get(consumers[0]).body):
             return consumers
     return [sch.cache_write(block, i, "global") for i in range(len(sch.get(block).writes))]
 
@@ -184,18 +167,18 @@ def _tile_reduction(sch: Schedule, block: SBlockRV, machine: Machine) -> list[SB
         raise _NotForeseenError
     turns = _turns(sch, spatial) * _turns(sch, reduce_loops)
     # Multiply-adds; a joined block of mean and variance has several in its body.
-    work = turns * count(sch.get(block).body, tirx.Mul)
+    work = turns * tir.count(sch.get(block).body, tirx.Mul)
     if not extents:
         return []
     epilogue = _epilogue(sch, block)
     depth = _extents(sch, reduce_loops)[-1]
-    accumulators = sum_registers(machine, depth)
+    accumulators = _tiles.sum_registers(machine, depth)
     strip = strip_of(sch.get(block), machine.lanes, accumulators + _SPARE)
     if strip and not machine.tiling:
-        fused = tile_strip(sch, block, (spatial, reduce_loops), strip, epilogue)
+        fused = _tiles.tile_strip(sch, block, (spatial, reduce_loops), strip, epilogue)
         return _begun(sch, block, fused, reduce_loops[0], work, machine, epilogue)
-    choose = machine.tiling or functools.partial(register_tile, depth=depth)
-    tile = choose(extents, machine, len(sch.get(block).writes), columns_of(sch.get(block)))
+    choose = machine.tiling or functools.partial(_tiles.register_tile, depth=depth)
+    tile = choose(extents, machine, len(sch.get(block).writes), tir.columns_of(sch.get(block)))
 
     # Tiles divide the extents, so that no iteration is guarded and all loads are whole vectors.
     outer, inner = [], []
@@ -207,9 +190,9 @@ def _tile_reduction(sch: Schedule, block: SBlockRV, machine: Machine) -> list[SB
     if tile.columns_first:
         outer = [outer[-1], *outer[:-1]]
     # NEON multiplies by a lane of a vector: four neighbouring terms of data are one load.
-    if machine.lanes == LANED and depth % LANED == 0:
+    if machine.lanes == _tiles.LANED and depth % _tiles.LANED == 0:
         # Two results bring twice the operands, all of which LLVM loads first: half as many terms.
-        several, each = _split(sch, reduce_loops[-1], LANED // len(sch.get(block).writes))
+        several, each = _split(sch, reduce_loops[-1], _tiles.LANED // len(sch.get(block).writes))
         reduce_loops = [*reduce_loops[:-1], several]
         inner = [each, *inner]
     # Reductions run outside the tile: each step loads operands once for all sums in registers.
@@ -228,7 +211,7 @@ def _tile_reduction(sch: Schedule, block: SBlockRV, machine: Machine) -> list[SB
 
 
 def _copied_by_image(
-    sch: Schedule, block: SBlockRV, images: int, tile: RegisterTile, machine: Machine
+    sch: Schedule, block: SBlockRV, images: int, tile: _tiles.RegisterTile, machine: Machine
 ) -> list[SBlockRV]:
     """Finds large padded copies that are best written image by image, just before they are read.
 
@@ -248,7 +231,7 @@ def _copied_by_image(
         alone = len(sch.get_consumers(made)) == 1 and not _is_reduction(sch, made)
         if (
             alone
-            and sum(map(bytes_of, written)) >= _FAR
+            and sum(map(tir.bytes_of, written)) >= _FAR
             and all(r[0].min.same_as(image) for r in reads)
         ):
             found.append(made)
@@ -281,7 +264,9 @@ def _is_same(sch: Schedule, one: LoopRV, other: LoopRV) -> bool:
     return bool(sch.get(one).same_as(sch.get(other)))
 
 
-def _in_registers(sch: Schedule, block: SBlockRV, loops: list[LoopRV], tile: RegisterTile) -> None:
+def _in_registers(
+    sch: Schedule, block: SBlockRV, loops: list[LoopRV], tile: _tiles.RegisterTile
+) -> None:
     """Unrolls the loops over a tile and vectorises the innermost elements."""
     vectors, lanes = sch.split(loops[-1], [tile.vectors, tile.width])
     for loop in [*loops[:-1], vectors]:
@@ -301,7 +286,7 @@ def _schedule_reduction(sch: Schedule, block: SBlockRV, machine: Machine) -> Non
     # Partial results, of which a reduction of its own makes one afterwards: LLVM alone walks each
     # of them from end to end, one number at a time.
     if along and after and all(_is_reduction(sch, each) for each in after):
-        partial = partial_tile(_extents(sch, spatial), machine)
+        partial = _tiles.partial_tile(_extents(sch, spatial), machine)
         if partial is not None:
             tiling = dataclasses.replace(machine, tiling=lambda *_: partial)
             _tile_reduction(sch, block, tiling)
@@ -323,7 +308,7 @@ def _last_index_is_spatial(sch: Schedule, block: SBlockRV) -> bool:
         if not read.region:
             continue
         index = read.region[-1].min
-        if not contains(index, tirx.Var, lambda v: v.same_as(spatial[-1])):
+        if not tir.contains(index, tirx.Var, lambda v: v.same_as(spatial[-1])):
             return False
     return True
 
@@ -336,7 +321,7 @@ def _schedule_spatial(sch: Schedule, block: SBlockRV, machine: Machine) -> None:
     if 0 in extents:  # fused, its index would be divided by nothing
         return
     # Nodes of the expression stand for its time, in units of a multiply-add.
-    work = _turns(sch, loops) * max(1, count(sch.get(block).body, object) // _NODES)
+    work = _turns(sch, loops) * max(1, tir.count(sch.get(block).body, object) // _NODES)
     threads = work >= PARALLEL_WORK and machine.cores > 1
     # LLVM vectorises the innermost loop. A short one it unrolls, to gather along the next.
     flat = _is_flat(sch.get(block)) and math.prod(extents) == _turns(sch, loops)

@@ -19,48 +19,27 @@ from jaxlib.mlir import ir
 from tvm import te, tirx
 from tvm.tirx import Expr
 
-from jaxeff_export.importer._graph import (
-    HloNode,
-    HloValue,
-    TensorType,
-    Unsupported,
-    attribute,
-    dense_array,
-    integers,
-    splat,
-    tensor_type,
-)
-from jaxeff_export.importer._scalar_rules import (
-    NARROW,
-    SCALAR_RULES,
-    ScalarOp,
-    Scope,
-    apply_scalar,
-    literal,
-    load,
-    narrow,
-    scalar_dtype,
-    store,
-)
+from jaxeff_export.importer import _graph as graph
+from jaxeff_export.importer import _scalar_rules as scalar_rules
 
 INDEXED = ("stablehlo.broadcast_in_dim", "stablehlo.iota")
 MAX_REGION = 128  # nodes; TVM walks nested lets recursively
 KEEP_COST = 8  # additions; dearer intermediates are stored rather than computed again
 
 
-def is_elementwise(value: HloValue) -> bool:
+def is_elementwise(value: graph.HloValue) -> bool:
     """Tells whether the value is computed element by element, and so is lazily emitted."""
     return value.node is not None and (
-        value.node.name in SCALAR_RULES or value.node.name in INDEXED
+        value.node.name in scalar_rules.SCALAR_RULES or value.node.name in INDEXED
     )
 
 
-def region_of(root: HloValue, emitted: dict[HloValue, object]) -> list[HloValue]:
+def region_of(root: graph.HloValue, emitted: dict[graph.HloValue, object]) -> list[graph.HloValue]:
     """Returns the unemitted elementwise ancestors of ``root``, in topological order, root last."""
     # Depth first with a stack of its own: chains of elementwise nodes exceed Python's recursion.
-    order: list[HloValue] = []
-    seen: set[HloValue] = set()
-    stack: list[tuple[HloValue, bool]] = [(root, False)]
+    order: list[graph.HloValue] = []
+    seen: set[graph.HloValue] = set()
+    stack: list[tuple[graph.HloValue, bool]] = [(root, False)]
     while stack:
         value, done = stack.pop()
         if done:
@@ -82,7 +61,7 @@ def region_of(root: HloValue, emitted: dict[HloValue, object]) -> list[HloValue]
     return order
 
 
-def _region_operands(value: HloValue) -> Sequence[HloValue]:
+def _region_operands(value: graph.HloValue) -> Sequence[graph.HloValue]:
     """Returns the operands that may be computed in the same loop (a broadcast's may not)."""
     if value.node is None or value.node.name in INDEXED:
         return ()
@@ -90,8 +69,8 @@ def _region_operands(value: HloValue) -> Sequence[HloValue]:
 
 
 def with_siblings(
-    region: list[HloValue], emitted: dict[HloValue, object]
-) -> tuple[list[HloValue], list[HloValue]]:
+    region: list[graph.HloValue], emitted: dict[graph.HloValue, object]
+) -> tuple[list[graph.HloValue], list[graph.HloValue]]:
     """Adds other values that are computed from a region's values and fit into the same loop.
 
     The mean and the variance of an activation share most of their terms, but neither needs the
@@ -111,9 +90,11 @@ def with_siblings(
     return list(order), roots
 
 
-def _needing_tensors(region: Sequence[HloValue], emitted: dict[HloValue, object]) -> list[HloValue]:
+def _needing_tensors(
+    region: Sequence[graph.HloValue], emitted: dict[graph.HloValue, object]
+) -> list[graph.HloValue]:
     """Finds elementwise values computed from a region that other operations need as tensors."""
-    needing: list[HloValue] = []
+    needing: list[graph.HloValue] = []
     seen = set(region)
     stack = list(region)
     # A region holds no more than that; an unbounded search per region would be quadratic.
@@ -131,7 +112,7 @@ def _needing_tensors(region: Sequence[HloValue], emitted: dict[HloValue, object]
     return needing
 
 
-def _in_loop(value: HloValue, other: HloValue) -> bool:
+def _in_loop(value: graph.HloValue, other: graph.HloValue) -> bool:
     """Tells whether a value is computed element by element, in the same loop as another."""
     return (
         is_elementwise(value)
@@ -140,16 +121,18 @@ def _in_loop(value: HloValue, other: HloValue) -> bool:
     )
 
 
-def kept_values(region: Sequence[HloValue], roots: Sequence[HloValue]) -> list[HloValue]:
+def kept_values(
+    region: Sequence[graph.HloValue], roots: Sequence[graph.HloValue]
+) -> list[graph.HloValue]:
     """Chooses which values of a region get a tensor: roots, and costly ones that others use.
 
     The last root to be computed comes last.
     """
     inside = {value.node for value in region}
-    costs: dict[HloValue, int] = {}
+    costs: dict[graph.HloValue, int] = {}
     kept = []
     for value in region:
-        entry = SCALAR_RULES.get(value.node.name) if value.node else None
+        entry = scalar_rules.SCALAR_RULES.get(value.node.name) if value.node else None
         cost = entry.cost if entry else 0
         # Estimates recomputation from above: an ancestor of two operands counts twice.
         costs[value] = cost + sum(costs.get(o, 0) for o in set(_region_operands(value)))
@@ -161,10 +144,10 @@ def kept_values(region: Sequence[HloValue], roots: Sequence[HloValue]) -> list[H
     return kept
 
 
-def leaves_of(region: Sequence[HloValue]) -> list[HloValue]:
+def leaves_of(region: Sequence[graph.HloValue]) -> list[graph.HloValue]:
     """Finds the tensors that a region reads: operands from outside and sources of broadcasts."""
     inside = set(region)
-    leaves: dict[HloValue, None] = {}
+    leaves: dict[graph.HloValue, None] = {}
     for value in region:
         assert value.node is not None
         if value.node.name == "stablehlo.broadcast_in_dim":
@@ -178,12 +161,12 @@ def leaves_of(region: Sequence[HloValue]) -> list[HloValue]:
     return list(leaves)
 
 
-def is_immediate(value: HloValue) -> bool:
+def is_immediate(value: graph.HloValue) -> bool:
     """Tells whether a value is a splat constant, which is written into the code."""
     return value.constant is not None and value.constant.ndim == 0
 
 
-def broadcast_source(value: HloValue) -> tuple[HloValue, tuple[int | None, ...]]:
+def broadcast_source(value: graph.HloValue) -> tuple[graph.HloValue, tuple[int | None, ...]]:
     """Follows a chain of broadcasts to its source.
 
     Returns:
@@ -193,7 +176,7 @@ def broadcast_source(value: HloValue) -> tuple[HloValue, tuple[int | None, ...]]
     dims: list[int | None] = list(range(len(value.type.shape)))
     while value.node is not None and value.node.name == "stablehlo.broadcast_in_dim":
         source = value.node.operands[0]
-        mapped = integers(value.node.op, "broadcast_dimensions")
+        mapped = graph.integers(value.node.op, "broadcast_dimensions")
         # Maps are composed from the result inwards; a repeated dimension (None) stays one.
         dims = [
             dims[d] if source.type.shape[i] == value.type.shape[d] else None
@@ -204,9 +187,9 @@ def broadcast_source(value: HloValue) -> tuple[HloValue, tuple[int | None, ...]]
 
 
 def compute_region(
-    region: Sequence[HloValue],
-    kept: Sequence[HloValue],
-    leaves: Sequence[HloValue],
+    region: Sequence[graph.HloValue],
+    kept: Sequence[graph.HloValue],
+    leaves: Sequence[graph.HloValue],
     *tensors: te.Tensor,
 ) -> te.Tensor | Sequence[te.Tensor]:
     """Builds the loop of a region in TE; one output for each kept value."""
@@ -221,67 +204,69 @@ def compute_region(
 
 
 def _element(
-    region: Sequence[HloValue],
-    root: HloValue,
-    tensor_of: dict[HloValue, te.Tensor],
+    region: Sequence[graph.HloValue],
+    root: graph.HloValue,
+    tensor_of: dict[graph.HloValue, te.Tensor],
     indices: Sequence[Expr],
 ) -> Expr:
     """Writes the scalar expression of one kept value at one index."""
     needed = _needed(region, root)
-    scope = Scope()
-    scalars: dict[HloValue, Expr] = {}
+    scope = scalar_rules.Scope()
+    scalars: dict[graph.HloValue, Expr] = {}
 
-    def scalar(value: HloValue) -> Expr:
+    def scalar(value: graph.HloValue) -> Expr:
         if value in scalars:
             return scalars[value]
         if is_immediate(value):
             return immediate(value)
         # The predicate of a select and the bounds of a clamp may be scalars beside tensors.
         at = indices if value.type.shape else ()
-        scalars[value] = scope.let(load(tensor_of[value](*at)))
+        scalars[value] = scope.let(scalar_rules.load(tensor_of[value](*at)))
         return scalars[value]
 
     for value in region:
         if value in needed:
             scalars[value] = _apply(scope, value, scalar, tensor_of, indices)
-    return scope.wrap(store(scalars[root], root.type.dtype))
+    return scope.wrap(scalar_rules.store(scalars[root], root.type.dtype))
 
 
 def _apply(scope, value, scalar, tensor_of, indices) -> Expr:  # type: ignore[no-untyped-def]
     node = value.node
     if node.name == "stablehlo.iota":
-        dimension = attribute(node.op, "iota_dimension")
+        dimension = graph.attribute(node.op, "iota_dimension")
         # Indices are int64: the conversion wraps or rounds as StableHLO's would.
-        counter = ScalarOp(value.type.dtype, None)
-        return apply_scalar("stablehlo.convert", scope, counter, indices[dimension])
+        counter = scalar_rules.ScalarOp(value.type.dtype, None)
+        return scalar_rules.apply_scalar("stablehlo.convert", scope, counter, indices[dimension])
     if node.name == "stablehlo.broadcast_in_dim":
         source, dims = broadcast_source(value)
         if is_immediate(source):
             return immediate(source)
         # A repeated dimension has one element, which every index reads.
         at = [tirx.const(0, "int64") if d is None else indices[d] for d in dims]
-        return scope.let(load(tensor_of[source](*at)))
-    return apply_scalar(
+        return scope.let(scalar_rules.load(tensor_of[source](*at)))
+    return scalar_rules.apply_scalar(
         node.name, scope, scalar_op(node, value), *(scalar(operand) for operand in node.operands)
     )
 
 
-def scalar_op(node: HloNode, value: HloValue) -> ScalarOp:
+def scalar_op(node: graph.HloNode, value: graph.HloValue) -> scalar_rules.ScalarOp:
     """Describes an elementwise node to its scalar rule."""
     same = len(node.operands) == 2 and node.operands[0] is node.operands[1]
-    return ScalarOp(value.type.dtype, node.op, same)
+    return scalar_rules.ScalarOp(value.type.dtype, node.op, same)
 
 
-def immediate(value: HloValue) -> Expr:
+def immediate(value: graph.HloValue) -> Expr:
     """Returns a splat constant as a scalar literal, as scopes hold it."""
     assert value.constant is not None
     kind = value.type.dtype
     # Exact: float32 represents every number of the narrow formats.
-    item = value.constant.item() if scalar_dtype(kind) == kind else float(value.constant)
-    return literal(item, scalar_dtype(kind))
+    item = (
+        value.constant.item() if scalar_rules.scalar_dtype(kind) == kind else float(value.constant)
+    )
+    return scalar_rules.literal(item, scalar_rules.scalar_dtype(kind))
 
 
-def _needed(region: Sequence[HloValue], root: HloValue) -> set[HloValue]:
+def _needed(region: Sequence[graph.HloValue], root: graph.HloValue) -> set[graph.HloValue]:
     inside = set(region)
     needed, stack = {root}, [root]
     while stack:
@@ -292,14 +277,14 @@ def _needed(region: Sequence[HloValue], root: HloValue) -> set[HloValue]:
     return needed
 
 
-def region_name(region: Sequence[HloValue]) -> str:
+def region_name(region: Sequence[graph.HloValue]) -> str:
     """Names a region after its last operation."""
     names = [v.node.name.rpartition(".")[2] for v in region if v.node]
     return names[-1] if len(names) == 1 else f"region_{names[-1]}"
 
 
 def evaluate_region(
-    region: ir.Region, scope: Scope, arguments: Sequence[Expr], *, wide: bool = False
+    region: ir.Region, scope: scalar_rules.Scope, arguments: Sequence[Expr], *, wide: bool = False
 ) -> list[Expr]:
     """Applies a region of scalar operations to scalars, as scopes hold these.
 
@@ -329,43 +314,43 @@ def evaluate_region(
         if op.name in ("stablehlo.return", "func.return"):
             return operands
         if op.name == "func.call":
-            callee = _function(op, attribute(op, "callee"))
+            callee = _function(op, graph.attribute(op, "callee"))
             results = evaluate_region(callee, scope, operands, wide=wide)
             env.update(zip(op.results, results, strict=True))
             continue
-        kind = tensor_type(op.results[0].type)
+        kind = graph.tensor_type(op.results[0].type)
         # No rounding of intermediates: 16 bits would lose small terms of a long sum.
         if wide:
-            kind = TensorType(kind.shape, accumulator(kind.dtype))
+            kind = graph.TensorType(kind.shape, accumulator(kind.dtype))
         if op.name == "stablehlo.constant":
             env[op.results[0]] = _constant(op, kind)
         # Scalars of another rank: the one element is the same.
         elif op.name in ("stablehlo.reshape", "stablehlo.broadcast_in_dim") and kind.size == 1:
             env[op.results[0]] = operands[0]
-        elif op.name in SCALAR_RULES:
+        elif op.name in scalar_rules.SCALAR_RULES:
             # TVM would simplify x - x and x / x as if x were always finite.
             same = len(op.operands) == 2 and op.operands[0] == op.operands[1]
-            info = ScalarOp(kind.dtype, op, same, in_reduction=wide)
-            env[op.results[0]] = apply_scalar(op.name, scope, info, *operands)
+            info = scalar_rules.ScalarOp(kind.dtype, op, same, in_reduction=wide)
+            env[op.results[0]] = scalar_rules.apply_scalar(op.name, scope, info, *operands)
         else:
-            raise Unsupported(f"its body holds {op.name}, which is not elementwise")
-    raise Unsupported("its body returns nothing")
+            raise graph.Unsupported(f"its body holds {op.name}, which is not elementwise")
+    raise graph.Unsupported("its body returns nothing")
 
 
 def _outer_constant(value: Any, wide: bool) -> Expr:
     """Reads a constant that stands before the operation whose region uses it."""
     op = getattr(value.owner, "operation", None)
     if op is None or op.name != "stablehlo.constant":
-        raise Unsupported("its body uses a value from outside")
-    kind = tensor_type(value.type)
-    return _constant(op, TensorType(kind.shape, accumulator(kind.dtype)) if wide else kind)
+        raise graph.Unsupported("its body uses a value from outside")
+    kind = graph.tensor_type(value.type)
+    return _constant(op, graph.TensorType(kind.shape, accumulator(kind.dtype)) if wide else kind)
 
 
-def _constant(op: ir.Operation, kind: TensorType) -> Expr:
-    value = dense_array(op.attributes["value"])
+def _constant(op: ir.Operation, kind: graph.TensorType) -> Expr:
+    value = graph.dense_array(op.attributes["value"])
     if value.size != 1:
-        raise Unsupported("its body holds a constant that is not a scalar")
-    return immediate(splat(value.reshape(()), kind))
+        raise graph.Unsupported("its body holds a constant that is not a scalar")
+    return immediate(graph.splat(value.reshape(()), kind))
 
 
 def called_regions(op: ir.Operation) -> list[ir.Region]:
@@ -383,16 +368,18 @@ def _function(op: ir.Operation, name: str) -> ir.Region:
 
 def accumulator(dtype: str) -> str:
     """Names the dtype in which reductions to ``dtype`` are carried out."""
-    return "float32" if dtype in NARROW else dtype
+    return "float32" if dtype in scalar_rules.NARROW else dtype
 
 
-def rounded(total: te.Tensor, kind: TensorType) -> te.Tensor:
+def rounded(total: te.Tensor, kind: graph.TensorType) -> te.Tensor:
     """Rounds accumulators to the dtype of the result."""
     if accumulator(kind.dtype) == kind.dtype:
         return total
 
     def element(*index: Expr) -> Expr:
-        scope = Scope()
-        return scope.wrap(store(narrow(scope, total(*index), kind.dtype), kind.dtype))
+        scope = scalar_rules.Scope()
+        return scope.wrap(
+            scalar_rules.store(scalar_rules.narrow(scope, total(*index), kind.dtype), kind.dtype)
+        )
 
     return te.compute(kind.shape, element, name="round")

@@ -15,37 +15,15 @@ from jaxlib.mlir import ir
 from tvm import relax, te, tirx
 from tvm.runtime import tensor as runtime_tensor
 
-from jaxeff_export.importer._elementwise import (
-    INDEXED,
-    MAX_REGION,
-    compute_region,
-    immediate,
-    is_immediate,
-    kept_values,
-    leaves_of,
-    region_name,
-    region_of,
-    with_siblings,
-)
+from jaxeff_export.importer import _elementwise as elementwise
+from jaxeff_export.importer import _graph
 from jaxeff_export.importer._expansions import registrar
-from jaxeff_export.importer._graph import (
-    HloGraph,
-    HloNode,
-    HloValue,
-    TensorType,
-    Unsupported,
-    UnsupportedOp,
-    UnsupportedOpError,
-    attribute,
-    describe,
-    failure,
-)
 from jaxeff_export.importer._loops import kernel
 from jaxeff_export.importer._scalar_rules import HELD_AS_FLOAT32, SCALAR_RULES, store
 
 MAX_STORED_SPLAT = 4096  # elements
 
-Rule = Callable[["Emitter", HloNode], Sequence[relax.Expr]]
+Rule = Callable[["Emitter", _graph.HloNode], Sequence[relax.Expr]]
 CompositeRule = Callable[..., "relax.Expr | Sequence[relax.Expr]"]
 RULES: dict[str, Rule] = {}
 _OPAQUE = 8  # TVM's OpPatternKind.kOpaque
@@ -58,7 +36,7 @@ def rule(*names: str) -> Callable[[Rule], Rule]:
 
 def known_ops() -> set[str]:
     """Lists the names of all operations with a lowering."""
-    return {*RULES, *SCALAR_RULES, *INDEXED, "stablehlo.composite"}
+    return {*RULES, *SCALAR_RULES, *elementwise.INDEXED, "stablehlo.composite"}
 
 
 class Emitter:
@@ -71,17 +49,20 @@ class Emitter:
 
     def __init__(self, composites: Mapping[str, CompositeRule]):
         self.bb = relax.BlockBuilder()
-        self.unsupported: list[UnsupportedOp] = []
+        self.unsupported: list[_graph.UnsupportedOp] = []
         self.composites = composites
-        self._emitted: dict[HloValue, relax.Expr] = {}
+        self._emitted: dict[_graph.HloValue, relax.Expr] = {}
         self._parameters: list[relax.Var] = []
 
-    def emit(self, graph: HloGraph) -> None:
+    def emit(self, graph: _graph.HloGraph) -> None:
         """Emits ``graph`` as the function ``main``."""
         self._function(graph, graph.arguments, graph.outputs, unpack=True)
 
     def emit_body(
-        self, graph: HloGraph, captured: Sequence[HloValue], outputs: Sequence[HloValue]
+        self,
+        graph: _graph.HloGraph,
+        captured: Sequence[_graph.HloValue],
+        outputs: Sequence[_graph.HloValue],
     ) -> tvm.IRModule:
         """Emits the body of a loop or branch in a module of its own.
 
@@ -101,9 +82,9 @@ class Emitter:
 
     def _function(
         self,
-        graph: HloGraph,
-        arguments: Sequence[HloValue],
-        outputs: Sequence[HloValue],
+        graph: _graph.HloGraph,
+        arguments: Sequence[_graph.HloValue],
+        outputs: Sequence[_graph.HloValue],
         *,
         unpack: bool,
     ) -> None:
@@ -118,14 +99,14 @@ class Emitter:
             with self.bb.dataflow():
                 # Elementwise nodes wait: the operation that needs their tensor decides the loop.
                 for node in live:
-                    if node.name not in SCALAR_RULES and node.name not in INDEXED:
+                    if node.name not in SCALAR_RULES and node.name not in elementwise.INDEXED:
                         self._emit_node(node)
                 tensors = [self.tensor(value) for value in outputs]
                 alone = unpack and len(tensors) == 1
                 result = self.bb.emit_output(tensors[0] if alone else relax.Tuple(tensors))
             self.bb.emit_func_output(result)
 
-    def tensor(self, value: HloValue) -> relax.Expr:
+    def tensor(self, value: _graph.HloValue) -> relax.Expr:
         """Returns the tensor of a value, and emits its operands as needed."""
         if value not in self._emitted:
             # First of all, since TVM loads no constant without elements either.
@@ -137,7 +118,7 @@ class Emitter:
                 self._emit_region(value)
         return self._emitted[value]
 
-    def _empty(self, kind: TensorType) -> relax.Expr:
+    def _empty(self, kind: _graph.TensorType) -> relax.Expr:
         """Emits a tensor of no elements.
 
         TVM cannot load these as constants, and folds computations without inputs into constants.
@@ -152,12 +133,12 @@ class Emitter:
 
         return self.bb.emit_te(nothing, self._parameters[0], primfunc_name_hint="empty")
 
-    def _constant(self, value: HloValue) -> relax.Expr:
+    def _constant(self, value: _graph.HloValue) -> relax.Expr:
         """Emits a constant; a large one whose elements are all the same is filled at run time."""
         assert value.constant is not None
         if value.constant.ndim or value.type.size <= MAX_STORED_SPLAT:
             return constant(np.broadcast_to(value.constant, value.type.shape))
-        element = store(immediate(value), value.type.dtype)
+        element = store(elementwise.immediate(value), value.type.dtype)
         shape = value.type.shape
 
         def fill() -> te.Tensor:
@@ -168,7 +149,7 @@ class Emitter:
     def te(
         self,
         function: Callable,
-        *operands: HloValue,
+        *operands: _graph.HloValue,
         name: str,
         alone: bool = False,
         marks: Mapping[str, Any] | None = None,
@@ -186,7 +167,9 @@ class Emitter:
             function, *tensors, primfunc_name_hint=name, primfunc_attrs=attributes or None
         )
 
-    def kernel(self, body: Callable[..., None], node: HloNode, *, name: str) -> list[relax.Expr]:
+    def kernel(
+        self, body: Callable[..., None], node: _graph.HloNode, *, name: str
+    ) -> list[relax.Expr]:
         """Emits an imperative kernel that reads all operands of a node and writes its results.
 
         Splat constants among the operands become literals.
@@ -195,10 +178,15 @@ class Emitter:
 
         def function(*tensors: te.Tensor) -> object:
             rest = iter(tensors)
-            operands = [immediate(v) if is_immediate(v) else next(rest) for v in node.operands]
+            operands = [
+                elementwise.immediate(v) if elementwise.is_immediate(v) else next(rest)
+                for v in node.operands
+            ]
             return kernel(body, operands, results, name)
 
-        written = self.te(function, *(v for v in node.operands if not is_immediate(v)), name=name)
+        written = self.te(
+            function, *(v for v in node.operands if not elementwise.is_immediate(v)), name=name
+        )
         return self.unpack(written, len(results))
 
     def unpack(self, result: relax.Expr, count: int) -> list[relax.Expr]:
@@ -213,70 +201,76 @@ class Emitter:
             return tensor
         return self.bb.emit(relax.op.reshape(tensor, tuple(shape)))
 
-    def _emit_node(self, node: HloNode) -> None:
+    def _emit_node(self, node: _graph.HloNode) -> None:
         try:
             if node.name == "stablehlo.composite":
                 results: Sequence[relax.Expr] = self._emit_composite(node)
             else:
                 results = RULES[node.name](self, node)
         # Zeros stand in, so that the rules after this one still report what they cannot take.
-        except Unsupported as error:
-            self.unsupported.append(describe(node.op, str(error)))
+        except _graph.Unsupported as error:
+            self.unsupported.append(_graph.describe(node.op, str(error)))
             results = [
                 self.bb.emit(relax.op.zeros(r.type.shape, r.type.dtype)) for r in node.results
             ]
-        except UnsupportedOpError:
+        except _graph.UnsupportedOpError:
             raise
         except Exception as error:
-            raise failure(node.op, error) from error
+            raise _graph.failure(node.op, error) from error
         self._emitted.update(zip(node.results, results, strict=True))
 
-    def _emit_composite(self, node: HloNode) -> Sequence[relax.Expr]:
+    def _emit_composite(self, node: _graph.HloNode) -> Sequence[relax.Expr]:
         attributes = _composite_attributes(node.op)
-        name = attribute(node.op, "name")
+        name = _graph.attribute(node.op, "name")
         operands = [self.tensor(operand) for operand in node.operands]
         results = self.composites[name](self.bb, *operands, **attributes)
         return results if isinstance(results, Sequence) else [results]
 
-    def _emit_region(self, root: HloValue) -> None:
+    def _emit_region(self, root: _graph.HloValue) -> None:
         # Small tensors that are broadcast into the region, and constants, come first.
         while True:
             # Emitting a leaf may emit values of this region as well, so it is found anew.
-            region = region_of(root, self._emitted)
-            pending = [leaf for leaf in leaves_of(region) if leaf not in self._emitted]
+            region = elementwise.region_of(root, self._emitted)
+            pending = [leaf for leaf in elementwise.leaves_of(region) if leaf not in self._emitted]
             for leaf in pending:
                 self.tensor(leaf)
             if not pending:
                 break
-        if len(region) > MAX_REGION:
+        if len(region) > elementwise.MAX_REGION:
             # Cut: the first nodes in topological order become a kernel, opaque to TVM's fusion,
             # which would otherwise put the two parts together again.
-            region = region[:MAX_REGION]
+            region = region[: elementwise.MAX_REGION]
             inside = {value.node for value in region}
             kept = [v for v in region if v.is_output or any(u not in inside for u in v.users)]
             self._emit_kept(region, kept, alone=True)
             self._emit_region(root)
             return
-        region, roots = with_siblings(region, self._emitted)
-        self._emit_kept(region, kept_values(region, roots))
+        region, roots = elementwise.with_siblings(region, self._emitted)
+        self._emit_kept(region, elementwise.kept_values(region, roots))
 
     def _emit_kept(
-        self, region: Sequence[HloValue], kept: Sequence[HloValue], *, alone: bool = False
+        self,
+        region: Sequence[_graph.HloValue],
+        kept: Sequence[_graph.HloValue],
+        *,
+        alone: bool = False,
     ) -> None:
-        leaves = leaves_of(region)
+        leaves = elementwise.leaves_of(region)
         alone = alone or any(value.type.dtype in HELD_AS_FLOAT32 for value in kept)
 
         def function(*tensors: te.Tensor) -> object:
-            return compute_region(region, kept, leaves, *tensors)
+            return elementwise.compute_region(region, kept, leaves, *tensors)
 
         try:
-            result = self.te(function, *leaves, name=region_name(region), alone=alone)
-        except Unsupported as error:
+            result = self.te(function, *leaves, name=elementwise.region_name(region), alone=alone)
+        except _graph.Unsupported as error:
             assert region[-1].node is not None
-            raise UnsupportedOpError([describe(region[-1].node.op, str(error))]) from error
+            raise _graph.UnsupportedOpError(
+                [_graph.describe(region[-1].node.op, str(error))]
+            ) from error
         except Exception as error:
             assert region[-1].node is not None
-            raise failure(region[-1].node.op, error) from error
+            raise _graph.failure(region[-1].node.op, error) from error
         self._emitted.update(zip(kept, self.unpack(result, len(kept)), strict=True))
 
 
@@ -286,13 +280,13 @@ def constant(array: np.ndarray) -> relax.Expr:
     return relax.const(runtime_tensor(data))
 
 
-def _live_nodes(graph: HloGraph, outputs: Sequence[HloValue]) -> list[HloNode]:
+def _live_nodes(graph: _graph.HloGraph, outputs: Sequence[_graph.HloValue]) -> list[_graph.HloNode]:
     """Drops nodes that no output needs, and records every value's users.
 
     A tensor of no elements needs no node.
     """
     inside = set(graph.nodes)
-    live: set[HloNode] = set()
+    live: set[_graph.HloNode] = set()
     stack = [value.node for value in outputs if value.type.size]
     while stack:
         node = stack.pop()
@@ -324,4 +318,4 @@ def _python(item: Any) -> object:
         return [_python(part) for part in item]
     if hasattr(item, "value"):
         return item.value
-    raise Unsupported(f"the composite attribute {item} is of an unknown kind")
+    raise _graph.Unsupported(f"the composite attribute {item} is of an unknown kind")

@@ -29,16 +29,7 @@ from jaxlib.mlir.dialects import func
 from jaxlib.mlir.passmanager import PassManager
 
 from jaxeff.core import jax_internals as _compat
-from jaxeff_export.importer._graph import (
-    StableHLOParseError,
-    TensorType,
-    Unsupported,
-    UnsupportedOpError,
-    attribute,
-    describe,
-    integers,
-    tensor_type,
-)
+from jaxeff_export.importer import _graph as graph
 
 MAX_OPERATIONS = 500_000
 MAX_DEPTH = 100  # regions and calls in one another; the importer recurses into them
@@ -57,7 +48,7 @@ class _Inlined:
 def functions_of(module: ir.Module) -> dict[str, ir.Operation]:
     """Returns the functions of a module by name."""
     return {
-        attribute(op.operation, "sym_name"): op.operation
+        graph.attribute(op.operation, "sym_name"): op.operation
         for op in module.body.operations
         if op.operation.name == "func.func"
     }
@@ -72,14 +63,14 @@ def public_function(functions: Mapping[str, ir.Operation]) -> ir.Operation:
     public = [
         f
         for f in functions.values()
-        if "sym_visibility" not in f.attributes or attribute(f, "sym_visibility") == "public"
+        if "sym_visibility" not in f.attributes or graph.attribute(f, "sym_visibility") == "public"
     ]
     # Of several, MLIR's convention makes `main` the entry.
     if len(public) > 1:
-        public = [f for f in public if attribute(f, "sym_name") == "main"]
+        public = [f for f in public if graph.attribute(f, "sym_name") == "main"]
     if len(public) != 1 or not len(public[0].regions[0].blocks):
         names = ", ".join(functions) or "none at all"
-        raise StableHLOParseError(
+        raise graph.StableHLOParseError(
             f"the module has no single public function to import (its functions: {names}); "
             "mark one as public, or name it main"
         )
@@ -107,37 +98,37 @@ def refuse_endless_calls(function: ir.Operation, functions: Mapping[str, ir.Oper
             total.depth = max(total.depth, depth)
             try:
                 if depth > MAX_DEPTH:
-                    raise Unsupported(f"it is nested more than {MAX_DEPTH} regions deep")
+                    raise graph.Unsupported(f"it is nested more than {MAX_DEPTH} regions deep")
                 if op.name in _CALLS:
                     body = called(op)
                     total.operations += body.operations
                     total.depth = max(total.depth, depth + body.depth)
                 if total.operations > MAX_OPERATIONS or total.depth > MAX_DEPTH:
-                    raise Unsupported(
+                    raise graph.Unsupported(
                         f"its functions, inlined, come to more than {MAX_OPERATIONS} operations or "
                         f"nest more than {MAX_DEPTH} deep"
                     )
-            except Unsupported as error:
-                raise UnsupportedOpError([describe(op, str(error))]) from error
+            except graph.Unsupported as error:
+                raise graph.UnsupportedOpError([graph.describe(op, str(error))]) from error
         return total
 
     def called(op: ir.Operation) -> _Inlined:
-        name = attribute(op, _CALLS[op.name])
+        name = graph.attribute(op, _CALLS[op.name])
         if name not in known:
             # Still being inlined itself: recursion.
             if name in open_calls:
-                raise Unsupported(f"@{name} calls itself; XLA has no recursion either")
+                raise graph.Unsupported(f"@{name} calls itself; XLA has no recursion either")
             if name not in functions or not len(functions[name].regions[0].blocks):
-                raise Unsupported(f"the module has no body for the function @{name}")
+                raise graph.Unsupported(f"the module has no body for the function @{name}")
             # This check recurses into calls itself.
             if len(open_calls) >= MAX_DEPTH:
-                raise Unsupported(f"calls nest more than {MAX_DEPTH} deep")
+                raise graph.Unsupported(f"calls nest more than {MAX_DEPTH} deep")
             open_calls.add(name)
             known[name] = inlined(functions[name])
             open_calls.remove(name)
         return known[name]
 
-    open_calls.add(attribute(function, "sym_name"))
+    open_calls.add(graph.attribute(function, "sym_name"))
     inlined(function)
 
 
@@ -191,13 +182,13 @@ def expand(module: ir.Module) -> None:
                 _untuple(op)
             else:
                 _replace(module, op, f"expansion{i}")
-        except Unsupported:
+        except graph.Unsupported:
             continue  # the graph builder refuses it, and says where it came from
 
 
 def _replace(module: ir.Module, op: ir.Operation, prefix: str) -> None:
-    kinds = [tensor_type(operand.type) for operand in op.operands]
-    results = [tensor_type(result.type) for result in op.results]
+    kinds = [graph.tensor_type(operand.type) for operand in op.operands]
+    results = [graph.tensor_type(result.type) for result in op.results]
     text = _traced(op, kinds, results)
     # Every traced module has a @main, so that names need a prefix in the common module.
     renamed = ir.Module.parse(_SYMBOL.sub(rf"@{prefix}.\1", text))
@@ -217,11 +208,13 @@ def _untuple(op: ir.Operation) -> None:
     """Replaces an element taken out of a tuple by the value that went into it."""
     owner: Any = op.operands[0].owner
     if not isinstance(owner, ir.Block) and owner.operation.name == "stablehlo.tuple":
-        op.results[0].replace_all_uses_with(owner.operation.operands[attribute(op, "index")])
+        op.results[0].replace_all_uses_with(owner.operation.operands[graph.attribute(op, "index")])
         op.erase()
 
 
-def _traced(op: ir.Operation, kinds: Sequence[TensorType], results: Sequence[TensorType]) -> str:
+def _traced(
+    op: ir.Operation, kinds: Sequence[graph.TensorType], results: Sequence[graph.TensorType]
+) -> str:
     def function(*operands: jax.Array) -> list[jax.Array]:
         arrays = EXPANSIONS[op.name](op, *operands)
         arrays = arrays if isinstance(arrays, Sequence) else [arrays]
@@ -235,26 +228,26 @@ def _traced(op: ir.Operation, kinds: Sequence[TensorType], results: Sequence[Ten
 
 @expansion("stablehlo.dot")
 def _dot(op: ir.Operation, x: jax.Array, y: jax.Array) -> jax.Array:
-    kind = tensor_type(op.results[0].type)
+    kind = graph.tensor_type(op.results[0].type)
     return lax.dot(x, y, preferred_element_type=kind.numpy_dtype)
 
 
 @expansion("stablehlo.einsum", "stablehlo.unary_einsum")
 def _einsum(op: ir.Operation, *operands: jax.Array) -> jax.Array:
-    kind = tensor_type(op.results[0].type)
-    equation = attribute(op, "einsum_config")
+    kind = graph.tensor_type(op.results[0].type)
+    equation = graph.attribute(op, "einsum_config")
     return jnp.einsum(equation, *operands, preferred_element_type=kind.numpy_dtype)
 
 
 @expansion("stablehlo.broadcast")
 def _broadcast(op: ir.Operation, x: jax.Array) -> jax.Array:
-    return lax.broadcast(x, integers(op, "broadcast_sizes"))
+    return lax.broadcast(x, graph.integers(op, "broadcast_sizes"))
 
 
 @expansion("stablehlo.torch_index_select")
 def _torch_index_select(op: ir.Operation, x: jax.Array, index: jax.Array) -> jax.Array:
-    batch = attribute(op, "batch_dims")
-    axis = attribute(op, "dim") - batch
+    batch = graph.attribute(op, "batch_dims")
+    axis = graph.attribute(op, "dim") - batch
 
     def select(x: jax.Array, index: jax.Array) -> jax.Array:
         return jnp.take(x, index, axis, mode="clip")
@@ -270,20 +263,20 @@ def _real_dynamic_slice(
 ) -> jax.Array:
     # Sizes are static by now, so that a slice of unit strides is a dynamic_slice.
     if not (_constant(op.operands[3]) == 1).all():
-        raise Unsupported("its strides are not known at import time")
+        raise graph.Unsupported("its strides are not known at import time")
     starts = [start[d] for d in range(x.ndim)]
-    return lax.dynamic_slice(x, starts, tensor_type(op.results[0].type).shape)
+    return lax.dynamic_slice(x, starts, graph.tensor_type(op.results[0].type).shape)
 
 
 @expansion("stablehlo.get_dimension_size")
 def _get_dimension_size(op: ir.Operation, x: jax.Array) -> jax.Array:
-    return jnp.int32(x.shape[attribute(op, "dimension")])
+    return jnp.int32(x.shape[graph.attribute(op, "dimension")])
 
 
 @expansion("stablehlo.set_dimension_size")
 def _set_dimension_size(op: ir.Operation, x: jax.Array, size: jax.Array) -> jax.Array:
-    if int(_constant(op.operands[1])) != x.shape[attribute(op, "dimension")]:
-        raise Unsupported("the size of its result is not the operand's")
+    if int(_constant(op.operands[1])) != x.shape[graph.attribute(op, "dimension")]:
+        raise graph.Unsupported("the size of its result is not the operand's")
     return x
 
 
@@ -296,7 +289,7 @@ def _constant(value: ir.Value) -> np.ndarray:
     owner: Any = value.owner
     if not isinstance(owner, ir.Block) and owner.operation.name == "stablehlo.constant":
         return np.array(owner.operation.attributes["value"])
-    raise Unsupported("an operand is not known at import time")
+    raise graph.Unsupported("an operand is not known at import time")
 
 
 @expansion("stablehlo.batch_norm_inference")
@@ -348,9 +341,9 @@ def _features(
     op: ir.Operation, x: jax.Array
 ) -> tuple[Callable[[jax.Array], jax.Array], tuple[int, ...], jax.Array]:
     """Returns a function that lays vectors along the features, the other dimensions, epsilon."""
-    feature = attribute(op, "feature_index")
+    feature = graph.attribute(op, "feature_index")
     others = tuple(d for d in range(x.ndim) if d != feature)
-    epsilon = jnp.asarray(attribute(op, "epsilon"), x.dtype)
+    epsilon = jnp.asarray(graph.attribute(op, "epsilon"), x.dtype)
     return lambda vector: jnp.expand_dims(vector, others), others, epsilon
 
 
@@ -369,7 +362,7 @@ def _id(_: ir.Operation) -> jax.Array:
 def _collective(op: ir.Operation, *operands: jax.Array) -> Sequence[jax.Array]:
     # A group of device 0 alone has nobody to talk to: the operation is the identity.
     if np.array(op.attributes["replica_groups"]).any():
-        raise Unsupported("it communicates, and TVM has a single device")
+        raise graph.Unsupported("it communicates, and TVM has a single device")
     return operands
 
 
@@ -377,7 +370,7 @@ def _collective(op: ir.Operation, *operands: jax.Array) -> Sequence[jax.Array]:
 def _collective_permute(op: ir.Operation, x: jax.Array) -> jax.Array:
     pairs = np.array(op.attributes["source_target_pairs"])
     if pairs.any():
-        raise Unsupported("it communicates, and TVM has a single device")
+        raise graph.Unsupported("it communicates, and TVM has a single device")
     return x if pairs.size else jnp.zeros_like(x)
 
 
@@ -387,7 +380,7 @@ def composites_in(module: ir.Module) -> frozenset[str]:
     calls = [op for op, _ in operations(module.operation) if op.name == "stablehlo.composite"]
     return frozenset(
         [
-            *(attribute(call, "name") for call in calls),
+            *(graph.attribute(call, "name") for call in calls),
             *(ir.StringAttr(m[_compat.COMPOSITE]).value for m in marks if _compat.COMPOSITE in m),
         ]
     )
@@ -402,7 +395,7 @@ def restore_composites(module: ir.Module) -> None:
     }
     calls = [op for op, _ in operations(module.operation) if op.name == "func.call"]
     for call in calls:
-        callee = attribute(call, "callee")
+        callee = graph.attribute(call, "callee")
         if callee not in marked:
             continue
         said = marked[callee].attributes

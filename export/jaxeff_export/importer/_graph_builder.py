@@ -20,37 +20,8 @@ from typing import Any
 import numpy as np
 from jaxlib.mlir import ir
 
-from jaxeff_export.importer._expansions import (
-    functions_of,
-    public_function,
-    refuse_endless_calls,
-)
-from jaxeff_export.importer._graph import (
-    Complex,
-    HloGraph,
-    HloNode,
-    HloValue,
-    StableHLOParseError,
-    TensorType,
-    Unsupported,
-    UnsupportedOp,
-    UnsupportedOpError,
-    attribute,
-    constant_parts,
-    dense_array,
-    describe,
-    direction,
-    failure,
-    flattened,
-    integers,
-    is_complex,
-    is_four_bits,
-    paired,
-    part_type,
-    source_location,
-    splat,
-    tensor_type,
-)
+from jaxeff_export.importer import _expansions as expansions
+from jaxeff_export.importer import _graph as graph
 from jaxeff_export.importer._scalar_rules import SCALAR_RULES
 
 _COMPARE: dict[str, Callable] = {
@@ -80,8 +51,10 @@ _SPLATS = ("stablehlo.reshape", "stablehlo.broadcast_in_dim", "stablehlo.slice")
 _MOVE: dict[str, Callable[..., np.ndarray]] = {
     "stablehlo.reshape": lambda op, kind, x: x.reshape(kind.shape),
     "stablehlo.slice": lambda op, kind, x: x[tuple(map(slice, *_slice_bounds(op)))],
-    "stablehlo.concatenate": lambda op, kind, *xs: np.concatenate(xs, attribute(op, "dimension")),
-    "stablehlo.transpose": lambda op, kind, x: x.transpose(integers(op, "permutation")),
+    "stablehlo.concatenate": lambda op, kind, *xs: np.concatenate(
+        xs, graph.attribute(op, "dimension")
+    ),
+    "stablehlo.transpose": lambda op, kind, x: x.transpose(graph.integers(op, "permutation")),
     "stablehlo.dynamic_slice": lambda op, kind, x, *starts: x[
         tuple(
             slice(begin, begin + size)
@@ -97,7 +70,7 @@ def folded_value(
     op: ir.Operation,
     operands: Sequence[np.ndarray | None],
     shapes: Sequence[tuple[int, ...]],
-    kinds: Sequence[TensorType],
+    kinds: Sequence[graph.TensorType],
 ) -> np.ndarray | None:
     """Returns the value of ``op`` on constants, or None if it isn't folded.
 
@@ -129,13 +102,13 @@ def folded_value(
 
 
 def _computed(
-    op: ir.Operation, kind: TensorType, constants: Sequence[np.ndarray]
+    op: ir.Operation, kind: graph.TensorType, constants: Sequence[np.ndarray]
 ) -> np.ndarray | None:
     # Floats are computed on the target, so that they round like all others there.
     if not _integral(kind.dtype) or not all(c.dtype.kind in "biu" for c in constants):
         return None
     if op.name == "stablehlo.compare":
-        return np.asarray(_COMPARE[direction(op)](*constants))
+        return np.asarray(_COMPARE[graph.direction(op)](*constants))
     if op.name not in _FOLD:
         return None
     # NumPy has neither of these for booleans.
@@ -150,7 +123,7 @@ def _computed(
 
 
 def _slice_bounds(op: ir.Operation) -> list[list[int]]:
-    return [integers(op, name) for name in ("start_indices", "limit_indices", "strides")]
+    return [graph.integers(op, name) for name in ("start_indices", "limit_indices", "strides")]
 
 
 def _integral(dtype: str) -> bool:
@@ -183,7 +156,7 @@ def is_annotation(op: ir.Operation) -> bool:
     The checks of StableHLO's own tests (``check.expect_close`` and its like), which have no
     results, are taken for one too: an imported module computes, it does not test itself.
     """
-    target = attribute(op, "call_target_name")
+    target = graph.attribute(op, "call_target_name")
     if target.startswith("check.") and not len(op.results):
         return True
     if target not in _ANNOTATIONS and not target.startswith("xla.sdy."):
@@ -198,13 +171,13 @@ def node_name(op: ir.Operation, known_ops: Collection[str]) -> str:
     Raises:
         Unsupported: there is none, or its matrices are not laid out as LAPACK has them.
     """
-    target = attribute(op, "call_target_name")
+    target = graph.attribute(op, "call_target_name")
     name = f"custom_call @{target}"
     if name not in known_ops:
         advice = _ADVICE.get(target)
         if target.startswith(_COMPLEX_LAPACK):
             advice = "TVM has no complex types; compute with real and imaginary parts"
-        raise Unsupported(
+        raise graph.Unsupported(
             f"no lowering of the custom call {target} is known" + (f": {advice}" if advice else "")
         )
     if target.startswith("lapack_"):
@@ -225,7 +198,7 @@ def _check_layouts(op: ir.Operation, target: str) -> None:
         if len(layout) == matrix_rank:
             expected[:2] = reversed(expected[:2])
         if layout != expected:
-            raise Unsupported(f"the layout {layout} in the custom call {target}")
+            raise graph.Unsupported(f"the layout {layout} in the custom call {target}")
 
 
 MAX_UNROLLED_NODES = 400
@@ -249,43 +222,48 @@ class GraphBuilder:
         module: ir.Module,
         known_ops: Collection[str],
         composites: Collection[str],
-        rewrite_complex: Callable[..., list[HloValue]],
+        rewrite_complex: Callable[..., list[graph.HloValue]],
     ):
-        self._functions = functions_of(module)
+        self._functions = expansions.functions_of(module)
         self._known_ops = known_ops
         self._composites = composites
         self._rewrite_complex = rewrite_complex
-        self._nodes: list[HloNode] = []
+        self._nodes: list[graph.HloNode] = []
         self._templates: list[ir.Module] = []  # of operations that the module itself lacks
         self._turns = 0  # iterations unrolled, those that were given up included
-        self.unsupported: list[UnsupportedOp] = []
+        self.unsupported: list[graph.UnsupportedOp] = []
 
-    def build(self) -> HloGraph:
+    def build(self) -> graph.HloGraph:
         """Returns the graph of the public function.
 
         Raises:
             StableHLOParseError: there is no single public function with a body.
         """
-        function = public_function(self._functions)
-        refuse_endless_calls(function, self._functions)
+        function = expansions.public_function(self._functions)
+        expansions.refuse_endless_calls(function, self._functions)
         try:
             arguments = _body(function).arguments
-            if any(is_four_bits(a.type) for a in arguments):
-                raise Unsupported("TVM has no arrays of four bits; take int8")
-            kinds = [tensor_type(a.type) for a in arguments]
-        except Unsupported as error:
-            self.unsupported.append(describe(function, f"argument of the public function: {error}"))
-            return HloGraph((), [], ())
-        inputs = tuple(HloValue(kind) for kind in kinds)
+            if any(graph.is_four_bits(a.type) for a in arguments):
+                raise graph.Unsupported("TVM has no arrays of four bits; take int8")
+            kinds = [graph.tensor_type(a.type) for a in arguments]
+        except graph.Unsupported as error:
+            self.unsupported.append(
+                graph.describe(function, f"argument of the public function: {error}")
+            )
+            return graph.HloGraph((), [], ())
+        inputs = tuple(graph.HloValue(kind) for kind in kinds)
         outputs = tuple(self._block(_body(function), inputs, {}))
-        if any(isinstance(output, Complex) for output in outputs):
+        if any(isinstance(output, graph.Complex) for output in outputs):
             reason = "result of the public function: TVM has no complex types"
-            self.unsupported.append(describe(function, reason))
-        return HloGraph(inputs, self._nodes, outputs)
+            self.unsupported.append(graph.describe(function, reason))
+        return graph.HloGraph(inputs, self._nodes, outputs)
 
     def _block(
-        self, block: ir.Block, arguments: Sequence[HloValue], outer: dict[ir.Value, HloValue]
-    ) -> list[HloValue]:
+        self,
+        block: ir.Block,
+        arguments: Sequence[graph.HloValue],
+        outer: dict[ir.Value, graph.HloValue],
+    ) -> list[graph.HloValue]:
         """Adds the nodes of a block and returns the values of its terminator."""
         env = dict(outer)
         env.update(zip(block.arguments, arguments, strict=True))
@@ -296,42 +274,47 @@ class GraphBuilder:
                 return list(operands)
             try:
                 results = self._operation(op, operands, env)
-            except (StableHLOParseError, UnsupportedOpError):
+            except (graph.StableHLOParseError, graph.UnsupportedOpError):
                 raise
             # A stand-in result lets one import report every operation that it cannot take.
-            except Unsupported as error:
-                self.unsupported.append(describe(op, str(error)))
+            except graph.Unsupported as error:
+                self.unsupported.append(graph.describe(op, str(error)))
                 results = [_placeholder(result.type) for result in op.results]
             except Exception as error:
-                raise failure(op, error) from error
+                raise graph.failure(op, error) from error
             env.update(zip(op.results, results, strict=True))
-        raise StableHLOParseError(
-            f"{source_location(op)}: the block ends in {op.name} instead of a return; only "
+        raise graph.StableHLOParseError(
+            f"{graph.source_location(op)}: the block ends in {op.name} instead of a return; only "
             "StableHLO's own control flow is read"
         )
 
     def _operation(
-        self, op: ir.Operation, operands: tuple[HloValue, ...], env: dict[ir.Value, HloValue]
-    ) -> list[HloValue]:
+        self,
+        op: ir.Operation,
+        operands: tuple[graph.HloValue, ...],
+        env: dict[ir.Value, graph.HloValue],
+    ) -> list[graph.HloValue]:
         match op.name:
-            case "stablehlo.constant" if is_complex(op.results[0].type):
-                kind = part_type(op.results[0].type)
-                real, imaginary = (HloValue(kind, constant=part) for part in constant_parts(op))
-                return [Complex.of(real, imaginary)]
+            case "stablehlo.constant" if graph.is_complex(op.results[0].type):
+                kind = graph.part_type(op.results[0].type)
+                real, imaginary = (
+                    graph.HloValue(kind, constant=part) for part in graph.constant_parts(op)
+                )
+                return [graph.Complex.of(real, imaginary)]
             case "stablehlo.constant":
-                kind = tensor_type(op.results[0].type)
+                kind = graph.tensor_type(op.results[0].type)
                 return [_constant(op.attributes["value"], kind)]
             case "func.call":
-                return self._call(attribute(op, "callee"), operands)
-            case "stablehlo.composite" if attribute(op, "name") not in self._composites:
-                return self._call(attribute(op, "decomposition"), operands)
+                return self._call(graph.attribute(op, "callee"), operands)
+            case "stablehlo.composite" if graph.attribute(op, "name") not in self._composites:
+                return self._call(graph.attribute(op, "decomposition"), operands)
             case "stablehlo.optimization_barrier" | "sdy.sharding_constraint" | "sdy.reshard":
                 return list(operands)
             case "stablehlo.create_token" | "stablehlo.after_all":
-                return [splat(True, TensorType((), "bool"))]  # they order nothing here
+                return [graph.splat(True, graph.TensorType((), "bool"))]  # they order nothing here
             # A tuple that nothing reads: what took it apart reads its members by now.
             case "stablehlo.tuple" if not any(True for _ in op.results[0].uses):
-                return [splat(True, TensorType((), "bool"))]
+                return [graph.splat(True, graph.TensorType((), "bool"))]
             case "stablehlo.custom_call" if is_annotation(op):
                 return list(operands[: len(op.results)])
             case "stablehlo.if":
@@ -345,42 +328,44 @@ class GraphBuilder:
         if name == "stablehlo.custom_call":
             name = node_name(op, self._known_ops)
         # TVM has no complex dtype: real operations on the two parts take its place.
-        elif any(is_complex(value.type) for value in (*op.operands, *op.results)):
+        elif any(graph.is_complex(value.type) for value in (*op.operands, *op.results)):
             return self._rewrite_complex(op, operands, self._node, self._templates)
         elif name not in self._known_ops:
-            raise Unsupported("no lowering to TVM is known")
-        kinds = [tensor_type(result.type) for result in op.results]
-        if any(is_four_bits(value.type) for value in (*op.operands, *op.results)):
+            raise graph.Unsupported("no lowering to TVM is known")
+        kinds = [graph.tensor_type(result.type) for result in op.results]
+        if any(graph.is_four_bits(value.type) for value in (*op.operands, *op.results)):
             operands = self._four_bits(name, op, operands, kinds)
         for operand in op.operands:
             # Raises where TVM lacks an operand's type, even if it has the result's.
-            tensor_type(operand.type)
+            graph.tensor_type(operand.type)
         # Folded loop counters make trip counts and static indices known below.
         folded = folded_value(
             op, [o.constant for o in operands], [o.type.shape for o in operands], kinds
         )
         if folded is not None:
-            return [splat(folded, kinds[0])]
+            return [graph.splat(folded, kinds[0])]
         return list(self._node(name, op, operands, kinds).results)
 
     def _four_bits(
         self,
         name: str,
         op: ir.Operation,
-        operands: tuple[HloValue, ...],
-        kinds: Sequence[TensorType],
-    ) -> tuple[HloValue, ...]:
+        operands: tuple[graph.HloValue, ...],
+        kinds: Sequence[graph.TensorType],
+    ) -> tuple[graph.HloValue, ...]:
         """Returns the operands of an operation on numbers of four bits."""
         if name not in _FOUR_BITS:
-            raise Unsupported("it computes in four bits; convert to int8 or to floats before")
-        if name != "stablehlo.convert" or not is_four_bits(op.results[0].type):
+            raise graph.Unsupported("it computes in four bits; convert to int8 or to floats before")
+        if name != "stablehlo.convert" or not graph.is_four_bits(op.results[0].type):
             return operands
         (operand,) = operands
         if operand.type.dtype not in ("int8", "uint8"):
-            raise Unsupported(f"numbers of four bits are made of int8, not of {operand.type.dtype}")
+            raise graph.Unsupported(
+                f"numbers of four bits are made of int8, not of {operand.type.dtype}"
+            )
         # The lower half alone, with its sign: up to the top of the byte, and down again.
         signed = kinds[0].dtype == "int8"
-        four = splat(4, TensorType(operand.type.shape, kinds[0].dtype))
+        four = graph.splat(4, graph.TensorType(operand.type.shape, kinds[0].dtype))
         down = "stablehlo.shift_right_arithmetic" if signed else "stablehlo.shift_right_logical"
         for shift in ("stablehlo.shift_left", down):
             operand = self._node(shift, op, (operand, four), kinds).result
@@ -390,25 +375,28 @@ class GraphBuilder:
         self,
         name: str,
         op: ir.Operation,
-        operands: tuple[HloValue, ...],
-        kinds: Sequence[TensorType],
-    ) -> HloNode:
-        node = HloNode(name, op, operands)
-        node.results = tuple(HloValue(kind, node, i) for i, kind in enumerate(kinds))
+        operands: tuple[graph.HloValue, ...],
+        kinds: Sequence[graph.TensorType],
+    ) -> graph.HloNode:
+        node = graph.HloNode(name, op, operands)
+        node.results = tuple(graph.HloValue(kind, node, i) for i, kind in enumerate(kinds))
         self._nodes.append(node)
         return node
 
-    def _call(self, name: str, operands: tuple[HloValue, ...]) -> list[HloValue]:
+    def _call(self, name: str, operands: tuple[graph.HloValue, ...]) -> list[graph.HloValue]:
         return self._block(_body(self._functions[name]), operands, {})
 
     def _subgraph(
-        self, block: ir.Block, arguments: Sequence[HloValue], env: dict[ir.Value, HloValue]
-    ) -> HloGraph:
+        self,
+        block: ir.Block,
+        arguments: Sequence[graph.HloValue],
+        env: dict[ir.Value, graph.HloValue],
+    ) -> graph.HloGraph:
         """Builds a block as a graph of its own; arguments without a node are its own."""
         outer, self._nodes = self._nodes, []
         try:
             outputs = self._block(block, arguments, env)
-            return HloGraph(tuple(arguments), self._nodes, tuple(outputs))
+            return graph.HloGraph(tuple(arguments), self._nodes, tuple(outputs))
         finally:
             self._nodes = outer
 
@@ -416,10 +404,10 @@ class GraphBuilder:
         self,
         name: str,
         op: ir.Operation,
-        operands: Sequence[HloValue],
-        bodies: Sequence[HloGraph],
-        kinds: Sequence[TensorType],
-    ) -> list[HloValue]:
+        operands: Sequence[graph.HloValue],
+        bodies: Sequence[graph.HloGraph],
+        kinds: Sequence[graph.TensorType],
+    ) -> list[graph.HloValue]:
         captured = dict.fromkeys(value for body in bodies for value in body.captured())
         node = self._node(name, op, (*operands, *captured), kinds)
         node.bodies = tuple(bodies)
@@ -428,10 +416,10 @@ class GraphBuilder:
     def _branch(
         self,
         op: ir.Operation,
-        index: HloValue,
+        index: graph.HloValue,
         regions: Sequence[int],
-        env: dict[ir.Value, HloValue],
-    ) -> list[HloValue]:
+        env: dict[ir.Value, graph.HloValue],
+    ) -> list[graph.HloValue]:
         """Chooses between the results of regions; an index out of range means the last."""
         # Negative indices are out of range too, so they must not count from the end here.
         if index.constant is not None:
@@ -441,7 +429,7 @@ class GraphBuilder:
         branches = [self._subgraph(_body(op, i), (), env) for i in regions]
         chosen = branches[0].outputs
         for branch in branches:
-            branch.outputs = tuple(flattened(branch.outputs))
+            branch.outputs = tuple(graph.flattened(branch.outputs))
         # Both sides of a select are computed. For a few elementwise nodes that costs less than a
         # branch, which is a kernel of its own and keeps its neighbours from being fused.
         nodes = [node for branch in branches for node in branch.nodes]
@@ -451,11 +439,11 @@ class GraphBuilder:
         else:
             kinds = [output.type for output in branches[0].outputs]
             results = self._control("importer.branch", op, [index], branches, kinds)
-        return paired(results, chosen)
+        return graph.paired(results, chosen)
 
     def _select(
-        self, op: ir.Operation, index: HloValue, branches: Sequence[Sequence[HloValue]]
-    ) -> list[HloValue]:
+        self, op: ir.Operation, index: graph.HloValue, branches: Sequence[Sequence[graph.HloValue]]
+    ) -> list[graph.HloValue]:
         # From the last branch backwards: what matches no earlier index falls to the last.
         chosen = list(branches[-1])
         for i, branch in reversed(list(enumerate(branches[:-1]))):
@@ -464,7 +452,10 @@ class GraphBuilder:
                 hit = self._node("importer.not", op, (index,), [index.type]).result
             else:
                 hit = self._node(
-                    "importer.equal", op, (index, splat(i, index.type)), [TensorType((), "bool")]
+                    "importer.equal",
+                    op,
+                    (index, graph.splat(i, index.type)),
+                    [graph.TensorType((), "bool")],
                 ).result
             chosen = [
                 a if a is b else self._node("stablehlo.select", op, (hit, a, b), [a.type]).result
@@ -473,8 +464,11 @@ class GraphBuilder:
         return chosen
 
     def _unroll(
-        self, op: ir.Operation, operands: tuple[HloValue, ...], env: dict[ir.Value, HloValue]
-    ) -> list[HloValue] | None:
+        self,
+        op: ir.Operation,
+        operands: tuple[graph.HloValue, ...],
+        env: dict[ir.Value, graph.HloValue],
+    ) -> list[graph.HloValue] | None:
         """Returns a loop's results if its trip count is known and small, else None."""
         # Withdrawing an attempt restores nodes and complaints. The count of turns stays: nested
         # loops that are each tried in vain would otherwise take exponential time.
@@ -501,23 +495,26 @@ class GraphBuilder:
         return None
 
     def _loop(
-        self, op: ir.Operation, operands: tuple[HloValue, ...], env: dict[ir.Value, HloValue]
-    ) -> list[HloValue]:
+        self,
+        op: ir.Operation,
+        operands: tuple[graph.HloValue, ...],
+        env: dict[ir.Value, graph.HloValue],
+    ) -> list[graph.HloValue]:
         """Adds a loop; values that its body returns unchanged are not carried."""
         block = _body(op, 1)
         returned = list(block.operations)[-1].operands
         # Loop-invariant values are captured instead: no state buffer, and no copy at each turn.
         unchanged = [a == r for a, r in zip(block.arguments, returned, strict=True)]
-        fresh = paired([HloValue(o.type) for o in flattened(operands)], operands)
+        fresh = graph.paired([graph.HloValue(o.type) for o in graph.flattened(operands)], operands)
         arguments = [o if u else f for o, u, f in zip(operands, unchanged, fresh, strict=True)]
         bodies = [self._subgraph(_body(op, i), arguments, env) for i in (0, 1)]
         carried = [i for i, u in enumerate(unchanged) if not u]
         for body in bodies:
-            body.arguments = tuple(flattened(arguments[i] for i in carried))
-        bodies[1].outputs = tuple(flattened(bodies[1].outputs[i] for i in carried))
-        inits = flattened(operands[i] for i in carried)
+            body.arguments = tuple(graph.flattened(arguments[i] for i in carried))
+        bodies[1].outputs = tuple(graph.flattened(bodies[1].outputs[i] for i in carried))
+        inits = graph.flattened(operands[i] for i in carried)
         results = self._control("importer.loop", op, inits, bodies, [o.type for o in inits])
-        final = iter(paired(results, [operands[i] for i in carried]))
+        final = iter(graph.paired(results, [operands[i] for i in carried]))
         return [o if u else next(final) for o, u in zip(operands, unchanged, strict=True)]
 
 
@@ -526,24 +523,24 @@ def _body(op: Any, index: int = 0) -> ir.Block:
     return op.regions[index].blocks[0]
 
 
-def _is_cheap(node: HloNode) -> bool:
+def _is_cheap(node: graph.HloNode) -> bool:
     return node.name in SCALAR_RULES or node.name in _MOVES
 
 
-def _constant(elements: Any, kind: TensorType) -> HloValue:
+def _constant(elements: Any, kind: graph.TensorType) -> graph.HloValue:
     if isinstance(elements, ir.DenseElementsAttr) and (elements.is_splat or kind.size == 1):
         # A splat stays one element: a large tensor of zeros costs nothing and still folds.
         scalar = ir.DenseElementsAttr.get_splat(
             ir.RankedTensorType.get([], elements.type.element_type), elements.get_splat_value()
         )
-        return splat(dense_array(scalar), kind)
-    return HloValue(kind, constant=dense_array(elements))
+        return graph.splat(graph.dense_array(scalar), kind)
+    return graph.HloValue(kind, constant=graph.dense_array(elements))
 
 
-def _placeholder(mlir_type: ir.Type) -> HloValue:
+def _placeholder(mlir_type: ir.Type) -> graph.HloValue:
     """Makes a value for a result that could not be imported: the rest is still checked."""
     try:
-        kind = tensor_type(mlir_type)
-    except Unsupported:
-        kind = TensorType((), "float32")
-    return HloValue(kind)
+        kind = graph.tensor_type(mlir_type)
+    except graph.Unsupported:
+        kind = graph.TensorType((), "float32")
+    return graph.HloValue(kind)

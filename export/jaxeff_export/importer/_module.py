@@ -24,17 +24,9 @@ from jaxeff_export.compiler.passes import narrow_floats_to_bits
 from jaxeff_export.compiler.tir import lets_to_locals
 
 # Rules register themselves when the file of their family is imported.
-from jaxeff_export.importer import _arithmetic, _elementary  # noqa: F401
+from jaxeff_export.importer import _arithmetic, _elementary, _graph  # noqa: F401
 from jaxeff_export.importer._emitter import CompositeRule, Emitter, known_ops
 from jaxeff_export.importer._expansions import functions_of, public_function
-from jaxeff_export.importer._graph import (
-    StableHLOParseError,
-    Unsupported,
-    UnsupportedOpError,
-    describe,
-    failure,
-    is_dynamic,
-)
 from jaxeff_export.importer._graph_builder import GraphBuilder
 from jaxeff_export.importer._source import Source, legalize, load_module, of_size
 from jaxeff_export.importer._symbolic import generalize
@@ -66,7 +58,7 @@ def import_stablehlo(
         function = public_function(functions_of(module))
         arguments = [argument.type for argument in function.regions[0].blocks[0].arguments]
     # Fixed shapes take one import; a symbolic size is inferred from imports at several sizes.
-    if not any(is_dynamic(kind) for kind in arguments):
+    if not any(_graph.is_dynamic(kind) for kind in arguments):
         legalize(module)
         return _import(module, composites or {})
 
@@ -75,12 +67,12 @@ def import_stablehlo(
 
     try:
         return generalize(import_at)
-    except (StableHLOParseError, UnsupportedOpError):
+    except (_graph.StableHLOParseError, _graph.UnsupportedOpError):
         raise
-    except Unsupported as error:
-        raise UnsupportedOpError([describe(function, str(error))]) from error
+    except _graph.Unsupported as error:
+        raise _graph.UnsupportedOpError([_graph.describe(function, str(error))]) from error
     except Exception as error:
-        raise failure(function, error) from error
+        raise _graph.failure(function, error) from error
 
 
 def _import(module: ir.Module, composites: Mapping[str, CompositeRule]) -> tvm.IRModule:
@@ -93,6 +85,6 @@ def _import(module: ir.Module, composites: Mapping[str, CompositeRule]) -> tvm.I
             emitter.emit(graph)
     unsupported = builder.unsupported + emitter.unsupported
     if unsupported:
-        raise UnsupportedOpError(unsupported)
+        raise _graph.UnsupportedOpError(unsupported)
     # TVM takes exponential time in long chains of lets, and makes float32 of narrow buffers.
     return narrow_floats_to_bits(lets_to_locals(emitter.bb.get()))

@@ -47,15 +47,7 @@ from typing import Any
 
 import jax
 
-from jaxeff.core import (
-    any_of,
-    input_batch,
-    instance_of,
-    path_like,
-    sequence_of,
-    static_integer,
-    validate,
-)
+from jaxeff import core
 from jaxeff.search import Candidate, LatencyError, Policy
 from jaxeff_export.boards import Board, BoardError
 from jaxeff_export.bundle import Bundle, deploy
@@ -219,12 +211,14 @@ class MeasuredLatency:
             self._first = turns.first = self._first or turns.first
 
 
-@validate(
-    inputs=input_batch,
-    number=static_integer(),
-    repeat=static_integer(),
-    database=path_like,
-    boards=any_of(instance_of(str, Board), sequence_of(instance_of(str, Board))),
+@core.validate(
+    inputs=core.input_batch,
+    number=core.static_integer(),
+    repeat=core.static_integer(),
+    database=core.path_like,
+    boards=core.any_of(
+        core.instance_of(str, Board), core.sequence_of(core.instance_of(str, Board))
+    ),
 )
 def measured_latency(
     *inputs: Any,

@@ -40,31 +40,16 @@ import jax.numpy as jnp
 import numpy as np
 from jax.lax import GatherScatterMode
 
-from jaxeff.core import (
-    ClosedJaxpr,
-    JaxprEqn,
-    function_of_form,
-    instance_of,
-    jax_internals,
-    static_integer,
-    validate,
-)
+from jaxeff import core
 from jaxeff.core import primitives as p
 from jaxeff.program.ir import Scan
 from jaxeff.store import write_atomically
-from jaxeff_export.onnx_files import (
-    CALLS,
-    LONGEST,
-    GridWeight,
-    StoredWeight,
-    fill_of,
-    grid_weight,
-    stored_weight,
-)
+from jaxeff_export import onnx_files
+from jaxeff_export.onnx_files import LONGEST
 from jaxeff_export.targets import require_extra
 
 _WAY_OUT = "deploy and to_onnx take it."
-Run = Callable[[ClosedJaxpr, Sequence[Any]], list[Any]]
+Run = Callable[[core.ClosedJaxpr, Sequence[Any]], list[Any]]
 """Computes a jaxpr."""
 
 
@@ -72,7 +57,7 @@ class LitertError(ValueError):
     """A function has what LiteRT or its converter doesn't take."""
 
 
-def substituted(eqn: JaxprEqn, inputs: Sequence[Any], run: Run) -> list[Any] | None:
+def substituted(eqn: core.JaxprEqn, inputs: Sequence[Any], run: Run) -> list[Any] | None:
     """Computes an equation in another way; None for one that can be written as it is.
 
     Args:
@@ -94,7 +79,7 @@ def substituted(eqn: JaxprEqn, inputs: Sequence[Any], run: Run) -> list[Any] | N
     return None
 
 
-def _taken(eqn: JaxprEqn, x: Any, indices: Any) -> Any:
+def _taken(eqn: core.JaxprEqn, x: Any, indices: Any) -> Any:
     """Takes entries at clamped places; LiteRT's interpreter stops at one beyond the array.
 
     XLA clamps those that JAX is promised to be inside, too (`x[i]`).
@@ -112,7 +97,7 @@ def _taken(eqn: JaxprEqn, x: Any, indices: Any) -> Any:
     inside = (inner == indices).all(-1)
     batch = [i for i in range(taken.ndim) if i not in numbers.offset_dims]
     inside = jax.lax.broadcast_in_dim(inside, taken.shape, batch)
-    return jnp.where(inside, taken, fill_of(q["fill_value"], taken.dtype))
+    return jnp.where(inside, taken, onnx_files.fill_of(q["fill_value"], taken.dtype))
 
 
 def _unrolled(scan: Scan[Any], run: Run) -> list[Any]:
@@ -125,7 +110,7 @@ def _unrolled(scan: Scan[Any], run: Run) -> list[Any]:
     return [*carry, *(jnp.stack(ys) for ys in zip(*stacked, strict=True))]
 
 
-def _added(eqn: JaxprEqn, x: Any, indices: Any, updates: Any) -> Any:
+def _added(eqn: core.JaxprEqn, x: Any, indices: Any, updates: Any) -> Any:
     """Adds rows to those of another array that indices name, as sums of segments do."""
     numbers, rest = eqn.params["dimension_numbers"], tuple(range(1, jnp.ndim(updates)))
     kept = {GatherScatterMode.FILL_OR_DROP, GatherScatterMode.PROMISE_IN_BOUNDS}
@@ -160,7 +145,7 @@ class Weight(NamedTuple):
 
 
 def find_weights(
-    closed: ClosedJaxpr, parameters: Sequence[Any], free: Sequence[Any]
+    closed: core.ClosedJaxpr, parameters: Sequence[Any], free: Sequence[Any]
 ) -> list[Weight]:
     """Finds the matrices on grids that meet what isn't known.
 
@@ -172,7 +157,7 @@ def find_weights(
     weights: list[Weight] = []
     known: dict[int, Any] = {}
 
-    def keep(value: Any, on_grid: GridWeight) -> Any:
+    def keep(value: Any, on_grid: onnx_files.GridWeight) -> Any:
         weight = known.get(id(value)) or _weight(on_grid)
         if weight is not None and id(value) not in known:
             known[id(value)] = weight
@@ -184,7 +169,9 @@ def find_weights(
 
 
 def evaluate_known(
-    closed: ClosedJaxpr, inputs: Sequence[Any], take: Callable[[Any, GridWeight], Any]
+    closed: core.ClosedJaxpr,
+    inputs: Sequence[Any],
+    take: Callable[[Any, onnx_files.GridWeight], Any],
 ) -> list[Any]:
     """Computes a jaxpr: what is known at once, the rest while it is traced.
 
@@ -198,39 +185,43 @@ def evaluate_known(
 
 
 def _run(
-    closed: ClosedJaxpr,
+    closed: core.ClosedJaxpr,
     arguments: Sequence[Any],
-    take: Callable[[Any, GridWeight], Any],
-    grids: dict[int, GridWeight],
+    take: Callable[[Any, onnx_files.GridWeight], Any],
+    grids: dict[int, onnx_files.GridWeight],
 ) -> list[Any]:
     values: dict[Any, Any] = dict(zip(closed.jaxpr.constvars, closed.consts, strict=True))
     values |= dict(zip(closed.jaxpr.invars, arguments, strict=True))
 
     def read(var: Any) -> Any:
-        literal = isinstance(var, jax_internals.Literal)
+        literal = isinstance(var, core.jax_internals.Literal)
         return np.asarray(var.val, var.aval.dtype) if literal else values[var]
 
     for eqn in closed.jaxpr.eqns:
         inputs = [read(var) for var in eqn.invars]
-        if eqn.primitive in CALLS:
-            results = _run(jax_internals.sub_jaxprs(eqn)[0], inputs, take, grids)
+        if eqn.primitive in onnx_files.CALLS:
+            results = _run(core.jax_internals.sub_jaxprs(eqn)[0], inputs, take, grids)
         elif any(isinstance(value, jax.core.Tracer) for value in inputs):
             other = substituted(eqn, inputs, lambda body, xs: _run(body, xs, take, grids))
             if other is None:
                 taken = [take(v, grids[id(v)]) if id(v) in grids else v for v in inputs]
-            results = jax_internals.bind(eqn, *taken) if other is None else other
+            results = core.jax_internals.bind(eqn, *taken) if other is None else other
         else:
             results = _computed(eqn, inputs, grids)
         values |= dict(zip(eqn.outvars, results, strict=True))
     return [read(var) for var in closed.jaxpr.outvars]
 
 
-def _computed(eqn: Any, inputs: Sequence[Any], grids: dict[int, GridWeight]) -> list[Any]:
+def _computed(
+    eqn: Any, inputs: Sequence[Any], grids: dict[int, onnx_files.GridWeight]
+) -> list[Any]:
     # Now, and not as a part of the function that is being traced.
     with jax.ensure_compile_time_eval():
-        results = [_known(value) for value in jax_internals.bind(eqn, *inputs)]
+        results = [_known(value) for value in core.jax_internals.bind(eqn, *inputs)]
         if len(results) == 1:
-            on_grid = grid_weight(eqn, inputs, [grids.get(id(value)) for value in inputs])
+            on_grid = onnx_files.grid_weight(
+                eqn, inputs, [grids.get(id(value)) for value in inputs]
+            )
             if on_grid is not None and np.array_equal(on_grid.values, results[0]):
                 # Held by the record, so that no other array gets its id.
                 grids[id(results[0])] = on_grid._replace(values=results[0])
@@ -242,15 +233,15 @@ def _known(array: Any) -> Any:
     return array if jax.dtypes.issubdtype(array.dtype, jax.dtypes.prng_key) else np.asarray(array)
 
 
-def _weight(on_grid: GridWeight) -> Weight | None:
-    integers = stored_weight(on_grid)
+def _weight(on_grid: onnx_files.GridWeight) -> Weight | None:
+    integers = onnx_files.stored_weight(on_grid)
     # Steps by group have no quantized type in LiteRT, and none has a step of zero.
     if integers is None or integers.block is not None or np.any(integers.steps <= 0):
         return None
     return Weight(on_grid.values, *_typed(integers))
 
 
-def _typed(integers: StoredWeight) -> tuple[np.ndarray, str]:
+def _typed(integers: onnx_files.StoredWeight) -> tuple[np.ndarray, str]:
     # int8 is what LiteRT's kernels take: unsigned codes and their zeros move down by 128.
     down = 128 if integers.codes.dtype == np.uint8 else 0
     codes = (integers.codes.astype(np.int32) - down).astype(np.int8)
@@ -276,8 +267,10 @@ class LitertFile(NamedTuple):
     outputs: tuple[str, ...]
 
 
-@validate(
-    f=function_of_form("f(*args)"), args=instance_of(tuple, list), parameters=static_integer(0)
+@core.validate(
+    f=core.function_of_form("f(*args)"),
+    args=core.instance_of(tuple, list),
+    parameters=core.static_integer(0),
 )
 def to_litert(
     f: Callable[..., Any],

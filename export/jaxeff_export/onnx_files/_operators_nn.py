@@ -15,14 +15,8 @@ import ml_dtypes
 import numpy as np
 from jax import lax
 
-from jaxeff_export.onnx_files._operators import (
-    Call,
-    Value,
-    bounded,
-    converted,
-    dtype_of,
-    integers,
-)
+from jaxeff_export.onnx_files import _operators as operators
+from jaxeff_export.onnx_files._operators import Call, Value
 
 # ------------------------------------------------------------------------------------ products
 
@@ -294,8 +288,8 @@ def _max_unpool(call: Call, x: Value, places: Value, shape: Value = None) -> Val
         )
     ]
     natural = [*x.shape[:2], *natural]
-    sizes = natural if shape is None else integers(call, shape, "the shape")
-    bounded(call, sizes)
+    sizes = natural if shape is None else operators.integers(call, shape, "the shape")
+    operators.bounded(call, sizes)
     # The places are of the natural shape, and the array around it has the larger one.
     flat = jnp.zeros(math.prod(natural), x.dtype).at[jnp.ravel(jnp.asarray(places))].set(x.ravel())
     edges = [(0, b - a, 0) for a, b in zip(natural, sizes, strict=True)]
@@ -304,12 +298,12 @@ def _max_unpool(call: Call, x: Value, places: Value, shape: Value = None) -> Val
 
 def _columns_to_image(call: Call, x: Value, image: Value, block: Value) -> Value:
     x = jnp.asarray(x)
-    size, kernel = (integers(call, v, "the shapes") for v in (image, block))
+    size, kernel = (operators.integers(call, v, "the shapes") for v in (image, block))
     rank = len(size)
     strides, dilations = _spread(call, "strides", rank), _spread(call, "dilations", rank)
     pads = call.get("pads") or [0] * (2 * rank)
     full = [n + a + b for n, a, b in zip(size, pads[:rank], pads[rank:], strict=True)]
-    bounded(call, [*x.shape[:2], *full])
+    operators.bounded(call, [*x.shape[:2], *full])
     counts = [
         (n - (k - 1) * d - 1) // s + 1
         for n, k, d, s in zip(full, kernel, dilations, strides, strict=True)
@@ -364,7 +358,7 @@ def _group_norm(call: Call, x: Value, scale: Value, b: Value) -> Value:
 def _layer_norm(call: Call, x: Value, scale: Value, b: Value = None) -> Any:
     x, scale = jnp.asarray(x), jnp.asarray(scale)
     axes = tuple(range(call["axis"] % x.ndim, x.ndim))
-    wide = x.astype(dtype_of(call, call.get("stash_type", 1)))
+    wide = x.astype(operators.dtype_of(call, call.get("stash_type", 1)))
     y, mean, deviation = _standardized(wide, axes, call["epsilon"])
     y = y.astype(x.dtype) * scale.reshape((1,) * (x.ndim - scale.ndim) + scale.shape)
     if b is not None:
@@ -376,7 +370,7 @@ def _layer_norm(call: Call, x: Value, scale: Value, b: Value = None) -> Any:
 def _rms_norm(call: Call, x: Value, scale: Value) -> Value:
     x, scale = jnp.asarray(x), jnp.asarray(scale)
     axes = tuple(range(call["axis"] % x.ndim, x.ndim))
-    wide = x.astype(dtype_of(call, call.get("stash_type", 1)))
+    wide = x.astype(operators.dtype_of(call, call.get("stash_type", 1)))
     y = wide * lax.rsqrt((wide * wide).mean(axes, keepdims=True) + call["epsilon"])
     scale = scale.reshape((1,) * (x.ndim - scale.ndim) + scale.shape)
     return (y.astype(scale.dtype) * scale).astype(scale.dtype)
@@ -418,22 +412,26 @@ def _dequantize(call: Call, x: Value, scale: Value, zero: Value = None) -> Value
         y = y - _blocks(call, jnp.asarray(zero).astype(y.dtype), x)
     kind = call.get("output_dtype", 0)
     y = y.astype(np.float32) * _blocks(call, scale.astype(np.float32), x)
-    return y.astype(dtype_of(call, kind) if kind else scale.dtype)
+    return y.astype(operators.dtype_of(call, kind) if kind else scale.dtype)
 
 
 def _quantize(call: Call, x: Value, scale: Value, zero: Value = None) -> Value:
     x, scale = jnp.asarray(x), jnp.asarray(scale)
     kind = call.get("output_dtype", 0)
     dtype: Any = (
-        zero.dtype if zero is not None else dtype_of(call, kind) if kind else np.dtype("u1")
+        zero.dtype
+        if zero is not None
+        else operators.dtype_of(call, kind)
+        if kind
+        else np.dtype("u1")
     )
     precision = call.get("precision", 0)
-    wide = dtype_of(call, precision) if precision else np.float32
+    wide = operators.dtype_of(call, precision) if precision else np.float32
     step = jnp.broadcast_to(_blocks(call, scale.astype(wide), x), x.shape)
     # Of what is repeated XLA takes the reciprocal, whose rounding moves halves.
     y = x.astype(wide) / lax.optimization_barrier(step)
     if jnp.issubdtype(dtype, jnp.floating):
-        return converted(call, y, dtype, bool(call.get("saturate", 1)))
+        return operators.converted(call, y, dtype, bool(call.get("saturate", 1)))
     offset = jnp.zeros((), dtype) if zero is None else _blocks(call, jnp.asarray(zero), x)
     return _codes(jnp.round(y).astype(np.float32), offset.astype(np.int32), dtype)
 

@@ -15,19 +15,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from jaxeff_export.onnx_files._operators import (
-    Call,
-    Value,
-    aligned,
-    axes_of,
-    bounded,
-    dtype_of,
-    int64,
-    integers,
-    is_static,
-    known,
-    module_of,
-)
+from jaxeff_export.onnx_files import _operators as operators
+from jaxeff_export.onnx_files._operators import Call, Value
 
 # -------------------------------------------------------------------------------------- shapes
 
@@ -37,40 +26,40 @@ def _shape(call: Call, x: Value) -> Value:
 
 
 def _reshape(call: Call, x: Value, shape: Value = None) -> Value:
-    sizes = call["shape"] if shape is None else integers(call, shape, "the shape")
+    sizes = call["shape"] if shape is None else operators.integers(call, shape, "the shape")
     if not call.get("allowzero"):
         sizes = [np.shape(x)[i] if size == 0 else size for i, size in enumerate(sizes)]
-    return module_of(x).reshape(x, sizes)
+    return operators.module_of(x).reshape(x, sizes)
 
 
 def _flatten(call: Call, x: Value) -> Value:
     axis = call["axis"]
     rows = math.prod(np.shape(x)[:axis])
-    return module_of(x).reshape(x, (rows, math.prod(np.shape(x)[axis:])))
+    return operators.module_of(x).reshape(x, (rows, math.prod(np.shape(x)[axis:])))
 
 
 def _squeeze(call: Call, x: Value, axes: Value = None) -> Value:
-    return module_of(x).squeeze(x, axes_of(call, x, axes))
+    return operators.module_of(x).squeeze(x, operators.axes_of(call, x, axes))
 
 
 def _unsqueeze(call: Call, x: Value, axes: Value = None) -> Value:
-    given = call["axes"] if axes is None else integers(call, axes, "the axes")
-    return module_of(x).expand_dims(x, tuple(given))
+    given = call["axes"] if axes is None else operators.integers(call, axes, "the axes")
+    return operators.module_of(x).expand_dims(x, tuple(given))
 
 
 def _transpose(call: Call, x: Value) -> Value:
-    return module_of(x).transpose(x, call.get("perm"))
+    return operators.module_of(x).transpose(x, call.get("perm"))
 
 
 def _concat(call: Call, *values: Value) -> Value:
-    xp = module_of(*values)
+    xp = operators.module_of(*values)
     return xp.concatenate([xp.asarray(v) for v in values], call["axis"])
 
 
 def _split(call: Call, x: Value, sizes: Value = None) -> Any:
     axis = call["axis"]
     length = np.shape(x)[axis]
-    parts = call.get("split") if sizes is None else integers(call, sizes, "the sizes")
+    parts = call.get("split") if sizes is None else operators.integers(call, sizes, "the sizes")
     if parts is None:
         count = call.get("num_outputs") or len(call.wanted)
         step = -(-length // count)
@@ -86,10 +75,10 @@ def _slice(
     call: Call, x: Value, starts: Value = None, ends: Value = None, axes: Value = None,
     steps: Value = None,
 ) -> Value:  # fmt: skip
-    begin = call["starts"] if starts is None else integers(call, starts, "the starts")
-    end = call["ends"] if ends is None else integers(call, ends, "the ends")
-    over = axes_of(call, x, axes) or tuple(range(len(begin)))
-    by = [1] * len(begin) if steps is None else integers(call, steps, "the steps")
+    begin = call["starts"] if starts is None else operators.integers(call, starts, "the starts")
+    end = call["ends"] if ends is None else operators.integers(call, ends, "the ends")
+    over = operators.axes_of(call, x, axes) or tuple(range(len(begin)))
+    by = [1] * len(begin) if steps is None else operators.integers(call, steps, "the steps")
     index = [slice(None)] * np.ndim(x)
     for axis, a, b, step in zip(over, begin, end, by, strict=True):
         length = np.shape(x)[axis]
@@ -100,26 +89,32 @@ def _slice(
 
 
 def _expand(call: Call, x: Value, shape: Value) -> Value:
-    xp = module_of(x)
-    want = integers(call, shape, "the shape")
-    sizes = bounded(call, np.broadcast_shapes(np.shape(x), tuple(want)))
-    return xp.broadcast_to(aligned(x, np.empty((1,) * len(sizes)))[1][0], sizes) if want else x
+    xp = operators.module_of(x)
+    want = operators.integers(call, shape, "the shape")
+    sizes = operators.bounded(call, np.broadcast_shapes(np.shape(x), tuple(want)))
+    return (
+        xp.broadcast_to(operators.aligned(x, np.empty((1,) * len(sizes)))[1][0], sizes)
+        if want
+        else x
+    )
 
 
 def _tile(call: Call, x: Value, repeats: Value) -> Value:
-    times = integers(call, repeats, "the repeats")
-    bounded(call, [n * t for n, t in zip(np.shape(x), times, strict=True)])
-    return module_of(x).tile(x, times)
+    times = operators.integers(call, repeats, "the repeats")
+    operators.bounded(call, [n * t for n, t in zip(np.shape(x), times, strict=True)])
+    return operators.module_of(x).tile(x, times)
 
 
 def _pad(call: Call, x: Value, pads: Value = None, fill: Value = None, axes: Value = None) -> Value:
-    widths = call["pads"] if pads is None else integers(call, pads, "the pads")
-    over = (axes_of(call, x, axes) if axes is not None else None) or tuple(range(np.ndim(x)))
+    widths = call["pads"] if pads is None else operators.integers(call, pads, "the pads")
+    over = (operators.axes_of(call, x, axes) if axes is not None else None) or tuple(
+        range(np.ndim(x))
+    )
     before, after = [0] * np.ndim(x), [0] * np.ndim(x)
     for axis, a, b in zip(over, widths, widths[len(widths) // 2 :], strict=False):
         before[axis], after[axis] = a, b
     sizes = [n + a + b for n, a, b in zip(np.shape(x), before, after, strict=True)]
-    bounded(call, sizes)
+    operators.bounded(call, sizes)
     x = jnp.asarray(x)
     mode = call["mode"]
     if mode == "constant":
@@ -134,9 +129,9 @@ def _pad(call: Call, x: Value, pads: Value = None, fill: Value = None, axes: Val
 
 
 def _range(call: Call, start: Value, limit: Value, step: Value) -> Value:
-    parts = [known(call, v, "its limits").reshape(()) for v in (start, limit, step)]
+    parts = [operators.known(call, v, "its limits").reshape(()) for v in (start, limit, step)]
     count = max(math.ceil((parts[1].item() - parts[0].item()) / parts[2].item()), 0)
-    bounded(call, [count])
+    operators.bounded(call, [count])
     # Multiplied, not added up: as the definition has it.
     return (parts[0] + np.arange(count).astype(parts[0].dtype) * parts[2]).astype(parts[0].dtype)
 
@@ -144,18 +139,20 @@ def _range(call: Call, start: Value, limit: Value, step: Value) -> Value:
 def _constant_of_shape(call: Call, shape: Value) -> Value:
     value = call.get("value", np.zeros(1, np.float32))
     return np.full(
-        bounded(call, integers(call, shape, "the shape")), value.reshape(()), value.dtype
+        operators.bounded(call, operators.integers(call, shape, "the shape")),
+        value.reshape(()),
+        value.dtype,
     )
 
 
 def _eye(call: Call, x: Value) -> Value:
-    dtype = dtype_of(call, call["dtype"]) if call.get("dtype") else x.dtype
-    return module_of(x).eye(*np.shape(x), k=call["k"], dtype=dtype)
+    dtype = operators.dtype_of(call, call["dtype"]) if call.get("dtype") else x.dtype
+    return operators.module_of(x).eye(*np.shape(x), k=call["k"], dtype=dtype)
 
 
 def _trilu(call: Call, x: Value, k: Value = None) -> Value:
-    diagonal = 0 if k is None else known(call, k, "the diagonal").item()
-    xp = module_of(x)
+    diagonal = 0 if k is None else operators.known(call, k, "the diagonal").item()
+    xp = operators.module_of(x)
     rows, columns = np.shape(x)[-2:]
     keep = np.tri(rows, columns, diagonal if not call["upper"] else diagonal - 1, dtype=bool)
     keep = (~keep if call["upper"] else keep).reshape((1,) * (np.ndim(x) - 2) + keep.shape)
@@ -163,9 +160,9 @@ def _trilu(call: Call, x: Value, k: Value = None) -> Value:
 
 
 def _one_hot(call: Call, indices: Value, depth: Value, values: Value) -> Value:
-    count, axis = known(call, depth, "the depth").item(), call["axis"]
+    count, axis = operators.known(call, depth, "the depth").item(), call["axis"]
     count = int(count)
-    bounded(call, [*np.shape(indices), count])
+    operators.bounded(call, [*np.shape(indices), count])
     indices, values = jnp.asarray(indices), jnp.asarray(values)
     indices = jnp.where(indices < 0, indices + count, indices).astype(np.int32)
     hot = jax.nn.one_hot(indices, count, dtype=bool, axis=axis)
@@ -193,9 +190,9 @@ def _block_order(call: Call, x: Value) -> Value:
 
 def _gather(call: Call, x: Value, indices: Value) -> Value:
     axis = call["axis"]
-    if is_static(x) and is_static(indices):
+    if operators.is_static(x) and operators.is_static(indices):
         return np.take(x, indices, axis)
-    if is_static(indices) and indices.ndim == 0:
+    if operators.is_static(indices) and indices.ndim == 0:
         return lax.index_in_dim(jnp.asarray(x), int(indices), axis, keepdims=False)
     return jnp.take(jnp.asarray(x), jnp.asarray(indices), axis)
 
@@ -242,7 +239,7 @@ def _scatter_nd(call: Call, x: Value, indices: Value, updates: Value) -> Value:
 def _tensor_scatter(call: Call, past: Value, update: Value, where: Value = None) -> Value:
     past, update, axis = jnp.asarray(past), jnp.asarray(update), call["axis"]
     moved, rows = jnp.moveaxis(past, axis, 1), jnp.moveaxis(update, axis, 1)
-    start = jnp.zeros(past.shape[0], int64()) if where is None else jnp.asarray(where)
+    start = jnp.zeros(past.shape[0], operators.int64()) if where is None else jnp.asarray(where)
     at = start[:, None] + np.arange(rows.shape[1])
     if call["mode"] == "circular":
         at = at % moved.shape[1]
@@ -261,7 +258,7 @@ def _reverse_sequence(call: Call, x: Value, lengths: Value) -> Value:
 
 
 def _compress(call: Call, x: Value, condition: Value) -> Value:
-    kept = np.flatnonzero(known(call, condition, "what is kept"))
+    kept = np.flatnonzero(operators.known(call, condition, "what is kept"))
     axis = call.get("axis")
     if axis is None:
         return jnp.ravel(jnp.asarray(x))[kept]
@@ -269,11 +266,11 @@ def _compress(call: Call, x: Value, condition: Value) -> Value:
 
 
 def _nonzero(call: Call, x: Value) -> Value:
-    return np.asarray(np.nonzero(known(call, x, "what is not zero")), np.int64)
+    return np.asarray(np.nonzero(operators.known(call, x, "what is not zero")), np.int64)
 
 
 def _unique(call: Call, x: Value) -> Any:
-    x, axis = known(call, x, "what is unique"), call.get("axis")
+    x, axis = operators.known(call, x, "what is unique"), call.get("axis")
     values, first, inverse, counts = np.unique(x, True, True, True, axis=axis)
     inverse = inverse.reshape(-1)
     order = np.arange(len(first)) if call["sorted"] else np.argsort(first)
@@ -286,7 +283,7 @@ def _unique(call: Call, x: Value) -> Any:
 
 
 def _position(call: Call, sequence: list[Value], position: Value, default: int) -> int:
-    i = default if position is None else known(call, position, "the position").item()
+    i = default if position is None else operators.known(call, position, "the position").item()
     if not -len(sequence) <= i <= len(sequence):
         raise call.refused(f"is at {i} of a sequence of {len(sequence)}")
     return i + len(sequence) if i < 0 else i
@@ -305,16 +302,16 @@ def _erased(call: Call, sequence: list[Value], position: Value = None) -> Any:
 def _split_to_sequence(call: Call, x: Value, sizes: Value = None) -> Any:
     axis = call["axis"] % np.ndim(x)
     length = np.shape(x)[axis]
-    given = np.asarray(1) if sizes is None else known(call, sizes, "the sizes")
+    given = np.asarray(1) if sizes is None else operators.known(call, sizes, "the sizes")
     cuts = [*range(int(given), length, int(given))] if given.ndim == 0 else np.cumsum(given)[:-1]
-    parts = module_of(x).split(x, cuts, axis)
+    parts = operators.module_of(x).split(x, cuts, axis)
     if sizes is None and not call["keepdims"]:
-        parts = [module_of(x).squeeze(part, axis) for part in parts]
+        parts = [operators.module_of(x).squeeze(part, axis) for part in parts]
     return ([*parts],)
 
 
 def _concat_sequence(call: Call, sequence: list[Value]) -> Value:
-    xp = module_of(*sequence)
+    xp = operators.module_of(*sequence)
     return (xp.stack if call["new_axis"] else xp.concatenate)(sequence, call["axis"])
 
 
@@ -338,7 +335,7 @@ TENSOR_OPERATORS: dict[str, Callable[..., Any]] = {
     "Compress": _compress, "NonZero": _nonzero, "Unique": _unique,
     "SequenceConstruct": lambda call, *values: ([*values],),
     "SequenceEmpty": lambda call: ([],),
-    "SequenceAt": lambda call, s, i: (s[known(call, i, "the position").item()],),
+    "SequenceAt": lambda call, s, i: (s[operators.known(call, i, "the position").item()],),
     "SequenceLength": lambda call, s: np.asarray(len(s), np.int64),
     "SequenceInsert": _inserted, "SequenceErase": _erased,
     "SplitToSequence": _split_to_sequence, "ConcatFromSequence": _concat_sequence,

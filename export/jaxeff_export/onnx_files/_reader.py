@@ -45,14 +45,9 @@ import onnx
 from onnx import helper, numpy_helper
 
 from jaxeff.core import LibraryModel, functional
+from jaxeff_export.onnx_files import _operators as operators
 from jaxeff_export.onnx_files._graph import OnnxError
 from jaxeff_export.onnx_files._loading import array_of, loaded
-from jaxeff_export.onnx_files._operators import (
-    OPERATORS,
-    Call,
-    Value,
-    is_static,
-)
 from jaxeff_export.onnx_files._operators_control import CONTROL_OPERATORS
 from jaxeff_export.onnx_files._operators_nn import NN_OPERATORS
 from jaxeff_export.onnx_files._operators_recurrent import RECURRENT_OPERATORS
@@ -125,7 +120,7 @@ def read_onnx_model(model: str | os.PathLike[str] | onnx.ModelProto) -> LibraryM
                 f"the ONNX model takes {len(inputs)} inputs, {inputs}, but got {len(args)} and "
                 f"{sorted(kwargs)} by name."
             )
-        values: dict[str, Value] = {**constants}
+        values: dict[str, operators.Value] = {**constants}
         values |= {names[path]: leaf for path, leaf in {**params, **state}.items()}
         values |= {name: _input(value) for name, value in {**given, **kwargs}.items()}
         with jax.named_scope(_scope(model.graph.name or "onnx")):
@@ -143,7 +138,7 @@ def read_onnx_model(model: str | os.PathLike[str] | onnx.ModelProto) -> LibraryM
     return LibraryModel(run, params, state, restored, keys)
 
 
-def _input(value: Any) -> Value:
+def _input(value: Any) -> operators.Value:
     """Returns an input as an array; integers of NumPy stay known, as shapes come by them."""
     if isinstance(value, (list, tuple)):  # a sequence
         return [_input(element) for element in value]
@@ -237,11 +232,11 @@ class _OnnxProgram:
     def graph(
         self,
         graph: onnx.GraphProto | onnx.FunctionProto,
-        values: Mapping[str, Value],
+        values: Mapping[str, operators.Value],
         opsets: Mapping[str, int],
         attributes: Mapping[str, onnx.AttributeProto],
         depth: int,
-    ) -> list[Value]:
+    ) -> list[operators.Value]:
         """Computes the nodes in order; `values` are those of the graphs around it, and inputs."""
         if depth > _DEEPEST:
             raise OnnxError(f"from_onnx: functions are nested more than {_DEEPEST} deep.")
@@ -270,11 +265,11 @@ class _OnnxProgram:
     def _node(
         self,
         node: onnx.NodeProto,
-        values: Mapping[str, Value],
+        values: Mapping[str, operators.Value],
         opsets: Mapping[str, int],
         attributes: Mapping[str, onnx.AttributeProto],
         depth: int,
-    ) -> list[Value]:
+    ) -> list[operators.Value]:
         domain = "" if node.domain == "ai.onnx" else node.domain
         inputs = _inputs(node, values)
         given = {
@@ -291,13 +286,13 @@ class _OnnxProgram:
         known_here = onnx.defs.has(node.op_type, opset, domain)
         schema = onnx.defs.get_schema(node.op_type, opset, domain) if known_here else None
 
-        def graph_of(name: str, arguments: Sequence[Value]) -> list[Value]:
+        def graph_of(name: str, arguments: Sequence[operators.Value]) -> list[operators.Value]:
             graph = given[name].g
             inside = {**values, **{v.name: x for v, x in zip(graph.input, arguments, strict=True)}}
             return self.graph(graph, inside, opsets, attributes, depth + 1)
 
         defaults = {n: a.default_value for n, a in schema.attributes.items()} if schema else {}
-        call = Call(
+        call = operators.Call(
             node.op_type,
             node.name,
             opset,
@@ -311,7 +306,7 @@ class _OnnxProgram:
         while inputs and inputs[-1] is None and len(inputs) > schema.min_input:
             inputs.pop()
 
-        def compute() -> list[Value]:
+        def compute() -> list[operators.Value]:
             if rule is None:
                 body = _body_of(schema, node, inputs, given, opset)
                 if body is None:
@@ -325,7 +320,7 @@ class _OnnxProgram:
             if (
                 node.op_type not in CONTROL_OPERATORS
                 and inputs
-                and all(is_static(v) for v in inputs)
+                and all(operators.is_static(v) for v in inputs)
             ):
                 # Known already: computed now, in the full width of integers of 64 bits.
                 with jax.ensure_compile_time_eval(), jax.enable_x64(True):
@@ -341,10 +336,10 @@ class _OnnxProgram:
     def _function(
         self,
         body: onnx.FunctionProto,
-        inputs: Sequence[Value],
+        inputs: Sequence[operators.Value],
         given: Mapping[str, onnx.AttributeProto],
         depth: int,
-    ) -> list[Value]:
+    ) -> list[operators.Value]:
         defaults = {a.name: a for a in body.attribute_proto}
         padded = [*inputs, *[None] * (len(body.input) - len(inputs))]
         values = dict(zip(body.input, padded, strict=True))
@@ -352,7 +347,7 @@ class _OnnxProgram:
         return self.graph(body, values, versions, {**defaults, **given}, depth + 1)
 
 
-def _inputs(node: onnx.NodeProto, values: Mapping[str, Value]) -> list[Value]:
+def _inputs(node: onnx.NodeProto, values: Mapping[str, operators.Value]) -> list[operators.Value]:
     """Returns the values that a node reads, None where it leaves one out."""
     if missing := [name for name in node.input if name and name not in values]:
         raise OnnxError(f"from_onnx: nothing computes {missing[0]!r}, which {node.name!r} reads.")
@@ -406,7 +401,11 @@ def _is_function(schema: Any) -> bool:
 
 
 def _body_of(
-    schema: Any, node: onnx.NodeProto, inputs: Sequence[Value], given: Mapping[str, Any], opset: int
+    schema: Any,
+    node: onnx.NodeProto,
+    inputs: Sequence[operators.Value],
+    given: Mapping[str, Any],
+    opset: int,
 ) -> onnx.FunctionProto | None:
     """Returns an operator as the function of others that its definition has, for these inputs."""
     versions: Sequence[int] = (
@@ -434,7 +433,7 @@ def _body_of(
     return body
 
 
-def _type(value: Value) -> bytes:
+def _type(value: operators.Value) -> bytes:
     if value is None:
         return onnx.TypeProto().SerializeToString()
     if isinstance(value, list):
@@ -445,7 +444,7 @@ def _type(value: Value) -> bytes:
     return helper.make_tensor_type_proto(kind, value.shape).SerializeToString()
 
 
-def _constant(call: Call) -> Value:
+def _constant(call: operators.Call) -> operators.Value:
     for name, dtype in (("value_float", "f4"), ("value_floats", "f4"), ("value_int", "i8"),
                         ("value_ints", "i8")):  # fmt: skip
         if name in call.attributes:
@@ -456,7 +455,7 @@ def _constant(call: Call) -> Value:
 
 
 _RULES = {
-    **OPERATORS,
+    **operators.OPERATORS,
     **TENSOR_OPERATORS,
     **NN_OPERATORS,
     **RECURRENT_OPERATORS,

@@ -50,52 +50,26 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from jaxeff.core import (
-    ClosedJaxpr,
-    JaxprEqn,
-    composite_p,
-    export_composite_p,
-    function_of_form,
-    instance_of,
-    jax_internals,
-    make_jaxpr,
-    split_p,
-    stack_p,
-    static_integer,
-    validate,
-)
+from jaxeff import core
 from jaxeff.core import primitives as p
 from jaxeff.program.ir import Scan, While
 from jaxeff.store import write_atomically
 from jaxeff_export.artifact import argument_names, flatten_named
+from jaxeff_export.onnx_files import _graph
+from jaxeff_export.onnx_files import _operations as operations
 from jaxeff_export.onnx_files._gathers import GATHERS, fill_of
-from jaxeff_export.onnx_files._graph import (
-    OnnxError,
-    OnnxGraph,
-    Value,
-    fuse_roundings,
-    grid_weight,
-    integers,
-    tensor_type,
-)
-from jaxeff_export.onnx_files._operations import (
-    ELEMENTWISE,
-    RUNNING,
-    TENSORS,
-    largest,
-    sorted_values,
-    split_value,
-)
 from jaxeff_export.targets import require_extra
 
-Write = Callable[[OnnxGraph, ClosedJaxpr, Sequence[Value]], list[Value]]
+Write = Callable[[_graph.OnnxGraph, core.ClosedJaxpr, Sequence[_graph.Value]], list[_graph.Value]]
 """Writes the equations of a jaxpr for values of its inputs."""
 
 _TURN = np.dtype(np.int64), ()  # the number of an iteration
 _GOES_ON = np.dtype(np.bool_), ()
 
 
-def branched(g: OnnxGraph, eqn: Any, values: list[Value], write: Write) -> list[Value]:
+def branched(
+    g: _graph.OnnxGraph, eqn: Any, values: list[_graph.Value], write: Write
+) -> list[_graph.Value]:
     """Writes a `cond` or `switch`: a branch of which only one is computed."""
     which, operands = values[0], values[1:]
     branches = eqn.params["branches"]
@@ -103,7 +77,7 @@ def branched(g: OnnxGraph, eqn: Any, values: list[Value], write: Write) -> list[
         return write(g, branches[int(np.clip(which, 0, len(branches) - 1))], operands)
     kinds = [(var.aval.dtype, var.aval.shape) for var in eqn.outvars]
 
-    def chosen(first: int) -> list[Value]:
+    def chosen(first: int) -> list[_graph.Value]:
         """Chooses among the branches from one on: it, or one of those after it."""
         if first == len(branches) - 1:
             return write(g, branches[first], operands)
@@ -117,11 +91,11 @@ def branched(g: OnnxGraph, eqn: Any, values: list[Value], write: Write) -> list[
     return chosen(0)
 
 
-def repeated(g: OnnxGraph, loop: While[Value], write: Write) -> list[Value]:
+def repeated(g: _graph.OnnxGraph, loop: While[_graph.Value], write: Write) -> list[_graph.Value]:
     """Writes a `while_loop`; the test of what follows stands at the end of each iteration."""
     kinds = _kinds(loop.body.out_avals)
 
-    def body(names: list[str]) -> list[Value]:
+    def body(names: list[str]) -> list[_graph.Value]:
         carry, _ = loop.split(write(g, loop.body, loop.inputs(names[2:])))
         return [*write(g, loop.test, loop.test_inputs(carry)), *carry]
 
@@ -130,25 +104,25 @@ def repeated(g: OnnxGraph, loop: While[Value], write: Write) -> list[Value]:
     return [*g.emit_all("Loop", ["", *first, *loop.carry], len(kinds), body=part)]
 
 
-def scanned(g: OnnxGraph, scan: Scan[Value], write: Write) -> list[Value]:
+def scanned(g: _graph.OnnxGraph, scan: Scan[_graph.Value], write: Write) -> list[_graph.Value]:
     """Writes a `scan` as a loop of a known number of iterations."""
     kinds = _kinds(scan.body.out_avals)
     last = np.asarray(scan.length - 1, np.int64)
 
-    def body(names: list[str]) -> list[Value]:
+    def body(names: list[str]) -> list[_graph.Value]:
         turn, goes_on, *carry = names
         at = g.emit("Sub", [last, turn]) if scan.reverse else turn
-        row: list[Value] = [g.emit("Gather", [x, at], axis=0) for x in scan.xs]
+        row: list[_graph.Value] = [g.emit("Gather", [x, at], axis=0) for x in scan.xs]
         return [goes_on, *write(g, scan.body, scan.inputs(carry, row))]
 
     carried = kinds[: len(scan.carry)]
     part = g.inside([_TURN, _GOES_ON, *carried], [_GOES_ON, *kinds], body)
-    count: list[Value] = [np.asarray(scan.length, np.int64), np.asarray(True)]
+    count: list[_graph.Value] = [np.asarray(scan.length, np.int64), np.asarray(True)]
     outputs = g.emit_all("Loop", [*count, *scan.carry], len(kinds), body=part)
     carry, stacked = scan.split(outputs)
     if scan.reverse:
         # Rows were stacked in the order of iterations, the last row first.
-        back = [integers([number]) for number in (-1, np.iinfo(np.int64).min, 0, -1)]
+        back = [_graph.integers([number]) for number in (-1, np.iinfo(np.int64).min, 0, -1)]
         stacked = [g.emit("Slice", [rows, *back]) for rows in stacked]
     return [*carry, *stacked]
 
@@ -162,7 +136,7 @@ _INTEGERS = frozenset(f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 1
 _MOST = _FLOATS | _INTEGERS | {"bool"}  # no bfloat16, which has kernels where data move alone
 _MOVES = {
     p.reshape_p, p.transpose_p, p.squeeze_p, p.slice_p, p.concatenate_p, p.rev_p,
-    p.convert_element_type_p, stack_p,
+    p.convert_element_type_p, core.stack_p,
 }  # fmt: skip
 
 _KERNELS: dict[Any, frozenset[str]] = {
@@ -223,18 +197,18 @@ def computed_in(primitive: Any, dtype: Any) -> np.dtype:
         if wider in kernels and (name != "uint64" or primitive in _MODULAR):
             return np.dtype(wider)
     some = " or ".join(n for n in ("float32", "int32") if n in kernels)
-    raise OnnxError(
+    raise _graph.OnnxError(
         f"to_onnx: ONNX Runtime has no kernel for `{primitive}` of {name}; build the model to "
         f"compute it in {some}."
     )
 
 
 def widened(
-    graph: OnnxGraph,
+    graph: _graph.OnnxGraph,
     eqn: Any,
-    inputs: Sequence[Value],
-    write: Callable[[Any, list[Value]], list[Value]],
-) -> list[Value]:
+    inputs: Sequence[_graph.Value],
+    write: Callable[[Any, list[_graph.Value]], list[_graph.Value]],
+) -> list[_graph.Value]:
     """Writes an equation in dtypes that have kernels.
 
     Args:
@@ -303,7 +277,7 @@ def require_runnable(model: Any) -> None:
     try:
         onnx.checker.check_model(model, full_check=True)  # shapes and dtypes too
     except (onnx.checker.ValidationError, onnx.shape_inference.InferenceError) as error:
-        raise OnnxError(f"to_onnx: the file would be none of ONNX: {error}") from error
+        raise _graph.OnnxError(f"to_onnx: the file would be none of ONNX: {error}") from error
     try:
         import onnxruntime  # optional
     except ImportError:
@@ -317,20 +291,24 @@ def require_runnable(model: Any) -> None:
         )
     # Its classes derive from nothing but Exception.
     except Exception as error:
-        raise OnnxError(
+        raise _graph.OnnxError(
             f"to_onnx: ONNX Runtime refuses what would be written, and says: {error}; build the "
             "model to compute in float32 and int32."
         ) from error
 
 
-_RULES = ELEMENTWISE | TENSORS | GATHERS | RUNNING
-_OF_SEVERAL_RESULTS = {split_p: split_value, p.sort_p: sorted_values, p.top_k_p: largest}
+_RULES = operations.ELEMENTWISE | operations.TENSORS | GATHERS | operations.RUNNING
+_OF_SEVERAL_RESULTS = {
+    core.split_p: operations.split_value,
+    p.sort_p: operations.sorted_values,
+    p.top_k_p: operations.largest,
+}
 LONGEST = 128
 """Steps of a scan that are written one after the other."""
 _SAME = {p.copy_p, p.name_p, p.stop_gradient_p, p.sharding_constraint_p}
 CALLS = {
     p.jit_p, p.closed_call_p, p.call_p, p.custom_jvp_call_p, p.custom_vjp_call_p, p.remat_p,
-    composite_p, export_composite_p,
+    core.composite_p, core.export_composite_p,
 }  # fmt: skip
 """Equations whose function is written in their place."""
 
@@ -349,8 +327,10 @@ class OnnxFile(NamedTuple):
     outputs: tuple[str, ...]
 
 
-@validate(
-    f=function_of_form("f(*args)"), args=instance_of(tuple, list), parameters=static_integer(0)
+@core.validate(
+    f=core.function_of_form("f(*args)"),
+    args=core.instance_of(tuple, list),
+    parameters=core.static_integer(0),
 )
 def to_onnx(
     f: Callable[..., Any],
@@ -380,12 +360,12 @@ def to_onnx(
     import onnx  # optional
 
     names = argument_names(f, len(args))
-    closed, result = make_jaxpr(f)(*args)
+    closed, result = core.make_jaxpr(f)(*args)
     leaves, specs = flatten_named(args, names)
     fixed = len(jax.tree.leaves(tuple(args[:parameters])))
-    graph = OnnxGraph()
+    graph = _graph.OnnxGraph()
     inputs = [spec.name for spec in specs[fixed:]]
-    values: list[Value] = [*(np.asarray(leaf) for leaf in leaves[:fixed]), *inputs]
+    values: list[_graph.Value] = [*(np.asarray(leaf) for leaf in leaves[:fixed]), *inputs]
     _, outputs = flatten_named((result,), ("result",))
     results = []
     for value, spec in zip(_write(graph, closed, values), outputs, strict=True):
@@ -393,15 +373,15 @@ def to_onnx(
         node = onnx.helper.make_node("Identity", [graph.name(value)], [spec.name])
         graph.nodes.append(node)
         results.append(spec.name)
-    fuse_roundings(graph, results)
+    _graph.fuse_roundings(graph, results)
     opset, version = graph.versions
     info = onnx.helper.make_tensor_value_info
     model = onnx.helper.make_model(
         onnx.helper.make_graph(
             graph.nodes,
             getattr(f, "__name__", "function"),
-            [info(s.name, tensor_type(s.dtype), s.shape) for s in specs[fixed:]],
-            [info(s.name, tensor_type(s.dtype), s.shape) for s in outputs],
+            [info(s.name, _graph.tensor_type(s.dtype), s.shape) for s in specs[fixed:]],
+            [info(s.name, _graph.tensor_type(s.dtype), s.shape) for s in outputs],
             [onnx.numpy_helper.from_array(a, n) for n, a in graph.constants.items()],
         ),
         opset_imports=[onnx.helper.make_opsetid("", opset)],
@@ -413,15 +393,17 @@ def to_onnx(
     return OnnxFile(Path(path), tuple(inputs), tuple(results))
 
 
-def _write(graph: OnnxGraph, closed: ClosedJaxpr, inputs: Sequence[Value]) -> list[Value]:
+def _write(
+    graph: _graph.OnnxGraph, closed: core.ClosedJaxpr, inputs: Sequence[_graph.Value]
+) -> list[_graph.Value]:
     """Writes the equations of a jaxpr; calls are written in place."""
-    values: dict[Any, Value] = {}
+    values: dict[Any, _graph.Value] = {}
     for var, constant in zip(closed.jaxpr.constvars, closed.consts, strict=True):
         values[var] = _known(constant)
     values |= dict(zip(closed.jaxpr.invars, inputs, strict=True))
 
-    def read(var: Any) -> Value:
-        literal = isinstance(var, jax_internals.Literal)
+    def read(var: Any) -> _graph.Value:
+        literal = isinstance(var, core.jax_internals.Literal)
         return np.asarray(var.val, var.aval.dtype) if literal else values[var]
 
     for eqn in closed.jaxpr.eqns:
@@ -430,14 +412,16 @@ def _write(graph: OnnxGraph, closed: ClosedJaxpr, inputs: Sequence[Value]) -> li
     return [read(var) for var in closed.jaxpr.outvars]
 
 
-def _unrolled(graph: OnnxGraph, scan: Scan[Value], outputs: Sequence[Any]) -> list[Value]:
+def _unrolled(
+    graph: _graph.OnnxGraph, scan: Scan[_graph.Value], outputs: Sequence[Any]
+) -> list[_graph.Value]:
     """Writes the body of a scan for each step."""
 
-    def row(x: Value, i: int) -> Value:
+    def row(x: _graph.Value, i: int) -> _graph.Value:
         return graph.emit("Gather", [x, np.asarray(i)], axis=0) if isinstance(x, str) else x[i]
 
     carry, per_step = scan.unrolled(lambda inputs: _write(graph, scan.body, inputs), row)
-    stacked: list[Value] = []
+    stacked: list[_graph.Value] = []
     for j, var in enumerate(outputs[len(carry) :]):
         each = [graph.emit("Unsqueeze", [ys[j], np.zeros(1, np.int64)]) for ys in per_step]
         none = np.zeros(var.aval.shape, var.aval.dtype)
@@ -450,18 +434,22 @@ def _known(array: Any) -> Any:
     return array if jax.dtypes.issubdtype(array.dtype, jax.dtypes.prng_key) else np.asarray(array)
 
 
-def _write_equation(graph: OnnxGraph, eqn: JaxprEqn, operands: list[Value]) -> list[Value]:
+def _write_equation(
+    graph: _graph.OnnxGraph, eqn: core.JaxprEqn, operands: list[_graph.Value]
+) -> list[_graph.Value]:
     if eqn.primitive in _SAME:
         return operands
     if eqn.primitive in CALLS:
-        return _write(graph, jax_internals.sub_jaxprs(eqn)[0], operands)
+        return _write(graph, core.jax_internals.sub_jaxprs(eqn)[0], operands)
     if not any(isinstance(value, str) for value in operands):
         # Of parameters alone: computed here, once.
         if eqn.primitive.multiple_results:
             return [_known(a) for a in eqn.primitive.bind(*operands, **eqn.params)]
         result = _known(eqn.primitive.bind(*operands, **eqn.params))
         constants = [value for value in operands if not isinstance(value, str)]
-        weight = grid_weight(eqn, constants, [graph.on_grids.get(id(value)) for value in operands])
+        weight = _graph.grid_weight(
+            eqn, constants, [graph.on_grids.get(id(value)) for value in operands]
+        )
         if weight is not None and np.array_equal(weight.values, result):
             graph.on_grids[id(result)] = weight._replace(values=result)
         return [result]
@@ -483,11 +471,13 @@ def _write_equation(graph: OnnxGraph, eqn: JaxprEqn, operands: list[Value]) -> l
     return widened(graph, eqn, operands, lambda eqn, values: [rule(graph, eqn, values)])
 
 
-def _refusal(name: str) -> OnnxError:
+def _refusal(name: str) -> _graph.OnnxError:
     if name.startswith(("random_", "threefry")):
-        return OnnxError(
+        return _graph.OnnxError(
             f"to_onnx: `{name}` draws random numbers, and ONNX has no generator that gives JAX's: "
             "draw outside and hand the numbers in, or make the key a constant of the function, "
             "whose numbers are those of every call."
         )
-    return OnnxError(f"to_onnx: `{name}` isn't written yet; deploy and import_stablehlo take it.")
+    return _graph.OnnxError(
+        f"to_onnx: `{name}` isn't written yet; deploy and import_stablehlo take it."
+    )

@@ -18,16 +18,7 @@ from tvm.target import Target
 from tvm.tirx import Expr
 
 from jaxeff_export.compiler import Machine
-from jaxeff_export.operators._statements import (
-    StatementBuilder,
-    Vector,
-    cast,
-    const,
-    declare,
-    function,
-    load,
-    splat,
-)
+from jaxeff_export.operators import _statements as statements
 
 CACHED_ATTENTION = "jaxeff.cached_attention"
 _Place = tuple[Expr, Expr, Expr]
@@ -85,15 +76,19 @@ class _AttentionKernel:
     """Writes the kernel, statement by statement."""
 
     def __init__(self, form: _Sizes) -> None:
-        self.form, self.code = form, StatementBuilder()
+        self.form, self.code = form, statements.StatementBuilder()
         of_query, kept = (form.batch, form.length, form.heads, form.size), form.shared
         cache = (form.batch, form.room, kept, form.size)
         kind = "int8" if form.coded else "float32"
-        self.query, self.result = (declare(of_query, "float32", name) for name in ("query", "y"))
-        self.keys, self.values = (declare(cache, kind, name) for name in ("keys", "values"))
-        self.before = declare((), "int32", "before")
+        self.query, self.result = (
+            statements.declare(of_query, "float32", name) for name in ("query", "y")
+        )
+        self.keys, self.values = (
+            statements.declare(cache, kind, name) for name in ("keys", "values")
+        )
+        self.before = statements.declare((), "int32", "before")
         names = ("key_steps", "value_steps") if form.coded else ()
-        self.steps = [declare(cache[:3], "float32", name) for name in names]
+        self.steps = [statements.declare(cache[:3], "float32", name) for name in names]
 
     def written(self) -> tirx.PrimFunc:
         form, code = self.form, self.code
@@ -111,43 +106,47 @@ class _AttentionKernel:
                 self._mix(scores, row, at, head, filled, total)
         operands = [self.query, self.keys, self.values, self.before, *self.steps, self.result]
         # Not chained: how much it multiplies only the call tells.
-        return function(operands, code.finish(), None)
+        return statements.function(operands, code.finish(), None)
 
     def _filled(self, token: Expr) -> Expr:
         """Counts the slots that a token attends to: those before it, and its own."""
-        many = cast(tirx.BufferLoad(self.before, []), "int64", 1) + token + 1
+        many = statements.cast(tirx.BufferLoad(self.before, []), "int64", 1) + token + 1
         return tirx.max(tirx.min(many, _int64(self.form.room)), _int64(1))
 
-    def _score(self, scores: tirx.Buffer, row: int, at: _Place, head: Expr, filled: Vector) -> None:
+    def _score(
+        self, scores: tirx.Buffer, row: int, at: _Place, head: Expr, filled: statements.Vector
+    ) -> None:
         """Writes the products of a query with the keys of all filled slots."""
         form, code = self.form, self.code
         with code.loop(filled.get()) as slot:
             place = (at[0], slot, head)
-            total = code.vector(const(0.0, "float32", form.lanes), form.lanes, "float32", "total")
+            total = code.vector(
+                statements.const(0.0, "float32", form.lanes), form.lanes, "float32", "total"
+            )
             for done in range(0, form.size, form.lanes):
                 key = self._load(self.keys, place, done)
                 total.set(total.get() + self._load(self.query, at, done) * key)
-            score = self._added(total, tirx.Add) * const(form.size**-0.5, "float32")
+            score = self._added(total, tirx.Add) * statements.const(form.size**-0.5, "float32")
             if form.coded:
                 score = score * tirx.BufferLoad(self.steps[0], place)
             code.store(scores, slot + row, score)
         # The last vector ends with scores that weigh nothing.
-        lowest = const(_LOWEST, "float32", form.lanes)
+        lowest = statements.const(_LOWEST, "float32", form.lanes)
         code.store(scores, filled.get() + row, lowest, form.lanes)
 
-    def _weigh(self, scores: tirx.Buffer, row: int, filled: Vector) -> Vector:
+    def _weigh(self, scores: tirx.Buffer, row: int, filled: statements.Vector) -> statements.Vector:
         """Makes weights of scores, and returns their sum: a softmax that is not divided yet."""
         form, code = self.form, self.code
         lanes = form.lanes
         turns = tirx.floordiv(filled.get() + _int64(lanes - 1), _int64(lanes))
-        best = code.vector(const(_LOWEST, "float32", lanes), lanes, "float32", "best")
+        best = code.vector(statements.const(_LOWEST, "float32", lanes), lanes, "float32", "best")
         with code.loop(turns) as turn:
-            best.set(tirx.max(best.get(), load(scores, turn * lanes + row, lanes)))
+            best.set(tirx.max(best.get(), statements.load(scores, turn * lanes + row, lanes)))
         highest = code.vector(self._added(best, tirx.max), 1, "float32", "highest")
-        total = code.vector(const(0.0, "float32", lanes), lanes, "float32", "total")
+        total = code.vector(statements.const(0.0, "float32", lanes), lanes, "float32", "total")
         with code.loop(turns) as turn:
             place = turn * lanes + row
-            x = load(scores, place, lanes) - splat(highest.get(), lanes)
+            x = statements.load(scores, place, lanes) - statements.splat(highest.get(), lanes)
             weight = code.vector(self._exponential(x), lanes, "float32", "weight")
             code.store(scores, place, weight.get(), lanes)
             total.set(total.get() + weight.get())
@@ -159,32 +158,34 @@ class _AttentionKernel:
         row: int,
         at: _Place,
         head: Expr,
-        filled: Vector,
-        total: Vector,
+        filled: statements.Vector,
+        total: statements.Vector,
     ) -> None:
         """Writes the mean of the values of all filled slots by their weights."""
         form, code = self.form, self.code
         starts, lanes = range(0, form.size, form.lanes), form.lanes
         # A head's whole result stays in registers while slots pass by.
-        sums = [code.vector(const(0.0, "float32", lanes), lanes, "float32") for _ in starts]
+        sums = [
+            code.vector(statements.const(0.0, "float32", lanes), lanes, "float32") for _ in starts
+        ]
         with code.loop(filled.get()) as slot:
             place = (at[0], slot, head)
-            weight = load(scores, slot + row)
+            weight = statements.load(scores, slot + row)
             if form.coded:
                 weight = weight * tirx.BufferLoad(self.steps[1], place)
             for done, mixed in zip(starts, sums, strict=True):
                 value = self._load(self.values, place, done)
-                mixed.set(mixed.get() + splat(weight, lanes) * value)
-        share = code.vector(const(1.0, "float32") / total.get(), 1, "float32", "share")
+                mixed.set(mixed.get() + statements.splat(weight, lanes) * value)
+        share = code.vector(statements.const(1.0, "float32") / total.get(), 1, "float32", "share")
         for done, mixed in zip(starts, sums, strict=True):
-            mean = mixed.get() * splat(share.get(), lanes)
+            mean = mixed.get() * statements.splat(share.get(), lanes)
             code.write(tirx.BufferStore(self.result, mean, self._vector(at, done)))
 
     def _load(self, source: tirx.Buffer, at: _Place, done: int) -> Expr:
         """Loads a vector of a row as floats."""
         loaded = tirx.BufferLoad(source, self._vector(at, done))
         is_float32 = str(source.dtype) == "float32"
-        return loaded if is_float32 else cast(loaded, "float32", self.form.lanes)
+        return loaded if is_float32 else statements.cast(loaded, "float32", self.form.lanes)
 
     def _vector(self, at: _Place, done: int) -> list[Expr]:
         """Indexes neighbours of a row, axis by axis: loops take such kernels into their bodies."""
@@ -192,7 +193,7 @@ class _AttentionKernel:
         many = self.form.lanes
         return [*at, first if many == 1 else tirx.Ramp(first, _int64(1), many)]
 
-    def _added(self, x: Vector, combine: Callable[[Expr, Expr], Expr]) -> Expr:
+    def _added(self, x: statements.Vector, combine: Callable[[Expr, Expr], Expr]) -> Expr:
         """Combines the lanes of a vector, half with half."""
         lanes = x.lanes
         while lanes > 1:
@@ -208,17 +209,22 @@ class _AttentionKernel:
         """Computes e^x of numbers up to 0, to 2e-7: a polynomial times a power of two."""
         lanes = self.form.lanes
         y = tirx.max(
-            x * const(math.log2(math.e), "float32", lanes), const(_LEAST_EXPONENT, "float32", lanes)
+            x * statements.const(math.log2(math.e), "float32", lanes),
+            statements.const(_LEAST_EXPONENT, "float32", lanes),
         )
         y = self.code.vector(y, lanes, "float32", "y").get()
         integer = self.code.vector(tirx.nearbyint(y), lanes, "float32", "whole").get()
         part = self.code.vector(y - integer, lanes, "float32", "part").get()
         # The series of 2^x, from its last term: within 1e-8 for halves.
-        power = const(0.0, "float32", lanes)
+        power = statements.const(0.0, "float32", lanes)
         for n in reversed(range(8)):
-            power = power * part + const(math.log(2) ** n / math.factorial(n), "float32", lanes)
-        exponent = cast(integer, "int32", lanes) + const(_BIAS, "int32", lanes)
-        shifted = tirx.shift_left(exponent, const(_FRACTION, "int32", lanes))
+            power = power * part + statements.const(
+                math.log(2) ** n / math.factorial(n), "float32", lanes
+            )
+        exponent = statements.cast(integer, "int32", lanes) + statements.const(
+            _BIAS, "int32", lanes
+        )
+        shifted = tirx.shift_left(exponent, statements.const(_FRACTION, "int32", lanes))
         kind = "float32" if lanes == 1 else f"float32x{lanes}"
         return power * tirx.reinterpret(kind, shifted)
 

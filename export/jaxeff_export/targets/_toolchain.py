@@ -15,12 +15,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from jaxeff_export.targets._target import (
-    TargetError,
-    is_microcontroller,
-    normalized_machine,
-    target_machine,
-)
+from jaxeff_export.targets import _target
 
 _LINKERS = {
     "aarch64": ("aarch64-linux-gnu-gcc", "gcc-aarch64-linux-gnu"),
@@ -59,9 +54,9 @@ def find_linker(target: Mapping[str, Any]) -> str:
     Raises:
       ToolchainError: if there is none, naming the Debian package that holds it.
     """
-    machine = target_machine(target)
+    machine = _target.target_machine(target)
     # Of this architecture any compiler will do: no cross compiler has to be installed.
-    if machine == normalized_machine(platform.machine()):
+    if machine == _target.normalized_machine(platform.machine()):
         for command in ("cc", "gcc", "clang", "g++", "clang++"):
             if found := shutil.which(command):
                 return found
@@ -84,11 +79,13 @@ def packages(target: Mapping[str, Any]) -> tuple[str, ...]:
     Args:
       target: a TVM target dict.
     """
-    machine = target_machine(target)
-    if machine == normalized_machine(platform.machine()):
+    machine = _target.target_machine(target)
+    if machine == _target.normalized_machine(platform.machine()):
         return ("gcc",)
     # User-mode emulation passes system calls on, which a microcontroller's programs don't make.
-    emulator = SYSTEM_EMULATORS[machine[:5]][1] if is_microcontroller(machine) else "qemu-user"
+    emulator = (
+        SYSTEM_EMULATORS[machine[:5]][1] if _target.is_microcontroller(machine) else "qemu-user"
+    )
     return (*_cross_compiler(machine)[1].split(), emulator)
 
 
@@ -230,15 +227,15 @@ def find_c_toolchain(target: Mapping[str, Any]) -> CToolchain:
         floating-point unit.
       ToolchainError: if no compiler is installed for it.
     """
-    machine, core = target_machine(target), str(target.get("mcpu", ""))
+    machine, core = _target.target_machine(target), str(target.get("mcpu", ""))
     if core not in _CORE_FLAGS:
         require_hard_float(target)
     # What links for a target is a C compiler: one search, and one error, for both.
     compiler = find_linker(target)
-    if is_microcontroller(machine):
+    if _target.is_microcontroller(machine):
         if core not in _CORE_FLAGS:
             known = ", ".join(_CORE_FLAGS)
-            raise TargetError(
+            raise _target.TargetError(
                 f"no flags are known for the microcontroller {core!r}; known: {known}"
             )
         return CToolchain(compiler, _CORE_FLAGS[core], _BOARDS[core])
@@ -255,7 +252,7 @@ def require_hard_float(target: Mapping[str, Any]) -> None:
     import tvm
     from tvm.target import codegen
 
-    machine = target_machine(target)
+    machine = _target.target_machine(target)
     if not machine.startswith(("arm", "thumb", "riscv")):
         return  # part of every other architecture there are kernels for
     features = {str(f) for f in codegen.llvm_get_cpu_features(tvm.target.Target(dict(target)))}
@@ -266,7 +263,7 @@ def require_hard_float(target: Mapping[str, Any]) -> None:
         target.get("mfloat-abi", "hard") != "hard" or str(target.get("mabi", "d"))[-1] not in "fd"
     )
     if soft or features.isdisjoint(units):
-        raise TargetError(
+        raise _target.TargetError(
             f"{target.get('mcpu', machine)} has no floating-point unit as it is described "
             f"({'its interface is soft-float' if soft else 'LLVM knows no feature of one'}); "
             "C libraries are for processors with hard float, such as cortex-m4 and cortex-m7; "
@@ -285,7 +282,7 @@ def emulation(core: str, target: Mapping[str, Any], program: Path) -> list[str]:
     Raises:
       ToolchainError: if the emulator is not installed.
     """
-    machine = target_machine(target)
+    machine = _target.target_machine(target)
     # Kept by LLVM's names, of which RISC-V's is not that of its target. The core comes first: what
     # was compiled for one ARM may run on another.
     board = _BOARDS.get(core, _BOARDS.get(str(target.get("mcpu"))))

@@ -15,15 +15,7 @@ from tvm.s_tir import meta_schedule as ms
 from tvm.s_tir.schedule import Schedule
 from tvm.target import Target
 
-from jaxeff_export.compiler import (
-    Machine,
-    UnscheduledKernel,
-    compilation_target,
-    default_schedule,
-    digest_of,
-    replay_trace,
-    trace_digest,
-)
+from jaxeff_export import compiler
 from jaxeff_export.schedules import FAILED, ScheduleChoice, TuningDatabase, TuningError, has_failed
 from jaxeff_export.tuning._measuring import Bench
 from jaxeff_export.tuning._spaces import CandidateSource, PostOrderApply, TileCandidates
@@ -40,7 +32,7 @@ class Records:
     """
 
     def __init__(
-        self, kernel: UnscheduledKernel, database: ms.database.JSONDatabase, target: Target
+        self, kernel: compiler.UnscheduledKernel, database: ms.database.JSONDatabase, target: Target
     ) -> None:
         self.kernel = kernel
         self.database = database
@@ -56,7 +48,7 @@ class Records:
 
     def key(self, schedule: Schedule) -> str:
         """Hashes a schedule, which tells schedules of the kernel apart."""
-        return digest_of(self.kernel, schedule)
+        return compiler.digest_of(self.kernel, schedule)
 
     def is_new(self, schedule: Schedule) -> bool:
         """Tells whether a schedule was neither measured nor asked about before."""
@@ -84,7 +76,7 @@ class Records:
         return [record.as_json()[0] for record in best if not has_failed(_seconds(record))]
 
     def _note(self, record: ms.database.TuningRecord) -> None:
-        self._met.add(trace_digest(record.as_json()[0]))
+        self._met.add(compiler.trace_digest(record.as_json()[0]))
         self.count += 1
         seconds = _seconds(record)
         if not has_failed(seconds) and (self.best is None or seconds < self.best):
@@ -157,14 +149,14 @@ class TuningSession:
     trials: int
     watcher: Watcher
 
-    def tune(self, kernel: UnscheduledKernel) -> ScheduleChoice:
+    def tune(self, kernel: compiler.UnscheduledKernel) -> ScheduleChoice:
         """Measures the remaining candidates, and compares the best with the default schedule.
 
         Raises:
           TuningError: if not even the default schedule can be measured.
         """
-        target = compilation_target(self.target)
-        default = default_schedule(kernel, Machine.of(target))
+        target = compiler.compilation_target(self.target)
+        default = compiler.default_schedule(kernel, compiler.Machine.of(target))
         records = Records(kernel, self.database.records(self.target, self.space), target)
         key = records.key(default)
         # Marks the default as met: a candidate that equals it is not worth a measurement.
@@ -183,7 +175,7 @@ class TuningSession:
             if choice and choice.trace is not None and choice.trace not in finalists:
                 finalists.append(choice.trace)
             # A candidate's time is the least of a moment, maybe a lucky one; only the duel decides.
-            schedules = [default, *(replay_trace(kernel, trace) for trace in finalists)]
+            schedules = [default, *(compiler.replay_trace(kernel, trace) for trace in finalists)]
             times = self._duel(libraries.of(schedules))
             choice = chosen(kernel.workload, key, finalists, times, records.count, self.space)
             self.database.choose(self.target, choice)
@@ -222,10 +214,10 @@ class TuningSession:
             batch = self._next(source, records)
 
     def _source(
-        self, kernel: UnscheduledKernel, records: Records, target: Target
+        self, kernel: compiler.UnscheduledKernel, records: Records, target: Target
     ) -> CandidateSource:
         if self.space == "tiles":
-            return TileCandidates(kernel, Machine.of(target), records.is_new)
+            return TileCandidates(kernel, compiler.Machine.of(target), records.is_new)
         left = max(self.trials - records.count, 1)
         return PostOrderApply(kernel, target, records.database, left, min(left, _BATCH))
 

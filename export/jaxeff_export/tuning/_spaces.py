@@ -23,14 +23,7 @@ from tvm.target import Target
 
 from jaxeff import program
 from jaxeff.program import SpecError, deciding_patterns
-from jaxeff_export.compiler import (
-    Machine,
-    RegisterTile,
-    UnscheduledKernel,
-    divisors,
-    kernel_of,
-    schedule_kernel,
-)
+from jaxeff_export import compiler
 from jaxeff_export.compiler.tir import contains, is_contraction
 from jaxeff_export.schedules import TuningError
 
@@ -58,7 +51,10 @@ class TileCandidates:
     """
 
     def __init__(
-        self, kernel: UnscheduledKernel, machine: Machine, is_new: Callable[[Schedule], bool]
+        self,
+        kernel: compiler.UnscheduledKernel,
+        machine: compiler.Machine,
+        is_new: Callable[[Schedule], bool],
     ) -> None:
         self._candidates = _tiled(kernel, machine, is_new)
 
@@ -83,7 +79,7 @@ class PostOrderApply:
 
     def __init__(
         self,
-        kernel: UnscheduledKernel,
+        kernel: compiler.UnscheduledKernel,
         target: Target,
         database: ms.database.Database,
         trials: int,
@@ -119,8 +115,8 @@ class PostOrderApply:
 
 
 def tiles(
-    extents: Sequence[int], machine: Machine, results: int, together: int | None = None
-) -> list[RegisterTile]:
+    extents: Sequence[int], machine: compiler.Machine, results: int, together: int | None = None
+) -> list[compiler.RegisterTile]:
     """Lists the tiles worth a measurement, the most promising first.
 
     A tile should fill the registers, and load little for each multiplication: so many rows and so
@@ -134,22 +130,22 @@ def tiles(
     """
     *outer, last = extents
     found = []
-    for width in (d for d in divisors(last) if d <= machine.lanes):
-        for vectors in divisors(last // width):
+    for width in (d for d in compiler.divisors(last) if d <= machine.lanes):
+        for vectors in compiler.divisors(last // width):
             # A tile must not reach from one block of columns into the next.
             if together is not None and together % (vectors * width):
                 continue
             # An upper bound: operands need registers too, but measurements will tell.
             room = machine.registers // (vectors * results)
-            for rows in itertools.product(*(_at_most(divisors(n), room) for n in outer)):
+            for rows in itertools.product(*(_at_most(compiler.divisors(n), room) for n in outer)):
                 if math.prod(rows) <= room:
-                    found.append(RegisterTile(list(rows), vectors, width))
+                    found.append(compiler.RegisterTile(list(rows), vectors, width))
     return sorted(found, key=lambda tile: (_loads(tile), -tile.rows[-1] if tile.rows else 0))
 
 
 def _decisions(
-    extents: Sequence[int], machine: Machine, results: int, together: int | None
-) -> Iterator[tuple[RegisterTile, int]]:
+    extents: Sequence[int], machine: compiler.Machine, results: int, together: int | None
+) -> Iterator[tuple[compiler.RegisterTile, int]]:
     """Yields tiles, each with both orders of the outer loops and the cores that share the work.
 
     The most promising tiles are tried on one core too, for kernels that are not worth a thread.
@@ -165,7 +161,7 @@ def _decisions(
                 yield ordered, 1
 
 
-def _loads(tile: RegisterTile) -> float:
+def _loads(tile: compiler.RegisterTile) -> float:
     """Estimates the loads per product that a tile computes."""
     rows = math.prod(tile.rows)
     return (rows + tile.vectors) / (rows * tile.columns)
@@ -176,30 +172,34 @@ def _at_most(numbers: Sequence[int], limit: int) -> list[int]:
 
 
 def _tiled(
-    kernel: UnscheduledKernel, machine: Machine, is_new: Callable[[Schedule], bool]
+    kernel: compiler.UnscheduledKernel,
+    machine: compiler.Machine,
+    is_new: Callable[[Schedule], bool],
 ) -> Iterator[Schedule]:
     """Yields a kernel's schedules, one per tile; all contractions of a kernel are tiled alike."""
     asked: list[tuple[list[int], int, int | None]] = []
 
-    def first(extents: list[int], _: Machine, results: int, together: int | None) -> RegisterTile:
+    def first(
+        extents: list[int], _: compiler.Machine, results: int, together: int | None
+    ) -> compiler.RegisterTile:
         asked.append((extents, results, together))
-        return RegisterTile([1] * (len(extents) - 1), 1, 1)
+        return compiler.RegisterTile([1] * (len(extents) - 1), 1, 1)
 
     # A first run only asks for the extents: the scheduler alone knows which loops it tiles.
-    schedule_kernel(kernel.function, dataclasses.replace(machine, tiling=first))
+    compiler.schedule_kernel(kernel.function, dataclasses.replace(machine, tiling=first))
     if not asked:
         return
     extents, results, together = asked[0]
     for tile, cores in _decisions(extents, machine, results, together):
         chosen = dataclasses.replace(machine, cores=cores, tiling=lambda *_, tile=tile: tile)
-        schedule = schedule_kernel(kernel.function, chosen)
+        schedule = compiler.schedule_kernel(kernel.function, chosen)
         if schedule is not None and is_new(schedule):
             yield schedule
 
 
 def select_kernels(
     mod: tvm.IRModule, include: Sequence[str] | None, exclude: Sequence[str]
-) -> list[UnscheduledKernel]:
+) -> list[compiler.UnscheduledKernel]:
     """Selects the kernels of a fused module to tune, each workload once.
 
     Args:
@@ -239,9 +239,9 @@ def select_kernels(
             "those that multiply and accumulate are tuned"
         )
     # Equal kernels of several layers share a workload, and so one tuning.
-    found: dict[str, UnscheduledKernel] = {}
+    found: dict[str, compiler.UnscheduledKernel] = {}
     for name in sorted(chosen):
-        kernel = kernel_of(name, functions[name])
+        kernel = compiler.kernel_of(name, functions[name])
         found.setdefault(kernel.workload, kernel)
     return list(found.values())
 

@@ -67,25 +67,8 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import PRNGKeyArray
 
-from jaxeff.bayes.posteriors._model import (
-    Likelihood,
-    Random,
-    carried_likelihood,
-    named_leaves,
-    with_random,
-)
-from jaxeff.core import (
-    Table,
-    boolean,
-    check_count,
-    check_function,
-    check_key,
-    input_batch,
-    posterior_like,
-    shown_as_table,
-    static_integer,
-    validate,
-)
+from jaxeff import core
+from jaxeff.bayes.posteriors import _model as model
 from jaxeff.moment_propagation import Gaussian, is_gaussian
 
 
@@ -110,7 +93,7 @@ class Posterior(Protocol):
         """
 
 
-@shown_as_table
+@core.shown_as_table
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True, eq=False)
 class Draws:
@@ -123,9 +106,9 @@ class Draws:
             unknown.
     """
 
-    random: Random
+    random: model.Random
     params: Any
-    likelihood: Likelihood | None = field(default=None, metadata={"static": True})
+    likelihood: model.Likelihood | None = field(default=None, metadata={"static": True})
 
     @property
     def chains(self) -> int:
@@ -140,7 +123,7 @@ class Draws:
     def __len__(self) -> int:
         return self.chains * self.draws_per_chain
 
-    def _table(self) -> Table:
+    def _table(self) -> core.Table:
         shapes = {path: np.shape(a) for path, a in self.random.items()}
         chains, draws, *_ = (*next(iter(shapes.values()), ()), 0, 0)
         own = {path: shape[2:] for path, shape in shapes.items()}
@@ -149,7 +132,7 @@ class Draws:
     def at(self, index: Any) -> Any:
         """Selects the parameters of one draw, counted chain by chain."""
         flat = {path: a.reshape(-1, *a.shape[2:])[index] for path, a in self.random.items()}
-        return with_random(self.params, flat)
+        return model.with_random(self.params, flat)
 
     def draws(self, key: PRNGKeyArray, n: int) -> tuple[Any, Callable[[Any], Any]]:
         """Chooses ``n`` of the draws at random, no draw twice.
@@ -174,10 +157,10 @@ class Draws:
         gaussians = {
             path: Gaussian(a.mean((0, 1)), a.var((0, 1))) for path, a in self.random.items()
         }
-        return with_random(self.params, gaussians)
+        return model.with_random(self.params, gaussians)
 
 
-def parameter_table(title: str, params: Any, random: Mapping[str, tuple[int, ...]]) -> Table:
+def parameter_table(title: str, params: Any, random: Mapping[str, tuple[int, ...]]) -> core.Table:
     """Makes a table of the parameters that a posterior is over, random or not.
 
     Args:
@@ -185,16 +168,20 @@ def parameter_table(title: str, params: Any, random: Mapping[str, tuple[int, ...
         params: All parameters, or their shapes.
         random: The shapes of the random ones, by path.
     """
-    leaves = {path: random.get(path, np.shape(leaf)) for path, leaf in named_leaves(params).items()}
+    leaves = {
+        path: random.get(path, np.shape(leaf)) for path, leaf in model.named_leaves(params).items()
+    }
     rows = [
         (path, "x".join(map(str, shape)), "random" if path in random else "fixed")
         for path, shape in leaves.items()
     ]
     count = sum(math.prod(shape) for shape in random.values())
-    return Table(("parameter", "shape", ""), rows, caption=f"{title}, {count:,} random numbers")
+    return core.Table(
+        ("parameter", "shape", ""), rows, caption=f"{title}, {count:,} random numbers"
+    )
 
 
-@validate(diagonal=boolean)
+@core.validate(diagonal=core.boolean)
 def to_gaussians(posterior: Any, *, diagonal: bool = False) -> Any:
     """Hands a posterior over to `jaxeff.moments`: the mean and variance of every parameter.
 
@@ -236,7 +223,7 @@ def prepare_draws(key: PRNGKeyArray, posterior: Any, n: int) -> tuple[Any, Calla
     return jax.random.split(key, n), lambda k: draw(k, posterior)
 
 
-@validate(posterior=posterior_like, n=static_integer())
+@core.validate(posterior=core.posterior_like, n=core.static_integer())
 def sample(key: PRNGKeyArray, posterior: Any, n: int) -> Any:
     """Draws parameters.
 
@@ -253,7 +240,7 @@ def sample(key: PRNGKeyArray, posterior: Any, n: int) -> Any:
     return jax.vmap(at)(entries)
 
 
-@validate(posterior=posterior_like)
+@core.validate(posterior=core.posterior_like)
 def draw(key: PRNGKeyArray, posterior: Any) -> Any:
     """Draws one set of parameters.
 
@@ -276,7 +263,7 @@ def draw(key: PRNGKeyArray, posterior: Any) -> Any:
     return jax.tree.unflatten(treedef, drawn)
 
 
-@validate()
+@core.validate()
 def check_posterior(posterior: Any, params: Any) -> None:
     """Checks that a posterior is over the parameters of a model.
 
@@ -290,7 +277,7 @@ def check_posterior(posterior: Any, params: Any) -> None:
     """
     # Every kind of posterior has draws in the shape of parameters; none is computed.
     shapes = jax.eval_shape(lambda p: draw(jax.random.key(0), p), _checked(posterior))
-    given, expected = named_leaves(shapes), named_leaves(params)
+    given, expected = model.named_leaves(shapes), model.named_leaves(params)
     for path in [*expected, *given]:
         if path not in given:
             raise ValueError(f"the posterior is of another model: it has no {path}")
@@ -354,9 +341,9 @@ class MixturePosterior:
         return len(self.members)
 
     @property
-    def likelihood(self) -> Likelihood | None:
+    def likelihood(self) -> model.Likelihood | None:
         """The likelihood of the outputs, if a member has one."""
-        return carried_likelihood(*self.members)
+        return model.carried_likelihood(*self.members)
 
     def gaussians(self) -> Any:
         """Stacks every member's Gaussians into one pytree, with a first axis of members."""
@@ -399,7 +386,7 @@ def _drawn(key: PRNGKeyArray, member: Any) -> Any:
     return jax.tree.map(jnp.asarray, member)
 
 
-@validate(args=input_batch)
+@core.validate(args=core.input_batch)
 def predict(
     key: PRNGKeyArray,
     f: Callable[..., Any],
@@ -429,11 +416,11 @@ def predict(
         ValueError: ``samples`` or ``chunk`` is below 1, or ``f`` refuses the weights because the
             posterior belongs to another model.
     """
-    check_key("predict: key", key)
-    check_function("predict: f", f)
+    core.check_key("predict: key", key)
+    core.check_function("predict: f", f)
     for name, value in (("samples", samples), ("chunk", chunk)):
         if value is not None:
-            check_count(name, value)
+            core.check_count(name, value)
     return _predict(key, posterior, args, f=f, samples=samples, chunk=chunk)
 
 

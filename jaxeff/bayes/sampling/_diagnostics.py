@@ -42,13 +42,7 @@ from numpyro.distributions import CategoricalLogits, CategoricalProbs, Distribut
 from scipy.special import ndtri
 from scipy.stats import rankdata
 
-from jaxeff.bayes.posteriors import (
-    Draws,
-    Likelihood,
-    predict,
-    require_likelihood,
-    resolve_likelihood,
-)
+from jaxeff.bayes import posteriors
 from jaxeff.core import Table, input_batch, instance_of, real_array, shown_as_table, validate
 
 RHAT = 1.05
@@ -111,18 +105,18 @@ def mixing(values: Float[Any, "chains draws *shape"]) -> Mixing:
     return Mixing(rhat, ess)
 
 
-@validate(posterior=instance_of(Draws))
-def parameter_mixing(posterior: Draws) -> dict[str, Mixing]:
+@validate(posterior=instance_of(posteriors.Draws))
+def parameter_mixing(posterior: posteriors.Draws) -> dict[str, Mixing]:
     """Computes R-hat and effective sample size of each random parameter, by path."""
     return {path: mixing(values) for path, values in posterior.random.items()}
 
 
-@validate(posterior=instance_of(Draws), inputs=input_batch)
+@validate(posterior=instance_of(posteriors.Draws), inputs=input_batch)
 def prediction_mixing(
     f: Callable[..., Any],
-    posterior: Draws,
+    posterior: posteriors.Draws,
     *inputs: Any,
-    likelihood: Likelihood | None = None,
+    likelihood: posteriors.Likelihood | None = None,
     chunk: int = 1,
 ) -> Mixing:
     """Computes R-hat and effective sample size of predictions.
@@ -139,8 +133,8 @@ def prediction_mixing(
         Of shape ``[inputs]``, ``[inputs, targets]`` or ``[inputs, classes]``. Probabilities that
         hardly vary (`SETTLED`) have an R-hat of NaN.
     """
-    likelihood = require_likelihood("prediction_mixing", likelihood, posterior)
-    outputs = predict(jax.random.key(0), f, posterior, *inputs, chunk=chunk)
+    likelihood = posteriors.require_likelihood("prediction_mixing", likelihood, posterior)
+    outputs = posteriors.predict(jax.random.key(0), f, posterior, *inputs, chunk=chunk)
     means = _means(outputs, likelihood=likelihood)
     means = np.reshape(means, (posterior.chains, posterior.draws_per_chain, *means.shape[1:]))
     # Of predictions: weights of exchanged hidden units differ where the functions agree.
@@ -178,8 +172,8 @@ def _normal_ranks(values: np.ndarray) -> np.ndarray:
 
 
 @partial(jax.jit, static_argnames=("likelihood",))
-def _means(outputs: Any, *, likelihood: Likelihood) -> Any:
-    return jax.vmap(lambda one: _mean(resolve_likelihood(likelihood)(one)))(outputs)
+def _means(outputs: Any, *, likelihood: posteriors.Likelihood) -> Any:
+    return jax.vmap(lambda one: _mean(posteriors.resolve_likelihood(likelihood)(one)))(outputs)
 
 
 def _mean(distribution: Distribution) -> Any:
@@ -217,14 +211,14 @@ class MCMCResult:
         seconds: Wall time of warm-up, compilation included, and of sampling.
     """
 
-    posterior: Draws
+    posterior: posteriors.Draws
     stats: dict[str, Float[np.ndarray, "chains iterations"]]
     warmup_stats: dict[str, Float[np.ndarray, "chains warmup"]]
     predictions: Mixing | None
     seconds: tuple[float, float]
 
     @property
-    def likelihood(self) -> Likelihood | None:
+    def likelihood(self) -> posteriors.Likelihood | None:
         """The likelihood of the outputs of the sampled function."""
         return self.posterior.likelihood
 

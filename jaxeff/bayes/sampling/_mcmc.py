@@ -65,67 +65,39 @@ import numpy as np
 from jax.flatten_util import ravel_pytree
 from jax.sharding import Mesh
 
-from jaxeff.bayes.posteriors import (
-    Draws,
-    Likelihood,
-    Prior,
-    Scales,
-    check_data,
-    check_targets,
-    likelihood_name,
-    named_leaves,
-    prior_scales,
-    random_part,
-)
+from jaxeff import core
+from jaxeff.bayes import posteriors
+from jaxeff.bayes.posteriors import prior_scales
+from jaxeff.bayes.sampling import _kernels as kernels
+from jaxeff.bayes.sampling import _program
 from jaxeff.bayes.sampling._diagnostics import ConvergenceWarning, MCMCResult, prediction_mixing
-from jaxeff.bayes.sampling._kernels import (
-    Iteration,
-    LogDensity,
-    MarkovKernel,
-    as_kernel,
-    describe_kernel,
-)
-from jaxeff.bayes.sampling._program import (
-    AXIS,
-    Chains,
-    CompiledSampler,
-    SamplingProblem,
-    start,
-    to_vectors,
-)
 from jaxeff.bayes.sampling._run import ChainStore, Trace, run_chains, starting_points
-from jaxeff.core import (
-    non_negative,
-    static_integer,
-    supervised_data,
-    validate,
-)
 from jaxeff.store import Resume, describe_arrays, describe_computation, run_identity
 from jaxeff.training import count_examples
 
 _MONITORED = 100
 
 
-@validate(
-    data=supervised_data,
-    warmup=static_integer(0),
-    chains=static_integer(),
-    thin=static_integer(),
-    jitter=non_negative,
+@core.validate(
+    data=core.supervised_data,
+    warmup=core.static_integer(0),
+    chains=core.static_integer(),
+    thin=core.static_integer(),
+    jitter=core.non_negative,
 )
 def mcmc(
     key: jax.Array,
     f: Callable[..., Any],
     params: Any,
     data: tuple[Any, ...],
-    kernel: MarkovKernel | Callable[[LogDensity], blackjax.SamplingAlgorithm],
+    kernel: kernels.MarkovKernel | Callable[[kernels.LogDensity], blackjax.SamplingAlgorithm],
     *,
     warmup: int = 1000,
     samples: int = 1000,
     chains: int = 4,
     thin: int = 1,
-    likelihood: Likelihood = "categorical",
-    prior: Prior = "fan_in",
+    likelihood: posteriors.Likelihood = "categorical",
+    prior: posteriors.Prior = "fan_in",
     shared: tuple[Any, ...] = (),
     init: Any = None,
     jitter: float = 0.1,
@@ -191,33 +163,35 @@ def mcmc(
     Warns:
         ConvergenceWarning: The chains disagree, diverge or are stuck.
     """
-    sampler = as_kernel(kernel)
-    check_data(params, data)
-    check_targets(lambda p, *inputs: f(p, *inputs, *shared), params, data, likelihood)
+    sampler = kernels.as_kernel(kernel)
+    posteriors.check_data(params, data)
+    posteriors.check_targets(lambda p, *inputs: f(p, *inputs, *shared), params, data, likelihood)
     _check_batch(sampler, data)
     # Checks come first: an error inside the compiled program would name no argument.
     scales = prior_scales(prior, params, f, *data[:-1], *shared)
-    problem = jax.tree.map(jnp.asarray, SamplingProblem(params, scales, data, shared))
+    problem = jax.tree.map(jnp.asarray, _program.SamplingProblem(params, scales, data, shared))
     # Vectorized chains all take as many steps as the longest trajectory: worth it on
     # accelerators.
     together = jax.default_backend() != "cpu" if vectorized is None else vectorized
-    program = CompiledSampler(f, likelihood, sampler, _mesh(chains, devices), together)
+    program = _program.CompiledSampler(f, likelihood, sampler, _mesh(chains, devices), together)
     # The starts have a key of their own: iterations depend on the other one only.
     start_key, key = jax.random.split(key)
     starts = starting_points(start_key, params, scales, chains, init, jitter)
-    state = start(key, to_vectors(starts), problem, program=program)
+    state = _program.start(key, _program.to_vectors(starts), problem, program=program)
     _check_start(state)
     store = None
     if checkpoint is not None:
         described = {
             **(settings or {}),
-            "kernel": describe_kernel(sampler),
-            "likelihood": likelihood_name(likelihood),
+            "kernel": kernels.describe_kernel(sampler),
+            "likelihood": posteriors.likelihood_name(likelihood),
             "warmup": warmup,
             "chains": chains,
             "thin": thin,
             "prior": scales,
-            "parameters": {path: np.shape(leaf) for path, leaf in named_leaves(params).items()},
+            "parameters": {
+                path: np.shape(leaf) for path, leaf in posteriors.named_leaves(params).items()
+            },
         }
         # Functions can't be compared, so the run is known by its starts and by what it computes.
         identity = run_identity(key, {"data": problem.data, "shared": problem.shared}, described, {
@@ -284,33 +258,41 @@ def _mesh(chains: int, devices: Sequence[Any] | None) -> Mesh | None:
     if devices is None and count == len(processes) == 1:
         return None
     by_process = [[device for device in available if device.process_index == i] for i in processes]
-    return Mesh(np.array([device for part in by_process for device in part[:count]]), (AXIS,))
+    return Mesh(
+        np.array([device for part in by_process for device in part[:count]]), (_program.AXIS,)
+    )
 
 
-def _draws(trace: Trace, params: Any, scales: Scales, likelihood: Likelihood) -> Draws:
-    _, unravel = ravel_pytree(random_part(params, scales))
+def _draws(
+    trace: Trace, params: Any, scales: posteriors.Scales, likelihood: posteriors.Likelihood
+) -> posteriors.Draws:
+    _, unravel = ravel_pytree(posteriors.random_part(params, scales))
     # Traces are written draw by draw; results are by chain.
     positions = jnp.swapaxes(trace.positions, 0, 1)
-    return Draws(jax.vmap(jax.vmap(unravel))(positions), params, likelihood)
+    return posteriors.Draws(jax.vmap(jax.vmap(unravel))(positions), params, likelihood)
 
 
-def _fixed(params: Any, scales: Scales) -> dict[str, Any]:
+def _fixed(params: Any, scales: posteriors.Scales) -> dict[str, Any]:
     """Selects the parameters without a prior: only their values matter to a run."""
-    return {path: leaf for path, leaf in named_leaves(params).items() if scales[path] is None}
+    return {
+        path: leaf for path, leaf in posteriors.named_leaves(params).items() if scales[path] is None
+    }
 
 
 def _describe_functions(
-    program: CompiledSampler, points: Any, problem: SamplingProblem
+    program: _program.CompiledSampler, points: Any, problem: _program.SamplingProblem
 ) -> dict[str, Any]:
     """Describes what chains compute: the density, and what settings of the kernel don't tell."""
 
-    def density(position: Any, problem: SamplingProblem) -> Any:
+    def density(position: Any, problem: _program.SamplingProblem) -> Any:
         # With the gradient, which samplers follow: it may be a custom one.
         return jax.value_and_grad(program.log_density(problem))(position, problem.data)
 
-    def step(key: Any, point: Any, problem: SamplingProblem) -> Any:
+    def step(key: Any, point: Any, problem: _program.SamplingProblem) -> Any:
         log_density = partial(program.log_density(problem), data=problem.data)
-        return program.kernel.step(Iteration(jnp.int32(0), key, key), point, log_density, None)
+        return program.kernel.step(
+            kernels.Iteration(jnp.int32(0), key, key), point, log_density, None
+        )
 
     point = jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape[1:], a.dtype), points)
     parts = {"log-density": describe_computation(density, point.position, problem)}
@@ -322,7 +304,7 @@ def _describe_functions(
     return parts
 
 
-def _check_batch(kernel: MarkovKernel, data: tuple[Any, ...]) -> None:
+def _check_batch(kernel: kernels.MarkovKernel, data: tuple[Any, ...]) -> None:
     examples = count_examples(data)
     if kernel.batch_size is not None and kernel.batch_size > examples:
         raise ValueError(
@@ -330,7 +312,7 @@ def _check_batch(kernel: MarkovKernel, data: tuple[Any, ...]) -> None:
         )
 
 
-def _check_start(chains: Chains) -> None:
+def _check_start(chains: _program.Chains) -> None:
     # Without a finite energy to compare with, a trajectory can't be judged.
     finite = np.ones(len(chains.number), bool)
     for leaf in jax.tree.leaves(chains.point):

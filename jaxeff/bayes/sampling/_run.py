@@ -16,26 +16,8 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import PRNGKeyArray
 
-from jaxeff.bayes.posteriors import (
-    Posterior,
-    Random,
-    Scales,
-    check_posterior,
-    draw_prior,
-    named_leaves,
-    random_part,
-    sample,
-)
+from jaxeff.bayes import posteriors
 from jaxeff.bayes.sampling import _program as warmup
-from jaxeff.bayes.sampling._program import (
-    BlockRecord,
-    Chains,
-    CompiledSampler,
-    SamplingProblem,
-    copied,
-    run_block,
-    spread,
-)
 from jaxeff.core import from_writer, is_writer, progress_bar, to_host
 from jaxeff.moment_propagation import is_gaussian
 from jaxeff.store import (
@@ -77,7 +59,9 @@ class ChainStore:
         if is_writer(self._together):
             self._state.unlink(missing_ok=True)
 
-    def load(self, like: Chains, force: bool = False) -> tuple[Chains, int, list[Trace]] | None:
+    def load(
+        self, like: warmup.Chains, force: bool = False
+    ) -> tuple[warmup.Chains, int, list[Trace]] | None:
         """Reads the run so far.
 
         Args:
@@ -92,7 +76,9 @@ class ChainStore:
         """
         return from_writer(lambda: self._read(like, force), self._together)
 
-    def _read(self, like: Chains, force: bool) -> tuple[Chains, int, list[Trace]] | None:
+    def _read(
+        self, like: warmup.Chains, force: bool
+    ) -> tuple[warmup.Chains, int, list[Trace]] | None:
         path = self._state
         if not path.exists():
             return None
@@ -113,7 +99,7 @@ class ChainStore:
             raise CheckpointError(f"the chains in {self._folder} are incomplete: {error}") from None
         return state, metadata["iterations"], traces
 
-    def append(self, state: Chains, iterations: int, trace: Trace) -> None:
+    def append(self, state: warmup.Chains, iterations: int, trace: Trace) -> None:
         """Keeps a block of iterations.
 
         Args:
@@ -152,9 +138,9 @@ class ChainsDivergedError(FloatingPointError):
 
 def run_chains(
     key: PRNGKeyArray,
-    program: CompiledSampler,
-    problem: SamplingProblem,
-    start: Chains,
+    program: warmup.CompiledSampler,
+    problem: warmup.SamplingProblem,
+    start: warmup.Chains,
     *,
     warmup_iterations: int,
     samples: int,
@@ -199,7 +185,7 @@ def run_chains(
     elif store is not None and (kept := store.load(start, force=resume == "force")) is not None:
         state, done, traces = kept
     # Placed once: a block would copy the data to all devices again.
-    state, (key, problem) = spread(program, state), copied(program, (key, problem))
+    state, (key, problem) = warmup.spread(program, state), warmup.copied(program, (key, problem))
 
     # One iteration first: it compiles, and the clock then tells how long blocks may be.
     count, divergences = 1, sum(_divergences(trace) for trace in traces)
@@ -210,7 +196,9 @@ def run_chains(
             left = (warmup_iterations if done < warmup_iterations else total) - done
             count = min(count, left)
             now = phases[done : done + block]
-            state, recorded = run_block(key, state, done, count, now, problem, program=program)
+            state, recorded = warmup.run_block(
+                key, state, done, count, now, problem, program=program
+            )
             trace = _kept(to_host(recorded), count, done - warmup_iterations, thin)
             each = _seconds(began, program) / count
             traces.append(trace._replace(seconds=np.full(count, each)))
@@ -229,12 +217,12 @@ def run_chains(
     return jax.tree.map(lambda a: a[:total], trace)._replace(positions=trace.positions[:samples])
 
 
-def _seconds(began: float, program: CompiledSampler) -> float:
+def _seconds(began: float, program: warmup.CompiledSampler) -> float:
     """Measures time by one clock for all processes, whose blocks must have one length."""
     return from_writer(lambda: time.perf_counter() - began, program.together)
 
 
-def _kept(recorded: BlockRecord, count: int, sampled: int, thin: int) -> Trace:
+def _kept(recorded: warmup.BlockRecord, count: int, sampled: int, thin: int) -> Trace:
     """Selects what to keep of a block that begins at iteration `sampled` of sampling."""
     number = sampled + np.arange(count)
     # The last of every `thin`, so that statistics of kept draws are every `thin`-th, too.
@@ -261,7 +249,7 @@ def _line(trace: Trace, warming: bool, divergences: int) -> str:
     return "  ".join(["warm-up" if warming else "sampling", *texts])
 
 
-def _check_finite(state: Chains, done: int) -> None:
+def _check_finite(state: warmup.Chains, done: int) -> None:
     finite = np.isfinite(np.asarray(state.point.position)).all(1)
     if not finite.all():
         raise ChainsDivergedError(
@@ -271,8 +259,8 @@ def _check_finite(state: Chains, done: int) -> None:
 
 
 def starting_points(
-    key: PRNGKeyArray, params: Any, scales: Scales, chains: int, init: Any, jitter: float
-) -> Random:
+    key: PRNGKeyArray, params: Any, scales: posteriors.Scales, chains: int, init: Any, jitter: float
+) -> posteriors.Random:
     """Chooses a start for each chain.
 
     Args:
@@ -293,24 +281,28 @@ def starting_points(
     if init is None:
         return _prior_draws(key, params, scales, chains)
     leaves = jax.tree.leaves(init, is_leaf=is_gaussian)
-    if isinstance(init, Posterior) or any(is_gaussian(leaf) for leaf in leaves):
-        check_posterior(init, params)
-        return random_part(sample(key, init, chains), scales)
+    if isinstance(init, posteriors.Posterior) or any(is_gaussian(leaf) for leaf in leaves):
+        posteriors.check_posterior(init, params)
+        return posteriors.random_part(posteriors.sample(key, init, chains), scales)
     if _leads_with_chains(init, params, chains):
-        return random_part(init, scales)
-    center = random_part(init, scales)
+        return posteriors.random_part(init, scales)
+    center = posteriors.random_part(init, scales)
     # In the prior's units: parameters of all layers are spread on their own scales.
     noise = _prior_draws(key, params, scales, chains)
     return {path: center[path] + jitter * noise[path] for path in center}
 
 
 @partial(jax.jit, static_argnames=("chains",))
-def _prior_draws(key: PRNGKeyArray, params: Any, scales: Scales, chains: int) -> Random:
-    return jax.vmap(lambda k: draw_prior(k, params, scales))(jax.random.split(key, chains))
+def _prior_draws(
+    key: PRNGKeyArray, params: Any, scales: posteriors.Scales, chains: int
+) -> posteriors.Random:
+    return jax.vmap(lambda k: posteriors.draw_prior(k, params, scales))(
+        jax.random.split(key, chains)
+    )
 
 
 def _leads_with_chains(init: Any, params: Any, chains: int) -> bool:
-    starts, expected = named_leaves(init), named_leaves(params)
+    starts, expected = posteriors.named_leaves(init), posteriors.named_leaves(params)
     if starts.keys() != expected.keys():
         path = next(iter(starts.keys() ^ expected.keys()))
         raise ValueError(

@@ -36,14 +36,7 @@ from numpyro.distributions.flows import InverseAutoregressiveTransform
 from numpyro.distributions.transforms import AffineTransform, PermuteTransform, Transform
 from numpyro.nn import AutoregressiveNN
 
-from jaxeff.bayes.posteriors import (
-    Likelihood,
-    Random,
-    Scales,
-    named_leaves,
-    parameter_table,
-    with_random,
-)
+from jaxeff.bayes import posteriors
 from jaxeff.core import Count, Setting, Table, shown_as_table
 from jaxeff.moment_propagation import Gaussian
 
@@ -63,20 +56,20 @@ def own_arrays(params: Any) -> Any:
 class MeanField:
     """Independent Gaussians; the posterior is a pytree of `jaxeff.Gaussian`."""
 
-    def start(self, key: PRNGKeyArray, params: Any, stds: Random) -> dict[str, Any]:
+    def start(self, key: PRNGKeyArray, params: Any, stds: posteriors.Random) -> dict[str, Any]:
         """Implements `Guide.start`; nothing about it is random."""
         raw = {path: inverse_softplus(std) for path, std in stds.items()}
         return {"mean": own_arrays(params), "raw": raw}
 
     def draw(
-        self, key: PRNGKeyArray, numbers: dict[str, Any], scales: Scales
+        self, key: PRNGKeyArray, numbers: dict[str, Any], scales: posteriors.Scales
     ) -> tuple[Any, Float[Array, ""]]:
         """Implements `Guide.draw`; the divergence is in closed form.
 
         The noise of all parameters is one vector: a random draw for each would make the training
         step several times slower to compile.
         """
-        means, raws = named_leaves(numbers["mean"]), numbers["raw"]
+        means, raws = posteriors.named_leaves(numbers["mean"]), numbers["raw"]
         sizes = [raw.size for raw in raws.values()]
         noise = jnp.split(jax.random.normal(key, (sum(sizes),)), np.cumsum(sizes)[:-1])
         random, divergence = {}, jnp.zeros(())
@@ -86,20 +79,20 @@ class MeanField:
             random[path] = mean + std * part.reshape(mean.shape).astype(mean.dtype)
             prior = dist.Normal(0.0, scales[path])
             divergence += dist.kl_divergence(dist.Normal(mean, std), prior).sum()
-        return with_random(numbers["mean"], random), divergence
+        return posteriors.with_random(numbers["mean"], random), divergence
 
-    def posterior(self, numbers: dict[str, Any], scales: Scales) -> Any:
+    def posterior(self, numbers: dict[str, Any], scales: posteriors.Scales) -> Any:
         """Implements `Guide.posterior`."""
         return _gaussians(numbers)
 
 
 @jax.jit
 def _gaussians(numbers: dict[str, Any]) -> Any:
-    means, raws = named_leaves(numbers["mean"]), numbers["raw"]
+    means, raws = posteriors.named_leaves(numbers["mean"]), numbers["raw"]
     gaussians = {
         path: Gaussian(means[path], jax.nn.softplus(raw) ** 2) for path, raw in raws.items()
     }
-    return with_random(numbers["mean"], gaussians)
+    return posteriors.with_random(numbers["mean"], gaussians)
 
 
 Vector = Float[Array, "size"]
@@ -122,14 +115,14 @@ class Family(Protocol):
 class CorrelatedGuide(Setting):
     """Base of guides over a vector; a subclass is a `Family`."""
 
-    def start(self: Any, key: PRNGKeyArray, params: Any, stds: Random) -> dict[str, Any]:
+    def start(self: Any, key: PRNGKeyArray, params: Any, stds: posteriors.Random) -> dict[str, Any]:
         """Implements `Guide.start`."""
         std, _ = ravel_pytree(stds)
         shape = self.shape(key, std.size, std.dtype)
         return {"mean": own_arrays(params), "raw": inverse_softplus(std), **shape}
 
     def draw(
-        self: Any, key: PRNGKeyArray, numbers: dict[str, Any], scales: Scales
+        self: Any, key: PRNGKeyArray, numbers: dict[str, Any], scales: posteriors.Scales
     ) -> tuple[Any, Float[Array, ""]]:
         """Implements `Guide.draw`; in closed form where the family has an entropy."""
         posterior = self.posterior(numbers, scales)
@@ -145,7 +138,9 @@ class CorrelatedGuide(Setting):
         divergence = _divergence(of_vector, prior, vector, intermediates)
         return posterior.params_at(vector), divergence
 
-    def posterior(self: Any, numbers: dict[str, Any], scales: Scales) -> "CorrelatedPosterior":
+    def posterior(
+        self: Any, numbers: dict[str, Any], scales: posteriors.Scales
+    ) -> "CorrelatedPosterior":
         """Implements `Guide.posterior`."""
         paths = tuple(path for path, scale in scales.items() if scale is not None)
         return CorrelatedPosterior(numbers, self, paths)
@@ -180,11 +175,11 @@ class CorrelatedPosterior:
     numbers: dict[str, Any]
     guide: Any = field(metadata={"static": True})
     paths: tuple[str, ...] = field(metadata={"static": True})
-    likelihood: Likelihood | None = field(default=None, metadata={"static": True})
+    likelihood: posteriors.Likelihood | None = field(default=None, metadata={"static": True})
 
     def _table(self) -> Table:
         shapes = {path: np.shape(leaf) for path, leaf in self.random_of_mean().items()}
-        return parameter_table(f"{self.guide!r}", self.numbers["mean"], shapes)
+        return posteriors.parameter_table(f"{self.guide!r}", self.numbers["mean"], shapes)
 
     def draws(self, key: PRNGKeyArray, n: int) -> tuple[Any, Any]:
         """Implements `jaxeff.bayes.Posterior.draws`."""
@@ -208,7 +203,7 @@ class CorrelatedPosterior:
         _, unravel = ravel_pytree(self.random_of_mean())
         means, variances = unravel(mean), unravel(var)
         gaussians = {path: Gaussian(means[path], variances[path]) for path in self.paths}
-        return with_random(self.numbers["mean"], gaussians)
+        return posteriors.with_random(self.numbers["mean"], gaussians)
 
     def distribution(self) -> dist.Distribution:
         """Makes the distribution of the random parameters as one vector, ordered by path."""
@@ -217,15 +212,15 @@ class CorrelatedPosterior:
         mean, _ = ravel_pytree(self.random_of_mean())
         return self.guide.distribution(mean, jax.nn.softplus(rest.pop("raw")), rest)
 
-    def random_of_mean(self) -> Random:
+    def random_of_mean(self) -> posteriors.Random:
         """Returns the centres of the random parameters, by path."""
-        leaves = named_leaves(self.numbers["mean"])
+        leaves = posteriors.named_leaves(self.numbers["mean"])
         return {path: leaves[path] for path in self.paths}
 
     def params_at(self, vector: Vector) -> Any:
         """Makes all parameters, the random ones from a vector."""
         _, unravel = ravel_pytree(self.random_of_mean())
-        return with_random(self.numbers["mean"], unravel(vector))
+        return posteriors.with_random(self.numbers["mean"], unravel(vector))
 
 
 LARGEST = 2**30
@@ -268,7 +263,9 @@ def low_rank_posterior(
         factor: The dependent part.
     """
     numbers = {"mean": mean, "raw": inverse_softplus(std), "factor": factor / std[:, None]}
-    return CorrelatedPosterior(numbers, LowRank(factor.shape[1]), tuple(named_leaves(mean)))
+    return CorrelatedPosterior(
+        numbers, LowRank(factor.shape[1]), tuple(posteriors.named_leaves(mean))
+    )
 
 
 @dataclass(frozen=True)
@@ -363,7 +360,7 @@ class Guide(Protocol):
     that are trained like the others.
     """
 
-    def start(self, key: PRNGKeyArray, params: Any, stds: Random) -> Any:
+    def start(self, key: PRNGKeyArray, params: Any, stds: posteriors.Random) -> Any:
         """Makes the numbers that training starts from.
 
         Args:
@@ -375,7 +372,9 @@ class Guide(Protocol):
             ValueError: The family is too large for that many random parameters.
         """
 
-    def draw(self, key: PRNGKeyArray, numbers: Any, scales: Scales) -> tuple[Any, Float[Array, ""]]:
+    def draw(
+        self, key: PRNGKeyArray, numbers: Any, scales: posteriors.Scales
+    ) -> tuple[Any, Float[Array, ""]]:
         """Draws parameters, differentiably.
 
         Args:
@@ -388,7 +387,7 @@ class Guide(Protocol):
             in closed form, or estimated without bias at this draw.
         """
 
-    def posterior(self, numbers: Any, scales: Scales) -> Any:
+    def posterior(self, numbers: Any, scales: posteriors.Scales) -> Any:
         """Returns the member of the family as a posterior (see `jaxeff.bayes.posteriors`)."""
 
 

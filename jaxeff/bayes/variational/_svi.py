@@ -49,42 +49,10 @@ import numpy as np
 import optax
 from jaxtyping import Array, Float, PRNGKeyArray
 
-from jaxeff.bayes.posteriors import (
-    Likelihood,
-    Prior,
-    Random,
-    Scales,
-    check_data,
-    check_likelihood,
-    is_posterior,
-    likelihood_name,
-    named_leaves,
-    parameter_table,
-    prior_scales,
-    random_part,
-    resolve_likelihood,
-    to_gaussians,
-)
+from jaxeff import core
+from jaxeff.bayes import posteriors
+from jaxeff.bayes.posteriors import prior_scales
 from jaxeff.bayes.variational._guides import CorrelatedPosterior, Guide, resolve_guide
-from jaxeff.core import (
-    Table,
-    any_of,
-    check_count,
-    check_examples,
-    check_function,
-    check_key,
-    check_number,
-    check_params,
-    forwards,
-    function_of_form,
-    non_negative,
-    positive,
-    posterior_like,
-    shown_as_table,
-    static_integer,
-    supervised_data,
-    validate,
-)
 from jaxeff.moment_propagation import is_gaussian
 from jaxeff.store import run_identity
 from jaxeff.training import RunOptions, TrainState, describe_training, init, make_epoch, run_epochs
@@ -96,7 +64,7 @@ START = 2**32 - 1
 """Folded into a run's key to start the guide; the epochs have the numbers below."""
 
 
-@shown_as_table
+@core.shown_as_table
 class SVIResult(NamedTuple):
     """A trained posterior.
 
@@ -111,15 +79,15 @@ class SVIResult(NamedTuple):
 
     posterior: Any
     history: list[dict[str, Any]]
-    likelihood: Likelihood | None = None
+    likelihood: posteriors.Likelihood | None = None
 
     @property
     def losses(self) -> np.ndarray:
         """The objective per example of each epoch, in nats, ``[epochs]``."""
         return np.array([record["loss"] for record in self.history])
 
-    def _table(self) -> Table:
-        gaussians = named_leaves(to_gaussians(self.posterior), is_gaussian)
+    def _table(self) -> core.Table:
+        gaussians = posteriors.named_leaves(posteriors.to_gaussians(self.posterior), is_gaussian)
         random = {path: leaf.shape for path, leaf in gaussians.items() if is_gaussian(leaf)}
         epochs = f"{len(self.history)} epochs"
         if self.history:
@@ -130,16 +98,18 @@ class SVIResult(NamedTuple):
                 if name in last
             )
         fixed = {path: leaf for path, leaf in gaussians.items() if path not in random}
-        return parameter_table(f"SVI: {epochs}", {**fixed, **dict.fromkeys(random, 0)}, random)
+        return posteriors.parameter_table(
+            f"SVI: {epochs}", {**fixed, **dict.fromkeys(random, 0)}, random
+        )
 
 
 def start_from(
     params: Any,
-    prior: Prior,
+    prior: posteriors.Prior,
     init_scale: float,
     f: Callable[..., Any] | None = None,
     inputs: tuple[Any, ...] = (),
-) -> tuple[Any, dict[str, float | None], Random]:
+) -> tuple[Any, dict[str, float | None], posteriors.Random]:
     """Starts a guide at parameters, or at the moments of another posterior.
 
     Args:
@@ -155,20 +125,20 @@ def start_from(
     Raises:
         ValueError: The scale isn't positive, or the prior doesn't fit the parameters.
     """
-    check_number("init_scale", init_scale, above=0)
-    given = to_gaussians(params) if is_posterior(params) else params
-    check_params("params", given)
+    core.check_number("init_scale", init_scale, above=0)
+    given = posteriors.to_gaussians(params) if posteriors.is_posterior(params) else params
+    core.check_params("params", given)
     means = jax.tree.map(
         lambda leaf: leaf.mean if is_gaussian(leaf) else leaf, given, is_leaf=is_gaussian
     )
     scales = prior_scales(prior, means, f if inputs else None, *inputs)
-    leaves = named_leaves(given, is_leaf=is_gaussian)
+    leaves = posteriors.named_leaves(given, is_leaf=is_gaussian)
     stds = {
         # At least `init_scale`: draws that agree in a number leave it no spread to start from.
         path: jnp.maximum(leaves[path].std, init_scale)
         if is_gaussian(leaves[path])
         else jnp.full_like(mean, init_scale)
-        for path, mean in random_part(means, scales).items()
+        for path, mean in posteriors.random_part(means, scales).items()
     }
     return means, scales, stds
 
@@ -176,7 +146,7 @@ def start_from(
 def make_loss(
     f: Callable[..., Any],
     guide: Guide,
-    scales: Scales,
+    scales: posteriors.Scales,
     of_outputs: Loss,
     schedule: optax.Schedule,
     examples: int,
@@ -228,9 +198,9 @@ def train(
     data: tuple[Any, ...],
     of_outputs: Loss,
     *,
-    likelihood: Likelihood,
+    likelihood: posteriors.Likelihood,
     guide: Guide,
-    scales: Scales,
+    scales: posteriors.Scales,
     epochs: int,
     batch_size: int,
     kl: float | optax.Schedule,
@@ -266,7 +236,7 @@ def train(
     Returns:
         The posterior and the history of the training.
     """
-    check_count("particles", particles)
+    core.check_count("particles", particles)
     examples = len(jax.tree.leaves(data)[0])
     steps = epochs * (examples // max(batch_size, 1))
     # Annealed from zero: a full KL term pulls an untrained network to the prior before it
@@ -288,7 +258,7 @@ def train(
             "batch_size": batch_size,
             "particles": particles,
             "prior": scales,
-            "likelihood": likelihood_name(likelihood),
+            "likelihood": posteriors.likelihood_name(likelihood),
             "guide": repr(guide),
             # A schedule is known by its values at nine points of the run.
             "kl": [float(schedule(step)) for step in np.linspace(0, steps, 9).astype(int)],
@@ -323,7 +293,7 @@ class CollapseWarning(UserWarning):
     """A posterior that is about the prior, with predictions that ignore the inputs."""
 
 
-def guess_nll(likelihood: Likelihood, targets: Any) -> float | None:
+def guess_nll(likelihood: posteriors.Likelihood, targets: Any) -> float | None:
     """Computes the NLL of the best prediction that ignores the inputs.
 
     Args:
@@ -371,15 +341,15 @@ def warn_if_collapsed(record: Mapping[str, Any], guess: float | None, size: int)
     )
 
 
-@validate(
-    kl=any_of(function_of_form("kl(step)"), non_negative),
-    params=posterior_like,
-    data=supervised_data,
-    init_scale=positive,
-    particles=static_integer(),
-    eval_fn=function_of_form("eval_fn(posterior)"),
+@core.validate(
+    kl=core.any_of(core.function_of_form("kl(step)"), core.non_negative),
+    params=core.posterior_like,
+    data=core.supervised_data,
+    init_scale=core.positive,
+    particles=core.static_integer(),
+    eval_fn=core.function_of_form("eval_fn(posterior)"),
 )
-@forwards(run_epochs, RunOptions)
+@core.forwards(run_epochs, RunOptions)
 def svi(
     key: jax.Array,
     f: Callable[..., Any],
@@ -389,8 +359,8 @@ def svi(
     epochs: int,
     batch_size: int = 100,
     guide: str | Guide = "mean_field",
-    likelihood: Likelihood = "categorical",
-    prior: Prior = "fan_in",
+    likelihood: posteriors.Likelihood = "categorical",
+    prior: posteriors.Prior = "fan_in",
     kl: float | optax.Schedule = 0.25,
     init_scale: float = 1e-4,
     optimizer: optax.GradientTransformation | None = None,
@@ -447,15 +417,15 @@ def svi(
         CollapseWarning: After half of the epochs or at the end, the posterior is about the prior
             and predicts no better than a guess.
     """
-    check_key("svi: key", key)
-    check_function("svi: f", f)
-    check_examples("data", data)
+    core.check_key("svi: key", key)
+    core.check_function("svi: f", f)
+    core.check_examples("data", data)
     # One batch, whose shapes tell fan-ins.
     inputs = jax.tree.map(lambda leaf: leaf[: max(batch_size, 1)], tuple(data[:-1]))
     params, scales, stds = start_from(params, prior, init_scale, f, inputs)
-    check_data(params, data)
+    posteriors.check_data(params, data)
     if len(jax.tree.leaves(data)[0]) >= batch_size > 0:  # otherwise `run_epochs` says what is wrong
-        check_likelihood(f, params, data, likelihood, batch_size)
+        posteriors.check_likelihood(f, params, data, likelihood, batch_size)
     size = sum(std.size for std in stds.values())
     guess = guess_nll(likelihood, data[-1])
 
@@ -486,9 +456,9 @@ def svi(
     )
 
 
-def mean_nll(likelihood: Likelihood) -> Loss:
+def mean_nll(likelihood: posteriors.Likelihood) -> Loss:
     """Makes the negative log-likelihood per example, averaged over draws."""
-    distribution = resolve_likelihood(likelihood)
+    distribution = posteriors.resolve_likelihood(likelihood)
 
     def nll(outputs: Any, targets: Any) -> Float[Array, ""]:
         # The mean of log-likelihoods, not the log of their mean: the ELBO's expectation over q.

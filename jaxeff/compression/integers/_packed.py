@@ -17,22 +17,8 @@ import numpy as np
 from jax import lax
 from jaxtyping import Array, Float, Int8, UInt8
 
+from jaxeff.compression.integers import _operators as operators
 from jaxeff.compression.integers._layers import Kernel, product_of
-from jaxeff.compression.integers._operators import (
-    HALF_TO_EVEN,
-    LIMIT,
-    MOST_BITS,
-    CodeWidth,
-    IntegerError,
-    biased,
-    guard_bits,
-    is_open,
-    largest_code,
-    levels,
-    q_dense,
-    weight_codes,
-    width,
-)
 from jaxeff.compression.numerics import LayerQuantization, OnGrid, Tensor
 from jaxeff.compression.quantizers import multiples_of
 from jaxeff.core import jax_internals as _compat
@@ -137,7 +123,7 @@ class SparseWeight:
         if not self.by_output:
             values, places = kept_of(kernel.lay_weight(w), mask)
             return {"codes": values, "places": places}
-        codes, steps = weight_codes(self.quantizer.values, w, self.tensor)
+        codes, steps = operators.weight_codes(self.quantizer.values, w, self.tensor)
         values, places = kept_of(kernel.lay_weight(codes), mask)
         units = kernel.lay_weight(jnp.broadcast_to(steps, w.shape))[0]
         return {"codes": values, "places": places, "units": units}
@@ -270,7 +256,7 @@ class PackedWeight:
 
     def made(self, w: Float[Array, "*shape"], kernel: Kernel) -> dict[str, Array]:
         """Computes what is stored: `codes`, `steps` by group and `units` by output."""
-        codes, step = weight_codes(self.quantizer, w, self.tensor)
+        codes, step = operators.weight_codes(self.quantizer, w, self.tensor)
         laid = kernel.lay_weight(codes)
         steps = kernel.lay_weight(jnp.broadcast_to(step, w.shape))[:: self.group]
         arrays = {"codes": packed_codes(laid) if self.bits <= HALF else laid}
@@ -281,18 +267,20 @@ class PackedWeight:
         return {**arrays, "steps": steps.astype(self.steps)}
 
 
-def _form(quantizer: Any, tensor: Tensor, shape: tuple[int, ...]) -> CodeWidth | str:
+def _form(quantizer: Any, tensor: Tensor, shape: tuple[int, ...]) -> operators.CodeWidth | str:
     """Returns the sizes of a weight's codes; or why there is no kernel for them."""
-    largest = largest_code(quantizer, tensor, shape) if isinstance(quantizer, OnGrid) else None
+    largest = (
+        operators.largest_code(quantizer, tensor, shape) if isinstance(quantizer, OnGrid) else None
+    )
     if largest is None:
         method = quantizer.method if is_grouped(quantizer) else quantizer
         return f"a product with weights of {type(method).__name__}"
-    bits = width(quantizer, f"{tensor.site}/{tensor.name}", most=16)
-    if bits > MOST_BITS:
+    bits = operators.width(quantizer, f"{tensor.site}/{tensor.name}", most=16)
+    if bits > operators.MOST_BITS:
         return f"a product with weights of {bits} bits"
     if not largest:
         return "a product with weights on a grid that isn't centred on zero"
-    return CodeWidth(bits, largest)
+    return operators.CodeWidth(bits, largest)
 
 
 def packed_weight(
@@ -324,7 +312,7 @@ def takes_packed(setting: LayerQuantization) -> bool:
 def packed_kernel(layer: Layer) -> Kernel | str:
     """Finds how a layer with packed weights is laid out; or why there is no kernel."""
     kernel = product_of(layer)
-    if not isinstance(kernel, str) and kernel.operator is not q_dense:
+    if not isinstance(kernel, str) and kernel.operator is not operators.q_dense:
         return "quantized by group or in its weights alone and no product with one matrix"
     return kernel
 
@@ -361,19 +349,19 @@ def packed_product(
         y = y if bias is None else y + bias[None]
         return kernel.lay_result(y).astype(dtype)
     quantizer, tensor = grid_of_x
-    bits, most = width(quantizer, layer.site), weight.most or 1
+    bits, most = operators.width(quantizer, layer.site), weight.most or 1
     check_sums(layer.site, kernel.depth, bits, weight, most)
     to = quantizer.uniform_grid(x.astype(jnp.float32), tensor)
     step, lower, upper = (kernel.lay_scale(v, kernel.depth) for v in (to.step, to.lower, to.upper))
-    q = jnp.clip(lax.round(rows / step, HALF_TO_EVEN), lower, upper).astype(jnp.int8)
+    q = jnp.clip(lax.round(rows / step, operators.HALF_TO_EVEN), lower, upper).astype(jnp.int8)
     acc = call(q, *map(stored, weight.operands(of_codes=True)), **at)
     # What is left of the steps once the groups' multiples are in the sums.
     by_output = stored("steps")[0] if units is None else units
-    guard = guard_bits(kernel.depth, bits, weight.largest * most)
+    guard = operators.guard_bits(kernel.depth, bits, weight.largest * most)
     unit = kernel.lay_scale(to.step, acc.shape[-1]) * by_output[None] / 2**guard
     if bias is None:
         return kernel.lay_result(acc.astype(jnp.float32) * unit * 2**guard).astype(dtype)
-    return kernel.lay_result(biased(acc << guard, bias[None], unit)).astype(dtype)
+    return kernel.lay_result(operators.biased(acc << guard, bias[None], unit)).astype(dtype)
 
 
 def check_grids(
@@ -395,21 +383,23 @@ def check_grids(
     Raises:
         IntegerError: They do.
     """
-    site, bits = tensor.site, width(quantizer, f"{tensor.site}/{tensor.name}")
-    if largest_code(quantizer, tensor, shape) != levels(bits):
-        raise IntegerError(
+    site, bits = tensor.site, operators.width(quantizer, f"{tensor.site}/{tensor.name}")
+    if operators.largest_code(quantizer, tensor, shape) != operators.levels(bits):
+        raise operators.IntegerError(
             f"{site!r}: weights by group multiply activations on a grid around zero, whose sums "
             "need no sum of each group's weights: take symmetric=True, or activations=False."
         )
     if weight.most is None:
-        raise IntegerError(
+        raise operators.IntegerError(
             f"{site!r}: codes of activations are summed over groups without a float, so groups "
             'need steps of 8 bits: take steps="int8", or activations=False.'
         )
     if bits < 2:  # a symmetric grid of one bit has no zero
-        raise IntegerError(f"{site!r}: activations of products by group need two bits or more.")
-    if is_open(quantizer, tensor) and not dynamic:
-        raise IntegerError(
+        raise operators.IntegerError(
+            f"{site!r}: activations of products by group need two bits or more."
+        )
+    if operators.is_open(quantizer, tensor) and not dynamic:
+        raise operators.IntegerError(
             f"{site!r}: its activations have no range: calibrate measures one; dynamic=True "
             "computes it anew in every call."
         )
@@ -423,11 +413,11 @@ def check_sums(
     Raises:
         IntegerError: It doesn't.
     """
-    largest = levels(bits) * weight.largest * most
+    largest = operators.levels(bits) * weight.largest * most
     # The largest bias takes a quarter of int32.
-    deepest = (3 * LIMIT - 1) // largest
+    deepest = (3 * operators.LIMIT - 1) // largest
     if depth > deepest:
-        raise IntegerError(
+        raise operators.IntegerError(
             f"{site!r} sums {depth} products of {bits} and {weight.bits} bits with steps of "
             f"8 bits, which can overflow int32 from {deepest + 1} on; take fewer bits, or "
             "activations=False."

@@ -16,51 +16,14 @@ from jaxtyping import Array, Float
 
 from jaxeff.compression import _quantized as tables
 from jaxeff.compression._quantized import of_inputs, quantized_layer
+from jaxeff.compression.integers import _dataflow as dataflow
 from jaxeff.compression.integers import _layers as read
+from jaxeff.compression.integers import _operators as operators
+from jaxeff.compression.integers import _packed as packed
+from jaxeff.compression.integers import _values
 from jaxeff.compression.integers._coded import Argument
-from jaxeff.compression.integers._dataflow import (
-    ParameterCache,
-    added_by,
-    bias_of,
-    carried_leaves,
-    changing,
-    in_several_forms,
-    is_by_output,
-    makers_of,
-    programs_of,
-    shortcuts_of,
-)
+from jaxeff.compression.integers._dataflow import bias_of
 from jaxeff.compression.integers._layers import Kernel, kernel_of
-from jaxeff.compression.integers._operators import (
-    HALF_TO_EVEN,
-    LIMIT,
-    Codes,
-    IntegerError,
-    biased,
-    code_width,
-    guard_bits,
-    is_open,
-    levels,
-    steps_of_signs,
-    weight_codes,
-    width,
-)
-from jaxeff.compression.integers._packed import (
-    check_grids,
-    packed_kernel,
-    packed_product,
-    packed_weight,
-    takes_packed,
-)
-from jaxeff.compression.integers._values import (
-    Addition,
-    AffineMap,
-    FloatValue,
-    IntegerProduct,
-    IntegerValue,
-    PendingMean,
-    PendingProduct,
-)
 from jaxeff.compression.numerics import LayerQuantization, Tensor
 from jaxeff.core import Literal
 from jaxeff.program import Layer, Program, plain_rule
@@ -97,11 +60,11 @@ def ranged_by_itself(
         tensor: Description of the activations for their grid.
         x: The activations.
     """
-    bits = width(quantizer, site)
+    bits = operators.width(quantizer, site)
     x = x.astype(jnp.float32)
     to = quantizer.uniform_grid(x, tensor)
     if to is None:
-        raise IntegerError(
+        raise operators.IntegerError(
             f"{site}/{tensor.name} has no step yet: init(f, params, x, spec) finds one, and "
             "returns the spec to train and to pass here."
         )
@@ -112,7 +75,7 @@ def ranged_by_itself(
     # Padded as values: a code of zero per sample is no number that a kernel could pad with.
     x = kernel.padded(kernel.lay_input(x))
     of_x = jax.tree.map(lambda v: kernel.lay_scale(v, x.shape[-1]), to)
-    nearest = lax.round(x / of_x.step, HALF_TO_EVEN)
+    nearest = lax.round(x / of_x.step, operators.HALF_TO_EVEN)
     u = jnp.clip(nearest - of_x.zero, of_x.lower, of_x.upper) + half
     w = put("codes", lambda: weights()[0])
     steps = put("steps", lambda: weights()[1])
@@ -139,12 +102,12 @@ def ranged_by_itself(
 
     step, offset = (kernel.lay_scale(v, acc.shape[-1]) for v in (to.step, to.zero))
     zero = (half - offset).astype(jnp.int32)
-    guard = guard_bits(kernel.depth, bits, levels(weight_bits))
+    guard = operators.guard_bits(kernel.depth, bits, operators.levels(weight_bits))
     # One unit of the accumulator as a number; guard bits make the bias finer.
     unit = step * along(steps) / 2**guard
     # sum (u - zero) w = sum u w - zero sum w, with a zero that only this call knows.
     products = (acc - zero * along(sums)) << guard
-    return kernel.lay_result(biased(products, along(bias), unit))
+    return kernel.lay_result(operators.biased(products, along(bias), unit))
 
 
 class IntegerFallbackWarning(UserWarning):
@@ -164,17 +127,19 @@ class IntegerRule:
         self,
         program: Program,
         settings: Mapping[str, LayerQuantization],
-        store: ParameterCache,
+        store: dataflow.ParameterCache,
         dynamic: bool,
         fixed: bool,
     ):
         self.settings, self.store, self.dynamic, self.fixed = settings, store, dynamic, fixed
-        programs = list(programs_of(program))
-        self.makers = {v: node for each in programs for v, node in makers_of(each).items()}
-        shortcuts = shortcuts_of(program, settings)
-        self.several = {v for each in programs for v in in_several_forms(each, settings, shortcuts)}
+        programs = list(dataflow.programs_of(program))
+        self.makers = {v: node for each in programs for v, node in dataflow.makers_of(each).items()}
+        shortcuts = dataflow.shortcuts_of(program, settings)
+        self.several = {
+            v for each in programs for v in dataflow.in_several_forms(each, settings, shortcuts)
+        }
         self.readers = _readers(programs)
-        self.read, self.changing = carried_leaves(program), changing(program)
+        self.read, self.changing = dataflow.carried_leaves(program), dataflow.changing(program)
         self.weights: dict[str, frozenset[str]] = {}
         self._leaves = {v.path: i for i, v in enumerate(program.inputs) if v.path}
 
@@ -182,7 +147,7 @@ class IntegerRule:
         """Returns the numbers of the leaves that layers in float have read."""
         return sorted(self._leaves[path] for path in self.read if path in self._leaves)
 
-    def storing(self, store: ParameterCache) -> IntegerRule:
+    def storing(self, store: dataflow.ParameterCache) -> IntegerRule:
         """Returns the rule whose arrays of parameters are in another store."""
         new = copy.copy(self)
         new.store = store
@@ -213,33 +178,35 @@ class IntegerRule:
                 outputs = plain_rule(layer, key, *floats)
             several = [v.is_data and _is_float(y) for v, y in _with(layer, outputs)]
             # Kept with its codes, of which several readers take one.
-            return [FloatValue(y) if s else y for s, y in zip(several, outputs, strict=True)]
+            return [
+                _values.FloatValue(y) if s else y for s, y in zip(several, outputs, strict=True)
+            ]
         with _named(layer):
             return quantized_layer(setting, layer, key, *floats)
 
     def _product(
         self, layer: Layer, setting: LayerQuantization, values: Sequence[Any]
-    ) -> IntegerValue | None:
+    ) -> _values.IntegerValue | None:
         # Codes are made before a loop, and such a weight isn't known then.
         if not self._is_fixed(layer):
             _left_in_float(layer, "a product with a weight that a loop changes")
             return None
-        if takes_packed(setting):
+        if packed.takes_packed(setting):
             return self._packed_product(layer, setting, values)
         kernel = kernel_of(layer, setting)
         if isinstance(kernel, str):
             _left_in_float(layer, kernel)
             return None
-        if is_by_output(layer, kernel, self.makers):
+        if dataflow.is_by_output(layer, kernel, self.makers):
             return self._codes_product(layer, setting, kernel, values, layer.biases)
         # Added to positions, not outputs: by the accumulator as a shortcut, where it takes one.
         self.read.update(path for i in layer.biases for path in layer.inputs[i].leaves)
-        added = added_by(layer, values)
+        added = dataflow.added_by(layer, values)
         product = self._codes_product(layer, setting, kernel, values, ())
-        if isinstance(product, PendingProduct) and product.takes_affine:
-            return product.fused(shortcut=FloatValue(added))
+        if isinstance(product, _values.PendingProduct) and product.takes_affine:
+            return product.fused(shortcut=_values.FloatValue(added))
         with _named(layer):
-            return FloatValue(product.dequantize() + added)
+            return _values.FloatValue(product.dequantize() + added)
 
     def _is_fixed(self, layer: Layer) -> bool:
         """Returns whether no loop around a layer changes what it reads of parameters."""
@@ -247,16 +214,18 @@ class IntegerRule:
 
     def _packed_product(
         self, layer: Layer, setting: LayerQuantization, values: Sequence[Any]
-    ) -> IntegerValue | None:
+    ) -> _values.IntegerValue | None:
         """Computes a product with weights by group, or with activations in float."""
         both = {t.role: (q, t, i) for q, t, i in of_inputs(layer, setting, read.arrays_like(layer))}
         of_w, w_tensor, w_at = both["weight"]
         self.weights[layer.site] = layer.inputs[w_at].leaves
-        kernel = packed_kernel(layer)
+        kernel = packed.packed_kernel(layer)
         if isinstance(kernel, str):
             _left_in_float(layer, kernel)
             return None
-        weight = packed_weight(of_w, w_tensor, kernel, read.shape_of(layer.inputs[w_at].aval))
+        weight = packed.packed_weight(
+            of_w, w_tensor, kernel, read.shape_of(layer.inputs[w_at].aval)
+        )
         if isinstance(weight, str):
             _left_in_float(layer, weight)
             return None
@@ -264,14 +233,14 @@ class IntegerRule:
         if "activation" in both:
             grid = both["activation"][:2]
             shape = read.shape_of(layer.inputs[layer.data[0]].aval)
-            check_grids(*grid, shape, weight, self.dynamic)
+            packed.check_grids(*grid, shape, weight, self.dynamic)
         # Codes and steps come from one pass over the weight, but are stored by name.
         arrays = functools.cache(lambda: weight.made(values[w_at].astype(jnp.float32), kernel))
 
         def stored(name: str) -> Array:
             return self.store.put(layer.site, name, lambda: arrays()[name])
 
-        by_output = is_by_output(layer, kernel, self.makers)
+        by_output = dataflow.is_by_output(layer, kernel, self.makers)
         bias = None
         if layer.biases and by_output:
             bias = self.store.put(layer.site, "bias", lambda: bias_of(layer, kernel, values))
@@ -279,11 +248,11 @@ class IntegerRule:
         call = _told(weight.operator, layer, widths)
         x = to_float(values[layer.data[0]])
         with _named(layer):
-            y = packed_product(layer, kernel, call, weight, stored, x, bias, grid)
+            y = packed.packed_product(layer, kernel, call, weight, stored, x, bias, grid)
             if layer.biases and not by_output:
                 self.read.update(path for i in layer.biases for path in layer.inputs[i].leaves)
-                y = y + added_by(layer, values).astype(y.dtype)
-            return FloatValue(y)
+                y = y + dataflow.added_by(layer, values).astype(y.dtype)
+            return _values.FloatValue(y)
 
     def _codes_product(
         self,
@@ -292,16 +261,16 @@ class IntegerRule:
         kernel: Kernel,
         values: Sequence[Any],
         biases: Sequence[int],
-    ) -> IntegerValue:
+    ) -> _values.IntegerValue:
         """Computes the product of a layer, and what of its biases goes to outputs."""
         both = {t.role: (q, t, i) for q, t, i in of_inputs(layer, setting, read.arrays_like(layer))}
         (of_x, x_tensor, x_at), (of_w, w_tensor, w_at) = both["activation"], both["weight"]
         self.weights[layer.site] = layer.inputs[w_at].leaves
         # The widths decide whether int32 accumulators suffice, so they have to be known.
-        bits, largest = code_width(of_w, w_tensor, read.shape_of(layer.inputs[w_at].aval))
+        bits, largest = operators.code_width(of_w, w_tensor, read.shape_of(layer.inputs[w_at].aval))
         # Products of whole layers have positive steps, and room in int32 for symmetric codes.
-        if largest > levels(bits):
-            raise IntegerError(
+        if largest > operators.levels(bits):
+            raise operators.IntegerError(
                 f"{layer.site}/{w_tensor.name}: a full grid is for weights by group or alone; take "
                 f"symmetric=True here, of LSQ({bits}) narrow=True."
             )
@@ -310,8 +279,8 @@ class IntegerRule:
 
         @functools.cache
         def weights() -> tuple[Array, Array]:
-            codes, steps = weight_codes(of_w, w, w_tensor)
-            steps = steps_of_signs(codes, steps) if bits == 1 else steps
+            codes, steps = operators.weight_codes(of_w, w, w_tensor)
+            steps = operators.steps_of_signs(codes, steps) if bits == 1 else steps
             channels = w_tensor.axes("channel")
             sizes = [n if axis in channels else 1 for axis, n in enumerate(w.shape)]
             of_outputs = kernel.lay_weight(jnp.broadcast_to(steps, sizes))
@@ -323,49 +292,53 @@ class IntegerRule:
             return bias_of(layer, kernel, values)
 
         widths = [_bits(of_x, x_tensor, layer, x_at), _bits(of_w, w_tensor, layer, w_at)]
-        if self.dynamic and is_open(of_x, x_tensor):
+        if self.dynamic and operators.is_open(of_x, x_tensor):
             told = _told(kernel.product, layer, widths)
             measured = functools.partial(
                 ranged_by_itself, kernel, told, weights, layer.site, bias, put, bits
             )
-            _check_depth(layer.site, depth, width(of_x, layer.site), bits)
+            _check_depth(layer.site, depth, operators.width(of_x, layer.site), bits)
             with _named(layer):
-                return FloatValue(measured(of_x, x_tensor, to_float(values[x_at])))
+                return _values.FloatValue(measured(of_x, x_tensor, to_float(values[x_at])))
         # The codes of the input: taken as they are where the producer writes this grid
         # already.
-        grid = Codes.of(of_x, x_tensor)
+        grid = operators.Codes.of(of_x, x_tensor)
         _check_depth(layer.site, depth, grid.bits, bits)
         # Scopes tell `summary` and `cost` the widths.
         value = as_value(values[x_at])
-        with _named(layer) if isinstance(value, FloatValue) else contextlib.nullcontext():
+        with _named(layer) if isinstance(value, _values.FloatValue) else contextlib.nullcontext():
             x = value.requantize(grid)
         told = _told(kernel, layer, widths)
         if kernel.window:
             # Padding stands for zeros, so it is filled with their code.
             told = functools.partial(told, input_zero=grid.zero)
-        product = IntegerProduct(kernel, told, x, grid, weights, bits, self.fixed)
-        affine = AffineMap(lambda: jnp.ones(kernel.shape[-1], jnp.float32), bias)
-        return PendingProduct(product, affine, put)
+        product = _values.IntegerProduct(kernel, told, x, grid, weights, bits, self.fixed)
+        affine = _values.AffineMap(lambda: jnp.ones(kernel.shape[-1], jnp.float32), bias)
+        return _values.PendingProduct(product, affine, put)
 
     def _rows(
         self, layer: Layer, setting: LayerQuantization, values: Sequence[Any]
-    ) -> IntegerValue:
+    ) -> _values.IntegerValue:
         """Looks rows up in a table of codes."""
         ((quantizer, tensor, i),) = of_inputs(layer, setting, read.arrays_like(layer))
         self.weights[layer.site] = layer.inputs[i].leaves
 
         @functools.cache
         def made() -> tuple[Array, Array]:
-            return weight_codes(quantizer, values[i], tensor)
+            return operators.weight_codes(quantizer, values[i], tensor)
 
         codes = self.store.put(layer.site, "codes", lambda: made()[0])
         steps = self.store.put(layer.site, "steps", lambda: made()[1])
         call = _told(tables.looked_up, layer, [_bits(quantizer, tensor, layer, i)])
-        return FloatValue(call(layer, codes, steps, to_float(values[1 - i])))
+        return _values.FloatValue(call(layer, codes, steps, to_float(values[1 - i])))
 
-    def _followed(self, layer: Layer, values: Sequence[Any]) -> IntegerValue | None:
+    def _followed(self, layer: Layer, values: Sequence[Any]) -> _values.IntegerValue | None:
         """Fuses a layer without a setting into sums or means that are not rounded yet."""
-        ours = [v for v in values if isinstance(v, PendingProduct | PendingMean | Argument)]
+        ours = [
+            v
+            for v in values
+            if isinstance(v, _values.PendingProduct | _values.PendingMean | Argument)
+        ]
         if not ours:
             return None
         if read.is_sum(layer):
@@ -373,7 +346,7 @@ class IntegerRule:
         (value, *others) = ours
         if others:
             return None
-        if isinstance(value, PendingProduct):
+        if isinstance(value, _values.PendingProduct):
             if value.takes_affine and (scaled := self._affine(layer, values, value)) is not None:
                 return scaled
             # A ReLU is a clip of codes: its bounds go into the clamp that writing codes
@@ -384,18 +357,18 @@ class IntegerRule:
             window = read.pool_of(layer) if value.takes_pool else None
             if window is not None:
                 return value.fused(pool=window)
-            addition = Addition.of(layer)
+            addition = _values.Addition.of(layer)
             if addition is not None:
-                return PendingMean(value, addition)
+                return _values.PendingMean(value, addition)
         if read.is_move(layer):
             move: Any = lambda x: layer.fn(x)[0]  # noqa: E731
             return value.moved(move)
         return None
 
-    def _added(self, layer: Layer, values: Sequence[Any]) -> PendingProduct | None:
+    def _added(self, layer: Layer, values: Sequence[Any]) -> _values.PendingProduct | None:
         """Adds a shortcut to the product that has the longest sums."""
         # A residual sum is added in the accumulator of one of its products, before rounding.
-        able = [v for v in values if isinstance(v, PendingProduct) and v.takes_affine]
+        able = [v for v in values if isinstance(v, _values.PendingProduct) and v.takes_affine]
         if not able:
             return None
         first = max(able, key=lambda v: v.product.kernel.depth)
@@ -404,22 +377,22 @@ class IntegerRule:
         # Data in float may be larger than an accumulator holds.
         if layer.inputs[at].aval.shape != layer.inputs[1 - at].aval.shape:
             return None
-        if isinstance(other, FloatValue) and other.written() is None:
+        if isinstance(other, _values.FloatValue) and other.written() is None:
             return None
         # As it is here: what reads it behind the sum doesn't change what the sum computes.
         in_codes = other.written() is not None
         variant = self._variant(layer, 1 - at, first)
         return first.fused(shortcut=other, shortcut_in_codes=in_codes, variant=variant)
 
-    def _variant(self, layer: Layer, i: int, of: PendingProduct) -> str:
+    def _variant(self, layer: Layer, i: int, of: _values.PendingProduct) -> str:
         """Names the arrays of a product with a norm or a shortcut, if it is read without, too."""
         # One name for two scales would give both readers the one that was made first.
         readers = self.readers[layer.inputs[i]]
         return of.variant if len(readers) < 2 else f"{of.variant}~{readers.index(layer)}"
 
     def _affine(
-        self, layer: Layer, values: Sequence[Any], value: PendingProduct
-    ) -> PendingProduct | None:
+        self, layer: Layer, values: Sequence[Any], value: _values.PendingProduct
+    ) -> _values.PendingProduct | None:
         """Folds a batch norm into the product before it."""
         (i,) = layer.data if len(layer.data) == 1 else (None,)
         if i is None or values[i] is not value:
@@ -436,7 +409,7 @@ class IntegerRule:
             return before.offset() * along(a) + along(b)
 
         variant = self._variant(layer, i, value)
-        return value.fused(affine=AffineMap(gain, offset), variant=variant)
+        return value.fused(affine=_values.AffineMap(gain, offset), variant=variant)
 
 
 def _readers(programs: Sequence[Program]) -> Mapping[Any, list[Any]]:
@@ -493,24 +466,24 @@ def _told(kernel: Any, layer: Layer, widths: Sequence[str | None]) -> Callable[.
 
 def _check_depth(site: str, depth: int, activation_bits: int, bits: int) -> None:
     # Half of int32 for the products, the other half for bias and shortcut.
-    most = (2**activation_bits - 1) * levels(bits)
-    deepest = 2 * LIMIT // most
+    most = (2**activation_bits - 1) * operators.levels(bits)
+    deepest = 2 * operators.LIMIT // most
     if depth > deepest:
-        raise IntegerError(
+        raise operators.IntegerError(
             f"{site!r} sums {depth} products of {activation_bits} and {bits} bits, which can "
             f"overflow int32: from {deepest + 1} on, as a bias and a shortcut need room; take "
             "fewer bits, or None to leave it in float."
         )
 
 
-def as_value(value: Any) -> IntegerValue:
+def as_value(value: Any) -> _values.IntegerValue:
     """Returns a value as one of an integer network."""
-    return value if isinstance(value, IntegerValue) else FloatValue(value)
+    return value if isinstance(value, _values.IntegerValue) else _values.FloatValue(value)
 
 
 def to_float(value: Any) -> Any:
     """Returns a value as an array of floats."""
-    return value.dequantize() if isinstance(value, IntegerValue) else value
+    return value.dequantize() if isinstance(value, _values.IntegerValue) else value
 
 
 def as_floats(values: Sequence[Any], variables: Sequence[Any]) -> list[Any]:
@@ -521,7 +494,7 @@ def as_floats(values: Sequence[Any], variables: Sequence[Any]) -> list[Any]:
 def as_float(value: Any, variable: Any) -> Any:
     """Returns a value as an array of the dtype that the model has there."""
     # Kernels write float32; a model of narrow floats goes on in its own, as its layers expect.
-    if not isinstance(value, IntegerValue):
+    if not isinstance(value, _values.IntegerValue):
         return value
     y = value.dequantize()
     return y.astype(variable.aval.dtype) if _is_float(y) else y

@@ -24,17 +24,9 @@ import numpy as np
 from jax import lax
 from jaxtyping import Array, Float, Int8, Int32
 
+from jaxeff.compression.integers import _operators as operators
 from jaxeff.compression.integers._layers import Kernel, Move, bind_at_size, evaluated, shape_of
-from jaxeff.compression.integers._operators import (
-    HALF_TO_EVEN,
-    LIMIT,
-    Codes,
-    factor_of,
-    guard_bits,
-    levels,
-    multiplier_of,
-    q_codes,
-)
+from jaxeff.compression.integers._operators import guard_bits
 from jaxeff.core import jax_internals as _compat
 from jaxeff.program import Layer
 from jaxeff.program.ir import run_nodes
@@ -111,7 +103,7 @@ class Addition:
         dropped = max(0, length - split)  # of more elements than two parts of int32 can add
         unit = unit * np.float32(2**dropped)
         # A product with a power of two is exact, as is every step up to the sum of the parts.
-        nearest = lax.round(x * (1 / unit), HALF_TO_EVEN)
+        nearest = lax.round(x * (1 / unit), operators.HALF_TO_EVEN)
         numbers = jnp.clip(nearest, -_MOST, _MOST).astype(jnp.int32)
         high = lax.shift_right_arithmetic(numbers, jnp.full_like(numbers, split))
         low = numbers & (2**split - 1)
@@ -167,7 +159,7 @@ class IntegerProduct:
     kernel: Kernel
     call: Callable[..., Array]
     x: Array
-    grid: Codes
+    grid: operators.Codes
     weights: Callable[[], tuple[Int8[Array, "*shape"], Float[Array, " columns"]]]
     bits: int
     fixed: bool = False
@@ -175,7 +167,7 @@ class IntegerProduct:
     @property
     def guard_bits(self) -> int:
         """Bits by which units of its accumulator are finer than its products."""
-        return guard_bits(self.kernel.depth, self.grid.bits, levels(self.bits))
+        return guard_bits(self.kernel.depth, self.grid.bits, operators.levels(self.bits))
 
 
 @dataclass(frozen=True, eq=False)
@@ -195,9 +187,9 @@ class IntegerValue:
     """
 
     moves: tuple[Move, ...] = ()
-    _codes: dict[Codes, Array] = field(default_factory=dict, init=False, repr=False)
+    _codes: dict[operators.Codes, Array] = field(default_factory=dict, init=False, repr=False)
 
-    def requantize(self, grid: Codes) -> Array:
+    def requantize(self, grid: operators.Codes) -> Array:
         """Writes it as codes of a grid."""
         if grid not in self._codes:
             self._codes[grid] = self._moved(self._quantized(grid))
@@ -207,7 +199,7 @@ class IntegerValue:
         """Writes it in float32, for a reader that takes no codes."""
         return self._floats
 
-    def written(self) -> tuple[Array, Codes] | None:
+    def written(self) -> tuple[Array, operators.Codes] | None:
         """Returns codes that it has been written as already, and their grid, if any."""
         return next(((codes, grid) for grid, codes in self._codes.items()), None)
 
@@ -229,7 +221,7 @@ class IntegerValue:
             y = move(y)
         return y
 
-    def _quantized(self, grid: Codes) -> Array:
+    def _quantized(self, grid: operators.Codes) -> Array:
         """Computes its codes before they are moved."""
         raise NotImplementedError
 
@@ -297,7 +289,7 @@ class PendingProduct(IntegerValue):
 
     def total(self, step: float, most: int) -> Int32[Array, "batch channels"]:
         """Adds whole numbers of a step, from `-most` to `most`, over the pixels of each image."""
-        numbers = Codes(step=step, zero=0, lower=-most, upper=most, bits=_WHOLE)
+        numbers = operators.Codes(step=step, zero=0, lower=-most, upper=most, bits=_WHOLE)
         # In 32 bits, as none is ever stored: they are added at once.
         return self._computed(numbers, "whole", total=True)
 
@@ -310,11 +302,11 @@ class PendingProduct(IntegerValue):
 
         return self._put("unit", unit)
 
-    def _quantized(self, grid: Codes) -> Array:
+    def _quantized(self, grid: operators.Codes) -> Array:
         if not self.in_several_forms or self.product.fixed:
             return self._computed(grid)
         zero, lower, upper = self._ends(grid)
-        return q_codes(
+        return operators.q_codes(
             self._scaled, per_step=float(grid.per_step), zero=zero, lower=lower, upper=upper
         )
 
@@ -330,7 +322,7 @@ class PendingProduct(IntegerValue):
         Products of either sign add up to a fraction of that.
         """
         product = self.product
-        most = product.kernel.depth * (2**product.grid.bits - 1) * levels(product.bits)
+        most = product.kernel.depth * (2**product.grid.bits - 1) * operators.levels(product.bits)
         codes, bias, unit = self._constants
         used = (codes != 0).any(tuple(range(codes.ndim - 1)))
         products = jnp.where(used, float(most << product.guard_bits) / 16, 0.0)
@@ -344,7 +336,9 @@ class PendingProduct(IntegerValue):
         """The accumulator in float32, before a ReLU."""
         return self._computed(None)
 
-    def _computed(self, grid: Codes | None, result: str = "codes", *, total: bool = False) -> Array:
+    def _computed(
+        self, grid: operators.Codes | None, result: str = "codes", *, total: bool = False
+    ) -> Array:
         """Calls the kernel that ends in codes of a grid, or in floats."""
         product = self.product
         w = self._put("codes", lambda: self._constants[0])
@@ -377,7 +371,7 @@ class PendingProduct(IntegerValue):
             **attributes,
         )
 
-    def _scale(self, grid: Codes | None) -> list[Array]:
+    def _scale(self, grid: operators.Codes | None) -> list[Array]:
         """Returns the operands that scale an accumulator."""
         if grid is None:
             return [self._put("scale", lambda: self._constants[2])]
@@ -392,7 +386,7 @@ class PendingProduct(IntegerValue):
             return [self._put(f"scale{name}", scale)]
         names = ("multiplier", "before", "after")
         return [
-            self._put(f"{part}{name}", _part(i, lambda: multiplier_of(scale())))
+            self._put(f"{part}{name}", _part(i, lambda: operators.multiplier_of(scale())))
             for i, part in enumerate(names)
         ]
 
@@ -415,12 +409,12 @@ class PendingProduct(IntegerValue):
         if not self.product.fixed:
             return [codes, self._put("factor", factor)], attributes
         parts = [
-            self._put(f"factor_{part}", _part(i, lambda: factor_of(factor())))
+            self._put(f"factor_{part}", _part(i, lambda: operators.factor_of(factor())))
             for i, part in enumerate(("multiplier", "after"))
         ]
         return [codes, *parts], attributes
 
-    def _ends(self, grid: Codes) -> tuple[int, int, int]:
+    def _ends(self, grid: operators.Codes) -> tuple[int, int, int]:
         """Returns the zero, the smallest and the largest code, a ReLU's bounds included."""
         lower, upper = grid.lower, grid.upper
         # Bounds in codes of the result; rounded once here rather than per value.
@@ -446,11 +440,11 @@ class PendingProduct(IntegerValue):
         nothing = (codes == 0).all(over) | (grid.lower == grid.upper == grid.zero)
         # Multiplied, as signs of zeros are marked by steps that are no number.
         unit = unit * jnp.where(nothing, 0, 1)
-        room = LIMIT if guard else LIMIT / 2
+        room = operators.LIMIT if guard else operators.LIMIT / 2
         least = jnp.abs(offset) / room
         if self.product.bits > 1:
             if self.shortcut is not None:
-                least = jnp.maximum(least, self.shortcut.bound() / LIMIT)
+                least = jnp.maximum(least, self.shortcut.bound() / operators.LIMIT)
             codes, unit = _beside(codes, unit, least)
         else:
             # Kernels of bit planes take signs alone, which can't be rounded: a channel whose
@@ -462,7 +456,7 @@ class PendingProduct(IntegerValue):
         sums = codes.astype(jnp.int32).sum(over, dtype=jnp.int32)
         # sum_i (q_i - z) w_i = sum_i q_i w_i - z sum_i w_i: the zero of the inputs goes
         # into the bias, so that the kernel multiplies raw codes.
-        bias = lax.round(offset / unit, HALF_TO_EVEN).astype(jnp.int32)
+        bias = lax.round(offset / unit, operators.HALF_TO_EVEN).astype(jnp.int32)
         bias = bias - ((grid.zero * sums) << guard)
         return codes, bias, unit.astype(jnp.float32)
 
@@ -479,7 +473,7 @@ def _beside(codes: Array, unit: Array, least: Array) -> tuple[Array, Array]:
     large = jnp.where(large == 0, 1, large)  # of a channel that is zero
     ratio = (unit / large).reshape((1,) * (codes.ndim - 1) + unit.shape)
     scaled = codes.astype(jnp.float32) * ratio
-    return lax.round(scaled, HALF_TO_EVEN).astype(codes.dtype), large
+    return lax.round(scaled, operators.HALF_TO_EVEN).astype(codes.dtype), large
 
 
 @dataclass(frozen=True, eq=False)
@@ -501,7 +495,7 @@ class PendingMean(IntegerValue):
         # The same bits in any order of the sum.
         return self.addition.exact(self.of.dequantize(), self.of.unit())
 
-    def _quantized(self, grid: Codes) -> Array:
+    def _quantized(self, grid: operators.Codes) -> Array:
         # Fractions of a step as whole numbers; sums within four times the grid stay below
         # 2^24, so that float32 holds them.
         count = self.addition.count
@@ -514,7 +508,7 @@ class PendingMean(IntegerValue):
             total = total.reshape(-1, *self.addition.layer.outputs[0].aval.shape[1:])
         else:
             per_step = grid.per_step * np.float32(room)
-            wide = lax.round(self.of.dequantize() * per_step, HALF_TO_EVEN)
+            wide = lax.round(self.of.dequantize() * per_step, operators.HALF_TO_EVEN)
             numbers = jnp.clip(wide, -float(most), float(most)).astype(jnp.int32)
             total = self.addition.total(numbers)
         mean = self.addition.divided(total.astype(jnp.float32))
@@ -538,7 +532,7 @@ class FloatValue(IntegerValue):
     def _dequantized(self) -> Array:
         return self.x
 
-    def _quantized(self, grid: Codes) -> Array:
+    def _quantized(self, grid: operators.Codes) -> Array:
         return grid.write(self.x)
 
 

@@ -62,16 +62,7 @@ import numpy as np
 from jax import lax
 from jaxtyping import Array, Float, Int32, Integer
 
-from jaxeff.core import (
-    Width,
-    check_number,
-    instance_of,
-    is_concrete,
-    one_of,
-    real_array,
-    validate,
-    with_leading_axes,
-)
+from jaxeff import core
 
 MAX_BITS = 16
 FULL: Final = "full"
@@ -102,7 +93,7 @@ class Grid:
     upper: Float[Array, "..."]
 
 
-@validate(symmetric=one_of(False, True, FULL))
+@core.validate(symmetric=core.one_of(False, True, FULL))
 def grid(
     bits: Bits, low: Float[Array, "..."], high: Float[Array, "..."], symmetric: Symmetry = False
 ) -> Grid:
@@ -124,7 +115,7 @@ def grid(
         TypeError: `bits` isn't a whole number, or an end of the range no number.
         ValueError: `bits` isn't between 1 and 16, or the range's ends are in the wrong order.
     """
-    Width(1, MAX_BITS).check("bits", bits)
+    core.Width(1, MAX_BITS).check("bits", bits)
     _check_range("grid", low, high)
     dtype = wide_dtype(low, high)
     low, high = jnp.broadcast_arrays(jnp.asarray(low, dtype), jnp.asarray(high, dtype))
@@ -142,8 +133,12 @@ def _check_range(where: str, low: Any, high: Any) -> None:
     """
     for name, end in (("low", low), ("high", high)):
         if not isinstance(end, jax.Array):
-            check_number(f"{where}: {name}", end)
-    if is_concrete(low) and is_concrete(high) and np.any(np.asarray(low) > np.asarray(high)):
+            core.check_number(f"{where}: {name}", end)
+    if (
+        core.is_concrete(low)
+        and core.is_concrete(high)
+        and np.any(np.asarray(low) > np.asarray(high))
+    ):
         raise ValueError(f"{where}: low must be at most high, but they are {low} and {high}.")
 
 
@@ -160,7 +155,7 @@ def _grid(low: Array, high: Array, bits: Bits, symmetric: Symmetry) -> Grid:
         # A table instead of exp2: a traced width must give the same bits as a known one.
         table = np.array([number(2.0**b) for b in range(MAX_BITS)], low.dtype)
         entries = jnp.asarray(table)[jnp.asarray(bits, jnp.int32) - 1]
-        return jnp.broadcast_to(with_leading_axes(entries, low.shape), low.shape)
+        return jnp.broadcast_to(core.with_leading_axes(entries, low.shape), low.shape)
 
     # Steps are written so that fusing, and turning a division by a constant into a product, as
     # compilers do, changes no bit: a step off by an ulp would move every value of the grid.
@@ -204,7 +199,7 @@ def _grid(low: Array, high: Array, bits: Bits, symmetric: Symmetry) -> Grid:
     )
 
 
-@validate(x=real_array(empty=True), grid=instance_of(Grid))
+@core.validate(x=core.real_array(empty=True), grid=core.instance_of(Grid))
 def quantize(x: Float[Array, "*shape"], grid: Grid) -> Integer[Array, "*shape"]:
     """Computes the integer codes of the nearest grid values. NaN has no code; don't pass it.
 
@@ -221,7 +216,7 @@ def quantize(x: Float[Array, "*shape"], grid: Grid) -> Integer[Array, "*shape"]:
     return codes.astype(jnp.int16 if wide else jnp.int8)
 
 
-@validate(codes=real_array(nan=True, empty=True), grid=instance_of(Grid))
+@core.validate(codes=core.real_array(nan=True, empty=True), grid=core.instance_of(Grid))
 def dequantize(codes: Integer[Array, "*shape"], grid: Grid) -> Float[Array, "*shape"]:
     """Computes the grid values of integer codes.
 
@@ -235,7 +230,7 @@ def dequantize(codes: Integer[Array, "*shape"], grid: Grid) -> Float[Array, "*sh
     return (jnp.asarray(codes, grid.step.dtype) + grid.zero) * grid.step
 
 
-@validate(x=real_array(nan=True, empty=True))
+@core.validate(x=core.real_array(nan=True, empty=True))
 def fake_quantize(
     x: Float[Array, "*shape"],
     bits: Bits,
@@ -279,7 +274,7 @@ def fake_quantize(
     return straight_through(x, rounded)
 
 
-@validate(x=real_array(nan=True, empty=True), y=real_array(nan=True, empty=True))
+@core.validate(x=core.real_array(nan=True, empty=True), y=core.real_array(nan=True, empty=True))
 def straight_through(x: Float[Array, "*shape"], y: Float[Array, "*shape"]) -> Array:
     """Returns the value of `y` with the gradient of `x` (Bengio et al., arXiv:1308.3432).
 
@@ -288,13 +283,13 @@ def straight_through(x: Float[Array, "*shape"], y: Float[Array, "*shape"]) -> Ar
     return lax.stop_gradient(y) + (x - lax.stop_gradient(x))
 
 
-@validate(x=real_array(nan=True, empty=True))
+@core.validate(x=core.real_array(nan=True, empty=True))
 def round_through(x: Float[Array, "*shape"]) -> Float[Array, "*shape"]:
     """Rounds to the nearest whole number, half to even, with a gradient of one."""
     return straight_through(x, lax.round(x, lax.RoundingMethod.TO_NEAREST_EVEN))
 
 
-@validate(x=real_array(nan=True))
+@core.validate(x=core.real_array(nan=True))
 def value_range(
     x: Float[Array, "*shape"], keep: Sequence[int] = ()
 ) -> tuple[Float[Array, "..."], Float[Array, "..."]]:
@@ -407,7 +402,7 @@ def nearest(x: Float[Array, "*shape"], levels: Float[Array, "..."]) -> Integer[A
 
 def lookup_levels(levels: Float[Array, "..."], codes: Integer[Array, "*shape"]) -> Array:
     """Looks up the levels of codes; the gradient of a level is the sum over its members."""
-    levels = with_leading_axes(levels, (*codes.shape, levels.shape[-1]))
+    levels = core.with_leading_axes(levels, (*codes.shape, levels.shape[-1]))
     return jnp.take_along_axis(levels, codes[..., None], axis=-1, mode="clip")[..., 0]
 
 

@@ -42,16 +42,8 @@ import numpy as np
 from jax import lax
 from jaxtyping import Array, Bool, Float, PRNGKeyArray
 
+from jaxeff import core
 from jaxeff.compression.numerics._grid import Bits, Grid, kept_axes, power_of_two, wide_dtype
-from jaxeff.core import (
-    Choice,
-    Setting,
-    check_broadcasts,
-    is_concrete,
-    register_setting,
-    static,
-    with_leading_axes,
-)
 
 Role = Literal["weight", "activation"]
 Axes = tuple[int, ...]
@@ -126,8 +118,8 @@ class Tensor:
         Raises:
             ValueError: It doesn't broadcast against the array, or would enlarge it.
         """
-        check_broadcasts(f"{name} at {self.site}/{self.name}", value, x.shape)
-        return with_leading_axes(jnp.asarray(value, x.dtype), x.shape)
+        core.check_broadcasts(f"{name} at {self.site}/{self.name}", value, x.shape)
+        return core.with_leading_axes(jnp.asarray(value, x.dtype), x.shape)
 
     def random(self, method: str) -> PRNGKeyArray:
         """Returns the key, for a method that draws.
@@ -181,7 +173,7 @@ class OnGrid(Protocol):
         ...
 
 
-class BaseQuantizer(Setting):
+class BaseQuantizer(core.Setting):
     """A quantizer with nothing to start from and nothing to penalise."""
 
     group: ClassVar[int | None] = None
@@ -217,9 +209,9 @@ class BaseQuantizer(Setting):
         return self
 
 
-@register_setting
+@core.register_setting
 @dataclass(frozen=True)
-class LayerQuantization(Setting):
+class LayerQuantization(core.Setting):
     """Quantizers for the weights and the activations of a layer.
 
     A quantizer alone, `{"conv*": LSQ(4)}`, stands for both; `Int` is written for both at once.
@@ -238,7 +230,7 @@ class LayerQuantization(Setting):
 
     weights: Quantizer | None = None
     activations: Quantizer | tuple[Quantizer | None, ...] | None = None
-    at: Annotated[str, Choice("input", "output")] = static("input")
+    at: Annotated[str, core.Choice("input", "output")] = core.static("input")
 
     def __post_init__(self) -> None:
         """Checks the fields."""
@@ -339,7 +331,7 @@ def infer_sign(x: Float[Array, "*shape"], tensor: Tensor) -> bool | Bool[Array, 
     """
     # Weights have a sign even if none is negative yet: training may change that.
     signed = True if tensor.role == "weight" else jnp.any(x < 0)
-    return bool(signed) if is_concrete(signed) else signed
+    return bool(signed) if core.is_concrete(signed) else signed
 
 
 def magnitude(x: Float[Array, "*shape"], tensor: Tensor, per: str) -> Float[Array, "..."]:

@@ -14,18 +14,9 @@ from jax import lax
 from jax.experimental import io_callback
 from jaxtyping import Array, Float, Int
 
+from jaxeff import core
 from jaxeff.compression.numerics import MAX_BITS, Symmetry, fake_quantize
 from jaxeff.compression.quantizers import Uniform
-from jaxeff.core import (
-    Width,
-    check_choice,
-    check_number,
-    is_concrete,
-    number,
-    real_array,
-    static_integer,
-    validate,
-)
 
 BINS = 4096
 
@@ -89,7 +80,11 @@ _PEAK = 0.95
 _FACTORS = np.arange(1, 101) / 100
 
 
-@validate(values=real_array(), bits=static_integer(1, 16), percentile=number(above=0, high=100))
+@core.validate(
+    values=core.real_array(),
+    bits=core.static_integer(1, 16),
+    percentile=core.number(above=0, high=100),
+)
 def clip_range(
     values: Any,
     bits: int,
@@ -151,9 +146,9 @@ def clip_range(
         Migacz, "8-bit Inference with TensorRT", GTC 2017. Banner et al., "Post training 4-bit
         quantization of convolutional networks for rapid-deployment", arXiv:1810.05723.
     """
-    check_choice("clip_range: method", method, METHODS)
-    check_number("clip_range: percentile", percentile, high=100, above=50)
-    Width(1, MAX_BITS).check("clip_range: bits", bits)
+    core.check_choice("clip_range: method", method, METHODS)
+    core.check_number("clip_range: percentile", percentile, high=100, above=50)
+    core.Width(1, MAX_BITS).check("clip_range: bits", bits)
     values = np.asarray(values, np.float64).reshape(-1)
     if not values.size:
         raise ValueError("clip_range needs at least one value, but there is none.")
@@ -334,7 +329,7 @@ def known_width(site: str, grid: Uniform) -> int:
     """Returns the width of a grid as a Python number."""
     if isinstance(grid.bits, int):
         return grid.bits
-    if not is_concrete(grid.bits) or np.size(grid.bits) != 1:
+    if not core.is_concrete(grid.bits) or np.size(grid.bits) != 1:
         raise ValueError(
             f"The range of {site!r} depends on its bit width, which must be one known number; use "
             'method="minmax" for widths that vary.'

@@ -8,20 +8,13 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Bool, Float
 
-from jaxeff.compression.numerics import (
-    BaseQuantizer,
-    Tensor,
-    kept_axes,
-    magnitude,
-    safe_scale,
-    straight_through,
-)
+from jaxeff.compression import numerics
 from jaxeff.core import Choice, NonNegative, Number, register_setting, static
 
 
 @register_setting
 @dataclass(frozen=True)
-class Binary(BaseQuantizer):
+class Binary(numerics.BaseQuantizer):
     """One bit: `Binary()` is XNOR-Net's, `Binary(per="none")` the plain sign.
 
     The value is scale * b with b in {-1, +1}, where b = +1 for x >= 0 (Hubara et al., eq. 1), or
@@ -65,7 +58,9 @@ class Binary(BaseQuantizer):
     stochastic: bool = static(False)
     follow: bool = static(False)
 
-    def quantize(self, x: Float[Array, "*shape"], tensor: Tensor) -> Float[Array, "*shape"]:
+    def quantize(
+        self, x: Float[Array, "*shape"], tensor: numerics.Tensor
+    ) -> Float[Array, "*shape"]:
         """Returns the signs times their scale, with the gradients above."""
         fixed = lax.stop_gradient(x)
         scale = self._mean(fixed, tensor) if self.scale is None else self.scale
@@ -79,7 +74,7 @@ class Binary(BaseQuantizer):
         # Hubara et al., eq. 4: no gradient beyond one, where a step would change no sign.
         inside = jnp.where(jnp.abs(unit) <= 1, unit, 0)
         smooth = inside if self.gradient == "clipped" else inside * (2 - jnp.abs(inside))
-        y = straight_through(smooth, signs) * scale
+        y = numerics.straight_through(smooth, signs) * scale
         if self.scale is None and self.per != "none":
             # The scale's own share: dy/dscale dscale/dx = b sign(x) / n, 1/n where b is the sign.
             shared = x.size // max(scale.size, 1)
@@ -91,14 +86,14 @@ class Binary(BaseQuantizer):
         """Returns the same with the signs themselves."""
         return replace(self, stochastic=False)
 
-    def start(self, x: Float[Array, "*shape"], tensor: Tensor) -> "Binary":
+    def start(self, x: Float[Array, "*shape"], tensor: numerics.Tensor) -> "Binary":
         """Measures an open scale, the mean magnitude, unless it stays open."""
         stays = self.per == "none" or (self.follow and tensor.role == "weight")
         if self.scale is not None or stays:
             return self
         return replace(self, scale=self._mean(x, tensor))
 
-    def storage(self, shape: tuple[int, ...], tensor: Tensor) -> int:
+    def storage(self, shape: tuple[int, ...], tensor: numerics.Tensor) -> int:
         """Counts a bit for each value and a float for each scale."""
         scales = 0 if self.per == "none" else tensor.count(shape, self.per)
         return super().storage(shape, tensor) + 32 * scales
@@ -108,13 +103,13 @@ class Binary(BaseQuantizer):
         """One bit."""
         return 1
 
-    def _mean(self, x: Array, tensor: Tensor) -> Array:
+    def _mean(self, x: Array, tensor: numerics.Tensor) -> Array:
         if self.per == "none":
             return jnp.ones((), x.dtype)
-        axes, shape = kept_axes(x, tensor.axes(self.per))
+        axes, shape = numerics.kept_axes(x, tensor.axes(self.per))
         return jnp.mean(jnp.abs(x), axes).reshape(shape)
 
-    def _signs(self, x: Array, tensor: Tensor) -> Array:
+    def _signs(self, x: Array, tensor: numerics.Tensor) -> Array:
         if not self.stochastic:
             return _sign(x)
         # The hard sigmoid (Courbariaux et al., eq. 3), in float32: narrow dtypes are coarse.
@@ -132,7 +127,7 @@ Open = Annotated[Float[Array, "..."] | float | None, Number(0)]
 
 
 @dataclass(frozen=True)
-class Thresholded(BaseQuantizer):
+class Thresholded(numerics.BaseQuantizer):
     """Three values, of which a threshold decides: what both methods share.
 
     Sharp edges:
@@ -179,24 +174,26 @@ class Ternary(Thresholded):
     scale: Open = None
     per: Annotated[str, Choice("channel", "tensor")] = static("tensor")
 
-    def quantize(self, x: Float[Array, "*shape"], tensor: Tensor) -> Float[Array, "*shape"]:
+    def quantize(
+        self, x: Float[Array, "*shape"], tensor: numerics.Tensor
+    ) -> Float[Array, "*shape"]:
         """Returns the three values, with a gradient of one."""
         started = self._filled(lax.stop_gradient(x), tensor)
         scale = tensor.fitted("Ternary.scale", started.scale, x)
         threshold = tensor.fitted("Ternary.threshold", started.threshold, x)
         return _three(x, threshold, scale, scale) + (x - lax.stop_gradient(x))
 
-    def start(self, x: Float[Array, "*shape"], tensor: Tensor) -> "Ternary":
+    def start(self, x: Float[Array, "*shape"], tensor: numerics.Tensor) -> "Ternary":
         """Fixes threshold and scale of activations; those of weights follow them."""
         started = self._filled(x, tensor) if tensor.role == "activation" else self
         return replace(started, fraction=jnp.asarray(self.fraction, x.dtype))
 
-    def storage(self, shape: tuple[int, ...], tensor: Tensor) -> int:
+    def storage(self, shape: tuple[int, ...], tensor: numerics.Tensor) -> int:
         """Counts two bits for each value and a float for each scale."""
         return super().storage(shape, tensor) + 32 * tensor.count(shape, self.per)
 
-    def _filled(self, x: Array, tensor: Tensor) -> "Ternary":
-        axes, shape = kept_axes(x, tensor.axes(self.per))
+    def _filled(self, x: Array, tensor: numerics.Tensor) -> "Ternary":
+        axes, shape = numerics.kept_axes(x, tensor.axes(self.per))
         threshold: Any = self.threshold
         if threshold is None:
             mean = jnp.mean(jnp.abs(x), axes).reshape(shape)
@@ -240,7 +237,9 @@ class TrainedTernary(Thresholded):
     negative: Open = None
     per: Annotated[str, Choice("channel", "tensor")] = static("tensor")
 
-    def quantize(self, x: Float[Array, "*shape"], tensor: Tensor) -> Float[Array, "*shape"]:
+    def quantize(
+        self, x: Float[Array, "*shape"], tensor: numerics.Tensor
+    ) -> Float[Array, "*shape"]:
         """Returns the three values, with the gradients above."""
         fixed = lax.stop_gradient(x)
         started = self._filled(fixed, tensor)
@@ -253,30 +252,30 @@ class TrainedTernary(Thresholded):
         passed = x * lax.stop_gradient(slope)
         return _three(x, threshold, up, down) + (passed - lax.stop_gradient(passed))
 
-    def start(self, x: Float[Array, "*shape"], tensor: Tensor) -> "TrainedTernary":
+    def start(self, x: Float[Array, "*shape"], tensor: numerics.Tensor) -> "TrainedTernary":
         """Computes open values from an array, and for activations the threshold."""
         started = replace(self._filled(x, tensor), fraction=jnp.asarray(self.fraction, x.dtype))
         if tensor.role == "activation":
             started = replace(started, threshold=self._threshold(x, tensor))
         return started
 
-    def storage(self, shape: tuple[int, ...], tensor: Tensor) -> int:
+    def storage(self, shape: tuple[int, ...], tensor: numerics.Tensor) -> int:
         """Counts two bits for each value and a float for each learnt one."""
         return super().storage(shape, tensor) + 64 * tensor.count(shape, self.per)
 
-    def _threshold(self, x: Array, tensor: Tensor) -> Any:
+    def _threshold(self, x: Array, tensor: numerics.Tensor) -> Any:
         if self.threshold is not None:
             return self.threshold
-        return jnp.asarray(self.fraction, x.dtype) * magnitude(x, tensor, self.per)
+        return jnp.asarray(self.fraction, x.dtype) * numerics.magnitude(x, tensor, self.per)
 
-    def _filled(self, x: Array, tensor: Tensor) -> "TrainedTernary":
-        axes, shape = kept_axes(x, tensor.axes(self.per))
+    def _filled(self, x: Array, tensor: numerics.Tensor) -> "TrainedTernary":
+        axes, shape = numerics.kept_axes(x, tensor.axes(self.per))
         threshold = tensor.fitted("TrainedTernary.threshold", self._threshold(x, tensor), x)
         above = _mean(x, x > threshold, axes, shape)
         below = _mean(x, x < -threshold, axes, shape)
         # A side without values starts from the other's number, so that training may use it.
         up, down = jnp.where(above > 0, above, below), jnp.where(below > 0, below, above)
-        up, down = map(safe_scale, (up, down))
+        up, down = map(numerics.safe_scale, (up, down))
         return replace(
             self,
             positive=up if self.positive is None else self.positive,

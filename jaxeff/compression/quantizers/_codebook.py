@@ -13,23 +13,8 @@ import numpy as np
 from jax import lax
 from jaxtyping import Array, Float
 
-from jaxeff.compression.numerics import (
-    BaseQuantizer,
-    Tensor,
-    at_least_float32,
-    kept_axes,
-    lookup_levels,
-    nearest,
-    sums,
-)
-from jaxeff.core import (
-    Choice,
-    Count,
-    Number,
-    is_concrete,
-    register_setting,
-    static,
-)
+from jaxeff import core
+from jaxeff.compression import numerics
 
 
 def code_lengths(counts: Sequence[int] | np.ndarray) -> np.ndarray:
@@ -85,9 +70,9 @@ STILL = 1e-4
 """It ends when no value moves by more than this share of their mean distance."""
 
 
-@register_setting
+@core.register_setting
 @dataclass(frozen=True)
-class Codebook(BaseQuantizer):
+class Codebook(numerics.BaseQuantizer):
     """Shared values: `Codebook(4)` has 16.
 
     The codebook minimises the sum of squared distances to the nearest of its 2^b values (Han et
@@ -120,12 +105,12 @@ class Codebook(BaseQuantizer):
         Han et al., "Deep Compression", arXiv:1510.00149.
     """
 
-    bits: Annotated[int, Count(1, 8)] = static()
-    values: Annotated[Float[Array, "... values"] | None, Number()] = None
-    per: Annotated[str, Choice("channel", "tensor")] = static("tensor")
-    coding: Annotated[str, Choice("fixed", "huffman")] = static("fixed")
-    length: Annotated[Float[Array, ""] | float | None, Number(0)] = None
-    reassign: bool = static(False)
+    bits: Annotated[int, core.Count(1, 8)] = core.static()
+    values: Annotated[Float[Array, "... values"] | None, core.Number()] = None
+    per: Annotated[str, core.Choice("channel", "tensor")] = core.static("tensor")
+    coding: Annotated[str, core.Choice("fixed", "huffman")] = core.static("fixed")
+    length: Annotated[Float[Array, ""] | float | None, core.Number(0)] = None
+    reassign: bool = core.static(False)
 
     def __post_init__(self) -> None:
         """Checks the fields."""
@@ -137,7 +122,9 @@ class Codebook(BaseQuantizer):
                 f"values of {self.bits} bit(s)."
             )
 
-    def quantize(self, x: Float[Array, "*shape"], tensor: Tensor) -> Float[Array, "*shape"]:
+    def quantize(
+        self, x: Float[Array, "*shape"], tensor: numerics.Tensor
+    ) -> Float[Array, "*shape"]:
         """Returns the nearest values of the codebook.
 
         Raises:
@@ -149,21 +136,21 @@ class Codebook(BaseQuantizer):
         values = self.values if self.values is not None else self._k_means(fixed, tensor)
         tensor.fitted("Codebook.values", values[..., 0], x)
         levels = jnp.sort(jnp.asarray(values, x.dtype), axis=-1)
-        y = lookup_levels(levels, nearest(fixed, lax.stop_gradient(levels)))
+        y = numerics.lookup_levels(levels, numerics.nearest(fixed, lax.stop_gradient(levels)))
         through = self.reassign or self.values is None or tensor.role == "activation"
         return y + ((x if through else fixed) - fixed)
 
-    def start(self, x: Float[Array, "*shape"], tensor: Tensor) -> "Codebook":
+    def start(self, x: Float[Array, "*shape"], tensor: numerics.Tensor) -> "Codebook":
         """Computes an open codebook from an array, and the length of its indices."""
         values = self.values
         if values is None:
             values = self._k_means(x, tensor).astype(x.dtype)
         started = replace(self, values=values)
-        if self.coding == "huffman" and self.length is None and is_concrete(x):
+        if self.coding == "huffman" and self.length is None and core.is_concrete(x):
             started = replace(started, length=started._length(x, tensor))
         return started
 
-    def storage(self, shape: tuple[int, ...], tensor: Tensor) -> Any:
+    def storage(self, shape: tuple[int, ...], tensor: numerics.Tensor) -> Any:
         """Counts indices, and for each shared value a float and the 8-bit length of its code."""
         entries = 2**self.bits * tensor.count(shape, self.per)
         coded = self.coding == "huffman"
@@ -172,8 +159,8 @@ class Codebook(BaseQuantizer):
             indices = indices / self.bits * self.length
         return indices + entries * (40 if coded else 32)
 
-    def _k_means(self, x: Array, tensor: Tensor) -> Array:
-        axes, shape = kept_axes(x, tensor.axes(self.per))
+    def _k_means(self, x: Array, tensor: numerics.Tensor) -> Array:
+        axes, shape = numerics.kept_axes(x, tensor.axes(self.per))
         members = x.size // tensor.count(x.shape, self.per)
         if members < 2**self.bits:
             raise ValueError(
@@ -184,11 +171,11 @@ class Codebook(BaseQuantizer):
             )
         return _lloyd(x, 2**self.bits, axes, shape)
 
-    def _length(self, x: Array, tensor: Tensor) -> Array:
+    def _length(self, x: Array, tensor: numerics.Tensor) -> Array:
         levels = jnp.sort(jnp.asarray(self.values, x.dtype), axis=-1)
-        _, shape = kept_axes(x, tensor.axes(self.per))
+        _, shape = numerics.kept_axes(x, tensor.axes(self.per))
         levels = jnp.broadcast_to(levels, (*shape, 2**self.bits))
-        counts, _ = sums(x, nearest(x, levels), 2**self.bits, shape)
+        counts, _ = numerics.sums(x, numerics.nearest(x, levels), 2**self.bits, shape)
         # Every codebook has a code of its own, and all have equally many members.
         lengths = [mean_length(row) for row in counts.reshape(-1, 2**self.bits)]
         return jnp.asarray(sum(lengths) / len(lengths), x.dtype)
@@ -197,7 +184,7 @@ class Codebook(BaseQuantizer):
 @functools.partial(jax.jit, static_argnums=(1, 2, 3))
 def _lloyd(x: Array, count: int, axes: tuple[int, ...], shape: tuple[int, ...]) -> Array:
     """Computes shared values by k-means, from evenly spaced ones."""
-    wide = at_least_float32(x)
+    wide = numerics.at_least_float32(x)
     low, high = (end(wide, axes).reshape(shape)[..., None] for end in (jnp.min, jnp.max))
     # Linear initialization: large weights, few but important, get shared values too (Han et
     # al., section 3.2).
@@ -208,9 +195,11 @@ def _lloyd(x: Array, count: int, axes: tuple[int, ...], shape: tuple[int, ...]) 
 
     def turn(carry: tuple[Array, Array, Array]) -> tuple[Array, Array, Array]:
         levels, _, turns = carry
-        codes = nearest(wide, levels)
+        codes = numerics.nearest(wide, levels)
         # Sums of distances, which are small, lose less to rounding than sums of values.
-        counts, totals = sums(wide - lookup_levels(levels, codes), codes, count, shape)
+        counts, totals = numerics.sums(
+            wide - numerics.lookup_levels(levels, codes), codes, count, shape
+        )
         # An empty cluster stays where it is.
         moved = levels + totals / jnp.maximum(counts, 1)
         return moved, jnp.any(jnp.abs(moved - levels) > still), turns + 1

@@ -10,41 +10,14 @@ import numpy as np
 from jax import lax
 from jaxtyping import Array, Float, PRNGKeyArray
 
-from jaxeff.compression.numerics import (
-    MAX_BITS,
-    BaseQuantizer,
-    Bits,
-    Grid,
-    Tensor,
-    at_least_float32,
-    code_range,
-    infer_sign,
-    keep_positive,
-    kept_axes,
-    largest_magnitude,
-    power_of_two,
-    ranges,
-    round_through,
-    safe_scale,
-    start_scale,
-    straight_through,
-    wide_dtype,
-)
-from jaxeff.core import (
-    Choice,
-    Number,
-    Width,
-    is_concrete,
-    register_setting,
-    static,
-    static_number,
-    widened,
-)
+from jaxeff import core
+from jaxeff.compression import numerics
+from jaxeff.compression.numerics import BaseQuantizer, Tensor
 
 _STARTS = 64
 
 
-@register_setting
+@core.register_setting
 @dataclass(frozen=True)
 class LSQ(BaseQuantizer):
     """Learned step size quantization: `LSQ(4)`.
@@ -80,21 +53,21 @@ class LSQ(BaseQuantizer):
         arXiv:2004.09576.
     """
 
-    bits: Annotated[Bits, Width(1, MAX_BITS)] = static_number()
-    step: Annotated[Float[Array, "..."] | float | None, Number(above=0)] = None
-    signed: bool | Array | None = static_number(None)
+    bits: Annotated[numerics.Bits, core.Width(1, numerics.MAX_BITS)] = core.static_number()
+    step: Annotated[Float[Array, "..."] | float | None, core.Number(above=0)] = None
+    signed: bool | Array | None = core.static_number(None)
     offset: Float[Array, "..."] | float | None = None
-    asymmetric: bool = static(False)
-    per: Annotated[str, Choice("channel", "tensor")] = static("tensor")
-    initial: Annotated[str, Choice("mean", "error")] = static("mean")
-    scaled: bool = static(True)
-    narrow: bool = static(False)
+    asymmetric: bool = core.static(False)
+    per: Annotated[str, core.Choice("channel", "tensor")] = core.static("tensor")
+    initial: Annotated[str, core.Choice("mean", "error")] = core.static("mean")
+    scaled: bool = core.static(True)
+    narrow: bool = core.static(False)
 
     def __post_init__(self) -> None:
         """Checks the fields."""
         super().__post_init__()
         # A traced width can't be told; searches over widths sweep such ones.
-        if self.narrow and is_concrete(self.bits) and np.any(np.asarray(self.bits) == 1):
+        if self.narrow and core.is_concrete(self.bits) and np.any(np.asarray(self.bits) == 1):
             raise ValueError(
                 "LSQ.narrow leaves one bit the code 0 alone, so that all weights were zero: take "
                 "two bits or more, or narrow=False."
@@ -116,20 +89,20 @@ class LSQ(BaseQuantizer):
             offset = jnp.asarray(started.offset, x.dtype)
             offset = _scaled(offset, scale) if self.scaled else offset
         # A step that training brought to zero or below stays a step.
-        step = keep_positive(step)
-        codes = round_through(jnp.clip((x - offset) / step, lower, upper))
+        step = numerics.keep_positive(step)
+        codes = numerics.round_through(jnp.clip((x - offset) / step, lower, upper))
         return codes * step + offset
 
     def start(self, x: Float[Array, "*shape"], tensor: Tensor) -> "LSQ":
         """Computes open step, sign and offset from an array."""
         if self.step is not None and self.signed is not None:
             return self
-        axes, shape = kept_axes(x, tensor.axes(self.per))
+        axes, shape = numerics.kept_axes(x, tensor.axes(self.per))
         signed = self.signed
         if signed is None:
             # With an offset, codes of activations start at zero, whatever the values are.
             unsigned = self.asymmetric and tensor.role == "activation"
-            signed = False if unsigned else infer_sign(x, tensor)
+            signed = False if unsigned else numerics.infer_sign(x, tensor)
         known = replace(self, signed=signed)
         lower, upper = known.ends(x.dtype, tensor.role)
         offset: Any = self.offset
@@ -147,27 +120,31 @@ class LSQ(BaseQuantizer):
             mean = jnp.mean(jnp.abs(x), axes).reshape(shape)
             step = 2 * mean / jnp.sqrt(jnp.maximum(upper, 1))
         # An array of zeros has no scale, and any step is right for it.
-        step = safe_scale(jnp.asarray(step)).astype(x.dtype)
+        step = numerics.safe_scale(jnp.asarray(step)).astype(x.dtype)
         return replace(known, step=step, offset=offset)
 
     def storage(self, shape: tuple[int, ...], tensor: Tensor) -> Any:
         """Counts the bits of the codes, and of steps and offsets in float32."""
         each = 64 if self.asymmetric else 32
-        return math.prod(shape) * self.bits + ranges(shape, tensor.axes(self.per)) * each
+        return math.prod(shape) * self.bits + numerics.ranges(shape, tensor.axes(self.per)) * each
 
     def ends(self, dtype: Any, role: str) -> tuple[Array, Array]:
         """Returns the lowest and the highest code, once the sign is known."""
-        lower, upper = code_range(self.bits, self.signed, dtype)
+        lower, upper = numerics.code_range(self.bits, self.signed, dtype)
         return (jnp.maximum(lower, -upper) if self.narrow and role == "weight" else lower), upper
 
-    def uniform_grid(self, x: Float[Array, "*shape"] | None, tensor: Tensor) -> Grid | None:
+    def uniform_grid(
+        self, x: Float[Array, "*shape"] | None, tensor: Tensor
+    ) -> numerics.Grid | None:
         """Returns the grid, once step and sign are known."""
         if self.step is None or self.signed is None:
             return None
-        step = keep_positive(jnp.asarray(self.step, jnp.float32))
+        step = numerics.keep_positive(jnp.asarray(self.step, jnp.float32))
         ends = self.ends(step.dtype, tensor.role)
         offset = jnp.asarray(0.0 if self.offset is None else self.offset, step.dtype)
-        return Grid(step, *(jnp.broadcast_to(n, step.shape) for n in (offset / step, *ends)))
+        return numerics.Grid(
+            step, *(jnp.broadcast_to(n, step.shape) for n in (offset / step, *ends))
+        )
 
 
 def _least_error(
@@ -180,9 +157,9 @@ def _least_error(
     widest = jnp.max(jnp.maximum(below, above), axes).reshape(shape)
 
     def error(factor: Array) -> Array:
-        step = keep_positive(widest * factor)
+        step = numerics.keep_positive(widest * factor)
         value = jnp.clip(jnp.round(x / step), lower, upper) * step
-        return jnp.sum(jnp.square(widened(x - value)), axes).reshape(shape)
+        return jnp.sum(jnp.square(core.widened(x - value)), axes).reshape(shape)
 
     factors = jnp.arange(1, _STARTS + 1, dtype=x.dtype) / _STARTS
     errors = jax.lax.map(error, factors)
@@ -195,7 +172,7 @@ def _scaled(value: Array, scale: Array) -> Array:
     return fixed + scale * (value - fixed)
 
 
-@register_setting
+@core.register_setting
 @dataclass(frozen=True)
 class PACT(BaseQuantizer):
     """Parameterized clipping activation: `PACT(4)`.
@@ -226,18 +203,18 @@ class PACT(BaseQuantizer):
         arXiv:1805.06085.
     """
 
-    bits: Annotated[Bits, Width(1, MAX_BITS)] = static_number()
-    alpha: Annotated[Float[Array, "..."] | float | None, Number(above=0)] = None
-    signed: bool | Array | None = static_number(None)
-    decay: Annotated[Float[Array, "..."] | float, Number(0)] = static_number(1e-4)
-    per: Annotated[str, Choice("channel", "tensor")] = static("tensor")
+    bits: Annotated[numerics.Bits, core.Width(1, numerics.MAX_BITS)] = core.static_number()
+    alpha: Annotated[Float[Array, "..."] | float | None, core.Number(above=0)] = None
+    signed: bool | Array | None = core.static_number(None)
+    decay: Annotated[Float[Array, "..."] | float, core.Number(0)] = core.static_number(1e-4)
+    per: Annotated[str, core.Choice("channel", "tensor")] = core.static("tensor")
 
     def quantize(self, x: Float[Array, "*shape"], tensor: Tensor) -> Float[Array, "*shape"]:
         """Returns the nearest values of the grid, with the gradients above."""
         started = self.start(lax.stop_gradient(x), tensor)
-        value = at_least_float32(x)
+        value = numerics.at_least_float32(x)
         alpha = started._level(value, tensor)
-        lower, upper = code_range(self.bits, started.signed, value.dtype)
+        lower, upper = numerics.code_range(self.bits, started.signed, value.dtype)
         # The range is symmetric: one bit with a sign has the codes -1, 0 and 1.
         n, least = jnp.maximum(upper, 1), jnp.sign(lower)
         # The gradient to alpha is one exactly where values are clipped (Choi et al.,
@@ -248,13 +225,13 @@ class PACT(BaseQuantizer):
         # A product: compilers make one of a division by a constant, and move values by an ulp.
         step = lax.stop_gradient(alpha) * (1 / n)
         codes = lax.round(fixed / step, lax.RoundingMethod.TO_NEAREST_EVEN)
-        return straight_through(clipped, codes * step).astype(x.dtype)
+        return numerics.straight_through(clipped, codes * step).astype(x.dtype)
 
     def start(self, x: Float[Array, "*shape"], tensor: Tensor) -> "PACT":
         """Computes open clipping level and sign from an array."""
         signed, alpha = self.signed, self.alpha
         if signed is None:
-            signed = infer_sign(x, tensor)
+            signed = numerics.infer_sign(x, tensor)
         if signed is True and isinstance(self.bits, int) and self.bits == 1:
             raise ValueError(
                 f"PACT at {tensor.site}/{tensor.name} has negative values to quantize, and one bit "
@@ -263,18 +240,22 @@ class PACT(BaseQuantizer):
         if self.signed is not None and alpha is not None:
             return self
         if alpha is None:
-            alpha = start_scale(x, tensor, self.per)
+            alpha = numerics.start_scale(x, tensor, self.per)
         return replace(self, signed=signed, alpha=alpha)
 
-    def uniform_grid(self, x: Float[Array, "*shape"] | None, tensor: Tensor) -> Grid | None:
+    def uniform_grid(
+        self, x: Float[Array, "*shape"] | None, tensor: Tensor
+    ) -> numerics.Grid | None:
         """Returns the grid, once clipping level and sign are known."""
         if self.alpha is None or self.signed is None:
             return None
-        alpha = keep_positive(jnp.asarray(self.alpha, jnp.float32), 2.0**MAX_BITS)
-        upper = jnp.maximum(code_range(self.bits, self.signed, alpha.dtype)[1], 1)
+        alpha = numerics.keep_positive(jnp.asarray(self.alpha, jnp.float32), 2.0**numerics.MAX_BITS)
+        upper = jnp.maximum(numerics.code_range(self.bits, self.signed, alpha.dtype)[1], 1)
         lower = -upper * jnp.asarray(self.signed, alpha.dtype)
         numbers = (jnp.zeros((), alpha.dtype), lower, upper)
-        return Grid(alpha * (1 / upper), *(jnp.broadcast_to(n, alpha.shape) for n in numbers))
+        return numerics.Grid(
+            alpha * (1 / upper), *(jnp.broadcast_to(n, alpha.shape) for n in numbers)
+        )
 
     def storage(self, shape: tuple[int, ...], tensor: Tensor) -> Any:
         """Counts codes, and a float for each clipping level."""
@@ -283,16 +264,16 @@ class PACT(BaseQuantizer):
     def penalty(self, x: Float[Array, "*shape"], tensor: Tensor) -> Any:
         """Returns the squares of the clipping levels."""
         started = self.start(lax.stop_gradient(x), tensor)
-        alpha = jnp.asarray(started.alpha, wide_dtype(x))
+        alpha = jnp.asarray(started.alpha, numerics.wide_dtype(x))
         return jnp.asarray(self.decay, alpha.dtype) * jnp.sum(alpha * alpha)
 
     def _level(self, x: Array, tensor: Tensor) -> Array:
         alpha = tensor.fitted("PACT.alpha", self.alpha, x)
         # A level that training brought to zero or below stays a level.
-        return keep_positive(alpha, 2.0**MAX_BITS)
+        return numerics.keep_positive(alpha, 2.0**numerics.MAX_BITS)
 
 
-@register_setting
+@core.register_setting
 @dataclass(frozen=True)
 class DoReFa(BaseQuantizer):
     """DoReFa-Net: `DoReFa(1)` for weights, `DoReFa(2, gradient_bits=6)` for activations.
@@ -329,12 +310,14 @@ class DoReFa(BaseQuantizer):
         Bitwidth Gradients", arXiv:1606.06160.
     """
 
-    bits: Annotated[Bits, Width(1, MAX_BITS)] = static_number()
-    gradient_bits: Annotated[Bits | None, Width(1, MAX_BITS)] = static_number(None)
+    bits: Annotated[numerics.Bits, core.Width(1, numerics.MAX_BITS)] = core.static_number()
+    gradient_bits: Annotated[numerics.Bits | None, core.Width(1, numerics.MAX_BITS)] = (
+        core.static_number(None)
+    )
 
     def quantize(self, x: Float[Array, "*shape"], tensor: Tensor) -> Float[Array, "*shape"]:
         """Returns the values above, of a weight or of an activation."""
-        value = at_least_float32(x)
+        value = numerics.at_least_float32(x)
         if tensor.role == "weight":
             return self._weights(value).astype(x.dtype)
         # Written by `where`: `jnp.clip` would halve the gradient at its ends.
@@ -343,7 +326,7 @@ class DoReFa(BaseQuantizer):
         y = _rounded(clipped, self.bits).astype(x.dtype)
         if self.gradient_bits is None:
             return y
-        steps = power_of_two(self.gradient_bits, value.dtype) - 1
+        steps = numerics.power_of_two(self.gradient_bits, value.dtype) - 1
         return _coarse_gradient(y, steps, tensor.random("DoReFa(gradient_bits=...)"))
 
     def deterministic(self) -> "DoReFa":
@@ -368,22 +351,22 @@ class DoReFa(BaseQuantizer):
 
 def _binary(w: Array) -> Array:
     mean = lax.stop_gradient(jnp.mean(jnp.abs(w)))
-    return straight_through(w, jnp.where(w < 0, -mean, mean))
+    return numerics.straight_through(w, jnp.where(w < 0, -mean, mean))
 
 
-def _squashed(w: Array, bits: Bits) -> Array:
+def _squashed(w: Array, bits: numerics.Bits) -> Array:
     # tanh limits the range before quantizing, so that single large weights don't set the
     # scale.
     squashed = jnp.tanh(w)
-    unit = squashed / safe_scale(2 * largest_magnitude(squashed))
+    unit = squashed / numerics.safe_scale(2 * numerics.largest_magnitude(squashed))
     return 2 * _rounded(unit + 0.5, bits) - 1
 
 
-def _rounded(r: Array, bits: Bits) -> Array:
+def _rounded(r: Array, bits: numerics.Bits) -> Array:
     """Computes q_k by a product: compilers make one of a division by a constant anyway."""
-    steps = power_of_two(bits, r.dtype) - 1
+    steps = numerics.power_of_two(bits, r.dtype) - 1
     codes = lax.round(lax.stop_gradient(r) * steps, lax.RoundingMethod.TO_NEAREST_EVEN)
-    return straight_through(r, codes * (1 / steps))
+    return numerics.straight_through(r, codes * (1 / steps))
 
 
 @jax.custom_vjp
@@ -398,11 +381,11 @@ def _forward(x: Array, steps: Array, key: PRNGKeyArray) -> tuple[Array, tuple[Ar
 
 def _backward(kept: tuple[Array, Any], gradient: Array) -> tuple[Array, None, None]:
     steps, key = kept
-    dr = gradient.astype(wide_dtype(gradient))
+    dr = gradient.astype(numerics.wide_dtype(gradient))
     # A scale per example: gradients differ by orders of magnitude between examples. Uniform
     # noise before rounding makes the coarse gradient unbiased.
-    top = largest_magnitude(dr, (0,) if dr.ndim > 1 else ())
-    scale = 2 * safe_scale(top)
+    top = numerics.largest_magnitude(dr, (0,) if dr.ndim > 1 else ())
+    scale = 2 * numerics.safe_scale(top)
     noise = jax.random.uniform(key, dr.shape, dr.dtype, -0.5, 0.5)
     codes = lax.round((dr / scale + 0.5) * steps + noise, lax.RoundingMethod.TO_NEAREST_EVEN)
     rounded = scale * (jnp.clip(codes, 0, steps) * (1 / steps) - 0.5)

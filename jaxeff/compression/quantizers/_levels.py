@@ -21,33 +21,12 @@ import numpy as np
 from jax import lax
 from jaxtyping import Array, Float
 
-from jaxeff.compression.numerics import (
-    BaseQuantizer,
-    Bits,
-    Tensor,
-    at_least_float32,
-    infer_sign,
-    keep_positive,
-    largest_magnitude,
-    lookup_levels,
-    magnitude,
-    nearest,
-    power_of_two,
-    straight_through,
-)
+from jaxeff import core
+from jaxeff.compression import numerics
+from jaxeff.compression.numerics import BaseQuantizer, Tensor, nearest, power_of_two
 from jaxeff.compression.quantizers._uniform import Grouped
-from jaxeff.core import (
-    Choice,
-    Number,
-    Width,
-    register_setting,
-    static,
-    static_integer,
-    static_number,
-    validate,
-)
 
-Scaling = Annotated[str, Choice("none", "real", "power_of_two", "shared_exponent", "e4m3")]
+Scaling = Annotated[str, core.Choice("none", "real", "power_of_two", "shared_exponent", "e4m3")]
 """How an open scale is chosen; `open_scale` has the choices."""
 
 
@@ -67,7 +46,7 @@ class ScaledValues(BaseQuantizer):
         """Computes an open scale from an array, if there is to be one."""
         if self.scale is not None or self.scaling == "none":
             return self
-        top = magnitude(at_least_float32(x), tensor, self.per)
+        top = numerics.magnitude(numerics.at_least_float32(x), tensor, self.per)
         scale = open_scale(self.scaling, top, self.most)
         return replace(self, scale=scale)  # type: ignore[type-var]
 
@@ -125,7 +104,7 @@ def _two_levels(scale: Array) -> Array:
     return jnp.maximum(jnp.ldexp(codes, exponent), float(info.smallest_subnormal)) * unit
 
 
-@register_setting
+@core.register_setting
 @dataclass(frozen=True)
 class Levels(ScaledValues):
     """Values and their scale: `Levels((-1.0, 0.0, 0.5, 1.0))`.
@@ -147,10 +126,10 @@ class Levels(ScaledValues):
         Dettmers et al., "QLoRA", arXiv:2305.14314 (NF4).
     """
 
-    values: tuple[float, ...] = static()
-    scale: Annotated[Float[Array, "..."] | float | None, Number(above=0)] = None
-    scaling: Scaling = static("real")
-    per: Annotated[str, Choice("channel", "tensor")] = static("tensor")
+    values: tuple[float, ...] = core.static()
+    scale: Annotated[Float[Array, "..."] | float | None, core.Number(above=0)] = None
+    scaling: Scaling = core.static("real")
+    per: Annotated[str, core.Choice("channel", "tensor")] = core.static("tensor")
 
     def __post_init__(self) -> None:
         """Checks the fields."""
@@ -168,13 +147,13 @@ class Levels(ScaledValues):
     def quantize(self, x: Float[Array, "*shape"], tensor: Tensor) -> Float[Array, "*shape"]:
         """Returns the nearest of the scaled values."""
         started = self.start(lax.stop_gradient(x), tensor)
-        value = at_least_float32(x)
+        value = numerics.at_least_float32(x)
         levels = jnp.asarray(self.values, value.dtype)
         scale = jnp.ones((), value.dtype) if started.scale is None else started.scale
-        scale = keep_positive(tensor.fitted("Levels.scale", scale, value))
+        scale = numerics.keep_positive(tensor.fitted("Levels.scale", scale, value))
         unit = value / scale
         codes = nearest(lax.stop_gradient(unit), levels)
-        y = straight_through(unit, lookup_levels(levels, codes)) * scale
+        y = numerics.straight_through(unit, numerics.lookup_levels(levels, codes)) * scale
         return jnp.where(jnp.isnan(x), x, y.astype(x.dtype))
 
     @property
@@ -198,7 +177,7 @@ _NAMES = ("e4m3", "e5m2")
 """Short for the two formats of OCP and of NVIDIA's and ARM's hardware."""
 
 
-@register_setting
+@core.register_setting
 @dataclass(frozen=True)
 class Floating(ScaledValues):
     """A floating-point format: `Floating("bfloat16")`, `Floating("e4m3", scaling="power_of_two")`.
@@ -236,20 +215,20 @@ class Floating(ScaledValues):
         Numerical Formats for Deep Neural Networks", arXiv:2206.02915 (fnuz).
     """
 
-    format: Annotated[str, Choice(*FORMATS, *_NAMES)] = static("bfloat16")
-    scale: Annotated[Float[Array, "..."] | float | None, Number(above=0)] = None
-    scaling: Scaling = static("none")
-    saturate: bool = static(True)
-    per: Annotated[str, Choice("channel", "tensor")] = static("tensor")
+    format: Annotated[str, core.Choice(*FORMATS, *_NAMES)] = core.static("bfloat16")
+    scale: Annotated[Float[Array, "..."] | float | None, core.Number(above=0)] = None
+    scaling: Scaling = core.static("none")
+    saturate: bool = core.static(True)
+    per: Annotated[str, core.Choice("channel", "tensor")] = core.static("tensor")
 
     def quantize(self, x: Float[Array, "*shape"], tensor: Tensor) -> Float[Array, "*shape"]:
         """Returns the nearest values of the format, times the scale."""
         started = self.start(lax.stop_gradient(x), tensor)
-        value = at_least_float32(x)
+        value = numerics.at_least_float32(x)
         if started.scale is None:
             return self._nearest(value).astype(x.dtype)
         scale = tensor.fitted("Floating.scale", started.scale, value)
-        scale = keep_positive(scale)
+        scale = numerics.keep_positive(scale)
         return (self._nearest(value / scale) * scale).astype(x.dtype)
 
     @property
@@ -286,7 +265,7 @@ class Floating(ScaledValues):
         else:
             y = jnp.where(beyond, jnp.sign(fixed) * _overflow(self.format), y)
             x = jnp.where(jnp.isfinite(fixed), x, jnp.zeros_like(x))
-        return straight_through(x, jnp.where(jnp.isnan(fixed), fixed, y))
+        return numerics.straight_through(x, jnp.where(jnp.isnan(fixed), fixed, y))
 
 
 def _dtype(name: str) -> Any:
@@ -312,7 +291,7 @@ MX, NV = 32, 16
 """Values that share a scale."""
 
 
-@validate(size=static_integer(1))
+@core.validate(size=core.static_integer(1))
 def nf4(size: int = 64) -> Grouped:
     """Returns NF4: 16 values at the quantiles of a normal distribution.
 
@@ -325,7 +304,7 @@ def nf4(size: int = 64) -> Grouped:
     return Grouped(Levels(NF4_VALUES), size)
 
 
-@validate()
+@core.validate()
 def mxfp(format: Literal["e2m1", "e2m3", "e3m2", "e4m3", "e5m2"] = "e2m1") -> Grouped:
     """Returns an MX format of floating-point values: MXFP4, MXFP6 or MXFP8.
 
@@ -347,7 +326,7 @@ def mxfp(format: Literal["e2m1", "e2m3", "e3m2", "e4m3", "e5m2"] = "e2m1") -> Gr
     return Grouped(Floating(names[format], scaling="shared_exponent"), MX)
 
 
-@validate(bits=static_integer(2, 8))
+@core.validate(bits=core.static_integer(2, 8))
 def mxint(bits: int = 8) -> Grouped:
     """Returns an MX format of whole numbers that share an exponent.
 
@@ -367,7 +346,7 @@ def mxint(bits: int = 8) -> Grouped:
     return Grouped(Levels(values, scaling="shared_exponent"), MX)
 
 
-@validate()
+@core.validate()
 def nvfp4() -> Grouped:
     """Returns NVFP4: 4-bit floats whose groups of 16 have a scale of 8 bits in a unit of the array.
 
@@ -377,7 +356,7 @@ def nvfp4() -> Grouped:
     return Grouped(Floating("float4_e2m1fn", scaling="e4m3"), NV)
 
 
-@register_setting
+@core.register_setting
 @dataclass(frozen=True)
 class PowersOfTwo(BaseQuantizer):
     """Zero and powers of two: `PowersOfTwo(4)`.
@@ -411,11 +390,11 @@ class PowersOfTwo(BaseQuantizer):
         arXiv:1603.01025. Zhou et al., "Incremental Network Quantization", arXiv:1702.03044.
     """
 
-    bits: Annotated[Bits, Width(2, 8)] = static_number()
-    top: Annotated[Float[Array, "..."] | float | None, Number()] = None
-    signed: bool | Array | None = static_number(None)
-    nearest: Annotated[str, Choice("value", "exponent")] = static("value")
-    per: Annotated[str, Choice("channel", "tensor")] = static("tensor")
+    bits: Annotated[numerics.Bits, core.Width(2, 8)] = core.static_number()
+    top: Annotated[Float[Array, "..."] | float | None, core.Number()] = None
+    signed: bool | Array | None = core.static_number(None)
+    nearest: Annotated[str, core.Choice("value", "exponent")] = core.static("value")
+    per: Annotated[str, core.Choice("channel", "tensor")] = core.static("tensor")
 
     def quantize(self, x: Float[Array, "*shape"], tensor: Tensor) -> Float[Array, "*shape"]:
         """Returns the nearest values, with a gradient of one."""
@@ -429,13 +408,13 @@ class PowersOfTwo(BaseQuantizer):
         y = nearest_powers(fixed, lax.stop_gradient(top), count, self.nearest == "exponent")
         # Without a sign, negative values become zero.
         keep = (y >= 0) | signed | jnp.isnan(y)
-        return straight_through(x, jnp.where(keep, y, jnp.zeros_like(y)))
+        return numerics.straight_through(x, jnp.where(keep, y, jnp.zeros_like(y)))
 
     def start(self, x: Float[Array, "*shape"], tensor: Tensor) -> "PowersOfTwo":
         """Computes an open largest exponent and sign from an array."""
         signed = self.signed
         if signed is None:
-            signed = infer_sign(x, tensor)
+            signed = numerics.infer_sign(x, tensor)
         top = top_exponent(x, tensor.axes(self.per)) if self.top is None else self.top
         return replace(self, top=top, signed=signed)
 
@@ -453,7 +432,7 @@ def top_exponent(x: Float[Array, "*shape"], keep: tuple[int, ...] = ()) -> Float
         x: Any array.
         keep: Axes whose entries have exponents of their own.
     """
-    largest = largest_magnitude(x, keep)
+    largest = numerics.largest_magnitude(x, keep)
     fraction, exponent = jnp.frexp(largest)  # largest = fraction 2^exponent, fraction in [1/2, 1)
     # 4/3 fraction 2^e reaches 2^e from a fraction of 3/4 on.
     top = jnp.where(fraction < 0.75, exponent - 1, exponent)

@@ -11,69 +11,46 @@ import numpy as np
 from jax import lax
 from jaxtyping import Array, Float, Int8
 
-from jaxeff.compression.numerics import (
-    FULL,
-    MAX_BITS,
-    BaseQuantizer,
-    Bits,
-    Grid,
-    LayerQuantization,
-    OnGrid,
-    Quantizer,
-    Symmetry,
-    Tensor,
-    fake_quantize,
-    grid,
-    largest_magnitude,
-    ranges,
-    straight_through,
-    value_range,
-    wide_dtype,
-)
-from jaxeff.core import (
-    Choice,
-    Count,
-    Setting,
-    Width,
-    check_number,
-    is_concrete,
-    register_setting,
-    static,
-    static_number,
-)
+from jaxeff import core
+from jaxeff.compression import numerics
+from jaxeff.compression.numerics import ranges
 
 
 @dataclass(frozen=True)
-class Ranged(BaseQuantizer):
+class Ranged(numerics.BaseQuantizer):
     """A method whose grid is uniform over a range, with the fields that `Uniform` lists."""
 
-    bits: Annotated[Bits, Width(1, MAX_BITS)] = static_number()
-    symmetric: Annotated[Symmetry, Choice(False, True, FULL)] = static(False)
+    bits: Annotated[numerics.Bits, core.Width(1, numerics.MAX_BITS)] = core.static_number()
+    symmetric: Annotated[numerics.Symmetry, core.Choice(False, True, numerics.FULL)] = core.static(
+        False
+    )
     range: tuple[Any, Any] | None = None
-    per: Annotated[str, Choice("channel", "sample", "tensor", "token")] = static("channel")
+    per: Annotated[str, core.Choice("channel", "sample", "tensor", "token")] = core.static(
+        "channel"
+    )
 
     def __post_init__(self) -> None:
         """Checks the fields."""
         super().__post_init__()
         if self.range is not None:
             for i, end in enumerate(self.range):
-                check_number(f"{type(self).__name__}.range[{i}]", end)
+                core.check_number(f"{type(self).__name__}.range[{i}]", end)
 
-    def start(self, x: Float[Array, "*shape"], tensor: Tensor) -> Self:
+    def start(self, x: Float[Array, "*shape"], tensor: numerics.Tensor) -> Self:
         """Fixes an open range by an array; for an activation that of the whole tensor."""
         if self.range is not None:
             return self
         keep = tensor.axes("channel") if tensor.role == "weight" and self.per == "channel" else ()
-        low, high = value_range(x, keep)
+        low, high = numerics.value_range(x, keep)
         if not keep:
             low, high = jnp.reshape(low, ()), jnp.reshape(high, ())
         return replace(self, range=(low, high))
 
-    def _ends(self, x: Any, tensor: Tensor) -> tuple[Any, Any]:
-        return value_range(x, tensor.axes(self.per)) if self.range is None else self.range
+    def _ends(self, x: Any, tensor: numerics.Tensor) -> tuple[Any, Any]:
+        return numerics.value_range(x, tensor.axes(self.per)) if self.range is None else self.range
 
 
-@register_setting
+@core.register_setting
 @dataclass(frozen=True)
 class Uniform(Ranged):
     """A uniform grid: `(q + zero) * step`, with a straight-through gradient.
@@ -97,26 +74,30 @@ class Uniform(Ranged):
         Krieger et al., arXiv:2212.07818; `jaxeff.compression.numerics` has the formulas.
     """
 
-    def quantize(self, x: Float[Array, "*shape"], tensor: Tensor) -> Float[Array, "*shape"]:
+    def quantize(
+        self, x: Float[Array, "*shape"], tensor: numerics.Tensor
+    ) -> Float[Array, "*shape"]:
         """Returns the nearest values of the grid."""
         covered = self.range is None
         low, high = self._ends(x, tensor)
-        return fake_quantize(x, self.bits, low, high, self.symmetric, covered)
+        return numerics.fake_quantize(x, self.bits, low, high, self.symmetric, covered)
 
-    def uniform_grid(self, x: Float[Array, "*shape"] | None, tensor: Tensor) -> Grid | None:
+    def uniform_grid(
+        self, x: Float[Array, "*shape"] | None, tensor: numerics.Tensor
+    ) -> numerics.Grid | None:
         """Returns the grid; None of an open range without an array."""
         if x is None and self.range is None:
             return None
         low, high = (jnp.asarray(end, jnp.float32) for end in self._ends(x, tensor))
-        return grid(self.bits, low, high, self.symmetric)
+        return numerics.grid(self.bits, low, high, self.symmetric)
 
-    def storage(self, shape: tuple[int, ...], tensor: Tensor) -> Any:
+    def storage(self, shape: tuple[int, ...], tensor: numerics.Tensor) -> Any:
         """Counts codes, and for each range a step in float32 and, if affine, a code for zero."""
         zero = 0 if self.symmetric else self.bits
         return math.prod(shape) * self.bits + ranges(shape, tensor.axes(self.per)) * (32 + zero)
 
 
-@register_setting
+@core.register_setting
 @dataclass(frozen=True)
 class Stochastic(Ranged):
     """Stochastic rounding on a uniform grid: `Stochastic(8)`, in `quantized(..., keyed=True)`.
@@ -137,23 +118,27 @@ class Stochastic(Ranged):
         Neurocomputing 4 (1992).
     """
 
-    def quantize(self, x: Float[Array, "*shape"], tensor: Tensor) -> Float[Array, "*shape"]:
+    def quantize(
+        self, x: Float[Array, "*shape"], tensor: numerics.Tensor
+    ) -> Float[Array, "*shape"]:
         """Draws one of the two neighbours of every value."""
         key = tensor.random("Stochastic")
         low, high = self._ends(x, tensor)
-        to = grid(self.bits, jnp.asarray(low, x.dtype), jnp.asarray(high, x.dtype), self.symmetric)
-        at = jax.lax.stop_gradient(x).astype(wide_dtype(x)) / to.step - to.zero
+        to = numerics.grid(
+            self.bits, jnp.asarray(low, x.dtype), jnp.asarray(high, x.dtype), self.symmetric
+        )
+        at = jax.lax.stop_gradient(x).astype(numerics.wide_dtype(x)) / to.step - to.zero
         down = jnp.floor(at)
         # Not floor(at + uniform), whose sum is rounded: that of a value on the grid stays itself.
         up = jax.random.uniform(key, at.shape, at.dtype) < at - down
         codes = jnp.clip(down + up.astype(at.dtype), to.lower, to.upper)
-        return straight_through(x, ((codes + to.zero) * to.step).astype(x.dtype))
+        return numerics.straight_through(x, ((codes + to.zero) * to.step).astype(x.dtype))
 
     def deterministic(self) -> Uniform:
         """Returns the nearest values of the same grid."""
         return Uniform(self.bits, self.symmetric, self.range, self.per)
 
-    def storage(self, shape: tuple[int, ...], tensor: Tensor) -> Any:
+    def storage(self, shape: tuple[int, ...], tensor: numerics.Tensor) -> Any:
         """Counts codes, and step and zero of each range."""
         return super().storage(shape, tensor) + 64 * tensor.count(shape, self.per)
 
@@ -165,9 +150,9 @@ _SLACK = 1e-3
 """Part of a multiple that steps may exceed one by: steps read back are off by roundings."""
 
 
-@register_setting
+@core.register_setting
 @dataclass(frozen=True)
-class Grouped(BaseQuantizer):
+class Grouped(numerics.BaseQuantizer):
     """A method by group: `Grouped(LSQ(4), 32)`.
 
     Weights of one output then share a step in groups of 32 to 128, which is what keeps four bits
@@ -200,16 +185,16 @@ class Grouped(BaseQuantizer):
         (steps of fewer bits).
     """
 
-    method: Quantizer
-    size: Annotated[int, Count(1)] = static(32)
-    steps: Annotated[str, Choice(*_BITS)] = static("float32")
+    method: numerics.Quantizer
+    size: Annotated[int, core.Count(1)] = core.static(32)
+    steps: Annotated[str, core.Choice(*_BITS)] = core.static("float32")
 
     def __post_init__(self) -> None:
         """Checks the fields."""
         super().__post_init__()
         method: Any = self.method
         if (
-            not isinstance(method, Quantizer)
+            not isinstance(method, numerics.Quantizer)
             or isinstance(method, type)
             or not hasattr(method, "per")
         ):
@@ -222,7 +207,9 @@ class Grouped(BaseQuantizer):
                 f"Uniform(4, symmetric=True), not {method!r}."
             )
 
-    def quantize(self, x: Float[Array, "*shape"], tensor: Tensor) -> Float[Array, "*shape"]:
+    def quantize(
+        self, x: Float[Array, "*shape"], tensor: numerics.Tensor
+    ) -> Float[Array, "*shape"]:
         """Returns the method's values, group by group.
 
         Raises:
@@ -232,7 +219,7 @@ class Grouped(BaseQuantizer):
         narrowed = self._narrowed(split, inner, self.outputs(tensor))
         return narrowed.quantize(split, inner).reshape(x.shape)  # type: ignore[no-any-return]
 
-    def start(self, x: Float[Array, "*shape"], tensor: Tensor) -> "Grouped":
+    def start(self, x: Float[Array, "*shape"], tensor: numerics.Tensor) -> "Grouped":
         """Computes the method's open numbers of each group of a weight."""
         if tensor.role == "activation" or not hasattr(self.method, "start"):
             return self
@@ -245,7 +232,7 @@ class Grouped(BaseQuantizer):
         form = getattr(self.method, "deterministic", None)
         return self if form is None else replace(self, method=form())
 
-    def storage(self, shape: tuple[int, ...], tensor: Tensor) -> Any:
+    def storage(self, shape: tuple[int, ...], tensor: numerics.Tensor) -> Any:
         """Counts the bits of the method, with steps of fewer bits where it has such."""
         inner, sizes = self._parts(shape, tensor)
         saved = (32 - _BITS[self.steps]) * ranges(sizes, inner.axes("channel"))
@@ -258,13 +245,15 @@ class Grouped(BaseQuantizer):
         """Bits of one code of the method."""
         return getattr(self.method, "width", 32)
 
-    def penalty(self, x: Float[Array, "*shape"], tensor: Tensor) -> Any:
+    def penalty(self, x: Float[Array, "*shape"], tensor: numerics.Tensor) -> Any:
         """Returns the penalty of the method."""
         inner, split = self.split(x, tensor)
         method: Any = self._by_channel()
         return method.penalty(split, inner)
 
-    def split(self, x: Float[Array, "*shape"], tensor: Tensor) -> tuple[Tensor, Array]:
+    def split(
+        self, x: Float[Array, "*shape"], tensor: numerics.Tensor
+    ) -> tuple[numerics.Tensor, Array]:
         """Views an array with its groups as an axis, and describes it for the method.
 
         Raises:
@@ -278,9 +267,11 @@ class Grouped(BaseQuantizer):
         """Entries of a group."""
         return self.size
 
-    def uniform_grid(self, x: Float[Array, "*shape"] | None, tensor: Tensor) -> Grid | None:
+    def uniform_grid(
+        self, x: Float[Array, "*shape"] | None, tensor: numerics.Tensor
+    ) -> numerics.Grid | None:
         """Returns the grid of every group, its numbers for every entry; None without an array."""
-        if x is None or not isinstance(self.method, OnGrid):
+        if x is None or not isinstance(self.method, numerics.OnGrid):
             return None
         inner, split = self.split(x, tensor)
         method = self._narrowed(split, inner, self.outputs(tensor))
@@ -291,12 +282,12 @@ class Grouped(BaseQuantizer):
 
         return jax.tree.map(by_entry, of_groups)  # type: ignore[no-any-return]
 
-    def outputs(self, tensor: Tensor) -> tuple[int, ...]:
+    def outputs(self, tensor: numerics.Tensor) -> tuple[int, ...]:
         """Returns the axes of the split view that are a weight's output channels."""
         axis = self._axis(tensor)
         return tuple(a + (a > axis) for a in tensor.axes("channel") if a != axis)
 
-    def by_entry(self, shape: tuple[int, ...], tensor: Tensor) -> list[Array]:
+    def by_entry(self, shape: tuple[int, ...], tensor: numerics.Tensor) -> list[Array]:
         """Repeats the method's numbers for every entry of an array, each in the array's shape."""
         _, sizes = self._parts(shape, tensor)
         leaves = jax.tree.leaves(self._by_channel())
@@ -306,15 +297,19 @@ class Grouped(BaseQuantizer):
         """Returns the method with a number for each of some entries, of those of `by_entry`."""
         return jax.tree.unflatten(jax.tree.structure(self._by_channel()), numbers)
 
-    def _narrowed(self, x: Array, tensor: Tensor, outputs: tuple[int, ...]) -> Any:
+    def _narrowed(self, x: Array, tensor: numerics.Tensor, outputs: tuple[int, ...]) -> Any:
         """Returns the method per channel, an open range such that narrow steps can hold it."""
         method: Any = self._by_channel()
         # A range that is there was made here, or is taken as it is.
         if self.steps == "float32" or method.range is not None:
             return method
         keep = tensor.axes("channel")
-        top = largest_magnitude(x, keep)
-        unit = grid(method.bits, *value_range(x.astype(wide_dtype(x)), keep), method.symmetric)
+        top = numerics.largest_magnitude(x, keep)
+        unit = numerics.grid(
+            method.bits,
+            *numerics.value_range(x.astype(numerics.wide_dtype(x)), keep),
+            method.symmetric,
+        )
         step = jnp.where(top > 0, unit.step, 0.0)
         if self.steps == "float16":
             step = step.astype(jnp.float16).astype(step.dtype)
@@ -329,7 +324,7 @@ class Grouped(BaseQuantizer):
     def _by_channel(self) -> Any:
         return replace(self.method, per="channel")  # type: ignore[type-var]
 
-    def _axis(self, tensor: Tensor) -> int:
+    def _axis(self, tensor: numerics.Tensor) -> int:
         if tensor.find_summed is None:
             raise ValueError(
                 f"{tensor.site}/{tensor.name} has no axis that a product sums over, so it has no "
@@ -337,7 +332,9 @@ class Grouped(BaseQuantizer):
             )
         return tensor.find_summed()[-1]
 
-    def _parts(self, shape: tuple[int, ...], tensor: Tensor) -> tuple[Tensor, tuple[int, ...]]:
+    def _parts(
+        self, shape: tuple[int, ...], tensor: numerics.Tensor
+    ) -> tuple[numerics.Tensor, tuple[int, ...]]:
         axis = self._axis(tensor)
         if shape[axis] % self.size:
             raise ValueError(
@@ -381,9 +378,9 @@ DEFAULT_GROUP = 32
 Bound = Float[Array, "..."] | float
 
 
-@register_setting
+@core.register_setting
 @dataclass(frozen=True)
-class Int(Setting):
+class Int(core.Setting):
     """Integer quantization of a layer: `Int(8)`, or `Int(4, 8)` for 4-bit weights.
 
     Sharp edges:
@@ -421,19 +418,23 @@ class Int(Setting):
             is empty, or `group`, `steps` or "token" don't go with the rest.
     """
 
-    bits: Annotated[Bits, Width(1, MAX_BITS)] = static_number()
-    activation_bits: Annotated[Bits | None, Width(1, MAX_BITS)] = static_number(None)
-    symmetric: Annotated[bool | str, Choice(False, True, "weights", "activations")] = static(
-        "weights"
+    bits: Annotated[numerics.Bits, core.Width(1, numerics.MAX_BITS)] = core.static_number()
+    activation_bits: Annotated[numerics.Bits | None, core.Width(1, numerics.MAX_BITS)] = (
+        core.static_number(None)
     )
-    per: Annotated[str, Choice("channel", "tensor", "group")] = static("channel")
-    activations_per: Annotated[str, Choice("sample", "tensor", "token")] = static("sample")
+    symmetric: Annotated[bool | str, core.Choice(False, True, "weights", "activations")] = (
+        core.static("weights")
+    )
+    per: Annotated[str, core.Choice("channel", "tensor", "group")] = core.static("channel")
+    activations_per: Annotated[str, core.Choice("sample", "tensor", "token")] = core.static(
+        "sample"
+    )
     range: tuple[Bound, Bound] | Bound | None = None
-    weights: bool = static(True)
-    activations: bool = static(True)
-    at: Annotated[str, Choice("input", "output")] = static("input")
-    group: int | None = static(None)
-    steps: Annotated[str, Choice("float32", "float16", "int8")] = static("float32")
+    weights: bool = core.static(True)
+    activations: bool = core.static(True)
+    at: Annotated[str, core.Choice("input", "output")] = core.static("input")
+    group: int | None = core.static(None)
+    steps: Annotated[str, core.Choice("float32", "float16", "int8")] = core.static("float32")
 
     def __post_init__(self) -> None:
         """Checks the fields."""
@@ -448,7 +449,7 @@ class Int(Setting):
             raise ValueError("Int quantizes neither weights nor activations; use None instead.")
         _check_range(self.range)
 
-    def width(self, what: str) -> Bits:
+    def width(self, what: str) -> numerics.Bits:
         """Returns the bit width of "weights" or "activations"."""
         if what == "weights" or self.activation_bits is None:
             return self.bits
@@ -458,7 +459,7 @@ class Int(Setting):
         """Returns whether the grids of "weights" or "activations" are centred on zero."""
         return self.symmetric is True or self.symmetric == what
 
-    def parts(self) -> LayerQuantization:
+    def parts(self) -> numerics.LayerQuantization:
         """Returns the grids of weights and of activations.
 
         Raises:
@@ -485,13 +486,13 @@ class Int(Setting):
         grids = tuple(Uniform(bits, symmetric, r, self.activations_per) for r in ranges)
         # A tuple has a grid for each activation, a single grid serves any number of them.
         activations: Any = grids if _is_array(self.range) else grids[0]
-        return LayerQuantization(
+        return numerics.LayerQuantization(
             self._weights() if self.weights else None,
             activations if self.activations else None,
             self.at,
         )
 
-    def _weights(self) -> Quantizer:
+    def _weights(self) -> numerics.Quantizer:
         """Returns the grid of weights."""
         symmetric = self.is_symmetric("weights")
         if self.per != "group":
@@ -499,7 +500,7 @@ class Int(Setting):
         size = DEFAULT_GROUP if self.group is None else self.group
         # Few values are worth one more most where a range is narrow: a group reaches its largest
         # value with codes that an integer kernel has anyway.
-        return Grouped(Uniform(self.bits, FULL if symmetric else False), size, self.steps)
+        return Grouped(Uniform(self.bits, numerics.FULL if symmetric else False), size, self.steps)
 
 
 def _is_array(bounds: Any) -> bool:
@@ -512,11 +513,13 @@ def _check_range(value: Any) -> None:
     if value is None:
         return
     if not isinstance(value, tuple):
-        check_number("Int.range", value, float(np.finfo(np.float32).tiny))
+        core.check_number("Int.range", value, float(np.finfo(np.float32).tiny))
         return
     if len(value) != 2:
         raise ValueError(f"Int.range must be a pair (low, high), not {value!r}.")
-    check_number("Int.range[0]", value[0])
-    check_number("Int.range[1]", value[1])
-    if all(is_concrete(b) for b in value) and np.any(np.asarray(value[0]) > np.asarray(value[1])):
+    core.check_number("Int.range[0]", value[0])
+    core.check_number("Int.range[1]", value[1])
+    if all(core.is_concrete(b) for b in value) and np.any(
+        np.asarray(value[0]) > np.asarray(value[1])
+    ):
         raise ValueError(f"Int.range must be a pair (low, high) with low <= high, not {value!r}.")

@@ -9,27 +9,13 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
-from jaxeff.compression.numerics import (
-    BaseQuantizer,
-    Quantizer,
-    Tensor,
-    at_least_float32,
-    wide_dtype,
-)
-from jaxeff.core import (
-    Count,
-    Positive,
-    check_broadcasts,
-    register_setting,
-    static,
-    static_number,
-    with_leading_axes,
-)
+from jaxeff import core
+from jaxeff.compression import numerics
 
 
-@register_setting
+@core.register_setting
 @dataclass(frozen=True)
-class Rotated(BaseQuantizer):
+class Rotated(numerics.BaseQuantizer):
     """Another method's values in a turned basis: `LayerQuantization(Rotated(m), Rotated(n))`.
 
     Turned, what a few large entries hold is spread over all of them, so that none decides the step
@@ -53,30 +39,32 @@ class Rotated(BaseQuantizer):
         Ashkboos et al., "QuaRot", arXiv:2404.00456, sections 3 and 4 (randomized Hadamard).
     """
 
-    method: Quantizer
-    size: Annotated[int | None, Count(1)] = static(None)
-    seed: Annotated[int, Count(0)] = static(0)
+    method: numerics.Quantizer
+    size: Annotated[int | None, core.Count(1)] = core.static(None)
+    seed: Annotated[int, core.Count(0)] = core.static(0)
 
     def __post_init__(self) -> None:
         """Checks the fields."""
         super().__post_init__()
-        if not isinstance(self.method, Quantizer) or isinstance(self.method, type):
+        if not isinstance(self.method, numerics.Quantizer) or isinstance(self.method, type):
             raise TypeError(f"Rotated.method must be a quantizer, not {self.method!r}.")
         if self.size is not None and self.size & (self.size - 1):
             raise ValueError(f"Rotated.size must be a power of two, not {self.size}.")
 
-    def quantize(self, x: Float[Array, "*shape"], tensor: Tensor) -> Float[Array, "*shape"]:
+    def quantize(
+        self, x: Float[Array, "*shape"], tensor: numerics.Tensor
+    ) -> Float[Array, "*shape"]:
         """Returns the nearest values; computed in float32 at least."""
         y = self.method.quantize(self._turned(x, tensor), tensor)
         return self._turned(y, tensor, back=True).astype(x.dtype)
 
-    def start(self, x: Float[Array, "*shape"], tensor: Tensor) -> "Rotated":
+    def start(self, x: Float[Array, "*shape"], tensor: numerics.Tensor) -> "Rotated":
         """Returns the method started from the rotated array."""
         if not hasattr(self.method, "start"):
             return self
         return replace(self, method=self.method.start(self._turned(x, tensor), tensor))
 
-    def storage(self, shape: tuple[int, ...], tensor: Tensor) -> Any:
+    def storage(self, shape: tuple[int, ...], tensor: numerics.Tensor) -> Any:
         """Counts the bits of the method: signs are drawn anew."""
         inner: Any = self.method
         return inner.storage(shape, tensor)
@@ -86,7 +74,7 @@ class Rotated(BaseQuantizer):
         """Bits of one code of the method."""
         return getattr(self.method, "width", 32)
 
-    def _turned(self, x: Array, tensor: Tensor, back: bool = False) -> Array:
+    def _turned(self, x: Array, tensor: numerics.Tensor, back: bool = False) -> Array:
         if tensor.find_summed is None or not tensor.find_summed():
             raise ValueError(
                 f"{tensor.site}/{tensor.name} has no axis that a product sums over, so nothing is "
@@ -101,7 +89,7 @@ class Rotated(BaseQuantizer):
                 f"{tensor.site}/{tensor.name} sums over {length} entries, which blocks of {size} "
                 "don't divide: take another size there."
             )
-        last = jnp.moveaxis(at_least_float32(x), axis, -1)
+        last = jnp.moveaxis(numerics.at_least_float32(x), axis, -1)
         return jnp.moveaxis(turned(last, size, self.seed, back), -1, axis)
 
 
@@ -132,9 +120,9 @@ def turned(
     return y * signs if back else y
 
 
-@register_setting
+@core.register_setting
 @dataclass(frozen=True)
-class Scaled(BaseQuantizer):
+class Scaled(numerics.BaseQuantizer):
     """Another method's values of an array times a scale, divided by it again.
 
     AWQ protects inputs of a layer that are large by a scale of their weights; where the scale can't
@@ -152,27 +140,29 @@ class Scaled(BaseQuantizer):
         Lin et al., "AWQ", arXiv:2306.00978, eq. 2.
     """
 
-    method: Quantizer
-    scale: Positive
+    method: numerics.Quantizer
+    scale: core.Positive
 
     def __post_init__(self) -> None:
         """Checks the fields."""
         super().__post_init__()
-        if not isinstance(self.method, Quantizer) or isinstance(self.method, type):
+        if not isinstance(self.method, numerics.Quantizer) or isinstance(self.method, type):
             raise TypeError(f"Scaled.method must be a quantizer, not {self.method!r}.")
 
-    def quantize(self, x: Float[Array, "*shape"], tensor: Tensor) -> Float[Array, "*shape"]:
+    def quantize(
+        self, x: Float[Array, "*shape"], tensor: numerics.Tensor
+    ) -> Float[Array, "*shape"]:
         """Returns the nearest values; computed in float32 at least."""
         scaled, scale = self._scaled(x, tensor)
         return (self.method.quantize(scaled, tensor) / scale).astype(x.dtype)
 
-    def start(self, x: Float[Array, "*shape"], tensor: Tensor) -> "Scaled":
+    def start(self, x: Float[Array, "*shape"], tensor: numerics.Tensor) -> "Scaled":
         """Returns the method started from the scaled array."""
         if not hasattr(self.method, "start"):
             return self
         return replace(self, method=self.method.start(self._scaled(x, tensor)[0], tensor))
 
-    def storage(self, shape: tuple[int, ...], tensor: Tensor) -> Any:
+    def storage(self, shape: tuple[int, ...], tensor: numerics.Tensor) -> Any:
         """Counts the bits of the method, and 32 for each scale."""
         inner: Any = self.method
         return inner.storage(shape, tensor) + 32 * jnp.size(self.scale)
@@ -182,10 +172,10 @@ class Scaled(BaseQuantizer):
         """Bits of one code of the method."""
         return getattr(self.method, "width", 32)
 
-    def by_entry(self, shape: tuple[int, ...], tensor: Tensor) -> list[Array]:
+    def by_entry(self, shape: tuple[int, ...], tensor: numerics.Tensor) -> list[Array]:
         """Repeats the scale, and the numbers of a method by group, for every entry of an array."""
         method: Any = self.method
-        scale = with_leading_axes(jnp.asarray(self.scale), shape)
+        scale = core.with_leading_axes(jnp.asarray(self.scale), shape)
         return [jnp.broadcast_to(scale, shape), *method.by_entry(shape, tensor)]
 
     def with_numbers(self, numbers: Sequence[Array]) -> "Scaled":
@@ -194,16 +184,16 @@ class Scaled(BaseQuantizer):
         method: Any = self.method
         return Scaled(method.with_numbers(rest), scale)
 
-    def _scaled(self, x: Array, tensor: Tensor) -> tuple[Array, Array]:
-        check_broadcasts(f"Scaled.scale at {tensor.site!r}", self.scale, x.shape)
-        dtype = wide_dtype(x)
-        scale = with_leading_axes(jnp.asarray(self.scale, dtype), x.shape)
+    def _scaled(self, x: Array, tensor: numerics.Tensor) -> tuple[Array, Array]:
+        core.check_broadcasts(f"Scaled.scale at {tensor.site!r}", self.scale, x.shape)
+        dtype = numerics.wide_dtype(x)
+        scale = core.with_leading_axes(jnp.asarray(self.scale, dtype), x.shape)
         return x.astype(dtype) * scale, scale
 
 
-@register_setting
+@core.register_setting
 @dataclass(frozen=True)
-class Switched(BaseQuantizer):
+class Switched(numerics.BaseQuantizer):
     """A method and whether it acts: `Switched(Uniform(bits), bits <= 16)`.
 
     A spec says with None that a layer is left alone, which decides what is compiled. In a policy,
@@ -216,17 +206,19 @@ class Switched(BaseQuantizer):
             are those of no quantization.
     """
 
-    method: Quantizer
-    on: bool | Array = static_number(True)
+    method: numerics.Quantizer
+    on: bool | Array = core.static_number(True)
 
-    def quantize(self, x: Float[Array, "*shape"], tensor: Tensor) -> Float[Array, "*shape"]:
+    def quantize(
+        self, x: Float[Array, "*shape"], tensor: numerics.Tensor
+    ) -> Float[Array, "*shape"]:
         """Quantizes by the method, or returns the values unchanged."""
         if isinstance(self.on, bool):
             return self.method.quantize(x, tensor) if self.on else x
         # Both are computed: a traced number can't decide what is compiled.
         return jnp.where(self._is_on(), self.method.quantize(x, tensor), x)
 
-    def start(self, x: Float[Array, "*shape"], tensor: Tensor) -> "Switched":
+    def start(self, x: Float[Array, "*shape"], tensor: numerics.Tensor) -> "Switched":
         """Computes the open numbers of its method."""
         started = getattr(self.method, "start", None)
         return self if started is None else replace(self, method=started(x, tensor))
@@ -236,7 +228,7 @@ class Switched(BaseQuantizer):
         form = getattr(self.method, "deterministic", None)
         return self if form is None else replace(self, method=form())
 
-    def storage(self, shape: tuple[int, ...], tensor: Tensor) -> Any:
+    def storage(self, shape: tuple[int, ...], tensor: numerics.Tensor) -> Any:
         """Counts the bits by the method, or in float32."""
         method: Any = self.method
         return jnp.where(self._is_on(), method.storage(shape, tensor), 32 * math.prod(shape))
@@ -247,7 +239,7 @@ class Switched(BaseQuantizer):
         method: Any = self.method
         return jnp.where(self._is_on(), method.width, 32)
 
-    def penalty(self, x: Float[Array, "*shape"], tensor: Tensor) -> Any:
+    def penalty(self, x: Float[Array, "*shape"], tensor: numerics.Tensor) -> Any:
         """Returns the penalty of the method where it acts."""
         method: Any = self.method
         return jnp.where(self._is_on(), method.penalty(x, tensor), 0.0)

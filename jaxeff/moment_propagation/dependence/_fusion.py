@@ -29,17 +29,7 @@ import jax.numpy as jnp
 
 from jaxeff.core import jax_internals as _compat
 from jaxeff.core import primitives as p
-from jaxeff.moment_propagation.dependence._lineage import (
-    SHARED,
-    DependentCombination,
-    Labels,
-    Lineage,
-    external,
-    follow_lineages,
-    identity,
-    internal,
-    shared_sources,
-)
+from jaxeff.moment_propagation.dependence import _lineage as lineage
 from jaxeff.moment_propagation.dependence._pointwise import degrees, has_rule, is_pointwise
 from jaxeff.program import Layer, Program
 from jaxeff.program.ir import Node, Scan, Value
@@ -93,8 +83,8 @@ class Assumption:
     def of(
         cls,
         layer: Layer,
-        meeting: DependentCombination,
-        leaves: Mapping[Value, Lineage] | None = None,
+        meeting: lineage.DependentCombination,
+        leaves: Mapping[Value, lineage.Lineage] | None = None,
     ) -> Assumption:
         """Makes the assumption that a layer combines independent entries where they meet.
 
@@ -146,14 +136,16 @@ class Assumption:
 Note = Callable[[Assumption], None]
 
 
-def _shared(meeting: DependentCombination, leaves: Mapping[Value, Lineage]) -> list[Any]:
+def _shared(
+    meeting: lineage.DependentCombination, leaves: Mapping[Value, lineage.Lineage]
+) -> list[Any]:
     """Returns the random arrays that dependent entries have in common."""
     own = leaves.get(meeting.source, {})
     if meeting.partners:
         return [s for s in own if any(s in leaves.get(v, {}) for v in meeting.partners)]
     # Within one value: the sources that several of its entries depend on; all of them where the
     # labels cannot tell.
-    return [s for s, labels in own.items() if SHARED in labels] or list(own)
+    return [s for s, labels in own.items() if lineage.SHARED in labels] or list(own)
 
 
 def _names(sources: Iterable[Any]) -> tuple[str, ...]:
@@ -218,7 +210,7 @@ def fuse_dependent(
     """
     state = _DependenceState(note, products)
     for value in random:
-        own = {value: identity(value.aval.shape)}
+        own = {value: lineage.identity(value.aval.shape)}
         # Entries of the inputs are independent by definition: each input is its own source.
         state.atoms[value] = state.roots[value] = state.leaves[value] = own
     layers = [state.visit(layer) for layer in program.layers]
@@ -262,9 +254,9 @@ class _DependenceState:
 
     note: Note
     products: bool
-    atoms: dict[Value, Lineage] = field(default_factory=dict)
-    leaves: dict[Value, Lineage] = field(default_factory=dict)
-    roots: dict[Value, Lineage] = field(default_factory=dict)
+    atoms: dict[Value, lineage.Lineage] = field(default_factory=dict)
+    leaves: dict[Value, lineage.Lineage] = field(default_factory=dict)
+    roots: dict[Value, lineage.Lineage] = field(default_factory=dict)
     made_by: dict[Value, Layer] = field(default_factory=dict)
     product_of: dict[Value, Layer] = field(default_factory=dict)
     position: dict[Layer, int] = field(default_factory=dict)
@@ -287,7 +279,7 @@ class _DependenceState:
         joined = layer if apart else self._joined(layer)
         # After joining back to atoms, atoms may still share noise through products that were not
         # followed. Only where they do is the dearer exact treatment tried.
-        assumed = external(self._random(joined), joined.nodes, self.leaves)
+        assumed = lineage.external(self._random(joined), joined.nodes, self.leaves)
         if assumed and not apart and (exact := self._exact(layer)) is not None:
             joined, assumed = exact, []
         for meeting in assumed:
@@ -301,14 +293,14 @@ class _DependenceState:
     def _pass(self, layer: Layer, random: Sequence[Value]) -> None:
         """Passes a loop or branch: everything it makes depends on all that it reads."""
         sources = list(dict.fromkeys(s for v in random for s in self.leaves[v]))
-        shared = shared_sources(random, self.leaves)
+        shared = lineage.shared_sources(random, self.leaves)
         if shared or _repeats(layer.nodes[0], random):
             self.note(Assumption.in_a_loop(layer, shared or sources))
         for value in layer.outputs:
             # Conservative: a body may mix any entries. Towards later layers the results are atoms,
             # so none of them is joined with a loop.
-            self.leaves[value] = {s: (SHARED,) * len(value.aval.shape) for s in sources}
-            self.atoms[value] = self.roots[value] = {value: identity(value.aval.shape)}
+            self.leaves[value] = {s: (lineage.SHARED,) * len(value.aval.shape) for s in sources}
+            self.atoms[value] = self.roots[value] = {value: lineage.identity(value.aval.shape)}
 
     def _joined(self, layer: Layer) -> Layer:
         """Joins a layer with those before it until its inputs are independent."""
@@ -328,7 +320,7 @@ class _DependenceState:
         # The rule of a product is exact for independent operands. For dependent ones a fused layer
         # is worth its cost only if it is exact as well.
         if layer.kind in _PRODUCTS:
-            if len(parts) == 1 and not internal(self._random(layer), layer.nodes):
+            if len(parts) == 1 and not lineage.internal(self._random(layer), layer.nodes):
                 return layer
             whole = join(parts)
             return whole if has_rule(whole, self._random(whole)) else layer
@@ -357,13 +349,17 @@ class _DependenceState:
                 return None
         return whole if len(parts) > 1 else None
 
-    def _wrong(self, whole: Layer, lineages: dict[Value, Lineage] | None = None) -> list[Value]:
+    def _wrong(
+        self, whole: Layer, lineages: dict[Value, lineage.Lineage] | None = None
+    ) -> list[Value]:
         """Returns the inputs that aren't independent, or that are decisions by random values."""
         random = self._random(whole)
         # A discrete result is taken at the means, whatever its operands share.
         if _is_discrete(whole.outputs[0]):
             return []
-        meetings = external(random, whole.nodes, self.atoms if lineages is None else lineages)
+        meetings = lineage.external(
+            random, whole.nodes, self.atoms if lineages is None else lineages
+        )
         # A mask made by a random comparison has no moments of its own: joined with the comparison
         # it becomes part of the function that is integrated.
         discrete = [v for v in random if _is_discrete(v)]
@@ -377,7 +373,7 @@ class _DependenceState:
         if not sums:
             return []
         # What two entries have in common cancels, which is seen where the sum is made.
-        met = [m for m in internal(random, whole.nodes) if m.eqn.primitive is p.sub_p]
+        met = [m for m in lineage.internal(random, whole.nodes) if m.eqn.primitive is p.sub_p]
         return [v for v in sums if any(m.source is v for m in met)]
 
     def _is_running_sum(self, value: Value) -> bool:
@@ -433,9 +429,9 @@ class _DependenceState:
             v: {(i, s): x for i, known in enumerate(followed) for s, x in known[v].items()}
             for v in self._random(layer)
         }
-        made = follow_lineages(layer.nodes, given)[0]
+        made = lineage.follow_lineages(layer.nodes, given)[0]
         for value in layer.outputs:
-            found: list[dict[Value, Labels]] = [{}, {}, {}]
+            found: list[dict[Value, lineage.Labels]] = [{}, {}, {}]
             for (i, source), labels in made.get(value, {}).items():
                 found[i][source] = labels
             leaves, roots, atoms = found
@@ -443,8 +439,8 @@ class _DependenceState:
                 continue
             self.leaves[value] = leaves
             # What isn't followed back is a source of its own: an atom.
-            self.atoms[value] = atoms or {value: identity(value.aval.shape)}
-            self.roots[value] = roots or {value: identity(value.aval.shape)}
+            self.atoms[value] = atoms or {value: lineage.identity(value.aval.shape)}
+            self.roots[value] = roots or {value: lineage.identity(value.aval.shape)}
             if joinable or product:
                 (self.made_by if joinable else self.product_of)[value] = layer
                 self.position.setdefault(layer, len(self.position))

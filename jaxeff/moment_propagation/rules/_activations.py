@@ -89,16 +89,7 @@ from jax import lax
 from jaxtyping import Array, Float
 
 from jaxeff.core import jax_internals as _compat
-from jaxeff.moment_propagation._values import (
-    Gaussian,
-    Random,
-    cdf,
-    inverse_std,
-    is_random,
-    near,
-    tail,
-    to_variance,
-)
+from jaxeff.moment_propagation import _values
 
 Attribute = str | int | tuple[int, ...] | tuple[float, ...]
 
@@ -106,8 +97,8 @@ _DTYPES = ("float32", "float64")
 
 
 def composite(
-    name: str, rule: Callable[..., Gaussian], *operands: Array, **attributes: Attribute
-) -> Gaussian:
+    name: str, rule: Callable[..., _values.Gaussian], *operands: Array, **attributes: Attribute
+) -> _values.Gaussian:
     """Evaluates `rule(*operands)`, which an export keeps as the composite `jaxeff.<name>`.
 
     Args:
@@ -123,21 +114,25 @@ def composite(
         result = rule(*values)
         return result.mean, result.var
 
-    return Gaussian(*_compat.export_composite(moments, operands, f"jaxeff.{name}", attributes))
+    return _values.Gaussian(
+        *_compat.export_composite(moments, operands, f"jaxeff.{name}", attributes)
+    )
 
 
-def activation(name: str) -> Callable[[Callable[[Gaussian], Gaussian]], Callable]:
+def activation(name: str) -> Callable[[Callable[[_values.Gaussian], _values.Gaussian]], Callable]:
     """Makes the moments of a function of one random array the composite `jaxeff.<name>`."""
 
-    def decorate(rule: Callable[[Gaussian], Gaussian]) -> Callable[[Random], Gaussian]:
+    def decorate(
+        rule: Callable[[_values.Gaussian], _values.Gaussian],
+    ) -> Callable[[_values.Random], _values.Gaussian]:
         # A network has many activations of few shapes: each shape is traced once.
         @functools.partial(jax.jit, inline=True)
-        def traced(mean: Array, var: Array) -> Gaussian:
-            return rule(Gaussian(mean, var))
+        def traced(mean: Array, var: Array) -> _values.Gaussian:
+            return rule(_values.Gaussian(mean, var))
 
         @functools.wraps(rule)
-        def moments(x: Random) -> Gaussian:
-            x = to_variance(x)
+        def moments(x: _values.Random) -> _values.Gaussian:
+            x = _values.to_variance(x)
             return composite(name, traced, x.mean, x.var)
 
         return moments
@@ -155,24 +150,24 @@ Coefficients = Sequence[float | Array]
 
 
 @activation("pfp_relu")
-def relu(x: Gaussian) -> Gaussian:
+def relu(x: _values.Gaussian) -> _values.Gaussian:
     """Computes the moments of max(x, 0), at one exponential and one tail probability per entry.
 
     The mean is max(m, 0) + s h(|t|) and the variance s^2 (Phi(t) - h(|t|) (|t| + h(|t|))) with
     t = m / s: Klein's thesis, eqs. (8.5) and (8.6), rearranged so that nothing cancels.
     """
-    scale = inverse_std(x.var)
-    t = near(jnp.abs(x.mean) * scale)
-    _, prob, h = tail(t)
+    scale = _values.inverse_std(x.var)
+    t = _values.near(jnp.abs(x.mean) * scale)
+    _, prob, h = _values.tail(t)
     # The tail is taken at |t|, where it is small: Phi(t) near one then loses nothing that counts.
     # Never below zero: h (|t| + h) is below Q(|t|) by its 2 / t^2th part, far above rounding.
     share = jnp.where(x.mean > 0, 1 - prob, prob) - h * (t + h)
-    return Gaussian(jnp.maximum(x.mean, 0) + x.var * scale * h, x.var * share)
+    return _values.Gaussian(jnp.maximum(x.mean, 0) + x.var * scale * h, x.var * share)
 
 
 def piecewise(
-    x: Random, breaks: Sequence[float | Array], pieces: Sequence[Coefficients]
-) -> Gaussian:
+    x: _values.Random, breaks: Sequence[float | Array], pieces: Sequence[Coefficients]
+) -> _values.Gaussian:
     """Computes the moments of a piecewise polynomial of a Gaussian.
 
     Args:
@@ -193,10 +188,10 @@ def piecewise(
             f"piecewise: {len(breaks)} breakpoints need {len(breaks) + 1} polynomials of degree "
             f"two or less, got {[len(p) - 1 for p in pieces]}."
         )
-    x = to_variance(x)
+    x = _values.to_variance(x)
 
-    def rule(mean: Array, var: Array) -> Gaussian:
-        return _piecewise(Gaussian(mean, var), breaks, pieces)
+    def rule(mean: Array, var: Array) -> _values.Gaussian:
+        return _piecewise(_values.Gaussian(mean, var), breaks, pieces)
 
     # A composite's attributes are numbers: with a slope per channel (PReLU) there is none.
     coefficients = [c for piece in pieces for c in (*piece, 0.0, 0.0)[:3]]
@@ -208,11 +203,11 @@ def piecewise(
 
 
 def _piecewise(
-    x: Gaussian, breaks: Sequence[float | Array], pieces: Sequence[Coefficients]
-) -> Gaussian:
+    x: _values.Gaussian, breaks: Sequence[float | Array], pieces: Sequence[Coefficients]
+) -> _values.Gaussian:
     # Infinity times a coefficient of zero isn't a number, so the limits are taken apart.
     known = jnp.isfinite(x.mean)
-    mean, scale = jnp.where(known, x.mean, 0), inverse_std(x.var)
+    mean, scale = jnp.where(known, x.mean, 0), _values.inverse_std(x.var)
     std = lax.reciprocal(scale)
     # Expanded about the mean and less f(m), the polynomials are of the size of the spread itself:
     # E[x^2] - E[x]^2 of the raw ones cancels in float32.
@@ -232,7 +227,7 @@ def _piecewise(
     # 1 above the floor of the variance and 0 at a variance of zero, where the result is f(m).
     ratio = x.var * scale * scale
     limit = jnp.where(x.mean > 0, _limit(pieces[-1], 1.0), _limit(pieces[0], -1.0))
-    return Gaussian(
+    return _values.Gaussian(
         jnp.where(known, at_mean + ratio * first, jnp.where(jnp.isnan(x.mean), jnp.nan, limit)),
         jnp.where(known, ratio * jnp.maximum(second - first * first, 0), 0),
     )
@@ -263,7 +258,7 @@ def _truncated_moments(
     ends = [(zero, zero, zero, one)]  # breakpoint (finite stand-in), density, lower, upper tail
     for knot in knots:
         t = jnp.clip(knot, -40, 40)
-        density, prob, _ = tail(near(jnp.abs(t)))
+        density, prob, _ = _values.tail(_values.near(jnp.abs(t)))
         ends.append(
             (t, density, jnp.where(t < 0, prob, 1 - prob), jnp.where(t < 0, 1 - prob, prob))
         )
@@ -280,40 +275,40 @@ def _truncated_moments(
     return intervals
 
 
-def absolute(x: Random) -> Gaussian:
+def absolute(x: _values.Random) -> _values.Gaussian:
     """Computes the moments of |x|."""
     return piecewise(x, (0.0,), ((0.0, -1.0), (0.0, 1.0)))
 
 
 @activation("pfp_square")
-def square(x: Gaussian) -> Gaussian:
+def square(x: _values.Gaussian) -> _values.Gaussian:
     """Computes the moments of x^2."""
     # A noncentral chi-squared variable: the variance is 2 v^2 + 4 m^2 v, no difference of moments.
     power = x.mean * x.mean
-    return Gaussian(power + x.var, x.var * (2 * x.var + 4 * power))
+    return _values.Gaussian(power + x.var, x.var * (2 * x.var + 4 * power))
 
 
 @activation("pfp_exp")
-def exponential(x: Gaussian) -> Gaussian:
+def exponential(x: _values.Gaussian) -> _values.Gaussian:
     """Computes the moments of exp(x), log-normal."""
     # expm1 keeps a relative variance below the machine epsilon.
     mean = jnp.exp(x.mean + 0.5 * x.var)
-    return Gaussian(mean, mean * mean * jnp.expm1(x.var))
+    return _values.Gaussian(mean, mean * mean * jnp.expm1(x.var))
 
 
 @activation("pfp_sin")
-def sine(x: Gaussian) -> Gaussian:
+def sine(x: _values.Gaussian) -> _values.Gaussian:
     """Computes the moments of sin(x)."""
     return _wave(x, jnp.sin(x.mean), jnp.cos(x.mean))
 
 
 @activation("pfp_cos")
-def cosine(x: Gaussian) -> Gaussian:
+def cosine(x: _values.Gaussian) -> _values.Gaussian:
     """Computes the moments of cos(x)."""
     return _wave(x, jnp.cos(x.mean), jnp.sin(x.mean))
 
 
-def _wave(x: Gaussian, value: Array, slope: Array) -> Gaussian:
+def _wave(x: _values.Gaussian, value: Array, slope: Array) -> _values.Gaussian:
     """Computes the moments of a sine or cosine f.
 
     The mean is exp(-v/2) f(m), the variance (1 - q) ((1 - q) / 2 + q f'(m)^2) with q = exp(-v).
@@ -321,12 +316,12 @@ def _wave(x: Gaussian, value: Array, slope: Array) -> Gaussian:
     # From the characteristic function E exp(ix) = exp(im - v/2). With 1 - q as a factor the
     # variance keeps its digits as v goes to zero.
     lost = -jnp.expm1(-x.var)
-    return Gaussian(
+    return _values.Gaussian(
         jnp.exp(-0.5 * x.var) * value, lost * (0.5 * lost + jnp.exp(-x.var) * slope * slope)
     )
 
 
-def normal_cdf(x: Random, nodes: int = 16) -> Gaussian:
+def normal_cdf(x: _values.Random, nodes: int = 16) -> _values.Gaussian:
     """Computes the moments of the standard normal CDF Phi(x).
 
     With a = m / sqrt(1 + v) the mean is Phi(a). The variance is the bivariate normal probability
@@ -340,7 +335,7 @@ def normal_cdf(x: Random, nodes: int = 16) -> Gaussian:
         x: Random input.
         nodes: Gauss-Legendre nodes for the integral.
     """
-    x = to_variance(x)
+    x = _values.to_variance(x)
     spread = lax.rsqrt(1 + x.var)
     a = x.mean * spread
     # asin(v / (1 + v)) through its tangent, whose gradient is finite where v / (1 + v) rounds to 1
@@ -351,7 +346,7 @@ def normal_cdf(x: Random, nodes: int = 16) -> Gaussian:
     t = jnp.asarray(0.5 * (roots + 1), x.dtype).reshape((-1,) + (1,) * x.ndim)
     weight = jnp.asarray(0.5 * masses, x.dtype).reshape(t.shape)
     density = jnp.exp(-a * a / (1 + jnp.sin(angle * t)))
-    return Gaussian(cdf(a), angle / (2 * np.pi) * jnp.sum(weight * density, 0))
+    return _values.Gaussian(_values.cdf(a), angle / (2 * np.pi) * jnp.sum(weight * density, 0))
 
 
 def _safe_sqrt(x: Array) -> Array:
@@ -359,17 +354,17 @@ def _safe_sqrt(x: Array) -> Array:
 
 
 @activation("pfp_erf")
-def error_function(x: Gaussian) -> Gaussian:
+def error_function(x: _values.Gaussian) -> _values.Gaussian:
     """Computes the moments of erf(x) = 2 Phi(sqrt(2) x) - 1; the mean is erf(m / sqrt(1 + 2 v))."""
     # The mean is taken directly: 2 Phi - 1 would cancel where it is small.
-    phi = normal_cdf(Gaussian(2**0.5 * x.mean, 2 * x.var))
-    return Gaussian(lax.erf(x.mean * lax.rsqrt(1 + 2 * x.var)), 4 * phi.var)
+    phi = normal_cdf(_values.Gaussian(2**0.5 * x.mean, 2 * x.var))
+    return _values.Gaussian(lax.erf(x.mean * lax.rsqrt(1 + 2 * x.var)), 4 * phi.var)
 
 
-def complementary_error_function(x: Random) -> Gaussian:
+def complementary_error_function(x: _values.Random) -> _values.Gaussian:
     """Computes the moments of erfc(x) = 1 - erf(x); a small mean keeps its digits."""
-    x = to_variance(x)
-    return Gaussian(lax.erfc(x.mean * lax.rsqrt(1 + 2 * x.var)), error_function(x).var)
+    x = _values.to_variance(x)
+    return _values.Gaussian(lax.erfc(x.mean * lax.rsqrt(1 + 2 * x.var)), error_function(x).var)
 
 
 HERMITE_NODES = 32
@@ -380,7 +375,7 @@ _REACH = 6.0  # standard deviations; 2e-9 of the mass lies outside
 
 
 def gauss_hermite(
-    f: Callable[[Array], Any], x: Random, nodes: int = HERMITE_NODES, limited: bool = False
+    f: Callable[[Array], Any], x: _values.Random, nodes: int = HERMITE_NODES, limited: bool = False
 ) -> Any:
     """Computes the moments of `f(x)` by Gauss-Hermite quadrature.
 
@@ -396,7 +391,7 @@ def gauss_hermite(
         at the mean.
     """
     roots, masses = np.polynomial.hermite.hermgauss(nodes)
-    x = to_variance(x)
+    x = _values.to_variance(x)
     shape = (nodes,) + (1,) * x.ndim
     # From the weight exp(-t^2) to the normal density: z = sqrt(2) t, masses over sqrt(pi).
     z = jnp.asarray(roots * np.sqrt(2), x.dtype).reshape(shape)
@@ -406,7 +401,7 @@ def gauss_hermite(
 
 def gauss_legendre(
     f: Callable[[Array], Any],
-    x: Random,
+    x: _values.Random,
     kinks: Sequence[float] = (0.0,),
     nodes: int = LEGENDRE_NODES,
     limited: bool = False,
@@ -427,7 +422,7 @@ def gauss_legendre(
         As `gauss_hermite`.
     """
     roots, masses = np.polynomial.legendre.leggauss(nodes)
-    x = to_variance(x)
+    x = _values.to_variance(x)
     std = _floored_std(x)
     shape = (nodes,) + (1,) * x.ndim
     t = jnp.asarray(0.5 * (roots + 1), x.dtype).reshape(shape)
@@ -451,8 +446,8 @@ def gauss_legendre(
 
 def gauss_pair(
     f: Callable[[Array, Array], Any],
-    x: Random,
-    y: Random,
+    x: _values.Random,
+    y: _values.Random,
     kinks: Sequence[float] = (0.0,),
     limited: bool = False,
 ) -> Any:
@@ -473,18 +468,18 @@ def gauss_pair(
 
     def given(value: Array) -> Any:
         moments = gauss_legendre(lambda point: f(point, value), x, kinks, limited=limited)
-        return jax.tree.map(lambda g: (g.mean, g.var), moments, is_leaf=is_random)
+        return jax.tree.map(lambda g: (g.mean, g.var), moments, is_leaf=_values.is_random)
 
     outer = gauss_hermite(given, y, 8)
     # The law of total variance: variance of the means plus mean of the variances.
     return jax.tree.map(
-        lambda pair: Gaussian(pair[0].mean, pair[0].var + pair[1].mean),
+        lambda pair: _values.Gaussian(pair[0].mean, pair[0].var + pair[1].mean),
         outer,
-        is_leaf=lambda t: isinstance(t, tuple) and len(t) == 2 and is_random(t[0]),
+        is_leaf=lambda t: isinstance(t, tuple) and len(t) == 2 and _values.is_random(t[0]),
     )
 
 
-def _floored_std(x: Gaussian) -> Float[Array, "*shape"]:
+def _floored_std(x: _values.Gaussian) -> Float[Array, "*shape"]:
     """Returns the standard deviation, or eps^(1/3) (1 + |m|) where that is larger."""
     mean = lax.stop_gradient(x.mean)
     mean = jnp.where(jnp.isfinite(mean), mean, 0)
@@ -520,7 +515,7 @@ def _inside(
 
 
 def _integrate(
-    fn: Callable[[Array], Any], x: Gaussian, pieces: Sequence[tuple], limited: bool
+    fn: Callable[[Array], Any], x: _values.Gaussian, pieces: Sequence[tuple], limited: bool
 ) -> Any:
     """Computes the moments of fn(mean + std z); (z, weight) pairs have the nodes in front."""
     std = _floored_std(x)
@@ -535,7 +530,7 @@ def _integrate(
         points, pieces = _inside(fn, x.mean, points, pieces)
     values = [jax.vmap(fn)(point) for point in points]
 
-    def moments(at_mean: Array, *at_nodes: Array) -> Array | Gaussian:
+    def moments(at_mean: Array, *at_nodes: Array) -> Array | _values.Gaussian:
         if not jnp.issubdtype(at_mean.dtype, jnp.floating):
             return at_mean
         first, second = jnp.zeros_like(at_mean), jnp.zeros_like(at_mean)
@@ -545,6 +540,8 @@ def _integrate(
             delta = jnp.where(same, 0, value - at_mean[None])
             first += jnp.sum(weight * delta, 0)
             second += jnp.sum(weight * delta * delta, 0)
-        return Gaussian(at_mean + ratio * first, ratio * jnp.maximum(second - first * first, 0))
+        return _values.Gaussian(
+            at_mean + ratio * first, ratio * jnp.maximum(second - first * first, 0)
+        )
 
     return jax.tree.map(moments, centre, *values)

@@ -48,15 +48,7 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array
 
-from jaxeff.moment_propagation._values import (
-    Gaussian,
-    Random,
-    cdf,
-    inverse_std,
-    near,
-    tail,
-    to_variance,
-)
+from jaxeff.moment_propagation import _values as values
 from jaxeff.moment_propagation.rules._activations import gauss_legendre
 from jaxeff.moment_propagation.rules._arithmetic import negate
 
@@ -71,7 +63,9 @@ class _Statistics(NamedTuple):
     covariance: Array
 
 
-def _centred_statistics(x: Gaussian, axes: tuple[int, ...], eps: float | Array) -> _Statistics:
+def _centred_statistics(
+    x: values.Gaussian, axes: tuple[int, ...], eps: float | Array
+) -> _Statistics:
     n = _count(x, axes)
 
     def average(value: Array) -> Array:
@@ -91,7 +85,7 @@ def _centred_statistics(x: Gaussian, axes: tuple[int, ...], eps: float | Array) 
     return _Statistics(centre, var, power, power_var, covariance)
 
 
-def _raw_statistics(x: Gaussian, axes: tuple[int, ...], eps: float | Array) -> _Statistics:
+def _raw_statistics(x: values.Gaussian, axes: tuple[int, ...], eps: float | Array) -> _Statistics:
     n = _count(x, axes)
 
     def average(value: Array) -> Array:
@@ -105,14 +99,14 @@ def _raw_statistics(x: Gaussian, axes: tuple[int, ...], eps: float | Array) -> _
 
 
 def normalize(
-    x: Random,
+    x: values.Random,
     axes: tuple[int, ...] = (-1,),
     eps: float | Array = 1e-5,
     shift: float = 0.0,
     floor: float = 0.0,
     *,
     centre: bool = True,
-) -> Gaussian:
+) -> values.Gaussian:
     """Computes the moments of c / (sqrt(mean(c^2) + eps) + shift), the mean over `axes`.
 
     Args:
@@ -127,28 +121,28 @@ def normalize(
         Mean and variance, shaped like `x`, no scale or bias.
     """
     statistics = _centred_statistics if centre else _raw_statistics
-    return _quotient(statistics(to_variance(x), axes, eps), shift, floor)
+    return _quotient(statistics(values.to_variance(x), axes, eps), shift, floor)
 
 
-def centred(x: Random, axes: tuple[int, ...]) -> Gaussian:
+def centred(x: values.Random, axes: tuple[int, ...]) -> values.Gaussian:
     """Computes the exact moments of x - mean(x) over `axes`, shaped like `x`."""
-    s = _centred_statistics(to_variance(x), axes, 0.0)
-    return Gaussian(s.centre, s.var)
+    s = _centred_statistics(values.to_variance(x), axes, 0.0)
+    return values.Gaussian(s.centre, s.var)
 
 
-def variance(x: Random, axes: tuple[int, ...], eps: float = 0.0) -> Gaussian:
+def variance(x: values.Random, axes: tuple[int, ...], eps: float = 0.0) -> values.Gaussian:
     """Computes the exact moments of the variance over `axes`, plus eps; axes kept with size 1."""
-    s = _centred_statistics(to_variance(x), axes, eps)
-    return Gaussian(s.power, s.power_var)
+    s = _centred_statistics(values.to_variance(x), axes, eps)
+    return values.Gaussian(s.power, s.power_var)
 
 
-def mean_square(x: Random, axes: tuple[int, ...], eps: float = 0.0) -> Gaussian:
+def mean_square(x: values.Random, axes: tuple[int, ...], eps: float = 0.0) -> values.Gaussian:
     """Computes the exact moments of the mean square over `axes`, plus eps; axes kept."""
-    s = _raw_statistics(to_variance(x), axes, eps)
-    return Gaussian(s.power, s.power_var)
+    s = _raw_statistics(values.to_variance(x), axes, eps)
+    return values.Gaussian(s.power, s.power_var)
 
 
-def root(q: Gaussian) -> Gaussian:
+def root(q: values.Gaussian) -> values.Gaussian:
     """Computes the moments of sqrt(q) for a sum of squares q, taken as gamma distributed.
 
     With shape k = (E q)^2 / Var q and r = Gamma(k + 1/2)^2 / (Gamma(k)^2 k), the mean is
@@ -159,10 +153,10 @@ def root(q: Gaussian) -> Gaussian:
     safe, c = _inverse_shape(q)
     lost = _lost(c)
     # The stand-in for a mean of zero is masked: the root of zero is zero, with a finite gradient.
-    return Gaussian(jnp.sqrt(safe * (1 - lost)) * (q.mean > 0), q.mean * lost)
+    return values.Gaussian(jnp.sqrt(safe * (1 - lost)) * (q.mean > 0), q.mean * lost)
 
 
-def inverse_root(q: Gaussian) -> Gaussian:
+def inverse_root(q: values.Gaussian) -> values.Gaussian:
     """Computes the moments of 1 / sqrt(q), `q` taken as gamma; from shape k = 1.1 down as at 1.1.
 
     E 1/q is k / ((k - 1) E q), and below k = 1 infinite. With d = k - 1/2 and the r of `root` at d,
@@ -176,19 +170,19 @@ def inverse_root(q: Gaussian) -> Gaussian:
     # k / (k - 1) - k / (d r), without the cancellation; lost / past is 1/4 where c is 0.
     share = jnp.where(past > 0, lost / jnp.where(past > 0, past, 1), 0.25)
     var = (0.5 - share) * c / ((1 - c) * (1 - c / 2) * (1 - lost)) / safe
-    return Gaussian(mean, var)
+    return values.Gaussian(mean, var)
 
 
-def inverse(q: Gaussian) -> Gaussian:
+def inverse(q: values.Gaussian) -> values.Gaussian:
     """Computes the moments of 1 / q, `q` taken as gamma; from shape k = 2.1 down as at 2.1."""
     safe, c = _inverse_shape(q)
     c = jnp.minimum(c, 1 / 2.1)
     # E 1/q = k / ((k - 1) E q), and the relative variance 1 / (k - 2) is infinite at k = 2.
     mean = 1 / (safe * (1 - c))
-    return Gaussian(mean, mean * mean * c / (1 - 2 * c))
+    return values.Gaussian(mean, mean * mean * c / (1 - 2 * c))
 
 
-def logarithm(q: Gaussian) -> Gaussian:
+def logarithm(q: values.Gaussian) -> values.Gaussian:
     """Computes the moments of log(q), `q` taken as gamma: digamma and trigamma of its shape."""
     safe, c = _inverse_shape(q)
     # Above k = 10 by the asymptotic series: digamma(k) - log(k) cancels there.
@@ -199,10 +193,10 @@ def logarithm(q: Gaussian) -> Gaussian:
     var = jnp.where(
         c < 0.1, c + c * c / 2 + c**3 / 6 - c**5 / 30, lax.polygamma(jnp.ones_like(k), k)
     )
-    return Gaussian(jnp.log(safe) + mean, var)
+    return values.Gaussian(jnp.log(safe) + mean, var)
 
 
-def _inverse_shape(q: Gaussian) -> tuple[Array, Array]:
+def _inverse_shape(q: values.Gaussian) -> tuple[Array, Array]:
     """Returns the mean of a gamma variable, 1 if it isn't positive, and 1 / k for its shape k."""
     safe = jnp.where(q.mean > 0, q.mean, 1)
     return safe, q.var / (safe * safe)
@@ -217,14 +211,14 @@ def _lost(c: Array) -> Array:
     return jnp.where(c < 0.25, series, exact)
 
 
-def _count(x: Gaussian, axes: tuple[int, ...]) -> int:
+def _count(x: values.Gaussian, axes: tuple[int, ...]) -> int:
     n = 1
     for axis in axes:
         n *= x.shape[axis]
     return n
 
 
-def _quotient(s: _Statistics, shift: float, floor: float) -> Gaussian:
+def _quotient(s: _Statistics, shift: float, floor: float) -> values.Gaussian:
     """Computes the moments of c / (sqrt(max(q, floor)) + shift)."""
     if not floor:
         return _expanded(s, shift)
@@ -233,17 +227,17 @@ def _quotient(s: _Statistics, shift: float, floor: float) -> Gaussian:
     # The probability that q is below its floor, as for a log-normal with the moments of q.
     log_var = jnp.log1p(s.power_var / power / power)
     log_mean = jnp.log(power) - 0.5 * log_var
-    below = cdf((math.log(floor) - log_mean) * inverse_std(log_var))
+    below = values.cdf((math.log(floor) - log_mean) * values.inverse_std(log_var))
     above = _expanded(s._replace(power=jnp.maximum(power, floor)), shift)
     scale = floor**-0.5
     mean = below * scale * s.centre + (1 - below) * above.mean
     # Law of total variance over the two cases: the variance within each, and between their means.
     gap = scale * s.centre - above.mean
     var = below * scale * scale * s.var + (1 - below) * (above.var + below * gap * gap)
-    return Gaussian(mean, var)
+    return values.Gaussian(mean, var)
 
 
-def _expanded(s: _Statistics, shift: float) -> Gaussian:
+def _expanded(s: _Statistics, shift: float) -> values.Gaussian:
     """Computes the moments of c / (sqrt(q) + shift).
 
     The mean is of second order, the variance of first, clamped at 0.
@@ -259,7 +253,7 @@ def _expanded(s: _Statistics, shift: float) -> Gaussian:
     curvature = part * (0.125 + 0.25 * part)
     mean = scale * (s.centre * (1 + curvature * spread) - 0.5 * tilt)
     var = s.var - s.centre * tilt + 0.25 * s.centre * s.centre * part * part * spread
-    return Gaussian(mean, scale * scale * jnp.maximum(var, 0))
+    return values.Gaussian(mean, scale * scale * jnp.maximum(var, 0))
 
 
 # A mixture of normal CDFs Phi(scale x) that is the sigmoid within 6.2e-6 (our least-maximum fit,
@@ -269,7 +263,7 @@ _MIXTURE_SCALES = (1.03590072, 0.70959706, 0.48248666, 0.32494155)
 _NOTHING = -1e4  # its exponential is zero in every dtype, its square is finite
 
 
-def softmax(x: Random, axis: int = -1) -> Gaussian:
+def softmax(x: values.Random, axis: int = -1) -> values.Gaussian:
     """Computes the moments of `jax.nn.softmax(x, axis)`.
 
     Args:
@@ -282,51 +276,51 @@ def softmax(x: Random, axis: int = -1) -> Gaussian:
     # softmax_i = sigmoid(z_i - L_i) with L_i independent of z_i: one Gaussian, one integral.
     _, margin = _margins(x, axis)
     p = gauss_legendre(jax.nn.sigmoid, margin)
-    return Gaussian(jnp.moveaxis(p.mean, -1, axis), jnp.moveaxis(p.var, -1, axis))
+    return values.Gaussian(jnp.moveaxis(p.mean, -1, axis), jnp.moveaxis(p.var, -1, axis))
 
 
-def softmin(x: Random, axis: int = -1) -> Gaussian:
+def softmin(x: values.Random, axis: int = -1) -> values.Gaussian:
     """Computes the moments of `jax.nn.softmax(-x, axis)`."""
-    return softmax(negate(to_variance(x)), axis)
+    return softmax(negate(values.to_variance(x)), axis)
 
 
-def log_softmax(x: Random, axis: int = -1) -> Gaussian:
+def log_softmax(x: values.Random, axis: int = -1) -> values.Gaussian:
     """Computes the moments of `jax.nn.log_softmax(x, axis)`."""
     clipped, margin = _margins(x, axis)
     p = gauss_legendre(jax.nn.log_sigmoid, margin)
     # log_sigmoid of a margin clipped at -1e4 is -1e4: what was cut off is added back exactly.
-    return Gaussian(jnp.moveaxis(p.mean + clipped, -1, axis), jnp.moveaxis(p.var, -1, axis))
+    return values.Gaussian(jnp.moveaxis(p.mean + clipped, -1, axis), jnp.moveaxis(p.var, -1, axis))
 
 
-def logsumexp(x: Random, axis: int = -1) -> Gaussian:
+def logsumexp(x: values.Random, axis: int = -1) -> values.Gaussian:
     """Computes the moments of `jax.nn.logsumexp(x, axis)`, without the axis."""
     top, _, level = _centred(x, axis)
     total = _levels(level)[-1]
     mean, var = total.mean[..., 0] + top[..., 0], total.var[..., 0]
     nothing = jnp.all(jnp.isneginf(x.mean), axis)  # all of it is masked
-    return Gaussian(jnp.where(nothing, -jnp.inf, mean), jnp.where(nothing, 0, var))
+    return values.Gaussian(jnp.where(nothing, -jnp.inf, mean), jnp.where(nothing, 0, var))
 
 
-def _margins(x: Random, axis: int) -> tuple[Array, Gaussian]:
+def _margins(x: values.Random, axis: int) -> tuple[Array, values.Gaussian]:
     """Returns what was clipped off the means, and each entry less the log-sum-exp of the others."""
     _, clipped, entries = _centred(x, axis)
     others = _leave_one_out(entries)
-    return clipped, Gaussian(entries.mean - others.mean, entries.var + others.var)
+    return clipped, values.Gaussian(entries.mean - others.mean, entries.var + others.var)
 
 
-def _centred(x: Random, axis: int) -> tuple[Array, Array, Gaussian]:
+def _centred(x: values.Random, axis: int) -> tuple[Array, Array, values.Gaussian]:
     """Returns the largest mean, what is clipped off each mean, and the entries less the largest."""
-    x = to_variance(x)
+    x = values.to_variance(x)
     mean, var = jnp.moveaxis(x.mean, axis, -1), jnp.moveaxis(x.var, axis, -1)
     # Shifting all logits alike changes no probability, so the shift carries no derivative. Where
     # all means are minus infinity there is nothing to shift by.
     top = lax.stop_gradient(jnp.max(mean, -1, keepdims=True))
     top = jnp.where(jnp.isfinite(top), top, 0)
     kept = jnp.maximum(mean - top, _NOTHING)
-    return top, (mean - top) - kept, Gaussian(kept, var)
+    return top, (mean - top) - kept, values.Gaussian(kept, var)
 
 
-def _log_add(x: Gaussian, y: Gaussian) -> Gaussian:
+def _log_add(x: values.Gaussian, y: values.Gaussian) -> values.Gaussian:
     """Computes the moments of log(exp(x) + exp(y)) for independent x and y.
 
     The sigmoid is a mixture of normal CDFs, so the expectations of softplus and of its derivatives
@@ -345,8 +339,8 @@ def _log_add(x: Gaussian, y: Gaussian) -> Gaussian:
     # E Phi(s d) = Phi(s m / sqrt(1 + s^2 v)) for Gaussian d, and E softplus(d) is its integral up
     # to m, h(t) / g with h the expected exceedance.
     g = scale * lax.rsqrt(1 + scale * scale * v)
-    t = near(-m * g)
-    density, below, exceedance = tail(t)
+    t = values.near(-m * g)
+    density, below, exceedance = values.tail(t)
     terms = [exceedance / g, below]
     power = density
     # Derivative j + 1 of Phi(g m) by m is g^(j + 1) phi(t) He_j(t), at t = -g m.
@@ -364,42 +358,42 @@ def _log_add(x: Gaussian, y: Gaussian) -> Gaussian:
         spread += factor * slope * slope
     # Cov(y, softplus(d)) = -v_y E sigmoid(d) by Stein's lemma.
     var = high_var * (1 - 2 * share) + spread
-    return Gaussian(high_mean + gain, jnp.maximum(var, 0))
+    return values.Gaussian(high_mean + gain, jnp.maximum(var, 0))
 
 
-def _levels(entries: Gaussian) -> list[Gaussian]:
+def _levels(entries: values.Gaussian) -> list[values.Gaussian]:
     """Returns the log-sums of a binary tree over the last axis, padded leaves first."""
     size = entries.shape[-1]
     # Padded to a power of two, so that every level is one vectorised call on pairs. Padding has an
     # exponential of zero: it adds nothing to a sum.
     padding = [(0, 0)] * (entries.ndim - 1) + [(0, (1 << (size - 1).bit_length()) - size)]
-    level = Gaussian(
+    level = values.Gaussian(
         jnp.pad(entries.mean, padding, constant_values=_NOTHING), jnp.pad(entries.var, padding)
     )
     levels = [level]
     while level.shape[-1] > 1:
         level = _log_add(
-            Gaussian(level.mean[..., ::2], level.var[..., ::2]),
-            Gaussian(level.mean[..., 1::2], level.var[..., 1::2]),
+            values.Gaussian(level.mean[..., ::2], level.var[..., ::2]),
+            values.Gaussian(level.mean[..., 1::2], level.var[..., 1::2]),
         )
         levels.append(level)
     return levels
 
 
-def _leave_one_out(entries: Gaussian) -> Gaussian:
+def _leave_one_out(entries: values.Gaussian) -> values.Gaussian:
     """Computes for each entry of the last axis the log-sum-exp of all other entries."""
     levels = _levels(entries)
     root = levels[-1]
-    outside = Gaussian(jnp.full_like(root.mean, _NOTHING), jnp.zeros_like(root.var))
+    outside = values.Gaussian(jnp.full_like(root.mean, _NOTHING), jnp.zeros_like(root.var))
     # Downwards: what lies outside a child is what lies outside its parent, and its sibling. Leaving
     # one out by subtraction from the total has no rule, for both share the entry.
     for depth, level in enumerate(reversed(levels[:-1])):
-        sibling = Gaussian(*(_swap_pairs(m) for m in (level.mean, level.var)))
-        parent = Gaussian(*(jnp.repeat(m, 2, -1) for m in (outside.mean, outside.var)))
+        sibling = values.Gaussian(*(_swap_pairs(m) for m in (level.mean, level.var)))
+        parent = values.Gaussian(*(jnp.repeat(m, 2, -1) for m in (outside.mean, outside.var)))
         # Outside of the root lies nothing, whose log-sum with the sibling is the sibling.
         outside = sibling if depth == 0 else _log_add(parent, sibling)
     size = entries.shape[-1]
-    return Gaussian(outside.mean[..., :size], outside.var[..., :size])
+    return values.Gaussian(outside.mean[..., :size], outside.var[..., :size])
 
 
 def _swap_pairs(value: Array) -> Array:

@@ -27,44 +27,8 @@ from jaxtyping import Array
 
 from jaxeff.moment_propagation._propagation import Environment, propagate
 from jaxeff.moment_propagation._values import Gaussian, is_random, to_variance
-from jaxeff.moment_propagation.shared_kernels._channels import (
-    chosen_channels,
-    rearranged,
-    rows_by,
-    shared_parameters,
-    variance_of,
-)
-from jaxeff.moment_propagation.shared_kernels._layouts import (
-    BATCH,
-    CHANNEL,
-    PositionContraction,
-    canonical,
-    is_sum,
-    keeps_entries,
-    only_moves,
-    pooled,
-    positions,
-    restored,
-    split_at_contraction,
-    takes_extremum,
-)
-from jaxeff.moment_propagation.shared_kernels._terms import (
-    ChosenChannels,
-    Columns,
-    ContractionTerm,
-    EntryTerm,
-    LinearMap,
-    MixedTerm,
-    NoiseTerm,
-    RestTerm,
-    SharedNoise,
-    covary,
-    gated,
-    normalized,
-    read_out,
-    root,
-    spread,
-)
+from jaxeff.moment_propagation.shared_kernels import _channels as channels
+from jaxeff.moment_propagation.shared_kernels import _layouts, _terms
 from jaxeff.program import Layer
 from jaxeff.program.ir import Axes, Value
 
@@ -85,7 +49,7 @@ class RuleContext(NamedTuple):
         shared: Values that several layers read.
     """
 
-    noise: SharedNoise
+    noise: _terms.SharedNoise
     moments: Moments
     sources: Sequence[Value]
     layouts: Mapping[Value, Axes]
@@ -95,20 +59,20 @@ class RuleContext(NamedTuple):
         """Returns the first input whose noise is known."""
         return next((v for v in self.sources if self.noise.knows(v)), None)
 
-    def keep(self, made: Value, terms: Sequence[NoiseTerm]) -> None:
+    def keep(self, made: Value, terms: Sequence[_terms.NoiseTerm]) -> None:
         """Keeps what the noise of a layer's result is made of."""
         self.noise.terms[made] = terms
         if made in self.shared:
             # Each of its readers would take another part of a kernel's noise, and forget that it
             # is the same noise.
-            read_out(self.noise, made)
+            _terms.read_out(self.noise, made)
 
 
 def contraction(here: RuleContext, layer: Layer, values: Sequence[Any]) -> Sequence[Any]:
     """Computes a convolution or dense layer, and adds its result to the noise."""
     noise, layouts = here.noise, here.layouts
-    before, op, after = split_at_contraction(layer)
-    read = PositionContraction.of(op) if op is not None else None
+    before, op, after = _layouts.split_at_contraction(layer)
+    read = _layouts.PositionContraction.of(op) if op is not None else None
     # The plan holds no other layers.
     assert op is not None
     assert read is not None
@@ -118,7 +82,7 @@ def contraction(here: RuleContext, layer: Layer, values: Sequence[Any]) -> Seque
     layout = layouts[made] if read.layouts is None else read.layouts[1]
     image, kernel = (env.read(a) for a in op.inputs)
     terms, outputs = _contracted(noise, read, source, (image, kernel), layouts[made])
-    env.write(op.outputs, [Gaussian(*(restored(part, layout) for part in outputs))])
+    env.write(op.outputs, [Gaussian(*(_layouts.restored(part, layout) for part in outputs))])
     if not after:
         here.keep(made, terms)
         return [env.read(made)]
@@ -134,24 +98,24 @@ def contraction(here: RuleContext, layer: Layer, values: Sequence[Any]) -> Seque
 
 
 def _contracted(
-    noise: SharedNoise,
-    read: PositionContraction,
+    noise: _terms.SharedNoise,
+    read: _layouts.PositionContraction,
     source: Value | None,
     operands: tuple[Any, Any],
     layout: Axes,
-) -> tuple[list[NoiseTerm], tuple[Array, Array]]:
+) -> tuple[list[_terms.NoiseTerm], tuple[Array, Array]]:
     """Computes what a contraction's noise is made of, and its canonical mean and variance."""
     given, kernel = operands
     w, v = (read.kernel(part) for part in _parts(kernel))
-    m, spreads = (canonical(part, _of_operand(read, layout)) for part in _parts(given))
+    m, spreads = (_layouts.canonical(part, _of_operand(read, layout)) for part in _parts(given))
     mean = read.apply(m, w)
     none = jnp.zeros((len(m), mean.shape[-1]), mean.dtype)
-    term = ContractionTerm(jnp.ones_like(mean), none, read, m, (w, v))
+    term = _terms.ContractionTerm(jnp.ones_like(mean), none, read, m, (w, v))
     rest, share = spreads, 0.0
     if source is not None:
-        read_out(noise, source)
+        _terms.read_out(noise, source)
         a, s = noise.amplitudes[source].reshape(m.shape), noise.variances[source]
-        common = a * a * spread(s, m)
+        common = a * a * _terms.spread(s, m)
         slopes = read.slopes(w, read.by_tap(a).astype(w.dtype))
         term = replace(
             term,
@@ -161,11 +125,11 @@ def _contracted(
             slopes=slopes,
         )
         rest, share = jnp.maximum(spreads - common, 0), _size(mean) / _size(m)
-    terms, var = list[NoiseTerm]([term]), jnp.zeros_like(mean)
+    terms, var = list[_terms.NoiseTerm]([term]), jnp.zeros_like(mean)
     if is_random(given):
         var = read.apply(rest, w * w)
-        terms.append(RestTerm(term.gate, var, share))
-        var = var + spread(term.variance, mean)
+        terms.append(_terms.RestTerm(term.gate, var, share))
+        var = var + _terms.spread(term.variance, mean)
     if is_random(kernel):
         var = var + read.apply(m * m + spreads, v)
     return terms, (mean, var)
@@ -182,7 +146,7 @@ def _variance_through(slopes: Array, covariance: Array, variances: Array) -> Arr
     return jnp.maximum((slopes * (covariance @ slopes)).sum(1), 0)
 
 
-def _of_operand(read: PositionContraction, layout: Axes) -> Axes:
+def _of_operand(read: _layouts.PositionContraction, layout: Axes) -> Axes:
     return layout if read.layouts is None else read.layouts[0]
 
 
@@ -199,67 +163,73 @@ def pointwise(here: RuleContext, layer: Layer, values: Sequence[Any]) -> Sequenc
     operands, layout = dict(zip(layer.inputs, values, strict=True)), layouts[layer.outputs[0]]
     sources = [v for v in here.sources if noise.knows(v)]
     if len(sources) == 1 and _is_move(layer, sources[0], layouts):
-        var = canonical(to_variance(operands[sources[0]]).var, layouts[sources[0]])
+        var = _layouts.canonical(to_variance(operands[sources[0]]).var, layouts[sources[0]])
         here.keep(layer.outputs[0], terms_of(noise, sources[0], var))
         return here.moments(layer, *values)
     for v in sources:
-        if not keeps_entries(layer, v):
-            read_out(noise, v)
+        if not _layouts.keeps_entries(layer, v):
+            _terms.read_out(noise, v)
     others = [v for v in operands if is_random(operands[v]) and v not in sources]
-    shared = shared_parameters(layer, others, layout)
+    shared = channels.shared_parameters(layer, others, layout)
     along, outputs = _slopes(here.moments, layer, operands, [*sources, *shared])
     if along is None:
         return outputs
-    parts: list[list[NoiseTerm]] = []
+    parts: list[list[_terms.NoiseTerm]] = []
     for v in sources:
         if v in noise.terms:
-            slope = canonical(along(v, jnp.ones(v.aval.shape, v.aval.dtype)), layout)
-            parts.append(gated(noise.terms[v], slope))
+            slope = _layouts.canonical(along(v, jnp.ones(v.aval.shape, v.aval.dtype)), layout)
+            parts.append(_terms.gated(noise.terms[v], slope))
             continue
         a, s = noise.amplitudes[v], noise.variances[v]
-        step = canonical(along(v, restored(a, layouts[v])), layout)
-        parts.append([EntryTerm(step, s, v)])
-        if keeps_entries(layer, v):
-            slope = canonical(along(v, jnp.ones(v.aval.shape, v.aval.dtype)), layout)
-            var = canonical(to_variance(operands[v]).var, layout)
-            parts[-1].append(RestTerm(slope, jnp.maximum(var - a * a * spread(s, a), 0), 1.0))
+        step = _layouts.canonical(along(v, _layouts.restored(a, layouts[v])), layout)
+        parts.append([_terms.EntryTerm(step, s, v)])
+        if _layouts.keeps_entries(layer, v):
+            slope = _layouts.canonical(along(v, jnp.ones(v.aval.shape, v.aval.dtype)), layout)
+            var = _layouts.canonical(to_variance(operands[v]).var, layout)
+            parts[-1].append(
+                _terms.RestTerm(slope, jnp.maximum(var - a * a * _terms.spread(s, a), 0), 1.0)
+            )
     for v, is_number in shared.items():
-        step = canonical(along(v, root(to_variance(operands[v]).var)), layout)
+        step = _layouts.canonical(along(v, _terms.root(to_variance(operands[v]).var)), layout)
         one = jnp.ones((len(step), step.shape[-1]), step.dtype)
-        parts.append([EntryTerm(step, one, is_number=is_number)])
+        parts.append([_terms.EntryTerm(step, one, is_number=is_number)])
     here.keep(layer.outputs[0], [term for part in parts for term in part])
     if len(sources) < 2:
         return outputs
     extra = _shared_by_operands(noise, parts)
     terms = [term for part in parts for term in part]
     alone = sum(
-        term.gate**2 * spread(term.variance, term.gate)
+        term.gate**2 * _terms.spread(term.variance, term.gate)
         for term in terms
-        if isinstance(term, EntryTerm | ContractionTerm)
+        if isinstance(term, _terms.EntryTerm | _terms.ContractionTerm)
     )
     result = to_variance(outputs[0])
-    var = canonical(result.var, layout) + extra
+    var = _layouts.canonical(result.var, layout) + extra
     var = jnp.maximum(var, jnp.maximum(alone + extra, 0))
-    return [Gaussian(result.mean, restored(var, layout))]
+    return [Gaussian(result.mean, _layouts.restored(var, layout))]
 
 
 def _is_move(layer: Layer, value: Value, layouts: Mapping[Value, Axes]) -> bool:
     """Returns whether a layer moves axes of a value, but not in the canonical layout."""
     result = layer.outputs[0]
-    if not only_moves(layer.nodes, {value: layouts[value]}):
+    if not _layouts.only_moves(layer.nodes, {value: layouts[value]}):
         return False
     ends = [(v.aval.shape, layouts[v]) for v in (value, result)]
-    one, other = ([a for a in layout if a not in (BATCH, CHANNEL)] for _, layout in ends)
-    shapes = (canonical(jnp.empty(shape), layout).shape for shape, layout in ends)
+    one, other = (
+        [a for a in layout if a not in (_layouts.BATCH, _layouts.CHANNEL)] for _, layout in ends
+    )
+    shapes = (_layouts.canonical(jnp.empty(shape), layout).shape for shape, layout in ends)
     return one == other and len(set(shapes)) == 1
 
 
-def _shared_by_operands(noise: SharedNoise, parts: Sequence[Sequence[NoiseTerm]]) -> Array:
+def _shared_by_operands(
+    noise: _terms.SharedNoise, parts: Sequence[Sequence[_terms.NoiseTerm]]
+) -> Array:
     """Computes twice the covariance of what different operands do to entries."""
     extra = jnp.zeros_like(parts[0][0].gate)
     for i, ours in enumerate(parts):
         for one, other in itertools.product(ours, itertools.chain(*parts[i + 1 :])):
-            both = covary(noise, one, other)
+            both = _terms.covary(noise, one, other)
             if both is not None:
                 extra = extra + 2 * both
     return extra
@@ -272,14 +242,14 @@ def join(here: RuleContext, layer: Layer, values: Sequence[Any]) -> Sequence[Any
     layout = here.layouts[result]
     for value in layer.inputs:
         if noise.knows(value):
-            read_out(noise, value)
-    size, start = result.aval.shape[layout.index(CHANNEL)], 0
+            _terms.read_out(noise, value)
+    size, start = result.aval.shape[layout.index(_layouts.CHANNEL)], 0
     amplitudes, sources = [], []
     for value in layer.nodes[0].inputs:
-        shape = canonical(jnp.empty(value.aval.shape, value.aval.dtype), layout).shape
+        shape = _layouts.canonical(jnp.empty(value.aval.shape, value.aval.dtype), layout).shape
         known = isinstance(value, Value) and value in noise.amplitudes
         if known:
-            sources.append((value, Columns(start, size)))
+            sources.append((value, _terms.Columns(start, size)))
         amplitudes.append(noise.amplitudes[value] if known else jnp.ones(shape, result.aval.dtype))
         start += shape[-1]
     amplitude = jnp.concatenate(amplitudes, -1)
@@ -295,30 +265,32 @@ def pooling(here: RuleContext, layer: Layer, values: Sequence[Any]) -> Sequence[
     source = here.source()
     if source is None:
         return here.moments(layer, *values)
-    read_out(noise, source)
+    _terms.read_out(noise, source)
     before = layouts[source]
     m, var = _parts(operands[source])
     a, s = noise.amplitudes[source], noise.variances[source]
-    rest = jnp.maximum(canonical(var, before) - a * a * spread(s, a), 0)
-    share = min(pooled(layer.nodes, {source: before}) / positions(m.shape, before), 1)
-    if share == 1 and is_sum(layer.nodes, source):
+    rest = jnp.maximum(_layouts.canonical(var, before) - a * a * _terms.spread(s, a), 0)
+    share = min(
+        _layouts.pooled(layer.nodes, {source: before}) / _layouts.positions(m.shape, before), 1
+    )
+    if share == 1 and _layouts.is_sum(layer.nodes, source):
         # Of all positions only their mean is left: how they differ isn't computed.
         a, rest = jnp.ones_like(a), jnp.zeros_like(rest)
-    operands[source] = Gaussian(m, restored(rest, before))
+    operands[source] = Gaussian(m, _layouts.restored(rest, before))
     along, outputs = _slopes(here.moments, layer, operands, [source])
     if along is None:
         return outputs
-    step = canonical(along(source, restored(a, before)), layout)
-    amplitude, mean = normalized(step)
+    step = _layouts.canonical(along(source, _layouts.restored(a, before)), layout)
+    amplitude, mean = _terms.normalized(step)
     of_source = noise.combined([(source, mean)], jnp.zeros_like(mean))
     noise.record(layer.outputs[0], amplitude, *of_source)
     result = to_variance(outputs[0])
-    of_rest = canonical(result.var, layout)
-    if not takes_extremum(layer.nodes):
+    of_rest = _layouts.canonical(result.var, layout)
+    if not _layouts.takes_extremum(layer.nodes):
         # The rest has no mean over positions: what a sum over all of them would leave is nothing.
         of_rest = of_rest * (1 - share)
-    made = of_rest + step**2 * spread(s, step)
-    return [Gaussian(result.mean, restored(made, layout))]
+    made = of_rest + step**2 * _terms.spread(s, step)
+    return [Gaussian(result.mean, _layouts.restored(made, layout))]
 
 
 def mixing(here: RuleContext, layer: Layer, values: Sequence[Any]) -> Sequence[Any]:
@@ -334,7 +306,7 @@ def mixing(here: RuleContext, layer: Layer, values: Sequence[Any]) -> Sequence[A
     m, var = _parts(operands[source])
     if sum(term.source is not None for term in noise.terms.get(source, ())) > 1:
         # Parts that share a source add up before they are squared.
-        read_out(noise, source)
+        _terms.read_out(noise, source)
 
     def at(x: Any) -> list[Any]:
         return [x if v is source else operands[v] for v in layer.inputs]
@@ -346,29 +318,29 @@ def mixing(here: RuleContext, layer: Layer, values: Sequence[Any]) -> Sequence[A
     def of_variances(x: Array) -> Array:
         return to_variance(here.moments(layer, *at(Gaussian(m, x)))[0]).var
 
-    by = LinearMap(
-        lambda x: _finite(canonical(of_means(restored(x, before)), after)),
-        lambda x: _finite(canonical(transposed(restored(x, after))[0], before)),
-        lambda x: canonical(of_variances(restored(x, before)), after),
+    by = _terms.LinearMap(
+        lambda x: _finite(_layouts.canonical(of_means(_layouts.restored(x, before)), after)),
+        lambda x: _finite(_layouts.canonical(transposed(_layouts.restored(x, after))[0], before)),
+        lambda x: _layouts.canonical(of_variances(_layouts.restored(x, before)), after),
     )
-    of_entries = canonical(var, before)
+    of_entries = _layouts.canonical(var, before)
     terms = terms_of(noise, source, of_entries)
     # A single entry has its own variance, bends of the functions before it included.
-    bends = of_entries - variance_of(terms)
-    if layer.kind not in _LINEAR and not is_sum(layer.nodes, source):
+    bends = of_entries - channels.variance_of(terms)
+    if layer.kind not in _LINEAR and not _layouts.is_sum(layer.nodes, source):
         bends = jnp.maximum(bends, 0)
     of_bends = by.squared(bends)
     ones = jnp.ones_like(of_bends)
-    mixed = [MixedTerm(ones, term, by) for term in terms]
+    mixed = [_terms.MixedTerm(ones, term, by) for term in terms]
     here.keep(made, mixed)
     if ones.size == len(ones) * ones.shape[-1]:
         # One result of a channel: no more than its own mean.
-        read_out(noise, made)
+        _terms.read_out(noise, made)
         var = noise.variances[made].reshape(ones.shape)
     else:
-        var = variance_of(mixed)
+        var = channels.variance_of(mixed)
     result = to_variance(outputs[0])
-    return [Gaussian(result.mean, restored(jnp.maximum(var + of_bends, 0), after))]
+    return [Gaussian(result.mean, _layouts.restored(jnp.maximum(var + of_bends, 0), after))]
 
 
 def _finite(x: Array) -> Array:
@@ -382,15 +354,15 @@ def chosen(here: RuleContext, layer: Layer, values: Sequence[Any]) -> Sequence[A
     source = here.source()
     if source is None:
         return outputs
-    read_out(noise, source)
-    numbers = chosen_channels(layer, source, here.layouts[source])
+    _terms.read_out(noise, source)
+    numbers = channels.chosen_channels(layer, source, here.layouts[source])
     # The plan holds no other layers.
     assert numbers is not None
     index = np.asarray(numbers)
     # A channel keeps its noise: rows and columns of covariances are put in the new order.
     amplitude = noise.amplitudes[source][..., index]
     own = jnp.zeros((len(amplitude), len(index)), amplitude.dtype)
-    noise.record(made, amplitude, *noise.combined([(source, ChosenChannels(index))], own))
+    noise.record(made, amplitude, *noise.combined([(source, _terms.ChosenChannels(index))], own))
     return outputs
 
 
@@ -401,31 +373,32 @@ def gathered(here: RuleContext, layer: Layer, values: Sequence[Any]) -> Sequence
     if source is None:
         return outputs
     operands, layout = dict(zip(layer.inputs, values, strict=True)), here.layouts[source]
-    var = canonical(to_variance(operands[source]).var, layout)
+    var = _layouts.canonical(to_variance(operands[source]).var, layout)
 
     def rows_of(x: Array) -> Array:
         return layer.fn(*(x if v is source else operands[v] for v in layer.inputs))[0]
 
     terms = noise.terms.get(source, ())
     if any(
-        isinstance(x, MixedTerm) or (isinstance(x, ContractionTerm) and x.read.layouts)
+        isinstance(x, _terms.MixedTerm)
+        or (isinstance(x, _terms.ContractionTerm) and x.read.layouts)
         for x in terms
     ):
         # Of a convolution's result, what its taps read isn't the same rows of its image.
-        read_out(noise, source)
-    rows = rows_by(rows_of, (layout, here.layouts[made]), var.shape)
-    here.keep(made, rearranged(terms_of(noise, source, var), rows))
+        _terms.read_out(noise, source)
+    rows = channels.rows_by(rows_of, (layout, here.layouts[made]), var.shape)
+    here.keep(made, channels.rearranged(terms_of(noise, source, var), rows))
     return outputs
 
 
-def terms_of(noise: SharedNoise, value: Value, var: Array) -> Sequence[NoiseTerm]:
+def terms_of(noise: _terms.SharedNoise, value: Value, var: Array) -> Sequence[_terms.NoiseTerm]:
     """Returns what a value's noise is made of: after it was read out, itself and the rest."""
     if value in noise.terms:
-        terms: Sequence[NoiseTerm] = noise.terms[value]
+        terms: Sequence[_terms.NoiseTerm] = noise.terms[value]
         return terms
     a, s = noise.amplitudes[value], noise.variances[value]
-    rest = jnp.maximum(var - a * a * spread(s, a), 0)
-    return [EntryTerm(a, s, value), RestTerm(jnp.ones_like(a), rest, 1.0)]
+    rest = jnp.maximum(var - a * a * _terms.spread(s, a), 0)
+    return [_terms.EntryTerm(a, s, value), _terms.RestTerm(jnp.ones_like(a), rest, 1.0)]
 
 
 def _slopes(

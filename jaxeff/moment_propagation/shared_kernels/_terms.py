@@ -22,10 +22,7 @@ from typing import Any, NamedTuple
 import jax.numpy as jnp
 from jaxtyping import Array
 
-from jaxeff.moment_propagation.shared_kernels._layouts import (
-    PositionContraction,
-    over_taps,
-)
+from jaxeff.moment_propagation.shared_kernels import _layouts as layouts
 from jaxeff.program.ir import Value
 
 
@@ -268,7 +265,7 @@ class ContractionTerm:
 
     gate: Array
     variance: Array
-    read: PositionContraction
+    read: layouts.PositionContraction
     image: Array
     kernel: tuple[Array, Array]
     source: Value | None = None
@@ -285,12 +282,12 @@ class ContractionTerm:
         squares = of_kernel * let_through
         entries = read.apply_to_windows(windows, of_kernel, gate)
         if self.through is None:
-            own = over_taps(squares).sum(1).reshape(len(gate), -1)
+            own = layouts.over_taps(squares).sum(1).reshape(len(gate), -1)
             return Reached(None, own, lambda _: gate * entries)
         amplitude, s = read.windows(self.through[0]), self.through[1]
         reached = read.let_through(amplitude, gate * weight)
         varied = reached * by_group * _by_group(read, s)
-        own = over_taps(squares + varied * reached).sum(1).reshape(len(gate), -1)
+        own = layouts.over_taps(squares + varied * reached).sum(1).reshape(len(gate), -1)
 
         def covariance(given: Array | None) -> Array:
             assert given is not None
@@ -500,6 +497,6 @@ def _sum(parts: Sequence[Array]) -> Array:
     return functools.reduce(jnp.add, parts)
 
 
-def _by_group(read: PositionContraction, x: Array) -> Array:
+def _by_group(read: layouts.PositionContraction, x: Array) -> Array:
     """Brings `[batch, channels]` to `[batch, 1, channels of a group, groups, 1]`."""
     return jnp.swapaxes(x.reshape(len(x), read.groups, -1), 1, 2)[:, None, :, :, None]

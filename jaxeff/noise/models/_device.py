@@ -35,23 +35,14 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 
-from jaxeff.core import (
-    Choice,
-    NonNegative,
-    Number,
-    check_number,
-    is_concrete,
-    register_setting,
-    static,
-    with_leading_axes,
-)
+from jaxeff import core
 from jaxeff.noise.models._protocol import Axis, Flag, NoiseModel, Place, real_dtype
 
 # The site of a call that doesn't name one.
 NOWHERE = 0
 
-Device = Annotated[Int[Array, ""] | int, Number(0, integer=True)]
-DeviceSharing = Annotated[str, Choice("element", "channel")]
+Device = Annotated[Int[Array, ""] | int, core.Number(0, integer=True)]
+DeviceSharing = Annotated[str, core.Choice("element", "channel")]
 
 
 class DeviceModel(NoiseModel):
@@ -93,7 +84,7 @@ class DeviceModel(NoiseModel):
         return shape if self.at == "weights" or len(shape) < 2 else (1, *shape[1:])
 
 
-@register_setting
+@core.register_setting
 @dataclass(frozen=True)
 class Drift(DeviceModel):
     """Drift by a power of time, `x * time**-N(nu, spread)`.
@@ -119,13 +110,13 @@ class Drift(DeviceModel):
             unknown.
     """
 
-    time: Annotated[Float[Array, "..."] | float, Number(1)]
-    nu: NonNegative = 0.05
-    spread: NonNegative = 0.0
+    time: Annotated[Float[Array, "..."] | float, core.Number(1)]
+    nu: core.NonNegative = 0.05
+    spread: core.NonNegative = 0.0
     device: Device = 0
-    at: Place = static("output")
-    per: DeviceSharing = static("element")
-    along: Axis = static(None)
+    at: Place = core.static("output")
+    per: DeviceSharing = core.static("element")
+    along: Axis = core.static(None)
 
     levels: ClassVar[tuple[str, ...]] = ("nu", "spread")
 
@@ -140,7 +131,7 @@ class Drift(DeviceModel):
         return x * jnp.exp(-nu * jnp.log(self._aligned("time", x))).astype(dtype)
 
 
-@register_setting
+@core.register_setting
 @dataclass(frozen=True)
 class Mismatch(DeviceModel):
     """Fixed gain and offset errors of a device's columns, `x * (1 + gain * g) + offset * o`.
@@ -162,13 +153,13 @@ class Mismatch(DeviceModel):
         ValueError: A number is negative, NaN or infinite, or a choice is unknown.
     """
 
-    gain: NonNegative = 0.0
-    offset: NonNegative = 0.0
-    length: NonNegative = 0.0
+    gain: core.NonNegative = 0.0
+    offset: core.NonNegative = 0.0
+    length: core.NonNegative = 0.0
     device: Device = 0
-    at: Place = static("output")
-    along: Axis = static(None)
-    relative: Flag = static(False)
+    at: Place = core.static("output")
+    along: Axis = core.static(None)
+    relative: Flag = core.static(False)
 
     levels: ClassVar[tuple[str, ...]] = ("gain", "offset")
 
@@ -179,8 +170,8 @@ class Mismatch(DeviceModel):
         gain = correlated_normal(gain_key, columns, self.length).astype(dtype)
         offset = correlated_normal(offset_key, columns, self.length).astype(dtype)
         gain, offset = (
-            with_leading_axes(gain, jnp.shape(x)),
-            with_leading_axes(offset, jnp.shape(x)),
+            core.with_leading_axes(gain, jnp.shape(x)),
+            core.with_leading_axes(offset, jnp.shape(x)),
         )
         return x * (1 + self._level("gain", x) * gain) + self._amount("offset", x) * offset
 
@@ -216,7 +207,7 @@ def _compose(first: tuple[Array, Array], second: tuple[Array, Array]) -> tuple[A
 MOST_SWITCHES = 100_000
 
 
-@register_setting
+@core.register_setting
 @dataclass(frozen=True)
 class Telegraph(DeviceModel):
     """Random telegraph noise at a time, `x + amplitude * state(time)` with state 0 or 1.
@@ -247,15 +238,15 @@ class Telegraph(DeviceModel):
             switch more than 100,000 times before `time`.
     """
 
-    amplitude: NonNegative
-    up: NonNegative = 1.0
-    down: NonNegative = 1.0
-    time: NonNegative = 0.0
+    amplitude: core.NonNegative
+    up: core.NonNegative = 1.0
+    down: core.NonNegative = 1.0
+    time: core.NonNegative = 0.0
     device: Device = 0
-    at: Place = static("output")
-    per: DeviceSharing = static("element")
-    along: Axis = static(None)
-    relative: Flag = static(False)
+    at: Place = core.static("output")
+    per: DeviceSharing = core.static("element")
+    along: Axis = core.static(None)
+    relative: Flag = core.static(False)
 
     levels: ClassVar[tuple[str, ...]] = ("amplitude",)
 
@@ -281,7 +272,7 @@ class Telegraph(DeviceModel):
         Returns:
             The states that `perturb` reads at these times.
         """
-        check_number("times", times, low=0)
+        core.check_number("times", times, low=0)
         _check_switches(self.up, self.down, times)
         x = jnp.zeros(shape if self.at == "weights" else (1, *shape))
 
@@ -339,7 +330,7 @@ def _states(
 
 
 def _check_switches(up: Any, down: Any, time: Any) -> None:
-    if not all(is_concrete(v) for v in (up, down, time)):
+    if not all(core.is_concrete(v) for v in (up, down, time)):
         return
     up, down, time = (np.max(np.asarray(v, np.float64), initial=0) for v in (up, down, time))
     # Two switches take 1 / up + 1 / down on average: a rate of 2 up down / (up + down).

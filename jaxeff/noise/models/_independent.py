@@ -51,23 +51,13 @@ import numpy as np
 from jaxtyping import Array, Float, PRNGKeyArray
 
 from jaxeff.core import Choice, NonNegative, Number, is_concrete, register_setting, static
-from jaxeff.noise.models._protocol import (
-    Axis,
-    Draw,
-    DrawnNoise,
-    Flag,
-    NoiseModel,
-    Part,
-    Place,
-    Sharing,
-    real_dtype,
-)
+from jaxeff.noise.models import _protocol as protocol
 
 ORDERS = ("mul_add", "add_mul")
 
 
 @dataclass(frozen=True)
-class GaussianNoise(DrawnNoise):
+class GaussianNoise(protocol.DrawnNoise):
     """Noise of one standard deviation; its subclasses say what it does to a value.
 
     Attributes:
@@ -78,11 +68,11 @@ class GaussianNoise(DrawnNoise):
     """
 
     sigma: NonNegative
-    at: Place = static("output")
-    per: Sharing = static("element")
-    along: Axis = static(None)
+    at: protocol.Place = static("output")
+    per: protocol.Sharing = static("element")
+    along: protocol.Axis = static(None)
 
-    def draws(self, x: Any) -> Sequence[Draw]:
+    def draws(self, x: Any) -> Sequence[protocol.Draw]:
         """Returns one array of normal numbers."""
         return [self._normal(x)]
 
@@ -109,14 +99,14 @@ class Additive(GaussianNoise):
         ValueError: `sigma` is negative, NaN or infinite, or a choice is unknown.
     """
 
-    relative: Flag = static(False)
+    relative: protocol.Flag = static(False)
 
     def apply(self, x: Any, *numbers: Any) -> Any:
         """Adds normal numbers."""
         # Reparameterised: the draw depends on neither x nor sigma, so gradients reach both.
         return x + self._amount("sigma", x) * numbers[0]
 
-    def terms(self, x: Any) -> Sequence[Part]:
+    def terms(self, x: Any) -> Sequence[protocol.Part]:
         """Returns the noise, of mean 0."""
         variance = self._variance(x)
         return [(jnp.zeros_like(variance), variance)]
@@ -146,7 +136,7 @@ class Multiplicative(GaussianNoise):
         """Multiplies `x` by noise that is normal around one."""
         return x * (1 + self._level("sigma", x) * numbers[0])
 
-    def terms(self, x: Any) -> Sequence[Part]:
+    def terms(self, x: Any) -> Sequence[protocol.Part]:
         """Returns the factor, of mean 1."""
         variance = self._variance(x)
         return [(jnp.ones_like(variance), variance)]
@@ -158,7 +148,7 @@ class Multiplicative(GaussianNoise):
 
 @register_setting
 @dataclass(frozen=True)
-class Mixed(DrawnNoise):
+class Mixed(protocol.DrawnNoise):
     """Additive and multiplicative Gaussian noise, independent of each other, in either order.
 
     Attributes:
@@ -178,12 +168,12 @@ class Mixed(DrawnNoise):
     add: NonNegative
     mul: NonNegative
     order: Annotated[str, Choice(*ORDERS)] = static("mul_add")
-    at: Place = static("output")
-    per: Sharing = static("element")
-    along: Axis = static(None)
-    relative: Flag = static(False)
+    at: protocol.Place = static("output")
+    per: protocol.Sharing = static("element")
+    along: protocol.Axis = static(None)
+    relative: protocol.Flag = static(False)
 
-    def draws(self, x: Any) -> Sequence[Draw]:
+    def draws(self, x: Any) -> Sequence[protocol.Draw]:
         """Returns normal numbers for the sum, and for the product."""
         return [self._normal(x), self._normal(x)]
 
@@ -194,7 +184,7 @@ class Mixed(DrawnNoise):
         # The same formula as for moments, so that samples and moments can't differ in the order.
         return self.combine(x, offset, gain)
 
-    def terms(self, x: Any) -> Sequence[Part]:
+    def terms(self, x: Any) -> Sequence[protocol.Part]:
         """Returns the offset, of mean 0, and the factor, of mean 1."""
         shape = self._draw_shape(jnp.shape(x))
         # Both factors are integrated as independent; `combine` is linear in each of them.
@@ -209,7 +199,7 @@ class Mixed(DrawnNoise):
 
 @register_setting
 @dataclass(frozen=True)
-class UniformNoise(DrawnNoise):
+class UniformNoise(protocol.DrawnNoise):
     """Uniform noise, `x + U(-width / 2, width / 2)`, of standard deviation `width / sqrt(12)`.
 
     Attributes:
@@ -224,12 +214,12 @@ class UniformNoise(DrawnNoise):
     """
 
     width: NonNegative
-    at: Place = static("output")
-    per: Sharing = static("element")
-    along: Axis = static(None)
-    relative: Flag = static(False)
+    at: protocol.Place = static("output")
+    per: protocol.Sharing = static("element")
+    along: protocol.Axis = static(None)
+    relative: protocol.Flag = static(False)
 
-    def draws(self, x: Any) -> Sequence[Draw]:
+    def draws(self, x: Any) -> Sequence[protocol.Draw]:
         """Returns one array of uniform numbers."""
         return [self._uniform(x)]
 
@@ -240,7 +230,7 @@ class UniformNoise(DrawnNoise):
 
 @register_setting
 @dataclass(frozen=True)
-class Quantization(NoiseModel):
+class Quantization(protocol.NoiseModel):
     """Rounding to the nearest multiple of a step, `step * round(x / step)`; nothing is random.
 
     The gradient passes straight through to `x`; that of `step` is the round-off error in steps. A
@@ -258,14 +248,14 @@ class Quantization(NoiseModel):
     """
 
     step: NonNegative
-    at: Place = static("output")
-    along: Axis = static(None)
-    relative: Flag = static(False)
+    at: protocol.Place = static("output")
+    along: protocol.Axis = static(None)
+    relative: protocol.Flag = static(False)
 
     def perturb(self, key: PRNGKeyArray, x: Float[Array, "*shape"]) -> Float[Array, "*shape"]:
         """Rounds `x`; the key isn't used."""
         del key
-        real_dtype(x)
+        protocol.real_dtype(x)
         # A step of zero multiplies what follows by zero, so any divisor serves there.
         step = self._amount("step", x)
         in_steps = jax.lax.stop_gradient(x / jnp.where(step > 0, step, 1))
@@ -276,7 +266,7 @@ class Quantization(NoiseModel):
 
 @register_setting
 @dataclass(frozen=True)
-class Dropout(DrawnNoise):
+class Dropout(protocol.DrawnNoise):
     """Dropout, `x * B / (1 - rate)` with B of 0 (probability `rate`) or 1.
 
     The mean is `x`. The rate may be traced, for a sweep; it has no gradient.
@@ -293,9 +283,9 @@ class Dropout(DrawnNoise):
     """
 
     rate: Annotated[Float[Array, "..."] | float, Number(0)]
-    at: Place = static("output")
-    per: Sharing = static("element")
-    along: Axis = static(None)
+    at: protocol.Place = static("output")
+    per: protocol.Sharing = static("element")
+    along: protocol.Axis = static(None)
 
     def __post_init__(self) -> None:
         """Checks the fields."""
@@ -306,7 +296,7 @@ class Dropout(DrawnNoise):
                 "left of the site; give a lower rate, or remove the layer"
             )
 
-    def draws(self, x: Any) -> Sequence[Draw]:
+    def draws(self, x: Any) -> Sequence[protocol.Draw]:
         """Returns one array of uniform numbers."""
         return [self._uniform(x)]
 
@@ -316,11 +306,11 @@ class Dropout(DrawnNoise):
         # Numbers lie in [0, 1), so a rate of zero keeps every value exactly.
         return x * jnp.where(numbers[0] < kept, 1 / kept, 0)
 
-    def terms(self, x: Any) -> Sequence[Part]:
+    def terms(self, x: Any) -> Sequence[protocol.Part]:
         """Returns the random factor, of mean 1."""
         rate = self._level("rate", x)
         shape = self._draw_shape(jnp.shape(x))
-        one = jnp.ones(shape, real_dtype(x))
+        one = jnp.ones(shape, protocol.real_dtype(x))
         # B / (1 - p) has the variance p (1 - p) / (1 - p)**2 = p / (1 - p).
         return [(one, self._fitting("rate", rate / (1 - rate), shape))]
 

@@ -33,20 +33,8 @@ from jaxeff.core import NEW_STATE_TAG, STATE_TAG
 from jaxeff.core import jax_internals as _compat
 from jaxeff.program.ir import Graph, Layer, Node, Program, Value
 from jaxeff.program.ir import primitives as prim
+from jaxeff.program.reading import _regions
 from jaxeff.program.reading._expression import known_name
-from jaxeff.program.reading._regions import (
-    Readers,
-    drops,
-    is_in_region,
-    kind_of_node,
-    layer_of,
-    linear_layer,
-    owner,
-    pooling_layer,
-    regroups,
-    sources_of,
-    split,
-)
 
 _MARK = re.compile(r"jaxeff\[(?P<kind>[a-z ]+)#(?P<occurrence>\d+)\]\((?P<site>.*)\)", re.DOTALL)
 
@@ -97,9 +85,9 @@ def group(graph: Graph, depth: int = 0) -> Program:
 _Mark = tuple[str, ...]  # kind, site, occurrence
 
 
-def _readers(graph: Graph) -> Readers:
+def _readers(graph: Graph) -> _regions.Readers:
     """Returns who reads each value; `None` stands for the function's result."""
-    readers: Readers = defaultdict(set)
+    readers: _regions.Readers = defaultdict(set)
     for node in graph.nodes:
         for value in node.values:
             readers[value].add(node)
@@ -155,17 +143,17 @@ def _by_mark(
     return runs, rest
 
 
-def _marked_layer(found: _Mark, nodes: list[Node], readers: Readers) -> Layer:
+def _marked_layer(found: _Mark, nodes: list[Node], readers: _regions.Readers) -> Layer:
     kind, site, occurrence = found
-    layer = layer_of(kind, nodes, readers)
+    layer = _regions.layer_of(kind, nodes, readers)
     layer.mark, layer.occurrence = site, int(occurrence)
     # One character stands between the base and the occurrence.
     layer.base = site[: -len(occurrence) - 1] if layer.occurrence else site
     return layer
 
 
-def _operand_layer(node: Node, readers: Readers) -> Layer:
-    layer = layer_of(kind_of_node(node), [node], readers)
+def _operand_layer(node: Node, readers: _regions.Readers) -> Layer:
+    layer = _regions.layer_of(_regions.kind_of_node(node), [node], readers)
     if node.graphs:
         layer.kind, layer.programs = "control flow", tuple(group(g) for g in node.graphs)
     return layer
@@ -177,7 +165,7 @@ class _Region:
     nodes: list[Node]
 
 
-def _natural(nodes: Sequence[Node], readers: Readers) -> list[Layer]:
+def _natural(nodes: Sequence[Node], readers: _regions.Readers) -> list[Layer]:
     layers: list[Layer] = []
     taken: set[Node] = set()
     regions: dict[Value, _Region] = {}
@@ -187,20 +175,22 @@ def _natural(nodes: Sequence[Node], readers: Readers) -> list[Layer]:
     # A region is rooted at the one tensor all of its values are functions of. Statistics
     # are values with fewer axes than the root (means, variances); they may be broadcast
     # back to it.
-    regroupings = {n for n in nodes if regroups(n, readers, free)}
+    regroupings = {n for n in nodes if _regions.regroups(n, readers, free)}
 
     for node in nodes:
         if node in taken:
             continue
-        sources = sources_of(node)
+        sources = _regions.sources_of(node)
         # Two roots mean that the node combines two tensors (a residual sum): it starts a
         # new layer.
         roots = {root_of.get(v, v) for v in sources}
         if node.primitive in prim.LINEAR:
-            layers.append(linear_layer(node, readers, free, taken))
+            layers.append(_regions.linear_layer(node, readers, free, taken))
         elif node.primitive in prim.WINDOW:
-            layers.append(pooling_layer(node, readers, free, taken))
-        elif len(roots) == 1 and (node in regroupings or is_in_region(node, sources, statistics)):
+            layers.append(_regions.pooling_layer(node, readers, free, taken))
+        elif len(roots) == 1 and (
+            node in regroupings or _regions.is_in_region(node, sources, statistics)
+        ):
             (root,) = roots
             # Counted, not sorted: symbolic sizes have no order.
             is_back = Counter(node.outputs[0].aval.shape) == Counter(root.aval.shape)
@@ -215,12 +205,12 @@ def _natural(nodes: Sequence[Node], readers: Readers) -> list[Layer]:
         members = set(region.nodes)
         # What others read must be some segment's result, so a region is split there.
         elsewhere = {v for n in region.nodes for v in n.outputs if readers[v] - members}
-        for segment in split(region.nodes, region.root, elsewhere):
-            layers.append(layer_of(segment.kind, segment.nodes, readers, segment.exit))
+        for segment in _regions.split(region.nodes, region.root, elsewhere):
+            layers.append(_regions.layer_of(segment.kind, segment.nodes, readers, segment.exit))
     return _absorb_tags(layers, readers)
 
 
-def _absorb_tags(layers: list[Layer], readers: Readers) -> list[Layer]:
+def _absorb_tags(layers: list[Layer], readers: _regions.Readers) -> list[Layer]:
     """Gives a tag that stands alone to the layer whose result it names."""
     made_by = {v: layer for layer in layers for v in layer.outputs}
     kept: list[Layer] = []
@@ -331,13 +321,14 @@ def parameter_names(layers: Sequence[Layer]) -> dict[Layer, str]:
         keys[layer] = together[rest[0]] if rest else found[0]
     weights: dict[str, tuple[int, set[str]]] = {}
     for layer, key in keys.items():
-        rank, module = ranks[layer], owner(key)
+        rank, module = ranks[layer], _regions.owner(key)
         best, of_module = weights.get(module, (rank, set()))
         if rank < best:
             best, of_module = rank, set()
         weights[module] = best, of_module | {key} if rank == best else of_module
     return {
-        layer: owner(key) if weights[owner(key)][1] == {key} else key for layer, key in keys.items()
+        layer: _regions.owner(key) if weights[_regions.owner(key)][1] == {key} else key
+        for layer, key in keys.items()
     }
 
 
@@ -360,7 +351,7 @@ _MEETING = {(True, False), (False, True)}  # data, and what came from a paramete
 def _rest(paths: Sequence[str], multiplied: set[str]) -> list[str]:
     """Returns the leaves of one module that are read beside its products, the first one's."""
     rest = [path for path in paths if path not in multiplied]
-    return [path for path in rest if owner(path) == owner(rest[0])]
+    return [path for path in rest if _regions.owner(path) == _regions.owner(rest[0])]
 
 
 def _together(groups: Iterable[Sequence[str]]) -> dict[str, str]:
@@ -472,7 +463,7 @@ def _function_name(layer: Layer, sizes: Counter[tuple[str, int]]) -> str:
     known = known_name(layer)
     if known:
         return known
-    if any(drops(node) for node in nodes):
+    if any(_regions.drops(node) for node in nodes):
         return "dropout"
     # A call that holds this layer and nothing else is named after what it does.
     calls = Counter(call for node in layer.nodes for call in node.calls)

@@ -53,21 +53,8 @@ from jaxeff.core import NEW_STATE_TAG, STATE_TAG, Choice, Table, validate
 from jaxeff.program import Program, trace
 from jaxeff.program.ir import Value
 from jaxeff.program.ir import primitives as prim
-from jaxeff.pruning.dependencies._dimensions import (
-    INPUT,
-    MEAN,
-    PLACE,
-    RESULT,
-    Axis,
-    Dimension,
-    PlanError,
-    dimensions,
-    fresh,
-    hold,
-    membership,
-    remedy,
-    resolve_axis,
-)
+from jaxeff.pruning.dependencies import _dimensions
+from jaxeff.pruning.dependencies._dimensions import dimensions
 from jaxeff.pruning.dependencies._labels import Axes, Labels, read_program
 from jaxeff.pruning.dependencies._rules import RULES, Crossing, every
 
@@ -120,12 +107,14 @@ class Group:
         """The reason why no channel can be removed, and the way out; empty if there is none."""
         if not self.held:
             return ""
-        return f"{self.name!r} can't lose channels: {self.held[0]}. {remedy(self.held[0])}"
+        return (
+            f"{self.name!r} can't lose channels: {self.held[0]}. {_dimensions.remedy(self.held[0])}"
+        )
 
 
 def grouped(
     program: Program, labels: Labels, leaves: Mapping[Value, str]
-) -> dict[Dimension, Group]:
+) -> dict[_dimensions.Dimension, Group]:
     """Returns the groups of a program whose axes are known.
 
     Args:
@@ -137,19 +126,24 @@ def grouped(
         For each dimension of a parameter that has channels, its group; in order of execution.
     """
     parameters = list(leaves)
-    found: dict[Dimension, list[tuple[Value, int]]] = {}
+    found: dict[_dimensions.Dimension, list[tuple[Value, int]]] = {}
     for value in parameters:
         for number, axis in enumerate(labels.of(value)):
             for dimension in dict.fromkeys(dimensions(axis)):
                 found.setdefault(dimension, []).append((value, number))
     sites = _sites(program, labels)
-    groups: dict[Dimension, Group] = {}
+    groups: dict[_dimensions.Dimension, Group] = {}
     # Positions (kernel taps, pixels) are no channels: they are left out rather than listed
     # as held.
-    found = {d: places for d, places in found.items() if not any(r.endswith(PLACE) for r in d.held)}
+    found = {
+        d: places
+        for d, places in found.items()
+        if not any(r.endswith(_dimensions.PLACE) for r in d.held)
+    }
     for dimension, places in found.items():
         members = tuple(
-            Member(leaves[v], i, resolve_axis(labels.of(v)[i]) is dimension) for v, i in places
+            Member(leaves[v], i, _dimensions.resolve_axis(labels.of(v)[i]) is dimension)
+            for v, i in places
         )
         first = min(places, key=lambda place: _rank(place, sites.get(dimension, ())))
         name = f"{leaves[first[0]]}:{first[1]}"
@@ -177,9 +171,9 @@ def _rank(place: tuple[Value, int], sites: Sequence[str]) -> tuple[bool, int]:
     return (not (made and number == value.aval.ndim - 1), -value.aval.ndim)
 
 
-def _sites(program: Program, labels: Labels) -> dict[Dimension, list[str]]:
+def _sites(program: Program, labels: Labels) -> dict[_dimensions.Dimension, list[str]]:
     """Returns, for each dimension, the linear layers whose results have it."""
-    found: dict[Dimension, list[str]] = {}
+    found: dict[_dimensions.Dimension, list[str]] = {}
     for layer in program.sites:
         if layer.kind != "linear" or not layer.weights:
             continue
@@ -196,7 +190,7 @@ def _sites(program: Program, labels: Labels) -> dict[Dimension, list[str]]:
     return found
 
 
-def _crossed(labels: Labels, dimension: Dimension) -> list[str]:
+def _crossed(labels: Labels, dimension: _dimensions.Dimension) -> list[str]:
     notes: dict[str, None] = {}
     for crossed, reasons in labels.crossed.items():
         if any(d is dimension for d in dimensions(crossed)):
@@ -204,7 +198,9 @@ def _crossed(labels: Labels, dimension: Dimension) -> list[str]:
     return list(notes)
 
 
-def _entries(places: Sequence[tuple[Value, int]], labels: Labels, dimension: Dimension) -> int:
+def _entries(
+    places: Sequence[tuple[Value, int]], labels: Labels, dimension: _dimensions.Dimension
+) -> int:
     """Counts the entries of parameters that hold one index of a dimension."""
     total = 0
     for value in {v for v, _ in places}:
@@ -215,10 +211,10 @@ def _entries(places: Sequence[tuple[Value, int]], labels: Labels, dimension: Dim
     return total
 
 
-def _multiplicity(axis: Axis, dimension: Dimension) -> int:
+def _multiplicity(axis: _dimensions.Axis, dimension: _dimensions.Dimension) -> int:
     """Counts the indices of an axis that hold one of a dimension; all if it isn't part of it."""
     # Every index of a dimension is held equally often, so the first one counts for all.
-    index = membership(axis, dimension)
+    index = _dimensions.membership(axis, dimension)
     return int((index == 0).sum()) or int(index.size)
 
 
@@ -237,7 +233,7 @@ class Channels:
     groups: tuple[Group, ...]
     program: Program
     labels: Labels
-    dimensions: tuple[Dimension, ...]
+    dimensions: tuple[_dimensions.Dimension, ...]
     leaves: dict[str, Axes]
 
     def __len__(self) -> int:
@@ -319,8 +315,8 @@ def read_channels(program: Program) -> Channels:
         sizes = [int(n) for n in value.aval.shape]
         free = value.is_weight or value in states
         # Inputs are held by their callers: their sizes are given from outside.
-        reason = () if free else (INPUT,)
-        labels.axes[value] = tuple(fresh(n, *reason) for n in sizes)
+        reason = () if free else (_dimensions.INPUT,)
+        labels.axes[value] = tuple(_dimensions.fresh(n, *reason) for n in sizes)
     read_program(program, labels, RULES)
     # A removed channel's parameters are zero; everything else may be anything at its
     # indices.
@@ -331,7 +327,7 @@ def read_channels(program: Program) -> Channels:
     updated = _updated(program)
     results = [v for v in program.outputs if isinstance(v, Value) and v not in updated]
     for axis in (axis for result in results for axis in labels.of(result)):
-        hold(axis, RESULT)
+        _dimensions.hold(axis, _dimensions.RESULT)
     leaves = {v: v.path for v in program.inputs if v.is_weight and v.path} | states
     groups = grouped(program, labels, leaves)
     axes = {path: labels.of(v) for v, path in leaves.items()}
@@ -343,7 +339,7 @@ def _check_sizes(program: Program) -> None:
     for i, value in enumerate(program.inputs):
         if not all(isinstance(n, int | np.integer) for n in value.aval.shape):
             name = value.path or f"input {i}"
-            raise PlanError(
+            raise _dimensions.PlanError(
                 f"{name} has the symbolic shape {tuple(map(str, value.aval.shape))}: channels are "
                 "read at known sizes. Give arrays, or a jax.ShapeDtypeStruct of numbers."
             )
@@ -391,7 +387,7 @@ class CrossedWarning(UserWarning):
 def counts_zeros(group: Group) -> bool:
     """Returns whether all that crosses a group can count its removed channels as zeros."""
     # A mean of zeros needs its old count alone; no other crossing has a neutral zero.
-    return all(f"({MEAN})" in note for note in group.crossed)
+    return all(f"({_dimensions.MEAN})" in note for note in group.crossed)
 
 
 def check_crossed(groups: Mapping[str, Group], crossed: Mapping[str, str]) -> None:
@@ -402,15 +398,17 @@ def check_crossed(groups: Mapping[str, Group], crossed: Mapping[str, str]) -> No
     """
     for name, choice in crossed.items():
         if name not in groups:
-            raise PlanError(f"the model has no group {name!r}; there are {list(groups)}")
+            raise _dimensions.PlanError(
+                f"the model has no group {name!r}; there are {list(groups)}"
+            )
         if choice not in (LEFT, ZEROS):
-            raise PlanError(
+            raise _dimensions.PlanError(
                 f"statistics over {name!r} are of the channels {LEFT!r} or count {ZEROS!r}, "
                 f"not {choice!r}"
             )
         if choice == ZEROS and not counts_zeros(groups[name]):
-            (note, *_) = [n for n in groups[name].crossed if f"({MEAN})" not in n]
-            raise PlanError(
+            (note, *_) = [n for n in groups[name].crossed if f"({_dimensions.MEAN})" not in n]
+            raise _dimensions.PlanError(
                 f"removed channels of {name!r} can't count as zeros: {note} reads something else "
                 f'of them. Take crossed="{LEFT}", or leave them out with crossed="{KEEP}".'
             )

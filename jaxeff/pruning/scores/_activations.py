@@ -58,16 +58,9 @@ from jaxtyping import PRNGKeyArray
 from jaxeff.compression.post_training import Multiplication, arguments, multiplications
 from jaxeff.core import check_number
 from jaxeff.program import Layer, evaluate, plain_rule, trace
+from jaxeff.pruning import dependencies
 from jaxeff.pruning._plan import Plan
-from jaxeff.pruning.dependencies import (
-    Channels,
-    Dimension,
-    dimensions,
-    is_held,
-    kept,
-    membership,
-    read_channels,
-)
+from jaxeff.pruning.dependencies import dimensions
 from jaxeff.pruning.scores._weights import Score
 
 
@@ -84,16 +77,16 @@ class LinearStatistics(NamedTuple):
     at: Multiplication
     weights: np.ndarray
     moment: np.ndarray
-    channels: Channels
+    channels: dependencies.Channels
 
-    def channel_of(self, dimension: Dimension) -> np.ndarray:
+    def channel_of(self, dimension: dependencies.Dimension) -> np.ndarray:
         """Returns which channel of a dimension each input reads, or -1: `[groups, inputs]`."""
         axes = self.channels.labels.of(self.at.layer.inputs[self.at.index])
         whole = np.full(self.at.contraction.weight_shape, -1)
         for i, axis in enumerate(axes):
             if i in self.summed:
                 shape = [-1 if j == i else 1 for j in range(len(axes))]
-                whole = np.maximum(whole, membership(axis, dimension).reshape(shape))
+                whole = np.maximum(whole, dependencies.membership(axis, dimension).reshape(shape))
         found: np.ndarray = self.at.contraction.matrix(whole)[:, :, 0]
         return found
 
@@ -107,7 +100,7 @@ class LinearStatistics(NamedTuple):
         return frozenset(np.flatnonzero(varies).tolist())
 
     @property
-    def dimensions(self) -> set[Dimension]:
+    def dimensions(self) -> set[dependencies.Dimension]:
         """The dimensions that it reads."""
         axes = self.channels.labels.of(self.at.layer.inputs[self.at.index])
         return {d for i in self.summed for d in dimensions(axes[i])}
@@ -127,7 +120,7 @@ def products(f: Callable[..., Any], params: Any, batch: Any, where: str) -> list
     """
     args = arguments(where, batch)
     program = trace(f, params, *args)
-    channels = read_channels(program)
+    channels = dependencies.read_channels(program)
     found, _ = multiplications(program)
 
     def seen(layer: Layer, values: Sequence[Any], outputs: Sequence[Any]) -> Any:
@@ -160,7 +153,7 @@ def activations(
     """
     args = arguments(where, batch)
     program = trace(f, params, *args)
-    channels = read_channels(program)
+    channels = dependencies.read_channels(program)
 
     def seen(layer: Layer, values: Sequence[Any], outputs: Sequence[Any]) -> Any:
         del values
@@ -174,7 +167,7 @@ def activations(
         for site in group.sites:
             axes = channels.labels.of(layers[site].outputs[0]) if site in read else ()
             for i, axis in enumerate(axes):
-                index = membership(axis, dimension)
+                index = dependencies.membership(axis, dimension)
                 if (index >= 0).any():
                     # Channels in order, every one with equally many indices (as in `vectors`); the
                     # first sorted are -1, no channel of this group.
@@ -187,7 +180,7 @@ def activations(
 
 
 def _evaluated(
-    channels: Channels,
+    channels: dependencies.Channels,
     args: tuple[Any, ...],
     seen: Callable[[Layer, Sequence[Any], Sequence[Any]], Any],
 ) -> dict[str, Any]:
@@ -215,7 +208,7 @@ def _evaluated(
 
 def readers(
     found: Sequence[LinearStatistics],
-) -> Iterator[tuple[str, Dimension, list[LinearStatistics]]]:
+) -> Iterator[tuple[str, dependencies.Dimension, list[LinearStatistics]]]:
     """Yields the groups of a network, each with the products that read it."""
     if not found:
         return
@@ -246,12 +239,12 @@ def reconstruction(f: Callable[..., Any], batch: Any, *, corrected: bool = False
         ValueError: When called: the batch is empty or not finite.
     """
 
-    def score(params: Any, channels: Channels) -> dict[str, np.ndarray]:
+    def score(params: Any, channels: dependencies.Channels) -> dict[str, np.ndarray]:
         del channels
         found = products(f, params, batch, "reconstruction")
         orders = {}
         for name, dimension, reading in readers(found):
-            if reading and not is_held(dimension):
+            if reading and not dependencies.is_held(dimension):
                 removal = _removed_with_correction if corrected else _removed
                 order = removal(reading, dimension)
                 orders[name] = np.argsort(order).astype(np.float64) / len(order)
@@ -260,7 +253,7 @@ def reconstruction(f: Callable[..., Any], batch: Any, *, corrected: bool = False
     return score
 
 
-def gram(product: LinearStatistics, dimension: Dimension) -> np.ndarray:
+def gram(product: LinearStatistics, dimension: dependencies.Dimension) -> np.ndarray:
     """Computes G, the overlap of channels' contributions to a layer's result, `[c, c]`."""
     index = product.channel_of(dimension)
     total = np.zeros((dimension.size, dimension.size))
@@ -315,7 +308,7 @@ def corrected_weights(f: Callable[..., Any], params: Any, batch: Any, plan: Plan
         stays = np.ones(at.contraction.weight_shape, bool)
         for i in product.summed:
             shape = [-1 if j == i else 1 for j in range(len(axes))]
-            stays = stays & kept(axes[i], keep).reshape(shape)
+            stays = stays & dependencies.kept(axes[i], keep).reshape(shape)
         new = np.zeros_like(product.weights)
         rows = at.contraction.matrix(stays)[:, :, 0]
         for g, (h, w, row) in enumerate(zip(product.moment, product.weights, rows, strict=True)):
@@ -328,7 +321,7 @@ def corrected_weights(f: Callable[..., Any], params: Any, batch: Any, plan: Plan
     return jax.tree.unflatten(jax.tree.structure(params), leaves)
 
 
-def _removed(reading: Sequence[LinearStatistics], dimension: Dimension) -> list[int]:
+def _removed(reading: Sequence[LinearStatistics], dimension: dependencies.Dimension) -> list[int]:
     """Orders channels by removal, without correction."""
     overlap = np.zeros((dimension.size, dimension.size))
     for product in reading:
@@ -344,7 +337,7 @@ def _removed(reading: Sequence[LinearStatistics], dimension: Dimension) -> list[
 
 
 def _removed_with_correction(
-    reading: Sequence[LinearStatistics], dimension: Dimension
+    reading: Sequence[LinearStatistics], dimension: dependencies.Dimension
 ) -> list[int]:
     """Orders channels by removal, where the remaining weights make up for it."""
     states = [
@@ -421,7 +414,7 @@ def determinantal(
     if beta is not None:
         check_number("determinantal: beta", beta, above=0)
 
-    def score(params: Any, channels: Channels) -> dict[str, np.ndarray]:
+    def score(params: Any, channels: dependencies.Channels) -> dict[str, np.ndarray]:
         del channels
         orders = {}
         for name, rows in activations(f, params, batch, "determinantal").items():

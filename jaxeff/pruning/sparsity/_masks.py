@@ -60,17 +60,8 @@ import optax
 from jax import lax
 from jaxtyping import Array, Bool, Float
 
+from jaxeff import core
 from jaxeff.compression import BaseQuantizer, LayerQuantization, Quantizer, Tensor, straight_through
-from jaxeff.core import (
-    Choice,
-    Count,
-    Number,
-    check_broadcasts,
-    check_count,
-    check_number,
-    register_setting,
-    static,
-)
 
 _POINTER = 32
 
@@ -90,8 +81,8 @@ class Sparse(BaseQuantizer):
     """
 
     values: Quantizer | None = None
-    gradient: Annotated[str, Choice("all", "kept")] = static("all")
-    stored: Annotated[str, Choice("bitmask", "csr", "dense")] = static("bitmask")
+    gradient: Annotated[str, core.Choice("all", "kept")] = core.static("all")
+    stored: Annotated[str, core.Choice("bitmask", "csr", "dense")] = core.static("bitmask")
 
     def __post_init__(self) -> None:
         """Checks the fields."""
@@ -163,7 +154,7 @@ class Sparse(BaseQuantizer):
             )
 
 
-@register_setting
+@core.register_setting
 @dataclass(frozen=True)
 class Magnitude(Sparse):
     """The largest weights of an array: `Magnitude(0.9)` removes nine of ten.
@@ -178,7 +169,7 @@ class Magnitude(Sparse):
         Han et al., "Learning both Weights and Connections", arXiv:1506.02626.
     """
 
-    fraction: Annotated[Float[Array, ""] | float, Number(0, 1)]
+    fraction: Annotated[Float[Array, ""] | float, core.Number(0, 1)]
 
     def mask(self, x: Float[Array, "*shape"], tensor: Tensor) -> Bool[Array, "*shape"]:
         """Returns the largest magnitudes."""
@@ -211,14 +202,14 @@ def cubic_schedule(final: float, *, begin: int, end: int, initial: float = 0.0) 
 
     Source: Zhu and Gupta, "To prune, or not to prune", arXiv:1710.01878, eq. 1.
     """
-    check_number("cubic_schedule: final", final, 0, 1)
-    check_number("cubic_schedule: initial", initial, 0, 1)
-    check_count("cubic_schedule: begin", begin, 0)
-    check_count("cubic_schedule: end", end, begin + 1)
+    core.check_number("cubic_schedule: final", final, 0, 1)
+    core.check_number("cubic_schedule: initial", initial, 0, 1)
+    core.check_count("cubic_schedule: begin", begin, 0)
+    core.check_count("cubic_schedule: end", end, begin + 1)
     return optax.polynomial_schedule(initial, final, 3, end - begin, begin)
 
 
-@register_setting
+@core.register_setting
 @dataclass(frozen=True)
 class FixedMask(Sparse):
     """A mask that is given.
@@ -231,7 +222,7 @@ class FixedMask(Sparse):
 
     def mask(self, x: Float[Array, "*shape"], tensor: Tensor) -> Bool[Array, "*shape"]:
         """Returns `where`, broadcast."""
-        check_broadcasts(f"FixedMask.where at {tensor.site!r}", self.where, x.shape)
+        core.check_broadcasts(f"FixedMask.where at {tensor.site!r}", self.where, x.shape)
         return jnp.broadcast_to(jnp.asarray(self.where, bool), x.shape)
 
     def kept(self, shape: tuple[int, ...], tensor: Tensor) -> Any:
@@ -240,7 +231,7 @@ class FixedMask(Sparse):
         return self.where.sum() * (int(np.prod(shape)) // max(self.where.size, 1))
 
 
-@register_setting
+@core.register_setting
 @dataclass(frozen=True)
 class RandomMask(Sparse):
     """Any weights: what every other method has to be better than.
@@ -250,8 +241,8 @@ class RandomMask(Sparse):
         seed: Number that the mask is drawn from; a layer's depends on it and on its site alone.
     """
 
-    fraction: Annotated[Float[Array, ""] | float, Number(0, 1)]
-    seed: Annotated[int, Count(0)] = static(0)
+    fraction: Annotated[Float[Array, ""] | float, core.Number(0, 1)]
+    seed: Annotated[int, core.Count(0)] = core.static(0)
 
     def mask(self, x: Float[Array, "*shape"], tensor: Tensor) -> Bool[Array, "*shape"]:
         """Draws a mask that depends on seed, site and name only."""
@@ -267,7 +258,7 @@ class RandomMask(Sparse):
         return xp.round((1 - self.fraction) * int(np.prod(shape)))
 
 
-@register_setting
+@core.register_setting
 @dataclass(frozen=True)
 class Surgery(Sparse):
     """Dynamic network surgery: weights go below one threshold and come back above another.
@@ -287,15 +278,15 @@ class Surgery(Sparse):
         section 3.3.
     """
 
-    spread: Annotated[Float[Array, ""] | float, Number()] = 0.0
-    threshold: Annotated[Float[Array, ""] | float | None, Number(0)] = None
+    spread: Annotated[Float[Array, ""] | float, core.Number()] = 0.0
+    threshold: Annotated[Float[Array, ""] | float | None, core.Number(0)] = None
     where: Bool[Array, "*shape"] | None = None
 
     def mask(self, x: Float[Array, "*shape"], tensor: Tensor) -> Bool[Array, "*shape"]:
         """Returns what is kept now."""
         own = self.start(x, tensor)
         assert own.where is not None
-        check_broadcasts(f"Surgery.where at {tensor.site!r}", own.where, x.shape)
+        core.check_broadcasts(f"Surgery.where at {tensor.site!r}", own.where, x.shape)
         return jnp.asarray(own.where)
 
     def kept(self, shape: tuple[int, ...], tensor: Tensor) -> Any:
@@ -326,7 +317,7 @@ class Surgery(Sparse):
         return replace(own, where=where)
 
 
-@register_setting
+@core.register_setting
 @dataclass(frozen=True)
 class NofM(Sparse):
     """The n largest of every m inputs: `NofM(2, 4)`.
@@ -346,8 +337,8 @@ class NofM(Sparse):
         Mishra et al., "Accelerating Sparse Deep Neural Networks", arXiv:2104.08378.
     """
 
-    n: Annotated[int, Count()] = static(2)
-    m: Annotated[int, Count()] = static(4)
+    n: Annotated[int, core.Count()] = core.static(2)
+    m: Annotated[int, core.Count()] = core.static(4)
 
     def __post_init__(self) -> None:
         """Checks the fields."""

@@ -74,18 +74,7 @@ import numpy as np
 from jaxtyping import Array, Float, Int, PRNGKeyArray
 from scipy import stats
 
-from jaxeff.core import (
-    Table,
-    any_of,
-    check_labels,
-    finite,
-    function_of_form,
-    is_concrete,
-    labelled_data,
-    real_array,
-    shown_as_table,
-    validate,
-)
+from jaxeff import core
 from jaxeff.noise import Noise, noisy
 from jaxeff.noise.models import check_noise
 from jaxeff.training import canonical_in_loops, count_examples
@@ -95,7 +84,7 @@ CONFIDENCE = 0.95
 Spec = Mapping[str, Noise | None]
 
 
-@shown_as_table
+@core.shown_as_table
 class Curve(NamedTuple):
     """Accuracy over noise levels.
 
@@ -117,7 +106,7 @@ class Curve(NamedTuple):
     replicates: Int[np.ndarray, " levels"]
     draws: Float[np.ndarray, "replicates levels"]
 
-    def _table(self) -> Table:
+    def _table(self) -> core.Table:
         rows = [
             (f"{level:.4g}", f"{mean:.4f}", f"{low:.4f} to {high:.4f}", str(count))
             for level, mean, low, high, count in zip(
@@ -126,17 +115,17 @@ class Curve(NamedTuple):
         ]
         caption = f"{len(rows)} levels of up to {len(self.draws)} replicates"
         columns = ("level>", "accuracy>", f"{CONFIDENCE:.0%} of the mean", "replicates>")
-        return Table(columns, rows, caption=f"Accuracy over noise: {caption}")
+        return core.Table(columns, rows, caption=f"Accuracy over noise: {caption}")
 
 
 def _noise(_: str, spec: Any) -> None:
     check_noise(spec)
 
 
-@validate(
-    spec=any_of(function_of_form("spec(level)"), _noise),
-    levels=real_array(),
-    data=labelled_data,
+@core.validate(
+    spec=core.any_of(core.function_of_form("spec(level)"), _noise),
+    levels=core.real_array(),
+    data=core.labelled_data,
 )
 def accuracy_curve(
     key: PRNGKeyArray,
@@ -197,7 +186,7 @@ def _stacked(specs: list[Spec]) -> Spec:
     return jax.tree.map(lambda *leaves: jnp.stack(leaves), *(dict(spec) for spec in specs))
 
 
-@validate(specs=_noise, data=labelled_data)
+@core.validate(specs=_noise, data=core.labelled_data)
 def noisy_accuracy(
     key: PRNGKeyArray,
     f: Callable[..., Any],
@@ -258,7 +247,7 @@ def _check_classes(f: Any, params: Any, state: Any, inputs: Any, labels: Any, si
     args = (params, first) if state is None else (params, state, first)
     found = jax.eval_shape(f, *args)
     logits = found if state is None else found[0]
-    check_labels("noisy_accuracy: data, the labels,", labels, logits.shape[-1])
+    core.check_labels("noisy_accuracy: data, the labels,", labels, logits.shape[-1])
 
 
 @functools.partial(jax.jit, static_argnames=("f", "chunk"))
@@ -283,7 +272,7 @@ def _hits(
     return jax.lax.map(at_level, specs, batch_size=chunk if chunk > 1 else None).T
 
 
-@validate(levels=real_array(1), accuracies=real_array(2, nan=True))
+@core.validate(levels=core.real_array(1), accuracies=core.real_array(2, nan=True))
 def summarize(
     levels: Float[Array | np.ndarray, " levels"],
     accuracies: Float[Array | np.ndarray, "replicates levels"],
@@ -317,7 +306,7 @@ def summarize(
     return Curve(sigma, mean, std, mean - half, mean + half, count, draws)
 
 
-@validate(curves=real_array(nan=True))
+@core.validate(curves=core.real_array(nan=True))
 def envelope(
     curves: Float[Array | np.ndarray, "*leading trainings levels"],
 ) -> Float[Array, "*leading levels"]:
@@ -334,7 +323,11 @@ def envelope(
     return jnp.nanmax(jnp.asarray(curves), axis=-2)
 
 
-@validate(levels=real_array(1), accuracies=real_array(nan=True), ideal=real_array(1, nan=True))
+@core.validate(
+    levels=core.real_array(1),
+    accuracies=core.real_array(nan=True),
+    ideal=core.real_array(1, nan=True),
+)
 def robustness_area(
     levels: Float[Array | np.ndarray, " levels"],
     accuracies: Float[Array | np.ndarray, "*leading levels"],
@@ -359,17 +352,17 @@ def robustness_area(
             f"an area needs at least two levels and an accuracy and an ideal for each, got shapes "
             f"{x.shape}, {y.shape} and {best.shape}."
         )
-    if is_concrete(x) and not (np.diff(np.asarray(x)) > 0).all():
+    if core.is_concrete(x) and not (np.diff(np.asarray(x)) > 0).all():
         raise ValueError(f"evaluation levels must rise, got {np.asarray(x).tolist()}.")
     # Both areas over the same levels: their spacing, linear or not, weighs alike in both.
     return jnp.trapezoid(y, jnp.broadcast_to(x, y.shape), axis=-1) / jnp.trapezoid(best, x)
 
 
-@validate(
-    levels=real_array(1),
-    accuracies=real_array(nan=True),
-    standard=real_array(1, nan=True),
-    level=finite,
+@core.validate(
+    levels=core.real_array(1),
+    accuracies=core.real_array(nan=True),
+    standard=core.real_array(1, nan=True),
+    level=core.finite,
 )
 def preserved_accuracy(
     levels: Float[Array | np.ndarray, " levels"],

@@ -55,16 +55,7 @@ from jaxtyping import Array, Float
 from scipy.optimize import OptimizeWarning, curve_fit
 from scipy.special import expit
 
-from jaxeff.core import (
-    check_choice,
-    finite,
-    non_negative,
-    number,
-    one_of,
-    probability,
-    real_array,
-    validate,
-)
+from jaxeff import core
 
 
 class Fit(NamedTuple):
@@ -78,13 +69,13 @@ class Fit(NamedTuple):
     r2: float
 
 
-@validate(
-    sigma=real_array(),
-    mu=number(finite=False),
-    slope=finite,
-    a_max=finite,
-    a_min=finite,
-    scale=one_of("linear", "log"),
+@core.validate(
+    sigma=core.real_array(),
+    mu=core.number(finite=False),
+    slope=core.finite,
+    a_max=core.finite,
+    a_min=core.finite,
+    scale=core.one_of("linear", "log"),
 )
 def logistic(
     sigma: Float[Array | np.ndarray, " levels"],
@@ -223,12 +214,12 @@ class _NoMidpointError(Exception):
         self.bracket = bracket
 
 
-@validate(
-    levels=real_array(1),
-    accuracies=real_array(1, 2, nan=True),
-    sigma=real_array(1),
-    chance=probability,
-    least_drop=non_negative,
+@core.validate(
+    levels=core.real_array(1),
+    accuracies=core.real_array(1, 2, nan=True),
+    sigma=core.real_array(1),
+    chance=core.probability,
+    least_drop=core.non_negative,
 )
 def fit_midpoint(
     levels: Float[Array | np.ndarray, " levels"],
@@ -260,7 +251,7 @@ def fit_midpoint(
         ValueError: Shapes that don't agree, levels that are negative, infinite or given twice, or
             an unknown scale.
     """
-    check_choice("scale", scale, ("linear", "log"))
+    core.check_choice("scale", scale, ("linear", "log"))
     levels, rows, weights = _checked(levels, accuracies, sigma)
     order = np.argsort(levels)
     levels, rows = levels[order], rows[:, order]

@@ -40,21 +40,12 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
-from jaxeff.core import (
-    check_choice,
-    parameter_tree,
-    positive,
-    real_array,
-    sequence_of,
-    static_integer,
-    validate,
-    widened,
-)
+from jaxeff import core
 from jaxeff.program import Layer, evaluate, matching, plain_rule, trace
 from jaxeff.program.reading import argument_leaves
 
 
-@validate()
+@core.validate()
 def activations(f: Callable[..., Any], sites: Sequence[str]) -> Callable[..., dict[str, Array]]:
     """Reads the outputs of chosen layers.
 
@@ -95,8 +86,10 @@ def activations(f: Callable[..., Any], sites: Sequence[str]) -> Callable[..., di
     return read
 
 
-@validate(
-    bins=static_integer(), floor=positive, arrays=sequence_of(real_array(nan=True, empty=True))
+@core.validate(
+    bins=core.static_integer(),
+    floor=core.positive,
+    arrays=core.sequence_of(core.real_array(nan=True, empty=True)),
 )
 def bin_edges(
     arrays: Sequence[Float[Array | np.ndarray, "..."]],
@@ -119,7 +112,7 @@ def bin_edges(
     Raises:
         ValueError: An unknown scale, no finite value, or no positive one on the log scale.
     """
-    check_choice("scale", scale, ("linear", "log"))
+    core.check_choice("scale", scale, ("linear", "log"))
     values = np.concatenate([np.ravel(jax.device_get(a)).astype(float) for a in arrays])
     values = values[np.isfinite(values)]
     if scale == "log":
@@ -136,7 +129,7 @@ def bin_edges(
     return np.linspace(low, high if high > low else low + 1, bins + 1)
 
 
-@validate()
+@core.validate()
 def weight_rms(params: Any) -> dict[str, Float[Array, ""]]:
     """Computes the root mean square of every layer's weights.
 
@@ -161,7 +154,7 @@ def weight_rms(params: Any) -> dict[str, Float[Array, ""]]:
     return rms
 
 
-@validate(start=parameter_tree)
+@core.validate(start=core.parameter_tree)
 def weight_growth(params: Any, start: Any) -> dict[str, Float[Array, ""]]:
     """Computes the root mean square of every layer's weights relative to a start.
 
@@ -185,4 +178,4 @@ def weight_growth(params: Any, start: Any) -> dict[str, Float[Array, ""]]:
 
 
 def _rms(leaf: Any) -> Float[Array, ""]:
-    return jnp.sqrt(jnp.mean(jnp.square(widened(leaf))))
+    return jnp.sqrt(jnp.mean(jnp.square(core.widened(leaf))))

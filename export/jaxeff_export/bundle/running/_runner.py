@@ -27,31 +27,11 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from jaxeff_export.artifact import (
-    SignatureError,
-    batch_of,
-    check_array,
-    check_leaves,
-    rebuild,
-    with_batch,
-)
+from jaxeff_export import artifact
 from jaxeff_export.boards import Board, BoardError, BoardLost, ProgramBoard
 from jaxeff_export.bundle.files import BundleError, Manifest, RecordedPair, SelfCheck, compare
-from jaxeff_export.bundle.running._session import (
-    HostMemory,
-    LoadedMachine,
-    MachineMemory,
-    Session,
-    StateMemory,
-    require_numbers,
-)
-from jaxeff_export.bundle.running._timing import (
-    Instrument,
-    OperatorTime,
-    Timing,
-    operator_times,
-    require_timed,
-)
+from jaxeff_export.bundle.running import _session
+from jaxeff_export.bundle.running import _timing as timing
 from jaxeff_export.clib import CLibrary, CLibraryError, ExampleProgram
 from jaxeff_export.targets import OPERATOR_BY_OPERATOR, ToolchainError
 
@@ -89,7 +69,7 @@ class Runner:
         self._threads = int(manifest.target.get("num-cores", 1))
         self._closed = False
         self._loaded: Any = None
-        self._idle: list[LoadedMachine] = []  # those that no call uses now
+        self._idle: list[_session.LoadedMachine] = []  # those that no call uses now
         self._operands: list[Any] = []
         self._on_board(
             f"load the library, which is for {manifest.machine} ({manifest.target_name})",
@@ -125,13 +105,13 @@ class Runner:
           BoardError: if the board fails.
         """
         manifest = self._manifest
-        arrays = check_leaves(inputs, manifest.arguments, manifest.inputs)
+        arrays = artifact.check_leaves(inputs, manifest.arguments, manifest.inputs)
         if manifest.rounds_inputs:
-            require_numbers(arrays, manifest.inputs)
+            _session.require_numbers(arrays, manifest.inputs)
         results = self._call(arrays)
         if self._treedef is not None:
             return self._treedef.unflatten(results)
-        return rebuild(manifest.structure, results)
+        return artifact.rebuild(manifest.structure, results)
 
     def run_leaves(self, leaves: Sequence[np.ndarray]) -> list[np.ndarray]:
         """Calls the function on flattened inputs and returns flattened results.
@@ -146,14 +126,16 @@ class Runner:
         """
         specs = self._manifest.inputs
         if len(leaves) != len(specs):
-            raise SignatureError(f"{len(leaves)} arrays were given, {len(specs)} are expected")
-        arrays = [check_array(*pair) for pair in zip(leaves, specs, strict=True)]
-        batch_of(arrays, specs)
+            raise artifact.SignatureError(
+                f"{len(leaves)} arrays were given, {len(specs)} are expected"
+            )
+        arrays = [artifact.check_array(*pair) for pair in zip(leaves, specs, strict=True)]
+        artifact.batch_of(arrays, specs)
         if self._manifest.rounds_inputs:
-            require_numbers(arrays, specs)
+            _session.require_numbers(arrays, specs)
         return self._call(arrays)
 
-    def session(self, shared: Session | None = None) -> Session:
+    def session(self, shared: _session.Session | None = None) -> _session.Session:
         """Begins a session: calls of a function whose state stays on the board.
 
         Args:
@@ -168,7 +150,7 @@ class Runner:
           BoardError: if the board fails.
           TypeError: if what is shared is no session.
         """
-        if not isinstance(shared, Session | None):
+        if not isinstance(shared, _session.Session | None):
             raise TypeError(
                 f"shared must be a session of another bundle, not a {type(shared).__name__}."
             )
@@ -178,14 +160,16 @@ class Runner:
             )
         inputs = self._recorded[0].inputs
         initial = [inputs[old] for old, _ in self._manifest.places]
-        return Session(self._manifest, self._memory(shared), initial, self._treedef)
+        return _session.Session(self._manifest, self._memory(shared), initial, self._treedef)
 
     def check(self) -> SelfCheck:
         """Replays the recorded inputs and compares the results with JAX's recorded ones."""
         results = [self._call(pair.inputs) for pair in self._recorded]
         return compare(self._board.name, self._manifest.outputs, results, self._recorded)
 
-    def benchmark(self, number: int = 10, repeat: int = 10, batch: int | None = None) -> Timing:
+    def benchmark(
+        self, number: int = 10, repeat: int = 10, batch: int | None = None
+    ) -> timing.Timing:
         """Times the function on the recorded inputs, parameters resident, results not copied back.
 
         Args:
@@ -197,7 +181,7 @@ class Runner:
           BoardError: if timings on this board mean nothing, or it fails.
           SignatureError: if there is a `batch`, and the bundle's is fixed.
         """
-        require_timed(self._board)
+        timing.require_timed(self._board)
         _require_positive(number, repeat)
         inputs = self._examples(batch)
 
@@ -208,11 +192,11 @@ class Runner:
                 )
                 return tuple(1000.0 * float(seconds) for seconds in evaluate("main").results)
 
-        return Timing(self._board.name, number, self._on_board("time the library", measure))
+        return timing.Timing(self._board.name, number, self._on_board("time the library", measure))
 
     def profile(
         self, number: int = 10, repeat: int = 5, batch: int | None = None
-    ) -> tuple[OperatorTime, ...]:
+    ) -> tuple[timing.OperatorTime, ...]:
         """Times each compiled operator on the recorded inputs, slowest first.
 
         Args:
@@ -223,7 +207,7 @@ class Runner:
         Raises:
           BoardError, SignatureError: same as for `benchmark`.
         """
-        require_timed(self._board)
+        timing.require_timed(self._board)
         _require_positive(number, repeat)
         inputs = self._examples(batch)
 
@@ -233,7 +217,7 @@ class Runner:
 
         def record() -> list[list[tuple[str, int, int]]]:
             # A virtual machine of its own: the one that serves stays without an instrument.
-            machine, instrument = self._new_machine(), Instrument(self._loaded)
+            machine, instrument = self._new_machine(), timing.Instrument(self._loaded)
             arrays = [*self._operands, *self._put(inputs)]
             machine.set_input(OPERATOR_BY_OPERATOR, *arrays)
             machine.invoke_stateful(OPERATOR_BY_OPERATOR)  # warm-up
@@ -245,11 +229,11 @@ class Runner:
                 measurements.append(instrument.read())
             return measurements
 
-        return operator_times(self._on_board("profile the library", measure), number)
+        return timing.operator_times(self._on_board("profile the library", measure), number)
 
     def _examples(self, batch: int | None) -> list[np.ndarray]:
         """Repeats the recorded inputs to as many examples as are asked for."""
-        return with_batch(self._recorded[0].inputs, self._manifest.inputs, batch)
+        return artifact.with_batch(self._recorded[0].inputs, self._manifest.inputs, batch)
 
     def _call(self, leaves: Sequence[np.ndarray]) -> list[np.ndarray]:
         def call() -> list[np.ndarray]:
@@ -263,10 +247,10 @@ class Runner:
 
         return self._on_board("run the library", call)
 
-    def _memory(self, shared: Session | None) -> StateMemory:
+    def _memory(self, shared: _session.Session | None) -> _session.StateMemory:
         """Makes the arrays of a session on the board."""
 
-        def memory() -> MachineMemory:
+        def memory() -> _session.MachineMemory:
             tensors, turn = self._put(self._recorded[0].inputs), threading.RLock()
             if shared is not None:
                 theirs, turn = shared.tensors(self._manifest)
@@ -280,7 +264,7 @@ class Runner:
                     tensors[old] = tensor
             # A machine of its own holds the arrays, so sessions run beside each other.
             machine, copies = self._given(tensors), self._board.takes_copies
-            return MachineMemory(machine, self._manifest, self._once, turn, copies)
+            return _session.MachineMemory(machine, self._manifest, self._once, turn, copies)
 
         return self._on_board("begin a session", memory)
 
@@ -294,14 +278,16 @@ class Runner:
             return self._attempt(what, action)
 
     @contextlib.contextmanager
-    def _machine(self, leaves: Sequence[np.ndarray]) -> Iterator[LoadedMachine]:
+    def _machine(self, leaves: Sequence[np.ndarray]) -> Iterator[_session.LoadedMachine]:
         """Yields a virtual machine for one call, with its inputs set."""
         idle = self._idle  # of this session: another one has machines of its own
         machine = self._taken(idle, leaves)
         yield machine
         idle.append(machine)  # not if the call failed: its session may be gone
 
-    def _taken(self, idle: list[LoadedMachine], leaves: Sequence[np.ndarray]) -> LoadedMachine:
+    def _taken(
+        self, idle: list[_session.LoadedMachine], leaves: Sequence[np.ndarray]
+    ) -> _session.LoadedMachine:
         """Takes a virtual machine that no call uses, or makes one, and sets its inputs."""
         try:
             # `pop` and `append` of a list are atomic: no two threads get one machine, without a
@@ -312,10 +298,12 @@ class Runner:
         machine.give(leaves)
         return machine
 
-    def _given(self, tensors: Sequence[Any]) -> LoadedMachine:
+    def _given(self, tensors: Sequence[Any]) -> _session.LoadedMachine:
         """Makes a virtual machine that has its arguments."""
         specs, remote = self._manifest.inputs, self._board.takes_copies
-        return LoadedMachine(self._new_machine(), self._operands, tensors, specs, self._put, remote)
+        return _session.LoadedMachine(
+            self._new_machine(), self._operands, tensors, specs, self._put, remote
+        )
 
     def _put(self, arrays: Sequence[np.ndarray]) -> list[Any]:
         import tvm
@@ -427,10 +415,10 @@ class ProgramRunner(Runner):
         self._closed = True
         self._program.close()
 
-    def _memory(self, shared: Session | None) -> StateMemory:
+    def _memory(self, shared: _session.Session | None) -> _session.StateMemory:
         if shared is not None:
             raise BundleError(f"{self._board.name} shares no state between bundles")
-        return HostMemory(self._call, self._recorded[0].inputs, self._manifest)
+        return _session.HostMemory(self._call, self._recorded[0].inputs, self._manifest)
 
     def _call(self, leaves: Sequence[np.ndarray]) -> list[np.ndarray]:
         if self._closed:

@@ -17,16 +17,7 @@ import jax
 import numpy as np
 
 from jaxeff.store import open_regular, write_atomically
-from jaxeff_export.artifact import (
-    SignatureError,
-    TensorSpec,
-    belongs,
-    check_leaves,
-    count_leaves,
-    digest,
-    dtype_of,
-    rebuild,
-)
+from jaxeff_export import artifact
 from jaxeff_export.bundle.files import BundleError, Manifest, pack_arrays, unpack_arrays
 
 
@@ -48,13 +39,13 @@ class LoadedMachine:
         machine: Any,
         operands: Sequence[Any],
         tensors: Sequence[Any],
-        specs: Sequence[TensorSpec],
+        specs: Sequence[artifact.TensorSpec],
         put: Callable[[Sequence[np.ndarray]], list[Any]],
         remote: bool,
     ) -> None:
         self.machine, self.tensors = machine, list(tensors)
         self._operands, self._put, self._remote = operands, put, remote
-        self._dtypes = [dtype_of(spec.dtype) for spec in specs]
+        self._dtypes = [artifact.dtype_of(spec.dtype) for spec in specs]
         self._views = [self._view(*pair) for pair in zip(tensors, self._dtypes, strict=True)]
         # Looked up once. The machine's own get_outputs is a recursive closure, a cycle that would
         # keep a remote session alive until some later garbage collection.
@@ -95,10 +86,10 @@ class LoadedMachine:
             self._outputs = int(self._arity("main"))
         return self._get_output("main") if self._outputs < 0 else self._get_output("main", index)
 
-    def read(self, index: int, spec: TensorSpec) -> np.ndarray:
+    def read(self, index: int, spec: artifact.TensorSpec) -> np.ndarray:
         """Copies a result of the last call, in the shape that the manifest has."""
         tensor = self.output(index)
-        view = self._view(tensor, dtype_of(spec.dtype))
+        view = self._view(tensor, artifact.dtype_of(spec.dtype))
         # A copy: the next call writes into the same memory.
         array = tensor.numpy() if view is None else view.copy()
         return array if spec.varies else array.reshape([int(n) for n in spec.shape])
@@ -223,7 +214,7 @@ class HostMemory:
             self._arrays[old] = np.array(array)
 
 
-def require_numbers(arrays: Sequence[np.ndarray], specs: Sequence[TensorSpec]) -> None:
+def require_numbers(arrays: Sequence[np.ndarray], specs: Sequence[artifact.TensorSpec]) -> None:
     """Refuses arrays that hold NaN; infinities are taken.
 
     Args:
@@ -238,14 +229,14 @@ def require_numbers(arrays: Sequence[np.ndarray], specs: Sequence[TensorSpec]) -
         if array.dtype.kind not in "biu" and not spec.dtype.startswith(("int", "uint")):
             found = np.isnan(array)
             if found.any():
-                raise SignatureError(
+                raise artifact.SignatureError(
                     f"input {spec.name} holds NaN ({np.count_nonzero(found)} of {array.size} "
                     "values), and the function rounds its data to codes, which have none; replace "
                     "NaN by numbers before the call"
                 )
 
 
-_NAMES = TensorSpec("a digest of its arrays' names", (32,), "uint8")  # the first in a file
+_NAMES = artifact.TensorSpec("a digest of its arrays' names", (32,), "uint8")  # the first in a file
 
 
 class Session:
@@ -270,7 +261,7 @@ class Session:
         places = manifest.places
         self._state = [manifest.inputs[old] for old, _ in places]
         kept = {old for old, _ in places}
-        told = digest("\n".join(spec.name for spec in self._state).encode())
+        told = artifact.digest("\n".join(spec.name for spec in self._state).encode())
         self._names = np.frombuffer(bytes.fromhex(told), np.uint8)
         self._data = [spec for i, spec in enumerate(manifest.inputs) if i not in kept]
         self._arguments = [name for name in manifest.arguments if name not in manifest.state]
@@ -301,7 +292,7 @@ class Session:
             one that holds NaN and is rounded to codes.
           BoardError: if the board fails, which loses the state.
         """
-        arrays = check_leaves(inputs, self._arguments, self._data)
+        arrays = artifact.check_leaves(inputs, self._arguments, self._data)
         if self._manifest.rounds_inputs:
             require_numbers(arrays, self._data)
         # Calls of one session follow each other, from whatever threads.
@@ -336,12 +327,12 @@ class Session:
                 f"a {type(state).__name__}; reset begins again."
             )
         if set(state) != set(names):
-            raise SignatureError(
+            raise artifact.SignatureError(
                 f"the state is {', '.join(names)}, what was given {', '.join(state) or 'nothing'}"
             )
         # In the order of the results, which is that of the arrays on the board.
-        specs = [spec for name in names for spec in self._state if belongs(spec, name)]
-        self._write(check_leaves([state[name] for name in names], names, specs))
+        specs = [spec for name in names for spec in self._state if artifact.belongs(spec, name)]
+        self._write(artifact.check_leaves([state[name] for name in names], names, specs))
 
     def save(self, path: str | Path) -> Path:
         """Writes the state to one file, whole or not at all."""
@@ -396,7 +387,7 @@ class Session:
         structure, count = self._manifest.structure, len(self._manifest.state)
         if self._treedef is None:
             items = structure["items"][: len(structure["items"]) - count]
-            tree = rebuild({"kind": "tuple", "items": items}, results)
+            tree = artifact.rebuild({"kind": "tuple", "items": items}, results)
         else:
             # Nothing in place of the new state, which stays on the board.
             left = self._treedef.num_leaves - len(results)
@@ -407,6 +398,6 @@ class Session:
         structure, names = self._manifest.structure, self._manifest.state
         rest, trees = list(arrays), {}
         for name, item in zip(names, structure["items"][-len(names) :], strict=True):
-            count = count_leaves(item)
-            trees[name], rest = rebuild(item, rest[:count]), rest[count:]
+            count = artifact.count_leaves(item)
+            trees[name], rest = artifact.rebuild(item, rest[:count]), rest[count:]
         return trees

@@ -35,18 +35,9 @@ import tvm_ffi
 from tvm import ir, relax, s_tir, tirx
 from tvm.tirx import Expr
 
+from jaxeff_export.compiler import tir
 from jaxeff_export.compiler._tiles import Machine, tile_of
 from jaxeff_export.compiler.passes._lifting import sources_of, stays_small
-from jaxeff_export.compiler.tir import (
-    FUSES_WHAT_FOLLOWS,
-    Nest,
-    bytes_of,
-    contains,
-    map_kernels,
-    renamed,
-    root_of,
-    statements_of,
-)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -106,7 +97,7 @@ class CallRewriter(abc.ABC):
         kernel = found.kernel
         # The rewritten kernel is still to be fused with what follows it, such as an activation.
         if "op_pattern" not in kernel.attrs:
-            kernel = kernel.with_attr("op_pattern", FUSES_WHAT_FOLLOWS)
+            kernel = kernel.with_attr("op_pattern", tir.FUSES_WHAT_FOLLOWS)
         name = self._builder.add_func(kernel, callee.name_hint)
         results = list(result.fields) if isinstance(result, relax.TupleType) else result
         return relax.call_tir(name, relax.Tuple(operands), results)
@@ -159,17 +150,17 @@ class _Blocking(CallRewriter):
 
 def _blocked(machine: Machine, function: tirx.PrimFunc, weights: Sequence[int]) -> Other | None:
     """Makes a kernel's contractions read weights in blocks; None where that has no use."""
-    root = root_of(function)
-    statements = statements_of(root.body) if root else []
-    nests = [nest for statement in statements if (nest := Nest.of(statement))]
+    root = tir.root_of(function)
+    statements = tir.statements_of(root.body) if root else []
+    nests = [nest for statement in statements if (nest := tir.Nest.of(statement))]
     across = {buffer for nest in nests for buffer in nest.across}
     large = [i for i in weights if function.params[i] in across and _is_large(function, i)]
     # One layout serves all readers, so contractions have to agree on the columns.
     if not large or len({nest.width for nest in nests}) != 1:
         return None
     # Anything else that reads the weights would need them in their own order.
-    others = [statement for statement in statements if Nest.of(statement) is None]
-    if any(contains(others, tirx.Var, function.params[i].same_as) for i in large):
+    others = [statement for statement in statements if tir.Nest.of(statement) is None]
+    if any(tir.contains(others, tirx.Var, function.params[i].same_as) for i in large):
         return None
     columns = tile_of([nest.block for nest in nests], machine).columns
     # The tile takes whole rows: they are one stream already.
@@ -186,7 +177,7 @@ def _is_large(function: tirx.PrimFunc, position: int) -> bool:
     buffer = function.params[position]
     if not all(isinstance(n, tirx.IntImm) for n in buffer.shape):
         return False
-    size, rows = bytes_of(buffer), math.prod(int(n) for n in buffer.shape[:-1])
+    size, rows = tir.bytes_of(buffer), math.prod(int(n) for n in buffer.shape[:-1])
     return size >= LARGE and size >= LONG_ROW * rows
 
 
@@ -246,11 +237,11 @@ class _Widening(CallRewriter):
 
 def _widened(lanes: int, function: tirx.PrimFunc, weights: Sequence[int]) -> Other | None:
     """Widens the contractions of a kernel; None if there is no need or no way."""
-    root = root_of(function)
+    root = tir.root_of(function)
     if root is None:
         return None
-    statements = statements_of(root.body)
-    nests = {i: nest for i, s in enumerate(statements) if (nest := Nest.of(s)) is not None}
+    statements = tir.statements_of(root.body)
+    nests = {i: nest for i, s in enumerate(statements) if (nest := tir.Nest.of(s)) is not None}
     widths = {nest.width for nest in nests.values()}
     # Fewer columns than a vector would mostly compute padding.
     if len(widths) != 1 or not all(n > lanes and n % lanes for n in widths):
@@ -277,7 +268,7 @@ def _widened(lanes: int, function: tirx.PrimFunc, weights: Sequence[int]) -> Oth
     for i, nest in nests.items():
         statements[i] = nest.over(columns, wide)
     # What follows reads real columns only.
-    statements = [renamed(statement, wide) for statement in statements]
+    statements = [tir.renamed(statement, wide) for statement in statements]
     results = [buffer for buffer in function.params if buffer in written]
     statements += [_cut(wide[result], result) for result in results]
     # Results are computed in wide buffers of the kernel's own and cut to the caller's.
@@ -340,7 +331,7 @@ _NARROW = {
 
 def narrow_floats_to_bits(mod: tvm.IRModule) -> tvm.IRModule:
     """Rewrites the narrow floats inside every kernel of a module; arguments stay what they are."""
-    return map_kernels(mod, _rewritten)
+    return tir.map_kernels(mod, _rewritten)
 
 
 def _rewritten(function: tirx.PrimFunc) -> tirx.PrimFunc:

@@ -12,17 +12,7 @@ from typing import Any, TypeVar
 
 from jaxlib.mlir import ir
 
-from jaxeff_export.importer._graph import (
-    Complex,
-    HloValue,
-    TensorType,
-    Unsupported,
-    direction,
-    is_complex,
-    part_type,
-    splat,
-    tensor_type,
-)
+from jaxeff_export.importer import _graph as graph
 
 _COMPLEX = re.compile(r"complex<(f32|f64)>")
 
@@ -37,24 +27,24 @@ class ComplexRewriter:
     def __call__(
         self,
         name: str,
-        *operands: HloValue,
-        kind: TensorType | None = None,
+        *operands: graph.HloValue,
+        kind: graph.TensorType | None = None,
         op: ir.Operation | None = None,
-    ) -> HloValue:
+    ) -> graph.HloValue:
         """Adds an operation; its result is of the first operand's type unless ``kind`` says."""
         kind = kind or operands[0].type
         node = self._add_node(f"stablehlo.{name}", op or self.op, operands, [kind])
-        result: HloValue = node.result
+        result: graph.HloValue = node.result
         return result
 
-    def same(self, number: float, like: HloValue) -> HloValue:
+    def same(self, number: float, like: graph.HloValue) -> graph.HloValue:
         """Makes a constant of the type of ``like``."""
-        return splat(number, like.type)
+        return graph.splat(number, like.type)
 
-    def equal(self, x: HloValue, y: HloValue) -> HloValue:
+    def equal(self, x: graph.HloValue, y: graph.HloValue) -> graph.HloValue:
         """Compares two real tensors."""
-        kind = TensorType(x.type.shape, "bool")
-        result: HloValue = self._add_node("importer.equal", self.op, (x, y), [kind]).result
+        kind = graph.TensorType(x.type.shape, "bool")
+        result: graph.HloValue = self._add_node("importer.equal", self.op, (x, y), [kind]).result
         return result
 
     def template(self) -> ir.Operation:
@@ -76,19 +66,21 @@ class ComplexRewriter:
         operation: ir.Operation = function.regions[0].blocks[0].operations[0].operation
         return operation
 
-    def fft(self, operands: Sequence[HloValue], kinds: Sequence[TensorType]) -> Sequence[HloValue]:
+    def fft(
+        self, operands: Sequence[graph.HloValue], kinds: Sequence[graph.TensorType]
+    ) -> Sequence[graph.HloValue]:
         """Adds a Fourier transform."""
         node = self._add_node("importer.fft", self.op, tuple(operands), list(kinds))
-        results: Sequence[HloValue] = node.results
+        results: Sequence[graph.HloValue] = node.results
         return results
 
 
 def rewrite(
     op: ir.Operation,
-    operands: Sequence[HloValue],
+    operands: Sequence[graph.HloValue],
     add_node: Callable[..., Any],
     modules: list[ir.Module],
-) -> list[HloValue]:
+) -> list[graph.HloValue]:
     """Returns the results of an operation on complex tensors.
 
     Args:
@@ -103,36 +95,46 @@ def rewrite(
     parts = ComplexRewriter(op, add_node, modules)
     name = op.name.removeprefix("stablehlo.")
     pairs = [
-        Complex.of(value, value) if is_complex(o.type) and not isinstance(value, Complex) else value
+        graph.Complex.of(value, value)
+        if graph.is_complex(o.type) and not isinstance(value, graph.Complex)
+        else value
         for value, o in zip(operands, op.operands, strict=True)
     ]  # what could not be imported has no parts, and was reported
     if name in _MOVES:
         return [_by_parts(parts, name, pairs)]
     if name not in _RULES:
-        raise Unsupported("there is no lowering of it for complex numbers")
+        raise graph.Unsupported("there is no lowering of it for complex numbers")
     return [_RULES[name](parts, *pairs)]
 
 
 def _by_parts(
-    p: ComplexRewriter, name: str, operands: Sequence[HloValue], op: ir.Operation | None = None
-) -> Complex:
+    p: ComplexRewriter,
+    name: str,
+    operands: Sequence[graph.HloValue],
+    op: ir.Operation | None = None,
+) -> graph.Complex:
     """Applies an operation to the real parts, and to the imaginary ones."""
-    kind = part_type(p.op.results[0].type)
+    kind = graph.part_type(p.op.results[0].type)
     real, imaginary = (
-        p(name, *(o.parts[k] if isinstance(o, Complex) else o for o in operands), kind=kind, op=op)
+        p(
+            name,
+            *(o.parts[k] if isinstance(o, graph.Complex) else o for o in operands),
+            kind=kind,
+            op=op,
+        )
         for k in range(2)
     )
-    return Complex.of(real, imaginary)
+    return graph.Complex.of(real, imaginary)
 
 
 _MOVES = (
     "broadcast_in_dim", "reshape", "slice", "transpose", "concatenate", "reverse", "pad", "gather",
     "dynamic_slice", "dynamic_update_slice", "select",
 )  # fmt: skip
-_RULES: dict[str, Callable[..., HloValue]] = {}
+_RULES: dict[str, Callable[..., graph.HloValue]] = {}
 
 
-_Rule = TypeVar("_Rule", bound=Callable[..., HloValue])
+_Rule = TypeVar("_Rule", bound=Callable[..., graph.HloValue])
 
 
 def _complex_rule(name: str) -> Callable[[_Rule], _Rule]:
@@ -144,84 +146,86 @@ def _complex_rule(name: str) -> Callable[[_Rule], _Rule]:
 
 
 @_complex_rule("complex")
-def _complex(p: ComplexRewriter, real: HloValue, imaginary: HloValue) -> HloValue:
-    return Complex.of(real, imaginary)
+def _complex(p: ComplexRewriter, real: graph.HloValue, imaginary: graph.HloValue) -> graph.HloValue:
+    return graph.Complex.of(real, imaginary)
 
 
 @_complex_rule("real")
-def _real(p: ComplexRewriter, z: Complex) -> HloValue:
+def _real(p: ComplexRewriter, z: graph.Complex) -> graph.HloValue:
     return z.real
 
 
 @_complex_rule("imag")
-def _imag(p: ComplexRewriter, z: Complex) -> HloValue:
+def _imag(p: ComplexRewriter, z: graph.Complex) -> graph.HloValue:
     return z.imaginary
 
 
 @_complex_rule("convert")
-def _convert(p: ComplexRewriter, z: HloValue) -> HloValue:
-    kind = part_type(p.op.results[0].type)
-    real = p("convert", z.real if isinstance(z, Complex) else z, kind=kind)
-    if not is_complex(p.op.results[0].type):
+def _convert(p: ComplexRewriter, z: graph.HloValue) -> graph.HloValue:
+    kind = graph.part_type(p.op.results[0].type)
+    real = p("convert", z.real if isinstance(z, graph.Complex) else z, kind=kind)
+    if not graph.is_complex(p.op.results[0].type):
         return real
-    if isinstance(z, Complex):
-        return Complex.of(real, p("convert", z.imaginary, kind=kind))
-    return Complex.of(real, p.same(0.0, real))
+    if isinstance(z, graph.Complex):
+        return graph.Complex.of(real, p("convert", z.imaginary, kind=kind))
+    return graph.Complex.of(real, p.same(0.0, real))
 
 
 @_complex_rule("add")
-def _add(p: ComplexRewriter, x: Complex, y: Complex) -> Complex:
-    return Complex.of(p("add", x.real, y.real), p("add", x.imaginary, y.imaginary))
+def _add(p: ComplexRewriter, x: graph.Complex, y: graph.Complex) -> graph.Complex:
+    return graph.Complex.of(p("add", x.real, y.real), p("add", x.imaginary, y.imaginary))
 
 
 @_complex_rule("subtract")
-def _subtract(p: ComplexRewriter, x: Complex, y: Complex) -> Complex:
-    return Complex.of(p("subtract", x.real, y.real), p("subtract", x.imaginary, y.imaginary))
+def _subtract(p: ComplexRewriter, x: graph.Complex, y: graph.Complex) -> graph.Complex:
+    return graph.Complex.of(p("subtract", x.real, y.real), p("subtract", x.imaginary, y.imaginary))
 
 
 @_complex_rule("negate")
-def _negate(p: ComplexRewriter, z: Complex) -> Complex:
-    return Complex.of(p("negate", z.real), p("negate", z.imaginary))
+def _negate(p: ComplexRewriter, z: graph.Complex) -> graph.Complex:
+    return graph.Complex.of(p("negate", z.real), p("negate", z.imaginary))
 
 
-def _bilinear(p: ComplexRewriter, name: str, x: Complex, y: Complex, kind: TensorType) -> Complex:
-    def product(a: HloValue, b: HloValue) -> HloValue:
+def _bilinear(
+    p: ComplexRewriter, name: str, x: graph.Complex, y: graph.Complex, kind: graph.TensorType
+) -> graph.Complex:
+    def product(a: graph.HloValue, b: graph.HloValue) -> graph.HloValue:
         return p(name, a, b, kind=kind)
 
-    return Complex.of(
+    return graph.Complex.of(
         p("subtract", product(x.real, y.real), product(x.imaginary, y.imaginary)),
         p("add", product(x.real, y.imaginary), product(x.imaginary, y.real)),
     )
 
 
 @_complex_rule("multiply")
-def _multiply(p: ComplexRewriter, x: Complex, y: Complex) -> Complex:
+def _multiply(p: ComplexRewriter, x: graph.Complex, y: graph.Complex) -> graph.Complex:
     return _bilinear(p, "multiply", x, y, x.type)
 
 
 @_complex_rule("dot_general")
-def _dot_general(p: ComplexRewriter, x: Complex, y: Complex) -> Complex:
-    return _bilinear(p, "dot_general", x, y, part_type(p.op.results[0].type))
+def _dot_general(p: ComplexRewriter, x: graph.Complex, y: graph.Complex) -> graph.Complex:
+    return _bilinear(p, "dot_general", x, y, graph.part_type(p.op.results[0].type))
 
 
 @_complex_rule("convolution")
-def _convolution(p: ComplexRewriter, x: Complex, y: Complex) -> Complex:
-    return _bilinear(p, "convolution", x, y, part_type(p.op.results[0].type))
+def _convolution(p: ComplexRewriter, x: graph.Complex, y: graph.Complex) -> graph.Complex:
+    return _bilinear(p, "convolution", x, y, graph.part_type(p.op.results[0].type))
 
 
 @_complex_rule("divide")
-def _divide(p: ComplexRewriter, x: Complex, y: Complex) -> Complex:
+def _divide(p: ComplexRewriter, x: graph.Complex, y: graph.Complex) -> graph.Complex:
     # x / y = x * conj(y) / |y|^2 with y scaled to at most sqrt(2), whose square cannot overflow.
     largest = p("maximum", p("abs", y.real), p("abs", y.imaginary))
-    scaled = Complex.of(p("divide", y.real, largest), p("divide", y.imaginary, largest))
+    scaled = graph.Complex.of(p("divide", y.real, largest), p("divide", y.imaginary, largest))
     squares = (p("multiply", part, part) for part in (scaled.real, scaled.imaginary))
     size = p("multiply", p("add", *squares), largest)
-    above = _multiply(p, x, Complex.of(scaled.real, p("negate", scaled.imaginary)))
-    return Complex.of(p("divide", above.real, size), p("divide", above.imaginary, size))
+    above = _multiply(p, x, graph.Complex.of(scaled.real, p("negate", scaled.imaginary)))
+    return graph.Complex.of(p("divide", above.real, size), p("divide", above.imaginary, size))
 
 
 @_complex_rule("abs")
-def _abs(p: ComplexRewriter, z: Complex) -> HloValue:
+def _abs(p: ComplexRewriter, z: graph.Complex) -> graph.HloValue:
     """Computes the length of (real, imaginary), without overflow on the way."""
     a, b = p("abs", z.real), p("abs", z.imaginary)
     # max * sqrt(1 + (min / max)^2): the square of a large part itself would overflow.
@@ -233,45 +237,45 @@ def _abs(p: ComplexRewriter, z: Complex) -> HloValue:
 
 
 @_complex_rule("sign")
-def _sign(p: ComplexRewriter, z: Complex) -> Complex:
+def _sign(p: ComplexRewriter, z: graph.Complex) -> graph.Complex:
     size = _abs(p, z)
     is_zero = p.equal(size, p.same(0.0, size))
     divisor = p("select", is_zero, p.same(1.0, size), size, kind=size.type)
-    return Complex.of(p("divide", z.real, divisor), p("divide", z.imaginary, divisor))
+    return graph.Complex.of(p("divide", z.real, divisor), p("divide", z.imaginary, divisor))
 
 
 @_complex_rule("exponential")
-def _exponential(p: ComplexRewriter, z: Complex) -> Complex:
+def _exponential(p: ComplexRewriter, z: graph.Complex) -> graph.Complex:
     size = p("exponential", z.real)
     cosine, sine = p("cosine", z.imaginary), p("sine", z.imaginary)
-    return Complex.of(p("multiply", size, cosine), p("multiply", size, sine))
+    return graph.Complex.of(p("multiply", size, cosine), p("multiply", size, sine))
 
 
 @_complex_rule("log")
-def _log(p: ComplexRewriter, z: Complex) -> Complex:
-    return Complex.of(p("log", _abs(p, z)), p("atan2", z.imaginary, z.real))
+def _log(p: ComplexRewriter, z: graph.Complex) -> graph.Complex:
+    return graph.Complex.of(p("log", _abs(p, z)), p("atan2", z.imaginary, z.real))
 
 
 @_complex_rule("power")
-def _power(p: ComplexRewriter, x: Complex, y: Complex) -> Complex:
+def _power(p: ComplexRewriter, x: graph.Complex, y: graph.Complex) -> graph.Complex:
     return _exponential(p, _multiply(p, y, _log(p, x)))
 
 
 @_complex_rule("sine")
-def _sine(p: ComplexRewriter, z: Complex) -> Complex:
+def _sine(p: ComplexRewriter, z: graph.Complex) -> graph.Complex:
     rising, falling = _hyperbolic(p, z.imaginary)
     real = p("multiply", p("sine", z.real), rising)
-    return Complex.of(real, p("multiply", p("cosine", z.real), falling))
+    return graph.Complex.of(real, p("multiply", p("cosine", z.real), falling))
 
 
 @_complex_rule("cosine")
-def _cosine(p: ComplexRewriter, z: Complex) -> Complex:
+def _cosine(p: ComplexRewriter, z: graph.Complex) -> graph.Complex:
     rising, falling = _hyperbolic(p, z.imaginary)
     real = p("multiply", p("cosine", z.real), rising)
-    return Complex.of(real, p("negate", p("multiply", p("sine", z.real), falling)))
+    return graph.Complex.of(real, p("negate", p("multiply", p("sine", z.real), falling)))
 
 
-def _hyperbolic(p: ComplexRewriter, x: HloValue) -> tuple[HloValue, HloValue]:
+def _hyperbolic(p: ComplexRewriter, x: graph.HloValue) -> tuple[graph.HloValue, graph.HloValue]:
     """Computes the hyperbolic cosine and sine."""
     # From exp(x) - 1, whose digits near zero survive in sinh; exp(x) - exp(-x) would cancel.
     up, down = (p("exponential_minus_one", y) for y in (x, p("negate", x)))
@@ -283,14 +287,14 @@ def _hyperbolic(p: ComplexRewriter, x: HloValue) -> tuple[HloValue, HloValue]:
 
 
 @_complex_rule("rsqrt")
-def _rsqrt(p: ComplexRewriter, z: Complex) -> Complex:
+def _rsqrt(p: ComplexRewriter, z: graph.Complex) -> graph.Complex:
     root = _sqrt(p, z)
     one = p.same(1.0, z.real)
-    return _divide(p, Complex.of(one, p.same(0.0, one)), root)
+    return _divide(p, graph.Complex.of(one, p.same(0.0, one)), root)
 
 
 @_complex_rule("sqrt")
-def _sqrt(p: ComplexRewriter, z: Complex) -> Complex:
+def _sqrt(p: ComplexRewriter, z: graph.Complex) -> graph.Complex:
     """Computes the square root whose real part is not negative."""
     half, zero = p.same(0.5, z.real), p.same(0.0, z.real)
     # (a + ib)^2 = z with a = sqrt((|z| + |Re z|) / 2) and b = Im z / (2 a). The sum has terms of
@@ -304,25 +308,25 @@ def _sqrt(p: ComplexRewriter, z: Complex) -> Complex:
     turned = p("select", lower, p("negate", main), main, kind=main.type)
     # On the cut, Im z = 0 of either sign, XLA gives +i sqrt(|z|).
     turned = p("select", p.equal(z.imaginary, zero), main, turned, kind=main.type)
-    return Complex.of(
+    return graph.Complex.of(
         p("select", right, main, p("abs", other), kind=main.type),
         p("select", right, other, turned, kind=main.type),
     )
 
 
 @_complex_rule("compare")
-def _compare(p: ComplexRewriter, x: Complex, y: Complex) -> HloValue:
-    kind = tensor_type(p.op.results[0].type)
+def _compare(p: ComplexRewriter, x: graph.Complex, y: graph.Complex) -> graph.HloValue:
+    kind = graph.tensor_type(p.op.results[0].type)
     pairs = ((x.real, y.real), (x.imaginary, y.imaginary))
     both = [p("compare", *pair, kind=kind) for pair in pairs]
-    return p("and" if direction(p.op) == "EQ" else "or", *both)
+    return p("and" if graph.direction(p.op) == "EQ" else "or", *both)
 
 
-def _accumulate(p: ComplexRewriter, *operands: HloValue) -> Complex:
+def _accumulate(p: ComplexRewriter, *operands: graph.HloValue) -> graph.Complex:
     """Sums or replaces the two parts separately: a sum of complex numbers never mixes them."""
     body = {view.operation.name for view in p.op.regions[0].blocks[0].operations}
     if not body <= {"stablehlo.add", "stablehlo.return"}:
-        raise Unsupported("complex numbers can only be summed or replaced")
+        raise graph.Unsupported("complex numbers can only be summed or replaced")
     name, op = p.op.name.removeprefix("stablehlo."), p.template()
     return _by_parts(p, name, operands, op)
 
@@ -332,10 +336,10 @@ for _name in ("reduce", "reduce_window", "scatter"):
 
 
 @_complex_rule("fft")
-def _fft(p: ComplexRewriter, x: HloValue) -> HloValue:
+def _fft(p: ComplexRewriter, x: graph.HloValue) -> graph.HloValue:
     result = p.op.results[0].type
-    kind = part_type(result)
-    operands = [x.real, x.imaginary] if isinstance(x, Complex) else [x]
-    if not is_complex(result):
+    kind = graph.part_type(result)
+    operands = [x.real, x.imaginary] if isinstance(x, graph.Complex) else [x]
+    if not graph.is_complex(result):
         return p.fft(operands, [kind])[0]
-    return Complex.of(*p.fft(operands, [kind, kind]))
+    return graph.Complex.of(*p.fft(operands, [kind, kind]))

@@ -17,17 +17,10 @@ from jaxlib.mlir.dialects import stablehlo
 from tvm import relax, te, tirx
 from tvm.tirx import Expr
 
+from jaxeff_export.importer import _scalar_rules as scalar_rules
 from jaxeff_export.importer._elementwise import accumulator, rounded
 from jaxeff_export.importer._emitter import Emitter, constant, rule
 from jaxeff_export.importer._graph import HloNode, HloValue, attribute, integers, padding
-from jaxeff_export.importer._scalar_rules import (
-    ScalarOp,
-    Scope,
-    apply_scalar,
-    dtype_of,
-    is_float,
-    load,
-)
 from jaxeff_export.importer.rules._indexing import padded_index
 
 # Eight float32 fill one vector of AVX2 or two of NEON.
@@ -117,7 +110,10 @@ def _dot_general(e: Emitter, node: HloNode) -> Sequence[relax.Expr]:
                 (rhs_free, right),
                 (rhs_contract, axes),
             )
-            x, y = tirx.Cast(accumulate, load(a(*at_a))), tirx.Cast(accumulate, load(b(*at_b)))
+            x, y = (
+                tirx.Cast(accumulate, scalar_rules.load(a(*at_a))),
+                tirx.Cast(accumulate, scalar_rules.load(b(*at_b))),
+            )
             return summation(accumulate, x, y, axes)
 
         total = te.compute(result.shape, element, name="contraction")
@@ -182,12 +178,16 @@ def summation(dtype: str, x: Expr, y: Expr, axes: Sequence[tirx.IterVar]) -> Exp
     """Sums ``x * y`` over reduction axes; integers wrap around, booleans are and/or."""
     if not axes:
         return _product(dtype, x, y)
-    if is_float(dtype):
+    if scalar_rules.is_float(dtype):
         return te.sum(x * y, axis=list(axes))
 
     def add(a: Expr, b: Expr) -> Expr:
-        scope = Scope()
-        return scope.wrap(apply_scalar("stablehlo.add", scope, ScalarOp(dtype, None), a, b))
+        scope = scalar_rules.Scope()
+        return scope.wrap(
+            scalar_rules.apply_scalar(
+                "stablehlo.add", scope, scalar_rules.ScalarOp(dtype, None), a, b
+            )
+        )
 
     # TVM marks its own integer sums as never overflowing; StableHLO's wrap around.
     reducer = te.comm_reducer(add, lambda t: tirx.const(0, t), name="wrapping_sum")
@@ -195,8 +195,12 @@ def summation(dtype: str, x: Expr, y: Expr, axes: Sequence[tirx.IterVar]) -> Exp
 
 
 def _product(dtype: str, x: Expr, y: Expr) -> Expr:
-    scope = Scope()
-    return scope.wrap(apply_scalar("stablehlo.multiply", scope, ScalarOp(dtype, None), x, y))
+    scope = scalar_rules.Scope()
+    return scope.wrap(
+        scalar_rules.apply_scalar(
+            "stablehlo.multiply", scope, scalar_rules.ScalarOp(dtype, None), x, y
+        )
+    )
 
 
 def _rest(rank: int, *taken: Sequence[int]) -> list[int]:
@@ -350,7 +354,10 @@ def _direct(node: HloNode, numbers, window: ConvolutionWindow):  # type: ignore[
                 out = index[numbers.output_spatial_dimensions[k]]
                 at_x[in_spatial[k]] = out * window.strides[k] + tap * window.rhs_dilation[k]
                 at_w[kernel_spatial[k]] = kernel_size[k] - 1 - tap if window.reversal[k] else tap
-            a, b = tirx.Cast(accumulate, load(data(*at_x))), tirx.Cast(accumulate, load(w(*at_w)))
+            a, b = (
+                tirx.Cast(accumulate, scalar_rules.load(data(*at_x))),
+                tirx.Cast(accumulate, scalar_rules.load(w(*at_w))),
+            )
             return summation(accumulate, a, b, [channel, *taps])
 
         total = te.compute(result.shape, element, name="convolution")
@@ -366,7 +373,7 @@ def _padded(
 ) -> Expr:
     shape = [int(d) for d in x.shape]
     inside, at = padded_index(index, low, interior, shape)
-    element = load(x(*at))
+    element = scalar_rules.load(x(*at))
     if inside is None:
         return element
-    return tirx.if_then_else(inside, element, tirx.const(0, dtype_of(element)))
+    return tirx.if_then_else(inside, element, tirx.const(0, scalar_rules.dtype_of(element)))

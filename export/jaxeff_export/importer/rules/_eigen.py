@@ -16,14 +16,7 @@ from tvm.tirx import Expr
 from jaxeff_export.importer._emitter import Emitter, rule
 from jaxeff_export.importer._graph import HloNode, backend_integer
 from jaxeff_export.importer._loops import CodeBuilder, View
-from jaxeff_export.importer.rules._factorizations import (
-    identity,
-    reflect,
-    rotate,
-    rotation,
-    signed,
-    tridiagonalize,
-)
+from jaxeff_export.importer.rules import _factorizations as factorizations
 
 _SWEEPS = 30  # per row, before the iteration is said to fail
 
@@ -50,14 +43,14 @@ def _syevd(e: Emitter, node: HloNode) -> Sequence[relax.Expr]:
                 diagonal = d.map(lambda i: (n - 1 - i,))
                 beside = off.map(lambda i: (n - 2 - i,))
                 back = z.map(lambda i, j: (n - 1 - i, j))
-            tridiagonalize(code, reduced, n, diagonal, beside, tau)
-            identity(code, z, (n, n))
+            factorizations.tridiagonalize(code, reduced, n, diagonal, beside, tau)
+            factorizations.identity(code, z, (n, n))
             diagonalize(code, d, off, z, n, info)
             # T = Q'AQ, so A's vectors are Q z: the reflections are applied last to first.
             with code.loop(n - 1) as step:
                 k = n - 2 - step
                 v = reduced.T.at(k).shifted(k + 2)
-                reflect(code, back.shifted(k + 1, 0), (n - k - 2, n), v, tau[k], row)
+                factorizations.reflect(code, back.shifted(k + 1, 0), (n - k - 2, n), v, tau[k], row)
 
     return e.kernel(body, node, name="syevd")
 
@@ -122,7 +115,7 @@ def _sweep(
     first = e[tirx.min(head, head + step)]
     # Wilkinson's shift: of the first two rows, the eigenvalue closer to d[head].
     g[()] = (d[head + step] - d[head]) / (two * first)
-    r[()] = signed(tirx.sqrt(g[()] * g[()] + one), g[()])
+    r[()] = factorizations.signed(tirx.sqrt(g[()] * g[()] + one), g[()])
     g[()] = d[head + length * step] - d[head] + first / (g[()] + r[()])
     s[()] = one
     c[()] = one
@@ -132,7 +125,7 @@ def _sweep(
         k = head + (length - 1 - back) * step
         near, far = e.at(tirx.min(k, k + step)), e.at(tirx.min(k + step, k + 2 * step))
         f, b = code.let(s[()] * near[()]), code.let(c[()] * near[()])
-        rotation(code, g[()], f, c, s, r)
+        factorizations.rotation(code, g[()], f, c, s, r)
         with code.when(back > 0):
             far[()] = r[()]
         g[()] = d[k + step] - p[()]
@@ -140,7 +133,7 @@ def _sweep(
         p[()] = s[()] * r[()]
         d[k + step] = g[()] + p[()]
         g[()] = c[()] * r[()] - b
-        rotate(code, z, n, k + step, k, c[()], s[()])
+        factorizations.rotate(code, z, n, k + step, k, c[()], s[()])
     d[head] = d[head] - p[()]
     e[tirx.min(head, head + step)] = g[()]
 
@@ -170,7 +163,7 @@ def _solve_pair(code: CodeBuilder, d: View, e: View, z: View, n: int, k: Expr) -
     sine = code.let(tirx.Select(none, zero, tirx.Select(steep, short, tangent * short)))
     same = code.let(tirx.EQ(tirx.Cast("int32", down), tirx.Cast("int32", left)))
     c, s = tirx.Select(same, -sine, cosine), tirx.Select(same, cosine, sine)
-    rotate(code, z, n, k, k + 1, code.let(c), code.let(s))
+    factorizations.rotate(code, z, n, k, k + 1, code.let(c), code.let(s))
 
 
 def _sort(code: CodeBuilder, d: View, z: View, n: int) -> None:

@@ -18,25 +18,12 @@ from jaxlib.mlir import ir
 from tvm import relax, te, tirx
 from tvm.tirx import Expr
 
+from jaxeff_export.importer import _elementwise as elementwise
+from jaxeff_export.importer import _scalar_rules as scalar_rules
 from jaxeff_export.importer._arithmetic import compare
-from jaxeff_export.importer._elementwise import (
-    accumulator,
-    evaluate_region,
-    immediate,
-    is_immediate,
-    rounded,
-)
 from jaxeff_export.importer._emitter import Emitter, rule
 from jaxeff_export.importer._graph import HloNode, HloValue, integers, padding
 from jaxeff_export.importer._loops import CodeBuilder, View
-from jaxeff_export.importer._scalar_rules import (
-    NARROW,
-    ScalarOp,
-    Scope,
-    apply_scalar,
-    dtype_of,
-    load,
-)
 from jaxeff_export.importer.rules._contraction import lanes_of
 from jaxeff_export.importer.rules._indexing import padded_index
 
@@ -80,9 +67,9 @@ def fold_bodies(
             for x, start in zip(values, initial, strict=True):
                 # A position in the padding is no address: the initial value is taken instead.
                 element = x[*place] if inside is None else _guarded(code, inside, x, place)
-                new = converted(code, element, dtype_of(start))
+                new = converted(code, element, scalar_rules.dtype_of(start))
                 arguments.append(new if inside is None else tirx.Select(inside, new, start))
-            results = evaluate_region(node.op.regions[0], code, arguments, wide=True)
+            results = elementwise.evaluate_region(node.op.regions[0], code, arguments, wide=True)
             for total, result in zip(totals, results, strict=True):
                 total[()] = result
         for y, total in zip(writes, totals, strict=True):
@@ -91,20 +78,24 @@ def fold_bodies(
 
 def widened(code: CodeBuilder, starts: Sequence[View]) -> list[Expr]:
     """Reads initial values in the dtypes of accumulators."""
-    return [code.let(converted(code, x[()], accumulator(x.dtype))) for x in starts]
+    return [code.let(converted(code, x[()], elementwise.accumulator(x.dtype))) for x in starts]
 
 
 def _guarded(code: CodeBuilder, inside: Expr, x: View, place: Sequence[Expr]) -> Expr:
     """Reads an element, or some zero where the index is out of bounds."""
     element = x[*place]
-    return code.let(tirx.if_then_else(inside, element, tirx.const(0, dtype_of(element))))
+    return code.let(
+        tirx.if_then_else(inside, element, tirx.const(0, scalar_rules.dtype_of(element)))
+    )
 
 
 def converted(code: CodeBuilder, x: Expr, dtype: str) -> Expr:
     """Converts a scalar; to bfloat16, which scopes hold as float32, it is rounded."""
-    if dtype_of(x) == dtype:
+    if scalar_rules.dtype_of(x) == dtype:
         return x
-    return apply_scalar("stablehlo.convert", code, ScalarOp(dtype, None), x)
+    return scalar_rules.apply_scalar(
+        "stablehlo.convert", code, scalar_rules.ScalarOp(dtype, None), x
+    )
 
 
 @rule("stablehlo.map")
@@ -113,7 +104,7 @@ def _map(e: Emitter, node: HloNode) -> Sequence[relax.Expr]:
         *reads, y = views
         with code.loops(node.result.type.shape) as at:
             arguments = [code.let(x[*at]) for x in reads]
-            (y[*at],) = evaluate_region(node.op.regions[0], code, arguments)
+            (y[*at],) = elementwise.evaluate_region(node.op.regions[0], code, arguments)
 
     return e.kernel(body, node, name="map")
 
@@ -143,7 +134,11 @@ def running_dimension(node: HloNode) -> tuple[int, bool] | None:
     if pads[d] not in ((n - 1, 0), (0, n - 1)):
         return None
     backwards = pads[d] == (0, n - 1)
-    if backwards and n <= _LITERAL and any(r.type.dtype in NARROW for r in node.results):
+    if (
+        backwards
+        and n <= _LITERAL
+        and any(r.type.dtype in scalar_rules.NARROW for r in node.results)
+    ):
         return None  # each window is summed forwards, and every sum rounded
     return d, backwards
 
@@ -154,11 +149,15 @@ def emit_running(
     """Emits a running sum, product, maximum or minimum, started from the operation's identity."""
     dtype = node.result.type.dtype
     summed = operation in ("stablehlo.add", "stablehlo.multiply")
-    wide = ScalarOp("float64" if summed and dtype == "float32" else dtype, None)
+    wide = scalar_rules.ScalarOp("float64" if summed and dtype == "float32" else dtype, None)
 
     def body(code: CodeBuilder, x: View, start: View, y: View) -> None:
         def advance(total: Expr, new: Expr) -> list[Expr]:
-            return [apply_scalar(operation, code, wide, total, converted(code, new, wide.dtype))]
+            return [
+                scalar_rules.apply_scalar(
+                    operation, code, wide, total, converted(code, new, wide.dtype)
+                )
+            ]
 
         starts = [converted(code, start[()], wide.dtype)]
         _run(code, node, ([x], [y]), (dimension, backwards), starts, advance)
@@ -180,11 +179,14 @@ def emit_running_body(
         reads, writes = views[:count], views[2 * count :]
 
         def advance(*arguments: Expr) -> list[Expr]:
-            wide = [converted(code, x, accumulator(dtype_of(x))) for x in arguments]
+            wide = [
+                converted(code, x, elementwise.accumulator(scalar_rules.dtype_of(x)))
+                for x in arguments
+            ]
             totals, new = wide[:count], wide[count:]
             # A window combines left to right; running backwards, the new element is its leftmost.
             ordered = [*new, *totals] if backwards else [*totals, *new]
-            return evaluate_region(
+            return elementwise.evaluate_region(
                 node.op.regions[0], code, [code.let(x) for x in ordered], wide=True
             )
 
@@ -213,7 +215,7 @@ def _run(
     shape = node.results[0].type.shape
     before, n, after = shape[:dimension], shape[dimension], shape[dimension + 1 :]
     # One running value per element of the inner dimensions: the innermost loop is contiguous.
-    totals = [code.local(dtype_of(start), *after) for start in starts]
+    totals = [code.local(scalar_rules.dtype_of(start), *after) for start in starts]
     with code.loops(before) as outer:
         with code.loops(after) as k:
             for total, start in zip(totals, starts, strict=True):
@@ -254,7 +256,7 @@ def _reduce(e: Emitter, node: HloNode) -> Sequence[relax.Expr]:
             lambda *i: reducer(_wide(x(*position(i, axes))), axes),
             name="reduce",
         )
-        return rounded(total, node.result.type)
+        return elementwise.rounded(total, node.result.type)
 
     return [e.te(reduce, operands[0], name="reduce")]
 
@@ -309,11 +311,11 @@ def _reduce_window(e: Emitter, node: HloNode) -> Sequence[relax.Expr]:
             term = _wide(x(*place))
             if inside is not None:
                 # The initial value stands for padding; for max that isn't zero.
-                term = tirx.if_then_else(inside, term, _wide(immediate(inits[0])))
+                term = tirx.if_then_else(inside, term, _wide(elementwise.immediate(inits[0])))
             return reducer(term, axes)
 
         total = te.compute(result_shape, element, name="reduce_window")
-        return rounded(total, node.result.type)
+        return elementwise.rounded(total, node.result.type)
 
     return [e.te(reduce, operands[0], name="reduce_window")]
 
@@ -321,7 +323,7 @@ def _reduce_window(e: Emitter, node: HloNode) -> Sequence[relax.Expr]:
 def _is_plain(operands: Sequence[HloValue], inits: Sequence[HloValue]) -> bool:
     """Tells whether TVM's reducers serve: one operand, its own dtype, a constant to start from."""
     same = len(operands) == 1 and operands[0].type.dtype == inits[0].type.dtype
-    return same and is_immediate(inits[0])
+    return same and elementwise.is_immediate(inits[0])
 
 
 _IDENTITY: dict[str, Callable[[np.dtype], object]] = {
@@ -353,7 +355,12 @@ def _in_lanes(
 def _plain_body(node: HloNode, inits: Sequence[HloValue]) -> str | None:
     """Names the operation that a body consists of, if it starts from the operation's identity."""
     body = [view.operation.name for view in node.op.regions[0].blocks[0].operations]
-    if len(inits) != 1 or len(body) != 2 or body[0] not in _IDENTITY or not is_immediate(inits[0]):
+    if (
+        len(inits) != 1
+        or len(body) != 2
+        or body[0] not in _IDENTITY
+        or not elementwise.is_immediate(inits[0])
+    ):
         return None
     dtype = inits[0].type.numpy_dtype
     # Every lane starts from the identity; any other start would be counted once per lane.
@@ -399,17 +406,17 @@ def region_reducer(
     """Makes the reducer of a body, started from a constant."""
 
     def combine(accumulated: Expr, new: Expr) -> Expr:
-        scope = Scope()
-        (result,) = evaluate_region(op.regions[0], scope, [accumulated, new], wide=True)
+        scope = scalar_rules.Scope()
+        (result,) = elementwise.evaluate_region(op.regions[0], scope, [accumulated, new], wide=True)
         return scope.wrap(result)
 
-    reducer = te.comm_reducer(combine, lambda _: _wide(immediate(init)), name="body")
+    reducer = te.comm_reducer(combine, lambda _: _wide(elementwise.immediate(init)), name="body")
     return lambda element, axes: reducer(element, axis=axes)
 
 
 def _wide(x: Expr) -> Expr:
-    x = load(x)
-    return tirx.Cast("float32", x) if dtype_of(x) == "float16" else x
+    x = scalar_rules.load(x)
+    return tirx.Cast("float32", x) if scalar_rules.dtype_of(x) == "float16" else x
 
 
 def _only_inits(e: Emitter, node: HloNode, inits: Sequence[HloValue]) -> Sequence[relax.Expr]:

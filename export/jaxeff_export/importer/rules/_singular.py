@@ -17,14 +17,8 @@ from tvm.tirx import Expr
 from jaxeff_export.importer._emitter import Emitter, rule
 from jaxeff_export.importer._graph import HloNode, backend_integer
 from jaxeff_export.importer._loops import CodeBuilder, View
-from jaxeff_export.importer.rules._factorizations import (
-    identity,
-    reflect,
-    reflector,
-    rotate,
-    rotation,
-    signed,
-)
+from jaxeff_export.importer.rules import _factorizations as factorizations
+from jaxeff_export.importer.rules._factorizations import rotate
 
 
 class Sides:
@@ -82,10 +76,12 @@ def sweep_unshifted(
     last_s[()] = tirx.const(0, d.dtype)
     with code.loop(length) as t:
         k = head + t * step
-        rotation(code, d[k] * c[()], e[tirx.min(k, k + step)], c, s, r)
+        factorizations.rotation(code, d[k] * c[()], e[tirx.min(k, k + step)], c, s, r)
         with code.when(t > 0):
             e[tirx.min(k - step, k)] = last_s[()] * r[()]
-        rotation(code, last_c[()] * r[()], d[k + step] * s[()], last_c, last_s, d.at(k))
+        factorizations.rotation(
+            code, last_c[()] * r[()], d[k + step] * s[()], last_c, last_s, d.at(k)
+        )
         sides.rotate_both(step, k, (c, s), (last_c, last_s))
     tail = head + length * step
     h = code.let(d[tail] * c[()])
@@ -108,13 +104,13 @@ def sweep(
     one = tirx.const(1, d.dtype)
     first = code.let(d[head])
     # First column of B'B - shift^2 over d: (d^2 - shift^2) / d, without squares that overflow.
-    f[()] = (tirx.abs(first) - shift) * (signed(one, first) + shift / first)
+    f[()] = (tirx.abs(first) - shift) * (factorizations.signed(one, first) + shift / first)
     g[()] = e[tirx.min(head, head + step)]
     with code.loop(length) as t:
         k = head + t * step
         near, beyond = tirx.min(k, k + step), tirx.min(k + step, k + 2 * step)
         # Rotating columns clears the bulge above the band; one appears below the diagonal.
-        rotation(code, f[()], g[()], c, s, r)
+        factorizations.rotation(code, f[()], g[()], c, s, r)
         with code.when(t > 0):
             e[tirx.min(k - step, k)] = r[()]
         f[()] = c[()] * d[k] + s[()] * e[near]
@@ -122,7 +118,7 @@ def sweep(
         g[()] = s[()] * d[k + step]
         d[k + step] = c[()] * d[k + step]
         # Rotating rows clears that one; the next appears above the band, a step further.
-        rotation(code, f[()], g[()], other_c, other_s, d.at(k))
+        factorizations.rotation(code, f[()], g[()], other_c, other_s, d.at(k))
         f[()] = other_c[()] * e[near] + other_s[()] * d[k + step]
         d[k + step] = other_c[()] * d[k + step] - other_s[()] * e[near]
         with code.when(t < length - 1):
@@ -180,7 +176,7 @@ def make_upper(code: CodeBuilder, d: View, e: View, sides: Sides) -> None:
     """Turns a lower bidiagonal matrix into an upper one by rotations from the left."""
     c, s, r = (code.local(d.dtype) for _ in range(3))
     with code.loop(sides.n - 1) as k:
-        rotation(code, d[k], e[k], c, s, r)
+        factorizations.rotation(code, d[k], e[k], c, s, r)
         d[k] = r[()]
         e[k] = s[()] * d[k + 1]
         d[k + 1] = c[()] * d[k + 1]
@@ -399,8 +395,8 @@ def _gesdd(e: Emitter, node: HloNode) -> Sequence[relax.Expr]:
             _bidiagonalize(code, reduced, (height, short), (d, off), (taus, right_taus), row)
             sides = Sides(code, u, vt.T, short, wanted)
             if wanted:
-                identity(code, u, (rows, many if tall else short))
-                identity(code, vt.T, (columns, short if tall else many))
+                factorizations.identity(code, u, (rows, many if tall else short))
+                factorizations.identity(code, vt.T, (columns, short if tall else many))
             # bdsqr iterates on upper bidiagonal matrices; rotations for that go into the vectors.
             if not upper:
                 make_upper(code, d, off, sides)
@@ -433,9 +429,9 @@ def _triangularize(
     rows, columns = shape
     with code.loop(columns) as k:
         v = a.T.at(k).shifted(k + 1)
-        reflector(code, a.at(k, k), v, rows - k - 1, taus.at(k))
+        factorizations.reflector(code, a.at(k, k), v, rows - k - 1, taus.at(k))
         rest = a.shifted(k, k + 1)
-        reflect(code, rest, (rows - k - 1, columns - k - 1), v, taus[k], row)
+        factorizations.reflect(code, rest, (rows - k - 1, columns - k - 1), v, taus[k], row)
 
 
 def _bidiagonalize(
@@ -451,16 +447,16 @@ def _bidiagonalize(
     with code.loop(columns) as k:
         # From the left, clear column k below the diagonal.
         v = a.T.at(k).shifted(k + 1)
-        reflector(code, a.at(k, k), v, rows - k - 1, taus[0].at(k))
+        factorizations.reflector(code, a.at(k, k), v, rows - k - 1, taus[0].at(k))
         rest = a.shifted(k, k + 1)
-        reflect(code, rest, (rows - k - 1, columns - k - 1), v, taus[0][k], row)
+        factorizations.reflect(code, rest, (rows - k - 1, columns - k - 1), v, taus[0][k], row)
         diagonals[0][k] = a[k, k]
         # From the right, clear row k beyond the superdiagonal; column k stays as it is.
         with code.when(k < columns - 1):
             v = a.at(k).shifted(k + 2)
-            reflector(code, a.at(k, k + 1), v, columns - k - 2, taus[1].at(k))
+            factorizations.reflector(code, a.at(k, k + 1), v, columns - k - 2, taus[1].at(k))
             rest = a.shifted(k + 1, k + 1).T
-            reflect(code, rest, (columns - k - 2, rows - k - 1), v, taus[1][k], row)
+            factorizations.reflect(code, rest, (columns - k - 2, rows - k - 1), v, taus[1][k], row)
             diagonals[1][k] = a[k, k + 1]
 
 
@@ -478,4 +474,6 @@ def _restore(
     with code.loop(count) as step:
         k = count - 1 - step
         v = reflections.at(k).shifted(k + 1)
-        reflect(code, vectors.shifted(k, 0), (rows - k - 1, columns), v, taus[k], row)
+        factorizations.reflect(
+            code, vectors.shifted(k, 0), (rows - k - 1, columns), v, taus[k], row
+        )

@@ -17,25 +17,9 @@ from typing import Any
 from tvm import tirx
 from tvm.tirx import Expr
 
-from jaxeff_export.operators._statements import (
-    StatementBuilder,
-    Vector,
-    cast,
-    const,
-    declare,
-    function,
-    index,
-    load,
-)
+from jaxeff_export.operators import _statements as statements
+from jaxeff_export.operators.integer import _layers as layers
 from jaxeff_export.operators.integer._dots import Dot
-from jaxeff_export.operators.integer._layers import (
-    BLOCK,
-    DotTile,
-    Epilogue,
-    Geometry,
-    Taken,
-    chains_of,
-)
 
 _WIDE = 64
 
@@ -54,14 +38,14 @@ class Sharing:
 
 
 def contraction(
-    geometry: Geometry,
+    geometry: layers.Geometry,
     dot: Dot,
     attributes: Any,
     epilogue_of: Any,
     operands: Any,
     shape: Sequence[int],
     sharing: Sharing,
-    tile: DotTile,
+    tile: layers.DotTile,
     kernel_of: Callable[..., ContractionBuilder] | None = None,
 ) -> tirx.PrimFunc:
     """Writes the kernel of a layer.
@@ -77,23 +61,25 @@ def contraction(
         tile: tile of sums in registers, as the weights were packed for.
         kernel_of: the class that writes the kernel; by default that of bytes.
     """
-    buffers = [declare(shape, dtype, f"x{i}") for i, (shape, dtype) in enumerate(operands)]
+    buffers = [
+        statements.declare(shape, dtype, f"x{i}") for i, (shape, dtype) in enumerate(operands)
+    ]
     x, w, *rest = buffers
     epilogue = epilogue_of(attributes, *rest)
-    y = declare(shape, epilogue.dtype, "y")
+    y = statements.declare(shape, epilogue.dtype, "y")
     make = kernel_of or ContractionBuilder
     kernel = make(geometry, dot, epilogue, tile, x, w, y, attributes.get("input_zero", 0))
     kernel.write(sharing)
     products = geometry.batch * geometry.macs if isinstance(geometry.batch, int) else None
-    return function([*buffers, y], kernel.code.finish(), products)
+    return statements.function([*buffers, y], kernel.code.finish(), products)
 
 
-def words_of(geometry: Geometry, dot: Dot) -> int:
+def words_of(geometry: layers.Geometry, dot: Dot) -> int:
     """Counts the groups of products in a stretch."""
     return -(-geometry.stretch // dot.group)
 
 
-def vectors_of(geometry: Geometry, dot: Dot) -> int:
+def vectors_of(geometry: layers.Geometry, dot: Dot) -> int:
     """Counts the vectors of the features of a group."""
     return -(-geometry.per_group // dot.lanes)
 
@@ -103,16 +89,16 @@ class ContractionBuilder:
 
     def __init__(
         self,
-        geometry: Geometry,
+        geometry: layers.Geometry,
         dot: Dot,
-        epilogue: Epilogue,
-        tile: DotTile,
+        epilogue: layers.Epilogue,
+        tile: layers.DotTile,
         x: tirx.Buffer,
         w: tirx.Buffer,
         y: tirx.Buffer,
         zero: int,
     ):
-        self.code = StatementBuilder()
+        self.code = statements.StatementBuilder()
         self.g, self.dot, self.epilogue, self.tile = geometry, dot, epilogue, tile
         self.x, self.w, self.y, self.zero = x, w, y, zero
         words = words_of(geometry, dot)
@@ -136,7 +122,9 @@ class ContractionBuilder:
             with code.loop(batch, over_images) as n:
                 self._image(n, cores if parallel and not over_images else 1)
             return
-        count, each = (batch, g.macs) if g.examples is None else (g.examples, g.macs // BLOCK)
+        count, each = (
+            (batch, g.macs) if g.examples is None else (g.examples, g.macs // layers.BLOCK)
+        )
         if cores == 1 or (g.examples is None and each >= least):
             with code.loop(batch) as n:
                 self._image(n, cores)
@@ -172,14 +160,14 @@ class ContractionBuilder:
             self._block(source, base, n, block, full, inner and not by_block)
         if left:
             kept, self.tile = self.tile, dataclasses.replace(self.tile, vectors=left)
-            self._block(source, base, n, index(0), 1, inner, full * at_once)
+            self._block(source, base, n, statements.index(0), 1, inner, full * at_once)
             self.tile = kept
 
     def _width(self, n: Any) -> Any:
         """Returns the columns of the given image: of a dense layer, its examples."""
         if self.g.examples is None:
             return self.g.image[1]
-        return tirx.min(index(BLOCK), self.g.examples - n * BLOCK)
+        return tirx.min(statements.index(layers.BLOCK), self.g.examples - n * layers.BLOCK)
 
     def _runs(self) -> list[tuple[int, Any, Any]]:
         """Lists columns of a tile, how many such tiles lie side by side, and where they start."""
@@ -206,7 +194,7 @@ class ContractionBuilder:
         # Room for a whole vector that is read from the last pixel on.
         image = self.code.local(size + self.slack + _WIDE, self.dot.data, "padded", "global")
         self._copy(image, n)
-        return image, index(0)
+        return image, statements.index(0)
 
     def _block(
         self,
@@ -270,7 +258,7 @@ class ContractionBuilder:
         places = list(itertools.product(range(len(pixels)), range(tile.vectors)))
         # Chains are independent sums of one output: a step then need not wait for the last one.
         # Their order is free, since int32 sums are exact modulo 2^32.
-        zeros = const(0, "int32", dot.lanes)
+        zeros = statements.const(0, "int32", dot.lanes)
         chains = [
             {place: code.vector(zeros, dot.lanes, "int32", "sum") for place in places}
             for _ in range(min(self._chains(len(pixels)), max(1, self.words)))
@@ -287,7 +275,7 @@ class ContractionBuilder:
         """Counts the sums that an output is split into, in a tile of so many pixels."""
         if pixels == self.tile.pixels:
             return self.tile.chains
-        return chains_of(pixels, self.tile.vectors, self.dot.registers - 2)
+        return layers.chains_of(pixels, self.tile.vectors, self.dot.registers - 2)
 
     def _finish(
         self,
@@ -322,7 +310,7 @@ class ContractionBuilder:
 
         def write(used: int) -> None:
             places = [place(r, c) for r, c in window]
-            taken = Taken(sums, places, feature, used)
+            taken = layers.Taken(sums, places, feature, used)
             self.epilogue.write(self.code, self.y, taken, at, dot.lanes)
 
         last = isinstance(first, int) and first + v == vectors - 1
@@ -353,7 +341,7 @@ class ContractionBuilder:
         start: Any,
         at_weight: Any,
         pixels: list[tuple[int, int]],
-        chains: list[dict[tuple[int, int], Vector]],
+        chains: list[dict[tuple[int, int], statements.Vector]],
     ) -> None:
         g, code = self.g, self.code
         with NestedLoops(code, [count for count, _ in g.taps]) as taps:
@@ -378,7 +366,7 @@ class ContractionBuilder:
         place: Any,
         word: Any,
         pixels: list[tuple[int, int]],
-        sums: dict[tuple[int, int], Vector],
+        sums: dict[tuple[int, int], statements.Vector],
     ) -> None:
         """Writes one group of products of a tile."""
         g, dot = self.g, self.dot
@@ -387,7 +375,7 @@ class ContractionBuilder:
         # Vectors of a tile lie beside each other: one stream, which the processor fetches ahead.
         vectors = self.tile.vectors
         beside = at_weight + place * vectors
-        weights = [load(self.w, (beside + v) * many, many) for v in range(vectors)]
+        weights = [statements.load(self.w, (beside + v) * many, many) for v in range(vectors)]
         for p, (r, c) in enumerate(pixels):
             here = at + (r * g.step[0] + c * g.step[1]) + word * dot.group
             value = dot.prepare(functools.partial(_from, source, here))
@@ -407,19 +395,19 @@ class ContractionBuilder:
             if data == "uint8":
                 return value
             # Signed instructions take u8 - 128; the bias restores 128 sum(w) (`packed_bias`).
-            wide = cast(value, "int32", 1) - const(self.dot.offset, "int32")
-            return cast(wide, data, 1)
+            wide = statements.cast(value, "int32", 1) - statements.const(self.dot.offset, "int32")
+            return statements.cast(wide, data, 1)
 
         if any(g.padding):
             size = math.prod(g.padded)
             with code.loop(size) as i:
                 # Padding is the code of zero, moved as all codes are.
-                code.store(target, i, const(self.zero - self.dot.offset, data))
+                code.store(target, i, statements.const(self.zero - self.dot.offset, data))
         for i in range(self.slack):
             # Meets zero weights only, but has to be defined.
-            code.store(target, math.prod(g.padded) + i, const(0, data))
+            code.store(target, math.prod(g.padded) + i, statements.const(0, data))
         with code.loop(height) as h, code.loop(row_length) as i:
-            value = load(self.x, (n * height + h) * line + i)
+            value = statements.load(self.x, (n * height + h) * line + i)
             code.store(target, (h + top) * padded_line + left * channels + i, moved(value))
 
 
@@ -432,13 +420,13 @@ def window_index(place: Any, step: int) -> Any:
 
 def _from(source: tirx.Buffer, here: Any, offset: int, count: int) -> Expr:
     """Loads neighbours from an offset."""
-    return load(source, here + offset, count)
+    return statements.load(source, here + offset, count)
 
 
 class NestedLoops:
     """Opens loops inside each other."""
 
-    def __init__(self, code: StatementBuilder, extents: list[int]):
+    def __init__(self, code: statements.StatementBuilder, extents: list[int]):
         self.code, self.extents = code, extents
         self._open: list[Any] = []
 

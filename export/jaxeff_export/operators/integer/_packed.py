@@ -20,12 +20,7 @@ from tvm.tirx import Expr
 
 from jaxeff_export.compiler.passes import PACKS
 from jaxeff_export.operators._statements import Vector, cast, const, declare, load, splat
-from jaxeff_export.operators.integer._contraction import (
-    ContractionBuilder,
-    Sharing,
-    contraction,
-    vectors_of,
-)
+from jaxeff_export.operators.integer import _contraction
 from jaxeff_export.operators.integer._dots import CHUNK, Dot, NibbleDot, dot_of, nibbles_of
 from jaxeff_export.operators.integer._layers import DotTile, Epilogue, Geometry
 
@@ -38,7 +33,7 @@ def laid_weights(
 ) -> relax.Expr:
     """Packs weights as vectors of outputs, dwords and lanes; or as vectors, inputs and lanes."""
     lanes, depth = dot.lanes, geometry.depth
-    vectors, padded = vectors_of(geometry, dot), -(-depth // chunk) * chunk
+    vectors, padded = _contraction.vectors_of(geometry, dot), -(-depth // chunk) * chunk
     halved = str(w.ty.dtype) == "uint8"
 
     def pack(w: te.Tensor) -> te.Tensor:
@@ -159,7 +154,7 @@ class Place:
     pixels: list[int]
 
 
-class PackedBuilder(ContractionBuilder):
+class PackedBuilder(_contraction.ContractionBuilder):
     """A kernel of a product with packed weights that is being written.
 
     Attributes:
@@ -525,8 +520,8 @@ def product_kernel(
         tile: rows and vectors that are computed together.
         build: the builder's class, without what all builders are told.
     """
-    sharing = Sharing(cores, STEPS_SHARED * dot.lanes * 4)
-    return contraction(
+    sharing = _contraction.Sharing(cores, STEPS_SHARED * dot.lanes * 4)
+    return _contraction.contraction(
         geometry, dot, {}, lambda _, *rest: Unscaled.of(result, *rest), sizes, shape, sharing,
         tile, build,
     )  # fmt: skip

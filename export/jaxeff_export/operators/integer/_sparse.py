@@ -29,18 +29,10 @@ from tvm.tirx import Expr
 
 from jaxeff_export.compiler.passes import PACKS
 from jaxeff_export.operators._statements import Vector, cast, const, index, load, splat
+from jaxeff_export.operators.integer import _packed
 from jaxeff_export.operators.integer._contraction import vectors_of
 from jaxeff_export.operators.integer._dots import Dot, call_intrinsic, dot_of, of_few
 from jaxeff_export.operators.integer._layers import Geometry
-from jaxeff_export.operators.integer._packed import (
-    PackedBuilder,
-    Place,
-    WrittenKernels,
-    packed_tile,
-    product_kernel,
-    reader,
-    shape_of,
-)
 
 _PLACES, _SECOND = 0x03030303, 0x04040000
 
@@ -155,7 +147,7 @@ CHUNK, SHARED = 32, 16
 """Inputs of a turn of a kernel, and the values of them, whose places are a dword."""
 
 
-class SparseBuilder(PackedBuilder):
+class SparseBuilder(_packed.PackedBuilder):
     """A kernel of products with values that are kept."""
 
     def __init__(self, sparse: SparseDot, *operands: Any):
@@ -181,7 +173,7 @@ class SparseBuilder(PackedBuilder):
                 code.store(image, row * self.line + k, const(0, "uint8"))
         return image, tirx.const(0, "int64")
 
-    def totals(self, place: Place) -> dict[tuple[int, int], Vector]:
+    def totals(self, place: _packed.Place) -> dict[tuple[int, int], Vector]:
         """Writes the sums of a tile, of one chunk after the other."""
         code, lanes = self.code, self.dot.lanes
         dtype = "float32" if self.dot.data == "float32" else "int32"
@@ -202,7 +194,7 @@ class SparseBuilder(PackedBuilder):
 
     def _turn(
         self,
-        place: Place,
+        place: _packed.Place,
         chunk: Any,
         turn: int,
         v: int,
@@ -218,7 +210,7 @@ class SparseBuilder(PackedBuilder):
         start = chunk * CHUNK + (turn * each // 2) * 4
         for p, c in enumerate(place.pixels):
             here = place.base + (place.column + c) * self.line + start
-            picked = self.sparse.pick(reader(place.source, here), shifted)
+            picked = self.sparse.pick(_packed.reader(place.source, here), shifted)
             totals[p, v].set(dot.step(totals[p, v].get(), picked, values))
 
 
@@ -231,7 +223,7 @@ def laid_sparse(
 ) -> list[relax.Expr]:
     """Lays values as vectors of outputs, chunks, turns, lanes and neighbours; places alike."""
     lanes, each, halves = sparse.dot.lanes, sparse.each, sparse.dot.halves
-    kept, columns = shape_of(values)
+    kept, columns = _packed.shape_of(values)
     vectors, chunks = vectors_of(geometry, sparse.dot), -(-geometry.depth // CHUNK)
     turns, dtype = SHARED // each, str(values.ty.dtype)
 
@@ -283,7 +275,7 @@ def sparse_starts(
     bb: relax.BlockBuilder, values: relax.Expr, geometry: Geometry, dot: Dot
 ) -> relax.Expr:
     """Computes -128 times the sum of an output's values."""
-    kept, columns = shape_of(values)
+    kept, columns = _packed.shape_of(values)
 
     def sums(values: te.Tensor) -> te.Tensor:
         k = te.reduce_axis((0, kept), name="k")
@@ -305,7 +297,7 @@ SPARSE = "jaxeff.q_sparse"
 def sparse_products(target: Target, cores: int, any_batch: bool) -> Any:
     """Returns the lowering of products with weights of 2 of 4 for a target."""
     of_codes, of_floats = bytes_of(target), floats_of(target)
-    written = WrittenKernels("q_sparse")
+    written = _packed.WrittenKernels("q_sparse")
 
     def lower(
         bb: relax.BlockBuilder,
@@ -321,21 +313,21 @@ def sparse_products(target: Target, cores: int, any_batch: bool) -> Any:
         # A variable batch, and processors without shuffles: loops that the scheduler tiles.
         if sparse is None or any_batch:
             return _written_out(bb, x, values, places)
-        (rows, depth), columns = shape_of(x), shape_of(values)[1]
+        (rows, depth), columns = _packed.shape_of(x), _packed.shape_of(values)[1]
         dot = sparse.dot
         geometry = Geometry.dense(rows, depth, columns)
         operands = [x, *laid_sparse(bb, values, places, geometry, sparse)]
         # Inputs of an unsigned dot product are 128 above theirs, which the sums begin below.
         if dot.data == "uint8":
             operands.append(sparse_starts(bb, values, geometry, dot))
-        sizes = [(shape_of(o), str(o.ty.dtype)) for o in operands]
-        tile = packed_tile(geometry, dot.lanes, dot.registers, 1)
+        sizes = [(_packed.shape_of(o), str(o.ty.dtype)) for o in operands]
+        tile = _packed.packed_tile(geometry, dot.lanes, dot.registers, 1)
         result, build = "sums" if codes else "float", functools.partial(SparseBuilder, sparse)
         shape = rows, columns
         name = written.name_of(
             bb,
             (*shape, depth, str(sizes)),
-            lambda: product_kernel(geometry, dot, result, sizes, shape, cores, tile, build),
+            lambda: _packed.product_kernel(geometry, dot, result, sizes, shape, cores, tile, build),
         )
         kind = relax.TensorType(shape, "int32" if codes else "float32")
         return bb.emit(relax.call_tir(name, relax.Tuple(operands), kind))
