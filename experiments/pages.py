@@ -15,9 +15,10 @@ ours = "{rows[method=none].peak .3f}; {max rows[method=noise].peak .3f}"
 ```
 
 A path leads through objects by names, and through lists by a position or by the columns that tell
-an entry from all others: ``[net=vgg11; bits=4]``, or ``name~`` for how a text begins. In front of
-one that several entries fit stands what is made of them: max, min, mean, count, or ``each`` with
-commas. ``/`` and ``*`` between two paths, or a path and a number, divide and multiply them.
+an entry from all others: ``[net=vgg11; bits=4]``, ``name~`` for how a text begins, ``share<`` for
+numbers up to one. In front of one that several entries fit stands what is made of them: max, min,
+mean, count, or ``each`` with commas. ``/`` and ``*`` between two paths, or a path and a number,
+divide and multiply them.
 """
 
 import functools
@@ -78,9 +79,11 @@ def find(content: Any, path: str) -> list[Any]:
 def _entries(value: Any, chosen: str) -> list[Any]:
     if re.fullmatch(r"-?\d+", chosen):
         return [value[int(chosen)]]
-    wanted = [re.split("([=~])", part, maxsplit=1) for part in chosen.split("; ")]
+    wanted = [re.split("([=~<])", part, maxsplit=1) for part in chosen.split("; ")]
 
     def fits(one: Any, name: str, how: str, said: str) -> bool:
+        if how == "<":
+            return one.get(name) is not None and float(one[name]) <= float(said)
         there = str(one.get(name))
         return there == said if how == "=" else there.startswith(said)
 
