@@ -131,12 +131,14 @@ def functional(
       ``layer1.0.conv1`` is ``layer1/0/conv1``), and so are layouts. Linen state is keyed by
       collection first (``batch_stats/bn1/mean``). For Linen, a keyword ``rngs`` of ``f`` goes to
       ``Module.apply``.
-      A model of ``jax.ShapeDtypeStruct`` (``nnx.eval_shape``) gives a tree of those.
+      A model of ``jax.ShapeDtypeStruct`` (``nnx.eval_shape``) gives a tree of those. What ``f``
+      closes over of it, such as running statistics, is NaN then: it is read by shapes alone.
 
     Raises:
       TypeError: ``model`` is of none of these kinds, or ``args`` don't belong to it.
       ImportError: PyTorch's modules need ``torchax``, ONNX files ``onnx`` and ``jaxeff_export``.
-      ValueError: A Linen module without variables, or state that has no values to close over.
+      ValueError: A Linen module without variables, or state of no floats (a stream of random
+        numbers) that has no values to close over.
         ``f`` itself raises ``ValueError`` when its parameters or state don't fit the model,
         naming the leaf, what was expected and what was given. Any float dtype fits a float leaf.
 
@@ -167,8 +169,9 @@ def functional(
     if mutable:
         return _called(apply, name, keyed), nested_params, nest(state, keys)
 
-    for path, leaf in state.items():
-        if isinstance(leaf, jax.ShapeDtypeStruct):
+    unknown = {path for path, leaf in state.items() if isinstance(leaf, jax.ShapeDtypeStruct)}
+    for path in unknown:
+        if not jnp.issubdtype(state[path].dtype, jnp.floating):
             raise ValueError(
                 f"{name}: state {path!r} has a shape but no value to close over: "
                 "use mutable=True, or build the model with values."
@@ -180,7 +183,12 @@ def functional(
 
     def infer(key: Any, params: Params, /, *args: Any, **kwargs: Any) -> Any:
         given = _fit(params, expected_params, "parameter", name)
-        return run(key, given, _tag(state, STATE_TAG), args, kwargs)[0]
+        # NaN, so that no result can be taken for one of the model with its values.
+        closed = {
+            path: jnp.full(leaf.shape, jnp.nan, leaf.dtype) if path in unknown else leaf
+            for path, leaf in state.items()
+        }
+        return run(key, given, _tag(closed, STATE_TAG), args, kwargs)[0]
 
     return _called(infer, name, keyed), nested_params
 

@@ -29,6 +29,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, NamedTuple
 
+import jax
 import numpy as np
 
 from jaxeff import core
@@ -182,7 +183,9 @@ def prune_plan(
 
     Args:
         f: A pure function `f(params, *args)`.
-        params: The parameters of `f`.
+        params: The parameters of `f`. Of their shapes (`jax.ShapeDtypeStruct`) a plan has the sizes
+            and costs that it has of the parameters, as far as no budget compares their scores;
+            which channels stay means nothing then.
         batch: `args` as a tuple, or the only one of them; only shapes matter.
         spec: Maps patterns of sites to `Prune`. A group of channels that several layers make is
             pruned where all of them say the same; a layer without a setting keeps its channels.
@@ -222,7 +225,10 @@ def prune_plan(
         if not why and any(s is not None and s.crossed == dependencies.KEEP for s in spec.values()):
             why = f' Statistics cross all others, which crossed="{dependencies.KEEP}" leaves out.'
         raise type(error)(f"{error}{why}") from None
-    scores = score(params, found)
+    by_shapes = any(isinstance(x, jax.ShapeDtypeStruct) for x in jax.tree.leaves(params))
+    # Shapes have no magnitudes: all channels are alike, and the plan says how many stay.
+    alike = {group.name: np.ones(group.size) for group in found}
+    scores = alike if by_shapes and score is l1 else score(params, found)
     wanted = {}
     for group in found.free:
         setting = _setting(group, settings)

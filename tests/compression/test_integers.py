@@ -425,3 +425,28 @@ def test_a_bias_beside_zeros_is_itself(zeros, how):
     g = integer(f, spec, dynamic=how in ("dynamic", "groups"))
     near = jnp.broadcast_to(params["b"], (3, 2))
     np.testing.assert_allclose(g(g.convert(params, x), x), near, rtol=1e-6)
+
+
+def _of_shapes(tree):
+    return jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), tree)
+
+
+def test_layout_and_size_are_read_from_shapes_alone():
+    f, params, (x, _) = small_classifier(4)
+    g = jaxeff.integer(f, calibrate(f, params, [x], {"*:linear": Int(8)}))
+    codes = g.convert(params, x)
+    shapes = g.convert(_of_shapes(params), _of_shapes(x))
+    assert shapes == _of_shapes(codes)
+    assert jax.eval_shape(g, shapes, _of_shapes(x)).shape == (4, 10)
+
+
+def test_a_table_that_is_used_twice_is_there_once_by_its_shapes_too():
+    def f(params, tokens):
+        return jnp.tanh(params["table"][tokens] @ params["w"]) @ params["table"].T
+
+    params = {"table": jax.random.normal(jax.random.key(0), (12, 8)), "w": jnp.eye(8)}
+    tokens = jnp.arange(5)
+    g = jaxeff.integer(f, {"*": Int(8)}, dynamic=True)
+    codes = g.convert(params, tokens)
+    assert codes.shared
+    assert g.convert(_of_shapes(params), tokens) == _of_shapes(codes)

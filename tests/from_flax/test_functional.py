@@ -7,8 +7,10 @@ import pytest
 from flax import linen as nn
 from flax import nnx
 
+import jaxeff
 from jaxeff.core import functional
 from jaxeff.core._from_flax import TrainingModeWarning
+from jaxeff.nn import MLP
 from tests.edited import DELETED, with_edit
 
 pytestmark = pytest.mark.promotes("rank")  # Flax's batch norm does
@@ -310,4 +312,16 @@ def test_abstract_models_keep_their_shapes(x):
     y, _ = jax.eval_shape(f, params, state, x)
     assert y.shape == (3, 4)
     with pytest.raises(ValueError, match="no value to close over"):
-        functional(net)
+        functional(net)  # a stream of random numbers
+
+
+def test_abstract_statistics_are_read_by_shapes_alone():
+    model = nnx.eval_shape(lambda: MLP((4, 8, 2), batch_norm=True, rngs=nnx.Rngs(0)))
+    model.eval()
+    f, params = functional(model)
+    x = jnp.ones((3, 4))
+    assert jax.eval_shape(f, params, x).shape == (3, 2)
+    assert "normalization" in {layer.kind for layer in jaxeff.trace(f, params, x).sites}
+    # No result can be taken for one of the model with its statistics.
+    ones = jax.tree.map(lambda w: jnp.ones(w.shape, w.dtype), params)
+    assert jnp.isnan(f(ones, x)).all()

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 import jaxeff
+from jaxeff.nn import small_classifier
 from jaxeff.pruning import Budget, Plan, PlanError, Prune, channels, prune_plan, pruned, scores
 from jaxeff.pruning._budget import macs, parameters
 
@@ -187,3 +188,18 @@ def test_budgets_are_checked():
         prune_plan(net, drawn(), X, {"a": Prune(0.5)}, budget=Budget(macs=0.9),
                    score=lambda p, c: {g.name: -np.arange(g.size) for g in c})  # fmt: skip
     assert prune_plan(net, drawn(), X, {"a": Prune(0.5)}, score=scores.l2).keep["a:1"].sum() == 6
+
+
+@pytest.mark.parametrize("budget", [None, Budget(macs=0.5)])
+def test_shapes_alone_give_the_sizes_of_a_plan(budget):
+    f, params, (x, _) = small_classifier(2)
+    shapes = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), (params, x))
+    ours = prune_plan(f, *shapes, {"*:linear": Prune(0.5)}, budget=budget)
+    theirs = prune_plan(f, params, x, {"*:linear": Prune(0.5)}, budget=budget)
+    if budget is None:
+        sizes = [{n: int(k.sum()) for n, k in plan.keep.items()} for plan in (ours, theirs)]
+        assert sizes[0] == sizes[1]
+    else:
+        # Which group loses how much is a matter of scores, of which there are none.
+        smaller = jaxeff.cost(pruned(f, ours), ours.shrink(params), x).macs
+        assert smaller <= 0.5 * jaxeff.cost(f, params, x).macs

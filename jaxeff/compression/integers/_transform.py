@@ -158,12 +158,14 @@ class Integer:
         """Converts parameters to codes, once and for all.
 
         Args:
-            params: Parameters of `f`.
+            params: Parameters of `f`, or their shapes (`jax.ShapeDtypeStruct`).
             *args: Further arguments; of data only shapes count.
             **kwargs: Keyword arguments of `f`; of data only shapes count.
 
         Returns:
-            What `g` takes in their place.
+            What `g` takes in their place. Of shapes it has shapes: the layout and the size of what
+            parameters of these shapes become, where codes that uses of one weight may share are
+            taken to be shared.
 
         Raises:
             IntegerError: A range was never calibrated, a grid is none that integer kernels take, or
@@ -193,30 +195,34 @@ class Integer:
         kept: list[int] = []
         weights: dict[str, frozenset[str]] = {}
 
-        @jax.jit
         def make(params: Any) -> dict[str, Any]:
             codes: dict[str, Any] = {}
             store = ParameterCache(None, codes)
-            _, rule = self._run((params, *args), kwargs, store, notes, results)
+            # No code depends on data, so any of their shapes do.
+            data, named = jax.tree.map(_filled, (args, kwargs))
+            _, rule = self._run((params, *data), named, store, notes, results)
             kept[:] = rule.leaves_in_float()
             weights.update(rule.weights)
             return codes
 
-        arrays = {name: np.asarray(array) for name, array in make(params).items()}
-        for name, array in arrays.items():
+        leaves, structure = jax.tree.flatten(params)
+        abstract = any(isinstance(leaf, jax.ShapeDtypeStruct) for leaf in leaves)
+        arrays: dict[str, Any] = (jax.eval_shape if abstract else _called)(make, params)
+        for name, array in () if abstract else arrays.items():
             if array.dtype == np.float32 and not np.isfinite(array).all():
                 raise ValueError(
                     f"{name} isn't finite: the layer's parameters hold NaN or infinity, or weights "
                     "of one bit that are zeros alone in an output, which have no sign."
                 )
-        leaves, structure = jax.tree.flatten(params)
         shapes = tuple((np.shape(leaf), str(jnp.result_type(leaf))) for leaf in leaves)
         # Only what layers in float read is kept beside the codes: the size of a converted
         # network.
-        rest = {str(i): jnp.asarray(leaves[i]) for i in kept}
+        rest = {str(i): leaves[i] if abstract else jnp.asarray(leaves[i]) for i in kept}
         shared = _shared(arrays, weights)
         again = {use for use, *_ in shared}
-        stored = {n: jnp.asarray(a) for n, a in arrays.items() if n not in again}
+        stored = {n: a for n, a in arrays.items() if n not in again}
+        if not abstract:
+            stored = {name: jnp.asarray(array) for name, array in stored.items()}
         return Converted(stored, rest, shapes, structure, shared)
 
     @validate()
@@ -337,8 +343,19 @@ def integer(
     return Integer(f, spec, dynamic, requantize == "fixed")
 
 
+def _filled(leaf: Any) -> Any:
+    """Returns an array in the place of a shape."""
+    abstract = isinstance(leaf, jax.ShapeDtypeStruct)
+    return jnp.zeros(leaf.shape, leaf.dtype) if abstract else leaf
+
+
+def _called(make: Callable[[Any], dict[str, Any]], params: Any) -> dict[str, np.ndarray]:
+    """Computes arrays by name, compiled."""
+    return {name: np.asarray(array) for name, array in jax.jit(make)(params).items()}
+
+
 def _shared(
-    arrays: Mapping[str, np.ndarray], weights: Mapping[str, frozenset[str]]
+    arrays: Mapping[str, Any], weights: Mapping[str, frozenset[str]]
 ) -> tuple[tuple[str, str, bool], ...]:
     """Finds the matrices that several uses of a weight have in common, as in `Converted.shared`.
 
@@ -352,14 +369,16 @@ def _shared(
         array, leaves = arrays[name], weights.get(name.rpartition("/")[0])
         if not leaves or array.ndim < 2:
             continue
-        key = (leaves, array.dtype.str, array.shape, array.tobytes())
+        # Of shapes there are no codes that could differ.
+        shapes_only = isinstance(array, jax.ShapeDtypeStruct)
+        key = (leaves, array.dtype.str, array.shape, b"" if shapes_only else array.tobytes())
         if key in first:
             shared.append((name, *first[key]))
             continue
         first[key] = name, False
         if array.ndim == 2:
-            flipped = np.ascontiguousarray(array.T)
-            first.setdefault((*key[:2], flipped.shape, flipped.tobytes()), (name, True))
+            codes = b"" if shapes_only else np.ascontiguousarray(array.T).tobytes()
+            first.setdefault((*key[:2], array.shape[::-1], codes), (name, True))
     return tuple(shared)
 
 
