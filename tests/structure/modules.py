@@ -147,6 +147,13 @@ def circles(graph: dict[str, set[str]]) -> list[list[str]]:
     return found
 
 
+def import_lines(modules: Iterable[Module]) -> int:
+    """Counts the lines that import something."""
+    statements = ast.Import | ast.ImportFrom
+    nodes = (n for module in modules for n in ast.walk(module.tree) if isinstance(n, statements))
+    return sum((node.end_lineno or node.lineno) - node.lineno + 1 for node in nodes)
+
+
 def whole_line_comments(modules: Iterable[Module]) -> tuple[int, int]:
     """Counts the lines that hold a comment only, and all lines."""
     lines = [line.lstrip() for module in modules for line in module.text.splitlines()]

@@ -4,8 +4,8 @@ import pytest
 
 from .counts import COUNTS
 from .diagram import layers, ranks
-from .limits import COMMENTS, LIMITS
-from .modules import ROOT, Module, circles, read_modules, whole_line_comments
+from .limits import COMMENTS, IMPORTS, LIMITS
+from .modules import ROOT, Module, circles, import_lines, read_modules, whole_line_comments
 
 MODULES = read_modules()
 
@@ -20,6 +20,12 @@ def test_no_count_rises(name):
 def test_comments_do_not_become_rarer():
     comments, lines = whole_line_comments(MODULES.values())
     assert 100 * comments / lines >= COMMENTS
+
+
+def test_imports_do_not_become_more():
+    lines = whole_line_comments(MODULES.values())[1]
+    share = 100 * import_lines(MODULES.values()) / lines
+    assert share <= IMPORTS, "import modules in the place of long lists of names"
 
 
 def test_the_layers_of_contributing_are_those_there_are():
