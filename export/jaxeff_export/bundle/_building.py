@@ -22,24 +22,10 @@ import numpy as np
 from jaxeff.contrib import Tokenizer
 from jaxeff.store import atomic_folder, require_absent, write_atomically
 from jaxeff_export.artifact import Artifact, TensorSpec, digest, package_versions
-from jaxeff_export.bundle import files
+from jaxeff_export.bundle import _example, files
 from jaxeff_export.bundle._bundle import Bundle
-from jaxeff_export.bundle._example import (
-    MOST_UNPACKED,
-    Example,
-    NamedTarget,
-    c_order,
-    derive,
-    lift,
-)
-from jaxeff_export.bundle.files import (
-    MANIFEST,
-    Manifest,
-    RecordedPair,
-    own_files,
-    pack_arrays,
-    pack_tokenizer,
-)
+from jaxeff_export.bundle._example import MOST_UNPACKED, lift
+from jaxeff_export.bundle.files import pack_arrays
 from jaxeff_export.bundle.running import instrument_sources, require_numbers
 from jaxeff_export.clib import write_library
 from jaxeff_export.schedules import TuningDatabase
@@ -81,7 +67,7 @@ class BundleParts:
     parameters: Sequence[np.ndarray]
     derived: Sequence[np.ndarray]
     operands: tuple[int, ...]
-    recorded: Sequence[RecordedPair]
+    recorded: Sequence[files.RecordedPair]
     target_name: str
     target: Mapping[str, Any]
     machine: str
@@ -94,7 +80,7 @@ class BundleParts:
     tokenizer: Tokenizer | None
 
 
-def write_bundle(parts: BundleParts, path: Path) -> Manifest:
+def write_bundle(parts: BundleParts, path: Path) -> files.Manifest:
     """Writes a bundle's parts into a folder, whole or not at all.
 
     Args:
@@ -111,7 +97,7 @@ def write_bundle(parts: BundleParts, path: Path) -> Manifest:
     bound = len(parts.parameters)
     artifact = parts.artifact
     kept, operands = _kept(bound, parts.operands)
-    with atomic_folder(path, files.MANIFEST, own_files) as folder:
+    with atomic_folder(path, files.MANIFEST, files.own_files) as folder:
         # Pair by pair, inputs before outputs: the order of `Manifest.recorded`.
         recorded = [array for pair in parts.recorded for array in (*pair.inputs, *pair.outputs)]
         contents: dict[str, Callable[[], bytes]] = {
@@ -124,7 +110,7 @@ def write_bundle(parts: BundleParts, path: Path) -> Manifest:
         }
         if parts.tokenizer is not None:
             tokenizer = parts.tokenizer
-            contents[files.TOKENIZER] = lambda: pack_tokenizer(tokenizer)
+            contents[files.TOKENIZER] = lambda: files.pack_tokenizer(tokenizer)
         rest = [p for i, p in enumerate(parts.parameters) if i not in kept]
         if rest and sum(array.nbytes for array in parts.parameters) <= MOST_UNPACKED:
             contents[files.UNPACKED] = lambda: pack_arrays(rest)
@@ -134,7 +120,7 @@ def write_bundle(parts: BundleParts, path: Path) -> Manifest:
             written[name] = {"size": len(content), "sha256": digest(content)}
             write_atomically(folder / name, content)
         # After all other files, whose sizes and checksums it has.
-        manifest = Manifest(
+        manifest = files.Manifest(
             target_name=parts.target_name,
             target=parts.target,
             machine=parts.machine,
@@ -179,8 +165,8 @@ Progress = Callable[[str], None]
 
 
 def build(
-    example: Example,
-    target: NamedTarget,
+    example: _example.Example,
+    target: _example.NamedTarget,
     path: str | Path | None,
     say: Progress,
     database: TuningDatabase | None = None,
@@ -217,7 +203,7 @@ def build(
         return bundle
     path = Path(path)
     # Before minutes of compiling; checked once more when the folder is written.
-    require_absent(path, MANIFEST, own_files)
+    require_absent(path, files.MANIFEST, files.own_files)
     rounded = example.artifact.rounds_inputs
     if rounded:
         # Otherwise the bundle would refuse its own self-check.
@@ -227,7 +213,7 @@ def build(
     say("importing StableHLO")
     lifted = lift(example, target)
     # Arrays of a bundle that is built again are taken over, so that both hold the same bits.
-    derived = derive(lifted, example.bound) if example.derived is None else example.derived
+    derived = _example.derive(lifted, example.bound) if example.derived is None else example.derived
     works: list[Work] = []  # a C library's kernels are never modelled
     with tempfile.TemporaryDirectory(prefix="jaxeff-link-") as workspace:
         library = Path(workspace) / "library.so"
@@ -242,7 +228,7 @@ def build(
             bound = [*example.bound, *derived]
             operands = [bound[index] for index in lifted.operands]
             any_device = {"flash": sys.maxsize, "ram": sys.maxsize}  # export_c is told of one
-            order = c_order(
+            order = _example.c_order(
                 example,
                 target,
                 lifted,

@@ -27,20 +27,10 @@ import numpy as np
 from jaxeff.store import atomic_folder, write_atomically
 from jaxeff_export.artifact import TensorSpec
 from jaxeff_export.clib import _objects as objects
+from jaxeff_export.clib import codegen
 from jaxeff_export.clib._objects import CLibraryError, Sizes, require_room
 from jaxeff_export.clib._packages import Package, cpp_header, facts_of, package_files, require_style
 from jaxeff_export.clib._steps import CallCost, steps_of
-from jaxeff_export.clib.codegen import (
-    STATE,
-    assembly,
-    driver,
-    dual,
-    example,
-    fields_of,
-    identifier,
-    kept_apart,
-    pack,
-)
 from jaxeff_export.targets import CToolchain, find_c_toolchain, has_double_precision, target_machine
 
 if TYPE_CHECKING:
@@ -144,9 +134,9 @@ def write_library(order: LibraryParts, path: Path) -> CLibrary:
     _require_its_floats(order)
     tools = find_c_toolchain(order.target)
     # The name becomes part of every symbol: it is not changed behind the caller's back.
-    if order.name != identifier(order.name):
+    if order.name != codegen.identifier(order.name):
         raise CLibraryError(
-            f"{order.name!r} is no name in C; give one such as {identifier(order.name)!r}"
+            f"{order.name!r} is no name in C; give one such as {codegen.identifier(order.name)!r}"
         )
     if order.threads < 1 or (order.threads > 1 and tools.board):
         raise CLibraryError(
@@ -165,7 +155,9 @@ def write_library(order: LibraryParts, path: Path) -> CLibrary:
     with atomic_folder(path, FACTS, own_files) as folder:
         library, sizes, needs = _compile(order, tools, folder)
         # Without `-o` and a name, which whoever builds it adds.
-        build = example.example_command(library, tools, target_machine(order.target), "")[:-2]
+        build = codegen.example.example_command(library, tools, target_machine(order.target), "")[
+            :-2
+        ]
         _write_example(order, library, tools, sizes, folder)
         facts: dict[str, Any] = {"format": "jaxeff-c-library"}
         if not order.source:
@@ -245,7 +237,7 @@ def _require_its_floats(order: LibraryParts) -> None:
 
 def _compile(
     order: LibraryParts, tools: CToolchain, folder: Path
-) -> tuple[driver.Library, Sizes, tuple[str, ...]]:
+) -> tuple[codegen.driver.Library, Sizes, tuple[str, ...]]:
     """Writes and compiles the library, and lists what it takes from elsewhere."""
     # TVM, as above.
     from jaxeff_export.clib._kernels import compile_kernels, kernels_in_c
@@ -257,10 +249,12 @@ def _compile(
     module, where = scheduled(order)
     program = program_of(module, len(order.operands))
     # Fields of its own that the struct may have: an argument of such a name gets another one.
-    ours = {"parameters": not order.embed, driver.THREADS_FIELD: order.threads > 1}
-    ours[STATE] = bool(order.state)
-    inputs = fields_of(order.inputs, frozenset(name for name, there in ours.items() if there))
-    inputs, outputs = kept_apart(inputs, fields_of(order.outputs), order.state)
+    ours = {"parameters": not order.embed, codegen.driver.THREADS_FIELD: order.threads > 1}
+    ours[codegen.STATE] = bool(order.state)
+    inputs = codegen.fields_of(
+        order.inputs, frozenset(name for name, there in ours.items() if there)
+    )
+    inputs, outputs = codegen.kept_apart(inputs, codegen.fields_of(order.outputs), order.state)
     # Object files are made elsewhere: the library's folder has their archive alone.
     with tempfile.TemporaryDirectory(prefix="jaxeff-c-") as temporary:
         made = Path(temporary)
@@ -269,7 +263,7 @@ def _compile(
             lines, kernels = kernels_in_c(module, where, n)
         else:
             kernels = compile_kernels(module, where, n, made / "kernels.o", order.threads)
-        library = driver.Library(
+        library = codegen.driver.Library(
             name=n,
             made_for=_made_for(order),
             inputs=inputs,
@@ -277,15 +271,15 @@ def _compile(
             program=program,
             kernels=kernels,
             memory=plan(program, kernels, wide),
-            parameters=pack(program, order.operands, wide),
+            parameters=codegen.pack(program, order.operands, wide),
             embedded=order.embed,
             threads=order.threads,
             rounds_inputs=order.rounds_inputs,
             initial=[order.given[old] for old, _ in sorted(order.state)],
             kernel_source=None if lines is None else tuple(lines),
         )
-        write_atomically(folder / f"{n}.h", driver.header(library))
-        write_atomically(folder / f"{n}.c", driver.source(library))
+        write_atomically(folder / f"{n}.h", codegen.driver.header(library))
+        write_atomically(folder / f"{n}.c", codegen.driver.source(library))
         objects.compile_c(tools, folder / f"{n}.c", made / "driver.o", c99=order.source)
         code = [made / "driver.o"]
         if not order.source:
@@ -297,7 +291,7 @@ def _compile(
             names = {name: f"{n}_{name.removeprefix('jaxeff_')}" for name in sorted(functions)}
             objects.rename(tools, made / "kernels.o", names)
             layers = {name: functions[symbol] for symbol, name in names.items()}
-            write_atomically(made / "dual.c", dual.source(layers))
+            write_atomically(made / "dual.c", codegen.dual.source(layers))
             objects.compile_c(tools, made / "dual.c", made / "dual.o")
             code.append(made / "dual.o")
         # Of source they are constants beside the code, without gaps between them.
@@ -340,7 +334,7 @@ def _made_for(order: LibraryParts) -> str:
 
 
 def _pack(
-    order: LibraryParts, library: driver.Library, tools: CToolchain, core: str, folder: Path
+    order: LibraryParts, library: codegen.driver.Library, tools: CToolchain, core: str, folder: Path
 ) -> Package:
     """Writes the header for C++, and what the style adds to the folder."""
     n = order.name
@@ -359,34 +353,43 @@ def _is_arm(order: LibraryParts) -> bool:
     return target_machine(order.target).startswith(("arm", "thumb"))
 
 
-def _write_parameters(library: driver.Library, folder: Path, *, arm: bool) -> None:
+def _write_parameters(library: codegen.driver.Library, folder: Path, *, arm: bool) -> None:
     symbol, parameters = f"{library.name}_parameters", library.parameters
     write_atomically(folder / f"{symbol}.bin", parameters.blob)
-    text = assembly(symbol, f"{symbol}.bin", parameters.alignment, arm=arm)
+    text = codegen.assembly(symbol, f"{symbol}.bin", parameters.alignment, arm=arm)
     write_atomically(folder / f"{symbol}.S", text)
 
 
 def _write_example(
-    order: LibraryParts, library: driver.Library, tools: CToolchain, sizes: Sizes, folder: Path
+    order: LibraryParts,
+    library: codegen.driver.Library,
+    tools: CToolchain,
+    sizes: Sizes,
+    folder: Path,
 ) -> None:
-    recorded = example.record(order.given, order.expected)
+    recorded = codegen.example.record(order.given, order.expected)
     write_atomically(folder / "recorded.bin", recorded.blob)
     if order.source:
-        write_atomically(folder / "recorded.c", example.recorded_c(order.name, recorded.blob))
+        write_atomically(
+            folder / "recorded.c", codegen.example.recorded_c(order.name, recorded.blob)
+        )
     else:
-        text = assembly(
+        text = codegen.assembly(
             f"{order.name}_recorded", "recorded.bin", library.memory.alignment, arm=_is_arm(order)
         )
         write_atomically(folder / "recorded.S", text)
-    write_atomically(folder / "main.c", example.main_c(library, recorded, order.tolerances))
+    write_atomically(folder / "main.c", codegen.example.main_c(library, recorded, order.tolerances))
     core = str(order.target.get("mcpu", order.target_name))
-    readme = example.readme(library, tools, core, order.target, sizes)
+    readme = codegen.example.readme(library, tools, core, order.target, sizes)
     write_atomically(folder / "README.md", readme)
     write_atomically(
-        folder / "CMakeLists.txt", example.cmake(library, tools, target_machine(order.target))
+        folder / "CMakeLists.txt",
+        codegen.example.cmake(library, tools, target_machine(order.target)),
     )
     if tools.board:
         # The linker script describes the emulated board; a caller who names more memory gets it.
-        given = example.at_least(tools.board, order.flash, order.ram)
-        for file, content in example.start_files(given, target_machine(order.target)).items():
+        given = codegen.example.at_least(tools.board, order.flash, order.ram)
+        for file, content in codegen.example.start_files(
+            given, target_machine(order.target)
+        ).items():
             write_atomically(folder / file, content)

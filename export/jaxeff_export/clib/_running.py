@@ -31,17 +31,12 @@ from pathlib import Path
 
 import numpy as np
 
+from jaxeff_export import targets
 from jaxeff_export.artifact import TensorSpec, dtype_of
 from jaxeff_export.clib._library import CLibrary
 from jaxeff_export.clib._objects import CLibraryError, run_tool
 from jaxeff_export.clib.codegen import record, recorded_c, render
-from jaxeff_export.targets import (
-    ToolchainError,
-    emulation,
-    find_c_toolchain,
-    find_modeller,
-    target_machine,
-)
+from jaxeff_export.targets import find_c_toolchain, find_modeller
 
 RESULTS = "results.bin"
 TIMEOUT = 600.0  # seconds; an emulator takes long for large networks
@@ -70,7 +65,7 @@ class ExampleProgram:
         program = self._folder / "program"
         self._command = [str(program)]
         if core is not None:
-            self._command = emulation(core, library.target, program)
+            self._command = targets.emulation(core, library.target, program)
         self._outputs = library.outputs
         self._recorded = (self._folder / "recorded.bin").read_bytes()
         self._in_c = library.name if library.source else ""
@@ -252,7 +247,7 @@ def execute(library: CLibrary, core: str, folder: Path) -> Execution:
     (folder / "kernels.txt").write_text("\n".join(entries))
     given = f"first={begin:#x},begin={main:#x},end={main + size:#x},made={folder / _COUNTS}"
     given += f",kernels={folder / 'kernels.txt'}"
-    command = emulation(core, library.target, folder / "program")
+    command = targets.emulation(core, library.target, folder / "program")
     said = []
     for version in _VERSIONS:
         (folder / "counter.c").write_text(render("counter.c", version=version))
@@ -366,7 +361,7 @@ def model_calls(library: CLibrary, core: str, like: str | None = None) -> tuple[
         ran = execute(library, core, Path(temporary))
         text = _disassembled(library, ran.program)
         spans = sorted({(run.begin, run.length) for run in ran.runs})
-        written = _RISCV if target_machine(library.target) == "riscv32" else _ARM
+        written = _RISCV if targets.target_machine(library.target) == "riscv32" else _ARM
         lines = [_lines(text, *span, written) for span in spans]
         turns = _cycles(lines, like or str(library.target.get("mcpu", core)), written)
         cycles = dict(zip(spans, turns, strict=True))
@@ -438,7 +433,7 @@ def _cycles(runs: Sequence[Sequence[str]], core: str, written: _Assembler) -> li
     found = {int(n): int(cycles) / _ITERATIONS for n, cycles in _REGION.findall(done.stdout)}
     if not found:
         reason = (done.stderr.strip().splitlines() or ["it gives no reason"])[-1]
-        raise ToolchainError(f"llvm-mca has no model of {core}: {reason}")
+        raise targets.ToolchainError(f"llvm-mca has no model of {core}: {reason}")
     return [found.get(i, 0.0) + spare[i] for i in range(len(runs))]
 
 

@@ -16,18 +16,12 @@ from typing import Any
 
 import numpy as np
 
+from jaxeff_export import targets
 from jaxeff_export.artifact import dtype_of
 from jaxeff_export.clib._objects import Sizes
 from jaxeff_export.clib.codegen._interface import Field, Library
 from jaxeff_export.clib.codegen._rendering import render
-from jaxeff_export.targets import (
-    BoardMemory,
-    CToolchain,
-    emulation,
-    has_runtime,
-    packages,
-    target_machine,
-)
+from jaxeff_export.targets import packages
 
 _ALIGNMENT = 16
 
@@ -151,7 +145,7 @@ def _kind(name: str) -> str:
     return f"BITS + {dtype.itemsize}"  # integers, and floats of 8 bits: the same or not
 
 
-def at_least(board: BoardMemory, flash: int | None, ram: int | None) -> BoardMemory:
+def at_least(board: targets.BoardMemory, flash: int | None, ram: int | None) -> targets.BoardMemory:
     """Enlarges a board to the memories that are given, where these are larger than its own."""
     (code, has), (data, holds) = board.flash, board.ram
     more = (code, max(has, flash or 0)), (data, max(holds, ram or 0))
@@ -169,14 +163,14 @@ def start_flags(machine: str) -> tuple[str, ...]:
     return ("startup.c", "-nostartfiles", "-T", "board.ld", "--specs=rdimon.specs", *_QUIET)
 
 
-def start_files(board: BoardMemory, machine: str) -> dict[str, str]:
+def start_files(board: targets.BoardMemory, machine: str) -> dict[str, str]:
     """Writes the files of the start, by name."""
     if machine == "riscv32":
         return {"board.ld": _linker_script("picolibc.ld", board)}
     return {"board.ld": _linker_script("board.ld", board), "startup.c": render("startup.c")}
 
 
-def _linker_script(template: str, board: BoardMemory) -> str:
+def _linker_script(template: str, board: targets.BoardMemory) -> str:
     """Writes the linker script: where the parts of a program lie."""
     (flash, flash_size), (ram, ram_size) = board.flash, board.ram
     return render(
@@ -198,7 +192,7 @@ def example_sources(library: Library) -> list[str]:
 
 
 def example_command(
-    library: Library, tools: CToolchain, machine: str, made: str, more: Sequence[str] = ()
+    library: Library, tools: targets.CToolchain, machine: str, made: str, more: Sequence[str] = ()
 ) -> list[str]:
     """Makes the command that builds the example, in the library's folder.
 
@@ -219,17 +213,21 @@ def example_command(
 
 
 def readme(
-    library: Library, tools: CToolchain, core: str, target: Mapping[str, Any], sizes: Sizes
+    library: Library, tools: targets.CToolchain, core: str, target: Mapping[str, Any], sizes: Sizes
 ) -> str:
     """Writes ``README.md``."""
     n, u = library.name, library.upper
     program = "./example.elf" if tools.board else "./example"
-    build = example_command(library, tools, target_machine(target), program[2:])
+    build = example_command(library, tools, targets.target_machine(target), program[2:])
     # The folder goes elsewhere: no path of this machine.
     build[0] = build[0].rpartition("/")[2]
     run = [program]
-    if tools.board or not has_runtime(target) or target_machine(target) == "aarch64":
-        run = emulation(core, target, Path(program[2:]))
+    if (
+        tools.board
+        or not targets.has_runtime(target)
+        or targets.target_machine(target) == "aarch64"
+    ):
+        run = targets.emulation(core, target, Path(program[2:]))
         run[0] = run[0].rpartition("/")[2]
     arrays = [
         f"| {role} | `{field.name}` | {'x'.join(map(str, field.spec.shape)) or 'one number'} "
@@ -318,7 +316,7 @@ The example replays a recorded call and compares with what JAX computed:
 """
 
 
-def cmake(library: Library, tools: CToolchain, machine: str) -> str:
+def cmake(library: Library, tools: targets.CToolchain, machine: str) -> str:
     """Writes ``CMakeLists.txt``: the library as an imported target, and the example."""
     n = library.name
     flags = " ".join(tools.flags)
@@ -382,11 +380,11 @@ endif()
 """
 
 
-def _compilers(tools: CToolchain, target: Mapping[str, Any]) -> str:
+def _compilers(tools: targets.CToolchain, target: Mapping[str, Any]) -> str:
     """Describes where the tools come from, and the flags that clang needs."""
     text = f"On Debian and Ubuntu the tools are in the packages {', '.join(packages(target))}. "
     compiler = tools.compiler.rpartition("/")[2]
-    if target_machine(target) == "riscv32":
+    if targets.target_machine(target) == "riscv32":
         # Specs are GCC's: they name the headers, which clang has to be told.
         return (
             f"{text}clang compiles the C\nfiles with `--target={target['mtriple']} "

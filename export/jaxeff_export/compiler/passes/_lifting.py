@@ -22,14 +22,8 @@ import tvm_ffi
 from tvm import relax, s_tir, tirx
 from tvm.s_tir.schedule import Schedule
 
-from jaxeff_export.compiler.tir import (
-    contains,
-    count,
-    is_contraction,
-    renamed,
-    root_of,
-    statements_of,
-)
+from jaxeff_export.compiler import tir
+from jaxeff_export.compiler.tir import contains, count
 
 PACKS = "jaxeff.packs"  # attribute of a kernel that lays weights out: it is worth its bytes
 OUTSIDE = "jaxeff.outside"
@@ -329,7 +323,7 @@ def _reads(function: tirx.PrimFunc, position: int) -> int:
     buffer = function.params[position]
     times = 0
     for block in _blocks(function):
-        if not is_contraction(block) or not any(r.source.same_as(buffer) for r in block.reads):
+        if not tir.is_contraction(block) or not any(r.source.same_as(buffer) for r in block.reads):
             continue
         at = [r.region for r in block.reads if r.source.same_as(buffer)]
         # Iterators that do not move the read repeat it: their extents multiply the decoding work.
@@ -347,9 +341,9 @@ def _reads(function: tirx.PrimFunc, position: int) -> int:
 
 def _blocks(function: tirx.PrimFunc) -> list[s_tir.SBlock]:
     """Lists the blocks of a kernel of plain loops; none of any other."""
-    root = root_of(function)
+    root = tir.root_of(function)
     blocks = []
-    for statement in statements_of(root.body) if root else []:
+    for statement in tir.statements_of(root.body) if root else []:
         while isinstance(statement, tirx.For):
             statement = statement.body
         if not isinstance(statement, s_tir.SBlockRealize):
@@ -420,6 +414,6 @@ def _inlined(
 
 def _without_lets(function: tirx.PrimFunc) -> tirx.PrimFunc:
     def written_out(let: tirx.Let) -> tirx.Expr:
-        return renamed(let.body, {let.var: let.value})
+        return tir.renamed(let.body, {let.var: let.value})
 
     return function.with_body(tvm_ffi.structural_map(function.body, (tirx.Let, written_out)))

@@ -244,15 +244,9 @@ class ContractionBuilder:
             self._finish(sums, window, n, group, first, v, row, column)
 
     def sums(
-        self,
-        source: tirx.Buffer,
-        base: Any,
-        group: Any,
-        first: Any,
-        row: Any,
-        column: Any,
+        self, source: tirx.Buffer, base: Any, group: Any, first: Any, row: Any, column: Any,
         pixels: list[tuple[int, int]],
-    ) -> dict[tuple[int, int], Expr]:
+    ) -> dict[tuple[int, int], Expr]:  # fmt: skip
         """Writes the sums of a tile, by pixel and vector."""
         g, dot, code, tile = self.g, self.dot, self.code, self.tile
         places = list(itertools.product(range(len(pixels)), range(tile.vectors)))

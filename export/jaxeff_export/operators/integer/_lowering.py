@@ -18,46 +18,14 @@ from tvm.target import Target
 from tvm.target.codegen import llvm_cpu_has_features
 
 from jaxeff_export.compiler.passes import PACKS
-from jaxeff_export.operators._statements import (
-    StatementBuilder,
-    cast,
-    const,
-    declare,
-    function,
-    load,
-    splat,
-)
+from jaxeff_export.operators import _statements as statements
+from jaxeff_export.operators.integer import _convolutions as convolutions
+from jaxeff_export.operators.integer import _dual as dual
+from jaxeff_export.operators.integer import _planes
 from jaxeff_export.operators.integer._contraction import Sharing, contraction, vectors_of, words_of
-from jaxeff_export.operators.integer._convolutions import (
-    DepthwiseKernel,
-    PixelsKernel,
-    depthwise_dot,
-    depthwise_tile,
-    depthwise_weights,
-    suits,
-)
 from jaxeff_export.operators.integer._dots import Dot, dot_of, of_few
-from jaxeff_export.operators.integer._dual import (
-    FIXED,
-    SMLAD,
-    dual_codes,
-    dual_kernel,
-    dual_weights,
-    fixed_scales,
-    form_of,
-    result_dtype,
-)
 from jaxeff_export.operators.integer._layers import Geometry, epilogue_of, tile_of
 from jaxeff_export.operators.integer._packed import PACKED, STEPS_SHARED, packed_products, shape_of
-from jaxeff_export.operators.integer._planes import (
-    WORD,
-    Planes,
-    PlanesKernel,
-    are_faster,
-    planes_of,
-    step_of,
-    weight_planes,
-)
 from jaxeff_export.operators.integer._sparse import SPARSE, sparse_products
 
 
@@ -125,8 +93,15 @@ def packed_planes(
     """Packs weights as groups, vectors of features, bit planes, taps, words and outputs."""
     vectors = -(-geometry.per_group // lanes)
     taps = [count for count, _ in geometry.taps]
-    planes = weight_planes(bits)
-    shape = (geometry.groups, vectors, len(planes), *taps, -(-geometry.stretch // WORD), lanes)
+    planes = _planes.weight_planes(bits)
+    shape = (
+        geometry.groups,
+        vectors,
+        len(planes),
+        *taps,
+        -(-geometry.stretch // _planes.WORD),
+        lanes,
+    )
 
     def pack(w: te.Tensor) -> te.Tensor:
         def element(*at: tirx.Expr) -> tirx.Expr:
@@ -134,8 +109,8 @@ def packed_planes(
             feature = vector * lanes + lane
             column = group * geometry.per_group + feature
             total: Any = tirx.const(0, "int32")
-            for bit in range(WORD):
-                along = word * WORD + bit
+            for bit in range(_planes.WORD):
+                along = word * _planes.WORD + bit
                 inside = tirx.all(feature < geometry.per_group, along < geometry.stretch)
                 code = tirx.Cast("int32", w(*_source(w, tap, along), column))
                 shift = tirx.Cast("int32", plane) + planes[0][0]
@@ -236,19 +211,24 @@ def write_codes(
     several = any_batch and len(shape) > 0
     batch: Any = tirx.Var("batch", "int64") if several else 1
     taken = (batch, *shape[1:]) if several else shape
-    source, target = declare(taken, "float32", "x"), declare(taken, "uint8", "y")
+    source, target = (
+        statements.declare(taken, "float32", "x"),
+        statements.declare(taken, "uint8", "y"),
+    )
     # An operand, for TVM takes a kernel of one array and one result for a reshape.
-    unit = declare((1,), "float32", "per_step")
-    code, size = StatementBuilder(), math.prod(shape[1:] if several else shape)
-    factor = code.vector(load(unit, 0), 1, "float32", "factor")
+    unit = statements.declare((1,), "float32", "per_step")
+    code, size = statements.StatementBuilder(), math.prod(shape[1:] if several else shape)
+    factor = code.vector(statements.load(unit, 0), 1, "float32", "factor")
 
     def write(at: Any, lanes: int) -> None:
-        steps = tirx.nearbyint(load(source, at, lanes) * splat(factor.get(), lanes))
+        steps = tirx.nearbyint(
+            statements.load(source, at, lanes) * statements.splat(factor.get(), lanes)
+        )
         # This maximum of no number and a number is the second.
-        steps = tirx.max(steps, const(float(lower - zero), "float32", lanes))
-        steps = tirx.min(steps, const(float(upper - zero), "float32", lanes))
-        codes = cast(steps, "int32", lanes) + const(zero, "int32", lanes)
-        code.store(target, at, cast(codes, "uint8", lanes), lanes)
+        steps = tirx.max(steps, statements.const(float(lower - zero), "float32", lanes))
+        steps = tirx.min(steps, statements.const(float(upper - zero), "float32", lanes))
+        codes = statements.cast(steps, "int32", lanes) + statements.const(zero, "int32", lanes)
+        code.store(target, at, statements.cast(codes, "uint8", lanes), lanes)
 
     with code.loop(batch) as n:
         first, done = n * size, 0
@@ -264,7 +244,7 @@ def write_codes(
                 done += turns * many
         for at in range(done, size):
             write(first + at, 1)
-    kernel = function([source, unit, target], code.finish(), None if several else 0)
+    kernel = statements.function([source, unit, target], code.finish(), None if several else 0)
     kind = relax.TensorType(shape, "uint8")
     operands = relax.Tuple([x, relax.const(np.full(1, per_step, np.float32))])
     return bb.emit(relax.call_tir(bb.add_func(kernel, "q_codes"), operands, kind))
@@ -292,8 +272,8 @@ def integer_operators(
     """
     where = Target(dict(target))
     dot, cores = dot_of(where), int(where.attrs.get("num-cores", 1))
-    planes = planes_of(where, dot)
-    helium = dot.name == SMLAD and llvm_cpu_has_features("mve", where)
+    planes = _planes.planes_of(where, dot)
+    helium = dot.name == dual.SMLAD and llvm_cpu_has_features("mve", where)
     if by_planes and planes is None:
         raise IntegerKernelError(
             f"{where.attrs.get('mcpu', 'the target')} has no instruction that counts the bits of "
@@ -307,18 +287,18 @@ def integer_operators(
             apart, _ = read(tensors, attributes, True)
             counted = bool(by_planes)
             if by_planes is None and planes is not None and not geometry.is_depthwise:
-                counted = are_faster(planes, bits, dot, geometry, apart)
+                counted = _planes.are_faster(planes, bits, dot, geometry, apart)
             geometry = apart if counted else geometry
             how = How(dot, of_few(where, dot), cores, planes if counted else None, any_batch)
             form = None
             if not any_batch and not all(_is_constant(bb, tensor) for tensor in tensors):
-                form = form_of(name, geometry, dot, tensors, attributes, helium)
+                form = dual.form_of(name, geometry, dot, tensors, attributes, helium)
             if form is not None:
                 x, w, bias, *rest = tensors
-                if form.function.result == FIXED:
-                    rest = [fixed_scales(bb, rest)]
-                operands = [x, dual_weights(bb, w, form, geometry), bias, *rest]
-                kernel = dual_kernel(form, operands, attributes, shape)
+                if form.function.result == dual.FIXED:
+                    rest = [dual.fixed_scales(bb, rest)]
+                operands = [x, dual.dual_weights(bb, w, form, geometry), bias, *rest]
+                kernel = dual.dual_kernel(form, operands, attributes, shape)
                 return _call_kernel(bb, kernel, name, operands, attributes, shape)
             if attributes.get("total"):
                 each = {key: value for key, value in attributes.items() if key != "total"}
@@ -329,7 +309,7 @@ def integer_operators(
         return lower
 
     def codes(bb: relax.BlockBuilder, x: relax.Expr, **attributes: Any) -> relax.Expr:
-        if dot.name == SMLAD and not any_batch and not _is_constant(bb, x):
+        if dot.name == dual.SMLAD and not any_batch and not _is_constant(bb, x):
             return _codes_by_c(bb, x, **attributes)
         return write_codes(bb, x, dot.lanes, cores, any_batch=any_batch, **attributes)
 
@@ -361,14 +341,16 @@ class How:
     dot: Dot
     few: Dot
     cores: int
-    planes: Planes | None = None
+    planes: _planes.Planes | None = None
     any_batch: bool = False
 
     def sharing(self, bits: tuple[int, int]) -> Sharing:
         """Shares the work of a layer with weights and activations of such widths."""
         if self.planes is None:
             return Sharing(self.cores, STEPS_SHARED * self.dot.lanes * self.dot.group)
-        return Sharing(self.cores, STEPS_SHARED * self.planes.lanes * WORD // math.prod(bits))
+        return Sharing(
+            self.cores, STEPS_SHARED * self.planes.lanes * _planes.WORD // math.prod(bits)
+        )
 
 
 def _dense(tensors: Any, attributes: Any, counted: bool) -> tuple[Geometry, tuple[int, ...]]:
@@ -388,7 +370,7 @@ def _codes_by_c(
     bb: relax.BlockBuilder, x: relax.Expr, *, per_step: float, **ends: int
 ) -> relax.Expr:
     """Emits the call that writes float32 values as codes, where C functions are brought along."""
-    kernel = dual_codes(shape_of(x), **ends)
+    kernel = dual.dual_codes(shape_of(x), **ends)
     unit = relax.const(np.full(1, per_step, np.float32))
     kind = relax.TensorType(shape_of(x), "uint8")
     return bb.emit(relax.call_tir(bb.add_func(kernel, "q_codes"), relax.Tuple([x, unit]), kind))
@@ -431,22 +413,26 @@ def _emit(
         # Planes hold the codes as they are, so no bias has to make up for moved ones.
         dot = dataclasses.replace(dot, lanes=planes.lanes, offset=0)
         weights = packed_planes(bb, w, geometry, dot.lanes, bits[0])
-        kernel_of = functools.partial(PlanesKernel, planes, bits)
-        tile = tile_of(geometry, dot.lanes, planes.registers, cost_of=step_of(planes))
+        kernel_of = functools.partial(_planes.PlanesKernel, planes, bits)
+        tile = tile_of(geometry, dot.lanes, planes.registers, cost_of=_planes.step_of(planes))
         tile = dataclasses.replace(tile, chains=1)
     elif geometry.is_depthwise:
-        dot = depthwise_dot(dot)
-        kernel_of, tile = DepthwiseKernel, depthwise_tile(geometry)
-        weights = depthwise_weights(bb, w, geometry, dot)
+        dot = convolutions.depthwise_dot(dot)
+        kernel_of, tile = convolutions.DepthwiseKernel, convolutions.depthwise_tile(geometry)
+        weights = convolutions.depthwise_weights(bb, w, geometry, dot)
     else:
         if geometry.is_dense and not how.any_batch and geometry.columns * geometry.batch <= FEW:
             dot = how.few
         # With few features most lanes would be empty, so lanes become pixels.
-        kernel_of = PixelsKernel if suits(geometry, dot) else None
+        kernel_of = convolutions.PixelsKernel if convolutions.suits(geometry, dot) else None
         tile = tile_of(geometry, dot.lanes, dot.registers - 2)
         weights = packed_weights(bb, w, geometry, dot, tile.vectors)
     # Depthwise channels are lanes of shared vectors, so what belongs to features has no groups.
-    flat = dataclasses.replace(geometry, groups=1) if kernel_of is DepthwiseKernel else geometry
+    flat = (
+        dataclasses.replace(geometry, groups=1)
+        if kernel_of is convolutions.DepthwiseKernel
+        else geometry
+    )
     finer = attributes.get("finer", 0)
     operands = [x, weights, packed_bias(bb, bias, w, flat, dot, finer)]
     for tensor in rest:
@@ -475,5 +461,5 @@ def _call_kernel(
     shape: tuple[int, ...],
 ) -> relax.Expr:
     """Emits the call of a layer's kernel."""
-    kind = relax.TensorType(shape, result_dtype(attributes))
+    kind = relax.TensorType(shape, dual.result_dtype(attributes))
     return bb.emit(relax.call_tir(bb.add_func(kernel, name), relax.Tuple(operands), kind))
