@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from importer_oracle import assert_agrees
+from importer_oracle import assert_agrees, export
 from jax import lax
+from jaxeff_export import import_stablehlo
 
 FEW = settings(deadline=None, max_examples=10)
 SMALL = st.integers(1, 5)
@@ -86,6 +87,28 @@ def test_dot_general(data, dtype):
         )
 
     assert_agrees(dots, x, y)
+
+
+@pytest.mark.parametrize(
+    ("equation", "one", "other"),
+    [
+        ("bqhd,bkhd->bhqk", (2, 97, 3, 4), (2, 101, 3, 4)),
+        ("bhqk,bkhd->bqhd", (2, 3, 96, 5), (2, 5, 3, 100)),
+        ("qbrd,dkb->bqrk", (12, 2, 8, 3), (3, 96, 2)),
+        ("bqcd,dbkc->bkq", (2, 96, 2, 3), (3, 2, 97, 2)),
+    ],
+)
+def test_long_products_of_batches_are_matmuls(equation, one, other):
+    """As in attention, where batches follow rows; of fewer rows a loop nest is faster."""
+
+    def product(x, y):
+        return jnp.einsum(equation, x, y)
+
+    x, y = _integers(one, seed=1), _integers(other, seed=2)
+    assert_agrees(product, x, y)
+    text = str(import_stablehlo(export(product, x, y)))
+    assert "R.matmul" in text
+    assert "contraction" not in text
 
 
 @pytest.mark.slow
