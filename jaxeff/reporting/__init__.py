@@ -13,7 +13,7 @@ page.save("MODEL_CARD.md")                               # the same as a model c
 ```
 
 `report` measures, a section at a time; a `Report` holds plain numbers and writes them as HTML,
-Markdown or JSON. Of a compiled library alone, `jaxeff-export report` makes the same page.
+Markdown or JSON. Of a compiled library alone, `jaxeff-export report BUNDLE` makes the same page.
 
 Sharp edges:
     The function is a classifier, `f(params, x) -> logits`.
