@@ -57,6 +57,7 @@ from jaxeff.moment_propagation.dependence import WholeLayer, is_pointwise
 from jaxeff.moment_propagation.rules import composite, map_linear
 from jaxeff.program.ir import Contraction, Node, Value, run_nodes
 from jaxeff.program.ir import axes as following
+from jaxeff.program.ir import primitives as prim
 
 _MOST_PRODUCTS = 2**16
 _PROBES = 8
@@ -371,19 +372,18 @@ def is_followed(node: Node) -> bool:
     """Returns whether letters go through an equation: pointwise, or moving whole axes."""
     if is_pointwise(node.eqn) or node.primitive is p.convert_element_type_p:
         return True
-    return node.primitive in following.MOVES and _moved(node) is not None
+    return node.primitive in prim.MOVES and _moved(node) is not None
 
 
 def _moved(node: Node) -> following.Axes | None:
     """Returns where each axis of the operand has gone, by its number."""
-    shape = node.inputs[0].aval.shape
-    return following.moved(node.eqn, tuple(range(len(shape))), shape)
+    return following.followed(node.signature, tuple(range(node.inputs[0].aval.ndim)))
 
 
 def before(node: Node, result: str, operand: Value, alphabet: Alphabet) -> str | None:
     """Returns the letters of a followed equation's operand, given its result's; None if unknown."""
     shape, after = operand.aval.shape, node.outputs[0].aval.shape
-    if node.primitive not in following.MOVES:
+    if node.primitive not in prim.MOVES:
         return result if shape == after else None
     moved = _moved(node)
     if moved is None:

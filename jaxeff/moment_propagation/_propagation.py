@@ -59,6 +59,7 @@ from jaxeff.moment_propagation.dependence import (
 from jaxeff.moment_propagation.rules import DISCRETE, RULES, Rule, shared_operand
 from jaxeff.program import Layer
 from jaxeff.program.ir import Axes, Node, Value, axes
+from jaxeff.program.ir import primitives as prim
 from jaxeff.program.reading import known_number
 
 _MOST_PLACES = 4096
@@ -205,8 +206,8 @@ def _view(atom: Any, made_by: dict[Value, Node]) -> tuple[Node, Axes] | None:
 def _moved(move: Node, labels: Axes, along: int) -> Axes | None:
     """Returns the axes after a move that leaves rows of the sum in their places, else None."""
     before, after = (tuple(v.aval.shape) for v in (move.inputs[0], move.outputs[0]))
-    if move.primitive in axes.MOVES:
-        return axes.moved(move.eqn, labels, before)
+    if move.primitive in prim.MOVES:
+        return axes.followed(move.signature, labels)
     if move.primitive not in _SLICES:
         return None
     # Along the sum any entry may be taken.

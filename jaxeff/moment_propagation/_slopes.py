@@ -44,9 +44,10 @@ from jaxeff.moment_propagation.shared_kernels import (
 )
 from jaxeff.program import Layer, Program, plain_rule
 from jaxeff.program.ir import Axes, Node, Value
+from jaxeff.program.ir import primitives as prim
 
 # What may follow a convolution in its layer: a step of its result is one of the layer's.
-_ADDING = {p.add_p, p.broadcast_in_dim_p, p.reshape_p, p.convert_element_type_p}
+_ADDING = {p.add_p, p.convert_element_type_p} | prim.MOVES - {p.transpose_p, p.squeeze_p}
 
 
 @dataclass(frozen=True)
@@ -204,9 +205,6 @@ class RandomEntries:
         return {v for inputs in self.owned.values() for v in inputs}
 
 
-_REARRANGING = {p.broadcast_in_dim_p, p.reshape_p, p.squeeze_p, p.transpose_p}
-
-
 @dataclass(frozen=True)
 class OutputLayer:
     """A linear layer that makes the result, position by position, of fewer hidden units.
@@ -278,7 +276,7 @@ def last_layer(program: Program, random: Sequence[Value]) -> OutputLayer | None:
         value = operand
         while value in makers and value is not hidden:
             maker = makers[value]
-            rearranges = all(node.primitive in _REARRANGING for node in maker.nodes)
+            rearranges = all(node.primitive in prim.MOVES for node in maker.nodes)
             if len(maker.inputs) != 1 or len(maker.outputs) != 1 or not rearranges:
                 return None
             arranging.insert(0, maker)

@@ -31,8 +31,9 @@ from jaxtyping import Array
 from jaxeff.core import primitives as p
 from jaxeff.moment_propagation._values import Gaussian, is_random, to_variance
 from jaxeff.moment_propagation.rules import arithmetic, exponential, extremes, normalization
-from jaxeff.program.ir import Axes, Node, extent
+from jaxeff.program.ir import Axes, Node, extent, signature
 from jaxeff.program.ir import axes as following
+from jaxeff.program.ir import primitives as prim
 from jaxeff.program.reading import Constant, UnreadableError, symbolic
 
 
@@ -159,7 +160,7 @@ def _plain(*symbols: Any) -> None:
 
 
 def _move(eqn: Any, s: Statistic, *sizes: Any) -> Statistic:
-    labels = None if s.factors or sizes else following.moved(eqn, s.labels, s.shape)
+    labels = None if s.factors or sizes else following.followed(signature(eqn), s.labels)
     if labels is None:
         raise UnreadableError
     return replace(s, labels=labels, shape=tuple(eqn.outvars[0].aval.shape))
@@ -172,7 +173,7 @@ def _reduce(eqn: Any, s: Statistic, names: Mapping[str, str]) -> Statistic:
     _plain(s)
     if len(axes) < len(eqn.params["axes"]) or apart:
         raise UnreadableError
-    labels = following.dropped(s.labels, eqn.params["axes"])
+    labels = following.followed(signature(eqn), s.labels) or ()
     shape = tuple(eqn.outvars[0].aval.shape)
     return Statistic(_known(names.get(s.name)), labels, shape, axes)
 
@@ -378,7 +379,7 @@ def _together(eqn: Any, a: Statistic, b: Statistic, name: str) -> Statistic:
 
 
 _RULES: dict[Any, symbolic.Rule] = {
-    **dict.fromkeys(following.MOVES, _move),
+    **dict.fromkeys(prim.MOVES, _move),
     p.reduce_sum_p: _sum,
     p.reduce_max_p: lambda eqn, s: _reduce(eqn, s, {"x": "max"}),
     p.square_p: _square,

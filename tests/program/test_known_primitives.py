@@ -52,7 +52,7 @@ _REFUSED_NAMES = """
 REFUSED = frozenset(_REFUSED_NAMES.split())
 
 
-def _installed() -> dict[str, Primitive]:
+def installed() -> dict[str, Primitive]:
     """Returns JAX's primitives by name, without the languages of its kernels."""
     modules = [primitives] + [
         module
@@ -69,13 +69,13 @@ def test_every_primitive_of_jax_is_known():
         prim.CALLS, prim.CUSTOM, prim.CONTROL, RULES, EXPANSIONS,
     )  # fmt: skip
     known = {primitive for table in tables for primitive in table}
-    unknown = {name for name, primitive in _installed().items() if primitive not in known}
+    unknown = {name for name, primitive in installed().items() if primitive not in known}
     assert sorted(unknown - REFUSED) == [], f"JAX {jax.__version__} has primitives unknown here"
 
 
 @pytest.mark.parametrize("name", ["log2", "one_minus_square", "polynomial", "unstack"])
 def test_what_is_written_out_is_one_of_them(name):
-    primitive = _installed().get(name)
+    primitive = installed().get(name)
     if primitive is None:
         pytest.skip(f"JAX {jax.__version__} has no {name}")
     assert primitive in EXPANSIONS

@@ -2,7 +2,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from jaxeff.program.ir import axes
+from jaxeff.program.ir import axes, signature
 from jaxeff.program.reading import UNKNOWN, Constant, known_number
 from jaxeff.program.reading._expression import SymbolicReader
 
@@ -71,18 +71,19 @@ MOVES = {
     "broadcast": (lambda x: jnp.broadcast_to(x, (5, 3, 4)), (None, 0, 1)),
     "ones come and go": (lambda x: x.reshape(1, 3, 1, 4), (None, 0, None, 1)),
     "joined": (lambda x: x.reshape(12), None),
-    "not a move": (jnp.sin, None),
+    "a function of entries": (jnp.sin, (0, 1)),
+    "a sum": (lambda x: jax.lax.reduce_sum_p.bind(x, axes=(0,), out_sharding=None), (1,)),
+    "a part": (lambda x: x[1:], None),
 }
 
 
 @pytest.mark.parametrize("name", MOVES)
 def test_axes_are_followed(name):
     f, expected = MOVES[name]
-    followed, shape = (0, 1), (3, 4)
+    followed = (0, 1)
     for eqn in jax.make_jaxpr(f)(jnp.zeros((3, 4))).jaxpr.eqns:
         if followed is not None:
-            followed = axes.moved(eqn, followed, shape)
-            shape = eqn.outvars[0].aval.shape
+            followed = axes.followed(signature(eqn), followed)
     assert followed == expected
 
 

@@ -41,7 +41,7 @@ from jaxeff.core import Literal
 from jaxeff.program import Layer, Program, plain_rule
 from jaxeff.program import control_flow as control
 from jaxeff.program import evaluate as evaluated
-from jaxeff.program.ir import Contraction, Node, Scan, While, axes
+from jaxeff.program.ir import Node, Scan, While, axes
 from jaxeff.program.ir import primitives as prim
 
 Makers = Mapping[Any, Node]
@@ -77,28 +77,16 @@ def _varies(v: Any, makers: Makers) -> set[int]:
     node = makers.get(v)
     if node is None or len(node.outputs) != 1:
         return all_axes
-    if node.primitive is prim.p.broadcast_in_dim_p and not node.values:
-        return set()  # of a number
-    if node.primitive is prim.p.dot_general_p:
+    varying = set(node.signature.distinct)
+    for number, operand in enumerate(node.inputs):
         # An empty state times a weight, say, is one row for all examples.
-        contraction = Contraction.of(node)
-        along = [axis in all_axes for axis in range(len(contraction.batch(0)))]
-        for side, operand in enumerate(node.inputs):
-            free = set() if isinstance(operand, Literal) else _varies(operand, makers)
-            along += [axis in free for axis in contraction.free(side)]
-        return {axis for axis, varies in enumerate(along) if varies}
-    if node.primitive in prim.ELEMENTWISE and all(
-        len(operand.aval.shape) in (0, len(v.aval.shape)) for operand in node.inputs
-    ):
-        return set().union(*(_varies(operand, makers) for operand in node.values))
-    if len(node.inputs) == 1 and len(node.values) == 1:
-        (operand,) = node.values
-        shape, moving = operand.aval.shape, _varies(operand, makers)
-        known = tuple(axis if axis in moving else None for axis in range(len(shape)))
-        after = axes.moved(node.eqn, known, shape)
-        if after is not None:
-            return {axis for axis, of in enumerate(after) if of is not None}
-    return all_axes
+        moving = set() if isinstance(operand, Literal) else _varies(operand, makers)
+        known = tuple(axis if axis in moving else None for axis in range(operand.aval.ndim))
+        after = axes.followed(node.signature, known, number)
+        if after is None:
+            return all_axes
+        varying |= {axis for axis, of in enumerate(after) if of is not None}
+    return varying & all_axes
 
 
 def added_by(layer: Layer, values: Sequence[Any]) -> Array:

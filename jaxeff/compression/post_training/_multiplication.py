@@ -22,9 +22,7 @@ from jaxeff.program.ir import Contraction, Node, Role, Value, run_nodes
 from jaxeff.program.ir import primitives as prim
 
 CONVERSIONS = {prim.p.convert_element_type_p, prim.p.copy_p, prim.NAME}
-_MOVES = CONVERSIONS | {
-    prim.p.reshape_p, prim.p.transpose_p, prim.p.rev_p, prim.p.squeeze_p, prim.p.broadcast_in_dim_p,
-}  # fmt: skip
+_MOVES = CONVERSIONS | prim.MOVES | {prim.p.rev_p}
 
 
 @dataclass(frozen=True, eq=False)

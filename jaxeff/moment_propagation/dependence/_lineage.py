@@ -23,46 +23,33 @@ the examples, rows of a table of them, and random bits.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from jaxeff.core import jax_internals as _compat
 from jaxeff.core import primitives as p
-from jaxeff.core import split_p, stack_p, tile_p
 from jaxeff.program import Program
 from jaxeff.program.ir import (
-    Contraction,
+    Along,
+    Family,
     Node,
+    Relation,
     Scan,
+    Signature,
     Value,
     entering,
     fixed_point,
+    signature,
     walk,
     walk_nodes,
 )
-from jaxeff.program.ir import primitives as prim
 
 APART: Literal["apart"] = "apart"
 SHARED: Literal["shared"] = "shared"
 Label = int | Literal["apart", "shared"]
 Labels = tuple[Label, ...]
 Lineage = Mapping[Any, Labels]
-
-# These put entries side by side: no entry meets another.
-PLACING = {
-    p.concatenate_p, p.dynamic_update_slice_p, p.pad_p, p.scatter_p, p.select_n_p, stack_p,
-}  # fmt: skip
-_SLICING = {p.slice_p, p.dynamic_slice_p, p.rev_p, p.pad_p, split_p}
-_RUNNING = {p.cumsum_p, p.cumprod_p, p.cummax_p, p.cummin_p, p.cumlogsumexp_p}
-_REDUCING = prim.REDUCTION.keys()
-_SCATTERING = {p.scatter_add_p, p.scatter_mul_p, p.scatter_max_p, p.scatter_min_p}
-_ALIGNED = prim.ELEMENTWISE | prim.IN_PLACE
-FOLLOWED = {
-    *_ALIGNED, *_SLICING, *_RUNNING, *_REDUCING, *_SCATTERING, *PLACING, *prim.SHAPE, *prim.LINEAR,
-    *prim.WINDOW, p.broadcast_in_dim_p, p.gather_p, p.reshape_p, p.squeeze_p, p.transpose_p, tile_p,
-}  # fmt: skip
-"""Primitives whose labels are derived; of others every entry is called shared."""
 
 
 @dataclass(frozen=True)
@@ -101,7 +88,7 @@ def through(
     meetings: list[DependentCombination] = []
 
     def rule(inner: Any, given: list[Lineage]) -> list[Lineage]:
-        results, found = _through(inner, given)
+        results, found = _through(inner, signature(inner), given)
         meetings.extend(found)
         return results
 
@@ -109,42 +96,58 @@ def through(
 
 
 def _through(
-    eqn: Any, lineages: Sequence[Lineage]
+    eqn: Any, of: Signature, lineages: Sequence[Lineage]
 ) -> tuple[list[Lineage], list[DependentCombination]]:
     if not any(lineages):
         return [{} for _ in eqn.outvars], []
-    shapes = [tuple(getattr(v.aval, "shape", ())) for v in eqn.invars]
-    meetings = list(_crossings(eqn, lineages))
+    meetings = list(_crossings(eqn, of, lineages))
     # Many sources, few distinct labels: deep in a network there is a source per weight before it.
     distinct = [set(lineage.values()) for lineage in lineages]
-    for lineage, labels, axes in zip(lineages, distinct, _combined_axes(eqn, shapes), strict=True):
-        met = {x for x in labels if any(x[a] == SHARED for a in axes)}
+    for lineage, labels, operand in zip(lineages, distinct, of.operands, strict=True):
+        met = {x for x in labels if any(x[a] == SHARED for a in operand.combined)}
         meetings += [
             DependentCombination(s, eqn, along=True) for s, x in lineage.items() if x in met
         ]
     outputs = []
-    for var in eqn.outvars:
-        shape = tuple(var.aval.shape)
+    for result, var in enumerate(eqn.outvars):
         moved = []
-        for i, (lineage, labels) in enumerate(zip(lineages, distinct, strict=True)):
-            to = {x: _labels(eqn, i, x, shapes, shape) for x in labels}
-            moved.append({s: to[x] for s, x in lineage.items()})
+        for lineage, labels, operand in zip(lineages, distinct, of.operands, strict=True):
+            if lineage and (along := operand.along[result]) is not None:
+                shape = var.aval.shape
+                to = {x: tuple(_label(one, x, n) for one, n in zip(along, shape, strict=True))
+                      for x in labels}  # fmt: skip
+                moved.append({s: to[x] for s, x in lineage.items()})
         outputs.append(union(moved))
     return outputs, meetings
 
 
-def _crossings(eqn: Any, lineages: Sequence[Lineage]) -> Iterator[DependentCombination]:
+def _crossings(
+    eqn: Any, of: Signature, lineages: Sequence[Lineage]
+) -> Iterator[DependentCombination]:
     """Finds two operands with one source whose entries meet."""
-    # Put side by side, entries don't meet; but a selection by a random mask depends on mask and
-    # case.
-    if eqn.primitive in PLACING and not (eqn.primitive is p.select_n_p and lineages[0]):
-        return
-    seen: set[Any] = set()
-    for lineage in lineages:
-        for source in lineage:
-            if source in seen:
+    for i, lineage in enumerate(lineages):
+        others = [before for j, before in enumerate(lineages[:i]) if before and of.meet(i, j)]
+        for source in lineage if others else ():
+            if any(source in before for before in others):
                 yield DependentCombination(source, eqn, along=False)
-        seen |= set(lineage)
+
+
+def _label(along: Along, labels: Labels, size: int) -> Label:
+    """Returns the label of a result's axis."""
+    of = [labels[a] for a in along.axes]
+    match along.relation:
+        case Relation.SAME:
+            return of[0]
+        # A merged axis has different source entries at different places only if each of its parts
+        # has; which ones isn't followed further.
+        case Relation.MERGED | Relation.SPLIT | Relation.PLACED:
+            return SHARED if SHARED in of else APART
+        # Windows that don't overlap see different entries.
+        case Relation.WINDOWED if along.window is not None and along.window.is_disjoint:
+            return SHARED if SHARED in of else APART
+        case Relation.BROADCAST if size == 1:
+            return APART  # there are no two that could share anything
+    return SHARED
 
 
 def union(moved: Sequence[Lineage]) -> Lineage:
@@ -160,232 +163,6 @@ def union(moved: Sequence[Lineage]) -> Lineage:
     return result
 
 
-def _combined_axes(eqn: Any, shapes: Sequence[tuple[int, ...]]) -> list[list[int]]:
-    """Returns for each operand the axes along which its entries are combined into one result."""
-    q, primitive = eqn.params, eqn.primitive
-    if primitive in _REDUCING:
-        axes = list(q["axes"])
-        return [[a for a in axes if shape[a] != 1] for shape in shapes]
-    if primitive in _RUNNING:
-        return [[q["axis"]] if shapes[0][q["axis"]] != 1 else []]
-    if primitive in prim.LINEAR:
-        c = Contraction.of(eqn)
-        # A kernel tells how many terms there are: an image has the channels of all groups, and
-        # more places than a window covers.
-        pairs = zip(c.summed(0) + c.window(0), c.summed(1) + c.window(1), strict=True)
-        several = [pair for pair in pairs if shapes[1][pair[1]] != 1]
-        return [[pair[side] for pair in several] for side in (0, 1)]
-    if primitive in prim.WINDOW and "window_dimensions" in q:
-        return [[a for a, n in enumerate(q["window_dimensions"]) if n != 1] for _ in shapes]
-    if primitive in _SCATTERING:
-        return [[], [], _scattered_axes(q, shapes)]
-    # An unknown primitive may combine anything: every axis counts, which errs on the safe side.
-    known = _ALIGNED | _SLICING | prim.SHAPE | PLACING
-    if primitive in known:
-        return [[] for _ in shapes]
-    return [[a for a, n in enumerate(shape) if n != 1] for shape in shapes]
-
-
-def _labels(
-    eqn: Any, operand: int, labels: Labels, shapes: Sequence[tuple[int, ...]], out: tuple[int, ...]
-) -> Labels:
-    """Returns the labels of a result with respect to one source of one operand."""
-    q, primitive, shape = eqn.params, eqn.primitive, shapes[operand]
-    if primitive in _ALIGNED:
-        if len(shape) != len(out):
-            return (SHARED,) * len(out)  # a scalar beside an array
-        return tuple(x if n == m else SHARED for x, n, m in zip(labels, shape, out, strict=True))
-    if primitive is p.broadcast_in_dim_p:
-        result: list[Label] = [SHARED] * len(out)
-        for source, target in enumerate(q["broadcast_dimensions"]):
-            if shape[source] == out[target]:
-                result[target] = labels[source]
-        # Along an axis of one place there are no two that could share anything.
-        return tuple(APART if n == 1 else x for x, n in zip(result, out, strict=True))
-    if primitive is tile_p:
-        return tuple(x if n == m else SHARED for x, n, m in zip(labels, shape, out, strict=True))
-    if primitive is p.transpose_p:
-        return tuple(labels[i] for i in q["permutation"])
-    if primitive in {p.reshape_p, p.squeeze_p}:
-        return _reshaped(labels, shape, out)
-    if primitive in _REDUCING:
-        return tuple(x for i, x in enumerate(labels) if i not in q["axes"])
-    if primitive in _SLICING or primitive is p.dynamic_update_slice_p:
-        if len(shape) != len(out):
-            return (SHARED,) * len(out)  # where to slice, or what to pad with
-        return tuple(
-            x if shape[i] == out[i] and primitive is not p.rev_p else _unordered(x)
-            for i, x in enumerate(labels)
-        )
-    if primitive in _RUNNING:
-        return tuple(SHARED if i == q["axis"] else x for i, x in enumerate(labels))
-    if primitive is p.concatenate_p:
-        axis = q["dimension"]
-        return tuple(_unordered(x) if i == axis else x for i, x in enumerate(labels))
-    if primitive is stack_p:
-        # Of one operand only one place of the new axis depends.
-        return (*labels[: q["axis"]], APART, *labels[q["axis"] :])
-    if primitive is p.gather_p and operand == 0:
-        return _gathered(q, labels, shape, out)
-    if primitive is p.gather_p:
-        # All axes of the indices but the last, which holds their coordinates, are the result's.
-        rest = iter(labels[:-1])
-        offset = q["dimension_numbers"].offset_dims
-        return tuple(SHARED if i in offset else next(rest) for i in range(len(out)))
-    if primitive in _SCATTERING | {p.scatter_p}:
-        return labels if operand == 0 else _scattered(q, operand, labels, shapes)
-    if primitive is p.dot_general_p:
-        return _contracted(Contraction.of(eqn), operand, labels)
-    if primitive is p.conv_general_dilated_p:
-        return _convolved(Contraction.of(eqn), operand, labels)
-    if primitive in prim.WINDOW and "window_dimensions" in q and operand == 0:
-        windows = zip(
-            q["window_dimensions"], q["window_strides"], q["window_dilation"], labels, strict=True
-        )
-        return tuple(
-            x if (n, s) == (1, 1) else _unordered(x) if s >= n and d == 1 else SHARED
-            for n, s, d, x in windows
-        )
-    return (SHARED,) * len(out)
-
-
-def _unordered(label: Label) -> Label:
-    return SHARED if label == SHARED else APART
-
-
-def _reshaped(labels: Labels, shape: tuple[int, ...], out: tuple[int, ...]) -> Labels:
-    """Returns the labels after a reshape, by the groups of axes that keep their product."""
-    result: list[Label] = []
-    i = j = 0
-    while j < len(out):
-        if out[j] == 1:
-            result.append(APART)
-            j += 1
-            continue
-        while i < len(shape) and shape[i] == 1:
-            i += 1
-        if i < len(shape) and shape[i] == out[j]:
-            result.append(labels[i])
-            i, j = i + 1, j + 1
-            continue
-        group = _next_group(shape[i:], out[j:])
-        if group is None:
-            return (SHARED,) * len(out)
-        before, after = group
-        # A merged axis has different source entries at different places only if each of its parts
-        # has; which ones isn't followed further.
-        merged = [x for x, n in zip(labels[i:], shape[i : i + before], strict=False) if n != 1]
-        result += [SHARED if SHARED in merged else APART] * after
-        i, j = i + before, j + after
-    return tuple(result)
-
-
-def _next_group(shape: tuple[int, ...], out: tuple[int, ...]) -> tuple[int, int] | None:
-    """Returns the least numbers of leading axes with the same product; None if there are none.
-
-    Symbolic sizes are compared for equality only, for they have no order.
-    """
-    for before in range(1, len(shape) + 1):
-        for after in range(1, len(out) + 1):
-            if math.prod(shape[:before]) == math.prod(out[:after]):
-                return before, after
-    return None
-
-
-def _gathered(q: Any, labels: Labels, shape: tuple[int, ...], out: tuple[int, ...]) -> Labels:
-    numbers = q["dimension_numbers"]
-    dropped = {*numbers.collapsed_slice_dims, *numbers.operand_batching_dims}
-    kept = [
-        x if size == shape[i] else _unordered(x)
-        for i, (x, size) in enumerate(zip(labels, q["slice_sizes"], strict=True))
-        if i not in dropped
-    ]
-    result: list[Label] = [SHARED] * len(out)
-    for target, label in zip(numbers.offset_dims, kept, strict=True):
-        result[target] = label
-    return tuple(result)
-
-
-def made_apart(eqn: Any) -> set[int]:
-    """Returns axes along which an equation makes entries differ that were alike."""
-    q = eqn.params
-    shapes = [tuple(v.aval.shape) for v in eqn.invars]
-    (out,) = (tuple(v.aval.shape) for v in eqn.outvars[:1])
-    if eqn.primitive is p.iota_p:
-        return {q["dimension"]}
-    if eqn.primitive in _RUNNING or eqn.primitive is stack_p:
-        return {q["axis"]}
-    if eqn.primitive is p.concatenate_p:
-        return {q["dimension"]}
-    if eqn.primitive is p.pad_p:
-        return {a for a, (n, m) in enumerate(zip(shapes[0], out, strict=True)) if n != m}
-    if eqn.primitive is p.dynamic_update_slice_p:
-        return {a for a, (n, m) in enumerate(zip(shapes[1], out, strict=True)) if n != m}
-    if eqn.primitive in _SCATTERING | {p.scatter_p}:
-        return set(range(len(out))) - set(_windows(q, shapes).values())
-    return set()
-
-
-def _windows(q: Any, shapes: Sequence[tuple[int, ...]]) -> dict[int, int]:
-    """Returns the axes of a scatter's updates that lie along a whole axis of its operand."""
-    numbers = q["dimension_numbers"]
-    inserted = {*numbers.inserted_window_dims, *numbers.operand_batching_dims}
-    moved = set(numbers.scatter_dims_to_operand_dims)
-    kept = [a for a in range(len(shapes[0])) if a not in inserted]
-    return {
-        axis: target
-        for axis, target in zip(numbers.update_window_dims, kept, strict=True)
-        if target not in moved and shapes[2][axis] == shapes[0][target]
-    }
-
-
-def _scattered_axes(q: Any, shapes: Sequence[tuple[int, ...]]) -> list[int]:
-    """Returns the axes of a scatter's updates along which entries may reach the same place."""
-    # Indices are unknown while tracing: entries at different indices may be added to one place.
-    windows = _windows(q, shapes)
-    return [a for a, n in enumerate(shapes[2]) if a not in windows and n != 1]
-
-
-def _scattered(q: Any, operand: int, labels: Labels, shapes: Sequence[tuple[int, ...]]) -> Labels:
-    """Returns the labels of a scatter's result for a source of its updates or indices."""
-    result: list[Label] = [SHARED] * len(shapes[0])
-    if operand == 2:
-        for axis, target in _windows(q, shapes).items():
-            result[target] = labels[axis]
-    return tuple(result)
-
-
-def _contracted(c: Contraction, operand: int, labels: Labels) -> Labels:
-    # An entry of one operand goes into the results of all free indices of the other.
-    left, right = (
-        [labels[a] if side == operand else SHARED for a in c.free(side)] for side in (0, 1)
-    )
-    return (*(labels[a] for a in c.batch(operand)), *left, *right)
-
-
-def _convolved(c: Contraction, operand: int, labels: Labels) -> Labels:
-    q, (image, kernel, result) = c.params, c.layouts
-    out: list[Label] = [SHARED] * len(result)
-    if operand == 1:
-        # A kernel is the same at all places and for all examples: only output channels have their
-        # own.
-        out[result[1]] = labels[kernel[0]]
-        return tuple(out)
-    out[result[0]] = labels[image[0]] if q["batch_group_count"] == 1 else SHARED
-    taps = [c.shapes[1][t] for t in c.window(1)]
-    windows = zip(
-        c.window(0), c.window(2), taps, q["window_strides"], q["rhs_dilation"], strict=True
-    )
-    for place, target, size, stride, dilation in windows:
-        # Windows that don't overlap see different entries, up to a permutation that isn't followed.
-        disjoint = size == 1 or (stride >= size and dilation == 1)
-        out[target] = _unordered(labels[place]) if disjoint else SHARED
-    # Depthwise, one kernel per channel: a channel is made of itself alone.
-    if c.groups == c.shapes[0][image[1]] == c.shapes[1][kernel[0]]:
-        out[result[1]] = labels[image[1]]
-    return tuple(out)
-
-
 def follow_lineages(
     nodes: Sequence[Node], given: Mapping[Value, Lineage]
 ) -> tuple[dict[Value, Lineage], dict[Node, list[DependentCombination]]]:
@@ -395,7 +172,12 @@ def follow_lineages(
     for node in nodes:
         operands = [lineages.get(a, {}) if isinstance(a, Value) else {} for a in node.inputs]
         if any(operands):
-            results, found = through(node.eqn, operands)
+            is_call = node.signature.family is Family.CALL
+            results, found = (
+                through(node.eqn, operands)
+                if is_call
+                else _through(node.eqn, node.signature, operands)
+            )
             lineages.update(zip(node.outputs, results, strict=True))
             if found:
                 meetings[node] = found
@@ -494,7 +276,7 @@ def _across(
 
 def _places(nodes: Sequence[Node]) -> bool:
     """Returns whether an equation puts several values side by side, and others follow."""
-    return any(n.primitive in PLACING and len(n.values) > 1 for n in nodes[:-1])
+    return any(n.signature.beside and len(n.values) > 1 for n in nodes[:-1])
 
 
 def _meets(node: Node) -> bool:
@@ -508,12 +290,6 @@ def _meets(node: Node) -> bool:
 
 Axes = tuple[bool, ...]
 """Whether an array may vary along each axis, for another reason than the data."""
-
-_NEW = {
-    p.cond_p, p.while_p,
-    p.random_bits_p, p.random_fold_in_p, p.random_gamma_p, p.random_seed_p, p.random_split_p,
-    p.rng_bit_generator_p, p.rng_uniform_p, p.threefry2x32_p,
-}  # fmt: skip
 
 
 def varying_axes(program: Program) -> list[Axes]:
@@ -547,21 +323,24 @@ def _equation(eqn: Any, operands: list[Axes]) -> list[Axes]:
     shapes = [tuple(v.aval.shape) for v in eqn.outvars]
     if eqn.primitive is p.scan_p:
         return _scan(eqn, operands)
-    if eqn.primitive in _NEW or (eqn.primitive not in FOLLOWED and any(map(any, operands))):
+    if eqn.primitive is p.remat_p:
+        return walk(_compat.as_closed(_compat.sub_jaxprs(eqn)[0]), operands, _rule, _constant)
+    of = signature(eqn)
+    if of.family is Family.LOOP or (of.family is Family.OPAQUE and any(map(any, operands))):
         return [_all_of(shape) for shape in shapes]
-    # Each operand is a source of its own, so that two views of one array don't hide each other.
-    lineages = [
-        {i: tuple(a if varies else SHARED for a, varies in enumerate(axes))} if any(axes) else {}
-        for i, axes in enumerate(operands)
-    ]
-    results, _ = through(eqn, lineages)
-    apart = made_apart(eqn)
-    return [
-        tuple(
-            n != 1 and (a in apart or any(x[a] != SHARED for x in found.values()))
-            for a, n in enumerate(shape)
+    # Which row of a table is taken is said by the indices.
+    silent = {Relation.UNKNOWN} if of.family is Family.SELECT else set()
+
+    def varies(axis: int, result: int) -> bool:
+        return axis in of.distinct or any(
+            along[axis].relation not in silent and any(axes[a] for a in along[axis].axes)
+            for operand, axes in zip(of.operands, operands, strict=True)
+            if (along := operand.along[result]) is not None
         )
-        for found, shape in zip(results, shapes, strict=True)
+
+    return [
+        tuple(n != 1 and varies(a, result) for a, n in enumerate(shape))
+        for result, shape in enumerate(shapes)
     ]
 
 

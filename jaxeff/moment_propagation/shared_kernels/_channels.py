@@ -186,8 +186,8 @@ def _followed(
         after: list[_Part | None] | None = None
         if node.primitive is p.reshape_p:
             after = _split(parts[known[0]], shape, made.aval.shape)
-        elif node.primitive in axes.MOVES:
-            own = axes.moved(node.eqn, tuple(range(len(shape))), shape)
+        elif node.primitive in prim.MOVES:
+            own = axes.followed(node.signature, tuple(range(len(shape))))
             if own is not None:
                 after = [None if i is None else parts[known[0]][i] for i in own]
         elif made.aval.shape == shape and node.primitive in prim.ELEMENTWISE | _TYPES:
@@ -195,7 +195,7 @@ def _followed(
         if after is None:
             continue
         parts[made] = after
-        if node.primitive in axes.MOVES | _TYPES and known[0] in plain:
+        if node.primitive in prim.MOVES | _TYPES and known[0] in plain:
             plain.add(made)
     return parts, plain
 

@@ -26,7 +26,7 @@ from jaxtyping import Array
 from jaxeff.core import primitives as p
 from jaxeff.moment_propagation.dependence import AFFINE, is_pointwise
 from jaxeff.program import Layer
-from jaxeff.program.ir import Axes, Contraction, Node, Value, axes
+from jaxeff.program.ir import Axes, Contraction, Family, Node, Value, axes
 from jaxeff.program.ir import primitives as prim
 
 BATCH, CHANNEL, FIRST_PLACE = 0, 1, 2
@@ -116,7 +116,7 @@ def is_sum(nodes: Sequence[Node], value: Value) -> bool:
         if read:
             known.update(node.outputs)
             several = sum(a in known for a in node.inputs if isinstance(a, Value)) > 1
-            if several or node.primitive not in axes.MOVES | _CONVERTING | AFFINE | sums:
+            if several or node.primitive not in prim.MOVES | _CONVERTING | AFFINE | sums:
                 return False
     return True
 
@@ -128,7 +128,7 @@ def only_moves(nodes: Sequence[Node], start: Mapping[Value, Axes]) -> bool:
         if known.isdisjoint(node.values):
             continue
         known.update(node.outputs)
-        if node.primitive not in axes.MOVES | _CONVERTING:
+        if node.primitive not in prim.MOVES | _CONVERTING:
             return False
     return True
 
@@ -148,7 +148,7 @@ def keeps_entries(layer: Layer, value: Value) -> bool:
     for node in layer.nodes:
         if known.isdisjoint(node.values):
             continue
-        if node.primitive in axes.MOVES:
+        if node.primitive in prim.MOVES:
             return False
         known.update(node.outputs)
     return made.aval.shape == value.aval.shape
@@ -156,24 +156,22 @@ def keeps_entries(layer: Layer, value: Value) -> bool:
 
 def _after(node: Node, layout: Axes) -> Axes | None:
     """Returns the layout of an equation's result, given that of the operands that are followed."""
-    shape, q = tuple(node.inputs[0].aval.shape), node.params
-    out = tuple(node.outputs[0].aval.shape)
+    shape, out = tuple(node.inputs[0].aval.shape), tuple(node.outputs[0].aval.shape)
+    of = node.signature
     if node.primitive in prim.ELEMENTWISE | prim.IN_PLACE or is_pointwise(node.eqn):
         return layout if len(out) == len(layout) else None
-    if node.primitive in axes.MOVES:
-        moved = axes.moved(node.eqn, layout, shape)
-        repeats = moved is None or any(
-            a is None and n != 1 for a, n in zip(moved, out, strict=True)
-        )
-        return None if repeats else moved
-    if node.primitive in _REDUCING:
-        kept = any(layout[i] in (BATCH, CHANNEL) and shape[i] != 1 for i in q["axes"])
-        return None if kept else axes.dropped(layout, q["axes"])
     if node.primitive in _WINDOWS:
-        windows = zip(q["window_dimensions"], q["window_strides"], layout, strict=True)
-        crossed = any(a in (BATCH, CHANNEL) and (n, s) != (1, 1) for n, s, a in windows)
+        windows = zip(layout, of.operands[0].along[0] or (), strict=True)
+        crossed = any(a in (BATCH, CHANNEL) and one.window is not None for a, one in windows)
         return None if crossed else layout
-    return None
+    if of.family is not Family.MOVE and node.primitive not in _REDUCING:
+        return None
+    after = axes.followed(of, layout)
+    if after is None:
+        return None
+    repeats = any(a is None and n != 1 for a, n in zip(after, out, strict=True))
+    kept = {a for a, n in zip(layout, shape, strict=True) if a in (BATCH, CHANNEL) and n != 1}
+    return after if kept <= set(after) and not repeats else None
 
 
 _FEW_TAPS = 25

@@ -37,8 +37,6 @@ from jaxeff.program.ir import Contraction, Layer, Node, Program
 from jaxeff.program.ir import primitives as prim
 from jaxeff.program.reading import argument_leaves, trace
 
-_SHAPING = {prim.p.reshape_p, prim.p.squeeze_p, prim.p.broadcast_in_dim_p}
-
 
 class LastLayer(NamedTuple):
     """A dense layer whose result is the function's.
@@ -184,7 +182,7 @@ def is_plain_bias(program: Program, index: int) -> bool:
     for node in (node for layer in program.layers for node in layer.nodes):
         if known.isdisjoint(node.values):
             continue
-        if node.primitive not in _SHAPING:
+        if node.primitive not in prim.MOVES:
             return node.primitive is prim.p.add_p
         known.update(node.outputs)
     return False

@@ -23,51 +23,34 @@ from typing import Any, TypeAlias
 
 from jax import lax
 
-from jaxeff.core import primitives as p
 from jaxeff.program.ir import _primitives as prim
 from jaxeff.program.ir._graph import Node
+from jaxeff.program.ir._signature import Relation, Signature
 
 Axes: TypeAlias = tuple[int | None, ...]
 
-MOVES = {p.transpose_p, p.squeeze_p, p.broadcast_in_dim_p, p.reshape_p}
 
+def followed(of: Signature, known: Axes, operand: int = 0) -> Axes | None:
+    """Returns the axes of an equation's result, given those of an operand.
 
-def moved(eqn: Any, axes: Axes, shape: Sequence[int]) -> Axes | None:
-    """Returns the axes after an operation that only moves, adds or drops axes.
+    Axes that are summed over are gone; those that others have, or that repeat, lie along none.
 
     Args:
-        eqn: An equation of one operand.
-        axes: The operand's axes.
-        shape: The operand's shape.
+        of: What the equation does.
+        known: The operand's axes.
+        operand: Which operand.
 
     Returns:
-        The axes of its result; None for any other operation, and for a reshape that joins or
-        splits axes.
+        The axes; None where one is no axis of the operand, such as a merged one, a window's, a
+        part, or one of several results.
     """
-    after = tuple(eqn.outvars[0].aval.shape)
-    if eqn.primitive is p.transpose_p:
-        return tuple(axes[i] for i in eqn.params["permutation"])
-    if eqn.primitive is p.squeeze_p:
-        return dropped(axes, eqn.params["dimensions"])
-    if eqn.primitive is p.broadcast_in_dim_p:
-        result: list[int | None] = [None] * len(after)
-        for source, target in enumerate(eqn.params["broadcast_dimensions"]):
-            # A repeated axis lies along none of the tensor's.
-            if shape[source] == after[target]:
-                result[target] = axes[source]
-        return tuple(result)
-    if eqn.primitive is p.reshape_p:
-        # Axes of size one may come and go; a merged or split axis has no single counterpart.
-        if [n for n in shape if n != 1] != [n for n in after if n != 1]:
-            return None
-        left = iter([a for a, n in zip(axes, shape, strict=True) if n != 1])
-        return tuple(None if n == 1 else next(left) for n in after)
-    return None
+    along = of.operands[operand].along[0] if len(of.operands[operand].along) == 1 else None
+    if along is None or any(one.relation not in _FOLLOWED for one in along):
+        return None
+    return tuple(known[one.axes[0]] if one.relation is Relation.SAME else None for one in along)
 
 
-def dropped(axes: Axes, dimensions: Sequence[int]) -> Axes:
-    """Returns the axes that are left when some dimensions of a value are reduced or squeezed."""
-    return tuple(a for i, a in enumerate(axes) if i not in dimensions)
+_FOLLOWED = {Relation.SAME, Relation.BROADCAST}
 
 
 def united(*operands: Axes) -> Axes:

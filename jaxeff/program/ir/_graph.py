@@ -43,6 +43,7 @@ import jax.numpy as jnp
 from jaxeff.core import STATE_TAG, ClosedJaxpr, JaxprEqn, Literal
 from jaxeff.core import jax_internals as _compat
 from jaxeff.program.ir import _primitives as prim
+from jaxeff.program.ir._signature import Signature, signature
 from jaxeff.program.ir._walk import Scan, While, fixed_point, walk, walk_nodes
 
 SPREAD_TAG = "jaxeff.spread"
@@ -125,6 +126,14 @@ class Node:
     calls: tuple[tuple[str, int], ...] = ()
     scopes: tuple[str, ...] = ()
     graphs: tuple["Graph", ...] = ()
+    _signature: Signature | None = field(default=None, init=False, repr=False)
+
+    @property
+    def signature(self) -> Signature:
+        """What the equation does to axes, read once."""
+        if self._signature is None:
+            self._signature = signature(self.eqn)
+        return self._signature
 
     @property
     def primitive(self) -> Any:

@@ -59,8 +59,11 @@ SHAPE = {
     reshard_p,
 }  # fmt: skip
 
+# They move, add, merge and split whole axes.
+MOVES = {p.broadcast_in_dim_p, p.reshape_p, p.squeeze_p, p.transpose_p}
+
 # Shape operations a statistic passes on its way back to the tensor it was taken from.
-BROADCAST_BACK = {p.broadcast_in_dim_p, p.reshape_p, p.squeeze_p, p.transpose_p, p.name_p}
+BROADCAST_BACK = MOVES | {p.name_p}
 
 # Calls whose body is read in place; custom_jvp and custom_vjp only when a site is inside.
 CALLS = {p.jit_p, p.closed_call_p, p.call_p, composite_p, export_composite_p}

@@ -54,7 +54,18 @@ import numpy as np
 from jaxeff.core import jax_internals as _compat
 from jaxeff.core import make_jaxpr
 from jaxeff.core import primitives as p
-from jaxeff.program.ir import Axes, Layer, Node, Role, Value, axes, flatten, walk, walk_nodes
+from jaxeff.program.ir import (
+    Axes,
+    Layer,
+    Node,
+    Role,
+    Value,
+    axes,
+    flatten,
+    signature,
+    walk,
+    walk_nodes,
+)
 from jaxeff.program.ir import primitives as prim
 
 Rule = Callable[..., Any]
@@ -251,7 +262,7 @@ class _Writer(SymbolicReader):
             broadcast
             if not shaped
             else {
-                **dict.fromkeys(axes.MOVES, self._moved),
+                **dict.fromkeys(prim.MOVES, self._moved),
                 **broadcast,
                 **dict.fromkeys(prim.REDUCTION, self._reduced),
                 **dict.fromkeys(prim.ELEMENTWISE, self._pointwise),
@@ -298,7 +309,7 @@ class _Writer(SymbolicReader):
 
     def _moved(self, eqn: Any, x: _Term, *sizes: _Term) -> _Term:
         # A pure move of axes writes no line: under vmap it may or may not be there.
-        moved = axes.moved(eqn, x.axes, x.shape)
+        moved = axes.followed(signature(eqn), x.axes)
         if moved is None:
             return self._written(eqn, (x, *sizes))[0]
         return _Term(x.text, tuple(eqn.outvars[0].aval.shape), moved)
@@ -309,7 +320,7 @@ class _Writer(SymbolicReader):
         known = sorted(a for a in reduced if a is not None)
         named = known if len(known) == len(reduced) else sorted(map(str, reduced))
         (result,) = self._written(eqn, (x,), axes=named)
-        return result._replace(axes=axes.dropped(x.axes, eqn.params["axes"]))
+        return result._replace(axes=axes.followed(signature(eqn), x.axes) or ())
 
     def _pointwise(self, eqn: Any, *operands: _Term) -> _Term:
         """Returns an operand whose axes are its own tells what they lie along."""
