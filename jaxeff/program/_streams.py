@@ -36,7 +36,6 @@ Sharp edges:
 from __future__ import annotations
 
 import dataclasses
-import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -58,6 +57,7 @@ from jaxeff.core import (
 )
 from jaxeff.core import jax_internals as _compat
 from jaxeff.core import primitives as p
+from jaxeff.program.ir import Along, Family, Relation, Signature, Window, signature
 from jaxeff.program.ir import primitives as prim
 
 
@@ -97,12 +97,6 @@ class RepeatedValue:
 
     value: Array
     axes: frozenset[int]
-
-    def at(self, stream: StreamedValue, frames: int) -> Array:
-        """Takes as many frames as a stream has; which ones doesn't matter."""
-        if self.value.shape[stream.axis] == 1:  # the operation repeats it itself
-            return self.value
-        return jax.lax.slice_in_dim(self.value, 0, frames, axis=stream.axis)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -190,68 +184,103 @@ def array_of(value: Value) -> Any:
     return value.value if isinstance(value, StreamedValue | RepeatedValue | WholeWindow) else value
 
 
-Rule = Callable[[JaxprEqn, Sequence[Value], Windows], Sequence[Value]]
-
-
 def refuse(eqn: JaxprEqn, why: str) -> StreamError:
     """Makes an error that names the operation and where it stands."""
     scope = str(eqn.source_info.name_stack) or _compat.source_line(eqn)
     return StreamError(f"streaming: {eqn.primitive.name} ({scope}) {why}")
 
 
-def elementwise(eqn: JaxprEqn, values: Sequence[Value], windows: Windows) -> Sequence[Value]:
-    """All operands at the same times; those without an axis of time are repeated."""
-    streams = [v for v in values if isinstance(v, StreamedValue)]
-    first = streams[0]
-    if any((v.axis, v.length, v.hop) != (first.axis, first.length, first.hop) for v in streams):
-        raise refuse(eqn, "joins values of other times; make their windows and strides the same")
-    frames = first.value.shape[first.axis]
-    operands = []
-    for v in values:
-        if isinstance(v, RepeatedValue) and first.axis in v.axes:
-            operands.append(v.at(first, frames))
-        elif isinstance(v, StreamedValue):
-            operands.append(v.value)
-        elif array_of(v).ndim and array_of(v).shape[first.axis] != 1:
-            raise refuse(eqn, "reads numbers that differ along time; make them the same at all")
-        else:
-            operands.append(array_of(v))
-    return [first.like(y) for y in _compat.bind(eqn, *operands)]
+def framewise(eqn: JaxprEqn, values: Sequence[Value], windows: Windows) -> Sequence[Value]:
+    """Computes each frame of itself, windows of frames, or all of a window, by what is said of it.
 
-
-def convolution(eqn: JaxprEqn, values: Sequence[Value], windows: Windows) -> Sequence[Value]:
-    """A convolution over time, or beside it."""
-    x, kernel = values
-    of = eqn.params
-    numbers = of["dimension_numbers"]
-    if not isinstance(x, StreamedValue) or isinstance(kernel, StreamedValue):
-        raise refuse(eqn, "has a kernel of data; only its input may be a stream")
-    if x.axis == numbers.lhs_spec[1]:
+    Signatures are those of the whole window, whose sizes the equation has.
+    """
+    of = signature(eqn)
+    streams = {i: v for i, v in enumerate(values) if isinstance(v, StreamedValue)}
+    if not of.is_known or of.family in {Family.SOURCE, Family.SCATTER}:
+        raise refuse(eqn, "isn't known to be the same at all times; keep it out of the stream")
+    alongs = {i: _along(of, i, v.axis) for i, v in streams.items()}
+    if any(one is None or one[1].relation is not Relation.SAME for one in alongs.values()):
+        if len(streams) > 1 and of.family is not Family.CONTRACTION:
+            raise refuse(eqn, "puts frames after each other, so a frame's place changes")
+        return _shifted(eqn, of, values, windows, streams, alongs)
+    target = {one[0] for one in alongs.values() if one is not None}
+    first = next(iter(streams.values()))
+    alike = all((v.length, v.hop) == (first.length, first.hop) for v in streams.values())
+    if of.family is Family.CONTRACTION and (len(target) > 1 or not alike):
         return whole_window(eqn, values, windows)
-    if x.axis == numbers.lhs_spec[0]:  # frames are a batch
-        return [x.like(_bind(eqn, x.value, array_of(kernel)), numbers.out_spec[0])]
-    place = numbers.lhs_spec[2:].index(x.axis)
-    size = array_of(kernel).shape[numbers.rhs_spec[2:][place]]
-    window = (size - 1) * of["rhs_dilation"][place] + 1
-    if of["lhs_dilation"][place] != 1:
-        raise refuse(eqn, "is a transposed convolution over time")
-    return _windowed(
-        eqn, x, [array_of(kernel)], windows, window, of["window_strides"][place],
-        of["padding"][place], numbers.out_spec[2:][place],
-    )  # fmt: skip
+    if len(target) > 1 or not alike:
+        raise refuse(eqn, "joins values of other times; make their windows and strides the same")
+    (axis,) = target
+    return _of_frames(eqn, of, values, windows, first, axis)
 
 
-def pooling(eqn: JaxprEqn, values: Sequence[Value], windows: Windows) -> Sequence[Value]:
-    """Sums and maxima over windows."""
-    x, *rest = values
-    of = eqn.params
-    if of["base_dilation"][x.axis] != 1:
-        raise refuse(eqn, "is dilated over time")
-    window = (of["window_dimensions"][x.axis] - 1) * of["window_dilation"][x.axis] + 1
-    return _windowed(
-        eqn, x, [array_of(v) for v in rest], windows, window, of["window_strides"][x.axis],
-        of["padding"][x.axis], x.axis,
-    )  # fmt: skip
+def _of_frames(
+    eqn: JaxprEqn,
+    of: Signature,
+    values: Sequence[Value],
+    windows: Windows,
+    first: StreamedValue,
+    axis: int,
+) -> Sequence[Value]:
+    """Computes the results of the newest frames, whose axis of time is `axis`."""
+    frames, operands = first.value.shape[first.axis], []
+    for number, v in enumerate(values):
+        own = of.source(axis, number)
+        if isinstance(v, StreamedValue) or own is None or array_of(v).shape[own] == 1:
+            operands.append(array_of(v))
+        elif isinstance(v, RepeatedValue) and own in v.axes:
+            operands.append(jax.lax.slice_in_dim(v.value, 0, frames, axis=own))
+        elif of.family is Family.CONTRACTION:
+            return whole_window(eqn, values, windows)
+        else:
+            raise refuse(eqn, "reads numbers that differ along time; make them the same at all")
+    results = _compat.bind(eqn, *operands, **_resized(eqn, first.axis, axis, frames))
+    return [first.like(y, axis) for y in results]
+
+
+def _along(of: Signature, operand: int, axis: int) -> tuple[int, Along] | None:
+    """Returns the axis of the result that time is; None if there is no single one."""
+    along = of.operands[operand].along[0] or ()
+    found = [(r, one) for r, one in enumerate(along) if axis in one.axes]
+    return found[0] if len(found) == 1 else None
+
+
+def _resized(eqn: JaxprEqn, source: int, target: int, frames: int) -> dict[str, Any]:
+    """Returns an equation's sizes for as many frames."""
+    places = {"new_sizes": target, "shape": target, "limit_indices": source, "slice_sizes": source}
+    changed = {}
+    for name in places.keys() & eqn.params.keys():
+        sizes = list(eqn.params[name])
+        sizes[places[name]] = frames
+        changed[name] = tuple(sizes)
+    return changed
+
+
+def _shifted(
+    eqn: JaxprEqn,
+    of: Signature,
+    values: Sequence[Value],
+    windows: Windows,
+    streams: Mapping[int, StreamedValue],
+    alongs: Mapping[int, tuple[int, Along] | None],
+) -> Sequence[Value]:
+    """Computes what reads several frames, or frames by their place in the window."""
+    ((number, x),), (along,) = list(streams.items())[:1], list(alongs.values())[:1]
+    if along is not None and along[1].relation is Relation.PLACED:
+        part = along[1].part
+        cut = part is None or part.step != 1 or part.stop - part.start != x.length
+        raise refuse(
+            eqn, "takes a part of the frames, by their place in the window" if cut
+            else "puts frames after each other, so a frame's place changes; take longer windows"
+        )  # fmt: skip
+    if along is None or along[1].window is None or of.family is Family.RUNNING or len(streams) > 1:
+        return whole_window(eqn, values, windows)
+    axis, window = along[0], along[1].window
+    if number:
+        raise refuse(eqn, "has a kernel of data; only its input may be a stream")
+    rest = [array_of(v) for v in values[1:]]
+    return _windowed(eqn, x, rest, windows, window, axis)
 
 
 def _windowed(
@@ -259,116 +288,25 @@ def _windowed(
     x: StreamedValue,
     rest: Sequence[Any],
     windows: Windows,
-    window: int,
-    stride: int,
-    padding: tuple[int, int],
+    window: Window,
     axis: int,
 ) -> Sequence[Value]:
-    if tuple(padding) != (0, 0):
+    if window.base != 1:
+        raise refuse(eqn, "has frames with zeros between them, as transposed convolutions do")
+    if window.padding != (0, 0):
         raise refuse(
             eqn, "is padded over time, so that its first frames differ from those of a stream; "
             "take padding='VALID', and longer windows"
         )  # fmt: skip
+    stride = window.stride
     if x.hop % stride:
         raise refuse(eqn, f"has a stride of {stride} over {x.hop} new frames; take a hop of more")
     # What is left over at the window's end is read by a later step.
-    left = (x.length - window) % stride
-    frames = windows.extended(x, window - stride + left)
-    result = _bind(eqn, frames, *rest)
-    return [StreamedValue(result, axis, (x.length - window) // stride + 1, x.hop // stride)]
-
-
-def product(eqn: JaxprEqn, values: Sequence[Value], windows: Windows) -> Sequence[Value]:
-    """A dot product: of each frame, or over time."""
-    (contracted, batched) = eqn.params["dimension_numbers"]
-    if all(isinstance(v, StreamedValue) for v in values):
-        return whole_window(eqn, values, windows)
-    side = 0 if isinstance(values[0], StreamedValue) else 1
-    x = values[side]
-    if x.axis in contracted[side] or x.axis in batched[side]:
-        return whole_window(eqn, values, windows)
-    result = _bind(eqn, *map(array_of, values))
-    # Results: what is batched, then the left's free axes, then the right's.
-    free = [a for a in range(x.value.ndim) if a not in contracted[side] and a not in batched[side]]
-    axis = len(batched[0]) + free.index(x.axis)
-    if side:
-        left = values[0]
-        axis += array_of(left).ndim - len(contracted[0]) - len(batched[0])
-    return [x.like(result, axis)]
-
-
-def reduction(eqn: JaxprEqn, values: Sequence[Value], windows: Windows) -> Sequence[Value]:
-    """A reduction: within frames, or of the window."""
-    (x,) = values
-    axes = eqn.params["axes"]
-    if x.axis in axes:
-        return whole_window(eqn, values, windows)
-    return [x.like(_bind(eqn, x.value), x.axis - sum(a < x.axis for a in axes))]
-
-
-def reshape(eqn: JaxprEqn, values: Sequence[Value], windows: Windows) -> Sequence[Value]:
-    """Another shape: time stays an axis, or the window is taken whole."""
-    x = values[0]
-    # Of the whole window, whose sizes the equation has.
-    old, new = [*x.value.shape], list(eqn.params["new_sizes"])
-    old[x.axis] = x.length
-    before = math.prod(old[: x.axis])
-    for axis, size in enumerate(new):
-        if size == old[x.axis] and math.prod(new[:axis]) == before:
-            new[axis] = x.value.shape[x.axis]
-            return [x.like(_bind(eqn, x.value, new_sizes=tuple(new)), axis)]
-    return whole_window(eqn, values, windows)
-
-
-def pad(eqn: JaxprEqn, values: Sequence[Value], windows: Windows) -> Sequence[Value]:
-    """Padding beside time, or none."""
-    x, filling = values
-    if eqn.params["padding_config"][x.axis] != (0, 0, 0):
-        raise refuse(eqn, "pads over time; take padding='VALID', and longer windows")
-    return [x.like(_bind(eqn, x.value, array_of(filling)))]
-
-
-def cut(eqn: JaxprEqn, values: Sequence[Value], windows: Windows) -> Sequence[Value]:
-    """A part of each frame."""
-    (x,) = values
-    begin, end = list(eqn.params["start_indices"]), list(eqn.params["limit_indices"])
-    strides = eqn.params["strides"]
-    stride = strides[x.axis] if strides else 1
-    if (begin[x.axis], end[x.axis], stride) != (0, x.length, 1):
-        raise refuse(eqn, "takes a part of the frames, by their place in the window")
-    end[x.axis] = x.value.shape[x.axis]
-    return [x.like(_bind(eqn, x.value, limit_indices=tuple(end)))]
-
-
-def transpose(eqn: JaxprEqn, values: Sequence[Value], windows: Windows) -> Sequence[Value]:
-    """Other places for the axes."""
-    (x,) = values
-    return [x.like(_bind(eqn, x.value), eqn.params["permutation"].index(x.axis))]
-
-
-def squeeze(eqn: JaxprEqn, values: Sequence[Value], windows: Windows) -> Sequence[Value]:
-    """Fewer axes of one."""
-    (x,) = values
-    gone = eqn.params["dimensions"]
-    if x.axis in gone:  # of a single frame, which the whole window is in
-        return whole_window(eqn, values, windows)
-    return [x.like(_bind(eqn, x.value), x.axis - sum(a < x.axis for a in gone))]
-
-
-def broadcast(eqn: JaxprEqn, values: Sequence[Value], windows: Windows) -> Sequence[Value]:
-    """More axes, or longer ones, beside time."""
-    x = values[0]
-    axis = eqn.params["broadcast_dimensions"][x.axis]
-    shape = list(eqn.params["shape"])
-    shape[axis] = x.value.shape[x.axis]
-    return [x.like(_bind(eqn, x.value, shape=tuple(shape)), axis)]
-
-
-def concatenate(eqn: JaxprEqn, values: Sequence[Value], windows: Windows) -> Sequence[Value]:
-    """Channels beside channels; not frames after frames."""
-    if any(isinstance(v, StreamedValue) and v.axis == eqn.params["dimension"] for v in values):
-        raise refuse(eqn, "puts frames after each other, so a frame's place changes")
-    return elementwise(eqn, values, windows)
+    left = (x.length - window.extent) % stride
+    frames = windows.extended(x, window.extent - stride + left)
+    (result,) = _compat.bind(eqn, frames, *rest)
+    length = (x.length - window.extent) // stride + 1
+    return [StreamedValue(result, axis, length, x.hop // stride)]
 
 
 def whole_window(eqn: JaxprEqn, values: Sequence[Value], windows: Windows) -> Sequence[Value]:
@@ -376,27 +314,6 @@ def whole_window(eqn: JaxprEqn, values: Sequence[Value], windows: Windows) -> Se
     results = _compat.bind(eqn, *(windows.whole(v) for v in values))
     # Frames of before were joined with another window's, so what reads this starts anew as well.
     return [WholeWindow(y) for y in results]
-
-
-def _bind(eqn: JaxprEqn, *values: Any, **changed: Any) -> Any:
-    (made,) = _compat.bind(eqn, *values, **changed)
-    return made
-
-
-RULES: dict[Any, Rule] = {
-    **dict.fromkeys(prim.ELEMENTWISE | prim.IN_PLACE, elementwise),
-    **dict.fromkeys(prim.WINDOW, pooling),
-    **dict.fromkeys(prim.REDUCTION, reduction),
-    p.conv_general_dilated_p: convolution,
-    p.dot_general_p: product,
-    p.reshape_p: reshape,
-    p.transpose_p: transpose,
-    p.pad_p: pad,
-    p.slice_p: cut,
-    p.squeeze_p: squeeze,
-    p.broadcast_in_dim_p: broadcast,
-    p.concatenate_p: concatenate,
-}
 
 
 INTEGER = "jaxeff.q_"
@@ -496,10 +413,7 @@ def _equation(eqn: Any, given: Sequence[Value], windows: Windows) -> Sequence[Va
     if any(isinstance(v, WholeWindow) for v in given):
         return whole_window(eqn, given, windows)
     if any(isinstance(v, StreamedValue) for v in given):
-        rule = RULES.get(eqn.primitive)
-        if rule is None:
-            raise refuse(eqn, "isn't known to be the same at all times; keep it out of the stream")
-        return rule(eqn, given, windows)
+        return framewise(eqn, given, windows)
     results = _compat.bind(eqn, *map(array_of, given))
     if eqn.primitive is p.broadcast_in_dim_p:
         return [RepeatedValue(results[0], _broadcast_axes(eqn))]

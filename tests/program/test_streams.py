@@ -102,6 +102,8 @@ def test_other_readers_of_time(reader):
     "f",
     [
         lambda w, x: jax.nn.softmax(x, 1).max(1),
+        lambda w, x: jnp.cumsum(x, 1)[:, -1],
+        lambda w, x: jnp.sort(jnp.cumsum(x, 2), 1)[:, 3] + jnp.sort(x, 2).mean(1),
         lambda w, x: jnp.square(x - x.mean(1, keepdims=True)).mean(1),
         lambda w, x: jnp.squeeze(jax.lax.conv_general_dilated(
             x, w, (1,), "VALID", dimension_numbers=("NWC", "WIO", "NWC")
@@ -133,7 +135,11 @@ def test_frames_that_are_not_a_hop_are_refused(frames):
     [
         (lambda w, x: nnx.max_pool(x, (3,), (1,), "SAME").mean(1), "padded over time.*'VALID'"),
         (lambda w, x: nnx.max_pool(x, (3,), (3,)).mean(1), "stride of 3 over 2 new frames"),
-        (lambda w, x: jnp.cumsum(x, 1).mean(1), "cumsum.*isn't known to be the same at all times"),
+        (lambda w, x: jnp.pad(x, ((0, 0), (1, 1), (0, 0))).mean(1), "frames after each other"),
+        (
+            lambda w, x: jax.lax.fori_loop(0, 3, lambda i, c: jnp.tanh(c), x).mean(1),
+            "scan.*isn't known to be the same at all times",
+        ),
         (lambda w, x: (x * w).mean(1), "numbers that differ along time"),
         (lambda w, x: (x[:, 1:] - x[:, :-1]).mean(1), "part of the frames, by their place"),
         (lambda w, x: x[:, ::2].mean(1), "part of the frames, by their place"),
