@@ -1,4 +1,4 @@
-"""Recognises attention in a program, puts it in the place of its layers, and warns where it errs.
+"""Recognises attention in a program, and puts it in the place of its layers.
 
 Attention is a softmax of random scores whose probabilities weigh values. The product with the
 values is where a pattern starts. From its operands the equations are followed back through what is
@@ -12,28 +12,14 @@ Sharp edges
   nothing but a move may come between the probabilities and the values: no dropout.
 - A random factor of the scores (a learnt temperature with a posterior) isn't recognised.
 - Queries, keys and values that are one array aren't attention: they are dependent.
-
-Two warnings are of attention with random weights. Where its results are added up over tokens: all
-tokens read the same weights, so that what attention makes of their noise has a part that all
-tokens share. A mean over tokens keeps this part; taken as independent, it would be averaged away.
-Tokens are followed through functions of entries, moves and products of other axes.
-
-And where it stands in a residual stream: a residual sum adds a block to the stream that the block
-is made of. All tokens share the weights of attention, and weigh each other; what they make is one
-noise of all channels and tokens, which the blocks and the head after it read as if it were
-independent.
-
-Sharp edges
-- Noise of an input alone isn't warned of: weights between the stream and the sum have to be random.
-- A stream is followed through casts, moves and scales; other operations begin a new one.
 """
 
 from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -41,11 +27,11 @@ from jaxeff.core import Literal
 from jaxeff.core import primitives as p
 from jaxeff.moment_propagation import _attention as letters
 from jaxeff.moment_propagation import _statistics as statistics
-from jaxeff.moment_propagation._attention import AttentionLayer, AxisLetters, Score, behind
+from jaxeff.moment_propagation._attention import AttentionLayer, AxisLetters, Score
 from jaxeff.moment_propagation._values import MomentsWarning
 from jaxeff.moment_propagation.dependence import is_pointwise, join, with_layers
 from jaxeff.program import Layer, Program
-from jaxeff.program.ir import Axes, Contraction, Node, Value, axes
+from jaxeff.program.ir import Node, Value
 from jaxeff.program.ir import primitives as prim
 from jaxeff.program.reading import known_number
 
@@ -293,238 +279,3 @@ def _weighs(equations: Equations, layer: Layer) -> bool:
     return any(
         softmax_of(equations, equations.behind(v, passes), None) is not None for v in operands
     )
-
-
-_TOKENS = 0
-
-
-def pooled_attention(program: Program, random: Collection[Value]) -> str | None:
-    """Finds the first attention with random weights whose results are added up over tokens.
-
-    Args:
-        program: A program or a loop's body, in which attention is one layer.
-        random: Inputs of it that are random.
-
-    Returns:
-        Its site, None if there is none.
-    """
-    if not any(isinstance(layer, AttentionLayer) for layer in program.layers):
-        return None
-    noisy, weighed = set(random), set[Value]()
-    known: dict[Value, tuple[str, Axes]] = {}
-    for layer in program.layers:
-        # Noise of an input is another one at every token: only that of weights is shared.
-        weights = [v for v in layer.inputs if v in noisy and not v.is_data]
-        if not weighed.isdisjoint(layer.inputs) or (layer.kind == "linear" and weights):
-            weighed.update(layer.outputs)
-        if not noisy.isdisjoint(layer.inputs):
-            noisy.update(layer.outputs)
-        if isinstance(layer, AttentionLayer):
-            if _is_pooling(layer, weighed):
-                return layer.site
-            if not weighed.isdisjoint(layer.inputs):
-                known.update(_tokens_of(layer))
-            continue
-        for node in layer.nodes:
-            site = _follow(node, known)
-            if site is not None:
-                return site
-    return None
-
-
-def warn_of_pooled(site: str) -> None:
-    """Warns of attention whose results are added up over tokens."""
-    warnings.warn(
-        f"moments: what attention {site!r} makes of random weights is added up over tokens, which "
-        "share that noise; they are taken as independent, and variances may be several times too "
-        "small. Take method='linear', or moments(f, shared=False) to leave it so.",
-        MomentsWarning,
-        stacklevel=2,
-    )
-
-
-def _is_pooling(layer: AttentionLayer, weighed: Collection[Value]) -> bool:
-    """Returns whether attention adds up what weights make of tokens, for one query of its own.
-
-    A learnt query weighs all tokens alike, so that its result keeps the noise that these share.
-    """
-    read = {layer.values, *(v for node in behind(layer.nodes, layer.values) for v in node.values)}
-    return not read.isdisjoint(weighed) and not any(_own(layer))
-
-
-def _tokens_of(layer: AttentionLayer) -> Mapping[Value, tuple[str, Axes]]:
-    """Returns the result of attention with its axis of tokens: the queries' own."""
-    result = layer.outputs[0]
-    if len(layer.axes.result) != len(result.aval.shape):
-        return {}
-    own = _own(layer)
-    if sum(own) != 1:
-        return {}
-    return {result: (layer.site, tuple(_TOKENS if x else None for x in own))}
-
-
-def _own(layer: AttentionLayer) -> list[bool]:
-    """Returns which axes of the result are the queries' own."""
-    letters, sizes = layer.axes, dict[str, int]()
-    for letter, n in zip(letters.scores, layer.scores.aval.shape, strict=True):
-        sizes[letter] = n
-    # An axis of one entry, as of a group of queries with its own keys, holds no tokens.
-    return [a not in letters.v and sizes.get(a, 1) != 1 for a in letters.result]
-
-
-def _follow(node: Node, known: dict[Value, tuple[str, Axes]]) -> str | None:
-    """Follows the axis of tokens through an equation; returns the site if it adds them up."""
-    read = [v for v in node.values if v in known]
-    if not read or len(node.outputs) != 1:
-        return None
-    value, made = read[0], node.outputs[0]
-    site, layout = known[value]
-    shape = tuple(value.aval.shape)
-    after: Axes | None = None
-    if node.primitive is p.reduce_sum_p:
-        if any(layout[i] == _TOKENS for i in node.params["axes"]):
-            return site
-        after = axes.dropped(layout, node.params["axes"])
-    elif node.primitive in axes.MOVES:
-        after = _moved(node, layout, shape)
-    elif node.primitive is p.dot_general_p:
-        c, side = Contraction.of(node), node.inputs.index(value)
-        free = [[layout[a] if i == side else None for a in c.free(i)] for i in (0, 1)]
-        after = (*(layout[a] for a in c.batch(side)), *free[0], *free[1])
-    elif made.aval.shape == shape and (
-        node.primitive in prim.ELEMENTWISE | prim.IN_PLACE or is_pointwise(node.eqn)
-    ):
-        after = layout
-    if after is not None and _TOKENS in after:
-        known[made] = site, after
-    return None
-
-
-def _moved(node: Node, layout: Axes, shape: tuple[int, ...]) -> Axes | None:
-    """Follows the axis of tokens through a move; heads and features may be merged behind it."""
-    found = axes.moved(node.eqn, layout, shape)
-    if found is not None or node.primitive is not p.reshape_p:
-        return found
-    place, after = layout.index(_TOKENS), tuple(node.outputs[0].aval.shape)
-    if shape[: place + 1] != after[: place + 1]:
-        return None
-    return tuple(_TOKENS if i == place else None for i in range(len(after)))
-
-
-_MOVES = prim.SHAPE | {prim.NAME, p.convert_element_type_p, p.mul_p, p.div_p}
-
-
-def attention_in_stream(program: Program, random: Collection[Value]) -> str | None:
-    """Finds the first attention with random weights whose result is added to a residual stream.
-
-    Args:
-        program: A program or a loop's body, in which attention is one layer.
-        random: Inputs of it that are random.
-
-    Returns:
-        Its site, None if there is none.
-    """
-    if not any(isinstance(layer, AttentionLayer) for layer in program.layers):
-        return None
-    search = _StreamSearch(set(random))
-    sites = (search.visit(layer) for layer in program.layers)
-    return next((site for site in sites if site is not None), None)
-
-
-def warn_of_stream(site: str) -> None:
-    """Warns of attention in a residual stream."""
-    warnings.warn(
-        f"moments: what attention {site!r} makes of random weights is added to a residual stream, "
-        "whose channels and tokens share that noise; they are taken as independent, and variances "
-        "may be several times too small or too large. Take method='linear', or make only the last "
-        "layer random; moments_check says how far they are off, and moments(f, shared=False) "
-        "leaves it so.",
-        MomentsWarning,
-        stacklevel=2,
-    )
-
-
-class _Product(NamedTuple):
-    """A product of arrays or attention; values are bits.
-
-    Attributes:
-        attention: The site of attention; None for a product.
-        operands: What each operand is made of, and whether it is random.
-        made: The result.
-    """
-
-    attention: str | None
-    operands: tuple[tuple[int, bool], ...]
-    made: int
-
-
-@dataclass
-class _StreamSearch:
-    """What has been read of a program; values are bits.
-
-    Attributes:
-        random: Random values.
-        own: The bit of a value; one that only moves or scales another has that one's.
-        behind: The bits of all that a value is made of, its own among them.
-        products: Products and attention so far.
-    """
-
-    random: set[Value]
-    own: dict[Value, int] = field(default_factory=dict)
-    behind: dict[Value, int] = field(default_factory=dict)
-    products: list[_Product] = field(default_factory=list)
-
-    def visit(self, layer: Layer) -> str | None:
-        """Reads a layer; returns the site of attention whose result it adds to a stream."""
-        if isinstance(layer, AttentionLayer):
-            self._make(layer.inputs, layer.outputs)
-            self._keep(layer.site, layer.inputs, layer.outputs[0])
-            return None
-        if not layer.nodes:
-            self._make(layer.inputs, layer.outputs)
-        for node in layer.nodes:
-            self._make(node.values, node.outputs, moves=node.primitive in _MOVES)
-            if node.primitive in prim.LINEAR:
-                self._keep(None, node.values, node.outputs[0])
-            if node.primitive is p.add_p and len(node.values) == 2:
-                one, other = node.values
-                site = self._block(one, other) or self._block(other, one)
-                if site is not None:
-                    return site
-        return None
-
-    def _make(
-        self, inputs: Sequence[Value], outputs: Sequence[Value], *, moves: bool = False
-    ) -> None:
-        """Gives bits to results."""
-        for value in inputs:
-            if value not in self.own:  # an input or a constant of the program
-                self.own[value] = self.behind[value] = 1 << len(self.own)
-        noisy = [v for v in inputs if v in self.random]
-        carried = inputs if len(inputs) == 1 else noisy
-        behind = 0
-        for value in inputs:
-            behind |= self.behind[value]
-        for made in outputs:
-            alike = moves and len(carried) == 1
-            self.own[made] = self.own[carried[0]] if alike else 1 << len(self.own)
-            self.behind[made] = behind | self.own[made]
-            if noisy:
-                self.random.add(made)
-
-    def _keep(self, attention: str | None, inputs: Sequence[Value], made: Value) -> None:
-        operands = tuple((self.behind[v], v in self.random) for v in inputs)
-        self.products.append(_Product(attention, operands, self.own[made]))
-
-    def _block(self, stream: Value, block: Value) -> str | None:
-        """Returns the site of attention with random weights in a block that a stream gets."""
-        at, behind = self.own[stream], self.behind[block]
-        if at == self.own[block] or not behind & at:
-            return None
-        inside = [
-            q for q in self.products if q.made & behind and any(of & at for of, _ in q.operands)
-        ]
-        # Weights aren't made of the stream.
-        weighed = any(noisy and not of & at for q in inside for of, noisy in q.operands)
-        sites = [q.attention for q in inside if q.attention is not None]
-        return sites[0] if weighed and sites else None

@@ -22,13 +22,7 @@ from jaxtyping import Array
 
 from jaxeff.core import primitives as p
 from jaxeff.moment_propagation._attention import AttentionLayer, attention_moments
-from jaxeff.moment_propagation._attention_patterns import (
-    attention_in_stream,
-    fuse_attention,
-    pooled_attention,
-    warn_of_pooled,
-    warn_of_stream,
-)
+from jaxeff.moment_propagation._attention_patterns import fuse_attention
 from jaxeff.moment_propagation._calibrated import (
     factor_of,
     is_scaled,
@@ -38,6 +32,7 @@ from jaxeff.moment_propagation._calibrated import (
     with_regressions,
     with_result_factors,
 )
+from jaxeff.moment_propagation._covariance_gaps import Gaps, find_gaps
 from jaxeff.moment_propagation._linear_patterns import linear_patterns, with_bias_vectors
 from jaxeff.moment_propagation._propagation import Environment, propagate
 from jaxeff.moment_propagation._regions import region
@@ -61,17 +56,11 @@ from jaxeff.moment_propagation.dependence import (
     FusedLayer,
     Lineage,
     Note,
-    divided_by_own_sums,
     follow_lineages,
     fuse_dependent,
     identity,
-    mixed_stream,
-    reused,
     union,
     varying_axes,
-    warn_of_mixed,
-    warn_of_own_sums,
-    warn_of_reuse,
 )
 from jaxeff.moment_propagation.rules import Rule
 from jaxeff.moment_propagation.shared_kernels import steps_apart, with_shared_noise
@@ -181,15 +170,6 @@ def _position(path: Any) -> str:
 _REGIONS = {"elementwise", "normalization", "reduction"}
 
 
-_LOST: Sequence[tuple[Callable[..., Any], Callable[..., None]]] = (
-    (attention_in_stream, warn_of_stream),
-    (pooled_attention, warn_of_pooled),
-    (reused, warn_of_reuse),
-    (mixed_stream, warn_of_mixed),
-    (divided_by_own_sums, warn_of_own_sums),
-)
-"""Searches for shared noise that the pass doesn't follow, and their warnings: one is given."""
-
 _DISCRETE = "computes with a discrete function of a random value"
 
 
@@ -203,7 +183,7 @@ class Propagation:
         note: Called for each place where independence is assumed.
         differentiable: Whether derivatives pass through variances; not those by expected slopes.
         shared: Whether noise of a kernel that positions share is followed to their mean.
-        lost: Gets what each search of `_LOST` finds first, by its place there.
+        gaps: Gets the first covariance gap of each pattern.
         expected_slopes: Whether derivatives of its results are expected slopes.
     """
 
@@ -212,7 +192,7 @@ class Propagation:
     note: Note
     differentiable: bool = True
     shared: bool = False
-    lost: dict[int, Any] = field(default_factory=dict)
+    gaps: Gaps = field(default_factory=dict)
     expected_slopes: ClassVar[bool] = True
 
     def run(self, f: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
@@ -241,9 +221,8 @@ class Propagation:
             if (one.site, one.kind) not in answered:
                 self.note(one)
         result = self.evaluated(prepared, rule, values)
-        if self.lost and not factors:  # bodies of loops are prepared while they are evaluated
-            first = min(self.lost)
-            _LOST[first][1](self.lost[first])
+        if self.gaps and not factors:  # bodies of loops are prepared while they are evaluated
+            self.gaps[min(self.gaps)].warn()
         result = with_result_factors(result, of_results, result_name(expected_slopes=True))
         return with_regressions(result, of_results or factors)
 
@@ -262,9 +241,8 @@ class Propagation:
         if not random:
             return program
         program = fuse_attention(program, random, self.rules)
-        for place, (search, _) in enumerate(_LOST if self.shared else ()):
-            if place not in self.lost and (found := search(program, random)):
-                self.lost[place] = found
+        if self.shared:
+            find_gaps(program, random, self.gaps)
         # Slopes are taken through means, which products with dependent operands hardly change.
         return fuse_dependent(program, random, self.note, products=self.differentiable)
 

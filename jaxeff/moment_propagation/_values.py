@@ -66,6 +66,7 @@ Sharp edges
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, NoReturn
@@ -350,6 +351,26 @@ class MomentsWarning(UserWarning):
 
     `warnings.filterwarnings("error", category=jaxeff.MomentsWarning)` makes it an error.
     """
+
+
+@dataclass(frozen=True)
+class CovarianceGap:
+    """A place whose covariances a pass leaves out.
+
+    Attributes:
+        what: What stands there, and how far variances may be off.
+        way: The ways out.
+    """
+
+    what: str
+    way: str = (
+        "Take method='linear' or correlations=True, or moments(f, shared=False) to leave it so."
+    )
+
+    def warn(self) -> None:
+        """Warns of it."""
+        text = f"moments: {self.what} {self.way}"
+        warnings.warn(text, MomentsWarning, stacklevel=2)
 
 
 class DependenceError(MomentsError):

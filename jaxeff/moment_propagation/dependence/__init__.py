@@ -1,13 +1,5 @@
 """Finds which random values share noise, and fuses the layers where that matters."""
 
-from jaxeff.moment_propagation.dependence._covariance_gaps import (
-    divided_by_own_sums,
-    mixed_stream,
-    reused,
-    warn_of_mixed,
-    warn_of_own_sums,
-    warn_of_reuse,
-)
 from jaxeff.moment_propagation.dependence._fusion import (
     Assumption,
     Assumptions,
@@ -55,7 +47,6 @@ __all__ = [
     "WholeLayer",
     "degree",
     "degrees",
-    "divided_by_own_sums",
     "follow_lineages",
     "fuse_dependent",
     "identity",
@@ -63,13 +54,8 @@ __all__ = [
     "is_limited",
     "is_pointwise",
     "join",
-    "mixed_stream",
-    "reused",
     "second_order",
     "union",
     "varying_axes",
-    "warn_of_mixed",
-    "warn_of_own_sums",
-    "warn_of_reuse",
     "with_layers",
 ]

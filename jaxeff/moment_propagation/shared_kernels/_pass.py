@@ -343,8 +343,8 @@ def with_shared_noise(
     # Between two reshapes of the channels no axis is theirs: what stands there is one layer.
     of_channels = _of_channels(program, kept, random, own_rules)
     plan = plan_of(_with(program, [*kept, *of_channels]), random, own_rules)
-    for one in plan.lost:
-        warnings.warn(str(one), MomentsWarning, stacklevel=2)
+    for gap in plan.gaps:
+        gap.warn()
     if not plan.rules:
         return prepared, moments, ()
     apart = {v for layer in plan.rules for v in layer.outputs}

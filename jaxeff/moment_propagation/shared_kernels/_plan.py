@@ -12,10 +12,11 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 from jaxeff.core import primitives as p
+from jaxeff.moment_propagation._values import CovarianceGap
 from jaxeff.moment_propagation.dependence import WholeLayer
 from jaxeff.moment_propagation.shared_kernels._channels import (
     ChannelGroups,
@@ -146,67 +147,49 @@ def _layout(product: Value, pooled: Collection[int | None]) -> Axes:
 FEW_SUMS = 3
 
 
-@dataclass(frozen=True)
-class DeepStream:
-    """A residual stream of convolutions, each sum of which loses some of what branches share.
-
-    Attributes:
-        site: The last sum.
-        sums: How many there are.
-    """
-
-    site: str
-    sums: int
-
-    def __str__(self) -> str:
-        """Returns what is lost where, and the ways out."""
-        return (
-            f"moments: {self.site!r} is the last of {self.sums} sums of branches that convolutions "
-            "with random weights make. What the branches share at single positions isn't followed "
-            "from sum to sum: variances may be several times too small. Take method='linear' for "
-            "small noise, calibrate_moments, or moments(f, shared=False) to leave it so."
-        )
+def _deep_stream(site: str, sums: int) -> CovarianceGap:
+    """Makes the gap of a residual stream, each sum of which loses some of what branches share."""
+    return CovarianceGap(
+        f"{site!r} is the last of {sums} sums of branches that convolutions with random weights "
+        "make. What the branches share at single positions isn't followed from sum to sum: "
+        "variances may be several times too small.",
+        "Take method='linear' for small noise, calibrate_moments, or moments(f, shared=False) to "
+        "leave it so.",
+    )
 
 
-@dataclass(frozen=True)
-class Lost:
-    """A layer without a rule, and the pooling that its result reaches.
+def _positions_apart(site: str, pooling: str = "") -> CovarianceGap:
+    """Makes the gap of a layer without a rule for what positions share.
 
-    Attributes:
+    Args:
         site: The layer.
-        pooling: The pooling over positions; empty for a layer that combines positions itself.
+        pooling: The pooling that its result reaches; empty for a layer that combines positions
+            itself.
     """
-
-    site: str
-    pooling: str = ""
-
-    def __str__(self) -> str:
-        """Returns what is lost where, and the ways out."""
-        what = (
-            f"which {self.pooling!r} doesn't average away, and {self.site!r} has no rule that "
-            "keeps what they share"
-            if self.pooling
-            else f"and {self.site!r} combines them with other channels or values, for which no "
-            "rule keeps what they share"
-        )
-        return (
-            f"moments: positions share the noise of a kernel, {what}: variances may be several "
-            "times too small. Take method='linear' or correlations=True, or "
-            "moments(f, shared=False) to leave it so."
-        )
+    what = (
+        f"which {pooling!r} doesn't average away, and {site!r} has no rule that keeps what they "
+        "share"
+        if pooling
+        else f"and {site!r} combines them with other channels or values, for which no rule keeps "
+        "what they share"
+    )
+    return CovarianceGap(
+        f"positions share the noise of a kernel, {what}: variances may be several times too small.",
+    )
 
 
 @dataclass
-class LossSearch:
-    """What has been lost so far.
+class GapSearch:
+    """Follows what positions share where no rule does.
 
     Attributes:
-        places: The layout of a value that lacks what positions share, and where that was lost.
-        found: The losses that reach a pooling over all positions.
+        places: The layout of a value that lacks what positions share, and the layer that has no
+            rule for it.
+        found: The gaps of what reaches a pooling over all positions.
     """
 
-    places: dict[Value, tuple[Axes, Lost]] = field(default_factory=dict)
-    found: list[Lost | DeepStream] = field(default_factory=list)
+    places: dict[Value, tuple[Axes, str]] = field(default_factory=dict)
+    found: list[CovarianceGap] = field(default_factory=list)
 
     def visit(self, layer: Layer, layouts: Mapping[Value, Axes], random: Collection[Value]) -> None:
         """Follows what was lost before a layer, or is lost at it.
@@ -221,26 +204,26 @@ class LossSearch:
         followed = layer.outputs[0] in layouts
         for value in layer.inputs:
             if value in self.places:
-                layout, lost = self.places[value]
+                layout, site = self.places[value]
             elif value in layouts and not followed:
-                layout, lost = layouts[value], Lost(name)
+                layout, site = layouts[value], name
             else:
                 continue
             if positions(value.aval.shape, layout) == 1:
                 continue
             if value not in self.places and is_unruled(layer, value, layout):
-                self.found.append(lost)
+                self.found.append(_positions_apart(site))
                 break
             for made in layer.outputs:
                 after = layouts.get(made) or _after(layer, value, layout, made)
                 if after is None:
                     continue
                 if positions(made.aval.shape, after) > 1:
-                    self.places.setdefault(made, (after, lost))
-                elif (lost.site != name or layer.mark) and _pools(layer):
-                    self.found.append(replace(lost, pooling=name))
+                    self.places.setdefault(made, (after, site))
+                elif (site != name or layer.mark) and _pools(layer):
+                    self.found.append(_positions_apart(site, name))
         for made, layout in _made_inside(layer, random).items():
-            self.places.setdefault(made, (layout, Lost(name)))
+            self.places.setdefault(made, (layout, name))
 
 
 def _made_inside(layer: Layer, random: Collection[Value]) -> dict[Value, Axes]:
@@ -294,7 +277,7 @@ class SharingPlan:
         last_read: The number of the last layer with a rule that reads a value.
         read_by_several: The values that several layers with a rule read.
         numbers: The order of the layers.
-        lost: Layers without a rule on the way to a pooling over positions, and streams too deep.
+        gaps: Layers without a rule on the way to a pooling over positions, and streams too deep.
     """
 
     rules: dict[Layer, str] = field(default_factory=dict)
@@ -303,7 +286,7 @@ class SharingPlan:
     last_read: dict[Value, int] = field(default_factory=dict)
     read_by_several: Collection[Value] = ()
     numbers: dict[Layer, int] = field(default_factory=dict)
-    lost: list[Lost | DeepStream] = field(default_factory=list)
+    gaps: list[CovarianceGap] = field(default_factory=list)
 
 
 def plan_of(
@@ -331,7 +314,7 @@ class _KernelSearch:
     own_rules: Mapping[Any, Any]
     of_tokens: Mapping[Value, Axes]
     plan: SharingPlan = field(default_factory=SharingPlan)
-    losses: LossSearch = field(default_factory=LossSearch)
+    gaps: GapSearch = field(default_factory=GapSearch)
     anchors: set[Layer] = field(default_factory=set)
 
     def visit(self, layer: Layer) -> None:
@@ -345,7 +328,7 @@ class _KernelSearch:
         found = self._rule(layer)
         if found is not None:
             layouts[layer.outputs[0]] = found[1]
-        self.losses.visit(layer, layouts, self.random)
+        self.gaps.visit(layer, layouts, self.random)
         if found is None:
             return
         kind, layout = found
@@ -470,10 +453,10 @@ class _KernelSearch:
         made = wanted.union(*(layer.outputs for layer in rules))
         layouts = {v: layout for v, layout in plan.layouts.items() if v in made}
         if (deep := self._deep_stream(rules)) is not None:
-            self.losses.found.append(deep)
-        return SharingPlan(rules, plan.sources, layouts, last, several, numbers, self.losses.found)
+            self.gaps.found.append(deep)
+        return SharingPlan(rules, plan.sources, layouts, last, several, numbers, self.gaps.found)
 
-    def _deep_stream(self, rules: Mapping[Layer, str]) -> DeepStream | None:
+    def _deep_stream(self, rules: Mapping[Layer, str]) -> CovarianceGap | None:
         """Returns the last of many sums of convolutions' branches; None if there are few."""
         convolves = any(v.op is not None and convolved_layout(v.op) for v in rules)
         sums = [
@@ -481,7 +464,9 @@ class _KernelSearch:
             for layer, kind in rules.items()
             if kind is POINTWISE and self._adds_branches(layer)
         ]
-        return DeepStream(sums[-1].site, len(sums)) if convolves and len(sums) > FEW_SUMS else None
+        return (
+            _deep_stream(sums[-1].site, len(sums)) if convolves and len(sums) > FEW_SUMS else None
+        )
 
     def _adds_branches(self, layer: Layer) -> bool:
         """Returns whether a layer adds values that both have positions."""
