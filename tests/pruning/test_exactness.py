@@ -141,6 +141,36 @@ def test_noise_of_channels_is_that_of_the_masked_network(f):
         np.testing.assert_allclose(g(k, small, x), theirs, rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.parametrize(
+    "f",
+    [
+        lambda y: jax.ops.segment_sum(y, jnp.array([0, 1, 0, 2]), 3),
+        lambda y: jnp.zeros((5, 6)).at[jnp.array([0, 4, 1, 2])].set(y),
+        lambda y: jnp.stack([y, jnp.tanh(y)], 1).sum(1),
+        lambda y: jnp.fft.fft(y, axis=0).real,
+        lambda y: jnp.sort(y, 0),
+        lambda y: jnp.cumsum(y, 0)[::-1],
+        lambda y: jax.lax.linalg.triangular_solve(jnp.tri(4) + jnp.eye(4), y, left_side=True),
+    ],
+)
+def test_what_mixes_rows_alone_holds_no_channel(f):
+    rng = np.random.default_rng(0)
+    shapes = {"a": (3, 6), "b": (6, 2)}
+    params = {name: rng.standard_normal(s, dtype=np.float32) for name, s in shapes.items()}
+    x = rng.standard_normal((4, 3), dtype=np.float32)
+
+    def network(p, x):
+        return f(x @ p["a"]) @ p["b"]
+
+    found = channels(network, params, x)
+    (group,) = found.free
+    assert not group.crossed
+    plan = Plan({group.name: np.array([True, False, True, False, False, True])}, found)
+    ours = jax.jit(pruned(network, plan))(plan.shrink(params), x)
+    theirs = jax.jit(masked(network, plan))(params, x)
+    np.testing.assert_allclose(ours, theirs, rtol=1e-5, atol=1e-5)
+
+
 @functools.cache
 def read(name):
     network = NETWORKS[name]()

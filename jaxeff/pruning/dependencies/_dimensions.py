@@ -107,14 +107,6 @@ def hold(axis: Axis, reason: str) -> None:
             dimension.held.append(reason)
 
 
-def kept_if(whole: bool, axis: Axis, size: int, reason: str) -> Axis:
-    """Keeps an axis of which a part is taken whole; otherwise holds it and makes one of a size."""
-    if whole:
-        return axis
-    hold(axis, reason)
-    return fresh(size, reason)
-
-
 def is_held(axis: Axis) -> bool:
     """Returns whether no index may be removed."""
     return all(dimension.held for dimension in dimensions(axis))

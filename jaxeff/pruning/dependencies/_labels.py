@@ -31,7 +31,6 @@ from jaxeff.program.ir import Contraction, Node, Scan, While
 from jaxeff.program.ir import primitives as prim
 from jaxeff.pruning.dependencies._dimensions import (
     ALONG,
-    UNKNOWN,
     Axis,
     Dimension,
     dimensions,
@@ -236,7 +235,7 @@ class ChannelReader:
     Attributes:
         labels: Axes found so far, which it adds to.
         where: The site that errors and reasons name.
-        rules: Mapping from primitive to rule.
+        rules: Rules by primitive; that of all others is under None.
         derived: Whether it's a derivative that is read, whose own derivatives aren't.
     """
 
@@ -256,14 +255,11 @@ class ChannelReader:
         """Relates the axes of an equation's operands and results."""
         labels, axes = self.labels, [self.labels.of(a) for a in inputs]
         results: Sequence[Axes]
-        # An unknown primitive holds everything it reads: a missed chance to prune, never a
-        # wrong model.
         if eqn.primitive in prim.CALLS | prim.CUSTOM:
             results = self._called(eqn, inputs, outputs, axes)
-        elif eqn.primitive in self.rules:
-            results = self.rules[eqn.primitive](eqn, axes, self)
         else:
-            results = self.unknown(eqn, axes, UNKNOWN)
+            rule = self.rules.get(eqn.primitive, self.rules[None])
+            results = rule(eqn, axes, self)
         for value, found in zip(outputs, results, strict=True):
             labels.set(value, found)
         labels.numbers.follow(eqn, inputs, outputs, axes)

@@ -1,10 +1,11 @@
-"""Rules of primitives: relations between the axes of operands and results.
+"""How equations relate the axes of operands and results, read off their signatures.
 
-A rule is `rule(eqn, axes, reader) -> axes of each result`. It unifies what loses the same indices
-and holds what can't lose any, with a reason that names the primitive, the site and the line.
+`related` unifies what loses the same indices and holds what can't lose any, with a reason that
+names the primitive, the site and the line. Of what signatures don't say (groups of channels, draws)
+there are rules, `rule(eqn, axes, reader) -> axes of each result`.
 
-First stand those that take or make a part of an axis, or put its entries in another order; last
-`Crossing`, which says of every value at which removed channels it isn't known to be zero.
+Last stands `Crossing`, which says of every value at which removed channels it isn't known to be
+zero.
 """
 
 from __future__ import annotations
@@ -20,14 +21,27 @@ import numpy as np
 from jaxeff.core import Literal, split_p
 from jaxeff.core import jax_internals as _compat
 from jaxeff.program import Program
-from jaxeff.program.ir import DRAWN_TAG, Contraction, Node, Scan, While, fixed_point, walk
+from jaxeff.program.ir import (
+    DRAWN_TAG,
+    Along,
+    Contraction,
+    Family,
+    Node,
+    Relation,
+    Scan,
+    Signature,
+    While,
+    fixed_point,
+    signature,
+    walk,
+)
 from jaxeff.program.ir import primitives as prim
 from jaxeff.pruning.dependencies._dimensions import (
     BLOCK,
     MEAN,
-    ONE,
     PLACE,
     RECTANGLE,
+    UNKNOWN,
     Axis,
     AxisProduct,
     Concatenation,
@@ -37,7 +51,6 @@ from jaxeff.pruning.dependencies._dimensions import (
     fresh,
     hold,
     is_held,
-    kept_if,
     split,
     unify,
 )
@@ -46,28 +59,122 @@ from jaxeff.pruning.dependencies._labels import Axes, ChannelReader, Labels, Num
 p = prim.p
 
 
-def slicing(eqn: Any, axes: Sequence[Axes], reader: ChannelReader) -> list[Axes]:
-    """Cuts ranges out of axes."""
-    q = eqn.params
-    strides = q["strides"] or (1,) * len(axes[0])
-    result: list[Axis] = []
-    for axis, start, stop, stride in zip(
-        axes[0], q["start_indices"], q["limit_indices"], strides, strict=True
-    ):
-        result.append(_part(eqn, axis, start, stop, stride, reader))
-    return [tuple(result)]
+# Where an entry stands is what they return: it means nothing without the others.
+_PLACES = {p.argmax_p, p.argmin_p}
+# Sums and the like may lose entries; `Crossing` notes where that changes them.
+_MAY_LOSE = prim.REDUCTION.keys() - _PLACES
 
 
-def splitting(eqn: Any, axes: Sequence[Axes], reader: ChannelReader) -> list[Axes]:
-    """Cuts an axis into parts."""
-    along, start = eqn.params["axis"], 0
-    results = []
-    for size in eqn.params["sizes"]:
-        found = list(axes[0])
-        found[along] = _part(eqn, axes[0][along], start, start + size, 1, reader)
-        results.append(tuple(found))
-        start += size
+def related(eqn: Any, axes: Sequence[Axes], reader: ChannelReader) -> list[Axes]:
+    """Relates axes as the equation's signature says; holds those that no relation covers."""
+    of = signature(eqn)
+    # What nothing is known of holds all it reads: a missed chance to prune, never a wrong model.
+    if not of.is_known:
+        return reader.unknown(eqn, axes, UNKNOWN)
+    reason = reader.reason(eqn)
+    for left, right in of.pairs:
+        unify(axes[0][left], axes[1][right], reason)
+    results = [_result(eqn, of, number, axes, reader) for number in range(len(eqn.outvars))]
+    for number, operand in enumerate(of.operands):
+        covered = {
+            a for along in operand.along if along is not None
+            for one in along if one.relation in _COVERED or one.part is not None
+            for a in one.axes
+        }  # fmt: skip
+        covered |= {pair[number] for pair in of.pairs} if number < 2 else set()
+        covered |= set(operand.combined) if eqn.primitive in _MAY_LOSE else set()
+        for a, axis in enumerate(axes[number]):
+            if a not in covered:
+                hold(axis, reason)
     return results
+
+
+_COVERED = {Relation.SAME, Relation.MERGED, Relation.SPLIT}
+
+
+def _result(
+    eqn: Any, of: Signature, number: int, axes: Sequence[Axes], reader: ChannelReader
+) -> Axes:
+    """Returns the axes of a result."""
+    sizes, reason = [int(n) for n in eqn.outvars[number].aval.shape], reader.reason(eqn)
+    # How each operand that has a part in it lies along it.
+    alongs = [
+        (found, operand.along[number] or ())
+        for found, operand in zip(axes, of.operands, strict=True)
+        if operand.along[number] is not None
+    ]
+    grouped = _regrouped(eqn, *alongs[0], sizes, reader) if eqn.primitive in prim.MOVES else {}
+    result: list[Axis] = []
+    for r, size in enumerate(sizes):
+        here = [(found, along[r]) for found, along in alongs]
+        same = [found[one.axes[0]] for found, one in here if one.relation is Relation.SAME]
+        placed = [(found, one) for found, one in here if one.relation is Relation.PLACED]
+        others = [found[a] for found, one in here if one.relation in _TAKEN for a in one.axes]
+        for other in same[1:]:
+            unify(same[0], other, reason)
+        if r in grouped:
+            result.append(grouped[r])
+        elif placed and not same and not others:
+            result.append(_composed(eqn, placed, size, reader))
+        elif placed or others:
+            # What is put or taken somewhere among the entries of an axis.
+            there = [*same, *others, *(found[a] for found, one in placed for a in one.axes)]
+            for axis in there:
+                hold(axis, reason)
+            result.append(there[0] if there[0].size == size else fresh(size, reason))
+        elif same:
+            result.append(same[0])
+        else:
+            # New axes repeat what is there, so they may lose any entry, unless they count.
+            result.append(fresh(size, *([reason] if r in of.distinct else [])))
+    return tuple(result)
+
+
+_REGROUPED = {Relation.MERGED, Relation.SPLIT}
+_TAKEN = {Relation.WINDOWED, Relation.UNKNOWN}
+
+
+def _regrouped(
+    eqn: Any, found: Axes, along: Sequence[Along], sizes: Sequence[int], reader: ChannelReader
+) -> dict[int, Axis]:
+    """Returns the axes that a reshape makes: merged axes are products, split ones become some."""
+    result: dict[int, Axis] = {}
+    for r, one in enumerate(along):
+        if one.relation in _REGROUPED and r not in result:
+            together = [i for i, other in enumerate(along) if other == one]
+            # Row-major order: the new axes are read off the product of the old ones from the left.
+            parts = split([found[a] for a in one.axes], [sizes[i] for i in together])
+            if parts is None:
+                reason = reader.reason(eqn, RECTANGLE)
+                for a in one.axes:
+                    hold(found[a], reason)
+                parts = [fresh(sizes[i], reason) for i in together]
+            result.update(zip(together, parts, strict=True))
+    return result
+
+
+def _composed(
+    eqn: Any, placed: Sequence[tuple[Axes, Along]], size: int, reader: ChannelReader
+) -> Axis:
+    """Returns an axis that is put together of parts of others, and of new entries between them."""
+    reason, pieces, at = reader.reason(eqn), [], 0
+    for found, one in placed:
+        part, axis = one.part, found[one.axes[0]] if one.axes else None
+        if part is None or axis is None or part.apart != 1:
+            if axis is not None:
+                hold(axis, reason)
+            return fresh(size, reason)
+        if part.at > at:
+            pieces.append(fresh(part.at - at, reason))
+        if part.step == -1:
+            hold(axis, reason)
+            pieces.append(axis)
+        else:
+            pieces.append(_part(eqn, axis, part.start, part.stop, part.step, reader))
+        at = part.at + pieces[-1].size
+    if at < size:
+        pieces.append(fresh(size - at, reason))
+    return pieces[0] if len(pieces) == 1 else Concatenation(tuple(pieces))
 
 
 def _part(eqn: Any, axis: Axis, start: int, stop: int, stride: int, reader: ChannelReader) -> Axis:
@@ -85,184 +192,6 @@ def _part(eqn: Any, axis: Axis, start: int, stop: int, stride: int, reader: Chan
         hold(axis, reason)
         return fresh(size, reason)
     return found
-
-
-def padding(eqn: Any, axes: Sequence[Axes], reader: ChannelReader) -> list[Axes]:
-    """Puts constants around axes: a concatenation with ends that can't lose indices."""
-    result: list[Axis] = []
-    sizes = eqn.outvars[0].aval.shape
-    for axis, (low, high, inside), n in zip(
-        axes[0], eqn.params["padding_config"], sizes, strict=True
-    ):
-        if (low, high, inside) == (0, 0, 0):
-            result.append(axis)
-        # Interior padding and cropping move indices: no concatenation describes them.
-        elif is_held(axis) or inside or low < 0 or high < 0:
-            hold(axis, reader.reason(eqn))
-            result.append(fresh(int(n), reader.reason(eqn)))
-        else:
-            ends = [fresh(k, reader.reason(eqn)) for k in (low, high)]
-            parts = [part for part, k in ((ends[0], low), (axis, 1), (ends[1], high)) if k]
-            result.append(Concatenation(tuple(parts)))
-    return [tuple(result)]
-
-
-def gather(eqn: Any, axes: Sequence[Axes], reader: ChannelReader) -> list[Axes]:
-    """Takes rows of a table: axes that are taken in full are the result's, others are held."""
-    q = eqn.params
-    numbers = q["dimension_numbers"]
-    table, indices = axes
-    batching = {*numbers.operand_batching_dims}
-    gone = {*numbers.collapsed_slice_dims, *batching}
-    whole: list[Axis] = []
-    for i, (axis, n) in enumerate(zip(table, q["slice_sizes"], strict=True)):
-        # Only axes that every look-up takes completely can lose indices; where the start is
-        # data, an index means a position.
-        full = n == axis.size and i not in numbers.start_index_map
-        if not full and i not in batching:
-            hold(axis, reader.reason(eqn))
-        if i not in gone:
-            whole.append(axis if full else fresh(int(n), reader.reason(eqn)))
-    for one, other in zip(
-        numbers.operand_batching_dims, numbers.start_indices_batching_dims, strict=True
-    ):
-        # Batched look-ups pair rows of the table with rows of indices.
-        unify(table[one], indices[other], reader.reason(eqn))
-    # The last axis of the indices holds coordinates, one per indexed axis.
-    hold(indices[-1], reader.reason(eqn))
-    rows, offsets = iter(indices[:-1]), iter(whole)
-    rank = eqn.outvars[0].aval.ndim
-    places = set(numbers.offset_dims)
-    return [tuple(next(offsets) if i in places else next(rows) for i in range(rank))]
-
-
-def dynamic_slice(eqn: Any, axes: Sequence[Axes], reader: ChannelReader) -> list[Axes]:
-    """Holds axes whose range is known only when it runs."""
-    sizes = zip(axes[0], eqn.params["slice_sizes"], strict=True)
-    return [tuple(kept_if(axis.size == n, axis, int(n), reader.reason(eqn)) for axis, n in sizes)]
-
-
-def dynamic_update(eqn: Any, axes: Sequence[Axes], reader: ChannelReader) -> list[Axes]:
-    """Relates an array to a part that is written into it."""
-    for axis, part in zip(axes[0], axes[1], strict=True):
-        if axis.size == part.size:
-            unify(axis, part, reader.reason(eqn))
-        else:
-            hold(axis, reader.reason(eqn))
-            hold(part, reader.reason(eqn))
-    return [axes[0]]
-
-
-def sort(eqn: Any, axes: Sequence[Axes], reader: ChannelReader) -> list[Axes]:
-    """Holds the axis whose entries change places."""
-    first, *others = axes
-    hold(first[eqn.params["dimension"]], reader.reason(eqn))
-    for other in others:
-        for a, b in zip(first, other, strict=True):
-            unify(a, b, reader.reason(eqn))
-    return [first] * len(axes)
-
-
-def top(eqn: Any, axes: Sequence[Axes], reader: ChannelReader) -> list[Axes]:
-    """Holds the axis whose largest entries are taken."""
-    # The places it returns are indices among all entries: with fewer they would mean others.
-    along = eqn.params["axis"] % len(axes[0]) if "axis" in eqn.params else len(axes[0]) - 1
-    hold(axes[0][along], reader.reason(eqn))
-    found = list(axes[0])
-    found[along] = fresh(eqn.outvars[0].aval.shape[along], reader.reason(eqn))
-    return [tuple(found)] * len(eqn.outvars)
-
-
-_RUNNING = {p.cumsum_p, p.cumprod_p, p.cummax_p, p.cummin_p, p.cumlogsumexp_p}
-_PASSED = {p.name_p, p.copy_p, p.sharding_constraint_p, p.device_put_p, p.stop_gradient_p}
-
-
-def elementwise(eqn: Any, axes: Sequence[Axes], reader: ChannelReader) -> list[Axes]:
-    """Unifies the axes of operands at the same position."""
-    (result,) = eqn.outvars
-    made: list[Axis] = []
-    for i, n in enumerate(result.aval.shape):
-        # A scalar stands for an array, and an axis of one index for any.
-        there = [
-            found[i] for found in axes if len(found) == result.aval.ndim and found[i].size == n
-        ]
-        for other in there[1:]:
-            unify(there[0], other, reader.reason(eqn))
-        made.append(there[0] if there else fresh(int(n)))
-    return [tuple(made)]
-
-
-def broadcast(eqn: Any, axes: Sequence[Axes], reader: ChannelReader) -> list[Axes]:
-    """Makes new axes; they repeat what is there, so they may lose any index."""
-    del reader
-    shape = eqn.params["shape"]
-    result: list[Axis] = [fresh(int(n)) for n in shape]
-    for source, target in enumerate(eqn.params["broadcast_dimensions"]):
-        if axes[0][source].size == shape[target]:
-            result[target] = axes[0][source]
-    return [tuple(result)]
-
-
-def reshape(eqn: Any, axes: Sequence[Axes], reader: ChannelReader) -> list[Axes]:
-    """Makes merged axes products; an axis that is split becomes one."""
-    sizes = [int(n) for n in eqn.params["new_sizes"]]
-    kept_axes = _unchanged(list(axes[0]), sizes)
-    if kept_axes is not None:
-        return [tuple(kept_axes)]
-    # Row-major order: the new axes are read off the product of all old ones from the left.
-    found = split(list(axes[0]), sizes)
-    if found is None:
-        return reader.unknown(eqn, axes, RECTANGLE)
-    return [tuple(found)]
-
-
-def _unchanged(axes: list[Axis], sizes: list[int]) -> list[Axis] | None:
-    """Returns the axes where only axes of one index come and go."""
-    rest = [axis for axis in axes if axis.size != 1]
-    if [axis.size for axis in rest] != [n for n in sizes if n != 1]:
-        return None
-    left = iter(rest)
-    return [ONE if n == 1 else next(left) for n in sizes]
-
-
-def squeeze(eqn: Any, axes: Sequence[Axes], reader: ChannelReader) -> list[Axes]:
-    """Drops axes of size one."""
-    del reader
-    gone = {d % len(axes[0]) for d in eqn.params["dimensions"]}
-    return [tuple(axis for i, axis in enumerate(axes[0]) if i not in gone)]
-
-
-def transpose(eqn: Any, axes: Sequence[Axes], reader: ChannelReader) -> list[Axes]:
-    """Permutes axes."""
-    del reader
-    return [tuple(axes[0][i] for i in eqn.params["permutation"])]
-
-
-def reduction(eqn: Any, axes: Sequence[Axes], reader: ChannelReader) -> list[Axes]:
-    """Drops axes; those of argmax are held, for an index means nothing without the others."""
-    # A sum may lose indices (`_crossing` notes where that changes it); a place may not.
-    gone = set(eqn.params["axes"])
-    for i in gone:
-        if eqn.primitive in {p.argmax_p, p.argmin_p}:
-            hold(axes[0][i], reader.reason(eqn))
-    return [tuple(axis for i, axis in enumerate(axes[0]) if i not in gone)]
-
-
-def running(eqn: Any, axes: Sequence[Axes], reader: ChannelReader) -> list[Axes]:
-    """Holds the axis: later entries depend on earlier ones."""
-    hold(axes[0][eqn.params["axis"]], reader.reason(eqn))
-    return [axes[0]]
-
-
-def dot(eqn: Any, axes: Sequence[Axes], reader: ChannelReader) -> list[Axes]:
-    """Unifies summed axes and batch axes of both sides."""
-    c = Contraction.of(eqn)
-    for one, other in zip(c.summed(0) + c.batch(0), c.summed(1) + c.batch(1), strict=True):
-        unify(axes[0][one], axes[1][other], reader.reason(eqn))
-    # Result axes in JAX's order: batch, then the free axes of the left and of the right
-    # operand.
-    left = (axes[0][i] for i in c.batch(0) + c.free(0))
-    return [(*left, *(axes[1][i] for i in c.free(1)))]
 
 
 def convolution(eqn: Any, axes: Sequence[Axes], reader: ChannelReader) -> list[Axes]:
@@ -293,45 +222,6 @@ def convolution(eqn: Any, axes: Sequence[Axes], reader: ChannelReader) -> list[A
     return [tuple(result)]
 
 
-def window(eqn: Any, axes: Sequence[Axes], reader: ChannelReader) -> list[Axes]:
-    """Keeps axes along which the window has size one, holds the others."""
-    q = eqn.params
-    result = []
-    for i, (axis, n) in enumerate(zip(axes[0], eqn.outvars[0].aval.shape, strict=True)):
-        whole = q["window_dimensions"][i] == q["window_strides"][i] == 1
-        result.append(kept_if(whole and axis.size == n, axis, int(n), reader.reason(eqn)))
-    return [tuple(result)]
-
-
-def concatenation(eqn: Any, axes: Sequence[Axes], reader: ChannelReader) -> list[Axes]:
-    """Concatenates along one axis and unifies the others."""
-    along = eqn.params["dimension"]
-    first, *others = axes
-    for other in others:
-        for i, (a, b) in enumerate(zip(first, other, strict=True)):
-            if i != along:
-                unify(a, b, reader.reason(eqn))
-    result = list(first)
-    result[along] = Concatenation(tuple(found[along] for found in axes))
-    return [tuple(result)]
-
-
-def reverse(eqn: Any, axes: Sequence[Axes], reader: ChannelReader) -> list[Axes]:
-    """Holds reversed axes."""
-    for i in eqn.params["dimensions"]:
-        hold(axes[0][i], reader.reason(eqn))
-    return [axes[0]]
-
-
-def iota(eqn: Any, axes: Sequence[Axes], reader: ChannelReader) -> list[Axes]:
-    """Holds the axis that is numbered; all others may lose indices."""
-    del axes
-    shape = eqn.params["shape"]
-    result = [fresh(int(n)) for n in shape]
-    hold(result[eqn.params["dimension"]], reader.reason(eqn))
-    return [tuple(result)]
-
-
 def random(eqn: Any, axes: Sequence[Axes], reader: ChannelReader) -> list[Axes]:
     """Leaves drawn axes free: bits are drawn at the old shape; a key has no channels."""
     for found in axes:
@@ -340,18 +230,9 @@ def random(eqn: Any, axes: Sequence[Axes], reader: ChannelReader) -> list[Axes]:
     return [tuple(fresh(int(n)) for n in v.aval.shape) for v in eqn.outvars]
 
 
-def bitcast(eqn: Any, axes: Sequence[Axes], reader: ChannelReader) -> list[Axes]:
-    """Passes axes on if both types have the same width."""
-    if eqn.outvars[0].aval.ndim != len(axes[0]):
-        return reader.unknown(eqn, axes, "the types have other widths")
-    return list(axes)
-
-
-def passed(eqn: Any, axes: Sequence[Axes], reader: ChannelReader) -> list[Axes]:
+def named(eqn: Any, axes: Sequence[Axes], reader: ChannelReader) -> list[Axes]:
     """Passes axes on, but those of drawn numbers."""
-    if is_drawn(eqn):
-        return random(eqn, axes, reader)
-    return list(axes)
+    return (random if is_drawn(eqn) else related)(eqn, axes, reader)
 
 
 def is_drawn(eqn: Any) -> bool:
@@ -361,42 +242,20 @@ def is_drawn(eqn: Any) -> bool:
 
 
 RULES: dict[Any, Rule] = {
-    **dict.fromkeys(prim.ELEMENTWISE, elementwise),
-    **dict.fromkeys(prim.REDUCTION, reduction),
-    **dict.fromkeys(prim.WINDOW, window),
-    **dict.fromkeys(_RUNNING, running),
-    **dict.fromkeys(_PASSED, passed),
-    p.broadcast_in_dim_p: broadcast,
-    p.reshape_p: reshape,
-    p.squeeze_p: squeeze,
-    p.transpose_p: transpose,
-    p.dot_general_p: dot,
     p.conv_general_dilated_p: convolution,
-    p.concatenate_p: concatenation,
-    p.rev_p: reverse,
-    p.iota_p: iota,
-    p.bitcast_convert_type_p: bitcast,
+    p.name_p: named,
     p.random_bits_p: random,
-    p.slice_p: slicing,
-    split_p: splitting,
-    p.pad_p: padding,
-    p.gather_p: gather,
-    p.dynamic_slice_p: dynamic_slice,
-    p.dynamic_update_slice_p: dynamic_update,
-    p.sort_p: sort,
-    p.top_k_p: top,
+    None: related,
 }
-"""By primitive. Whatever isn't here holds what it reads."""
+"""By primitive: what a signature doesn't say. All others are read by their signatures."""
 
 
 Dimensions = frozenset[Dimension]
 _FIRST = {p.gather_p, p.dynamic_slice_p, p.slice_p, split_p}
 """Of whose operands only the first is what comes out."""
-_KEPT = (
-    (prim.SHAPE | set(prim.WINDOW) | {p.copy_p, p.sort_p, p.top_k_p, p.bitcast_convert_type_p})
-    | {p.cumsum_p, p.cumprod_p, p.cummax_p, p.cummin_p}
-) - {p.pad_p}
-"""Primitives whose results are zero where their operands are."""
+_KEPT = {Family.MOVE, Family.SELECT, Family.WINDOW, Family.RUNNING, Family.SCATTER}
+"""Of these, results are zero where operands are, but for those below."""
+_CHANGED = {p.pad_p, p.cumlogsumexp_p}
 _NEUTRAL = {p.reduce_sum_p}
 
 
@@ -492,7 +351,8 @@ class Crossing:
         # Padding with anything but zero writes nonzero entries beside the removed ones.
         if primitive is p.pad_p:
             return made if labels.numbers.number(inputs[1]) != 0 else [made[0] & given[0]]
-        if primitive in _KEPT:
+        kept = signature(eqn).family in _KEPT and primitive not in _CHANGED
+        if kept or primitive is p.bitcast_convert_type_p:
             if primitive is p.broadcast_in_dim_p and labels.numbers.number(inputs[0]) == 0:
                 return [frozenset()]
             count = 1 if primitive in _FIRST else len(inputs)
