@@ -15,7 +15,8 @@ from jax import lax
 
 from jaxeff.core import EXPANSIONS, jax_internals, stack_p
 from jaxeff.core import primitives as p
-from jaxeff.program.ir import Family, Relation, signature
+from jaxeff.program.ir import FACTS, Facts, Family, Relation, signature
+from jaxeff.program.ir import primitives as prim
 from jaxeff.program.ir._signature import OPAQUE, ROWS
 from tests.program.test_known_primitives import installed
 
@@ -417,3 +418,80 @@ def test_a_primitive_of_somebody_else_is_opaque_with_a_reason():
     assert of.family is Family.OPAQUE
     assert "add one" in of.reason
     assert of.operands[0].combined == (0, 1)
+
+
+def _functions():
+    """Yields the pointwise functions of floats among the examples, with what is known of them."""
+    for name, (f, *shapes) in EXAMPLES.items():
+        eqns = jax.make_jaxpr(f)(*_arrays(shapes, 0)).eqns
+        primitive = eqns[0].primitive
+        floats = [v.aval.dtype == F for v in (*eqns[0].invars, *eqns[0].outvars)]
+        exact = primitive in prim.ELEMENTWISE - {p.reduce_precision_p}  # which rounds
+        if len(eqns) == 1 and exact and all(floats):
+            count = len(shapes)
+            yield pytest.param(f, count, FACTS.get(primitive, Facts()), id=name)
+
+
+FUNCTIONS = list(_functions())
+
+
+@pytest.mark.parametrize(("f", "count", "known"), FUNCTIONS)
+def test_functions_are_what_is_known_of_them(f, count, known):
+    rng = np.random.default_rng(0)
+    anywhere, positive = (jnp.asarray(rng.uniform(low, 3, (count, 64)), F) for low in (-3, 0.1))
+    if known.domain == "all":
+        assert np.isfinite(f(*anywhere)).all()
+    if known.domain == "positive":
+        assert np.isfinite(f(*positive)).all()
+        assert not np.isfinite(f(*anywhere)).all()
+    assert known.sign != "never" or (np.asarray(f(*anywhere)) >= 0).all()
+    assert known.sign != "kept" or (np.asarray(f(*positive)) >= 0).all()
+
+
+@pytest.mark.parametrize(("f", "count", "known"), FUNCTIONS)
+def test_second_differences_are_those_of_the_form(f, count, known):
+    # Where all operands are alike, maxima and clamps have their kinks; at 0, 1/2 and 1 others.
+    size = []
+    for step in (0.1, 0.01):
+        points = jnp.asarray([0.0, 0.5, 1.0] if count == 1 else [0.5, 1.0])
+        ends = [points + step * k for k in (-1, 0.5, 2)]
+        still = [ends[1]] * (count - 1)
+        below, middle, above = (np.asarray(f(end, *still), np.float64) for end in ends)
+        second = (below - 2 * middle + above) / (1.5 * step) ** 2
+        size.append(np.abs(second[np.isfinite(second)]).max(initial=0))
+    grows = size[1] > 5 * size[0] > 0
+    if known.form in {"kinked", "staircase"}:
+        assert grows or count > 1  # of the other operand
+    else:
+        assert not grows or known.domain != "all" or size[1] < 1
+    assert known.form != "affine" or size[0] < 1e-3
+
+
+def _degrees(of):
+    """Returns degrees of polynomials of two operands along x and y, and along both."""
+    t = np.linspace(-1, 1, 8)
+    at = {"x": (t, 0 * t + 0.7), "y": (0 * t + 0.7, t), "both": (t, t)}
+    found = {}
+    for name, (x, y) in at.items():
+        value = np.asarray(of(*map(jnp.float32, (x, y))), np.float64)
+        fits = (np.polynomial.Polynomial.fit(t, value, n) for n in range(4))
+        found[name] = next(
+            (n for n, fit in enumerate(fits) if np.abs(fit(t) - value).max() < 1e-5), np.inf
+        )
+    return found
+
+
+@pytest.mark.parametrize(
+    ("f", "count", "known"),
+    [c for c in FUNCTIONS if c.values[1] == 2 and c.values[2].degree != "none"],
+)
+def test_degrees_of_functions_of_two(f, count, known):
+    of = _degrees(f)
+    expected = {
+        "largest": {"x": 1, "y": 1, "both": 1},
+        "added": {"x": 1, "y": 1, "both": 2},
+        "quotient": {"x": 1, "y": np.inf, "both": 0},
+    }
+    # x - x is of degree zero.
+    wanted = {n: min(d, of[n]) if n == "both" else d for n, d in expected[known.degree].items()}
+    assert wanted == of

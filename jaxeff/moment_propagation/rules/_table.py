@@ -23,24 +23,17 @@ import jax.numpy as jnp
 
 from jaxeff.core import jax_internals as _compat
 from jaxeff.core import primitives as p
-from jaxeff.core import pvary_p, reshard_p, split_p, stack_p, tile_p
 from jaxeff.moment_propagation._values import Activated, Gaussian, is_random, to_variance
 from jaxeff.moment_propagation.rules import _activations as activations
 from jaxeff.moment_propagation.rules import _arithmetic as arithmetic
 from jaxeff.moment_propagation.rules import _extremes as extremes
 from jaxeff.moment_propagation.rules._activations import gauss_legendre
 from jaxeff.moment_propagation.rules._arithmetic import bilinear
-from jaxeff.program.ir import Node
+from jaxeff.program.ir import FACTS, Node
 
 Rule = Callable[..., Sequence[Any]]
 
-DATA_MOVEMENT = {
-    p.add_jaxvals_p, p.broadcast_in_dim_p, p.concatenate_p, p.copy_p, p.cumsum_p,
-    p.device_put_p, p.dynamic_slice_p, p.dynamic_update_slice_p, p.gather_p, p.name_p, p.pad_p,
-    p.reduce_precision_p, p.reduce_sum_p, p.reduce_window_sum_p, p.reshape_p, p.rev_p,
-    p.scatter_add_p, p.scatter_p, p.select_n_p, p.sharding_constraint_p, p.slice_p, split_p,
-    p.squeeze_p, p.stop_gradient_p, p.transpose_p, pvary_p, reshard_p, stack_p, tile_p,
-}  # fmt: skip
+DATA_MOVEMENT = {primitive for primitive, known in FACTS.items() if known.form == "sum"}
 
 
 def data_movement(node: Node, *values: Any) -> list[Any]:

@@ -3,6 +3,7 @@
 from jaxeff.program.ir import _axes as axes
 from jaxeff.program.ir import _primitives as primitives
 from jaxeff.program.ir._axes import Axes, Contraction, extent
+from jaxeff.program.ir._facts import FACTS, Facts, facts
 from jaxeff.program.ir._graph import (
     DRAWN_TAG,
     KINDS,
@@ -39,11 +40,13 @@ from jaxeff.program.ir._walk import (
 
 __all__ = [
     "DRAWN_TAG",
+    "FACTS",
     "KINDS",
     "SPREAD_TAG",
     "Along",
     "Axes",
     "Contraction",
+    "Facts",
     "Family",
     "Graph",
     "Layer",
@@ -61,6 +64,7 @@ __all__ = [
     "axes",
     "entering",
     "extent",
+    "facts",
     "fixed_point",
     "flatten",
     "inside",
