@@ -30,6 +30,7 @@ another way (a recurrent state) stays a loop, unless it is certain: a count, a s
 
 from __future__ import annotations
 
+import functools
 import math
 import warnings
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
@@ -337,12 +338,22 @@ def with_shared_noise(
     random = [v for v, x in zip(program.inputs, values, strict=True) if is_random(x)]
     together = [v for v in prepared.layers if isinstance(v, FusedLayer | WholeLayer)]
     joined = {layer.outputs[0]: layer for layer in together}
+
+    @functools.cache
+    def plan_with(*layers: Layer) -> SharingPlan:
+        return plan_of(_with(program, layers), random, own_rules)
+
     # A statistic of positions is one function; other poolings are followed layer by layer.
-    whole = plan_of(_with(program, joined.values()), random, own_rules).rules if together else {}
-    kept = [v for v in together if not _pools(v) or whole.get(v) is MIXING]
-    # Between two reshapes of the channels no axis is theirs: what stands there is one layer.
-    of_channels = _of_channels(program, kept, random, own_rules)
-    plan = plan_of(_with(program, [*kept, *of_channels]), random, own_rules)
+    pooling = [v for v in together if _pools(v)]
+    whole = plan_with(*joined.values()).rules if pooling else {}
+    kept = [v for v in together if v not in pooling or whole.get(v) is MIXING]
+    # Between two reshapes of the channels no axis is theirs: what stands there is one layer, where
+    # that gives it a rule.
+    of_channels = with_channels_joined(program)
+    if of_channels:
+        rules_of = plan_with(*kept, *of_channels).rules
+        of_channels = [v for v in of_channels if rules_of.get(v) in (CHOSEN, GROUP_NORMALIZATION)]
+    plan = plan_with(*kept, *of_channels)
     for gap in plan.gaps:
         gap.warn()
     if not plan.rules:
@@ -352,17 +363,6 @@ def with_shared_noise(
     # A sum of two branches still lacks what they share at a single position.
     answered = [layer for layer, kind in plan.rules.items() if kind in _ANSWERED]
     return _with(program, [*kept, *of_channels]), _rule(moments, plan), answered
-
-
-def _of_channels(
-    program: Program, kept: Sequence[Layer], random: Collection[Value], own_rules: Mapping[Any, Any]
-) -> list[Layer]:
-    """Joins layers between reshapes of channels, where that gives them a rule."""
-    found = with_channels_joined(program)
-    if not found:
-        return []
-    plan = plan_of(_with(program, [*kept, *found]), random, own_rules)
-    return [v for v in found if plan.rules.get(v) in (CHOSEN, GROUP_NORMALIZATION)]
 
 
 def _pools(layer: Layer) -> bool:
