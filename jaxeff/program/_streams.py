@@ -191,13 +191,11 @@ def refuse(eqn: JaxprEqn, why: str) -> StreamError:
 
 
 def framewise(eqn: JaxprEqn, values: Sequence[Value], windows: Windows) -> Sequence[Value]:
-    """Computes each frame of itself, windows of frames, or all of a window, by what is said of it.
-
-    Signatures are those of the whole window, whose sizes the equation has.
-    """
+    """Computes each frame of itself, windows of frames, or all of a window, as signatures say."""
+    # Of the whole window, whose sizes the equation has.
     of = signature(eqn)
     streams = {i: v for i, v in enumerate(values) if isinstance(v, StreamedValue)}
-    if not of.is_known or of.family in {Family.SOURCE, Family.SCATTER}:
+    if not of.is_known or of.family is Family.SOURCE:
         raise refuse(eqn, "isn't known to be the same at all times; keep it out of the stream")
     alongs = {i: _along(of, i, v.axis) for i, v in streams.items()}
     if any(one is None or one[1].relation is not Relation.SAME for one in alongs.values()):
@@ -416,7 +414,9 @@ def _equation(eqn: Any, given: Sequence[Value], windows: Windows) -> Sequence[Va
         return framewise(eqn, given, windows)
     results = _compat.bind(eqn, *map(array_of, given))
     if eqn.primitive is p.broadcast_in_dim_p:
-        return [RepeatedValue(results[0], _broadcast_axes(eqn))]
+        along = enumerate(signature(eqn).operands[0].along[0] or ())
+        repeated = frozenset(a for a, one in along if one.relation is Relation.BROADCAST)
+        return [RepeatedValue(results[0], repeated)]
     return results
 
 
@@ -458,13 +458,6 @@ def _composite(eqn: Any, given: Sequence[Value], windows: Windows) -> Sequence[V
         dataclasses.replace(y, value=z) if y is not array_of(y) else z
         for y, z in zip(made, results, strict=True)
     ]
-
-
-def _broadcast_axes(eqn: Any) -> frozenset[int]:
-    """Lists the axes along which all numbers are the same."""
-    shape, kept = eqn.params["shape"], eqn.params["broadcast_dimensions"]
-    sizes: Mapping[int, int] = dict(zip(kept, eqn.invars[0].aval.shape, strict=True))
-    return frozenset(a for a in range(len(shape)) if sizes.get(a, 1) == 1)
 
 
 def _body(eqn: Any) -> Any:

@@ -80,7 +80,7 @@ def test_codes_have_the_same_bits():
     assert state[0].dtype == state[1].dtype == jnp.uint8
 
 
-@pytest.mark.parametrize("reader", ["flatten", "swapped", "last"])
+@pytest.mark.parametrize("reader", ["flatten", "swapped", "last", "segments", "looked up"])
 def test_other_readers_of_time(reader):
     w = jax.random.normal(jax.random.key(0), (WINDOW * 3, 2))
 
@@ -89,6 +89,10 @@ def test_other_readers_of_time(reader):
             return x.reshape(len(x), -1) @ w
         if reader == "swapped":
             return jnp.swapaxes(jnp.tanh(x), 1, 2).max((1, 2))
+        if reader == "segments":
+            return jax.ops.segment_sum(x.transpose(2, 0, 1), jnp.array([1, 0, 1]), 2).max(2).T
+        if reader == "looked up":
+            return jnp.take(jnp.tanh(x), jnp.array([2, 0]), 2).max(1)
         return jnp.concatenate([x, 2 * x], -1)[..., 1:].sum((1, 2))
 
     sound = jax.random.normal(jax.random.key(1), (2, WINDOW + 6, 3))

@@ -184,10 +184,7 @@ def _entries(aval: Any) -> int:
     return math.prod(_compat.at_size(getattr(aval, "shape", (0,)), 1))
 
 
-_MOVES = {
-    prim.p.broadcast_in_dim_p, prim.p.reshape_p, prim.p.transpose_p, prim.p.squeeze_p,
-    prim.p.slice_p, prim.p.rev_p, prim.p.name_p,
-}  # fmt: skip
+_MOVES = prim.MOVES | {p.slice_p, p.rev_p, p.name_p}
 
 
 def _is_one_number(atom: Any, value: Any) -> bool:

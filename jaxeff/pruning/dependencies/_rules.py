@@ -58,7 +58,6 @@ from jaxeff.pruning.dependencies._labels import Axes, ChannelReader, Labels, Num
 
 p = prim.p
 
-
 # Where an entry stands is what they return: it means nothing without the others.
 _PLACES = {p.argmax_p, p.argmin_p}
 # Sums and the like may lose entries; `Crossing` notes where that changes them.
@@ -116,8 +115,9 @@ def _result(
             result.append(grouped[r])
         elif placed and not same and not others:
             result.append(_composed(eqn, placed, size, reader))
-        elif placed or others:
-            # What is put or taken somewhere among the entries of an axis.
+        elif placed or (others and not (same and of.family is Family.SELECT)):
+            # What is put or taken somewhere among the entries of an axis. (A row of indices that
+            # take from a table may go by itself.)
             there = [*same, *others, *(found[a] for found, one in placed for a in one.axes)]
             for axis in there:
                 hold(axis, reason)
