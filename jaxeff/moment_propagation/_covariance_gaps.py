@@ -64,7 +64,7 @@ from jaxeff.moment_propagation._attention import AttentionLayer, behind
 from jaxeff.moment_propagation._values import CovarianceGap
 from jaxeff.moment_propagation.dependence import is_pointwise
 from jaxeff.program import Layer, Program
-from jaxeff.program.ir import Axes, Contraction, Family, Node, Scan, Value, While, axes
+from jaxeff.program.ir import Axes, Contraction, Node, OperationFamily, Scan, Value, While, axes
 from jaxeff.program.ir import primitives as prim
 
 
@@ -229,7 +229,7 @@ class _PooledAttention:
 
     Attributes:
         weighed: Values that random weights have had part in.
-        known: By value the attention it is made of, and its axis of tokens.
+        known: The attention that a value is made of, with its axis of tokens, by value.
     """
 
     weighed: set[Value] = field(default_factory=set)
@@ -559,7 +559,7 @@ class _MixedStream:
     def _followed(self, node: Node, known: list[Value]) -> Axes | None:
         """Returns the labels of what an equation makes of values, where it keeps axes apart."""
         of, made = node.signature, node.outputs[0]
-        if node.primitive in prim.MOVES or of.family is Family.REDUCE:
+        if node.primitive in prim.MOVES or of.family is OperationFamily.REDUCE:
             return axes.followed(of, self.labels[known[0]])
         same = [self.labels[v] for v in known if v.aval.shape == made.aval.shape]
         if not same or not (

@@ -57,7 +57,7 @@ from jaxeff.core import (
 )
 from jaxeff.core import jax_internals as _compat
 from jaxeff.core import primitives as p
-from jaxeff.program.ir import Along, Family, Relation, Signature, Window, signature
+from jaxeff.program.ir import Along, OperationFamily, Relation, Signature, Window, signature
 from jaxeff.program.ir import primitives as prim
 
 
@@ -195,17 +195,17 @@ def framewise(eqn: JaxprEqn, values: Sequence[Value], windows: Windows) -> Seque
     # Of the whole window, whose sizes the equation has.
     of = signature(eqn)
     streams = {i: v for i, v in enumerate(values) if isinstance(v, StreamedValue)}
-    if not of.is_known or of.family is Family.SOURCE:
+    if not of.is_known or of.family is OperationFamily.SOURCE:
         raise refuse(eqn, "isn't known to be the same at all times; keep it out of the stream")
     alongs = {i: _along(of, i, v.axis) for i, v in streams.items()}
     if any(one is None or one[1].relation is not Relation.SAME for one in alongs.values()):
-        if len(streams) > 1 and of.family is not Family.CONTRACTION:
+        if len(streams) > 1 and of.family is not OperationFamily.CONTRACTION:
             raise refuse(eqn, "puts frames after each other, so a frame's place changes")
         return _shifted(eqn, of, values, windows, streams, alongs)
     target = {one[0] for one in alongs.values() if one is not None}
     first = next(iter(streams.values()))
     alike = all((v.length, v.hop) == (first.length, first.hop) for v in streams.values())
-    if of.family is Family.CONTRACTION and (len(target) > 1 or not alike):
+    if of.family is OperationFamily.CONTRACTION and (len(target) > 1 or not alike):
         return whole_window(eqn, values, windows)
     if len(target) > 1 or not alike:
         raise refuse(eqn, "joins values of other times; make their windows and strides the same")
@@ -229,7 +229,7 @@ def _of_frames(
             operands.append(array_of(v))
         elif isinstance(v, RepeatedValue) and own in v.axes:
             operands.append(jax.lax.slice_in_dim(v.value, 0, frames, axis=own))
-        elif of.family is Family.CONTRACTION:
+        elif of.family is OperationFamily.CONTRACTION:
             return whole_window(eqn, values, windows)
         else:
             raise refuse(eqn, "reads numbers that differ along time; make them the same at all")
@@ -272,7 +272,12 @@ def _shifted(
             eqn, "takes a part of the frames, by their place in the window" if cut
             else "puts frames after each other, so a frame's place changes; take longer windows"
         )  # fmt: skip
-    if along is None or along[1].window is None or of.family is Family.RUNNING or len(streams) > 1:
+    if (
+        along is None
+        or along[1].window is None
+        or of.family is OperationFamily.RUNNING
+        or len(streams) > 1
+    ):
         return whole_window(eqn, values, windows)
     axis, window = along[0], along[1].window
     if number:

@@ -15,7 +15,7 @@ from jax import lax
 
 from jaxeff.core import EXPANSIONS, jax_internals, stack_p
 from jaxeff.core import primitives as p
-from jaxeff.program.ir import FACTS, Facts, Family, Relation, signature
+from jaxeff.program.ir import FACTS, Facts, OperationFamily, Relation, signature
 from jaxeff.program.ir import primitives as prim
 from jaxeff.program.ir._signature import OPAQUE, ROWS
 from tests.program.test_known_primitives import installed
@@ -203,7 +203,7 @@ def _equations(f, arrays):
         for eqn in jaxpr.eqns:
             operands = [look(a) for a in eqn.invars]
             bodies = jax_internals.sub_jaxprs(eqn)
-            if signature(eqn).family is Family.CALL:
+            if signature(eqn).family is OperationFamily.CALL:
                 results = read(bodies[0].jaxpr, bodies[0].consts, operands)
             else:
                 pending.append((eqn, operands))
@@ -415,7 +415,7 @@ def test_a_primitive_of_somebody_else_is_opaque_with_a_reason():
     stranger.def_abstract_eval(lambda x: x)
     (eqn,) = jax.make_jaxpr(stranger.bind)(jnp.ones((2, 3))).eqns
     of = signature(eqn)
-    assert of.family is Family.OPAQUE
+    assert of.family is OperationFamily.OPAQUE
     assert "add one" in of.reason
     assert of.operands[0].combined == (0, 1)
 

@@ -32,8 +32,8 @@ from jaxeff.core import primitives as p
 from jaxeff.program import Program
 from jaxeff.program.ir import (
     Along,
-    Family,
     Node,
+    OperationFamily,
     Relation,
     Scan,
     Signature,
@@ -172,7 +172,7 @@ def follow_lineages(
     for node in nodes:
         operands = [lineages.get(a, {}) if isinstance(a, Value) else {} for a in node.inputs]
         if any(operands):
-            is_call = node.signature.family is Family.CALL
+            is_call = node.signature.family is OperationFamily.CALL
             results, found = (
                 through(node.eqn, operands)
                 if is_call
@@ -326,10 +326,12 @@ def _equation(eqn: Any, operands: list[Axes]) -> list[Axes]:
     if eqn.primitive is p.remat_p:
         return walk(_compat.as_closed(_compat.sub_jaxprs(eqn)[0]), operands, _rule, _constant)
     of = signature(eqn)
-    if of.family is Family.LOOP or (of.family is Family.OPAQUE and any(map(any, operands))):
+    if of.family is OperationFamily.LOOP or (
+        of.family is OperationFamily.OPAQUE and any(map(any, operands))
+    ):
         return [_all_of(shape) for shape in shapes]
     # Which row of a table is taken is said by the indices.
-    silent = {Relation.UNKNOWN} if of.family is Family.SELECT else set()
+    silent = {Relation.UNKNOWN} if of.family is OperationFamily.SELECT else set()
 
     def varies(axis: int, result: int) -> bool:
         return axis in of.distinct or any(

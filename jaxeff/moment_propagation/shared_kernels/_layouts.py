@@ -26,7 +26,7 @@ from jaxtyping import Array
 from jaxeff.core import primitives as p
 from jaxeff.moment_propagation.dependence import AFFINE, is_pointwise
 from jaxeff.program import Layer
-from jaxeff.program.ir import Axes, Contraction, Family, Node, Value, axes
+from jaxeff.program.ir import Axes, Contraction, Node, OperationFamily, Value, axes
 from jaxeff.program.ir import primitives as prim
 
 BATCH, CHANNEL, FIRST_PLACE = 0, 1, 2
@@ -164,7 +164,7 @@ def _after(node: Node, layout: Axes) -> Axes | None:
         windows = zip(layout, of.operands[0].along[0] or (), strict=True)
         crossed = any(a in (BATCH, CHANNEL) and one.window is not None for a, one in windows)
         return None if crossed else layout
-    if of.family is not Family.MOVE and node.primitive not in _REDUCING:
+    if of.family is not OperationFamily.MOVE and node.primitive not in _REDUCING:
         return None
     after = axes.followed(of, layout)
     if after is None:

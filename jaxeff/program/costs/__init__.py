@@ -3,11 +3,14 @@
 from jaxeff.program.costs._cost import (
     Cost,
     LayerCost,
+    Summary,
     Widths,
     bits_scope,
     cost,
     is_scalar,
     node_macs,
+    sites,
+    summary,
 )
 from jaxeff.program.costs._last_layer import (
     LastLayer,
@@ -19,7 +22,6 @@ from jaxeff.program.costs._last_layer import (
     with_constant,
     with_flat,
 )
-from jaxeff.program.costs._summary import Summary, sites, summary
 
 __all__ = [
     "Cost",

@@ -3,7 +3,6 @@
 from jaxeff.program.ir import _axes as axes
 from jaxeff.program.ir import _primitives as primitives
 from jaxeff.program.ir._axes import Axes, Contraction, extent
-from jaxeff.program.ir._facts import FACTS, Facts, facts
 from jaxeff.program.ir._graph import (
     DRAWN_TAG,
     KINDS,
@@ -17,11 +16,12 @@ from jaxeff.program.ir._graph import (
     flatten,
     run_nodes,
 )
+from jaxeff.program.ir._primitives import FACTS, Facts, facts
 from jaxeff.program.ir._signature import (
     Along,
-    Family,
     Operand,
-    Part,
+    OperationFamily,
+    PlacedPart,
     Relation,
     Signature,
     Window,
@@ -47,12 +47,12 @@ __all__ = [
     "Axes",
     "Contraction",
     "Facts",
-    "Family",
     "Graph",
     "Layer",
     "Node",
     "Operand",
-    "Part",
+    "OperationFamily",
+    "PlacedPart",
     "Program",
     "Relation",
     "Role",

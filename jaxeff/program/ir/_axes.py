@@ -38,7 +38,7 @@ def followed(of: Signature, known: Axes, operand: int = 0) -> Axes | None:
     Args:
         of: What the equation does.
         known: The operand's axes.
-        operand: Which operand.
+        operand: Number of the operand.
 
     Returns:
         The axes; None where one is no axis of the operand, such as a merged one, a window's, a

@@ -1,10 +1,10 @@
 """What an equation does, said once: its signature, which every analysis of programs reads.
 
-A signature says of an equation's operands and results along which axes entries stay apart, along
-which they meet, and of its function of numbers whether it is smooth or affine, and where it is
-defined. It has one row for each primitive, in `ROWS` and `FACTS`; a primitive without a row is
-*opaque*, with a reason. What an analysis follows (dependence, layouts, channels, time) is a fold:
-it reads signatures and no primitive.
+A signature says of an equation's operands and results along which axes entries stay apart, and
+along which they meet. (Whether it is smooth or affine, and where it is defined, is said by `FACTS`
+of `_primitives.py`.) There is one row for each primitive, in `ROWS`; one without a row is *opaque*,
+with a reason. What an analysis follows (dependence, layouts, channels, time) is a fold: it reads
+signatures and no primitive.
 
     [examples, places, channels] @ [channels, outputs]:
         left    same 0, same 1, broadcast      combines its axis 2, in pairs with
@@ -44,7 +44,7 @@ from jaxeff.program.ir import _primitives as prim
 Shape: TypeAlias = tuple[int, ...]
 
 
-class Family(Enum):
+class OperationFamily(Enum):
     """What kind of thing an equation does."""
 
     ELEMENTWISE = "elementwise"
@@ -107,12 +107,12 @@ class Window(NamedTuple):
         return self.size == 1 or (self.stride >= self.size and self.dilation == 1)
 
 
-class Part(NamedTuple):
+class PlacedPart(NamedTuple):
     """Which entries of an operand's axis stand where in the result's.
 
     Attributes:
         start: The first entry that is taken.
-        stop: Where they end.
+        stop: End of what is taken.
         step: The distance of those that are taken; negative if they are reversed.
         at: The place of the first in the result.
         apart: The distance of their places.
@@ -131,14 +131,14 @@ class Along(NamedTuple):
     Attributes:
         relation: How.
         axes: The operand's axes that it is made of.
-        window: Of what is windowed.
-        part: Of what is placed, if the places are known.
+        window: Entries that each result reads, of what is windowed.
+        part: Places of what is placed, if they are known.
     """
 
     relation: Relation
     axes: Shape = ()
     window: Window | None = None
-    part: Part | None = None
+    part: PlacedPart | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,7 +148,7 @@ class Operand:
     Attributes:
         along: For each result an `Along` for each of its axes; None for a result that it has no
             part in.
-        combined: Its axes of which several entries make one of the result.
+        combined: Axes of which several entries make one of the result.
     """
 
     along: tuple[tuple[Along, ...] | None, ...]
@@ -168,7 +168,7 @@ class Signature:
         reason: Why nothing is known, of what is opaque.
     """
 
-    family: Family
+    family: OperationFamily
     operands: tuple[Operand, ...]
     beside: frozenset[int] = frozenset()
     pairs: tuple[tuple[int, int], ...] = ()
@@ -195,7 +195,11 @@ class Signature:
     @property
     def is_known(self) -> bool:
         """Whether it says how entries go from operands to results."""
-        return self.family not in {Family.OPAQUE, Family.CALL, Family.LOOP}
+        return self.family not in {
+            OperationFamily.OPAQUE,
+            OperationFamily.CALL,
+            OperationFamily.LOOP,
+        }
 
 
 _BROADCAST = Along(Relation.BROADCAST)
@@ -236,12 +240,14 @@ def signature(eqn: Any) -> Signature:
     outs = [tuple(getattr(v.aval, "shape", ())) for v in eqn.outvars]
     if row is None:
         reason = _REASONS.get(eqn.primitive.name, UNDESCRIBED)
-        return Signature(Family.OPAQUE, tuple(_any_of(n, outs) for n in ins), reason=reason)
+        return Signature(
+            OperationFamily.OPAQUE, tuple(_any_of(n, outs) for n in ins), reason=reason
+        )
     return row(eqn.params, ins, outs)
 
 
 def _elementwise(q: Mapping[str, Any], ins: Sequence[Shape], outs: Sequence[Shape]) -> Signature:
-    return Signature(Family.ELEMENTWISE, tuple(_aligned(n, outs) for n in ins))
+    return Signature(OperationFamily.ELEMENTWISE, tuple(_aligned(n, outs) for n in ins))
 
 
 def _aligned(shape: Shape, outs: Sequence[Shape]) -> Operand:
@@ -262,17 +268,17 @@ def _passed(q: Mapping[str, Any], ins: Sequence[Shape], outs: Sequence[Shape]) -
         along = [tuple(map(_same, range(len(shape)))) if number == i else None
                  for i in range(len(outs))]  # fmt: skip
         operands.append(Operand(tuple(along)))
-    return Signature(Family.MOVE, tuple(operands), frozenset(range(len(ins))))
+    return Signature(OperationFamily.MOVE, tuple(operands), frozenset(range(len(ins))))
 
 
 def _select(q: Mapping[str, Any], ins: Sequence[Shape], outs: Sequence[Shape]) -> Signature:
     # Cases are put side by side; the predicate meets each.
     operands = tuple(_aligned(n, outs) for n in ins)
-    return Signature(Family.ELEMENTWISE, operands, frozenset(range(1, len(ins))))
+    return Signature(OperationFamily.ELEMENTWISE, operands, frozenset(range(1, len(ins))))
 
 
 def _move(*along: Along) -> Signature:
-    return Signature(Family.MOVE, (Operand((along,)),))
+    return Signature(OperationFamily.MOVE, (Operand((along,)),))
 
 
 def _broadcast(q: Mapping[str, Any], ins: Sequence[Shape], outs: Sequence[Shape]) -> Signature:
@@ -282,7 +288,7 @@ def _broadcast(q: Mapping[str, Any], ins: Sequence[Shape], outs: Sequence[Shape]
         along[target] = Along(Relation.BROADCAST, (source,)) if repeated else _same(source)
     # Sizes that are known only when it runs are operands, too.
     sizes = (_spread_over(outs) for _ in ins[1:])
-    return Signature(Family.MOVE, (Operand((tuple(along),)), *sizes))
+    return Signature(OperationFamily.MOVE, (Operand((tuple(along),)), *sizes))
 
 
 def _transpose(q: Mapping[str, Any], ins: Sequence[Shape], outs: Sequence[Shape]) -> Signature:
@@ -296,7 +302,7 @@ def _squeeze(q: Mapping[str, Any], ins: Sequence[Shape], outs: Sequence[Shape]) 
 
 def _reshape(q: Mapping[str, Any], ins: Sequence[Shape], outs: Sequence[Shape]) -> Signature:
     sizes = (_spread_over(outs) for _ in ins[1:])
-    return Signature(Family.MOVE, (Operand((tuple(_regrouped(ins[0], outs[0])),)), *sizes))
+    return Signature(OperationFamily.MOVE, (Operand((tuple(_regrouped(ins[0], outs[0])),)), *sizes))
 
 
 def _regrouped(shape: Shape, out: Shape) -> list[Along]:
@@ -348,14 +354,14 @@ def _reverse(q: Mapping[str, Any], ins: Sequence[Shape], outs: Sequence[Shape]) 
     return _move(*(along(a, n) for a, n in enumerate(ins[0])))
 
 
-def _part(start: Any, stop: Any, step: Any = 1, at: Any = 0, apart: Any = 1) -> Part | None:
+def _part(start: Any, stop: Any, step: Any = 1, at: Any = 0, apart: Any = 1) -> PlacedPart | None:
     """Returns the places of entries; None where one of them is symbolic."""
     numbers = (start, stop, step, at, apart)
     known = all(isinstance(n, int | np.integer) for n in numbers)
-    return Part(*map(int, numbers)) if known else None
+    return PlacedPart(*map(int, numbers)) if known else None
 
 
-def _placed(axis: int, whole: bool, part: Part | None = None) -> Along:
+def _placed(axis: int, whole: bool, part: PlacedPart | None = None) -> Along:
     return _same(axis) if whole else Along(Relation.PLACED, (axis,), part=part)
 
 
@@ -377,7 +383,7 @@ def _split(q: Mapping[str, Any], ins: Sequence[Shape], outs: Sequence[Shape]) ->
         each[axis] = _placed(axis, size == ins[0][axis], _part(start, start + size))
         along.append(tuple(each))
         start += size
-    return Signature(Family.MOVE, (Operand(tuple(along)),))
+    return Signature(OperationFamily.MOVE, (Operand(tuple(along)),))
 
 
 def _pad(q: Mapping[str, Any], ins: Sequence[Shape], outs: Sequence[Shape]) -> Signature:
@@ -388,7 +394,7 @@ def _pad(q: Mapping[str, Any], ins: Sequence[Shape], outs: Sequence[Shape]) -> S
         along.append(_placed(axis, (low, high, between) == (0, 0, 0), part))
     padded = frozenset(a for a, one in enumerate(along) if one.relation is Relation.PLACED)
     operands = (Operand((tuple(along),)), _spread_over(outs))
-    return Signature(Family.MOVE, operands, frozenset((0, 1)), distinct=padded)
+    return Signature(OperationFamily.MOVE, operands, frozenset((0, 1)), distinct=padded)
 
 
 def _concatenate(q: Mapping[str, Any], ins: Sequence[Shape], outs: Sequence[Shape]) -> Signature:
@@ -400,7 +406,7 @@ def _concatenate(q: Mapping[str, Any], ins: Sequence[Shape], outs: Sequence[Shap
         operands.append(Operand((tuple(along),)))
         at += shape[axis]
     beside, distinct = frozenset(range(len(ins))), frozenset((axis,))
-    return Signature(Family.MOVE, tuple(operands), beside, distinct=distinct)
+    return Signature(OperationFamily.MOVE, tuple(operands), beside, distinct=distinct)
 
 
 def _stack(q: Mapping[str, Any], ins: Sequence[Shape], outs: Sequence[Shape]) -> Signature:
@@ -408,16 +414,16 @@ def _stack(q: Mapping[str, Any], ins: Sequence[Shape], outs: Sequence[Shape]) ->
     for number, shape in enumerate(ins):
         along = [_same(a) for a in range(len(shape))]
         # Of each operand one place of the new axis is made.
-        along.insert(axis, Along(Relation.PLACED, part=Part(0, 1, 1, number)))
+        along.insert(axis, Along(Relation.PLACED, part=PlacedPart(0, 1, 1, number)))
         operands.append(Operand((tuple(along),)))
     beside, distinct = frozenset(range(len(ins))), frozenset((axis,))
-    return Signature(Family.MOVE, tuple(operands), beside, distinct=distinct)
+    return Signature(OperationFamily.MOVE, tuple(operands), beside, distinct=distinct)
 
 
 def _dynamic_slice(q: Mapping[str, Any], ins: Sequence[Shape], outs: Sequence[Shape]) -> Signature:
     pairs = enumerate(zip(ins[0], outs[0], strict=True))
     first = Operand((tuple(_placed(a, n == m) for a, (n, m) in pairs),))
-    return Signature(Family.SELECT, (first, *(_spread_over(outs) for _ in ins[1:])))
+    return Signature(OperationFamily.SELECT, (first, *(_spread_over(outs) for _ in ins[1:])))
 
 
 def _dynamic_update(q: Mapping[str, Any], ins: Sequence[Shape], outs: Sequence[Shape]) -> Signature:
@@ -426,7 +432,7 @@ def _dynamic_update(q: Mapping[str, Any], ins: Sequence[Shape], outs: Sequence[S
     second = Operand((tuple(_placed(a, n == m) for a, (n, m) in pairs),))
     operands = (first, second, *(_spread_over(outs) for _ in ins[2:]))
     written = frozenset(a for a, (n, m) in pairs if n != m)
-    return Signature(Family.SELECT, operands, frozenset((0, 1)), distinct=written)
+    return Signature(OperationFamily.SELECT, operands, frozenset((0, 1)), distinct=written)
 
 
 def _gather(q: Mapping[str, Any], ins: Sequence[Shape], outs: Sequence[Shape]) -> Signature:
@@ -451,7 +457,7 @@ def _gather(q: Mapping[str, Any], ins: Sequence[Shape], outs: Sequence[Shape]) -
             of_indices.append(_same(row))
     coordinates = _several(indices, [len(indices) - 1])
     operands = Operand((tuple(of_table),)), Operand((tuple(of_indices),), coordinates)
-    return Signature(Family.SELECT, operands)
+    return Signature(OperationFamily.SELECT, operands)
 
 
 def _scatter(adds: bool) -> Row:
@@ -488,7 +494,7 @@ def _scatter(adds: bool) -> Row:
         )
         beside = frozenset[int]() if adds else frozenset((0, 2))
         distinct = frozenset(a for a in range(len(operand)) if a not in same)
-        return Signature(Family.SCATTER, operands, beside, distinct=distinct)
+        return Signature(OperationFamily.SCATTER, operands, beside, distinct=distinct)
 
     return row
 
@@ -503,7 +509,7 @@ def _sort(q: Mapping[str, Any], ins: Sequence[Shape], outs: Sequence[Shape]) -> 
         of = (tuple(along) if number in keys or i == number else None for i in range(len(outs)))
         operands.append(Operand(tuple(of), _several(shape, [axis]) if number in keys else ()))
     # Numbers beside a key stay as they were: those of equal keys differ.
-    return Signature(Family.SELECT, tuple(operands), distinct=frozenset((axis,)))
+    return Signature(OperationFamily.SELECT, tuple(operands), distinct=frozenset((axis,)))
 
 
 def _top(q: Mapping[str, Any], ins: Sequence[Shape], outs: Sequence[Shape]) -> Signature:
@@ -511,7 +517,7 @@ def _top(q: Mapping[str, Any], ins: Sequence[Shape], outs: Sequence[Shape]) -> S
     along = [_same(a) for a in range(len(ins[0]))]
     along[axis] = _unknown(axis)
     operand = Operand((tuple(along),) * len(outs), _several(ins[0], [axis]))
-    return Signature(Family.SELECT, (operand,), distinct=frozenset((axis,)))
+    return Signature(OperationFamily.SELECT, (operand,), distinct=frozenset((axis,)))
 
 
 def _reduction(q: Mapping[str, Any], ins: Sequence[Shape], outs: Sequence[Shape]) -> Signature:
@@ -523,7 +529,7 @@ def _reduction(q: Mapping[str, Any], ins: Sequence[Shape], outs: Sequence[Shape]
             continue
         along = tuple(_same(a) for a in range(len(shape)) if a not in gone)
         operands.append(Operand((along,) * len(outs), _several(shape, sorted(gone))))
-    return Signature(Family.REDUCE, tuple(operands))
+    return Signature(OperationFamily.REDUCE, tuple(operands))
 
 
 def _running(q: Mapping[str, Any], ins: Sequence[Shape], outs: Sequence[Shape]) -> Signature:
@@ -533,7 +539,7 @@ def _running(q: Mapping[str, Any], ins: Sequence[Shape], outs: Sequence[Shape]) 
     window = Window(shape[axis], padding=(0, before) if q["reverse"] else (before, 0))
     along[axis] = Along(Relation.WINDOWED, (axis,), window)
     operand = Operand((tuple(along),), _several(shape, [axis]))
-    return Signature(Family.RUNNING, (operand,), distinct=frozenset((axis,)))
+    return Signature(OperationFamily.RUNNING, (operand,), distinct=frozenset((axis,)))
 
 
 _PLAIN = Window(1)
@@ -557,7 +563,7 @@ def _window(q: Mapping[str, Any], ins: Sequence[Shape], outs: Sequence[Shape]) -
     combined = tuple(a for a, window in enumerate(windows) if not window.is_single)
     of_array = Operand((along,) * len(outs), combined)
     operands = (of_array if len(shape) == rank and rank else _spread_over(outs) for shape in ins)
-    return Signature(Family.WINDOW, tuple(operands), distinct=_bordered(along))
+    return Signature(OperationFamily.WINDOW, tuple(operands), distinct=_bordered(along))
 
 
 def _bordered(along: Sequence[Along]) -> frozenset[int]:
@@ -579,7 +585,7 @@ def _unpooled(q: Mapping[str, Any], ins: Sequence[Shape], outs: Sequence[Shape])
     along = tuple(_same(a) if same else _unknown(a) for a, same in enumerate(whole))
     axes = [a for a, same in enumerate(whole) if not same]
     operands = (Operand((along,), _several(shape, axes)) for shape in ins)
-    return Signature(Family.WINDOW, tuple(operands), distinct=frozenset(axes))
+    return Signature(OperationFamily.WINDOW, tuple(operands), distinct=frozenset(axes))
 
 
 def _dot(q: Mapping[str, Any], ins: Sequence[Shape], outs: Sequence[Shape]) -> Signature:
@@ -593,7 +599,7 @@ def _dot(q: Mapping[str, Any], ins: Sequence[Shape], outs: Sequence[Shape]) -> S
         along = (*map(_same, batched[side]), *rest)
         operands.append(Operand((along,), _several(shape, summed[side])))
     pairs = tuple(zip(*summed, strict=True))
-    return Signature(Family.CONTRACTION, tuple(operands), pairs=pairs)
+    return Signature(OperationFamily.CONTRACTION, tuple(operands), pairs=pairs)
 
 
 def _convolution(q: Mapping[str, Any], ins: Sequence[Shape], outs: Sequence[Shape]) -> Signature:
@@ -632,7 +638,7 @@ def _convolution(q: Mapping[str, Any], ins: Sequence[Shape], outs: Sequence[Shap
     )
     pairs = ((channels, inner),) if groups == 1 else ()
     borders = _bordered(of_image)
-    return Signature(Family.CONTRACTION, operands, pairs=pairs, distinct=borders)
+    return Signature(OperationFamily.CONTRACTION, operands, pairs=pairs, distinct=borders)
 
 
 def _trailing(*ranks: int) -> Row:
@@ -654,7 +660,7 @@ def _trailing(*ranks: int) -> Row:
             )
             operands.append(Operand(tuple(along), _several(shape, axes)))
         distinct = frozenset(range(len(ins[0]) - counts[0], max(map(len, outs))))
-        return Signature(Family.CONTRACTION, tuple(operands), distinct=distinct)
+        return Signature(OperationFamily.CONTRACTION, tuple(operands), distinct=distinct)
 
     return row
 
@@ -672,7 +678,7 @@ def _solve(q: Mapping[str, Any], ins: Sequence[Shape], outs: Sequence[Shape]) ->
 
     of_matrices = (of(n, tuple(range(leading, len(n))), _BROADCAST) for n in matrices)
     operands = (*of_matrices, of(right, (rows,), _same(columns)))
-    return Signature(Family.CONTRACTION, operands, distinct=frozenset((rows,)))
+    return Signature(OperationFamily.CONTRACTION, operands, distinct=frozenset((rows,)))
 
 
 def _fourier(q: Mapping[str, Any], ins: Sequence[Shape], outs: Sequence[Shape]) -> Signature:
@@ -684,22 +690,24 @@ def _bitcast(q: Mapping[str, Any], ins: Sequence[Shape], outs: Sequence[Shape]) 
     (shape,), (out,) = ins, outs
     along = tuple(_same(a) if a < len(shape) else _BROADCAST for a in range(len(out)))
     gone = _several(shape, range(len(out), len(shape)))
-    family = Family.ELEMENTWISE if len(shape) == len(out) else Family.MOVE
+    family = OperationFamily.ELEMENTWISE if len(shape) == len(out) else OperationFamily.MOVE
     new = frozenset(range(len(shape), len(out)))
     return Signature(family, (Operand((along,), gone),), distinct=new)
 
 
 def _counted(q: Mapping[str, Any], ins: Sequence[Shape], outs: Sequence[Shape]) -> Signature:
     sizes = tuple(_spread_over(outs) for _ in ins)
-    return Signature(Family.SOURCE, sizes, distinct=frozenset((q["dimension"],)))
+    return Signature(OperationFamily.SOURCE, sizes, distinct=frozenset((q["dimension"],)))
 
 
 def _drawn(q: Mapping[str, Any], ins: Sequence[Shape], outs: Sequence[Shape]) -> Signature:
     distinct = frozenset(range(max(map(len, outs))))
-    return Signature(Family.SOURCE, tuple(_any_of(n, outs) for n in ins), distinct=distinct)
+    return Signature(
+        OperationFamily.SOURCE, tuple(_any_of(n, outs) for n in ins), distinct=distinct
+    )
 
 
-def _holding(family: Family) -> Row:
+def _holding(family: OperationFamily) -> Row:
     """Makes the row of what holds equations of its own."""
 
     def row(q: Mapping[str, Any], ins: Sequence[Shape], outs: Sequence[Shape]) -> Signature:
@@ -722,8 +730,8 @@ ROWS: dict[Any, Row] = {
     **dict.fromkeys({p.cumsum_p, p.cumprod_p, p.cummax_p, p.cummin_p, p.cumlogsumexp_p}, _running),
     **dict.fromkeys({p.scatter_add_p, p.scatter_mul_p, p.scatter_max_p, p.scatter_min_p},
                     _scatter(adds=True)),
-    **dict.fromkeys(prim.CALLS | prim.CUSTOM, _holding(Family.CALL)),
-    **dict.fromkeys(prim.CONTROL | {p.linear_solve_p}, _holding(Family.LOOP)),
+    **dict.fromkeys(prim.CALLS | prim.CUSTOM, _holding(OperationFamily.CALL)),
+    **dict.fromkeys(prim.CONTROL | {p.linear_solve_p}, _holding(OperationFamily.LOOP)),
     **dict.fromkeys(
         {p.cholesky_p, p.eig_p, p.eigh_p, p.hessenberg_p, p.lu_p, p.qr_p, p.schur_p, p.svd_p,
          p.triangular_solve_p, p.tridiagonal_p}, _trailing(2)),

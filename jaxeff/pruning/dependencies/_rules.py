@@ -25,8 +25,8 @@ from jaxeff.program.ir import (
     DRAWN_TAG,
     Along,
     Contraction,
-    Family,
     Node,
+    OperationFamily,
     Relation,
     Scan,
     Signature,
@@ -115,7 +115,7 @@ def _result(
             result.append(grouped[r])
         elif placed and not same and not others:
             result.append(_composed(eqn, placed, size, reader))
-        elif placed or (others and not (same and of.family is Family.SELECT)):
+        elif placed or (others and not (same and of.family is OperationFamily.SELECT)):
             # What is put or taken somewhere among the entries of an axis. (A row of indices that
             # take from a table may go by itself.)
             there = [*same, *others, *(found[a] for found, one in placed for a in one.axes)]
@@ -253,7 +253,13 @@ RULES: dict[Any, Rule] = {
 Dimensions = frozenset[Dimension]
 _FIRST = {p.gather_p, p.dynamic_slice_p, p.slice_p, split_p}
 """Of whose operands only the first is what comes out."""
-_KEPT = {Family.MOVE, Family.SELECT, Family.WINDOW, Family.RUNNING, Family.SCATTER}
+_KEPT = {
+    OperationFamily.MOVE,
+    OperationFamily.SELECT,
+    OperationFamily.WINDOW,
+    OperationFamily.RUNNING,
+    OperationFamily.SCATTER,
+}
 """Of these, results are zero where operands are, but for those below."""
 _CHANGED = {p.pad_p, p.cumlogsumexp_p}
 _NEUTRAL = {p.reduce_sum_p}
