@@ -16,6 +16,7 @@ from experiments.beyond.zoo import models as zoo
 from experiments.harness import Row
 from experiments.timing import interleaved
 from jaxeff import Additive, Crossbar, Gaussian, Int, LoRA
+from jaxeff.adapters import init_lora
 from jaxeff.compression import calibrate, ptq
 from jaxeff.contrib import Decoder, DecoderConfig, smollm2_135m
 from jaxeff.core import jax_internals
@@ -163,7 +164,7 @@ def _ensemble(s: Subject) -> Function:
 def _lora(s: Subject) -> Function:
     spec = {LINEAR: LoRA(4)}
     adapters = _of_shapes(
-        s, lambda key, params, *args: jaxeff.init_lora(key, s.f, params, args, spec),
+        s, lambda key, params, *args: init_lora(key, s.f, params, args, spec),
         _key(s), s.params, *s.args,
     )  # fmt: skip
     return jaxeff.lora(s.f, spec), (s.params, adapters, *s.args)
