@@ -21,6 +21,7 @@ import jaxeff
 from jaxeff.nn import small_classifier
 
 f, params, (x, y) = small_classifier()
+assert jaxeff.sites(f, params, x)[:3] == ("input", "conv1", "relu")
 small = jaxeff.quantized(f, {"*:linear": jaxeff.Int(4, 8)})
 print(jaxeff.summary(small, params, x[:1]))
 jaxeff.cost(small, params, x[:1]).size                   # bytes; also .peak, .bops, .macs, .params
