@@ -265,7 +265,8 @@ def _no_match(pattern: Pattern, targets: Sequence[Target], what: str) -> str:
     shown = [t for t in targets if pattern.kind or not t.reserved]
     near = difflib.get_close_matches(pattern.glob, [t.name for t in shown], cutoff=0.5)
     first = sorted((t for t in shown if t.name in near), key=lambda t: near.index(t.name))
-    return f"Pattern {pattern.text!r} matches no {what}. {_listed(shown, first, what)}"
+    meant = f" Did you mean {near[0]!r}?" if near else ""
+    return f"Pattern {pattern.text!r} matches no {what}. {_listed(shown, first, what)}{meant}"
 
 
 def _listed(targets: Sequence[Target], first: Sequence[Target], what: str) -> str:

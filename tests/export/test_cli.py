@@ -42,6 +42,7 @@ def test_help_names_the_commands_and_their_arguments():
         assert command in listed
         assert "--help" in call(command, "--help").stdout
     assert "rpc://tracker:port/key" in listed
+    assert "--install-completion" in listed
 
 
 def test_version():
@@ -208,6 +209,7 @@ def test_compile_a_function_of_a_module(tmp_path, monkeypatch):
         (("compile", "ARTIFACT", "b"), "no npz file was given, so there is no array params['b1']"),
         (("compile", "ARTIFACT", "b", "--arrays", "BAD"), "bad.npz has no array params['b1']"),
         (("compile", "ARTIFACT", "b", "--target", "pi"), "unknown target 'pi'"),
+        (("compile", "ARTIFACT", "b", "--target", "cortexm4"), "did you mean 'cortex-m4'?"),
         (("compile", "ARTIFACT", "b", "--target", "{llvm"), "--target is no JSON"),
         (("compile", "ARTIFACT", "b", "--arrays", "ARRAYS", "--target", "NOCPU"), "LLVM knows no"),
         (("compile", "ARTIFACT", "b", "--database", "nowhere"), "there is no folder nowhere"),

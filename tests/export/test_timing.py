@@ -17,5 +17,7 @@ def test_an_operators_time_is_the_median_of_its_measurements():
 
 def test_a_timing_is_quoted_by_its_median():
     timing = Timing("local", 10, (1.0, 9.0, 2.0))
+    shown = "local: median 2 ms of 3 measurements, 1 to 9 ms, 10 calls each"
+    assert str(timing) == repr(timing) == shown
     assert timing.median_ms == 2.0
     assert timing.spread_ms == pytest.approx(8.0)

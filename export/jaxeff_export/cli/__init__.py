@@ -40,10 +40,10 @@ app = typer.Typer(
         "* `rpc://host:port`: a machine running `python -m tvm.exec.rpc_server`\n\n"
         "* `rpc://tracker:port/key`: any free machine of a `python -m tvm.exec.rpc_tracker`\n\n"
         "* `emulated`, `emulated:cortex-m7`: a core in software, for correctness only\n\n"
-        "RPC boards take `?session_timeout=60&connect_timeout=5`, in seconds."
+        "RPC boards take `?session_timeout=60&connect_timeout=5`, in seconds.\n\n"
+        "`--install-completion` makes the shell complete commands and options."
     ),
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode="markdown",
 )

@@ -22,6 +22,7 @@ named but not checked.
 from __future__ import annotations
 
 import copy
+import difflib
 import importlib.util
 import platform
 from collections.abc import Mapping
@@ -203,8 +204,12 @@ def resolve_target(target: str | Mapping[str, Any]) -> Target:
     if target in _NAMED:
         # A copy, for callers that add settings of their own.
         return copy.deepcopy(dict(_NAMED[target]))
-    names = ", ".join(target_names())
-    raise TargetError(f"unknown target {target!r}: use one of {names}, or a TVM target dict")
+    names = target_names()
+    near = difflib.get_close_matches(str(target).lower(), names, 1)
+    meant = f"did you mean {near[0]!r}? Else " if near else ""
+    raise TargetError(
+        f"unknown target {target!r}: {meant}use one of {', '.join(names)}, or a TVM target dict"
+    )
 
 
 def normalized_machine(name: str) -> str:

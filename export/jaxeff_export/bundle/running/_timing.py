@@ -22,7 +22,7 @@ from jaxeff_export.boards import Board, BoardError
 from jaxeff_export.bundle.files import BundleError
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Timing:
     """Duration of one call on a board.
 
@@ -40,6 +40,14 @@ class Timing:
     def median_ms(self) -> float:
         """The median over the repetitions, in milliseconds."""
         return statistics.median(self.times_ms)
+
+    def __str__(self) -> str:
+        return (
+            f"{self.board}: median {self.median_ms:.3g} ms of {len(self.times_ms)} measurements, "
+            f"{min(self.times_ms):.3g} to {max(self.times_ms):.3g} ms, {self.number} calls each"
+        )
+
+    __repr__ = __str__
 
     @property
     def spread_ms(self) -> float:
