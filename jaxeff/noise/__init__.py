@@ -28,8 +28,7 @@ evaluate = noisy(f, {"*": Additive(0.5)})                         # what the sco
 """
 
 from jaxeff.noise._noisy import monte_carlo, noisy, perturbed_inputs, perturbs_layer
-from jaxeff.noise._slots import slots
-from jaxeff.noise._walking import walking_noise
+from jaxeff.noise._walking import slots, walking_noise
 from jaxeff.noise.models import (
     Additive,
     ChargeTrap,

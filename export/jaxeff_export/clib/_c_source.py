@@ -24,8 +24,7 @@ import tvm_ffi
 from tvm import tirx
 from tvm.sym import Analyzer
 
-from jaxeff_export.clib._objects import CLibraryError
-from jaxeff_export.clib.codegen._rendering import HALF, TYPES, constant
+from jaxeff_export.clib._objects import HALF, TYPES, CLibraryError, constant
 from jaxeff_export.compiler.passes import IN_PLACE
 
 _NARROW = ("int8", "uint8", "int16", "uint16")

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import re
 import subprocess
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from jaxeff_export.targets import CToolchain, ToolchainError
 
@@ -212,3 +215,49 @@ def bytes_of(text: str | int) -> int:
     if not found:
         raise CLibraryError(f"{text!r} is no number of bytes; write 524288, 512k or 2M")
     return int(found[1]) * _UNITS[found[2].lower()]
+
+
+HALF = ("float16", "bfloat16")
+
+
+TYPES = {
+    "bool": "uint8_t",
+    "float32": "float",
+    "float64": "double",
+    **dict.fromkeys(HALF, "uint16_t"),
+    **{f"{sign}int{bits}": f"{sign}int{bits}_t" for sign in ("", "u") for bits in (8, 16, 32, 64)},
+}
+"""What holds an element; of half floats their bits."""
+
+
+def constant(value: float, dtype: str) -> str:
+    """Writes a number of a dtype, exactly."""
+    if dtype.startswith("float"):
+        if dtype == "float16":
+            return f"{int(np.float16(value).view(np.uint16))}u"
+        number = float(value)
+        end = "f" if dtype == "float32" else ""
+        sign = "-" if math.copysign(1.0, number) < 0 else ""
+        if math.isnan(number):
+            return "(float)NAN" if end else "(double)NAN"
+        if math.isinf(number):
+            text = f"{sign}{'(float)' if end else '(double)'}INFINITY"
+        elif number == int(number) and abs(number) < 1e7:
+            text = f"{sign}{abs(int(number))}.0{end}"
+        else:
+            text = f"{number.hex()}{end}"  # exactly the number
+        return f"({text})" if sign else text
+    number = int(value)
+    if dtype == "bool":
+        return str(int(bool(number)))
+    if dtype in ("int64", "uint64"):
+        if number == -(2**63):
+            return "(-INT64_C(9223372036854775807) - 1)"
+        text = f"{'U' if dtype[0] == 'u' else ''}INT64_C({abs(number)})"
+    elif dtype == "uint32":
+        text = f"{number}u"
+    elif number == -(2**31):
+        return "(-2147483647 - 1)"
+    else:
+        text = str(abs(number))
+    return f"(-{text})" if number < 0 else text

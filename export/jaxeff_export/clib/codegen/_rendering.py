@@ -10,7 +10,6 @@ The block of parameters is part of the archive, or a file that a board loads.
 from __future__ import annotations
 
 import dataclasses
-import math
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -19,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from jaxeff_export.clib._objects import CLibraryError
+from jaxeff_export.clib._objects import HALF, TYPES, CLibraryError, constant
 
 _TEMPLATES = Path(__file__).with_name("templates")
 _ALONE = re.compile(r"^\$\{(\w+)\}\n", re.MULTILINE)
@@ -109,17 +108,6 @@ def assembly(symbol: str, file: str, alignment: int, *, arm: bool) -> str:
     return render("block.S", symbol=symbol, file=file, alignment=alignment, sign=sign)
 
 
-HALF = ("float16", "bfloat16")
-TYPES = {
-    "bool": "uint8_t",
-    "float32": "float",
-    "float64": "double",
-    **dict.fromkeys(HALF, "uint16_t"),
-    **{f"{sign}int{bits}": f"{sign}int{bits}_t" for sign in ("", "u") for bits in (8, 16, 32, 64)},
-}
-"""What holds an element; of half floats their bits."""
-
-
 def constants(values: Mapping[str, Any]) -> list[str]:
     """Writes arrays as constants of their own dtype: no order of bytes is taken for granted.
 
@@ -144,36 +132,3 @@ def constants(values: Mapping[str, Any]) -> list[str]:
         ]
         lines += ["};", ""]
     return lines
-
-
-def constant(value: float, dtype: str) -> str:
-    """Writes a number of a dtype, exactly."""
-    if dtype.startswith("float"):
-        if dtype == "float16":
-            return f"{int(np.float16(value).view(np.uint16))}u"
-        number = float(value)
-        end = "f" if dtype == "float32" else ""
-        sign = "-" if math.copysign(1.0, number) < 0 else ""
-        if math.isnan(number):
-            return "(float)NAN" if end else "(double)NAN"
-        if math.isinf(number):
-            text = f"{sign}{'(float)' if end else '(double)'}INFINITY"
-        elif number == int(number) and abs(number) < 1e7:
-            text = f"{sign}{abs(int(number))}.0{end}"
-        else:
-            text = f"{number.hex()}{end}"  # exactly the number
-        return f"({text})" if sign else text
-    number = int(value)
-    if dtype == "bool":
-        return str(int(bool(number)))
-    if dtype in ("int64", "uint64"):
-        if number == -(2**63):
-            return "(-INT64_C(9223372036854775807) - 1)"
-        text = f"{'U' if dtype[0] == 'u' else ''}INT64_C({abs(number)})"
-    elif dtype == "uint32":
-        text = f"{number}u"
-    elif number == -(2**31):
-        return "(-2147483647 - 1)"
-    else:
-        text = str(abs(number))
-    return f"(-{text})" if number < 0 else text
