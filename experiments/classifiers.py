@@ -105,7 +105,7 @@ class Trained:
             logits: jax.Array = self.network.evaluate(params, state, x)[0]
             return logits
 
-        return fold_batch_norm(evaluate, self.params, self.calibration(2))
+        return fold_batch_norm(evaluate, self.params, self.calibration(2))[:2]
 
 
 def build(subject: Classifier) -> tuple[Network, Images]:

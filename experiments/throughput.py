@@ -164,7 +164,7 @@ def _compressed(run: Run[Settings], what: Compressed) -> tuple[Callable[..., Any
     x = model.images.train[0][: size.calibration]
     first, *_, last = model.sites
     few, eight = (Int(b, b) for b in (what.bits, 8))
-    grids = calibrate(f, params, [x], {"*:linear": few, first: eight, last: eight})
+    grids = calibrate(f, params, [x], {"*:linear": few, first: eight, last: eight}).spec
     # Residual sums read codes as well, which training has to know.
     loss = cross_entropy(integer_aware(f, grids))
     data, key = model.images.train, jax.random.fold_in(run.fast_key, 17)
@@ -194,7 +194,7 @@ def _narrower(run: Run[Settings], share: float) -> tuple[Callable[..., Any], Any
         **how_to_train(size.rate, data, size.subject.epochs, size.batch_size),
     )
     evaluate, state = pruned(net.evaluate, plan), result.state
-    return fold_batch_norm(lambda params, x: evaluate(params, state, x)[0], result.params, x)
+    return fold_batch_norm(lambda params, x: evaluate(params, state, x)[0], result.params, x)[:2]
 
 
 def points(report: Report) -> Iterator[Row]:

@@ -46,7 +46,7 @@ def test_what_has_complex_numbers_alone_is_named():
 
 
 def test_complex_products_stay_in_float_beside_codes():
-    spec = calibrate(fourier, PARAMS, [X], LINEAR)
+    spec = calibrate(fourier, PARAMS, [X], LINEAR).spec
     assert sorted(spec) == ["head", "middle"]
     g = jaxeff.integer(fourier, spec)
     assert g.convert(PARAMS, X).arrays["head/codes"].dtype == jnp.int8

@@ -41,7 +41,6 @@ EXCEPTIONS = {
     "jaxeff.bayes.prior_scales": "the function is optional: without it shapes tell the fan-ins",
     "jaxeff.bayes.variational.start_from": "the function is optional, as for prior_scales",
     "jaxeff.compression.quantizers.turned": "the seed is a setting's, shared by programs",
-    "jaxeff.compression.rotate": "the seed is a setting's, shared by programs",
     "jaxeff.core.check_key": "the key is what is checked, behind what it is called",
     "jaxeff.core.fast_key": "a key of a seed",
     "jaxeff.pruning.scores.determinantal": "the key is optional: without it the choice is greedy",

@@ -108,8 +108,8 @@ def measure(run: Run[Settings], seed: int) -> Iterator[Row]:
     for name, setting in ROUNDED.items():
         yield ours(WHOLE, name, params, {LAYERS: setting, **ends})
     for name, transform in CORRECTED.items():
-        found, spec = transform(f, params, x[: own.calibration], {LAYERS: GROUPS})
-        yield ours(WHOLE, name, found, {**spec, **ends})
+        _, fitted, spec = transform(f, params, x[: own.calibration], {LAYERS: GROUPS})
+        yield ours(WHOLE, name, fitted, {**spec, **ends})
     for name, (kind, tile, spec) in BOTH.items():
         yield ours(BESIDE, name, params, spec)
         if importlib.util.find_spec("qwix"):

@@ -70,7 +70,7 @@ def start(settings: Settings, model: Trained, method: Method) -> Any:
     x = model.calibration(settings.calibration)
     f, params, state = net.evaluate, model.params, model.state
     if method.family == "fixed":
-        return calibrate(f, params, [(state, x)], spec)
+        return calibrate(f, params, [(state, x)], spec).spec
     return init(f, params, (state, x), spec)
 
 

@@ -71,28 +71,29 @@ Make = Callable[[Any, Any, jax.Array, int, int], Compressed]
 
 def _ranges(method: str, f: Any, params: Any, x: Any, weights: int, bits: int) -> Compressed:
     wanted = {"*:linear": jc.Int(weights, bits, symmetric=False)}
-    return f, params, jc.calibrate(f, params, [x], wanted, method=method)
+    return jc.calibrate(f, params, x, wanted, method=method)
 
 
 def _clipped(f: Any, params: Any, x: Any, weights: int, bits: int) -> Compressed:
     wanted = {"*:linear": jc.LayerQuantization(jc.Uniform(weights), jc.Uniform(bits))}
-    return f, params, jc.calibrate(f, params, [x], wanted, method="mse", weights=True)
+    return jc.calibrate(f, params, x, wanted, method="mse", weights=True)
 
 
 def _equalized(f: Any, params: Any, x: Any, weights: int, bits: int) -> Compressed:
-    return _ranges("minmax", f, jc.equalize(f, params, x), x, weights, bits)
+    f, params, _ = jc.equalize(f, params, x)
+    return _ranges("minmax", f, params, x, weights, bits)
 
 
 def _corrected(f: Any, params: Any, x: Any, weights: int, bits: int) -> Compressed:
     f, params, spec = _equalized(f, params, x, weights, bits)
-    return f, jc.correct_biases(f, params, x, spec), spec
+    return jc.correct_biases(f, params, x, spec)
 
 
 def _rounded(method: Any, f: Any, params: Any, x: Any, weights: int, bits: int) -> Compressed:
     spec = {"*:linear": jc.LayerQuantization(jc.Uniform(weights), None)}
-    new, found = method(f, params, x, spec)
+    _, fitted, of_weights = method(f, params, x, spec)
     wanted = {"*:linear": jc.LayerQuantization(None, jc.Uniform(bits))}
-    return f, new, _joined(found, jc.calibrate(f, params, [x], wanted))
+    return f, fitted, _joined(of_weights, jc.calibrate(f, params, x, wanted).spec)
 
 
 def _methods(steps: int) -> dict[str, Make]:

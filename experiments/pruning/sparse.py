@@ -29,7 +29,7 @@ def sparse(run: Run[Settings], subject: Subject, model: Trained, method: str, sh
     params, state = model.params, model.state
     spec: Any = {"*:linear": _setting(method, share)} | ends
     if method == "brain surgeon":
-        params, spec = sparsity.optimal_brain_surgeon(net.evaluate, params, (state, x), spec)
+        _, params, spec = sparsity.optimal_brain_surgeon(net.evaluate, params, (state, x), spec)
     else:
         spec = init(net.evaluate, params, (state, x), spec)
     data = tuple(part[: subject.retrain_images] for part in model.images.train)

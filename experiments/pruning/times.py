@@ -26,7 +26,7 @@ def timed(run: Run[Settings], model: Trained) -> list[Row]:
     def f(params: Any, x: Any) -> Any:
         return model.network.evaluate(params, state, x)[0]
 
-    g, folded = fold_batch_norm(f, model.params, x[:1])
+    g, folded, _ = fold_batch_norm(f, model.params, x[:1])
     subjects = {"whole": (g, folded)}
     rng = np.random.default_rng(run.seed)
     found = channels(g, folded, x)

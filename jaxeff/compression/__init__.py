@@ -48,6 +48,7 @@ from jaxeff.compression.numerics import (
     value_range,
 )
 from jaxeff.compression.post_training import (
+    PostTrained,
     RunningRange,
     adaround,
     awq,
@@ -107,6 +108,7 @@ __all__ = [
     "IntegerFallbackWarning",
     "LayerQuantization",
     "Levels",
+    "PostTrained",
     "PowersOfTwo",
     "QuantizationErrors",
     "Quantizer",

@@ -5,13 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-import jax
-import numpy as np
-
-from jaxeff.compression.integers import Converted, Integer, integer
-from jaxeff.compression.post_training import calibrate
+from jaxeff.compression.integers import integer
+from jaxeff.compression.post_training import PostTrained, as_batches, calibrate
 from jaxeff.compression.quantizers import Int
-from jaxeff.core import input_batches, spec_of, static_integer, validate
+from jaxeff.core import as_arguments, spec_of, static_integer, validate
 
 
 @validate(bits=static_integer(1, 8), spec=spec_of())
@@ -23,7 +20,7 @@ def ptq(
     bits: int = 8,
     spec: Mapping[str, Any] | None = None,
     method: str | None = None,
-) -> tuple[Integer, Converted]:
+) -> PostTrained:
     """Makes a trained network one of integers: measures ranges, and converts its weights to codes.
 
     ```python
@@ -31,7 +28,7 @@ def ptq(
     from jaxeff.nn import small_classifier
 
     f, params, (x, y) = small_classifier()
-    g, codes = ptq(f, params, x)
+    g, codes, spec = ptq(f, params, x)
     logits = g(codes, x)
     ```
 
@@ -41,26 +38,22 @@ def ptq(
     Args:
         f: A pure function `f(params, *args)` in inference.
         params: The parameters of `f`.
-        batches: Examples that ranges are measured on: an array, or a list of batches of one shape
-            each, `args` as a tuple or the only one of them.
+        batches: Examples that ranges are measured on, as for `calibrate`.
         bits: Bit width of the weights of all dense and convolution layers, 1 to 8; their
             activations have 8.
         spec: Settings by site in place of those of `bits`.
         method: How ranges are measured, as `calibrate` has it.
 
     Returns:
-        The function `g(codes, *args)` and the codes.
+        The function `g(codes, *args)`, the codes, and the spec with the measured ranges.
 
     Raises:
         ValueError: There are no batches, or as for `calibrate`.
         IntegerError: A layer has no integer kernel for its setting, as for `integer`.
     """
-    batches = [batches] if isinstance(batches, jax.Array | np.ndarray) else batches
-    input_batches("ptq: batches", batches)
-    batches = list(batches)
+    batches = list(as_batches("ptq: batches", batches))
     if not batches:
         raise ValueError("ptq: there are no batches; give an array of examples, or a list of them.")
-    chosen = calibrate(f, params, batches, spec or {"*:linear": Int(bits, 8)}, method=method)
-    first = batches[0] if isinstance(batches[0], tuple) else (batches[0],)
-    g = integer(f, chosen)
-    return g, g.convert(params, *first)
+    measured = calibrate(f, params, batches, spec or {"*:linear": Int(bits, 8)}, method=method).spec
+    g = integer(f, measured)
+    return PostTrained(g, g.convert(params, *as_arguments(batches[0])), measured)

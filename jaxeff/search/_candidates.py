@@ -119,7 +119,7 @@ class Small(NamedTuple):
         if not bits:
             return self
         # Integer kernels take fixed ranges: each sample's own would cost two passes in every call.
-        spec = calibrate(self._evaluate, self.params, [x], bits)
+        spec = calibrate(self._evaluate, self.params, [x], bits).spec
         return self._replace(
             f=integer_aware(self.whole_bits, spec),
             train=integer_aware(self.whole_train, spec),

@@ -40,7 +40,6 @@ ACCEPTED: dict[tuple[str, str, str], str] = {
     ("jaxeff.compression.allocate_bits", "budget", "a fraction"): "bits of a code may be"
     " fractions",
     ("jaxeff_export.boards.make_board", "cpu", "unknown"): "read for an emulated board alone",
-    ("jaxeff.compression.rotate", "seed", "zero"): "a seed like any other",
     ("jaxeff.search.search", "steps", "zero"): "candidates may be judged without training",
     ("*", "pad", "zero"): "no padding",
     ("*", "warmup", "zero"): "no warm-up",
@@ -107,6 +106,7 @@ ACCEPTED: dict[tuple[str, str, str], str] = {
     ("jaxeff.functional", "model", "a model"): "it is one",
     ("jaxeff.restore", "model", "a model"): "it is one",
     ("jaxeff.compression.ptq", "batches", "an array"): "it is one batch",
+    ("jaxeff.compression.calibrate", "batches", "an array"): "it is one batch",
     ("jaxeff_export.*", "target", "*"): "resolved when a candidate is timed",
     ("jaxeff_export.*", "board*", "*"): "connected to when a candidate is timed",
 }  # fmt: skip

@@ -23,7 +23,7 @@ PARAMS = {
 
 @pytest.mark.slow
 def test_ranges_are_those_of_all_batches():
-    spec = calibrate(net, PARAMS, BATCHES, {"*": Int(8, symmetric=False)})
+    spec = calibrate(net, PARAMS, BATCHES, {"*": Int(8, symmetric=False)}).spec
     data = jnp.concatenate(BATCHES)
     hidden = jax.nn.relu(data @ PARAMS["fc1"]["kernel"])
     assert list(spec) == ["fc1", "fc2"]
@@ -46,16 +46,18 @@ def _weight(w):
 
 
 def test_a_percentile_is_averaged_over_batches():
-    spec = calibrate(net, PARAMS, BATCHES, {"fc1": Int(8, symmetric=False)}, percentile=90.0)
+    spec = calibrate(net, PARAMS, BATCHES, {"fc1": Int(8, symmetric=False)}, percentile=90.0).spec
     low = np.mean([np.percentile(b, 10) for b in BATCHES])
     high = np.mean([np.percentile(b, 90) for b in BATCHES])
     np.testing.assert_allclose(spec["fc1"].range, (low, high), rtol=1e-5)
 
 
 def test_constant_ranges_and_other_layers_stay():
-    spec = calibrate(net, PARAMS, BATCHES, {"fc1": None, "fc2": Int(4, range=2.0, symmetric=False)})
+    spec = calibrate(
+        net, PARAMS, BATCHES, {"fc1": None, "fc2": Int(4, range=2.0, symmetric=False)}
+    ).spec
     assert spec == {"fc2": Int(4, range=2.0, symmetric=False)}
-    spec = calibrate(net, PARAMS, BATCHES, {"relu": Int(4, at="output", symmetric=False)})
+    spec = calibrate(net, PARAMS, BATCHES, {"relu": Int(4, at="output", symmetric=False)}).spec
     assert list(spec) == ["relu"]
     assert spec["relu"].range[0] == 0
 
@@ -76,7 +78,7 @@ def test_loops_and_shared_layers():
     }
     spec = calibrate(
         f, params, BATCHES, {"head": Int(8, symmetric=False), "cell": Int(8, symmetric=False)}
-    )
+    ).spec
     assert set(spec) == {"head", "head#1", "cell"}
     data = h = jnp.concatenate(BATCHES)
     reached = [h]
@@ -98,7 +100,7 @@ def test_the_first_use_alone():
         return (x @ params["fc"]["kernel"]) @ params["fc"]["kernel"]
 
     params = {"fc": {"kernel": jnp.eye(5)}}
-    spec = calibrate(f, params, BATCHES, {"fc#1": None, "fc": Int(8, symmetric=False)})
+    spec = calibrate(f, params, BATCHES, {"fc#1": None, "fc": Int(8, symmetric=False)}).spec
     assert spec["fc#1"] is None
     assert spec["fc"].range is not None
 
@@ -110,7 +112,7 @@ def test_contractions_have_a_range_per_operand():
         return q @ (10 * x).T
 
     params = {"q": {"kernel": jnp.eye(5)}}
-    spec = calibrate(f, params, BATCHES, {"*:matmul": Int(8, symmetric=False)})
+    spec = calibrate(f, params, BATCHES, {"*:matmul": Int(8, symmetric=False)}).spec
     (setting,) = spec.values()
     data = jnp.concatenate(BATCHES)
     ends = np.sort(np.abs(np.asarray(setting.range[1])))

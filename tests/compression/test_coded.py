@@ -29,7 +29,7 @@ class Two(nnx.Module):
 @pytest.fixture(scope="module")
 def case():
     f, params = jaxeff.functional(Two(rngs=nnx.Rngs(0)))
-    return f, params, integer(f, calibrate(f, params, [X], {"*:linear": WEIGHTS}))
+    return f, params, integer(f, calibrate(f, params, [X], {"*:linear": WEIGHTS}).spec)
 
 
 def test_codes_stand_for_what_the_integer_network_computes(case):
@@ -69,7 +69,7 @@ def test_grids_of_results_may_be_given(case):
 
 def test_fixed_point_scales(case):
     f, params, _ = case
-    g = integer(f, calibrate(f, params, [X], {"*:linear": WEIGHTS}), requantize="fixed")
+    g = integer(f, calibrate(f, params, [X], {"*:linear": WEIGHTS}).spec, requantize="fixed")
     h = g.coded(params, X)
     (q,) = h.encode(X)
     out = h.decode(h(h.convert(params, q), q))["logits"]
@@ -82,7 +82,7 @@ def test_whole_numbers_stay(case):
 
     params = {"w": jax.random.normal(jax.random.key(0), (8, 5))}
     x, rows = X.reshape(-1, 8), jnp.array([1, 3])
-    g = integer(gathers, calibrate(gathers, params, [(x, rows)], {"*": WEIGHTS}))
+    g = integer(gathers, calibrate(gathers, params, [(x, rows)], {"*": WEIGHTS}).spec)
     h = g.coded(params, x, rows)
     q, same = h.encode(x, rows)
     assert h.arguments[1] is None
@@ -97,7 +97,7 @@ def test_data_that_are_read_in_float_are_named(case):
 
     params = {"w": jax.random.normal(jax.random.key(0), (8, 5))}
     x = X.reshape(-1, 8)
-    g = integer(scaled, calibrate(scaled, params, [x], {"*:linear": WEIGHTS}))
+    g = integer(scaled, calibrate(scaled, params, [x], {"*:linear": WEIGHTS}).spec)
     with pytest.raises(IntegerError, match=r"args\[0\] are read in floating point"):
         g.coded(params, x)
     with pytest.raises(IntegerError, match="1 results in float, and 2 grids"):
@@ -111,7 +111,7 @@ def test_data_and_results_of_sixteen_bits_are_on_grids_of_their_own(ends):
 
     params = {"w": jax.random.normal(jax.random.key(0), (8, 5))}
     x = jnp.clip(X.reshape(-1, 8), *ends)
-    g = integer(scaled, calibrate(scaled, params, [x], {"*:linear": WEIGHTS}))
+    g = integer(scaled, calibrate(scaled, params, [x], {"*:linear": WEIGHTS}).spec)
     wide = Uniform(16, range=ends), Uniform(12, range=(-30.0, 30.0))
     h = g.coded(params, x, arguments=wide[0], results=wide[1])
     (q,) = h.encode(x)
@@ -155,7 +155,7 @@ def test_parameters_of_other_results_are_told_apart():
         {"w": jax.random.normal(jax.random.key(2), (6, 3))},
     )
     x = jax.random.normal(jax.random.key(2), (4, 6))
-    g = integer(f, calibrate(f, params, [x], {"w": WEIGHTS}))
+    g = integer(f, calibrate(f, params, [x], {"w": WEIGHTS}).spec)
     h = g.coded(params, x)
     (q,) = h.encode(x)
     of_floats, of_codes = g.convert(params, x), h.convert(params, q)

@@ -59,7 +59,7 @@ def error(f, g, params, x):
 @pytest.mark.parametrize("bits", [(8, 8), (4, 4), (3, 2), (1, 2), (2, 3)])
 def test_it_is_what_codes_compute(block, bits):
     f, params, x = block
-    spec = calibrate(f, params, [x], {"*:linear": Int(*bits)})
+    spec = calibrate(f, params, [x], {"*:linear": Int(*bits)}).spec
     aware = integer_aware(f, spec)
     g, fixed = (integer(f, spec, requantize=how) for how in ("float", "fixed"))
     found, other = error(aware, g, params, x), error(quantized(f, spec), g, params, x)
@@ -81,18 +81,18 @@ def test_so_it_is_where_batch_norms_precede_activations(bits):
         lambda a: a + 0.1 * jax.random.normal(KEY, a.shape) if a.ndim == 1 else a, params
     )
     x = jax.random.normal(KEY, (4, 8, 8, 1))
-    f, params = fold_batch_norm(lambda params, x: network(params, state, x)[0], params, x)
+    f, params, _ = fold_batch_norm(lambda params, x: network(params, state, x)[0], params, x)
     # Those behind a convolution alone are part of it, those of a sum or of a shared input aren't.
     left = [one.site for one in trace(f, params, x).layers if one.kind == "normalization"]
     assert left == ["stage1/0/bn1", "stage2/0/bn1", "stage3/0/bn1", "bn"]
-    spec = calibrate(f, params, [x], {"*:linear": Int(bits, bits)})
+    spec = calibrate(f, params, [x], {"*:linear": Int(bits, bits)}).spec
     assert error(integer_aware(f, spec), integer(f, spec), params, x) < 1e-5
 
 
 def test_a_bias_between_the_units_of_few_bits_is_kept():
     f, params = jaxeff.functional(nnx.Linear(4, 3, rngs=nnx.Rngs(0)))
     x = jax.random.uniform(KEY, (50, 4))
-    spec = calibrate(f, params, [x], {"*:linear": Int(2, 2)})
+    spec = calibrate(f, params, [x], {"*:linear": Int(2, 2)}).spec
     (setting,) = spec.values()
     unit = float(setting.range[1]) / 3 * np.abs(params["kernel"]).max(0)  # of a channel's products
     params["bias"] = 0.3 * unit
@@ -108,7 +108,7 @@ def _read_as_codes(program, spec):
 @pytest.mark.slow
 def test_only_shortcuts_whose_codes_there_are_become_codes(block):
     f, params, x = block
-    spec = calibrate(f, params, [x], {"*:linear": Int(2)})
+    spec = calibrate(f, params, [x], {"*:linear": Int(2)}).spec
     program = trace(f, params, x)
     assert _read_as_codes(program, spec) == ["conv2"]
     spec["conv2"] = None
@@ -135,7 +135,7 @@ def test_the_training_form_has_the_same_shortcuts(training):
 def test_what_is_read_in_several_forms_is_multiplied_once(block, of_beside):
     f, params, x = block
     spec = {"*:linear": Int(8), "beside": of_beside}
-    spec = calibrate(f, params, [x], spec)
+    spec = calibrate(f, params, [x], spec).spec
     g = integer(f, spec)
     assert error(integer_aware(f, spec), g, params, x) < 0.01
     text = jax.export.export(jax.jit(g))(g.convert(params, x), x).mlir_module()
@@ -150,7 +150,7 @@ def test_results_may_be_read_inside_too_and_may_be_constants():
 
     params = {name: jax.random.normal(KEY, (4, 4)) for name in "ab"}
     x = jax.random.normal(KEY, (9, 4))
-    spec = calibrate(f, params, [x], {"*:linear": Int(8)})
+    spec = calibrate(f, params, [x], {"*:linear": Int(8)}).spec
     g = integer(f, spec)
     found, near = jax.jit(g)(params, x), jax.jit(integer_aware(f, spec))(params, x)
     for one, other in zip(found, near, strict=True):
@@ -162,7 +162,7 @@ def test_results_may_be_read_inside_too_and_may_be_constants():
 @pytest.mark.slow
 def test_gradients_pass_through_shortcuts(block):
     f, params, x = block
-    spec = calibrate(f, params, [x], {"*:linear": Int(8, 4)})
+    spec = calibrate(f, params, [x], {"*:linear": Int(8, 4)}).spec
     g = jax.grad(lambda p: (integer_aware(f, spec)(p, x) ** 2).sum())(params)
     near = jax.grad(lambda p: (f(p, x) ** 2).sum())(params)
     cosine = jnp.vdot(g["conv1"]["kernel"], near["conv1"]["kernel"]) / (
@@ -254,7 +254,7 @@ def test_sums_read_codes_where_codes_there_are(f):
     }
     p["at"] = jax.random.normal(KEY, (1, 4, 6))
     x = jax.random.normal(KEY, (8, 4, 6))
-    spec = calibrate(f, p, [x], {"*": Int(4)})
+    spec = calibrate(f, p, [x], {"*": Int(4)}).spec
     g = integer(f, spec)
     codes = g.convert(p, x)
     found, near = jax.jit(g)(codes, x), jax.jit(integer_aware(f, spec))(p, x)

@@ -88,7 +88,7 @@ def share(f, params, codes, *args):
 
 def converted(f, *args, spec=LINEAR):
     """Returns an integer network, what it is held to, and its parameters."""
-    spec = calibrate(f, W, [args, jax.tree.map(jnp.negative, args)], spec)
+    spec = calibrate(f, W, [args, jax.tree.map(jnp.negative, args)], spec).spec
     g = integer(f, spec)
     return g, integer_aware(f, spec), g.convert(W, *args)
 
@@ -112,7 +112,7 @@ def test_recurrent_cells_are_of_codes(cell):
     model = nnx.RNN(cell(4, 8, rngs=nnx.Rngs(0)), rngs=nnx.Rngs(1))
     f, params = jaxeff.functional(model)
     x = jax.random.normal(KEY, (2, 7, 4))
-    spec = calibrate(f, params, [x], LINEAR)
+    spec = calibrate(f, params, [x], LINEAR).spec
     g = integer(f, spec)
     codes = g.convert(params, x)
     close(jax.jit(g)(codes, x), jax.jit(integer_aware(f, spec))(params, x))

@@ -95,7 +95,7 @@ IMAGES = {
 
 def check(f, params, x, dynamic):
     spec = {"*:linear": WEIGHTS}
-    spec = spec if dynamic else calibrate(f, params, [x], spec)
+    spec = spec if dynamic else calibrate(f, params, [x], spec).spec
     g = integer(f, spec, dynamic=dynamic)
     codes = g.convert(params, x)
     weights = [a for name, a in codes.arrays.items() if name.endswith("/codes")]
@@ -146,8 +146,8 @@ def test_a_folded_batch_norm_leaves_no_convolution_in_float():
     model.eval()
     f, params = functional(model)
     x = jax.random.normal(jax.random.key(1), (1, 4, 4, 2))
-    f, params = fold_batch_norm(f, params, x)
-    g = integer(f, calibrate(f, params, [x], {"*:linear": Int(8)}))
+    f, params, _ = fold_batch_norm(f, params, x)
+    g = integer(f, calibrate(f, params, [x], {"*:linear": Int(8)}).spec)
     codes = g.convert(params, x)
     names = {eqn.primitive.name for eqn in jax.make_jaxpr(g)(codes, x).eqns}
     assert "export_composite" in names

@@ -51,7 +51,7 @@ def read_in_a_sum_too(p, x):
     ],
 )
 def test_sums_are_those_of_the_simulation(f):
-    spec = calibrate(f, W, [X], {"*:linear": Int(8)})
+    spec = calibrate(f, W, [X], {"*:linear": Int(8)}).spec
     g = integer(f, spec)
     codes = g.convert(W, X)
     found, near = jax.jit(g)(codes, X), jax.jit(integer_aware(f, spec))(W, X)

@@ -56,20 +56,20 @@ class Residual(nnx.Module):
 def residual():
     f, params = jaxeff.functional(Residual(nnx.Rngs(0)))
     x = jax.random.normal(KEY, (4, 8, 8, 3))
-    return f, params, x, calibrate(f, params, [x], {"*:linear": WEIGHTS})
+    return f, params, x, calibrate(f, params, [x], {"*:linear": WEIGHTS}).spec
 
 
 @pytest.fixture(scope="module")
 def classifier():
     f, params, (x, _) = small_classifier(16)
-    return f, params, x, calibrate(f, params, [x], {"*:linear": WEIGHTS})
+    return f, params, x, calibrate(f, params, [x], {"*:linear": WEIGHTS}).spec
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("bits", [(8, 8), (4, 8), (2, 4), (1, 2)])
 def test_codes_are_those_of_quantized_but_for_one(classifier, bits):
     f, params, x, _ = classifier
-    spec = calibrate(f, params, [x], {"*:linear": Int(*bits)})
+    spec = calibrate(f, params, [x], {"*:linear": Int(*bits)}).spec
     first = {"conv1": spec["conv1"]}
     exact = jax.jit(quantized(f, first))(params, x)
     np.testing.assert_allclose(jax.jit(integer(f, first))(params, x), exact, atol=1e-5)
@@ -224,7 +224,7 @@ def test_ranges_that_were_never_calibrated_are_refused(classifier):
 def test_affine_weights_are_refused(classifier):
     f, params, x, _ = classifier
     with pytest.raises(IntegerError, match=r"symmetric grids.*take Int\(bits\)"):
-        integer(f, calibrate(f, params, [x], {"fc1": Int(8, symmetric=False)}))(params, x)
+        integer(f, calibrate(f, params, [x], {"fc1": Int(8, symmetric=False)}).spec)(params, x)
 
 
 def test_sums_that_could_overflow_are_refused_with_the_depth():
@@ -284,7 +284,7 @@ def test_zeros_have_no_sign():
 def test_a_layer_without_a_kernel_is_named_and_computed_as_quantized():
     f, params = jaxeff.functional(nnx.Conv(2, 3, (2, 2, 2), rngs=nnx.Rngs(0)))
     x = jax.random.normal(KEY, (1, 3, 3, 3, 2))
-    spec = calibrate(f, params, [x], {"*": Int(8, per="tensor")})
+    spec = calibrate(f, params, [x], {"*": Int(8, per="tensor")}).spec
     with pytest.warns(IntegerFallbackWarning, match="no integer kernel takes; .* floating point"):
         found = integer(f, spec)(params, x)
     np.testing.assert_array_equal(found, quantized(f, spec)(params, x))
@@ -306,7 +306,7 @@ def test_codes_of_a_batch_are_those_of_an_example(clamp, width):
     params = {"a": rng.normal(size=(4, width)), "b": rng.normal(size=(width, 3))}
     params = jax.tree.map(jnp.float32, params)
     x = jnp.asarray(3 * rng.normal(size=(32, 4)), jnp.float32)
-    spec = calibrate(f, params, [x], {"*": WEIGHTS})
+    spec = calibrate(f, params, [x], {"*": WEIGHTS}).spec
     g = integer(f, spec)
     codes = g.convert(params, x)
     assert codes.arrays.keys() == g.convert(params, x[:1]).arrays.keys()
@@ -336,7 +336,7 @@ def test_narrow_floats_stay_between_codes(residual, dtype):
         y = nnx.max_pool(nnx.relu(y), (2, 2), strides=(2, 2)).mean((1, 2))
         return y @ params["fc"]["kernel"]
 
-    spec = calibrate(f, narrow, [data], {"*:linear": WEIGHTS})
+    spec = calibrate(f, narrow, [data], {"*:linear": WEIGHTS}).spec
     g = integer(f, spec)
     codes = g.convert(narrow, data)
     assert {"conv1/codes", "fc/codes"} <= set(codes.arrays)
@@ -398,7 +398,7 @@ def test_weights_that_are_small_beside_a_bias_still_count(bias, dynamic):
     x = jnp.linspace(-0.7, 0.4, 21).reshape(21, 1)
     spec = {"*:linear": Int(8)}
     if not dynamic:
-        spec = calibrate(f, params, [x], spec)
+        spec = calibrate(f, params, [x], spec).spec
     g = integer(f, spec, dynamic=dynamic)
     # What is lost to the bias is less than 2^-11 of it, and a float's last digit.
     error = jnp.abs(g(g.convert(params, x), x) - quantized(f, spec)(params, x)).max()
@@ -421,7 +421,7 @@ def test_a_bias_beside_zeros_is_itself(zeros, how):
     }
     spec = {"*:linear": methods.get(how, Int(8))}
     if how in ("calibrated", "sign"):
-        spec = calibrate(f, params, [x], spec)
+        spec = calibrate(f, params, [x], spec).spec
     g = integer(f, spec, dynamic=how in ("dynamic", "groups"))
     near = jnp.broadcast_to(params["b"], (3, 2))
     np.testing.assert_allclose(g(g.convert(params, x), x), near, rtol=1e-6)

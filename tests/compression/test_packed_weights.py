@@ -94,7 +94,7 @@ def test_codes_of_activations(dynamic):
     setting = Int(4, 8, symmetric=True, steps="int8", activations_per="token", **GROUPS)
     spec = {"*:linear": setting}
     if not dynamic:
-        spec = calibrate(f, PARAMS, [X], spec)
+        spec = calibrate(f, PARAMS, [X], spec).spec
     g = integer(f, spec, dynamic=dynamic)
     codes = g.convert(PARAMS, X)
     expected = quantized(f, spec)(PARAMS, X)
@@ -114,7 +114,7 @@ def test_weights_of_gptq_stay_what_they_are():
 
     setting = Int(4, activations=False, steps="float16", **GROUPS)
     x = jax.random.normal(jax.random.key(1), (100, 64))
-    params, spec = gptq(one, {"up": PARAMS["up"]}, x, {"up*": setting})
+    _, params, spec = gptq(one, {"up": PARAMS["up"]}, x, {"up*": setting})
     g = integer(one, spec)
     np.testing.assert_allclose(g(g.convert(params, x), x), one(params, x), rtol=1e-5, atol=1e-4)
 

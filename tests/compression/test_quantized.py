@@ -253,7 +253,7 @@ def test_a_constant_range_can_be_swept_and_calibrated_settings_pass_jit(params):
         np.testing.assert_allclose(
             swept[i], run(Int(4, range=top, at="output", symmetric=False)), rtol=1e-5
         )
-    spec = calibrate(net, params, [X], {"*": Int(8, symmetric=False)})
+    spec = calibrate(net, params, [X], {"*": Int(8, symmetric=False)}).spec
     jitted = jax.jit(lambda s: quantized(net, s)(params, X))(spec)
     np.testing.assert_allclose(jitted, quantized(net, spec)(params, X), rtol=1e-5, atol=1e-5)
 

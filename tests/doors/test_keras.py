@@ -64,7 +64,7 @@ def test_training_follows_the_batch_and_a_key_draws(net, x):
 
 def test_integers_are_within_steps_of_the_model(net, x):
     f, params = jaxeff.functional(net)
-    spec = calibrate(f, params, [x], {"*:linear": jaxeff.Int(8)})
+    spec = calibrate(f, params, [x], {"*:linear": jaxeff.Int(8)}).spec
     g = jaxeff.integer(f, spec)
     codes = g.convert(params, x)
     error = np.abs(g(codes, x) - f(params, x)).max()

@@ -126,7 +126,7 @@ def test_slopes_are_those_of_pytorch(net, x):
 
 def test_integers_are_within_steps_of_the_module(net, x):
     f, params = jaxeff.functional(net)
-    spec = calibrate(f, params, [x], {"*:linear": jaxeff.Int(8)})
+    spec = calibrate(f, params, [x], {"*:linear": jaxeff.Int(8)}).spec
     g = jaxeff.integer(f, spec)
     codes = g.convert(params, x)
     error = np.abs(g(codes, x) - f(params, x)).max()

@@ -42,7 +42,7 @@ def test_claims_fail_where_pieces_do_not_fit():
     def f(params, x):
         return bare(params, standard(x))
 
-    spec = calibrate(f, params, [x], {"*:linear": Int(8)})
+    spec = calibrate(f, params, [x], {"*:linear": Int(8)}).spec
     g = jaxeff.integer(f, spec)
     codes = g.convert(params, x[:1])
 

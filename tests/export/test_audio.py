@@ -40,7 +40,7 @@ def test_a_stream_of_codes_is_a_library_with_state(tmp_path):
     f, params = jaxeff.functional(net)
     sound = jax.random.normal(jax.random.key(0), (1, 30, 1, 4))
     window, frames = sound[:, :26], sound[:, 26:28]
-    g = jaxeff.integer(f, calibrate(f, params, [window], {"*:linear": Int(8)}))
+    g = jaxeff.integer(f, calibrate(f, params, [window], {"*:linear": Int(8)}).spec)
     codes = g.convert(params, window)
     step, state = jaxeff.streaming(g, codes, window, hop=2)
     bundle = deploy(step, (codes, frames, state), target="cortex-m7", state=("state",))

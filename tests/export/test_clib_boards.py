@@ -127,7 +127,7 @@ def test_integer_networks_are_the_same_bits_on_a_microcontroller(tmp_path):
     require(*TOOLS["cortex-m7"])
     f, params = functional(MLP((20, 16, 5), rngs=nnx.Rngs(0)))
     x = jax.random.normal(jax.random.key(1), (8, 20))
-    g = jaxeff.integer(f, calibrate(f, params, [x], {"*:linear": Int(8)}))
+    g = jaxeff.integer(f, calibrate(f, params, [x], {"*:linear": Int(8)}).spec)
     codes = g.convert(params, x)
     bundle = deploy(g, (codes, x), target="cortex-m7", path=tmp_path / "b")
     np.testing.assert_array_equal(bundle.run(x, board="emulated"), jax.jit(g)(codes, x))
@@ -156,7 +156,7 @@ def test_integer_convolutions_too_by_the_instruction_for_two_products(tmp_path):
     assert dot_of(Target(C_TARGETS["cortex-m4"])).name == "smlad"
     f, params = functional(Convolutions(nnx.Rngs(0)))
     x = jax.random.normal(jax.random.key(1), (2, 7, 7, 3))
-    g = jaxeff.integer(f, calibrate(f, params, [x], {"*:linear": Int(8)}))
+    g = jaxeff.integer(f, calibrate(f, params, [x], {"*:linear": Int(8)}).spec)
     codes = g.convert(params, x)
     bundle = deploy(g, (codes, x), target="cortex-m4", path=tmp_path / "b")
     np.testing.assert_array_equal(bundle.run(x, board="emulated"), jax.jit(g)(codes, x))

@@ -16,7 +16,7 @@ from jaxeff.nn import small_classifier
 @pytest.fixture(scope="module")
 def bundle():
     f, params, (x, _) = small_classifier()
-    g = integer(f, calibrate(f, params, [x], {"*:linear": Int(8)}))
+    g = integer(f, calibrate(f, params, [x], {"*:linear": Int(8)}).spec)
     h = g.coded(params, x)
     (q,) = h.encode(x[:2])
     codes = h.convert(params, q)
@@ -55,7 +55,7 @@ def test_a_header_has_the_numbers(bundle, tmp_path):
 def test_codes_of_sixteen_bits_are_those_of_jax_and_have_their_numbers(tmp_path):
     require("arm-none-eabi-gcc", "qemu-system-arm")
     f, params, (x, _) = small_classifier()
-    g = integer(f, calibrate(f, params, [x], {"*:linear": Int(8)}))
+    g = integer(f, calibrate(f, params, [x], {"*:linear": Int(8)}).spec)
     h = g.coded(params, x, arguments=Uniform(16, range=(-3, 3)), results=Uniform(16, range=(-9, 9)))
     (q,) = h.encode(x[:1])
     codes = h.convert(params, q)

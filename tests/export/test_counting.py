@@ -57,7 +57,7 @@ def small(bits=8):
     """The network with weights of so many bits, its parameters and an input."""
     f, params = functional(Small(nnx.Rngs(0)))
     x = jax.random.normal(jax.random.key(1), (1, 10, 9, 3))
-    g = jaxeff.integer(f, calibrate(f, params, [x], {"*:linear": Int(bits, 8)}))
+    g = jaxeff.integer(f, calibrate(f, params, [x], {"*:linear": Int(bits, 8)}).spec)
     return g, g.convert(params, x), x
 
 
@@ -77,7 +77,7 @@ def test_a_call_takes_no_more_instructions_than_it_did(tmp_path):
     shapes = (3, 3, 1, 8), (1, 1, 8, 8), (8, 4)  # depthwise, pointwise, dense
     params = [rng.normal(size=shape).astype(np.float32) for shape in shapes]
     x = rng.normal(size=(1, 5, 6, 8)).astype(np.float32)
-    g = jaxeff.integer(f, calibrate(f, params, [x], {"*": Int(8)}))
+    g = jaxeff.integer(f, calibrate(f, params, [x], {"*": Int(8)}).spec)
     codes = g.convert(params, x)
     library = deploy(g, (codes, x), target="cortex-m7").export_c(tmp_path / "net")
     counted = count_instructions(library, "cortex-m7")

@@ -68,7 +68,7 @@ def test_every_form_has_the_bits_of_xla(core, bits, requantize, tmp_path):
     require("arm-none-eabi-gcc", "qemu-system-arm")
     f, params = functional(Forms(nnx.Rngs(0)))
     x = jax.random.normal(jax.random.key(bits), (2, 9, 7, 3))
-    spec = calibrate(f, params, [x], {"*:linear": Int(bits, 8)})
+    spec = calibrate(f, params, [x], {"*:linear": Int(bits, 8)}).spec
     g = jaxeff.integer(f, spec, requantize=requantize)
     codes = g.convert(params, x)
     bundle = deploy(g, (codes, x), target=core, path=tmp_path / "b")
@@ -102,7 +102,7 @@ def test_shortcuts_and_means_are_no_arrays(tmp_path):
     require("arm-none-eabi-gcc", "qemu-system-arm")
     f, params = functional(Residual(nnx.Rngs(0)))
     x = jax.random.normal(jax.random.key(1), (2, 22, 20, 3))
-    g = jaxeff.integer(f, calibrate(f, params, [x], {"*:linear": Int(8)}))
+    g = jaxeff.integer(f, calibrate(f, params, [x], {"*:linear": Int(8)}).spec)
     codes = g.convert(params, x)
     bundle = deploy(g, (codes, x), target="cortex-m7", path=tmp_path / "b")
     ours, theirs = bundle.run(x, board="emulated"), jax.jit(g)(codes, x)
@@ -129,7 +129,7 @@ def test_a_state_that_no_data_is_in_needs_no_c_here(learnt, tmp_path):
     shapes = {"x": (4, 8), "w": (8, 8), "h": (1, 8)}
     params = {k: rng.normal(size=shape).astype(np.float32) / 2 for k, shape in shapes.items()}
     x = rng.normal(size=(3, 4)).astype(np.float32)
-    g = jaxeff.integer(f, calibrate(f, params, [x], {"*": Int(8)}))
+    g = jaxeff.integer(f, calibrate(f, params, [x], {"*": Int(8)}).spec)
     codes = g.convert(params, x)
     bundle = deploy(g, (codes, x), target="cortex-m7", path=tmp_path / "b")
     # A tanh, which compilers round differently: a millionth of its range.
@@ -150,7 +150,7 @@ def test_functions_are_shared_by_layers_of_a_form(tmp_path):
         keys = jax.random.split(jax.random.key(0), layers)
         params = [jax.random.normal(key, (24, 24)) / 4 for key in keys]
         x = jax.random.normal(jax.random.key(1), (1, 24))
-        g = jaxeff.integer(f, calibrate(f, params, [x], {"*": Int(8)}))
+        g = jaxeff.integer(f, calibrate(f, params, [x], {"*": Int(8)}).spec)
         library = deploy(g, (g.convert(params, x), x), target="cortex-m7")
         return library.export_c(tmp_path / str(layers), name="net").sizes.code
 

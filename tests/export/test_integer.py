@@ -246,7 +246,7 @@ def network():
         params,
         [x],
         {"*:linear": Int(8), "fc1": Int(2, 4)},
-    )
+    ).spec
     g = integer(f, spec)
     return g, g.convert(params, x), params, x[:5]
 
@@ -254,7 +254,7 @@ def network():
 @pytest.fixture(scope="module")
 def fixed_network():
     f, params, (x, _) = small_classifier(16)
-    spec = calibrate(f, params, [x], {"*:linear": Int(8)})
+    spec = calibrate(f, params, [x], {"*:linear": Int(8)}).spec
     g = integer(f, spec, requantize="fixed")
     return g, g.convert(params, x), x[:5]
 
@@ -453,7 +453,7 @@ def test_means_over_positions_are_the_same_bits_as_under_xla(requantize, tmp_pat
     """In float32, the order of the sum would show in nearly every result."""
     f, params = jaxeff.functional(Averaged(nnx.Rngs(0)))
     x = jax.random.normal(jax.random.key(1), (16, 13, 11, 3))
-    spec = calibrate(f, params, [x], {"*:linear": Int(8)})
+    spec = calibrate(f, params, [x], {"*:linear": Int(8)}).spec
     g = integer(f, spec, requantize=requantize)
     codes = g.convert(params, x)
     bundle, jitted = deploy(g, (codes, x), {**HOST, "num-cores": 1}), jax.jit(g)
@@ -497,7 +497,7 @@ class Sequence(nnx.Module):
 def test_products_over_other_axes_are_the_same_bits(any_batch, tmp_path):
     f, params = jaxeff.functional(Sequence(nnx.Rngs(0)))
     x = jax.random.normal(jax.random.key(0), (3, 6, 16))
-    g = integer(f, calibrate(f, params, [x], {"*:linear": Int(8)}))
+    g = integer(f, calibrate(f, params, [x], {"*:linear": Int(8)}).spec)
     codes = g.convert(params, x)
     assert sum(name.endswith("/codes") for name in codes.arrays) == 6
     bundle = deploy(g, (codes, x), path=tmp_path / "b", any_batch=any_batch)
@@ -510,7 +510,7 @@ def test_a_recurrent_network_of_codes_is_deployed(tmp_path):
     model = nnx.RNN(nnx.GRUCell(4, 8, rngs=nnx.Rngs(0)), rngs=nnx.Rngs(1))
     f, params = jaxeff.functional(model)
     x = jax.random.normal(jax.random.key(0), (2, 5, 4))
-    g = integer(f, calibrate(f, params, [x], {"*:linear": Int(8)}))
+    g = integer(f, calibrate(f, params, [x], {"*:linear": Int(8)}).spec)
     codes = g.convert(params, x)
     bundle = deploy(g, (codes, x), path=tmp_path / "b")
     assert bundle.check().passed

@@ -106,7 +106,7 @@ LOOPS = (recurrence, residual, images, until, branching)
 def _integer(f, batch, requantize="float"):
     # Rows of steps first. More than one example: the arrays of a loop have several rows then.
     x = jax.random.normal(jax.random.key(batch), (STEPS, batch, 8))
-    spec = calibrate(f, PARAMS, [x], {"*:linear": Int(8)})
+    spec = calibrate(f, PARAMS, [x], {"*:linear": Int(8)}).spec
     g = jaxeff.integer(f, spec, requantize=requantize)
     return g, g.convert(PARAMS, x), x
 

@@ -112,7 +112,7 @@ def test_codes_beside_four_bits_keep_their_grids():
     params = {"w": jnp.ones((8, 4)) / 3, "b": jnp.arange(4, dtype=jnp.int4)}
     x = jax.random.normal(KEYS[0], (2, 8))
     dot = {"w": Int(8)}
-    h = integer(f, calibrate(f, params, [x], dot)).coded(params, x)
+    h = integer(f, calibrate(f, params, [x], dot).spec).coded(params, x)
     (q,) = h.encode(x)
     # Unconverted, so that the leaf of four bits is a parameter of the bundle.
     bundle = jaxeff_export.deploy(h, (params, q))
@@ -146,7 +146,7 @@ def test_two_of_four_weights_are_stored_in_little_more_than_values_and_places(tm
 
     params = {"fc": {"kernel": jax.random.normal(KEYS[0], (512, 256)) / 32}}
     x = jax.random.normal(KEYS[1], (2, 512))
-    sparse, _ = wanda(dense, params, x, {"fc": NofM(2, 4)})
+    _, sparse, _ = wanda(dense, params, x, {"fc": NofM(2, 4)})
     eight = {"fc": Int(8, activations=False)}
     bits = {}
     for name, given in (("dense", params), ("sparse", sparse)):

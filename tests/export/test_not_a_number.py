@@ -38,7 +38,7 @@ def bundles(tmp_path_factory):
     """A layer of int8 and the same in float32, deployed for this machine."""
     f, params = jaxeff.functional(nnx.Linear(4, 3, rngs=nnx.Rngs(0)))
     x = jax.random.normal(jax.random.key(0), (1, 4))
-    spec = calibrate(f, params, [x], {"*:linear": Int(8)})
+    spec = calibrate(f, params, [x], {"*:linear": Int(8)}).spec
     g = jaxeff.integer(f, spec)
     folder = tmp_path_factory.mktemp("bundles")
     integer = deploy(g, (g.convert(params, x), x), path=folder / "integer")

@@ -130,7 +130,7 @@ def test_transforms_take_a_model_that_was_read(net, x):
     variance = jax.vmap(sample)(keys).var(0)
     # The estimate's own standard error is sqrt(2/2000), 3 %; channels are taken as independent.
     assert 0.8 < float(out.var.mean() / variance.mean()) < 1.2
-    spec = calibrate(f, params, [x], {"*:linear": jaxeff.Int(8, symmetric="weights")})
+    spec = calibrate(f, params, [x], {"*:linear": jaxeff.Int(8, symmetric="weights")}).spec
     g = jaxeff.integer(f, spec)
     codes = g.convert(params, x)
     size = [sum(leaf.nbytes for leaf in jax.tree.leaves(tree)) for tree in (params, codes)]

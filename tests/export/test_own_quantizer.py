@@ -103,7 +103,7 @@ def test_what_trains_is_deployed(name, tmp_path):
 
 def test_its_roundings_are_learnt():
     spec = {"fc1": LayerQuantization(Dyadic(3, per="channel"))}
-    fitted, fixed = adaround(F, PARAMS, X[:64], spec, steps=20)
+    _, fitted, fixed = adaround(F, PARAMS, X[:64], spec, steps=20)
     kernel, to = fitted["fc1"]["kernel"], fixed["fc1"].weights
     step = 2.0 ** jnp.round(to.exponent)
     assert (jnp.abs(kernel / step - jnp.round(kernel / step)) == 0).all()

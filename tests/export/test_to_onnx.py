@@ -226,7 +226,7 @@ def nodes_of(path, kind):
 )
 def test_quantized_weights_are_integers(setting, stored, tmp_path):
     f, params, (x, _) = small_classifier(4)
-    g = jaxeff.quantized(f, calibrate(f, params, [x], {"*:linear": setting}))
+    g = jaxeff.quantized(f, calibrate(f, params, [x], {"*:linear": setting}).spec)
     assert_same(tmp_path / "q.onnx", g, params, x)
     to_onnx(f, (params, x), tmp_path / "f.onnx")
     sizes = [(tmp_path / name).stat().st_size for name in ("q.onnx", "f.onnx")]

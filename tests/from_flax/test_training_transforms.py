@@ -52,7 +52,7 @@ def test_noise_and_grids_are_in_results_and_statistics(net):
 @pytest.mark.slow
 def test_codes_take_the_place_of_parameters_that_come_first(net):
     keyed, f, args = net
-    spec = calibrate(f, args[0], [args[1:]], {"*:linear": Int(8)})
+    spec = calibrate(f, args[0], [args[1:]], {"*:linear": Int(8)}).spec
     g = jaxeff.integer(f, spec)
     codes = g.convert(*args)
     assert_near(g(codes, *args[1:]), integer_aware(f, spec)(*args), 1e-6)

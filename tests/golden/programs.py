@@ -102,7 +102,7 @@ def _quantized(m: Model) -> list[str]:
 
 def _integer(m: Model) -> list[str]:
     # One call to calibrate: ranges are numbers of the program.
-    spec = calibrate(m.f, m.params, [m.args], {_LINEAR: Int(8)})
+    spec = calibrate(m.f, m.params, [m.args], {_LINEAR: Int(8)}).spec
     g = jaxeff.integer(m.f, spec)
     codes = g.convert(m.params, *m.args)
     kept = [f"{name} {np.asarray(a).tobytes().hex()}" for name, a in sorted(codes.arrays.items())]

@@ -392,7 +392,7 @@ def test_a_kernel_that_a_norm_was_folded_into_is_followed_as_any_other():
         def __call__(self, x):
             return kept(self.norm(self.conv(x))).mean((1, 2)) @ head
 
-    folded, params = fold_batch_norm(*jaxeff.functional(Normed(nnx.Rngs(0))), X)
+    folded, params, _ = fold_batch_norm(*jaxeff.functional(Normed(nnx.Rngs(0))), X)
     # A second transform that changes nothing marks them once more.
     folded = jaxeff.quantized(folded, {})
     given = posterior(params)

@@ -208,7 +208,7 @@ def test_parameters_with_colons_are_calibrated_computed_in_codes_and_pruned():
               for k in ("layer:0", "net:linear", "net")}  # fmt: skip
     x = jnp.asarray(rng.normal(size=(5, 6)), jnp.float32)
     setting = jaxeff.Int(8)
-    spec = jaxeff.compression.calibrate(f, params, [x], {"*:linear": setting})
+    spec = jaxeff.compression.calibrate(f, params, [x], {"*:linear": setting}).spec
     assert list(spec) == ["layer:0", "net:linear", "net:linear#1", "net"]
     g = jaxeff.integer(f, spec)
     found, near = g(g.convert(params, x), x), jaxeff.quantized(f, spec)(params, x)

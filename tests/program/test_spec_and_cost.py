@@ -99,7 +99,7 @@ def test_what_is_no_spec_of_noise_is_a_type_error(apply, spec, message):
         (quantized, r"a method of compression, such as Int\(8\)"),
         (running, r"an Int, such as Int\(8\)"),
         (
-            lambda f, s: calibrate(f, {}, [], s),
+            lambda f, s: calibrate(f, {}, [], s).spec,
             r"an Int, such as Int\(8\), a Uniform or a LayerQuantization of them",
         ),
         (

@@ -71,7 +71,7 @@ def test_floats_agree_and_only_windows_are_kept():
 @pytest.mark.slow
 def test_codes_have_the_same_bits():
     f, params, sound = made()
-    spec = calibrate(f, params, [sound[:, :WINDOW]], {"*:linear": Int(8)})
+    spec = calibrate(f, params, [sound[:, :WINDOW]], {"*:linear": Int(8)}).spec
     g = jaxeff.integer(f, spec)
     codes = g.convert(params, sound[:, :WINDOW])
     step, state = streaming(g, codes, sound[:, :WINDOW], hop=HOP)

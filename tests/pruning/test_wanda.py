@@ -34,7 +34,7 @@ def by_hand(w, x, kept):
 
 @pytest.mark.parametrize(("fraction", "kept"), [(0.5, 4), (0.75, 2), (0.6, 3), (0.9, 0)])
 def test_every_output_keeps_its_largest_scores(fraction, kept):
-    new, spec = wanda(net, PARAMS, X, {"a": Magnitude(fraction)})
+    _, new, spec = wanda(net, PARAMS, X, {"a": Magnitude(fraction)})
     expected = by_hand(np.asarray(PARAMS["a"]["w"]), np.asarray(X), kept)
     np.testing.assert_array_equal(new["a"]["w"], expected)
     np.testing.assert_array_equal(new["b"]["w"], PARAMS["b"]["w"])
@@ -42,7 +42,7 @@ def test_every_output_keeps_its_largest_scores(fraction, kept):
 
 
 def test_two_of_four_in_blocks_and_quantized():
-    new, spec = wanda(net, PARAMS, X, {"a": NofM(2, 4)})
+    _, new, spec = wanda(net, PARAMS, X, {"a": NofM(2, 4)})
     w, x = np.asarray(PARAMS["a"]["w"]), np.asarray(X)
     expected = np.concatenate([by_hand(w[i : i + 4], x[:, i : i + 4], 2) for i in (0, 4)])
     np.testing.assert_array_equal(new["a"]["w"], expected)
@@ -52,14 +52,14 @@ def test_two_of_four_in_blocks_and_quantized():
 
 
 def test_norms_are_those_after_pruned_layers():
-    new, _ = wanda(net, PARAMS, X, {"a": Magnitude(0.9), "b": Magnitude(0.5)})
+    _, new, _ = wanda(net, PARAMS, X, {"a": Magnitude(0.9), "b": Magnitude(0.5)})
     hidden = np.asarray(jnp.tanh(X @ new["a"]["w"]))
     np.testing.assert_array_equal(new["b"]["w"], by_hand(np.asarray(PARAMS["b"]["w"]), hidden, 2))
 
 
 def test_errors_are_below_those_of_magnitudes():
     exact = X @ PARAMS["a"]["w"]
-    new, _ = wanda(net, PARAMS, X, {"a": NofM(2, 4)})
+    _, new, _ = wanda(net, PARAMS, X, {"a": NofM(2, 4)})
     ours = jnp.square(X @ new["a"]["w"] - exact).mean()
 
     def only(params, x):
@@ -73,7 +73,7 @@ def test_errors_are_below_those_of_magnitudes():
 def test_a_convolution_and_a_batch_of_one_example():
     f, params = jaxeff.functional(nnx.Conv(4, 6, (3, 3), rngs=nnx.Rngs(0)))
     x = jax.random.normal(jax.random.key(0), (1, 5, 5, 4))
-    new, spec = wanda(f, params, x, {"*:linear": NofM(2, 4)})
+    _, new, spec = wanda(f, params, x, {"*:linear": NofM(2, 4)})
     kept = (new["kernel"] != 0).reshape(9, 4, 6).sum(1)
     assert (kept == 2).all()
     np.testing.assert_array_equal(quantized(f, spec)(new, x), f(new, x))

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import pydoc_data.topics
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import jax
@@ -21,6 +22,7 @@ from jaxeff.compression import (
     Grouped,
     Int,
     LayerQuantization,
+    PostTrained,
     awq,
     gptq,
     memory,
@@ -57,9 +59,9 @@ def _alone(setting: Any) -> Callable[[Any, Any], Fitted]:
     return lambda params, batch: (params, {} if setting is None else {SITES: setting})
 
 
-def _by(transform: Callable[..., Fitted], setting: Any) -> Callable[[Any, Any], Fitted]:
+def _by(transform: Callable[..., PostTrained], setting: Any) -> Callable[[Any, Any], Fitted]:
     """Changes parameters by what layers read first."""
-    return lambda params, batch: transform(model, params, batch, {SITES: setting})
+    return lambda params, batch: transform(model, params, batch, {SITES: setting})[1:]
 
 
 _BOTH = Int(4, activations_per="token")
@@ -81,7 +83,7 @@ METHODS: dict[str, Callable[[Any, Any], Fitted]] = {
     "int3 g64, HQQ": _alone(LayerQuantization(Grouped(HalfQuadratic(3, numbers="float16"), 64))),
     "int4, activations too": _alone(_BOTH),
     "int4, activations too, SmoothQuant": _by(smooth_quant, _BOTH),
-    "int4, activations too, rotated": _by(rotate, _BOTH),
+    "int4, activations too, rotated": _by(partial(rotate, jax.random.key(0)), _BOTH),
     "2:4 by magnitude": _alone(NofM(2, 4)),
     "2:4 by Wanda": _by(wanda, NofM(2, 4)),
 }

@@ -40,7 +40,7 @@ def integer(net: Network) -> Cell:
     the share of all multiply-accumulates in codes.
     """
     s, count = net.subject(len(net.examples)), len(net.examples)
-    spec = calibrate(s.f, s.params, [s.args], {zoo.LINEAR: Int(8)})
+    spec = calibrate(s.f, s.params, [s.args], {zoo.LINEAR: Int(8)}).spec
     g = jaxeff.integer(s.f, spec)
     codes = g.convert(s.params, *s.args)
     by_codes, by_floats = jax.jit(g), jax.jit(integer_aware(s.f, spec))

@@ -34,7 +34,7 @@ class Subject:
     ) -> tuple[Integer, Converted]:
         """The network in codes, ranges by the batch, and its parameters."""
         wanted = {"*:linear": Int(bits, 8)}
-        spec = calibrate(self.f, self.params, [self.x], wanted)
+        spec = calibrate(self.f, self.params, [self.x], wanted).spec
         g = integer(self.f, spec, requantize=requantize)
         return g, g.convert(self.params, self.x)
 
@@ -53,4 +53,4 @@ def _network(model: str) -> tuple[Callable[..., Any], Any]:
     net.eval()
     f, params = jaxeff.functional(net)
     folded = model.startswith("resnet")
-    return fold_batch_norm(f, params, jax.numpy.ones((1, *shape))) if folded else (f, params)
+    return fold_batch_norm(f, params, jax.numpy.ones((1, *shape)))[:2] if folded else (f, params)

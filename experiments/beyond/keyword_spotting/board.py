@@ -106,7 +106,7 @@ def stream(width: int, blocks: int, bits: int, home: str) -> Streamed:
     def scaled(params: Any, x: jax.Array) -> jax.Array:
         return f(params, standard(x))
 
-    spec = calibrate(scaled, params, [window], {"*:linear": Int(min(bits, 8))})
+    spec = calibrate(scaled, params, [window], {"*:linear": Int(min(bits, 8))}).spec
     g = jaxeff.integer(scaled, spec)
     codes = g.convert(params, window)
     step, state = jaxeff.streaming(g, codes, window, axis=1, hop=HOP)

@@ -44,7 +44,7 @@ def network(name: str) -> tuple[Callable[..., Any], Any]:
         net = ResNet8(rngs=rngs)
         net.eval()
         f, params = jaxeff.functional(net)
-        return fold_batch_norm(f, params, jax.numpy.ones((1, *SHAPES[name])))
+        return fold_batch_norm(f, params, jax.numpy.ones((1, *SHAPES[name])))[:2]
     if name == "keywords":
         first = {"in_features": 1, "out_features": 64, "kernel_size": (10, 4), "strides": 2}
         return jaxeff.functional(Separable(first, _THREE, _DS_CNN, 12, rngs))
@@ -65,6 +65,6 @@ def in_codes(
     """
     f, params = network(name)
     x = jax.random.normal(jax.random.key(1), (1, *SHAPES[name]))
-    spec = calibrate(f, params, [x], {"*:linear": Int(bits, BITS)})
+    spec = calibrate(f, params, [x], {"*:linear": Int(bits, BITS)}).spec
     g = integer(f, spec, requantize=requantize)
     return g, g.convert(params, x), x

@@ -180,7 +180,7 @@ def trained(run: Run[Settings], name: str) -> Case:
     def alone(params: Any, x: Any) -> Any:
         return evaluate(params, fitted.state, x)[0]
 
-    f, params = fold_batch_norm(alone, fitted.params, sets.test[0][:2])
+    f, params, _ = fold_batch_norm(alone, fitted.params, sets.test[0][:2])
     inferred = svi(
         keys[2], f, params, sets.train, epochs=settings.svi_epochs, prior=1.0, kl=0.25,
         optimizer=cosine_adam(2e-3, settings.svi_epochs * steps), init_scale=1e-2,

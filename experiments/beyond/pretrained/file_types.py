@@ -65,7 +65,7 @@ class Bench:
     @functools.cached_property
     def spec(self) -> Any:
         """Ranges of eight bits, from files that nothing is judged on."""
-        return calibrate(self.f, self.params, [self.fitted.tokens[:_BATCH]], _EIGHT)
+        return calibrate(self.f, self.params, [self.fitted.tokens[:_BATCH]], _EIGHT).spec
 
     @functools.cached_property
     def codes(self) -> tuple[Any, Any]:

@@ -12,6 +12,7 @@ from jaxeff.compression import (
     Grouped,
     Int,
     LayerQuantization,
+    PostTrained,
     Uniform,
     awq,
     gptq,
@@ -67,13 +68,13 @@ def _rounded(spec: dict[str, Any]) -> Method:
     return method
 
 
-def _corrected(transform: Callable[..., tuple[Any, dict[str, Any]]], setting: Any) -> Method:
+def _corrected(transform: Callable[..., PostTrained], setting: Any) -> Method:
     """Changes the weights of layers by what they read; the table is rounded."""
 
     def method(f: Any, params: Any, batch: Any) -> Fitted:
         # The head's weights are the table's: corrected for one use, they'd be wrong in the other.
-        params, found = transform(f, params, batch, {"*:linear": setting, "embed#1": None})
-        spec = {**found, **_TABLE}
+        _, params, spec = transform(f, params, batch, {"*:linear": setting, "embed#1": None})
+        spec = {**spec, **_TABLE}
         return params, spec, _bits(f, params, spec, batch)
 
     return method

@@ -62,7 +62,7 @@ def integer(s: Subject) -> Cell:
     there one step is lost, and what depends on it moves. So half of the results, at least, are the
     same to float32's digits, and none is further away than eight bits themselves are from f.
     """
-    spec = calibrate(s.f, s.params, [s.args], {LINEAR: Int(8)})
+    spec = calibrate(s.f, s.params, [s.args], {LINEAR: Int(8)}).spec
     g = jaxeff.integer(s.f, spec)
     codes = g.convert(s.params, *s.args)
     found, near, exact = (
@@ -237,7 +237,7 @@ def _on(core: str) -> Callable[[Subject], Cell]:
         """An int8 library of a microcontroller replays what JAX computes, on an emulated one."""
         from jaxeff_export import BoardError, ToolchainError, deploy
 
-        spec = calibrate(s.f, s.params, [s.args], {LINEAR: Int(8)})
+        spec = calibrate(s.f, s.params, [s.args], {LINEAR: Int(8)}).spec
         g = jaxeff.integer(s.f, spec)
         codes = g.convert(s.params, *s.args)
         with tempfile.TemporaryDirectory() as folder:

@@ -7,7 +7,7 @@ from jaxeff.compression import Int, calibrate, integer
 from jaxeff.nn import small_classifier
 
 f, params, (x, y) = small_classifier()
-g = integer(f, calibrate(f, params, [x], {"*:linear": Int(8)}))
+g = integer(f, calibrate(f, params, x, {"*:linear": Int(8)}).spec)
 h = g.coded(params, x)                   # data on the first layers' grids, results on one of 8 bits
 (q,) = h.encode(x)                       # uint8
 codes = h.convert(params, q)

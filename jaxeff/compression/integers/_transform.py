@@ -7,7 +7,7 @@ from jaxeff.compression import Int, calibrate, integer
 from jaxeff.nn import small_classifier
 
 f, params, (x, y) = small_classifier()
-spec = calibrate(f, params, [x], {"*:linear": Int(8)})
+spec = calibrate(f, params, [x], {"*:linear": Int(8)}).spec
 g = integer(f, spec)
 codes = g.convert(params, x)            # int8 weights, int32 biases, and scales: no float weights
 logits = g(codes, x)                    # what jaxeff_export.deploy(g, (codes, x)) compiles
@@ -433,7 +433,7 @@ def integer_aware(
     from jaxeff.nn import small_classifier
 
     f, params, (x, y) = small_classifier()
-    spec = calibrate(f, params, [x], {"*:linear": Int(4)})
+    spec = calibrate(f, params, [x], {"*:linear": Int(4)}).spec
     g = integer_aware(f, spec)               # train this one ...
     logits = integer(f, spec)(params, x)     # ... to deploy this one
     ```

@@ -13,7 +13,13 @@ from jaxtyping import Array, Float
 from jaxeff.compression._quantized import check_spec, quantized_layer, settings_of
 from jaxeff.compression.numerics import Method
 from jaxeff.compression.post_training._channels import Source, replace_weights, source, weights_of
-from jaxeff.compression.post_training._layerwise import arguments, check_finite, side_by_side
+from jaxeff.compression.post_training._layerwise import (
+    PostTrained,
+    arguments,
+    check_finite,
+    side_by_side,
+    with_leaves,
+)
 from jaxeff.compression.post_training._multiplication import (
     mean_per_entry,
     multiplications,
@@ -22,7 +28,7 @@ from jaxeff.compression.post_training._multiplication import (
     producers,
     users,
 )
-from jaxeff.core import input_batch, validate
+from jaxeff.core import as_arguments, input_batch, validate
 from jaxeff.program import Layer, Program, Rule, interpret, plain_rule, trace
 from jaxeff.program.ir import Value
 
@@ -43,8 +49,10 @@ class _Fold:
         return self.source.at.layer.site
 
 
-@validate(args=input_batch)
-def fold_batch_norm(f: Callable[..., Any], params: Any, *args: Any) -> tuple[Any, Any]:
+@validate(batch=input_batch)
+def fold_batch_norm(
+    f: Callable[..., Any], params: Any, batch: Any, spec: Mapping[str, Method | None] | None = None
+) -> PostTrained:
     """Folds every batch norm that directly follows a linear layer.
 
     A normalization by running statistics is y = a x + b with a number a and b for each channel.
@@ -62,8 +70,8 @@ def fold_batch_norm(f: Callable[..., Any], params: Any, *args: Any) -> tuple[Any
     model.eval()
     f, params = jaxeff.functional(model)
     x = jax.numpy.ones((2, 28, 28, 1))
-    f, params = fold_batch_norm(f, params, x)
-    logits = quantized(f, {"*:linear": Int(8)})(params, x)
+    f, params, spec = fold_batch_norm(f, params, x, {"*:linear": Int(8)})
+    logits = quantized(f, spec)(params, x)
     ```
 
     Running statistics are closed over by a function or among its arguments, and most convolutions
@@ -78,12 +86,13 @@ def fold_batch_norm(f: Callable[..., Any], params: Any, *args: Any) -> tuple[Any
     Args:
         f: A pure function `f(params, *args)` in inference: running statistics are used.
         params: The parameters of `f`.
-        *args: Further arguments of `f`; shapes count, and the values of state, but not those of
-            data.
+        batch: `args` as a tuple, or the only one of them; shapes count, and the values of state,
+            but not those of data.
+        spec: Quantizers by site, which are returned as they are.
 
     Returns:
-        A function `g` and its parameters. `g` takes and returns what `f` does, and its layers have
-        the same names. If there is nothing to fold they are `f` and `params`.
+        A function `g`, its parameters and the spec. `g` takes and returns what `f` does, and its
+        layers have the same names. If there is nothing to fold they are `f` and `params`.
 
     Raises:
         ValueError: A normalization's numbers aren't finite.
@@ -92,11 +101,12 @@ def fold_batch_norm(f: Callable[..., Any], params: Any, *args: Any) -> tuple[Any
     References:
         Jacob et al., arXiv:1712.05877.
     """
+    args, spec = as_arguments(batch), dict(spec or {})
     program = trace(f, params, *args)
     leaves = jax.tree.leaves((params, *args))
     folds = _folds(program, leaves)
     if not folds:
-        return f, params
+        return PostTrained(f, params, spec)
     count = len(jax.tree.leaves(params))
     for fold in folds:
         _scale(fold, leaves)
@@ -147,10 +157,10 @@ def fold_batch_norm(f: Callable[..., Any], params: Any, *args: Any) -> tuple[Any
         return interpret(f, make_rule, None, (params, *args), kwargs)
 
     if not nested:
-        return g, jax.tree.unflatten(structure, leaves[:count])
+        return PostTrained(g, with_leaves(params, leaves), spec)
     kept = {p: x for p, x in zip(places, leaves[:count], strict=True) if p not in gone}
     kept.update({new[fold.site]: _bias(fold) for fold in folds if fold.site in new})
-    return g, _nest(kept)
+    return PostTrained(g, _nest(kept), spec)
 
 
 def _folds(program: Program, leaves: Sequence[Any]) -> list[_Fold]:
@@ -299,7 +309,7 @@ def _nest(leaves: Mapping[tuple[str, ...], Any]) -> dict[str, Any]:
 @validate(batch=input_batch)
 def correct_biases(
     f: Callable[..., Any], params: Any, batch: Any, spec: Mapping[str, Method | None]
-) -> Any:
+) -> PostTrained:
     """Corrects biases so that quantized layers keep the means of their outputs.
 
     The error of a layer's output has a mean that isn't zero: E[y'] = E[y] + E[e], with an entry of
@@ -312,8 +322,7 @@ def correct_biases(
     from jaxeff.nn import small_classifier
 
     f, params, (x, y) = small_classifier()
-    spec = {"*:linear": Int(4)}
-    params = correct_biases(f, params, x, spec)
+    f, params, spec = correct_biases(f, params, x, {"*:linear": Int(4)}).params
     logits = quantized(f, spec)(params, x)
     ```
 
@@ -329,7 +338,7 @@ def correct_biases(
         spec: Quantizers by site, as for `quantized`.
 
     Returns:
-        New parameters; only biases of layers with a setting are different.
+        `f`, new parameters and the spec; only biases of layers with a setting are different.
 
     Raises:
         ValueError: The batch is empty or not finite, or no layer of the spec has a bias.
@@ -377,8 +386,7 @@ def correct_biases(
             "correct_biases found no bias of its own in any layer of the spec: "
             f"{_listed(program, settings)}. fold_batch_norm makes biases of batch norms."
         )
-    count = len(jax.tree.leaves(params))
-    return jax.tree.unflatten(jax.tree.structure(params), leaves[:count])
+    return PostTrained(f, with_leaves(params, leaves), dict(spec))
 
 
 def _listed(program: Program, settings: Mapping[str, Any]) -> str:

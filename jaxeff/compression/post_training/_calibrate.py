@@ -27,6 +27,7 @@ from jaxeff.compression._quantized import applies, of_inputs, of_outputs, quanti
 from jaxeff.compression.numerics import LayerQuantization, Tensor, fake_quantize, value_range
 from jaxeff.compression.numerics import parts as parts_of
 from jaxeff.compression.post_training._clipping import METHODS, Observer, clip_range, known_width
+from jaxeff.compression.post_training._layerwise import PostTrained
 from jaxeff.compression.quantizers import Int, Uniform
 from jaxeff.core import (
     NEW_STATE_TAG,
@@ -57,17 +58,17 @@ Measured = Int | Uniform | LayerQuantization
 _OpenRanges = list[tuple[Any, Tensor, Any, int]]
 
 
-@validate(percentile=number(above=0, high=100), batches=input_batches, spec=spec_of())
+@validate(percentile=number(above=0, high=100), spec=spec_of())
 def calibrate(
     f: Callable[..., Any],
     params: Any,
-    batches: Iterable[Any],
+    batches: Any,
     spec: Mapping[str, Measured | None],
     *,
     method: str | None = None,
     percentile: float | None = None,
     weights: bool = False,
-) -> dict[str, Any]:
+) -> PostTrained:
     """Measures the range of every activation that a spec quantizes on a uniform grid.
 
     ```python
@@ -75,9 +76,9 @@ def calibrate(
     from jaxeff.nn import small_classifier
 
     f, params, (x, y) = small_classifier()
-    spec = calibrate(f, params, [x[:128], x[128:]], {"*": Int(8), "fc2": None})
+    _, _, spec = calibrate(f, params, [x[:128], x[128:]], {"*": Int(8), "fc2": None}).spec
     logits = quantized(f, spec)(params, x)
-    spec = calibrate(f, params, [x], {"*:linear": Int(4)}, method="mse", weights=True)
+    _, _, spec = calibrate(f, params, x, {"*:linear": Int(4)}, method="mse", weights=True).spec
     ```
 
     Sharp edges:
@@ -89,7 +90,8 @@ def calibrate(
     Args:
         f: A pure function `f(params, *args)`.
         params: The parameters of `f`.
-        batches: Batches of one shape each: `args` as a tuple, or the only one of them.
+        batches: A batch, `args` as a tuple or the only one of them; or a list of batches, of one
+            shape each, or an iterator.
         spec: Maps patterns of sites to `Int`, `Uniform` or `LayerQuantization` settings.
         method: "minmax" takes the smallest and largest value seen. "percentile" takes a percentile
             and its counterpart in every batch, averaged over batches, so that outliers are clamped.
@@ -101,8 +103,8 @@ def calibrate(
             `Uniform.per` says. They stay what they are then while parameters change.
 
     Returns:
-        A spec with one setting per quantized site, those measured with a fixed range. An `Int`
-        whose weights are measured becomes a `LayerQuantization`.
+        `f`, its parameters, and a spec with one setting per quantized site, those measured with a
+        fixed range. An `Int` whose weights are measured becomes a `LayerQuantization`.
 
     Raises:
         TypeError: The spec isn't a mapping from patterns to such settings.
@@ -110,6 +112,7 @@ def calibrate(
             100 or belongs to another method, a pattern matches or decides no site, a layer was
             never reached or gave values that aren't finite, or a width has to be known and isn't.
     """
+    batches = as_batches("calibrate: batches", batches)
     kinds: Any = Measured
     check_settings(spec, kinds, "an Int, such as Int(8), a Uniform or a LayerQuantization of them")
     method, percentile = _method(method, percentile)
@@ -150,7 +153,15 @@ def calibrate(
         apart = parts_of(settings[site])
         fixed = dataclasses.replace(quantizer, range=both)
         settings[site] = dataclasses.replace(apart, weights=fixed)
-    return settings
+    return PostTrained(f, params, settings)
+
+
+def as_batches(where: str, batches: Any) -> Iterable[Any]:
+    """Returns batches one by one: those of a list or an iterator, or one alone."""
+    alone = isinstance(batches, tuple) or hasattr(batches, "dtype")
+    batches = [batches] if alone else batches
+    input_batches(where, batches)
+    return batches  # type: ignore[no-any-return]
 
 
 def _run(

@@ -24,6 +24,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int
 
+from jaxeff.compression.post_training._layerwise import PostTrained, with_leaves
 from jaxeff.compression.post_training._multiplication import (
     Multiplication,
     Origin,
@@ -306,7 +307,14 @@ _SETTLED = 1e-4
 
 
 @validate(batch=input_batch, sweeps=static_integer())
-def equalize(f: Callable[..., Any], params: Any, batch: Any, *, sweeps: int = 50) -> Any:
+def equalize(
+    f: Callable[..., Any],
+    params: Any,
+    batch: Any,
+    spec: dict[str, Any] | None = None,
+    *,
+    sweeps: int = 50,
+) -> PostTrained:
     """Equalizes the ranges of linear layers without changing the function.
 
     Where f(s x) = s f(x) between two linear layers, channel i of the first can be divided by s_i
@@ -319,7 +327,7 @@ def equalize(f: Callable[..., Any], params: Any, batch: Any, *, sweeps: int = 50
     from jaxeff.nn import small_classifier
 
     f, params, (x, y) = small_classifier()
-    params = equalize(f, params, x)
+    f, params, _ = equalize(f, params, x).params
     logits = quantized(f, {"*:linear": Int(8, per="tensor")})(params, x)
     ```
 
@@ -332,10 +340,11 @@ def equalize(f: Callable[..., Any], params: Any, batch: Any, *, sweeps: int = 50
         f: A pure function `f(params, *args)`.
         params: The parameters of `f`.
         batch: `args` as a tuple, or the only one of them; their shapes count, not their values.
+        spec: Quantizers by site, which are returned as they are: scales don't depend on them.
         sweeps: Largest number of rounds over all pairs.
 
     Returns:
-        New parameters; where there are no pairs, the same.
+        `f`, new parameters (where there are no pairs, the same) and the spec.
 
     Raises:
         ValueError: A weight isn't finite.
@@ -354,8 +363,7 @@ def equalize(f: Callable[..., Any], params: Any, batch: Any, *, sweeps: int = 50
         changes = [_equalized(pair, leaves) for pair in layer_pairs]
         if max(changes, default=0.0) < _SETTLED:
             break
-    count = len(jax.tree.leaves(params))
-    return jax.tree.unflatten(jax.tree.structure(params), leaves[:count])
+    return PostTrained(f, with_leaves(params, leaves), spec or {})
 
 
 def rescale(pair: LayerPair, leaves: list[Any], scale: Float[np.ndarray, " channels"]) -> None:

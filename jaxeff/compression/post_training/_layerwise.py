@@ -111,6 +111,26 @@ class RoundingProblem:
 Solve = Callable[[RoundingProblem], Matrix]
 
 
+class PostTrained(NamedTuple):
+    """What every pass returns: `f, params, spec = gptq(f, params, batch, spec)`.
+
+    Attributes:
+        f: The function.
+        params: Its parameters.
+        spec: Quantizers for it by site, as for `quantized`.
+    """
+
+    f: Callable[..., Any]
+    params: Any
+    spec: dict[str, Any]
+
+
+def with_leaves(params: Any, leaves: Sequence[Any]) -> Any:
+    """Returns parameters with the first of some leaves."""
+    old, structure = jax.tree.flatten(params)
+    return jax.tree.unflatten(structure, leaves[: len(old)])
+
+
 def arguments(where: str, batch: Any) -> tuple[Any, ...]:
     """Converts a batch to arguments.
 
@@ -175,7 +195,7 @@ def on_grids(
     batch: Any,
     spec: Mapping[str, Method | None],
     solve: Solve,
-) -> tuple[Any, dict[str, LayerQuantization | None]]:
+) -> PostTrained:
     """Puts weights on their quantizers' grids, layer by layer.
 
     Args:
@@ -188,7 +208,7 @@ def on_grids(
         solve: Function that finds the new weights of a layer.
 
     Returns:
-        The parameters, and a spec for them with one setting per site.
+        The function, the parameters, and a spec for them with one setting per site.
 
     Raises:
         ValueError: Nothing in the spec has weights, a weight can't be replaced, values aren't
@@ -250,9 +270,7 @@ def on_grids(
     side_by_side(program, settings, leaves, at, run)
     if not started:
         raise ValueError(f"{where} found no weights to quantize: no setting of the spec has any.")
-    count = len(jax.tree.leaves(params))
-    fitted = jax.tree.unflatten(jax.tree.structure(params), leaves[:count])
-    return fitted, started_spec(program, settings, started)
+    return PostTrained(f, with_leaves(params, leaves), started_spec(program, settings, started))
 
 
 def _snapped(

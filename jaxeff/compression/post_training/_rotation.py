@@ -14,7 +14,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array
+from jaxtyping import Array, PRNGKeyArray
 
 from jaxeff.compression._quantized import is_look_up, rows_of
 from jaxeff.compression.numerics import LayerQuantization, Method
@@ -26,7 +26,12 @@ from jaxeff.compression.post_training._channels import (
     replace_weights,
     weights_of,
 )
-from jaxeff.compression.post_training._layerwise import read_model, started_spec
+from jaxeff.compression.post_training._layerwise import (
+    PostTrained,
+    read_model,
+    started_spec,
+    with_leaves,
+)
 from jaxeff.compression.post_training._multiplication import (
     Multiplication,
     Origin,
@@ -36,7 +41,7 @@ from jaxeff.compression.post_training._multiplication import (
 )
 from jaxeff.compression.post_training._scaling import check_open
 from jaxeff.compression.quantizers import Rotated, turned
-from jaxeff.core import input_batch, static_integer, validate
+from jaxeff.core import input_batch, single_key, validate
 from jaxeff.program import Layer, Program, evaluate, plain_rule
 from jaxeff.program.ir import Value
 
@@ -286,16 +291,16 @@ def _is_real(value: Value) -> bool:
     return bool(jnp.issubdtype(value.aval.dtype, jnp.floating))
 
 
-@validate(batch=input_batch, seed=static_integer(0))
+@validate(key=single_key, batch=input_batch)
 def rotate(
+    key: PRNGKeyArray,
     f: Callable[..., Any],
     params: Any,
     batch: Any,
     spec: Mapping[str, Method | None],
     *,
-    seed: int = 0,
     fold: bool = True,
-) -> tuple[Any, dict[str, LayerQuantization | None]]:
+) -> PostTrained:
     """Turns what quantized layers read by a random Hadamard matrix.
 
     A residual stream whose norms have no other part than a scale commutes with a rotation: what
@@ -303,11 +308,12 @@ def rotate(
     layers turn what they read in the call, by `Rotated` methods for weights and activations.
 
     ```python
+    import jax
     from jaxeff.compression import Int, quantized, rotate
     from jaxeff.nn import small_classifier
 
     f, params, (x, y) = small_classifier()
-    turned, spec = rotate(f, params, x, {"fc2": Int(4)})
+    _, turned, spec = rotate(jax.random.key(0), f, params, x, {"fc2": Int(4)})
     logits = quantized(f, spec)(turned, x)               # f(turned, x) is still f(params, x)
     ```
 
@@ -322,15 +328,15 @@ def rotate(
         a layer norm with a mean, or a bias, commute.
 
     Args:
+        key: Random key of the signs of the matrix.
         f: A pure function `f(params, *args)`.
         params: The parameters of `f`.
         batch: `args` as a tuple, or the only one of them; their shapes count, not their values.
         spec: Quantizers by site, as for `quantized`, with open ranges.
-        seed: Number that the signs of the matrix are drawn by.
         fold: Whether streams are turned in the parameters, where that is possible.
 
     Returns:
-        Parameters with the same outputs, and the spec to quantize them by.
+        `f`, parameters with the same outputs, and the spec to quantize them by.
 
     Raises:
         ValueError: The batch is empty or not finite, nothing is quantized in a linear layer with a
@@ -340,6 +346,8 @@ def rotate(
         Ashkboos et al., "QuaRot", arXiv:2404.00456, sections 4.1 and 4.2.
     """
     program, settings, linear, _, leaves = read_model("rotate", f, params, batch, spec)
+    # `Rotated` holds a number, which is static: a program is compiled for a matrix.
+    seed = int(jax.random.randint(key, (), 0, 2**31 - 1))
     ours = [site for site in settings if site in linear]
     if not ours:
         raise ValueError(
@@ -358,9 +366,7 @@ def rotate(
     for site in ours:
         if site not in folded and not linear[site].contraction.is_convolution:
             kept[site] = _in_the_call(settings[site], seed)
-    count = len(jax.tree.leaves(params))
-    new = jax.tree.unflatten(jax.tree.structure(params), leaves[:count])
-    return new, started_spec(program, kept, {})
+    return PostTrained(f, with_leaves(params, leaves), started_spec(program, kept, {}))
 
 
 def _turn(stream: Stream, leaves: list[Any], seed: int) -> None:

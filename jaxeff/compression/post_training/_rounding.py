@@ -11,8 +11,8 @@ import optax
 from jax import lax
 from jaxtyping import Array, Float, Int
 
-from jaxeff.compression.numerics import Grid, LayerQuantization, Method, OnGrid
-from jaxeff.compression.post_training._layerwise import RoundingProblem, on_grids
+from jaxeff.compression.numerics import Grid, Method, OnGrid
+from jaxeff.compression.post_training._layerwise import PostTrained, RoundingProblem, on_grids
 from jaxeff.compression.post_training._multiplication import Matrix
 from jaxeff.core import (
     check_count,
@@ -38,7 +38,7 @@ def gptq(
     damping: float = 0.01,
     block: int = 128,
     sort: bool = False,
-) -> tuple[Any, dict[str, LayerQuantization | None]]:
+) -> PostTrained:
     """Rounds weights by the second-order statistics of what their layers read.
 
     For one layer, min over W' on the grid of sum |x W - x W'|^2 has the Hessian H = 2 E[x^T x], the
@@ -52,7 +52,7 @@ def gptq(
     from jaxeff.nn import small_classifier
 
     f, params, (x, y) = small_classifier()
-    params, spec = gptq(f, params, x, {"*:linear": Int(3, activations=False)})
+    f, params, spec = gptq(f, params, x, {"*:linear": Int(3, activations=False)})
     logits = quantized(f, spec)(params, x)     # the weights lie on the grid already
     ```
 
@@ -70,7 +70,7 @@ def gptq(
         sort: Whether inputs are taken by decreasing diagonal of H instead of in their order.
 
     Returns:
-        Parameters whose weights lie on the grid, and the spec that reproduces them.
+        `f`, parameters whose weights lie on the grid, and the spec that reproduces them.
 
     Raises:
         ValueError: The batch is empty or not finite, nothing has weights to quantize, a weight
@@ -215,7 +215,7 @@ def adaround(
     beta: tuple[float, float] = (20.0, 2.0),
     warmup: float = 0.2,
     asymmetric: bool = True,
-) -> tuple[Any, dict[str, LayerQuantization | None]]:
+) -> PostTrained:
     """Learns the rounding of weights from what their layers read.
 
     A weight becomes step * clip(floor(W / step) + h(V), n, p) with the rectified sigmoid h(V) =
@@ -230,7 +230,8 @@ def adaround(
     from jaxeff.nn import small_classifier
 
     f, params, (x, y) = small_classifier()
-    params, spec = adaround(f, params, x, {"fc*": Int(3, activations=False)}, steps=100)
+    few = {"fc*": Int(3, activations=False)}
+    f, params, spec = adaround(f, params, x, few, steps=100)
     logits = quantized(f, spec)(params, x)
     ```
 
@@ -256,7 +257,7 @@ def adaround(
             original weights on the quantized network's values (eq. 21).
 
     Returns:
-        Parameters whose weights lie on the grid, and the spec that reproduces them.
+        `f`, parameters whose weights lie on the grid, and the spec that reproduces them.
 
     Raises:
         TypeError: A method's values aren't evenly spaced.

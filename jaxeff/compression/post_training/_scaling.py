@@ -14,6 +14,7 @@ from jaxeff.compression._quantized import of_inputs
 from jaxeff.compression.numerics import LayerQuantization, Method, Quantizer, Tensor
 from jaxeff.compression.post_training._channels import LayerPair, gains, pairs, rescale, weights_of
 from jaxeff.compression.post_training._layerwise import (
+    PostTrained,
     check_finite,
     check_kept,
     check_users,
@@ -21,6 +22,7 @@ from jaxeff.compression.post_training._layerwise import (
     rounded,
     start,
     started_spec,
+    with_leaves,
 )
 from jaxeff.compression.post_training._multiplication import Multiplication
 from jaxeff.compression.quantizers import Scaled
@@ -39,7 +41,7 @@ def awq(
     *,
     points: int = 20,
     fold: bool = True,
-) -> tuple[Any, dict[str, LayerQuantization | None]]:
+) -> PostTrained:
     """Scales inputs of layers by how large they are, and rounds weights to the nearest values.
 
     For a layer x W the scale s of its inputs minimises E|x W - (x / s) Q(s W)|^2 among s =
@@ -52,7 +54,7 @@ def awq(
     from jaxeff.nn import small_classifier
 
     f, params, (x, y) = small_classifier()
-    params, spec = awq(f, params, x, {"*:linear": Int(3, activations=False)})
+    f, params, spec = awq(f, params, x, {"*:linear": Int(3, activations=False)})
     logits = quantized(f, spec)(params, x)
     ```
 
@@ -72,7 +74,7 @@ def awq(
         fold: Whether scales move into the layer before, where that is possible.
 
     Returns:
-        Parameters whose weights lie on the grid, and the spec that reproduces them.
+        `f`, parameters whose weights lie on the grid, and the spec that reproduces them.
 
     Raises:
         ValueError: The batch is empty or not finite, nothing has weights to quantize, or a weight
@@ -132,9 +134,7 @@ def awq(
         check_kept("awq", method, new, tensor, run)
         leaves[at.origin.leaf] = at.origin.to_leaf(new, leaf)
         started[site] = method
-    count = len(jax.tree.leaves(params))
-    fitted = jax.tree.unflatten(jax.tree.structure(params), leaves[:count])
-    return fitted, started_spec(program, settings, started)
+    return PostTrained(f, with_leaves(params, leaves), started_spec(program, settings, started))
 
 
 def _search(
@@ -231,7 +231,7 @@ def smooth_quant(
     *,
     alpha: float = 0.5,
     fold: bool = True,
-) -> tuple[Any, dict[str, LayerQuantization | None]]:
+) -> PostTrained:
     """Moves the sizes of activations' channels into weights.
 
     With a scale of each input channel j (Xiao et al., eq. 4),
@@ -247,7 +247,7 @@ def smooth_quant(
     from jaxeff.nn import small_classifier
 
     f, params, (x, y) = small_classifier()
-    smooth, spec = smooth_quant(f, params, x, {"*:linear": Int(8, per="tensor")})
+    _, smooth, spec = smooth_quant(f, params, x, {"*:linear": Int(8, per="tensor")})
     logits = quantized(f, spec)(smooth, x)              # f(smooth, x) is still f(params, x)
     ```
 
@@ -268,7 +268,7 @@ def smooth_quant(
         fold: Whether scales move into the layer before, where that is possible.
 
     Returns:
-        Parameters with the same outputs, and the spec to quantize them by.
+        `f`, parameters with the same outputs, and the spec to quantize them by.
 
     Raises:
         ValueError: The batch is empty or not finite, nothing is quantized in a linear layer with a
@@ -302,9 +302,7 @@ def smooth_quant(
     for site, read in reads.items():
         if site not in folded:
             kept[site] = _kept(read, settings[site], leaves, alpha)
-    count = len(jax.tree.leaves(params))
-    smooth = jax.tree.unflatten(jax.tree.structure(params), leaves[:count])
-    return smooth, started_spec(program, kept, {})
+    return PostTrained(f, with_leaves(params, leaves), started_spec(program, kept, {}))
 
 
 def _fold(

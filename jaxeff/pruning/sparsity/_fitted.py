@@ -18,7 +18,7 @@ from jaxeff.nn import small_classifier
 from jaxeff.pruning.sparsity import Magnitude, optimal_brain_surgeon
 
 f, params, (x, y) = small_classifier()
-params, spec = optimal_brain_surgeon(f, params, x, {"fc2": Magnitude(0.5)})
+f, params, spec = optimal_brain_surgeon(f, params, x, {"fc2": Magnitude(0.5)})
 logits = quantized(f, spec)(params, x)     # the zeros are in the parameters already
 ```
 
@@ -31,7 +31,7 @@ from jaxeff.compression import Uniform
 from jaxeff.pruning.sparsity import NofM, wanda
 
 f, params, (x, y) = small_classifier()
-params, spec = wanda(f, params, x, {"fc2": NofM(2, 4)})
+f, params, spec = wanda(f, params, x, {"fc2": NofM(2, 4)})
 logits = quantized(f, spec)(params, x)                                # the zeros are there already
 eight = quantized(f, {"fc2": NofM(2, 4, values=Uniform(8, symmetric=True))})(params, x)
 ```
@@ -84,7 +84,7 @@ import numpy as np
 from jaxtyping import Array, Float, PRNGKeyArray
 
 from jaxeff.compression import LayerQuantization
-from jaxeff.compression.post_training import Matrix, RoundingProblem, on_grids
+from jaxeff.compression.post_training import Matrix, PostTrained, RoundingProblem, on_grids
 from jaxeff.core import as_arguments, check_number, input_batch, validate
 from jaxeff.core import jax_internals as _compat
 from jaxeff.program import Layer, Program, Rule, evaluate, matching, plain_rule, trace
@@ -101,7 +101,7 @@ def optimal_brain_surgeon(
     spec: Mapping[str, Any],
     *,
     damping: float = 1e-4,
-) -> tuple[Any, dict[str, LayerQuantization | None]]:
+) -> PostTrained:
     """Removes weights by the second-order statistics of what their layers read.
 
     Args:
@@ -113,7 +113,7 @@ def optimal_brain_surgeon(
         damping: Added to the diagonal of H, in units of its mean.
 
     Returns:
-        Parameters with zeros, and the spec that reproduces them.
+        `f`, parameters with zeros, and the spec that reproduces them.
 
     Raises:
         TypeError: A method is another one.
@@ -235,9 +235,7 @@ _SLACK = 1e-6
 
 
 @validate(batch=input_batch)
-def wanda(
-    f: Callable[..., Any], params: Any, batch: Any, spec: Mapping[str, Any]
-) -> tuple[Any, dict[str, LayerQuantization | None]]:
+def wanda(f: Callable[..., Any], params: Any, batch: Any, spec: Mapping[str, Any]) -> PostTrained:
     """Removes weights by their magnitude times the norm of what they multiply.
 
     Layers are taken in order; each reads what those before it, pruned, give it.
@@ -250,7 +248,7 @@ def wanda(
             that goes at least, or `NofM(n, m)`.
 
     Returns:
-        Parameters with zeros, and the spec that reproduces them.
+        `f`, parameters with zeros, and the spec that reproduces them.
 
     Raises:
         TypeError: A method is another one.

@@ -52,7 +52,7 @@ def test_the_search_by_hand():
         errors.append((float(jnp.square(x @ (rounded - w)).mean()), rounded))
     best, expected = min(errors, key=lambda e: e[0])
     assert best < 0.7 * errors[0][0]  # alpha = 0 is nearest rounding
-    new, spec = awq(
+    _, new, spec = awq(
         linear, params, x, {"fc": Int(3, activations=False, symmetric=False)}, points=10
     )
     np.testing.assert_allclose(new["fc"]["kernel"], expected, rtol=1e-5, atol=1e-6)
@@ -69,7 +69,7 @@ def test_large_layers_have_errors_that_are_numbers():
     w = rng.normal(size=(576, 192)) / 8
     data, params = jnp.asarray(x, jnp.float32), {"fc": {"kernel": jnp.asarray(w, jnp.float32)}}
     four = {"fc": Int(4, activations=False, per="group", group=32)}
-    new, _ = awq(linear, params, data, four, points=3)
+    _, new, _ = awq(linear, params, data, four, points=3)
 
     def error(kernel):
         return np.square(x @ (np.asarray(kernel, np.float64) - w)).mean()
@@ -92,7 +92,7 @@ def test_scales_move_into_the_layer_before():
         "b": {"kernel": jax.random.normal(jax.random.key(0), (8, 4))},
     }
     spec = {"b": Int(3, activations=False, symmetric=False)}
-    new, started = awq(f, params, x, spec)
+    _, new, started = awq(f, params, x, spec)
     assert isinstance(started["b"].weights, Uniform)
     ratio = params["a"]["bias"] / new["a"]["bias"]
     assert ratio[0] > ratio[1]
@@ -101,7 +101,7 @@ def test_scales_move_into_the_layer_before():
     exact = f(params, x)
     error = jnp.square(f(new, x) - exact).mean()
     assert error < jnp.square(jax.jit(quantized(f, spec))(params, x) - exact).mean()
-    kept, with_scale = awq(f, params, x, spec, fold=False)
+    _, kept, with_scale = awq(f, params, x, spec, fold=False)
     assert isinstance(with_scale["b"].weights, Scaled)
     np.testing.assert_array_equal(kept["a"]["kernel"], params["a"]["kernel"])
 
@@ -112,7 +112,7 @@ def test_better_than_nearest(trained, divergence, fold):
     f, params, x = trained
     for bits in (3, 4):
         spec = {"*:linear": Int(bits, 8, activations=False, symmetric=False)}
-        new, started = awq(f, params, x, spec, fold=fold)
+        _, new, started = awq(f, params, x, spec, fold=fold)
         assert divergence(new, started) < divergence(params, spec)
         np.testing.assert_array_equal(jax.jit(quantized(f, started))(new, x), f(new, x))
 
@@ -120,7 +120,7 @@ def test_better_than_nearest(trained, divergence, fold):
 def test_by_group():
     params, x = _problem()
     setting = Int(3, per="group", group=4, activations=False, symmetric=False)
-    new, spec = awq(linear, params, x, {"fc": setting}, points=10)
+    _, new, spec = awq(linear, params, x, {"fc": setting}, points=10)
     np.testing.assert_array_equal(jax.jit(quantized(linear, spec))(new, x), linear(new, x))
     exact = linear(params, x)
 
@@ -137,7 +137,7 @@ def test_groups_of_a_convolution():
     f, params = functional(model)
     x = jax.random.normal(jax.random.key(0), (4, 5, 5, 4)) * jnp.array([[[[1.0, 30, 2, 1]]]])
     spec = {"*:linear": Int(3, activations=False, symmetric=False)}
-    new, started = awq(f, params, x, spec)
+    _, new, started = awq(f, params, x, spec)
     (setting,) = started.values()
     assert setting.weights.scale.shape == (1, 1, 2, 6)
     np.testing.assert_array_equal(jax.jit(quantized(f, started))(new, x), f(new, x))

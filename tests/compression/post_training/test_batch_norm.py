@@ -40,7 +40,7 @@ def _sites(f, *args):
 def test_lenet():
     f, params = functional(_shaken(LeNet5(batch_norm=True, rngs=nnx.Rngs(0))))
     x = jax.random.normal(jax.random.key(1), (2, 28, 28, 1))
-    g, folded = fold_batch_norm(f, params, x)
+    g, folded, _ = fold_batch_norm(f, params, x)
     _agree(g(folded, x), f(params, x))
     assert sorted(folded) == ["conv1", "conv2", "fc1", "fc2", "fc3"]
     assert _sites(g, folded, x) == _sites(f, params, x) - {"bn1", "bn2", "bn3", "bn4"}
@@ -57,7 +57,7 @@ def test_layers_without_a_bias_get_one():
     block = _shaken(Block(4, 8, 2, True, rngs=nnx.Rngs(0)))
     f, params = functional(block)
     x = jax.random.normal(jax.random.key(1), (2, 6, 6, 4))
-    g, folded = fold_batch_norm(f, params, x)
+    g, folded, _ = fold_batch_norm(f, params, x)
     _agree(g(folded, x), f(params, x))
     assert {n: sorted(p) for n, p in folded.items()} == {
         n: ["bias", "kernel"] for n in ("conv1", "conv2", "shortcut")
@@ -77,7 +77,7 @@ def test_linen_and_state_as_an_argument(mutable):
     stats = jax.tree.map(lambda a: a - 0.2, variables["batch_stats"])
     variables = {**variables, "batch_stats": stats}
     f, params, *state = functional(model, variables, mutable=mutable)
-    g, folded = fold_batch_norm(f, params, *state, x)
+    g, folded, _ = fold_batch_norm(f, params, (*state, x))
     ours, theirs = g(folded, *state, x), f(params, *state, x)
     if mutable:
         jax.tree.map(np.testing.assert_array_equal, ours[1], theirs[1])
@@ -109,7 +109,7 @@ def test_heads_depthwise_and_missing_parameters():
     model.eval()
     f, params = functional(model)
     x = jax.random.normal(jax.random.key(1), (2, 5, 5, 4))
-    g, folded = fold_batch_norm(f, params, x)
+    g, folded, _ = fold_batch_norm(f, params, x)
     _agree(g(folded, x), f(params, x))
     assert folded["depthwise"]["bias"].shape == (4,)
     # The second norm's channels are an axis of the heads': each entry has numbers of its own.
@@ -136,7 +136,7 @@ def test_what_stays():
     for norm in ("layer", "read", "relu"):
         model = Model(norm)
         f, params = functional(model, model.init(jax.random.key(0), x))
-        g, same = fold_batch_norm(f, params, x)
+        g, same, _ = fold_batch_norm(f, params, x)
         assert g is f
         assert same is params
 

@@ -62,7 +62,7 @@ def _grid(spec):
 def test_against_the_definition(block):
     params, x = _problem(50, 8, 5)
     spec = {"fc": LayerQuantization(Uniform(3, symmetric=True))}
-    new, started = gptq(linear, params, x, spec, block=block)
+    _, new, started = gptq(linear, params, x, spec, block=block)
     expected = _reference(params["fc"]["kernel"], x, _grid(started), 0.01)
     np.testing.assert_allclose(new["fc"]["kernel"], expected, rtol=1e-5, atol=1e-6)
 
@@ -82,7 +82,7 @@ def test_groups_have_steps_of_their_own(sort):
         w[order], x[:, order], lambda w: (s := next(rows)) * np.clip(np.rint(w / s), -4, 3), 0.01
     )
     setting = Int(3, per="group", group=4, symmetric=True, activations=False)
-    new, spec = gptq(linear, params, x, {"fc": setting}, sort=sort, block=3)
+    _, new, spec = gptq(linear, params, x, {"fc": setting}, sort=sort, block=3)
     np.testing.assert_allclose(new["fc"]["kernel"], expected, rtol=1e-5, atol=1e-6)
     np.testing.assert_array_equal(jax.jit(quantized(linear, spec))(new, x), linear(new, x))
 
@@ -90,7 +90,7 @@ def test_groups_have_steps_of_their_own(sort):
 def test_groups_of_a_format_without_scales_are_as_without_groups():
     params, x = _problem(50, 8, 5)
     alone, grouped = (
-        gptq(linear, params, x, {"fc": LayerQuantization(method)})[0]["fc"]["kernel"]
+        gptq(linear, params, x, {"fc": LayerQuantization(method)}).params["fc"]["kernel"]
         for method in (Floating("float4_e2m1fn"), Grouped(Floating("float4_e2m1fn"), 4))
     )
     np.testing.assert_array_equal(grouped, alone)
@@ -104,9 +104,11 @@ def test_scaled_inputs_are_rounded_where_they_are_large(group):
     scale = jnp.linspace(0.5, 3, 8)[:, None]
     method = Uniform(3, symmetric=True)
     method = method if group is None else Grouped(method, group)
-    new, spec = gptq(linear, params, x, {"fc": LayerQuantization(Scaled(method, scale))}, damping=0)
+    _, new, spec = gptq(
+        linear, params, x, {"fc": LayerQuantization(Scaled(method, scale))}, damping=0
+    )
     scaled = {"fc": {"kernel": params["fc"]["kernel"] * scale}}
-    other, _ = gptq(
+    _, other, _ = gptq(
         linear, scaled, x / scale[:, 0][None], {"fc": LayerQuantization(method)}, damping=0
     )
     np.testing.assert_allclose(new["fc"]["kernel"] * scale, other["fc"]["kernel"], rtol=1e-4)
@@ -116,7 +118,7 @@ def test_scaled_inputs_are_rounded_where_they_are_large(group):
 def test_two_inputs_in_closed_form():
     """With the first weight rounded, the second one is w2 + H12 (w1 - q1) / H22, rounded."""
     params, x = _problem(40, 2, 6)
-    new, started = gptq(
+    _, new, started = gptq(
         linear, params, x, {"fc": LayerQuantization(Uniform(3, symmetric=True))}, damping=0
     )
     quantize = _grid(started)
@@ -141,8 +143,8 @@ def test_sorting_is_a_permutation_of_inputs():
     spec = {"fc": LayerQuantization(Uniform(3, symmetric=True))}
     order = np.argsort(-np.square(np.asarray(x)).mean(0))
     permuted = {"fc": {"kernel": params["fc"]["kernel"][order]}}
-    new, _ = gptq(linear, permuted, x[:, order], spec)
-    ours, _ = gptq(linear, params, x, spec, sort=True)
+    _, new, _ = gptq(linear, permuted, x[:, order], spec)
+    _, ours, _ = gptq(linear, params, x, spec, sort=True)
     np.testing.assert_array_equal(ours["fc"]["kernel"][order], new["fc"]["kernel"])
 
 
@@ -151,13 +153,13 @@ def test_sorting_is_a_permutation_of_inputs():
 def test_better_than_nearest(trained, divergence, bits):
     f, params, x = trained
     spec = {"*:linear": Int(bits, 8, activations=False, symmetric=False)}
-    new, started = gptq(f, params, x, spec)
+    _, new, started = gptq(f, params, x, spec)
     assert divergence(new, started) < 0.5 * divergence(params, spec)
     # The first layer's inputs are the same in both networks, so its outputs compare directly.
     only = {"conv1": Int(bits, activations=False, symmetric=False)}
     before = _first_layer(params, x)
     nearest = _first_layer(_nearest(params, "conv1", bits), x)
-    ours = _first_layer(gptq(f, params, x, only)[0], x)
+    ours = _first_layer(gptq(f, params, x, only).params, x)
     assert jnp.square(ours - before).mean() < 0.9 * jnp.square(nearest - before).mean()
 
 
@@ -169,7 +171,7 @@ def test_the_spec_reproduces_the_weights_exactly(trained):
         LayerQuantization(LSQ(3)),
         LayerQuantization(Uniform(4, per="tensor")),
     ):
-        new, spec = gptq(f, params, x, {"fc1": method})
+        _, new, spec = gptq(f, params, x, {"fc1": method})
         np.testing.assert_array_equal(jax.jit(quantized(f, spec))(new, x), f(new, x))
         np.testing.assert_array_equal(jax.jit(quantized(f, spec))(new, x), jax.jit(f)(new, x))
         kernel = np.asarray(new["fc1"]["kernel"])
@@ -188,9 +190,11 @@ def test_later_layers_see_quantized_inputs():
         return (x @ params["a"]["kernel"]) @ params["b"]["kernel"]
 
     coarse = LayerQuantization(Uniform(1, symmetric=True))
-    new, _ = gptq(f, params, x, {"a": coarse, "b": LayerQuantization(Uniform(3, symmetric=True))})
+    _, new, _ = gptq(
+        f, params, x, {"a": coarse, "b": LayerQuantization(Uniform(3, symmetric=True))}
+    )
     given = x @ new["a"]["kernel"]
-    alone, _ = gptq(
+    _, alone, _ = gptq(
         linear, {"fc": params["b"]}, given, {"fc": LayerQuantization(Uniform(3, symmetric=True))}
     )
     np.testing.assert_array_equal(new["b"]["kernel"], alone["fc"]["kernel"])
@@ -198,8 +202,8 @@ def test_later_layers_see_quantized_inputs():
     both = LayerQuantization(Uniform(3, symmetric=True), Uniform(2, per="tensor"))
     read = LayerQuantization(None, Uniform(2, per="tensor"))
     seen = quantized(lambda p, x: x @ p, {"*:linear": read})(jnp.eye(6), x)
-    one, _ = gptq(linear, {"fc": params["a"]}, x, {"fc": both})
-    two, _ = gptq(
+    _, one, _ = gptq(linear, {"fc": params["a"]}, x, {"fc": both})
+    _, two, _ = gptq(
         linear, {"fc": params["a"]}, seen, {"fc": LayerQuantization(Uniform(3, symmetric=True))}
     )
     np.testing.assert_array_equal(one["fc"]["kernel"], two["fc"]["kernel"])
@@ -230,7 +234,7 @@ def test_unseen_models():
 
 def _improves(f, params, x):
     spec = {"*:linear": Int(3, activations=False, symmetric=False)}
-    new, started = gptq(f, params, x, spec)
+    _, new, started = gptq(f, params, x, spec)
     exact = f(params, x)
     # Weights stay where they are; a compiled sum may be taken in another order than an eager one.
     compiled = jax.jit(quantized(f, started))(new, x)
@@ -246,7 +250,7 @@ def test_a_weight_used_twice_is_solved_once():
     def f(params, x):
         return jnp.tanh(x @ params["fc"]["kernel"]) @ params["fc"]["kernel"]
 
-    new, spec = gptq(f, params, x, {"fc": Int(4, activations=False, symmetric=False)})
+    _, new, spec = gptq(f, params, x, {"fc": Int(4, activations=False, symmetric=False)})
     assert list(spec) == ["fc", "fc#1"]
     np.testing.assert_array_equal(jax.jit(quantized(f, spec))(new, x), f(new, x))
 
@@ -255,7 +259,7 @@ def test_a_weight_used_twice_is_solved_once():
 def test_bfloat16_and_degenerate_weights():
     params, x = _problem(50, 6, 4)
     narrow = jax.tree.map(lambda a: a.astype(jnp.bfloat16), params)
-    new, spec = gptq(
+    _, new, spec = gptq(
         linear, narrow, x.astype(jnp.bfloat16), {"fc": Int(4, activations=False, symmetric=False)}
     )
     kernel = new["fc"]["kernel"]
@@ -263,10 +267,10 @@ def test_bfloat16_and_degenerate_weights():
     again = spec["fc"].weights.quantize(kernel, _tensor())
     np.testing.assert_array_equal(again.astype(jnp.float32), kernel.astype(jnp.float32))
     constant = {"fc": {"kernel": jnp.array([[0.0, 0.7, -0.3, 1e-30]] * 6)}}
-    new, _ = gptq(linear, constant, x, {"fc": Int(4, activations=False, symmetric=False)})
+    _, new, _ = gptq(linear, constant, x, {"fc": Int(4, activations=False, symmetric=False)})
     np.testing.assert_array_equal(new["fc"]["kernel"], constant["fc"]["kernel"])
     # Inputs that are always zero: nothing is known, so weights are rounded to the nearest.
-    new, spec = gptq(
+    _, new, spec = gptq(
         linear, params, jnp.zeros_like(x), {"fc": Int(4, activations=False, symmetric=False)}
     )
     nearest = spec["fc"].weights.quantize(params["fc"]["kernel"], _tensor())
@@ -314,7 +318,7 @@ def test_a_loop_is_left_to_its_setting():
         return jax.lax.scan(step, x @ params["fc"]["kernel"], None, length=2)[0]
 
     params = {**params, "cell": jnp.eye(4) * 0.7}
-    new, spec = gptq(f, params, x, {"*:linear": Int(3, activations=False, symmetric=False)})
+    _, new, spec = gptq(f, params, x, {"*:linear": Int(3, activations=False, symmetric=False)})
     np.testing.assert_array_equal(new["cell"], params["cell"])
     assert spec["cell"].weights.range is None
     assert spec["fc"].weights.range is not None
@@ -343,5 +347,5 @@ def test_a_started_spec_is_kept(trained):
     """Ranges that were measured before, such as clipped ones, are those of the result."""
     f, params, x = trained
     spec = init(f, params, x, {"fc*": Int(3, activations=False, symmetric=False)})
-    _, started = gptq(f, params, x, spec)
+    _, _, started = gptq(f, params, x, spec)
     np.testing.assert_array_equal(started["fc1"].weights.range, spec["fc1"].weights.range)

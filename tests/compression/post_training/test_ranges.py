@@ -137,10 +137,12 @@ def test_degenerate_values():
 @pytest.mark.slow
 @pytest.mark.parametrize("method", ["minmax", "percentile", "mse", "kl"])
 def test_calibrate_uniform_and_apart_like_int(method):
-    spec = calibrate(net, PARAMS, BATCHES, {"*:linear": Int(4, symmetric=False)}, method=method)
-    alone = calibrate(net, PARAMS, BATCHES, {"*:linear": Uniform(4)}, method=method)
+    spec = calibrate(
+        net, PARAMS, BATCHES, {"*:linear": Int(4, symmetric=False)}, method=method
+    ).spec
+    alone = calibrate(net, PARAMS, BATCHES, {"*:linear": Uniform(4)}, method=method).spec
     apart = {"*:linear": LayerQuantization(LSQ(4), Uniform(4))}
-    both = calibrate(net, PARAMS, BATCHES, apart, method=method)
+    both = calibrate(net, PARAMS, BATCHES, apart, method=method).spec
     for site in ("fc1", "fc2"):
         np.testing.assert_array_equal(spec[site].range, alone[site].activations.range)
         np.testing.assert_array_equal(spec[site].range, both[site].activations.range)
@@ -161,7 +163,7 @@ def test_clipping_helps_at_few_bits():
     exact = net(PARAMS, x)
     errors = {}
     for method in ("minmax", "mse"):
-        spec = calibrate(net, PARAMS, BATCHES, {"fc1": Int(3, weights=False)}, method=method)
+        spec = calibrate(net, PARAMS, BATCHES, {"fc1": Int(3, weights=False)}, method=method).spec
         errors[method] = float(jnp.square(jax.jit(quantized(net, spec))(PARAMS, x) - exact).mean())
     assert errors["mse"] < errors["minmax"]
 
@@ -173,7 +175,7 @@ def test_ranges_of_weights(per):
     params = {**PARAMS, "fc1": {"kernel": kernel}}
     spec = calibrate(
         net, params, BATCHES, {"fc1": Int(3, symmetric=False, per=per)}, method="mse", weights=True
-    )
+    ).spec
     low, high = spec["fc1"].weights.range
     if per == "channel":
         assert low.shape == (1, 8)
@@ -198,7 +200,7 @@ def test_operands_and_outputs_of_apart():
             "*:matmul": LayerQuantization(None, Uniform(8)),
             "relu": LayerQuantization(None, Uniform(8), at="output"),
         },
-    )
+    ).spec
     (contraction,) = [s for n, s in spec.items() if n != "relu"]
     tops = sorted(float(q.range[1]) for q in contraction.activations)
     data = np.concatenate(BATCHES)
@@ -217,7 +219,7 @@ def test_mistakes_are_named():
         broken[0, 0] = np.nan
         with pytest.raises(ValueError, match=r"batches\[0\] holds NaN"):
             calibrate(net, PARAMS, [broken], spec, method=method)
-        zero = calibrate(net, PARAMS, [0 * BATCHES[0]], spec, method=method)
+        zero = calibrate(net, PARAMS, [0 * BATCHES[0]], spec, method=method).spec
         np.testing.assert_array_equal(zero["fc1"].range, (0, 0))
         assert jnp.isfinite(jax.jit(quantized(net, zero))(PARAMS, jnp.asarray(BATCHES[0]))).all()
     with pytest.raises(ValueError, match="method must be one of"):

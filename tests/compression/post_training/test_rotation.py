@@ -110,7 +110,7 @@ def test_a_residual_stream_folds():
     params = _stream_params()
     # Of four bits are activations alone, whose steps the large channel decides.
     spec = {"*:linear": Int(8, 4, activations_per="token", symmetric=False)}
-    new, started = rotate(_stream, params, TOKENS, spec)
+    _, new, started = rotate(jax.random.key(0), _stream, params, TOKENS, spec)
     exact = _stream(params, TOKENS)
     np.testing.assert_allclose(_stream(new, TOKENS), exact, rtol=1e-3, atol=1e-3)
     matrix = turned(jnp.eye(64), 64, 0)
@@ -130,7 +130,7 @@ def test_a_residual_stream_folds():
 
     plain, folded = error(params, spec), error(new, started)
     assert folded < 0.5 * plain
-    kept, in_the_call = rotate(_stream, params, TOKENS, spec, fold=False)
+    _, kept, in_the_call = rotate(jax.random.key(0), _stream, params, TOKENS, spec, fold=False)
     np.testing.assert_array_equal(kept["table"], params["table"])
     assert error(kept, in_the_call) < 0.5 * plain
 
@@ -147,7 +147,7 @@ def test_what_does_not_commute_stays():
         return _stream(params, x) + params["table"][x].sum(-1, keepdims=True)
 
     for f in (clipped, shown):
-        new, started = rotate(f, params, TOKENS, spec)
+        _, new, started = rotate(jax.random.key(0), f, params, TOKENS, spec)
         np.testing.assert_allclose(f(new, TOKENS), f(params, TOKENS), rtol=1e-3, atol=1e-3)
         np.testing.assert_array_equal(new["table"], params["table"])
         assert isinstance(started["head"].weights, Rotated)
@@ -161,12 +161,12 @@ def test_a_tied_decoder_is_turned_in_the_call_and_an_untied_one_folds():
     x = jax.random.randint(jax.random.key(0), (4, 12), 0, 30)
     spec = {"blocks/*:linear": Int(4, symmetric=False)}
     exact = f(params, x)
-    new, started = rotate(f, params, x, spec)
+    _, new, started = rotate(jax.random.key(0), f, params, x, spec)
     np.testing.assert_array_equal(new["embed"]["embedding"], params["embed"]["embedding"])
     assert isinstance(started["blocks/0/up"].weights, Rotated)
     assert jnp.isfinite(quantized(f, started)(new, x)).all()
     g, untied = jaxeff.adapters.untied(f, params, x, "embed#1")
-    new, started = rotate(g, untied, x, spec)
+    _, new, started = rotate(jax.random.key(0), g, untied, x, spec)
     np.testing.assert_allclose(g(new, x), exact, rtol=1e-3, atol=1e-3)
     assert (new["shared"]["norm"]["scale"] == 1).all()
     assert isinstance(started["blocks/0/up"].weights, Uniform)
@@ -181,15 +181,21 @@ def test_the_rest_goes_on_and_mistakes_are_named():
     params = {"fc": {"kernel": jax.random.normal(jax.random.key(0), (16, 4))}}
     x = jax.random.normal(jax.random.key(1), (6, 16)) * SIZE[None]
     four = {"fc": Int(4, activations=False)}
-    new, spec = rotate(f, params, x, four)
-    scaled, fitted = awq(f, new, x, spec, points=4)
+    _, new, spec = rotate(jax.random.key(0), f, params, x, four)
+    _, scaled, fitted = awq(f, new, x, spec, points=4)
     np.testing.assert_array_equal(jax.jit(quantized(f, fitted))(scaled, x), f(scaled, x))
     with pytest.warns(jaxeff.compression.IntegerFallbackWarning, match="weights of Rotated"):
         integer(f, spec).convert(params, x)
     with pytest.raises(ValueError, match="rotate found nothing to turn"):
-        rotate(f, params, x, {})
+        rotate(jax.random.key(0), f, params, x, {})
     with pytest.raises(ValueError, match="rotate: input_0 of 'fc' has a range already"):
-        rotate(f, params, x, calibrate(f, params, [x], {"fc": Int(8, symmetric=False)}))
+        rotate(
+            jax.random.key(0),
+            f,
+            params,
+            x,
+            calibrate(f, params, [x], {"fc": Int(8, symmetric=False)}).spec,
+        )
     with pytest.raises(ValueError, match=r"Rotated.size must be a power of two, not 6"):
         Rotated(Uniform(4), 6)
     with pytest.raises(TypeError, match=r"Rotated.method must be a quantizer"):
@@ -215,7 +221,7 @@ def test_only_what_commutes_with_this_rotation_at_any_size_folds(size, act, seed
     def f(p, x):
         return act(x @ p["a"]) @ p["b"]
 
-    new, spec = rotate(f, params, x, {"*": Int(8, symmetric=False)}, seed=seed)
+    _, new, spec = rotate(jax.random.key(seed), f, params, x, {"*": Int(8, symmetric=False)})
     exact = f(params, x)
     assert float(jnp.abs(f(new, x) - exact).max() / jnp.abs(exact).max()) < 1e-5
     assert isinstance(spec["b"].weights, Rotated) != folds
@@ -235,7 +241,7 @@ def test_layers_of_narrow_floats_are_tried_in_these(dtype):
     def f(p, x):
         return jax.nn.relu(x @ p["a"]) @ p["b"]
 
-    new, spec = rotate(f, params, x, {"b": Int(8, symmetric=False)})
+    _, new, spec = rotate(jax.random.key(0), f, params, x, {"b": Int(8, symmetric=False)})
     assert isinstance(spec["b"].weights, Rotated)
     assert jnp.array_equal(f(new, x), f(params, x))
     assert quantized(f, spec)(new, x).dtype == dtype

@@ -33,7 +33,7 @@ def _error(f, params, spec, x, exact):
 @pytest.mark.parametrize("alpha", [0.0, 0.5, 0.8])
 def test_the_scale_by_hand(alpha):
     params, x = _problem()
-    new, spec = smooth_quant(linear, params, x, SPEC, alpha=alpha)
+    _, new, spec = smooth_quant(linear, params, x, SPEC, alpha=alpha)
     w = params["fc"]["kernel"]
     scale = jnp.abs(x).max(0) ** alpha / jnp.abs(w).max(1) ** (1 - alpha)
     setting = spec["fc"]
@@ -72,7 +72,7 @@ def test_scales_go_into_a_norm_that_several_layers_read():
         "left": Int(6, per="tensor", symmetric=False),
         "right": Int(6, per="tensor", symmetric=False),
     }
-    new, started = smooth_quant(_normed, params, x, spec)
+    _, new, started = smooth_quant(_normed, params, x, spec)
     exact = _normed(params, x)
     np.testing.assert_allclose(_normed(new, x), exact, rtol=1e-4, atol=1e-3)
     scale = params["norm"]["scale"] / new["norm"]["scale"]
@@ -90,9 +90,9 @@ def test_scales_go_into_a_norm_that_several_layers_read():
     np.testing.assert_allclose(scale, jnp.sqrt(h / jnp.abs(both).max(1)), rtol=1e-4)
     assert _error(_normed, new, started, x, exact) < 0.5 * _error(_normed, params, spec, x, exact)
     # One layer alone is quantized: the other is scaled with it.
-    one, _ = smooth_quant(_normed, params, x, {"left": spec["left"]})
+    _, one, _ = smooth_quant(_normed, params, x, {"left": spec["left"]})
     np.testing.assert_allclose(_normed(one, x), exact, rtol=1e-4, atol=1e-3)
-    kept, unfolded = smooth_quant(_normed, params, x, spec, fold=False)
+    _, kept, unfolded = smooth_quant(_normed, params, x, spec, fold=False)
     assert isinstance(unfolded["left"].weights, Scaled)
     np.testing.assert_array_equal(kept["norm"]["scale"], params["norm"]["scale"])
 
@@ -105,7 +105,7 @@ def test_a_norm_that_something_else_reads_stays():
         return h @ params["left"]["kernel"] + jnp.sum(h)
 
     params, x = _norm_params(), jax.random.normal(jax.random.key(2), (64, 16))
-    new, spec = smooth_quant(f, params, x, {"left": Int(8, symmetric=False)})
+    _, new, spec = smooth_quant(f, params, x, {"left": Int(8, symmetric=False)})
     np.testing.assert_array_equal(new["norm"]["scale"], params["norm"]["scale"])
     assert isinstance(spec["left"].activations, Scaled)
 
@@ -117,16 +117,16 @@ def test_a_decoder_folds_and_goes_on():
     params["blocks"]["0"]["norm1"]["scale"] = SIZE
     x = jax.random.randint(jax.random.key(0), (4, 12), 0, 30)
     spec = {"blocks/*:linear": Int(8)}
-    new, started = smooth_quant(f, params, x, spec)
+    _, new, started = smooth_quant(f, params, x, spec)
     np.testing.assert_allclose(f(new, x), f(params, x), rtol=1e-3, atol=1e-3)
     block = new["blocks"]["0"]
     assert (jnp.abs(block["norm1"]["scale"] - SIZE) > 1e-3).any()
     assert isinstance(started["blocks/0/attn/query"].weights, Uniform)
     assert isinstance(started["blocks/0/up"].activations, Uniform)
     assert isinstance(started["blocks/0/down"].activations, Scaled)  # a product is no norm
-    ranged = calibrate(f, new, [x], {**spec, "blocks/*/down": None, "blocks/*/out": None})
+    ranged = calibrate(f, new, [x], {**spec, "blocks/*/down": None, "blocks/*/out": None}).spec
     assert jnp.isfinite(quantized(f, ranged)(new, x)).all()
-    fitted, by_gptq = gptq(f, new, x, started)
+    _, fitted, by_gptq = gptq(f, new, x, started)
     np.testing.assert_allclose(quantized(f, by_gptq)(fitted, x), f(params, x), rtol=1, atol=0.5)
 
 
@@ -143,7 +143,7 @@ def test_scales_of_a_convolution_and_of_layers_before():
     f, params = jaxeff.functional(Net(nnx.Rngs(0)))
     x = jax.random.normal(jax.random.key(0), (6, 5, 5, 3)) * jnp.array([[[[30.0, 1, 0.1]]]])
     spec = {"*:linear": Int(8, per="tensor", symmetric=False)}
-    new, started = smooth_quant(f, params, x, spec)
+    _, new, started = smooth_quant(f, params, x, spec)
     np.testing.assert_allclose(f(new, x), f(params, x), rtol=1e-3, atol=1e-2)
     assert started["conv1"].activations.scale.shape == (1, 1, 1, 3)
     assert isinstance(started["conv2"].activations, Uniform)
@@ -156,7 +156,7 @@ def test_mistakes_are_named():
     params, x = _problem()
     with pytest.raises(ValueError, match="found nothing to scale"):
         smooth_quant(lambda p, x: x, params, x, {})
-    ranged = calibrate(linear, params, [x], SPEC)
+    ranged = calibrate(linear, params, [x], SPEC).spec
     with pytest.raises(ValueError, match="'fc' has a range already"):
         smooth_quant(linear, params, x, ranged)
     with pytest.raises(ValueError, match="smooth_quant: the weights of 'fc' hold NaN"):
@@ -176,7 +176,7 @@ def test_biases_of_narrow_floats_are_scaled_with_their_channels(dtype):
         for k, (name, shape) in zip(keys, shapes.items(), strict=False)
     }
     x = jax.random.normal(keys[3], (40, 16)).astype(dtype)
-    new, spec = smooth_quant(f, params, x, {"*": Int(8, symmetric=False)})
+    _, new, spec = smooth_quant(f, params, x, {"*": Int(8, symmetric=False)})
     assert not isinstance(spec["v"].weights, Scaled)
     assert not jnp.array_equal(new["b"], params["b"])
     exact = np.asarray(f(params, x), np.float32)
@@ -191,6 +191,6 @@ def test_a_star_may_match_what_is_not_quantized():
         return linear(p, x * mask)
 
     args = (x, jnp.ones_like(x))
-    new, spec = smooth_quant(f, params, args, {"*": Int(8, symmetric=False)})
+    _, new, spec = smooth_quant(f, params, args, {"*": Int(8, symmetric=False)})
     assert list(spec) == ["fc"]
     assert quantized(f, spec)(new, *args).shape == (100, 8)
