@@ -25,7 +25,7 @@ STRICT = ("-std=c99", "-Wall", "-Wextra", "-Wpedantic", "-Wconversion", "-Wshado
 def integer():
     """An integer network with convolutions, pooling and dense layers, and its arguments."""
     f, params, (x, _) = small_classifier(4)
-    g = jaxeff.integer(f, calibrate(f, params, [x], {"*:linear": Int(8)}))
+    g = jaxeff.integer(f, calibrate(f, params, [x], {"*:linear": Int(8)}).spec)
     return g, (g.convert(params, x), x)
 
 

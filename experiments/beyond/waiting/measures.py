@@ -132,7 +132,7 @@ def _integer(s: Subject) -> Function:
         # The ranges of activations are numbers that only data have.
         g = jaxeff.integer(s.f, {LINEAR: Int(8)}, dynamic=True)
         return g, (g.convert(s.params, *s.args), *s.args)
-    g = jaxeff.integer(s.f, calibrate(s.f, s.params, [s.args], {LINEAR: Int(8)}))
+    g = jaxeff.integer(s.f, calibrate(s.f, s.params, [s.args], {LINEAR: Int(8)}).spec)
     return g, (g.convert(s.params, *s.args), *s.args)
 
 
@@ -236,7 +236,7 @@ def _seconds(into: list[float]) -> Iterator[None]:
 
 
 def _convert(s: Subject) -> Callable[[], Any]:
-    g = jaxeff.integer(s.f, calibrate(s.f, s.params, [s.args], {LINEAR: Int(8)}))
+    g = jaxeff.integer(s.f, calibrate(s.f, s.params, [s.args], {LINEAR: Int(8)}).spec)
     return lambda: g.convert(s.params, *s.args)
 
 
