@@ -9,9 +9,9 @@ from jaxeff.compression import Int, calibrate, correct_biases, equalize, integer
 from jaxeff.nn import small_classifier
 
 f, params, (x, y) = small_classifier()
-f, params, spec = equalize(f, params, x, {"*:linear": Int(8)}).params
-f, params, spec = correct_biases(f, params, x, spec).params
-f, params, spec = calibrate(f, params, x, spec).spec
+f, params, spec = equalize(f, params, x, {"*:linear": Int(8)})
+f, params, spec = correct_biases(f, params, x, spec)
+f, params, spec = calibrate(f, params, x, spec)
 logits = integer(f, spec)(params, x)
 ```
 """

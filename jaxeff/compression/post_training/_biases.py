@@ -28,7 +28,7 @@ from jaxeff.compression.post_training._multiplication import (
     producers,
     users,
 )
-from jaxeff.core import as_arguments, input_batch, validate
+from jaxeff.core import as_arguments, input_batch, spec_of, validate
 from jaxeff.program import Layer, Program, Rule, interpret, plain_rule, trace
 from jaxeff.program.ir import Value
 
@@ -49,7 +49,7 @@ class _Fold:
         return self.source.at.layer.site
 
 
-@validate(batch=input_batch)
+@validate(batch=input_batch, spec=spec_of())
 def fold_batch_norm(
     f: Callable[..., Any], params: Any, batch: Any, spec: Mapping[str, Method | None] | None = None
 ) -> PostTrained:
@@ -322,7 +322,7 @@ def correct_biases(
     from jaxeff.nn import small_classifier
 
     f, params, (x, y) = small_classifier()
-    f, params, spec = correct_biases(f, params, x, {"*:linear": Int(4)}).params
+    f, params, spec = correct_biases(f, params, x, {"*:linear": Int(4)})
     logits = quantized(f, spec)(params, x)
     ```
 

@@ -76,9 +76,9 @@ def calibrate(
     from jaxeff.nn import small_classifier
 
     f, params, (x, y) = small_classifier()
-    _, _, spec = calibrate(f, params, [x[:128], x[128:]], {"*": Int(8), "fc2": None}).spec
+    _, _, spec = calibrate(f, params, [x[:128], x[128:]], {"*": Int(8), "fc2": None})
     logits = quantized(f, spec)(params, x)
-    _, _, spec = calibrate(f, params, x, {"*:linear": Int(4)}, method="mse", weights=True).spec
+    _, _, spec = calibrate(f, params, x, {"*:linear": Int(4)}, method="mse", weights=True)
     ```
 
     Sharp edges:

@@ -35,7 +35,7 @@ from jaxeff.compression.post_training._multiplication import (
     producers,
     users,
 )
-from jaxeff.core import as_arguments, check_count, input_batch, static_integer, validate
+from jaxeff.core import as_arguments, check_count, input_batch, spec_of, static_integer, validate
 from jaxeff.program import Layer, Program, trace
 from jaxeff.program.ir import Value
 
@@ -306,7 +306,7 @@ def zeros_like(value: Value) -> np.ndarray:
 _SETTLED = 1e-4
 
 
-@validate(batch=input_batch, sweeps=static_integer())
+@validate(batch=input_batch, sweeps=static_integer(), spec=spec_of())
 def equalize(
     f: Callable[..., Any],
     params: Any,
@@ -327,7 +327,7 @@ def equalize(
     from jaxeff.nn import small_classifier
 
     f, params, (x, y) = small_classifier()
-    f, params, _ = equalize(f, params, x).params
+    f, params, _ = equalize(f, params, x)
     logits = quantized(f, {"*:linear": Int(8, per="tensor")})(params, x)
     ```
 
