@@ -433,7 +433,7 @@ def _of_shapes(tree):
 
 def test_layout_and_size_are_read_from_shapes_alone():
     f, params, (x, _) = small_classifier(4)
-    g = jaxeff.integer(f, calibrate(f, params, [x], {"*:linear": Int(8)}))
+    g = jaxeff.integer(f, calibrate(f, params, [x], {"*:linear": Int(8)}).spec)
     codes = g.convert(params, x)
     shapes = g.convert(_of_shapes(params), _of_shapes(x))
     assert shapes == _of_shapes(codes)
