@@ -69,7 +69,7 @@ def main():
     middle.set(title="What noise it bears", xlabel="noise after every layer, standard deviation")
     middle.legend(frameon=False)
 
-    g, codes = compression.ptq(f, params, x)
+    g, codes, _ = compression.ptq(f, params, x)
     bundle = jaxeff_export.deploy(g, (codes, x[:1]), target="cortex-m4")
     with tempfile.TemporaryDirectory() as folder:
         library = bundle.export_c(f"{folder}/net", name="net")
