@@ -224,7 +224,17 @@ def write_lists() -> None:
 def navigation() -> str:
     """Writes the entries of kept runs in the navigation of the reference."""
     names = sorted(path.stem for path in RUNS.glob("*.json"))
-    return "".join(f"          - {name}: results/runs/{name}.md\n" for name in names)
+    return "".join(f"          - {in_words(name)}: results/runs/{name}.md\n" for name in names)
+
+
+def in_words(name: str) -> str:
+    """Writes the name of a run as a title.
+
+    Args:
+        name: File name of its JSON, without its ending, such as `walking_noise-fast`.
+    """
+    study, _, size = name.replace("_", " ").partition("-")
+    return f"{study[0].upper()}{study[1:]}{f' ({size})' if size else ''}"
 
 
 def main() -> None:
