@@ -242,7 +242,6 @@ def _compile(
     # TVM, as above.
     from jaxeff_export.clib._kernels import compile_kernels, kernels_in_c
     from jaxeff_export.clib._program import plan, program_of
-    from jaxeff_export.operators.integer import dual_functions
 
     n, machine = order.name, target_machine(order.target)
     wide = 64 if machine in ("x86_64", "aarch64") else 16  # a line of the cache; a vector
@@ -281,19 +280,7 @@ def _compile(
         write_atomically(folder / f"{n}.h", codegen.driver.header(library))
         write_atomically(folder / f"{n}.c", codegen.driver.source(library))
         objects.compile_c(tools, folder / f"{n}.c", made / "driver.o", c99=order.source)
-        code = [made / "driver.o"]
-        if not order.source:
-            # Before sizes are taken: what is left out here takes no room on a device.
-            objects.trim(tools, made / "kernels.o")
-            code.insert(0, made / "kernels.o")
-        if not order.source and (functions := dual_functions(module)):
-            # Two libraries in one program may have the same layers: names are the library's own.
-            names = {name: f"{n}_{name.removeprefix('jaxeff_')}" for name in sorted(functions)}
-            objects.rename(tools, made / "kernels.o", names)
-            layers = {name: functions[symbol] for symbol, name in names.items()}
-            write_atomically(made / "dual.c", codegen.dual.source(layers))
-            objects.compile_c(tools, made / "dual.c", made / "dual.o")
-            code.append(made / "dual.o")
+        code = _code_files(order, tools, module, made)
         # Of source they are constants beside the code, without gaps between them.
         values = library.parameters.values.values()
         parameters = len(library.parameters.blob)
@@ -323,6 +310,27 @@ def _compile(
     # A symbol that nobody has would show at the user's linker, and name no operation.
     needs = objects.require_self_contained(tools, folder / f"lib{n}.a", threads=order.threads > 1)
     return library, sizes, needs
+
+
+def _code_files(order: LibraryParts, tools: CToolchain, module: Any, made: Path) -> list[Path]:
+    """Returns the object files of a library's code: its driver, and kernels that aren't source."""
+    from jaxeff_export.operators.integer import dual_functions  # TVM, as above
+
+    driver, kernels, layers = made / "driver.o", made / "kernels.o", made / "dual.o"
+    if order.source:
+        return [driver]
+    # Before sizes are taken: what is left out here takes no room on a device.
+    objects.trim(tools, kernels)
+    functions = dual_functions(module)
+    if not functions:
+        return [kernels, driver]
+    # Two libraries in one program may have the same layers: names are the library's own.
+    names = {name: f"{order.name}_{name.removeprefix('jaxeff_')}" for name in sorted(functions)}
+    objects.rename(tools, kernels, names)
+    sources = {name: functions[symbol] for symbol, name in names.items()}
+    write_atomically(made / "dual.c", codegen.dual.source(sources))
+    objects.compile_c(tools, made / "dual.c", layers)
+    return [kernels, driver, layers]
 
 
 def _made_for(order: LibraryParts) -> str:

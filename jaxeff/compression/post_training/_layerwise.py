@@ -115,9 +115,9 @@ class PostTrained(NamedTuple):
     """What every pass returns: `f, params, spec = gptq(f, params, batch, spec)`.
 
     Attributes:
-        f: The function.
-        params: Its parameters.
-        spec: Quantizers for it by site, as for `quantized`.
+        f: The function `f(params, *args)`, rewritten where the pass changes the program.
+        params: The parameters of `f`, with the weights that the pass found.
+        spec: The quantizer of each site, as `quantized` takes them.
     """
 
     f: Callable[..., Any]
