@@ -25,7 +25,7 @@ def test_the_penalty_is_the_sum_over_sites(model):
     by_hand = sum(
         0.1 * s.weights.alpha**2 + 0.2 * s.activations.alpha**2 for s in spec.values() if s
     )
-    ours = jax.jit(penalty, static_argnums=0)(f, spec, params, x)
+    ours = jax.jit(penalty, static_argnums=0)(f, params, x, spec)
     np.testing.assert_allclose(ours, by_hand, rtol=1e-6)
     grads = jax.grad(lambda spec: penalty(f, params, x, spec))(spec)
     for site, setting in grads.items():

@@ -127,6 +127,7 @@ def test_a_bundle_of_an_older_format_may_be_replaced(compiled, folder):
     content = add_checksum(
         {"format": "jaxeff-bundle", "format_version": 1, "files": dict.fromkeys(FILES)}
     )
+    (folder / "unpacked.npz").unlink()  # which older formats don't have
     (folder / MANIFEST).write_bytes(content)
     compiled.save(folder)
     assert Bundle.load(folder).check().passed
