@@ -33,9 +33,9 @@ low rank keeps the directions that the data say most of; in all others the poste
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import reduce
+from functools import partial, reduce
 from typing import Any, ClassVar, NamedTuple
 
 import jax
@@ -44,6 +44,7 @@ import numpy as np
 from jaxtyping import Array, Float, PRNGKeyArray
 
 from jaxeff.bayes._precision import (
+    NUMBERS,
     Diag,
     Full,
     Kron,
@@ -53,7 +54,6 @@ from jaxeff.bayes._precision import (
     decompose,
     diagonal,
     products,
-    single,
     warn_of_negative,
 )
 from jaxeff.bayes.posteriors import Likelihood, resolve_likelihood
@@ -243,13 +243,25 @@ def batches(data: tuple[Any, ...], size: int) -> Iterator[tuple[Any, ...]]:
         yield jax.tree.map(lambda leaf: jnp.asarray(leaf[rows]), data)  # noqa: B023
 
 
+def _equal_batches(data: tuple[Any, ...], size: int) -> Iterator[tuple[Any, ...]]:
+    """Splits examples into batches of one size, so that one program serves all.
+
+    Yields:
+        How many examples of the batch count, and the batch; the last example fills up the last one.
+    """
+    examples = len(jax.tree.leaves(data)[0])
+    for start in range(0, examples, size):
+        count = min(size, examples - start)
+        rows: Any = slice(start, start + size)
+        if count < size:
+            rows = np.minimum(np.arange(start, start + size), examples - 1)
+        yield count, *jax.tree.map(lambda leaf: jnp.asarray(leaf)[rows], data)  # noqa: B023
+
+
 def summed(part: Callable[..., Any], params: Any, parts: Iterator[tuple[Any, ...]]) -> Any:
     """Adds up what a function computes of each batch."""
-    total: Any = None
-    for batch in parts:
-        found = part(params, *batch)
-        total = found if total is None else jax.tree.map(jnp.add, total, found)
-    return total
+    each = (part(params, *batch) for batch in parts)
+    return reduce(lambda total, more: jax.tree.map(jnp.add, total, more), each)
 
 
 def negative_log_likelihood(likelihood: Likelihood, outputs: Array, target: Any) -> Array:
@@ -258,15 +270,31 @@ def negative_log_likelihood(likelihood: Likelihood, outputs: Array, target: Any)
     return -distribution.log_prob(jax.tree.map(lambda leaf: leaf[None], target)).sum()
 
 
-def example_curvature(likelihood: Likelihood, outputs: Array, target: Any) -> Array:
-    """Computes the curvature by all outputs of one example, `[outputs, outputs]`."""
+def _slopes(
+    likelihood: Likelihood, outputs: Array, target: Any
+) -> tuple[Float[Array, "slopes outputs"], Float[Array, " slopes"]]:
+    """Computes the curvature by all outputs of one example, positions included.
+
+    Returns:
+        Slopes `s_k` and weights `w_k`: the curvature is `sum_k w_k s_k s_k^T`, so that no matrix of
+        the outputs meets a Jacobian, and slopes go backward one by one.
+    """
+    size, dtype = outputs.size, outputs.dtype
     if likelihood == "gaussian":
-        return jnp.diag(gaussian_information(outputs).ravel())
+        return jnp.eye(size, dtype=dtype), gaussian_information(outputs).ravel()
+    if likelihood == "categorical":
+        # diag(p) - p p^T is the mean of (e_k - p) (e_k - p)^T over labels k, at each position.
+        probs = jax.nn.softmax(outputs).reshape(-1, outputs.shape[-1])
+        places = jnp.eye(len(probs), dtype=dtype)
+        labels = jnp.eye(probs.shape[1], dtype=dtype) - probs[:, None]
+        return jnp.einsum("ts,tkc->tksc", places, labels).reshape(size, size), probs.ravel()
 
     def nll(flat: Array) -> Array:
         return negative_log_likelihood(likelihood, flat.reshape(outputs.shape), target)
 
-    return jax.hessian(nll)(outputs.ravel())
+    # It may have negative values, so that it has no root.
+    values, vectors = jnp.linalg.eigh(jax.hessian(nll)(outputs.ravel()))
+    return vectors.T, values
 
 
 class DrawnLabels(NamedTuple):
@@ -303,53 +331,105 @@ class SiteProblem(NamedTuple):
     labels: DrawnLabels | None = None
 
 
-def site_precision(structure: str, rank: int, problem: SiteProblem) -> Blocks:
-    """Computes the curvature of sites.
+def site_precision(structure: str, rank: int, problem: SiteProblem) -> tuple[Blocks, Array]:
+    """Computes the curvature of sites, and the log-likelihood of the data.
 
     Args:
         structure: "full", "kron", "diag" or "lowrank".
         rank: Number of eigenvalues of a low-rank curvature.
         problem: The function, its weights and the data.
     """
+    f, params, data, weights, likelihood, size, labels = problem
     if structure == "lowrank":
-        return _low_rank(problem, rank)
-    f, params, (x, targets), weights, likelihood, size, labels = problem
-    outputs = jax.eval_shape(f, params, jax.tree.map(lambda leaf: leaf[:1], x)).size
-    keys = None if labels is None else jax.random.split(labels.key, len(jax.tree.leaves(x)[0]))
+        log_likelihood = partial(_log_likelihood, f=f, likelihood=likelihood)
+        return _low_rank(problem, rank), summed(log_likelihood, params, batches(data, size))
+    examples = len(jax.tree.leaves(data)[0])
+    # A slope has a gradient of each example by the weights that are one vector; kernels' factors
+    # are of all examples together.
+    dimensions = sum(block.shape[0] for block in weights.blocks if block.order is None)
+    size = min(size, examples, max(1, NUMBERS // max(1, dimensions)))
+    keys = None if labels is None else jax.random.split(labels.key, examples)
+    part = partial(
+        _batch_factors, f=f, weights=weights, likelihood=likelihood, structure=structure,
+        draws=0 if labels is None else labels.draws,
+    )  # fmt: skip
+    total, log_likelihood = summed(part, params, _equal_batches((*data, keys), size))
+    # Small matrices of many shapes: on the host none is compiled for.
+    factors: Any = jax.tree.map(np.asarray, total)
+    if structure == "full":
+        values, vectors = decompose(factors[0][0])
+        return Blocks((Full(values, vectors[:, None, :]),)), log_likelihood
+    return Blocks(tuple(map(_of_factors, factors))), log_likelihood
 
-    @jax.jit
-    def part(params: Any, x: Any, targets: Any, keys: Any) -> Any:
-        def one(example: Any, target: Any, key: Any) -> Any:
-            out = single(f, params, example)
-            if labels is None:
-                rows = jnp.eye(outputs, dtype=out.dtype)
-                inside = example_curvature(likelihood, out, target)
-            else:
-                rows = sampled_slopes(likelihood, out, key, labels.draws)
-                inside = jnp.eye(labels.draws, dtype=out.dtype) / labels.draws
-            if structure == "kron":
-                return _factors(f, params, example, weights, rows, inside)
-            made = lambda packed: single(f, weights.unpack(params, packed), example)  # noqa: E731
-            ((jacobian,),), _ = _pulled(made, (weights.pack(params),), rows)
-            return jacobian[..., 0], inside
 
-        found = jax.vmap(one)(x, targets, keys)
-        if structure == "kron":
-            return jax.tree.map(lambda each: each.sum(0), found)
-        jacobian, inside = found
-        bent = jnp.einsum("bkl,blp->bkp", inside, jacobian)
-        if structure == "diag":
-            return (jacobian * bent).sum((0, 1))
-        return jnp.einsum("bkp,bkq->pq", jacobian, bent)
+@partial(jax.jit, static_argnames=("f", "likelihood"))
+def _log_likelihood(
+    params: Any, x: Any, targets: Any, *, f: Callable[..., Any], likelihood: Likelihood
+) -> Array:
+    log_prob: Array = resolve_likelihood(likelihood)(f(params, x)).log_prob(targets)
+    return log_prob.sum()
 
-    size = min(size, weights.examples(outputs if labels is None else labels.draws))
-    total = summed(part, params, batches((x, targets, keys), size))
-    if structure == "kron":
-        return Blocks(tuple(map(_of_factors, total)))
-    if structure == "diag":
-        return Blocks((diagonal(total[:, None]),))
-    values, vectors = decompose(total)
-    return Blocks((Full(values, vectors[:, None, :]),))
+
+@partial(jax.jit, static_argnames=("f", "weights", "likelihood", "structure", "draws"))
+def _batch_factors(
+    params: Any,
+    count: Any,
+    x: Any,
+    targets: Any,
+    keys: Any,
+    *,
+    f: Callable[..., Any],
+    weights: SiteWeights,
+    likelihood: Likelihood,
+    structure: str,
+    draws: int,
+) -> tuple[list[tuple[Array, ...]], Array]:
+    """Sums up a batch's part of each block, and its log-likelihood.
+
+    Of a kernel that is the number of rows and two factors, of a vector its diagonal, or all of it.
+    """
+    run, start = _recorded(f, params, jax.tree.map(lambda leaf: leaf[0], x), weights)
+    size = len(jax.tree.leaves(x)[0])
+    present = (jnp.arange(size) < count).astype(jax.tree.leaves(start)[0].dtype)
+    # Every example has a start of its own, by which its outputs alone are differentiated.
+    starts = jax.tree.map(lambda a: jnp.broadcast_to(a, (size, *a.shape)), start)
+    out, pull, read = jax.vjp(lambda starts: jax.vmap(run)(starts, x), starts, has_aux=True)
+
+    def slopes(out: Array, target: Any, key: Any) -> tuple[Array, Array]:
+        if not draws:
+            return _slopes(likelihood, out, target)
+        drawn = sampled_slopes(likelihood, out, key, draws)
+        return drawn, jnp.full(draws, 1 / draws, out.dtype)
+
+    log_prob = jax.vmap(lambda out, target: -negative_log_likelihood(likelihood, out, target))
+    rows, weight = jax.vmap(slopes)(out, targets, keys)
+    weight = weight * present.astype(weight.dtype)[:, None]
+
+    def outer(gradient: Array, weight: Array) -> Array:
+        if gradient.ndim == 3:  # of a kernel's results: rows of every example
+            return jnp.einsum("bsc,b,bsd->cd", gradient, weight, gradient)
+        if structure == "full":
+            return jnp.einsum("bp,b,bq->pq", gradient, weight, gradient)
+        return weight @ gradient**2
+
+    def add(sums: list[Array], slope: tuple[Array, Array]) -> tuple[list[Array], None]:
+        row, weight = slope
+        (gradients,) = pull(row.reshape(out.shape))
+        return [s + outer(g, weight) for s, g in zip(sums, gradients, strict=True)], None
+
+    # One slope after the other: memory is that of a single pass backward.
+    none = [jax.eval_shape(outer, each, weight[:, 0]) for each in starts]
+    zeros = [jnp.zeros(each.shape, each.dtype) for each in none]
+    sums, _ = jax.lax.scan(add, zeros, (rows.swapaxes(0, 1), weight.T))
+    parts: list[tuple[Array, ...]] = []
+    for block, of_slopes in zip(weights.blocks, sums, strict=True):
+        if block.order is None:
+            parts.append((of_slopes,))
+            continue
+        a = read[block.leaves[0]]
+        left = jnp.einsum("bsd,b,bse->de", a, present.astype(a.dtype), a)
+        parts.append((count * a.shape[1], left, of_slopes))
+    return parts, (present * log_prob(out, targets)).sum()
 
 
 def sampled_slopes(
@@ -368,82 +448,77 @@ def sampled_slopes(
     return jax.vmap(slope)(drawn).reshape(draws, -1)
 
 
-def _pulled(made: Callable[..., Any], args: Any, rows: Array, aux: bool = False) -> tuple[Any, Any]:
-    """Multiplies rows `[rows, outputs]` by the Jacobian of a function's first result."""
-    if not aux:
-        whole = made
-        made = lambda *args: (whole(*args), None)  # noqa: E731
-    out, pull, more = jax.vjp(made, *args, has_aux=True)
-    return jax.vmap(pull)(rows.reshape(-1, *out.shape)), more
-
-
-def _of_factors(factors: tuple[Array, ...]) -> Kron | Diag:
+def _of_factors(factors: tuple[Any, ...]) -> Kron | Diag:
     if len(factors) == 1:
         return diagonal(factors[0][:, None])
     rows, *products = factors
     (left, turn), (right, other) = map(decompose, products)
     # Both are sums over the rows: their product would count each twice.
-    return Kron(left, turn, right / rows.astype(right.dtype), other)
+    return Kron(left, turn, right / rows, other)
 
 
-def _factors(
-    f: Callable[..., Any], params: Any, x: Any, weights: SiteWeights, rows: Array, inside: Array
-) -> tuple[tuple[Array, ...], ...]:
-    """Computes one example's part of each block: rows and two factors, or a diagonal."""
+def _recorded(
+    f: Callable[..., Any], params: Any, x: Any, weights: SiteWeights
+) -> tuple[Callable[..., tuple[Array, Any]], list[Array]]:
+    """Makes a function that outputs follow by what each block changes.
+
+    Args:
+        f: The function.
+        params: The parameters.
+        x: One example.
+        weights: The random weights, in blocks.
+
+    Returns:
+        ``run(starts, x) -> outputs, rows``, with the rows that each kernel multiplies, by its leaf;
+        and the starts of the blocks: zeros for what is added to a kernel's result, or the vector
+        itself.
+    """
     program = trace(f, params, _first(x))
-    found = products(program)
-    blocks = {found[block.leaves[0]]: block for block in weights.blocks if block.order is not None}
+    by_leaf = products(program)
+    kernels = {by_leaf[b.leaves[0]]: b for b in weights.blocks if b.order is not None}
     rest = SiteWeights(tuple(block for block in weights.blocks if block.order is None))
 
-    def run(added: Mapping[int, Array], vector: tuple[Array, ...]) -> tuple[Array, Any]:
+    def run(starts: Sequence[Array], x: Any) -> tuple[Array, Any]:
+        added = {b.leaves[0]: start for b, start in zip(weights.blocks, starts, strict=True)}
+        vectors = tuple(added[block.leaves[0]][:, None] for block in rest.blocks)
         read: dict[int, Array] = {}
 
         def rule(each: Layer, key: Any, *values: Any) -> Any:
-            if blocks.keys().isdisjoint(each.nodes):
+            if kernels.keys().isdisjoint(each.nodes):
                 return plain_rule(each, key, *values)
             # Nodes of two calls of one function share their equations: it is their order that
             # tells them apart.
             nodes = iter(each.nodes)
 
             def bound(eqn: Any, *operands: Any) -> list[Any]:
-                made: list[Any] = bind(eqn, *operands)
+                results: list[Any] = bind(eqn, *operands)
                 node = next(nodes)
-                if node not in blocks:
-                    return made
-                leaf = blocks[node].leaves[0]
-                read[leaf], more = _product(node, blocks[node], operands, added[leaf])
-                return [made[0] + more]
+                if node not in kernels:
+                    return results
+                leaf = kernels[node].leaves[0]
+                read[leaf], change = _product(node, kernels[node], operands, added[leaf])
+                return [results[0] + change]
 
             return run_nodes(each.nodes, each.inputs, values, each.outputs, bound)
 
-        leaves = argument_leaves((rest.unpack(params, vector), _first(x)), {})
+        leaves = argument_leaves((rest.unpack(params, vectors), _first(x)), {})
         return evaluate(program, rule, None, leaves)[0][0], read
 
-    added = {
-        block.leaves[0]: jnp.zeros(_made(node), node.outputs[0].aval.dtype)
-        for node, block in blocks.items()
-    }
-    (by_row, by_vector), read = _pulled(run, (added, rest.pack(params)), rows, aux=True)
-    sums: list[tuple[Array, ...]] = []
-    for block in weights.blocks:
-        if block.order is None:
-            (jacobian,) = by_vector
-            sums.append((jnp.einsum("kpo,kl,lpo->p", jacobian, inside, jacobian),))
-            continue
-        a, g = read[block.leaves[0]], by_row[block.leaves[0]]
-        right = jnp.einsum("ksc,kl,lsd->cd", g, inside, g)
-        sums.append((jnp.asarray(len(a)), a.T @ a, right))
-    return tuple(sums)
+    starts = [
+        packed[:, 0] if block.order is None else _no_change(by_leaf[block.leaves[0]])
+        for block, packed in zip(weights.blocks, weights.pack(params), strict=True)
+    ]
+    return run, starts
 
 
 def _first(x: Any) -> Any:
     return jax.tree.map(lambda leaf: leaf[None], x)
 
 
-def _made(node: Node) -> tuple[int, int]:
-    """Returns the shape of a product's result as a matrix."""
-    outputs = Contraction.of(node).matrix_shape[2]
-    return node.outputs[0].aval.size // outputs, outputs
+def _no_change(node: Node) -> Array:
+    """Makes zeros of the shape of a product's result as a matrix."""
+    outputs, result = Contraction.of(node).matrix_shape[2], node.outputs[0].aval
+    return jnp.zeros((result.size // outputs, outputs), result.dtype)
 
 
 def _product(node: Node, block: WeightBlock, operands: Any, added: Array) -> tuple[Array, Array]:

@@ -47,6 +47,7 @@ import dataclasses
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import jax
@@ -136,13 +137,18 @@ class Laplace:
         Returns:
             Means `[batch, ..., outputs]` and the covariances along the last axis.
         """
-        mean, cov = self._at(x, params, self.weights.covariance)
-        return JointGaussian(mean, cov)
+        return JointGaussian(*self._moments(x, params, joint=True))
 
     def marginals(self, x: Any, *, params: Any = None) -> Gaussian:
         """Computes outputs as if independent: covariances of a thousand classes don't fit."""
-        mean, var = self._at(x, params, self.weights.variance)
-        return Gaussian(mean, var)
+        return Gaussian(*self._moments(x, params, joint=False))
+
+    def _moments(self, x: Any, params: Any, *, joint: bool) -> tuple[Array, Array]:
+        params = self.params if params is None else params
+        return _linear_moments(
+            params, x, self.precision, self.prior_precision, f=self.f, weights=self.weights,
+            joint=joint,
+        )  # fmt: skip
 
     def probs(
         self, x: Any, *, link: str = "probit", key: PRNGKeyArray | None = None, samples: int = 100
@@ -185,11 +191,10 @@ class Laplace:
         """
         check_count("linear_draws: samples", samples)
         params = self.params if params is None else params
-        mean, along = jax.linearize(
-            lambda packed: self.f(self.weights.unpack(params, packed), x), self.weights.pack(params)
-        )
-        moved: Array = jax.lax.map(along, self.precision.sample(key, samples, self.prior_precision))
-        return mean[None] + moved
+        return _linear_draws(
+            key, params, x, self.precision, self.prior_precision, f=self.f, weights=self.weights,
+            samples=samples,
+        )  # fmt: skip
 
     def evidence(self, prior_precision: Any = None) -> Float[Array, ""]:
         """Computes the logarithm of the marginal likelihood of the data, in nats.
@@ -249,10 +254,10 @@ class Laplace:
                 LaplaceWarning,
                 stacklevel=2,
             )
-        found = minimize_scalar(negative, bounds=(best - 0.5, best + 0.5), method="bounded",
-                                args=(values,), options={"xatol": 1e-8})  # fmt: skip
+        optimum = minimize_scalar(negative, bounds=(best - 0.5, best + 0.5), method="bounded",
+                                  args=(values,), options={"xatol": 1e-8})  # fmt: skip
         dtype = self.prior_precision.dtype
-        return dataclasses.replace(self, prior_precision=jnp.asarray(np.exp(found.x), dtype))
+        return dataclasses.replace(self, prior_precision=jnp.asarray(np.exp(optimum.x), dtype))
 
     def draws(self, key: PRNGKeyArray, n: int) -> tuple[Any, Callable[[Any], Any]]:
         """Prepares ``n`` draws, as `jaxeff.bayes.Posterior.draws`."""
@@ -284,14 +289,33 @@ class Laplace:
         var = self.precision.weights_variance(self.prior_precision)
         means, structure = jax.tree.flatten(self.params)
         variances = jax.tree.leaves(self.weights.unpack(self.params, var))
-        own = self.weights.leaves
-        found = [Gaussian(leaf, variances[i]) if i in own else leaf for i, leaf in enumerate(means)]
-        return jax.tree.unflatten(structure, found)
+        random = self.weights.leaves
+        leaves = [
+            Gaussian(mean, variances[i]) if i in random else mean for i, mean in enumerate(means)
+        ]
+        return jax.tree.unflatten(structure, leaves)
 
-    def _at(self, x: Any, params: Any, spread_of: Callable[..., Array]) -> tuple[Array, Array]:
-        params = self.params if params is None else params
-        spread = spread_of(self.f, params, x, self.precision, self.prior_precision)
-        return self.f(params, x), spread
+
+@partial(jax.jit, static_argnames=("f", "weights", "joint"))
+def _linear_moments(
+    params: Any, x: Any, curvature: Curvature, prior: Array, *, f: Callable[..., Any],
+    weights: Weights, joint: bool,
+) -> tuple[Array, Array]:  # fmt: skip
+    """Computes outputs and their covariances, or variances: compiled once for inputs of a shape."""
+    spread_of = weights.covariance if joint else weights.variance
+    return f(params, x), spread_of(f, params, x, curvature, prior)
+
+
+@partial(jax.jit, static_argnames=("f", "weights", "samples"))
+def _linear_draws(
+    key: PRNGKeyArray, params: Any, x: Any, curvature: Curvature, prior: Array, *,
+    f: Callable[..., Any], weights: Weights, samples: int,
+) -> Array:  # fmt: skip
+    mean, along = jax.linearize(
+        lambda packed: f(weights.unpack(params, packed), x), weights.pack(params)
+    )
+    moved: Array = jax.lax.map(along, curvature.sample(key, samples, prior))
+    return mean[None] + moved
 
 
 def _binned(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -378,24 +402,18 @@ def laplace(
     check_targets(f, params, first, likelihood)
     structure = "full" if structure == "last_layer" else structure
 
-    @jax.jit
-    def log_likelihood(params: Any, x: Any, targets: Any) -> Any:
-        return resolve_likelihood(likelihood)(f(params, x)).log_prob(targets).sum()
-
-    found = summed(log_likelihood, params, batches(data, batch_size))
     if isinstance(weights, LastWeights):
-        curvature: Any = _last_precision(
+        curvature: Any
+        curvature, log_likelihood = _last_precision(
             structure, f, params, data, weights, likelihood, batch_size
         )
     else:
         labels = None if draws is None else DrawnLabels(key, draws)
         problem = SiteProblem(f, params, data, weights, likelihood, batch_size, labels)
-        curvature = site_precision(structure, rank, problem)
-    posterior = Laplace(
-        jax.tree.map(jnp.asarray, params), curvature,
-        jnp.asarray(1.0 if prior_precision is None else prior_precision, found.dtype),
-        found, f, weights, likelihood,
-    )  # fmt: skip
+        curvature, log_likelihood = site_precision(structure, rank, problem)
+    prior = jnp.asarray(1.0 if prior_precision is None else prior_precision, log_likelihood.dtype)
+    leaves = jax.tree.map(jnp.asarray, params)
+    posterior = Laplace(leaves, curvature, prior, log_likelihood, f, weights, likelihood)
     return posterior.tuned() if prior_precision is None else posterior
 
 
@@ -455,19 +473,21 @@ def _last_precision(
     weights: LastWeights,
     likelihood: Likelihood,
     size: int,
-) -> Precision:
-    """Computes the curvature of a last layer from its features."""
+) -> tuple[Precision, Array]:
+    """Computes the curvature of a last layer from its features, and the log-likelihood."""
 
     @jax.jit
     def part(params: Any, x: Any, targets: Any) -> Any:
-        features = weights.features(f, params, x)
+        features, out = weights.features(f, params, x), f(params, x)
+        log_prob = resolve_likelihood(likelihood)(out).log_prob(targets)
         # Positions have one layer, and count as examples.
         lead = features.ndim - 1
         rows, outputs, each = (
             jax.tree.map(lambda a: a.reshape(-1, *a.shape[lead:]), value)
-            for value in (features, f(params, x), targets)
+            for value in (features, out, targets)
         )
-        return jnp.asarray(len(rows)), batch_curvature(structure, rows, outputs, each, likelihood)
+        sums = batch_curvature(structure, rows, outputs, each, likelihood)
+        return jnp.asarray(len(rows)), sums, log_prob.sum()
 
-    examples, sums = summed(part, params, batches(data, size))
-    return precision(structure, sums, examples, weights.pack(params).shape)
+    examples, sums, log_likelihood = summed(part, params, batches(data, size))
+    return precision(structure, sums, examples, weights.pack(params).shape), log_likelihood

@@ -32,7 +32,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, PRNGKeyArray
 
-from jaxeff.program import Layer, Program, resolve, trace
+from jaxeff.program import Layer, Program, resolve
 from jaxeff.program.costs import LastLayer, flat, inputs_of, is_plain_bias, with_constant, with_flat
 from jaxeff.program.ir import Contraction, Node
 from jaxeff.program.ir import primitives as prim
@@ -90,19 +90,59 @@ class SiteCurvature(WeightCurvature, Protocol):
         """Multiplies a Jacobian `[..., features, outputs]` by a root of the covariance."""
 
 
-@jax.tree_util.register_dataclass
-@dataclass(frozen=True, eq=False)
-class Full:
-    """A full matrix over all weights: eigenvalues `[n]`, eigenvectors `[features, outputs, n]`."""
+class _Rotated:
+    """A curvature that is diagonal in coordinates of its own, where a prior only adds to it.
+
+    Any prior precision reuses one decomposition; weights are independent in these coordinates.
+    """
 
     is_diagonal: ClassVar[bool] = False
+    values: Array
+
+    def _into(self, weights: Array) -> Array:
+        """Turns `[..., features, outputs]` into the coordinates `[..., *values.shape]`."""
+        raise NotImplementedError
+
+    def _back(self, coordinates: Array) -> Array:
+        """Turns `[n, *values.shape]` back."""
+        raise NotImplementedError
+
+    def variance(self, features: Array, prior: Any) -> Float[Array, "batch outputs"]:
+        """Computes the diagonal of the covariance of `features @ W`."""
+        raise NotImplementedError
+
+    def covariance(self, features: Array, prior: Any) -> Float[Array, "batch outputs outputs"]:
+        """Computes the covariance of `features @ W`; here of outputs that are independent."""
+        variance = self.variance(features, prior)
+        return variance[:, :, None] * jnp.eye(variance.shape[1], dtype=variance.dtype)
+
+    def root(self, jacobian: Array, prior: Any) -> Float[Array, "*batch n"]:
+        """Multiplies a Jacobian `[..., features, outputs]` by a root of the covariance."""
+        turned = self._into(jacobian) / jnp.sqrt(self.values + prior)
+        return turned.reshape(*jacobian.shape[:-2], -1)
+
+    def sample(self, key: PRNGKeyArray, n: int, prior: Any) -> Float[Array, "n features outputs"]:
+        """Draws weights around zero."""
+        noise = jax.random.normal(key, (n, *self.values.shape), self.values.dtype)
+        return self._back(noise / jnp.sqrt(self.values + prior))
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True, eq=False)
+class Full(_Rotated):
+    """A full matrix over all weights: eigenvalues `[n]`, eigenvectors `[features, outputs, n]`."""
+
     values: Float[Array, " n"]
     vectors: Float[Array, "features outputs n"]
 
+    def _into(self, weights: Array) -> Array:
+        return jnp.tensordot(weights, self.vectors, 2)
+
+    def _back(self, coordinates: Array) -> Array:
+        return jnp.einsum("dcm,nm->ndc", self.vectors, coordinates)
+
     def covariance(self, features: Array, prior: Any) -> Float[Array, "batch outputs outputs"]:
         """Computes the covariance of `features @ W`."""
-        # In the eigenbasis the prior only shifts eigenvalues: any prior precision reuses
-        # one decomposition.
         turned = jnp.tensordot(features, self.vectors, 1) / jnp.sqrt(self.values + prior)
         return turned @ turned.swapaxes(1, 2)
 
@@ -111,33 +151,24 @@ class Full:
         turned = jnp.tensordot(features, self.vectors, 1)
         return (turned**2 / (self.values + prior)).sum(-1)
 
-    def root(self, jacobian: Array, prior: Any) -> Float[Array, "*batch n"]:
-        """Multiplies a Jacobian `[..., features, outputs]` by a root of the covariance."""
-        return _narrowed(jnp.tensordot(jacobian, self.vectors, 2), self.values, prior)
-
     def weights_variance(self, prior: Any) -> Float[Array, "features outputs"]:
         """Computes the variance of each weight."""
         return (self.vectors**2 / (self.values + prior)).sum(-1)
 
-    def sample(self, key: PRNGKeyArray, n: int, prior: Any) -> Float[Array, "n features outputs"]:
-        """Draws weights around zero."""
-        # Independent along eigenvectors: covariance V diag(1 / (values + prior)) V^T.
-        noise = jax.random.normal(key, (n, len(self.values)), self.values.dtype)
-        return jnp.einsum("dcm,nm->ndc", self.vectors, noise / jnp.sqrt(self.values + prior))
-
 
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True, eq=False)
-class Outputs:
+class Outputs(_Rotated):
     """A matrix for the weights of each output, which are independent of the others'."""
 
-    is_diagonal: ClassVar[bool] = False
     values: Float[Array, "outputs n"]
     vectors: Float[Array, "outputs features n"]
 
-    def covariance(self, features: Array, prior: Any) -> Float[Array, "batch outputs outputs"]:
-        """Computes the covariance of `features @ W`: outputs are independent."""
-        return _independent(self.variance(features, prior))
+    def _into(self, weights: Array) -> Array:
+        return jnp.einsum("...dc,cdm->...cm", weights, self.vectors)
+
+    def _back(self, coordinates: Array) -> Array:
+        return jnp.einsum("cdm,ncm->ndc", self.vectors, coordinates)
 
     def variance(self, features: Array, prior: Any) -> Float[Array, "batch outputs"]:
         """Computes the diagonal of the covariance."""
@@ -153,32 +184,28 @@ class Outputs:
         """Computes the variance of each weight."""
         return jnp.einsum("cdn,cn->dc", self.vectors**2, 1 / (self.values + prior))
 
-    def sample(self, key: PRNGKeyArray, n: int, prior: Any) -> Float[Array, "n features outputs"]:
-        """Draws weights around zero."""
-        noise = jax.random.normal(key, (n, *self.values.shape), self.values.dtype)
-        return jnp.einsum("cdm,ncm->ndc", self.vectors, noise / jnp.sqrt(self.values + prior))
-
 
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True, eq=False)
-class Kron:
+class Kron(_Rotated):
     """A product of one matrix of features and one of outputs, each by its eigenvalues."""
 
-    is_diagonal: ClassVar[bool] = False
     left: Float[Array, " features"]
     left_vectors: Float[Array, "features features"]
     right: Float[Array, " outputs"]
     right_vectors: Float[Array, "outputs outputs"]
 
     @property
-    def values(self) -> Float[Array, "features outputs"]:
+    def values(self) -> Float[Array, "features outputs"]:  # type: ignore[override]
         """The eigenvalues of the product."""
         return self.left[:, None] * self.right[None]
 
-    def root(self, jacobian: Array, prior: Any) -> Float[Array, "*batch n"]:
-        """Multiplies a Jacobian `[..., features, outputs]` by a root of the covariance."""
-        turned = jnp.einsum("de,...dc,co->...eo", self.left_vectors, jacobian, self.right_vectors)
-        return _narrowed(turned.reshape(*turned.shape[:-2], -1), self.values.ravel(), prior)
+    def _into(self, weights: Array) -> Array:
+        # Turned by both factors: no matrix of all weights.
+        return jnp.einsum("de,...dc,co->...eo", self.left_vectors, weights, self.right_vectors)
+
+    def _back(self, coordinates: Array) -> Array:
+        return jnp.einsum("de,neo,co->ndc", self.left_vectors, coordinates, self.right_vectors)
 
     def _spread(self, features: Array, prior: Any) -> Float[Array, "batch outputs"]:
         """Computes variances along the eigenvectors of the outputs."""
@@ -198,43 +225,28 @@ class Kron:
         """Computes the variance of each weight."""
         return self.left_vectors**2 @ (1 / (self.values + prior)) @ (self.right_vectors**2).T
 
-    def sample(self, key: PRNGKeyArray, n: int, prior: Any) -> Float[Array, "n features outputs"]:
-        """Draws weights around zero."""
-        noise = jax.random.normal(key, (n, *self.values.shape), self.left.dtype)
-        # Scaled in the eigenbasis and turned back by both factors: no matrix of all weights.
-        noise = noise / jnp.sqrt(self.values + prior)
-        return jnp.einsum("de,neo,co->ndc", self.left_vectors, noise, self.right_vectors)
-
 
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True, eq=False)
-class Diag:
+class Diag(_Rotated):
     """A diagonal: one curvature for each weight."""
 
     is_diagonal: ClassVar[bool] = True
     values: Float[Array, "features outputs"]
 
-    def covariance(self, features: Array, prior: Any) -> Float[Array, "batch outputs outputs"]:
-        """Computes the covariance of `features @ W`: outputs are independent."""
-        return _independent(self.variance(features, prior))
+    def _into(self, weights: Array) -> Array:
+        return weights
+
+    def _back(self, coordinates: Array) -> Array:
+        return coordinates
 
     def variance(self, features: Array, prior: Any) -> Float[Array, "batch outputs"]:
         """Computes the diagonal of the covariance."""
         return features**2 @ (1 / (self.values + prior))
 
-    def root(self, jacobian: Array, prior: Any) -> Float[Array, "*batch n"]:
-        """Multiplies a Jacobian `[..., features, outputs]` by a root of the covariance."""
-        flat = jacobian.reshape(*jacobian.shape[:-2], -1)
-        return _narrowed(flat, self.values.ravel(), prior)
-
     def weights_variance(self, prior: Any) -> Float[Array, "features outputs"]:
         """Computes the variance of each weight."""
         return 1 / (self.values + prior)
-
-    def sample(self, key: PRNGKeyArray, n: int, prior: Any) -> Float[Array, "n features outputs"]:
-        """Draws weights around zero."""
-        noise = jax.random.normal(key, (n, *self.values.shape), self.values.dtype)
-        return noise / jnp.sqrt(self.values + prior)
 
 
 def precision(structure: str, parts: Sequence[Array], examples: int, shape: Any) -> Precision:
@@ -289,17 +301,6 @@ def warn_of_negative(values: Any) -> None:
         )
 
 
-def _narrowed(rows: Array, values: Array, prior: Any) -> Array:
-    """Scales rows along eigenvectors by the posterior's deviation there."""
-    scale = 1 / jnp.sqrt(values + prior)
-    return rows * scale.reshape(*[1] * (rows.ndim - 1), -1)
-
-
-def _independent(variance: Array) -> Array:
-    """Makes covariances of outputs that are independent, `[batch, outputs, outputs]`."""
-    return variance[:, :, None] * jnp.eye(variance.shape[1], dtype=variance.dtype)
-
-
 _RESHAPING = {prim.p.reshape_p, prim.p.squeeze_p}
 
 NUMBERS = 1 << 24
@@ -344,8 +345,8 @@ class LastWeights:
 
     def _each(self, f: Any, params: Any, x: Any, of: Callable[[Any], Array]) -> Array:
         features = self.features(f, params, x)
-        found = of(features.reshape(-1, features.shape[-1]))
-        return found.reshape(*features.shape[:-1], *found.shape[1:])
+        spread = of(features.reshape(-1, features.shape[-1]))
+        return spread.reshape(*features.shape[:-1], *spread.shape[1:])
 
 
 @dataclass(frozen=True)
@@ -377,11 +378,11 @@ class WeightBlock:
 
     def pack(self, leaves: list[Any]) -> Array:
         """Makes the matrix of the leaves of the parameters."""
-        own = [jnp.asarray(leaves[i]) for i in self.leaves]
+        first, *others = (jnp.asarray(leaves[i]) for i in self.leaves)
         if self.order is None:
-            return jnp.concatenate([leaf.ravel() for leaf in own])[:, None]
-        kernel = own[0].reshape(self.read).transpose(self.order).reshape(-1, self.shape[1])
-        return jnp.concatenate([kernel, *(bias.reshape(1, -1) for bias in own[1:])])
+            return jnp.concatenate([leaf.ravel() for leaf in (first, *others)])[:, None]
+        kernel = first.reshape(self.read).transpose(self.order).reshape(-1, self.shape[1])
+        return jnp.concatenate([kernel, *(bias.reshape(1, -1) for bias in others)])
 
     def unpack(self, matrix: Array) -> list[Array]:
         """Takes the matrix apart; leading axes become those of the leaves."""
@@ -430,8 +431,8 @@ class SiteWeights:
         def outputs(weights: tuple[Array, ...]) -> Array:
             return single(f, self.unpack(params, weights), x)
 
-        found: tuple[Array, ...] = jax.jacrev(outputs)(self.pack(params))
-        return found
+        jacobian: tuple[Array, ...] = jax.jacrev(outputs)(self.pack(params))
+        return jacobian
 
     def covariance(self, f: Any, params: Any, x: Any, curvature: Curvature, prior: Any) -> Array:
         """Computes the covariance of each example's outputs, to first order in the weights."""
@@ -447,8 +448,8 @@ class SiteWeights:
 
         size = self.examples(jax.eval_shape(f, params, x).size // len(jax.tree.leaves(x)[0]))
         # In parts: an example's Jacobian has as many rows as outputs, of all weights each.
-        found: Array = jax.lax.map(one, x, batch_size=size)
-        return found
+        spreads: Array = jax.lax.map(one, x, batch_size=size)
+        return spreads
 
     def examples(self, outputs: int) -> int:
         """Returns how many examples' Jacobians fit at once."""
@@ -486,24 +487,27 @@ def site_weights(
         path for layer in program.sites if layer.site in sites and layer.kind != "control flow"
         for v in layer.inputs if v.is_weight for path in v.leaves
     }  # fmt: skip
-    own = sorted(index[path] for path in read if path in index)
-    own = [i for i in own if jnp.issubdtype(jnp.result_type(leaves[i]), jnp.floating)]
-    if not own:
+    random = sorted(index[path] for path in read if path in index)
+    random = [i for i in random if jnp.issubdtype(jnp.result_type(leaves[i]), jnp.floating)]
+    if not random:
         raise ValueError(f"laplace: {', '.join(sites)} have no parameters; choose others")
     paths = [jax.tree_util.keystr(path, simple=True, separator="/")
              for path, _ in jax.tree_util.tree_leaves_with_path(params)]  # fmt: skip
-    there, own = [paths[i] for i in own], [i for i in own if fnmatchcase(paths[i], only)]
-    if not own:
+    there = [paths[i] for i in random]
+    random = [i for i in random if fnmatchcase(paths[i], only)]
+    if not random:
         raise ValueError(
             f"laplace: only={only!r} matches none of the sites' parameters: {', '.join(there)}"
         )
     blocks: list[WeightBlock] = []
+    by_leaf = products(program) if kron else {}
     for layer in program.layers if kron else ():
         if layer.site in sites:
             # An adapted layer multiplies by its frozen kernel, too.
-            blocks += [b for b in _kernels(program, layer, leaves) if set(b.leaves) <= set(own)]
+            kernels = _kernels(program, layer, leaves, by_leaf)
+            blocks += [block for block in kernels if set(block.leaves) <= set(random)]
     taken = {i for block in blocks for i in block.leaves}
-    rest = tuple(i for i in own if i not in taken)
+    rest = tuple(i for i in random if i not in taken)
     if rest:
         blocks.append(WeightBlock(rest, tuple(jnp.shape(leaves[i]) for i in rest)))
     return SiteWeights(tuple(blocks))
@@ -520,7 +524,7 @@ def products(program: Program) -> dict[int, Node]:
     nodes = [node for layer in program.layers for node in layer.nodes]
     maker = {v: node for node in nodes for v in node.outputs}
     readers = Counter(v for node in nodes for v in set(node.values))
-    found = {}
+    multiplied = {}
     for node in nodes:
         if node.primitive not in prim.LINEAR or not any(v.is_data for v in node.values):
             continue
@@ -529,16 +533,18 @@ def products(program: Program) -> dict[int, Node]:
         while readers[kernel] == 1 and kernel in maker and maker[kernel].primitive in _RESHAPING:
             (kernel,) = maker[kernel].values
         if readers[kernel] == 1 and kernel in index:
-            found[index[kernel]] = node
-    return found
+            multiplied[index[kernel]] = node
+    return multiplied
 
 
-def _kernels(program: Program, layer: Layer, leaves: list[Any]) -> list[WeightBlock]:
+def _kernels(
+    program: Program, layer: Layer, leaves: list[Any], by_leaf: Mapping[int, Node]
+) -> list[WeightBlock]:
     """Reads a layer's products, each with one matrix of its own; an adapted layer has several."""
-    own = {v.path for v in layer.inputs if v.is_weight}
+    paths = {v.path for v in layer.inputs if v.is_weight}
     read = {
-        i: node for i, node in products(program).items()
-        if i < len(leaves) and program.inputs[i].path in own and node in layer.nodes
+        i: node for i, node in by_leaf.items()
+        if i < len(leaves) and program.inputs[i].path in paths and node in layer.nodes
     }  # fmt: skip
     if layer.kind != "linear" or any(_elsewhere(program, i) for i in read):
         return []
@@ -551,13 +557,13 @@ def _kernels(program: Program, layer: Layer, leaves: list[Any]) -> list[WeightBl
         inside = product.batch(side) + product.summed(side) + product.window(side)
         order = inside + product.free(side)
         block = WeightBlock((i,), (shape,), order, len(inside), product.weight_shape)
-        paths = [layer.inputs[at].path for at in layer.biases] if len(read) == 1 else []
-        biases = [j for j, v in enumerate(program.inputs[: len(leaves)]) if v.path in paths]
-        plain = len(paths) == len(biases) == 1 and is_plain_bias(program, biases[0])
+        added = [layer.inputs[at].path for at in layer.biases] if len(read) == 1 else []
+        biases = [j for j, v in enumerate(program.inputs[: len(leaves)]) if v.path in added]
+        plain = len(added) == len(biases) == 1 and is_plain_bias(program, biases[0])
         if plain and not _elsewhere(program, biases[0]):
             taken, shapes = (i, biases[0]), (shape, jnp.shape(leaves[biases[0]]))
-            whole = math.prod(shapes[1]) == block.shape[1]
-            block = replace(block, leaves=taken, shapes=shapes) if whole else block
+            per_output = math.prod(shapes[1]) == block.shape[1]
+            block = replace(block, leaves=taken, shapes=shapes) if per_output else block
         blocks.append(block)
     return blocks
 
@@ -572,8 +578,3 @@ def chosen_sites(program: Program, sites: Any) -> Mapping[str, Any]:
     """Resolves one pattern of sites, or several."""
     patterns = (sites,) if isinstance(sites, str) else tuple(sites)
     return resolve(dict.fromkeys(patterns, True), program)
-
-
-def traced(f: Callable[..., Any], params: Any, x: Any) -> Program:
-    """Reads a function as it computes one example."""
-    return trace(f, params, jax.tree.map(lambda leaf: leaf[:1], x))

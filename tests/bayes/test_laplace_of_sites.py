@@ -337,3 +337,30 @@ def test_what_has_no_weights_is_refused():
 
     with pytest.raises(ValueError, match=r"full curvature of 40600 x 1 weights.*'lowrank'"):
         laplace(jax.random.key(0), f, wide, (jnp.ones((3, 200)), Y[:3]), "*", "full")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("structure", ["kron", "diag", "full"])
+def test_each_part_is_compiled_once(structure):
+    """A fit in batches of 7 of 20 examples is one program, and so are answers asked for again."""
+    traces = []
+
+    def f(params, x):
+        traces.append(x.shape)
+        return jnp.tanh(x @ params["a"]) @ params["b"]
+
+    key = jax.random.key(0)
+    params = {"a": jax.random.normal(key, (3, 4)), "b": jax.random.normal(key, (4, 2))}
+    x, y = jax.random.normal(key, (20, 3)), jnp.arange(20) % 2
+    data, sites = (x, y), ("*", structure)
+    at_once = laplace(key, f, params, data, *sites, prior_precision=1.0)
+    in_batches = laplace(key, f, params, data, *sites, prior_precision=1.0, batch_size=7)
+    np.testing.assert_allclose(in_batches.evidence(), at_once.evidence(), rtol=1e-4)
+    expected = at_once.logits(x).cov
+    np.testing.assert_allclose(in_batches.logits(x).cov, expected, rtol=2e-3, atol=1e-5)
+    in_batches.marginals(x), in_batches.linear_draws(key, x, 3)
+    other = laplace(key, f, params, data, *sites, prior_precision=2.0, batch_size=7)
+    traces.clear()
+    for posterior in (in_batches, other):
+        posterior.logits(x), posterior.probs(x), posterior.linear_draws(key, x, 3)
+    assert not traces
