@@ -159,7 +159,8 @@ def test_the_reproduction_uses_nothing_beyond_it():
 
 
 def test_what_reproduces_names_what_the_source_has(study):
-    if study.name in {load(name).name for name in MODULES if name.startswith("beyond.")}:
+    beyond = {load(name).name for name in MODULES if name.startswith("beyond.")}
+    if study.name in beyond | {"quickstart"}:  # which shows what the library does, in a minute
         return
     report = open_can(study.name, "full")
     study.judge(report)

@@ -254,7 +254,7 @@ def run(n, seeds):
     return sweep(
         jax.random.key(3), lambda spec: cross_entropy(jaxeff.noisy(f, spec), keyed=True),
         lambda key: ({"fc": jax.random.normal(key, (8, 3))}, None),
-        {"*": Additive(jnp.linspace(0, 1, n))}, (x, jnp.argmax(x[:, :3], -1)),
+        (x, jnp.argmax(x[:, :3], -1)), {"*": Additive(jnp.linspace(0, 1, n))},
         optimizer=optax.adam(1e-2), epochs=2, batch_size=10, seeds=seeds,
     ).loss
 a, b, c, d = run(16, 1), run(5, 8), run(5, 1), run(1, 1)
