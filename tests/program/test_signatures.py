@@ -404,10 +404,12 @@ NO_EXAMPLES = {"pvary", "reshard", "sharding_constraint", "copy_p"}
 
 
 def test_every_primitive_of_jax_has_a_row_or_a_reason():
-    described = {q.name for q in ROWS} | {q.name for q in EXPANSIONS}
+    rows = {q.name for q in ROWS}
     opaque = {name for names in OPAQUE.values() for name in names.split()}
-    assert not described & opaque
-    assert sorted(set(installed()) - described - opaque) == []
+    assert not rows & opaque
+    # What one JAX expands, another may have as a call of its own, with a reason.
+    expanded = {q.name for q in EXPANSIONS}
+    assert sorted(set(installed()) - rows - expanded - opaque) == []
 
 
 def test_a_primitive_of_somebody_else_is_opaque_with_a_reason():
