@@ -406,7 +406,8 @@ NO_EXAMPLES = {"pvary", "reshard", "sharding_constraint", "copy_p"}
 def test_every_primitive_of_jax_has_a_row_or_a_reason():
     rows = {q.name for q in ROWS}
     opaque = {name for names in OPAQUE.values() for name in names.split()}
-    assert not rows & opaque
+    # From JAX 0.11 on it is a call that equations hold, with a row; before, it is a name alone.
+    assert rows & opaque <= {"eval_jaxpr"}
     # What one JAX expands, another may have as a call of its own, with a reason.
     expanded = {q.name for q in EXPANSIONS}
     assert sorted(set(installed()) - rows - expanded - opaque) == []
