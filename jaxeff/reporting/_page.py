@@ -193,8 +193,8 @@ def _rendered(template: str, page: Report) -> str:
 
 def versions() -> dict[str, str]:
     """Lists the versions that a page was made with."""
-    found = {name: metadata.version(name) for name in VERSIONS}
-    return {**found, "python": platform.python_version(), "backend": jax.default_backend()}
+    installed = {name: metadata.version(name) for name in VERSIONS}
+    return {**installed, "python": platform.python_version(), "backend": jax.default_backend()}
 
 
 def as_json(value: Any) -> Any:

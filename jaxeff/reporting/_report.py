@@ -159,18 +159,18 @@ def bits(subject: Subject) -> dict[str, Any]:
         x, BATCH, axis=1,
     )  # fmt: skip
     accuracies = [float(uncertainty.accuracy(of, y)) for of in logits]
-    whole = subject.accuracy(f, params)
+    unchanged = subject.accuracy(f, params)
     part = jax.tree.map(lambda leaf: leaf[:BATCH], x)
     damage = compression.kl_sensitivity(f, params, part, sites, subject.widths)
     both = np.asarray(damage.weights) + np.asarray(damage.activations)
-    enough = [w for w, a in zip(subject.widths, accuracies, strict=True) if a >= whole - LOSS]
+    enough = [w for w, a in zip(subject.widths, accuracies, strict=True) if a >= unchanged - LOSS]
     # Where accuracy begins to fall, the next narrower width tells which layer it falls by.
     below = [i for i, w in enumerate(subject.widths) if not enough or w < enough[0]]
     at = below[-1] if below else 0
     return {
         "widths": subject.widths,
         "accuracies": accuracies,
-        "float": whole,
+        "float": unchanged,
         "needed": enough[0] if enough else None,
         "sites": sites,
         "weights": damage.weights,
@@ -183,7 +183,7 @@ def bits(subject: Subject) -> dict[str, Any]:
 def channels(subject: Subject) -> dict[str, Any]:
     """Measures accuracy over shares of removed channels, and each group's alone."""
     f, params = subject.f, subject.params
-    whole = subject.accuracy(f, params)
+    unchanged = subject.accuracy(f, params)
     curve = []
     for share in subject.shares:
         # Statistics over channels are taken over those left, as in a network that is narrower.
@@ -213,7 +213,7 @@ def channels(subject: Subject) -> dict[str, Any]:
     ]  # fmt: skip
     worst = min(rows, key=lambda row: row["accuracy"], default=None)
     return {
-        "curve": curve, "float": whole, "base": base, "rows": rows,
+        "curve": curve, "float": unchanged, "base": base, "rows": rows,
         "worst": worst and worst["group"],
     }  # fmt: skip
 
@@ -268,21 +268,25 @@ def judge_predictions(
         batch = () if outside is None else outside.shape[:-1]
         core.check_labels("judge_predictions: outside_labels", outside_labels, classes, batch)
     inside = _judged(key, logits, labels)
-    found: dict[str, Any] = {"inside": inside, "random": is_gaussian(logits)}
-    found["score"] = "mutual information" if is_gaussian(logits) else "entropy of the softmax"
+    result: dict[str, Any] = {"inside": inside, "random": is_gaussian(logits)}
+    result["score"] = "mutual information" if is_gaussian(logits) else "entropy of the softmax"
     if outside is None:
-        return found
-    beyond = _judged(key, outside, outside_labels)
-    found["outside"] = beyond
-    own, other = jnp.asarray(inside["scores"]), jnp.asarray(beyond["scores"])
-    found["auroc"] = float(uncertainty.auroc(own, other))
-    found["fpr95"] = float(uncertainty.fpr95(own, other))
-    wrong = beyond["wrong"] if outside_labels is not None else np.ones(len(other))
-    both = uncertainty.risk_coverage(
-        jnp.concatenate([own, other]), jnp.concatenate([jnp.asarray(inside["wrong"]), wrong])
+        return result
+    out_of_domain = _judged(key, outside, outside_labels)
+    result["outside"] = out_of_domain
+    inside_scores, outside_scores = (
+        jnp.asarray(inside["scores"]),
+        jnp.asarray(out_of_domain["scores"]),
     )
-    found["risk_of_both"] = _curve(both)
-    return found
+    result["auroc"] = float(uncertainty.auroc(inside_scores, outside_scores))
+    result["fpr95"] = float(uncertainty.fpr95(inside_scores, outside_scores))
+    wrong = out_of_domain["wrong"] if outside_labels is not None else np.ones(len(outside_scores))
+    both = uncertainty.risk_coverage(
+        jnp.concatenate([inside_scores, outside_scores]),
+        jnp.concatenate([jnp.asarray(inside["wrong"]), wrong]),
+    )
+    result["risk_of_both"] = _curve(both)
+    return result
 
 
 def _judged(key: PRNGKeyArray, logits: Any, labels: Any) -> dict[str, Any]:
