@@ -21,8 +21,11 @@ class ModuleExamples(griffe.Extension):
         _show(func)
 
     def on_class_instance(self, *, cls: griffe.Class, **_: Any) -> None:
-        """Called for each class."""
+        """Called for each class. One that `register_setting` makes a dataclass has its parameters."""
         _show(cls)
+        if any(each.callable_path.endswith("register_setting") for each in cls.decorators):
+            dataclass = griffe.ExprName("dataclasses.dataclass")
+            cls.decorators.append(griffe.Decorator(dataclass, lineno=None, endlineno=None))
 
 
 def _show(described: griffe.Function | griffe.Class) -> None:

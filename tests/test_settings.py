@@ -1,6 +1,6 @@
 """What a field may hold is said once, by its type."""
 
-from dataclasses import dataclass
+import dataclasses
 from typing import Annotated
 
 import jax
@@ -12,7 +12,6 @@ from jaxeff import core
 
 
 @core.register_setting
-@dataclass(frozen=True)
 class Example(core.Setting):
     sigma: core.NonNegative
     scale: core.Positive = 1.0
@@ -73,3 +72,21 @@ def test_arguments_are_checked_by_the_same_rules():
         core.check_number("rate", 1, below=1)
     with pytest.raises(ValueError, match="epochs must be at least 1, but is 0"):
         core.check_count("epochs", 0)
+
+
+def test_a_setting_is_a_frozen_dataclass_with_options_of_its_own_where_it_says_so():
+    @core.register_setting
+    class Longer(Example):  # its base is a dataclass, it isn't yet
+        length: float = 2.0
+
+    @core.register_setting
+    @dataclasses.dataclass(frozen=True, kw_only=True)
+    class Named(core.Setting):
+        sigma: core.NonNegative
+
+    assert jax.tree.leaves(Longer(1.0, length=3.0)) == [1.0, 1.0, 0, 3.0]
+    for setting in (Longer(1.0), Named(sigma=1.0)):
+        with pytest.raises(dataclasses.FrozenInstanceError):
+            setting.sigma = 2.0
+    with pytest.raises(TypeError, match="positional"):
+        Named(1.0)

@@ -26,7 +26,6 @@ References:
 
 import zlib
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import Annotated, Any, NamedTuple
 
@@ -50,7 +49,6 @@ from jaxeff.program.ir import Contraction, run_nodes
 
 
 @core.register_setting
-@dataclass(frozen=True)
 class LoRA(core.Setting):
     """A low-rank update of a layer's weight.
 

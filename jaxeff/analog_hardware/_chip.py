@@ -38,7 +38,6 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Annotated, Any, Protocol, runtime_checkable
 
 import jax
@@ -53,7 +52,6 @@ Share = Annotated[Float[Array, ""] | float, core.Number(0, 1)]
 
 
 @core.register_setting
-@dataclass(frozen=True)
 class Physics(core.Setting):
     """Effects of a chip's circuits; counts are those of the converter.
 
@@ -109,7 +107,6 @@ BITS = 8
 
 
 @core.register_setting
-@dataclass(frozen=True)
 class Chip(core.Setting):
     """A synthetic chip.
 

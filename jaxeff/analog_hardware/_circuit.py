@@ -33,7 +33,6 @@ numbers are ours.
 from __future__ import annotations
 
 import functools
-from dataclasses import dataclass
 from typing import Annotated, Any
 
 import jax
@@ -46,7 +45,6 @@ from jaxeff.analog_hardware._crossbar import signed_range
 
 
 @core.register_setting
-@dataclass(frozen=True)
 class Circuit(core.Setting):
     """Numbers of a column's circuits.
 
@@ -79,7 +77,6 @@ class Circuit(core.Setting):
 
 
 @core.register_setting
-@dataclass(frozen=True)
 class CircuitChip(core.Setting):
     """A synthetic chip whose columns are integrated in time.
 

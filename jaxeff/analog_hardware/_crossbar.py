@@ -57,7 +57,6 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Annotated, Any, NamedTuple, Protocol, runtime_checkable
 
 import jax
@@ -96,7 +95,6 @@ class TileModel(Protocol):
 
 
 @register_setting
-@dataclass(frozen=True)
 class Linear(Setting):
     """An ideal array, `gain * inputs @ weights`, with Gaussian noise of one level.
 
@@ -127,7 +125,6 @@ class Linear(Setting):
 
 
 @register_setting
-@dataclass(frozen=True)
 class Correction(Setting):
     """Digital correction of the counts of each column: `scale * counts + shift`.
 
@@ -147,7 +144,6 @@ class Correction(Setting):
 
 
 @register_setting
-@dataclass(frozen=True)
 class Crossbar(Setting):
     """An array of synapses that multiplies vectors of unsigned codes by a matrix of signed ones.
 
@@ -346,7 +342,6 @@ def cut_into_tiles(a: jax.Array, rows: int, axis: int) -> jax.Array:
 
 
 @register_setting
-@dataclass(frozen=True)
 class Wires(Setting):
     """An ideal array but for the resistance of its column wires.
 

@@ -42,7 +42,6 @@ Sharp edges:
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Annotated, Any
 
 import jax
@@ -61,7 +60,6 @@ POSITIONS = ("time", "permuted", "shuffled", "none")
 
 
 @core.register_setting
-@dataclass(frozen=True)
 class SequenceModel(core.Setting):
     """A transformer per column.
 

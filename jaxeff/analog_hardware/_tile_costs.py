@@ -40,7 +40,6 @@ from jaxeff.program import trace
 
 
 @core.register_setting
-@dataclass(frozen=True)
 class TileCosts(core.Setting):
     """Energies and times of a tile's parts.
 

@@ -53,7 +53,6 @@ assert (np.diff(found, axis=0) >= 0).all()
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 import jax
@@ -71,7 +70,6 @@ RIDGE = 1e-3
 
 
 @core.register_setting
-@dataclass(frozen=True)
 class Splines(core.Setting):
     """A monotone function per column.
 
@@ -180,7 +178,6 @@ SWEEPS = 4
 
 
 @core.register_setting
-@dataclass(frozen=True)
 class ReadOutNoise(core.Setting):
     """Noise of each column: `level**2 * (still + per_row * N)` with N active rows.
 
@@ -215,7 +212,6 @@ class _WithNoise(core.Setting):
 
 
 @core.register_setting
-@dataclass(frozen=True)
 class LinearFit(_WithNoise):
     """One slope and one offset for all columns.
 
@@ -236,7 +232,6 @@ class LinearFit(_WithNoise):
 
 
 @core.register_setting
-@dataclass(frozen=True)
 class Columnar(_WithNoise):
     """A spline per column on the ideal sum of products.
 
@@ -255,7 +250,6 @@ class Columnar(_WithNoise):
 
 
 @core.register_setting
-@dataclass(frozen=True)
 class WhiteBox(_WithNoise):
     """A factorised table of synapses, a spline per column, and noise.
 

@@ -26,7 +26,6 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import jax
@@ -202,7 +201,6 @@ def under_policies(model: InWidths, *args: Any) -> Callable[[Any, Any], Callable
 
 
 @core.register_setting
-@dataclass(frozen=True)
 class _LookedUp(numerics.BaseQuantizer):
     """Values of arrays computed in advance, by name, and the index of those to take."""
 

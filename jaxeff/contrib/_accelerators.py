@@ -29,7 +29,6 @@ from __future__ import annotations
 
 import functools
 import math
-from dataclasses import dataclass
 from typing import Annotated, ClassVar, NamedTuple
 
 import jax
@@ -61,7 +60,6 @@ class _MatrixProduct(NamedTuple):
 
 
 @core.register_setting
-@dataclass(frozen=True)
 class SystolicArray(core.Setting):
     """Latency of a systolic array, in cycles: layers one after the other.
 
@@ -124,7 +122,6 @@ class SystolicArray(core.Setting):
 
 
 @core.register_setting
-@dataclass(frozen=True)
 class DataflowPipeline(core.Setting):
     """Latency of an FPGA that has a unit for every layer: cycles between two results.
 

@@ -2,7 +2,7 @@
 
 import itertools
 import math
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Annotated, Any
 
 import jax
@@ -20,7 +20,6 @@ MIDDLE = 0.6745
 
 
 @core.register_setting
-@dataclass(frozen=True)
 class LearnedBasis(numerics.BaseQuantizer):
     """Learned quantization: `LearnedBasis(2)`.
 
@@ -165,7 +164,6 @@ _LEAST = 0.05
 
 
 @core.register_setting
-@dataclass(frozen=True)
 class Discrete(numerics.BaseQuantizer):
     """A distribution over discrete weights: `Discrete()` is ternary, `Discrete(2)` binary.
 
@@ -333,7 +331,6 @@ MAX_BASES = 8
 
 
 @core.register_setting
-@dataclass(frozen=True)
 class BinaryBases(numerics.BaseQuantizer):
     """Several binary bases: `BinaryBases(3)`.
 

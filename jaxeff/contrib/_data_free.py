@@ -2,7 +2,7 @@
 
 import functools
 import math
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Annotated, Any
 
 import jax
@@ -17,7 +17,6 @@ from jaxeff.compression import numerics
 
 
 @core.register_setting
-@dataclass(frozen=True)
 class HalfWave(numerics.BaseQuantizer):
     """Half-wave Gaussian quantization of activations: `HalfWave(2)`.
 
@@ -194,7 +193,6 @@ together, get wider steps."""
 
 
 @core.register_setting
-@dataclass(frozen=True)
 class HalfQuadratic(numerics.BaseQuantizer):
     """Half-quadratic quantization (HQQ): `Grouped(HalfQuadratic(4), 64)`.
 

@@ -27,7 +27,6 @@ _CLOSED = 0.34
 
 
 @core.register_setting
-@dataclass(frozen=True)
 class BayesianBits(numerics.BaseQuantizer):
     """Learned widths of 2, 4, 8, 16 or 32 bits: `BayesianBits(price=0.01)`; needs a key.
 

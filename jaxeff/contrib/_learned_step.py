@@ -1,6 +1,6 @@
 """Steps whose codes are drawn while they are learnt, and steps that learn their width."""
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Annotated, Any, ClassVar
 
 import jax
@@ -14,7 +14,6 @@ from jaxeff.compression.numerics import BaseQuantizer, Tensor
 
 
 @core.register_setting
-@dataclass(frozen=True)
 class Relaxed(BaseQuantizer):
     """Relaxed quantization: `Relaxed(4)`, in `quantized(..., keyed=True)`.
 
@@ -144,7 +143,6 @@ MAX_WIDTH = 24
 
 
 @core.register_setting
-@dataclass(frozen=True)
 class LearnedWidth(numerics.LearnedBits):
     """A uniform grid whose width is learnt: `LearnedWidth()`.
 

@@ -23,7 +23,7 @@ g = quantized(f, {"*:linear": LayerQuantization(Incremental(5))})  # all weights
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Annotated, Any, ClassVar, NamedTuple
 
 import jax
@@ -39,7 +39,6 @@ from jaxeff.pruning.sparsity import largest_mask
 
 
 @core.register_setting
-@dataclass(frozen=True)
 class LearnedPowers(numerics.LearnedBits):
     """Signed powers of two whose range, and so width, is learnt: `LearnedPowers()`.
 
@@ -147,7 +146,6 @@ SHARES = (0.5, 0.75, 0.875, 1.0)
 
 
 @core.register_setting
-@dataclass(frozen=True)
 class Incremental(numerics.BaseQuantizer):
     """A part of the weights as powers of two: `Incremental(5)`, of all weights.
 

@@ -6,13 +6,11 @@ differentiated and passed through `jit`; its choices (a bit width, an axis, a na
 What a field may hold is said by its type, and checked by `Setting`, whose subclass it is:
 
 ```python
-from dataclasses import dataclass
 from typing import Annotated
 
 from jaxeff.core import Choice, Count, NonNegative, Setting, register_setting, static
 
 @register_setting
-@dataclass(frozen=True)
 class Thermal(Setting):
     sigma: NonNegative
     repeats: Annotated[int, Count(1, 64)] = static(1)
@@ -33,7 +31,15 @@ import dataclasses
 import functools
 import operator
 from collections.abc import Iterable
-from typing import Annotated, Any, TypeVar, get_args, get_origin, get_type_hints
+from typing import (
+    Annotated,
+    Any,
+    TypeVar,
+    dataclass_transform,
+    get_args,
+    get_origin,
+    get_type_hints,
+)
 
 import jax
 import jax.numpy as jnp
@@ -58,17 +64,20 @@ def static_number(default: Any = dataclasses.MISSING) -> Any:
     return dataclasses.field(default=default, metadata={"static": "number"})
 
 
+@dataclass_transform(frozen_default=True)
 def register_setting(cls: type[T]) -> type[T]:
-    """Registers a frozen dataclass as a pytree: `static` fields are metadata, the rest children.
+    """Makes a frozen dataclass that is a pytree: `static` fields are metadata, the rest children.
 
     What a `static_number` is depends on what it holds.
 
     Args:
-        cls: A frozen dataclass. Static fields must be hashable.
+        cls: A class, or a frozen dataclass with options of its own. Static fields must be hashable.
 
     Returns:
-        The same class. Rebuilding it from leaves runs no validation.
+        The dataclass. Rebuilding it from leaves runs no validation.
     """
+    if "__dataclass_fields__" not in cls.__dict__:  # those of a base don't count
+        cls = dataclasses.dataclass(frozen=True)(cls)
     fields = dataclasses.fields(cls)  # type: ignore[arg-type]
     kinds = {f.name: f.metadata.get("static") for f in fields}
 

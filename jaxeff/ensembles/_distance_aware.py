@@ -116,7 +116,6 @@ from jaxeff.program.ir import primitives as prim
 
 
 @core.register_setting
-@dataclass(frozen=True)
 class Spectral(core.Setting):
     """A bound on a layer's spectral norm.
 

@@ -63,7 +63,6 @@ from jaxeff.program.reading import leaf_names
 
 
 @core.register_setting
-@dataclass(frozen=True)
 class Members(core.Setting):
     """The number of members of a site, and their start.
 

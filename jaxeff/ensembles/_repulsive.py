@@ -102,7 +102,6 @@ METHODS = ("wgd", "svgd")
 
 
 @core.register_setting
-@dataclass(frozen=True)
 class RBF(core.Setting):
     """The kernel `exp(-|x - y|_norm ** power / bandwidth)`.
 

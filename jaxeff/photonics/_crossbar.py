@@ -211,7 +211,6 @@ SIDES = ("right", "left")
 
 
 @core.register_setting
-@dataclass(frozen=True)
 class PhotonicProduct(Transmissive):
     """A product of two activations: one in cells, the other as chaotic light.
 
@@ -292,7 +291,6 @@ def _peak(operand: Array, batch: Sequence[int]) -> Array:
 
 
 @core.register_setting
-@dataclass(frozen=True)
 class PhotonicWeights(Transmissive):
     """A crossbar of transmissions, read by chaotic light.
 

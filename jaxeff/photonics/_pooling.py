@@ -77,7 +77,7 @@ References:
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, Protocol, runtime_checkable
 
 import jax
@@ -321,7 +321,6 @@ def _signals(layer: Layer) -> list[int]:
 
 
 @core.register_setting
-@dataclass(frozen=True)
 class ChaoticLight(_light.Carrier):
     """Chaotic light as the carrier of an average pooling layer's activations.
 

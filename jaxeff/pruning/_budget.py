@@ -50,7 +50,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import Annotated, Any, NamedTuple
 
 import numpy as np
@@ -138,7 +137,6 @@ def axis_size(axis: dependencies.Axis, counts: Mapping[dependencies.Dimension, A
 
 
 @register_setting
-@dataclass(frozen=True)
 class Budget(Setting):
     """The cost of a pruned model, as a share of the whole model's: one of three.
 

@@ -26,7 +26,6 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Annotated, Any, NamedTuple
 
 import jax
@@ -117,7 +116,6 @@ def _products(axes: Sequence[dependencies.Axis]) -> list[list[dependencies.Dimen
 
 
 @core.register_setting
-@dataclass(frozen=True)
 class Prune(core.Setting):
     """Setting of `prune_plan`: the share or number of a layer's channels to remove.
 

@@ -76,7 +76,6 @@ References:
     Statistical Society B 43 (1981).
 """
 
-from dataclasses import dataclass
 from typing import Annotated, NamedTuple
 
 import jax
@@ -172,7 +171,6 @@ def bimodality(
 
 
 @core.register_setting
-@dataclass(frozen=True)
 class Binarized(core.Setting):
     """Replaces a layer's values by one of two: the threshold check, as a setting of `noisy`.
 

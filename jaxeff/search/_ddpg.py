@@ -46,7 +46,6 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Annotated, Any, NamedTuple
 
 import jax
@@ -205,7 +204,6 @@ class Agent(NamedTuple):
 
 
 @register_setting
-@dataclass(frozen=True)
 class DDPG(Setting):
     """The agent's numbers; the defaults are those of the released searches.
 
@@ -440,7 +438,6 @@ class Stage(NamedTuple):
 
 
 @register_setting
-@dataclass(frozen=True)
 class Sequential(Setting):
     """Two searches on one budget of episodes.
 

@@ -25,7 +25,6 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Annotated, NamedTuple
 
 import jax.numpy as jnp
@@ -71,7 +70,6 @@ class Items(NamedTuple):
 
 
 @register_setting
-@dataclass(frozen=True)
 class Knapsack(Setting):
     """A multiple-choice knapsack of layers.
 

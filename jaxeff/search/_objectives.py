@@ -66,7 +66,6 @@ class Reward(Protocol):
 
 
 @core.register_setting
-@dataclass(frozen=True)
 class Absolute(core.Setting):
     """accuracy + weight * |latency / target - 1|.
 
@@ -82,7 +81,6 @@ class Absolute(core.Setting):
 
 
 @core.register_setting
-@dataclass(frozen=True)
 class OneSided(core.Setting):
     """accuracy + weight * max(0, latency / target - 1).
 
@@ -98,7 +96,6 @@ class OneSided(core.Setting):
 
 
 @core.register_setting
-@dataclass(frozen=True)
 class Exponential(core.Setting):
     """accuracy * (latency / target) ** exponent.
 

@@ -234,7 +234,7 @@ def search(
     sensitivities: bool = True,
     images: int = 256,
     score: Score = l1,
-    few_bit_layers: FewBitLayers = FewBitLayers(),  # noqa: B008
+    few_bit_layers: FewBitLayers = FewBitLayers(),
     **options: Unpack[SearchOptions],
 ) -> _candidates.Search:
     """Searches for the policy of the highest reward.

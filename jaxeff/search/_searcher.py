@@ -184,7 +184,6 @@ class Generation(NamedTuple):
 
 
 @register_setting
-@dataclass(frozen=True)
 class Evolution(Setting):
     """Covariance matrix adaptation (Hansen, arXiv 1604.00772), or another strategy of evosax.
 
@@ -279,7 +278,6 @@ class Progress(NamedTuple):
 
 
 @register_setting
-@dataclass(frozen=True)
 class Greedy(Setting):
     """Steps by least predicted divergence per operation saved.
 

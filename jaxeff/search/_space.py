@@ -93,7 +93,6 @@ _OF_SAMPLES = functools.partial(Uniform, per="sample")
 
 
 @register_setting
-@dataclass(frozen=True)
 class FewBitLayers(Setting):
     """Requirements that a layer meets if a kernel of few bits can compute it.
 
@@ -362,7 +361,6 @@ def _merged(axes: list[dependencies.Axis]) -> dependencies.Axis:
 
 
 @register_setting
-@dataclass(frozen=True)
 class Actions(Setting):
     """Mapping of actions to policies.
 

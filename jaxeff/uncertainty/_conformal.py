@@ -41,7 +41,6 @@ References:
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Annotated, Any, NamedTuple
 
 import jax
@@ -100,7 +99,6 @@ class _Intervals(ConformalMethod):
 
 
 @core.register_setting
-@dataclass(frozen=True)
 class AbsoluteResidual(_Intervals):
     """Intervals of one width around the prediction.
 
@@ -119,7 +117,6 @@ class AbsoluteResidual(_Intervals):
 
 
 @core.register_setting
-@dataclass(frozen=True)
 class NormalizedResidual(_Intervals):
     """Intervals as wide as a multiple of the predicted standard deviation.
 
@@ -141,7 +138,6 @@ class NormalizedResidual(_Intervals):
 
 
 @core.register_setting
-@dataclass(frozen=True)
 class CQR(_Intervals):
     """Two predicted quantiles, moved outwards (or inwards) by what they missed.
 
@@ -198,7 +194,6 @@ SPARE = 1e-6
 
 
 @core.register_setting
-@dataclass(frozen=True)
 class ConformalCalibration:
     """What `conformalize` found; a pytree.
 
@@ -341,7 +336,6 @@ def covered(calibration: ConformalCalibration, region: Any, targets: Any) -> Boo
 
 
 @core.register_setting
-@dataclass(frozen=True)
 class LAC(ConformalMethod):
     """Sets of the classes with enough probability: the smallest ones on average.
 
@@ -387,7 +381,6 @@ class LAC(ConformalMethod):
 
 
 @core.register_setting
-@dataclass(frozen=True)
 class APS(LAC):
     """Sets that grow with how hard an input is: classes until enough probability is collected.
 
@@ -407,7 +400,6 @@ class APS(LAC):
 
 
 @core.register_setting
-@dataclass(frozen=True)
 class RAPS(LAC):
     """APS with a penalty for every class after the first few, which keeps sets small.
 

@@ -22,7 +22,6 @@ Sharp edges:
 
 import warnings
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 import jax
@@ -44,7 +43,6 @@ class CalibrationWarning(UserWarning):
 
 
 @core.register_setting
-@dataclass(frozen=True)
 class Temperature(core.Setting):
     """What logits are divided by; a leaf, so that it can be swept or learnt.
 

@@ -1,7 +1,5 @@
 """Sizes, bit operations and activation memory, against what one counts by hand."""
 
-from dataclasses import dataclass
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -153,7 +151,6 @@ def test_parts_and_stacks_of_a_leaf():
 @pytest.mark.promotes("rank")
 def test_what_takes_the_place_of_a_weight_is_stored():
     @register_setting
-    @dataclass(frozen=True)
     class Learnt(BaseQuantizer):
         values: jax.Array
 

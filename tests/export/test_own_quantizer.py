@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import jax
@@ -30,7 +30,6 @@ from jaxeff.training import cross_entropy, fit
 
 
 @register_setting
-@dataclass(frozen=True)
 class Dyadic(BaseQuantizer):
     """Steps that are powers of two, whose exponent is learnt."""
 

@@ -18,7 +18,6 @@ from jaxeff.nn import small_classifier
 from jaxeff.core import Positive, register_setting
 
 @register_setting
-@dataclass(frozen=True)
 class Fixed(BaseQuantizer):
     step: Positive
 
@@ -210,7 +209,6 @@ class BaseQuantizer(core.Setting):
 
 
 @core.register_setting
-@dataclass(frozen=True)
 class LayerQuantization(core.Setting):
     """Quantizers for the weights and the activations of a layer.
 

@@ -13,7 +13,6 @@ from jaxeff.core import Choice, NonNegative, Number, register_setting, static
 
 
 @register_setting
-@dataclass(frozen=True)
 class Binary(numerics.BaseQuantizer):
     """One bit: `Binary()` is XNOR-Net's, `Binary(per="none")` the plain sign.
 
@@ -150,7 +149,6 @@ class Thresholded(numerics.BaseQuantizer):
 
 
 @register_setting
-@dataclass(frozen=True)
 class Ternary(Thresholded):
     """Three values with a scale that follows the weights, {-a, 0, a}: `Ternary()`.
 
@@ -208,7 +206,6 @@ class Ternary(Thresholded):
 
 
 @register_setting
-@dataclass(frozen=True)
 class TrainedTernary(Thresholded):
     """Three values, two of them learnt, {-n, 0, p}: `TrainedTernary()`.
 

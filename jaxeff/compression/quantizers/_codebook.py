@@ -4,7 +4,7 @@ import functools
 import heapq
 import itertools
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Annotated, Any
 
 import jax
@@ -71,7 +71,6 @@ STILL = 1e-4
 
 
 @core.register_setting
-@dataclass(frozen=True)
 class Codebook(numerics.BaseQuantizer):
     """Shared values: `Codebook(4)` has 16.
 

@@ -1,7 +1,7 @@
 """Uniform grids that training fits: `LSQ`, `PACT`, and `DoReFa`, with coarse gradients."""
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Annotated, Any
 
 import jax
@@ -18,7 +18,6 @@ _STARTS = 64
 
 
 @core.register_setting
-@dataclass(frozen=True)
 class LSQ(BaseQuantizer):
     """Learned step size quantization: `LSQ(4)`.
 
@@ -173,7 +172,6 @@ def _scaled(value: Array, scale: Array) -> Array:
 
 
 @core.register_setting
-@dataclass(frozen=True)
 class PACT(BaseQuantizer):
     """Parameterized clipping activation: `PACT(4)`.
 
@@ -274,7 +272,6 @@ class PACT(BaseQuantizer):
 
 
 @core.register_setting
-@dataclass(frozen=True)
 class DoReFa(BaseQuantizer):
     """DoReFa-Net: `DoReFa(1)` for weights, `DoReFa(2, gradient_bits=6)` for activations.
 

@@ -13,7 +13,7 @@ logits = quantized(f, {"fc2": both})(params, x)
 """
 
 import itertools
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Annotated, Any, Literal, Self
 
 import jax.numpy as jnp
@@ -105,7 +105,6 @@ def _two_levels(scale: Array) -> Array:
 
 
 @core.register_setting
-@dataclass(frozen=True)
 class Levels(ScaledValues):
     """Values and their scale: `Levels((-1.0, 0.0, 0.5, 1.0))`.
 
@@ -178,7 +177,6 @@ _NAMES = ("e4m3", "e5m2")
 
 
 @core.register_setting
-@dataclass(frozen=True)
 class Floating(ScaledValues):
     """A floating-point format: `Floating("bfloat16")`, `Floating("e4m3", scaling="power_of_two")`.
 
@@ -357,7 +355,6 @@ def nvfp4() -> Grouped:
 
 
 @core.register_setting
-@dataclass(frozen=True)
 class PowersOfTwo(BaseQuantizer):
     """Zero and powers of two: `PowersOfTwo(4)`.
 

@@ -51,7 +51,6 @@ class Ranged(numerics.BaseQuantizer):
 
 
 @core.register_setting
-@dataclass(frozen=True)
 class Uniform(Ranged):
     """A uniform grid: `(q + zero) * step`, with a straight-through gradient.
 
@@ -98,7 +97,6 @@ class Uniform(Ranged):
 
 
 @core.register_setting
-@dataclass(frozen=True)
 class Stochastic(Ranged):
     """Stochastic rounding on a uniform grid: `Stochastic(8)`, in `quantized(..., keyed=True)`.
 
@@ -151,7 +149,6 @@ _SLACK = 1e-3
 
 
 @core.register_setting
-@dataclass(frozen=True)
 class Grouped(numerics.BaseQuantizer):
     """A method by group: `Grouped(LSQ(4), 32)`.
 
@@ -379,7 +376,6 @@ Bound = Float[Array, "..."] | float
 
 
 @core.register_setting
-@dataclass(frozen=True)
 class Int(core.Setting):
     """Integer quantization of a layer: `Int(8)`, or `Int(4, 8)` for 4-bit weights.
 

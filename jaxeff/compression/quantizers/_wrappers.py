@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Annotated, Any
 
 import jax.numpy as jnp
@@ -14,7 +14,6 @@ from jaxeff.compression import numerics
 
 
 @core.register_setting
-@dataclass(frozen=True)
 class Rotated(numerics.BaseQuantizer):
     """Another method's values in a turned basis: `LayerQuantization(Rotated(m), Rotated(n))`.
 
@@ -121,7 +120,6 @@ def turned(
 
 
 @core.register_setting
-@dataclass(frozen=True)
 class Scaled(numerics.BaseQuantizer):
     """Another method's values of an array times a scale, divided by it again.
 
@@ -192,7 +190,6 @@ class Scaled(numerics.BaseQuantizer):
 
 
 @core.register_setting
-@dataclass(frozen=True)
 class Switched(numerics.BaseQuantizer):
     """A method and whether it acts: `Switched(Uniform(bits), bits <= 16)`.
 

@@ -201,7 +201,6 @@ LEAST = 1e-7  # relative conductance below which the logarithms are cut off
 
 
 @register_setting
-@dataclass(frozen=True)
 class PhaseChange(MemoryCell):
     """Weights in phase-change cells, as they were measured.
 
@@ -276,7 +275,6 @@ LARGEST_RESISTIVE = 40.0
 
 
 @register_setting
-@dataclass(frozen=True)
 class ResistiveRAM(MemoryCell):
     """Weights in cells of resistive memory (RRAM, memristors), as they were measured.
 
@@ -338,7 +336,6 @@ SHIFT = (
 
 
 @register_setting
-@dataclass(frozen=True)
 class ChargeTrap(MemoryCell):
     """Weights as currents of charge-trap cells (SONOS flash), as they were measured.
 
@@ -384,7 +381,6 @@ THERMAL = 1.380649e-23 * 300 / 1e-15
 
 
 @register_setting
-@dataclass(frozen=True)
 class StaticRAM(MemoryCell):
     """Weights in bits of static memory that are multiplied by charge (SRAM compute in memory).
 
@@ -426,7 +422,6 @@ class StaticRAM(MemoryCell):
 
 
 @register_setting
-@dataclass(frozen=True)
 class ProgrammedCell(MemoryCell):
     """Weights in cells of any memory, by the numbers that a programming scheme has.
 

@@ -27,7 +27,6 @@ References:
 import dataclasses
 import functools
 import zlib
-from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar
 
 import jax
@@ -85,7 +84,6 @@ class DeviceModel(NoiseModel):
 
 
 @core.register_setting
-@dataclass(frozen=True)
 class Drift(DeviceModel):
     """Drift by a power of time, `x * time**-N(nu, spread)`.
 
@@ -132,7 +130,6 @@ class Drift(DeviceModel):
 
 
 @core.register_setting
-@dataclass(frozen=True)
 class Mismatch(DeviceModel):
     """Fixed gain and offset errors of a device's columns, `x * (1 + gain * g) + offset * o`.
 
@@ -208,7 +205,6 @@ MOST_SWITCHES = 100_000
 
 
 @core.register_setting
-@dataclass(frozen=True)
 class Telegraph(DeviceModel):
     """Random telegraph noise at a time, `x + amplitude * state(time)` with state 0 or 1.
 

@@ -10,7 +10,6 @@ Sharp edge:
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Annotated, Any
 
 import jax
@@ -23,7 +22,6 @@ from jaxeff.noise.models._protocol import Noise, perturb_at, place
 
 
 @register_setting
-@dataclass(frozen=True)
 class Repeated(Setting):
     """The mean of several executions under a noise model.
 
@@ -76,7 +74,6 @@ class Repeated(Setting):
 
 
 @register_setting
-@dataclass(frozen=True)
 class ReadOut(Setting):
     """Effect of hardware on one result on one batch, as noise that `jaxeff.moments` integrates.
 

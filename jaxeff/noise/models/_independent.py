@@ -83,7 +83,6 @@ class GaussianNoise(protocol.DrawnNoise):
 
 
 @register_setting
-@dataclass(frozen=True)
 class Additive(GaussianNoise):
     """Additive Gaussian noise, `x + N(0, sigma)`.
 
@@ -117,7 +116,6 @@ class Additive(GaussianNoise):
 
 
 @register_setting
-@dataclass(frozen=True)
 class Multiplicative(GaussianNoise):
     """Multiplicative Gaussian noise, `x * N(1, sigma)`.
 
@@ -147,7 +145,6 @@ class Multiplicative(GaussianNoise):
 
 
 @register_setting
-@dataclass(frozen=True)
 class Mixed(protocol.DrawnNoise):
     """Additive and multiplicative Gaussian noise, independent of each other, in either order.
 
@@ -198,7 +195,6 @@ class Mixed(protocol.DrawnNoise):
 
 
 @register_setting
-@dataclass(frozen=True)
 class UniformNoise(protocol.DrawnNoise):
     """Uniform noise, `x + U(-width / 2, width / 2)`, of standard deviation `width / sqrt(12)`.
 
@@ -229,7 +225,6 @@ class UniformNoise(protocol.DrawnNoise):
 
 
 @register_setting
-@dataclass(frozen=True)
 class Quantization(protocol.NoiseModel):
     """Rounding to the nearest multiple of a step, `step * round(x / step)`; nothing is random.
 
@@ -265,7 +260,6 @@ class Quantization(protocol.NoiseModel):
 
 
 @register_setting
-@dataclass(frozen=True)
 class Dropout(protocol.DrawnNoise):
     """Dropout, `x * B / (1 - rate)` with B of 0 (probability `rate`) or 1.
 

@@ -155,7 +155,6 @@ class Sparse(BaseQuantizer):
 
 
 @core.register_setting
-@dataclass(frozen=True)
 class Magnitude(Sparse):
     """The largest weights of an array: `Magnitude(0.9)` removes nine of ten.
 
@@ -210,7 +209,6 @@ def cubic_schedule(final: float, *, begin: int, end: int, initial: float = 0.0) 
 
 
 @core.register_setting
-@dataclass(frozen=True)
 class FixedMask(Sparse):
     """A mask that is given.
 
@@ -232,7 +230,6 @@ class FixedMask(Sparse):
 
 
 @core.register_setting
-@dataclass(frozen=True)
 class RandomMask(Sparse):
     """Any weights: what every other method has to be better than.
 
@@ -259,7 +256,6 @@ class RandomMask(Sparse):
 
 
 @core.register_setting
-@dataclass(frozen=True)
 class Surgery(Sparse):
     """Dynamic network surgery: weights go below one threshold and come back above another.
 
@@ -318,7 +314,6 @@ class Surgery(Sparse):
 
 
 @core.register_setting
-@dataclass(frozen=True)
 class NofM(Sparse):
     """The n largest of every m inputs: `NofM(2, 4)`.
 
