@@ -27,12 +27,8 @@ groups that fit share a tile along its diagonal, as a depthwise convolution's do
 (IR drop):
 
 ```python
-import jax
+from jaxeff.analog_hardware import Wires
 
-from jaxeff.analog_hardware import Crossbar, Wires, analog
-from jaxeff.nn import small_classifier
-
-f, params, (x, y) = small_classifier()
 array = Crossbar(gain=0.004, model=Wires(resistance=1e-4))
 logits = analog(f, {"fc*:linear": array})(jax.random.key(0), params, x.clip(0))
 ```

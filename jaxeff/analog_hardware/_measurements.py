@@ -24,9 +24,8 @@ Three measurements, each through integer codes alone (Klein's thesis, section 5.
 
 ```python
 import dataclasses
-import jax
 
-from jaxeff.analog_hardware import PUBLISHED_PHYSICS, Chip, Design, order_effect
+from jaxeff.analog_hardware import PUBLISHED_PHYSICS, order_effect
 
 design = Design(rows=16, columns=8, active=(16,))
 chip = Chip(3, rows=16, columns=8)
@@ -42,9 +41,7 @@ pass for an effect of order. Permuting rows instead would send every code to ano
 sequences.
 
 ```python
-import jax
-
-from jaxeff.analog_hardware import Chip, Design, measure_events
+from jaxeff.analog_hardware import measure_events
 
 chip, design = Chip(3, rows=16, columns=4), Design(rows=16, columns=4, active=(8,))
 events = measure_events(jax.random.key(0), chip, design, active=8, programs=2, vectors=64)
@@ -57,9 +54,7 @@ model without time could tell the order by the row.
 `fidelity` is how far a model is from its chip, over the number of active rows.
 
 ```python
-import jax
-
-from jaxeff.analog_hardware import Chip, Design, Linear, fidelity
+from jaxeff.analog_hardware import Linear, fidelity
 
 chip, design = Chip(3, rows=16, columns=8), Design(rows=16, columns=8, active=(1, 8, 16))
 found = fidelity(jax.random.key(0), Linear(), chip, design, active=(4, 16), vectors=8, gain=0.004)

@@ -25,13 +25,8 @@ Python callable ``query(key, weights, inputs)``, which is called back once per t
 `train_for_chip` goes from a digital network to one that works on a given chip, in one call.
 
 ```python
-import jax
-import optax
+from jaxeff.analog_hardware import Design, train_for_chip
 
-from jaxeff.analog_hardware import Chip, Design, train_for_chip
-from jaxeff.nn import small_classifier
-
-f, params, (x, y) = small_classifier()
 result = train_for_chip(
     jax.random.key(0), f, params, (x - x.min(), y), Chip(3), sites="fc*:linear",
     optimizer=optax.adam(1e-3), epochs=(1, 1, 1), batch_size=64,
@@ -44,7 +39,6 @@ Its white-box stage by hand, of a fitted model such as `box`:
 
 ```python
 from jaxeff.analog_hardware import analog, growing_noise, with_model, with_noise_level
-from jaxeff.training import fit
 
 box = next(iter(result.spec.values())).model
 boxed = with_model(result.spec, box)
@@ -62,9 +56,7 @@ decays would learn little of noise that is whole at their end alone.
 `compensate_drift` recalibrates a chip whose columns have drifted.
 
 ```python
-import jax
-
-from jaxeff.analog_hardware import Chip, Design, compensate_drift, reference
+from jaxeff.analog_hardware import compensate_drift, reference
 
 chip, design = Chip(3, rows=16, columns=8), Design(rows=16, columns=8, active=(8,))
 before = reference(jax.random.key(0), chip, design)

@@ -44,7 +44,7 @@ Results of one method start another:
 import jax.numpy as jnp
 import optax
 
-from jaxeff.bayes import NUTS, around_best_draw, distill, mcmc, svi
+from jaxeff.bayes import NUTS, around_best_draw, mcmc, svi
 
 def f(params, x):                                          # a line; mean and log-variance
     return jnp.stack([params["slope"] * x, jnp.full_like(x, -2.0)], -1)

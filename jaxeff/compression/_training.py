@@ -20,11 +20,8 @@ params, spec = run.params
 Bit widths are learnt against a price, or a budget of memory:
 
 ```python
-import jax
-import optax
-from jaxeff.compression import LayerQuantization, init, learned, memory, penalty
+from jaxeff.compression import LayerQuantization, memory, penalty
 from jaxeff.contrib import LearnedWidth
-from jaxeff.nn import small_classifier
 
 f, params, (x, y) = small_classifier()
 spec = init(f, params, x, {"*:linear": LayerQuantization(LearnedWidth(8, price=1e-6))})

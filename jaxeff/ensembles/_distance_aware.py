@@ -30,9 +30,7 @@ Sharp edges of `spectral`:
     Of members, bound the network first and give it members then, not the other way round.
 
 ```python
-import jaxeff
 from jaxeff.ensembles import feature_density
-from jaxeff.nn import small_classifier
 from jaxeff.program.costs import inputs_of
 
 f, params, (x, y) = small_classifier(1000)
@@ -57,8 +55,7 @@ import jax
 import optax
 
 from jaxeff.bayes import laplace
-from jaxeff.ensembles import Spectral, sngp, spectral
-from jaxeff.nn import small_classifier
+from jaxeff.ensembles import sngp
 from jaxeff.training import cross_entropy, fit
 
 key = jax.random.key(0)

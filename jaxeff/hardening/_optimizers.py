@@ -23,9 +23,6 @@ without a bound a trained network may need more than a device has.
 Sharpness-aware minimization (SAM), plain and adaptive, is `optax.contrib.sam` for losses with keys.
 
 ```python
-import jax
-import optax
-
 from jaxeff.hardening import sharpness_aware
 from jaxeff.nn import small_classifier
 from jaxeff.training import cross_entropy, fit

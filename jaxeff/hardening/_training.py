@@ -31,15 +31,7 @@ assert halfway == {"conv*": Additive(0.25), "fc*": None}
 By `variance_aware` training (VANT) every image sees a noise level of its own:
 
 ```python
-import jax
-import optax
-
 from jaxeff.hardening import VariableLevel, variance_aware
-from jaxeff.nn import small_classifier
-from jaxeff.noise import Additive, noisy
-from jaxeff.training import cross_entropy, fit
-
-f, params, data = small_classifier()
 
 def noise_per_image(levels):                               # [batch]
     spec = {"*": Additive(levels, along="sample")}
@@ -68,10 +60,7 @@ By knowledge distillation, `distilled`, a noisy student learns from a clean teac
 import functools
 
 from jaxeff.hardening import distilled
-from jaxeff.nn import small_classifier
-from jaxeff.noise import Additive, noisy
 
-f, params, data = small_classifier()
 teacher = functools.partial(f, params)                          # trained without noise; x -> logits
 loss = distilled(noisy(f, {"*": Additive(0.5)}), teacher, keyed=True)       # for `fit`
 ```
@@ -84,8 +73,6 @@ softmax(student / T))`; T^2 keeps the gradient's size independent of the tempera
 ```python
 from jaxeff.compression import initial_ranges, quantized, running
 from jaxeff.hardening import relu_quantization
-from jaxeff.nn import small_classifier
-from jaxeff.training import cross_entropy
 
 f, params, (x, y) = small_classifier()
 spec = relu_quantization(4, last="fc2", scale=0.5)

@@ -40,12 +40,8 @@ entries share.
 `sampled(f)` is the local reparametrization trick, draws of results in place of weights.
 
 ```python
-import jax
-import jaxeff
 from jaxeff.moment_propagation import sampled
-from jaxeff.nn import small_classifier
 
-f, params, (x, y) = small_classifier()
 posterior = jax.tree.map(lambda w: jaxeff.Gaussian(w, 0.01 * w**2), params)
 logits = sampled(f)(jax.random.key(0), posterior, x)
 ```

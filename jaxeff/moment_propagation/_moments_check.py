@@ -33,13 +33,8 @@ Sharp edges
 error that it causes.
 
 ```python
-import jax
-
-import jaxeff
 from jaxeff.moment_propagation import assumptions, measure_assumptions
-from jaxeff.nn import small_classifier
 
-f, params, (x, y) = small_classifier()
 posterior = jax.tree.map(lambda w: jaxeff.Gaussian(w, 0.01 * w**2), params)
 twice = lambda p, x: f(p, x) * f(p, x)[:, ::-1]              # both factors share a posterior
 print(assumptions(twice, posterior, x[:10]))                 # the places

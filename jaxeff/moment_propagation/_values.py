@@ -24,8 +24,6 @@ assert is_gaussian(weights) and not is_gaussian(jnp.zeros(3))
 A `JointGaussian` holds the covariance that the entries of the last axis have:
 
 ```python
-import jax.numpy as jnp
-
 from jaxeff.moment_propagation import JointGaussian, is_joint_gaussian
 
 logits = JointGaussian(jnp.zeros(2), jnp.array([[1.0, 0.9], [0.9, 1.0]]))

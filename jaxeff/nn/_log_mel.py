@@ -12,9 +12,7 @@ assert nn.log_mel(sounds).shape == (4, 32, 32)         # [recordings, frames, ba
 ```
 
 ```python
-import jax
 import jax.numpy as jnp
-from jaxeff import nn
 
 audio = jax.random.randint(jax.random.key(0), (2, 1600), -3000, 3000, jnp.int16)
 front = nn.LogMel(cepstra=10)                          # 30 ms every 20 ms, 40 bands, 10 cepstra

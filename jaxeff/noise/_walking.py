@@ -51,11 +51,7 @@ References:
     Borras et al., "Walking Noise", arXiv:2212.10430; Wang et al., arXiv:2501.14531.
 
 ```python
-import jax
-
 from jaxeff import Additive, noisy
-from jaxeff.nn import small_classifier
-from jaxeff.noise import slots
 
 f, params, (x, y) = small_classifier(10)
 everywhere = {site: Additive(0.1) for site in slots(f, params, x)}

@@ -43,11 +43,8 @@ element and fans out to all outputs that read it, on both rails, so that outputs
 fluctuations; shot noise and electronic noise are each output's own.
 
 ```python
-import jax
-import jax.numpy as jnp
-
 from jaxeff.nn import small_classifier
-from jaxeff.photonics import PhotonicWeights, photonic, transmissions
+from jaxeff.photonics import PhotonicWeights, transmissions
 
 f, params, (x, y) = small_classifier(4)
 crossbar = PhotonicWeights(levels=5)

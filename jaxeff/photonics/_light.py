@@ -31,10 +31,7 @@ effective_samples(1, 100, channel=0.1)                # 9.2: a common share does
 ```
 
 ```python
-import jax
-import jax.numpy as jnp
-
-from jaxeff.photonics import chaotic_intensity, effective_samples, excess_share
+from jaxeff.photonics import chaotic_intensity, excess_share
 
 light = chaotic_intensity(jax.random.key(0), (20_000, 2), modes=4.0, time=0.5, channel=0.1)
 print(jnp.corrcoef(light[1:, 0], light[:-1, 0])[0, 1])     # 0.5, of neighbouring readings
@@ -51,8 +48,6 @@ picks of it, `slot_pattern` pulses of exactly this deviation, and `pattern_sigma
 any pulses. `ChaoticLight` lists what the source leaves open.
 
 ```python
-import jax.numpy as jnp
-
 from jaxeff.photonics import ChaoticLight, noise_sigma, pattern_sigma, sigma_bounds, slot_pattern
 
 light = ChaoticLight(noise=0.25, slots=8)

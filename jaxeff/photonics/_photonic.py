@@ -20,13 +20,9 @@ activation is learnt with `jaxeff.photonics.replace_levels`.
 integrates.
 
 ```python
-import jax
-
 import jaxeff
-from jaxeff.nn import small_classifier
-from jaxeff.photonics import ChaoticLight, read_out
+from jaxeff.photonics import read_out
 
-f, params, (x, y) = small_classifier()
 noise = read_out(f, params, x, {"avg_pool*": ChaoticLight(noise=0.5)})
 logits = jaxeff.moments(f, noise=noise)(params, x)      # one pass in the place of many readings
 ```

@@ -43,9 +43,7 @@ for reading in (trained, simulated):                         # both models have 
 `noise_for` is the noise level L that gives an intensity the deviation that is asked for.
 
 ```python
-import jax.numpy as jnp
-
-from jaxeff.photonics import ChaoticLight, noise_for, sigma_bounds
+from jaxeff.photonics import noise_for, sigma_bounds
 
 light = ChaoticLight(slots=8, electronic=0.01)
 sigma_bounds(jnp.array(2.0), light)                  # 0.223 and 0.437

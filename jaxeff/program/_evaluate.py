@@ -48,8 +48,7 @@ read-out is only marked, for it misleads moments alone.
 ```python
 import jax.numpy as jnp
 
-from jaxeff.nn import small_classifier
-from jaxeff.program import CORRELATIONS, INTEGER, check_open, closed, read_out, read_out_by, trace
+from jaxeff.program import CORRELATIONS, INTEGER, check_open, closed, read_out, read_out_by
 
 f, params, (x, _) = small_classifier(4)
 
@@ -81,8 +80,7 @@ nothing.
 The result of a transform calls its function under a rule:
 
 ```python
-from jaxeff.nn import small_classifier
-from jaxeff.program import interpret_sites, plain_rule, resolve
+from jaxeff.program import interpret_sites, resolve
 
 f, params, (x, _) = small_classifier()
 

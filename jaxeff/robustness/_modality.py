@@ -54,9 +54,6 @@ are two. Samples of that very density, the likeliest one with a single peak, are
 smoothed as much; how many of them have more than one peak is the p-value.
 
 ```python
-import jax
-import numpy as np
-
 from jaxeff.robustness import one_peak_pvalue
 
 normal = np.random.default_rng(0).normal(size=(2, 400))

@@ -42,8 +42,6 @@ the geometric mean of the levels (the sum of their logarithms): with logits z, l
     sigma_i = level * exp(z_i - mean(z)).
 
 ```python
-import jax.numpy as jnp
-
 from jaxeff.robustness import spread_levels
 
 levels = spread_levels(0.5, jnp.log(jnp.array([1.0, 2.0, 4.0])))

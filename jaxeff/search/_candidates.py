@@ -20,8 +20,7 @@ to its agents (Klein's thesis, eq. (4.6); after ZeroQ, arXiv 2001.00281). All la
 strengths are policies of one compiled program.
 
 ```python
-from jaxeff.nn import small_classifier
-from jaxeff.search import Actions, SearchSpace, sensitivity
+from jaxeff.search import Actions, sensitivity
 
 f, params, (x, y) = small_classifier()
 space = SearchSpace.read(f, params, x[:1])

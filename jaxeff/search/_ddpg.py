@@ -30,7 +30,7 @@ latency that is asked for; the best of them is kept, and the other half searches
 it, or the other way around.
 
 ```python
-from jaxeff.search import DDPG, Sequential
+from jaxeff.search import Sequential
 
 Sequential(first="pruning")
 Sequential(first="quantization", agent=DDPG(warm_up=5))

@@ -27,11 +27,6 @@ constants are hashed. Python's names, addresses and places in source files are n
 that is defined again, or elsewhere, has the same hash.
 
 ```python
-import jax.numpy as jnp
-
-from jaxeff.store import describe_computation
-
-
 def decayed(rate):
     return lambda params: params - rate * params
 

@@ -45,8 +45,6 @@ links, pipes and devices as well. A pipe without a writer blocks its reader, ``/
 end, and a link leads out of the folder.
 
 ```python
-from pathlib import Path
-
 from jaxeff.store import open_regular
 
 Path("theirs.json").write_text("{}")

@@ -48,10 +48,7 @@ A running mean moves as s' = m s + (1 - m) b for the batch's statistic b. Its fi
 which two evaluations tell: of zeros, (1 - m) b, and of ones, m + (1 - m) b.
 
 ```python
-import jax.numpy as jnp
-
 from jaxeff.training import converge_batch_stats
-
 
 def train(params, state, x):                             # a batch norm's mean, with momentum
     mean = 0.9 * state["mean"] + 0.1 * x.mean(0)

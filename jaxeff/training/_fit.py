@@ -19,12 +19,9 @@ Each epoch is one compiled scan (`make_epoch`). Around it `run_epochs`, the host
 shows progress, keeps checkpoints, resumes and stops on NaN, for epochs of any form:
 
 ```python
-import jax
 import jax.numpy as jnp
-import optax
 
-from jaxeff.nn import small_classifier
-from jaxeff.training import cross_entropy, init, make_epoch, run_epochs
+from jaxeff.training import init, make_epoch, run_epochs
 
 f, params, (x, y) = small_classifier(64)
 optimizer = optax.adam(1e-2)

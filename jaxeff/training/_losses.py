@@ -60,14 +60,9 @@ for loss in (hinge(f), hinge(g, keyed=True)):
 `evidential` is a loss that teaches a classifier how much it has seen, as a Dirichlet distribution.
 
 ```python
-import jax
-import optax
-
-from jaxeff.nn import small_classifier
-from jaxeff.training import evidential, fit
+from jaxeff.training import evidential
 from jaxeff.uncertainty import dirichlet_decomposition, dirichlet_probs, evidence
 
-f, params, (x, y) = small_classifier()
 result = fit(jax.random.key(0), evidential(f, ramp=40), params, (x, y),
              optimizer=optax.adam(1e-2), epochs=10, batch_size=32)
 concentration = evidence(f(result.params, x)) + 1

@@ -29,15 +29,8 @@ assert metrics["loss"].shape == (2, 3)                                 # [seeds,
 `describe_training` identifies a training by its start, loss and optimizer, beside its data:
 
 ```python
-import jax
-import optax
-
-from jaxeff.nn import small_classifier
 from jaxeff.store import run_identity
-from jaxeff.training import cross_entropy, describe_training, init
-
-f, params, data = small_classifier(64)
-
+from jaxeff.training import describe_training, init
 
 def identity(rate):                                      # goes into a checkpoint of your own loop
     key, optimizer = jax.random.key(0), optax.sgd(rate)

@@ -39,8 +39,6 @@ Replicates are grouped in chunks, which are kept on disk and joined. `spread_rep
 a chunk's replicates over the devices of all processes:
 
 ```python
-import jax
-
 from jaxeff.training import spread_replicates
 
 spread = spread_replicates(seeds=3, settings=5, devices=jax.devices())

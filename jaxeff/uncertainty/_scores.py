@@ -40,8 +40,6 @@ assert ece(probs, labels) < 1e-6                        # 75 % sure, and right a
 Outputs for more inputs than fit in memory at once come in batches:
 
 ```python
-import jax.numpy as jnp
-
 from jaxeff.uncertainty import in_batches
 
 images = jnp.ones((1200, 8))

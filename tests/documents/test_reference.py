@@ -73,6 +73,11 @@ def test_every_function_has_an_example_that_calls_it():
 def test_an_example_is_shown_with_what_it_needs():
     shown = runpy.run_path(str(DOCS / "examples.py"))
     assert shown["with_definitions"](["a = 1\n", "b = 2\n", "print(a)\n"]) == "a = 1\n\nprint(a)\n"
+    blocks = ["import os, re\n\nx = os.sep\ny = re.A\n", "import sys\n\nprint(x, sys)\n"]
+    assert (
+        shown["with_definitions"](blocks)
+        == "import os\nimport sys\n\nx = os.sep\n\nprint(x, sys)\n"
+    )
     missing = {}
     for path in modules():
         blocks = re.findall(

@@ -36,9 +36,7 @@ arXiv 1703.04977; Klein's thesis, section 7.4.1).
 The joint density of parameters and data is what every sampler moves on:
 
 ```python
-from jaxeff.bayes import prior_scales
 from jaxeff.bayes.posteriors import log_joint, random_part
-from jaxeff.nn import small_classifier
 
 f, params, data = small_classifier()
 scales = prior_scales("fan_in", params)

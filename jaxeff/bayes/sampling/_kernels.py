@@ -33,9 +33,7 @@ Sources: Hoffman and Gelman 2014 (NUTS, dual averaging), Neal 2011 (HMC), Wellin
 `Cyclical` step sizes start anew, so that one chain visits several modes:
 
 ```python
-import jax
-
-from jaxeff.bayes import SGLD, Cyclical, mcmc
+from jaxeff.bayes import SGLD, Cyclical
 from jaxeff.nn import small_classifier
 
 f, params, data = small_classifier()

@@ -29,8 +29,7 @@ g = quantized(f, {"*:linear": Magnitude(0.9)})
 Masks are given (`FixedMask`), random (`RandomMask`), or follow the weights (`Surgery`):
 
 ```python
-from jaxeff.compression import init, quantized, update_statistics
-from jaxeff.nn import small_classifier
+from jaxeff.compression import init, update_statistics
 from jaxeff.pruning.sparsity import Surgery
 
 f, params, (x, y) = small_classifier()
