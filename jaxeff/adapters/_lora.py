@@ -120,11 +120,7 @@ def lora(f: Callable[..., Any], spec: Mapping[str, LoRA | None]) -> Callable[...
 
 
 def adapted(spec: Mapping[str, LoRA | None], program: Program) -> dict[str, AdaptedLayer]:
-    """Finds the layers that a spec adapts, by site.
-
-    Raises:
-        ValueError: A pattern has no layer with a weight, or one can't be adapted.
-    """
+    """Finds the layers that a spec adapts, by site."""
     chosen = resolve(spec, program, lambda layer, _: _weight(layer) is not None, "an adapter")
     sizes = {v.path: v.aval.size for v in program.inputs if v.is_weight}
     layers = {}
@@ -161,11 +157,7 @@ def _weight(layer: Layer) -> Any:
 
 
 def check_adapters(adapters: Any, layers: Mapping[str, AdaptedLayer]) -> None:
-    """Checks that adapters are those of the layers that a spec adapts.
-
-    Raises:
-        ValueError: They are of other parameters, or have other shapes.
-    """
+    """Checks that adapters are those of the layers that a spec adapts."""
     paths = {each.path for each in layers.values()}
     if not isinstance(adapters, Mapping) or adapters.keys() != paths:
         names = sorted(adapters) if isinstance(adapters, Mapping) else type(adapters).__name__

@@ -268,12 +268,7 @@ def check_codes(
     input_top: int = INPUT_TOP,
     weight_top: int = WEIGHT_TOP,
 ) -> None:
-    """Checks that codes have the form that a chip takes.
-
-    Raises:
-        TypeError: They aren't integers.
-        ValueError: A shape doesn't fit, or a code is out of range (where it is known).
-    """
+    """Checks that codes have the form that a chip takes."""
     for name, codes in (("weights", weights), ("inputs", inputs)):
         if not jnp.issubdtype(jnp.result_type(codes), jnp.integer):
             raise TypeError(
@@ -314,11 +309,7 @@ def in_order(pulses: Any, charge: Any, order: Any) -> tuple[Any, Any]:
 
 
 def check_order(where: str, order: Any, shape: tuple[int, ...]) -> None:
-    """Checks that an order, if there is one, holds every row once.
-
-    Raises:
-        ValueError: It doesn't, or has another shape.
-    """
+    """Checks that an order, if there is one, holds every row once."""
     if order is None:
         return
     if order.shape not in {shape, shape[1:]}:
@@ -348,11 +339,7 @@ codes; it returns integer counts `[vectors, columns]`."""
 
 
 def check_query(where: str, query: Any) -> None:
-    """Checks that a chip can be queried.
-
-    Raises:
-        TypeError: It is neither.
-    """
+    """Checks that a chip can be queried."""
     if isinstance(query, type) or not (isinstance(query, Hardware) or callable(query)):
         raise TypeError(
             f"{where}: query must be a chip with a method query(key, weights, inputs), such as "

@@ -273,11 +273,7 @@ class MatrixProduct(NamedTuple):
 
 
 def as_product(site: str, node: Node, left: Any, right: Any) -> MatrixProduct:
-    """Converts an operation with one data operand to products of matrices.
-
-    Raises:
-        ValueError: The operation has no such form, or an operand is empty.
-    """
+    """Converts an operation with one data operand to products of matrices."""
     if not (left.size and right.size):
         raise ValueError(
             f"analog: {site!r} multiplies an empty array ({left.shape} by {right.shape}), so there "

@@ -360,11 +360,7 @@ _sums = jax.jit(WhiteBox.sums)
 
 
 def fit_table(measured: Characterization) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Fits the factors of the table: strengths, pulse lengths and the curve of weights.
-
-    Raises:
-        ValueError: A measurement isn't finite.
-    """
+    """Fits the factors of the table: strengths, pulse lengths and the curve of weights."""
     singles, design = measured.singles, measured.design
     y = singles.counts.astype(np.float32)  # [programs, rows, levels, columns]
     if not np.isfinite(y).all():

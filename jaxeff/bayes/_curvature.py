@@ -101,11 +101,7 @@ def outputs_curvature(
 
 
 def check_size(structure: str, features: int, outputs: int) -> None:
-    """Refuses a full curvature that doesn't fit.
-
-    Raises:
-        ValueError: It has more than `MOST` weights.
-    """
+    """Refuses a full curvature that doesn't fit."""
     size = features * outputs
     if structure == "full" and size > MOST:
         raise ValueError(

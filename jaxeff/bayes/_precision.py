@@ -477,9 +477,6 @@ def site_weights(
         sites: The chosen sites.
         kron: Whether kernels are blocks of their own; else all leaves are one vector.
         only: A glob of paths of parameters; others are not random.
-
-    Raises:
-        ValueError: The sites read no parameters of these paths.
     """
     leaves = jax.tree.leaves(params)
     index = {v.path: i for i, v in enumerate(program.inputs[: len(leaves)])}

@@ -83,11 +83,7 @@ class BitSensitivity(NamedTuple):
 
 
 def check_widths(widths: Iterable[int]) -> tuple[int, ...]:
-    """Checks that bit widths are whole numbers from 1 to 16 in rising order.
-
-    Raises:
-        ValueError: They aren't.
-    """
+    """Checks that bit widths are whole numbers from 1 to 16 in rising order."""
     rising = tuple(widths)
     in_bounds = all(isinstance(w, int | np.integer) and 1 <= w <= 16 for w in rising)
     if not rising or not in_bounds or list(rising) != sorted(set(rising)):
@@ -257,11 +253,7 @@ def _squares(
 
 
 def multiplying(sites: Sequence[str], program: Any) -> dict[str, LayerQuantization]:
-    """Makes a setting that quantizes weights and activations, for every site.
-
-    Raises:
-        ValueError: A site that there isn't, that multiplies nothing, or lies inside a loop.
-    """
+    """Makes a setting that quantizes weights and activations, for every site."""
     settings = settings_of(
         {site: LayerQuantization(Uniform(8), Uniform(8)) for site in sites}, program
     )

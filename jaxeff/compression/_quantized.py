@@ -298,9 +298,6 @@ def _summed(layer: Layer, index: int) -> tuple[int, ...]:
     """Finds the axes of an array that its layer sums over.
 
     Of a kernel, and of what it reads, these are input channels; of a table, a row's entries.
-
-    Raises:
-        ValueError: The array reaches its product in another shape.
     """
     if is_look_up(layer):
         rows = rows_of(layer)

@@ -260,11 +260,7 @@ def load_tokenizer(path: str | os.PathLike[str] | None = None) -> Tokenizer:
 
 @contextlib.contextmanager
 def _faults_of(path: Path) -> Iterator[None]:
-    """Lets errors name the file: what metadata make fail is the file's fault.
-
-    Raises:
-        WeightsError: Whatever is raised in the block.
-    """
+    """Lets errors name the file: what metadata make fail is the file's fault."""
     try:
         yield
     except ImportError:

@@ -93,10 +93,6 @@ def read_idx(path: Path, ndim: int) -> UInt8[np.ndarray, "..."]:
 
     Returns:
         The values, uint8, with the shape that the header states.
-
-    Raises:
-        DataError: The file can't be read or decompressed, its magic number is another one, or its
-            length is not what its header promises.
     """
     content = _read_bytes(path)
     magic = (_UINT8 << 8) + ndim
@@ -159,9 +155,6 @@ def read_cifar_batch(path: Path, records: int = CIFAR_RECORDS) -> Labelled:
 
     Returns:
         Images, uint8 ``[records, 32, 32, 3]``, and labels, uint8 ``[records]``.
-
-    Raises:
-        DataError: The file can't be read or has another size.
     """
     try:
         size = path.stat().st_size
@@ -187,9 +180,6 @@ def read_cifar_archive(path: Path) -> tuple[Labelled, Labelled]:
 
     Returns:
         Training and test set, each images uint8 ``[n, 32, 32, 3]`` and labels uint8 ``[n]``.
-
-    Raises:
-        DataError: The archive is damaged, or an array is missing or has another shape.
     """
     names = [f"delta_batch_{i}" for i in range(1, 6)] + ["delta_test"]
     try:

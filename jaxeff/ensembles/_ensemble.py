@@ -127,11 +127,7 @@ def start(
     chosen: Mapping[str, Members],
     init: Callable[[PRNGKeyArray], Any] | None,
 ) -> Any:
-    """Makes an ensemble's parameters: chosen leaves with an axis of members, others as given.
-
-    Raises:
-        ValueError: `init` makes parameters of another structure or other shapes.
-    """
+    """Makes an ensemble's parameters: chosen leaves with an axis of members, others as given."""
     leaves, structure = jax.tree.flatten(params)
     names = leaf_names(params)
     count = next(iter(chosen.values())).count

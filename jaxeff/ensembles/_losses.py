@@ -195,11 +195,7 @@ def member_loss(
 
 
 def count_members(where: str, g: Any, members: int | None) -> int:
-    """Counts the members of an ensemble, or of a transform of it.
-
-    Raises:
-        TypeError: Nothing says so.
-    """
+    """Counts the members of an ensemble, or of a transform of it."""
     found = getattr(g, "count", None) if members is None else members
     if not isinstance(found, int):
         raise TypeError(

@@ -156,12 +156,7 @@ def chosen(key: PRNGKeyArray, samples: Any, x: Any) -> Any:
 
 
 def check_samples(samples: Any, *, wanted: bool) -> None:
-    """Checks repulsive samples as far as possible without a batch.
-
-    Raises:
-        TypeError: They are neither arrays nor a function.
-        ValueError: They are missing, empty, or of no use.
-    """
+    """Checks repulsive samples as far as possible without a batch."""
     if samples is None:
         if wanted:
             raise ValueError(
@@ -189,11 +184,7 @@ def check_samples(samples: Any, *, wanted: bool) -> None:
 
 
 def check_unlike(samples: Samples, inputs: Any, batch_size: int) -> None:
-    """Checks that repulsive samples are no training inputs.
-
-    Raises:
-        ValueError: Every tenth is one.
-    """
+    """Checks that repulsive samples are no training inputs."""
     where = np.asarray(jax.tree.leaves(inputs)[0])
     if callable(samples):
         with jax.ensure_compile_time_eval():

@@ -141,11 +141,7 @@ def _open_unchanged(program: Program) -> None:
 
 
 def check_certain(result: Any) -> None:
-    """Checks that a function returns arrays, not random ones.
-
-    Raises:
-        MomentsError: A result is a `Gaussian` already.
-    """
+    """Checks that a function returns arrays, not random ones."""
     if any(is_gaussian(v) for v in jax.tree.leaves(result, is_leaf=is_gaussian)):
         raise MomentsError(
             "moments can't act on moments(f), nor on another function that returns a Gaussian: a "

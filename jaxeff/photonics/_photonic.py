@@ -99,11 +99,7 @@ def photonic(
 def carried(
     spec: Mapping[str, PhotonicElement | None], program: Program
 ) -> dict[str, PhotonicElement]:
-    """Returns the element at every site that has one.
-
-    Raises:
-        ValueError: One can't carry its layer.
-    """
+    """Returns the element at every site that has one."""
     elements: dict[str, PhotonicElement] = resolve(spec, program)
     for layer in program.sites:
         if layer.site in elements and (transform := read_out_by(layer.nodes)):

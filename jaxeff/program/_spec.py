@@ -151,9 +151,6 @@ def parse(text: str, kinds: Collection[str] = (), targets: Sequence[Target] = ()
         text: The pattern.
         kinds: The kinds there are; without any, a colon is a character like others.
         targets: What there is to select from, as names may hold colons.
-
-    Raises:
-        SpecError: It isn't a string, or names a kind that doesn't exist.
     """
     if not isinstance(text, str):
         raise SpecError(f"A spec's keys are patterns (strings), not {text!r}.")

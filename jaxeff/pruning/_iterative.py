@@ -193,9 +193,6 @@ def lifted(plan: Plan, further: Plan) -> Plan:
 
     Returns:
         A plan of the first model, that keeps what both do.
-
-    Raises:
-        PlanError: The second is of another model.
     """
     plan.concrete()
     keep = {name: np.array(where, bool) for name, where in plan.keep.items()}

@@ -136,11 +136,7 @@ def add_line(path: str | os.PathLike[str], value: Any) -> None:
 
 
 def file_content(path: Path) -> bytes:
-    """Reads the bytes of a file; none where there is no file.
-
-    Raises:
-      CheckpointError: It is no regular file, or cannot be read.
-    """
+    """Reads the bytes of a file; none where there is no file."""
     try:
         with writing.open_regular(path) as (file, _):
             return file.read()

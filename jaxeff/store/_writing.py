@@ -217,9 +217,6 @@ def named_errors(path: Path, temporary: Path | None = None) -> Iterator[None]:
       path: The file or folder to be written; errors that name no file get its name.
       temporary: What is written in its place; errors that name it, or something in it, get the
         final name.
-
-    Raises:
-      OSError: As in the block, of the same number, with a name.
     """
     try:
         yield

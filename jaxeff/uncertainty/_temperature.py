@@ -121,11 +121,7 @@ def temperature_scale(
 
 
 def _say(unknown: int, is_constant: bool, is_smallest: bool, is_largest: bool) -> None:
-    """Refuses or warns of what has no best temperature.
-
-    Raises:
-        ValueError: Examples have no likelihood.
-    """
+    """Refuses or warns of what has no best temperature."""
     if unknown:
         raise ValueError(
             f"temperature_scale: the likelihood of {unknown} examples is no number: their logits "

@@ -43,11 +43,7 @@ _LEAST = 12  # bytes of a key's or tensor's entry, at least: what a count promis
 
 
 def check_header(file: BinaryIO) -> None:
-    """Walks through a header.
-
-    Raises:
-        ValueError: It is of another format, or announces more than the file holds.
-    """
+    """Walks through a header."""
     if file.read(4) != b"GGUF":
         raise ValueError("it doesn't begin with GGUF")
     version = file.read(4)
@@ -205,11 +201,7 @@ def _package() -> Any:
 
 
 def read_onnx(file: BinaryIO, path: Path) -> tuple[dict, dict, dict]:
-    """Reads initializers and constants of the graph, and the layouts that its products tell.
-
-    Raises:
-        ImportError: The package `onnx` isn't there.
-    """
+    """Reads initializers and constants of the graph, and the layouts that its products tell."""
     try:
         import onnx  # optional
     except ImportError as error:
@@ -281,11 +273,7 @@ class Tensors:
 
 
 def check_source(where: str, value: Any) -> None:
-    """Refuses what is no path, sequence of paths or mapping of arrays.
-
-    Raises:
-        TypeError: It is something else.
-    """
+    """Refuses what is no path, sequence of paths or mapping of arrays."""
     if isinstance(value, str | os.PathLike):
         return
     paths = isinstance(value, Sequence) and all(isinstance(v, str | os.PathLike) for v in value)

@@ -33,11 +33,7 @@ Rules = Mapping[str, str | tuple[str, matching.Change]]
 
 
 def check_rules(where: str, rules: Any) -> None:
-    """Refuses what is no table of rules.
-
-    Raises:
-        TypeError: It is no mapping of patterns to names, or names with a function.
-    """
+    """Refuses what is no table of rules."""
     if not isinstance(rules, Mapping):
         raise TypeError(f"{where} must be a mapping of parameters to tensors, not {rules!r}.")
     for pattern, rule in rules.items():
@@ -56,9 +52,6 @@ def apply_rules(
     """Finds the tensor and the function of each parameter that a rule names.
 
     Each `*` of a tensor's name stands for what the `*` in its place matched in the parameter's.
-
-    Raises:
-        WeightsError: A rule matches no parameter, two match one, or there is no such tensor.
     """
     assignments: dict[str, tuple[str, matching.Change | None]] = {}
     parameters = list(parameters)
@@ -84,11 +77,7 @@ def apply_rules(
 
 
 def matching_names(where: str, patterns: Sequence[str], names: Iterable[str]) -> set[str]:
-    """Finds the names that patterns match.
-
-    Raises:
-        WeightsError: A pattern matches none.
-    """
+    """Finds the names that patterns match."""
     names = list(names)
     selected: set[str] = set()
     for pattern in patterns:

@@ -97,9 +97,6 @@ def decide_layouts(
         arrays: The tensors.
         known: How tensors lie by the graph of the file.
         mirrored: The kernels that are mirrored, of those that may be; nobody said where `None`.
-
-    Raises:
-        WeightsError: A tensor fits no way, or both, and nothing tells.
     """
     layouts: dict[str, Layout] = {}
     open_: dict[str, str] = {}

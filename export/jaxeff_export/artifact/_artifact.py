@@ -125,11 +125,7 @@ def require_member(archive: zipfile.ZipFile, name: str) -> zipfile.ZipInfo:
 
 
 def read_member(archive: zipfile.ZipFile, name: str, most: int) -> bytes:
-    """Reads the content of a zip file's member, of at most `most` bytes.
-
-    Raises:
-      ValueError: if there is none, or it inflates to more.
-    """
+    """Reads the content of a zip file's member, of at most `most` bytes."""
     with archive.open(require_member(archive, name)) as member:
         # One byte more than allowed tells too large a member without inflating the rest of it.
         content = member.read(most + 1)

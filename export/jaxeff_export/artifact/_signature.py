@@ -342,9 +342,6 @@ def batched_arguments(
       names: names of all arguments.
       parameters: number of them, from the first, that are parameters.
       any_batch: True for all the others, or which.
-
-    Raises:
-      SignatureError: if one is unknown or a parameter, or there are none.
     """
     data = tuple(names[parameters:])
     # A single name would otherwise be taken for a collection of letters.
@@ -372,11 +369,7 @@ def batch_of(arrays: Sequence[np.ndarray], specs: Sequence[TensorSpec]) -> int |
 
 
 def common_batch(shapes: Sequence[tuple[str, Sequence[Any]]]) -> int | None:
-    """Returns the first size that named shapes have in common; None if there are none.
-
-    Raises:
-      SignatureError: if it is 0, or another in one shape than in another.
-    """
+    """Returns the first size that named shapes have in common; None if there are none."""
     if not shapes:
         return None
     (first, (batch, *_)), *_ = shapes
@@ -451,11 +444,7 @@ _FORMS: dict[str, dict[str, Any]] = {
 
 
 def describe(tree: Any) -> Description:
-    """Describes a pytree's structure; leaves themselves are not looked at.
-
-    Raises:
-      TypeError: if a dict key is neither a string nor an integer.
-    """
+    """Describes a pytree's structure; leaves themselves are not looked at."""
     # To JAX, None is a node without children, and no leaf.
     if tree is not None and jax.tree_util.all_leaves([tree]):
         return {"kind": "leaf"}

@@ -92,9 +92,6 @@ def connect(
       session_timeout: seconds after which the session is ended; 0 for never.
       key: the server's device key, or the match key that a tracker handed out.
       name: name of the board, for messages.
-
-    Raises:
-      BoardError: if nobody listens there, nobody answers in time, or the answer is not TVM's.
     """
     from tvm import rpc
 
@@ -243,9 +240,6 @@ def request_board(tracker: Address, key: str, *, timeout: float, name: str) -> t
 
     Returns:
       The board's address and the match key it expects.
-
-    Raises:
-      BoardError: if no tracker answers there, it knows no such board, or all are busy.
     """
     from tvm.rpc import base
 

@@ -80,11 +80,7 @@ class Sysroot:
         return (self.folder / "ready").is_file()
 
     def python(self) -> Path:
-        """Finds the emulated machine's Python.
-
-        Raises:
-          BoardError: if it was not unpacked yet.
-        """
+        """Finds the emulated machine's Python."""
         for version in _PYTHONS:
             if (found := self.root / "usr" / "bin" / f"python{version}").is_file():
                 return found

@@ -89,10 +89,6 @@ def write_bundle(parts: BundleParts, path: Path) -> files.Manifest:
 
     Returns:
       The manifest of the bundle in the folder.
-
-    Raises:
-      FileExistsError: if `path` holds anything but a bundle's own files.
-      OSError: if a file cannot be written (the disk is full), naming it.
     """
     bound = len(parts.parameters)
     artifact = parts.artifact

@@ -168,9 +168,6 @@ def c_order(
       operands: what its module takes first.
       name: name of the library; made a name in C.
       more: same as for `jaxeff_export.clib.LibraryParts`.
-
-    Raises:
-      CLibraryError: if the batch may vary.
     """
     artifact, (pair, *others) = example.artifact, example.recorded
     if others or pair.batch is not None:

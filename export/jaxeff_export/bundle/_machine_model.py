@@ -49,11 +49,7 @@ _STACK = re.compile(r"\(%rsp|\(%rbp|\[sp")
 def disassembled_functions(
     library: Path, triple: str
 ) -> Iterator[tuple[str, list[tuple[int, str]]]]:
-    """Yields the functions of a library: names, and addresses with instructions.
-
-    Raises:
-      ToolchainError: if objdump isn't installed, or can't read it.
-    """
+    """Yields the functions of a library: names, and addresses with instructions."""
     name = ""
     body: list[tuple[int, str]] = []
     for line in _disassembled(library, triple):
@@ -392,9 +388,6 @@ def model_library(
       core: a core as LLVM names it, such as `cortex-a72`.
       work: per kernel the bytes `read` and `written` and the `products`, as the manifest has it.
       like: the core whose instructions llvm-mca models; `SIMILAR_CORES` or `core` by default.
-
-    Raises:
-      ToolchainError: if a program isn't installed, or llvm-mca doesn't know the core.
     """
     analyser = find_modeller("llvm-mca", "llvm")
     triple = TRIPLES.get(machine, machine)

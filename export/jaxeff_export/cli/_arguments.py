@@ -23,11 +23,7 @@ from jaxeff_export import artifact
 
 
 def read_arrays(paths: Sequence[Path], specs: Sequence[artifact.TensorSpec]) -> list[np.ndarray]:
-    """Reads one array per spec, from whichever file has one of its name.
-
-    Raises:
-      SignatureError: if a file is no npz file, or none of them has an array.
-    """
+    """Reads one array per spec, from whichever file has one of its name."""
     found: dict[str, np.ndarray] = {}
     for path in paths:
         try:
@@ -75,11 +71,7 @@ def _named(array: np.ndarray, spec: artifact.TensorSpec) -> np.ndarray:
 
 
 def example_of(module: str, function: str) -> tuple[Callable[..., Any], Sequence[Any]]:
-    """Calls ``module:function``, with modules of the current folder at hand.
-
-    Raises:
-      SignatureError: if that is no function with its arguments, or fails.
-    """
+    """Calls ``module:function``, with modules of the current folder at hand."""
     where = f"{module}:{function}"
     # As `python -m` does: a command's own folder is the one that Python would look in.
     if "" not in sys.path:

@@ -68,9 +68,6 @@ class Continuation:
     Args:
         decoder: Takes a token at a time, or several.
         readers: Take other numbers of tokens.
-
-    Raises:
-        BundleError: A bundle is no decoder, or has another cache.
     """
 
     def __init__(self, decoder: Bundle, readers: Sequence[Bundle] = ()) -> None:
@@ -90,11 +87,7 @@ class Continuation:
         self._read = max(counts, default=0)
 
     def read(self, tokens: Sequence[int]) -> Any:
-        """Reads tokens, and returns the logits of what follows.
-
-        Raises:
-            BundleError: They are none, or the cache has no room for them.
-        """
+        """Reads tokens, and returns the logits of what follows."""
         if not tokens or max(tokens) >= self.words:
             raise BundleError(
                 f"a prompt has at least one token, and each is one of {self.words}; it has "

@@ -86,9 +86,6 @@ def require_self_contained(
     """Lists what an archive takes from elsewhere: libm, copies, a compiler's own helpers.
 
     With `threads` those of POSIX threads too.
-
-    Raises:
-        CLibraryError: if it needs anything else.
     """
     defined, wanted = set(), set()
     for line in run_tool([tools.tool("nm"), str(made)]).splitlines():
@@ -183,9 +180,6 @@ def require_room(
         flash: bytes for code and embedded parameters; None if they are no matter.
         ram: bytes for the workspace, arguments, results and the stack's arrays.
         embedded: whether the parameters are constants of the library.
-
-    Raises:
-        CLibraryError: saying what is needed, what is there and what could be done.
     """
     # Flash holds what never changes; parameters that a board loads lie wherever it puts them.
     constants = sizes.code + (sizes.parameters if embedded else 0)

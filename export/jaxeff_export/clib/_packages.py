@@ -161,11 +161,7 @@ _EPOCH = (1980, 1, 1, 0, 0, 0)
 
 
 def require_arm(core: str) -> None:
-    """Refuses processors that the format has no name for.
-
-    Raises:
-        CLibraryError: if it is none of Arm's Cortex processors.
-    """
+    """Refuses processors that the format has no name for."""
     if not core.startswith("cortex-"):
         raise CLibraryError(
             f"style='cmsis-pack' describes Arm's Cortex processors, and {core} is none; take "
@@ -303,9 +299,6 @@ def require_style(style: str, core: str, *, embed: bool, threads: int) -> None:
         core: LLVM's name of the processor.
         embed: whether the archive has the parameters.
         threads: how many threads share loops.
-
-    Raises:
-        CLibraryError: with the way out.
     """
     if style not in STYLES:
         raise CLibraryError(f"no style {style!r}; there are {', '.join(STYLES)}")

@@ -184,11 +184,7 @@ def numpy_dtype(dtype: str) -> np.dtype:
 
 
 def tensor_type(mlir_type: Any) -> TensorType:
-    """Reads a ranked, static tensor type.
-
-    Raises:
-        Unsupported: TVM has no such element type, or the shape is dynamic.
-    """
+    """Reads a ranked, static tensor type."""
     if not isinstance(mlir_type, ir.RankedTensorType):
         raise Unsupported(f"the type {mlir_type} is not a tensor")
     return _static(mlir_type, _DTYPES, "element type")
@@ -237,11 +233,7 @@ def is_dynamic(mlir_type: Any) -> bool:
 
 
 def dense_array(attribute: Any) -> np.ndarray:
-    """Reads a dense elements attribute into an array of its exact shape and dtype.
-
-    Raises:
-        Unsupported: the element type or the storage is not one this importer reads.
-    """
+    """Reads a dense elements attribute into an array of its exact shape and dtype."""
     kind = tensor_type(attribute.type)
     if not isinstance(attribute, ir.DenseElementsAttr):
         raise Unsupported(f"constants stored as {type(attribute).__name__} are not read")

@@ -275,9 +275,6 @@ def of_size(module: ir.Module, arguments: Sequence[ir.Type], size: int) -> ir.Mo
         module: not yet legalized.
         arguments: the types of the public function's arguments.
         size: size of each of their dynamic dimensions.
-
-    Raises:
-        Unsupported: the module does not accept that.
     """
     text = module.operation.get_asm(enable_debug_info=True)
     types = ",".join(str(kind).replace("?", str(size)) for kind in arguments)

@@ -51,9 +51,6 @@ def generalize(at_size: Callable[[int], tvm.IRModule]) -> tvm.IRModule:
 
     Args:
         at_size: imports the module with all dynamic dimensions of one size.
-
-    Raises:
-        Unsupported: the imports differ in more than numbers that are linear in the size.
     """
     for sizes in _SIZES:
         samples = [_nodes(at_size(size)) for size in sizes]

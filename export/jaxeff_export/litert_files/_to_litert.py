@@ -64,9 +64,6 @@ def substituted(eqn: core.JaxprEqn, inputs: Sequence[Any], run: Run) -> list[Any
         eqn: The equation.
         inputs: Values of its operands.
         run: Computes the body of a loop.
-
-    Raises:
-        LitertError: There is no other way.
     """
     if eqn.primitive is p.scan_p:
         return _unrolled(Scan.of(eqn, inputs), run)
@@ -320,11 +317,7 @@ def to_litert(
 
 
 def _require_readable(content: bytes) -> None:
-    """Has LiteRT's interpreter prepare a file, where it is installed.
-
-    Raises:
-        LitertError: It refuses the file; its words are quoted.
-    """
+    """Has LiteRT's interpreter prepare a file, where it is installed."""
     try:
         from ai_edge_litert.interpreter import Interpreter  # optional
     except ImportError:

@@ -344,11 +344,7 @@ def integers(values: Iterable[int]) -> np.ndarray:
 
 
 def tensor_type(dtype: Any) -> int:
-    """Finds ONNX's number of a dtype.
-
-    Raises:
-        OnnxError: The format has none.
-    """
+    """Finds ONNX's number of a dtype."""
     import onnx  # optional
 
     kinds = onnx.TensorProto

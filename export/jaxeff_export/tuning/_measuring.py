@@ -41,11 +41,7 @@ class CandidateError(RuntimeError):
 
 
 def timed(module: Any, device: Any, draws: Sequence[Draw]) -> float:
-    """Checks a built kernel on every draw, and times it on the first.
-
-    Raises:
-      CandidateError: if an output differs from what is expected.
-    """
+    """Checks a built kernel on every draw, and times it on the first."""
     put = [
         [tvm.runtime.tensor(array, device=device) for array in arguments] for arguments, _ in draws
     ]
@@ -122,9 +118,6 @@ def held_interrupts() -> Iterator[None]:
 
     TVM's runners and builders come back to Python from C++, which turns a ``KeyboardInterrupt``
     into an error without a name. Their processes get the signal too, so the wait is short.
-
-    Raises:
-      KeyboardInterrupt: at the end, if Ctrl-C was pressed meanwhile.
     """
     if threading.current_thread() is not threading.main_thread():
         yield  # signals go to the main thread

@@ -150,11 +150,7 @@ class TuningSession:
     watcher: Watcher
 
     def tune(self, kernel: compiler.UnscheduledKernel) -> ScheduleChoice:
-        """Measures the remaining candidates, and compares the best with the default schedule.
-
-        Raises:
-          TuningError: if not even the default schedule can be measured.
-        """
+        """Measures the remaining candidates, and compares the best with the default schedule."""
         target = compiler.compilation_target(self.target)
         default = compiler.default_schedule(kernel, compiler.Machine.of(target))
         records = Records(kernel, self.database.records(self.target, self.space), target)

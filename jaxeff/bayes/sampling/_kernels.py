@@ -488,11 +488,7 @@ class BlackJAXKernel:
 
 
 def as_kernel(sampler: Any) -> MarkovKernel:
-    """Resolves what `mcmc` takes for a sampler.
-
-    Raises:
-        TypeError: It is none.
-    """
+    """Resolves what `mcmc` takes for a sampler."""
     if isinstance(sampler, MarkovKernel) and not isinstance(sampler, type):
         return sampler
     if isinstance(sampler, blackjax.SamplingAlgorithm):

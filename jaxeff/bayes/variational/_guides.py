@@ -288,11 +288,7 @@ class FullRank(CorrelatedGuide):
 
 
 def check_size(name: str, size: int, matrices: int, number_of_bytes: int) -> None:
-    """Refuses a guide that wouldn't fit into memory.
-
-    Raises:
-        ValueError: It takes more than `LARGEST` bytes.
-    """
+    """Refuses a guide that wouldn't fit into memory."""
     if number_of_bytes > LARGEST:
         what = "a matrix" if matrices == 1 else f"{matrices} matrices"
         raise ValueError(

@@ -135,11 +135,7 @@ class Coded:
         return jax.tree.unflatten(structure, floats), notes
 
     def _check(self, leaves: Sequence[Any]) -> None:
-        """Checks that data are codes, where codes are read.
-
-        Raises:
-            TypeError: There are more or fewer arrays, or some of another dtype.
-        """
+        """Checks that data are codes, where codes are read."""
         if len(leaves) != len(self.arguments):
             raise TypeError(
                 f"The data are {len(self.arguments)} arrays, but {len(leaves)} were given."

@@ -401,12 +401,7 @@ class WideCodes(_CodeGrid):
 
 
 def known_grid(quantizer: Any, tensor: Tensor) -> Grid:
-    """Returns the grid of an array whatever its values are, four numbers.
-
-    Raises:
-        IntegerError: The values aren't evenly spaced, their range isn't known, differs along an
-            axis, or has no code for zero.
-    """
+    """Returns the grid of an array whatever its values are, four numbers."""
     where = f"{tensor.site}/{tensor.name}"
     with jax.ensure_compile_time_eval():
         known = _on_grid(quantizer, where).uniform_grid(None, tensor)
@@ -470,11 +465,7 @@ class CodeWidth(NamedTuple):
 
 
 def code_width(quantizer: Any, tensor: Tensor, shape: tuple[int, ...]) -> CodeWidth:
-    """Returns the sizes of a weight's codes.
-
-    Raises:
-        IntegerError: The quantizer has no grid of at most 8 bits that is centred on zero.
-    """
+    """Returns the sizes of a weight's codes."""
     where = f"{tensor.site}/{tensor.name}"
     bits = width(quantizer, where)
     largest = largest_code(quantizer, tensor, shape)
@@ -545,11 +536,7 @@ def steps_of_signs(codes: Int8[Array, "*shape"], steps: Float[Array, ...]) -> Fl
 
 
 def width(quantizer: Any, where: str, most: int = MOST_BITS) -> int:
-    """Returns the width of a grid's codes.
-
-    Raises:
-        IntegerError: It isn't known, or above `most`, or there is no grid.
-    """
+    """Returns the width of a grid's codes."""
     _on_grid(quantizer, where)
     of_code = getattr(quantizer, "width", None)
     if of_code is None:

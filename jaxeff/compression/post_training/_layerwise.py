@@ -379,11 +379,7 @@ def _run(layer: Layer, rule: Rule, values: Sequence[Any]) -> Sequence[Any]:
 def check_users(
     where: str, program: Program, here: Multiplication, linear: Mapping[str, Multiplication]
 ) -> None:
-    """Checks that no other kind of layer reads a weight.
-
-    Raises:
-        ValueError: One does.
-    """
+    """Checks that no other kind of layer reads a weight."""
     others = [
         site
         for site in users(program, here.origin.path)
@@ -397,11 +393,7 @@ def check_users(
 
 
 def check_finite(where: str, site: str, **arrays: Array) -> None:
-    """Checks a layer's arrays.
-
-    Raises:
-        ValueError: One holds NaN or infinity.
-    """
+    """Checks a layer's arrays."""
     for what, x in arrays.items():
         if not np.isfinite(x).all():
             raise ValueError(
@@ -413,11 +405,7 @@ def check_finite(where: str, site: str, **arrays: Array) -> None:
 def check_kept(
     where: str, quantizer: Quantizer, new: Array, tensor: Tensor, run: SharedPrograms
 ) -> None:
-    """Checks that a method gives its own values back.
-
-    Raises:
-        ValueError: It doesn't.
-    """
+    """Checks that a method gives its own values back."""
     again = rounded(run, quantizer, tensor, new)
     if not (np.asarray(again) == np.asarray(new)).all():
         raise ValueError(

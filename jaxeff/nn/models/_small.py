@@ -133,11 +133,7 @@ class MLP(nnx.Module):
 
 
 def count_layers(needs: str, widths: Sequence[int]) -> int:
-    """Counts the layers between widths.
-
-    Raises:
-      ValueError: Fewer than two widths; the message says what the model needs.
-    """
+    """Counts the layers between widths."""
     if len(widths) < 2:
         raise ValueError(f"{needs}, got {tuple(widths)}.")
     return len(widths) - 1
@@ -147,11 +143,7 @@ POOLS = {"max": nnx.max_pool, "avg": avg_pool}
 
 
 def lenet5_features(size: int, padding: str) -> int:
-    """Computes the number of features before ``fc1`` for square images of ``size`` pixels.
-
-    Raises:
-      ValueError: Unknown padding, or images too small for two 5×5 convolutions.
-    """
+    """Computes the number of features before ``fc1`` for square images of ``size`` pixels."""
     if padding not in ("SAME", "VALID"):
         raise ValueError(f"LeNet-5 takes padding 'SAME' or 'VALID' for conv1, not {padding!r}.")
     # A 5×5 convolution without padding takes 4 pixels off, a pooling halves, rounding down.

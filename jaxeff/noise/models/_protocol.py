@@ -156,11 +156,7 @@ class NoiseModel(Setting):
                 )
 
     def _aligned(self, field: str, x: Any) -> Array:
-        """Reshapes a number or array of the model so that it broadcasts against `x`.
-
-        Raises:
-            ValueError: Its shape doesn't fit `x`.
-        """
+        """Reshapes a number or array of the model so that it broadcasts against `x`."""
         name, value = f"{type(self).__name__}.{field}", getattr(self, field)
         shape = jnp.shape(x)
         if self.along is None or jnp.ndim(value) == 0:
@@ -199,11 +195,7 @@ class NoiseModel(Setting):
         return tuple(n if axis in distinct_axes else 1 for axis, n in enumerate(shape))
 
     def _fitting(self, field: str, variance: Array, shape: tuple[int, ...]) -> Array:
-        """Broadcasts a variance to the shape of the draws that it belongs to.
-
-        Raises:
-            ValueError: Elements that share a draw have different levels, or an amount is relative.
-        """
+        """Broadcasts a variance to the shape of the draws that it belongs to."""
         name = f"{type(self).__name__}.{field}"
         if self.relative:
             raise ValueError(
@@ -215,11 +207,7 @@ class NoiseModel(Setting):
 
 
 def real_dtype(x: Any) -> Any:
-    """Returns the dtype of an array that noise can act on.
-
-    Raises:
-        TypeError: `x` doesn't hold real floating-point numbers.
-    """
+    """Returns the dtype of an array that noise can act on."""
     dtype = jnp.result_type(x)
     if not jnp.issubdtype(dtype, jnp.floating):
         raise TypeError(

@@ -87,11 +87,7 @@ def inputs_of(f: Callable[..., Any], site: str) -> Callable[..., Array]:
 
 
 def find(program: Program, site: str) -> Layer:
-    """Returns the layer of a site outside loops and branches.
-
-    Raises:
-        ValueError: There is none.
-    """
+    """Returns the layer of a site outside loops and branches."""
     for layer in program.layers:
         if layer.site == site and layer.kind != "control flow":
             return layer

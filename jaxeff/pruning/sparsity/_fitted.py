@@ -154,11 +154,7 @@ def optimal_brain_surgeon(
 
 
 def share_of(where: str, problem: RoundingProblem) -> Magnitude | NofM:
-    """Returns the method that says how many of a layer's weights go.
-
-    Raises:
-        TypeError: It is another one.
-    """
+    """Returns the method that says how many of a layer's weights go."""
     method = problem.quantizer
     if not isinstance(method, Magnitude | NofM) or method.values is not None:
         raise TypeError(

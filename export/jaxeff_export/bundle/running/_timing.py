@@ -124,9 +124,6 @@ class Instrument:
 
     Args:
       library: the library, on whatever board it was loaded.
-
-    Raises:
-      BundleError: if the library was built without one.
     """
 
     def __init__(self, library: Any) -> None:
