@@ -1,7 +1,5 @@
 """``jaxeff-export``, and ``python -m jaxeff_export``."""
 
-from __future__ import annotations
-
 import io
 import sys
 

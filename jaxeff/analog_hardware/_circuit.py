@@ -30,8 +30,6 @@ Source: effects that Klein's thesis, section 5.2, names for BrainScaleS-2; the e
 numbers are ours.
 """
 
-from __future__ import annotations
-
 import functools
 from typing import Annotated, Any
 

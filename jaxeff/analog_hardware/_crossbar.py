@@ -49,8 +49,6 @@ References:
     device characteristics", IEEE Transactions on Electron Devices 60 (2013).
 """
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Callable
 from typing import Annotated, Any, NamedTuple, Protocol, runtime_checkable

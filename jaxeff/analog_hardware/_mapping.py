@@ -19,8 +19,6 @@ moments = jaxeff.moments(f, noise=read_out(f, params, x, spec))(params, x)
 ```
 """
 
-from __future__ import annotations
-
 import dataclasses
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence

@@ -34,8 +34,6 @@ References:
     analog computations using efficient retraining" (2021).
 """
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 from collections.abc import Callable, Mapping, Sequence

@@ -40,8 +40,6 @@ Sharp edges:
     has all of them.
 """
 
-from __future__ import annotations
-
 from typing import Annotated, Any
 
 import jax

@@ -25,8 +25,6 @@ References:
     Horowitz, "Computing's energy problem", ISSCC 2014: the addition of 32 bits in 45 nm.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass

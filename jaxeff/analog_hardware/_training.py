@@ -76,8 +76,6 @@ References:
     Klein's thesis, table 5.1; Schemmel et al., arXiv:2003.13750; Cramer et al., arXiv:2006.07239.
 """
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Callable, Mapping
 from pathlib import Path

@@ -51,8 +51,6 @@ assert (np.diff(found, axis=0) >= 0).all()
 ```
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import jax

@@ -30,8 +30,6 @@ et al. 2023, arXiv:2311.00636). What is no kernel of one product has the diagona
 low rank keeps the directions that the data say most of; in all others the posterior is the prior.
 """
 
-from __future__ import annotations
-
 import operator
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass

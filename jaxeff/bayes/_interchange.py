@@ -57,8 +57,6 @@ Sharp edges:
     such as a positive scale, has another distribution and is refused; `ignore` leaves it out.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import os
 import re

@@ -56,8 +56,6 @@ Sharp edges of `swag`:
     Memory is that of `rank + 2` networks.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any, NamedTuple
 

@@ -17,8 +17,6 @@ convolution multiplies by, any other leaves as one vector `[n, 1]`. Outputs depe
 Jacobian.
 """
 
-from __future__ import annotations
-
 import math
 import warnings
 from collections import Counter

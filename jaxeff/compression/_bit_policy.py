@@ -22,8 +22,6 @@ weights are quantized once per width rather than once per policy.
 Sharp edge: inside a loop of the model weights are quantized again by every policy.
 """
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple

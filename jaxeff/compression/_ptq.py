@@ -1,7 +1,5 @@
 """Quantization after training in one call: what nine in ten want."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from typing import Any
 

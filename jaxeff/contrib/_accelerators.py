@@ -25,8 +25,6 @@ Sharp edges:
     A convolution of groups loses whole groups, as `SearchSpace` counts it.
 """
 
-from __future__ import annotations
-
 import functools
 import math
 from typing import Annotated, ClassVar, NamedTuple

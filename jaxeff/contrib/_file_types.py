@@ -23,8 +23,6 @@ with a package of the registry, whose dependencies aren't needed:
     pip install --no-deps magika
 """
 
-from __future__ import annotations
-
 import json
 import math
 import os

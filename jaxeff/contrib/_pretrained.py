@@ -15,8 +15,6 @@ Sharp edges:
     original model. They are loaded as float32, exactly as the file says them.
 """
 
-from __future__ import annotations
-
 import contextlib
 import os
 import re

@@ -16,8 +16,6 @@ print(tokens.shape, cache.length)                              # (1, 8) 11
 ```
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 
@@ -42,7 +40,7 @@ def sample(
     temperature: float = 1.0,
     top_k: int | None = None,
     top_p: float | None = None,
-) -> Int[Array, ...]:
+) -> Int[Array, "..."]:
     """Draws a token from each row of logits.
 
     Args:

@@ -1,7 +1,5 @@
 """Modules of Equinox as runners and arrays by path."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import equinox

@@ -5,8 +5,6 @@ training normalizes by its batch and writes its statistics. A function that clos
 state freezes the first and forgets the second.
 """
 
-from __future__ import annotations
-
 import warnings
 import zlib
 from collections.abc import Callable, Iterable, Mapping

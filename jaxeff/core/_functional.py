@@ -46,8 +46,6 @@ Sharp edges:
   intermediates): ``new_state`` always has the structure of ``state``.
 """
 
-from __future__ import annotations
-
 import os
 import sys
 from collections.abc import Callable, Mapping

@@ -15,8 +15,6 @@ Sharp edges:
     Data are given whole to every process. They must be the same, which is not checked.
 """
 
-from __future__ import annotations
-
 import pickle
 from collections.abc import Callable
 from typing import Any, TypeVar

@@ -13,8 +13,6 @@ nowhere else. True shows it anywhere, in a log file as one line per half minute.
 it. Of several processes only the first shows it.
 """
 
-from __future__ import annotations
-
 import html
 import time
 from collections.abc import Callable, Iterator

@@ -1,7 +1,5 @@
 """What a library's models are read as: a runner, and arrays by path."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any

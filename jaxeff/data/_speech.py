@@ -31,8 +31,6 @@ Sharp edges:
     The recordings of ``_silence_`` have no speaker: there each file is one.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import hashlib
 import io

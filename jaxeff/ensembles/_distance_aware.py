@@ -91,8 +91,6 @@ References:
     Large-Scale Kernel Machines", NeurIPS 2007.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass

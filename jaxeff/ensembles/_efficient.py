@@ -66,8 +66,6 @@ Sharp edges:
     The network of `mimo` has to be wide enough for several members; a small one gets worse.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any

@@ -75,18 +75,18 @@ class MixtureUncertainty(NamedTuple):
         between: Part by which members disagree.
     """
 
-    mean: Float[Array, ...]
-    aleatoric: Float[Array, ...]
-    within: Float[Array, ...]
-    between: Float[Array, ...]
+    mean: Float[Array, "..."]
+    aleatoric: Float[Array, "..."]
+    within: Float[Array, "..."]
+    between: Float[Array, "..."]
 
     @property
-    def epistemic(self) -> Float[Array, ...]:
+    def epistemic(self) -> Float[Array, "..."]:
         """Within and between members."""
         return self.within + self.between
 
     @property
-    def total(self) -> Float[Array, ...]:
+    def total(self) -> Float[Array, "..."]:
         """All three."""
         return self.aleatoric + self.within + self.between
 
@@ -103,26 +103,26 @@ class Mixture:
     members: Gaussian
 
     @property
-    def mean(self) -> Float[Array, ...]:
+    def mean(self) -> Float[Array, "..."]:
         """The mean of the mixture."""
         return self.members.mean.mean(0)
 
     @property
-    def within(self) -> Float[Array, ...]:
+    def within(self) -> Float[Array, "..."]:
         """The mean of the members' variances."""
         return self.members.var.mean(0)
 
     @property
-    def between(self) -> Float[Array, ...]:
+    def between(self) -> Float[Array, "..."]:
         """The variance of the members' means."""
         return self.members.mean.var(0)
 
     @property
-    def var(self) -> Float[Array, ...]:
+    def var(self) -> Float[Array, "..."]:
         """The variance of the mixture."""
         return self.within + self.between
 
-    def log_prob(self, x: Float[Array, ...]) -> Float[Array, ...]:
+    def log_prob(self, x: Float[Array, "..."]) -> Float[Array, "..."]:
         """Computes the log-density of each entry, in nats.
 
         Args:

@@ -46,8 +46,6 @@ Sharp edges:
     The held-out examples choose; judge the result by others.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple

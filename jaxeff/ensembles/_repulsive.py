@@ -80,8 +80,6 @@ References:
     and Wang, "Stein Variational Gradient Descent", arXiv:1608.04471, the median in section 5.
 """
 
-from __future__ import annotations
-
 import zlib
 from collections.abc import Callable
 from dataclasses import dataclass

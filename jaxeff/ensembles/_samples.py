@@ -26,8 +26,6 @@ Sharp edges:
     Of four patches one image in 24 comes out as it was.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Annotated, Any, TypeAlias
@@ -133,7 +131,7 @@ class Interval:
         if self.count is not None:
             check_count("Interval.count", self.count)
 
-    def __call__(self, key: PRNGKeyArray, x: Float[Array, ...]) -> Array:
+    def __call__(self, key: PRNGKeyArray, x: Float[Array, "..."]) -> Array:
         """Draws inputs like those of the batch."""
         shape = x.shape if self.count is None else (self.count, *x.shape[1:])
         return jax.random.uniform(key, shape, x.dtype, self.low, self.high)

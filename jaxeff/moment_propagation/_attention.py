@@ -34,8 +34,6 @@ In a program of moments attention is one layer, `AttentionLayer`. Axes of its ar
 by entry have the same letter (`AxisLetters`).
 """
 
-from __future__ import annotations
-
 import functools
 import itertools
 import math

@@ -42,8 +42,6 @@ Sharp edges
 - Means are left as they are. Covariances between results stay unknown.
 """
 
-from __future__ import annotations
-
 import functools
 import itertools
 from collections.abc import Callable, Mapping, Sequence

@@ -51,8 +51,6 @@ Sharp edges
 - A `while_loop` whose number of steps is unknown has no derivative in reverse.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, NamedTuple, Protocol

@@ -41,8 +41,6 @@ Sharp edges
 - A stream is followed through sums, functions of entries and moves that keep its axes apart.
 """
 
-from __future__ import annotations
-
 from collections.abc import (
     Collection,
     Hashable,

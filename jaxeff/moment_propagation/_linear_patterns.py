@@ -26,8 +26,6 @@ Sharp edges
 - Indices that are only known at run time make no view.
 """
 
-from __future__ import annotations
-
 import itertools
 import math
 from collections.abc import Callable, Mapping, Sequence

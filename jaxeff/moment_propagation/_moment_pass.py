@@ -8,8 +8,6 @@ that a captured array or their place makes different) the answer is that there a
 dearer for those who ask, but never wrong.
 """
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace

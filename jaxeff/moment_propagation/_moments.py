@@ -70,8 +70,6 @@ They show where a variance is off, and by how much (`assumptions`), and by which
 it (`calibrate_moments`).
 """
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass

@@ -45,8 +45,6 @@ The second form runs the function on samples and compares the rule of each place
 gets the sampled moments of its inputs, so that errors of one place don't count for the next.
 """
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace

@@ -13,8 +13,6 @@ Sharp edges
 - The derivative of a custom-derivative call is replaced by that of its moments.
 """
 
-from __future__ import annotations
-
 import itertools
 import math
 from collections.abc import Callable, Sequence

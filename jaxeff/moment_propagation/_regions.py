@@ -30,8 +30,6 @@ Sharp edges
   `jaxeff.quantized` put there is known and keeps the variance.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace

@@ -61,8 +61,6 @@ Sharp edges
   of trusting `std`, whose gradient is infinite.
 """
 
-from __future__ import annotations
-
 import math
 import warnings
 from collections.abc import Callable, Sequence

@@ -31,8 +31,6 @@ Sharp edges:
     Cortex-M0 multiplies. Where a bound decides a shift, it stands beside it.
 """
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 from typing import Any, Literal

@@ -124,8 +124,6 @@ compiled functions are kept by. Tracing and lowering a layer takes milliseconds 
 takes tenths of a second.
 """
 
-from __future__ import annotations
-
 import contextlib
 import zlib
 from collections.abc import Callable, Iterable, Mapping, Sequence

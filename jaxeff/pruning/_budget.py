@@ -46,8 +46,6 @@ Sharp edges:
     itself, whatever the noise of the others.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Mapping
 from typing import Annotated, Any, NamedTuple

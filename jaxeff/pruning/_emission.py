@@ -15,8 +15,6 @@ Sharp edge: where a statistic crosses channels (`Group.crossed`), what it sums i
 counts isn't: like the masked function's and unlike the smaller one's.
 """
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field

@@ -29,8 +29,6 @@ Sharp edges:
     `settings`. Loss, optimizer and model are read.
 """
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace

@@ -21,8 +21,6 @@ nearest to what was asked; of equals one that no statistic crosses, then the lar
 is chosen for one layer is chosen for all that make it.
 """
 
-from __future__ import annotations
-
 import itertools
 import math
 from collections.abc import Callable, Collection, Mapping, Sequence

@@ -26,8 +26,6 @@ Sharp edges:
     that a key gives the channels left what `masked` gives them; drawing costs what it did.
 """
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Callable
 from dataclasses import replace

@@ -17,8 +17,6 @@ judged["inside"]["accuracy"], judged["auroc"]
 ```
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import math

@@ -87,8 +87,6 @@ References:
     Borras et al., "Walking Noise", arXiv:2212.10430; Klein's thesis, table 6.1.
 """
 
-from __future__ import annotations
-
 import functools
 import math
 import os

@@ -5,8 +5,6 @@ depends on it. A search that was killed therefore reads the same numbers in the 
 agent learns from them again.
 """
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Callable, Sequence
 from typing import Any

@@ -21,8 +21,6 @@ Sharp edges:
     The key is not used: seeds differ in how candidates train alone.
 """
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Sequence
 from typing import Annotated, NamedTuple

@@ -41,8 +41,6 @@ Sharp edges:
     `bit_operations` is a count and no time: it is there to try a search without a compiler.
 """
 
-from __future__ import annotations
-
 import functools
 import os
 from collections.abc import Callable, Mapping, Sequence

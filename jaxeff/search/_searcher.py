@@ -20,8 +20,6 @@ tried.
 What a step saves is seconds where a latency is looked up, and bit operations else.
 """
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass

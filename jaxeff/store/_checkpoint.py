@@ -25,8 +25,6 @@ Sharp edges:
 - A writer killed midway leaves the previous file as it was (`jaxeff.store`).
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import os

@@ -44,8 +44,6 @@ Sharp edges:
     Versions of JAX trace differently: functions can't be compared across them.
 """
 
-from __future__ import annotations
-
 import enum
 import functools
 import hashlib

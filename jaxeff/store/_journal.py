@@ -34,8 +34,6 @@ assert [row["seed"] for row in read_lines("lines.jsonl")] == [0, 1]
 ```
 """
 
-from __future__ import annotations
-
 import errno
 import json
 import os

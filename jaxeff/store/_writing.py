@@ -72,8 +72,6 @@ Sharp edges:
     folders and links to them are refused.
 """
 
-from __future__ import annotations
-
 import contextlib
 import ctypes
 import errno

@@ -36,8 +36,6 @@ Sharp edge: apply it last, to a function that takes its own gradients, such as a
 *from* its result, gradients are right but slow again.
 """
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Callable
 from typing import Any

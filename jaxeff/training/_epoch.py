@@ -68,8 +68,6 @@ Sharp edges:
     one after the other took half the time of one vmapped program.
 """
 
-from __future__ import annotations
-
 import inspect
 from collections.abc import Callable
 from typing import Any, NamedTuple

@@ -47,8 +47,6 @@ Sharp edges:
     checkpoint (`jaxeff.core`).
 """
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable, Mapping
 from pathlib import Path

@@ -83,8 +83,6 @@ Sharp edges:
     ``lambda z: jnp.exp(jnp.minimum(z, 10))``, here and in `jaxeff.uncertainty.evidence`.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable

@@ -43,8 +43,6 @@ assert identity(0.1)["optimizer"] != identity(0.2)["optimizer"]
 ```
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 

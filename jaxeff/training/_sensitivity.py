@@ -36,8 +36,6 @@ assert found[0] == (f(params, x).argmax(-1) == y).mean()
 ```
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 
@@ -78,7 +76,7 @@ def divergences(
     # Outside the loop over changes, which all compare with it.
     clean = log_probs(f)
 
-    def divergence(change: Any) -> Float[Array, ...]:
+    def divergence(change: Any) -> Float[Array, "..."]:
         # sum_c p_c (log p_c - log q_c), from log-probabilities throughout: no logarithm of
         # a rounded zero.
         return (jnp.exp(clean) * (clean - log_probs(changed(change)))).sum(-1)

@@ -58,8 +58,6 @@ Sharp edges:
     Vmapped convolutions are slow on a CPU: there a chunk of 1 is the faster one for such nets.
 """
 
-from __future__ import annotations
-
 import math
 import os
 from collections.abc import Mapping, Sequence

@@ -43,8 +43,6 @@ Sharp edges:
     Those that cut are made for features behind a ReLU, which are never negative.
 """
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Callable
 from dataclasses import dataclass

@@ -18,8 +18,6 @@ Sharp edges:
     Exporters fold constants: a tensor of a fused or transposed layer has no name of the model's.
 """
 
-from __future__ import annotations
-
 import os
 import struct
 from collections import Counter

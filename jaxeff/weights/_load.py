@@ -13,8 +13,6 @@ Sharp edges:
     conventions that no name or shape tells. The second is refused where it's met; compare outputs.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from fnmatch import fnmatchcase

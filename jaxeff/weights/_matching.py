@@ -20,8 +20,6 @@ to end, "mirrored".
 A file may hold projections of attention as one tensor, query, key and value in thirds: it is split.
 """
 
-from __future__ import annotations
-
 import math
 import re
 from collections import Counter, defaultdict

@@ -1,7 +1,5 @@
 """What isn't guessed: layouts that can't be told, tensors that are missing or left."""
 
-from __future__ import annotations
-
 import math
 import re
 from collections.abc import Collection, Mapping

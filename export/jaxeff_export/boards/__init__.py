@@ -15,8 +15,6 @@ with make_board("local") as here:
 ```
 """
 
-from __future__ import annotations
-
 from jaxeff.core import instance_of, string, validate
 from jaxeff_export.boards import _emulated as emulated
 from jaxeff_export.boards._board import Board, BoardError, BoardLost

@@ -10,8 +10,6 @@ of it, the CPU's modalias, lists the features. One of another architecture than 
 emulator's host) is no evidence either way.
 """
 
-from __future__ import annotations
-
 import abc
 import contextlib
 import threading

@@ -35,8 +35,6 @@ for kind in board_kinds():                               # as `jaxeff-export boa
 ```
 """
 
-from __future__ import annotations
-
 import contextlib
 import os
 import random

@@ -21,8 +21,6 @@ assert result.shape == (2, 3)
 ```
 """
 
-from __future__ import annotations
-
 import contextlib
 import math
 import os

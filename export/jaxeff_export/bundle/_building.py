@@ -4,8 +4,6 @@
 written whole or not at all.
 """
 
-from __future__ import annotations
-
 import errno
 import os
 import shutil

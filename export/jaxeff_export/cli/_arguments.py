@@ -3,8 +3,6 @@
 Arrays go by the names of a function's inputs; errors in users' functions name file and line.
 """
 
-from __future__ import annotations
-
 import importlib
 import sys
 import sysconfig

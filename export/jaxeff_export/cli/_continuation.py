@@ -5,8 +5,6 @@ state: tokens are int32 of shape [1, n], of which the first `count` count, and l
 those of the last that counts. Bundles of other n that share its cache read a prompt in blocks.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple, Protocol
 

@@ -1,7 +1,5 @@
 """``search`` and ``tune``: smaller networks for a share of the time, and faster schedules."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any

@@ -1,7 +1,5 @@
 """Output of commands: tables and progress on standard output, a line per failure on the other."""
 
-from __future__ import annotations
-
 import contextlib
 import sys
 import time

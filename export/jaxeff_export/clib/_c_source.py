@@ -12,8 +12,6 @@ Sharp edges:
     round floats otherwise. Codes of integer networks stay the same but where a float meets a tie.
 """
 
-from __future__ import annotations
-
 import contextlib
 import math
 from collections.abc import Iterator, Mapping, Sequence

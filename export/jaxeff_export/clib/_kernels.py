@@ -12,8 +12,6 @@ two of them is a function too, which one thread calls. All threads compute turns
 so the bits are the same for any number of threads.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 import itertools

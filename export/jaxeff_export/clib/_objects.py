@@ -1,7 +1,5 @@
 """Object files by the target's own tools: compiled, archived, looked into, and their sizes."""
 
-from __future__ import annotations
-
 import dataclasses
 import math
 import re

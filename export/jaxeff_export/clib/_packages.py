@@ -24,8 +24,6 @@ say where headers lie, and has no field for an archive: the script adds it. The 
 a library's own facts stand in already; PlatformIO leaves keys alone that it does not know.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import io
 import zipfile

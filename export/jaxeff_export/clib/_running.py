@@ -16,8 +16,6 @@ Sharp edges:
     Instructions that llvm-mca has no model of count as one cycle.
 """
 
-from __future__ import annotations
-
 import bisect
 import dataclasses
 import re

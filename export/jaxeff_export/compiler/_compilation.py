@@ -24,8 +24,6 @@ Recorded schedules are traces of MetaSchedule, applied to the kernels that their
 Sharp edge: only Linux has files in memory. Elsewhere LLVM writes to the disk itself.
 """
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os

@@ -13,8 +13,6 @@ call determines is walked example by example: no tile reaches across it. A kerne
 fits keeps its plain loops.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 import math

@@ -5,8 +5,6 @@ counted as instructions make them: a product and a sum of floats, a product of b
 product, a bit product where bits are counted. Only kernels that accumulate have any.
 """
 
-from __future__ import annotations
-
 import dataclasses
 
 import tvm

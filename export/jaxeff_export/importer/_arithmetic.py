@@ -4,8 +4,6 @@ Arithmetic wraps around, divides by zero and keeps NaN and signed zeros as XLA d
 width or more is defined, unlike in C.
 """
 
-from __future__ import annotations
-
 import math
 import operator
 from collections.abc import Callable

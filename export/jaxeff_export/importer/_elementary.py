@@ -8,8 +8,6 @@ asks. float64 goes to the C library.
 Sharp edge: results below the smallest normal number may be flushed to zero, as XLA's are.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 
 from tvm import tirx

@@ -10,8 +10,6 @@ tensors only if another operation needs one.
 A body is a region of scalar operations, which ``evaluate_region`` applies to the scalars of a loop.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

@@ -4,8 +4,6 @@ A rule is ``rule(emitter, node) -> list of Relax variables``, one for each resul
 operations have no rule here: see ``_elementwise``.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 

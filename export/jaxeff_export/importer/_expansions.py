@@ -13,8 +13,6 @@ attributes name them, because StableHLO's refinement of shapes goes through call
 composites; once the sizes are known they become composites again.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence

@@ -12,8 +12,6 @@ Sharp edge: both branches of a cheap ``if`` or ``case`` are computed. StableHLO 
 costs time only.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Collection, Sequence
 from typing import Any
 

@@ -13,8 +13,6 @@ assert len(module["main"].params) == 2                   # x and w
 ```
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 
 import tvm

@@ -21,8 +21,6 @@ TVM turns buffers of these types that lie inside a kernel into float32, so ``loa
 work on parameters only. Kernels of these types are not fused.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import itertools
 import math

@@ -10,8 +10,6 @@ dimension numbers of a convolution as the size of a list. Sound programs are far
 limits, and the checks are a few passes in C over the text, so they cost little beside the parser.
 """
 
-from __future__ import annotations
-
 import contextlib
 import math
 import pathlib

@@ -9,8 +9,6 @@ Sharp edges: all dynamic dimensions of the arguments are one and the same size. 
 not linear in the size, such as a tensor of size squared, is refused.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import json
 from collections.abc import Callable, Mapping, Sequence

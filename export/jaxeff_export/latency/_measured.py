@@ -34,8 +34,6 @@ Sharp edges:
     baseline makes the same share harder to reach.
 """
 
-from __future__ import annotations
-
 import functools
 import queue
 import statistics

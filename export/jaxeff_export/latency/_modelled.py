@@ -38,8 +38,6 @@ side in a vector, inputs are multiplied a group at a time. Channels that fill ne
 ones do.
 """
 
-from __future__ import annotations
-
 import math
 import re
 import tempfile

@@ -28,8 +28,6 @@ Sharp edges:
 - Weights pass through text, which is slow from some tens of megabytes on.
 """
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable, Sequence
 from pathlib import Path

@@ -8,8 +8,6 @@ to those that JAX is promised to be inside (`x[i]`). Where JAX fills such entrie
 replaced after the fact; what is written there goes to one row more, which is cut off.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 

@@ -4,8 +4,6 @@ A file from elsewhere says where its data lie, how many there are and what shape
 it is believed before it is compared with the bytes that are there.
 """
 
-from __future__ import annotations
-
 import copy
 import math
 import os

@@ -6,8 +6,6 @@ with 0. `TopK` takes equal entries in their own order, as JAX does, but to it ze
 are equal; where NaN stands in the order is the engine's affair.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from typing import Any

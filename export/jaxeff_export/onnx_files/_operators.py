@@ -5,8 +5,6 @@ NumPy arrays are known while tracing; from these alone rules make NumPy arrays w
 same function, so that computed shapes stay known at no cost.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """ONNX's branches and loops, whose bodies are graphs."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from typing import Any
 

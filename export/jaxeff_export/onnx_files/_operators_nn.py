@@ -3,8 +3,6 @@
 Inputs stay channels first, as ONNX has them: [batch, channels, *positions].
 """
 
-from __future__ import annotations
-
 import itertools
 import math
 from collections.abc import Callable, Sequence

@@ -1,7 +1,5 @@
 """What ONNX's recurrent layers compute: scans over time, in one or both directions."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from typing import Any
 

@@ -1,7 +1,5 @@
 """What ONNX's operators compute between the elements of a grid: resizing."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from typing import Any

@@ -3,8 +3,6 @@
 From known shapes these make known shapes: of NumPy arrays, NumPy arrays.
 """
 
-from __future__ import annotations
-
 import itertools
 import math
 from collections.abc import Callable

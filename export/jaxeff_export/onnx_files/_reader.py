@@ -29,8 +29,6 @@ Sharp edges:
 - Integers of 64 bits are 32 wide, and double precision is single, unless JAX has x64 enabled.
 """
 
-from __future__ import annotations
-
 import copy
 import os
 import re

@@ -39,8 +39,6 @@ node reads what is outside by name, so that only what an iteration changes is ha
 constants stay in the file's own list, wherever they are read.
 """
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable, Sequence
 from pathlib import Path

@@ -6,8 +6,6 @@ with a step for each head and slot, which are decoded in registers. A query's sc
 memory, and nothing of the cache is copied or repeated for the heads that share it.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import math
 from collections.abc import Callable, Mapping

@@ -16,8 +16,6 @@ operator, switched on one by one as in the source's table, and its forms, joint 
 Deployed networks run with the schedules of ``jaxeff_export.compiler``.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import math
 from collections.abc import Callable, Mapping, Sequence

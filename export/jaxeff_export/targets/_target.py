@@ -19,8 +19,6 @@ assert resolve_target("cortex-a72")["mcpu"] == "cortex-a72"
 named but not checked.
 """
 
-from __future__ import annotations
-
 import copy
 import difflib
 import importlib.util

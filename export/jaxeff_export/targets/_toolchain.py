@@ -6,8 +6,6 @@ one that is missing is an error that says what to install. C libraries are compi
 `CToolchain`: the command and the flags of a processor; `emulation` runs their programs here.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import platform
 import shutil

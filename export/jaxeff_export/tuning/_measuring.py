@@ -7,8 +7,6 @@ TVM miscompiles some vectorised forms silently, so every candidate is held again
 of the kernel, NaN included, before its time counts.
 """
 
-from __future__ import annotations
-
 import os
 import pickle
 import signal

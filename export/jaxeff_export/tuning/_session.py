@@ -3,8 +3,6 @@
 `Records` are a kernel's measurements in a database, `Libraries` what was built of its schedules.
 """
 
-from __future__ import annotations
-
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

@@ -7,8 +7,6 @@ kernels and takes seconds to minutes.
 schedules do not cover, given hours of time. It tiles no kernel with several results.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import itertools
 import math

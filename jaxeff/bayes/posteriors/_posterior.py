@@ -54,8 +54,6 @@ best; for a handful of inputs raise ``chunk``. Inputs that don't fit may be spli
 number of samples draw the same weights for each part.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field

@@ -21,8 +21,6 @@ Sharp edge: a weight that iterations change has no codes that could be made befo
 stay in float.
 """
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple

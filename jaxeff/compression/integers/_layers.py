@@ -9,8 +9,6 @@ of zero.
 Sharp edge: a transposed convolution multiplies these zeros too.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field

@@ -505,7 +505,7 @@ def largest_code(quantizer: Any, tensor: Tensor, shape: tuple[int, ...]) -> int 
 
 def weight_codes(
     quantizer: Any, w: Float[Array, "*shape"], tensor: Tensor
-) -> tuple[Int8[Array, "*shape"], Float[Array, ...]]:
+) -> tuple[Int8[Array, "*shape"], Float[Array, "..."]]:
     """Computes a weight's codes and their steps, of size one along axes that share them.
 
     Raises:
@@ -525,7 +525,7 @@ def weight_codes(
     return codes.astype(jnp.int8), to.step
 
 
-def steps_of_signs(codes: Int8[Array, "*shape"], steps: Float[Array, ...]) -> Float[Array, ...]:
+def steps_of_signs(codes: Int8[Array, "*shape"], steps: Float[Array, "..."]) -> Float[Array, "..."]:
     """Returns the steps of codes of one bit, NaN where the weights are zeros alone.
 
     Kernels by bit planes take signs and nothing else, so `convert` refuses what isn't finite.

@@ -5,8 +5,6 @@ arithmetic here. Results of float32 are float32; of int8 codes with int8 steps, 
 int32, the same bits on every machine.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any

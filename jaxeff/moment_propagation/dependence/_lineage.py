@@ -21,8 +21,6 @@ row to row. A captured array with a row per example does, and so do positions th
 the examples, rows of a table of them, and random bits.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal

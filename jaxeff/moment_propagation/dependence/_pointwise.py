@@ -19,8 +19,6 @@ Sharp edges
   which is cheaper, and notes it.
 """
 
-from __future__ import annotations
-
 import math
 from collections import defaultdict
 from collections.abc import Callable, Sequence

@@ -75,8 +75,6 @@ Sharp edges
 - An infinite mean is a certain value, as is an infinite result: they have no variance.
 """
 
-from __future__ import annotations
-
 import functools
 import itertools
 from collections.abc import Callable, Sequence

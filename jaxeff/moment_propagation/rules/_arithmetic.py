@@ -35,8 +35,6 @@ Sharp edges
   weights of one row sum to one.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Protocol, cast, overload
 

@@ -33,8 +33,6 @@ Sharp edges
 - Overlapping windows give outputs that are correlated; the diagonal covariance forgets it.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass

@@ -38,8 +38,6 @@ Sharp edges
 - It costs about 60 exponentials per entry: nothing for logits, noticeable for long attention.
 """
 
-from __future__ import annotations
-
 import math
 from typing import NamedTuple
 

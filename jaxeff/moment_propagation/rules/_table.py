@@ -12,8 +12,6 @@ Families
 - any other pointwise function of one random operand: quadrature.
 """
 
-from __future__ import annotations
-
 import functools
 import math
 from collections.abc import Callable, Sequence

@@ -28,8 +28,6 @@ is followed (`_plan`); as a loop, they would be taken as independent. A carry th
 another way (a recurrent state) stays a loop, unless it is certain: a count, a schedule.
 """
 
-from __future__ import annotations
-
 import functools
 import math
 import warnings

@@ -8,8 +8,6 @@ A convolution says which axis holds the examples. A dense layer does the same al
 the last, whatever they hold: tokens, points and time steps are what a sum or mean over them shows.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field

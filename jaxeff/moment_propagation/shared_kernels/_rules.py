@@ -12,8 +12,6 @@ With S the variances of z (`SharedNoise`), V the variance of an entry and rest =
 Expected slopes are derivatives of propagated means by means (`_covariance` says why).
 """
 
-from __future__ import annotations
-
 import itertools
 import math
 from collections.abc import Callable, Collection, Mapping, Sequence

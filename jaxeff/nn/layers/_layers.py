@@ -34,8 +34,6 @@ Sharp edges:
     the function is ``base * silu(x)``.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 

@@ -20,8 +20,6 @@ it reads, not what it writes (arXiv 1603.05027), so that sums pass from block to
 | 28, 10 | 36,479,194 | 5.24 G |
 """
 
-from __future__ import annotations
-
 from typing import Literal
 
 import jax

@@ -27,8 +27,6 @@ jaxprs of Linen and NNX models differ, and programs are read from both. Paramete
 the paths and shapes of the NNX model's: either set fits both.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from typing import Any, Literal
 

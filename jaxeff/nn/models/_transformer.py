@@ -4,8 +4,6 @@ Pre-norm blocks (arXiv 2002.04745): layer norm, multi-head attention, layer norm
 with GELU. An image is read as the sequence of its rows.
 """
 
-from __future__ import annotations
-
 import jax
 import jax.numpy as jnp
 from flax import nnx

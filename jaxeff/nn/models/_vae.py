@@ -3,8 +3,6 @@
 Dirty-MNIST decodes mixtures of codes with one of 784-512-256 and 32 latent dimensions.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import jax

@@ -6,8 +6,6 @@ feature map is brought to 7×7 and flattened to 25,088 features, which repeats e
 count; with ten outputs the net has 128.81 M and 272.3 M. ``head=1`` leaves the repetition out.
 """
 
-from __future__ import annotations
-
 import jax
 import jax.numpy as jnp
 from flax import nnx

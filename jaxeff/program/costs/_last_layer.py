@@ -23,8 +23,6 @@ Sharp edges:
     of the product with `x`. A sum written as `(x[:, :, None] * w).sum(1)` is no product.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 

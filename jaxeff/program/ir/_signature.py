@@ -27,8 +27,6 @@ Sharp edges
 - Of a loop, a branch or a call nothing is said but that it may do anything: readers look inside.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace

@@ -40,8 +40,6 @@ Sharp edge: a function with derivatives of its own is read as its primal; what i
 is differentiated anew.
 """
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass

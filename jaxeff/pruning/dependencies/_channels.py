@@ -38,8 +38,6 @@ an equation whose meaning would change, such as a cut between the channels of a 
 which, and where.
 """
 
-from __future__ import annotations
-
 import math
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence

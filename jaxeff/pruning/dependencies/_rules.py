@@ -8,8 +8,6 @@ Last stands `Crossing`, which says of every value at which removed channels it i
 zero.
 """
 
-from __future__ import annotations
-
 import operator
 from collections.abc import Sequence
 from dataclasses import dataclass, field

@@ -44,8 +44,6 @@ Sources: Luo et al., "ThiNet", arXiv:1707.06342. Mariet and Sra, "Diversity Netw
 arXiv:1511.05077, section 2.
 """
 
-from __future__ import annotations
-
 import zlib
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple

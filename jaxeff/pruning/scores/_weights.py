@@ -27,8 +27,6 @@ both (the kernel of a recurrent cell makes what it reads), the last one makes.
 - `random`: what any other has to be better than (Klein's thesis, section 3.3.1).
 """
 
-from __future__ import annotations
-
 import zlib
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any

@@ -61,8 +61,6 @@ References:
     Computations", arXiv:2503.16183.
 """
 
-from __future__ import annotations
-
 import functools
 import math
 from collections.abc import Callable, Mapping

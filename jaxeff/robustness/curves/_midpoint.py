@@ -44,8 +44,6 @@ References:
     Noisy Computations and Associated Characteristic Learning Dynamics", arXiv:2212.10430.
 """
 
-from __future__ import annotations
-
 import math
 import warnings
 from typing import Any, NamedTuple

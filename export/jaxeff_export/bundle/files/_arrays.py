@@ -4,8 +4,6 @@ Arrays are numpy's npz without pickle, and without losing dtypes numpy has no na
 replays recorded pairs of inputs and JAX's outputs.
 """
 
-from __future__ import annotations
-
 import io
 import math
 import zipfile

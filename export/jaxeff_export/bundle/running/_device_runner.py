@@ -12,8 +12,6 @@ Every bundle has a copy of this file. Sharp edge: loading a library runs native 
 guard against damage, not against malice.
 """
 
-from __future__ import annotations
-
 import argparse
 import errno
 import hashlib

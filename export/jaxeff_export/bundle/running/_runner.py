@@ -15,8 +15,6 @@ On a processor that runs whole programs a bundle is exported to C, built, and ru
 (`ProgramRunner`).
 """
 
-from __future__ import annotations
-
 import contextlib
 import logging
 import threading

@@ -6,8 +6,6 @@ thread; the calls of one take turns. The arrays stay where the calls are, on the
 other arguments and returns the other results.
 """
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path

@@ -9,8 +9,6 @@ operator's.
 Sharp edge: a library has one instrument, so one virtual machine of it is profiled at a time.
 """
 
-from __future__ import annotations
-
 import statistics
 from collections import defaultdict
 from collections.abc import Sequence

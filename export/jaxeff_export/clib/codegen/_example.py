@@ -7,8 +7,6 @@ linker script, which only has to be told the memories. Building and running are 
 words and for CMake.
 """
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Mapping, Sequence
 from pathlib import Path

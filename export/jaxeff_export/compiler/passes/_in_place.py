@@ -16,8 +16,6 @@ Sharp edge: a window is written in place only if nothing reads what it replaces 
 order is that after fusion, which puts a reader behind all that it was fused with.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 from typing import Any

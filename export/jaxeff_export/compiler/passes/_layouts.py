@@ -19,8 +19,6 @@ narrow type. Loops keep their state in such buffers, and fusion makes both. So b
 floats become integers, and the bit casts of a choice move into its branches.
 """
 
-from __future__ import annotations
-
 import abc
 import dataclasses
 import math

@@ -4,8 +4,6 @@ While the graph is built, an operation with a complex operand or result is repla
 operations on the parts. Only arguments and results of the module itself have to be real.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar

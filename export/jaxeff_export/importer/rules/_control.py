@@ -10,8 +10,6 @@ safe the result is written over the old state: it saves a copy, which for a scat
 work.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import json
 from collections.abc import Sequence

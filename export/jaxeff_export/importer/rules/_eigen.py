@@ -5,8 +5,6 @@ so that eigenvectors come out with the same signs. For larger ones LAPACK divide
 there vectors agree up to their signs.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import numpy as np

@@ -8,8 +8,6 @@ singular values are found with. A reflection is ``I - tau * v @ v.T`` with ``v[0
 StableHLO's operations factor matrices of 16-bit floats in 32 bits.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from tvm import relax, te, tirx

@@ -4,8 +4,6 @@ A pass over a factor p takes n * p multiplications, so a length that is a large 
 Work is done in double precision, whose rounding is then far below the result's.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import numpy as np

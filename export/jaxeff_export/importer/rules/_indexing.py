@@ -4,8 +4,6 @@ Indices known only at run time are clamped as StableHLO says. Updates of a scatt
 select_and_scatter, are applied one after the other, in order.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from jaxlib.mlir import ir

@@ -6,8 +6,6 @@ fills the result in row-major order; Threefry, which gives two words, splits one
 halves (a detail that sharding wants).
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Sequence
 

@@ -9,8 +9,6 @@ windows. Bodies of several operations run in the dtypes of accumulators. Forward
 equal those of the literal windows; backwards they combine in another order.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 
 import numpy as np

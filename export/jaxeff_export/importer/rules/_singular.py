@@ -6,8 +6,6 @@ signs. A step works on a block from row ``head`` to ``head + length * step``, wh
 -1.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import numpy as np

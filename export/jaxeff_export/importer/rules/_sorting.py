@@ -4,8 +4,6 @@ Of a sort that is cut off after its first few elements (as top_k is written), on
 order while going through the rest; otherwise it is a merge sort.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

@@ -14,8 +14,6 @@ that column. Where there is no such instruction that takes them from a shuffle (
 of 16-bit codes, channel by channel.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 import math

@@ -29,8 +29,6 @@ multiplied by the step of the group and added to the sums.
 | products in int32 (all others) | int32 |
 """
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Callable
 from typing import Any

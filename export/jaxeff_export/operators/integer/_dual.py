@@ -14,8 +14,6 @@ makes one kernel of both, which computes the shortcut of a band of pixels and th
 functions, the same order in every pixel, so the same bits.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import math

@@ -4,8 +4,6 @@ Weights and numbers per feature are packed with the bundle, in the order a kerne
 are written as codes before the first product.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 import math

@@ -29,8 +29,6 @@ of plane p is bit p of code i.
 | shift, and, product, shift: the lowest bit of every byte, by a product | 8 |
 """
 
-from __future__ import annotations
-
 import dataclasses
 import itertools
 import math

@@ -13,8 +13,6 @@ multiplied by a zero and no weight is unpacked.
 | products of float32 (AVX-512, AVX; ARM) | `vpermilps`; `tbl` | 16, 8; 4 |
 """
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 import itertools
