@@ -1,4 +1,4 @@
-"""Tables of the pages of results, every number of which names its place in a kept run's JSON.
+"""Tables and verdicts of the pages of results, from places in kept runs' JSON that they name.
 
 `docs/results/tables/PAGE.toml` has the rows of the table of `docs/results/PAGE.md`: what is
 compared, what the source has, and ours, in which each number stands in braces as
@@ -6,13 +6,24 @@ compared, what the source has, and ours, in which each number stands in braces a
 --again` writes it there:
 
 ```toml
-run = "hardening-fast"                      # the kept run, unless a row names another
+run = "hardening"                           # the kept run, unless a row names another
 
 [[row]]
 quantity = "peak accuracy without noise, with noisy training"
 source = ".75; -"
 ours = "{rows[method=none].peak .3f}; {max rows[method=noise].peak .3f}"
+checks = ["lenet5: noisy training raises"]  # names of the checks that judge it, or their beginnings
+claim = "noisy training helps"              # what the page says of them behind the table
+
+[[why]]                                     # a reason of what isn't reproduced
+tested = false
+text = "the trainings are short"
 ```
+
+A verdict is what the checks say, never what someone wrote: "reproduced" where all that a row names
+passed, "not reproduced" where none did, "in part" between, "undecided" where the size of the run
+decides none of them. Sentences behind the table list the claims by verdict, then the reasons, each
+said to be tested or a guess. A page that isn't held against a source says other words (`words`).
 
 A path leads through objects by names, and through lists by a position or by the columns that tell
 an entry from all others: ``[net=vgg11; bits=4]``, ``name~`` for how a text begins, ``share<`` for
@@ -126,16 +137,83 @@ def table(page: str) -> str:
         ValueError: A number isn't where its row says; the row is named.
     """
     said = tomllib.loads((TABLES / f"{page}.toml").read_text())
-    rows = []
+    rows, words = [], said.get("words", WORDS)
     for row in said["row"]:
         try:
-            ours = re.sub(_BRACES, _writer(_content(row.get("run") or said["run"])), row["ours"])
+            content = _content(row.get("run") or said["run"])
+            ours = re.sub(_BRACES, _writer(content), row["ours"])
+            judged = verdict(content, row, words)
         except (LookupError, ValueError, TypeError) as error:
             raise ValueError(f"{page}: {row['quantity']}: {error}") from error
         if re.search(r"\d", re.sub(_BRACES, "", row["ours"])):
             raise ValueError(f"{page}: {row['quantity']}: a number that names no place in a run")
-        rows.append((row["quantity"], row.get("source", "-"), ours))
-    return markdown(Table(("quantity", "source", "ours"), rows)) + "\n"
+        rows.append((row["quantity"], row.get("source", "-"), ours, judged))
+    heads = ("quantity", "source", "ours", "verdict")
+    return markdown(Table(heads, rows)) + "\n\n" + sentences(said)
+
+
+WORDS = ("reproduced", "not reproduced")
+"""Verdicts of claims of a source; a page of other claims has words of its own."""
+IN_PART, UNDECIDED, UNJUDGED = "in part", "undecided", "no check"
+
+
+def results(content: Any, row: Mapping[str, Any]) -> list[bool | None]:
+    """What the checks say that judge a row: passed, failed, or None where the run can't decide.
+
+    Raises:
+        LookupError: No check's name begins as the row says.
+    """
+    found = []
+    for name in row.get("checks", ()):
+        named = [one for one in content["checks"] if one["name"].startswith(name)]
+        named = [one for one in named if one["name"] == name] or named
+        own = [one["passed"] for one in named]
+        if not own:
+            raise LookupError(f"no check is called {name!r}")
+        found += own
+    return found
+
+
+def verdict(content: Any, row: Mapping[str, Any], words: tuple[str, str]) -> str:
+    """Says what the checks of a row say."""
+    passed = results(content, row)
+    if not passed:
+        return "-" if row.get("source", "-") in NO_SOURCE else UNJUDGED
+    kind = _kind(passed, words)
+    share = f"{passed.count(True)} of {len(passed)}"
+    return f"{kind}: {share}" if kind == IN_PART else kind
+
+
+NO_SOURCE = ("-", "no number", "not tried")
+"""What stands in the column of the source where it has nothing."""
+
+
+def _kind(passed: list[bool | None], words: tuple[str, str]) -> str:
+    if None in passed:
+        return UNDECIDED
+    return words[0] if all(passed) else IN_PART if any(passed) else words[1]
+
+
+def sentences(said: Mapping[str, Any]) -> str:
+    """Writes a page's claims by verdict, and the reasons of what isn't reproduced."""
+    words = said.get("words", WORDS)
+    by: dict[str, list[str]] = {kind: [] for kind in (words[0], IN_PART, words[1], UNDECIDED)}
+    for row in said["row"]:
+        if claim := row.get("claim"):
+            content = _content(row.get("run") or said["run"])
+            text = re.sub(_BRACES, _writer(content), claim)
+            by[_kind(results(content, row), words)].append(text)
+    lines = [
+        f"**{kind.capitalize()}:** {'; '.join(claims)}." for kind, claims in by.items() if claims
+    ]
+    for tested, head in ((True, "Why, tested"), (False, "Why, a guess that nothing here tests")):
+        reasons = [
+            re.sub(_BRACES, _writer(_content(why.get("run") or said.get("run"))), why["text"])
+            for why in said.get("why", ())
+            if why["tested"] == tested
+        ]
+        lines += [f"**{head}:** {'; '.join(reasons)}."] if reasons else []
+    return "\n\n".join(lines) + "\n"
 
 
 def _writer(content: Any) -> Callable[[re.Match[str]], str]:

@@ -78,6 +78,8 @@ class Claim:
     # what the report says in place of the value, if that is another column
     shown: Entry | None = None
     when: Callable[[Row], Any] = lambda row: True  # which of the selected rows count
+    # settings that its rows don't depend on: a run with less of them decides it nonetheless
+    regardless: tuple[str, ...] = ()
 
     def __call__(self, report: Report) -> None:
         """Adds a check for every row."""

@@ -5,7 +5,7 @@ size's hold, texts and choices are the same. What marks its field `SELECTS` or `
 count, nor what the size leaves open (None, nothing, "auto").
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from experiments.harness.command import SELECTS, SIZELESS, SIZES, Option, find_options
@@ -16,14 +16,18 @@ NARROWED = "narrowed"
 _OPEN: tuple[Any, ...] = (None, "", "auto", [], {})
 
 
-def reached(config: Mapping[str, Any], sizes: Mapping[str, Any]) -> str:
+def reached(
+    config: Mapping[str, Any], sizes: Mapping[str, Any], regardless: Sequence[str] = ()
+) -> str:
     """Finds the largest size that a run's settings cover, ``fast`` if they cover none.
 
     Args:
         config: Of the run's JSON.
         sizes: A study's settings by size.
+        regardless: Settings that don't count.
     """
-    return next((size for size in reversed(SIZES) if covers(config, sizes, size)), SIZES[0])
+    covered = (size for size in reversed(SIZES) if covers(config, sizes, size, regardless))
+    return next(covered, SIZES[0])
 
 
 def shown_size(config: Mapping[str, Any], sizes: Mapping[str, Any]) -> str:
@@ -31,10 +35,14 @@ def shown_size(config: Mapping[str, Any], sizes: Mapping[str, Any]) -> str:
     return config["size"] if covers(config, sizes, config["size"]) else NARROWED
 
 
-def covers(config: Mapping[str, Any], sizes: Mapping[str, Any], size: str) -> bool:
+def covers(
+    config: Mapping[str, Any], sizes: Mapping[str, Any], size: str, regardless: Sequence[str] = ()
+) -> bool:
     """Tells whether a run's settings ask for no less than a size, or than a larger one."""
     # Sizes are ordered by whoever wrote them: a larger one decides what a smaller one does.
-    return not all(shortfalls(config, sizes, one) for one in SIZES[SIZES.index(size) :])
+    return not all(
+        {*shortfalls(config, sizes, one)} - {*regardless} for one in SIZES[SIZES.index(size) :]
+    )
 
 
 def shortfalls(config: Mapping[str, Any], sizes: Mapping[str, Any], size: str) -> list[str]:

@@ -192,13 +192,15 @@ class Study(Generic[S]):
         extra = {key: value for key, value in content.items() if key not in ENTRIES}
         return Report(
             self.name, content["size"], content["config"], content["rows"], extra,
-            decides=reached(content["config"], self.sizes), left=content.get(LEFT, 0),
+            left=content.get(LEFT, 0),
         )  # fmt: skip
 
     def judge(self, report: Report) -> None:
         """Adds the checks of all claims to a report."""
         for claim in self.claims:
             before = len(report.checks)
+            regardless = getattr(claim, "regardless", ())
+            report.decides = reached(report.config, self.sizes, regardless)
             with _excused(report.left):
                 claim(report)
                 continue
@@ -237,8 +239,7 @@ class Study(Generic[S]):
         if run.left:
             extra[LEFT] = run.left
         report = Report(
-            self.name, run.size, run.config, rows, extra, found.arrays,
-            decides=reached(run.config, self.sizes), left=run.left,
+            self.name, run.size, run.config, rows, extra, found.arrays, left=run.left,
         )  # fmt: skip
         self.judge(report)
         path = report.save(order.json or order.results / f"{run.name}.json", self.differences)

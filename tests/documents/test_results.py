@@ -2,12 +2,14 @@
 
 import json
 import re
+import tomllib
 
 import pytest
 from documents import ROOT
 
 from experiments import pages
 from experiments.harness.report import LEFT
+from experiments.harness.sizes import shown_size
 from experiments.harness.staleness import DATA, VERSION, stale
 from experiments.publish import (
     LIST,
@@ -113,6 +115,133 @@ def test_every_number_of_a_table_names_its_place():
     for name in pages.pages():
         again = "`python -m experiments.publish --again` writes it"
         assert (pages.RESULTS / f"{name}.md").read_text() == pages.with_table(name), again
+
+
+def claims_of(name):
+    """A page's rows that have checks: each row, and what these checks say."""
+    said = tomllib.loads((pages.TABLES / f"{name}.toml").read_text())
+    for row in said["row"]:
+        content = json.loads((RUNS / f"{row.get('run') or said['run']}.json").read_text())
+        yield row, pages.results(content, row)
+
+
+@pytest.mark.parametrize("name", pages.pages())
+def test_verdicts_are_those_of_the_checks(name):
+    said = tomllib.loads((pages.TABLES / f"{name}.toml").read_text())
+    text = (pages.RESULTS / f"{name}.md").read_text()
+    good, bad = said.get("words", pages.WORDS)
+    claimed = [(row["claim"], passed) for row, passed in claims_of(name) if "claim" in row]
+    assert claimed, "a page says what is reproduced"
+    paragraphs = {
+        kind: re.findall(rf"(?m)^\*\*{kind.capitalize()}:\*\* (.*)$", text)
+        for kind in (good, bad, pages.IN_PART, pages.UNDECIDED)
+    }
+    for claim, passed in claimed:
+        if None in passed:
+            kind = pages.UNDECIDED
+        else:
+            kind = good if all(passed) else pages.IN_PART if any(passed) else bad
+        (paragraph,) = paragraphs[kind]
+        fixed = re.split(r"\{[^}]*\}", claim)  # what stands between numbers
+        assert all(part in paragraph for part in fixed), (claim, kind)
+    if any(False in passed for _, passed in claimed):
+        assert "**Why, " in text, "what isn't reproduced has a reason, tested or said to be a guess"
+
+
+def test_verdicts_stand_in_no_prose():
+    """What is reproduced changes with the kept runs, so sentences that say it are made of them."""
+    for name in pages.pages():
+        text = (pages.RESULTS / f"{name}.md").read_text()
+        before, _, rest = text.partition("<!-- table -->")
+        prose = before + rest.partition("<!-- end of table -->")[2]
+        assert not re.search(r"(?i)\breproduced\b|\bundecided\b", prose), name
+
+
+def test_rows_without_a_check_are_few():
+    """A number of the source that no check judges says so; there are no more than these."""
+    lines = [line for name in pages.pages() for line in pages.table(name).splitlines()]
+    assert sum(line.endswith(f"| {pages.UNJUDGED} |") for line in lines) <= 13
+
+
+@pytest.mark.parametrize(
+    ("passed", "said"),
+    [
+        ((True, True), "reproduced"),
+        ((False,), "not reproduced"),
+        ((True, False, True), "in part: 2 of 3"),
+        ((True, None), "undecided"),
+        ((), "no check"),
+    ],
+)
+def test_a_verdict_says_what_checks_say(passed, said):
+    checks = [{"name": f"net: claim {i}", "passed": one} for i, one in enumerate(passed)]
+    row = {"source": "9.1", "checks": ["net: claim"] if passed else []}
+    assert pages.verdict({"checks": checks}, row, pages.WORDS) == said
+    with pytest.raises(LookupError, match="no check is called 'other'"):
+        pages.verdict({"checks": checks}, {"checks": ["other"]}, pages.WORDS)
+
+
+def test_a_check_that_is_named_in_full_is_no_beginning():
+    checks = [{"name": "the same", "passed": True}, {"name": "the same, longer", "passed": False}]
+    assert pages.results({"checks": checks}, {"checks": ["the same"]}) == [True]
+
+
+def test_fast_runs_that_decide_nothing_more_are_withdrawn():
+    """Where a study has a kept run of the default size, one of minutes needs a reason to stay."""
+    contents = {path.stem: json.loads(path.read_text()) for path in KEPT}
+    places = [*pages.TABLES.glob("*.toml"), *(ROOT / "docs" / "guides").glob("*.md")]
+    used = "".join(path.read_text() for path in places)
+
+    def decided(name):
+        return {c["name"] for c in contents[name]["checks"] if c["passed"] is not None}
+
+    for name, content in contents.items():
+        _, study = study_of(content["experiment"])
+        if shown_size(content["config"], study.sizes) != "fast":
+            continue
+        same = [one for one, c in contents.items() if c["experiment"] == content["experiment"]]
+        larger = [
+            one for one in same
+            if shown_size(contents[one]["config"], study.sizes) in ("default", "full")
+        ]  # fmt: skip
+        if larger and not decided(name) - set().union(*map(decided, larger)):
+            shown = f'run = "{name}"' in used or f"runs/{name}.md" in used
+            assert shown, f"{name} decides nothing more than {larger}"
+
+
+METHODS = {
+    "one network": ("one network", ""),
+    "Laplace of all layers, linear": ("Laplace, Kronecker", "linear"),
+    "IVON, 30 draws": ("IVON", "draws"),
+    "SWAG, 30 draws": ("SWAG", "draws"),
+    "cyclical SGLD, 4 draws": ("cyclical SGLD", "draws"),
+    "MCLMC, 30 draws": ("MCLMC", "draws"),
+    "deep ensemble of 4": ("deep ensemble", ""),
+    "BatchEnsemble": ("BatchEnsemble", ""),
+    "Packed": ("Packed-Ensemble", ""),
+    "MIMO": ("MIMO", ""),
+    "evidential, softplus": ("evidential", "softplus"),
+    "evidential, exponential": ("evidential", "exp"),
+}
+"""Methods of the guide's table of newer methods, as the study calls them."""
+
+
+def test_the_table_of_methods_is_that_of_its_kept_run():
+    rows = json.loads((RUNS / "certainty.json").read_text())["rows"]
+    lines = (ROOT / "docs" / "guides" / "certainty.md").read_text().splitlines()
+    cells = [line.strip("| ").split(" | ") for line in lines if line.startswith("| ")]
+    shown = {row[0]: row[2:] for row in cells if len(row) == 7 and row[0] in METHODS}
+    assert shown.keys() == METHODS.keys()
+    for label, (method, by) in METHODS.items():
+        own = [row for row in rows if row["method"] == method and row["by"] == by]
+        names = ("accuracy", "nll", "auroc", "gradients_over_one", "time_over_one")
+        for name, text in zip(names, shown[label], strict=True):
+            if text == "a Jacobian per input":
+                continue
+            value = sum(row[name] for row in own) / len(own)
+            # Half of the last digit that is written.
+            digits = len(text.partition(".")[2])
+            assert abs(value - float(text)) <= 0.5001 * 10**-digits, (label, name, value)
 
 
 CONTENT = {

@@ -202,6 +202,19 @@ def test_what_measures_no_size_narrows_nothing():
     assert reached({"size": "full", **vars(sizes["full"])}, sizes) == "full"
 
 
+def test_a_claim_is_decided_regardless_of_what_it_does_not_depend_on(quiet, tmp_path):
+    """Fewer coins narrow the run, and leave a claim undecided unless it says that it needs none."""
+    (first, *_) = quiet.claims
+    free = replace(first, regardless=("coins",))
+    both = replace(quiet, claims=(first, free, first))
+    both.main(["--coins", "399", "--results", str(tmp_path)])
+    (path,) = tmp_path.glob("*.json")
+    checks = read(path)["checks"]
+    third = len(checks) // 3
+    decided = [check["passed"] is not None for check in checks]
+    assert decided == [False] * third + [True] * third + [False] * third
+
+
 def test_what_is_kept_is_reported_while_the_rest_is_missing(coins, quiet, tmp_path, capsys):
     (part,) = quiet.parts
 

@@ -57,33 +57,36 @@ def priced(report: Report) -> list[Row]:
 
 
 claim = partial(h.Claim, needs="default")
+# Rounds of timing say nothing of variances.
+of_variances = partial(claim, regardless=("rounds",))
 of, default = (lambda method: h.where(method=method)), h.where(method=m.DEFAULT)
 CLAIMS = (
-    claim("{network}, {noise}: median error", "error", h.at_most(0.10), 0.10, default,
-          when=lambda row: convolutional(row) and small(row)),
-    claim("{network}, {noise}: 5 % of variances", "low", h.at_least(0.75), 0.75, default,
-          when=lambda row: convolutional(row) and small(row)),
-    claim("{network}, {noise}: 95 % of variances", "high", h.at_most(1.3), 1.3, default,
-          when=lambda row: convolutional(row) and small(row)),
+    of_variances("{network}, {noise}: median error", "error", h.at_most(0.10), 0.10, default,
+                 when=lambda row: convolutional(row) and small(row)),
+    of_variances("{network}, {noise}: 5 % of variances", "low", h.at_least(0.75), 0.75, default,
+                 when=lambda row: convolutional(row) and small(row)),
+    of_variances("{network}, {noise}: 95 % of variances", "high", h.at_most(1.3), 1.3, default,
+                 when=lambda row: convolutional(row) and small(row)),
     claim("{network}: time over the network's", "cost", h.at_most(10), 10.0, default,
           when=convolutional),
-    claim("{network}, {noise}: within .5 to 2, or warned of", "ratio",
-          lambda row, ratio: 0.5 <= ratio <= 2 or bool(row["warned"]), None, default,
-          when=lambda row: row["network"] in recipe.TRANSFORMERS and small(row)),
-    claim("{network}, {noise}: linear", "error", h.at_most(0.06), 0.06, of(m.LINEAR), when=small),
-    claim("{network}, {noise}: calibrated", "error", h.at_most(0.15), 0.15, of(m.CALIBRATED),
-          when=small),
-    claim("{network}, {noise}: default, calibrated", "error", h.at_most(0.10), 0.10, of(m.SCALED),
-          when=lambda row: convolutional(row) and small(row)),
+    of_variances("{network}, {noise}: within .5 to 2, or warned of", "ratio",
+                 lambda row, ratio: 0.5 <= ratio <= 2 or bool(row["warned"]), None, default,
+                 when=lambda row: row["network"] in recipe.TRANSFORMERS and small(row)),
+    of_variances("{network}, {noise}: linear", "error", h.at_most(0.06), 0.06, of(m.LINEAR),
+                 when=small),
+    of_variances("{network}, {noise}: calibrated", "error", h.at_most(0.15), 0.15,
+                 of(m.CALIBRATED), when=small),
+    of_variances("{network}, {noise}: default, calibrated", "error", h.at_most(0.10), 0.10,
+                 of(m.SCALED), when=lambda row: convolutional(row) and small(row)),
     claim("{network}: time of calibrated over diagonal", "over diagonal", h.at_most(1.05), 1.05,
           priced),
-    claim("{network}, {noise}: off, and said so", "ratio",
-          lambda row, _: bool(row["warned"]) or not row["agrees"], None, default,
-          when=lambda row: not 0.8 <= row["ratio"] <= 1.25),
-    claim("{network}, {noise}: right, and not called wrong", "ratio",
-          lambda row, _: row["agrees"], None, default,
-          when=lambda row: 0.87 <= row["ratio"] <= 1.13 and row["low"] >= 0.75
-          and row["high"] <= 1.3),
+    of_variances("{network}, {noise}: off, and said so", "ratio",
+                 lambda row, _: bool(row["warned"]) or not row["agrees"], None, default,
+                 when=lambda row: not 0.8 <= row["ratio"] <= 1.25),
+    of_variances("{network}, {noise}: right, and not called wrong", "ratio",
+                 lambda row, _: row["agrees"], None, default,
+                 when=lambda row: 0.87 <= row["ratio"] <= 1.13 and row["low"] >= 0.75
+                 and row["high"] <= 1.3),
 )  # fmt: skip
 
 PLACE = ("network", "noise", "method")

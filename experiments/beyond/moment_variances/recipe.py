@@ -3,7 +3,7 @@
 from dataclasses import dataclass, replace
 from typing import Annotated, Literal
 
-from experiments.harness import SELECTS, Count, Least
+from experiments.harness import SELECTS, SIZELESS, Count, Least
 
 CONVOLUTIONAL = ("LeNet-5", "DS-CNN", "ResNet-8", "ResNet-18", "U-Net")
 TRANSFORMERS = ("ViT", "decoder LM")
@@ -22,7 +22,7 @@ class Settings:
     Attributes:
         networks: Networks to measure; all if empty.
         methods: Ways to a variance beside the default; all if empty.
-        noises: Standard deviations of weights over that of their array.
+        noises: Standard deviations of weights over that of their array; every claim is of one.
         data: Images that networks are trained on; the decoder's text comes with Python.
         examples: Images, or pieces of text, that they are trained on.
         epochs: Passes over them.
@@ -37,7 +37,7 @@ class Settings:
 
     networks: Annotated[tuple[str, ...], SELECTS] = ()
     methods: Annotated[tuple[str, ...], SELECTS] = ()
-    noises: tuple[Annotated[float, Least(0.0)], ...] = (0.03, 0.1, 0.3)
+    noises: Annotated[tuple[Annotated[float, Least(0.0)], ...], SIZELESS] = (0.03, 0.1, 0.3)
     data: Literal["digits", "mnist", "fashion-mnist"] = "fashion-mnist"
     examples: Annotated[int, Least(64)] = 2000
     epochs: Count = 6
