@@ -53,6 +53,7 @@ from jaxeff.core._checks import (
     supervised_data,
     validate,
 )
+from jaxeff.core._from_flax import LibraryModel
 from jaxeff.core._functional import NEW_STATE_TAG, STATE_TAG, functional, restore
 from jaxeff.core._jax_internals import (
     ClosedJaxpr,
@@ -80,7 +81,6 @@ from jaxeff.core._processes import (
     to_host,
 )
 from jaxeff.core._progress import progress_bar, progress_bars
-from jaxeff.core._reader import LibraryModel
 from jaxeff.core._settings import (
     Choice,
     Count,

@@ -5,7 +5,7 @@ from typing import Any
 import equinox
 import jax
 
-from jaxeff.core._reader import Leaves, LibraryModel, Method
+from jaxeff.core._from_flax import Leaves, LibraryModel, Method
 
 
 def read_equinox(model: Any, method: Method, keyed: bool, mutable: bool) -> LibraryModel:

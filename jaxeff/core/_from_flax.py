@@ -1,4 +1,4 @@
-"""Flax modules, NNX and Linen, as runners and arrays by path, and a warning of training mode.
+"""Models as runners and arrays by path (`LibraryModel`), and how Flax's, NNX and Linen, are read.
 
 A dropout layer draws from a stream of random numbers that the model holds, and a batch norm in
 training normalizes by its batch and writes its statistics. A function that closes over the model's
@@ -8,6 +8,7 @@ state freezes the first and forgets the second.
 import warnings
 import zlib
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 import flax.linen as nn
@@ -15,9 +16,47 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 from flax.core import unfreeze
-from flax.traverse_util import flatten_dict
+from flax.traverse_util import flatten_dict, unflatten_dict
 
-from jaxeff.core._reader import Leaves, LibraryModel, Method, flatten, nest
+Method = str | Callable[..., Any] | None
+Leaves = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class LibraryModel:
+    """A model of any library.
+
+    Attributes:
+        run: ``run(key or None, params by path, state by path, args, kwargs)`` gives the result and
+            the new state by path.
+        params: The trainable arrays by path.
+        state: All other arrays by path.
+        restored: ``restored(params by path, state by path)`` makes a model of the same library.
+        keys: The keys of a path where they aren't its parts between slashes.
+    """
+
+    run: Callable[[Any, Leaves, Leaves, tuple[Any, ...], dict[str, Any]], tuple[Any, Leaves]]
+    params: Leaves
+    state: Leaves
+    restored: Callable[[Leaves, Leaves], Any]
+    keys: dict[str, tuple[str, ...]] = field(default_factory=dict)
+
+
+def flatten(tree: Any, prefix: str = "") -> Leaves:
+    """Flattens nested mappings to leaves by path; anything but a mapping is a leaf."""
+    if not isinstance(tree, Mapping):
+        return {prefix: tree}
+    leaves: Leaves = {}
+    for key, child in tree.items():
+        leaves.update(flatten(child, f"{prefix}/{key}" if prefix else str(key)))
+    return leaves
+
+
+def nest(leaves: Mapping[str, Any], keys: Mapping[str, tuple[str, ...]]) -> dict[str, Any]:
+    """Builds nested dicts of leaves by path; the keys of a path are its parts if none are given."""
+    return unflatten_dict(
+        {keys.get(path) or tuple(path.split("/")): v for path, v in leaves.items()}
+    )
 
 
 class TrainingModeWarning(UserWarning):

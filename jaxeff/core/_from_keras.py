@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import keras
 import numpy as np
 
-from jaxeff.core._reader import Leaves, LibraryModel, Method
+from jaxeff.core._from_flax import Leaves, LibraryModel, Method
 
 _SIZES = {"Dense": "units", "Conv1D": "filters", "Conv2D": "filters", "Conv3D": "filters",
           "SeparableConv1D": "filters", "SeparableConv2D": "filters",

@@ -24,7 +24,7 @@ except ImportError as error:
         "functional: a torch.nn.Module is run by torchax: pip install jaxeff[torch]"
     ) from error
 
-from jaxeff.core._reader import Leaves, LibraryModel, Method
+from jaxeff.core._from_flax import Leaves, LibraryModel, Method
 
 
 def read_torch(model: torch.nn.Module, method: Method, keyed: bool, mutable: bool) -> LibraryModel:

@@ -63,8 +63,7 @@ from jax.ad_checkpoint import checkpoint_name
 from jaxeff.core import _from_flax as from_flax
 from jaxeff.core._arguments import check_key
 from jaxeff.core._checks import parameter_tree, validate
-from jaxeff.core._from_flax import TrainingModeWarning
-from jaxeff.core._reader import LibraryModel, Method, flatten, nest
+from jaxeff.core._from_flax import LibraryModel, Method, TrainingModeWarning, flatten, nest
 
 __all__ = ["NEW_STATE_TAG", "STATE_TAG", "TrainingModeWarning", "functional", "restore"]
 

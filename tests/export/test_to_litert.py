@@ -4,12 +4,16 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from flax import nnx
 from jaxeff_export import LitertError, MissingExtraError, to_litert
+from jaxeff_export.litert_files._int8 import has_products
+from jaxeff_export.litert_files._to_litert import evaluate_in_int8
 from jaxeff_export.litert_files._to_litert import evaluate_known as write
 
 import jaxeff
 from jaxeff import Gaussian, Int
-from jaxeff.nn import small_classifier
+from jaxeff.compression import calibrate
+from jaxeff.nn import LeNet5, ResNet8, small_classifier
 
 
 def run(path, file, *xs):
@@ -136,3 +140,113 @@ def test_the_package_is_asked_for(tmp_path, monkeypatch):
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     with pytest.raises(MissingExtraError, match=r"jaxeff\[litert\]"):
         to_litert(lambda w, x: x, (0, np.ones(2, np.float32)), tmp_path / "f.tflite")
+
+
+def integer_network(model, shape, **setting):
+    """A network of integer codes with random statistics, its converted parameters, and inputs."""
+    model.eval()
+    f, params = jaxeff.functional(model)
+    xs = jax.random.normal(jax.random.key(1), (16, *shape))
+    settings = {"*:linear": Int(8, **setting)}
+    g = jaxeff.integer(f, calibrate(f, params, [xs], settings).spec)
+    return g, g.convert(params, xs), xs
+
+
+class Separable(nnx.Module):
+    """A keyword spotter in small: depthwise, pointwise, ReLU6, batch norm, a mean over places."""
+
+    def __init__(self, rngs):
+        self.stem = nnx.Conv(1, 8, (10, 4), (2, 2), rngs=rngs)
+        self.norm = nnx.BatchNorm(8, rngs=rngs)
+        self.depthwise = nnx.Conv(8, 8, (3, 3), feature_group_count=8, rngs=rngs)
+        self.pointwise = nnx.Conv(8, 16, (1, 1), rngs=rngs)
+        self.logits = nnx.Linear(16, 5, rngs=rngs)
+        self.logits.bias[...] = jnp.linspace(-1, 1, 5)
+
+    def __call__(self, x):
+        x = jax.nn.relu6(self.norm(self.stem(x)))
+        x = jax.nn.relu(self.pointwise(jax.nn.relu6(self.depthwise(x))))
+        return self.logits(x.mean((1, 2)))
+
+
+NETWORKS = {
+    "LeNet5": (lambda: LeNet5(rngs=nnx.Rngs(0)), (28, 28, 1)),
+    "ResNet8": (lambda: ResNet8(10, 3, rngs=nnx.Rngs(0)), (16, 16, 3)),
+    "separable": (lambda: Separable(nnx.Rngs(0)), (25, 10, 1)),
+}
+
+
+@pytest.mark.parametrize(
+    "name", ["LeNet5", *(pytest.param(n, marks=pytest.mark.slow) for n in ("ResNet8", "separable"))]
+)
+def test_the_int8_form_is_the_integer_network(name):
+    make, shape = NETWORKS[name]
+    g, codes, xs = integer_network(make(), shape)
+    closed = jax.make_jaxpr(g)(codes, xs)
+    assert has_products(closed.jaxpr)
+    known = [np.asarray(leaf) for leaf in jax.tree.leaves(codes)]
+    # Without grids of its own, what remains is that a product isn't rounded before it is scaled.
+    (found,) = jax.jit(lambda x: evaluate_in_int8(closed, [*known, x], lambda v: v))(xs)
+    want = np.asarray(jax.jit(g)(codes, xs))
+    step = (want.max() - want.min()) / 255
+    np.testing.assert_allclose(found, want, rtol=0, atol=step)
+    assert np.abs(found - want).mean() < step / 4
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", NETWORKS)
+def test_products_of_integer_networks_are_int8(name, tmp_path):
+    pytest.importorskip("litert_converter")
+    litert = pytest.importorskip("ai_edge_litert.interpreter")
+    make, shape = NETWORKS[name]
+    g, codes, xs = integer_network(make(), shape)
+    data = [xs[i : i + 1] for i in range(len(xs))]
+    file = to_litert(g, (codes, xs[:1]), tmp_path / "net.tflite", data=data)
+    # Reference kernels list the operators as they are written; delegates hide them.
+    plain = litert.Interpreter(
+        str(file.path), experimental_op_resolver_type=litert.OpResolverType.BUILTIN_REF
+    )
+    plain.allocate_tensors()
+    kinds = {tensor["index"]: tensor["dtype"] for tensor in plain.get_tensor_details()}
+    for operator in plain._get_ops_details():
+        assert kinds[operator["outputs"][0]] == np.int8, operator["op_name"]
+    interpreter = litert.Interpreter(str(file.path))
+    interpreter.allocate_tensors()
+    (entry,), (result,) = interpreter.get_input_details(), interpreter.get_output_details()
+    (step, zero), (result_step, result_zero) = entry["quantization"], result["quantization"]
+    for x, want in zip(data, jax.jit(g)(codes, xs), strict=True):
+        q = np.clip(np.round(np.asarray(x) / step) + zero, -128, 127).astype(np.int8)
+        interpreter.set_tensor(entry["index"], q)
+        interpreter.invoke()
+        found = interpreter.get_tensor(result["index"])[0].astype(int)
+        code = np.clip(np.round(np.asarray(want) / result_step) + result_zero, -128, 127)
+        # Both sides of a shortcut are rounded to codes before they are added: each of ResNet-8's
+        # three may move a result by half a step more.
+        assert np.abs(found - code).max() <= (2 if name == "ResNet8" else 1)
+
+
+def test_integer_networks_ask_for_data(tmp_path, monkeypatch):
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: name)
+    g, codes, xs = integer_network(LeNet5(rngs=nnx.Rngs(0)), (28, 28, 1))
+    path = tmp_path / "net.tflite"
+    with pytest.raises(LitertError, match=r"data=\[x, \.\.\.\]"):
+        to_litert(g, (codes, xs[:1]), path)
+    with pytest.raises(ValueError, match="no inputs"):
+        to_litert(g, (codes, xs[:1]), path, data=[])
+    with pytest.raises(ValueError, match=r"\(2, 28, 28, 1\).*args have"):
+        to_litert(g, (codes, xs[:1]), path, data=[xs[:2]])
+    with pytest.raises(ValueError, match="f has none"):
+        to_litert(lambda w, x: x @ w, (np.eye(3), np.eye(3)), path, data=[np.eye(3)])
+    assert not path.exists()
+
+
+def test_what_a_network_rounds_itself_stays_rounded():
+    f, params, (x, _) = small_classifier(4)
+    spec = calibrate(f, params, [x], {"*:linear": Int(8)}).spec
+    g = jaxeff.integer(lambda p, x: jnp.round(f(p, x)), spec)
+    codes = g.convert(params, x)
+    known = [np.asarray(leaf) for leaf in jax.tree.leaves(codes)]
+    closed = jax.make_jaxpr(g)(codes, x)
+    (found,) = jax.jit(lambda x: evaluate_in_int8(closed, [*known, x], lambda v: v))(x)
+    np.testing.assert_array_equal(found, np.round(found))
+    assert np.ptp(found) > 0

@@ -17,10 +17,15 @@ assert np.allclose(logits, f(params, x), atol=1e-5)
 
 Sharp edges:
 
-- What depends on parameters alone is computed here. Matrices on uniform grids of at most 8 bits,
-  as of a quantized function, are written as int8 with a step for each channel (constants of
-  StableHLO's quantized types and `uniform_dequantize`, which the converter keeps); those by group
-  stay float32. Products are computed in float: LiteRT widens the codes.
+- `to_litert(integer(f, spec), (codes, x), path, data=[x, ...])` writes int8 products, as Edge TPUs
+  and Ethos-U read them (`_int8.py`); inputs and results next to them are int8, too, on grids that
+  the interpreter tells. LiteRT rounds a shortcut's two sides to int8 before it adds them, and
+  multiplies by other means: on the tests' networks a result's code differs from `integer`'s by one
+  at most, by two after three shortcuts. What `integer` computes in float (GELU, softmax) stays so.
+- Otherwise products are computed in float. What depends on parameters alone is computed here.
+  Matrices on uniform grids of at most 8 bits, as of a quantized function, are written as int8 with
+  a step for each channel (constants of StableHLO's quantized types and `uniform_dequantize`, which
+  the converter keeps), which LiteRT widens; those by group stay float32.
 - The converter writes no loops, and scatters that LiteRT's interpreter refuses: scans of up to 128
   steps are written step by step, and rows that are added at indices (sums of segments) as a matrix
   product.
@@ -29,7 +34,7 @@ Sharp edges:
 """
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -43,6 +48,7 @@ from jaxeff.core import primitives as p
 from jaxeff.program.ir import Scan
 from jaxeff.store import write_atomically
 from jaxeff_export import onnx_files
+from jaxeff_export.litert_files import _int8 as int8
 from jaxeff_export.onnx_files import LONGEST
 from jaxeff_export.targets import require_extra
 
@@ -176,15 +182,60 @@ def evaluate_known(
         take: Function of a constant on a grid and its parts, of what stands in its place where it
             meets a tracer.
     """
-    return _run(closed, inputs, take, {})
+    grids: dict[int, onnx_files.GridWeight] = {}
+
+    def compute(eqn: core.JaxprEqn, inputs: Sequence[Any]) -> list[Any]:
+        other = substituted(eqn, inputs, lambda body, xs: _run(body, xs, compute, grids))
+        if other is not None:
+            return other
+        taken = [take(v, grids[id(v)]) if id(v) in grids else v for v in inputs]
+        return list(core.jax_internals.bind(eqn, *taken))
+
+    return _run(closed, inputs, compute, grids)
+
+
+def evaluate_in_int8(
+    closed: core.ClosedJaxpr, inputs: Sequence[Any], place: int8.Place
+) -> list[Any]:
+    """Computes a network of integer codes by products of int8; what is known at once.
+
+    Args:
+        closed: The function.
+        inputs: The values of its arguments: arrays, or tracers of what isn't known.
+        place: Puts values on an int8 grid of their own range.
+
+    Raises:
+        LitertError: It reads codes in a way that LiteRT's operators can't.
+    """
+
+    def compute(eqn: core.JaxprEqn, inputs: Sequence[Any]) -> list[Any]:
+        try:
+            result = int8.compute(eqn, inputs, place)
+        except int8.NoInt8FormError as error:
+            raise LitertError(f"to_litert: no int8 operator of LiteRT is {error}") from None
+        if result is not None:
+            return [result]
+        ordinary = [int8.plain(value, place) for value in inputs]
+        other = substituted(
+            eqn, ordinary, lambda body, xs: _run(body, xs, compute, {}, int8.is_operator)
+        )
+        return list(core.jax_internals.bind(eqn, *ordinary)) if other is None else other
+
+    results = _run(closed, inputs, compute, {}, int8.is_operator)
+    return [int8.plain(value, place) for value in results]
 
 
 def _run(
     closed: core.ClosedJaxpr,
     arguments: Sequence[Any],
-    take: Callable[[Any, onnx_files.GridWeight], Any],
+    compute: Callable[[core.JaxprEqn, Sequence[Any]], list[Any]],
     grids: dict[int, onnx_files.GridWeight],
+    is_kept: Callable[[core.JaxprEqn], bool] = lambda _: False,
 ) -> list[Any]:
+    """Computes a jaxpr, by `compute` what reads anything that isn't known.
+
+    Calls are computed equation by equation, but for those that `is_kept` names.
+    """
     values: dict[Any, Any] = dict(zip(closed.jaxpr.constvars, closed.consts, strict=True))
     values |= dict(zip(closed.jaxpr.invars, arguments, strict=True))
 
@@ -194,13 +245,13 @@ def _run(
 
     for eqn in closed.jaxpr.eqns:
         inputs = [read(var) for var in eqn.invars]
-        if eqn.primitive in onnx_files.CALLS:
-            results = _run(core.jax_internals.sub_jaxprs(eqn)[0], inputs, take, grids)
-        elif any(isinstance(value, jax.core.Tracer) for value in inputs):
-            other = substituted(eqn, inputs, lambda body, xs: _run(body, xs, take, grids))
-            if other is None:
-                taken = [take(v, grids[id(v)]) if id(v) in grids else v for v in inputs]
-            results = core.jax_internals.bind(eqn, *taken) if other is None else other
+        is_known = not any(isinstance(v, jax.core.Tracer) or int8.follows(v) for v in inputs)
+        if not is_known and is_kept(eqn):
+            results = compute(eqn, inputs)
+        elif eqn.primitive in onnx_files.CALLS:
+            results = _run(core.jax_internals.sub_jaxprs(eqn)[0], inputs, compute, grids, is_kept)
+        elif not is_known:
+            results = compute(eqn, inputs)
         else:
             results = _computed(eqn, inputs, grids)
         values |= dict(zip(eqn.outvars, results, strict=True))
@@ -273,18 +324,26 @@ def to_litert(
     path: str | os.PathLike[str],
     *,
     parameters: int = 1,
+    data: Iterable[Any] | None = None,
 ) -> LitertFile:
-    """Writes a function as a file for LiteRT (TensorFlow Lite); it computes in float.
+    """Writes a function as a file for LiteRT (TensorFlow Lite).
+
+    It computes in float, but for a network of integer codes (`integer`) with `data`: there products
+    are int8, and so are inputs and results next to them.
 
     Args:
         f: Pure function; transforms such as `moments(f)` are functions too.
         args: Arguments that say the shapes and dtypes; parameters among them become constants.
         path: The file, `.tflite`.
         parameters: How many of the first arguments are parameters.
+        data: For int8 products: inputs of the shapes of `args`, each `x` or a tuple of the
+            arguments after the parameters, as for `calibrate`. Results that `integer` keeps in
+            float, such as logits, get the grid of their range over them.
 
     Raises:
         MissingExtraError: The package `litert-converter` isn't installed.
         LitertError: LiteRT or its converter takes no such function.
+        ValueError: `data` is empty, has inputs of other shapes, or `f` has no products of codes.
         OSError: The file can't be written.
     """
     require_extra("litert_converter", "to_litert")
@@ -297,6 +356,22 @@ def to_litert(
 
     closed = jax.make_jaxpr(flat)(fixed, *leaves)
     known = [np.asarray(leaf) for leaf in jax.tree.leaves(fixed)]
+    if int8.has_products(closed.jaxpr) and data is None:
+        raise LitertError(
+            "to_litert: f has products of integer codes; give data=[x, ...], inputs over which the "
+            "results that it keeps in float (logits) get an int8 grid"
+        )
+    if data is not None:
+        batches = _batches(data, free)
+        if not int8.has_products(closed.jaxpr):
+            raise ValueError(
+                "to_litert: data is for products of integer codes, and f has none; "
+                "write integer(f, spec) with its converted parameters, or leave data out"
+            )
+        content = _in_int8(closed, known, leaves, batches)
+        _require_readable(content)
+        write_atomically(path, content)
+        return LitertFile(Path(path), *_signature(leaves, closed))
     weights = find_weights(closed, known, [jax.typeof(leaf) for leaf in leaves])
 
     # Weights on grids are arguments until they are written; other parameters are closed over, so
@@ -306,12 +381,102 @@ def to_litert(
         return evaluate_known(closed, [*known, *values], lambda v, _: at.get(v.tobytes(), v))
 
     lowered = jax.jit(whole, keep_unused=True).lower([w.values for w in weights], *leaves)
-    inputs = tuple(f"x{i}" for i in range(len(leaves)))
-    outputs = tuple(f"y{i}" for i in range(len(jax.tree.leaves(lowered.out_info))))
-    content = _converted(lowered.as_text(), weights, inputs, outputs)
+    inputs, outputs = _signature(leaves, closed)
+    content = _converted(
+        lowered.as_text(), lambda module: _write_weights(module, weights), inputs, outputs
+    )
     _require_readable(content)
     write_atomically(path, content)
     return LitertFile(Path(path), inputs, outputs)
+
+
+def _signature(
+    leaves: Sequence[Any], closed: core.ClosedJaxpr
+) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    inputs = tuple(f"x{i}" for i in range(len(leaves)))
+    return inputs, tuple(f"y{i}" for i in range(len(closed.out_avals)))
+
+
+def _batches(data: Iterable[Any], free: tuple[Any, ...]) -> list[list[Any]]:
+    """Reads inputs as leaves of the arguments that aren't parameters."""
+    batches = [list(jax.tree.leaves(b if isinstance(b, tuple) else (b,))) for b in data]
+    want = [(jnp.shape(leaf), jnp.result_type(leaf)) for leaf in jax.tree.leaves(free)]
+    if not batches:
+        raise ValueError("to_litert: data has no inputs")
+    for batch in batches:
+        shapes = [(jnp.shape(leaf), jnp.result_type(leaf)) for leaf in batch]
+        if shapes != want:
+            raise ValueError(
+                f"to_litert: data has an input of shapes and dtypes {shapes}; args have {want}"
+            )
+    return batches
+
+
+def _in_int8(
+    closed: core.ClosedJaxpr,
+    known: Sequence[Any],
+    leaves: Sequence[Any],
+    batches: Sequence[Sequence[Any]],
+) -> bytes:
+    """Writes a network of integer codes by int8 products."""
+
+    def find_ranges(*values: Any) -> list[tuple[jax.Array, jax.Array]]:
+        ranges: list[tuple[jax.Array, jax.Array]] = []
+
+        def place(x: jax.Array) -> jax.Array:
+            ranges.append((x.min(), x.max()))
+            return x
+
+        evaluate_in_int8(closed, [*known, *values], place)
+        return ranges
+
+    each = jax.device_get([jax.jit(find_ranges)(*batch) for batch in batches])
+    lows, highs = np.asarray(each).min(0)[:, 0], np.asarray(each).max(0)[:, 1]
+    grids = [int8.Int8Grid.over(*ends) for ends in zip(lows.tolist(), highs.tolist(), strict=True)]
+
+    def on_grids(*values: Any) -> list[Any]:
+        remaining = iter(grids)
+        inputs = [*known, *values]
+        return evaluate_in_int8(closed, inputs, lambda x: next(remaining).quantize(x))
+
+    lowered = jax.jit(on_grids, keep_unused=True).lower(*leaves)
+    return _converted(lowered.as_text(), _write_grids, *_signature(leaves, closed), "STATIC")
+
+
+def _write_grids(module: Any) -> None:
+    """Puts quantized types in the place of the composites that name grids."""
+    from litert_converter.mlir import ir  # optional
+
+    marks = [op for op in _operations(module.operation) if op.name == "stablehlo.composite"]
+    for mark in marks:
+        name = ir.StringAttr(mark.attributes["name"]).value
+        if name != int8.COMPOSITE:
+            continue
+        attributes = ir.DictAttr(mark.attributes["composite_attributes"])
+        steps = tuple(float(step) for step in ir.DenseFPElementsAttr(attributes["steps"]))
+        axis = ir.IntegerAttr(attributes["axis"]).value if "axis" in attributes else None
+        grid = int8.Int8Grid(steps, ir.IntegerAttr(attributes["zero"]).value, axis)
+        (result,) = mark.results
+        shape = "".join(f"{n}x" for n in ir.RankedTensorType(result.type).shape)
+        with ir.InsertionPoint(mark):
+            codes = ir.Operation.create(
+                "stablehlo.uniform_quantize",
+                results=[ir.Type.parse(f"tensor<{shape}{grid.element_type()}>")],
+                operands=list(mark.operands),
+            )
+            values = ir.Operation.create(
+                "stablehlo.uniform_dequantize", results=[result.type], operands=[codes.result]
+            )
+        result.replace_all_uses_with(values.result)
+        mark.erase()
+
+
+def _operations(parent: Any) -> Iterator[Any]:
+    for region in parent.regions:
+        for block in region:
+            for op in list(block.operations):
+                yield op.operation
+                yield from _operations(op.operation)
 
 
 def _require_readable(content: bytes) -> None:
@@ -359,8 +524,13 @@ def _write_weights(module: Any, weights: Sequence[Weight]) -> None:
 
 
 def _converted(
-    text: str, weights: Sequence[Weight], inputs: Sequence[str], outputs: Sequence[str]
+    text: str,
+    write: Callable[[Any], None],
+    inputs: Sequence[str],
+    outputs: Sequence[str],
+    mode: str = "NONE",
 ) -> bytes:
+    """Converts a module, after `write` has put quantized types into it."""
     from litert_converter import converter_api_ext as converter  # optional
     from litert_converter.mlir import ir, passmanager  # optional
 
@@ -370,10 +540,11 @@ def _converted(
     try:
         with context, ir.Location.unknown():
             module = ir.Module.parse(text, context)
-            _write_weights(module, weights)
+            write(module)
             # Else results have no names, and their order is the converter's.
             converter.set_signature(module.operation, "serving_default", inputs, outputs)
             config = converter.ConvertToTFLConfig()
+            config.qdq_conversion_mode = mode
             converter.run_convert_to_tfl_passes(module, passmanager.PassManager(), config)
             return bytes(converter.export_flatbuffer_to_bytes(module.operation))
     # MLIR's own errors, and what the extension raises for its passes.
