@@ -51,6 +51,7 @@ from jaxeff.bayes._precision import (
     WeightBlock,
     decompose,
     diagonal,
+    matched_variance,
     products,
     warn_of_negative,
 )
@@ -182,6 +183,10 @@ class Leading:
         known = self.values / (self.values + prior)
         return ((1 - self.vectors**2 @ known) / prior)[:, None]
 
+    def weights_curvature(self) -> Float[Array, "features 1"]:
+        """Computes the curvature by each weight alone."""
+        return (self.vectors**2 @ self.values)[:, None]
+
     def sample(self, key: PRNGKeyArray, n: int, prior: Any) -> Float[Array, "n features 1"]:
         """Draws weights around zero."""
         noise = jax.random.normal(key, (n, len(self.vectors)), self.vectors.dtype)
@@ -223,6 +228,10 @@ class Blocks:
     def weights_variance(self, prior: Any) -> tuple[Array, ...]:
         """Computes the variance of each weight, by block."""
         return tuple(part.weights_variance(prior) for part in self.parts)
+
+    def matched_variance(self, prior: Any) -> tuple[Array, ...]:
+        """Computes variances of independent weights, by block."""
+        return tuple(matched_variance(part, prior) for part in self.parts)
 
     def sample(self, key: PRNGKeyArray, n: int, prior: Any) -> tuple[Array, ...]:
         """Draws weights around zero, by block."""

@@ -57,6 +57,7 @@ import optax
 from jaxtyping import Array, Float, PRNGKeyArray
 
 from jaxeff.bayes._curvature import (
+    Blocks,
     DrawnLabels,
     SiteProblem,
     batch_curvature,
@@ -66,12 +67,14 @@ from jaxeff.bayes._curvature import (
     summed,
 )
 from jaxeff.bayes._precision import (
+    NUMBERS,
     Curvature,
     LaplaceWarning,
     LastWeights,
     Precision,
     Weights,
     chosen_sites,
+    matched_variance,
     precision,
     site_weights,
 )
@@ -94,7 +97,7 @@ from jaxeff.core import (
 from jaxeff.moment_propagation import Gaussian, JointGaussian
 from jaxeff.program import Program, trace
 from jaxeff.program.costs import last_layer
-from jaxeff.uncertainty import probit_logits
+from jaxeff.uncertainty import in_batches, probit_logits
 
 LINKS = ("probit", "samples")
 MANY = 100_000
@@ -170,11 +173,17 @@ class Laplace:
         if self.likelihood != "categorical":
             raise ValueError("probs: the outputs are no logits of classes; see logits(x)")
         if link == "probit":
-            return jax.nn.softmax(probit_logits(self.marginals(x)))
+            return jax.nn.softmax(self._probit(x))
         if key is None:
             raise ValueError('probs: link="samples" draws, so it needs a key')
         check_count("samples", samples)
         return jax.nn.softmax(self.logits(x).sample(key, (samples,))).mean(0)
+
+    def _probit(self, x: Any) -> Array:
+        """Computes probit logits a few examples at a time, where covariances of all don't fit."""
+        classes = jax.eval_shape(self.f, self.params, x).shape[-1]
+        size = max(NUMBERS // classes**2, 1)
+        return in_batches(lambda rows: probit_logits(self.logits(rows)), x, size)
 
     def linear_draws(
         self, key: PRNGKeyArray, x: Any, samples: int = 30, *, params: Any = None
@@ -269,24 +278,23 @@ class Laplace:
     def to_gaussians(self, *, diagonal: bool = False) -> Any:
         """Returns mean and variance of the random weights; the others as they are.
 
-        Args:
-            diagonal: Whether the correlations of the weights may be left out.
+        Variances of correlated weights alone would make outputs far too unsure: what the data say
+        little of are directions of many weights, which features hardly have, and shifts that all
+        logits have in common; the variances spread these over all features and classes. So weights
+        are given those of independent ones that raise the expected loss of the data by as much as
+        the correlated ones do (`matched_variance`). On digits the ECE of moments was .36 with the
+        variances as they are, .09 with these, and .07 by draws of the weights.
 
-        Raises:
-            ValueError: The weights are correlated, and that isn't said. What the data say little
-                of are directions of many weights, which features hardly have; the variances alone
-                spread these over all features, so that outputs are far too unsure: on networks of
-                digits their variances were 4 to 11 times too large.
+        Args:
+            diagonal: Whether to give the variances of the weights as they are.
         """
-        if not diagonal and not self.precision.is_diagonal:
-            raise ValueError(
-                "to_gaussians: the weights of this posterior are correlated, and their variances "
-                "alone make outputs far too unsure. Take posterior.logits(x), the exact joint "
-                'moments of the outputs, or posterior.marginals(x), or laplace(..., "diag"), whose '
-                "weights are independent; posterior.to_gaussians(diagonal=True) gives the "
-                "variances all the same"
-            )
-        var = self.precision.weights_variance(self.prior_precision)
+        prior = self.prior_precision
+        if diagonal or self.precision.is_diagonal:
+            var = self.precision.weights_variance(prior)
+        elif isinstance(self.precision, Blocks):
+            var = self.precision.matched_variance(prior)
+        else:
+            var = matched_variance(self.precision, prior)
         means, structure = jax.tree.flatten(self.params)
         variances = jax.tree.leaves(self.weights.unpack(self.params, var))
         random = self.weights.leaves

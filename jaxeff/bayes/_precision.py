@@ -57,6 +57,9 @@ class WeightCurvature(Protocol):
     def weights_variance(self, prior: Any) -> Any:
         """Computes the variance of each weight."""
 
+    def weights_curvature(self) -> Any:
+        """Computes the curvature by each weight alone, its diagonal."""
+
     def sample(self, key: PRNGKeyArray, n: int, prior: Any) -> Any:
         """Draws weights around zero."""
 
@@ -153,6 +156,10 @@ class Full(_Rotated):
         """Computes the variance of each weight."""
         return (self.vectors**2 / (self.values + prior)).sum(-1)
 
+    def weights_curvature(self) -> Float[Array, "features outputs"]:
+        """Computes the curvature by each weight alone."""
+        return self.vectors**2 @ self.values
+
 
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True, eq=False)
@@ -181,6 +188,10 @@ class Outputs(_Rotated):
     def weights_variance(self, prior: Any) -> Float[Array, "features outputs"]:
         """Computes the variance of each weight."""
         return jnp.einsum("cdn,cn->dc", self.vectors**2, 1 / (self.values + prior))
+
+    def weights_curvature(self) -> Float[Array, "features outputs"]:
+        """Computes the curvature by each weight alone."""
+        return jnp.einsum("cdn,cn->dc", self.vectors**2, self.values)
 
 
 @jax.tree_util.register_dataclass
@@ -223,6 +234,10 @@ class Kron(_Rotated):
         """Computes the variance of each weight."""
         return self.left_vectors**2 @ (1 / (self.values + prior)) @ (self.right_vectors**2).T
 
+    def weights_curvature(self) -> Float[Array, "features outputs"]:
+        """Computes the curvature by each weight alone."""
+        return self.left_vectors**2 @ self.values @ (self.right_vectors**2).T
+
 
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True, eq=False)
@@ -245,6 +260,27 @@ class Diag(_Rotated):
     def weights_variance(self, prior: Any) -> Float[Array, "features outputs"]:
         """Computes the variance of each weight."""
         return 1 / (self.values + prior)
+
+    def weights_curvature(self) -> Float[Array, "features outputs"]:
+        """Computes the curvature by each weight alone."""
+        return self.values
+
+
+def matched_variance(curvature: WeightCurvature, prior: Any) -> Array:
+    """Computes variances of independent weights that raise the loss by as much as correlated ones.
+
+    To second order a Gaussian of weights raises the expected loss of the data by half the trace of
+    curvature times covariance, which is half the number of weights that the data determine. The
+    closest independent weights (of the least divergence from the posterior) have the precisions of
+    its diagonal, and raise it by more. One factor of all of them brings them to the same. What the
+    data say nothing of, such as a shift that all logits have in common, plays no part in it.
+    """
+    alone = curvature.weights_curvature()
+    closest, determined = 1 / (alone + prior), curvature.values / (curvature.values + prior)
+    raised = (alone * closest).sum()
+    # Without any curvature the posterior is the prior.
+    known = raised > 0
+    return closest * jnp.where(known, determined.sum() / jnp.where(known, raised, 1), 1)
 
 
 def precision(structure: str, parts: Sequence[Array], examples: int, shape: Any) -> Precision:

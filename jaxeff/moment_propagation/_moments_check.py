@@ -48,9 +48,10 @@ gets the sampled moments of its inputs, so that errors of one place don't count 
 import functools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jaxtyping import PRNGKeyArray
 
@@ -58,7 +59,13 @@ from jaxeff import core
 from jaxeff.moment_propagation._calibrated import uncalibrated
 from jaxeff.moment_propagation._moment_pass import Propagation, read
 from jaxeff.moment_propagation._moments import moments, ratios, sampled_moments
-from jaxeff.moment_propagation._values import Gaussian, is_gaussian, is_random, to_variance
+from jaxeff.moment_propagation._values import (
+    Gaussian,
+    is_gaussian,
+    is_random,
+    sample_all,
+    to_variance,
+)
 from jaxeff.moment_propagation.dependence import Assumption, Assumptions, Ratio
 from jaxeff.moment_propagation.rules import Rule
 from jaxeff.program import Layer
@@ -225,9 +232,32 @@ _LOW, _HIGH = 0.75, 1.3
 _COMMON = 2.0
 # Of a normal logarithm, half of the distance between quartiles over that from 5 to 95 %.
 _HALF = 0.6745 / 3.29
+# Class probabilities are called right if they are off by this much, in ECE or nats.
+_PROBABILITY = 0.02
+_BINS = 15
 # Results of one input are off together, so a tail of one in ten is seen on ten inputs, not on four.
 _ENOUGH_INPUTS = 10
 _SHOWN = 5
+
+
+class Decisions(NamedTuple):
+    """How far class probabilities are off, beside those of draws.
+
+    Both are means of the softmax: of logits drawn from their moments, and of drawn functions.
+
+    Attributes:
+        ece: How far the probability of the most probable class is off, over bins of it: the
+            expected calibration error of moments if the draws are right. What as many draws again
+            leave is near `error`.
+        nll: Nats that the negative log-likelihood of labels is higher, if the draws are right.
+        agreement: Share of the inputs of the same most probable class.
+        error: Standard error of the draws' probability of the most probable class.
+    """
+
+    ece: float
+    nll: float
+    agreement: float
+    error: float
 
 
 @core.shown_as_table
@@ -249,6 +279,7 @@ class MomentsCheck:
             relative; None if they weren't compared.
         sites: The places where independence is assumed, the one whose variance is off most first.
         inputs: How many inputs were asked, the first axis of `x`; None where it has several.
+        decisions: How far class probabilities are off; None unless results were said to be logits.
     """
 
     ratio: Ratio | None
@@ -260,6 +291,7 @@ class MomentsCheck:
     linear_error: float | None
     sites: tuple[Assumption, ...]
     inputs: int | None = None
+    decisions: Decisions | None = None
 
     @property
     def agrees(self) -> bool:
@@ -267,6 +299,12 @@ class MomentsCheck:
         if self.undefined or self.ratio is None:
             return not self.undefined
         return self._median_agrees(self.ratio) and self._spread_agrees(self.ratio)
+
+    @property
+    def decides(self) -> bool | None:
+        """Whether class probabilities are those of draws; None where they weren't compared."""
+        of = self.decisions
+        return None if of is None else max(of.ece, of.nll) <= _PROBABILITY + 2 * of.error
 
     @staticmethod
     def _median_agrees(ratio: Ratio) -> bool:
@@ -334,6 +372,14 @@ class MomentsCheck:
         ]
         if not self.sites:
             del parts[1]
+        if self.decisions is not None:
+            ece, nll, agreement, error = self.decisions
+            parts.insert(
+                -1,
+                f"decisions {'agree' if self.decides else 'are off'}: beside {self.draws} draws, "
+                f"whose own error is {error:.3f}, ECE {ece:.3f}, NLL {nll:+.3f}, "
+                f"the same class for {agreement:.0%}",
+            )
         if _disagrees(self.linear_error, self.draws):
             parts.insert(1, f'method="linear" is {self.linear_error:.0%} off those draws')
         if self.undefined:
@@ -359,9 +405,16 @@ def _row(name: str, ratio: Ratio | None) -> tuple[str, ...]:
     params=core.input_batch,
     x=core.input_batch,
     draws=core.static_integer(2),
+    logits=core.boolean,
 )
 def moments_check(
-    key: PRNGKeyArray, f: Callable[..., Any], params: Any, x: Any, draws: int | None = None
+    key: PRNGKeyArray,
+    f: Callable[..., Any],
+    params: Any,
+    x: Any,
+    draws: int | None = None,
+    *,
+    logits: bool = False,
 ) -> MomentsCheck:
     """Compares the moments of a function's results with a reference, and finds what is lost where.
 
@@ -374,13 +427,17 @@ def moments_check(
             sqrt(2 / draws), 10 % for 200. None compares with `moments(f, method="linear")` where
             noise is at most 10 % of the spread of its arrays and draws don't contradict it, and
             with 200 draws elsewhere.
+        logits: Whether `f` returns logits of classes along their last axis, so that what their
+            softmax says is compared with draws as well: variances that are right by themselves
+            decide wrongly where logits share noise, and wrong ones may hardly matter.
 
     Returns:
         The ratio of the variances, the error of the means, the sites that lose most, and one
         sentence on what to do.
 
     Raises:
-        ValueError: Fewer than 2 draws, or nothing in the arguments is random.
+        ValueError: Fewer than 2 draws, nothing in the arguments is random, or `logits` are no
+            array with an axis of classes.
         TypeError: `f` is a Flax model.
         MomentsError: As `moments`.
     """
@@ -416,6 +473,50 @@ def moments_check(
         linear_error=linear_error,
         sites=_worst_first(with_ratios(places, errors)),
         inputs=_inputs(x),
+        decisions=_decided(key, f, plain, ours, count) if logits else None,
+    )
+
+
+def _decided(
+    key: PRNGKeyArray, f: Callable[..., Any], args: Any, ours: Sequence[Any], draws: int
+) -> Decisions:
+    """Compares class probabilities of moments with those of draws."""
+    if len(ours) != 1 or ours[0].ndim < 2 or ours[0].shape[-1] < 2:
+        raise ValueError(
+            "moments_check: logits=True takes one array of results, [batch, ..., classes], not "
+            f"{[np.shape(one) for one in ours]}; return the logits alone"
+        )
+    of_draws, of_moments = jax.random.split(key)
+    leaves, structure = jax.tree.flatten(args, is_leaf=is_gaussian)
+
+    @jax.jit
+    def drawn(keys: Any, leaves: Sequence[Any]) -> tuple[Any, Any]:
+        def add(sums: Any, key: PRNGKeyArray) -> tuple[Any, None]:
+            result = f(*jax.tree.unflatten(structure, sample_all(key, leaves)))
+            p = jax.nn.softmax(jax.tree.leaves(result)[0])
+            return (sums[0] + p, sums[1] + p**2), None
+
+        # One network after the other: memory is that of one.
+        zero = jnp.zeros(ours[0].shape, ours[0].dtype)
+        total, squares = jax.lax.scan(add, (zero, zero), keys)[0]
+        return total / draws, squares / draws
+
+    mean, squares = (np.asarray(a, float) for a in drawn(jax.random.split(of_draws, draws), leaves))
+    said = np.asarray(jax.nn.softmax(ours[0].sample(of_moments, (draws,))).mean(0), float)
+    classes = said.shape[-1]
+    said, mean, squares = (a.reshape(-1, classes) for a in (said, mean, squares))
+    top = said.argmax(-1)[:, None]
+    ours_top, true_top = (np.take_along_axis(a, top, 1)[:, 0] for a in (said, mean))
+    place = np.minimum((ours_top * _BINS).astype(int), _BINS - 1)
+    gaps = np.bincount(place, ours_top - true_top, _BINS)
+    spread = np.sqrt(np.maximum(squares - mean**2, 0) / draws)
+    tiny = np.finfo(np.float32).tiny
+    ratio = np.maximum(mean, tiny) / np.maximum(said, tiny)
+    return Decisions(
+        ece=float(np.abs(gaps).sum() / len(said)),
+        nll=float((mean * np.log(ratio)).sum(-1).mean()),
+        agreement=float((mean.argmax(-1) == top[:, 0]).mean()),
+        error=float(np.take_along_axis(spread, top, 1).mean()),
     )
 
 

@@ -36,6 +36,8 @@ from jaxeff.uncertainty._gaussian_logits import probit_logits, real_outputs
 SMALLEST, LARGEST = 1e-3, 1e3
 STEPS = 60
 """Halvings of the range of the logarithm: more than float64 can tell apart."""
+GRID = 61
+"""Temperatures that are compared first, ten to a decade."""
 
 
 class CalibrationWarning(UserWarning):
@@ -102,14 +104,19 @@ def temperature_scale(
     def halve(_: Any, ends: tuple[Array, Array]) -> tuple[Array, Array]:
         low, high = ends
         middle = (low + high) / 2
-        # The likelihood is convex in 1 / T, so its slope changes sign once.
         falling = slope(middle) < 0
         return jnp.where(falling, middle, low), jnp.where(falling, high, middle)
 
-    first, last = (jnp.log(jnp.asarray(t, wide)) for t in (SMALLEST, LARGEST))
-    low, high = jax.lax.fori_loop(0, STEPS, halve, (first, last))
+    # Of logits the likelihood is convex in 1 / T. Of Gaussian ones it flattens where variances are
+    # far above one, so a grid finds the basin, and the sign of the slope its bottom.
+    grid = jnp.linspace(jnp.log(SMALLEST), jnp.log(LARGEST), GRID, dtype=wide)
+    losses = jax.lax.map(lambda log_temperature: nll(log_temperature).mean(), grid)
+    best, least = losses.argmin(), losses.min()
+    ends = grid[jnp.maximum(best - 1, 0)], grid[jnp.minimum(best + 1, GRID - 1)]
+    low, high = jax.lax.fori_loop(0, STEPS, halve, ends)
     value = jnp.exp((low + high) / 2)
-    is_smallest, is_largest = slope(first) >= 0, slope(last) <= 0
+    is_smallest = (slope(grid[0]) >= 0) & (losses[0] <= least)
+    is_largest = (slope(grid[-1]) <= 0) & (losses[-1] <= least)
     value = jnp.where(is_smallest, SMALLEST, jnp.where(is_largest, LARGEST, value))
     largest, smallest = (jnp.where(there, mean, end) for end in (-jnp.inf, jnp.inf))
     is_constant = (largest.max(-1) <= smallest.min(-1)).all()

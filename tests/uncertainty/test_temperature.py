@@ -5,7 +5,6 @@ import pytest
 from scipy.optimize import minimize_scalar
 from scipy.special import log_softmax
 
-import jaxeff
 from jaxeff import Gaussian
 from jaxeff import uncertainty as u
 from jaxeff.moment_propagation import JointGaussian
@@ -61,12 +60,43 @@ def test_gaussian_logits_are_divided_with_their_variances():
     )
 
 
-def test_the_probit_approximation_is_near_many_draws():
-    """Within 0.06, its own error where each logit is moved by its own variance alone."""
-    logits = Gaussian(jnp.array([[1.0, -0.5], [0.2, 0.0]]), jnp.array([[1.0, 0.5], [3.0, 0.0]]))
-    drawn = jaxeff.uncertainty.predict_probs(jax.random.key(0), logits, 100_000)
-    approximated = jax.nn.softmax(u.probit_logits(logits))
-    assert abs(approximated - drawn).max() < 0.06
+@pytest.mark.parametrize("shared", [0.0, 6.0], ids=["", "all move together"])
+@pytest.mark.parametrize("classes", [2, 10])
+def test_the_probit_approximation_is_near_many_draws(classes, shared):
+    """Beside the mean softmax of 20,000 draws in float64; what all logits share is no doubt."""
+    rng = np.random.default_rng(classes)
+    mean = 3 * rng.standard_normal((20, classes))
+    root = rng.standard_normal((20, classes, 3))
+    cov = root @ root.mT / 3 + 0.5 * np.eye(classes)
+    noise = rng.standard_normal((20_000, 20, classes))
+    draws = mean + np.einsum("nij,snj->sni", np.linalg.cholesky(cov), noise)
+    exps = np.exp(draws - draws.max(-1, keepdims=True))
+    drawn = (exps / exps.sum(-1, keepdims=True)).mean(0)
+    logits = JointGaussian(*(jnp.asarray(a, jnp.float32) for a in (mean, cov + shared)))
+    found = np.asarray(jax.nn.softmax(u.probit_logits(logits)))
+    # Its own error: .003 nats of two classes, .02 of ten.
+    divergence = (drawn * np.log(drawn / found)).sum(-1).mean()
+    assert divergence < 0.02
+    assert abs(found.max(-1) - drawn.max(-1)).mean() < 0.025
+    alone = JointGaussian(logits.mean, jnp.asarray(cov, jnp.float32))
+    np.testing.assert_allclose(found, jax.nn.softmax(u.probit_logits(alone)), atol=2e-5)
+
+
+@pytest.mark.slow
+def test_probit_logits_of_independent_ones_are_those_of_a_diagonal():
+    rng = np.random.default_rng(0)
+    mean, var = rng.standard_normal((5, 4)) * 3, rng.gamma(2, 1, (5, 4))
+    logits = Gaussian(*(jnp.asarray(a, jnp.float32) for a in (mean, var)))
+    joint = JointGaussian(logits.mean, jax.vmap(jnp.diag)(logits.var))
+    np.testing.assert_allclose(u.probit_logits(logits), u.probit_logits(joint), rtol=1e-4)
+    # Two classes are MacKay's sigmoid of the difference; without variance it is the softmax.
+    two = jax.nn.softmax(u.probit_logits(Gaussian(logits.mean[:, :2], logits.var[:, :2])))
+    difference = (mean[:, 0] - mean[:, 1]) / np.sqrt(1 + np.pi / 8 * var[:, :2].sum(-1))
+    np.testing.assert_allclose(two[:, 0], 1 / (1 + np.exp(-difference)), rtol=1e-4)
+    sure = u.probit_logits(Gaussian(10 * logits.mean, jnp.zeros_like(logits.var)))
+    np.testing.assert_allclose(sure, jax.nn.log_softmax(10 * logits.mean), rtol=1e-5, atol=1e-4)
+    slopes = jax.grad(lambda one: u.probit_logits(one).sum())(Gaussian(50 * mean, 0 * var))
+    assert all(jnp.isfinite(leaf).all() for leaf in jax.tree.leaves(slopes))
 
 
 @pytest.mark.slow
@@ -97,6 +127,7 @@ def test_what_has_no_best_temperature_is_told(logits, labels, value, words):
     np.testing.assert_allclose(jax.jit(u.temperature_scale)(logits, labels).value, value, rtol=1e-6)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("gaussian", [False, True])
 def test_masked_classes_stay_out_of_it(gaussian):
     """SciPy's optimum over the classes that each example has left, in float64."""
@@ -109,15 +140,28 @@ def test_masked_classes_stay_out_of_it(gaussian):
     variance = 2.0 if gaussian else 0.0
     wide = np.asarray(logits, np.float64)
 
+    # Examples by themselves, with the classes they have left and no others.
+    order = np.argsort(np.isneginf(wide), -1, kind="stable")
+    packed = np.take_along_axis(wide, order, -1)
+    label = (order == np.asarray(labels)[:, None]).argmax(-1)
+
+    def losses(t):
+        for rows, classes in ((~masked.any(-1), 4), (masked.any(-1), 3)):
+            mean = jnp.asarray(packed[rows][:, :classes], jnp.float32) / t
+            left = Gaussian(mean, jnp.full_like(mean, variance) / t**2)
+            log_probs = jax.nn.log_softmax(u.probit_logits(left))
+            yield -jnp.take_along_axis(log_probs, label[rows][:, None], -1)
+
     def nll(t):
-        return -log_softmax(wide / np.sqrt(t**2 + np.pi / 8 * variance), -1)[
-            np.arange(300), labels
-        ].mean()
+        if gaussian:
+            return float(np.concatenate([*losses(t)]).mean())
+        return -log_softmax(wide / t, -1)[np.arange(300), labels].mean()
 
     expected = minimize_scalar(nll, bounds=(0.1, 20), method="bounded", options={"xatol": 1e-9})
     outputs = Gaussian(logits, jnp.full_like(logits, variance)) if gaussian else logits
     temperature = jax.jit(u.temperature_scale)(outputs, labels)
-    np.testing.assert_allclose(temperature.value, expected.x, rtol=1e-3)
+    # The likelihood is flat to float32's rounding nearer to its optimum, where it isn't float64's.
+    np.testing.assert_allclose(temperature.value, expected.x, rtol=1e-2 if gaussian else 1e-3)
 
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])

@@ -86,8 +86,8 @@ class Posterior(Protocol):
         """Computes the mean and variance of every parameter, as a pytree of `Gaussian`.
 
         Args:
-            diagonal: Whether to do so even where a posterior refuses, since its correlations
-                matter.
+            diagonal: Whether to give the variances of parameters as they are, even where their
+                correlations matter to the outputs (`Laplace.to_gaussians`).
         """
 
 
@@ -185,16 +185,13 @@ def to_gaussians(posterior: Any, *, diagonal: bool = False) -> Any:
 
     Args:
         posterior: Any posterior.
-        diagonal: Whether to do so even where a posterior refuses, since its correlations matter.
+        diagonal: Whether to give the variances of parameters as they are, even where their
+            correlations matter to the outputs (`Laplace.to_gaussians`).
 
     Returns:
         A pytree with the structure of the parameters, leaves `Gaussian` or, if a parameter is not
         random, a plain array. A pytree of `Gaussian` comes back as it is; others lose their
         correlations.
-
-    Raises:
-        ValueError: It is a Laplace approximation with correlated weights, whose variances alone
-            make outputs far too unsure (`Laplace.to_gaussians`), and that isn't asked for.
     """
     if isinstance(posterior, Posterior):
         return posterior.to_gaussians(diagonal=diagonal)
