@@ -373,11 +373,11 @@ class MomentsCheck:
         if not self.sites:
             del parts[1]
         if self.decisions is not None:
-            ece, nll, agreement, error = self.decisions
+            ece, nll, agreement, own_error = self.decisions
             parts.insert(
                 -1,
                 f"decisions {'agree' if self.decides else 'are off'}: beside {self.draws} draws, "
-                f"whose own error is {error:.3f}, ECE {ece:.3f}, NLL {nll:+.3f}, "
+                f"whose own error is {own_error:.3f}, ECE {ece:.3f}, NLL {nll:+.3f}, "
                 f"the same class for {agreement:.0%}",
             )
         if _disagrees(self.linear_error, self.draws):

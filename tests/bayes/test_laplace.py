@@ -112,8 +112,8 @@ def test_kron_blocks_and_diag_are_their_definitions(params):
         values = np.sort(np.asarray(posterior.precision.values).ravel())
         np.testing.assert_allclose(values, np.linalg.eigvalsh(curvature), rtol=1e-3, atol=1e-4)
         probit = posterior.probs(X)
-        kappa = 1 / np.sqrt(1 + np.pi / 8 * np.diagonal(expected, axis1=1, axis2=2))
-        np.testing.assert_allclose(probit, jax.nn.softmax(F(params, X) * kappa), atol=1e-4)
+        joint = JointGaussian(F(params, X), jnp.asarray(expected, jnp.float32))
+        np.testing.assert_allclose(probit, jax.nn.softmax(u.probit_logits(joint)), atol=1e-4)
     assert probs.shape == (60, 3)
 
 
