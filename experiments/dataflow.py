@@ -100,7 +100,10 @@ def cycles_of(model: classifiers.Trained, weights: int, activations: int, luts: 
         return np.where(at_end, ENDS, inside).astype(np.int32)
 
     policy = Policy(
-        space.whole.kept, np.full(len(space.sites), MIX, np.int32), bits(weights), bits(activations)
+        space.uncompressed.kept,
+        np.full(len(space.sites), MIX, np.int32),
+        bits(weights),
+        bits(activations),
     )
 
     def deployed(_: Policy) -> Any:

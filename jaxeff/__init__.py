@@ -104,7 +104,7 @@ def __getattr__(name: str) -> Any:
         value = getattr(import_module(f"{__name__}.{_ROOM_OF[name]}"), name)
         globals()[name] = value  # found once
         return value
-    if name in {found.name for found in iter_modules(__path__) if found.ispkg}:
+    if name in {room.name for room in iter_modules(__path__) if room.ispkg}:
         return import_module(f"{__name__}.{name}")
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 

@@ -137,7 +137,7 @@ def _prepared(run: Run[Settings]) -> tuple[search.Candidates, Any, dict[str, flo
         ACTIONS,
         state=model.state,
     )
-    return candidates, known, _costs(candidates, space.whole)
+    return candidates, known, _costs(candidates, space.uncompressed)
 
 
 def frontier(report: Report) -> Iterator[Row]:

@@ -77,10 +77,10 @@ def _program(steps: int, devices: int, replicates: int) -> tuple[Callable[[], An
     spread = spread_replicates(1, replicates, jax.devices()[:devices])
     key = jax.random.key(0)
     images = jax.random.normal(key, (steps * BATCH, WIDTHS[0]))
-    data = spread.whole((images, jnp.argmax(images[:, :10], axis=-1)))
+    data = spread.replicated((images, jnp.argmax(images[:, :10], axis=-1)))
     levels = {"*": Additive(jnp.linspace(0, 1, spread.settings))}
-    keys = spread.whole(jax.random.split(key, 1))
-    carry = start_function(fresh, optimizer, spread.sharding)(keys, spread.whole(levels))
+    keys = spread.replicated(jax.random.split(key, 1))
+    carry = start_function(fresh, optimizer, spread.sharding)(keys, spread.replicated(levels))
     epoch = epoch_function(loss_at(f), optimizer, BATCH, spread.seeds, spread.settings)
     compiled = jax.jit(epoch).lower(carry, keys, data).compile()
     needs = compiled.memory_analysis()

@@ -120,7 +120,7 @@ class Workshop:
     @functools.cached_property
     def whole_cycles(self) -> float:
         """What the whole model in float32 takes on the processor that is modelled."""
-        whole = self.candidates.space.whole
+        whole = self.candidates.space.uncompressed
         inputs = (self.model.calibration(1),)
         return modelled_cycles(
             compiled(self._candidate(whole), whole, inputs, self.settings.processor)
@@ -130,7 +130,7 @@ class Workshop:
     def turns(self) -> AlternatingTimer:
         """In turns with the whole model in float32."""
         made = AlternatingTimer("local", *TIMES)
-        whole = self.candidates.space.whole
+        whole = self.candidates.space.uncompressed
         made.start(
             compiled(self._candidate(whole), whole, (self.model.calibration(1),), self.target)
         )
@@ -150,16 +150,16 @@ class Workshop:
         """The network in float32, and how sensitive its layers are."""
         model, space, known = self.model, self.candidates.space, self.known
         x = model.calibration(1)
-        candidate, seconds = self._candidate(space.whole), self.turns.first
+        candidate, seconds = self._candidate(space.uncompressed), self.turns.first
         g, params = candidate.small.integer(x)  # in float: nothing of it has bits
         generic = self.turns.seconds(deploy(g, (params, x), GENERIC))
         row = {
             "part": "float", "subject": model.subject.name, "ms": 1000 * seconds,
             "share_of_generic": seconds / generic, "sites": list(space.names),
-            "macs": float(space.macs(space.whole).sum()),
-            "bops": float(space.bops(space.whole).sum()),
+            "macs": float(space.macs(space.uncompressed).sum()),
+            "bops": float(space.bops(space.uncompressed).sum()),
             "accuracy": self._accuracy(candidate.small),
-            "validation": self.candidates.accuracy(self._key(0), space.whole),
+            "validation": self.candidates.accuracy(self._key(0), space.uncompressed),
         }  # fmt: skip
         tables = {name: np.asarray(table).tolist() for name, table in known._asdict().items()}
         return [row, {"part": "sensitivity", **tables}]
@@ -176,7 +176,7 @@ class Workshop:
             return row | {"message": str(error), "seconds": time.monotonic() - start}
         best, top = found.best, found.top
         outputs = np.asarray(space.outputs(best.kept))
-        made = np.array([site.made.size for site in space.sites])
+        made = np.array([site.written.size for site in space.sites])
         return row | {
             "accuracy": top["accuracy"], "ratio": top["ratio"], "reward": top["reward"],
             "episode": top["episode"], "seconds": time.monotonic() - start,

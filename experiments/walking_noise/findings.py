@@ -123,13 +123,13 @@ def normed(report: Report) -> Iterator[Row]:
         if not all(curve in fits for curve in pair):
             continue
         found, scale = [fits[curve] for curve in pair], SCALES["global"]
-        if not all(fit.found for fit in found):  # a long tail: the same scale for both
+        if not all(fit.exists for fit in found):  # a long tail: the same scale for both
             scale = "log"
             found = [
                 fit_midpoint(*accuracies(report.rows, curve), chance=CHANCE, scale=scale)
                 for curve in pair
             ]
-        if all(fit.found for fit in found):
+        if all(fit.exists for fit in found):
             error = math.hypot(*(fit.mu_std / fit.mu for fit in found))
             ratio = found[1].mu / found[0].mu
             yield {"case": case, "scale": scale, "ratio": ratio, "error": error}

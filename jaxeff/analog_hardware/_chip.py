@@ -199,14 +199,19 @@ class Chip(core.Setting):
         # The multiplier falls short of a linear one, by `weight_curve` at the largest weight.
         curve: Any = self.physics.weight_curve
         if self.physics.curve_mismatch:
-            own = self.pattern["curve"][:, :rows, :columns]
-            spread = jnp.where(w > 0, own[0], own[1])
+            spread_of_curves = self.pattern["curve"][:, :rows, :columns]
+            spread = jnp.where(w > 0, spread_of_curves[0], spread_of_curves[1])
             curve = curve * (1 + self.physics.curve_mismatch * spread)
         size = jnp.abs(w) * (1 - curve * jnp.abs(w) / WEIGHT_TOP)
         mismatch = self.pattern["synapse"][:, :rows, :columns]
         # Excitatory and inhibitory synapses are different circuits, each with its mismatch.
-        own = jnp.where(w > 0, mismatch[0], mismatch[1])
-        return self.physics.gain * jnp.sign(w) * size * (1 + self.physics.synapse_mismatch * own)
+        spread_of_curves = jnp.where(w > 0, mismatch[0], mismatch[1])
+        return (
+            self.physics.gain
+            * jnp.sign(w)
+            * size
+            * (1 + self.physics.synapse_mismatch * spread_of_curves)
+        )
 
     def _pulses(self, inputs: Any) -> Any:
         """Computes the lengths of pulses in codes, `[p, r]`; none for an input of zero."""
@@ -366,9 +371,9 @@ def query_counts(
 
     # Callbacks get NumPy arrays, and a key is none: its data goes instead.
     seed = jax.random.key_data(key) if jnp.issubdtype(key.dtype, jax.dtypes.prng_key) else key
-    given = (seed, weights, inputs, *(() if order is None else (order,)))
+    operands = (seed, weights, inputs, *(() if order is None else (order,)))
     # One after the other under `vmap`: hardware holds one matrix at a time.
-    return jax.pure_callback(call, shape, *given, vmap_method="sequential")
+    return jax.pure_callback(call, shape, *operands, vmap_method="sequential")
 
 
 def _call_back(

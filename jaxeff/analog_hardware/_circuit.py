@@ -115,11 +115,11 @@ class CircuitChip(core.Setting):
         self, weights: Int[Array, "r c"], inputs: Int[Array, "p r"], order: Any = None
     ) -> Float[Array, "p c"]:
         """Integrates all columns through the pulses of all rows, in counts, without noise."""
-        own = jax.random.normal(self._key(0), (2, self.rows, self.columns))
-        own = own[:, : weights.shape[0], : weights.shape[1]]
+        patterns = jax.random.normal(self._key(0), (2, self.rows, self.columns))
+        patterns = patterns[:, : weights.shape[0], : weights.shape[1]]
         codes = weights.astype(jnp.float32)
         # Currents of the two signs come from different circuits, each with its mismatch.
-        spread = self.circuit.mismatch * jnp.where(codes > 0, own[0], own[1])
+        spread = self.circuit.mismatch * jnp.where(codes > 0, patterns[0], patterns[1])
         currents = self.circuit.gain * codes * (1 + spread)
         train = chip.in_order(inputs.astype(jnp.float32), currents, order)
         start = jnp.zeros((inputs.shape[0], weights.shape[1]))
@@ -171,5 +171,5 @@ class CircuitChip(core.Setting):
 
     def _key(self, part: int) -> PRNGKeyArray:
         """Derives the key of a part of the fixed pattern."""
-        own = jax.random.fold_in(jax.random.key(0x0B56), self.device)
-        return jax.random.fold_in(own, part)
+        device_key = jax.random.fold_in(jax.random.key(0x0B56), self.device)
+        return jax.random.fold_in(device_key, part)

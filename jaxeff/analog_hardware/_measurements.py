@@ -209,16 +209,16 @@ def read_counts(
     query: chip.Query, key: Any, weights: Any, inputs: Any, order: Any = None
 ) -> np.ndarray:
     """Runs one compiled query, for the host."""
-    given = (key, jnp.asarray(weights, jnp.int32), jnp.asarray(inputs, jnp.int32))
+    operands = (key, jnp.asarray(weights, jnp.int32), jnp.asarray(inputs, jnp.int32))
     orders = () if order is None else (jnp.asarray(order, jnp.int32),)
     if isinstance(query, chip.Hardware):
-        return np.asarray(_compiled(query, *given, *orders))
-    return np.asarray(chip.query_counts("characterize", query, *given, *orders))
+        return np.asarray(_compiled(query, *operands, *orders))
+    return np.asarray(chip.query_counts("characterize", query, *operands, *orders))
 
 
 @jax.jit
-def _compiled(query: Any, *given: Any) -> Any:
-    return query.query(*given)
+def _compiled(query: Any, *operands: Any) -> Any:
+    return query.query(*operands)
 
 
 def random_weights(key: Any, design: Design) -> Any:
@@ -491,12 +491,12 @@ def fidelity(
         squared, noise = [], []
         # Several weight matrices: errors differ from matrix to matrix.
         for j in range(4):
-            draw, chosen, own = jax.random.split(
+            draw, chosen, read_key = jax.random.split(
                 jax.random.fold_in(jax.random.fold_in(key, i), j), 3
             )
             w = random_weights(draw, design)
             a = random_inputs(chosen, design, -(-vectors // 4), n)
-            y = read_counts(query, own, w, np.repeat(np.asarray(a), repeats, 0))
+            y = read_counts(query, read_key, w, np.repeat(np.asarray(a), repeats, 0))
             y = y.reshape(len(a), repeats, -1).astype(float)
             predicted = _mean(model, a.astype(jnp.float32), w.astype(jnp.float32), gain)
             # From single read-outs, so that the chip's own noise is the floor to compare with.

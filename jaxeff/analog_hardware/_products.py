@@ -190,7 +190,7 @@ def _multiplied(
     passes = [inputs, -inputs] if crossbar.signed else [inputs]
     keys = [None] * 2 if key is None else list(jax.random.split(key))
     results = []
-    for sign, own in zip(passes, keys, strict=False):
+    for sign, pass_key in zip(passes, keys, strict=False):
         part = _crossbar.pack_groups(
             _crossbar.MatrixProduct(sign, product.weights, lambda y: y),
             crossbar.rows,
@@ -200,7 +200,7 @@ def _multiplied(
         w = _crossbar.encode_integers(
             part.weights, weight_step, -crossbar.weight_top, crossbar.weight_top
         )
-        tiles = _tiles(crossbar, own, a, w, chip)
+        tiles = _tiles(crossbar, pass_key, a, w, chip)
         if observe is not None:
             clipped = (
                 jnp.mean(sign > (crossbar.input_top + 0.5) * input_step),
@@ -358,28 +358,30 @@ def crossbars(
         SpecError: As `jaxeff.program.resolve`.
         ValueError: A site isn't linear, or has no weights.
     """
-    found = resolve(spec, program)
+    settings = resolve(spec, program)
     for layer in program.sites:
         # A product with a constant of the program is linear too, but there is nothing to program.
-        if layer.site in found and layer.kind == "linear" and not layer.weights:
+        if layer.site in settings and layer.kind == "linear" and not layer.weights:
             raise ValueError(
                 f"A crossbar holds weights, but {layer.site!r} multiplies by a constant that the "
                 f"function computes; leave it out with {{..., {layer.site!r}: None}}."
             )
-        if layer.site in found and layer.kind != "linear":
+        if layer.site in settings and layer.kind != "linear":
             raise ValueError(
                 f"A crossbar holds weights and multiplies, but {layer.site!r} is {layer.kind}; "
                 "narrow the pattern, for example to '*:linear'."
             )
         # A tile has one current for a number: complex products are several real ones.
-        if layer.site in found and jnp.issubdtype(layer.outputs[0].aval.dtype, jnp.complexfloating):
+        if layer.site in settings and jnp.issubdtype(
+            layer.outputs[0].aval.dtype, jnp.complexfloating
+        ):
             raise ValueError(
                 f"A crossbar multiplies real numbers, but {layer.site!r} multiplies complex ones; "
                 f"multiply their parts, or leave it out with {{..., {layer.site!r}: None}}."
             )
-        if layer.site in found and (transform := read_out_by(layer.nodes)):
+        if layer.site in settings and (transform := read_out_by(layer.nodes)):
             raise ValueError(
                 f"analog can't act on {layer.site!r}, which {transform} reads out already; leave "
                 "it out with None, here or there."
             )
-    return found
+    return settings

@@ -178,10 +178,10 @@ def fit_sequence(
         {**params, **_straight_line(events)}, noise, position, design.input_top, design.weight_top
     )
 
-    def loss(own: Any, p: Any, batch: Any) -> Any:
+    def loss(step_key: Any, p: Any, batch: Any) -> Any:
         weights = jnp.moveaxis(batch.weights, 2, 0)
-        found = _predict(p, position, own, batch.inputs, weights, batch.rows)
-        return jnp.mean((found - batch.counts) ** 2)
+        predicted = _predict(p, position, step_key, batch.inputs, weights, batch.rows)
+        return jnp.mean((predicted - batch.counts) ** 2)
 
     steps = epochs * (len(events.counts) // batch_size)
     result = fit(

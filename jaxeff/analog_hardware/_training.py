@@ -133,8 +133,8 @@ def _counts(site: str, query: Query, key: Any, weights: Any, inputs: Any) -> Any
     keys = jax.random.split(key, groups * down * across)
     keys = keys.reshape(groups, down, across, *keys.shape[1:])
 
-    def one(own: Any, tile: Any, vectors: Any) -> Any:
-        return query_counts(f"in_the_loop: {site!r}", query, own, tile, vectors)
+    def one(tile_key: Any, tile: Any, vectors: Any) -> Any:
+        return query_counts(f"in_the_loop: {site!r}", query, tile_key, tile, vectors)
 
     if not isinstance(query, Hardware):  # nothing to be gained from a vmap
         places = [*np.ndindex(groups, down, across)]

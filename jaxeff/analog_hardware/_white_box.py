@@ -160,9 +160,9 @@ def _fit(x: Any, y: Any, low: float, high: float, intervals: int) -> np.ndarray:
     design = np.concatenate([basis, bend]) @ steps
     target = np.concatenate([y, np.zeros(len(bend))])
     # The first coefficient may have any sign: two columns for it.
-    found, _ = nnls(np.concatenate([design, -design[:, :1]], 1), target)
-    first = found[0] - found[-1]
-    return steps @ np.concatenate([[first], found[1:-1]])
+    coefficients, _ = nnls(np.concatenate([design, -design[:, :1]], 1), target)
+    first = coefficients[0] - coefficients[-1]
+    return steps @ np.concatenate([[first], coefficients[1:-1]])
 
 
 def _basis(u: np.ndarray, intervals: int) -> np.ndarray:
@@ -376,9 +376,9 @@ def fit_table(measured: Characterization) -> tuple[np.ndarray, np.ndarray, np.nd
         charge = sign * curve[size]
         across = np.einsum("prlc,rl->prc", y, pulse)
         power = (pulse**2).sum(1)[None, :, None]
-        for i, own in enumerate((positive, ~positive)):
-            over = np.sum(own * charge * across, 0)
-            strength[i] = over / np.maximum(np.sum(own * charge**2 * power, 0), 1e-9)
+        for i, of_sign in enumerate((positive, ~positive)):
+            over = np.sum(of_sign * charge * across, 0)
+            strength[i] = over / np.maximum(np.sum(of_sign * charge**2 * power, 0), 1e-9)
         scale = strength.mean()
         # A synapse that no program gave a weight of this sign has no strength: take the mean.
         strength = np.where(strength > 0, strength, scale)

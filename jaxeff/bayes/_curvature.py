@@ -144,7 +144,9 @@ def _summed(likelihood: Likelihood, outputs: Array, targets: Any) -> Array:
 
 def _of_outputs(features: Array, curvature: Array) -> Array:
     """Computes a matrix for each output, one after the other to save memory."""
-    return jax.lax.map(lambda own: (features * own[:, None]).T @ features, curvature.T)
+    return jax.lax.map(
+        lambda curvatures: (features * curvatures[:, None]).T @ features, curvature.T
+    )
 
 
 def _full_categorical(features: Array, probs: Array) -> Array:
@@ -152,8 +154,8 @@ def _full_categorical(features: Array, probs: Array) -> Array:
     # of [n, d c] rows, instead of n matrices of [c, c].
     (_, d), (n, c) = features.shape, probs.shape
     joint = (features[:, :, None] * probs[:, None, :]).reshape(n, d * c)
-    own = jnp.einsum("nd,ne,nc->cde", features, features, probs)
-    blocks = jnp.einsum("cde,ck->dcek", own, jnp.eye(c, dtype=probs.dtype))
+    second_moments = jnp.einsum("nd,ne,nc->cde", features, features, probs)
+    blocks = jnp.einsum("cde,ck->dcek", second_moments, jnp.eye(c, dtype=probs.dtype))
     return blocks.reshape(d * c, d * c) - joint.T @ joint
 
 
@@ -541,8 +543,8 @@ def _low_rank(problem: SiteProblem, rank: int) -> Blocks:
     f, params, data, weights, likelihood, size, _ = problem
 
     @jax.jit
-    def part(given: Any, x: Any, targets: Any) -> Array:
-        params, vector = given
+    def part(at: Any, x: Any, targets: Any) -> Array:
+        params, vector = at
 
         def outputs(packed: tuple[Array, ...]) -> Array:
             return f(weights.unpack(params, packed), x)

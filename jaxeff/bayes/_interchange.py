@@ -163,13 +163,13 @@ def load_posterior(path: str | os.PathLike[str], params: Any) -> Any:
     if kind == _GAUSSIANS:
         return _gaussians(path, tree, metadata["random"], params)
     if kind == _CALIBRATED:
-        found = _gaussians(path, tree["posterior"], metadata["random"], params)
+        posterior = _gaussians(path, tree["posterior"], metadata["random"], params)
         arrays = named_leaves(tree["factors"])
         factors = {site: arrays[str(i)] for i, site in enumerate(metadata["sites"])}
         errors = tuple(metadata["errors"].items())
         # Metadata has lists; static fields are compared and hashed.
         unseen = metadata.get("unseen")
-        return Calibrated(found, factors, errors, unseen and tuple(unseen))
+        return Calibrated(posterior, factors, errors, unseen and tuple(unseen))
     if kind == _JOINT:
         settings = dict(metadata["guide"])
         name = settings.pop("name")
@@ -185,8 +185,8 @@ def load_posterior(path: str | os.PathLike[str], params: Any) -> Any:
         # The file holds paths; how the guide's numbers are nested, only the guide knows.
         like = jax.eval_shape(guide.start, jax.random.key(0), _arrange(means, params), stds)
         rest = {name: numbers for name, numbers in like.items() if name != "mean"}
-        found = load_pytree(path, {"numbers": rest, "mean": named_leaves(like["mean"])})
-        numbers = {"mean": _arrange(found["mean"], params), **found["numbers"]}
+        posterior = load_pytree(path, {"numbers": rest, "mean": named_leaves(like["mean"])})
+        numbers = {"mean": _arrange(posterior["mean"], params), **posterior["numbers"]}
         return CorrelatedPosterior(numbers, guide, paths, metadata.get("likelihood"))
     raise CheckpointError(f"{path} is a checkpoint, but not one of a posterior.")
 
@@ -300,9 +300,9 @@ def from_pyro(params: Mapping[str, Any], like: Any, *, ignore: Sequence[str] = (
     """
     halves: dict[str, dict[str, np.ndarray]] = {"locs": {}, "scales": {}}
     for name, value in params.items():
-        if found := _PYRO.fullmatch(name):
+        if match := _PYRO.fullmatch(name):
             tensor = value.detach().cpu().numpy() if hasattr(value, "detach") else value
-            halves[found[1]][found[2]] = np.asarray(tensor)
+            halves[match[1]][match[2]] = np.asarray(tensor)
     names = halves["locs"].keys() ^ halves["scales"].keys()
     if names or not halves["locs"]:
         lacking = f"{sorted(names)} have only one of the two" if names else f"{sorted(params)}"

@@ -154,8 +154,8 @@ def ivon(
                 "grad_fn=lambda params, _: gradient, as jaxeff.training.fit does"
             )
         draws = jax.random.split(jax.random.fold_in(key, state.step), samples)
-        found = [_estimate(draw, grad_fn, params, state) for draw in draws]
-        gradient, bent = jax.tree.map(lambda *each: sum(each) / samples, *found)
+        estimates = [_estimate(draw, grad_fn, params, state) for draw in draws]
+        gradient, bent = jax.tree.map(lambda *each: sum(each) / samples, *estimates)
         mean = jax.tree.map(
             lambda m, g: momentum * m + (1 - momentum) * g, state.momentum, gradient
         )
@@ -230,13 +230,13 @@ def ivon_posterior(params: Any, opt_state: Any) -> Any:
 def state_of(kind: Any, name: str, opt_state: Any) -> Any:
     """Finds the state of a transformation in that of an optimizer."""
     states = jax.tree.leaves(opt_state, is_leaf=lambda each: isinstance(each, kind))
-    found = [each for each in states if isinstance(each, kind)]
-    if len(found) != 1:
+    matching = [each for each in states if isinstance(each, kind)]
+    if len(matching) != 1:
         raise ValueError(
-            f"{name}_posterior: the state holds {len(found)} of {name}, not one; pass the "
+            f"{name}_posterior: the state holds {len(matching)} of {name}, not one; pass the "
             f"`opt_state` of a run whose optimizer is, or holds, jaxeff.bayes.{name}"
         )
-    return found[0]
+    return matching[0]
 
 
 class SWAGState(NamedTuple):
@@ -301,8 +301,8 @@ def swag(
         square = state.square + share * (vector**2 - state.square)
         # Of the mean so far, as in the source: nothing is kept that a later mean could correct.
         deviations = state.deviations.at[state.seen % rank].set(vector - mean)
-        found = (seen, mean, square, deviations)
-        kept = jax.tree.map(lambda new, old: jnp.where(looks, new, old), found, state[2:])
+        updated = (seen, mean, square, deviations)
+        kept = jax.tree.map(lambda new, old: jnp.where(looks, new, old), updated, state[2:])
         return moved, SWAGState(after, step, *kept)
 
     return optax.GradientTransformationExtraArgs(init, update)

@@ -158,14 +158,15 @@ def _widths(
     """Returns the widths that the weights and the activations of each site may have."""
     targets = [Target(row.site, row.site.rpartition("#")[0], row.kind) for row in rows]
     by_site: dict[str, tuple[list[int], list[int]]] = {}
-    allowed = [dict(given or {}) for given in (weights, activations)]
+    allowed = [dict(patterns or {}) for patterns in (weights, activations)]
     deciding = [
-        deciding_patterns(given, targets, kinds=sorted({r.kind for r in rows})) for given in allowed
+        deciding_patterns(patterns, targets, kinds=sorted({r.kind for r in rows}))
+        for patterns in allowed
     ]
     for row in rows:
         pair = []
-        for given, decides in zip(allowed, deciding, strict=True):
-            widths = given[decides[row.site]] if row.site in decides else sensitivity.widths
+        for patterns, decides in zip(allowed, deciding, strict=True):
+            widths = patterns[decides[row.site]] if row.site in decides else sensitivity.widths
             missing = sorted(set(widths) - set(sensitivity.widths))
             if missing or not widths:
                 raise ValueError(

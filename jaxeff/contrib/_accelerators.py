@@ -231,7 +231,7 @@ def _products(candidate: Candidate, float_bits: int) -> list[_MatrixProduct]:
     for site, (outputs, weights, macs), widths in zip(space.sites, counts, bits, strict=True):
         # Counts are float32 products, whole numbers but for rounding.
         products, rows = (max(1, round(float(n))) for n in (weights / outputs, macs / weights))
-        groups = math.ceil(outputs / (site.made.size / site.blocks)) if site.blocks > 1 else 1
+        groups = math.ceil(outputs / (site.written.size / site.blocks)) if site.blocks > 1 else 1
         w, a = (min(int(width), float_bits) for width in widths)
         products_of_layers.append(
             _MatrixProduct(products, max(1, int(outputs) // groups), rows, groups, w, a)

@@ -201,8 +201,8 @@ def check_scores(where: str, arrays: Iterable[tuple[str, Any]]) -> None:
         TypeError: One is something else.
     """
     for name, array in arrays:
-        given = isinstance(array, jax.Array | np.ndarray)
-        if not given or np.ndim(array) != 1 or not np.size(array):
+        is_array = isinstance(array, jax.Array | np.ndarray)
+        if not is_array or np.ndim(array) != 1 or not np.size(array):
             raise TypeError(
                 f"{where}: {name} must be scores of shape [n], at least one, "
                 f"not {describe_value(array)}"

@@ -264,8 +264,8 @@ def boolean_mask(where: str, value: Any) -> None:
 def input_batch(where: str, value: Any) -> None:
     """Checks a pytree of inputs: none of its arrays is empty, none holds NaN."""
     parameter_tree(where, value)
-    for found, leaf in jax.tree_util.tree_leaves_with_path(value):
-        name = jax.tree_util.keystr(found, simple=True, separator="/")
+    for path, leaf in jax.tree_util.tree_leaves_with_path(value):
+        name = jax.tree_util.keystr(path, simple=True, separator="/")
         _check_values(f"{where}{f', {name},' if name else ''}", leaf)
 
 
@@ -370,9 +370,9 @@ def _check_values(where: str, value: Any, nan: bool = False, empty: bool = False
     if nan or not _concrete(value) or (dtype is not None and not _is_inexact(dtype)):
         return
     # NumPy's own, also while something else is traced.
-    found = np.isnan(np.asarray(value, None if dtype is not None else float))
-    if found.any():
-        raise ValueError(f"{where} holds NaN, in {int(found.sum())} of {found.size} entries.")
+    is_nan = np.isnan(np.asarray(value, None if dtype is not None else float))
+    if is_nan.any():
+        raise ValueError(f"{where} holds NaN, in {int(is_nan.sum())} of {is_nan.size} entries.")
 
 
 def _is_inexact(dtype: Any) -> bool:
@@ -464,8 +464,8 @@ def forwards(target: Callable[..., Any], options: type) -> Callable[[F], F]:
 
     def signed(run: F) -> F:
         signature = inspect.signature(run)
-        own = [p for p in signature.parameters.values() if p.kind is not p.VAR_KEYWORD]
-        signature = signature.replace(parameters=[*own, *passed])
+        named = [p for p in signature.parameters.values() if p.kind is not p.VAR_KEYWORD]
+        signature = signature.replace(parameters=[*named, *passed])
 
         @functools.wraps(run)
         def called(*args: Any, **kwargs: Any) -> Any:

@@ -232,10 +232,10 @@ def read_linen(
     ) -> tuple[Any, dict[str, Any]]:
         if key is not None:
             kwargs = {"rngs": key, **kwargs}
-        given = {**nest(state, keys), "params": nest(params, keys)}
+        all_variables = {**nest(state, keys), "params": nest(params, keys)}
         # Existing collections are writable, so that training mode runs. Others are not: what a call
         # would create (sown intermediates) is never made.
-        result, after = model.apply(given, *args, method=method, mutable=names, **kwargs)
+        result, after = model.apply(all_variables, *args, method=method, mutable=names, **kwargs)
         flat = flatten(nn.meta.unbox(unfreeze(after)))
         if not mutable:
             written = [path for path in state if flat[path] is not state[path]]

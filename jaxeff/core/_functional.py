@@ -157,9 +157,9 @@ def functional(
     def apply(
         key: Any, params: Params, state: State, /, *args: Any, **kwargs: Any
     ) -> tuple[Any, State]:
-        given = _fit(params, expected_params, "parameter", name)
+        fitted = _fit(params, expected_params, "parameter", name)
         before = _tag(_fit(state, expected_state, "state", name), STATE_TAG)
-        result, after = run(key, given, before, args, kwargs)
+        result, after = run(key, fitted, before, args, kwargs)
         return result, nest(_tag(after, NEW_STATE_TAG), keys)
 
     nested_params = nest(params, keys)
@@ -179,13 +179,13 @@ def functional(
         from_flax.warn_of_training_mode(name, dropping, from_flax.batch_layers(model))
 
     def infer(key: Any, params: Params, /, *args: Any, **kwargs: Any) -> Any:
-        given = _fit(params, expected_params, "parameter", name)
+        fitted = _fit(params, expected_params, "parameter", name)
         # NaN, so that no result can be taken for one of the model with its values.
         closed = {
             path: jnp.full(leaf.shape, jnp.nan, leaf.dtype) if path in unknown else leaf
             for path, leaf in state.items()
         }
-        return run(key, given, _tag(closed, STATE_TAG), args, kwargs)[0]
+        return run(key, fitted, _tag(closed, STATE_TAG), args, kwargs)[0]
 
     return _called(infer, name, keyed), nested_params
 
@@ -218,10 +218,13 @@ def restore(model: Any, params: Params, state: State | None = None, *args: Any) 
     reading = _read(model, args, None, keyed=False, mutable=False)
     leaves = {**reading.state, **(flatten(state) if state else {})}
     values = flatten(params)
-    for what, given, expected in (
+    for what, leaves_by_path, expected in (
         ("parameter", values, reading.params), ("state", leaves, reading.state)
     ):  # fmt: skip
-        missing, unknown = sorted({*expected} - {*given}), sorted({*given} - {*expected})
+        missing, unknown = (
+            sorted({*expected} - {*leaves_by_path}),
+            sorted({*leaves_by_path} - {*expected}),
+        )
         if missing or unknown:
             name = (missing or unknown)[0]
             raise ValueError(
@@ -324,14 +327,14 @@ def _fit(
         raise ValueError(
             f"{name}: the {what}s must be a nested dict of arrays, not {type(tree).__name__}."
         )
-    given = flatten(tree) if tree else {}
+    leaves = flatten(tree) if tree else {}
     for path, spec in expected.items():
-        if path not in given:
+        if path not in leaves:
             raise ValueError(
                 f"{name}: {what} {path!r} is missing, expected {_show(spec)}; "
-                f"given are {sorted(given)}."
+                f"given are {sorted(leaves)}."
             )
-    for path, leaf in given.items():
+    for path, leaf in leaves.items():
         if path not in expected:
             raise ValueError(
                 f"{name}: {what} {path!r} is not one of the model's, which are {sorted(expected)}."
@@ -347,15 +350,15 @@ def _fit(
                 f"{name}: {what} {path!r} must be {_show(expected[path])}, "
                 f"but {_show(_spec(leaf))} was given."
             )
-    return {path: jnp.asarray(given[path]) for path in expected}
+    return {path: jnp.asarray(leaves[path]) for path in expected}
 
 
-def _agrees(given: jax.ShapeDtypeStruct, expected: jax.ShapeDtypeStruct) -> bool:
-    if given.shape != expected.shape:
+def _agrees(actual: jax.ShapeDtypeStruct, expected: jax.ShapeDtypeStruct) -> bool:
+    if actual.shape != expected.shape:
         return False
     # A model cast to another precision is the same model: any float fits a float leaf.
-    both_float = all(jnp.issubdtype(s.dtype, jnp.floating) for s in (given, expected))
-    return both_float or given.dtype == expected.dtype
+    both_float = all(jnp.issubdtype(s.dtype, jnp.floating) for s in (actual, expected))
+    return both_float or actual.dtype == expected.dtype
 
 
 def _show(spec: jax.ShapeDtypeStruct) -> str:

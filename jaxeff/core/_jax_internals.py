@@ -154,14 +154,14 @@ class Derivative(NamedTuple):
 
     Attributes:
         closed: The jaxpr.
-        given: What each of its inputs has the axes of: the call's `("operand", i)`,
+        inputs: What each of its inputs has the axes of: the call's `("operand", i)`,
             `("result", i)` or a `("residual", i)`, which the forward pass makes.
-        made: The same of its outputs.
+        outputs: The same of its outputs.
     """
 
     closed: ClosedJaxpr
-    given: list[tuple[str, int]]
-    made: list[tuple[str, int]]
+    inputs: list[tuple[str, int]]
+    outputs: list[tuple[str, int]]
 
 
 def derivatives(eqn: JaxprEqn) -> list[Derivative]:
@@ -183,12 +183,12 @@ def derivatives(eqn: JaxprEqn) -> list[Derivative]:
     jaxpr, consts = q["fwd_jaxpr_thunk"].call_wrapped(*(True for _ in operands))
     forward = ClosedJaxpr(jaxpr, consts)
     _, _, inputs = q["out_trees"]()
-    made = iter(forward.out_avals)
+    forward_avals = iter(forward.out_avals)
     # JAX forwards a residual that is an operand unchanged: it is not among the forward
     # pass's results.
     residuals = [("residual", i) if k is None else ("operand", k) for i, k in enumerate(inputs)]
-    own = [residual for residual in residuals if residual[0] == "residual"]
-    avals = [next(made) if k is None else eqn.invars[k].aval for k in inputs]
+    computed = [residual for residual in residuals if residual[0] == "residual"]
+    avals = [next(forward_avals) if k is None else eqn.invars[k].aval for k in inputs]
     moving = []
 
     def backward(*values: Any) -> list[Any]:
@@ -204,7 +204,7 @@ def derivatives(eqn: JaxprEqn) -> list[Derivative]:
     cotangents = [v.aval.to_ct_aval() for v in eqn.outvars]
     closed = jax.make_jaxpr(backward)(*avals, *cotangents)
     return [
-        Derivative(forward, operands, [*own, *results]),
+        Derivative(forward, operands, [*computed, *results]),
         Derivative(closed, [*residuals, *results], moving),
     ]
 
@@ -230,8 +230,11 @@ def restated(eqn: JaxprEqn, restate: Callable[[Derivative], ClosedJaxpr]) -> dic
         def derivative(*zeros: bool) -> Any:
             jaxpr, consts, out_zeros = q["jvp_jaxpr_fun"].call_wrapped(*zeros)
             moving = [operand for operand, zero in zip(operands, zeros, strict=True) if not zero]
-            made = [*call.made, *(m for m, z in zip(call.made, out_zeros, strict=True) if not z)]
-            new = restate(Derivative(ClosedJaxpr(jaxpr, consts), [*operands, *moving], made))
+            results = [
+                *call.outputs,
+                *(m for m, z in zip(call.outputs, out_zeros, strict=True) if not z),
+            ]
+            new = restate(Derivative(ClosedJaxpr(jaxpr, consts), [*operands, *moving], results))
             return new.jaxpr, new.consts, out_zeros
 
         info = q["jvp_jaxpr_fun"].debug_info
@@ -249,10 +252,10 @@ def restated(eqn: JaxprEqn, restate: Callable[[Derivative], ClosedJaxpr]) -> dic
 
     def backward(*values: Any) -> Any:
         _, (last, new) = passes()
-        made = dict(zip(last.made, jaxpr_as_fun(new)(*values), strict=True))
+        cotangent_of = dict(zip(last.outputs, jaxpr_as_fun(new)(*values), strict=True))
         # JAX expects a cotangent per operand: symbolic zeros where the rule makes none.
-        shapes = dict(zip(call.given, changed["call_jaxpr"].in_avals, strict=True))
-        cotangents = [made.get(at, Zero(shapes[at].to_ct_aval())) for at in operands]
+        shapes = dict(zip(call.inputs, changed["call_jaxpr"].in_avals, strict=True))
+        cotangents = [cotangent_of.get(at, Zero(shapes[at].to_ct_aval())) for at in operands]
         return (cotangents, None) if _LOGS else cotangents
 
     changed["fwd_jaxpr_thunk"] = lu.wrap_init(forward, debug_info=q["fwd_jaxpr_thunk"].debug_info)
@@ -267,12 +270,12 @@ def as_closed(jaxpr: Jaxpr | ClosedJaxpr) -> ClosedJaxpr:
 
 def sub_jaxprs(eqn: JaxprEqn) -> list[ClosedJaxpr]:
     """Lists every jaxpr an equation carries in its parameters, in parameter order."""
-    found: list[ClosedJaxpr] = []
+    jaxprs: list[ClosedJaxpr] = []
     # The branches of `cond` are a tuple.
     for value in eqn.params.values():
         candidates = value if isinstance(value, tuple | list) else (value,)
-        found.extend(as_closed(c) for c in candidates if isinstance(c, Jaxpr | ClosedJaxpr))
-    return found
+        jaxprs.extend(as_closed(c) for c in candidates if isinstance(c, Jaxpr | ClosedJaxpr))
+    return jaxprs
 
 
 def primitives_in(jaxpr: Jaxpr | ClosedJaxpr) -> Iterator[Any]:
@@ -461,8 +464,8 @@ def _called(ctx: Any, args: Any, jaxpr: Any, operator: str, attributes: Any) -> 
     function.attributes[COMPOSITE] = ir.StringAttr.get(operator)
     function.attributes[COMPOSITE_ATTRIBUTES] = ir.DictAttr.get(said)
     # The order of a lowered function's arguments: sizes, constants, operands.
-    given = (*ctx.dim_var_values, *(c for c, _ in constants), *args)
-    operands, _ = mlir.ir_tree_registry.flatten(given)
+    inputs = (*ctx.dim_var_values, *(c for c, _ in constants), *args)
+    operands, _ = mlir.ir_tree_registry.flatten(inputs)
     callee = ir.FlatSymbolRefAttr.get(function.name.value)
     return list(func.CallOp(results, callee, operands).results)
 

@@ -87,8 +87,8 @@ def from_writer(read: Callable[[], T], together: bool) -> T:
 def _broadcast(content: bytes, size: int) -> bytes:
     """Sends that many bytes from the first process to all."""
     # Only the first process's array counts; the others must match its shape and dtype.
-    own = np.frombuffer(content, np.uint8) if is_first() else np.zeros(size, np.uint8)
-    return np.asarray(multihost_utils.broadcast_one_to_all(own)).tobytes()
+    buffer = np.frombuffer(content, np.uint8) if is_first() else np.zeros(size, np.uint8)
+    return np.asarray(multihost_utils.broadcast_one_to_all(buffer)).tobytes()
 
 
 def to_devices(tree: Any, sharding: Sharding) -> Any:
@@ -106,8 +106,8 @@ def to_devices(tree: Any, sharding: Sharding) -> Any:
         if jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
             data = to_devices(jax.random.key_data(leaf), sharding)
             return jax.random.wrap_key_data(data, impl=jax.random.key_impl(leaf))
-        whole = np.asarray(leaf)
-        return jax.make_array_from_callback(whole.shape, sharding, lambda index: whole[index])
+        array = np.asarray(leaf)
+        return jax.make_array_from_callback(array.shape, sharding, lambda index: array[index])
 
     return jax.tree.map(place, jax.tree.map(jnp.asarray, tree))
 

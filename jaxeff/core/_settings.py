@@ -305,16 +305,16 @@ class Setting:
 @functools.cache
 def _checked_fields(cls: type) -> list[tuple[str, bool, Any]]:
     """Lists the fields with bounds, whether they may be None, and the bounds."""
-    found: list[tuple[str, bool, Any]] = []
+    bounded: list[tuple[str, bool, Any]] = []
     for name, hint in get_type_hints(cls, include_extras=True).items():
         if hint is bool:
-            found.append((name, False, Boolean()))
+            bounded.append((name, False, Boolean()))
         if get_origin(hint) is Annotated:
             kind, *notes = get_args(hint)
             may_be_none = type(None) in get_args(kind)
             bounds = [note for note in notes if isinstance(note, Number | Count | Width | Choice)]
-            found += [(name, may_be_none, bound) for bound in bounds]
-    return found
+            bounded += [(name, may_be_none, bound) for bound in bounds]
+    return bounded
 
 
 def short_repr(setting: Any) -> str:

@@ -161,9 +161,9 @@ def _load_idx(name: str, root: Path) -> formats.Dataset:
         images, images_path = parts[f"{split}_images"], paths[f"{split}_images"]
         labels, labels_path = parts[f"{split}_labels"], paths[f"{split}_labels"]
         if images.shape[1:] != (28, 28):
-            found = " x ".join(map(str, images.shape[1:]))
+            size = " x ".join(map(str, images.shape[1:]))
             raise formats.DataError(
-                f"{images_path}: expected images of 28 x 28 pixels, found {found}"
+                f"{images_path}: expected images of 28 x 28 pixels, found {size}"
             )
         _check_labels(labels_path, labels, images_path, len(images))
     return _dataset(

@@ -102,11 +102,11 @@ def read_idx(path: Path, ndim: int) -> UInt8[np.ndarray, "..."]:
             f"{path}: expected an idx header of {header} bytes (magic 0x{magic:08x}), "
             f"found {len(content)} bytes; fetch the file again"
         )
-    found = int.from_bytes(content[:4], "big")
-    if found != magic:
+    actual = int.from_bytes(content[:4], "big")
+    if actual != magic:
         raise DataError(
             f"{path}: expected idx magic number 0x{magic:08x} (uint8, {ndim} dimension"
-            f"{'s' if ndim > 1 else ''}), found 0x{found:08x}; is it another file renamed?"
+            f"{'s' if ndim > 1 else ''}), found 0x{actual:08x}; is it another file renamed?"
         )
     # Big-endian in the file, whatever the host is.
     shape = tuple(int(size) for size in np.frombuffer(content, ">u4", ndim, offset=4))

@@ -462,18 +462,18 @@ def search(
         DataError: Too few were found.
     """
     kept: list[Judged] = []
-    tried = found = 0
+    tried = ambiguous = 0
     for _ in range(recipe.rounds):
         # Every number of parts as often, in batches of one size: one program for the search.
         for parts in recipe.parts * -(-recipe.candidates // (len(recipe.parts) * BATCH)):
             judged: Judged = jax.device_get(judge(mix_codes(rng, codes, labels, parts, BATCH)))
             # Selected on the host: how many are ambiguous is known only there.
             kept.append(Judged(*(array[judged.ambiguous] for array in judged)))
-            tried, found = tried + BATCH, found + len(kept[-1].probs)
-        tell(f"{found:,} ambiguous images among {tried:,} mixtures")
-        if found >= wanted:
+            tried, ambiguous = tried + BATCH, ambiguous + len(kept[-1].probs)
+        tell(f"{ambiguous:,} ambiguous images among {tried:,} mixtures")
+        if ambiguous >= wanted:
             return Judged(*(np.concatenate(arrays) for arrays in zip(*kept, strict=True)))
     raise DataError(
-        f"only {found} ambiguous images among {tried} mixtures, wanted {wanted}: train the "
+        f"only {ambiguous} ambiguous images among {tried} mixtures, wanted {wanted}: train the "
         "networks longer, ask for fewer images, or raise the recipe's rounds"
     )

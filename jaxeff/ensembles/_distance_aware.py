@@ -315,19 +315,21 @@ def feature_density(
     size = points.shape[1]
     means, whitening, offsets = [], [], []
     for c in range(classes):
-        own = points[targets == c]
-        if len(own) < 2:
+        of_class = points[targets == c]
+        if len(of_class) < 2:
             raise ValueError(
-                f"feature_density: class {c} has {len(own) or 'no'} example{'s' * (len(own) != 1)} "
-                f"among {len(points)}; a Gaussian needs two or more: give examples of every class, "
-                "or fewer classes"
+                f"feature_density: class {c} has {len(of_class) or 'no'} "
+                f"example{'s' * (len(of_class) != 1)} among {len(points)}; a Gaussian needs two or "
+                "more: give examples of every class, or fewer classes"
             )
-        root = _whitening(np.cov(own.T, bias=True).reshape(size, size), c, len(own), shrinkage)
-        means.append(own.mean(0))
+        root = _whitening(
+            np.cov(of_class.T, bias=True).reshape(size, size), c, len(of_class), shrinkage
+        )
+        means.append(of_class.mean(0))
         whitening.append(root)
         # log det of the inverse Cholesky factor is -1/2 log det of the covariance.
         log_det = np.log(np.diag(root)).sum()
-        offsets.append(np.log(len(own) / len(points)) + log_det - size / 2 * np.log(2 * np.pi))
+        offsets.append(np.log(len(of_class) / len(points)) + log_det - size / 2 * np.log(2 * np.pi))
     stacked = (np.stack(means), np.stack(whitening), np.array(offsets))
     return FeatureDensity(*(jnp.asarray(part.astype(dtype)) for part in stacked))
 
@@ -443,10 +445,12 @@ def _median_distance(hidden: Array) -> float:
     squares = (points**2).sum(1)
     # |x|^2 + |y|^2 - 2 x y may be slightly negative for equal points.
     distances = np.sqrt(np.maximum(squares[:, None] + squares - 2 * points @ points.T, 0))
-    found = float(np.median(distances[np.triu_indices(len(points), 1)])) if len(points) > 1 else 0.0
-    if found <= 0:
+    median = (
+        float(np.median(distances[np.triu_indices(len(points), 1)])) if len(points) > 1 else 0.0
+    )
+    if median <= 0:
         raise ValueError(
             "sngp: inputs have the same features in front of the last layer, so that there is no "
             "length scale; give length_scale, or more inputs"
         )
-    return found
+    return median

@@ -125,8 +125,8 @@ def batch_ensemble(
         for name, k in zip(axes, jax.random.split(key, len(axes)), strict=True):
             parts = zip(("inputs", "outputs"), axes[name], jax.random.split(k), strict=True)
             factors[name] = {
-                part: jax.random.rademacher(each, _only(shapes[name], own), jnp.float32)
-                for part, own, each in parts
+                part: jax.random.rademacher(each, _only(shapes[name], factor_axes), jnp.float32)
+                for part, factor_axes, each in parts
             }
         return {"shared": params, "factors": factors}
 
@@ -136,11 +136,11 @@ def batch_ensemble(
         leaves, structure = jax.tree.flatten(both["shared"])
         for i, name in enumerate(names):
             if name in both["factors"]:
-                own = both["factors"][name]
-                scale = (own["inputs"] * own["outputs"]).astype(leaves[i].dtype)
+                pair = both["factors"][name]
+                scale = (pair["inputs"] * pair["outputs"]).astype(leaves[i].dtype)
                 leaves[i] = leaves[i] * scale
-        whole = jax.tree.unflatten(structure, leaves)
-        return f(*args[:position], whole, *args[position + 1 :], **kwargs)
+        scaled = jax.tree.unflatten(structure, leaves)
+        return f(*args[:position], scaled, *args[position + 1 :], **kwargs)
 
     counts = {setting.count for setting in spec.values() if setting is not None}
     if len(counts) != 1:
@@ -158,7 +158,7 @@ def _kernels(
 ) -> dict[str, Axes]:
     """Finds the kernels of sites, and which of their axes are inputs and outputs."""
     program = trace(f, params, x)
-    settings, found = resolve(spec, program), dict[str, Axes]()
+    settings, kernel_axes = resolve(spec, program), dict[str, Axes]()
     for layer in program.sites:
         if settings.get(layer.site) is None or layer.kind != "linear" or layer.op is None:
             continue
@@ -170,10 +170,10 @@ def _kernels(
                 "there"
             )
         side = product.side
-        found[kernels[0].path] = (product.summed(side), product.free(side))
-    if not found:
+        kernel_axes[kernels[0].path] = (product.summed(side), product.free(side))
+    if not kernel_axes:
         raise ValueError("batch_ensemble: the spec chooses no layer with a kernel")
-    return found
+    return kernel_axes
 
 
 @core.validate(x=core.input_batch, count=core.static_integer(), width=core.positive)
@@ -281,10 +281,10 @@ def mimo_loss(g: MIMO, *, repetition: float = 0.0) -> Loss:
         )
         alike = jax.random.uniform(alike_key, (examples,)) < repetition
         orders = jnp.where(alike[None], jnp.arange(examples)[None], orders)
-        logits, own = g.joint(params, x[orders]), labels[orders]
-        each = optax.softmax_cross_entropy_with_integer_labels(logits, own)
-        each = each * valid_labels(own, logits).astype(each.dtype)
-        accuracy = jnp.mean(logits.argmax(-1) == own)
+        logits, targets = g.joint(params, x[orders]), labels[orders]
+        each = optax.softmax_cross_entropy_with_integer_labels(logits, targets)
+        each = each * valid_labels(targets, logits).astype(each.dtype)
+        accuracy = jnp.mean(logits.argmax(-1) == targets)
         return each.mean(1).sum(), ({"accuracy": accuracy}, state)
 
     return LabelledLoss(loss, lambda key, params, state, x: g(params, x)[0])

@@ -104,8 +104,8 @@ def chosen_leaves(spec: Mapping[str, Members | None], params: Any) -> dict[str, 
             )
     targets = [Target(name, name.rpartition("/")[0]) for name in leaf_names(params)]
     decided = deciding_patterns(spec, targets, what="parameter")
-    found = {name: spec[pattern] for name, pattern in decided.items()}
-    chosen = {name: setting for name, setting in found.items() if setting is not None}
+    settings = {name: spec[pattern] for name, pattern in decided.items()}
+    chosen = {name: setting for name, setting in settings.items() if setting is not None}
     if not chosen:
         raise ValueError(
             "ensemble: the spec gives nothing members; name a site, such as "
@@ -135,14 +135,14 @@ def start(
     if init is not None:
         core.check_function("ensemble: init", init, "init(key) -> params")
         # Whole networks, of which only the chosen leaves are taken.
-        made = jax.vmap(init)(jax.random.split(key, count))
-        given: Any = structure
-        if jax.tree.structure(made) != given:
+        initialized = jax.vmap(init)(jax.random.split(key, count))
+        expected: Any = structure
+        if jax.tree.structure(initialized) != expected:
             raise ValueError(
                 "ensemble: init makes parameters of another structure than those given: it takes a "
-                f"key and returns {structure}, not {jax.tree.structure(made)}"
+                f"key and returns {structure}, not {jax.tree.structure(initialized)}"
             )
-        fresh = jax.tree.leaves(made)
+        fresh = jax.tree.leaves(initialized)
     started = []
     for name, leaf, new in zip(names, leaves, fresh, strict=True):
         if name not in chosen:
@@ -205,20 +205,20 @@ class Ensemble:
         if self.mutable:
             structures[position + 1] = jax.tree.structure(args[position + 1])
             out_axes = (0, self.axes(args[position + 1]))
-        given = [jax.tree.leaves(arg) if i in structures else arg for i, arg in enumerate(args)]
+        flat_args = [jax.tree.leaves(arg) if i in structures else arg for i, arg in enumerate(args)]
         axes = [self.leaf_axes(arg) if i in structures else None for i, arg in enumerate(args)]
 
-        def one(*given: Any) -> Any:
-            whole = (
+        def one(*member_args: Any) -> Any:
+            rebuilt = (
                 jax.tree.unflatten(structures[i], arg) if i in structures else arg
-                for i, arg in enumerate(given)
+                for i, arg in enumerate(member_args)
             )
-            return self.f(*whole, **kwargs)
+            return self.f(*rebuilt, **kwargs)
 
         # Only what depends on a leaf with members is batched: the shared part runs once.
         mapped = jax.vmap(one, in_axes=tuple(axes), out_axes=out_axes, axis_size=self.count)
         try:
-            return mapped(*given)
+            return mapped(*flat_args)
         except ValueError as error:
             if not self.mutable or "out_axes" not in str(error):
                 raise
@@ -271,7 +271,7 @@ class Ensemble:
         """Gives the same members another function of the same parameters, as a hidden layer's."""
         return replace(self, f=f)
 
-    def own(self, params: Any) -> list[Any]:
+    def member_leaves(self, params: Any) -> list[Any]:
         """Lists the leaves that have members, `[members, ...]` each."""
         pairs = zip(jax.tree.leaves(params), self.leaf_axes(params), strict=True)
         return [leaf for leaf, axis in pairs if axis == 0]
@@ -280,7 +280,7 @@ class Ensemble:
         params = args[position]
         # Where all leaves have members nothing is shared, so a tie changes nothing.
         free = all(setting.tied for setting in self.chosen.values())
-        if free or len(self.own(params)) == len(jax.tree.leaves(params)):
+        if free or len(self.member_leaves(params)) == len(jax.tree.leaves(params)):
             return
         shapes = [
             arg if core.is_key(arg) else jax.eval_shape(lambda tree: tree, arg) for arg in args

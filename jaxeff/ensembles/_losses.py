@@ -196,13 +196,13 @@ def member_loss(
 
 def count_members(where: str, g: Any, members: int | None) -> int:
     """Counts the members of an ensemble, or of a transform of it."""
-    found = getattr(g, "count", None) if members is None else members
-    if not isinstance(found, int):
+    count = getattr(g, "count", None) if members is None else members
+    if not isinstance(count, int):
         raise TypeError(
             f"{where}: g must be what jaxeff.ensemble returned; of a transform of it, such as "
             "noisy(g, spec), say how many members there are: members=10"
         )
-    return found
+    return count
 
 
 @core.validate(g=core.instance_of(Ensemble))
@@ -217,8 +217,8 @@ def optimize_members(
     """
 
     def labels(params: Any) -> Any:
-        structure, own = jax.tree.structure(params), _labels(g, params)
-        return jax.tree.unflatten(structure, own)
+        structure, member_labels = jax.tree.structure(params), _labels(g, params)
+        return jax.tree.unflatten(structure, member_labels)
 
     # What is shared has no optimizer state, which with Adam is twice its size.
     return optax.multi_transform({"own": optimizer, "shared": optax.set_to_zero()}, labels)

@@ -90,9 +90,9 @@ def sampled(
     random = [is_gaussian(leaf) for leaf in leaves]
     draws, structure = jax.tree.flatten(sample(key, posterior, count))
     # A fixed parameter is the same in all draws: shared, so what it feeds runs once.
-    params = [each if own else each[0] for each, own in zip(draws, random, strict=True)]
+    params = [each if is_random else each[0] for each, is_random in zip(draws, random, strict=True)]
     tree = jax.tree.unflatten(structure, params)
-    names = [name for name, own in zip(leaf_names(tree), random, strict=True) if own]
+    names = [name for name, is_random in zip(leaf_names(tree), random, strict=True) if is_random]
     # Tied: a weight that several sites read is one random number, with the same draws at all.
     return Ensemble(f, count, dict.fromkeys(names, Members(count, tied=True))), tree
 
@@ -235,9 +235,9 @@ def choose_random(
     trials = [best]
     while free:
         tried = [judged((*best.sites, site)) for site in free]
-        found = [each for each in tried if each is not None]
-        trials += [trial for trial, _ in found]
-        better = [each for each in found if _improves(each[0], best)]
+        judgements = [each for each in tried if each is not None]
+        trials += [trial for trial, _ in judgements]
+        better = [each for each in judgements if _improves(each[0], best)]
         if not better:
             break
         best, posterior = better[_first([trial for trial, _ in better])]

@@ -228,22 +228,22 @@ class RepulsiveLoss:
         # A key of its own, so that the wrapped loss draws what it would draw alone.
         at = jax.random.fold_in(key, zlib.crc32(b"repulsion"))
         points = self.points(at, params, state, batch[0])
-        found = repulsion(points, self.kernel, self.method)
+        repelled = repulsion(points, self.kernel, self.method)
         if self.method == "svgd":
-            value, (metrics, state) = self._averaged(found, key, params, state, batch, step)
+            value, (metrics, state) = self._averaged(repelled, key, params, state, batch, step)
         else:
             value, (metrics, state) = self.loss(key, params, state, batch, step)
         strength = jnp.asarray(self.strength, points.dtype)
         # The optimizer descends: the gradient by a member's point is minus the field that
         # pushes it. The points' own derivative carries it on to the parameters.
-        pushed = _with_gradient(found.potential, -found.field, points)
-        return value + strength * pushed, ({**metrics, "repulsion": found.potential}, state)
+        pushed = _with_gradient(repelled.potential, -repelled.field, points)
+        return value + strength * pushed, ({**metrics, "repulsion": repelled.potential}, state)
 
     def points(self, key: Any, params: Any, state: Any, x: Any) -> Array:
         """Computes the points that are pushed apart, one row for each member."""
         if self.space == "weights":
-            own = self.g.own(params)
-            return jnp.concatenate([leaf.reshape(self.g.count, -1) for leaf in own], axis=1)
+            leaves = self.g.member_leaves(params)
+            return jnp.concatenate([leaf.reshape(self.g.count, -1) for leaf in leaves], axis=1)
         if self.moves == "members":
             params = self._held(params)
         sample_key, call_key = jax.random.split(key)
@@ -277,13 +277,13 @@ class RepulsiveLoss:
             check_unlike(self.samples, data[0], batch_size)
 
     def _averaged(
-        self, found: Repulsion, key: Any, params: Any, state: Any, batch: Any, step: Any
+        self, repelled: Repulsion, key: Any, params: Any, state: Any, batch: Any, step: Any
     ) -> tuple[Any, Any]:
         """Computes the loss with Stein's average of the members' gradients."""
         # SVGD: each member follows the kernel-weighted mean of all members' gradients,
         # sum_j k_ij grad_j / n. Only the gradient changes: the value stays that of the
         # loss.
-        mean = found.kernel / self.g.count
+        mean = repelled.kernel / self.g.count
         # The gradient is computed here and averaged: no other may pass to the parameters.
         held = jax.lax.stop_gradient((params, state))
 
@@ -292,8 +292,8 @@ class RepulsiveLoss:
 
         if self.space == "weights":
 
-            def objective(given: Any) -> tuple[Any, Any]:
-                return self.loss(key, given, held[1], batch, step)
+            def objective(of_params: Any) -> tuple[Any, Any]:
+                return self.loss(key, of_params, held[1], batch, step)
 
             (value, aux), gradients = jax.value_and_grad(objective, has_aux=True)(held[0])
             axes = self.g.leaf_axes(params)

@@ -82,9 +82,9 @@ class Patches:
         cut = cut.reshape(n, rows * columns, self.size, self.size, c)
         cut = jax.vmap(jax.random.permutation)(jax.random.split(key, n), cut)
         cut = cut.reshape(n, rows, columns, self.size, self.size, c).transpose(0, 1, 3, 2, 4, 5)
-        whole = cut.reshape(padded.shape)
+        joined = cut.reshape(padded.shape)
         top, left = before
-        return whole[:, top : top + sides[0], left : left + sides[1]]
+        return joined[:, top : top + sides[0], left : left + sides[1]]
 
 
 @dataclass(frozen=True)
@@ -187,11 +187,11 @@ def check_unlike(samples: Samples, inputs: Any, batch_size: int) -> None:
     if callable(samples):
         with jax.ensure_compile_time_eval():
             batch = jax.tree.map(lambda leaf: jnp.asarray(leaf[:batch_size]), inputs)
-            found = samples(jax.random.key(0), batch)
+            unlike = samples(jax.random.key(0), batch)
         where = where[:batch_size]
     else:
-        found = samples
-    rows = np.asarray(jax.tree.leaves(found)[0], where.dtype)
+        unlike = samples
+    rows = np.asarray(jax.tree.leaves(unlike)[0], where.dtype)
     if rows.shape[1:] != where.shape[1:]:
         raise ValueError(
             f"repulsive: the samples have shape {rows.shape}, inputs of the training data "

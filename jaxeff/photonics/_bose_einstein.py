@@ -61,10 +61,10 @@ class BoseEinstein(distrax.Distribution):
         check_number("BoseEinstein: mean", mean, 0)
         check_number("BoseEinstein: modes", modes, above=0)
         super().__init__()
-        given = jnp.result_type(mean, modes)
+        common = jnp.result_type(mean, modes)
         # At least float32: half precision has too few digits for the log-gammas of large counts.
-        wide = jnp.issubdtype(given, jnp.floating) and jnp.finfo(given).bits > 32
-        dtype = given if wide else jnp.float32
+        wide = jnp.issubdtype(common, jnp.floating) and jnp.finfo(common).bits > 32
+        dtype = common if wide else jnp.float32
         shape = jnp.broadcast_shapes(jnp.shape(mean), jnp.shape(modes))
         self._mean = jnp.broadcast_to(jnp.asarray(mean, dtype), shape)
         self._modes = jnp.broadcast_to(jnp.asarray(modes, dtype), shape)

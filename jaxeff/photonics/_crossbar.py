@@ -266,8 +266,8 @@ class PhotonicProduct(Transmissive):
         core.check_broadcasts("PhotonicProduct.light.noise", self.light.noise, bright.shape)
 
         def product(cells: Array, x: Array) -> Array:
-            found: Array = layer.fn(*((cells, x) if written == 0 else (x, cells)))[0]
-            return found
+            multiplied: Array = layer.fn(*((cells, x) if written == 0 else (x, cells)))[0]
+            return multiplied
 
         scale = jnp.asarray(1.0 / self.light.full_scale)
         for side, peak in enumerate(peaks):
@@ -310,7 +310,7 @@ class PhotonicWeights(Transmissive):
 
     def refuses(self, layer: Layer) -> str:
         """Implements `PhotonicElement`."""
-        if layer.kind == "linear" and all(len(found) == 1 for found in _signals(layer)):
+        if layer.kind == "linear" and all(len(signals) == 1 for signals in _signals(layer)):
             return ""
         return "Photonic weights can carry a dense or convolution layer with one input"
 
@@ -320,8 +320,8 @@ class PhotonicWeights(Transmissive):
         reading: Any = 0.0
         for part, (sign, bright) in enumerate(x):
             # The first part has the key itself: signed inputs leave the noise of others alone.
-            own = jax.random.fold_in(key, part) if part else key
-            reading += sign * _sampled(own, product, cells, bright, self.light, self.rails)
+            part_key = jax.random.fold_in(key, part) if part else key
+            reading += sign * _sampled(part_key, product, cells, bright, self.light, self.rails)
         return self._read(layer, values, (scale * reading + dark).astype(dark.dtype))
 
     def read(self, layer: Layer, values: Sequence[Any]) -> tuple[Array, Array]:

@@ -103,12 +103,12 @@ def tabled_counts(
     # One word chooses the column, by its leading bits, the other one a side of it: uniform, without
     # a division or a search.
     column, part = jax.random.bits(key, (2, *which.shape), jnp.uint32)
-    own = (column >> np.uint32(33 - width.bit_length())).astype(jnp.int32)
-    at = which * width + own
+    column_index = (column >> np.uint32(33 - width.bit_length())).astype(jnp.int32)
+    at = which * width + column_index
     share, other = (  # within bounds always; the check would take twice as long as the look-up
         jnp.asarray(part).ravel().at[at].get(mode="promise_in_bounds") for part in table
     )
-    return jnp.where(part < share, own, other)
+    return jnp.where(part < share, column_index, other)
 
 
 def _aliases(mass: Float[np.ndarray, " n"]) -> tuple[list[float], list[int]]:

@@ -150,11 +150,11 @@ def _shared_noise(
     own_key, common_key = jax.random.split(key)
     # The common part of the light's variance is drawn once per slot for all channels; only
     # the rest is a channel's own. Var = own + channel * excess, as without channels.
-    own = _light.pattern_sigma(pulses, light) ** 2 - light.channel * _light.excess(
+    channel_variance = _light.pattern_sigma(pulses, light) ** 2 - light.channel * _light.excess(
         pulses, pulses, light
     )
     noise = jax.random.normal(own_key, intensity.shape, intensity.dtype)
-    noise *= jnp.sqrt(jnp.maximum(own, jnp.finfo(intensity.dtype).tiny))
+    noise *= jnp.sqrt(jnp.maximum(channel_variance, jnp.finfo(intensity.dtype).tiny))
     common = jax.random.normal(common_key, (*pulses.shape[:-1], 1), intensity.dtype)
     if light.remembers:
         # Correlated slots: one Cholesky factor of [slots, slots], small, serves all

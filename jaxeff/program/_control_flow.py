@@ -87,8 +87,8 @@ def _scan(at: _Evaluation) -> list[Any]:
 
     def step(state: list[Any], slices: tuple[list[Any], Any]) -> tuple[list[Any], list[Any]]:
         row, row_key = slices
-        after, made = loop.split(body(program, row_key, loop.inputs(state, row)))
-        return _promote_all(after, state, promote), made
+        after, row_results = loop.split(body(program, row_key, loop.inputs(state, row)))
+        return _promote_all(after, state, promote), row_results
 
     def first_step(state: list[Any]) -> list[Any]:
         # The structure is the same in every iteration, so the first one settles it.

@@ -360,10 +360,10 @@ def _check_applies(
     for layer in program.sites:
         if layer.site in chosen:
             layers.setdefault(chosen[layer.site], []).append(layer)
-    for pattern, found in layers.items():
-        if not any(applies(layer, spec[pattern]) for layer in found):
-            listed = ", ".join(f"{layer.site} ({layer.kind})" for layer in found[:5])
-            listed += ", ..." if len(found) > 5 else ""
+    for pattern, matched in layers.items():
+        if not any(applies(layer, spec[pattern]) for layer in matched):
+            listed = ", ".join(f"{layer.site} ({layer.kind})" for layer in matched[:5])
+            listed += ", ..." if len(matched) > 5 else ""
             raise ValueError(
                 f"{spec[pattern]!r} was given to {listed}, which has nothing for {purpose} there "
                 f"(pattern {pattern!r}); choose other sites or another place."

@@ -141,7 +141,7 @@ class Windows:
         self.state.append(jax.lax.slice_in_dim(x, size - before, size, axis=axis))
         return x
 
-    def whole(self, value: Value) -> Array:
+    def complete(self, value: Value) -> Array:
         """Makes the whole window of a value."""
         if isinstance(value, StreamedValue):
             return self.extended(value, value.length - value.hop)
@@ -224,11 +224,11 @@ def _of_frames(
     """Computes the results of the newest frames, whose axis of time is `axis`."""
     frames, operands = first.value.shape[first.axis], []
     for number, v in enumerate(values):
-        own = of.source(axis, number)
-        if isinstance(v, StreamedValue) or own is None or array_of(v).shape[own] == 1:
+        time_axis = of.source(axis, number)
+        if isinstance(v, StreamedValue) or time_axis is None or array_of(v).shape[time_axis] == 1:
             operands.append(array_of(v))
-        elif isinstance(v, RepeatedValue) and own in v.axes:
-            operands.append(jax.lax.slice_in_dim(v.value, 0, frames, axis=own))
+        elif isinstance(v, RepeatedValue) and time_axis in v.axes:
+            operands.append(jax.lax.slice_in_dim(v.value, 0, frames, axis=time_axis))
         elif of.family is OperationFamily.CONTRACTION:
             return whole_window(eqn, values, windows)
         else:
@@ -240,8 +240,8 @@ def _of_frames(
 def _along(of: Signature, operand: int, axis: int) -> tuple[int, Along] | None:
     """Returns the axis of the result that time is; None if there is no single one."""
     along = of.operands[operand].along[0] or ()
-    found = [(r, one) for r, one in enumerate(along) if axis in one.axes]
-    return found[0] if len(found) == 1 else None
+    candidates = [(r, one) for r, one in enumerate(along) if axis in one.axes]
+    return candidates[0] if len(candidates) == 1 else None
 
 
 def _resized(eqn: JaxprEqn, source: int, target: int, frames: int) -> dict[str, Any]:
@@ -314,7 +314,7 @@ def _windowed(
 
 def whole_window(eqn: JaxprEqn, values: Sequence[Value], windows: Windows) -> Sequence[Value]:
     """Computes on the whole window what it always did."""
-    results = _compat.bind(eqn, *(windows.whole(v) for v in values))
+    results = _compat.bind(eqn, *(windows.complete(v) for v in values))
     # Frames of before were joined with another window's, so what reads this starts anew as well.
     return [WholeWindow(y) for y in results]
 
@@ -358,11 +358,11 @@ def streaming(
         raise ValueError(f"streaming: axis {axis} of a window of shape {window.shape}")
     if not 1 <= hop <= window.shape[axis]:
         raise ValueError(f"streaming: hop={hop} of a window of {window.shape[axis]} frames")
-    length, whole = window.shape[axis], jax.ShapeDtypeStruct(window.shape, window.dtype)
+    length, window_spec = window.shape[axis], jax.ShapeDtypeStruct(window.shape, window.dtype)
 
     def run(params: Any, frames: Array, state: State | None) -> tuple[Any, State]:
         # Traced at the whole window's shape, whatever is computed of it: lengths are known by it.
-        traced, shape = make_jaxpr(f)(params, whole)
+        traced, shape = make_jaxpr(f)(params, window_spec)
         windows = Windows(state)
         leaves = [*jax.tree.leaves(params), StreamedValue(frames, axis, length, hop)]
         outputs = _evaluate(traced.jaxpr, traced.consts, leaves, windows)
@@ -407,17 +407,17 @@ def _evaluate(
     return [read(atom) for atom in jaxpr.outvars]
 
 
-def _equation(eqn: Any, given: Sequence[Value], windows: Windows) -> Sequence[Value]:
+def _equation(eqn: Any, inputs: Sequence[Value], windows: Windows) -> Sequence[Value]:
     inner = _body(eqn)
     if eqn.primitive is export_composite_p and str(eqn.params["operator"]).startswith(INTEGER):
-        return _composite(eqn, given, windows)
+        return _composite(eqn, inputs, windows)
     if inner is not None:
-        return _evaluate(inner.jaxpr, inner.consts, given, windows)
-    if any(isinstance(v, WholeWindow) for v in given):
-        return whole_window(eqn, given, windows)
-    if any(isinstance(v, StreamedValue) for v in given):
-        return framewise(eqn, given, windows)
-    results = _compat.bind(eqn, *map(array_of, given))
+        return _evaluate(inner.jaxpr, inner.consts, inputs, windows)
+    if any(isinstance(v, WholeWindow) for v in inputs):
+        return whole_window(eqn, inputs, windows)
+    if any(isinstance(v, StreamedValue) for v in inputs):
+        return framewise(eqn, inputs, windows)
+    results = _compat.bind(eqn, *map(array_of, inputs))
     if eqn.primitive is p.broadcast_in_dim_p:
         along = enumerate(signature(eqn).operands[0].along[0] or ())
         repeated = frozenset(a for a, one in along if one.relation is Relation.BROADCAST)
@@ -425,35 +425,35 @@ def _equation(eqn: Any, given: Sequence[Value], windows: Windows) -> Sequence[Va
     return results
 
 
-def _composite(eqn: Any, given: Sequence[Value], windows: Windows) -> Sequence[Value]:
+def _composite(eqn: Any, inputs: Sequence[Value], windows: Windows) -> Sequence[Value]:
     """A layer of codes stays one, for the kernels that know it: its frames come from outside.
 
     So the state holds its codes, and not what it makes of them.
     """
     inner = eqn.params["jaxpr"]
-    made: list[Value] = []
-    streams = [v for v in given if isinstance(v, StreamedValue)]
-    if any(isinstance(v, WholeWindow) for v in given):
-        return whole_window(eqn, given, windows)
+    values: list[Value] = []
+    streams = [v for v in inputs if isinstance(v, StreamedValue)]
+    if any(isinstance(v, WholeWindow) for v in inputs):
+        return whole_window(eqn, inputs, windows)
     if not streams:
-        return _compat.bind(eqn, *map(array_of, given))
+        return _compat.bind(eqn, *map(array_of, inputs))
 
     def run(of: Windows, arrays: Sequence[Any]) -> list[Value]:
-        pairs = zip(given, arrays, strict=True)
+        pairs = zip(inputs, arrays, strict=True)
         put = [v.like(array) if isinstance(v, StreamedValue) else array for v, array in pairs]
         return _evaluate(inner.jaxpr, inner.consts, put, of)
 
     asked = Asked(windows.begun)
-    operands = list(map(array_of, given))
+    operands = list(map(array_of, inputs))
     jax.eval_shape(lambda *arrays: [array_of(y) for y in run(asked, arrays)], *operands)
-    if len(asked.asked) > 1 or (asked.asked and streams[0] is not given[0]):
-        return _evaluate(inner.jaxpr, inner.consts, given, windows)
+    if len(asked.asked) > 1 or (asked.asked and streams[0] is not inputs[0]):
+        return _evaluate(inner.jaxpr, inner.consts, inputs, windows)
     if asked.asked:
         operands[0] = windows.extended(streams[0], asked.asked[0])
 
     def fn(*arrays: Any) -> list[Any]:
-        made[:] = run(Given(() if windows.begun else None), arrays)
-        return [array_of(y) for y in made]
+        values[:] = run(Given(() if windows.begun else None), arrays)
+        return [array_of(y) for y in values]
 
     results = _compat.export_composite(
         fn, operands, eqn.params["operator"], dict(eqn.params["attributes"])
@@ -461,7 +461,7 @@ def _composite(eqn: Any, given: Sequence[Value], windows: Windows) -> Sequence[V
     # Numbers of the composite, and what its equations say of them over time.
     return [
         dataclasses.replace(y, value=z) if y is not array_of(y) else z
-        for y, z in zip(made, results, strict=True)
+        for y, z in zip(values, results, strict=True)
     ]
 
 

@@ -109,15 +109,15 @@ def _dearest(bodies: list[Count]) -> Count:
     return lambda counts: max(body(counts) for body in bodies)
 
 
-def _term(whole: int, node: Node, labels: dependencies.Labels) -> Count:
+def _term(total: int, node: Node, labels: dependencies.Labels) -> Count:
     """Returns a product's cost, in proportion to the sizes of what it makes and sums."""
     contraction = Contraction.of(node)
-    made, right = labels.of(node.outputs[0]), labels.of(node.inputs[1])
+    output, right = labels.of(node.outputs[0]), labels.of(node.inputs[1])
     # Without the places of the result: the cost per entry stays a whole number, and exact.
-    axes = [axis for i, axis in enumerate(made) if i not in contraction.window(2)]
+    axes = [axis for i, axis in enumerate(output) if i not in contraction.window(2)]
     axes += [right[i] for i in contraction.summed(1)]
     # A kernel's places and strides lose nothing: what is left over is the same for every plan.
-    per_entry = whole / math.prod(axis.size for axis in axes)
+    per_entry = total / math.prod(axis.size for axis in axes)
     axes = [*map(dependencies.resolve_axis, axes)]
 
     def count(counts: Counts) -> float:
@@ -163,8 +163,8 @@ class Budget(Setting):
     def __post_init__(self) -> None:
         """Checks the fields."""
         super().__post_init__()
-        given = [self.parameters, self.macs, self.measured]
-        if sum(share is not None for share in given) != 1:
+        shares = [self.parameters, self.macs, self.measured]
+        if sum(share is not None for share in shares) != 1:
             raise ValueError(
                 "Budget takes one share: Budget(parameters=0.5), Budget(macs=0.5) or "
                 "Budget(measured=0.5, measure=seconds)."
@@ -199,8 +199,8 @@ class Allowed(NamedTuple):
 
     def rounded(self, count: int) -> int:
         """Returns the next number up that is allowed."""
-        whole = -(-max(count, self.least) // self.round_to) * self.round_to
-        return min(whole, len(self.scores))
+        multiple = -(-max(count, self.least) // self.round_to) * self.round_to
+        return min(multiple, len(self.scores))
 
 
 def within(budget: Budget, channels: dependencies.Channels, allowed: Mapping[str, Allowed]) -> Plan:
@@ -217,21 +217,21 @@ def within(budget: Budget, channels: dependencies.Channels, allowed: Mapping[str
     # Both ends first: cost is monotone in the level, so a budget between them can be bisected.
     search = _Search(budget, channels, allowed)
     what, share = budget.of
-    whole, least = search.cost(search.at(0)), search.cost(search.at(search.levels))
-    if least > share * whole:
+    unpruned, least = search.cost(search.at(0)), search.cost(search.at(search.levels))
+    if least > share * unpruned:
         raise dependencies.PlanError(
             f"a budget of {share:g} of the {_words(what)} can't be reached: what the spec allows "
-            f"to be removed leaves {least / whole:.4g} ({least:.6g} of {whole:.6g}); raise the "
-            "budget, or the ratios and the layers of the spec."
+            f"to be removed leaves {least / unpruned:.4g} ({least:.6g} of {unpruned:.6g}); raise "
+            "the budget, or the ratios and the layers of the spec."
         )
-    if whole <= share * whole:
+    if unpruned <= share * unpruned:
         return search.plan(search.at(0))
     # Thresholds remove from all groups at once, so there may be room for single blocks
     # afterwards. Not for measurements: each would cost another, and noise decides between
     # small steps.
-    counts = search.least_level(share * whole)
+    counts = search.least_level(share * unpruned)
     if what != "measured":
-        counts = search.given_back(counts, share * whole)
+        counts = search.given_back(counts, share * unpruned)
     return search.plan(counts)
 
 
@@ -283,9 +283,9 @@ class _Search:
         if self._count is not None:
             return self._count({self._ids[name]: n for name, n in counts.items()})
         assert self._measure is not None
-        found = float(self._measure(self.plan(counts)))
-        check_number("Budget.measure(plan)", found, above=0)
-        return found
+        measured = float(self._measure(self.plan(counts)))
+        check_number("Budget.measure(plan)", measured, above=0)
+        return measured
 
     def plan(self, counts: Mapping[str, int]) -> Plan:
         """Returns the best channels, so many of each group."""

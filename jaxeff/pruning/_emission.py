@@ -65,9 +65,9 @@ class Emission:
         def bind(eqn: Any, *operands: Any) -> list[Any]:
             node = by_equation[id(eqn)]
             try:
-                made = self.equation(node, operands, self.labels)
-                self._check(made, [self.labels.of(v) for v in node.outputs])
-                return made
+                results = self.equation(node, operands, self.labels)
+                self._check(results, [self.labels.of(v) for v in node.outputs])
+                return results
             except (TypeError, ValueError) as error:
                 if isinstance(error, dependencies.PlanError):
                     raise
@@ -105,9 +105,9 @@ class Emission:
             return _compat.bind(eqn, *operands, **_compat.restated(eqn, restate))
         return _compat.bind(eqn, *operands, **self._params(eqn, inputs, results, labels))
 
-    def _check(self, made: Sequence[Any], results: Sequence[dependencies.Axes]) -> None:
+    def _check(self, values: Sequence[Any], results: Sequence[dependencies.Axes]) -> None:
         """Checks that an equation's results have the shapes that its rule predicted."""
-        for x, axes in zip(made, results, strict=True):
+        for x, axes in zip(values, results, strict=True):
             # A wrong rule must not give a wrong model: shapes are compared after each
             # equation.
             if tuple(x.shape) != (left := tuple(map(self.size, axes))):
@@ -166,10 +166,10 @@ class Emission:
             ]
             ends = [b + n for b, n in zip(before, shape, strict=True)]
             strides = q["strides"] or (1,) * len(axes)
-            whole = [self.indices(a).all() for a in axes]
-            triples = zip(whole, q["start_indices"], before, strict=True)
+            uncut = [self.indices(a).all() for a in axes]
+            triples = zip(uncut, q["start_indices"], before, strict=True)
             starts = [old if w else new for w, old, new in triples]
-            pairs = zip(whole, q["limit_indices"], ends, strict=True)
+            pairs = zip(uncut, q["limit_indices"], ends, strict=True)
             return {
                 "start_indices": tuple(starts),
                 "limit_indices": tuple(old if w else new for w, old, new in pairs),
@@ -200,7 +200,7 @@ class Emission:
         ).derivative(derivative, places)
         shapes = [
             jax.ShapeDtypeStruct(tuple(map(self.size, places[at])), var.aval.dtype)
-            for at, var in zip(derivative.given, closed.jaxpr.invars, strict=True)
+            for at, var in zip(derivative.inputs, closed.jaxpr.invars, strict=True)
         ]
         emitted, _ = make_jaxpr(lambda *values: self.jaxpr(closed, values, labels))(*shapes)
         return emitted
@@ -234,15 +234,15 @@ def gated(
 
     def g(*args: Any, **kwargs: Any) -> Any:
         def make_rule(program: Program) -> Callable[..., Any]:
-            found = dependencies.read_channels(program)
-            ids = {group.name: d for group, d in zip(found, found.dimensions, strict=True)}
+            channels = dependencies.read_channels(program)
+            ids = {group.name: d for group, d in zip(channels, channels.dimensions, strict=True)}
             for name in gates:
                 if name not in ids:
                     raise missing(name)
-                if found[name].size != groups[name].size:
-                    raise _other(groups[name], f"there are {found[name].size} here")
+                if channels[name].size != groups[name].size:
+                    raise _other(groups[name], f"there are {channels[name].size} here")
             numbers = {ids[name]: jnp.asarray(gate) for name, gate in gates.items()}
-            gating = Gating(found.labels, {}, gates=numbers)
+            gating = Gating(channels.labels, {}, gates=numbers)
             summed = gating.acting(program)
             for name in gates:
                 # Gates that multiply nothing would leave the function as it is, silently.
@@ -284,14 +284,14 @@ class Gating(Emission):
 
     def acting(self, program: Program) -> set[dependencies.Dimension]:
         """Returns the gates that a program sums over."""
-        found = set[dependencies.Dimension]()
+        gates = set[dependencies.Dimension]()
         for layer in program.walk():
             for node in layer.nodes:
                 if self._sums_inside(node.eqn, self.labels):
                     return set(self.gates)  # which, the call knows
                 for *_, which in self._summed(node.eqn, node.inputs, self.labels):
-                    found |= which
-        return found
+                    gates |= which
+        return gates
 
     def _marked(self, layer: Layer, values: Sequence[Any]) -> Sequence[Any]:
         """Gates a layer that another transform computes (moments, codes, tiles).
@@ -341,15 +341,15 @@ class Gating(Emission):
                             operands[side] = self._times(operands[side], number, axis, which)
             return _compat.bind(eqn, *operands)
         for side, number, summed in self._summed(eqn, inputs, labels):
-            whole = labels.of(inputs[side])[number]
-            operands[side] = self._times(operands[side], number, whole, summed)
+            summed_axis = labels.of(inputs[side])[number]
+            operands[side] = self._times(operands[side], number, summed_axis, summed)
         return _compat.bind(eqn, *operands)
 
     def _summed(
         self, eqn: Any, inputs: Sequence[Any], labels: dependencies.Labels
     ) -> list[tuple[int, int, set[dependencies.Dimension]]]:
         """Returns operands and axes that an equation sums over, with the gates that act there."""
-        found: list[tuple[int, int, dependencies.Axis]] = []
+        sums: list[tuple[int, int, dependencies.Axis]] = []
         if eqn.primitive in prim.LINEAR:
             contraction = Contraction.of(eqn)
             data = next((i for i, v in enumerate(inputs) if _is_data(v)), 0)
@@ -357,11 +357,11 @@ class Gating(Emission):
             side, operand = (0, 1) if contraction.is_convolution else (data, data)
             axes = labels.of(inputs[operand])
             pairs = zip(contraction.summed(side), contraction.summed(operand), strict=True)
-            found += [(side, axis, axes[i]) for axis, i in pairs]
+            sums += [(side, axis, axes[i]) for axis, i in pairs]
         elif eqn.primitive in prim.REDUCTION and _is_real(inputs[0]):
             axes = labels.of(inputs[0])
-            found += [(0, axis, axes[axis]) for axis in eqn.params["axes"]]
-        result = [(side, axis, self._gates_of(summed)) for side, axis, summed in found]
+            sums += [(0, axis, axes[axis]) for axis in eqn.params["axes"]]
+        result = [(side, axis, self._gates_of(summed)) for side, axis, summed in sums]
         return [(side, axis, which) for side, axis, which in result if which]
 
     def _gates_of(self, axis: dependencies.Axis) -> set[dependencies.Dimension]:
@@ -402,11 +402,11 @@ def _factors(
     parts = [_factors(part, gates, dtype) for part in axis.parts]
     if isinstance(axis, dependencies.Concatenation):
         return jnp.concatenate(parts)
-    whole = jnp.ones(1, dtype)
+    factors = jnp.ones(1, dtype)
     # Row-major, as the axes of a product: later factors vary fastest.
     for part in parts:
-        whole = (whole[:, None] * part[None]).reshape(-1)
-    return whole
+        factors = (factors[:, None] * part[None]).reshape(-1)
+    return factors
 
 
 def _is_real(value: Any) -> bool:

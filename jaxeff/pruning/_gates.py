@@ -404,22 +404,22 @@ def slimming(params: Any, channels: Channels) -> Float[Array, ""]:
         ValueError: There are none.
     """
     leaves = _by_path(params, channels)
-    found = sorted(scales(channels.program) & leaves.keys())
-    if not found:
+    paths = sorted(scales(channels.program) & leaves.keys())
+    if not paths:
         raise ValueError(
             "slimming needs the scales of normalizations, and the model has none; group_lasso "
             "takes any model."
         )
     total = jnp.zeros((), jnp.float32)
-    for path in found:
+    for path in paths:
         total = total + jnp.abs(leaves[path].astype(jnp.float32)).sum()
     return total
 
 
 def _by_path(params: Any, channels: Channels) -> Mapping[str, Any]:
     named = jax.tree_util.tree_leaves_with_path(params)
-    found = {channels.find(leaf_path(path)): leaf for path, leaf in named}
-    return {path: leaf for path, leaf in found.items() if path is not None}
+    by_path = {channels.find(leaf_path(path)): leaf for path, leaf in named}
+    return {path: leaf for path, leaf in by_path.items() if path is not None}
 
 
 def _earlier(members: Any, member: Any) -> bool:
@@ -430,13 +430,13 @@ def _same(channels: Channels, members: Any, member: Any, dimension: Any) -> np.n
     """Marks entries that an earlier axis has put into the same channel already."""
     axes = channels.leaves[member.path]
     here = _along(membership(axes[member.axis], dimension), member.axis, len(axes))
-    found = np.zeros(tuple(axis.size for axis in axes), bool)
+    repeated = np.zeros(tuple(axis.size for axis in axes), bool)
     for m in members:
         if m.path == member.path and m.axis < member.axis:
-            found |= (_along(membership(axes[m.axis], dimension), m.axis, len(axes)) == here) & (
+            repeated |= (_along(membership(axes[m.axis], dimension), m.axis, len(axes)) == here) & (
                 here >= 0
             )
-    return found
+    return repeated
 
 
 def _along(index: np.ndarray, axis: int, rank: int) -> np.ndarray:

@@ -139,7 +139,7 @@ def prune_iteratively(
     if not budgets:
         raise ValueError("prune_iteratively needs at least one budget, one per round.")
     x = jax.tree.leaves(data)[0][:1] if inputs is None else inputs
-    whole = channels(f, params, *_arguments(state, x))
+    unpruned = channels(f, params, *_arguments(state, x))
     described = {
         "budgets": [repr(_share(b)) for b in budgets],
         "spec": {pattern: repr(setting) for pattern, setting in spec.items()},
@@ -154,13 +154,13 @@ def prune_iteratively(
         parts = describe_training(key, loss(f), optimizer, start, data, batch_size)
         run = run_identity(key, data, described, parts)
         kept = Journal(Path(folder) / "rounds.jsonl", run)
-    plan, small, small_state = Plan({}, whole), params, state
+    plan, small, small_state = Plan({}, unpruned), params, state
     rounds: list[dict[str, Any]] = []
     for i, budget in enumerate(budgets):
         # A recorded plan is taken as it is: measurements and scores need not come out the
         # same twice.
         if kept is not None and i in kept:
-            new = Plan.from_text(kept[i], whole, f"round {i} of {kept.path}")
+            new = Plan.from_text(kept[i], unpruned, f"round {i} of {kept.path}")
         else:
             new = _next(f, plan, small, _arguments(small_state, x), spec, budget, score)
             if kept is not None:
@@ -198,14 +198,14 @@ def lifted(plan: Plan, further: Plan) -> Plan:
     for name, where in further.keep.items():
         if name not in sizes:
             raise PlanError(f"the plan is of another model: there is no group {name!r} before it")
-        own = keep.setdefault(name, np.ones(sizes[name], bool))
-        if own.sum() != np.size(where):
+        stays = keep.setdefault(name, np.ones(sizes[name], bool))
+        if stays.sum() != np.size(where):
             raise PlanError(
-                f"{name!r} has {int(own.sum())} channels left, and the further plan "
+                f"{name!r} has {int(stays.sum())} channels left, and the further plan "
                 f"{np.size(where)}"
             )
         # The further plan's indices count only the channels that the first one left.
-        own[own] = np.asarray(where)
+        stays[stays] = np.asarray(where)
     return Plan(keep, plan.channels, {**plan.crossed, **further.crossed})
 
 
@@ -232,21 +232,21 @@ def _next(
     relative: dict[str, Any] = {what: min(1.0, share * full / now)}
     if measure is not None:
         relative["measure"] = lambda further: measure(lifted(plan, further))
-    given = l1 if score is None else score(g)
-    further = prune_plan(g, small, args, spec, score=given, budget=replace(budget, **relative))
+    scoring = l1 if score is None else score(g)
+    further = prune_plan(g, small, args, spec, score=scoring, budget=replace(budget, **relative))
     return lifted(plan, further)
 
 
 def _relative(before: Plan, after: Plan, tree: Any) -> Any:
     """Returns what a plan leaves of a tree that an earlier one has shrunk already."""
     old, new = before.concrete(), after.concrete()
-    whole = before.channels
+    unpruned = before.channels
 
     def back(path: Any, leaf: Any) -> Any:
-        name = whole.find(leaf_path(path))
+        name = unpruned.find(leaf_path(path))
         if name is None or not jnp.shape(leaf):
             return leaf
-        for i, axis in enumerate(whole.leaves[name]):
+        for i, axis in enumerate(unpruned.leaves[name]):
             # Indices among those left, not among all: the leaf has lost the others already.
             there, stays = kept_indices(axis, old), kept_indices(axis, new)
             if not stays[there].all():

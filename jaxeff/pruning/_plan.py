@@ -113,7 +113,7 @@ class Plan:
                 where a statistic reads something else.
         """
         groups = {group.name: group for group in self.channels}
-        found = {}
+        masks = {}
         for name in self.keep:
             if name not in groups:
                 raise dependencies.PlanError(
@@ -130,7 +130,7 @@ class Plan:
                     f"the channels of {name!r} are traced, but shapes have to be known: make the "
                     "plan outside of jit, or use masked(f, plan)"
                 )
-            found[dimension] = where = np.asarray(keep).astype(bool)
+            masks[dimension] = where = np.asarray(keep).astype(bool)
             group = groups[name]
             if where.shape != (group.size,):
                 raise dependencies.PlanError(
@@ -138,14 +138,14 @@ class Plan:
                     "channel; what a reshape splits has groups for its factors"
                 )
             if not where.any():
-                made = f" (made by {', '.join(group.sites)})" if group.sites else ""
+                makers = f" (made by {', '.join(group.sites)})" if group.sites else ""
                 raise dependencies.PlanError(
-                    f"the plan removes all channels of {name!r}{made}; keep one at least"
+                    f"the plan removes all channels of {name!r}{makers}; keep one at least"
                 )
             if group.held and not where.all():
                 raise dependencies.PlanError(group.refusal)
         dependencies.check_crossed(groups, self.crossed)
-        return found
+        return masks
 
     def shrink(self, tree: Any) -> Any:
         """Returns a tree of the model's shapes without what is removed.
@@ -258,13 +258,13 @@ class Plan:
             PlanError: It can't be carried out.
         """
         self.concrete()
-        found = {
+        record = {
             "format": _FORMAT,
             "shapes": _shapes(self.channels),
             "keep": {n: np.flatnonzero(k).tolist() for n, k in self.keep.items()},
             "crossed": dict(self.crossed),
         }
-        return json.dumps(found, indent=1)
+        return json.dumps(record, indent=1)
 
     @classmethod
     def load(cls, path: str | os.PathLike[str], channels: dependencies.Channels) -> Plan:
@@ -286,15 +286,15 @@ class Plan:
     ) -> Plan:
         """Makes a plan of text that has been read already; errors name `path`."""
         try:
-            found = json.loads(text)
-            if found["format"] != _FORMAT:
+            record = json.loads(text)
+            if record["format"] != _FORMAT:
                 raise dependencies.PlanError(
-                    f"{path} is no plan of this version ({found['format']!r})"
+                    f"{path} is no plan of this version ({record['format']!r})"
                 )
             # Everything is read inside of the try: a file may be cut short or edited by hand.
-            shapes = dict(found["shapes"])
-            chosen = {name: [int(i) for i in indices] for name, indices in found["keep"].items()}
-            crossed = {str(name): str(choice) for name, choice in found.get("crossed", {}).items()}
+            shapes = dict(record["shapes"])
+            chosen = {name: [int(i) for i in indices] for name, indices in record["keep"].items()}
+            crossed = {str(name): str(choice) for name, choice in record.get("crossed", {}).items()}
         except (ValueError, KeyError, TypeError, AttributeError, UnicodeDecodeError) as error:
             if isinstance(error, dependencies.PlanError):
                 raise
@@ -333,8 +333,8 @@ def _traced_indices(axis: dependencies.Axis, keep: Mapping[dependencies.Dimensio
     """Does what `kept` does for traced booleans; None where nothing is removed."""
     axis = dependencies.resolve_axis(axis)
     if isinstance(axis, dependencies.Dimension):
-        found = keep.get(axis)
-        return None if found is None else jnp.asarray(found)
+        mask = keep.get(axis)
+        return None if mask is None else jnp.asarray(mask)
     parts = [_traced_indices(part, keep) for part in axis.parts]
     if all(part is None for part in parts):
         return None
@@ -344,10 +344,10 @@ def _traced_indices(axis: dependencies.Axis, keep: Mapping[dependencies.Dimensio
     ]
     if isinstance(axis, dependencies.Concatenation):
         return jnp.concatenate(full)
-    whole = full[0]
+    combined = full[0]
     for part in full[1:]:
-        whole = (whole[:, None] & part[None]).reshape(-1)
-    return whole
+        combined = (combined[:, None] & part[None]).reshape(-1)
+    return combined
 
 
 PLAN, NUMBERS = "plan.json", "params.safetensors"
@@ -413,7 +413,7 @@ def _digest(text: str) -> str:
 
 def _listed(content: bytes) -> Iterable[str]:
     """Returns the other files of a plan's folder."""
-    found = json.loads(content)
-    if not isinstance(found, dict) or "keep" not in found:
+    record = json.loads(content)
+    if not isinstance(record, dict) or "keep" not in record:
         raise ValueError("it is no plan")
     return [NUMBERS]

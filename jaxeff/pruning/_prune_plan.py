@@ -53,7 +53,7 @@ def made_channels(channels: dependencies.Channels) -> list[Made]:
     """Returns what the layers make, in order of execution; parts of a concatenation one by one."""
     names = {d: g.name for g, d in zip(channels, channels.dimensions, strict=True)}
     labels = channels.labels
-    found: dict[Made, None] = {}
+    outputs: dict[Made, None] = {}
     for layer in channels.program.sites:
         if layer.kind != "linear" or not layer.weights:
             continue
@@ -69,24 +69,28 @@ def made_channels(channels: dependencies.Channels) -> list[Made]:
             if weight.intersection(dependencies.dimensions(a))
         ]
         for factors in _products(axes):
-            own = [d for d in dict.fromkeys(factors) if d in weight]
-            groups = tuple(names[d] for d in own if d in names)
-            found[Made(math.prod(d.size for d in own), groups)] = None
-    return list(found)
+            factors_of_weight = [d for d in dict.fromkeys(factors) if d in weight]
+            groups = tuple(names[d] for d in factors_of_weight if d in names)
+            outputs[Made(math.prod(d.size for d in factors_of_weight), groups)] = None
+    return list(outputs)
 
 
 def chosen_factors(
-    made: Sequence[Made], allowed: Collection[str], missed: Callable[[str, Made], tuple[float, ...]]
+    outputs: Sequence[Made],
+    allowed: Collection[str],
+    missed: Callable[[str, Made], tuple[float, ...]],
 ) -> set[str]:
     """Returns the groups that lose channels, one factor of what a layer makes.
 
     Args:
-        made: Channels that the layers make.
+        outputs: Channels that the layers make.
         allowed: Groups that may.
         missed: For a group and what it is a factor of, what to minimise: how far from what was
             asked it ends, and what decides between equals.
     """
-    wanted = [(m, names) for m in made if (names := [name for name in m.groups if name in allowed])]
+    wanted = [
+        (m, names) for m in outputs if (names := [name for name in m.groups if name in allowed])
+    ]
     # Where there is no choice it is made first: it may settle the choice of other layers.
     chosen = {names[0] for _, names in wanted if len(names) == 1}
     spared: set[str] = set()
@@ -204,10 +208,10 @@ def prune_plan(
     check_settings(spec, Prune, "a Prune, such as Prune(0.5)")
     args = core.as_arguments(batch)
     program = trace(f, params, *args)
-    found = dependencies.read_channels(program)
-    makes = {site for group in found if group.free for site in group.sites}
-    uncrossed = {site for group in found.free if not group.crossed for site in group.sites}
-    held = {site: group.refusal for group in found if group.held for site in group.sites}
+    all_channels = dependencies.read_channels(program)
+    makes = {site for group in all_channels if group.free for site in group.sites}
+    uncrossed = {site for group in all_channels.free if not group.crossed for site in group.sites}
+    held = {site: group.refusal for group in all_channels if group.held for site in group.sites}
 
     def applies(layer: Any, setting: Prune) -> bool:
         return layer.site in (uncrossed if setting.crossed == dependencies.KEEP else makes)
@@ -223,28 +227,28 @@ def prune_plan(
         raise type(error)(f"{error}{why}") from None
     by_shapes = any(isinstance(x, jax.ShapeDtypeStruct) for x in jax.tree.leaves(params))
     # Shapes have no magnitudes: all channels are alike, and the plan says how many stay.
-    alike = {group.name: np.ones(group.size) for group in found}
-    scores = alike if by_shapes and score is l1 else score(params, found)
+    alike = {group.name: np.ones(group.size) for group in all_channels}
+    scores = alike if by_shapes and score is l1 else score(params, all_channels)
     wanted = {}
-    for group in found.free:
+    for group in all_channels.free:
         setting = _setting(group, settings)
         if setting is not None and not (group.crossed and setting.crossed == dependencies.KEEP):
             wanted[group.name] = setting
-    groups = {group.name: group for group in found}
+    groups = {group.name: group for group in all_channels}
     crossed = {n: s.crossed for n, s in wanted.items() if groups[n].crossed and s.crossed}
     dependencies.check_crossed(groups, crossed)
-    least = _least(made_channels(found), wanted, groups, all_factors=budget is not None)
+    least = _least(made_channels(all_channels), wanted, groups, all_factors=budget is not None)
     allowed = {
         name: Allowed(_scores_of(groups[name], scores), n, wanted[name].round_to, crossed.get(name))
         for name, n in least.items()
     }
     if budget is not None:
-        return within(budget, found, allowed)
-    return kept_best(found, allowed, least)
+        return within(budget, all_channels, allowed)
+    return kept_best(all_channels, allowed, least)
 
 
 def _least(
-    made: Sequence[Made],
+    outputs: Sequence[Made],
     wanted: Mapping[str, Prune],
     groups: Mapping[str, dependencies.Group],
     *,
@@ -253,7 +257,7 @@ def _least(
     """Returns how many channels of every group stay at least.
 
     Args:
-        made: Channels that the layers make.
+        outputs: Channels that the layers make.
         wanted: The settings, by group.
         groups: All groups.
         all_factors: Whether all factors of what a layer makes may lose channels, as with a budget;
@@ -268,13 +272,13 @@ def _least(
         asked = wanted[name].left(m.size, name)
         return ends - asked, bool(group.crossed), -group.size
 
-    chosen = set(wanted) if all_factors else chosen_factors(made, wanted, missed)
+    chosen = set(wanted) if all_factors else chosen_factors(outputs, wanted, missed)
     return {
         name: _kept(
             groups[name],
             setting,
-            [m for m in made if name in m.groups],
-            {m: sum(n in wanted for n in m.groups) for m in made} if all_factors else {},
+            [m for m in outputs if name in m.groups],
+            {m: sum(n in wanted for n in m.groups) for m in outputs} if all_factors else {},
         )
         for name, setting in wanted.items()
         if name in chosen
@@ -284,7 +288,7 @@ def _least(
 def _kept(
     group: dependencies.Group,
     setting: Prune,
-    made: Sequence[Made],
+    outputs: Sequence[Made],
     factors: Mapping[Made, int] | None = None,
 ) -> int:
     """Returns how many channels of a group stay, so that enough stay of what layers make of it.
@@ -292,12 +296,12 @@ def _kept(
     Args:
         group: The group.
         setting: The setting of the group.
-        made: Channels that layers make of it.
+        outputs: Channels that layers make of it.
         factors: Number of factors that share the loss of what a layer makes; one without it. Each
             then keeps at least the root of the share, so that their product keeps the share.
     """
     needed = 1
-    for m in made:
+    for m in outputs:
         share = setting.left(m.size, group.name) / m.size
         # A share s spread over k factors is s^(1/k) of each. The tolerance is for roots that are
         # whole but for rounding.
@@ -305,7 +309,7 @@ def _kept(
             needed, math.ceil(group.size * share ** (1 / (factors or {}).get(m, 1)) - 1e-6)
         )
     # What a layer makes of the group is a multiple, not the group's channels by themselves.
-    each = [m.size // group.size for m in made]
+    each = [m.size // group.size for m in outputs]
     fits = (
         n
         for n in range(needed, group.size)
@@ -336,14 +340,14 @@ def _scores_of(group: dependencies.Group, scores: Mapping[str, np.ndarray]) -> n
         raise dependencies.PlanError(
             f"the score says nothing about {where}; set None at these sites, or take another score."
         )
-    found = np.asarray(scores[group.name], np.float64)
-    if found.shape != (group.size,):
+    numbers = np.asarray(scores[group.name], np.float64)
+    if numbers.shape != (group.size,):
         raise dependencies.PlanError(
-            f"the score of {where} has shape {found.shape}; it has to have one number per channel, "
-            f"{(group.size,)}."
+            f"the score of {where} has shape {numbers.shape}; it has to have one number per "
+            f"channel, {(group.size,)}."
         )
-    if np.isnan(found).any():
+    if np.isnan(numbers).any():
         raise dependencies.PlanError(
             f"the score of {where} has NaN; look at the parameters and the batch."
         )
-    return found
+    return numbers

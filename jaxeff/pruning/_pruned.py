@@ -76,8 +76,8 @@ def masked(f: Callable[..., Any], plan: Plan) -> Callable[..., Any]:
         at = next((i for i, x in enumerate(args) if not is_key(x)), len(args))
         if at < len(args):
             _check_masked(plan, args[at])
-        given = (plan.mask(x) if i == at else x for i, x in enumerate(args))
-        return inner(*given, **kwargs)
+        masked_args = (plan.mask(x) if i == at else x for i, x in enumerate(args))
+        return inner(*masked_args, **kwargs)
 
     return g
 
@@ -118,8 +118,8 @@ def pruned(f: Callable[..., Any], plan: Plan, *, rescale: bool = False) -> Calla
     def g(*args: Any, **kwargs: Any) -> Any:
         # The program is read at the old shapes, where its axes were related; then its equations are
         # restated for the small arrays.
-        whole = tuple(_enlarged(plan, argument) for argument in args)
-        program = trace(f, *whole, **kwargs)
+        enlarged = tuple(_enlarged(plan, argument) for argument in args)
+        program = trace(f, *enlarged, **kwargs)
         check_open(program, "pruned")
         cut = [layer.site for layer in program.sites if read_out_by(layer.nodes) == "analog"]
         if cut:
@@ -127,12 +127,14 @@ def pruned(f: Callable[..., Any], plan: Plan, *, rescale: bool = False) -> Calla
                 f"pruned can't act on analog(f, spec), which has cut {cut[0]!r} into tiles: take "
                 "pruned(f, plan) first, and analog of it"
             )
-        found = read_channels(program)
-        ids = {group.name: d for group, d in zip(found, found.dimensions, strict=True)}
+        all_channels = read_channels(program)
+        ids = {
+            group.name: d for group, d in zip(all_channels, all_channels.dimensions, strict=True)
+        }
         for name in names:
             if name not in ids:
                 raise _missing(name)
-        for group in found:
+        for group in all_channels:
             if group.held and not np.all(np.asarray(plan.keep.get(group.name, True))):
                 raise PlanError(
                     f"{group.name!r} can't lose channels of this function: {group.held[0]}; prune "
@@ -142,10 +144,10 @@ def pruned(f: Callable[..., Any], plan: Plan, *, rescale: bool = False) -> Calla
             ids[name]: where for name, where in zip(names, plan.concrete().values(), strict=True)
         }
         for name, where in zip(names, keep.values(), strict=True):
-            if found[name].held and not where.all():
-                raise PlanError(found[name].refusal)
+            if all_channels[name].held and not where.all():
+                raise PlanError(all_channels[name].refusal)
         zeros = frozenset(ids[name] for name in names if plan.crossed.get(name) == ZEROS)
-        emission = Emission(found.labels, keep, rescale, zeros)
+        emission = Emission(all_channels.labels, keep, rescale, zeros)
         small = _cut_constants(program, emission)
         outputs = evaluate(small, emission.rule, None, argument_leaves(args, kwargs))
         return jax.tree.unflatten(program.out_tree, outputs)
@@ -155,12 +157,12 @@ def pruned(f: Callable[..., Any], plan: Plan, *, rescale: bool = False) -> Calla
 
 def _check_masked(plan: Plan, params: Any) -> None:
     """Checks that parameters are those of the plan's model: others would stay as they are."""
-    found = set()
+    names = set()
     for path, leaf in jax.tree_util.tree_leaves_with_path(params):
         name = plan.channels.find(leaf_path(path))
         axes = plan.channels.leaves.get(name, ()) if name else ()
         wanted = tuple(axis.size for axis in axes)
-        found.add(name)
+        names.add(name)
         if name and jnp.shape(leaf) not in ((), wanted):
             raise PlanError(
                 f"{leaf_path(path)} has shape {jnp.shape(leaf)}, but the plan is of a model whose "
@@ -169,7 +171,7 @@ def _check_masked(plan: Plan, params: Any) -> None:
             )
     # A group is named after the parameter that makes it.
     makers = {group.rpartition(":")[0] for group in plan.keep}
-    if missing := makers & plan.channels.leaves.keys() - found:
+    if missing := makers & plan.channels.leaves.keys() - names:
         raise PlanError(
             f"masked: these parameters have no {sorted(missing)[0]}, whose channels the plan is "
             "about; take those of the function that the plan was made of (those of an integer "

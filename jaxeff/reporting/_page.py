@@ -545,8 +545,8 @@ def _target(part: Chapter, of: Mapping[str, Any]) -> Chapter:
         part.figures.append(_figure(draw, "Cycles of each call of a kernel"))
     if calls:
         names = [name for name in _CALLS if any(call.get(name) is not None for call in calls)]
-        rows = [(call["kernel"], *(_whole(call.get(name)) for name in names)) for call in calls]
-        sums = ("total", *(_whole(_total(calls, name)) for name in names))
+        rows = [(call["kernel"], *(_amount(call.get(name)) for name in names)) for call in calls]
+        sums = ("total", *(_amount(_total(calls, name)) for name in names))
         columns = ("kernel, in order", *(f"{_CALLS[name]}>" for name in names))
         part.tables.append(Table(columns, rows[:_MOST_ROWS], sums, _rest(rows)))
     sizes = [(name.replace("_", " "), f"{size:,}") for name, size in of["sizes"].items()]
@@ -563,7 +563,7 @@ _CALLS = {
 }  # fmt: skip
 
 
-def _whole(value: float | None) -> str:
+def _amount(value: float | None) -> str:
     if value is None:
         return ""
     return f"{value:,.0f}" if value >= 100 or value == int(value) else f"{value:.3g}"

@@ -438,7 +438,7 @@ def _level(midpoint: float | Midpoint | None) -> tuple[float, str]:
     if not isinstance(midpoint, Midpoint):
         return float(midpoint), ""
     low, high = midpoint.bracket
-    if midpoint.found:
+    if midpoint.exists:
         return midpoint.mu, ""
     if low > 0 and math.isinf(high):
         return low, "the highest level measured"

@@ -11,7 +11,7 @@ from jaxeff.search import Candidates, SearchSpace
 f, params, data = small_classifier()
 space = SearchSpace.read(f, params, data[0][:1])
 candidates = Candidates(f, params, data, data, space, steps=2, batch_size=32)
-candidates.accuracy(jax.random.key(0), space.whole)
+candidates.accuracy(jax.random.key(0), space.uncompressed)
 ```
 
 A sensitivity is what predictions lose by the compression of one layer alone, by method and
@@ -220,18 +220,18 @@ class Candidates:
         check_count("Candidates: batch_size", batch_size)
         if steps is not None:
             check_count("Candidates: steps", steps, low=0)
-        for name, given in (("data", data), ("validation", validation)):
-            if (found := count_examples(given)) < batch_size:
+        for name, examples in (("data", data), ("validation", validation)):
+            if (count := count_examples(examples)) < batch_size:
                 raise ValueError(
-                    f"Candidates: {name} has {found} examples, less than one batch of {batch_size}"
+                    f"Candidates: {name} has {count} examples, less than one batch of {batch_size}"
                 )
         self.f, self.params, self.state, self.space = f, params, state, space
         self.data, self.validation = data, validation
         self.train, self.batch_size, self.metrics = train or f, batch_size, metrics
         loss = cross_entropy(f, mutable=state is not None)
         if isinstance(loss, CheckedLoss):
-            for given in (data, validation):
-                loss.check(None, params, state, given, batch_size)
+            for examples in (data, validation):
+                loss.check(None, params, state, examples, batch_size)
         most = count_examples(data) // batch_size
         self.steps = most if steps is None else steps
         if self.steps > most:
@@ -431,7 +431,7 @@ def sensitivity(
 
 def _one_at_a_time(space: SearchSpace, actions: Actions, levels: np.ndarray) -> Policy:
     """Compresses every layer in turn: pruned, fewer bits of weights or activations, eight bits."""
-    whole = space.whole
+    uncompressed = space.uncompressed
     # Strengths within MIX: weaker actions choose a datatype, not a number of bits.
     quantizing = np.asarray(actions.width(actions.eight_below + levels * (1 - actions.eight_below)))
     pruning = actions if actions.prunes else Actions("both", actions.round_to)
@@ -441,16 +441,18 @@ def _one_at_a_time(space: SearchSpace, actions: Actions, levels: np.ndarray) -> 
             chosen = np.zeros(len(space.sites), np.float32)
             chosen[i] = level
             kept = np.asarray(pruning.kept(space, jnp.asarray(chosen)))
-            rows.append(Policy(kept, whole.datatypes, whole.weights, whole.activations))
+            rows.append(
+                Policy(kept, uncompressed.datatypes, uncompressed.weights, uncompressed.activations)
+            )
         for name in ("weights", "activations"):
-            rows += [_alone(whole, i, MIX, **{name: bits}) for bits in quantizing]
-        rows.append(_alone(whole, i, INT8, weights=8, activations=8))
+            rows += [_alone(uncompressed, i, MIX, **{name: bits}) for bits in quantizing]
+        rows.append(_alone(uncompressed, i, INT8, weights=8, activations=8))
     return jax.tree.map(lambda *leaves: jnp.stack([*map(jnp.asarray, leaves)]), *rows)
 
 
-def _alone(whole: Policy, i: int, datatype: int, **bits: int) -> Policy:
+def _alone(uncompressed: Policy, i: int, datatype: int, **bits: int) -> Policy:
     changed = {"datatypes": datatype, **bits}
-    values = {name: np.array(value) for name, value in vars(whole).items()}
+    values = {name: np.array(value) for name, value in vars(uncompressed).items()}
     for name, value in changed.items():
         values[name][i] = value
     return Policy(**values)
@@ -475,7 +477,7 @@ class Search:
         episodes: A record per episode: policy, accuracy, worth, metrics (all of them, if there are
             others than accuracy), latency, ratio, reward, or a message where it couldn't be
             measured.
-        whole: Latency of the whole model.
+        uncompressed_latency: Latency of the whole model.
         target: Share of it that was asked for.
         known: Sensitivities of the layers; None if they weren't measured.
         space: The model's layers.
@@ -487,7 +489,7 @@ class Search:
     best: Policy
     smaller: Small
     episodes: list[dict[str, Any]]
-    whole: float
+    uncompressed_latency: float
     target: float
     known: CompressionSensitivity | None
     space: SearchSpace
@@ -507,7 +509,7 @@ class Search:
         names = ("float", "int8", "mix")
         rows = [
             (
-                site.name, f"{outputs[i]} of {site.made.size}", names[best.datatypes[i]],
+                site.name, f"{outputs[i]} of {site.written.size}", names[best.datatypes[i]],
                 str(best.weights[i]), str(best.activations[i]),
             )
             for i, site in enumerate(space.sites)

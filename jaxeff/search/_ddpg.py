@@ -105,13 +105,13 @@ def fixed_features(
     space: SearchSpace, actions: Actions, known: CompressionSensitivity | None
 ) -> Float[np.ndarray, "layers fixed"]:
     """Computes the features of every layer that no decision changes."""
-    whole = space.whole
+    uncompressed = space.uncompressed
     sites, count = space.sites, len(space.sites)
     columns = [
         np.arange(count) / count,
-        np.asarray(space.macs(whole)),
-        *([np.asarray(space.bops(whole))] if actions.quantizes else []),
-        [site.made.size for site in sites],
+        np.asarray(space.macs(uncompressed)),
+        *([np.asarray(space.bops(uncompressed))] if actions.quantizes else []),
+        [site.written.size for site in sites],
         [site.read.size for site in sites],
         [site.kernel for site in sites],
         [site.stride for site in sites],
@@ -132,11 +132,11 @@ def moving_features(
     space: SearchSpace, actions: Actions, policy: Policy
 ) -> Float[Array, "layers moving"]:
     """Computes shares of the model before and from every layer, if a policy held up to there."""
-    whole = space.whole
+    uncompressed = space.uncompressed
     counts = [space.macs, space.bops] if actions.quantizes else [space.macs]
     columns = []
     for count in counts:
-        now, before = count(policy), count(whole)
+        now, before = count(policy), count(uncompressed)
         total = before.sum()
         # Layers before as decided so far, layers from here on as they are: what is left to save.
         columns += [(jnp.cumsum(now) - now) / total, jnp.cumsum(before[::-1])[::-1] / total]
@@ -487,16 +487,16 @@ class Sequential(Setting):
         """Implements `Searcher`."""
         inner, columns = self._inner(problem, state.episode), self._columns(problem, state.episode)
         best, reward = state.best, state.reward
-        given = outcome._replace(actions=outcome.actions[:, columns])
+        seen = outcome._replace(actions=outcome.actions[:, columns])
         if not self._is_second(problem, state.episode):
             # The first stage has a milder target, the root of the whole one: both stages
             # save the same factor.
             ratio = outcome.ratio * problem.target / inner.target
-            found = self.reward(outcome.accuracy, ratio, 1.0)
-            given = given._replace(ratio=ratio, reward=found)
-            if found > reward:
-                best, reward = np.asarray(outcome.actions, np.float32), found
-        memory = self.agent.learn(key, inner, state.memory, given)
+            stage_reward = self.reward(outcome.accuracy, ratio, 1.0)
+            seen = seen._replace(ratio=ratio, reward=stage_reward)
+            if stage_reward > reward:
+                best, reward = np.asarray(outcome.actions, np.float32), stage_reward
+        memory = self.agent.learn(key, inner, state.memory, seen)
         return Stage(memory, state.episode + 1, best, reward)
 
     def _is_second(self, problem: SearchProblem, episode: int) -> bool:

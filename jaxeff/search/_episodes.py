@@ -64,8 +64,8 @@ class Measurements:
 
     def measured_once(self, task: Any, policy: Policy) -> float:
         """Measures a policy outside the episodes, unless the journal has that task."""
-        found: float = self.remembered(task, lambda: self.measure(policy))
-        return found
+        measured: float = self.remembered(task, lambda: self.measure(policy))
+        return measured
 
     @property
     def predicted(self) -> Callable[[Policy], float] | None:
@@ -100,7 +100,7 @@ class Episodes:
         self.rows: list[Row] = []
         self._key, self._agent, self._problem = key, agent, problem
         self._measurements, self._reward, self._worth = measurements, reward, worth
-        self._target = problem.target * problem.whole
+        self._target = problem.target * problem.uncompressed_latency
         self._policy = jax.jit(functools.partial(problem.actions.policy, problem.space))
         self._early = _Early(agent, problem, measurements)
         # A number of no episode: their keys are folded from 1 on.

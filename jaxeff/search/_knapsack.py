@@ -46,7 +46,7 @@ class Items(NamedTuple):
         options: Actions of a layer.
         damages: Predicted divergence, by layer and option.
         costs: Change of the whole model's cost by an option, by layer and option.
-        whole: Cost of the whole model.
+        start_cost: Cost of the whole model.
         budget: Cost that the changed model may have.
         low: The largest budget that was too small.
         high: The smallest that was too large.
@@ -58,7 +58,7 @@ class Items(NamedTuple):
     options: Float[np.ndarray, "options actions"]
     damages: Float[np.ndarray, "layers options"]
     costs: Float[np.ndarray, "layers options"]
-    whole: float
+    start_cost: float
     budget: float
     low: float
     high: float
@@ -99,27 +99,29 @@ class Knapsack(Setting):
         changed = np.tile(start, (layers, len(options), 1, 1))
         for i in range(layers):
             changed[i, :, i] = options
-        alone = [[searcher.as_policy(problem, one) for one in own] for own in changed]
+        alone = [[searcher.as_policy(problem, one) for one in of_layer] for of_layer in changed]
         if problem.prepare is not None:
-            problem.prepare([one for own in alone for one in own])
-        duplicates = np.array([_numbered([str(one.plain()) for one in own]) for own in alone])
-        whole = searcher.cost_of_policy(problem, start)
+            problem.prepare([one for of_layer in alone for one in of_layer])
+        duplicates = np.array(
+            [_numbered([str(one.plain()) for one in of_layer]) for of_layer in alone]
+        )
+        start_cost = searcher.cost_of_policy(problem, start)
         damages, costs = np.zeros((2, layers, len(options)))
         for i, (k, option) in itertools.product(range(layers), enumerate(options)):
             # One layer alone: several save more together, which `learn` makes up for.
-            costs[i, k] = searcher.cost_of_policy(problem, changed[i, k]) - whole
+            costs[i, k] = searcher.cost_of_policy(problem, changed[i, k]) - start_cost
             damages[i, k] = sum(
                 searcher.predicted_divergence(of, known, float(a), i, j)
                 for j, a in enumerate(option)
             )
-        # Bit operations have no measured whole: that of no actions stands for it.
+        # Bit operations have no measured latency: that of no actions stands for it.
         unit = (
-            problem.whole
+            problem.uncompressed_latency
             if problem.time is not None
             else searcher.cost_of_policy(problem, np.zeros_like(start))
         )
         return Items(
-            options, damages, costs, whole, problem.target * unit, -np.inf, np.inf, duplicates
+            options, damages, costs, start_cost, problem.target * unit, -np.inf, np.inf, duplicates
         )
 
     def propose(
@@ -132,7 +134,7 @@ class Knapsack(Setting):
             chosen = _solved(
                 state.damages,
                 state.costs,
-                state.budget - state.whole,
+                state.budget - state.start_cost,
                 state.duplicates,
                 tried,
                 NEAR * state.budget,
@@ -152,7 +154,7 @@ class Knapsack(Setting):
         outcome: searcher.EpisodeResult,
     ) -> Items:
         """Implements `Searcher`."""
-        least = state.whole + state.costs.min(1).sum()
+        least = state.start_cost + state.costs.min(1).sum()
         low, high = state.low, state.high
         if outcome.ratio > 1:
             high = min(high, state.budget)
@@ -164,7 +166,7 @@ class Knapsack(Setting):
             budget = (low + high) / 2
         else:
             budget = least + (state.budget - least) / outcome.ratio
-        most = state.whole + state.costs.max(1).sum()
+        most = state.start_cost + state.costs.max(1).sum()
         return state._replace(budget=min(max(budget, least), most), low=low, high=high)
 
 

@@ -101,13 +101,15 @@ class Refinement:
 
     def _measured(self, course: Course, row: Row) -> Row:
         try:
-            if course.whole is None:
-                course.whole = float(self.latency(course.candidate(course.space.whole)))
+            if course.uncompressed_latency is None:
+                course.uncompressed_latency = float(
+                    self.latency(course.candidate(course.space.uncompressed))
+                )
             took = float(self.latency(course.candidate(Policy.from_plain(row["policy"]))))
         except LatencyError as error:
             return {"message": str(error)}
-        # Both from end to end: over the predicted whole two clocks would mix.
-        ratio = took / course.whole / course.target
+        # Both from end to end: over the predicted one of the whole model two clocks would mix.
+        ratio = took / course.uncompressed_latency / course.target
         return {"ratio": ratio, "reward": course.reward(row["worth"], ratio, 1.0)}
 
 
@@ -125,7 +127,7 @@ class Course:
         judged: Function that measures a policy's metrics, accuracy among them, and its worth.
         remembered: Function that measures a task, or reads it from the journal.
         rows: Known candidates: policy, metrics, worth, predicted, and ratio once it was measured.
-        whole: Latency of the whole model from end to end; None until it was measured.
+        uncompressed_latency: Latency of the whole model from end to end; None until measured.
     """
 
     space: SearchSpace
@@ -137,12 +139,12 @@ class Course:
     judged: Callable[[Policy], Row]
     remembered: Callable[[Any, Callable[[], Row]], Row]
     rows: list[Row]
-    whole: float | None = None
-    _found: dict[str, Row] = field(default_factory=dict)
+    uncompressed_latency: float | None = None
+    _by_policy: dict[str, Row] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         """Indexes rows by policy."""
-        self._found = {str(row["policy"]): row for row in self.rows}
+        self._by_policy = {str(row["policy"]): row for row in self.rows}
 
     def expected(self, row: Row) -> float:
         """Computes a row's reward, by its measured ratio or the corrected prediction."""
@@ -165,8 +167,8 @@ class Course:
     def predict(self, policy: Policy) -> Row:
         """Looks a policy up, or predicts its latency; its accuracy may be missing."""
         plain = policy.plain()
-        if str(plain) in self._found:
-            return self._found[str(plain)]
+        if str(plain) in self._by_policy:
+            return self._by_policy[str(plain)]
         assert self.predicted is not None
         return {"policy": plain, "predicted": self.predicted(policy) / self.target}
 
@@ -177,7 +179,7 @@ class Course:
             row |= self.remembered(
                 ["accuracy", plain], lambda: self.judged(Policy.from_plain(plain))
             )
-            self._found[str(plain)] = row
+            self._by_policy[str(plain)] = row
             self.rows.append(row)
         return row
 

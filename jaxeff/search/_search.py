@@ -167,13 +167,13 @@ def search_among(
         }, candidates.described(key))  # fmt: skip
         journal = Journal(Path(folder) / "episodes.jsonl", identity)
     measurements = Measurements(candidates, latency, journal)
-    whole = measurements.measured_once("whole", space.whole)
+    uncompressed = measurements.measured_once("whole", space.uncompressed)
     # Before the first episode: a target out of reach would cost all of them.
-    _check_reachable(space, actions, target, whole, measurements)
+    _check_reachable(space, actions, target, uncompressed, measurements)
     if callable(known):
         known = known()
     problem = SearchProblem(
-        space, actions, known, episodes, target, whole,
+        space, actions, known, episodes, target, uncompressed,
         measurements.predicted, measurements.prepare,
     )  # fmt: skip
     run = Episodes(key, agent, problem, measurements, reward, worth)
@@ -199,7 +199,7 @@ def search_among(
             )
     best = Policy.from_plain(max(measured, key=lambda row: row["reward"])["policy"])
     return _candidates.Search(
-        best, candidates.smaller(best), run.rows, whole, target, known, space, refined
+        best, candidates.smaller(best), run.rows, uncompressed, target, known, space, refined
     )
 
 
@@ -303,10 +303,10 @@ def _course(
     """Collects what a refinement starts from: the episodes' candidates, each policy once."""
     # A policy that was proposed twice keeps its first row.
     of_policy = {str(row["policy"]): row for row in reversed(measured)}
-    predicted = measurements.predicted
+    predicted, unit = measurements.predicted, problem.uncompressed_latency
     return Course(
         problem.space, problem.actions, problem.target, reward, measurements.candidate,
-        None if predicted is None else lambda policy: predicted(policy) / problem.whole,
+        None if predicted is None else lambda policy: predicted(policy) / unit,
         lambda policy: measurements.judged(key, policy, worth), measurements.remembered,
         # Folders of before worth was kept have accuracy alone, which it was.
         [{"policy": row["policy"], "accuracy": row["accuracy"], "predicted": row["ratio"],
@@ -324,7 +324,11 @@ def _check_prunable(space: SearchSpace, actions: Actions) -> None:
 
 
 def _check_reachable(
-    space: SearchSpace, actions: Actions, target: float, whole: float, measurements: Measurements
+    space: SearchSpace,
+    actions: Actions,
+    target: float,
+    uncompressed: float,
+    measurements: Measurements,
 ) -> None:
     """Refuses a target that even the strongest policies miss."""
     # Each width on its own: few bits needn't be faster than eight, or none.
@@ -335,7 +339,7 @@ def _check_reachable(
             strongest = strongest.at[:, -2:].set(bits)
         policy = jax.tree.map(np.asarray, actions.policy(space, strongest))
         took = measurements.measured_once(["least", policy.plain()], policy)
-        least = min(least, took / whole)
+        least = min(least, took / uncompressed)
         if least <= target:
             return
     raise ValueError(

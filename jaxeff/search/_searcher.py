@@ -45,7 +45,7 @@ class SearchProblem:
         known: Sensitivities of the layers, if they were measured.
         episodes: Number of episodes of the search.
         target: Share of the whole model's latency that is asked for.
-        whole: Latency of the whole model.
+        uncompressed_latency: Latency of the whole model.
         time: Latency of any policy, where it is looked up and costs no episode; else None.
         prepare: Fills what is looked up for many policies at once, which is cheaper than one by
             one; None where nothing is to be filled.
@@ -56,7 +56,7 @@ class SearchProblem:
     known: CompressionSensitivity | None
     episodes: int
     target: float
-    whole: float = 1.0
+    uncompressed_latency: float = 1.0
     time: Callable[[Policy], float] | None = None
     prepare: Callable[[Sequence[Policy]], None] | None = None
 
@@ -327,17 +327,19 @@ class Greedy(Setting):
         closed: Bool[np.ndarray, "layers actions"],
     ) -> Progress:
         """Takes steps until half of the excess cost is saved, at least one, without measuring."""
-        before, found = actions, self._stronger(problem, actions, closed)
+        before, stronger = actions, self._stronger(problem, actions, closed)
         if problem.time is not None:
             # Halfway in cost: the closer to the target, the smaller the steps between
             # measurements.
-            least = (cost_of_policy(problem, actions) + problem.target * problem.whole) / 2
-            while cost_of_policy(problem, found) > least:
-                further = self._stronger(problem, found, closed)
-                if (further == found).all():
+            least = (
+                cost_of_policy(problem, actions) + problem.target * problem.uncompressed_latency
+            ) / 2
+            while cost_of_policy(problem, stronger) > least:
+                further = self._stronger(problem, stronger, closed)
+                if (further == stronger).all():
                     break
-                before, found = found, further
-        return Progress(before, found, closed)
+                before, stronger = stronger, further
+        return Progress(before, stronger, closed)
 
     def _stronger(
         self, problem: SearchProblem, actions: np.ndarray, closed: np.ndarray
@@ -388,8 +390,8 @@ def _operations(space: SearchSpace, of: Actions, actions: Array) -> tuple[Policy
 
 def as_policy(problem: SearchProblem, actions: np.ndarray) -> Policy:
     """Converts actions to a policy."""
-    found, _ = _operations(problem.space, problem.actions, actions)
-    return jax.tree.map(np.asarray, found)
+    policy, _ = _operations(problem.space, problem.actions, actions)
+    return jax.tree.map(np.asarray, policy)
 
 
 def predicted_divergence(

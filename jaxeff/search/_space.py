@@ -8,7 +8,7 @@ from jaxeff.search import SearchSpace
 f, params, (x, y) = small_classifier()
 space = SearchSpace.read(f, params, x[:1])
 print(space)
-space.macs(space.whole).sum() / 10_000        # of a batch of one, in tens of thousands
+space.macs(space.uncompressed).sum() / 10_000        # of a batch of one, in tens of thousands
 ```
 
 A layer is a site that multiplies its input with a weight, outside loops. The first layer that makes
@@ -80,9 +80,9 @@ class Policy:
         return {name: np.asarray(value).tolist() for name, value in vars(self).items()}
 
     @classmethod
-    def from_plain(cls, found: dict[str, Any]) -> Policy:
+    def from_plain(cls, fields: dict[str, Any]) -> Policy:
         """Makes a policy of what `plain` returned."""
-        return cls(**{name: np.asarray(value, np.int32) for name, value in found.items()})
+        return cls(**{name: np.asarray(value, np.int32) for name, value in fields.items()})
 
 
 Counts = Int[Array | np.ndarray, " groups"]
@@ -119,7 +119,7 @@ class Site:
         name: The site of the layer.
         group: Number of the group of channels whose count it decides; -1 if it decides none.
         macs: Multiply-accumulates of the whole layer, for the batch that was read.
-        made: Axis of its output channels.
+        written: Axis of its output channels.
         read: Axis of its input channels.
         weights: Scalars in its weight.
         kernel: Places of its kernel; 1 of a dense layer.
@@ -131,7 +131,7 @@ class Site:
     name: str
     group: int
     macs: int
-    made: dependencies.Axis
+    written: dependencies.Axis
     read: dependencies.Axis
     weights: int
     kernel: int
@@ -215,7 +215,7 @@ class SearchSpace:
         return np.array([self.channels[name].size for name in self.groups], np.int32)
 
     @property
-    def whole(self) -> Policy:
+    def uncompressed(self) -> Policy:
         """The policy that leaves the model as it is."""
         bits = np.full(len(self.sites), FLOAT, np.int32)
         return Policy(self.sizes, np.full_like(bits, FP32), bits, bits)
@@ -252,7 +252,7 @@ class SearchSpace:
 
     def outputs(self, kept: Counts) -> Int[Array, " sites"]:
         """Computes output channels of every layer."""
-        return self._per_site(lambda site, counts: axis_size(site.made, counts), kept)
+        return self._per_site(lambda site, counts: axis_size(site.written, counts), kept)
 
     def macs(self, policy: Policy) -> Float[Array, " sites"]:
         """Computes multiply-accumulates of every layer, for the batch that was read."""
@@ -279,13 +279,17 @@ class SearchSpace:
         last = np.arange(len(self.sites)) == len(self.sites) - 1
         return jnp.asarray(fits_kernels & ~(last & (not legal.last)))
 
-    def _products(self, kept: Counts, whole: list[int]) -> Float[Array, " sites"]:
+    def _products(self, kept: Counts, totals: list[int]) -> Float[Array, " sites"]:
         def share(site: Site, counts: Mapping[dependencies.Dimension, Any]) -> Any:
             # Products are linear in outputs and inputs; a group's inputs go with its outputs.
-            made = axis_size(site.made, counts) / site.made.size
-            return made if site.blocks > 1 else made * axis_size(site.read, counts) / site.read.size
+            share_written = axis_size(site.written, counts) / site.written.size
+            return (
+                share_written
+                if site.blocks > 1
+                else share_written * axis_size(site.read, counts) / site.read.size
+            )
 
-        return self._per_site(share, kept) * jnp.asarray(whole, jnp.float32)
+        return self._per_site(share, kept) * jnp.asarray(totals, jnp.float32)
 
     def _per_site(
         self, count: Callable[[Site, Mapping[dependencies.Dimension, Any]], Any], kept: Any
@@ -300,7 +304,7 @@ class SearchSpace:
         legal = np.asarray(self.few_bits(self.sizes))
         rows = [
             (
-                site.name, str(site.read.size), str(site.made.size), f"{site.macs:,}",
+                site.name, str(site.read.size), str(site.written.size), f"{site.macs:,}",
                 self.groups[site.group] if site.group >= 0 else "", "yes" if legal[i] else "no",
             )
             for i, site in enumerate(self.sites)
@@ -316,29 +320,31 @@ class SearchSpace:
 
 
 def _site(
-    layer: Layer, found: Channels, ids: Mapping[dependencies.Dimension, Any], names: list[str]
+    layer: Layer, channels: Channels, ids: Mapping[dependencies.Dimension, Any], names: list[str]
 ) -> Site:
     """Reads one layer; a group that it is the first to make is added to `names`."""
     (node,) = [node for node in layer.nodes if node_macs(node)]
-    labels = found.labels
+    labels = channels.labels
     out, shape = labels.of(node.outputs[0]), node.outputs[0].aval.shape
     # A dot product may have its weight on either side, a convolution on the right.
     weight = next(i for i, v in enumerate(node.inputs) if getattr(v, "is_weight", False) or i == 1)
     contraction = Contraction.of(node)
     if not contraction.is_convolution:
         of_weight, summed = labels.of(node.inputs[weight]), contraction.summed(weight)
-        made: dependencies.Axis = _merged([a for i, a in enumerate(of_weight) if i not in summed])
+        written: dependencies.Axis = _merged(
+            [a for i, a in enumerate(of_weight) if i not in summed]
+        )
         read: dependencies.Axis = _merged([a for i, a in enumerate(of_weight) if i in summed])
         kernel, stride, places, blocks = 1, 1, 0, 1
     else:
         image, _, result = contraction.layouts
-        made = dependencies.resolve_axis(out[result[1]])
+        written = dependencies.resolve_axis(out[result[1]])
         read = dependencies.resolve_axis(labels.of(node.inputs[0])[image[1]])
         kernel, blocks = contraction.taps, contraction.groups
         stride = max(node.params["window_strides"], default=1)
         places = min((shape[i] for i in contraction.window(2)), default=0)
     group = -1
-    for dimension in dependencies.dimensions(made):
+    for dimension in dependencies.dimensions(written):
         # The first layer that makes a group decides about it; those that add to it have none.
         if dimension in ids and layer.site in ids[dimension].sites:
             name = ids[dimension].name
@@ -348,7 +354,7 @@ def _site(
             break
     size = math.prod(node.inputs[weight].aval.shape)
     return Site(
-        layer.site, group, node_macs(node), made, read, size, kernel, stride, places, blocks
+        layer.site, group, node_macs(node), written, read, size, kernel, stride, places, blocks
     )
 
 
@@ -411,10 +417,14 @@ class Actions(Setting):
         """Converts actions to a policy; they may be traced."""
         actions = jnp.asarray(actions)
         kept = self.kept(space, actions[:, 0]) if self.prunes else jnp.asarray(space.sizes)
-        whole = space.whole
+        uncompressed = space.uncompressed
         if not self.quantizes:
             return Policy(
-                kept, *map(jnp.asarray, (whole.datatypes, whole.weights, whole.activations))
+                kept,
+                *map(
+                    jnp.asarray,
+                    (uncompressed.datatypes, uncompressed.weights, uncompressed.activations),
+                ),
             )
         weights, activations = actions[:, -2], actions[:, -1]
         # One kernel multiplies both, so the stronger action decides its datatype.

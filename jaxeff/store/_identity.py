@@ -269,7 +269,7 @@ def _plain_numbers(values: np.ndarray) -> np.ndarray:
 def require_same_run(
     what: str,
     stored: Any,
-    given: Any,
+    current: Any,
     *,
     run: str = "run",
     place: str = "file",
@@ -280,7 +280,7 @@ def require_same_run(
     Args:
       what: What was found and its verb, the beginning of the message.
       stored: The identity that was found, as JSON has it.
-      given: The identity of the run that wants to go on.
+      current: The identity of the run that wants to go on.
       run: What a run is called here.
       place: What to choose another of.
       overwrite: Way to overwrite what is there.
@@ -288,18 +288,18 @@ def require_same_run(
     Raises:
       CheckpointError: They differ; the message names the first difference and the ways out.
     """
-    if difference := run_difference(stored, given):
+    if difference := run_difference(stored, current):
         raise CheckpointError(
             f"{what} of another {run}: {difference}. Continue that {run}, choose another {place}, "
             f"or {overwrite}."
         )
 
 
-def run_difference(stored: Any, given: Any) -> str:
+def run_difference(stored: Any, current: Any) -> str:
     """Describes the first difference between two identities, or nothing."""
     # Through JSON first, so that tuples and lists compare equal.
-    for name in [*stored, *(name for name in given if name not in stored)]:
-        old, new = stored.get(name), _plain(given.get(name))
+    for name in [*stored, *(name for name in current if name not in stored)]:
+        old, new = stored.get(name), _plain(current.get(name))
         if old == new:
             continue
         if isinstance(old, dict) and isinstance(new, dict):

@@ -63,10 +63,10 @@ def read_lines(path: str | os.PathLike[str]) -> list[Any]:
 def numbered_lines(path: str | os.PathLike[str]) -> list[tuple[int, Any]]:
     """Reads the same values with the numbers of their lines, from 1."""
     path = Path(path)
-    whole, rest = _split(path)
+    complete, rest = _split(path)
     values = []
     # Split at the line feed alone: the carriage return of Windows is white space to JSON.
-    for number, line in enumerate((whole + (b"" if _is_cut(rest) else rest)).split(b"\n"), 1):
+    for number, line in enumerate((complete + (b"" if _is_cut(rest) else rest)).split(b"\n"), 1):
         if not line.strip():
             continue
         try:
@@ -87,7 +87,7 @@ def repair_lines(path: str | os.PathLike[str]) -> None:
     Read the file first: another program's file must be refused before it is changed.
     """
     path = Path(path)
-    whole, rest = _split(path)
+    complete, rest = _split(path)
     if not rest:
         return
     aside = path.with_name(path.name + ".cut")
@@ -101,7 +101,7 @@ def repair_lines(path: str | os.PathLike[str]) -> None:
         file.flush()
         os.fsync(file.fileno())  # on disk there before it is gone here
     with path.open("r+b") as file:
-        file.truncate(len(whole))
+        file.truncate(len(complete))
 
 
 @validate()

@@ -415,9 +415,9 @@ def _check_loss(loss: Loss, key: jax.Array, start: TrainState, data: Any, batch_
     if not isinstance(metrics, dict):
         raise TypeError(f"{form} with a dict of metrics, not a {type(metrics).__name__}.")
     # The state is carried by a scan, whose carry has one structure.
-    given: Any = jax.tree.structure(start.state)
+    expected: Any = jax.tree.structure(start.state)
     returned: Any = jax.tree.structure(state)
-    if returned != given:
+    if returned != expected:
         raise TypeError(
-            f"{form} with a state of the structure it was given: expected {given}, got {returned}."
+            f"{form} with a state of the structure it took: expected {expected}, got {returned}."
         )

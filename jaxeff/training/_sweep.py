@@ -42,7 +42,7 @@ a chunk's replicates over the devices of all processes:
 from jaxeff.training import spread_replicates
 
 spread = spread_replicates(seeds=3, settings=5, devices=jax.devices())
-data = spread.whole({"x": jax.numpy.ones((4, 2))})           # on each of the devices
+data = spread.replicated({"x": jax.numpy.ones((4, 2))})           # on each of the devices
 assert spread.seeds * spread.settings >= 15                  # filled up to fit the devices
 if jax.device_count() == 1:
     assert spread == (3, 5, None)                            # nothing to spread over
@@ -171,7 +171,7 @@ class Spread(NamedTuple):
     settings: int
     sharding: NamedSharding | None
 
-    def whole(self, tree: Any) -> Any:
+    def replicated(self, tree: Any) -> Any:
         """Copies arrays to every device."""
         if self.sharding is None:
             return tree
@@ -317,7 +317,7 @@ def sweep(
         )
         identified = store.run_identity(key, (settings, data), run, parts)
     # Once: all chunks read the same data on every device.
-    data = spread.whole(data)
+    data = spread.replicated(data)
     folder = ChunkFolder(checkpoint, identified, core.span_processes(data), resume)
 
     chunks = [(i, j) for i in range(len(rows)) for j in range(len(columns))]
@@ -329,8 +329,10 @@ def sweep(
             row, column = _fill(rows[i], filled[0]), _fill(columns[j], filled[1])
             # Keys by seed, not by position in the chunk: chunks of another size give the
             # same replicates.
-            keys = spread.whole(jax.vmap(lambda seed: replicates.replicate_keys(key, seed))(row))
-            part = spread.whole(jax.tree.map(lambda leaf: leaf[column], settings))  # noqa: B023
+            keys = spread.replicated(
+                jax.vmap(lambda seed: replicates.replicate_keys(key, seed))(row)
+            )
+            part = spread.replicated(jax.tree.map(lambda leaf: leaf[column], settings))  # noqa: B023
             # The structure of a finished chunk, without training one: files are checked
             # against it.
             like = jax.eval_shape(

@@ -73,8 +73,8 @@ def class_log_probs(where: str, outputs: Any) -> Float[Array, "batch classes"]:
     """Computes log-probabilities of logits, or of Gaussian ones by the probit approximation."""
     logits = probit_logits(outputs)
     if not hasattr(logits, "shape") or len(logits.shape) != 2:
-        found = getattr(logits, "shape", type(logits).__name__)
-        raise TypeError(f"{where} must be logits [batch, classes], or Gaussian ones, not {found}")
+        shape = getattr(logits, "shape", type(logits).__name__)
+        raise TypeError(f"{where} must be logits [batch, classes], or Gaussian ones, not {shape}")
     # Of 16 bits a sum of a hundred classes would round most of them off.
     return jax.nn.log_softmax(core.widened(logits))
 
@@ -248,8 +248,8 @@ def conformalize(
     groups = jnp.asarray(groups)
     count = int(groups.max()) + 1 if group_count is None else group_count
     core.check_labels("conformalize: groups", groups, count, scores.shape)
-    own = groups[None] == jnp.arange(count)[:, None]
-    thresholds = jnp.stack([_threshold(scores, mask, coverage) for mask in own])
+    members = groups[None] == jnp.arange(count)[:, None]
+    thresholds = jnp.stack([_threshold(scores, mask, coverage) for mask in members])
     return ConformalCalibration(thresholds, method)
 
 
@@ -260,9 +260,9 @@ def _threshold(scores: Array, mask: Array, coverage: Any) -> Array:
     k = jnp.ceil((n + 1).astype(float) * jnp.asarray(coverage, float) * (1 - SPARE)).astype(int)
     # Past the end is infinity: with too few examples nothing can be left out.
     padded = jnp.concatenate([ordered, jnp.full(1, jnp.inf, ordered.dtype)])
-    found = padded[jnp.where(k > n, len(ordered), jnp.maximum(k, 1) - 1)]
+    threshold = padded[jnp.where(k > n, len(ordered), jnp.maximum(k, 1) - 1)]
     # Sorting puts NaN last, where it would pass for a score that is never exceeded.
-    return jnp.where(jnp.isnan(jnp.where(mask, scores, 0)).any(), jnp.nan, found)
+    return jnp.where(jnp.isnan(jnp.where(mask, scores, 0)).any(), jnp.nan, threshold)
 
 
 @core.validate(

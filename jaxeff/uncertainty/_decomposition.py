@@ -262,8 +262,8 @@ def dirichlet_decomposition(concentration: Float[Array, "*batch classes"]) -> De
     probs = dirichlet_probs(concentration)
     total = concentration.sum(-1, keepdims=True)
     entropies = probs * (digamma(total + 1) - digamma(concentration + 1))
-    whole, aleatoric = entr(probs).sum(-1), entropies.sum(-1)
-    return Decomposition(whole, aleatoric, jnp.maximum(whole - aleatoric, 0))
+    total_entropy, aleatoric = entr(probs).sum(-1), entropies.sum(-1)
+    return Decomposition(total_entropy, aleatoric, jnp.maximum(total_entropy - aleatoric, 0))
 
 
 class RegressionUncertainty(NamedTuple):

@@ -266,8 +266,8 @@ def relative_mahalanobis(
     """
     where = "relative_mahalanobis"
     means, centred = _centred(where, features, labels, classes)
-    whole = np.asarray(features, np.float64)
-    background = whole.mean(0), _whitening(where, whole - whole.mean(0), shrinkage)
+    points = np.asarray(features, np.float64)
+    background = points.mean(0), _whitening(where, points - points.mean(0), shrinkage)
     return _gaussian(features, means, _whitening(where, centred, shrinkage), background)
 
 

@@ -162,21 +162,21 @@ def draw_plane(
     points, classes = (np.asarray(t) for t in train)
     for axis in axes:
         for label, color in enumerate(CLASS_COLORS):
-            own = points[classes == label]
-            axis.plot(*own.T, "o", ms=2, color=color, mec="white", mew=0.2)
+            of_class = points[classes == label]
+            axis.plot(*of_class.T, "o", ms=2, color=color, mec="white", mew=0.2)
         axis.set_xlim(float(first.min()), float(first.max()))
         axis.set_ylim(float(second.min()), float(second.max()))
     return mean, information
 
 
-def draw_reliability(axes: Axes, found: Reliability) -> None:
+def draw_reliability(axes: Axes, diagram: Reliability) -> None:
     """Draws accuracy by confidence, the share of predictions in each bin, and perfection dashed.
 
     Args:
         axes: Axes to draw on.
-        found: What `reliability` computed.
+        diagram: What `reliability` computed.
     """
-    confidence, accuracy, size = (np.asarray(part, float) for part in found)
+    confidence, accuracy, size = (np.asarray(part, float) for part in diagram)
     width = 1 / len(size)
     centres = (np.arange(len(size)) + 0.5) * width
     shares = size / max(size.sum(), 1)

@@ -227,12 +227,12 @@ def classwise_ece(
         0 to 1.
     """
     check_prediction("classwise_ece", probs, labels)
-    own = jax.nn.one_hot(labels, probs.shape[-1], dtype=probs.dtype)
+    is_label = jax.nn.one_hot(labels, probs.shape[-1], dtype=probs.dtype)
 
     def of_class(confidence: Array, correct: Array) -> Array:
         return _error(confidence, correct, _equal_width(confidence, bins), bins)
 
-    return jax.vmap(of_class, in_axes=1)(probs, own).mean()
+    return jax.vmap(of_class, in_axes=1)(probs, is_label).mean()
 
 
 @core.validate(bins=core.static_integer())
@@ -255,8 +255,8 @@ def reliability(
     size = segment_sum(jnp.ones_like(bin_of), bin_of, bins)
     # 0 / 0 is NaN: an empty bin has neither, and isn't drawn.
     parts = (segment_sum(each, bin_of, bins) for each in (confidence, correct))
-    stated, found = (part / size.astype(part.dtype) for part in parts)
-    return Reliability(stated, found, size)
+    stated, accuracies = (part / size.astype(part.dtype) for part in parts)
+    return Reliability(stated, accuracies, size)
 
 
 def _top(probs: Array, labels: Array) -> tuple[Array, Array]:

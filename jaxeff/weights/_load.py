@@ -193,12 +193,14 @@ def load_weights(
 
 
 def _tie_heads(
-    wanted: Mapping[str, tuple[int, ...]], found: Mapping[str, str], free: Mapping[str, np.ndarray]
+    wanted: Mapping[str, tuple[int, ...]],
+    tensor_of: Mapping[str, str],
+    free: Mapping[str, np.ndarray],
 ) -> dict[str, str]:
     """Gives a head without a tensor the embedding of tokens, if the file has just one."""
-    taken = set(found.values())
+    taken = set(tensor_of.values())
     tied = {}
-    for name in wanted.keys() - found.keys():
+    for name in wanted.keys() - tensor_of.keys():
         if not {"head", "out"} & set(matching.parse_name(name).words):
             continue
         fitting = [

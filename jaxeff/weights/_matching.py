@@ -99,7 +99,9 @@ def ranked_numbers(modules: Iterable[tuple[str, ...]]) -> dict[tuple[str, ...], 
         for i, word in enumerate(module):
             if word.isdigit():
                 seen[module[:i]].add(int(word))
-    ranks = {start: {n: i for i, n in enumerate(sorted(found))} for start, found in seen.items()}
+    ranks = {
+        start: {n: i for i, n in enumerate(sorted(numbers))} for start, numbers in seen.items()
+    }
     return {
         module: tuple(
             ranks[module[:i]][int(word)]
@@ -122,21 +124,23 @@ Change = Callable[[np.ndarray], np.ndarray]
 _SPATIAL = {2: (1, 0), 3: (2, 1, 0), 4: (2, 3, 1, 0), 5: (2, 3, 4, 1, 0)}
 
 
-def fitting_layouts(shape: tuple[int, ...], parameter: Name, given: tuple[int, ...]) -> set[Layout]:
-    """Finds the layouts by which a tensor of shape `given` becomes a parameter of `shape`.
+def fitting_layouts(
+    shape: tuple[int, ...], parameter: Name, tensor_shape: tuple[int, ...]
+) -> set[Layout]:
+    """Finds the layouts by which a tensor of shape `tensor_shape` becomes a parameter of `shape`.
 
     A tensor whose elements lie in one line is the same in both, and counts "as is", as does what is
     no kernel: an embedding, a table of positions.
     """
     layouts = set()
-    if _reshapes(given, shape):
+    if _reshapes(tensor_shape, shape):
         layouts.add("as is")
-    line = sum(n != 1 for n in given) <= 1
-    if is_kernel(parameter) and not (line and layouts) and len(given) in _SPATIAL:
-        turned = tuple(given[i] for i in _SPATIAL[len(given)])
+    line = sum(n != 1 for n in tensor_shape) <= 1
+    if is_kernel(parameter) and not (line and layouts) and len(tensor_shape) in _SPATIAL:
+        turned = tuple(tensor_shape[i] for i in _SPATIAL[len(tensor_shape)])
         if _reshapes(turned, shape):
             layouts.add("reversed")
-        if len(given) > 2 and shape == (*given[2:], *given[:2]):
+        if len(tensor_shape) > 2 and shape == (*tensor_shape[2:], *tensor_shape[:2]):
             layouts.add("mirrored")
     return layouts
 
@@ -247,19 +251,21 @@ Shapes = Mapping[str, tuple[int, ...]]
 _Module = dict[str, str]  # a name by role
 
 
-def match_names(parameters: Shapes, tensors: Shapes, whole: Iterable[str]) -> dict[str, str]:
+def match_names(
+    parameters: Shapes, tensors: Shapes, all_parameters: Iterable[str]
+) -> dict[str, str]:
     """Pairs parameters with tensors.
 
     Args:
         parameters: Shapes of the parameters that need a tensor.
         tensors: Shapes of the tensors that none has yet.
-        whole: Names of all parameters, which rank their numbers.
+        all_parameters: Names of all parameters, which rank their numbers.
 
     Returns:
         The tensor of each parameter that has a clear one.
     """
     ours, theirs = _modules(parameters), _modules(tensors)
-    our_ranks = ranked_numbers(parse_name(name).module for name in whole)
+    our_ranks = ranked_numbers(parse_name(name).module for name in all_parameters)
     their_ranks = ranked_numbers(theirs)
     by_rank: dict[tuple[int, ...], list[tuple[str, ...]]] = defaultdict(list)
     for module in theirs:
@@ -280,7 +286,9 @@ def match_names(parameters: Shapes, tensors: Shapes, whole: Iterable[str]) -> di
 def nearest(parameter: str, shape: tuple[int, ...], tensors: Shapes, count: int = 3) -> list[str]:
     """Lists the tensors that a parameter may mean: of a shape that fits, the likest names first."""
     name = parse_name(parameter)
-    fitting = [t for t, given in tensors.items() if fitting_layouts(shape, name, given)]
+    fitting = [
+        t for t, tensor_shape in tensors.items() if fitting_layouts(shape, name, tensor_shape)
+    ]
     return sorted(fitting, key=lambda t: -likeness(name, parse_name(t)))[:count]
 
 

@@ -21,9 +21,9 @@ _MIRRORED = {
 }  # fmt: skip
 
 
-def refuse_missing(origin: str, wanted: Shapes, found: Collection[str], tensors: Shapes) -> None:
+def refuse_missing(origin: str, wanted: Shapes, matched: Collection[str], tensors: Shapes) -> None:
     """Raises if a parameter has no tensor, with those it may mean."""
-    missing = [name for name in wanted if name not in found]
+    missing = [name for name in wanted if name not in matched]
     if not missing:
         return
     lines = [
@@ -185,10 +185,10 @@ def _made_in_order(
         # A dense layer with a rule, or of several axes (heads and their width).
         if tables and width in (shape[-1], math.prod(shape[1:])):
             return True
-    made = sum(shape[-1] == width for shape in windows.values())
+    written = sum(shape[-1] == width for shape in windows.values())
     # A kernel of one channel is a depthwise one: it reads what it makes.
     read = sum((shape[-1] if shape[-2] == 1 else shape[-2]) == width for shape in windows.values())
-    return made > read
+    return written > read
 
 
 def _says_convolution(name: str, tensor: str) -> bool:

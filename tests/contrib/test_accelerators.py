@@ -33,7 +33,7 @@ def space():
 
 def candidate(weights=None, activations=None, kept=20):
     of = space()
-    policy = of.whole
+    policy = of.uncompressed
     if weights:
         two = np.ones(2, np.int32)
         bits = {"weights": weights * two, "activations": (activations or weights) * two}

@@ -140,7 +140,7 @@ def test_learnt_settings_have_members_like_parameters(own):
 
     learnt = {"params": PARAMS, "settings": settings}
     g, params = jaxeff.ensemble(KEY, f, learnt, {own: Members(3, spread=0.2)})
-    assert len(g.own(params)) == (12 if own == "*" else 4)
+    assert len(g.member_leaves(params)) == (12 if own == "*" else 4)
     members = [f(g.member(params, i), X) for i in range(3)]
     np.testing.assert_allclose(jax.jit(g)(params, X), np.stack(members), atol=1e-5)
 

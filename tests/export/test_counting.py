@@ -173,7 +173,7 @@ def test_a_search_can_lower_instructions_cycles_and_memories():
     f, params, (x, y) = small_classifier(32)
     space = SearchSpace.read(f, params, x[:1])
     candidates = Candidates(f, params, (x, y), (x, y), space, steps=0, batch_size=32)
-    candidate = Candidate(space.whole, space, candidates.smaller)
+    candidate = Candidate(space.uncompressed, space, candidates.smaller)
     found = {
         of: modelled_latency(x[:1], target="cortex-m4", of=of)(candidate)
         for of in ("cycles", "instructions", "ram", "flash")

@@ -29,7 +29,7 @@ def candidate(bits, kept=None):
     sizes = SPACE.sizes if kept is None else np.asarray(kept, np.int32)
     widths = np.full(n, bits, np.int32)
     return Candidate(
-        Policy(sizes, SPACE.whole.datatypes, widths, widths), SPACE, CANDIDATES.smaller
+        Policy(sizes, SPACE.uncompressed.datatypes, widths, widths), SPACE, CANDIDATES.smaller
     )
 
 
@@ -92,7 +92,7 @@ def test_whole_vectors_are_made_and_shares_of_them_are_read():
             for share in own:
                 latency._known[share.cell] = [float(sum(share.cell.channels) + 1)]
     found = latency.layers(candidate(8, middle))
-    both = zip(cells.made, cells.read, strict=True)
+    both = zip(cells.written, cells.read, strict=True)
     wanted = [
         sum(int(high[g]) for g in made) + sum(int(middle[g]) for g in read) + 1
         for made, read in both
@@ -118,7 +118,7 @@ def test_planes_of_activations_count_more_than_those_of_weights():
 
 
 def widths(weights, activations):
-    whole, n = SPACE.whole, len(SPACE.sites)
+    whole, n = SPACE.uncompressed, len(SPACE.sites)
     return Policy(whole.kept, whole.datatypes, np.full(n, weights), np.full(n, activations))
 
 
@@ -138,7 +138,9 @@ def test_layers_of_one_geometry_share_cells():
     assert makers["stage1/conv1"] == "conv1"
     assert like[names.index("stage1/conv1")] != like[names.index("stage1/conv2")]
 
-    twice = Policy(space.whole.kept, space.whole.datatypes, *np.full((2, len(names)), 8))
+    twice = Policy(
+        space.uncompressed.kept, space.uncompressed.datatypes, *np.full((2, len(names)), 8)
+    )
     assert cells.conversions(twice) == [0.0] * len(names)
     readers = [i for i, maker in enumerate(cells.makers) if names[maker] == "stage1/conv2"]
     bits = np.full(len(names), 8)
@@ -196,7 +198,7 @@ def test_lost_boards():
 def test_a_model_counts_cycles():
     """An A72 adds four products of floats in a cycle, and eight of bytes."""
     cycles = modelled_latency(X[:1], target="cortex-a72")
-    macs = SPACE.macs(SPACE.whole)[:2].sum()  # the last layer is too small for vectors
+    macs = SPACE.macs(SPACE.uncompressed)[:2].sum()  # the last layer is too small for vectors
     whole = cycles(candidate(32))
     assert whole > macs / 4
     assert cycles(candidate(8)) > macs / 8

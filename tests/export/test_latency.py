@@ -59,10 +59,10 @@ def test_boards_measure_at_once(monkeypatch):
 
     class Steady:
         def __init__(self, board, number, repeat):
-            self.board, self.whole, self.first = board, None, 0.0
+            self.board, self.uncompressed, self.first = board, None, 0.0
 
         def start(self, whole, first=None):
-            self.whole, self.first = whole, first or 1.0
+            self.uncompressed, self.first = whole, first or 1.0
 
         def seconds(self, bundle):
             together.wait()

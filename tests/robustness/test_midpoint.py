@@ -26,7 +26,7 @@ def test_the_logistic_is_the_sources():
 def test_recovers_an_exact_curve(mu, scale):
     found = fit_midpoint(LEVELS[::-1], curve(mu, 0.25 * mu if scale == "linear" else 0.8,
                                              scale=scale)[::-1], scale=scale)  # fmt: skip
-    assert found.found
+    assert found.exists
     assert found.mu == pytest.approx(mu, rel=1e-4)
     assert found.mu_std < 1e-3 * mu
     assert found.message == ""
@@ -51,7 +51,7 @@ def test_long_tails_have_a_midpoint_on_the_scale_that_describes_them(tail):
     if tail == 4:
         assert linear.mu == pytest.approx(0.7, rel=0.05)
     else:  # the best fit's midpoint lies far below, where the curve has not fallen yet
-        assert not linear.found
+        assert not linear.exists
         assert "scale='log'" in linear.message
         assert linear.bracket == pytest.approx((10**-0.25, 1))
 
@@ -120,7 +120,7 @@ def test_a_step_is_known_to_lie_between_two_levels():
 )
 def test_no_midpoint_is_made_up(accuracies, why):
     found = fit_midpoint(LEVELS, accuracies, chance=None)
-    assert not found.found
+    assert not found.exists
     assert np.isnan(found.mu)
     assert np.isnan(found.mu_std)
     assert why in found.message

@@ -70,7 +70,7 @@ def test_smaller_models_have_the_statistics_that_were_measured():
     f, params = jaxeff.functional(Normed(6, nnx.LayerNorm))
     x = jax.random.normal(KEY, (4, 6))
     space = SearchSpace.read(f, params, x)
-    policy = dataclasses.replace(space.whole, kept=np.array([5], np.int32))
+    policy = dataclasses.replace(space.uncompressed, kept=np.array([5], np.int32))
     data = (x, np.arange(4) % 3)
     candidates = Candidates(f, params, data, data, space, steps=0, batch_size=4)
     small = candidates.smaller(policy)
@@ -118,8 +118,8 @@ def test_states_are_carried():
     candidates = Candidates(
         f, params, data, data, space, state=state, train=train, steps=3, batch_size=32
     )
-    assert 0 < candidates.accuracy(KEY, space.whole) <= 1
-    small = candidates.smaller(Policy(np.array([3]), *list(vars(space.whole).values())[1:]))
+    assert 0 < candidates.accuracy(KEY, space.uncompressed) <= 1
+    small = candidates.smaller(Policy(np.array([3]), *list(vars(space.uncompressed).values())[1:]))
     assert small.state["norm"]["mean"].shape == (3,)
     assert small.f(small.params, small.state, x)[0].shape == (96, 3)
 
@@ -152,7 +152,7 @@ def test_sensitivities_are_divergences_of_single_layers():
     assert (found.pruning[:, 0] < 1e-6).all()  # nothing goes
     assert (found.pruning[-1] == 0).all()  # decides about nothing
     assert found.weights[1, -1] > found.weights[1, 0] >= 0
-    whole = space.whole
+    whole = space.uncompressed
     bits = np.array(whole.weights)
     bits[1] = int(ACTIONS.width(np.array([0.5 + 0.75 / 2]))[0])
     policy = Policy(whole.kept, whole.datatypes, bits, whole.activations)

@@ -80,4 +80,4 @@ def test_a_metric_may_not_be_called_accuracy():
         metrics=lambda predict, validation: {"accuracy": jnp.float32(1)},
     )  # fmt: skip
     with pytest.raises(ValueError, match="returns 'accuracy', which is measured already"):
-        candidates.measured(KEY, space.whole)
+        candidates.measured(KEY, space.uncompressed)

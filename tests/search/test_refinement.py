@@ -31,7 +31,7 @@ class Slower:
     def __call__(self, candidate):
         self.calls += 1
         counted = bit_operations(candidate)
-        whole = bit_operations(type(candidate)(candidate.space.whole, candidate.space, None))
+        whole = bit_operations(type(candidate)(candidate.space.uncompressed, candidate.space, None))
         return counted if counted == whole else 4 / 3 * counted
 
 

@@ -112,7 +112,7 @@ def test_the_best_has_the_highest_reward():
     rewards = [row["reward"] for row in found.episodes]
     assert found.best.plain() == found.episodes[int(np.argmax(rewards))]["policy"]
     for row in found.episodes:
-        wanted = row["accuracy"] - 3 * abs(row["latency"] / (0.3 * found.whole) - 1)
+        wanted = row["accuracy"] - 3 * abs(row["latency"] / (0.3 * found.uncompressed_latency) - 1)
         assert row["reward"] == pytest.approx(wanted)
 
 

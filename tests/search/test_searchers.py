@@ -170,11 +170,11 @@ def operations(problem):
     def time(policy):
         return float(space.bops(policy).sum())
 
-    known = dataclasses.replace(problem, whole=time(space.whole), time=time)
+    known = dataclasses.replace(problem, uncompressed_latency=time(space.uncompressed), time=time)
 
     def ratio(actions):
         policy = known.actions.policy(space, jnp.asarray(actions, jnp.float32))
-        return time(policy) / (known.target * known.whole)
+        return time(policy) / (known.target * known.uncompressed_latency)
 
     return known, ratio
 

@@ -43,7 +43,10 @@ def test_counts_are_those_of_the_smaller_model(seed):
     f, params, space = resnet()
     rng = np.random.default_rng(seed)
     kept = rng.integers(1, space.sizes + 1).astype(np.int32)
-    policy = Policy(kept, *(space.whole.datatypes, space.whole.weights, space.whole.activations))
+    policy = Policy(
+        kept,
+        *(space.uncompressed.datatypes, space.uncompressed.weights, space.uncompressed.activations),
+    )
     plan = space.plan(policy)
     g, small = pruned(f, plan), plan.shrink(params)
     rows = {row.site: row for row in jaxeff.cost(g, small, X).layers}
@@ -63,7 +66,7 @@ def test_counts_are_those_of_the_smaller_model(seed):
 def test_channels_go_in_the_order_of_their_scores():
     _, params, space = resnet()
     name = space.groups[0]
-    policy = Policy(np.ones_like(space.sizes), *list(vars(space.whole).values())[1:])
+    policy = Policy(np.ones_like(space.sizes), *list(vars(space.uncompressed).values())[1:])
     norms = np.abs(params["conv1"]["kernel"]).sum((0, 1, 2))
     norms += np.abs(params["stage1"]["conv2"]["kernel"]).sum((0, 1, 2))
     (stays,) = np.flatnonzero(space.plan(policy).keep[name])
@@ -131,7 +134,7 @@ def test_pruning_leaves_bits_and_quantization_channels():
 
 
 def test_policies_are_kept_as_text():
-    whole = space_of_two().whole
+    whole = space_of_two().uncompressed
     again = Policy.from_plain(whole.plain())
     assert jax.tree.all(jax.tree.map(np.array_equal, whole, again))
 

@@ -69,7 +69,7 @@ class Subject:
 
 def midpoint_level(midpoint: robustness.Midpoint) -> float:
     """The midpoint for a ranking: infinite beyond the levels, 0 below them, NaN if unknown."""
-    if midpoint.found:
+    if midpoint.exists:
         return midpoint.mu
     low, high = midpoint.bracket
     return high if np.isinf(high) else low if low == 0 else np.nan

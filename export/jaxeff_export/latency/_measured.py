@@ -15,7 +15,7 @@ f, params = jaxeff.functional(model)
 x, y = jnp.zeros((2, 16, 16, 3)), jnp.zeros(2, int)
 space = SearchSpace.read(f, params, x[:1])
 candidates = Candidates(f, params, (x, y), (x, y), space, steps=0, batch_size=2)
-seconds = measured_latency(x[:1])(Candidate(space.whole, space, candidates.smaller))
+seconds = measured_latency(x[:1])(Candidate(space.uncompressed, space, candidates.smaller))
 ```
 
 In a search it is `search(..., latency=measured_latency(x[:1]))`.
@@ -60,22 +60,24 @@ class AlternatingTimer:
     """Candidates timed in turns with the whole model, on a board.
 
     Attributes:
-        whole: The whole model; None before `start`.
+        uncompressed: The whole model; None before `start`.
         first: Seconds that it took at first.
     """
 
     def __init__(self, board: str | Board, number: int, repeat: int) -> None:
         self.board, self.first = board, 0.0
-        self.whole: Bundle | None = None
+        self.uncompressed: Bundle | None = None
         self._times = number, repeat
 
-    def start(self, whole: Bundle, first: float | None = None) -> None:
+    def start(self, uncompressed: Bundle, first: float | None = None) -> None:
         """Times the whole model, unless its time is known."""
         if first is None:
             # As often as in turns, so that the unit is no noisier than what is measured in it.
-            times = [whole.benchmark(self.board, *self._times).median_ms for _ in range(ROUNDS)]
+            times = [
+                uncompressed.benchmark(self.board, *self._times).median_ms for _ in range(ROUNDS)
+            ]
             first = statistics.median(times) / 1000
-        self.whole, self.first = whole, first
+        self.uncompressed, self.first = uncompressed, first
 
     def seconds(self, bundle: Bundle, between: Callable[[], Any] = lambda: None) -> float:
         """Times a call, scaled to the moment at which the whole model was timed.
@@ -84,12 +86,12 @@ class AlternatingTimer:
             bundle: Library to time.
             between: Called after every turn.
         """
-        assert self.whole is not None
+        assert self.uncompressed is not None
         ratios = []
         for _ in range(ROUNDS):
-            whole = self.whole.benchmark(self.board, *self._times).median_ms
+            unit = self.uncompressed.benchmark(self.board, *self._times).median_ms
             # Neighbours in time see the same clock and load, so these cancel in the ratio.
-            ratios.append(bundle.benchmark(self.board, *self._times).median_ms / whole)
+            ratios.append(bundle.benchmark(self.board, *self._times).median_ms / unit)
             between()
         return statistics.median(ratios) * self.first
 
@@ -139,7 +141,7 @@ class MeasuredLatency:
         self._turns = [AlternatingTimer(board, number, repeat) for board in places]
         self._timing = [threading.Lock() for _ in places]
         self._compiling = threading.Lock()
-        self._whole: Bundle | None = None
+        self._uncompressed: Bundle | None = None
         self._first: float | None = None
 
     def __call__(self, candidate: Candidate) -> float:
@@ -163,7 +165,7 @@ class MeasuredLatency:
         todo: queue.SimpleQueue[int] = queue.SimpleQueue()
         for i in range(len(candidates)):
             todo.put(i)
-        found: dict[int, float | LatencyError] = {}
+        seconds: dict[int, float | LatencyError] = {}
 
         def work(board: int) -> None:
             while True:
@@ -172,28 +174,28 @@ class MeasuredLatency:
                 except queue.Empty:
                     return
                 try:
-                    found[i] = self._taken(candidates[i], board)
+                    seconds[i] = self._taken(candidates[i], board)
                 except LatencyError as error:
-                    found[i] = error
+                    seconds[i] = error
 
         with ThreadPoolExecutor(self.boards) as pool:
             list(pool.map(work, range(self.boards)))
-        return [found[i] for i in range(len(candidates))]
+        return [seconds[i] for i in range(len(candidates))]
 
     def _taken(self, candidate: Candidate, first: int) -> float:
         """Measures seconds on a board, or on the next where it is lost."""
         with self._compiling:
             # One after the other: boards measure meanwhile.
             bundle = self._compile(candidate, candidate.policy)
-            if self._whole is None:
-                self._whole = self._compile(candidate, candidate.space.whole)
+            if self._uncompressed is None:
+                self._uncompressed = self._compile(candidate, candidate.space.uncompressed)
         lost = []
         # The other boards take over in turn, each counting relative to its own whole model.
         for i in [*range(first, self.boards), *range(first)]:
             turns = self._turns[i]
             try:
                 with self._timing[i]:
-                    if turns.whole is None:
+                    if turns.uncompressed is None:
                         self._start(turns)
                     # Locked: two measurements on one board would disturb each other.
                     return turns.seconds(bundle)
@@ -203,8 +205,8 @@ class MeasuredLatency:
 
     def _start(self, turns: AlternatingTimer) -> None:
         """Times the whole model; what it took on the first board is the unit on all of them."""
-        assert self._whole is not None
-        turns.start(self._whole, self._first)
+        assert self._uncompressed is not None
+        turns.start(self._uncompressed, self._first)
         with self._compiling:
             self._first = turns.first = self._first or turns.first
 

@@ -15,7 +15,7 @@ space = SearchSpace.read(f, params, x[:1])
 candidates = Candidates(f, params, (x, y), (x, y), space, steps=0, batch_size=32)
 cycles = modelled_latency(x[:1], target="cortex-a72")
 if shutil.which("llvm-mca"):                             # Debian's package llvm
-    assert cycles(Candidate(space.whole, space, candidates.smaller)) > 0
+    assert cycles(Candidate(space.uncompressed, space, candidates.smaller)) > 0
 ```
 
 `kernel_calls` attributes kernels to layers. A kernel belongs to the layer whose weights it reads,
@@ -96,15 +96,15 @@ def kernel_calls(
         derive = lifted.derive["main"]
         known = dict(zip(derive.params, owners, strict=True))
         sources = sources_of(derive, count)
-        made = _values(derive)
-        for field in made.fields:
+        derived = _values(derive)
+        for field in derived.fields:
             owners.append(_first(known[v] for v in sources.get(field) or ()))
     main = fused_kernels(lifted.main, compilation_target(target.settings))["main"]
     operands = len(lifted.operands)
     # Later parameters of ``main`` are data, which belong to no layer.
     known = {v: owners[i] for v, i in zip(main.params, lifted.operands, strict=False)}
     sources = sources_of(main, operands)
-    found: list[TimedCall] = []
+    timed: list[TimedCall] = []
     last = 0
     for binding in main.body.blocks[0].bindings:
         value = binding.value
@@ -113,10 +113,10 @@ def kernel_calls(
             continue  # a view, or what depends on parameters alone
         read = [v for a in value.args[1].fields for v in sources.get(a) or ()]
         # A kernel that was fused of two layers' work reads weights of both; the first one owns it.
-        own = _first(known[v] for v in read)
-        last = last if own is None else own
-        found.append(TimedCall(str(value.args[0].name_hint), last))
-    return tuple(found)
+        layer = _first(known[v] for v in read)
+        last = last if layer is None else layer
+        timed.append(TimedCall(str(value.args[0].name_hint), last))
+    return tuple(timed)
 
 
 def _values(function: Any) -> Any:
@@ -140,8 +140,8 @@ def _owner(name: str, layers: Sequence[str]) -> int | None:
     return max(fitting, key=lambda i: len(layers[i]), default=None)
 
 
-def _first(found: Any) -> int | None:
-    return next((each for each in found if each is not None), None)
+def _first(layers: Any) -> int | None:
+    return next((each for each in layers if each is not None), None)
 
 
 @validate(inputs=input_batch, of=one_of("cycles", "instructions", "ram", "flash"))

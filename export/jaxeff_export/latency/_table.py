@@ -10,8 +10,8 @@ f, params, (x, y) = small_classifier(32)
 space = SearchSpace.read(f, params, x[:1])
 candidates = Candidates(f, params, (x, y), (x, y), space, steps=0, batch_size=32)
 latency = table_latency(x[:1], number=2, repeat=3)
-latency(Candidate(space.whole, space, candidates.smaller))      # compiled and measured
-latency(Candidate(space.whole, space, candidates.smaller))      # looked up
+latency(Candidate(space.uncompressed, space, candidates.smaller))      # compiled and measured
+latency(Candidate(space.uncompressed, space, candidates.smaller))      # looked up
 ```
 
 A cell is a layer with the channels that it reads and makes and its bits, on a target; what it holds
@@ -103,7 +103,7 @@ class Cells:
 
     Attributes:
         space: Search space of the policies.
-        made: For each layer, the numbers of the groups of channels that it makes.
+        written: For each layer, the numbers of the groups of channels that it makes.
         read: For each layer, the numbers of those that it reads and doesn't make.
         like: For each layer, the number of the first layer of its geometry.
         makers: For each layer, the number of the layer that writes what it reads; -1 if none
@@ -113,7 +113,7 @@ class Cells:
     """
 
     space: SearchSpace
-    made: tuple[tuple[int, ...], ...]
+    written: tuple[tuple[int, ...], ...]
     read: tuple[tuple[int, ...], ...]
     like: tuple[int, ...]
     makers: tuple[int, ...]
@@ -132,46 +132,51 @@ class Cells:
             target: Target of the kernels, as for `deploy`.
         """
         number = {name: i for i, name in enumerate(space.groups)}
-        found = zip(space.channels.dimensions, space.channels.groups, strict=True)
-        numbers = {dimension: number[g.name] for dimension, g in found if g.name in number}
+        dimension_groups = zip(space.channels.dimensions, space.channels.groups, strict=True)
+        numbers = {
+            dimension: number[g.name] for dimension, g in dimension_groups if g.name in number
+        }
 
         def groups(axis: Axis) -> tuple[int, ...]:
             return tuple(dict.fromkeys(numbers[d] for d in dimensions(axis) if d in numbers))
 
         sites = space.sites
-        made = tuple(groups(site.made) for site in sites)
+        written = tuple(groups(site.written) for site in sites)
         read = tuple(
-            tuple(g for g in groups(s.read) if g not in own)
-            for s, own in zip(sites, made, strict=True)
+            tuple(g for g in groups(s.read) if g not in maker_groups)
+            for s, maker_groups in zip(sites, written, strict=True)
         )
         # A layer that adds to an earlier one's result has a shortcut in its kernel.
-        adds = [bool(own) and own in made[:i] for i, own in enumerate(made)]  # to an earlier layer
+        adds = [
+            bool(maker_groups) and maker_groups in written[:i]
+            for i, maker_groups in enumerate(written)
+        ]  # to an earlier layer
         geometries = [
-            (_geometry(s), *_sizes(space, made[i]), *_sizes(space, read[i]), adds[i])
+            (_geometry(s), *_sizes(space, written[i]), *_sizes(space, read[i]), adds[i])
             for i, s in enumerate(sites)
         ]
         # Equal geometries run equal kernels: the first such layer stands for all.
-        like = tuple(geometries.index(own) for own in geometries)
+        like = tuple(geometries.index(geometry) for geometry in geometries)
         makers = tuple(_maker(sites, i) for i in range(len(sites)))
         chosen = None if nodes is None else tuple(sorted(nodes))
-        return cls(space, made, read, like, makers, chosen, worth_of_planes(target))
+        return cls(space, written, read, like, makers, chosen, worth_of_planes(target))
 
     def shares(self, policy: Policy) -> list[list[Share]]:
         """Splits every layer of a policy into cells, and the share of each."""
         weights, activations = np.asarray(policy.weights), np.asarray(policy.activations)
         kept, sizes = np.asarray(policy.kept).tolist(), self.space.sizes.tolist()
-        found = []
+        layers = []
         for i, like in enumerate(self.like):
-            channels = [self._next(kept[g], sizes[g]) for g in self.made[i]]
+            channels = [self._next(kept[g], sizes[g]) for g in self.written[i]]
             channels += [self._between(kept[g], sizes[g]) for g in self.read[i]]
             bits = self._bits(int(weights[i]), int(activations[i]))
-            own = []
+            layer_shares = []
             for nodes, (of, share) in itertools.product(itertools.product(*channels), bits):
                 # Multilinear: the product of the shares along each group of channels and the bits.
                 weight = share * float(np.prod([w for _, w in nodes]))
-                own.append(Share(Cell(like, tuple(n for n, _ in nodes), *of), weight))
-            found.append(own)
-        return found
+                layer_shares.append(Share(Cell(like, tuple(n for n, _ in nodes), *of), weight))
+            layers.append(layer_shares)
+        return layers
 
     def conversions(self, policy: Policy) -> list[float]:
         """Counts, by layer of bits, the numbers it writes once more for readers of other forms.
@@ -184,14 +189,14 @@ class Cells:
         for reader, maker in enumerate(self.makers):
             if maker >= 0 and widths[maker] != FLOAT and self.space.sites[reader].places:
                 forms.setdefault(maker, set()).add(widths[reader])
-        found = [0.0] * len(self.like)
-        for maker, own in forms.items():
+        numbers = [0.0] * len(self.like)
+        for maker, reader_widths in forms.items():
             site = self.space.sites[maker]
-            left = [policy.kept[g] / self.space.sizes[g] for g in self.made[maker]]
-            written = site.made.size * site.places**2 * float(np.prod(left))
+            left = [policy.kept[g] / self.space.sizes[g] for g in self.written[maker]]
+            written = site.written.size * site.places**2 * float(np.prod(left))
             # One form is written anyway; each more, and every one in float, is a conversion.
-            found[maker] = (len(own) - 1 + (FLOAT in own)) * written
-        return found
+            numbers[maker] = (len(reader_widths) - 1 + (FLOAT in reader_widths)) * written
+        return numbers
 
     def design(self, policy: Policy, missing: Iterable[Cell]) -> tuple[Policy, list[Cell]]:
         """Designs a policy that holds many missing cells, the first included; also lists its cells.
@@ -201,25 +206,27 @@ class Cells:
             missing: Cells that aren't known.
         """
         missing = list(missing)
-        first, whole = missing[0], missing[0].weights == FLOAT
+        first, in_float = missing[0], missing[0].weights == FLOAT
         # Float and integer layers slow each other by conversions, so a design holds one kind only.
         wanted: dict[tuple[int, tuple[int, ...]], tuple[int, int]] = {}
         for cell in missing:
-            if (cell.weights == FLOAT) == whole:
+            if (cell.weights == FLOAT) == in_float:
                 wanted.setdefault(cell[:2], cell[2:])
         base = np.asarray(policy.kept) if self.nodes is None else self.space.sizes
         kept = dict(enumerate(base.tolist()))
         fixed = dict(zip(self._groups(self.like.index(first.layer)), first.channels, strict=True))
         kept |= fixed
-        found = [
+        channel_choices = [
             dict(zip(self._groups(i), channels, strict=True))
             for layer, channels in wanted for i, like in enumerate(self.like) if like == layer
         ]  # fmt: skip
         for group in [g for g in kept if g not in fixed] * 2:  # the best of each, twice around
-            options = {kept[group]: None} | {own[group]: None for own in found if group in own}
+            options = {kept[group]: None} | {
+                choice[group]: None for choice in channel_choices if group in choice
+            }
             held = {n: self._held(kept | {group: n}, wanted) for n in options}
             kept[group] = max(held, key=held.__getitem__)
-        rest = (FLOAT, FLOAT) if whole else (8, 8)
+        rest = (FLOAT, FLOAT) if in_float else (8, 8)
         # Of layers with one geometry the first takes the missing bits: one measurement is enough.
         cells, taken = [], set()
         for i, like in enumerate(self.like):
@@ -229,10 +236,10 @@ class Cells:
             taken.add(of)
         weights, activations = (np.array([cell[j] for cell in cells], np.int32) for j in (2, 3))
         sizes = np.array([kept[g] for g in range(len(base))], np.int32)
-        return Policy(sizes, self.space.whole.datatypes, weights, activations), cells
+        return Policy(sizes, self.space.uncompressed.datatypes, weights, activations), cells
 
     def _groups(self, layer: int) -> tuple[int, ...]:
-        return (*self.made[layer], *self.read[layer])
+        return (*self.written[layer], *self.read[layer])
 
     def _held(self, kept: Mapping[int, int], wanted: Mapping[Any, Any]) -> int:
         """Counts the layers that have channels that are wanted."""
@@ -241,9 +248,9 @@ class Cells:
 
     def mixed(self) -> Policy:
         """Returns the whole model with every second layer in float, for conversions."""
-        whole = self.space.whole
+        uncompressed = self.space.uncompressed
         bits = np.where(np.arange(len(self.like)) % 2, FLOAT, 8).astype(np.int32)
-        return Policy(whole.kept, whole.datatypes, bits, bits)
+        return Policy(uncompressed.kept, uncompressed.datatypes, bits, bits)
 
     def _grid(self, size: int) -> list[int]:
         # The full size is always a node, so that every number of channels lies below one.
@@ -297,7 +304,7 @@ def _in_float(policy: Policy) -> np.ndarray:
 def _geometry(site: Site) -> tuple[int, ...]:
     """Lists the sizes that layers of one kernel have in common."""
     return (
-        site.macs, site.made.size, site.read.size, site.weights, site.kernel, site.stride,
+        site.macs, site.written.size, site.read.size, site.weights, site.kernel, site.stride,
         site.places, site.blocks,
     )  # fmt: skip
 
@@ -309,7 +316,7 @@ def _sizes(space: SearchSpace, groups: Iterable[int]) -> tuple[tuple[int, ...]]:
 def _maker(sites: Sequence[Site], i: int) -> int:
     """Finds the last layer before a layer that makes what it reads."""
     wanted = set(dimensions(sites[i].read))
-    before = (j for j in range(i - 1, -1, -1) if wanted & set(dimensions(sites[j].made)))
+    before = (j for j in range(i - 1, -1, -1) if wanted & set(dimensions(sites[j].written)))
     return next(before, -1)
 
 
@@ -367,8 +374,8 @@ class TableLatency:
         conversions = cells.conversions(candidate.policy)
         per_number = self._per_number(candidate, cells) if any(conversions) else 0.0
         return [
-            own + conversion * per_number
-            for own, conversion in zip(apart, conversions, strict=True)
+            alone + conversion * per_number
+            for alone, conversion in zip(apart, conversions, strict=True)
         ]
 
     def _apart(self, candidate: Candidate) -> list[float]:
@@ -376,8 +383,8 @@ class TableLatency:
         self.prepare([candidate])
         return [
             # The median: a cell may be measured in several designs, some while the core was slow.
-            sum(share.weight * statistics.median(self._known[share.cell]) for share in own)
-            for own in self._begin(candidate.space).shares(candidate.policy)
+            sum(share.weight * statistics.median(self._known[share.cell]) for share in shares)
+            for shares in self._begin(candidate.space).shares(candidate.policy)
         ]
 
     def prepare(self, candidates: Iterable[Candidate]) -> None:
@@ -393,15 +400,17 @@ class TableLatency:
             cells = self._begin(one.space)
             missing = self._missing(cells, one)
             if missing and cells.nodes is not None:  # of all of them: one design holds many
-                found = (cell for each in candidates for cell in self._missing(cells, each))
-                missing = list(dict.fromkeys(found))
+                missing_of_all = (
+                    cell for each in candidates for cell in self._missing(cells, each)
+                )
+                missing = list(dict.fromkeys(missing_of_all))
             # Every design holds the first missing cell at least, so this ends.
             while missing:
                 self._fill(one, cells, missing)
                 missing = [cell for cell in missing if cell not in self._known]
 
     def _missing(self, cells: Cells, candidate: Candidate) -> list[Cell]:
-        wanted = [share.cell for own in cells.shares(candidate.policy) for share in own]
+        wanted = [share.cell for shares in cells.shares(candidate.policy) for share in shares]
         return [cell for cell in dict.fromkeys(wanted) if cell not in self._known]
 
     def _begin(self, space: SearchSpace) -> Cells:
@@ -457,8 +466,8 @@ class TableLatency:
         inputs, target, database = self._inputs, self._target, self._database
         profiles: list[Sequence[OperatorTime]] = []
         try:
-            if self._turns.whole is None:
-                self._start(compiled(candidate, space.whole, inputs, target, database))
+            if self._turns.uncompressed is None:
+                self._start(compiled(candidate, space.uncompressed, inputs, target, database))
             bundle = compiled(candidate, policy, inputs, target, database)
             calls = kernel_calls(bundle, space.names, leaves_of(candidate.make(policy).params))
             # A profile after every turn: shares and total are of the same moments.
@@ -469,11 +478,11 @@ class TableLatency:
             raise LatencyError(f"{self._board}: {error}") from error
         return _split(profiles, calls, len(space.sites), seconds)
 
-    def _start(self, whole: Bundle) -> None:
+    def _start(self, uncompressed: Bundle) -> None:
         """Times the whole model; what it took when the table was begun stays the unit."""
         kept = self._kept
         known = kept["whole"]["seconds"] if kept is not None and "whole" in kept else None
-        self._turns.start(whole, known)
+        self._turns.start(uncompressed, known)
         if kept is not None and known is None:
             kept.add("whole", {"cells": [], "seconds": self._turns.first})
 
@@ -523,9 +532,9 @@ def _split(
         name: statistics.median(o.ms for p in profiles for o in p if o.name == name) / o.calls
         for name, o in kernels.items()
     }
-    found = [0.0] * layers
+    milliseconds = [0.0] * layers
     for call in calls:
-        found[call.layer] += spent.get(call.kernel, 0.0)
-    total = sum(found)
+        milliseconds[call.layer] += spent.get(call.kernel, 0.0)
+    total = sum(milliseconds)
     # Profiles run kernels one by one, with overheads of their own: only their ratios count.
-    return [seconds * each / total for each in found]
+    return [seconds * each / total for each in milliseconds]

@@ -97,9 +97,9 @@ def prior_scales(
         rules = dict.fromkeys(leaves, prior)
     # A function is traced only where some fan-in is asked for.
     asked = any(isinstance(rule, str) and rule == "fan_in" for rule in rules.values())
-    found = _fan_ins(params, f, args) if asked and f is not None else {}
+    fan_in = _fan_ins(params, f, args) if asked and f is not None else {}
     scales = {
-        path: _scale(rules[path], path, jnp.shape(leaf), found.get(path))
+        path: _scale(rules[path], path, jnp.shape(leaf), fan_in.get(path))
         for path, leaf in leaves.items()
     }
     if all(scale is None for scale in scales.values()):
@@ -109,10 +109,10 @@ def prior_scales(
 
 def _fan_ins(params: Any, f: Callable[..., Any], args: tuple[Any, ...]) -> dict[str, float | None]:
     program = trace(f, params, *args)
-    found = fan_ins(program)
+    fan_in = fan_ins(program)
     # A program's inputs are the parameters first, leaf by leaf.
     return {
-        path: found.get(value.path)
+        path: fan_in.get(value.path)
         for path, value in zip(named_leaves(params), program.inputs, strict=False)
     }
 
@@ -182,34 +182,34 @@ def resolve_likelihood(likelihood: Likelihood) -> Callable[[Any], dist.Distribut
 
 def carried_likelihood(*sources: Any) -> Likelihood | None:
     """Returns the likelihood of the first of posteriors or results that carries one."""
-    found = (getattr(source, "likelihood", None) for source in sources)
-    return next((each for each in found if each is not None), None)
+    likelihoods = (getattr(source, "likelihood", None) for source in sources)
+    return next((each for each in likelihoods if each is not None), None)
 
 
-def require_likelihood(where: str, given: Likelihood | None, *sources: Any) -> Likelihood:
+def require_likelihood(where: str, requested: Likelihood | None, *sources: Any) -> Likelihood:
     """Chooses the likelihood that was given, or that posteriors carry.
 
     Args:
         where: Name of the function in error messages.
-        given: Likelihood that the caller named, if any.
+        requested: Likelihood that the caller named, if any.
         sources: Posteriors or results of an inference, which may carry one.
 
     Raises:
         ValueError: There is none, or the one given contradicts the one carried.
     """
     carried = carried_likelihood(*sources)
-    if given is None and carried is None:
+    if requested is None and carried is None:
         raise ValueError(
             f"{where}: say what f's outputs mean, likelihood='categorical' (logits) or 'gaussian' "
             "(mean and log-variance) or a function to a NumPyro distribution, or pass the result "
             "of an inference, which knows; arrays and pytrees of Gaussian don't"
         )
-    if isinstance(given, str) and isinstance(carried, str) and given != carried:
+    if isinstance(requested, str) and isinstance(carried, str) and requested != carried:
         raise ValueError(
-            f"{where}: likelihood={given!r} was given, but the posterior is one of a {carried!r} "
-            "likelihood; leave it out"
+            f"{where}: likelihood={requested!r} was given, but the posterior is one of a "
+            f"{carried!r} likelihood; leave it out"
         )
-    likelihood = carried if given is None else given
+    likelihood = carried if requested is None else requested
     assert likelihood is not None
     return likelihood
 

@@ -124,8 +124,8 @@ class Draws:
     def _table(self) -> core.Table:
         shapes = {path: np.shape(a) for path, a in self.random.items()}
         chains, draws, *_ = (*next(iter(shapes.values()), ()), 0, 0)
-        own = {path: shape[2:] for path, shape in shapes.items()}
-        return parameter_table(f"Draws: {chains} chains of {draws}", self.params, own)
+        drawn_shapes = {path: shape[2:] for path, shape in shapes.items()}
+        return parameter_table(f"Draws: {chains} chains of {draws}", self.params, drawn_shapes)
 
     def at(self, index: Any) -> Any:
         """Selects the parameters of one draw, counted chain by chain."""
@@ -272,15 +272,15 @@ def check_posterior(posterior: Any, params: Any) -> None:
     """
     # Every kind of posterior has draws in the shape of parameters; none is computed.
     shapes = jax.eval_shape(lambda p: draw(jax.random.key(0), p), _checked(posterior))
-    given, expected = model.named_leaves(shapes), model.named_leaves(params)
-    for path in [*expected, *given]:
-        if path not in given:
+    drawn, expected = model.named_leaves(shapes), model.named_leaves(params)
+    for path in [*expected, *drawn]:
+        if path not in drawn:
             raise ValueError(f"the posterior is of another model: it has no {path}")
         if path not in expected:
             raise ValueError(f"the posterior is of another model: the model has no {path}")
-        if given[path].shape != np.shape(expected[path]):
+        if drawn[path].shape != np.shape(expected[path]):
             raise ValueError(
-                f"the posterior is of another model: its {path} has shape {given[path].shape}, "
+                f"the posterior is of another model: its {path} has shape {drawn[path].shape}, "
                 f"the model's {np.shape(expected[path])}"
             )
 

@@ -126,13 +126,13 @@ def start_from(
         ValueError: The scale isn't positive, or the prior doesn't fit the parameters.
     """
     core.check_number("init_scale", init_scale, above=0)
-    given = posteriors.to_gaussians(params) if posteriors.is_posterior(params) else params
-    core.check_params("params", given)
+    centre = posteriors.to_gaussians(params) if posteriors.is_posterior(params) else params
+    core.check_params("params", centre)
     means = jax.tree.map(
-        lambda leaf: leaf.mean if is_gaussian(leaf) else leaf, given, is_leaf=is_gaussian
+        lambda leaf: leaf.mean if is_gaussian(leaf) else leaf, centre, is_leaf=is_gaussian
     )
     scales = prior_scales(prior, means, f if inputs else None, *inputs)
-    leaves = posteriors.named_leaves(given, is_leaf=is_gaussian)
+    leaves = posteriors.named_leaves(centre, is_leaf=is_gaussian)
     stds = {
         # At least `init_scale`: draws that agree in a number leave it no spread to start from.
         path: jnp.maximum(leaves[path].std, init_scale)

@@ -248,21 +248,21 @@ def _forms(layer: Layer, settings: Mapping[str, LayerQuantization]) -> tuple[Cod
 
 
 class ParameterCache:
-    """Store of arrays that depend on parameters alone: made once, or given."""
+    """Store of arrays that depend on parameters alone: computed once, or converted before."""
 
-    def __init__(self, given: Mapping[str, Any] | None, made: dict[str, Any]):
-        self.given, self.made = given, made
+    def __init__(self, converted: Mapping[str, Any] | None, computed: dict[str, Any]):
+        self.converted, self.computed = converted, computed
 
     def put(self, site: str, name: str, make: Callable[[], Array]) -> Array:
         # Conversion makes an array where inference looks it up: both name it alike.
         key = f"{site}/{name}"
-        if self.given is not None:
-            if key not in self.given:
-                raise IntegerError(_missing(key, site, self.given))
-            return self.given[key]  # type: ignore[no-any-return]
-        if key not in self.made:
-            self.made[key] = make()
-        return self.made[key]  # type: ignore[no-any-return]
+        if self.converted is not None:
+            if key not in self.converted:
+                raise IntegerError(_missing(key, site, self.converted))
+            return self.converted[key]  # type: ignore[no-any-return]
+        if key not in self.computed:
+            self.computed[key] = make()
+        return self.computed[key]  # type: ignore[no-any-return]
 
 
 def _missing(key: str, site: str, codes: Mapping[str, Any]) -> str:
@@ -351,12 +351,12 @@ def run_body(
         if any(getattr(v, "is_weight", False) for v in rows):
             outputs = dict(zip(node.outputs, _by_row(layer, scan, store, evaluate), strict=True))
             return [outputs[v] for v in layer.outputs]
-    if store.given is None:
+    if store.converted is None:
         # What a loop makes inside can't leave it, so its first iteration is evaluated outside. Of
         # that only the arrays of parameters are used, so compilers leave the rest out.
         for program, operands, _ in _bodies(layer, arrays, lambda x: x[0]):
             evaluate(program, store, operands)
-    inner = ParameterCache(store.made if store.given is None else store.given, {})
+    inner = ParameterCache(store.computed if store.converted is None else store.converted, {})
 
     def body(program: Program, key: Any, values: Sequence[Any]) -> list[Any]:
         return evaluate(program, inner, values)
@@ -371,19 +371,19 @@ def _plain(program: Program, key: Any, values: Sequence[Any]) -> list[Any]:
 def _by_row(layer: Layer, scan: Scan[Any], store: ParameterCache, evaluate: Evaluate) -> list[Any]:
     """Evaluates a scan that reads parameters row by row."""
     (program,) = layer.programs
-    if store.given is None:
+    if store.converted is None:
         # Each row has parameters, and so codes, of its own: a scan over them stacks these.
         def convert(_: None, row: list[Any]) -> tuple[None, Mapping[str, Any]]:
             of_row = ParameterCache(None, {})
             evaluate(program, of_row, scan.inputs(scan.carry, row))
-            return None, of_row.made
+            return None, of_row.computed
 
         arrays = lax.scan(convert, None, scan.xs, scan.length)[1]
-        store.made.update(arrays)
+        store.computed.update(arrays)
     else:
         # Named after the sites of the body, so that other loops' arrays aren't sliced.
         inside = {each.site for body in programs_of(program) for each in body.layers}
-        arrays = {n: a for n, a in store.given.items() if n.rpartition("/")[0] in inside}
+        arrays = {n: a for n, a in store.converted.items() if n.rpartition("/")[0] in inside}
 
     def step(carry: list[Any], row: tuple[list[Any], Any]) -> tuple[list[Any], list[Any]]:
         params, codes = row

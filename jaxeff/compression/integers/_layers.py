@@ -333,10 +333,10 @@ def _moves_of(layer: Layer) -> Move | None:
 
 def _dense(c: Contraction, moves: Move | None) -> Kernel:
     other, (groups, depth, outputs) = 1 - c.side, c.matrix_shape
-    given, result, free = c.shapes[other], c.shapes[2], c.free(c.side)
-    sizes = [1 if axis in c.summed(other) else n for axis, n in enumerate(given)]
+    input_shape, result, free = c.shapes[other], c.shapes[2], c.free(c.side)
+    sizes = [1 if axis in c.summed(other) else n for axis, n in enumerate(input_shape)]
     # Rows of several matrices are pixels: the first axis, which may be of any size, is a batch.
-    first, *others = [given[axis] for axis in c.free(other)] or [1]
+    first, *others = [input_shape[axis] for axis in c.free(other)] or [1]
     height, is_one_matrix = math.prod(others), groups == 1
     # Of `x @ w` outputs are last; of `w @ x`, or with a weight for each head, they aren't.
     is_last = c.side == 1 and not c.batch(0) and bool(free) and moves is None
@@ -350,7 +350,7 @@ def _dense(c: Contraction, moves: Move | None) -> Kernel:
     # A usual product is one reshape away from `q_dense`, or none: what moves groups would leave a
     # chain of reshapes around every layer.
     usual = is_one_matrix and c.side == 1 and not c.batch(0)
-    in_order = usual and (*c.free(0), *c.summed(0)) == tuple(range(len(given)))
+    in_order = usual and (*c.free(0), *c.summed(0)) == tuple(range(len(input_shape)))
 
     def lay_input(x: Array) -> Array:
         if in_order:

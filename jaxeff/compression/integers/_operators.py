@@ -78,7 +78,7 @@ def multiplier_of(scale: Float[Array, " columns"]) -> tuple[Ints, Ints, Ints]:
     exponent = exponent + before
     # m = part 2^15, so |t m| <= 2^30 and the half that rounds fits int32 beside it.
     after = jnp.clip(15 - exponent, 1, _AFTER)
-    return _whole(part, exponent + after, MOST), before, after
+    return _to_integer(part, exponent + after, MOST), before, after
 
 
 def factor_of(factor: Float[Array, " columns"]) -> tuple[Ints, Ints]:
@@ -86,7 +86,7 @@ def factor_of(factor: Float[Array, " columns"]) -> tuple[Ints, Ints]:
     part, exponent = jnp.frexp(factor)
     # A code of 8 bits times 21: below 2^29, which leaves room for the half that rounds.
     after = jnp.clip(_FACTOR_BITS - exponent, 0, _AFTER)
-    return _whole(part, exponent + after, 2**_FACTOR_BITS), after
+    return _to_integer(part, exponent + after, 2**_FACTOR_BITS), after
 
 
 def multiplied(sums: Array, multiplier: Array, before: Array, after: Array) -> Array:
@@ -121,7 +121,7 @@ def shifted(product: Array, after: Array) -> Array:
     return lax.shift_right_arithmetic(product + half, jnp.broadcast_to(after, product.shape))
 
 
-def _whole(part: Array, exponent: Array, most: int) -> Any:
+def _to_integer(part: Array, exponent: Array, most: int) -> Any:
     rounded = lax.round(jnp.ldexp(part, exponent), lax.RoundingMethod.TO_NEAREST_EVEN)
     return jnp.clip(rounded, float(-most), float(most)).astype(jnp.int32)
 

@@ -115,7 +115,7 @@ class SparseWeight:
         del of_codes
         return ("codes", "places")
 
-    def made(self, w: Float[Array, "*shape"], kernel: Kernel) -> dict[str, Array]:
+    def stored(self, w: Float[Array, "*shape"], kernel: Kernel) -> dict[str, Array]:
         """Computes what is stored: `codes`, their `places` and `units` by output."""
         mask = kernel.lay_weight(self.quantizer.mask(w, self.tensor))
         if not self.by_output:
@@ -252,7 +252,7 @@ class PackedWeight:
         """Names what the operator multiplies floats by, or codes."""
         return ("codes", "steps") if self.by_output or not of_codes else ("codes",)
 
-    def made(self, w: Float[Array, "*shape"], kernel: Kernel) -> dict[str, Array]:
+    def stored(self, w: Float[Array, "*shape"], kernel: Kernel) -> dict[str, Array]:
         """Computes what is stored: `codes`, `steps` by group and `units` by output."""
         codes, step = operators.weight_codes(self.quantizer, w, self.tensor)
         laid = kernel.lay_weight(codes)
@@ -332,7 +332,7 @@ def packed_product(
         kernel: How its arrays are laid out.
         call: The operator, under the name of the layer.
         weight: How its weight is stored.
-        stored: Returns an array of `PackedWeight.made`, by name.
+        stored: Returns an array of `PackedWeight.stored`, by name.
         x: The activations.
         bias: What is added to each output, or None.
         grid_of_x: Grid and description of the activations, if they are quantized.

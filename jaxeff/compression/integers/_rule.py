@@ -235,7 +235,7 @@ class IntegerRule:
             shape = read.shape_of(layer.inputs[layer.data[0]].aval)
             packed.check_grids(*grid, shape, weight, self.dynamic)
         # Codes and steps come from one pass over the weight, but are stored by name.
-        arrays = functools.cache(lambda: weight.made(values[w_at].astype(jnp.float32), kernel))
+        arrays = functools.cache(lambda: weight.stored(values[w_at].astype(jnp.float32), kernel))
 
         def stored(name: str) -> Array:
             return self.store.put(layer.site, name, lambda: arrays()[name])
@@ -324,11 +324,11 @@ class IntegerRule:
         self.weights[layer.site] = layer.inputs[i].leaves
 
         @functools.cache
-        def made() -> tuple[Array, Array]:
+        def coded() -> tuple[Array, Array]:
             return operators.weight_codes(quantizer, values[i], tensor)
 
-        codes = self.store.put(layer.site, "codes", lambda: made()[0])
-        steps = self.store.put(layer.site, "steps", lambda: made()[1])
+        codes = self.store.put(layer.site, "codes", lambda: coded()[0])
+        steps = self.store.put(layer.site, "steps", lambda: coded()[1])
         call = _told(tables.looked_up, layer, [_bits(quantizer, tensor, layer, i)])
         return _values.FloatValue(call(layer, codes, steps, to_float(values[1 - i])))
 

@@ -68,7 +68,7 @@ class Addition:
         if not names <= _TAKEN or not names & _SUMS or aval.dtype != jnp.float32:
             return None
         ones = np.ones(shape_of(aval), np.int32)
-        counts, means = evaluated(layer, ones, _whole), evaluated(layer, ones.astype(np.float32))
+        counts, means = evaluated(layer, ones, _integers), evaluated(layer, ones.astype(np.float32))
         # Windows that are cut at the border have several counts, so no one divisor.
         if counts.size == 0 or counts.min() < 1 or counts.min() != counts.max():
             return None
@@ -76,7 +76,7 @@ class Addition:
         divisor = count if np.allclose(means, 1, atol=1e-5) else 1
         # Weights are equal if numbers that differ have the sums of the rule on whole numbers.
         probe = (np.arange(ones.size, dtype=np.int32) % 97 + 1).reshape(ones.shape)
-        sums = evaluated(layer, probe, _whole)
+        sums = evaluated(layer, probe, _integers)
         if not np.allclose(evaluated(layer, probe.astype(np.float32)), sums / divisor, rtol=1e-4):
             return None
         # Tried, not read: a mean, a sum and a pooling over all there is are one function.
@@ -123,7 +123,7 @@ def _bound(eqn: Any, *values: Any) -> list[Any]:
     return _undivided(eqn, values) or _compat.bind(eqn, *values)
 
 
-def _whole(eqn: Any, size: int, *values: Any) -> list[Any]:
+def _integers(eqn: Any, size: int, *values: Any) -> list[Any]:
     """Evaluates an equation likewise, at a batch of that size."""
     return _undivided(eqn, values) or bind_at_size(eqn, size, *values)
 

@@ -139,7 +139,7 @@ def parameter_values(program: Program, leaves: Sequence[Any]) -> dict[Value, Any
             known.update(layer.outputs)
 
     @jax.jit
-    def made(leaves: Sequence[Any], constants: Sequence[Any]) -> list[Any]:
+    def evaluate(leaves: Sequence[Any], constants: Sequence[Any]) -> list[Any]:
         env = dict(zip(program.inputs, leaves, strict=True))
         env.update(zip(program.constants, constants, strict=True))
         for layer in layers:
@@ -148,7 +148,7 @@ def parameter_values(program: Program, leaves: Sequence[Any]) -> dict[Value, Any
 
     env: dict[Value, Any] = dict(program.constants)
     env.update(zip(program.inputs, leaves, strict=True))
-    values = made(list(leaves), list(program.constants.values())) if layers else []
+    values = evaluate(list(leaves), list(program.constants.values())) if layers else []
     env.update(zip((v for layer in layers for v in layer.outputs), values, strict=True))
     return env
 

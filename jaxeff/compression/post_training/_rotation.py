@@ -167,7 +167,7 @@ class _Reader:
         is_matrix = not contraction.is_convolution and contraction.groups == 1
         (out,) = layer.outputs[:1]
         last = len(operand.aval.shape) - 1
-        turns = is_matrix and self._own(at)
+        turns = is_matrix and self._has_weight_to_itself(at)
         # Whatever else a layer reads beside its product's operand isn't followed.
         for v in layer.inputs:
             if v.is_data and v is not operand:
@@ -189,7 +189,7 @@ class _Reader:
         else:
             self.pin(out)
 
-    def _own(self, at: Multiplication) -> bool:
+    def _has_weight_to_itself(self, at: Multiplication) -> bool:
         """Returns whether a weight is this layer's, but for a table that rows are taken from."""
         looked = [la.site for la in self.program.layers if is_look_up(la)]
         others = set(users(self.program, at.origin.path)) - {at.layer.site}

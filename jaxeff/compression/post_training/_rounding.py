@@ -150,7 +150,7 @@ def _rounded(
     w = jnp.pad(w, ((0, 0), (0, missing), (0, 0)))
     factor = jnp.pad(factor, ((0, 0), (0, missing), (0, missing)))
 
-    def whole(k: Int[Array, ""], w: Matrix) -> Matrix:
+    def round_block(k: Int[Array, ""], w: Matrix) -> Matrix:
         here = lax.dynamic_slice_in_dim(w, k * block, block, 1)
         rows = lax.dynamic_slice_in_dim(factor, k * block, block, 1)
         square = lax.dynamic_slice_in_dim(rows, k * block, block, 2)
@@ -177,7 +177,7 @@ def _rounded(
         w = w - jnp.einsum("gbk,gbm->gkm", rest, errors, precision=_EXACT)
         return lax.dynamic_update_slice_in_dim(w, here, k * block, 1)
 
-    return lax.fori_loop(0, w.shape[1] // block, whole, w)[:, :inputs]
+    return lax.fori_loop(0, w.shape[1] // block, round_block, w)[:, :inputs]
 
 
 def inverse_factor(hessian: Float[Array, "groups n n"]) -> Float[Array, "groups n n"]:

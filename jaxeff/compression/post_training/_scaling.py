@@ -336,7 +336,7 @@ def _scale(
     reads: Sequence[_Read], channels: Sequence[_Channels], leaves: Sequence[Any], alpha: float
 ) -> Float[np.ndarray, " channels"]:
     """Computes the scale of each channel, of the largest values of all that read it (eq. 4)."""
-    count = max(int(own.max()) for own in channels) + 1
+    count = max(int(of_read.max()) for of_read in channels) + 1
     x, w = np.zeros(count), np.zeros(count)
     for read, labels in zip(reads, channels, strict=True):
         weights = np.abs(weights_of(read.at, leaves)).max(2)

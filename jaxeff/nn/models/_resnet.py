@@ -173,13 +173,13 @@ class WideResNet(nnx.Module):
         self.conv1 = conv(in_channels, WIDE_WIDTHS[0], 3, 1, True, rngs=rngs)
         channels = WIDE_WIDTHS[0]
         for i, stage in enumerate(WIDE_WIDTHS, 1):
-            made = []
+            members = []
             for number in range(blocks):
                 # Images are halved between stages, by the first block of the next one.
                 stride = 2 if i > 1 and number == 0 else 1
-                made.append(_WideBlock(channels, factor * stage, stride, rngs=rngs))
+                members.append(_WideBlock(channels, factor * stage, stride, rngs=rngs))
                 channels = factor * stage
-            setattr(self, f"stage{i}", nnx.List(made))
+            setattr(self, f"stage{i}", nnx.List(members))
         self.bn = bn(channels, rngs=rngs)
         self.fc = nnx.Linear(channels, num_classes, rngs=rngs)
 

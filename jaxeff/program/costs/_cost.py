@@ -472,7 +472,7 @@ def _control_rows(
 
 
 def _row(
-    layer: Layer, own: Widths, carried: Mapping[Value, float], store: _ParameterBits, times: int
+    layer: Layer, widths: Widths, carried: Mapping[Value, float], store: _ParameterBits, times: int
 ) -> LayerCost:
     macs = times * sum(node_macs(n) for n in layer.nodes)
     # `read` pops: a leaf that two layers share counts for the first one only.
@@ -482,43 +482,43 @@ def _row(
     params = weights + sum(store.read(v.leaves) for v in read)
     storage: float = 0
     # A table that rows are looked up in has codes, too.
-    coded = [layer.inputs[i] for i in layer.weights] if own.weights is not None else []
+    coded = [layer.inputs[i] for i in layer.weights] if widths.weights is not None else []
     elements = sum(v.aval.size for v in coded)
     for v in read:
-        if own.weights is None or v not in coded:
+        if widths.weights is None or v not in coded:
             storage += store.as_they_are(v.leaves)
         else:
-            of_all = elements * own.weights if own.storage is None else own.storage
+            of_all = elements * widths.weights if widths.storage is None else widths.storage
             storage += store.in_codes(v, of_all * v.aval.size / elements, times)
     if macs and not multiplied:  # what a method has learnt takes the place of the weights
-        storage += times * (own.storage or 0)
-    first, second = _multiplied_bits(layer, own, carried) if macs else (None, None)
+        storage += times * (widths.storage or 0)
+    first, second = _multiplied_bits(layer, widths, carried) if macs else (None, None)
     return LayerCost(
         layer.site,
         layer.kind,
         tuple(layer.outputs[0].aval.shape),
         params,
         macs,
-        _whole(macs * (first or 0) * (second or 0)),
+        _integral(macs * (first or 0) * (second or 0)),
         weights,
-        _whole(storage),
+        _integral(storage),
         first,
         second,
     )
 
 
 def _multiplied_bits(
-    layer: Layer, own: Widths, carried: Mapping[Value, float]
+    layer: Layer, widths: Widths, carried: Mapping[Value, float]
 ) -> tuple[float, float]:
     """Returns the widths of what a dot product or convolution multiplies."""
     data = [carried.get(layer.inputs[i], 32) for i in layer.data]
     weights = [dtype_bits(layer.inputs[i]) for i in layer.weights] or data[:1]
-    first = max(weights, default=32) if own.weights is None else own.weights
-    second = max(data, default=32) if own.activations is None else own.activations
-    return _whole(first), _whole(second)
+    first = max(weights, default=32) if widths.weights is None else widths.weights
+    second = max(data, default=32) if widths.activations is None else widths.activations
+    return _integral(first), _integral(second)
 
 
-def _whole(bits: float) -> float:
+def _integral(bits: float) -> float:
     """Returns the number, as an integer if it is one."""
     return int(bits) if bits == int(bits) else bits
 

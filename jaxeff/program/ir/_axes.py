@@ -184,12 +184,12 @@ class Contraction:
             The result, in its own layout.
         """
         # Transposed outside of the convolution: those of two layers of one layout cancel.
-        (n, c, *places), (o, i, *taps), (rows, columns, *made) = self.layouts
+        (n, c, *places), (o, i, *taps), (rows, columns, *positions) = self.layouts
         params = {**self.params, "dimension_numbers": _channels_last(len(places) + 2)}
         y = prim.p.conv_general_dilated_p.bind(
             lax.transpose(x, (n, *places, c)), lax.transpose(kernel, (*taps, i, o)), **params
         )
-        return lax.transpose(y, _inverse((rows, *made, columns)))
+        return lax.transpose(y, _inverse((rows, *positions, columns)))
 
     @property
     def groups(self) -> int:

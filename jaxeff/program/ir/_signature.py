@@ -359,8 +359,8 @@ def _part(start: Any, stop: Any, step: Any = 1, at: Any = 0, apart: Any = 1) -> 
     return PlacedPart(*map(int, numbers)) if known else None
 
 
-def _placed(axis: int, whole: bool, part: PlacedPart | None = None) -> Along:
-    return _same(axis) if whole else Along(Relation.PLACED, (axis,), part=part)
+def _placed(axis: int, all_kept: bool, part: PlacedPart | None = None) -> Along:
+    return _same(axis) if all_kept else Along(Relation.PLACED, (axis,), part=part)
 
 
 def _slice(q: Mapping[str, Any], ins: Sequence[Shape], outs: Sequence[Shape]) -> Signature:
@@ -572,16 +572,16 @@ def _bordered(along: Sequence[Along]) -> frozenset[int]:
 
 def _picked(q: Mapping[str, Any], ins: Sequence[Shape], outs: Sequence[Shape]) -> Signature:
     # Of the first operand one entry of each window is taken: where the second is largest.
-    whole = _window(q, ins, outs)
-    first, second = whole.operands
-    return replace(whole, operands=(replace(first, combined=()), second))
+    windowed = _window(q, ins, outs)
+    first, second = windowed.operands
+    return replace(windowed, operands=(replace(first, combined=()), second))
 
 
 def _unpooled(q: Mapping[str, Any], ins: Sequence[Shape], outs: Sequence[Shape]) -> Signature:
     windows = zip(q["window_dimensions"], q["window_strides"], q["padding"], strict=True)
-    whole = [(size, stride, tuple(pad)) == (1, 1, (0, 0)) for size, stride, pad in windows]
-    along = tuple(_same(a) if same else _unknown(a) for a, same in enumerate(whole))
-    axes = [a for a, same in enumerate(whole) if not same]
+    untouched = [(size, stride, tuple(pad)) == (1, 1, (0, 0)) for size, stride, pad in windows]
+    along = tuple(_same(a) if same else _unknown(a) for a, same in enumerate(untouched))
+    axes = [a for a, same in enumerate(untouched) if not same]
     operands = (Operand((along,), _several(shape, axes)) for shape in ins)
     return Signature(OperationFamily.WINDOW, tuple(operands), distinct=frozenset(axes))
 

@@ -94,8 +94,8 @@ def _follow(
     def read(atom: Any) -> T:
         return constant(atom, atom.val) if isinstance(atom, Literal) else known[atom]
 
-    for eqn, inputs, made in equations:
-        known.update(zip(made, rule(eqn, [read(a) for a in inputs]), strict=True))
+    for eqn, inputs, results in equations:
+        known.update(zip(results, rule(eqn, [read(a) for a in inputs]), strict=True))
     return [read(a) for a in outputs]
 
 
@@ -189,11 +189,11 @@ class Scan(_Loop[T]):
         Returns:
             The carry after the last iteration, and what each row made, in the order of rows.
         """
-        steps, carry, made = range(self.length), self.carry, []
+        steps, carry, rows = range(self.length), self.carry, []
         for i in reversed(steps) if self.reverse else steps:
             carry, ys = self.split(run(self.inputs(carry, [row(x, i) for x in self.xs])))
-            made.append(ys)
-        return carry, made[::-1] if self.reverse else made
+            rows.append(ys)
+        return carry, rows[::-1] if self.reverse else rows
 
 
 @dataclass(frozen=True)

@@ -332,7 +332,7 @@ class _Writer(SymbolicReader):
 
 def _aligned(term: _Term, result: Axes) -> _Term:
     pairs = zip(term.axes, term.shape, result, strict=True)
-    along = [out for own, n, out in pairs if own is None and n > 1]
+    along = [out for source, n, out in pairs if source is None and n > 1]
     suffix = f"@{along}" if along else ""
     return term._replace(text=term.text + suffix + "!" * axes.crosses(term.axes, result))
 

@@ -61,7 +61,7 @@ def group(graph: Graph, depth: int = 0) -> Program:
     marked, rest = _by_mark(graph.nodes, depth, auxiliary)
     # Marks win over what a node computes: an earlier transform may have replaced a layer's
     # product by arithmetic that no longer looks like one.
-    layers = [_marked_layer(found, nodes, readers) for found, nodes in marked]
+    layers = [_marked_layer(mark, nodes, readers) for mark, nodes in marked]
     # An auxiliary node is a layer by itself: grouped with its neighbours it would become
     # part of a named layer.
     for node in rest:
@@ -134,17 +134,17 @@ def _by_mark(
             if not results.isdisjoint(node.values) or not beyond.isdisjoint(node.values):
                 beyond.update(node.outputs)
             continue
-        found = marks[depth].group("kind", "site", "occurrence")
-        if not runs or runs[-1][0] != found or not beyond.isdisjoint(node.values):
-            runs.append((found, []))
+        mark = marks[depth].group("kind", "site", "occurrence")
+        if not runs or runs[-1][0] != mark or not beyond.isdisjoint(node.values):
+            runs.append((mark, []))
             results, beyond = set(), set()
         runs[-1][1].append(node)
         results.update(node.outputs)
     return runs, rest
 
 
-def _marked_layer(found: _Mark, nodes: list[Node], readers: _regions.Readers) -> Layer:
-    kind, site, occurrence = found
+def _marked_layer(mark: _Mark, nodes: list[Node], readers: _regions.Readers) -> Layer:
+    kind, site, occurrence = mark
     layer = _regions.layer_of(kind, nodes, readers)
     layer.mark, layer.occurrence = site, int(occurrence)
     # One character stands between the base and the occurrence.
@@ -311,14 +311,14 @@ def parameter_names(layers: Sequence[Layer]) -> dict[Layer, str]:
     """
     # A loop's own layer reads what several layers in its body do.
     computing = (layer for layer in layers if layer.kind != "control flow")
-    paths = {layer: found for layer in computing if (found := _paths(layer))}
+    paths = {layer: read_paths for layer in computing if (read_paths := _paths(layer))}
     ranks = {layer: _rank(layer) for layer in paths}
     multiplied = {paths[layer][0] for layer in paths if ranks[layer] == 0}
     together = _together(_rest(paths[la], multiplied) for la in paths if ranks[la])
     keys = {}
-    for layer, found in paths.items():
-        rest = _rest(found, multiplied) if ranks[layer] else []
-        keys[layer] = together[rest[0]] if rest else found[0]
+    for layer, read_paths in paths.items():
+        rest = _rest(read_paths, multiplied) if ranks[layer] else []
+        keys[layer] = together[rest[0]] if rest else read_paths[0]
     weights: dict[str, tuple[int, set[str]]] = {}
     for layer, key in keys.items():
         rank, module = ranks[layer], _regions.owner(key)

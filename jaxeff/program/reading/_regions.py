@@ -267,10 +267,10 @@ def layer_of(
     kind: str, nodes: Sequence[Node], readers: Readers, first: Value | None = None
 ) -> Layer:
     """Returns a layer over nodes: reads what they don't produce, yields what others read."""
-    members, made = set(nodes), {v for n in nodes for v in n.outputs}
+    members, produced = set(nodes), {v for n in nodes for v in n.outputs}
     # Dictionaries keep the order of first use, so that a layer's inputs don't depend on
     # hashes.
-    inputs = dict.fromkeys(v for n in nodes for v in n.values if v not in made)
+    inputs = dict.fromkeys(v for n in nodes for v in n.values if v not in produced)
     outputs = [v for n in nodes for v in n.outputs if readers[v] - members]
     if first is not None and first in outputs:
         outputs = [first, *(v for v in outputs if v is not first)]

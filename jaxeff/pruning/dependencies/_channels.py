@@ -64,13 +64,13 @@ class Member:
     Attributes:
         path: The parameter's leaf.
         axis: Number of the axis.
-        whole: Whether the axis is the group's and nothing else's; otherwise it is a product or a
+        alone: Whether the axis is the group's and nothing else's; otherwise it is a product or a
             concatenation that holds it.
     """
 
     path: str
     axis: int
-    whole: bool
+    alone: bool
 
 
 @dataclass(frozen=True)
@@ -124,21 +124,21 @@ def grouped(
         For each dimension of a parameter that has channels, its group; in order of execution.
     """
     parameters = list(leaves)
-    found: dict[_dimensions.Dimension, list[tuple[Value, int]]] = {}
+    places_of: dict[_dimensions.Dimension, list[tuple[Value, int]]] = {}
     for value in parameters:
         for number, axis in enumerate(labels.of(value)):
             for dimension in dict.fromkeys(dimensions(axis)):
-                found.setdefault(dimension, []).append((value, number))
+                places_of.setdefault(dimension, []).append((value, number))
     sites = _sites(program, labels)
     groups: dict[_dimensions.Dimension, Group] = {}
     # Positions (kernel taps, pixels) are no channels: they are left out rather than listed
     # as held.
-    found = {
+    places_of = {
         d: places
-        for d, places in found.items()
+        for d, places in places_of.items()
         if not any(r.endswith(_dimensions.PLACE) for r in d.held)
     }
-    for dimension, places in found.items():
+    for dimension, places in places_of.items():
         members = tuple(
             Member(leaves[v], i, _dimensions.resolve_axis(labels.of(v)[i]) is dimension)
             for v, i in places
@@ -163,15 +163,15 @@ def grouped(
 def _rank(place: tuple[Value, int], sites: Sequence[str]) -> tuple[bool, int]:
     """Ranks a place: a group is named by the weight that makes its channels."""
     value, number = place
-    made = any(value.path.startswith(site) for site in sites)
+    is_layers = any(value.path.startswith(site) for site in sites)
     # First a last axis of the weights of layers that make the channels, then parameters of more
     # axes.
-    return (not (made and number == value.aval.ndim - 1), -value.aval.ndim)
+    return (not (is_layers and number == value.aval.ndim - 1), -value.aval.ndim)
 
 
 def _sites(program: Program, labels: Labels) -> dict[_dimensions.Dimension, list[str]]:
     """Returns, for each dimension, the linear layers whose results have it."""
-    found: dict[_dimensions.Dimension, list[str]] = {}
+    sites_of: dict[_dimensions.Dimension, list[str]] = {}
     for layer in program.sites:
         if layer.kind != "linear" or not layer.weights:
             continue
@@ -182,10 +182,10 @@ def _sites(program: Program, labels: Labels) -> dict[_dimensions.Dimension, list
         }
         for axis in labels.of(layer.outputs[0]):
             for dimension in dimensions(axis):
-                known = found.setdefault(dimension, [])
+                known = sites_of.setdefault(dimension, [])
                 if dimension in weight and layer.site not in known:
                     known.append(layer.site)
-    return found
+    return sites_of
 
 
 def _crossed(labels: Labels, dimension: _dimensions.Dimension) -> list[str]:
@@ -271,7 +271,7 @@ class Channels:
         for group in self.groups:
             first = group.name.split("#")[0]
             others = [m for m in group.members if f"{m.path}:{m.axis}" != first]
-            also = [f"{m.path}:{m.axis}{'' if m.whole else '*'}" for m in others]
+            also = [f"{m.path}:{m.axis}{'' if m.alone else '*'}" for m in others]
             shown = ", ".join(also[:4]) + (f", {len(also) - 4} more" if len(also) > 4 else "")
             notes = group.held[:1] or tuple(f"crossed by {c}" for c in group.crossed[:1]) or ("",)
             rows.append((group.name, str(group.size), str(group.parameters), shown, notes[0]))
@@ -319,8 +319,8 @@ def read_channels(program: Program) -> Channels:
     # A removed channel's parameters are zero; everything else may be anything at its
     # indices.
     masked = {value for value in program.inputs if value.is_weight}
-    given = [frozenset() if v in masked else every(labels, v) for v in program.inputs]
-    Crossing(labels).program(program, given)
+    nonzero = [frozenset() if v in masked else every(labels, v) for v in program.inputs]
+    Crossing(labels).program(program, nonzero)
     # Results keep their size, except new state, which shrinks like the state it replaces.
     updated = _updated(program)
     results = [v for v in program.outputs if isinstance(v, Value) and v not in updated]
@@ -353,13 +353,13 @@ def leaf_path(keypath: Sequence[Any]) -> str:
 
 def _states(program: Program) -> dict[Value, str]:
     """Returns inputs and constants that are mutable state (running statistics), with paths."""
-    found = {}
+    tags = {}
     for layer in program.layers:
         for node in layer.nodes:
             tag = node.params.get("name") if node.primitive is prim.NAME else None
             if tag and tag.startswith(STATE_TAG) and isinstance(node.inputs[0], Value):
-                found[node.inputs[0]] = tag.removeprefix(STATE_TAG)
-    return found
+                tags[node.inputs[0]] = tag.removeprefix(STATE_TAG)
+    return tags
 
 
 def _updated(program: Program) -> set[Any]:

@@ -128,11 +128,11 @@ def kept(axis: Axis, keep: Mapping[Dimension, np.ndarray]) -> np.ndarray:
     parts = [kept(part, keep) for part in axis.parts]
     if isinstance(axis, Concatenation):
         return np.concatenate(parts) if parts else np.ones(0, bool)
-    whole = np.ones(1, bool)
+    combined = np.ones(1, bool)
     for part in parts:
         # Row-major: an index of the product stays where its indices of all factors do.
-        whole = (whole[:, None] & part[None]).reshape(-1)
-    return whole
+        combined = (combined[:, None] & part[None]).reshape(-1)
+    return combined
 
 
 def membership(axis: Axis, dimension: Dimension) -> np.ndarray:
@@ -143,11 +143,11 @@ def membership(axis: Axis, dimension: Dimension) -> np.ndarray:
     parts = [membership(part, dimension) for part in axis.parts]
     if isinstance(axis, Concatenation):
         return np.concatenate(parts) if parts else np.zeros(0, int)
-    whole = np.full(1, -1)
+    combined = np.full(1, -1)
     for part in parts:
         # -1 is no index: the maximum takes whichever factor has one.
-        whole = np.maximum(whole[:, None], part[None]).reshape(-1)
-    return whole
+        combined = np.maximum(combined[:, None], part[None]).reshape(-1)
+    return combined
 
 
 INPUT = "an input of the function"
@@ -266,7 +266,7 @@ def cut(axis: Axis, start: int, stop: int) -> Axis | None:
         axis.bound = Concatenation(tuple(pieces))
         return pieces[1 if start else 0]
     if isinstance(axis, Concatenation):
-        found: list[Axis] = []
+        cuts: list[Axis] = []
         begin = 0
         for part in axis.parts:
             low, high = max(start - begin, 0), min(stop - begin, part.size)
@@ -274,9 +274,9 @@ def cut(axis: Axis, start: int, stop: int) -> Axis | None:
                 piece = cut(part, low, high)
                 if piece is None:
                     return None
-                found.append(piece)
+                cuts.append(piece)
             begin += part.size
-        return resolve_axis(Concatenation(tuple(found)))
+        return resolve_axis(Concatenation(tuple(cuts)))
     if not axis.parts:
         return axis
     # Row-major: a range of a product is a range of its first factor times all of the

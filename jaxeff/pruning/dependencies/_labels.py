@@ -84,8 +84,8 @@ class Numbers:
                 # A count may be computed (n - 1, the root of d): known scalars are followed through
                 # arithmetic.
                 with jax.ensure_compile_time_eval():
-                    (found,) = _compat.bind(eqn, *values)
-                self.known[outputs[0]] = np.asarray(found)
+                    (number,) = _compat.bind(eqn, *values)
+                self.known[outputs[0]] = np.asarray(number)
 
     def give(self, atoms: Sequence[Any], to: Numbers, names: Sequence[Any]) -> None:
         """Copies what is known of values to other names for them, as in the body of a call."""
@@ -260,8 +260,8 @@ class ChannelReader:
         else:
             rule = self.rules.get(eqn.primitive, self.rules[None])
             results = rule(eqn, axes, self)
-        for value, found in zip(outputs, results, strict=True):
-            labels.set(value, found)
+        for value, result_axes in zip(outputs, results, strict=True):
+            labels.set(value, result_axes)
         labels.numbers.follow(eqn, inputs, outputs, axes)
 
     def unknown(self, eqn: Any, axes: Sequence[Axes], why: str = "") -> list[Axes]:
@@ -269,8 +269,8 @@ class ChannelReader:
         reason = self.reason(eqn, why)
         # The results are held too, with axes of their own: how they relate to the operands
         # is unknown.
-        for found in axes:
-            for axis in found:
+        for operand_axes in axes:
+            for axis in operand_axes:
                 hold(axis, reason)
         return [tuple(fresh(int(n), reason) for n in v.aval.shape) for v in eqn.outvars]
 
@@ -308,9 +308,11 @@ class ChannelReader:
         """
         labels = Labels()
         reader = replace(self, labels=labels, derived=True)
-        made = read_jaxpr(derivative.closed, [places[at] for at in derivative.given], reader)
-        for at, found in zip(derivative.made, made, strict=True):
-            for known, axis in zip(places.setdefault(at, tuple(found)), found, strict=True):
+        results = read_jaxpr(derivative.closed, [places[at] for at in derivative.inputs], reader)
+        for at, result_axes in zip(derivative.outputs, results, strict=True):
+            for known, axis in zip(
+                places.setdefault(at, tuple(result_axes)), result_axes, strict=True
+            ):
                 unify(known, axis, f"the derivative at {self.where!r}")
         return labels
 
@@ -325,16 +327,16 @@ def _derivatives(eqn: Any) -> list[Any]:
 
 def call_axes(operands: Sequence[Axes], results: Sequence[Axes]) -> dict[tuple[str, int], Axes]:
     """Returns the axes of a call's operands and results, by what derivatives call them."""
-    places = {("operand", i): found for i, found in enumerate(operands)}
-    return places | {("result", i): found for i, found in enumerate(results)}
+    places = {("operand", i): value_axes for i, value_axes in enumerate(operands)}
+    return places | {("result", i): value_axes for i, value_axes in enumerate(results)}
 
 
 def read_jaxpr(closed: Any, axes: Sequence[Axes], reader: ChannelReader) -> list[Axes]:
     """Reads the equations of a jaxpr; gives the axes of its results."""
     labels, jaxpr = reader.labels, closed.jaxpr
     _scalars(labels, dict(zip(jaxpr.constvars, closed.consts, strict=True)))
-    for var, found in zip(jaxpr.invars, axes, strict=True):
-        labels.set(var, found)
+    for var, input_axes in zip(jaxpr.invars, axes, strict=True):
+        labels.set(var, input_axes)
     for eqn in jaxpr.eqns:
         reader.equation(eqn, eqn.invars, eqn.outvars)
     return [labels.of(a) for a in jaxpr.outvars]
@@ -349,8 +351,8 @@ def read_program(program: Program, labels: Labels, rules: Mapping[Any, Rule]) ->
             continue
         reader = ChannelReader(labels, layer.site, rules)
         if not layer.nodes:
-            for value, made in zip(layer.inputs, layer.outputs, strict=True):
-                labels.set(made, labels.of(value))
+            for value, output in zip(layer.inputs, layer.outputs, strict=True):
+                labels.set(output, labels.of(value))
         for node in layer.nodes:
             reader.equation(node.eqn, node.inputs, node.outputs)
 
@@ -368,15 +370,15 @@ def _control(layer: Layer, labels: Labels, rules: Mapping[Any, Rule]) -> None:
     axes = [labels.of(a) for a in node.inputs]
     reader = ChannelReader(labels, layer.site, rules)
     bodies = {p.scan_p: _scan, p.while_p: _while, p.cond_p: _cond, p.remat_p: _remat}
-    for value, found in zip(
+    for value, result_axes in zip(
         node.outputs, bodies[node.primitive](node, layer.programs, axes, reader), strict=True
     ):
-        labels.set(value, found)
+        labels.set(value, result_axes)
 
 
 def _body(program: Program, axes: Sequence[Axes], reader: ChannelReader) -> list[Axes]:
-    for value, found in zip(program.inputs, axes, strict=True):
-        reader.labels.set(value, found)
+    for value, input_axes in zip(program.inputs, axes, strict=True):
+        reader.labels.set(value, input_axes)
     read_program(program, reader.labels, reader.rules)
     return [reader.labels.of(a) for a in program.outputs]
 
@@ -387,14 +389,14 @@ def _scan(
     loop = Scan.of(node, axes)
     reason = reader.reason(node.eqn, ALONG)
     along = fresh(loop.length, reason)
-    for found in loop.xs:
-        unify(along, found[0], reason)
-    rows = [found[1:] for found in loop.xs]
+    for operand_axes in loop.xs:
+        unify(along, operand_axes[0], reason)
+    rows = [operand_axes[1:] for operand_axes in loop.xs]
     after, stacked = loop.split(_body(programs[0], loop.inputs(loop.carry, rows), reader))
     # An index that a step removes from the carry must be removed before the next step as
     # well: input and output of the body lose the same ones.
     _same(loop.carry, after, reason)
-    return [*loop.carry, *((along, *found) for found in stacked)]
+    return [*loop.carry, *((along, *operand_axes) for operand_axes in stacked)]
 
 
 def _while(

@@ -96,17 +96,17 @@ def _result(
     sizes, reason = [int(n) for n in eqn.outvars[number].aval.shape], reader.reason(eqn)
     # How each operand that has a part in it lies along it.
     alongs = [
-        (found, operand.along[number] or ())
-        for found, operand in zip(axes, of.operands, strict=True)
+        (source, operand.along[number] or ())
+        for source, operand in zip(axes, of.operands, strict=True)
         if operand.along[number] is not None
     ]
     grouped = _regrouped(eqn, *alongs[0], sizes, reader) if eqn.primitive in prim.MOVES else {}
     result: list[Axis] = []
     for r, size in enumerate(sizes):
-        here = [(found, along[r]) for found, along in alongs]
-        same = [found[one.axes[0]] for found, one in here if one.relation is Relation.SAME]
-        placed = [(found, one) for found, one in here if one.relation is Relation.PLACED]
-        others = [found[a] for found, one in here if one.relation in _TAKEN for a in one.axes]
+        here = [(source, along[r]) for source, along in alongs]
+        same = [source[one.axes[0]] for source, one in here if one.relation is Relation.SAME]
+        placed = [(source, one) for source, one in here if one.relation is Relation.PLACED]
+        others = [source[a] for source, one in here if one.relation in _TAKEN for a in one.axes]
         for other in same[1:]:
             unify(same[0], other, reason)
         if r in grouped:
@@ -116,7 +116,7 @@ def _result(
         elif placed or (others and not (same and of.family is OperationFamily.SELECT)):
             # What is put or taken somewhere among the entries of an axis. (A row of indices that
             # take from a table may go by itself.)
-            there = [*same, *others, *(found[a] for found, one in placed for a in one.axes)]
+            there = [*same, *others, *(source[a] for source, one in placed for a in one.axes)]
             for axis in there:
                 hold(axis, reason)
             result.append(there[0] if there[0].size == size else fresh(size, reason))
@@ -133,7 +133,7 @@ _TAKEN = {Relation.WINDOWED, Relation.UNKNOWN}
 
 
 def _regrouped(
-    eqn: Any, found: Axes, along: Sequence[Along], sizes: Sequence[int], reader: ChannelReader
+    eqn: Any, axes: Axes, along: Sequence[Along], sizes: Sequence[int], reader: ChannelReader
 ) -> dict[int, Axis]:
     """Returns the axes that a reshape makes: merged axes are products, split ones become some."""
     result: dict[int, Axis] = {}
@@ -141,11 +141,11 @@ def _regrouped(
         if one.relation in _REGROUPED and r not in result:
             together = [i for i, other in enumerate(along) if other == one]
             # Row-major order: the new axes are read off the product of the old ones from the left.
-            parts = split([found[a] for a in one.axes], [sizes[i] for i in together])
+            parts = split([axes[a] for a in one.axes], [sizes[i] for i in together])
             if parts is None:
                 reason = reader.reason(eqn, RECTANGLE)
                 for a in one.axes:
-                    hold(found[a], reason)
+                    hold(axes[a], reason)
                 parts = [fresh(sizes[i], reason) for i in together]
             result.update(zip(together, parts, strict=True))
     return result
@@ -156,8 +156,8 @@ def _composed(
 ) -> Axis:
     """Returns an axis that is put together of parts of others, and of new entries between them."""
     reason, pieces, at = reader.reason(eqn), [], 0
-    for found, one in placed:
-        part, axis = one.part, found[one.axes[0]] if one.axes else None
+    for operand_axes, one in placed:
+        part, axis = one.part, operand_axes[one.axes[0]] if one.axes else None
         if part is None or axis is None or part.apart != 1:
             if axis is not None:
                 hold(axis, reason)
@@ -184,12 +184,12 @@ def _part(eqn: Any, axis: Axis, start: int, stop: int, stride: int, reader: Chan
     if is_held(axis):
         return fresh(size, reader.reason(eqn))
     # A strided slice takes every k-th index: no expression of dimensions describes that.
-    found = cut(axis, start, stop) if stride == 1 else None
-    if found is None:
+    piece = cut(axis, start, stop) if stride == 1 else None
+    if piece is None:
         reason = reader.reason(eqn, BLOCK)
         hold(axis, reason)
         return fresh(size, reason)
-    return found
+    return piece
 
 
 def convolution(eqn: Any, axes: Sequence[Axes], reader: ChannelReader) -> list[Axes]:
@@ -222,8 +222,8 @@ def convolution(eqn: Any, axes: Sequence[Axes], reader: ChannelReader) -> list[A
 
 def random(eqn: Any, axes: Sequence[Axes], reader: ChannelReader) -> list[Axes]:
     """Leaves drawn axes free: bits are drawn at the old shape; a key has no channels."""
-    for found in axes:
-        for axis in found:
+    for operand_axes in axes:
+        for axis in operand_axes:
             hold(axis, reader.reason(eqn))
     return [tuple(fresh(int(n)) for n in v.aval.shape) for v in eqn.outvars]
 
@@ -282,17 +282,17 @@ class Crossing:
     known: dict[Any, Dimensions] = field(default_factory=dict)
     zeros: dict[Any, bool] = field(default_factory=dict)
 
-    def program(self, program: Program, given: Sequence[Dimensions]) -> list[Dimensions]:
+    def program(self, program: Program, nonzero: Sequence[Dimensions]) -> list[Dimensions]:
         """Follows a program, given its inputs; gives its results."""
         # Constants aren't masked: they are taken to be nonzero everywhere.
         for value in program.constants:
             self.known[value] = every(self.labels, value)
-        self.known.update(zip(program.inputs, given, strict=True))
+        self.known.update(zip(program.inputs, nonzero, strict=True))
         for layer in program.layers:
             if layer.kind == "control flow":
                 (node,) = layer.nodes
-                made = self._control(node, layer.programs)
-                self.known.update(zip(node.outputs, made, strict=True))
+                results = self._control(node, layer.programs)
+                self.known.update(zip(node.outputs, results, strict=True))
                 continue
             if not layer.nodes:
                 for value, made_value in zip(layer.inputs, layer.outputs, strict=True):
@@ -300,18 +300,18 @@ class Crossing:
             reader = ChannelReader(self.labels, layer.site, {})
             for node in layer.nodes:
                 read = [self._of(a) for a in node.inputs]
-                made = self._equation(node, read, reader)
-                self.known.update(zip(node.outputs, made, strict=True))
+                results = self._equation(node, read, reader)
+                self.known.update(zip(node.outputs, results, strict=True))
         return [self._of(a) for a in program.outputs]
 
     def _of(self, atom: Any) -> Dimensions:
         return frozenset() if isinstance(atom, Literal) else self.known[atom]
 
     def _equation(
-        self, node: Node, given: Sequence[Dimensions], reader: ChannelReader
+        self, node: Node, nonzero: Sequence[Dimensions], reader: ChannelReader
     ) -> list[Dimensions]:
         if node.primitive not in prim.CALLS | prim.CUSTOM:
-            return self._made(node, given, reader)
+            return self._note_crossings(node, nonzero, reader)
         # Not `entering`: each call of a jaxpr has labels of its own.
         inner = ChannelReader(reader.labels.bodies[id(node.eqn)], reader.where, {})
 
@@ -322,66 +322,68 @@ class Crossing:
             del value
             return frozenset() if isinstance(atom, Literal) else every(inner.labels, atom)
 
-        return walk(_compat.sub_jaxprs(node.eqn)[0], given, rule, constant)
+        return walk(_compat.sub_jaxprs(node.eqn)[0], nonzero, rule, constant)
 
-    def _made(
-        self, node: Node, given: Sequence[Dimensions], reader: ChannelReader
+    def _note_crossings(
+        self, node: Node, nonzero: Sequence[Dimensions], reader: ChannelReader
     ) -> list[Dimensions]:
         """Follows one equation and notes what crosses in it."""
         labels, eqn, primitive = reader.labels, node.eqn, node.primitive
         inputs, outputs = node.inputs, node.outputs
         has = [every(labels, a) for a in inputs]
-        made = [every(labels, v) for v in outputs]
+        results = [every(labels, v) for v in outputs]
         for axis in labels.numbers.averaged(eqn, inputs):
             reader.crosses(eqn, axis, MEAN)
         if primitive in prim.LINEAR:
             # A product is zero at a removed index if either factor is: x_c w_c with w_c
             # masked.
-            zero = (has[0] - given[0]) | (has[1] - given[1])
+            zero = (has[0] - nonzero[0]) | (has[1] - nonzero[1])
             right = labels.of(inputs[1])
             for i in Contraction.of(eqn).summed(1):
                 for dimension in dimensions(right[i]):
                     if dimension not in zero:
                         reader.crosses(eqn, dimension)
-            return [made[0] - zero]
+            return [results[0] - zero]
         if primitive in prim.REDUCTION:
             for i in eqn.params["axes"]:
                 for dimension in dimensions(labels.of(inputs[0])[i]):
                     # Zero is neutral for a sum only: a maximum over negative entries would
                     # return the zero.
-                    if primitive not in _NEUTRAL or dimension in given[0]:
+                    if primitive not in _NEUTRAL or dimension in nonzero[0]:
                         reader.crosses(eqn, dimension)
-            return [made[0] & given[0]]
+            return [results[0] & nonzero[0]]
         # Padding with anything but zero writes nonzero entries beside the removed ones.
         if primitive is p.pad_p:
-            return made if labels.numbers.number(inputs[1]) != 0 else [made[0] & given[0]]
+            return results if labels.numbers.number(inputs[1]) != 0 else [results[0] & nonzero[0]]
         kept = signature(eqn).family in _KEPT and primitive not in _CHANGED
         if kept or primitive is p.bitcast_convert_type_p:
             if primitive is p.broadcast_in_dim_p and labels.numbers.number(inputs[0]) == 0:
                 return [frozenset()]
             count = 1 if primitive in _FIRST else len(inputs)
-            zero = frozenset().union(*has[:count]) - frozenset().union(*given[:count])
-            return [found - zero for found in made]
+            zero = frozenset().union(*has[:count]) - frozenset().union(*nonzero[:count])
+            return [of_result - zero for of_result in results]
         if primitive in prim.ELEMENTWISE:
             return [
                 frozenset(
-                    d for d in made[0] if not self._zero(eqn, inputs, given, has, d, labels.numbers)
+                    d
+                    for d in results[0]
+                    if not self._zero(eqn, inputs, nonzero, has, d, labels.numbers)
                 )
             ]
-        return made
+        return results
 
     def _zero(
         self,
         eqn: Any,
         inputs: Sequence[Any],
-        given: Sequence[Dimensions],
+        nonzeros: Sequence[Dimensions],
         has: Sequence[Dimensions],
         dimension: Dimension,
         numbers: Numbers,
     ) -> bool:
         """Returns whether a pointwise function is zero at the removed indices of a dimension."""
         values: list[Any] = []
-        for atom, nonzero, there in zip(inputs, given, has, strict=True):
+        for atom, nonzero, there in zip(inputs, nonzeros, has, strict=True):
             # 0 where the operand is zero at removed indices, the number if it is a known
             # one, else None.
             zero = dimension in there and dimension not in nonzero
@@ -403,19 +405,19 @@ class Crossing:
         if key not in self.zeros:
             operands = [np.asarray(v, a.aval.dtype) for v, a in zip(values, inputs, strict=True)]
             with jax.ensure_compile_time_eval():
-                (found,) = _compat.bind(eqn, *operands)
-            self.zeros[key] = bool(np.asarray(found) == 0)
+                (result,) = _compat.bind(eqn, *operands)
+            self.zeros[key] = bool(np.asarray(result) == 0)
         return self.zeros[key]
 
     def _control(self, node: Node, programs: Sequence[Program]) -> list[Dimensions]:
         """Follows loops and branches; a loop's carry until nothing more may differ."""
-        given = [self._of(a) for a in node.inputs]
+        nonzero = [self._of(a) for a in node.inputs]
         if node.primitive is p.remat_p:
-            return self.program(programs[0], given)
+            return self.program(programs[0], nonzero)
         if node.primitive is p.cond_p:
-            branches = [self.program(branch, given[1:]) for branch in programs]
-            return [frozenset().union(*found) for found in zip(*branches, strict=True)]
-        loop = (Scan if node.primitive is p.scan_p else While).of(node, given)
+            branches = [self.program(branch, nonzero[1:]) for branch in programs]
+            return [frozenset().union(*in_branches) for in_branches in zip(*branches, strict=True)]
+        loop = (Scan if node.primitive is p.scan_p else While).of(node, nonzero)
         *test, body = programs
         # The sets only grow and are bounded by the carry's dimensions: this ends.
         carry, stacked = fixed_point(

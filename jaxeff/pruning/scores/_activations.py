@@ -80,13 +80,15 @@ class LinearStatistics(NamedTuple):
     def channel_of(self, dimension: dependencies.Dimension) -> np.ndarray:
         """Returns which channel of a dimension each input reads, or -1: `[groups, inputs]`."""
         axes = self.channels.labels.of(self.at.layer.inputs[self.at.index])
-        whole = np.full(self.at.contraction.weight_shape, -1)
+        channel = np.full(self.at.contraction.weight_shape, -1)
         for i, axis in enumerate(axes):
             if i in self.summed:
                 shape = [-1 if j == i else 1 for j in range(len(axes))]
-                whole = np.maximum(whole, dependencies.membership(axis, dimension).reshape(shape))
-        found: np.ndarray = self.at.contraction.matrix(whole)[:, :, 0]
-        return found
+                channel = np.maximum(
+                    channel, dependencies.membership(axis, dimension).reshape(shape)
+                )
+        matrix: np.ndarray = self.at.contraction.matrix(channel)[:, :, 0]
+        return matrix
 
     @property
     def summed(self) -> frozenset[int]:
@@ -119,21 +121,21 @@ def products(f: Callable[..., Any], params: Any, batch: Any, where: str) -> list
     args = arguments(where, batch)
     program = trace(f, params, *args)
     channels = dependencies.read_channels(program)
-    found, _ = multiplications(program)
+    at_site, _ = multiplications(program)
 
     def seen(layer: Layer, values: Sequence[Any], outputs: Sequence[Any]) -> Any:
         del outputs
-        at = found.get(layer.site)
+        at = at_site.get(layer.site)
         return None if at is None else (values[at.index], at.reads(values))
 
     read = _evaluated(channels, (params, *args), seen)
     result = []
     for site, (w, x) in read.items():
-        matrix = found[site].contraction.matrix(np.asarray(w)).astype(np.float64)
+        matrix = at_site[site].contraction.matrix(np.asarray(w)).astype(np.float64)
         # All that a score needs of the batch is the second moment: memory grows with inputs, not
         # rows.
-        moment = np.asarray(found[site].moment(x, x), np.float64)
-        result.append(LinearStatistics(found[site], matrix, moment, channels))
+        moment = np.asarray(at_site[site].moment(x, x), np.float64)
+        result.append(LinearStatistics(at_site[site], matrix, moment, channels))
     return result
 
 
@@ -159,7 +161,7 @@ def activations(
 
     read = _evaluated(channels, (params, *args), seen)
     layers = {layer.site: layer for layer in program.layers}
-    found = {}
+    of_group = {}
     for group, dimension in zip(channels, channels.dimensions, strict=True):
         parts = []
         for site in group.sites:
@@ -173,8 +175,8 @@ def activations(
                     values = np.moveaxis(np.asarray(read[site], np.float64), i, 0)[order]
                     parts.append(values.reshape(group.size, -1))
         if parts:
-            found[group.name] = np.concatenate(parts, axis=1)
-    return found
+            of_group[group.name] = np.concatenate(parts, axis=1)
+    return of_group
 
 
 def _evaluated(
@@ -188,35 +190,35 @@ def _evaluated(
 
     @jax.jit
     def run(leaves: list[Any]) -> dict[str, Any]:
-        found: dict[str, Any] = {}
+        values_of: dict[str, Any] = {}
 
         def rule(layer: Layer, key: Any, *values: Any) -> Sequence[Any]:
             outputs = plain_rule(layer, key, *values)
             of_layer = seen(layer, values, outputs) if layer in outside else None
             if of_layer is not None:
-                found[layer.site] = of_layer
+                values_of[layer.site] = of_layer
             return outputs
 
         evaluate(program, rule, None, leaves)
-        return found
+        return values_of
 
     read: dict[str, Any] = run([jnp.asarray(leaf) for leaf in jax.tree.leaves(args)])
     return read
 
 
 def readers(
-    found: Sequence[LinearStatistics],
+    statistics: Sequence[LinearStatistics],
 ) -> Iterator[tuple[str, dependencies.Dimension, list[LinearStatistics]]]:
     """Yields the groups of a network, each with the products that read it."""
-    if not found:
+    if not statistics:
         return
-    channels = found[0].channels
-    reads = [product.dimensions for product in found]
+    channels = statistics[0].channels
+    reads = [product.dimensions for product in statistics]
     for group, dimension in zip(channels, channels.dimensions, strict=True):
         yield (
             group.name,
             dimension,
-            [product for product, ds in zip(found, reads, strict=True) if dimension in ds],
+            [product for product, ds in zip(statistics, reads, strict=True) if dimension in ds],
         )
 
 
@@ -239,9 +241,9 @@ def reconstruction(f: Callable[..., Any], batch: Any, *, corrected: bool = False
 
     def score(params: Any, channels: dependencies.Channels) -> dict[str, np.ndarray]:
         del channels
-        found = products(f, params, batch, "reconstruction")
+        statistics = products(f, params, batch, "reconstruction")
         orders = {}
-        for name, dimension, reading in readers(found):
+        for name, dimension, reading in readers(statistics):
             if reading and not dependencies.is_held(dimension):
                 removal = _removed_with_correction if corrected else _removed
                 order = removal(reading, dimension)
@@ -418,13 +420,13 @@ def determinantal(
         for name, rows in activations(f, params, batch, "determinantal").items():
             # The paper's beta is for activations of unit variance: distances are divided by
             # the variance.
-            given = rows.std() or 1.0
-            scale = 10 / (rows.shape[1] * given**2) if beta is None else beta
+            spread = rows.std() or 1.0
+            scale = 10 / (rows.shape[1] * spread**2) if beta is None else beta
             kernel = similarity(rows, scale) + epsilon * np.eye(len(rows))
             # By name, not by position: a group's draw doesn't depend on which others there
             # are.
-            own = None if key is None else jax.random.fold_in(key, zlib.crc32(name.encode()))
-            order = chosen(kernel, own)
+            group_key = None if key is None else jax.random.fold_in(key, zlib.crc32(name.encode()))
+            order = chosen(kernel, group_key)
             orders[name] = 1 - np.argsort(order).astype(np.float64) / len(order)
         return orders
 

@@ -48,15 +48,15 @@ Place = tuple[str, int]
 
 def making(channels: Channels) -> frozenset[Place]:
     """Returns the leaves and axes that make channels, of parameters with more than one axis."""
-    made: set[Place] = set()
+    places: set[Place] = set()
     for leaves, makes, reads in _products(channels):
         for path in leaves:
             axes = channels.leaves.get(path, ())
             for i, axis in enumerate(axes if len(axes) > 1 else ()):
                 inside = set(dimensions(axis))
                 if inside & makes and (not inside & reads or i == len(axes) - 1):
-                    made.add((path, i))
-    return frozenset(made)
+                    places.add((path, i))
+    return frozenset(places)
 
 
 def _products(
@@ -159,12 +159,12 @@ def _members(
     tree: Any, channels: Channels, outputs: bool
 ) -> Iterator[tuple[str, np.ndarray, int, np.ndarray]]:
     """Yields group, values, axis, and the channel of each index, or -1."""
-    found = {}
+    arrays = {}
     for keypath, leaf in jax.tree_util.tree_leaves_with_path(tree):
         path = channels.find(leaf_path(keypath))
         if path is not None:
             # In float64: sums over large layers lose digits in float32.
-            found[path] = np.asarray(leaf, np.float64)
+            arrays[path] = np.asarray(leaf, np.float64)
     makes = making(channels) if outputs else frozenset()
     weights = {v.path for v in channels.program.inputs if v.is_weight}
     checked = set()
@@ -172,14 +172,14 @@ def _members(
         for path, axis in ((m.path, m.axis) for m in group.members):
             if outputs and (path, axis) not in makes:
                 continue
-            if path not in found and path not in weights:
+            if path not in arrays and path not in weights:
                 continue  # a state, such as running statistics, in a tree of parameters
-            if path not in found:
+            if path not in arrays:
                 raise ValueError(f"there are no numbers for the parameter {path!r}")
-            if path not in checked and not np.isfinite(found[path]).all():
+            if path not in checked and not np.isfinite(arrays[path]).all():
                 raise ValueError(f"the scores of {path!r} aren't finite")
             checked.add(path)
-            yield group.name, found[path], axis, membership(channels.leaves[path][axis], dimension)
+            yield group.name, arrays[path], axis, membership(channels.leaves[path][axis], dimension)
 
 
 def l1(params: Any, channels: Channels) -> dict[str, np.ndarray]:
@@ -195,8 +195,8 @@ def l2(params: Any, channels: Channels) -> dict[str, np.ndarray]:
 
 def geometric_median(params: Any, channels: Channels) -> dict[str, np.ndarray]:
     """Returns the summed distances between what makes a channel and what makes the others."""
-    found = vectors(params, channels, outputs=True)
-    return {name: _distances(rows).sum(1) for name, rows in found.items()}
+    rows_of = vectors(params, channels, outputs=True)
+    return {name: _distances(rows).sum(1) for name, rows in rows_of.items()}
 
 
 def _distances(rows: np.ndarray) -> np.ndarray:
@@ -231,17 +231,17 @@ def signal_to_noise(posterior: Any) -> Score:
 def batch_norm_scale(params: Any, channels: Channels) -> dict[str, np.ndarray]:
     """Returns the magnitudes of the scales of normalizations; groups without any are left out."""
     paths = scales(channels.program)
-    found = {
+    magnitudes = {
         channels.find(leaf_path(keypath)): np.abs(np.asarray(leaf, np.float64))
         for keypath, leaf in jax.tree_util.tree_leaves_with_path(params)
     }
     scores = {}
     for group, dimension in zip(channels, channels.dimensions, strict=True):
-        members = [m for m in group.members if m.path in paths and m.path in found]
+        members = [m for m in group.members if m.path in paths and m.path in magnitudes]
         total = np.zeros(group.size)
         for member in members:
             index = membership(channels.leaves[member.path][member.axis], dimension)
-            along = np.broadcast_to(found[member.path].reshape(-1), index.shape)
+            along = np.broadcast_to(magnitudes[member.path].reshape(-1), index.shape)
             total += np.bincount(index[index >= 0], along[index >= 0], group.size)
         if members:
             scores[group.name] = total
@@ -295,18 +295,18 @@ def taylor(loss: Loss, batches: Iterable[Any]) -> Score:
         loss: `loss(params, batch)`, a scalar.
         batches: Batches of one shape.
     """
-    given = list(batches)
-    _check(given)
+    batch_list = list(batches)
+    _check(batch_list)
 
     def score(params: Any, channels: Channels) -> dict[str, np.ndarray]:
         gradient = jax.jit(jax.grad(loss))
         total: dict[str, np.ndarray] = {}
-        for batch in given:
+        for batch in batch_list:
             # Summed over a channel before it is squared: the change of the loss if all of it goes,
             # to first order.
             products = jax.tree.map(lambda w, g: w * g, params, gradient(params, batch))
             for name, change in summed(products, channels).items():
-                total[name] = total.get(name, 0) + change**2 / len(given)
+                total[name] = total.get(name, 0) + change**2 / len(batch_list)
         return total
 
     return score
@@ -323,8 +323,8 @@ def optimal_brain_damage(
         batches: Batches of one shape.
         probes: Random signs per batch; the estimate is unbiased, its error falls as 1/sqrt(probes).
     """
-    given = list(batches)
-    _check(given)
+    batch_list = list(batches)
+    _check(batch_list)
 
     def score(params: Any, channels: Channels) -> dict[str, np.ndarray]:
         def probed(key: PRNGKeyArray, batch: Any) -> Any:
@@ -342,11 +342,11 @@ def optimal_brain_damage(
 
         @jax.jit
         def diagonal(key: PRNGKeyArray, batch: Any) -> Any:
-            found = jax.vmap(probed, (0, None))(jax.random.split(key, probes), batch)
-            return jax.tree.map(lambda h: h.mean(0), found)
+            products = jax.vmap(probed, (0, None))(jax.random.split(key, probes), batch)
+            return jax.tree.map(lambda h: h.mean(0), products)
 
-        keys = jax.random.split(key, len(given))
-        curvature = [diagonal(k, batch) for k, batch in zip(keys, given, strict=True)]
+        keys = jax.random.split(key, len(batch_list))
+        curvature = [diagonal(k, batch) for k, batch in zip(keys, batch_list, strict=True)]
         mean = jax.tree.map(lambda *h: sum(h) / len(h), *curvature)
         # At a minimum no curvature is negative: such values come from the estimate, or from
         # training that stopped early.

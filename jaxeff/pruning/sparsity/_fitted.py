@@ -147,8 +147,8 @@ def optimal_brain_surgeon(
             gone = cheapest([removal(h, w) for h, w in columns], weights.size - kept)
         new = [refitted(h, w, out) for (h, w), out in zip(columns, gone, strict=True)]
         groups, inputs, outputs = weights.shape
-        found = np.stack(new).reshape(groups, outputs, inputs).swapaxes(1, 2)
-        return np.asarray(found, np.float32)  # type: ignore[return-value]
+        refitted_weights = np.stack(new).reshape(groups, outputs, inputs).swapaxes(1, 2)
+        return np.asarray(refitted_weights, np.float32)  # type: ignore[return-value]
 
     return on_grids("optimal_brain_surgeon", f, params, batch, spec, solve)
 
@@ -199,19 +199,19 @@ def removal(
     return order, costs
 
 
-def cheapest(found: list[tuple[list[int], list[float]]], count: int) -> list[list[int]]:
+def cheapest(removals: list[tuple[list[int], list[float]]], count: int) -> list[list[int]]:
     """Takes the first steps of several outputs, `count` in all, the cheapest next one each."""
     # One entry per output, its next step: outputs don't influence each other, so a heap
     # merges their traces in O(count log outputs) (Optimal Brain Compression, algorithm 2).
-    heap = [(costs[0], o, 0) for o, (_, costs) in enumerate(found) if costs]
+    heap = [(costs[0], o, 0) for o, (_, costs) in enumerate(removals) if costs]
     heapq.heapify(heap)
-    taken = [0] * len(found)
+    taken = [0] * len(removals)
     for _ in range(count):
         _, o, k = heapq.heappop(heap)
         taken[o] = k + 1
-        if k + 1 < len(found[o][1]):
-            heapq.heappush(heap, (found[o][1][k + 1], o, k + 1))
-    return [order[:n] for (order, _), n in zip(found, taken, strict=True)]
+        if k + 1 < len(removals[o][1]):
+            heapq.heappush(heap, (removals[o][1][k + 1], o, k + 1))
+    return [order[:n] for (order, _), n in zip(removals, taken, strict=True)]
 
 
 def refitted(h: np.ndarray, w: np.ndarray, gone: list[int]) -> np.ndarray:
@@ -296,7 +296,7 @@ def log_variances(
     args = as_arguments(batch)
     program = trace(f, params, *args)
     chosen = set(matching(patterns, program))
-    found = {
+    log_variance = {
         layer.base: jnp.full(
             layer.inputs[layer.weights[0]].aval.shape,
             start,
@@ -305,11 +305,11 @@ def log_variances(
         for layer in program.layers
         if layer.site in chosen and _takes(layer)
     }
-    if not found:
+    if not log_variance:
         raise ValueError(
             f"{list(patterns)} match no layer outside loops that multiplies by one weight."
         )
-    return found
+    return log_variance
 
 
 def variational_dropout(f: Callable[..., Any]) -> Callable[..., Any]:
@@ -363,19 +363,19 @@ def kept_weights(
 
     @jax.jit
     def masks(leaves: list[Any], log_variance: LogVariances) -> dict[str, Array]:
-        found: dict[str, Array] = {}
+        keeps: dict[str, Array] = {}
 
         def rule(layer: Layer, key: Any, *values: Any) -> Sequence[Any]:
-            if layer.base in log_variance and _takes(layer) and layer.base not in found:
+            if layer.base in log_variance and _takes(layer) and layer.base not in keeps:
                 rate = log_rate(values[layer.weights[0]], log_variance[layer.base])
-                found[layer.base] = rate < threshold
+                keeps[layer.base] = rate < threshold
             return plain_rule(layer, key, *values)
 
         evaluate(program, rule, None, leaves)
-        return found
+        return keeps
 
-    found = masks(argument_leaves((params, *args), {}), log_variance)
-    return {site: LayerQuantization(weights=FixedMask(where)) for site, where in found.items()}
+    keeps = masks(argument_leaves((params, *args), {}), log_variance)
+    return {site: LayerQuantization(weights=FixedMask(where)) for site, where in keeps.items()}
 
 
 def _rule(program: Program, log_variance: LogVariances) -> tuple[Rule, list[Array]]:

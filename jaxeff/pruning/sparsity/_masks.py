@@ -129,8 +129,8 @@ class Sparse(BaseQuantizer):
         rows = max(tensor.count(shape, "channel"), 1)
         # The narrowest integer that numbers a row's entries.
         column = next(b for b in (8, 16, 32) if size // rows <= 2**b or b == 32)
-        found = kept * (bits + column) + (rows + 1) * _POINTER
-        return found + self._decoding(shape, tensor)
+        columns = kept * (bits + column) + (rows + 1) * _POINTER
+        return columns + self._decoding(shape, tensor)
 
     @property
     def width(self) -> Any:
@@ -279,10 +279,10 @@ class Surgery(Sparse):
 
     def mask(self, x: Float[Array, "*shape"], tensor: Tensor) -> Bool[Array, "*shape"]:
         """Returns what is kept now."""
-        own = self.start(x, tensor)
-        assert own.where is not None
-        core.check_broadcasts(f"Surgery.where at {tensor.site!r}", own.where, x.shape)
-        return jnp.asarray(own.where)
+        started = self.start(x, tensor)
+        assert started.where is not None
+        core.check_broadcasts(f"Surgery.where at {tensor.site!r}", started.where, x.shape)
+        return jnp.asarray(started.where)
 
     def kept(self, shape: tuple[int, ...], tensor: Tensor) -> Any:
         """Returns how many that are; all before it has started."""
@@ -291,25 +291,25 @@ class Surgery(Sparse):
 
     def start(self, x: Float[Array, "*shape"], tensor: Tensor) -> Surgery:
         """Finds threshold and mask of an array, where they are open."""
-        own: Any = super().start(x, tensor)
+        opened: Any = super().start(x, tensor)
         size = jnp.abs(x)
-        t = own.threshold
+        t = opened.threshold
         if t is None:
             spread = jnp.asarray(self.spread, x.dtype)
             t = jnp.maximum(size.mean() + spread * size.std(), 0)
-        where = size >= jnp.asarray(t, x.dtype) if own.where is None else own.where
-        started: Surgery = replace(own, threshold=t, where=where)
+        where = size >= jnp.asarray(t, x.dtype) if opened.where is None else opened.where
+        started: Surgery = replace(opened, threshold=t, where=where)
         return started
 
     def update_statistics(self, x: Float[Array, "*shape"], tensor: Tensor) -> Surgery:
         """Returns the mask after one look at the weights."""
-        own = self.start(x, tensor)
-        before = jnp.asarray(own.where)
+        started = self.start(x, tensor)
+        before = jnp.asarray(started.where)
         # Two thresholds, for a weight near one would come and go with every step (Guo et al., eq.
         # 3).
-        size, t = jnp.abs(x), jnp.asarray(own.threshold, x.dtype)
+        size, t = jnp.abs(x), jnp.asarray(started.threshold, x.dtype)
         where = jnp.where(size < 0.9 * t, False, jnp.where(size >= 1.1 * t, True, before))
-        return replace(own, where=where)
+        return replace(started, where=where)
 
 
 @core.register_setting

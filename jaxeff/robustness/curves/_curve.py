@@ -243,8 +243,8 @@ def _check_classes(f: Any, params: Any, state: Any, inputs: Any, labels: Any, si
     """Checks that no label is beyond the classes that the model has an output for."""
     first = jax.tree.map(lambda leaf: jnp.asarray(leaf)[:size], inputs)
     args = (params, first) if state is None else (params, state, first)
-    found = jax.eval_shape(f, *args)
-    logits = found if state is None else found[0]
+    results = jax.eval_shape(f, *args)
+    logits = results if state is None else results[0]
     core.check_labels("noisy_accuracy: data, the labels,", labels, logits.shape[-1])
 
 
@@ -257,8 +257,10 @@ def _hits(
 
         def in_batch(inputs: Any) -> Int[Array, ""]:
             key, (x, labels) = inputs
-            found = perturbed(key, params, x) if state is None else perturbed(key, params, state, x)
-            logits = found if state is None else found[0]
+            results = (
+                perturbed(key, params, x) if state is None else perturbed(key, params, state, x)
+            )
+            logits = results if state is None else results[0]
             # Hits, not shares: sums of whole numbers are exact, whatever the size of the last
             # batch.
             return (logits.argmax(-1) == labels).sum()
@@ -290,12 +292,12 @@ def summarize(
             f"accuracies [replicates, levels] are wanted for {len(sigma)} levels, not an array of "
             f"shape {draws.shape}."
         )
-    found = np.isfinite(draws)
-    count = found.sum(0)
+    finite = np.isfinite(draws)
+    count = finite.sum(0)
     none = np.full(sigma.shape, np.nan)
-    mean = np.divide(np.where(found, draws, 0).sum(0), count, out=none.copy(), where=count > 0)
+    mean = np.divide(np.where(finite, draws, 0).sum(0), count, out=none.copy(), where=count > 0)
     # Divergence leaves holes, so each level counts its own replicates.
-    squares = np.where(found, draws - mean, 0) ** 2
+    squares = np.where(finite, draws - mean, 0) ** 2
     freedom = count - 1
     variance = np.divide(squares.sum(0), freedom, out=none.copy(), where=freedom > 0)
     std = np.sqrt(variance)
@@ -383,8 +385,8 @@ def preserved_accuracy(
         ValueError: The networks weren't evaluated at this level.
     """
     grid = np.asarray(levels)
-    (found,) = np.nonzero(np.isclose(grid, level, rtol=1e-5, atol=0))
-    if not len(found):
+    (places,) = np.nonzero(np.isclose(grid, level, rtol=1e-5, atol=0))
+    if not len(places):
         raise ValueError(f"level {level:g} is none of the evaluation levels, {grid.tolist()}.")
-    i = int(found[0])
+    i = int(places[0])
     return jnp.asarray(accuracies)[..., i] / jnp.asarray(standard)[i]

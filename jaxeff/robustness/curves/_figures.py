@@ -59,7 +59,7 @@ def draw_curve(
         axis.set_xscale("log")
     axis.fill_between(levels, curve.low, curve.high, color=color, alpha=0.25, lw=0)
     points = "-"
-    if midpoint is not None and midpoint.found:
+    if midpoint is not None and midpoint.exists:
         _draw_fit(axis, levels, midpoint, color)
         points = "none"  # the fitted curve takes the place of the connecting line
         label += f"{', ' if label else ''}μ = {midpoint.mu:.3g} ± {midpoint.mu_std:.2g}"
@@ -101,7 +101,7 @@ def draw_midpoints(
     """
     names = list(midpoints)
     place = np.arange(len(names)) + offset
-    found = [m.found for m in midpoints.values()]
+    has_midpoint = [m.exists for m in midpoints.values()]
     height = np.array([m.mu for m in midpoints.values()])
     error = np.array([m.mu_std for m in midpoints.values()])
     error = np.where(np.isfinite(error), error, 0)
@@ -109,7 +109,7 @@ def draw_midpoints(
     whiskers = np.stack([np.minimum(error, 0.9 * np.nan_to_num(height)), error])
     axis.bar(place, height, width, yerr=whiskers, capsize=2, color=color, label=label)
     axis.set_yscale("log")
-    missing = place[~np.array(found, bool)]
+    missing = place[~np.array(has_midpoint, bool)]
     ground = axis.get_xaxis_transform()
     axis.plot(missing, np.full(len(missing), 0.03), "x", color=color, transform=ground, ms=5)
     axis.set_xticks(np.arange(len(names)), names, rotation=60, ha="right", fontsize=7)

@@ -188,7 +188,7 @@ class Midpoint(NamedTuple):
     message: str
 
     @property
-    def found(self) -> bool:
+    def exists(self) -> bool:
         """Whether there is a midpoint."""
         return math.isfinite(self.mu)
 
@@ -259,7 +259,7 @@ def fit_midpoint(
     try:
         # Replicates are averaged before the fit: single rows may be too noisy to have a
         # midpoint.
-        found = _fit(levels, _mean(rows), weights, scale, chance, least_drop)
+        midpoint = _fit(levels, _mean(rows), weights, scale, chance, least_drop)
     except _NoMidpointError as reason:
         none = (math.nan,) * 5
         return Midpoint(*none, reason.bracket, math.nan, scale, _joined(str(reason), note))
@@ -267,11 +267,11 @@ def fit_midpoint(
         spread = _jackknife(levels, rows, weights, scale, chance, least_drop)
         if math.isfinite(spread):
             # The levels' spacing bounds what any number of replicates can tell.
-            coarse = found.mu_std if math.isnan(found.slope) else 0.0
-            found = found._replace(mu_std=max(spread, coarse))
+            coarse = midpoint.mu_std if math.isnan(midpoint.slope) else 0.0
+            midpoint = midpoint._replace(mu_std=max(spread, coarse))
         else:
             note = _joined(note, "the standard error is the fit's: single replicates have no fit")
-    return found._replace(message=_joined(found.message, note))
+    return midpoint._replace(message=_joined(midpoint.message, note))
 
 
 def _checked(levels: Any, accuracies: Any, sigma: Any) -> tuple[Any, Any, Any]:
@@ -294,9 +294,9 @@ def _checked(levels: Any, accuracies: Any, sigma: Any) -> tuple[Any, Any, Any]:
 
 
 def _mean(rows: Any) -> Any:
-    found = np.isfinite(rows)
-    count = found.sum(0)
-    total = np.where(found, rows, 0).sum(0)
+    finite = np.isfinite(rows)
+    count = finite.sum(0)
+    total = np.where(finite, rows, 0).sum(0)
     return np.divide(total, count, out=np.full(len(count), np.nan), where=count > 0)
 
 
@@ -388,15 +388,15 @@ def _step(bracket: tuple[float, float], a_max: float, a_min: float, scale: str) 
 def _jackknife(levels: Any, rows: Any, weights: Any, scale: str, chance: Any, drop: float) -> float:
     """Computes the standard error of the midpoint over replicates; NaN if one can't be left out."""
     n = len(rows)
-    found = []
+    midpoints = []
     for i in range(n):
         try:
             rest = _mean(np.delete(rows, i, axis=0))
-            found.append(_fit(levels, rest, weights, scale, chance, drop).mu)
+            midpoints.append(_fit(levels, rest, weights, scale, chance, drop).mu)
         except _NoMidpointError:
             return math.nan
     # Jackknife: Var = (n - 1) / n sum_i (mu_(i) - mean)^2.
-    return math.sqrt((n - 1) * float(np.var(found)))
+    return math.sqrt((n - 1) * float(np.var(midpoints)))
 
 
 def _joined(*notes: str) -> str:
