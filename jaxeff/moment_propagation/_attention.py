@@ -122,68 +122,68 @@ def attention(axes: AxisLetters, arrays: Mapping[str, Array]) -> Gaussian:
     return composite("pfp_attention", rule, *arrays.values(), operands=" ".join(names), **letters)
 
 
-def _moments(axes: AxisLetters, given: Mapping[str, Array]) -> Gaussian:
+def _moments(axes: AxisLetters, arrays: Mapping[str, Array]) -> Gaussian:
     along = _softmax_axes(axes)
-    own = _own_variances(axes, given)
-    spread = _spread(axes, given, own)
-    p = jax.nn.softmax(given["scores"] + 0.5 * spread, along)
+    unshared = _own_variances(axes, arrays)
+    spread = _spread(axes, arrays, unshared)
+    p = jax.nn.softmax(arrays["scores"] + 0.5 * spread, along)
     # What all values have in common passes through. It is taken off first: sums of squares less
     # squares of sums would lose their digits to it.
-    v, _ = _apart(given["v"], axes.v, axes.softmax)
+    v, _ = _apart(arrays["v"], axes.v, axes.softmax)
 
     def weighted(weights: Array, values: Array) -> Array:
         return _sum(axes.centre, (axes.scores, weights), (axes.v, values))
 
     o = weighted(p, v)
     var = jnp.zeros_like(o)
-    if own is not None:
-        a = p * p * own
+    if unshared is not None:
+        a = p * p * unshared
         total = _sum(axes.centre, (axes.scores, a), (axes.centre, o * o))
         var += jnp.maximum(weighted(a, v * v) - 2 * weighted(a, v) * o + total, 0)
-    if "q_var" in given:
-        var += _of_queries(axes, given, p, v, o)
-    if "v_var" in given:
-        var += weighted(jnp.minimum(p * p * (1 + spread), p), given["v_var"])
-    moments = weighted(p, given["v"]), var
+    if "q_var" in arrays:
+        var += _of_queries(axes, arrays, p, v, o)
+    if "v_var" in arrays:
+        var += weighted(jnp.minimum(p * p * (1 + spread), p), arrays["v_var"])
+    moments = weighted(p, arrays["v"]), var
     return Gaussian(*(_sum(axes.result, (axes.centre, a)) for a in moments))
 
 
-def _own_variances(axes: AxisLetters, given: Mapping[str, Array]) -> Array | None:
+def _own_variances(axes: AxisLetters, arrays: Mapping[str, Array]) -> Array | None:
     """Computes the variances of scores without what the scores of a row share."""
-    own = given.get("bias_var")
-    if "k_var" in given:
-        power = given["q"] * given["q"] + given.get("q_var", 0)
-        product = _sum(axes.scores, (axes.q, power), (axes.k, given["k_var"]))
-        product = given["slope"] * given["slope"] * product
-        own = product if own is None else own + product
-    return own
+    unshared = arrays.get("bias_var")
+    if "k_var" in arrays:
+        power = arrays["q"] * arrays["q"] + arrays.get("q_var", 0)
+        product = _sum(axes.scores, (axes.q, power), (axes.k, arrays["k_var"]))
+        product = arrays["slope"] * arrays["slope"] * product
+        unshared = product if unshared is None else unshared + product
+    return unshared
 
 
-def _spread(axes: AxisLetters, given: Mapping[str, Array], own: Array | None) -> Array:
+def _spread(axes: AxisLetters, arrays: Mapping[str, Array], unshared: Array | None) -> Array:
     """Computes the variance of each score less the mean score of its row, cut off smoothly."""
     along = _softmax_axes(axes)
-    p = jax.nn.softmax(given["scores"], along)
+    p = jax.nn.softmax(arrays["scores"], along)
     spread = jnp.zeros_like(p)
-    if own is not None:
-        spread += (1 - 2 * p) * own + jnp.sum(p * p * own, along, keepdims=True)
-    if "q_var" in given:
+    if unshared is not None:
+        spread += (1 - 2 * p) * unshared + jnp.sum(p * p * unshared, along, keepdims=True)
+    if "q_var" in arrays:
         # (k - mean k)^2 multiplied out, so that no array has scores and features.
-        k, _ = _apart(given["k"], axes.k, axes.softmax)
-        rows, query = axes.rows + axes.features, (axes.q, given["q_var"])
+        k, _ = _apart(arrays["k"], axes.k, axes.softmax)
+        rows, query = axes.rows + axes.features, (axes.q, arrays["q_var"])
         centre = _sum(rows, (axes.scores, p), (axes.k, k))
         cross = _sum(rows, query, (rows, centre))
         shared = _sum(axes.scores, query, (axes.k, k * k))
         shared -= 2 * _sum(axes.scores, (rows, cross), (axes.k, k))
         shared += jnp.expand_dims(_sum(axes.rows, (rows, cross), (rows, centre)), along)
-        spread += given["slope"] * given["slope"] * jnp.maximum(shared, 0)
+        spread += arrays["slope"] * arrays["slope"] * jnp.maximum(shared, 0)
     return _LARGEST * jnp.tanh(spread / _LARGEST)
 
 
 def _of_queries(
-    axes: AxisLetters, given: Mapping[str, Array], p: Array, v: Array, o: Array
+    axes: AxisLetters, arrays: Mapping[str, Array], p: Array, v: Array, o: Array
 ) -> Array:
     """Computes the part of the variance that comes from queries, with the axes of `centre`."""
-    keys, common = _apart(given["k"], axes.k, axes.softmax)
+    keys, common = _apart(arrays["k"], axes.k, axes.softmax)
     of_keys, of_common, over = axes.k, _without(axes.k, axes.softmax), axes.features
     sizes = {a: n for a, n in zip(axes.k + axes.v, keys.shape + v.shape, strict=True)}
     summed = axes.softmax + axes.features + _without(axes.v, axes.scores)
@@ -193,12 +193,12 @@ def _of_queries(
         # sum_d Var[q_d] M_d^2 is the mean of (sum_d sign_d std[q_d] M_d)^2 over random signs.
         signs = _signs(tuple(sizes[a] for a in axes.features), o.dtype)
         probe = _PROBE + axes.q
-        std = given["q_var"] * inverse_std(given["q_var"])
+        std = arrays["q_var"] * inverse_std(arrays["q_var"])
         probes = _sum(probe, (_PROBE + axes.features, signs), (axes.q, std))
         keys = _sum(_PROBE + axes.scores, (probe, probes), (of_keys, keys))
         common = _sum(_PROBE + axes.rows, (probe, probes), (of_common, common))
         of_keys, of_common, over = _PROBE + axes.scores, _PROBE + axes.rows, _PROBE
-    weights = axes.scores, p * given["slope"]
+    weights = axes.scores, p * arrays["slope"]
     to, values = over + axes.centre, (axes.v, v)
     centre = over + axes.rows, _sum(over + axes.rows, weights, (of_keys, keys))
     # Where the slope is one number for a row of scores, what its keys have in common cancels.
@@ -207,7 +207,7 @@ def _of_queries(
     slopes += _sum(to, (of_common, common), (axes.centre, rest))
     if not exact:
         return jnp.mean(slopes * slopes, 0)
-    return _sum(axes.centre, (axes.q, given["q_var"]), (to, slopes * slopes))
+    return _sum(axes.centre, (axes.q, arrays["q_var"]), (to, slopes * slopes))
 
 
 def _signs(shape: tuple[int, ...], dtype: jnp.dtype) -> Array:
@@ -303,33 +303,33 @@ def attention_moments(layer: AttentionLayer, values: Sequence[Any]) -> list[Gaus
     # Half precision has too few digits for differences of squares.
     dtype = jnp.result_type(jnp.float32, *arrays.values())
     y = attention(layer.axes, {name: a.astype(dtype) for name, a in arrays.items()})
-    made = layer.outputs[0].aval
-    return [map_linear(lambda a: a.reshape(made.shape).astype(made.dtype), y)]
+    result = layer.outputs[0].aval
+    return [map_linear(lambda a: a.reshape(result.shape).astype(result.dtype), y)]
 
 
 def _scores(
     layer: AttentionLayer, means: Mapping[Value, Array], random: Mapping[Value, Gaussian]
 ) -> dict[str, Array]:
     """Evaluates the scores, their slope, and the variance of their biases."""
-    given = dict(means)
+    at_means = dict(means)
     nodes = behind(layer.nodes, layer.scores)
     if layer.score is not None:
         node = layer.score.node
         nodes = [n for n in nodes if n is not node]
-        (given[layer.score.value],) = _compat.bind(node.eqn, *(given[v] for v in node.inputs))
+        (at_means[layer.score.value],) = _compat.bind(node.eqn, *(at_means[v] for v in node.inputs))
 
     def scores(value: Value, array: Array) -> Array:
-        at = given | {value: array}
-        (made,) = run_nodes(nodes, list(at), list(at.values()), [layer.scores])
-        return made
+        at = at_means | {value: array}
+        (moved,) = run_nodes(nodes, list(at), list(at.values()), [layer.scores])
+        return moved
 
     def slope(value: Value) -> Array:
         # A score is a function of one entry: the derivative by each is that along all of them.
         along = functools.partial(scores, value)
-        return jax.jvp(along, (given[value],), (jnp.ones_like(given[value]),))[1]
+        return jax.jvp(along, (at_means[value],), (jnp.ones_like(at_means[value]),))[1]
 
     start = layer.score.value if layer.score is not None else next(iter(layer.terms))
-    arrays = {"scores": scores(start, given[start])}
+    arrays = {"scores": scores(start, at_means[start])}
     if layer.score is not None:
         arrays["slope"] = slope(layer.score.value)
     to = layer.axes.scores
@@ -347,12 +347,12 @@ def _scores(
 
 def behind(nodes: Sequence[Node], value: Value) -> list[Node]:
     """Returns the equations that a value is made by, in order."""
-    needed, found = {value}, []
+    needed, makers = {value}, []
     for node in reversed(nodes):
         if not needed.isdisjoint(node.outputs):
-            found.append(node)
+            makers.append(node)
             needed.update(node.values)
-    return found[::-1]
+    return makers[::-1]
 
 
 class Alphabet:
@@ -412,8 +412,8 @@ def of_values(
     letters = dict(known)
     for node in reversed(nodes):
         for value in (v for v in node.values if v in dependent):
-            own = before(node, letters[node.outputs[0]], value, alphabet)
-            if own is None or letters.setdefault(value, own) != own:
+            of_value = before(node, letters[node.outputs[0]], value, alphabet)
+            if of_value is None or letters.setdefault(value, of_value) != of_value:
                 return None
     return letters
 
@@ -434,17 +434,17 @@ def of_operands(node: Node, result: str, alphabet: Alphabet) -> tuple[str, str]:
     return sides[0], sides[1]
 
 
-def of_product(node: Node, side: int, own: str, alphabet: Alphabet) -> tuple[str, str]:
+def of_product(node: Node, side: int, operand: str, alphabet: Alphabet) -> tuple[str, str]:
     """Returns letters of a dot product's other operand and its result, given one operand's."""
     c = Contraction.of(node)
     other = 1 - side
     places = {
-        o: own[axis]
+        o: operand[axis]
         for pair in (c.batch, c.summed)
         for axis, o in zip(pair(side), pair(other), strict=True)
     }
     letters = [places.get(axis) or alphabet.take(1) for axis in range(len(c.shapes[other]))]
-    both = {side: own, other: "".join(letters)}
-    batch = [own[axis] for axis in c.batch(side)]
+    both = {side: operand, other: "".join(letters)}
+    batch = [operand[axis] for axis in c.batch(side)]
     free = [both[i][axis] for i in (0, 1) for axis in c.free(i)]
     return both[other], "".join(batch + free)

@@ -73,16 +73,16 @@ class Equations:
 
     def behind(self, value: Value, through: Callable[[Node], bool]) -> list[Node]:
         """Returns the equations that a value's noise comes through, those that are followed."""
-        found: set[Node] = set()
+        equations: set[Node] = set()
         left = [value]
-        while left and len(found) <= _MOST_NODES:
+        while left and len(equations) <= _MOST_NODES:
             node, _ = self.made_by.get(left.pop(), (None, None))
-            if node is None or node in found or len(node.outputs) != 1:
+            if node is None or node in equations or len(node.outputs) != 1:
                 continue
             if through(node):
-                found.add(node)
+                equations.add(node)
                 left += [v for v in node.values if v in self.dependent]
-        return sorted(found, key=self.position.__getitem__)
+        return sorted(equations, key=self.position.__getitem__)
 
     def number(self, atom: Any) -> float | None:
         """Returns the number an operand is everywhere, None where that isn't known."""
@@ -116,9 +116,9 @@ def softmax_of(
             if symbol is not None:
                 symbols[node.outputs[0]] = symbol
         results = list(symbols.values()) if result is None else [symbols.get(result)]
-        for found in results:
-            if found is not None and found.name == "softmax" and found.is_plain:
-                return x, found
+        for statistic in results:
+            if statistic is not None and statistic.name == "softmax" and statistic.is_plain:
+                return x, statistic
     return None
 
 
@@ -148,19 +148,19 @@ def _attention(equations: Equations, layer: Layer, side: int) -> AttentionLayer 
     if probabilities not in equations.dependent:
         return None
     nodes = equations.behind(probabilities, _in_softmax)
-    found = softmax_of(equations, nodes, probabilities)
-    if found is None:
+    match = softmax_of(equations, nodes, probabilities)
+    if match is None:
         return None
-    scores, softmax = found
+    scores, softmax = match
     alphabet = letters.Alphabet()
     of_scores = alphabet.take(len(scores.aval.shape))
     # Probabilities that are repeated along an axis aren't followed.
     if any(i is None and n != 1 for i, n in zip(softmax.labels, softmax.shape, strict=True)):
         return None
-    own = "".join(alphabet.take(1) if i is None else of_scores[i] for i in softmax.labels)
-    of_values, of_result = letters.of_product(product, side, own, alphabet)
+    of_softmax = "".join(alphabet.take(1) if i is None else of_scores[i] for i in softmax.labels)
+    of_values, of_result = letters.of_product(product, side, of_softmax, alphabet)
     over = "".join(of_scores[i] for i in softmax.axes)
-    summed = set(own) & set(of_values) - set(of_result)
+    summed = set(of_softmax) & set(of_values) - set(of_result)
     if summed != set(over):
         return None
     inner = equations.behind(scores, letters.is_followed)
@@ -209,19 +209,19 @@ def passes(node: Node) -> bool:
 def _holds_product(equations: Equations, value: Value) -> bool:
     """Returns whether a value is a product whose axes can't be followed."""
     ends = {value}.union(*(n.values for n in equations.behind(value, passes)))
-    made = (equations.made_by.get(v) for v in ends & equations.dependent)
-    return any(found is not None and found[0].primitive is p.dot_general_p for found in made)
+    makers = (equations.made_by.get(v) for v in ends & equations.dependent)
+    return any(maker is not None and maker[0].primitive is p.dot_general_p for maker in makers)
 
 
 def _score(
     equations: Equations, terms: Mapping[Value, str], over: str, alphabet: letters.Alphabet
 ) -> Score | None:
     """Returns the first product of queries and keys among the terms of scores."""
-    for value, own in terms.items():
+    for value, of_term in terms.items():
         node, _ = equations.made_by.get(value, (None, None))
         if node is None or node.primitive is not p.dot_general_p:
             continue
-        sides = letters.of_operands(node, own, alphabet)
+        sides = letters.of_operands(node, of_term, alphabet)
         for queries, keys in ((0, 1), (1, 0)):
             if set(over) <= set(sides[keys]) and set(over).isdisjoint(sides[queries]):
                 q, k = node.inputs[queries], node.inputs[keys]
@@ -253,10 +253,10 @@ def fuse_attention(
     equations = Equations.of(program, random)
     layers: list[Layer] = []
     for layer in program.layers:
-        found = attention_layer(equations, layer)
-        if found is not None and any(n.primitive in rules for n in found.nodes):
-            found = None
-        elif found is None and _weighs(equations, layer):
+        fused = attention_layer(equations, layer)
+        if fused is not None and any(n.primitive in rules for n in fused.nodes):
+            fused = None
+        elif fused is None and _weighs(equations, layer):
             warnings.warn(
                 f"moments: the softmax before {layer.site or layer.kind!r} wasn't recognised as "
                 "attention. Its probabilities are taken as independent, and variances may be far "
@@ -265,7 +265,7 @@ def fuse_attention(
                 MomentsWarning,
                 stacklevel=2,
             )
-        layers.append(found or layer)
+        layers.append(fused or layer)
     if not any(isinstance(layer, AttentionLayer) for layer in layers):
         return program
     return with_layers(program, layers)

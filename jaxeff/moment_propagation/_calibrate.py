@@ -91,26 +91,26 @@ class Groups:
         """Selects the inputs of the groups from one to before another."""
         rows = slice(start * self.size, stop * self.size)
         leaves, structure = jax.tree.flatten(args, is_leaf=is_gaussian)
-        found = [
+        selected = [
             jax.tree.map(lambda a: a[rows], leaf) if b else leaf
             for leaf, b in zip(leaves, self.batched, strict=True)
         ]
-        return jax.tree.unflatten(structure, found)
+        return jax.tree.unflatten(structure, selected)
 
-    def axes(self, whole: Sequence[Value], part: Sequence[Value]) -> list[int | None] | None:
+    def axes(self, of_all: Sequence[Value], of_group: Sequence[Value]) -> list[int | None] | None:
         """Finds the axis along which each value of all inputs consists of those of groups.
 
         Args:
-            whole: Values of the program that reads all inputs.
-            part: The same of the program that reads one group.
+            of_all: Values of the program that reads all inputs.
+            of_group: The same of the program that reads one group.
 
         Returns:
             One per value, None for one that no input reaches; or None if groups don't fit.
         """
-        if len(whole) != len(part):
+        if len(of_all) != len(of_group):
             return None
-        found: list[int | None] = []
-        for all_of, one in zip(whole, part, strict=True):
+        group_axes: list[int | None] = []
+        for all_of, one in zip(of_all, of_group, strict=True):
             shapes = all_of.aval.shape, one.aval.shape
             if len(shapes[0]) != len(shapes[1]):
                 return None
@@ -118,8 +118,8 @@ class Groups:
             # A second axis that differs is one over pairs of inputs.
             if len(differ) > 1 or any(shapes[0][i] != shapes[1][i] * self.count for i in differ):
                 return None
-            found.append(differ[0] if differ else None)
-        return found
+            group_axes.append(differ[0] if differ else None)
+        return group_axes
 
 
 def groups_of(batched: Sequence[bool], examples: int) -> Groups:
@@ -163,7 +163,7 @@ class Drawn(NamedTuple):
 
 def drawn(
     keys: PRNGKeyArray,
-    whole: SampledProgram,
+    complete: SampledProgram,
     part: SampledProgram,
     groups: Groups,
     progress: bool | None,
@@ -172,14 +172,16 @@ def drawn(
 
     Args:
         keys: Keys of all draws, `[groups, chunks, chunk]`, at least two chunks.
-        whole: The program that reads all inputs.
+        complete: The program that reads all inputs.
         part: The one that reads a group.
         groups: The groups.
         progress: Whether to show a bar of draws.
     """
-    inputs = groups.axes(whole.program.inputs, part.program.inputs) or [None] * len(whole.values)
+    inputs = groups.axes(complete.program.inputs, part.program.inputs) or [None] * len(
+        complete.values
+    )
     sampling = Sampling(part.program, part.wanted, keys.shape[2])
-    start = _values_of_group(whole, inputs, 0, groups)
+    start = _values_of_group(complete, inputs, 0, groups)
     nothing: list[Any] = [np.zeros(v.aval.shape, v.aval.dtype) for v in part.wanted]
     zeros = DrawSums(nothing, nothing, nothing)
     # Compiled by hand: a call with numbers of the machine's and one with those of JAX would be two
@@ -187,13 +189,13 @@ def drawn(
     bounds = np.int32(0), np.int32(1)
     add = jax.jit(sampling.add).lower(zeros, start, keys[0], *bounds).compile()
     results = [i for i, v in enumerate(part.wanted) if v in part.program.outputs]
-    found: list[tuple[list[np.ndarray], list[tuple[np.ndarray, np.ndarray]]]] = []
+    by_group: list[tuple[list[np.ndarray], list[tuple[np.ndarray, np.ndarray]]]] = []
     chunks, chunk = keys.shape[1:]
     calls = max(1, _CALLS // (2 * groups.count))
     stops = np.linspace(0, chunks, 2 * calls + 1).astype(int).tolist()
     with progress_bar(progress, "draw", keys.size, 0) as advance:
         for group in range(groups.count):
-            values = _values_of_group(whole, inputs, group, groups)
+            values = _values_of_group(complete, inputs, group, groups)
             sums = _start(add, zeros, values, keys[group])
             for number, (first, last) in enumerate(itertools.pairwise(map(np.int32, stops))):
                 sums = jax.block_until_ready(add(sums, values, keys[group], first, last))
@@ -213,18 +215,18 @@ def drawn(
                 )
                 for i, early in zip(results, half, strict=True)
             ]
-            found.append((logs, halves))
-    axes = groups.axes(whole.wanted, part.wanted) or [None] * len(whole.wanted)
-    logs = [joined([g[0][i] for g in found], axis) for i, axis in enumerate(axes)]
+            by_group.append((logs, halves))
+    axes = groups.axes(complete.wanted, part.wanted) or [None] * len(complete.wanted)
+    logs = [joined([g[0][i] for g in by_group], axis) for i, axis in enumerate(axes)]
     both = [
-        [joined([g[1][n][side] for g in found], axes[i]) for side in range(2)]
+        [joined([g[1][n][side] for g in by_group], axes[i]) for side in range(2)]
         for n, i in enumerate(results)
     ]
     return Drawn(logs, [(first, second) for first, second in both])
 
 
 def _values_of_group(
-    whole: SampledProgram, inputs: Sequence[int | None], group: int, groups: Groups
+    complete: SampledProgram, inputs: Sequence[int | None], group: int, groups: Groups
 ) -> list[Any]:
     def one(value: Any, axis: int | None) -> Any:
         if axis is None:
@@ -232,7 +234,7 @@ def _values_of_group(
         return jax.tree.map(lambda a: np.split(np.asarray(a), groups.count, axis)[group], value)
 
     # The same values as the whole program reads, so that the function needn't be read again.
-    return [one(value, axis) for value, axis in zip(whole.values, inputs, strict=True)]
+    return [one(value, axis) for value, axis in zip(complete.values, inputs, strict=True)]
 
 
 def _start(
@@ -331,27 +333,29 @@ def calibrate_moments(
             "already; leave out shared=True."
         )
     results = _results_of(propagation, method, of_results, shared)
-    given: tuple[Any, Any] = (posterior, *args), dict(kwargs)
-    given, groups, whole, part = _in_groups(f, given, propagation, results is not None, of_results)
-    program, values, wanted = whole
+    inputs: tuple[Any, Any] = (posterior, *args), dict(kwargs)
+    inputs, groups, complete, part = _in_groups(
+        f, inputs, propagation, results is not None, of_results
+    )
+    program, values, wanted = complete
     keys = _keys(key, samples, chunk, groups)
     # Draws of different groups are independent, so a factor over all has that many.
     noise = 2 / keys.size
     ends = [v for v in wanted if v in program.outputs]
 
-    measure = _measure(propagation, results, f, whole, noise)
+    measure = _measure(propagation, results, f, complete, noise)
     # Before any draw: what has no rule is refused in seconds, not after minutes.
     like = Drawn(*jax.tree.map(_like, ([*wanted], [(v, v) for v in ends])))
     members = np.zeros(1, int) if of_results else groups.members
     # A half of fewer than 4 draws has hardly a variance to judge by.
     judged = members if keys[0].size >= _FEWEST_JUDGED else np.zeros_like(members)
     rows, scale = np.ones(len(members), np.float32), np.float32(1)
-    finish = jax.jit(measure).lower(like, rows, scale, values, *given).compile()
-    sampled = drawn(keys, whole, part, groups, progress)
+    finish = jax.jit(measure).lower(like, rows, scale, values, *inputs).compile()
+    sampled = drawn(keys, complete, part, groups, progress)
     chosen = calibrated.choose(
         "static" if of_results else form,
         judged,
-        lambda rows, scale: finish(sampled, rows, np.float32(scale), values, *given),
+        lambda rows, scale: finish(sampled, rows, np.float32(scale), values, *inputs),
     )
     prefix = calibrated.SHARED if shared else ""
     stated = tuple(
@@ -393,7 +397,7 @@ def _measure(
     propagation: Propagation,
     results: _Results | None,
     f: Callable[..., Any],
-    whole: SampledProgram,
+    complete: SampledProgram,
     noise: float,
 ) -> Callable[..., calibrated.FactorPass]:
     """Makes the pass that compares propagated variances with sampled ones.
@@ -402,10 +406,10 @@ def _measure(
         propagation: Moments from layer to layer.
         results: The pass that gives results, if factors are of these alone.
         f: The function.
-        whole: The program that reads all inputs.
+        complete: The program that reads all inputs.
         noise: Variance of the logarithm of a factor over all draws.
     """
-    program, _, wanted = whole
+    program, _, wanted = complete
     ends = [v for v in wanted if v in program.outputs]
 
     def measure(
@@ -413,11 +417,11 @@ def _measure(
     ) -> calibrated.FactorPass:
         logs = dict(zip(wanted, sampled.logs, strict=True))
         halves = dict(zip(ends, sampled.halves, strict=True))
-        found = calibrated.FactorPass({}, {}, {})
+        factors = calibrated.FactorPass({}, {}, {})
 
         def keep(number: int, atom: Any, ours: Gaussian) -> None:
             both = jnp.stack([logs[atom], *halves[atom]])
-            found.results[number] = ours, both
+            factors.results[number] = ours, both
 
         if results is not None:
             # Those variances are of results alone, so there is one factor per result and none
@@ -427,10 +431,10 @@ def _measure(
             for i, (atom, ours) in enumerate(zip(program.outputs, leaves, strict=True)):
                 if isinstance(atom, Value) and atom in logs:
                     site = f"{results.name}{i}"
-                    factor, found.errors[site] = _factor(ours, logs[atom], rows, noise)
-                    found.factors[site] = factor
+                    factor, factors.errors[site] = _factor(ours, logs[atom], rows, noise)
+                    factors.factors[site] = factor
                     keep(i, atom, Gaussian(ours.mean, ours.var * factor**scale))
-            return found
+            return factors
 
         def rule(layer: Layer, layer_key: Any, *operands: Any) -> Any:
             outputs = propagation.layer({}, layer, layer_key, *operands)
@@ -441,14 +445,14 @@ def _measure(
             factor, error = _factor(ours, logs[result], rows, noise)
             # The calibrated variance goes on, so that a later factor corrects what its own layer
             # adds and not what has been corrected before.
-            found.factors[layer.site], found.errors[layer.site] = factor, error
+            factors.factors[layer.site], factors.errors[layer.site] = factor, error
             return [Gaussian(ours.mean, ours.var * factor**scale), *outputs[1:]]
 
         outputs = evaluate(program, rule, None, values, promote, propagation.prepare)
         for i, (atom, ours) in enumerate(zip(program.outputs, outputs, strict=True)):
             if isinstance(atom, Value) and atom in logs and is_random(ours):
                 keep(i, atom, to_variance(ours))
-        return found
+        return factors
 
     return measure
 
@@ -482,7 +486,7 @@ def _like(value: Value) -> jax.ShapeDtypeStruct:
 
 def _in_groups(
     f: Callable[..., Any],
-    given: tuple[Any, Any],
+    inputs: tuple[Any, Any],
     propagation: Propagation,
     of_results: bool,
     together: bool,
@@ -493,25 +497,25 @@ def _in_groups(
         program, values, _ = read(f, args, kwargs)
         return SampledProgram(program, values, _measured(propagation, program, values, of_results))
 
-    args, kwargs = given
-    whole = reading(args, kwargs)
+    args, kwargs = inputs
+    complete = reading(args, kwargs)
     leaves = jax.tree.leaves(args, is_leaf=is_gaussian)
-    batched = batched_leaves(whole.program, len(leaves))
+    batched = batched_leaves(complete.program, len(leaves))
     sizes = [np.shape(x)[0] for x, b in zip(leaves, batched, strict=True) if b]
     groups = groups_of(batched, sizes[0] if sizes else 1)
     one = Groups(groups.batched, 1, sizes[0] if sizes else 1)
     if groups.count == 1 or together:
-        return given, one, whole, whole
+        return inputs, one, complete, complete
     if groups.count * groups.size < sizes[0]:  # the rest of a last group is left out
         args = groups.part(args, 0, groups.count)
-        whole = reading(args, kwargs)
+        complete = reading(args, kwargs)
     part = reading(groups.part(args, 0, 1), kwargs)
-    axes = groups.axes(whole.wanted, part.wanted)
-    ends = [v in whole.program.outputs for v in whole.wanted]
+    axes = groups.axes(complete.wanted, part.wanted)
+    ends = [v in complete.program.outputs for v in complete.wanted]
     # A result that no input's own axis reaches (a mean over the batch) isn't one of groups.
     if axes is None or any(end and axis is None for end, axis in zip(ends, axes, strict=True)):
-        return given, one, *(reading(*given),) * 2
-    return (args, kwargs), groups, whole, part
+        return inputs, one, *(reading(*inputs),) * 2
+    return (args, kwargs), groups, complete, part
 
 
 def _measured(

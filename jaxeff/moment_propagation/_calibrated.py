@@ -231,19 +231,19 @@ def fit_regression(table: VarianceTable) -> FittedRegression:
     ratios = np.where(known, table.logs - logs, 0)
     offset = ratios.sum(0) / np.maximum(known.sum(0), 1)
     # What has no ratio says nothing: it lies on the offset.
-    rest = np.where(known, ratios - offset, 0)
+    residuals = np.where(known, ratios - offset, 0)
     features = np.asarray(_features(table.mean, table.var), float)
     middle, spread = features.mean(0), features.std(0)
     # A feature that doesn't vary has no scale, and no word.
     scale = np.where(spread > _STILL, 1 / np.maximum(spread, _STILL), 0) / features.shape[1] ** 0.5
     places = (features - middle) * scale
     distances = np.square(places[:, None] - places).sum(-1)
-    length, weights, off = _least_left_out(distances, rest, table.groups)
+    length, weights, off = _least_left_out(distances, residuals, table.groups)
     # The length goes into the scale, so that the kernel has none.
     scale = scale / length**0.5
     head = np.concatenate([[middle, scale], (features - middle) * scale])
     tail = np.concatenate([[offset, np.zeros_like(offset)], weights])
-    return FittedRegression(np.concatenate([head, tail], 1), table, logs + offset + rest - off)
+    return FittedRegression(np.concatenate([head, tail], 1), table, logs + offset + residuals - off)
 
 
 def _features(mean: Any, var: Any) -> Any:
@@ -252,16 +252,16 @@ def _features(mean: Any, var: Any) -> Any:
 
 
 def _least_left_out(
-    distances: np.ndarray, rest: np.ndarray, groups: np.ndarray
+    distances: np.ndarray, residuals: np.ndarray, groups: np.ndarray
 ) -> tuple[float, np.ndarray, np.ndarray]:
     """Finds the length and the weights of least error on groups that are left out."""
-    best = (np.inf, 1.0, np.zeros_like(rest), rest)
+    best = (np.inf, 1.0, np.zeros_like(residuals), residuals)
     blocks = [np.flatnonzero(groups == one) for one in np.unique(groups)]
     for length in _LENGTHS:
         values, vectors = np.linalg.eigh(np.exp(-distances / (2 * length)))
         for ridge in _RIDGES:
             inverse = (vectors / (np.maximum(values, 0) + ridge)) @ vectors.T
-            weights, off = inverse @ rest, np.empty_like(rest)
+            weights, off = inverse @ residuals, np.empty_like(residuals)
             # Inputs of a group share their draws, so they are left out together: residuals of a
             # block are its block of the inverse, inverted, times its weights.
             for block in blocks:
@@ -379,8 +379,8 @@ def choose(form: str, groups: np.ndarray, measure: Callable[..., FactorPass]) ->
     if form == "inputs":
         factors = {regression_name(n): jnp.float32(one.regression) for n, one in fitted.items()}
         return Chosen(factors, {}, stated)
-    whole = measure(rows, 1.0)
-    return Chosen(whole.factors, whole.errors, stated)
+    measured = measure(rows, 1.0)
+    return Chosen(measured.factors, measured.errors, stated)
 
 
 def _best(unseen: Mapping[str, Residuals]) -> str:
@@ -415,8 +415,8 @@ def state_error(residuals: Residuals) -> tuple[float, float]:
     # Few draws can leave more than the whole error, and the difference of squares below zero. Its
     # deviation is taken before it is cut off there: what isn't seen may still be that large.
     square = max(beyond(np.concatenate(members)), 0.0)
-    found, above = (float(np.expm1(np.sqrt(v))) for v in (square, square + float(np.std(again))))
-    return found, above - found
+    error, above = (float(np.expm1(np.sqrt(v))) for v in (square, square + float(np.std(again))))
+    return error, above - error
 
 
 def _static_unseen(groups: np.ndarray, measure: Callable[..., FactorPass]) -> Residuals:
@@ -453,9 +453,9 @@ def _tables(measured: FactorPass, groups: np.ndarray) -> dict[int, VarianceTable
 
     tables: dict[int, VarianceTable] = {}
     for number, (ours, logs) in measured.results.items():
-        mean, var, whole, *halves = (row(a) for a in (ours.mean, ours.var, *logs))
+        mean, var, total, *halves = (row(a) for a in (ours.mean, ours.var, *logs))
         count = len(mean)
         if count and count % len(groups) == 0:
             members = np.repeat(groups, count // len(groups))
-            tables[number] = VarianceTable(mean, var, whole, np.stack(halves), members)
+            tables[number] = VarianceTable(mean, var, total, np.stack(halves), members)
     return tables

@@ -140,8 +140,8 @@ def correlated(
     batched = moment_pass.batched_leaves(program, len(leaves))
     axes = (1 + any(batched)) if full else 0  # of a vector, and of the one example
 
-    def first_order(given: Sequence[Any]) -> Any:
-        return _first_order(propagation, f, jax.tree.unflatten(structure, given), kwargs, axes)
+    def first_order(leaves: Sequence[Any]) -> Any:
+        return _first_order(propagation, f, jax.tree.unflatten(structure, leaves), kwargs, axes)
 
     if not any(batched):
         out = first_order(leaves)
@@ -174,13 +174,13 @@ def _results(program: Program) -> int:
     return max(sizes, default=1)
 
 
-def _in_groups(f: Callable[[Any], Any], given: Any, count: int, fit: int) -> Any:
+def _in_groups(f: Callable[[Any], Any], rows: Any, count: int, fit: int) -> Any:
     """Maps a function over the first axis, `fit` of its places at once."""
     # Convolutions in a loop take XLA six times as long on a processor: a few groups are unrolled.
     if count > _UNROLLED * fit:
-        return lax.map(f, given, batch_size=fit)
+        return lax.map(f, rows, batch_size=fit)
     starts = range(0, max(count, 1), fit)
-    parts = [jax.vmap(f)(jax.tree.map(lambda a, i=i: a[i : i + fit], given)) for i in starts]
+    parts = [jax.vmap(f)(jax.tree.map(lambda a, i=i: a[i : i + fit], rows)) for i in starts]
     return jax.tree.map(lambda *a: jnp.concatenate(a), *parts) if len(parts) > 1 else parts[0]
 
 

@@ -132,12 +132,12 @@ class _Product(NamedTuple):
     Attributes:
         attention: The site of attention; None for a product.
         operands: What each operand is made of, and whether it is random.
-        made: The result.
+        result: The result.
     """
 
     attention: str | None
     operands: tuple[tuple[int, bool], ...]
-    made: int
+    result: int
 
 
 @dataclass
@@ -145,12 +145,12 @@ class _AttentionInStream:
     """What has been read of a program; values are bits.
 
     Attributes:
-        own: The bit of a value; one that only moves or scales another has that one's.
+        bit_of: The bit of a value; one that only moves or scales another has that one's.
         behind: The bits of all that a value is made of, its own among them.
         products: Products and attention so far.
     """
 
-    own: dict[Value, int] = field(default_factory=dict)
+    bit_of: dict[Value, int] = field(default_factory=dict)
     behind: dict[Value, int] = field(default_factory=dict)
     products: list[_Product] = field(default_factory=list)
 
@@ -183,34 +183,34 @@ class _AttentionInStream:
     ) -> None:
         """Gives bits to results."""
         for value in inputs:
-            if value not in self.own:  # an input or a constant of the program
-                self.own[value] = self.behind[value] = 1 << len(self.own)
+            if value not in self.bit_of:  # an input or a constant of the program
+                self.bit_of[value] = self.behind[value] = 1 << len(self.bit_of)
         carried = inputs if len(inputs) == 1 else [v for v in inputs if v in noisy]
         behind = 0
         for value in inputs:
             behind |= self.behind[value]
-        for made in outputs:
+        for result in outputs:
             alike = moves and len(carried) == 1
-            self.own[made] = self.own[carried[0]] if alike else 1 << len(self.own)
-            self.behind[made] = behind | self.own[made]
+            self.bit_of[result] = self.bit_of[carried[0]] if alike else 1 << len(self.bit_of)
+            self.behind[result] = behind | self.bit_of[result]
 
     def _keep(
         self,
         attention: str | None,
         inputs: Sequence[Value],
-        made: Value,
+        result: Value,
         noisy: Collection[Value],
     ) -> None:
         operands = tuple((self.behind[v], v in noisy) for v in inputs)
-        self.products.append(_Product(attention, operands, self.own[made]))
+        self.products.append(_Product(attention, operands, self.bit_of[result]))
 
     def _block(self, stream: Value, block: Value) -> str | None:
         """Returns the site of attention with random weights in a block that a stream gets."""
-        at, behind = self.own[stream], self.behind[block]
-        if at == self.own[block] or not behind & at:
+        at, behind = self.bit_of[stream], self.behind[block]
+        if at == self.bit_of[block] or not behind & at:
             return None
         inside = [
-            q for q in self.products if q.made & behind and any(of & at for of, _ in q.operands)
+            q for q in self.products if q.result & behind and any(of & at for of, _ in q.operands)
         ]
         # Weights aren't made of the stream.
         weighed = any(noisy and not of & at for q in inside for of, noisy in q.operands)
@@ -263,7 +263,7 @@ def _is_pooling(layer: AttentionLayer, weighed: Collection[Value]) -> bool:
     A learnt query weighs all tokens alike, so that its result keeps the noise that these share.
     """
     read = {layer.values, *(v for node in behind(layer.nodes, layer.values) for v in node.values)}
-    return not read.isdisjoint(weighed) and not any(_own(layer))
+    return not read.isdisjoint(weighed) and not any(_query_axes(layer))
 
 
 def _tokens_of(layer: AttentionLayer) -> Mapping[Value, tuple[str, Axes]]:
@@ -271,13 +271,13 @@ def _tokens_of(layer: AttentionLayer) -> Mapping[Value, tuple[str, Axes]]:
     result = layer.outputs[0]
     if len(layer.axes.result) != len(result.aval.shape):
         return {}
-    own = _own(layer)
-    if sum(own) != 1:
+    of_queries = _query_axes(layer)
+    if sum(of_queries) != 1:
         return {}
-    return {result: (layer.site, tuple(_TOKENS if x else None for x in own))}
+    return {result: (layer.site, tuple(_TOKENS if x else None for x in of_queries))}
 
 
-def _own(layer: AttentionLayer) -> list[bool]:
+def _query_axes(layer: AttentionLayer) -> list[bool]:
     """Returns which axes of the result are the queries' own."""
     letters, sizes = layer.axes, dict[str, int]()
     for letter, n in zip(letters.scores, layer.scores.aval.shape, strict=True):
@@ -291,7 +291,7 @@ def _follow(node: Node, known: dict[Value, tuple[str, Axes]]) -> str | None:
     read = [v for v in node.values if v in known]
     if not read or len(node.outputs) != 1:
         return None
-    value, made = read[0], node.outputs[0]
+    value, result = read[0], node.outputs[0]
     site, layout = known[value]
     shape = tuple(value.aval.shape)
     after: Axes | None = None
@@ -303,20 +303,20 @@ def _follow(node: Node, known: dict[Value, tuple[str, Axes]]) -> str | None:
         after = axes.followed(node.signature, layout, node.inputs.index(value))
     elif node.primitive in prim.MOVES:
         after = _moved(node, layout, shape)
-    elif made.aval.shape == shape and (
+    elif result.aval.shape == shape and (
         node.primitive in prim.ELEMENTWISE | prim.IN_PLACE or is_pointwise(node.eqn)
     ):
         after = layout
     if after is not None and _TOKENS in after:
-        known[made] = site, after
+        known[result] = site, after
     return None
 
 
 def _moved(node: Node, layout: Axes, shape: tuple[int, ...]) -> Axes | None:
     """Follows the axis of tokens through a move; heads and features may be merged behind it."""
-    found = axes.followed(node.signature, layout)
-    if found is not None or node.primitive is not p.reshape_p:
-        return found
+    after_move = axes.followed(node.signature, layout)
+    if after_move is not None or node.primitive is not p.reshape_p:
+        return after_move
     place, after = layout.index(_TOKENS), tuple(node.outputs[0].aval.shape)
     if shape[: place + 1] != after[: place + 1]:
         return None
@@ -371,10 +371,10 @@ class _Reuse:
         if not any(v.is_data for v in node.values):
             self._make_parameter(node)
             return False
-        found = [self.times[v] for v in node.values if v in self.times]
+        counts_before = [self.times[v] for v in node.values if v in self.times]
         times: dict[Hashable, tuple[int, int]] = {}
-        for w in frozenset[Hashable]().union(*found):
-            counts = [one[w] for one in found if w in one]
+        for w in frozenset[Hashable]().union(*counts_before):
+            counts = [one[w] for one in counts_before if w in one]
             times[w] = min(n for n, _ in counts), max(n for _, n in counts)
             if node.primitive in _SUMS and len(counts) > 1 and len(set(counts)) > 1:
                 return True
@@ -388,18 +388,18 @@ class _Reuse:
         return any(most > _FEW_TIMES for _, most in times.values())
 
     def _make_parameter(self, node: Node) -> None:
-        given = [self.origins[v] for v in node.values if v in self.origins]
-        if not given:
+        inherited = [self.origins[v] for v in node.values if v in self.origins]
+        if not inherited:
             return
-        origins = frozenset[Hashable]().union(*given)
-        for place, made in enumerate(node.outputs):
+        origins = frozenset[Hashable]().union(*inherited)
+        for place, result in enumerate(node.outputs):
             if node.primitive in _CUTS:
                 # Another block of stacked kernels is another one; the same block, cut again, isn't.
                 cut = (str(node.eqn.params), place)
-                self.origins[made] = frozenset((w, *cut) for w in origins)
+                self.origins[result] = frozenset((w, *cut) for w in origins)
             else:
                 looked_up = node.primitive in _LOOKED_UP
-                self.origins[made] = frozenset((made,)) if looked_up else origins
+                self.origins[result] = frozenset((result,)) if looked_up else origins
 
 
 def _repeats(layer: Layer, random: Collection[Value]) -> bool:
@@ -411,13 +411,13 @@ def _repeats(layer: Layer, random: Collection[Value]) -> bool:
     # What a step hands on as it is, is read by all steps as well.
     ends = dict(zip(body.inputs[first : first + len(loop.carry)], body.outputs, strict=False))
     states = {v: end for v, end in ends.items() if end is not v}
-    given = zip(body.inputs, [*loop.consts, *loop.carry], strict=False)
-    noisy = {v for v, outer in given if isinstance(outer, Value) and outer in random}
+    entering = zip(body.inputs, [*loop.consts, *loop.carry], strict=False)
+    noisy = {v for v, outer in entering if isinstance(outer, Value) and outer in random}
     changing = _made_of(body, {*states, *body.inputs[first + len(ends) :]}, floats=False)
     tied = {v for v in noisy - states.keys() if not _is_looked_up(body, v, changing)}
     moved = set[Value]()  # states that have noise of what is tied
-    while (made := _made_of(body, tied | moved)) and (
-        more := {v for v, end in states.items() if end in made} - moved
+    while (noisy_values := _made_of(body, tied | moved)) and (
+        more := {v for v, end in states.items() if end in noisy_values} - moved
     ):
         moved |= more
     again = _made_of(body, moved)
@@ -523,15 +523,17 @@ class _MixedStream:
         after = axes.followed(node.signature, self.labels[image], side)
         if after is None or len(summed) != 1 or len(contraction.free(contraction.side)) != 1:
             return
-        source, made = self.labels[image][summed[0]], next(self.numbers)
+        source, new_axis = self.labels[image][summed[0]], next(self.numbers)
         if source is not None:
-            self.before[made] = source
-        self.sites[made] = site
+            self.before[new_axis] = source
+        self.sites[new_axis] = site
         if kernel in noisy or source in self.noisy:
-            self.noisy.add(made)
+            self.noisy.add(new_axis)
         (new,) = contraction.free(contraction.side)
         place = node.signature.target(new, contraction.side)
-        self.labels[node.outputs[0]] = tuple(made if r == place else a for r, a in enumerate(after))
+        self.labels[node.outputs[0]] = tuple(
+            new_axis if r == place else a for r, a in enumerate(after)
+        )
 
     def _add(self, one: Value, other: Value) -> Iterator[str]:
         """Notes which axes of a stream a block has mixed."""
@@ -543,23 +545,23 @@ class _MixedStream:
                 mixed = self.mixed.setdefault(stream, {})
                 # One of them made by random weights is enough: what it makes is mixed by the other.
                 mixed[a] = mixed[a] if mixed.get(a) in self.noisy else b
-                noisy = [made for made in mixed.values() if made in self.noisy]
+                noisy = [axis for axis in mixed.values() if axis in self.noisy]
                 if len(mixed) > _FEW_AXES and noisy:
                     yield self.sites[noisy[-1]]
 
     def _is_made_of(self, axis: int, source: int) -> bool:
         """Returns whether dense layers have made an axis of another one."""
-        made: int | None = axis
-        while made is not None and made != source:
-            made = self.before.get(made)
-        return made is not None
+        origin: int | None = axis
+        while origin is not None and origin != source:
+            origin = self.before.get(origin)
+        return origin is not None
 
     def _followed(self, node: Node, known: list[Value]) -> Axes | None:
         """Returns the labels of what an equation makes of values, where it keeps axes apart."""
-        of, made = node.signature, node.outputs[0]
+        of, result = node.signature, node.outputs[0]
         if node.primitive in prim.MOVES or of.family is OperationFamily.REDUCE:
             return axes.followed(of, self.labels[known[0]])
-        same = [self.labels[v] for v in known if v.aval.shape == made.aval.shape]
+        same = [self.labels[v] for v in known if v.aval.shape == result.aval.shape]
         if not same or not (
             node.primitive in prim.ELEMENTWISE | prim.IN_PLACE or is_pointwise(node.eqn)
         ):

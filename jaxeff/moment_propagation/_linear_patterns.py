@@ -98,10 +98,10 @@ def _bias_sum(layer: Layer) -> Node | None:
     return next((n for n in layer.nodes if n.primitive is p.add_p), None)
 
 
-def _broadcast_of_vector(value: Value, made: Mapping[Value, Layer]) -> list[Layer]:
+def _broadcast_of_vector(value: Value, made_by: Mapping[Value, Layer]) -> list[Layer]:
     """Returns the layers that broadcast a vector over the last axis of `value`, or none."""
     steps: list[Layer] = []
-    while (layer := made.get(value)) and value.aval.ndim > 1 and _is_broadcast(layer.nodes):
+    while (layer := made_by.get(value)) and value.aval.ndim > 1 and _is_broadcast(layer.nodes):
         steps.insert(0, layer)
         (value,) = layer.inputs
     return steps if value.aval.ndim == 1 else []
@@ -170,8 +170,8 @@ def _linear(layer: Layer, values: Sequence[Any]) -> list[Any] | None:
     form = _form(layer)
     if form is None:
         return None
-    given = dict(zip(layer.inputs, values, strict=True))
-    operands = [_forget(given[v]) for v in form.operands]
+    operand_of = dict(zip(layer.inputs, values, strict=True))
+    operands = [_forget(operand_of[v]) for v in form.operands]
     x, w, *bias = operands
     # Random through its bias alone: an addition, which needs no operator.
     if not (is_random(x) or is_random(w)):

@@ -197,8 +197,8 @@ class Propagation:
             check_certain(result)
             return jax.tree.map(_result, result)
         program, values, factors = read(f, args, kwargs, steps_apart if self.shared else None)
-        found: list[Assumption] = []
-        prepared = replace(self, note=found.append).prepare(program, values)
+        assumptions: list[Assumption] = []
+        prepared = replace(self, note=assumptions.append).prepare(program, values)
         rule: Callable[..., Sequence[Any]] = functools.partial(self.layer, factors)
         known: Collection[Layer] = ()
         of_results = of_shared_pass(factors)
@@ -210,9 +210,9 @@ class Propagation:
         # Factors of sites were measured beside the diagonal pass, and hold what it forgets.
         if self.shared and (of_results or not factors):
             prepared, rule, known = with_shared_noise(rule, program, prepared, values, self.rules)
-        answered = {(layer.site, layer.kind) for layer in known}
-        for one in found:
-            if (one.site, one.kind) not in answered:
+        resolved = {(layer.site, layer.kind) for layer in known}
+        for one in assumptions:
+            if (one.site, one.kind) not in resolved:
                 self.note(one)
         result = self.evaluated(prepared, rule, values)
         if self.gaps and not factors:  # bodies of loops are prepared while they are evaluated
@@ -223,8 +223,8 @@ class Propagation:
     def evaluated(self, program: Program, rule: Callable[..., Any], values: Sequence[Any]) -> Any:
         """Evaluates a prepared program under a rule."""
 
-        def prepare(part: Program, given: Sequence[Any]) -> Program:
-            return part if part is program else self.prepare(part, given)
+        def prepare(part: Program, inputs: Sequence[Any]) -> Program:
+            return part if part is program else self.prepare(part, inputs)
 
         outputs = evaluate(program, rule, None, values, promote, prepare)
         return gaussian_results(program, outputs)
@@ -391,9 +391,9 @@ def batched_leaves(program: Program, count: int) -> list[bool]:
     return [v.is_data for v in inputs]
 
 
-def _followed(program: Program, given: Sequence[Lineage]) -> list[Lineage] | None:
+def _followed(program: Program, sources: Sequence[Lineage]) -> list[Lineage] | None:
     """Follows lineages to a program's outputs; None where there is a loop that isn't followed."""
-    lineages = {v: x for v, x in zip(program.inputs, given, strict=True) if x}
+    lineages = {v: x for v, x in zip(program.inputs, sources, strict=True) if x}
     for layer in program.layers:
         here = {v: lineages[v] for v in layer.inputs if v in lineages}
         if not here:

@@ -132,8 +132,8 @@ def with_noise(
             like = jnp.zeros(value.aval.shape, value.aval.dtype)
             draws[name] = [_values.Gaussian(mean, var) for mean, var in model.terms(like)]
 
-    def g(*given: Any, **keywords: Any) -> Any:
-        *rest, drawn = given
+    def g(*arguments: Any, **keywords: Any) -> Any:
+        *rest, drawn = arguments
 
         def rule(model: Any, layer: Layer, key: Any, *values: Any) -> Sequence[Any]:
             def noisy(name: str, x: Any) -> Any:
@@ -245,14 +245,14 @@ def moments(
         # traced.
         for position, argument in enumerate(args):
             core.check_params(f"moments: argument {position}", argument)
-        found: list[Assumption] = []
-        propagation = Propagation(rules or {}, form, found.append, shared=shared)
-        given = (f, args) if noise is None else with_noise(f, noise, args, kwargs)
-        result = _propagated(propagation, method, correlations, *given, kwargs)
-        if strict and found:
+        assumptions: list[Assumption] = []
+        propagation = Propagation(rules or {}, form, assumptions.append, shared=shared)
+        noisy = (f, args) if noise is None else with_noise(f, noise, args, kwargs)
+        result = _propagated(propagation, method, correlations, *noisy, kwargs)
+        if strict and assumptions:
             raise _values.MomentsError(
                 "moments: strict=True, and independence would be assumed:\n"
-                f"{Assumptions.merged(found)}\nLeave `strict` out to accept that."
+                f"{Assumptions.merged(assumptions)}\nLeave `strict` out to accept that."
             )
         return result
 
@@ -406,13 +406,13 @@ class Sampling:
 
     def moments(self, sums: DrawSums, count: int) -> Sampled:
         """Computes means and unbiased variances from the sums of `count` draws."""
-        found: Sampled = {}
+        sampled: Sampled = {}
         for value, centre, total, squares in zip(self.wanted, *sums, strict=True):
             # The unbiased variance from sums of offsets, whose mean is small against their spread.
             mean = total / count
             var = jnp.maximum(squares - count * mean * mean, 0) / (count - 1)
-            found[value] = _values.Gaussian(centre + mean, var)
-        return found
+            sampled[value] = _values.Gaussian(centre + mean, var)
+        return sampled
 
 
 def sampled_moments(
@@ -467,8 +467,8 @@ def random_values(program: Program, values: Sequence[Any]) -> list[Value]:
     for layer in program.layers:
         if not reached.isdisjoint(layer.inputs):
             reached.update(layer.outputs)
-    made = [*program.inputs, *(v for layer in program.layers for v in layer.outputs)]
-    return [v for v in made if v in reached and jnp.issubdtype(v.aval.dtype, jnp.floating)]
+    all_values = [*program.inputs, *(v for layer in program.layers for v in layer.outputs)]
+    return [v for v in all_values if v in reached and jnp.issubdtype(v.aval.dtype, jnp.floating)]
 
 
 def ratios(ours: _values.Gaussian, sampled: _values.Gaussian) -> Array:

@@ -188,7 +188,7 @@ def site_ratios(
         sampled = sampled_moments(key, program, values, samples, chunk, ends)
         results = [sampled.get(v) if isinstance(v, Value) else None for v in program.outputs]
         known = dict(zip(program.inputs, values, strict=True))
-        found = {}
+        ratio_at = {}
         for number, layer in enumerate(layers):
             result = layer.outputs[0]
             if result not in sampled:
@@ -201,8 +201,8 @@ def site_ratios(
             outputs = propagation.layer({}, layer, None, *inputs)
             if is_random(outputs[0]):
                 measured_at[str(number)] = _place(layer)
-                found[str(number)] = ratios(to_variance(outputs[0]), sampled[result])
-        return found, results
+                ratio_at[str(number)] = ratios(to_variance(outputs[0]), sampled[result])
+        return ratio_at, results
 
     measured_at: dict[str, Place] = {}
     measured, results = run(key, plain_args, dict(kwargs))

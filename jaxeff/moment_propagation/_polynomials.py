@@ -57,11 +57,11 @@ class PolynomialReader(symbolic.SymbolicReader):
     def apply(self, eqn: Any, operands: Sequence[Any]) -> list[Any]:
         """Returns the symbols of an equation's results; one of too many pieces is unknown."""
         results = super().apply(eqn, operands)
-        found = [r.breaks if isinstance(r, Pieces) else () for r in results]
-        self.kinks.update(*found)
+        breaks_of = [r.breaks if isinstance(r, Pieces) else () for r in results]
+        self.kinks.update(*breaks_of)
         return [
             UNKNOWN if len(breaks) > _MAX_BREAKS else r
-            for r, breaks in zip(results, found, strict=True)
+            for r, breaks in zip(results, breaks_of, strict=True)
         ]
 
 
@@ -181,7 +181,7 @@ def _crossings(x: Pieces, y: Pieces) -> list[float]:
     """Finds where two piecewise linear functions with known coefficients meet."""
     breaks = sorted({*x.breaks, *y.breaks})
     ends = [-math.inf, *breaks, math.inf]
-    found = []
+    roots = []
     for (lo, hi), (_, a, b) in zip(itertools.pairwise(ends), _merge(x, y), strict=True):
         # Between breakpoints both are linear, so they meet once at most.
         difference = _trim(_plus(a, _negative(b)))
@@ -190,8 +190,8 @@ def _crossings(x: Pieces, y: Pieces) -> list[float]:
         if len(difference) == 2:
             root = -difference[0] / difference[1]
             if lo < root < hi and abs(root) < _OUT_OF_REACH:
-                found.append(root)
-    return found
+                roots.append(root)
+    return roots
 
 
 def _choose(compare: Callable[[float, float], Any]) -> Callable[..., Pieces]:

@@ -71,16 +71,16 @@ def masked_alike(nodes: Sequence[Node], root: Value, env: Environment) -> list[N
         masked alike reaches a result or is combined along an axis.
     """
     made_by = {v: n for n in env.layer.nodes for v in n.outputs}
-    bare, found = {root}, list[Node]()
+    bare, masks = {root}, list[Node]()
     for node in nodes:
-        if _masks(node, root, env, made_by) and (not found or _same(node, found[0], made_by)):
-            found.append(node)
+        if _masks(node, root, env, made_by) and (not masks or _same(node, masks[0], made_by)):
+            masks.append(node)
         elif not bare.isdisjoint(node.values):
             if not dependence.is_pointwise(node.eqn):
                 return []
             bare.update(node.outputs)
-    whole = bool(found) and root in found[0].inputs and bare.isdisjoint(env.layer.outputs)
-    return found if whole else []
+    covers_all = bool(masks) and root in masks[0].inputs and bare.isdisjoint(env.layer.outputs)
+    return masks if covers_all else []
 
 
 def _masks(node: Node, root: Value, env: Environment, made_by: dict[Value, Node]) -> bool:
@@ -156,12 +156,12 @@ class Deferred:
         if value not in self.root_of or value in self.env.values:
             return
         # Only the equations that this value follows from: others that wait may never be read.
-        needed, made = {value}, []
+        needed, makers = {value}, []
         for node in reversed(self.nodes):
             if not needed.isdisjoint(node.outputs):
-                made.append(node)
+                makers.append(node)
                 needed.update(node.values)
-        self.integrate(made[::-1], self.root_of[value], value)
+        self.integrate(makers[::-1], self.root_of[value], value)
 
 
 def split_slices(layer: Layer, values: Sequence[Any]) -> tuple[Layer, list[Any]]:
@@ -322,12 +322,12 @@ def _root(layer: Layer, env: Environment) -> Value | None:
 
 
 def _dependent(nodes: Sequence[Node], root: Value) -> set[Node]:
-    reached, found = {root}, set()
+    reached, dependents = {root}, set()
     for node in nodes:
         if any(v in reached for v in node.values):
             reached.update(node.outputs)
-            found.add(node)
-    return found
+            dependents.add(node)
+    return dependents
 
 
 def _with_statistics(nodes: Sequence[Node], root: Value, env: Environment) -> None:
@@ -346,9 +346,9 @@ def _with_statistics(nodes: Sequence[Node], root: Value, env: Environment) -> No
     def settle(atom: Any, node: Node) -> None:
         """Turns a symbol into its moments."""
         if isinstance(atom, Value) and atom in symbols and atom not in env.values:
-            found = statistics.moments(symbols[atom], tensor)
-            if found is not None:
-                env.values[atom] = found
+            gaussian = statistics.moments(symbols[atom], tensor)
+            if gaussian is not None:
+                env.values[atom] = gaussian
                 if not statistics.is_exact(symbols[atom], tensor):
                     name = symbols[atom].name
                     env.approximated.append(
@@ -456,8 +456,8 @@ def _is_affine(
 def _core(nodes: list[Node], root: Value, outputs: Sequence[Value], env: Environment) -> None:
     """Integrates a pointwise function of the root."""
     x = env.values[root]
-    made = {v for n in nodes for v in n.outputs}
-    others = list(dict.fromkeys(v for n in nodes for v in n.values if v not in made))
+    produced = {v for n in nodes for v in n.outputs}
+    others = list(dict.fromkeys(v for n in nodes for v in n.values if v not in produced))
     others.remove(root)
     # One more random operand makes a double integral. A second would make the cost cubic, and
     # operands that share a source with the root aren't independent of it.
@@ -483,9 +483,9 @@ def _core(nodes: list[Node], root: Value, outputs: Sequence[Value], env: Environ
             return
         # Exact where the function is a piecewise polynomial, and free of the error of quadrature at
         # kinks and jumps.
-        found, kinks = _closed_form(nodes, root, outputs, env)
-        if found is not None:
-            env.write(outputs, found)
+        moments, kinks = _closed_form(nodes, root, outputs, env)
+        if moments is not None:
+            env.write(outputs, moments)
             return
     limited = dependence.is_limited(nodes)
     # Each kink is one more piece of 20 nodes. Without any, or with too many, the line is split at

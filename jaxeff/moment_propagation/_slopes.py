@@ -83,9 +83,9 @@ class ConvolvedKernel:
         # Means over positions times their number; examples that share the kernel add up.
         return self.read.let_through(windows, gate).sum(0) * windows.shape[1]
 
-    def variances(self, given: Gaussian) -> Array:
+    def variances(self, kernel: Gaussian) -> Array:
         """Brings the kernel's variances to the form of its slopes."""
-        return self.read.by_group(self.read.kernel(given.var))
+        return self.read.by_group(self.read.kernel(kernel.var))
 
 
 def _convolved_kernels(
@@ -144,7 +144,7 @@ def _owned_layers(program: Program, random: Sequence[Value]) -> dict[Layer, list
     for layer in program.layers:
         for value in layer.inputs:
             readers.setdefault(value, []).append(layer)
-    found: dict[Layer, list[Value]] = {}
+    owned: dict[Layer, list[Value]] = {}
     for value in random:
         if len(readers.get(value, ())) != 1 or value in program.outputs:
             continue
@@ -161,8 +161,8 @@ def _owned_layers(program: Program, random: Sequence[Value]) -> dict[Layer, list
         # dependent ones.
         fresh = all(isinstance(x, int) or n == 1 for x, n in zip(labels, sizes, strict=True))
         if labels and fresh and not meetings:
-            found.setdefault(layer, []).append(value)
-    return found
+            owned.setdefault(layer, []).append(value)
+    return owned
 
 
 @dataclass(frozen=True)
@@ -262,8 +262,8 @@ def last_layer(program: Program, random: Sequence[Value]) -> OutputLayer | None:
     if layer.kind != "linear" or len(layer.outputs) != 1 or len(data) != 1:
         return None
     (hidden,) = data
-    shape, made = hidden.aval.shape, result.aval.shape
-    if hidden not in makers or shape[:-1] != made[:-1] or shape[-1] >= made[-1]:
+    shape, wide = hidden.aval.shape, result.aval.shape
+    if hidden not in makers or shape[:-1] != wide[:-1] or shape[-1] >= wide[-1]:
         return None
     # Every position of the result is made of the same position of the hidden state.
     lineages, _ = follow_lineages(layer.nodes, {hidden: {hidden: identity(shape)}})
@@ -353,9 +353,9 @@ def variance_through(
         return total + row * along(covariance[..., i]), None
 
     through, _ = lax.scan(column, jnp.zeros(shape, hidden.dtype), jnp.arange(width))
-    own = own_variance(last.layer, *last.operands(known, hidden)) if last.sources else 0
+    kernel_variance = own_variance(last.layer, *last.operands(known, hidden)) if last.sources else 0
     # Rounding may leave a sum of squares below zero where its parts cancel.
-    return jnp.maximum(through + own + 2 * shared.reshape(shape), 0)
+    return jnp.maximum(through + kernel_variance + 2 * shared.reshape(shape), 0)
 
 
 def let_through(program: Program, random: Sequence[Value]) -> Program:
@@ -393,8 +393,8 @@ def let_through(program: Program, random: Sequence[Value]) -> Program:
 
 def _reached(nodes: Iterable[Node], start: Iterable[Value], stops: Iterable[Node]) -> set[Value]:
     """Collects the values that depend on some, by no way through certain nodes."""
-    found, closed = set(start), {id(stop) for stop in stops}
+    values, closed = set(start), {id(stop) for stop in stops}
     for node in nodes:
-        if id(node) not in closed and not found.isdisjoint(node.values):
-            found |= set(node.outputs)
-    return found
+        if id(node) not in closed and not values.isdisjoint(node.values):
+            values |= set(node.outputs)
+    return values

@@ -365,7 +365,7 @@ def _together(eqn: Any, a: Statistic, b: Statistic, name: str) -> Statistic:
     # Both must lie along the same axes of the tensor: x less the mean of its transpose, of the same
     # shape if square, is no centred tensor.
     labels = following.united(*both)
-    if any(following.crosses(own, labels) for own in both):
+    if any(following.crosses(statistic, labels) for statistic in both):
         raise UnreadableError
     return Statistic(
         name,

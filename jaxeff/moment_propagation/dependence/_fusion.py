@@ -140,12 +140,16 @@ def _shared(
     meeting: lineage.DependentCombination, leaves: Mapping[Value, lineage.Lineage]
 ) -> list[Any]:
     """Returns the random arrays that dependent entries have in common."""
-    own = leaves.get(meeting.source, {})
+    leaves_of_source = leaves.get(meeting.source, {})
     if meeting.partners:
-        return [s for s in own if any(s in leaves.get(v, {}) for v in meeting.partners)]
+        return [
+            s for s in leaves_of_source if any(s in leaves.get(v, {}) for v in meeting.partners)
+        ]
     # Within one value: the sources that several of its entries depend on; all of them where the
     # labels cannot tell.
-    return [s for s, labels in own.items() if lineage.SHARED in labels] or list(own)
+    return [s for s, labels in leaves_of_source.items() if lineage.SHARED in labels] or list(
+        leaves_of_source
+    )
 
 
 def _names(sources: Iterable[Any]) -> tuple[str, ...]:
@@ -158,10 +162,10 @@ class Assumptions(tuple[Assumption, ...]):
     __slots__ = ()
 
     @classmethod
-    def merged(cls, found: Sequence[Assumption]) -> Assumptions:
+    def merged(cls, assumptions: Sequence[Assumption]) -> Assumptions:
         """Merges the assumptions of one place and reason, with everything that is shared there."""
         places: dict[tuple[str, ...], Assumption] = {}
-        for one in found:
+        for one in assumptions:
             place = (one.site, one.kind, one.reason, one.line)
             known = places.get(place)
             shares = dict.fromkeys((*(known.shares if known else ()), *one.shares))
@@ -210,9 +214,9 @@ def fuse_dependent(
     """
     state = _DependenceState(note, products)
     for value in random:
-        own = {value: lineage.identity(value.aval.shape)}
+        itself = {value: lineage.identity(value.aval.shape)}
         # Entries of the inputs are independent by definition: each input is its own source.
-        state.atoms[value] = state.roots[value] = state.leaves[value] = own
+        state.atoms[value] = state.roots[value] = state.leaves[value] = itself
     layers = [state.visit(layer) for layer in program.layers]
     if not any(isinstance(layer, FusedLayer) for layer in layers):
         return program
@@ -267,9 +271,9 @@ class _DependenceState:
         if not random:
             return layer
         if not layer.nodes:
-            for value, made in zip(layer.inputs, layer.outputs, strict=True):
+            for value, result in zip(layer.inputs, layer.outputs, strict=True):
                 for lineages in (self.atoms, self.roots, self.leaves):
-                    lineages[made] = lineages[value]
+                    lineages[result] = lineages[value]
             return layer
         if layer.kind == "control flow":
             self._pass(layer, random)
@@ -306,74 +310,74 @@ class _DependenceState:
         """Joins a layer with those before it until its inputs are independent."""
         if layer.kind not in _JOINABLE | _PRODUCTS:
             return layer
-        parts, whole = [layer], layer
+        parts, joined = [layer], layer
         # Invariant: `whole` is the join of `parts`, which are in program order. Each turn adds the
         # nearest maker of an input that isn't independent, so that as few layers as possible are
         # joined and a bottleneck on the way stays one.
-        while wrong := self._wrong(whole):
+        while wrong := self._wrong(joined):
             before = [self.made_by[v] for v in wrong if v in self.made_by]
-            if not before or len(whole.nodes) > _MOST_NODES:
+            if not before or len(joined.nodes) > _MOST_NODES:
                 return layer
             nearest = max(before, key=self.position.__getitem__)
             parts = [*sorted([nearest, *parts[:-1]], key=self.position.__getitem__), layer]
-            whole = join(parts)
+            joined = join(parts)
         # The rule of a product is exact for independent operands. For dependent ones a fused layer
         # is worth its cost only if it is exact as well.
         if layer.kind in _PRODUCTS:
             if len(parts) == 1 and not lineage.internal(self._random(layer), layer.nodes):
                 return layer
-            whole = join(parts)
-            return whole if has_rule(whole, self._random(whole)) else layer
+            joined = join(parts)
+            return joined if has_rule(joined, self._random(joined)) else layer
         # Two curved functions in a row are one integral instead of two approximations by a
         # Gaussian.
-        extended = self._extended(parts, whole)
+        extended = self._extended(parts, joined)
         return layer if len(extended) == 1 else join(extended)
 
     def _exact(self, layer: Layer) -> Layer | None:
         """Joins a layer with products before it, if the fused layer is exact and cheap."""
         if not self.products or layer.kind not in _JOINABLE | _PRODUCTS:
             return None
-        parts, whole = [layer], layer
+        parts, joined = [layer], layer
         # As `_joined`, but back to roots: products are followed too. The cost is checked at each
         # turn, for it only grows with more layers.
-        while wrong := self._wrong(whole, self.roots):
+        while wrong := self._wrong(joined, self.roots):
             before = [
-                made for v in wrong if (made := self.made_by.get(v) or self.product_of.get(v))
+                maker for v in wrong if (maker := self.made_by.get(v) or self.product_of.get(v))
             ]
             if not before:
                 return None
             nearest = max(before, key=self.position.__getitem__)
             parts = [*sorted([nearest, *parts[:-1]], key=self.position.__getitem__), layer]
-            whole = join(parts)
-            if not has_rule(whole, self._random(whole)):
+            joined = join(parts)
+            if not has_rule(joined, self._random(joined)):
                 return None
-        return whole if len(parts) > 1 else None
+        return joined if len(parts) > 1 else None
 
     def _wrong(
-        self, whole: Layer, lineages: dict[Value, lineage.Lineage] | None = None
+        self, joined: Layer, lineages: dict[Value, lineage.Lineage] | None = None
     ) -> list[Value]:
         """Returns the inputs that aren't independent, or that are decisions by random values."""
-        random = self._random(whole)
+        random = self._random(joined)
         # A discrete result is taken at the means, whatever its operands share.
-        if _is_discrete(whole.outputs[0]):
+        if _is_discrete(joined.outputs[0]):
             return []
         meetings = lineage.external(
-            random, whole.nodes, self.atoms if lineages is None else lineages
+            random, joined.nodes, self.atoms if lineages is None else lineages
         )
         # A mask made by a random comparison has no moments of its own: joined with the comparison
         # it becomes part of the function that is integrated.
         discrete = [v for v in random if _is_discrete(v)]
-        sums = self._running_sums(whole, random)
+        sums = self._running_sums(joined, random)
         return list(dict.fromkeys([*discrete, *(m.source for m in meetings), *sums]))
 
-    def _running_sums(self, whole: Layer, random: Sequence[Value]) -> list[Value]:
+    def _running_sums(self, joined: Layer, random: Sequence[Value]) -> list[Value]:
         """Returns the running sums whose entries are subtracted from each other."""
-        subtracted = any(n.primitive is p.sub_p for n in whole.nodes)
+        subtracted = any(n.primitive is p.sub_p for n in joined.nodes)
         sums = [v for v in random if self._is_running_sum(v)] if subtracted else []
         if not sums:
             return []
         # What two entries have in common cancels, which is seen where the sum is made.
-        met = [m for m in lineage.internal(random, whole.nodes) if m.eqn.primitive is p.sub_p]
+        met = [m for m in lineage.internal(random, joined.nodes) if m.eqn.primitive is p.sub_p]
         return [v for v in sums if any(m.source is v for m in met)]
 
     def _is_running_sum(self, value: Value) -> bool:
@@ -383,22 +387,22 @@ class _DependenceState:
             layer = self.made_by.get(layer.inputs[0])
         return layer is not None and layer.nodes[-1].primitive is p.cumsum_p
 
-    def _extended(self, parts: list[Layer], whole: Layer) -> list[Layer]:
+    def _extended(self, parts: list[Layer], joined: Layer) -> list[Layer]:
         """Goes back along a chain of pointwise functions to the first curved one."""
-        if not _is_curved(whole, self._random(whole)):
+        if not _is_curved(joined, self._random(joined)):
             return parts
         # Affine functions are exact one by one: those before the first curved layer of the chain
         # stay out.
         chain: list[Layer] = []
         curved = 0
-        random = self._random(whole)
+        random = self._random(joined)
         while len(random) == 1 and (before := self.made_by.get(random[0])) is not None:
             random = self._random(before)
             if len(random) != 1 or len(before.outputs) != 1:
                 break
             if not _is_chain(before.nodes):
                 # The root, the inverse or the logarithm of a variance is a statistic of its own.
-                powers = any(n.primitive in _POWERS for n in whole.nodes)
+                powers = any(n.primitive in _POWERS for n in joined.nodes)
                 if powers and any(reduces(n) for n in before.nodes):
                     chain += [before, *self._squares(random[0])]
                     curved = len(chain)
@@ -425,16 +429,16 @@ class _DependenceState:
         if joinable:
             followed.append(self.atoms)
         # One walk for all of them, with a number beside each source.
-        given = {
+        sources = {
             v: {(i, s): x for i, known in enumerate(followed) for s, x in known[v].items()}
             for v in self._random(layer)
         }
-        made = lineage.follow_lineages(layer.nodes, given)[0]
+        followed_to = lineage.follow_lineages(layer.nodes, sources)[0]
         for value in layer.outputs:
-            found: list[dict[Value, lineage.Labels]] = [{}, {}, {}]
-            for (i, source), labels in made.get(value, {}).items():
-                found[i][source] = labels
-            leaves, roots, atoms = found
+            by_kind: list[dict[Value, lineage.Labels]] = [{}, {}, {}]
+            for (i, source), labels in followed_to.get(value, {}).items():
+                by_kind[i][source] = labels
+            leaves, roots, atoms = by_kind
             if not leaves:
                 continue
             self.leaves[value] = leaves

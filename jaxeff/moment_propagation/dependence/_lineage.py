@@ -85,9 +85,9 @@ def through(
     # Beside the lineages: what meets inside a call belongs to no result of it.
     meetings: list[DependentCombination] = []
 
-    def rule(inner: Any, given: list[Lineage]) -> list[Lineage]:
-        results, found = _through(inner, signature(inner), given)
-        meetings.extend(found)
+    def rule(inner: Any, operands: list[Lineage]) -> list[Lineage]:
+        results, met = _through(inner, signature(inner), operands)
+        meetings.extend(met)
         return results
 
     return list(entering(rule, lambda *_: {})(eqn, list(lineages))), meetings
@@ -162,23 +162,23 @@ def union(moved: Sequence[Lineage]) -> Lineage:
 
 
 def follow_lineages(
-    nodes: Sequence[Node], given: Mapping[Value, Lineage]
+    nodes: Sequence[Node], known: Mapping[Value, Lineage]
 ) -> tuple[dict[Value, Lineage], dict[Node, list[DependentCombination]]]:
     """Follows lineages through nodes, and finds the dependent entries that each node combines."""
-    lineages = dict(given)
+    lineages = dict(known)
     meetings: dict[Node, list[DependentCombination]] = {}
     for node in nodes:
         operands = [lineages.get(a, {}) if isinstance(a, Value) else {} for a in node.inputs]
         if any(operands):
             is_call = node.signature.family is OperationFamily.CALL
-            results, found = (
+            results, met = (
                 through(node.eqn, operands)
                 if is_call
                 else _through(node.eqn, node.signature, operands)
             )
             lineages.update(zip(node.outputs, results, strict=True))
-            if found:
-                meetings[node] = found
+            if met:
+                meetings[node] = met
     return lineages, meetings
 
 
@@ -190,9 +190,7 @@ def independent_lineages(values: Sequence[Value]) -> dict[Value, Lineage]:
 def internal(values: Sequence[Value], nodes: Sequence[Node]) -> list[DependentCombination]:
     """Finds the dependent entries that nodes combine even where the values are independent."""
     return [
-        m
-        for found in follow_lineages(nodes, independent_lineages(values))[1].values()
-        for m in found
+        m for met in follow_lineages(nodes, independent_lineages(values))[1].values() for m in met
     ]
 
 
@@ -206,14 +204,15 @@ def external(
     """
     clouded = {v: {v: _clouded(v, lineages[v])} for v in values}
     # No value has dependent entries of its own: only pairs of values can meet.
-    if not any(SHARED in labels for found in clouded.values() for labels in found.values()):
+    if not any(SHARED in labels for of_value in clouded.values() for labels in of_value.values()):
         return _across(values, nodes, lineages)
-    found = [m for found in follow_lineages(nodes, clouded)[1].values() for m in found if m.along]
-    if found:
+    met = follow_lineages(nodes, clouded)[1].values()
+    meetings = [m for of_node in met for m in of_node if m.along]
+    if meetings:
         # Meetings that even independent entries have are the layer's own: its rule sees them.
         known = {(id(m.eqn), m.source) for m in internal(values, nodes) if m.along}
-        found = [m for m in found if (id(m.eqn), m.source) not in known]
-    return [*found, *_across(values, nodes, lineages)]
+        meetings = [m for m in meetings if (id(m.eqn), m.source) not in known]
+    return [*meetings, *_across(values, nodes, lineages)]
 
 
 def shared_sources(values: Sequence[Value], lineages: Mapping[Value, Lineage]) -> list[Any]:

@@ -134,9 +134,9 @@ def degrees(nodes: Sequence[Node], variables: Sequence[Value]) -> dict[Value, fl
         return 0.0
 
     # Whatever else the nodes read is a constant to the variables: of degree zero.
-    found = defaultdict(float, dict.fromkeys(variables, 1.0))
-    walk_nodes(nodes, found, (), entering(rule, constant), constant)
-    return found
+    degree_of = defaultdict(float, dict.fromkeys(variables, 1.0))
+    walk_nodes(nodes, degree_of, (), entering(rule, constant), constant)
+    return degree_of
 
 
 def _degree(eqn: Any, operands: Sequence[float]) -> float:

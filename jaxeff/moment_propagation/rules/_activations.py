@@ -464,11 +464,11 @@ def gauss_pair(
         `f`'s output tree with a `Gaussian` for each floating-point leaf.
     """
 
-    def given(value: Array) -> Any:
+    def inner(value: Array) -> Any:
         moments = gauss_legendre(lambda point: f(point, value), x, kinks, limited=limited)
         return jax.tree.map(lambda g: (g.mean, g.var), moments, is_leaf=_values.is_random)
 
-    outer = gauss_hermite(given, y, 8)
+    outer = gauss_hermite(inner, y, 8)
     # The law of total variance: variance of the means plus mean of the variances.
     return jax.tree.map(
         lambda pair: _values.Gaussian(pair[0].mean, pair[0].var + pair[1].mean),

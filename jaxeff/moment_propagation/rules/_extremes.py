@@ -167,8 +167,8 @@ def scatter_max(x: Value, indices: Array, updates: Value, **how: Any) -> Gaussia
 
     def reduced(scatter: Callable[..., Array]) -> Callable[[Array], Array]:
         def reduce(entries: Array) -> Array:
-            own = entries[:split].reshape(jnp.shape(mean_of(x)))
-            return scatter(own, indices, entries[split:].reshape(shape), **how)
+            operand = entries[:split].reshape(jnp.shape(mean_of(x)))
+            return scatter(operand, indices, entries[split:].reshape(shape), **how)
 
         return reduce
 

@@ -9,9 +9,9 @@ layer.
 Positions: a weighted sum over tokens, a matrix of neighbours, a running sum, the standard deviation
 over time: each result is made of one channel's positions. To first order it is a linear map L of
 the noise of entries, which is known from what they are made of (`_terms`). For each kernel weight,
-source and rest,
+source and residual,
 
-    Var[L y] = sum_(t, i) v_(t, i, c) L[g x_(t, i)]^2 + Var[sum w z] L[g]^2 + L^2[g^2 rest],
+    Var[L y] = sum_(t, i) v_(t, i, c) L[g x_(t, i)]^2 + Var[sum w z] L[g]^2 + L^2[g^2 residual],
 
 with L^2 the map of the squared factors. Of what goes on, a gate G lets L^T G through to what comes
 before: that is the gate there.
@@ -52,7 +52,7 @@ from jaxeff.moment_propagation.shared_kernels._terms import (
     LinearMap,
     MixedTerm,
     NoiseTerm,
-    RestTerm,
+    ResidualTerm,
     root,
     spread,
 )
@@ -103,14 +103,14 @@ class ChannelGroups:
         if sums is None or len({one.parts for one in sums}) != 1:
             return None
         parts, count, size, _ = sums[0]
-        whole = {a for a, stride in parts if a != channel and stride == 1}
-        places = frozenset(layout[a] for a in whole if shape[a] != 1)
+        summed = {a for a, stride in parts if a != channel and stride == 1}
+        places = frozenset(layout[a] for a in summed if shape[a] != 1)
         # Of the channels a group's own are added up, which are the inner part of their axis.
         inner = [stride for a, stride in parts if a == channel] == [1]
-        if not inner or not places or BATCH in places or len(parts) != len(whole) + 1:
+        if not inner or not places or BATCH in places or len(parts) != len(summed) + 1:
             return None
         # A window of positions is no whole axis, though its steps are of one, too.
-        if count != size * math.prod(shape[a] for a in whole):
+        if count != size * math.prod(shape[a] for a in summed):
             return None
         return cls(shape[channel] // size, places, any(one.is_plain for one in sums))
 
@@ -182,21 +182,21 @@ def _followed(
         known = [a for a in node.inputs if isinstance(a, Value) and a in parts]
         if not known or len(node.outputs) != 1:
             continue
-        shape, made = tuple(known[0].aval.shape), node.outputs[0]
+        shape, result = tuple(known[0].aval.shape), node.outputs[0]
         after: list[_Part | None] | None = None
         if node.primitive is p.reshape_p:
-            after = _split(parts[known[0]], shape, made.aval.shape)
+            after = _split(parts[known[0]], shape, result.aval.shape)
         elif node.primitive in prim.MOVES:
-            own = axes.followed(node.signature, tuple(range(len(shape))))
-            if own is not None:
-                after = [None if i is None else parts[known[0]][i] for i in own]
-        elif made.aval.shape == shape and node.primitive in prim.ELEMENTWISE | _TYPES:
+            origins = axes.followed(node.signature, tuple(range(len(shape))))
+            if origins is not None:
+                after = [None if i is None else parts[known[0]][i] for i in origins]
+        elif result.aval.shape == shape and node.primitive in prim.ELEMENTWISE | _TYPES:
             after = parts[known[0]]
         if after is None:
             continue
-        parts[made] = after
+        parts[result] = after
         if node.primitive in prim.MOVES | _TYPES and known[0] in plain:
-            plain.add(made)
+            plain.add(result)
     return parts, plain
 
 
@@ -238,20 +238,20 @@ def chosen_channels(layer: Layer, value: Value, layout: Axes) -> tuple[int, ...]
         return None
     # As small as a number of each entry may be: this is done while a program is traced.
     entries = np.arange(math.prod(shape), dtype=np.min_scalar_type(-math.prod(shape)))
-    made = _moved(layer.nodes, {value: entries.reshape(shape)})
-    if made is None or layer.outputs[0] not in made:
+    moved = _moved(layer.nodes, {value: entries.reshape(shape)})
+    if moved is None or layer.outputs[0] not in moved:
         return None
     # An entry's number is the sum of its places, each times the entries of a step along that axis.
     # Without those of the other axes, numbers are the channel's, everywhere the same.
-    numbers = made[layer.outputs[0]]
+    numbers = moved[layer.outputs[0]]
     for i, steps in enumerate(np.indices(after, sparse=True, dtype=entries.dtype)):
         if i != channel:
             numbers = numbers - steps * math.prod(shape[i + 1 :])
     first = numbers[tuple(slice(None if i == channel else 1) for i in range(len(shape)))]
-    found, rest = np.divmod(first.ravel(), math.prod(shape[channel + 1 :]))
-    if rest.any() or (found < 0).any() or (found >= shape[channel]).any():
+    channels, rest = np.divmod(first.ravel(), math.prod(shape[channel + 1 :]))
+    if rest.any() or (channels < 0).any() or (channels >= shape[channel]).any():
         return None
-    return tuple(found.tolist()) if (numbers == first).all() else None
+    return tuple(channels.tolist()) if (numbers == first).all() else None
 
 
 def _moved(nodes: Sequence[Node], known: dict[Value, np.ndarray]) -> dict[Value, np.ndarray] | None:
@@ -292,7 +292,7 @@ def with_channels_joined(program: Program) -> list[Layer]:
     readers = Counter(v for layer in program.layers for v in layer.inputs)
     readers.update(v for v in program.outputs if isinstance(v, Value))
     next_of: Mapping[Value, Layer] = {v: layer for layer in program.layers for v in layer.inputs}
-    found = []
+    joined = []
     for layer in program.layers:
         if layer.kind != "shape" or [n.primitive for n in layer.nodes] != [p.reshape_p]:
             continue
@@ -304,8 +304,8 @@ def with_channels_joined(program: Program) -> list[Layer]:
                 break
             chain.append(following)
         if chain[-1].outputs[0].aval.shape == start.aval.shape and len(chain) > 1:
-            found.append(_whole(chain))
-    return found
+            joined.append(_as_one(chain))
+    return joined
 
 
 def _joins(layer: Layer, chain: Sequence[Layer]) -> bool:
@@ -315,7 +315,7 @@ def _joins(layer: Layer, chain: Sequence[Layer]) -> bool:
     return is_norm or layer.kind == "shape"
 
 
-def _whole(chain: Sequence[Layer]) -> Layer:
+def _as_one(chain: Sequence[Layer]) -> Layer:
     """Puts the equations of layers that follow each other into one layer."""
     named = next((v for v in chain if v.kind == "normalization"), chain[-1])
     inner = {v for layer in chain for v in layer.outputs}
@@ -333,7 +333,7 @@ def shared_parameters(layer: Layer, random: Collection[Value], layout: Axes) -> 
         layout: The result's layout.
     """
     result = layer.outputs[0]
-    found = {}
+    parameters = {}
     for value in random:
         lineages, _ = follow_lineages(layer.nodes, {value: {value: identity(value.aval.shape)}})
         labels = lineages.get(result, {}).get(value)
@@ -345,10 +345,10 @@ def shared_parameters(layer: Layer, random: Collection[Value], layout: Axes) -> 
             if a not in (BATCH, CHANNEL) and n != 1
         ]
         if all(x == SHARED for x in places):
-            found[value] = any(
+            parameters[value] = any(
                 x == SHARED for x, a in zip(labels, layout, strict=True) if a == CHANNEL
             )
-    return found
+    return parameters
 
 
 _NEW_AXES = 1000
@@ -378,32 +378,32 @@ class PositionMap(NamedTuple):
         """
         if not layer.nodes or len(layer.outputs) != 1 or layer.kind == "control flow":
             return None
-        shape, made = value.aval.shape, layer.outputs[0]
+        shape, result = value.aval.shape, layer.outputs[0]
         labels = _labels(layer, value, identity(shape))
         if labels is None:
             return None
-        own = [layout[x] if isinstance(x, int) else None for x in labels]
+        kept = [layout[x] if isinstance(x, int) else None for x in labels]
         sizes = list(zip(layout, shape, strict=True))
         fixed = [a for a, n in sizes if a in (BATCH, CHANNEL) and n != 1]
-        if any(own.count(a) != 1 for a in fixed):
+        if any(kept.count(a) != 1 for a in fixed):
             return None
         places = {a for a, n in sizes if a not in (BATCH, CHANNEL, None) and n != 1}
-        gone = sorted(places.difference(own))
+        gone = sorted(places.difference(kept))
         # What takes the place of an axis has its number, so that terms of a sum agree.
-        numbers = iter([*gone, *range(_NEW_AXES, _NEW_AXES + len(own))])
-        after = zip(own, made.aval.shape, strict=True)
-        found = tuple(next(numbers) if a is None and n != 1 else a for a, n in after)
-        return cls(found, combined_axes(layer, value, layout))
+        numbers = iter([*gone, *range(_NEW_AXES, _NEW_AXES + len(kept))])
+        after = zip(kept, result.aval.shape, strict=True)
+        positions_after = tuple(next(numbers) if a is None and n != 1 else a for a, n in after)
+        return cls(positions_after, combined_axes(layer, value, layout))
 
 
-def _labels(layer: Layer, value: Value, given: Labels) -> Labels | None:
-    lineages, _ = follow_lineages(layer.nodes, {value: {value: given}})
+def _labels(layer: Layer, value: Value, labels: Labels) -> Labels | None:
+    lineages, _ = follow_lineages(layer.nodes, {value: {value: labels}})
     return lineages.get(layer.outputs[0], {}).get(value)
 
 
 def combined_axes(layer: Layer, value: Value, layout: Axes) -> frozenset[int | None]:
     """Returns the axes of positions along which a layer adds or multiplies several of a value."""
-    found = set[int | None]()
+    combined = set[int | None]()
     for axis, (place, n) in enumerate(zip(layout, value.aval.shape, strict=True)):
         if place in (BATCH, CHANNEL, None) or n == 1:
             continue
@@ -411,8 +411,8 @@ def combined_axes(layer: Layer, value: Value, layout: Axes) -> frozenset[int | N
         alike: Labels = tuple(SHARED if i == axis else i for i in range(len(layout)))
         meetings = follow_lineages(layer.nodes, {value: {value: alike}})[1]
         if any(one.along for met in meetings.values() for one in met):
-            found.add(place)
-    return frozenset(found)
+            combined.add(place)
+    return frozenset(combined)
 
 
 def is_unruled(layer: Layer, value: Value, layout: Axes) -> bool:
@@ -445,27 +445,27 @@ def variance_of(terms: Sequence[NoiseTerm], by: LinearMap | None = None) -> Arra
         by: The map; None for the entries themselves.
     """
     by = by or LinearMap.identity()
-    found = []
+    variances = []
     for term in terms:
-        if isinstance(term, RestTerm):
-            found.append(by.squared(term.gate**2 * term.variance))
+        if isinstance(term, ResidualTerm):
+            variances.append(by.squared(term.gate**2 * term.variance))
             continue
         if isinstance(term, MixedTerm):
-            found.append(variance_of([term.inner], term.map_to(by)))
+            variances.append(variance_of([term.inner], term.map_to(by)))
             continue
         if isinstance(term, CrossedTerm):
             # Channel by channel of the source, as if these were independent.
             spreads = jnp.moveaxis(term.steps, -2, 0) * term.gate
             deviations = root(term.variance).T
-            found += [
+            variances += [
                 by.forward(one * std.reshape(-1, *(1,) * (one.ndim - 1))) ** 2
                 for one, std in zip(spreads, deviations, strict=True)
             ]
             continue
-        found.append(by.forward(term.gate * spread(root(term.variance), term.gate)) ** 2)
+        variances.append(by.forward(term.gate * spread(root(term.variance), term.gate)) ** 2)
         if isinstance(term, ContractionTerm):
-            found.append(_of_kernel(by, term))
-    return sum(found[1:], start=found[0])
+            variances.append(_of_kernel(by, term))
+    return sum(variances[1:], start=variances[0])
 
 
 def _of_kernel(by: LinearMap, term: ContractionTerm) -> Array:
@@ -499,8 +499,8 @@ def gathered_layout(layer: Layer, value: Value, layout: Axes) -> Axes | None:
     numbers, shape = node.params["dimension_numbers"], value.aval.shape
     taken = numbers.collapsed_slice_dims
     sizes = zip(node.params["slice_sizes"], shape, strict=True)
-    whole = all(n == m or a in taken for a, (n, m) in enumerate(sizes))
-    if len(taken) != 1 or not whole or numbers.operand_batching_dims:
+    takes_rows = all(n == m or a in taken for a, (n, m) in enumerate(sizes))
+    if len(taken) != 1 or not takes_rows or numbers.operand_batching_dims:
         return None
     if len(node.inputs[1].aval.shape) != 2 or layout[taken[0]] in (BATCH, CHANNEL):
         return None
@@ -525,18 +525,18 @@ def rows_by(
     index = canonical(gather(restored(jnp.broadcast_to(numbers, shape), before)), after)[0, ..., 0]
 
     def rows(x: Array) -> Array:
-        found = x.reshape(len(x), -1, x.shape[-1])[:, index.reshape(-1)]
-        return found.reshape(len(x), *index.shape, x.shape[-1])
+        taken = x.reshape(len(x), -1, x.shape[-1])[:, index.reshape(-1)]
+        return taken.reshape(len(x), *index.shape, x.shape[-1])
 
     return rows
 
 
 def rearranged(terms: Sequence[NoiseTerm], rows: Callable[[Array], Array]) -> list[NoiseTerm]:
     """Takes the rows of what noise is made of."""
-    found: list[NoiseTerm] = []
+    rearranged_terms: list[NoiseTerm] = []
     for term in terms:
         taken = replace(term, gate=rows(term.gate))
-        if isinstance(taken, RestTerm):
+        if isinstance(taken, ResidualTerm):
             taken = replace(taken, variance=rows(taken.variance))
         elif isinstance(taken, ContractionTerm):
             through = taken.through and (rows(taken.through[0]), taken.through[1])
@@ -544,5 +544,5 @@ def rearranged(terms: Sequence[NoiseTerm], rows: Callable[[Array], Array]) -> li
         elif isinstance(taken, CrossedTerm):
             by_channel = jnp.moveaxis(taken.steps, -2, 0)
             taken = replace(taken, steps=jnp.moveaxis(jax.vmap(rows)(by_channel), 0, -2))
-        found.append(taken)
-    return found
+        rearranged_terms.append(taken)
+    return rearranged_terms

@@ -144,14 +144,14 @@ def depends(nodes: Sequence[Node], random: Collection[Value], value: Any) -> boo
 
 def keeps_entries(layer: Layer, value: Value) -> bool:
     """Returns whether each entry of a layer's one result is made of the same entry of a value."""
-    known, made = {value}, layer.outputs[0]
+    known, result = {value}, layer.outputs[0]
     for node in layer.nodes:
         if known.isdisjoint(node.values):
             continue
         if node.primitive in prim.MOVES:
             return False
         known.update(node.outputs)
-    return made.aval.shape == value.aval.shape
+    return result.aval.shape == value.aval.shape
 
 
 def _after(node: Node, layout: Axes) -> Axes | None:
@@ -256,7 +256,7 @@ class PositionContraction:
         q, c = self.node.params, self.contraction
         if not c.is_convolution:
             return []
-        found = []
+        shares = []
         for axis, size in enumerate(sizes):
             taps = c.shapes[1][c.window(1)[axis]]
             results = c.shapes[2][c.window(2)[axis]]
@@ -264,8 +264,8 @@ class PositionContraction:
             first = np.arange(results) * stride - q["padding"][axis][0]
             read = first + apart * np.arange(taps)[:, None]
             # A transposed convolution reads zeros between the entries of its image.
-            found.append(np.isin(read, q["lhs_dilation"][axis] * np.arange(size)).mean(1))
-        return found
+            shares.append(np.isin(read, q["lhs_dilation"][axis] * np.arange(size)).mean(1))
+        return shares
 
     def by_group(self, kernel: Array) -> Array:
         """Brings a kernel `[*taps, in, out]` to `[taps, in, groups, out of a group]`."""
@@ -347,11 +347,11 @@ class PositionContraction:
         """Contracts windows with a kernel for each example, as `let_through` returns them."""
         batch, places = windows.shape[:2]
         if self.groups > 1:
-            made = jnp.einsum("bptgi,btigo->bpgo", windows, kernels)
+            products = jnp.einsum("bptgi,btigo->bpgo", windows, kernels)
         else:
             rows = windows.reshape(batch, places, -1)
-            made = rows @ kernels.reshape(batch, rows.shape[-1], -1)
-        return made.reshape(like.shape)
+            products = rows @ kernels.reshape(batch, rows.shape[-1], -1)
+        return products.reshape(like.shape)
 
 
 def over_taps(x: Array) -> Array:

@@ -72,12 +72,12 @@ from jaxeff.moment_propagation.shared_kernels._terms import (
     LinearMap,
     MixedTerm,
     NoiseTerm,
-    RestTerm,
+    ResidualTerm,
     SharedNoise,
     divided,
     gated,
+    marginalise,
     mean_over_positions,
-    read_out,
     root,
     spread,
     weighted_covariance,
@@ -97,14 +97,14 @@ class _Normalized(NamedTuple):
 
     Attributes:
         value: The value that is normalized.
-        given: The moments of that value.
+        operand: The moments of that value.
         result: The moments of the result, of a certain scale.
         layout: The layout of both.
         parameters: What the noise of its parameters is.
     """
 
     value: Value
-    given: Gaussian
+    operand: Gaussian
     result: Gaussian
     layout: Axes
     parameters: list[NoiseTerm]
@@ -120,11 +120,11 @@ def normalization(here: RuleContext, layer: Layer, values: Sequence[Any]) -> Seq
     norm = _normalized(here, layer, values, outputs)
     if norm is None:
         return outputs
-    var = canonical(norm.given.var, norm.layout)
+    var = canonical(norm.operand.var, norm.layout)
     gate = root(divided(canonical(norm.result.var, norm.layout), var))
     terms = terms_of(here.noise, norm.value, var)
     if var.shape[-1] <= _FEW_CHANNELS and all(_is_one_noise(term) for term in terms):
-        read_out(here.noise, norm.value)
+        marginalise(here.noise, norm.value)
         terms = _crossed(here, layer, values, norm, gate)
     else:
         if var.shape[-1] < _MANY_CHANNELS:
@@ -138,7 +138,7 @@ def _is_one_noise(term: NoiseTerm) -> bool:
     """Returns whether a channel's noise is one number times an amplitude at each position."""
     if isinstance(term, ContractionTerm):
         return math.prod(term.kernel[0].shape[:-1]) == 1
-    return isinstance(term, EntryTerm | RestTerm)
+    return isinstance(term, EntryTerm | ResidualTerm)
 
 
 def _warn_of_few(layer: Layer, channels: int) -> None:
@@ -171,9 +171,9 @@ def _crossed(
         return canonical(along(restored(a * unit, norm.layout)), norm.layout)
 
     steps = jax.vmap(of_channel, out_axes=-2)(jnp.eye(a.shape[-1], dtype=a.dtype))
-    rest = jnp.maximum(canonical(norm.given.var, norm.layout) - a * a * spread(s, a), 0)
+    residual = jnp.maximum(canonical(norm.operand.var, norm.layout) - a * a * spread(s, a), 0)
     one = jnp.ones_like(a)
-    return [CrossedTerm(one, steps, s, norm.value), RestTerm(gate, rest, 1.0)]
+    return [CrossedTerm(one, steps, s, norm.value), ResidualTerm(gate, residual, 1.0)]
 
 
 def group_normalization(here: RuleContext, layer: Layer, values: Sequence[Any]) -> Sequence[Any]:
@@ -185,7 +185,7 @@ def group_normalization(here: RuleContext, layer: Layer, values: Sequence[Any]) 
     groups = ChannelGroups.of(layer, norm.value, norm.layout)
     # The plan holds no other layers.
     assert groups is not None
-    x, var = (canonical(part, norm.layout) for part in (norm.given.mean, norm.given.var))
+    x, var = (canonical(part, norm.layout) for part in (norm.operand.mean, norm.operand.var))
     y, after = (canonical(part, norm.layout) for part in (norm.result.mean, norm.result.var))
     # The slope is one number for a channel. Its sign, the scale's, is that of results by inputs.
     centred = x - spread(mean_over_positions(x), x)
@@ -193,12 +193,12 @@ def group_normalization(here: RuleContext, layer: Layer, values: Sequence[Any]) 
     slope = sign * root(divided(mean_over_positions(after), mean_over_positions(var)))
     if sum(term.source is not None for term in noise.terms.get(norm.value, ())) > 1:
         # Parts that share a source add up before they are squared.
-        read_out(noise, norm.value)
+        marginalise(noise, norm.value)
     h = _standardised(x, var, groups)
     before = terms_of(noise, norm.value, var)
-    own = _own_part(spread(slope, x), h, groups)
+    itself = _own_part(spread(slope, x), h, groups)
     ones = jnp.ones_like(x)
-    terms: list[NoiseTerm] = [MixedTerm(ones, term, own) for term in before]
+    terms: list[NoiseTerm] = [MixedTerm(ones, term, itself) for term in before]
     for weight in (ones, h) if groups.is_centred else (h,):
         others = _of_others(weighted_covariance(noise, before, weight), groups)
         step = spread(slope * root(others), x) * weight
@@ -291,8 +291,8 @@ def _of_others(covariance: Array, groups: ChannelGroups) -> Array:
     blocks = covariance.reshape(batch, groups.count, size, groups.count, size)
     blocks = jnp.einsum("bgigj->bgij", blocks)
     # Of the sum over both indices, what has c in one of them goes off, once.
-    rows, own = blocks.sum(-1), jnp.einsum("bgii->bgi", blocks)
-    others = blocks.sum((-2, -1))[..., None] - 2 * rows + own
+    rows, variances = blocks.sum(-1), jnp.einsum("bgii->bgi", blocks)
+    others = blocks.sum((-2, -1))[..., None] - 2 * rows + variances
     return jnp.maximum(others.reshape(batch, channels), 0) / size**2
 
 
@@ -309,7 +309,7 @@ _RULES = {
 }
 
 
-_ANSWERED = {CONTRACTION, POOLING, MIXING, GROUP_NORMALIZATION}
+_RESOLVED = {CONTRACTION, POOLING, MIXING, GROUP_NORMALIZATION}
 
 
 def with_shared_noise(
@@ -343,8 +343,8 @@ def with_shared_noise(
 
     # A statistic of positions is one function; other poolings are followed layer by layer.
     pooling = [v for v in together if _pools(v)]
-    whole = plan_with(*joined.values()).rules if pooling else {}
-    kept = [v for v in together if v not in pooling or whole.get(v) is MIXING]
+    rule_of = plan_with(*joined.values()).rules if pooling else {}
+    kept = [v for v in together if v not in pooling or rule_of.get(v) is MIXING]
     # Between two reshapes of the channels no axis is theirs: what stands there is one layer, where
     # that gives it a rule.
     of_channels = with_channels_joined(program)
@@ -357,10 +357,10 @@ def with_shared_noise(
     if not plan.rules:
         return prepared, moments, ()
     apart = {v for layer in plan.rules for v in layer.outputs}
-    kept = [v for made, v in joined.items() if made not in apart or v in kept]
+    kept = [v for result, v in joined.items() if result not in apart or v in kept]
     # A sum of two branches still lacks what they share at a single position.
-    answered = [layer for layer, kind in plan.rules.items() if kind in _ANSWERED]
-    return _with(program, [*kept, *of_channels]), _rule(moments, plan), answered
+    resolved = [layer for layer, kind in plan.rules.items() if kind in _RESOLVED]
+    return _with(program, [*kept, *of_channels]), _rule(moments, plan), resolved
 
 
 def _pools(layer: Layer) -> bool:
@@ -387,8 +387,8 @@ def _rule(moments: Callable[..., Sequence[Any]], plan: SharingPlan) -> Callable[
         if layer not in plan.rules:
             return moments(layer, key, *values)
 
-        def diagonal(part: Layer, *given: Any) -> Sequence[Any]:
-            return moments(part, key, *given)
+        def diagonal(part: Layer, *inputs: Any) -> Sequence[Any]:
+            return moments(part, key, *inputs)
 
         number = plan.numbers[layer]
         sources, shared = plan.sources[layer], plan.read_by_several
@@ -430,18 +430,18 @@ def steps_apart(program: Program, random: Collection[Value]) -> Callable[..., An
     Returns:
         A function of the same arguments; None if there is no such loop.
     """
-    found = _found(program, set(random))
-    if not found:
+    steps_of = _parallel_scans(program, set(random))
+    if not steps_of:
         return None
 
     def outputs_of(layer: Layer, inputs: Sequence[Any]) -> Sequence[Any]:
-        if layer not in found:
+        if layer not in steps_of:
             return plain_rule(layer, None, *inputs)
         (node,) = layer.nodes
         env = dict(zip(layer.inputs, inputs, strict=True))
         values = [a.val if isinstance(a, Literal) else env[a] for a in node.inputs]
-        made = dict(zip(node.outputs, _at_once(layer, found[layer], values), strict=True))
-        return [made[v] for v in layer.outputs]
+        results = dict(zip(node.outputs, _at_once(layer, steps_of[layer], values), strict=True))
+        return [results[v] for v in layer.outputs]
 
     def apart(*args: Any, **kwargs: Any) -> Any:
         outputs = run_layers(program, jax.tree.leaves((args, kwargs)), outputs_of)
@@ -450,9 +450,9 @@ def steps_apart(program: Program, random: Collection[Value]) -> Callable[..., An
     return apart
 
 
-def _found(program: Program, random: set[Value]) -> Mapping[Layer, _Steps]:
+def _parallel_scans(program: Program, random: set[Value]) -> Mapping[Layer, _Steps]:
     read = set[Value]().union(*(layer.inputs for layer in program.layers))
-    found = {}
+    steps_of = {}
     for layer in program.layers:
         noisy = random.intersection(layer.inputs)
         if not noisy:
@@ -461,8 +461,8 @@ def _found(program: Program, random: set[Value]) -> Mapping[Layer, _Steps]:
         steps = _steps(layer, noisy)
         # Rows that nobody adds up stay in a loop, which holds one of them at a time.
         if steps is not None and (any(steps.added) or read.intersection(layer.outputs)):
-            found[layer] = steps
-    return found
+            steps_of[layer] = steps
+    return steps_of
 
 
 def _steps(layer: Layer, random: Collection[Value]) -> _Steps | None:
@@ -479,8 +479,8 @@ def _steps(layer: Layer, random: Collection[Value]) -> _Steps | None:
     outer = [*loop.consts, *loop.carry, *loop.xs]
     noisy = {
         inner
-        for i, (inner, given) in enumerate(zip(body.inputs, outer, strict=True))
-        if _is_in(given, random) and not (first <= i < last and added[i - first])
+        for i, (inner, argument) in enumerate(zip(body.inputs, outer, strict=True))
+        if _is_in(argument, random) and not (first <= i < last and added[i - first])
     }
     for part in body.layers:
         if not noisy.isdisjoint(part.inputs):
@@ -492,8 +492,8 @@ def _steps(layer: Layer, random: Collection[Value]) -> _Steps | None:
     return None if waits else _Steps(added)
 
 
-def _is_in(given: Any, values: Collection[Value]) -> bool:
-    return isinstance(given, Value) and given in values
+def _is_in(argument: Any, values: Collection[Value]) -> bool:
+    return isinstance(argument, Value) and argument in values
 
 
 def _only_adds(body: Program, start: Value, end: Any) -> bool:
@@ -537,8 +537,8 @@ def _at_once(layer: Layer, steps: _Steps, values: Sequence[Any]) -> list[Any]:
 
     first = chosen(loop.carry, adds=False)
     end, states = lax.scan(step, first, loop.xs, loop.length, loop.reverse)
-    made, rows = jax.vmap(of_row, axis_size=loop.length)(states, loop.xs)
-    sums = iter(chosen(made, adds=True))
+    results, rows = jax.vmap(of_row, axis_size=loop.length)(states, loop.xs)
+    sums = iter(chosen(results, adds=True))
     ends = iter(end)
     carry = [
         v + next(sums).sum(0) if adds else next(ends)

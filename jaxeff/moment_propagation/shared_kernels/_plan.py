@@ -66,16 +66,16 @@ def layouts_of_tokens(program: Program, random: Collection[Value]) -> dict[Value
         start = {v: known[v] for v in layer.inputs if v in known}
         alone = sum(v in random for v in layer.inputs) == 1
         random.update(layer.outputs)
-        made: Mapping[Value, Axes] | None = None
+        after: Mapping[Value, Axes] | None = None
         if layer.kind == "linear":
-            made, product = _through_product(layer, start)
+            after, product = _through_product(layer, start)
             before |= {product} if product is not None else frozenset()
         elif start:
-            made = _through(layer, start)
+            after = _through(layer, start)
         combined: frozenset[int | None] = frozenset()
-        if made is None and len(start) == 1 and alone:
-            made, combined = _mixed(layer, *next(iter(start.items())))
-        if made is None:
+        if after is None and len(start) == 1 and alone:
+            after, combined = _mixed(layer, *next(iter(start.items())))
+        if after is None:
             # What has no rule is warned of, if there are positions to share anything.
             for value, layout in start.items():
                 if is_unruled(layer, value, layout):
@@ -83,14 +83,14 @@ def layouts_of_tokens(program: Program, random: Collection[Value]) -> dict[Value
                         axes = combined_axes(layer, value, layout)
                         pooled.setdefault(product, set()).update(axes)
         for value in layer.outputs:
-            if made is None or value not in made:
+            if after is None or value not in after:
                 continue
-            known[value], begun[value] = made[value], before
-            summed = combined or set[int | None]().union(*start.values()) - {*made[value], CHANNEL}
+            known[value], begun[value] = after[value], before
+            summed = combined or set[int | None]().union(*start.values()) - {*after[value], CHANNEL}
             for product in before:
                 pooled.setdefault(product, set()).update(summed)
-    found = {v: _layout(v, axes) for v, axes in pooled.items() if axes}
-    return {v: layout for v, layout in found.items() if layout.count(BATCH) < 2}
+    laid_out = {v: _layout(v, axes) for v, axes in pooled.items() if axes}
+    return {v: layout for v, layout in laid_out.items() if layout.count(BATCH) < 2}
 
 
 def _through(layer: Layer, start: Mapping[Value, Axes]) -> Mapping[Value, Axes] | None:
@@ -107,8 +107,8 @@ def _mixed(
 ) -> tuple[Mapping[Value, Axes] | None, frozenset[int | None]]:
     """Follows axes through a layer of one value; and says which positions it combines."""
     result = layer.outputs[0]
-    if (found := PositionMap.of(layer, value, layout)) is not None:
-        return {result: found.layout}, found.combined
+    if (positions_map := PositionMap.of(layer, value, layout)) is not None:
+        return {result: positions_map.layout}, positions_map.combined
     kept = layer.kind == "normalization" and (
         keeps_positions(layer, value, layout) or ChannelGroups.of(layer, value, layout) is not None
     )
@@ -183,11 +183,11 @@ class GapSearch:
     Attributes:
         places: The layout of a value that lacks what positions share, and the layer that has no
             rule for it.
-        found: The gaps of what reaches a pooling over all positions.
+        gaps: The gaps of what reaches a pooling over all positions.
     """
 
     places: dict[Value, tuple[Axes, str]] = field(default_factory=dict)
-    found: list[CovarianceGap] = field(default_factory=list)
+    gaps: list[CovarianceGap] = field(default_factory=list)
 
     def visit(self, layer: Layer, layouts: Mapping[Value, Axes], random: Collection[Value]) -> None:
         """Follows what was lost before a layer, or is lost at it.
@@ -210,18 +210,18 @@ class GapSearch:
             if positions(value.aval.shape, layout) == 1:
                 continue
             if value not in self.places and is_unruled(layer, value, layout):
-                self.found.append(_positions_apart(site))
+                self.gaps.append(_positions_apart(site))
                 break
-            for made in layer.outputs:
-                after = layouts.get(made) or _after(layer, value, layout, made)
+            for result in layer.outputs:
+                after = layouts.get(result) or _after(layer, value, layout, result)
                 if after is None:
                     continue
-                if positions(made.aval.shape, after) > 1:
-                    self.places.setdefault(made, (after, site))
+                if positions(result.aval.shape, after) > 1:
+                    self.places.setdefault(result, (after, site))
                 elif (site != name or layer.mark) and _pools(layer):
-                    self.found.append(_positions_apart(site, name))
-        for made, layout in _made_inside(layer, random).items():
-            self.places.setdefault(made, (layout, name))
+                    self.gaps.append(_positions_apart(site, name))
+        for result, layout in _made_inside(layer, random).items():
+            self.places.setdefault(result, (layout, name))
 
 
 def _made_inside(layer: Layer, random: Collection[Value]) -> dict[Value, Axes]:
@@ -229,29 +229,29 @@ def _made_inside(layer: Layer, random: Collection[Value]) -> dict[Value, Axes]:
 
     Its inside is a program of its own, which the diagonal pass evaluates.
     """
-    op, made = layer.op if layer.mark else None, layer.outputs[0]
+    op, result = layer.op if layer.mark else None, layer.outputs[0]
     layout = None if op is None else convolved_layout(op)
-    if op is None or layout is None or len(layout) != len(made.aval.shape):
+    if op is None or layout is None or len(layout) != len(result.aval.shape):
         return {}
     # All that doesn't make the image acts alike at all positions, an adapter's factors too.
     image = op.inputs[0]
     shared = [v for v in layer.inputs if v in random and not depends(layer.nodes, {v}, image)]
-    return {made: layout} if shared else {}
+    return {result: layout} if shared else {}
 
 
-def _after(layer: Layer, value: Value, layout: Axes, made: Value) -> Axes | None:
+def _after(layer: Layer, value: Value, layout: Axes, result: Value) -> Axes | None:
     """Returns the layout of what a layer makes of a value, as far as its shape tells."""
-    if made.aval.shape == value.aval.shape:
+    if result.aval.shape == value.aval.shape:
         return layout
     if layer.kind == "linear" and layer.op is not None:
-        same = len(made.aval.shape) == len(layout)
+        same = len(result.aval.shape) == len(layout)
         return convolved_layout(layer.op) or (layout if same else None)
-    followed = (follow(layer.nodes, {value: layout}) or {}).get(made)
+    followed = (follow(layer.nodes, {value: layout}) or {}).get(result)
     if followed is not None:
         return followed
     # Slices, what is put side by side and sums of segments keep the axes.
     beside = all(node.primitive in prim.SHAPE for node in layer.nodes)
-    return layout if beside and len(made.aval.shape) == len(layout) else None
+    return layout if beside and len(result.aval.shape) == len(layout) else None
 
 
 def _pools(layer: Layer) -> bool:
@@ -312,7 +312,7 @@ class _KernelSearch:
     own_rules: Mapping[Any, Any]
     of_tokens: Mapping[Value, Axes]
     plan: SharingPlan = field(default_factory=SharingPlan)
-    gaps: GapSearch = field(default_factory=GapSearch)
+    search: GapSearch = field(default_factory=GapSearch)
     anchors: set[Layer] = field(default_factory=set)
 
     def visit(self, layer: Layer) -> None:
@@ -323,13 +323,13 @@ class _KernelSearch:
         layouts = self.plan.layouts
         if not layer.nodes:
             return
-        found = self._rule(layer)
-        if found is not None:
-            layouts[layer.outputs[0]] = found[1]
-        self.gaps.visit(layer, layouts, self.random)
-        if found is None:
+        choice = self._rule(layer)
+        if choice is not None:
+            layouts[layer.outputs[0]] = choice[1]
+        self.search.visit(layer, layouts, self.random)
+        if choice is None:
             return
-        kind, layout = found
+        kind, layout = choice
         self.plan.rules[layer] = kind
         several = any(positions(v.aval.shape, layouts[v]) > 1 for v in self.plan.sources[layer])
         pools = kind is POOLING and self._all_positions(layer, layout)
@@ -338,8 +338,8 @@ class _KernelSearch:
 
     def _combines(self, layer: Layer) -> bool:
         (value,) = self.plan.sources[layer]
-        found = PositionMap.of(layer, value, self.plan.layouts[value])
-        return found is not None and bool(found.combined)
+        positions_map = PositionMap.of(layer, value, self.plan.layouts[value])
+        return positions_map is not None and bool(positions_map.combined)
 
     def _rule(self, layer: Layer) -> tuple[str, Axes] | None:
         """Returns the kind of rule, and the layout of the result; None if there is no rule."""
@@ -358,14 +358,14 @@ class _KernelSearch:
             return JOIN, joined
         if not start:
             return None
-        found = self._of_entries(layer, start)
-        if found is None and len(start) == 1:
+        choice = self._of_entries(layer, start)
+        if choice is None and len(start) == 1:
             self.plan.sources[layer] = tuple(start)
             value, layout = next(iter(start.items()))
-            found = _of_one(layer, value, layout) if self._alone(layer) else None
-            if found is None and self._has_parameters(layer, value, layout):
-                found = normalized(layer, value, layout)
-        return found
+            choice = _of_one(layer, value, layout) if self._alone(layer) else None
+            if choice is None and self._has_parameters(layer, value, layout):
+                choice = normalized(layer, value, layout)
+        return choice
 
     def _has_parameters(self, layer: Layer, value: Value, layout: Axes) -> bool:
         """Returns whether all other random values that a layer reads are the same everywhere."""
@@ -381,18 +381,18 @@ class _KernelSearch:
         """Returns the rule of a function of entries or a pooling, and the layout of its result."""
         if any(node.primitive in prim.LINEAR for node in layer.nodes):
             return None
-        made = follow(layer.nodes, start)
-        if made is None:
+        after = follow(layer.nodes, start)
+        if after is None:
             # What has no positions any more (a gate) is a factor of each channel, as a parameter.
             start = {v: x for v, x in start.items() if positions(v.aval.shape, x) != 1}
-            made = follow(layer.nodes, start)
-        if made is None or layer.outputs[0] not in made:
+            after = follow(layer.nodes, start)
+        if after is None or layer.outputs[0] not in after:
             return None
         self.plan.sources[layer] = tuple(start)
         if pooled(layer.nodes, start) == 1:
-            return POINTWISE, made[layer.outputs[0]]
+            return POINTWISE, after[layer.outputs[0]]
         # One state, no other noise: what is pooled is followed as one.
-        return (POOLING, made[layer.outputs[0]]) if self._alone(layer) else None
+        return (POOLING, after[layer.outputs[0]]) if self._alone(layer) else None
 
     def _start(self, layer: Layer) -> dict[Value, Axes]:
         return {v: self.plan.layouts[v] for v in layer.inputs if v in self.plan.layouts}
@@ -413,9 +413,11 @@ class _KernelSearch:
         if any(depends(before, {v}, image) and depends(before, {v}, kernel) for v in layer.inputs):
             return None
         # Positions share a bias as they do a kernel; noise of the image isn't meant.
-        given = self.random.difference(layer.outputs)
-        own = depends(before, given, kernel) or depends([*before, *after], given, layer.outputs[0])
-        if not start and not own:
+        random = self.random.difference(layer.outputs)
+        has_noise = depends(before, random, kernel) or depends(
+            [*before, *after], random, layer.outputs[0]
+        )
+        if not start and not has_noise:
             return None
         if read.layouts is None:
             layout = moved[image] if start else self.of_tokens.get(op.outputs[0])
@@ -425,8 +427,12 @@ class _KernelSearch:
             return None
         else:
             layout = read.layouts[1]
-        made = follow(after, {op.outputs[0]: layout}) or {}
-        return made.get(layer.outputs[0]) if pooled(after, {op.outputs[0]: layout}) == 1 else None
+        after_bias = follow(after, {op.outputs[0]: layout}) or {}
+        return (
+            after_bias.get(layer.outputs[0])
+            if pooled(after, {op.outputs[0]: layout}) == 1
+            else None
+        )
 
     @staticmethod
     def _all_positions(layer: Layer, layout: Axes) -> bool:
@@ -448,11 +454,11 @@ class _KernelSearch:
         last = {v: numbers[layer] for layer in rules for v in plan.sources[layer]}
         readers = Counter(v for layer in rules for v in set(plan.sources[layer]))
         several = {v for v, n in readers.items() if n > 1}
-        made = wanted.union(*(layer.outputs for layer in rules))
-        layouts = {v: layout for v, layout in plan.layouts.items() if v in made}
+        kept_values = wanted.union(*(layer.outputs for layer in rules))
+        layouts = {v: layout for v, layout in plan.layouts.items() if v in kept_values}
         if (deep := self._deep_stream(rules)) is not None:
-            self.gaps.found.append(deep)
-        return SharingPlan(rules, plan.sources, layouts, last, several, numbers, self.gaps.found)
+            self.search.gaps.append(deep)
+        return SharingPlan(rules, plan.sources, layouts, last, several, numbers, self.search.gaps)
 
     def _deep_stream(self, rules: Mapping[Layer, str]) -> CovarianceGap | None:
         """Returns the last of many sums of convolutions' branches; None if there are few."""
@@ -477,13 +483,13 @@ class _KernelSearch:
 
     def _after_pooling(self, program: Program) -> set[Value]:
         """Returns the values that are made of what was pooled over all positions."""
-        found: set[Value] = set()
+        pooled_values: set[Value] = set()
         for layer in program.layers:
             kind = self.plan.rules.get(layer)
-            carried = kind is not None and found.intersection(layer.inputs)
+            carried = kind is not None and pooled_values.intersection(layer.inputs)
             if (layer in self.anchors and kind in (POOLING, MIXING)) or carried:
-                found.update(layer.outputs)
-        return found
+                pooled_values.update(layer.outputs)
+        return pooled_values
 
 
 def _of_one(layer: Layer, value: Value, layout: Axes) -> tuple[str, Axes] | None:

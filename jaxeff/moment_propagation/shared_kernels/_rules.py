@@ -1,13 +1,13 @@
 """The rules of layers that carry what positions share.
 
-With S the variances of z (`SharedNoise`), V the variance of an entry and rest = V - a^2 S:
+With S the variances of z (`SharedNoise`), V the variance of an entry and residual = V - a^2 S:
 
 - A contraction adds its kernel's noise to what it makes of its operand's (`_terms`).
 - A function of entries multiplies what its operands are made of by expected slopes, position by
   position. Variances are the diagonal pass's, plus what two operands share.
 - A function that combines positions channel by channel maps their noise linearly (`_channels`).
 - Normalizations are in `_pass`.
-- A pooling: the rest is pooled as if it were independent, the shared part by its expected slope.
+- A pooling: the residual is pooled as if it were independent, the shared part by its expected slope.
 
 Expected slopes are derivatives of propagated means by means (`_covariance` says why).
 """
@@ -57,13 +57,13 @@ class RuleContext(NamedTuple):
         """Returns the first input whose noise is known."""
         return next((v for v in self.sources if self.noise.knows(v)), None)
 
-    def keep(self, made: Value, terms: Sequence[_terms.NoiseTerm]) -> None:
+    def keep(self, result: Value, terms: Sequence[_terms.NoiseTerm]) -> None:
         """Keeps what the noise of a layer's result is made of."""
-        self.noise.terms[made] = terms
-        if made in self.shared:
+        self.noise.terms[result] = terms
+        if result in self.shared:
             # Each of its readers would take another part of a kernel's noise, and forget that it
             # is the same noise.
-            _terms.read_out(self.noise, made)
+            _terms.marginalise(self.noise, result)
 
 
 def contraction(here: RuleContext, layer: Layer, values: Sequence[Any]) -> Sequence[Any]:
@@ -76,21 +76,21 @@ def contraction(here: RuleContext, layer: Layer, values: Sequence[Any]) -> Seque
     assert read is not None
     env = Environment.of(layer, values, {}, lambda _: None)
     propagate(before, env)
-    source, made = here.source(), layer.outputs[0]
-    layout = layouts[made] if read.layouts is None else read.layouts[1]
+    source, result = here.source(), layer.outputs[0]
+    layout = layouts[result] if read.layouts is None else read.layouts[1]
     image, kernel = (env.read(a) for a in op.inputs)
-    terms, outputs = _contracted(noise, read, source, (image, kernel), layouts[made])
+    terms, outputs = _contracted(noise, read, source, (image, kernel), layouts[result])
     env.write(op.outputs, [Gaussian(*(_layouts.restored(part, layout) for part in outputs))])
     if not after:
-        here.keep(made, terms)
-        return [env.read(made)]
+        here.keep(result, terms)
+        return [env.read(result)]
     inner = {v for n in after for v in n.outputs}
     inputs = tuple(dict.fromkeys(v for n in after for v in n.values if v not in inner))
-    rest = Layer("elementwise", tuple(after), inputs, layer.outputs, layer.site, layer.base)
+    epilogue = Layer("elementwise", tuple(after), inputs, layer.outputs, layer.site, layer.base)
     noise.terms[op.outputs[0]] = terms
-    known = {op.outputs[0]: layout, made: layouts[made]}
+    known = {op.outputs[0]: layout, result: layouts[result]}
     inside = here._replace(sources=op.outputs, layouts=known)
-    results = pointwise(inside, rest, [env.read(v) for v in inputs])
+    results = pointwise(inside, epilogue, [env.read(v) for v in inputs])
     noise.forget([op.outputs[0]])
     return results
 
@@ -103,15 +103,15 @@ def _contracted(
     layout: Axes,
 ) -> tuple[list[_terms.NoiseTerm], tuple[Array, Array]]:
     """Computes what a contraction's noise is made of, and its canonical mean and variance."""
-    given, kernel = operands
+    image, kernel = operands
     w, v = (read.kernel(part) for part in _parts(kernel))
-    m, spreads = (_layouts.canonical(part, _of_operand(read, layout)) for part in _parts(given))
+    m, spreads = (_layouts.canonical(part, _of_operand(read, layout)) for part in _parts(image))
     mean = read.apply(m, w)
     none = jnp.zeros((len(m), mean.shape[-1]), mean.dtype)
     term = _terms.ContractionTerm(jnp.ones_like(mean), none, read, m, (w, v))
-    rest, share = spreads, 0.0
+    residual, share = spreads, 0.0
     if source is not None:
-        _terms.read_out(noise, source)
+        _terms.marginalise(noise, source)
         a, s = noise.amplitudes[source].reshape(m.shape), noise.variances[source]
         common = a * a * _terms.spread(s, m)
         slopes = read.slopes(w, read.by_tap(a).astype(w.dtype))
@@ -122,11 +122,11 @@ def _contracted(
             through=(a, s),
             slopes=slopes,
         )
-        rest, share = jnp.maximum(spreads - common, 0), _size(mean) / _size(m)
+        residual, share = jnp.maximum(spreads - common, 0), _size(mean) / _size(m)
     terms, var = list[_terms.NoiseTerm]([term]), jnp.zeros_like(mean)
-    if is_random(given):
-        var = read.apply(rest, w * w)
-        terms.append(_terms.RestTerm(term.gate, var, share))
+    if is_random(image):
+        var = read.apply(residual, w * w)
+        terms.append(_terms.ResidualTerm(term.gate, var, share))
         var = var + _terms.spread(term.variance, mean)
     if is_random(kernel):
         var = var + read.apply(m * m + spreads, v)
@@ -166,7 +166,7 @@ def pointwise(here: RuleContext, layer: Layer, values: Sequence[Any]) -> Sequenc
         return here.moments(layer, *values)
     for v in sources:
         if not _layouts.keeps_entries(layer, v):
-            _terms.read_out(noise, v)
+            _terms.marginalise(noise, v)
     others = [v for v in operands if is_random(operands[v]) and v not in sources]
     shared = channels.shared_parameters(layer, others, layout)
     along, outputs = _slopes(here.moments, layer, operands, [*sources, *shared])
@@ -185,7 +185,7 @@ def pointwise(here: RuleContext, layer: Layer, values: Sequence[Any]) -> Sequenc
             slope = _layouts.canonical(along(v, jnp.ones(v.aval.shape, v.aval.dtype)), layout)
             var = _layouts.canonical(to_variance(operands[v]).var, layout)
             parts[-1].append(
-                _terms.RestTerm(slope, jnp.maximum(var - a * a * _terms.spread(s, a), 0), 1.0)
+                _terms.ResidualTerm(slope, jnp.maximum(var - a * a * _terms.spread(s, a), 0), 1.0)
             )
     for v, is_number in shared.items():
         step = _layouts.canonical(along(v, _terms.root(to_variance(operands[v]).var)), layout)
@@ -240,7 +240,7 @@ def join(here: RuleContext, layer: Layer, values: Sequence[Any]) -> Sequence[Any
     layout = here.layouts[result]
     for value in layer.inputs:
         if noise.knows(value):
-            _terms.read_out(noise, value)
+            _terms.marginalise(noise, value)
     size, start = result.aval.shape[layout.index(_layouts.CHANNEL)], 0
     amplitudes, sources = [], []
     for value in layer.nodes[0].inputs:
@@ -251,8 +251,8 @@ def join(here: RuleContext, layer: Layer, values: Sequence[Any]) -> Sequence[Any
         amplitudes.append(noise.amplitudes[value] if known else jnp.ones(shape, result.aval.dtype))
         start += shape[-1]
     amplitude = jnp.concatenate(amplitudes, -1)
-    own = jnp.zeros((len(amplitude), size), amplitude.dtype)
-    noise.record(result, amplitude, *noise.combined(sources, own))
+    nothing = jnp.zeros((len(amplitude), size), amplitude.dtype)
+    noise.record(result, amplitude, *noise.combined(sources, nothing))
     return outputs
 
 
@@ -263,18 +263,18 @@ def pooling(here: RuleContext, layer: Layer, values: Sequence[Any]) -> Sequence[
     source = here.source()
     if source is None:
         return here.moments(layer, *values)
-    _terms.read_out(noise, source)
+    _terms.marginalise(noise, source)
     before = layouts[source]
     m, var = _parts(operands[source])
     a, s = noise.amplitudes[source], noise.variances[source]
-    rest = jnp.maximum(_layouts.canonical(var, before) - a * a * _terms.spread(s, a), 0)
+    residual = jnp.maximum(_layouts.canonical(var, before) - a * a * _terms.spread(s, a), 0)
     share = min(
         _layouts.pooled(layer.nodes, {source: before}) / _layouts.positions(m.shape, before), 1
     )
     if share == 1 and _layouts.is_sum(layer.nodes, source):
         # Of all positions only their mean is left: how they differ isn't computed.
-        a, rest = jnp.ones_like(a), jnp.zeros_like(rest)
-    operands[source] = Gaussian(m, _layouts.restored(rest, before))
+        a, residual = jnp.ones_like(a), jnp.zeros_like(residual)
+    operands[source] = Gaussian(m, _layouts.restored(residual, before))
     along, outputs = _slopes(here.moments, layer, operands, [source])
     if along is None:
         return outputs
@@ -283,28 +283,28 @@ def pooling(here: RuleContext, layer: Layer, values: Sequence[Any]) -> Sequence[
     of_source = noise.combined([(source, mean)], jnp.zeros_like(mean))
     noise.record(layer.outputs[0], amplitude, *of_source)
     result = to_variance(outputs[0])
-    of_rest = _layouts.canonical(result.var, layout)
+    of_residual = _layouts.canonical(result.var, layout)
     if not _layouts.takes_extremum(layer.nodes):
         # The rest has no mean over positions: what a sum over all of them would leave is nothing.
-        of_rest = of_rest * (1 - share)
-    made = of_rest + step**2 * _terms.spread(s, step)
-    return [Gaussian(result.mean, _layouts.restored(made, layout))]
+        of_residual = of_residual * (1 - share)
+    new_variance = of_residual + step**2 * _terms.spread(s, step)
+    return [Gaussian(result.mean, _layouts.restored(new_variance, layout))]
 
 
 def mixing(here: RuleContext, layer: Layer, values: Sequence[Any]) -> Sequence[Any]:
     """Computes a function that combines positions channel by channel."""
-    noise, made = here.noise, layer.outputs[0]
+    noise, target = here.noise, layer.outputs[0]
     operands, source = dict(zip(layer.inputs, values, strict=True)), here.source()
     if source is None:
         return here.moments(layer, *values)
     outputs = here.moments(layer, *values)
     if not is_random(outputs[0]):
         return outputs
-    before, after = here.layouts[source], here.layouts[made]
+    before, after = here.layouts[source], here.layouts[target]
     m, var = _parts(operands[source])
     if sum(term.source is not None for term in noise.terms.get(source, ())) > 1:
         # Parts that share a source add up before they are squared.
-        _terms.read_out(noise, source)
+        _terms.marginalise(noise, source)
 
     def at(x: Any) -> list[Any]:
         return [x if v is source else operands[v] for v in layer.inputs]
@@ -330,11 +330,11 @@ def mixing(here: RuleContext, layer: Layer, values: Sequence[Any]) -> Sequence[A
     of_bends = by.squared(bends)
     ones = jnp.ones_like(of_bends)
     mixed = [_terms.MixedTerm(ones, term, by) for term in terms]
-    here.keep(made, mixed)
+    here.keep(target, mixed)
     if ones.size == len(ones) * ones.shape[-1]:
         # One result of a channel: no more than its own mean.
-        _terms.read_out(noise, made)
-        var = noise.variances[made].reshape(ones.shape)
+        _terms.marginalise(noise, target)
+        var = noise.variances[target].reshape(ones.shape)
     else:
         var = channels.variance_of(mixed)
     result = to_variance(outputs[0])
@@ -348,25 +348,27 @@ def _finite(x: Array) -> Array:
 
 def chosen(here: RuleContext, layer: Layer, values: Sequence[Any]) -> Sequence[Any]:
     """Takes some of the channels of a value, in an order of their own: a shuffle, a slice."""
-    noise, outputs, made = here.noise, here.moments(layer, *values), layer.outputs[0]
+    noise, outputs, result = here.noise, here.moments(layer, *values), layer.outputs[0]
     source = here.source()
     if source is None:
         return outputs
-    _terms.read_out(noise, source)
+    _terms.marginalise(noise, source)
     numbers = channels.chosen_channels(layer, source, here.layouts[source])
     # The plan holds no other layers.
     assert numbers is not None
     index = np.asarray(numbers)
     # A channel keeps its noise: rows and columns of covariances are put in the new order.
     amplitude = noise.amplitudes[source][..., index]
-    own = jnp.zeros((len(amplitude), len(index)), amplitude.dtype)
-    noise.record(made, amplitude, *noise.combined([(source, _terms.ChosenChannels(index))], own))
+    nothing = jnp.zeros((len(amplitude), len(index)), amplitude.dtype)
+    noise.record(
+        result, amplitude, *noise.combined([(source, _terms.ChosenChannels(index))], nothing)
+    )
     return outputs
 
 
 def gathered(here: RuleContext, layer: Layer, values: Sequence[Any]) -> Sequence[Any]:
     """Takes rows of positions, and of what their noise is made of."""
-    noise, outputs, made = here.noise, here.moments(layer, *values), layer.outputs[0]
+    noise, outputs, result = here.noise, here.moments(layer, *values), layer.outputs[0]
     source = here.source()
     if source is None:
         return outputs
@@ -383,9 +385,9 @@ def gathered(here: RuleContext, layer: Layer, values: Sequence[Any]) -> Sequence
         for x in terms
     ):
         # Of a convolution's result, what its taps read isn't the same rows of its image.
-        _terms.read_out(noise, source)
-    rows = channels.rows_by(rows_of, (layout, here.layouts[made]), var.shape)
-    here.keep(made, channels.rearranged(terms_of(noise, source, var), rows))
+        _terms.marginalise(noise, source)
+    rows = channels.rows_by(rows_of, (layout, here.layouts[result]), var.shape)
+    here.keep(result, channels.rearranged(terms_of(noise, source, var), rows))
     return outputs
 
 
@@ -395,25 +397,26 @@ def terms_of(noise: _terms.SharedNoise, value: Value, var: Array) -> Sequence[_t
         terms: Sequence[_terms.NoiseTerm] = noise.terms[value]
         return terms
     a, s = noise.amplitudes[value], noise.variances[value]
-    rest = jnp.maximum(var - a * a * _terms.spread(s, a), 0)
-    return [_terms.EntryTerm(a, s, value), _terms.RestTerm(jnp.ones_like(a), rest, 1.0)]
+    residual = jnp.maximum(var - a * a * _terms.spread(s, a), 0)
+    return [_terms.EntryTerm(a, s, value), _terms.ResidualTerm(jnp.ones_like(a), residual, 1.0)]
 
 
 def _slopes(
-    moments: Moments, layer: Layer, given: dict[Value, Any], chosen: Sequence[Value]
+    moments: Moments, layer: Layer, operand_of: dict[Value, Any], chosen: Sequence[Value]
 ) -> tuple[Callable[[Value, Array], Array] | None, Sequence[Any]]:
     """Returns a function of an operand and a step of its mean, and the layer's moments.
 
     There is no function where nothing is followed, or the result is certain.
     """
     if not chosen:
-        return None, moments(layer, *(given[v] for v in layer.inputs))
-    spreads = {v: to_variance(given[v]) for v in chosen}
+        return None, moments(layer, *(operand_of[v] for v in layer.inputs))
+    spreads = {v: to_variance(operand_of[v]) for v in chosen}
 
     def mean_of(at: Sequence[Array]) -> tuple[Array, Sequence[Any]]:
         moved = dict(zip(chosen, at, strict=True))
         operands = [
-            Gaussian(moved[v], spreads[v].var) if v in moved else given[v] for v in layer.inputs
+            Gaussian(moved[v], spreads[v].var) if v in moved else operand_of[v]
+            for v in layer.inputs
         ]
         outputs = moments(layer, *operands)
         first = outputs[0]

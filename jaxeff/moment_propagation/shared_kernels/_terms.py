@@ -55,7 +55,7 @@ Slopes = Array | Columns | ChosenChannels
 class SharedNoise:
     """The noise that is shared by the positions of the arrays of one pass.
 
-    A random array is `y[p, c] = E y[p, c] + a[p, c] z_c + rest`, where z is the noise of the means
+    A random array is `y[p, c] = E y[p, c] + a[p, c] z_c + r`, where z is the noise of the means
     over positions and a, whose mean over positions is one, says how much of it acts where.
 
     Attributes:
@@ -89,25 +89,25 @@ class SharedNoise:
         return value in self.amplitudes or value in self.terms
 
     def combined(
-        self, parts: Sequence[tuple[Value, Slopes]], own: Array
+        self, parts: Sequence[tuple[Value, Slopes]], unshared: Array
     ) -> tuple[Array, dict[Value, Array]]:
         """Computes the covariances of noise that is made linearly of others.
 
         Args:
             parts: Sources and slopes, as `through` takes them.
-            own: The covariance that it has beside its sources'; `[batch, channels]` for a
+            unshared: The covariance that it has beside its sources'; `[batch, channels]` for a
                 diagonal one.
 
         Returns:
             Its covariance, and its covariances with all other values, itself first.
         """
-        total = own if own.ndim == 3 else matrix(own)
+        total = unshared if unshared.ndim == 3 else matrix(unshared)
         with_others = {}
         for other in self.amplitudes:
             halves = [
-                through(slopes, found)
+                through(slopes, known)
                 for v, slopes in parts
-                if (found := self.covariance(v, other)) is not None
+                if (known := self.covariance(v, other)) is not None
             ]
             if halves:
                 with_others[other] = sum(halves[1:], start=halves[0])
@@ -116,20 +116,20 @@ class SharedNoise:
         return total, with_others
 
     def record(
-        self, made: Value, amplitude: Array, total: Array, with_others: Mapping[Value, Array]
+        self, result: Value, amplitude: Array, total: Array, with_others: Mapping[Value, Array]
     ) -> None:
         """Adds a value.
 
         Args:
-            made: The value.
+            result: The value.
             amplitude: The amplitude a of the value, `[batch, *positions, channels]`.
             total: The covariance of its channels' means.
-            with_others: Their covariance with those of other values, `made` first.
+            with_others: Their covariance with those of other values, `result` first.
         """
-        self.amplitudes[made] = amplitude
-        self.variances[made] = jnp.maximum(diagonal(total), 0)
-        self.covariances[made, made] = total
-        self.covariances.update({(made, other): x for other, x in with_others.items()})
+        self.amplitudes[result] = amplitude
+        self.variances[result] = jnp.maximum(diagonal(total), 0)
+        self.covariances[result, result] = total
+        self.covariances.update({(result, other): x for other, x in with_others.items()})
 
     def forget(self, dead: Iterable[Value]) -> None:
         """Drops values that nobody reads any more."""
@@ -203,13 +203,13 @@ class Reached(NamedTuple):
     Attributes:
         slopes: The slopes of the mean by the source's channels, as `through` takes them; None
             without a source.
-        own: The covariance of the term's own noise.
+        unshared: The covariance of the term's own noise.
         covariance: Computes the covariance of each entry with the noise of the mean, from the
             source's with it, `[batch, channels, channels of the source]`.
     """
 
     slopes: Array | None
-    own: Array
+    unshared: Array
     covariance: Callable[[Array | None], Array]
 
 
@@ -233,18 +233,18 @@ class EntryTerm:
     def slopes(self) -> None:
         """None: channels keep their noise."""
 
-    def read_out(self, weight: Array | float = 1.0) -> Reached:
+    def marginalise(self, weight: Array | float = 1.0) -> Reached:
         """Computes what reaches the mean of the entries times a weight."""
         mean = mean_over_positions(self.gate * weight)
-        own = jnp.zeros_like(mean)
+        unshared = jnp.zeros_like(mean)
         if self.source is not None:
-            return Reached(mean, own, self._of_source)
-        own = mean[:, :, None] * mean[:, None, :] if self.is_number else mean**2
-        return Reached(None, own, lambda _: self.gate * spread(mean, self.gate))
+            return Reached(mean, unshared, self._of_source)
+        unshared = mean[:, :, None] * mean[:, None, :] if self.is_number else mean**2
+        return Reached(None, unshared, lambda _: self.gate * spread(mean, self.gate))
 
-    def _of_source(self, given: Array | None) -> Array:
-        assert given is not None
-        return self.gate * spread(diagonal(given), self.gate)
+    def _of_source(self, of_source: Array | None) -> Array:
+        assert of_source is not None
+        return self.gate * spread(diagonal(of_source), self.gate)
 
 
 @dataclass(frozen=True)
@@ -272,7 +272,7 @@ class ContractionTerm:
     through: tuple[Array, Array] | None = None
     slopes: Array | None = None
 
-    def read_out(self, weight: Array | float = 1.0) -> Reached:
+    def marginalise(self, weight: Array | float = 1.0) -> Reached:
         """Computes what reaches the mean of the entries times a weight."""
         read, gate, (w, v) = self.read, self.gate, self.kernel
         by_group = read.by_group(v)
@@ -282,23 +282,23 @@ class ContractionTerm:
         squares = of_kernel * let_through
         entries = read.apply_to_windows(windows, of_kernel, gate)
         if self.through is None:
-            own = layouts.over_taps(squares).sum(1).reshape(len(gate), -1)
-            return Reached(None, own, lambda _: gate * entries)
+            unshared = layouts.over_taps(squares).sum(1).reshape(len(gate), -1)
+            return Reached(None, unshared, lambda _: gate * entries)
         amplitude, s = read.windows(self.through[0]), self.through[1]
         reached = read.let_through(amplitude, gate * weight)
         varied = reached * by_group * _by_group(read, s)
-        own = layouts.over_taps(squares + varied * reached).sum(1).reshape(len(gate), -1)
+        unshared = layouts.over_taps(squares + varied * reached).sum(1).reshape(len(gate), -1)
 
-        def covariance(given: Array | None) -> Array:
-            assert given is not None
-            kernels = read.by_group(w) * read.apart(jnp.swapaxes(given, 1, 2))[:, None] + varied
+        def covariance(of_source: Array | None) -> Array:
+            assert of_source is not None
+            kernels = read.by_group(w) * read.apart(jnp.swapaxes(of_source, 1, 2))[:, None] + varied
             return gate * (entries + read.apply_to_windows(amplitude, kernels, gate))
 
-        return Reached(read.slopes(w, reached), own, covariance)
+        return Reached(read.slopes(w, reached), unshared, covariance)
 
 
 @dataclass(frozen=True)
-class RestTerm:
+class ResidualTerm:
     """What positions don't share, of which a gate that differs between them leaves some.
 
     The rest of N positions has no mean, but what is let through of it has one. Taken as independent
@@ -317,15 +317,17 @@ class RestTerm:
     share: float
     source: None = None
 
-    def read_out(self, weight: Array | float = 1.0) -> Reached:
+    def marginalise(self, weight: Array | float = 1.0) -> Reached:
         """Computes what reaches the mean of the entries times a weight."""
         gate, var = self.gate, self.variance
         through = gate * weight
         less = spread(self.share * mean_over_positions(through), gate)
         entries = gate * (through - less) * var * (var.shape[-1] / (var.size // len(var)))
-        own = mean_over_positions(entries * weight)
-        positive = jnp.maximum(own, 0)
-        return Reached(None, positive, lambda _: entries * spread(divided(positive, own), entries))
+        unshared = mean_over_positions(entries * weight)
+        positive = jnp.maximum(unshared, 0)
+        return Reached(
+            None, positive, lambda _: entries * spread(divided(positive, unshared), entries)
+        )
 
 
 class LinearMap(NamedTuple):
@@ -358,7 +360,7 @@ class MixedTerm:
     """
 
     gate: Array
-    inner: EntryTerm | ContractionTerm | RestTerm | MixedTerm | CrossedTerm
+    inner: EntryTerm | ContractionTerm | ResidualTerm | MixedTerm | CrossedTerm
     map: LinearMap
 
     @property
@@ -374,17 +376,17 @@ class MixedTerm:
             lambda x: then.squared(self.gate**2 * self.map.squared(x)),
         )
 
-    def read_out(self, weight: Array | float = 1.0) -> Reached:
+    def marginalise(self, weight: Array | float = 1.0) -> Reached:
         """Computes what reaches the mean of the results times a weight."""
         through = self.map.adjoint(self.gate * weight)
         # A mean is a sum over the number of positions, which the function has changed.
         share = (through.size // through.shape[-1]) / (self.gate.size // self.gate.shape[-1])
-        found = self.inner.read_out(through * share)
+        reached = self.inner.marginalise(through * share)
 
-        def covariance(given: Array | None) -> Array:
-            return self.gate * self.map.forward(found.covariance(given))
+        def covariance(of_source: Array | None) -> Array:
+            return self.gate * self.map.forward(reached.covariance(of_source))
 
-        return found._replace(covariance=covariance)
+        return reached._replace(covariance=covariance)
 
 
 @dataclass(frozen=True)
@@ -404,19 +406,19 @@ class CrossedTerm:
     variance: Array
     source: Value
 
-    def read_out(self, weight: Array | float = 1.0) -> Reached:
+    def marginalise(self, weight: Array | float = 1.0) -> Reached:
         """Computes what reaches the mean of the entries times a weight."""
         reached = self.steps * (self.gate * weight)[..., None, :]
         slopes = reached.mean(tuple(range(1, reached.ndim - 2)))
 
-        def covariance(given: Array | None) -> Array:
-            assert given is not None
-            return self.gate * jnp.einsum("b...io,boi->b...o", self.steps, given)
+        def covariance(of_source: Array | None) -> Array:
+            assert of_source is not None
+            return self.gate * jnp.einsum("b...io,boi->b...o", self.steps, of_source)
 
         return Reached(slopes, jnp.zeros_like(mean_over_positions(self.gate)), covariance)
 
 
-NoiseTerm = EntryTerm | ContractionTerm | RestTerm | MixedTerm | CrossedTerm
+NoiseTerm = EntryTerm | ContractionTerm | ResidualTerm | MixedTerm | CrossedTerm
 
 
 def gated(terms: Sequence[NoiseTerm], slope: Array) -> list[NoiseTerm]:
@@ -447,7 +449,7 @@ def _of_entries(term: NoiseTerm) -> EntryTerm | ContractionTerm | None:
     if isinstance(term, CrossedTerm):
         # Of what other channels do to an entry nothing is kept here: of order 1 / channels.
         return EntryTerm(term.gate * diagonal(term.steps), term.variance, term.source)
-    return None if isinstance(term, RestTerm) else term
+    return None if isinstance(term, ResidualTerm) else term
 
 
 def weighted_covariance(noise: SharedNoise, terms: Sequence[NoiseTerm], weight: Array) -> Array:
@@ -461,27 +463,27 @@ def weighted_covariance(noise: SharedNoise, terms: Sequence[NoiseTerm], weight: 
     Returns:
         `[batch, channels, channels]`.
     """
-    return _combined(noise, [(term.source, term.read_out(weight)) for term in terms])[0]
+    return _combined(noise, [(term.source, term.marginalise(weight)) for term in terms])[0]
 
 
 def _combined(
-    noise: SharedNoise, found: Sequence[tuple[Value | None, Reached]]
+    noise: SharedNoise, reached_by: Sequence[tuple[Value | None, Reached]]
 ) -> tuple[Array, dict[Value, Array]]:
-    own = _sum(_alike([one.own for _, one in found]))
-    parts = [(v, one.slopes) for v, one in found if v is not None and one.slopes is not None]
-    return noise.combined(parts, own)
+    unshared = _sum(_alike([one.unshared for _, one in reached_by]))
+    parts = [(v, one.slopes) for v, one in reached_by if v is not None and one.slopes is not None]
+    return noise.combined(parts, unshared)
 
 
-def read_out(noise: SharedNoise, value: Value) -> None:
+def marginalise(noise: SharedNoise, value: Value) -> None:
     """Computes the noise of a value's mean over positions from its terms, if it isn't known."""
     if value in noise.amplitudes:
         return
     terms = noise.terms.pop(value)
-    found = [(term.source, term.read_out()) for term in terms]
-    total, with_others = _combined(noise, found)
+    reached = [(term.source, term.marginalise()) for term in terms]
+    total, with_others = _combined(noise, reached)
     var = jnp.maximum(diagonal(total), 0)
     covariance = _sum(
-        [one.covariance(None if v is None else with_others.get(v)) for v, one in found]
+        [one.covariance(None if v is None else with_others.get(v)) for v, one in reached]
     )
     noise.record(value, divided(covariance, spread(var, covariance)), total, with_others)
 
