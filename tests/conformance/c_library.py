@@ -37,7 +37,7 @@ class CRun:
             operands=(),
             inputs=_specs("x", arguments),
             outputs=_specs("y", expected),
-            given=arguments,
+            arguments=arguments,
             expected=expected,
             tolerances=[0.0] * len(expected),
         )

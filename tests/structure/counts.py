@@ -13,6 +13,8 @@ from pathlib import Path
 from .modules import Module, circles, dependencies
 
 Modules = dict[str, Module]
+VAGUE = {"found", "made", "own", "whole", "given"}
+"""Words that say how something came about, not what it is."""
 LARGEST = 18
 """Modules that a package holds at most: as many as one reads through in search of one."""
 
@@ -121,6 +123,23 @@ def shared_class_names(modules: Modules) -> list[str]:
     return [place for places in found.values() for place in places[1:]]
 
 
+def vague_names(modules: Modules) -> list[str]:
+    """Variables, parameters, attributes and functions that are called one of `VAGUE`."""
+    places = []
+    for module in modules.values():
+        for node in ast.walk(module.tree):
+            match node:
+                case ast.Name(id=name, ctx=ast.Store()) | ast.Attribute(attr=name, ctx=ast.Store()):
+                    pass
+                case ast.arg(arg=name) | ast.FunctionDef(name=name):
+                    pass
+                case _:
+                    continue
+            if name.strip("_") in VAGUE:
+                places.append(f"{module.name}:{node.lineno}: {name}")
+    return places
+
+
 def _places(modules: Modules, pattern: re.Pattern[str]) -> list[str]:
     return [
         f"{module.path.name}:{number}: {line.strip()}"
@@ -195,6 +214,7 @@ COUNTS: dict[str, Callable[[Modules], list[str]]] = {
     "references into an absent text": absent_references,
     "docs of an argument without a noun": vague_arguments,
     "classes that share a name": shared_class_names,
+    "names that don't say what is held": vague_names,
     "deferred imports without a reason": unexplained_deferred_imports,
     "pairs of places that share six lines": repeated_lines,
 }

@@ -71,6 +71,7 @@ FAULTS = {
     "references into an absent text": {"p/_x.py": "# see T123" + "4"},
     "docs of an argument without a noun": {"p/_x.py": "    x: Of a kind."},
     "classes that share a name": {"p/_x.py": "class A: ...", "p/_y.py": "class A: ..."},
+    "names that don't say what is held": {"p/_x.py": "found = given.found\nprint(f(made=1))"},
     "deferred imports without a reason": {
         "p/_x.py": "def f():\n    # start-up time\n    import jaxeff\n\n\n    import jaxeff.nn"
     },

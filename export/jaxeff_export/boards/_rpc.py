@@ -181,14 +181,14 @@ def _silent(name: str, address: Address, timeout: float) -> str:
 
 def _open_sockets() -> set[str]:
     """Lists the names under ``/proc/self/fd`` that are sockets, with each socket's number."""
-    found = set()
+    sockets = set()
     for entry in Path("/proc/self/fd").glob("*"):
         with contextlib.suppress(OSError):
             if (target := os.readlink(entry)).startswith("socket:"):
                 # With the socket's number: a descriptor that was closed and used again is another
                 # one.
-                found.add(f"{entry.name} {target}")
-    return found
+                sockets.add(f"{entry.name} {target}")
+    return sockets
 
 
 def _socket_to(address: Address, candidates: set[str]) -> socket.socket | None:
@@ -212,9 +212,9 @@ def _bound_waiting(connection: socket.socket, seconds: float) -> None:
     The timer alone is not enough: TVM asks the board to free objects while it holds Python's global
     lock, and no timer runs then.
     """
-    whole = int(seconds)
+    full_seconds = int(seconds)
     # A `struct timeval` in native longs, as the kernel takes it.
-    duration = struct.pack("ll", whole, int(1e6 * (seconds - whole)))
+    duration = struct.pack("ll", full_seconds, int(1e6 * (seconds - full_seconds)))
     for option in (socket.SO_RCVTIMEO, socket.SO_SNDTIMEO):
         connection.setsockopt(socket.SOL_SOCKET, option, duration)
 
@@ -344,8 +344,8 @@ class RpcBoard(Board):
         try:
             # Raises ValueError for a port that is no number, or out of range.
             port = parts.port
-            given = dict(parse_qsl(parts.query, strict_parsing=bool(parts.query)))
-            limits: dict[str, Any] = {name: float(value) for name, value in given.items()}
+            fields = dict(parse_qsl(parts.query, strict_parsing=bool(parts.query)))
+            limits: dict[str, Any] = {name: float(value) for name, value in fields.items()}
         except ValueError:
             port = None
         key = parts.path.strip("/")

@@ -82,8 +82,8 @@ class Sysroot:
     def python(self) -> Path:
         """Finds the emulated machine's Python."""
         for version in _PYTHONS:
-            if (found := self.root / "usr" / "bin" / f"python{version}").is_file():
-                return found
+            if (path := self.root / "usr" / "bin" / f"python{version}").is_file():
+                return path
         raise BoardError(f"no ARM Python in {self.root}; prepare the emulated board first")
 
     def command(self, cpu: str, arguments: Sequence[str]) -> list[str]:
@@ -207,10 +207,10 @@ def _unpack_debian(destination: Path, state: Path, say: Progress) -> None:
 
 
 def _offered(flags: Sequence[str], package: str) -> bool:
-    found = subprocess.run(
+    policy = subprocess.run(
         ["apt-cache", *flags, "policy", package], capture_output=True, text=True, check=False
     )
-    candidate = [line for line in found.stdout.splitlines() if "Candidate:" in line]
+    candidate = [line for line in policy.stdout.splitlines() if "Candidate:" in line]
     return bool(candidate) and "(none)" not in candidate[0]
 
 

@@ -232,8 +232,8 @@ def build(
                 tuned=tuned,
                 **any_device,
             )
-            made = write_library(order, Path(workspace) / "c")
-            library = made.folder / "libmodel.a"
+            c_library = write_library(order, Path(workspace) / "c")
+            library = c_library.folder / "libmodel.a"
         parts = BundleParts(
             library=library,
             artifact=example.artifact,
@@ -275,9 +275,9 @@ def _link(executable: Any, library: Path, linker: str) -> None:
     # that names the file.
     with in_memory_files(objects) as to_disk:
 
-        def link(made: str, files: Sequence[str], **options: Any) -> None:
+        def link(output: str, files: Sequence[str], **options: Any) -> None:
             to_disk()
-            create_shared(made, files, **options)
+            create_shared(output, files, **options)
 
         try:
             executable.export_library(

@@ -386,28 +386,28 @@ class Bundle(BundleFolder):
         """
         manifest, notes = self.manifest, []
         small = is_microcontroller(manifest.machine)
-        found: dict[str, Any] = {
+        facts: dict[str, Any] = {
             "name": manifest.target_name, "machine": manifest.machine, "sizes": {}, "calls": [],
             "check": "", "milliseconds": None, "verdict": manifest.verdict,
             "versions": dict(manifest.versions), "files": dict(manifest.files),
         }  # fmt: skip
         try:
             if small:
-                found |= self._on_microcontroller()
-                found["check"] = str(self.check("emulated"))
+                facts |= self._on_microcontroller()
+                facts["check"] = str(self.check("emulated"))
             elif make_board("local").machine != manifest.machine:
-                found["calls"] = [{"kernel": one.name, "cycles": one.total} for one in self.model()]
+                facts["calls"] = [{"kernel": one.name, "cycles": one.total} for one in self.model()]
             else:
-                found["check"] = str(self.check())
-                found["milliseconds"] = self.benchmark(number=3, repeat=5).median_ms
-                found["calls"] = [
+                facts["check"] = str(self.check())
+                facts["milliseconds"] = self.benchmark(number=3, repeat=5).median_ms
+                facts["calls"] = [
                     {"kernel": one.name, "milliseconds": one.ms, "cycles": None}
                     for one in self.profile(number=3, repeat=3)
                 ]
         except (BoardError, BundleError, CLibraryError, ToolchainError) as error:
             notes.append(f"Not all was measured: {error}")
-        found["check"] = found["check"] or "It was not checked on a board"
-        return found | {"note": " ".join(notes)}
+        facts["check"] = facts["check"] or "It was not checked on a board"
+        return facts | {"note": " ".join(notes)}
 
     def _on_microcontroller(self) -> dict[str, Any]:
         """Describes what a library takes on a microcontroller: sizes, and calls of kernels."""
@@ -507,11 +507,11 @@ class Bundle(BundleFolder):
                 f"{board.name} lacks its {', '.join(lacking)}; deploy for this board's processor"
             )
         # Compiled libraries call into TVM's runtime, whose interface changes with its version.
-        made, here = manifest.versions["apache-tvm"], metadata.version("apache-tvm")
-        if made != here:
+        compiled_by, here = manifest.versions["apache-tvm"], metadata.version("apache-tvm")
+        if compiled_by != here:
             raise BundleError(
-                f"the library was compiled by TVM {made}, this is TVM {here}; deploy it again "
-                f"or install apache-tvm=={made}"
+                f"the library was compiled by TVM {compiled_by}, this is TVM {here}; deploy it "
+                f"again or install apache-tvm=={compiled_by}"
             )
 
 

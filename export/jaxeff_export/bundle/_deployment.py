@@ -81,28 +81,30 @@ def with_bytes(
     """
     leaves, structure = jax.tree.flatten(tuple(args[:parameters]))
     # What is no array is refused later, by its name.
-    own = [getattr(leaf, "dtype", None) for leaf in leaves]
-    if not any(str(dtype) in _BYTES for dtype in own):
+    dtypes_of_f = [getattr(leaf, "dtype", None) for leaf in leaves]
+    if not any(str(dtype) in _BYTES for dtype in dtypes_of_f):
         return f, tuple(args)
 
     def cast(leaves: Sequence[Any], dtypes: Sequence[Any]) -> tuple[Any, ...]:
         # Others stay what they are, NumPy arrays and numbers too.
-        made = [
+        restored = [
             jnp.asarray(leaf).astype(dtype) if str(kind) in _BYTES else leaf
-            for leaf, dtype, kind in zip(leaves, dtypes, own, strict=True)
+            for leaf, dtype, kind in zip(leaves, dtypes, dtypes_of_f, strict=True)
         ]
-        bound: tuple[Any, ...] = jax.tree.unflatten(structure, made)
+        bound: tuple[Any, ...] = jax.tree.unflatten(structure, restored)
         return bound
 
     # Wrapped, so that arguments keep their names.
     @functools.wraps(f)
-    def g(*given: Any) -> Any:
-        return f(*cast(jax.tree.leaves(given[:parameters]), own), *given[parameters:])
+    def g(*arguments: Any) -> Any:
+        return f(
+            *cast(jax.tree.leaves(arguments[:parameters]), dtypes_of_f), *arguments[parameters:]
+        )
 
     # What `integer(...).coded` says of its codes is no attribute that wrapping copies.
     if hasattr(f, "code_grids"):
         setattr(g, "code_grids", f.code_grids)  # noqa: B010
-    stored = [_BYTES.get(str(dtype), dtype) for dtype in own]
+    stored = [_BYTES.get(str(dtype), dtype) for dtype in dtypes_of_f]
     return g, (*cast(leaves, stored), *args[parameters:])
 
 
@@ -246,7 +248,7 @@ def deploy_artifact(
             f"first {missing[0]}"
         )
     values = [check_array(np.asarray(arrays[spec.name]), spec) for spec in artifact.inputs]
-    return order.built(artifact, values, lambda given: artifact.call(*given))
+    return order.built(artifact, values, lambda leaves: artifact.call(*leaves))
 
 
 @dataclass(frozen=True)
@@ -312,13 +314,13 @@ class _Order:
         _require_examples((spec.name, leaf) for spec, leaf in data)
         recorded, values = [], []
         for batch in _recorded_batches(leaves, specs):
-            given = with_batch(leaves, specs, batch)
-            outputs = _reference(artifact, reference(given))
+            batched = with_batch(leaves, specs, batch)
+            outputs = _reference(artifact, reference(batched))
             values = [
                 # JAX converts what it is given (float64 to float32); what is recorded is what the
                 # library takes.
                 np.asarray(leaf).astype(dtype_of(spec.dtype), copy=False)
-                for leaf, spec in zip(given, specs, strict=True)
+                for leaf, spec in zip(batched, specs, strict=True)
             ]
             recorded.append(RecordedPair(values[bound:], outputs, batch))
         bounded = values[:bound]
@@ -331,10 +333,14 @@ def _recorded_batches(leaves: Sequence[Any], specs: Sequence[TensorSpec]) -> lis
 
     They are the example's, the smallest, and an odd larger one.
     """
-    given = batch_of([np.asarray(leaf) for leaf in leaves], specs)
+    example_batch = batch_of([np.asarray(leaf) for leaf in leaves], specs)
     # Odd and larger: no multiple of a vector's width or of the example, so that the ends of loops
     # run too.
-    return [None] if given is None else list(dict.fromkeys((given, 1, 2 * given + 1)))
+    return (
+        [None]
+        if example_batch is None
+        else list(dict.fromkeys((example_batch, 1, 2 * example_batch + 1)))
+    )
 
 
 def _require_examples(data: Iterable[tuple[str, Any]]) -> None:
@@ -347,9 +353,9 @@ def _require_examples(data: Iterable[tuple[str, Any]]) -> None:
             )
 
 
-def _parameters(arguments: Sequence[str], given: int | None) -> int:
+def _parameters(arguments: Sequence[str], count: int | None) -> int:
     """Counts the first arguments that are parameters, or refuses to guess."""
-    if given is None:
+    if count is None:
         if len(arguments) == 1:
             raise SignatureError(
                 f"{arguments[0]} is the only argument, and nothing tells whether it is parameters, "
@@ -357,11 +363,11 @@ def _parameters(arguments: Sequence[str], given: int | None) -> int:
                 "parameters=0"
             )
         return 1
-    if not 0 <= given <= len(arguments):
+    if not 0 <= count <= len(arguments):
         raise SignatureError(
-            f"parameters is {given}, but of {len(arguments)} arguments: {', '.join(arguments)}"
+            f"parameters is {count}, but of {len(arguments)} arguments: {', '.join(arguments)}"
         )
-    return given
+    return count
 
 
 def _silence(line: str) -> None:

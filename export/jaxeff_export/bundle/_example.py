@@ -183,7 +183,7 @@ def c_order(
         operands=operands,
         inputs=artifact.inputs[len(example.bound) :],
         outputs=artifact.outputs,
-        given=pair.inputs,
+        arguments=pair.inputs,
         expected=pair.outputs,
         tolerances=[tolerance(array.dtype) for array in pair.outputs],
         state=example.places,

@@ -57,11 +57,11 @@ def disassembled_functions(
             if body:
                 yield name, body
             name, body = start["name"], []
-        elif found := _LINE.match(line):
+        elif match := _LINE.match(line):
             # objdump appends the symbol or the value of an address as a comment.
-            text = re.sub(r"\s*(//|#\s).*$", "", found["text"].replace("\t", " ")).strip()
+            text = re.sub(r"\s*(//|#\s).*$", "", match["text"].replace("\t", " ")).strip()
             if text:
-                body.append((int(found["at"], 16), text))
+                body.append((int(match["at"], 16), text))
     if body:
         yield name, body
 
@@ -395,7 +395,7 @@ def model_library(
     # What all kernels read of parameters passes through the caches between two calls of one.
     parameters = sum(f.get("bound", 0) * f.get("calls", 1) for f in (work or {}).values())
     weights = level_of(core, parameters)
-    found = []
+    models = []
     for name, lines in disassembled_functions(library, triple):
         facts = (work or {}).get(_name(name))
         # A kernel's products are in vectors; loops without any prepare or finish.
@@ -403,8 +403,8 @@ def model_library(
         body = max(loops, key=_weight, default=[])
         if body and (facts or count_products(body)):
             loop = _model(name, body, _cycles(analyser, body, triple, like), facts)
-            found.append(_with_caches(loop, facts, core, weights) if facts else loop)
-    return tuple(found)
+            models.append(_with_caches(loop, facts, core, weights) if facts else loop)
+    return tuple(models)
 
 
 def _model(
@@ -467,8 +467,8 @@ def _cycles(analyser: str, body: Sequence[str], triple: str, core: str) -> float
     # llvm-mca assembles what it is given, in which no symbol of the library exists.
     text = "\n".join(_PLACE.sub(nowhere, line) for line in body) + "\n"
     done = subprocess.run(command, input=text, capture_output=True, text=True, check=False)
-    found = _CYCLES.search(done.stdout)
-    if found is None or "not a recognized processor" in done.stderr:
+    match = _CYCLES.search(done.stdout)
+    if match is None or "not a recognized processor" in done.stderr:
         reason = (done.stderr.strip().splitlines() or ["it gives no reason"])[0]
         raise ToolchainError(f"llvm-mca has no model of this loop on {core}: {reason}")
-    return int(found[1]) / _ITERATIONS
+    return int(match[1]) / _ITERATIONS

@@ -22,18 +22,18 @@ from jaxeff_export import artifact
 
 def read_arrays(paths: Sequence[Path], specs: Sequence[artifact.TensorSpec]) -> list[np.ndarray]:
     """Reads one array per spec, from whichever file has one of its name."""
-    found: dict[str, np.ndarray] = {}
+    by_name: dict[str, np.ndarray] = {}
     for path in paths:
         try:
             # No pickle: a file of somebody else's must not run code when it is read.
             with np.load(path, allow_pickle=False) as archive:
                 # Only arrays that are asked for are inflated, whatever else the file holds.
-                found.update(
+                by_name.update(
                     (spec.name, archive[spec.name]) for spec in specs if spec.name in archive
                 )
         except (OSError, ValueError, AttributeError, TypeError, zipfile.BadZipFile) as error:
             raise artifact.SignatureError(f"{path} is no readable npz file: {error}") from error
-    if missing := [spec.name for spec in specs if spec.name not in found]:
+    if missing := [spec.name for spec in specs if spec.name not in by_name]:
         files = (
             f"{', '.join(map(str, paths))} has" if paths else "no npz file was given, so there is"
         )
@@ -41,7 +41,7 @@ def read_arrays(paths: Sequence[Path], specs: Sequence[artifact.TensorSpec]) -> 
         raise artifact.SignatureError(
             f"{files} no array {missing[0]}; {len(missing)} are missing: {some}"
         )
-    return [_named(found[spec.name], spec) for spec in specs]
+    return [_named(by_name[spec.name], spec) for spec in specs]
 
 
 def require_place(path: Path) -> None:
@@ -75,8 +75,8 @@ def example_of(module: str, function: str) -> tuple[Callable[..., Any], Sequence
     if "" not in sys.path:
         sys.path.insert(0, "")
     try:
-        made = getattr(importlib.import_module(module), function)()
-        f, example = made
+        returned = getattr(importlib.import_module(module), function)()
+        f, example = returned
     # The user's module runs here, and may do anything, `sys.exit` included.
     except (Exception, SystemExit) as error:
         raise artifact.SignatureError(
@@ -84,7 +84,7 @@ def example_of(module: str, function: str) -> tuple[Callable[..., Any], Sequence
         ) from error
     if not callable(f) or not isinstance(example, tuple | list):
         raise artifact.SignatureError(
-            f"{where} gives no (f, (parameters, *inputs)), but {type(made)}"
+            f"{where} gives no (f, (parameters, *inputs)), but {type(returned)}"
         )
     return f, example
 
@@ -107,11 +107,11 @@ def _reason(error: BaseException) -> str:
     said = f"{type(error).__name__}: {error}"
     if isinstance(error, SyntaxError):  # says where by itself
         return said
-    own = [frame for frame in traceback.extract_tb(error.__traceback__) if _is_users(frame)]
-    if not own:
+    of_user = [frame for frame in traceback.extract_tb(error.__traceback__) if _is_users(frame)]
+    if not of_user:
         return said
     # The innermost is the one that failed; those around it only called it.
-    last = own[-1]
+    last = of_user[-1]
     file = Path(last.filename)
     shown = file.relative_to(Path.cwd()) if file.is_relative_to(Path.cwd()) else file
     return f"{shown}, line {last.lineno}, in {last.name}: {said}"

@@ -66,8 +66,8 @@ def compile_bundle(
         resolved = _target(target)
         with steps() as step:
             options = {"parameters": parameters, "database": database, "progress": step}
-            made = _compile(source, arrays or [], resolved, bundle, any_batch, options)
-        console.print(f"{bundle} is compiled for {made.manifest.target_name}", markup=False)
+            compiled = _compile(source, arrays or [], resolved, bundle, any_batch, options)
+        console.print(f"{bundle} is compiled for {compiled.manifest.target_name}", markup=False)
 
 
 def _compile(
@@ -103,12 +103,12 @@ def _compile(
     return deploy_artifact(artifact, named, target, path, **options)
 
 
-def _target(given: str) -> str | Mapping[str, Any]:
-    if not given.lstrip().startswith("{"):
-        resolve_target(given)  # what nobody knows is better told before the work than after it
-        return given
+def _target(target: str) -> str | Mapping[str, Any]:
+    if not target.lstrip().startswith("{"):
+        resolve_target(target)  # what nobody knows is better told before the work than after it
+        return target
     try:
-        return resolve_target(json.loads(given))
+        return resolve_target(json.loads(target))
     except json.JSONDecodeError as error:
         raise TargetError(f"--target is no JSON: {error}") from error
 
@@ -175,14 +175,14 @@ def c(
         for what, size in sizes.to_json().items():
             console.print(f"{what}: {size:,} bytes", highlight=False)
         if steps:
-            made = table(
+            rows = table(
                 "kernel", *_COLUMNS, "held for later", title="bytes of each call, in order"
             )
             for step in library.steps:
                 sizes_of = (f"{getattr(step, name):,}" for name in _COLUMNS)
                 held = ", ".join(f"{size:,} of {kernel}" for kernel, size in step.held)
-                made.add_row(step.kernel, *sizes_of, held)
-            console.print(made, markup=False)
+                rows.add_row(step.kernel, *sizes_of, held)
+            console.print(rows, markup=False)
         console.print(f"{library.folder}: README.md says how its example is built", markup=False)
 
 
@@ -244,14 +244,14 @@ def _show_bundle(path: Path) -> None:
 
 
 def _show_arrays(title: str, groups: _Groups) -> None:
-    made = table("role", "name", "shape", "dtype (zero, step of codes)", title=title)
+    rows = table("role", "name", "shape", "dtype (zero, step of codes)", title=title)
     for role, specs in groups:
         for spec in specs:
             shape = "×".join(map(str, spec.shape)) or "scalar"
             # What codes stand for: (q - zero) * step.
             of = "" if spec.grid is None else " ({1}, {0:.6g})".format(*spec.grid)
-            made.add_row(role, spec.name, shape, spec.dtype + of)
-    console.print(made, markup=False)
+            rows.add_row(role, spec.name, shape, spec.dtype + of)
+    console.print(rows, markup=False)
 
 
 def _show_versions(versions: object) -> None:

@@ -152,8 +152,8 @@ def _length(bundle: Bundle) -> int:
     data = [spec for i, spec in enumerate(manifest.inputs) if i not in kept]
     shapes = [(spec.dtype, len(spec.shape)) for spec in data]
     logits = manifest.outputs[0]
-    whole = shapes == [("int32", 2), ("int32", 0)] and data[0].shape[0] == 1
-    if not manifest.state or not whole or len(logits.shape) != 2:
+    is_decoder = shapes == [("int32", 2), ("int32", 0)] and data[0].shape[0] == 1
+    if not manifest.state or not is_decoder or len(logits.shape) != 2:
         taken = ", ".join(f"{s.name} {s.dtype}{list(s.shape)}" for s in data)
         raise BundleError(
             f"{bundle.folder} is no decoder: it takes {taken or 'nothing'} and keeps "

@@ -145,14 +145,14 @@ def _announce_timing(outcome: BoardResult[Timing]) -> None:
 
 
 def _timings_table(title: str, outcomes: Sequence[BoardResult[Timing]]) -> Table:
-    made = terminal.table("board", "median ms", "fastest ms", "slowest ms", title=title)
+    rows = terminal.table("board", "median ms", "fastest ms", "slowest ms", title=title)
     for outcome in outcomes:
         if (timing := outcome.result) is None:
-            made.add_row(outcome.board, "failed", "", "")
+            rows.add_row(outcome.board, "failed", "", "")
         else:
             figures = (timing.median_ms, min(timing.times_ms), max(timing.times_ms))
-            made.add_row(outcome.board, *(f"{figure:.4g}" for figure in figures))
-    return made
+            rows.add_row(outcome.board, *(f"{figure:.4g}" for figure in figures))
+    return rows
 
 
 def profile(
@@ -170,15 +170,15 @@ def profile(
         loaded = Bundle.load(bundle)
         with terminal.console.status(f"profiling on {board}"):
             operators = loaded.profile(board, number, repeat, batch)
-    made = terminal.table(
+    rows = terminal.table(
         "operator", "calls", "total ms", "share", "", title=f"{bundle} on {board}"
     )
     for operator in operators:
         bar = "█" * round(_BAR * operator.share)
         row = (operator.name, f"{operator.calls:g}", f"{operator.ms:.4g}", f"{operator.share:.1%}")
-        made.add_row(*row, bar)
-    made.caption = f"{sum(operator.ms for operator in operators):.4g} ms in all, per call"
-    terminal.console.print(made, markup=False)
+        rows.add_row(*row, bar)
+    rows.caption = f"{sum(operator.ms for operator in operators):.4g} ms in all, per call"
+    terminal.console.print(rows, markup=False)
 
 
 def model(
@@ -228,9 +228,9 @@ def report(
 
         loaded = Bundle.load(bundle)
         with terminal.console.status("checking, modelling and timing the library"):
-            made = Report.of_target(title or bundle.resolve().name, loaded.facts())
+            report_page = Report.of_target(title or bundle.resolve().name, loaded.facts())
         try:
-            made.save(page)
+            report_page.save(page)
         except ValueError as error:  # the name of a file that says no form
             raise SignatureError(str(error)) from error
     terminal.console.print(f"{page}: open it in a browser", markup=False, soft_wrap=True)
@@ -238,7 +238,7 @@ def report(
 
 def targets() -> None:
     """List the named targets, and whether this machine can compile for each."""
-    made = terminal.table("target", "architecture", "processor", "cores", "linker")
+    rows = terminal.table("target", "architecture", "processor", "cores", "linker")
     with terminal.failures_in_one_line():
         for name in target_names():
             try:
@@ -246,11 +246,11 @@ def targets() -> None:
                 settings = resolve_target(name)
                 linker = find_linker(settings)
             except (MissingExtraError, ToolchainError) as error:
-                made.add_row(name, "", "", "", f"no: {error}")
+                rows.add_row(name, "", "", "", f"no: {error}")
                 continue
             row = (target_machine(settings), settings["mcpu"], str(settings["num-cores"]), linker)
-            made.add_row(name, *row)
-    terminal.console.print(made, markup=False)
+            rows.add_row(name, *row)
+    terminal.console.print(rows, markup=False)
 
 
 def boards() -> None:
@@ -258,12 +258,12 @@ def boards() -> None:
     # JAX takes seconds to import: `--help` and other commands do without.
     from jaxeff_export.boards import CORES, PROGRAM_CORES, board_kinds
 
-    made = terminal.table("board", "what it is", "usable here")
+    rows = terminal.table("board", "what it is", "usable here")
     with terminal.failures_in_one_line():
         for kind in board_kinds():
-            made.add_row(kind.name, kind.what, f"no: {kind.missing}" if kind.missing else "yes")
-    made.caption = f"emulated cores: {', '.join(CORES)}; by programs: {', '.join(PROGRAM_CORES)}"
-    terminal.console.print(made, markup=False)
+            rows.add_row(kind.name, kind.what, f"no: {kind.missing}" if kind.missing else "yes")
+    rows.caption = f"emulated cores: {', '.join(CORES)}; by programs: {', '.join(PROGRAM_CORES)}"
+    terminal.console.print(rows, markup=False)
 
 
 def prepare() -> None:

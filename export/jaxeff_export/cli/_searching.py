@@ -99,7 +99,7 @@ def _search(
     # Kernels are measured at these widths alone; what lies between counts as the next one.
     nodes = [round_to * 2**i for i in range(8)]
     try:
-        found = search_policies(
+        searched = search_policies(
             key, f, params, (x, labels), target=share, agent=Knapsack(),
             # A table of kernels ranks candidates quickly; the result alone is measured end to end.
             latency=table_latency(
@@ -114,8 +114,8 @@ def _search(
         raise SignatureError(str(error)) from error
     except LatencyError as error:
         raise BoardError(str(error)) from error
-    terminal.console.print(str(found.table), markup=False, highlight=False)
-    small = found.smaller
+    terminal.console.print(str(searched.table), markup=False, highlight=False)
+    small = searched.smaller
     # Trained on only now: candidates are compared after a few updates each.
     if epochs:
         small = small.retrained(

@@ -34,11 +34,11 @@ console = Console(width=None if sys.stdout.isatty() else 160)
 
 def table(*headings: str, title: str | None = None) -> Table:
     """Makes an empty table; columns whose heading ends in a unit or a count hold numbers."""
-    made = Table(title=title, title_justify="left")
+    empty = Table(title=title, title_justify="left")
     for heading in headings:
         numeric = heading in ("calls", "share") or heading.endswith(" ms")
-        made.add_column(heading, justify="right" if numeric else "left", overflow="fold")
-    return made
+        empty.add_column(heading, justify="right" if numeric else "left", overflow="fold")
+    return empty
 
 
 def complain(message: object) -> None:

@@ -61,11 +61,11 @@ def phases(body: tirx.Stmt) -> list[tirx.Stmt]:
     later = any(isinstance(s, (*_DECLARATIONS, tirx.Bind)) for s in rest)
     if later or all(turns(s) is None for s in rest):
         return [_sequence(rest) if rest else tirx.Evaluate(0)]
-    made: list[tirx.Stmt] = []
+    statements: list[tirx.Stmt] = []
     for shared, group in itertools.groupby(rest, lambda s: turns(s) is not None):
         several = list(group)
-        made.extend(several if shared else [_sequence(several)])
-    return made
+        statements.extend(several if shared else [_sequence(several)])
+    return statements
 
 
 def used(phase: tirx.Stmt, declarations: Sequence[tirx.Stmt]) -> list[tirx.Stmt]:
@@ -101,9 +101,9 @@ def some_turns(loop: tirx.For) -> tuple[tirx.For, list[tirx.Var]]:
 
 def _names(tree: object) -> set[tirx.Var]:
     """Collects the variables and arrays of a statement."""
-    found: set[tirx.Var] = set()
-    tvm_ffi.structural_walk(tree, (tirx.Var, found.add), order="post")
-    return found
+    names: set[tirx.Var] = set()
+    tvm_ffi.structural_walk(tree, (tirx.Var, names.add), order="post")
+    return names
 
 
 def _flat(body: tirx.Stmt) -> list[tirx.Stmt]:
@@ -314,7 +314,7 @@ def _with_pointers(
         bodies.append(tvm_ffi.structural_map(body, (tirx.For, _on_one_thread)))
         arguments.append(more)
         parts.append(Part(symbol if len(rest) == 1 else f"{symbol}_part{number}", shared))
-    made = []
+    functions = []
     for part, body, more in zip(parts, bodies, arguments, strict=True):
         # Each part is a function, which has to declare on its own what its pointers are.
         body = tirx.SeqStmt([*known, body]) if known else body
@@ -322,9 +322,9 @@ def _with_pointers(
         for attribute, value in (("device_type", _CPU), ("device_id", 0)):
             body = tirx.AttrStmt(0, attribute, value, body)
         plain = tirx.PrimFunc([*pointers, *more], body, function.ret_type, function.attrs)
-        made.append(plain.with_attr("global_symbol", part.symbol))
+        functions.append(plain.with_attr("global_symbol", part.symbol))
     over = tuple(int(i) for i in (function.attrs or {}).get(IN_PLACE, ()))
-    return made, CKernel(tuple(parts), tuple(scratch), stack, over)
+    return functions, CKernel(tuple(parts), tuple(scratch), stack, over)
 
 
 def _allocates(statement: tirx.Stmt) -> bool:

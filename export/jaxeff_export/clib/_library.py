@@ -52,7 +52,7 @@ class LibraryParts:
         operands: their values.
         inputs: Further arguments.
         outputs: the results.
-        given: recorded values of its arguments.
+        arguments: recorded values of its arguments.
         expected: what JAX computed from them.
         tolerances: what results may differ, each relative to its largest magnitude.
         tuned: same as for `jaxeff_export.compile_module`.
@@ -74,7 +74,7 @@ class LibraryParts:
     operands: Sequence[np.ndarray]
     inputs: Sequence[TensorSpec]
     outputs: Sequence[TensorSpec]
-    given: Sequence[np.ndarray]
+    arguments: Sequence[np.ndarray]
     expected: Sequence[np.ndarray]
     tolerances: Sequence[float]
     tuned: Callable[..., Any] | None = None
@@ -256,12 +256,12 @@ def _compile(
     inputs, outputs = codegen.kept_apart(inputs, codegen.fields_of(order.outputs), order.state)
     # Object files are made elsewhere: the library's folder has their archive alone.
     with tempfile.TemporaryDirectory(prefix="jaxeff-c-") as temporary:
-        made = Path(temporary)
+        workspace = Path(temporary)
         lines = None
         if order.source:
             lines, kernels = kernels_in_c(module, where, n)
         else:
-            kernels = compile_kernels(module, where, n, made / "kernels.o", order.threads)
+            kernels = compile_kernels(module, where, n, workspace / "kernels.o", order.threads)
         library = codegen.driver.Library(
             name=n,
             made_for=_made_for(order),
@@ -274,13 +274,13 @@ def _compile(
             embedded=order.embed,
             threads=order.threads,
             rounds_inputs=order.rounds_inputs,
-            initial=[order.given[old] for old, _ in sorted(order.state)],
+            initial=[order.arguments[old] for old, _ in sorted(order.state)],
             kernel_source=None if lines is None else tuple(lines),
         )
         write_atomically(folder / f"{n}.h", codegen.driver.header(library))
         write_atomically(folder / f"{n}.c", codegen.driver.source(library))
-        objects.compile_c(tools, folder / f"{n}.c", made / "driver.o", c99=order.source)
-        code = _code_files(order, tools, module, made)
+        objects.compile_c(tools, folder / f"{n}.c", workspace / "driver.o", c99=order.source)
+        code = _code_files(order, tools, module, workspace)
         # Of source they are constants beside the code, without gaps between them.
         values = library.parameters.values.values()
         parameters = len(library.parameters.blob)
@@ -300,23 +300,23 @@ def _compile(
         # Before parameters are written and linked: a library that doesn't fit is never finished.
         require_room(sizes, flash, ram, embedded=order.embed)
         if order.source:
-            needs = objects.require_self_contained(tools, made / "driver.o")
+            needs = objects.require_self_contained(tools, workspace / "driver.o")
             return library, sizes, needs
-        _write_parameters(library, made if order.embed else folder, arm=_is_arm(order))
+        _write_parameters(library, workspace if order.embed else folder, arm=_is_arm(order))
         if order.embed:
-            objects.compile_c(tools, made / f"{n}_parameters.S", made / "parameters.o")
-            code.append(made / "parameters.o")
+            objects.compile_c(tools, workspace / f"{n}_parameters.S", workspace / "parameters.o")
+            code.append(workspace / "parameters.o")
         objects.archive(tools, code, folder / f"lib{n}.a")
     # A symbol that nobody has would show at the user's linker, and name no operation.
     needs = objects.require_self_contained(tools, folder / f"lib{n}.a", threads=order.threads > 1)
     return library, sizes, needs
 
 
-def _code_files(order: LibraryParts, tools: CToolchain, module: Any, made: Path) -> list[Path]:
+def _code_files(order: LibraryParts, tools: CToolchain, module: Any, workspace: Path) -> list[Path]:
     """Returns the object files of a library's code: its driver, and kernels that aren't source."""
     from jaxeff_export.operators.integer import dual_functions  # TVM, as above
 
-    driver, kernels, layers = made / "driver.o", made / "kernels.o", made / "dual.o"
+    driver, kernels, layers = workspace / "driver.o", workspace / "kernels.o", workspace / "dual.o"
     if order.source:
         return [driver]
     # Before sizes are taken: what is left out here takes no room on a device.
@@ -328,8 +328,8 @@ def _code_files(order: LibraryParts, tools: CToolchain, module: Any, made: Path)
     names = {name: f"{order.name}_{name.removeprefix('jaxeff_')}" for name in sorted(functions)}
     objects.rename(tools, kernels, names)
     sources = {name: functions[symbol] for symbol, name in names.items()}
-    write_atomically(made / "dual.c", codegen.dual.source(sources))
-    objects.compile_c(tools, made / "dual.c", layers)
+    write_atomically(workspace / "dual.c", codegen.dual.source(sources))
+    objects.compile_c(tools, workspace / "dual.c", layers)
     return [kernels, driver, layers]
 
 
@@ -375,7 +375,7 @@ def _write_example(
     sizes: Sizes,
     folder: Path,
 ) -> None:
-    recorded = codegen.example.record(order.given, order.expected)
+    recorded = codegen.example.record(order.arguments, order.expected)
     write_atomically(folder / "recorded.bin", recorded.blob)
     if order.source:
         write_atomically(
@@ -396,8 +396,8 @@ def _write_example(
     )
     if tools.board:
         # The linker script describes the emulated board; a caller who names more memory gets it.
-        given = codegen.example.at_least(tools.board, order.flash, order.ram)
+        board = codegen.example.at_least(tools.board, order.flash, order.ram)
         for file, content in codegen.example.start_files(
-            given, target_machine(order.target)
+            board, target_machine(order.target)
         ).items():
             write_atomically(folder / file, content)

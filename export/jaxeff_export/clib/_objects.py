@@ -27,26 +27,26 @@ _MATH = re.compile(
 )
 
 
-def compile_c(tools: CToolchain, source: Path, made: Path, *, c99: bool = False) -> None:
+def compile_c(tools: CToolchain, source: Path, object_file: Path, *, c99: bool = False) -> None:
     """Compiles a C or assembler file into an object file, in the file's own folder."""
     standard = "-std=c99" if c99 else "-std=c11"
     strict = (standard, *WARNINGS) if source.suffix == ".c" else ()
     # Archives are linked into shared libraries too, except where there are none.
     anywhere = () if tools.board else ("-fPIC",)
     command = [tools.compiler, *tools.flags, *strict, "-O2", *anywhere, "-c", source.name]
-    run_tool([*command, "-o", str(made)], source.parent)
+    run_tool([*command, "-o", str(object_file)], source.parent)
 
 
-def trim(tools: CToolchain, made: Path) -> None:
+def trim(tools: CToolchain, object_file: Path) -> None:
     """Removes what only debuggers read, and conversions of half floats that nothing calls."""
     # Unwinding tables serve exceptions, of which C has none.
     unwinding = (".eh_frame", ".rela.eh_frame", ".ARM.exidx", ".rel.ARM.exidx")
     removed = [x for name in unwinding for x in ("-R", name)]
     # What reads the tables of 32-bit ARM would bring an allocator and more.
     removed += ["-N", "__aeabi_unwind_cpp_pr0"]
-    run_tool([tools.tool("objcopy"), "--strip-debug", *removed, str(made)])
+    run_tool([tools.tool("objcopy"), "--strip-debug", *removed, str(object_file)])
     section, half = "", re.compile(r"__(truncsfhf2|extendhfsf2)|\.text\.tvm\.fp16")
-    for line in run_tool([tools.tool("readelf"), "-rW", str(made)]).splitlines():
+    for line in run_tool([tools.tool("readelf"), "-rW", str(object_file)]).splitlines():
         # A relocation elsewhere that names a conversion is a call of it: then both stay.
         if line.startswith("Relocation section"):
             section = line
@@ -55,20 +55,20 @@ def trim(tools: CToolchain, made: Path) -> None:
             return
     more = [x for name in (_HALF, f".ARM.exidx{_HALF}") for x in ("-R", name, "-R", f".rel{name}")]
     symbols = ["-N", "__truncsfhf2", "-N", "__extendhfsf2"]
-    run_tool([tools.tool("objcopy"), *symbols, *more, str(made)])
+    run_tool([tools.tool("objcopy"), *symbols, *more, str(object_file)])
 
 
-def rename(tools: CToolchain, made: Path, names: Mapping[str, str]) -> None:
+def rename(tools: CToolchain, object_file: Path, names: Mapping[str, str]) -> None:
     """Renames symbols of an object file."""
     pairs = [x for old, new in names.items() for x in ("--redefine-sym", f"{old}={new}")]
-    run_tool([tools.tool("objcopy"), *pairs, str(made)])
+    run_tool([tools.tool("objcopy"), *pairs, str(object_file)])
 
 
-def archive(tools: CToolchain, members: Sequence[Path], made: Path) -> None:
+def archive(tools: CToolchain, members: Sequence[Path], path: Path) -> None:
     """Puts object files into an archive; the same members make the same bytes."""
-    made.unlink(missing_ok=True)
+    path.unlink(missing_ok=True)
     # D: neither times nor owners, which would make equal archives differ.
-    run_tool([tools.tool("ar"), "rcsD", str(made), *map(str, members)])
+    run_tool([tools.tool("ar"), "rcsD", str(path), *map(str, members)])
 
 
 def code_size(tools: CToolchain, members: Iterable[Path]) -> int:
@@ -79,14 +79,14 @@ def code_size(tools: CToolchain, members: Iterable[Path]) -> int:
 
 
 def require_self_contained(
-    tools: CToolchain, made: Path, *, threads: bool = False
+    tools: CToolchain, object_file: Path, *, threads: bool = False
 ) -> tuple[str, ...]:
     """Lists what an archive takes from elsewhere: libm, copies, a compiler's own helpers.
 
     With `threads` those of POSIX threads too.
     """
     defined, wanted = set(), set()
-    for line in run_tool([tools.tool("nm"), str(made)]).splitlines():
+    for line in run_tool([tools.tool("nm"), str(object_file)]).splitlines():
         parts = line.split()
         # Undefined symbols have no address, so their lines are a word shorter.
         if len(parts) == 2 and parts[0] in "Uw":
@@ -203,10 +203,10 @@ def bytes_of(text: str | int) -> int:
     Raises:
         CLibraryError: if it is none.
     """
-    found = re.fullmatch(r"\s*(\d+)\s*([kKmM]?[bB]?)\s*", str(text))
-    if not found:
+    match = re.fullmatch(r"\s*(\d+)\s*([kKmM]?[bB]?)\s*", str(text))
+    if not match:
         raise CLibraryError(f"{text!r} is no number of bytes; write 524288, 512k or 2M")
-    return int(found[1]) * _UNITS[found[2].lower()]
+    return int(match[1]) * _UNITS[match[2].lower()]
 
 
 HALF = ("float16", "bfloat16")

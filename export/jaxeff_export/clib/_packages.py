@@ -72,10 +72,10 @@ def cpp_header(library: driver.Library) -> str:
     n, u = library.name, library.upper
     codes = ",\n".join(f"    {code.lower()} = {u}_{code}" for code in library.codes)
     # In C two structs keep names apart. Here they are parameters of one function.
-    taken = {field.name for field in library.given}
+    taken = {field.name for field in library.passed}
     results = [(f, f"out_{f.name}" if f.name in taken else f.name) for f in library.returned]
     # An array of no elements is none in C++; one of C has at least one.
-    arguments = [f"const {f.kind} (&{f.name})[{f.count or 1}]" for f in library.given]
+    arguments = [f"const {f.kind} (&{f.name})[{f.count or 1}]" for f in library.passed]
     arguments += [f"{f.kind} (&{name})[{f.count or 1}]" for f, name in results]
     begun = [f"{n}_init(&state_);"] if library.state else []
     begun += [f"ready_ = static_cast<Status>({n}_start(&threads_));"] * (library.threads > 1)
@@ -97,7 +97,7 @@ def cpp_header(library: driver.Library) -> str:
         checked=["        if (ready_ != Status::ok)", "            return ready_;"]
         if library.threads > 1
         else [],
-        given=_given(library),
+        assignments=_assignments(library),
         filled=[f"        outputs.{f.name} = {name};" for f, name in results]
         or ["        outputs.nothing = 0;"],
         reset=_reset(library),
@@ -109,11 +109,11 @@ def cpp_header(library: driver.Library) -> str:
 def _named(
     library: driver.Library, results: Sequence[tuple[driver.Field, str]]
 ) -> list[tuple[driver.Field, str]]:
-    return [*((f, f.name) for f in library.given), *results]
+    return [*((f, f.name) for f in library.passed), *results]
 
 
-def _given(library: driver.Library) -> list[str]:
-    lines = [f"inputs.{f.name} = {f.name};" for f in library.given]
+def _assignments(library: driver.Library) -> list[str]:
+    lines = [f"inputs.{f.name} = {f.name};" for f in library.passed]
     lines += ["inputs.state = &state_;"] if library.state else []
     lines += [f"inputs.{driver.THREADS_FIELD} = &threads_;"] if library.threads > 1 else []
     lines += [] if library.embedded else ["inputs.parameters = parameters_;"]
@@ -215,9 +215,9 @@ def arduino(package: Package) -> Mapping[str, str | bytes]:
         "ldflags": f"-l{n} -lm",
     }
     text = "".join(f"{key}={value}\n" for key, value in properties.items())
-    arrays = [*package.library.given, *package.library.returned]
-    taken = {field.name for field in package.library.given}
-    names = [f.name for f in package.library.given]
+    arrays = [*package.library.passed, *package.library.returned]
+    taken = {field.name for field in package.library.passed}
+    names = [f.name for f in package.library.passed]
     names += [f"out_{f.name}" if f.name in taken else f.name for f in package.library.returned]
     buffers = [
         f"static {field.kind} {name}[{field.count or 1}];"

@@ -128,10 +128,10 @@ class _ArrayNumbering:
         # The type of the results is the only place that says how many arrays the kernel writes.
         made_of, name = value.ty_args[0], binding.var.name
         several = isinstance(made_of, relax.TupleType)
-        made = [self._new(kind, name) for kind in (made_of.fields if several else [made_of])]
+        results = [self._new(kind, name) for kind in (made_of.fields if several else [made_of])]
         read = [self._one(argument) for argument in value.args[1]]
-        self._calls.append(KernelCall(value.args[0].name_hint, tuple(read), tuple(made)))
-        return made if several else made[0]
+        self._calls.append(KernelCall(value.args[0].name_hint, tuple(read), tuple(results)))
+        return results if several else results[0]
 
     def _of(self, value: relax.Expr) -> int | list[int]:
         match value:
@@ -148,14 +148,14 @@ class _ArrayNumbering:
         raise CLibraryError(f"a {type(value).__name__} has no place in a C library")
 
     def _one(self, value: relax.Expr) -> int:
-        found = self._of(value)
-        if isinstance(found, list):
+        numbers = self._of(value)
+        if isinstance(numbers, list):
             raise CLibraryError("a kernel takes a tuple, which has no place in a C library")
-        return found
+        return numbers
 
     def _several(self, value: relax.Expr) -> list[int]:
-        found = self._of(value)
-        return found if isinstance(found, list) else [found]
+        numbers = self._of(value)
+        return numbers if isinstance(numbers, list) else [numbers]
 
     def _new(self, kind: relax.Type, name: str) -> int:
         shape: Sequence[Any] = getattr(getattr(kind, "shape", None), "values", [None])
@@ -288,16 +288,16 @@ def _owners(program: KernelProgram, kernels: Mapping[str, CKernel]) -> dict[int,
     owners: dict[int, int] = {}
     for step, call in enumerate(program.calls):
         # Written before it is read: its first call is the one that makes it.
-        for made in (*call.results, *call.arguments):
-            if made not in elsewhere:
-                owners.setdefault(made, made)
+        for result in (*call.results, *call.arguments):
+            if result not in elsewhere:
+                owners.setdefault(result, result)
         for i in kernels[call.kernel].over:
-            given, made = call.arguments[i], call.results[0]
-            alone = call.arguments.count(given) == 1 and last[given] == step
-            if given in owners and owners.get(made) == made and alone:
-                owner = owners[given]
-                if program.sizes[made] <= program.sizes[owner]:
-                    owners[made] = owner
+            operand, result = call.arguments[i], call.results[0]
+            alone = call.arguments.count(operand) == 1 and last[operand] == step
+            if operand in owners and owners.get(result) == result and alone:
+                owner = owners[operand]
+                if program.sizes[result] <= program.sizes[owner]:
+                    owners[result] = owner
     return owners
 
 

@@ -84,8 +84,8 @@ class ExampleProgram:
         recorded = self._recorded
         # Inputs are first in the block, at the same places: the results after them stay.
         if inputs is not None:
-            given = record(inputs, ()).blob
-            recorded = given + recorded[len(given) :]
+            recorded_inputs = record(inputs, ()).blob
+            recorded = recorded_inputs + recorded[len(recorded_inputs) :]
         # Arguments are linked into the program: others take another build.
         if recorded != self._built:
             (self._folder / "recorded.bin").write_bytes(recorded)
@@ -243,14 +243,16 @@ def execute(library: CLibrary, core: str, folder: Path) -> Execution:
     kernels = {f"{library.name}_{step.kernel}" for step in library.steps}
     entries = [str(at) for name, (at, _) in functions.items() if name in kernels]
     (folder / "kernels.txt").write_text("\n".join(entries))
-    given = f"first={begin:#x},begin={main:#x},end={main + size:#x},made={folder / _COUNTS}"
-    given += f",kernels={folder / 'kernels.txt'}"
+    plugin_options = (
+        f"first={begin:#x},begin={main:#x},end={main + size:#x},made={folder / _COUNTS}"
+    )
+    plugin_options += f",kernels={folder / 'kernels.txt'}"
     command = targets.emulation(core, library.target, folder / "program")
     said = []
     for version in _VERSIONS:
         (folder / "counter.c").write_text(render("counter.c", version=version))
         run_tool(["cc", "-O2", "-fPIC", "-shared", "counter.c", "-o", "counter.so"], folder)
-        plugin = ["-plugin", f"{folder / 'counter.so'},{given}"]
+        plugin = ["-plugin", f"{folder / 'counter.so'},{plugin_options}"]
         said.append(_run([command[0], *plugin, *command[1:]], folder))
         if (folder / _COUNTS).exists():
             lines = (folder / _COUNTS).read_text().splitlines()
@@ -272,13 +274,13 @@ def _run(command: list[str], folder: Path) -> str:
 def _functions(library: CLibrary, program: Path) -> dict[str, tuple[int, int]]:
     """Reads where functions begin, and their sizes."""
     nm = find_c_toolchain(library.target).tool("nm")
-    found = {}
+    spans = {}
     for line in run_tool([nm, "-S", str(program)]).splitlines():
         parts = line.split()
         if len(parts) == 4 and parts[2] in "TtWw":
             # The lowest bit of a Thumb function's address says that it is one.
-            found[parts[3]] = int(parts[0], 16) & ~1, int(parts[1], 16)
-    return found
+            spans[parts[3]] = int(parts[0], 16) & ~1, int(parts[1], 16)
+    return spans
 
 
 _ITERATIONS = 100
@@ -363,22 +365,22 @@ def model_calls(library: CLibrary, core: str, like: str | None = None) -> tuple[
         lines = [_lines(text, *span, written) for span in spans]
         turns = _cycles(lines, like or str(library.target.get("mcpu", core)), written)
         cycles = dict(zip(spans, turns, strict=True))
-        found = [[0, 0.0] for _ in library.steps]
+        totals = [[0, 0.0] for _ in library.steps]
         for run in ran.runs:
-            if (place := run.step(len(found))) is not None:
-                found[place][0] += run.length * run.times
-                found[place][1] += cycles[run.begin, run.length] * run.times
+            if (place := run.step(len(totals))) is not None:
+                totals[place][0] += run.length * run.times
+                totals[place][1] += cycles[run.begin, run.length] * run.times
     return tuple(
         CallModel(step.kernel, int(instructions), cycles)
-        for step, (instructions, cycles) in zip(library.steps, found, strict=True)
+        for step, (instructions, cycles) in zip(library.steps, totals, strict=True)
     )
 
 
 def _disassembled(library: CLibrary, program: Path) -> list[tuple[int, str]]:
     objdump = find_c_toolchain(library.target).tool("objdump")
     lines = run_tool([objdump, "-d", "--no-show-raw-insn", str(program)]).splitlines()
-    found = [match for line in lines if (match := _LINE.match(line))]
-    return [(int(match[1], 16), match[2]) for match in found]
+    matches = [match for line in lines if (match := _LINE.match(line))]
+    return [(int(match[1], 16), match[2]) for match in matches]
 
 
 def _lines(
@@ -428,11 +430,11 @@ def _cycles(runs: Sequence[Sequence[str]], core: str, written: _Assembler) -> li
             run, i = places[line]
             del left[run][i]
             spare[run] += 1
-    found = {int(n): int(cycles) / _ITERATIONS for n, cycles in _REGION.findall(done.stdout)}
-    if not found:
+    cycles_of = {int(n): int(cycles) / _ITERATIONS for n, cycles in _REGION.findall(done.stdout)}
+    if not cycles_of:
         reason = (done.stderr.strip().splitlines() or ["it gives no reason"])[-1]
         raise targets.ToolchainError(f"llvm-mca has no model of {core}: {reason}")
-    return [found.get(i, 0.0) + spare[i] for i in range(len(runs))]
+    return [cycles_of.get(i, 0.0) + spare[i] for i in range(len(runs))]
 
 
 def _regions(runs: Sequence[Sequence[str]], comment: str) -> tuple[str, dict[int, tuple[int, int]]]:

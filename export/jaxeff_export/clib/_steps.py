@@ -71,7 +71,7 @@ def steps_of(library: driver.Library) -> tuple[CallCost, ...]:
     fixed = {*program.operands, *(number for number, _ in program.constants)}
     makers = {n: call.kernel for call in program.calls for n in call.results}
     # Who wrote what lies in each place, call by call: arrays written over others keep their place.
-    found: list[CallCost] = []
+    costs: list[CallCost] = []
     contents: dict[int, int] = {}
     for i, call in enumerate(program.calls):
         kernel = library.kernels[call.kernel]
@@ -84,7 +84,7 @@ def steps_of(library: driver.Library) -> tuple[CallCost, ...]:
             if memory.lives[place].first <= i <= memory.lives[place].last
             and contents[place] not in sizes
         ]
-        found.append(
+        costs.append(
             CallCost(
                 kernel=call.kernel,
                 # Constants of the function lie beside the parameters, in flash.
@@ -96,7 +96,7 @@ def steps_of(library: driver.Library) -> tuple[CallCost, ...]:
                 held=tuple(held),
             )
         )
-    return tuple(found)
+    return tuple(costs)
 
 
 def draw_steps(axis: Axes, steps: Sequence[CallCost]) -> None:

@@ -213,8 +213,8 @@ def _united(regions: Sequence[tirx.BufferRegion]) -> list[tirx.BufferRegion]:
         known = united.setdefault(region.source, region)
         if not tvm_ffi.structural_equal(known, region, map_free_vars=False):
             # Different parts: the whole buffer is the safe bound of both.
-            whole = [ir.Range(0, extent) for extent in region.source.shape]
-            united[region.source] = tirx.BufferRegion(region.source, whole)
+            ranges = [ir.Range(0, extent) for extent in region.source.shape]
+            united[region.source] = tirx.BufferRegion(region.source, ranges)
     return list(united.values())
 
 
@@ -288,15 +288,15 @@ def _scatters_loads(sch: Schedule, block: SBlockRV, consumer: SBlockRV) -> bool:
     if load is None or not is_dear(sch.get(consumer)):
         return False
     # Elements that are contiguous in both tensors, from the innermost dimension outwards.
-    whole = 1
+    run = 1
     iters, shape = sch.get(block).iter_vars, load.source.shape
     for v, index, extent in list(zip(iters, load.indices, shape, strict=False))[::-1]:
         if len(iters) != len(shape) or not index.same_as(v.var):
             break
-        whole *= int(v.dom.extent)
+        run *= int(v.dom.extent)
         if not tvm_ffi.structural_equal(v.dom.extent, extent):
             break
-    return whole < LONG
+    return run < LONG
 
 
 def _copied(block: s_tir.SBlock) -> tvm.ir.TensorLoad | None:

@@ -222,18 +222,18 @@ def _copied_by_image(
     if images < 2 or dimensions < 3 or tile.rows[0] > 1 or tile.columns_first or not even:
         return []
     image = sch.get(block).iter_vars[0].var
-    found = []
-    for made in sch.get_producers(block):
-        written = [region.source for region in sch.get(made).writes]
+    copies = []
+    for producer in sch.get_producers(block):
+        written = [region.source for region in sch.get(producer).writes]
         reads = [r.region for r in sch.get(block).reads if any(map(r.source.same_as, written))]
-        alone = len(sch.get_consumers(made)) == 1 and not _is_reduction(sch, made)
+        alone = len(sch.get_consumers(producer)) == 1 and not _is_reduction(sch, producer)
         if (
             alone
             and sum(map(tir.bytes_of, written)) >= _FAR
             and all(r[0].min.same_as(image) for r in reads)
         ):
-            found.append(made)
-    return found
+            copies.append(producer)
+    return copies
 
 
 def _begun(

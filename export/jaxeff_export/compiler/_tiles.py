@@ -261,10 +261,10 @@ def tile_strip(
     outer = sch.fuse(image, row, strips)
     for copy in copies:
         sch.reverse_compute_at(copy, outer, preserve_unit_loops=True)
-        across, own = sch.get_loops(copy)[-2:]
+        across, channel = sch.get_loops(copy)[-2:]
         copied, elements = sch.split(across, [strip.vectors, strip.width])
-        sch.reorder(own, copied, elements)
-        for loop in (own, copied):
+        sch.reorder(channel, copied, elements)
+        for loop in (channel, copied):
             sch.unroll(loop)
         sch.vectorize(elements)
     for following in epilogue:

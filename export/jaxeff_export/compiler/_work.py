@@ -55,7 +55,7 @@ class Work:
 def work_of(mod: tvm.IRModule) -> list[Work]:
     """Counts the work of every kernel of a scheduled module whose sizes are known beforehand."""
     counter, called = _Counter(), _calls(mod)
-    found = []
+    counted = []
     for name, kernel in mod.functions_items():
         if not isinstance(kernel, tirx.PrimFunc):
             continue
@@ -70,22 +70,22 @@ def work_of(mod: tvm.IRModule) -> list[Work]:
         # Calls of one kernel with other weights read as much; the largest stands for them.
         bound = max((sum(sizes[kernel.params[i]] for i in taken) for taken in calls), default=0)
         read = sum(sizes.values()) - result
-        found.append(Work(name.name_hint, read, result, work, bound, max(1, len(calls))))
-    return found
+        counted.append(Work(name.name_hint, read, result, work, bound, max(1, len(calls))))
+    return counted
 
 
 def _calls(mod: tvm.IRModule) -> dict[tvm.ir.GlobalVar, list[list[int]]]:
     """Finds which arguments are bound parameters, for each kernel and each call of it."""
     main = mod["main"]
     bound = set(main.params[: int((main.attrs or {}).get(BOUND, 0))])
-    found: dict[tvm.ir.GlobalVar, list[list[int]]] = {}
+    calls: dict[tvm.ir.GlobalVar, list[list[int]]] = {}
     for block in main.body.blocks:
         for binding in block.bindings:
             value = binding.value
             if isinstance(value, tvm.ir.Call) and value.op == tvm.ir.Op.get("relax.call_tir"):
                 taken = [i for i, v in enumerate(value.args[1].fields) if v in bound]
-                found.setdefault(value.args[0], []).append(taken)
-    return found
+                calls.setdefault(value.args[0], []).append(taken)
+    return calls
 
 
 def _written(kernel: tirx.PrimFunc) -> set[tirx.Var]:

@@ -376,11 +376,11 @@ def to_litert(
 
     # Weights on grids are arguments until they are written; other parameters are closed over, so
     # they are constants.
-    def whole(taken: Sequence[Any], *values: Any) -> list[Any]:
+    def with_weights(taken: Sequence[Any], *values: Any) -> list[Any]:
         at = {w.values.tobytes(): value for w, value in zip(weights, taken, strict=True)}
         return evaluate_known(closed, [*known, *values], lambda v, _: at.get(v.tobytes(), v))
 
-    lowered = jax.jit(whole, keep_unused=True).lower([w.values for w in weights], *leaves)
+    lowered = jax.jit(with_weights, keep_unused=True).lower([w.values for w in weights], *leaves)
     inputs, outputs = _signature(leaves, closed)
     content = _converted(
         lowered.as_text(), lambda module: _write_weights(module, weights), inputs, outputs

@@ -131,13 +131,13 @@ def aligned(*values: Value) -> tuple[Any, list[Any]]:
 
 def axes_of(call: Call, x: Value, axes: Value = None) -> tuple[int, ...] | None:
     """Returns axes from an attribute (of old operator sets) or an input, counted from the front."""
-    given = call.get("axes") if axes is None else integers(call, axes, "the axes")
-    if given is None:
+    numbers = call.get("axes") if axes is None else integers(call, axes, "the axes")
+    if numbers is None:
         return None
     rank = np.ndim(x)
-    if any(not -rank <= axis < rank for axis in given):
-        raise call.refused(f"has axes {list(given)} of an input with {rank}")
-    return tuple(axis % rank for axis in given)
+    if any(not -rank <= axis < rank for axis in numbers):
+        raise call.refused(f"has axes {list(numbers)} of an input with {rank}")
+    return tuple(axis % rank for axis in numbers)
 
 
 def _inexact(x: Any) -> bool:

@@ -37,9 +37,9 @@ _TAKES = {
 
 def _activations(call: Call, defaults: Sequence[str], directions: int) -> list[list[Any]]:
     """Returns the activations of each direction, each with its numbers; inputs are clipped."""
-    given = call.get("activations") or [*defaults] * directions
+    listed = call.get("activations") or [*defaults] * directions
     # Of RNN the default is for two directions.
-    names = [name.lower() for name in given[: len(defaults) * directions]]
+    names = [name.lower() for name in listed[: len(defaults) * directions]]
     if len(names) != len(defaults) * directions or not {*names} <= {*_GATES}:
         raise call.refused(f"has the activations {names}")
     alphas, betas = (

@@ -41,8 +41,8 @@ def _squeeze(call: Call, x: Value, axes: Value = None) -> Value:
 
 
 def _unsqueeze(call: Call, x: Value, axes: Value = None) -> Value:
-    given = call["axes"] if axes is None else operators.integers(call, axes, "the axes")
-    return operators.module_of(x).expand_dims(x, tuple(given))
+    numbers = call["axes"] if axes is None else operators.integers(call, axes, "the axes")
+    return operators.module_of(x).expand_dims(x, tuple(numbers))
 
 
 def _transpose(call: Call, x: Value) -> Value:
@@ -300,8 +300,12 @@ def _erased(call: Call, sequence: list[Value], position: Value = None) -> Any:
 def _split_to_sequence(call: Call, x: Value, sizes: Value = None) -> Any:
     axis = call["axis"] % np.ndim(x)
     length = np.shape(x)[axis]
-    given = np.asarray(1) if sizes is None else operators.known(call, sizes, "the sizes")
-    cuts = [*range(int(given), length, int(given))] if given.ndim == 0 else np.cumsum(given)[:-1]
+    lengths = np.asarray(1) if sizes is None else operators.known(call, sizes, "the sizes")
+    cuts = (
+        [*range(int(lengths), length, int(lengths))]
+        if lengths.ndim == 0
+        else np.cumsum(lengths)[:-1]
+    )
     parts = operators.module_of(x).split(x, cuts, axis)
     if sizes is None and not call["keepdims"]:
         parts = [operators.module_of(x).squeeze(part, axis) for part in parts]

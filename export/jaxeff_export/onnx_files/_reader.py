@@ -112,15 +112,19 @@ def read_onnx_model(model: str | os.PathLike[str] | onnx.ModelProto) -> LibraryM
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
     ) -> tuple[Any, dict[str, Any]]:
-        given = dict(zip(inputs, args, strict=False))
-        if len(args) > len(inputs) or {*given, *kwargs} != {*inputs} or {*given} & {*kwargs}:
+        by_position = dict(zip(inputs, args, strict=False))
+        if (
+            len(args) > len(inputs)
+            or {*by_position, *kwargs} != {*inputs}
+            or {*by_position} & {*kwargs}
+        ):
             raise TypeError(
                 f"the ONNX model takes {len(inputs)} inputs, {inputs}, but got {len(args)} and "
                 f"{sorted(kwargs)} by name."
             )
         values: dict[str, operators.Value] = {**constants}
         values |= {names[path]: leaf for path, leaf in {**params, **state}.items()}
-        values |= {name: _input(value) for name, value in {**given, **kwargs}.items()}
+        values |= {name: _input(value) for name, value in {**by_position, **kwargs}.items()}
         with jax.named_scope(_scope(model.graph.name or "onnx")):
             results = program.graph(model.graph, values, program.opsets, {}, 0)
         results = [jax.tree.map(jnp.asarray, result) for result in results]
@@ -270,7 +274,7 @@ class _OnnxProgram:
     ) -> list[operators.Value]:
         domain = "" if node.domain == "ai.onnx" else node.domain
         inputs = _inputs(node, values)
-        given = {
+        own_attributes = {
             a.name: a for a in (_bound(a, attributes) for a in node.attribute) if a is not None
         }
         scope = _scope(node.name or next(filter(None, node.output), node.op_type))
@@ -278,14 +282,14 @@ class _OnnxProgram:
         if (domain, node.op_type) in self._functions:
             body = self._functions[domain, node.op_type]
             with jax.named_scope(scope):
-                return self._function(body, inputs, given, depth)
+                return self._function(body, inputs, own_attributes, depth)
 
         opset = opsets.get(domain, 1)
         known_here = onnx.defs.has(node.op_type, opset, domain)
         schema = onnx.defs.get_schema(node.op_type, opset, domain) if known_here else None
 
         def graph_of(name: str, arguments: Sequence[operators.Value]) -> list[operators.Value]:
-            graph = given[name].g
+            graph = own_attributes[name].g
             inside = {**values, **{v.name: x for v, x in zip(graph.input, arguments, strict=True)}}
             return self.graph(graph, inside, opsets, attributes, depth + 1)
 
@@ -294,7 +298,7 @@ class _OnnxProgram:
             node.op_type,
             node.name,
             opset,
-            {n: _value(a) for n, a in {**defaults, **given}.items() if a.type},
+            {n: _value(a) for n, a in {**defaults, **own_attributes}.items() if a.type},
             tuple(bool(name) for name in node.output),
             graph_of,
         )
@@ -306,10 +310,10 @@ class _OnnxProgram:
 
         def compute() -> list[operators.Value]:
             if rule is None:
-                body = _body_of(schema, node, inputs, given, opset)
+                body = _body_of(schema, node, inputs, own_attributes, opset)
                 if body is None:
                     raise call.refused("isn't read", domain)
-                filled = {n: a for n, a in defaults.items() if a.type} | given
+                filled = {n: a for n, a in defaults.items() if a.type} | own_attributes
                 return self._function(body, inputs, filled, depth)
             result = rule(call, *inputs)
             return [*result] if isinstance(result, tuple) else [result]
@@ -335,14 +339,14 @@ class _OnnxProgram:
         self,
         body: onnx.FunctionProto,
         inputs: Sequence[operators.Value],
-        given: Mapping[str, onnx.AttributeProto],
+        attributes: Mapping[str, onnx.AttributeProto],
         depth: int,
     ) -> list[operators.Value]:
         defaults = {a.name: a for a in body.attribute_proto}
         padded = [*inputs, *[None] * (len(body.input) - len(inputs))]
         values = dict(zip(body.input, padded, strict=True))
         versions = {**self.opsets, **_versions(body.opset_import)}
-        return self.graph(body, values, versions, {**defaults, **given}, depth + 1)
+        return self.graph(body, values, versions, {**defaults, **attributes}, depth + 1)
 
 
 def _inputs(node: onnx.NodeProto, values: Mapping[str, operators.Value]) -> list[operators.Value]:
@@ -402,7 +406,7 @@ def _body_of(
     schema: Any,
     node: onnx.NodeProto,
     inputs: Sequence[operators.Value],
-    given: Mapping[str, Any],
+    attributes: Mapping[str, Any],
     opset: int,
 ) -> onnx.FunctionProto | None:
     """Returns an operator as the function of others that its definition has, for these inputs."""
@@ -419,7 +423,7 @@ def _body_of(
         bound = onnx.NodeProto()
         bound.CopyFrom(node)
         del bound.attribute[:]
-        bound.attribute.extend(given.values())
+        bound.attribute.extend(attributes.values())
         types = [_type(value) for value in inputs]
         source = schema.get_context_dependent_function_with_opset_version(
             version, bound.SerializeToString(), types

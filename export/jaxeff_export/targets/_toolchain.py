@@ -56,15 +56,15 @@ def find_linker(target: Mapping[str, Any]) -> str:
     # Of this architecture any compiler will do: no cross compiler has to be installed.
     if machine == _target.normalized_machine(platform.machine()):
         for command in ("cc", "gcc", "clang", "g++", "clang++"):
-            if found := shutil.which(command):
-                return found
+            if path := shutil.which(command):
+                return path
         raise ToolchainError(
             "no C compiler found to link a library for this machine; "
             "install one (Debian, Ubuntu: apt-get install gcc)"
         )
     command, package = _cross_compiler(machine)
-    if found := shutil.which(command):
-        return found
+    if path := shutil.which(command):
+        return path
     raise ToolchainError(
         f"{command} not found, which links libraries for {machine}; "
         f"install it (Debian, Ubuntu: apt-get install {package})"
@@ -104,8 +104,8 @@ def find_emulator(machine: str = "aarch64") -> str:
     """
     # Of Debian's packages qemu-user has the first, qemu-user-static the second.
     for command in (f"qemu-{machine}", f"qemu-{machine}-static"):
-        if found := shutil.which(command):
-            return found
+        if path := shutil.which(command):
+            return path
     raise ToolchainError(
         f"qemu-{machine} not found, which runs {machine} programs on this machine; "
         "install it (Debian, Ubuntu: apt-get install qemu-user)"
@@ -118,8 +118,8 @@ def find_modeller(name: str, package: str) -> str:
     Raises:
       ToolchainError: if it isn't installed.
     """
-    if found := shutil.which(name):
-        return found
+    if path := shutil.which(name):
+        return path
     raise ToolchainError(
         f"{name} not found, which models kernels; install it (Debian, Ubuntu: apt-get install "
         f"{package})"
@@ -163,10 +163,10 @@ class CToolchain:
         """
         # `arm-none-eabi-gcc` has `arm-none-eabi-ar`; plain `cc` has `ar`.
         prefix, dash, _ = Path(self.compiler).name.rpartition("-")
-        found = shutil.which(f"{prefix}{dash}{name}") or shutil.which(name)
-        if found is None:
+        path = shutil.which(f"{prefix}{dash}{name}") or shutil.which(name)
+        if path is None:
             raise ToolchainError(f"{prefix}{dash}{name} not found; install binutils")
-        return found
+        return path
 
 
 # Arm's boards MPS2 and MPS3 as qemu has them: mostly far more memory than microcontrollers have. A
@@ -286,8 +286,8 @@ def emulation(core: str, target: Mapping[str, Any], program: Path) -> list[str]:
     board = _BOARDS.get(core, _BOARDS.get(str(target.get("mcpu"))))
     if board is not None:
         command, package = SYSTEM_EMULATORS[machine[:5]]
-        found = shutil.which(command)
-        if found is None:
+        path = shutil.which(command)
+        if path is None:
             raise ToolchainError(
                 f"{command} not found, which emulates microcontrollers; "
                 f"install it (Debian, Ubuntu: apt-get install {package})"
@@ -297,7 +297,7 @@ def emulation(core: str, target: Mapping[str, Any], program: Path) -> list[str]:
         host = ["-semihosting-config", "enable=on,target=native"]
         # A RISC-V board would begin with firmware of its own.
         bare = ["-bios", "none"] if machine == "riscv32" else []
-        return [found, "-M", board.machine, *bare, *quiet, *host, "-kernel", str(program)]
+        return [path, "-M", board.machine, *bare, *quiet, *host, "-kernel", str(program)]
     name = {"armv7a": "arm"}.get(machine, machine)
     # LLVM's name of a general RISC-V core is none of qemu's, whose default has all of rv64gc.
     named = [] if machine == "riscv64" else ["-cpu", core]

@@ -178,8 +178,8 @@ class TuningSession:
 
     def _still_holds(self, choice: ScheduleChoice, default: str, count: int) -> bool:
         """Tells whether nothing was measured or changed since the choice was made."""
-        made = (choice.space, choice.default, choice.trials)
-        return made == (self.space, default, count)
+        conditions = (choice.space, choice.default, choice.trials)
+        return conditions == (self.space, default, count)
 
     def _measure(
         self,

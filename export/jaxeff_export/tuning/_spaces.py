@@ -127,7 +127,7 @@ def tiles(
       together: columns of the weights that lie together, if not all of them.
     """
     *outer, last = extents
-    found = []
+    register_tiles = []
     for width in (d for d in compiler.divisors(last) if d <= machine.lanes):
         for vectors in compiler.divisors(last // width):
             # A tile must not reach from one block of columns into the next.
@@ -137,8 +137,10 @@ def tiles(
             room = machine.registers // (vectors * results)
             for rows in itertools.product(*(_at_most(compiler.divisors(n), room) for n in outer)):
                 if math.prod(rows) <= room:
-                    found.append(compiler.RegisterTile(list(rows), vectors, width))
-    return sorted(found, key=lambda tile: (_loads(tile), -tile.rows[-1] if tile.rows else 0))
+                    register_tiles.append(compiler.RegisterTile(list(rows), vectors, width))
+    return sorted(
+        register_tiles, key=lambda tile: (_loads(tile), -tile.rows[-1] if tile.rows else 0)
+    )
 
 
 def _decisions(
@@ -237,11 +239,11 @@ def select_kernels(
             "those that multiply and accumulate are tuned"
         )
     # Equal kernels of several layers share a workload, and so one tuning.
-    found: dict[str, compiler.UnscheduledKernel] = {}
+    kernels: dict[str, compiler.UnscheduledKernel] = {}
     for name in sorted(chosen):
         kernel = compiler.kernel_of(name, functions[name])
-        found.setdefault(kernel.workload, kernel)
-    return list(found.values())
+        kernels.setdefault(kernel.workload, kernel)
+    return list(kernels.values())
 
 
 def _is_tunable(function: tirx.PrimFunc) -> bool:

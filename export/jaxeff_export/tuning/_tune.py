@@ -209,10 +209,10 @@ def _kernels(
     return select_kernels(fused, include, exclude)
 
 
-def _patterns(given: str | Sequence[str] | None) -> list[str] | None:
-    if given is None:
+def _patterns(patterns: str | Sequence[str] | None) -> list[str] | None:
+    if patterns is None:
         return None
-    return [given] if isinstance(given, str) else list(given)
+    return [patterns] if isinstance(patterns, str) else list(patterns)
 
 
 def _require_timings(bundle: Bundle, board: Board) -> None:

@@ -7,7 +7,7 @@ With S the variances of z (`SharedNoise`), V the variance of an entry and residu
   position. Variances are the diagonal pass's, plus what two operands share.
 - A function that combines positions channel by channel maps their noise linearly (`_channels`).
 - Normalizations are in `_pass`.
-- A pooling: the residual is pooled as if it were independent, the shared part by its expected slope.
+- A pooling: residuals are pooled as if they were independent, shared parts by expected slopes.
 
 Expected slopes are derivatives of propagated means by means (`_covariance` says why).
 """

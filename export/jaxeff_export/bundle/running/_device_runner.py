@@ -150,14 +150,14 @@ def require_fit(manifest: dict) -> None:
     # Where the kernel reports nothing, the library is tried.
     if lacking := sorted(set(manifest["processor_features"]) - reported if reported else ()):
         raise Refused(f"the library is for {made_for}, this processor lacks {', '.join(lacking)}")
-    made = manifest["versions"]["apache-tvm"]
+    compiled_by = manifest["versions"]["apache-tvm"]
     try:
         installed = importlib.metadata.version("apache-tvm")
     except importlib.metadata.PackageNotFoundError:
         raise Refused(f"TVM is not installed: pip install {' '.join(wanted(manifest))}") from None
-    if installed != made:
+    if installed != compiled_by:
         raise Refused(
-            f"the library was compiled by TVM {made}, this is TVM {installed}: "
+            f"the library was compiled by TVM {compiled_by}, this is TVM {installed}: "
             f"pip install {' '.join(wanted(manifest))}"
         )
 
@@ -175,8 +175,10 @@ def processor_features(machine: str) -> set[str]:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
     except OSError:
         return set()
-    found = [line.partition(":")[2] for line in lines if line.partition(":")[0].strip() == key]
-    return set(found[0].split()) if found else set()
+    lines_of_key = [
+        line.partition(":")[2] for line in lines if line.partition(":")[0].strip() == key
+    ]
+    return set(lines_of_key[0].split()) if lines_of_key else set()
 
 
 def dtype_of(name: str) -> np.dtype:
@@ -249,7 +251,8 @@ def shaped(array: np.ndarray, spec: dict) -> np.ndarray:
 def admits(spec: dict, shape: tuple[int, ...]) -> bool:
     """Tells whether an array of that shape fits."""
     return len(shape) == len(spec["shape"]) and all(
-        isinstance(own, str) or own == size for own, size in zip(spec["shape"], shape, strict=True)
+        isinstance(expected, str) or expected == size
+        for expected, size in zip(spec["shape"], shape, strict=True)
     )
 
 
@@ -274,16 +277,16 @@ def read_inputs(path: str, specs: list[dict]) -> list[np.ndarray]:
             )
     batches = {len(array) for array, spec in zip(arrays, specs, strict=True) if varies(spec)}
     if len(batches) > 1 or 0 in batches:
-        found = ", ".join(map(str, sorted(batches)))
-        raise Refused(f"{path} has batches of {found}; all have to be the same, and at least 1")
+        listed = ", ".join(map(str, sorted(batches)))
+        raise Refused(f"{path} has batches of {listed}; all have to be the same, and at least 1")
     return arrays
 
 
 def require_numbers(arrays: list[np.ndarray], specs: list[dict]) -> None:
     """Refuses NaN in data that are rounded to codes, none of which could stand for it."""
     for array, spec in zip(arrays, specs, strict=True):
-        whole = array.dtype.kind in "biu" or spec["dtype"].startswith(("int", "uint"))
-        if not whole and np.isnan(array).any():
+        integral = array.dtype.kind in "biu" or spec["dtype"].startswith(("int", "uint"))
+        if not integral and np.isnan(array).any():
             raise Refused(
                 f"input {spec['name']} holds NaN, and the function rounds its data to codes, which "
                 "have none; replace NaN by numbers before the call"
@@ -307,8 +310,8 @@ class Model:
         count = len(manifest["inputs"])
         self.recorded = [(pair[:count], pair[count:]) for pair in pairs]
         self.inputs = self.recorded[0][0]
-        for batch, (given, _) in zip(self.batches, self.recorded, strict=True):
-            for spec, array in zip(manifest["inputs"], given, strict=True):
+        for batch, (inputs, _) in zip(self.batches, self.recorded, strict=True):
+            for spec, array in zip(manifest["inputs"], inputs, strict=True):
                 if varies(spec) and array.shape[:1] != (batch,):
                     raise Refused(f"{MANIFEST}: batches says {batch} for {array.shape}")
 
@@ -466,34 +469,34 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--batch", type=int, help="examples per call, for a library for any batch")
     parser.add_argument("--threads", type=int, help="threads to use (the target's num-cores)")
     parser.add_argument("--bundle", type=Path, default=folder, help="another bundle's folder")
-    given = parser.parse_args()
-    if (given.inputs is None) != (given.outputs is None):
+    options = parser.parse_args()
+    if (options.inputs is None) != (options.outputs is None):
         parser.error("give both inputs.npz and outputs.npz")
-    more = [n for n in (given.threads, given.batch) if n is not None]
-    if min(given.number, given.repeat, *more) < 1:
+    more = [n for n in (options.threads, options.batch) if n is not None]
+    if min(options.number, options.repeat, *more) < 1:
         parser.error("--number, --repeat, --threads and --batch must be positive")
-    return given
+    return options
 
 
 def main() -> int:
     """Does what the command line asks for, and returns the exit status."""
-    given = arguments()
-    if given.threads:
+    options = arguments()
+    if options.threads:
         # Before TVM is imported, which reads it once.
-        os.environ["TVM_NUM_THREADS"] = str(given.threads)
+        os.environ["TVM_NUM_THREADS"] = str(options.threads)
     try:
-        model = Model(given.bundle)
-        if given.inputs is not None:
-            results = model.run(read_inputs(given.inputs, model.manifest["inputs"]))
+        model = Model(options.bundle)
+        if options.inputs is not None:
+            results = model.run(read_inputs(options.inputs, model.manifest["inputs"]))
             names = [spec["name"] for spec in model.manifest["outputs"]]
-            write_outputs(given.outputs, dict(zip(names, results, strict=True)))
-        if given.batch:
-            model.repeat_inputs(given.batch)
-        if given.benchmark:
-            model.benchmark(given.number, given.repeat)
-        if given.profile:
-            model.profile(given.number, given.repeat)
-        if given.check or not (given.inputs or given.benchmark or given.profile):
+            write_outputs(options.outputs, dict(zip(names, results, strict=True)))
+        if options.batch:
+            model.repeat_inputs(options.batch)
+        if options.benchmark:
+            model.benchmark(options.number, options.repeat)
+        if options.profile:
+            model.profile(options.number, options.repeat)
+        if options.check or not (options.inputs or options.benchmark or options.profile):
             return 0 if model.check() else 1
     except Refused as refused:
         print(f"error: {refused}", file=sys.stderr)

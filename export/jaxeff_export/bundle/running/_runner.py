@@ -261,7 +261,7 @@ class Runner:
                         )
                     tensors[old] = tensor
             # A machine of its own holds the arrays, so sessions run beside each other.
-            machine, copies = self._given(tensors), self._board.takes_copies
+            machine, copies = self._with_tensors(tensors), self._board.takes_copies
             return _session.MachineMemory(machine, self._manifest, self._once, turn, copies)
 
         return self._on_board("begin a session", memory)
@@ -292,11 +292,11 @@ class Runner:
             # lock.
             machine = idle.pop()
         except IndexError:
-            return self._given(self._put(leaves))
+            return self._with_tensors(self._put(leaves))
         machine.give(leaves)
         return machine
 
-    def _given(self, tensors: Sequence[Any]) -> _session.LoadedMachine:
+    def _with_tensors(self, tensors: Sequence[Any]) -> _session.LoadedMachine:
         """Makes a virtual machine that has its arguments."""
         specs, remote = self._manifest.inputs, self._board.takes_copies
         return _session.LoadedMachine(

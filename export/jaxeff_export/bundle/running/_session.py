@@ -193,9 +193,9 @@ class HostMemory:
     def call(self, leaves: Sequence[np.ndarray]) -> list[np.ndarray]:
         """Calls the function on data, and returns its results without the state."""
         olds = {old for old, _ in self._places}
-        given = iter(leaves)
+        fresh = iter(leaves)
         # In the order of the arguments, among which state may stand anywhere.
-        taken = [a if i in olds else next(given) for i, a in enumerate(self._arrays)]
+        taken = [a if i in olds else next(fresh) for i, a in enumerate(self._arrays)]
         results = self._call(taken)
         self.write([results[new] for _, new in self._places])
         news = {new for _, new in self._places}
@@ -225,10 +225,10 @@ def require_numbers(arrays: Sequence[np.ndarray], specs: Sequence[artifact.Tenso
     for array, spec in zip(arrays, specs, strict=True):
         # Whole numbers have no NaN; ml_dtypes' floats are of no kind that NumPy knows.
         if array.dtype.kind not in "biu" and not spec.dtype.startswith(("int", "uint")):
-            found = np.isnan(array)
-            if found.any():
+            is_nan = np.isnan(array)
+            if is_nan.any():
                 raise artifact.SignatureError(
-                    f"input {spec.name} holds NaN ({np.count_nonzero(found)} of {array.size} "
+                    f"input {spec.name} holds NaN ({np.count_nonzero(is_nan)} of {array.size} "
                     "values), and the function rounds its data to codes, which have none; replace "
                     "NaN by numbers before the call"
                 )

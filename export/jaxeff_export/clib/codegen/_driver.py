@@ -53,8 +53,8 @@ def nan_checks(library: Library) -> list[str]:
 def _checked(library: Library) -> list[Field]:
     if not library.rounds_inputs:
         return []
-    whole = ("bool", "int", "uint")  # these have no NaN
-    return [f for f in library.given if f.count and not f.spec.dtype.startswith(whole)]
+    exact = ("bool", "int", "uint")  # these have no NaN
+    return [f for f in library.passed if f.count and not f.spec.dtype.startswith(exact)]
 
 
 def _function(dtype: str, library: Library) -> list[str]:
@@ -189,7 +189,7 @@ def header(library: Library) -> str:
         blob += ["    /* NULL, or started */", f"    {n}_threads *{THREADS_FIELD};"]
     sizes = [
         line
-        for field in _apart(library.given, library.returned)
+        for field in _apart(library.passed, library.returned)
         for line in (
             f"#define {u}_{field.name.upper()}_SIZE {field.count} /* elements of {field.kind} */",
             *grid_of(field, u),
@@ -219,7 +219,7 @@ def header(library: Library) -> str:
         threads=thread_declarations(library) if library.threads > 1 else [],
         rounded=rounded,
         state=state_declarations(library),
-        inputs=[*_struct(library.given, "const "), *blob],
+        inputs=[*_struct(library.passed, "const "), *blob],
         outputs=_struct(library.returned, ""),
     )
 
@@ -392,7 +392,7 @@ def _declarations(library: Library, name: str) -> list[str]:
 
 
 def _checks(library: Library) -> list[str]:
-    pointers = [(f"inputs->{f.name}", f"sizeof(*inputs->{f.name})", f.size) for f in library.given]
+    pointers = [(f"inputs->{f.name}", f"sizeof(*inputs->{f.name})", f.size) for f in library.passed]
     pointers += [
         (f"outputs->{f.name}", f"sizeof(*outputs->{f.name})", f.size) for f in library.returned
     ]

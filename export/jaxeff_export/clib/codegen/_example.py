@@ -72,22 +72,22 @@ def main_c(library: Library, recorded: RecordedCall, tolerances: Sequence[float]
     buffers = [
         f"static {field.kind} {field.name}_[{max(1, field.count)}];" for field in library.returned
     ]
-    given = [
+    assignments = [
         f"    inputs.{field.name} = (const {field.kind} *)(const void *)({n}_recorded + {place});"
         for field, place in zip(library.inputs, recorded.inputs, strict=True)
         if not field.kept
     ] or ["    inputs.nothing = 0;"]
     if library.state:
         buffers.append(f"static {n}_state state;")
-        given += [
+        assignments += [
             f"    memcpy(state.{field.name}, {n}_recorded + {place}, {field.size});"
             for field, place in zip(library.inputs, recorded.inputs, strict=True)
             if field.kept
         ]
-        given.append("    inputs.state = &state;")
+        assignments.append("    inputs.state = &state;")
     blob = []
     if not library.embedded:
-        given.append(f"    inputs.parameters = {n}_parameters;")
+        assignments.append(f"    inputs.parameters = {n}_parameters;")
         blob = [f"extern const unsigned char {n}_parameters[];"]
     refused = []
     if library.refuses_nan:
@@ -119,7 +119,7 @@ def main_c(library: Library, recorded: RecordedCall, tolerances: Sequence[float]
         parameters=blob,
         buffers=buffers or ["/* the function has no results */"],
         threads=[f"static {n}_threads threads;", ""] if library.threads > 1 else [],
-        given=given,
+        assignments=assignments,
         filled=filled or ["    outputs.nothing = 0;"],
         started=started,
         refused=refused,
@@ -190,7 +190,11 @@ def example_sources(library: Library) -> list[str]:
 
 
 def example_command(
-    library: Library, tools: targets.CToolchain, machine: str, made: str, more: Sequence[str] = ()
+    library: Library,
+    tools: targets.CToolchain,
+    machine: str,
+    program: str,
+    more: Sequence[str] = (),
 ) -> list[str]:
     """Makes the command that builds the example, in the library's folder.
 
@@ -198,7 +202,7 @@ def example_command(
         library: what it calls.
         tools: tools of the target.
         machine: the target's architecture.
-        made: the program.
+        program: the program.
         more: flags.
     """
     # Static: under an emulator no libraries of the other processor have to be found.
@@ -207,7 +211,7 @@ def example_command(
     flags = ("-std=c11", "-O2", *tools.flags, *shared, *more)
     archives = [f"lib{library.name}.a"] if library.kernel_source is None else []
     files = (*example_sources(library), *archives)
-    return [tools.compiler, *flags, *files, *placed, "-lm", "-o", made]
+    return [tools.compiler, *flags, *files, *placed, "-lm", "-o", program]
 
 
 def readme(
@@ -231,7 +235,7 @@ def readme(
         f"| {role} | `{field.name}` | {'x'.join(map(str, field.spec.shape)) or 'one number'} "
         f"| {field.spec.dtype} | {field.size:,} |"
         for role, fields in (
-            ("argument", library.given),
+            ("argument", library.passed),
             ("state", library.state),
             ("result", library.returned),
         )
@@ -325,9 +329,9 @@ def cmake(library: Library, tools: targets.CToolchain, machine: str) -> str:
     script = "${CMAKE_CURRENT_SOURCE_DIR}/board.ld"
     flags_of = [s.replace("board.ld", script) for s in started if not s.endswith(".c")]
     placed = " ".join(flags_of)
-    found, linked = "", "m"
+    finding, linked = "", "m"
     if library.threads > 1:
-        found, linked = "find_package(Threads REQUIRED)\n", '"m;Threads::Threads"'
+        finding, linked = "find_package(Threads REQUIRED)\n", '"m;Threads::Threads"'
     defined = f"""add_library({n} STATIC IMPORTED GLOBAL)
 set_target_properties({n} PROPERTIES
     IMPORTED_LOCATION "${{CMAKE_CURRENT_SOURCE_DIR}}/lib{n}.a"
@@ -364,7 +368,7 @@ endif()
 {chosen}
 project({n} C ASM)
 
-{found}{defined}
+{finding}{defined}
 if(CMAKE_SOURCE_DIR STREQUAL CMAKE_CURRENT_SOURCE_DIR)  # not where a project includes it
     set(CMAKE_C_STANDARD 11)
     separate_arguments(processor UNIX_COMMAND "{flags}")

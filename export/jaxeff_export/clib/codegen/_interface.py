@@ -119,10 +119,10 @@ def identifier(text: str, taken: set[str] | frozenset[str] = frozenset()) -> str
         name = f"_{name}" if name[0].isdigit() else f"{name}_"
         # Names that begin with an underscore are the compiler's at file scope (C11, 7.1.3).
         name = f"n{name}" if name.startswith("_") else name
-    made, number = name, 2
-    while made in taken:
-        made, number = f"{name}_{number}", number + 1
-    return made
+    unique, number = name, 2
+    while unique in taken:
+        unique, number = f"{name}_{number}", number + 1
+    return unique
 
 
 def _c_type(spec: TensorSpec) -> str:
@@ -182,8 +182,8 @@ class Library:
     kernel_source: tuple[str, ...] | None = None
 
     @property
-    def given(self) -> tuple[Field, ...]:
-        """The arguments that a call is given: those that are no state."""
+    def passed(self) -> tuple[Field, ...]:
+        """The arguments that a call passes: those that are no state."""
         return tuple(field for field in self.inputs if not field.kept)
 
     @property
@@ -209,9 +209,9 @@ class Library:
     @property
     def refuses_nan(self) -> bool:
         """Whether arguments are rounded to codes, and some of them may be NaN."""
-        whole = ("bool", "int", "uint")  # these have no NaN
+        exact = ("bool", "int", "uint")  # these have no NaN
         return self.rounds_inputs and any(
-            f.count and not f.spec.dtype.startswith(whole) for f in self.given
+            f.count and not f.spec.dtype.startswith(exact) for f in self.passed
         )
 
     @property

@@ -41,9 +41,9 @@ def render(template: str, **values: str | int | Sequence[str]) -> str:
     }
     text = (_TEMPLATES / f"{template}.in").read_text(encoding="utf-8")
 
-    def line(found: re.Match[str]) -> str:
+    def line(match: re.Match[str]) -> str:
         # The lines of a block end themselves: an empty one must leave no blank line.
-        return found[0].removesuffix("\n") if found[1] in blocks else found[0]
+        return match[0].removesuffix("\n") if match[1] in blocks else match[0]
 
     text = _ALONE.sub(line, text)
     return Template(text).substitute({**values, **blocks})

@@ -54,7 +54,7 @@ def _rewritten(
     bb: relax.BlockBuilder, mod: tvm.IRModule, bindings: list[relax.Binding], main: relax.Function
 ) -> list[relax.Binding]:
     """Replaces every run of kernels in a list of bindings by one call."""
-    made: list[relax.Binding] = []
+    rewritten: list[relax.Binding] = []
     run: list[relax.VarBinding] = []
 
     def close(following: Sequence[relax.Binding]) -> None:
@@ -64,35 +64,35 @@ def _rewritten(
             late.insert(0, following[0])
         # A single kernel gains nothing from a copy of its code.
         if sum(_called_kernel(mod, b) is not None for b in run) > 1:
-            made.extend(_joined(bb, mod, run, following, main))
+            rewritten.extend(_joined(bb, mod, run, following, main))
         else:
-            made.extend(run)
-        made.extend(late)
+            rewritten.extend(run)
+        rewritten.extend(late)
         run.clear()
         late.clear()
 
     late: list[relax.Binding] = []
     for i, binding in enumerate(bindings):
         kernel, viewed = _called_kernel(mod, binding), _viewed(binding)
-        own = any(viewed is not None and viewed.same_as(b.var) for b in run)
-        if run and viewed is not None and not own:  # of what is there before the run
-            made.append(binding)
+        of_run = any(viewed is not None and viewed.same_as(b.var) for b in run)
+        if run and viewed is not None and not of_run:  # of what is there before the run
+            rewritten.append(binding)
             continue
         # A view of a result in the run stays inside: the buffer is the same under another shape.
-        if (kernel is not None or own) and _fits(mod, [*run, binding]):
+        if (kernel is not None or of_run) and _fits(mod, [*run, binding]):
             run.append(binding)
             continue
         close(bindings[i:])
         if kernel is not None:
             run.append(binding)
         else:
-            made.append(binding)
+            rewritten.append(binding)
     close([])
-    return made
+    return rewritten
 
 
 def _fits(mod: tvm.IRModule, run: Sequence[relax.VarBinding]) -> bool:
-    kernels = [found for b in run if (found := _called_kernel(mod, b)) is not None]
+    kernels = [each for b in run if (each := _called_kernel(mod, b)) is not None]
     # Long kernels gain nothing from a call less, and scratch memory adds to what a call needs.
     products = sum(int(kernel.attrs[CHAINS]) for kernel in kernels)
     scratch = sum(bytes_of(binding.var) for binding in run)
@@ -104,9 +104,9 @@ def _called_kernel(mod: tvm.IRModule, binding: relax.Binding) -> tirx.PrimFunc |
     value = binding.value
     if not isinstance(value, tvm.ir.Call) or value.op != tvm.ir.Op.get("relax.call_tir"):
         return None
-    found = mod[value.args[0]]
-    attrs = getattr(found, "attrs", None) or {}
-    return found if CHAINS in attrs and isinstance(binding.var.ty, relax.TensorType) else None
+    kernel = mod[value.args[0]]
+    attrs = getattr(kernel, "attrs", None) or {}
+    return kernel if CHAINS in attrs and isinstance(binding.var.ty, relax.TensorType) else None
 
 
 def _viewed(binding: relax.Binding) -> relax.Var | None:
@@ -156,13 +156,13 @@ def _joined(
             else:
                 replaced[parameter] = operands.setdefault(argument, parameter)
         if binding.var in results:
-            made = tirx.decl_buffer(output.shape, output.dtype, f"y{len(outputs)}")
-            outputs.append(made)
+            buffer = tirx.decl_buffer(output.shape, output.dtype, f"y{len(outputs)}")
+            outputs.append(buffer)
         else:
             size = math.prod(int(n) for n in output.shape)  # flat: of others TVM takes one axis
-            made = tirx.decl_buffer([size], output.dtype, "between")
-            scratch.append(tirx.AllocBuffer(made))
-        buffers[binding.var] = replaced[output] = made
+            buffer = tirx.decl_buffer([size], output.dtype, "between")
+            scratch.append(tirx.AllocBuffer(buffer))
+        buffers[binding.var] = replaced[output] = buffer
         body.append(_with_buffers(kernel.body, replaced))
         names.append(binding.value.args[0].name_hint)
     statements = [s for part in (*scratch, *body) for s in statements_of(part)]
@@ -204,8 +204,8 @@ def _with_buffers(body: tirx.Stmt, replaced: Mapping[tirx.Var, tirx.Var]) -> tir
             return node
         return tirx.BufferStore(buffer, node.value, place(buffer, node.indices))
 
-    made = tvm_ffi.structural_map(body, [(tvm.ir.TensorLoad, load), (tirx.BufferStore, store)])
-    return renamed(made, replaced)
+    mapped = tvm_ffi.structural_map(body, [(tvm.ir.TensorLoad, load), (tirx.BufferStore, store)])
+    return renamed(mapped, replaced)
 
 
 WINDOW = "jaxeff.window"  # attribute of an update: its starts, -1 for those that a call tells
@@ -231,11 +231,11 @@ def with_state(mod: tvm.IRModule, pairs: Sequence[tuple[int, int]]) -> tvm.IRMod
 
 def updates_alone(mod: tvm.IRModule) -> tvm.IRModule:
     """Keeps updates of state apart from what fusion joins, so that they are still known after."""
-    found = _pairs(mod["main"])
-    if not found:
+    pairs = _pairs(mod["main"])
+    if not pairs:
         return mod
     result, program = mod.clone(), _Program(mod, legalised=True)
-    for pair in found:
+    for pair in pairs:
         for binding in program.chain(*pair) or ():
             callee = binding.value.args[0]
             # Other calls of the same kernel stay apart as well, which only costs their fusion.
@@ -260,11 +260,11 @@ class _Program:
     def __init__(self, mod: tvm.IRModule, *, legalised: bool = False) -> None:
         self.mod, self.main, self._legalised = mod, mod["main"], legalised
         self.bindings = [b for block in self.main.body.blocks for b in block.bindings]
-        self.made = {b.var: i for i, b in enumerate(self.bindings)}
+        self.place_of = {b.var: i for i, b in enumerate(self.bindings)}
         body = self.main.body.body
         # The result is a name of a tuple, or of the only array.
-        while isinstance(body, relax.Var) and body in self.made:
-            value = self.bindings[self.made[body]].value
+        while isinstance(body, relax.Var) and body in self.place_of:
+            value = self.bindings[self.place_of[body]].value
             if not isinstance(value, relax.Var | relax.Tuple):
                 break
             body = value
@@ -273,17 +273,17 @@ class _Program:
 
     def owner(self, value: relax.Expr) -> relax.Expr:
         """Follows views and names back to the variable that owns the memory."""
-        while isinstance(value, relax.Var) and value in self.made:
-            made = self.bindings[self.made[value]].value
-            if isinstance(made, relax.Var):
-                value = made
-            elif isinstance(made, relax.TupleGetItem):
+        while isinstance(value, relax.Var) and value in self.place_of:
+            value_of = self.bindings[self.place_of[value]].value
+            if isinstance(value_of, relax.Var):
+                value = value_of
+            elif isinstance(value_of, relax.TupleGetItem):
                 # Of a kernel's tuple each field is an array of its own.
-                fields = self._fields(made.tuple_value)
+                fields = self._fields(value_of.tuple_value)
                 if fields is None:
                     return value
-                value = fields[made.index]
-            elif (viewed := self._viewed(made)) is not None:
+                value = fields[value_of.index]
+            elif (viewed := self._viewed(value_of)) is not None:
                 value = viewed
             else:
                 return value
@@ -302,24 +302,24 @@ class _Program:
         return value.args[1].fields[0] if is_view else None
 
     def _fields(self, value: relax.Expr) -> list[relax.Expr] | None:
-        while isinstance(value, relax.Var) and value in self.made:
-            value = self.bindings[self.made[value]].value
+        while isinstance(value, relax.Var) and value in self.place_of:
+            value = self.bindings[self.place_of[value]].value
         return list(value.fields) if isinstance(value, relax.Tuple) else None
 
     def chain(self, argument: relax.Var, result: relax.Expr) -> list[relax.VarBinding] | None:
         """Finds the updates that lead from a state to its result, the first one first."""
-        found: list[relax.VarBinding] = []
+        updates: list[relax.VarBinding] = []
         at = self.owner(result)
         while not at.same_as(argument):
-            if not isinstance(at, relax.Var) or at not in self.made:
+            if not isinstance(at, relax.Var) or at not in self.place_of:
                 return None
-            binding = self.bindings[self.made[at]]
+            binding = self.bindings[self.place_of[at]]
             if _window(self.mod, binding.value) is None:
                 return None
-            found.append(binding)
+            updates.append(binding)
             # The first operand is what the window is replaced in.
             at = self.owner(binding.value.args[1].fields[0])
-        return found[::-1]
+        return updates[::-1]
 
     def read_after(self, array: relax.Expr, place: int) -> bool:
         """Tells whether a binding behind a place, or a result, reads the memory of an array."""
@@ -369,12 +369,12 @@ class _InPlace:
                 self._changed[binding.var] = self._window_written(binding)
             results[number] = argument if not chain else results[number]
         middle = [self._changed.get(b.var, b) for b in program.bindings]
-        made = self._builder.get()
+        module = self._builder.get()
         returned = relax.Var("results", program.main.ret_ty)
         value = results[0] if program.alone else relax.Tuple(results)
         bindings = [*self._before, *middle, *self._after, relax.VarBinding(returned, value)]
-        made["main"] = _with_body(program.main, bindings, returned)
-        return made
+        module["main"] = _with_body(program.main, bindings, returned)
+        return module
 
     def _chain(self, argument: relax.Var, result: relax.Expr) -> list[relax.VarBinding] | None:
         """Returns the updates that may be written in place; none at all for an unchanged state."""
@@ -386,7 +386,7 @@ class _InPlace:
             old = program.owner(binding.value.args[1].fields[0])
             # A window that is part of the state itself would change while it is copied.
             new = [program.owner(v) for v in binding.value.args[1].fields[1:]]
-            place = program.made[binding.var]
+            place = program.place_of[binding.var]
             if program.read_after(old, place) or any(v.same_as(old) for v in new):
                 return None
         return chain
@@ -408,14 +408,14 @@ class _InPlace:
     def _copy(self, value: relax.Expr, bindings: list[relax.Binding]) -> relax.Var:
         # Of the state itself: a view of it is made later than the copy.
         owner = self._program.owner(value)
-        made = relax.DataflowVar("before", owner.ty)
+        before = relax.DataflowVar("before", owner.ty)
         name = self._builder.add_func(_copies(owner), "copy_state")
         call = relax.call_tir(name, relax.Tuple([owner, owner]), owner.ty)
-        bindings.append(relax.VarBinding(made, self._builder.normalize(call)))
+        bindings.append(relax.VarBinding(before, self._builder.normalize(call)))
         if value.same_as(owner):
-            return made
+            return before
         view = relax.DataflowVar("view", value.ty)
-        shaped = self._builder.normalize(relax.op.reshape(made, value.ty.shape))
+        shaped = self._builder.normalize(relax.op.reshape(before, value.ty.shape))
         bindings.append(relax.VarBinding(view, shaped))
         return view
 

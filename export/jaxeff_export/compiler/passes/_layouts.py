@@ -87,12 +87,12 @@ class CallRewriter(abc.ABC):
         callee, arguments = call.args[:2]
         operands = list(arguments.fields)
         weights = [i for i, operand in enumerate(operands) if stays_small(operand, self._sources)]
-        found = self._other(self._mod[callee], weights)
-        if found is None:
+        other = self._other(self._mod[callee], weights)
+        if other is None:
             return call
-        for i in found.exchanged:
-            operands[i] = self._made(operands[i], found.columns)
-        kernel = found.kernel
+        for i in other.exchanged:
+            operands[i] = self._laid_out_once(operands[i], other.columns)
+        kernel = other.kernel
         # The rewritten kernel is still to be fused with what follows it, such as an activation.
         if "op_pattern" not in kernel.attrs:
             kernel = kernel.with_attr("op_pattern", tir.FUSES_WHAT_FOLLOWS)
@@ -100,7 +100,7 @@ class CallRewriter(abc.ABC):
         results = list(result.fields) if isinstance(result, relax.TupleType) else result
         return relax.call_tir(name, relax.Tuple(operands), results)
 
-    def _made(self, array: relax.Var, columns: int) -> relax.Var:
+    def _laid_out_once(self, array: relax.Var, columns: int) -> relax.Var:
         """Lays out an array, once for all calls that take it."""
         if (array, columns) not in self._others:
             self._others[array, columns] = self._laid_out(array, columns)
@@ -270,9 +270,11 @@ def _widened(lanes: int, function: tirx.PrimFunc, weights: Sequence[int]) -> Oth
     results = [buffer for buffer in function.params if buffer in written]
     statements += [_cut(wide[result], result) for result in results]
     # Results are computed in wide buffers of the kernel's own and cut to the caller's.
-    own = [wide.get(buffer, buffer) for buffer in root.alloc_buffers]
-    own += [wide[result] for result in results]
-    body = s_tir.SBlock([], [], [], root.name_hint, tirx.SeqStmt(statements), alloc_buffers=own)
+    allocated = [wide.get(buffer, buffer) for buffer in root.alloc_buffers]
+    allocated += [wide[result] for result in results]
+    body = s_tir.SBlock(
+        [], [], [], root.name_hint, tirx.SeqStmt(statements), alloc_buffers=allocated
+    )
     params = [p if p in written else wide.get(p, p) for p in function.params]
     kernel = tirx.PrimFunc(
         params, s_tir.SBlockRealize([], True, body), function.ret_type, function.attrs
@@ -333,12 +335,12 @@ def narrow_floats_to_bits(mod: tvm.IRModule) -> tvm.IRModule:
 
 
 def _rewritten(function: tirx.PrimFunc) -> tirx.PrimFunc:
-    body, found = function.body, []
-    tvm_ffi.structural_walk(body, (s_tir.SBlock, lambda block: found.extend(block.alloc_buffers)))
-    tvm_ffi.structural_walk(body, (tirx.AllocBuffer, lambda alloc: found.append(alloc.buffer)))
-    own = {buffer: _as_bits(buffer) for buffer in found if _is_narrow(buffer)}
-    if own:
-        body = tvm_ffi.structural_map(body, _in_terms_of(own))
+    body, buffers = function.body, []
+    tvm_ffi.structural_walk(body, (s_tir.SBlock, lambda block: buffers.extend(block.alloc_buffers)))
+    tvm_ffi.structural_walk(body, (tirx.AllocBuffer, lambda alloc: buffers.append(alloc.buffer)))
+    bits_of = {buffer: _as_bits(buffer) for buffer in buffers if _is_narrow(buffer)}
+    if bits_of:
+        body = tvm_ffi.structural_map(body, _in_terms_of(bits_of))
     # Neither own buffers nor arguments of narrow floats: nothing to rewrite.
     elif not any(_is_narrow(parameter) for parameter in function.params):
         return function
@@ -354,23 +356,27 @@ def _as_bits(buffer: tirx.Buffer) -> tirx.Buffer:
     return tirx.decl_buffer(buffer.ty.shape, dtype, buffer.name, scope=buffer.scope())
 
 
-def _in_terms_of(own: dict[tirx.Buffer, tirx.Buffer]) -> list:
+def _in_terms_of(bits_of: dict[tirx.Buffer, tirx.Buffer]) -> list:
     """Returns rewriting rules that put integer buffers in the place of narrow ones."""
 
     def load(node: tvm.ir.TensorLoad) -> Expr:
-        if node.source not in own:
+        if node.source not in bits_of:
             return node
         # The cast back to the narrow type meets another to bits in `_bits`, where the two cancel.
-        return tirx.reinterpret(node.source.dtype, tirx.BufferLoad(own[node.source], node.indices))
+        return tirx.reinterpret(
+            node.source.dtype, tirx.BufferLoad(bits_of[node.source], node.indices)
+        )
 
     def store(node: tirx.BufferStore) -> tirx.Stmt:
-        if node.buffer not in own:
+        if node.buffer not in bits_of:
             return node
-        bits = own[node.buffer]
+        bits = bits_of[node.buffer]
         return tirx.BufferStore(bits, tirx.reinterpret(bits.dtype, node.value), node.indices)
 
-    def regions(found: list[tirx.BufferRegion]) -> list[tirx.BufferRegion]:
-        return [tirx.BufferRegion(own.get(r.source, r.source), r.region) for r in found]
+    def regions(buffer_regions: list[tirx.BufferRegion]) -> list[tirx.BufferRegion]:
+        return [
+            tirx.BufferRegion(bits_of.get(r.source, r.source), r.region) for r in buffer_regions
+        ]
 
     def block(node: s_tir.SBlock) -> s_tir.SBlock:
         return s_tir.SBlock(
@@ -380,13 +386,13 @@ def _in_terms_of(own: dict[tirx.Buffer, tirx.Buffer]) -> list:
             node.name_hint,
             node.body,
             node.init,
-            [own.get(buffer, buffer) for buffer in node.alloc_buffers],
+            [bits_of.get(buffer, buffer) for buffer in node.alloc_buffers],
             node.match_buffers,
             node.annotations,
         )
 
     def allocation(node: tirx.AllocBuffer) -> tirx.Stmt:
-        return tirx.AllocBuffer(own[node.buffer]) if node.buffer in own else node
+        return tirx.AllocBuffer(bits_of[node.buffer]) if node.buffer in bits_of else node
 
     return [
         (tvm.ir.TensorLoad, load),

@@ -86,10 +86,10 @@ def _once(bindings: list[relax.VarBinding], sources: Sources) -> list[relax.VarB
     """Makes names of what is computed of the parameters again: uses of a weight pack it once."""
     first: dict[int, list[relax.VarBinding]] = {}
     names: dict[relax.Var, relax.Var] = {}
-    found = []
+    renamed = []
     for binding in bindings:
         if sources[binding.var] is None:  # data takes part
-            found.append(binding)
+            renamed.append(binding)
             continue
         rename = (relax.Var, lambda v: names.get(v, v))
         value = tvm_ffi.structural_map(binding.value, rename)
@@ -97,11 +97,11 @@ def _once(bindings: list[relax.VarBinding], sources: Sources) -> list[relax.VarB
         same = next((b for b in alike if tvm_ffi.structural_equal(b.value, value)), None)
         if same is not None:
             names[binding.var] = same.var
-            found.append(relax.VarBinding(binding.var, same.var))
+            renamed.append(relax.VarBinding(binding.var, same.var))
             continue
         alike.append(relax.VarBinding(binding.var, value))
-        found.append(alike[-1])
-    return found
+        renamed.append(alike[-1])
+    return renamed
 
 
 def _marked(mod: tvm.IRModule, attribute: str) -> set[tvm.ir.GlobalVar]:
@@ -130,11 +130,11 @@ def sources_of(
     for binding in block.bindings:
         # Derived arrays are computed here, where what such a kernel calls isn't.
         away = _callee(binding.value) in outside
-        found: frozenset[relax.Var] | None = None if away else frozenset()
+        parameters: frozenset[relax.Var] | None = None if away else frozenset()
         for var in relax.analysis.free_vars(binding.value):
             theirs = sources.get(var)  # a size that only the call tells is in nobody's sources
-            found = None if found is None or theirs is None else found | theirs
-        sources[binding.var] = found
+            parameters = None if parameters is None or theirs is None else parameters | theirs
+        sources[binding.var] = parameters
     return sources
 
 
@@ -310,10 +310,11 @@ def _converts(block: s_tir.SBlock) -> bool:
     """Tells whether a block makes float32 numbers of those at the same place of its argument."""
     if [str(w.source.dtype) for w in block.writes] != ["float32"] or len(block.reads) != 1:
         return False
-    own = [v.var for v in block.iter_vars]
+    iterators = [v.var for v in block.iter_vars]
     regions = [block.writes[0].region, block.reads[0].region]
     return all(
-        len(region) == len(own) and all(r.min.same_as(v) for r, v in zip(region, own, strict=True))
+        len(region) == len(iterators)
+        and all(r.min.same_as(v) for r, v in zip(region, iterators, strict=True))
         for region in regions
     )
 
@@ -360,8 +361,8 @@ def _together(
 ) -> tvm.ir.Call:
     """Calls one kernel that does the work of several, whose results are its arguments."""
     calls = [*decoded.items(), (relax.Var("made", call.ty), call)]
-    given = [a for _, c in calls for a in c.args[1] if a not in decoded]
-    arguments = list(dict.fromkeys(given))
+    operands = [a for _, c in calls for a in c.args[1] if a not in decoded]
+    arguments = list(dict.fromkeys(operands))
     kernel = _inlined(mod, calls, arguments)
     name = builder.add_func(kernel, f"decoded_{call.args[0].name_hint}")
     return _called(name, relax.Tuple(arguments), call)
@@ -385,9 +386,9 @@ def _inlined(
     for var, call in calls:
         fields = relax.Tuple([names[a] for a in call.args[1]])
         bindings.append(relax.VarBinding(names[var], _called(call.args[0], fields, call)))
-    made, kind = bindings[-1].var, calls[-1][1].ty
+    last, kind = bindings[-1].var, calls[-1][1].ty
     result = relax.Var("result", kind)
-    block = relax.DataflowBlock([*bindings, relax.VarBinding(result, made)])
+    block = relax.DataflowBlock([*bindings, relax.VarBinding(result, last)])
     # The form that FuseTIR turns into a kernel: a primitive function around several calls.
     group = relax.Function(
         [names[a] for a in arguments], relax.SeqExpr([block], result), kind

@@ -92,9 +92,9 @@ def contains(tree: object, kind: type, test: Callable[[Any], bool] = lambda _: T
 
 def count(tree: object, kind: type, test: Callable[[Any], bool] = lambda _: True) -> int:
     """Counts a tree's nodes of a kind that pass a test."""
-    found: list[bool] = []
-    tvm_ffi.structural_walk(tree, (kind, lambda node: found.append(test(node))), order="post")
-    return sum(map(bool, found))
+    passed: list[bool] = []
+    tvm_ffi.structural_walk(tree, (kind, lambda node: passed.append(test(node))), order="post")
+    return sum(map(bool, passed))
 
 
 Buffers = Mapping[tirx.Buffer, tirx.Buffer]
@@ -121,14 +121,14 @@ class Nest:
     @classmethod
     def of(cls, statement: tirx.Stmt) -> Nest | None:
         """Recognises a statement as a nest; None if its columns are not just the last dimension."""
-        found: list[s_tir.SBlockRealize] = []
-        tvm_ffi.structural_walk(statement, (s_tir.SBlockRealize, found.append))
-        if len(found) != 1 or not is_contraction(found[0].block):
+        realized: list[s_tir.SBlockRealize] = []
+        tvm_ffi.structural_walk(statement, (s_tir.SBlockRealize, realized.append))
+        if len(realized) != 1 or not is_contraction(realized[0].block):
             return None
-        block, column = found[0].block, cls.column_of(found[0].block)
+        block, column = realized[0].block, cls.column_of(realized[0].block)
         if column is None:
             return None
-        loops = zip(block.iter_vars, found[0].iter_values, strict=True)
+        loops = zip(block.iter_vars, realized[0].iter_values, strict=True)
         (loop,) = [loop for v, loop in loops if v.same_as(column)]
         if not isinstance(loop, tirx.Var) or not isinstance(column.dom.extent, tirx.IntImm):
             return None
@@ -189,7 +189,7 @@ class Nest:
 
 def _buffers_across(block: s_tir.SBlock, column: tirx.IterVar) -> frozenset[tirx.Buffer] | None:
     """Finds the buffers accessed column by column; None if not by their last index alone."""
-    found = set()
+    across = set()
     for buffer, indices in accesses(block):
         if not any(index_uses(index, column) for index in indices):
             continue
@@ -199,22 +199,22 @@ def _buffers_across(block: s_tir.SBlock, column: tirx.IterVar) -> frozenset[tirx
         # A part of a wider row could not be padded at its end.
         if not tvm_ffi.structural_equal(buffer.shape[-1], column.dom.extent):
             return None
-        found.add(buffer)
-    return frozenset(found)
+        across.add(buffer)
+    return frozenset(across)
 
 
 def accesses(block: s_tir.SBlock) -> list[tuple[tirx.Buffer, Any]]:
     """Lists the buffers a block reads and writes, each with its indices."""
-    found: list[tuple[tirx.Buffer, Any]] = []
+    pairs: list[tuple[tirx.Buffer, Any]] = []
     for part in (block.body, block.init):
         tvm_ffi.structural_walk(
             part,
             [
-                (ir.TensorLoad, lambda node: found.append((node.source, node.indices))),
-                (tirx.BufferStore, lambda node: found.append((node.buffer, node.indices))),
+                (ir.TensorLoad, lambda node: pairs.append((node.source, node.indices))),
+                (tirx.BufferStore, lambda node: pairs.append((node.buffer, node.indices))),
             ],
         )
-    return found
+    return pairs
 
 
 def index_uses(index: Any, iterator: tirx.IterVar) -> bool:
@@ -269,9 +269,9 @@ def becomes_locals(tree: object) -> bool:
 
 
 def _lets(tree: object) -> list[tirx.Let]:
-    found: list[tirx.Let] = []
-    tvm_ffi.structural_walk(tree, (tirx.Let, found.append))
-    return found
+    lets: list[tirx.Let] = []
+    tvm_ffi.structural_walk(tree, (tirx.Let, lets.append))
+    return lets
 
 
 def _to_locals(function: tirx.PrimFunc) -> tirx.PrimFunc:
@@ -284,11 +284,11 @@ def _to_locals(function: tirx.PrimFunc) -> tirx.PrimFunc:
 
 
 def _has_long_chain(body: tirx.Stmt) -> bool:
-    found: list[bool] = []
+    long: list[bool] = []
     tvm_ffi.structural_walk(
-        body, (tirx.BufferStore, lambda store: found.append(becomes_locals(store)))
+        body, (tirx.BufferStore, lambda store: long.append(becomes_locals(store)))
     )
-    return any(found)
+    return any(long)
 
 
 def _block_to_locals(block: s_tir.SBlock) -> s_tir.SBlock:

@@ -434,13 +434,13 @@ def _emit(
     finer = attributes.get("finer", 0)
     operands = [x, weights, packed_bias(bb, bias, w, flat, dot, finer)]
     for tensor in rest:
-        whole = len(shape_of(tensor)) == 1
-        operands.append(packed_vector(bb, tensor, flat, dot.lanes) if whole else tensor)
+        is_vector = len(shape_of(tensor)) == 1
+        operands.append(packed_vector(bb, tensor, flat, dot.lanes) if is_vector else tensor)
     data = [x, *(tensor for tensor in rest if len(shape_of(tensor)) > 1)]
 
     def taken(operand: relax.Expr) -> tuple[Any, ...]:
-        whole = shape_of(operand)
-        return (batch, *whole[1:]) if how.any_batch and operand in data else whole
+        full = shape_of(operand)
+        return (batch, *full[1:]) if how.any_batch and operand in data else full
 
     sizes = [(taken(o), str(o.ty.dtype)) for o in operands]
     result = (batch, *shape[1:]) if how.any_batch else shape

@@ -305,7 +305,7 @@ class PlanesKernel(ContractionBuilder):
         down, right = (n * self.pixel // g.image[2] for n in (g.step[0], g.step[1]))
         start = row * down + column * right + group * self.each
         at_weight = (group * vectors_of(g, self.dot) + first) * self.steps
-        pixel_sums = self._own(source, start, pixels, (down, right))
+        pixel_sums = self._code_sums(source, start, pixels, (down, right))
         totals = {} if self.summed else {place: self._zero() for place in places}
         # From the uppermost planes down, doubling what is there: no pair ends in a product.
         with code.loop(planes) as turn:
@@ -329,7 +329,9 @@ class PlanesKernel(ContractionBuilder):
             for p, v in places
         }
 
-    def _own(self, source: Any, start: Any, pixels: Any, steps: tuple[int, int]) -> list[Vector]:
+    def _code_sums(
+        self, source: Any, start: Any, pixels: Any, steps: tuple[int, int]
+    ) -> list[Vector]:
         """Sums the codes of a window: the lower plane of binary weights is all ones."""
         if not self.summed:
             return []

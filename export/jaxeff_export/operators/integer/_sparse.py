@@ -245,9 +245,9 @@ def laid_sparse(
     def pack_places(places: te.Tensor) -> te.Tensor:
         def of_value(k: Any, feature: Any) -> Any:
             byte = tirx.Cast("int32", places(tirx.indexdiv(k, 4), feature))
-            found = tirx.shift_right(byte, tirx.Cast("int32", 2 * tirx.indexmod(k, 4))) & 3
+            code = tirx.shift_right(byte, tirx.Cast("int32", 2 * tirx.indexmod(k, 4))) & 3
             inside = tirx.all(k < kept, feature < columns)
-            return tirx.if_then_else(inside, found, tirx.const(0, "int32"))
+            return tirx.if_then_else(inside, code, tirx.const(0, "int32"))
 
         def element(v: Any, chunk: Any, lane: Any) -> Any:
             # A shift by two bits for each turn brings the places of its values to the lowest bits
@@ -256,8 +256,8 @@ def laid_sparse(
             for turn, one in itertools.product(range(turns), range(each)):
                 mine, neighbour = spot(lane, index(one))
                 k = chunk * SHARED + turn * each + neighbour
-                found = of_value(k, v * lanes + mine)
-                total = total | tirx.shift_left(found, tirx.const(8 * one + 2 * turn, "int32"))
+                code = of_value(k, v * lanes + mine)
+                total = total | tirx.shift_left(code, tirx.const(8 * one + 2 * turn, "int32"))
             return total
 
         return te.compute((vectors, chunks, lanes), element, name="places")
