@@ -190,8 +190,8 @@ def probit_logits(logits: Any) -> Float[Array, "*batch classes"]:
         - 2 * left_out * of_others(times_cov)
         + left_out**2 * var
     ) / rest**2
-    own = (of_others(lambda w: (w * var).sum(-1, keepdims=True)) - left_out * var) / rest
-    spread = jnp.maximum(own - among_others, 0)
+    within_others = (of_others(lambda w: (w * var).sum(-1, keepdims=True)) - left_out * var) / rest
+    spread = jnp.maximum(within_others - among_others, 0)
     variance = jnp.maximum(var - 2 * with_others + among_others, 0)
     # pi / 8 makes the slopes of sigmoid and probit equal at zero.
     raised = spread / 2 / jnp.sqrt(1 + np.pi / 8 * spread)
