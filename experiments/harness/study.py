@@ -192,15 +192,16 @@ class Study(Generic[S]):
         extra = {key: value for key, value in content.items() if key not in ENTRIES}
         return Report(
             self.name, content["size"], content["config"], content["rows"], extra,
-            left=content.get(LEFT, 0),
+            decides=reached(content["config"], self.sizes), left=content.get(LEFT, 0),
         )  # fmt: skip
 
     def judge(self, report: Report) -> None:
         """Adds the checks of all claims to a report."""
+        size = report.decides
         for claim in self.claims:
             before = len(report.checks)
             regardless = getattr(claim, "regardless", ())
-            report.decides = reached(report.config, self.sizes, regardless)
+            report.decides = reached(report.config, self.sizes, regardless) if regardless else size
             with _excused(report.left):
                 claim(report)
                 continue
@@ -208,6 +209,7 @@ class Study(Generic[S]):
             text = getattr(claim, "text", None)
             name = text if isinstance(text, str) else getattr(claim, "__name__", "a claim")
             report.check(name.replace("_", " "), None, None, None)
+        report.decides = size
 
     def draw(self, report: Report) -> dict[str, Figure]:
         """Draws all figures of a report; without all rows those that can be drawn."""
@@ -239,7 +241,8 @@ class Study(Generic[S]):
         if run.left:
             extra[LEFT] = run.left
         report = Report(
-            self.name, run.size, run.config, rows, extra, found.arrays, left=run.left,
+            self.name, run.size, run.config, rows, extra, found.arrays,
+            decides=reached(run.config, self.sizes), left=run.left,
         )  # fmt: skip
         self.judge(report)
         path = report.save(order.json or order.results / f"{run.name}.json", self.differences)
