@@ -190,3 +190,43 @@ def test_numbers_of_another_model(q):
 def test_numbers_out_of_bounds(make):
     with pytest.raises((TypeError, ValueError), match="must be"):
         make()
+
+
+WEIGHTS_OF_CODES = {
+    "binary": jc.Binary(),
+    "binary, one scale": jc.Binary(per="tensor"),
+    "signs": jc.Binary(per="none"),
+    "a scale below zero": jc.Binary(scale=-0.5, per="tensor"),
+    "ternary": jc.Ternary(),
+    "ternary by channel": jc.Ternary(per="channel"),
+}
+
+
+@pytest.mark.parametrize("name", WEIGHTS_OF_CODES)
+def test_two_and_three_values_of_weights_become_codes(name):
+    q = WEIGHTS_OF_CODES[name]
+    params = {"a": jax.random.normal(KEY, (20, 16)), "b": jax.random.normal(KEY, (16, 4))}
+    x = jax.random.normal(jax.random.key(5), (6, 20))
+
+    def f(p, x):
+        return jax.nn.relu(x @ p["a"]) @ p["b"]
+
+    setting = jc.LayerQuantization(q, jc.Uniform(8))
+    spec = jc.calibrate(f, params, [x], {"*:linear": setting}).spec
+    g = jc.integer(f, spec)
+    codes = g.convert(params, x)
+    largest = {n: int(jnp.abs(v).max()) for n, v in codes.arrays.items() if v.dtype == jnp.int8}
+    assert set(largest.values()) == {1}
+    # The same products, of which rounding differs: float32's last bits.
+    want = jc.quantized(f, spec)(params, x)
+    np.testing.assert_allclose(g(codes, x), want, rtol=0, atol=1e-6 * jnp.abs(want).max())
+
+
+@pytest.mark.parametrize("q", [jc.Binary(), jc.Ternary()])
+def test_two_and_three_values_of_activations_are_refused(q):
+    def f(p, x):
+        return x @ p
+
+    spec = jc.init(f, W, W.T, {"*:linear": jc.LayerQuantization(q, q)})
+    with pytest.raises(jc.IntegerError, match=f"input_0.*{type(q).__name__}"):
+        jc.integer(f, spec).convert(W, W.T)

@@ -13,7 +13,7 @@ from jaxeff_export.clib._kernels import CKernel
 from jaxeff_export.clib._program import KernelCall, KernelProgram, plan
 
 import jaxeff
-from jaxeff.compression import Int, calibrate
+from jaxeff.compression import Binary, Int, LayerQuantization, Ternary, Uniform, calibrate
 from jaxeff.core import functional
 
 
@@ -111,6 +111,26 @@ def test_shortcuts_and_means_are_no_arrays(tmp_path):
     assert sum("with_shortcut" in step.kernel for step in steps) == 2
     # Floats of a shortcut are 4 bytes for each of 2 x 11 x 10 x 12 results, which nobody writes.
     assert max(step.writes for step in steps) == 2 * 22 * 20 * 8 < 4 * 2 * 11 * 10 * 12
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("weights", [Binary(), Ternary()])
+def test_two_and_three_values_take_two_bits(weights, tmp_path):
+    require("arm-none-eabi-gcc", "qemu-system-arm")
+    f, params = functional(Residual(nnx.Rngs(0)))
+    x = jax.random.normal(jax.random.key(1), (2, 22, 20, 3))
+    sizes = []
+    for quantizer in (weights, Uniform(8, symmetric=True)):
+        setting = LayerQuantization(quantizer, Uniform(8))
+        g = jaxeff.integer(f, calibrate(f, params, [x], {"*:linear": setting}).spec)
+        codes = g.convert(params, x)
+        bundle = deploy(g, (codes, x), target="cortex-m7", path=tmp_path / "b")
+        ours, theirs = bundle.run(x, board="emulated"), jax.jit(g)(codes, x)
+        np.testing.assert_array_equal(ours, theirs)
+        sizes.append(bundle.export_c(tmp_path / f"net{len(sizes)}").sizes.parameters)
+    kernels = sum(w.size for w in jax.tree.leaves(params) if w.ndim > 1)
+    # A quarter of the bytes of codes, but for filled rows.
+    assert sizes[1] - sizes[0] >= 0.7 * kernels
 
 
 @pytest.mark.slow

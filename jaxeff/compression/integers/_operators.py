@@ -58,7 +58,7 @@ import numpy as np
 from jax import lax
 from jaxtyping import Array, Float, Int8, Int16, Int32, Integer, UInt8
 
-from jaxeff.compression.numerics import Grid, OnGrid, Tensor, quantize
+from jaxeff.compression.numerics import Grid, OnGrid, Tensor, WeightsOnGrid, quantize
 from jaxeff.core import is_concrete
 from jaxeff.core import jax_internals as _compat
 
@@ -436,13 +436,19 @@ def is_open(quantizer: Any, tensor: Tensor) -> bool:
         return isinstance(quantizer, OnGrid) and quantizer.uniform_grid(None, tensor) is None
 
 
+def _grid_of_weight(quantizer: Any, w: Array, tensor: Tensor) -> Grid | None:
+    if isinstance(quantizer, WeightsOnGrid):
+        return quantizer.weight_grid(w, tensor)
+    return _on_grid(quantizer, f"{tensor.site}/{tensor.name}").uniform_grid(w, tensor)
+
+
 def _on_grid(quantizer: Any, where: str) -> OnGrid:
     if isinstance(quantizer, OnGrid):
         return quantizer
     raise IntegerError(
         f"{where}: integer kernels take uniform grids (Int, Uniform, LSQ, or a method of yours "
-        f"with `uniform_grid`), not {type(quantizer).__name__}; give this site one, or None to "
-        "leave it in float."
+        f"with `uniform_grid`; of weights also Binary and Ternary), not "
+        f"{type(quantizer).__name__}; give this site one, or None to leave it in float."
     )
 
 
@@ -491,7 +497,7 @@ def largest_code(quantizer: Any, tensor: Tensor, shape: tuple[int, ...]) -> int 
     where = f"{tensor.site}/{tensor.name}"
     # Ones are on one side of zero, where an affine grid isn't centred.
     with jax.ensure_compile_time_eval():
-        of_ones = _on_grid(quantizer, where).uniform_grid(jnp.ones(shape, jnp.float32), tensor)
+        of_ones = _grid_of_weight(quantizer, jnp.ones(shape, jnp.float32), tensor)
         if of_ones is None:
             return None
         if not all(map(is_concrete, jax.tree.leaves(of_ones))):
@@ -513,7 +519,10 @@ def weight_codes(
     """
     bits, largest = code_width(quantizer, tensor, w.shape)
     w = w.astype(jnp.float32)
-    to = quantizer.uniform_grid(w, tensor)
+    to = _grid_of_weight(quantizer, w, tensor)
+    assert to is not None  # `code_width` has refused it
+    if isinstance(quantizer, WeightsOnGrid):
+        w = quantizer.quantize(w, tensor)
     codes = quantize(w, to)
     if largest > levels(bits):
         # A code more below zero is what two's complement has: where it is above, both change sign.
@@ -537,7 +546,8 @@ def steps_of_signs(codes: Int8[Array, "*shape"], steps: Float[Array, "..."]) -> 
 
 def width(quantizer: Any, where: str, most: int = MOST_BITS) -> int:
     """Returns the width of a grid's codes."""
-    _on_grid(quantizer, where)
+    if not isinstance(quantizer, WeightsOnGrid):
+        _on_grid(quantizer, where)
     of_code = getattr(quantizer, "width", None)
     if of_code is None:
         raise IntegerError(f"{where}: {type(quantizer).__name__} has no `width`, bits of a code.")

@@ -146,6 +146,7 @@ class Quantizer(Protocol):
     - `penalty(x, tensor)` what a loss adds to learn with this method;
     - `uniform_grid(x, tensor)` its evenly spaced values (`OnGrid`), by which `integer` deploys it
       and `adaround` learns roundings;
+    - `weight_grid(w, tensor)` those of a weight where not the nearest is chosen (`WeightsOnGrid`);
     - `group`, how many neighbours along the axis that a product sums over share a step.
     """
 
@@ -169,6 +170,27 @@ class OnGrid(Protocol):
             The grid, in float32; None where it isn't known: without an array that decides its
             range, or before `init` has started a method.
         """
+        ...
+
+
+@runtime_checkable
+class WeightsOnGrid(Protocol):
+    """A quantizer whose values of a weight are evenly spaced, whichever rule chooses them."""
+
+    def weight_grid(self, w: Float[Array, "..."], tensor: Tensor) -> Grid | None:
+        """Returns the grid that `quantize(w, tensor)` is on; it broadcasts against `w`.
+
+        Args:
+            w: The weight, in float32.
+            tensor: Description of it.
+
+        Returns:
+            The grid, in float32; None before `init` has started the method.
+        """
+        ...
+
+    def quantize(self, x: Float[Array, "..."], tensor: Tensor) -> Float[Array, "..."]:
+        """Returns the quantized values of `x`, of the same shape and dtype."""
         ...
 
 

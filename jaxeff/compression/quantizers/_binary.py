@@ -81,6 +81,15 @@ class Binary(numerics.BaseQuantizer):
             y = y + (follows - lax.stop_gradient(follows))
         return y
 
+    def weight_grid(self, w: Float[Array, "..."], tensor: numerics.Tensor) -> numerics.Grid:
+        """Returns the grid of two values."""
+        scale = jnp.abs(jnp.asarray(self._mean(w, tensor) if self.scale is None else self.scale))
+        # An array of zeros alone has no step, and stays one.
+        has_values = scale > 0
+        half, one = (jnp.where(has_values, n, 0).astype(jnp.float32) for n in (0.5, 1.0))
+        step = jnp.where(has_values, 2 * scale, 1).astype(jnp.float32)
+        return numerics.Grid(step, half, -one, jnp.zeros_like(step))
+
     def deterministic(self) -> "Binary":
         """Returns the same with the signs themselves."""
         return replace(self, stochastic=False)
@@ -180,6 +189,13 @@ class Ternary(Thresholded):
         scale = tensor.fitted("Ternary.scale", started.scale, x)
         threshold = tensor.fitted("Ternary.threshold", started.threshold, x)
         return _three(x, threshold, scale, scale) + (x - lax.stop_gradient(x))
+
+    def weight_grid(self, w: Float[Array, "..."], tensor: numerics.Tensor) -> numerics.Grid:
+        """Returns the grid of three values."""
+        scale = jnp.asarray(self._filled(w, tensor).scale, jnp.float32)
+        step = jnp.where(scale > 0, scale, 1)
+        one = jnp.ones_like(step)
+        return numerics.Grid(step, 0 * one, -one, one)
 
     def start(self, x: Float[Array, "*shape"], tensor: numerics.Tensor) -> "Ternary":
         """Fixes threshold and scale of activations; those of weights follow them."""

@@ -47,7 +47,7 @@ _QUARTER = 4
 _MOST = 2**23
 """Sums of a word's second feature are below it, since they lie in the upper 24 bits."""
 _WHOLE = 8
-_PACKED = {2: 2, 3: 4, 4: 4}
+_PACKED = {1: 2, 2: 2, 3: 4, 4: 4}
 """Bits that weights of few bits take, by theirs."""
 _FEW = 2
 """Examples of a dense layer up to which its weights are read for one at a time."""
