@@ -80,6 +80,8 @@ class _Pattern(Protocol):
 
 
 Gaps = MutableMapping[int, CovarianceGap]
+PATTERNS = 8
+"""More than there are; a place behind them is for what a rule itself leaves out."""
 """The first gap of each pattern, by its place among the patterns."""
 
 

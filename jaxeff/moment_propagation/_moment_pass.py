@@ -15,6 +15,7 @@ from typing import Any, ClassVar, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 from jaxtyping import Array
 
@@ -30,12 +31,13 @@ from jaxeff.moment_propagation._calibrated import (
     with_regressions,
     with_result_factors,
 )
-from jaxeff.moment_propagation._covariance_gaps import Gaps, find_gaps
+from jaxeff.moment_propagation._covariance_gaps import PATTERNS, Gaps, find_gaps
 from jaxeff.moment_propagation._linear_patterns import linear_patterns, with_bias_vectors
 from jaxeff.moment_propagation._propagation import Environment, propagate
 from jaxeff.moment_propagation._regions import region
 from jaxeff.moment_propagation._values import (
     AtMean,
+    CovarianceGap,
     Gaussian,
     MomentsError,
     RawMoments,
@@ -63,7 +65,7 @@ from jaxeff.moment_propagation.dependence import (
 from jaxeff.moment_propagation.rules import Rule
 from jaxeff.moment_propagation.shared_kernels import steps_apart, with_shared_noise
 from jaxeff.program import Layer, Program, check_open, evaluate, plain_rule, read_out_by
-from jaxeff.program.ir import Scan, Value, fixed_point
+from jaxeff.program.ir import Scan, Value, fixed_point, run_nodes
 from jaxeff.program.reading import trace_live
 
 
@@ -260,6 +262,30 @@ class Propagation:
         (out,) = replace(self, differentiable=True).layer({}, layer, None, *values)
         return to_variance(out).var
 
+    def _quantize(self, layer: Layer, values: Sequence[Any]) -> list[Any]:
+        """Quantizes a random value; for derivatives rounding has slope one.
+
+        Of weights moments are those of rounded draws; activations vary over many steps, so that
+        their mean is rounded and their variance kept.
+        """
+        random = [v for v in values if is_random(v)]
+        at_means = [v.mean if is_random(v) else v for v in values]
+        outputs = layer.fn(*at_means)
+        if len(random) != 1 or len(outputs) != 1 or outputs[0].shape != random[0].shape:
+            raise no_rule(layer.nodes[-1], layer.site, "quantizes several random values at once")
+        mean, var = outputs[0], random[0].var
+        if not self.differentiable:
+            # Straight through: the value is rounded, the slope is one.
+            mean = random[0].mean + lax.stop_gradient(mean - random[0].mean)
+        if layer.outputs[0].is_data:
+            return [Gaussian(mean, var)]
+        rounded = _rounded(layer, at_means, random[0])
+        if rounded is None:
+            self.gaps.setdefault(PATTERNS, _UNROUNDED)
+            return [Gaussian(mean, var)]
+        mean += lax.stop_gradient(rounded.mean - mean)
+        return [Gaussian(mean, var + lax.stop_gradient(rounded.var - var))]
+
     def _moments(self, layer: Layer, key: Any, values: Sequence[Any]) -> Sequence[Any]:
         random = any(is_random(v) for v in values)
         if not layer.nodes or not (random or any(isinstance(v, AtMean) for v in values)):
@@ -277,7 +303,7 @@ class Propagation:
                 "add as noise: moments(f, noise=read_out(f, params, x, spec))."
             )
         if layer.kind == "quantize":
-            return _quantize(layer, values, self.differentiable)
+            return self._quantize(layer, values)
         # A layer that another transform has acted on holds a program of its own. Factors belong to
         # sites outside of it, so it is evaluated without any.
         if layer.mark and layer.programs:
@@ -351,17 +377,89 @@ def _held(value: Any) -> Any:
     return RawMoments(value.mean, value.mean**2 + lax.stop_gradient(value.var))
 
 
-def _quantize(layer: Layer, values: Sequence[Any], differentiable: bool) -> list[Any]:
-    """Rounds the mean and keeps the variance; for expected slopes, rounding has slope one."""
-    random = [v for v in values if is_random(v)]
-    outputs = layer.fn(*(v.mean if is_random(v) else v for v in values))
-    if len(random) != 1 or len(outputs) != 1 or outputs[0].shape != random[0].shape:
-        raise no_rule(layer.nodes[-1], layer.site, "quantizes several random values at once")
-    if differentiable:
-        return [Gaussian(outputs[0], random[0].var)]
-    # Straight through: the value is rounded, the slope is one.
-    mean = random[0].mean
-    return [Gaussian(mean + lax.stop_gradient(outputs[0] - mean), random[0].var)]
+_UNROUNDED = CovarianceGap(
+    "random weights are quantized to values that aren't evenly spaced; what rounding adds to their "
+    "variance is left out, so that variances are several times too small where the noise is below "
+    "the distance of values.",
+    "Take calibrate_moments, a quantizer of evenly spaced values, or draws.",
+)
+
+_FAR = 2.0**20
+"""A code beyond the ends of any grid."""
+_REACH = 4
+"""Steps to either side that rounding is summed over: of noise up to one step, all but 1e-5."""
+
+
+def _rounded(layer: Layer, at_means: Sequence[Any], x: Gaussian | RawMoments) -> Gaussian | None:
+    """Computes the moments of rounded normal values; None if more than one equation rounds.
+
+    The nearest value of a grid is y_j if x lies in its cell, so that with probabilities of cells
+
+        E[y] = sum_j P_j y_j,    Var[y] = sum_j P_j (y_j - E[y])^2.
+
+    Beyond noise of a step they are those of x, clipped to the ends of the grid, and of an even
+    error inside, step^2 / 12 (Sheppard's correction), but for e^(-2 pi^2). A range that is the
+    array's own grows with noise, so nothing is clipped to it.
+    """
+    # An equation that rounds fewer numbers makes an offset of the grid.
+    rounding = [
+        node
+        for node in layer.nodes
+        if node.primitive is p.round_p and node.outputs[0].aval.shape == x.shape
+    ]
+    if len(rounding) != 1:
+        return None
+    maker = {v: node for node in layer.nodes for v in node.outputs}
+    raw: Any = rounding[0].inputs[0]
+    # What is clipped before it is rounded has its cells before the clip.
+    while raw in maker and maker[raw].primitive in {p.max_p, p.min_p, p.clamp_p}:
+        operands = [
+            v
+            for v in maker[raw].values
+            if v.aval.shape == x.shape
+            and not (v in maker and maker[v].primitive is p.broadcast_in_dim_p)
+        ]
+        if len(operands) != 1:
+            return None
+        raw = operands[0]
+    if raw not in maker or raw.aval.shape != x.shape:
+        return None
+    code: Any = run_nodes(layer.nodes, layer.inputs, at_means, (raw,))[0]
+    cell = jnp.round(code)
+    after = [node for node in layer.nodes if raw not in node.outputs]
+
+    def value_of(code: Array) -> Array:
+        given = (*at_means, code.astype(raw.aval.dtype))
+        (value,) = run_nodes(after, (*layer.inputs, raw), given, layer.outputs)
+        return value
+
+    reach = jnp.arange(-_REACH, _REACH + 1, dtype=code.dtype)
+    reach = reach.reshape(-1, *[1] * x.ndim)
+    y = jax.vmap(value_of)(cell[None] + reach)
+    # Beyond an end of the grid values are the same; further out than this none is ever left.
+    step = abs(jnp.diff(y, axis=0)).max(0)
+    noise = jnp.sqrt(x.var) / jnp.where(step > 0, step, 1)
+    known = (step > 0) & (noise > 0)
+    edges = (cell - code)[None] + reach[:-1] + 0.5
+    below = jax.scipy.special.ndtr(edges / jnp.where(known, noise, 1)[None])
+    ends = (jnp.zeros_like(below[:1]), jnp.ones_like(below[:1]))
+    cells = jnp.diff(jnp.concatenate([ends[0], below, ends[1]]), axis=0)
+    mean = (cells * y).sum(0)
+    var = (cells * (y - mean[None]) ** 2).sum(0)
+    # Ends by their distance from the mean, in deviations of x.
+    std = jnp.where(x.var > 0, jnp.sqrt(jnp.where(x.var > 0, x.var, 1)), 1)
+    low, high = ((value_of(jnp.full_like(cell, far)) - x.mean) / std for far in (-_FAR, _FAR))
+    below_low, above_high = jax.scipy.special.ndtr(low), jax.scipy.special.ndtr(-high)
+    inside = 1 - below_low - above_high
+    at_low, at_high = (jnp.exp(-(end**2) / 2) / np.sqrt(2 * np.pi) for end in (low, high))
+    shift = low * below_low + high * above_high + at_low - at_high
+    square = low**2 * below_low + high**2 * above_high + inside + low * at_low - high * at_high
+    clipped = x.var * jnp.maximum(square - shift**2, 0) + inside * step**2 / 12
+    if any(node.primitive in {p.reduce_max_p, p.reduce_min_p} for node in layer.nodes):
+        shift, clipped = jnp.zeros_like(shift), x.var + step**2 / 12
+    wide = noise > 1
+    mean = jnp.where(known, jnp.where(wide, x.mean + std * shift, mean), y[_REACH])
+    return Gaussian(mean, jnp.where(known, jnp.where(wide, clipped, var), 0))
 
 
 def batched_leaves(program: Program, count: int) -> list[bool]:

@@ -29,7 +29,8 @@ Sharp edges
   warning says so: a trained vision transformer's have a median of .15 of the sampled ones.
 - Discrete results (an argmax, a comparison) are those of the means; computing on with one is an
   error, and so is any primitive without a rule that meets a random value.
-- Quantization that `jaxeff.quantized` put there acts on the mean and keeps the variance.
+- Weights that `jaxeff.quantized` rounds to evenly spaced values have the moments of rounded draws,
+  with the step of the means; activations are rounded in the mean and keep their variance.
 
 Moments of a noisy network are those of a function with noise as a random argument. A noise model
 whose draws have known means and variances (`jaxeff.noise.MomentNoise`) is a value and independent

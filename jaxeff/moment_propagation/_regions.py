@@ -27,7 +27,7 @@ Sharp edges
 - A core with one further random operand (a random PReLU slope) is integrated over both; with more
   it is an error.
 - Rounding and remainders have too many jumps for quadrature and are an error; quantization that
-  `jaxeff.quantized` put there is known and keeps the variance.
+  `jaxeff.quantized` put there is known.
 """
 
 import math

@@ -5,7 +5,7 @@ import pytest
 from flax import nnx
 
 import jaxeff
-from jaxeff.compression import Int
+from jaxeff.compression import LSQ, Int, LayerQuantization, PowersOfTwo, init
 from jaxeff.core import functional
 from jaxeff.moment_propagation import (
     Gaussian,
@@ -296,13 +296,49 @@ def test_both_forms_give_the_same_moments():
 
 
 @pytest.mark.slow
-def test_quantization_acts_on_the_mean_and_keeps_the_variance():
+def test_fine_steps_keep_mean_and_variance():
     f, params = functional(MLP((16, 3), rngs=nnx.Rngs(0)))
     quantized = jaxeff.quantized(f, {"*:linear": Int(8)})
     ours = moments(quantized)(posterior(params), X)
     plain = moments(f)(posterior(params), X)
     np.testing.assert_allclose(ours.mean, quantized(params, X), atol=0.05)
     np.testing.assert_allclose(ours.var, plain.var, rtol=0.05)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("noise", [0.03, 0.3, 1.0])
+@pytest.mark.parametrize("method", [LSQ(4), LSQ(2)])
+def test_few_bits_have_the_moments_of_rounded_draws(method, noise):
+    """By 20,000 draws of every weight in float64; steps are parameters, the same for all draws."""
+    w = jax.random.normal(jax.random.key(3), (64, 1))
+    start, spec = {"w": w}, {"*": LayerQuantization(weights=method)}
+    f = lambda p, x: x @ p["w"]  # noqa: E731
+    g = jaxeff.quantized(f, init(f, start, jnp.eye(64), spec))
+    given = Gaussian(w, jnp.full_like(w, noise**2).at[0].set(0))
+    ours = moments(g)({"w": given}, jnp.eye(64))
+    draws = given.sample(jax.random.key(4), (20_000,))
+    y = np.asarray(jax.vmap(lambda w: g({"w": w}, jnp.eye(64)))(draws), np.float64)
+    # Five errors of a mean, and of a variance as its fourth moment gives it, over 64 entries; of
+    # what 20,000 draws hardly ever have, twenty draws.
+    spread, step = y - y.mean(0), np.diff(np.unique(y)).max()
+    error = np.sqrt(np.maximum((spread**4).mean(0) - y.var(0) ** 2, 0) / 20_000)
+    rare = 20 * step / 20_000
+    assert (abs(ours.mean - y.mean(0)) <= 5 * y.std(0) / 20_000**0.5 + rare).all()
+    assert (abs(ours.var - y.var(0)) <= 5 * error + step * rare).all()
+    assert ours.var[0] == 0
+    # Rounding moves more than noise does below a step.
+    if noise < step / 2:
+        assert ours.var.mean() > 1.2 * given.var.mean()
+    # Derivatives pass straight through.
+    slope = jax.grad(lambda m: moments(g)({"w": Gaussian(m, given.var)}, jnp.eye(64)).mean.sum())(w)
+    assert ((slope == 0) | (slope == 1)).all()
+
+
+def test_uneven_values_of_random_weights_are_told():
+    f, params = functional(MLP((16, 3), rngs=nnx.Rngs(0)))
+    g = jaxeff.quantized(f, {"*": LayerQuantization(weights=PowersOfTwo(4))})
+    with pytest.warns(jaxeff.MomentsWarning, match="aren't evenly spaced.*times too small"):
+        moments(g)(posterior(params), X)
 
 
 # Bad input ---------------------------------------------------------------------------------------
