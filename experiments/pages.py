@@ -126,6 +126,8 @@ def number(content: Any, said: str) -> str:
 
 
 def _written(value: Any, form: str) -> str:
+    if isinstance(value, str):
+        return value
     text = format(value, form).replace("%", " %")
     return re.sub(r"^(-?)0(?=\.)", r"\1", text)  # as everywhere here: .95
 

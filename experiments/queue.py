@@ -257,6 +257,10 @@ class Queue:
         Returns:
             What failed.
         """
+        # All of them now: hours later the files of this checkout may be others, which don't fit the
+        # modules that this process holds.
+        for entry in self.ready:
+            load(entry.study)
         failed = []
         for entry in self.ready:
             if entry.accelerator != accelerator or (only and entry.name not in only):
