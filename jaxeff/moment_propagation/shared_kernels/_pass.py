@@ -28,7 +28,6 @@ is followed (`_plan`); as a loop, they would be taken as independent. A carry th
 another way (a recurrent state) stays a loop, unless it is certain: a count, a schedule.
 """
 
-import functools
 import math
 import warnings
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
@@ -52,16 +51,12 @@ from jaxeff.moment_propagation.shared_kernels._channels import (
 )
 from jaxeff.moment_propagation.shared_kernels._layouts import canonical, restored
 from jaxeff.moment_propagation.shared_kernels._plan import (
-    CHOSEN,
-    CONTRACTION,
-    GATHERED,
-    GROUP_NORMALIZATION,
-    JOIN,
-    MIXING,
-    NORMALIZATION,
-    POINTWISE,
-    POOLING,
+    Matcher,
     SharingPlan,
+    SharingRule,
+    match_group_normalization,
+    match_normalization,
+    matcher,
     plan_of,
 )
 from jaxeff.moment_propagation.shared_kernels._rules import RuleContext, terms_of
@@ -296,20 +291,14 @@ def _of_others(covariance: Array, groups: ChannelGroups) -> Array:
     return jnp.maximum(others.reshape(batch, channels), 0) / size**2
 
 
-_RULES = {
-    CONTRACTION: rules.contraction,
-    POINTWISE: rules.pointwise,
-    POOLING: rules.pooling,
-    JOIN: rules.join,
-    MIXING: rules.mixing,
-    NORMALIZATION: normalization,
-    GROUP_NORMALIZATION: group_normalization,
-    GATHERED: rules.gathered,
-    CHOSEN: rules.chosen,
-}
+NORMALIZATION = SharingRule(match_normalization, normalization)
+GROUP_NORMALIZATION = SharingRule(match_group_normalization, group_normalization, resolves=True)
 
-
-_RESOLVED = {CONTRACTION, POOLING, MIXING, GROUP_NORMALIZATION}
+RULES = (
+    rules.CONTRACTION, rules.JOIN, rules.POINTWISE, rules.POOLING, rules.GATHERED, rules.MIXING,
+    rules.CHOSEN, NORMALIZATION, GROUP_NORMALIZATION,
+)  # fmt: skip
+"""The rules, in the order in which they are tried."""
 
 
 def with_shared_noise(
@@ -334,33 +323,45 @@ def with_shared_noise(
         share as independent any more.
     """
     random = [v for v, x in zip(program.inputs, values, strict=True) if is_random(x)]
-    together = [v for v in prepared.layers if isinstance(v, FusedLayer | WholeLayer)]
-    joined = {layer.outputs[0]: layer for layer in together}
-
-    @functools.cache
-    def plan_with(*layers: Layer) -> SharingPlan:
-        return plan_of(_with(program, layers), random, own_rules)
-
-    # A statistic of positions is one function; other poolings are followed layer by layer.
-    pooling = [v for v in together if _pools(v)]
-    rule_of = plan_with(*joined.values()).rules if pooling else {}
-    kept = [v for v in together if v not in pooling or rule_of.get(v) is MIXING]
-    # Between two reshapes of the channels no axis is theirs: what stands there is one layer, where
-    # that gives it a rule.
-    of_channels = with_channels_joined(program)
-    if of_channels:
-        rules_of = plan_with(*kept, *of_channels).rules
-        of_channels = [v for v in of_channels if rules_of.get(v) in (CHOSEN, GROUP_NORMALIZATION)]
-    plan = plan_with(*kept, *of_channels)
+    joined = [v for v in prepared.layers if isinstance(v, FusedLayer | WholeLayer)]
+    plan, kept = _settled(program, random, joined, matcher(RULES, own_rules))
     for gap in plan.gaps:
         gap.warn()
     if not plan.rules:
         return prepared, moments, ()
     apart = {v for layer in plan.rules for v in layer.outputs}
-    kept = [v for result, v in joined.items() if result not in apart or v in kept]
+    kept += [v for v in joined if v not in kept and v.outputs[0] not in apart]
     # A sum of two branches still lacks what they share at a single position.
-    resolved = [layer for layer, kind in plan.rules.items() if kind in _RESOLVED]
-    return _with(program, [*kept, *of_channels]), _rule(moments, plan), resolved
+    resolved = [layer for layer, rule in plan.rules.items() if rule.resolves]
+    return _with(program, kept), _rule(moments, plan), resolved
+
+
+def _settled(
+    program: Program, random: Collection[Value], joined: Sequence[Layer], match: Matcher
+) -> tuple[SharingPlan, list[Layer]]:
+    """Plans until every layer that was joined of others has a rule for which it stays one.
+
+    A statistic of positions is one function; other poolings are followed layer by layer. Between
+    two reshapes of the channels no axis is theirs: what stands there is one layer, where that
+    gives it a rule. Which of those there are shows when the poolings are settled.
+    """
+
+    def planned(kept: Sequence[Layer]) -> SharingPlan:
+        return plan_of(_with(program, kept), random, match)
+
+    channels, kept = with_channels_joined(program), list(joined)
+    plan = planned(kept)
+    for further, staying in (
+        ([], {v: {rules.MIXING} for v in joined if _pools(v)}),
+        (channels, {v: {rules.CHOSEN, GROUP_NORMALIZATION} for v in channels}),
+    ):
+        if further:
+            kept += further
+            plan = planned(kept)
+        while dropped := [v for v in kept if v in staying and plan.rules.get(v) not in staying[v]]:
+            kept = [v for v in kept if v not in dropped]
+            plan = planned(kept)
+    return plan, kept
 
 
 def _pools(layer: Layer) -> bool:
@@ -393,7 +394,7 @@ def _rule(moments: Callable[..., Sequence[Any]], plan: SharingPlan) -> Callable[
         number = plan.numbers[layer]
         sources, shared = plan.sources[layer], plan.read_by_several
         here = rules.RuleContext(noise, diagonal, sources, plan.layouts, shared)
-        outputs = _RULES[plan.rules[layer]](here, layer, values)
+        outputs = plan.rules[layer].apply(here, layer, values)
         done = [v for v in noise.values if plan.last_read.get(v, -1) <= number]
         noise.forget(v for v in done if v not in layer.outputs)
         return [_of_one_dtype(x) for x in outputs]

@@ -8,10 +8,11 @@ A convolution says which axis holds the examples. A dense layer does the same al
 the last, whatever they hold: tokens, points and time steps are what a sum or mean over them shows.
 """
 
+import functools
 from collections import Counter
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 from jaxeff.core import primitives as p
 from jaxeff.moment_propagation._values import CovarianceGap
@@ -259,9 +260,62 @@ def _pools(layer: Layer) -> bool:
     return any(node.primitive in {*prim.REDUCTION, *prim.WINDOW} for node in layer.nodes)
 
 
-CONTRACTION, POINTWISE, POOLING, JOIN = "contraction", "pointwise", "pooling", "join"
-MIXING, NORMALIZATION, GATHERED = "mixing", "normalization", "gathered"
-GROUP_NORMALIZATION, CHOSEN = "group normalization", "chosen"
+class Match(NamedTuple):
+    """What a rule takes of a layer.
+
+    Attributes:
+        layout: The layout of the layer's result.
+        sources: The inputs whose covariance is read.
+        is_anchor: Whether positions are combined, so that what they share isn't averaged away.
+    """
+
+    layout: Axes
+    sources: tuple[Value, ...]
+    is_anchor: bool = False
+
+
+@dataclass(frozen=True)
+class LayerContext:
+    """A layer with what is known in front of it.
+
+    Attributes:
+        layer: The layer; it has one result.
+        start: Inputs that are followed, with their layouts.
+        random: Random inputs.
+        tokens: Products that are pooled behind a dense layer, with their layouts.
+    """
+
+    layer: Layer
+    start: tuple[tuple[Value, Axes], ...]
+    random: frozenset[Value]
+    tokens: tuple[tuple[Value, Axes], ...]
+
+    def only_source(self) -> tuple[Value, Axes] | None:
+        """Returns the one input that is followed; None if there are others, or none."""
+        return self.start[0] if len(self.start) == 1 else None
+
+    def lone_source(self) -> tuple[Value, Axes] | None:
+        """Returns the one input that is followed, if no other input is random."""
+        return self.only_source() if len(self.random) == 1 else None
+
+
+@dataclass(frozen=True)
+class SharingRule:
+    """How a kind of layer carries what positions share.
+
+    Attributes:
+        matches: Returns what the rule takes of a layer; None for a layer of another kind.
+        apply: Computes a layer's outputs, and adds its result to the noise.
+        resolves: Whether what positions share isn't taken as independent at such a layer any more.
+        is_dense: Whether it is followed behind a pooling, too.
+        is_pointwise: Whether entries are functions of entries: sums lose what branches share.
+    """
+
+    matches: Callable[[LayerContext], Match | None]
+    apply: Callable[[Any, Layer, Sequence[Any]], Sequence[Any]]
+    resolves: bool = False
+    is_dense: bool = False
+    is_pointwise: bool = False
 
 
 @dataclass
@@ -269,7 +323,7 @@ class SharingPlan:
     """The layers that carry what positions share.
 
     Attributes:
-        rules: The kind of rule by layer.
+        rules: The rule by layer.
         sources: The inputs of a layer whose covariance it reads.
         layouts: The layouts of the values that carry a covariance.
         last_read: The number of the last layer with a rule that reads a value.
@@ -278,7 +332,7 @@ class SharingPlan:
         gaps: Layers without a rule on the way to a pooling over positions, and streams too deep.
     """
 
-    rules: dict[Layer, str] = field(default_factory=dict)
+    rules: dict[Layer, SharingRule] = field(default_factory=dict)
     sources: dict[Layer, tuple[Value, ...]] = field(default_factory=dict)
     layouts: dict[Value, Axes] = field(default_factory=dict)
     last_read: dict[Value, int] = field(default_factory=dict)
@@ -287,20 +341,45 @@ class SharingPlan:
     gaps: list[CovarianceGap] = field(default_factory=list)
 
 
-def plan_of(
-    program: Program, random: Collection[Value], own_rules: Mapping[Any, Any]
-) -> SharingPlan:
+Matcher = Callable[[LayerContext], tuple[SharingRule, Match] | None]
+
+
+def matcher(rules: Sequence[SharingRule], own_rules: Mapping[Any, Any]) -> Matcher:
+    """Makes the function that finds the first rule of a layer, once for each context.
+
+    Args:
+        rules: The rules, in the order in which they are tried.
+        own_rules: The user's rules by primitive; a layer with one has none here.
+    """
+
+    @functools.cache
+    def match(at: LayerContext) -> tuple[SharingRule, Match] | None:
+        layer = at.layer
+        known = any(node.primitive in own_rules for node in layer.nodes)
+        if known or layer.mark or len(layer.outputs) != 1 or layer.kind == "control flow":
+            return None
+        if layer.kind == "quantize" or isinstance(layer, WholeLayer):
+            return None
+        if not layer.outputs[0].aval.size:
+            return None  # an empty batch has nothing to share
+        matches = ((rule, rule.matches(at)) for rule in rules)
+        return next(((rule, each) for rule, each in matches if each is not None), None)
+
+    return match
+
+
+def plan_of(program: Program, random: Collection[Value], match: Matcher) -> SharingPlan:
     """Finds the layers that carry what positions share, from a kernel to a pooling.
 
     Args:
         program: A program, prepared.
         random: Inputs of the program that are random.
-        own_rules: The user's rules by primitive; a layer with one has none here.
+        match: Finds the rule of a layer.
 
     Returns:
         The plan; without rules where no random kernel reaches a pooling over all positions.
     """
-    search = _KernelSearch(set(random), own_rules, layouts_of_tokens(program, random))
+    search = _KernelSearch(set(random), match, layouts_of_tokens(program, random))
     for layer in program.layers:
         search.visit(layer)
     return search.needed(program)
@@ -309,7 +388,7 @@ def plan_of(
 @dataclass
 class _KernelSearch:
     random: set[Value]
-    own_rules: Mapping[Any, Any]
+    match: Matcher
     of_tokens: Mapping[Value, Axes]
     plan: SharingPlan = field(default_factory=SharingPlan)
     search: GapSearch = field(default_factory=GapSearch)
@@ -317,126 +396,26 @@ class _KernelSearch:
 
     def visit(self, layer: Layer) -> None:
         """Finds the rule of a layer and the layout of its result."""
-        if not any(v in self.random for v in layer.inputs):
+        random = self.random.intersection(layer.inputs)
+        if not random:
             return
         self.random.update(layer.outputs)
         layouts = self.plan.layouts
         if not layer.nodes:
             return
-        choice = self._rule(layer)
+        start = tuple((v, layouts[v]) for v in dict.fromkeys(layer.inputs) if v in layouts)
+        products = (v for node in layer.nodes for v in node.outputs if v in self.of_tokens)
+        tokens = tuple((v, self.of_tokens[v]) for v in products)
+        choice = self.match(LayerContext(layer, start, frozenset(random), tokens))
         if choice is not None:
-            layouts[layer.outputs[0]] = choice[1]
+            layouts[layer.outputs[0]] = choice[1].layout
         self.search.visit(layer, layouts, self.random)
         if choice is None:
             return
-        kind, layout = choice
-        self.plan.rules[layer] = kind
+        self.plan.rules[layer], (_, self.plan.sources[layer], is_anchor) = choice
         several = any(positions(v.aval.shape, layouts[v]) > 1 for v in self.plan.sources[layer])
-        pools = kind is POOLING and self._all_positions(layer, layout)
-        if several and (pools or (kind is MIXING and self._combines(layer))):
+        if several and is_anchor:
             self.anchors.add(layer)
-
-    def _combines(self, layer: Layer) -> bool:
-        (value,) = self.plan.sources[layer]
-        positions_map = PositionMap.of(layer, value, self.plan.layouts[value])
-        return positions_map is not None and bool(positions_map.combined)
-
-    def _rule(self, layer: Layer) -> tuple[str, Axes] | None:
-        """Returns the kind of rule, and the layout of the result; None if there is no rule."""
-        known = any(node.primitive in self.own_rules for node in layer.nodes)
-        if known or layer.mark or len(layer.outputs) != 1 or layer.kind == "control flow":
-            return None
-        if layer.kind == "quantize" or isinstance(layer, WholeLayer):
-            return None
-        if not layer.outputs[0].aval.size:
-            return None  # an empty batch has nothing to share
-        if layer.kind == "linear" and (layout := self._contraction(layer)) is not None:
-            return CONTRACTION, layout
-        start = self._start(layer)
-        if start and (joined := _joined(layer, start)) is not None:
-            self.plan.sources[layer] = tuple(start)
-            return JOIN, joined
-        if not start:
-            return None
-        choice = self._of_entries(layer, start)
-        if choice is None and len(start) == 1:
-            self.plan.sources[layer] = tuple(start)
-            value, layout = next(iter(start.items()))
-            choice = _of_one(layer, value, layout) if self._alone(layer) else None
-            if choice is None and self._has_parameters(layer, value, layout):
-                choice = normalized(layer, value, layout)
-        return choice
-
-    def _has_parameters(self, layer: Layer, value: Value, layout: Axes) -> bool:
-        """Returns whether all other random values that a layer reads are the same everywhere."""
-        others = [v for v in layer.inputs if v in self.random and v is not value]
-        same = layer.outputs[0].aval.shape == value.aval.shape
-        return same and len(shared_parameters(layer, others, layout)) == len(others)
-
-    def _alone(self, layer: Layer) -> bool:
-        """Returns whether a layer reads one random value."""
-        return sum(v in self.random for v in layer.inputs) == 1
-
-    def _of_entries(self, layer: Layer, start: Mapping[Value, Axes]) -> tuple[str, Axes] | None:
-        """Returns the rule of a function of entries or a pooling, and the layout of its result."""
-        if any(node.primitive in prim.LINEAR for node in layer.nodes):
-            return None
-        after = follow(layer.nodes, start)
-        if after is None:
-            # What has no positions any more (a gate) is a factor of each channel, as a parameter.
-            start = {v: x for v, x in start.items() if positions(v.aval.shape, x) != 1}
-            after = follow(layer.nodes, start)
-        if after is None or layer.outputs[0] not in after:
-            return None
-        self.plan.sources[layer] = tuple(start)
-        if pooled(layer.nodes, start) == 1:
-            return POINTWISE, after[layer.outputs[0]]
-        # One state, no other noise: what is pooled is followed as one.
-        return (POOLING, after[layer.outputs[0]]) if self._alone(layer) else None
-
-    def _start(self, layer: Layer) -> dict[Value, Axes]:
-        return {v: self.plan.layouts[v] for v in layer.inputs if v in self.plan.layouts}
-
-    def _contraction(self, layer: Layer) -> Axes | None:
-        """Returns the layout of a linear layer's result, if it has a rule."""
-        before, op, after = split_at_contraction(layer)
-        read = None if op is None else PositionContraction.of(op)
-        if op is None or read is None:
-            return None
-        image, kernel = op.inputs
-        start = self._start(layer)
-        self.plan.sources[layer] = tuple(start)
-        moved = follow(before, start) if only_moves(before, start) else None
-        if moved is None or kernel in moved or (start and image not in moved):
-            return None
-        # A product of a value with itself: here a kernel is independent of what it is applied to.
-        if any(depends(before, {v}, image) and depends(before, {v}, kernel) for v in layer.inputs):
-            return None
-        # Positions share a bias as they do a kernel; noise of the image isn't meant.
-        random = self.random.difference(layer.outputs)
-        has_noise = depends(before, random, kernel) or depends(
-            [*before, *after], random, layer.outputs[0]
-        )
-        if not start and not has_noise:
-            return None
-        if read.layouts is None:
-            layout = moved[image] if start else self.of_tokens.get(op.outputs[0])
-            if layout is None or layout[-1] != CHANNEL:
-                return None
-        elif start and not _agree(moved[image], read.layouts[0]):
-            return None
-        else:
-            layout = read.layouts[1]
-        after_bias = follow(after, {op.outputs[0]: layout}) or {}
-        return (
-            after_bias.get(layer.outputs[0])
-            if pooled(after, {op.outputs[0]: layout}) == 1
-            else None
-        )
-
-    @staticmethod
-    def _all_positions(layer: Layer, layout: Axes) -> bool:
-        return positions(layer.outputs[0].aval.shape, layout) == 1
 
     def needed(self, program: Program) -> SharingPlan:
         """Keeps the rules of layers between a kernel and a pooling, and of dense layers after."""
@@ -445,11 +424,11 @@ class _KernelSearch:
         for layer in reversed(program.layers):
             if layer not in plan.rules:
                 continue
-            dense = plan.rules[layer] is CONTRACTION and after.intersection(layer.inputs)
+            dense = plan.rules[layer].is_dense and after.intersection(layer.inputs)
             if layer in self.anchors or dense or wanted.intersection(layer.outputs):
                 kept.add(layer)
                 wanted.update(plan.sources[layer])
-        rules = {layer: kind for layer, kind in plan.rules.items() if layer in kept}
+        rules = {layer: rule for layer, rule in plan.rules.items() if layer in kept}
         numbers = {layer: i for i, layer in enumerate(program.layers)}
         last = {v: numbers[layer] for layer in rules for v in plan.sources[layer]}
         readers = Counter(v for layer in rules for v in set(plan.sources[layer]))
@@ -460,17 +439,13 @@ class _KernelSearch:
             self.search.gaps.append(deep)
         return SharingPlan(rules, plan.sources, layouts, last, several, numbers, self.search.gaps)
 
-    def _deep_stream(self, rules: Mapping[Layer, str]) -> CovarianceGap | None:
+    def _deep_stream(self, rules: Mapping[Layer, SharingRule]) -> CovarianceGap | None:
         """Returns the last of many sums of convolutions' branches; None if there are few."""
         convolves = any(v.op is not None and convolved_layout(v.op) for v in rules)
-        sums = [
-            layer
-            for layer, kind in rules.items()
-            if kind is POINTWISE and self._adds_branches(layer)
-        ]
-        return (
-            _deep_stream(sums[-1].site, len(sums)) if convolves and len(sums) > FEW_SUMS else None
-        )
+        sums = [v for v, rule in rules.items() if rule.is_pointwise and self._adds_branches(v)]
+        if not convolves or len(sums) <= FEW_SUMS:
+            return None
+        return _deep_stream(sums[-1].site, len(sums))
 
     def _adds_branches(self, layer: Layer) -> bool:
         """Returns whether a layer adds values that both have positions."""
@@ -485,44 +460,141 @@ class _KernelSearch:
         """Returns the values that are made of what was pooled over all positions."""
         pooled_values: set[Value] = set()
         for layer in program.layers:
-            kind = self.plan.rules.get(layer)
-            carried = kind is not None and pooled_values.intersection(layer.inputs)
-            if (layer in self.anchors and kind in (POOLING, MIXING)) or carried:
+            carried = layer in self.plan.rules and pooled_values.intersection(layer.inputs)
+            if layer in self.anchors or carried:
                 pooled_values.update(layer.outputs)
         return pooled_values
 
 
-def _of_one(layer: Layer, value: Value, layout: Axes) -> tuple[str, Axes] | None:
-    """Returns the rule of a layer that combines positions or channels of one value."""
-    if (rows := gathered_layout(layer, value, layout)) is not None:
-        return GATHERED, rows
-    if (mixing := PositionMap.of(layer, value, layout)) is not None:
-        return MIXING, mixing.layout
-    if chosen_channels(layer, value, layout) is not None:
-        return CHOSEN, layout
-    return None
-
-
-def normalized(layer: Layer, value: Value, layout: Axes) -> tuple[str, Axes] | None:
-    """Returns the rule of a normalization of channels; None for another layer."""
-    if layer.kind != "normalization":
+def match_contraction(at: LayerContext) -> Match | None:
+    """Matches a convolution or dense layer whose kernel or image is followed."""
+    layer, start = at.layer, dict(at.start)
+    if layer.kind != "linear":
         return None
-    if keeps_positions(layer, value, layout):
-        return NORMALIZATION, layout
-    groups, sizes = ChannelGroups.of(layer, value, layout), value.aval.shape
-    places = {a for a, n in zip(layout, sizes, strict=True) if a not in (BATCH, CHANNEL) and n != 1}
-    return (GROUP_NORMALIZATION, layout) if groups and groups.places == places else None
+    before, op, after = split_at_contraction(layer)
+    read = None if op is None else PositionContraction.of(op)
+    if op is None or read is None:
+        return None
+    image, kernel = op.inputs
+    moved = follow(before, start) if only_moves(before, start) else None
+    if moved is None or kernel in moved or (start and image not in moved):
+        return None
+    # A product of a value with itself: here a kernel is independent of what it is applied to.
+    if any(depends(before, {v}, image) and depends(before, {v}, kernel) for v in layer.inputs):
+        return None
+    # Positions share a bias as they do a kernel; noise of the image isn't meant.
+    result = layer.outputs[0]
+    has_noise = depends(before, at.random, kernel) or depends([*before, *after], at.random, result)
+    if not start and not has_noise:
+        return None
+    if read.layouts is None:
+        layout = moved[image] if start else dict(at.tokens).get(op.outputs[0])
+        if layout is None or layout[-1] != CHANNEL:
+            return None
+    elif start and not _agree(moved[image], read.layouts[0]):
+        return None
+    else:
+        layout = read.layouts[1]
+    product = {op.outputs[0]: layout}
+    with_bias = (follow(after, product) or {}).get(result)
+    if with_bias is None or pooled(after, product) != 1:
+        return None
+    return Match(with_bias, tuple(start))
 
 
-def _joined(layer: Layer, start: Mapping[Value, Axes]) -> Axes | None:
-    """Returns the layout of arrays whose channels a layer puts side by side; else None."""
-    (node, *others), layouts = layer.nodes, set(start.values())
+def match_join(at: LayerContext) -> Match | None:
+    """Matches a layer that puts channels side by side."""
+    (node, *others), layouts = at.layer.nodes, {layout for _, layout in at.start}
     if others or node.primitive is not p.concatenate_p or len(layouts) != 1:
         return None
     if len(set(node.values)) < len(node.values):
         return None  # one array twice
     layout = layouts.pop()
-    return layout if layout[node.params["dimension"]] == CHANNEL else None
+    channels = layout[node.params["dimension"]] == CHANNEL
+    return Match(layout, tuple(v for v, _ in at.start)) if channels else None
+
+
+def _of_entries(at: LayerContext) -> tuple[Match, int] | None:
+    """Matches a function of entries or a pooling; also returns how many entries are pooled."""
+    layer, start = at.layer, dict(at.start)
+    if not start or any(node.primitive in prim.LINEAR for node in layer.nodes):
+        return None
+    after = follow(layer.nodes, start)
+    if after is None:
+        # What has no positions any more (a gate) is a factor of each channel, as a parameter.
+        start = {v: x for v, x in start.items() if positions(v.aval.shape, x) != 1}
+        after = follow(layer.nodes, start)
+    result = layer.outputs[0]
+    if after is None or result not in after:
+        return None
+    all_positions = positions(result.aval.shape, after[result]) == 1
+    return Match(after[result], tuple(start), all_positions), pooled(layer.nodes, start)
+
+
+def match_pointwise(at: LayerContext) -> Match | None:
+    """Matches a function of entries."""
+    match = _of_entries(at)
+    return match[0]._replace(is_anchor=False) if match is not None and match[1] == 1 else None
+
+
+def match_pooling(at: LayerContext) -> Match | None:
+    """Matches a pooling of one state: no other noise, what is pooled is followed as one."""
+    match = _of_entries(at) if len(at.random) == 1 else None
+    return match[0] if match is not None and match[1] != 1 else None
+
+
+def match_gathered(at: LayerContext) -> Match | None:
+    """Matches a layer that takes rows of positions by index."""
+    if (source := at.lone_source()) is None:
+        return None
+    rows = gathered_layout(at.layer, *source)
+    return None if rows is None else Match(rows, (source[0],))
+
+
+def match_mixing(at: LayerContext) -> Match | None:
+    """Matches a layer that combines positions channel by channel."""
+    if (source := at.lone_source()) is None:
+        return None
+    mixing = PositionMap.of(at.layer, *source)
+    return None if mixing is None else Match(mixing.layout, (source[0],), bool(mixing.combined))
+
+
+def match_chosen(at: LayerContext) -> Match | None:
+    """Matches a layer that takes some of the channels, in an order of their own."""
+    if (source := at.lone_source()) is None:
+        return None
+    value, layout = source
+    return Match(layout, (value,)) if chosen_channels(at.layer, value, layout) is not None else None
+
+
+def _normalized(at: LayerContext) -> tuple[Value, Axes] | None:
+    """Returns what a normalization is of, whose other random operands are the same everywhere."""
+    source, layer = at.only_source(), at.layer
+    if source is None or layer.kind != "normalization":
+        return None
+    value, layout = source
+    others = at.random - {value}
+    same = layer.outputs[0].aval.shape == value.aval.shape
+    return source if same and len(shared_parameters(layer, others, layout)) == len(others) else None
+
+
+def match_normalization(at: LayerContext) -> Match | None:
+    """Matches a normalization of channels at each position."""
+    if (source := _normalized(at)) is None or not keeps_positions(at.layer, *source):
+        return None
+    return Match(source[1], (source[0],))
+
+
+def match_group_normalization(at: LayerContext) -> Match | None:
+    """Matches a normalization over all positions and groups of channels."""
+    if (source := _normalized(at)) is None or (
+        groups := ChannelGroups.of(at.layer, *source)
+    ) is None:
+        return None
+    value, layout = source
+    sizes = zip(layout, value.aval.shape, strict=True)
+    places = {a for a, n in sizes if a not in (BATCH, CHANNEL) and n != 1}
+    return Match(layout, (value,)) if groups and groups.places == places else None
 
 
 def _agree(one: Axes, other: Axes) -> bool:

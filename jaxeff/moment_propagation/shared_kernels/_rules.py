@@ -26,7 +26,7 @@ from jaxtyping import Array
 from jaxeff.moment_propagation._propagation import Environment, propagate
 from jaxeff.moment_propagation._values import Gaussian, is_random, to_variance
 from jaxeff.moment_propagation.shared_kernels import _channels as channels
-from jaxeff.moment_propagation.shared_kernels import _layouts, _terms
+from jaxeff.moment_propagation.shared_kernels import _layouts, _plan, _terms
 from jaxeff.program import Layer
 from jaxeff.program.ir import Axes, Value
 
@@ -434,3 +434,12 @@ def _slopes(
         return pushed(steps)
 
     return along, outputs
+
+
+CONTRACTION = _plan.SharingRule(_plan.match_contraction, contraction, resolves=True, is_dense=True)
+JOIN = _plan.SharingRule(_plan.match_join, join)
+POINTWISE = _plan.SharingRule(_plan.match_pointwise, pointwise, is_pointwise=True)
+POOLING = _plan.SharingRule(_plan.match_pooling, pooling, resolves=True)
+GATHERED = _plan.SharingRule(_plan.match_gathered, gathered)
+MIXING = _plan.SharingRule(_plan.match_mixing, mixing, resolves=True)
+CHOSEN = _plan.SharingRule(_plan.match_chosen, chosen)
