@@ -76,7 +76,10 @@ _MODULES = {
     "targets": (
         "ARM_TARGETS",
         "C_TARGETS",
+        "PROCESSORS",
+        "BoardMemory",
         "MissingExtraError",
+        "Processor",
         "TargetError",
         "ToolchainError",
         "resolve_target",

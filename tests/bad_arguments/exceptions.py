@@ -39,7 +39,6 @@ ACCEPTED: dict[tuple[str, str, str], str] = {
     ("jaxeff.hardening.clamped", "high", "negative"): "the same",
     ("jaxeff.compression.allocate_bits", "budget", "a fraction"): "bits of a code may be"
     " fractions",
-    ("jaxeff_export.boards.make_board", "cpu", "unknown"): "read for an emulated board alone",
     ("jaxeff.search.search", "steps", "zero"): "candidates may be judged without training",
     ("*", "pad", "zero"): "no padding",
     ("*", "warmup", "zero"): "no warm-up",

@@ -33,8 +33,8 @@ def test_names_of_boards():
     assert make_board("rpc://pi:9090").name == "rpc://pi:9090"
     assert make_board("rpc://hub:9190/pi4?session_timeout=60").name == "rpc://hub:9190/pi4"
     assert make_board("emulated").name == "emulated:cortex-a72"
-    assert make_board("emulated", cpu="cortex-a53").name == "emulated:cortex-a53"
-    assert make_board("emulated", cpu="znver4").name == "emulated:cortex-a72"
+    assert make_board("emulated", target={"mcpu": "cortex-a53"}).name == "emulated:cortex-a53"
+    assert make_board("emulated", target={"mcpu": "znver4"}).name == "emulated:cortex-a72"
     assert make_board("emulated:cortex-a76").name == "emulated:cortex-a76"
     board = LocalBoard()
     assert make_board(board) is board

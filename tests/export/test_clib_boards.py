@@ -2,20 +2,34 @@
 
 from __future__ import annotations
 
+import dataclasses
 import gc
+import json
 import re
+import shutil
 
 import jax
 import numpy as np
 import pytest
 from c_programs import STRICT, call, instructions, require
 from flax import nnx
-from jaxeff_export import BoardError, Bundle, BundleError, CLibraryError, deploy
+from jaxeff_export import (
+    PROCESSORS,
+    BoardError,
+    BoardMemory,
+    Bundle,
+    BundleError,
+    CLibraryError,
+    Processor,
+    TargetError,
+    deploy,
+    resolve_target,
+)
 from jaxeff_export.boards import ProgramBoard, make_board
 from jaxeff_export.bundle import _bundle as bundles
 from jaxeff_export.clib import _library as libraries
 from jaxeff_export.operators.integer import dot_of
-from jaxeff_export.targets import C_TARGETS, emulation
+from jaxeff_export.targets import C_TARGETS, emulation, processor_of, tvm_target
 from small_network import inputs, mlp, parameters
 from tvm.target import Target
 
@@ -48,6 +62,49 @@ def test_a_bundle_is_checked_there(core, tmp_path):
         ours, theirs = runner.run(x), mlp(parameters(), x)
     for a, b in zip(jax.tree.leaves(ours), jax.tree.leaves(theirs), strict=True):
         np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-4)
+
+
+# A core that the package has no row for: of ARMv8-M's smaller half, which an M33's board has too.
+M23 = Processor(
+    "acme23", "cortex-m23", "thumbv8m.base-none-none-eabi", (("mfloat-abi", "soft"),),
+    ("-mthumb", "-mfloat-abi=soft", "-mcpu=cortex-m23"),
+    BoardMemory("mps2-an505", (0x10000000, 1 << 20), (0x80000000, 1 << 20)),
+    ram=96 << 10, mhz=48,
+)  # fmt: skip
+
+
+@pytest.mark.slow
+def test_a_chip_of_ones_own_is_a_value(tmp_path):
+    require("arm-none-eabi-gcc", "qemu-system-arm")
+    deploy(mlp, (parameters(), inputs()), target=M23, path=tmp_path / "b")
+    bundle = Bundle.load(tmp_path / "b")  # by the folder alone
+    assert (bundle.manifest.target_name, bundle.manifest.target["mcpu"]) == ("acme23", "cortex-m23")
+    for board in ("emulated", ProgramBoard(M23)):
+        with bundle.on(board) as runner:
+            assert runner.check().board == "emulated:acme23"
+            assert runner.check().passed
+    small = deploy(mlp, (parameters(), inputs()), target=dataclasses.replace(M23, ram=16))
+    with pytest.raises(CLibraryError, match=r"RAM: [\d,]+ bytes are needed .* 16 are there"):
+        small.export_c(tmp_path / "c")
+    if shutil.which("llvm-mca"):
+        models = bundle.model(like="cortex-m33")
+        assert models.milliseconds() == models.milliseconds(48) == models.cycles / 48 / 1e3
+
+
+def test_a_processor_is_a_target():
+    for name, processor in PROCESSORS.items():
+        assert resolve_target(name) == dict(processor) == dict(C_TARGETS[name])
+    chip = dataclasses.replace(PROCESSORS["cortex-m4"], name="chip", flash=1 << 19)
+    kept = json.loads(json.dumps(resolve_target(chip)))
+    assert kept == resolve_target(chip)
+    assert processor_of(kept) == chip
+    assert processor_of(C_TARGETS["cortex-m4"]) == PROCESSORS["cortex-m4"]
+    assert dot_of(tvm_target(kept)).name == "smlad"
+    for wrong in ({"flags": ("-fplugin=x.so",)}, {"name": "a b"}, {"flags": ("-mthumb;reboot",)}):
+        with pytest.raises(TargetError, match="Processor"):
+            dataclasses.replace(chip, **wrong)
+    with pytest.raises(TargetError, match="describes no processor: 'board'"):
+        processor_of({"processor": {"name": "chip"}})
 
 
 @pytest.mark.slow
@@ -180,7 +237,7 @@ def test_other_boards_are_refused(tmp_path, deployed_mlp):
 
 
 def test_boards_by_name(monkeypatch, tmp_path):
-    assert isinstance(make_board("emulated", cpu="generic-rv64"), ProgramBoard)
+    assert isinstance(make_board("emulated", target={"mcpu": "generic-rv64"}), ProgramBoard)
     with pytest.raises(BoardError, match="no emulated core 'cortex-m23'; there are"):
         make_board("emulated:cortex-m23")
     monkeypatch.setenv("PATH", str(tmp_path))

@@ -7,7 +7,7 @@
 ```python
 from jaxeff_export.boards import make_board
 
-board = make_board("emulated", cpu="cortex-a53")        # not started yet
+board = make_board("emulated", target={"mcpu": "cortex-a53"})  # not started yet
 assert board.name == "emulated:cortex-a53" and "emulated" in board.untimed_because
 assert make_board(board) is board                       # wherever a name may stand, a board may
 with make_board("local") as here:
@@ -15,7 +15,10 @@ with make_board("local") as here:
 ```
 """
 
-from jaxeff.core import instance_of, string, validate
+from collections.abc import Mapping
+from typing import Any
+
+from jaxeff.core import instance_of, validate
 from jaxeff_export.boards import _emulated as emulated
 from jaxeff_export.boards._board import Board, BoardError, BoardLost
 from jaxeff_export.boards._emulated import (
@@ -24,7 +27,7 @@ from jaxeff_export.boards._emulated import (
     EmulatedBoard,
     ProgramBoard,
     board_kinds,
-    core_of,
+    board_of,
     require_emulator,
 )
 from jaxeff_export.boards._local import LocalBoard, run_on_threads
@@ -47,14 +50,14 @@ __all__ = [
 ]
 
 
-@validate(spec=instance_of(str, Board), cpu=string)
-def make_board(spec: str | Board, *, cpu: str | None = None) -> Board:
+@validate(spec=instance_of(str, Board), target=instance_of(Mapping))
+def make_board(spec: str | Board, *, target: Mapping[str, Any] | None = None) -> Board:
     """Makes the board of a name, not yet connected; a `Board` is passed through.
 
     Args:
       spec: ``"local"``, ``"rpc://host:port"``, ``"rpc://host:port/key"``, ``"emulated"``,
         ``"emulated:<core>"`` or a `Board`.
-      cpu: the core that a bare ``"emulated"`` stands for, if there is one of that name.
+      target: the target whose processor a bare ``"emulated"`` stands for, if one is emulated.
 
     Raises:
       BoardError: if the name has none of these forms.
@@ -66,8 +69,7 @@ def make_board(spec: str | Board, *, cpu: str | None = None) -> Board:
     if spec.startswith("rpc://"):
         return RpcBoard.from_url(spec)
     if spec == "emulated":
-        core = cpu if cpu in CORES else core_of(cpu) or "cortex-a72"
-        return ProgramBoard(core) if core in PROGRAM_CORES else EmulatedBoard(core)
+        return board_of(target or {})
     if spec.startswith("emulated:"):
         core = spec.partition(":")[2]
         if core not in (*CORES, *PROGRAM_CORES):

@@ -61,7 +61,7 @@ __all__ = [
     "EmulatedBoard",
     "ProgramBoard",
     "board_kinds",
-    "core_of",
+    "board_of",
     "prepare",
     "require_emulator",
 ]
@@ -251,24 +251,28 @@ class ProgramBoard(Board):
     """An emulated processor that runs whole programs.
 
     Args:
-      core: one of `PROGRAM_CORES`.
+      core: one of `PROGRAM_CORES`, or a microcontroller of your own.
     """
 
     untimed_because = EmulatedBoard.untimed_because
 
-    def __init__(self, core: str) -> None:
+    def __init__(self, core: str | targets.Processor) -> None:
         super().__init__()
-        if core not in targets.C_TARGETS:
-            raise BoardError(f"no emulated core {core!r}; there are {', '.join(PROGRAM_CORES)}")
-        self.core = core
-        self.name = f"emulated:{core}"
-        self.machine = targets.target_machine(targets.C_TARGETS[core])
+        if isinstance(core, str) and core not in targets.C_TARGETS:
+            raise BoardError(
+                f"no emulated core {core!r}; there are {', '.join(PROGRAM_CORES)}, and any "
+                "jaxeff_export.Processor"
+            )
+        self.target = targets.C_TARGETS[core] if isinstance(core, str) else core
+        self.core = core if isinstance(core, str) else core.name
+        self.name = f"emulated:{self.core}"
+        self.machine = targets.target_machine(self.target)
 
     def __enter__(self) -> Self:
         # What running needs is looked for here, not only when a program was compiled.
         try:
-            find_c_toolchain(targets.C_TARGETS[self.core])
-            targets.emulation(self.core, targets.C_TARGETS[self.core], Path("program"))
+            find_c_toolchain(self.target)
+            targets.emulation(self.core, self.target, Path("program"))
         except targets.ToolchainError as error:
             raise BoardError(f"{self.name}: {error}") from error
         return self
@@ -287,20 +291,23 @@ class ProgramBoard(Board):
 
     def missing_features(self, target: Mapping[str, Any]) -> tuple[str, ...]:
         """Lists what code for another core of this architecture needs and this core lacks."""
-        import tvm
         from tvm.target import codegen
 
         # Asked of LLVM: what a core has follows from its name as well as from attributes.
         def units(of: Mapping[str, Any]) -> frozenset[str]:
-            features = codegen.llvm_get_cpu_features(tvm.target.Target(dict(of)))
+            features = codegen.llvm_get_cpu_features(targets.tvm_target(of))
             return _UNITS & {str(feature) for feature in features}
 
-        return tuple(sorted(units(target) - units(targets.C_TARGETS[self.core])))
+        return tuple(sorted(units(target) - units(self.target)))
 
 
-def core_of(cpu: str | None) -> str | None:
-    """Finds the core that LLVM's name of a processor stands for."""
-    return next((name for name, target in targets.C_TARGETS.items() if target["mcpu"] == cpu), None)
+def board_of(target: Mapping[str, Any]) -> Board:
+    """Makes the emulated board of a target's processor; a Cortex-A72 for one without."""
+    cpu, cores = target.get("mcpu"), targets.C_TARGETS.items()
+    if cpu in CORES:
+        return EmulatedBoard(cpu)
+    core = targets.processor_of(target) or next((n for n, t in cores if t["mcpu"] == cpu), None)
+    return EmulatedBoard("cortex-a72") if core is None else ProgramBoard(core)
 
 
 @dataclass(frozen=True)

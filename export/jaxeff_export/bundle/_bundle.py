@@ -77,7 +77,7 @@ from jaxeff_export.bundle.running import (
     require_timed,
 )
 from jaxeff_export.clib import CLibraryError
-from jaxeff_export.targets import ToolchainError, is_microcontroller, require_extra
+from jaxeff_export.targets import ToolchainError, is_microcontroller, processor_of, require_extra
 
 if TYPE_CHECKING:
     from jaxeff_export.clib import CLibrary
@@ -367,9 +367,11 @@ class Bundle(BundleFolder):
             from jaxeff_export.clib import model_calls
 
             target = str(self.manifest.target["mcpu"])
+            processor = processor_of(self.manifest.target)
             # The bundle's file is an archive without the program that executes it.
-            models = model_calls(self._library_of_programs(), target, like or core)
-            return KernelModels.of(models, target)
+            name, mhz = (processor.name, processor.mhz) if processor else (target, None)
+            models = model_calls(self._library_of_programs(), name, like or core)
+            return KernelModels.of(models, target, mhz)
         core = core or str(self.manifest.target.get("mcpu", "generic"))
         manifest = self.manifest
         path, kernels = self.folder / LIBRARY, manifest.kernels
@@ -435,8 +437,7 @@ class Bundle(BundleFolder):
             raise BoardError(f"{error}; {estimate}") from None
 
     def _named(self, board: str | Board) -> Board:
-        # A stranger's manifest may name no processor.
-        return make_board(board, cpu=self.manifest.target.get("mcpu") or None)
+        return make_board(board, target=self.manifest.target)
 
     @contextlib.contextmanager
     def _place(self, board: str | Board) -> Iterator[Runner]:

@@ -20,7 +20,7 @@ from jaxeff_export.bundle.files import Manifest, RecordedPair, tolerance
 from jaxeff_export.clib import CLibrary, CLibraryError, LibraryParts, bytes_of, write_library
 from jaxeff_export.clib.codegen import identifier
 from jaxeff_export.schedules import TuningDatabase
-from jaxeff_export.targets import find_linker, require_extra, resolve_target
+from jaxeff_export.targets import find_linker, name_of, require_extra, resolve_target
 
 if TYPE_CHECKING:
     from jaxeff_export.compiler.passes import LiftedModule
@@ -54,7 +54,7 @@ class NamedTarget:
         """
         require_extra("tvm", "deploying")
         resolved = resolve_target(target)
-        name = target if isinstance(target, str) else str(resolved.get("mcpu", "custom"))
+        name = target if isinstance(target, str) else name_of(resolved)
         return cls(name, resolved, find_linker(resolved))
 
     @classmethod

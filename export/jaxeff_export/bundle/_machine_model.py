@@ -304,20 +304,25 @@ class KernelModels(tuple["LoopModel | CallModel", ...]):
 
     Attributes:
         core: the processor core.
+        mhz: its clock in megahertz; None if nothing is known.
     """
 
     core: str
+    mhz: float | None
 
     @classmethod
-    def of(cls, models: Sequence[LoopModel | CallModel], core: str) -> KernelModels:
+    def of(
+        cls, models: Sequence[LoopModel | CallModel], core: str, mhz: float | None = None
+    ) -> KernelModels:
         """Collects the models of a core's kernels.
 
         Args:
           models: of each, in order.
           core: the processor core.
+          mhz: its clock in megahertz.
         """
         collected = cls(models)
-        collected.core = core
+        collected.core, collected.mhz = core, mhz
         return collected
 
     @property
@@ -332,13 +337,16 @@ class KernelModels(tuple["LoopModel | CallModel", ...]):
         """Cycles of a whole call: those of all kernels that have some."""
         return sum(model.total or 0.0 for model in self)
 
-    def milliseconds(self, mhz: float) -> float:
+    def milliseconds(self, mhz: float | None = None) -> float:
         """Computes what the cycles take.
 
         Args:
-          mhz: the processor's clock in megahertz.
+          mhz: the processor's clock in megahertz; that of the bundle's `Processor` by default.
         """
-        return self.cycles / mhz / 1e3
+        clock = self.mhz if mhz is None else mhz
+        if clock is None:
+            raise ValueError(f"milliseconds: nothing says the clock of {self.core}; give mhz=80")
+        return self.cycles / clock / 1e3
 
     def table(self, mhz: float | None = None) -> Table:
         """Makes the table, with two digits of what is estimated.

@@ -31,7 +31,14 @@ from jaxeff_export.clib import codegen
 from jaxeff_export.clib._objects import CLibraryError, Sizes, require_room
 from jaxeff_export.clib._packages import Package, cpp_header, facts_of, package_files, require_style
 from jaxeff_export.clib._steps import CallCost, steps_of
-from jaxeff_export.targets import CToolchain, find_c_toolchain, has_double_precision, target_machine
+from jaxeff_export.targets import (
+    CToolchain,
+    find_c_toolchain,
+    has_double_precision,
+    name_of,
+    processor_of,
+    target_machine,
+)
 
 if TYPE_CHECKING:
     import tvm
@@ -150,7 +157,7 @@ def write_library(order: LibraryParts, path: Path) -> CLibrary:
             "source=True is one C file that has its parameters, runs on its caller's thread and is "
             "a part of any project: leave embed, threads and style at their defaults"
         )
-    core = str(order.target.get("mcpu", order.target_name))
+    core = name_of(order.target)
     require_style(order.style, core, embed=order.embed, threads=order.threads)
     with atomic_folder(path, FACTS, own_files) as folder:
         library, sizes, needs = _compile(order, tools, folder)
@@ -293,10 +300,11 @@ def _compile(
             arrays=sum(field.size for field in (*inputs, *library.returned)),
             stack=library.stack,
         )
-        board = tools.board
-        # A board's memories are known; elsewhere only what the caller names is a limit.
-        flash = board.flash[1] if board and order.flash is None else order.flash
-        ram = board.ram[1] if board and order.ram is None else order.ram
+        processor = processor_of(order.target)
+        # A microcontroller's memories are known; elsewhere only what the caller names is a limit.
+        flash, ram = processor.limits if processor else (None, None)
+        flash = flash if order.flash is None else order.flash
+        ram = ram if order.ram is None else order.ram
         # Before parameters are written and linked: a library that doesn't fit is never finished.
         require_room(sizes, flash, ram, embedded=order.embed)
         if order.source:
@@ -387,7 +395,7 @@ def _write_example(
         )
         write_atomically(folder / "recorded.S", text)
     write_atomically(folder / "main.c", codegen.example.main_c(library, recorded, order.tolerances))
-    core = str(order.target.get("mcpu", order.target_name))
+    core = name_of(order.target)
     readme = codegen.example.readme(library, tools, core, order.target, sizes)
     write_atomically(folder / "README.md", readme)
     write_atomically(

@@ -60,7 +60,7 @@ from jaxeff_export.compiler.passes import (
     write_over_state,
 )
 from jaxeff_export.schedules import TuningDatabase, TuningError
-from jaxeff_export.targets import OPERATOR_BY_OPERATOR, resolve_target
+from jaxeff_export.targets import OPERATOR_BY_OPERATOR, resolve_target, tvm_target
 
 NARROW = "prefer-256-bit"  # LLVM's name of the tuning
 MOST_CALLS = 1000
@@ -176,7 +176,7 @@ def bind_parameters(
     Returns:
         Both parts, each to be compiled.
     """
-    where = Target(target or resolve_target("host"))
+    where = tvm_target(target or resolve_target("host"))
     with where, tvm.transform.PassContext(opt_level=3):
         mod = relax.transform.RewriteDataflowReshape()(_fold(mod))
         machine = Machine.of(where)
@@ -193,12 +193,13 @@ def compilation_target(target: Mapping[str, object]) -> Target:
     512 bits whatever it prefers, so what runs between them has nothing to save: long loops of
     scalars take about half the time in 512. A target that says which it prefers is left alone.
     """
-    where = Target({"fast-math-contract": True, **target})
+    where = tvm_target({"fast-math-contract": True, **target})
     attributes = [str(name) for name in where.attrs.get("mattr", [])]
     said = [name[1:] for name in attributes]
     if NARROW in said or not llvm_cpu_has_features("avx512f", where):
         return where
-    return Target({"fast-math-contract": True, **target, "mattr": [*attributes, f"-{NARROW}"]})
+    mattr = [*attributes, f"-{NARROW}"]
+    return tvm_target({"fast-math-contract": True, **target, "mattr": mattr})
 
 
 def fused_kernels(mod: tvm.IRModule, target: Target) -> tvm.IRModule:

@@ -46,8 +46,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from tvm.target import Target
-
 from jaxeff.core import input_batch, one_of, validate
 from jaxeff.search import Candidate, LatencyError
 from jaxeff_export.bundle import Bundle, NamedTarget, lift
@@ -55,7 +53,7 @@ from jaxeff_export.compiler import Machine, compilation_target, fused_kernels
 from jaxeff_export.compiler.passes import sources_of
 from jaxeff_export.latency._measured import compiled
 from jaxeff_export.operators.integer import dot_of
-from jaxeff_export.targets import is_microcontroller, resolve_target
+from jaxeff_export.targets import is_microcontroller, resolve_target, tvm_target
 
 _BETWEEN = re.compile(r"'\]\['")
 _REST = re.compile(r"\['rest'\]\['(\d+)'\]$")
@@ -204,6 +202,6 @@ def channel_multiple(target: str | Mapping[str, Any]) -> int:
     Raises:
         TargetError: There is no such target.
     """
-    known = Target(resolve_target(target))
+    known = tvm_target(resolve_target(target))
     dot = dot_of(known)
     return math.lcm(dot.lanes, dot.group, Machine.of(known).lanes)

@@ -52,7 +52,6 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-from tvm.target import Target
 
 from jaxeff.core import input_batch, instance_of, path_like, static_integer, validate
 from jaxeff.pruning.dependencies import Axis, dimensions
@@ -65,7 +64,7 @@ from jaxeff_export.bundle.running import OperatorTime
 from jaxeff_export.latency._measured import AlternatingTimer, compiled, leaves_of
 from jaxeff_export.latency._modelled import kernel_calls
 from jaxeff_export.operators.integer import dot_of, planes_of
-from jaxeff_export.targets import resolve_target
+from jaxeff_export.targets import resolve_target, tvm_target
 
 
 class Cell(NamedTuple):
@@ -322,7 +321,7 @@ def _maker(sites: Sequence[Site], i: int) -> int:
 
 def worth_of_planes(target: str | Mapping[str, Any]) -> int:
     """Returns the largest product of widths for which a target counts bits plane by plane."""
-    where = Target(resolve_target(target))
+    where = tvm_target(resolve_target(target))
     planes = planes_of(where, dot_of(where))
     return planes.worth - 1 if planes else 0
 

@@ -12,11 +12,11 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from tvm import relax, tirx
-from tvm.target import Target
 from tvm.tirx import Expr
 
 from jaxeff_export.compiler import Machine
 from jaxeff_export.operators import _statements as statements
+from jaxeff_export.targets import tvm_target
 
 CACHED_ATTENTION = "jaxeff.cached_attention"
 _Place = tuple[Expr, Expr, Expr]
@@ -29,7 +29,7 @@ _SHARED = 1 << 22
 
 def attention_operators(target: Mapping[str, Any]) -> Mapping[str, Callable[..., Any]]:
     """Returns the lowering of the composite for a TVM target dict."""
-    machine = Machine.of(Target(dict(target)))
+    machine = Machine.of(tvm_target(target))
     cores = int(target.get("num-cores", 1))
 
     def lower(bb: relax.BlockBuilder, *tensors: relax.Expr) -> relax.Expr:

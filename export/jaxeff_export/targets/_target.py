@@ -20,11 +20,14 @@ named but not checked.
 """
 
 import copy
+import dataclasses
 import difflib
 import importlib.util
+import json
 import platform
-from collections.abc import Mapping
-from typing import Any
+import re
+from collections.abc import Iterator, Mapping
+from typing import Any, Self
 
 _NAMES = {
     "flatbuffers": "flatbuffers", "litert_converter": "litert-converter", "onnx": "onnx",
@@ -86,6 +89,184 @@ ARM_TARGETS: Mapping[str, Target] = {
 }
 """Raspberry Pi 3 (A53), 4 (A72) and 5 (A76), four cores each."""
 
+
+@dataclasses.dataclass(frozen=True)
+class BoardMemory:
+    """An emulated board's memories, where the example's linker script puts a program.
+
+    Attributes:
+      machine: qemu's name of it.
+      flash: address and size in bytes of the memory that holds code and parameters.
+      ram: the same of the memory for data.
+    """
+
+    machine: str
+    flash: tuple[int, int]
+    ram: tuple[int, int]
+
+
+# A bundle's manifest has a processor's flags, and bundles come from strangers: what names
+# instructions, an interface or a C library is all that a compiler is ever told.
+_FLAG = re.compile(r"-m[\w.+=-]+|--specs=\w+\.specs")
+_WORD = re.compile(r"[\w.+-]+")
+
+
+@dataclasses.dataclass(frozen=True)
+class Processor(Mapping[str, Any]):
+    """A microcontroller as a value: it goes in wherever ``"cortex-m7"`` does.
+
+    It is a mapping as TVM's targets are; a processor that isn't one of `PROCESSORS` is described in
+    the mapping, too, and so in a bundle's manifest.
+
+    ```python
+    import dataclasses
+
+    from jaxeff_export import PROCESSORS, resolve_target
+
+    chip = dataclasses.replace(
+        PROCESSORS["cortex-m4"], name="stm32f411", flash=512 << 10, ram=128 << 10, mhz=100
+    )
+    assert resolve_target(chip)["mcpu"] == "cortex-m4"
+    ```
+
+    Attributes:
+      name: its name.
+      core: LLVM's name of the core.
+      triple: LLVM's triple.
+      abi: TVM's names of the interface of calls, with their values.
+      flags: what names it to GCC: ``-m...`` and ``--specs=...``.
+      board: the emulated board that its programs run on.
+      features: LLVM's features beside the core's own, such as ``"+c"``.
+      flash: bytes that it has for code and parameters; None for the board's.
+      ram: bytes that it has for data; None for the board's.
+      mhz: its clock in megahertz, for milliseconds of a model of cycles; None if nothing is known.
+
+    Raises:
+      TargetError: A name, or a flag that is none of those.
+    """
+
+    name: str
+    core: str
+    triple: str
+    abi: tuple[tuple[str, str], ...]
+    flags: tuple[str, ...]
+    board: BoardMemory
+    features: tuple[str, ...] = ()
+    flash: int | None = None
+    ram: int | None = None
+    mhz: float | None = None
+
+    def __post_init__(self) -> None:
+        """Checks what is handed to other programs."""
+        for word in (self.name, self.core, self.triple, self.board.machine, *self.features):
+            if not _WORD.fullmatch(word):
+                raise TargetError(
+                    f"Processor: {word!r} is no name of a processor, board or feature"
+                )
+        for flag in self.flags:
+            if not _FLAG.fullmatch(flag):
+                raise TargetError(f"Processor: flags are -m... and --specs=..., not {flag!r}")
+
+    @property
+    def limits(self) -> tuple[int, int]:
+        """Bytes of its flash and of its RAM."""
+        return self.flash or self.board.flash[1], self.ram or self.board.ram[1]
+
+    def __getitem__(self, key: str) -> Any:
+        """Returns an entry of the target."""
+        return self._target[key]
+
+    def __iter__(self) -> Iterator[str]:
+        """Iterates over the names of the target's entries."""
+        return iter(self._target)
+
+    def __len__(self) -> int:
+        """Counts the target's entries."""
+        return len(self._target)
+
+    @property
+    def _target(self) -> Target:
+        target = {
+            "kind": "llvm", "mtriple": self.triple, "mcpu": self.core, **dict(self.abi),
+            "vector-width": 128, "num-cores": 1,
+        }  # fmt: skip
+        if self.features:
+            target["mattr"] = list(self.features)
+        if PROCESSORS.get(self.name) != self:
+            # As JSON has it, so that a manifest's target is the same.
+            target[_PROCESSOR] = json.loads(json.dumps(dataclasses.asdict(self)))
+        return target
+
+    @classmethod
+    def of_record(cls, record: Mapping[str, Any]) -> Self:
+        """Reads the description in a target, which a manifest may have kept as JSON.
+
+        Raises:
+          TargetError: It is none.
+        """
+        try:
+            board = record["board"]
+            places = (board["machine"], tuple(board["flash"]), tuple(board["ram"]))
+            lists = {name: tuple(record[name]) for name in ("flags", "features")}
+            abi = tuple((str(name), str(value)) for name, value in record["abi"])
+            return cls(**{**record, **lists, "abi": abi, "board": BoardMemory(*places)})
+        except (KeyError, TypeError, ValueError) as error:
+            raise TargetError(f"this describes no processor: {error}") from error
+
+
+_PROCESSOR = "processor"
+_MPS2 = (0x00000000, 4 << 20), (0x20000000, 4 << 20)
+# Arm's boards MPS2 and MPS3 as qemu has them: mostly far more memory than microcontrollers have. A
+# processor without a board of its own runs on one whose instructions include all of its own: an M3
+# has an M0+'s, and an M55 what compilers make for an M85.
+_AN385 = BoardMemory("mps2-an385", *_MPS2)
+_AN547 = BoardMemory("mps3-an547", (0x00000000, 512 << 10), (0x21000000, 4 << 20))
+
+
+def _cortex_m(
+    core: str, architecture: str, board: BoardMemory, unit: str = "", *, hard: bool = True,
+    compiled_as: str = "",
+) -> Processor:  # fmt: skip
+    floats = "hard" if hard else "soft"
+    flags = ("-mthumb", f"-mfloat-abi={floats}", f"-mcpu={compiled_as or core}")
+    # Soft floats are functions whose names LLVM takes from the last of four parts.
+    triple = f"{architecture}-none-eabihf" if hard else f"{architecture}-none-none-eabi"
+    more = (f"-mfpu={unit}",) if unit else ()
+    return Processor(core, core, triple, (("mfloat-abi", floats),), (*flags, *more), board)
+
+
+PROCESSORS: Mapping[str, Processor] = {
+    one.name: one
+    for one in (
+        _cortex_m("cortex-m0plus", "thumbv6m", _AN385, hard=False),
+        _cortex_m("cortex-m3", "thumbv7m", _AN385, hard=False),
+        _cortex_m("cortex-m4", "thumbv7em", BoardMemory("mps2-an386", *_MPS2), "fpv4-sp-d16"),
+        _cortex_m("cortex-m7", "thumbv7em", BoardMemory("mps2-an500", *_MPS2), "fpv5-d16"),
+        _cortex_m(
+            "cortex-m33", "thumbv8m.main",
+            # It starts in the secure half of its memories.
+            BoardMemory("mps2-an505", (0x10000000, 4 << 20), (0x80000000, 16 << 20)),
+            "fpv5-sp-d16",
+        ),
+        _cortex_m("cortex-m55", "thumbv8.1m.main", _AN547),
+        # GCC 12 has no name for it: its instructions are those of an M55, as far as C uses them.
+        _cortex_m("cortex-m85", "thumbv8.1m.main", _AN547, compiled_as="cortex-m55"),
+        # RV32IMC, as of an ESP32-C3: no floating-point unit, no atomic instructions, no vectors.
+        # Debian's compiler has no headers of a C library but those that the specs name. `zicsr`
+        # would change nothing: kernels read no register of the system.
+        Processor(
+            "riscv32", "generic-rv32", "riscv32-unknown-none-elf", (("mabi", "ilp32"),),
+            ("-march=rv32imc", "-mabi=ilp32", "--specs=picolibc.specs"),
+            # All memory of qemu's board is RAM, and programs start at its beginning: the first part
+            # is taken for flash.
+            BoardMemory("virt", (0x80000000, 16 << 20), (0x81000000, 16 << 20)),
+            features=("+m", "+c"),
+        ),
+    )
+}  # fmt: skip
+"""Microcontrollers without an operating system, of which M0+, M3 and RV32IMC (an ESP32-C3) compute
+floats in software and M55 and M85 have vectors (Helium)."""
+
 C_TARGETS: Mapping[str, Target] = {
     "cortex-a7": {
         "kind": "llvm",
@@ -95,36 +276,7 @@ C_TARGETS: Mapping[str, Target] = {
         "mfloat-abi": "hard",
         "num-cores": 1,
     },
-    **{
-        core: {
-            "kind": "llvm",
-            # Soft floats are functions whose names LLVM takes from the last of four parts.
-            "mtriple": f"{architecture}-none-eabihf" if hard else f"{architecture}-none-none-eabi",
-            "mcpu": core,
-            "mfloat-abi": "hard" if hard else "soft",
-            "vector-width": 128,
-            "num-cores": 1,
-        }
-        for core, architecture, hard in (
-            ("cortex-m0plus", "thumbv6m", False),
-            ("cortex-m3", "thumbv7m", False),
-            ("cortex-m4", "thumbv7em", True),
-            ("cortex-m7", "thumbv7em", True),
-            ("cortex-m33", "thumbv8m.main", True),
-            ("cortex-m55", "thumbv8.1m.main", True),
-            ("cortex-m85", "thumbv8.1m.main", True),
-        )
-    },
-    # RV32IMC, as of an ESP32-C3: no floating-point unit, no atomic instructions, no vectors.
-    "riscv32": {
-        "kind": "llvm",
-        "mtriple": "riscv32-unknown-none-elf",
-        "mcpu": "generic-rv32",
-        "mattr": ["+m", "+c"],
-        "mabi": "ilp32",
-        "vector-width": 128,
-        "num-cores": 1,
-    },
+    **{name: dict(processor) for name, processor in PROCESSORS.items()},
     "riscv64": {
         "kind": "llvm",
         "mtriple": "riscv64-unknown-linux-gnu",
@@ -135,9 +287,7 @@ C_TARGETS: Mapping[str, Target] = {
     },
 }
 """Processors that TVM's runtime isn't there for: their bundles hold a C library. A 32-bit ARM with
-NEON (Raspberry Pi 2), microcontrollers without an operating system, of which M0+, M3 and RV32IMC
-(an ESP32-C3) compute floats in software and M55 and M85 have vectors (Helium), and 64-bit
-RISC-V."""
+NEON (Raspberry Pi 2), `PROCESSORS`, and 64-bit RISC-V."""
 
 _NAMED: Mapping[str, Target] = {**ARM_TARGETS, **C_TARGETS}
 
@@ -210,6 +360,27 @@ def resolve_target(target: str | Mapping[str, Any]) -> Target:
     )
 
 
+def processor_of(target: Mapping[str, Any]) -> Processor | None:
+    """Returns the microcontroller that a target describes or names; None for another target."""
+    if (record := target.get(_PROCESSOR)) is not None:
+        return Processor.of_record(record)
+    core = target.get("mcpu")
+    return next((one for one in PROCESSORS.values() if one.core == core), None)
+
+
+def name_of(target: Mapping[str, Any]) -> str:
+    """Names a target that was described: a microcontroller's own name, or LLVM's of the core."""
+    described = target.get(_PROCESSOR)
+    return str(described["name"] if described else target.get("mcpu", "custom"))
+
+
+def tvm_target(target: Mapping[str, Any]) -> Any:
+    """Makes TVM's object of a target, which knows nothing of boards."""
+    import tvm
+
+    return tvm.target.Target({k: v for k, v in target.items() if k != _PROCESSOR})
+
+
 def normalized_machine(name: str) -> str:
     """Spells a processor architecture: ``x86_64``, ``aarch64``, else as given."""
     name = name.lower()
@@ -248,10 +419,9 @@ def missing_features(target: Mapping[str, Any]) -> tuple[str, ...]:
 
 def arithmetic_features(target: Mapping[str, Any]) -> frozenset[str]:
     """Lists the features of `target`, as LLVM names them, that matter for dense arithmetic."""
-    import tvm
     from tvm.target import codegen
 
-    features = codegen.llvm_get_cpu_features(tvm.target.Target(dict(target)))
+    features = codegen.llvm_get_cpu_features(tvm_target(target))
     return frozenset(_KERNEL_NAMES) & {str(name) for name in features}
 
 
@@ -336,10 +506,8 @@ def _require_backend(target: Target) -> None:
 
 def _accepted(target: Target) -> Any:
     """Makes TVM's object of a target dict."""
-    import tvm
-
     try:
-        return tvm.target.Target(target)
+        return tvm_target(target)
     except Exception as error:
         reason = (str(error).strip().splitlines() or ["no reason given"])[0]
         raise TargetError(f"TVM refuses the target {target}: {reason}") from error

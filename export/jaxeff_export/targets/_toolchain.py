@@ -127,21 +127,6 @@ def find_modeller(name: str, package: str) -> str:
 
 
 @dataclasses.dataclass(frozen=True)
-class BoardMemory:
-    """A microcontroller's memories, for the emulated board and the example's linker script.
-
-    Attributes:
-      machine: qemu's name of it.
-      flash: address and size in bytes of the memory that holds code and parameters.
-      ram: the same of the memory for data.
-    """
-
-    machine: str
-    flash: tuple[int, int]
-    ram: tuple[int, int]
-
-
-@dataclasses.dataclass(frozen=True)
 class CToolchain:
     """Compiler, flags and tools that build C for a target.
 
@@ -153,7 +138,7 @@ class CToolchain:
 
     compiler: str
     flags: tuple[str, ...]
-    board: BoardMemory | None = None
+    board: _target.BoardMemory | None = None
 
     def tool(self, name: str) -> str:
         """Finds one of the compiler's companions: ``ar``, ``nm``, ``size``, ``objcopy``.
@@ -169,48 +154,16 @@ class CToolchain:
         return path
 
 
-# Arm's boards MPS2 and MPS3 as qemu has them: mostly far more memory than microcontrollers have. A
-# processor without a board of its own runs on one whose instructions include all of its own: an M3
-# has an M0+'s, and an M55 what compilers make for an M85.
-_AN385 = BoardMemory("mps2-an385", (0x00000000, 4 << 20), (0x20000000, 4 << 20))
-_AN547 = BoardMemory("mps3-an547", (0x00000000, 512 << 10), (0x21000000, 4 << 20))
-_BOARDS = {
-    "cortex-m0plus": _AN385,
-    "cortex-m3": _AN385,
-    "cortex-m4": BoardMemory("mps2-an386", (0x00000000, 4 << 20), (0x20000000, 4 << 20)),
-    "cortex-m7": BoardMemory("mps2-an500", (0x00000000, 4 << 20), (0x20000000, 4 << 20)),
-    # It starts in the secure half of its memories.
-    "cortex-m33": BoardMemory("mps2-an505", (0x10000000, 4 << 20), (0x80000000, 16 << 20)),
-    "cortex-m55": _AN547,
-    "cortex-m85": _AN547,
-    # LLVM's name of a general 32-bit RISC-V core. All memory of qemu's board is RAM, and programs
-    # start at its beginning: the first part is taken for flash.
-    "generic-rv32": BoardMemory("virt", (0x80000000, 16 << 20), (0x81000000, 16 << 20)),
-}
-_THUMB = ("-mthumb", "-mfloat-abi=hard")
-_SOFT = ("-mthumb", "-mfloat-abi=soft")
 _FLAGS = {
     "armv7a": ("-march=armv7-a", "-mfpu=neon-vfpv4", "-mfloat-abi=hard"),
     "riscv64": ("-march=rv64gc", "-mabi=lp64d"),
-}
-_CORE_FLAGS = {
-    "cortex-m0plus": (*_SOFT, "-mcpu=cortex-m0plus"),
-    "cortex-m3": (*_SOFT, "-mcpu=cortex-m3"),
-    "cortex-m4": (*_THUMB, "-mcpu=cortex-m4", "-mfpu=fpv4-sp-d16"),
-    "cortex-m7": (*_THUMB, "-mcpu=cortex-m7", "-mfpu=fpv5-d16"),
-    "cortex-m33": (*_THUMB, "-mcpu=cortex-m33", "-mfpu=fpv5-sp-d16"),
-    "cortex-m55": (*_THUMB, "-mcpu=cortex-m55"),
-    # GCC 12 has no name for it: its instructions are those of an M55, as far as C uses them.
-    "cortex-m85": (*_THUMB, "-mcpu=cortex-m55"),
-    # Debian's compiler has no headers of a C library but those that the specs name. `zicsr` would
-    # change nothing: kernels read no register of the system.
-    "generic-rv32": ("-march=rv32imc", "-mabi=ilp32", "--specs=picolibc.specs"),
 }
 
 
 def has_double_precision(target: Mapping[str, Any]) -> bool:
     """Tells whether a processor computes in float64 itself; else each operation is a call."""
-    flags = _CORE_FLAGS.get(str(target.get("mcpu")), ())
+    processor = _target.processor_of(target)
+    flags = processor.flags if processor is not None else ()
     return not any("soft" in flag or "-sp-" in flag or flag == "-mabi=ilp32" for flag in flags)
 
 
@@ -225,18 +178,18 @@ def find_c_toolchain(target: Mapping[str, Any]) -> CToolchain:
         floating-point unit.
       ToolchainError: if no compiler is installed for it.
     """
-    machine, core = _target.target_machine(target), str(target.get("mcpu", ""))
-    if core not in _CORE_FLAGS:
+    machine, processor = _target.target_machine(target), _target.processor_of(target)
+    if processor is None:
         require_hard_float(target)
     # What links for a target is a C compiler: one search, and one error, for both.
     compiler = find_linker(target)
+    if processor is not None:
+        return CToolchain(compiler, processor.flags, processor.board)
     if _target.is_microcontroller(machine):
-        if core not in _CORE_FLAGS:
-            known = ", ".join(_CORE_FLAGS)
-            raise _target.TargetError(
-                f"no flags are known for the microcontroller {core!r}; known: {known}"
-            )
-        return CToolchain(compiler, _CORE_FLAGS[core], _BOARDS[core])
+        raise _target.TargetError(
+            f"no flags are known for the microcontroller {target.get('mcpu')!r}; known: "
+            f"{', '.join(_target.PROCESSORS)}. Describe it: target=jaxeff_export.Processor(...)"
+        )
     return CToolchain(compiler, _FLAGS.get(machine, ()))
 
 
@@ -247,13 +200,12 @@ def require_hard_float(target: Mapping[str, Any]) -> None:
       TargetError: if LLVM knows no floating-point unit of it, or the interface passes no registers
         of one.
     """
-    import tvm
     from tvm.target import codegen
 
     machine = _target.target_machine(target)
     if not machine.startswith(("arm", "thumb", "riscv")):
         return  # part of every other architecture there are kernels for
-    features = {str(f) for f in codegen.llvm_get_cpu_features(tvm.target.Target(dict(target)))}
+    features = {str(f) for f in codegen.llvm_get_cpu_features(_target.tvm_target(target))}
     # A unit of any precision will do; LLVM names those of ARM by version and registers.
     units = ("f",) if machine.startswith("riscv") else ("vfp2sp", "fp-armv8d16sp", "vfp4d16sp")
     soft = (
@@ -281,10 +233,9 @@ def emulation(core: str, target: Mapping[str, Any], program: Path) -> list[str]:
       ToolchainError: if the emulator is not installed.
     """
     machine = _target.target_machine(target)
-    # Kept by LLVM's names, of which RISC-V's is not that of its target. The core comes first: what
-    # was compiled for one ARM may run on another.
-    board = _BOARDS.get(core, _BOARDS.get(str(target.get("mcpu"))))
-    if board is not None:
+    # The core comes first: what was compiled for one ARM may run on another.
+    processor = _target.PROCESSORS.get(core) or _target.processor_of(target)
+    if processor is not None:
         command, package = SYSTEM_EMULATORS[machine[:5]]
         path = shutil.which(command)
         if path is None:
@@ -297,7 +248,7 @@ def emulation(core: str, target: Mapping[str, Any], program: Path) -> list[str]:
         host = ["-semihosting-config", "enable=on,target=native"]
         # A RISC-V board would begin with firmware of its own.
         bare = ["-bios", "none"] if machine == "riscv32" else []
-        return [path, "-M", board.machine, *bare, *quiet, *host, "-kernel", str(program)]
+        return [path, "-M", processor.board.machine, *bare, *quiet, *host, "-kernel", str(program)]
     name = {"armv7a": "arm"}.get(machine, machine)
     # LLVM's name of a general RISC-V core is none of qemu's, whose default has all of rv64gc.
     named = [] if machine == "riscv64" else ["-cpu", core]

@@ -178,7 +178,7 @@ def tune(
             "any_batch"
         )
     settings = bundle.manifest.target
-    place = make_board(board, cpu=settings.get("mcpu"))
+    place = make_board(board, target=settings)
     _require_timings(bundle, place)
     example, target = bundle.example, NamedTarget.of_manifest(bundle.manifest)
     kernels = _kernels(example, target, _patterns(operators), _patterns(exclude) or [])

@@ -60,6 +60,7 @@ _TARGET = {
     **{name: str for name in ("kind", "mcpu", "mtriple", "mfloat-abi", "mabi")},
     **{name: COUNT for name in ("num-cores", "vector-width")},
     "mattr": [str],
+    "processor": {"name": str},
 }
 _FORM = {
     **{name: str for name in ("target_name", "machine")},

@@ -12,7 +12,6 @@ from typing import Any
 
 import numpy as np
 from tvm import relax, te, tirx, topi
-from tvm.target import Target
 from tvm.target.codegen import llvm_cpu_has_features
 
 from jaxeff_export.compiler.passes import PACKS
@@ -25,6 +24,7 @@ from jaxeff_export.operators.integer._dots import Dot, dot_of, of_few
 from jaxeff_export.operators.integer._layers import Geometry, epilogue_of, tile_of
 from jaxeff_export.operators.integer._packed import PACKED, STEPS_SHARED, packed_products, shape_of
 from jaxeff_export.operators.integer._sparse import SPARSE, sparse_products
+from jaxeff_export.targets import tvm_target
 
 
 def packed_weights(
@@ -268,7 +268,7 @@ def integer_operators(
     Raises:
         IntegerKernelError: `by_planes` is asked of a target without an instruction for it.
     """
-    where = Target(dict(target))
+    where = tvm_target(target)
     dot, cores = dot_of(where), int(where.attrs.get("num-cores", 1))
     planes = _planes.planes_of(where, dot)
     helium = dot.name == dual.SMLAD and llvm_cpu_has_features("mve", where)
