@@ -429,8 +429,8 @@ def _rounded(layer: Layer, at_means: Sequence[Any], x: Gaussian | RawMoments) ->
     after = [node for node in layer.nodes if raw not in node.outputs]
 
     def value_of(code: Array) -> Array:
-        given = (*at_means, code.astype(raw.aval.dtype))
-        (value,) = run_nodes(after, (*layer.inputs, raw), given, layer.outputs)
+        operands = (*at_means, code.astype(raw.aval.dtype))
+        (value,) = run_nodes(after, (*layer.inputs, raw), operands, layer.outputs)
         return value
 
     reach = jnp.arange(-_REACH, _REACH + 1, dtype=code.dtype)
