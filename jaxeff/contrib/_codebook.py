@@ -63,7 +63,6 @@ class LearnedBasis(numerics.BaseQuantizer):
     momentum: Annotated[float, core.Number(0, 1)] = core.static(0.9)
 
     def __post_init__(self) -> None:
-        """Checks the fields."""
         super().__post_init__()
         if self.basis is not None and np.shape(self.basis)[-1:] != (self.bits,):
             raise ValueError(
@@ -372,7 +371,6 @@ class BinaryBases(numerics.BaseQuantizer):
     follow: bool = core.static(False)
 
     def __post_init__(self) -> None:
-        """Checks the fields."""
         super().__post_init__()
         for name in ("shifts", "scales"):
             value = getattr(self, name)

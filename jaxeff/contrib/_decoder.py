@@ -268,7 +268,6 @@ class GroupedAttention(nnx.Module):
     """``query``, ``key``, ``value``, ``out``; several heads of queries share one of keys."""
 
     def __init__(self, config: DecoderConfig, *, rngs: nnx.Rngs):
-        """Builds the layers."""
         self.heads, self.size, self.base = config.heads, config.size, config.rotary_base
         width, shared = config.width, config.key_heads * config.size
         self.query = nnx.Linear(width, width, use_bias=False, rngs=rngs)
@@ -304,7 +303,6 @@ class DecoderBlock(nnx.Module):
     """``norm1``, ``attn``, ``norm2``, ``gate``, ``up``, ``down``."""
 
     def __init__(self, config: DecoderConfig, *, rngs: nnx.Rngs):
-        """Builds the layers."""
         width, hidden = config.width, config.hidden
         self.norm1 = nnx.RMSNorm(width, epsilon=config.epsilon, rngs=rngs)
         self.attn = GroupedAttention(config, rngs=rngs)

@@ -83,7 +83,6 @@ class BayesianBits(numerics.BaseQuantizer):
     hard: bool = core.static(False)
 
     def __post_init__(self) -> None:
-        """Checks the fields."""
         super().__post_init__()
         if self.gates is not None and np.shape(self.gates)[-1:] != (len(WIDTHS) - 1,):
             raise ValueError(

@@ -102,7 +102,6 @@ class Transmissive(core.Setting):
     cell_levels: Annotated[int, core.Count(2)] = core.static(32)
 
     def __post_init__(self) -> None:
-        """Checks the fields."""
         super().__post_init__()
         name = type(self).__name__
         if not isinstance(self.light, ChaoticLight):
@@ -229,7 +228,6 @@ class PhotonicProduct(Transmissive):
     inputs: Annotated[str, core.Choice(*INPUTS)] = core.static("signed")
 
     def refuses(self, layer: Layer) -> str:
-        """Implements `PhotonicElement`."""
         # A variance beside a value, as of moments, has no light of its own.
         alone = not any(v.spread for v in (*layer.inputs, *layer.outputs))
         if layer.kind == "matmul" and len(layer.nodes) == 1 and len(layer.inputs) == 2 and alone:
@@ -237,7 +235,6 @@ class PhotonicProduct(Transmissive):
         return "A photonic product can carry a product of two different activations, as 'matmul*'"
 
     def carry(self, key: PRNGKeyArray, layer: Layer, values: Sequence[Any]) -> Sequence[Any]:
-        """Implements `PhotonicElement`."""
         scale, cells, x, product = self._lit(layer, values)
         reading = sum(
             sign
@@ -247,7 +244,6 @@ class PhotonicProduct(Transmissive):
         return [read_out((scale * reading).astype(cells.dtype), "photonic")]
 
     def read(self, layer: Layer, values: Sequence[Any]) -> tuple[Array, Array]:
-        """Implements `ReadElement`."""
         scale, cells, x, product = self._lit(layer, values)
         mean, variance = _expected(product, cells, x, self.light, "two")
         return scale * mean, scale**2 * variance
@@ -309,13 +305,11 @@ class PhotonicWeights(Transmissive):
     inputs: Annotated[str, core.Choice(*INPUTS)] = core.static("positive")
 
     def refuses(self, layer: Layer) -> str:
-        """Implements `PhotonicElement`."""
         if layer.kind == "linear" and all(len(signals) == 1 for signals in _signals(layer)):
             return ""
         return "Photonic weights can carry a dense or convolution layer with one input"
 
     def carry(self, key: PRNGKeyArray, layer: Layer, values: Sequence[Any]) -> Sequence[Any]:
-        """Implements `PhotonicElement`."""
         scale, cells, x, product, dark = self._lit(layer, values)
         reading: Any = 0.0
         for part, (sign, bright) in enumerate(x):
@@ -325,7 +319,6 @@ class PhotonicWeights(Transmissive):
         return self._read(layer, values, (scale * reading + dark).astype(dark.dtype))
 
     def read(self, layer: Layer, values: Sequence[Any]) -> tuple[Array, Array]:
-        """Implements `ReadElement`."""
         scale, cells, x, product, dark = self._lit(layer, values)
         mean, variance = _expected(product, cells, x, self.light, self.rails)
         return dark + scale * mean, scale**2 * variance

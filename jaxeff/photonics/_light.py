@@ -273,7 +273,6 @@ class Carrier(core.Setting):
     pattern: Annotated[str, core.Choice(*ORDERS)] = core.static("after")
 
     def __post_init__(self) -> None:
-        """Checks the fields."""
         super().__post_init__()
         name = type(self).__name__
         if self.model != "free":

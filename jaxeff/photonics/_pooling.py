@@ -353,15 +353,12 @@ class ChaoticLight(_light.Carrier):
     """
 
     def refuses(self, layer: Layer) -> str:
-        """Implements `PhotonicElement`."""
         return refuses_pooling(layer)
 
     def carry(self, key: PRNGKeyArray, layer: Layer, values: Sequence[Any]) -> Sequence[Any]:
-        """Implements `PhotonicElement`."""
         return carry_pooling(key, layer, values, self)
 
     def read(self, layer: Layer, values: Sequence[Any]) -> tuple[Array, Array]:
-        """Implements `ReadElement`."""
         return read_pooling(layer, values, self)
 
 

@@ -161,7 +161,6 @@ class Budget(Setting):
     normalize: Annotated[str, Choice("mean", "max", "nothing")] = static("mean")
 
     def __post_init__(self) -> None:
-        """Checks the fields."""
         super().__post_init__()
         shares = [self.parameters, self.macs, self.measured]
         if sum(share is not None for share in shares) != 1:

@@ -140,7 +140,6 @@ class Prune(core.Setting):
     crossed: dependencies.Crossed = core.static(None)
 
     def __post_init__(self) -> None:
-        """Checks the fields."""
         super().__post_init__()
         if (self.ratio is None) == (self.count is None):
             raise ValueError("Prune takes a ratio or a count: Prune(0.5), Prune(count=16).")

@@ -240,7 +240,6 @@ class DDPG(Setting):
     baseline: Annotated[float, Number(0, high=1)] = static(0.5)
 
     def start(self, key: PRNGKeyArray, problem: SearchProblem) -> Agent:
-        """Implements `Searcher`."""
         layers, count = problem.shape
         known = jnp.asarray(fixed_features(problem.space, problem.actions, problem.known))
         # Fixed features; shares of MACs, and of bit operations, on both sides; the last actions.
@@ -263,7 +262,6 @@ class DDPG(Setting):
     def propose(
         self, key: PRNGKeyArray, problem: SearchProblem, state: Agent
     ) -> tuple[Float[Array, "layers actions"], Agent]:
-        """Implements `Searcher`."""
         actions, features = _walk(self, problem.space, problem.actions, key, state)
         return actions, state._replace(features=features)
 
@@ -277,7 +275,6 @@ class DDPG(Setting):
     def learn(
         self, key: PRNGKeyArray, problem: SearchProblem, state: Agent, outcome: EpisodeResult
     ) -> Agent:
-        """Implements `Searcher`."""
         agent: Agent = _learn(
             self, problem.shape, key, state, jnp.asarray(outcome.actions), outcome.reward
         )
@@ -468,7 +465,6 @@ class Sequential(Setting):
     def propose(
         self, key: PRNGKeyArray, problem: SearchProblem, state: Stage
     ) -> tuple[Float[Array, "layers actions"], Stage]:
-        """Implements `Searcher`."""
         if state.episode == problem.episodes // 2:  # the second agent starts
             inner = self._inner(problem, state.episode)
             memory = self.agent.start(jax.random.fold_in(key, 1), inner)
@@ -484,7 +480,6 @@ class Sequential(Setting):
     def learn(
         self, key: PRNGKeyArray, problem: SearchProblem, state: Stage, outcome: EpisodeResult
     ) -> Stage:
-        """Implements `Searcher`."""
         inner, columns = self._inner(problem, state.episode), self._columns(problem, state.episode)
         best, reward = state.best, state.reward
         seen = outcome._replace(actions=outcome.actions[:, columns])

@@ -127,7 +127,6 @@ class Knapsack(Setting):
     def propose(
         self, key: PRNGKeyArray, problem: searcher.SearchProblem, state: Items
     ) -> tuple[Float[Array, "layers actions"], Items]:
-        """Implements `Searcher`."""
         layers, tried, seen = np.arange(len(state.costs)), state.tried, state.seen
         # Choices that differ may come to one policy: few bits depend on other layers' channels.
         for _ in range(RETRIES):
@@ -153,7 +152,6 @@ class Knapsack(Setting):
         state: Items,
         outcome: searcher.EpisodeResult,
     ) -> Items:
-        """Implements `Searcher`."""
         least = state.start_cost + state.costs.min(1).sum()
         low, high = state.low, state.high
         if outcome.ratio > 1:

@@ -74,7 +74,6 @@ class Absolute(core.Setting):
     weight: Annotated[float, core.Number(below=0)] = core.static(-3.0)
 
     def __call__(self, accuracy: float, latency: float, target: float) -> float:
-        """Implements `Reward`."""
         return accuracy + self.weight * abs(latency / target - 1)
 
 
@@ -89,7 +88,6 @@ class OneSided(core.Setting):
     weight: Annotated[float, core.Number(below=0)] = core.static(-3.0)
 
     def __call__(self, accuracy: float, latency: float, target: float) -> float:
-        """Implements `Reward`."""
         return accuracy + self.weight * max(0.0, latency / target - 1)
 
 
@@ -104,7 +102,6 @@ class Exponential(core.Setting):
     exponent: Annotated[float, core.Number(below=0)] = core.static(-0.07)
 
     def __call__(self, accuracy: float, latency: float, target: float) -> float:
-        """Implements `Reward`."""
         return float(accuracy * (latency / target) ** self.exponent)
 
 

@@ -113,7 +113,6 @@ class RandomSearch:
     def propose(
         self, key: PRNGKeyArray, problem: SearchProblem, state: None
     ) -> tuple[Float[Array, "layers actions"], None]:
-        """Implements `Searcher`."""
         return jax.random.uniform(key, problem.shape), None
 
     def propose_many(
@@ -147,19 +146,16 @@ class UniformSearch:
     """The same action everywhere, bisected until the latency is the target's."""
 
     def start(self, key: PRNGKeyArray, problem: SearchProblem) -> Bracket:
-        """Implements `Searcher`."""
         return Bracket(0.0, 1.0, 0.5)
 
     def propose(
         self, key: PRNGKeyArray, problem: SearchProblem, state: Bracket
     ) -> tuple[Float[Array, "layers actions"], Bracket]:
-        """Implements `Searcher`."""
         return jnp.full(problem.shape, state.now), state
 
     def learn(
         self, key: PRNGKeyArray, problem: SearchProblem, state: Bracket, outcome: EpisodeResult
     ) -> Bracket:
-        """Implements `Searcher`."""
         # Latency falls as the strength rises, so the target stays between both ends.
         low, high = (state.now, state.high) if outcome.ratio > 1 else (state.low, state.now)
         return Bracket(low, high, (low + high) / 2)
@@ -196,7 +192,6 @@ class Evolution(Setting):
     algorithm: str = static("CMA_ES")
 
     def start(self, key: PRNGKeyArray, problem: SearchProblem) -> Generation:
-        """Implements `Searcher`."""
         strategy, options = self._strategy(problem)
         first, second = jax.random.split(key)
         # Actions outside of [0, 1] count as its ends, so the middle is where most can be reached.
@@ -206,7 +201,6 @@ class Evolution(Setting):
     def propose(
         self, key: PRNGKeyArray, problem: SearchProblem, state: Generation
     ) -> tuple[Float[Array, "layers actions"], Generation]:
-        """Implements `Searcher`."""
         return jnp.clip(state.population[state.tried], 0, 1).reshape(problem.shape), state
 
     def propose_many(
@@ -219,7 +213,6 @@ class Evolution(Setting):
     def learn(
         self, key: PRNGKeyArray, problem: SearchProblem, state: Generation, outcome: EpisodeResult
     ) -> Generation:
-        """Implements `Searcher`."""
         # Strategies minimise, rewards are maximised.
         state = state._replace(
             losses=state.losses.at[state.tried].set(-outcome.reward), tried=state.tried + 1
@@ -307,13 +300,11 @@ class Greedy(Setting):
     def propose(
         self, key: PRNGKeyArray, problem: SearchProblem, state: Progress
     ) -> tuple[Float[Array, "layers actions"], Progress]:
-        """Implements `Searcher`."""
         return jnp.asarray(state.tried), state
 
     def learn(
         self, key: PRNGKeyArray, problem: SearchProblem, state: Progress, outcome: EpisodeResult
     ) -> Progress:
-        """Implements `Searcher`."""
         if outcome.ratio > 1:
             return self._advanced(problem, state.tried, state.closed)
         # Fast enough: the last step is taken back, and another one may do with less damage.

@@ -390,7 +390,6 @@ class Actions(Setting):
     eight_below: Annotated[float, Number(0, below=1)] = static(0.5)
 
     def __post_init__(self) -> None:
-        """Checks the fields."""
         super().__post_init__()
         if self.float_below > self.eight_below:
             raise ValueError(

@@ -262,7 +262,6 @@ class MCLMC(Hamiltonian):
     steps: Annotated[int, Count()] = 16
 
     def __post_init__(self) -> None:
-        """Checks the fields."""
         super().__post_init__()
         if self.dense or self.engine != "blackjax":
             raise ValueError('MCLMC has a diagonal mass matrix (dense=False) and engine="blackjax"')
@@ -372,7 +371,6 @@ class StochasticGradient(Setting):
     adapts: ClassVar[None] = None
 
     def __post_init__(self) -> None:
-        """Checks the fields."""
         super().__post_init__()
         if not callable(self.step_size):
             check_number(f"{type(self).__name__}.step_size", self.step_size, above=0)

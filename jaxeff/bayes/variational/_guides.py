@@ -82,7 +82,6 @@ class MeanField:
         return posteriors.with_random(numbers["mean"], random), divergence
 
     def posterior(self, numbers: dict[str, Any], scales: posteriors.Scales) -> Any:
-        """Implements `Guide.posterior`."""
         return _gaussians(numbers)
 
 
@@ -116,7 +115,6 @@ class CorrelatedGuide(Setting):
     """Base of guides over a vector; a subclass is a `Family`."""
 
     def start(self: Any, key: PRNGKeyArray, params: Any, stds: posteriors.Random) -> dict[str, Any]:
-        """Implements `Guide.start`."""
         std, _ = ravel_pytree(stds)
         shape = self.shape(key, std.size, std.dtype)
         return {"mean": own_arrays(params), "raw": inverse_softplus(std), **shape}
@@ -141,7 +139,6 @@ class CorrelatedGuide(Setting):
     def posterior(
         self: Any, numbers: dict[str, Any], scales: posteriors.Scales
     ) -> "CorrelatedPosterior":
-        """Implements `Guide.posterior`."""
         paths = tuple(path for path, scale in scales.items() if scale is not None)
         return CorrelatedPosterior(numbers, self, paths)
 
@@ -182,7 +179,6 @@ class CorrelatedPosterior:
         return posteriors.parameter_table(f"{self.guide!r}", self.numbers["mean"], shapes)
 
     def draws(self, key: PRNGKeyArray, n: int) -> tuple[Any, Any]:
-        """Implements `jaxeff.bayes.Posterior.draws`."""
         of_vector = self.distribution()
         return jax.random.split(key, n), lambda k: self.params_at(of_vector.sample(k))
 
@@ -239,14 +235,12 @@ class LowRank(CorrelatedGuide):
     rank: Annotated[int, Count()] = 10
 
     def shape(self, key: PRNGKeyArray, size: int, dtype: Any) -> dict[str, Any]:
-        """Implements `Family.shape`."""
         rank = min(self.rank, size)
         # Small, so that the variances are those asked for up to 1 %; at zero itself the gradient
         # to `factor` would be noise.
         return {"factor": 0.1 / rank**0.5 * jax.random.normal(key, (size, rank), dtype)}
 
     def distribution(self, mean: Vector, std: Vector, shape: dict[str, Any]) -> dist.Distribution:
-        """Implements `Family.distribution`."""
         # Rows of F and the identity scale together: S (F F' + I) S.
         factor = shape["factor"] * std[:, None]
         return dist.LowRankMultivariateNormal(mean, factor, std**2)
@@ -276,12 +270,10 @@ class FullRank(CorrelatedGuide):
     """
 
     def shape(self, key: PRNGKeyArray, size: int, dtype: Any) -> dict[str, Any]:
-        """Implements `Family.shape`."""
         check_size("a full-rank guide", size, 1, size**2 * dtype.itemsize)
         return {"lower": jnp.zeros((size, size), dtype)}
 
     def distribution(self, mean: Vector, std: Vector, shape: dict[str, Any]) -> dist.Distribution:
-        """Implements `Family.distribution`."""
         # Row by row `std` times a unit triangle: whatever is learnt, it is a Cholesky factor.
         correlated = jnp.tril(shape["lower"], -1) + jnp.eye(len(std), dtype=std.dtype)
         return dist.MultivariateNormal(mean, scale_tril=std[:, None] * correlated)
@@ -312,7 +304,6 @@ class Flow(CorrelatedGuide):
     flows: Annotated[int, Count()] = 2
 
     def shape(self, key: PRNGKeyArray, size: int, dtype: Any) -> dict[str, Any]:
-        """Implements `Family.shape`."""
         if size < 2:
             raise ValueError("a flow needs at least two random parameters: use 'mean_field'")
         matrices = MATRICES * self.flows
@@ -326,7 +317,6 @@ class Flow(CorrelatedGuide):
         return {"networks": networks}
 
     def distribution(self, mean: Vector, std: Vector, shape: dict[str, Any]) -> dist.Distribution:
-        """Implements `Family.distribution`."""
         _, apply = _network(len(mean))
         transforms: list[Transform] = []
         for layers in shape["networks"]:

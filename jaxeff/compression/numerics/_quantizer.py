@@ -253,7 +253,6 @@ class LayerQuantization(core.Setting):
     at: Annotated[str, core.Choice("input", "output")] = core.static("input")
 
     def __post_init__(self) -> None:
-        """Checks the fields."""
         super().__post_init__()
         several = self.activations if isinstance(self.activations, tuple) else (self.activations,)
         quantizers = [q for q in (self.weights, *several) if q is not None]

@@ -112,7 +112,6 @@ class Codebook(numerics.BaseQuantizer):
     reassign: bool = core.static(False)
 
     def __post_init__(self) -> None:
-        """Checks the fields."""
         super().__post_init__()
         shape = jnp.shape(self.values) if self.values is not None else (2**self.bits,)
         if shape[-1:] != (2**self.bits,):

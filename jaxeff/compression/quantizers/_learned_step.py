@@ -63,7 +63,6 @@ class LSQ(BaseQuantizer):
     narrow: bool = core.static(False)
 
     def __post_init__(self) -> None:
-        """Checks the fields."""
         super().__post_init__()
         # A traced width can't be told; searches over widths sweep such ones.
         if self.narrow and core.is_concrete(self.bits) and np.any(np.asarray(self.bits) == 1):

@@ -131,7 +131,6 @@ class Levels(ScaledValues):
     per: Annotated[str, core.Choice("channel", "tensor")] = core.static("tensor")
 
     def __post_init__(self) -> None:
-        """Checks the fields."""
         super().__post_init__()
         values = self.values
         if not isinstance(values, tuple) or not all(isinstance(v, float | int) for v in values):

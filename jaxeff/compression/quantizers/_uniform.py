@@ -30,7 +30,6 @@ class Ranged(numerics.BaseQuantizer):
     )
 
     def __post_init__(self) -> None:
-        """Checks the fields."""
         super().__post_init__()
         if self.range is not None:
             for i, end in enumerate(self.range):
@@ -187,7 +186,6 @@ class Grouped(numerics.BaseQuantizer):
     steps: Annotated[str, core.Choice(*_BITS)] = core.static("float32")
 
     def __post_init__(self) -> None:
-        """Checks the fields."""
         super().__post_init__()
         method: Any = self.method
         if (
@@ -433,7 +431,6 @@ class Int(core.Setting):
     steps: Annotated[str, core.Choice("float32", "float16", "int8")] = core.static("float32")
 
     def __post_init__(self) -> None:
-        """Checks the fields."""
         super().__post_init__()
         if self.per == "group":
             self._weights()  # has the checks of groups

@@ -43,7 +43,6 @@ class Rotated(numerics.BaseQuantizer):
     seed: Annotated[int, core.Count(0)] = core.static(0)
 
     def __post_init__(self) -> None:
-        """Checks the fields."""
         super().__post_init__()
         if not isinstance(self.method, numerics.Quantizer) or isinstance(self.method, type):
             raise TypeError(f"Rotated.method must be a quantizer, not {self.method!r}.")
@@ -142,7 +141,6 @@ class Scaled(numerics.BaseQuantizer):
     scale: core.Positive
 
     def __post_init__(self) -> None:
-        """Checks the fields."""
         super().__post_init__()
         if not isinstance(self.method, numerics.Quantizer) or isinstance(self.method, type):
             raise TypeError(f"Scaled.method must be a quantizer, not {self.method!r}.")

@@ -45,7 +45,6 @@ class Repeated(Setting):
     times: Annotated[int, Count()] = static()
 
     def __post_init__(self) -> None:
-        """Checks the fields."""
         super().__post_init__()
         # A class has the methods of its instances, so the protocol takes it for a model.
         if not isinstance(self.model, Noise) or isinstance(self.model, type):

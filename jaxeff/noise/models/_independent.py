@@ -282,7 +282,6 @@ class Dropout(protocol.DrawnNoise):
     along: protocol.Axis = static(None)
 
     def __post_init__(self) -> None:
-        """Checks the fields."""
         super().__post_init__()
         if is_concrete(self.rate) and np.any(np.asarray(self.rate) >= 1):
             raise ValueError(

@@ -84,7 +84,6 @@ class Sparse(BaseQuantizer):
     stored: Annotated[str, core.Choice("bitmask", "csr", "dense")] = core.static("bitmask")
 
     def __post_init__(self) -> None:
-        """Checks the fields."""
         super().__post_init__()
         if self.values is not None and not isinstance(self.values, Quantizer):
             raise TypeError(
@@ -335,7 +334,6 @@ class NofM(Sparse):
     m: Annotated[int, core.Count()] = core.static(4)
 
     def __post_init__(self) -> None:
-        """Checks the fields."""
         super().__post_init__()
         if self.n > self.m:
             raise ValueError(f"NofM keeps n of m, but n = {self.n} is above m = {self.m}.")
