@@ -56,16 +56,8 @@ import numpy as np
 import optax
 from jaxtyping import Array, Float, PRNGKeyArray
 
-from jaxeff.bayes._curvature import (
-    Blocks,
-    DrawnLabels,
-    SiteProblem,
-    batch_curvature,
-    batches,
-    check_size,
-    site_precision,
-    summed,
-)
+from jaxeff import core
+from jaxeff.bayes import _curvature
 from jaxeff.bayes._precision import (
     NUMBERS,
     Curvature,
@@ -79,21 +71,6 @@ from jaxeff.bayes._precision import (
     site_weights,
 )
 from jaxeff.bayes.posteriors import Likelihood, check_targets, resolve_likelihood
-from jaxeff.core import (
-    any_of,
-    check_choice,
-    check_count,
-    check_examples,
-    check_function,
-    check_number,
-    check_params,
-    static_integer,
-    string,
-    string_sequence,
-    supervised_data,
-    validate,
-    widened,
-)
 from jaxeff.moment_propagation import Gaussian, JointGaussian
 from jaxeff.program import Program, trace
 from jaxeff.program.costs import last_layer
@@ -169,14 +146,14 @@ class Laplace:
             ValueError: The link is unknown, samples have no key, or the likelihood is none of
                 classes.
         """
-        check_choice("probs: link", link, LINKS)
+        core.check_choice("probs: link", link, LINKS)
         if self.likelihood != "categorical":
             raise ValueError("probs: the outputs are no logits of classes; see logits(x)")
         if link == "probit":
             return jax.nn.softmax(self._probit(x))
         if key is None:
             raise ValueError('probs: link="samples" draws, so it needs a key')
-        check_count("samples", samples)
+        core.check_count("samples", samples)
         return jax.nn.softmax(self.logits(x).sample(key, (samples,))).mean(0)
 
     def _probit(self, x: Any) -> Array:
@@ -198,7 +175,7 @@ class Laplace:
             samples: Number of draws.
             params: Parameters to take in the place of the posterior's means.
         """
-        check_count("linear_draws: samples", samples)
+        core.check_count("linear_draws: samples", samples)
         params = self.params if params is None else params
         return _linear_draws(
             key, params, x, self.precision, self.prior_precision, f=self.f, weights=self.weights,
@@ -219,7 +196,7 @@ class Laplace:
         # log det(H + prior I) - log det(prior I), from the eigenvalues; log1p where the
         # data say little.
         ratio = jnp.log1p(self.precision.values / prior).sum()
-        packed = jax.tree.map(widened, self.weights.pack(self.params))
+        packed = jax.tree.map(core.widened, self.weights.pack(self.params))
         square = optax.tree.norm(packed, squared=True)
         return self.log_likelihood - 0.5 * (ratio + prior * square)
 
@@ -291,7 +268,7 @@ class Laplace:
         prior = self.prior_precision
         if diagonal or self.precision.is_diagonal:
             var = self.precision.weights_variance(prior)
-        elif isinstance(self.precision, Blocks):
+        elif isinstance(self.precision, _curvature.Blocks):
             var = self.precision.matched_variance(prior)
         else:
             var = matched_variance(self.precision, prior)
@@ -336,12 +313,12 @@ def _binned(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 STRUCTURES = ("full", "kron", "diag", "lowrank", "outputs", "last_layer")
 
 
-@validate(
-    data=supervised_data,
-    sites=any_of(string, string_sequence),
-    rank=static_integer(),
-    draws=static_integer(),
-    only=string,
+@core.validate(
+    data=core.supervised_data,
+    sites=core.any_of(core.string, core.string_sequence),
+    rank=core.static_integer(),
+    draws=core.static_integer(),
+    only=core.string,
 )
 def laplace(
     key: PRNGKeyArray,
@@ -396,15 +373,15 @@ def laplace(
             precision isn't positive.
         TypeError: An argument is of another kind.
     """
-    check_function("laplace: f", f)
-    check_params("laplace: params", params)
-    check_examples("laplace: data", data)
-    check_count("batch_size", batch_size)
-    check_choice("laplace: structure", structure, STRUCTURES)
+    core.check_function("laplace: f", f)
+    core.check_params("laplace: params", params)
+    core.check_examples("laplace: data", data)
+    core.check_count("batch_size", batch_size)
+    core.check_choice("laplace: structure", structure, STRUCTURES)
     if len(data) != 2:
         raise ValueError("laplace: data must be (x, targets), of a function with one input")
     if prior_precision is not None:
-        check_number("laplace: prior_precision", prior_precision, above=0)
+        core.check_number("laplace: prior_precision", prior_precision, above=0)
     first = jax.tree.map(lambda leaf: jnp.asarray(leaf[:batch_size]), data)
     weights = _weights(f, params, first[0], sites, structure, likelihood, only)
     check_targets(f, params, first, likelihood)
@@ -416,9 +393,9 @@ def laplace(
             structure, f, params, data, weights, likelihood, batch_size
         )
     else:
-        labels = None if draws is None else DrawnLabels(key, draws)
-        problem = SiteProblem(f, params, data, weights, likelihood, batch_size, labels)
-        curvature, log_likelihood = site_precision(structure, rank, problem)
+        labels = None if draws is None else _curvature.DrawnLabels(key, draws)
+        problem = _curvature.SiteProblem(f, params, data, weights, likelihood, batch_size, labels)
+        curvature, log_likelihood = _curvature.site_precision(structure, rank, problem)
     prior = jnp.asarray(1.0 if prior_precision is None else prior_precision, log_likelihood.dtype)
     leaves = jax.tree.map(jnp.asarray, params)
     posterior = Laplace(leaves, curvature, prior, log_likelihood, f, weights, likelihood)
@@ -460,7 +437,9 @@ def _weights(
         if structure in ("outputs", "last_layer"):
             raise
         return _site_weights(program, params, chosen, structure, only)
-    check_size("full" if structure == "last_layer" else structure, *last.pack(params).shape)
+    _curvature.check_size(
+        "full" if structure == "last_layer" else structure, *last.pack(params).shape
+    )
     return last
 
 
@@ -469,7 +448,7 @@ def _site_weights(
 ) -> Weights:
     sites = dict.fromkeys(chosen, True)
     weights = site_weights(program, params, sites, structure == "kron", only)
-    check_size(structure, *weights.blocks[0].shape)
+    _curvature.check_size(structure, *weights.blocks[0].shape)
     return weights
 
 
@@ -494,8 +473,8 @@ def _last_precision(
             jax.tree.map(lambda a: a.reshape(-1, *a.shape[lead:]), value)
             for value in (features, out, targets)
         )
-        sums = batch_curvature(structure, rows, outputs, each, likelihood)
+        sums = _curvature.batch_curvature(structure, rows, outputs, each, likelihood)
         return jnp.asarray(len(rows)), sums, log_prob.sum()
 
-    examples, sums, log_likelihood = summed(part, params, batches(data, size))
+    examples, sums, log_likelihood = _curvature.summed(part, params, _curvature.batches(data, size))
     return precision(structure, sums, examples, weights.pack(params).shape), log_likelihood

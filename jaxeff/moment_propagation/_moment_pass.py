@@ -20,48 +20,13 @@ from jax import lax
 from jaxtyping import Array
 
 from jaxeff.core import primitives as p
+from jaxeff.moment_propagation import _calibrated, _values, dependence
 from jaxeff.moment_propagation._attention import AttentionLayer, attention_moments
 from jaxeff.moment_propagation._attention_patterns import fuse_attention
-from jaxeff.moment_propagation._calibrated import (
-    factor_of,
-    is_scaled,
-    of_shared_pass,
-    result_name,
-    uncalibrated,
-    with_regressions,
-    with_result_factors,
-)
 from jaxeff.moment_propagation._covariance_gaps import PATTERNS, Gaps, find_gaps
 from jaxeff.moment_propagation._linear_patterns import linear_patterns, with_bias_vectors
 from jaxeff.moment_propagation._propagation import Environment, propagate
 from jaxeff.moment_propagation._regions import region
-from jaxeff.moment_propagation._values import (
-    AtMean,
-    CovarianceGap,
-    Gaussian,
-    MomentsError,
-    RawMoments,
-    at_mean,
-    check_gaussian,
-    check_real,
-    is_gaussian,
-    is_random,
-    no_rule,
-    to_raw,
-    to_variance,
-)
-from jaxeff.moment_propagation.dependence import (
-    APART,
-    Assumption,
-    FusedLayer,
-    Lineage,
-    Note,
-    follow_lineages,
-    fuse_dependent,
-    identity,
-    union,
-    varying_axes,
-)
 from jaxeff.moment_propagation.rules import Rule
 from jaxeff.moment_propagation.shared_kernels import steps_apart, with_shared_noise
 from jaxeff.program import Layer, Program, check_open, evaluate, plain_rule, read_out_by
@@ -100,16 +65,18 @@ def read(
             read as they are.
     """
     _check((args, kwargs))
-    args, factors = uncalibrated(args)
+    args, factors = _calibrated.uncalibrated(args)
     means, named = jax.tree.map(
-        lambda v: v.mean if is_gaussian(v) else v, (args, kwargs), is_leaf=is_gaussian
+        lambda v: v.mean if _values.is_gaussian(v) else v,
+        (args, kwargs),
+        is_leaf=_values.is_gaussian,
     )
     program = _opened(f, means, named)
     positions = range(program.in_tree.num_leaves)
     arrays = jax.tree.unflatten(program.in_tree, positions)[1]
-    values = jax.tree.leaves((args, {k: kwargs[k] for k in arrays}), is_leaf=is_gaussian)
-    if rewrite is not None and (not factors or of_shared_pass(factors)):
-        random = [v for v, x in zip(program.inputs, values, strict=True) if is_gaussian(x)]
+    values = jax.tree.leaves((args, {k: kwargs[k] for k in arrays}), is_leaf=_values.is_gaussian)
+    if rewrite is not None and (not factors or _calibrated.of_shared_pass(factors)):
+        random = [v for v, x in zip(program.inputs, values, strict=True) if _values.is_gaussian(x)]
         other = rewrite(program, random)
         if other is not None:
             program = _opened(other, means, {k: named[k] for k in arrays})
@@ -142,8 +109,8 @@ def _open_unchanged(program: Program) -> None:
 
 def check_certain(result: Any) -> None:
     """Checks that a function returns arrays, not random ones."""
-    if any(is_gaussian(v) for v in jax.tree.leaves(result, is_leaf=is_gaussian)):
-        raise MomentsError(
+    if any(_values.is_gaussian(v) for v in jax.tree.leaves(result, is_leaf=_values.is_gaussian)):
+        raise _values.MomentsError(
             "moments can't act on moments(f), nor on another function that returns a Gaussian: a "
             "Gaussian holds arrays. Take moments once, of f; or of a function that returns the "
             "mean alone."
@@ -151,12 +118,12 @@ def check_certain(result: Any) -> None:
 
 
 def _check(tree: Any) -> None:
-    leaves = jax.tree_util.tree_leaves_with_path(tree, is_leaf=is_gaussian)
+    leaves = jax.tree_util.tree_leaves_with_path(tree, is_leaf=_values.is_gaussian)
     for path, leaf in leaves:
-        if is_gaussian(leaf):
+        if _values.is_gaussian(leaf):
             check_certain(leaf.mean)
             name = jax.tree_util.keystr(path[2:], simple=True, separator="/")
-            check_gaussian(leaf, f"moments: argument {_position(path)}{name and ' '}{name}")
+            _values.check_gaussian(leaf, f"moments: argument {_position(path)}{name and ' '}{name}")
 
 
 def _position(path: Any) -> str:
@@ -185,7 +152,7 @@ class Propagation:
 
     rules: Mapping[Any, Rule]
     form: str
-    note: Note
+    note: dependence.Note
     differentiable: bool = True
     shared: bool = False
     gaps: Gaps = field(default_factory=dict)
@@ -193,17 +160,20 @@ class Propagation:
 
     def run(self, f: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         """Evaluates `moments(f)` at arguments."""
-        if not any(is_gaussian(v) for v in jax.tree.leaves((args, kwargs), is_leaf=is_gaussian)):
+        if not any(
+            _values.is_gaussian(v)
+            for v in jax.tree.leaves((args, kwargs), is_leaf=_values.is_gaussian)
+        ):
             # Nothing is random: the function itself, so that results are equal bit for bit.
             result = f(*args, **kwargs)
             check_certain(result)
             return jax.tree.map(_result, result)
         program, values, factors = read(f, args, kwargs, steps_apart if self.shared else None)
-        assumptions: list[Assumption] = []
+        assumptions: list[dependence.Assumption] = []
         prepared = replace(self, note=assumptions.append).prepare(program, values)
         rule: Callable[..., Sequence[Any]] = functools.partial(self.layer, factors)
         known: Collection[Layer] = ()
-        of_results = of_shared_pass(factors)
+        of_results = _calibrated.of_shared_pass(factors)
         if of_results and not self.shared:
             raise ValueError(
                 "moments: these factors were measured for moments(f) with what positions share, "
@@ -219,8 +189,10 @@ class Propagation:
         result = self.evaluated(prepared, rule, values)
         if self.gaps and not factors:  # bodies of loops are prepared while they are evaluated
             self.gaps[min(self.gaps)].warn()
-        result = with_result_factors(result, of_results, result_name(expected_slopes=True))
-        return with_regressions(result, of_results or factors)
+        result = _calibrated.with_result_factors(
+            result, of_results, _calibrated.result_name(expected_slopes=True)
+        )
+        return _calibrated.with_regressions(result, of_results or factors)
 
     def evaluated(self, program: Program, rule: Callable[..., Any], values: Sequence[Any]) -> Any:
         """Evaluates a prepared program under a rule."""
@@ -233,14 +205,14 @@ class Propagation:
 
     def prepare(self, program: Program, values: Sequence[Any]) -> Program:
         """Fuses the layers that have to be integrated as a whole."""
-        random = [v for v, x in zip(program.inputs, values, strict=True) if is_random(x)]
+        random = [v for v, x in zip(program.inputs, values, strict=True) if _values.is_random(x)]
         if not random:
             return program
         program = fuse_attention(program, random, self.rules)
         if self.shared:
             find_gaps(program, random, self.gaps)
         # Slopes are taken through means, which products with dependent operands hardly change.
-        return fuse_dependent(program, random, self.note, products=self.differentiable)
+        return dependence.fuse_dependent(program, random, self.note, products=self.differentiable)
 
     def layer(
         self, factors: Mapping[str, Any], layer: Layer, key: Any, *values: Any
@@ -250,9 +222,9 @@ class Propagation:
         if not self.differentiable:
             outputs = [_held(value) for value in outputs]
         # Factors come after the rule and before the next layer, as they were measured.
-        if layer.site in factors and is_scaled(layer, outputs[0]):
-            factor = factor_of(factors, layer.site, outputs[0])
-            first = Gaussian(outputs[0].mean, outputs[0].var * factor)
+        if layer.site in factors and _calibrated.is_scaled(layer, outputs[0]):
+            factor = _calibrated.factor_of(factors, layer.site, outputs[0])
+            first = _values.Gaussian(outputs[0].mean, outputs[0].var * factor)
             return [first, *outputs[1:]]
         return outputs
 
@@ -260,7 +232,7 @@ class Propagation:
         """Computes the variance of a linear layer's one result."""
         # No slope is taken through it, so it may have derivatives by the kernel's variances.
         (out,) = replace(self, differentiable=True).layer({}, layer, None, *values)
-        return to_variance(out).var
+        return _values.to_variance(out).var
 
     def _quantize(self, layer: Layer, values: Sequence[Any]) -> list[Any]:
         """Quantizes a random value; for derivatives rounding has slope one.
@@ -268,36 +240,38 @@ class Propagation:
         Of weights moments are those of rounded draws; activations vary over many steps, so that
         their mean is rounded and their variance kept.
         """
-        random = [v for v in values if is_random(v)]
-        at_means = [v.mean if is_random(v) else v for v in values]
+        random = [v for v in values if _values.is_random(v)]
+        at_means = [v.mean if _values.is_random(v) else v for v in values]
         outputs = layer.fn(*at_means)
         if len(random) != 1 or len(outputs) != 1 or outputs[0].shape != random[0].shape:
-            raise no_rule(layer.nodes[-1], layer.site, "quantizes several random values at once")
+            raise _values.no_rule(
+                layer.nodes[-1], layer.site, "quantizes several random values at once"
+            )
         mean, var = outputs[0], random[0].var
         if not self.differentiable:
             # Straight through: the value is rounded, the slope is one.
             mean = random[0].mean + lax.stop_gradient(mean - random[0].mean)
         if layer.outputs[0].is_data:
-            return [Gaussian(mean, var)]
+            return [_values.Gaussian(mean, var)]
         rounded = _rounded(layer, at_means, random[0])
         if rounded is None:
             self.gaps.setdefault(PATTERNS, _UNROUNDED)
-            return [Gaussian(mean, var)]
+            return [_values.Gaussian(mean, var)]
         mean += lax.stop_gradient(rounded.mean - mean)
-        return [Gaussian(mean, var + lax.stop_gradient(rounded.var - var))]
+        return [_values.Gaussian(mean, var + lax.stop_gradient(rounded.var - var))]
 
     def _moments(self, layer: Layer, key: Any, values: Sequence[Any]) -> Sequence[Any]:
-        random = any(is_random(v) for v in values)
-        if not layer.nodes or not (random or any(isinstance(v, AtMean) for v in values)):
+        random = any(_values.is_random(v) for v in values)
+        if not layer.nodes or not (random or any(isinstance(v, _values.AtMean) for v in values)):
             return plain_rule(layer, key, *values)
         for node in layer.nodes:
-            check_real(node, layer.site)
+            _values.check_real(node, layer.site)
         if not random:
             return _discrete(layer, values)
-        if any(isinstance(v, AtMean) for v in values):
-            raise no_rule(layer.nodes[-1], layer.site, _DISCRETE)
+        if any(isinstance(v, _values.AtMean) for v in values):
+            raise _values.no_rule(layer.nodes[-1], layer.site, _DISCRETE)
         if transform := read_out_by(layer.nodes):
-            raise MomentsError(
+            raise _values.MomentsError(
                 f"moments: a random value reaches {layer.site!r}, which {transform} reads out; "
                 f"take {transform}(moments(f), spec), which reads out the means, or what read-outs "
                 "add as noise: moments(f, noise=read_out(f, params, x, spec))."
@@ -312,12 +286,13 @@ class Propagation:
         if isinstance(layer, AttentionLayer):
             return attention_moments(layer, values)
         # Dependent entries may meet in these kinds: they are integrated as one function.
-        if layer.kind in _REGIONS or isinstance(layer, FusedLayer):
+        if layer.kind in _REGIONS or isinstance(layer, dependence.FusedLayer):
             return region(layer, values, self.rules, self.note)
         # Klein's thesis, eq. (8.9): dense layers take E[x^2] and give variances (section 8.4).
         if self.form == "raw" and layer.kind in {"linear", "matmul"}:
             values = tuple(
-                to_raw(v) if is_random(v) and i in layer.data else v for i, v in enumerate(values)
+                _values.to_raw(v) if _values.is_random(v) and i in layer.data else v
+                for i, v in enumerate(values)
             )
         operator = linear_patterns(layer, values, self.rules)
         if operator is not None:
@@ -334,50 +309,50 @@ def gaussian_results(program: Program, outputs: Sequence[Any]) -> Any:
 
 def _result(value: Any) -> Any:
     """Converts a value to a result: a Gaussian for floating-point values, else an array."""
-    if is_random(value):
-        return to_variance(value)
-    value = at_mean(value)
+    if _values.is_random(value):
+        return _values.to_variance(value)
+    value = _values.at_mean(value)
     if jnp.issubdtype(jnp.result_type(value), jnp.floating):
         value = jnp.asarray(value)
-        return Gaussian(value, jnp.zeros_like(value))
+        return _values.Gaussian(value, jnp.zeros_like(value))
     return value
 
 
 def promote(value: Any, like: Any) -> Any:
     """Brings a value to the structure of another, so that loops and branches keep one type."""
-    if isinstance(like, RawMoments):
-        return to_raw(_random(value))
-    if isinstance(like, Gaussian):
-        return to_variance(_random(value))
-    if isinstance(like, AtMean) and not isinstance(value, AtMean):
-        return AtMean(value)
+    if isinstance(like, _values.RawMoments):
+        return _values.to_raw(_random(value))
+    if isinstance(like, _values.Gaussian):
+        return _values.to_variance(_random(value))
+    if isinstance(like, _values.AtMean) and not isinstance(value, _values.AtMean):
+        return _values.AtMean(value)
     return value
 
 
 def _random(value: Any) -> Any:
-    return value if is_random(value) else Gaussian(value, jnp.zeros_like(value))
+    return value if _values.is_random(value) else _values.Gaussian(value, jnp.zeros_like(value))
 
 
 def _discrete(layer: Layer, values: Sequence[Any]) -> list[Any]:
     """Evaluates a layer of discrete functions of random values, which stay discrete."""
-    outputs = layer.fn(*(at_mean(v) for v in values))
+    outputs = layer.fn(*(_values.at_mean(v) for v in values))
     for output in outputs:
         if jnp.issubdtype(jnp.result_type(output), jnp.inexact):
-            raise no_rule(layer.nodes[-1], layer.site, _DISCRETE)
-    return [AtMean(v) for v in outputs]
+            raise _values.no_rule(layer.nodes[-1], layer.site, _DISCRETE)
+    return [_values.AtMean(v) for v in outputs]
 
 
 def _held(value: Any) -> Any:
     """Stops derivatives through the variance of a random value."""
-    if not is_random(value):
+    if not _values.is_random(value):
         return value
-    if isinstance(value, Gaussian):
+    if isinstance(value, _values.Gaussian):
         return replace(value, var=lax.stop_gradient(value.var))
     # E[x^2] must still follow the mean: only the variance in it is held.
-    return RawMoments(value.mean, value.mean**2 + lax.stop_gradient(value.var))
+    return _values.RawMoments(value.mean, value.mean**2 + lax.stop_gradient(value.var))
 
 
-_UNROUNDED = CovarianceGap(
+_UNROUNDED = _values.CovarianceGap(
     "random weights are quantized to values that aren't evenly spaced; what rounding adds to their "
     "variance is left out, so that variances are several times too small where the noise is below "
     "the distance of values.",
@@ -390,7 +365,9 @@ _REACH = 4
 """Steps to either side that rounding is summed over: of noise up to one step, all but 1e-5."""
 
 
-def _rounded(layer: Layer, at_means: Sequence[Any], x: Gaussian | RawMoments) -> Gaussian | None:
+def _rounded(
+    layer: Layer, at_means: Sequence[Any], x: _values.Gaussian | _values.RawMoments
+) -> _values.Gaussian | None:
     """Computes the moments of rounded normal values; None if more than one equation rounds.
 
     The nearest value of a grid is y_j if x lies in its cell, so that with probabilities of cells
@@ -459,7 +436,7 @@ def _rounded(layer: Layer, at_means: Sequence[Any], x: Gaussian | RawMoments) ->
         shift, clipped = jnp.zeros_like(shift), x.var + step**2 / 12
     wide = noise > 1
     mean = jnp.where(known, jnp.where(wide, x.mean + std * shift, mean), y[_REACH])
-    return Gaussian(mean, jnp.where(known, jnp.where(wide, clipped, var), 0))
+    return _values.Gaussian(mean, jnp.where(known, jnp.where(wide, clipped, var), 0))
 
 
 def batched_leaves(program: Program, count: int) -> list[bool]:
@@ -479,17 +456,19 @@ def batched_leaves(program: Program, count: int) -> list[bool]:
         or len({v.aval.shape[0] for v in data}) > 1
     ):
         return none
-    sources = [{v: identity(v.aval.shape)} if v in data else {} for v in program.inputs]
+    sources = [{v: dependence.identity(v.aval.shape)} if v in data else {} for v in program.inputs]
     for lineage in _followed(program, sources) or [{}]:
         if not lineage or any(not labels or labels[0] != 0 for labels in lineage.values()):
             return none
     # What else differs from row to row isn't there when one example is computed alone.
-    if any(axes[0] for axes in varying_axes(program)):
+    if any(axes[0] for axes in dependence.varying_axes(program)):
         return none
     return [v.is_data for v in inputs]
 
 
-def _followed(program: Program, sources: Sequence[Lineage]) -> list[Lineage] | None:
+def _followed(
+    program: Program, sources: Sequence[dependence.Lineage]
+) -> list[dependence.Lineage] | None:
     """Follows lineages to a program's outputs; None where there is a loop that isn't followed."""
     lineages = {v: x for v, x in zip(program.inputs, sources, strict=True) if x}
     for layer in program.layers:
@@ -507,12 +486,14 @@ def _followed(program: Program, sources: Sequence[Lineage]) -> list[Lineage] | N
                 (o, here[i]) for i, o in zip(layer.inputs, layer.outputs, strict=True) if i in here
             )
         else:
-            reached, _ = follow_lineages(layer.nodes, here)
+            reached, _ = dependence.follow_lineages(layer.nodes, here)
             lineages.update((v, reached[v]) for v in layer.outputs if v in reached)
     return [lineages.get(v, {}) if isinstance(v, Value) else {} for v in program.outputs]
 
 
-def _through_scan(layer: Layer, lineages: Mapping[Value, Lineage]) -> list[Lineage] | None:
+def _through_scan(
+    layer: Layer, lineages: Mapping[Value, dependence.Lineage]
+) -> list[dependence.Lineage] | None:
     """Follows lineages through a scan; None if the layer is another loop or a branch."""
     if [node.primitive for node in layer.nodes] != [p.scan_p] or len(layer.programs) != 1:
         return None
@@ -523,12 +504,14 @@ def _through_scan(layer: Layer, lineages: Mapping[Value, Lineage]) -> list[Linea
     # so what is made of it isn't taken for an example's.
     rows = [{source: labels[1:] for source, labels in x.items()} for x in loop.xs]
 
-    def step(carry: Sequence[Lineage]) -> tuple[Sequence[Lineage], list[Lineage] | None]:
+    def step(
+        carry: Sequence[dependence.Lineage],
+    ) -> tuple[Sequence[dependence.Lineage], list[dependence.Lineage] | None]:
         results = _followed(body, loop.inputs(carry, rows))
         # A loop inside that isn't followed: this one ends as it is, and is given up.
         return (carry, None) if results is None else loop.split(results)
 
-    carry, stacked = fixed_point(step, loop.carry, lambda a, b: union((a, b)))
+    carry, stacked = fixed_point(step, loop.carry, lambda a, b: dependence.union((a, b)))
     if stacked is None:
         return None
-    return [*carry, *({s: (APART, *labels) for s, labels in x.items()} for x in stacked)]
+    return [*carry, *({s: (dependence.APART, *labels) for s, labels in x.items()} for x in stacked)]

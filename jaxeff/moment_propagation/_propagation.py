@@ -37,25 +37,7 @@ from jaxtyping import Array
 from jaxeff.core import Literal
 from jaxeff.core import jax_internals as _compat
 from jaxeff.core import primitives as p
-from jaxeff.moment_propagation._values import (
-    AtMean,
-    DependenceError,
-    Gaussian,
-    MomentsError,
-    MomentsWarning,
-    is_random,
-    no_rule,
-    to_variance,
-)
-from jaxeff.moment_propagation.dependence import (
-    Assumption,
-    DependentCombination,
-    Lineage,
-    Note,
-    follow_lineages,
-    independent_lineages,
-    is_pointwise,
-)
+from jaxeff.moment_propagation import _values, dependence
 from jaxeff.moment_propagation.rules import DISCRETE, RULES, Rule, shared_operand
 from jaxeff.program import Layer
 from jaxeff.program.ir import Axes, Node, Value, axes
@@ -71,7 +53,7 @@ def sum_of_rows(
     tables: Collection[Value],
     is_number: Callable[[Any], bool],
     read: Callable[[Any], Any],
-) -> Gaussian | None:
+) -> _values.Gaussian | None:
     """Computes the moments of a sum over rows that were looked up, and then mapped one by one.
 
     Args:
@@ -100,8 +82,8 @@ def sum_of_rows(
     # Beyond the table it is its first or last row, or undefined.
     indices = jnp.clip(read(look_up.inputs[1])[..., 0], 0, table[0] - 1)
     times = jnp.expand_dims(_times(indices, summed), tuple(numbers.offset_dims))
-    x = to_variance(read(node.inputs[0]))
-    return Gaussian(x.mean.sum(axes), (times.astype(x.dtype) * x.var).sum(axes))
+    x = _values.to_variance(read(node.inputs[0]))
+    return _values.Gaussian(x.mean.sum(axes), (times.astype(x.dtype) * x.var).sum(axes))
 
 
 def _look_up(node: Node, nodes: Sequence[Node], is_number: Callable[[Any], bool]) -> Node | None:
@@ -112,7 +94,7 @@ def _look_up(node: Node, nodes: Sequence[Node], is_number: Callable[[Any], bool]
     maker = made_by.get(node.inputs[0])
     while maker is not None and maker.primitive is not p.gather_p:
         varying = [a for a in maker.inputs if not is_number(a)]
-        if len(varying) != 1 or not is_pointwise(maker.eqn):
+        if len(varying) != 1 or not dependence.is_pointwise(maker.eqn):
             return None
         maker = made_by.get(varying[0])
     return maker
@@ -133,7 +115,7 @@ _SLICES = {p.slice_p, p.dynamic_slice_p, p.rev_p}
 
 def difference(
     node: Node, nodes: Sequence[Node], dependent: Container[Node], operands: Sequence[Any]
-) -> Gaussian | None:
+) -> _values.Gaussian | None:
     """Computes the moments of a difference of two entries of one running sum.
 
     Args:
@@ -145,7 +127,7 @@ def difference(
     Returns:
         The moments; None for anything else.
     """
-    if node.primitive is not p.sub_p or not all(is_random(v) for v in operands):
+    if node.primitive is not p.sub_p or not all(_values.is_random(v) for v in operands):
         return None
     made_by = {v: n for n in nodes for v in n.outputs}
     one, other = (_view(a, made_by) for a in node.inputs)
@@ -158,8 +140,8 @@ def difference(
     ]
     if any(_where(a, first) is None or _where(a, first) != _where(a, second) for a in rows):
         return None
-    x, y = (to_variance(v) for v in operands)
-    return Gaussian(x.mean - y.mean, jnp.abs(x.var - y.var))
+    x, y = (_values.to_variance(v) for v in operands)
+    return _values.Gaussian(x.mean - y.mean, jnp.abs(x.var - y.var))
 
 
 def weighs_by_differences(node: Node, nodes: Sequence[Node]) -> bool:
@@ -233,12 +215,12 @@ class Environment:
 
     layer: Layer
     rules: Mapping[Any, Rule]
-    assume: Note | None = None
+    assume: dependence.Note | None = None
     values: dict[Any, Any] = field(default_factory=dict)
-    lineages: dict[Any, Lineage] = field(default_factory=dict)
-    meetings: dict[Node, list[DependentCombination]] = field(default_factory=dict)
+    lineages: dict[Any, dependence.Lineage] = field(default_factory=dict)
+    meetings: dict[Node, list[dependence.DependentCombination]] = field(default_factory=dict)
     numbers: dict[Any, float] = field(default_factory=dict)
-    approximated: list[Assumption] = field(default_factory=list)
+    approximated: list[dependence.Assumption] = field(default_factory=list)
 
     @classmethod
     def of(
@@ -246,14 +228,16 @@ class Environment:
         layer: Layer,
         values: Sequence[Any],
         rules: Mapping[Any, Rule],
-        assume: Note | None = None,
+        assume: dependence.Note | None = None,
     ) -> Environment:
         """Makes the environment of a layer from its inputs."""
         env = cls(layer, rules, assume, dict(zip(layer.inputs, values, strict=True)))
-        random = [v for v in layer.inputs if is_random(env.values[v])]
+        random = [v for v in layer.inputs if _values.is_random(env.values[v])]
         # The lineages of all equations at once, before any is evaluated: they depend on shapes
         # alone.
-        env.lineages, env.meetings = follow_lineages(layer.nodes, independent_lineages(random))
+        env.lineages, env.meetings = dependence.follow_lineages(
+            layer.nodes, dependence.independent_lineages(random)
+        )
         return env
 
     @property
@@ -295,9 +279,9 @@ def propagate(nodes: Sequence[Node], env: Environment) -> None:
 def step(node: Node, env: Environment) -> None:
     """Evaluates one equation."""
     operands = [env.read(a) for a in node.inputs]
-    if any(isinstance(o, AtMean) for o in operands):
-        raise no_rule(node, env.site, "computes with a discrete function of a random value")
-    if not any(is_random(o) for o in operands):
+    if any(isinstance(o, _values.AtMean) for o in operands):
+        raise _values.no_rule(node, env.site, "computes with a discrete function of a random value")
+    if not any(_values.is_random(o) for o in operands):
         env.write(node.outputs, _compat.bind(node.eqn, *operands))
         # An epsilon or a floor may have been computed: statistics and kinks need it as a number.
         number = known_number(node.eqn, [env.number(a) for a in node.inputs])
@@ -312,8 +296,8 @@ def _apply(node: Node, operands: Sequence[Any], env: Environment) -> Sequence[An
         return env.rules[node.primitive](node, *operands)
     if node.primitive in DISCRETE:
         # Discrete results have no variance: they are those of the means, and marked as such.
-        means = [o.mean if is_random(o) else o for o in operands]
-        return [AtMean(v) for v in _compat.bind(node.eqn, *means)]
+        means = [o.mean if _values.is_random(o) else o for o in operands]
+        return [_values.AtMean(v) for v in _compat.bind(node.eqn, *means)]
     if node in env.meetings:
         same = shared_operand(node, operands[0]) if _is_twice(node) else None
         if same is not None:
@@ -328,21 +312,21 @@ def _apply(node: Node, operands: Sequence[Any], env: Environment) -> Sequence[An
             return [between]
         if env.assume is None:
             reason = "combines values that depend on the same random input"
-            raise no_rule(node, env.site, reason, DependenceError)
+            raise _values.no_rule(node, env.site, reason, _values.DependenceError)
         # The last resort of `region`: earlier attempts had no `assume` and failed here.
         for meeting in env.meetings[node]:
-            env.assume(Assumption.of(env.layer, meeting))
+            env.assume(dependence.Assumption.of(env.layer, meeting))
         if weighs_by_differences(node, env.layer.nodes):
             _warn_of_differences(env)
     rule = RULES.get(node.primitive)
     if rule is None:
-        raise no_rule(node, env.site)
+        raise _values.no_rule(node, env.site)
     try:
         return rule(node, *operands)
     except TypeError as error:
-        if isinstance(error, MomentsError):
+        if isinstance(error, _values.MomentsError):
             raise
-        raise no_rule(node, env.site, f"can't be propagated here: {error}") from error
+        raise _values.no_rule(node, env.site, f"can't be propagated here: {error}") from error
 
 
 def _warn_of_differences(env: Environment) -> None:
@@ -350,7 +334,7 @@ def _warn_of_differences(env: Environment) -> None:
         f"moments: {env.site or env.layer.kind!r} takes the exponential of a difference of two "
         "running sums, whose terms share noise, as if the two were independent: variances may be "
         "far too large. Take method='linear', or draw samples.",
-        MomentsWarning,
+        _values.MomentsWarning,
         stacklevel=2,
     )
 

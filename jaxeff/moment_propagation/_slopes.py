@@ -35,13 +35,9 @@ from jax import lax
 from jaxtyping import Array
 
 from jaxeff.core import primitives as p
+from jaxeff.moment_propagation import shared_kernels
 from jaxeff.moment_propagation._values import Gaussian, is_gaussian, is_random, to_variance
 from jaxeff.moment_propagation.dependence import follow_lineages, identity
-from jaxeff.moment_propagation.shared_kernels import (
-    PositionContraction,
-    canonical,
-    split_at_contraction,
-)
 from jaxeff.program import Layer, Program, plain_rule
 from jaxeff.program.ir import Axes, Node, Value
 from jaxeff.program.ir import primitives as prim
@@ -63,14 +59,14 @@ class ConvolvedKernel:
 
     kernel: Value
     image: Value
-    read: PositionContraction
+    read: shared_kernels.PositionContraction
     layouts: tuple[Axes, Axes]
 
     def windows(self, layer: Layer, operands: Sequence[Any]) -> Array:
         """Reads what each tap reads at each position, of the mean image."""
         image = operands[layer.inputs.index(self.image)]
         mean = to_variance(image).mean if is_random(image) else image
-        return self.read.windows(canonical(mean, self.layouts[0]))
+        return self.read.windows(shared_kernels.canonical(mean, self.layouts[0]))
 
     def slopes(self, windows: Array, steps: Array) -> Array:
         """Computes slopes by the kernel, `[taps, in, groups, out of a group]`.
@@ -79,7 +75,7 @@ class ConvolvedKernel:
             windows: What `windows` returns.
             steps: Slopes by the convolution's result.
         """
-        gate = canonical(steps, self.layouts[1])
+        gate = shared_kernels.canonical(steps, self.layouts[1])
         # Means over positions times their number; examples that share the kernel add up.
         return self.read.let_through(windows, gate).sum(0) * windows.shape[1]
 
@@ -116,8 +112,8 @@ def _convolved(layer: Layer) -> ConvolvedKernel | None:
     """Reads a layer; None where it is more than a convolution and what is added to it."""
     if layer.kind != "linear" or layer.mark or len(layer.outputs) != 1:
         return None
-    _, op, after = split_at_contraction(layer)
-    read = None if op is None else PositionContraction.of(op)
+    _, op, after = shared_kernels.split_at_contraction(layer)
+    read = None if op is None else shared_kernels.PositionContraction.of(op)
     if op is None or read is None or read.layouts is None:
         return None
     image, kernel = op.inputs

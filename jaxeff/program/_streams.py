@@ -44,17 +44,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array
 
-from jaxeff.core import (
-    JaxprEqn,
-    Literal,
-    export_composite_p,
-    function_of_form,
-    make_jaxpr,
-    parameter_tree,
-    real_array,
-    static_integer,
-    validate,
-)
+from jaxeff import core
 from jaxeff.core import jax_internals as _compat
 from jaxeff.core import primitives as p
 from jaxeff.program.ir import Along, OperationFamily, Relation, Signature, Window, signature
@@ -184,13 +174,13 @@ def array_of(value: Value) -> Any:
     return value.value if isinstance(value, StreamedValue | RepeatedValue | WholeWindow) else value
 
 
-def refuse(eqn: JaxprEqn, why: str) -> StreamError:
+def refuse(eqn: core.JaxprEqn, why: str) -> StreamError:
     """Makes an error that names the operation and where it stands."""
     scope = str(eqn.source_info.name_stack) or _compat.source_line(eqn)
     return StreamError(f"streaming: {eqn.primitive.name} ({scope}) {why}")
 
 
-def framewise(eqn: JaxprEqn, values: Sequence[Value], windows: Windows) -> Sequence[Value]:
+def framewise(eqn: core.JaxprEqn, values: Sequence[Value], windows: Windows) -> Sequence[Value]:
     """Computes each frame of itself, windows of frames, or all of a window, as signatures say."""
     # Of the whole window, whose sizes the equation has.
     of = signature(eqn)
@@ -214,7 +204,7 @@ def framewise(eqn: JaxprEqn, values: Sequence[Value], windows: Windows) -> Seque
 
 
 def _of_frames(
-    eqn: JaxprEqn,
+    eqn: core.JaxprEqn,
     of: Signature,
     values: Sequence[Value],
     windows: Windows,
@@ -244,7 +234,7 @@ def _along(of: Signature, operand: int, axis: int) -> tuple[int, Along] | None:
     return candidates[0] if len(candidates) == 1 else None
 
 
-def _resized(eqn: JaxprEqn, source: int, target: int, frames: int) -> dict[str, Any]:
+def _resized(eqn: core.JaxprEqn, source: int, target: int, frames: int) -> dict[str, Any]:
     """Returns an equation's sizes for as many frames."""
     places = {"new_sizes": target, "shape": target, "limit_indices": source, "slice_sizes": source}
     changed = {}
@@ -256,7 +246,7 @@ def _resized(eqn: JaxprEqn, source: int, target: int, frames: int) -> dict[str, 
 
 
 def _shifted(
-    eqn: JaxprEqn,
+    eqn: core.JaxprEqn,
     of: Signature,
     values: Sequence[Value],
     windows: Windows,
@@ -287,7 +277,7 @@ def _shifted(
 
 
 def _windowed(
-    eqn: JaxprEqn,
+    eqn: core.JaxprEqn,
     x: StreamedValue,
     rest: Sequence[Any],
     windows: Windows,
@@ -312,7 +302,7 @@ def _windowed(
     return [StreamedValue(result, axis, length, x.hop // stride)]
 
 
-def whole_window(eqn: JaxprEqn, values: Sequence[Value], windows: Windows) -> Sequence[Value]:
+def whole_window(eqn: core.JaxprEqn, values: Sequence[Value], windows: Windows) -> Sequence[Value]:
     """Computes on the whole window what it always did."""
     results = _compat.bind(eqn, *(windows.complete(v) for v in values))
     # Frames of before were joined with another window's, so what reads this starts anew as well.
@@ -325,12 +315,12 @@ State = tuple[Array, ...]
 Step = Callable[[Any, Array, State], tuple[Any, State]]
 
 
-@validate(
-    f=function_of_form("f(params, window)"),
-    params=parameter_tree,
-    window=real_array(),
-    axis=static_integer(-np.inf),  # the body knows the window's axes
-    hop=static_integer(1),
+@core.validate(
+    f=core.function_of_form("f(params, window)"),
+    params=core.parameter_tree,
+    window=core.real_array(),
+    axis=core.static_integer(-np.inf),  # the body knows the window's axes
+    hop=core.static_integer(1),
 )
 def streaming(
     f: Callable[[Any, Array], Any], params: Any, window: Array, axis: int = 1, hop: int = 1
@@ -362,7 +352,7 @@ def streaming(
 
     def run(params: Any, frames: Array, state: State | None) -> tuple[Any, State]:
         # Traced at the whole window's shape, whatever is computed of it: lengths are known by it.
-        traced, shape = make_jaxpr(f)(params, window_spec)
+        traced, shape = core.make_jaxpr(f)(params, window_spec)
         windows = Windows(state)
         leaves = [*jax.tree.leaves(params), StreamedValue(frames, axis, length, hop)]
         outputs = _evaluate(traced.jaxpr, traced.consts, leaves, windows)
@@ -398,7 +388,7 @@ def _evaluate(
     known |= dict(zip(jaxpr.invars, values, strict=True))
 
     def read(atom: Any) -> Value:
-        return atom.val if isinstance(atom, Literal) else known[atom]
+        return atom.val if isinstance(atom, core.Literal) else known[atom]
 
     for eqn in jaxpr.eqns:
         operands = [read(atom) for atom in eqn.invars]
@@ -409,7 +399,7 @@ def _evaluate(
 
 def _equation(eqn: Any, inputs: Sequence[Value], windows: Windows) -> Sequence[Value]:
     inner = _body(eqn)
-    if eqn.primitive is export_composite_p and str(eqn.params["operator"]).startswith(INTEGER):
+    if eqn.primitive is core.export_composite_p and str(eqn.params["operator"]).startswith(INTEGER):
         return _composite(eqn, inputs, windows)
     if inner is not None:
         return _evaluate(inner.jaxpr, inner.consts, inputs, windows)

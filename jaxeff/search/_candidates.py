@@ -48,22 +48,12 @@ import numpy as np
 import optax
 from jaxtyping import Array, Float, PRNGKeyArray
 
+from jaxeff import training
 from jaxeff.compression import FLOAT, Int, calibrate, integer, integer_aware
 from jaxeff.core import Table, check_count, input_batch, instance_of, static_integer, validate
 from jaxeff.pruning import Plan, pruned
 from jaxeff.search._space import INT8, MIX, Actions, Policy, SearchSpace
 from jaxeff.store import describe_arrays, describe_computation
-from jaxeff.training import (
-    CheckedLoss,
-    converge_batch_stats,
-    count_examples,
-    cross_entropy,
-    describe_training,
-    divergences,
-    fit,
-    init,
-    make_epoch,
-)
 
 Metrics = Callable[[Callable[[Any], Array], Any], Mapping[str, Any]]
 """What measures a candidate beside its accuracy: of its logits' function and validation data."""
@@ -151,12 +141,13 @@ class Small(NamedTuple):
             progress: Whether to show how far it is.
         """
         kept = self.with_ranges(jax.tree.map(lambda leaf: leaf[:RANGES], data[0]))
-        steps = epochs * (count_examples(data) // batch_size)
+        steps = epochs * (training.count_examples(data) // batch_size)
         rate = optax.cosine_decay_schedule(0.02, max(steps, 1))
-        result = fit(
-            key, cross_entropy(kept.train, mutable=self.state is not None), self.params, data,
-            state=self.state, optimizer=optimizer or optax.sgd(rate, momentum=0.9),
-            epochs=epochs, batch_size=batch_size, progress=progress,
+        result = training.fit(
+            key, training.cross_entropy(kept.train, mutable=self.state is not None),
+            self.params, data, state=self.state,
+            optimizer=optimizer or optax.sgd(rate, momentum=0.9), epochs=epochs,
+            batch_size=batch_size, progress=progress,
         )  # fmt: skip
         return kept._replace(params=result.params, state=result.state)
 
@@ -221,23 +212,23 @@ class Candidates:
         if steps is not None:
             check_count("Candidates: steps", steps, low=0)
         for name, examples in (("data", data), ("validation", validation)):
-            if (count := count_examples(examples)) < batch_size:
+            if (count := training.count_examples(examples)) < batch_size:
                 raise ValueError(
                     f"Candidates: {name} has {count} examples, less than one batch of {batch_size}"
                 )
         self.f, self.params, self.state, self.space = f, params, state, space
         self.data, self.validation = data, validation
         self.train, self.batch_size, self.metrics = train or f, batch_size, metrics
-        loss = cross_entropy(f, mutable=state is not None)
-        if isinstance(loss, CheckedLoss):
+        loss = training.cross_entropy(f, mutable=state is not None)
+        if isinstance(loss, training.CheckedLoss):
             for examples in (data, validation):
                 loss.check(None, params, state, examples, batch_size)
-        most = count_examples(data) // batch_size
+        most = training.count_examples(data) // batch_size
         self.steps = most if steps is None else steps
         if self.steps > most:
             raise ValueError(
                 f"Candidates: steps={self.steps} of {batch_size} are more than the "
-                f"{count_examples(data)} examples there are; an epoch has {most}"
+                f"{training.count_examples(data)} examples there are; an epoch has {most}"
             )
         self.optimizer = optimizer or optax.sgd(0.05, momentum=0.9)
         # Parameters and data are arguments of it: as constants they would be compiled in.
@@ -249,15 +240,15 @@ class Candidates:
         Args:
             key: Random key, of which only the kind matters.
         """
-        start = init(self.params, self.optimizer, self.state)
-        loss = cross_entropy(self.train, mutable=self.state is not None)
+        start = training.init(self.params, self.optimizer, self.state)
+        loss = training.cross_entropy(self.train, mutable=self.state is not None)
         size = self.batch_size
         batch = jax.tree.map(
             lambda leaf: jax.ShapeDtypeStruct((size, *leaf.shape[1:]), leaf.dtype), self.data[0]
         )
         args = (self.params, batch) if self.state is None else (self.params, self.state, batch)
         return {
-            **describe_training(key, loss, self.optimizer, start, self.data, size),
+            **training.describe_training(key, loss, self.optimizer, start, self.data, size),
             # Beside the loss, which is of the training form: accuracies are those of this one.
             "model": describe_computation(self.f, *args),
             **self._described_metrics(),
@@ -321,23 +312,23 @@ class Candidates:
     ) -> dict[str, Array]:
         if self.steps:
             train = self.space.compressed(self.train, policy)
-            loss = cross_entropy(train, mutable=self.state is not None)
-            epoch = make_epoch(loss, self.optimizer, self.batch_size)
+            loss = training.cross_entropy(train, mutable=self.state is not None)
+            epoch = training.make_epoch(loss, self.optimizer, self.batch_size)
             rows_key, epoch_key = jax.random.split(key)
-            count = count_examples(data)
+            count = training.count_examples(data)
             # An epoch passes over all that it is given: so it is given `steps` batches.
             rows = jax.random.permutation(rows_key, count)[: self.steps * self.batch_size]
             few = jax.tree.map(lambda leaf: jnp.asarray(leaf)[rows], data)
-            trained, _ = epoch(init(params, self.optimizer, state), epoch_key, few)
+            trained, _ = epoch(training.init(params, self.optimizer, state), epoch_key, few)
             params, state = trained.params, trained.state
             if state is not None:
                 first = jax.tree.map(lambda leaf: leaf[:RANGES], few[0])
                 # A few updates leave running statistics near those of the uncompressed model.
-                state = converge_batch_stats(train, params, state, first)
+                state = training.converge_batch_stats(train, params, state, first)
         f = self.space.compressed(self.f, policy)
         size = self.batch_size
         # Shapes are static, so only whole batches count, in the sum and in what divides it.
-        count_of_whole_batches = count_examples(validation) // size * size
+        count_of_whole_batches = training.count_examples(validation) // size * size
         batched = jax.tree.map(
             lambda leaf: jnp.asarray(leaf)[:count_of_whole_batches].reshape(
                 -1, size, *leaf.shape[1:]
@@ -463,7 +454,7 @@ def _divergences(
     f: Any, space: SearchSpace, policies: Any, params: Any, state: Any, x: Any
 ) -> Array:
     changed = functools.partial(space.compressed, f)
-    by_policy = divergences(f, changed, params, x, policies, state=state)
+    by_policy = training.divergences(f, changed, params, x, policies, state=state)
     return by_policy.reshape(len(by_policy), -1)
 
 

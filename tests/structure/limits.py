@@ -18,8 +18,8 @@ LIMITS = {
     "pairs of places that share six lines": 3,
 }
 
-IMPORTS = 5.4
-"""Lines with imports, at most, in a hundred; five are aimed at."""
+IMPORTS = 5.0
+"""Lines with imports, at most, in a hundred."""
 
 COMMENTS = 3.0
 """Lines with nothing but a comment, at least, in a hundred; three are aimed at."""

@@ -51,6 +51,7 @@ import numpy as np
 from jaxeff.core import function_of_form, instance_of, sequence_of, validate
 from jaxeff_export.artifact import dtype_of
 from jaxeff_export.boards import Board, BoardError, LocalBoard, ProgramBoard, make_board
+from jaxeff_export.bundle import running
 from jaxeff_export.bundle._example import (
     MOST_UNPACKED,
     Example,
@@ -67,14 +68,6 @@ from jaxeff_export.bundle.files import (
     BundleFolder,
     Manifest,
     SelfCheck,
-)
-from jaxeff_export.bundle.running import (
-    OperatorTime,
-    ProgramRunner,
-    Runner,
-    Session,
-    Timing,
-    require_timed,
 )
 from jaxeff_export.clib import CLibraryError
 from jaxeff_export.targets import ToolchainError, is_microcontroller, processor_of, require_extra
@@ -102,7 +95,7 @@ class Bundle(BundleFolder):
     ) -> None:
         super().__init__(folder, manifest, treedef)
         # Runners between calls: this process's, and one for each emulated core.
-        self._runners: dict[str, Runner] = {}
+        self._runners: dict[str, running.Runner] = {}
         self._program_library: CLibrary | None = None
         self._lifted = lifted  # the function as C libraries are made of it, once it was read
         self._opening = threading.RLock()
@@ -140,7 +133,7 @@ class Bundle(BundleFolder):
         return Example(artifact, parameters, bound, self.recorded, *known)
 
     @contextlib.contextmanager
-    def on(self, board: str | Board = "local") -> Iterator[Runner]:
+    def on(self, board: str | Board = "local") -> Iterator[running.Runner]:
         """Loads the bundle on a board, for many calls.
 
         Args:
@@ -187,7 +180,7 @@ class Bundle(BundleFolder):
         with self._place(board) as runner:
             return runner.run(*inputs)
 
-    def session(self, shared: Session | None = None) -> Session:
+    def session(self, shared: running.Session | None = None) -> running.Session:
         """Begins a session on this machine: calls whose state stays where it is.
 
         Any number of sessions run beside each other, each with a state of its own; on other boards
@@ -220,7 +213,7 @@ class Bundle(BundleFolder):
         number: int = 10,
         repeat: int = 10,
         batch: int | None = None,
-    ) -> Timing:
+    ) -> running.Timing:
         """Times the function on a board; ``.median_ms`` is the figure to quote.
 
         Args:
@@ -244,7 +237,7 @@ class Bundle(BundleFolder):
         number: int = 10,
         repeat: int = 5,
         batch: int | None = None,
-    ) -> tuple[OperatorTime, ...]:
+    ) -> tuple[running.OperatorTime, ...]:
         """Times every compiled operator on a board, slowest first.
 
         Args:
@@ -432,7 +425,7 @@ class Bundle(BundleFolder):
                 f"programs run in an emulator: {estimate}"
             )
         try:
-            require_timed(make_board(board))
+            running.require_timed(make_board(board))
         except BoardError as error:
             raise BoardError(f"{error}; {estimate}") from None
 
@@ -440,7 +433,7 @@ class Bundle(BundleFolder):
         return make_board(board, target=self.manifest.target)
 
     @contextlib.contextmanager
-    def _place(self, board: str | Board) -> Iterator[Runner]:
+    def _place(self, board: str | Board) -> Iterator[running.Runner]:
         """Opens a runner as `on` does, but keeps those that hold no connection between calls."""
         kept = self._runners.get(board) if isinstance(board, str) else None
         if kept is None:
@@ -474,7 +467,7 @@ class Bundle(BundleFolder):
                     raise
             return self._program_library
 
-    def _runner(self, board: Board) -> Runner:
+    def _runner(self, board: Board) -> running.Runner:
         self._read(LIBRARY)  # a library damaged since would take the process down
         if isinstance(board, ProgramBoard):
             # Such a board loads no libraries: the function is exported to C and linked to a
@@ -483,8 +476,8 @@ class Bundle(BundleFolder):
                 library = self._library_of_programs()
             except (CLibraryError, ToolchainError) as error:
                 raise BundleError(str(error)) from error
-            return ProgramRunner(self.manifest, library, self.recorded, board, self.treedef)
-        return Runner(
+            return running.ProgramRunner(self.manifest, library, self.recorded, board, self.treedef)
+        return running.Runner(
             self.manifest, self.folder / LIBRARY, self.operands, self.recorded, board, self.treedef
         )
 
@@ -543,7 +536,7 @@ class BoardResult(Generic[_T]):
 def run_on_boards(
     bundle: Bundle,
     boards: Sequence[str | Board],
-    work: Callable[[Runner], _T],
+    work: Callable[[running.Runner], _T],
     *,
     timed: bool = False,
     report: Callable[[BoardResult[_T]], None] | None = None,
@@ -582,7 +575,7 @@ def run_on_boards(
 
 
 def _outcome(
-    bundle: Bundle, board: str | Board, work: Callable[[Runner], _T], timed: bool
+    bundle: Bundle, board: str | Board, work: Callable[[running.Runner], _T], timed: bool
 ) -> BoardResult[_T]:
     name = board.name if isinstance(board, Board) else board
     try:

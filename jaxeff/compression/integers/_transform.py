@@ -50,13 +50,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array
 
-from jaxeff.compression._quantized import (
-    by_layer,
-    check_spec,
-    of_inputs,
-    quantized_layer,
-    settings_of,
-)
+from jaxeff.compression import _quantized
 from jaxeff.compression.integers import _layers as read
 from jaxeff.compression.integers._coded import Argument, Coded, Grid, coded
 from jaxeff.compression.integers._dataflow import ParameterCache, run_body, shortcuts_of
@@ -289,7 +283,7 @@ class Integer:
         _check_certain(program)
         check_open(program, "integer")
         with jax.ensure_compile_time_eval():  # a range is a number, also under jit
-            settings = settings_of(self._spec, program)
+            settings = _quantized.settings_of(self._spec, program)
         rule = IntegerRule(program, settings, store, self._dynamic, self._fixed)
         values = argument_leaves(args, kwargs)
         for i, value in (notes or {}).items():
@@ -337,7 +331,7 @@ def integer(
         ValueError: `requantize` is neither.
         IntegerError: On the first call; as for `convert`.
     """
-    check_spec(spec)
+    _quantized.check_spec(spec)
     if requantize not in ("float", "fixed"):
         raise ValueError(f'requantize is "float" or "fixed", not {requantize!r}')
     return Integer(f, spec, dynamic, requantize == "fixed")
@@ -466,7 +460,7 @@ def integer_aware(
             for layer, shortcut in shortcuts_of(program, settings).items()
             if shortcut.reader is not None
         }
-        quantize = at_sites(settings, quantized_layer)
+        quantize = at_sites(settings, _quantized.quantized_layer)
 
         def rule(layer: Layer, key: Any, *values: Any) -> Sequence[Any]:
             if layer in readers:
@@ -475,7 +469,7 @@ def integer_aware(
 
         return rule
 
-    return by_layer(f, spec, keyed, rule_of)
+    return _quantized.by_layer(f, spec, keyed, rule_of)
 
 
 def _as_codes(
@@ -488,7 +482,7 @@ def _as_codes(
     """Quantizes a sum's shortcut on the grid of another reader."""
     i = reader.data[0]
     operands = list(values)
-    for quantizer, tensor, j in of_inputs(
+    for quantizer, tensor, j in _quantized.of_inputs(
         reader, settings[reader.site], read.arrays_like(reader), key
     ):
         if j == i:

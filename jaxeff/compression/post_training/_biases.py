@@ -12,22 +12,8 @@ from jaxtyping import Array, Float
 
 from jaxeff.compression._quantized import check_spec, quantized_layer, settings_of
 from jaxeff.compression.numerics import Method
+from jaxeff.compression.post_training import _layerwise, _multiplication
 from jaxeff.compression.post_training._channels import Source, replace_weights, source, weights_of
-from jaxeff.compression.post_training._layerwise import (
-    PostTrained,
-    arguments,
-    check_finite,
-    side_by_side,
-    with_leaves,
-)
-from jaxeff.compression.post_training._multiplication import (
-    mean_per_entry,
-    multiplications,
-    origin,
-    parameter_values,
-    producers,
-    users,
-)
 from jaxeff.core import as_arguments, input_batch, spec_of, validate
 from jaxeff.program import Layer, Program, Rule, interpret, plain_rule, trace
 from jaxeff.program.ir import Value
@@ -52,7 +38,7 @@ class _Fold:
 @validate(batch=input_batch, spec=spec_of())
 def fold_batch_norm(
     f: Callable[..., Any], params: Any, batch: Any, spec: Mapping[str, Method | None] | None = None
-) -> PostTrained:
+) -> _layerwise.PostTrained:
     """Folds every batch norm that directly follows a linear layer.
 
     A normalization by running statistics is y = a x + b with a number a and b for each channel.
@@ -106,7 +92,7 @@ def fold_batch_norm(
     leaves = jax.tree.leaves((params, *args))
     folds = _folds(program, leaves)
     if not folds:
-        return PostTrained(f, params, spec)
+        return _layerwise.PostTrained(f, params, spec)
     count = len(jax.tree.leaves(params))
     for fold in folds:
         _scale(fold, leaves)
@@ -122,7 +108,7 @@ def fold_batch_norm(
     gone = set()
     for place, value in zip(places, program.inputs[:count], strict=True):
         # Read by folded normalizations alone: its numbers are in weights and biases now.
-        used = users(program, value.path)
+        used = _multiplication.users(program, value.path)
         if nested and used and set(used) <= norms:
             gone.add(place)
     structure = jax.tree.structure(params)
@@ -157,15 +143,15 @@ def fold_batch_norm(
         return interpret(f, make_rule, None, (params, *args), kwargs)
 
     if not nested:
-        return PostTrained(g, with_leaves(params, leaves), spec)
+        return _layerwise.PostTrained(g, _layerwise.with_leaves(params, leaves), spec)
     kept = {p: x for p, x in zip(places, leaves[:count], strict=True) if p not in gone}
     kept.update({new[fold.site]: _bias(fold) for fold in folds if fold.site in new})
-    return PostTrained(g, _nest(kept), spec)
+    return _layerwise.PostTrained(g, _nest(kept), spec)
 
 
 def _folds(program: Program, leaves: Sequence[Any]) -> list[_Fold]:
-    linear, _ = multiplications(program)
-    env = parameter_values(program, leaves)
+    linear, _ = _multiplication.multiplications(program)
+    env = _multiplication.parameter_values(program, leaves)
     results = {v for v in program.outputs if isinstance(v, Value)}
     folds = []
     for at in linear.values():
@@ -173,7 +159,7 @@ def _folds(program: Program, leaves: Sequence[Any]) -> list[_Fold]:
         reading = [la for la in program.layers if outputs[0] in la.inputs]
         # Folding changes the weight: nobody else may read it, and nothing but the
         # normalization may read the product.
-        alone = users(program, at.origin.path) == [at.layer.site]
+        alone = _multiplication.users(program, at.origin.path) == [at.layer.site]
         if len(outputs) != 1 or outputs[0] in results or len(reading) != 1 or not alone:
             continue
         (norm,) = reading
@@ -309,7 +295,7 @@ def _nest(leaves: Mapping[tuple[str, ...], Any]) -> dict[str, Any]:
 @validate(batch=input_batch)
 def correct_biases(
     f: Callable[..., Any], params: Any, batch: Any, spec: Mapping[str, Method | None]
-) -> PostTrained:
+) -> _layerwise.PostTrained:
     """Corrects biases so that quantized layers keep the means of their outputs.
 
     The error of a layer's output has a mean that isn't zero: E[y'] = E[y] + E[e], with an entry of
@@ -348,10 +334,10 @@ def correct_biases(
         arXiv:1906.04721.
     """
     check_spec(spec)
-    args = arguments("correct_biases", batch)
+    args = _layerwise.arguments("correct_biases", batch)
     program = trace(f, params, *args)
     settings = settings_of(spec, program)
-    makers = producers(program)
+    makers = _multiplication.producers(program)
     leaves = jax.tree.leaves((params, *args))
     corrected: dict[str, Array] = {}
 
@@ -361,17 +347,17 @@ def correct_biases(
         if layer.site not in settings or not layer.biases:
             return None
         index = layer.biases[0]
-        bias = origin(program, layer.inputs[index], makers, grows=True)
+        bias = _multiplication.origin(program, layer.inputs[index], makers, grows=True)
         # A bias that is computed, or read elsewhere too, can't take this layer's error alone.
-        if bias is None or users(program, bias.path) != [layer.site]:
+        if bias is None or _multiplication.users(program, bias.path) != [layer.site]:
             return None
         rule = jax.jit(partial(quantized_layer, settings[layer.site], layer, None))
         (result,) = rule(*quantized_inputs)
-        check_finite("correct_biases", layer.site, outputs=result)
+        _layerwise.check_finite("correct_biases", layer.site, outputs=result)
         leaf = leaves[bias.leaf]
         error = np.asarray(result) - np.asarray(outputs[0])
         # E[e] of eqs. 16 and 17, over all places that an entry of the bias adds to.
-        mean = mean_per_entry(layer, bias, index, leaf, exact, error)
+        mean = _multiplication.mean_per_entry(layer, bias, index, leaf, exact, error)
         corrected[layer.site] = mean
         leaves[bias.leaf] = jnp.asarray(np.asarray(leaf) - np.asarray(mean), leaf.dtype)
         inputs = list(quantized_inputs)
@@ -380,13 +366,13 @@ def correct_biases(
         changed: Sequence[Any] = rule(*inputs)
         return changed
 
-    side_by_side(program, settings, leaves, at)
+    _layerwise.side_by_side(program, settings, leaves, at)
     if not corrected:
         raise ValueError(
             "correct_biases found no bias of its own in any layer of the spec: "
             f"{_listed(program, settings)}. fold_batch_norm makes biases of batch norms."
         )
-    return PostTrained(f, with_leaves(params, leaves), dict(spec))
+    return _layerwise.PostTrained(f, _layerwise.with_leaves(params, leaves), dict(spec))
 
 
 def _listed(program: Program, settings: Mapping[str, Any]) -> str:

@@ -23,25 +23,13 @@ import numpy as np
 from jax.ad_checkpoint import checkpoint_name
 from jaxtyping import Array, Float
 
+from jaxeff import core
 from jaxeff.compression._quantized import applies, of_inputs, of_outputs, quantized, quantizing
 from jaxeff.compression.numerics import LayerQuantization, Tensor, fake_quantize, value_range
 from jaxeff.compression.numerics import parts as parts_of
 from jaxeff.compression.post_training._clipping import METHODS, Observer, clip_range, known_width
 from jaxeff.compression.post_training._layerwise import PostTrained
 from jaxeff.compression.quantizers import Int, Uniform
-from jaxeff.core import (
-    NEW_STATE_TAG,
-    STATE_TAG,
-    as_arguments,
-    check_choice,
-    check_number,
-    input_batches,
-    number,
-    parameter_tree,
-    probability,
-    spec_of,
-    validate,
-)
 from jaxeff.program import (
     Layer,
     Program,
@@ -58,7 +46,7 @@ Measured = Int | Uniform | LayerQuantization
 _OpenRanges = list[tuple[Any, Tensor, Any, int]]
 
 
-@validate(percentile=number(above=0, high=100), spec=spec_of())
+@core.validate(percentile=core.number(above=0, high=100), spec=core.spec_of())
 def calibrate(
     f: Callable[..., Any],
     params: Any,
@@ -160,7 +148,7 @@ def as_batches(where: str, batches: Any) -> Iterable[Any]:
     """Returns batches one by one: those of a list or an iterator, or one alone."""
     alone = isinstance(batches, tuple) or hasattr(batches, "dtype")
     batches = [batches] if alone else batches
-    input_batches(where, batches)
+    core.input_batches(where, batches)
     return batches  # type: ignore[no-any-return]
 
 
@@ -170,7 +158,7 @@ def _run(
     """Runs the model on all batches, and gives the arrays of the last: weights are equal in all."""
     arrays: dict[str, Any] | None = None
     for batch in batches:
-        args = as_arguments(batch)
+        args = core.as_arguments(batch)
         if any(np.size(leaf) == 0 for leaf in jax.tree.leaves(args)):
             raise ValueError("calibrate needs batches with at least one example, but one is empty.")
         arrays = observe(params, *args)
@@ -184,10 +172,10 @@ def _run(
 def _method(method: str | None, percentile: float | None) -> tuple[str, float]:
     """Returns the method, and the percentile that it takes."""
     if percentile is not None:
-        check_number("percentile", percentile, high=100, above=50)
+        core.check_number("percentile", percentile, high=100, above=50)
     if method is None:
         method = "minmax" if percentile in (None, 100) else "percentile"
-    check_choice("method", method, METHODS)
+    core.check_choice("method", method, METHODS)
     if percentile is not None and method != "percentile" and percentile != 100:
         raise ValueError(f'percentile={percentile} belongs to method="percentile", not {method!r}.')
     return method, 99.9 if percentile is None else percentile
@@ -289,7 +277,7 @@ class RunningRange(NamedTuple):
 Ranges = dict[str, RunningRange]
 
 
-@validate(decay=probability)
+@core.validate(decay=core.probability)
 def running(
     f: Callable[..., Any],
     spec: Mapping[str, Int | None],
@@ -322,12 +310,12 @@ def running(
             loop, or the ranges are of other layers.
     """
     check_settings(spec, Int, "an Int, such as Int(8)")
-    check_number("decay", decay, low=0, high=1)
+    core.check_number("decay", decay, low=0, high=1)
     # Open ranges of results are followed by the rule below; the rest is quantized as usual.
     rest = quantized(f, {p: None if _is_followed(s) else s for p, s in spec.items()})
 
     def g(params: Any, ranges: Ranges, *args: Any, **kwargs: Any) -> tuple[Any, Ranges]:
-        current = _tag(ranges, STATE_TAG)
+        current = _tag(ranges, core.STATE_TAG)
 
         def make_rule(program: Program) -> Rule:
             settings = _followed(spec, program)
@@ -354,12 +342,12 @@ def running(
             return rule
 
         result = interpret(rest, make_rule, None, (params, *args), kwargs)
-        return result, _tag(current, NEW_STATE_TAG)
+        return result, _tag(current, core.NEW_STATE_TAG)
 
     return g
 
 
-@validate(batch=parameter_tree)
+@core.validate(batch=core.parameter_tree)
 def initial_ranges(
     f: Callable[..., Any], params: Any, batch: Any, spec: Mapping[str, Int | None]
 ) -> Ranges:
@@ -378,7 +366,7 @@ def initial_ranges(
         ValueError: No layer is followed, or one is inside a loop.
     """
     check_settings(spec, Int, "an Int, such as Int(8)")
-    sites = _followed(spec, trace(f, params, *as_arguments(batch)))
+    sites = _followed(spec, trace(f, params, *core.as_arguments(batch)))
     if not sites:
         raise ValueError(
             'The spec leaves no range open of what a layer returns: give an Int(..., at="output") '

@@ -18,13 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array
 
-from jaxeff.compression._quantized import (
-    applies,
-    check_spec,
-    of_inputs,
-    quantized_layer,
-    settings_of,
-)
+from jaxeff.compression import _quantized
 from jaxeff.compression.numerics import LayerQuantization, Method, Quantizer, Tensor
 from jaxeff.compression.post_training._multiplication import (
     Matrix,
@@ -180,10 +174,10 @@ def read_model(
     Raises:
         ValueError: The batch is empty or not finite.
     """
-    check_spec(spec)
+    _quantized.check_spec(spec)
     args = arguments(where, batch)
     program = trace(f, params, *args)
-    settings = settings_of(spec, program)
+    settings = _quantized.settings_of(spec, program)
     leaves = jax.tree.leaves((params, *args))
     return ModelReading(program, settings, *multiplications(program), leaves)
 
@@ -227,7 +221,7 @@ def on_grids(
         if setting is None:
             return None
         inputs = list(quantized_inputs)
-        weights = [q for q in of_inputs(layer, setting, exact) if q[1].role == "weight"]
+        weights = [q for q in _quantized.of_inputs(layer, setting, exact) if q[1].role == "weight"]
         if not weights:
             return None
         if layer.site not in linear:
@@ -239,7 +233,7 @@ def on_grids(
         here = linear[layer.site]
         # The weight is fitted to what the layer will read: quantized activations of
         # quantized layers.
-        for method, tensor_read, j in of_inputs(layer, setting, quantized_inputs):
+        for method, tensor_read, j in _quantized.of_inputs(layer, setting, quantized_inputs):
             if tensor_read.role == "activation":
                 inputs[j] = rounded(run, method, tensor_read, inputs[j])
         path = here.origin.path
@@ -323,7 +317,7 @@ def side_by_side(
                 changed = at(layer, values, outputs, others)
             if changed is None:
                 quantizes = layer.kind == "control flow" or layer.site in settings
-                rule = partial(_run, layer, at_sites(settings, quantized_layer))
+                rule = partial(_run, layer, at_sites(settings, _quantized.quantized_layer))
                 changed = run(rule if quantizes else plain, others)
             quantized_env.update(zip(layer.outputs, changed, strict=True))
         for v in layer.inputs:
@@ -344,7 +338,7 @@ def started_spec(
         if layer.base in used:
             setting = settings.get(layer.site)
             # Of "*", which may match what has nothing for a quantizer; a site's own name may not.
-            if setting is not None and not applies(layer, setting):
+            if setting is not None and not _quantized.applies(layer, setting):
                 continue
             if setting is not None and layer.site in started:
                 setting = replace(setting, weights=started[layer.site])

@@ -18,20 +18,7 @@ from jaxtyping import Array, PRNGKeyArray
 
 from jaxeff.compression._quantized import is_look_up, rows_of
 from jaxeff.compression.numerics import LayerQuantization, Method
-from jaxeff.compression.post_training._channels import (
-    Gain,
-    alone,
-    gains,
-    output_channels,
-    replace_weights,
-    weights_of,
-)
-from jaxeff.compression.post_training._layerwise import (
-    PostTrained,
-    read_model,
-    started_spec,
-    with_leaves,
-)
+from jaxeff.compression.post_training import _channels, _layerwise
 from jaxeff.compression.post_training._multiplication import (
     Multiplication,
     Origin,
@@ -73,7 +60,7 @@ class Stream:
     biases: list[Origin] = field(default_factory=list)
     tables: list[Origin] = field(default_factory=list)
     read: list[Multiplication] = field(default_factory=list)
-    norms: list[Gain] = field(default_factory=list)
+    norms: list[_channels.Gain] = field(default_factory=list)
     free: bool = True
 
     def join(self, other: "Stream") -> None:
@@ -122,7 +109,7 @@ class _Reader:
         self.of: dict[Value, Value] = {}
         self.roots: dict[Value, Stream] = {}
         # A bias after the scale, as a layer norm has, would have to be turned with it.
-        single = [g for g in gains(program, leaves, linear) if len(g.vectors) == 1]
+        single = [g for g in _channels.gains(program, leaves, linear) if len(g.vectors) == 1]
         self.gains = {gain.layer: gain for gain in single}
 
     def stream(self, value: Value) -> Stream:
@@ -181,7 +168,7 @@ class _Reader:
         elif isinstance(operand, Value) and operand in layer.inputs:
             self.pin(operand)
         bias = self._bias(layer)
-        channels = output_channels(at) if turns and bias is not None else None
+        channels = _channels.output_channels(at) if turns and bias is not None else None
         size = out.aval.shape[-1] if out.aval.shape else 0
         if channels is not None and (channels == np.arange(size)).all():
             self.stream(out).written.append(at)
@@ -193,7 +180,7 @@ class _Reader:
         """Returns whether a weight is this layer's, but for a table that rows are taken from."""
         looked = [la.site for la in self.program.layers if is_look_up(la)]
         others = set(users(self.program, at.origin.path)) - {at.layer.site}
-        return alone(self.program, at) or others <= set(looked)
+        return _channels.alone(self.program, at) or others <= set(looked)
 
     def _bias(self, layer: Layer) -> list[Origin] | None:
         """Returns the parameters added to a product's outputs; None where they can't be turned."""
@@ -300,7 +287,7 @@ def rotate(
     spec: Mapping[str, Method | None],
     *,
     fold: bool = True,
-) -> PostTrained:
+) -> _layerwise.PostTrained:
     """Turns what quantized layers read by a random Hadamard matrix.
 
     A residual stream whose norms have no other part than a scale commutes with a rotation: what
@@ -345,7 +332,7 @@ def rotate(
     References:
         Ashkboos et al., "QuaRot", arXiv:2404.00456, sections 4.1 and 4.2.
     """
-    program, settings, linear, _, leaves = read_model("rotate", f, params, batch, spec)
+    program, settings, linear, _, leaves = _layerwise.read_model("rotate", f, params, batch, spec)
     # `Rotated` holds a number, which is static: a program is compiled for a matrix.
     seed = int(jax.random.randint(key, (), 0, 2**31 - 1))
     ours = [site for site in settings if site in linear]
@@ -366,7 +353,9 @@ def rotate(
     for site in ours:
         if site not in folded and not linear[site].contraction.is_convolution:
             kept[site] = _in_the_call(settings[site], seed)
-    return PostTrained(f, with_leaves(params, leaves), started_spec(program, kept, {}))
+    return _layerwise.PostTrained(
+        f, _layerwise.with_leaves(params, leaves), _layerwise.started_spec(program, kept, {})
+    )
 
 
 def _turn(stream: Stream, leaves: list[Any], seed: int) -> None:
@@ -380,13 +369,17 @@ def _turn(stream: Stream, leaves: list[Any], seed: int) -> None:
     for leaf in shared | {bias.leaf for bias in stream.biases}:
         leaves[leaf] = turn(leaves[leaf]).astype(leaves[leaf].dtype)
     for at in stream.written:
-        replace_weights(at, leaves, np.asarray(turn(weights_of(at, leaves)), np.float64))
+        _channels.replace_weights(
+            at, leaves, np.asarray(turn(_channels.weights_of(at, leaves)), np.float64)
+        )
     for at in stream.read:
         # Weights are matrices from inputs to outputs, and inputs are to be turned.
         # The head of a tied table is turned with it.
         if at.origin.leaf not in shared:
-            w = np.swapaxes(weights_of(at, leaves), 1, 2)
-            replace_weights(at, leaves, np.swapaxes(np.asarray(turn(w), np.float64), 1, 2))
+            w = np.swapaxes(_channels.weights_of(at, leaves), 1, 2)
+            _channels.replace_weights(
+                at, leaves, np.swapaxes(np.asarray(turn(w), np.float64), 1, 2)
+            )
 
 
 def _in_the_call(setting: LayerQuantization, seed: int) -> LayerQuantization:

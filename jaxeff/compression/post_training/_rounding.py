@@ -11,24 +11,15 @@ import optax
 from jax import lax
 from jaxtyping import Array, Float, Int
 
+from jaxeff import core
 from jaxeff.compression.numerics import Grid, Method, OnGrid
 from jaxeff.compression.post_training._layerwise import PostTrained, RoundingProblem, on_grids
 from jaxeff.compression.post_training._multiplication import Matrix
-from jaxeff.core import (
-    check_count,
-    check_number,
-    input_batch,
-    non_negative,
-    positive,
-    probability,
-    static_integer,
-    validate,
-)
 
 _EXACT = lax.Precision.HIGHEST
 
 
-@validate(batch=input_batch, damping=non_negative, block=static_integer())
+@core.validate(batch=core.input_batch, damping=core.non_negative, block=core.static_integer())
 def gptq(
     f: Callable[..., Any],
     params: Any,
@@ -79,8 +70,8 @@ def gptq(
     References:
         Frantar et al., "GPTQ", arXiv:2210.17323.
     """
-    check_number("gptq: damping", damping, 0)
-    check_count("gptq: block", block)
+    core.check_number("gptq: damping", damping, 0)
+    core.check_count("gptq: block", block)
 
     def solve(problem: RoundingProblem) -> Matrix:
         hessian = problem.at.moment(problem.quantized, problem.quantized, problem.run)
@@ -196,12 +187,12 @@ ZETA, GAMMA = 1.1, -0.1
 """Bounds of the stretched sigmoid (section 3.2)."""
 
 
-@validate(
-    batch=input_batch,
-    steps=static_integer(),
-    rate=positive,
-    penalty=non_negative,
-    warmup=probability,
+@core.validate(
+    batch=core.input_batch,
+    steps=core.static_integer(),
+    rate=core.positive,
+    penalty=core.non_negative,
+    warmup=core.probability,
 )
 def adaround(
     f: Callable[..., Any],
@@ -268,12 +259,12 @@ def adaround(
         Nagel et al., "Up or Down? Adaptive Rounding for Post-Training Quantization",
         arXiv:2004.10568.
     """
-    check_count("adaround: steps", steps)
-    check_number("adaround: rate", rate, above=0)
-    check_number("adaround: penalty", penalty, 0)
-    check_number("adaround: warmup", warmup, 0, below=1)
+    core.check_count("adaround: steps", steps)
+    core.check_number("adaround: rate", rate, above=0)
+    core.check_number("adaround: penalty", penalty, 0)
+    core.check_number("adaround: warmup", warmup, 0, below=1)
     for i, end in enumerate(beta):
-        check_number(f"adaround: beta[{i}]", end, 1)
+        core.check_number(f"adaround: beta[{i}]", end, 1)
 
     def solve(problem: RoundingProblem) -> Matrix:
         to = _grid(problem)

@@ -27,21 +27,7 @@ from typing import Any, Literal
 
 from jaxeff.core import jax_internals as _compat
 from jaxeff.core import primitives as p
-from jaxeff.program import Program
-from jaxeff.program.ir import (
-    Along,
-    Node,
-    OperationFamily,
-    Relation,
-    Scan,
-    Signature,
-    Value,
-    entering,
-    fixed_point,
-    signature,
-    walk,
-    walk_nodes,
-)
+from jaxeff.program import Program, ir
 
 APART: Literal["apart"] = "apart"
 SHARED: Literal["shared"] = "shared"
@@ -86,15 +72,15 @@ def through(
     meetings: list[DependentCombination] = []
 
     def rule(inner: Any, operands: list[Lineage]) -> list[Lineage]:
-        results, met = _through(inner, signature(inner), operands)
+        results, met = _through(inner, ir.signature(inner), operands)
         meetings.extend(met)
         return results
 
-    return list(entering(rule, lambda *_: {})(eqn, list(lineages))), meetings
+    return list(ir.entering(rule, lambda *_: {})(eqn, list(lineages))), meetings
 
 
 def _through(
-    eqn: Any, of: Signature, lineages: Sequence[Lineage]
+    eqn: Any, of: ir.Signature, lineages: Sequence[Lineage]
 ) -> tuple[list[Lineage], list[DependentCombination]]:
     if not any(lineages):
         return [{} for _ in eqn.outvars], []
@@ -120,7 +106,7 @@ def _through(
 
 
 def _crossings(
-    eqn: Any, of: Signature, lineages: Sequence[Lineage]
+    eqn: Any, of: ir.Signature, lineages: Sequence[Lineage]
 ) -> Iterator[DependentCombination]:
     """Finds two operands with one source whose entries meet."""
     for i, lineage in enumerate(lineages):
@@ -130,20 +116,20 @@ def _crossings(
                 yield DependentCombination(source, eqn, along=False)
 
 
-def _label(along: Along, labels: Labels, size: int) -> Label:
+def _label(along: ir.Along, labels: Labels, size: int) -> Label:
     """Returns the label of a result's axis."""
     of = [labels[a] for a in along.axes]
     match along.relation:
-        case Relation.SAME:
+        case ir.Relation.SAME:
             return of[0]
         # A merged axis has different source entries at different places only if each of its parts
         # has; which ones isn't followed further.
-        case Relation.MERGED | Relation.SPLIT | Relation.PLACED:
+        case ir.Relation.MERGED | ir.Relation.SPLIT | ir.Relation.PLACED:
             return SHARED if SHARED in of else APART
         # Windows that don't overlap see different entries.
-        case Relation.WINDOWED if along.window is not None and along.window.is_disjoint:
+        case ir.Relation.WINDOWED if along.window is not None and along.window.is_disjoint:
             return SHARED if SHARED in of else APART
-        case Relation.BROADCAST if size == 1:
+        case ir.Relation.BROADCAST if size == 1:
             return APART  # there are no two that could share anything
     return SHARED
 
@@ -162,15 +148,15 @@ def union(moved: Sequence[Lineage]) -> Lineage:
 
 
 def follow_lineages(
-    nodes: Sequence[Node], known: Mapping[Value, Lineage]
-) -> tuple[dict[Value, Lineage], dict[Node, list[DependentCombination]]]:
+    nodes: Sequence[ir.Node], known: Mapping[ir.Value, Lineage]
+) -> tuple[dict[ir.Value, Lineage], dict[ir.Node, list[DependentCombination]]]:
     """Follows lineages through nodes, and finds the dependent entries that each node combines."""
     lineages = dict(known)
-    meetings: dict[Node, list[DependentCombination]] = {}
+    meetings: dict[ir.Node, list[DependentCombination]] = {}
     for node in nodes:
-        operands = [lineages.get(a, {}) if isinstance(a, Value) else {} for a in node.inputs]
+        operands = [lineages.get(a, {}) if isinstance(a, ir.Value) else {} for a in node.inputs]
         if any(operands):
-            is_call = node.signature.family is OperationFamily.CALL
+            is_call = node.signature.family is ir.OperationFamily.CALL
             results, met = (
                 through(node.eqn, operands)
                 if is_call
@@ -182,12 +168,12 @@ def follow_lineages(
     return lineages, meetings
 
 
-def independent_lineages(values: Sequence[Value]) -> dict[Value, Lineage]:
+def independent_lineages(values: Sequence[ir.Value]) -> dict[ir.Value, Lineage]:
     """Returns the lineages of values that are independent of each other, entries and all."""
     return {v: {v: identity(v.aval.shape)} for v in values}
 
 
-def internal(values: Sequence[Value], nodes: Sequence[Node]) -> list[DependentCombination]:
+def internal(values: Sequence[ir.Value], nodes: Sequence[ir.Node]) -> list[DependentCombination]:
     """Finds the dependent entries that nodes combine even where the values are independent."""
     return [
         m for met in follow_lineages(nodes, independent_lineages(values))[1].values() for m in met
@@ -195,7 +181,7 @@ def internal(values: Sequence[Value], nodes: Sequence[Node]) -> list[DependentCo
 
 
 def external(
-    values: Sequence[Value], nodes: Sequence[Node], lineages: Mapping[Value, Lineage]
+    values: Sequence[ir.Value], nodes: Sequence[ir.Node], lineages: Mapping[ir.Value, Lineage]
 ) -> list[DependentCombination]:
     """Finds the dependent entries that nodes combine because values share sources further back.
 
@@ -215,7 +201,7 @@ def external(
     return [*meetings, *_across(values, nodes, lineages)]
 
 
-def shared_sources(values: Sequence[Value], lineages: Mapping[Value, Lineage]) -> list[Any]:
+def shared_sources(values: Sequence[ir.Value], lineages: Mapping[ir.Value, Lineage]) -> list[Any]:
     """Returns the sources that more than one of the values depends on."""
     seen: set[Any] = set()
     shared: dict[Any, None] = {}
@@ -225,7 +211,7 @@ def shared_sources(values: Sequence[Value], lineages: Mapping[Value, Lineage]) -
     return list(shared)
 
 
-def _clouded(value: Value, lineage: Lineage) -> tuple[Any, ...]:
+def _clouded(value: ir.Value, lineage: Lineage) -> tuple[Any, ...]:
     """Returns identity labels, SHARED along axes on which entries depend on one another."""
     distinct = set(lineage.values())
     return tuple(
@@ -235,7 +221,7 @@ def _clouded(value: Value, lineage: Lineage) -> tuple[Any, ...]:
 
 
 def _across(
-    values: Sequence[Value], nodes: Sequence[Node], lineages: Mapping[Value, Lineage]
+    values: Sequence[ir.Value], nodes: Sequence[ir.Node], lineages: Mapping[ir.Value, Lineage]
 ) -> list[DependentCombination]:
     """Finds equations whose operands come from different values that share a source."""
     if not shared_sources(values, lineages):
@@ -248,7 +234,7 @@ def _across(
     # What was put side by side (`concatenate([x, relu(x)])`) may be combined later on.
     beside = follow_lineages(nodes, {v: lineages[v] for v in values})[1] if _places(nodes) else {}
     for node in nodes:
-        sets = [reached.get(a, {}) for a in node.inputs if isinstance(a, Value)]
+        sets = [reached.get(a, {}) for a in node.inputs if isinstance(a, ir.Value)]
         pairs = [
             (one, other)
             for i, one in enumerate(sets)
@@ -271,12 +257,12 @@ def _across(
     return combinations
 
 
-def _places(nodes: Sequence[Node]) -> bool:
+def _places(nodes: Sequence[ir.Node]) -> bool:
     """Returns whether an equation puts several values side by side, and others follow."""
     return any(n.signature.beside and len(n.values) > 1 for n in nodes[:-1])
 
 
-def _meets(node: Node) -> bool:
+def _meets(node: ir.Node) -> bool:
     """Returns whether entries of different operands are combined, rather than put side by side."""
     if len(node.values) < 2:
         return False
@@ -301,9 +287,9 @@ def varying_axes(program: Program) -> list[Axes]:
     for layer in program.layers:
         if not layer.nodes:
             known.update(zip(layer.outputs, (known[v] for v in layer.inputs), strict=True))
-        walk_nodes(layer.nodes, known, (), _rule, _constant)
+        ir.walk_nodes(layer.nodes, known, (), _rule, _constant)
     outputs = program.outputs
-    return [known[v] if isinstance(v, Value) else _all_of(v.aval.shape) for v in outputs]
+    return [known[v] if isinstance(v, ir.Value) else _all_of(v.aval.shape) for v in outputs]
 
 
 def _all_of(shape: Sequence[int]) -> Axes:
@@ -321,14 +307,14 @@ def _equation(eqn: Any, operands: list[Axes]) -> list[Axes]:
     if eqn.primitive is p.scan_p:
         return _scan(eqn, operands)
     if eqn.primitive is p.remat_p:
-        return walk(_compat.as_closed(_compat.sub_jaxprs(eqn)[0]), operands, _rule, _constant)
-    of = signature(eqn)
-    if of.family is OperationFamily.LOOP or (
-        of.family is OperationFamily.OPAQUE and any(map(any, operands))
+        return ir.walk(_compat.as_closed(_compat.sub_jaxprs(eqn)[0]), operands, _rule, _constant)
+    of = ir.signature(eqn)
+    if of.family is ir.OperationFamily.LOOP or (
+        of.family is ir.OperationFamily.OPAQUE and any(map(any, operands))
     ):
         return [_all_of(shape) for shape in shapes]
     # Which row of a table is taken is said by the indices.
-    silent = {Relation.UNKNOWN} if of.family is OperationFamily.SELECT else set()
+    silent = {ir.Relation.UNKNOWN} if of.family is ir.OperationFamily.SELECT else set()
 
     def varies(axis: int, result: int) -> bool:
         return axis in of.distinct or any(
@@ -343,19 +329,19 @@ def _equation(eqn: Any, operands: list[Axes]) -> list[Axes]:
     ]
 
 
-_rule = entering(_equation, _constant)
+_rule = ir.entering(_equation, _constant)
 
 
 def _scan(eqn: Any, operands: list[Axes]) -> list[Axes]:
-    loop = Scan.of(eqn, operands)
+    loop = ir.Scan.of(eqn, operands)
     rows = [axes[1:] for axes in loop.xs]
 
     def step(carry: Sequence[Axes]) -> tuple[Sequence[Axes], list[Axes]]:
-        return loop.split(walk(loop.body, loop.inputs(carry, rows), _rule, _constant))
+        return loop.split(ir.walk(loop.body, loop.inputs(carry, rows), _rule, _constant))
 
     def either(a: Axes, b: Axes) -> Axes:
         return tuple(x or y for x, y in zip(a, b, strict=True))
 
-    carry, stacked = fixed_point(step, loop.carry, either)
+    carry, stacked = ir.fixed_point(step, loop.carry, either)
     # Steps may differ from one another.
     return [*carry, *((True, *axes) for axes in stacked)]

@@ -32,12 +32,7 @@ from jaxtyping import Array
 from jaxeff.core import Literal
 from jaxeff.core import primitives as p
 from jaxeff.moment_propagation._values import Gaussian
-from jaxeff.moment_propagation.dependence._lineage import (
-    SHARED,
-    Labels,
-    follow_lineages,
-    independent_lineages,
-)
+from jaxeff.moment_propagation.dependence import _lineage
 from jaxeff.program import Layer
 from jaxeff.program.ir import FACTS, Facts, Node, Value, entering, facts, inside, walk_nodes
 from jaxeff.program.ir import primitives as prim
@@ -218,19 +213,19 @@ def second_order(layer: Layer, random: Sequence[Value], values: dict[Value, Any]
     return results
 
 
-_OneLineage = list[tuple[Value, Labels]]
+_OneLineage = list[tuple[Value, _lineage.Labels]]
 
 
 def _lineages(layer: Layer, random: Sequence[Value]) -> list[_OneLineage]:
     """Returns for each result the random inputs and the labels of its axes with respect to each."""
-    lineages = follow_lineages(layer.nodes, independent_lineages(random))[0]
+    lineages = _lineage.follow_lineages(layer.nodes, _lineage.independent_lineages(random))[0]
     return [
-        [(v, lineages[out].get(v, (SHARED,) * len(out.aval.shape))) for v in random]
+        [(v, lineages[out].get(v, (_lineage.SHARED,) * len(out.aval.shape))) for v in random]
         for out in layer.outputs
     ]
 
 
-def _mixed_axes(value: Value, labels: Labels) -> list[int]:
+def _mixed_axes(value: Value, labels: _lineage.Labels) -> list[int]:
     return [a for a in range(len(value.aval.shape)) if a not in labels]
 
 
@@ -287,7 +282,7 @@ def _side_by_side(bases: Sequence[Array]) -> list[Array]:
     ]
 
 
-def _basis(value: Value, labels: Labels, dtype: Any) -> Array:
+def _basis(value: Value, labels: _lineage.Labels, dtype: Any) -> Array:
     """Makes tangents `[mixed entries, *shape]`, each of one entry at all places of other axes."""
     shape = tuple(value.aval.shape)
     mixed = _mixed_axes(value, labels)
@@ -296,7 +291,7 @@ def _basis(value: Value, labels: Labels, dtype: Any) -> Array:
     return jnp.broadcast_to(jnp.eye(count, dtype=dtype).reshape(count, *layout), (count, *shape))
 
 
-def _spread(var: Array, labels: Labels) -> Array:
+def _spread(var: Array, labels: _lineage.Labels) -> Array:
     """Arranges variances as `[mixed entries, *axes of the result]`, size 1 for its new axes."""
     mixed = [a for a in range(var.ndim) if a not in labels]
     kept = [a for a in labels if isinstance(a, int)]

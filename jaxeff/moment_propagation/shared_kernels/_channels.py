@@ -40,21 +40,12 @@ from jaxeff.moment_propagation.dependence import (
     follow_lineages,
     identity,
 )
+from jaxeff.moment_propagation.shared_kernels import _terms
 from jaxeff.moment_propagation.shared_kernels._layouts import (
     BATCH,
     CHANNEL,
     canonical,
     restored,
-)
-from jaxeff.moment_propagation.shared_kernels._terms import (
-    ContractionTerm,
-    CrossedTerm,
-    LinearMap,
-    MixedTerm,
-    NoiseTerm,
-    ResidualTerm,
-    root,
-    spread,
 )
 from jaxeff.program import Layer, Program
 from jaxeff.program.ir import Axes, Node, Value, axes
@@ -437,42 +428,44 @@ def keeps_positions(layer: Layer, value: Value, layout: Axes) -> bool:
     return all(x == i or a == CHANNEL or n == 1 for i, (x, a, n) in enumerate(pairs))
 
 
-def variance_of(terms: Sequence[NoiseTerm], by: LinearMap | None = None) -> Array:
+def variance_of(terms: Sequence[_terms.NoiseTerm], by: _terms.LinearMap | None = None) -> Array:
     """Computes the variances of entries, or of what a linear map makes of them.
 
     Args:
         terms: What the noise of the entries is made of; one of them at most has a source.
         by: The map; None for the entries themselves.
     """
-    by = by or LinearMap.identity()
+    by = by or _terms.LinearMap.identity()
     variances = []
     for term in terms:
-        if isinstance(term, ResidualTerm):
+        if isinstance(term, _terms.ResidualTerm):
             variances.append(by.squared(term.gate**2 * term.variance))
             continue
-        if isinstance(term, MixedTerm):
+        if isinstance(term, _terms.MixedTerm):
             variances.append(variance_of([term.inner], term.map_to(by)))
             continue
-        if isinstance(term, CrossedTerm):
+        if isinstance(term, _terms.CrossedTerm):
             # Channel by channel of the source, as if these were independent.
             spreads = jnp.moveaxis(term.steps, -2, 0) * term.gate
-            deviations = root(term.variance).T
+            deviations = _terms.root(term.variance).T
             variances += [
                 by.forward(one * std.reshape(-1, *(1,) * (one.ndim - 1))) ** 2
                 for one, std in zip(spreads, deviations, strict=True)
             ]
             continue
-        variances.append(by.forward(term.gate * spread(root(term.variance), term.gate)) ** 2)
-        if isinstance(term, ContractionTerm):
+        variances.append(
+            by.forward(term.gate * _terms.spread(_terms.root(term.variance), term.gate)) ** 2
+        )
+        if isinstance(term, _terms.ContractionTerm):
             variances.append(_of_kernel(by, term))
     return sum(variances[1:], start=variances[0])
 
 
-def _of_kernel(by: LinearMap, term: ContractionTerm) -> Array:
+def _of_kernel(by: _terms.LinearMap, term: _terms.ContractionTerm) -> Array:
     """Computes what a kernel's own noise adds, a weight of each channel after the other."""
     read, gate = term.read, term.gate
     windows = read.windows(term.image)
-    deviations = root(read.by_group(term.kernel[1]))
+    deviations = _terms.root(read.by_group(term.kernel[1]))
     rows = jnp.moveaxis(windows, (2, 4), (0, 1)).reshape(-1, *windows.shape[:2], read.groups, 1)
     by_weight = deviations.reshape(-1, *deviations.shape[2:])
 
@@ -531,17 +524,19 @@ def rows_by(
     return rows
 
 
-def rearranged(terms: Sequence[NoiseTerm], rows: Callable[[Array], Array]) -> list[NoiseTerm]:
+def rearranged(
+    terms: Sequence[_terms.NoiseTerm], rows: Callable[[Array], Array]
+) -> list[_terms.NoiseTerm]:
     """Takes the rows of what noise is made of."""
-    rearranged_terms: list[NoiseTerm] = []
+    rearranged_terms: list[_terms.NoiseTerm] = []
     for term in terms:
         taken = replace(term, gate=rows(term.gate))
-        if isinstance(taken, ResidualTerm):
+        if isinstance(taken, _terms.ResidualTerm):
             taken = replace(taken, variance=rows(taken.variance))
-        elif isinstance(taken, ContractionTerm):
+        elif isinstance(taken, _terms.ContractionTerm):
             through = taken.through and (rows(taken.through[0]), taken.through[1])
             taken = replace(taken, image=rows(taken.image), through=through)
-        elif isinstance(taken, CrossedTerm):
+        elif isinstance(taken, _terms.CrossedTerm):
             by_channel = jnp.moveaxis(taken.steps, -2, 0)
             taken = replace(taken, steps=jnp.moveaxis(jax.vmap(rows)(by_channel), 0, -2))
         rearranged_terms.append(taken)

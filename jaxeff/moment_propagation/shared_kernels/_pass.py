@@ -43,40 +43,10 @@ from jaxeff.core import Literal
 from jaxeff.core import primitives as p
 from jaxeff.moment_propagation._values import Gaussian, MomentsWarning, is_random, to_variance
 from jaxeff.moment_propagation.dependence import FusedLayer, WholeLayer, with_layers
+from jaxeff.moment_propagation.shared_kernels import _channels, _plan, _terms
 from jaxeff.moment_propagation.shared_kernels import _rules as rules
-from jaxeff.moment_propagation.shared_kernels._channels import (
-    ChannelGroups,
-    shared_parameters,
-    with_channels_joined,
-)
 from jaxeff.moment_propagation.shared_kernels._layouts import canonical, restored
-from jaxeff.moment_propagation.shared_kernels._plan import (
-    Matcher,
-    SharingPlan,
-    SharingRule,
-    match_group_normalization,
-    match_normalization,
-    matcher,
-    plan_of,
-)
 from jaxeff.moment_propagation.shared_kernels._rules import RuleContext, terms_of
-from jaxeff.moment_propagation.shared_kernels._terms import (
-    ContractionTerm,
-    CrossedTerm,
-    EntryTerm,
-    LinearMap,
-    MixedTerm,
-    NoiseTerm,
-    ResidualTerm,
-    SharedNoise,
-    divided,
-    gated,
-    marginalise,
-    mean_over_positions,
-    root,
-    spread,
-    weighted_covariance,
-)
 from jaxeff.program import Layer, Program, plain_rule, run_layers
 from jaxeff.program.ir import Axes, Scan, Value
 from jaxeff.program.ir import primitives as prim
@@ -102,7 +72,7 @@ class _Normalized(NamedTuple):
     operand: Gaussian
     result: Gaussian
     layout: Axes
-    parameters: list[NoiseTerm]
+    parameters: list[_terms.NoiseTerm]
 
 
 def normalization(here: RuleContext, layer: Layer, values: Sequence[Any]) -> Sequence[Any]:
@@ -116,24 +86,24 @@ def normalization(here: RuleContext, layer: Layer, values: Sequence[Any]) -> Seq
     if norm is None:
         return outputs
     var = canonical(norm.operand.var, norm.layout)
-    gate = root(divided(canonical(norm.result.var, norm.layout), var))
+    gate = _terms.root(_terms.divided(canonical(norm.result.var, norm.layout), var))
     terms = terms_of(here.noise, norm.value, var)
     if var.shape[-1] <= _FEW_CHANNELS and all(_is_one_noise(term) for term in terms):
-        marginalise(here.noise, norm.value)
+        _terms.marginalise(here.noise, norm.value)
         terms = _crossed(here, layer, values, norm, gate)
     else:
         if var.shape[-1] < _MANY_CHANNELS:
             _warn_of_few(layer, var.shape[-1])
-        terms = gated(terms, gate)
+        terms = _terms.gated(terms, gate)
     here.keep(layer.outputs[0], [*terms, *norm.parameters])
     return outputs
 
 
-def _is_one_noise(term: NoiseTerm) -> bool:
+def _is_one_noise(term: _terms.NoiseTerm) -> bool:
     """Returns whether a channel's noise is one number times an amplitude at each position."""
-    if isinstance(term, ContractionTerm):
+    if isinstance(term, _terms.ContractionTerm):
         return math.prod(term.kernel[0].shape[:-1]) == 1
-    return isinstance(term, EntryTerm | ResidualTerm)
+    return isinstance(term, _terms.EntryTerm | _terms.ResidualTerm)
 
 
 def _warn_of_few(layer: Layer, channels: int) -> None:
@@ -149,7 +119,7 @@ def _warn_of_few(layer: Layer, channels: int) -> None:
 
 def _crossed(
     here: RuleContext, layer: Layer, values: Sequence[Any], norm: _Normalized, gate: Array
-) -> list[NoiseTerm]:
+) -> list[_terms.NoiseTerm]:
     """Returns what the noise of all channels moves entries by, and the rest of each entry."""
     a, s = here.noise.amplitudes[norm.value], here.noise.variances[norm.value]
     means = {
@@ -166,9 +136,11 @@ def _crossed(
         return canonical(along(restored(a * unit, norm.layout)), norm.layout)
 
     steps = jax.vmap(of_channel, out_axes=-2)(jnp.eye(a.shape[-1], dtype=a.dtype))
-    residual = jnp.maximum(canonical(norm.operand.var, norm.layout) - a * a * spread(s, a), 0)
+    residual = jnp.maximum(
+        canonical(norm.operand.var, norm.layout) - a * a * _terms.spread(s, a), 0
+    )
     one = jnp.ones_like(a)
-    return [CrossedTerm(one, steps, s, norm.value), ResidualTerm(gate, residual, 1.0)]
+    return [_terms.CrossedTerm(one, steps, s, norm.value), _terms.ResidualTerm(gate, residual, 1.0)]
 
 
 def group_normalization(here: RuleContext, layer: Layer, values: Sequence[Any]) -> Sequence[Any]:
@@ -177,27 +149,29 @@ def group_normalization(here: RuleContext, layer: Layer, values: Sequence[Any]) 
     norm = _normalized(here, layer, values, outputs)
     if norm is None:
         return outputs
-    groups = ChannelGroups.of(layer, norm.value, norm.layout)
+    groups = _channels.ChannelGroups.of(layer, norm.value, norm.layout)
     # The plan holds no other layers.
     assert groups is not None
     x, var = (canonical(part, norm.layout) for part in (norm.operand.mean, norm.operand.var))
     y, after = (canonical(part, norm.layout) for part in (norm.result.mean, norm.result.var))
     # The slope is one number for a channel. Its sign, the scale's, is that of results by inputs.
-    centred = x - spread(mean_over_positions(x), x)
-    sign = jnp.where(mean_over_positions(centred * y) < 0, -1.0, 1.0).astype(x.dtype)
-    slope = sign * root(divided(mean_over_positions(after), mean_over_positions(var)))
+    centred = x - _terms.spread(_terms.mean_over_positions(x), x)
+    sign = jnp.where(_terms.mean_over_positions(centred * y) < 0, -1.0, 1.0).astype(x.dtype)
+    slope = sign * _terms.root(
+        _terms.divided(_terms.mean_over_positions(after), _terms.mean_over_positions(var))
+    )
     if sum(term.source is not None for term in noise.terms.get(norm.value, ())) > 1:
         # Parts that share a source add up before they are squared.
-        marginalise(noise, norm.value)
+        _terms.marginalise(noise, norm.value)
     h = _standardised(x, var, groups)
     before = terms_of(noise, norm.value, var)
-    itself = _own_part(spread(slope, x), h, groups)
+    itself = _own_part(_terms.spread(slope, x), h, groups)
     ones = jnp.ones_like(x)
-    terms: list[NoiseTerm] = [MixedTerm(ones, term, itself) for term in before]
+    terms: list[_terms.NoiseTerm] = [_terms.MixedTerm(ones, term, itself) for term in before]
     for weight in (ones, h) if groups.is_centred else (h,):
-        others = _of_others(weighted_covariance(noise, before, weight), groups)
-        step = spread(slope * root(others), x) * weight
-        terms.append(EntryTerm(-step, jnp.ones_like(others)))
+        others = _of_others(_terms.weighted_covariance(noise, before, weight), groups)
+        step = _terms.spread(slope * _terms.root(others), x) * weight
+        terms.append(_terms.EntryTerm(-step, jnp.ones_like(others)))
     here.keep(layer.outputs[0], [*terms, *norm.parameters])
     return outputs
 
@@ -214,26 +188,26 @@ def _normalized(
     still = {v: to_variance(x).mean if v in random else x for v, x in operands.items()}
     result = here.moments(layer, *still.values())[0] if random else outputs[0]
     means = {**still, source: to_variance(operands[source]).mean}
-    terms: list[NoiseTerm] = []
-    for v, is_number in shared_parameters(layer, random, layout).items():
+    terms: list[_terms.NoiseTerm] = []
+    for v, is_number in _channels.shared_parameters(layer, random, layout).items():
         # A parameter moves all positions of a channel by its slope there.
-        step = root(to_variance(operands[v]).var)
+        step = _terms.root(to_variance(operands[v]).var)
 
         def of(w: Array, moved: Value = v) -> Array:
             return layer.fn(*(w if a is moved else means[a] for a in layer.inputs))[0]
 
         along = canonical(jax.jvp(of, (means[v],), (step,))[1], layout)
         one = jnp.ones((len(along), along.shape[-1]), along.dtype)
-        terms.append(EntryTerm(along, one, is_number=is_number))
+        terms.append(_terms.EntryTerm(along, one, is_number=is_number))
     return _Normalized(source, to_variance(operands[source]), to_variance(result), layout, terms)
 
 
-def _by_group(x: Array, groups: ChannelGroups) -> Array:
+def _by_group(x: Array, groups: _channels.ChannelGroups) -> Array:
     """Brings `[batch, channels]` to `[batch, groups, channels of a group]`."""
     return x.reshape(len(x), groups.count, -1)
 
 
-def _standardised(x: Array, var: Array, groups: ChannelGroups) -> Array:
+def _standardised(x: Array, var: Array, groups: _channels.ChannelGroups) -> Array:
     """Computes h, the entries less their group's mean over its deviation, or over its root."""
 
     def of_group(per_channel: Array) -> Array:
@@ -241,12 +215,14 @@ def _standardised(x: Array, var: Array, groups: ChannelGroups) -> Array:
         return jnp.broadcast_to(mean, _by_group(per_channel, groups).shape).reshape(x.shape[0], -1)
 
     if groups.is_centred:
-        x = x - spread(of_group(mean_over_positions(x)), x)
-    power = of_group(mean_over_positions(x * x + var))
-    return jnp.where(spread(power, x) > 0, divided(x, spread(root(power), x)), 0)
+        x = x - _terms.spread(of_group(_terms.mean_over_positions(x)), x)
+    power = of_group(_terms.mean_over_positions(x * x + var))
+    return jnp.where(
+        _terms.spread(power, x) > 0, _terms.divided(x, _terms.spread(_terms.root(power), x)), 0
+    )
 
 
-def _own_part(slope: Array, h: Array, groups: ChannelGroups) -> LinearMap:
+def _own_part(slope: Array, h: Array, groups: _channels.ChannelGroups) -> _terms.LinearMap:
     """Makes the map of a channel's noise to its results, its own part of the statistics included.
 
     L δ = D (δ - (1 / N) Σ_p δ - (1 / N) h Σ_p h δ), and without the first sum for an RMS norm.
@@ -255,7 +231,7 @@ def _own_part(slope: Array, h: Array, groups: ChannelGroups) -> LinearMap:
     centre = 1.0 if groups.is_centred else 0.0
 
     def mean(x: Array) -> Array:
-        return spread(mean_over_positions(x), h) / size
+        return _terms.spread(_terms.mean_over_positions(x), h) / size
 
     def less_statistics(x: Array) -> Array:
         return x - centre * mean(x) - h * mean(h * x)
@@ -266,12 +242,12 @@ def _own_part(slope: Array, h: Array, groups: ChannelGroups) -> LinearMap:
         both = centre * mean(x) + 2 * centre * h * mean(h * x) + h * h * mean(h * h * x)
         return slope**2 * (x * (1 - 2 * (centre + h * h) / entries) + both / entries)
 
-    return LinearMap(
+    return _terms.LinearMap(
         lambda x: slope * less_statistics(x), lambda x: less_statistics(slope * x), squared
     )
 
 
-def _of_others(covariance: Array, groups: ChannelGroups) -> Array:
+def _of_others(covariance: Array, groups: _channels.ChannelGroups) -> Array:
     """Computes the variances of what all other channels of a group add to its statistic.
 
     Args:
@@ -291,8 +267,10 @@ def _of_others(covariance: Array, groups: ChannelGroups) -> Array:
     return jnp.maximum(others.reshape(batch, channels), 0) / size**2
 
 
-NORMALIZATION = SharingRule(match_normalization, normalization)
-GROUP_NORMALIZATION = SharingRule(match_group_normalization, group_normalization, resolves=True)
+NORMALIZATION = _plan.SharingRule(_plan.match_normalization, normalization)
+GROUP_NORMALIZATION = _plan.SharingRule(
+    _plan.match_group_normalization, group_normalization, resolves=True
+)
 
 RULES = (
     rules.CONTRACTION, rules.JOIN, rules.POINTWISE, rules.POOLING, rules.GATHERED, rules.MIXING,
@@ -324,7 +302,7 @@ def with_shared_noise(
     """
     random = [v for v, x in zip(program.inputs, values, strict=True) if is_random(x)]
     joined = [v for v in prepared.layers if isinstance(v, FusedLayer | WholeLayer)]
-    plan, kept = _settled(program, random, joined, matcher(RULES, own_rules))
+    plan, kept = _settled(program, random, joined, _plan.matcher(RULES, own_rules))
     for gap in plan.gaps:
         gap.warn()
     if not plan.rules:
@@ -337,8 +315,8 @@ def with_shared_noise(
 
 
 def _settled(
-    program: Program, random: Collection[Value], joined: Sequence[Layer], match: Matcher
-) -> tuple[SharingPlan, list[Layer]]:
+    program: Program, random: Collection[Value], joined: Sequence[Layer], match: _plan.Matcher
+) -> tuple[_plan.SharingPlan, list[Layer]]:
     """Plans until every layer that was joined of others has a rule for which it stays one.
 
     A statistic of positions is one function; other poolings are followed layer by layer. Between
@@ -346,10 +324,10 @@ def _settled(
     gives it a rule. Which of those there are shows when the poolings are settled.
     """
 
-    def planned(kept: Sequence[Layer]) -> SharingPlan:
-        return plan_of(_with(program, kept), random, match)
+    def planned(kept: Sequence[Layer]) -> _plan.SharingPlan:
+        return _plan.plan_of(_with(program, kept), random, match)
 
-    channels, kept = with_channels_joined(program), list(joined)
+    channels, kept = _channels.with_channels_joined(program), list(joined)
     plan = planned(kept)
     for further, staying in (
         ([], {v: {rules.MIXING} for v in joined if _pools(v)}),
@@ -381,8 +359,10 @@ def _with(program: Program, joined: Iterable[Layer]) -> Program:
     return with_layers(program, layers)
 
 
-def _rule(moments: Callable[..., Sequence[Any]], plan: SharingPlan) -> Callable[..., Sequence[Any]]:
-    noise = SharedNoise()
+def _rule(
+    moments: Callable[..., Sequence[Any]], plan: _plan.SharingPlan
+) -> Callable[..., Sequence[Any]]:
+    noise = _terms.SharedNoise()
 
     def rule(layer: Layer, key: Any, *values: Any) -> Sequence[Any]:
         if layer not in plan.rules:

@@ -55,17 +55,7 @@ from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 
-from jaxeff.core import (
-    Table,
-    check_number,
-    instance_of,
-    is_concrete,
-    short_repr,
-    shown_as_table,
-    spec_of,
-    string_mapping,
-    validate,
-)
+from jaxeff import core
 from jaxeff.program._spec import SpecError, resolve
 from jaxeff.program.ir import Contraction, Layer, Node, Program, Value, repetitions
 from jaxeff.program.ir import primitives as prim
@@ -111,7 +101,7 @@ def bits_scope(name: str, width: Any, storage: Any) -> str | None:
 
 def is_scalar(value: Any) -> bool:
     """Returns whether a value is one number that can be looked at now."""
-    return is_concrete(value) and getattr(value, "ndim", 0) == 0
+    return core.is_concrete(value) and getattr(value, "ndim", 0) == 0
 
 
 def widths_of(program: Program, bits: Bits) -> dict[Layer, Widths]:
@@ -346,7 +336,7 @@ class Cost:
         return sum(row.bops for row in self.layers)
 
 
-@validate(bits=string_mapping)
+@core.validate(bits=core.string_mapping)
 def cost(
     f: Callable[..., Any], params: Any, *args: Any, bits: Bits | None = None, **kwargs: Any
 ) -> Cost:
@@ -397,7 +387,7 @@ def _check_bits(site: str, pair: Any) -> None:
         )
     for width in pair:
         if width is not None:
-            check_number(f"bits of {site!r}", width, 0)
+            core.check_number(f"bits of {site!r}", width, 0)
 
 
 class _ParameterBits:
@@ -528,7 +518,7 @@ def node_macs(node: Node) -> int:
     return Contraction.of(node).macs if node.primitive in prim.LINEAR else 0
 
 
-@shown_as_table
+@core.shown_as_table
 @dataclass(frozen=True)
 class Summary:
     """A function's layers and what they cost; prints as a table, also in a notebook.
@@ -543,7 +533,7 @@ class Summary:
     settings: Mapping[str, Any] | None = field(default=None)
     verdict: str = ""
 
-    def _table(self) -> Table:
+    def _table(self) -> core.Table:
         columns = ["site", "kind", "output", "params>", "MACs>", "BOPs>"]
         cells = [
             [
@@ -566,14 +556,14 @@ class Summary:
             columns.append("setting")
             for row, of_layer in zip(self.cost.layers, cells, strict=True):
                 known = row.site in self.settings
-                of_layer.append(short_repr(self.settings[row.site]) if known else "")
+                of_layer.append(core.short_repr(self.settings[row.site]) if known else "")
             total.append("")
         caption = (
             f"{len(cells)} layers, {self.cost.size:,} bytes of parameters, "
             f"{self.cost.peak:,} of activations at a time"
         )
         caption = f"{caption}\n{self.verdict}" if self.verdict else caption
-        return Table(columns, cells, total, caption)
+        return core.Table(columns, cells, total, caption)
 
     def __rich__(self) -> Any:
         """Returns the table, for `rich`."""
@@ -591,7 +581,7 @@ def _bits(row: LayerCost) -> str:
     return f"{row.weight_bits:.3g} x {row.activation_bits:.3g}"
 
 
-@validate(bits=string_mapping, spec=spec_of(), verdict=instance_of(str))
+@core.validate(bits=core.string_mapping, spec=core.spec_of(), verdict=core.instance_of(str))
 def summary(
     f: Callable[..., Any],
     params: Any,
@@ -632,10 +622,10 @@ class Sites(tuple[str, ...]):
 
     def _repr_html_(self) -> str:
         """Returns the names and kinds, for a notebook."""
-        return Table(("site", "kind"), list(zip(self, self.kinds, strict=True)))._repr_html_()
+        return core.Table(("site", "kind"), list(zip(self, self.kinds, strict=True)))._repr_html_()
 
 
-@validate()
+@core.validate()
 def sites(f: Callable[..., Any], params: Any, *args: Any, **kwargs: Any) -> Sites:
     """Returns the names of every layer of `f`, in order of execution."""
     layers = trace(f, params, *args, **kwargs).sites

@@ -8,15 +8,7 @@ transform that must understand it (moments of a random value) reports it by name
 
 from typing import Any, Literal, NamedTuple
 
-from jaxeff.core import (
-    composite_p,
-    export_composite_p,
-    pvary_p,
-    reshard_p,
-    split_p,
-    stack_p,
-    tile_p,
-)
+from jaxeff import core
 from jaxeff.core import primitives as p
 
 LINEAR = {p.dot_general_p, p.conv_general_dilated_p}
@@ -53,14 +45,14 @@ REDUCTION = {
 
 # They say where entries are, not what: on which device, in which layout, under which name.
 IN_PLACE = {
-    p.copy_p, p.device_put_p, p.name_p, p.sharding_constraint_p, pvary_p, reshard_p,
+    p.copy_p, p.device_put_p, p.name_p, p.sharding_constraint_p, core.pvary_p, core.reshard_p,
 }  # fmt: skip
 
 SHAPE = {
     p.broadcast_in_dim_p, p.concatenate_p, p.dynamic_slice_p, p.dynamic_update_slice_p,
     p.gather_p, p.pad_p, p.reshape_p, p.rev_p, p.slice_p, p.squeeze_p, p.transpose_p,
-    p.name_p, split_p, p.sharding_constraint_p, p.device_put_p, tile_p, stack_p, pvary_p,
-    reshard_p,
+    p.name_p, core.split_p, p.sharding_constraint_p, p.device_put_p, core.tile_p, core.stack_p,
+    core.pvary_p, core.reshard_p,
 }  # fmt: skip
 
 # They move, add, merge and split whole axes.
@@ -70,7 +62,7 @@ MOVES = {p.broadcast_in_dim_p, p.reshape_p, p.squeeze_p, p.transpose_p}
 BROADCAST_BACK = MOVES | {p.name_p}
 
 # Calls whose body is read in place; custom_jvp and custom_vjp only when a site is inside.
-CALLS = {p.jit_p, p.closed_call_p, p.call_p, composite_p, export_composite_p}
+CALLS = {p.jit_p, p.closed_call_p, p.call_p, core.composite_p, core.export_composite_p}
 CUSTOM = {p.custom_jvp_call_p, p.custom_vjp_call_p}
 CONTROL = {p.scan_p, p.while_p, p.cond_p, p.remat_p}
 NAME = p.name_p
@@ -104,10 +96,10 @@ _TAKEN = Facts("sum", "largest")
 FACTS: dict[Any, Facts] = {
     **dict.fromkeys(MOVES | IN_PLACE, _TAKEN),
     **dict.fromkeys({p.concatenate_p, p.pad_p, p.rev_p, p.slice_p}, _TAKEN),
-    **dict.fromkeys({split_p, stack_p, tile_p}, _TAKEN),
+    **dict.fromkeys({core.split_p, core.stack_p, core.tile_p}, _TAKEN),
     **dict.fromkeys({p.dynamic_slice_p, p.dynamic_update_slice_p, p.gather_p, p.scatter_p}, _TAKEN),
     **dict.fromkeys({p.cumsum_p, p.reduce_sum_p, p.reduce_window_sum_p, p.scatter_add_p}, _TAKEN),
-    **dict.fromkeys({pvary_p, reshard_p, p.reduce_precision_p, p.select_n_p}, _TAKEN),
+    **dict.fromkeys({core.pvary_p, core.reshard_p, p.reduce_precision_p, p.select_n_p}, _TAKEN),
     **dict.fromkeys({p.add_jaxvals_p, p.copy_p, p.name_p, p.stop_gradient_p},
                     Facts("sum", "largest", "kept")),
     p.add_p: Facts("affine", "largest", "kept"),

@@ -42,31 +42,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxeff.core import (
-    STATE_TAG,
-    ClosedJaxpr,
-    Jaxpr,
-    JaxprEqn,
-    check_function,
-    check_params,
-    make_jaxpr,
-    rewritten,
-    validate,
-)
+from jaxeff import core
 from jaxeff.core import jax_internals as _compat
 from jaxeff.core import primitives as p
-from jaxeff.program.ir import (
-    Graph,
-    Layer,
-    Program,
-    Role,
-    Value,
-    While,
-    entering,
-    fixed_point,
-    flatten,
-    walk,
-)
+from jaxeff.program import ir
 from jaxeff.program.ir import primitives as prim
 from jaxeff.program.reading._grouping import group, name_layers
 
@@ -74,7 +53,7 @@ _while_p = _compat.Primitive("while_with_dead_carries")
 _while_p.multiple_results = True
 
 
-def without_dead_code(closed: ClosedJaxpr) -> ClosedJaxpr:
+def without_dead_code(closed: core.ClosedJaxpr) -> core.ClosedJaxpr:
     """Leaves out the equations and loop carries that no result depends on.
 
     Inputs stay, used or not; so do equations with effects.
@@ -84,14 +63,14 @@ def without_dead_code(closed: ClosedJaxpr) -> ClosedJaxpr:
     return closed.replace(jaxpr=_exchanged(live, _while_p, p.while_p))
 
 
-def _exchanged(jaxpr: Jaxpr, old: Any, new: Any) -> Jaxpr:
+def _exchanged(jaxpr: core.Jaxpr, old: Any, new: Any) -> core.Jaxpr:
     """Returns a jaxpr with one primitive in place of another, at any depth."""
-    return rewritten(jaxpr, {old}, lambda eqn: [eqn.replace(primitive=new)])
+    return core.rewritten(jaxpr, {old}, lambda eqn: [eqn.replace(primitive=new)])
 
 
 def _without_dead_carries(
-    used: Sequence[bool], eqn: JaxprEqn
-) -> tuple[list[bool], JaxprEqn | None]:
+    used: Sequence[bool], eqn: core.JaxprEqn
+) -> tuple[list[bool], core.JaxprEqn | None]:
     """Drops the carries of a while loop that neither results nor the other carries need.
 
     Args:
@@ -105,14 +84,14 @@ def _without_dead_carries(
         return [True] * len(eqn.invars), eqn
     if not any(used):
         return [False] * len(eqn.invars), None
-    loop = While.of(eqn, eqn.invars)
+    loop = ir.While.of(eqn, eqn.invars)
     test, body = loop.test.jaxpr, loop.body.jaxpr
     first, fixed = len(loop.test_consts), len(loop.consts)
     # The test decides how often the body runs: every result depends on what it reads.
     _, tested = _compat.dce_jaxpr(test, [True])
     live = [*map(operator.or_, used, tested[first:])]
     # A carry that a live one is computed from is live in the iteration before, hence in all.
-    live, _ = fixed_point(
+    live, _ = ir.fixed_point(
         lambda live: (_compat.dce_jaxpr(body, live)[1][fixed:], None), live, operator.or_
     )
     # `instantiate`: both take the live carries, whether they read them or not.
@@ -142,7 +121,7 @@ class CompilerWarning(UserWarning):
     """XLA compiles a part of the function wrongly on processors; the message has a way out."""
 
 
-def warn_of_faults(closed: ClosedJaxpr) -> None:
+def warn_of_faults(closed: core.ClosedJaxpr) -> None:
     """Warns of products with an operand of one number, where XLA would compile them wrongly."""
     if FLAG in os.environ.get("XLA_FLAGS", "") or jax.default_backend() != "cpu":
         return
@@ -157,11 +136,11 @@ def warn_of_faults(closed: ClosedJaxpr) -> None:
         )
 
 
-def _faulty_products(closed: ClosedJaxpr) -> list[str]:
+def _faulty_products(closed: core.ClosedJaxpr) -> list[str]:
     """Lists where in the user's code the products stand."""
     places: list[str] = []
 
-    def rule(eqn: JaxprEqn, one_number: list[bool]) -> Sequence[bool]:
+    def rule(eqn: core.JaxprEqn, one_number: list[bool]) -> Sequence[bool]:
         if eqn.primitive in prim.LINEAR:
             out: Any = eqn.outvars[0].aval
             floating = jnp.issubdtype(out.dtype, jnp.floating)
@@ -175,7 +154,7 @@ def _faulty_products(closed: ClosedJaxpr) -> list[str]:
         return [(keeps and all(one_number)) or _entries(v.aval) == 1 for v in eqn.outvars]
 
     single = [_entries(v.aval) == 1 for v in closed.jaxpr.invars]
-    walk(closed, single, entering(rule, _is_one_number), _is_one_number)
+    ir.walk(closed, single, ir.entering(rule, _is_one_number), _is_one_number)
     return places
 
 
@@ -200,12 +179,12 @@ def _is_one_number(atom: Any, value: Any) -> bool:
 
 
 # Collections a path may start with; they say what a leaf is for, not which module it belongs to.
-_COLLECTIONS = {"params": Role.PARAM, "batch_stats": Role.STATE}
+_COLLECTIONS = {"params": ir.Role.PARAM, "batch_stats": ir.Role.STATE}
 _MOMENTS = ("mean", "var")
 
 
-@validate()
-def trace(f: Callable[..., Any], params: Any, *args: Any, **kwargs: Any) -> Program:
+@core.validate()
+def trace(f: Callable[..., Any], params: Any, *args: Any, **kwargs: Any) -> ir.Program:
     """Reads `f` into a program at the given argument shapes; values are not used.
 
     Args:
@@ -224,7 +203,7 @@ def trace(f: Callable[..., Any], params: Any, *args: Any, **kwargs: Any) -> Prog
     return _read(f, (params, *args), kwargs)
 
 
-def trace_live(f: Callable[..., Any], params: Any, *args: Any, **kwargs: Any) -> Program:
+def trace_live(f: Callable[..., Any], params: Any, *args: Any, **kwargs: Any) -> ir.Program:
     """Reads what `f`'s results depend on, as `trace` reads all of it.
 
     A loop may carry what nothing reads; what it computes then needs no rule.
@@ -234,10 +213,10 @@ def trace_live(f: Callable[..., Any], params: Any, *args: Any, **kwargs: Any) ->
 
 def _read(
     f: Callable[..., Any], everything: tuple[Any, ...], kwargs: dict[str, Any], live: bool = False
-) -> Program:
-    check_function("f", f)
+) -> ir.Program:
+    core.check_function("f", f)
     for position, argument in enumerate(everything):
-        check_params(f"argument {position}", argument)
+        core.check_params(f"argument {position}", argument)
     arrays = _array_arguments(kwargs)
     static = {k: v for k, v in kwargs.items() if k not in arrays}
 
@@ -246,14 +225,14 @@ def _read(
 
     # One trace gives both the jaxpr and the result's structure: tracing is most of the
     # cost.
-    closed, shape = make_jaxpr(call)(everything, arrays)
+    closed, shape = core.make_jaxpr(call)(everything, arrays)
     if live:
         closed = without_dead_code(closed)
     warn_of_faults(closed)
     in_tree = jax.tree.structure((everything, arrays))
     out_tree = jax.tree.structure(shape)
     inputs = _input_values(everything, arrays, closed.jaxpr.invars)
-    graph = flatten(closed, inputs)
+    graph = ir.flatten(closed, inputs)
     program = group(graph)
     # After grouping, so that an input's layer doesn't take part in any region.
     program = _with_input_sites(program, graph)
@@ -287,32 +266,32 @@ def _is_array_tree(value: Any) -> bool:
 
 def _input_values(
     everything: Sequence[Any], arrays: dict[str, Any], invars: Sequence[Any]
-) -> list[Value]:
+) -> list[ir.Value]:
     position = next((i for i, a in enumerate(everything) if not _compat.is_key(a)), None)
     if position is None:
         raise TypeError("No argument holds parameters: every argument is a PRNG key.")
-    values: list[Value] = []
+    values: list[ir.Value] = []
     # The order of leaves is that of `jax.tree`: the same as of the jaxpr's inputs.
     leaves, _ = jax.tree.flatten_with_path((tuple(everything), arrays))
     for (keypath, leaf), var in zip(leaves, invars, strict=True):
         in_params = keypath[0].idx == 0 and keypath[1].idx == position
         if in_params:
             role, path = _leaf(keypath[2:])
-            values.append(Value(var.aval, role, path, _is_variance(keypath)))
+            values.append(ir.Value(var.aval, role, path, _is_variance(keypath)))
         elif _compat.is_key(leaf):
-            values.append(Value(var.aval, Role.KEY))
+            values.append(ir.Value(var.aval, ir.Role.KEY))
         else:
-            values.append(Value(var.aval, Role.DATA, spread=_is_variance(keypath)))
+            values.append(ir.Value(var.aval, ir.Role.DATA, spread=_is_variance(keypath)))
     return values
 
 
-def _leaf(keypath: Sequence[Any]) -> tuple[Role, str]:
+def _leaf(keypath: Sequence[Any]) -> tuple[ir.Role, str]:
     """Returns a leaf's role and name; the two halves of a Gaussian share a name."""
     parts = [jax.tree_util.keystr((k,), simple=True) for k in keypath]
     last = keypath[-1] if keypath else None
     if isinstance(last, jax.tree_util.GetAttrKey) and last.name in _MOMENTS:
         parts = parts[:-1]
-    role = Role.PARAM
+    role = ir.Role.PARAM
     if len(parts) > 1 and parts[0] in _COLLECTIONS:
         role = _COLLECTIONS[parts[0]]
         parts = parts[1:]
@@ -324,36 +303,38 @@ def _is_variance(keypath: Sequence[Any]) -> bool:
     return isinstance(last, jax.tree_util.GetAttrKey) and last.name == "var"
 
 
-def _with_input_sites(program: Program, graph: Graph) -> Program:
+def _with_input_sites(program: ir.Program, graph: ir.Graph) -> ir.Program:
     """Puts an identity layer behind every data argument that a layer reads."""
     state = {
         v
         for n in graph.nodes
-        if n.primitive is prim.NAME and n.params["name"].startswith(STATE_TAG)
+        if n.primitive is prim.NAME and n.params["name"].startswith(core.STATE_TAG)
         for v in n.values
     }
-    layers: list[Layer] = []
-    renamed: dict[Value, Value] = {}
+    layers: list[ir.Layer] = []
+    renamed: dict[ir.Value, ir.Value] = {}
     for value in program.inputs:
         numeric = jnp.issubdtype(value.aval.dtype, jnp.number)
         if value.is_data and numeric and value not in state:
             # The layer's result is a value of its own, so that input noise and input
             # quantization have a site while the argument itself stays as it is.
-            inside = Value(value.aval, value.role, spread=value.spread)
+            inside = ir.Value(value.aval, value.role, spread=value.spread)
             renamed[value] = inside
-            layers.append(Layer("input", (), (value,), (inside,)))
+            layers.append(ir.Layer("input", (), (value,), (inside,)))
     if not renamed:
         return program
 
     _rename(program, renamed)
-    return Program(program.inputs, program.constants, (*layers, *program.layers), program.outputs)
+    return ir.Program(
+        program.inputs, program.constants, (*layers, *program.layers), program.outputs
+    )
 
 
-def _rename(program: Program, renamed: dict[Value, Value]) -> None:
+def _rename(program: ir.Program, renamed: dict[ir.Value, ir.Value]) -> None:
     """Replaces values everywhere in a program but among its inputs."""
 
     def swap(v: Any) -> Any:
-        return renamed.get(v, v) if isinstance(v, Value) else v
+        return renamed.get(v, v) if isinstance(v, ir.Value) else v
 
     program.outputs = tuple(swap(v) for v in program.outputs)
     for layer in program.layers:

@@ -29,15 +29,7 @@ from jaxeff.core import jax_internals as _compat
 from jaxeff.program import Layer, Program
 from jaxeff.program.ir import Contraction, Node, Scan, While
 from jaxeff.program.ir import primitives as prim
-from jaxeff.pruning.dependencies._dimensions import (
-    ALONG,
-    Axis,
-    Dimension,
-    dimensions,
-    fresh,
-    hold,
-    unify,
-)
+from jaxeff.pruning.dependencies import _dimensions
 
 p = prim.p
 
@@ -55,8 +47,8 @@ class Numbers:
     """
 
     known: dict[Any, Any] = field(default_factory=dict)
-    summed: dict[Any, tuple[Axis, ...]] = field(default_factory=dict)
-    contracted: dict[Any, tuple[Axis, ...]] = field(default_factory=dict)
+    summed: dict[Any, tuple[_dimensions.Axis, ...]] = field(default_factory=dict)
+    contracted: dict[Any, tuple[_dimensions.Axis, ...]] = field(default_factory=dict)
 
     def number(self, atom: Any) -> Any | None:
         """Returns the value of a real scalar that is known."""
@@ -103,9 +95,9 @@ class Numbers:
         eqn: Any,
         inputs: Sequence[Any],
         operands: Sequence[Any],
-        axes: Callable[[Any], Sequence[Axis]],
-        size: Callable[[Axis], int],
-        counted: Callable[[Axis], int],
+        axes: Callable[[Any], Sequence[_dimensions.Axis]],
+        size: Callable[[_dimensions.Axis], int],
+        counted: Callable[[_dimensions.Axis], int],
         *,
         rescale: bool,
     ) -> Sequence[Any]:
@@ -140,7 +132,7 @@ class Numbers:
                 return changed
         return operands
 
-    def averaged(self, eqn: Any, inputs: Sequence[Any]) -> tuple[Axis, ...]:
+    def averaged(self, eqn: Any, inputs: Sequence[Any]) -> tuple[_dimensions.Axis, ...]:
         """Returns the axes of a sum that an equation divides by how many entries it had."""
         if eqn.primitive not in {p.div_p, p.mul_p}:
             return ()
@@ -153,7 +145,7 @@ class Numbers:
         return ()
 
     def _count(
-        self, counted: Any, number: float, size: Callable[[Axis], int], inverse: bool
+        self, counted: Any, number: float, size: Callable[[_dimensions.Axis], int], inverse: bool
     ) -> float | None:
         """Returns a count for the new size; of an unbiased variance a count less one."""
         less = self._less(counted, number, inverse)
@@ -178,7 +170,9 @@ class Numbers:
         return next((less for less in matching if old > less), None)
 
 
-def _root(number: float, axes: Sequence[Axis], size: Callable[[Axis], int]) -> float | None:
+def _root(
+    number: float, axes: Sequence[_dimensions.Axis], size: Callable[[_dimensions.Axis], int]
+) -> float | None:
     """Returns a size's root or its inverse for the new size; of equal sizes, the first's."""
     for axis in axes:
         old, new = axis.size, size(axis)
@@ -188,7 +182,7 @@ def _root(number: float, axes: Sequence[Axis], size: Callable[[Axis], int]) -> f
     return None
 
 
-Axes = tuple[Axis, ...]
+Axes = tuple[_dimensions.Axis, ...]
 
 
 @dataclass
@@ -206,21 +200,21 @@ class Labels:
     axes: dict[Any, Axes] = field(default_factory=dict)
     bodies: dict[Any, Labels] = field(default_factory=dict)
     numbers: Numbers = field(default_factory=Numbers)
-    crossed: dict[Dimension, list[str]] = field(default_factory=dict)
+    crossed: dict[_dimensions.Dimension, list[str]] = field(default_factory=dict)
 
     def of(self, atom: Any) -> Axes:
         """Returns the axes of a value or literal; a new value gets new ones."""
         if isinstance(atom, Literal):
-            return tuple(fresh(int(n)) for n in np.shape(atom.val))
+            return tuple(_dimensions.fresh(int(n)) for n in np.shape(atom.val))
         if atom not in self.axes:
-            self.axes[atom] = tuple(fresh(int(n)) for n in atom.aval.shape)
+            self.axes[atom] = tuple(_dimensions.fresh(int(n)) for n in atom.aval.shape)
         return self.axes[atom]
 
-    def set(self, value: Any, axes: Sequence[Axis]) -> None:
+    def set(self, value: Any, axes: Sequence[_dimensions.Axis]) -> None:
         """Records the axes of a result; those it has already are the same ones."""
         if value in self.axes:
             for known, axis in zip(self.axes[value], axes, strict=True):
-                unify(known, axis, "its parts don't line up")
+                _dimensions.unify(known, axis, "its parts don't line up")
         else:
             self.axes[value] = tuple(axes)
 
@@ -271,12 +265,12 @@ class ChannelReader:
         # is unknown.
         for operand_axes in axes:
             for axis in operand_axes:
-                hold(axis, reason)
-        return [tuple(fresh(int(n), reason) for n in v.aval.shape) for v in eqn.outvars]
+                _dimensions.hold(axis, reason)
+        return [tuple(_dimensions.fresh(int(n), reason) for n in v.aval.shape) for v in eqn.outvars]
 
-    def crosses(self, eqn: Any, axis: Axis, why: str = "") -> None:
+    def crosses(self, eqn: Any, axis: _dimensions.Axis, why: str = "") -> None:
         """Notes that removing indices of an axis changes what is computed."""
-        for dimension in dimensions(axis):
+        for dimension in _dimensions.dimensions(axis):
             notes = self.labels.crossed.setdefault(dimension, [])
             if (note := self.reason(eqn, why)) not in notes:
                 notes.append(note)
@@ -313,7 +307,7 @@ class ChannelReader:
             for known, axis in zip(
                 places.setdefault(at, tuple(result_axes)), result_axes, strict=True
             ):
-                unify(known, axis, f"the derivative at {self.where!r}")
+                _dimensions.unify(known, axis, f"the derivative at {self.where!r}")
         return labels
 
 
@@ -387,10 +381,10 @@ def _scan(
     node: Node, programs: Sequence[Program], axes: Sequence[Axes], reader: ChannelReader
 ) -> list[Axes]:
     loop = Scan.of(node, axes)
-    reason = reader.reason(node.eqn, ALONG)
-    along = fresh(loop.length, reason)
+    reason = reader.reason(node.eqn, _dimensions.ALONG)
+    along = _dimensions.fresh(loop.length, reason)
     for operand_axes in loop.xs:
-        unify(along, operand_axes[0], reason)
+        _dimensions.unify(along, operand_axes[0], reason)
     rows = [operand_axes[1:] for operand_axes in loop.xs]
     after, stacked = loop.split(_body(programs[0], loop.inputs(loop.carry, rows), reader))
     # An index that a step removes from the carry must be removed before the next step as
@@ -430,4 +424,4 @@ def _remat(
 def _same(ones: Sequence[Axes], others: Sequence[Axes], reason: str) -> None:
     for one, other in zip(ones, others, strict=True):
         for a, b in zip(one, other, strict=True):
-            unify(a, b, reason)
+            _dimensions.unify(a, b, reason)

@@ -18,40 +18,9 @@ import numpy as np
 
 from jaxeff.core import Literal, split_p
 from jaxeff.core import jax_internals as _compat
-from jaxeff.program import Program
-from jaxeff.program.ir import (
-    DRAWN_TAG,
-    Along,
-    Contraction,
-    Node,
-    OperationFamily,
-    Relation,
-    Scan,
-    Signature,
-    While,
-    fixed_point,
-    signature,
-    walk,
-)
+from jaxeff.program import Program, ir
 from jaxeff.program.ir import primitives as prim
-from jaxeff.pruning.dependencies._dimensions import (
-    BLOCK,
-    MEAN,
-    PLACE,
-    RECTANGLE,
-    UNKNOWN,
-    Axis,
-    AxisProduct,
-    Concatenation,
-    Dimension,
-    cut,
-    dimensions,
-    fresh,
-    hold,
-    is_held,
-    split,
-    unify,
-)
+from jaxeff.pruning.dependencies import _dimensions
 from jaxeff.pruning.dependencies._labels import Axes, ChannelReader, Labels, Numbers, Rule
 
 p = prim.p
@@ -64,13 +33,13 @@ _MAY_LOSE = prim.REDUCTION.keys() - _PLACES
 
 def related(eqn: Any, axes: Sequence[Axes], reader: ChannelReader) -> list[Axes]:
     """Relates axes as the equation's signature says; holds those that no relation covers."""
-    of = signature(eqn)
+    of = ir.signature(eqn)
     # What nothing is known of holds all it reads: a missed chance to prune, never a wrong model.
     if not of.is_known:
-        return reader.unknown(eqn, axes, UNKNOWN)
+        return reader.unknown(eqn, axes, _dimensions.UNKNOWN)
     reason = reader.reason(eqn)
     for left, right in of.pairs:
-        unify(axes[0][left], axes[1][right], reason)
+        _dimensions.unify(axes[0][left], axes[1][right], reason)
     results = [_result(eqn, of, number, axes, reader) for number in range(len(eqn.outvars))]
     for number, operand in enumerate(of.operands):
         covered = {
@@ -82,15 +51,15 @@ def related(eqn: Any, axes: Sequence[Axes], reader: ChannelReader) -> list[Axes]
         covered |= set(operand.combined) if eqn.primitive in _MAY_LOSE else set()
         for a, axis in enumerate(axes[number]):
             if a not in covered:
-                hold(axis, reason)
+                _dimensions.hold(axis, reason)
     return results
 
 
-_COVERED = {Relation.SAME, Relation.MERGED, Relation.SPLIT}
+_COVERED = {ir.Relation.SAME, ir.Relation.MERGED, ir.Relation.SPLIT}
 
 
 def _result(
-    eqn: Any, of: Signature, number: int, axes: Sequence[Axes], reader: ChannelReader
+    eqn: Any, of: ir.Signature, number: int, axes: Sequence[Axes], reader: ChannelReader
 ) -> Axes:
     """Returns the axes of a result."""
     sizes, reason = [int(n) for n in eqn.outvars[number].aval.shape], reader.reason(eqn)
@@ -101,94 +70,96 @@ def _result(
         if operand.along[number] is not None
     ]
     grouped = _regrouped(eqn, *alongs[0], sizes, reader) if eqn.primitive in prim.MOVES else {}
-    result: list[Axis] = []
+    result: list[_dimensions.Axis] = []
     for r, size in enumerate(sizes):
         here = [(source, along[r]) for source, along in alongs]
-        same = [source[one.axes[0]] for source, one in here if one.relation is Relation.SAME]
-        placed = [(source, one) for source, one in here if one.relation is Relation.PLACED]
+        same = [source[one.axes[0]] for source, one in here if one.relation is ir.Relation.SAME]
+        placed = [(source, one) for source, one in here if one.relation is ir.Relation.PLACED]
         others = [source[a] for source, one in here if one.relation in _TAKEN for a in one.axes]
         for other in same[1:]:
-            unify(same[0], other, reason)
+            _dimensions.unify(same[0], other, reason)
         if r in grouped:
             result.append(grouped[r])
         elif placed and not same and not others:
             result.append(_composed(eqn, placed, size, reader))
-        elif placed or (others and not (same and of.family is OperationFamily.SELECT)):
+        elif placed or (others and not (same and of.family is ir.OperationFamily.SELECT)):
             # What is put or taken somewhere among the entries of an axis. (A row of indices that
             # take from a table may go by itself.)
             there = [*same, *others, *(source[a] for source, one in placed for a in one.axes)]
             for axis in there:
-                hold(axis, reason)
-            result.append(there[0] if there[0].size == size else fresh(size, reason))
+                _dimensions.hold(axis, reason)
+            result.append(there[0] if there[0].size == size else _dimensions.fresh(size, reason))
         elif same:
             result.append(same[0])
         else:
             # New axes repeat what is there, so they may lose any entry, unless they count.
-            result.append(fresh(size, *([reason] if r in of.distinct else [])))
+            result.append(_dimensions.fresh(size, *([reason] if r in of.distinct else [])))
     return tuple(result)
 
 
-_REGROUPED = {Relation.MERGED, Relation.SPLIT}
-_TAKEN = {Relation.WINDOWED, Relation.UNKNOWN}
+_REGROUPED = {ir.Relation.MERGED, ir.Relation.SPLIT}
+_TAKEN = {ir.Relation.WINDOWED, ir.Relation.UNKNOWN}
 
 
 def _regrouped(
-    eqn: Any, axes: Axes, along: Sequence[Along], sizes: Sequence[int], reader: ChannelReader
-) -> dict[int, Axis]:
+    eqn: Any, axes: Axes, along: Sequence[ir.Along], sizes: Sequence[int], reader: ChannelReader
+) -> dict[int, _dimensions.Axis]:
     """Returns the axes that a reshape makes: merged axes are products, split ones become some."""
-    result: dict[int, Axis] = {}
+    result: dict[int, _dimensions.Axis] = {}
     for r, one in enumerate(along):
         if one.relation in _REGROUPED and r not in result:
             together = [i for i, other in enumerate(along) if other == one]
             # Row-major order: the new axes are read off the product of the old ones from the left.
-            parts = split([axes[a] for a in one.axes], [sizes[i] for i in together])
+            parts = _dimensions.split([axes[a] for a in one.axes], [sizes[i] for i in together])
             if parts is None:
-                reason = reader.reason(eqn, RECTANGLE)
+                reason = reader.reason(eqn, _dimensions.RECTANGLE)
                 for a in one.axes:
-                    hold(axes[a], reason)
-                parts = [fresh(sizes[i], reason) for i in together]
+                    _dimensions.hold(axes[a], reason)
+                parts = [_dimensions.fresh(sizes[i], reason) for i in together]
             result.update(zip(together, parts, strict=True))
     return result
 
 
 def _composed(
-    eqn: Any, placed: Sequence[tuple[Axes, Along]], size: int, reader: ChannelReader
-) -> Axis:
+    eqn: Any, placed: Sequence[tuple[Axes, ir.Along]], size: int, reader: ChannelReader
+) -> _dimensions.Axis:
     """Returns an axis that is put together of parts of others, and of new entries between them."""
     reason, pieces, at = reader.reason(eqn), [], 0
     for operand_axes, one in placed:
         part, axis = one.part, operand_axes[one.axes[0]] if one.axes else None
         if part is None or axis is None or part.apart != 1:
             if axis is not None:
-                hold(axis, reason)
-            return fresh(size, reason)
+                _dimensions.hold(axis, reason)
+            return _dimensions.fresh(size, reason)
         if part.at > at:
-            pieces.append(fresh(part.at - at, reason))
+            pieces.append(_dimensions.fresh(part.at - at, reason))
         if part.step == -1:
-            hold(axis, reason)
+            _dimensions.hold(axis, reason)
             pieces.append(axis)
         else:
             pieces.append(_part(eqn, axis, part.start, part.stop, part.step, reader))
         at = part.at + pieces[-1].size
     if at < size:
-        pieces.append(fresh(size - at, reason))
-    return pieces[0] if len(pieces) == 1 else Concatenation(tuple(pieces))
+        pieces.append(_dimensions.fresh(size - at, reason))
+    return pieces[0] if len(pieces) == 1 else _dimensions.Concatenation(tuple(pieces))
 
 
-def _part(eqn: Any, axis: Axis, start: int, stop: int, stride: int, reader: ChannelReader) -> Axis:
+def _part(
+    eqn: Any, axis: _dimensions.Axis, start: int, stop: int, stride: int, reader: ChannelReader
+) -> _dimensions.Axis:
     if stride == 1 and (start, stop) == (0, axis.size):
         return axis
     size = len(range(start, stop, stride))
     # Nothing can go from it: the part needs no relation to the rest, and cutting it would split it
     # for nothing.
-    if is_held(axis):
-        return fresh(size, reader.reason(eqn))
+    if _dimensions.is_held(axis):
+        return _dimensions.fresh(size, reader.reason(eqn))
     # A strided slice takes every k-th index: no expression of dimensions describes that.
-    piece = cut(axis, start, stop) if stride == 1 else None
+    piece = _dimensions.cut(axis, start, stop) if stride == 1 else None
     if piece is None:
-        reason = reader.reason(eqn, BLOCK)
-        hold(axis, reason)
-        return fresh(size, reason)
+        reason = reader.reason(eqn, _dimensions.BLOCK)
+        _dimensions.hold(axis, reason)
+        return _dimensions.fresh(size, reason)
     return piece
 
 
@@ -196,7 +167,7 @@ def convolution(eqn: Any, axes: Sequence[Axes], reader: ChannelReader) -> list[A
     """Relates channels in and out; groups are a factor of both."""
     if eqn.params["batch_group_count"] != 1:
         return reader.unknown(eqn, axes, "groups of a batch")
-    contraction = Contraction.of(eqn)
+    contraction = ir.Contraction.of(eqn)
     groups, (of_image, of_kernel, of_result) = contraction.groups, contraction.layouts
     batch, channels, *places = (axes[0][i] for i in of_image)
     out, inner, *taps = (axes[1][i] for i in of_kernel)
@@ -204,18 +175,20 @@ def convolution(eqn: Any, axes: Sequence[Axes], reader: ChannelReader) -> list[A
     # Positions and taps are paired by arithmetic on indices: removing one would shift the
     # others.
     for axis in (*places, *taps):
-        hold(axis, reason + PLACE)
+        _dimensions.hold(axis, reason + _dimensions.PLACE)
     if groups == 1:
-        unify(channels, inner, reason)
+        _dimensions.unify(channels, inner, reason)
     else:
         # A grouped convolution's channels are a product (group, channel in group). All
         # groups lose the same inner channels, so that the kernel stays one rectangular
         # array.
-        group = fresh(groups)
-        unify(channels, AxisProduct((group, inner)), reason)
-        unify(out, AxisProduct((group, fresh(out.size // groups))), reason)
+        group = _dimensions.fresh(groups)
+        _dimensions.unify(channels, _dimensions.AxisProduct((group, inner)), reason)
+        _dimensions.unify(
+            out, _dimensions.AxisProduct((group, _dimensions.fresh(out.size // groups))), reason
+        )
     shape = eqn.outvars[0].aval.shape
-    result = [fresh(int(n), reason + PLACE) for n in shape]
+    result = [_dimensions.fresh(int(n), reason + _dimensions.PLACE) for n in shape]
     result[of_result[0]], result[of_result[1]] = batch, out
     return [tuple(result)]
 
@@ -224,8 +197,8 @@ def random(eqn: Any, axes: Sequence[Axes], reader: ChannelReader) -> list[Axes]:
     """Leaves drawn axes free: bits are drawn at the old shape; a key has no channels."""
     for operand_axes in axes:
         for axis in operand_axes:
-            hold(axis, reader.reason(eqn))
-    return [tuple(fresh(int(n)) for n in v.aval.shape) for v in eqn.outvars]
+            _dimensions.hold(axis, reader.reason(eqn))
+    return [tuple(_dimensions.fresh(int(n)) for n in v.aval.shape) for v in eqn.outvars]
 
 
 def named(eqn: Any, axes: Sequence[Axes], reader: ChannelReader) -> list[Axes]:
@@ -235,7 +208,7 @@ def named(eqn: Any, axes: Sequence[Axes], reader: ChannelReader) -> list[Axes]:
 
 def is_drawn(eqn: Any) -> bool:
     """Tells whether an equation makes random numbers, which are drawn at the old shape and cut."""
-    tagged = eqn.primitive is p.name_p and eqn.params["name"] == DRAWN_TAG
+    tagged = eqn.primitive is p.name_p and eqn.params["name"] == ir.DRAWN_TAG
     return tagged or eqn.primitive is p.random_bits_p
 
 
@@ -248,15 +221,15 @@ RULES: dict[Any, Rule] = {
 """By primitive: what a signature doesn't say. All others are read by their signatures."""
 
 
-Dimensions = frozenset[Dimension]
+Dimensions = frozenset[_dimensions.Dimension]
 _FIRST = {p.gather_p, p.dynamic_slice_p, p.slice_p, split_p}
 """Of whose operands only the first is what comes out."""
 _KEPT = {
-    OperationFamily.MOVE,
-    OperationFamily.SELECT,
-    OperationFamily.WINDOW,
-    OperationFamily.RUNNING,
-    OperationFamily.SCATTER,
+    ir.OperationFamily.MOVE,
+    ir.OperationFamily.SELECT,
+    ir.OperationFamily.WINDOW,
+    ir.OperationFamily.RUNNING,
+    ir.OperationFamily.SCATTER,
 }
 """Of these, results are zero where operands are, but for those below."""
 _CHANGED = {p.pad_p, p.cumlogsumexp_p}
@@ -265,7 +238,7 @@ _NEUTRAL = {p.reduce_sum_p}
 
 def every(labels: Labels, atom: Any) -> Dimensions:
     """Returns all dimensions of a value."""
-    return frozenset(d for axis in labels.of(atom) for d in dimensions(axis))
+    return frozenset(d for axis in labels.of(atom) for d in _dimensions.dimensions(axis))
 
 
 @dataclass
@@ -308,7 +281,7 @@ class Crossing:
         return frozenset() if isinstance(atom, Literal) else self.known[atom]
 
     def _equation(
-        self, node: Node, nonzero: Sequence[Dimensions], reader: ChannelReader
+        self, node: ir.Node, nonzero: Sequence[Dimensions], reader: ChannelReader
     ) -> list[Dimensions]:
         if node.primitive not in prim.CALLS | prim.CUSTOM:
             return self._note_crossings(node, nonzero, reader)
@@ -316,16 +289,16 @@ class Crossing:
         inner = ChannelReader(reader.labels.bodies[id(node.eqn)], reader.where, {})
 
         def rule(e: Any, read: Sequence[Dimensions]) -> list[Dimensions]:
-            return self._equation(Node(e, e.invars, e.outvars), read, inner)
+            return self._equation(ir.Node(e, e.invars, e.outvars), read, inner)
 
         def constant(atom: Any, value: Any) -> Dimensions:
             del value
             return frozenset() if isinstance(atom, Literal) else every(inner.labels, atom)
 
-        return walk(_compat.sub_jaxprs(node.eqn)[0], nonzero, rule, constant)
+        return ir.walk(_compat.sub_jaxprs(node.eqn)[0], nonzero, rule, constant)
 
     def _note_crossings(
-        self, node: Node, nonzero: Sequence[Dimensions], reader: ChannelReader
+        self, node: ir.Node, nonzero: Sequence[Dimensions], reader: ChannelReader
     ) -> list[Dimensions]:
         """Follows one equation and notes what crosses in it."""
         labels, eqn, primitive = reader.labels, node.eqn, node.primitive
@@ -333,20 +306,20 @@ class Crossing:
         has = [every(labels, a) for a in inputs]
         results = [every(labels, v) for v in outputs]
         for axis in labels.numbers.averaged(eqn, inputs):
-            reader.crosses(eqn, axis, MEAN)
+            reader.crosses(eqn, axis, _dimensions.MEAN)
         if primitive in prim.LINEAR:
             # A product is zero at a removed index if either factor is: x_c w_c with w_c
             # masked.
             zero = (has[0] - nonzero[0]) | (has[1] - nonzero[1])
             right = labels.of(inputs[1])
-            for i in Contraction.of(eqn).summed(1):
-                for dimension in dimensions(right[i]):
+            for i in ir.Contraction.of(eqn).summed(1):
+                for dimension in _dimensions.dimensions(right[i]):
                     if dimension not in zero:
                         reader.crosses(eqn, dimension)
             return [results[0] - zero]
         if primitive in prim.REDUCTION:
             for i in eqn.params["axes"]:
-                for dimension in dimensions(labels.of(inputs[0])[i]):
+                for dimension in _dimensions.dimensions(labels.of(inputs[0])[i]):
                     # Zero is neutral for a sum only: a maximum over negative entries would
                     # return the zero.
                     if primitive not in _NEUTRAL or dimension in nonzero[0]:
@@ -355,7 +328,7 @@ class Crossing:
         # Padding with anything but zero writes nonzero entries beside the removed ones.
         if primitive is p.pad_p:
             return results if labels.numbers.number(inputs[1]) != 0 else [results[0] & nonzero[0]]
-        kept = signature(eqn).family in _KEPT and primitive not in _CHANGED
+        kept = ir.signature(eqn).family in _KEPT and primitive not in _CHANGED
         if kept or primitive is p.bitcast_convert_type_p:
             if primitive is p.broadcast_in_dim_p and labels.numbers.number(inputs[0]) == 0:
                 return [frozenset()]
@@ -378,7 +351,7 @@ class Crossing:
         inputs: Sequence[Any],
         nonzeros: Sequence[Dimensions],
         has: Sequence[Dimensions],
-        dimension: Dimension,
+        dimension: _dimensions.Dimension,
         numbers: Numbers,
     ) -> bool:
         """Returns whether a pointwise function is zero at the removed indices of a dimension."""
@@ -409,7 +382,7 @@ class Crossing:
             self.zeros[key] = bool(np.asarray(result) == 0)
         return self.zeros[key]
 
-    def _control(self, node: Node, programs: Sequence[Program]) -> list[Dimensions]:
+    def _control(self, node: ir.Node, programs: Sequence[Program]) -> list[Dimensions]:
         """Follows loops and branches; a loop's carry until nothing more may differ."""
         nonzero = [self._of(a) for a in node.inputs]
         if node.primitive is p.remat_p:
@@ -417,15 +390,15 @@ class Crossing:
         if node.primitive is p.cond_p:
             branches = [self.program(branch, nonzero[1:]) for branch in programs]
             return [frozenset().union(*in_branches) for in_branches in zip(*branches, strict=True)]
-        loop = (Scan if node.primitive is p.scan_p else While).of(node, nonzero)
+        loop = (ir.Scan if node.primitive is p.scan_p else ir.While).of(node, nonzero)
         *test, body = programs
         # The sets only grow and are bounded by the carry's dimensions: this ends.
-        carry, stacked = fixed_point(
+        carry, stacked = ir.fixed_point(
             lambda carry: loop.split(self.program(body, loop.inputs(carry))),
             loop.carry,
             operator.or_,
         )
         # After the body: the test reads the carry of every iteration.
-        if isinstance(loop, While):
+        if isinstance(loop, ir.While):
             self.program(test[0], loop.test_inputs(carry))
         return [*carry, *stacked]
