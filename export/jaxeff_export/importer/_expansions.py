@@ -372,18 +372,6 @@ def _collective_permute(op: ir.Operation, x: jax.Array) -> jax.Array:
     return x if pairs.size else jnp.zeros_like(x)
 
 
-def composites_in(module: ir.Module) -> frozenset[str]:
-    """Returns the names of a module's composites, those that are written as calls included."""
-    marks = [function.attributes for function in functions_of(module).values()]
-    calls = [op for op, _ in operations(module.operation) if op.name == "stablehlo.composite"]
-    return frozenset(
-        [
-            *(graph.attribute(call, "name") for call in calls),
-            *(ir.StringAttr(m[_compat.COMPOSITE]).value for m in marks if _compat.COMPOSITE in m),
-        ]
-    )
-
-
 def restore_composites(module: ir.Module) -> None:
     """Writes calls of functions that say which composite they are as composites, in place."""
     marked = {

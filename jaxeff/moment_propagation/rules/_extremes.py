@@ -116,11 +116,6 @@ def paired_max(x: Gaussian, axes: tuple[int, ...]) -> Gaussian:
     return x
 
 
-def paired_min(x: Gaussian, axes: tuple[int, ...]) -> Gaussian:
-    """Computes the moments of the minimum over `axes`."""
-    return negate(paired_max(negate(x), axes))
-
-
 _PAIRED = 4
 _NODES = 48
 _REACH = 6.0  # standard deviations
