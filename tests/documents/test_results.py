@@ -117,6 +117,15 @@ def test_every_number_of_a_table_names_its_place():
         assert (pages.RESULTS / f"{name}.md").read_text() == pages.with_table(name), again
 
 
+@pytest.mark.parametrize("name", [*pages.pages(), "quickstart", "zoo"])
+def test_a_page_opens_with_its_figure(name):
+    title, blank, figure = (pages.RESULTS / f"{name}.md").read_text().splitlines()[:3]
+    assert title.startswith("# ")
+    assert not blank
+    (file,) = re.findall(r"^!\[[^\]]+\]\((runs/.+\.png)\)$", figure)
+    assert (pages.RESULTS / file).exists()
+
+
 def claims_of(name):
     """A page's rows that have checks: each row, and what these checks say."""
     said = tomllib.loads((pages.TABLES / f"{name}.toml").read_text())
