@@ -200,8 +200,9 @@ class Study(Generic[S]):
         size = report.decides
         for claim in self.claims:
             before = len(report.checks)
-            regardless = getattr(claim, "regardless", ())
-            report.decides = reached(report.config, self.sizes, regardless) if regardless else size
+            # What a claim doesn't depend on can only let a run decide more.
+            free = reached(report.config, self.sizes, getattr(claim, "regardless", ()))
+            report.decides = max(size, free, key=SIZES.index)
             with _excused(report.left):
                 claim(report)
                 continue
