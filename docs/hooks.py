@@ -14,6 +14,7 @@ WORDS = {
     "guides/certainty.md": "uncertainty bayesian laplace variational calibration ood",
     "guides/decisions.md": "conformal abstain reject unknown threshold",
     "guides/noise.md": "robustness noise analog accuracy",
+    "guides/training.md": "custom loss multi-task batchnorm dropout metric",
     "guides/report.md": "model card analyze validate profile latency",
     "guides/sound.md": "keyword spotting audio stm32 cortex-m4",
     "guides/search.md": "latency nas mixed precision galen",

@@ -8,11 +8,12 @@ import numpy as np
 import pytest
 
 import jaxeff
-from jaxeff.bayes import NUTS, Draws, LowRank, MCMCResult, SVIResult, mcmc, svi
+from jaxeff.bayes import NUTS, Draws, LowRank, MCMCResult, SVIResult, laplace, mcmc, svi
 from jaxeff.core import Table
 from jaxeff.noise import Additive, Repeated
 from jaxeff.program import SpecError
 from jaxeff.robustness import summarize
+from jaxeff.training import FitResult, SweepResult
 
 PARAMS = {"fc": {"bias": jnp.zeros(3), "kernel": jnp.zeros((2, 3))}}
 DRAWS = Draws({"fc/kernel": jnp.arange(60.0).reshape(2, 5, 2, 3)}, PARAMS)
@@ -47,6 +48,27 @@ def f(params, x):
 
 def layers(**settings):
     return jaxeff.summary(f, PARAMS, jnp.ones((1, 2)), **settings)
+
+
+def test_trained_results_show_no_arrays():
+    history = [{"epoch": 0, "loss": 2.0, "accuracy": 0.1}, {"epoch": 1, "loss": 0.5}]
+    shown = str(FitResult(PARAMS, None, (), history))
+    assert "2 epochs, 9 parameters" in shown
+    assert "0.5" in shown
+    assert "array" not in repr(FitResult(PARAMS, None, (), []))
+    loss = np.arange(12.0).reshape(2, 3, 2)  # seeds, settings, epochs
+    swept = SweepResult({"score": np.ones((2, 3, 4))}, loss, loss[..., 0] > 7, PARAMS, None)
+    assert "means over 2 seeds" in swept._repr_html_()
+    assert " 4 " in str(swept)  # the last losses 1 and 7 of the first setting
+    assert "array" not in str(swept)
+
+
+def test_a_laplace_posterior_is_a_line():
+    labels = jnp.array([0, 1, 2, 0])
+    x = jax.random.normal(jax.random.key(0), (4, 2))
+    posterior = laplace(jax.random.key(0), f, PARAMS, (x, labels), "fc", prior_precision=2.0)
+    # The network is zero: every class has a third.
+    assert repr(posterior).endswith("prior precision 2, log-likelihood -4.394 nats)")
 
 
 def test_a_summary_shows_what_is_known_of_variances():

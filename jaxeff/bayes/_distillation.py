@@ -157,6 +157,8 @@ def distill(
             "distill: inputs must be a tuple, such as (images,), not a " + type(inputs).__name__
         )
     carriers = teacher, params
+    for each in (likelihood, *(getattr(carrier, "likelihood", None) for carrier in carriers)):
+        posteriors.require_one_output("distill", each)
     params, scales, stds = start_from(params, prior, init_scale, f, tuple(inputs))
     # The teacher runs once on all inputs, not in every step.
     teacher = _outputs(key, f, teacher, tuple(inputs))

@@ -70,9 +70,14 @@ from jaxeff.bayes._precision import (
     precision,
     site_weights,
 )
-from jaxeff.bayes.posteriors import Likelihood, check_targets, resolve_likelihood
+from jaxeff.bayes.posteriors import (
+    Likelihood,
+    check_targets,
+    require_one_output,
+    resolve_likelihood,
+)
 from jaxeff.moment_propagation import Gaussian, JointGaussian
-from jaxeff.program import Program, trace
+from jaxeff.program import Program, SpecError, trace
 from jaxeff.program.costs import last_layer
 from jaxeff.uncertainty import in_batches, probit_logits
 
@@ -82,7 +87,7 @@ MANY = 100_000
 
 
 @jax.tree_util.register_dataclass
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class Laplace:
     """A Gaussian posterior of some weights; the other parameters are not random.
 
@@ -103,6 +108,15 @@ class Laplace:
     f: Callable[..., Any] = dataclasses.field(metadata={"static": True})
     weights: Weights = dataclasses.field(metadata={"static": True})
     likelihood: Likelihood = dataclasses.field(metadata={"static": True})
+
+    def __repr__(self) -> str:
+        def digits(value: Any) -> str:
+            return str(value) if isinstance(value, jax.core.Tracer) else f"{float(value):.4g}"
+
+        return (
+            f"Laplace({type(self.precision).__name__}, prior precision "
+            f"{digits(self.prior_precision)}, log-likelihood {digits(self.log_likelihood)} nats)"
+        )
 
     def logits(self, x: Any, *, params: Any = None) -> JointGaussian:
         """Computes the joint distribution of outputs, to first order in the weights.
@@ -377,7 +391,13 @@ def laplace(
     core.check_params("laplace: params", params)
     core.check_examples("laplace: data", data)
     core.check_count("batch_size", batch_size)
+    named = [sites] if isinstance(sites, str) else [*sites]
+    if structure not in STRUCTURES and (structure == "*" or named[0] in STRUCTURES):
+        raise ValueError(
+            f"laplace: sites come before the structure: laplace(..., {structure!r}, {named[0]!r})"
+        )
     core.check_choice("laplace: structure", structure, STRUCTURES)
+    require_one_output("laplace", likelihood)
     if len(data) != 2:
         raise ValueError("laplace: data must be (x, targets), of a function with one input")
     if prior_precision is not None:
@@ -416,6 +436,12 @@ def _weights(
     if structure == "last_layer":
         chosen = [layer.site for layer in program.layers if layer.outputs[0] in program.outputs]
     else:
+        names = {layer.site for layer in program.layers}
+        named = [sites] if isinstance(sites, str) else [*sites]
+        if mistaken := [each for each in named if each in STRUCTURES and each not in names]:
+            raise SpecError(
+                f"laplace: {mistaken[0]!r} is a structure, not a site: structure={mistaken[0]!r}"
+            )
         chosen = list(chosen_sites(program, sites))
     several = len(chosen) != 1 or only != "*"
     if structure == "lowrank" or (several and structure not in ("outputs", "last_layer")):

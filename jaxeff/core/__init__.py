@@ -80,7 +80,12 @@ from jaxeff.core._processes import (
     to_devices,
     to_host,
 )
-from jaxeff.core._progress import progress_bar, progress_bars
+from jaxeff.core._progress import (
+    InterruptedRun,
+    keeps_finished,
+    progress_bar,
+    progress_bars,
+)
 from jaxeff.core._settings import (
     Choice,
     Count,
@@ -112,6 +117,7 @@ __all__ = [
     "Choice",
     "ClosedJaxpr",
     "Count",
+    "InterruptedRun",
     "Jaxpr",
     "JaxprEqn",
     "LibraryModel",
@@ -158,6 +164,7 @@ __all__ = [
     "is_key",
     "is_writer",
     "jax_internals",
+    "keeps_finished",
     "keys",
     "labelled_data",
     "make_jaxpr",

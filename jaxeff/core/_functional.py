@@ -46,9 +46,10 @@ Sharp edges:
   intermediates): ``new_state`` always has the structure of ``state``.
 """
 
+import contextlib
 import os
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from importlib import import_module
 from pathlib import Path
 from typing import Any, Literal, overload
@@ -150,6 +151,7 @@ def functional(
         )
     reading = _read(model, args, method, keyed, mutable)
     run, params, state, keys = reading.run, reading.params, reading.state, reading.keys
+    channels_last = isinstance(model, nnx.Module | nn.Module)
     name = Path(model).stem if _is_onnx_path(model) else type(model).__name__
     expected_params = {path: _spec(leaf) for path, leaf in params.items()}
     expected_state = {path: _spec(leaf) for path, leaf in state.items()}
@@ -159,7 +161,8 @@ def functional(
     ) -> tuple[Any, State]:
         fitted = _fit(params, expected_params, "parameter", name)
         before = _tag(_fit(state, expected_state, "state", name), STATE_TAG)
-        result, after = run(key, fitted, before, args, kwargs)
+        with _inputs_named(name, args, channels_last):
+            result, after = run(key, fitted, before, args, kwargs)
         return result, nest(_tag(after, NEW_STATE_TAG), keys)
 
     nested_params = nest(params, keys)
@@ -185,7 +188,8 @@ def functional(
             path: jnp.full(leaf.shape, jnp.nan, leaf.dtype) if path in unknown else leaf
             for path, leaf in state.items()
         }
-        return run(key, fitted, _tag(closed, STATE_TAG), args, kwargs)[0]
+        with _inputs_named(name, args, channels_last):
+            return run(key, fitted, _tag(closed, STATE_TAG), args, kwargs)[0]
 
     return _called(infer, name, keyed), nested_params
 
@@ -295,6 +299,33 @@ def _is_of(model: Any, package: str, kind: str) -> bool:
     return package in sys.modules and isinstance(model, getattr(sys.modules[package], kind))
 
 
+@contextlib.contextmanager
+def _inputs_named(name: str, args: tuple[Any, ...], channels_last: bool) -> Iterator[None]:
+    """Adds a model's inputs to what a layer says of shapes, and what is often wrong with them."""
+    try:
+        yield
+    except (TypeError, ValueError) as error:
+        leaves = [leaf for leaf in jax.tree.leaves(args) if hasattr(leaf, "shape")]
+        said = ", ".join(_show(_spec(leaf)) for leaf in leaves)
+        if leaves and not any(
+            "was called with" in note for note in getattr(error, "__notes__", ())
+        ):
+            error.add_note(f"{name} was called with {said}.{_likely(leaves[0], channels_last)}")
+        raise
+
+
+def _likely(x: Any, channels_last: bool) -> str:
+    """Guesses what is wrong with the first input of a model that failed."""
+    shape = tuple(x.shape)
+    if jnp.issubdtype(jnp.result_type(x), jnp.integer) and len(shape) == 1:
+        return " These look like labels: data are (inputs, labels), in this order."
+    if len(shape) in (1, 3):
+        return " Is the axis of examples missing? x[None] is a batch of one."
+    if channels_last and len(shape) == 4 and shape[1] in (1, 2, 3, 4) and shape[3] > shape[1]:
+        return " Do channels come first? Flax has them last: x.transpose(0, 2, 3, 1)."
+    return ""
+
+
 def _called(f: Callable[..., Any], name: str, keyed: bool) -> Callable[..., Any]:
     """Names a function after the model; it takes a key first only if it uses one."""
 
@@ -325,7 +356,8 @@ def _fit(
     """Sorts the leaves of ``tree`` in the model's order; raises where they don't fit."""
     if not isinstance(tree, Mapping):
         raise ValueError(
-            f"{name}: the {what}s must be a nested dict of arrays, not {type(tree).__name__}."
+            f"{name}: the {what}s must be a nested dict of arrays, not {type(tree).__name__}; they "
+            "come before the inputs, f(params, x)."
         )
     leaves = flatten(tree) if tree else {}
     for path, spec in expected.items():

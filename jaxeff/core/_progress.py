@@ -18,6 +18,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import timedelta
+from typing import Any
 
 from rich.console import Console
 from rich.progress import (
@@ -30,6 +31,39 @@ from rich.progress import (
 )
 
 Advance = Callable[[float, str], None]
+
+
+class InterruptedRun(KeyboardInterrupt):
+    """Ctrl-C during a run. The message says how to go on, and what is finished isn't lost.
+
+    Attributes:
+      result: What the run would have returned, as far as it came; None if there is nothing. In a
+        notebook: ``sys.last_value.result``.
+    """
+
+    def __init__(self, message: str, result: Any = None) -> None:
+        super().__init__(message)
+        self.result = result
+
+
+@contextmanager
+def keeps_finished(so_far: Callable[[], tuple[str, Any]]) -> Iterator[None]:
+    """Gives Ctrl-C a message, and what is finished.
+
+    Args:
+      so_far: Called at Ctrl-C: what to say, and what the run would return now.
+    """
+    try:
+        yield
+    except KeyboardInterrupt as error:
+        message, result = so_far()
+        if isinstance(error, InterruptedRun):  # of a run inside, which says more of itself
+            message = f"{message} ({error})"
+        if result is not None:
+            message += "; the error's result holds it (in a notebook: sys.last_value.result)"
+        raise InterruptedRun(message, result) from None
+
+
 LOG_SECONDS = 30.0
 """Between two lines of a log file."""
 NOTEBOOK_SECONDS = 0.25

@@ -84,34 +84,51 @@ def half_spectrum(x: Int32[Array, " size"]) -> tuple[Int32[Array, " bins"], Int3
     ar, ai, br, bi = re[k], im[k], re[back], -im[back]
     # X = (E - i W O) / 2 with E = Z(k) + Z*(-k), O = Z(k) - Z*(-k), which are below 2^17.
     turn = np.pi * np.arange(half + 1) / half
-    pr, pi = _turned(ai - bi, br - ar, turn, TWIDDLE)
+    pr, pi = _turned(ai - bi, br - ar, *_fractions(turn), TWIDDLE)
     return shifted(ar + br + pr, 1), shifted(ai + bi + pi, 1)
 
 
 def _transformed(re: Array, im: Array) -> tuple[Array, Array]:
-    """Stockham's algorithm: results are in order, so that no bits are reversed."""
-    length, side = len(re), 1
-    re, im = re[:, None], im[:, None]
-    while length > 1:
-        length //= 2
+    """Pease's algorithm: all passes read and write the same places, so that they are one loop.
+
+    A device then has the code of one pass, which is most of what a front end takes otherwise.
+    """
+    length = len(re)
+    passes, half = length.bit_length() - 1, length // 2
+    if not passes:
+        return re, im
+    angles = np.pi * np.arange(half) / half
+    cos, sin = (jnp.asarray(table) for table in _fractions(angles))
+    place = jnp.arange(half, dtype=jnp.int32)
+
+    def one(number: Array, parts: tuple[Array, Array]) -> tuple[Array, Array]:
+        re, im = parts
         # Halves are added and subtracted; the difference is turned, and both take turns. A half
         # is rounded up in one pass and down in the next: always up would be a constant in bin 0.
-        up = side.bit_length() % 2
-        sums = (re[:length] + re[length:] + up) >> 1, (im[:length] + im[length:] + up) >> 1
-        angles = np.pi * np.arange(length)[:, None] / length
-        apart = re[:length] - re[length:], im[:length] - im[length:]
-        turned = _turned(*apart, angles, TWIDDLE + 1)
-        side *= 2
-        re, im = (
-            jnp.stack(pair, 1).reshape(length, side) for pair in zip(sums, turned, strict=True)
-        )
-    return re[0], im[0]
+        up = (number + 1) % 2
+        sums = (re[:half] + re[half:] + up) >> 1, (im[:half] + im[half:] + up) >> 1
+        apart = re[:half] - re[half:], im[:half] - im[half:]
+        # Of the table's angles the pass takes every second, fourth, ..., each for as many places.
+        angle = (place >> number) << number
+        turned = _turned(*apart, cos[angle], sin[angle], TWIDDLE + 1)
+        first, second = (jnp.stack(pair, 1).reshape(-1) for pair in zip(sums, turned, strict=True))
+        return first, second
+
+    re, im = jax.lax.fori_loop(0, passes, one, (re, im))
+    # Results are in the order of reversed bits.
+    order = np.array([int(f"{i:0{passes}b}"[::-1] or "0", 2) for i in range(length)], np.int32)
+    return re[order], im[order]
 
 
-def _turned(re: Array, im: Array, angles: np.ndarray, bits: int) -> tuple[Array, Array]:
-    """Multiplies by exp(-i angle), over a power of two."""
-    cos = np.round(np.cos(angles) * 2**TWIDDLE).astype(np.int32)
-    sin = np.round(np.sin(angles) * 2**TWIDDLE).astype(np.int32)
+def _fractions(angles: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Rounds cosines and sines to whole numbers."""
+    parts = np.cos(angles), np.sin(angles)
+    cos, sin = (np.round(part * 2**TWIDDLE).astype(np.int32) for part in parts)
+    return cos, sin
+
+
+def _turned(re: Array, im: Array, cos: Any, sin: Any, bits: int) -> tuple[Array, Array]:
+    """Multiplies by ``cos - i sin``, over a power of two."""
     return shifted(re * cos + im * sin, bits), shifted(im * cos - re * sin, bits)
 
 

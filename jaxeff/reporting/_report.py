@@ -359,8 +359,8 @@ LEVELS = tuple(float(level) for level in np.geomspace(0.01, 10, 10))
 class Deployed(Protocol):
     """A compiled model that tells what it takes: a `jaxeff_export.Bundle`."""
 
-    def facts(self) -> dict[str, Any]:
-        """Describes the library and its target, as plain data."""
+    def facts(self, data: tuple[Any, Any] | None = None) -> dict[str, Any]:
+        """Describes the library and its target, as plain data, checked on data if there are any."""
         ...
 
 
@@ -474,7 +474,7 @@ def report(
     with progress_bar(progress, "section", len(chosen)) as advance:
         for number, name in enumerate(chosen):
             if name == "target":  # a bundle is another file, which may be new
-                measured[name] = _target(bundle)
+                measured[name] = _target(bundle, (x, y))
             elif kept is not None and name in kept:
                 measured[name] = kept[name]
             else:
@@ -507,10 +507,10 @@ def _section(name: str, subject: Subject, key: PRNGKeyArray) -> dict[str, Any]:
     return section
 
 
-def _target(bundle: Deployed | None) -> dict[str, Any]:
+def _target(bundle: Deployed | None, data: tuple[Any, Any]) -> dict[str, Any]:
     if bundle is None:
         return {"missing": "no bundle was given"}
-    section: dict[str, Any] = as_json(bundle.facts())
+    section: dict[str, Any] = as_json(bundle.facts(data))
     return section
 
 

@@ -149,6 +149,7 @@ def search_among(
             can't be reached: the message says what can.
         LatencyError: No candidate could be measured.
         CheckpointError: The folder holds another search, or is damaged.
+        InterruptedRun: Ctrl-C; its ``result`` is the search so far, without refinement.
     """
     core.check_number("search: target", target, above=0)
     core.check_count("search: episodes", episodes)
@@ -177,7 +178,23 @@ def search_among(
         measurements.predicted, measurements.prepare,
     )  # fmt: skip
     run = Episodes(key, agent, problem, measurements, reward, worth)
-    with progress_bar(progress, "episodes", episodes, 0) as advance:
+
+    def result(measured: list[Row], refined: list[Row]) -> _candidates.Search:
+        best = Policy.from_plain(max(measured, key=lambda row: row["reward"])["policy"])
+        return _candidates.Search(
+            best, candidates.smaller(best), run.rows, uncompressed, target, known, space, refined
+        )
+
+    def finished() -> tuple[str, Any]:
+        measured = [row for row in run.rows if "reward" in row]
+        said = f"stopped after {len(run.rows)} of {episodes} episodes"
+        kept = "with a folder the same call goes on" if journal is None else "the same call goes on"
+        return f"{said}; {kept} where it stopped", result(measured, []) if measured else None
+
+    with (
+        core.keeps_finished(finished),
+        progress_bar(progress, "episodes", episodes, 0) as advance,
+    ):
         for _ in range(episodes):
             row = run.run()
             advance(1, f"{row.get('accuracy', 0):.3f} at {row.get('ratio', 0) * target:.3f}")
@@ -197,10 +214,7 @@ def search_among(
                 "what was found couldn't be measured from end to end; the last said: "
                 f"{refined[-1]['message']}"
             )
-    best = Policy.from_plain(max(measured, key=lambda row: row["reward"])["policy"])
-    return _candidates.Search(
-        best, candidates.smaller(best), run.rows, uncompressed, target, known, space, refined
-    )
+    return result(measured, refined)
 
 
 @core.validate(
@@ -265,6 +279,7 @@ def search(
             can't be reached: the message says what can.
         LatencyError: No candidate could be measured.
         CheckpointError: The folder holds another search, or is damaged.
+        InterruptedRun: Ctrl-C; its ``result`` is the search so far, without refinement.
     """
     if validation is None:
         count = count_examples(data)

@@ -108,14 +108,53 @@ def init(params: Any, optimizer: optax.GradientTransformation, state: Any = None
     return TrainState(params, state, optimizer.init(params), jnp.zeros((), jnp.int32))
 
 
-@validate(loss=function_of_form("loss(key, params, state, batch, step)"))
-def make_epoch(loss: Loss, optimizer: optax.GradientTransformation, batch_size: int) -> Epoch:
+FORMS = "loss(params, batch), loss(key, params, batch) or loss(key, params, state, batch, step)"
+
+
+def full_loss(loss: Callable[..., Any]) -> Loss:
+    """Brings a loss to the form of five arguments, by the number of those that it takes.
+
+    Args:
+      loss: ``loss(params, batch)`` or ``loss(key, params, batch)``, which return a scalar or
+        (scalar, metrics), or the full form, which stays as it is.
+
+    Raises:
+      TypeError: It takes another number of arguments.
+    """
+    try:
+        parameters = list(inspect.signature(loss).parameters.values())
+    except ValueError:  # of what C has written it is unknown
+        return loss
+    if any(each.kind is each.VAR_POSITIONAL for each in parameters):
+        return loss
+    positional = [e for e in parameters if e.kind in (e.POSITIONAL_ONLY, e.POSITIONAL_OR_KEYWORD)]
+    # Arguments with a default belong to the loss's author, unless they are needed.
+    count = sum(each.default is each.empty for each in positional)
+    if count not in (2, 3):
+        if not count <= 5 <= len(positional):
+            names = ", ".join(each.name for each in positional)
+            raise TypeError(f"loss must be {FORMS}; this one takes ({names})")
+        return loss
+
+    def full(key: Any, params: Any, state: Any, batch: Any, step: Any) -> tuple[Any, Any]:
+        result = loss(params, batch) if count == 2 else loss(key, params, batch)
+        value, metrics = result if isinstance(result, tuple) else (result, {})
+        return value, (metrics, state)
+
+    return full
+
+
+@validate(loss=function_of_form(FORMS))
+def make_epoch(
+    loss: Callable[..., Any], optimizer: optax.GradientTransformation, batch_size: int
+) -> Epoch:
     """Makes ``epoch(train_state, key, data) -> (train_state, metrics)``.
 
     Args:
       loss: ``loss(key, params, state, batch, step) -> (loss, (metrics, new_state))``: a scalar, a
         dict of scalars and the model's new state. ``step`` counts updates from 0 over all epochs,
-        for annealing. See `jaxeff.training.stateless` and `jaxeff.training.cross_entropy`.
+        for annealing. ``loss(params, batch)`` and ``loss(key, params, batch)`` return a scalar or
+        (scalar, metrics). See `jaxeff.training.cross_entropy`.
       optimizer: Gets ``value``, ``grad`` and ``grad_fn`` as extra arguments where it takes them.
       batch_size: Examples per update.
 
@@ -128,6 +167,7 @@ def make_epoch(loss: Loss, optimizer: optax.GradientTransformation, batch_size: 
         differ in length or hold less than one batch, and for metrics that have the name "loss".
     """
     check_count("batch_size", batch_size)
+    loss = full_loss(loss)
     optimizer = optax.with_extra_args_support(optimizer)
 
     def update(carry: TrainState, key: Key[Array, ""], batch: Any) -> tuple[TrainState, Metrics]:

@@ -60,7 +60,16 @@ import optax
 from jaxeff import core, store
 from jaxeff.core import progress_bar
 from jaxeff.store import save_pytree
-from jaxeff.training._epoch import Epoch, Loss, TrainState, count_examples, init, make_epoch
+from jaxeff.training._epoch import (
+    FORMS,
+    Epoch,
+    Loss,
+    TrainState,
+    count_examples,
+    full_loss,
+    init,
+    make_epoch,
+)
 from jaxeff.training._losses import CheckedLoss
 from jaxeff.training._replicates import describe_training
 
@@ -162,6 +171,7 @@ def run_epochs(
         checkpoint, if any, is of a good epoch.
       CheckpointError: The checkpoint is damaged, of another model or of another run.
       ValueError: Data without a common first axis, or counts of epochs below 1.
+      InterruptedRun: Ctrl-C; its ``result`` is what the finished epochs left.
     """
     for name, value in (
         ("epochs", epochs), ("eval_every", eval_every), ("checkpoint_every", checkpoint_every)
@@ -199,7 +209,22 @@ def run_epochs(
             if stopped:
                 return carry, history
 
-    with progress_bar(progress, "epoch", epochs, len(history)) as advance:
+    good = carry
+
+    def finished() -> tuple[str, Any]:
+        said = f"stopped after {len(history)} of {epochs} epochs"
+        if checkpoint is not None:
+            said += f"; the same call goes on from {checkpoint}"
+        else:
+            said += "; with a checkpoint the same call goes on where it stopped"
+        # An update that was cut off may have taken the memory of the state before it.
+        there = history and not any(leaf.is_deleted() for leaf in jax.tree.leaves(good))
+        return said, (good, history) if there else None
+
+    with (
+        core.keeps_finished(finished),
+        progress_bar(progress, "epoch", epochs, len(history)) as advance,
+    ):
         for index in range(len(history), epochs):
             # Keys depend on the epoch's number alone: a resumed run draws what the
             # uninterrupted one would.
@@ -219,6 +244,7 @@ def run_epochs(
             if eval_fn is not None and (last or (index + 1) % eval_every == 0):
                 record |= _numbers(eval_fn(carry))
             history.append(record)
+            good = carry
             advance(1, _shown(record))
             stop = on_epoch is not None and on_epoch(index, carry, record) is True
             if checkpoint is not None and (last or stop or (index + 1) % checkpoint_every == 0):
@@ -301,8 +327,9 @@ def _numbers(metrics: Mapping[str, Any]) -> dict[str, Any]:
     return {name: np.asarray(value).tolist() for name, value in core.to_host(dict(metrics)).items()}
 
 
+@core.shown_as_table
 class FitResult(NamedTuple):
-    """A trained model.
+    """A trained model; prints as a table of its metrics.
 
     Attributes:
       params: The trained parameters.
@@ -316,12 +343,23 @@ class FitResult(NamedTuple):
     opt_state: Any
     history: History
 
+    def _table(self) -> core.Table:
+        size = sum(np.size(leaf) for leaf in jax.tree.leaves(self.params))
+        caption = f"{len(self.history)} epochs, {size:,} parameters"
+        first, last = (self.history[i] if self.history else {} for i in (0, -1))
+        rows = [
+            (name, f"{np.mean(first[name]):.4g}", f"{np.mean(last[name]):.4g}")
+            for name in last
+            if name != "epoch" and name in first
+        ]
+        return core.Table(("metric", "first epoch>", "last epoch>"), rows, caption=caption)
+
 
 @core.validate(**LOOP_CHECKS)
 @core.forwards(run_epochs, RunOptions)
 def fit(
     key: jax.Array,
-    loss: Loss,
+    loss: Callable[..., Any],
     params: Any,
     data: Any,
     *,
@@ -338,8 +376,9 @@ def fit(
 
     Args:
       key: Random key; the run is a function of it and of the other arguments.
-      loss: ``loss(key, params, state, batch, step) -> (loss, (metrics, new_state))``; see
-        `stateless` and `cross_entropy` for shorter forms.
+      loss: ``loss(params, batch)`` or ``loss(key, params, batch)``, which return a scalar or
+        (scalar, dict of scalars); or ``loss(key, params, state, batch, step)``, which returns
+        ``(loss, (metrics, new_state))``; see `cross_entropy`.
       params: Pytree of parameters to start from; it stays valid.
       data: Pytree of arrays with a common first axis of examples, e.g. ``(images, labels)``.
       optimizer: Any optax optimizer; schedules count updates, not epochs.
@@ -367,9 +406,11 @@ def fit(
         that is none, a Flax model for a loss or for parameters, labels that are no integers.
       ValueError: The data don't have a common first axis, or hold less than one batch; a label is
         no class of the network's.
+      InterruptedRun: Ctrl-C; its ``result`` is that of the finished epochs, if there are any.
     """
     core.check_key("fit: key", key)
-    core.check_function("fit: loss", loss, "loss(key, params, state, batch, step)")
+    core.check_function("fit: loss", loss, FORMS)
+    loss = full_loss(loss)
     core.check_params("fit: params", params)
     core.check_params("fit: data", data)
     epoch = make_epoch(loss, optimizer, batch_size)
@@ -381,18 +422,27 @@ def fit(
         described = describe_training(key, loss, optimizer, start, data, batch_size)
         identified = {**(settings or {}), "batch_size": batch_size}
         identity = store.run_identity(key, data, identified, described)
-    final, history = run_epochs(
-        key,
-        epoch,
-        start,
-        data,
-        epochs=epochs,
-        eval_fn=eval_fn,
-        on_epoch=on_epoch,
-        identity=identity,
-        **run,
-    )
-    return FitResult(final.params, final.state, final.opt_state, history)
+    try:
+        return _result(
+            *run_epochs(
+                key,
+                epoch,
+                start,
+                data,
+                epochs=epochs,
+                eval_fn=eval_fn,
+                on_epoch=on_epoch,
+                identity=identity,
+                **run,
+            )
+        )
+    except core.InterruptedRun as error:
+        error.result = error.result and _result(*error.result)
+        raise
+
+
+def _result(last: TrainState, history: History) -> FitResult:
+    return FitResult(last.params, last.state, last.opt_state, history)
 
 
 def _check_loss(loss: Loss, key: jax.Array, start: TrainState, data: Any, batch_size: int) -> None:
@@ -407,9 +457,7 @@ def _check_loss(loss: Loss, key: jax.Array, start: TrainState, data: Any, batch_
     try:
         value, (metrics, state) = result
     except (TypeError, ValueError):
-        raise TypeError(
-            f"{form}; wrap a loss(key, params, batch) in jaxeff.training.stateless."
-        ) from None
+        raise TypeError(f"{form}; or take (params, batch), and return the loss alone.") from None
     if getattr(value, "shape", None) != ():
         raise TypeError(f"{form} with a scalar loss, not one of shape {list(value.shape)}.")
     if not isinstance(metrics, dict):

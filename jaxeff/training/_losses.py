@@ -5,7 +5,9 @@ number of classes before it trains, since a label out of range trains towards Na
 class, silently.
 
 The full form is ``loss(key, params, state, batch, step) -> (loss, (metrics, new_state))``. Write
-it out where a loss anneals or carries state of its own; the adapters here cover the rest.
+it out where a loss anneals or carries state of its own. A loss of (params, batch), or of (key,
+params, batch), may return a scalar or (scalar, metrics), and is recognized by its arguments;
+`stateless` makes the full form of it for a loss that calls another.
 
 ```python
 import jax
@@ -20,13 +22,15 @@ trained = fit(jax.random.key(0), cross_entropy(f), params, (x, y), **run).params
 assert label_loss(f(trained, x), y) < label_loss(f(params, x), y)
 
 
-def smoothed(key, params, batch):                       # a loss of your own
+def smoothed(params, batch):                            # a loss of your own
     x, y = batch
     targets = optax.smooth_labels(jax.nn.one_hot(y, 10), 0.1)
     return optax.softmax_cross_entropy(f(params, x), targets).mean()
 
 
-fit(jax.random.key(0), stateless(smoothed), params, (x, y), **run)
+fit(jax.random.key(0), smoothed, params, (x, y), **run)
+in_full = stateless(smoothed)                           # the same in the full form
+loss, (metrics, state) = in_full(jax.random.key(0), params, None, (x, y), 0)
 ```
 
 A loss factory of your own takes functions of any form by `normalized_call`, and shows labels that
@@ -93,7 +97,7 @@ import optax
 from jax.scipy.special import digamma, gammaln
 
 from jaxeff import core
-from jaxeff.training._epoch import Loss
+from jaxeff.training._epoch import Loss, full_loss
 
 
 @runtime_checkable
@@ -163,15 +167,14 @@ def label_loss(logits: Any, labels: Any) -> jax.Array:
 
 
 @core.validate(loss=core.function_of_form("loss(key, params, batch)"))
-def stateless(loss: Callable[[Any, Any, Any], Any]) -> Loss:
-    """Adapts ``loss(key, params, batch)``, which returns a scalar or (scalar, metrics)."""
+def stateless(loss: Callable[..., Any]) -> Loss:
+    """Brings a loss without state to the full form, as `fit` does by itself.
 
-    def full(key: Any, params: Any, state: Any, batch: Any, step: Any) -> tuple[Any, Any]:
-        result = loss(key, params, batch)
-        value, metrics = result if isinstance(result, tuple) else (result, {})
-        return value, (metrics, state)
-
-    return full
+    Args:
+      loss: ``loss(key, params, batch)`` or ``loss(params, batch)``, which return a scalar or
+        (scalar, metrics).
+    """
+    return full_loss(loss)
 
 
 @core.validate()

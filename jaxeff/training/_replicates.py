@@ -52,7 +52,7 @@ import optax
 from jax.sharding import Sharding
 
 from jaxeff.store import describe_arrays, describe_computation
-from jaxeff.training._epoch import Epoch, Loss, TrainState, accepted, make_epoch
+from jaxeff.training._epoch import Epoch, Loss, TrainState, accepted, full_loss, make_epoch
 from jaxeff.training._epoch import init as init_state
 
 LossAt = Callable[[Any], Loss]
@@ -129,7 +129,9 @@ def epoch_function(
     """
 
     def loss(key: Any, params: Any, state: _ReplicateState, batch: Any, step: Any) -> Any:
-        value, (metrics, model) = loss_at(state.setting)(key, params, state.model, batch, step)
+        value, (metrics, model) = full_loss(loss_at(state.setting))(
+            key, params, state.model, batch, step
+        )
         return value, (metrics, state._replace(model=model))
 
     epoch = make_epoch(loss, optimizer, batch_size)
@@ -199,7 +201,7 @@ def describe_training(
     return {
         **describe_arrays("start.params", start.params),
         **describe_arrays("start.state", start.state),
-        "loss": _describe_loss(key, loss, start, data, batch_size),
+        "loss": _describe_loss(key, full_loss(loss), start, data, batch_size),
         "optimizer": _describe_optimizer(optimizer, start),
         # After the optimizer, so that another one is named before what it holds.
         **describe_arrays("start.opt_state", start.opt_state),
@@ -236,7 +238,7 @@ def describe_sweep(
 
     parts = {
         "init": describe_computation(begin, key),
-        "loss": _describe_loss(key, loss, beside, data, batch_size),
+        "loss": _describe_loss(key, full_loss(loss), beside, data, batch_size),
         "optimizer": _describe_optimizer(optimizer, start),
     }
     if score is not None:

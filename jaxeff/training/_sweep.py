@@ -208,8 +208,9 @@ def _filled(size: int, count: int) -> int:
     return math.ceil(size / count) * count
 
 
+@core.shown_as_table
 class SweepResult(NamedTuple):
-    """Results of a sweep; every array leads with the axes of seeds and settings.
+    """Results of a sweep, shown by setting; every array leads with the axes of seeds and settings.
 
     Attributes:
         scores: Result of `score`, as numpy arrays `[seeds, settings, ...]`.
@@ -224,6 +225,19 @@ class SweepResult(NamedTuple):
     diverged: Bool[np.ndarray, "seeds settings"]
     params: Any
     state: Any
+
+    def _table(self) -> core.Table:
+        # Means over seeds, and over what a score measures of one network.
+        means = {
+            name: np.asarray(score).mean((0, *range(2, np.ndim(score))))
+            for name, score in {**self.scores, "last loss": self.loss[..., -1]}.items()
+        }
+        rows = [
+            (str(i), *(f"{mean[i]:.4g}" for mean in means.values()), str(bad))
+            for i, bad in enumerate(self.diverged.sum(0))
+        ]
+        columns = ("setting>", *(f"{name}>" for name in means), "diverged>")
+        return core.Table(columns, rows, caption=f"means over {len(self.loss)} seeds")
 
 
 @core.validate(
@@ -322,7 +336,16 @@ def sweep(
 
     chunks = [(i, j) for i in range(len(rows)) for j in range(len(columns))]
     results: dict[tuple[int, int], Any] = {}
-    with progress_bar(progress, "replicate", seeds * total, 0) as advance:
+
+    def finished() -> tuple[str, Any]:
+        said = f"stopped after {len(results)} of {len(chunks)} chunks of replicates"
+        kept = "" if checkpoint is not None else "with a checkpoint "
+        return f"{said}; {kept}the same call goes on where it stopped", None
+
+    with (
+        core.keeps_finished(finished),
+        progress_bar(progress, "replicate", seeds * total, 0) as advance,
+    ):
         for i, j in chunks:
             name = f"{rows[i][0]}-{columns[j][0]}"
             number = len(set(rows[i])) * len(set(columns[j]))

@@ -44,6 +44,7 @@ from jaxeff.uncertainty._conformal import (
     conformal,
     conformalize,
     covered,
+    online_conformal,
 )
 from jaxeff.uncertainty._decomposition import (
     Decomposition,
@@ -213,6 +214,7 @@ __all__ = [
     "nll",
     "nll_from_log",
     "odin",
+    "online_conformal",
     "out_of_domain",
     "predict_probs",
     "prediction_mse",

@@ -12,6 +12,17 @@ sets = jax.jit(conformal(f, calibration))(params, x[128:])     # [batch, classes
 covered(calibration, sets, y[128:]).mean()                     # about 0.9
 ```
 
+Where inputs drift, and the truth becomes known later now and then, one number follows:
+
+```python
+from jaxeff.uncertainty import APS, online_conformal
+
+step = jax.jit(online_conformal(f, conformalize(f(params, x[:128]), y[:128], APS()), rate=0.05))
+threshold = calibration.threshold
+for one, label in zip(x[128:140, None], y[128:140, None]):
+    inside, threshold = step(params, one, label, threshold)    # label -1: not known
+```
+
 If held-out examples and those to come are exchangeable, a region holds the truth with a probability
 of at least what was asked, whatever the model and the data. The number is an average over inputs,
 and over draws of the held-out examples: for one draw of n, the coverage is a random number of the
@@ -29,6 +40,8 @@ Sharp edges:
     Held-out means: neither trained on nor used to choose anything.
     With fewer than ``coverage / (1 - coverage)`` examples (of a group) every target is inside.
     ``k`` is rounded with a millionth to spare, so that 0.9 of 10 is 9 in float32.
+    Online coverage is an average over time, of what came to be known; a network that is often wrong
+    has large sets then, or small ones that are wrong in runs. It says nothing about one input.
     A set may be empty, where no class fits well enough. ``allow_empty=False`` adds the most
     probable class; coverage is then higher than asked, never lower.
     Sets depend on the order of scores alone, and in float32 the papers' scores tie where a network
@@ -38,6 +51,9 @@ Sharp edges:
 References:
     Vovk, Gammerman, Shafer, "Algorithmic Learning in a Random World", 2005. Angelopoulos and Bates,
     "A Gentle Introduction to Conformal Prediction", arXiv 2107.07511; groups are its section 4.1.
+    Gibbs and Candes, "Adaptive Conformal Inference Under Distribution Shift", NeurIPS 2021, and
+    Angelopoulos, Candes, Tibshirani, "Conformal PID Control for Time Series Prediction", NeurIPS
+    2023, arXiv 2307.16895, section 2.1, for online thresholds.
 """
 
 from collections.abc import Callable
@@ -305,6 +321,57 @@ def conformal(
         return calibration.method.region(f(*args, **kwargs), threshold)
 
     return g
+
+
+@core.validate(
+    f=core.function_of_form("f(params, x)"),
+    calibration=core.instance_of(ConformalCalibration),
+    coverage=core.number(above=0, below=1),
+    rate=core.positive,
+)
+def online_conformal(
+    f: Callable[..., Any],
+    calibration: ConformalCalibration,
+    coverage: float = 0.9,
+    *,
+    rate: float = 0.05,
+) -> Callable[..., Any]:
+    """Makes regions whose coverage holds over time, whatever inputs and truth do.
+
+    The threshold rises by `rate` times the coverage where the truth was outside, and falls by
+    `rate` times the rest where it was inside. For scores between `low` and `high` (-1 and 0 of
+    `APS`) the share outside differs from what was asked by at most ``(high - low + rate) / (rate
+    n)`` after n examples whose truth came to be known, in any order and of any distribution.
+
+    Args:
+        f: ``f(params, x)``, such as ``jaxeff.moments(f)``.
+        calibration: From `conformalize`: its method, and a threshold to begin with.
+        coverage: How often the truth is to be inside.
+        rate: What the threshold moves by at the most, in units of the score.
+
+    Returns:
+        ``step(params, x, targets, threshold) -> (region, threshold)``: the region as of
+        `conformal`, and the threshold of the next call. Targets ``[batch]`` are of these inputs, -1
+        (of numbers: NaN) where the truth isn't known. It jits, scans and deploys, with the state
+        ``threshold``.
+
+    Raises:
+        ValueError: There are thresholds of groups.
+    """
+    if jnp.ndim(calibration.threshold):
+        raise ValueError("online_conformal: one threshold is followed, not one for each group")
+    method = calibration.method
+
+    def step(params: Any, x: Any, targets: Any, threshold: Any) -> tuple[Any, Any]:
+        outputs, truth = f(params, x), jnp.asarray(targets)
+        region = method.region(outputs, threshold)
+        is_class = jnp.issubdtype(truth.dtype, jnp.integer)
+        known = truth >= 0 if is_class else ~jnp.isnan(truth)
+        inside = method.contains(region, jnp.where(known, truth, 0))
+        moves = jnp.where(known, coverage - inside.astype(threshold.dtype), 0).sum()
+        return region, threshold + rate * moves
+
+    return step
 
 
 def _of_groups(thresholds: Array, groups: Any) -> Array:

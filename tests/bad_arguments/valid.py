@@ -317,6 +317,7 @@ OWN: dict[str, dict[str, Any]] = {
     "jaxeff.uncertainty.conformalize": {"outputs": jnp.zeros((4, 2)), "targets": Y,
                                         "method": LAC(), "groups": Y, "group_count": 2},
     "jaxeff.uncertainty.conformal": {"calibration": GROUPED, "group": lambda x: Y},
+    "jaxeff.uncertainty.online_conformal": {"calibration": SETS, "coverage": 0.9},
     "jaxeff.uncertainty.covered": {"calibration": SETS, "region": PROBS > 0, "targets": Y},
     "jaxeff.uncertainty.coverage_threshold": {"coverage": 0.5},
     "jaxeff.uncertainty.selective": {"score": lambda outputs: outputs.max(-1), "threshold": 0.5},

@@ -33,6 +33,7 @@ from jaxeff.bayes import (
     mcmc,
     mixing,
 )
+from jaxeff.core import InterruptedRun
 from jaxeff.moment_propagation import Gaussian
 from jaxeff.training import CheckpointError
 from tests.bayes.linear_model import NOISE, PRIOR, N, gaussian, linear, parameters
@@ -223,11 +224,16 @@ def test_an_interrupted_run_goes_on_as_if_it_had_not_stopped(tmp_path, monkeypat
 
     with monkeypatch.context() as patch:
         interrupt_after(patch, stop)
-        with pytest.raises(KeyboardInterrupt):
+        with pytest.raises(InterruptedRun, match=f"after {stop} of 140 iterations") as error:
             draw(samples=20, checkpoint=tmp_path / "run")
     resumed = draw(samples=20, checkpoint=tmp_path / "run")
     longer = draw(samples=25, checkpoint=tmp_path / "run")
     whole = draw(samples=25)
+    if stop > 100:  # every second iteration after the warm-up is kept
+        for path, draws in error.value.result.random.items():
+            np.testing.assert_array_equal(draws, whole.posterior.random[path][:, :6])
+    else:
+        assert error.value.result is None
     np.testing.assert_array_equal(vectors(longer), vectors(whole))
     np.testing.assert_array_equal(vectors(resumed), vectors(whole)[:, :20])
     for name, values in whole.stats.items():

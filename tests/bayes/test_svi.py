@@ -15,6 +15,7 @@ from scipy.stats import multivariate_normal
 from jaxeff.bayes import Draws, MeanField, distill, prior_scales, svi
 from jaxeff.bayes.posteriors import named_leaves
 from jaxeff.bayes.variational import make_loss, mean_nll
+from jaxeff.core import InterruptedRun
 from jaxeff.moment_propagation import Gaussian, is_gaussian
 from jaxeff.training import CheckpointError, DivergedError
 from tests.bayes.linear_model import NOISE, PRIOR, N, gaussian, infer, linear, parameters
@@ -172,9 +173,11 @@ def test_resumed_run_equals_the_uninterrupted_one(tmp_path, whole):
         seen.append(posterior)
         return {}
 
-    with pytest.raises(KeyboardInterrupt):
+    with pytest.raises(InterruptedRun, match=r"2 of \d epochs") as error:
         run(checkpoint=file, eval_fn=killed)
     assert len(seen) == 2
+    assert len(error.value.result.history) == 2
+    jax.tree.map(np.testing.assert_array_equal, error.value.result.posterior, seen[1])
     assert_same(run(checkpoint=file), whole[0])
 
 

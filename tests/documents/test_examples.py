@@ -10,12 +10,16 @@ from the reader is the folder they run in.
 import ast
 import contextlib
 import re
+import shutil
+import subprocess
+import sys
 import textwrap
 from importlib.util import find_spec
 from unittest import SkipTest
 
 import matplotlib as mpl
 import matplotlib.pyplot as plt
+import numpy as np
 import pytest
 import shown
 from documents import ROOT, Text, markdown_files, modules, texts
@@ -172,3 +176,20 @@ def test_an_example_knows_nothing_of_the_module_around_it(tmp_path):
     (example,) = Document.examples(Docstrings.parse(str(path), PythonCodeBlockParser()))
     with pytest.raises(NameError, match="hidden"):
         example.evaluate()
+
+
+@pytest.mark.document
+def test_the_figure_of_the_first_screen_is_drawn(tmp_path):
+    """The script runs, and its three panels have as much in them as those that are kept."""
+    if not shutil.which("arm-none-eabi-gcc"):
+        pytest.skip("arm-none-eabi-gcc not found")
+    script, drawn = ROOT / "docs" / "hero.py", tmp_path / "hero.png"
+    command = [sys.executable, str(script), "--epochs", "1", "--output", str(drawn)]
+    subprocess.run(command, check=True, cwd=tmp_path)
+    ours, kept = plt.imread(drawn), plt.imread(script.with_suffix(".png"))
+    assert ours.shape[0] == kept.shape[0]
+    for one, other in zip(
+        *(np.array_split(image, 3, axis=1) for image in (ours, kept)), strict=True
+    ):
+        ink, expected = ((panel[..., :3] < 0.9).any(-1).mean() for panel in (one, other))
+        assert ink > expected / 4

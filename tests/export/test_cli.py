@@ -68,6 +68,23 @@ def test_a_page_about_a_bundle(folder, deployed_mlp, tmp_path):
     assert refused(call("report", folder, tmp_path / "page.pdf"), "as .pdf")
 
 
+def test_accuracy_over_a_file(folder, tmp_path):
+    x = np.concatenate([inputs(seed) for seed in range(3)])
+    hidden = mlp(parameters(), x)["hidden"][0]  # the first result
+    labels = np.asarray(hidden).argmax(1)
+    labels[0] = (labels[0] + 1) % 16
+    np.savez(tmp_path / "test.npz", x=x, labels=labels)
+    said = " ".join(call("check", folder, "--data", tmp_path / "test.npz").stdout.split())
+    assert "of 6 examples: accuracy 0.8333 (JAX: 0.8333), 6 decided as by JAX" in said
+    call("report", folder, tmp_path / "page.md", "--data", tmp_path / "test.npz")
+    assert "accuracy 0.8333" in (tmp_path / "page.md").read_text()
+    np.savez(tmp_path / "wrong.npz", y=x)
+    assert refused(call("check", folder, "--data", tmp_path / "wrong.npz"), "no array x")
+    np.savez(tmp_path / "short.npz", x=x, labels=labels[:2])
+    call("report", folder, tmp_path / "page.md", "--data", tmp_path / "short.npz")
+    assert "Not checked over data" in (tmp_path / "page.md").read_text()
+
+
 def test_targets_are_listed(monkeypatch):
     listed = rows(call("targets"))
     assert list(listed) == list(target_names())

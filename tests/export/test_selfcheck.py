@@ -1,12 +1,19 @@
 """The comparison behind a self-check: rounding passes, anything else does not."""
 
+import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
 import pytest
+from c_programs import require
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from jaxeff_export import BundleError, SignatureError, deploy
 from jaxeff_export.artifact import TensorSpec
-from jaxeff_export.bundle.files import RecordedPair, compare, tolerance
+from jaxeff_export.bundle import DisagreementWarning
+from jaxeff_export.bundle.files import RecordedPair, compare, compare_data, tolerance
+from jaxeff_export.bundle.running import Runner
+
+from jaxeff.core import InterruptedRun
 
 
 def check(ours, theirs):
@@ -59,3 +66,118 @@ def test_tolerances_by_dtype():
     assert check([True, False], [True, False]).passed
     assert not check([True, True], [True, False]).passed
     assert check(np.complex64([1 + 1j]), np.complex64([1 + 1j])).passed
+
+
+def test_data_are_counted_by_decisions_bits_and_labels():
+    spec = TensorSpec("y", (1, 3), "float32")
+    theirs = np.float32([[0, 2, 1], [3, 0, 1], [0, 0, 9], [5, 1, 1]])
+    ours = theirs.copy()
+    ours[0] += np.float32(1e-6)  # other bits, one decision
+    ours[1] = [0, 3, 1]  # another decision
+    found = compare_data("board", [ours], [theirs], np.array([1, 1, 2, 1]), [spec])
+    assert (found.examples, found.same, found.agreeing) == (4, 2, 3)
+    assert (found.right, found.right_in_jax) == (3, 2)
+    assert (found.accuracy, found.agreement) == (0.75, 0.75)
+    assert not found  # the second differs by 3
+    assert "accuracy 0.75 (JAX: 0.5), 3 decided as by JAX, 2 with JAX's bits" in str(found)
+    assert repr(found) == str(found)
+    nothing = compare_data("board", [ours[:, :1]], [theirs[:, :1]], None, [spec])
+    assert nothing.agreement is None
+    assert nothing.accuracy is None
+    with pytest.raises(ValueError, match="neither scores of classes nor a class"):
+        compare_data("board", [ours[:, :1]], [theirs[:, :1]], np.arange(4), [spec])
+    codes = np.int32([1, 0, 2])
+    assert compare_data("board", [codes], [codes], np.array([1, 1, 2]), [spec]).right == 2
+
+
+def scores(w, x):
+    return x @ w
+
+
+W = np.random.default_rng(0).normal(size=(8, 4)).astype(np.float32)
+X = np.random.default_rng(1).normal(size=(7, 8)).astype(np.float32)
+Y = (X @ W).argmax(1)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("target", "board"), [("host", "local"), ("cortex-m4", "emulated"), ("cortex-a7", "emulated")]
+)
+@pytest.mark.parametrize("form", ["batch", "single", "any"])
+def test_a_data_set_on_a_board(target, board, form):
+    """Numpy's decisions are the oracle; seven examples are no multiple of three."""
+    if target != "host":
+        require(*TOOLS[target])
+    if form == "any" and target != "host":
+        return  # a C library has one batch
+    example = X[0] if form == "single" else X[:3]
+    bundle = deploy(scores, (W, example), target=target, any_batch=form == "any")
+    labels = Y.copy()
+    labels[2] = (labels[2] + 1) % 4
+    found = bundle.check(board, data=(X, labels))
+    assert found
+    assert (found.examples, found.agreeing, found.right) == (7, 7, 6)
+    assert bundle.check(board, data=(X, None)).accuracy is None
+
+
+TOOLS = {
+    "cortex-m4": ("arm-none-eabi-gcc", "qemu-system-arm"),
+    "cortex-a7": ("arm-linux-gnueabihf-gcc", "qemu-arm"),
+}
+
+
+def test_data_that_a_bundle_does_not_take():
+    bundle = deploy(scores, (W, X[:3]))
+    for data, said in [
+        (X, "must be a pair"),
+        ((X, Y[:-1]), r"the same number of examples.*\(7, 8\), \(6,\)"),
+        (((X, X), Y), "holds 2 arrays, the bundle takes 1: x"),
+        ((X[:, :5], Y), "x has shape"),
+        ((X.astype(np.float64), Y), "float64"),
+    ]:
+        with pytest.raises(SignatureError, match=said):
+            bundle.check(data=data)
+
+
+def test_state_begins_as_in_the_example():
+    def step(w, x, state):
+        return x @ w + state, state + 1.0
+
+    args = (W, X[:1], jnp.ones((1, 4), jnp.float32))
+    bundle = deploy(step, args, state=("state",))
+    found = bundle.check(data=(X, (X @ W).argmax(1)))
+    assert found
+    assert found.right == 7
+
+
+def test_deploy_says_that_a_library_disagrees(monkeypatch):
+    plain = Runner._call
+    monkeypatch.setattr(Runner, "_call", lambda self, leaves: [r + 1 for r in plain(self, leaves)])
+    with pytest.warns(DisagreementWarning, match="disagrees with JAX.*data="):
+        deploy(scores, (W, X[:3]))
+    deploy(scores, (W, X[:3]), check=False)  # without a word, as asked
+
+
+def test_ctrl_c_in_deploy_says_what_is_left(monkeypatch, tmp_path):
+    def interrupted(line):
+        if line == stops_at:
+            raise KeyboardInterrupt
+
+    stops_at = "linking"
+    with pytest.raises(InterruptedRun, match="nothing was written") as error:
+        deploy(scores, (W, X[:3]), path=tmp_path / "b", progress=interrupted)
+    assert error.value.result is None
+    assert not (tmp_path / "b").exists()
+    stops_at = "comparing with JAX"
+    with pytest.raises(InterruptedRun, match="before the check") as error:
+        deploy(scores, (W, X[:3]), path=tmp_path / "b", progress=interrupted)
+    assert error.value.result.check()
+
+
+def test_parameters_that_are_not_kept_cannot_be_compared(monkeypatch):
+    from jaxeff_export.bundle import Bundle
+
+    bundle = deploy(scores, (W, X[:3]))
+    monkeypatch.setattr(Bundle, "unpacked", None)
+    with pytest.raises(BundleError, match="up to 16 MiB"):
+        bundle.check(data=(X, Y))

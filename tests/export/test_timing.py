@@ -13,6 +13,9 @@ def test_an_operators_time_is_the_median_of_its_measurements():
         OperatorTime("relu", 2.0, 0.5, 0.25),
     )
     assert operator_times([[]], number=4) == ()
+    shown = str(operator_times([quiet], number=4))
+    assert "75%" in shown
+    assert "total" in shown
 
 
 def test_a_timing_is_quoted_by_its_median():

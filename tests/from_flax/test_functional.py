@@ -1,5 +1,8 @@
 """`functional`: NNX and Linen models become the same kind of pure function."""
 
+import re
+from functools import partial
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -325,3 +328,33 @@ def test_abstract_statistics_are_read_by_shapes_alone():
     # No result can be taken for one of the model with its statistics.
     ones = jax.tree.map(lambda w: jnp.ones(w.shape, w.dtype), params)
     assert jnp.isnan(f(ones, x)).all()
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (lambda x: x[0], r"float32\[6, ?6, ?3\].*axis of examples missing"),
+        (lambda x: x.transpose(0, 3, 1, 2), r"float32\[2, ?3, ?6, ?6\].*channels come first"),
+        (lambda x: jnp.arange(4), r"int32\[4\].*look like labels"),
+    ],
+    ids=["no batch", "channels first", "labels"],
+)
+@pytest.mark.parametrize("transformed", [False, True])
+def test_an_error_of_a_layer_names_the_inputs(change, said, transformed):
+    class Net(nnx.Module):
+        def __init__(self, rngs):
+            self.conv, self.last = nnx.Conv(3, 4, (3, 3), rngs=rngs), nnx.Linear(4, 2, rngs=rngs)
+
+        def __call__(self, x):
+            return self.last(self.conv(x).mean((1, 2)))
+
+    f, params = functional(Net(nnx.Rngs(0)))
+    x, key = change(jnp.ones((2, 6, 6, 3))), jax.random.key(0)
+    noisy = partial(jaxeff.noisy(f, {"conv": jaxeff.Additive(0.1)}), key)
+    call = noisy if transformed else f
+    with pytest.raises((TypeError, ValueError)) as error:
+        call(params, x)
+    (note,) = [n for n in error.value.__notes__ if "Net was called with" in n]
+    assert re.search(said, note)
+    with pytest.raises(ValueError, match=r"come before the inputs, f\(params, x\)"):
+        f(x, params)

@@ -43,6 +43,34 @@ def test_accuracy_is_that_of_the_closed_form():
     assert curve.draws[0, 2] != curve.draws[1, 2]
 
 
+def test_any_metric_of_any_outputs():
+    """Squared errors of a dictionary's entry: noise of level s adds s squared."""
+
+    def f(params, x):
+        return {"value": params["w"] * x[:, 0], "features": x}
+
+    def error(outputs, targets):
+        return (outputs["value"] - targets["value"]) ** 2
+
+    data = X, {"value": X[:, 0] + 1.0}
+    curve = accuracy_curve(
+        KEY, f, PARAMS, data, lambda s: {"input": Additive(s)}, LEVELS, batch_size=300,
+        metric=error,
+    )  # fmt: skip
+    expected = 1 + np.square(LEVELS)
+    # The variance of (1 + s e)^2 is 4 s^2 + 2 s^4.
+    level = np.asarray(LEVELS)
+    spread = np.sqrt((4 * level**2 + 2 * level**4) / (5 * len(X)))
+    np.testing.assert_array_less(np.abs(curve.mean - expected), 4 * spread + 1e-5)
+    with pytest.raises(ValueError, match=r"a number for each of 2005 examples"):
+        accuracy_curve(
+            KEY, f, PARAMS, data, {"input": Additive(LEVELS)}, LEVELS, batch_size=3000,
+            metric=lambda outputs, targets: error(outputs, targets).mean(),
+        )  # fmt: skip
+    with pytest.raises(TypeError, match="integers"):  # without one they are labels
+        accuracy_curve(KEY, classify, PARAMS, (X, X[:, 0]), {"input": Additive(LEVELS)}, LEVELS)
+
+
 @pytest.mark.slow
 def test_batches_chunks_and_state_change_nothing():
     model = MLP((4, 8, 3), batch_norm=True, rngs=nnx.Rngs(0))

@@ -8,6 +8,7 @@ import numpy as np
 import optax
 import pytest
 
+from jaxeff.core import InterruptedRun
 from jaxeff.nn import small_classifier
 from jaxeff.search import DDPG, Actions, RandomSearch, bit_operations, search
 from jaxeff.store import CheckpointError
@@ -40,8 +41,11 @@ def test_killed_at_any_moment(tmp_path):
             raise KeyboardInterrupt
         return bit_operations(candidate)
 
-    with pytest.raises(KeyboardInterrupt):
+    with pytest.raises(InterruptedRun, match="the same call goes on") as error:
         run(tmp_path, latency=dies)
+    episodes = error.value.result.episodes
+    assert 0 < len(episodes) < len(whole.episodes)
+    assert episodes == whole.episodes[: len(episodes)]
     path = tmp_path / "episodes.jsonl"
     path.write_text(path.read_text() + '{"task": ["epis')  # cut while it was written
     calls.clear()

@@ -13,7 +13,7 @@ import pytest
 from flax import nnx
 from sklearn.datasets import load_digits
 
-from jaxeff.core import functional
+from jaxeff.core import InterruptedRun, functional
 from jaxeff.nn import MLP
 from jaxeff.training import (
     CheckpointError,
@@ -134,6 +134,62 @@ def test_an_epoch_sees_every_example_once(data):
     rows = jnp.arange(50.0)
     _, metrics = epoch(start, KEY, rows)
     assert metrics["seen"] * 10 == rows.sum()
+
+
+def test_a_loss_takes_as_much_as_it_needs(data):
+    """Every form is the same training; one of another number of arguments says the forms."""
+
+    def of_batch(params, batch, scale=1.0):
+        x, y = batch
+        return scale * jnp.mean((x @ params["w"] - y) ** 2)
+
+    forms = [
+        of_batch,
+        lambda params, batch: (of_batch(params, batch), {"double": 2.0 * of_batch(params, batch)}),
+        lambda key, params, batch: of_batch(params, batch),
+        lambda key, params, state, batch, step: (of_batch(params, batch), ({}, state)),
+        stateless(of_batch),
+    ]
+    start = {"w": jnp.zeros(4)}
+    arguments = {"optimizer": optax.sgd(0.1), "epochs": 2, "batch_size": 10}
+    runs = [fit(KEY, loss, start, data, **arguments) for loss in forms]
+    for run in runs[1:]:
+        equal(run.params, runs[0].params)
+    assert runs[1].history[0]["double"] == pytest.approx(2 * runs[1].history[0]["loss"], rel=1e-6)
+    with pytest.raises(TypeError, match=r"this one takes \(key, params, state, batch\)"):
+        fit(KEY, lambda key, params, state, batch: 0.0, start, data, **arguments)
+
+
+def interrupt(epoch, train_state, record):
+    if epoch == 1:
+        raise KeyboardInterrupt
+
+
+def test_ctrl_c_leaves_the_finished_epochs(data, tmp_path):
+    start, arguments = {"w": jnp.zeros(4)}, {"optimizer": optax.sgd(0.1), "batch_size": 10}
+
+    def loss(params, batch):
+        return jnp.mean((batch[0] @ params["w"] - batch[1]) ** 2)
+
+    two = fit(KEY, loss, start, data, epochs=2, **arguments)
+    with pytest.raises(InterruptedRun, match=r"2 of 5 epochs; with a checkpoint.*result") as error:
+        fit(KEY, loss, start, data, epochs=5, on_epoch=interrupt, **arguments)
+    equal(error.value.result.params, two.params)
+    assert error.value.result.history == two.history
+    kept = arguments | {"checkpoint": tmp_path / "run"}
+    with pytest.raises(InterruptedRun, match=r"the same call goes on from .*run"):
+        fit(KEY, loss, start, data, epochs=5, on_epoch=interrupt, **kept)
+    equal(
+        fit(KEY, loss, start, data, epochs=5, **kept).params,
+        fit(KEY, loss, start, data, epochs=5, **arguments).params,
+    )
+
+    def at_once(train_state):
+        raise KeyboardInterrupt
+
+    with pytest.raises(InterruptedRun, match="0 of 5 epochs") as error:
+        fit(KEY, loss, start, data, epochs=5, eval_fn=at_once, **arguments)
+    assert error.value.result is None
 
 
 @pytest.mark.slow
@@ -522,7 +578,7 @@ def test_wrong_losses_and_data_are_clear_errors(plain, data):
 
     good = cross_entropy(f)
     cases = [
-        (TypeError, "wrap a loss", dict(loss=lambda *_: jnp.float32(0))),
+        (TypeError, "return the loss alone", dict(loss=lambda *_: jnp.float32(0))),
         (TypeError, r"shape \[2\]", dict(loss=lambda *_: (jnp.ones(2), ({}, None)))),
         (TypeError, "dict of metrics", dict(loss=lambda *_: (jnp.float32(0), (1.0, None)))),
         (TypeError, "structure", dict(loss=lambda *_: (jnp.float32(0), ({}, {"a": 1.0})))),

@@ -261,3 +261,52 @@ def test_intervals_are_those_of_mapie():
     calibration = u.conformalize(predicted, targets, u.AbsoluteResidual(), 0.85)
     found = u.conformal(lambda x: x[:, 0], calibration)(jnp.asarray(x))
     np.testing.assert_allclose(jnp.stack(found, -1), expected[:, :, 0], rtol=1e-5, atol=1e-5)
+
+
+def drifting(key, n):
+    """Logits that are ever more wrong: after half of the time labels are drawn at random."""
+    logits, labels = drawn(key, n)
+    other = jax.random.randint(jax.random.fold_in(key, 1), (n,), 0, 5)
+    return logits, jnp.where(jnp.arange(n) < n // 2, labels, other)
+
+
+def followed(method, logits, labels, threshold, rate):
+    calibration = u.ConformalCalibration(threshold, method)
+    step = u.online_conformal(lambda params, x: params * x, calibration, 0.9, rate=rate)
+
+    def one(threshold, pair):
+        region, after = step(1.0, pair[0][None], pair[1][None], threshold)
+        return after, (method.contains(region, jnp.maximum(pair[1][None], 0))[0], after)
+
+    return jax.jit(lambda start: jax.lax.scan(one, start, (logits, labels))[1])(threshold)
+
+
+@pytest.mark.parametrize("rate", [0.02, 0.2])
+def test_coverage_holds_over_time_while_inputs_drift(rate):
+    """The bound is deterministic, for scores from -1 to 0; a fixed threshold breaks it."""
+    logits, labels = drifting(jax.random.key(0), 1000)
+    held = drawn(jax.random.key(1), 500)
+    start = u.conformalize(*held, u.APS(), 0.9).threshold
+    inside, thresholds = followed(u.APS(), logits, labels, start, rate)
+    bound = (1 + rate) / (rate * 1000)
+    assert abs(inside.mean() - 0.9) <= bound
+    # By hand: where the truth was outside the threshold rises by .9 of the rate.
+    moves = np.diff(np.concatenate([[start], thresholds]))
+    np.testing.assert_allclose(moves, rate * np.where(inside, -0.1, 0.9), atol=1e-6)
+    fixed = u.APS().contains(u.APS().region(logits, start), labels)
+    assert fixed[500:].mean() < 0.85
+    if rate == 0.2:
+        assert inside[600:].mean() == pytest.approx(0.9, abs=1.2 / (rate * 400))
+
+
+def test_what_is_not_known_moves_nothing():
+    logits = jnp.array([[2.0, 0.0, 1.0]] * 3)
+    _, thresholds = followed(u.LAC(), logits, jnp.array([-1, 1, -1]), jnp.float32(0.5), 0.1)
+    np.testing.assert_allclose(thresholds, [0.5, 0.59, 0.59], atol=1e-6)
+    calibration = u.ConformalCalibration(jnp.float32(1.0), u.AbsoluteResidual())
+    step = u.online_conformal(lambda params, x: x, calibration, rate=0.1)
+    region, after = step(None, jnp.zeros(2), jnp.array([jnp.nan, 3.0]), jnp.float32(1.0))
+    assert region.high.tolist() == [1.0, 1.0]
+    assert float(after) == pytest.approx(1.09)
+    with pytest.raises(ValueError, match="one threshold is followed"):
+        u.online_conformal(lambda p, x: x, u.ConformalCalibration(jnp.ones(2), u.LAC()))

@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-import shutil
-import subprocess
-import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import jax
@@ -16,7 +12,6 @@ import jaxeff_export
 import numpy as np
 from flax import nnx
 from jaxeff_export.clib import CLibrary, ExampleProgram, count_instructions
-from jaxeff_export.targets import emulation
 
 import jaxeff
 from experiments.beyond.keyword_spotting.network import spotter
@@ -29,9 +24,8 @@ CORE = "cortex-m7"
 NAME = "spotter"
 HOP = 2
 """New frames of a step: the network's one stride."""
-MAIN = Path(__file__).with_name("main.c")
 AT_ONCE = 500
-"""Recordings of one start of the emulator, after which it is said how far it is."""
+"""Recordings after which it is said how far it is."""
 
 
 def whole(stage: Stage, least: float) -> Callable[..., Any]:
@@ -54,24 +48,14 @@ def run(
     made: CLibrary, audio: np.ndarray, say: Callable[[str], None] = lambda _: None
 ) -> tuple[np.ndarray, np.ndarray]:
     """Runs the library over recordings: logits and decisions, one after the other."""
-    classes = int(made.outputs[0].shape[-1])
-    row, found = np.dtype([("logits", "<f4", classes), ("taken", "u1")]), []
-    # The library's own example has one call, and is linked anew for others: here a program of ours
-    # reads all recordings through the emulator.
-    with tempfile.TemporaryDirectory(prefix="jaxeff-spotter-") as home:
-        folder = Path(home)
-        for entry in made.folder.iterdir():
-            shutil.copy(entry, folder / entry.name)
-        shutil.copy(MAIN, folder / "main.c")
-        subprocess.run([*made.build, "-o", "program"], cwd=folder, check=True)
-        command = emulation(CORE, made.target, folder / "program")
-        for begin in range(0, len(audio), AT_ONCE):
-            audio[begin : begin + AT_ONCE].astype("<i2").tofile(folder / "recordings.bin")
-            subprocess.run(command, cwd=folder, check=True, stdin=subprocess.DEVNULL)
-            found.append(np.frombuffer((folder / "results.bin").read_bytes(), row))
-            say(f"{min(begin + AT_ONCE, len(audio))} of {len(audio)} recordings emulated")
-    rows = np.concatenate(found)
-    return rows["logits"], rows["taken"].astype(bool)
+    program, found = ExampleProgram(made, CORE), []
+    for results in program.run_all([[sound] for sound in audio]):
+        found.append(results)
+        if len(found) % AT_ONCE == 0 or len(found) == len(audio):
+            say(f"{len(found)} of {len(audio)} recordings emulated")
+    program.close()
+    logits, taken = (np.concatenate(column) for column in zip(*found, strict=True))
+    return logits, taken.astype(bool)
 
 
 def instructions(made: CLibrary) -> int:

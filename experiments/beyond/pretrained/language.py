@@ -95,7 +95,15 @@ def decoding(folder: Path, formats: Sequence[str], steps: int, rounds: int) -> I
         g, taken = converted(f, params, name, one)
         if not place.exists():
             step = functools.partial(step_of, g)
-            deploy(step, (taken, *one), target, place, state=("cache",), tokenizer=tokenizer)
+            deploy(
+                step,
+                (taken, *one),
+                target,
+                place,
+                state=("cache",),
+                tokenizer=tokenizer,
+                check=False,
+            )
         # From the folder alone, as a user of the bundle has it.
         bundle = Bundle.load(place)
         speak = functools.partial(_continued, bundle, prompt, steps)

@@ -2,13 +2,14 @@
 
 from jaxeff_export.bundle._building import build
 from jaxeff_export.bundle._bundle import BoardResult, Bundle, run_on_boards
-from jaxeff_export.bundle._deployment import deploy, deploy_artifact
+from jaxeff_export.bundle._deployment import DisagreementWarning, deploy, deploy_artifact
 from jaxeff_export.bundle._example import Example, NamedTarget, lift
 from jaxeff_export.bundle._machine_model import KernelModels, LoopModel
 
 __all__ = [
     "BoardResult",
     "Bundle",
+    "DisagreementWarning",
     "Example",
     "KernelModels",
     "LoopModel",

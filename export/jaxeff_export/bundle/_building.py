@@ -7,7 +7,6 @@ written whole or not at all.
 import errno
 import os
 import shutil
-import sys
 import tempfile
 import weakref
 from collections.abc import Callable, Mapping, Sequence
@@ -221,7 +220,6 @@ def build(
         else:
             bound = [*example.bound, *derived]
             operands = [bound[index] for index in lifted.operands]
-            any_device = {"flash": sys.maxsize, "ram": sys.maxsize}  # export_c is told of one
             order = _example.c_order(
                 example,
                 target,
@@ -230,7 +228,7 @@ def build(
                 name="model",
                 rounds_inputs=rounded,
                 tuned=tuned,
-                **any_device,
+                limited=False,  # export_c is told of a device
             )
             c_library = write_library(order, Path(workspace) / "c")
             library = c_library.folder / "libmodel.a"
@@ -254,8 +252,11 @@ def build(
             tokenizer=example.tokenizer,
         )
         # Where bundles are C libraries the next thing asked of one is another of them.
-        kept = None if has_runtime(target.settings) else lifted
-        return Bundle(path, write_bundle(parts, path), example.treedef, kept)
+        if has_runtime(target.settings):
+            return Bundle(path, write_bundle(parts, path), example.treedef)
+        bundle = Bundle(path, write_bundle(parts, path), example.treedef, lifted)
+        bundle.take_library(c_library)
+        return bundle
 
 
 # Neither debugging information nor pages of padding: a small network's would weigh more than it.

@@ -40,16 +40,17 @@ import threading
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, as_completed
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib import metadata
 from pathlib import Path
 from threading import Thread
-from typing import TYPE_CHECKING, Any, Generic, NoReturn, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, NoReturn, TypeVar, overload
 
+import jax
 import numpy as np
 
 from jaxeff.core import function_of_form, instance_of, sequence_of, validate
-from jaxeff_export.artifact import dtype_of
+from jaxeff_export.artifact import SignatureError, dtype_of
 from jaxeff_export.boards import Board, BoardError, LocalBoard, ProgramBoard, make_board
 from jaxeff_export.bundle import running
 from jaxeff_export.bundle._example import (
@@ -66,10 +67,11 @@ from jaxeff_export.bundle.files import (
     MANIFEST,
     BundleError,
     BundleFolder,
+    DataCheck,
     Manifest,
     SelfCheck,
 )
-from jaxeff_export.clib import CLibraryError
+from jaxeff_export.clib import CLibraryError, require_room
 from jaxeff_export.targets import ToolchainError, is_microcontroller, processor_of, require_extra
 
 if TYPE_CHECKING:
@@ -199,13 +201,66 @@ class Bundle(BundleFolder):
         with self._place("local") as runner:
             return runner.session(shared)
 
-    def check(self, board: str | Board = "local") -> SelfCheck:
-        """Replays the recorded pairs on a board: whether it computes what JAX computed.
+    @overload
+    def check(self, board: str | Board = "local") -> SelfCheck: ...
 
-        Codes of floats may differ by one, and results by what that makes: see `SelfCheck`.
+    @overload
+    def check(
+        self, board: str | Board = "local", *, data: tuple[Any, Any], progress: bool | None = None
+    ) -> DataCheck: ...
+
+    def check(
+        self,
+        board: str | Board = "local",
+        *,
+        data: tuple[Any, Any] | None = None,
+        progress: bool | None = None,
+    ) -> SelfCheck:
+        """Tells whether a board computes what JAX computes: of the recorded example, or of data.
+
+        Codes of floats may differ by one, and results by what that makes: see `SelfCheck`. An
+        emulated microcontroller runs hundreds of examples in one program.
+
+        Args:
+          board: same as for `on`.
+          data: `(x, labels)`, with an axis of examples first; `x` is a tuple where the bundle takes
+            several inputs, without its state, and labels may be None. The first result is the
+            decision: scores of classes, or a whole number.
+          progress: whether to show a bar; None shows it on a terminal and in a notebook.
+
+        Returns:
+          The comparison, true where all results agree and printed as a line; of data with
+          ``.accuracy``, ``.agreement`` and the number of examples that have JAX's bits.
+
+        Raises:
+          SignatureError: if the data aren't what the bundle takes.
+          BundleError: if the bundle doesn't fit the board; of data, if it lacks the parameters as
+            they were given, of which it keeps up to 16 MiB.
+          BoardError: if the board fails.
+          ValueError: if there are labels, and the first result decides nothing.
         """
         with self._place(board) as runner:
+            return self.check_by(runner, data, progress)
+
+    def check_by(
+        self, runner: running.Runner, data: tuple[Any, Any] | None, progress: bool | None = None
+    ) -> SelfCheck:
+        """Checks by a runner of this bundle, as `check` does."""
+        if data is None:
             return runner.check()
+        if not isinstance(data, tuple | list) or len(data) != 2:
+            raise SignatureError("data must be a pair (x, labels); labels may be None")
+        return runner.check_data((data[0], data[1]), self._reference(), progress)
+
+    def _reference(self) -> Callable[[Sequence[np.ndarray]], Sequence[Any]]:
+        """Makes what JAX computes from inputs, by the function that the bundle was made of."""
+        if self.unpacked is None:
+            raise BundleError(
+                f"the bundle keeps parameters as they were given up to {MOST_UNPACKED >> 20} MiB, "
+                "and has more: run(), and compare with the function itself"
+            )
+        bound, function = [jax.numpy.asarray(b) for b in self.unpacked], jax.jit(self.artifact.call)
+        return lambda inputs: function(*bound, *inputs)
 
     def benchmark(
         self,
@@ -370,16 +425,20 @@ class Bundle(BundleFolder):
         path, kernels = self.folder / LIBRARY, manifest.kernels
         return KernelModels.of(model_library(path, manifest.machine, core, kernels, like), core)
 
-    def facts(self) -> dict[str, Any]:
+    def facts(self, data: tuple[Any, Any] | None = None) -> dict[str, Any]:
         """Describes the library and what it takes on its target, for a report.
 
         A microcontroller's is checked and modelled in the emulator; one for this machine is checked
         and timed here, any other modelled. What can't be done says why, in ``"note"``.
 
+        Args:
+          data: what it is checked on, as for `check`; by default the recorded example.
+
         Returns:
           Plain data: sizes, calls of kernels, versions, and the checksums of files.
         """
-        manifest, notes = self.manifest, []
+        manifest = self.manifest
+        notes: list[str] = []
         small = is_microcontroller(manifest.machine)
         facts: dict[str, Any] = {
             "name": manifest.target_name, "machine": manifest.machine, "sizes": {}, "calls": [],
@@ -389,11 +448,11 @@ class Bundle(BundleFolder):
         try:
             if small:
                 facts |= self._on_microcontroller()
-                facts["check"] = str(self.check("emulated"))
+                facts["check"] = self._said("emulated", data, notes)
             elif make_board("local").machine != manifest.machine:
                 facts["calls"] = [{"kernel": one.name, "cycles": one.total} for one in self.model()]
             else:
-                facts["check"] = str(self.check())
+                facts["check"] = self._said("local", data, notes)
                 facts["milliseconds"] = self.benchmark(number=3, repeat=5).median_ms
                 facts["calls"] = [
                     {"kernel": one.name, "milliseconds": one.ms, "cycles": None}
@@ -403,6 +462,15 @@ class Bundle(BundleFolder):
             notes.append(f"Not all was measured: {error}")
         facts["check"] = facts["check"] or "It was not checked on a board"
         return facts | {"note": " ".join(notes)}
+
+    def _said(self, board: str, data: tuple[Any, Any] | None, notes: list[str]) -> str:
+        """Says how results compare, of the example alone where data don't fit."""
+        if data is not None:
+            try:
+                return str(self.check(board, data=data))
+            except (BundleError, ValueError) as error:
+                notes.append(f"Not checked over data: {error}.")
+        return str(self.check(board))
 
     def _on_microcontroller(self) -> dict[str, Any]:
         """Describes what a library takes on a microcontroller: sizes, and calls of kernels."""
@@ -454,17 +522,29 @@ class Bundle(BundleFolder):
                 self._runners |= {str(board): kept, place.name: kept}
         yield kept
 
+    def take_library(self, library: CLibrary) -> None:
+        """Keeps a copy of a C library of the function, if its processor's memories hold it."""
+        processor = processor_of(library.target)
+        if processor is not None:
+            try:
+                require_room(library.sizes, *processor.limits)
+            except CLibraryError:  # which is said where programs are asked for
+                return
+        home = self._home()
+        shutil.copytree(library.folder, home / "model")
+        self._program_library = replace(library, folder=home / "model")
+
+    def _home(self) -> Path:
+        """Makes a folder that goes with the bundle."""
+        home = Path(tempfile.mkdtemp(prefix="jaxeff-c-"))
+        weakref.finalize(self, shutil.rmtree, home, ignore_errors=True)
+        return home
+
     def _library_of_programs(self) -> CLibrary:
         """The C library that programs are linked to, built once; it goes with the bundle."""
         with self._opening:
             if self._program_library is None:
-                home = Path(tempfile.mkdtemp(prefix="jaxeff-c-"))
-                remove = weakref.finalize(self, shutil.rmtree, home, ignore_errors=True)
-                try:
-                    self._program_library = self.export_c(home / "model")
-                except BaseException:
-                    remove()
-                    raise
+                self._program_library = self.export_c(self._home() / "model")
             return self._program_library
 
     def _runner(self, board: Board) -> running.Runner:

@@ -36,7 +36,9 @@ compress to about four bits each.
 
 from __future__ import annotations
 
+import contextlib
 import functools
+import warnings
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -60,11 +62,13 @@ from jaxeff_export.artifact import (
     state_places,
     with_batch,
 )
+from jaxeff_export.boards import BoardError, make_board
 from jaxeff_export.bundle._building import Progress, build
 from jaxeff_export.bundle._bundle import Bundle
 from jaxeff_export.bundle._example import Example, NamedTarget
-from jaxeff_export.bundle.files import RecordedPair
+from jaxeff_export.bundle.files import BundleError, RecordedPair, SelfCheck
 from jaxeff_export.schedules import TuningDatabase
+from jaxeff_export.targets import ToolchainError, has_runtime
 
 _BYTES = {"int4": jnp.int8, "uint4": jnp.uint8}
 
@@ -117,6 +121,7 @@ def with_bytes(
     verdict=core.instance_of(str),
     state=core.string_sequence,
     tokenizer=core.instance_of(Tokenizer),
+    check=core.boolean,
 )
 def deploy(
     f: Callable[..., Any],
@@ -131,6 +136,7 @@ def deploy(
     tokenizer: Tokenizer | None = None,
     database: str | Path | None = None,
     progress: Progress | None = None,
+    check: bool = True,
 ) -> Bundle:
     """Compiles ``f(params, *inputs)`` into a bundle.
 
@@ -160,6 +166,8 @@ def deploy(
       database: a folder that `tune` filled: kernels it knows for this target get the schedules
         found there, the others the default ones.
       progress: called with one line per step.
+      check: whether the library runs on the example, where it can: here, or as a program in the
+        emulator. One that disagrees with JAX comes with a `DisagreementWarning`.
 
     Returns:
       The bundle; ``bundle.run(*inputs, board=...)`` calls it.
@@ -196,7 +204,53 @@ def deploy(
         return traced.call(*example)
 
     more = {"verdict": verdict, "state": tuple(state), "tokenizer": tokenizer}
-    return order.built(traced.artifact, leaves, reference, traced.treedef, **more)
+    bundle = None
+
+    def finished() -> tuple[str, Bundle | None]:
+        if bundle is None:
+            return "deploy stopped, and nothing was written: the same call begins again", None
+        return f"deploy stopped before the check of {bundle.folder}", bundle
+
+    with core.keeps_finished(finished):
+        bundle = order.built(traced.artifact, leaves, reference, traced.treedef, **more)
+        if check:
+            _check_here(bundle, order.say)
+    return bundle
+
+
+class DisagreementWarning(UserWarning):
+    """A library doesn't compute what JAX computes from the example."""
+
+
+def _check_here(bundle: Bundle, say: Progress) -> None:
+    """Runs a new library on its example, and warns if it disagrees with JAX.
+
+    A board that is a system in the emulator takes longer to start than most libraries to build:
+    libraries for it are checked when they are asked to be.
+    """
+    manifest = bundle.manifest
+    runtime = has_runtime(manifest.target)
+    if runtime and make_board("local").machine != manifest.machine:
+        say(f"not checked here, for it is for {manifest.machine}: bundle.check(board)")
+        return
+    say("comparing with JAX")
+    with contextlib.ExitStack() as stack:
+        try:
+            runner = stack.enter_context(bundle.on("local" if runtime else "emulated"))
+        except (BoardError, BundleError, ToolchainError) as error:
+            say(f"not checked here: {error}")
+            return
+        try:
+            outcome: SelfCheck | BoardError = runner.check()
+        except BoardError as error:
+            outcome = error
+    if isinstance(outcome, BoardError) or not outcome:
+        warnings.warn(
+            f"{outcome}; before the library is used, compare its decisions with JAX's over data: "
+            "bundle.check(board, data=(x, labels))",
+            DisagreementWarning,
+            stacklevel=3,
+        )
 
 
 @core.validate(
@@ -205,6 +259,7 @@ def deploy(
     parameters=core.static_integer(0),
     database=core.path_like,
     progress=core.function_of_form("progress(line)"),
+    check=core.boolean,
 )
 def deploy_artifact(
     artifact: Artifact,
@@ -215,6 +270,7 @@ def deploy_artifact(
     parameters: int | None = None,
     database: str | Path | None = None,
     progress: Progress | None = None,
+    check: bool = True,
 ) -> Bundle:
     """Compiles a saved artifact into a bundle; its first argument is the parameters.
 
@@ -227,6 +283,7 @@ def deploy_artifact(
       parameters: same as for `deploy`.
       database: same as for `deploy`.
       progress: same as for `deploy`.
+      check: same as for `deploy`.
 
     Returns:
       The bundle.
@@ -248,7 +305,10 @@ def deploy_artifact(
             f"first {missing[0]}"
         )
     values = [check_array(np.asarray(arrays[spec.name]), spec) for spec in artifact.inputs]
-    return order.built(artifact, values, lambda leaves: artifact.call(*leaves))
+    bundle = order.built(artifact, values, lambda leaves: artifact.call(*leaves))
+    if check:
+        _check_here(bundle, order.say)
+    return bundle
 
 
 @dataclass(frozen=True)

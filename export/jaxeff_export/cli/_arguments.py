@@ -44,6 +44,12 @@ def read_arrays(paths: Sequence[Path], specs: Sequence[artifact.TensorSpec]) -> 
     return [_named(by_name[spec.name], spec) for spec in specs]
 
 
+def read_labels(path: Path) -> np.ndarray | None:
+    """Reads `labels` of an npz file that `read_arrays` has read; None where there are none."""
+    with np.load(path, allow_pickle=False) as archive:
+        return archive.get("labels", None)
+
+
 def require_place(path: Path) -> None:
     """Raises `OSError` where `write_arrays` could not write; asked before the work is done."""
     if path.is_dir():

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.table import Table
@@ -26,7 +26,7 @@ from jaxeff_export.targets import (
 )
 
 if TYPE_CHECKING:
-    from jaxeff_export.bundle import BoardResult
+    from jaxeff_export.bundle import BoardResult, Bundle
     from jaxeff_export.bundle.files import SelfCheck
 
 
@@ -55,23 +55,50 @@ def run(
     )
 
 
-def check(bundle: terminal.BundlePath, boards: terminal.BoardNames = ["local"]) -> None:  # noqa: B006
-    """Replay the recorded inputs on boards and compare with what JAX computed.
+Data = Annotated[
+    Path | None,
+    typer.Option(
+        help="An npz file: an array of examples per input name, and 'labels', if there are any."
+    ),
+]
 
-    The exit status is 1 if a result disagrees or a board fails.
+
+def check(
+    bundle: terminal.BundlePath,
+    boards: terminal.BoardNames = ["local"],  # noqa: B006
+    data: Data = None,
+) -> None:
+    """Compare with JAX on boards: the recorded inputs, or all examples of a file.
+
+    Of examples with labels it also tells the accuracy, on the board and under JAX. The exit status
+    is 1 if a result disagrees or a board fails.
     """
     with terminal.failures_in_one_line():
         # JAX takes seconds to import: `--help` and other commands do without.
         from jaxeff_export.bundle import Bundle, run_on_boards
 
         loaded = Bundle.load(bundle)
+        examples = _examples(loaded, data)
         with terminal.console.status(f"checking on {', '.join(boards)}"):
             outcomes = run_on_boards(
-                loaded, boards, lambda runner: runner.check(), report=_announce_check
-            )
+                loaded, boards, lambda runner: loaded.check_by(runner, examples),
+                report=_announce_check,
+            )  # fmt: skip
     # After all boards have answered: one that fails must not hide the others' results.
     if not all(outcome.result is not None and outcome.result.passed for outcome in outcomes):
         raise typer.Exit(code=1)
+
+
+def _examples(bundle: Bundle, data: Path | None) -> tuple[Any, Any] | None:
+    """Reads a data set: inputs by their names, and labels."""
+    if data is None:
+        return None
+    # JAX takes seconds to import: `--help` and other commands do without.
+    from jaxeff_export.cli._arguments import read_arrays, read_labels
+
+    kept = {old for old, _ in bundle.manifest.places}
+    specs = [spec for i, spec in enumerate(bundle.manifest.inputs) if i not in kept]
+    return tuple(read_arrays([data], specs)), read_labels(data)
 
 
 def _announce_check(outcome: BoardResult[SelfCheck]) -> None:
@@ -215,6 +242,7 @@ def report(
     title: Annotated[
         str | None, typer.Option(help="The page's title; by default the folder's name.")
     ] = None,
+    data: Data = None,
 ) -> None:
     """Write a page about a bundle: what its kernels take, memory, checks, versions, hashes.
 
@@ -228,7 +256,9 @@ def report(
 
         loaded = Bundle.load(bundle)
         with terminal.console.status("checking, modelling and timing the library"):
-            report_page = Report.of_target(title or bundle.resolve().name, loaded.facts())
+            report_page = Report.of_target(
+                title or bundle.resolve().name, loaded.facts(_examples(loaded, data))
+            )
         try:
             report_page.save(page)
         except ValueError as error:  # the name of a file that says no form

@@ -6,7 +6,7 @@ advance (`_program.py`). There is no allocation, no state and no runtime.
 """
 
 from jaxeff_export.clib._library import CLibrary, LibraryParts, write_library
-from jaxeff_export.clib._objects import CLibraryError, bytes_of, run_tool
+from jaxeff_export.clib._objects import CLibraryError, bytes_of, require_room, run_tool
 from jaxeff_export.clib._running import (
     CallModel,
     ExampleProgram,
@@ -28,6 +28,7 @@ __all__ = [
     "count_instructions",
     "draw_steps",
     "model_calls",
+    "require_room",
     "run_tool",
     "write_library",
 ]

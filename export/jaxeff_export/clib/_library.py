@@ -66,6 +66,7 @@ class LibraryParts:
         embed: whether the archive has the parameters.
         flash: bytes of it that are there.
         ram: bytes of it that are there.
+        limited: whether a library that these don't hold is refused.
         threads: the most threads that may share a loop.
         rounds_inputs: whether arguments are rounded to codes, so that a call refuses NaN.
         state: indices of arguments that calls update, each with that of the result it becomes.
@@ -88,6 +89,7 @@ class LibraryParts:
     embed: bool = True
     flash: int | None = None
     ram: int | None = None
+    limited: bool = True
     threads: int = 1
     rounds_inputs: bool = False
     state: Sequence[tuple[int, int]] = ()
@@ -96,7 +98,7 @@ class LibraryParts:
     source: bool = False
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, repr=False)
 class CLibrary:
     """A C library in a folder.
 
@@ -126,6 +128,8 @@ class CLibrary:
 
     def __str__(self) -> str:
         return f"{self.folder}: {self.sizes}"
+
+    __repr__ = __str__
 
 
 def write_library(order: LibraryParts, path: Path) -> CLibrary:
@@ -306,7 +310,8 @@ def _compile(
         flash = flash if order.flash is None else order.flash
         ram = ram if order.ram is None else order.ram
         # Before parameters are written and linked: a library that doesn't fit is never finished.
-        require_room(sizes, flash, ram, embedded=order.embed)
+        if order.limited:
+            require_room(sizes, flash, ram, embedded=order.embed)
         if order.source:
             needs = objects.require_self_contained(tools, workspace / "driver.o")
             return library, sizes, needs

@@ -136,7 +136,7 @@ def _allowed(name: str) -> bool:
 _UNITS = {"": 1, "b": 1, "k": 1 << 10, "kb": 1 << 10, "m": 1 << 20, "mb": 1 << 20}
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, repr=False)
 class Sizes:
     """Bytes.
 
@@ -166,6 +166,8 @@ class Sizes:
             f"{self.workspace:,}, arguments and results {self.arrays:,}, arrays on the stack "
             f"{self.stack:,}"
         )
+
+    __repr__ = __str__
 
 
 def require_room(

@@ -22,9 +22,10 @@ import re
 import shutil
 import subprocess
 import tempfile
+import time
 import weakref
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -33,11 +34,13 @@ from jaxeff_export import targets
 from jaxeff_export.artifact import TensorSpec, dtype_of
 from jaxeff_export.clib._library import CLibrary
 from jaxeff_export.clib._objects import CLibraryError, run_tool
-from jaxeff_export.clib.codegen import record, recorded_c, render
+from jaxeff_export.clib.codegen import record, render
 from jaxeff_export.targets import find_c_toolchain, find_modeller
 
-RESULTS = "results.bin"
+CALLS, RESULTS = "calls.bin", "results.bin"
 TIMEOUT = 600.0  # seconds; an emulator takes long for large networks
+_SECONDS, _MOST_CALLS = 10.0, 4096
+"""Of one program, about, and its calls at most."""
 
 
 class ExampleProgram:
@@ -54,20 +57,21 @@ class ExampleProgram:
     def __init__(self, library: CLibrary, core: str | None) -> None:
         self._folder = Path(tempfile.mkdtemp(prefix="jaxeff-replay-"))
         self.close = weakref.finalize(self, shutil.rmtree, self._folder, ignore_errors=True)
-        # A copy: the library may be gone later, and its recorded call is replaced here.
-        # What packages add in folders has no part in the example.
+        # A copy: the library may be gone later. What packages add in folders has no part in it.
         for entry in filter(Path.is_file, library.folder.iterdir()):
             (self._folder / entry.name).write_bytes(entry.read_bytes())
-        # The example prints whether results agree; with this it also writes them out.
-        self._build = [*library.build, f'-DREPLAY_FILE="{RESULTS}"', "-o", "program"]
+        files = f'-DREPLAY_CALLS="{CALLS}"', f'-DREPLAY_FILE="{RESULTS}"'
+        self._build: list[str] | None = [*library.build, *files, "-o", "program"]
         program = self._folder / "program"
         self._command = [str(program)]
         if core is not None:
             self._command = targets.emulation(core, library.target, program)
         self._outputs = library.outputs
-        self._recorded = (self._folder / "recorded.bin").read_bytes()
-        self._in_c = library.name if library.source else ""
-        self._built: bytes | None = None
+        results = [np.zeros(_shape(spec), dtype_of(spec.dtype)) for spec in library.outputs]
+        # The recorded arguments lie in front of the recorded results.
+        recorded = (self._folder / "recorded.bin").read_bytes()
+        self._recorded = recorded[: len(recorded) - len(record((), results).blob)]
+        self._size = sum(result.nbytes for result in results)
 
     def run(self, inputs: Sequence[np.ndarray] | None = None) -> list[np.ndarray]:
         """Calls the function once.
@@ -81,18 +85,43 @@ class ExampleProgram:
         Raises:
             CLibraryError: if the program fails, or hangs.
         """
-        recorded = self._recorded
-        # Inputs are first in the block, at the same places: the results after them stay.
-        if inputs is not None:
-            recorded_inputs = record(inputs, ()).blob
-            recorded = recorded_inputs + recorded[len(recorded_inputs) :]
-        # Arguments are linked into the program: others take another build.
-        if recorded != self._built:
-            (self._folder / "recorded.bin").write_bytes(recorded)
-            if self._in_c:
-                (self._folder / "recorded.c").write_text(recorded_c(self._in_c, recorded))
+        return next(self.run_all([inputs]))
+
+    def run_all(
+        self, calls: Sequence[Sequence[np.ndarray] | None]
+    ) -> Generator[list[np.ndarray], None, None]:
+        """Calls the function many times, hundreds of calls in one program.
+
+        Args:
+            calls: the arguments of each call, flattened; None for the recorded ones.
+
+        Yields:
+            The results of each call, flattened.
+
+        Raises:
+            CLibraryError: if the program fails, or hangs.
+        """
+        if self._build is not None:
             run_tool(self._build, self._folder)
-            self._built = recorded
+            self._build = None
+        begin, count = 0, 1
+        while begin < len(calls):
+            rows = [
+                self._recorded if inputs is None else record(inputs, ()).blob
+                for inputs in calls[begin : begin + count]
+            ]
+            started = time.monotonic()
+            for row in self._results(rows):
+                yield _split(row, self._outputs)
+            begin += len(rows)
+            # Programs of some seconds: starts cost little then, and a progress bar moves.
+            rate = len(rows) / max(time.monotonic() - started, 1e-3)
+            count = max(1, min(int(_SECONDS * rate), 4 * count, _MOST_CALLS))
+
+    def _results(self, rows: Sequence[bytes]) -> list[bytes]:
+        """Runs the program, and reads what it wrote of each call."""
+        size = max(1, len(self._recorded))  # as `RecordedCall.row` has them
+        (self._folder / CALLS).write_bytes(b"".join(row.ljust(size, b"\0") for row in rows))
         results = self._folder / RESULTS
         # Results of an earlier call must not pass for those of this one.
         results.unlink(missing_ok=True)
@@ -108,18 +137,21 @@ class ExampleProgram:
             )
         except subprocess.TimeoutExpired as error:
             raise CLibraryError(f"the program did not end within {TIMEOUT:g} s") from error
-        # The status says whether results are the recorded ones, which those of other arguments are
-        # not: what counts is that they were written.
-        if not results.exists():
-            said = (done.stderr + done.stdout).strip().splitlines() or ["it said nothing"]
-            raise CLibraryError(f"the program failed with status {done.returncode}: {said[-1]}")
-        return _split(results.read_bytes(), self._outputs)
+        if done.returncode or not results.exists():
+            lines = (done.stderr + done.stdout).strip().splitlines() or ["it said nothing"]
+            raise CLibraryError(f"the program failed with status {done.returncode}: {lines[-1]}")
+        written = results.read_bytes()
+        return [written[i * self._size : (i + 1) * self._size] for i in range(len(rows))]
+
+
+def _shape(spec: TensorSpec) -> tuple[int, ...]:
+    return tuple(int(n) for n in spec.shape)
 
 
 def _split(data: bytes, outputs: Sequence[TensorSpec]) -> list[np.ndarray]:
     arrays, at = [], 0
     for spec in outputs:
-        shape, dtype = tuple(int(n) for n in spec.shape), dtype_of(spec.dtype)
+        shape, dtype = _shape(spec), dtype_of(spec.dtype)
         count = int(np.prod(shape, dtype=int))
         # Copied, so that a result doesn't keep all of the file, and can be written to.
         arrays.append(np.frombuffer(data, dtype, count, at).reshape(shape).copy())
@@ -132,7 +164,7 @@ _VERSIONS = (1, 2, 3, 4, 5)
 """Of the interface of qemu's plugins: an emulator takes some of them."""
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, repr=False)
 class InstructionCount:
     """Instructions that a call executes.
 
@@ -150,6 +182,10 @@ class InstructionCount:
     def total(self) -> int:
         """Instructions of the whole call."""
         return sum(self.by_function.values())
+
+    def __repr__(self) -> str:
+        most = ", ".join(f"{name} {count:,}" for name, count in [*self.by_function.items()][:3])
+        return f"{self.total:,} instructions, most in {most}"
 
 
 @dataclasses.dataclass(frozen=True)

@@ -2,6 +2,7 @@
 
 from jaxeff.bayes.posteriors._model import (
     Likelihood,
+    PerOutput,
     Prior,
     Random,
     Scales,
@@ -9,6 +10,7 @@ from jaxeff.bayes.posteriors._model import (
     check_likelihood,
     check_targets,
     draw_prior,
+    hashable_likelihood,
     heteroscedastic,
     likelihood_name,
     log_joint,
@@ -17,6 +19,7 @@ from jaxeff.bayes.posteriors._model import (
     prior_scales,
     random_part,
     require_likelihood,
+    require_one_output,
     resolve_likelihood,
     with_random,
 )
@@ -37,6 +40,7 @@ __all__ = [
     "Draws",
     "Likelihood",
     "MixturePosterior",
+    "PerOutput",
     "Posterior",
     "Prior",
     "Random",
@@ -47,6 +51,7 @@ __all__ = [
     "check_targets",
     "draw",
     "draw_prior",
+    "hashable_likelihood",
     "heteroscedastic",
     "is_posterior",
     "likelihood_name",
@@ -58,6 +63,7 @@ __all__ = [
     "prior_scales",
     "random_part",
     "require_likelihood",
+    "require_one_output",
     "resolve_likelihood",
     "sample",
     "to_gaussians",

@@ -48,6 +48,9 @@ Only the parameters with a prior are arguments; the others (prior None) keep the
 partial Bayes.
 """
 
+import dataclasses
+import functools
+import operator
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -152,7 +155,64 @@ def _fan_in_of_layout(path: str, shape: tuple[int, ...]) -> float:
     return float(np.prod(shape[:-1]))
 
 
-Likelihood = str | Callable[[Any], dist.Distribution]
+Likelihood = str | Callable[[Any], Any] | Mapping[str, Any]
+
+
+class _Joint:
+    """Independent targets of several outputs, by the outputs' names."""
+
+    def __init__(self, parts: Mapping[str, dist.Distribution]) -> None:
+        self.parts = parts
+
+    def log_prob(self, targets: Mapping[str, Any]) -> Array:
+        """Computes the log-likelihood of each example, ``[examples]``."""
+        each = [part.log_prob(targets[name]) for name, part in self.parts.items()]
+        return functools.reduce(operator.add, (one.reshape(len(one), -1).sum(-1) for one in each))
+
+    def shape(self) -> dict[str, tuple[int, ...]]:
+        """Returns the shapes of the targets."""
+        return {name: part.shape() for name, part in self.parts.items()}
+
+
+@dataclasses.dataclass(frozen=True)
+class PerOutput:
+    """A likelihood for each of several outputs, hashable as compiled functions need it.
+
+    Attributes:
+        parts: Names of outputs, each with its likelihood.
+    """
+
+    parts: tuple[tuple[str, Any], ...]
+
+    def __call__(self, outputs: Mapping[str, Any]) -> _Joint:
+        """Makes the distribution of the targets."""
+        if not isinstance(outputs, Mapping) or any(name not in outputs for name, _ in self.parts):
+            has = ", ".join(outputs) if isinstance(outputs, Mapping) else "none by name"
+            names = ", ".join(name for name, _ in self.parts)
+            raise ValueError(f"the likelihood is one of outputs {names}, but f has {has}")
+        return _Joint({name: resolve_likelihood(each)(outputs[name]) for name, each in self.parts})
+
+
+def hashable_likelihood(likelihood: Likelihood) -> Any:
+    """Makes a mapping from outputs to likelihoods hashable; any other stays as it is."""
+    if not isinstance(likelihood, Mapping):
+        return likelihood
+    if not likelihood:
+        raise ValueError("the likelihood has no outputs; name those of f, {'class': 'categorical'}")
+    for each in likelihood.values():
+        resolve_likelihood(each)
+    return PerOutput(tuple(likelihood.items()))
+
+
+def require_one_output(where: str, likelihood: Any) -> None:
+    """Refuses a likelihood of several outputs where one array of them is needed."""
+    if isinstance(likelihood, PerOutput | Mapping):
+        names = likelihood if isinstance(likelihood, Mapping) else dict(likelihood.parts)
+        raise ValueError(
+            f"{where} takes one output, and the likelihood is of {', '.join(names)}: give a "
+            f"function of one, lambda params, x: f(params, x)[{next(iter(names))!r}], and its "
+            "likelihood"
+        )
 
 
 def resolve_likelihood(likelihood: Likelihood) -> Callable[[Any], dist.Distribution]:
@@ -160,8 +220,8 @@ def resolve_likelihood(likelihood: Likelihood) -> Callable[[Any], dist.Distribut
 
     Args:
         likelihood: ``"categorical"`` (outputs are logits, targets integer classes), ``"gaussian"``
-            (see `heteroscedastic`), or a function from the outputs to a NumPyro distribution whose
-            batch shape begins with the examples.
+            (see `heteroscedastic`), a function from the outputs to a NumPyro distribution whose
+            batch shape begins with the examples, or a mapping from names of outputs to these.
 
     Returns:
         A function from the outputs to a distribution of the targets.
@@ -169,6 +229,7 @@ def resolve_likelihood(likelihood: Likelihood) -> Callable[[Any], dist.Distribut
     Raises:
         ValueError: The name is unknown.
     """
+    likelihood = hashable_likelihood(likelihood)
     if callable(likelihood):
         return likelihood
     named = {"categorical": _categorical, "gaussian": heteroscedastic}
@@ -216,6 +277,8 @@ def require_likelihood(where: str, requested: Likelihood | None, *sources: Any) 
 
 def likelihood_name(likelihood: Likelihood) -> str:
     """Names a likelihood for a checkpoint, which can't see inside a function."""
+    if isinstance(likelihood, PerOutput):
+        return ", ".join(f"{name}: {likelihood_name(each)}" for name, each in likelihood.parts)
     return likelihood if isinstance(likelihood, str) else "custom"
 
 
@@ -328,15 +391,31 @@ def check_targets(
     """
     *inputs, targets = data
     outputs = jax.eval_shape(f, params, *inputs)
+    likelihood = hashable_likelihood(likelihood)
+    distribution = resolve_likelihood(likelihood)
+    if not isinstance(likelihood, PerOutput):
+        _check_one(likelihood, outputs, targets, "")
+        return
+    jax.eval_shape(lambda each: dict(distribution(each).shape()) and None, outputs)  # names
+    for name, each in likelihood.parts:
+        if not isinstance(targets, Mapping) or name not in targets:
+            raise ValueError(
+                f"the likelihood of {name} has no targets: data's last part is a dictionary of "
+                "targets by output"
+            )
+        _check_one(each, outputs[name], targets[name], f"{name}: ")
+
+
+def _check_one(likelihood: Likelihood, outputs: Any, targets: Any, where: str) -> None:
     if likelihood == "categorical":
         check_labels(
-            "the targets of a categorical likelihood", targets, outputs.shape[-1],
+            f"{where}the targets of a categorical likelihood", targets, outputs.shape[-1],
             positions=outputs.shape[1:-1],
         )  # fmt: skip
-    _check_shapes(resolve_likelihood(likelihood), outputs, targets)
+    _check_shapes(resolve_likelihood(likelihood), outputs, targets, where)
 
 
-def _check_shapes(likelihood: Callable[..., Any], outputs: Any, targets: Any) -> None:
+def _check_shapes(likelihood: Callable[..., Any], outputs: Any, targets: Any, where: str) -> None:
     """Refuses targets of another shape, as ``[n, 1]`` and ``[n]`` would silently broadcast."""
     # Noted while tracing: a distribution is no array that `eval_shape` could return.
     shape: list[tuple[int, ...]] = []
@@ -347,8 +426,8 @@ def _check_shapes(likelihood: Callable[..., Any], outputs: Any, targets: Any) ->
     jax.eval_shape(describe, outputs)
     if np.shape(targets) != shape[0]:
         raise ValueError(
-            f"the likelihood is one of targets {list(shape[0])}, but {list(np.shape(targets))} "
-            "came: make outputs and targets agree, one row per example"
+            f"{where}the likelihood is one of targets {list(shape[0])}, but "
+            f"{list(np.shape(targets))} came: make outputs and targets agree, one row per example"
         )
 
 

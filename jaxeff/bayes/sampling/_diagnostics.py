@@ -130,11 +130,26 @@ def prediction_mixing(
         chunk: Draws evaluated together.
 
     Returns:
-        Of shape ``[inputs]``, ``[inputs, targets]`` or ``[inputs, classes]``. Probabilities that
+        Of shape ``[inputs]``, ``[inputs, targets]`` or ``[inputs, classes]``; of several outputs
+        side by side. Probabilities that
         hardly vary (`SETTLED`) have an R-hat of NaN.
     """
     likelihood = posteriors.require_likelihood("prediction_mixing", likelihood, posterior)
     outputs = posteriors.predict(jax.random.key(0), f, posterior, *inputs, chunk=chunk)
+    likelihood = posteriors.hashable_likelihood(likelihood)
+    if not isinstance(likelihood, posteriors.PerOutput):
+        return _mixing_of(outputs, posterior, likelihood)
+    each = [_mixing_of(outputs[name], posterior, one) for name, one in likelihood.parts]
+    # Side by side, as the predictions of one output with several targets.
+    rhat, ess = (
+        np.concatenate([a.reshape(len(a), -1) for a in part], 1) for part in zip(*each, strict=True)
+    )
+    return Mixing(rhat, ess)
+
+
+def _mixing_of(
+    outputs: Any, posterior: posteriors.Draws, likelihood: posteriors.Likelihood
+) -> Mixing:
     means = _means(outputs, likelihood=likelihood)
     means = np.reshape(means, (posterior.chains, posterior.draws_per_chain, *means.shape[1:]))
     # Of predictions: weights of exchanged hidden units differ where the functions agree.

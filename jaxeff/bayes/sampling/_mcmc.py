@@ -159,11 +159,13 @@ def mcmc(
         ChainsDivergedError: A chain on mini-batches left the finite numbers.
         CheckpointError: The checkpoint is damaged or of another run; the message names what
             differs.
+        InterruptedRun: Ctrl-C; its ``result`` are the draws so far, if there are any.
 
     Warns:
         ConvergenceWarning: The chains disagree, diverge or are stuck.
     """
     sampler = kernels.as_kernel(kernel)
+    likelihood = posteriors.hashable_likelihood(likelihood)
     posteriors.check_data(params, data)
     posteriors.check_targets(lambda p, *inputs: f(p, *inputs, *shared), params, data, likelihood)
     _check_batch(sampler, data)
@@ -200,18 +202,22 @@ def mcmc(
             **_describe_functions(program, state.point, problem),
         })  # fmt: skip
         store = ChainStore(Path(checkpoint), identity, program.together)
-    trace = run_chains(
-        key,
-        program,
-        problem,
-        state,
-        warmup_iterations=warmup,
-        samples=samples,
-        thin=thin,
-        store=store,
-        resume=resume,
-        progress=progress,
-    )
+    try:
+        trace = run_chains(
+            key,
+            program,
+            problem,
+            state,
+            warmup_iterations=warmup,
+            samples=samples,
+            thin=thin,
+            store=store,
+            resume=resume,
+            progress=progress,
+        )
+    except core.InterruptedRun as error:
+        error.result = error.result and _draws(error.result, params, scales, likelihood)
+        raise
     posterior = _draws(trace, params, scales, likelihood)
     predictions = None
     if monitor is None:

@@ -18,7 +18,7 @@ from jaxtyping import PRNGKeyArray
 
 from jaxeff.bayes import posteriors
 from jaxeff.bayes.sampling import _program as warmup
-from jaxeff.core import from_writer, is_writer, progress_bar, to_host
+from jaxeff.core import from_writer, is_writer, keeps_finished, progress_bar, to_host
 from jaxeff.moment_propagation import is_gaussian
 from jaxeff.store import (
     CheckpointError,
@@ -169,6 +169,7 @@ def run_chains(
     Raises:
         ChainsDivergedError: A position isn't finite.
         CheckpointError: The store holds another run.
+        InterruptedRun: Ctrl-C; its ``result`` is the trace so far, if it has draws.
     """
     total = warmup_iterations + samples * thin
     chains, dimensions = start.point.position.shape
@@ -189,7 +190,17 @@ def run_chains(
 
     # One iteration first: it compiles, and the clock then tells how long blocks may be.
     count, divergences = 1, sum(_divergences(trace) for trace in traces)
-    with progress_bar(progress, "iteration", total, done) as advance:
+
+    def finished() -> tuple[str, Any]:
+        draws = sum(len(trace.positions) for trace in traces)
+        said = f"stopped after {done} of {total} iterations, with {draws} draws of each chain"
+        kept = "the same call goes on" if store else "with a checkpoint the same call goes on"
+        return f"{said}; {kept} where it stopped", _joined(traces) if draws else None
+
+    with (
+        keeps_finished(finished),
+        progress_bar(progress, "iteration", total, done) as advance,
+    ):
         while done < total:
             began = time.perf_counter()
             # A block ends with warm-up, so that its time is known.
@@ -212,9 +223,13 @@ def run_chains(
             # What comes out doesn't depend on the length of a block, so that may follow the clock.
             faster = SECONDS / _seconds(began, program)
             count = max(1, min(block, int(count * min(faster, 8))))
-    trace = jax.tree.map(lambda *parts: np.concatenate(parts), *traces)
+    trace = _joined(traces)
     # The store may hold more than is asked for: a resume with fewer samples cuts it.
     return jax.tree.map(lambda a: a[:total], trace)._replace(positions=trace.positions[:samples])
+
+
+def _joined(traces: list[Trace]) -> Trace:
+    return jax.tree.map(lambda *parts: np.concatenate(parts), *traces)
 
 
 def _seconds(began: float, program: warmup.CompiledSampler) -> float:

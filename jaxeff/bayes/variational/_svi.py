@@ -265,21 +265,30 @@ def train(
         }
         parts = describe_training(key, loss, optimizer, start, data, batch_size)
         identity = run_identity(key, data, described, parts)
-    final, history = run_epochs(
-        key,
-        make_epoch(loss, optimizer, batch_size),
-        start,
-        data,
-        epochs=epochs,
-        eval_fn=evaluate if eval_fn else None,
-        on_epoch=on_epoch,
-        identity=identity,
-        **run,
-    )
-    posterior = guide.posterior(final.params, scales)
-    if isinstance(posterior, CorrelatedPosterior):
-        posterior = replace(posterior, likelihood=likelihood)
-    return SVIResult(posterior, history, likelihood)
+
+    def result(last: TrainState, history: list[dict[str, Any]]) -> SVIResult:
+        posterior = guide.posterior(last.params, scales)
+        if isinstance(posterior, CorrelatedPosterior):
+            posterior = replace(posterior, likelihood=likelihood)
+        return SVIResult(posterior, history, likelihood)
+
+    try:
+        return result(
+            *run_epochs(
+                key,
+                make_epoch(loss, optimizer, batch_size),
+                start,
+                data,
+                epochs=epochs,
+                eval_fn=evaluate if eval_fn else None,
+                on_epoch=on_epoch,
+                identity=identity,
+                **run,
+            )
+        )
+    except core.InterruptedRun as error:
+        error.result = error.result and result(*error.result)
+        raise
 
 
 MARGIN = 0.05
@@ -304,6 +313,9 @@ def guess_nll(likelihood: posteriors.Likelihood, targets: Any) -> float | None:
         Nats per example: by class frequencies, or a Gaussian of the targets' mean and variance;
         None for another likelihood.
     """
+    if isinstance(likelihood, posteriors.PerOutput):
+        each = [guess_nll(one, targets[name]) for name, one in likelihood.parts]
+        return None if None in each else sum(filter(None, each))
     targets = np.asarray(targets)
     if likelihood == "categorical":
         # The entropy of class frequencies is the NLL of always predicting them.
@@ -383,7 +395,8 @@ def svi(
         batch_size: Examples per step; an incomplete last batch is left out of the epoch.
         likelihood: ``"categorical"`` (outputs are logits, targets integer classes), ``"gaussian"``
             (outputs are mean and log-variance), or a function from the outputs to a NumPyro
-            distribution of the targets, such as ``lambda mean: dist.Normal(mean, 0.1)``.
+            distribution of the targets, such as ``lambda mean: dist.Normal(mean, 0.1)``. Where
+            ``f`` returns a dictionary, a dictionary of these by output; targets are one then too.
         guide: The family of the posterior: ``"mean_field"``, ``"low_rank"``, ``"full_rank"``,
             ``"flow"``, or a guide with its settings, such as ``LowRank(rank=20)``.
         prior: Standard deviations; see `jaxeff.bayes.posteriors`.
@@ -412,6 +425,7 @@ def svi(
             Flax model for ``f`` or ``params``, a result for its posterior, a key that is none.
         DivergedError: The objective became NaN or infinite; names the epoch.
         CheckpointError: The checkpoint is damaged, of another model or of another run.
+        InterruptedRun: Ctrl-C; its ``result`` is that of the finished epochs, if there are any.
 
     Warns:
         CollapseWarning: After half of the epochs or at the end, the posterior is about the prior
@@ -420,6 +434,7 @@ def svi(
     core.check_key("svi: key", key)
     core.check_function("svi: f", f)
     core.check_examples("data", data)
+    likelihood = posteriors.hashable_likelihood(likelihood)
     # One batch, whose shapes tell fan-ins.
     inputs = jax.tree.map(lambda leaf: leaf[: max(batch_size, 1)], tuple(data[:-1]))
     params, scales, stds = start_from(params, prior, init_scale, f, inputs)

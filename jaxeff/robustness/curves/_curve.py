@@ -80,6 +80,8 @@ from jaxeff.training import canonical_in_loops, count_examples
 CONFIDENCE = 0.95
 
 Spec = Mapping[str, Noise | None]
+Metric = Callable[[Any, Any], Float[Array, " batch"]]
+"""From outputs and targets to a number for each example."""
 
 
 @core.shown_as_table
@@ -123,7 +125,8 @@ def _noise(_: str, spec: Any) -> None:
 @core.validate(
     spec=core.any_of(core.function_of_form("spec(level)"), _noise),
     levels=core.real_array(),
-    data=core.labelled_data,
+    data=core.supervised_data,
+    metric=core.function_of_form("metric(outputs, targets)"),
 )
 def accuracy_curve(
     key: PRNGKeyArray,
@@ -137,14 +140,16 @@ def accuracy_curve(
     batch_size: int = 1000,
     chunk: int = 1,
     state: Any = None,
+    metric: Metric | None = None,
 ) -> Curve:
-    """Measures a trained classifier's accuracy over noise levels.
+    """Measures a trained model's accuracy, or another metric, over noise levels.
 
     Args:
         key: Random key of the noise.
         f: `f(params, x) -> logits`; with a state `f(params, state, x) -> (logits, new state)`.
+            With a metric its outputs may be anything.
         params: The parameters of `f`.
-        data: Inputs and labels.
+        data: Inputs and labels; with a metric the targets that it takes.
         spec: The noise at a level, `spec(level) -> {pattern: model}`; or a spec whose numbers
             have a leading axis of levels.
         levels: The levels.
@@ -152,6 +157,9 @@ def accuracy_curve(
         batch_size: Inputs evaluated at once.
         chunk: Levels evaluated at once. Memory grows with `batch_size` times `chunk`.
         state: The model's state, which stays as it is.
+        metric: `metric(outputs, targets)`, a number for each example, `[batch]`, of which the mean
+            is taken: an error, a log-likelihood, an overlap. By default whether the largest logit
+            is that of the label.
 
     Returns:
         The curve over the draws of the noise.
@@ -173,6 +181,7 @@ def accuracy_curve(
         batch_size=batch_size,
         chunk=chunk,
         state=state,
+        metric=metric,
     )
     return summarize(levels, draws)
 
@@ -184,7 +193,11 @@ def _stacked(specs: list[Spec]) -> Spec:
     return jax.tree.map(lambda *leaves: jnp.stack(leaves), *(dict(spec) for spec in specs))
 
 
-@core.validate(specs=_noise, data=core.labelled_data)
+@core.validate(
+    specs=_noise,
+    data=core.supervised_data,
+    metric=core.function_of_form("metric(outputs, targets)"),
+)
 def noisy_accuracy(
     key: PRNGKeyArray,
     f: Callable[..., Any],
@@ -196,25 +209,30 @@ def noisy_accuracy(
     batch_size: int = 1000,
     chunk: int = 1,
     state: Any = None,
+    metric: Metric | None = None,
 ) -> Float[Array, "repeats levels"]:
-    """Computes the accuracy of every draw at every level, as one compiled program.
+    """Computes the accuracy, or a metric, of every draw at every level, as one compiled program.
 
     Args:
         key: Random key of the noise.
         f: Same as for `accuracy_curve`.
         params: The parameters of `f`.
-        data: Inputs and labels.
+        data: Same as for `accuracy_curve`.
         specs: A spec whose numbers have a leading axis of levels.
         repeats: Draws of the noise at every level.
         batch_size: Inputs evaluated at once.
         chunk: Levels evaluated at once.
         state: The model's state, which stays as it is.
+        metric: Same as for `accuracy_curve`.
 
     Raises:
         TypeError: The spec isn't a mapping from patterns to noise models.
         ValueError: A count below 1, no numbers in the spec, data or numbers that differ in length,
-            no data or data with NaN, or a label that is no class of the model.
+            no data or data with NaN, a label that is no class of the model, or a metric that
+            isn't a number for each example.
     """
+    if metric is None:
+        core.labelled_data("noisy_accuracy: data", data)
     count_examples(specs)
     total = count_examples(data)
     size = min(batch_size, total)
@@ -222,48 +240,68 @@ def noisy_accuracy(
 
     def cut(leaf: Any) -> Array:
         leaf = jnp.asarray(leaf)
-        # All batches have one shape: the last is filled with copies, whose labels are never
-        # right.
+        # All batches have one shape: the last is filled with copies, which aren't counted.
         missing = parts * size - total
         filled = jnp.concatenate([leaf, jnp.repeat(leaf[-1:], missing, axis=0)])
         return filled.reshape(parts, size, *leaf.shape[1:])
 
-    inputs, labels = data
-    _check_classes(f, params, state, inputs, labels, size)
+    if len(data) != 2:
+        raise ValueError("noisy_accuracy: data must be a pair (inputs, targets)")
+    inputs, targets = data
+    _check_metric(f, params, state, inputs, targets, size, metric)
     real = jnp.arange(parts * size).reshape(parts, size) < total
-    batches = (jax.tree.map(cut, inputs), jnp.where(real, cut(labels), -1))  # -1: never right
+    batches = (jax.tree.map(cut, inputs), jax.tree.map(cut, targets), real)
     # One key per draw and batch, the same at every level: curves are compared under common random
     # numbers, which takes the noise of the draws off their differences.
     keys = jax.random.split(key, (repeats, parts))
-    hits = _hits(f, params, state, dict(specs), keys, batches, chunk)
-    return hits / total
+    return _sums(f, params, state, dict(specs), keys, batches, chunk, metric or _hits) / total
 
 
-def _check_classes(f: Any, params: Any, state: Any, inputs: Any, labels: Any, size: int) -> None:
-    """Checks that no label is beyond the classes that the model has an output for."""
-    first = jax.tree.map(lambda leaf: jnp.asarray(leaf)[:size], inputs)
+def _hits(logits: Any, labels: Any) -> Array:
+    # Whole numbers, not shares: their sums are exact, whatever the size of the last batch.
+    return logits.argmax(-1) == labels
+
+
+def _check_metric(
+    f: Any, params: Any, state: Any, inputs: Any, targets: Any, size: int, metric: Metric | None
+) -> None:
+    """Checks labels against the classes of the model, or the shape of a metric; runs nothing."""
+    first, wanted = jax.tree.map(lambda leaf: jnp.asarray(leaf)[:size], (inputs, targets))
     args = (params, first) if state is None else (params, state, first)
     results = jax.eval_shape(f, *args)
-    logits = results if state is None else results[0]
-    core.check_labels("noisy_accuracy: data, the labels,", labels, logits.shape[-1])
+    outputs = results if state is None else results[0]
+    if metric is None:
+        core.check_labels("noisy_accuracy: data, the labels,", targets, outputs.shape[-1])
+        return
+    scores = jax.eval_shape(metric, outputs, wanted)
+    if getattr(scores, "shape", None) != (size,):
+        raise ValueError(
+            f"noisy_accuracy: metric must give a number for each of {size} examples, [{size}], not "
+            f"{list(scores.shape) if hasattr(scores, 'shape') else type(scores).__name__}"
+        )
 
 
-@functools.partial(jax.jit, static_argnames=("f", "chunk"))
-def _hits(
-    f: Any, params: Any, state: Any, specs: Any, keys: Any, batches: Any, chunk: int
-) -> Int[Array, "repeats levels"]:
-    def at_level(spec: Spec) -> Int[Array, " repeats"]:
+@functools.partial(jax.jit, static_argnames=("f", "chunk", "metric"))
+def _sums(
+    f: Any,
+    params: Any,
+    state: Any,
+    specs: Any,
+    keys: Any,
+    batches: Any,
+    chunk: int,
+    metric: Metric,
+) -> Array:
+    def at_level(spec: Spec) -> Array:
         perturbed = noisy(f, spec)
 
-        def in_batch(inputs: Any) -> Int[Array, ""]:
-            key, (x, labels) = inputs
-            results = (
-                perturbed(key, params, x) if state is None else perturbed(key, params, state, x)
-            )
-            logits = results if state is None else results[0]
-            # Hits, not shares: sums of whole numbers are exact, whatever the size of the last
-            # batch.
-            return (logits.argmax(-1) == labels).sum()
+        def in_batch(inputs: Any) -> Array:
+            key, (x, targets, real) = inputs
+            args = (x,) if state is None else (state, x)
+            results = perturbed(key, params, *args)
+            scores = metric(results if state is None else results[0], targets)
+            # Copies that fill a batch may have any score, NaN too.
+            return jnp.where(real, scores, jnp.zeros_like(scores)).sum()
 
         quick = canonical_in_loops(in_batch)
         return jax.lax.map(lambda k: jax.lax.map(quick, (k, batches)).sum(), keys)

@@ -1,9 +1,11 @@
 """Reads and writes what a bundle consists of: its manifest, its arrays, its recorded self-check."""
 
 from jaxeff_export.bundle.files._arrays import (
+    DataCheck,
     RecordedPair,
     SelfCheck,
     compare,
+    compare_data,
     pack_arrays,
     tolerance,
     unpack_arrays,
@@ -40,10 +42,12 @@ __all__ = [
     "UNPACKED",
     "BundleError",
     "BundleFolder",
+    "DataCheck",
     "Manifest",
     "RecordedPair",
     "SelfCheck",
     "compare",
+    "compare_data",
     "own_files",
     "pack_arrays",
     "pack_tokenizer",

@@ -137,7 +137,7 @@ class OutputCheck:
         return self.max_abs_error <= self.tolerance * self.scale
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class SelfCheck:
     """The replay of a bundle's recorded pairs on a board.
 
@@ -158,6 +158,9 @@ class SelfCheck:
     def passed(self) -> bool:
         """Whether every result agrees."""
         return all(output.passed for output in self.outputs)
+
+    def __bool__(self) -> bool:
+        return self.passed
 
     @property
     def max_abs_error(self) -> float:
@@ -181,6 +184,100 @@ class SelfCheck:
             f"{self.board} disagrees with JAX: {worst.name} is off by {worst.max_abs_error:.3g} "
             f"where its largest value is {worst.scale:.3g}"
         )
+
+    def __repr__(self) -> str:
+        return str(self)
+
+
+@dataclass(frozen=True, repr=False)
+class DataCheck(SelfCheck):
+    """A board's results over a data set, beside JAX's; prints as a line.
+
+    Attributes:
+      examples: number of them.
+      same: examples whose results have JAX's bits.
+      agreeing: examples that are decided as by JAX; None if the first result is no decision.
+      right: examples that are decided as their labels say; None without labels.
+      right_in_jax: the same of JAX.
+    """
+
+    examples: int
+    same: int
+    agreeing: int | None = None
+    right: int | None = None
+    right_in_jax: int | None = None
+
+    @property
+    def accuracy(self) -> float | None:
+        """Share of examples that the board decides as their labels say."""
+        return None if self.right is None else self.right / self.examples
+
+    @property
+    def agreement(self) -> float | None:
+        """Share of examples that are decided as by JAX."""
+        return None if self.agreeing is None else self.agreeing / self.examples
+
+    def __str__(self) -> str:
+        said = []
+        if self.right is not None:
+            theirs = (self.right_in_jax or 0) / self.examples
+            said.append(f"accuracy {self.accuracy:.4g} (JAX: {theirs:.4g})")
+        if self.agreeing is not None:
+            said.append(f"{self.agreeing:,} decided as by JAX")
+        said.append(f"{self.same:,} with JAX's bits")
+        return f"{super().__str__()}; of {self.examples:,} examples: {', '.join(said)}"
+
+
+def compare_data(
+    board: str,
+    ours: Sequence[np.ndarray],
+    theirs: Sequence[np.ndarray],
+    labels: np.ndarray | None,
+    specs: Sequence[TensorSpec],
+) -> DataCheck:
+    """Compares a board's results over a data set with JAX's.
+
+    Args:
+      board: the name of the board.
+      ours: the board's results, with an axis of examples first.
+      theirs: JAX's.
+      labels: integers `[examples]`, or None.
+      specs: specs of the results of a call.
+
+    Raises:
+      ValueError: if there are labels and the first result is no decision.
+    """
+    checked = compare(board, specs, [ours], [RecordedPair([], theirs)])
+    count = len(ours[0])
+    # Compared as bytes: zeros of two signs differ.
+    pairs = zip(ours, theirs, strict=True)
+    alike = [
+        np.array([a.tobytes() == b.tobytes() for a, b in zip(*pair, strict=True)]) for pair in pairs
+    ]
+    same = int(np.logical_and.reduce(alike).sum())
+    mine, its = _decisions(ours[0]), _decisions(theirs[0])
+    if mine is None or its is None:
+        if labels is not None:
+            raise ValueError(
+                f"data: the first result, {specs[0].name}, is {ours[0].dtype}"
+                f"{list(ours[0].shape[1:])} for an example, neither scores of classes nor a class; "
+                "give data=(x, None) to compare results alone"
+            )
+        return DataCheck(board, checked.outputs, count, same)
+    agreeing = int((mine == its).sum())
+    if labels is None:
+        return DataCheck(board, checked.outputs, count, same, agreeing)
+    right, theirs_right = int((mine == labels).sum()), int((its == labels).sum())
+    return DataCheck(board, checked.outputs, count, same, agreeing, right, theirs_right)
+
+
+def _decisions(scores: np.ndarray) -> np.ndarray | None:
+    """Reads classes of examples: the largest score, or a whole number; None of anything else."""
+    scores = scores.reshape(len(scores), -1) if scores.size == len(scores) else scores
+    if scores.ndim == 2 and scores.shape[1] > 1:
+        return np.asarray(scores.argmax(1))
+    is_integer = np.issubdtype(scores.dtype, np.integer) or scores.dtype == np.bool_
+    return scores[:, 0] if is_integer and scores.ndim == 2 else None
 
 
 def compare(

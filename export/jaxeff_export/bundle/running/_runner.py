@@ -19,15 +19,25 @@ import contextlib
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
+import jax
 import numpy as np
 
+from jaxeff import core
 from jaxeff_export import artifact
 from jaxeff_export.boards import Board, BoardError, BoardLost, ProgramBoard
-from jaxeff_export.bundle.files import BundleError, Manifest, RecordedPair, SelfCheck, compare
+from jaxeff_export.bundle.files import (
+    BundleError,
+    DataCheck,
+    Manifest,
+    RecordedPair,
+    SelfCheck,
+    compare,
+    compare_data,
+)
 from jaxeff_export.bundle.running import _session
 from jaxeff_export.bundle.running import _timing as timing
 from jaxeff_export.clib import CLibrary, CLibraryError, ExampleProgram
@@ -162,8 +172,49 @@ class Runner:
 
     def check(self) -> SelfCheck:
         """Replays the recorded inputs and compares the results with JAX's recorded ones."""
-        results = [self._call(pair.inputs) for pair in self._recorded]
+        results = list(self._call_all([pair.inputs for pair in self._recorded]))
         return compare(self._board.name, self._manifest.outputs, results, self._recorded)
+
+    def check_data(
+        self,
+        data: tuple[Any, Any],
+        reference: Callable[[Sequence[np.ndarray]], Sequence[Any]],
+        progress: bool | None = None,
+    ) -> DataCheck:
+        """Compares results over a data set with JAX's, and both with labels.
+
+        Args:
+          data: same as for `Bundle.check`.
+          reference: what JAX computes from the flattened inputs of a call, flattened.
+          progress: same as for `Bundle.check`.
+
+        Raises:
+          SignatureError: if the data aren't what the bundle takes.
+          BoardError: if the board fails.
+        """
+        specs, outputs = self._manifest.inputs, self._manifest.outputs
+        calls, count, batch = _calls_of(data, self._manifest, self._recorded[0].inputs)
+        for call in calls:
+            for pair in zip(call, specs, strict=True):
+                artifact.check_array(*pair)
+            if self._manifest.rounds_inputs:
+                _session.require_numbers(call, specs)
+        ours, theirs = [], []
+        with core.progress_bar(progress, "example", count) as advance:
+            for call, results in zip(calls, self._call_all(calls), strict=True):
+                ours.append(_by_example(results, batch))
+                theirs.append(_by_example(reference(call), batch))
+                advance(min(batch or 1, count - (len(ours) - 1) * (batch or 1)), "")
+        mine, its = (
+            [np.concatenate(column)[:count] for column in zip(*rows, strict=True)]
+            for rows in (ours, theirs)
+        )
+        labels = None if data[1] is None else np.asarray(data[1])
+        return compare_data(self._board.name, mine, its, labels, outputs)
+
+    def _call_all(self, calls: Sequence[Sequence[np.ndarray]]) -> Iterator[Sequence[np.ndarray]]:
+        """Calls the function many times, in few programs on a board that runs programs."""
+        return map(self._call, calls)
 
     def benchmark(
         self, number: int = 10, repeat: int = 10, batch: int | None = None
@@ -383,6 +434,54 @@ def _given_up(lost: Sequence[str]) -> str:
     return f"{lost[0]} (given up after {len(lost)} attempts; the last: {lost[-1]})"
 
 
+def _calls_of(
+    data: tuple[Any, Any], manifest: Manifest, recorded: Sequence[np.ndarray]
+) -> tuple[list[list[np.ndarray]], int, int | None]:
+    """Cuts a data set into calls, whose state is that of the example.
+
+    Returns:
+      Flattened inputs of each call, the number of examples, and how many of them a call takes on a
+      first axis; None if it takes one, without such an axis.
+    """
+    x, y = data
+    kept = {old for old, _ in manifest.places}
+    fresh = [i for i in range(len(manifest.inputs)) if i not in kept]
+    leaves = [np.asarray(leaf) for leaf in jax.tree.leaves(x)]
+    names = ", ".join(manifest.inputs[i].name for i in fresh)
+    if len(leaves) != len(fresh):
+        raise artifact.SignatureError(
+            f"data[0] holds {len(leaves)} arrays, the bundle takes {len(fresh)}: {names}"
+        )
+    lengths = {leaf.shape[:1] for leaf in (*leaves, *([] if y is None else [np.asarray(y)]))}
+    if len(lengths) != 1 or lengths & {(), (0,)}:
+        raise artifact.SignatureError(
+            "data must have the same number of examples, at least one, on the first axis of "
+            f"{names}{'' if y is None else ' and the labels'}, not shapes "
+            f"{', '.join(str(np.shape(leaf)) for leaf in (*leaves, *([] if y is None else [y])))}"
+        )
+    ((count,),) = lengths
+    single = leaves[0].ndim == len(manifest.inputs[fresh[0]].shape) + 1
+    size = 1 if single else len(recorded[fresh[0]])
+    calls = []
+    for begin in range(0, count, size):
+        # The last batch is filled up by its last example, whose results are left out.
+        rows = np.minimum(np.arange(begin, begin + size), count - 1)
+        call = list(recorded)
+        for place, leaf in zip(fresh, leaves, strict=True):
+            call[place] = leaf[begin] if single else leaf[rows]
+        calls.append(call)
+    return calls, count, None if single else size
+
+
+def _by_example(results: Sequence[Any], batch: int | None) -> list[np.ndarray]:
+    """Gives results of a call an axis of examples; what has none belongs to each of them."""
+    arrays = [np.asarray(leaf) for leaf in results]
+    return [
+        leaf if batch and leaf.shape[:1] == (batch,) else np.stack([leaf] * (batch or 1))
+        for leaf in arrays
+    ]
+
+
 class ProgramRunner(Runner):
     """Calls a C library, each call in a process of its own.
 
@@ -419,10 +518,15 @@ class ProgramRunner(Runner):
         return _session.HostMemory(self._call, self._recorded[0].inputs, self._manifest)
 
     def _call(self, leaves: Sequence[np.ndarray]) -> list[np.ndarray]:
+        return next(self._call_all([leaves]))
+
+    def _call_all(
+        self, calls: Sequence[Sequence[np.ndarray]]
+    ) -> Generator[list[np.ndarray], None, None]:
         if self._closed:
             raise BoardError(_left(self._board))
         try:
             with self._turn:  # arguments are written into the program's one folder
-                return self._program.run(leaves)
+                yield from self._program.run_all(calls)
         except (CLibraryError, ToolchainError) as error:
             raise BoardError(f"{self._board.name} could not run the library: {error}") from error

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from jaxeff.core import Table, shown_as_table
 from jaxeff_export.boards import Board, BoardError
 from jaxeff_export.bundle.files import BundleError
 
@@ -70,6 +71,18 @@ class OperatorTime:
     share: float
 
 
+@shown_as_table
+class OperatorTimes(tuple[OperatorTime, ...]):
+    """Times of all operators, slowest first; prints as a table."""
+
+    __slots__ = ()
+
+    def _table(self) -> Table:
+        rows = [(one.name, f"{one.calls:g}", f"{one.ms:.3g}", f"{one.share:.0%}") for one in self]
+        total = ("total", "", f"{sum(one.ms for one in self):.3g}", "")
+        return Table(("operator", "calls>", "ms>", "share>"), rows, total, "of a call")
+
+
 def require_timed(board: Board) -> None:
     """Raises `BoardError` if timings on `board` mean nothing."""
     if board.untimed_because:
@@ -78,7 +91,7 @@ def require_timed(board: Board) -> None:
 
 def operator_times(
     measurements: Sequence[Sequence[tuple[str, int, int]]], number: int
-) -> tuple[OperatorTime, ...]:
+) -> OperatorTimes:
     """Summarizes what an instrument recorded, slowest first.
 
     Args:
@@ -99,7 +112,7 @@ def operator_times(
     # The median: a measurement that another process disturbed doesn't move it.
     medians = {name: statistics.median(times) for name, times in spent.items()}
     total = sum(medians.values()) or 1
-    return tuple(
+    return OperatorTimes(
         OperatorTime(name, calls[name] / number, time / number / 1e6, time / total)
         for name, time in sorted(medians.items(), key=lambda item: -item[1])
     )

@@ -3,7 +3,7 @@
 from jaxeff_export.clib.codegen import _driver as driver
 from jaxeff_export.clib.codegen import _dual as dual
 from jaxeff_export.clib.codegen import _example as example
-from jaxeff_export.clib.codegen._example import record, recorded_c
+from jaxeff_export.clib.codegen._example import record
 from jaxeff_export.clib.codegen._interface import STATE, fields_of, identifier, kept_apart
 from jaxeff_export.clib.codegen._rendering import assembly, pack, render
 
@@ -18,6 +18,5 @@ __all__ = [
     "kept_apart",
     "pack",
     "record",
-    "recorded_c",
     "render",
 ]

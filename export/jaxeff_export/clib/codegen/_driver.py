@@ -308,7 +308,8 @@ def _places(library: Library) -> dict[int, str]:
     for number, offset in library.parameters.offsets.items():
         places[number] = f"{n}_parameters + {offset}"
     if library.kernel_source is not None:
-        places |= {number: _constant_name(number) for number in library.parameters.offsets}
+        owners = library.parameters.owners
+        places |= {number: _constant_name(owner) for number, owner in owners.items()}
     return places
 
 

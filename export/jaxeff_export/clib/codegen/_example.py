@@ -38,6 +38,13 @@ class RecordedCall:
     inputs: tuple[int, ...]
     outputs: tuple[int, ...]
 
+    @property
+    def row(self) -> bytes:
+        """The inputs alone, as the example reads them call after call."""
+        inputs = self.blob[: self.outputs[0]] if self.outputs else self.blob
+        # C has no arrays of no elements, and no file has blocks of none.
+        return inputs.ljust(max(1, len(inputs)), b"\0")
+
 
 def record(inputs: Sequence[np.ndarray], outputs: Sequence[np.ndarray]) -> RecordedCall:
     """Lays the arrays of a recorded call out as one block of bytes."""
@@ -73,14 +80,14 @@ def main_c(library: Library, recorded: RecordedCall, tolerances: Sequence[float]
         f"static {field.kind} {field.name}_[{max(1, field.count)}];" for field in library.returned
     ]
     assignments = [
-        f"    inputs.{field.name} = (const {field.kind} *)(const void *)({n}_recorded + {place});"
+        f"    inputs.{field.name} = (const {field.kind} *)(const void *)(arguments + {place});"
         for field, place in zip(library.inputs, recorded.inputs, strict=True)
         if not field.kept
-    ] or ["    inputs.nothing = 0;"]
+    ] or ["    inputs.nothing = 0;", "    (void)arguments;"]
     if library.state:
         buffers.append(f"static {n}_state state;")
         assignments += [
-            f"    memcpy(state.{field.name}, {n}_recorded + {place}, {field.size});"
+            f"    memcpy(state.{field.name}, arguments + {place}, {field.size});"
             for field, place in zip(library.inputs, recorded.inputs, strict=True)
             if field.kept
         ]
@@ -111,7 +118,9 @@ def main_c(library: Library, recorded: RecordedCall, tolerances: Sequence[float]
             library.outputs, recorded.outputs, tolerances, strict=True
         )
     ]
-    written = [f"    fwrite({_array(field)}, 1, {field.size}, file);" for field in library.outputs]
+    written = [
+        f"    fwrite({_array(field)}, 1, {field.size}, results);" for field in library.outputs
+    ]
     return render(
         "main.c",
         name=n,
@@ -125,6 +134,7 @@ def main_c(library: Library, recorded: RecordedCall, tolerances: Sequence[float]
         refused=refused,
         compared=compared,
         written=written,
+        block=len(recorded.row),
         stopped=stopped,
     )
 

@@ -61,13 +61,15 @@ class Parameters:
         blob: the bytes.
         offsets: offset of each array in it.
         alignment: in bytes, of the block and of every array in it.
-        values: the arrays.
+        values: the arrays, each once.
+        owners: of each array the number of the equal one among them.
     """
 
     blob: bytes
     offsets: Mapping[int, int]
     alignment: int
     values: Mapping[int, np.ndarray]
+    owners: Mapping[int, int]
 
 
 def pack(program: KernelProgram, operands: Sequence[np.ndarray], alignment: int) -> Parameters:
@@ -81,7 +83,11 @@ def pack(program: KernelProgram, operands: Sequence[np.ndarray], alignment: int)
     values = [*zip(program.operands, operands, strict=True), *program.constants]
     # A function may have a result that is bound, which no kernel reads.
     read = {number for call in program.calls for number in call.arguments} | {*program.outputs}
-    blob, offsets, packed = bytearray(), {}, {}
+    blob, packed = bytearray(), {}
+    offsets: dict[int, int] = {}
+    # Equal arrays are one: tables that several calls read, biases of zeros.
+    first: dict[tuple[bytes, str], int] = {}
+    owners: dict[int, int] = {}
     for number, value in values:
         if number not in read:
             continue
@@ -92,11 +98,15 @@ def pack(program: KernelProgram, operands: Sequence[np.ndarray], alignment: int)
                 f"an array of {len(data)} bytes is bound where {program.sizes[number]} are read; "
                 "deploy the model again"
             )
+        owners[number] = first.setdefault((data, str(np.asarray(value).dtype)), number)
+        if owners[number] != number:
+            offsets[number] = offsets[owners[number]]
+            continue
         # Zeros up to the alignment: kernels load vectors from the beginning of every array.
         blob.extend(bytes(-len(blob) % alignment))
         offsets[number], packed[number] = len(blob), np.asarray(value)
         blob.extend(data)
-    return Parameters(bytes(blob), offsets, alignment, packed)
+    return Parameters(bytes(blob), offsets, alignment, packed, owners)
 
 
 def assembly(symbol: str, file: str, alignment: int, *, arm: bool) -> str:
