@@ -304,14 +304,9 @@ def _compile(
             arrays=sum(field.size for field in (*inputs, *library.returned)),
             stack=library.stack,
         )
-        processor = processor_of(order.target)
-        # A microcontroller's memories are known; elsewhere only what the caller names is a limit.
-        flash, ram = processor.limits if processor else (None, None)
-        flash = flash if order.flash is None else order.flash
-        ram = ram if order.ram is None else order.ram
         # Before parameters are written and linked: a library that doesn't fit is never finished.
         if order.limited:
-            require_room(sizes, flash, ram, embedded=order.embed)
+            _require_room(order, sizes)
         if order.source:
             needs = objects.require_self_contained(tools, workspace / "driver.o")
             return library, sizes, needs
@@ -323,6 +318,16 @@ def _compile(
     # A symbol that nobody has would show at the user's linker, and name no operation.
     needs = objects.require_self_contained(tools, folder / f"lib{n}.a", threads=order.threads > 1)
     return library, sizes, needs
+
+
+def _require_room(order: LibraryParts, sizes: Sizes) -> None:
+    """Refuses a library that the memories don't hold."""
+    processor = processor_of(order.target)
+    # A microcontroller's memories are known; elsewhere only what the caller names is a limit.
+    flash, ram = processor.limits if processor else (None, None)
+    flash = flash if order.flash is None else order.flash
+    ram = ram if order.ram is None else order.ram
+    require_room(sizes, flash, ram, embedded=order.embed)
 
 
 def _code_files(order: LibraryParts, tools: CToolchain, module: Any, workspace: Path) -> list[Path]:
