@@ -54,7 +54,11 @@ def read_torch(model: torch.nn.Module, method: Method, keyed: bool, mutable: boo
         # Any key will do for a module that draws nothing; in training mode it draws the same again.
         drawn = _key(key) if key is not None else jax.random.key(0)
         called = "forward" if method is None else method
-        with environment, environment.override_property(prng=drawn), _hooked(module):
+        # What a forward pass makes itself (`torch.zeros`, `torch.arange`) is an array of JAX too.
+        with (
+            environment, environment.override_property(prng=drawn), torch.device("jax"),
+            _hooked(module),
+        ):  # fmt: skip
             result = callable_module.functional_call(called, tensors, {}, *args, **kwargs)
         after = environment.t2j_iso({path: tensors[names[path]] for path in state})
         return _plain(environment.t2j_iso(result)), after

@@ -8,22 +8,27 @@ tokens stand, and whether queries share keys in groups. A mask, a scale, a bias 
 functions of single scores.
 
 Sharp edges
-- A reshape that merges or splits axes between the scores and the values isn't followed, and
-  nothing but a move may come between the probabilities and the values: no dropout.
+- Of reshapes that merge or split axes between the scores and the values those are followed that
+  merge the batch axes of a product, as for `torch.bmm`. Nothing but a move may come between the
+  probabilities and the values: no dropout.
 - A random factor of the scores (a learnt temperature with a posterior) isn't recognised.
 - Queries, keys and values that are one array aren't attention: they are dependent.
 """
 
 from __future__ import annotations
 
+import functools
+import operator
 import warnings
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
+import jax
 import numpy as np
 
-from jaxeff.core import Literal
+from jaxeff.core import Literal, make_jaxpr
+from jaxeff.core import jax_internals as _compat
 from jaxeff.core import primitives as p
 from jaxeff.moment_propagation import _attention as letters
 from jaxeff.moment_propagation import _statistics as statistics
@@ -36,7 +41,7 @@ from jaxeff.program.ir import primitives as prim
 from jaxeff.program.reading import known_number
 
 _MOST_NODES = 96
-_REDUCTIONS = {p.reduce_max_p, p.reduce_sum_p}
+_REDUCTIONS = {p.reduce_max_p, p.reduce_sum_p, p.reduce_or_p, p.reduce_and_p}
 _PASSED = prim.SHAPE | _REDUCTIONS | {p.convert_element_type_p}
 
 
@@ -250,6 +255,7 @@ def fuse_attention(
     nodes = [n for layer in program.layers if not layer.mark for n in layer.nodes]
     if not any(n.primitive is p.exp_p for n in nodes):
         return program
+    program = _with_batch_axes(program)
     equations = Equations.of(program, random)
     layers: list[Layer] = []
     for layer in program.layers:
@@ -269,6 +275,98 @@ def fuse_attention(
     if not any(isinstance(layer, AttentionLayer) for layer in layers):
         return program
     return with_layers(program, layers)
+
+
+def _with_batch_axes(program: Program) -> Program:
+    """Gives products the batch axes that were merged to one for them.
+
+    `torch.bmm` takes [n heads, ...], so scores of [n, heads, ...] are split behind one product and
+    merged in front of the next. Here both products have the axes n and heads.
+    """
+    nodes = [n for layer in program.layers if not layer.mark for n in layer.nodes]
+    reshapes = [n for n in nodes if n.primitive is p.reshape_p]
+    made_by = {v: n for n in reshapes for v in n.outputs}
+    readers: dict[Any, list[Node]] = {}
+    for node in reshapes:
+        readers.setdefault(node.inputs[0], []).append(node)
+    split: dict[Value, Value] = {}  # what a product wrote, and the same with all its batch axes
+    layers: list[Layer] = []
+    for layer in program.layers:
+        if not split.keys().isdisjoint(layer.inputs):
+            layer = _reading(layer, split)
+        sizes = _batch_sizes(layer, made_by, readers)
+        if sizes is None:
+            layers.append(layer)
+            continue
+        (product,) = layer.nodes
+        operands = []
+        for v in product.values:
+            shape = (*sizes, *v.aval.shape[1:])
+            if v in made_by and made_by[v].inputs[0].aval.shape == shape:
+                operands.append(made_by[v].inputs[0])
+                continue
+            before = _traced(lambda x, shape=shape: x.reshape(shape), [v])
+            layers.append(Layer("shape", (before,), (v,), before.outputs))
+            operands += before.outputs
+        contracted, _ = product.params["dimension_numbers"]
+        moved = tuple(tuple(axis + len(sizes) - 1 for axis in of) for of in contracted)
+        numbers = moved, (tuple(range(len(sizes))),) * 2
+        whole = _traced(
+            lambda *xs, eqn=product.eqn, numbers=numbers: _compat.bind(
+                eqn, *xs, dimension_numbers=numbers
+            )[0],
+            operands,
+        )
+        after = _traced(
+            lambda x, shape=product.outputs[0].aval.shape: x.reshape(shape), whole.outputs
+        )
+        after = replace(after, outputs=product.outputs)
+        inputs = tuple(dict.fromkeys(operands))
+        layers.append(replace(layer, nodes=(whole,), inputs=inputs, outputs=whole.outputs))
+        layers.append(Layer("shape", (after,), whole.outputs, product.outputs))
+        split[product.outputs[0]] = whole.outputs[0]
+    return with_layers(program, layers) if split else program
+
+
+def _batch_sizes(
+    layer: Layer, made_by: Mapping[Value, Node], readers: Mapping[Value, Sequence[Node]]
+) -> tuple[int, ...] | None:
+    """Returns the sizes of the axes that were merged to the one batch axis of a product."""
+    if layer.mark or len(layer.nodes) != 1 or layer.nodes[0].primitive is not p.dot_general_p:
+        return None
+    (node,) = layer.nodes
+    if node.params["dimension_numbers"][1] != ((0,), (0,)) or len(node.values) < 2:
+        return None
+    pairs = [(made_by[v].inputs[0], v) for v in node.values if v in made_by]
+    pairs += [(n.outputs[0], node.outputs[0]) for n in readers.get(node.outputs[0], ())]
+    for apart, merged in pairs:
+        rest = merged.aval.shape[1:]
+        count = len(apart.aval.shape) - len(rest)
+        if count > 1 and apart.aval.shape[count:] == rest:
+            return tuple(apart.aval.shape[:count])
+    return None
+
+
+def _reading(layer: Layer, split: Mapping[Value, Value]) -> Layer:
+    """Returns a layer that reads products with all their batch axes, where it split them itself."""
+    nodes = []
+    for node in layer.nodes:
+        whole = split.get(node.inputs[0]) if node.primitive is p.reshape_p else None
+        if whole is not None and whole.aval.shape == node.outputs[0].aval.shape:
+            again = _traced(lambda x, eqn=node.eqn: _compat.bind(eqn, x)[0], [whole])
+            node = replace(again, outputs=node.outputs)
+        nodes.append(node)
+    results = {v for n in nodes for v in n.outputs}
+    inputs = tuple(dict.fromkeys(v for n in nodes for v in n.values if v not in results))
+    return replace(layer, nodes=tuple(nodes), inputs=inputs)
+
+
+def _traced(f: Callable[..., Any], operands: Sequence[Value]) -> Node:
+    """Returns the one equation that a function is, of values."""
+    closed, _ = make_jaxpr(f)(*(jax.ShapeDtypeStruct(v.aval.shape, v.aval.dtype) for v in operands))
+    (eqn,) = closed.eqns
+    role = functools.reduce(operator.or_, (v.role for v in operands))
+    return Node(eqn, tuple(operands), tuple(Value(v.aval, role) for v in eqn.outvars))
 
 
 def _weighs(equations: Equations, layer: Layer) -> bool:

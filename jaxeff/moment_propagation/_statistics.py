@@ -253,13 +253,45 @@ def _is_finite(eqn: Any, s: Statistic) -> Statistic:
     return replace(s, name="finite")
 
 
+# Scores of -inf stand for positions that are masked. PyTorch's softmax asks whether all are.
+_NEGATED = {
+    "masked": "unmasked",
+    "unmasked": "masked",
+    "any unmasked": "all masked",
+    "all masked": "any unmasked",
+}
+_REDUCED_OR = {"unmasked": "any unmasked"}
+_REDUCED_AND = {"masked": "all masked"}
+
+
+def _compared(name: str) -> symbolic.Rule:
+    """Makes the rule of a comparison with -inf."""
+
+    def rule(eqn: Any, a: Operand, b: Operand) -> Statistic:
+        s, number = _with_number(a, b)
+        if s.name != "x" or number != -math.inf or s.factors or s.gain <= 0:
+            raise UnreadableError
+        return replace(s, name=name, gain=1.0)
+
+    return rule
+
+
 def _select(eqn: Any, which: Operand, no: Operand, yes: Operand) -> Statistic:
-    """Reads `where(isfinite(max), max, 0)`, as in `jax.nn`, as the maximum."""
-    guards = isinstance(which, Statistic) and which.name == "finite"
-    zero = isinstance(no, Constant) and no.number == 0
-    if not (guards and zero and isinstance(yes, Statistic) and yes.name == "max"):
+    """Reads what a guard leaves where nothing is infinite.
+
+    `where(isfinite(max), max, 0)` is that of `jax.nn`, and `where(all(x == -inf), 0, softmax(x))`
+    PyTorch's.
+    """
+    if not isinstance(which, Statistic):
         raise UnreadableError
-    return yes
+    guarded, other = (no, yes) if which.name == "all masked" else (yes, no)
+    names = {"finite": "max", "any unmasked": "softmax", "all masked": "softmax"}
+    zero = isinstance(other, Constant) and other.number == 0
+    if not (zero and isinstance(guarded, Statistic) and guarded.name == names.get(which.name)):
+        raise UnreadableError
+    if set(guarded.axes) != set(which.axes):
+        raise UnreadableError
+    return guarded
 
 
 def _maximum(eqn: Any, a: Operand, b: Operand) -> Statistic:
@@ -391,6 +423,11 @@ _RULES: dict[Any, symbolic.Rule] = {
     p.log_p: _logarithm,
     p.abs_p: _absolute,
     p.is_finite_p: _is_finite,
+    p.eq_p: _compared("masked"),
+    p.ne_p: _compared("unmasked"),
+    p.not_p: _renamed(_NEGATED),
+    p.reduce_or_p: lambda eqn, s: _reduce(eqn, s, _REDUCED_OR),
+    p.reduce_and_p: lambda eqn, s: _reduce(eqn, s, _REDUCED_AND),
     p.select_n_p: _select,
     p.max_p: _maximum,
     p.add_p: _add,

@@ -35,6 +35,11 @@ def refuse_missing(origin: str, wanted: Shapes, matched: Collection[str], tensor
         lines.append(f"  {name} {list(wanted[name])}: {', '.join(near) or 'none of its shape'}")
     if len(missing) > _SHOWN:
         lines.append(f"  and {len(missing) - _SHOWN} more")
+    if origin.endswith(".onnx"):
+        lines.append(
+            "The file may hold folded batch norms; jaxeff_export.from_onnx reads its network too, "
+            "with these weights as its parameters."
+        )
     lines.append(
         f"Name the tensor, rules={{{missing[0]!r}: 'its name'}}, or keep=({missing[0]!r},)."
     )

@@ -87,10 +87,14 @@ def test_loops_and_shared_layers():
         reached.append(h)
     inside = jnp.concatenate(reached[:-1])
     np.testing.assert_allclose(spec["cell"].range, (inside.min(), inside.max()), rtol=1e-5)
-    np.testing.assert_allclose(spec["head"].range, (h.min(), h.max()), rtol=1e-5)
-    np.testing.assert_allclose(spec["head#1"].range, (3 * h.min(), 3 * h.max()), rtol=1e-5)
+    # One range for the uses of a layer, as for the iterations of a loop, so that none is clamped.
+    for use in ("head", "head#1"):
+        np.testing.assert_allclose(spec[use].range, (3 * h.min(), 3 * h.max()), rtol=1e-5)
+    own = {"head": Int(8, symmetric=False), "head#1": Int(8, symmetric=False)}
+    apart = calibrate(f, params, BATCHES, own).spec
+    np.testing.assert_allclose(apart["head"].range, (h.min(), h.max()), rtol=1e-5)
+    np.testing.assert_allclose(apart["head#1"].range, (3 * h.min(), 3 * h.max()), rtol=1e-5)
     out = quantized(f, spec)(params, data)
-    # The second use has its own range: with the first's it would be clamped to a third.
     largest = jnp.abs(f(params, data)).max()
     np.testing.assert_allclose(jnp.abs(out).max(), largest, rtol=0.02)
 

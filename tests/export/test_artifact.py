@@ -121,6 +121,16 @@ def test_other_files_and_versions_are_refused(artifact, tmp_path, monkeypatch):
         Artifact.from_bytes(newer)
 
 
+@pytest.mark.parametrize(
+    ("ending", "door"), [("onnx", "jaxeff_export.from_onnx"), ("pt", "jaxeff.functional")]
+)
+def test_a_model_of_another_library_names_its_door(tmp_path, ending, door):
+    path = tmp_path / f"net.{ending}"
+    path.write_bytes(b"what others write")
+    with pytest.raises(ArtifactError, match=door):
+        Artifact.load(path)
+
+
 _trees = st.recursive(
     st.just(0.0) | st.none(),
     lambda children: (

@@ -56,6 +56,13 @@ MOST_TEXT = 1 << 24
 
 _ROOM, _RATIO = 1 << 28, 64
 
+_DOORS = {
+    ".onnx": "jaxeff_export.from_onnx(path)",
+    **dict.fromkeys((".pt", ".pth"), "jaxeff.functional(module)"),
+    **dict.fromkeys((".keras", ".h5"), "jaxeff.functional(model)"),
+}
+"""What reads the files of other libraries, by their ending."""
+
 
 def digest(data: bytes) -> str:
     """Returns the SHA-256 of `data` in hexadecimal."""
@@ -370,6 +377,13 @@ class Artifact:
         except ArtifactError:
             raise
         except Exception as error:  # at a zip file that is none, nearly any
+            door = _DOORS.get(Path(name).suffix.lower())
+            if door is not None:
+                raise ArtifactError(
+                    f"{name} is a model of another library: f, params = {door}, and then "
+                    "jaxeff_export.export(f, (params, x)).save(...) makes an artifact of it, or "
+                    "jaxeff_export.deploy(f, (params, x)) a bundle"
+                ) from error
             raise ArtifactError(f"{name} is damaged or no artifact: {error}") from error
 
     @classmethod

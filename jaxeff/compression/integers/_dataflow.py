@@ -26,6 +26,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 from jaxtyping import Array
 
@@ -102,6 +103,42 @@ def added_by(layer: Layer, values: Sequence[Any]) -> Array:
 def bias_of(layer: Layer, kernel: Kernel, values: Sequence[Any]) -> Array:
     """Computes what a linear layer adds, a number for each output of its kernel."""
     return kernel.column_of(added_by(layer, values))
+
+
+def needed_leaves(v: Any, makers: Makers) -> set[str]:
+    """Finds the parameters that a value depends on: not those that only meet zeros.
+
+    A recurrent cell starts with an empty state, whose product with a weight is zero. The weight
+    isn't kept in float for it: leaves that nobody needs are zeros (`Converted.leaves`), and so is
+    the product.
+    """
+    products = (prim.p.dot_general_p, prim.p.mul_p)
+    leaves: set[str] = set()
+    seen: set[Any] = set()
+    open_values = [v]
+    while open_values:
+        value = open_values.pop()
+        if value in seen:
+            continue
+        seen.add(value)
+        node = makers.get(value)
+        if node is None or value.is_data or node.graphs or node.primitive is prim.NAME:
+            leaves |= value.leaves
+        elif not (node.primitive in products and any(_is_zero(a, makers) for a in node.inputs)):
+            open_values += node.values
+    return leaves
+
+
+def _is_zero(v: Any, makers: Makers) -> bool:
+    """Returns whether a value is made of zeros that the program has written down."""
+    if isinstance(v, Literal):
+        return not np.any(v.val)
+    node = makers.get(v)
+    return (
+        node is not None
+        and node.primitive in prim.SHAPE
+        and all(_is_zero(a, makers) for a in node.inputs)
+    )
 
 
 class Shortcut(NamedTuple):

@@ -171,7 +171,8 @@ class IntegerRule:
             if value is not None:
                 return [value]
         if layer.site and layer.kind != "input":
-            self.read.update(path for v in layer.inputs for path in v.leaves)
+            for v in layer.inputs:
+                self.read.update(dataflow.needed_leaves(v, self.makers))
         floats = as_floats(values, layer.inputs)
         if setting is None:
             with _named(layer):

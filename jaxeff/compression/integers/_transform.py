@@ -80,8 +80,8 @@ class Converted:
     """The parameters of an integer network.
 
     Attributes:
-        arrays: Arrays by `site/name`: codes (int8), biases (int32) and scales (float32). Codes of
-            a weight that is used several times are there once.
+        arrays: Arrays by `site/name`: codes (int8), biases (int32) and scales (float32). What uses
+            of a weight have in common is there once.
         rest: Leaves that layers in float read, by number.
         shapes: Shape and dtype of every leaf of the float parameters.
         structure: Tree structure of the float parameters.
@@ -351,28 +351,32 @@ def _called(make: Callable[[Any], dict[str, Any]], params: Any) -> dict[str, np.
 def _shared(
     arrays: Mapping[str, Any], weights: Mapping[str, frozenset[str]]
 ) -> tuple[tuple[str, str, bool], ...]:
-    """Finds the matrices that several uses of a weight have in common, as in `Converted.shared`.
+    """Finds the arrays that several uses of a weight have in common, as in `Converted.shared`.
 
     Not all have: a bias or a shortcut beside which products are next to nothing changes the codes
-    that are stored for its use.
+    that are stored for its use, and scales are equal where the ranges of activations are.
     """
     first: dict[tuple[Any, ...], tuple[str, bool]] = {}
     shared = []
     # The first use has the shortest name, of which those of later ones are made.
     for name in sorted(arrays, key=lambda name: (len(name), name)):
-        array, leaves = arrays[name], weights.get(name.rpartition("/")[0])
-        if not leaves or array.ndim < 2:
+        site, _, part = name.rpartition("/")
+        array, leaves = arrays[name], weights.get(site)
+        if not leaves or array.ndim < 1:
             continue
-        # Of shapes there are no codes that could differ.
+        matrix = array.ndim > 1
+        what = (leaves, array.dtype.str, "" if matrix else part)
+        # Of shapes there are no codes that could differ, and later uses of a layer have its ranges.
         shapes_only = isinstance(array, jax.ShapeDtypeStruct)
-        key = (leaves, array.dtype.str, array.shape, b"" if shapes_only else array.tobytes())
+        contents = "" if matrix else site.partition("#")[0]
+        key = (*what, array.shape, contents if shapes_only else array.tobytes())
         if key in first:
             shared.append((name, *first[key]))
             continue
         first[key] = name, False
         if array.ndim == 2:
-            codes = b"" if shapes_only else np.ascontiguousarray(array.T).tobytes()
-            first.setdefault((*key[:2], array.shape[::-1], codes), (name, True))
+            turned = contents if shapes_only else np.ascontiguousarray(array.T).tobytes()
+            first.setdefault((*what, array.shape[::-1], turned), (name, True))
     return tuple(shared)
 
 

@@ -71,6 +71,8 @@ def calibrate(
 
     Sharp edges:
         Ranges are those of the model before quantization.
+        Uses of one layer with one setting, such as the steps of an unrolled cell, have one range;
+        a use that the spec names (`"fc#1"`) has its own.
         Methods whose field `range` is None are measured, `Int` and `Uniform`; others start by
         `init`.
         This is host code: it runs over the batches once and can't be traced.
@@ -107,12 +109,14 @@ def calibrate(
     observer = Observer(method, percentile)
     settings: dict[str, Any] = {}
     kept: dict[str, tuple[Uniform, tuple[int, ...]]] = {}
+    first_uses: dict[str, str] = {}
 
     @jax.jit
     def observe(*args: Any) -> dict[str, Any]:
         program = trace(f, *args)
         resolved = resolve(spec, program, applies, "an integer grid")
         settings.update(_by_site(program, resolved))
+        first_uses.update(_first_uses(program, resolved))
         # Weights inside loops have no single array here: they keep their own range.
         outside = {layer.site for layer in program.layers}
         arrays: dict[str, Any] = {}
@@ -124,7 +128,7 @@ def calibrate(
                 return outputs
             for quantizer, tensor, x, operand in _open(layer, setting, values, outputs):
                 if tensor.role == "activation":
-                    observer.observe((layer.site, operand), quantizer, x)
+                    observer.observe((first_uses[layer.site], operand), quantizer, x)
                 elif weights and layer.site in outside:
                     kept[layer.site] = quantizer, tensor.axes(quantizer.per)
                     arrays[layer.site] = x
@@ -134,8 +138,10 @@ def calibrate(
         return arrays
 
     arrays = _run(observe, params, batches)
-    for site, ends in observer.ranges().items():
-        settings[site] = _with_ranges(settings[site], ends)
+    ranges = observer.ranges()
+    for site, first in first_uses.items():
+        if first in ranges:
+            settings[site] = _with_ranges(settings[site], ranges[first])
     for site, (quantizer, axes) in kept.items():
         both = _weight_range(site, arrays[site], axes, quantizer, method, percentile)
         apart = parts_of(settings[site])
@@ -250,6 +256,22 @@ def _by_site(program: Program, measured: Mapping[str, Measured]) -> dict[str, Me
     return {
         site: measured[site] if site in measured and applies(layer, measured[site]) else None
         for site, layer in chosen.items()
+    }
+
+
+def _first_uses(program: Program, measured: Mapping[str, Measured]) -> dict[str, str]:
+    """Returns the first of the uses that share a range with each site.
+
+    An unrolled loop has the ranges of a rolled one, and so one set of scales.
+    """
+    first: dict[tuple[Any, ...], str] = {}
+    return {
+        layer.site: first.setdefault(
+            (layer.base, id(measured[layer.site]), *(v.aval.shape for v in layer.inputs)),
+            layer.site,
+        )
+        for layer in program.walk()
+        if layer.site in measured
     }
 
 
