@@ -17,8 +17,9 @@ import numpy as np
 import torch
 
 try:
-    import torchax
     from torchax.interop import JittableModule
+    from torchax.ops.ops_registry import all_aten_ops
+    from torchax.tensor import Environment
 except ImportError as error:
     raise ImportError(
         "functional: a torch.nn.Module is run by torchax: pip install jaxeff[torch]"
@@ -42,7 +43,7 @@ def read_torch(model: torch.nn.Module, method: Method, keyed: bool, mutable: boo
     others = {n: v for n, v in named.items() if n not in all_names}
     state = {_path(n): _array(v) for n, v in others.items()}
     names = {_path(n): n for n in (*trained, *others)}
-    environment = torchax.default_env()
+    environment = _environment()
 
     def run(
         key: Any, params: Leaves, state: Leaves, args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -76,6 +77,48 @@ def read_torch(model: torch.nn.Module, method: Method, keyed: bool, mutable: boo
         return result
 
     return LibraryModel(run, params, state, restored)
+
+
+class _One:
+    """A factor of one, times which a program computes nothing."""
+
+    def __rmul__(self, other: Any) -> Any:
+        return other
+
+
+def _environment() -> Environment:
+    """Makes an environment of torchax in which sums have no factors of one.
+
+    PyTorch's sum is `x + alpha * y`, and its dense layer `beta * b + alpha * (x @ w)`. torchax
+    writes the products down, which would stand between layers and what can be fused with them.
+    """
+    environment = Environment()
+    aten = torch.ops.aten
+
+    def replaced(op: Any, make: Callable[[Callable[..., Any]], Callable[..., Any]]) -> None:
+        on_arrays = make(all_aten_ops[op].func)
+
+        def on_tensors(*args: Any, **kwargs: Any) -> Any:
+            args, kwargs = environment.t2j_iso((args, kwargs))
+            return environment.j2t_iso(on_arrays(*args, **kwargs))
+
+        environment.override_op_definition(op, on_tensors)
+
+    def without_factor(f: Callable[..., Any]) -> Callable[..., Any]:
+        return lambda x, y, alpha=1: f(x, y, alpha=_One() if alpha == 1 else alpha)
+
+    def without_factors(f: Callable[..., Any]) -> Callable[..., Any]:
+        def on_arrays(bias: Any, x: Any, y: Any, *, beta: Any = 1, alpha: Any = 1) -> Any:
+            plain = beta == 1 == alpha
+            return bias + x @ y if plain else f(bias, x, y, beta=beta, alpha=alpha)
+
+        return on_arrays
+
+    for op in (aten.add.Tensor, aten.add.Scalar, aten.sub.Tensor, aten.sub.Scalar):
+        replaced(op, without_factor)
+    for op in (aten.addmm, aten.addmv):
+        replaced(op, without_factors)
+    return environment
 
 
 def _path(name: str) -> str:

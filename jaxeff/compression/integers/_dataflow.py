@@ -56,9 +56,10 @@ def is_by_output(layer: Layer, kernel: Kernel, makers: Makers) -> bool:
     """Returns whether a layer adds one number to each output of its kernel, or nothing."""
     if not layer.biases:
         return True
-    positions = len(layer.outputs[0].aval.shape) - kernel.columns
+    rank = len(layer.outputs[0].aval.shape)
+    outputs = (kernel.order or range(rank))[rank - kernel.columns :]
     varying = [_varies(_spread(layer, layer.inputs[i]), makers) for i in layer.biases]
-    return kernel.takes_affine and all(axis >= positions for moving in varying for axis in moving)
+    return kernel.takes_affine and all(moving <= set(outputs) for moving in varying)
 
 
 def _spread(layer: Layer, v: Any) -> Any:
@@ -214,10 +215,26 @@ def _depth(
         takes = kernel is not None and kernel.takes_affine and is_by_output(layer, kernel, nodes)
         return kernel.depth if kernel is not None and takes else 0
     # Batch norms in training too: then a network is trained as what it becomes.
-    affine = read.is_affine(layer) or (read.is_batch_norm(layer) and v is layer.outputs[0])
+    channels = _channels(makers, moving, settings, v)
+    norm = read.is_batch_norm(layer, channels) and v is layer.outputs[0]
+    affine = read.is_affine(layer, channels) or norm
     if not affine or any(v in moving for v in layer.inputs if not v.is_data):
         return 0
     return _depth(makers, nodes, moving, settings, layer.inputs[layer.data[0]])
+
+
+def _channels(
+    makers: Mapping[Any, Layer],
+    moving: frozenset[Any],
+    settings: Mapping[str, LayerQuantization],
+    v: Any,
+) -> int:
+    """Returns the axis of channels that the product behind a value has."""
+    layer = makers.get(v)
+    while layer is not None and layer.site not in settings and len(layer.data) == 1:
+        layer = makers.get(layer.inputs[layer.data[0]])
+    kernel = None if layer is None else _kernel(layer, moving, settings)
+    return -1 if kernel is None else kernel.channels
 
 
 def _keeps_codes(
@@ -253,6 +270,7 @@ def in_several_forms(
         IntegerError: A grid is none that integer kernels take.
     """
     readers: dict[Any, list[Layer]] = {}
+    makers = {v: layer for layer in program.layers for v in layer.outputs}
     in_floats = {layer.inputs[s.at] for layer, s in shortcuts.items() if s.reader is None}
     for layer in program.layers:
         for i in layer.data:
@@ -262,18 +280,21 @@ def in_several_forms(
     for v, layers in readers.items():
         # With one reader the product is written in its form; None stands for floats.
         if len(layers) + (v in returned) > 1:
-            forms = {form for layer in layers for form in _forms(layer, settings)}
+            channels = _channels(makers, frozenset(), settings, v)
+            forms = {form for layer in layers for form in _forms(layer, settings, channels)}
             if len(forms | ({None} if v in returned or v in in_floats else set())) > 1:
                 several.add(v)
     return several
 
 
-def _forms(layer: Layer, settings: Mapping[str, LayerQuantization]) -> tuple[Codes | None, ...]:
+def _forms(
+    layer: Layer, settings: Mapping[str, LayerQuantization], channels: int
+) -> tuple[Codes | None, ...]:
     """Lists the forms that a layer reads: codes, or floats (None); none if it is fused."""
     setting = settings.get(layer.site)
     if setting is None:
-        taken = read.is_sum(layer) or read.is_affine(layer) or read.is_move(layer)
-        return () if taken or read.bounds_of(layer) or read.pool_of(layer) else (None,)
+        taken = read.is_sum(layer) or read.is_affine(layer, channels) or read.is_move(layer)
+        return () if taken or read.bounds_of(layer) else (None,)
     if isinstance(kernel_of(layer, setting), str):
         return (None,)
     grids = [

@@ -31,27 +31,32 @@ from jaxeff.program.ir import primitives as prim
 _PROBES = np.array([-50, -7.25, -6, -3, -1, -0.5, 0, 0.25, 1, 2.5, 3, 6, 7.25, 60], np.float32)
 
 
-def is_affine(layer: Layer) -> bool:
-    """Tells whether a layer is affine in each channel, as batch norm in inference is."""
+def is_affine(layer: Layer, channels: int = -1) -> bool:
+    """Tells whether a layer is affine in each channel, as batch norm in inference is.
+
+    Args:
+        layer: The layer.
+        channels: The axis that its channels lie along.
+    """
     if layer.kind not in {"normalization", "elementwise"} or len(layer.data) != 1:
         return False
     if len(layer.inputs) < 2 or len(layer.outputs) != 1:
         return False
     aval = layer.inputs[layer.data[0]].aval
-    return layer.outputs[0].aval.shape == aval.shape and _is_affine_by_channel(layer)
+    return layer.outputs[0].aval.shape == aval.shape and _is_affine_by_channel(layer, channels)
 
 
-def is_batch_norm(layer: Layer) -> bool:
+def is_batch_norm(layer: Layer, channels: int = -1) -> bool:
     """Tells whether a layer is a batch norm in training, affine in inference.
 
     Layer, group and RMS norms and a softmax have other numbers for each example. A batch norm's
-    are those of a channel: means over all axes but the last.
+    are those of a channel: means over all axes but that of channels.
     """
     if layer.kind != "normalization" or len(layer.data) != 1:
         return False
     shape = layer.inputs[layer.data[0]].aval.shape
     sums = [node for node in layer.nodes if _is_smaller(node, shape)]
-    over = tuple(range(len(shape) - 1))
+    over = tuple(axis for axis in range(len(shape)) if axis != channels % len(shape))
     by_channel = all(tuple(node.params.get("axes", ())) == over for node in sums)
     return bool(sums) and by_channel and layer.outputs[0].aval.shape == shape
 
@@ -62,7 +67,7 @@ def _is_smaller(node: Any, shape: tuple[int, ...]) -> bool:
     return takes and any(v.aval.shape != shape for v in node.outputs)
 
 
-def affine_of(layer: Layer, values: Sequence[Any]) -> tuple[Array, Array]:
+def affine_of(layer: Layer, values: Sequence[Any], channels: int = -1) -> tuple[Array, Array]:
     """Computes gain and offset of each channel; of the data only the shape counts."""
     (i,) = layer.data
     aval = layer.inputs[i].aval
@@ -74,15 +79,16 @@ def affine_of(layer: Layer, values: Sequence[Any]) -> tuple[Array, Array]:
     zeros = jnp.zeros(aval.shape, aval.dtype)
     # The value at zero is the offset of an affine map, the derivative along ones its gain.
     offset, gain = jax.jvp(run, (zeros,), (jnp.ones_like(zeros),))
-    at = (0,) * (len(aval.shape) - 1)
-    return gain[at].astype(jnp.float32), offset[at].astype(jnp.float32)
+    lines = (jnp.moveaxis(y, channels, -1) for y in (gain, offset))
+    gain, offset = (y[(0,) * (y.ndim - 1)].astype(jnp.float32) for y in lines)
+    return gain, offset
 
 
 _AFFINE = {"add", "sub", "mul", "div", "neg", "broadcast_in_dim", "reshape", "convert_element_type"}
 
 
-def _is_affine_by_channel(layer: Layer) -> bool:
-    """Tells whether the data is only added to and multiplied by numbers of the last axis."""
+def _is_affine_by_channel(layer: Layer, channels: int) -> bool:
+    """Tells whether the data is only added to and multiplied by numbers of one axis."""
     moving = {layer.inputs[i] for i in layer.data}
     for node in layer.nodes:
         theirs = [v for v in node.values if v in moving]
@@ -97,7 +103,8 @@ def _is_affine_by_channel(layer: Layer) -> bool:
         rank = len(theirs[0].aval.shape)
         # Other operands vary along channels only: else a channel has more than one line.
         for v in node.values:
-            if v is not theirs[0] and any(n != 1 for n in v.aval.shape[: rank - 1]):
+            others = (n for axis, n in enumerate(v.aval.shape) if axis != channels % rank)
+            if v is not theirs[0] and any(n != 1 for n in others):
                 return False
         if node.outputs[0].aval.shape != theirs[0].aval.shape:
             return False
@@ -123,7 +130,8 @@ def bounds_of(layer: Layer) -> tuple[float, float | None] | None:
     y = np.stack(results)
     low, high = float(y.min()), float(y.max())
     # Tried, not read: relu, clip and min or max are different primitives of one function.
-    if not np.array_equal(y, np.clip(x, low, high)):
+    # One that lets the smallest probe pass has no lower end that is known.
+    if low == _PROBES.min() or not np.array_equal(y, np.clip(x, low, high)):
         return None
     # The largest probe itself means that nothing is clamped above.
     return low, None if high == _PROBES.max() else high
@@ -145,8 +153,13 @@ def is_move(layer: Layer) -> bool:
     return layer.kind == "shape" and names <= {"reshape", "transpose", "squeeze", "expand_dims"}
 
 
-def pool_of(layer: Layer) -> tuple[int, int] | None:
-    """Returns the window of a max pooling without overlap; None of any other layer."""
+def pool_of(layer: Layer, order: Sequence[int] = range(4)) -> tuple[int, int] | None:
+    """Returns the window of a max pooling without overlap; None of any other layer.
+
+    Args:
+        layer: The layer.
+        order: The axes of samples, rows, columns and channels that it has.
+    """
     if layer.kind != "pooling" or len(layer.nodes) != 1 or len(layer.inputs) != 1:
         return None
     (node,) = layer.nodes
@@ -154,13 +167,16 @@ def pool_of(layer: Layer) -> tuple[int, int] | None:
         return None
     options = node.params
     window = tuple(options["window_dimensions"])
-    if len(window) != 4 or window[0] != 1 or window[3] != 1 or window[1:3] == (1, 1):
+    if len(window) != 4 or len(order) != 4:
+        return None
+    samples, *pixels, channels = (window[axis] for axis in order)
+    if samples != 1 or channels != 1 or pixels == [1, 1]:
         return None
     if tuple(options["window_strides"]) != window or any(map(any, options["padding"])):
         return None
     if set(options["base_dilation"]) | set(options["window_dilation"]) != {1}:
         return None
-    return window[1], window[2]
+    return pixels[0], pixels[1]
 
 
 _EXAMPLES = 16
@@ -218,8 +234,9 @@ class Kernel:
         lay_scale: Moves a number for each sample, to stand beside so many entries of the last axis.
         lay_result: Moves the result to the layer's.
         lay_shortcut: Moves what is added to the result, the other way; None where the operator's
-            outputs aren't the last axes of the layer's result.
+            outputs aren't axes of the layer's result.
         columns: How many of these there are.
+        order: The axes of the layer's result, outputs last, as the operator has them.
         pools: Whether maxima over windows of the result's pixels can go into it.
         window: Attributes of a convolution.
         apart: Distance of a transposed convolution's inputs, down and across.
@@ -234,6 +251,7 @@ class Kernel:
     lay_result: Move
     lay_shortcut: Move | None
     columns: int = 1
+    order: tuple[int, ...] = ()
     pools: bool = False
     window: Mapping[str, Any] = field(default_factory=dict)
     apart: tuple[int, int] = (1, 1)
@@ -266,16 +284,22 @@ class Kernel:
 
     @property
     def takes_affine(self) -> bool:
-        """Whether entries of the layer's last axis are outputs, as batch norms need."""
+        """Whether entries of an axis of the layer's result are outputs, as batch norms need."""
         return self.lay_shortcut is not None
 
+    @property
+    def channels(self) -> int:
+        """The axis of the layer's result whose entries are outputs."""
+        return self.order[-1] if self.order else -1
+
     def along(self, vector: Array) -> Array:
-        """Repeats numbers of the layer's last axis to be one for each output."""
+        """Repeats numbers of the layer's channels to be one for each output."""
         times = self.shape[-1] // vector.shape[0]
         return vector if times == 1 else jnp.tile(vector, times)
 
     def column_of(self, y: Array) -> Array:
         """Returns the numbers at one position of the layer's result, one for each output."""
+        y = lax.transpose(y, self.order) if self.order else y
         return y[(0,) * (y.ndim - self.columns)].reshape(-1)
 
 
@@ -403,7 +427,7 @@ def _convolution(c: Contraction, moves: Move | None) -> Kernel | str:
     if any(low < 0 or high < 0 for low, high in params["padding"]):
         return "a convolution that is padded by less than nothing"
     (n, channels, *at), (out, into, *taps), (batch, features, *pixels) = c.layouts
-    order = [batch, *pixels, features]
+    order = (batch, *pixels, features)
     back = sorted(range(len(order)), key=order.__getitem__)
     # A sequence is an image of one row.
     flat = places == 1
@@ -422,7 +446,6 @@ def _convolution(c: Contraction, moves: Move | None) -> Kernel | str:
 
     (top, bottom), (left, right) = ((0, 0),) * flat + tuple(params["padding"])
     first = [c.shapes[2][axis] for axis in order]
-    is_last = order == sorted(order) and moves is None
     return Kernel(
         q_conv2d,
         (first[0], *ones, *first[1:]),
@@ -431,8 +454,9 @@ def _convolution(c: Contraction, moves: Move | None) -> Kernel | str:
         lambda w: _with_row(lax.transpose(w, (*taps, into, out)), 0, flat),
         lay_scale,
         lay_result,
-        (lambda added: _with_row(added, 1, flat)) if is_last else None,
-        pools=is_last and not flat,
+        None if moves else lambda added: _with_row(lax.transpose(added, order), 1, flat),
+        order=order,
+        pools=moves is None and not flat,
         window={
             "strides": (*ones, *params["window_strides"]),
             "padding": (top, bottom, left, right),

@@ -355,10 +355,11 @@ class IntegerRule:
             bounds = read.bounds_of(layer)
             if bounds is not None and value.low is None and not value.moves:
                 return value.fused(low=bounds[0], high=bounds[1])
-            window = read.pool_of(layer) if value.takes_pool else None
+            order = value.product.kernel.order
+            window = read.pool_of(layer, order) if value.takes_pool else None
             if window is not None:
                 return value.fused(pool=window)
-            addition = _values.Addition.of(layer)
+            addition = _values.Addition.of(layer, () if value.moves else order)
             if addition is not None:
                 return _values.PendingMean(value, addition)
         if read.is_move(layer):
@@ -398,15 +399,16 @@ class IntegerRule:
         (i,) = layer.data if len(layer.data) == 1 else (None,)
         if i is None or values[i] is not value:
             return None
-        if not (read.is_affine(layer) and self._is_fixed(layer)):
+        kernel = value.product.kernel
+        if not (read.is_affine(layer, kernel.channels) and self._is_fixed(layer)):
             return None
-        before, along = value.affine, value.product.kernel.along
+        before, along = value.affine, kernel.along
 
         def gain() -> Array:
-            return before.gain() * along(read.affine_of(layer, values)[0])
+            return before.gain() * along(read.affine_of(layer, values, kernel.channels)[0])
 
         def offset() -> Array:
-            a, b = read.affine_of(layer, values)
+            a, b = read.affine_of(layer, values, kernel.channels)
             return before.offset() * along(a) + along(b)
 
         variant = self._variant(layer, i, value)

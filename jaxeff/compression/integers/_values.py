@@ -48,7 +48,7 @@ class Addition:
         layer: The layer.
         count: Elements in a sum.
         divisor: Divisor of the sums: `count` for a mean, 1 for a sum.
-        over_pixels: Whether each sum is that of a channel of an image NHWC.
+        over_pixels: Whether each sum is that of a channel of an image.
     """
 
     layer: Layer
@@ -57,8 +57,13 @@ class Addition:
     over_pixels: bool = False
 
     @classmethod
-    def of(cls, layer: Layer) -> Addition | None:
-        """Recognises a layer that adds; None if it does anything else."""
+    def of(cls, layer: Layer, order: Sequence[int] = ()) -> Addition | None:
+        """Recognises a layer that adds; None if it does anything else.
+
+        Args:
+            layer: The layer.
+            order: The axes of samples, pixels and channels of what it reads, as `Kernel.order`.
+        """
         if layer.kind not in {"pooling", "reduction"}:
             return None
         if len(layer.inputs) != 1 or len(layer.outputs) != 1:
@@ -80,7 +85,9 @@ class Addition:
         if not np.allclose(evaluated(layer, probe.astype(np.float32)), sums / divisor, rtol=1e-4):
             return None
         # Tried, not read: a mean, a sum and a pooling over all there is are one function.
-        channels = probe.sum((1, 2)) if probe.ndim == 4 else np.zeros(0)
+        of_image = probe.ndim == 4
+        image = probe.transpose(order) if of_image and len(order) == 4 else probe
+        channels = image.sum((1, 2)) if of_image else np.zeros(0)
         over_pixels = sums.size == channels.size and np.array_equal(sums.ravel(), channels.ravel())
         return cls(layer, count, divisor, bool(over_pixels))
 

@@ -253,8 +253,12 @@ def _reshape(e: Emitter, node: HloNode) -> Sequence[relax.Expr]:
 
 @rule("stablehlo.transpose")
 def _transpose(e: Emitter, node: HloNode) -> Sequence[relax.Expr]:
-    axes = integers(node.op, "permutation")
-    operand = e.tensor(node.operands[0])
+    axes, source = integers(node.op, "permutation"), node.operands[0]
+    # Layers that lie otherwise than their kernels want are moved twice: there and back is nowhere.
+    while source.node is not None and source.node.name == "stablehlo.transpose":
+        before = integers(source.node.op, "permutation")
+        axes, source = [before[axis] for axis in axes], source.node.operands[0]
+    operand = e.tensor(source)
     if axes == list(range(len(axes))):
         return [operand]
     return [e.bb.emit(relax.op.permute_dims(operand, axes))]
