@@ -311,20 +311,20 @@ def _with_batch_axes(program: Program) -> Program:
         contracted, _ = product.params["dimension_numbers"]
         moved = tuple(tuple(axis + len(sizes) - 1 for axis in of) for of in contracted)
         numbers = moved, (tuple(range(len(sizes))),) * 2
-        whole = _traced(
+        batched = _traced(
             lambda *xs, eqn=product.eqn, numbers=numbers: _compat.bind(
                 eqn, *xs, dimension_numbers=numbers
             )[0],
             operands,
         )
         after = _traced(
-            lambda x, shape=product.outputs[0].aval.shape: x.reshape(shape), whole.outputs
+            lambda x, shape=product.outputs[0].aval.shape: x.reshape(shape), batched.outputs
         )
         after = replace(after, outputs=product.outputs)
         inputs = tuple(dict.fromkeys(operands))
-        layers.append(replace(layer, nodes=(whole,), inputs=inputs, outputs=whole.outputs))
-        layers.append(Layer("shape", (after,), whole.outputs, product.outputs))
-        split[product.outputs[0]] = whole.outputs[0]
+        layers.append(replace(layer, nodes=(batched,), inputs=inputs, outputs=batched.outputs))
+        layers.append(Layer("shape", (after,), batched.outputs, product.outputs))
+        split[product.outputs[0]] = batched.outputs[0]
     return with_layers(program, layers) if split else program
 
 
@@ -351,9 +351,9 @@ def _reading(layer: Layer, split: Mapping[Value, Value]) -> Layer:
     """Returns a layer that reads products with all their batch axes, where it split them itself."""
     nodes = []
     for node in layer.nodes:
-        whole = split.get(node.inputs[0]) if node.primitive is p.reshape_p else None
-        if whole is not None and whole.aval.shape == node.outputs[0].aval.shape:
-            again = _traced(lambda x, eqn=node.eqn: _compat.bind(eqn, x)[0], [whole])
+        batched = split.get(node.inputs[0]) if node.primitive is p.reshape_p else None
+        if batched is not None and batched.aval.shape == node.outputs[0].aval.shape:
+            again = _traced(lambda x, eqn=node.eqn: _compat.bind(eqn, x)[0], [batched])
             node = replace(again, outputs=node.outputs)
         nodes.append(node)
     results = {v for n in nodes for v in n.outputs}
