@@ -107,6 +107,16 @@ def test_what_needs_an_accelerator_runs_only_there(at, monkeypatch):
     assert ran == ["limits", "large"]
 
 
+def test_all_studies_are_held_before_the_first_run(at, monkeypatch):
+    """Hours later the checkout's files may be others, which don't fit the modules in memory."""
+    q = at(COINS, {**COINS, "name": "again", "study": "scaling"})
+    events, real = [], queue.load
+    monkeypatch.setattr(queue, "load", lambda name: events.append(name) or real(name))
+    monkeypatch.setattr(queue.Queue, "run", lambda self, entry: events.append("run") or 1)
+    assert len(q.go(accelerator=False, only=())) == 2  # both end with 1
+    assert {"gaussian_limits", "scaling"} <= {*events[: events.index("run")]}
+
+
 @pytest.mark.process
 def test_a_study_runs_and_what_it_took_is_counted(at, monkeypatch):
     q = at({**COINS, "study": "photonic", "name": "light", "arguments": ["--seed", "x"]})
