@@ -101,6 +101,7 @@ def lora(f: Callable[..., Any], spec: Mapping[str, LoRA | None]) -> Callable[...
             adapted, or the adapters aren't those of the spec.
     """
     check_settings(spec, LoRA, "an adapter, such as LoRA(8)")
+    f = core.read_once(f)
 
     def g(*args: Any, **kwargs: Any) -> Any:
         first = next((i for i, arg in enumerate(args) if not core.is_key(arg)), len(args))

@@ -32,7 +32,7 @@ from typing import Any
 import jax
 from jaxtyping import Array
 
-from jaxeff.core import as_arguments, parameter_tree, string, validate
+from jaxeff.core import as_arguments, parameter_tree, read_once, string, validate
 from jaxeff.program import Layer, Program, evaluate, interpret_sites, plain_rule, trace
 from jaxeff.program.ir import Contraction, Node, Value, run_nodes
 from jaxeff.program.reading import argument_leaves
@@ -59,6 +59,7 @@ def untied(
             parameter.
     """
     args = as_arguments(batch)
+    f = read_once(f)
     program = trace(f, params, *args)
     layer = _layer(program, site)
     before, weight, _ = _parts(layer)

@@ -55,9 +55,19 @@ from typing import Annotated, Any, NamedTuple, Protocol, runtime_checkable
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, Float
 
-from jaxeff.core import Count, NonNegative, Number, Positive, Setting, register_setting, static
+from jaxeff.core import (
+    Count,
+    NonNegative,
+    Number,
+    Positive,
+    Setting,
+    is_concrete,
+    register_setting,
+    static,
+)
 from jaxeff.program.ir import Contraction, Node
 
 
@@ -66,7 +76,8 @@ class TileModel(Protocol):
     """A model of the analog part of one tile.
 
     It may have an attribute `rounding`: "nearest" (the default), for means that were fitted to
-    converted values, or "floor", for voltages.
+    converted values, or "floor", for voltages; and `noiseless`: whether its variance is known to be
+    zero, so that nothing has to be drawn.
     """
 
     def counts(
@@ -103,6 +114,11 @@ class Linear(Setting):
 
     # Its counts are voltages, which a converter truncates.
     rounding = "floor"
+
+    @property
+    def noiseless(self) -> bool:
+        """Whether the level is known to be zero."""
+        return is_concrete(self.noise) and not np.any(np.asarray(self.noise))
 
     def counts(
         self, inputs: Float[Array, "p r"], weights: Float[Array, "r c"], gain: Any
@@ -351,7 +367,7 @@ class Wires(Setting):
     weight_bits: Annotated[int, Count(1, 11)] = static(6)
 
     # Counts are voltages, which a converter truncates.
-    rounding = "floor"
+    rounding, noiseless = "floor", Linear.noiseless
 
     def counts(
         self, inputs: Float[Array, "p r"], weights: Float[Array, "r c"], gain: Any

@@ -44,7 +44,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, PRNGKeyArray
 
 from jaxeff.analog_hardware import _crossbar
-from jaxeff.core import check_function, is_concrete, single_key, validate
+from jaxeff.core import check_function, is_concrete, read_once, single_key, validate
 from jaxeff.core import jax_internals as _compat
 from jaxeff.program import (
     Layer,
@@ -185,6 +185,30 @@ def _multiplied(
     inputs = product.inputs
     if not crossbar.signed:
         inputs = require_non_negative(site, inputs)
+    if chip is None and getattr(crossbar.model, "noiseless", False):
+        key = None  # what is drawn for nothing is most of what there is to compile
+    product = product._replace(inputs=inputs)
+    if chip is None and observe is None:
+        return _simulated(crossbar, key, inputs, product.weights)
+    return _passes(crossbar, key, product, chip, observe)
+
+
+@jax.jit
+def _simulated(crossbar: _crossbar.Crossbar, key: Any, inputs: Any, weights: Any) -> Any:
+    """Multiplies on models: traced once for all products of one shape and kind of crossbar."""
+    product = _crossbar.MatrixProduct(inputs, weights, lambda y: y)
+    return _passes(crossbar, key, product, None, None)
+
+
+def _passes(
+    crossbar: _crossbar.Crossbar,
+    key: PRNGKeyArray | None,
+    product: _crossbar.MatrixProduct,
+    chip: Counts | None,
+    observe: Callable[[_crossbar.MatrixProduct, TiledProduct], None] | None,
+) -> Any:
+    """Sends the inputs, negative ones in a pass of their own, and scales what is read out."""
+    inputs = product.inputs
     input_step, weight_step = _steps(crossbar, product)
     # A pulse has no sign: negative inputs go in a second pass, whose counts are subtracted.
     passes = [inputs, -inputs] if crossbar.signed else [inputs]
@@ -319,6 +343,7 @@ def with_chip(
     """Computes `analog` with the counts of a chip, if there is one, and the models' gradients."""
     check_function("analog: f", f)
     check_crossbars(spec)
+    f = read_once(f)
 
     def g(key: PRNGKeyArray, *args: Any, **kwargs: Any) -> Any:
         single_key("the first argument, a key,", key)

@@ -34,7 +34,7 @@ from jax import lax
 from jaxtyping import Array
 
 from jaxeff.compression import numerics
-from jaxeff.core import single_key, validate
+from jaxeff.core import read_once, single_key, validate
 from jaxeff.moment_propagation.dependence import SHARED, Labels, Lineage, follow_lineages, identity
 from jaxeff.program import (
     Rule,
@@ -95,6 +95,7 @@ def by_layer(
         rule_of: Makes the rule of a program and its settings.
     """
     check_spec(spec)
+    f = read_once(f)
 
     def g(*args: Any, **kwargs: Any) -> Any:
         key = None

@@ -106,7 +106,14 @@ from jaxeff.core._settings import (
     with_leading_axes,
 )
 from jaxeff.core._tables import Table, cell_text, shown_as_table
-from jaxeff.core._traced import EXPANSIONS, make_jaxpr, rewritten, widened
+from jaxeff.core._traced import (
+    EXPANSIONS,
+    kept_reading,
+    make_jaxpr,
+    read_once,
+    rewritten,
+    widened,
+)
 
 __all__ = [
     "EXPANSIONS",
@@ -165,6 +172,7 @@ __all__ = [
     "is_writer",
     "jax_internals",
     "keeps_finished",
+    "kept_reading",
     "keys",
     "labelled_data",
     "make_jaxpr",
@@ -182,6 +190,7 @@ __all__ = [
     "progress_bars",
     "pure_function",
     "pvary_p",
+    "read_once",
     "real_array",
     "register_setting",
     "reshard_p",

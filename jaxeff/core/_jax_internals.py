@@ -355,6 +355,11 @@ def numbers_by_place() -> bool:
     return bool(config.threefry_partitionable.value)
 
 
+def trace_settings() -> Any:
+    """Returns JAX's settings that a trace depends on, as its own caches do."""
+    return config.trace_context()
+
+
 def is_key(value: Any) -> bool:
     """Tells whether a value is a PRNG key: a typed key, or a legacy `uint32[2]` array."""
     dtype = getattr(value, "dtype", None)

@@ -4,10 +4,16 @@ A minor version of JAX may add primitives for what older ones write as several e
 ones the derivative of `tanh` is `one_minus_square` instead of an addition, a subtraction and a
 product. Programs are read through `make_jaxpr` below, which writes such equations out, so that a
 new primitive needs one line here and no rule in any transform.
+
+A transform reads its function in every call that isn't under `jax.jit`. `read_once(f)` keeps what
+is read for shapes that it has seen, as long as the transform's result lives.
+
+Sharp edge: as under `jax.jit`, what a function reads of global names counts as it was at first.
 """
 
+import functools
 import math
-from collections.abc import Callable, Container, Iterator, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -62,6 +68,83 @@ def make_jaxpr(f: Callable[..., Any]) -> Callable[..., tuple[ClosedJaxpr, Any]]:
         return closed.replace(jaxpr=rewritten(closed.jaxpr, EXPANSIONS, _expanded)), shapes
 
     return traced
+
+
+_MOST_KEPT = 16
+"""Readings that a function keeps: of the last shapes it was read at."""
+
+
+class _ReadOnce:
+    """A function that keeps what it was read as, for each of the shapes it was read at."""
+
+    def __init__(self, f: Callable[..., Any]) -> None:
+        functools.update_wrapper(self, f, updated=())
+        self._f = f
+        self._kept: dict[Any, Any] = {}
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self._f(*args, **kwargs)
+
+    def reading(self, form: Any, read: Callable[[], tuple[Any, Iterable[Any]]]) -> Any:
+        try:
+            kept = self._kept.get(form)
+        except TypeError:  # what has no hash may change from call to call
+            return read()[0]
+        if kept is None:
+            kept, constants = read()
+            # A value of a trace around this one means nothing after it.
+            if not any(isinstance(c, jax.core.Tracer) for c in constants):
+                # Another thread may do the same: one of two equal readings stays.
+                for oldest in [*self._kept][: 1 - _MOST_KEPT]:
+                    self._kept.pop(oldest, None)
+                self._kept[form] = kept
+        return kept
+
+
+def read_once(f: Callable[..., Any]) -> Callable[..., Any]:
+    """Returns the same function, of which `kept_reading` keeps what it was read as.
+
+    ```python
+    import jax.numpy as jnp
+
+    from jaxeff.core import kept_reading, make_jaxpr, read_once
+
+    f = read_once(lambda x: 2 * x)
+    first, again = (
+        kept_reading(f, x, {}, lambda: (make_jaxpr(f)(x), ())) for x in (jnp.ones(3), jnp.zeros(3))
+    )
+    assert again is first
+    ```
+    """
+    return f if isinstance(f, _ReadOnce) else _ReadOnce(f)
+
+
+def kept_reading(
+    f: Callable[..., Any],
+    args: Any,
+    static: Mapping[str, Any],
+    read: Callable[[], tuple[Any, Iterable[Any]]],
+) -> Any:
+    """Returns what a function was read as, of a result of `read_once` for new shapes alone.
+
+    Args:
+        f: The function.
+        args: Arrays that it is read at, or their shapes.
+        static: What else the reading depends on.
+        read: Gives the reading and what it holds of values; it depends on the other arguments and
+            on nothing else.
+    """
+    if not isinstance(f, _ReadOnce):
+        return read()[0]
+    leaves, structure = jax.tree.flatten(args)
+    types = tuple(map(_type, leaves))
+    return f.reading((structure, types, *static.items(), _compat.trace_settings()), read)
+
+
+def _type(leaf: Any) -> Any:
+    if isinstance(leaf, jax.ShapeDtypeStruct):
+        return leaf.shape, leaf.dtype, leaf.weak_type, leaf.sharding
+    return jax.typeof(leaf)
 
 
 def rewritten(

@@ -240,6 +240,8 @@ def moments(
     if correlations not in (False, True, "full"):
         raise ValueError(f"moments: correlations is False, True or 'full', not {correlations!r}.")
 
+    f = core.read_once(f)
+
     @functools.wraps(f)
     def propagated(*args: Any, **kwargs: Any) -> Any:
         # A sampler's result or a model in the place of parameters is named before anything is
@@ -295,6 +297,7 @@ def sampled(f: Callable[..., Any]) -> Callable[..., Any]:
         MomentsError: When called: a random parameter meets a computation without a rule.
     """
     core.check_function("sampled: f", f)
+    f = core.read_once(f)
 
     @functools.wraps(f)
     def g(key: PRNGKeyArray, *args: Any, **kwargs: Any) -> Any:

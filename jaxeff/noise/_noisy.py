@@ -57,7 +57,14 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, PRNGKeyArray
 
-from jaxeff.core import check_count, check_function, check_key, single_key, validate
+from jaxeff.core import (
+    check_count,
+    check_function,
+    check_key,
+    read_once,
+    single_key,
+    validate,
+)
 from jaxeff.noise.models import (
     Draw,
     DrawnNoise,
@@ -138,6 +145,7 @@ def noisy(
             specific at one, or a noise model names weights where none of its layers has any.
     """
     check_noise(spec)
+    f = read_once(f)
 
     def g(key: PRNGKeyArray, *args: Any, **kwargs: Any) -> Any:
         single_key("the first argument, a key,", key)

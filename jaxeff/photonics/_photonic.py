@@ -87,6 +87,7 @@ def photonic(
             specific at one, or one decides a site that its setting can't carry.
     """
     check_settings(spec, PhotonicElement, WANTED)
+    f = core.read_once(f)
 
     def g(key: PRNGKeyArray, *args: Any, **kwargs: Any) -> Any:
         core.single_key("the first argument, a key,", key)

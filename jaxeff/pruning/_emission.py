@@ -25,7 +25,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array
 
-from jaxeff.core import Literal, make_jaxpr, split_p
+from jaxeff.core import Literal, make_jaxpr, read_once, split_p
 from jaxeff.core import jax_internals as _compat
 from jaxeff.program import Layer, Program, interpret
 from jaxeff.program.ir import Contraction, Node, Value, run_nodes, walk
@@ -231,6 +231,7 @@ def gated(
         groups: Groups that the gates were made for.
         missing: The error for a group that the function doesn't have.
     """
+    f = read_once(f)
 
     def g(*args: Any, **kwargs: Any) -> Any:
         def make_rule(program: Program) -> Callable[..., Any]:

@@ -35,7 +35,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxeff.core import instance_of, is_key, validate
+from jaxeff.core import instance_of, is_key, read_once, validate
 from jaxeff.program import Program, check_open, evaluate, read_out_by, trace
 from jaxeff.program.reading import argument_leaves
 from jaxeff.pruning._emission import Emission, gated
@@ -113,6 +113,8 @@ def pruned(f: Callable[..., Any], plan: Plan, *, rescale: bool = False) -> Calla
         plan.channels[name] for name, keep in plan.keep.items() if not np.all(np.asarray(keep))
     )
     warn_of_crossed((g for g in losing if g.name not in plan.crossed), stacklevel=2)
+
+    f = read_once(f)
 
     @functools.wraps(f)
     def g(*args: Any, **kwargs: Any) -> Any:

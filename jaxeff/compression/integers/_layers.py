@@ -24,13 +24,14 @@ from jaxeff.compression.integers._operators import parted, q_conv2d, q_dense
 from jaxeff.compression.numerics import LayerQuantization
 from jaxeff.core import jax_internals as _compat
 from jaxeff.program import Layer
-from jaxeff.program.ir import Contraction, entering, run_nodes
+from jaxeff.program.ir import Contraction, entering, noted, run_nodes
 from jaxeff.program.ir import primitives as prim
 
 # On, between and far beyond the ends of usual clamps, all exact in floats of 16 bits.
 _PROBES = np.array([-50, -7.25, -6, -3, -1, -0.5, 0, 0.25, 1, 2.5, 3, 6, 7.25, 60], np.float32)
 
 
+@noted
 def is_affine(layer: Layer, channels: int = -1) -> bool:
     """Tells whether a layer is affine in each channel, as batch norm in inference is.
 
@@ -112,6 +113,7 @@ def _is_affine_by_channel(layer: Layer, channels: int) -> bool:
     return True
 
 
+@noted
 def bounds_of(layer: Layer) -> tuple[float, float | None] | None:
     """Returns the ends that a ReLU or one like ReLU6 clamps to; None of any other layer."""
     if layer.kind != "elementwise" or len(layer.inputs) != 1 or len(layer.outputs) != 1:
@@ -316,6 +318,7 @@ def kernel_of(layer: Layer, setting: LayerQuantization) -> Kernel | str:
     return product_of(layer)
 
 
+@noted
 def product_of(layer: Layer) -> Kernel | str:
     """Finds the operator of a linear layer, whatever its operands are; or why there is none."""
     node = layer.op

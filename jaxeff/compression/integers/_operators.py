@@ -432,8 +432,9 @@ def known_grid(quantizer: Any, tensor: Tensor) -> Grid:
 
 def is_open(quantizer: Any, tensor: Tensor) -> bool:
     """Tells whether a grid depends on the array."""
-    with jax.ensure_compile_time_eval():
-        return isinstance(quantizer, OnGrid) and quantizer.uniform_grid(None, tensor) is None
+    if not isinstance(quantizer, OnGrid):
+        return False
+    return jax.eval_shape(lambda: quantizer.uniform_grid(None, tensor)) is None
 
 
 def _grid_of_weight(quantizer: Any, w: Array, tensor: Tensor) -> Grid | None:
@@ -497,7 +498,9 @@ def largest_code(quantizer: Any, tensor: Tensor, shape: tuple[int, ...]) -> int 
     where = f"{tensor.site}/{tensor.name}"
     # Ones are on one side of zero, where an affine grid isn't centred.
     with jax.ensure_compile_time_eval():
-        of_ones = _grid_of_weight(quantizer, jnp.ones(shape, jnp.float32), tensor)
+        of_ones = jax.jit(lambda x: _grid_of_weight(quantizer, x, tensor))(
+            np.ones(shape, np.float32)
+        )
         if of_ones is None:
             return None
         if not all(map(is_concrete, jax.tree.leaves(of_ones))):
@@ -510,14 +513,14 @@ def largest_code(quantizer: Any, tensor: Tensor, shape: tuple[int, ...]) -> int 
 
 
 def weight_codes(
-    quantizer: Any, w: Float[Array, "*shape"], tensor: Tensor
+    quantizer: Any, w: Float[Array, "..."], tensor: Tensor, sizes: CodeWidth | None = None
 ) -> tuple[Int8[Array, "*shape"], Float[Array, "..."]]:
     """Computes a weight's codes and their steps, of size one along axes that share them.
 
     Raises:
         IntegerError: Its grid isn't symmetric, or has more than 8 bits.
     """
-    bits, largest = code_width(quantizer, tensor, w.shape)
+    bits, largest = sizes or code_width(quantizer, tensor, w.shape)
     w = w.astype(jnp.float32)
     to = _grid_of_weight(quantizer, w, tensor)
     assert to is not None  # `code_width` has refused it

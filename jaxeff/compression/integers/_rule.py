@@ -110,6 +110,9 @@ def ranged_by_itself(
     return kernel.lay_result(operators.biased(products, along(bias), unit))
 
 
+Widths = dict[tuple[str, tuple[int, ...]], operators.CodeWidth]
+
+
 class IntegerFallbackWarning(UserWarning):
     """A layer that the spec quantizes, but that no integer kernel takes."""
 
@@ -121,6 +124,7 @@ class IntegerRule:
         read: Paths of the parameters that layers in float have read.
         weights: Paths of the parameters whose codes each site has.
         several: Values that are read in several forms.
+        widths: Sizes of the codes of weights, by site and shape, kept from call to call.
     """
 
     def __init__(
@@ -130,8 +134,10 @@ class IntegerRule:
         store: dataflow.ParameterCache,
         dynamic: bool,
         fixed: bool,
+        widths: Widths,
     ):
         self.settings, self.store, self.dynamic, self.fixed = settings, store, dynamic, fixed
+        self.widths = widths
         programs = list(dataflow.programs_of(program))
         self.makers = {v: node for each in programs for v, node in dataflow.makers_of(each).items()}
         shortcuts = dataflow.shortcuts_of(program, settings)
@@ -268,7 +274,10 @@ class IntegerRule:
         (of_x, x_tensor, x_at), (of_w, w_tensor, w_at) = both["activation"], both["weight"]
         self.weights[layer.site] = layer.inputs[w_at].leaves
         # The widths decide whether int32 accumulators suffice, so they have to be known.
-        bits, largest = operators.code_width(of_w, w_tensor, read.shape_of(layer.inputs[w_at].aval))
+        shape = read.shape_of(layer.inputs[w_at].aval)
+        if (layer.site, shape) not in self.widths:
+            self.widths[layer.site, shape] = operators.code_width(of_w, w_tensor, shape)
+        bits, largest = width = self.widths[layer.site, shape]
         # Products of whole layers have positive steps, and room in int32 for symmetric codes.
         if largest > operators.levels(bits):
             raise operators.IntegerError(
@@ -280,7 +289,7 @@ class IntegerRule:
 
         @functools.cache
         def weights() -> tuple[Array, Array]:
-            codes, steps = operators.weight_codes(of_w, w, w_tensor)
+            codes, steps = operators.weight_codes(of_w, w, w_tensor, width)
             steps = operators.steps_of_signs(codes, steps) if bits == 1 else steps
             channels = w_tensor.axes("channel")
             sizes = [n if axis in channels else 1 for axis, n in enumerate(w.shape)]

@@ -55,11 +55,18 @@ from jaxeff.compression.integers import _layers as read
 from jaxeff.compression.integers._coded import Argument, Coded, Grid, coded
 from jaxeff.compression.integers._dataflow import ParameterCache, run_body, shortcuts_of
 from jaxeff.compression.integers._operators import Codes, IntegerError
-from jaxeff.compression.integers._rule import IntegerRule, as_float, as_floats, as_value, to_float
+from jaxeff.compression.integers._rule import (
+    IntegerRule,
+    Widths,
+    as_float,
+    as_floats,
+    as_value,
+    to_float,
+)
 from jaxeff.compression.integers._values import PendingProduct
 from jaxeff.compression.numerics import LayerQuantization, Method
 from jaxeff.compression.quantizers import Uniform
-from jaxeff.core import is_key, validate
+from jaxeff.core import is_key, read_once, validate
 from jaxeff.program import (
     INTEGER,
     Layer,
@@ -135,7 +142,8 @@ class Integer:
         dynamic: bool,
         fixed: bool = False,
     ):
-        self._f, self._spec, self._dynamic, self._fixed = f, spec, dynamic, fixed
+        self._f, self._spec, self._dynamic, self._fixed = read_once(f), spec, dynamic, fixed
+        self._widths: Widths = {}
         functools.update_wrapper(self, f, updated=())
 
     def __call__(self, params: Any, *args: Any, **kwargs: Any) -> Any:
@@ -284,7 +292,7 @@ class Integer:
         check_open(program, "integer")
         with jax.ensure_compile_time_eval():  # a range is a number, also under jit
             settings = _quantized.settings_of(self._spec, program)
-        rule = IntegerRule(program, settings, store, self._dynamic, self._fixed)
+        rule = IntegerRule(program, settings, store, self._dynamic, self._fixed, self._widths)
         values = argument_leaves(args, kwargs)
         for i, value in (notes or {}).items():
             values[i] = value

@@ -29,7 +29,7 @@ from jaxeff.compression.integers._layers import Kernel, Move, bind_at_size, eval
 from jaxeff.compression.integers._operators import guard_bits
 from jaxeff.core import jax_internals as _compat
 from jaxeff.program import Layer
-from jaxeff.program.ir import run_nodes
+from jaxeff.program.ir import noted, run_nodes
 
 _SUMS = {"reduce_sum", "reduce_window_sum"}
 _FACTORS = {"div", "mul", "convert_element_type"}
@@ -56,8 +56,9 @@ class Addition:
     divisor: int
     over_pixels: bool = False
 
-    @classmethod
-    def of(cls, layer: Layer, order: Sequence[int] = ()) -> Addition | None:
+    @staticmethod
+    @noted
+    def of(layer: Layer, order: Sequence[int] = ()) -> Addition | None:
         """Recognises a layer that adds; None if it does anything else.
 
         Args:
@@ -89,7 +90,7 @@ class Addition:
         image = probe.transpose(order) if of_image and len(order) == 4 else probe
         channels = image.sum((1, 2)) if of_image else np.zeros(0)
         over_pixels = sums.size == channels.size and np.array_equal(sums.ravel(), channels.ravel())
-        return cls(layer, count, divisor, bool(over_pixels))
+        return Addition(layer, count, divisor, bool(over_pixels))
 
     def total(self, x: Int32[Array, "*shape"]) -> Int32[Array, "*result"]:
         """Sums whole numbers, exactly where the sums fit int32."""

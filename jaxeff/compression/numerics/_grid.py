@@ -123,7 +123,12 @@ def grid(
         # Widths per channel give a range of the tensor an axis of channels.
         shape = jnp.broadcast_shapes(low.shape, jnp.shape(bits))
         low, high = jnp.broadcast_to(low, shape), jnp.broadcast_to(high, shape)
-    return _grid(low, high, bits, symmetric)
+    return _grid(low, high, *_split_width(bits), symmetric)
+
+
+def _split_width(bits: Bits) -> tuple[int | None, Any]:
+    """Splits a width into the part that a compiled function is made for, and its argument."""
+    return (bits, None) if isinstance(bits, int) else (None, bits)
 
 
 def _check_range(where: str, low: Any, high: Any) -> None:
@@ -142,8 +147,18 @@ def _check_range(where: str, low: Any, high: Any) -> None:
         raise ValueError(f"{where}: low must be at most high, but they are {low} and {high}.")
 
 
-def _grid(low: Array, high: Array, bits: Bits, symmetric: Symmetry) -> Grid:
-    """Computes `grid` in terms of `lax`, traced twice as fast: a network has many arrays."""
+@functools.partial(jax.jit, static_argnums=(2, 4))
+def _grid(low: Array, high: Array, width: int | None, traced: Any, symmetric: Symmetry) -> Grid:
+    """Computes `grid`: compiled, for a network has many arrays of few shapes.
+
+    Args:
+        low: Smallest value of the range.
+        high: Largest value of the range.
+        width: The bit width, if it is a Python number.
+        traced: The bit width otherwise.
+        symmetric: As `grid` has it.
+    """
+    bits = traced if width is None else width
 
     def filled(value: float) -> Array:
         return lax.full_like(low, value)
@@ -178,8 +193,8 @@ def _grid(low: Array, high: Array, bits: Bits, symmetric: Symmetry) -> Grid:
         single = lax.bitwise_and(lax.eq(low, high), lax.ne(low, none))
         low, high = lax.min(low, none), lax.max(high, none)
         # Halves are exact: the difference of the ends can't overflow.
-        width = lax.sub(lax.mul(filled(0.5), high), lax.mul(filled(0.5), low))
-        step = lax.mul(width, of_bits(lambda h: 1 / (h - 0.5)))
+        span = lax.sub(lax.mul(filled(0.5), high), lax.mul(filled(0.5), low))
+        step = lax.mul(span, of_bits(lambda h: 1 / (h - 0.5)))
         by = lax.select(lax.gt(step, none), step, filled(1))
         zero = lax.round(lax.div(low, by), lax.RoundingMethod.TO_NEAREST_EVEN)
         zero = lax.add(zero, half)
@@ -230,7 +245,7 @@ def dequantize(codes: Integer[Array, "*shape"], grid: Grid) -> Float[Array, "*sh
     return (jnp.asarray(codes, grid.step.dtype) + grid.zero) * grid.step
 
 
-@core.validate(x=core.real_array(nan=True, empty=True))
+@core.validate(x=core.real_array(nan=True, empty=True), symmetric=core.one_of(False, True, FULL))
 def fake_quantize(
     x: Float[Array, "*shape"],
     bits: Bits,
@@ -262,7 +277,20 @@ def fake_quantize(
     if not jnp.issubdtype(x.dtype, jnp.floating):
         raise TypeError(f"fake_quantize: x must be real and floating-point, not {x.dtype}.")
     _check_range("fake_quantize", low, high)
-    to = grid(bits, jnp.asarray(low, x.dtype), jnp.asarray(high, x.dtype), symmetric)
+    if not isinstance(bits, int):
+        core.Width(1, MAX_BITS).check("bits", bits)
+    low, high = jnp.asarray(low, x.dtype), jnp.asarray(high, x.dtype)
+    return _rounded(x, low, high, *_split_width(bits), symmetric, covered)
+
+
+@functools.partial(jax.jit, static_argnums=(3, 5, 6))
+def _rounded(
+    x: Array, low: Array, high: Array, width: int | None, traced: Any, symmetric: Symmetry,
+    covered: bool,
+) -> Array:  # fmt: skip
+    """Computes `fake_quantize`: equal layers share what is traced."""
+    bits = traced if width is None else width
+    to = grid(bits, low, high, symmetric)
     # Where nothing lies outside a range of no width, its ends need not be an array: XLA clamps
     # between two constants in one operation.
     ends: tuple[Any, Any] = to.lower, to.upper

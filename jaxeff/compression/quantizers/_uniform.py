@@ -46,7 +46,13 @@ class Ranged(numerics.BaseQuantizer):
         return replace(self, range=(low, high))
 
     def _ends(self, x: Any, tensor: numerics.Tensor) -> tuple[Any, Any]:
-        return numerics.value_range(x, tensor.axes(self.per)) if self.range is None else self.range
+        if self.range is not None:
+            return self.range
+        axes = tensor.axes(self.per)
+        if self.symmetric is True:  # such a grid depends on the further end alone: one reduction
+            end = jnp.max(jnp.abs(x), numerics.kept_axes(x, axes)[0], keepdims=True)
+            return -end, end
+        return numerics.value_range(x, axes)
 
 
 @core.register_setting

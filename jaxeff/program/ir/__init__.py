@@ -14,6 +14,7 @@ from jaxeff.program.ir._graph import (
     Role,
     Value,
     flatten,
+    noted,
     run_nodes,
 )
 from jaxeff.program.ir._primitives import FACTS, Facts, facts
@@ -68,6 +69,7 @@ __all__ = [
     "fixed_point",
     "flatten",
     "inside",
+    "noted",
     "primitives",
     "repetitions",
     "run_nodes",

@@ -32,6 +32,7 @@ A layer has a site, inputs with roles, a plain evaluation, and one of these kind
 A layer computed from parameters or constants alone has no site: it prepares an operand.
 """
 
+import functools
 import operator
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -356,6 +357,7 @@ class Layer:
         auxiliary: Whether it only updates mutable state.
         merges_draws: Whether it is a convolution with a kernel for each draw of its parameters,
             whose draws share an axis with the channels; False where nobody has looked.
+        known: What functions have found out about it (`noted`).
     """
 
     kind: str
@@ -369,6 +371,7 @@ class Layer:
     mark: str = ""
     auxiliary: bool = False
     merges_draws: bool = False
+    known: dict[Any, Any] = field(default_factory=dict, init=False, repr=False)
 
     @property
     def weights(self) -> tuple[int, ...]:
@@ -426,6 +429,23 @@ class Layer:
         """Returns a line for people: site, kind and output types."""
         types = ", ".join(v.aval.str_short() for v in self.outputs)
         return f"{self.site or '(operand)'}: {self.kind} -> {types}"
+
+
+def noted(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Makes a function of a layer that isn't computed twice: its results are kept with the layer.
+
+    Args:
+        function: Function of a layer and of what has a hash.
+    """
+
+    @functools.wraps(function)
+    def of(layer: Layer, *args: Any) -> Any:
+        asked = function, args
+        if asked not in layer.known:
+            layer.known[asked] = function(layer, *args)
+        return layer.known[asked]
+
+    return of
 
 
 @dataclass(eq=False)

@@ -223,22 +223,35 @@ def _read(
     def call(positional: tuple[Any, ...], named: dict[str, Any]) -> Any:
         return f(*positional, **named, **static)
 
-    # One trace gives both the jaxpr and the result's structure: tracing is most of the
-    # cost.
-    closed, shape = core.make_jaxpr(call)(everything, arrays)
-    if live:
-        closed = without_dead_code(closed)
-    warn_of_faults(closed)
-    in_tree = jax.tree.structure((everything, arrays))
-    out_tree = jax.tree.structure(shape)
-    inputs = _input_values(everything, arrays, closed.jaxpr.invars)
-    graph = ir.flatten(closed, inputs)
-    program = group(graph)
-    # After grouping, so that an input's layer doesn't take part in any region.
-    program = _with_input_sites(program, graph)
-    program.in_tree, program.out_tree = in_tree, out_tree
-    name_layers(program)
-    return program
+    def traced() -> tuple[Any, Sequence[Any]]:
+        # One trace gives both the jaxpr and the result's structure: tracing is most of the cost.
+        reading = core.make_jaxpr(call)(everything, arrays)
+        return reading, reading[0].consts
+
+    def grouped(closed: core.ClosedJaxpr, shape: Any) -> ir.Program:
+        warn_of_faults(closed)
+        in_tree = jax.tree.structure((everything, arrays))
+        out_tree = jax.tree.structure(shape)
+        inputs = _input_values(everything, arrays, closed.jaxpr.invars)
+        graph = ir.flatten(closed, inputs)
+        program = group(graph)
+        # After grouping, so that an input's layer doesn't take part in any region.
+        program = _with_input_sites(program, graph)
+        program.in_tree, program.out_tree = in_tree, out_tree
+        name_layers(program)
+        return program
+
+    def read() -> tuple[ir.Program, Sequence[Any]]:
+        reading, constants = traced()
+        return grouped(*reading), constants
+
+    if not live:
+        return core.kept_reading(f, (everything, arrays), static, read)
+    # Moments change the program that they read: the jaxpr is what is kept for them.
+    closed, shape = core.kept_reading(
+        f, (everything, arrays), {**static, "jaxeff.live": True}, traced
+    )
+    return grouped(without_dead_code(closed), shape)
 
 
 def leaf_names(params: Any) -> list[str]:
