@@ -22,7 +22,6 @@ moments = jaxeff.moments(f, noise=read_out(f, params, x, spec))(params, x)
 import dataclasses
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import jax
@@ -68,7 +67,7 @@ def _run(
     evaluate(program, at_sites(arrays, at), None, argument_leaves((params, *args), {}))
 
 
-@dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True)
 class Placement:
     """Placement of one layer on the array.
 

@@ -46,7 +46,6 @@ from __future__ import annotations
 import dataclasses
 import warnings
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -87,7 +86,7 @@ MANY = 100_000
 
 
 @jax.tree_util.register_dataclass
-@dataclass(frozen=True, eq=False, repr=False)
+@dataclasses.dataclass(frozen=True, eq=False, repr=False)
 class Laplace:
     """A Gaussian posterior of some weights; the other parameters are not random.
 

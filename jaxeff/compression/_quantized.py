@@ -30,7 +30,6 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax import lax
 from jaxtyping import Array
 
 from jaxeff.compression import numerics
@@ -384,7 +383,7 @@ def looked_up(layer: Layer, codes: Array, steps: Array, at: Any) -> Array:
 
 
 def _gathered(table: Array, at: Any, gather: Any, sizes: tuple[int, ...]) -> Array:
-    return lax.gather(
+    return jax.lax.gather(
         table,
         at,
         gather["dimension_numbers"],

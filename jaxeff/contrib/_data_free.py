@@ -9,7 +9,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import scipy  # its `special` is loaded when first used, a fifth of a second after import
-from jax import lax
 from jaxtyping import Array, Float
 
 from jaxeff import core
@@ -67,7 +66,7 @@ class HalfWave(numerics.BaseQuantizer):
         Raises:
             ValueError: It is a weight.
         """
-        started = self.start(lax.stop_gradient(x), tensor)
+        started = self.start(jax.lax.stop_gradient(x), tensor)
         scale = tensor.fitted("HalfWave.scale", started.scale, x)
         unit = x / numerics.safe_scale(scale)
         levels = half_wave_levels(self.bits, self.uniform)

@@ -11,7 +11,6 @@ from typing import Annotated, Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax import lax
 from jaxtyping import Array, Float
 
 from jaxeff import core
@@ -94,7 +93,7 @@ class BayesianBits(numerics.BaseQuantizer):
         self, x: Float[Array, "*shape"], tensor: numerics.Tensor
     ) -> Float[Array, "*shape"]:
         """Sums the two-bit value and the residuals whose gates are open."""
-        started = self.start(lax.stop_gradient(x), tensor)
+        started = self.start(jax.lax.stop_gradient(x), tensor)
         value = numerics.at_least_float32(x)
         beta = tensor.fitted("BayesianBits.maximum", started.maximum, value)
         # The smallest step, of 32 bits, is about 2^-32 beta: it has to be a normal number too.
@@ -153,7 +152,7 @@ class BayesianBits(numerics.BaseQuantizer):
 
     def penalty(self, x: Float[Array, "*shape"], tensor: numerics.Tensor) -> Any:
         """Computes the price of the bits whose gates are expected to be open."""
-        started = self.start(lax.stop_gradient(x), tensor)
+        started = self.start(jax.lax.stop_gradient(x), tensor)
         gates = jnp.asarray(started.gates)
         # A residual counts only if all gates before it are open: independent gates, so
         # probabilities multiply.

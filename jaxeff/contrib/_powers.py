@@ -29,7 +29,6 @@ from typing import Annotated, Any, ClassVar, NamedTuple
 import jax
 import jax.numpy as jnp
 import optax
-from jax import lax
 from jaxtyping import Array, Float
 
 from jaxeff import core
@@ -83,15 +82,15 @@ class LearnedPowers(numerics.LearnedBits):
         self, x: Float[Array, "*shape"], tensor: numerics.Tensor
     ) -> Float[Array, "*shape"]:
         """Returns the nearest powers of two in range, with the gradients above."""
-        started = self.start(lax.stop_gradient(x), tensor)
+        started = self.start(jax.lax.stop_gradient(x), tensor)
         value = numerics.at_least_float32(x)
         least = tensor.fitted("LearnedPowers.minimum", started.minimum, value)
         most = tensor.fitted("LearnedPowers.maximum", started.maximum, value)
         least, most = _ends(least, most)
-        fixed = lax.stop_gradient(value)
+        fixed = jax.lax.stop_gradient(value)
         size = jnp.abs(fixed)
         sign = jnp.where(fixed < 0, -jnp.ones_like(fixed), 1)
-        low, high = lax.stop_gradient(least), lax.stop_gradient(most)
+        low, high = jax.lax.stop_gradient(least), jax.lax.stop_gradient(most)
         # 2^e <= x < 2^(e+1); the logarithm's half lies at sqrt(2) 2^e.
         power = nearest_power(jnp.clip(size, low, high))
         # Derivative Q(x) / x: rounding the logarithm passes gradients through (P3).
@@ -124,7 +123,7 @@ class LearnedPowers(numerics.LearnedBits):
         if self.minimum is None or self.maximum is None:
             return self.initial
         least, most = _ends(jnp.asarray(self.minimum), jnp.asarray(self.maximum))
-        powers = [jnp.frexp(lax.stop_gradient(end))[1] for end in (least, most)]
+        powers = [jnp.frexp(jax.lax.stop_gradient(end))[1] for end in (least, most)]
         count = 2 * (powers[1] - powers[0] + 1) + int(self.zero)
         # ceil(log2(count)) exactly: the exponent that `frexp` has for count - 1.
         exponent = jnp.frexp((count - 1).astype(least.dtype))[1].astype(least.dtype)
@@ -135,7 +134,7 @@ def _ends(least: Array, most: Array) -> tuple[Array, Array]:
     """Makes both ends powers of two in order, wherever training has brought them."""
     # Twice the smallest normal number: `low * 2**-0.5` is no subnormal then, which is flushed.
     least, most = (
-        numerics.straight_through(end, nearest_power(lax.stop_gradient(end)))
+        numerics.straight_through(end, nearest_power(jax.lax.stop_gradient(end)))
         for end in numerics.keep_ordered(least, most, 2.0)
     )
     return least, most
@@ -174,7 +173,7 @@ class Incremental(numerics.BaseQuantizer):
         Raises:
             ValueError: It is an activation, whose gradient would vanish.
         """
-        fixed = lax.stop_gradient(x)
+        fixed = jax.lax.stop_gradient(x)
         started = self.start(fixed, tensor)
         tensor.fitted("Incremental.top", started.top, x)
         done = largest_mask(jnp.abs(fixed), started.fraction)
@@ -194,7 +193,7 @@ class Incremental(numerics.BaseQuantizer):
     def values(self, x: Float[Array, "*shape"]) -> Float[Array, "*shape"]:
         """Rounds all of an array to powers of two."""
         top = jnp.asarray(top_exponent(x) if self.top is None else self.top, x.dtype)
-        return lax.stop_gradient(
+        return jax.lax.stop_gradient(
             nearest_powers(x, top, numerics.power_of_two(self.bits, x.dtype) / 4)
         )
 

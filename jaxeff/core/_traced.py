@@ -18,20 +18,19 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax import lax
 
 from jaxeff.core import _jax_internals as _compat
 from jaxeff.core._jax_internals import ClosedJaxpr, Jaxpr, JaxprEqn, Literal, Primitive
 
 
 def _log2(x: Any, accuracy: Any = None) -> Any:
-    return lax.div(lax.log(x, accuracy=accuracy), x.dtype.type(math.log(2)))
+    return jax.lax.div(jax.lax.log(x, accuracy=accuracy), x.dtype.type(math.log(2)))
 
 
 def _one_minus_square(x: Any) -> Any:
     # As JAX computes it, and not 1 - x * x, which loses digits where x is near one.
     one = x.dtype.type(1)
-    return lax.mul(lax.add(x, one), lax.sub(one, x))
+    return jax.lax.mul(jax.lax.add(x, one), jax.lax.sub(one, x))
 
 
 def _polynomial(x: Any, *coefficients: Any, unroll: Any = None) -> Any:
@@ -43,8 +42,8 @@ def _polynomial(x: Any, *coefficients: Any, unroll: Any = None) -> Any:
 
 
 def _unstack(x: Any, axis: int) -> list[Any]:
-    rows = (lax.slice_in_dim(x, i, i + 1, axis=axis) for i in range(x.shape[axis]))
-    return [lax.squeeze(row, (axis,)) for row in rows]
+    rows = (jax.lax.slice_in_dim(x, i, i + 1, axis=axis) for i in range(x.shape[axis]))
+    return [jax.lax.squeeze(row, (axis,)) for row in rows]
 
 
 _BY_NAME: dict[str, Callable[..., Any]] = {

@@ -29,7 +29,6 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax import lax
 from jaxtyping import Array, Float, PRNGKeyArray
 
 from jaxeff.core import is_concrete, one_of, real_array, static_integer, validate
@@ -70,7 +69,7 @@ def _convolved(images: Images, kernel: np.ndarray) -> Images:
     planes = jnp.moveaxis(padded, -1, 1)[..., None]
     batch, channels, *rest = planes.shape
     weights = jnp.asarray(kernel, images.dtype)[:, :, None, None]
-    convolved = lax.conv_general_dilated(
+    convolved = jax.lax.conv_general_dilated(
         planes.reshape(batch * channels, *rest), weights, (1, 1), "VALID",
         dimension_numbers=("NHWC", "HWIO", "NHWC"),
     )  # fmt: skip

@@ -38,7 +38,6 @@ import os
 import tarfile
 import wave
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
 import jax
@@ -56,7 +55,7 @@ HELD_OUT = 5
 """Every fifth speaker is for testing."""
 
 
-@dataclass(frozen=True, eq=False)
+@dataclasses.dataclass(frozen=True, eq=False)
 class Recordings:
     """Recordings with their labels, on the host.
 

@@ -33,7 +33,6 @@ import hashlib
 import json
 import warnings
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -53,7 +52,7 @@ from jaxeff.training import CheckpointError, Loss, cross_entropy, fit, stateless
 from jaxeff.uncertainty import decompose_logits
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class Recipe:
     """Everything the data set depends on besides its source's images.
 
@@ -122,7 +121,7 @@ class Recipe:
         return digest.hexdigest()[:16]
 
 
-@dataclass(frozen=True, eq=False)
+@dataclasses.dataclass(frozen=True, eq=False)
 class DirtyMNIST:
     """Clean digits beside ambiguous ones, as host (NumPy) arrays.
 

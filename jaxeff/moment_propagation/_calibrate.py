@@ -55,7 +55,6 @@ import scipy  # its `special` is loaded when first used, a fifth of a second aft
 from jaxtyping import Array, PRNGKeyArray
 
 from jaxeff import core
-from jaxeff.core import progress_bar
 from jaxeff.moment_propagation import _calibrated as calibrated
 from jaxeff.moment_propagation._covariance import check_method, correlated, first_order_pass
 from jaxeff.moment_propagation._moment_pass import Propagation, batched_leaves, promote, read
@@ -193,7 +192,7 @@ def drawn(
     chunks, chunk = keys.shape[1:]
     calls = max(1, _CALLS // (2 * groups.count))
     stops = np.linspace(0, chunks, 2 * calls + 1).astype(int).tolist()
-    with progress_bar(progress, "draw", keys.size, 0) as advance:
+    with core.progress_bar(progress, "draw", keys.size, 0) as advance:
         for group in range(groups.count):
             values = _values_of_group(complete, inputs, group, groups)
             sums = _start(add, zeros, values, keys[group])

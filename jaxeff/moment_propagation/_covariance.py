@@ -57,7 +57,6 @@ from typing import Any, ClassVar, NamedTuple, Protocol
 
 import jax
 import jax.numpy as jnp
-from jax import lax
 from jaxtyping import Array
 
 from jaxeff.moment_propagation import _calibrated as calibrated
@@ -178,7 +177,7 @@ def _in_groups(f: Callable[[Any], Any], rows: Any, count: int, fit: int) -> Any:
     """Maps a function over the first axis, `fit` of its places at once."""
     # Convolutions in a loop take XLA six times as long on a processor: a few groups are unrolled.
     if count > _UNROLLED * fit:
-        return lax.map(f, rows, batch_size=fit)
+        return jax.lax.map(f, rows, batch_size=fit)
     starts = range(0, max(count, 1), fit)
     parts = [jax.vmap(f)(jax.tree.map(lambda a, i=i: a[i : i + fit], rows)) for i in starts]
     return jax.tree.map(lambda *a: jnp.concatenate(a), *parts) if len(parts) > 1 else parts[0]

@@ -16,7 +16,6 @@ from typing import Any, ClassVar, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax import lax
 from jaxtyping import Array
 
 from jaxeff.core import primitives as p
@@ -250,15 +249,15 @@ class Propagation:
         mean, var = outputs[0], random[0].var
         if not self.differentiable:
             # Straight through: the value is rounded, the slope is one.
-            mean = random[0].mean + lax.stop_gradient(mean - random[0].mean)
+            mean = random[0].mean + jax.lax.stop_gradient(mean - random[0].mean)
         if layer.outputs[0].is_data:
             return [_values.Gaussian(mean, var)]
         rounded = _rounded(layer, at_means, random[0])
         if rounded is None:
             self.gaps.setdefault(PATTERNS, _UNROUNDED)
             return [_values.Gaussian(mean, var)]
-        mean += lax.stop_gradient(rounded.mean - mean)
-        return [_values.Gaussian(mean, var + lax.stop_gradient(rounded.var - var))]
+        mean += jax.lax.stop_gradient(rounded.mean - mean)
+        return [_values.Gaussian(mean, var + jax.lax.stop_gradient(rounded.var - var))]
 
     def _moments(self, layer: Layer, key: Any, values: Sequence[Any]) -> Sequence[Any]:
         random = any(_values.is_random(v) for v in values)
@@ -347,9 +346,9 @@ def _held(value: Any) -> Any:
     if not _values.is_random(value):
         return value
     if isinstance(value, _values.Gaussian):
-        return replace(value, var=lax.stop_gradient(value.var))
+        return replace(value, var=jax.lax.stop_gradient(value.var))
     # E[x^2] must still follow the mean: only the variance in it is held.
-    return _values.RawMoments(value.mean, value.mean**2 + lax.stop_gradient(value.var))
+    return _values.RawMoments(value.mean, value.mean**2 + jax.lax.stop_gradient(value.var))
 
 
 _UNROUNDED = _values.CovarianceGap(

@@ -78,7 +78,6 @@ from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jax import lax
 from jaxtyping import Array, PRNGKeyArray
 
 from jaxeff import core
@@ -405,7 +404,7 @@ class Sampling:
             return first, second
 
         # Sums of sums: bounds that are traced let calls of any length share one program.
-        total = lax.fori_loop(start, stop, step, (sums.first, sums.second))
+        total = jax.lax.fori_loop(start, stop, step, (sums.first, sums.second))
         return DrawSums(sums.centre, *total)
 
     def moments(self, sums: DrawSums, count: int) -> Sampled:

@@ -31,7 +31,6 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax import lax
 from jaxtyping import Array
 
 from jaxeff.core import primitives as p
@@ -336,11 +335,11 @@ def variance_through(
             return total + both.reshape(-1, shape[-1])[number], None
 
         none = jnp.zeros(shape[-1], hidden.dtype)
-        shared = lax.scan(cross, none, jnp.arange(width))[0] if last.tied else none
+        shared = jax.lax.scan(cross, none, jnp.arange(width))[0] if last.tied else none
         return covariance, shared
 
     # One position after the other: the slopes of one are as many numbers as fit.
-    covariance, shared = lax.map(position, jnp.arange(hidden.size // width))
+    covariance, shared = jax.lax.map(position, jnp.arange(hidden.size // width))
     covariance = covariance.reshape(*hidden.shape, width)
 
     def column(total: Array, i: Array) -> tuple[Array, None]:
@@ -348,7 +347,7 @@ def variance_through(
         row = along(jnp.broadcast_to(unit[i], hidden.shape))
         return total + row * along(covariance[..., i]), None
 
-    through, _ = lax.scan(column, jnp.zeros(shape, hidden.dtype), jnp.arange(width))
+    through, _ = jax.lax.scan(column, jnp.zeros(shape, hidden.dtype), jnp.arange(width))
     kernel_variance = own_variance(last.layer, *last.operands(known, hidden)) if last.sources else 0
     # Rounding may leave a sum of squares below zero where its parts cancel.
     return jnp.maximum(through + kernel_variance + 2 * shared.reshape(shape), 0)

@@ -70,7 +70,6 @@ from typing import Any, NamedTuple, NoReturn
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax import lax
 from jaxtyping import Array, Float, PRNGKeyArray
 from typing_extensions import TypeIs
 
@@ -452,7 +451,7 @@ def pdf(z: Float[Array, "*shape"]) -> Float[Array, "*shape"]:
 def cdf(z: Float[Array, "*shape"]) -> Float[Array, "*shape"]:
     """Computes the standard normal distribution function Phi(z), accurate in the lower tail."""
     # erfc of the negated argument: 1 + erf(z) cancels for negative z.
-    return 0.5 * lax.erfc(-_SQRT_HALF * z)
+    return 0.5 * jax.lax.erfc(-_SQRT_HALF * z)
 
 
 # Q(a) = phi(a) N(a) / D(a) and h(a) = phi(a) R(a) / D(a) with D = R + a N, so that h + a Q = phi:
@@ -502,7 +501,7 @@ def tail(a: Float[Array, "*shape"]) -> Tail:
     if a.dtype == jnp.float64:
         # The fitted quotients are for float32 alone. h(a) is about phi(a) / a^2, so the difference
         # loses a^2 in relative accuracy and can come out below zero.
-        prob = 0.5 * lax.erfc(_SQRT_HALF * a)
+        prob = 0.5 * jax.lax.erfc(_SQRT_HALF * a)
         return Tail(density, prob, jnp.maximum(density - a * prob, 0))
     above, beyond = _polynomial(_PROB, a), _polynomial(_EXCEEDANCE, a)
     # The division comes last, where XLA keeps its result instead of repeating the polynomials in
@@ -527,4 +526,4 @@ def _tail_jvp(at: tuple[Array], step: tuple[Array]) -> tuple[Tail, Tail]:
 
 def inverse_std(var: Float[Array, "*shape"]) -> Float[Array, "*shape"]:
     """Computes 1 / sqrt(var + floor): finite, with finite gradients, at a variance of zero."""
-    return lax.rsqrt(var + variance_floor(var.dtype))
+    return jax.lax.rsqrt(var + variance_floor(var.dtype))

@@ -14,7 +14,6 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jax import lax
 
 from jaxeff.core import Literal
 from jaxeff.program.ir import Layer, Node, Program, Scan, While, fixed_point
@@ -99,7 +98,7 @@ def _scan(at: _Evaluation) -> list[Any]:
     # With no iterations there is no row to trace with, and the carry leaves as it came.
     carry = _fixed_point(loop.carry, first_step, promote) if loop.length else loop.carry
     rows = (loop.xs, keys)
-    carry, ys = lax.scan(step, carry, rows, loop.length, loop.reverse, loop.unroll)
+    carry, ys = jax.lax.scan(step, carry, rows, loop.length, loop.reverse, loop.unroll)
     return [*carry, *ys]
 
 
@@ -117,7 +116,7 @@ def _while(at: _Evaluation) -> list[Any]:
 
     def cond_fun(state: tuple[list[Any], Any]) -> Any:
         # Converted: a value that a rule put in an array's place says why it can't decide.
-        return lax.convert_element_type(body(test, key, loop.test_inputs(state[0]))[0], bool)
+        return jax.lax.convert_element_type(body(test, key, loop.test_inputs(state[0]))[0], bool)
 
     def body_fun(state: tuple[list[Any], Any]) -> tuple[list[Any], Any]:
         inner, count = state
@@ -125,10 +124,10 @@ def _while(at: _Evaluation) -> list[Any]:
 
     # Without a key the loop carries no counter: the compiled loop is that of the original.
     if key is None:
-        return lax.while_loop(
+        return jax.lax.while_loop(
             lambda s: cond_fun((s, 0)), lambda s: _promote_all(step(s), s, promote), carry
         )
-    return lax.while_loop(cond_fun, body_fun, (carry, jnp.int32(0)))[0]
+    return jax.lax.while_loop(cond_fun, body_fun, (carry, jnp.int32(0)))[0]
 
 
 def _cond(at: _Evaluation) -> list[Any]:
@@ -149,7 +148,7 @@ def _cond(at: _Evaluation) -> list[Any]:
         return lambda inner: _promote_all(fn(inner), like, promote)
 
     with jax.named_scope(UNNAMED):  # switch clamps its index
-        return lax.switch(index, [unified(b) for b in branches], operands)
+        return jax.lax.switch(index, [unified(b) for b in branches], operands)
 
 
 def _remat(at: _Evaluation) -> list[Any]:

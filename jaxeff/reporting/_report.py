@@ -32,7 +32,6 @@ import numpy as np
 from jaxtyping import Array, PRNGKeyArray
 
 from jaxeff import compression, core, robustness, uncertainty
-from jaxeff.core import progress_bar
 from jaxeff.moment_propagation import is_gaussian, moments, moments_check
 from jaxeff.noise import Additive, slots
 from jaxeff.program import cost, trace
@@ -471,7 +470,7 @@ def report(
     )
     kept = None if folder is None else Journal(Path(folder) / "report.jsonl", as_json(identity))
     measured: dict[str, Any] = {}
-    with progress_bar(progress, "section", len(chosen)) as advance:
+    with core.progress_bar(progress, "section", len(chosen)) as advance:
         for number, name in enumerate(chosen):
             if name == "target":  # a bundle is another file, which may be new
                 measured[name] = _target(bundle, (x, y))

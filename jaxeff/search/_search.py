@@ -54,7 +54,6 @@ import optax
 from jaxtyping import PRNGKeyArray
 
 from jaxeff import core
-from jaxeff.core import progress_bar
 from jaxeff.pruning.scores import Score, l1
 from jaxeff.search import _candidates
 from jaxeff.search._episodes import Episodes, Measurements, Row
@@ -193,7 +192,7 @@ def search_among(
 
     with (
         core.keeps_finished(finished),
-        progress_bar(progress, "episodes", episodes, 0) as advance,
+        core.progress_bar(progress, "episodes", episodes, 0) as advance,
     ):
         for _ in range(episodes):
             row = run.run()

@@ -42,7 +42,6 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax import lax
 
 from jaxeff.core import ClosedJaxpr, JaxprEqn, bind, primitives, pure_function, validate
 from jaxeff.program.ir import Contraction, Scan, walk
@@ -114,10 +113,10 @@ def _product(contraction: Contraction, inputs: jax.Array, kernel: jax.Array) -> 
     grouped = params["feature_group_count"] * params["batch_group_count"] > 1
     if kernel.shape[into] != 1 or dilated or grouped:
         return contraction.in_channels_last(inputs, kernel)
-    image = lax.squeeze(lax.transpose(inputs, (feature, batch, *space)), (0,))
+    image = jax.lax.squeeze(jax.lax.transpose(inputs, (feature, batch, *space)), (0,))
     # Padding once, so that every tap is a plain strided slice of the same image.
     borders = [(0, 0, 0), *((*pad, 0) for pad in params["padding"])]
-    image = lax.pad(image, jnp.zeros((), image.dtype), borders)
+    image = jax.lax.pad(image, jnp.zeros((), image.dtype), borders)
     strides = params["window_strides"]
     size = [contraction.shapes[2][axis] for axis in contraction.window(2)]
     window = [kernel.shape[axis] for axis in taps]
@@ -126,12 +125,12 @@ def _product(contraction: Contraction, inputs: jax.Array, kernel: jax.Array) -> 
         """Slices the part of the image that one entry of the kernel is multiplied with."""
         steps = list(zip(tap, size, strides, strict=True))
         ends = [start + (n - 1) * stride + 1 for start, n, stride in steps]
-        return lax.slice(image, (0, *tap), (len(image), *ends), (1, *strides))
+        return jax.lax.slice(image, (0, *tap), (len(image), *ends), (1, *strides))
 
     # im2col: one matrix product of [out, taps] by [taps, positions].
     patches = jnp.stack([seen(tap) for tap in itertools.product(*map(range, window))])
-    columns = lax.transpose(kernel, (out, into, *taps)).reshape(kernel.shape[out], -1)
-    y = lax.dot_general(
+    columns = jax.lax.transpose(kernel, (out, into, *taps)).reshape(kernel.shape[out], -1)
+    y = jax.lax.dot_general(
         columns,
         patches,
         (((1,), (0,)), ((), ())),
@@ -139,7 +138,7 @@ def _product(contraction: Contraction, inputs: jax.Array, kernel: jax.Array) -> 
         preferred_element_type=params["preferred_element_type"],
     )
     order = (result[1], result[0], *result[2:])
-    return lax.transpose(y, [order.index(axis) for axis in range(len(order))])
+    return jax.lax.transpose(y, [order.index(axis) for axis in range(len(order))])
 
 
 def _scan(eqn: JaxprEqn, values: list[Any], convolve: Convolve) -> list[Any]:
@@ -149,5 +148,5 @@ def _scan(eqn: JaxprEqn, values: list[Any], convolve: Convolve) -> list[Any]:
         return loop.split(_evaluate(loop.body, loop.inputs(carry, x), convolve))
 
     # A new scan: the parameters of the primitive change between JAX's versions.
-    last, ys = lax.scan(body, loop.carry, loop.xs, loop.length, loop.reverse, loop.unroll)
+    last, ys = jax.lax.scan(body, loop.carry, loop.xs, loop.length, loop.reverse, loop.unroll)
     return [*last, *ys]

@@ -58,8 +58,6 @@ import numpy as np
 import optax
 
 from jaxeff import core, store
-from jaxeff.core import progress_bar
-from jaxeff.store import save_pytree
 from jaxeff.training._epoch import (
     FORMS,
     Epoch,
@@ -223,7 +221,7 @@ def run_epochs(
 
     with (
         core.keeps_finished(finished),
-        progress_bar(progress, "epoch", epochs, len(history)) as advance,
+        core.progress_bar(progress, "epoch", epochs, len(history)) as advance,
     ):
         for index in range(len(history), epochs):
             # Keys depend on the epoch's number alone: a resumed run draws what the
@@ -252,7 +250,7 @@ def run_epochs(
                 # All processes gather what lies on several, one of them writes.
                 kept = core.to_host(carry)
                 if core.is_writer(together):
-                    save_pytree(checkpoint, kept, run)
+                    store.save_pytree(checkpoint, kept, run)
             if stop:
                 break
     return carry, history

@@ -72,8 +72,6 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jaxtyping import Bool, Float
 
 from jaxeff import core, store
-from jaxeff.core import progress_bar
-from jaxeff.store import save_pytree
 from jaxeff.training import _replicates as replicates
 from jaxeff.training._epoch import TrainState, count_examples
 from jaxeff.training._fit import run_epochs
@@ -139,7 +137,7 @@ class ChunkFolder:
     def save(self, name: str, results: Any) -> None:
         """Writes the results of a finished chunk, and removes its checkpoints."""
         if self.path is not None and core.is_writer(self._together):
-            save_pytree(self.path / f"{name}.safetensors", results, self.identity)
+            store.save_pytree(self.path / f"{name}.safetensors", results, self.identity)
             # Once the result is written: a kill before that goes on from these checkpoints.
             for pattern in (f"running-{name}.*", f"running-{name}-*x*.*"):
                 for file in self.path.glob(pattern):
@@ -344,7 +342,7 @@ def sweep(
 
     with (
         core.keeps_finished(finished),
-        progress_bar(progress, "replicate", seeds * total, 0) as advance,
+        core.progress_bar(progress, "replicate", seeds * total, 0) as advance,
     ):
         for i, j in chunks:
             name = f"{rows[i][0]}-{columns[j][0]}"

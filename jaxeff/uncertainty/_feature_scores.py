@@ -45,7 +45,6 @@ Sharp edges:
 
 import dataclasses
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import jax
@@ -132,7 +131,7 @@ FEATURES = core.real_array(2)
 
 
 @jax.tree_util.register_dataclass
-@dataclass(frozen=True, eq=False)
+@dataclasses.dataclass(frozen=True, eq=False)
 class KNN:
     """Distance to the k-th nearest training example; `knn` makes it.
 
@@ -185,7 +184,7 @@ def _normalized(features: Array) -> Array:
 
 
 @jax.tree_util.register_dataclass
-@dataclass(frozen=True, eq=False)
+@dataclasses.dataclass(frozen=True, eq=False)
 class Mahalanobis:
     """Distance to the nearest class under a shared covariance; `mahalanobis` makes it.
 
@@ -305,7 +304,7 @@ def _gaussian(features: Any, means: Any, whitening: Any, background: Any = None)
 
 
 @jax.tree_util.register_dataclass
-@dataclass(frozen=True, eq=False)
+@dataclasses.dataclass(frozen=True, eq=False)
 class ViM:
     """The norm of features outside the training data's principal space; `vim` makes it.
 
@@ -375,7 +374,7 @@ ASH_KINDS = ("binary", "prune", "scale")
 
 
 @jax.tree_util.register_dataclass
-@dataclass(frozen=True, eq=False)
+@dataclasses.dataclass(frozen=True, eq=False)
 class ReAct:
     """The energy of clipped features; `react` makes it.
 
@@ -412,7 +411,7 @@ def react(
 
 
 @jax.tree_util.register_dataclass
-@dataclass(frozen=True, eq=False)
+@dataclasses.dataclass(frozen=True, eq=False)
 class DICE:
     """The energy of a last layer of few weights; `dice` makes it.
 
@@ -449,7 +448,7 @@ def dice(
 
 
 @jax.tree_util.register_dataclass
-@dataclass(frozen=True, eq=False)
+@dataclasses.dataclass(frozen=True, eq=False)
 class ASH:
     """The energy of the largest activations of each input; `ash` makes it.
 

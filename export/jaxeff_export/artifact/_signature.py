@@ -26,7 +26,6 @@ import inspect
 import math
 import reprlib
 from collections.abc import Callable, Collection, Iterator, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import jax
@@ -43,7 +42,7 @@ SPEC = {"name": str, "shape": [(COUNT, str)], "dtype": str}
 """A `TensorSpec`, written down."""
 
 
-@dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True)
 class MappingOf:
     """An object whose values are of one form, whatever their names."""
 
@@ -124,7 +123,7 @@ class SignatureError(ValueError):
     """Inputs that do not fit what a function was exported for."""
 
 
-@dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True)
 class TensorSpec:
     """One array of a function's flattened arguments or results.
 

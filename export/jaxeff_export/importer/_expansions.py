@@ -21,7 +21,6 @@ from typing import Any, TypeVar
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax import lax
 from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import func
 from jaxlib.mlir.passmanager import PassManager
@@ -227,7 +226,7 @@ def _traced(
 @expansion("stablehlo.dot")
 def _dot(op: ir.Operation, x: jax.Array, y: jax.Array) -> jax.Array:
     kind = graph.tensor_type(op.results[0].type)
-    return lax.dot(x, y, preferred_element_type=kind.numpy_dtype)
+    return jax.lax.dot(x, y, preferred_element_type=kind.numpy_dtype)
 
 
 @expansion("stablehlo.einsum", "stablehlo.unary_einsum")
@@ -239,7 +238,7 @@ def _einsum(op: ir.Operation, *operands: jax.Array) -> jax.Array:
 
 @expansion("stablehlo.broadcast")
 def _broadcast(op: ir.Operation, x: jax.Array) -> jax.Array:
-    return lax.broadcast(x, graph.integers(op, "broadcast_sizes"))
+    return jax.lax.broadcast(x, graph.integers(op, "broadcast_sizes"))
 
 
 @expansion("stablehlo.torch_index_select")
@@ -263,7 +262,7 @@ def _real_dynamic_slice(
     if not (_constant(op.operands[3]) == 1).all():
         raise graph.Unsupported("its strides are not known at import time")
     starts = [start[d] for d in range(x.ndim)]
-    return lax.dynamic_slice(x, starts, graph.tensor_type(op.results[0].type).shape)
+    return jax.lax.dynamic_slice(x, starts, graph.tensor_type(op.results[0].type).shape)
 
 
 @expansion("stablehlo.get_dimension_size")

@@ -14,7 +14,6 @@ import jax
 import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
-from jax import lax
 from onnx import helper
 
 from jaxeff_export.onnx_files._graph import OnnxError
@@ -179,7 +178,7 @@ def _divide(call: Call, a: Value, b: Value) -> Value:
     _, (a, b) = aligned(jnp.asarray(a), jnp.asarray(b))
     if _inexact(a):
         return a / b
-    return lax.div(*jnp.broadcast_arrays(a, b))  # towards zero
+    return jax.lax.div(*jnp.broadcast_arrays(a, b))  # towards zero
 
 
 def _modulo(call: Call, a: Value, b: Value) -> Value:
@@ -191,7 +190,7 @@ def _power(call: Call, x: Value, exponent: Value) -> Value:
     if isinstance(exponent, np.ndarray) and exponent.ndim == 0 and not is_static(x):
         number = exponent.item()
         if number == int(number) and abs(number) < 64:
-            return lax.integer_pow(x, int(number)) if _inexact(x) or number >= 0 else 1 // x
+            return jax.lax.integer_pow(x, int(number)) if _inexact(x) or number >= 0 else 1 // x
         if number == 0.5:
             return jnp.sqrt(x)
     _, (x, exponent) = aligned(jnp.asarray(x), jnp.asarray(exponent))
@@ -266,7 +265,7 @@ def _power_of_two(call: Call, x: Value, saturate: bool) -> Value:
     infinite = 254 if saturate else 255
     code = jnp.where(jnp.isinf(x), infinite, code)
     code = jnp.where(jnp.isnan(x), 255, code)
-    return lax.bitcast_convert_type(code.astype(np.uint8), ml_dtypes.float8_e8m0fnu)
+    return jax.lax.bitcast_convert_type(code.astype(np.uint8), ml_dtypes.float8_e8m0fnu)
 
 
 def _cast(call: Call, x: Value) -> Value:
@@ -281,7 +280,7 @@ def _bit_cast(call: Call, x: Value) -> Value:
     dtype = dtype_of(call, call["to"])
     if np.dtype(dtype) == bool or x.dtype == bool:
         return (np.asarray if is_static(x) else jnp.asarray)(x).view(dtype)
-    return lax.bitcast_convert_type(jnp.asarray(x), dtype)
+    return jax.lax.bitcast_convert_type(jnp.asarray(x), dtype)
 
 
 def _where(call: Call, condition: Value, a: Value, b: Value) -> Value:
@@ -403,7 +402,7 @@ def _cumulative(call: Call, x: Value, axis: Value) -> Value:
         shape = [1 if a == along % x.ndim else n for a, n in enumerate(x.shape)]
         first = jnp.full(shape, 0 if total else 1, x.dtype)
         result = jnp.concatenate(
-            [first, lax.slice_in_dim(result, 0, x.shape[along] - 1, axis=along)], along
+            [first, jax.lax.slice_in_dim(result, 0, x.shape[along] - 1, axis=along)], along
         )
     return jnp.flip(result, along) if call["reverse"] else result
 
@@ -437,7 +436,7 @@ OPERATORS: dict[str, Callable[..., Any]] = {
     **{op: _reduction(function) for op, function in _REDUCTIONS.items()},
     "Det": _of_jax(jnp.linalg.det),
     "Div": _divide, "Mod": _modulo, "Pow": _power, "BitShift": _shift, "Clip": _clip,
-    "Reciprocal": _of_jax(lambda x: 1 / x), "Erf": _of_jax(lax.erf), "IsInf": _is_infinite,
+    "Reciprocal": _of_jax(lambda x: 1 / x), "Erf": _of_jax(jax.lax.erf), "IsInf": _is_infinite,
     "Relu": _of_jax(jax.nn.relu), "Sigmoid": _of_jax(jax.nn.sigmoid),
     "Softplus": _of_jax(jax.nn.softplus), "Softsign": _of_jax(jax.nn.soft_sign),
     "LeakyRelu": _of_jax(jax.nn.leaky_relu, "alpha"), "Elu": _of_jax(jax.nn.elu, "alpha"),

@@ -6,7 +6,6 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax import lax
 
 from jaxeff_export.onnx_files._operators import Call, Value
 
@@ -99,7 +98,7 @@ def _recurrent(
 
         backward = both == "reverse" or d == 1
         rows = x if valid is None else (x, valid)
-        carry, ys = lax.scan(body, carry, rows, reverse=backward)
+        carry, ys = jax.lax.scan(body, carry, rows, reverse=backward)
         outputs.append(ys)
         finals.append(carry)
     y = jnp.stack(outputs, 1)

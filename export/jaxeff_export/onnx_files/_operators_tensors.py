@@ -11,7 +11,6 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax import lax
 
 from jaxeff_export.onnx_files import _operators as operators
 from jaxeff_export.onnx_files._operators import Call, Value
@@ -118,7 +117,7 @@ def _pad(call: Call, x: Value, pads: Value = None, fill: Value = None, axes: Val
     if mode == "constant":
         value = call.get("value", 0) if fill is None else jnp.reshape(fill, ())
         edges = [(a, b, 0) for a, b in zip(before, after, strict=True)]
-        return lax.pad(x, jnp.asarray(value, x.dtype), edges)
+        return jax.lax.pad(x, jnp.asarray(value, x.dtype), edges)
     cut = tuple(
         slice(max(-a, 0), n - max(-b, 0)) for a, n, b in zip(before, x.shape, after, strict=True)
     )
@@ -191,7 +190,7 @@ def _gather(call: Call, x: Value, indices: Value) -> Value:
     if operators.is_static(x) and operators.is_static(indices):
         return np.take(x, indices, axis)
     if operators.is_static(indices) and indices.ndim == 0:
-        return lax.index_in_dim(jnp.asarray(x), int(indices), axis, keepdims=False)
+        return jax.lax.index_in_dim(jnp.asarray(x), int(indices), axis, keepdims=False)
     return jnp.take(jnp.asarray(x), jnp.asarray(indices), axis)
 
 

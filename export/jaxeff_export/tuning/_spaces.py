@@ -20,7 +20,6 @@ from tvm.s_tir.schedule import Schedule
 from tvm.target import Target
 
 from jaxeff import program
-from jaxeff.program import SpecError, deciding_patterns
 from jaxeff_export import compiler
 from jaxeff_export.compiler.tir import contains, is_contraction
 from jaxeff_export.schedules import TuningError
@@ -229,9 +228,9 @@ def select_kernels(
             }.difference(program.select(exclude, targets, what="kernel"))
         else:
             taken = _verdicts(include, exclude)
-            decided = deciding_patterns(taken, targets, what="kernel", verdicts=taken)
+            decided = program.deciding_patterns(taken, targets, what="kernel", verdicts=taken)
             chosen = {name for name, pattern in decided.items() if taken[pattern]}
-    except SpecError as error:
+    except program.SpecError as error:
         raise TuningError(str(error)) from error
     if not chosen:
         raise TuningError(

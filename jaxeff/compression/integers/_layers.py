@@ -17,7 +17,6 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax import lax
 from jaxtyping import Array
 
 from jaxeff.compression.integers._operators import parted, q_conv2d, q_dense
@@ -282,7 +281,7 @@ class Kernel:
         top, bottom, left, right = padding
         down, across = (n - 1 for n in self.apart)
         config = ((0, 0, 0), (top, bottom, down), (left, right, across), (0, 0, 0))
-        return lax.pad(x, jnp.asarray(zero, x.dtype), config)
+        return jax.lax.pad(x, jnp.asarray(zero, x.dtype), config)
 
     @property
     def takes_affine(self) -> bool:
@@ -301,7 +300,7 @@ class Kernel:
 
     def column_of(self, y: Array) -> Array:
         """Returns the numbers at one position of the layer's result, one for each output."""
-        y = lax.transpose(y, self.order) if self.order else y
+        y = jax.lax.transpose(y, self.order) if self.order else y
         return y[(0,) * (y.ndim - self.columns)].reshape(-1)
 
 
@@ -437,14 +436,14 @@ def _convolution(c: Contraction, moves: Move | None) -> Kernel | str:
     ones = (1,) * flat
 
     def lay_input(x: Array) -> Array:
-        return _with_row(lax.transpose(x, (n, *at, channels)), 1, flat)
+        return _with_row(jax.lax.transpose(x, (n, *at, channels)), 1, flat)
 
     def lay_scale(scale: Array, entries: int) -> Array:
         del entries  # one number for each sample
         return lay_input(scale.reshape(scale.shape or (1,) * len(order)))
 
     def lay_result(y: Array) -> Array:
-        y = lax.transpose(y[:, 0] if flat else y, back)
+        y = jax.lax.transpose(y[:, 0] if flat else y, back)
         return y if moves is None else moves(y)
 
     (top, bottom), (left, right) = ((0, 0),) * flat + tuple(params["padding"])
@@ -454,10 +453,10 @@ def _convolution(c: Contraction, moves: Move | None) -> Kernel | str:
         (first[0], *ones, *first[1:]),
         c.matrix_shape[1],
         lay_input,
-        lambda w: _with_row(lax.transpose(w, (*taps, into, out)), 0, flat),
+        lambda w: _with_row(jax.lax.transpose(w, (*taps, into, out)), 0, flat),
         lay_scale,
         lay_result,
-        None if moves else lambda added: _with_row(lax.transpose(added, order), 1, flat),
+        None if moves else lambda added: _with_row(jax.lax.transpose(added, order), 1, flat),
         order=order,
         pools=moves is None and not flat,
         window={

@@ -12,7 +12,6 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax import lax
 from jaxtyping import Array, Float, Int8, UInt8
 
 from jaxeff.compression.integers import _operators as operators
@@ -351,7 +350,7 @@ def packed_product(
     check_sums(layer.site, kernel.depth, bits, weight, most)
     to = quantizer.uniform_grid(x.astype(jnp.float32), tensor)
     step, lower, upper = (kernel.lay_scale(v, kernel.depth) for v in (to.step, to.lower, to.upper))
-    q = jnp.clip(lax.round(rows / step, operators.HALF_TO_EVEN), lower, upper).astype(jnp.int8)
+    q = jnp.clip(jax.lax.round(rows / step, operators.HALF_TO_EVEN), lower, upper).astype(jnp.int8)
     acc = call(q, *map(stored, weight.operands(of_codes=True)), **at)
     # What is left of the steps once the groups' multiples are in the sums.
     by_output = stored("steps")[0] if units is None else units

@@ -11,7 +11,6 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax import lax
 from jaxtyping import Array, Float
 
 from jaxeff.compression import _quantized as tables
@@ -75,7 +74,7 @@ def ranged_by_itself(
     # Padded as values: a code of zero per sample is no number that a kernel could pad with.
     x = kernel.padded(kernel.lay_input(x))
     of_x = jax.tree.map(lambda v: kernel.lay_scale(v, x.shape[-1]), to)
-    nearest = lax.round(x / of_x.step, operators.HALF_TO_EVEN)
+    nearest = jax.lax.round(x / of_x.step, operators.HALF_TO_EVEN)
     u = jnp.clip(nearest - of_x.zero, of_x.lower, of_x.upper) + half
     w = put("codes", lambda: weights()[0])
     steps = put("steps", lambda: weights()[1])

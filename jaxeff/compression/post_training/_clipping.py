@@ -4,13 +4,11 @@ import functools
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax import lax
 from jax.experimental import io_callback
 from jaxtyping import Array, Float, Int
 
@@ -198,7 +196,7 @@ def _clipped(
     return max(low, -limit), min(high, limit)
 
 
-@partial(jax.jit, static_argnums=(3, 4))
+@functools.partial(jax.jit, static_argnums=(3, 4))
 def _errors(values: Array, counts: Array, ends: Array, bits: int, symmetric: Symmetry) -> Array:
     """Computes the squared error for each factor of the range."""
 
@@ -207,7 +205,7 @@ def _errors(values: Array, counts: Array, ends: Array, bits: int, symmetric: Sym
         rounded = fake_quantize(values, bits, low, high, symmetric)
         return jnp.sum(counts * jnp.square(values - rounded))
 
-    return lax.map(error, jnp.asarray(_FACTORS, jnp.float32))
+    return jax.lax.map(error, jnp.asarray(_FACTORS, jnp.float32))
 
 
 def _threshold(sizes: np.ndarray, counts: np.ndarray, low: float, high: float, bits: int) -> float:

@@ -7,7 +7,6 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax import lax
 from jaxtyping import Array, Float, Int
 
 from jaxeff.compression._quantized import of_inputs
@@ -29,7 +28,7 @@ from jaxeff.compression.quantizers import Scaled
 from jaxeff.core import check_count, input_batch, probability, static_integer, validate
 from jaxeff.program import Layer, Program, SharedPrograms, evaluate, plain_rule
 
-_EXACT = lax.Precision.HIGHEST
+_EXACT = jax.lax.Precision.HIGHEST
 
 
 @validate(batch=input_batch, points=static_integer())

@@ -5,7 +5,6 @@ from typing import Annotated, Any
 
 import jax
 import jax.numpy as jnp
-from jax import lax
 from jaxtyping import Array, Bool, Float
 
 from jaxeff.compression import numerics
@@ -61,7 +60,7 @@ class Binary(numerics.BaseQuantizer):
         self, x: Float[Array, "*shape"], tensor: numerics.Tensor
     ) -> Float[Array, "*shape"]:
         """Returns the signs times their scale, with the gradients above."""
-        fixed = lax.stop_gradient(x)
+        fixed = jax.lax.stop_gradient(x)
         scale = self._mean(fixed, tensor) if self.scale is None else self.scale
         scale = tensor.fitted("Binary.scale", scale, x)
         unit = x
@@ -69,7 +68,7 @@ class Binary(numerics.BaseQuantizer):
             # A subnormal scale has no finite reciprocal; such values are drawn as zeros are.
             small = jnp.abs(scale) < jnp.finfo(x.dtype).tiny
             unit = x / jnp.where(small, jnp.ones_like(scale), scale)
-        signs = self._signs(lax.stop_gradient(unit), tensor)
+        signs = self._signs(jax.lax.stop_gradient(unit), tensor)
         # Hubara et al., eq. 4: no gradient beyond one, where a step would change no sign.
         inside = jnp.where(jnp.abs(unit) <= 1, unit, 0)
         smooth = inside if self.gradient == "clipped" else inside * (2 - jnp.abs(inside))
@@ -78,7 +77,7 @@ class Binary(numerics.BaseQuantizer):
             # The scale's own share: dy/dscale dscale/dx = b sign(x) / n, 1/n where b is the sign.
             shared = x.size // max(scale.size, 1)
             follows = x * (signs * _sign(fixed) / shared)
-            y = y + (follows - lax.stop_gradient(follows))
+            y = y + (follows - jax.lax.stop_gradient(follows))
         return y
 
     def weight_grid(self, w: Float[Array, "..."], tensor: numerics.Tensor) -> numerics.Grid:
@@ -185,10 +184,10 @@ class Ternary(Thresholded):
         self, x: Float[Array, "*shape"], tensor: numerics.Tensor
     ) -> Float[Array, "*shape"]:
         """Returns the three values, with a gradient of one."""
-        started = self._filled(lax.stop_gradient(x), tensor)
+        started = self._filled(jax.lax.stop_gradient(x), tensor)
         scale = tensor.fitted("Ternary.scale", started.scale, x)
         threshold = tensor.fitted("Ternary.threshold", started.threshold, x)
-        return _three(x, threshold, scale, scale) + (x - lax.stop_gradient(x))
+        return _three(x, threshold, scale, scale) + (x - jax.lax.stop_gradient(x))
 
     def weight_grid(self, w: Float[Array, "..."], tensor: numerics.Tensor) -> numerics.Grid:
         """Returns the grid of three values."""
@@ -254,7 +253,7 @@ class TrainedTernary(Thresholded):
         self, x: Float[Array, "*shape"], tensor: numerics.Tensor
     ) -> Float[Array, "*shape"]:
         """Returns the three values, with the gradients above."""
-        fixed = lax.stop_gradient(x)
+        fixed = jax.lax.stop_gradient(x)
         started = self._filled(fixed, tensor)
         up = tensor.fitted("TrainedTernary.positive", started.positive, x)
         down = tensor.fitted("TrainedTernary.negative", started.negative, x)
@@ -262,8 +261,8 @@ class TrainedTernary(Thresholded):
         one = jnp.ones_like(x)
         # Gradients of weights are scaled by the value they take, of those at zero by one.
         slope = jnp.where(fixed > threshold, up, jnp.where(fixed < -threshold, down, one))
-        passed = x * lax.stop_gradient(slope)
-        return _three(x, threshold, up, down) + (passed - lax.stop_gradient(passed))
+        passed = x * jax.lax.stop_gradient(slope)
+        return _three(x, threshold, up, down) + (passed - jax.lax.stop_gradient(passed))
 
     def start(self, x: Float[Array, "*shape"], tensor: numerics.Tensor) -> "TrainedTernary":
         """Computes open values from an array, and for activations the threshold."""

@@ -10,7 +10,6 @@ from typing import Annotated, Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax import lax
 from jaxtyping import Array, Float
 
 from jaxeff import core
@@ -130,11 +129,11 @@ class Codebook(numerics.BaseQuantizer):
         """
         # Assignments have no gradient; a shared value gets the sum of its members' (Han et
         # al., section 3.3), through `lookup_levels`.
-        fixed = lax.stop_gradient(x)
+        fixed = jax.lax.stop_gradient(x)
         values = self.values if self.values is not None else self._k_means(fixed, tensor)
         tensor.fitted("Codebook.values", values[..., 0], x)
         levels = jnp.sort(jnp.asarray(values, x.dtype), axis=-1)
-        y = numerics.lookup_levels(levels, numerics.nearest(fixed, lax.stop_gradient(levels)))
+        y = numerics.lookup_levels(levels, numerics.nearest(fixed, jax.lax.stop_gradient(levels)))
         through = self.reassign or self.values is None or tensor.role == "activation"
         return y + ((x if through else fixed) - fixed)
 
@@ -205,5 +204,5 @@ def _lloyd(x: Array, count: int, axes: tuple[int, ...], shape: tuple[int, ...]) 
     def goes_on(carry: tuple[Array, Array, Array]) -> Array:
         return carry[1] & (carry[2] < TURNS)
 
-    levels, _, _ = lax.while_loop(goes_on, turn, (first, jnp.array(True), jnp.array(0)))
+    levels, _, _ = jax.lax.while_loop(goes_on, turn, (first, jnp.array(True), jnp.array(0)))
     return levels

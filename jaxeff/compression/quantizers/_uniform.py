@@ -8,7 +8,6 @@ from typing import Annotated, Any, Self
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax import lax
 from jaxtyping import Array, Float, Int8
 
 from jaxeff import core
@@ -318,7 +317,7 @@ class Grouped(numerics.BaseQuantizer):
             multiples, of_output = multiples_of(step, outputs)
             step = multiples.astype(step.dtype) * of_output
         # The largest value is a whole number of steps; with one bit it is half of one twice.
-        step = lax.stop_gradient(step)
+        step = jax.lax.stop_gradient(step)
         ends = (step * unit.lower, step * jnp.maximum(unit.upper, 1.0))
         return replace(method, range=ends)
 

@@ -41,7 +41,6 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax import lax
 from jaxtyping import Array
 
 from jaxeff.moment_propagation._values import Gaussian, cdf, inverse_std, is_random, near, tail
@@ -102,7 +101,7 @@ def paired_max(x: Gaussian, axes: tuple[int, ...]) -> Gaussian:
             # up to n - 1, and a level is one vectorised maximum. An odd entry waits a level.
             half = size // 2
             parts = [
-                Gaussian(*(lax.slice_in_dim(m, lo, hi, axis=axis) for m in (x.mean, x.var)))
+                Gaussian(*(jax.lax.slice_in_dim(m, lo, hi, axis=axis) for m in (x.mean, x.var)))
                 for lo, hi in ((0, half), (half, 2 * half), (2 * half, size))
             ]
             pair = maximum(parts[0], parts[1])
@@ -168,7 +167,7 @@ def scatter_max(x: Value, indices: Array, updates: Value, **how: Any) -> Gaussia
         return reduce
 
     # A product over a segment is the exponential of a sum of logarithms, which scatter_add takes.
-    total = reduced(lax.scatter_add)
+    total = reduced(jax.lax.scatter_add)
     both = [v if is_random(v) else Gaussian(v, jnp.zeros_like(v)) for v in (x, updates)]
     entries = Gaussian(
         *(jnp.concatenate([jnp.ravel(a) for a in pair])
@@ -176,7 +175,7 @@ def scatter_max(x: Value, indices: Array, updates: Value, **how: Any) -> Gaussia
     )  # fmt: skip
     # What a sum takes from where goes back there in its transpose.
     back = jax.linear_transpose(total, entries.mean)
-    return _integrated(entries, reduced(lax.scatter_max), total, lambda result: back(result)[0])
+    return _integrated(entries, reduced(jax.lax.scatter_max), total, lambda result: back(result)[0])
 
 
 def scatter_min(x: Value, indices: Array, updates: Value, **how: Any) -> Gaussian:
@@ -221,7 +220,7 @@ def _integrated(
     nodes = tuple(jnp.asarray(a, x.mean.dtype) for a in (v * v, weights * v))  # u = v^2
     zero = jnp.zeros_like(width)
     # One node after the other: all at once would take 48 times the memory.
-    (first, second), _ = lax.scan(at, (zero, zero), nodes)
+    (first, second), _ = jax.lax.scan(at, (zero, zero), nodes)
     var = width * width * jnp.maximum(second - first * first, 0)
     # Where nothing is random the range has no width.
     return Gaussian(high - width * first, var)
@@ -276,10 +275,10 @@ def window_sum(x: Gaussian, win: PoolingWindow) -> Gaussian:
     """Computes the moments of `lax.reduce_window` with a sum."""
 
     def total(value: Array) -> Array:
-        return lax.reduce_window(
+        return jax.lax.reduce_window(
             value,
             np.zeros((), value.dtype),  # a concrete zero: only then a sum, with a gradient
-            lax.add,
+            jax.lax.add,
             win.size,
             win.strides,
             win.padding,
@@ -325,7 +324,7 @@ def _window_max(x: Gaussian, win: PoolingWindow) -> Gaussian:
         # the lowest number leaves room for a difference.
         zero = jnp.zeros((), x.dtype)
         lowest = jnp.asarray(jnp.finfo(x.dtype).min / 4, x.dtype)
-        x = Gaussian(lax.pad(x.mean, lowest, config), lax.pad(x.var, zero, config))
+        x = Gaussian(jax.lax.pad(x.mean, lowest, config), jax.lax.pad(x.var, zero, config))
     # The maximum over a window is that over its rows of those over its columns: one axis at a time,
     # overlapping windows share the pairs of the axes before.
     for axis, size in enumerate(win.size):
@@ -342,7 +341,7 @@ def _axis_max(x: Gaussian, axis: int, size: int, stride: int, dilation: int) -> 
 
     def shifted(value: Array, offset: int) -> Array:
         stop = offset + (count - 1) * stride + 1
-        return lax.slice_in_dim(value, offset, stop, stride, axis)
+        return jax.lax.slice_in_dim(value, offset, stop, stride, axis)
 
     # One strided slice per place in the window: a tree over as many arrays, vectorised over all
     # windows.

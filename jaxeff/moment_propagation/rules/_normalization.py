@@ -43,7 +43,6 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jax import lax
 from jaxtyping import Array
 
 from jaxeff.moment_propagation import _values as values
@@ -164,7 +163,7 @@ def inverse_root(q: values.Gaussian) -> values.Gaussian:
     c = jnp.minimum(c, 1 / 1.1)
     past = c / (1 - c / 2)  # 1 / d
     lost = _lost(past)
-    mean = lax.rsqrt(safe * (1 - c / 2) * (1 - lost))
+    mean = jax.lax.rsqrt(safe * (1 - c / 2) * (1 - lost))
     # k / (k - 1) - k / (d r), without the cancellation; lost / past is 1/4 where c is 0.
     share = jnp.where(past > 0, lost / jnp.where(past > 0, past, 1), 0.25)
     var = (0.5 - share) * c / ((1 - c) * (1 - c / 2) * (1 - lost)) / safe
@@ -186,10 +185,10 @@ def logarithm(q: values.Gaussian) -> values.Gaussian:
     # Above k = 10 by the asymptotic series: digamma(k) - log(k) cancels there.
     k = 1 / jnp.maximum(c, 0.1)
     mean = jnp.where(
-        c < 0.1, -c / 2 - c * c / 12 + c**4 / 120, lax.digamma(k) - jnp.log(k)
+        c < 0.1, -c / 2 - c * c / 12 + c**4 / 120, jax.lax.digamma(k) - jnp.log(k)
     )  # fmt: skip
     var = jnp.where(
-        c < 0.1, c + c * c / 2 + c**3 / 6 - c**5 / 30, lax.polygamma(jnp.ones_like(k), k)
+        c < 0.1, c + c * c / 2 + c**3 / 6 - c**5 / 30, jax.lax.polygamma(jnp.ones_like(k), k)
     )
     return values.Gaussian(jnp.log(safe) + mean, var)
 
@@ -205,7 +204,7 @@ def _lost(c: Array) -> Array:
     # The difference of log-gammas cancels for large k; the series keeps a small variance.
     series = 0.25 * c * (1 - c / 8 - c * c / 32 + 5 * c**3 / 512)
     k = 1 / jnp.maximum(c, 0.25)
-    exact = -jnp.expm1(2 * (lax.lgamma(k + 0.5) - lax.lgamma(k)) - jnp.log(k))
+    exact = -jnp.expm1(2 * (jax.lax.lgamma(k + 0.5) - jax.lax.lgamma(k)) - jnp.log(k))
     return jnp.where(c < 0.25, series, exact)
 
 
@@ -241,7 +240,7 @@ def _expanded(s: _Statistics, shift: float) -> values.Gaussian:
     The mean is of second order, the variance of first, clamped at 0.
     """
     root = jnp.sqrt(s.power)
-    scale = lax.reciprocal(root + shift)
+    scale = jax.lax.reciprocal(root + shift)
     part = root * scale  # of the divisor that is the root; 1 without a shift
     # With g(q) = 1 / (sqrt(q) + shift) = scale: q g' = -scale part / 2 and
     # q^2 g'' / 2 = scale (part / 8 + part^2 / 4). Mean: g c + g' Cov(c, q) + g'' c Var(q) / 2;
@@ -312,7 +311,7 @@ def _centred(x: values.Random, axis: int) -> tuple[Array, Array, values.Gaussian
     mean, var = jnp.moveaxis(x.mean, axis, -1), jnp.moveaxis(x.var, axis, -1)
     # Shifting all logits alike changes no probability, so the shift carries no derivative. Where
     # all means are minus infinity there is nothing to shift by.
-    top = lax.stop_gradient(jnp.max(mean, -1, keepdims=True))
+    top = jax.lax.stop_gradient(jnp.max(mean, -1, keepdims=True))
     top = jnp.where(jnp.isfinite(top), top, 0)
     kept = jnp.maximum(mean - top, _NOTHING)
     return top, (mean - top) - kept, values.Gaussian(kept, var)
@@ -336,7 +335,7 @@ def _log_add(x: values.Gaussian, y: values.Gaussian) -> values.Gaussian:
     scale = jnp.asarray(_MIXTURE_SCALES, m.dtype).reshape(shape)
     # E Phi(s d) = Phi(s m / sqrt(1 + s^2 v)) for Gaussian d, and E softplus(d) is its integral up
     # to m, h(t) / g with h the expected exceedance.
-    g = scale * lax.rsqrt(1 + scale * scale * v)
+    g = scale * jax.lax.rsqrt(1 + scale * scale * v)
     t = values.near(-m * g)
     density, below, exceedance = values.tail(t)
     terms = [exceedance / g, below]
@@ -347,7 +346,7 @@ def _log_add(x: values.Gaussian, y: values.Gaussian) -> values.Gaussian:
         terms.append(power * hermite)
     # One contraction over the mixture, so that XLA computes the terms once.
     gain, share, *slopes = jnp.tensordot(
-        weight, jnp.stack(terms, 1), 1, precision=lax.Precision.HIGHEST
+        weight, jnp.stack(terms, 1), 1, precision=jax.lax.Precision.HIGHEST
     )
     # Powers v^k / k! as a running factor: their terms are squares, so the sum is never negative.
     spread, factor = v * share * share, v

@@ -29,7 +29,6 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax import lax
 from jaxtyping import Array
 
 from jaxeff.core import primitives as p
@@ -473,7 +472,7 @@ def _of_kernel(by: _terms.LinearMap, term: _terms.ContractionTerm) -> Array:
         row, deviation = weight
         return total + by.forward((row * deviation).reshape(gate.shape) * gate) ** 2, None
 
-    return lax.scan(add, jnp.zeros_like(by.forward(gate)), (rows, by_weight))[0]
+    return jax.lax.scan(add, jnp.zeros_like(by.forward(gate)), (rows, by_weight))[0]
 
 
 def gathered_layout(layer: Layer, value: Value, layout: Axes) -> Axes | None:

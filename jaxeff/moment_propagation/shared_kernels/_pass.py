@@ -36,7 +36,6 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jax import lax
 from jaxtyping import Array
 
 from jaxeff.core import Literal
@@ -517,7 +516,7 @@ def _at_once(layer: Layer, steps: _Steps, values: Sequence[Any]) -> list[Any]:
         return chosen(of_row(certain, row)[0], adds=False), certain
 
     first = chosen(loop.carry, adds=False)
-    end, states = lax.scan(step, first, loop.xs, loop.length, loop.reverse)
+    end, states = jax.lax.scan(step, first, loop.xs, loop.length, loop.reverse)
     results, rows = jax.vmap(of_row, axis_size=loop.length)(states, loop.xs)
     sums = iter(chosen(results, adds=True))
     ends = iter(end)

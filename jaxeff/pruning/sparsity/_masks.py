@@ -56,7 +56,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-from jax import lax
 from jaxtyping import Array, Bool, Float
 
 from jaxeff import core
@@ -103,7 +102,7 @@ class Sparse(BaseQuantizer):
         """Returns the values that are kept, and zeros."""
         self._check_role(tensor)
         # A mask is piecewise constant: all of the gradient is that of the values.
-        mask = lax.stop_gradient(self.mask(lax.stop_gradient(x), tensor))
+        mask = jax.lax.stop_gradient(self.mask(jax.lax.stop_gradient(x), tensor))
         value = x if self.values is None else self.values.quantize(x, tensor)
         sparse = jnp.where(mask, value, jnp.zeros_like(value))
         return straight_through(value, sparse) if self.gradient == "all" else sparse
