@@ -19,7 +19,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array
 
-from jaxeff.compression.integers._operators import parted, q_conv2d, q_dense
+from jaxeff.compression.integers._operators import ProductSpec, q_conv2d, q_dense
 from jaxeff.compression.numerics import LayerQuantization
 from jaxeff.core import jax_internals as _compat
 from jaxeff.program import Layer
@@ -259,7 +259,7 @@ class Kernel:
 
     def __call__(self, x: Array, w: Array, bias: Array, *rest: Array, **attributes: Any) -> Array:
         """Computes the layer; activations, shortcut and result are laid out as the program's."""
-        scale, added = parted(attributes, rest)
+        scale, added = ProductSpec.of(attributes).parted(rest)
         if added and self.lay_shortcut is not None:
             added[0] = self.lay_shortcut(added[0])
         x = self._padded(self.lay_input(x), attributes.get("input_zero", 0), (0, 0, 0, 0))

@@ -50,7 +50,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple, Self
 
 import jax
 import jax.numpy as jnp
@@ -134,6 +134,61 @@ FILLED = 26
 Attribute = str | int | tuple[int, ...]
 
 
+@dataclass(frozen=True)
+class ProductSpec:
+    """What a kernel makes of its sums, as the attributes of a layer say.
+
+    The rules here and the kernels of a library both read the attributes by it, so that neither
+    knows a limit or an order of operands that the other doesn't.
+
+    Attributes:
+        result: Form of the result, of `DTYPES`.
+        shortcut: "none", or the form of what is added: "codes" or "float".
+        zero: Code of zero of the result.
+        lower: Smallest code of the result.
+        upper: Largest one.
+        shortcut_zero: Code of zero of the shortcut.
+        guard_bits: Bits by which units of the accumulator are finer than products.
+        is_fixed: Whether scales are fixed-point multipliers.
+        DTYPES: Dtype of each form of a result.
+        LARGEST_ADDED: Largest magnitude of bias plus shortcut in an accumulator.
+        LARGEST_SCALED: Largest magnitude of what a fixed-point multiplier multiplies.
+    """
+
+    result: str
+    shortcut: str = "none"
+    zero: int = 0
+    lower: int = 0
+    upper: int = 0
+    shortcut_zero: int = 0
+    guard_bits: int = 0
+    is_fixed: bool = False
+
+    DTYPES: ClassVar[Mapping[str, str]] = {
+        "codes": "uint8", "whole": "int32", "float": "float32", "sums": "int32",
+    }  # fmt: skip
+    LARGEST_ADDED: ClassVar[int] = LIMIT
+    LARGEST_SCALED: ClassVar[int] = MOST
+
+    @classmethod
+    def of(cls, attributes: Mapping[str, Any]) -> Self:
+        """Reads the attributes of a layer."""
+        names = ("result", "shortcut", "zero", "lower", "upper", "shortcut_zero")
+        values = {name: attributes[name] for name in names if name in attributes}
+        fixed = attributes.get("scales") == "fixed"
+        return cls(**values, guard_bits=attributes.get("finer", 0), is_fixed=fixed)
+
+    @property
+    def dtype(self) -> str:
+        """The dtype of the result."""
+        return self.DTYPES[self.result]
+
+    def parted(self, rest: Sequence[Any]) -> tuple[list[Any], list[Any]]:
+        """Splits the operands after the bias into those of the scale and of the shortcut."""
+        count = {"sums": 0, "codes": 3 if self.is_fixed else 1}.get(self.result, 1)
+        return list(rest[:count]), list(rest[count:])
+
+
 def q_codes(
     x: Float[Array, "*shape"], *, per_step: float, zero: int, lower: int, upper: int
 ) -> UInt8[Array, "*shape"]:
@@ -195,24 +250,24 @@ def _pooled(sums: Any, attributes: Mapping[str, Any], *operands: Array) -> tuple
 
 def _rule(sums: Any, attributes: Mapping[str, Any], *operands: Array) -> tuple[Array]:
     x, w, bias, *rest = operands
-    acc = (sums(x, w, attributes) << attributes.get("finer", 0)) + _along(bias, x.ndim)
-    scale, added = parted(attributes, rest)
+    spec = ProductSpec.of(attributes)
+    acc = (sums(x, w, attributes) << spec.guard_bits) + _along(bias, x.ndim)
+    scale, added = spec.parted(rest)
     if added:
-        acc = acc + _shortcut(*added, attributes)
-    if attributes["result"] == "sums":
+        acc = acc + _shortcut(*added, spec)
+    if spec.result == "sums":
         return (acc,)
     rest = [_along(v, x.ndim) for v in scale]
     if len(rest) > 1:
-        codes = multiplied(acc, *rest) + attributes["zero"]
-        return (jnp.clip(codes, attributes["lower"], attributes["upper"]).astype(jnp.uint8),)
+        codes = multiplied(acc, *rest) + spec.zero
+        return (jnp.clip(codes, spec.lower, spec.upper).astype(jnp.uint8),)
     y = acc.astype(jnp.float32) * rest[0]
-    if attributes["result"] == "float":
+    if spec.result == "float":
         return (y,)
-    zero, lower, upper = (attributes[name] for name in ("zero", "lower", "upper"))
+    zero, lower, upper = spec.zero, spec.lower, spec.upper
     # Clamped while floating-point: a number beyond int32 has no defined conversion.
     steps = jnp.clip(_nearest(y), float(lower - zero), float(upper - zero))
-    dtype = {"codes": jnp.uint8, "whole": jnp.int32}[attributes["result"]]
-    return ((steps.astype(jnp.int32) + zero).astype(dtype),)
+    return ((steps.astype(jnp.int32) + zero).astype(spec.dtype),)
 
 
 def _products(x: Array, w: Array, attributes: Mapping[str, Any]) -> Array:
@@ -267,18 +322,11 @@ def biased(acc: Int32[Array, "*shape"], bias: Array, unit: Array) -> Float[Array
     return accumulator.astype(jnp.float32) * unit + jnp.where(fits, 0, bias)
 
 
-def parted(attributes: Mapping[str, Any], rest: Sequence[Any]) -> tuple[list[Any], list[Any]]:
-    """Splits the operands after the bias into those of the scale and of the shortcut."""
-    is_fixed = attributes.get("scales") == "fixed"
-    count = {"sums": 0, "codes": 3 if is_fixed else 1}.get(str(attributes["result"]), 1)
-    return list(rest[:count]), list(rest[count:])
-
-
 def _shortcut(shortcut: Array, factor: Array, *after: Any) -> Array:
-    *shifts, attributes = after
+    *shifts, spec = after
     value = shortcut
-    if attributes["shortcut"] == "codes":
-        codes = shortcut.astype(jnp.int32) - attributes["shortcut_zero"]
+    if spec.shortcut == "codes":
+        codes = shortcut.astype(jnp.int32) - spec.shortcut_zero
         if shifts:
             product = codes * _along(factor, codes.ndim)
             return shifted(product, _along(shifts[0], codes.ndim))

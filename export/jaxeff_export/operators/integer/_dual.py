@@ -25,10 +25,11 @@ import numpy as np
 import tvm
 from tvm import relax, te, tirx
 
+from jaxeff.compression.integers import ProductSpec
 from jaxeff_export.compiler.passes import IN_PLACE, OUTSIDE, PACKS
 from jaxeff_export.operators._statements import StatementBuilder, declare, function, load
 from jaxeff_export.operators.integer._dots import Dot
-from jaxeff_export.operators.integer._layers import RESULTS, Geometry
+from jaxeff_export.operators.integer._layers import Geometry
 
 PREFIX = "jaxeff_dual_"
 """Of the functions' names, until a library gives them its own."""
@@ -430,7 +431,7 @@ def dual_codes(shape: Sequence[int], zero: int, lower: int, upper: int) -> tirx.
 
 def result_dtype(attributes: Mapping[str, Any]) -> str:
     """Names the dtype of a layer's results: totals over pixels are int32."""
-    return "int32" if attributes.get("total") else RESULTS[attributes["result"]]
+    return "int32" if attributes.get("total") else ProductSpec.DTYPES[attributes["result"]]
 
 
 def _goes_over_input(form: DualForm, width: int) -> bool:

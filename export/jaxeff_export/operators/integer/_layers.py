@@ -19,6 +19,7 @@ from typing import Any
 from tvm import tirx
 from tvm.tirx import Expr
 
+from jaxeff.compression.integers import ProductSpec
 from jaxeff_export.operators._statements import StatementBuilder, cast, const, load, splat
 
 BLOCK = 64
@@ -276,36 +277,19 @@ def _row_cost(
     return (cost + (cost_of(tile.rows * left, vectors) if left else 0)) / tile.rows
 
 
-LIMIT = 2.0**29  # what a shortcut may add, as `jaxeff.compression.integers` has it
-
-MOST = 2**15  # before a multiplier, as `jaxeff.compression.integers` has it
-RESULTS = {"codes": "uint8", "whole": "int32", "float": "float32", "sums": "int32"}
-"""Dtypes of a layer's results."""
-
-
 @dataclasses.dataclass(frozen=True)
 class Epilogue:
     """The operations on a vector of sums.
 
     Attributes:
-        result: "codes", "whole", "float" or "sums".
-        shortcut: "none", "codes" or "float".
-        zero: zero point of the result's codes, `lower` and `upper` their ends.
-        shortcut_zero: zero point of the shortcut's codes.
-        finer: bits by which bias and shortcut are finer than products.
+        spec: what the layer's attributes say.
         bias: for each feature, whole vectors of them.
         scale: likewise; or a multiplier and the shifts before and after it.
         added: the shortcut.
         factor: like the scale; or a multiplier and the shift after it.
     """
 
-    result: str
-    shortcut: str
-    zero: int
-    lower: int
-    upper: int
-    shortcut_zero: int
-    finer: int
+    spec: ProductSpec
     bias: tirx.Buffer
     scale: Sequence[tirx.Buffer] = ()
     added: tirx.Buffer | None = None
@@ -314,7 +298,7 @@ class Epilogue:
     @property
     def dtype(self) -> str:
         """Names the dtype of the result."""
-        return RESULTS[self.result]
+        return self.spec.dtype
 
     @property
     def scale_dtype(self) -> str:
@@ -324,7 +308,7 @@ class Epilogue:
     @property
     def wide_dtype(self) -> str:
         """Names the dtype of results before codes become bytes."""
-        return "float32" if self.result == "float" else "int32"
+        return "float32" if self.spec.result == "float" else "int32"
 
     def value(self, sums: Expr, feature: Any, at: Any, lanes: int) -> Expr:
         """Computes the results of a vector of sums.
@@ -356,13 +340,13 @@ class Epilogue:
             return splat(load(buffer, feature), lanes) if alone else load(buffer, feature, lanes)
 
         # Bias and shortcut have more bits than products: sums are brought to their units first.
-        if self.finer:
-            sums = tirx.shift_left(sums, const(self.finer, "int32", lanes))
+        if self.spec.guard_bits:
+            sums = tirx.shift_left(sums, const(self.spec.guard_bits, "int32", lanes))
         total = sums + of(self.bias)
         if self.added is not None:
             factor = [of(buffer) for buffer in self.factor]
             total = total + self._units(added(self.added, lanes), factor, lanes)
-        if self.result == "sums":
+        if self.spec.result == "sums":
             return total
         if len(self.scale) > 1:
             multiplier, before, after = (of(buffer) for buffer in self.scale)
@@ -371,31 +355,31 @@ class Epilogue:
 
     def rounded(self, y: Expr, lanes: int) -> Expr:
         """Rounds scaled sums to codes or whole numbers in 32 bits, where the result is such."""
-        if self.result in ("float", "sums"):
+        if self.spec.result in ("float", "sums"):
             return y
+        zero = self.spec.zero
+        ends = self.spec.lower - zero, self.spec.upper - zero
         if len(self.scale) > 1:
-            return _clamped(y, self.lower - self.zero, self.upper - self.zero, lanes) + const(
-                self.zero, "int32", lanes
-            )
+            return _clamped(y, *ends, lanes) + const(zero, "int32", lanes)
         # Clamped as floats: casting a float beyond int32 is undefined.
-        low, high = (float(end - self.zero) for end in (self.lower, self.upper))
+        low, high = map(float, ends)
         steps = cast(_clamped(tirx.nearbyint(y), low, high, lanes), "int32", lanes)
-        return steps + const(self.zero, "int32", lanes)
+        return steps + const(zero, "int32", lanes)
 
     def narrowed(self, wide: Expr, lanes: int) -> Expr:
         """Converts codes to bytes."""
-        return cast(wide, self.dtype, lanes) if self.result == "codes" else wide
+        return cast(wide, self.dtype, lanes) if self.spec.result == "codes" else wide
 
     def _units(self, value: Expr, factor: Sequence[Expr], lanes: int) -> Expr:
-        if self.shortcut == "codes":
-            centred = cast(value, "int32", lanes) - const(self.shortcut_zero, "int32", lanes)
+        if self.spec.shortcut == "codes":
+            centred = cast(value, "int32", lanes) - const(self.spec.shortcut_zero, "int32", lanes)
             if len(factor) > 1:
                 # A code times a multiplier of at most 2^21: below 2^29, so rounding still fits.
                 return _shifted(centred * factor[0], factor[1], lanes)
             value = cast(centred, "float32", lanes)
-        # Limited to 2^29, so that it can't overflow int32 beside the products and the bias.
-        units = tirx.nearbyint(value * factor[0])
-        return cast(_clamped(units, -LIMIT, LIMIT, lanes), "int32", lanes)
+        # Limited, so that it can't overflow int32 beside the products and the bias.
+        units, most = tirx.nearbyint(value * factor[0]), float(ProductSpec.LARGEST_ADDED)
+        return cast(_clamped(units, -most, most, lanes), "int32", lanes)
 
     def write(
         self, code: StatementBuilder, y: tirx.Buffer, taken: Taken, at: Any, lanes: int
@@ -460,23 +444,10 @@ class Taken:
 
 def epilogue_of(attributes: Mapping[str, Any], *operands: tirx.Buffer) -> Epilogue:
     """Reads an epilogue from a composite's attributes and its operands after the weights."""
-    bias, *rest = operands
-    is_fixed = attributes.get("scales") == "fixed"
-    count = {"sums": 0, "codes": 3 if is_fixed else 1}.get(attributes["result"], 1)
-    scale, (added, *factor) = rest[:count], rest[count:] or (None,)
-    return Epilogue(
-        attributes["result"],
-        attributes["shortcut"],
-        attributes["zero"],
-        attributes["lower"],
-        attributes["upper"],
-        attributes["shortcut_zero"],
-        attributes.get("finer", 0),
-        bias,
-        scale,
-        added,
-        factor,
-    )
+    (bias, *rest), spec = operands, ProductSpec.of(attributes)
+    scale, shortcut = spec.parted(rest)
+    added, *factor = shortcut or [None]
+    return Epilogue(spec, bias, scale, added, factor)
 
 
 def _clamped(x: Expr, low: float, high: float, lanes: int) -> Expr:
@@ -491,7 +462,8 @@ def _multiplied(sums: Expr, multiplier: Expr, before: Expr, after: Expr, lanes: 
     # The uppermost bit that is shifted out rounds half up; adding half first could overflow.
     # |short| <= 2^15 times 16 bits stays within int32.
     half = tirx.shift_right(sums, tirx.max(before - one, zero)) & tirx.min(before, one)
-    short = _clamped(tirx.shift_right(sums, before) + half, -MOST, MOST, lanes)
+    most = ProductSpec.LARGEST_SCALED
+    short = _clamped(tirx.shift_right(sums, before) + half, -most, most, lanes)
     return _shifted(short * multiplier, after, lanes)
 
 

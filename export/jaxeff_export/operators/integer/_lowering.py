@@ -297,7 +297,9 @@ def integer_operators(
                     rest = [dual.fixed_scales(bb, rest)]
                 operands = [x, dual.dual_weights(bb, w, form, geometry), bias, *rest]
                 kernel = dual.dual_kernel(form, operands, attributes, shape)
-                return _call_kernel(bb, kernel, name, operands, attributes, shape)
+                return _call_kernel(
+                    bb, kernel, f"{name}_c_{form.kind}", operands, attributes, shape
+                )
             if attributes.get("total"):
                 each = {key: value for key, value in attributes.items() if key != "total"}
                 y = _emit(bb, geometry, how, tensors, each, geometry.shape, name)
@@ -400,6 +402,7 @@ def _emit(
     x, w, bias, *rest = tensors
     dot, planes = how.dot, how.planes
     kernel_of: Any = None
+    builder = "dots"
     batch = tirx.Var("batch", "int64")
     bits = attributes["weight_bits"], attributes["activation_bits"]
     sharing = how.sharing(bits)
@@ -411,26 +414,24 @@ def _emit(
         # Planes hold the codes as they are, so no bias has to make up for moved ones.
         dot = dataclasses.replace(dot, lanes=planes.lanes, offset=0)
         weights = packed_planes(bb, w, geometry, dot.lanes, bits[0])
-        kernel_of = functools.partial(_planes.PlanesKernel, planes, bits)
+        kernel_of, builder = functools.partial(_planes.PlanesKernel, planes, bits), "planes"
         tile = tile_of(geometry, dot.lanes, planes.registers, cost_of=_planes.step_of(planes))
         tile = dataclasses.replace(tile, chains=1)
     elif geometry.is_depthwise:
         dot = convolutions.depthwise_dot(dot)
-        kernel_of, tile = convolutions.DepthwiseKernel, convolutions.depthwise_tile(geometry)
+        kernel_of, builder = convolutions.DepthwiseKernel, "depthwise"
+        tile = convolutions.depthwise_tile(geometry)
         weights = convolutions.depthwise_weights(bb, w, geometry, dot)
     else:
         if geometry.is_dense and not how.any_batch and geometry.columns * geometry.batch <= FEW:
             dot = how.few
         # With few features most lanes would be empty, so lanes become pixels.
-        kernel_of = convolutions.PixelsKernel if convolutions.suits(geometry, dot) else None
+        if convolutions.suits(geometry, dot):
+            kernel_of, builder = convolutions.PixelsKernel, "pixels"
         tile = tile_of(geometry, dot.lanes, dot.registers - 2)
         weights = packed_weights(bb, w, geometry, dot, tile.vectors)
     # Depthwise channels are lanes of shared vectors, so what belongs to features has no groups.
-    flat = (
-        dataclasses.replace(geometry, groups=1)
-        if kernel_of is convolutions.DepthwiseKernel
-        else geometry
-    )
+    flat = dataclasses.replace(geometry, groups=1) if builder == "depthwise" else geometry
     finer = attributes.get("finer", 0)
     operands = [x, weights, packed_bias(bb, bias, w, flat, dot, finer)]
     for tensor in rest:
@@ -447,7 +448,7 @@ def _emit(
     kernel = contraction(
         geometry, dot, attributes, epilogue_of, sizes, result, sharing, tile, kernel_of
     )
-    return _call_kernel(bb, kernel, name, operands, attributes, shape)
+    return _call_kernel(bb, kernel, f"{name}_{builder}", operands, attributes, shape)
 
 
 def _call_kernel(

@@ -18,6 +18,7 @@ from tvm import relax, te, tirx
 from tvm.target import Target
 from tvm.tirx import Expr
 
+from jaxeff.compression.integers import ProductSpec
 from jaxeff_export.compiler.passes import PACKS
 from jaxeff_export.operators._statements import Vector, cast, const, declare, load, splat
 from jaxeff_export.operators.integer import _contraction
@@ -132,7 +133,7 @@ class Unscaled(Epilogue):
     def of(cls, result: str, *more: tirx.Buffer) -> Unscaled:
         """Describes sums in int32 ("sums") or float32 ("float")."""
         bias = declare([1], "int32", "none")
-        return cls(result, "none", 0, 0, 0, 0, 0, bias, more=more)
+        return cls(ProductSpec(result), bias, more=more)
 
 
 @dataclasses.dataclass(frozen=True)
