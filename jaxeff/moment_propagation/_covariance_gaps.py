@@ -21,6 +21,10 @@ A state that is kept in part adds them up: `.5 * h + x @ w` has .35 of the true 
 inputs repeat, `h + .2 * (tanh(h @ w) - h)` .21 whatever they are. Blocks with one kernel, written
 one after the other (ALBERT, arXiv 1909.11942; the steps of an integrator), are alike in this.
 
+A scan, `h = a_t h + b_t`, whose a_t or b_t the same random weights make of every row is alike: what
+they share adds up in the state. With b_t alone the variances were .57 of the true ones after eight
+rows, .58 with both; in a block of a state-space model (arXiv 2312.00752) .5 to 3.2, 1.2 in the median.
+
 Mixed streams: residual streams of dense layers whose entries share much noise. A block of an
 MLP-Mixer (arXiv 2105.01601) applies a dense layer along tokens, which all channels share, and one
 along channels, which all tokens share. Each adds up what the other's noise has in common, and the
@@ -358,6 +362,11 @@ class _Reuse:
                 f"the steps of {layer.site or layer.kind!r} read the same random values, and what "
                 "these made at steps before"
             )
+        elif _keeps_rows(layer, self.times):
+            what = (
+                f"the state of {layer.site or layer.kind!r} keeps what the same random weights "
+                "make of every row, as a selective scan's does"
+            )
         elif any(self._is_met(node) for node in layer.nodes):
             site = layer.site or layer.kind
             what = f"{site!r} is made of a random kernel that was applied to its own results"
@@ -424,6 +433,21 @@ def _repeats(layer: Layer, random: Collection[Value]) -> bool:
         moved |= more
     again = _made_of(body, moved)
     return any(end in again for end in states.values())
+
+
+def _keeps_rows(layer: Layer, made: Collection[Value]) -> bool:
+    """Returns whether a scan's state keeps what random kernels have made of every row."""
+    loop = _loop(layer)
+    if not isinstance(loop, Scan) or loop.length < 2:
+        return False
+    body, first = layer.programs[-1], len(loop.consts)
+    last = first + len(loop.carry)
+    pairs = zip(body.inputs[last:], loop.xs, strict=True)
+    rows = {v for v, outer in pairs if isinstance(outer, Value) and outer in made}
+    if not rows:
+        return False
+    of_rows, of_states = _made_of(body, rows), _made_of(body, body.inputs[first:last])
+    return any(end in of_rows and end in of_states for end in body.outputs[: len(loop.carry)])
 
 
 def _loop(layer: Layer) -> Scan[Any] | While[Any] | None:
