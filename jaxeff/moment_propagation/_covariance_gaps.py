@@ -23,7 +23,8 @@ one after the other (ALBERT, arXiv 1909.11942; the steps of an integrator), are 
 
 A scan, `h = a_t h + b_t`, whose a_t or b_t the same random weights make of every row is alike: what
 they share adds up in the state. With b_t alone the variances were .57 of the true ones after eight
-rows, .58 with both; in a block of a state-space model (arXiv 2312.00752) .5 to 3.2, 1.2 in the median.
+rows, .58 with both; in a block of a state-space model (arXiv 2312.00752) .5 to 3.2, in the median
+1.2.
 
 Mixed streams: residual streams of dense layers whose entries share much noise. A block of an
 MLP-Mixer (arXiv 2105.01601) applies a dense layer along tokens, which all channels share, and one
@@ -435,7 +436,7 @@ def _repeats(layer: Layer, random: Collection[Value]) -> bool:
     return any(end in again for end in states.values())
 
 
-def _keeps_rows(layer: Layer, made: Collection[Value]) -> bool:
+def _keeps_rows(layer: Layer, products: Collection[Value]) -> bool:
     """Returns whether a scan's state keeps what random kernels have made of every row."""
     loop = _loop(layer)
     if not isinstance(loop, Scan) or loop.length < 2:
@@ -443,7 +444,7 @@ def _keeps_rows(layer: Layer, made: Collection[Value]) -> bool:
     body, first = layer.programs[-1], len(loop.consts)
     last = first + len(loop.carry)
     pairs = zip(body.inputs[last:], loop.xs, strict=True)
-    rows = {v for v, outer in pairs if isinstance(outer, Value) and outer in made}
+    rows = {v for v, outer in pairs if isinstance(outer, Value) and outer in products}
     if not rows:
         return False
     of_rows, of_states = _made_of(body, rows), _made_of(body, body.inputs[first:last])
