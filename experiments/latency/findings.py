@@ -375,7 +375,7 @@ def _beside_one(report: Report) -> list[Row]:
 
 
 def _over_heads(report: Report) -> list[Row]:
-    """Selects the moment pass of LeNet-5 over ten heads, and the source's on two processors."""
+    """Selects the moment pass of LeNet-5 over ten heads, timed, modelled, and the source's."""
     rows = [row for row in ENSEMBLES(report) if row["model"] == "lenet5_valid"]
     by = {(row["engine"], row["batch"], row["method"]): row["ms"] for row in rows}
     found: list[Row] = [
@@ -383,6 +383,12 @@ def _over_heads(report: Report) -> list[Row]:
          "style": f"{COLOURS[engine]}o-"}
         for (engine, batch, method), ms in sorted(by.items())
         if method == "moments" and engine in LABELS and (engine, batch, "multihead") in by
+    ]  # fmt: skip
+    found += [
+        {"label": f"{row['engine']}, modelled", "batch": row["batch"],
+         "over": row["cycles_over_multihead"], "style": f"C{int(row['engine'][-2:]) % 7}v-"}
+        for row in ARM(report)
+        if (row["model"], row["method"]) == ("lenet5_valid", "moments")
     ]  # fmt: skip
     for k, (processor, style) in enumerate((("A72", "C7s--"), ("A76", "C7^:"))):
         found += [
