@@ -104,6 +104,7 @@ ACCEPTED: dict[tuple[str, str, str], str] = {
     ("*", "rules", "numbers as names"): "rules are those of primitives, no names",
     ("jaxeff.functional", "model", "a model"): "it is one",
     ("jaxeff.restore", "model", "a model"): "it is one",
+    ("jaxeff_export.to_litert", "batches", "None"): "products are computed in float",
     ("jaxeff.compression.ptq", "batches", "an array"): "it is one batch",
     ("jaxeff.compression.calibrate", "batches", "an array"): "it is one batch",
     ("jaxeff_export.*", "target", "*"): "resolved when a candidate is timed",

@@ -201,7 +201,7 @@ def test_products_of_integer_networks_are_int8(name, tmp_path):
     make, shape = NETWORKS[name]
     g, codes, xs = integer_network(make(), shape)
     data = [xs[i : i + 1] for i in range(len(xs))]
-    file = to_litert(g, (codes, xs[:1]), tmp_path / "net.tflite", data=data)
+    file = to_litert(g, (codes, xs[:1]), tmp_path / "net.tflite", batches=data)
     # Reference kernels list the operators as they are written; delegates hide them.
     plain = litert.Interpreter(
         str(file.path), experimental_op_resolver_type=litert.OpResolverType.BUILTIN_REF
@@ -229,14 +229,14 @@ def test_integer_networks_ask_for_data(tmp_path, monkeypatch):
     monkeypatch.setattr("importlib.util.find_spec", lambda name: name)
     g, codes, xs = integer_network(LeNet5(rngs=nnx.Rngs(0)), (28, 28, 1))
     path = tmp_path / "net.tflite"
-    with pytest.raises(LitertError, match=r"data=\[x, \.\.\.\]"):
+    with pytest.raises(LitertError, match=r"batches=\[x, \.\.\.\]"):
         to_litert(g, (codes, xs[:1]), path)
     with pytest.raises(ValueError, match="no inputs"):
-        to_litert(g, (codes, xs[:1]), path, data=[])
+        to_litert(g, (codes, xs[:1]), path, batches=[])
     with pytest.raises(ValueError, match=r"\(2, 28, 28, 1\).*args have"):
-        to_litert(g, (codes, xs[:1]), path, data=[xs[:2]])
+        to_litert(g, (codes, xs[:1]), path, batches=[xs[:2]])
     with pytest.raises(ValueError, match="f has none"):
-        to_litert(lambda w, x: x @ w, (np.eye(3), np.eye(3)), path, data=[np.eye(3)])
+        to_litert(lambda w, x: x @ w, (np.eye(3), np.eye(3)), path, batches=[np.eye(3)])
     assert not path.exists()
 
 

@@ -7,7 +7,7 @@ between composites `jaxeff.int8`, which hold a step and a zero each; the convert
 
 - A code u of `integer` is the int8 number u - 128: steps, zeros and weights are the same.
 - A result that `integer` keeps in float or as a whole number (logits, sums before a mean, what a
-  shortcut adds) has no grid there and needs one here: its range over `data`.
+  shortcut adds) has no grid there and needs one here: its range over typical inputs.
 - Only ratios of steps matter between layers of codes, so where a program doesn't say what a step
   is worth, it is worth 1.
 

@@ -17,9 +17,9 @@ assert np.allclose(logits, f(params, x), atol=1e-5)
 
 Sharp edges:
 
-- `to_litert(integer(f, spec), (codes, x), path, data=[x, ...])` writes int8 products, as Edge TPUs
-  and Ethos-U read them (`_int8.py`); inputs and results next to them are int8, too, on grids that
-  the interpreter tells. LiteRT rounds a shortcut's two sides to int8 before it adds them, and
+- `to_litert(integer(f, spec), (codes, x), path, batches=[x, ...])` writes int8 products, as Edge
+  TPUs and Ethos-U read them (`_int8.py`); inputs and results next to them are int8, too, on grids
+  that the interpreter tells. LiteRT rounds a shortcut's two sides to int8 before it adds them, and
   multiplies by other means: on the tests' networks a result's code differs from `integer`'s by one
   at most, by two after three shortcuts. What `integer` computes in float (GELU, softmax) stays so.
 - Otherwise products are computed in float. What depends on parameters alone is computed here.
@@ -34,7 +34,7 @@ Sharp edges:
 """
 
 import os
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -324,30 +324,31 @@ def to_litert(
     path: str | os.PathLike[str],
     *,
     parameters: int = 1,
-    data: Iterable[Any] | None = None,
+    batches: Iterable[Any] | None = None,
 ) -> LitertFile:
     """Writes a function as a file for LiteRT (TensorFlow Lite).
 
-    It computes in float, but for a network of integer codes (`integer`) with `data`: there products
-    are int8, and so are inputs and results next to them.
+    It computes in float, but for a network of integer codes (`integer`) with `batches`: there
+    products are int8, and so are inputs and results next to them.
 
     Args:
         f: Pure function; transforms such as `moments(f)` are functions too.
         args: Arguments that say the shapes and dtypes; parameters among them become constants.
         path: The file, `.tflite`.
         parameters: How many of the first arguments are parameters.
-        data: For int8 products: inputs of the shapes of `args`, each `x` or a tuple of the
+        batches: For int8 products: inputs of the shapes of `args`, each `x` or a tuple of the
             arguments after the parameters, as for `calibrate`. Results that `integer` keeps in
             float, such as logits, get the grid of their range over them.
 
     Raises:
         MissingExtraError: The package `litert-converter` isn't installed.
         LitertError: LiteRT or its converter takes no such function.
-        ValueError: `data` is empty, has inputs of other shapes, or `f` has no products of codes.
+        ValueError: `batches` is empty, has other shapes or NaN, or `f` has no products of codes.
         OSError: The file can't be written.
     """
-    require_extra("litert_converter", "to_litert")
     fixed, free = tuple(args[:parameters]), tuple(args[parameters:])
+    typical = [] if batches is None else _leaves_of(batches, free)
+    require_extra("litert_converter", "to_litert")
     # A signature has flat names; what is nested is put together inside.
     leaves, structure = jax.tree.flatten(free)
 
@@ -356,19 +357,18 @@ def to_litert(
 
     closed = jax.make_jaxpr(flat)(fixed, *leaves)
     known = [np.asarray(leaf) for leaf in jax.tree.leaves(fixed)]
-    if int8.has_products(closed.jaxpr) and data is None:
+    if int8.has_products(closed.jaxpr) and batches is None:
         raise LitertError(
-            "to_litert: f has products of integer codes; give data=[x, ...], inputs over which the "
-            "results that it keeps in float (logits) get an int8 grid"
+            "to_litert: f has products of integer codes; give batches=[x, ...], inputs over which "
+            "the results that it keeps in float (logits) get an int8 grid"
         )
-    if data is not None:
-        batches = _batches(data, free)
+    if batches is not None:
         if not int8.has_products(closed.jaxpr):
             raise ValueError(
-                "to_litert: data is for products of integer codes, and f has none; "
-                "write integer(f, spec) with its converted parameters, or leave data out"
+                "to_litert: batches are for products of integer codes, and f has none; "
+                "write integer(f, spec) with its converted parameters, or leave batches out"
             )
-        content = _in_int8(closed, known, leaves, batches)
+        content = _in_int8(closed, known, leaves, typical)
         _require_readable(content)
         write_atomically(path, content)
         return LitertFile(Path(path), *_signature(leaves, closed))
@@ -397,18 +397,24 @@ def _signature(
     return inputs, tuple(f"y{i}" for i in range(len(closed.out_avals)))
 
 
-def _batches(data: Iterable[Any], free: tuple[Any, ...]) -> list[list[Any]]:
+def _leaves_of(given: Iterable[Any], free: tuple[Any, ...]) -> list[list[Any]]:
     """Reads inputs as leaves of the arguments that aren't parameters."""
-    batches = [list(jax.tree.leaves(b if isinstance(b, tuple) else (b,))) for b in data]
+    if isinstance(given, str | Mapping) or not isinstance(given, Iterable):
+        raise TypeError(
+            f"to_litert: batches is a sequence of inputs, such as [x], not {type(given).__name__}"
+        )
+    batches = [list(jax.tree.leaves(b if isinstance(b, tuple) else (b,))) for b in given]
     want = [(jnp.shape(leaf), jnp.result_type(leaf)) for leaf in jax.tree.leaves(free)]
     if not batches:
-        raise ValueError("to_litert: data has no inputs")
+        raise ValueError("to_litert: batches has no inputs")
     for batch in batches:
         shapes = [(jnp.shape(leaf), jnp.result_type(leaf)) for leaf in batch]
         if shapes != want:
             raise ValueError(
-                f"to_litert: data has an input of shapes and dtypes {shapes}; args have {want}"
+                f"to_litert: batches has an input of shapes and dtypes {shapes}; args have {want}"
             )
+        if not all(np.isfinite(leaf).all() for leaf in batch):
+            raise ValueError("to_litert: batches has NaN or infinity, which no range holds")
     return batches
 
 
