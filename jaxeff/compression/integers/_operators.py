@@ -546,9 +546,7 @@ def largest_code(quantizer: Any, tensor: Tensor, shape: tuple[int, ...]) -> int 
     where = f"{tensor.site}/{tensor.name}"
     # Ones are on one side of zero, where an affine grid isn't centred.
     with jax.ensure_compile_time_eval():
-        of_ones = jax.jit(lambda x: _grid_of_weight(quantizer, x, tensor))(
-            np.ones(shape, np.float32)
-        )
+        of_ones = _grid_of_weight(quantizer, jnp.ones(shape, jnp.float32), tensor)
         if of_ones is None:
             return None
         if not all(map(is_concrete, jax.tree.leaves(of_ones))):
