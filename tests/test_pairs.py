@@ -172,6 +172,36 @@ def quantized_hand(site, plain):
     return run
 
 
+def rounded_moments(value):
+    """Moments of random weights that are rounded to four bits, by the probability of every code."""
+    mean, var = value
+    low, high = (end(mean, 0, keepdims=True, initial=0.0) for end in (jnp.min, jnp.max))
+    step = (high - low) / 15
+    noise = jnp.sqrt(var) / step
+    levels = (jnp.round(low / step) + jnp.arange(16.0).reshape(-1, 1, 1)) * step
+    edges = (levels[1:] + levels[:-1]) / 2
+    below = jax.scipy.stats.norm.cdf((edges - mean) / jnp.sqrt(var))
+    ends = jnp.zeros_like(below[:1]), jnp.ones_like(below[:1])
+    each = jnp.diff(jnp.concatenate([ends[0], below, ends[1]]), axis=0)
+    exact = (each * levels).sum(0)
+    spread = (each * (levels - exact) ** 2).sum(0)
+    # Noise of more than a step moves the range as well, so that nothing is clipped.
+    found = jnp.where(noise > 1, mean, exact), jnp.where(noise > 1, var + step**2 / 12, spread)
+    return tuple(a + jax.lax.stop_gradient(b - a) for a, b in zip(value, found, strict=True))
+
+
+def quantized_integrated(site, plain):
+    """The same inside of moments, where draws of weights are rounded."""
+    of_data = quantized_hand(site, lambda *values: values)
+
+    def run(x, *rest):
+        if site not in ("fc1", "fc2") or not isinstance(rest[0], tuple):
+            return quantized_hand(site, plain)(x, *rest)
+        return plain(of_data(x, *rest)[0], rounded_moments(rest[0]), rest[1])
+
+    return run
+
+
 def integer_hand(site, plain):
     def symmetric(w):
         step = jnp.abs(w).max(0, keepdims=True) / 15
@@ -372,7 +402,9 @@ def ensemble(f, *arguments):
 CASES = {
     "noisy": Case(lambda f, *_: jaxeff.noisy(f, NOISE), noisy_hand, keyed=True),
     "quantized": Case(
-        lambda f, *_: jaxeff.quantized(f, {"*:linear": Int(4, symmetric=False)}), quantized_hand
+        lambda f, *_: jaxeff.quantized(f, {"*:linear": Int(4, symmetric=False)}),
+        quantized_hand,
+        integrated=quantized_integrated,
     ),
     "moments": Case(lambda f, *_: jaxeff.moments(f), params=gaussian),
     "correlations": Case(
