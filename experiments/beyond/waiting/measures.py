@@ -5,11 +5,13 @@ import importlib.util
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from importlib.metadata import version
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 from flax import nnx
+from flax.errors import FlaxError
 
 import jaxeff
 from experiments.beyond.zoo import models as zoo
@@ -249,9 +251,9 @@ def _with_qwix(s: Subject) -> Callable[[], Any]:
     def quantize() -> Any:
         try:
             return nnx.jit(qwix.quantize_model(s.model, provider, *s.args))(*s.args)
-        except (AssertionError, AttributeError, KeyError) as error:
+        except (FlaxError, AssertionError, AttributeError, KeyError) as error:
             # What it says is of its own making: the row tells that qwix can't, and not we.
-            raise NotImplementedError(f"qwix {qwix.__version__}: {error!r}") from error
+            raise NotImplementedError(f"qwix {version('qwix')}: {error!r}") from error
 
     return quantize
 
