@@ -182,14 +182,12 @@ def _multiplied(
     chip: Counts | None,
     observe: Callable[[_crossbar.MatrixProduct, TiledProduct], None] | None,
 ) -> Any:
-    inputs = product.inputs
     if not crossbar.signed:
-        inputs = require_non_negative(site, inputs)
+        product = product._replace(inputs=require_non_negative(site, product.inputs))
     if chip is None and getattr(crossbar.model, "noiseless", False):
         key = None  # what is drawn for nothing is most of what there is to compile
-    product = product._replace(inputs=inputs)
     if chip is None and observe is None:
-        return _simulated(crossbar, key, inputs, product.weights)
+        return _simulated(crossbar, key, product.inputs, product.weights)
     return _passes(crossbar, key, product, chip, observe)
 
 

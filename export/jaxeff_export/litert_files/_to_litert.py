@@ -397,13 +397,13 @@ def _signature(
     return inputs, tuple(f"y{i}" for i in range(len(closed.out_avals)))
 
 
-def _leaves_of(given: Iterable[Any], free: tuple[Any, ...]) -> list[list[Any]]:
+def _leaves_of(examples: Iterable[Any], free: tuple[Any, ...]) -> list[list[Any]]:
     """Reads inputs as leaves of the arguments that aren't parameters."""
-    if isinstance(given, str | Mapping) or not isinstance(given, Iterable):
+    if isinstance(examples, str | Mapping) or not isinstance(examples, Iterable):
         raise TypeError(
-            f"to_litert: batches is a sequence of inputs, such as [x], not {type(given).__name__}"
+            f"to_litert: batches is a sequence of inputs, such as [x], not {type(examples).__name__}"
         )
-    batches = [list(jax.tree.leaves(b if isinstance(b, tuple) else (b,))) for b in given]
+    batches = [list(jax.tree.leaves(b if isinstance(b, tuple) else (b,))) for b in examples]
     want = [(jnp.shape(leaf), jnp.result_type(leaf)) for leaf in jax.tree.leaves(free)]
     if not batches:
         raise ValueError("to_litert: batches has no inputs")

@@ -156,7 +156,7 @@ def _grid(low: Array, high: Array, width: int | None, traced: Any, symmetric: Sy
         high: Largest value of the range.
         width: The bit width, if it is a Python number.
         traced: The bit width otherwise.
-        symmetric: As `grid` has it.
+        symmetric: Whether the grid is centred on zero, as `grid` takes it.
     """
     bits = traced if width is None else width
 
