@@ -400,9 +400,8 @@ def _signature(
 def _leaves_of(examples: Iterable[Any], free: tuple[Any, ...]) -> list[list[Any]]:
     """Reads inputs as leaves of the arguments that aren't parameters."""
     if isinstance(examples, str | Mapping) or not isinstance(examples, Iterable):
-        raise TypeError(
-            f"to_litert: batches is a sequence of inputs, such as [x], not {type(examples).__name__}"
-        )
+        kind = type(examples).__name__
+        raise TypeError(f"to_litert: batches is a sequence of inputs, such as [x], not {kind}")
     batches = [list(jax.tree.leaves(b if isinstance(b, tuple) else (b,))) for b in examples]
     want = [(jnp.shape(leaf), jnp.result_type(leaf)) for leaf in jax.tree.leaves(free)]
     if not batches:
