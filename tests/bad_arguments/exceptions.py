@@ -83,7 +83,10 @@ ACCEPTED: dict[tuple[str, str, str], str] = {
     },
     ("*", "args", "complex"): "a network may compute with complex numbers",
     ("jaxeff.training.run_epochs", "key", "keys"): "one for each replicate",
-    # What the loss or the model decides
+    # What the loss, the metric or the model decides
+    ("jaxeff.robustness.*accuracy*", "data", "fractional labels"): "a metric takes any targets",
+    ("jaxeff.robustness.*accuracy*", "data", "labels beyond the classes"): "the metric knows them",
+    ("jaxeff.robustness.*accuracy*", "data", "negative labels"): "the metric knows the classes",
     ("jaxeff.training.run_epochs", "data", "*"): "the epoch says what it takes",
     ("jaxeff.training.*", "data", "NaN"): "a loss may mask NaN; one that doesn't diverges",
     ("jaxeff.*.learn_budget", "data", "NaN"): "a loss may mask NaN; one that doesn't diverges",

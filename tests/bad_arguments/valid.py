@@ -65,6 +65,11 @@ def f(params: Any, x: Any) -> Any:
     return jax.nn.relu(x @ params["fc1"]["kernel"]) @ params["fc2"]["kernel"]
 
 
+def is_right(outputs: Any, targets: Any) -> Any:
+    """A metric: one where the largest output is that of the label."""
+    return (outputs.argmax(-1) == targets).astype(float)
+
+
 def at_setting(setting: Any) -> Any:
     """A loss at a setting, or of another function."""
     return cross_entropy(f)
@@ -289,6 +294,7 @@ OWN: dict[str, dict[str, Any]] = {
     "jaxeff.pruning.load_pruned": {"like": PARAMS},
     "jaxeff.pruning.prune_iteratively": {"budgets": (Budget(macs=0.5),), "loss": at_setting},
     "jaxeff.pruning.save_pruned": {"small": PARAMS},
+    "jaxeff.robustness.accuracy_curve": {"metric": is_right},
     "jaxeff.robustness.allocate_repetitions": {"midpoints": {"fc1": 0.5}},
     "jaxeff.robustness.bimodality": {"values": SCORES},
     "jaxeff.robustness.bin_edges": {"arrays": [SCORES, SCORES]},
@@ -297,7 +303,7 @@ OWN: dict[str, dict[str, Any]] = {
     "jaxeff.robustness.learn_budget": {"loss": lambda g: cross_entropy(g, keyed=True)},
     "jaxeff.robustness.logistic": {"sigma": SCORES, "mu": 0.5, "slope": 1.0, "a_max": 1.0,
                                    "a_min": 0.1},
-    "jaxeff.robustness.noisy_accuracy": {"specs": {"fc1": Additive(SCORES)}},
+    "jaxeff.robustness.noisy_accuracy": {"specs": {"fc1": Additive(SCORES)}, "metric": is_right},
     "jaxeff.robustness.one_peak_pvalue": {"values": SCORES},
     "jaxeff.robustness.peaks": {"values": SCORES},
     "jaxeff.robustness.preserved_accuracy": {"standard": SCORES, "accuracies": SCORES,

@@ -71,6 +71,13 @@ def test_any_metric_of_any_outputs():
         accuracy_curve(KEY, classify, PARAMS, (X, X[:, 0]), {"input": Additive(LEVELS)}, LEVELS)
 
 
+@pytest.mark.parametrize("label", [-1, 100])
+def test_labels_that_are_no_class_are_refused(label):
+    labels = jnp.full(len(X), label)
+    with pytest.raises(ValueError, match=rf"labels.*{label}"):
+        accuracy_curve(KEY, classify, PARAMS, (X, labels), {"input": Additive(LEVELS)}, LEVELS)
+
+
 @pytest.mark.slow
 def test_batches_chunks_and_state_change_nothing():
     model = MLP((4, 8, 3), batch_norm=True, rngs=nnx.Rngs(0))
