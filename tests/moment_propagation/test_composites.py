@@ -73,6 +73,8 @@ def test_the_layers_of_a_quantized_network():
     """They stand within the layers that quantization made, their biases without."""
     f, params = functional(MLP((6, 5, 4), rngs=nnx.Rngs(0)))
     found = composites(moments(quantized(f, {"*": Int(8)})), posterior(params), array(3, 6))
+    # What rounding adds to weights' variances is computed by erf, an operation of StableHLO's own.
+    found = [each for each in found if each[0].startswith("jaxeff.")]
     shapes = {name: shapes for name, _, shapes in found}
     assert [name.removeprefix("jaxeff.pfp_") for name, *_ in found] == ["dense", "relu", "dense"]
     assert shapes["jaxeff.pfp_dense"] == ["3x5", "3x5", "5x4", "5x4", "4", "4"]
