@@ -7,10 +7,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from c_programs import require
 from flax import nnx
 from jaxeff_export import deploy, modelled_latency, table_latency
+from jaxeff_export.bundle import NamedTarget, kernel_calls
+from jaxeff_export.bundle._example import layers_of
+from jaxeff_export.bundle._machine_model import explained
 from jaxeff_export.bundle.running import OperatorTime
-from jaxeff_export.latency._modelled import kernel_calls
+from jaxeff_export.clib import CallModel
 from jaxeff_export.latency._table import Cells, _split
 
 import jaxeff
@@ -45,7 +49,8 @@ def test_kernels_belong_to_the_layers_whose_weights_they_read(bits):
     g, params = small.integer(X[:1])
     bundle = deploy(g, (params, X[:1]))
     paths = [jax.tree_util.keystr(p) for p, _ in jax.tree.leaves_with_path(small.params)]
-    calls = kernel_calls(bundle, SPACE.names, paths)
+    target = NamedTarget.of_manifest(bundle.manifest)
+    calls = kernel_calls(bundle.example, target, SPACE.names, paths)
     kernels = {call.kernel for call in calls if not call.kernel.startswith("reshape")}  # views
     assert kernels == {o.name for o in bundle.profile(**FEW)}
     layers = [call.layer for call in calls]
@@ -203,3 +208,42 @@ def test_a_model_counts_cycles():
     assert whole > macs / 4
     assert cycles(candidate(8)) > macs / 8
     assert cycles(candidate(32, [max(n // 2, 1) for n in SPACE.sizes])) < whole
+
+
+def test_joined_calls_and_views_keep_their_layers():
+    """Of a C library: a view is no call, and a layer with its shortcut is one."""
+    calls = [("a", "view"), ("a", "q"), ("b", "q1"), ("c", "q2"), ("d", "q3")]
+    models = [CallModel("q", 5, 50.0), CallModel("joined", 7, 70.0), CallModel("q3", 9, 90.0)]
+    rows = explained(calls, models)
+    assert [tuple(row) for row in rows] == [
+        ("a", "q", 5, 50.0),
+        ("b, c", "joined", 7, 70.0),
+        ("d", "q3", 9, 90.0),
+    ]
+    assert [row[:3] for row in explained(calls, ())] == [(*call, None) for call in calls]
+
+
+@pytest.mark.parametrize(
+    ("names", "layers"),
+    [
+        (["p['conv1']['bias']", "p['conv1']['kernel']", "p['fc']['w']"], ("conv1", "fc")),
+        (["p['arrays']['s/c/codes']", "p['arrays']['s/c/bias']"], ("s/c",)),
+        (["p.layers[0].weight", "p['w']"], ("layers/0", "w")),
+        (["w"], ("w",)),
+    ],
+)
+def test_layers_are_paths_without_their_last_part(names, layers):
+    assert layers_of(names) == layers
+
+
+@pytest.mark.slow
+def test_a_bundle_explains_its_kernels():
+    require("arm-none-eabi-gcc", "qemu-system-arm", "llvm-mca")
+    g, params = candidate(8).small.integer(X[:1])
+    bundle = deploy(g, (params, X[:1]), target="cortex-m4")
+    rows = bundle.explain()
+    models = bundle.model()
+    assert [(r.kernel, r.instructions) for r in rows] == [(m.name, m.instructions) for m in models]
+    assert list(dict.fromkeys(row.layer for row in rows)) == ["conv1", "fc1", "fc2"]
+    assert "conv1" in str(rows)
+    assert "q_conv2d_c_" in str(rows)  # which builder wrote it

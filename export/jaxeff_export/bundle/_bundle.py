@@ -59,9 +59,16 @@ from jaxeff_export.bundle._example import (
     NamedTarget,
     derive,
     export_c,
+    kernel_calls,
+    layers_of,
     lift,
 )
-from jaxeff_export.bundle._machine_model import KernelModels, model_library
+from jaxeff_export.bundle._machine_model import (
+    ExplainedKernels,
+    KernelModels,
+    explained,
+    model_library,
+)
 from jaxeff_export.bundle.files import (
     LIBRARY,
     MANIFEST,
@@ -424,6 +431,26 @@ class Bundle(BundleFolder):
         manifest = self.manifest
         path, kernels = self.folder / LIBRARY, manifest.kernels
         return KernelModels.of(model_library(path, manifest.machine, core, kernels, like), core)
+
+    def explain(self) -> ExplainedKernels:
+        """Says which kernels compute which layer, and what they take.
+
+        A kernel's name tells its builder (`q_conv2d_depthwise`) and what was fused into it; it
+        belongs to the layer whose weights it reads, or to the layer before it if it reads none.
+
+        Returns:
+          Layer, kernel, and what `model` says of it, in the order of a call; without numbers where
+          the tools that `model` needs aren't installed, or know no such core.
+        """
+        example, target = self.example, NamedTarget.of_manifest(self.manifest)
+        names = [spec.name for spec in example.artifact.inputs[: len(example.bound)]]
+        layers = layers_of(names)
+        calls = kernel_calls(example, target, layers)
+        try:
+            models: Sequence[Any] = self.model()
+        except ToolchainError:
+            models = ()
+        return explained([(layers[call.layer], call.kernel) for call in calls], models)
 
     def facts(self, data: tuple[Any, Any] | None = None) -> dict[str, Any]:
         """Describes the library and what it takes on its target, for a report.

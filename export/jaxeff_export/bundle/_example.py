@@ -6,6 +6,7 @@ kernels, called from C.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -249,3 +250,108 @@ def export_c(
         kernel_target=NamedTarget.of_any().settings if source else None,
     )
     return write_library(order, Path(path))
+
+
+_BETWEEN = re.compile(r"'\]\['")
+_REST = re.compile(r"\['rest'\]\['(\d+)'\]$")
+_PART = re.compile(r"\['?([^\]']+)'?\]|\.(\w+)")
+
+
+@dataclass(frozen=True)
+class KernelOfLayer:
+    """A call of a kernel.
+
+    Attributes:
+        kernel: The name of the kernel in the library.
+        layer: Number of the layer among the given ones.
+    """
+
+    kernel: str
+    layer: int
+
+
+def kernel_calls(
+    example: Example, target: NamedTarget, layers: Sequence[str], leaves: Sequence[str] = ()
+) -> tuple[KernelOfLayer, ...]:
+    """Lists the kernels that a deployed function calls, in order, with their layers.
+
+    A kernel belongs to the layer whose weights it reads, whatever the compiler fused into it or
+    laid out anew; one that reads no weights (a pooling, a conversion) to the layer before it.
+
+    Args:
+        example: The function and its parameters.
+        target: What it is compiled for.
+        layers: Sites, as the paths of their parameters begin.
+        leaves: Paths of the model's parameters, if it was converted to codes: what stays in float
+            is numbered there.
+    """
+    from jaxeff_export.compiler import compilation_target, fused_kernels  # TVM
+    from jaxeff_export.compiler.passes import sources_of  # TVM
+
+    # The bundle's compilation is repeated up to its kernels: names and order are deterministic.
+    lifted = lift(example, target)
+    count = len(example.bound)
+    names = [_named(spec.name, leaves) for spec in example.artifact.inputs[:count]]
+    owners = [_owner(name, layers) for name in names]
+    # Derived arrays (packed or transposed weights) belong to the layer of their parameters.
+    if lifted.derive is not None:
+        derive = lifted.derive["main"]
+        known = dict(zip(derive.params, owners, strict=True))
+        sources = sources_of(derive, count)
+        derived = _values(derive)
+        for field in derived.fields:
+            owners.append(_first(known[v] for v in sources.get(field) or ()))
+    main = fused_kernels(lifted.main, compilation_target(target.settings))["main"]
+    operands = len(lifted.operands)
+    # Later parameters of ``main`` are data, which belong to no layer.
+    known = {v: owners[i] for v, i in zip(main.params, lifted.operands, strict=False)}
+    sources = sources_of(main, operands)
+    calls: list[KernelOfLayer] = []
+    last = 0
+    for binding in main.body.blocks[0].bindings:
+        value = binding.value
+        called = getattr(getattr(value, "op", None), "name", "")
+        if called != "relax.call_tir" or sources.get(binding.var) is not None:
+            continue  # a view, or what depends on parameters alone
+        read = [v for a in value.args[1].fields for v in sources.get(a) or ()]
+        # A kernel that was fused of two layers' work reads weights of both; the first one owns it.
+        layer = _first(known[v] for v in read)
+        last = last if layer is None else layer
+        calls.append(KernelOfLayer(str(value.args[0].name_hint), last))
+    return tuple(calls)
+
+
+def _values(function: Any) -> Any:
+    """Returns the tuple that a function returns."""
+    values = {b.var: b.value for b in function.body.blocks[0].bindings}
+    result = function.body.body
+    return values.get(result, result)
+
+
+def _named(name: str, leaves: Sequence[str]) -> str:
+    """Finds the path of a parameter that was left in float."""
+    rest = _REST.search(name)
+    return leaves[int(rest[1])] if rest and leaves else name
+
+
+def _owner(name: str, layers: Sequence[str]) -> int | None:
+    """Finds the layer that an array's path names; of several the longest name."""
+    path = "/" + _BETWEEN.sub("/", name).replace("['", "/")
+    # Whole path components: `conv1` must not claim the weights of `conv10`.
+    fitting = [i for i, layer in enumerate(layers) if f"/{layer}/" in path]
+    return max(fitting, key=lambda i: len(layers[i]), default=None)
+
+
+def _first(layers: Any) -> int | None:
+    return next((each for each in layers if each is not None), None)
+
+
+def layers_of(names: Sequence[str]) -> tuple[str, ...]:
+    """Lists the layers that parameters are of, by the parameters' paths in their order."""
+    layers = []
+    for name in names:
+        parts = ["".join(part) for part in _PART.findall(name)] or [name]
+        # Arrays of an integer network are named by layer and kind, in a dictionary of their own.
+        parts = "/".join(parts[1:] if parts[:1] == ["arrays"] else parts).split("/")
+        layers.append("/".join(parts[:-1]) or parts[0])
+    return tuple(dict.fromkeys(layers))

@@ -21,6 +21,7 @@ Sharp edges:
 
 from __future__ import annotations
 
+import difflib
 import re
 import shutil
 import subprocess
@@ -28,7 +29,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from jaxeff.core import Table, shown_as_table
 from jaxeff_export.targets import ToolchainError, find_modeller
@@ -373,6 +374,67 @@ class KernelModels(tuple["LoopModel | CallModel", ...]):
 
     def _table(self) -> Table:
         return self.table()
+
+
+class ExplainedKernel(NamedTuple):
+    """A kernel that a call of the model runs.
+
+    Attributes:
+        layer: The layer whose weights it reads, or that it follows.
+        kernel: The name, which says what was fused and which builder wrote it.
+        instructions: How many it executes; None but for microcontrollers.
+        cycles: What a static model of the core says; None where it knows nothing of the kernel.
+    """
+
+    layer: str
+    kernel: str
+    instructions: int | None
+    cycles: float | None
+
+
+@shown_as_table
+class ExplainedKernels(tuple[ExplainedKernel, ...]):
+    """The kernels of a bundle with their layers, in order; prints as a table."""
+
+    def _table(self) -> Table:
+        layers = [row.layer for row in self]
+        rows = [
+            (
+                "" if i and layers[i - 1] == row.layer else row.layer,
+                row.kernel,
+                "" if row.instructions is None else f"{row.instructions:,}",
+                "" if row.cycles is None else two_digits(row.cycles),
+            )
+            for i, row in enumerate(self)
+        ]
+        return Table(["layer", "kernel", "instructions>", "cycles>"], rows)
+
+
+def explained(
+    calls: Sequence[tuple[str, str]], models: Sequence[LoopModel | CallModel]
+) -> ExplainedKernels:
+    """Puts models beside the calls that they are of.
+
+    Args:
+        calls: Layer and kernel of each call, in order.
+        models: Models of kernels; of a microcontroller of each call, in order.
+    """
+    loops = {model.name: model for model in models if isinstance(model, LoopModel)}
+    if loops or not models:
+        totals = {name: loop.total for name, loop in loops.items()}
+        return ExplainedKernels(ExplainedKernel(*call, None, totals.get(call[1])) for call in calls)
+    # A C library joins some calls (a layer and its shortcut) and leaves out views: what stands
+    # between calls of the same names is theirs.
+    rows: list[ExplainedKernel] = []
+    ours, theirs = [kernel for _, kernel in calls], [model.name for model in models]
+    for kind, i, j, k, m in difflib.SequenceMatcher(None, ours, theirs, False).get_opcodes():
+        if kind == "equal":
+            pairs = zip([layer for layer, _ in calls[i:j]], models[k:m], strict=True)
+        else:
+            joined = ", ".join(dict.fromkeys(layer for layer, _ in calls[i:j]))
+            pairs = zip([joined] * (m - k), models[k:m], strict=True)
+        rows += [ExplainedKernel(n, c.name, c.instructions, c.total) for n, c in pairs]
+    return ExplainedKernels(rows)
 
 
 def two_digits(value: float) -> str:

@@ -58,11 +58,10 @@ from jaxeff.pruning.dependencies import Axis, dimensions
 from jaxeff.search import FLOAT, Candidate, LatencyError, Policy, SearchSpace, Site
 from jaxeff.store import Journal
 from jaxeff_export.boards import Board, BoardError
-from jaxeff_export.bundle import Bundle
+from jaxeff_export.bundle import Bundle, NamedTarget, kernel_calls
 from jaxeff_export.bundle.files import BundleError
 from jaxeff_export.bundle.running import OperatorTime
 from jaxeff_export.latency._measured import AlternatingTimer, compiled, leaves_of
-from jaxeff_export.latency._modelled import kernel_calls
 from jaxeff_export.operators.integer import dot_of, planes_of
 from jaxeff_export.targets import resolve_target, tvm_target
 
@@ -468,7 +467,9 @@ class TableLatency:
             if self._turns.uncompressed is None:
                 self._start(compiled(candidate, space.uncompressed, inputs, target, database))
             bundle = compiled(candidate, policy, inputs, target, database)
-            calls = kernel_calls(bundle, space.names, leaves_of(candidate.make(policy).params))
+            compiled_for = NamedTarget.of_manifest(bundle.manifest)
+            leaves = leaves_of(candidate.make(policy).params)
+            calls = kernel_calls(bundle.example, compiled_for, space.names, leaves)
             # A profile after every turn: shares and total are of the same moments.
             seconds = self._turns.seconds(
                 bundle, lambda: profiles.append(bundle.profile(self._board, **self._times))
