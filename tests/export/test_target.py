@@ -44,6 +44,16 @@ def test_a_dict_is_checked_and_copied():
 
 
 @pytest.mark.parametrize(
+    ("chip", "core"),
+    [("STM32F407", "cortex-m4"), ("stm32wba55", "cortex-m33"), ("raspberry-pi-5", "cortex-a76")],
+)
+def test_a_chip_is_told_its_core(chip, core):
+    with pytest.raises(TargetError, match=f"{chip}.*such a chip is a '{core}'"):
+        resolve_target(chip)
+    assert resolve_target(core)
+
+
+@pytest.mark.parametrize(
     ("target", "message"),
     [
         ("cortex-m23", "use one of " + ", ".join(target_names())),

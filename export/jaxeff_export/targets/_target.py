@@ -322,6 +322,22 @@ _KERNEL_NAMES: Mapping[str, str] = {
 }
 
 
+_CHIPS: Mapping[tuple[str, ...], str] = {
+    ("stm32l5", "stm32u5", "stm32h5", "stm32wba", "nrf53", "nrf54", "nrf91"): "cortex-m33",
+    ("rp2350", "pico2"): "cortex-m33",
+    ("stm32f0", "stm32g0", "stm32l0", "stm32c0", "stm32u0", "rp2040", "pico1"): "cortex-m0plus",
+    ("stm32f1", "stm32f2", "stm32l1"): "cortex-m3",
+    ("stm32f3", "stm32f4", "stm32g4", "stm32l4", "stm32wb", "nrf52"): "cortex-m4",
+    ("stm32f7", "stm32h7", "teensy4", "imxrt10"): "cortex-m7",
+    ("stm32n6", "alif"): "cortex-m55",
+    ("esp32c", "esp32h", "gd32v", "ch32v3"): "riscv32",
+    ("raspberrypi3", "rpi3"): "cortex-a53",
+    ("raspberrypi4", "rpi4"): "cortex-a72",
+    ("raspberrypi5", "rpi5"): "cortex-a76",
+}
+"""The core of chips and boards that people ask for, by how their names begin."""
+
+
 class TargetError(ValueError):
     """An unknown target name, or a dict that TVM cannot compile for."""
 
@@ -352,9 +368,11 @@ def resolve_target(target: str | Mapping[str, Any]) -> Target:
     if target in _NAMED:
         # A copy, for callers that add settings of their own.
         return copy.deepcopy(dict(_NAMED[target]))
-    names = target_names()
+    names, asked = target_names(), str(target).lower().replace("-", "").replace("_", "")
+    core = next((core for chips, core in _CHIPS.items() if asked.startswith(chips)), None)
     near = difflib.get_close_matches(str(target).lower(), names, 1)
     meant = f"did you mean {near[0]!r}? Else " if near else ""
+    meant = f"such a chip is a {core!r}; else " if core else meant
     raise TargetError(
         f"unknown target {target!r}: {meant}use one of {', '.join(names)}, or a TVM target dict"
     )
