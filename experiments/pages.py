@@ -154,6 +154,8 @@ def table(page: str) -> str:
     return markdown(Table(heads, rows)) + "\n\n" + sentences(said)
 
 
+OWN = "holds", "does not hold"
+"""Verdicts of rows for which the source has nothing that could be reproduced."""
 WORDS = ("reproduced", "not reproduced")
 """Verdicts of claims of a source; a page of other claims has words of its own."""
 IN_PART, UNDECIDED, UNJUDGED = "in part", "undecided", "no check"
@@ -179,9 +181,10 @@ def results(content: Any, row: Mapping[str, Any]) -> list[bool | None]:
 def verdict(content: Any, row: Mapping[str, Any], words: tuple[str, str]) -> str:
     """Says what the checks of a row say."""
     passed = results(content, row)
+    without = row.get("source", "-") in NO_SOURCE
     if not passed:
-        return "-" if row.get("source", "-") in NO_SOURCE else UNJUDGED
-    kind = _kind(passed, words)
+        return "-" if without else UNJUDGED
+    kind = _kind(passed, OWN if without and words == WORDS else words)
     share = f"{passed.count(True)} of {len(passed)}"
     return f"{kind}: {share}" if kind == IN_PART else kind
 
