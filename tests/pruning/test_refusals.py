@@ -137,12 +137,13 @@ def test_an_unknown_primitive_between_other_channels_holds_only_its_own():
 
 def test_what_does_not_come_out_as_its_rule_says_is_named(monkeypatch):
     from jaxeff.core import primitives
+    from jaxeff.pruning.dependencies import _dimensions as dimensions
     from jaxeff.pruning.dependencies import _rules as rules
 
     f, params = model(lambda y: jnp.cumsum(y, 1))
     monkeypatch.setitem(rules.RULES, primitives.cumsum_p, lambda eqn, axes, _: axes)
     monkeypatch.setitem(
-        rules.RULES, primitives.tanh_p, lambda eqn, axes, _: [(axes[0][0], rules.fresh(24))]
+        rules.RULES, primitives.tanh_p, lambda eqn, axes, _: [(axes[0][0], dimensions.fresh(24))]
     )
     found = channels(f, params, X)
     plan = Plan({"first/kernel:1": np.arange(24) < 5}, found)

@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import jax
 import jax.numpy as jnp
@@ -11,6 +12,7 @@ import optax
 import pytest
 
 import jaxeff
+from jaxeff import store
 from jaxeff.noise import Additive
 from jaxeff.training import CheckpointError, cross_entropy, init, make_epoch, sweep
 from jaxeff.training import _fit as training_loop
@@ -162,7 +164,7 @@ def test_a_diverged_replicate_is_marked_and_the_others_go_on(problem, whole):
 def test_a_killed_sweep_goes_on_with_the_same_numbers(problem, whole, tmp_path, monkeypatch):
     run, _ = problem
     saves = []
-    save = training_loop.save_pytree
+    save = store.save_pytree
 
     def dying(*args):
         save(*args)
@@ -170,7 +172,9 @@ def test_a_killed_sweep_goes_on_with_the_same_numbers(problem, whole, tmp_path, 
         if len(saves) == 4:  # in the middle of the second chunk
             raise KeyboardInterrupt
 
-    monkeypatch.setattr(training_loop, "save_pytree", dying)
+    # What a chunk's loop keeps; the sweep keeps finished chunks by itself.
+    dying_store = SimpleNamespace(**{**vars(store), "save_pytree": dying})
+    monkeypatch.setattr(training_loop, "store", dying_store)
     arguments = dict(chunk=5, checkpoint=tmp_path, checkpoint_every=1)
     with pytest.raises(KeyboardInterrupt):
         run(**arguments)
