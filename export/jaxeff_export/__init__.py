@@ -54,7 +54,10 @@ if TYPE_CHECKING:
     from jaxeff_export.schedules import TuningError as TuningError
     from jaxeff_export.targets import ARM_TARGETS as ARM_TARGETS
     from jaxeff_export.targets import C_TARGETS as C_TARGETS
+    from jaxeff_export.targets import PROCESSORS as PROCESSORS
+    from jaxeff_export.targets import BoardMemory as BoardMemory
     from jaxeff_export.targets import MissingExtraError as MissingExtraError
+    from jaxeff_export.targets import Processor as Processor
     from jaxeff_export.targets import TargetError as TargetError
     from jaxeff_export.targets import ToolchainError as ToolchainError
     from jaxeff_export.targets import resolve_target as resolve_target
