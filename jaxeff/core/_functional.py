@@ -305,13 +305,18 @@ def _inputs_named(name: str, args: tuple[Any, ...], channels_last: bool) -> Iter
     try:
         yield
     except (TypeError, ValueError) as error:
-        leaves = [leaf for leaf in jax.tree.leaves(args) if hasattr(leaf, "shape")]
+        # Arrays of texts have no dtype of JAX: what refused them has said so.
+        leaves = [leaf for leaf in jax.tree.leaves(args) if _is_of_numbers(leaf)]
         said = ", ".join(_show(_spec(leaf)) for leaf in leaves)
         if leaves and not any(
             "was called with" in note for note in getattr(error, "__notes__", ())
         ):
             error.add_note(f"{name} was called with {said}.{_likely(leaves[0], channels_last)}")
         raise
+
+
+def _is_of_numbers(leaf: Any) -> bool:
+    return hasattr(leaf, "shape") and getattr(leaf.dtype, "kind", "") not in tuple("OSU")
 
 
 def _likely(x: Any, channels_last: bool) -> str:
